@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one exception type of the library. It carries what fsdp_error carries; none crosses the C boundary.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "fsdp.h"
+
+namespace fsdp {
+
+class Error : public std::exception {
+ public:
+  Error(fsdp_status status, std::string message, int32_t rank = -1, fsdp_origin origin = FSDP_ORIGIN_FSDP,
+        int64_t origin_code = 0)
+      : status(status), origin(origin), origin_code(origin_code), rank(rank), message(std::move(message)) {}
+
+  const char *what() const noexcept override { return message.c_str(); }
+
+  fsdp_status status;
+  fsdp_origin origin;
+  int64_t origin_code;
+  int32_t rank;  // the rank to blame, -1 if none
+  std::string message;
+};
+
+template <class... Args>
+[[noreturn]] void fail(fsdp_status status, fmt::format_string<Args...> format, Args &&...args) {
+  throw Error(status, fmt::format(format, std::forward<Args>(args)...));
+}
+
+// Blames a rank.
+template <class... Args>
+[[noreturn]] void fail_rank(fsdp_status status, int32_t rank, fmt::format_string<Args...> format, Args &&...args) {
+  throw Error(status, fmt::format(format, std::forward<Args>(args)...), rank);
+}
+
+// A failed system call: `what` says what was being done; errno's text is added.
+[[noreturn]] void fail_errno(int code, const std::string &what);
+
+}  // namespace fsdp

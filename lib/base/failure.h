@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sticky failure of one context, shared by its caller, its streams and its communicators. The first error wins
+// and stays until the context ends. Every wait polls failed(), so setting it wakes everybody within a poll period.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <optional>
+
+#include "base/error.h"
+
+namespace fsdp {
+
+class Failure {
+ public:
+  // Returns true if this error was the first.
+  bool set(const Error &error) noexcept {
+    std::lock_guard lock(mutex_);
+    if (error_) return false;
+    try {
+      error_.emplace(error);
+    } catch (...) {
+      return false;
+    }
+    failed_.store(true, std::memory_order_release);
+    return true;
+  }
+  bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+  void check() const {
+    if (failed()) throw *get();
+  }
+  std::optional<Error> get() const {
+    std::lock_guard lock(mutex_);
+    return error_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::optional<Error> error_;
+  std::atomic<bool> failed_{false};
+};
+
+// What a wait on the caller's own thread does between two looks at its condition: throws if the context failed or the
+// caller's interrupted hook says stop. Waits on library threads get one without the hook.
+class Waiter {
+ public:
+  Waiter(const Failure &failure, fsdp_interrupted_hook hook, void *data, uint32_t timeout_ms)
+      : failure_(failure), hook_(hook), data_(data), timeout_ms_(timeout_ms) {}
+  void poll() const {
+    failure_.check();
+    if (hook_ && hook_(data_)) fail(FSDP_INTERRUPTED, "the interrupted hook asked to stop waiting");
+  }
+  uint32_t timeout_ms() const { return timeout_ms_; }
+  const Failure &failure() const { return failure_; }
+
+ private:
+  const Failure &failure_;
+  fsdp_interrupted_hook hook_;
+  void *data_;
+  uint32_t timeout_ms_;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// What moves bytes between ranks. A communicator knows nothing of groups or strategies: it moves spans of shared arenas.
+// Backends: shm/ (now), nccl/, ucx/, hybrid (later); which one is decided in factory.cpp alone.
+//
+//   Team          the ranks of one mesh axis: arenas, gates, small exchanges on the caller's thread
+//   Arena         memory that every rank of the team can read, each rank writing its own part
+//   Gate          one monotone number a rank: arrive with a value, wait until all have it (versions, windows)
+//   Communicator  one ordered sequence of collectives, each enqueued on a device stream; the engine has one for gathers
+//                 and one for reduces, so that neither waits for the other
+//
+// Failure: every wait ends within the timeout, on the context's failure, and within 1 s of a peer's death, with an
+// Error that names the rank. What a library thread finds fails the context; what a caller's thread finds is thrown.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/failure.h"
+#include "device/device.h"
+
+namespace fsdp::comm {
+
+class Arena {
+ public:
+  virtual ~Arena() = default;
+  // The whole, readable: all ranks' parts.
+  virtual const std::byte *data() const noexcept = 0;
+  virtual uint64_t size_bytes() const noexcept = 0;
+  // The same bytes, writable where make_writable said so. The same address for the arena's life.
+  virtual std::byte *writable() const noexcept = 0;
+  // Debug: take away or give back the right to read these pages of data() on this rank (whole pages inside the range).
+  virtual void protect(uint64_t offset, uint64_t bytes, bool readable) = 0;
+};
+
+struct Range {
+  uint64_t offset;
+  uint64_t bytes;
+};
+
+// Where rank r's piece is: arena offset + r * stride.
+struct Source {
+  const Arena *arena = nullptr;
+  uint64_t offset = 0;
+  uint64_t stride = 0;
+};
+
+// One all-gather of a launch: rank r's piece of `bytes` goes to to + r * bytes. A piece already in place is not copied.
+struct GatherSpan {
+  Source from;
+  std::byte *to;
+  uint64_t bytes;
+};
+
+// One reduce-scatter of a launch. from is each rank's FULL buffer of size() * shard_count elements; this rank sums its own
+// slice [rank * shard_count, +shard_count) over all ranks in rank order (device::RankSum) into `to`.
+struct ReduceSpan {
+  Source from;
+  fsdp_dtype dtype;
+  fsdp_dtype wire_dtype;
+  uint64_t shard_count;
+  float *to;
+  float factor;
+  bool accumulate;
+};
+
+// One all-reduce of a launch: reduce-scatter into `whole`'s own slice (accumulating there if asked), then all-gather of
+// `whole`, which lies in an arena too (rank r's copy at whole.offset + r * whole.stride), so the bits equal those of the two.
+struct AllReduceSpan {
+  Source from;
+  fsdp_dtype dtype;
+  fsdp_dtype wire_dtype;
+  uint64_t shard_count;
+  Source whole;  // fp32, size() * shard_count elements
+  std::byte *whole_writable;  // this rank's copy
+  float factor;
+  bool accumulate;
+};
+
+// What the caller says a collective is, compared between ranks: an operation number is added by the communicator.
+struct Tag {
+  uint32_t what = 0;   // the engine's number for the object, say a group index
+  const char *name = "";  // for messages; outlives the communicator
+};
+
+// A collective that was enqueued. released: every rank has read what it reads of this rank's sources.
+struct Ticket {
+  uint64_t phase = 0;  // 0: nothing was enqueued
+};
+
+class Gate {
+ public:
+  virtual ~Gate() = default;
+  // This rank has come to `value` (never less than before); everything it wrote before is visible to who waits for it.
+  virtual void arrive(uint64_t value) = 0;
+  // Has every rank come to value? One acquire load a rank, no system call.
+  virtual bool reached(uint64_t value) const noexcept = 0;
+  // Block the calling thread until then (a caller's or a stream's; both poll what they must).
+  virtual void await(uint64_t value, const char *what) = 0;
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  // Sources must be stable on every rank from before the call until a later gate: nothing is synchronized, only copied.
+  virtual void gather_stable(std::span<const GatherSpan> spans, Tag tag, device::Stream &stream) = 0;
+  virtual Ticket all_gather(std::span<const GatherSpan> spans, Tag tag, device::Stream &stream) = 0;
+  virtual Ticket reduce_scatter(std::span<const ReduceSpan> spans, Tag tag, device::Stream &stream) = 0;
+  virtual Ticket all_reduce(std::span<const AllReduceSpan> spans, Tag tag, device::Stream &stream) = 0;
+  virtual Ticket broadcast(const Source &from, uint32_t root, std::byte *to, uint64_t bytes, Tag tag,
+                           device::Stream &stream) = 0;
+  virtual Ticket barrier(Tag tag, device::Stream &stream) = 0;
+  // What follows on the stream starts when the ticket is released. On the caller's stream of the host device: blocks.
+  virtual void await_release(Ticket ticket, device::Stream &stream) = 0;
+  virtual bool released(Ticket ticket) const noexcept = 0;
+
+  // -- the end of a step, and its failure --
+  // quiesce: this rank enqueues nothing more in this round. A peer that waits for more gets MISMATCH naming this rank.
+  virtual void quiesce() = 0;
+  // abandon: collectives of this round that cannot complete are skipped, here and on peers (no failure of the context).
+  virtual void abandon() = 0;
+  // Did a collective of this round end by abandon, or by a mismatch? The error to report, if so.
+  virtual std::optional<Error> broken() const = 0;
+  // Start the next round. All ranks must have quiesced or abandoned, their streams be idle, and a gate been passed since;
+  // another gate must be passed before the next collective. Sequence numbers agree again afterwards.
+  virtual void next_round() = 0;
+};
+
+class Team {
+ public:
+  virtual ~Team() = default;
+  virtual uint32_t rank() const noexcept = 0;
+  virtual uint32_t size() const noexcept = 0;
+  // The rank of the job that is rank r of the team: what errors name.
+  virtual uint32_t world_rank(uint32_t r) const noexcept = 0;
+
+  // Collective, on the caller's thread, in the same order on every rank. `what` is for messages.
+  virtual std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable, const std::string &what) = 0;
+  virtual std::unique_ptr<Gate> create_gate(const std::string &what) = 0;
+  virtual std::unique_ptr<Communicator> create_communicator(const std::string &what) = 0;
+  // Every rank's bytes, in rank order; lengths may differ.
+  virtual std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> mine, const std::string &what) = 0;
+  // The same for a fixed length without allocation: rank r's `bytes` bytes go to all + r * bytes (any length, in chunks).
+  virtual void exchange_fixed(const void *mine, uint64_t bytes, void *all, const char *what) = 0;
+};
+
+// A rank's membership in the job: made by bootstrap, gives teams.
+class World {
+ public:
+  virtual ~World() = default;
+  virtual uint32_t rank() const noexcept = 0;
+  virtual uint32_t size() const noexcept = 0;
+  virtual const std::string &description() const noexcept = 0;  // how the ranks met, for the log
+  // Collective over the ranks named (which include this one); every rank of the world may be in several teams.
+  virtual std::unique_ptr<Team> create_team(std::span<const uint32_t> ranks, const std::string &what) = 0;
+  // Tell every rank of the job that this one failed: peers that wait get PEER_FAILED naming it. Any thread; no wait.
+  virtual void abort(const std::string &reason) noexcept = 0;
+  // This rank leaves in good order (after the closing barrier): later death of its process is not a failure.
+  virtual void leave() noexcept = 0;
+};
+
+struct WorldOptions {
+  uint32_t rank = 0;
+  uint32_t size = 1;
+  std::string rendezvous;  // name shared by the ranks of the job
+  std::string secret;      // job secret, may be empty
+  uint32_t timeout_ms = 300000;
+};
+
+// What the launcher's environment says: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
+// FSDP_JOB_SECRET, FSDP_JOB_SECRET_FILE. None set: a world of one. Throws INVALID_ARGUMENT naming what is missing or wrong.
+WorldOptions read_launcher_environment();
+
+// Ranks as processes of one host.
+std::unique_ptr<World> create_process_world(const WorldOptions &options, const Waiter &waiter, Failure &failure,
+                                            device::Device &device);
+
+// Ranks as threads: makes what `size` local worlds share; then one create_local_world each (any order, same thread is fine).
+class LocalJob;
+std::shared_ptr<LocalJob> create_local_job(uint32_t size);
+std::unique_ptr<World> create_local_world(std::shared_ptr<LocalJob> job, uint32_t rank, const Waiter &waiter,
+                                          Failure &failure, device::Device &device);
+
+}  // namespace fsdp::comm

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the engine and the communicators may ask of a device. Backends: host/ (now), cuda/ (later); which one is decided
+// in factory.cpp alone. Everything that is enqueued on a stream must stay valid until the stream has done it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <type_traits>
+
+#include "base/failure.h"
+#include "fsdp.h"
+
+namespace fsdp::device {
+
+// A point in a stream's order. Reusable and allocation-free after creation; one that was never recorded is done.
+class Event {
+ public:
+  virtual ~Event() = default;
+  virtual bool done() const noexcept = 0;
+};
+
+// A host function in stream order, copied into the stream's own queue: trivially copyable, at most `capacity` bytes.
+// It may wait (bounded) and may throw Error: the stream then fails its context and skips what follows.
+class Task {
+ public:
+  static constexpr size_t capacity = 240;
+
+  template <class F>
+    requires(std::is_trivially_copyable_v<F> && sizeof(F) <= capacity && alignof(F) <= 16)
+  Task(const F &function) : call_([](void *state) { (*static_cast<F *>(state))(); }) {  // NOLINT: implicit on purpose
+    std::memcpy(state_, &function, sizeof(F));
+  }
+  Task() = default;
+  void operator()() { call_(state_); }
+
+ private:
+  void (*call_)(void *) = nullptr;
+  alignas(16) std::byte state_[capacity];
+};
+
+struct AdamW {
+  float lr, beta1, beta2, epsilon, weight_decay;  // lr is times the parameter's lr_scale; decay 0 for NO_DECAY
+  float correction1, correction2;                 // 1 - beta^step, computed on the host in double
+  float grad_scale;                               // multiplies the gradient first
+};
+
+// One piece of AdamW: count elements. compute may be NULL or equal to weight (fp32 weights that are the compute weights).
+struct AdamWSpan {
+  float *weight;
+  const float *grad;
+  float *exp_avg;
+  float *exp_avg_sq;
+  void *compute;
+  fsdp_dtype compute_dtype;
+  uint64_t count;
+};
+
+// A rank-order sum: out[i] (+)= factor * sum over r in order of round(source_r[i]), in fp32; source_r = base + r * stride bytes.
+struct RankSum {
+  const std::byte *base;
+  uint64_t stride;
+  uint32_t ranks;
+  fsdp_dtype source_dtype;
+  fsdp_dtype wire_dtype;  // each addend is rounded to it first; equal to source_dtype for no rounding
+  float *out;
+  uint64_t count;
+  float factor;
+  bool accumulate;
+};
+
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  virtual void record(Event &event) = 0;      // done when all that was enqueued before is done
+  virtual void wait(const Event &event) = 0;  // what follows starts after the event's last record
+  virtual void run(const Task &task) = 0;
+  virtual void copy(void *to, const void *from, size_t bytes) = 0;
+  virtual void fill(void *to, uint8_t byte, size_t bytes) = 0;
+  virtual void cast(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) = 0;
+  // to += from in to's dtype, computed in fp32 and rounded once
+  virtual void add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) = 0;
+  virtual void scale(float *values, float factor, uint64_t count) = 0;
+  virtual void rank_sum(const RankSum &sum) = 0;
+  // *result = sum of squares in fp64: partial sums per granule, granules added in order
+  virtual void sum_squares(double *result, const float *values, uint64_t count, uint64_t granule) = 0;
+  // *result = number of elements that are Inf or NaN
+  virtual void count_nonfinite(uint64_t *result, const float *values, uint64_t count) = 0;
+  virtual void adamw(const AdamW &step, const AdamWSpan &span) = 0;
+};
+
+// Private memory of the device, populated, zeroed, page-aligned; given back by the destructor.
+class Memory {
+ public:
+  virtual ~Memory() = default;
+  virtual std::byte *data() const noexcept = 0;
+  virtual uint64_t size_bytes() const noexcept = 0;
+};
+
+struct Options {
+  bool overlap = true;        // false: streams do their work on the calling thread at once
+  uint32_t delay_us = 0;      // longest random delay before each piece of work of a library stream
+  uint64_t delay_seed = 0;
+  uint64_t failed_allocation = 0;  // the n-th allocate() fails, from 1
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual const char *name() const noexcept = 0;
+  virtual std::unique_ptr<Stream> create_stream(const std::string &name) = 0;
+  virtual std::unique_ptr<Event> create_event() = 0;
+  virtual std::unique_ptr<Memory> allocate(uint64_t bytes, const char *what) = 0;
+  // The caller's stream. On the host device NULL only, the calling thread: record completes at once, wait blocks.
+  virtual Stream &caller_stream(fsdp_stream stream) = 0;
+  // Block the calling thread, polling the waiter.
+  virtual void synchronize(const Event &event) = 0;
+  // The n-th allocation fails if the options say so; shared memory asks before it allocates.
+  virtual void count_allocation(uint64_t bytes, const char *what) = 0;
+};
+
+// waiter is for waits on the caller's thread, failure for the streams; both outlive the device.
+std::unique_ptr<Device> create_host_device(const Options &options, const Waiter &waiter, Failure &failure);
+
+}  // namespace fsdp::device
