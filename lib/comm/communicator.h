@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What moves bytes between ranks. A communicator knows nothing of groups or strategies: it moves spans of shared arenas.
-// Backends: shm/ (now), nccl/, ucx/, hybrid (later); which one is decided in factory.cpp alone.
+// What moves bytes between ranks. A communicator knows nothing of groups or strategies: it moves spans of shared
+// arenas. Backends: shm/ (now), nccl/, ucx/, hybrid (later); which one is decided in factory.cpp alone.
 //
 //   Team          the ranks of one mesh axis: arenas, gates, small exchanges on the caller's thread
 //   Arena         memory that every rank of the team can read, each rank writing its own part
@@ -55,8 +55,8 @@ struct GatherSpan {
   uint64_t bytes;
 };
 
-// One reduce-scatter of a launch. from is each rank's FULL buffer of size() * shard_count elements; this rank sums its own
-// slice [rank * shard_count, +shard_count) over all ranks in rank order (device::RankSum) into `to`.
+// One reduce-scatter of a launch. from is each rank's FULL buffer of size() * shard_count elements; this rank sums its
+// own slice [rank * shard_count, +shard_count) over all ranks in rank order (device::RankSum) into `to`.
 struct ReduceSpan {
   Source from;
   fsdp_dtype dtype;
@@ -68,13 +68,14 @@ struct ReduceSpan {
 };
 
 // One all-reduce of a launch: reduce-scatter into `whole`'s own slice (accumulating there if asked), then all-gather of
-// `whole`, which lies in an arena too (rank r's copy at whole.offset + r * whole.stride), so the bits equal those of the two.
+// `whole`, which lies in an arena too (rank r's copy at whole.offset + r * whole.stride), so the bits equal those of
+// the two.
 struct AllReduceSpan {
   Source from;
   fsdp_dtype dtype;
   fsdp_dtype wire_dtype;
   uint64_t shard_count;
-  Source whole;  // fp32, size() * shard_count elements
+  Source whole;               // fp32, size() * shard_count elements
   std::byte *whole_writable;  // this rank's copy
   float factor;
   bool accumulate;
@@ -82,7 +83,7 @@ struct AllReduceSpan {
 
 // What the caller says a collective is, compared between ranks: an operation number is added by the communicator.
 struct Tag {
-  uint32_t what = 0;   // the engine's number for the object, say a group index
+  uint32_t what = 0;      // the engine's number for the object, say a group index
   const char *name = "";  // for messages; outlives the communicator
 };
 
@@ -124,8 +125,8 @@ class Communicator {
   virtual void abandon() = 0;
   // Did a collective of this round end by abandon, or by a mismatch? The error to report, if so.
   virtual std::optional<Error> broken() const = 0;
-  // Start the next round. All ranks must have quiesced or abandoned, their streams be idle, and a gate been passed since;
-  // another gate must be passed before the next collective. Sequence numbers agree again afterwards.
+  // Start the next round. All ranks must have quiesced or abandoned, their streams be idle, and a gate been passed
+  // since; another gate must be passed before the next collective. Sequence numbers agree again afterwards.
   virtual void next_round() = 0;
 };
 
@@ -138,12 +139,14 @@ class Team {
   virtual uint32_t world_rank(uint32_t r) const noexcept = 0;
 
   // Collective, on the caller's thread, in the same order on every rank. `what` is for messages.
-  virtual std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable, const std::string &what) = 0;
+  virtual std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable,
+                                              const std::string &what) = 0;
   virtual std::unique_ptr<Gate> create_gate(const std::string &what) = 0;
   virtual std::unique_ptr<Communicator> create_communicator(const std::string &what) = 0;
   // Every rank's bytes, in rank order; lengths may differ.
   virtual std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> mine, const std::string &what) = 0;
-  // The same for a fixed length without allocation: rank r's `bytes` bytes go to all + r * bytes (any length, in chunks).
+  // The same for a fixed length without allocation: rank r's `bytes` bytes go to all + r * bytes (any length, in
+  // chunks).
   virtual void exchange_fixed(const void *mine, uint64_t bytes, void *all, const char *what) = 0;
 };
 
@@ -171,14 +174,16 @@ struct WorldOptions {
 };
 
 // What the launcher's environment says: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
-// FSDP_JOB_SECRET, FSDP_JOB_SECRET_FILE. None set: a world of one. Throws INVALID_ARGUMENT naming what is missing or wrong.
+// FSDP_JOB_SECRET, FSDP_JOB_SECRET_FILE. None set: a world of one. Throws INVALID_ARGUMENT naming what is missing or
+// wrong.
 WorldOptions read_launcher_environment();
 
 // Ranks as processes of one host.
 std::unique_ptr<World> create_process_world(const WorldOptions &options, const Waiter &waiter, Failure &failure,
                                             device::Device &device);
 
-// Ranks as threads: makes what `size` local worlds share; then one create_local_world each (any order, same thread is fine).
+// Ranks as threads: makes what `size` local worlds share; then one create_local_world each (any order, same thread is
+// fine).
 class LocalJob;
 std::shared_ptr<LocalJob> create_local_job(uint32_t size);
 std::unique_ptr<World> create_local_world(std::shared_ptr<LocalJob> job, uint32_t rank, const Waiter &waiter,

@@ -121,6 +121,9 @@ class Device {
   virtual void count_allocation(uint64_t bytes, const char *what) = 0;
 };
 
+// The instruction set that the host kernels use on this machine.
+const char *host_instruction_set();
+
 // waiter is for waits on the caller's thread, failure for the streams; both outlive the device.
 std::unique_ptr<Device> create_host_device(const Options &options, const Waiter &waiter, Failure &failure);
 

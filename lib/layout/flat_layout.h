@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the elements of a bucket of tensors lie: a pure function of (shapes, granules, ranks), the same for every dtype,
-// rank and transport. All numbers count elements.
+// Where the elements of a bucket of tensors lie: a pure function of (shapes, granules, ranks), the same for every
+// dtype, rank and transport. All numbers count elements.
 //
 //   full buffer   the sub-buckets one after the other; sub-bucket b is `ranks` shards of shard_count_b
 //   shard         the rank's slices of the sub-buckets one after the other
 //
-// Promises: tensors are contiguous, disjoint and in bounds; every tensor starts at a multiple of `alignment` in the full
-// buffer; a rank boundary k * shard_count_b never cuts a granule of a tensor.
+// Promises: tensors are contiguous, disjoint and in bounds; every tensor starts at a multiple of `alignment` in the
+// full buffer; a rank boundary k * shard_count_b never cuts a granule of a tensor.
 #pragma once
 
 #include <cstdint>

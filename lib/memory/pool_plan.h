@@ -11,22 +11,30 @@
 namespace fsdp::memory {
 
 struct Interval {
-  uint32_t mode;  // modes (train, eval) have time axes of their own
+  uint32_t mode;        // modes (train, eval) have time axes of their own
   uint64_t begin, end;  // [begin, end)
 };
 
 struct PoolRequest {
   uint64_t bytes;  // 0: needs no buffer
   std::vector<Interval> live;
+  // Requests of different tracks (forward and backward of an interleaved schedule) advance independently of each other,
+  // so that any two of them may be live at one time.
+  uint32_t track = 0;
 };
+
+inline constexpr uint32_t no_slot = UINT32_MAX;
 
 struct PoolPlan {
   std::vector<uint64_t> offsets;  // one a request, multiples of the alignment
-  std::vector<uint32_t> slots;    // one a request: its colour, counted from 0 in first-use order
-  uint64_t size_bytes = 0;
-  uint64_t lower_bound_bytes = 0;  // most bytes live at one time in any mode
+  // One a request: its colour, counted from 0 in first-use order; no_slot if it needs no buffer. Requests of one slot
+  // are never live together. With unequal sizes the bytes of two slots may overlap where their members never meet.
+  std::vector<uint32_t> slots;
+  uint64_t size_bytes = 0;         // a multiple of the alignment
+  uint64_t lower_bound_bytes = 0;  // most bytes live at one time in any mode, each buffer rounded up to the alignment
 };
 
+// Throws INVALID_ARGUMENT if the alignment is 0 or the sizes overflow.
 PoolPlan plan_pool(std::span<const PoolRequest> requests, uint64_t alignment_bytes);
 
 // Empty, or which two requests share bytes while both are live. For tests and debug mode.

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+
+static void list_parameters(struct model *model, const struct options *options) {
+  model->group_count = model->layers + (model->tied ? 1 : 2);
+  model->groups = check_allocate(model->group_count * sizeof *model->groups);
+  parameter_list_embedding(&model->groups[0], options);
+  for (size_t i = 0; i < model->layers; ++i) parameter_list_layer(&model->groups[1 + i], options, i);
+  if (!model->tied) parameter_list_head(&model->groups[1 + model->layers], options);
+}
+
+static void declare_group(struct model *model, struct parameter_group *group) {
+  fsdp_param params[MOST_PARAMETERS];
+  for (size_t i = 0; i < group->count; ++i) {
+    const struct parameter *parameter = &group->parameters[i];
+    params[i] = (fsdp_param)FSDP_PARAM_INIT;
+    params[i].name = parameter->name;
+    params[i].shape = parameter->shape;
+    params[i].dimension_count = parameter->dimension_count;
+    params[i].dtype = parameter->dtype;
+    if (parameter->dimension_count < 2) params[i].flags = FSDP_PARAM_NO_DECAY;
+  }
+  CHECK(model->context,
+        fsdp_create_group(model->handle, group->name, params, group->count, sizeof *params, NULL, &group->handle));
+}
+
+/* The embedding is visited first and last in both directions; the default order would not know. */
+static void declare_tied_visits(struct model *model) {
+  const size_t layers = model->layers;
+  const uint64_t count = 2 * (layers + 2);
+  fsdp_visit *visits = check_allocate(count * sizeof *visits);
+  for (size_t i = 0; i < count; ++i) {
+    const size_t stop = i < count / 2 ? i : count - 1 - i; /* 0 embedding, 1.. layers, layers + 1 the head */
+    visits[i].group_index = stop > layers ? 0 : (uint32_t)stop;
+    visits[i].phase = i < count / 2 ? FSDP_FORWARD : FSDP_BACKWARD;
+  }
+  fsdp_schedule_options schedule = FSDP_SCHEDULE_OPTIONS_INIT;
+  schedule.visits = visits;
+  schedule.visit_count = count;
+  CHECK(model->context, fsdp_set_schedule(model->handle, FSDP_SCHEDULE_VISITS, &schedule));
+  free(visits);
+}
+
+static void declare(struct model *model, const struct options *options) {
+  fsdp_model_options settings = FSDP_MODEL_OPTIONS_INIT;
+  settings.strategy = (fsdp_strategy)options->strategy;
+  settings.grad_dtype = FSDP_FLOAT32; /* the math is fp32, whatever the weights are stored in */
+  settings.reduce_dtype = (fsdp_dtype)options->reduce_dtype;
+  settings.unshard_mode = (fsdp_unshard_mode)options->unshard_mode;
+  settings.reduce_policy = (fsdp_reduce_policy)options->reduce_policy;
+  settings.prefetch_depth = (uint32_t)options->prefetch;
+  if (options->prefetch == 0) settings.flags = FSDP_MODEL_NO_PREFETCH;
+  /* A tied embedding's gradient is lent during the whole backward pass; leave two buffers for the layers all the same.
+   */
+  if (model->tied) settings.max_pending_groups = 3;
+  CHECK(model->context, fsdp_create_model(model->context, &settings, &model->handle));
+  for (size_t i = 0; i < model->group_count; ++i) declare_group(model, &model->groups[i]);
+  if (model->tied) declare_tied_visits(model);
+}
+
+static uint64_t count_elements(const struct parameter_group *group) {
+  uint64_t count = 0;
+  for (size_t i = 0; i < group->count; ++i) count += group->parameters[i].count;
+  return count;
+}
+
+static uint64_t find_largest(const struct model *model, int whole_group) {
+  uint64_t largest = 0;
+  for (size_t i = 0; i < model->group_count; ++i) {
+    const struct parameter_group *group = &model->groups[i];
+    for (size_t k = 0; k < group->count; ++k) {
+      const uint64_t count = whole_group ? count_elements(group) : group->parameters[k].count;
+      largest = count > largest ? count : largest;
+    }
+  }
+  return largest;
+}
+
+static void load_first_weights(struct model *model, const struct options *options) {
+  float *data = check_allocate(find_largest(model, 0) * sizeof *data);
+  for (size_t i = 0; i < model->group_count; ++i) {
+    struct parameter_group *group = &model->groups[i];
+    for (size_t k = 0; k < group->count; ++k) {
+      const uint64_t count = group->parameters[k].count;
+      parameter_fill(data, &group->parameters[k], options);
+      CHECK(model->context, fsdp_load_param(group->handle, k, data, FSDP_FLOAT32, count, FSDP_EVERY_RANK));
+    }
+  }
+  free(data);
+}
+
+void model_create(struct model *model, fsdp_context *context, const struct options *options) {
+  *model = (struct model){0};
+  model->context = context;
+  model->layers = options->layers;
+  model->tied = options->tied != 0;
+  list_parameters(model, options);
+  declare(model, options);
+  CHECK(context, fsdp_seal_model(model->handle));
+  load_first_weights(model, options);
+  CHECK(context, fsdp_publish_weights(model->handle, NULL));
+  if (options->compute_dtype != FSDP_FLOAT32) {
+    model->converted = check_allocate(find_largest(model, 1) * sizeof *model->converted);
+  }
+}
+
+void model_destroy(struct model *model) {
+  fsdp_destroy_model(model->handle);
+  free(model->groups);
+  free(model->converted);
+}
+
+static uint64_t hash_bytes(uint64_t hash, const void *data, uint64_t size_bytes) {
+  const uint8_t *bytes = data;
+  for (uint64_t i = 0; i < size_bytes; ++i) hash = (hash ^ bytes[i]) * 0x100000001b3u;
+  return hash;
+}
+
+uint64_t model_hash_weights(struct model *model) {
+  float *data = check_allocate(find_largest(model, 0) * sizeof *data);
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (size_t i = 0; i < model->group_count; ++i) {
+    const struct parameter_group *group = &model->groups[i];
+    for (size_t k = 0; k < group->count; ++k) {
+      const uint64_t count = group->parameters[k].count;
+      CHECK(model->context, fsdp_read_param(group->handle, k, data, FSDP_FLOAT32, count));
+      hash = hash_bytes(hash, data, count * sizeof *data);
+    }
+  }
+  free(data);
+  return hash;
+}
+
+uint64_t model_count_unsharded_bytes(const struct model *model) {
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < model->group_count; ++i) {
+    const struct parameter_group *group = &model->groups[i];
+    for (size_t k = 0; k < group->count; ++k) {
+      const struct parameter *parameter = &group->parameters[k];
+      const uint64_t fp32_copies =
+          parameter->dtype == FSDP_FLOAT32 ? 3 : 4; /* fp32 compute weights are the main weights */
+      bytes += parameter->count * (fsdp_get_dtype_size(parameter->dtype) + fp32_copies * sizeof(float));
+    }
+  }
+  return bytes;
+}

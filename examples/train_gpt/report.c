@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "report.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "check.h"
+
+static const char *const role_names[] = {"total",     "compute", "main",   "grad",
+                                         "optimizer", "gather",  "reduce", "staging"};
+enum { ROLES = FSDP_ROLE_COUNT + 1 };
+
+static double now_seconds(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+static void get_memory(const struct trainer *trainer, uint32_t rank, fsdp_memory *memory) {
+  *memory = (fsdp_memory)FSDP_MEMORY_INIT;
+  CHECK(trainer->context, fsdp_get_memory(trainer->model.handle, rank, memory));
+}
+
+static void print_header(const struct trainer *trainer) {
+  const struct options *options = trainer->options;
+  fsdp_memory memory;
+  get_memory(trainer, 0, &memory);
+  printf("libfsdp %s, %" PRIu32 " %s, strategy %s\n", fsdp_get_version(), trainer->world_size,
+         trainer->world_size == 1 ? "rank" : "ranks", options_strategy_name(options->strategy));
+  printf("model   %.2f M parameters: %" PRIu64 " layers, width %" PRIu64 ", %" PRIu64 " heads, context %" PRIu64 "\n",
+         1e-6 * (double)memory.parameter_count, options->layers, options->width, options->heads, options->context);
+  printf("corpus  %zu bytes of %zu files\n", trainer->corpus->size, trainer->corpus->file_count);
+  printf("step    %" PRIu64 " sequences in %" PRIu64 " micro-batches, %" PRIu64 " steps\n", options->batch,
+         options->microbatches, options->steps);
+  fflush(stdout);
+}
+
+void report_begin(struct report *report, struct trainer *trainer) {
+  memset(report, 0, sizeof *report);
+  if (trainer->rank != 0) return;
+  const struct options *options = trainer->options;
+  report->trainer = trainer;
+  report->in_place = options->in_place || isatty(STDOUT_FILENO);
+  if (options->json && !(report->json = fopen(options->json, "w"))) {
+    fprintf(stderr, "train_gpt: --json %s: %s\n", options->json, strerror(errno));
+    exit(2);
+  }
+  if (!options->quiet) print_header(trainer);
+  report->started = report->last_step = now_seconds();
+}
+
+static void print_progress(struct report *report, uint64_t done, const struct step_result *result, double now) {
+  const struct options *options = report->trainer->options;
+  const double elapsed = now - report->started;
+  const double tokens = (double)(done * options->batch * options->context);
+  const unsigned left = (unsigned)(elapsed / (double)done * (double)(options->steps - done) + 0.5);
+  printf("%sstep %5" PRIu64 "/%" PRIu64 "  loss %.4f  %6.0f tokens/s  %2um%02us left%s", report->in_place ? "\r" : "",
+         done, options->steps, result->loss, tokens / elapsed, left / 60, left % 60,
+         report->in_place && done < options->steps ? "" : "\n");
+  fflush(stdout);
+  report->last_line = now;
+}
+
+/* On a terminal a few times a second; in a log about twenty lines. */
+static int is_due(const struct report *report, uint64_t done, double now) {
+  const uint64_t steps = report->trainer->options->steps;
+  if (done == 1 || done == steps) return 1;
+  return report->in_place ? now - report->last_line > 0.2 : done % (steps / 20 + 1) == 0;
+}
+
+void report_step(struct report *report, uint64_t step, const struct step_result *result) {
+  if (!report->trainer) return;
+  const struct options *options = report->trainer->options;
+  const double now = now_seconds();
+  if (report->json) {
+    fprintf(report->json,
+            "{\"step\": %" PRIu64 ", \"loss\": %.17g, \"grad_norm\": %.17g, \"lr\": %.17g, \"tokens_per_s\": %.1f}\n",
+            step + 1, result->loss, result->grad_norm, result->lr,
+            (double)(options->batch * options->context) / (now - report->last_step));
+  }
+  report->last_step = now;
+  if (!options->quiet && is_due(report, step + 1, now)) print_progress(report, step + 1, result, now);
+}
+
+void report_sample(struct report *report, const uint8_t *text, size_t count) {
+  if (!report->trainer) return;
+  printf("\n--- sample ---\n");
+  for (size_t i = 0; i < count; ++i) {
+    const int printable = text[i] == '\n' || text[i] == '\t' || (text[i] >= ' ' && text[i] != 127);
+    putchar(printable ? text[i] : '?');
+  }
+  printf("\n--- end ---\n");
+  fflush(stdout);
+}
+
+static double to_mib(uint64_t bytes) { return (double)bytes / (1024.0 * 1024.0); }
+
+/* "state" is what the optimizer needs between steps; the pools are what sharding costs on top of it. */
+static void print_memory(const struct report *report) {
+  const struct trainer *trainer = report->trainer;
+  const double whole = (double)model_count_unsharded_bytes(&trainer->model);
+  printf("\nmemory in MiB; state = compute + main + grad + optimizer, one unsharded copy of it has %.2f MiB\n",
+         whole / (1024.0 * 1024.0));
+  printf("rank");
+  for (int role = 1; role < ROLES; ++role) printf(" %9s", role_names[role]);
+  printf(" %9s  %s\n", "total", "state of one copy");
+  for (uint32_t rank = 0; rank < trainer->world_size; ++rank) {
+    fsdp_memory memory;
+    get_memory(trainer, rank, &memory);
+    const uint64_t *bytes = memory.role_bytes;
+    printf("%4" PRIu32, rank);
+    for (int role = 1; role < ROLES; ++role) printf(" %9.2f", to_mib(bytes[role]));
+    const uint64_t state =
+        bytes[FSDP_ROLE_COMPUTE] + bytes[FSDP_ROLE_MAIN] + bytes[FSDP_ROLE_GRAD] + bytes[FSDP_ROLE_OPTIMIZER];
+    printf(" %9.2f  %.1f %%\n", to_mib(bytes[0]), 100.0 * (double)state / whole);
+  }
+  fflush(stdout);
+}
+
+static void write_end(const struct report *report, uint64_t weights_hash) {
+  const struct trainer *trainer = report->trainer;
+  fprintf(report->json,
+          "{\"weights_hash\": \"%016" PRIx64 "\", \"ranks\": %" PRIu32 ", \"unsharded_bytes\": %" PRIu64
+          ", \"role_bytes\": [",
+          weights_hash, trainer->world_size, model_count_unsharded_bytes(&trainer->model));
+  for (uint32_t rank = 0; rank < trainer->world_size; ++rank) {
+    fsdp_memory memory;
+    get_memory(trainer, rank, &memory);
+    fprintf(report->json, "%s{", rank ? ", " : "");
+    for (int role = 0; role < ROLES; ++role) {
+      fprintf(report->json, "%s\"%s\": %" PRIu64, role ? ", " : "", role_names[role], memory.role_bytes[role]);
+    }
+    fprintf(report->json, "}");
+  }
+  fprintf(report->json, "]}\n");
+}
+
+void report_end(struct report *report, uint64_t weights_hash) {
+  if (!report->trainer) return;
+  if (!report->trainer->options->quiet) print_memory(report);
+  if (!report->json) return;
+  write_end(report, weights_hash);
+  if (fclose(report->json)) {
+    fprintf(stderr, "train_gpt: --json %s: %s\n", report->trainer->options->json, strerror(errno));
+    exit(1);
+  }
+}

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "step.h"
+
+#include <math.h>
+
+#include "check.h"
+
+/* This rank's rows of a micro-batch: the global batch is cut by micro-batch first, then by rank. */
+static void load_rows(struct trainer *trainer, uint64_t step, uint64_t microbatch) {
+  const struct gpt_shape *shape = &trainer->shape;
+  const uint64_t part = microbatch * trainer->world_size + trainer->rank;
+  for (size_t i = 0; i < shape->sequences; ++i) {
+    corpus_get_row(trainer->corpus, trainer->options->seed, step, part * shape->sequences + i, shape->tokens,
+                   trainer->workspace.tokens + i * shape->tokens, trainer->workspace.targets + i * shape->tokens);
+  }
+}
+
+/* Leaves the gradient of the loss in the logits. */
+static double forward(struct trainer *trainer) {
+  struct model *model = &trainer->model;
+  struct workspace *work = &trainer->workspace;
+  const struct gpt_shape *shape = &trainer->shape;
+  struct gpt_weights weights;
+
+  model_unshard(model, PART_EMBEDDING, 0, FSDP_FORWARD, &weights);
+  embedding_forward(work->x[0], work->tokens, &weights, shape);
+  model_reshard(model, PART_EMBEDDING, 0, FSDP_FORWARD);
+
+  for (size_t i = 0; i < shape->layers; ++i) {
+    model_unshard(model, PART_BLOCK, i, FSDP_FORWARD, &weights);
+    block_forward(work->x[i + 1], work->x[i], &weights, &work->kept[i], shape);
+    model_reshard(model, PART_BLOCK, i, FSDP_FORWARD);
+  }
+
+  model_unshard(model, PART_HEAD, 0, FSDP_FORWARD, &weights);
+  head_forward(work->norm, work->logits, work->x[shape->layers], &weights, shape);
+  model_reshard(model, PART_HEAD, 0, FSDP_FORWARD);
+  return head_loss(work->logits, work->targets, shape);
+}
+
+static void reduce(struct trainer *trainer, enum model_part part, size_t layer, int last) {
+  struct parameter_group *group = model_get_group(&trainer->model, part, layer);
+  CHECK(trainer->context, fsdp_reduce_grad(group->handle, last ? FSDP_LAST : 0, NULL));
+}
+
+static void backward_block(struct trainer *trainer, size_t layer, int last) {
+  struct model *model = &trainer->model;
+  struct workspace *work = &trainer->workspace;
+  struct gpt_weights weights;
+  struct gpt_gradients gradients;
+  model_unshard(model, PART_BLOCK, layer, FSDP_BACKWARD, &weights);
+  if (trainer->options->recompute) { /* the output is not needed again: its place is free for any use */
+    model_unshard(model, PART_BLOCK, layer, FSDP_RECOMPUTE, &weights);
+    block_forward(work->x[layer + 1], work->x[layer], &weights, &work->kept[layer], &trainer->shape);
+    model_reshard(model, PART_BLOCK, layer, FSDP_RECOMPUTE);
+  }
+  model_acquire_grads(model, PART_BLOCK, layer, &gradients);
+  block_backward(work->d, work->x[layer], &weights, &gradients, &work->kept[layer], &work->scratch, &trainer->shape);
+  model_reshard(model, PART_BLOCK, layer, FSDP_BACKWARD);
+  reduce(trainer, PART_BLOCK, layer, last);
+}
+
+static void backward(struct trainer *trainer, int last) {
+  struct model *model = &trainer->model;
+  struct workspace *work = &trainer->workspace;
+  const struct gpt_shape *shape = &trainer->shape;
+  struct gpt_weights weights;
+  struct gpt_gradients gradients;
+
+  model_unshard(model, PART_HEAD, 0, FSDP_BACKWARD, &weights);
+  model_acquire_grads(model, PART_HEAD, 0, &gradients);
+  head_backward(work->d, work->x[shape->layers], work->norm, work->logits, &weights, &gradients, &work->scratch, shape);
+  model_reshard(model, PART_HEAD, 0, FSDP_BACKWARD);
+  /* A tied head's gradient belongs to the embedding's group, whose other half is yet to come. */
+  if (!model->tied) reduce(trainer, PART_HEAD, 0, last);
+
+  for (size_t i = shape->layers; i-- > 0;) backward_block(trainer, i, last);
+
+  model_unshard(model, PART_EMBEDDING, 0, FSDP_BACKWARD, &weights);
+  model_acquire_grads(model, PART_EMBEDDING, 0, &gradients);
+  embedding_backward(&gradients, work->d, work->tokens, shape);
+  model_reshard(model, PART_EMBEDDING, 0, FSDP_BACKWARD);
+  reduce(trainer, PART_EMBEDDING, 0, last);
+}
+
+/* Linear warmup, then a cosine down to a tenth. */
+static double learning_rate(const struct options *options, uint64_t step) {
+  const uint64_t warmup = options->steps / 10 < 20 ? options->steps / 10 : 20;
+  if (step < warmup) return options->lr * (double)(step + 1) / (double)warmup;
+  const double progress = (double)(step - warmup) / (double)(options->steps - warmup);
+  return options->lr * (0.55 + 0.45 * cos(3.141592653589793 * progress));
+}
+
+static void update(struct trainer *trainer, struct step_result *result) {
+  const struct options *options = trainer->options;
+  fsdp_model *model = trainer->model.handle;
+  fsdp_adamw_options adamw = FSDP_ADAMW_OPTIONS_INIT;
+  adamw.beta2 = 0.95;
+  adamw.weight_decay = options->weight_decay;
+  /* Each pass's gradient is a mean over its tokens; libfsdp takes the mean over ranks, the scale that over passes. */
+  CHECK(trainer->context, fsdp_finish_grads(model, 1.0 / (double)options->microbatches, NULL));
+  if (options->clip > 0.0) {
+    CHECK(trainer->context, fsdp_clip_grads(model, options->clip, NULL, &result->grad_norm));
+  } else {
+    CHECK(trainer->context, fsdp_get_grad_norm(model, NULL, &result->grad_norm));
+  }
+  CHECK(trainer->context, fsdp_step_adamw(model, result->lr, &adamw, NULL));
+}
+
+void train_step(struct trainer *trainer, uint64_t step, struct step_result *result) {
+  const uint64_t microbatches = trainer->options->microbatches;
+  double loss = 0.0;
+  for (uint64_t i = 0; i < microbatches; ++i) {
+    load_rows(trainer, step, i);
+    loss += forward(trainer);
+    backward(trainer, i + 1 == microbatches);
+  }
+  CHECK(trainer->context, fsdp_all_reduce_values(trainer->context, &loss, 1, FSDP_VALUE_SUM));
+  result->loss = loss / (double)(microbatches * trainer->world_size);
+  result->lr = learning_rate(trainer->options, step);
+  update(trainer, result);
+}
+
+void trainer_create(struct trainer *trainer, fsdp_context *context, const struct options *options,
+                    const struct corpus *corpus) {
+  *trainer = (struct trainer){.options = options, .corpus = corpus, .context = context};
+  CHECK(context, fsdp_get_rank(context, &trainer->rank));
+  CHECK(context, fsdp_get_world_size(context, &trainer->world_size));
+  trainer->shape = (struct gpt_shape){.layers = options->layers,
+                                      .width = options->width,
+                                      .heads = options->heads,
+                                      .sequences = options->batch / (options->microbatches * trainer->world_size),
+                                      .tokens = options->context};
+  workspace_create(&trainer->workspace, &trainer->shape, options->recompute != 0);
+  model_create(&trainer->model, context, options);
+}
+
+void trainer_destroy(struct trainer *trainer) {
+  model_destroy(&trainer->model);
+  workspace_destroy(&trainer->workspace);
+}

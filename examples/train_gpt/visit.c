@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A visit of the model: the full weights and gradients of one group, from unshard to reshard. */
+#include <string.h>
+
+#include "check.h"
+#include "model.h"
+
+struct parameter_group *model_get_group(struct model *model, enum model_part part, size_t layer) {
+  if (part == PART_BLOCK) return &model->groups[1 + layer];
+  return part == PART_EMBEDDING || model->tied ? &model->groups[0] : &model->groups[model->group_count - 1];
+}
+
+static int needs(const struct model *model, enum model_part part, enum gpt_slot slot) {
+  switch (part) {
+    case PART_BLOCK: return 1;
+    case PART_EMBEDDING: return slot == TOKEN_EMBEDDING || slot == POSITION_EMBEDDING;
+    default: return slot >= FINAL_NORM_WEIGHT || (model->tied && slot == TOKEN_EMBEDDING);
+  }
+}
+
+/* In which slot the part looks for a parameter: the tied head's weight is the token embedding. */
+static enum gpt_slot place(enum model_part part, enum gpt_slot slot) {
+  return part == PART_HEAD && slot == TOKEN_EMBEDDING ? HEAD_WEIGHT : slot;
+}
+
+static void widen_bfloat16(float *out, const uint16_t *in, uint64_t count) {
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint32_t bits = (uint32_t)in[i] << 16;
+    memcpy(&out[i], &bits, sizeof bits);
+  }
+}
+
+/* The math reads fp32: other compute weights are widened for the time of the visit. */
+static const float *read_as_float(struct model *model, const fsdp_tensor *tensor, uint64_t *converted) {
+  if (tensor->dtype == FSDP_FLOAT32) return tensor->data;
+  float *out = model->converted + *converted;
+  widen_bfloat16(out, tensor->data, tensor->element_count);
+  *converted += tensor->element_count;
+  return out;
+}
+
+void model_unshard(struct model *model, enum model_part part, size_t layer, fsdp_phase phase,
+                   struct gpt_weights *weights) {
+  struct parameter_group *group = model_get_group(model, part, layer);
+  uint64_t converted = 0;
+  CHECK(model->context, fsdp_unshard(group->handle, phase, NULL));
+  memset(weights, 0, sizeof *weights);
+  for (size_t k = 0; k < group->count; ++k) {
+    const enum gpt_slot slot = group->parameters[k].slot;
+    if (!needs(model, part, slot)) continue;
+    fsdp_tensor tensor = FSDP_TENSOR_INIT;
+    CHECK(model->context, fsdp_get_param(group->handle, k, phase, &tensor));
+    weights->of[place(part, slot)] = read_as_float(model, &tensor, &converted);
+  }
+}
+
+void model_reshard(struct model *model, enum model_part part, size_t layer, fsdp_phase phase) {
+  CHECK(model->context, fsdp_reshard(model_get_group(model, part, layer)->handle, phase, NULL));
+}
+
+void model_acquire_grads(struct model *model, enum model_part part, size_t layer, struct gpt_gradients *gradients) {
+  struct parameter_group *group = model_get_group(model, part, layer);
+  memset(gradients, 0, sizeof *gradients);
+  for (size_t k = 0; k < group->count; ++k) {
+    const enum gpt_slot slot = group->parameters[k].slot;
+    if (!needs(model, part, slot)) continue;
+    fsdp_tensor grad = FSDP_TENSOR_INIT;
+    int32_t accumulate = 0;
+    CHECK(model->context, fsdp_acquire_grad(group->handle, k, NULL, &grad, &accumulate));
+    gradients->of[place(part, slot)] = (struct gradient){grad.data, (float)accumulate};
+  }
+}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exceptions become statuses here and nowhere else. Each extern "C" function hands its body to one of these.
+#pragma once
+
+#include <exception>
+#include <new>
+#include <utility>
+
+#include "abi/handles.h"
+#include "base/error.h"
+
+namespace fsdp::abi {
+
+// Keeps the error for fsdp_get_last_error, and fails the context for good where the error leaves no way to go on.
+fsdp_status report(engine::Context *context, const Error &error) noexcept;
+const Error *thread_error() noexcept;
+
+inline fsdp_status report_current(engine::Context *context) noexcept {
+  try {
+    throw;
+  } catch (const Error &error) {
+    return report(context, error);
+  } catch (const std::bad_alloc &) {
+    return report(context, Error(FSDP_OUT_OF_MEMORY, "the heap is exhausted"));
+  } catch (const std::exception &error) {
+    return report(context, Error(FSDP_INTERNAL, error.what()));
+  } catch (...) {
+    return report(context, Error(FSDP_INTERNAL, "an unknown exception"));
+  }
+}
+
+// A call without a context, or one that may come from any thread.
+template <class Body>
+fsdp_status guard(Body &&body) noexcept {
+  try {
+    body();
+    return FSDP_OK;
+  } catch (...) {
+    return report_current(nullptr);
+  }
+}
+
+template <class Body>
+fsdp_status guard_in(engine::Context &context, Body &&body) noexcept {
+  try {
+    body();
+    return FSDP_OK;
+  } catch (...) {
+    return report_current(&context);
+  }
+}
+
+// A call on a handle, inside its context. The local reference keeps the object alive if another thread destroys the handle.
+template <class Body>
+fsdp_status call_context(fsdp_context *handle, const char *name, Body &&body) noexcept {
+  std::shared_ptr<engine::Context> context;
+  try {
+    context = check(handle, name).impl;
+    const engine::CallScope scope(*context);
+    body(context);
+    return FSDP_OK;
+  } catch (...) {
+    return report_current(context.get());
+  }
+}
+
+template <class Body>
+fsdp_status in_model(fsdp_model *handle, const char *name, Body &&body) noexcept {
+  std::shared_ptr<engine::Model> model;
+  try {
+    model = check(handle, name).impl;
+    const engine::CallScope scope(model->context());
+    body(*model);
+    return FSDP_OK;
+  } catch (...) {
+    return report_current(model ? &model->context() : nullptr);
+  }
+}
+
+// The body gets the sealed, running group.
+template <class Body>
+fsdp_status in_group(fsdp_group *handle, const char *name, Body &&body) noexcept {
+  std::shared_ptr<engine::Model> model;
+  try {
+    model = check(handle, name).model;
+    const engine::CallScope scope(model->context());
+    engine::Runtime &runtime = model->runtime(name);
+    body(*model, runtime, runtime.groups[handle->index]);
+    return FSDP_OK;
+  } catch (...) {
+    return report_current(model ? &model->context() : nullptr);
+  }
+}
+
+template <class T>
+T *check_pointer(T *pointer, const char *call, const char *argument) {
+  if (!pointer) fail(FSDP_INVALID_ARGUMENT, "{}: {} is NULL", call, argument);
+  return pointer;
+}
+
+}  // namespace fsdp::abi

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "abi/boundary.h"
+#include "abi/options.h"
+
+using namespace fsdp;
+using namespace fsdp::abi;
+
+namespace {
+
+fsdp_context_options read_context_options(const fsdp_context_options *given, const char *call) {
+  auto options = read_options(given, call, "fsdp_context_options");
+  check_flags(options.flags, FSDP_CONTEXT_DEBUG | FSDP_CONTEXT_NO_OVERLAP, call, "fsdp_context_options.flags");
+  options.log_level = read_enum(options.log_level, FSDP_LOG_WARNING + 0, FSDP_LOG_DEBUG + 0, call, "fsdp_context_options.log_level");
+  if (options.world_size && options.rank >= options.world_size)
+    fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_context_options.rank: rank {} is outside [0, {})", call, options.rank, options.world_size);
+  return options;
+}
+
+fsdp_context *make_handle(std::shared_ptr<engine::Context> impl) {
+  auto *handle = new fsdp_context;
+  handle->impl = std::move(impl);
+  return handle;
+}
+
+}  // namespace
+
+extern "C" {
+
+fsdp_status fsdp_create_context(const fsdp_context_options *options, fsdp_context **context) {
+  constexpr auto call = "fsdp_create_context";
+  if (context) *context = nullptr;
+  return guard([&] {
+    check_pointer(context, call, "context");
+    *context = make_handle(engine::Context::create(read_context_options(options, call)));
+  });
+}
+
+fsdp_status fsdp_create_local_contexts(uint32_t world_size, const fsdp_context_options *options, fsdp_context **contexts) {
+  constexpr auto call = "fsdp_create_local_contexts";
+  constexpr uint32_t most_ranks = 1024;
+  if (contexts && world_size <= most_ranks) std::fill_n(contexts, world_size, nullptr);
+  return guard([&] {
+    check_pointer(contexts, call, "contexts");
+    if (world_size < 1 || world_size > most_ranks)
+      fail(FSDP_INVALID_ARGUMENT, "{}: world_size is {}, it must be in [1, {}]", call, world_size, most_ranks);
+    auto given = read_options(options, call, "fsdp_context_options");
+    given.world_size = given.rank = 0;
+    const auto checked = read_context_options(&given, call);
+    std::vector<std::unique_ptr<fsdp_context>> handles;
+    for (auto &impl : engine::Context::create_local(world_size, checked)) handles.emplace_back(make_handle(std::move(impl)));
+    for (uint32_t rank = 0; rank < world_size; ++rank) contexts[rank] = handles[rank].release();
+  });
+}
+
+fsdp_status fsdp_create_plan_context(uint32_t world_size, uint32_t rank, const fsdp_context_options *options,
+                                     fsdp_context **context) {
+  constexpr auto call = "fsdp_create_plan_context";
+  if (context) *context = nullptr;
+  return guard([&] {
+    check_pointer(context, call, "context");
+    if (world_size == 0) fail(FSDP_INVALID_ARGUMENT, "{}: world_size is 0", call);
+    if (rank >= world_size) fail(FSDP_INVALID_ARGUMENT, "{}: rank {} is outside [0, {})", call, rank, world_size);
+    *context = make_handle(engine::Context::create_planning(world_size, rank, read_context_options(options, call)));
+  });
+}
+
+fsdp_status fsdp_close_context(fsdp_context *context) {
+  return call_context(context, "fsdp_close_context", [](auto &impl) { impl->close(); });
+}
+
+fsdp_status fsdp_abort_context(fsdp_context *context, const char *reason) {
+  return guard([&] {
+    const auto impl = check(context, "fsdp_abort_context").impl;
+    impl->abort(reason ? reason : "no reason given");
+  });
+}
+
+void fsdp_destroy_context(fsdp_context *context) {
+  if (!context || context->magic != fsdp_context::alive) return;
+  context->magic = destroyed;
+  context->impl->shut_down();
+  delete context;
+}
+
+fsdp_status fsdp_get_rank(const fsdp_context *context, uint32_t *rank) {
+  return guard([&] {
+    const auto &handle = check(context, "fsdp_get_rank");
+    *check_pointer(rank, "fsdp_get_rank", "rank") = handle.impl->rank();
+  });
+}
+
+fsdp_status fsdp_get_world_size(const fsdp_context *context, uint32_t *world_size) {
+  return guard([&] {
+    const auto &handle = check(context, "fsdp_get_world_size");
+    *check_pointer(world_size, "fsdp_get_world_size", "world_size") = handle.impl->world_size();
+  });
+}
+
+fsdp_status fsdp_all_reduce_values(fsdp_context *context, double *values, uint64_t value_count, fsdp_value_op op) {
+  constexpr auto call = "fsdp_all_reduce_values";
+  return call_context(context, call, [&](auto &impl) {
+    if (value_count) check_pointer(values, call, "values");
+    if (value_count > engine::Context::most_values)
+      fail(FSDP_INVALID_ARGUMENT, "{}: value_count is {}, at most {} are allowed", call, value_count, engine::Context::most_values);
+    if (op < FSDP_VALUE_SUM || op > FSDP_VALUE_MAX) fail(FSDP_INVALID_ARGUMENT, "{}: {} is not an fsdp_value_op", call, op);
+    impl->all_reduce(values, value_count, op);
+  });
+}
+
+fsdp_status fsdp_create_mesh(fsdp_context *context, const fsdp_mesh_options *options, fsdp_mesh **mesh) {
+  constexpr auto call = "fsdp_create_mesh";
+  if (mesh) *mesh = nullptr;
+  return call_context(context, call, [&](auto &impl) {
+    check_pointer(mesh, call, "mesh");
+    const auto given = read_options(options, call, "fsdp_mesh_options");
+    const uint64_t world = impl->world_size();
+    const uint64_t replicate = given.replicate_size ? given.replicate_size : given.shard_size ? world / given.shard_size : 1;
+    const uint64_t shard = given.shard_size ? given.shard_size : world / std::max<uint64_t>(replicate, 1);
+    if (replicate * shard != world)
+      fail(FSDP_INVALID_ARGUMENT, "{}: replicate_size {} x shard_size {} is not the world's {} ranks", call, given.replicate_size,
+           given.shard_size, world);
+    if (replicate != 1 && !impl->planning())
+      fail(FSDP_UNSUPPORTED, "{}: replicate_size is {}; this release shards over all ranks (replicate_size 1) unless it only plans",
+           call, replicate);
+    auto handle = std::make_unique<fsdp_mesh>();
+    handle->context = impl;
+    handle->replicate_size = static_cast<uint32_t>(replicate);
+    handle->shard_size = static_cast<uint32_t>(shard);
+    *mesh = handle.release();
+  });
+}
+
+void fsdp_destroy_mesh(fsdp_mesh *mesh) {
+  if (!mesh || mesh->magic != fsdp_mesh::alive) return;
+  mesh->magic = destroyed;
+  delete mesh;
+}
+
+}  // extern "C"

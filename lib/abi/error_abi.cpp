@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <optional>
+
+#include "abi/boundary.h"
+#include "abi/options.h"
+#include "base/dtype.h"
+#include "device/device.h"
+
+namespace fsdp::abi {
+namespace {
+
+// The last error of calls on this thread; the only thread-local state of the library.
+thread_local std::optional<Error> last_error;
+
+// After these the ranks no longer agree on what comes next.
+bool fails_context(fsdp_status status) {
+  switch (status) {
+    case FSDP_PEER_FAILED:
+    case FSDP_TIMEOUT:
+    case FSDP_ABORTED:
+    case FSDP_INTERRUPTED:
+    case FSDP_INTERNAL: return true;
+    default: return false;
+  }
+}
+
+void fill(fsdp_error &error, const Error *from, bool context_failed) {
+  error = FSDP_ERROR_INIT;
+  error.origin = FSDP_ORIGIN_FSDP;
+  error.rank = -1;
+  error.context_failed = context_failed;
+  if (!from) return;
+  error.status = from->status;
+  error.origin = from->origin;
+  error.origin_code = from->origin_code;
+  error.rank = from->rank;
+  const size_t length = std::min(from->message.size(), sizeof error.message - 1);
+  std::copy_n(from->message.data(), length, error.message);
+}
+
+// A shorter struct cuts the message; it still ends with NUL.
+void write_error(fsdp_error *out, fsdp_error value) {
+  write_output(out, value);
+  if (out->struct_size < sizeof value) reinterpret_cast<char *>(out)[out->struct_size - 1] = 0;
+}
+
+}  // namespace
+
+fsdp_status report(engine::Context *context, const Error &error) noexcept {
+  try {
+    last_error.emplace(error);
+    if (context && !context->in_child()) {
+      if (fails_context(error.status)) context->failure().set(error);
+      context->remember(error);
+    }
+  } catch (...) {
+    last_error.reset();  // no memory for the text; the status says it
+  }
+  return error.status;
+}
+
+const Error *thread_error() noexcept { return last_error ? &*last_error : nullptr; }
+
+void write_text(const std::string &text, char *buffer, uint64_t *size_bytes, const char *call) {
+  if (!size_bytes) fail(FSDP_INVALID_ARGUMENT, "{}: size_bytes is NULL", call);
+  const uint64_t needed = text.size() + 1, given = *size_bytes;
+  *size_bytes = needed;
+  if (!buffer) return;
+  if (given < needed) fail(FSDP_INVALID_ARGUMENT, "{}: the buffer has {} bytes, {} are needed", call, given, needed);
+  std::copy_n(text.c_str(), needed, buffer);
+}
+
+}  // namespace fsdp::abi
+
+using namespace fsdp;
+using namespace fsdp::abi;
+
+extern "C" {
+
+fsdp_status fsdp_get_last_error(const fsdp_context *context, fsdp_error *error) {
+  return guard([&] {
+    check_output(error, "fsdp_get_last_error", "fsdp_error");
+    fsdp_error value = FSDP_ERROR_INIT;
+    if (context) {
+      const auto &impl = *check(context, "fsdp_get_last_error").impl;
+      const auto last = impl.last_error();
+      fill(value, last ? &*last : nullptr, impl.failure().failed());
+    } else {
+      const Error *last = thread_error();
+      fill(value, last, false);
+    }
+    write_error(error, value);
+  });
+}
+
+fsdp_status fsdp_get_context_error(const fsdp_context *context, fsdp_error *error) {
+  return guard([&] {
+    check_output(error, "fsdp_get_context_error", "fsdp_error");
+    const auto &impl = *check(context, "fsdp_get_context_error").impl;
+    const auto failure = impl.failure().get();
+    fsdp_error value = FSDP_ERROR_INIT;
+    fill(value, failure ? &*failure : nullptr, failure.has_value());
+    write_error(error, value);
+  });
+}
+
+const char *fsdp_get_status_name(fsdp_status status) {
+  static constexpr const char *names[] = {
+      "FSDP_OK",   "FSDP_INVALID_ARGUMENT", "FSDP_INVALID_HANDLE", "FSDP_INVALID_STATE", "FSDP_UNSUPPORTED",
+      "FSDP_OUT_OF_MEMORY", "FSDP_BUSY",    "FSDP_MISMATCH",       "FSDP_PEER_FAILED",   "FSDP_TIMEOUT",
+      "FSDP_ABORTED",       "FSDP_INTERRUPTED", "FSDP_SYSTEM",     "FSDP_INTERNAL"};
+  if (status < 0 || static_cast<size_t>(status) >= std::size(names)) return "unknown status";
+  return names[status];
+}
+
+const char *fsdp_get_version(void) { return FSDP_VERSION_TEXT; }
+
+uint64_t fsdp_get_dtype_size(fsdp_dtype dtype) { return dtype_size(dtype); }
+
+fsdp_status fsdp_describe_build(char *buffer, uint64_t *size_bytes) {
+  return guard([&] {
+    const std::string text = fmt::format(
+        "version: {}\ndevices: host\ncommunicators: shm\ncuda: no\nnccl: no\nucx: no\ninstruction set: {}\n"
+        "compiler: {}\n",
+        FSDP_VERSION_TEXT, device::host_instruction_set(), __VERSION__);
+    write_text(text, buffer, size_bytes, "fsdp_describe_build");
+  });
+}
+
+}  // extern "C"

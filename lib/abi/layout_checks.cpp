@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sizes and last offsets of the public structs on 64-bit machines. They are append-only: a number here may grow with a
+// release, and what stood before stays where it was (docs/contracts/abi-stability.md; tests/header has every offset).
+#include <cstddef>
+
+#include "fsdp.h"
+
+static_assert(sizeof(fsdp_error) == 1056 && offsetof(fsdp_error, message) == 32);
+static_assert(sizeof(fsdp_tensor) == 40 && offsetof(fsdp_tensor, dtype) == 36);
+static_assert(sizeof(fsdp_context_options) == 88 && offsetof(fsdp_context_options, debug_failed_allocation) == 80);
+static_assert(sizeof(fsdp_mesh_options) == 16);
+static_assert(sizeof(fsdp_model_options) == 72 && offsetof(fsdp_model_options, prefetch_bytes) == 64);
+static_assert(sizeof(fsdp_visit) == 8);
+static_assert(sizeof(fsdp_schedule_options) == 24);
+static_assert(sizeof(fsdp_memory) == 104);
+static_assert(sizeof(fsdp_stats) == 200);
+static_assert(sizeof(fsdp_param) == 64 && offsetof(fsdp_param, user_data) == 56);
+static_assert(sizeof(fsdp_group_options) == 24);
+static_assert(sizeof(fsdp_chunk) == 40);
+static_assert(sizeof(fsdp_shard) == 96 && offsetof(fsdp_shard, state_count) == 92);
+static_assert(sizeof(fsdp_adamw_options) == 56);
+static_assert(sizeof(fsdp_grad) == 24);

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+
+#include "abi/boundary.h"
+#include "abi/options.h"
+#include "base/dtype.h"
+
+using namespace fsdp;
+using namespace fsdp::abi;
+
+namespace {
+
+void read_policy(const fsdp_model_options &options, memory::ModelSpec &spec, const char *call) {
+  constexpr uint32_t default_pending = 2;
+  spec.unshard_mode = read_enum(options.unshard_mode, FSDP_UNSHARD_MAPPED + 0, FSDP_UNSHARD_COPIED + 0, call, "unshard_mode");
+  spec.grad_op = read_enum(options.grad_op, FSDP_GRAD_MEAN + 0, FSDP_GRAD_FACTOR + 0, call, "grad_op");
+  spec.grad_factor = options.grad_factor;
+  if (spec.grad_op == FSDP_GRAD_FACTOR && !std::isfinite(options.grad_factor))
+    fail(FSDP_INVALID_ARGUMENT, "{}: grad_factor is {}, it must be finite", call, options.grad_factor);
+  if (spec.grad_op != FSDP_GRAD_FACTOR) spec.grad_factor = 1.0;
+  spec.force_communication = options.flags & FSDP_MODEL_FORCE_COMMUNICATION;
+  if ((options.flags & FSDP_MODEL_NO_PREFETCH) && (options.prefetch_depth || options.prefetch_bytes))
+    fail(FSDP_INVALID_ARGUMENT, "{}: FSDP_MODEL_NO_PREFETCH contradicts prefetch_depth {} and prefetch_bytes {}", call,
+         options.prefetch_depth, options.prefetch_bytes);
+  spec.prefetch_depth = options.flags & FSDP_MODEL_NO_PREFETCH ? 0 : options.prefetch_depth ? options.prefetch_depth : 1;
+  spec.prefetch_bytes = options.prefetch_bytes;
+  spec.max_pending_groups = options.max_pending_groups ? options.max_pending_groups : default_pending;
+}
+
+}  // namespace
+
+extern "C" {
+
+fsdp_status fsdp_create_model(fsdp_context *context, const fsdp_model_options *options, fsdp_model **model) {
+  constexpr auto call = "fsdp_create_model";
+  if (model) *model = nullptr;
+  return call_context(context, call, [&](auto &impl) {
+    check_pointer(model, call, "model");
+    const auto given = read_options(options, call, "fsdp_model_options");
+    check_flags(given.flags, FSDP_MODEL_NO_PREFETCH | FSDP_MODEL_FORCE_COMMUNICATION, call, "fsdp_model_options.flags");
+    memory::ModelSpec spec;
+    spec.shard_size = impl->world_size();
+    if (given.mesh) {
+      const fsdp_mesh &mesh = check(given.mesh, call);
+      if (mesh.context != impl) fail(FSDP_INVALID_HANDLE, "{}: the mesh belongs to another context", call);
+      spec.shard_size = mesh.shard_size;
+      spec.replicate_size = mesh.replicate_size;
+    }
+    read_policy(given, spec, call);
+    const auto optimizer = read_enum(given.optimizer, FSDP_OPTIMIZER_ADAMW + 0, FSDP_OPTIMIZER_CALLER + 0, call, "optimizer");
+    engine::GroupDefaults defaults;
+    defaults.strategy = read_enum(given.strategy, FSDP_OPTIM_GRADS_PARAMS + 0, FSDP_OPTIM_GRADS_PARAMS + 0, call, "strategy");
+    defaults.grad_dtype = read_enum(given.grad_dtype, 0, FSDP_FLOAT16 + 0, call, "grad_dtype");
+    defaults.reduce_dtype = read_enum(given.reduce_dtype, 0, FSDP_FLOAT16 + 0, call, "reduce_dtype");
+    defaults.reduce_policy = read_enum(given.reduce_policy, 0, FSDP_REDUCE_LAST + 0, call, "reduce_policy");
+    if (defaults.strategy == FSDP_OPTIM && defaults.reduce_policy == FSDP_REDUCE_EACH)
+      fail(FSDP_INVALID_ARGUMENT, "{}: FSDP_OPTIM (ZeRO-1) keeps whole gradients until one delayed reduce; FSDP_REDUCE_EACH is "
+                                  "FSDP_OPTIM_GRADS (ZeRO-2)", call);
+    auto handle = std::make_unique<fsdp_model>();
+    handle->context = impl;
+    handle->impl = std::make_shared<engine::Model>(impl, std::move(spec), optimizer, defaults);
+    *model = handle.release();
+  });
+}
+
+void fsdp_destroy_model(fsdp_model *model) {
+  if (!model || model->magic != fsdp_model::alive) return;
+  model->magic = destroyed;
+  for (auto &group : model->groups) group->magic = destroyed;
+  delete model;
+}
+
+fsdp_status fsdp_set_schedule(fsdp_model *model, fsdp_schedule_kind kind, const fsdp_schedule_options *options) {
+  constexpr auto call = "fsdp_set_schedule";
+  return in_model(model, call, [&](engine::Model &impl) {
+    const auto given = read_options(options, call, "fsdp_schedule_options");
+    if (kind < FSDP_SCHEDULE_SEQUENTIAL || kind > FSDP_SCHEDULE_VISITS)
+      fail(FSDP_INVALID_ARGUMENT, "{}: {} is not an fsdp_schedule_kind", call, kind);
+    std::vector<fsdp_visit> visits;
+    if (kind == FSDP_SCHEDULE_VISITS) {
+      if (!given.visits || !given.visit_count)
+        fail(FSDP_INVALID_ARGUMENT, "{}: FSDP_SCHEDULE_VISITS needs visits and visit_count", call);
+      visits.assign(given.visits, given.visits + given.visit_count);
+    }
+    impl.set_schedule(kind, std::move(visits));
+  });
+}
+
+fsdp_status fsdp_add_optimizer_state(fsdp_model *model, const char *name, fsdp_dtype dtype) {
+  constexpr auto call = "fsdp_add_optimizer_state";
+  return in_model(model, call, [&](engine::Model &impl) {
+    if (!dtype_size(dtype)) fail(FSDP_INVALID_ARGUMENT, "{}: {} is not a dtype", call, dtype);
+    impl.add_state({read_name(name, 63, call, "name"), dtype});
+  });
+}
+
+fsdp_status fsdp_set_arena(fsdp_model *model, fsdp_role role, void *data, uint64_t size_bytes) {
+  constexpr auto call = "fsdp_set_arena";
+  return in_model(model, call, [&](engine::Model &impl) {
+    check_pointer(data, call, "data");
+    if (role < FSDP_ROLE_COMPUTE || role > FSDP_ROLE_COUNT) fail(FSDP_INVALID_ARGUMENT, "{}: {} is not an fsdp_role", call, role);
+    if (role != FSDP_ROLE_MAIN && role != FSDP_ROLE_OPTIMIZER && role != FSDP_ROLE_GATHER && role != FSDP_ROLE_GRAD)
+      fail(FSDP_UNSUPPORTED, "{}: role {} lies in memory that peers map or that the library needs for itself; only MAIN, "
+                             "GRAD, OPTIMIZER and GATHER can be handed in", call, role);
+    if (reinterpret_cast<uintptr_t>(data) % memory::page_bytes)
+      fail(FSDP_INVALID_ARGUMENT, "{}: data is not aligned to {} bytes", call, memory::page_bytes);
+    impl.set_arena(role, data, size_bytes);
+  });
+}
+
+fsdp_status fsdp_seal_model(fsdp_model *model) {
+  return in_model(model, "fsdp_seal_model", [](engine::Model &impl) { impl.seal(); });
+}
+
+fsdp_status fsdp_get_memory(fsdp_model *model, uint32_t rank, fsdp_memory *memory) {
+  constexpr auto call = "fsdp_get_memory";
+  return in_model(model, call, [&](engine::Model &impl) {
+    check_output(memory, call, "fsdp_memory");
+    fsdp_memory value = FSDP_MEMORY_INIT;
+    impl.get_memory(rank, value);
+    write_output(memory, value);
+  });
+}
+
+fsdp_status fsdp_get_stats(fsdp_model *model, fsdp_stats *stats) {
+  constexpr auto call = "fsdp_get_stats";
+  return in_model(model, call, [&](engine::Model &impl) {
+    check_output(stats, call, "fsdp_stats");
+    fsdp_stats value = FSDP_STATS_INIT;
+    impl.get_stats(value);
+    write_output(stats, value);
+  });
+}
+
+fsdp_status fsdp_describe_model(fsdp_model *model, char *buffer, uint64_t *size_bytes) {
+  constexpr auto call = "fsdp_describe_model";
+  return in_model(model, call, [&](engine::Model &impl) {
+    write_text(engine::describe(impl.spec(), impl.plan(call)), buffer, size_bytes, call);
+  });
+}
+
+}  // extern "C"

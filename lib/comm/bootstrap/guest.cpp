@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/bootstrap/guest.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "comm/bootstrap/address.h"
+
+namespace fsdp::comm {
+namespace {
+
+using namespace std::chrono_literals;
+constexpr int slice_ms = 20;
+constexpr auto patience = 1s;  // beyond the timeout, for rank 0 to say who is missing
+
+}  // namespace
+
+Visit::Visit(const WorldOptions &options, const Waiter &waiter)
+    : options_(options),
+      waiter_(waiter),
+      deadline_(Clock::now() + std::chrono::milliseconds(options.timeout_ms)),
+      last_problem_("nobody listens there; is rank 0 running, with the same rendezvous and job secret?"),
+      doors_(make_doors()) {}
+
+Meeting Visit::run() {
+  while (!connect() || !authenticate()) pause();
+  join();
+  return await_start();
+}
+
+void Visit::pause() {
+  if (Clock::now() >= deadline_)
+    fail_rank(FSDP_TIMEOUT, 0, "rank 0 has not come to the rendezvous '{}' within {} ms: {}", options_.rendezvous,
+              options_.timeout_ms, last_problem_);
+  waiter_.poll();
+  ::usleep(10'000);
+}
+
+bool Visit::connect() {
+  socket_ = Fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket_) fail_errno(errno, "the socket of the rendezvous");
+  const Address address(options_);
+  if (::connect(socket_.get(), address.get(), address.length()) != 0) {
+    if (errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR) return false;
+    fail_errno(errno, fmt::format("connecting to the rendezvous '{}'", options_.rendezvous));
+  }
+  const uint32_t user = peer_user(socket_);
+  if (user == ::geteuid()) return true;
+  last_problem_ = fmt::format("a process of user {} listens there", user);
+  return false;
+}
+
+Packet Visit::hear(Clock::time_point deadline, const char *waiting_for) {
+  for (;;) {
+    if (auto packet = receive_packet(socket_)) return std::move(*packet);
+    if (Clock::now() >= deadline)
+      fail_rank(FSDP_TIMEOUT, 0, "rendezvous '{}': rank 0 has not sent {} within {} ms", options_.rendezvous,
+                waiting_for, options_.timeout_ms);
+    waiter_.poll();
+    await_readable(socket_, slice_ms);
+  }
+}
+
+bool Visit::authenticate() {
+  const Packet first = hear(deadline_, "its challenge");
+  wire::Head head{};
+  if (first.bytes >= sizeof head) std::memcpy(&head, first.data, sizeof head);
+  if (!std::memcmp(head.magic, wire::magic, sizeof wire::magic) && head.version != wire::version)
+    fail_rank(FSDP_UNSUPPORTED, static_cast<int32_t>(options_.rank),
+              "rank 0 speaks version {} of the bootstrap, the library of rank {} speaks version {}", head.version,
+              options_.rank, wire::version);
+  const auto challenge = first.as<wire::Challenge>();
+  if (!challenge) return false;
+  auto answer = wire::make<wire::Answer>();
+  answer.nonce = make_nonce();
+  answer.digest = wire::guest_digest(options_.secret, challenge->nonce, answer.nonce);
+  if (send_packet(socket_, &answer, sizeof answer) != Sent::yes) return false;
+  const auto proof = hear(deadline_, "its proof").as<wire::Proof>();
+  if (proof && equal(proof->digest, wire::host_digest(options_.secret, challenge->nonce, answer.nonce))) return true;
+  last_problem_ = "who listens there has another job secret";
+  return false;
+}
+
+void Visit::join() {
+  auto join = wire::make<wire::Join>();
+  join.rank = options_.rank;
+  join.world_size = options_.size;
+  const int files[] = {doors_.process.get(), doors_.outbox.get()};
+  send_packet(socket_, &join, sizeof join, files);  // if it fails, the end of the connection tells
+}
+
+void Visit::obey(const wire::Refusal &refusal) const {
+  const std::string text(refusal.text, ::strnlen(refusal.text, sizeof refusal.text));
+  throw Error(refusal.status == FSDP_OK ? FSDP_INTERNAL : refusal.status, text, refusal.rank);
+}
+
+Meeting Visit::await_start() {
+  std::vector<PeerDoors> peers(options_.size);
+  uint32_t known = 0;
+  for (;;) {
+    Packet packet = hear(deadline_ + patience, "the start of the job");
+    if (packet.bytes == 0)
+      fail_rank(FSDP_PEER_FAILED, 0, "rendezvous '{}': rank 0 ended before the job had formed", options_.rendezvous);
+    if (const auto refusal = packet.as<wire::Refusal>()) obey(*refusal);
+    const auto peer = packet.as<wire::Peer>();
+    if (peer && peer->rank < options_.size && peer->rank != options_.rank && packet.file_count == 2 &&
+        !peers[peer->rank].process) {
+      peers[peer->rank] = {std::move(packet.files[0]), std::move(packet.files[1])};
+      ++known;
+      continue;
+    }
+    if (!packet.as<wire::Start>() || packet.file_count != 1 || known != options_.size - 1)
+      fail_rank(FSDP_SYSTEM, 0, "rendezvous '{}': a message of rank 0 came incomplete (see ulimit -n)",
+                options_.rendezvous);
+    return {std::move(packet.files[0]),
+            std::make_unique<ProcessLinks>(options_.rank, std::move(doors_.inbox), std::move(peers)),
+            {}};
+  }
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// The side of every rank but 0: finds rank 0, proves the secret, joins, and waits for the start.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "comm/bootstrap/packet.h"
+#include "comm/bootstrap/process_links.h"
+#include "comm/bootstrap/process_world.h"
+
+namespace fsdp::comm {
+
+class Visit {
+ public:
+  Visit(const WorldOptions &options, const Waiter &waiter);
+  Meeting run();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  bool connect();
+  bool authenticate();  // false: try again
+  // The next packet; one of 0 bytes at the end of the connection. Throws at the deadline.
+  Packet hear(Clock::time_point deadline, const char *waiting_for);
+  void join();
+  Meeting await_start();
+  [[noreturn]] void obey(const wire::Refusal &refusal) const;
+  void pause();
+
+  const WorldOptions &options_;
+  const Waiter &waiter_;
+  Clock::time_point deadline_;
+  std::string last_problem_;
+  Fd socket_;
+  Doors doors_;
+};
+
+}  // namespace fsdp::comm

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/bootstrap/host.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+
+#include "comm/bootstrap/address.h"
+#include "comm/shm/control.h"
+
+namespace fsdp::comm {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Who has not proven the secret costs no more than this; the rest waits in the kernel's queue.
+constexpr size_t most_guests = 64;
+constexpr auto guest_time = 2s;
+constexpr auto bind_time = 5s;  // for the listener of a job that is just forming
+constexpr int slice_ms = 20;
+
+void send_refusal(const Fd &socket, fsdp_status status, int32_t rank, const std::string &text) {
+  auto refusal = wire::make<wire::Refusal>();
+  refusal.status = status;
+  refusal.rank = rank;
+  std::strncpy(refusal.text, text.c_str(), sizeof refusal.text - 1);
+  send_packet(socket, &refusal, sizeof refusal);
+}
+
+}  // namespace
+
+Host::Host(const WorldOptions &options, const Waiter &waiter)
+    : options_(options),
+      waiter_(waiter),
+      deadline_(Clock::now() + std::chrono::milliseconds(options.timeout_ms)),
+      seats_(options.size),
+      doors_(make_doors()),
+      control_(create_memory_file(Control::size_bytes(options.size), "the job's control memory")) {
+  Control::initialize(control_, options.size);
+  seats_[0].taken = true;
+}
+
+Meeting Host::run() {
+  listen();
+  while (joined_ < options_.size) {
+    look_around();
+    check_timeout();
+    waiter_.poll();
+  }
+  listener_.reset();
+  guests_.clear();
+  start_all();
+  std::vector<PeerDoors> peers;
+  for (Seat &seat : seats_) peers.push_back(std::move(seat.doors));
+  return {std::move(control_), std::make_unique<ProcessLinks>(0, std::move(doors_.inbox), std::move(peers)), {}};
+}
+
+void Host::listen() {
+  const auto last_try = std::min(deadline_, Clock::now() + bind_time);
+  const Address address(options_);
+  for (;;) {
+    listener_ = Fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!listener_) fail_errno(errno, "the socket of the rendezvous");
+    if (::bind(listener_.get(), address.get(), address.length()) == 0) break;
+    if (errno != EADDRINUSE) fail_errno(errno, fmt::format("listening at the rendezvous '{}'", options_.rendezvous));
+    if (Clock::now() >= last_try)
+      throw Error(
+          FSDP_INVALID_ARGUMENT,
+          fmt::format("rank 0 cannot listen at the rendezvous '{}': another process does; is there a second rank 0, "
+                      "or another job of the same rendezvous?",
+                      options_.rendezvous),
+          0, FSDP_ORIGIN_OS, EADDRINUSE);
+    waiter_.poll();
+    ::usleep(slice_ms * 1000);
+  }
+  if (::listen(listener_.get(), SOMAXCONN) != 0) fail_errno(errno, "listening at the rendezvous");
+}
+
+// Sleeps until something happens, then hears everybody.
+void Host::look_around() {
+  std::vector<pollfd> polls;
+  polls.push_back({guests_.size() < most_guests ? listener_.get() : -1, POLLIN, 0});
+  for (const Guest &guest : guests_) polls.push_back({guest.socket.get(), POLLIN, 0});
+  for (const Seat &seat : seats_) polls.push_back({seat.doors.process.get(), POLLIN, 0});
+  ::poll(polls.data(), polls.size(), slice_ms);
+  check_joined();
+  for (Guest &guest : guests_) hear(guest);
+  const auto now = Clock::now();
+  std::erase_if(guests_, [&](const Guest &guest) { return !guest.socket || now >= guest.deadline; });
+  accept_guests();
+}
+
+void Host::accept_guests() {
+  while (guests_.size() < most_guests) {
+    Guest guest;
+    guest.socket = Fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!guest.socket) return;
+    if (peer_user(guest.socket) != ::geteuid()) continue;
+    guest.deadline = Clock::now() + guest_time;
+    auto challenge = wire::make<wire::Challenge>();
+    challenge.nonce = guest.nonce = make_nonce();
+    if (send_packet(guest.socket, &challenge, sizeof challenge) == Sent::yes) guests_.push_back(std::move(guest));
+  }
+}
+
+// Any packet that is not the one expected ends the connection; a rank that was right tries again.
+void Host::hear(Guest &guest) {
+  while (guest.socket) {
+    auto packet = receive_packet(guest.socket);
+    if (!packet) return;
+    if (guest.state == Guest::strange && check_answer(guest, *packet)) {
+      guest.state = Guest::proven;
+      continue;
+    }
+    if (guest.state == Guest::proven && packet->as<wire::Join>()) join(guest, *packet);
+    guest.socket.reset();
+  }
+}
+
+bool Host::check_answer(Guest &guest, const Packet &packet) {
+  const auto answer = packet.as<wire::Answer>();
+  if (!answer || !equal(answer->digest, wire::guest_digest(options_.secret, guest.nonce, answer->nonce))) return false;
+  auto proof = wire::make<wire::Proof>();
+  proof.digest = wire::host_digest(options_.secret, guest.nonce, answer->nonce);
+  return send_packet(guest.socket, &proof, sizeof proof) == Sent::yes;
+}
+
+void Host::join(Guest &guest, Packet &packet) {
+  const auto join = *packet.as<wire::Join>();
+  const auto refuse = [&](fsdp_status status, const std::string &text) {
+    send_refusal(guest.socket, status, static_cast<int32_t>(join.rank), text);
+  };
+  if (join.world_size != options_.size)
+    return refuse(FSDP_MISMATCH, fmt::format("rank {} says that the world has {} ranks, rank 0 says {}", join.rank,
+                                             join.world_size, options_.size));
+  if (join.rank >= options_.size)
+    return refuse(FSDP_INVALID_ARGUMENT, fmt::format("rank {} is outside [0, {})", join.rank, options_.size));
+  if (seats_[join.rank].taken)
+    return refuse(FSDP_INVALID_ARGUMENT, fmt::format("another process is rank {} already", join.rank));
+  if (packet.file_count != 2)
+    return refuse(FSDP_SYSTEM, fmt::format("rank {}: {} of 2 descriptors came through (see ulimit -n)", join.rank,
+                                           packet.file_count));
+  Seat &seat = seats_[join.rank];
+  seat.doors = {std::move(packet.files[0]), std::move(packet.files[1])};
+  seat.connection = std::move(guest.socket);
+  seat.taken = true;
+  ++joined_;
+}
+
+// A rank that joined and died would be waited for by all.
+void Host::check_joined() {
+  for (uint32_t r = 1; r < seats_.size(); ++r) {
+    pollfd entry{seats_[r].doors.process.get(), POLLIN, 0};
+    if (seats_[r].taken && ::poll(&entry, 1, 0) > 0)
+      cancel(
+          Error(FSDP_PEER_FAILED, fmt::format("rank {} died before the job had formed", r), static_cast<int32_t>(r)));
+  }
+}
+
+std::vector<uint32_t> Host::missing() const {
+  std::vector<uint32_t> ranks;
+  for (uint32_t r = 0; r < seats_.size(); ++r)
+    if (!seats_[r].taken) ranks.push_back(r);
+  return ranks;
+}
+
+void Host::check_timeout() {
+  if (joined_ == options_.size || Clock::now() < deadline_) return;
+  const std::vector<uint32_t> ranks = missing();
+  cancel(Error(
+      FSDP_TIMEOUT,
+      fmt::format("{} {} {} not come to the rendezvous '{}' within {} ms", ranks.size() == 1 ? "rank" : "ranks",
+                  fmt::join(ranks, ", "), ranks.size() == 1 ? "has" : "have", options_.rendezvous, options_.timeout_ms),
+      static_cast<int32_t>(ranks.front())));
+}
+
+void Host::cancel(const Error &error) {
+  for (const Seat &seat : seats_)
+    if (seat.connection) send_refusal(seat.connection, error.status, error.rank, error.message);
+  throw error;
+}
+
+void Host::start_all() {
+  for (uint32_t to = 1; to < seats_.size(); ++to) {
+    for (uint32_t r = 0; r < seats_.size(); ++r) {
+      auto peer = wire::make<wire::Peer>();
+      peer.rank = r;
+      peer.world_size = options_.size;
+      const PeerDoors &doors = seats_[r].doors;
+      const int files[] = {r == 0 ? doors_.process.get() : doors.process.get(),
+                           r == 0 ? doors_.outbox.get() : doors.outbox.get()};
+      if (r != to) send_all(to, &peer, sizeof peer, files);
+    }
+    const auto start = wire::make<wire::Start>();
+    const int files[] = {control_.get()};
+    send_all(to, &start, sizeof start, files);
+  }
+}
+
+void Host::send_all(uint32_t to, const void *message, size_t bytes, std::span<const int> files) {
+  for (;;) {
+    const Sent sent = send_packet(seats_[to].connection, message, bytes, files);
+    if (sent == Sent::yes) return;
+    if (sent == Sent::broken)
+      cancel(
+          Error(FSDP_PEER_FAILED, fmt::format("rank {} died before the job had formed", to), static_cast<int32_t>(to)));
+    if (Clock::now() >= deadline_)
+      cancel(Error(FSDP_TIMEOUT, fmt::format("rank {} does not read what rank 0 sends", to), static_cast<int32_t>(to)));
+    waiter_.poll();
+    await_room(seats_[to].connection, slice_ms);
+  }
+}
+
+}  // namespace fsdp::comm

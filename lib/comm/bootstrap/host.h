@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rank 0's side of the meeting: listens, lets in who proves the secret, and starts the job when all have joined.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "comm/bootstrap/packet.h"
+#include "comm/bootstrap/process_links.h"
+#include "comm/bootstrap/process_world.h"
+
+namespace fsdp::comm {
+
+class Host {
+ public:
+  Host(const WorldOptions &options, const Waiter &waiter);
+  Meeting run();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Guest {
+    Fd socket;
+    enum { strange, proven } state = strange;
+    Nonce nonce{};
+    Clock::time_point deadline;  // of who has not joined
+  };
+  struct Seat {
+    Fd connection;
+    PeerDoors doors;
+    bool taken = false;
+  };
+
+  void listen();
+  void look_around();
+  void accept_guests();
+  void hear(Guest &guest);
+  bool check_answer(Guest &guest, const Packet &packet);
+  void join(Guest &guest, Packet &packet);
+  void check_joined();
+  void start_all();
+  void send_all(uint32_t to, const void *message, size_t bytes, std::span<const int> files);
+  [[noreturn]] void cancel(const Error &error);
+  void check_timeout();
+  std::vector<uint32_t> missing() const;
+
+  const WorldOptions &options_;
+  const Waiter &waiter_;
+  Clock::time_point deadline_;
+  Fd listener_;
+  std::vector<Guest> guests_;  // who has not joined yet
+  std::vector<Seat> seats_;
+  uint32_t joined_ = 1;
+  Doors doors_;
+  Fd control_;
+};
+
+}  // namespace fsdp::comm

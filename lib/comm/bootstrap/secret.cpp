@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/bootstrap/secret.h"
+
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <sys/random.h>
+
+#include <cerrno>
+#include <vector>
+
+#include "base/error.h"
+
+namespace fsdp::comm {
+namespace {
+
+Digest hmac(const std::string &secret, std::span<const uint8_t> message) {
+  Digest digest;
+  unsigned length = 0;
+  if (!HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()), message.data(), message.size(), digest.data(),
+            &length) ||
+      length != digest.size())
+    fail(FSDP_SYSTEM, "HMAC-SHA256 of the bootstrap failed in libcrypto");
+  return digest;
+}
+
+}  // namespace
+
+Nonce make_nonce() {
+  Nonce nonce;
+  size_t have = 0;
+  while (have < nonce.size()) {
+    const ssize_t got = ::getrandom(nonce.data() + have, nonce.size() - have, 0);
+    if (got > 0) {
+      have += static_cast<size_t>(got);
+    } else if (errno != EINTR) {
+      fail_errno(errno, "getrandom for the bootstrap");
+    }
+  }
+  return nonce;
+}
+
+Digest authenticate(const std::string &secret, std::string_view label,
+                    std::initializer_list<std::span<const uint8_t>> parts) {
+  std::vector<uint8_t> message(label.begin(), label.end());
+  message.push_back(0);  // ends the label, so that no label is the start of another
+  for (const auto part : parts) message.insert(message.end(), part.begin(), part.end());
+  return hmac(secret, message);
+}
+
+bool equal(const Digest &a, const Digest &b) noexcept { return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0; }
+
+std::string socket_name(const std::string &rendezvous, const std::string &secret, uint32_t user) {
+  const std::string subject = fmt::format("{}:{}", user, rendezvous);
+  const auto *bytes = reinterpret_cast<const uint8_t *>(subject.data());
+  const Digest digest = authenticate(secret, "libfsdp rendezvous", {{bytes, subject.size()}});
+  std::string name = "fsdp-";
+  for (size_t i = 0; i < 16; ++i) name += fmt::format("{:02x}", digest[i]);
+  return name;
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// The messages of the bootstrap: fixed layouts, one packet each, checked for size, magic, version and kind before use.
+//
+//   rank 0 -> rank r   Challenge         at once
+//   r -> 0             Answer            proves the secret over both nonces
+//   0 -> r             Proof             so does rank 0; only now is anything else read
+//   r -> 0             Join              with r's pidfd and the way into its mailbox
+//   0 -> r             Refusal, or when all have joined: one Peer a rank, with its descriptors, and Start
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "comm/bootstrap/secret.h"
+
+namespace fsdp::comm::wire {
+
+constexpr char magic[8] = {'f', 's', 'd', 'p', 'm', 'e', 'e', 't'};
+constexpr uint32_t version = 1;
+
+enum class Kind : uint32_t { challenge = 1, answer, proof, join, refusal, peer, start };
+
+struct Head {
+  char magic[8];
+  uint32_t version;
+  Kind kind;
+};
+
+struct Challenge {
+  static constexpr Kind kind = Kind::challenge;
+  Head head;
+  Nonce nonce;
+};
+struct Answer {
+  static constexpr Kind kind = Kind::answer;
+  Head head;
+  Nonce nonce;
+  Digest digest;
+};
+struct Proof {
+  static constexpr Kind kind = Kind::proof;
+  Head head;
+  Digest digest;
+};
+struct Join {
+  static constexpr Kind kind = Kind::join;
+  Head head;
+  uint32_t rank, world_size;
+};
+struct Refusal {
+  static constexpr Kind kind = Kind::refusal;
+  Head head;
+  int32_t status, rank;
+  char text[480];
+};
+struct Peer {
+  static constexpr Kind kind = Kind::peer;
+  Head head;
+  uint32_t rank, world_size;
+};
+struct Start {
+  static constexpr Kind kind = Kind::start;
+  Head head;
+};
+constexpr size_t longest = sizeof(Refusal);
+
+template <class M>
+M make() {
+  static_assert(std::is_trivially_copyable_v<M> && sizeof(M) <= longest);
+  M message{};
+  std::memcpy(message.head.magic, magic, sizeof magic);
+  message.head.version = version;
+  message.head.kind = M::kind;
+  return message;
+}
+
+inline Digest guest_digest(const std::string &secret, const Nonce &host, const Nonce &guest) {
+  return authenticate(secret, "libfsdp guest", {host, guest});
+}
+inline Digest host_digest(const std::string &secret, const Nonce &host, const Nonce &guest) {
+  return authenticate(secret, "libfsdp host", {host, guest});
+}
+
+}  // namespace fsdp::comm::wire

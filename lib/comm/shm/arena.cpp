@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/shm/arena.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/checked.h"
+
+namespace fsdp::comm {
+
+std::vector<Range> whole_pages(std::span<const Range> ranges, uint64_t bytes, const std::string &what) {
+  const uint64_t page = page_size();
+  std::vector<Range> sorted;
+  for (const Range &range : ranges) {
+    if (range.offset > bytes || range.bytes > bytes - range.offset)
+      fail(FSDP_INTERNAL, "{}: the range of {} bytes at {} is outside of [0, {})", what, range.bytes, range.offset,
+           bytes);
+    if (range.bytes == 0) continue;
+    const uint64_t begin = range.offset / page * page;
+    sorted.push_back({begin, round_up(range.offset + range.bytes, page) - begin});
+  }
+  std::sort(sorted.begin(), sorted.end(), [](const Range &a, const Range &b) { return a.offset < b.offset; });
+  std::vector<Range> pages;
+  for (const Range &range : sorted) {
+    if (pages.empty() || range.offset > pages.back().offset + pages.back().bytes) {
+      pages.push_back(range);
+    } else {
+      const uint64_t end = std::max(pages.back().offset + pages.back().bytes, range.offset + range.bytes);
+      pages.back().bytes = end - pages.back().offset;
+    }
+  }
+  return pages;
+}
+
+ShmArena::ShmArena(const Fd &file, uint64_t bytes, std::span<const Range> writable, std::string what)
+    : what_(std::move(what)), bytes_(bytes) {
+  const uint64_t mapped = round_up(bytes, page_size());
+  readable_ = Mapping(file, mapped, Access::read, what_);
+  writable_ = Mapping(file, mapped, Access::none, what_);
+  readable_.populate(0, mapped, Access::read, what_);
+  for (const Range &range : whole_pages(writable, bytes, what_)) {
+    writable_.set_access(range.offset, range.bytes, Access::read_write, what_);
+    writable_.populate(range.offset, range.bytes, Access::read_write, what_);
+  }
+}
+
+void ShmArena::protect(uint64_t offset, uint64_t bytes, bool readable) {
+  const uint64_t page = page_size();
+  const uint64_t begin = round_up(offset, page);
+  const uint64_t end = (offset + bytes) / page * page;
+  if (offset + bytes > bytes_) fail(FSDP_INTERNAL, "{}: protecting {} bytes at {} of {}", what_, bytes, offset, bytes_);
+  if (begin >= end) return;
+  readable_.set_access(begin, end - begin, readable ? Access::read : Access::none, what_);
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// One memory file in two views: the whole of it readable, and this rank's part of it writable.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "comm/communicator.h"
+#include "comm/shm/mapping.h"
+
+namespace fsdp::comm {
+
+class ShmArena final : public Arena {
+ public:
+  ShmArena(const Fd &file, uint64_t bytes, std::span<const Range> writable, std::string what);
+
+  const std::byte *data() const noexcept override { return readable_.data(); }
+  uint64_t size_bytes() const noexcept override { return bytes_; }
+  std::byte *writable() const noexcept override { return writable_.data(); }
+  void protect(uint64_t offset, uint64_t bytes, bool readable) override;
+
+ private:
+  std::string what_;
+  uint64_t bytes_;  // as asked for; the views are whole pages
+  Mapping readable_;
+  Mapping writable_;
+};
+
+// Whole pages that hold the ranges, in order, without overlap. Throws if one is outside [0, bytes).
+std::vector<Range> whole_pages(std::span<const Range> ranges, uint64_t bytes, const std::string &what);
+
+}  // namespace fsdp::comm

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// What all ranks of a job share from the start: who is in, and who is to blame if it fails. The first compare-and-swap
+// on the verdict decides; every survivor reports that rank and that text.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "base/error.h"
+#include "comm/shm/mapping.h"
+
+namespace fsdp::comm {
+
+enum class Verdict : uint32_t { none, died, left, aborted, failed, mismatch, timeout };
+
+enum class Membership : uint32_t {
+  absent,  // has not come yet
+  member,
+  left,  // in good order
+  gone   // destroyed its context without closing it
+};
+
+class Control {
+ public:
+  static uint64_t size_bytes(uint32_t world_size) noexcept;
+  // Of a fresh file, before it is passed on.
+  static void initialize(const Fd &file, uint32_t world_size);
+  Control(const Fd &file, uint32_t world_size);
+
+  uint32_t world_size() const noexcept { return world_size_; }
+  Membership membership(uint32_t rank) const noexcept;
+  void set_membership(uint32_t rank, Membership state) noexcept;
+
+  // Blame a rank; without effect if somebody was blamed before.
+  void accuse(Verdict verdict, uint32_t rank, const std::string &text) noexcept;
+  bool accused() const noexcept { return head().verdict.load(std::memory_order_acquire) != 0; }
+  // The error that rank `self` reports for it.
+  Error verdict(uint32_t self) const;
+
+ private:
+  struct Head {
+    uint64_t magic;
+    uint32_t version, world_size;
+    alignas(64) std::atomic<uint64_t> verdict;  // kind | rank << 32
+    std::atomic<uint32_t> text_ready;
+    char text[944];
+  };
+  struct alignas(64) Member {
+    std::atomic<uint32_t> state;
+  };
+  Head &head() const noexcept { return *reinterpret_cast<Head *>(memory_.data()); }
+  Member &member(uint32_t rank) const noexcept {
+    return reinterpret_cast<Member *>(memory_.data() + sizeof(Head))[rank];
+  }
+
+  uint32_t world_size_;
+  Mapping memory_;
+};
+
+}  // namespace fsdp::comm

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/shm/mapping.h"
+#include "comm/shm/seat.h"
+#include "comm/shm/words.h"
+
+namespace fsdp::comm {
+
+class ShmGate final : public Gate {
+ public:
+  static uint64_t size_bytes(uint32_t team_size) { return team_size * sizeof(Word); }
+  ShmGate(std::shared_ptr<Seat> seat, uint32_t rank, std::vector<uint32_t> ranks, Mapping memory);
+
+  void arrive(uint64_t value) override;
+  bool reached(uint64_t value) const noexcept override { return words_.reached(value); }
+  void await(uint64_t value, const char *what) override;
+
+ private:
+  std::shared_ptr<Seat> seat_;
+  uint32_t rank_;
+  std::vector<uint32_t> ranks_;
+  Mapping memory_;
+  Words words_;
+};
+
+}  // namespace fsdp::comm

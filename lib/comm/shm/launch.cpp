@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/shm/launch.h"
+
+namespace fsdp::comm {
+namespace {
+
+constexpr size_t first_launches = 64;
+constexpr size_t first_pieces = 16;
+
+std::unique_ptr<Launch> make_launch(uint64_t piece_count) {
+  auto launch = std::make_unique<Launch>();
+  launch->pieces.reserve(std::max<uint64_t>(piece_count, first_pieces));
+  return launch;
+}
+
+}  // namespace
+
+LaunchPool::LaunchPool() {
+  for (size_t i = 0; i < first_launches; ++i) launches_.push_back(make_launch(0));
+}
+
+// The smallest that is large enough: large ones stay free for those who need them, so the pool stops growing after the
+// first step that has the most in flight.
+Launch &LaunchPool::take(uint64_t piece_count) {
+  Launch *best = nullptr;
+  for (const auto &launch : launches_) {
+    if (launch->busy.load(std::memory_order_acquire) || launch->pieces.capacity() < piece_count) continue;
+    if (!best || launch->pieces.capacity() < best->pieces.capacity()) best = launch.get();
+    if (best->pieces.capacity() == first_pieces) break;
+  }
+  if (!best) {
+    launches_.push_back(make_launch(piece_count));
+    best = launches_.back().get();
+  }
+  best->pieces.clear();
+  best->busy.store(true, std::memory_order_relaxed);
+  return *best;
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/shm/team.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/checked.h"
+#include "comm/shm/arena.h"
+#include "comm/shm/communicator.h"
+#include "comm/shm/gate.h"
+
+namespace fsdp::comm {
+namespace {
+
+// The memory of a team's board.
+class AwaitedMeeting final : public Awaited {
+ public:
+  AwaitedMeeting(Links &links, Parcel parcel, std::span<const uint32_t> ranks, uint64_t bytes, const std::string &what)
+      : links_(links), parcel_(parcel), ranks_(ranks), bytes_(bytes), what_(what) {}
+  bool come() override {
+    if (!file)
+      if (auto found = links_.meet(parcel_, ranks_, [this] { return create_memory_file(bytes_, what_); }))
+        file = std::move(*found);
+    return static_cast<bool>(file);
+  }
+  void sleep(uint32_t ms) override { links_.sleep(ms); }
+  bool misses(uint32_t world_rank) const override { return !file && world_rank == ranks_[0]; }
+  std::string text() const override { return fmt::format("meeting as team '{}'", what_); }
+  Fd file;
+
+ private:
+  Links &links_;
+  Parcel parcel_;
+  std::span<const uint32_t> ranks_;
+  uint64_t bytes_;
+  const std::string &what_;
+};
+
+class AwaitedParcel final : public Awaited {
+ public:
+  AwaitedParcel(Links &links, Parcel parcel, uint32_t from, const std::string &what)
+      : links_(links), parcel_(parcel), from_(from), what_(what) {}
+  bool come() override {
+    if (!file)
+      if (auto found = links_.take(parcel_)) file = std::move(*found);
+    return static_cast<bool>(file);
+  }
+  void sleep(uint32_t ms) override { links_.sleep(ms); }
+  bool misses(uint32_t world_rank) const override { return !file && world_rank == from_; }
+  std::string text() const override { return fmt::format("passing the memory of {}", what_); }
+  Fd file;
+
+ private:
+  Links &links_;
+  Parcel parcel_;
+  uint32_t from_;
+  const std::string &what_;
+};
+
+// Room in a peer's mailbox.
+class AwaitedRoom final : public Awaited {
+ public:
+  AwaitedRoom(Links &links, Parcel parcel, uint32_t to, const Fd &file, const std::string &what)
+      : links_(links), parcel_(parcel), to_(to), file_(file), what_(what) {}
+  bool come() override { return sent_ = sent_ || links_.send(to_, parcel_, file_); }
+  void sleep(uint32_t) override { links_.sleep(1); }
+  bool misses(uint32_t world_rank) const override { return !sent_ && world_rank == to_; }
+  std::string text() const override { return fmt::format("passing the memory of {}", what_); }
+
+ private:
+  Links &links_;
+  Parcel parcel_;
+  uint32_t to_;
+  const Fd &file_;
+  const std::string &what_;
+  bool sent_ = false;
+};
+
+}  // namespace
+
+// What one rank has to say about a step of a common creation.
+class ShmTeam::Outcome {
+ public:
+  template <class Step>
+  void attempt(Step &&step) noexcept {
+    try {
+      step();
+    } catch (const Error &error) {
+      set(error.status, error.origin, error.origin_code, error.what());
+    } catch (const std::bad_alloc &) {
+      set(FSDP_OUT_OF_MEMORY, FSDP_ORIGIN_FSDP, 0, "out of memory");
+    } catch (const std::exception &error) {
+      set(FSDP_INTERNAL, FSDP_ORIGIN_FSDP, 0, error.what());
+    }
+  }
+
+  struct Words {
+    fsdp_status status;
+    fsdp_origin origin;
+    int64_t code;
+    uint64_t bytes;
+    char text[488];
+  };
+  Words words{};
+
+ private:
+  void set(fsdp_status status, fsdp_origin origin, int64_t code, const char *text) noexcept {
+    words.status = status;
+    words.origin = origin;
+    words.code = code;
+    std::strncpy(words.text, text, sizeof words.text - 1);
+  }
+};
+
+ShmTeam::ShmTeam(std::shared_ptr<Seat> seat, std::vector<uint32_t> ranks, uint64_t key, const std::string &what)
+    : seat_(std::move(seat)), ranks_(std::move(ranks)), key_(key) {
+  seat_->watch.enter_caller();
+  rank_ = static_cast<uint32_t>(std::find(ranks_.begin(), ranks_.end(), seat_->rank) - ranks_.begin());
+  try {
+    meet(what);
+  } catch (const Error &error) {
+    // There is no board yet on which the others could read it. Who was interrupted may come again in another team.
+    if (error.status != FSDP_INTERRUPTED)
+      seat_->control.accuse(Verdict::failed, seat_->rank, fmt::format("rank {}: {}", seat_->rank, error.message));
+    throw;
+  }
+}
+
+void ShmTeam::meet(const std::string &what) {
+  const uint64_t bytes = Board::size_bytes(size());
+  AwaitedMeeting awaited(*seat_->links, {key_, parcels_++}, ranks_, bytes, what);
+  seat_->watch.wait(awaited);
+  check_memory_file(awaited.file, bytes, what);
+  Mapping memory(awaited.file, bytes, Access::read_write, what);
+  memory.populate(0, bytes, Access::read_write, what);
+  board_ = std::make_unique<Board>(*seat_, rank_, ranks_, std::move(memory));
+}
+
+void ShmTeam::agree(const Outcome &mine, uint64_t bytes, const std::string &what) {
+  Outcome::Words words = mine.words;
+  words.bytes = bytes;
+  std::vector<Outcome::Words> all(size());
+  board_->exchange_fixed(&words, sizeof words, all.data(), what.c_str());
+  for (uint32_t r = 0; r < size(); ++r) {
+    const Outcome::Words &of = all[r];
+    const auto blame = static_cast<int32_t>(ranks_[r]);
+    if (of.bytes != all[0].bytes)
+      fail_rank(FSDP_MISMATCH, blame, "{}: rank {} creates {} bytes of shared memory, rank {} creates {}", what,
+                ranks_[0], all[0].bytes, ranks_[r], of.bytes);
+    if (of.status != FSDP_OK)
+      throw Error(of.status,
+                  fmt::format("rank {}: {}", ranks_[r], std::string(of.text, ::strnlen(of.text, sizeof of.text))),
+                  blame, of.origin, of.code);
+  }
+}
+
+void ShmTeam::pass(Fd &file, uint64_t bytes, const std::string &what) {
+  const Parcel parcel{key_, parcels_++};
+  if (rank_ == 0) {
+    for (uint32_t r = 1; r < size(); ++r) {
+      AwaitedRoom room(*seat_->links, parcel, ranks_[r], file, what);
+      seat_->watch.wait(room);
+    }
+    return;
+  }
+  AwaitedParcel awaited(*seat_->links, parcel, ranks_[0], what);
+  seat_->watch.wait(awaited);
+  check_memory_file(awaited.file, bytes, what);
+  file = std::move(awaited.file);
+}
+
+template <class Prepare, class Use>
+void ShmTeam::share_memory(uint64_t bytes, const std::string &what, Prepare &&prepare, Use &&use) {
+  Fd file;
+  Outcome prepared;
+  prepared.attempt([&] {
+    prepare();
+    if (rank_ == 0) file = create_memory_file(bytes, what);
+  });
+  agree(prepared, bytes, what);
+  pass(file, bytes, what);
+  Outcome used;
+  used.attempt([&] { use(file); });
+  agree(used, bytes, what);
+}
+
+Mapping ShmTeam::share_words(uint64_t bytes, const std::string &what) {
+  Mapping memory;
+  bytes = round_up(bytes, page_size());
+  share_memory(
+      bytes, what, [] {},
+      [&](const Fd &file) {
+        memory = Mapping(file, bytes, Access::read_write, what);
+        memory.populate(0, bytes, Access::read_write, what);
+      });
+  return memory;
+}
+
+std::unique_ptr<Arena> ShmTeam::create_arena(uint64_t bytes, std::span<const Range> writable, const std::string &what) {
+  std::unique_ptr<Arena> arena;
+  // An arena of no bytes is one page, so that no caller needs a case for it.
+  const uint64_t mapped = round_up(std::max<uint64_t>(bytes, 1), page_size(), what.c_str());
+  share_memory(
+      mapped, what,
+      [&] {
+        uint64_t own = 0;
+        for (const Range &range : writable) own += range.bytes;
+        seat_->device.count_allocation(own, what.c_str());
+        whole_pages(writable, bytes, what);
+      },
+      [&](const Fd &file) { arena = std::make_unique<ShmArena>(file, bytes, writable, what); });
+  return arena;
+}
+
+std::unique_ptr<Gate> ShmTeam::create_gate(const std::string &what) {
+  return std::make_unique<ShmGate>(seat_, rank_, ranks_, share_words(ShmGate::size_bytes(size()), what));
+}
+
+std::unique_ptr<Communicator> ShmTeam::create_communicator(const std::string &what) {
+  return std::make_unique<ShmCommunicator>(seat_, rank_, ranks_,
+                                           share_words(ShmCommunicator::size_bytes(size()), what));
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/shm/board.h"
+#include "comm/shm/seat.h"
+
+namespace fsdp::comm {
+
+class ShmTeam final : public Team {
+ public:
+  // `key` is the same on all ranks of the team and of no other team. Waits for the ranks if the links must.
+  ShmTeam(std::shared_ptr<Seat> seat, std::vector<uint32_t> ranks, uint64_t key, const std::string &what);
+
+  uint32_t rank() const noexcept override { return rank_; }
+  uint32_t size() const noexcept override { return static_cast<uint32_t>(ranks_.size()); }
+  uint32_t world_rank(uint32_t r) const noexcept override { return ranks_[r]; }
+
+  std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable,
+                                      const std::string &what) override;
+  std::unique_ptr<Gate> create_gate(const std::string &what) override;
+  std::unique_ptr<Communicator> create_communicator(const std::string &what) override;
+  std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> mine, const std::string &what) override {
+    return board_->exchange(mine, what);
+  }
+  void exchange_fixed(const void *mine, uint64_t bytes, void *all, const char *what) override {
+    board_->exchange_fixed(mine, bytes, all, what);
+  }
+
+ private:
+  class Outcome;
+  void meet(const std::string &what);
+  // Memory of the team in three steps, each of which all ranks survive or none: `prepare` on every rank and the file on
+  // the first, the file passed on, `use` of it on every rank.
+  template <class Prepare, class Use>
+  void share_memory(uint64_t bytes, const std::string &what, Prepare &&prepare, Use &&use);
+  void agree(const Outcome &mine, uint64_t bytes, const std::string &what);
+  void pass(Fd &file, uint64_t bytes, const std::string &what);
+  Mapping share_words(uint64_t bytes, const std::string &what);
+
+  std::shared_ptr<Seat> seat_;
+  std::vector<uint32_t> ranks_;
+  uint32_t rank_ = 0;
+  uint64_t key_;
+  uint64_t parcels_ = 0;
+  std::unique_ptr<Board> board_;
+};
+
+}  // namespace fsdp::comm

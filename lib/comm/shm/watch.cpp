@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/shm/watch.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "comm/shm/word.h"
+
+namespace fsdp::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr uint32_t slice_ms = 20;
+// About two futex round trips: sleeping at once would cost as much.
+constexpr auto spin_time = std::chrono::microseconds(20);
+
+// Numbers are never used again, unlike thread ids: a library thread cannot be taken for a caller that ended.
+uint64_t thread_number() noexcept {
+  static std::atomic<uint64_t> last{0};
+  thread_local const uint64_t number = last.fetch_add(1, std::memory_order_relaxed) + 1;
+  return number;
+}
+
+uint32_t core_count() noexcept {
+  cpu_set_t set;
+  if (::sched_getaffinity(0, sizeof set, &set) == 0) return static_cast<uint32_t>(CPU_COUNT(&set));
+  return static_cast<uint32_t>(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN)));
+}
+
+std::string rank_list(const std::vector<uint32_t> &ranks) {
+  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
+}
+
+}  // namespace
+
+Watch::Watch(Control &control, Links &links, uint32_t rank, const Waiter &waiter, Failure &failure)
+    : control_(control),
+      links_(links),
+      rank_(rank),
+      waiter_(waiter),
+      failure_(failure),
+      crowded_(control.world_size() > core_count()) {}
+
+void Watch::enter_caller() noexcept { caller_.store(thread_number(), std::memory_order_relaxed); }
+
+bool Watch::spin(Awaited &awaited) {
+  if (crowded_) {
+    for (int i = 0; i < 4; ++i) {
+      ::sched_yield();
+      if (awaited.come()) return true;
+    }
+    return false;
+  }
+  for (int i = 0; i < 128; ++i) {
+    if (awaited.come()) return true;
+    relax();
+  }
+  const auto end = Clock::now() + spin_time;
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (awaited.come()) return true;
+      relax();
+    }
+  } while (Clock::now() < end);
+  return false;
+}
+
+bool Watch::wait(Awaited &awaited) {
+  if (awaited.come() || spin(awaited)) return true;
+  const bool on_caller = caller_.load(std::memory_order_relaxed) == thread_number();
+  const auto start = Clock::now();
+  const auto timeout = std::chrono::milliseconds(waiter_.timeout_ms());
+  auto last_look = start;
+  for (;;) {
+    if (awaited.come()) return true;
+    if (awaited.given_up()) return false;
+    check();
+    if (on_caller) waiter_.poll();
+    check_leavers(awaited);
+    const auto now = Clock::now();
+    if (now - last_look >= std::chrono::milliseconds(slice_ms)) {
+      last_look = now;
+      check_deaths(awaited);
+    }
+    if (now - start >= timeout) {
+      if (awaited.come()) return true;
+      time_out(awaited);
+    }
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(timeout - (now - start)).count() + 1;
+    awaited.sleep(static_cast<uint32_t>(std::min<int64_t>(slice_ms, left)));
+  }
+}
+
+void Watch::check() {
+  if (control_.accused()) throw_verdict();
+  if (!failure_.failed()) return;
+  // Peers would wait for this rank until their timeout.
+  const Error error = *failure_.get();
+  control_.accuse(error.status == FSDP_ABORTED ? Verdict::aborted : Verdict::failed, rank_,
+                  fmt::format("rank {} failed: {}", rank_, error.message));
+  throw error;
+}
+
+// One that closed its context or destroyed it is an error only to who waits for it. Its membership is read before what
+// it wrote: had it come before it went, that is seen.
+void Watch::check_leavers(Awaited &awaited) {
+  for (uint32_t rank = 0; rank < control_.world_size(); ++rank) {
+    const Membership state = control_.membership(rank);
+    if (state != Membership::left && state != Membership::gone) continue;
+    if (!awaited.misses(rank)) continue;
+    condemn(Verdict::left, rank,
+            fmt::format(
+                "{}: rank {} {}", awaited.text(), rank,
+                state == Membership::left ? "has closed its context" : "has destroyed its context without closing it"));
+  }
+}
+
+void Watch::check_deaths(Awaited &awaited) {
+  std::vector<uint32_t> dead;
+  links_.find_dead([&](uint32_t rank) {
+    const Membership state = control_.membership(rank);
+    if (state != Membership::left && state != Membership::gone) dead.push_back(rank);
+  });
+  if (dead.empty() || awaited.come()) return;  // one that did its part may end
+  condemn(Verdict::died, dead.front(), fmt::format("{}: {} died", awaited.text(), rank_list(dead)));
+}
+
+void Watch::time_out(Awaited &awaited) {
+  std::vector<uint32_t> missing;
+  for (uint32_t rank = 0; rank < control_.world_size(); ++rank)
+    if (awaited.misses(rank)) missing.push_back(rank);
+  if (missing.empty()) missing.push_back(rank_);
+  condemn(Verdict::timeout, missing.front(),
+          fmt::format("{}: {} {} not come within {} ms", awaited.text(), rank_list(missing),
+                      missing.size() == 1 ? "has" : "have", waiter_.timeout_ms()));
+}
+
+void Watch::condemn(Verdict verdict, uint32_t rank, const std::string &text) {
+  control_.accuse(verdict, rank, text);
+  throw_verdict();
+}
+
+void Watch::throw_verdict() {
+  failure_.set(control_.verdict(rank_));
+  throw *failure_.get();
+}
+
+}  // namespace fsdp::comm

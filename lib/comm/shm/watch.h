@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every wait for peers of one rank. A wait ends when what is awaited has come, or with an error: the job's verdict,
+// this context's failure, the caller's interrupted hook, a dead peer, one that left, the timeout.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "base/failure.h"
+#include "comm/shm/control.h"
+#include "comm/shm/links.h"
+
+namespace fsdp::comm {
+
+// What is waited for. Only come() is on the fast path.
+class Awaited {
+ public:
+  virtual bool come() = 0;
+  // The wait need not go on, though nothing has come, and it is not an error of the context.
+  virtual bool given_up() { return false; }
+  // Until it may have come, at most `ms`.
+  virtual void sleep(uint32_t ms) = 0;
+  // Is this rank of the job one that has not come?
+  virtual bool misses(uint32_t world_rank) const = 0;
+  // For messages, such as "reduce_scatter of 'layer.3' (#17)".
+  virtual std::string text() const = 0;
+
+ protected:
+  ~Awaited() = default;
+};
+
+class Watch {
+ public:
+  Watch(Control &control, Links &links, uint32_t rank, const Waiter &waiter, Failure &failure);
+
+  // Says that this thread is the caller's: waits on it poll the waiter with its hook, waits on others do not.
+  void enter_caller() noexcept;
+  // False: given up.
+  bool wait(Awaited &awaited);
+  // Fails the job: every rank reports the first such verdict, and so does this call.
+  [[noreturn]] void condemn(Verdict verdict, uint32_t rank, const std::string &text);
+  // Throws if the job or this context failed.
+  void check();
+  const Waiter &waiter() const noexcept { return waiter_; }
+
+ private:
+  bool spin(Awaited &awaited);
+  void check_leavers(Awaited &awaited);
+  void check_deaths(Awaited &awaited);
+  [[noreturn]] void time_out(Awaited &awaited);
+  [[noreturn]] void throw_verdict();
+
+  Control &control_;
+  Links &links_;
+  uint32_t rank_;
+  const Waiter &waiter_;
+  Failure &failure_;
+  bool crowded_;  // more ranks than cores: a spinning rank keeps another from coming
+  std::atomic<uint64_t> caller_{0};
+};
+
+}  // namespace fsdp::comm

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// A rank's membership in a job on one host; the links say how the ranks met.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/shm/seat.h"
+
+namespace fsdp::comm {
+
+class ShmWorld final : public World {
+ public:
+  ShmWorld(std::shared_ptr<Seat> seat, std::string description);
+  ~ShmWorld() override;
+
+  uint32_t rank() const noexcept override { return seat_->rank; }
+  uint32_t size() const noexcept override { return seat_->control.world_size(); }
+  const std::string &description() const noexcept override { return description_; }
+  std::unique_ptr<Team> create_team(std::span<const uint32_t> ranks, const std::string &what) override;
+  void abort(const std::string &reason) noexcept override;
+  void leave() noexcept override { seat_->control.set_membership(rank(), Membership::left); }
+
+ private:
+  uint64_t team_key(const std::vector<uint32_t> &ranks);
+
+  std::shared_ptr<Seat> seat_;
+  std::string description_;
+  std::map<std::vector<uint32_t>, uint64_t> teams_made_;
+};
+
+}  // namespace fsdp::comm

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/host/float_environment.h"
+#include "device/host/kernels.h"
+#include "device/host/simd_targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "device/host/adamw_kernel.cpp"
+#include <hwy/foreach_target.h>
+
+#include "device/host/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fsdp::device::kernels::HWY_NAMESPACE {
+
+// Loshchilov and Hutter 2019, algorithm 2, in fp32. This is the definition; each operation is rounded by itself:
+//   rest1 = 1 - beta1;  rest2 = 1 - beta2;  decay = lr * weight_decay
+//   g = grad * grad_scale
+//   m = (beta1 * m) + (rest1 * g)
+//   v = (beta2 * v) + ((rest2 * g) * g)
+//   w = (w - decay * w) - (lr * (m / correction1)) / (sqrt(v / correction2) + epsilon)
+//   compute = round(w)
+// Published is the type of the copy for the math, void for none.
+template <class Published>
+struct Update {
+  const AdamWSpan &span;
+  float lr, decay, beta1, rest1, beta2, rest2, correction1, correction2, epsilon, grad_scale;
+
+  HWY_INLINE Update(const AdamW &step, const AdamWSpan &span)
+      : span(span),
+        lr(step.lr),
+        decay(step.lr * step.weight_decay),
+        beta1(step.beta1),
+        rest1(1.0f - step.beta1),
+        beta2(step.beta2),
+        rest2(1.0f - step.beta2),
+        correction1(step.correction1),
+        correction2(step.correction2),
+        epsilon(step.epsilon),
+        grad_scale(step.grad_scale) {}
+
+  template <class D>
+  HWY_INLINE void operator()(D d, size_t i) const {
+    using hn::Add, hn::Mul, hn::Div, hn::Sub, hn::Set;
+    const auto g = Mul(load<F32>(d, span.grad, i), Set(d, grad_scale));
+    const auto m = Add(Mul(Set(d, beta1), load<F32>(d, span.exp_avg, i)), Mul(Set(d, rest1), g));
+    const auto v = Add(Mul(Set(d, beta2), load<F32>(d, span.exp_avg_sq, i)), Mul(Mul(Set(d, rest2), g), g));
+    const auto before = load<F32>(d, span.weight, i);
+    const auto decayed = Sub(before, Mul(Set(d, decay), before));
+    const auto denominator = Add(hn::Sqrt(Div(v, Set(d, correction2))), Set(d, epsilon));
+    const auto w = Sub(decayed, Div(Mul(Set(d, lr), Div(m, Set(d, correction1))), denominator));
+    store<F32>(d, m, span.exp_avg, i);
+    store<F32>(d, v, span.exp_avg_sq, i);
+    store<F32>(d, w, span.weight, i);
+    if constexpr (!std::is_void_v<Published>) store<Published>(d, w, span.compute, i);
+  }
+};
+
+template <class Published>
+void update(const AdamW &step, const AdamWSpan &span) {
+  for_each_vector(0, span.count, Update<Published>(step, span));
+}
+
+void update_any(const AdamW &step, const AdamWSpan &span) {
+  if (!span.compute || span.compute == span.weight) return update<void>(step, span);
+  switch (span.compute_dtype) {
+    case FSDP_FLOAT32: return update<F32>(step, span);
+    case FSDP_BFLOAT16: return update<BF16>(step, span);
+    case FSDP_FLOAT16: return update<F16>(step, span);
+  }
+}
+
+}  // namespace fsdp::device::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace fsdp::device::kernels {
+
+HWY_EXPORT(update_any);
+
+void adamw(const AdamW &step, const AdamWSpan &span) {
+  const FloatEnvironment standard;
+  HWY_DYNAMIC_DISPATCH(update_any)(step, span);
+}
+
+}  // namespace fsdp::device::kernels
+#endif

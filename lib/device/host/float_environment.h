@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// The IEEE default for as long as the object lives: round to nearest even, subnormals kept, no traps. Callers may have
+// set flush-to-zero or another rounding mode; the kernels' bits must not depend on it, and the caller gets it back.
+#pragma once
+
+#if defined(__x86_64__) || defined(__SSE__)
+#include <xmmintrin.h>
+#else
+#include <cfenv>
+#endif
+
+namespace fsdp::device {
+
+#if defined(__x86_64__) || defined(__SSE__)
+
+// Writing MXCSR costs far more than reading it, so it is written only where the caller's differs.
+class FloatEnvironment {
+ public:
+  FloatEnvironment() noexcept : saved_(_mm_getcsr()) {
+    if (differs()) _mm_setcsr(standard);
+  }
+  ~FloatEnvironment() {
+    if (differs()) _mm_setcsr(saved_);
+  }
+  FloatEnvironment(const FloatEnvironment &) = delete;
+  FloatEnvironment &operator=(const FloatEnvironment &) = delete;
+
+ private:
+  static constexpr unsigned standard = 0x1f80;      // all exceptions masked, nearest even, no FTZ, no DAZ
+  static constexpr unsigned sticky_flags = 0x003f;  // what has happened so far: no mode
+  bool differs() const noexcept { return (saved_ & ~sticky_flags) != standard; }
+  unsigned saved_;
+};
+
+#else
+
+class FloatEnvironment {
+ public:
+  FloatEnvironment() noexcept {
+    std::fegetenv(&saved_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~FloatEnvironment() { std::fesetenv(&saved_); }
+  FloatEnvironment(const FloatEnvironment &) = delete;
+  FloatEnvironment &operator=(const FloatEnvironment &) = delete;
+
+ private:
+  std::fenv_t saved_;
+};
+
+#endif
+
+}  // namespace fsdp::device

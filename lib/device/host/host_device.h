@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "device/device.h"
+#include "device/host/progress.h"
+#include "device/host/stream.h"
+
+namespace fsdp::device {
+
+// The host's memory and cores. Its streams must be destroyed before it, and its events not be used after it.
+class HostDevice final : public Device {
+ public:
+  HostDevice(const Options &options, const Waiter &waiter, Failure &failure);
+
+  const char *name() const noexcept override { return "host"; }
+  std::unique_ptr<Stream> create_stream(const std::string &name) override;
+  std::unique_ptr<Event> create_event() override;
+  std::unique_ptr<Memory> allocate(uint64_t bytes, const char *what) override;
+  Stream &caller_stream(fsdp_stream stream) override;
+  void synchronize(const Event &event) override;
+  void count_allocation(uint64_t bytes, const char *what) override;
+
+ private:
+  Options options_;
+  const Waiter &waiter_;
+  Failure &failure_;
+  Waiter worker_waiter_;  // the same without the hook, which runs on the caller's thread only
+  CallerStream caller_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Progress>> progress_;
+  std::atomic<uint64_t> allocations_{0};
+};
+
+}  // namespace fsdp::device

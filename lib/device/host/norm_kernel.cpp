@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstring>
+
+#include "device/host/float_environment.h"
+#include "device/host/kernels.h"
+#include "device/host/simd_targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "device/host/norm_kernel.cpp"
+#include <hwy/foreach_target.h>
+
+#include "device/host/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fsdp::device::kernels::HWY_NAMESPACE {
+
+constexpr size_t sums = 16;  // partial sums of a granule, whatever the vectors' width
+
+#if HWY_HAVE_SCALABLE || !HWY_HAVE_FLOAT64
+
+// Vectors without a size cannot be held in an array.
+struct PartialSums {
+  double lane[sums] = {};
+  HWY_INLINE void add(const float *values) {
+    for (size_t j = 0; j < sums; ++j) lane[j] += static_cast<double>(values[j]) * static_cast<double>(values[j]);
+  }
+  HWY_INLINE void get(double *to) const { std::memcpy(to, lane, sizeof lane); }
+};
+
+#else
+
+struct PartialSums {
+  using D = hn::CappedTag<double, 8>;
+  static constexpr size_t lanes = hn::MaxLanes(D());
+  hn::Vec<D> vector[sums / lanes];
+
+  HWY_INLINE PartialSums() {
+    for (auto &v : vector) v = hn::Zero(D());
+  }
+  HWY_INLINE void add(const float *values) {
+    const hn::Rebind<float, D> narrow;
+    for (size_t j = 0; j < sums / lanes; ++j) {
+      const auto x = hn::PromoteTo(D(), hn::LoadU(narrow, values + j * lanes));
+      vector[j] = hn::Add(vector[j], hn::Mul(x, x));
+    }
+  }
+  HWY_INLINE void get(double *to) const {
+    for (size_t j = 0; j < sums / lanes; ++j) hn::StoreU(vector[j], D(), to + j * lanes);
+  }
+};
+
+#endif
+
+// Missing elements count as zeros, which change no sum of squares.
+HWY_INLINE double sum_granule(const float *values, size_t count) {
+  PartialSums partial;
+  size_t i = 0;
+  for (; i + sums <= count; i += sums) partial.add(values + i);
+  if (i < count) {
+    float rest[sums] = {};
+    std::memcpy(rest, values + i, (count - i) * sizeof(float));
+    partial.add(rest);
+  }
+  double lane[sums];
+  partial.get(lane);
+  for (size_t half = sums / 2; half > 0; half /= 2)
+    for (size_t j = 0; j < half; ++j) lane[j] += lane[j + half];
+  return lane[0];
+}
+
+double sum_granules(const float *values, size_t count, size_t granule) {
+  double total = 0;
+  if (granule == 1) {  // the same without the folding, which would add zeros
+    for (size_t i = 0; i < count; ++i) total += static_cast<double>(values[i]) * static_cast<double>(values[i]);
+    return total;
+  }
+  for (size_t i = 0; i < count; i += granule)
+    total += sum_granule(values + i, granule < count - i ? granule : count - i);
+  return total;
+}
+
+template <class D>
+HWY_INLINE hn::Vec<D> nonfinite(D di, const float *values) {
+  const hn::Rebind<float, D> d;
+  const auto exponent = hn::Set(di, 0x7f800000);
+  const auto bits = hn::And(hn::BitCast(di, hn::LoadU(d, values)), exponent);
+  return hn::VecFromMask(di, hn::Eq(bits, exponent));  // -1 where true
+}
+
+size_t count_nonfinite_values(const float *values, size_t count) {
+  const hn::ScalableTag<int32_t> di;
+  const hn::CappedTag<int32_t, 1> one;
+  const size_t lanes = hn::Lanes(di);
+  constexpr size_t vectors = size_t{1} << 16;  // in a block, so that the counters do not overflow
+  size_t found = 0, i = 0;
+  while (i + lanes <= count) {
+    const size_t whole = (count - i) / lanes;
+    const size_t end = i + (whole < vectors ? whole : vectors) * lanes;
+    auto counters = hn::Zero(di);
+    for (; i < end; i += lanes) counters = hn::Sub(counters, nonfinite(di, values + i));
+    found += static_cast<size_t>(hn::GetLane(hn::SumOfLanes(di, counters)));
+  }
+  for (; i < count; ++i) found += hn::GetLane(nonfinite(one, values + i)) != 0;
+  return found;
+}
+
+}  // namespace fsdp::device::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace fsdp::device::kernels {
+
+HWY_EXPORT(sum_granules);
+HWY_EXPORT(count_nonfinite_values);
+
+double sum_squares(const float *values, uint64_t count, uint64_t granule) {
+  const FloatEnvironment standard;
+  return HWY_DYNAMIC_DISPATCH(sum_granules)(values, count, granule ? granule : count);
+}
+
+uint64_t count_nonfinite(const float *values, uint64_t count) {
+  return HWY_DYNAMIC_DISPATCH(count_nonfinite_values)(values, count);
+}
+
+}  // namespace fsdp::device::kernels
+#endif

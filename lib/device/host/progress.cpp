@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/host/progress.h"
+
+#include <algorithm>
+
+namespace fsdp::device {
+
+using namespace std::chrono_literals;
+
+// complete() stores completed_ and then looks at wanted_, sleep() stores wanted_ and then looks at completed_, all
+// sequentially consistent: one of the two sees the other. A wish that complete() wipes out together with an older one
+// is not lost, since wakes_ has changed since its owner read it.
+void Progress::complete(uint64_t count) noexcept {
+  completed_.store(count, std::memory_order_seq_cst);
+  if (wanted_.load(std::memory_order_seq_cst) > count) return;
+  wanted_.store(nobody, std::memory_order_seq_cst);
+  wakes_.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(wakes_);
+}
+
+void Progress::sleep(uint64_t count, std::chrono::nanoseconds longest) noexcept {
+  const uint32_t seen = wakes_.load(std::memory_order_seq_cst);
+  uint64_t wanted = wanted_.load(std::memory_order_seq_cst);
+  while (count < wanted && !wanted_.compare_exchange_weak(wanted, count, std::memory_order_seq_cst)) {
+  }
+  if (completed_.load(std::memory_order_seq_cst) < count) futex_wait(wakes_, seen, longest);
+}
+
+namespace {
+
+// The work itself times out too, with a better message: it gets this much longer.
+constexpr auto courtesy = 100ms;
+
+void sleep_until(Progress &progress, uint64_t count, const Waiter &waiter) {
+  const auto timeout = std::chrono::milliseconds(waiter.timeout_ms()) + courtesy;
+  auto last = progress.completed();
+  auto since = std::chrono::steady_clock::now();
+  while (progress.completed() < count) {
+    waiter.poll();
+    const auto idle = std::chrono::steady_clock::now() - since;
+    if (idle >= timeout)
+      fail(FSDP_TIMEOUT, "stream '{}' did nothing for {} ms: {} of {} pieces of work are done", progress.name(),
+           waiter.timeout_ms(), progress.completed(), count);
+    progress.sleep(count, std::min<std::chrono::nanoseconds>(20ms, timeout - idle));
+    if (const auto now = progress.completed(); now != last) {
+      last = now;
+      since = std::chrono::steady_clock::now();
+    }
+  }
+}
+
+}  // namespace
+
+void await_progress(Progress &progress, uint64_t count, const Waiter &waiter) {
+  const auto reached = [&] { return progress.completed() >= count; };
+  if (!spin_until(reached, 20us)) sleep_until(progress, count, waiter);
+  waiter.failure().check();
+}
+
+}  // namespace fsdp::device

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// How far a stream has come. The device owns it, so that events and waits may outlive the stream that they name.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "base/failure.h"
+#include "device/host/futex.h"
+
+namespace fsdp::device {
+
+class Progress {
+ public:
+  explicit Progress(std::string name) : name_(std::move(name)) {}
+
+  const std::string &name() const noexcept { return name_; }
+  uint64_t completed() const noexcept { return completed_.load(std::memory_order_acquire); }
+
+  // For the stream alone: `count` pieces of work are done. A system call only if somebody sleeps for this count.
+  void complete(uint64_t count) noexcept;
+  // Sleeps until `count` pieces are done, for at most `longest`; may return early.
+  void sleep(uint64_t count, std::chrono::nanoseconds longest) noexcept;
+
+ private:
+  static constexpr uint64_t nobody = UINT64_MAX;
+
+  alignas(64) std::atomic<uint64_t> completed_{0};
+  std::atomic<uint64_t> wanted_{nobody};  // the smallest count that somebody sleeps for
+  Word wakes_{0};                         // what they sleep on
+  std::string name_;
+};
+
+// Blocks the calling thread until `count` pieces are done: spins briefly, then sleeps, polling the waiter every 20 ms.
+// Throws what the waiter throws, TIMEOUT if the stream does nothing for the waiter's timeout, and the context's error
+// if it failed meanwhile (the work may then have been skipped).
+void await_progress(Progress &progress, uint64_t count, const Waiter &waiter);
+
+}  // namespace fsdp::device

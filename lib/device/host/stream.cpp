@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/host/stream.h"
+
+#include <cerrno>
+#include <ctime>
+#include <new>
+
+#include "device/host/kernels.h"
+
+namespace fsdp::device {
+
+void HostStream::copy(void *to, const void *from, size_t bytes) {
+  if (bytes) run([=] { kernels::copy_bytes(to, from, bytes); });
+}
+
+void HostStream::fill(void *to, uint8_t byte, size_t bytes) {
+  if (bytes) run([=] { std::memset(to, byte, bytes); });
+}
+
+void HostStream::cast(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) {
+  if (count) run([=] { kernels::cast(to, to_dtype, from, from_dtype, count); });
+}
+
+void HostStream::add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) {
+  if (count) run([=] { kernels::add(to, to_dtype, from, from_dtype, count); });
+}
+
+void HostStream::scale(float *values, float factor, uint64_t count) {
+  if (count) run([=] { kernels::scale(values, factor, count); });
+}
+
+void HostStream::rank_sum(const RankSum &sum) {
+  if (sum.count) run([sum] { kernels::rank_sum(sum); });
+}
+
+void HostStream::sum_squares(double *result, const float *values, uint64_t count, uint64_t granule) {
+  run([=] { *result = kernels::sum_squares(values, count, granule); });
+}
+
+void HostStream::count_nonfinite(uint64_t *result, const float *values, uint64_t count) {
+  run([=] { *result = kernels::count_nonfinite(values, count); });
+}
+
+void HostStream::adamw(const AdamW &step, const AdamWSpan &span) {
+  if (span.count) run([step, span] { kernels::adamw(step, span); });
+}
+
+void CallerStream::run(const Task &task) {
+  Task copy = task;  // as a queue would: the task may change its own state
+  copy();
+}
+
+void InlineStream::run(const Task &task) {
+  failure_.check();
+  delay_();
+  Task copy = task;
+  try {
+    copy();
+  } catch (...) {
+    const Error error = current_error();
+    failure_.set(error);
+    throw error;
+  }
+}
+
+namespace {
+
+uint64_t hash_name(std::string_view name) {  // FNV-1a
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return hash;
+}
+
+uint64_t next_random(uint64_t &state) {  // splitmix64, Steele et al. 2014
+  uint64_t z = state += 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+}  // namespace
+
+Delay::Delay(const Options &options, std::string_view stream_name)
+    : longest_us_(options.delay_us), state_(options.delay_seed ^ hash_name(stream_name)) {}
+
+uint64_t Delay::next_us() { return next_random(state_) % (uint64_t{longest_us_} + 1); }
+
+void Delay::operator()() {
+  if (longest_us_ == 0) return;
+  const uint64_t us = next_us();
+  timespec left{static_cast<time_t>(us / 1000000), static_cast<long>(us % 1000000 * 1000)};
+  while (clock_nanosleep(CLOCK_MONOTONIC, 0, &left, &left) == EINTR) {
+  }
+}
+
+Error current_error() {
+  try {
+    throw;
+  } catch (const Error &error) {
+    return error;
+  } catch (const std::bad_alloc &) {
+    return {FSDP_OUT_OF_MEMORY, "no memory left for library work"};
+  } catch (const std::exception &error) {
+    return {FSDP_INTERNAL, fmt::format("library work threw: {}", error.what())};
+  } catch (...) {
+    return {FSDP_INTERNAL, "library work threw an unknown exception"};
+  }
+}
+
+}  // namespace fsdp::device

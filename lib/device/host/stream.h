@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// The streams of the host device that work on the calling thread, and what all its streams share. The one with a
+// thread of its own is in worker_stream.h.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "base/failure.h"
+#include "device/device.h"
+#include "device/host/event.h"
+
+namespace fsdp::device {
+
+// Every piece of work is a task that calls a kernel; a subclass says where and when tasks run.
+class HostStream : public Stream {
+ public:
+  void copy(void *to, const void *from, size_t bytes) override;
+  void fill(void *to, uint8_t byte, size_t bytes) override;
+  void cast(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) override;
+  void add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) override;
+  void scale(float *values, float factor, uint64_t count) override;
+  void rank_sum(const RankSum &sum) override;
+  void sum_squares(double *result, const float *values, uint64_t count, uint64_t granule) override;
+  void count_nonfinite(uint64_t *result, const float *values, uint64_t count) override;
+  void adamw(const AdamW &step, const AdamWSpan &span) override;
+};
+
+// The calling thread as a stream. What a task throws goes to the caller and does not fail the context.
+class CallerStream final : public HostStream {
+ public:
+  explicit CallerStream(const Waiter &waiter) : waiter_(waiter) {}
+  void record(Event &event) override { host_event(event).set(nullptr, 0); }
+  void wait(const Event &event) override { await_event(event, waiter_); }
+  void run(const Task &task) override;
+
+ private:
+  const Waiter &waiter_;
+};
+
+// Sleeps a pseudo-random time before each piece of work, the same times for the same seed and stream name.
+class Delay {
+ public:
+  Delay(const Options &options, std::string_view stream_name);
+  void operator()();
+  uint64_t next_us();  // the next time, without sleeping
+
+ private:
+  uint32_t longest_us_;
+  uint64_t state_;
+};
+
+// A library stream without overlap: in call order on the calling thread, but an error fails the context as on a worker.
+class InlineStream final : public HostStream {
+ public:
+  InlineStream(const Options &options, std::string_view name, const Waiter &waiter, Failure &failure)
+      : waiter_(waiter), failure_(failure), delay_(options, name) {}
+  void record(Event &event) override { host_event(event).set(nullptr, 0); }
+  void wait(const Event &event) override { await_event(event, waiter_); }
+  void run(const Task &task) override;
+
+ private:
+  const Waiter &waiter_;
+  Failure &failure_;
+  Delay delay_;
+};
+
+// The exception being handled, as an Error; for use in a catch block.
+Error current_error();
+
+}  // namespace fsdp::device

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/context.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace fsdp::engine {
+namespace {
+
+constexpr uint32_t default_timeout_ms = 300'000;
+constexpr size_t most_log_lines = 1024;
+
+device::Options device_options(const fsdp_context_options &options, uint32_t rank) {
+  device::Options device;
+  device.overlap = !(options.flags & FSDP_CONTEXT_NO_OVERLAP);
+  device.delay_us = options.debug_delay_us;
+  device.delay_seed = options.debug_delay_seed * 1'000'003 + rank;
+  device.failed_allocation = options.debug_failed_allocation;
+  return device;
+}
+
+}  // namespace
+
+ForkGuard::ForkGuard() {
+  void *page = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) fail_errno(errno, "mapping the fork guard");
+  if (::madvise(page, 4096, MADV_WIPEONFORK) != 0) {
+    const int code = errno;
+    ::munmap(page, 4096);
+    fail_errno(code, "madvise(MADV_WIPEONFORK) on the fork guard");
+  }
+  word_ = static_cast<volatile uint32_t *>(page);
+  *word_ = 1;
+}
+
+ForkGuard::~ForkGuard() { ::munmap(const_cast<uint32_t *>(word_), 4096); }
+
+Context::Context(const fsdp_context_options &options, uint32_t rank, uint32_t world_size)
+    : options_(options),
+      log_level_(options.log_level ? options.log_level : FSDP_LOG_WARNING),
+      rank_(rank),
+      world_size_(world_size),
+      waiter_(failure_, options.interrupted, options.interrupted_data,
+              options.timeout_ms ? options.timeout_ms : default_timeout_ms),
+      device_(device::create_host_device(device_options(options, rank), waiter_, failure_)) {
+  options_.rendezvous = nullptr;  // the caller's string need not outlive the call
+}
+
+// Teams and the world refer to the device and the failure: they go first.
+Context::~Context() {
+  world_team_.reset();
+  world_.reset();
+}
+
+std::shared_ptr<Context> Context::create(const fsdp_context_options &options) {
+  comm::WorldOptions world;
+  if (options.world_size) {
+    world.rank = options.rank;
+    world.size = options.world_size;
+    if (world.rank >= world.size)
+      fail(FSDP_INVALID_ARGUMENT, "fsdp_context_options.rank: rank {} is outside [0, {})", world.rank, world.size);
+    const comm::WorldOptions launcher =
+        options.rendezvous || world.size == 1 ? comm::WorldOptions{} : comm::read_launcher_environment();
+    world.rendezvous = options.rendezvous ? options.rendezvous : launcher.rendezvous;
+    world.secret = launcher.secret;
+    if (world.size > 1 && world.rendezvous.empty())
+      fail(FSDP_INVALID_ARGUMENT,
+           "fsdp_context_options.rendezvous: NULL, and MASTER_ADDR and MASTER_PORT are not set; give the {} ranks a common name",
+           world.size);
+  } else {
+    world = comm::read_launcher_environment();
+  }
+  world.timeout_ms = options.timeout_ms ? options.timeout_ms : default_timeout_ms;
+  std::shared_ptr<Context> context(new Context(options, world.rank, world.size));
+  context->world_ = comm::create_process_world(world, context->waiter_, context->failure_, *context->device_);
+  context->log(FSDP_LOG_INFO, fmt::format("rank {} of {}: {}", world.rank, world.size, context->world_->description()));
+  return context;
+}
+
+std::vector<std::shared_ptr<Context>> Context::create_local(uint32_t world_size, const fsdp_context_options &options) {
+  auto job = comm::create_local_job(world_size);
+  std::vector<std::shared_ptr<Context>> contexts;
+  for (uint32_t rank = 0; rank < world_size; ++rank) {
+    contexts.emplace_back(new Context(options, rank, world_size));
+    Context &context = *contexts.back();
+    context.world_ = comm::create_local_world(job, rank, context.waiter_, context.failure_, *context.device_);
+  }
+  return contexts;
+}
+
+std::shared_ptr<Context> Context::create_planning(uint32_t world_size, uint32_t rank,
+                                                  const fsdp_context_options &options) {
+  return std::shared_ptr<Context>(new Context(options, rank, world_size));
+}
+
+void Context::require_world(const char *call) const {
+  if (planning()) fail(FSDP_INVALID_STATE, "{}: this context only plans (fsdp_create_plan_context); it has no data", call);
+}
+
+std::unique_ptr<comm::Team> Context::create_team(const std::string &what) {
+  std::vector<uint32_t> ranks(world_size_);
+  for (uint32_t r = 0; r < world_size_; ++r) ranks[r] = r;
+  return world_->create_team(ranks, what);
+}
+
+comm::Team &Context::world_team() {
+  if (!world_team_) {
+    value_messages_.resize(world_size_ + 1);
+    world_team_ = create_team("the world");
+  }
+  return *world_team_;
+}
+
+// The header goes with the values, so that ranks that disagree find out before anything is added.
+void Context::all_reduce(double *values, uint64_t count, fsdp_value_op op) {
+  require_world("fsdp_all_reduce_values");
+  comm::Team &team = world_team();
+  ValueMessage &mine = value_messages_[world_size_];
+  mine.count = count;
+  mine.op = op;
+  std::copy_n(values, count, mine.values);
+  team.exchange_fixed(&mine, sizeof mine, value_messages_.data(), "fsdp_all_reduce_values");
+  for (uint32_t r = 0; r < world_size_; ++r) {
+    const ValueMessage &other = value_messages_[r];
+    if (other.count != count || other.op != op)
+      fail_rank(FSDP_MISMATCH, static_cast<int32_t>(r),
+                "fsdp_all_reduce_values: rank {} reduces {} values with op {}, rank {} reduces {} with op {}", r,
+                other.count, other.op, rank_, count, op);
+  }
+  for (uint64_t i = 0; i < count; ++i) {
+    double result = value_messages_[0].values[i];
+    for (uint32_t r = 1; r < world_size_; ++r) {
+      const double value = value_messages_[r].values[i];
+      result = op == FSDP_VALUE_SUM ? result + value : op == FSDP_VALUE_MIN ? std::min(result, value) : std::max(result, value);
+    }
+    values[i] = result;
+  }
+}
+
+void Context::close() {
+  require_world("fsdp_close_context");
+  if (closed_) fail(FSDP_INVALID_STATE, "fsdp_close_context: rank {} has closed this context before; destroy it", rank_);
+  for (const OpenModel *model : models_)
+    if (const std::string what = model->unfinished(); !what.empty())
+      fail(FSDP_INVALID_STATE,
+           "fsdp_close_context: a model of rank {} is in the middle of a step ({}); end it with fsdp_finish_grads and a publish, "
+           "or with fsdp_discard_step",
+           rank_, what);
+  uint8_t here = 1;
+  std::vector<uint8_t> all(world_size_);
+  world_team().exchange_fixed(&here, 1, all.data(), "fsdp_close_context");
+  world_->leave();
+  closed_ = true;
+}
+
+void Context::add_model(const OpenModel *model) {
+  std::lock_guard lock(mutex_);
+  models_.push_back(model);
+}
+
+void Context::remove_model(const OpenModel *model) noexcept {
+  std::lock_guard lock(mutex_);
+  std::erase(models_, model);
+}
+
+void Context::abort(const std::string &reason) noexcept {
+  try {
+    failure_.set(Error(FSDP_ABORTED, fmt::format("rank {} aborted: {}", rank_, reason), static_cast<int32_t>(rank_)));
+    if (world_) world_->abort(reason);
+  } catch (...) {  // out of memory for the text: the flag is what matters
+    failure_.set(Error(FSDP_ABORTED, {}));
+  }
+}
+
+void Context::shut_down() noexcept {
+  try {
+    failure_.set(Error(FSDP_INVALID_HANDLE, fmt::format("the context of rank {} has been destroyed", rank_)));
+    if (world_ && !closed_) world_->abort("destroyed its context without fsdp_close_context");
+  } catch (...) {
+    failure_.set(Error(FSDP_INVALID_HANDLE, {}));
+  }
+}
+
+void Context::log(fsdp_log_level level, const std::string &message) noexcept {
+  if (!logs(level)) return;
+  try {
+    std::lock_guard lock(mutex_);
+    if (log_lines_.size() < most_log_lines) log_lines_.emplace_back(level, message);
+    has_log_lines_.store(true, std::memory_order_release);
+  } catch (...) {  // a lost line is better than a failed step
+  }
+}
+
+void Context::flush_log() noexcept {
+  if (!has_log_lines_.load(std::memory_order_acquire)) return;
+  std::vector<std::pair<fsdp_log_level, std::string>> lines;
+  {
+    std::lock_guard lock(mutex_);
+    lines.swap(log_lines_);
+    has_log_lines_.store(false, std::memory_order_release);
+  }
+  for (const auto &[level, message] : lines) options_.log(options_.log_data, level, message.c_str());
+}
+
+void Context::remember(const Error &error) noexcept {
+  try {
+    std::lock_guard lock(mutex_);
+    last_error_.emplace(error);
+  } catch (...) {  // then the status alone must do
+  }
+}
+
+std::optional<Error> Context::last_error() const {
+  std::lock_guard lock(mutex_);
+  return last_error_;
+}
+
+CallScope::CallScope(Context &context) : context_(context) {
+  if (context.fork_guard_.in_child())
+    fail(FSDP_INVALID_STATE, "this process is a fork of the one that made the context of rank {}; make a new context here",
+         context.rank_);
+  if (context.inside_.exchange(true, std::memory_order_acquire))
+    fail(FSDP_BUSY, "another thread is inside the context of rank {}", context.rank_);
+  if (context.failure_.failed()) {
+    context.inside_.store(false, std::memory_order_release);
+    context.failure_.check();
+  }
+}
+
+CallScope::~CallScope() {
+  context_.flush_log();
+  context_.inside_.store(false, std::memory_order_release);
+}
+
+}  // namespace fsdp::engine

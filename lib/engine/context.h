@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank's membership in the job. Owns the device and the world; models hold it alive. One thread at a time is
+// inside (CallScope); failure, abort and destroy come from any thread.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/failure.h"
+#include "comm/communicator.h"
+#include "device/device.h"
+#include "fsdp.h"
+
+namespace fsdp::engine {
+
+// A word that fork() zeroes in the child: one load tells a forked child from its parent.
+class ForkGuard {
+ public:
+  ForkGuard();
+  ~ForkGuard();
+  ForkGuard(const ForkGuard &) = delete;
+  ForkGuard &operator=(const ForkGuard &) = delete;
+  bool in_child() const noexcept { return *word_ == 0; }
+
+ private:
+  volatile uint32_t *word_;
+};
+
+// What a context must know of the models made from it.
+class OpenModel {
+ public:
+  virtual ~OpenModel() = default;
+  virtual std::string unfinished() const = 0;
+};
+
+class Context {
+ public:
+  static constexpr uint64_t most_values = 512;  // of one all_reduce
+
+  static std::shared_ptr<Context> create(const fsdp_context_options &options);
+  static std::vector<std::shared_ptr<Context>> create_local(uint32_t world_size, const fsdp_context_options &options);
+  // A context that only plans has no world.
+  static std::shared_ptr<Context> create_planning(uint32_t world_size, uint32_t rank, const fsdp_context_options &options);
+  Context(const Context &) = delete;
+  Context &operator=(const Context &) = delete;
+  ~Context();
+
+  uint32_t rank() const noexcept { return rank_; }
+  uint32_t world_size() const noexcept { return world_size_; }
+  bool planning() const noexcept { return !world_; }
+  bool in_child() const noexcept { return fork_guard_.in_child(); }
+  bool debug() const noexcept { return options_.flags & FSDP_CONTEXT_DEBUG; }
+  device::Device &device() { return *device_; }
+  Failure &failure() noexcept { return failure_; }
+  const Failure &failure() const noexcept { return failure_; }
+  void require_world(const char *call) const;
+  // A team of all ranks; collective.
+  std::unique_ptr<comm::Team> create_team(const std::string &what);
+
+  void all_reduce(double *values, uint64_t count, fsdp_value_op op);
+  void close();
+  void abort(const std::string &reason) noexcept;
+  // The handle is gone: whatever still waits inside ends with an error.
+  void shut_down() noexcept;
+
+  // Thread-safe: the line is handed to the log hook when the present or next call ends.
+  void log(fsdp_log_level level, const std::string &message) noexcept;
+  bool logs(fsdp_log_level level) const noexcept { return options_.log && level <= log_level_; }
+
+  void remember(const Error &error) noexcept;
+  std::optional<Error> last_error() const;
+
+  // A close with a model in the middle of a step is an error.
+  void add_model(const OpenModel *model);
+  void remove_model(const OpenModel *model) noexcept;
+
+ private:
+  friend class CallScope;
+  Context(const fsdp_context_options &options, uint32_t rank, uint32_t world_size);
+  comm::Team &world_team();
+  void flush_log() noexcept;
+
+  fsdp_context_options options_;
+  fsdp_log_level log_level_;
+  uint32_t rank_, world_size_;
+  ForkGuard fork_guard_;
+  Failure failure_;
+  Waiter waiter_;
+  std::unique_ptr<device::Device> device_;
+  std::unique_ptr<comm::World> world_;
+  std::unique_ptr<comm::Team> world_team_;
+  struct ValueMessage {
+    uint64_t count = 0;
+    int64_t op = 0;
+    double values[most_values] = {};
+  };
+  std::vector<ValueMessage> value_messages_;  // one a rank, and this rank's own at the end
+  std::atomic<bool> inside_{false};
+  bool closed_ = false;
+  mutable std::mutex mutex_;  // the models, the log queue and the last error
+  std::vector<const OpenModel *> models_;
+  std::vector<std::pair<fsdp_log_level, std::string>> log_lines_;
+  std::atomic<bool> has_log_lines_{false};
+  std::optional<Error> last_error_;
+};
+
+// The right to be inside a context: throws BUSY, the sticky failure, or INVALID_STATE in a forked child.
+class CallScope {
+ public:
+  explicit CallScope(Context &context);
+  ~CallScope();
+  CallScope(const CallScope &) = delete;
+  CallScope &operator=(const CallScope &) = delete;
+
+ private:
+  Context &context_;
+};
+
+}  // namespace fsdp::engine

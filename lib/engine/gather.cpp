@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/gather.h"
+
+#include <algorithm>
+
+namespace fsdp::engine {
+namespace {
+
+bool is_backward(fsdp_phase phase) { return phase == FSDP_BACKWARD || phase == FSDP_RECOMPUTE; }
+
+std::string describe_holds(const GatherSlot &slot) {
+  std::string text;
+  for (fsdp_phase phase = FSDP_FORWARD; phase <= FSDP_EVAL; ++phase)
+    if (const uint32_t count = slot.holds[static_cast<size_t>(phase)])
+      text += fmt::format("{}{} x {}", text.empty() ? "" : ", ", phase_name(phase), count);
+  return text.empty() ? "none" : text;
+}
+
+}  // namespace
+
+Gatherer::Gatherer(Runtime &runtime)
+    : runtime_(runtime), keys_per_group_(runtime.spec.schedule == FSDP_SCHEDULE_INTERLEAVED ? 2 : 1) {
+  const auto &train = runtime.plan.visits.train;
+  positions_.resize(2 * runtime.groups.size());
+  for (uint32_t i = 0; i < train.size(); ++i)
+    positions_[2 * train[i].group_index + is_backward(train[i].phase)].push_back(i);
+  eval_positions_.assign(runtime.groups.size(), 0);
+  for (uint32_t i = 0; i < runtime.plan.visits.eval.size(); ++i)
+    eval_positions_[runtime.plan.visits.eval[i].group_index] = i;
+  for (const Group &group : runtime.groups) set_readable(group, !group.plan->gathers);
+}
+
+const std::vector<fsdp_visit> &Gatherer::visits(fsdp_phase phase) const {
+  return training(phase) ? runtime_.plan.visits.train : runtime_.plan.visits.eval;
+}
+
+// A group that is visited more than once: the next visit from where the pass has come to.
+uint32_t Gatherer::find_position(const Group &group, fsdp_phase phase) {
+  if (!training(phase)) return eval_positions_[group.index];
+  const auto &found = positions_[2 * group.index + is_backward(phase)];
+  if (found.empty()) return UINT32_MAX;
+  uint32_t position = found.front();
+  if (found.size() > 1)
+    for (const uint32_t candidate : found)
+      if (candidate >= cursor_) {
+        position = candidate;
+        break;
+      }
+  cursor_ = position + 1;
+  return position;
+}
+
+void Gatherer::prefetch(Group &group, fsdp_phase phase) {
+  if (!group.plan->gathers) return;
+  GatherSlot &slot = group.slot(phase);
+  if (slot.gathered || blocked(slot)) return;
+  gather(group, slot, phase);
+  slot.ahead = true;
+  ++runtime_.stats.prefetches;
+}
+
+void Gatherer::prefetch_after(fsdp_phase phase, uint32_t position) {
+  // A recompute is a visit inside another one: what comes next is already known from there.
+  if (phase == FSDP_RECOMPUTE || position == UINT32_MAX) return;
+  const auto &lists = training(phase) ? runtime_.plan.visits.train_prefetch : runtime_.plan.visits.eval_prefetch;
+  for (const uint32_t next : lists[position]) {
+    const fsdp_visit &visit = visits(phase)[next];
+    prefetch(runtime_.groups[visit.group_index], visit.phase);
+  }
+}
+
+void Gatherer::unshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
+  device::Stream &caller = runtime_.context.device().caller_stream(stream);
+  GatherSlot &slot = group.slot(phase);
+  if (group.plan->gathers) {
+    if (!slot.gathered) gather(group, slot, phase);
+    if (phase != FSDP_RECOMPUTE) slot.position = find_position(group, phase);
+    prefetch_after(phase, slot.position);
+    if (group.plan->copies) runtime_.wait(*slot.ready, caller);
+    slot.ahead = false;
+  }
+  runtime_.await_version();
+  ++slot.holds[static_cast<size_t>(phase)];
+}
+
+void Gatherer::reshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
+  device::Stream &caller = runtime_.context.device().caller_stream(stream);
+  GatherSlot &slot = group.slot(phase);
+  if (slot.holds[static_cast<size_t>(phase)] == 0)
+    fail(FSDP_INVALID_STATE, "fsdp_reshard: group '{}' has no {} hold to return; its holds are: {}", group.name(),
+         phase_name(phase), describe_holds(slot));
+  --slot.holds[static_cast<size_t>(phase)];
+  if (!group.plan->gathers) return;
+  if (group.plan->copies) {
+    // The buffer's next gather runs on the gather stream: it comes after every stream that returned a hold.
+    caller.record(*slot.left);
+    if (!slot.left->done()) runtime_.gather_stream->wait(*slot.left);
+  }
+  if (slot.hold_count()) return;
+  if (keeps(group, slot, phase)) {
+    slot.ahead = true;
+  } else {
+    release(group, slot);
+  }
+}
+
+// The weights stay where the next visits would gather them again.
+bool Gatherer::keeps(const Group &group, const GatherSlot &slot, fsdp_phase phase) const {
+  if (phase == FSDP_RECOMPUTE) return true;
+  if (phase == FSDP_FORWARD && group.spec->resident) return true;
+  if (slot.position == UINT32_MAX) return false;
+  const auto &list = visits(phase);
+  for (uint32_t ahead = 1; ahead <= runtime_.spec.prefetch_depth && slot.position + ahead < list.size(); ++ahead) {
+    const fsdp_visit &next = list[slot.position + ahead];
+    if (memory::gathered_key(runtime_.spec.schedule, next.group_index, next.phase) == slot.key) return true;
+  }
+  return false;
+}
+
+bool Gatherer::blocked(const GatherSlot &slot) const {
+  auto &self = const_cast<Gatherer &>(*this);
+  return std::any_of(slot.overlaps.begin(), slot.overlaps.end(),
+                     [&](uint32_t key) { return self.slot_of(key).gathered; });
+}
+
+void Gatherer::evict(Group &group, GatherSlot &slot, fsdp_phase phase) {
+  for (const uint32_t key : slot.overlaps) {
+    GatherSlot &other = slot_of(key);
+    if (!other.gathered || other.hold_count() == 0) continue;
+    fail(FSDP_INVALID_STATE,
+         "fsdp_unshard: group '{}' ({}) needs the buffer that group '{}' holds ({}); return that hold with fsdp_reshard "
+         "first, or give fsdp_set_schedule the order of visits in which both are held at once",
+         group.name(), phase_name(phase), group_of(key).name(), describe_holds(other));
+  }
+  for (const uint32_t key : slot.overlaps)
+    if (slot_of(key).gathered) release(group_of(key), slot_of(key));
+}
+
+void Gatherer::gather(Group &group, GatherSlot &slot, fsdp_phase phase) {
+  if (group.plan->copies) {
+    evict(group, slot, phase);
+    enqueue_copies(group, slot);
+  }
+  set_readable(group, true);
+  slot.gathered = true;
+  Stats &stats = runtime_.stats;
+  ++stats.gathers;
+  stats.peak_gathered_groups = std::max(stats.peak_gathered_groups, ++stats.gathered_groups);
+}
+
+void Gatherer::enqueue_copies(Group &group, GatherSlot &slot) {
+  device::Stream &stream = *runtime_.gather_stream;
+  stream.wait(*runtime_.published);
+  comm::Gate *gate = runtime_.version_gate.get();
+  stream.run([gate, version = runtime_.version, name = group.name()] { gate->await(version, name); });
+  runtime_.gather_comm->gather_stable(slot.spans, {group.index, group.name()}, stream);
+  stream.record(*slot.ready);
+  ++runtime_.stats.all_gathers;
+  runtime_.stats.gathered_bytes += group.gathered_bytes;
+}
+
+void Gatherer::release(Group &group, GatherSlot &slot) {
+  slot.gathered = false;
+  if (slot.ahead) ++runtime_.stats.dropped_prefetches;
+  slot.ahead = false;
+  --runtime_.stats.gathered_groups;
+  const bool other_gathered = std::any_of(group.slots.begin(), group.slots.end(), [](const auto &s) { return s.gathered; });
+  if (!other_gathered) set_readable(group, false);
+  if (!runtime_.context.debug() || !group.plan->copies) return;
+  // 0xFF bytes are a NaN in every dtype that we have.
+  for (const comm::GatherSpan &span : slot.spans)
+    runtime_.gather_stream->fill(span.to, 0xFF, span.bytes * runtime_.team->size());
+}
+
+void Gatherer::set_readable(const Group &group, bool readable) {
+  const bool mapped = group.plan->gathers && !group.plan->copies;
+  if (!runtime_.context.debug() || !mapped || group.plan->compute_bytes == 0) return;
+  runtime_.storage->shared_compute()->protect(group.plan->compute_offset, group.plan->compute_bytes, readable);
+}
+
+bool Gatherer::readable(Group &group, fsdp_phase phase) const {
+  if (!group.plan->gathers) return !runtime_.window_open;
+  return group.slot(phase).hold_count() > 0;
+}
+
+const std::byte *Gatherer::view(Group &group, fsdp_phase phase, uint32_t index) const {
+  const Bucket &bucket = runtime_.storage->buckets()[index];
+  if (bucket.view) return bucket.view;
+  return runtime_.storage->gather_pool() + runtime_.plan.gather_pool.offsets[group.slot(phase).key] +
+         bucket.plan->gathered_offset;
+}
+
+std::string Gatherer::list_holds() const {
+  std::string text;
+  for (const Group &group : runtime_.groups)
+    for (const GatherSlot &slot : group.slots)
+      if (slot.hold_count())
+        text += fmt::format("{}group '{}' is still held ({}): call fsdp_reshard", text.empty() ? "" : "; ", group.name(),
+                            describe_holds(slot));
+  return text;
+}
+
+void Gatherer::drop_all(bool force) {
+  for (Group &group : runtime_.groups)
+    for (GatherSlot &slot : group.slots) {
+      if (force) slot.holds = {};
+      if (slot.gathered && slot.hold_count() == 0) release(group, slot);
+    }
+}
+
+}  // namespace fsdp::engine

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Unshard and reshard: holds by phase, prefetch along the schedule, and which group has which pool buffer.
+//
+//   mapped   the full weights are a view of the shared arena: a gather is a change of state, 0 bytes
+//   copied   a gather waits for the shards' version, then pulls every rank's slice into the slot's pool buffer
+#pragma once
+
+#include "engine/runtime.h"
+
+namespace fsdp::engine {
+
+class Gatherer {
+ public:
+  explicit Gatherer(Runtime &runtime);
+
+  void prefetch(Group &group, fsdp_phase phase);
+  void unshard(Group &group, fsdp_phase phase, fsdp_stream stream);
+  void reshard(Group &group, fsdp_phase phase, fsdp_stream stream);
+  // Is the group readable, and at which address does the bucket's full buffer start?
+  bool readable(Group &group, fsdp_phase phase) const;
+  const std::byte *view(Group &group, fsdp_phase phase, uint32_t bucket) const;
+  // Groups that still have holds, as text; empty if none.
+  std::string list_holds() const;
+  // Lets go of what was gathered without a hold. With force also of what is held.
+  void drop_all(bool force);
+  void start_step() { cursor_ = 0; }
+
+ private:
+  static bool training(fsdp_phase phase) { return phase != FSDP_EVAL; }
+  const std::vector<fsdp_visit> &visits(fsdp_phase phase) const;
+  uint32_t find_position(const Group &group, fsdp_phase phase);
+  void prefetch_after(fsdp_phase phase, uint32_t position);
+  // Enqueues the gather. Throws if a group with holds has the buffer; drops one without.
+  void gather(Group &group, GatherSlot &slot, fsdp_phase phase);
+  bool blocked(const GatherSlot &slot) const;
+  void evict(Group &group, GatherSlot &slot, fsdp_phase phase);
+  void enqueue_copies(Group &group, GatherSlot &slot);
+  bool keeps(const Group &group, const GatherSlot &slot, fsdp_phase phase) const;
+  void release(Group &group, GatherSlot &slot);
+  void set_readable(const Group &group, bool readable);
+  Group &group_of(uint32_t key) { return runtime_.groups[keys_per_group_ == 2 ? key / 2 : key]; }
+  GatherSlot &slot_of(uint32_t key) { return group_of(key).slots[keys_per_group_ == 2 ? key % 2 : 0]; }
+
+  Runtime &runtime_;
+  uint32_t keys_per_group_;
+  std::vector<std::vector<uint32_t>> positions_;  // in train, by 2 * group + backward
+  std::vector<uint32_t> eval_positions_;          // by group
+  uint32_t cursor_ = 0;                           // where the next visit of a group named more than once is looked for
+};
+
+}  // namespace fsdp::engine

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a parameter group of a sealed model knows about itself. A group has one slot of gathered weights, or two where the
+// schedule keeps forward and backward apart, and one full gradient.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "device/device.h"
+#include "engine/storage.h"
+#include "memory/model_plan.h"
+
+namespace fsdp::engine {
+
+const char *phase_name(fsdp_phase phase);
+
+struct GatherSlot {
+  uint32_t key = 0;       // number of the pool request
+  bool gathered = false;  // the gather of this version has been enqueued
+  bool ahead = false;     // gathered, but no hold asked for it yet: prefetched or kept
+  std::array<uint32_t, 5> holds{};  // by phase
+  uint32_t position = 0;  // of the visit that was unsharded last, in the list of its mode
+  std::unique_ptr<device::Event> ready;  // the copies have arrived
+  std::unique_ptr<device::Event> left;   // the streams that read have passed their reshard
+  std::vector<comm::GatherSpan> spans;   // of a copied gather
+  std::vector<uint32_t> overlaps;        // keys whose buffers share bytes with this one
+
+  uint32_t hold_count() const { return holds[1] + holds[2] + holds[3] + holds[4]; }
+};
+
+struct Contribution {
+  enum class State { idle, lent, reducing };
+  State state = State::idle;
+  std::vector<uint8_t> acquired;      // parameters written in this contribution
+  std::vector<uint8_t> touched;       // ... since the last publish (persistent buffers)
+  std::vector<fsdp_stream> writers;   // the stream that wrote each parameter last
+  std::vector<fsdp_stream> streams;   // all that wrote in this contribution, each once
+  comm::Ticket ticket;
+  std::unique_ptr<device::Event> written, reduced;
+  uint32_t reduced_count = 0;  // contributions in the main grads
+  uint32_t given_count = 0;    // calls of fsdp_reduce_grad
+  bool last = false;
+};
+
+struct ParamPlace {
+  uint32_t bucket = 0;  // of the model
+  uint32_t tensor = 0;  // in the bucket
+};
+
+struct Group {
+  uint32_t index = 0;
+  const memory::GroupSpec *spec = nullptr;
+  const memory::GroupPlan *plan = nullptr;
+  std::vector<ParamPlace> places;
+  std::vector<GatherSlot> slots;
+  Contribution grad;
+  std::vector<comm::ReduceSpan> reduce_spans;
+  std::vector<comm::AllReduceSpan> all_reduce_spans;
+  std::vector<uint32_t> grad_overlaps;  // groups whose full gradient buffers share bytes with this one's
+  std::vector<comm::GatherSpan> refresh_spans;  // whole compute weights, at publish
+  uint64_t gathered_bytes = 0;  // that one gather pulls
+  uint64_t reduced_bytes = 0;   // that one reduce pulls
+
+  const char *name() const { return spec->name.c_str(); }
+  GatherSlot &slot(fsdp_phase phase) {
+    const bool backward = phase == FSDP_BACKWARD || phase == FSDP_RECOMPUTE;
+    return slots[slots.size() == 2 && backward ? 1 : 0];
+  }
+};
+
+}  // namespace fsdp::engine

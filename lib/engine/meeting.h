@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// What ranks tell each other at the end of a step: why they came, and what they miss.
+#pragma once
+
+#include <cstdint>
+
+namespace fsdp::engine {
+
+enum class Intent : uint32_t { finish = 1, update, discard };
+
+struct Meeting {
+  Intent intent = Intent::finish;
+  uint32_t sound = 1;  // 0: `text` says what is missing
+  uint64_t version = 0;
+  double scale = 1;
+  char text[488] = {};
+};
+static_assert(sizeof(Meeting) == 512);
+
+inline const char *intent_call(Intent intent) {
+  switch (intent) {
+    case Intent::finish: return "fsdp_finish_grads";
+    case Intent::update: return "fsdp_begin_update";
+    default: return "fsdp_discard_step";
+  }
+}
+
+}  // namespace fsdp::engine

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// A model from its declaration to its end. Until the seal it only collects what the caller declares; the seal plans it
+// (memory/model_plan), makes the runtime, and from then on its calls check the update window and drive the runtime.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_set>
+
+#include "engine/context.h"
+#include "engine/gather.h"
+#include "engine/meeting.h"
+#include "engine/optimizer.h"
+#include "engine/params.h"
+#include "engine/reduce.h"
+#include "engine/runtime.h"
+#include "memory/model_plan.h"
+
+namespace fsdp::engine {
+
+// What a group gets where its own options are 0.
+struct GroupDefaults {
+  fsdp_strategy strategy = FSDP_OPTIM_GRADS_PARAMS;
+  fsdp_dtype grad_dtype = 0;
+  fsdp_dtype reduce_dtype = 0;
+  fsdp_reduce_policy reduce_policy = 0;
+};
+
+class Model : public OpenModel {
+ public:
+  Model(std::shared_ptr<Context> context, memory::ModelSpec spec, fsdp_optimizer optimizer, GroupDefaults defaults);
+  ~Model() override;
+  Model(const Model &) = delete;
+  Model &operator=(const Model &) = delete;
+
+  Context &context() { return *context_; }
+  const memory::ModelSpec &spec() const { return spec_; }
+  const GroupDefaults &defaults() const { return defaults_; }
+  bool sealed() const { return sealed_; }
+
+  // -- declaration --
+  uint32_t add_group(memory::GroupSpec group);
+  void set_schedule(fsdp_schedule_kind kind, std::vector<fsdp_visit> visits);
+  void add_state(memory::StateSpec state);
+  void set_arena(fsdp_role role, void *data, uint64_t size_bytes);
+  void seal();
+
+  // -- sealed --
+  const memory::ModelPlan &plan(const char *call) const;
+  Runtime &runtime(const char *call);
+  Gatherer &gatherer() { return *gatherer_; }
+  Reducer &reducer() { return *reducer_; }
+  Optimizer &optimizer() { return *optimizer_; }
+  Params &params() { return *params_; }
+  Group &group(uint32_t index) { return runtime_->groups[index]; }
+  fsdp_optimizer optimizer_kind() const { return optimizer_kind_; }
+
+  // The window is open and holds the gradients of a finished step.
+  void require_grads(const char *call);
+
+  // -- the step's end (step.cpp) --
+  void finish_grads(double scale, fsdp_stream stream);
+  void begin_update(fsdp_stream stream);
+  void publish(fsdp_stream stream, const char *call = "fsdp_publish_weights");
+  void discard(fsdp_stream stream);
+  void step_adamw(double lr, const fsdp_adamw_options &options, fsdp_stream stream, const char *call = "fsdp_step_adamw");
+  double apply_grads(const fsdp_grad *grads, uint64_t count, double lr, double max_norm, const fsdp_adamw_options &options,
+                     fsdp_stream stream, bool want_norm);
+
+  // What keeps the context from closing, as text; empty if nothing.
+  std::string unfinished() const override;
+  void get_memory(uint32_t rank, fsdp_memory &memory) const;
+  void get_stats(fsdp_stats &stats);
+
+ private:
+  void require_unsealed(const char *call) const;
+  void seal_running();
+  void meet(Intent intent, double scale, const std::string &missing);
+  void end_step(Intent intent, double scale, std::string missing, fsdp_stream stream);
+  void realign();
+  void close_window(device::Stream &caller);
+  void refresh_whole_weights(device::Stream &caller);
+  void check_grads(const fsdp_grad *grads, uint64_t count, const char *call) const;
+
+  std::shared_ptr<Context> context_;
+  memory::ModelSpec spec_;
+  fsdp_optimizer optimizer_kind_;
+  GroupDefaults defaults_;
+  std::unordered_set<std::string> param_names_, group_names_;
+  std::map<fsdp_role, CallerArena> arenas_;
+  bool sealed_ = false;
+  std::unique_ptr<memory::ModelPlan> plan_;
+  std::unique_ptr<Runtime> runtime_;
+  std::unique_ptr<Gatherer> gatherer_;
+  std::unique_ptr<Reducer> reducer_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<Params> params_;
+  std::vector<Meeting> meetings_;  // one a rank, and this rank's own at the end
+};
+
+// verify.cpp: compares what every rank declared; throws MISMATCH naming the first difference.
+void verify_declarations(comm::Team &team, const memory::ModelSpec &spec, const memory::ModelPlan &plan);
+// describe.cpp: the layout as JSON.
+std::string describe(const memory::ModelSpec &spec, const memory::ModelPlan &plan);
+
+}  // namespace fsdp::engine

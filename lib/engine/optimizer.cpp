@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/dtype.h"
+
+namespace fsdp::engine {
+
+Optimizer::Optimizer(Runtime &runtime) : runtime_(runtime) {
+  const uint32_t rank = runtime.team->rank();
+  uint32_t ordinal = 0;
+  for (const Group &group : runtime.groups) {
+    for (uint32_t i = 0; i < group.places.size(); ++i, ++ordinal) {
+      const ParamPlace &place = group.places[i];
+      const memory::ParamSpec &param = runtime.param(group, i);
+      names_.push_back(param.name.c_str());
+      if (param.frozen()) continue;
+      const memory::BucketPlan &bucket = runtime.plan.buckets[place.bucket];
+      Shard shard{group.index, i, ordinal, place.bucket, bucket.layout.slice(place.tensor, rank), {}};
+      shard.counted = shard.slice;
+      if (bucket.main_is_whole) shard.slice = {0, bucket.layout.tensors[place.tensor].full_offset, 0, param.element_count};
+      if (shard.slice.count) shards_.push_back(shard);
+    }
+  }
+}
+
+const Shard &Optimizer::shard(uint64_t index, const char *call) const {
+  if (index >= shards_.size())
+    fail(FSDP_INVALID_ARGUMENT, "{}: shard_index {} is outside [0, {})", call, index, shards_.size());
+  return shards_[index];
+}
+
+float *Optimizer::main_weight(const Shard &shard) const {
+  return reinterpret_cast<float *>(runtime_.storage->buckets()[shard.bucket].main.at(shard.slice));
+}
+
+float *Optimizer::main_grad(const Shard &shard) const {
+  return reinterpret_cast<float *>(runtime_.storage->buckets()[shard.bucket].grad.at(shard.slice));
+}
+
+// NULL where the main weights are the compute weights.
+std::byte *Optimizer::compute(const Shard &shard) const {
+  const Bucket &bucket = runtime_.storage->buckets()[shard.bucket];
+  return bucket.plan->main_is_compute ? nullptr : bucket.compute.at(shard.slice);
+}
+
+const Plane &Optimizer::state(const Shard &shard, const char *name, const char *call) const {
+  const auto &states = runtime_.spec.states;
+  for (size_t s = 0; s < states.size(); ++s)
+    if (states[s].name == name) return runtime_.storage->buckets()[shard.bucket].states[s];
+  std::string known;
+  for (const auto &state : states) known += fmt::format("{}'{}'", known.empty() ? "" : ", ", state.name);
+  fail(FSDP_INVALID_ARGUMENT, "{}: the model has no optimizer state '{}'; it has: {}", call, name,
+       known.empty() ? "none" : known);
+}
+
+void Optimizer::synchronize(device::Stream &stream) {
+  stream.record(*runtime_.order);
+  if (!runtime_.order->done()) runtime_.context.device().synchronize(*runtime_.order);
+}
+
+// Every rank's sum of squares of every parameter, in all_values().
+void Optimizer::measure_squares(fsdp_stream stream) {
+  device::Stream &caller = runtime_.context.device().caller_stream(stream);
+  std::fill_n(own_values(), names_.size(), 0.0);
+  for (const Shard &shard : shards_) {
+    if (shard.counted.count == 0) continue;
+    const Bucket &bucket = runtime_.storage->buckets()[shard.bucket];
+    const uint64_t granule = runtime_.placement(runtime_.groups[shard.group].places[shard.param_index]).granule;
+    caller.sum_squares(own_values() + shard.ordinal, reinterpret_cast<float *>(bucket.grad.at(shard.counted)),
+                       shard.counted.count, granule);
+  }
+  synchronize(caller);
+  runtime_.team->exchange_fixed(own_values(), names_.size() * sizeof(double), all_values(), "the gradient norm");
+}
+
+// Each rank's total first, then the ranks in order: the same additions for every strategy.
+double Optimizer::grad_norm(fsdp_stream stream) {
+  measure_squares(stream);
+  double total = 0;
+  for (uint32_t r = 0; r < runtime_.team->size(); ++r) {
+    double rank_total = 0;
+    for (size_t p = 0; p < names_.size(); ++p) rank_total += all_values()[r * names_.size() + p];
+    total += rank_total;
+  }
+  return std::sqrt(total);
+}
+
+void Optimizer::param_grad_norms(fsdp_stream stream, double *norms, uint64_t count) {
+  if (count != names_.size())
+    fail(FSDP_INVALID_ARGUMENT, "fsdp_get_param_grad_norms: norm_count is {}, the model has {} parameters", count, names_.size());
+  measure_squares(stream);
+  for (size_t p = 0; p < names_.size(); ++p) {
+    double total = 0;
+    for (uint32_t r = 0; r < runtime_.team->size(); ++r) total += all_values()[r * names_.size() + p];
+    norms[p] = std::sqrt(total);
+  }
+}
+
+void Optimizer::scale_grads(double factor, fsdp_stream stream) {
+  device::Stream &caller = runtime_.context.device().caller_stream(stream);
+  const float value = static_cast<float>(factor);
+  if (value == 1.0f) return;
+  for (const Shard &shard : shards_) caller.scale(main_grad(shard), value, shard.slice.count);
+}
+
+double Optimizer::clip_grads(double max_norm, fsdp_stream stream) {
+  if (!(max_norm > 0)) fail(FSDP_INVALID_ARGUMENT, "fsdp_clip_grads: max_norm is {}, it must be above 0", max_norm);
+  const double norm = grad_norm(stream);
+  if (std::isfinite(norm) && norm > max_norm) scale_grads(max_norm / norm, stream);
+  return norm;
+}
+
+const char *Optimizer::find_nonfinite(fsdp_stream stream) {
+  device::Stream &caller = runtime_.context.device().caller_stream(stream);
+  auto *counts = reinterpret_cast<uint64_t *>(own_values());
+  std::fill_n(counts, names_.size(), uint64_t{0});
+  for (const Shard &shard : shards_) {
+    if (shard.counted.count == 0) continue;
+    const Bucket &bucket = runtime_.storage->buckets()[shard.bucket];
+    caller.count_nonfinite(counts + shard.ordinal, reinterpret_cast<float *>(bucket.grad.at(shard.counted)), shard.counted.count);
+  }
+  synchronize(caller);
+  runtime_.team->exchange_fixed(counts, names_.size() * sizeof(uint64_t), all_values(), "fsdp_check_grads");
+  const auto *all = reinterpret_cast<const uint64_t *>(all_values());
+  for (size_t p = 0; p < names_.size(); ++p)
+    for (uint32_t r = 0; r < runtime_.team->size(); ++r)
+      if (all[r * names_.size() + p]) return names_[p];
+  return nullptr;
+}
+
+void Optimizer::step_adamw(double lr, const fsdp_adamw_options &options, fsdp_stream stream) {
+  const double beta1 = options.flags & FSDP_ADAMW_BETA1_ZERO ? 0.0 : options.beta1 != 0 ? options.beta1 : 0.9;
+  const double beta2 = options.beta2 != 0 ? options.beta2 : 0.999;
+  const double step = static_cast<double>(options.step ? options.step : runtime_.adamw_step + 1);
+  device::Stream &caller = runtime_.context.device().caller_stream(stream);
+  for (const Shard &shard : shards_) {
+    const memory::ParamSpec &param = runtime_.param(runtime_.groups[shard.group], shard.param_index);
+    const Bucket &bucket = runtime_.storage->buckets()[shard.bucket];
+    device::AdamW adamw{};
+    adamw.lr = static_cast<float>(lr * param.lr_scale);
+    adamw.beta1 = static_cast<float>(beta1);
+    adamw.beta2 = static_cast<float>(beta2);
+    adamw.epsilon = static_cast<float>(options.epsilon != 0 ? options.epsilon : 1e-8);
+    adamw.weight_decay = param.flags & FSDP_PARAM_NO_DECAY ? 0.0f : static_cast<float>(options.weight_decay);
+    adamw.correction1 = static_cast<float>(1.0 - std::pow(beta1, step));
+    adamw.correction2 = static_cast<float>(1.0 - std::pow(beta2, step));
+    adamw.grad_scale = 1.0f;
+    caller.adamw(adamw, {main_weight(shard), main_grad(shard), reinterpret_cast<float *>(bucket.states[0].at(shard.slice)),
+                         reinterpret_cast<float *>(bucket.states[1].at(shard.slice)), compute(shard), bucket.plan->dtype,
+                         shard.slice.count});
+  }
+  runtime_.adamw_step = static_cast<uint64_t>(step);
+}
+
+void Optimizer::cast_weights(device::Stream &stream) {
+  for (const Shard &shard : shards_)
+    if (std::byte *to = compute(shard))
+      stream.cast(to, runtime_.storage->buckets()[shard.bucket].plan->dtype, main_weight(shard), FSDP_FLOAT32, shard.slice.count);
+}
+
+}  // namespace fsdp::engine

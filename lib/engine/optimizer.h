@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// What happens inside the update window: this rank's shards, norms over all ranks, and AdamW.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/runtime.h"
+
+namespace fsdp::engine {
+
+// A rank's part of a trainable parameter. slice is what the optimizer updates; counted is the part of it that this
+// rank answers for in norms: with no_shard every rank updates all but counts its virtual shard only.
+struct Shard {
+  uint32_t group;
+  uint32_t param_index;
+  uint32_t ordinal;  // of the parameter in the model
+  uint32_t bucket;
+  layout::Slice slice;
+  layout::Slice counted;
+};
+
+class Optimizer {
+ public:
+  explicit Optimizer(Runtime &runtime);
+
+  const std::vector<Shard> &shards() const { return shards_; }
+  const Shard &shard(uint64_t index, const char *call) const;
+  float *main_weight(const Shard &shard) const;
+  float *main_grad(const Shard &shard) const;
+  const Plane &state(const Shard &shard, const char *name, const char *call) const;
+
+  double grad_norm(fsdp_stream stream);
+  void param_grad_norms(fsdp_stream stream, double *norms, uint64_t count);
+  void scale_grads(double factor, fsdp_stream stream);
+  double clip_grads(double max_norm, fsdp_stream stream);
+  // The first parameter with an Inf or NaN on any rank, or NULL.
+  const char *find_nonfinite(fsdp_stream stream);
+  // Updates main and compute weights; publishing is the model's.
+  void step_adamw(double lr, const fsdp_adamw_options &options, fsdp_stream stream);
+  // Casts main weights to compute weights where they are not the same.
+  void cast_weights(device::Stream &stream);
+
+ private:
+  void measure_squares(fsdp_stream stream);
+  void synchronize(device::Stream &stream);
+  std::byte *compute(const Shard &shard) const;
+  // scratch: one double a parameter for this rank, then the same for every rank
+  double *own_values() const { return runtime_.storage->scratch(); }
+  double *all_values() const { return own_values() + runtime_.plan.param_count + 1; }
+
+  Runtime &runtime_;
+  std::vector<Shard> shards_;
+  std::vector<const char *> names_;  // of all parameters of the model
+};
+
+}  // namespace fsdp::engine

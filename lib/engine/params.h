@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whole parameters in and out: loading full data into shards, and reading shards back as full data.
+#pragma once
+
+#include "engine/runtime.h"
+
+namespace fsdp::engine {
+
+class Params {
+ public:
+  explicit Params(Runtime &runtime) : runtime_(runtime) {}
+
+  void load(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count, int32_t root);
+  void read(Group &group, uint64_t param_index, void *data, fsdp_dtype dtype, uint64_t element_count);
+
+ private:
+  // Where this rank keeps elements that it owns: main weights, or the compute weights of a frozen parameter.
+  const Plane &home(const ParamPlace &place) const;
+  layout::Slice owned(const ParamPlace &place, uint32_t rank) const;
+  // Writes [first, first + count) of the parameter, given as `from`, as far as this rank owns it.
+  void store(const ParamPlace &place, const std::byte *from, fsdp_dtype dtype, uint64_t first, uint64_t count);
+  // Shows `bytes` of one rank's staging part to all: fill on that rank, then take on every rank.
+  template <class Fill, class Take>
+  void stage(uint32_t owner, const char *name, Fill fill, Take take);
+  void check(const Group &group, uint64_t param_index, fsdp_dtype dtype, uint64_t element_count, const char *call);
+
+  Runtime &runtime_;
+};
+
+}  // namespace fsdp::engine

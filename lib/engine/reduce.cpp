@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/reduce.h"
+
+#include <algorithm>
+
+#include "base/dtype.h"
+
+namespace fsdp::engine {
+
+using State = Contribution::State;
+
+Reducer::Reducer(Runtime &runtime) : runtime_(runtime) { reducing_.reserve(runtime.groups.size() + 1); }
+
+void Reducer::check_open(const Group &group, uint64_t param_index, const char *call) const {
+  const memory::ParamSpec &param = runtime_.param(group, param_index);
+  if (param.frozen())
+    fail(FSDP_INVALID_STATE, "{}: parameter '{}' of group '{}' is FROZEN and has no gradient", call, param.name, group.name());
+  if (group.grad.last)
+    fail(FSDP_INVALID_STATE,
+         "{}: group '{}' was already reduced with FSDP_LAST in this step; the next call is fsdp_finish_grads", call,
+         group.name());
+}
+
+std::string Reducer::list_lent() const {
+  std::string text;
+  for (const Group &group : runtime_.groups)
+    if (group.grad.state == State::lent && !group.plan->persistent_grad)
+      text += fmt::format("{}'{}'", text.empty() ? "" : ", ", group.name());
+  return text;
+}
+
+void Reducer::open(Group &group, device::Stream &caller, const char *call) {
+  Contribution &grad = group.grad;
+  if (grad.state == State::lent) return;
+  if (!group.plan->persistent_grad) make_room(group, caller, call);
+  grad.state = State::lent;
+  std::fill(grad.acquired.begin(), grad.acquired.end(), uint8_t{0});
+  grad.streams.clear();
+}
+
+void Reducer::make_room(Group &group, device::Stream &caller, const char *call) {
+  if (group.grad.state == State::reducing) drain(group, caller);
+  while (live_ >= runtime_.spec.max_pending_groups) {
+    if (reducing_.empty())
+      fail(FSDP_INVALID_STATE,
+           "{}: group '{}' needs a full gradient buffer, but all {} are lent to {}, which fsdp_reduce_grad has not been "
+           "called for; reduce one of them first or raise max_pending_groups",
+           call, group.name(), runtime_.spec.max_pending_groups, list_lent());
+    drain(runtime_.groups[reducing_.front()], caller);
+  }
+  for (const uint32_t index : group.grad_overlaps) {
+    Group &other = runtime_.groups[index];
+    if (other.grad.state == State::reducing) drain(other, caller);
+    if (other.grad.state == State::lent)
+      fail(FSDP_INVALID_STATE,
+           "{}: group '{}' needs the gradient buffer that is lent to group '{}'; call fsdp_reduce_grad for '{}' first, or "
+           "give fsdp_set_schedule the order of backward visits in which both are open",
+           call, group.name(), other.name(), other.name());
+  }
+  Stats &stats = runtime_.stats;
+  stats.pending_grads = ++live_;
+  stats.peak_pending_grads = std::max(stats.peak_pending_grads, stats.pending_grads);
+}
+
+// Peers have read the buffer: it may be written again.
+void Reducer::drain(Group &group, device::Stream &caller) {
+  if (runtime_.communicates()) {
+    if (!runtime_.reduce_comm->released(group.grad.ticket)) {
+      WaitTimer timer(runtime_.stats.wait_ns);
+      runtime_.reduce_comm->await_release(group.grad.ticket, caller);
+    }
+  } else {
+    runtime_.wait(*group.grad.reduced, caller);
+  }
+  group.grad.state = State::idle;
+  std::erase(reducing_, group.index);
+  runtime_.stats.pending_grads = --live_;
+  if (!runtime_.context.debug()) return;
+  for (const uint32_t b : group.plan->buckets) {
+    const Bucket &bucket = runtime_.storage->buckets()[b];
+    if (!bucket.plan->frozen && bucket.full_grad)
+      caller.fill(bucket.full_grad, 0xFF, bucket.plan->layout.full_count * dtype_size(bucket.plan->grad_dtype));
+  }
+}
+
+void Reducer::acquire(Group &group, uint64_t param_index, fsdp_stream stream, fsdp_tensor &grad, int32_t &accumulate,
+                      const char *call) {
+  const ParamPlace &place = runtime_.place(group, param_index, call);
+  check_open(group, param_index, call);
+  device::Stream &caller = runtime_.context.device().caller_stream(stream);
+  open(group, caller, call);
+  Contribution &state = group.grad;
+  const bool again = state.acquired[param_index];
+  if (again && state.writers[param_index] != stream) {
+    // The second writer comes after the first.
+    runtime_.context.device().caller_stream(state.writers[param_index]).record(*runtime_.order);
+    caller.wait(*runtime_.order);
+  }
+  const Bucket &bucket = runtime_.bucket(place);
+  const layout::Placement &placement = runtime_.placement(place);
+  const memory::ParamSpec &param = runtime_.param(group, param_index);
+  grad.data = bucket.full_grad + placement.full_offset * dtype_size(bucket.plan->grad_dtype);
+  grad.shape = param.shape.data();
+  grad.element_count = param.element_count;
+  grad.dimension_count = static_cast<uint32_t>(param.shape.size());
+  grad.dtype = bucket.plan->grad_dtype;
+  accumulate = group.plan->persistent_grad ? state.touched[param_index] : again;
+  state.acquired[param_index] = 1;
+  state.touched[param_index] = 1;
+  state.writers[param_index] = stream;
+  if (std::find(state.streams.begin(), state.streams.end(), stream) == state.streams.end()) state.streams.push_back(stream);
+}
+
+void Reducer::put(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
+                  fsdp_stream stream) {
+  constexpr auto call = "fsdp_put_grad";
+  runtime_.place(group, param_index, call);
+  const memory::ParamSpec &param = runtime_.param(group, param_index);
+  if (data && element_count != param.element_count)
+    fail(FSDP_INVALID_ARGUMENT, "{}: parameter '{}' of group '{}' has {} elements, element_count is {}", call, param.name,
+         group.name(), param.element_count, element_count);
+  if (data && !dtype_size(dtype)) fail(FSDP_INVALID_ARGUMENT, "{}: {} is not a dtype", call, dtype);
+  fsdp_tensor grad = FSDP_TENSOR_INIT;
+  int32_t accumulate = 0;
+  acquire(group, param_index, stream, grad, accumulate, call);
+  device::Stream &caller = runtime_.context.device().caller_stream(stream);
+  if (!data) {
+    if (!accumulate) caller.fill(grad.data, 0, grad.element_count * dtype_size(grad.dtype));
+  } else if (accumulate) {
+    caller.add(grad.data, grad.dtype, data, dtype, element_count);
+  } else {
+    caller.cast(grad.data, grad.dtype, data, dtype, element_count);
+  }
+}
+
+void Reducer::check_complete(const Group &group) const {
+  std::string missing;
+  for (size_t i = 0; i < group.places.size(); ++i) {
+    const memory::ParamSpec &param = runtime_.param(group, i);
+    if (param.frozen() || (group.grad.state == State::lent && group.grad.acquired[i])) continue;
+    missing += fmt::format("{}'{}'", missing.empty() ? "" : ", ", param.name);
+  }
+  if (!missing.empty())
+    fail(FSDP_INVALID_STATE,
+         "fsdp_reduce_grad: group '{}' has no gradient for {}; write it through fsdp_acquire_grad, or call fsdp_put_grad with "
+         "data NULL if there is none",
+         group.name(), missing);
+}
+
+void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
+  runtime_.context.device().caller_stream(stream);  // checks it
+  if (!group.plan->trainable) return;
+  Contribution &grad = group.grad;
+  if (grad.last)
+    fail(FSDP_INVALID_STATE,
+         "fsdp_reduce_grad: group '{}' was already reduced with FSDP_LAST in this step; the next call is fsdp_finish_grads",
+         group.name());
+  check_complete(group);
+  const bool last = flags & FSDP_LAST;
+  ++grad.given_count;
+  grad.last = last;
+  if (group.plan->persistent_grad && !last) {
+    grad.state = State::idle;  // the contributions add up where they are
+    return;
+  }
+  wait_for_writers(group);
+  if (runtime_.communicates()) {
+    enter_round();
+    enqueue(group);
+  } else {
+    enqueue_local(group);
+  }
+  runtime_.reduce_stream->record(*grad.reduced);
+  ++grad.reduced_count;
+  grad.state = State::reducing;
+  if (!group.plan->persistent_grad) reducing_.push_back(group.index);
+}
+
+void Reducer::wait_for_writers(Group &group) {
+  for (const fsdp_stream stream : group.grad.streams) {
+    runtime_.context.device().caller_stream(stream).record(*group.grad.written);
+    if (!group.grad.written->done()) runtime_.reduce_stream->wait(*group.grad.written);
+  }
+}
+
+// The first collective of a round may only start when every rank has realigned its sequence numbers.
+void Reducer::enter_round() {
+  if (runtime_.round_entered) return;
+  comm::Gate *gate = runtime_.round_gate.get();
+  runtime_.reduce_stream->run([gate, round = runtime_.round] { gate->await(round, "the next round of reduces"); });
+  runtime_.round_entered = true;
+}
+
+void Reducer::enqueue(Group &group) {
+  const comm::Tag tag{group.index, group.name()};
+  const bool accumulate = group.grad.reduced_count > 0;
+  Stats &stats = runtime_.stats;
+  ++stats.reduces;
+  stats.reduced_bytes += group.reduced_bytes;
+  if (!group.all_reduce_spans.empty() || group.spec->strategy == FSDP_NO_SHARD) {
+    for (auto &span : group.all_reduce_spans) span.accumulate = accumulate;
+    group.grad.ticket = runtime_.reduce_comm->all_reduce(group.all_reduce_spans, tag, *runtime_.reduce_stream);
+    ++stats.all_reduces;
+    return;
+  }
+  for (auto &span : group.reduce_spans) span.accumulate = accumulate;
+  group.grad.ticket = runtime_.reduce_comm->reduce_scatter(group.reduce_spans, tag, *runtime_.reduce_stream);
+  ++stats.reduce_scatters;
+}
+
+// A world of one: a copy with explicit scale.
+void Reducer::enqueue_local(Group &group) {
+  const bool accumulate = group.grad.reduced_count > 0;
+  const auto sum = [&](const comm::Source &from, fsdp_dtype dtype, fsdp_dtype wire, uint64_t count, float *to, float factor) {
+    runtime_.reduce_stream->rank_sum({from.arena->data() + from.offset, 0, 1, dtype, wire, to, count, factor, accumulate});
+  };
+  for (const auto &span : group.reduce_spans)
+    sum(span.from, span.dtype, span.wire_dtype, span.shard_count, span.to, span.factor);
+  for (const auto &span : group.all_reduce_spans)
+    sum(span.from, span.dtype, span.wire_dtype, span.shard_count, reinterpret_cast<float *>(span.whole_writable), span.factor);
+}
+
+std::string Reducer::list_missing() const {
+  std::string text;
+  const auto add = [&](const Group &group, const char *what) {
+    text += fmt::format("{}group '{}' {}", text.empty() ? "" : "; ", group.name(), what);
+  };
+  for (const Group &group : runtime_.groups) {
+    if (!group.plan->trainable) continue;
+    if (group.grad.state == State::lent) add(group, "has gradients that were acquired but not reduced");
+    else if (group.grad.given_count == 0) add(group, "was not reduced: call fsdp_reduce_grad");
+    else if (!group.grad.last) add(group, "was reduced without FSDP_LAST");
+  }
+  return text;
+}
+
+void Reducer::start_step() {
+  for (Group &group : runtime_.groups) {
+    Contribution &grad = group.grad;
+    grad.state = State::idle;
+    grad.reduced_count = grad.given_count = 0;
+    grad.last = false;
+    std::fill(grad.acquired.begin(), grad.acquired.end(), uint8_t{0});
+    std::fill(grad.touched.begin(), grad.touched.end(), uint8_t{0});
+  }
+  reducing_.clear();
+  runtime_.stats.pending_grads = live_ = 0;
+}
+
+}  // namespace fsdp::engine

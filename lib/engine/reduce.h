@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gradients: lending full buffers, and reducing them into the main grads on the reduce stream.
+//
+// A full gradient buffer is written by the caller, read by every peer, then free again. At most max_pending_groups
+// transient ones are in use: opening another one first drains the oldest that is being reduced.
+#pragma once
+
+#include <vector>
+
+#include "engine/runtime.h"
+
+namespace fsdp::engine {
+
+class Reducer {
+ public:
+  explicit Reducer(Runtime &runtime);
+
+  void acquire(Group &group, uint64_t param_index, fsdp_stream stream, fsdp_tensor &grad, int32_t &accumulate,
+               const char *call = "fsdp_acquire_grad");
+  void put(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
+           fsdp_stream stream);
+  void reduce(Group &group, uint32_t flags, fsdp_stream stream);
+  // What a step still misses, as text; empty if nothing.
+  std::string list_missing() const;
+  void start_step();
+
+ private:
+  void check_open(const Group &group, uint64_t param_index, const char *call) const;
+  void open(Group &group, device::Stream &caller, const char *call);
+  void make_room(Group &group, device::Stream &caller, const char *call);
+  void drain(Group &group, device::Stream &caller);
+  void check_complete(const Group &group) const;
+  void wait_for_writers(Group &group);
+  void enter_round();
+  void enqueue(Group &group);
+  void enqueue_local(Group &group);
+  std::string list_lent() const;
+
+  Runtime &runtime_;
+  std::vector<uint32_t> reducing_;  // groups with a transient buffer being reduced, oldest first
+  uint32_t live_ = 0;               // transient buffers lent or being reduced
+};
+
+}  // namespace fsdp::engine

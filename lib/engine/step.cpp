@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// The end of a step. finish_grads, begin_update and discard_step all meet: every rank says why it came and what it
+// misses, so that they agree on what happens next. When all have met, nobody holds weights and no gradient buffer is
+// being read: the update window may open.
+#include <algorithm>
+#include <cstring>
+
+#include "base/dtype.h"
+#include "engine/meeting.h"
+#include "engine/model.h"
+
+namespace fsdp::engine {
+namespace {
+
+void describe_meeting(std::string &text, uint32_t rank, const Meeting &meeting, Intent expected) {
+  if (meeting.intent != expected)
+    text += fmt::format("{}rank {} called {}", text.empty() ? "" : "; ", rank, intent_call(meeting.intent));
+  if (!meeting.sound) text += fmt::format("{}rank {}: {}", text.empty() ? "" : "; ", rank, meeting.text);
+}
+
+}  // namespace
+
+void Model::meet(Intent intent, double scale, const std::string &missing) {
+  Runtime &state = *runtime_;
+  Meeting &mine = meetings_.back();
+  mine = {};
+  mine.intent = intent;
+  mine.sound = missing.empty();
+  mine.version = state.version;
+  mine.scale = scale;
+  std::strncpy(mine.text, missing.c_str(), sizeof mine.text - 1);
+  WaitTimer timer(state.stats.wait_ns);
+  state.team->exchange_fixed(&mine, sizeof mine, meetings_.data(), intent_call(intent));
+}
+
+// Everything this rank has enqueued ends: completed, or given up because a peer does not take part.
+void Model::end_step(Intent intent, double scale, std::string missing, fsdp_stream stream) {
+  Runtime &state = *runtime_;
+  device::Stream &caller = context_->device().caller_stream(stream);
+  gatherer_->drop_all(false);
+  state.reduce_comm->quiesce();
+  state.wait_idle(*state.reduce_stream, caller);
+  state.wait_idle(*state.gather_stream, caller);
+  if (const auto broken = state.reduce_comm->broken())
+    missing += fmt::format("{}{}", missing.empty() ? "" : "; ", broken->message);
+  meet(intent, scale, missing);
+  std::string problems;
+  bool same_call = true;
+  for (uint32_t r = 0; r < state.team->size(); ++r) {
+    same_call = same_call && meetings_[r].intent == intent;
+    if (meetings_[r].scale != scale)
+      problems += fmt::format("{}rank {} gave scale {}, this rank {}", problems.empty() ? "" : "; ",
+                              state.team->world_rank(r), meetings_[r].scale, scale);
+    describe_meeting(problems, state.team->world_rank(r), meetings_[r], intent);
+  }
+  if (problems.empty()) return;
+  state.step_failure = problems;
+  fail(same_call ? FSDP_INVALID_STATE : FSDP_MISMATCH,
+       "{}: the step cannot end: {}; call fsdp_discard_step on every rank to go on", intent_call(intent), problems);
+}
+
+// A new round of reduces: sequence numbers agree again, and nobody starts before all have come.
+void Model::realign() {
+  Runtime &state = *runtime_;
+  state.reduce_comm->next_round();
+  state.round_gate->arrive(++state.round);
+  state.round_entered = false;
+}
+
+void Model::finish_grads(double scale, fsdp_stream stream) {
+  constexpr auto call = "fsdp_finish_grads";
+  Runtime &state = runtime(call);
+  state.require_weights(call);
+  std::string missing = reducer_->list_missing();
+  if (const std::string holds = gatherer_->list_holds(); !holds.empty())
+    missing += (missing.empty() ? "" : "; ") + holds;
+  end_step(Intent::finish, scale, std::move(missing), stream);
+  realign();
+  state.window_open = state.window_has_grads = true;
+  optimizer_->scale_grads(scale, stream);
+}
+
+void Model::begin_update(fsdp_stream stream) {
+  constexpr auto call = "fsdp_begin_update";
+  Runtime &state = runtime(call);
+  state.require_weights(call);
+  std::string missing = unfinished();
+  end_step(Intent::update, 1.0, std::move(missing), stream);
+  realign();
+  state.window_open = true;
+  state.window_has_grads = false;
+}
+
+void Model::publish(fsdp_stream stream, const char *call) {
+  Runtime &state = runtime(call);
+  state.require_window(call);
+  device::Stream &caller = context_->device().caller_stream(stream);
+  optimizer_->cast_weights(caller);
+  close_window(caller);
+}
+
+// The compute weights are written: raise the version and let readers in.
+void Model::close_window(device::Stream &caller) {
+  Runtime &state = *runtime_;
+  ++state.version;
+  comm::Gate *gate = state.version_gate.get();
+  caller.run([gate, version = state.version] { gate->arrive(version); });
+  caller.record(*state.published);
+  state.version_ready = state.team->size() == 1;
+  state.window_open = state.window_has_grads = false;
+  refresh_whole_weights(caller);
+  reducer_->start_step();
+  gatherer_->start_step();
+}
+
+// Whole weights that peers have parts of: copied ones are pulled now, mapped ones are there when all have published.
+void Model::refresh_whole_weights(device::Stream &caller) {
+  Runtime &state = *runtime_;
+  if (!state.communicates()) return;
+  bool copies = false, any = false;
+  for (Group &group : state.groups) {
+    if (group.plan->gathers || group.plan->home == memory::ComputeHome::local) continue;
+    any = true;
+    ++state.stats.gathers;
+    if (group.refresh_spans.empty()) continue;
+    if (!copies) {
+      state.gather_stream->wait(*state.published);
+      comm::Gate *gate = state.version_gate.get();
+      state.gather_stream->run([gate, version = state.version] { gate->await(version, "the refresh of whole weights"); });
+    }
+    copies = true;
+    state.gather_comm->gather_stable(group.refresh_spans, {group.index, group.name()}, *state.gather_stream);
+    ++state.stats.all_gathers;
+    state.stats.gathered_bytes += group.gathered_bytes;
+  }
+  if (copies) state.wait_idle(*state.gather_stream, caller);
+  if (any) state.await_version();
+}
+
+// Ranks that came to finish or to update learn from this meeting that the step is discarded, fail, and come again.
+void Model::discard(fsdp_stream stream) {
+  constexpr auto call = "fsdp_discard_step";
+  Runtime &state = runtime(call);
+  if (state.version == 0)
+    fail(FSDP_INVALID_STATE, "{}: nothing was published yet, so there is no step to discard; call fsdp_publish_weights", call);
+  device::Stream &caller = context_->device().caller_stream(stream);
+  state.reduce_comm->abandon();
+  gatherer_->drop_all(true);
+  state.wait_idle(*state.reduce_stream, caller);
+  state.wait_idle(*state.gather_stream, caller);
+  const auto all_discard = [&] {
+    return std::all_of(meetings_.begin(), meetings_.begin() + state.team->size(),
+                       [](const Meeting &meeting) { return meeting.intent == Intent::discard; });
+  };
+  do meet(Intent::discard, 1.0, {});
+  while (!all_discard());
+  realign();
+  state.step_failure.clear();
+  state.window_open = state.window_has_grads = false;
+  reducer_->start_step();
+  gatherer_->start_step();
+}
+
+void Model::require_grads(const char *call) {
+  Runtime &state = runtime(call);
+  state.require_window(call);
+  if (!state.window_has_grads)
+    fail(FSDP_INVALID_STATE, "{}: there are no gradients in this update window; fsdp_finish_grads opens one that has them", call);
+}
+
+void Model::step_adamw(double lr, const fsdp_adamw_options &options, fsdp_stream stream, const char *call) {
+  require_grads(call);
+  if (optimizer_kind_ != FSDP_OPTIMIZER_ADAMW)
+    fail(FSDP_INVALID_STATE, "{}: the model was created with FSDP_OPTIMIZER_CALLER and has no AdamW states", call);
+  optimizer_->step_adamw(lr, options, stream);
+  close_window(context_->device().caller_stream(stream));
+}
+
+double Model::apply_grads(const fsdp_grad *grads, uint64_t count, double lr, double max_norm,
+                          const fsdp_adamw_options &options, fsdp_stream stream, bool want_norm) {
+  constexpr auto call = "fsdp_apply_grads";
+  Runtime &state = runtime(call);
+  state.require_weights(call);
+  check_grads(grads, count, call);
+  // In backward order, as a backward pass would give them: what the gradient pool was planned for.
+  uint64_t end = count;
+  for (size_t g = state.groups.size(); g-- > 0;) {
+    Group &group = state.groups[g];
+    uint64_t own = 0;
+    for (const auto &param : group.spec->params) own += !param.frozen();
+    uint64_t next = end - own;
+    end = next;
+    for (uint32_t i = 0; i < group.spec->params.size(); ++i) {
+      if (group.spec->params[i].frozen()) continue;
+      const fsdp_grad &grad = grads[next++];
+      reducer_->put(group, i, grad.data, grad.dtype, grad.element_count, stream);
+    }
+    reducer_->reduce(group, FSDP_LAST, stream);
+  }
+  finish_grads(1.0, stream);
+  double norm = 0;
+  if (max_norm > 0) norm = optimizer_->clip_grads(max_norm, stream);
+  else if (want_norm) norm = optimizer_->grad_norm(stream);
+  step_adamw(lr, options, stream, call);
+  return norm;
+}
+
+// All of them before the first is put: a bad call leaves the step as it was.
+void Model::check_grads(const fsdp_grad *grads, uint64_t count, const char *call) const {
+  uint64_t expected = 0;
+  for (const auto &group : spec_.groups)
+    for (const auto &param : group.params) {
+      if (param.frozen()) continue;
+      const uint64_t index = expected++;
+      if (index >= count || !grads[index].data) continue;
+      if (grads[index].element_count != param.element_count)
+        fail(FSDP_INVALID_ARGUMENT, "{}: grads[{}] is parameter '{}' with {} elements, element_count is {}", call, index,
+             param.name, param.element_count, grads[index].element_count);
+      if (!dtype_size(grads[index].dtype))
+        fail(FSDP_INVALID_ARGUMENT, "{}: grads[{}].dtype: {} is not a dtype", call, index, grads[index].dtype);
+    }
+  if (count != expected)
+    fail(FSDP_INVALID_ARGUMENT, "{}: grad_count is {}, the model has {} trainable parameters", call, count, expected);
+}
+
+}  // namespace fsdp::engine

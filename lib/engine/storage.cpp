@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/storage.h"
+
+#include "base/checked.h"
+#include "base/dtype.h"
+
+namespace fsdp::engine {
+namespace {
+
+const char *role_name(fsdp_role role) {
+  switch (role) {
+    case FSDP_ROLE_COMPUTE: return "compute weights";
+    case FSDP_ROLE_MAIN: return "main weights";
+    case FSDP_ROLE_GRAD: return "main grads";
+    case FSDP_ROLE_OPTIMIZER: return "optimizer state";
+    case FSDP_ROLE_GATHER: return "gather pool";
+    case FSDP_ROLE_REDUCE: return "full gradients";
+    default: return "staging";
+  }
+}
+
+}  // namespace
+
+std::byte *Plane::at(const layout::Slice &slice) const {
+  return data + (whole ? slice.full_offset : slice.shard_offset) * dtype_size(dtype);
+}
+
+Storage::Storage(const memory::ModelSpec &spec, const memory::ModelPlan &plan,
+                 const std::map<fsdp_role, CallerArena> &callers, comm::Team &team, device::Device &device)
+    : spec_(spec), plan_(plan), callers_(callers), team_(team), device_(device) {
+  // Private memory first: a rank that cannot have it must say so before the others wait for it in a collective.
+  std::string problem;
+  std::optional<Error> error;
+  try {
+    allocate_private();
+  } catch (const Error &e) {
+    error = e;
+    problem = e.message;
+  }
+  const auto all = team_.exchange(std::as_bytes(std::span(problem)), "allocating the model's memory");
+  if (error) throw *error;
+  for (uint32_t r = 0; r < all.size(); ++r)
+    if (!all[r].empty())
+      fail_rank(FSDP_OUT_OF_MEMORY, static_cast<int32_t>(team_.world_rank(r)), "rank {} could not allocate: {}",
+                team_.world_rank(r), std::string_view(reinterpret_cast<const char *>(all[r].data()), all[r].size()));
+  allocate_shared();
+  buckets_.resize(plan_.buckets.size());
+  for (uint32_t b = 0; b < buckets_.size(); ++b) place(b);
+  for (int role = 1; role < 8; ++role) allocated_[0] += allocated_[role];
+}
+
+Storage::Region Storage::allocate(fsdp_role role, uint64_t bytes) {
+  if (bytes == 0) return {};
+  Region region;
+  if (const auto caller = callers_.find(role); caller != callers_.end()) {
+    if (caller->second.size_bytes < bytes)
+      fail(FSDP_INVALID_ARGUMENT, "fsdp_set_arena: the arena for {} has {} bytes, the model needs {} on rank {}",
+           role_name(role), caller->second.size_bytes, bytes, team_.rank());
+    region.data = caller->second.data;
+    std::memset(region.data, 0, bytes);
+  } else {
+    region.memory = device_.allocate(bytes, role_name(role));
+    region.data = region.memory->data();
+  }
+  allocated_[static_cast<size_t>(role)] += bytes;
+  return region;
+}
+
+void Storage::allocate_private() {
+  local_compute_ = allocate(FSDP_ROLE_COMPUTE, plan_.local_compute_bytes);
+  main_ = allocate(FSDP_ROLE_MAIN, plan_.main_bytes);
+  grad_ = allocate(FSDP_ROLE_GRAD, plan_.grad_bytes);
+  optimizer_ = allocate(FSDP_ROLE_OPTIMIZER, plan_.optimizer_bytes);
+  gather_ = allocate(FSDP_ROLE_GATHER, plan_.gather_bytes);
+  scratch_ = allocate(FSDP_ROLE_STAGING, plan_.staging_bytes);
+}
+
+void Storage::allocate_shared() {
+  shared_compute_ = create_shared_compute();
+  whole_compute_ = create_parts(plan_.whole_compute_bytes, "whole compute weights");
+  grads_ = create_parts(plan_.grads_part_bytes, "full gradients");
+  staging_ = create_parts(plan_.staging_part_bytes, "staging");
+  if (whole_compute_) allocated_[FSDP_ROLE_COMPUTE] += whole_compute_->size_bytes() / team_.size();
+  if (grads_) {
+    allocated_[FSDP_ROLE_GRAD] += plan_.persistent_grad_bytes;
+    allocated_[FSDP_ROLE_REDUCE] += grads_->size_bytes() / team_.size() - plan_.persistent_grad_bytes;
+  }
+  if (staging_) allocated_[FSDP_ROLE_STAGING] += staging_->size_bytes() / team_.size();
+}
+
+// Each rank writes its slices of every sub-bucket; whoever is first also counts what belongs to nobody.
+std::unique_ptr<comm::Arena> Storage::create_shared_compute() {
+  if (plan_.shared_compute_bytes == 0) return nullptr;
+  std::vector<comm::Range> own;
+  uint64_t own_bytes = 0;
+  for (const memory::BucketPlan &bucket : plan_.buckets) {
+    if (plan_.groups[bucket.group].home != memory::ComputeHome::shared) continue;
+    const uint64_t element = dtype_size(bucket.dtype);
+    for (const layout::SubBucket &sub : bucket.layout.sub_buckets) {
+      if (sub.shard_count == 0) continue;
+      own.push_back({bucket.compute_offset + (sub.full_offset + team_.rank() * sub.shard_count) * element,
+                     sub.shard_count * element});
+      own_bytes += sub.shard_count * element;
+    }
+  }
+  auto arena = team_.create_arena(plan_.shared_compute_bytes, own, "compute weights");
+  allocated_[FSDP_ROLE_COMPUTE] += own_bytes + (team_.rank() == 0 ? arena->size_bytes() - own_bytes * team_.size() : 0);
+  return arena;
+}
+
+std::unique_ptr<comm::Arena> Storage::create_parts(uint64_t part_bytes, const char *what) {
+  if (part_bytes == 0) return nullptr;
+  const comm::Range own{team_.rank() * part_bytes, part_bytes};
+  return team_.create_arena(checked_multiply(part_bytes, team_.size(), what), {&own, 1}, what);
+}
+
+void Storage::place_compute(const memory::BucketPlan &plan, const memory::GroupPlan &group, Bucket &bucket) const {
+  bucket.compute.dtype = plan.dtype;
+  bucket.compute.whole = true;
+  switch (group.home) {
+    case memory::ComputeHome::shared:
+      bucket.compute.data = shared_compute_->writable() + plan.compute_offset;
+      bucket.compute_source = {shared_compute_.get(), plan.compute_offset, 0};
+      if (!group.copies) bucket.view = shared_compute_->data() + plan.compute_offset;
+      break;
+    case memory::ComputeHome::whole: {
+      const uint64_t own = team_.rank() * plan_.whole_compute_bytes;
+      bucket.compute.data = whole_compute_->writable() + own + plan.compute_offset;
+      bucket.compute_source = {whole_compute_.get(), plan.compute_offset, plan_.whole_compute_bytes};
+      bucket.view = whole_compute_->data() + own + plan.compute_offset;
+      break;
+    }
+    case memory::ComputeHome::local:
+      bucket.compute.data = local_compute_.data + plan.compute_offset;
+      bucket.view = bucket.compute.data;
+      break;
+  }
+}
+
+void Storage::place_grads(const memory::BucketPlan &plan, const memory::GroupPlan &group, Bucket &bucket) const {
+  std::byte *own = grads_->writable() + team_.rank() * plan_.grads_part_bytes;
+  const uint64_t full = group.full_grad_offset + plan.full_grad_offset;
+  bucket.full_grad = own + full;
+  bucket.full_grad_source = {grads_.get(), full, plan_.grads_part_bytes};
+  if (plan.grad_is_full) {
+    bucket.grad = {own + full, FSDP_FLOAT32, true};
+    bucket.whole_grad_source = bucket.full_grad_source;
+  } else if (plan.main_is_whole) {
+    bucket.grad = {own + plan.grad_offset, FSDP_FLOAT32, true};
+    bucket.whole_grad_source = {grads_.get(), plan.grad_offset, plan_.grads_part_bytes};
+  } else {
+    bucket.grad = {grad_.data + plan.grad_offset, FSDP_FLOAT32, false};
+  }
+}
+
+void Storage::place(uint32_t index) {
+  const memory::BucketPlan &plan = plan_.buckets[index];
+  const memory::GroupPlan &group = plan_.groups[plan.group];
+  Bucket &bucket = buckets_[index];
+  bucket.plan = &plan;
+  if (plan.layout.full_count == 0) return;
+  place_compute(plan, group, bucket);
+  if (plan.frozen) return;
+  bucket.main = plan.main_is_compute ? bucket.compute : Plane{main_.data + plan.main_offset, FSDP_FLOAT32, plan.main_is_whole};
+  place_grads(plan, group, bucket);
+  for (size_t s = 0; s < plan.state_offsets.size(); ++s)
+    bucket.states.push_back({optimizer_.data + plan.state_offsets[s], spec_.states[s].dtype, plan.main_is_whole});
+}
+
+}  // namespace fsdp::engine

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// All memory of a sealed model on this rank, and where each bucket's planes lie in it. Everything is allocated and
+// populated by the constructor; nothing moves afterwards.
+#pragma once
+
+#include <array>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "device/device.h"
+#include "memory/model_plan.h"
+
+namespace fsdp::engine {
+
+// Memory that the caller handed in for a role.
+struct CallerArena {
+  std::byte *data = nullptr;
+  uint64_t size_bytes = 0;
+};
+
+// One stored form of a parameter's elements on this rank, as long as the plan says: the full buffer's elements (whole),
+// or the rank's shard of them.
+struct Plane {
+  std::byte *data = nullptr;
+  fsdp_dtype dtype = FSDP_FLOAT32;
+  bool whole = false;  // indexed by offsets in the full buffer, else by offsets in the shard
+
+  std::byte *at(const layout::Slice &slice) const;
+};
+
+struct Bucket {
+  const memory::BucketPlan *plan = nullptr;
+  Plane compute;              // where this rank writes its compute weights (indexed by full offsets)
+  const std::byte *view = nullptr;  // whole compute weights for readers, NULL where a gather fills a pool buffer
+  comm::Source compute_source;      // of the full buffer's start; rank r's copy is stride bytes on (0: one for all)
+  Plane main;                 // data NULL for frozen buckets
+  Plane grad;                 // main grads
+  std::vector<Plane> states;  // in the order declared
+  std::byte *full_grad = nullptr;  // this rank's full gradient buffer
+  comm::Source full_grad_source;
+  comm::Source whole_grad_source;  // no_shard: every rank's whole main grads
+};
+
+class Storage {
+ public:
+  // team may be NULL (then nothing is shared and the world is one rank). Collective over the team.
+  Storage(const memory::ModelSpec &spec, const memory::ModelPlan &plan, const std::map<fsdp_role, CallerArena> &callers,
+          comm::Team &team, device::Device &device);
+
+  const std::vector<Bucket> &buckets() const { return buckets_; }
+  std::byte *gather_pool() const { return gather_.data; }
+  double *scratch() const { return reinterpret_cast<double *>(scratch_.data); }
+  comm::Arena *shared_compute() const { return shared_compute_.get(); }
+  comm::Arena *staging() const { return staging_.get(); }
+  // Bytes by role as the allocators report them; [0] is the sum.
+  const std::array<uint64_t, 8> &allocated_bytes() const { return allocated_; }
+
+ private:
+  struct Region {
+    std::unique_ptr<device::Memory> memory;  // NULL if the caller handed it in
+    std::byte *data = nullptr;
+  };
+  Region allocate(fsdp_role role, uint64_t bytes);
+  void allocate_private();
+  void allocate_shared();
+  std::unique_ptr<comm::Arena> create_shared_compute();
+  std::unique_ptr<comm::Arena> create_parts(uint64_t part_bytes, const char *what);
+  void place(uint32_t index);
+  void place_compute(const memory::BucketPlan &plan, const memory::GroupPlan &group, Bucket &bucket) const;
+  void place_grads(const memory::BucketPlan &plan, const memory::GroupPlan &group, Bucket &bucket) const;
+
+  const memory::ModelSpec &spec_;
+  const memory::ModelPlan &plan_;
+  const std::map<fsdp_role, CallerArena> &callers_;
+  comm::Team &team_;
+  device::Device &device_;
+  std::array<uint64_t, 8> allocated_{};
+  std::unique_ptr<comm::Arena> shared_compute_, whole_compute_, grads_, staging_;
+  Region local_compute_, main_, grad_, optimizer_, gather_, scratch_;
+  std::vector<Bucket> buckets_;
+};
+
+}  // namespace fsdp::engine

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that declared different models must learn it at the seal, not from wrong numbers later. Each writes its
+// declaration as lines; a hash tells whether all agree, and only if not the lines travel to find the first difference.
+#include <string>
+#include <vector>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "base/dtype.h"
+#include "engine/model.h"
+
+namespace fsdp::engine {
+namespace {
+
+std::string describe_param(const memory::GroupSpec &group, const memory::ParamSpec &param) {
+  return fmt::format("parameter '{}' of group '{}': shape [{}], dtype {}, flags {:#x}, granule {} x {}, lr_scale {}", param.name,
+                     group.name, fmt::join(param.shape, ", "), dtype_name(param.dtype), param.flags, param.granule,
+                     param.granule_rows, param.lr_scale);
+}
+
+void describe_group(std::vector<std::string> &lines, const memory::GroupSpec &group) {
+  lines.push_back(fmt::format("group '{}': strategy {}, grad dtype {}, reduce dtype {}, reduce policy {}, resident {}",
+                              group.name, group.strategy, group.grad_dtype, group.reduce_dtype, group.reduce_policy,
+                              group.resident));
+  for (const auto &param : group.params) lines.push_back(describe_param(group, param));
+}
+
+std::vector<std::string> describe_declaration(const memory::ModelSpec &spec, const memory::ModelPlan &plan) {
+  std::vector<std::string> lines;
+  lines.push_back(fmt::format("mesh: replicate {} x shard {}", spec.replicate_size, spec.shard_size));
+  lines.push_back(fmt::format("policy: unshard mode {}, grad op {}, grad factor {}, prefetch depth {}, prefetch bytes {}, "
+                              "max pending groups {}, force communication {}",
+                              spec.unshard_mode, spec.grad_op, spec.grad_factor, spec.prefetch_depth, spec.prefetch_bytes,
+                              spec.max_pending_groups, spec.force_communication));
+  lines.push_back(fmt::format("schedule: kind {}, {} visits", spec.schedule, spec.visits.size()));
+  for (const auto &visit : spec.visits) lines.push_back(fmt::format("visit: group {}, phase {}", visit.group_index, visit.phase));
+  for (const auto &state : spec.states) lines.push_back(fmt::format("optimizer state '{}': {}", state.name, dtype_name(state.dtype)));
+  for (const auto &group : spec.groups) describe_group(lines, group);
+  lines.push_back(fmt::format("number of groups: {}", spec.groups.size()));
+  lines.push_back(fmt::format("layout hash: {:016x}", plan.layout_hash));
+  return lines;
+}
+
+std::string join(const std::vector<std::string> &lines) {
+  std::string text;
+  for (const auto &line : lines) text.append(line).push_back('\n');
+  return text;
+}
+
+std::string_view line_of(std::string_view text, size_t index) {
+  for (; index; --index) {
+    const size_t end = text.find('\n');
+    if (end == text.npos) return "(nothing)";
+    text.remove_prefix(end + 1);
+  }
+  if (text.empty()) return "(nothing)";
+  return text.substr(0, text.find('\n'));
+}
+
+size_t first_difference(std::string_view a, std::string_view b) {
+  size_t line = 0;
+  for (size_t i = 0; i < std::min(a.size(), b.size()) && a[i] == b[i]; ++i) line += a[i] == '\n';
+  return line;
+}
+
+// The same on every rank: the lowest rank that differs from rank 0, and where.
+[[noreturn]] void report_difference(comm::Team &team, const std::string &mine) {
+  const auto all = team.exchange(std::as_bytes(std::span(mine)), "comparing declarations");
+  const auto text = [&](size_t r) { return std::string_view(reinterpret_cast<const char *>(all[r].data()), all[r].size()); };
+  for (uint32_t r = 1; r < all.size(); ++r) {
+    if (text(r) == text(0)) continue;
+    const size_t line = first_difference(text(0), text(r));
+    const uint32_t zero = team.world_rank(0), other = team.world_rank(r);
+    fail_rank(FSDP_MISMATCH, static_cast<int32_t>(other),
+              "fsdp_seal_model: ranks declared different models; the first difference is: rank {} has {}; rank {} has {}", zero,
+              line_of(text(0), line), other, line_of(text(r), line));
+  }
+  fail(FSDP_INTERNAL, "fsdp_seal_model: hashes of equal declarations differ");
+}
+
+}  // namespace
+
+void verify_declarations(comm::Team &team, const memory::ModelSpec &spec, const memory::ModelPlan &plan) {
+  const std::string mine = join(describe_declaration(spec, plan));
+  const uint64_t hash = XXH64(mine.data(), mine.size(), 0);
+  std::vector<uint64_t> all(team.size());
+  team.exchange_fixed(&hash, sizeof hash, all.data(), "fsdp_seal_model");
+  for (const uint64_t other : all)
+    if (other != all.front()) report_difference(team, mine);
+}
+
+}  // namespace fsdp::engine

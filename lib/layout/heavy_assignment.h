@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decides which sub-buckets a layout has. Inside the layout room only. Pure and deterministic.
+//
+// A tensor longer than a rank's slice crosses several rank boundaries, so the slice must be a multiple of its granule:
+// it is called heavy. Every other tensor, a filler, crosses at most one boundary, which only asks for a suitable start.
+// So heavy tensors decide the sub-buckets, a granule at a time, from the largest down: into the slack of an earlier
+// sub-bucket, together with an earlier one, or into one of their own, whichever pads least.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "layout/gap_list.h"
+#include "layout/shard_rule.h"
+
+namespace fsdp::layout {
+
+using Indices = std::vector<uint32_t>;
+
+struct Bucket {
+  uint64_t granule = 1;   // least common multiple of its heavy tensors' granules
+  uint64_t shard = 0;     // elements of each rank's slice
+  uint64_t cursor = 0;    // end of the heavy tensors, which lie one after the other from 0
+  uint64_t reserved = 0;  // promised to guests
+  std::vector<Gap> gaps;  // between the heavy tensors
+};
+
+class HeavyAssignment {
+ public:
+  HeavyAssignment(std::span<const Item> items, uint32_t ranks);
+
+  ShardRule rule;
+  // Bucket 0 is the host: it takes what has no better place, and its slice is left open. The others' are final.
+  std::vector<Bucket> buckets;
+  std::vector<Position> places;  // of heavy tensors; offsets count from the start of the bucket
+  Indices guests;                // do not divide a slice, but fit into the slack of one of the buckets
+  Indices fillers;               // all others, longest first
+
+ private:
+  // What the layout would be if a bucket took some more heavy tensors.
+  struct Outlook {
+    uint64_t shards;          // over all buckets
+    uint64_t granule, shard;  // of the bucket
+  };
+  void assign_all();
+  Indices take_heavy(uint64_t shard);
+  void assign_class(std::span<const uint32_t> members);
+  bool fits_existing(uint32_t index);
+  void place_together(std::span<const uint32_t> members);
+  Outlook outlook(uint32_t bucket, uint64_t granule, uint64_t step, uint64_t span) const;
+  void add_heavy(uint32_t bucket, uint32_t index);
+  void measure_fillers();
+  uint64_t slack(const Bucket &bucket) const;
+  // The host's slice if it had this granule and these heavy elements, and the others this much slack for its fillers.
+  uint64_t host_shard(uint64_t granule, uint64_t heavy, uint64_t slack) const;
+
+  std::span<const Item> items_;
+  uint64_t penalty_;  // elements a rank that a bucket less may cost
+  uint64_t filler_volume_ = 0, filler_granule_ = 1;
+  uint64_t shards_ = 0, slack_ = 0;  // sums over all buckets but the host
+};
+
+inline uint64_t padded_count(const Item &item) { return round_up(item.count, alignment, "elements of a tensor"); }
+
+}  // namespace fsdp::layout

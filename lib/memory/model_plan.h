@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where every byte of a model lies on every rank: a pure function of the declaration. What it says is what the engine
+// allocates, no more and no less.
+//
+// The parameters of a group are split into buckets of one dtype and trainability, each with a flat layout. Homes:
+//   shared   one arena for all ranks, buckets whole and one after the other, each rank owning its slices of them.
+//            Mapped: the arena is what unshard shows. Copied: the shards that gathers pull.
+//   whole    one part per rank in an arena, each holding whole buckets; gathers refresh it in place at publish
+//   local    whole buckets in private memory (no_shard)
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "layout/flat_layout.h"
+#include "memory/model_spec.h"
+#include "memory/pool_plan.h"
+#include "memory/visit_order.h"
+
+namespace fsdp::memory {
+
+enum class ComputeHome { shared, whole, local };
+
+struct BucketPlan {
+  uint32_t group = 0;
+  fsdp_dtype dtype = FSDP_FLOAT32;       // of the compute weights
+  fsdp_dtype grad_dtype = FSDP_FLOAT32;  // of full gradients
+  fsdp_dtype wire_dtype = FSDP_FLOAT32;  // what each addend is rounded to
+  bool frozen = false;
+  bool main_is_compute = false;  // fp32 weights: the optimizer works on the compute weights themselves
+  bool main_is_whole = false;    // main weights, main grads and states are kept for the full buffer (no_shard)
+  bool grad_is_full = false;     // the main grads are the full gradient buffer (its own slice)
+  std::vector<uint32_t> params;  // indices in the group, in the layout's order
+  layout::FlatLayout layout;
+  // Byte offsets, each in the memory that its role names.
+  uint64_t compute_offset = 0;    // in the home's arena part or memory
+  uint64_t gathered_offset = 0;   // in the group's gathered buffer (copied ZeRO-3)
+  uint64_t main_offset = 0;       // unless main_is_compute
+  uint64_t grad_offset = 0;       // main grads, unless grad_is_full: private, or with no_shard in the grads arena part
+  uint64_t full_grad_offset = 0;  // in the group's full gradient buffer
+  std::vector<uint64_t> state_offsets;
+
+  uint64_t main_count() const { return main_is_whole ? layout.full_count : layout.shard_count; }
+};
+
+struct GroupPlan {
+  ComputeHome home = ComputeHome::shared;
+  bool gathers = false;         // unshard must gather (ZeRO-3 that communicates)
+  bool copies = false;          // ... by copying into a pool buffer
+  bool trainable = false;
+  bool persistent_grad = false;  // the full gradient buffer is its own for ever
+  std::vector<uint32_t> buckets;
+  uint64_t compute_bytes = 0;    // of the whole group in its home, a multiple of a page where shared
+  uint64_t compute_offset = 0;
+  uint64_t gathered_bytes = 0;   // of a copy of the full weights
+  uint64_t full_grad_bytes = 0;
+  uint64_t full_grad_offset = 0;  // in the rank's part of the grads arena
+};
+
+struct ModelPlan {
+  std::vector<BucketPlan> buckets;
+  std::vector<GroupPlan> groups;
+  VisitOrder visits;
+  PoolPlan gather_pool;
+  PoolPlan grad_pool;
+  // Sizes in bytes.
+  uint64_t shared_compute_bytes = 0;      // the arena of home shared, all ranks
+  uint64_t shared_compute_own_bytes = 0;  // this is what one rank writes of it
+  uint64_t whole_compute_bytes = 0;       // one rank's part
+  uint64_t local_compute_bytes = 0;
+  uint64_t main_bytes = 0;
+  uint64_t grad_bytes = 0;             // private main grads
+  uint64_t grads_part_bytes = 0;       // one rank's part of the grads arena, a multiple of a page:
+  uint64_t persistent_grad_bytes = 0;  //   persistent full gradients and no_shard main grads first,
+  uint64_t grad_pool_offset = 0;       //   then the pool of transient ones
+  uint64_t optimizer_bytes = 0;
+  uint64_t gather_bytes = 0;
+  uint64_t staging_bytes = 0;        // private scratch
+  uint64_t staging_part_bytes = 0;   // one rank's part of the staging arena
+  uint64_t param_count = 0;          // parameters of the model
+  uint64_t element_count = 0;
+  uint64_t padding_count = 0;
+  uint64_t layout_hash = 0;
+
+  // Bytes that a rank accounts for, by fsdp_role; [0] is the sum.
+  std::array<uint64_t, 8> role_bytes(uint32_t rank, uint32_t ranks) const;
+};
+
+inline constexpr uint64_t page_bytes = 4096;
+inline constexpr uint64_t buffer_alignment = 512;
+
+ModelPlan plan_model(const ModelSpec &spec);
+
+}  // namespace fsdp::memory

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the caller declared, with defaults filled in: the input of every pure computation about a model.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fsdp.h"
+
+namespace fsdp::memory {
+
+struct ParamSpec {
+  std::string name;
+  std::vector<uint64_t> shape;
+  uint64_t element_count = 1;
+  fsdp_dtype dtype = FSDP_FLOAT32;
+  uint32_t flags = 0;
+  fsdp_granule granule = FSDP_GRANULE_ROW;
+  uint64_t granule_rows = 0;
+  double lr_scale = 1.0;
+  void *user_data = nullptr;
+
+  bool frozen() const { return flags & FSDP_PARAM_FROZEN; }
+};
+
+struct GroupSpec {
+  std::string name;
+  std::vector<ParamSpec> params;
+  fsdp_strategy strategy = FSDP_OPTIM_GRADS_PARAMS;
+  fsdp_reduce_policy reduce_policy = FSDP_REDUCE_EACH;
+  fsdp_dtype grad_dtype = 0;    // 0: each parameter's own
+  fsdp_dtype reduce_dtype = 0;  // 0: the gradient's
+  bool resident = false;
+
+  bool trainable() const {
+    for (const auto &param : params)
+      if (!param.frozen()) return true;
+    return false;
+  }
+};
+
+struct StateSpec {
+  std::string name;
+  fsdp_dtype dtype;
+};
+
+struct ModelSpec {
+  uint32_t shard_size = 1;
+  uint32_t replicate_size = 1;
+  bool force_communication = false;
+  fsdp_unshard_mode unshard_mode = FSDP_UNSHARD_MAPPED;
+  fsdp_grad_op grad_op = FSDP_GRAD_MEAN;
+  double grad_factor = 1.0;
+  uint32_t prefetch_depth = 1;
+  uint64_t prefetch_bytes = 0;
+  uint32_t max_pending_groups = 2;
+  fsdp_schedule_kind schedule = FSDP_SCHEDULE_SEQUENTIAL;
+  std::vector<fsdp_visit> visits;
+  std::vector<StateSpec> states;
+  std::vector<GroupSpec> groups;
+
+  bool communicates() const { return shard_size > 1 || force_communication; }
+  bool mapped() const { return unshard_mode == FSDP_UNSHARD_MAPPED || !communicates(); }
+};
+
+}  // namespace fsdp::memory

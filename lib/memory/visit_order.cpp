@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/visit_order.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "memory/prefetch_window.h"
+
+namespace fsdp::memory {
+namespace {
+
+constexpr uint32_t never = UINT32_MAX;
+constexpr uint32_t train_mode = 0, eval_mode = 1;
+
+// Positions in the list of training visits.
+struct GroupVisits {
+  uint32_t first_forward = never, last_forward = never, first_backward = never, last_backward = never;
+};
+
+std::vector<fsdp_visit> forward_and_backward(uint32_t groups) {
+  std::vector<fsdp_visit> visits;
+  for (uint32_t g = 0; g < groups; ++g) visits.push_back({g, FSDP_FORWARD});
+  for (uint32_t g = groups; g-- > 0;) visits.push_back({g, FSDP_BACKWARD});
+  return visits;
+}
+
+std::vector<fsdp_visit> training_visits(const ScheduleSpec &spec) {
+  switch (spec.kind) {
+    case FSDP_SCHEDULE_SEQUENTIAL:
+    case FSDP_SCHEDULE_INTERLEAVED: return forward_and_backward(static_cast<uint32_t>(spec.groups.size()));
+    case FSDP_SCHEDULE_VISITS: return spec.visits;
+    default: fail(FSDP_INVALID_ARGUMENT, "unknown schedule {}", spec.kind);
+  }
+}
+
+std::vector<GroupVisits> find_visits(const ScheduleSpec &spec, std::span<const fsdp_visit> visits) {
+  std::vector<GroupVisits> found(spec.groups.size());
+  for (uint32_t i = 0; i < visits.size(); ++i) {
+    const auto [group, phase] = visits[i];
+    if (group >= found.size())
+      fail(FSDP_INVALID_ARGUMENT, "visit {}: group {} is outside [0, {})", i, group, found.size());
+    GroupVisits &of_group = found[group];
+    if (phase == FSDP_FORWARD) {
+      of_group.first_forward = std::min(of_group.first_forward, i);
+      of_group.last_forward = i;
+    } else if (phase == FSDP_BACKWARD) {
+      if (of_group.first_forward == never)
+        fail(FSDP_INVALID_ARGUMENT, "visit {}: BACKWARD of group {} before its first FORWARD", i, group);
+      of_group.first_backward = std::min(of_group.first_backward, i);
+      of_group.last_backward = i;
+    } else {
+      fail(FSDP_INVALID_ARGUMENT, "visit {}: phase {} is neither FORWARD nor BACKWARD", i, phase);
+    }
+  }
+  for (size_t g = 0; g < found.size(); ++g)
+    if (spec.groups[g].trainable && found[g].last_backward == never)
+      fail(FSDP_INVALID_ARGUMENT, "group {} is trainable, but has no BACKWARD visit", g);
+  return found;
+}
+
+class Builder {
+ public:
+  explicit Builder(const ScheduleSpec &spec) : spec_(spec) {
+    order_.train = training_visits(spec);
+    found_ = find_visits(spec, order_.train);
+    for (const fsdp_visit &visit : order_.train)
+      if (visit.phase == FSDP_FORWARD) order_.eval.push_back({visit.group_index, FSDP_EVAL});
+  }
+
+  VisitOrder build() {
+    request_buffers();
+    if (interleaved()) {
+      const uint32_t turn = static_cast<uint32_t>(order_.train.size() / 2);
+      plan_chain(order_.train, 0, turn, train_mode, order_.train_prefetch);
+      plan_chain(order_.train, turn, turn, train_mode, order_.train_prefetch);
+    } else {
+      plan_chain(order_.train, 0, static_cast<uint32_t>(order_.train.size()), train_mode, order_.train_prefetch);
+    }
+    keep_residents();
+    plan_chain(order_.eval, 0, static_cast<uint32_t>(order_.eval.size()), eval_mode, order_.eval_prefetch);
+    plan_grads();
+    return std::move(order_);
+  }
+
+ private:
+  bool interleaved() const { return spec_.kind == FSDP_SCHEDULE_INTERLEAVED; }
+
+  PoolRequest &gathered(uint32_t group, fsdp_phase phase) {
+    return order_.gathered[gathered_key(spec_.kind, group, phase)];
+  }
+
+  void request_buffers() {
+    for (const ScheduledGroup &group : spec_.groups) {
+      order_.gathered.push_back({group.gathered_bytes, {}, 0});
+      // The backward pass advances independently of the forward pass of another micro-batch.
+      if (interleaved()) order_.gathered.push_back({group.gathered_bytes, {}, 1});
+      order_.grads.push_back({group.grad_bytes, {}, 0});
+    }
+  }
+
+  // The visits [start, start + count) follow one another, and none of them overlaps with those before or after.
+  void plan_chain(std::span<const fsdp_visit> visits, uint32_t start, uint32_t count, uint32_t mode,
+                  std::vector<std::vector<uint32_t>> &prefetch) {
+    const auto chain = visits.subspan(start, count);
+    PrefetchWindow window = open_windows(chain, spec_, resident_from(mode, start));
+    for (uint32_t i = 0; i < count; ++i) {
+      gathered(chain[i].group_index, chain[i].phase).live.push_back({mode, start + window.begins[i], start + i + 1ull});
+      for (uint32_t &ahead : window.ahead[i]) ahead += start;
+      prefetch.push_back(std::move(window.ahead[i]));
+    }
+  }
+
+  // By group: the position in the chain after which it stays gathered.
+  std::vector<uint32_t> resident_from(uint32_t mode, uint32_t start) const {
+    std::vector<uint32_t> from(spec_.groups.size(), never);
+    if (mode == eval_mode || start != 0) return from;
+    for (size_t g = 0; g < from.size(); ++g)
+      if (spec_.groups[g].resident) from[g] = found_[g].first_forward;
+    return from;
+  }
+
+  // From the first forward visit to the last backward one; if there is none after the last forward one, until the pass
+  // ends. With INTERLEAVED another micro-batch's forward pass may begin before the backward one: never free.
+  void keep_residents() {
+    for (uint32_t g = 0; g < spec_.groups.size(); ++g) {
+      const GroupVisits &visits = found_[g];
+      if (!spec_.groups[g].resident || visits.first_forward == never) continue;
+      const bool returned =
+          !interleaved() && visits.last_backward != never && visits.last_backward > visits.last_forward;
+      const uint64_t begin = interleaved() ? 0 : visits.first_forward;
+      const uint64_t end = returned ? visits.last_backward + 1ull : order_.train.size();
+      gathered(g, FSDP_FORWARD).live.push_back({train_mode, begin, end});
+    }
+  }
+
+  // Time counts the backward visits of groups with a transient buffer: opening one more drains the oldest.
+  void plan_grads() {
+    std::vector<uint64_t> time;  // by position
+    uint64_t now = 0;
+    for (const auto &[group, phase] : order_.train) {
+      time.push_back(now);
+      if (phase == FSDP_BACKWARD && spec_.groups[group].grad_bytes != 0) ++now;
+    }
+    const uint64_t pending = std::max(spec_.max_pending_groups, 1u);
+    for (size_t g = 0; g < found_.size(); ++g)
+      if (spec_.groups[g].grad_bytes != 0 && found_[g].last_backward != never)
+        order_.grads[g].live.push_back(
+            {train_mode, time[found_[g].first_backward], time[found_[g].last_backward] + pending});
+  }
+
+  const ScheduleSpec &spec_;
+  VisitOrder order_;
+  std::vector<GroupVisits> found_;
+};
+
+}  // namespace
+
+VisitOrder build_visit_order(const ScheduleSpec &spec) { return Builder(spec).build(); }
+
+}  // namespace fsdp::memory

@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Prints "passed failed skipped" of one Meson test run. usage: count.py TESTLOG_JSON EXIT_STATUS
+
+Cases are counted where a program reports them (GoogleTest's summary, TAP), else the program is one case. A program
+that failed without a failing case (a crash, a sanitizer's report, a timeout) is one failure, and so is a run that failed
+without any.
+"""
+import json
+import re
+import sys
+
+PASSING = {"OK", "EXPECTEDFAIL"}
+
+
+def last_number(pattern, text):
+    found = re.findall(pattern, text, re.M)
+    return int(found[-1]) if found else 0
+
+
+def count_cases(text):
+    if re.search(r"^\[==========\]", text, re.M):
+        return [last_number(rf"^\[  {word} +\] (\d+) tests?\b", text) for word in ("PASSED", "FAILED", "SKIPPED")]
+    cases = re.findall(r"^(ok|not ok)\b([^\n]*)", text, re.M)
+    skipped = sum("# SKIP" in rest for _, rest in cases)
+    failed = sum(word == "not ok" for word, _ in cases)
+    return [len(cases) - skipped - failed, failed, skipped]
+
+
+def count_test(test):
+    if test["result"] == "SKIP":
+        return [0, 0, 1]
+    passed, failed, skipped = count_cases(test.get("stdout", ""))
+    if test["result"] not in PASSING:
+        return [passed, max(failed, 1), skipped]
+    return [passed, failed, skipped] if passed + failed + skipped else [1, 0, 0]
+
+
+def main():
+    path, status = sys.argv[1], int(sys.argv[2])
+    totals = [0, 0, 0]
+    try:
+        with open(path, encoding="utf-8") as log:
+            for line in log:
+                totals = [a + b for a, b in zip(totals, count_test(json.loads(line)))]
+    except OSError as error:
+        print(f"count.py: {error}", file=sys.stderr)
+    if totals[1] == 0 and (status != 0 or sum(totals) == 0):
+        totals[1] = 1
+    print(*totals)
+
+
+if __name__ == "__main__":
+    main()

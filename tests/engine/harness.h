@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Drives the C ABI as a training framework would: ranks as threads or as processes, a made-up model whose gradients depend
+// on the weights that are seen, and a reference that knows nothing of the library.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "fsdp.h"
+
+namespace harness {
+
+struct Failure : std::runtime_error {
+  Failure(fsdp_status status, const std::string &call, const std::string &message, int32_t rank)
+      : std::runtime_error(call + ": " + fsdp_get_status_name(status) + ": " + message), status(status), message(message), rank(rank) {}
+  fsdp_status status;
+  std::string message;
+  int32_t rank;
+};
+
+// Throws Failure with the library's message.
+void check(fsdp_status status, const char *call);
+#define FSDP(call) harness::check((call), #call)
+std::string last_message();
+
+struct ParamDef {
+  std::string name;
+  std::vector<uint64_t> shape;
+  fsdp_dtype dtype = FSDP_FLOAT32;
+  uint32_t flags = 0;
+  fsdp_granule granule = 0;
+  uint64_t granule_rows = 0;
+  double lr_scale = 0;
+
+  uint64_t count() const {
+    uint64_t product = 1;
+    for (const uint64_t size : shape) product *= size;
+    return product;
+  }
+};
+
+struct GroupDef {
+  std::string name;
+  std::vector<ParamDef> params;
+  fsdp_group_options options = FSDP_GROUP_OPTIONS_INIT;
+};
+
+struct Scenario {
+  uint32_t ranks = 2;
+  fsdp_context_options context = FSDP_CONTEXT_OPTIONS_INIT;
+  fsdp_model_options model = FSDP_MODEL_OPTIONS_INIT;
+  fsdp_schedule_kind schedule = FSDP_SCHEDULE_SEQUENTIAL;
+  std::vector<fsdp_visit> visits;
+  std::vector<GroupDef> groups;
+  uint32_t steps = 2;
+  uint32_t microbatches = 1;
+  bool recompute = false;
+  bool eval = false;          // a forward pass between steps
+  bool put = false;           // hand gradients in with fsdp_put_grad
+  double clip = 0;
+  double scale = 1;
+  double weight_decay = 0.01;
+  bool flush_to_zero = false;  // the caller's threads run with FTZ and DAZ
+};
+
+// A few groups whose sizes divide by nothing.
+std::vector<GroupDef> odd_groups();
+// Groups of one shape.
+std::vector<GroupDef> equal_groups(uint32_t count, uint64_t rows, uint64_t columns);
+
+struct Outcome {
+  std::vector<std::vector<float>> weights;  // one a parameter, in declaration order
+  std::vector<std::vector<float>> grads;    // whole main grads of the last step, read from the shards (zero where not owned)
+  std::vector<double> norms;                // one a step
+  fsdp_stats stats = FSDP_STATS_INIT;
+  fsdp_memory memory = FSDP_MEMORY_INIT;
+  std::vector<uint64_t> addresses;          // of every parameter seen in every visit, in order
+  std::string error;
+};
+
+// One rank's handles.
+class Rank {
+ public:
+  Rank(fsdp_context *context, const Scenario &setup, bool seal = true);
+  ~Rank();
+  Rank(const Rank &) = delete;
+  Rank &operator=(const Rank &) = delete;
+  void load();  // deterministic weights, and publish
+  const GroupDef &def(size_t group) const { return setup.groups[group]; }
+  std::vector<float> read(size_t group, size_t param) const;
+  fsdp_stats stats() const;
+  // The compute weights as floats.
+  std::vector<float> view(size_t group, size_t param, fsdp_phase phase, uint64_t *address = nullptr) const;
+
+  const Scenario &setup;
+  fsdp_context *context;
+  fsdp_model *model = nullptr;
+  std::vector<fsdp_group *> groups;
+  uint32_t rank = 0;
+};
+
+// The gradient of one element, as this rank's data of a micro-batch gives it.
+float gradient(uint32_t rank, uint32_t step, uint32_t microbatch, uint32_t param, uint64_t element, float weight);
+float initial_weight(uint32_t param, uint64_t element);
+
+void forward(Rank &rank, Outcome *outcome);
+void backward(Rank &rank, uint32_t step, uint32_t microbatch, Outcome *outcome);
+void backward_group(Rank &rank, size_t group, uint32_t step, uint32_t microbatch, Outcome *outcome);
+void train(Rank &rank, Outcome &outcome);
+
+// Runs `body` as every rank of a new world, one thread each. Exceptions become the outcome's error.
+void run_threads(const Scenario &setup, const std::function<void(uint32_t, fsdp_context *)> &body, std::vector<std::string> *errors = nullptr);
+std::vector<Outcome> train_threads(const Scenario &setup);
+std::vector<Outcome> train_processes(const Scenario &setup);
+
+// The same training by one process without the library, in fp32 with the documented order of additions.
+Outcome reference(const Scenario &setup);
+float round_to(float value, fsdp_dtype dtype);
+
+bool same_bits(const std::vector<std::vector<float>> &a, const std::vector<std::vector<float>> &b);
+double relative_l2(const std::vector<float> &a, const std::vector<float> &b);
+
+}  // namespace harness

@@ -1,0 +1,33 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# usage: small_test.sh FSDP_RUN EXAMPLES_FOLDER
+# Each example's output, sorted (ranks may print in any order), against expected/NAME.txt.
+set -u
+run=$1
+examples=$2
+here=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source-path=SCRIPTDIR source=../tools/tap.sh
+. "$here/../tools/tap.sh"
+
+# output COMMAND...: what it prints, sorted, and a line about its status if that is not 0.
+output() {
+  {
+    "$@" 2>&1
+    status=$?
+    [ $status -eq 0 ] || echo "status $status"
+  } | LC_ALL=C sort
+}
+
+for name in hello_rank shard_and_gather own_optimizer flat_step frozen_base pipeline_1f1b; do
+  check "$name with 2 processes" equal "$(output "$run" -n 2 --no-prefix "$examples/$name")" "$(cat "$here/expected/$name.txt")"
+done
+check 'hello_rank with 2 threads' equal "$(output "$examples/hello_rank" 2)" "$(cat "$here/expected/hello_rank.txt")"
+# Alone and with more ranks than anything divides by, only the last line is the same.
+for name in shard_and_gather own_optimizer flat_step frozen_base; do
+  last=$(grep "^$name: ok" "$here/expected/$name.txt")
+  check "$name alone" contains "$(output "$examples/$name")" "$last"
+  check "$name with 3 processes" contains "$(output "$run" -n 3 --no-prefix "$examples/$name")" "$last"
+done
+check 'pipeline_1f1b with 3 processes' contains "$(output "$run" -n 3 --no-prefix "$examples/pipeline_1f1b")" \
+  "$(cat "$here/expected/pipeline_1f1b.txt")"
+finish

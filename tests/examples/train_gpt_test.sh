@@ -1,0 +1,114 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# usage: train_gpt_test.sh FSDP_RUN TRAIN_GPT
+# Small models for few steps: what the flags must not change, and what they must.
+set -u
+run=$1
+train_gpt=$2
+here=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source-path=SCRIPTDIR source=../tools/tap.sh
+. "$here/../tools/tap.sh"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+export OPENBLAS_NUM_THREADS=1
+small="--layers 2 --width 48 --heads 3 --context 24 --batch 12 --steps 6 --lr 1e-2 --quiet --json out.json --corpus $here"
+
+# train RANKS FLAGS...: as processes, or as threads where RANKS is threads:N. Output in log, numbers in out.json.
+train() {
+  ranks=$1
+  shift
+  rm -f out.json
+  # shellcheck disable=SC2086
+  case $ranks in
+    threads:*) "$train_gpt" --threads "${ranks#threads:}" $small "$@" >log 2>&1 ;;
+    *) "$run" -n "$ranks" --no-prefix "$train_gpt" $small "$@" >log 2>&1 ;;
+  esac || sed 's/^/# /' log
+}
+
+field() { sed -n "s/.*\"$1\": \"\{0,1\}\([^,\"}]*\).*/\1/p" out.json 2>/dev/null; }
+# All losses and gradient norms, and the hash of the weights: equal only if the runs are the same to the bit.
+numbers() { field loss; field grad_norm; field weights_hash; }
+
+# close_to FILE: the losses of out.json are those of FILE, but for rounding.
+close_to() {
+  field loss >losses
+  [ "$(wc -l <losses)" -eq 6 ] && paste losses "$1" | awk '
+    { d = $1 - $2; if (d < 0) d = -d; if (!(d <= 2e-5)) { print "# " $1 " against " $2; bad = 1 } }
+    END { exit bad }'
+}
+falls() { field loss | awk 'NR == 1 { first = $1 } { last = $1 } END { exit !(NR == 6 && last < first - 0.5) }'; }
+# state_is LOW HIGH: compute + main + grad + optimizer of every rank, in percent of an unsharded copy.
+state_is() {
+  tail -n 1 out.json | python3 -c '
+import json, sys
+low, high = map(float, sys.argv[1:])
+end = json.loads(sys.stdin.read())
+parts = [100 * sum(rank[role] for role in ("compute", "main", "grad", "optimizer")) / end["unsharded_bytes"]
+         for rank in end["role_bytes"]]
+print("#", *parts)
+sys.exit(not all(low <= part <= high for part in parts))' "$1" "$2"
+}
+
+train 1
+field loss >single
+check 'one rank learns' falls
+for ranks in 2 3 threads:4; do
+  train $ranks
+  check "$ranks ranks see the same global batch as one" close_to single
+done
+train 2 --microbatches 3
+check 'three micro-batches see the same global batch' close_to single
+train 2 --microbatches 3 --reduce-last
+check 'and so they do reduced once' close_to single
+
+train 2
+expected=$(numbers)
+check 'the JSON file has a hash' equal "$(field weights_hash | wc -c)" 17
+check 'half of the state is on each of two ranks' state_is 50 60
+for flags in '' '--strategy no_shard' '--strategy zero1' '--strategy optim_grads' '--strategy zero3' '--unshard copied' \
+  '--unshard copied --prefetch 0' '--unshard copied --prefetch 2' '--no-overlap' '--recompute' \
+  '--debug-delay-us 2000' '--recompute --unshard copied --debug-delay-us 1000'; do
+  # shellcheck disable=SC2086
+  train 2 $flags
+  check "same bits with ${flags:-the same flags}" equal "$(numbers)" "$expected"
+done
+train threads:2
+check 'same bits with threads' equal "$(numbers)" "$expected"
+train 2 --seed 2
+check 'other bits with another seed' [ "$(numbers)" != "$expected" ]
+
+train 2 --strategy ddp
+check 'ddp keeps all of the state' state_is 100 120
+for flags in '--tied' '--norm rmsnorm --tied --recompute' '--compute-dtype bf16' '--compute-dtype bf16 --reduce-dtype bf16' \
+  '--clip 0 --weight-decay 0'; do
+  # shellcheck disable=SC2086
+  train 2 $flags
+  check "learns with $flags" falls
+  expected=$(numbers)
+  # shellcheck disable=SC2086
+  train threads:2 $flags --unshard copied
+  check "same bits copied with $flags" equal "$(numbers)" "$expected"
+done
+train 2 --sample 20 --prefetch 2
+check 'prints a sample' contains "$(cat log)" '--- end ---'
+"$run" -n 2 --no-prefix "$train_gpt" --layers 1 --width 16 --heads 2 --context 8 --batch 4 --steps 2 --corpus "$here" >log 2>&1
+check 'prints the version' contains "$(cat log)" 'libfsdp 0.'
+check 'prints the table of memory' contains "$(cat log)" 'state of one copy'
+
+# refuses MESSAGE FLAGS...: status 2 and the message.
+refuses() {
+  message=$1
+  shift
+  "$train_gpt" "$@" >log 2>&1
+  equal $? 2 && contains "$(cat log)" "$message"
+}
+check 'refuses an unknown flag' refuses '--laers is not an option' --laers 3
+check 'refuses a word for a number' refuses '--layers takes a whole number, not many' --layers many
+check 'refuses zero heads' refuses '--heads must be at least 1' --heads 0
+check 'refuses a missing value' refuses '--width needs a value' --width --tied
+check 'refuses an unknown strategy' refuses '--strategy takes one of no_shard|' --strategy zero4
+check 'refuses heads that do not divide' refuses '--heads must divide --width' --width 10 --heads 3
+check 'refuses a corpus that is not there' refuses '/nowhere: No such file' --corpus /nowhere
+check 'refuses a batch that does not divide' refuses 'does not divide by 3 ranks x 1 micro-batches' --threads 3 --batch 16
+finish

@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The size and every offset of each public struct, on a 64-bit machine. A failure here means that programs compiled with
+ * an older header would break: docs/contracts/abi-stability.md has the rule (append only). When a release appends
+ * a field, add its line; never change one.
+ */
+#include <stddef.h>
+
+#include <fsdp.h>
+
+#ifdef __cplusplus
+#define CHECK(condition) static_assert(condition, #condition)
+#else
+#define CHECK(condition) _Static_assert(condition, #condition)
+#endif
+#define SIZE(type, bytes) CHECK(sizeof(type) == (bytes))
+#define AT(type, field, offset) CHECK(offsetof(type, field) == (offset))
+
+CHECK(sizeof(void *) == 8);
+
+SIZE(fsdp_error, 1056);
+AT(fsdp_error, struct_size, 0);
+AT(fsdp_error, status, 8);
+AT(fsdp_error, origin, 12);
+AT(fsdp_error, origin_code, 16);
+AT(fsdp_error, rank, 24);
+AT(fsdp_error, context_failed, 28);
+AT(fsdp_error, message, 32);
+
+SIZE(fsdp_tensor, 40);
+AT(fsdp_tensor, struct_size, 0);
+AT(fsdp_tensor, data, 8);
+AT(fsdp_tensor, shape, 16);
+AT(fsdp_tensor, element_count, 24);
+AT(fsdp_tensor, dimension_count, 32);
+AT(fsdp_tensor, dtype, 36);
+
+SIZE(fsdp_context_options, 88);
+AT(fsdp_context_options, struct_size, 0);
+AT(fsdp_context_options, flags, 8);
+AT(fsdp_context_options, world_size, 12);
+AT(fsdp_context_options, rank, 16);
+AT(fsdp_context_options, timeout_ms, 20);
+AT(fsdp_context_options, rendezvous, 24);
+AT(fsdp_context_options, interrupted, 32);
+AT(fsdp_context_options, interrupted_data, 40);
+AT(fsdp_context_options, log, 48);
+AT(fsdp_context_options, log_data, 56);
+AT(fsdp_context_options, log_level, 64);
+AT(fsdp_context_options, debug_delay_us, 68);
+AT(fsdp_context_options, debug_delay_seed, 72);
+AT(fsdp_context_options, debug_failed_allocation, 80);
+
+SIZE(fsdp_mesh_options, 16);
+AT(fsdp_mesh_options, struct_size, 0);
+AT(fsdp_mesh_options, replicate_size, 8);
+AT(fsdp_mesh_options, shard_size, 12);
+
+SIZE(fsdp_model_options, 72);
+AT(fsdp_model_options, struct_size, 0);
+AT(fsdp_model_options, mesh, 8);
+AT(fsdp_model_options, flags, 16);
+AT(fsdp_model_options, strategy, 20);
+AT(fsdp_model_options, grad_dtype, 24);
+AT(fsdp_model_options, reduce_dtype, 28);
+AT(fsdp_model_options, grad_op, 32);
+AT(fsdp_model_options, unshard_mode, 36);
+AT(fsdp_model_options, grad_factor, 40);
+AT(fsdp_model_options, reduce_policy, 48);
+AT(fsdp_model_options, optimizer, 52);
+AT(fsdp_model_options, prefetch_depth, 56);
+AT(fsdp_model_options, max_pending_groups, 60);
+AT(fsdp_model_options, prefetch_bytes, 64);
+
+SIZE(fsdp_visit, 8);
+AT(fsdp_visit, group_index, 0);
+AT(fsdp_visit, phase, 4);
+
+SIZE(fsdp_schedule_options, 24);
+AT(fsdp_schedule_options, struct_size, 0);
+AT(fsdp_schedule_options, visits, 8);
+AT(fsdp_schedule_options, visit_count, 16);
+
+SIZE(fsdp_memory, 104);
+AT(fsdp_memory, struct_size, 0);
+AT(fsdp_memory, role_bytes, 8);
+AT(fsdp_memory, gather_lower_bound_bytes, 72);
+AT(fsdp_memory, reduce_lower_bound_bytes, 80);
+AT(fsdp_memory, parameter_count, 88);
+AT(fsdp_memory, padding_count, 96);
+
+SIZE(fsdp_stats, 200);
+AT(fsdp_stats, struct_size, 0);
+AT(fsdp_stats, version, 8);
+AT(fsdp_stats, step, 16);
+AT(fsdp_stats, gathers, 24);
+AT(fsdp_stats, reduces, 32);
+AT(fsdp_stats, all_gathers, 40);
+AT(fsdp_stats, reduce_scatters, 48);
+AT(fsdp_stats, all_reduces, 56);
+AT(fsdp_stats, gathered_bytes, 64);
+AT(fsdp_stats, reduced_bytes, 72);
+AT(fsdp_stats, prefetches, 80);
+AT(fsdp_stats, dropped_prefetches, 88);
+AT(fsdp_stats, gathered_groups, 96);
+AT(fsdp_stats, peak_gathered_groups, 104);
+AT(fsdp_stats, pending_grad_groups, 112);
+AT(fsdp_stats, peak_pending_grad_groups, 120);
+AT(fsdp_stats, wait_ns, 128);
+AT(fsdp_stats, allocated_bytes, 136);
+
+SIZE(fsdp_param, 64);
+AT(fsdp_param, struct_size, 0);
+AT(fsdp_param, name, 8);
+AT(fsdp_param, shape, 16);
+AT(fsdp_param, dimension_count, 24);
+AT(fsdp_param, dtype, 28);
+AT(fsdp_param, flags, 32);
+AT(fsdp_param, granule, 36);
+AT(fsdp_param, granule_rows, 40);
+AT(fsdp_param, lr_scale, 48);
+AT(fsdp_param, user_data, 56);
+
+SIZE(fsdp_group_options, 24);
+AT(fsdp_group_options, struct_size, 0);
+AT(fsdp_group_options, flags, 8);
+AT(fsdp_group_options, strategy, 12);
+AT(fsdp_group_options, grad_dtype, 16);
+AT(fsdp_group_options, reduce_dtype, 20);
+
+SIZE(fsdp_chunk, 40);
+AT(fsdp_chunk, struct_size, 0);
+AT(fsdp_chunk, element_offset, 8);
+AT(fsdp_chunk, element_count, 16);
+AT(fsdp_chunk, row_offset, 24);
+AT(fsdp_chunk, row_count, 32);
+
+SIZE(fsdp_shard, 96);
+AT(fsdp_shard, struct_size, 0);
+AT(fsdp_shard, group, 8);
+AT(fsdp_shard, param_index, 16);
+AT(fsdp_shard, name, 24);
+AT(fsdp_shard, main_weight, 32);
+AT(fsdp_shard, main_grad, 40);
+AT(fsdp_shard, element_offset, 48);
+AT(fsdp_shard, element_count, 56);
+AT(fsdp_shard, row_offset, 64);
+AT(fsdp_shard, row_count, 72);
+AT(fsdp_shard, lr_scale, 80);
+AT(fsdp_shard, flags, 88);
+AT(fsdp_shard, state_count, 92);
+
+SIZE(fsdp_adamw_options, 56);
+AT(fsdp_adamw_options, struct_size, 0);
+AT(fsdp_adamw_options, beta1, 8);
+AT(fsdp_adamw_options, beta2, 16);
+AT(fsdp_adamw_options, epsilon, 24);
+AT(fsdp_adamw_options, weight_decay, 32);
+AT(fsdp_adamw_options, step, 40);
+AT(fsdp_adamw_options, flags, 48);
+AT(fsdp_adamw_options, reserved, 52);
+
+SIZE(fsdp_grad, 24);
+AT(fsdp_grad, data, 0);
+AT(fsdp_grad, element_count, 8);
+AT(fsdp_grad, dtype, 16);
+AT(fsdp_grad, reserved, 20);

@@ -1,0 +1,111 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Builds libfsdp and runs every test; alone enough on a fresh Debian 12 or Ubuntu 24.04.
+#
+# usage: sh tests/run.sh [-y] [--quick] [--werror]
+#   -y        install missing packages without asking
+#   --quick   leave out the sanitizer builds
+#   --werror  warnings are errors (always so when CI is set)
+#
+# The last line is "N passed, N failed" or "N passed, N failed, N skipped", summed over all builds. A build that fails
+# counts as one failure. Logs stay in build-*/meson-logs/. Meson uses ccache by itself where it is installed.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+
+yes='' quick=0 werror=false
+[ -n "${CI:-}" ] && werror=true
+for argument; do
+  case $argument in
+    -y) yes=-y ;;
+    --quick) quick=1 ;;
+    --werror) werror=true ;;
+    *) echo "tests/run.sh: unknown argument '$argument' (known: -y --quick --werror)" >&2; exit 2 ;;
+  esac
+done
+
+passed=0 failed=0 skipped=0
+
+# configure DIRECTORY OPTIONS...
+configure() {
+  directory=$1
+  shift
+  if [ -f "$directory/build.ninja" ]; then
+    meson configure "$directory" "$@"
+  else
+    meson setup "$directory" "$@"
+  fi
+}
+
+# run_logged LOG COMMAND...: shows the end of the log if the command fails.
+run_logged() {
+  log=$1
+  shift
+  "$@" >"$log" 2>&1 </dev/null && return 0
+  tail -n 80 "$log"
+  return 1
+}
+
+fail_build() {
+  echo "FAILED: $1 (whole log: $2)"
+  failed=$((failed + 1))
+}
+
+# build_and_test DIRECTORY "MESON OPTIONS" "MESON TEST ARGUMENTS": adds to passed, failed and skipped.
+build_and_test() {
+  directory=$1
+  options=$2
+  arguments=$3
+  mkdir -p "$directory"
+  printf '\n== %s: build\n' "$directory"
+  # shellcheck disable=SC2086  # lists of words
+  run_logged "$directory/configure.log" configure "$directory" -Dtests=enabled -Dwerror=false $options ||
+    { fail_build "configure $directory" "$directory/configure.log"; return; }
+  rm -f "$directory/meson-logs/testlog.json"
+  started=$(date +%s)
+  run_logged "$directory/compile.log" meson compile -C "$directory" ||
+    { fail_build "build $directory" "$directory/compile.log"; return; }
+  grep -c 'warning:' "$directory/compile.log" | sed '/^0$/d; s/$/ compiler warnings/'
+  printf '== %s: test (built in %s s)\n' "$directory" $(($(date +%s) - started))
+  # shellcheck disable=SC2086
+  $launcher meson test -C "$directory" --no-rebuild --print-errorlogs $arguments </dev/null
+  test_status=$?
+  counts=$(python3 tests/count.py "$directory/meson-logs/testlog.json" "$test_status")
+  # shellcheck disable=SC2086
+  set -- ${counts:-0 1 0}
+  echo "== $directory: $1 passed, $2 failed, $3 skipped"
+  passed=$((passed + $1)) failed=$((failed + $2)) skipped=$((skipped + $3))
+}
+
+report() {
+  line="$passed passed, $failed failed"
+  [ $skipped -gt 0 ] && line="$line, $skipped skipped"
+  printf '\n%s\n' "$line"
+  [ $failed -eq 0 ] && [ $passed -gt 0 ]
+  exit
+}
+
+. tools/dev/packages.sh
+# shellcheck disable=SC2086
+need_packages $yes g++ meson ninja-build pkg-config libfmt-dev libhwy-dev libxxhash-dev libssl-dev libopenblas-dev \
+  libcli11-dev nlohmann-json3-dev libgtest-dev libbenchmark-dev strace python3 ||
+  { fail_build 'install the packages' 'see above'; report; }
+
+launcher=
+build_and_test build-tests "-Dexamples=enabled -Dwerror=$werror" ''
+
+if [ $quick -eq 0 ]; then
+  # Only the tests that run the library's code inside their own process: sanitizers see nothing in others. -Og
+  # keeps their reports readable and is fast enough for two cores.
+  sanitized='-Dexamples=disabled -Doptimization=g -Db_lundef=false'
+  suites='--suite unit --suite engine --timeout-multiplier 4'
+
+  export ASAN_OPTIONS=halt_on_error=1:abort_on_error=1:detect_stack_use_after_return=1
+  export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+  build_and_test build-asan "$sanitized -Db_sanitize=address,undefined" "$suites"
+
+  export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+  # Older ThreadSanitizers cannot place their shadow memory where the kernel randomizes addresses a lot.
+  setarch -R true 2>/dev/null && launcher='setarch -R'
+  build_and_test build-tsan "$sanitized -Db_sanitize=thread" "$suites"
+fi
+report

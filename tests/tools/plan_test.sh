@@ -1,0 +1,93 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# usage: plan_test.sh FSDP_PLAN FSDP_INFO
+set -u
+plan=$1
+info=$2
+# shellcheck source-path=SCRIPTDIR
+. "$(dirname "$0")/tap.sh"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+planned() {
+  "$plan" "$@" >out 2>err
+  status=$?
+  out=$(cat out)
+  err=$(cat err)
+}
+
+# value PATH: a member of the JSON printed last, as "rank_bytes.grad".
+value() {
+  python3 -c '
+import json, sys
+value = json.load(open("out"))
+for key in sys.argv[1].split("."): value = value[key]
+print(value)' "$1"
+}
+
+check "fsdp-info runs" sh -c "'$info' >info.txt"
+check "fsdp-info prints key: value lines" equal "$(grep -vc '^[A-Za-z][^:]*: ' info.txt)" 0
+check "fsdp-info names the version" contains "$(grep -i '^version:' info.txt)" "$("$info" --version)"
+
+planned --layers 2 --width 64 --heads 4 --vocab 256 --ranks 4
+check "the table is printed" equal $status 0
+check "... with every role" contains "$out" "optimizer state"
+check "... and the padding" contains "$out" "padding:"
+
+small() { planned --layers 4 --width 128 --heads 4 --vocab 512 "$@"; }
+# 4 layers x (4 x 128 x 128 + 2 x 128 x 512 + 2 x 128) + 2 x 512 x 128 + 128
+small --ranks 1 --strategy no_shard --json
+check "parameters are counted" equal "$(value parameter_count)" 918656
+check "one rank without sharding is the unsharded copy" equal "$(value rank_bytes.total)" "$(value unsharded_bytes.total)"
+small --ranks 2 --json
+check "adamw states are half on 2 ranks" sh -c \
+  "python3 -c 'import sys; a, b = map(int, sys.argv[1:]); sys.exit(not 0.5 <= a / b < 0.52)' \
+  $(value rank_bytes.optimizer) $(value unsharded_bytes.optimizer)"
+check "mapped needs no gather pool" equal "$(value rank_bytes.gather)" 0
+small --ranks 2 --unshard copied --json
+check "copied needs one" sh -c "[ $(value rank_bytes.gather) -gt 0 ]"
+gather=$(value rank_bytes.gather)
+small --ranks 2 --unshard copied --prefetch 0 --json
+check "... that is smaller without prefetch" sh -c "[ $(value rank_bytes.gather) -lt $gather ]"
+small --ranks 2 --optimizer none --json
+check "no optimizer, no state" equal "$(value rank_bytes.optimizer)" 0
+small --ranks 16384 --json
+check "16384 ranks are planned" equal "$status$(value ranks)" 016384
+
+cat >model.json <<'JSON'
+{"groups": [
+  {"name": "embedding", "strategy": "no_shard", "params": [{"name": "embedding", "shape": [512, 128]}]},
+  {"name": "layer.{}", "repeat": 3, "params": [
+    {"name": "layer.{}.w", "shape": [128, 128], "dtype": "fp32"},
+    {"name": "layer.{}.frozen", "shape": [128], "frozen": true}]}]}
+JSON
+planned --model model.json --ranks 2 --json
+check "a model file is read" equal "$status" 0
+check "... with its repeats" equal "$(value groups) $(value parameter_tensors) $(value parameter_count)" "4 7 115072"
+
+# refuses JSON TEXT: a model file like this is refused with this text.
+refuses() {
+  echo "$1" >bad.json
+  planned --model bad.json
+  equal "$status" 1 && contains "$err" "$2"
+}
+check "no JSON at all" refuses '{"groups": [' "bad.json is not JSON"
+check "no groups" refuses '{}' "groups: is missing"
+check "a shape that is no array" refuses '{"groups": [{"name": "g", "params": [{"name": "p", "shape": 3}]}]}' \
+  "groups[0].params[0].shape: must be an array"
+check "a negative size" refuses '{"groups": [{"name": "g", "params": [{"name": "p", "shape": [-3]}]}]}' \
+  "groups[0].params[0].shape[0]: must be a whole number"
+check "an unknown member" refuses '{"groups": [{"name": "g", "parms": [], "params": []}]}' 'unknown member "parms"'
+check "an unknown strategy" refuses '{"groups": [{"name": "g", "strategy": "zero9", "params": []}]}' \
+  "groups[0].strategy: must be one of no_shard, optim"
+check "what the library refuses" refuses \
+  '{"groups": [{"name": "g", "params": [{"name": "p", "shape": [1]}, {"name": "p", "shape": [1]}]}]}' INVALID_ARGUMENT
+
+planned --width 100 --heads 7
+check "heads that do not divide the width" contains "$status $err" "1 fsdp-plan: --width 100 is not a multiple"
+planned --ranks 3 --replicate 2
+check "replicas that do not divide the ranks" contains "$err" "not a multiple of --replicate"
+planned --strategy zero9
+check "an unknown strategy on the command line" equal $status 2
+finish

@@ -1,0 +1,155 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# usage: run_test.sh FSDP_RUN
+set -u
+run=$1
+# shellcheck source-path=SCRIPTDIR
+. "$(dirname "$0")/tap.sh"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+# job ARGUMENTS...: runs fsdp-run; sets $out, $err and $status.
+job() {
+  "$run" "$@" >out 2>err
+  status=$?
+  out=$(cat out)
+  err=$(cat err)
+}
+
+# gone PIDS...: none of them is left after a second (a zombie is gone).
+gone() {
+  for _ in 1 2 3 4 5 6 7 8 9 10; do
+    left=
+    for pid in "$@"; do
+      case $(sed 's/.*) //' "/proc/$pid/stat" 2>/dev/null) in '' | Z*) ;; *) left="$left $pid" ;; esac
+    done
+    [ -z "$left" ] && return 0
+    sleep 0.1
+  done
+  echo "# still running:$left"
+  return 1
+}
+
+# shellcheck disable=SC2016  # the ranks' shells expand the variables
+{
+  job -n 2 sh -c 'echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR'
+  check "every rank has its variables" equal "$(sort out)" "[0] 0 0 2 2 127.0.0.1
+[1] 1 1 2 2 127.0.0.1"
+  check "success is 0" equal $status 0
+
+  job -n 3 --no-prefix sh -c 'echo $MASTER_PORT $FSDP_JOB_SECRET'
+  check "ranks share port and secret, without prefix" equal "$(sort -u out | wc -l)" 1
+  check "the secret has 64 hex digits" equal "$(sed 's/.* //' out | head -1 | tr -d 0-9a-f | wc -c)" 1
+  check "the port is a number" equal "$(sed 's/ .*//' out | head -1 | tr -d 0-9)" ""
+  first=$out
+  job -n 3 --no-prefix sh -c 'echo $MASTER_PORT $FSDP_JOB_SECRET'
+  check "another job has another secret" lacks "$out" "$(echo "$first" | sed 's/.* //' | head -1)"
+
+  "$run" -n 1 --no-prefix sh -c 'echo $MASTER_PORT; sleep 1' >one &
+  "$run" -n 1 --no-prefix sh -c 'echo $MASTER_PORT; sleep 1' >two
+  wait
+  check "jobs at the same time have different ports" lacks "$(cat one)" "$(cat two)"
+
+  job -n 1 sh -c 'echo to-out; echo to-err >&2'
+  check "stdout stays apart" equal "$out" "[0] to-out"
+  check "stderr stays apart" equal "$err" "[0] to-err"
+
+  job -n 11 sh -c 'echo x'
+  check "prefixes have one width" contains "$out" "[ 3] x"
+
+  job -n 4 sh -c 'for i in 1 2 3 4 5 6 7 8 9; do printf abc; printf "def\n"; done'
+  check "lines are never mixed" equal "$(sed 's/^\[.\] //' out | sort -u)" abcdef
+  check "no line is lost" equal "$(wc -l <out)" 36
+
+  job -n 1 printf 'no newline'
+  check "an unfinished last line is shown" equal "$out" "[0] no newline"
+  job -n 1 sh -c 'yes | head -c 3000000'
+  check "much output arrives whole" equal "$(wc -l <out)" 1500000
+  job -n 1 cat
+  check "standard input is empty" equal "$status$out" 0
+
+  job -n 1 printf 'step 1\rstep 2\r\n'
+  check "in a file each progress update is a line" equal "$out" "[0] step 1
+[0] step 2"
+  if command -v script >/dev/null; then
+    script -qefc "'$run' -n 2 sh -c 'printf \"\rstep 1\"; sleep 0.3; printf \"\rstep 2\n\"'" /dev/null >tty </dev/null
+    check "on a terminal rank 0 rewrites its line" contains "$(cat -v tty)" '^M^[[K[0] step 1^M^[[K[0] step 2'
+    check "on a terminal other ranks show the last state" lacks "$(cat -v tty)" '[1] step 1'
+  else
+    skip "progress on a terminal" "no script(1)"
+  fi
+
+  job -n 1 -- printf '%s|' -n 2 -- --no-prefix
+  check "the program's own options are left alone" equal "$out" "[0] -n|2|--|--no-prefix|"
+
+  job -n 3 sh -c 'echo $$; [ $RANK = 1 ] && exit 3; exec sleep 100'
+  check "the failing rank's status is returned" equal $status 3
+  check "... and named" contains "$err" "rank 1"
+  check "... and explained" contains "$err" "exited with status 3"
+  # shellcheck disable=SC2046
+  check "the other ranks were ended" gone $(sed 's/^....//' out)
+
+  job -n 2 sh -c '[ $RANK = 0 ] && kill -KILL $$; exec sleep 100'
+  check "a killed rank gives 128 + signal" equal $status 137
+  check "... and the signal is named" contains "$err" "rank 0 (pid"
+  check "... with its number" contains "$err" "signal 9"
+
+  job -n 2 --grace 0.3 sh -c 'echo $$; [ $RANK = 0 ] && { sleep 0.3; exit 4; }; trap "" TERM; while :; do sleep 0.1; done'
+  check "a rank that ignores SIGTERM is killed" equal $status 4
+  # shellcheck disable=SC2046
+  check "... for good" gone $(sed 's/^....//' out)
+
+  job -n 2 sh -c 'sleep 100 & echo $!; exit 0'
+  check "a clean job succeeds" equal $status 0
+  # shellcheck disable=SC2046
+  check "children that ranks left behind are ended" gone $(sed 's/^....//' out)
+
+  job -n 2 --timeout 0.3 sh -c 'exec sleep 100'
+  check "a timeout gives 124" equal $status 124
+  check "... and is explained" contains "$err" "0.3 s"
+
+  for signal in INT TERM; do
+    "$run" -n 2 sh -c 'trap "echo got; exit 7" '$signal'; echo ready; while :; do sleep 0.1; done' >out 2>err &
+    pid=$!
+    until [ "$(grep -c ready out)" = 2 ]; do sleep 0.05; done
+    # A shell starts background jobs with SIGINT ignored; it is forwarded all the same.
+    kill -$signal $pid
+    wait $pid
+    check "SIG$signal is forwarded, the ranks' status returned" equal $? 7
+    check "... to every rank" equal "$(grep -c got out)" 2
+  done
+
+  "$run" -n 2 sh -c 'echo $$; exec sleep 100' >out 2>err &
+  pid=$!
+  until [ "$(wc -l <out)" = 2 ]; do sleep 0.05; done
+  kill -KILL $pid
+  wait $pid 2>/dev/null
+  # shellcheck disable=SC2046
+  check "ranks die with fsdp-run" gone $(sed 's/^....//' out)
+
+  timeout 20 sh -c "'$run' -n 2 yes | head -1" >out 2>err
+  check "a reader that goes away ends the job" equal "$(cat out)" "[0] y"
+
+  FSDP_JOB_SECRET_FILE=/nowhere job -n 1 sh -c 'echo "${FSDP_JOB_SECRET_FILE-unset}"'
+  check "the job's secret replaces a secret file" equal "$out" "[0] unset"
+}
+
+job -n 0 true
+check "-n 0 is a usage error" equal $status 2
+check "... that says so" contains "$err" "Value 0 not in range"
+job true
+check "without -n it is a usage error" equal $status 2
+job -n 2
+check "without a program it is a usage error" equal $status 2
+check "... that shows how" contains "$err" "no program given"
+job -n 2 no-such-program
+check "an unknown program gives 127" equal $status 127
+check "... and is named" contains "$err" "'no-such-program'"
+echo data >not-executable
+job -n 2 ./not-executable
+check "a file that is no program gives 126" equal $status 126
+job --help
+check "--help succeeds" equal $status 0
+check "... and explains" contains "$out" "MASTER_PORT"
+finish

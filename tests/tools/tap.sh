@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+# Sourced by the shell tests: reports each case in the Test Anything Protocol, which Meson counts.
+tap_cases=0
+tap_failed=0
+
+# check NAME COMMAND...: the case passes if the command does.
+check() {
+  tap_name=$1
+  shift
+  tap_cases=$((tap_cases + 1))
+  if "$@"; then
+    echo "ok $tap_cases - $tap_name"
+  else
+    echo "not ok $tap_cases - $tap_name"
+    tap_failed=1
+  fi
+}
+
+skip() {
+  tap_cases=$((tap_cases + 1))
+  echo "ok $tap_cases - $1 # SKIP $2"
+}
+
+finish() {
+  echo "1..$tap_cases"
+  exit $tap_failed
+}
+
+# Comparisons that say what was different.
+equal() {
+  [ "$1" = "$2" ] && return 0
+  printf '# expected: %s\n# got:      %s\n' "$2" "$1"
+  return 1
+}
+
+contains() {
+  case $1 in *"$2"*) return 0 ;; esac
+  printf '# does not contain: %s\n# text: %s\n' "$2" "$1"
+  return 1
+}
+
+lacks() {
+  case $1 in *"$2"*) printf '# contains: %s\n# text: %s\n' "$2" "$1"; return 1 ;; esac
+  return 0
+}

@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Holds the rules that docs/architecture.md gives for the source tree. usage: tree_test.py [ROOT]
+
+Every rule is also run on a small bad tree, so that a rule which no longer finds anything fails.
+"""
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+# room: the rooms whose headers it may include, besides its own and the public header
+ARROWS = {
+    "base": set(),
+    "layout": {"base"},
+    "memory": {"layout", "base"},
+    "device": {"base"},
+    "comm": {"device", "base"},
+    "optim": {"device", "layout", "base"},
+    "trace": {"base"},
+    "engine": {"layout", "memory", "device", "comm", "optim", "trace", "base"},
+    "abi": {"engine", "layout", "memory", "device", "comm", "optim", "trace", "base"},
+}
+# Pure functions of their arguments: no threads, no operating system.
+PURE = {"layout", "memory"}
+IMPURE = re.compile(
+    r"<(thread|mutex|shared_mutex|atomic|condition_variable|future|chrono|random|fstream|unistd\.h|pthread\.h|sys/.*"
+    r"|linux/.*|poll\.h|fcntl\.h|signal\.h)>")
+# A backend is named in its own folder and in its room's factory.
+BACKENDS = re.compile(r"(device|comm)/(host|cuda|shm|ucx|nccl|hybrid)/")
+LONGEST, LONG = 600, 300
+# Names of other projects that look like ours.
+FOREIGN_NAMES = {"fsdp_unit_modules"}
+SOURCE_TREES = ["include", "lib", "tools", "examples", "tests", "bindings"]
+SUFFIXES = {".h", ".c", ".cpp", ".sh", ".py"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"][^>"]+[>"])', re.M)
+
+
+def source_files(root, *trees):
+    for tree in trees or SOURCE_TREES:
+        for path in sorted((root / tree).rglob("*")):
+            if path.suffix in SUFFIXES and path.is_file():
+                yield path, path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
+
+
+def without_comments(text):
+    return re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.S)
+
+
+def library_includes(root):
+    """(file, room, what it includes) of every #include in lib/."""
+    for path, name, text in source_files(root, "lib"):
+        room = name.split("/")[1]
+        for include in INCLUDE.findall(text):
+            yield name, room, include
+
+
+def arrows(root):
+    for name, room, include in library_includes(root):
+        target = include.strip('<>"').split("/")[0]
+        if include[0] == "<" or "/" not in include or target == room:
+            continue
+        if room not in ARROWS:
+            yield f"{name}: no rule for the room {room}"
+        elif target in ARROWS and target not in ARROWS[room]:
+            yield f"{name} includes {include}: {room} may use {', '.join(sorted(ARROWS[room])) or 'nothing'}"
+
+
+def includes_resolve(root):
+    for name, room, include in library_includes(root):
+        if include[0] == '"' and include != '"fsdp.h"' and not (root / "lib" / include.strip('"')).is_file():
+            yield f"{name} includes {include}: no such file under lib/ (name it from there)"
+
+
+def purity(root):
+    for name, room, include in library_includes(root):
+        if room in PURE and IMPURE.fullmatch(include):
+            yield f"{name} includes {include}: {room} knows no threads and no operating system"
+
+
+def backend_names(root):
+    for path, name, text in source_files(root, "lib", "tools", "examples"):
+        for include in INCLUDE.findall(text):
+            match = BACKENDS.match(include[1:])
+            if match and not name.startswith("lib/" + match[0]) and name != f"lib/{match[1]}/factory.cpp":
+                yield f"{name} includes {include}: only {match[0]} and {match[1]}/factory.cpp may"
+
+
+def one_boundary(root):
+    for path, name, text in source_files(root, "lib"):
+        if not name.startswith("lib/abi/") and 'extern "C"' in without_comments(text):
+            yield f'{name} has extern "C": only lib/abi may'
+
+
+def users_see_the_header_only(root):
+    for path, name, text in source_files(root, "tools", "examples"):
+        for include in INCLUDE.findall(text):
+            room, slash, _ = include.strip('<>"').partition("/")
+            if slash and room in ARROWS and not (path.parent / include.strip('"')).exists():
+                yield f"{name} includes {include}: programs use fsdp.h only"
+
+
+def file_length(root):
+    for path, name, text in source_files(root):
+        lines = text.count("\n")
+        if lines > LONGEST and name != "include/fsdp.h":
+            yield f"{name} has {lines} lines, more than {LONGEST}"
+
+
+def license_lines(root):
+    for path, name, text in source_files(root):
+        if "SPDX-License-Identifier: Apache-2.0" not in text[:200]:
+            yield f"{name}: no SPDX-License-Identifier in its first lines"
+
+
+def documents(root):
+    for path in sorted([*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "examples").rglob("*.md")]):
+        text = path.read_text(encoding="utf-8")
+        yield path, path.relative_to(root).as_posix(), re.sub(r"```.*?```", "", text, flags=re.S), text
+
+
+def anchors(path):
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def document_links(root):
+    for path, name, prose, _ in documents(root):
+        for link in re.findall(r"\]\(([^)\s]+)\)", prose):
+            if re.match(r"[a-z]+:", link):
+                continue
+            target, _, anchor = link.partition("#")
+            file = (path.parent / target) if target else path
+            if not file.exists():
+                yield f"{name} links to {link}: no such file"
+            elif anchor and file.suffix == ".md" and anchor not in anchors(file):
+                yield f"{name} links to {link}: no such heading"
+
+
+def document_names(root):
+    """Every fsdp_ or FSDP_ name in the documents is in the public header."""
+    names = re.compile(r"\b(?:fsdp|FSDP)_[a-zA-Z]\w*")
+    known = set(names.findall((root / "include/fsdp.h").read_text(encoding="utf-8"))) | FOREIGN_NAMES
+    for path, name, _, text in documents(root):
+        for word in sorted(set(names.findall(text)) - known):
+            if not word.endswith("_"):  # a family, as FSDP_ROLE_*
+                yield f"{name} names {word}: not in fsdp.h"
+
+
+# A file that breaks the rule.
+RULES = {
+    arrows: ("lib/layout/bad.h", '#include "device/device.h"\n'),
+    includes_resolve: ("lib/layout/bad.h", '#include "layout/not_here.h"\n'),
+    purity: ("lib/memory/bad.cpp", "#include <thread>\n"),
+    backend_names: ("lib/engine/bad.cpp", '#include "device/host/stream.h"\n'),
+    one_boundary: ("lib/comm/bad.cpp", 'extern "C" void fsdp_bad();\n'),
+    users_see_the_header_only: ("tools/bad.cpp", '#include "engine/context.h"\n'),
+    file_length: ("tests/bad.cpp", "\n" * (LONGEST + 1)),
+    license_lines: ("lib/base/bad.h", "// no license here\n"),
+    document_links: ("docs/bad.md", "[nowhere](no-such-file.md)\n"),
+    document_names: ("docs/bad.md", "Call fsdp_no_such_call.\n"),
+}
+
+
+def finds_bad_tree(rule):
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        (root / "include").mkdir()
+        (root / "include/fsdp.h").write_text("")
+        name, text = RULES[rule]
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+        return bool(list(rule(root)))
+
+
+def main():
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else __file__).resolve()
+    if root.is_file():
+        root = root.parents[2]
+    number = failed = 0
+    for rule in RULES:
+        broken = list(rule(root))
+        for passed, what in ((not broken, "holds"), (finds_bad_tree(rule), "finds a bad tree")):
+            number += 1
+            failed += not passed
+            print(f"{'ok' if passed else 'not ok'} {number} - {rule.__name__} {what}")
+        for line in broken:
+            print(f"# {line}")
+    for path, name, text in source_files(root, "lib", "tools", "tests", "examples"):
+        if text.count("\n") > LONG:
+            print(f"# long: {name} has {text.count(chr(10))} lines; consider splitting above {LONG}")
+    print(f"1..{number}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

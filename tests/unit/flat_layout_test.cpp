@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "layout/flat_layout.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "base/error.h"
+
+namespace fsdp::layout {
+namespace {
+
+using Tensors = std::vector<TensorSpec>;
+
+TensorSpec tensor(std::vector<uint64_t> shape, fsdp_granule granule = FSDP_GRANULE_ROW, uint64_t granule_rows = 0) {
+  return {std::move(shape), granule, granule_rows};
+}
+
+void append(Tensors &to, const Tensors &more) { to.insert(to.end(), more.begin(), more.end()); }
+
+Tensors deepseek_attention() {
+  return {tensor({1536, 7168}), tensor({1536}),        tensor({24576, 1536}), tensor({576, 7168}), tensor({512}),
+          tensor({32768, 512}), tensor({7168, 16384}), tensor({7168}),        tensor({7168})};
+}
+
+Tensors deepseek_dense_layer() {
+  Tensors layer = deepseek_attention();
+  append(layer, {tensor({18432, 7168}), tensor({18432, 7168}), tensor({7168, 18432})});
+  return layer;
+}
+
+Tensors deepseek_experts() {
+  Tensors layer{tensor({256, 7168}), tensor({256})};
+  for (int expert = 0; expert < 257; ++expert)
+    append(layer, {tensor({2048, 7168}), tensor({2048, 7168}), tensor({7168, 2048})});
+  return layer;
+}
+
+Tensors deepseek_expert_layer() {
+  Tensors layer = deepseek_attention();
+  append(layer, deepseek_experts());
+  return layer;
+}
+
+Tensors llama_layer(uint64_t hidden = 4096, uint64_t kv = 1024, uint64_t inner = 14336) {
+  return {tensor({hidden, hidden}), tensor({kv, hidden}),    tensor({kv, hidden}),
+          tensor({hidden, hidden}), tensor({inner, hidden}), tensor({inner, hidden}),
+          tensor({hidden, inner}),  tensor({hidden}),        tensor({hidden})};
+}
+
+Tensors qwen_layer() {
+  Tensors layer = llama_layer(3584, 512, 18944);
+  append(layer, {tensor({3584}), tensor({512}), tensor({512})});
+  return layer;
+}
+
+Tensors gpt2_layer() {
+  return {tensor({768}), tensor({768}), tensor({2304, 768}), tensor({2304}), tensor({768, 768}),  tensor({768}),
+          tensor({768}), tensor({768}), tensor({3072, 768}), tensor({3072}), tensor({768, 3072}), tensor({768})};
+}
+
+double padding_percent(const FlatLayout &layout) {
+  return 100.0 * static_cast<double>(layout.full_count - layout.used_count) / static_cast<double>(layout.used_count);
+}
+
+double padding_percent(const Tensors &tensors, uint32_t ranks) {
+  const FlatLayout layout = build_flat_layout(tensors, ranks);
+  EXPECT_EQ(validate(layout, tensors), "");
+  return padding_percent(layout);
+}
+
+// Every rank's slices, put one after the other, are each tensor exactly once; slices of one rank do not overlap.
+void check_slices(const FlatLayout &layout) {
+  std::vector<uint64_t> next(layout.tensors.size(), 0);
+  for (uint32_t rank = 0; rank < layout.ranks; ++rank) {
+    std::vector<std::pair<uint64_t, uint64_t>> in_shard;
+    for (size_t t = 0; t < layout.tensors.size(); ++t) {
+      const Slice slice = layout.slice(t, rank);
+      if (slice.count == 0) continue;
+      ASSERT_EQ(slice.tensor_offset, next[t]);
+      ASSERT_EQ(slice.tensor_offset % layout.tensors[t].granule, 0u);
+      ASSERT_EQ(slice.full_offset, layout.tensors[t].full_offset + slice.tensor_offset);
+      const SubBucket &bucket = layout.sub_buckets[layout.tensors[t].sub_bucket];
+      ASSERT_EQ(slice.full_offset - bucket.full_offset - rank * bucket.shard_count,
+                slice.shard_offset - bucket.shard_offset);
+      next[t] += slice.count;
+      in_shard.emplace_back(slice.shard_offset, slice.shard_offset + slice.count);
+    }
+    std::ranges::sort(in_shard);
+    for (size_t i = 1; i < in_shard.size(); ++i) ASSERT_LE(in_shard[i - 1].second, in_shard[i].first);
+    if (!in_shard.empty()) {
+      ASSERT_LE(in_shard.back().second, layout.shard_count);
+    }
+  }
+  for (size_t t = 0; t < layout.tensors.size(); ++t) ASSERT_EQ(next[t], layout.tensors[t].count);
+}
+
+class Random {
+ public:
+  explicit Random(uint32_t seed) : engine_(seed) {}
+  uint64_t below(uint64_t end) { return engine_() % end; }
+  // Small numbers as often as large ones.
+  uint64_t size(uint64_t most) { return 1 + below(std::max<uint64_t>(1, most >> below(8))); }
+
+  TensorSpec tensor() {
+    static constexpr fsdp_granule granules[] = {FSDP_GRANULE_ROW, FSDP_GRANULE_ROW, FSDP_GRANULE_BLOCK,
+                                                FSDP_GRANULE_TENSOR};
+    TensorSpec spec{{}, granules[below(4)], 1 + below(130)};
+    const uint64_t round = below(2) ? 1 : 16;
+    for (uint64_t d = below(4); d-- > 0;) spec.shape.push_back(size(500) * (below(2) ? 1 : round));
+    if (spec.shape.size() == 3) spec.shape[2] = size(20);
+    return spec;
+  }
+
+ private:
+  std::mt19937 engine_;
+};
+
+TEST(FlatLayout, KeepsItsPromisesOnRandomShapes) {
+  for (uint32_t seed = 0; seed < 1500; ++seed) {
+    SCOPED_TRACE(seed);
+    Random random(seed);
+    Tensors tensors;
+    for (uint64_t n = random.below(30); n-- > 0;) tensors.push_back(random.tensor());
+    const auto ranks = static_cast<uint32_t>(random.size(1024));
+    const FlatLayout layout = build_flat_layout(tensors, ranks);
+    ASSERT_EQ(validate(layout, tensors), "") << ranks << " ranks";
+    if (seed % 5 == 0) check_slices(layout);
+    const FlatLayout again = build_flat_layout(tensors, ranks);
+    ASSERT_EQ(layout.hash, again.hash);
+    ASSERT_EQ(layout.full_count, again.full_count);
+    if (ranks == 1) {
+      ASSERT_LE(layout.full_count, layout.used_count + alignment * (tensors.size() + 1));
+    }
+  }
+}
+
+TEST(FlatLayout, SlicesCoverRealisticLayers) {
+  for (uint32_t ranks : {1u, 2u, 3u, 7u, 8u, 64u, 257u, 1024u}) {
+    SCOPED_TRACE(ranks);
+    for (const Tensors &layer : {deepseek_dense_layer(), llama_layer(), qwen_layer(), gpt2_layer()}) {
+      const FlatLayout layout = build_flat_layout(layer, ranks);
+      ASSERT_EQ(validate(layout, layer), "");
+      check_slices(layout);
+    }
+  }
+}
+
+TEST(FlatLayout, HandlesManyRanks) {
+  for (uint32_t ranks : {4096u, 16384u, 16385u, 100000u}) {
+    EXPECT_EQ(validate(build_flat_layout(gpt2_layer(), ranks), gpt2_layer()), "");
+    EXPECT_EQ(validate(build_flat_layout(llama_layer(), ranks), llama_layer()), "");
+  }
+}
+
+TEST(FlatLayout, OfNothingIsEmpty) {
+  const FlatLayout layout = build_flat_layout({}, 4);
+  EXPECT_EQ(layout.full_count, 0u);
+  EXPECT_EQ(layout.shard_count, 0u);
+  EXPECT_TRUE(layout.sub_buckets.empty());
+  EXPECT_EQ(validate(layout, {}), "");
+}
+
+TEST(FlatLayout, PlacesAScalarOnOneRank) {
+  const Tensors tensors{tensor({})};
+  const FlatLayout layout = build_flat_layout(tensors, 4);
+  ASSERT_EQ(validate(layout, tensors), "");
+  uint64_t total = 0;
+  for (uint32_t rank = 0; rank < 4; ++rank) total += layout.slice(0, rank).count;
+  EXPECT_EQ(total, 1u);
+}
+
+TEST(FlatLayout, KeepsBlocksAndTensorsWhole) {
+  const Tensors tensors{tensor({1000, 64}, FSDP_GRANULE_BLOCK, 32), tensor({300, 64}, FSDP_GRANULE_TENSOR),
+                        tensor({20, 64}, FSDP_GRANULE_BLOCK, 32)};
+  const FlatLayout layout = build_flat_layout(tensors, 8);
+  ASSERT_EQ(validate(layout, tensors), "");
+  EXPECT_EQ(layout.tensors[0].granule, 32u * 64);
+  EXPECT_EQ(layout.tensors[1].granule, 300u * 64);
+  EXPECT_EQ(layout.tensors[2].granule, 20u * 64);
+  int owners = 0;
+  for (uint32_t rank = 0; rank < 8; ++rank) owners += layout.slice(1, rank).count != 0;
+  EXPECT_EQ(owners, 1);
+}
+
+TEST(FlatLayout, PadsLittleOnDeepSeek) {
+  for (uint32_t ranks : {1u, 8u, 64u, 256u}) {
+    SCOPED_TRACE(ranks);
+    EXPECT_LT(padding_percent(deepseek_dense_layer(), ranks), 0.5);
+    EXPECT_LT(padding_percent(deepseek_expert_layer(), ranks), 0.5);
+    EXPECT_LT(padding_percent(deepseek_experts(), ranks), 0.5);
+  }
+  EXPECT_LT(padding_percent(deepseek_dense_layer(), 1024), 1.0);
+  EXPECT_LT(padding_percent(deepseek_expert_layer(), 1024), 1.0);
+  // 2,112 rows of 7,168 elements over 256 ranks: the 9th row of each rank is a quarter full.
+  EXPECT_LT(padding_percent(deepseek_attention(), 256), 0.6);
+}
+
+TEST(FlatLayout, PadsLittleOnDenseModels) {
+  for (uint32_t ranks : {1u, 3u, 8u, 64u, 256u}) {
+    SCOPED_TRACE(ranks);
+    EXPECT_LT(padding_percent(llama_layer(), ranks), 0.1);
+    EXPECT_LT(padding_percent(qwen_layer(), ranks), 0.1);
+    EXPECT_LT(padding_percent(gpt2_layer(), ranks), 0.1);
+  }
+  EXPECT_LT(padding_percent(llama_layer(), 1024), 0.1);
+  // 3,584 rows of 18,944 elements are 3.5 a rank, 768 rows of 3,072 are 0.75 a rank.
+  EXPECT_LT(padding_percent(qwen_layer(), 1024), 4.2);
+  EXPECT_LT(padding_percent(gpt2_layer(), 1024), 11.0);
+}
+
+TEST(FlatLayout, PrefersSlicesOfWholeCacheLines) {
+  for (uint32_t ranks : {2u, 8u, 256u})
+    for (const SubBucket &bucket : build_flat_layout(llama_layer(), ranks).sub_buckets)
+      EXPECT_EQ(bucket.shard_count % 16, 0u);
+}
+
+TEST(FlatLayout, NeverPadsTinyModelsByMoreThanTheirAlignment) {
+  const Tensors tensors{tensor({10, 4}), tensor({10}), tensor({})};
+  const FlatLayout layout = build_flat_layout(tensors, 1);
+  EXPECT_LE(layout.full_count, 3 * alignment);
+}
+
+// These numbers may change only with a new layout version: shards and checkpoints of running jobs depend on them.
+TEST(FlatLayout, HashIsPinned) {
+  EXPECT_EQ(build_flat_layout({}, 1).hash, 6371061477076718209u);
+  EXPECT_EQ(build_flat_layout(gpt2_layer(), 8).hash, 9996869240691965938u);
+  EXPECT_EQ(build_flat_layout(llama_layer(), 256).hash, 29457877314180110u);
+  EXPECT_EQ(build_flat_layout(deepseek_expert_layer(), 256).hash, 10459853960841545661u);
+  const Tensors mixed{tensor({1000, 33}), tensor({77, 5}, FSDP_GRANULE_TENSOR), tensor({}),
+                      tensor({640, 48}, FSDP_GRANULE_BLOCK, 32)};
+  EXPECT_EQ(build_flat_layout(mixed, 7).hash, 15904577497646920815u);
+}
+
+TEST(FlatLayout, HashDiffersWithEveryInput) {
+  const Tensors base{tensor({64, 32}), tensor({128}), tensor({64, 16}, FSDP_GRANULE_BLOCK, 32)};
+  std::vector<uint64_t> hashes{build_flat_layout(base, 4).hash, build_flat_layout(base, 5).hash};
+  const auto changed = [&](auto change) {
+    Tensors tensors = base;
+    change(tensors);
+    hashes.push_back(build_flat_layout(tensors, 4).hash);
+  };
+  changed([](Tensors &t) { t[0].shape = {32, 64}; });
+  changed([](Tensors &t) { t[0].shape = {64, 2, 16}; });
+  changed([](Tensors &t) { t[0].shape = {64, 33}; });
+  changed([](Tensors &t) { t[1].shape = {129}; });
+  changed([](Tensors &t) { t[1].shape = {1, 128}; });
+  changed([](Tensors &t) { t[2].granule_rows = 16; });
+  changed([](Tensors &t) { t[2].granule_rows = 100; });
+  changed([](Tensors &t) { t[2].granule = FSDP_GRANULE_TENSOR; });
+  changed([](Tensors &t) { t[2].granule = FSDP_GRANULE_ROW; });
+  changed([](Tensors &t) { std::swap(t[0], t[1]); });
+  changed([](Tensors &t) { t.pop_back(); });
+  std::ranges::sort(hashes);
+  EXPECT_EQ(std::ranges::adjacent_find(hashes), hashes.end());
+}
+
+TEST(FlatLayout, HashIgnoresWhatDoesNotCount) {
+  EXPECT_EQ(build_flat_layout(Tensors{tensor({8, 8}, FSDP_GRANULE_ROW, 5)}, 2).hash,
+            build_flat_layout(Tensors{tensor({8, 8}, FSDP_GRANULE_ROW, 9)}, 2).hash);
+}
+
+fsdp_status status_of(const Tensors &tensors, uint32_t ranks) {
+  try {
+    build_flat_layout(tensors, ranks);
+    return FSDP_OK;
+  } catch (const Error &error) {
+    return error.status;
+  }
+}
+
+TEST(FlatLayout, RejectsWhatMakesNoSense) {
+  EXPECT_EQ(status_of({tensor({4, 4})}, 0), FSDP_INVALID_ARGUMENT);
+  EXPECT_EQ(status_of({tensor({4, 0})}, 2), FSDP_INVALID_ARGUMENT);
+  EXPECT_EQ(status_of({tensor({0})}, 2), FSDP_INVALID_ARGUMENT);
+  EXPECT_EQ(status_of({tensor({4, 4}, FSDP_GRANULE_BLOCK, 0)}, 2), FSDP_INVALID_ARGUMENT);
+  EXPECT_EQ(status_of({tensor({4, 4}, 7)}, 2), FSDP_INVALID_ARGUMENT);
+  EXPECT_EQ(status_of({tensor({4, 4}, 0)}, 2), FSDP_INVALID_ARGUMENT);
+}
+
+TEST(FlatLayout, RejectsSizesThatOverflow) {
+  constexpr uint64_t huge = uint64_t{1} << 40;
+  EXPECT_EQ(status_of({tensor({huge, huge})}, 2), FSDP_INVALID_ARGUMENT);
+  EXPECT_EQ(status_of({tensor({2, huge, huge})}, 2), FSDP_INVALID_ARGUMENT);
+  EXPECT_EQ(status_of({tensor({UINT64_MAX}), tensor({2})}, 2), FSDP_INVALID_ARGUMENT);
+  EXPECT_EQ(status_of({tensor({UINT64_MAX})}, 2), FSDP_INVALID_ARGUMENT);
+  EXPECT_EQ(status_of({tensor({UINT64_MAX - 100})}, 1000), FSDP_INVALID_ARGUMENT);
+  // One row cannot be cut, so that every one of the ranks has a slice of its size.
+  EXPECT_EQ(status_of({tensor({1, uint64_t{1} << 50})}, 1u << 20), FSDP_INVALID_ARGUMENT);
+  EXPECT_EQ(status_of({tensor({huge, 1024})}, 16384), FSDP_OK);
+  EXPECT_EQ(status_of({tensor({8, 8}, FSDP_GRANULE_BLOCK, UINT64_MAX)}, 4), FSDP_OK);
+}
+
+TEST(FlatLayout, ValidateNoticesWhatIsBroken) {
+  const Tensors tensors = gpt2_layer();
+  const FlatLayout good = build_flat_layout(tensors, 8);
+  const auto broken = [&](auto change) {
+    FlatLayout layout = good;
+    change(layout);
+    return !validate(layout, tensors).empty();
+  };
+  EXPECT_TRUE(broken([](FlatLayout &l) { l.tensors[2].full_offset += 1; }));
+  EXPECT_TRUE(broken([](FlatLayout &l) { l.tensors[2].full_offset += 128; }));
+  EXPECT_TRUE(broken([](FlatLayout &l) { l.tensors[0].full_offset = l.tensors[2].full_offset; }));
+  EXPECT_TRUE(broken([](FlatLayout &l) { l.tensors[2].full_offset = l.full_count; }));
+  EXPECT_TRUE(broken([](FlatLayout &l) { l.tensors[2].granule = 1; }));
+  EXPECT_TRUE(broken([](FlatLayout &l) { l.tensors[2].count -= 768; }));
+  EXPECT_TRUE(broken([](FlatLayout &l) { l.tensors.pop_back(); }));
+  EXPECT_TRUE(broken([](FlatLayout &l) { l.sub_buckets[0].shard_count += 1; }));
+  EXPECT_TRUE(broken([](FlatLayout &l) { l.shard_count += 1; }));
+  EXPECT_TRUE(broken([](FlatLayout &l) { l.used_count += 1; }));
+}
+
+}  // namespace
+}  // namespace fsdp::layout

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernel_reference.h"
+
+namespace fsdp::test {
+namespace {
+
+using namespace device;
+
+AdamW make_step(int number) {
+  return {1e-3f,
+          0.9f,
+          0.999f,
+          1e-8f,
+          0.1f,
+          static_cast<float>(1 - std::pow(0.9, number)),
+          static_cast<float>(1 - std::pow(0.999, number)),
+          0.5f};
+}
+
+// The definition in adamw_kernel.cpp, one rounded operation at a time.
+void reference(const AdamW &s, float grad, float &weight, float &exp_avg, float &exp_avg_sq) {
+  const float rest1 = 1.0f - s.beta1, rest2 = 1.0f - s.beta2, decay = s.lr * s.weight_decay;
+  const float g = grad * s.grad_scale;
+  const float m1 = s.beta1 * exp_avg, m2 = rest1 * g;
+  exp_avg = m1 + m2;
+  const float v1 = s.beta2 * exp_avg_sq, v2 = rest2 * g;
+  const float v3 = v2 * g;
+  exp_avg_sq = v1 + v3;
+  const float decayed = weight - decay * weight;
+  const float numerator = s.lr * (exp_avg / s.correction1);
+  const float root = std::sqrt(exp_avg_sq / s.correction2);
+  const float denominator = root + s.epsilon;
+  weight = decayed - numerator / denominator;
+}
+
+struct State {
+  Elements weight, grad, exp_avg, exp_avg_sq, compute;
+  State(size_t count, size_t offset, fsdp_dtype dtype, Values values)
+      : weight(FSDP_FLOAT32, count, offset),
+        grad(FSDP_FLOAT32, count, offset / 2),
+        exp_avg(FSDP_FLOAT32, count, offset),
+        exp_avg_sq(FSDP_FLOAT32, count, 0),
+        compute(dtype, count + 1, offset) {
+    weight.fill(1, values);
+    grad.fill(2, values);
+  }
+  AdamWSpan span(void *to, fsdp_dtype dtype, size_t count) {
+    return {weight.floats(), grad.floats(), exp_avg.floats(), exp_avg_sq.floats(), to, dtype, count};
+  }
+};
+
+void check(size_t count, size_t offset, fsdp_dtype dtype, Values values) {
+  State actual(count, offset, dtype, values), expected(count, 0, dtype, values);
+  for (int number = 1; number <= 3; ++number) {
+    kernels::adamw(make_step(number), actual.span(actual.compute.data(), dtype, count));
+    for (size_t i = 0; i < count; ++i) {
+      reference(make_step(number), expected.grad[i], expected.weight.floats()[i], expected.exp_avg.floats()[i],
+                expected.exp_avg_sq.floats()[i]);
+      ASSERT_TRUE(same(actual.weight[i], expected.weight[i])) << i << " of " << count << ", step " << number;
+      ASSERT_TRUE(same(actual.exp_avg[i], expected.exp_avg[i])) << i;
+      ASSERT_TRUE(same(actual.exp_avg_sq[i], expected.exp_avg_sq[i])) << i;
+      ASSERT_TRUE(same(actual.compute[i], round_to(expected.weight[i], dtype))) << i;
+    }
+    ASSERT_EQ(actual.compute[count], 0.0f);
+  }
+}
+
+TEST(KernelAdamW, SameBitsAsTheDefinition) {
+  on_every_target([] {
+    for (const fsdp_dtype dtype : dtypes)
+      for (const Values values : {Values::ordinary, Values::awkward})
+        for (size_t count = 0; count < 68; ++count) check(count, count % 4, dtype, values);
+    check(100003, 1, FSDP_BFLOAT16, Values::ordinary);
+  });
+}
+
+TEST(KernelAdamW, WithoutACopy) {
+  State none(33, 1, FSDP_FLOAT32, Values::ordinary), itself(33, 1, FSDP_FLOAT32, Values::ordinary),
+      copied(33, 1, FSDP_FLOAT32, Values::ordinary);
+  kernels::adamw(make_step(1), none.span(nullptr, 0, 33));
+  kernels::adamw(make_step(1), itself.span(itself.weight.data(), FSDP_FLOAT32, 33));
+  kernels::adamw(make_step(1), copied.span(copied.compute.data(), FSDP_FLOAT32, 33));
+  EXPECT_EQ(std::memcmp(none.weight.data(), itself.weight.data(), 33 * 4), 0);
+  EXPECT_EQ(std::memcmp(none.weight.data(), copied.weight.data(), 33 * 4), 0);
+  EXPECT_EQ(std::memcmp(none.weight.data(), copied.compute.data(), 33 * 4), 0);
+}
+
+// The first step of Adam moves each weight by lr in the direction of its gradient, whatever the gradient's size.
+TEST(KernelAdamW, FirstStepMovesByTheLearningRate) {
+  float weight[3] = {0, 0, 0}, m[3] = {}, v[3] = {};
+  const float grad[3] = {1e-3f, -5, 200};
+  AdamW step = make_step(1);
+  step.weight_decay = 0;
+  kernels::adamw(step, {weight, grad, m, v, nullptr, 0, 3});
+  EXPECT_NEAR(weight[0], -1e-3, 1e-7);
+  EXPECT_NEAR(weight[1], 1e-3, 1e-7);
+  EXPECT_NEAR(weight[2], -1e-3, 1e-7);
+}
+
+#if defined(__x86_64__)
+TEST(KernelAdamW, DoesNotDependOnTheCallersModes) {
+  on_every_target([] {
+    const AdamW step = make_step(1);  // with the standard modes
+    State usual(257, 1, FSDP_BFLOAT16, Values::awkward), odd(257, 1, FSDP_BFLOAT16, Values::awkward);
+    for ([[maybe_unused]] unsigned modes : odd_modes)
+      kernels::adamw(step, usual.span(usual.compute.data(), FSDP_BFLOAT16, 257));
+    with_odd_modes([&] { kernels::adamw(step, odd.span(odd.compute.data(), FSDP_BFLOAT16, 257)); });
+    EXPECT_EQ(std::memcmp(usual.weight.data(), odd.weight.data(), 257 * 4), 0);
+    EXPECT_EQ(std::memcmp(usual.exp_avg_sq.data(), odd.exp_avg_sq.data(), 257 * 4), 0);
+    EXPECT_EQ(std::memcmp(usual.compute.data(), odd.compute.data(), 257 * 2), 0);
+  });
+}
+#endif
+
+}  // namespace
+}  // namespace fsdp::test

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernel_reference.h"
+
+namespace fsdp::test {
+namespace {
+
+using namespace device;
+
+double reference(const float *values, size_t count, size_t granule) {
+  double total = 0;
+  for (size_t begin = 0; begin < count; begin += granule) {
+    double lane[16] = {};
+    for (size_t i = 0; i < std::min(granule, count - begin); ++i) {
+      const double x = static_cast<double>(values[begin + i]);
+      lane[i % 16] = lane[i % 16] + x * x;
+    }
+    for (size_t half = 8; half > 0; half /= 2)
+      for (size_t j = 0; j < half; ++j) lane[j] += lane[j + half];
+    total += lane[0];
+  }
+  return total;
+}
+
+TEST(KernelSumSquares, SameBitsAsTheDefinition) {
+  on_every_target([] {
+    for (size_t count = 0; count < 68; ++count)
+      for (const size_t granule : {1, 2, 3, 7, 8, 15, 16, 17, 64, 100}) {
+        Elements values(FSDP_FLOAT32, count, count % 3);
+        values.fill(static_cast<uint32_t>(count), Values::ordinary);
+        const double sum = kernels::sum_squares(values.floats(), count, granule);
+        ASSERT_EQ(std::bit_cast<uint64_t>(sum), std::bit_cast<uint64_t>(reference(values.floats(), count, granule)))
+            << count << " by " << granule;
+      }
+  });
+}
+
+TEST(KernelSumSquares, LargeAndWholeGranule) {
+  constexpr size_t count = 1000003;
+  Elements values(FSDP_FLOAT32, count, 1);
+  values.fill(3, Values::ordinary);
+  long double exact = 0;
+  for (size_t i = 0; i < count; ++i) exact += static_cast<long double>(values[i]) * static_cast<long double>(values[i]);
+  on_every_target([&] {
+    EXPECT_EQ(kernels::sum_squares(values.floats(), count, 768), reference(values.floats(), count, 768));
+    EXPECT_EQ(kernels::sum_squares(values.floats(), count, 0), reference(values.floats(), count, count));
+    EXPECT_NEAR(kernels::sum_squares(values.floats(), count, 768) / static_cast<double>(exact), 1.0, 1e-14);
+  });
+}
+
+TEST(KernelSumSquares, SubnormalsLargestAndNan) {
+  const float tiny = 0x1p-149f, large = 0x1.fffffep127f;
+  EXPECT_EQ(kernels::sum_squares(&tiny, 1, 1), 0x1p-298);
+  EXPECT_EQ(kernels::sum_squares(&large, 1, 4), static_cast<double>(large) * static_cast<double>(large));
+  const float nan[3] = {1, std::nanf(""), 2};
+  EXPECT_TRUE(std::isnan(kernels::sum_squares(nan, 3, 3)));
+}
+
+#if defined(__x86_64__)
+TEST(KernelSumSquares, DoesNotDependOnTheCallersModes) {
+  on_every_target([] {
+    const float values[] = {0x1p-149f, 1, 0x1p-30f};
+    double sum = 0;
+    with_odd_modes([&] {
+      sum = kernels::sum_squares(values, 3, 1);
+      EXPECT_EQ(sum, 1.0);
+      sum = kernels::sum_squares(values, 1, 2);
+      EXPECT_EQ(sum, 0x1p-298);
+    });
+  });
+}
+#endif
+
+TEST(KernelCountNonfinite, SizesAndLarge) {
+  on_every_target([] {
+    for (const size_t count : {0, 1, 2, 3, 15, 16, 17, 63, 67, 100003, 1 << 22}) {
+      Elements values(FSDP_FLOAT32, count, 1);
+      values.fill(4, count > 100003 ? Values::ordinary : Values::awkward);
+      if (count > 100003) std::fill_n(values.floats(), count, HUGE_VALF);
+      uint64_t expected = 0;
+      for (size_t i = 0; i < count; ++i) expected += !std::isfinite(values[i]);
+      ASSERT_EQ(kernels::count_nonfinite(values.floats(), count), expected) << count;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::test

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernel_reference.h"
+
+namespace fsdp::test {
+namespace {
+
+using namespace device;
+
+struct Case {
+  fsdp_dtype source, wire;
+  uint32_t ranks;
+  size_t count, offset;
+  float factor;
+  bool accumulate;
+  Values values;
+};
+
+float expected_value(const Case &c, Elements &sources, size_t stride, float before, size_t i) {
+  float total = round_to(sources[i], c.wire);
+  for (uint32_t r = 1; r < c.ranks; ++r) total = total + round_to(sources[r * stride + i], c.wire);
+  if (c.factor != 1.0f) total = total * c.factor;
+  return c.accumulate ? before + total : total;
+}
+
+void check(const Case &c) {
+  const size_t stride = c.count + 5;  // not aligned to anything
+  Elements sources(c.source, stride * c.ranks, c.offset), out(FSDP_FLOAT32, c.count + 1, c.offset);
+  sources.fill(static_cast<uint32_t>(c.count + c.ranks), c.values);
+  out.fill(99, Values::ordinary);
+  std::vector<float> expected(c.count + 1, out[c.count]);
+  for (size_t i = 0; i < c.count; ++i) expected[i] = expected_value(c, sources, stride, out[i], i);
+  kernels::rank_sum({sources.data(), stride * dtype_size(c.source), c.ranks, c.source, c.wire, out.floats(), c.count,
+                     c.factor, c.accumulate});
+  for (size_t i = 0; i <= c.count; ++i)
+    ASSERT_TRUE(same(out[i], expected[i]))
+        << out[i] << " not " << expected[i] << " at " << i << " of " << c.count << ", " << c.ranks << " ranks, "
+        << dtype_name(c.source) << " as " << dtype_name(c.wire) << ", offset " << c.offset;
+}
+
+TEST(KernelRankSum, AllDtypesRanksAndSizes) {
+  on_every_target([] {
+    for (const fsdp_dtype source : dtypes)
+      for (const fsdp_dtype wire : dtypes)
+        for (const uint32_t ranks : {1, 2, 3, 4, 5, 8})
+          for (size_t count = 0; count < 68; ++count)
+            check({source, wire, ranks, count, count % 3, ranks % 2 ? 1.0f : 0.3f, count % 2 == 1, Values::awkward});
+  });
+}
+
+TEST(KernelRankSum, FactorAndAccumulate) {
+  on_every_target([] {
+    for (const float factor : {1.0f, 0.25f, 1.0f / 3})
+      for (const bool accumulate : {false, true})
+        for (const uint32_t ranks : {1, 2, 7})
+          check({FSDP_BFLOAT16, FSDP_BFLOAT16, ranks, 1000, 1, factor, accumulate, Values::ordinary});
+  });
+}
+
+TEST(KernelRankSum, LargeOutputs) {
+  constexpr size_t count = kernels::streaming_bytes / sizeof(float) + 77;
+  on_every_target([] {
+    check({FSDP_FLOAT32, FSDP_FLOAT32, 2, count, 1, 0.5f, false, Values::ordinary});
+    check({FSDP_BFLOAT16, FSDP_BFLOAT16, 3, count, 0, 1.0f, false, Values::ordinary});
+    check({FSDP_FLOAT32, FSDP_BFLOAT16, 2, count, 15, 1.0f, false, Values::ordinary});
+  });
+}
+
+TEST(KernelRankSum, OneRankIsACopyOfTheBits) {
+  on_every_target([] {
+    const uint32_t bits[] = {0x80000000u, 1u, 0x80000001u, 0x7f800000u, 0x7fc01234u, 0x3f800001u};
+    float out[6] = {};
+    kernels::rank_sum(
+        {reinterpret_cast<const std::byte *>(bits), 0, 1, FSDP_FLOAT32, FSDP_FLOAT32, out, 6, 1.0f, false});
+    EXPECT_EQ(std::memcmp(out, bits, sizeof bits), 0);
+  });
+}
+
+// Rank order: (2^24 + 1) + 1 loses both ones, 1 + 1 + 2^24 keeps them.
+TEST(KernelRankSum, AddsInRankOrder) {
+  const float ascending[] = {1, 1, 0x1p24f}, descending[] = {0x1p24f, 1, 1};
+  float out = 0;
+  RankSum sum{reinterpret_cast<const std::byte *>(ascending), 4, 3, FSDP_FLOAT32, FSDP_FLOAT32, &out, 1, 1.0f, false};
+  kernels::rank_sum(sum);
+  EXPECT_EQ(out, 0x1p24f + 2);
+  sum.base = reinterpret_cast<const std::byte *>(descending);
+  kernels::rank_sum(sum);
+  EXPECT_EQ(out, 0x1p24f);
+}
+
+TEST(KernelRankSum, OutMayBeOneOfTheSources) {
+  on_every_target([] {
+    for (const uint32_t own : {0u, 1u}) {
+      std::vector<float> values(2 * 1003);
+      for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i) * 0.1f;
+      const std::vector<float> before = values;
+      kernels::rank_sum({reinterpret_cast<const std::byte *>(values.data()), 1003 * 4, 2, FSDP_FLOAT32, FSDP_FLOAT32,
+                         values.data() + own * 1003, 1003, 1.0f, false});
+      for (size_t i = 0; i < 1003; ++i) ASSERT_EQ(values[own * 1003 + i], before[i] + before[1003 + i]) << i;
+    }
+  });
+}
+
+#if defined(__x86_64__)
+TEST(KernelRankSum, DoesNotDependOnTheCallersModes) {
+  on_every_target([] {
+    const float tiny[] = {0x1p-149f, 0x1p-149f, 1.0f, 0x1p-25f};
+    float out[2];
+    with_odd_modes([&] {
+      kernels::rank_sum(
+          {reinterpret_cast<const std::byte *>(tiny), 8, 2, FSDP_FLOAT32, FSDP_FLOAT32, out, 2, 1.0f, false});
+    });
+    EXPECT_EQ(out[0], 1.0f);
+    EXPECT_EQ(out[1], 0x1p-149f + 0x1p-25f);
+  });
+}
+#endif
+
+}  // namespace
+}  // namespace fsdp::test

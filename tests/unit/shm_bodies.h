@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the ranks do in the tests of shared memory communication: every collective against a plain computation of it.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/checked.h"
+#include "base/dtype.h"
+#include "device/host/kernels.h"
+#include "shm_ranks.h"
+
+namespace fsdp::comm::test {
+
+// Small whole numbers: their sums are exact in every dtype.
+inline float value_of(uint32_t rank, uint64_t i, uint64_t salt) {
+  return static_cast<float>((rank * 7 + i * 3 + salt) % 17) - 5.0F;
+}
+
+// One arena in which every rank has `stride` bytes.
+struct Stripes {
+  Stripes(Rank &rank, uint64_t stride_bytes, const std::string &what) : stride(stride_bytes) {
+    const Range own{rank.rank() * stride, stride};
+    arena = rank.team->create_arena(stride * rank.size(), std::span(&own, 1), what);
+    mine = arena->writable() + own.offset;
+  }
+  Source at(uint64_t offset) const { return {arena.get(), offset, stride}; }
+  uint64_t stride;
+  std::unique_ptr<Arena> arena;
+  std::byte *mine;
+};
+
+struct Bench {
+  explicit Bench(Rank &rank, uint64_t stride = 1 << 18)
+      : rank(rank),
+        in(rank, stride, "inputs"),
+        out(rank, stride, "outputs"),
+        communicator(rank.team->create_communicator("test collectives")),
+        stream(rank.device->create_stream("test")) {}
+  void finish(Ticket ticket) {
+    communicator->await_release(ticket, *stream);
+    rank.synchronize(*stream);
+  }
+  Rank &rank;
+  Stripes in, out;
+  std::unique_ptr<Communicator> communicator;
+  std::unique_ptr<device::Stream> stream;
+};
+
+inline void fill_values(std::byte *to, fsdp_dtype dtype, uint64_t count, uint32_t rank, uint64_t salt) {
+  std::vector<float> values(count);
+  for (uint64_t i = 0; i < count; ++i) values[i] = value_of(rank, i, salt);
+  if (count) device::kernels::cast(to, dtype, values.data(), FSDP_FLOAT32, count);
+}
+
+inline float expected_sum(uint32_t size, uint64_t i, uint64_t salt, float factor) {
+  float sum = 0;
+  for (uint32_t r = 0; r < size; ++r) sum += value_of(r, i, salt);
+  return sum * factor;
+}
+
+// The same on every rank.
+struct Lengths {
+  explicit Lengths(uint64_t seed) : random(seed) {}
+  uint64_t operator()(uint64_t most) { return random() % 4 == 0 ? random() % 3 : random() % (most + 1); }
+  std::mt19937_64 random;
+};
+
+inline void check_reduce_scatter(Bench &bench, uint64_t seed, fsdp_dtype dtype) {
+  Lengths lengths(seed);
+  const uint32_t size = bench.rank.size(), me = bench.rank.rank();
+  const uint64_t span_count = 1 + seed % 5;
+  std::vector<ReduceSpan> spans;
+  std::vector<std::vector<float>> results;
+  uint64_t offset = 0;
+  const bool accumulate = seed % 2;
+  for (uint64_t s = 0; s < span_count; ++s) {
+    const uint64_t count = lengths(1500);
+    fill_values(bench.in.mine + offset, dtype, count * size, me, seed + s);
+    results.emplace_back(count + 1, 1.0F);
+    spans.push_back({bench.in.at(offset), dtype, FSDP_FLOAT32, count, results.back().data(), 0.5F, accumulate});
+    offset += round_up(count * size * 4, 128);
+  }
+  bench.finish(bench.communicator->reduce_scatter(spans, {static_cast<uint32_t>(seed), "reduced"}, *bench.stream));
+  for (uint64_t s = 0; s < span_count; ++s) {
+    const uint64_t count = spans[s].shard_count;
+    for (uint64_t i = 0; i < count; ++i) {
+      const float want = expected_sum(size, me * count + i, seed + s, 0.5F) + (accumulate ? 1.0F : 0.0F);
+      require(results[s][i] == want,
+              fmt::format("reduce_scatter: element {} of span {} is {}, not {}", i, s, results[s][i], want));
+    }
+    require(results[s][count] == 1.0F, "reduce_scatter wrote past its end");
+  }
+}
+
+inline void check_all_gather(Bench &bench, uint64_t seed, bool stable) {
+  Lengths lengths(seed);
+  const uint32_t size = bench.rank.size(), me = bench.rank.rank();
+  std::vector<GatherSpan> spans;
+  std::vector<std::vector<std::byte>> results;
+  uint64_t offset = 0;
+  for (uint64_t s = 0; s < 1 + seed % 7; ++s) {
+    const uint64_t count = lengths(2000);
+    fill_values(bench.in.mine + offset, FSDP_BFLOAT16, count, me, seed + s);
+    results.emplace_back(count * 2 * size + 1);
+    spans.push_back({bench.in.at(offset), results.back().data(), count * 2});
+    offset += round_up(count * 2, 128);
+  }
+  const Tag tag{static_cast<uint32_t>(seed), "gathered"};
+  if (stable) {
+    bench.rank.meet();
+    bench.communicator->gather_stable(spans, tag, *bench.stream);
+    bench.rank.synchronize(*bench.stream);
+    bench.rank.meet();
+  } else {
+    bench.finish(bench.communicator->all_gather(spans, tag, *bench.stream));
+  }
+  for (uint64_t s = 0; s < spans.size(); ++s)
+    for (uint32_t r = 0; r < size; ++r) {
+      std::vector<std::byte> want(spans[s].bytes);
+      fill_values(want.data(), FSDP_BFLOAT16, want.size() / 2, r, seed + s);
+      require(!want.size() || !std::memcmp(want.data(), results[s].data() + r * want.size(), want.size()),
+              fmt::format("all_gather: rank {}'s piece of span {} differs", r, s));
+    }
+}
+
+inline void check_all_reduce(Bench &bench, uint64_t seed) {
+  Lengths lengths(seed);
+  const uint32_t size = bench.rank.size(), me = bench.rank.rank();
+  std::vector<AllReduceSpan> spans;
+  uint64_t offset = 0;
+  const bool accumulate = seed % 2;
+  for (uint64_t s = 0; s < 1 + seed % 3; ++s) {
+    const uint64_t count = lengths(1500);
+    fill_values(bench.in.mine + offset, FSDP_FLOAT32, count * size, me, seed + s);
+    std::fill_n(reinterpret_cast<float *>(bench.out.mine + offset), count * size, 2.0F);
+    spans.push_back({bench.in.at(offset), FSDP_FLOAT32, FSDP_FLOAT32, count, bench.out.at(offset),
+                     bench.out.mine + offset, 0.25F, accumulate});
+    offset += round_up(count * size * 4, 128);
+  }
+  bench.finish(bench.communicator->all_reduce(spans, {static_cast<uint32_t>(seed), "all-reduced"}, *bench.stream));
+  for (uint64_t s = 0; s < spans.size(); ++s)
+    for (uint64_t i = 0; i < spans[s].shard_count * size; ++i) {
+      const float want = expected_sum(size, i, seed + s, 0.25F) + (accumulate ? 2.0F : 0.0F);
+      const float got = reinterpret_cast<const float *>(spans[s].whole_writable)[i];
+      require(got == want, fmt::format("all_reduce: element {} of span {} is {}, not {}", i, s, got, want));
+    }
+}
+
+inline void check_broadcast(Bench &bench, uint64_t seed) {
+  const uint32_t root = static_cast<uint32_t>(seed % bench.rank.size());
+  const uint64_t bytes = Lengths(seed)(5000);
+  if (bench.rank.rank() == root)
+    for (uint64_t i = 0; i < bytes; ++i) bench.in.mine[i] = static_cast<std::byte>(i * 5 + seed);
+  std::vector<std::byte> result(bytes);
+  bench.finish(
+      bench.communicator->broadcast(bench.in.at(0), root, result.data(), bytes, {1, "broadcast"}, *bench.stream));
+  for (uint64_t i = 0; i < bytes; ++i)
+    require(result[i] == static_cast<std::byte>(i * 5 + seed), fmt::format("broadcast: byte {} differs", i));
+}
+
+inline void check_everything(Bench &bench, uint64_t seed) {
+  check_reduce_scatter(bench, seed, FSDP_FLOAT32);
+  check_reduce_scatter(bench, seed, FSDP_BFLOAT16);
+  check_all_gather(bench, seed, false);
+  check_all_gather(bench, seed, true);
+  check_all_reduce(bench, seed);
+  check_broadcast(bench, seed);
+  bench.finish(bench.communicator->barrier({2, "barrier"}, *bench.stream));
+}
+
+inline void collectives_body(Rank &rank) {
+  {
+    Bench bench(rank);
+    for (uint64_t seed = 0; seed < 12; ++seed) {
+      check_everything(bench, seed);
+      if (seed % 3 != 2) continue;
+      bench.communicator->quiesce();
+      rank.meet();
+      bench.communicator->next_round();
+      rank.meet();
+    }
+    require(!bench.communicator->broken(), "broken without a reason");
+  }
+  rank.leave();
+}
+
+inline void exchange_body(Rank &rank) {
+  for (const uint64_t base : {0, 1, 100, 32 * 1024 - 1, 32 * 1024, 32 * 1024 + 1, 200'000}) {
+    const auto text = [&](uint32_t r) {
+      std::vector<std::byte> bytes(base + r * 1000 * (base > 0));
+      for (uint64_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 3 + r);
+      return bytes;
+    };
+    const auto all = rank.team->exchange(text(rank.rank()), "lengths");
+    require(all.size() == rank.size(), "exchange: number of ranks");
+    for (uint32_t r = 0; r < rank.size(); ++r) require(all[r] == text(r), fmt::format("exchange: rank {}'s bytes", r));
+    std::vector<std::byte> mine(base), fixed(base * rank.size());
+    std::fill(mine.begin(), mine.end(), static_cast<std::byte>(rank.rank() + 1));
+    rank.team->exchange_fixed(mine.data(), base, fixed.data(), "fixed");
+    for (uint64_t i = 0; i < fixed.size(); ++i)
+      require(fixed[i] == static_cast<std::byte>(i / base + 1), "exchange_fixed: bytes");
+  }
+  rank.leave();
+}
+
+inline void gate_body(Rank &rank) {
+  auto gate = rank.team->create_gate("versions");
+  Stripes stripes(rank, 4096, "gated");
+  auto *own = reinterpret_cast<uint64_t *>(stripes.mine);
+  auto second = rank.team->create_gate("readers");
+  for (uint64_t version = 1; version <= 300; ++version) {
+    *own = version * 100 + rank.rank();
+    gate->arrive(version);
+    gate->await(version, "await of a version");
+    require(gate->reached(version), "a gate that was awaited has been reached");
+    for (uint32_t r = 0; r < rank.size(); ++r) {
+      uint64_t seen;
+      std::memcpy(&seen, stripes.arena->data() + r * stripes.stride, sizeof seen);
+      require(seen == version * 100 + r, fmt::format("version {}: rank {} shows {}", version, r, seen));
+    }
+    second->arrive(version);
+    second->await(version, "await of the readers");
+  }
+  require(!gate->reached(301), "a gate that nobody has come to");
+  rank.leave();
+}
+
+}  // namespace fsdp::comm::test

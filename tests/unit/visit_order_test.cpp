@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/visit_order.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <set>
+#include <string>
+
+#include "base/error.h"
+
+namespace fsdp::memory {
+namespace {
+
+ScheduleSpec layers(uint32_t count, uint32_t depth = 1) {
+  ScheduleSpec spec;
+  spec.groups.assign(count, {.gathered_bytes = 1024, .prefetch_bytes = 1024, .grad_bytes = 2048});
+  spec.prefetch_depth = depth;
+  return spec;
+}
+
+bool live_at(const PoolRequest &request, uint32_t mode, uint64_t time) {
+  return std::ranges::any_of(request.live,
+                             [&](const Interval &i) { return i.mode == mode && i.begin <= time && time < i.end; });
+}
+
+uint32_t live_count(const std::vector<PoolRequest> &requests, uint32_t mode, uint64_t time) {
+  return static_cast<uint32_t>(
+      std::ranges::count_if(requests, [&](const PoolRequest &r) { return live_at(r, mode, time); }));
+}
+
+// Plays one pass the way the engine does: a visit gathers its own group and those ahead, and lets go at its end unless
+// one of the next visits is to the same group. What is gathered must be live in the plan.
+void play(const ScheduleSpec &spec, const VisitOrder &order, const std::vector<fsdp_visit> &visits,
+          const std::vector<std::vector<uint32_t>> &prefetch, uint32_t mode) {
+  const auto key = [&](uint32_t i) { return gathered_key(spec.kind, visits[i].group_index, visits[i].phase); };
+  const uint32_t residents =
+      static_cast<uint32_t>(std::ranges::count_if(spec.groups, [](const auto &g) { return g.resident; }));
+  std::set<uint32_t> gathered;
+  ASSERT_EQ(prefetch.size(), visits.size());
+  for (uint32_t i = 0; i < visits.size(); ++i) {
+    gathered.insert(key(i));
+    uint32_t before = i;
+    for (uint32_t next : prefetch[i]) {
+      ASSERT_GT(next, before);  // nearest first
+      before = next;
+      gathered.insert(key(next));
+    }
+    for (uint32_t k : gathered) ASSERT_TRUE(live_at(order.gathered[k], mode, i)) << "key " << k << " at " << i;
+    if (spec.kind != FSDP_SCHEDULE_INTERLEAVED) {
+      ASSERT_LE(live_count(order.gathered, mode, i), spec.prefetch_depth + 1 + residents) << "at " << i;
+    }
+    const bool resident = mode == 0 && visits[i].phase == FSDP_FORWARD && spec.groups[visits[i].group_index].resident;
+    bool again = false;
+    for (uint32_t next = i + 1; next < visits.size() && next <= i + spec.prefetch_depth; ++next)
+      again = again || key(next) == key(i);
+    if (!again && !resident) gathered.erase(key(i));
+  }
+}
+
+void check(const ScheduleSpec &spec) {
+  const VisitOrder order = build_visit_order(spec);
+  ASSERT_NO_FATAL_FAILURE(play(spec, order, order.train, order.train_prefetch, 0));
+  ASSERT_NO_FATAL_FAILURE(play(spec, order, order.eval, order.eval_prefetch, 1));
+  for (const auto *requests : {&order.gathered, &order.grads})
+    ASSERT_EQ(validate(plan_pool(*requests, 256), *requests), "");
+}
+
+TEST(VisitOrder, SequentialGoesForwardAndBack) {
+  const VisitOrder order = build_visit_order(layers(3));
+  const std::vector<std::pair<uint32_t, fsdp_phase>> expected{{0, FSDP_FORWARD},  {1, FSDP_FORWARD},
+                                                              {2, FSDP_FORWARD},  {2, FSDP_BACKWARD},
+                                                              {1, FSDP_BACKWARD}, {0, FSDP_BACKWARD}};
+  ASSERT_EQ(order.train.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(order.train[i].group_index, expected[i].first);
+    EXPECT_EQ(order.train[i].phase, expected[i].second);
+  }
+  ASSERT_EQ(order.eval.size(), 3u);
+  EXPECT_EQ(order.eval[1].phase, FSDP_EVAL);
+  EXPECT_EQ(order.train_prefetch, (std::vector<std::vector<uint32_t>>{{1}, {2}, {3}, {4}, {5}, {}}));
+  EXPECT_EQ(order.eval_prefetch, (std::vector<std::vector<uint32_t>>{{1}, {2}, {}}));
+}
+
+TEST(VisitOrder, SequentialNeedsDepthPlusOneBuffers) {
+  for (uint32_t count : {1u, 2u, 5u, 80u})
+    for (uint32_t depth : {0u, 1u, 2u, 3u, 7u}) {
+      SCOPED_TRACE(std::to_string(count) + " groups, depth " + std::to_string(depth));
+      ASSERT_NO_FATAL_FAILURE(check(layers(count, depth)));
+      const VisitOrder order = build_visit_order(layers(count, depth));
+      const PoolPlan plan = plan_pool(order.gathered, 256);
+      EXPECT_EQ(plan.lower_bound_bytes, 1024u * std::min(count, depth + 1));
+      EXPECT_EQ(plan.size_bytes, plan.lower_bound_bytes);
+    }
+}
+
+TEST(VisitOrder, AtMostPendingGradientBuffers) {
+  for (uint32_t count : {1u, 2u, 9u, 80u})
+    for (uint32_t pending : {1u, 2u, 3u}) {
+      ScheduleSpec spec = layers(count);
+      spec.max_pending_groups = pending;
+      const PoolPlan plan = plan_pool(build_visit_order(spec).grads, 256);
+      EXPECT_EQ(plan.lower_bound_bytes, 2048u * std::min(count, pending));
+      EXPECT_EQ(plan.size_bytes, plan.lower_bound_bytes);
+    }
+}
+
+TEST(VisitOrder, FrozenGroupsTakeNoGradientTime) {
+  ScheduleSpec spec = layers(9);
+  for (uint32_t g = 1; g < 9; g += 2) {
+    spec.groups[g].trainable = false;
+    spec.groups[g].grad_bytes = 0;
+  }
+  const VisitOrder order = build_visit_order(spec);
+  for (uint32_t g = 0; g < 9; ++g) EXPECT_EQ(order.grads[g].live.empty(), g % 2 == 1);
+  EXPECT_EQ(plan_pool(order.grads, 256).size_bytes, 2 * 2048u);
+  for (uint64_t time = 0; time < 9; ++time) EXPECT_LE(live_count(order.grads, 0, time), 2u);
+}
+
+TEST(VisitOrder, ByteLimitBoundsWhatIsAhead) {
+  ScheduleSpec spec = layers(6, 3);
+  spec.prefetch_bytes = 2048;
+  const VisitOrder order = build_visit_order(spec);
+  EXPECT_EQ(order.train_prefetch[0], (std::vector<uint32_t>{1, 2}));
+  EXPECT_EQ(plan_pool(order.gathered, 256).size_bytes, 3 * 1024u);
+  ASSERT_NO_FATAL_FAILURE(check(spec));
+  spec.prefetch_bytes = 1023;
+  EXPECT_EQ(build_visit_order(spec).train_prefetch[0], (std::vector<uint32_t>{}));
+}
+
+TEST(VisitOrder, ByteLimitLetsNothingOvertake) {
+  ScheduleSpec spec = layers(4, 3);
+  spec.groups[1].prefetch_bytes = 5000;
+  spec.prefetch_bytes = 4096;
+  const VisitOrder order = build_visit_order(spec);
+  EXPECT_EQ(order.train_prefetch[0], (std::vector<uint32_t>{}));
+  EXPECT_EQ(order.train_prefetch[1], (std::vector<uint32_t>{2, 3}));
+}
+
+TEST(VisitOrder, ByteLimitDoesNotTouchKeptWeights) {
+  ScheduleSpec spec = layers(3);
+  spec.prefetch_bytes = 1;
+  // At the turn the last group stays gathered for its backward visit.
+  EXPECT_EQ(build_visit_order(spec).train_prefetch[2], (std::vector<uint32_t>{3}));
+  ASSERT_NO_FATAL_FAILURE(check(spec));
+}
+
+TEST(VisitOrder, MappedGroupsNeedNoBuffer) {
+  ScheduleSpec spec = layers(5);
+  for (ScheduledGroup &group : spec.groups) group.gathered_bytes = 0;
+  EXPECT_EQ(plan_pool(build_visit_order(spec).gathered, 256).size_bytes, 0u);
+}
+
+TEST(VisitOrder, ResidentStaysFromForwardToBackward) {
+  ScheduleSpec spec = layers(6);
+  spec.groups[0].resident = true;
+  const VisitOrder order = build_visit_order(spec);
+  for (uint64_t time = 0; time < order.train.size(); ++time) EXPECT_TRUE(live_at(order.gathered[0], 0, time));
+  EXPECT_FALSE(live_at(order.gathered[0], 1, 2));
+  EXPECT_EQ(plan_pool(order.gathered, 256).size_bytes, 3 * 1024u);
+  ASSERT_NO_FATAL_FAILURE(check(spec));
+  // Its backward visit gathers nothing and takes no place in the window of others.
+  EXPECT_EQ(order.train_prefetch[10], (std::vector<uint32_t>{}));
+}
+
+TEST(VisitOrder, InterleavedKeepsDirectionsApart) {
+  for (uint32_t depth : {0u, 1u, 2u}) {
+    ScheduleSpec spec = layers(8, depth);
+    spec.kind = FSDP_SCHEDULE_INTERLEAVED;
+    ASSERT_NO_FATAL_FAILURE(check(spec));
+    const VisitOrder order = build_visit_order(spec);
+    ASSERT_EQ(order.gathered.size(), 16u);
+    const PoolPlan plan = plan_pool(order.gathered, 256);
+    EXPECT_EQ(plan.size_bytes, 2 * (depth + 1) * 1024u);
+    EXPECT_EQ(plan.lower_bound_bytes, plan.size_bytes);
+    for (uint32_t f = 0; f < 8; ++f)
+      for (uint32_t b = 0; b < 8; ++b) {
+        const uint64_t forward = plan.offsets[gathered_key(spec.kind, f, FSDP_FORWARD)];
+        const uint64_t backward = plan.offsets[gathered_key(spec.kind, b, FSDP_BACKWARD)];
+        EXPECT_TRUE(forward + 1024 <= backward || backward + 1024 <= forward);
+      }
+    // No prefetch leads from one half into the other.
+    for (uint32_t i = 0; i < 8; ++i)
+      for (uint32_t next : order.train_prefetch[i]) EXPECT_LT(next, 8u);
+  }
+}
+
+TEST(VisitOrder, InterleavedResidentNeverSharesItsForwardBuffer) {
+  ScheduleSpec spec = layers(5);
+  spec.kind = FSDP_SCHEDULE_INTERLEAVED;
+  spec.groups[2].resident = true;
+  const VisitOrder order = build_visit_order(spec);
+  const PoolPlan plan = plan_pool(order.gathered, 256);
+  for (uint32_t key = 0; key < 10; ++key)
+    if (key != 4) {
+      EXPECT_NE(plan.offsets[key], plan.offsets[4]);
+    }
+}
+
+ScheduleSpec tied_embedding() {
+  ScheduleSpec spec = layers(4);
+  spec.kind = FSDP_SCHEDULE_VISITS;
+  spec.visits = {{0, FSDP_FORWARD},  {1, FSDP_FORWARD},  {2, FSDP_FORWARD},  {3, FSDP_FORWARD},  {0, FSDP_FORWARD},
+                 {0, FSDP_BACKWARD}, {3, FSDP_BACKWARD}, {2, FSDP_BACKWARD}, {1, FSDP_BACKWARD}, {0, FSDP_BACKWARD}};
+  return spec;
+}
+
+TEST(VisitOrder, VisitsAGroupTwice) {
+  const ScheduleSpec spec = tied_embedding();
+  ASSERT_NO_FATAL_FAILURE(check(spec));
+  const VisitOrder order = build_visit_order(spec);
+  EXPECT_EQ(order.eval.size(), 5u);
+  EXPECT_EQ(order.train_prefetch[3], (std::vector<uint32_t>{4}));
+  EXPECT_FALSE(live_at(order.gathered[0], 0, 2));
+  EXPECT_EQ(plan_pool(order.gathered, 256).lower_bound_bytes, 2 * 1024u);
+  // Its gradient is open from the first backward visit until it is drained after the last.
+  for (uint64_t time = 0; time < 6; ++time) EXPECT_TRUE(live_at(order.grads[0], 0, time)) << time;
+}
+
+TEST(VisitOrder, KeepsItsPromisesOnRandomVisits) {
+  for (uint32_t seed = 0; seed < 1000; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    ScheduleSpec spec = layers(1 + random() % 12, random() % 5);
+    spec.kind = static_cast<fsdp_schedule_kind>(1 + random() % 3);
+    spec.max_pending_groups = 1 + random() % 3;
+    if (random() % 3 == 0) spec.prefetch_bytes = random() % 5000;
+    for (ScheduledGroup &group : spec.groups) {
+      group.gathered_bytes = 1 + random() % 5000;
+      group.prefetch_bytes = group.gathered_bytes;
+      group.grad_bytes = random() % 4 ? 2 * group.gathered_bytes : 0;
+      group.resident = random() % 5 == 0;
+    }
+    for (uint32_t g = 0; g < spec.groups.size(); ++g) spec.visits.push_back({g, FSDP_FORWARD});
+    for (uint32_t i = random() % 4; i-- > 0;)
+      spec.visits.push_back({static_cast<uint32_t>(random() % spec.groups.size()), FSDP_FORWARD});
+    for (uint32_t g = 0; g < spec.groups.size(); ++g) spec.visits.push_back({g, FSDP_BACKWARD});
+    for (uint32_t i = random() % 4; i-- > 0;)
+      spec.visits.push_back({static_cast<uint32_t>(random() % spec.groups.size()), FSDP_BACKWARD});
+    std::shuffle(spec.visits.begin() + static_cast<ptrdiff_t>(spec.groups.size()), spec.visits.end(), random);
+    ASSERT_NO_FATAL_FAILURE(check(spec));
+  }
+}
+
+TEST(VisitOrder, OfNothingIsEmpty) {
+  const VisitOrder order = build_visit_order({});
+  EXPECT_TRUE(order.train.empty());
+  EXPECT_TRUE(order.gathered.empty());
+}
+
+std::string error_of(const ScheduleSpec &spec) {
+  try {
+    build_visit_order(spec);
+    return "";
+  } catch (const Error &error) {
+    EXPECT_EQ(error.status, FSDP_INVALID_ARGUMENT);
+    return error.message;
+  }
+}
+
+TEST(VisitOrder, RejectsWhatMakesNoSense) {
+  ScheduleSpec spec = tied_embedding();
+  EXPECT_EQ(error_of(spec), "");
+  spec.visits[2].group_index = 4;
+  EXPECT_EQ(error_of(spec), "visit 2: group 4 is outside [0, 4)");
+  spec = tied_embedding();
+  spec.visits[2].phase = FSDP_RECOMPUTE;
+  EXPECT_EQ(error_of(spec), "visit 2: phase 3 is neither FORWARD nor BACKWARD");
+  spec = tied_embedding();
+  spec.visits.erase(spec.visits.begin() + 8);
+  EXPECT_EQ(error_of(spec), "group 1 is trainable, but has no BACKWARD visit");
+  spec.groups[1].trainable = false;
+  EXPECT_EQ(error_of(spec), "");
+  spec = tied_embedding();
+  std::swap(spec.visits[3], spec.visits[6]);
+  EXPECT_EQ(error_of(spec), "visit 3: BACKWARD of group 3 before its first FORWARD");
+  spec = layers(2);
+  spec.kind = 9;
+  EXPECT_EQ(error_of(spec), "unknown schedule 9");
+}
+
+}  // namespace
+}  // namespace fsdp::memory

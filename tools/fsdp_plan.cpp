@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// fsdp-plan: how many bytes a job of any number of ranks will hold, computed without starting it.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <exception>
+#include <nlohmann/json.hpp>
+
+#include "cli.h"
+#include "plan/estimate.h"
+#include "plan/job_spec.h"
+#include "plan/names.h"
+
+namespace {
+
+struct Request {
+  std::string model_file;
+  plan::TransformerShape shape;
+  plan::Policy policy;
+  bool json = false;
+};
+
+constexpr const char *footer = R"(
+A model file lists groups in the order of the forward pass; "{}" in names counts the repeats:
+  {"groups": [
+    {"name": "embedding", "params": [{"name": "embedding", "shape": [50257, 768]}]},
+    {"name": "layer.{}", "repeat": 12, "params": [{"name": "layer.{}.qkv", "shape": [2304, 768]}]}]}
+Groups may have: strategy, grad_dtype, reduce_dtype, resident. Parameters: dtype, frozen, no_decay, granule,
+granule_rows.
+
+Example: fsdp-plan --layers 32 --width 4096 --heads 32 --kv-heads 8 --ffn 14336 --vocab 128256 --gated --ranks 64
+)";
+
+template <class Value>
+void add_choice(CLI::App &app, const char *name, Value &value, const plan::Names &names, const char *text) {
+  app.add_option(name, value, text)->transform(CLI::CheckedTransformer(names, CLI::ignore_case));
+}
+
+void add_model_options(CLI::App &app, Request &request) {
+  auto *file = app.add_option("--model", request.model_file, "read the groups from a JSON file instead")
+                   ->check(CLI::ExistingFile)
+                   ->group("Model");
+  auto &shape = request.shape;
+  const auto add = [&](const char *name, uint64_t &value, const char *text, uint64_t least = 1) {
+    app.add_option(name, value, text)->check(CLI::Range(least, uint64_t{1} << 32))->excludes(file)->group("Model");
+  };
+  add("--layers", shape.layers, "transformer layers (12)", 0);
+  add("--width", shape.width, "model width (768)");
+  add("--heads", shape.heads, "attention heads (12)");
+  add("--kv-heads", shape.kv_heads, "key and value heads (as --heads)");
+  add("--ffn", shape.ffn, "width of the feed-forward layer (4 x width)");
+  add("--vocab", shape.vocab, "vocabulary (50257)");
+  app.add_flag("--gated", shape.gated, "gate and up projection, as SwiGLU")->excludes(file)->group("Model");
+  app.add_flag("--tied", shape.tied, "the head shares the embedding's weights")->excludes(file)->group("Model");
+}
+
+void add_policy_options(CLI::App &app, plan::Policy &policy) {
+  app.add_option("--ranks", policy.ranks, "ranks of the job (8)")->check(CLI::Range(1, 1 << 24));
+  app.add_option("--replicate", policy.replicate, "replicas of the sharded model (1)")->check(CLI::Range(1, 1 << 24));
+  add_choice(app, "--strategy", policy.strategy, plan::strategies, "what is sharded (optim_grads_params)");
+  add_choice(app, "--compute-dtype", policy.compute_dtype, plan::dtypes, "of the weights the math reads (bf16)");
+  add_choice(app, "--grad-dtype", policy.grad_dtype, plan::dtypes, "of full gradients (the compute dtype)");
+  add_choice(app, "--reduce-dtype", policy.reduce_dtype, plan::dtypes,
+             "gradients are rounded to it first (grad dtype)");
+  add_choice(app, "--unshard", policy.unshard_mode, plan::unshard_modes, "how weights become whole (mapped)");
+  add_choice(app, "--reduce", policy.reduce_policy, plan::reduce_policies, "reduce each micro-batch or the last");
+  add_choice(app, "--optimizer", policy.optimizer, plan::optimizers, "whose state is counted (adamw)");
+  add_choice(app, "--schedule", policy.schedule, plan::schedules, "order of the passes (sequential)");
+  app.add_option("--prefetch", policy.prefetch, "groups gathered ahead (1)")->check(CLI::Range(0, 1 << 20));
+  app.add_option("--max-pending", policy.max_pending_groups, "full gradient buffers alive at once (2)")
+      ->check(CLI::Range(1, 1 << 20));
+}
+
+struct Role {
+  fsdp_role role;
+  const char *name, *text;
+};
+constexpr Role roles[] = {
+    {FSDP_ROLE_COMPUTE, "compute", "compute weights"},      {FSDP_ROLE_MAIN, "main", "main weights (fp32)"},
+    {FSDP_ROLE_GRAD, "grad", "main gradients (fp32)"},      {FSDP_ROLE_OPTIMIZER, "optimizer", "optimizer state"},
+    {FSDP_ROLE_GATHER, "gather", "gathered weights"},       {FSDP_ROLE_REDUCE, "reduce", "full gradients"},
+    {FSDP_ROLE_STAGING, "staging", "control and exchange"},
+};
+
+std::string format_bytes(uint64_t bytes) {
+  if (bytes < 10'000) return fmt::format("{} B", bytes);
+  const char *units[] = {"kB", "MB", "GB", "TB", "PB", "EB"};
+  double value = static_cast<double>(bytes) / 1000;
+  size_t unit = 0;
+  for (; value >= 1000 && unit < 5; ++unit) value /= 1000;
+  return fmt::format("{:.3g} {}", value, units[unit]);
+}
+
+void print_row(const char *text, uint64_t mine, uint64_t whole) {
+  const auto share = whole == 0 ? std::string("-")
+                                : fmt::format("{:.4g} %", 100 * static_cast<double>(mine) / static_cast<double>(whole));
+  fmt::print("  {:<24}{:>12}{:>16}{:>12}{:>22}\n", text, format_bytes(mine), format_bytes(whole), share, mine);
+}
+
+void print_table(const plan::ModelSpec &model, const Request &request, const plan::Estimate &estimate) {
+  const auto &memory = estimate.largest;
+  const auto &policy = request.policy;
+  fmt::print("{}: {} groups, {} parameter tensors, {} parameters\n", model.name, estimate.groups, estimate.params,
+             memory.parameter_count);
+  fmt::print("{} ranks (replicate {} x shard {}), {}, {} weights, unshard {}, prefetch {}\n\n", policy.ranks,
+             policy.replicate, policy.ranks / policy.replicate, plan::name_of(plan::strategies, policy.strategy),
+             plan::name_of(plan::dtypes, policy.compute_dtype), plan::name_of(plan::unshard_modes, policy.unshard_mode),
+             policy.prefetch);
+  fmt::print("  {:<24}{:>12}{:>16}{:>12}{:>22}\n", "role", "per rank", "one unsharded", "share", "bytes per rank");
+  for (const auto &role : roles)
+    print_row(role.text, memory.role_bytes[role.role], estimate.unsharded.role_bytes[role.role]);
+  print_row("total", memory.role_bytes[0], estimate.unsharded.role_bytes[0]);
+  fmt::print("\n  padding: {} elements, {:.4f} % of the parameters\n", memory.padding_count,
+             memory.parameter_count == 0
+                 ? 0.0
+                 : 100 * static_cast<double>(memory.padding_count) / static_cast<double>(memory.parameter_count));
+  if (estimate.smallest_total != memory.role_bytes[0])
+    fmt::print("  ranks differ: shown is shard {}, the largest; the smallest holds {}\n", estimate.largest_rank,
+               format_bytes(estimate.smallest_total));
+}
+
+nlohmann::ordered_json memory_to_json(const fsdp_memory &memory) {
+  nlohmann::ordered_json json;
+  for (const auto &role : roles) json[role.name] = memory.role_bytes[role.role];
+  json["total"] = memory.role_bytes[0];
+  return json;
+}
+
+void print_json(const Request &request, const plan::Estimate &estimate) {
+  const nlohmann::ordered_json json{
+      {"ranks", request.policy.ranks},
+      {"replicate", request.policy.replicate},
+      {"strategy", plan::name_of(plan::strategies, request.policy.strategy)},
+      {"groups", estimate.groups},
+      {"parameter_tensors", estimate.params},
+      {"parameter_count", estimate.largest.parameter_count},
+      {"padding_count", estimate.largest.padding_count},
+      {"rank_bytes", memory_to_json(estimate.largest)},
+      {"rank", estimate.largest_rank},
+      {"smallest_rank_total", estimate.smallest_total},
+      {"gather_lower_bound_bytes", estimate.largest.gather_lower_bound_bytes},
+      {"reduce_lower_bound_bytes", estimate.largest.reduce_lower_bound_bytes},
+      {"unsharded_bytes", memory_to_json(estimate.unsharded)},
+  };
+  fmt::print("{}\n", json.dump(2));
+}
+
+int parse_and_print(int argc, char **argv) {
+  Request request;
+  CLI::App app{"Compute what every rank of a job will hold, without starting it. Defaults in parentheses.",
+               "fsdp-plan"};
+  app.set_version_flag("--version", std::string(fsdp_get_version()));
+  add_model_options(app, request);
+  add_policy_options(app, request.policy);
+  app.add_flag("--json", request.json, "print one JSON object instead of the table");
+  app.footer(footer);
+  if (const auto status = tools::parse_command_line(app, argc, argv)) return *status;
+
+  if (request.policy.ranks % request.policy.replicate != 0)
+    throw std::invalid_argument(
+        fmt::format("--ranks {} is not a multiple of --replicate {}", request.policy.ranks, request.policy.replicate));
+  const auto model =
+      request.model_file.empty() ? plan::build_transformer(request.shape) : plan::read_model_file(request.model_file);
+  const auto estimate = plan::estimate(model, request.policy);
+  if (request.json)
+    print_json(request, estimate);
+  else
+    print_table(model, request, estimate);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char **argv) {
+  try {
+    return parse_and_print(argc, argv);
+  } catch (const std::exception &error) {
+    fmt::print(stderr, "fsdp-plan: {}\n", error.what());
+    return 1;
+  }
+}

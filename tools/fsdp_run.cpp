@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// fsdp-run: start the ranks of a job on this machine.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <exception>
+
+#include "cli.h"
+#include "fsdp.h"
+#include "run/job.h"
+#include "run/rank_process.h"
+
+namespace {
+
+constexpr const char *footer = R"(
+Every rank gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (as torchrun sets them) and
+FSDP_JOB_SECRET, a random secret of this job. Standard input is empty.
+
+When a rank fails, the others get SIGTERM, and SIGKILL after --grace seconds. fsdp-run exits with the status of the
+rank that failed first, 128 + signal if it was killed, 124 after --timeout, 127 if the program was not found.
+
+Example: fsdp-run -n 2 ./train --steps 100
+)";
+
+int parse_and_run(int argc, char **argv) {
+  run::JobOptions options;
+  double timeout = 0, grace = 5;
+  bool no_prefix = false;
+  const std::string version = std::to_string(FSDP_VERSION_MAJOR) + "." + std::to_string(FSDP_VERSION_MINOR) + "." +
+                              std::to_string(FSDP_VERSION_PATCH);
+
+  CLI::App app{"Start the ranks of a job on this machine: fsdp-run -n N [options] [--] program [arguments...]",
+               "fsdp-run"};
+  app.add_option("-n,--ranks", options.ranks, "how many ranks to start")->required()->check(CLI::Range(1, 4096));
+  app.add_option("--timeout", timeout, "end the job after so many seconds (default: never)")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--grace", grace, "seconds between SIGTERM and SIGKILL")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_flag("--no-prefix", no_prefix, "do not put \"[rank] \" before each line of output");
+  app.set_version_flag("--version", version);
+  app.footer(footer);
+  app.prefix_command();  // the first word that is no option of ours starts the program's own
+  if (const auto status = tools::parse_command_line(app, argc, argv)) return *status;
+
+  options.timeout = std::chrono::duration<double>(timeout);
+  options.grace = std::chrono::duration<double>(grace);
+  options.prefix = !no_prefix;
+  options.command = app.remaining();
+  if (!options.command.empty() && options.command.front() == "--") options.command.erase(options.command.begin());
+  if (options.command.empty()) {
+    fmt::print(stderr, "fsdp-run: no program given. Try: fsdp-run -n {} ./program arguments...\n", options.ranks);
+    return 2;
+  }
+  return run::run_job(options);
+}
+
+}  // namespace
+
+int main(int argc, char **argv) {
+  try {
+    return parse_and_run(argc, argv);
+  } catch (const run::StartError &error) {
+    fmt::print(stderr, "fsdp-run: {}\n", error.what());
+    return error.status;
+  } catch (const std::exception &error) {
+    fmt::print(stderr, "fsdp-run: {}\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/estimate.h"
+
+#include "handles.h"
+
+namespace plan {
+namespace {
+
+using tools::check;
+
+// A sealed model of a planning context. Members are destroyed in reverse order, the context last.
+struct Planned {
+  tools::Context context;
+  tools::Mesh mesh;
+  tools::Model model;
+};
+
+fsdp_model_options describe_policy(const Policy &policy, const fsdp_mesh *mesh) {
+  fsdp_model_options options = FSDP_MODEL_OPTIONS_INIT;
+  options.mesh = mesh;
+  options.flags = policy.prefetch == 0 ? FSDP_MODEL_NO_PREFETCH : 0;
+  options.strategy = policy.strategy;
+  options.grad_dtype = policy.grad_dtype;
+  options.reduce_dtype = policy.reduce_dtype;
+  options.unshard_mode = policy.unshard_mode;
+  options.reduce_policy = policy.reduce_policy;
+  options.optimizer = policy.optimizer;
+  options.prefetch_depth = policy.prefetch;
+  options.max_pending_groups = policy.max_pending_groups;
+  return options;
+}
+
+void add_group(Planned &planned, const GroupSpec &group, const Policy &policy) {
+  std::vector<fsdp_param> params;
+  for (const auto &spec : group.params) {
+    fsdp_param param = FSDP_PARAM_INIT;
+    param.name = spec.name.c_str();
+    param.shape = spec.shape.data();
+    param.dimension_count = static_cast<uint32_t>(spec.shape.size());
+    param.dtype = spec.dtype != 0 ? spec.dtype : policy.compute_dtype;
+    param.flags = spec.flags;
+    param.granule = spec.granule;
+    param.granule_rows = spec.granule_rows;
+    params.push_back(param);
+  }
+  fsdp_group_options options = FSDP_GROUP_OPTIONS_INIT;
+  options.flags = group.flags;
+  options.strategy = group.strategy;
+  options.grad_dtype = group.grad_dtype;
+  options.reduce_dtype = group.reduce_dtype;
+  fsdp_group *handle = nullptr;
+  check(fsdp_create_group(planned.model.get(), group.name.c_str(), params.data(), params.size(), sizeof(fsdp_param),
+                          &options, &handle),
+        planned.context.get());
+}
+
+Planned seal(const ModelSpec &spec, const Policy &policy) {
+  Planned planned;
+  fsdp_context *context = nullptr;
+  check(fsdp_create_plan_context(policy.ranks, 0, nullptr, &context));
+  planned.context.reset(context);
+
+  fsdp_mesh_options mesh_options = FSDP_MESH_OPTIONS_INIT;
+  mesh_options.replicate_size = policy.replicate;
+  mesh_options.shard_size = policy.ranks / policy.replicate;
+  fsdp_mesh *mesh = nullptr;
+  check(fsdp_create_mesh(context, &mesh_options, &mesh), context);
+  planned.mesh.reset(mesh);
+
+  const auto options = describe_policy(policy, mesh);
+  fsdp_model *model = nullptr;
+  check(fsdp_create_model(context, &options, &model), context);
+  planned.model.reset(model);
+
+  for (const auto &group : spec.groups) add_group(planned, group, policy);
+  check(fsdp_set_schedule(model, policy.schedule, nullptr), context);
+  check(fsdp_seal_model(model), context);
+  return planned;
+}
+
+fsdp_memory read_memory(const Planned &planned, uint32_t rank) {
+  fsdp_memory memory = FSDP_MEMORY_INIT;
+  check(fsdp_get_memory(planned.model.get(), rank, &memory), planned.context.get());
+  return memory;
+}
+
+fsdp_memory estimate_unsharded(const ModelSpec &spec, Policy policy) {
+  policy.ranks = policy.replicate = 1;
+  policy.strategy = FSDP_NO_SHARD;
+  auto whole = spec;
+  for (auto &group : whole.groups) group.strategy = 0;
+  return read_memory(seal(whole, policy), 0);
+}
+
+}  // namespace
+
+Estimate estimate(const ModelSpec &spec, const Policy &policy) {
+  Estimate result{};
+  const auto planned = seal(spec, policy);
+  const auto shard_size = policy.ranks / policy.replicate;
+  for (uint32_t rank = 0; rank < shard_size; ++rank) {
+    const auto memory = read_memory(planned, rank);
+    if (rank == 0 || memory.role_bytes[0] > result.largest.role_bytes[0]) {
+      result.largest = memory;
+      result.largest_rank = rank;
+    }
+    if (rank == 0 || memory.role_bytes[0] < result.smallest_total) result.smallest_total = memory.role_bytes[0];
+  }
+  result.unsharded = estimate_unsharded(spec, policy);
+  result.groups = spec.groups.size();
+  for (const auto &group : spec.groups) result.params += group.params.size();
+  return result;
+}
+
+}  // namespace plan

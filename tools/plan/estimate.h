@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Asks the library what a job will allocate, through a planning context.
+#pragma once
+
+#include "fsdp.h"
+#include "plan/job_spec.h"
+
+namespace plan {
+
+struct Estimate {
+  fsdp_memory largest;        // of the rank with the most bytes
+  uint32_t largest_rank = 0;  // in the shard axis
+  uint64_t smallest_total = 0;
+  fsdp_memory unsharded;  // one rank that keeps everything whole
+  uint64_t groups = 0;
+  uint64_t params = 0;
+};
+
+Estimate estimate(const ModelSpec &model, const Policy &policy);
+
+}  // namespace plan

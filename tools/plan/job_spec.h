@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// What fsdp-plan is asked to size: a model as groups of parameters, and how it is to be sharded.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fsdp.h"
+
+namespace plan {
+
+struct ParamSpec {
+  std::string name;
+  std::vector<uint64_t> shape;
+  fsdp_dtype dtype = 0;
+  uint32_t flags = 0;
+  fsdp_granule granule = 0;
+  uint64_t granule_rows = 0;
+};
+
+struct GroupSpec {
+  std::string name;
+  uint32_t flags = 0;
+  fsdp_strategy strategy = 0;
+  fsdp_dtype grad_dtype = 0;
+  fsdp_dtype reduce_dtype = 0;
+  std::vector<ParamSpec> params;
+};
+
+struct ModelSpec {
+  std::string name;
+  std::vector<GroupSpec> groups;
+};
+
+struct Policy {
+  uint32_t ranks = 8;
+  uint32_t replicate = 1;
+  fsdp_strategy strategy = FSDP_OPTIM_GRADS_PARAMS;
+  fsdp_dtype compute_dtype = FSDP_BFLOAT16;  // of parameters that do not say theirs
+  fsdp_dtype grad_dtype = 0;
+  fsdp_dtype reduce_dtype = 0;
+  fsdp_unshard_mode unshard_mode = FSDP_UNSHARD_MAPPED;
+  fsdp_reduce_policy reduce_policy = 0;
+  fsdp_optimizer optimizer = FSDP_OPTIMIZER_ADAMW;
+  fsdp_schedule_kind schedule = FSDP_SCHEDULE_SEQUENTIAL;
+  uint32_t prefetch = 1;
+  uint32_t max_pending_groups = 2;
+};
+
+// A decoder-only transformer.
+struct TransformerShape {
+  uint64_t layers = 12;
+  uint64_t width = 768;
+  uint64_t heads = 12;
+  uint64_t kv_heads = 0;  // 0: heads
+  uint64_t ffn = 0;       // 0: 4 x width
+  uint64_t vocab = 50257;
+  bool gated = false;  // gate and up projections (SwiGLU) instead of one
+  bool tied = false;   // the head uses the embedding's weights
+};
+
+// Throws std::invalid_argument.
+ModelSpec build_transformer(const TransformerShape &shape);
+ModelSpec read_model_file(const std::string &path);
+
+}  // namespace plan

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "run/job.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <optional>
+#include <system_error>
+
+#include "run/console.h"
+#include "run/rank_process.h"
+
+namespace run {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr int timeout_status = 124;  // as timeout(1)
+
+[[noreturn]] void fail(const char *what) { throw std::system_error(errno, std::generic_category(), what); }
+
+std::string make_secret() {
+  unsigned char bytes[32];
+  if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes) fail("cannot make a job secret");
+  std::string secret;
+  for (const auto byte : bytes) secret += fmt::format("{:02x}", byte);
+  return secret;
+}
+
+// A port that no other job on this machine gets while this object lives. It is bound but not listened on, and lets
+// others bind it (SO_REUSEADDR): a program may still use MASTER_PORT for its own purposes.
+class ReservedPort {
+ public:
+  ReservedPort() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    const int on = 1;
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof address;
+    auto *generic = reinterpret_cast<sockaddr *>(&address);
+    if (socket_.get() < 0 || setsockopt(socket_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
+        bind(socket_.get(), generic, length) != 0 || getsockname(socket_.get(), generic, &length) != 0)
+      fail("cannot find a free port on 127.0.0.1");
+    port_ = ntohs(address.sin_port);
+  }
+  uint16_t port() const { return port_; }
+
+ private:
+  UniqueFd socket_;
+  uint16_t port_;
+};
+
+UniqueFd block_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int number : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&set, number);
+  struct sigaction hangup;
+  if (sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);  // nohup
+  if (sigprocmask(SIG_BLOCK, &set, nullptr) != 0) fail("cannot block signals");
+  std::signal(SIGPIPE, SIG_IGN);
+  UniqueFd fd(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (fd.get() < 0) fail("cannot make a signalfd");
+  return fd;
+}
+
+std::string describe(const Exit &exit) {
+  if (exit.signal == 0) return fmt::format("exited with status {}", exit.status);
+  return fmt::format("was killed by signal {} ({})", exit.signal, strsignal(exit.signal));
+}
+
+struct Rank {
+  RankProcess process;
+  LineSplitter out, err;
+};
+
+class Job {
+ public:
+  explicit Job(const JobOptions &options) : options_(options), signals_(block_signals()), started_(Clock::now()) {}
+
+  int run() {
+    start();
+    while (running() > 0) {
+      wait();
+      read_signals();
+      read_output();
+      check_exits();
+      check_clock();
+    }
+    read_output();  // what the last ones wrote before they ended
+    for (auto &rank : ranks_) {
+      rank.out.finish();
+      rank.err.finish();
+    }
+    console_.finish();
+    return status_;
+  }
+
+ private:
+  void start() {
+    RankProcess::Environment environment{{"WORLD_SIZE", std::to_string(options_.ranks)},
+                                         {"LOCAL_WORLD_SIZE", std::to_string(options_.ranks)},
+                                         {"MASTER_ADDR", "127.0.0.1"},
+                                         {"MASTER_PORT", std::to_string(port_.port())},
+                                         {"FSDP_JOB_SECRET", make_secret()},
+                                         {"RANK", ""},
+                                         {"LOCAL_RANK", ""}};
+    const size_t width = std::to_string(options_.ranks - 1).size();
+    for (uint32_t r = 0; r < options_.ranks; ++r) {
+      environment.end()[-1].second = environment.end()[-2].second = std::to_string(r);
+      const auto prefix = options_.prefix ? fmt::format("[{:>{}}] ", r, width) : std::string();
+      ranks_.push_back({RankProcess(options_.command, environment), LineSplitter(console_, 1, prefix, r == 0),
+                        LineSplitter(console_, 2, prefix, r == 0)});
+    }
+  }
+
+  size_t running() const {
+    return static_cast<size_t>(
+        std::count_if(ranks_.begin(), ranks_.end(), [](const Rank &rank) { return rank.process.running(); }));
+  }
+
+  void wait() {
+    std::vector<pollfd> fds{{signals_.get(), POLLIN, 0}};
+    for (const auto &rank : ranks_)
+      for (const auto *fd : {&rank.process.out, &rank.process.err})
+        if (fd->get() >= 0) fds.push_back({fd->get(), POLLIN, 0});
+    int timeout_ms = -1;
+    if (const auto next = next_deadline()) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now()).count();
+      timeout_ms = static_cast<int>(std::clamp<int64_t>(left, 0, 1'000'000));
+    }
+    if (poll(fds.data(), fds.size(), timeout_ms) < 0 && errno != EINTR) fail("cannot wait for the ranks");
+  }
+
+  std::optional<Clock::time_point> next_deadline() const {
+    if (kill_at_) return kill_at_;
+    if (!ending_ && options_.timeout.count() > 0) return started_ + in_ticks(options_.timeout);
+    return std::nullopt;
+  }
+
+  static Clock::duration in_ticks(std::chrono::duration<double> seconds) {
+    return std::chrono::duration_cast<Clock::duration>(seconds);
+  }
+
+  void read_signals() {
+    signalfd_siginfo info;
+    while (read(signals_.get(), &info, sizeof info) == sizeof info) {
+      const int number = static_cast<int>(info.ssi_signo);
+      if (number == SIGCHLD) continue;
+      if (forwarded_) {  // asked twice: now
+        say("got a second signal; killing all ranks");
+        kill_all();
+      } else {
+        say(fmt::format("forwarding signal {} ({}) to all ranks", number, strsignal(number)));
+        forwarded_ = true;
+        end_all(number);
+      }
+    }
+  }
+
+  void read_output() {
+    for (auto &rank : ranks_) {
+      drain(rank.process.out, rank.out);
+      drain(rank.process.err, rank.err);
+    }
+    console_.flush();
+    if (console_.closed() && !ending_) {  // as if SIGPIPE had ended us
+      status_ = 128 + SIGPIPE;
+      end_all(SIGTERM);
+    }
+  }
+
+  static void drain(UniqueFd &fd, LineSplitter &lines) {
+    char buffer[65536];
+    // So many reads empty any pipe, and one busy rank does not keep the others waiting.
+    for (int turn = 0; turn < 16 && fd.get() >= 0; ++turn) {
+      const ssize_t got = read(fd.get(), buffer, sizeof buffer);
+      if (got > 0) {
+        lines.feed({buffer, static_cast<size_t>(got)});
+      } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
+        lines.finish();
+        fd.reset();
+      } else if (errno == EAGAIN) {
+        return;
+      }
+    }
+  }
+
+  // Ranks that ended at the same moment are judged together: one that was killed is the cause, one that exited because
+  // its peer was gone is not.
+  void check_exits() {
+    std::optional<std::pair<size_t, Exit>> cause;
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      const auto exit = ranks_[r].process.poll_exit();
+      if (!exit || exit->status == 0) continue;
+      if (!cause || (cause->second.signal == 0 && exit->signal != 0)) cause = {r, *exit};
+    }
+    if (!cause || status_ != 0) return;
+    read_output();  // its last words come before ours
+    status_ = cause->second.status;
+    const auto left = running();
+    const auto what =
+        fmt::format("rank {} (pid {}) {}", cause->first, ranks_[cause->first].process.pid(), describe(cause->second));
+    say(ending_ || left == 0 ? what : fmt::format("{}; ending the other {}", what, left));
+    if (!ending_) end_all(SIGTERM);
+  }
+
+  void check_clock() {
+    const auto next = next_deadline();
+    if (!next || Clock::now() < *next || running() == 0) return;
+    if (kill_at_) {
+      say(fmt::format("{} rank(s) did not end within {:g} s; killing", running(), options_.grace.count()));
+      return kill_all();
+    }
+    status_ = timeout_status;
+    say(fmt::format("not done after {:g} s; ending {} rank(s)", options_.timeout.count(), running()));
+    end_all(SIGTERM);
+  }
+
+  void end_all(int number) {
+    ending_ = true;
+    kill_at_ = Clock::now() + in_ticks(options_.grace);
+    for (const auto &rank : ranks_) rank.process.signal(number);
+  }
+
+  void kill_all() {
+    kill_at_.reset();
+    for (const auto &rank : ranks_) rank.process.signal(SIGKILL);
+  }
+
+  void say(const std::string &text) {
+    console_.write_line(2, "fsdp-run: " + text);
+    console_.flush();
+  }
+
+  const JobOptions &options_;
+  UniqueFd signals_;
+  Clock::time_point started_;
+  ReservedPort port_;
+  Console console_;
+  std::vector<Rank> ranks_;
+  int status_ = 0;
+  bool ending_ = false;     // the ranks were told to end
+  bool forwarded_ = false;  // ... because somebody told us
+  std::optional<Clock::time_point> kill_at_;
+};
+
+}  // namespace
+
+int run_job(const JobOptions &options) { return Job(options).run(); }
+
+}  // namespace run
