@@ -6,7 +6,7 @@
  */
 #include "check.h"
 
-enum { ROWS = 6, COLUMNS = 4, COUNT = ROWS * COLUMNS };
+enum { ROWS = 64, COLUMNS = 32, COUNT = ROWS * COLUMNS };
 
 /* The layout is arithmetic: every rank knows what every rank owns, without asking. */
 static void print_owners(const fsdp_group *group, uint32_t world_size) {

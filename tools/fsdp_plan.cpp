@@ -76,9 +76,12 @@ struct Role {
   const char *name, *text;
 };
 constexpr Role roles[] = {
-    {FSDP_ROLE_COMPUTE, "compute", "compute weights"},      {FSDP_ROLE_MAIN, "main", "main weights (fp32)"},
-    {FSDP_ROLE_GRAD, "grad", "main gradients (fp32)"},      {FSDP_ROLE_OPTIMIZER, "optimizer", "optimizer state"},
-    {FSDP_ROLE_GATHER, "gather", "gathered weights"},       {FSDP_ROLE_REDUCE, "reduce", "full gradients"},
+    {FSDP_ROLE_COMPUTE, "compute", "compute weights"},
+    {FSDP_ROLE_MAIN, "main", "main weights (fp32)"},
+    {FSDP_ROLE_GRAD, "grad", "main gradients"},
+    {FSDP_ROLE_OPTIMIZER, "optimizer", "optimizer state"},
+    {FSDP_ROLE_GATHER, "gather", "gather buffers"},
+    {FSDP_ROLE_REDUCE, "reduce", "gradient buffers"},
     {FSDP_ROLE_STAGING, "staging", "control and exchange"},
 };
 
@@ -91,10 +94,15 @@ std::string format_bytes(uint64_t bytes) {
   return fmt::format("{:.3g} {}", value, units[unit]);
 }
 
+// Buffers that only a sharded run needs have no share.
+std::string format_share(uint64_t mine, uint64_t whole) {
+  const double percent = 100 * static_cast<double>(mine) / static_cast<double>(whole);
+  return whole == 0 || percent > 1000 ? "-" : fmt::format("{:.4g} %", percent);
+}
+
 void print_row(const char *text, uint64_t mine, uint64_t whole) {
-  const auto share = whole == 0 ? std::string("-")
-                                : fmt::format("{:.4g} %", 100 * static_cast<double>(mine) / static_cast<double>(whole));
-  fmt::print("  {:<24}{:>12}{:>16}{:>12}{:>22}\n", text, format_bytes(mine), format_bytes(whole), share, mine);
+  fmt::print("  {:<24}{:>12}{:>16}{:>12}{:>22}\n", text, format_bytes(mine), format_bytes(whole),
+             format_share(mine, whole), mine);
 }
 
 void print_table(const plan::ModelSpec &model, const Request &request, const plan::Estimate &estimate) {

@@ -17,11 +17,10 @@ class Failure {
   // Returns true if this error was the first.
   bool set(const Error &error) noexcept {
     std::lock_guard lock(mutex_);
-    if (error_) return false;
+    if (failed_.load(std::memory_order_relaxed)) return false;
     try {
       error_.emplace(error);
-    } catch (...) {
-      return false;
+    } catch (...) {  // no memory for the text: get() has a short one
     }
     failed_.store(true, std::memory_order_release);
     return true;
@@ -32,6 +31,7 @@ class Failure {
   }
   std::optional<Error> get() const {
     std::lock_guard lock(mutex_);
+    if (!error_ && failed_.load(std::memory_order_relaxed)) return Error(FSDP_OUT_OF_MEMORY, "failed");
     return error_;
   }
 

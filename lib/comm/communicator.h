@@ -9,7 +9,12 @@
 //                 and one for reduces, so that neither waits for the other
 //
 // Failure: every wait ends within the timeout, on the context's failure, and within 1 s of a peer's death, with an
-// Error that names the rank. What a library thread finds fails the context; what a caller's thread finds is thrown.
+// Error that names the rank. What a library thread finds fails the context; what a caller's thread finds is thrown, and
+// fails the context too if the job is lost: one verdict (death, abort, mismatch, timeout, a rank whose context failed)
+// decides for all ranks, first come, and every wait that does not complete reports that verdict's rank and text.
+//
+// Which thread is the caller's: the one that last enqueued, exchanged or created something in this world. Only a wait
+// on that thread polls the interrupted hook.
 #pragma once
 
 #include <cstddef>
@@ -99,10 +104,14 @@ class Gate {
   virtual void arrive(uint64_t value) = 0;
   // Has every rank come to value? One acquire load a rank, no system call.
   virtual bool reached(uint64_t value) const noexcept = 0;
-  // Block the calling thread until then (a caller's or a stream's; both poll what they must).
+  // Block the calling thread until then (a caller's or a stream's; both poll what they must). An await that was
+  // interrupted may be repeated.
   virtual void await(uint64_t value, const char *what) = 0;
 };
 
+// Its tasks must run in the order in which they were enqueued: one stream, or streams that events join. Every
+// collective waits for all ranks, so that their calls can be compared; gather_stable does not and is compared with
+// nothing.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -116,10 +125,12 @@ class Communicator {
   virtual Ticket barrier(Tag tag, device::Stream &stream) = 0;
   // What follows on the stream starts when the ticket is released. On the caller's stream of the host device: blocks.
   virtual void await_release(Ticket ticket, device::Stream &stream) = 0;
+  // True also for a round whose rest is skipped: what peers would still read of it is of no use.
   virtual bool released(Ticket ticket) const noexcept = 0;
 
   // -- the end of a step, and its failure --
-  // quiesce: this rank enqueues nothing more in this round. A peer that waits for more gets MISMATCH naming this rank.
+  // quiesce: this rank enqueues nothing more in this round (FSDP_INTERNAL if it does). A peer that waits for more gets
+  // MISMATCH naming this rank.
   virtual void quiesce() = 0;
   // abandon: collectives of this round that cannot complete are skipped, here and on peers (no failure of the context).
   virtual void abandon() = 0;
@@ -138,7 +149,9 @@ class Team {
   // The rank of the job that is rank r of the team: what errors name.
   virtual uint32_t world_rank(uint32_t r) const noexcept = 0;
 
-  // Collective, on the caller's thread, in the same order on every rank. `what` is for messages.
+  // Collective, on the caller's thread, in the same order on every rank. `what` is compared between ranks and shown in
+  // messages. If a creation fails on one rank it throws that rank's error on all, and the team stays usable. A call
+  // that was interrupted leaves the ranks at odds: later ones of this team are INVALID_STATE here.
   virtual std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable,
                                               const std::string &what) = 0;
   virtual std::unique_ptr<Gate> create_gate(const std::string &what) = 0;
@@ -157,7 +170,8 @@ class World {
   virtual uint32_t rank() const noexcept = 0;
   virtual uint32_t size() const noexcept = 0;
   virtual const std::string &description() const noexcept = 0;  // how the ranks met, for the log
-  // Collective over the ranks named (which include this one); every rank of the world may be in several teams.
+  // Collective over the ranks named (which include this one, in the same order everywhere); a rank may be in several
+  // teams. Waits for the team's first rank where ranks are processes, for nobody where they are threads.
   virtual std::unique_ptr<Team> create_team(std::span<const uint32_t> ranks, const std::string &what) = 0;
   // Tell every rank of the job that this one failed: peers that wait get PEER_FAILED naming it. Any thread; no wait.
   virtual void abort(const std::string &reason) noexcept = 0;
