@@ -120,7 +120,7 @@ uint64_t fsdp_get_dtype_size(fsdp_dtype dtype) { return dtype_size(dtype); }
 
 fsdp_status fsdp_describe_build(char *buffer, uint64_t *size_bytes) {
   return guard([&] {
-    const std::string text = fmt::format(
+    const std::string text = format_text(
         "version: {}\ndevices: host\ncommunicators: shm\ncuda: no\nnccl: no\nucx: no\ninstruction set: {}\n"
         "compiler: {}\n",
         FSDP_VERSION_TEXT, device::host_instruction_set(), __VERSION__);

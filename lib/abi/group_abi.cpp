@@ -15,7 +15,7 @@ constexpr uint32_t most_dimensions = 16;
 
 // Names a field of one descriptor: "fsdp_create_group: params[3] ('wq').granule".
 std::string field_of(uint64_t index, const memory::ParamSpec &param, const char *field) {
-  return fmt::format("params[{}] ('{}').{}", index, param.name, field);
+  return format_text("params[{}] ('{}').{}", index, param.name, field);
 }
 
 void read_shape(const fsdp_param &given, uint64_t index, memory::ParamSpec &param, const char *call) {
@@ -26,16 +26,16 @@ void read_shape(const fsdp_param &given, uint64_t index, memory::ParamSpec &para
     fail(FSDP_INVALID_ARGUMENT, "{}: {} is NULL", call, field_of(index, param, "shape"));
   for (uint32_t d = 0; d < given.dimension_count; ++d) {
     if (given.shape[d] == 0)
-      fail(FSDP_INVALID_ARGUMENT, "{}: {} is 0", call, field_of(index, param, fmt::format("shape[{}]", d).c_str()));
+      fail(FSDP_INVALID_ARGUMENT, "{}: {} is 0", call, field_of(index, param, format_text("shape[{}]", d).c_str()));
     param.element_count = checked_multiply(param.element_count, given.shape[d], field_of(index, param, "shape").c_str());
     param.shape.push_back(given.shape[d]);
   }
 }
 
 memory::ParamSpec read_param(const fsdp_param *at, uint64_t index, const char *call) {
-  const fsdp_param given = read_options(at, call, fmt::format("params[{}]", index).c_str());
+  const fsdp_param given = read_options(at, call, format_text("params[{}]", index).c_str());
   memory::ParamSpec param;
-  param.name = read_name(given.name, 255, call, fmt::format("params[{}].name", index).c_str());
+  param.name = read_name(given.name, 255, call, format_text("params[{}].name", index).c_str());
   read_shape(given, index, param, call);
   param.dtype = read_enum(given.dtype, FSDP_FLOAT32 + 0, FSDP_FLOAT16 + 0, call, field_of(index, param, "dtype").c_str());
   check_flags(given.flags, FSDP_PARAM_FROZEN | FSDP_PARAM_NO_DECAY, call, field_of(index, param, "flags").c_str());

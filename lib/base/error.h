@@ -13,6 +13,14 @@
 
 namespace fsdp {
 
+// fmt::format, but the machinery is compiled once, in error.cpp, and not in every file that formats.
+std::string vformat_text(fmt::string_view format, fmt::format_args args);
+
+template <class... Args>
+std::string format_text(fmt::format_string<Args...> format, Args &&...args) {
+  return vformat_text(format, fmt::make_format_args(args...));
+}
+
 class Error : public std::exception {
  public:
   Error(fsdp_status status, std::string message, int32_t rank = -1, fsdp_origin origin = FSDP_ORIGIN_FSDP,
@@ -30,13 +38,13 @@ class Error : public std::exception {
 
 template <class... Args>
 [[noreturn]] void fail(fsdp_status status, fmt::format_string<Args...> format, Args &&...args) {
-  throw Error(status, fmt::format(format, std::forward<Args>(args)...));
+  throw Error(status, format_text(format, std::forward<Args>(args)...));
 }
 
 // Blames a rank.
 template <class... Args>
 [[noreturn]] void fail_rank(fsdp_status status, int32_t rank, fmt::format_string<Args...> format, Args &&...args) {
-  throw Error(status, fmt::format(format, std::forward<Args>(args)...), rank);
+  throw Error(status, format_text(format, std::forward<Args>(args)...), rank);
 }
 
 // A failed system call: `what` says what was being done; errno's text is added.

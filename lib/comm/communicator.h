@@ -191,6 +191,8 @@ struct WorldOptions {
 // FSDP_JOB_SECRET, FSDP_JOB_SECRET_FILE. None set: a world of one. Throws INVALID_ARGUMENT naming what is missing or
 // wrong.
 WorldOptions read_launcher_environment();
+// FSDP_JOB_SECRET or FSDP_JOB_SECRET_FILE alone, for a rendezvous that the caller names; empty if neither is set.
+std::string read_job_secret();
 
 // Ranks as processes of one host.
 std::unique_ptr<World> create_process_world(const WorldOptions &options, const Waiter &waiter, Failure &failure,

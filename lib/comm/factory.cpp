@@ -28,7 +28,7 @@ std::unique_ptr<World> create_local_world(std::shared_ptr<LocalJob> job, uint32_
   job->claim(rank);
   auto seat = std::make_shared<Seat>(rank, job->size(), job->control(), std::make_unique<LocalLinks>(job, rank), waiter,
                                      failure, device);
-  return std::make_unique<ShmWorld>(std::move(seat), fmt::format("{} ranks as threads of one process", job->size()));
+  return std::make_unique<ShmWorld>(std::move(seat), format_text("{} ranks as threads of one process", job->size()));
 }
 
 std::unique_ptr<World> create_process_world(const WorldOptions &options, const Waiter &waiter, Failure &failure,

@@ -75,7 +75,7 @@ std::shared_ptr<Context> Context::create(const fsdp_context_options &options) {
   world.timeout_ms = options.timeout_ms ? options.timeout_ms : default_timeout_ms;
   std::shared_ptr<Context> context(new Context(options, world.rank, world.size));
   context->world_ = comm::create_process_world(world, context->waiter_, context->failure_, *context->device_);
-  context->log(FSDP_LOG_INFO, fmt::format("rank {} of {}: {}", world.rank, world.size, context->world_->description()));
+  context->log(FSDP_LOG_INFO, format_text("rank {} of {}: {}", world.rank, world.size, context->world_->description()));
   return context;
 }
 
@@ -167,7 +167,7 @@ void Context::remove_model(const OpenModel *model) noexcept {
 
 void Context::abort(const std::string &reason) noexcept {
   try {
-    failure_.set(Error(FSDP_ABORTED, fmt::format("rank {} aborted: {}", rank_, reason), static_cast<int32_t>(rank_)));
+    failure_.set(Error(FSDP_ABORTED, format_text("rank {} aborted: {}", rank_, reason), static_cast<int32_t>(rank_)));
     if (world_) world_->abort(reason);
   } catch (...) {  // out of memory for the text: the flag is what matters
     failure_.set(Error(FSDP_ABORTED, {}));
@@ -176,7 +176,7 @@ void Context::abort(const std::string &reason) noexcept {
 
 void Context::shut_down() noexcept {
   try {
-    failure_.set(Error(FSDP_INVALID_HANDLE, fmt::format("the context of rank {} has been destroyed", rank_)));
+    failure_.set(Error(FSDP_INVALID_HANDLE, format_text("the context of rank {} has been destroyed", rank_)));
     if (world_ && !closed_) world_->abort("destroyed its context without fsdp_close_context");
   } catch (...) {
     failure_.set(Error(FSDP_INVALID_HANDLE, {}));

@@ -12,7 +12,7 @@ std::string describe_holds(const GatherSlot &slot) {
   std::string text;
   for (fsdp_phase phase = FSDP_FORWARD; phase <= FSDP_EVAL; ++phase)
     if (const uint32_t count = slot.holds[static_cast<size_t>(phase)])
-      text += fmt::format("{}{} x {}", text.empty() ? "" : ", ", phase_name(phase), count);
+      text += format_text("{}{} x {}", text.empty() ? "" : ", ", phase_name(phase), count);
   return text.empty() ? "none" : text;
 }
 
@@ -195,7 +195,7 @@ std::string Gatherer::list_holds() const {
   for (const Group &group : runtime_.groups)
     for (const GatherSlot &slot : group.slots)
       if (slot.hold_count())
-        text += fmt::format("{}group '{}' is still held ({}): call fsdp_reshard", text.empty() ? "" : "; ", group.name(),
+        text += format_text("{}group '{}' is still held ({}): call fsdp_reshard", text.empty() ? "" : "; ", group.name(),
                             describe_holds(slot));
   return text;
 }

@@ -87,7 +87,7 @@ void Model::seal_running() {
   params_ = std::make_unique<Params>(*runtime_);
   meetings_.resize(runtime_->team->size() + 1);
   sealed_ = true;
-  context_->log(FSDP_LOG_INFO, fmt::format("sealed a model of {} groups, {} elements, {} bytes on this rank",
+  context_->log(FSDP_LOG_INFO, format_text("sealed a model of {} groups, {} elements, {} bytes on this rank",
                                            spec_.groups.size(), plan_->element_count,
                                            runtime_->storage->allocated_bytes()[0]));
 }
@@ -109,7 +109,7 @@ std::string Model::unfinished() const {
   if (const std::string holds = gatherer_->list_holds(); !holds.empty()) return holds;
   for (const Group &group : runtime_->groups)
     if (group.grad.state != Contribution::State::idle || group.grad.given_count)
-      if (!runtime_->window_open) return fmt::format("group '{}' has gradients of an unfinished step", group.name());
+      if (!runtime_->window_open) return format_text("group '{}' has gradients of an unfinished step", group.name());
   return {};
 }
 

@@ -51,7 +51,7 @@ const Plane &Optimizer::state(const Shard &shard, const char *name, const char *
   for (size_t s = 0; s < states.size(); ++s)
     if (states[s].name == name) return runtime_.storage->buckets()[shard.bucket].states[s];
   std::string known;
-  for (const auto &state : states) known += fmt::format("{}'{}'", known.empty() ? "" : ", ", state.name);
+  for (const auto &state : states) known += format_text("{}'{}'", known.empty() ? "" : ", ", state.name);
   fail(FSDP_INVALID_ARGUMENT, "{}: the model has no optimizer state '{}'; it has: {}", call, name,
        known.empty() ? "none" : known);
 }

@@ -25,7 +25,7 @@ std::string Reducer::list_lent() const {
   std::string text;
   for (const Group &group : runtime_.groups)
     if (group.grad.state == State::lent && !group.plan->persistent_grad)
-      text += fmt::format("{}'{}'", text.empty() ? "" : ", ", group.name());
+      text += format_text("{}'{}'", text.empty() ? "" : ", ", group.name());
   return text;
 }
 
@@ -138,7 +138,7 @@ void Reducer::check_complete(const Group &group) const {
   for (size_t i = 0; i < group.places.size(); ++i) {
     const memory::ParamSpec &param = runtime_.param(group, i);
     if (param.frozen() || (group.grad.state == State::lent && group.grad.acquired[i])) continue;
-    missing += fmt::format("{}'{}'", missing.empty() ? "" : ", ", param.name);
+    missing += format_text("{}'{}'", missing.empty() ? "" : ", ", param.name);
   }
   if (!missing.empty())
     fail(FSDP_INVALID_STATE,
@@ -223,7 +223,7 @@ void Reducer::enqueue_local(Group &group) {
 std::string Reducer::list_missing() const {
   std::string text;
   const auto add = [&](const Group &group, const char *what) {
-    text += fmt::format("{}group '{}' {}", text.empty() ? "" : "; ", group.name(), what);
+    text += format_text("{}group '{}' {}", text.empty() ? "" : "; ", group.name(), what);
   };
   for (const Group &group : runtime_.groups) {
     if (!group.plan->trainable) continue;

@@ -14,8 +14,8 @@ namespace {
 
 void describe_meeting(std::string &text, uint32_t rank, const Meeting &meeting, Intent expected) {
   if (meeting.intent != expected)
-    text += fmt::format("{}rank {} called {}", text.empty() ? "" : "; ", rank, intent_call(meeting.intent));
-  if (!meeting.sound) text += fmt::format("{}rank {}: {}", text.empty() ? "" : "; ", rank, meeting.text);
+    text += format_text("{}rank {} called {}", text.empty() ? "" : "; ", rank, intent_call(meeting.intent));
+  if (!meeting.sound) text += format_text("{}rank {}: {}", text.empty() ? "" : "; ", rank, meeting.text);
 }
 
 }  // namespace
@@ -42,14 +42,14 @@ void Model::end_step(Intent intent, double scale, std::string missing, fsdp_stre
   state.wait_idle(*state.reduce_stream, caller);
   state.wait_idle(*state.gather_stream, caller);
   if (const auto broken = state.reduce_comm->broken())
-    missing += fmt::format("{}{}", missing.empty() ? "" : "; ", broken->message);
+    missing += format_text("{}{}", missing.empty() ? "" : "; ", broken->message);
   meet(intent, scale, missing);
   std::string problems;
   bool same_call = true;
   for (uint32_t r = 0; r < state.team->size(); ++r) {
     same_call = same_call && meetings_[r].intent == intent;
     if (meetings_[r].scale != scale)
-      problems += fmt::format("{}rank {} gave scale {}, this rank {}", problems.empty() ? "" : "; ",
+      problems += format_text("{}rank {} gave scale {}, this rank {}", problems.empty() ? "" : "; ",
                               state.team->world_rank(r), meetings_[r].scale, scale);
     describe_meeting(problems, state.team->world_rank(r), meetings_[r], intent);
   }

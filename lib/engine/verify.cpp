@@ -14,13 +14,13 @@ namespace fsdp::engine {
 namespace {
 
 std::string describe_param(const memory::GroupSpec &group, const memory::ParamSpec &param) {
-  return fmt::format("parameter '{}' of group '{}': shape [{}], dtype {}, flags {:#x}, granule {} x {}, lr_scale {}", param.name,
+  return format_text("parameter '{}' of group '{}': shape [{}], dtype {}, flags {:#x}, granule {} x {}, lr_scale {}", param.name,
                      group.name, fmt::join(param.shape, ", "), dtype_name(param.dtype), param.flags, param.granule,
                      param.granule_rows, param.lr_scale);
 }
 
 void describe_group(std::vector<std::string> &lines, const memory::GroupSpec &group) {
-  lines.push_back(fmt::format("group '{}': strategy {}, grad dtype {}, reduce dtype {}, reduce policy {}, resident {}",
+  lines.push_back(format_text("group '{}': strategy {}, grad dtype {}, reduce dtype {}, reduce policy {}, resident {}",
                               group.name, group.strategy, group.grad_dtype, group.reduce_dtype, group.reduce_policy,
                               group.resident));
   for (const auto &param : group.params) lines.push_back(describe_param(group, param));
@@ -28,17 +28,17 @@ void describe_group(std::vector<std::string> &lines, const memory::GroupSpec &gr
 
 std::vector<std::string> describe_declaration(const memory::ModelSpec &spec, const memory::ModelPlan &plan) {
   std::vector<std::string> lines;
-  lines.push_back(fmt::format("mesh: replicate {} x shard {}", spec.replicate_size, spec.shard_size));
-  lines.push_back(fmt::format("policy: unshard mode {}, grad op {}, grad factor {}, prefetch depth {}, prefetch bytes {}, "
+  lines.push_back(format_text("mesh: replicate {} x shard {}", spec.replicate_size, spec.shard_size));
+  lines.push_back(format_text("policy: unshard mode {}, grad op {}, grad factor {}, prefetch depth {}, prefetch bytes {}, "
                               "max pending groups {}, force communication {}",
                               spec.unshard_mode, spec.grad_op, spec.grad_factor, spec.prefetch_depth, spec.prefetch_bytes,
                               spec.max_pending_groups, spec.force_communication));
-  lines.push_back(fmt::format("schedule: kind {}, {} visits", spec.schedule, spec.visits.size()));
-  for (const auto &visit : spec.visits) lines.push_back(fmt::format("visit: group {}, phase {}", visit.group_index, visit.phase));
-  for (const auto &state : spec.states) lines.push_back(fmt::format("optimizer state '{}': {}", state.name, dtype_name(state.dtype)));
+  lines.push_back(format_text("schedule: kind {}, {} visits", spec.schedule, spec.visits.size()));
+  for (const auto &visit : spec.visits) lines.push_back(format_text("visit: group {}, phase {}", visit.group_index, visit.phase));
+  for (const auto &state : spec.states) lines.push_back(format_text("optimizer state '{}': {}", state.name, dtype_name(state.dtype)));
   for (const auto &group : spec.groups) describe_group(lines, group);
-  lines.push_back(fmt::format("number of groups: {}", spec.groups.size()));
-  lines.push_back(fmt::format("layout hash: {:016x}", plan.layout_hash));
+  lines.push_back(format_text("number of groups: {}", spec.groups.size()));
+  lines.push_back(format_text("layout hash: {:016x}", plan.layout_hash));
   return lines;
 }
 

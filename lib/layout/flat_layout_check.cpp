@@ -14,14 +14,14 @@ std::string check_sub_buckets(const FlatLayout &layout) {
   for (size_t b = 0; b < layout.sub_buckets.size(); ++b) {
     const SubBucket &bucket = layout.sub_buckets[b];
     if (bucket.shard_offset != shard || bucket.full_offset != shard * layout.ranks)
-      return fmt::format("sub-bucket {} does not follow the one before", b);
+      return format_text("sub-bucket {} does not follow the one before", b);
     if (bucket.shard_count == 0 || bucket.granule == 0 || bucket.shard_count % bucket.granule != 0)
-      return fmt::format("sub-bucket {}: {} elements a rank are not a multiple of the granule {}", b,
+      return format_text("sub-bucket {}: {} elements a rank are not a multiple of the granule {}", b,
                          bucket.shard_count, bucket.granule);
     shard += bucket.shard_count;
   }
   if (layout.shard_count != shard || layout.full_count != shard * layout.ranks)
-    return fmt::format("the sub-buckets have {} elements a rank, the layout says {}", shard, layout.shard_count);
+    return format_text("the sub-buckets have {} elements a rank, the layout says {}", shard, layout.shard_count);
   return {};
 }
 
@@ -32,21 +32,21 @@ std::string check_shape(const Placement &placed, const TensorSpec &spec, size_t 
   if (spec.granule == FSDP_GRANULE_BLOCK) granule *= std::min(spec.granule_rows, rows);
   if (spec.granule == FSDP_GRANULE_TENSOR) granule = count;
   if (placed.count == count && placed.row == count / rows && placed.granule == granule) return {};
-  return fmt::format("tensor {} is placed as {} elements in granules of {}, it has {} in granules of {}", index,
+  return format_text("tensor {} is placed as {} elements in granules of {}, it has {} in granules of {}", index,
                      placed.count, placed.granule, count, granule);
 }
 
 std::string check_place(const FlatLayout &layout, const Placement &placed, size_t index) {
-  if (placed.sub_bucket >= layout.sub_buckets.size()) return fmt::format("tensor {} has no sub-bucket", index);
+  if (placed.sub_bucket >= layout.sub_buckets.size()) return format_text("tensor {} has no sub-bucket", index);
   const SubBucket &bucket = layout.sub_buckets[placed.sub_bucket];
   const uint64_t start = placed.full_offset - bucket.full_offset;
   if (placed.full_offset < bucket.full_offset || start + placed.count > bucket.shard_count * layout.ranks)
-    return fmt::format("tensor {} leaves its sub-bucket", index);
-  if (placed.full_offset % alignment != 0) return fmt::format("tensor {} starts at {}", index, placed.full_offset);
+    return format_text("tensor {} leaves its sub-bucket", index);
+  if (placed.full_offset % alignment != 0) return format_text("tensor {} starts at {}", index, placed.full_offset);
   for (uint64_t cut = (start / bucket.shard_count + 1) * bucket.shard_count; cut < start + placed.count;
        cut += bucket.shard_count)
     if ((cut - start) % placed.granule != 0)
-      return fmt::format("tensor {}: the rank boundary at {} cuts a granule", index, bucket.full_offset + cut);
+      return format_text("tensor {}: the rank boundary at {} cuts a granule", index, bucket.full_offset + cut);
   return {};
 }
 
@@ -57,7 +57,7 @@ std::string check_overlap(const FlatLayout &layout) {
   for (size_t i = 1; i < order.size(); ++i) {
     const Placement &before = layout.tensors[order[i - 1]];
     if (before.full_offset + before.count > layout.tensors[order[i]].full_offset)
-      return fmt::format("tensors {} and {} overlap", order[i - 1], order[i]);
+      return format_text("tensors {} and {} overlap", order[i - 1], order[i]);
   }
   return {};
 }
@@ -66,7 +66,7 @@ std::string check_overlap(const FlatLayout &layout) {
 
 std::string validate(const FlatLayout &layout, std::span<const TensorSpec> tensors) {
   if (layout.tensors.size() != tensors.size())
-    return fmt::format("{} tensors are placed, {} were given", layout.tensors.size(), tensors.size());
+    return format_text("{} tensors are placed, {} were given", layout.tensors.size(), tensors.size());
   if (std::string broken = check_sub_buckets(layout); !broken.empty()) return broken;
   uint64_t used = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -75,7 +75,7 @@ std::string validate(const FlatLayout &layout, std::span<const TensorSpec> tenso
     used += layout.tensors[i].count;
   }
   if (used != layout.used_count)
-    return fmt::format("{} elements are used, the layout says {}", used, layout.used_count);
+    return format_text("{} elements are used, the layout says {}", used, layout.used_count);
   return check_overlap(layout);
 }
 

@@ -34,7 +34,7 @@ std::string check_time(const PoolPlan &plan, std::span<const PoolRequest> reques
     }
     const uint32_t other = used.take(begin, begin + requests[event.request].bytes, event.request);
     if (other != no_slot)
-      return fmt::format("requests {} and {} share bytes while both are live, in mode {} at time {}", other,
+      return format_text("requests {} and {} share bytes while both are live, in mode {} at time {}", other,
                          event.request, event.mode, event.time);
   }
   return {};
@@ -51,7 +51,7 @@ std::string check_tracks(const PoolPlan &plan, std::span<const PoolRequest> requ
     const uint64_t end = plan.offsets[r] + requests[r].bytes;
     for (const auto &[track, highest] : ends)
       if (track != requests[r].track && highest.first > plan.offsets[r])
-        return fmt::format("requests {} and {} share bytes on different tracks", highest.second, r);
+        return format_text("requests {} and {} share bytes on different tracks", highest.second, r);
     auto &highest = ends[requests[r].track];
     if (end > highest.first) highest = {end, r};
   }
@@ -62,12 +62,12 @@ std::string check_tracks(const PoolPlan &plan, std::span<const PoolRequest> requ
 
 std::string validate(const PoolPlan &plan, std::span<const PoolRequest> requests) {
   if (plan.offsets.size() != requests.size() || plan.slots.size() != requests.size())
-    return fmt::format("the plan has {} offsets for {} requests", plan.offsets.size(), requests.size());
+    return format_text("the plan has {} offsets for {} requests", plan.offsets.size(), requests.size());
   for (size_t r = 0; r < requests.size(); ++r)
     if (plan.offsets[r] > plan.size_bytes || requests[r].bytes > plan.size_bytes - plan.offsets[r])
-      return fmt::format("request {} ends beyond the pool's {} bytes", r, plan.size_bytes);
+      return format_text("request {} ends beyond the pool's {} bytes", r, plan.size_bytes);
   if (plan.lower_bound_bytes > plan.size_bytes)
-    return fmt::format("a pool of {} bytes below the bound of {}", plan.size_bytes, plan.lower_bound_bytes);
+    return format_text("a pool of {} bytes below the bound of {}", plan.size_bytes, plan.lower_bound_bytes);
   if (std::string broken = check_time(plan, requests); !broken.empty()) return broken;
   return check_tracks(plan, requests);
 }

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # usage: plan_test.sh FSDP_PLAN FSDP_INFO
 set -u
-plan=$1
-info=$2
+plan=$(realpath "$1")
+info=$(realpath "$2")
 # shellcheck source-path=SCRIPTDIR
 . "$(dirname "$0")/tap.sh"
 work=$(mktemp -d)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # usage: run_test.sh FSDP_RUN
 set -u
-run=$1
+run=$(realpath "$1")
 # shellcheck source-path=SCRIPTDIR
 . "$(dirname "$0")/tap.sh"
 work=$(mktemp -d)
@@ -29,6 +29,14 @@ gone() {
   done
   echo "# still running:$left"
   return 1
+}
+
+# ready COUNT: waits until so many lines have come, at most ten seconds.
+ready() {
+  for _ in $(seq 200); do
+    [ "$(wc -l <out)" -ge "$1" ] && return
+    sleep 0.05
+  done
 }
 
 # shellcheck disable=SC2016  # the ranks' shells expand the variables
@@ -73,9 +81,9 @@ gone() {
   check "in a file each progress update is a line" equal "$out" "[0] step 1
 [0] step 2"
   if command -v script >/dev/null; then
-    script -qefc "'$run' -n 2 sh -c 'printf \"\rstep 1\"; sleep 0.3; printf \"\rstep 2\n\"'" /dev/null >tty </dev/null
-    check "on a terminal rank 0 rewrites its line" contains "$(cat -v tty)" '^M^[[K[0] step 1^M^[[K[0] step 2'
-    check "on a terminal other ranks show the last state" lacks "$(cat -v tty)" '[1] step 1'
+    script -qefc "'$run' -n 2 sh -c 'printf \"\rstep 1\"; sleep 0.3; printf \"\rstep 2\n\"'" /dev/null >screen </dev/null
+    check "on a terminal rank 0 rewrites its line" contains "$(cat -v screen)" '^M^[[K[0] step 1^M^[[K[0] step 2'
+    check "on a terminal other ranks show the last state" lacks "$(cat -v screen)" '[1] step 1'
   else
     skip "progress on a terminal" "no script(1)"
   fi
@@ -110,9 +118,10 @@ gone() {
   check "... and is explained" contains "$err" "0.3 s"
 
   for signal in INT TERM; do
+    : >out  # what the job before wrote must not count as ready
     "$run" -n 2 sh -c 'trap "echo got; exit 7" '$signal'; echo ready; while :; do sleep 0.1; done' >out 2>err &
     pid=$!
-    until [ "$(grep -c ready out)" = 2 ]; do sleep 0.05; done
+    ready 2
     # A shell starts background jobs with SIGINT ignored; it is forwarded all the same.
     kill -$signal $pid
     wait $pid
@@ -120,9 +129,10 @@ gone() {
     check "... to every rank" equal "$(grep -c got out)" 2
   done
 
+  : >out
   "$run" -n 2 sh -c 'echo $$; exec sleep 100' >out 2>err &
   pid=$!
-  until [ "$(wc -l <out)" = 2 ]; do sleep 0.05; done
+  ready 2
   kill -KILL $pid
   wait $pid 2>/dev/null
   # shellcheck disable=SC2046

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=sh
 # Sourced by the shell tests: reports each case in the Test Anything Protocol, which Meson counts.
 tap_cases=0
 tap_failed=0
@@ -26,20 +27,24 @@ finish() {
   exit $tap_failed
 }
 
-# Comparisons that say what was different.
+# Comparisons that say what was different. Every line of it is a comment of the protocol.
+explain() {
+  printf '%s\n' "$@" | sed 's/^/# /'
+}
+
 equal() {
   [ "$1" = "$2" ] && return 0
-  printf '# expected: %s\n# got:      %s\n' "$2" "$1"
+  explain "expected: $2" "got: $1"
   return 1
 }
 
 contains() {
   case $1 in *"$2"*) return 0 ;; esac
-  printf '# does not contain: %s\n# text: %s\n' "$2" "$1"
+  explain "does not contain: $2" "text: $1"
   return 1
 }
 
 lacks() {
-  case $1 in *"$2"*) printf '# contains: %s\n# text: %s\n' "$2" "$1"; return 1 ;; esac
+  case $1 in *"$2"*) explain "contains: $2" "text: $1"; return 1 ;; esac
   return 0
 }

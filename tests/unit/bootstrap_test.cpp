@@ -101,6 +101,7 @@ TEST(Environment, SecretFile) {
   {
     const Environment environment(with({{"FSDP_JOB_SECRET_FILE", path}}));
     EXPECT_EQ(read_launcher_environment().secret, "from a file");
+    EXPECT_EQ(read_job_secret(), "from a file");
   }
   std::filesystem::remove(path);
 }
@@ -285,7 +286,7 @@ TEST_F(Bootstrap, GarbageDoesNotDisturb) {
     send(sockets.back(), garbage.data(), bytes);
     // The right head over garbage.
     auto answer = wire::make<wire::Answer>();
-    std::memcpy(garbage.data(), &answer.head, std::min(bytes, sizeof answer.head));
+    if (bytes) std::memcpy(garbage.data(), &answer.head, std::min(bytes, sizeof answer.head));
     sockets.push_back(connect());
     send(sockets.back(), garbage.data(), bytes);
   }

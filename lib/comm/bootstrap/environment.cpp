@@ -60,7 +60,9 @@ void check_local(const WorldOptions &options) {
   if (local_rank) number("LOCAL_RANK", *local_rank, 0, size - 1);
 }
 
-std::string read_secret() {
+}  // namespace
+
+std::string read_job_secret() {
   const auto secret = variable("FSDP_JOB_SECRET");
   const auto path = variable("FSDP_JOB_SECRET_FILE");
   if (secret && path) fail(FSDP_INVALID_ARGUMENT, "FSDP_JOB_SECRET and FSDP_JOB_SECRET_FILE are both set; set one");
@@ -78,8 +80,6 @@ std::string read_secret() {
   return text;
 }
 
-}  // namespace
-
 WorldOptions read_launcher_environment() {
   WorldOptions options;
   check_complete();
@@ -89,9 +89,9 @@ WorldOptions read_launcher_environment() {
   if (options.rank >= options.size)
     fail(FSDP_INVALID_ARGUMENT, "RANK={} is outside [0, WORLD_SIZE={})", options.rank, options.size);
   const uint32_t port = number("MASTER_PORT", *variable("MASTER_PORT"), 1, 65535);
-  options.rendezvous = fmt::format("{}:{}", *variable("MASTER_ADDR"), port);
+  options.rendezvous = format_text("{}:{}", *variable("MASTER_ADDR"), port);
   check_local(options);
-  options.secret = read_secret();
+  options.secret = read_job_secret();
   return options;
 }
 

@@ -44,11 +44,11 @@ bool Visit::connect() {
   const Address address(options_);
   if (::connect(socket_.get(), address.get(), address.length()) != 0) {
     if (errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR) return false;
-    fail_errno(errno, fmt::format("connecting to the rendezvous '{}'", options_.rendezvous));
+    fail_errno(errno, format_text("connecting to the rendezvous '{}'", options_.rendezvous));
   }
   const uint32_t user = peer_user(socket_);
   if (user == ::geteuid()) return true;
-  last_problem_ = fmt::format("a process of user {} listens there", user);
+  last_problem_ = format_text("a process of user {} listens there", user);
   return false;
 }
 

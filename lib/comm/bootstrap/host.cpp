@@ -67,11 +67,11 @@ void Host::listen() {
     listener_ = Fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!listener_) fail_errno(errno, "the socket of the rendezvous");
     if (::bind(listener_.get(), address.get(), address.length()) == 0) break;
-    if (errno != EADDRINUSE) fail_errno(errno, fmt::format("listening at the rendezvous '{}'", options_.rendezvous));
+    if (errno != EADDRINUSE) fail_errno(errno, format_text("listening at the rendezvous '{}'", options_.rendezvous));
     if (Clock::now() >= last_try)
       throw Error(
           FSDP_INVALID_ARGUMENT,
-          fmt::format("rank 0 cannot listen at the rendezvous '{}': another process does; is there a second rank 0, "
+          format_text("rank 0 cannot listen at the rendezvous '{}': another process does; is there a second rank 0, "
                       "or another job of the same rendezvous?",
                       options_.rendezvous),
           0, FSDP_ORIGIN_OS, EADDRINUSE);
@@ -136,14 +136,14 @@ void Host::join(Guest &guest, Packet &packet) {
     send_refusal(guest.socket, status, static_cast<int32_t>(join.rank), text);
   };
   if (join.world_size != options_.size)
-    return refuse(FSDP_MISMATCH, fmt::format("rank {} says that the world has {} ranks, rank 0 says {}", join.rank,
+    return refuse(FSDP_MISMATCH, format_text("rank {} says that the world has {} ranks, rank 0 says {}", join.rank,
                                              join.world_size, options_.size));
   if (join.rank >= options_.size)
-    return refuse(FSDP_INVALID_ARGUMENT, fmt::format("rank {} is outside [0, {})", join.rank, options_.size));
+    return refuse(FSDP_INVALID_ARGUMENT, format_text("rank {} is outside [0, {})", join.rank, options_.size));
   if (seats_[join.rank].taken)
-    return refuse(FSDP_INVALID_ARGUMENT, fmt::format("another process is rank {} already", join.rank));
+    return refuse(FSDP_INVALID_ARGUMENT, format_text("another process is rank {} already", join.rank));
   if (packet.file_count != 2)
-    return refuse(FSDP_SYSTEM, fmt::format("rank {}: {} of 2 descriptors came through (see ulimit -n)", join.rank,
+    return refuse(FSDP_SYSTEM, format_text("rank {}: {} of 2 descriptors came through (see ulimit -n)", join.rank,
                                            packet.file_count));
   Seat &seat = seats_[join.rank];
   seat.doors = {std::move(packet.files[0]), std::move(packet.files[1])};
@@ -158,7 +158,7 @@ void Host::check_joined() {
     pollfd entry{seats_[r].doors.process.get(), POLLIN, 0};
     if (seats_[r].taken && ::poll(&entry, 1, 0) > 0)
       cancel(
-          Error(FSDP_PEER_FAILED, fmt::format("rank {} died before the job had formed", r), static_cast<int32_t>(r)));
+          Error(FSDP_PEER_FAILED, format_text("rank {} died before the job had formed", r), static_cast<int32_t>(r)));
   }
 }
 
@@ -174,7 +174,7 @@ void Host::check_timeout() {
   const std::vector<uint32_t> ranks = missing();
   cancel(Error(
       FSDP_TIMEOUT,
-      fmt::format("{} {} {} not come to the rendezvous '{}' within {} ms", ranks.size() == 1 ? "rank" : "ranks",
+      format_text("{} {} {} not come to the rendezvous '{}' within {} ms", ranks.size() == 1 ? "rank" : "ranks",
                   fmt::join(ranks, ", "), ranks.size() == 1 ? "has" : "have", options_.rendezvous, options_.timeout_ms),
       static_cast<int32_t>(ranks.front())));
 }
@@ -208,9 +208,9 @@ void Host::send_all(uint32_t to, const void *message, size_t bytes, std::span<co
     if (sent == Sent::yes) return;
     if (sent == Sent::broken)
       cancel(
-          Error(FSDP_PEER_FAILED, fmt::format("rank {} died before the job had formed", to), static_cast<int32_t>(to)));
+          Error(FSDP_PEER_FAILED, format_text("rank {} died before the job had formed", to), static_cast<int32_t>(to)));
     if (Clock::now() >= deadline_)
-      cancel(Error(FSDP_TIMEOUT, fmt::format("rank {} does not read what rank 0 sends", to), static_cast<int32_t>(to)));
+      cancel(Error(FSDP_TIMEOUT, format_text("rank {} does not read what rank 0 sends", to), static_cast<int32_t>(to)));
     waiter_.poll();
     await_room(seats_[to].connection, slice_ms);
   }

@@ -51,11 +51,11 @@ Digest authenticate(const std::string &secret, std::string_view label,
 bool equal(const Digest &a, const Digest &b) noexcept { return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0; }
 
 std::string socket_name(const std::string &rendezvous, const std::string &secret, uint32_t user) {
-  const std::string subject = fmt::format("{}:{}", user, rendezvous);
+  const std::string subject = format_text("{}:{}", user, rendezvous);
   const auto *bytes = reinterpret_cast<const uint8_t *>(subject.data());
   const Digest digest = authenticate(secret, "libfsdp rendezvous", {{bytes, subject.size()}});
   std::string name = "fsdp-";
-  for (size_t i = 0; i < 16; ++i) name += fmt::format("{:02x}", digest[i]);
+  for (size_t i = 0; i < 16; ++i) name += format_text("{:02x}", digest[i]);
   return name;
 }
 

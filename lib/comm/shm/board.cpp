@@ -55,11 +55,11 @@ void Board::check_same_call(bool fixed) {
     const bool same_length = !fixed || first.total == other.total;
     if (first.fixed == other.fixed && same_length && !std::strncmp(first.what, other.what, sizeof first.what)) continue;
     const auto name = [](const Half &of) {
-      return of.fixed ? fmt::format("'{}' ({} bytes)", bounded_text(of.what), of.total)
-                      : fmt::format("'{}'", bounded_text(of.what));
+      return of.fixed ? format_text("'{}' ({} bytes)", bounded_text(of.what), of.total)
+                      : format_text("'{}'", bounded_text(of.what));
     };
     seat_.watch.condemn(Verdict::mismatch, words_.world_rank(r),
-                        fmt::format("rank {} called {}, rank {} called {}", words_.world_rank(0), name(first),
+                        format_text("rank {} called {}, rank {} called {}", words_.world_rank(0), name(first),
                                     words_.world_rank(r), name(other)));
   }
 }

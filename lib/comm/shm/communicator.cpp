@@ -22,7 +22,7 @@ class ShmCommunicator::AwaitedPart final : public AwaitedWords {
 
   bool given_up() override { return communicator_.round_.hopeless(target_); }
   std::string text() const override {
-    return launch_ ? launch_->fingerprint.text(launch_->number) : fmt::format("call #{}", number_of(target_));
+    return launch_ ? launch_->fingerprint.text(launch_->number) : format_text("call #{}", number_of(target_));
   }
 
  private:
@@ -188,9 +188,9 @@ void ShmCommunicator::compare(const Launch &launch, uint32_t r) {
   const uint32_t first = std::min(r, rank_), second = std::max(r, rank_);
   const auto text = [&](uint32_t of) {
     const Fingerprint &fingerprint = of == rank_ ? launch.fingerprint : theirs;
-    return fmt::format("rank {} called {}", words_.world_rank(of), fingerprint.text(launch.number));
+    return format_text("rank {} called {}", words_.world_rank(of), fingerprint.text(launch.number));
   };
-  seat_->watch.condemn(Verdict::mismatch, words_.world_rank(second), fmt::format("{}, {}", text(first), text(second)));
+  seat_->watch.condemn(Verdict::mismatch, words_.world_rank(second), format_text("{}, {}", text(first), text(second)));
 }
 
 void ShmCommunicator::pull(const Source &from, uint32_t r, std::byte *to, uint64_t bytes) const {

@@ -24,12 +24,12 @@ fsdp_status status_of(Verdict verdict) {
 // For the unlikely case that the rank that gave the verdict died before it had written the text.
 std::string short_text(Verdict verdict, uint32_t rank) {
   switch (verdict) {
-    case Verdict::died: return fmt::format("rank {} died", rank);
-    case Verdict::left: return fmt::format("rank {} left the job", rank);
-    case Verdict::aborted: return fmt::format("rank {} aborted", rank);
-    case Verdict::mismatch: return fmt::format("rank {} called something else than its peers", rank);
-    case Verdict::timeout: return fmt::format("rank {} has not come in time", rank);
-    default: return fmt::format("rank {} failed", rank);
+    case Verdict::died: return format_text("rank {} died", rank);
+    case Verdict::left: return format_text("rank {} left the job", rank);
+    case Verdict::aborted: return format_text("rank {} aborted", rank);
+    case Verdict::mismatch: return format_text("rank {} called something else than its peers", rank);
+    case Verdict::timeout: return format_text("rank {} has not come in time", rank);
+    default: return format_text("rank {} failed", rank);
   }
 }
 

@@ -46,9 +46,9 @@ void Fingerprint::add_span(fsdp_dtype of, fsdp_dtype wire_dtype, uint64_t count)
 
 std::string Fingerprint::text(uint64_t number) const {
   const std::string object(name, ::strnlen(name, sizeof name));
-  if (operation == Operation::barrier) return fmt::format("barrier of '{}' (#{})", object, number);
-  if (dtype == 0) return fmt::format("{} of '{}' (#{}, {} bytes)", operation_name(operation), object, number, elements);
-  return fmt::format("{} of '{}' (#{}, {}, {} elements)", operation_name(operation), object, number, dtype_name(dtype),
+  if (operation == Operation::barrier) return format_text("barrier of '{}' (#{})", object, number);
+  if (dtype == 0) return format_text("{} of '{}' (#{}, {} bytes)", operation_name(operation), object, number, elements);
+  return format_text("{} of '{}' (#{}, {}, {} elements)", operation_name(operation), object, number, dtype_name(dtype),
                      elements);
 }
 

@@ -53,13 +53,13 @@ void check_room(uint64_t bytes, const std::string &what) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes > limit.rlim_cur)
     throw Error(FSDP_OUT_OF_MEMORY,
-                fmt::format("{}: {} bytes of shared memory exceed the file size limit (ulimit -f) of {} bytes", what,
+                format_text("{}: {} bytes of shared memory exceed the file size limit (ulimit -f) of {} bytes", what,
                             bytes, static_cast<uint64_t>(limit.rlim_cur)),
                 -1, FSDP_ORIGIN_OS, EFBIG);
   const uint64_t available = available_memory();
   if (bytes > available)
     throw Error(FSDP_OUT_OF_MEMORY,
-                fmt::format("{}: {} bytes of shared memory, the system has {} available", what, bytes, available), -1,
+                format_text("{}: {} bytes of shared memory, the system has {} available", what, bytes, available), -1,
                 FSDP_ORIGIN_OS, ENOMEM);
 }
 
@@ -72,7 +72,7 @@ void allocate(const Fd &file, uint64_t bytes, const std::string &what) {
       offset += length;
     } else if (errno != EINTR) {
       const int code = errno == ENOSPC ? ENOMEM : errno;
-      fail_errno(code, fmt::format("{}: allocating {} bytes of shared memory", what, bytes));
+      fail_errno(code, format_text("{}: allocating {} bytes of shared memory", what, bytes));
     }
   }
 }
@@ -97,12 +97,12 @@ uint64_t page_size() noexcept {
 Fd create_memory_file(uint64_t bytes, const std::string &what) {
   check_room(bytes, what);
   Fd file(::memfd_create("fsdp", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!file) fail_errno(errno, fmt::format("{}: memfd_create", what));
+  if (!file) fail_errno(errno, format_text("{}: memfd_create", what));
   if (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0)
-    fail_errno(errno, fmt::format("{}: setting the size of the shared memory to {} bytes", what, bytes));
+    fail_errno(errno, format_text("{}: setting the size of the shared memory to {} bytes", what, bytes));
   allocate(file, bytes, what);
   if (::fcntl(file.get(), F_ADD_SEALS, size_seals) != 0)
-    fail_errno(errno, fmt::format("{}: sealing the shared memory", what));
+    fail_errno(errno, format_text("{}: sealing the shared memory", what));
   return file;
 }
 
@@ -111,7 +111,7 @@ void check_memory_file(const Fd &file, uint64_t bytes, const std::string &what) 
   if (seals < 0 || (seals & size_seals) != size_seals)
     fail(FSDP_SYSTEM, "{}: the shared memory that a peer passed is not sealed against changes of its size", what);
   struct stat status {};
-  if (::fstat(file.get(), &status) != 0) fail_errno(errno, fmt::format("{}: fstat of the shared memory", what));
+  if (::fstat(file.get(), &status) != 0) fail_errno(errno, format_text("{}: fstat of the shared memory", what));
   if (static_cast<uint64_t>(status.st_size) != bytes)
     fail(FSDP_SYSTEM, "{}: the shared memory that a peer passed has {} bytes, {} are expected", what,
          static_cast<uint64_t>(status.st_size), bytes);
@@ -119,7 +119,7 @@ void check_memory_file(const Fd &file, uint64_t bytes, const std::string &what) 
 
 Mapping::Mapping(const Fd &file, uint64_t bytes, Access access, const std::string &what) : bytes_(bytes) {
   void *data = ::mmap(nullptr, bytes, protection(access), MAP_SHARED, file.get(), 0);
-  if (data == MAP_FAILED) fail_errno(errno, fmt::format("{}: mapping {} bytes of shared memory", what, bytes));
+  if (data == MAP_FAILED) fail_errno(errno, format_text("{}: mapping {} bytes of shared memory", what, bytes));
   data_ = static_cast<std::byte *>(data);
   ::madvise(data, bytes, MADV_DONTFORK);  // contexts do not survive fork: the child must not be able to write here
 }
@@ -139,14 +139,14 @@ Mapping::~Mapping() {
 
 void Mapping::set_access(uint64_t offset, uint64_t bytes, Access access, const std::string &what) {
   if (::mprotect(data_ + offset, bytes, protection(access)) != 0)
-    fail_errno(errno, fmt::format("{}: changing the access to {} bytes", what, bytes));
+    fail_errno(errno, format_text("{}: changing the access to {} bytes", what, bytes));
 }
 
 void Mapping::populate(uint64_t offset, uint64_t bytes, Access access, const std::string &what) {
   const int advice = access == Access::read_write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ;
   while (::madvise(data_ + offset, bytes, advice) != 0) {
     if (errno == EINTR || errno == EAGAIN) continue;
-    if (errno != EINVAL) fail_errno(errno, fmt::format("{}: populating {} bytes of shared memory", what, bytes));
+    if (errno != EINVAL) fail_errno(errno, format_text("{}: populating {} bytes of shared memory", what, bytes));
     return touch(data_ + offset, bytes, access);  // a kernel before 5.14
   }
 }

@@ -78,7 +78,7 @@ Error Round::explain(uint64_t phase, const std::string &call, uint32_t &blamed) 
   for (uint32_t r = 0; r < ranks_.size(); ++r)
     if (flags(r, round) & RoundWords::abandoned) {
       blamed = r;
-      return Error(FSDP_INVALID_STATE, fmt::format("{}: rank {} discarded the step", call, ranks_[r]),
+      return Error(FSDP_INVALID_STATE, format_text("{}: rank {} discarded the step", call, ranks_[r]),
                    static_cast<int32_t>(ranks_[r]));
     }
   for (uint32_t r = 0; r < ranks_.size(); ++r)
@@ -86,7 +86,7 @@ Error Round::explain(uint64_t phase, const std::string &call, uint32_t &blamed) 
       blamed = r;
       const uint64_t made = number_of(words(r).ended.last.load(std::memory_order_relaxed));
       return Error(FSDP_MISMATCH,
-                   fmt::format("rank {} finished the step without {}: it made {} of the {} calls made here", ranks_[r],
+                   format_text("rank {} finished the step without {}: it made {} of the {} calls made here", ranks_[r],
                                call, made, enqueued_.load(std::memory_order_relaxed)),
                    static_cast<int32_t>(ranks_[r]));
     }
@@ -96,7 +96,7 @@ Error Round::explain(uint64_t phase, const std::string &call, uint32_t &blamed) 
       const auto by = static_cast<uint32_t>(words(r).ended.flags.load(std::memory_order_acquire) >> 8 & 0xffffff);
       blamed = by < ranks_.size() ? by : r;
     }
-  return Error(FSDP_MISMATCH, fmt::format("rank {} ended the step before {}", ranks_[blamed], call),
+  return Error(FSDP_MISMATCH, format_text("rank {} ended the step before {}", ranks_[blamed], call),
                static_cast<int32_t>(ranks_[blamed]));
 }
 

@@ -25,7 +25,7 @@ class AwaitedMeeting final : public Awaited {
   }
   void sleep(uint32_t ms) override { links_.sleep(ms); }
   bool misses(uint32_t world_rank) const override { return !file && world_rank == ranks_[0]; }
-  std::string text() const override { return fmt::format("meeting as team '{}'", what_); }
+  std::string text() const override { return format_text("meeting as team '{}'", what_); }
   Fd file;
 
  private:
@@ -47,7 +47,7 @@ class AwaitedParcel final : public Awaited {
   }
   void sleep(uint32_t ms) override { links_.sleep(ms); }
   bool misses(uint32_t world_rank) const override { return !file && world_rank == from_; }
-  std::string text() const override { return fmt::format("passing the memory of {}", what_); }
+  std::string text() const override { return format_text("passing the memory of {}", what_); }
   Fd file;
 
  private:
@@ -65,7 +65,7 @@ class AwaitedRoom final : public Awaited {
   bool come() override { return sent_ = sent_ || links_.send(to_, parcel_, file_); }
   void sleep(uint32_t) override { links_.sleep(1); }
   bool misses(uint32_t world_rank) const override { return !sent_ && world_rank == to_; }
-  std::string text() const override { return fmt::format("passing the memory of {}", what_); }
+  std::string text() const override { return format_text("passing the memory of {}", what_); }
 
  private:
   Links &links_;
@@ -121,7 +121,7 @@ ShmTeam::ShmTeam(std::shared_ptr<Seat> seat, std::vector<uint32_t> ranks, uint64
   } catch (const Error &error) {
     // There is no board yet on which the others could read it. Who was interrupted may come again in another team.
     if (error.status != FSDP_INTERRUPTED)
-      seat_->control.accuse(Verdict::failed, seat_->rank, fmt::format("rank {}: {}", seat_->rank, error.message));
+      seat_->control.accuse(Verdict::failed, seat_->rank, format_text("rank {}: {}", seat_->rank, error.message));
     throw;
   }
 }
@@ -149,7 +149,7 @@ void ShmTeam::agree(const Outcome &mine, uint64_t bytes, const std::string &what
                 ranks_[0], all[0].bytes, ranks_[r], of.bytes);
     if (of.status != FSDP_OK)
       throw Error(of.status,
-                  fmt::format("rank {}: {}", ranks_[r], std::string(of.text, ::strnlen(of.text, sizeof of.text))),
+                  format_text("rank {}: {}", ranks_[r], std::string(of.text, ::strnlen(of.text, sizeof of.text))),
                   blame, of.origin, of.code);
   }
 }

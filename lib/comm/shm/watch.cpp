@@ -30,7 +30,7 @@ uint32_t core_count() noexcept {
 }
 
 std::string rank_list(const std::vector<uint32_t> &ranks) {
-  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
+  return format_text("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
 }
 
 }  // namespace
@@ -45,25 +45,18 @@ Watch::Watch(Control &control, Links &links, uint32_t rank, const Waiter &waiter
 
 void Watch::enter_caller() noexcept { caller_.store(thread_number(), std::memory_order_relaxed); }
 
+// Yielding costs little where nobody else wants the core, and lets a peer come that does: callers and streams of the
+// same ranks compete even where there are as many cores as ranks.
 bool Watch::spin(Awaited &awaited) {
-  if (crowded_) {
-    for (int i = 0; i < 4; ++i) {
-      ::sched_yield();
-      if (awaited.come()) return true;
-    }
-    return false;
-  }
-  for (int i = 0; i < 128; ++i) {
+  for (int i = 0; i < (crowded_ ? 0 : 128); ++i) {
     if (awaited.come()) return true;
     relax();
   }
   const auto end = Clock::now() + spin_time;
-  do {
-    for (int i = 0; i < 32; ++i) {
-      if (awaited.come()) return true;
-      relax();
-    }
-  } while (Clock::now() < end);
+  for (int i = 0; crowded_ ? i < 4 : Clock::now() < end; ++i) {
+    ::sched_yield();
+    if (awaited.come()) return true;
+  }
   return false;
 }
 
@@ -99,7 +92,7 @@ void Watch::check() {
   // Peers would wait for this rank until their timeout.
   const Error error = *failure_.get();
   control_.accuse(error.status == FSDP_ABORTED ? Verdict::aborted : Verdict::failed, rank_,
-                  fmt::format("rank {} failed: {}", rank_, error.message));
+                  format_text("rank {} failed: {}", rank_, error.message));
   throw error;
 }
 
@@ -111,7 +104,7 @@ void Watch::check_leavers(Awaited &awaited) {
     if (state != Membership::left && state != Membership::gone) continue;
     if (!awaited.misses(rank)) continue;
     condemn(Verdict::left, rank,
-            fmt::format(
+            format_text(
                 "{}: rank {} {}", awaited.text(), rank,
                 state == Membership::left ? "has closed its context" : "has destroyed its context without closing it"));
   }
@@ -124,7 +117,7 @@ void Watch::check_deaths(Awaited &awaited) {
     if (state != Membership::left && state != Membership::gone) dead.push_back(rank);
   });
   if (dead.empty() || awaited.come()) return;  // one that did its part may end
-  condemn(Verdict::died, dead.front(), fmt::format("{}: {} died", awaited.text(), rank_list(dead)));
+  condemn(Verdict::died, dead.front(), format_text("{}: {} died", awaited.text(), rank_list(dead)));
 }
 
 void Watch::time_out(Awaited &awaited) {
@@ -133,7 +126,7 @@ void Watch::time_out(Awaited &awaited) {
     if (awaited.misses(rank)) missing.push_back(rank);
   if (missing.empty()) missing.push_back(rank_);
   condemn(Verdict::timeout, missing.front(),
-          fmt::format("{}: {} {} not come within {} ms", awaited.text(), rank_list(missing),
+          format_text("{}: {} {} not come within {} ms", awaited.text(), rank_list(missing),
                       missing.size() == 1 ? "has" : "have", waiter_.timeout_ms()));
 }
 

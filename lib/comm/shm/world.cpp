@@ -40,7 +40,7 @@ std::unique_ptr<Team> ShmWorld::create_team(std::span<const uint32_t> ranks, con
 
 void ShmWorld::abort(const std::string &reason) noexcept {
   try {
-    seat_->control.accuse(Verdict::aborted, rank(), fmt::format("rank {} aborted: {}", rank(), reason));
+    seat_->control.accuse(Verdict::aborted, rank(), format_text("rank {} aborted: {}", rank(), reason));
   } catch (...) {  // no memory for the text: the verdict has a short one of its own
     seat_->control.accuse(Verdict::aborted, rank(), {});
   }

@@ -24,7 +24,7 @@ namespace fsdp::device {
 namespace {
 
 [[noreturn]] void fail_memory(uint64_t bytes, const char *what, int code) {
-  throw Error(FSDP_OUT_OF_MEMORY, fmt::format("{}: cannot allocate {} bytes: {}", what, bytes, strerrordesc_np(code)),
+  throw Error(FSDP_OUT_OF_MEMORY, format_text("{}: cannot allocate {} bytes: {}", what, bytes, strerrordesc_np(code)),
               -1, FSDP_ORIGIN_OS, code);
 }
 

@@ -101,7 +101,7 @@ Error current_error() {
   } catch (const std::bad_alloc &) {
     return {FSDP_OUT_OF_MEMORY, "no memory left for library work"};
   } catch (const std::exception &error) {
-    return {FSDP_INTERNAL, fmt::format("library work threw: {}", error.what())};
+    return {FSDP_INTERNAL, format_text("library work threw: {}", error.what())};
   } catch (...) {
     return {FSDP_INTERNAL, "library work threw an unknown exception"};
   }

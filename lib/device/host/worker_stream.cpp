@@ -60,7 +60,7 @@ void WorkerStream::start(const std::string &name) {
   const int code = pthread_create(&thread_, &attributes, body, this);
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   pthread_attr_destroy(&attributes);
-  if (code != 0) fail_errno(code, fmt::format("start the thread of stream '{}'", name));
+  if (code != 0) fail_errno(code, format_text("start the thread of stream '{}'", name));
   pthread_setname_np(thread_, ("fsdp-" + name).substr(0, 15).c_str());
 }
 

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the tests of misuse share: a check of a failed call's status and message, and a world of one in a chosen state.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "harness.h"
+
+namespace misuse {
+
+// The call failed with this status, and this thread's message has all of the words.
+inline testing::AssertionResult fails(fsdp_status status, fsdp_status expected,
+                                      std::initializer_list<std::string> words) {
+  fsdp_error error = FSDP_ERROR_INIT;
+  fsdp_get_last_error(nullptr, &error);
+  const std::string found = std::string(fsdp_get_status_name(status)) + ": " + error.message;
+  if (status != expected) return testing::AssertionFailure() << found << "; expected " << fsdp_get_status_name(expected);
+  if (error.status != status) return testing::AssertionFailure() << "the last error is another one: " << found;
+  for (const std::string &word : words)
+    if (std::string(error.message).find(word) == std::string::npos)
+      return testing::AssertionFailure() << "no '" << word << "' in: " << found;
+  return testing::AssertionSuccess();
+}
+
+// One case of misuse: the status, the call, and what its message must name.
+#define EXPECT_FAILS(expected, call, ...) EXPECT_TRUE(misuse::fails((call), (expected), {__VA_ARGS__})) << #call
+
+inline testing::AssertionResult works(fsdp_status status) {
+  if (status == FSDP_OK) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << fsdp_get_status_name(status) << ": " << harness::last_message();
+}
+#define EXPECT_WORKS(call) EXPECT_TRUE(misuse::works((call))) << #call
+
+// A struct of a newer client: one unknown byte behind the end is set. Its number is sizeof(T) + 3.
+template <class T>
+struct Newer {
+  explicit Newer(T known) : options(known) {
+    options.struct_size = sizeof *this;
+    tail[3] = 1;
+  }
+  static std::string byte() { return "byte " + std::to_string(sizeof(T) + 3); }
+  T options;
+  unsigned char tail[8] = {};
+};
+
+inline harness::Scenario small_setup() {
+  harness::Scenario setup;
+  setup.ranks = 1;
+  setup.groups = {
+      {"alpha", {{"alpha.w", {8, 4}}, {"alpha.frozen", {4}, FSDP_FLOAT32, FSDP_PARAM_FROZEN}}},
+      {"beta", {{"beta.w", {6, 4}}, {"beta.b", {6}}}},
+      {"gamma", {{"gamma.w", {8, 4}}}},
+  };
+  return setup;
+}
+
+enum class State { declared, sealed, published };
+
+// A world of one.
+class Solo {
+ public:
+  explicit Solo(State state, harness::Scenario scenario = small_setup()) : setup(std::move(scenario)) {
+    FSDP(fsdp_create_local_contexts(1, &setup.context, &context));
+    rank = std::make_unique<harness::Rank>(context, setup, state != State::declared);
+    model = rank->model;
+    if (state == State::published) rank->load();
+  }
+  ~Solo() {
+    rank.reset();
+    fsdp_destroy_context(context);
+  }
+  Solo(const Solo &) = delete;
+  Solo &operator=(const Solo &) = delete;
+  fsdp_group *group(size_t index) const { return rank->groups[index]; }
+  // A step up to its open update window.
+  void finish_step() {
+    harness::forward(*rank, nullptr);
+    harness::backward(*rank, 0, 0, nullptr);
+    FSDP(fsdp_finish_grads(model, 1, nullptr));
+  }
+  // A whole step, to show that the misuse before it did no harm.
+  void clean_step() {
+    finish_step();
+    FSDP(fsdp_step_adamw(model, 0.01, nullptr, nullptr));
+  }
+
+  harness::Scenario setup;
+  fsdp_context *context = nullptr;
+  fsdp_model *model = nullptr;
+  std::unique_ptr<harness::Rank> rank;
+};
+
+// No stream of the host device.
+inline fsdp_stream some_stream() { return reinterpret_cast<fsdp_stream>(uintptr_t{64}); }
+
+}  // namespace misuse
