@@ -78,8 +78,9 @@ fsdp_status fsdp_abort_context(fsdp_context *context, const char *reason) {
 void fsdp_destroy_context(fsdp_context *context) {
   if (!context || context->magic != fsdp_context::alive) return;
   context->magic = destroyed;
-  context->impl->shut_down();
-  delete context;
+  const auto impl = std::move(context->impl);
+  impl->shut_down();
+  bury(std::unique_ptr<fsdp_context>(context));
 }
 
 fsdp_status fsdp_get_rank(const fsdp_context *context, uint32_t *rank) {
@@ -133,7 +134,8 @@ fsdp_status fsdp_create_mesh(fsdp_context *context, const fsdp_mesh_options *opt
 void fsdp_destroy_mesh(fsdp_mesh *mesh) {
   if (!mesh || mesh->magic != fsdp_mesh::alive) return;
   mesh->magic = destroyed;
-  delete mesh;
+  mesh->context.reset();
+  bury(std::unique_ptr<fsdp_mesh>(mesh));
 }
 
 }  // extern "C"

@@ -12,6 +12,7 @@ namespace {
 
 // The last error of calls on this thread; the only thread-local state of the library.
 thread_local std::optional<Error> last_error;
+thread_local bool last_error_failed_context = false;
 
 // After these the ranks no longer agree on what comes next.
 bool fails_context(fsdp_status status) {
@@ -50,9 +51,11 @@ void write_error(fsdp_error *out, fsdp_error value) {
 fsdp_status report(engine::Context *context, const Error &error) noexcept {
   try {
     last_error.emplace(error);
+    last_error_failed_context = false;
     if (context && !context->in_child()) {
       if (fails_context(error.status)) context->failure().set(error);
       context->remember(error);
+      last_error_failed_context = context->failure().failed();
     }
   } catch (...) {
     last_error.reset();  // no memory for the text; the status says it
@@ -88,7 +91,7 @@ fsdp_status fsdp_get_last_error(const fsdp_context *context, fsdp_error *error) 
       fill(value, last ? &*last : nullptr, impl.failure().failed());
     } else {
       const Error *last = thread_error();
-      fill(value, last, false);
+      fill(value, last, last && last_error_failed_context);
     }
     write_error(error, value);
   });

@@ -56,11 +56,15 @@ memory::ParamSpec read_param(const fsdp_param *at, uint64_t index, const char *c
 
 std::vector<memory::ParamSpec> read_params(const fsdp_param *params, uint64_t count, uint64_t stride, const char *call) {
   if (count && !params) fail(FSDP_INVALID_ARGUMENT, "{}: params is NULL, param_count is {}", call, count);
-  if (count > 1 && stride < sizeof(uint64_t))
+  if (count > 1 && (stride < first_size<fsdp_param> || stride % alignof(fsdp_param)))
     fail(FSDP_INVALID_ARGUMENT, "{}: param_stride is {}; pass sizeof(fsdp_param)", call, stride);
   std::vector<memory::ParamSpec> specs;
-  for (uint64_t i = 0; i < count; ++i)
-    specs.push_back(read_param(reinterpret_cast<const fsdp_param *>(reinterpret_cast<const char *>(params) + i * stride), i, call));
+  for (uint64_t i = 0; i < count; ++i) {
+    const auto *at = reinterpret_cast<const fsdp_param *>(reinterpret_cast<const char *>(params) + i * stride);
+    if (count > 1 && at->struct_size > stride)
+      fail(FSDP_INVALID_ARGUMENT, "{}: params[{}].struct_size is {}, but param_stride is {}", call, i, at->struct_size, stride);
+    specs.push_back(read_param(at, i, call));
+  }
   return specs;
 }
 

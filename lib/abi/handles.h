@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the opaque handles are. A handle is alive while its magic word says so; the destroy calls overwrite it, so that a
-// handle that was destroyed is refused as long as its memory has not been reused.
+// What the opaque handles are. A handle is alive while its magic word says so. The destroy calls overwrite it and bury
+// the handle, so that its use is refused as long as it has not been dug up by 1024 others of its kind.
 #pragma once
 
+#include <deque>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "engine/context.h"
@@ -41,6 +43,21 @@ struct fsdp_model {
 namespace fsdp::abi {
 
 constexpr uint32_t destroyed = 0xDEAD0000;
+
+// Keeps the few bytes of a destroyed handle from being reused at once. What it held is given back before. The graves are
+// never destructed: a handle may be destroyed while the program ends.
+template <class Handle>
+void bury(std::unique_ptr<Handle> handle) noexcept {
+  constexpr size_t most = 1024;
+  static std::mutex &mutex = *new std::mutex;
+  static auto &graves = *new std::deque<std::unique_ptr<Handle>>;
+  try {
+    const std::lock_guard lock(mutex);
+    graves.push_back(std::move(handle));
+    if (graves.size() > most) graves.pop_front();
+  } catch (...) {  // out of memory: it is freed now
+  }
+}
 
 constexpr const char *handle_kind(uint32_t magic) {
   switch (magic) {

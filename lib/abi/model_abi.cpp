@@ -66,8 +66,15 @@ fsdp_status fsdp_create_model(fsdp_context *context, const fsdp_model_options *o
 void fsdp_destroy_model(fsdp_model *model) {
   if (!model || model->magic != fsdp_model::alive) return;
   model->magic = destroyed;
-  for (auto &group : model->groups) group->magic = destroyed;
-  delete model;
+  for (auto &group : model->groups) {
+    group->magic = destroyed;
+    group->model.reset();
+    bury(std::move(group));
+  }
+  model->groups.clear();
+  model->impl.reset();
+  model->context.reset();
+  bury(std::unique_ptr<fsdp_model>(model));
 }
 
 fsdp_status fsdp_set_schedule(fsdp_model *model, fsdp_schedule_kind kind, const fsdp_schedule_options *options) {

@@ -20,6 +20,9 @@ template <> inline constexpr uint64_t first_size<fsdp_context_options> = offseto
 template <> inline constexpr uint64_t first_size<fsdp_model_options> = offsetof(fsdp_model_options, prefetch_bytes);
 template <> inline constexpr uint64_t first_size<fsdp_error> = 40;  // the message may be cut short
 
+// A struct_size beyond this was never set: the bytes behind the struct are not ours to read.
+constexpr uint64_t most_size = 4096;
+
 template <class T>
 T read_options(const T *given, const char *call, const char *name) {
   T options{};
@@ -29,6 +32,8 @@ T read_options(const T *given, const char *call, const char *name) {
   if (size < first_size<T>)
     fail(FSDP_INVALID_ARGUMENT, "{}: {}.struct_size is {}, at least {} is needed; set it to sizeof({})", call, name, size,
          first_size<T>, name);
+  if (size > most_size)
+    fail(FSDP_INVALID_ARGUMENT, "{}: {}.struct_size is {}, more than any release has; set it to sizeof({})", call, name, size, name);
   const auto *bytes = reinterpret_cast<const unsigned char *>(given);
   for (uint64_t i = sizeof(T); i < size; ++i)
     if (bytes[i])

@@ -61,10 +61,9 @@ std::shared_ptr<Context> Context::create(const fsdp_context_options &options) {
     world.size = options.world_size;
     if (world.rank >= world.size)
       fail(FSDP_INVALID_ARGUMENT, "fsdp_context_options.rank: rank {} is outside [0, {})", world.rank, world.size);
-    const comm::WorldOptions launcher =
-        options.rendezvous || world.size == 1 ? comm::WorldOptions{} : comm::read_launcher_environment();
-    world.rendezvous = options.rendezvous ? options.rendezvous : launcher.rendezvous;
-    world.secret = launcher.secret;
+    if (options.rendezvous) world.rendezvous = options.rendezvous;
+    else if (world.size > 1) world.rendezvous = comm::read_launcher_environment().rendezvous;
+    world.secret = comm::read_job_secret();
     if (world.size > 1 && world.rendezvous.empty())
       fail(FSDP_INVALID_ARGUMENT,
            "fsdp_context_options.rendezvous: NULL, and MASTER_ADDR and MASTER_PORT are not set; give the {} ranks a common name",
@@ -116,6 +115,7 @@ comm::Team &Context::world_team() {
 // The header goes with the values, so that ranks that disagree find out before anything is added.
 void Context::all_reduce(double *values, uint64_t count, fsdp_value_op op) {
   require_world("fsdp_all_reduce_values");
+  if (closed_) fail(FSDP_INVALID_STATE, "fsdp_all_reduce_values: rank {} has closed this context; destroy it", rank_);
   comm::Team &team = world_team();
   ValueMessage &mine = value_messages_[world_size_];
   mine.count = count;

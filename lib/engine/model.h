@@ -82,6 +82,7 @@ class Model : public OpenModel {
   void close_window(device::Stream &caller);
   void refresh_whole_weights(device::Stream &caller);
   void check_grads(const fsdp_grad *grads, uint64_t count, const char *call) const;
+  void require_adamw(const char *call) const;
 
   std::shared_ptr<Context> context_;
   memory::ModelSpec spec_;

@@ -30,7 +30,8 @@ void Model::meet(Intent intent, double scale, const std::string &missing) {
   mine.scale = scale;
   std::strncpy(mine.text, missing.c_str(), sizeof mine.text - 1);
   WaitTimer timer(state.stats.wait_ns);
-  state.team->exchange_fixed(&mine, sizeof mine, meetings_.data(), intent_call(intent));
+  // One name for all intents: the meeting itself tells who called what.
+  state.team->exchange_fixed(&mine, sizeof mine, meetings_.data(), "the end of a step");
 }
 
 // Everything this rank has enqueued ends: completed, or given up because a peer does not take part.
@@ -47,8 +48,9 @@ void Model::end_step(Intent intent, double scale, std::string missing, fsdp_stre
   std::string problems;
   bool same_call = true;
   for (uint32_t r = 0; r < state.team->size(); ++r) {
-    same_call = same_call && meetings_[r].intent == intent;
-    if (meetings_[r].scale != scale)
+    const bool same_intent = meetings_[r].intent == intent;
+    same_call = same_call && same_intent && meetings_[r].scale == scale;
+    if (same_intent && meetings_[r].scale != scale)
       problems += format_text("{}rank {} gave scale {}, this rank {}", problems.empty() ? "" : "; ",
                               state.team->world_rank(r), meetings_[r].scale, scale);
     describe_meeting(problems, state.team->world_rank(r), meetings_[r], intent);
@@ -168,10 +170,14 @@ void Model::require_grads(const char *call) {
     fail(FSDP_INVALID_STATE, "{}: there are no gradients in this update window; fsdp_finish_grads opens one that has them", call);
 }
 
-void Model::step_adamw(double lr, const fsdp_adamw_options &options, fsdp_stream stream, const char *call) {
-  require_grads(call);
+void Model::require_adamw(const char *call) const {
   if (optimizer_kind_ != FSDP_OPTIMIZER_ADAMW)
     fail(FSDP_INVALID_STATE, "{}: the model was created with FSDP_OPTIMIZER_CALLER and has no AdamW states", call);
+}
+
+void Model::step_adamw(double lr, const fsdp_adamw_options &options, fsdp_stream stream, const char *call) {
+  require_grads(call);
+  require_adamw(call);
   optimizer_->step_adamw(lr, options, stream);
   close_window(context_->device().caller_stream(stream));
 }
@@ -181,6 +187,7 @@ double Model::apply_grads(const fsdp_grad *grads, uint64_t count, double lr, dou
   constexpr auto call = "fsdp_apply_grads";
   Runtime &state = runtime(call);
   state.require_weights(call);
+  require_adamw(call);
   check_grads(grads, count, call);
   // In backward order, as a backward pass would give them: what the gradient pool was planned for.
   uint64_t end = count;
@@ -212,7 +219,10 @@ void Model::check_grads(const fsdp_grad *grads, uint64_t count, const char *call
     for (const auto &param : group.params) {
       if (param.frozen()) continue;
       const uint64_t index = expected++;
-      if (index >= count || !grads[index].data) continue;
+      if (index >= count) continue;
+      if (grads[index].reserved)
+        fail(FSDP_INVALID_ARGUMENT, "{}: grads[{}].reserved is {:#x}, it must be 0", call, index, grads[index].reserved);
+      if (!grads[index].data) continue;
       if (grads[index].element_count != param.element_count)
         fail(FSDP_INVALID_ARGUMENT, "{}: grads[{}] is parameter '{}' with {} elements, element_count is {}", call, index,
              param.name, param.element_count, grads[index].element_count);

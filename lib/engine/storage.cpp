@@ -67,6 +67,9 @@ Storage::Region Storage::allocate(fsdp_role role, uint64_t bytes) {
 }
 
 void Storage::allocate_private() {
+  if (callers_.contains(FSDP_ROLE_GRAD) && plan_.persistent_grad_bytes)
+    fail(FSDP_UNSUPPORTED, "fsdp_set_arena: main grads of groups with FSDP_NO_SHARD or FSDP_REDUCE_LAST lie in memory that "
+                           "peers map; FSDP_ROLE_GRAD cannot be handed in for this model");
   local_compute_ = allocate(FSDP_ROLE_COMPUTE, plan_.local_compute_bytes);
   main_ = allocate(FSDP_ROLE_MAIN, plan_.main_bytes);
   grad_ = allocate(FSDP_ROLE_GRAD, plan_.grad_bytes);

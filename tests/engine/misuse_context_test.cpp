@@ -221,7 +221,7 @@ TEST(MisusedContext, AllReduceValuesOfDifferentCountsOrOps) {
   run_threads(setup, [](uint32_t rank, fsdp_context *context) {
     double values[2] = {1, 2};
     EXPECT_FAILS(FSDP_MISMATCH, fsdp_all_reduce_values(context, values, 1 + rank, FSDP_VALUE_SUM), "fsdp_all_reduce_values",
-                 "1 values", "2 ", "rank 0", "rank 1");
+                 rank ? "rank 0 reduces 1 values" : "rank 1 reduces 2 values", rank ? "rank 1 reduces 2" : "rank 0 reduces 1");
     EXPECT_FAILS(FSDP_MISMATCH, fsdp_all_reduce_values(context, values, 2, rank ? FSDP_VALUE_MIN : FSDP_VALUE_MAX), "op 3", "op 2");
     EXPECT_TRUE(values[0] == 1 && values[1] == 2);
     EXPECT_WORKS(fsdp_all_reduce_values(context, values, 2, FSDP_VALUE_SUM));

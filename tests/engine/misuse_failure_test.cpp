@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+// Two threads in a context, abort, interruption, timeout, fork, failed allocations: every wait ends, with the right status.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <thread>
+
+#include "misuse.h"
+
+using namespace harness;
+using namespace misuse;
+
+namespace {
+
+using std::chrono::steady_clock;
+
+Scenario ranks(uint32_t count) {
+  Scenario setup = small_setup();
+  setup.ranks = count;
+  setup.context.timeout_ms = 60000;
+  return setup;
+}
+
+fsdp_status enter(fsdp_context *context) {
+  double value = 1;
+  return fsdp_all_reduce_values(context, &value, 1, FSDP_VALUE_SUM);
+}
+
+// A call that does nothing but ask to be let in.
+fsdp_status knock(fsdp_context *context) {
+  fsdp_mesh_options options = FSDP_MESH_OPTIONS_INIT;
+  options.shard_size = 999;
+  fsdp_mesh *mesh = nullptr;
+  return fsdp_create_mesh(context, &options, &mesh);
+}
+
+// Until another thread is inside the context.
+bool await_busy(fsdp_context *context) {
+  const auto end = steady_clock::now() + std::chrono::seconds(30);
+  while (steady_clock::now() < end) {
+    if (knock(context) == FSDP_BUSY) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return false;
+}
+
+fsdp_error last_error(const fsdp_context *context = nullptr) {
+  fsdp_error error = FSDP_ERROR_INIT;
+  EXPECT_EQ(fsdp_get_last_error(context, &error), FSDP_OK);
+  return error;
+}
+
+TEST(MisusedThreads, ASecondThreadIsBusy) {
+  fsdp_context *contexts[2] = {};
+  const Scenario setup = ranks(2);
+  FSDP(fsdp_create_local_contexts(2, &setup.context, contexts));
+  std::thread waiting([&] {
+    EXPECT_WORKS(enter(contexts[0]));
+    EXPECT_EQ(last_error().status, FSDP_OK);  // the other thread's error is not this one's
+  });
+  ASSERT_TRUE(await_busy(contexts[0]));
+  EXPECT_FAILS(FSDP_BUSY, enter(contexts[0]), "another thread", "rank 0");
+  fsdp_model *model = reinterpret_cast<fsdp_model *>(1);
+  EXPECT_FAILS(FSDP_BUSY, fsdp_create_model(contexts[0], nullptr, &model), "another thread");
+  EXPECT_EQ(model, nullptr);
+  EXPECT_EQ(last_error(contexts[0]).status, FSDP_BUSY);
+  EXPECT_EQ(last_error(contexts[1]).status, FSDP_OK);
+  EXPECT_EQ(last_error().context_failed, 0);
+  // Getters are let in.
+  uint32_t number = 7;
+  EXPECT_WORKS(fsdp_get_rank(contexts[0], &number));
+  EXPECT_EQ(number, 0u);
+  fsdp_error error = FSDP_ERROR_INIT;
+  EXPECT_WORKS(fsdp_get_context_error(contexts[0], &error));
+  EXPECT_EQ(error.status, FSDP_OK);
+  EXPECT_WORKS(enter(contexts[1]));
+  waiting.join();
+  for (fsdp_context *context : contexts) fsdp_destroy_context(context);
+}
+
+// Ranks 0 and 1 wait for rank 2, which never comes.
+TEST(MisusedThreads, AbortWakesWaitingCallsEverywhere) {
+  fsdp_context *contexts[3] = {};
+  const Scenario setup = ranks(3);
+  FSDP(fsdp_create_local_contexts(3, &setup.context, contexts));
+  std::thread first([&] {
+    EXPECT_FAILS(FSDP_ABORTED, enter(contexts[0]), "rank 0 aborted: the test says so");
+    EXPECT_EQ(last_error().context_failed, 1);
+  });
+  std::thread second([&] {
+    EXPECT_FAILS(FSDP_PEER_FAILED, enter(contexts[1]), "rank 0", "the test says so");
+    EXPECT_EQ(last_error().rank, 0);
+    EXPECT_EQ(last_error().context_failed, 1);
+  });
+  EXPECT_TRUE(await_busy(contexts[0]) && await_busy(contexts[1]));
+  const auto start = steady_clock::now();
+  EXPECT_WORKS(fsdp_abort_context(contexts[0], "the test says so"));
+  first.join();
+  second.join();
+  EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(10));
+  EXPECT_FAILS(FSDP_PEER_FAILED, enter(contexts[2]), "rank 0", "the test says so");
+  // The failure is sticky, and the same from every call.
+  for (const fsdp_status status : {enter(contexts[0]), knock(contexts[0]), fsdp_close_context(contexts[0])})
+    EXPECT_FAILS(FSDP_ABORTED, status, "the test says so");
+  fsdp_error error = FSDP_ERROR_INIT;
+  EXPECT_WORKS(fsdp_get_context_error(contexts[0], &error));
+  EXPECT_EQ(error.status, FSDP_ABORTED);
+  EXPECT_EQ(error.context_failed, 1);
+  EXPECT_WORKS(fsdp_get_context_error(contexts[1], &error));
+  EXPECT_EQ(error.status, FSDP_PEER_FAILED);
+  EXPECT_WORKS(fsdp_abort_context(contexts[0], nullptr));  // the first reason stays
+  EXPECT_FAILS(FSDP_ABORTED, enter(contexts[0]), "the test says so");
+  for (fsdp_context *context : contexts) fsdp_destroy_context(context);
+}
+
+TEST(MisusedThreads, DestroyWakesAWaitingCall) {
+  fsdp_context *contexts[3] = {};
+  const Scenario setup = ranks(3);
+  FSDP(fsdp_create_local_contexts(3, &setup.context, contexts));
+  std::thread first([&] { EXPECT_FAILS(FSDP_INVALID_HANDLE, enter(contexts[0]), "rank 0", "destroyed"); });
+  std::thread second([&] {
+    EXPECT_FAILS(FSDP_PEER_FAILED, enter(contexts[1]), "rank 0", "fsdp_close_context");
+    EXPECT_EQ(last_error().rank, 0);
+  });
+  EXPECT_TRUE(await_busy(contexts[0]) && await_busy(contexts[1]));
+  fsdp_destroy_context(contexts[0]);
+  first.join();
+  second.join();
+  fsdp_destroy_context(contexts[1]);
+  fsdp_destroy_context(contexts[2]);
+}
+
+thread_local bool impatient = false;
+int32_t is_impatient(void *calls) {
+  ++*static_cast<std::atomic<int> *>(calls);
+  return impatient;
+}
+
+TEST(MisusedThreads, TheInterruptedHookEndsAWait) {
+  std::atomic<int> calls{0};
+  Scenario setup = ranks(2);
+  setup.context.interrupted = is_impatient;
+  setup.context.interrupted_data = &calls;
+  std::atomic<bool> given_up{false};
+  run_threads(setup, [&](uint32_t rank, fsdp_context *context) {
+    if (rank == 0) {
+      impatient = true;
+      EXPECT_FAILS(FSDP_INTERRUPTED, enter(context), "interrupted hook");
+      EXPECT_FAILS(FSDP_INTERRUPTED, knock(context), "interrupted hook");
+      EXPECT_EQ(last_error().context_failed, 1);
+      given_up = true;
+      return;
+    }
+    while (!given_up) std::this_thread::yield();
+    EXPECT_FAILS(FSDP_PEER_FAILED, enter(context), "rank 0");
+    EXPECT_EQ(last_error().rank, 0);
+  });
+  EXPECT_GT(calls, 0);
+}
+
+TEST(MisusedThreads, ATimeoutNamesTheRankThatDidNotCome) {
+  Scenario setup = ranks(2);
+  setup.context.timeout_ms = 100;
+  fsdp_context *contexts[2] = {};
+  FSDP(fsdp_create_local_contexts(2, &setup.context, contexts));
+  const auto start = steady_clock::now();
+  EXPECT_FAILS(FSDP_TIMEOUT, enter(contexts[0]), "rank 1", "100 ms");
+  EXPECT_EQ(last_error().rank, 1);
+  EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(20));
+  EXPECT_FAILS(FSDP_TIMEOUT, knock(contexts[0]), "rank 1");
+  for (fsdp_context *context : contexts) fsdp_destroy_context(context);
+}
+
+TEST(MisusedThreads, WorkAfterTheCloseEnds) {
+  Scenario setup = ranks(2);
+  setup.context.timeout_ms = 20000;
+  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+    auto rank = std::make_unique<Rank>(context, setup);
+    rank->load();
+    FSDP(fsdp_close_context(context));
+    const auto start = steady_clock::now();
+    if (r == 0) {
+      EXPECT_NE(fsdp_begin_update(rank->model, nullptr), FSDP_OK);
+      EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_begin_update(rank->model, nullptr), "closed", "destroy");
+      EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(10)) << "waited for a rank that has left";
+    }
+  });
+}
+
+// What each of the child's calls returned, as its exit status: the number of the first wrong one, 0 if all are right.
+int wait_for(pid_t child) {
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+TEST(MisusedFork, EveryCallInTheChildIsInvalidState) {
+  Solo solo(State::published);
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    ::alarm(20);
+    fsdp_model *model = nullptr;
+    fsdp_tensor tensor = FSDP_TENSOR_INIT;
+    int32_t accumulate = 0;
+    const fsdp_status statuses[] = {enter(solo.context),
+                                    fsdp_create_model(solo.context, nullptr, &model),
+                                    fsdp_unshard(solo.group(0), FSDP_FORWARD, nullptr),
+                                    fsdp_acquire_grad(solo.group(0), 0, nullptr, &tensor, &accumulate),
+                                    fsdp_finish_grads(solo.model, 1, nullptr),
+                                    fsdp_discard_step(solo.model, nullptr),
+                                    fsdp_close_context(solo.context),
+                                    fsdp_abort_context(solo.context, "from the child")};
+    for (int i = 0; i < 8; ++i)
+      if (statuses[i] != FSDP_INVALID_STATE) ::_exit(i + 1);
+    ::_exit(last_message().find("fork") == std::string::npos ? 100 : 0);
+  }
+  EXPECT_EQ(wait_for(child), 0);
+  solo.clean_step();
+}
+
+// Destructors that run in a child end, and do no harm to the parent, nor to its peers.
+TEST(MisusedFork, DestroyInTheChildLeavesTheParentAlone) {
+  Solo solo(State::published);
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    ::alarm(20);
+    fsdp_destroy_model(solo.model);
+    fsdp_destroy_context(solo.context);
+    ::_exit(0);
+  }
+  EXPECT_EQ(wait_for(child), 0);
+  solo.clean_step();
+  EXPECT_WORKS(enter(solo.context));
+}
+
+size_t open_descriptors() {
+  size_t count = 0;
+  for ([[maybe_unused]] const auto &entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
+  return count;
+}
+
+class FailedAllocation : public testing::TestWithParam<uint64_t> {};
+
+// Private memory fails on every rank alike; all learn it at the seal, nothing leaks, and the context goes on.
+TEST_P(FailedAllocation, AtTheSealIsOutOfMemoryOnEveryRank) {
+  Scenario setup = ranks(2);
+  setup.model.unshard_mode = FSDP_UNSHARD_COPIED;
+  for (GroupDef &group : setup.groups) group.params[0].dtype = FSDP_BFLOAT16;  // so that there are main weights
+  train_threads(setup);
+  const size_t before = open_descriptors();
+  setup.context.debug_failed_allocation = GetParam();
+  std::atomic<int> failed{0};
+  run_threads(setup, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, setup, false);
+    const fsdp_status status = fsdp_seal_model(rank.model);
+    if (status == FSDP_OK) return;  // fewer allocations than that
+    ++failed;
+    EXPECT_FAILS(FSDP_OUT_OF_MEMORY, status, "allocation", "debug_failed_allocation");
+    EXPECT_EQ(last_error().context_failed, 0);
+    fsdp_stats stats = FSDP_STATS_INIT;
+    EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_get_stats(rank.model, &stats), "not sealed");
+    Rank again(context, setup);  // the allocation that failed was the n-th, later ones do not
+    again.load();
+    FSDP(fsdp_close_context(context));
+  });
+  EXPECT_NE(failed, 1) << "one rank sealed a model that the other could not";
+  if (GetParam() <= 4) EXPECT_EQ(failed, 2);
+  EXPECT_EQ(open_descriptors(), before);
+  setup.context.debug_failed_allocation = 0;
+  train_threads(setup);
+  EXPECT_EQ(open_descriptors(), before);
+}
+
+INSTANTIATE_TEST_SUITE_P(NthOfTwelve, FailedAllocation, testing::Range(uint64_t{1}, uint64_t{13}));
+
+// A seal that only one rank cannot finish: the other one learns whose memory it was.
+TEST(FailedSeal, OneRanksArenaIsTooSmall) {
+  const Scenario setup = ranks(2);
+  alignas(4096) static char arena[4096];
+  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, setup, false);
+    if (r == 1) FSDP(fsdp_set_arena(rank.model, FSDP_ROLE_OPTIMIZER, arena, 64));
+    const fsdp_status status = fsdp_seal_model(rank.model);
+    if (r == 1) EXPECT_FAILS(FSDP_INVALID_ARGUMENT, status, "fsdp_set_arena", "64 bytes", "rank 1");
+    else EXPECT_FAILS(FSDP_OUT_OF_MEMORY, status, "rank 1", "fsdp_set_arena");
+    if (r == 0) EXPECT_EQ(last_error().rank, 1);
+    if (r == 1) FSDP(fsdp_set_arena(rank.model, FSDP_ROLE_OPTIMIZER, arena, sizeof arena));
+    EXPECT_WORKS(fsdp_seal_model(rank.model));
+    rank.load();
+    EXPECT_WORKS(fsdp_close_context(context));
+  });
+}
+
+TEST(FailedSeal, DifferentDeclarations) {
+  Scenario setup = ranks(2);
+  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+    Scenario own = setup;
+    if (r == 1) own.groups[1].params[0].shape = {6, 5};
+    Rank rank(context, own, false);
+    EXPECT_FAILS(FSDP_MISMATCH, fsdp_seal_model(rank.model), "fsdp_seal_model", "rank 0 has parameter 'beta.w'", "[6, 4]", "rank 1 has", "[6, 5]");
+    EXPECT_EQ(last_error().rank, 1);
+  });
+}
+
+}  // namespace
