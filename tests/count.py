@@ -36,13 +36,22 @@ def count_test(test):
     return [passed, failed, skipped] if passed + failed + skipped else [1, 0, 0]
 
 
+def explain(test):
+    """Meson names the failing cases of a TAP program but does not show what it printed about them."""
+    lines = [line for line in test.get("stdout", "").splitlines() if re.match(r"not ok\b|#", line)]
+    if test["result"] not in PASSING and test["result"] != "SKIP" and lines:
+        print(f"== {test['name']}", *lines, sep="\n", file=sys.stderr)
+
+
 def main():
     path, status = sys.argv[1], int(sys.argv[2])
     totals = [0, 0, 0]
     try:
         with open(path, encoding="utf-8") as log:
             for line in log:
-                totals = [a + b for a, b in zip(totals, count_test(json.loads(line)))]
+                test = json.loads(line)
+                totals = [a + b for a, b in zip(totals, count_test(test))]
+                explain(test)
     except OSError as error:
         print(f"count.py: {error}", file=sys.stderr)
     if totals[1] == 0 and (status != 0 or sum(totals) == 0):

@@ -73,9 +73,9 @@ enum { FLAG_COUNT = sizeof flags / sizeof *flags };
 
 static void set_defaults(struct options *options) {
   memset(options, 0, sizeof *options);
-  options->layers = 6, options->width = 256, options->heads = 8, options->context = 128;
-  options->batch = 16, options->microbatches = 1, options->steps = 400, options->seed = 1, options->prefetch = 1;
-  options->lr = 2e-3, options->weight_decay = 0.1, options->clip = 1.0;
+  options->layers = 4, options->width = 320, options->heads = 5, options->context = 128;
+  options->batch = 16, options->microbatches = 1, options->steps = 300, options->seed = 1, options->prefetch = 1;
+  options->lr = 1e-3, options->weight_decay = 0.1, options->clip = 1.0;
   options->strategy = FSDP_OPTIM_GRADS_PARAMS, options->compute_dtype = FSDP_FLOAT32;
   options->unshard_mode = FSDP_UNSHARD_MAPPED, options->norm = LAYER_NORM;
 }

@@ -12,7 +12,7 @@
 
 static const char *const role_names[] = {"total",     "compute", "main",   "grad",
                                          "optimizer", "gather",  "reduce", "staging"};
-enum { ROLES = FSDP_ROLE_COUNT + 1 };
+enum { ROLES = FSDP_ROLE_COUNT + 1, LATE_STEPS = 20 };
 
 static double now_seconds(void) {
   struct timespec time;
@@ -83,6 +83,7 @@ void report_step(struct report *report, uint64_t step, const struct step_result 
             (double)(options->batch * options->context) / (now - report->last_step));
   }
   report->last_step = now;
+  if (step + LATE_STEPS >= options->steps) report->late_loss += result->loss;
   if (!options->quiet && is_due(report, step + 1, now)) print_progress(report, step + 1, result, now);
 }
 
@@ -98,6 +99,14 @@ void report_sample(struct report *report, const uint8_t *text, size_t count) {
 }
 
 static double to_mib(uint64_t bytes) { return (double)bytes / (1024.0 * 1024.0); }
+
+/* One batch is noisy: the last steps together say where the training has come to. */
+static void print_result(const struct report *report) {
+  const uint64_t steps = report->trainer->options->steps;
+  const uint64_t late = steps < LATE_STEPS ? steps : LATE_STEPS;
+  if (steps == 0) return;
+  printf("\nloss %.4f nats per byte, the mean of the last %" PRIu64 " steps\n", report->late_loss / (double)late, late);
+}
 
 /* "state" is what the optimizer needs between steps; the pools are what sharding costs on top of it. */
 static void print_memory(const struct report *report) {
@@ -141,7 +150,10 @@ static void write_end(const struct report *report, uint64_t weights_hash) {
 
 void report_end(struct report *report, uint64_t weights_hash) {
   if (!report->trainer) return;
-  if (!report->trainer->options->quiet) print_memory(report);
+  if (!report->trainer->options->quiet) {
+    print_result(report);
+    print_memory(report);
+  }
   if (!report->json) return;
   write_end(report, weights_hash);
   if (fclose(report->json)) {

@@ -71,6 +71,7 @@ fsdp_status fsdp_close_context(fsdp_context *context) {
 fsdp_status fsdp_abort_context(fsdp_context *context, const char *reason) {
   return guard([&] {
     const auto impl = check(context, "fsdp_abort_context").impl;
+    impl->check_process();
     impl->abort(reason ? reason : "no reason given");
   });
 }
@@ -78,6 +79,7 @@ fsdp_status fsdp_abort_context(fsdp_context *context, const char *reason) {
 void fsdp_destroy_context(fsdp_context *context) {
   if (!context || context->magic != fsdp_context::alive) return;
   context->magic = destroyed;
+  if (context->impl->in_child()) return;  // its threads and shared memory stayed with the parent: nothing to give back
   const auto impl = std::move(context->impl);
   impl->shut_down();
   bury(std::unique_ptr<fsdp_context>(context));
@@ -134,6 +136,7 @@ fsdp_status fsdp_create_mesh(fsdp_context *context, const fsdp_mesh_options *opt
 void fsdp_destroy_mesh(fsdp_mesh *mesh) {
   if (!mesh || mesh->magic != fsdp_mesh::alive) return;
   mesh->magic = destroyed;
+  if (mesh->context->in_child()) return;
   mesh->context.reset();
   bury(std::unique_ptr<fsdp_mesh>(mesh));
 }

@@ -53,7 +53,7 @@ fsdp_status report(engine::Context *context, const Error &error) noexcept {
     last_error.emplace(error);
     last_error_failed_context = false;
     if (context && !context->in_child()) {
-      if (fails_context(error.status)) context->failure().set(error);
+      if (fails_context(error.status)) context->fail_for_good(error);
       context->remember(error);
       last_error_failed_context = context->failure().failed();
     }

@@ -68,9 +68,11 @@ void fsdp_destroy_model(fsdp_model *model) {
   model->magic = destroyed;
   for (auto &group : model->groups) {
     group->magic = destroyed;
+    if (model->context->in_child()) continue;
     group->model.reset();
     bury(std::move(group));
   }
+  if (model->context->in_child()) return;  // see fsdp_destroy_context
   model->groups.clear();
   model->impl.reset();
   model->context.reset();

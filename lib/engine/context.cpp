@@ -174,6 +174,11 @@ void Context::abort(const std::string &reason) noexcept {
   }
 }
 
+void Context::fail_for_good(const Error &error) noexcept {
+  const bool found_here = error.status == FSDP_INTERRUPTED || error.status == FSDP_INTERNAL;
+  if (failure_.set(error) && found_here && world_ && !closed_) world_->abort(error.message);
+}
+
 void Context::shut_down() noexcept {
   try {
     failure_.set(Error(FSDP_INVALID_HANDLE, format_text("the context of rank {} has been destroyed", rank_)));
@@ -217,10 +222,13 @@ std::optional<Error> Context::last_error() const {
   return last_error_;
 }
 
+void Context::check_process() const {
+  if (in_child())
+    fail(FSDP_INVALID_STATE, "this process is a fork of the one that made the context of rank {}; make a new context here", rank_);
+}
+
 CallScope::CallScope(Context &context) : context_(context) {
-  if (context.fork_guard_.in_child())
-    fail(FSDP_INVALID_STATE, "this process is a fork of the one that made the context of rank {}; make a new context here",
-         context.rank_);
+  context.check_process();
   if (context.inside_.exchange(true, std::memory_order_acquire))
     fail(FSDP_BUSY, "another thread is inside the context of rank {}", context.rank_);
   if (context.failure_.failed()) {

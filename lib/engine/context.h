@@ -52,6 +52,7 @@ class Context {
   uint32_t world_size() const noexcept { return world_size_; }
   bool planning() const noexcept { return !world_; }
   bool in_child() const noexcept { return fork_guard_.in_child(); }
+  void check_process() const;  // INVALID_STATE in a forked child
   bool debug() const noexcept { return options_.flags & FSDP_CONTEXT_DEBUG; }
   device::Device &device() { return *device_; }
   Failure &failure() noexcept { return failure_; }
@@ -63,6 +64,8 @@ class Context {
   void all_reduce(double *values, uint64_t count, fsdp_value_op op);
   void close();
   void abort(const std::string &reason) noexcept;
+  // What the communicators do not know, they must be told: peers would wait for this rank until their timeout.
+  void fail_for_good(const Error &error) noexcept;
   // The handle is gone: whatever still waits inside ends with an error.
   void shut_down() noexcept;
 

@@ -60,13 +60,17 @@ void Model::set_arena(fsdp_role role, void *data, uint64_t size_bytes) {
 
 void Model::seal() {
   require_unsealed("fsdp_seal_model");
-  if (spec_.groups.empty()) fail(FSDP_INVALID_STATE, "fsdp_seal_model: the model has no group; call fsdp_create_group first");
   if (context_->planning()) {
-    plan_ = std::make_unique<memory::ModelPlan>(memory::plan_model(spec_));
+    plan_ = make_plan();
     sealed_ = true;
     return;
   }
   seal_running();
+}
+
+std::unique_ptr<memory::ModelPlan> Model::make_plan() const {
+  if (spec_.groups.empty()) fail(FSDP_INVALID_STATE, "fsdp_seal_model: the model has no group; call fsdp_create_group first");
+  return std::make_unique<memory::ModelPlan>(memory::plan_model(spec_));
 }
 
 // A rank whose plan fails (a schedule that names no group, say) still meets the others, so that they do not wait for it.
@@ -74,7 +78,7 @@ void Model::seal_running() {
   auto team = context_->create_team("the model");
   std::optional<Error> error;
   try {
-    plan_ = std::make_unique<memory::ModelPlan>(memory::plan_model(spec_));
+    plan_ = make_plan();
   } catch (const Error &e) {
     error = e;
   }

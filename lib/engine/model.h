@@ -75,6 +75,7 @@ class Model : public OpenModel {
 
  private:
   void require_unsealed(const char *call) const;
+  std::unique_ptr<memory::ModelPlan> make_plan() const;
   void seal_running();
   void meet(Intent intent, double scale, const std::string &missing);
   void end_step(Intent intent, double scale, std::string missing, fsdp_stream stream);

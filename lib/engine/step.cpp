@@ -49,7 +49,8 @@ void Model::end_step(Intent intent, double scale, std::string missing, fsdp_stre
   bool same_call = true;
   for (uint32_t r = 0; r < state.team->size(); ++r) {
     const bool same_intent = meetings_[r].intent == intent;
-    same_call = same_call && same_intent && meetings_[r].scale == scale;
+    // A rank that discards did nothing wrong: it is the wrong moment, and the way on is the same.
+    same_call = same_call && (same_intent ? meetings_[r].scale == scale : meetings_[r].intent == Intent::discard);
     if (same_intent && meetings_[r].scale != scale)
       problems += format_text("{}rank {} gave scale {}, this rank {}", problems.empty() ? "" : "; ",
                               state.team->world_rank(r), meetings_[r].scale, scale);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that declared different models must learn it at the seal, not from wrong numbers later. Each writes its
 // declaration as lines; a hash tells whether all agree, and only if not the lines travel to find the first difference.
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,15 @@ size_t first_difference(std::string_view a, std::string_view b) {
   return line;
 }
 
+// Two whole lines with the longest names are more than a message holds: then the start and what differs.
+std::string excerpt(std::string_view line, std::string_view other) {
+  constexpr size_t most = 400, head = 120, lead = 40;
+  if (line.size() <= most) return std::string(line);
+  const auto same = static_cast<size_t>(std::mismatch(line.begin(), line.end(), other.begin(), other.end()).first - line.begin());
+  const size_t from = std::max(head, same - std::min(same, lead));
+  return format_text("{}{}{}", line.substr(0, head), from > head ? "..." : "", line.substr(from, most - head));
+}
+
 // The same on every rank: the lowest rank that differs from rank 0, and where.
 [[noreturn]] void report_difference(comm::Team &team, const std::string &mine) {
   const auto all = team.exchange(std::as_bytes(std::span(mine)), "comparing declarations");
@@ -71,10 +81,11 @@ size_t first_difference(std::string_view a, std::string_view b) {
   for (uint32_t r = 1; r < all.size(); ++r) {
     if (text(r) == text(0)) continue;
     const size_t line = first_difference(text(0), text(r));
+    const std::string_view usual = line_of(text(0), line), odd = line_of(text(r), line);
     const uint32_t zero = team.world_rank(0), other = team.world_rank(r);
     fail_rank(FSDP_MISMATCH, static_cast<int32_t>(other),
               "fsdp_seal_model: ranks declared different models; the first difference is: rank {} has {}; rank {} has {}", zero,
-              line_of(text(0), line), other, line_of(text(r), line));
+              excerpt(usual, odd), other, excerpt(odd, usual));
   }
   fail(FSDP_INTERNAL, "fsdp_seal_model: hashes of equal declarations differ");
 }

@@ -20,7 +20,8 @@ inline testing::AssertionResult fails(fsdp_status status, fsdp_status expected,
   fsdp_error error = FSDP_ERROR_INIT;
   fsdp_get_last_error(nullptr, &error);
   const std::string found = std::string(fsdp_get_status_name(status)) + ": " + error.message;
-  if (status != expected) return testing::AssertionFailure() << found << "; expected " << fsdp_get_status_name(expected);
+  if (status != expected)
+    return testing::AssertionFailure() << found << "; expected " << fsdp_get_status_name(expected);
   if (error.status != status) return testing::AssertionFailure() << "the last error is another one: " << found;
   for (const std::string &word : words)
     if (std::string(error.message).find(word) == std::string::npos)
@@ -60,6 +61,33 @@ inline harness::Scenario small_setup() {
   return setup;
 }
 
+// Acquires, and writes zeros.
+inline fsdp_status acquire(fsdp_group *group, uint64_t param, fsdp_stream stream = nullptr) {
+  fsdp_tensor grad = FSDP_TENSOR_INIT;
+  int32_t accumulate = 7;
+  const fsdp_status status = fsdp_acquire_grad(group, param, stream, &grad, &accumulate);
+  EXPECT_EQ(accumulate == 7, status != FSDP_OK);
+  if (status == FSDP_OK && !accumulate) std::memset(grad.data, 0, grad.element_count * fsdp_get_dtype_size(grad.dtype));
+  return status;
+}
+
+// Copied weights in a world of one: its pool holds what the schedule needs, which is two groups of three.
+inline harness::Scenario copied_setup() {
+  harness::Scenario setup;
+  setup.ranks = 1;
+  setup.groups = harness::equal_groups(4, 8, 4);
+  setup.model.unshard_mode = FSDP_UNSHARD_COPIED;
+  setup.model.flags = FSDP_MODEL_FORCE_COMMUNICATION;
+  return setup;
+}
+
+// Mapped weights that must be unsharded even in a world of one.
+inline harness::Scenario gathering_setup() {
+  harness::Scenario setup = small_setup();
+  setup.model.flags = FSDP_MODEL_FORCE_COMMUNICATION;
+  return setup;
+}
+
 enum class State { declared, sealed, published };
 
 // A world of one.
@@ -94,6 +122,36 @@ class Solo {
   fsdp_context *context = nullptr;
   fsdp_model *model = nullptr;
   std::unique_ptr<harness::Rank> rank;
+};
+
+// A context with an empty model.
+class Declared : public testing::Test {
+ protected:
+  Declared() {
+    FSDP(fsdp_create_local_contexts(1, nullptr, &context));
+    FSDP(fsdp_create_model(context, nullptr, &model));
+  }
+  ~Declared() override {
+    fsdp_destroy_model(model);
+    fsdp_destroy_context(context);
+  }
+  fsdp_status add_group(const char *name, std::vector<fsdp_param> params, const fsdp_group_options *options = nullptr) {
+    fsdp_group *group = reinterpret_cast<fsdp_group *>(1);
+    const fsdp_status status =
+        fsdp_create_group(model, name, params.data(), params.size(), sizeof(fsdp_param), options, &group);
+    EXPECT_EQ(group != nullptr, status == FSDP_OK);
+    return status;
+  }
+  fsdp_param param(const char *name = "w") const {
+    fsdp_param p = FSDP_PARAM_INIT;
+    p.name = name;
+    p.shape = shape;
+    p.dimension_count = 2;
+    return p;
+  }
+  static constexpr uint64_t shape[] = {4, 3};
+  fsdp_context *context = nullptr;
+  fsdp_model *model = nullptr;
 };
 
 // No stream of the host device.

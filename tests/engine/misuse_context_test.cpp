@@ -25,8 +25,10 @@ class Launcher {
   }
   ~Launcher() {
     for (size_t i = 0; i < saved_.size(); ++i)
-      if (saved_[i]) ::setenv(names[i], saved_[i]->c_str(), 1);
-      else ::unsetenv(names[i]);
+      if (saved_[i])
+        ::setenv(names[i], saved_[i]->c_str(), 1);
+      else
+        ::unsetenv(names[i]);
   }
 
  private:
@@ -38,8 +40,10 @@ class Launcher {
 fsdp_status create(const fsdp_context_options *options = nullptr) {
   fsdp_context *context = reinterpret_cast<fsdp_context *>(1);
   const fsdp_status status = fsdp_create_context(options, &context);
-  if (status != FSDP_OK) EXPECT_EQ(context, nullptr);
-  else fsdp_destroy_context(context);
+  if (status != FSDP_OK)
+    EXPECT_EQ(context, nullptr);
+  else
+    fsdp_destroy_context(context);
   return status;
 }
 
@@ -69,16 +73,27 @@ TEST(MisusedContext, LauncherVariables) {
     EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(), "MASTER_PORT='70000'");
   }
   {
-    Launcher hosts({{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "1"}});
+    Launcher hosts({{"RANK", "0"},
+                    {"WORLD_SIZE", "4"},
+                    {"LOCAL_WORLD_SIZE", "2"},
+                    {"MASTER_ADDR", "localhost"},
+                    {"MASTER_PORT", "1"}});
     EXPECT_FAILS(FSDP_UNSUPPORTED, create(), "WORLD_SIZE=4", "LOCAL_WORLD_SIZE=2", "hosts");
   }
   {
-    Launcher secrets({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "1"},
-                      {"FSDP_JOB_SECRET", "a"}, {"FSDP_JOB_SECRET_FILE", "/b"}});
+    Launcher secrets({{"RANK", "0"},
+                      {"WORLD_SIZE", "1"},
+                      {"MASTER_ADDR", "localhost"},
+                      {"MASTER_PORT", "1"},
+                      {"FSDP_JOB_SECRET", "a"},
+                      {"FSDP_JOB_SECRET_FILE", "/b"}});
     EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(), "FSDP_JOB_SECRET", "FSDP_JOB_SECRET_FILE", "both");
   }
   {
-    Launcher file({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "1"},
+    Launcher file({{"RANK", "0"},
+                   {"WORLD_SIZE", "1"},
+                   {"MASTER_ADDR", "localhost"},
+                   {"MASTER_PORT", "1"},
                    {"FSDP_JOB_SECRET_FILE", "/no/such/file"}});
     EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(), "/no/such/file");
   }
@@ -107,7 +122,8 @@ TEST(MisusedContext, Options) {
 TEST(MisusedContext, StructSizes) {
   Launcher none({});
   fsdp_context_options options = {};
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(&options), "fsdp_context_options.struct_size is 0", "sizeof(fsdp_context_options)");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(&options), "fsdp_context_options.struct_size is 0",
+               "sizeof(fsdp_context_options)");
   options.struct_size = offsetof(fsdp_context_options, debug_delay_us) - 1;
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(&options), "struct_size");
   options.struct_size = uint64_t{1} << 40;  // not initialized, say: must not be read
@@ -147,7 +163,8 @@ TEST(MisusedContext, APlanningContextHasNoData) {
     float data[32] = {};
     double value = 1;
     uint64_t count = 7;
-    EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_load_param(group, 0, data, FSDP_FLOAT32, 32, FSDP_EVERY_RANK), "fsdp_load_param", "only plans");
+    EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_load_param(group, 0, data, FSDP_FLOAT32, 32, FSDP_EVERY_RANK),
+                 "fsdp_load_param", "only plans");
     EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_unshard(group, FSDP_FORWARD, nullptr), "fsdp_unshard", "only plans");
     EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_publish_weights(rank.model, nullptr), "fsdp_publish_weights", "only plans");
     EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_finish_grads(rank.model, 1, nullptr), "only plans");
@@ -171,8 +188,10 @@ fsdp_status create_mesh(fsdp_context *context, uint32_t replicate, uint32_t shar
   options.shard_size = shard;
   fsdp_mesh *mesh = reinterpret_cast<fsdp_mesh *>(1);
   const fsdp_status status = fsdp_create_mesh(context, &options, &mesh);
-  if (status != FSDP_OK) EXPECT_EQ(mesh, nullptr);
-  else fsdp_destroy_mesh(mesh);
+  if (status != FSDP_OK)
+    EXPECT_EQ(mesh, nullptr);
+  else
+    fsdp_destroy_mesh(mesh);
   return status;
 }
 
@@ -191,9 +210,11 @@ TEST(MisusedContext, Meshes) {
   EXPECT_WORKS(create_mesh(planning, 2, 2));
   fsdp_mesh *mesh = nullptr;
   fsdp_mesh_options options = {};
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_create_mesh(contexts[0], &options, &mesh), "fsdp_mesh_options.struct_size is 0");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_create_mesh(contexts[0], &options, &mesh),
+               "fsdp_mesh_options.struct_size is 0");
   Newer<fsdp_mesh_options> newer(FSDP_MESH_OPTIONS_INIT);
-  EXPECT_FAILS(FSDP_UNSUPPORTED, fsdp_create_mesh(contexts[0], &newer.options, &mesh), Newer<fsdp_mesh_options>::byte());
+  EXPECT_FAILS(FSDP_UNSUPPORTED, fsdp_create_mesh(contexts[0], &newer.options, &mesh),
+               Newer<fsdp_mesh_options>::byte());
   for (fsdp_context *context : contexts) fsdp_destroy_context(context);
   fsdp_destroy_context(planning);
 }
@@ -202,10 +223,13 @@ TEST(MisusedContext, AllReduceValues) {
   fsdp_context *context = nullptr;
   FSDP(fsdp_create_local_contexts(1, nullptr, &context));
   std::vector<double> values(513, 2.5);
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_all_reduce_values(context, values.data(), 513, FSDP_VALUE_SUM), "value_count is 513", "512");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_all_reduce_values(context, values.data(), 513, FSDP_VALUE_SUM),
+               "value_count is 513", "512");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_all_reduce_values(context, nullptr, 1, FSDP_VALUE_SUM), "values is NULL");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_all_reduce_values(context, values.data(), 1, 0), "0 is not an fsdp_value_op");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_all_reduce_values(context, values.data(), 1, 4), "4 is not an fsdp_value_op");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_all_reduce_values(context, values.data(), 1, 0),
+               "0 is not an fsdp_value_op");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_all_reduce_values(context, values.data(), 1, 4),
+               "4 is not an fsdp_value_op");
   EXPECT_WORKS(fsdp_all_reduce_values(context, values.data(), 512, FSDP_VALUE_MAX));
   EXPECT_EQ(values[0], 2.5);
   EXPECT_WORKS(fsdp_close_context(context));
@@ -220,9 +244,11 @@ TEST(MisusedContext, AllReduceValuesOfDifferentCountsOrOps) {
   setup.ranks = 2;
   run_threads(setup, [](uint32_t rank, fsdp_context *context) {
     double values[2] = {1, 2};
-    EXPECT_FAILS(FSDP_MISMATCH, fsdp_all_reduce_values(context, values, 1 + rank, FSDP_VALUE_SUM), "fsdp_all_reduce_values",
-                 rank ? "rank 0 reduces 1 values" : "rank 1 reduces 2 values", rank ? "rank 1 reduces 2" : "rank 0 reduces 1");
-    EXPECT_FAILS(FSDP_MISMATCH, fsdp_all_reduce_values(context, values, 2, rank ? FSDP_VALUE_MIN : FSDP_VALUE_MAX), "op 3", "op 2");
+    EXPECT_FAILS(FSDP_MISMATCH, fsdp_all_reduce_values(context, values, 1 + rank, FSDP_VALUE_SUM),
+                 "fsdp_all_reduce_values", rank ? "rank 0 reduces 1 values" : "rank 1 reduces 2 values",
+                 rank ? "rank 1 reduces 2" : "rank 0 reduces 1");
+    EXPECT_FAILS(FSDP_MISMATCH, fsdp_all_reduce_values(context, values, 2, rank ? FSDP_VALUE_MIN : FSDP_VALUE_MAX),
+                 "op 3", "op 2");
     EXPECT_TRUE(values[0] == 1 && values[1] == 2);
     EXPECT_WORKS(fsdp_all_reduce_values(context, values, 2, FSDP_VALUE_SUM));
     EXPECT_TRUE(values[0] == 2 && values[1] == 4);

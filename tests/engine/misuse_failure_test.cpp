@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two threads in a context, abort, interruption, timeout, fork, failed allocations: every wait ends, with the right status.
+// Two threads in a context, abort, interruption, timeout, fork, failed allocations: every wait ends, with the right
+// status.
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
-#include <filesystem>
 #include <thread>
 
 #include "misuse.h"
@@ -27,6 +27,13 @@ Scenario ranks(uint32_t count) {
 fsdp_status enter(fsdp_context *context) {
   double value = 1;
   return fsdp_all_reduce_values(context, &value, 1, FSDP_VALUE_SUM);
+}
+
+// The same while another thread knocks.
+fsdp_status enter_patiently(fsdp_context *context) {
+  fsdp_status status = FSDP_BUSY;
+  while ((status = enter(context)) == FSDP_BUSY) std::this_thread::yield();
+  return status;
 }
 
 // A call that does nothing but ask to be let in.
@@ -57,11 +64,8 @@ TEST(MisusedThreads, ASecondThreadIsBusy) {
   fsdp_context *contexts[2] = {};
   const Scenario setup = ranks(2);
   FSDP(fsdp_create_local_contexts(2, &setup.context, contexts));
-  std::thread waiting([&] {
-    EXPECT_WORKS(enter(contexts[0]));
-    EXPECT_EQ(last_error().status, FSDP_OK);  // the other thread's error is not this one's
-  });
-  ASSERT_TRUE(await_busy(contexts[0]));
+  std::thread waiting([&] { EXPECT_WORKS(enter_patiently(contexts[0])); });
+  EXPECT_TRUE(await_busy(contexts[0]));
   EXPECT_FAILS(FSDP_BUSY, enter(contexts[0]), "another thread", "rank 0");
   fsdp_model *model = reinterpret_cast<fsdp_model *>(1);
   EXPECT_FAILS(FSDP_BUSY, fsdp_create_model(contexts[0], nullptr, &model), "another thread");
@@ -69,6 +73,8 @@ TEST(MisusedThreads, ASecondThreadIsBusy) {
   EXPECT_EQ(last_error(contexts[0]).status, FSDP_BUSY);
   EXPECT_EQ(last_error(contexts[1]).status, FSDP_OK);
   EXPECT_EQ(last_error().context_failed, 0);
+  // Another thread's error is not this one's.
+  std::thread([] { EXPECT_EQ(last_error().status, FSDP_OK); }).join();
   // Getters are let in.
   uint32_t number = 7;
   EXPECT_WORKS(fsdp_get_rank(contexts[0], &number));
@@ -87,11 +93,11 @@ TEST(MisusedThreads, AbortWakesWaitingCallsEverywhere) {
   const Scenario setup = ranks(3);
   FSDP(fsdp_create_local_contexts(3, &setup.context, contexts));
   std::thread first([&] {
-    EXPECT_FAILS(FSDP_ABORTED, enter(contexts[0]), "rank 0 aborted: the test says so");
+    EXPECT_FAILS(FSDP_ABORTED, enter_patiently(contexts[0]), "rank 0 aborted: the test says so");
     EXPECT_EQ(last_error().context_failed, 1);
   });
   std::thread second([&] {
-    EXPECT_FAILS(FSDP_PEER_FAILED, enter(contexts[1]), "rank 0", "the test says so");
+    EXPECT_FAILS(FSDP_PEER_FAILED, enter_patiently(contexts[1]), "rank 0", "the test says so");
     EXPECT_EQ(last_error().rank, 0);
     EXPECT_EQ(last_error().context_failed, 1);
   });
@@ -120,9 +126,9 @@ TEST(MisusedThreads, DestroyWakesAWaitingCall) {
   fsdp_context *contexts[3] = {};
   const Scenario setup = ranks(3);
   FSDP(fsdp_create_local_contexts(3, &setup.context, contexts));
-  std::thread first([&] { EXPECT_FAILS(FSDP_INVALID_HANDLE, enter(contexts[0]), "rank 0", "destroyed"); });
+  std::thread first([&] { EXPECT_FAILS(FSDP_INVALID_HANDLE, enter_patiently(contexts[0]), "rank 0", "destroyed"); });
   std::thread second([&] {
-    EXPECT_FAILS(FSDP_PEER_FAILED, enter(contexts[1]), "rank 0", "fsdp_close_context");
+    EXPECT_FAILS(FSDP_PEER_FAILED, enter_patiently(contexts[1]), "rank 0", "fsdp_close_context");
     EXPECT_EQ(last_error().rank, 0);
   });
   EXPECT_TRUE(await_busy(contexts[0]) && await_busy(contexts[1]));
@@ -155,7 +161,10 @@ TEST(MisusedThreads, TheInterruptedHookEndsAWait) {
       return;
     }
     while (!given_up) std::this_thread::yield();
-    EXPECT_FAILS(FSDP_PEER_FAILED, enter(context), "rank 0");
+    // What rank 0 gave before it gave up still counts; it comes to nothing more.
+    fsdp_status status = enter(context);
+    if (status == FSDP_OK) status = enter(context);
+    EXPECT_FAILS(FSDP_PEER_FAILED, status, "rank 0");
     EXPECT_EQ(last_error().rank, 0);
   });
   EXPECT_GT(calls, 0);
@@ -183,8 +192,8 @@ TEST(MisusedThreads, WorkAfterTheCloseEnds) {
     FSDP(fsdp_close_context(context));
     const auto start = steady_clock::now();
     if (r == 0) {
-      EXPECT_NE(fsdp_begin_update(rank->model, nullptr), FSDP_OK);
-      EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_begin_update(rank->model, nullptr), "closed", "destroy");
+      EXPECT_FAILS(FSDP_INVALID_STATE, enter(context), "fsdp_all_reduce_values", "closed", "destroy");
+      EXPECT_FAILS(FSDP_PEER_FAILED, fsdp_begin_update(rank->model, nullptr), "rank 1", "closed its context");
       EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(10)) << "waited for a rank that has left";
     }
   });
@@ -236,75 +245,6 @@ TEST(MisusedFork, DestroyInTheChildLeavesTheParentAlone) {
   EXPECT_EQ(wait_for(child), 0);
   solo.clean_step();
   EXPECT_WORKS(enter(solo.context));
-}
-
-size_t open_descriptors() {
-  size_t count = 0;
-  for ([[maybe_unused]] const auto &entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
-  return count;
-}
-
-class FailedAllocation : public testing::TestWithParam<uint64_t> {};
-
-// Private memory fails on every rank alike; all learn it at the seal, nothing leaks, and the context goes on.
-TEST_P(FailedAllocation, AtTheSealIsOutOfMemoryOnEveryRank) {
-  Scenario setup = ranks(2);
-  setup.model.unshard_mode = FSDP_UNSHARD_COPIED;
-  for (GroupDef &group : setup.groups) group.params[0].dtype = FSDP_BFLOAT16;  // so that there are main weights
-  train_threads(setup);
-  const size_t before = open_descriptors();
-  setup.context.debug_failed_allocation = GetParam();
-  std::atomic<int> failed{0};
-  run_threads(setup, [&](uint32_t, fsdp_context *context) {
-    Rank rank(context, setup, false);
-    const fsdp_status status = fsdp_seal_model(rank.model);
-    if (status == FSDP_OK) return;  // fewer allocations than that
-    ++failed;
-    EXPECT_FAILS(FSDP_OUT_OF_MEMORY, status, "allocation", "debug_failed_allocation");
-    EXPECT_EQ(last_error().context_failed, 0);
-    fsdp_stats stats = FSDP_STATS_INIT;
-    EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_get_stats(rank.model, &stats), "not sealed");
-    Rank again(context, setup);  // the allocation that failed was the n-th, later ones do not
-    again.load();
-    FSDP(fsdp_close_context(context));
-  });
-  EXPECT_NE(failed, 1) << "one rank sealed a model that the other could not";
-  if (GetParam() <= 4) EXPECT_EQ(failed, 2);
-  EXPECT_EQ(open_descriptors(), before);
-  setup.context.debug_failed_allocation = 0;
-  train_threads(setup);
-  EXPECT_EQ(open_descriptors(), before);
-}
-
-INSTANTIATE_TEST_SUITE_P(NthOfTwelve, FailedAllocation, testing::Range(uint64_t{1}, uint64_t{13}));
-
-// A seal that only one rank cannot finish: the other one learns whose memory it was.
-TEST(FailedSeal, OneRanksArenaIsTooSmall) {
-  const Scenario setup = ranks(2);
-  alignas(4096) static char arena[4096];
-  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
-    Rank rank(context, setup, false);
-    if (r == 1) FSDP(fsdp_set_arena(rank.model, FSDP_ROLE_OPTIMIZER, arena, 64));
-    const fsdp_status status = fsdp_seal_model(rank.model);
-    if (r == 1) EXPECT_FAILS(FSDP_INVALID_ARGUMENT, status, "fsdp_set_arena", "64 bytes", "rank 1");
-    else EXPECT_FAILS(FSDP_OUT_OF_MEMORY, status, "rank 1", "fsdp_set_arena");
-    if (r == 0) EXPECT_EQ(last_error().rank, 1);
-    if (r == 1) FSDP(fsdp_set_arena(rank.model, FSDP_ROLE_OPTIMIZER, arena, sizeof arena));
-    EXPECT_WORKS(fsdp_seal_model(rank.model));
-    rank.load();
-    EXPECT_WORKS(fsdp_close_context(context));
-  });
-}
-
-TEST(FailedSeal, DifferentDeclarations) {
-  Scenario setup = ranks(2);
-  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
-    Scenario own = setup;
-    if (r == 1) own.groups[1].params[0].shape = {6, 5};
-    Rank rank(context, own, false);
-    EXPECT_FAILS(FSDP_MISMATCH, fsdp_seal_model(rank.model), "fsdp_seal_model", "rank 0 has parameter 'beta.w'", "[6, 4]", "rank 1 has", "[6, 5]");
-    EXPECT_EQ(last_error().rank, 1);
-  });
 }
 
 }  // namespace

@@ -133,7 +133,8 @@ TEST(MisusedHandle, DestroyedInEveryCall) {
   fsdp_model_options options = FSDP_MODEL_OPTIONS_INIT;
   options.mesh = mesh;
   fsdp_model *other = nullptr;
-  EXPECT_FAILS(FSDP_INVALID_HANDLE, fsdp_create_model(context, &options, &other), "fsdp_create_model", "mesh is a destroyed");
+  EXPECT_FAILS(FSDP_INVALID_HANDLE, fsdp_create_model(context, &options, &other), "fsdp_create_model",
+               "mesh is a destroyed");
   fsdp_destroy_context(context);
   expect_all_refused(model_calls(model), FSDP_INVALID_HANDLE, "given as model is a destroyed handle");
   expect_all_refused(group_calls(group), FSDP_INVALID_HANDLE, "given as group is a destroyed handle");
@@ -173,7 +174,8 @@ TEST(MisusedHandle, AMeshOfAnotherContext) {
   EXPECT_FAILS(FSDP_INVALID_HANDLE, fsdp_create_model(contexts[0], &options, &model), "mesh", "another context");
   EXPECT_EQ(model, nullptr);
   options.mesh = reinterpret_cast<fsdp_mesh *>(contexts[0]);
-  EXPECT_FAILS(FSDP_INVALID_HANDLE, fsdp_create_model(contexts[0], &options, &model), "given as mesh is an fsdp_context");
+  EXPECT_FAILS(FSDP_INVALID_HANDLE, fsdp_create_model(contexts[0], &options, &model),
+               "given as mesh is an fsdp_context");
   fsdp_destroy_mesh(mesh);
   fsdp_destroy_context(contexts[0]);
   fsdp_destroy_context(contexts[1]);
@@ -201,14 +203,16 @@ TEST(MisusedHandle, NullOutputsAreNamed) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_param(solo.group(0), 0, FSDP_FORWARD, nullptr), "fsdp_tensor is NULL");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_chunk(solo.group(0), 0, 0, nullptr), "fsdp_chunk is NULL");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_read_param(solo.group(0), 0, nullptr, FSDP_FLOAT32, 32), "data is NULL");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_acquire_grad(solo.group(0), 0, nullptr, &tensor, nullptr), "accumulate is NULL");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_acquire_grad(solo.group(0), 0, nullptr, &tensor, nullptr),
+               "accumulate is NULL");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_shard_count(solo.model, nullptr), "shard_count is NULL");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_shard(solo.model, 0, nullptr), "fsdp_shard is NULL");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_shard_state(solo.model, 0, nullptr, &tensor), "name is NULL");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_grad_norm(solo.model, nullptr, nullptr), "norm is NULL");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_param_grad_norms(solo.model, nullptr, nullptr, 5), "norms is NULL");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_check_grads(solo.model, nullptr, nullptr, nullptr), "found is NULL");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_apply_grads(solo.model, nullptr, 4, 0.1, 0, nullptr, nullptr, &norm), "grads is NULL");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_apply_grads(solo.model, nullptr, 4, 0.1, 0, nullptr, nullptr, &norm),
+               "grads is NULL");
   (void)model;
   solo.clean_step();
 }
@@ -217,7 +221,8 @@ TEST(MisusedHandle, OutputStructsNeedTheirSize) {
   Solo solo(State::published);
   const auto size_missing = [](const char *name) { return std::string(name) + ".struct_size is 0"; };
   fsdp_memory memory = {};
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_memory(solo.model, 0, &memory), size_missing("fsdp_memory"), "sizeof(fsdp_memory)");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_memory(solo.model, 0, &memory), size_missing("fsdp_memory"),
+               "sizeof(fsdp_memory)");
   fsdp_stats stats = {};
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_stats(solo.model, &stats), size_missing("fsdp_stats"));
   fsdp_param param = {};

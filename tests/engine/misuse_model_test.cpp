@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Misuse of the calls that declare a model: options, groups, parameters, schedule, states, arenas and the seal.
+// Misuse of the calls that declare a model: options, schedule, states, arenas and the seal.
 #include <cmath>
 #include <cstdlib>
 #include <limits>
@@ -14,22 +14,15 @@ namespace {
 constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
-// A context with an empty model.
-class Declared : public testing::Test {
+class MisusedModel : public Declared {
  protected:
-  Declared() {
-    FSDP(fsdp_create_local_contexts(1, nullptr, &context));
-    FSDP(fsdp_create_model(context, nullptr, &model));
-  }
-  ~Declared() override {
-    fsdp_destroy_model(model);
-    fsdp_destroy_context(context);
-  }
   fsdp_status create(const fsdp_model_options &options) {
     fsdp_model *made = reinterpret_cast<fsdp_model *>(1);
     const fsdp_status status = fsdp_create_model(context, &options, &made);
-    if (status != FSDP_OK) EXPECT_EQ(made, nullptr);
-    else fsdp_destroy_model(made);
+    if (status != FSDP_OK)
+      EXPECT_EQ(made, nullptr);
+    else
+      fsdp_destroy_model(made);
     return status;
   }
   // A model with one field set: must be refused.
@@ -39,44 +32,18 @@ class Declared : public testing::Test {
     options.*field = value;
     return create(options);
   }
-  fsdp_status add_group(const char *name, std::vector<fsdp_param> params, const fsdp_group_options *options = nullptr) {
-    fsdp_group *group = reinterpret_cast<fsdp_group *>(1);
-    const fsdp_status status =
-        fsdp_create_group(model, name, params.data(), params.size(), sizeof(fsdp_param), options, &group);
-    EXPECT_EQ(group != nullptr, status == FSDP_OK);
-    return status;
-  }
-  fsdp_param param(const char *name = "w") const {
-    fsdp_param p = FSDP_PARAM_INIT;
-    p.name = name;
-    p.shape = shape;
-    p.dimension_count = 2;
-    return p;
-  }
-  template <class Value>
-  fsdp_status add_param_with(Value fsdp_param::*field, Value value) {
-    fsdp_param p = param();
-    p.*field = value;
-    return add_group("g", {param("before"), p});
-  }
   fsdp_status schedule(std::vector<fsdp_visit> visits) {
     fsdp_schedule_options options = FSDP_SCHEDULE_OPTIONS_INIT;
     options.visits = visits.data();
     options.visit_count = visits.size();
     return fsdp_set_schedule(model, FSDP_SCHEDULE_VISITS, &options);
   }
-
-  static constexpr uint64_t shape[] = {4, 3};
-  fsdp_context *context = nullptr;
-  fsdp_model *model = nullptr;
 };
-
-using MisusedModel = Declared;
-using MisusedGroup = Declared;
 
 TEST_F(MisusedModel, EnumFields) {
   using Options = fsdp_model_options;
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create_with(&Options::strategy, 5), "fsdp_create_model", "strategy is 5", "[1, 4]");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create_with(&Options::strategy, 5), "fsdp_create_model", "strategy is 5",
+               "[1, 4]");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create_with(&Options::strategy, -1), "strategy is -1");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create_with(&Options::grad_dtype, 4), "grad_dtype is 4", "[1, 3]");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create_with(&Options::reduce_dtype, 99), "reduce_dtype is 99");
@@ -110,7 +77,8 @@ TEST_F(MisusedModel, ContradictoryOptions) {
 TEST_F(MisusedModel, StructSizes) {
   fsdp_model_options options = FSDP_MODEL_OPTIONS_INIT;
   options.struct_size = 8;
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(options), "fsdp_model_options.struct_size is 8", "sizeof(fsdp_model_options)");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(options), "fsdp_model_options.struct_size is 8",
+               "sizeof(fsdp_model_options)");
   // The struct of the first release: what follows it is not read, not even if it contradicts.
   options.struct_size = offsetof(fsdp_model_options, prefetch_bytes);
   options.flags = FSDP_MODEL_NO_PREFETCH;
@@ -120,94 +88,19 @@ TEST_F(MisusedModel, StructSizes) {
   EXPECT_FAILS(FSDP_UNSUPPORTED, create(newer.options), Newer<fsdp_model_options>::byte(), "fsdp_model_options");
 }
 
-TEST_F(MisusedGroup, Names) {
-  const std::string longest(255, 'x'), longer(256, 'x');
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group(nullptr, {}), "fsdp_create_group", "name is NULL");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("", {}), "name is empty");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group(longer.c_str(), {}), "name is longer than 255 bytes", "xxx");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("a\xFF", {}), "name is not UTF-8");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("a\xC0\x80", {}), "not UTF-8");      // overlong
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("a\xED\xA0\x80", {}), "not UTF-8");  // a surrogate
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("a\xE2\x82", {}), "not UTF-8");      // cut
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {param(nullptr)}), "params[0].name is NULL");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {param("a"), param("")}), "params[1].name is empty");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {param(longer.c_str())}), "params[0].name is longer than 255");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {param("\x80")}), "params[0].name is not UTF-8");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {param("twin"), param("twin")}), "'twin'", "'g'", "twice");
-  EXPECT_WORKS(add_group("g", {param("w")}));
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("h", {param("w")}), "'w'", "'h'", "declared twice");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {}), "a group named 'g' already");
-  EXPECT_WORKS(add_group(longest.c_str(), {param("\xE2\x82\xAC")}));
-}
-
-TEST_F(MisusedGroup, Parameters) {
-  using Param = fsdp_param;
-  const auto field = [](const char *name) { return std::string("params[1] ('w').") + name; };
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::dtype, 4), field("dtype is 4"));
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::flags, 4u), field("flags"), "0x4");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::granule, 4), field("granule is 4"));
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::granule, FSDP_GRANULE_BLOCK + 0), field("granule_rows"), "FSDP_GRANULE_BLOCK");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::lr_scale, nan), field("lr_scale is nan"));
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::lr_scale, -0.5), field("lr_scale is -0.5"));
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::lr_scale, infinity), field("lr_scale is inf"));
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::dimension_count, 17u), field("dimension_count is 17"), "16");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with<const uint64_t *>(&Param::shape, nullptr), field("shape is NULL"));
-  const uint64_t zero[] = {4, 0};
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with<const uint64_t *>(&Param::shape, zero), field("shape[1] is 0"));
-  const uint64_t huge[] = {uint64_t{1} << 63, 4};
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with<const uint64_t *>(&Param::shape, huge), field("shape"), "64 bits");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::struct_size, uint64_t{16}), "params[1].struct_size is 16");
-}
-
-TEST_F(MisusedGroup, SizesThatOverflowLater) {
-  const uint64_t huge[] = {uint64_t{1} << 62, 1};  // counts in 64 bits, its bytes do not
-  fsdp_param p = param();
-  p.shape = huge;
-  EXPECT_WORKS(add_group("g", {p}));
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_seal_model(model), "64 bits");
-}
-
-TEST_F(MisusedGroup, ArraysAndOptions) {
-  fsdp_group *group = nullptr;
-  const fsdp_param params[2] = {param("a"), param("b")};
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_create_group(model, "g", nullptr, 2, sizeof(fsdp_param), nullptr, &group), "params is NULL");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_create_group(model, "g", params, 2, 0, nullptr, &group), "param_stride is 0", "sizeof(fsdp_param)");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_create_group(model, "g", params, 2, 16, nullptr, &group), "param_stride is 16");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_create_group(model, "g", params, 2, 2, nullptr, &group), "param_stride is 2");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_create_group(model, "g", params, 2, sizeof(fsdp_param), nullptr, nullptr), "group is NULL");
-  fsdp_group_options options = FSDP_GROUP_OPTIONS_INIT;
-  options.flags = 2;
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {}, &options), "fsdp_group_options.flags", "0x2");
-  options = FSDP_GROUP_OPTIONS_INIT;
-  options.strategy = 5;
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {}, &options), "fsdp_group_options.strategy is 5");
-  options = FSDP_GROUP_OPTIONS_INIT;
-  options.grad_dtype = 4;
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {}, &options), "fsdp_group_options.grad_dtype is 4");
-  options = FSDP_GROUP_OPTIONS_INIT;
-  options.reduce_dtype = -2;
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {}, &options), "fsdp_group_options.reduce_dtype is -2");
-  options = FSDP_GROUP_OPTIONS_INIT;
-  options.struct_size = 0;
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {}, &options), "fsdp_group_options.struct_size is 0");
-  Newer<fsdp_group_options> newer(FSDP_GROUP_OPTIONS_INIT);
-  EXPECT_FAILS(FSDP_UNSUPPORTED, add_group("g", {}, &newer.options), Newer<fsdp_group_options>::byte());
-  Newer<fsdp_param> newer_param(param());
-  EXPECT_FAILS(FSDP_UNSUPPORTED, fsdp_create_group(model, "g", &newer_param.options, 1, sizeof newer_param, nullptr, &group),
-               Newer<fsdp_param>::byte(), "params[0]");
-  // Nothing of all that is left: the model has no group yet.
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_seal_model(model), "no group", "fsdp_create_group");
-}
-
 TEST_F(MisusedModel, SealedTwiceAndDeclaredLate) {
   Solo solo(State::sealed);
   fsdp_group *group = nullptr;
   alignas(4096) static char arena[4096];
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_seal_model(solo.model), "fsdp_seal_model", "sealed");
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_create_group(solo.model, "late", nullptr, 0, 0, nullptr, &group), "fsdp_create_group", "before fsdp_seal_model");
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_set_schedule(solo.model, FSDP_SCHEDULE_SEQUENTIAL, nullptr), "fsdp_set_schedule", "sealed");
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_add_optimizer_state(solo.model, "s", FSDP_FLOAT32), "fsdp_add_optimizer_state", "sealed");
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_set_arena(solo.model, FSDP_ROLE_OPTIMIZER, arena, sizeof arena), "fsdp_set_arena", "sealed");
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_create_group(solo.model, "late", nullptr, 0, 0, nullptr, &group),
+               "fsdp_create_group", "before fsdp_seal_model");
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_set_schedule(solo.model, FSDP_SCHEDULE_SEQUENTIAL, nullptr),
+               "fsdp_set_schedule", "sealed");
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_add_optimizer_state(solo.model, "s", FSDP_FLOAT32), "fsdp_add_optimizer_state",
+               "sealed");
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_set_arena(solo.model, FSDP_ROLE_OPTIMIZER, arena, sizeof arena),
+               "fsdp_set_arena", "sealed");
 }
 
 TEST_F(MisusedModel, CallsBeforeTheSeal) {
@@ -224,12 +117,15 @@ TEST_F(MisusedModel, CallsBeforeTheSeal) {
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_get_memory(solo.model, 0, &memory), "fsdp_get_memory", remedy);
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_get_stats(solo.model, &stats), "fsdp_get_stats", remedy);
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_describe_model(solo.model, nullptr, &size), "fsdp_describe_model", remedy);
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_load_param(solo.group(0), 0, data, FSDP_FLOAT32, 32, -1), "fsdp_load_param", remedy);
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_read_param(solo.group(0), 0, data, FSDP_FLOAT32, 32), "fsdp_read_param", remedy);
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_load_param(solo.group(0), 0, data, FSDP_FLOAT32, 32, -1), "fsdp_load_param",
+               remedy);
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_read_param(solo.group(0), 0, data, FSDP_FLOAT32, 32), "fsdp_read_param",
+               remedy);
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_get_param(solo.group(0), 0, FSDP_FORWARD, &tensor), "fsdp_get_param", remedy);
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_get_chunk(solo.group(0), 0, 0, &chunk), "fsdp_get_chunk", remedy);
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_unshard(solo.group(0), FSDP_FORWARD, nullptr), "fsdp_unshard", remedy);
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_acquire_grad(solo.group(0), 0, nullptr, &tensor, &accumulate), "fsdp_acquire_grad", remedy);
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_acquire_grad(solo.group(0), 0, nullptr, &tensor, &accumulate),
+               "fsdp_acquire_grad", remedy);
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_reduce_grad(solo.group(0), FSDP_LAST, nullptr), "fsdp_reduce_grad", remedy);
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_finish_grads(solo.model, 1, nullptr), "fsdp_finish_grads", remedy);
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_publish_weights(solo.model, nullptr), "fsdp_publish_weights", remedy);
@@ -249,18 +145,22 @@ TEST_F(MisusedModel, Schedules) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_schedule(model, FSDP_SCHEDULE_VISITS, nullptr), "visits", "visit_count");
   fsdp_schedule_options options = FSDP_SCHEDULE_OPTIONS_INIT;
   options.visit_count = 3;
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_schedule(model, FSDP_SCHEDULE_VISITS, &options), "FSDP_SCHEDULE_VISITS needs visits");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_schedule(model, FSDP_SCHEDULE_VISITS, &options),
+               "FSDP_SCHEDULE_VISITS needs visits");
   options.struct_size = 1;
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_schedule(model, FSDP_SCHEDULE_VISITS, &options), "fsdp_schedule_options.struct_size is 1");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_schedule(model, FSDP_SCHEDULE_VISITS, &options),
+               "fsdp_schedule_options.struct_size is 1");
   Newer<fsdp_schedule_options> newer(FSDP_SCHEDULE_OPTIONS_INIT);
-  EXPECT_FAILS(FSDP_UNSUPPORTED, fsdp_set_schedule(model, FSDP_SCHEDULE_SEQUENTIAL, &newer.options), Newer<fsdp_schedule_options>::byte());
+  EXPECT_FAILS(FSDP_UNSUPPORTED, fsdp_set_schedule(model, FSDP_SCHEDULE_SEQUENTIAL, &newer.options),
+               Newer<fsdp_schedule_options>::byte());
   // These are found by the seal, when all groups are known; the schedule can then be corrected.
   EXPECT_WORKS(schedule({{0, FSDP_FORWARD}, {2, FSDP_FORWARD}}));
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_seal_model(model), "visit 1", "group 2 is outside [0, 2)");
   EXPECT_WORKS(schedule({{0, FSDP_FORWARD}, {0, FSDP_EVAL}}));
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_seal_model(model), "visit 1", "phase 4");
   EXPECT_WORKS(schedule({{0, FSDP_BACKWARD}}));
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_seal_model(model), "visit 0", "BACKWARD of group 0", "before its first FORWARD");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_seal_model(model), "visit 0", "BACKWARD of group 0",
+               "before its first FORWARD");
   EXPECT_WORKS(schedule({{0, FSDP_FORWARD}, {1, FSDP_FORWARD}, {0, FSDP_BACKWARD}}));
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_seal_model(model), "group 1", "no BACKWARD visit");
   EXPECT_WORKS(schedule({{0, FSDP_FORWARD}, {1, FSDP_FORWARD}, {1, FSDP_BACKWARD}, {0, FSDP_BACKWARD}}));
@@ -268,14 +168,16 @@ TEST_F(MisusedModel, Schedules) {
 }
 
 TEST_F(MisusedModel, OptimizerStates) {
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_add_optimizer_state(model, "momentum", FSDP_FLOAT32), "FSDP_OPTIMIZER_ADAMW", "FSDP_OPTIMIZER_CALLER");
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_add_optimizer_state(model, "momentum", FSDP_FLOAT32), "FSDP_OPTIMIZER_ADAMW",
+               "FSDP_OPTIMIZER_CALLER");
   fsdp_model_options options = FSDP_MODEL_OPTIONS_INIT;
   options.optimizer = FSDP_OPTIMIZER_CALLER;
   fsdp_model *own = nullptr;
   EXPECT_WORKS(fsdp_create_model(context, &options, &own));
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_add_optimizer_state(own, nullptr, FSDP_FLOAT32), "name is NULL");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_add_optimizer_state(own, "", FSDP_FLOAT32), "name is empty");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_add_optimizer_state(own, std::string(64, 'n').c_str(), FSDP_FLOAT32), "63 bytes");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_add_optimizer_state(own, std::string(64, 'n').c_str(), FSDP_FLOAT32),
+               "63 bytes");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_add_optimizer_state(own, "\xFE", FSDP_FLOAT32), "not UTF-8");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_add_optimizer_state(own, "momentum", 0), "0 is not a dtype");
   EXPECT_WORKS(fsdp_add_optimizer_state(own, "momentum", FSDP_FLOAT32));
@@ -285,16 +187,20 @@ TEST_F(MisusedModel, OptimizerStates) {
 
 TEST_F(MisusedModel, Arenas) {
   alignas(4096) static char arena[8192];
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_arena(model, FSDP_ROLE_OPTIMIZER, nullptr, 4096), "fsdp_set_arena", "data is NULL");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_arena(model, FSDP_ROLE_OPTIMIZER, arena + 64, 4096), "not aligned to 4096");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_arena(model, FSDP_ROLE_OPTIMIZER, nullptr, 4096), "fsdp_set_arena",
+               "data is NULL");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_arena(model, FSDP_ROLE_OPTIMIZER, arena + 64, 4096),
+               "not aligned to 4096");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_arena(model, 0, arena, 4096), "0 is not an fsdp_role");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_arena(model, FSDP_ROLE_COUNT + 1, arena, 4096), "8 is not an fsdp_role");
   for (const fsdp_role role : {FSDP_ROLE_COMPUTE, FSDP_ROLE_REDUCE, FSDP_ROLE_STAGING})
-    EXPECT_FAILS(FSDP_UNSUPPORTED, fsdp_set_arena(model, role, arena, 4096), "role " + std::to_string(role), "OPTIMIZER");
+    EXPECT_FAILS(FSDP_UNSUPPORTED, fsdp_set_arena(model, role, arena, 4096), "role " + std::to_string(role),
+                 "OPTIMIZER");
   // Too small is found by the seal; a larger one then does.
   EXPECT_WORKS(add_group("g", {param("w")}));
   EXPECT_WORKS(fsdp_set_arena(model, FSDP_ROLE_OPTIMIZER, arena, 16));
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_seal_model(model), "fsdp_set_arena", "optimizer state", "16 bytes", "rank 0");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_seal_model(model), "fsdp_set_arena", "optimizer state", "16 bytes",
+               "rank 0");
   EXPECT_WORKS(fsdp_set_arena(model, FSDP_ROLE_OPTIMIZER, arena, sizeof arena));
   EXPECT_WORKS(fsdp_seal_model(model));
 }
@@ -320,10 +226,14 @@ TEST_F(MisusedModel, IndicesOfASealedModel) {
   fsdp_memory memory = FSDP_MEMORY_INIT;
   fsdp_chunk chunk = FSDP_CHUNK_INIT;
   fsdp_param info = FSDP_PARAM_INIT;
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_memory(solo.model, 1, &memory), "fsdp_get_memory", "rank 1 is outside [0, 1)");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_chunk(solo.group(0), 0, 1, &chunk), "fsdp_get_chunk", "rank 1 is outside [0, 1)");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_chunk(solo.group(0), 2, 0, &chunk), "param_index 2 is outside [0, 2)", "'alpha'");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_param_info(solo.group(2), 1, &info), "param_index 1 is outside [0, 1)", "'gamma'");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_memory(solo.model, 1, &memory), "fsdp_get_memory",
+               "rank 1 is outside [0, 1)");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_chunk(solo.group(0), 0, 1, &chunk), "fsdp_get_chunk",
+               "rank 1 is outside [0, 1)");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_chunk(solo.group(0), 2, 0, &chunk), "param_index 2 is outside [0, 2)",
+               "'alpha'");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_param_info(solo.group(2), 1, &info), "param_index 1 is outside [0, 1)",
+               "'gamma'");
   char text[4] = "abc";
   uint64_t size = sizeof text;
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_describe_model(solo.model, text, &size), "fsdp_describe_model", "4 bytes");

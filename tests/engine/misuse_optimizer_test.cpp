@@ -19,9 +19,12 @@ TEST(MisusedShard, IndicesAndNames) {
   ASSERT_EQ(count, 4u);
   fsdp_shard shard = FSDP_SHARD_INIT;
   fsdp_tensor state = FSDP_TENSOR_INIT;
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_shard(solo.model, 4, &shard), "fsdp_get_shard", "shard_index 4 is outside [0, 4)");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_shard_state(solo.model, 4, "exp_avg", &state), "fsdp_get_shard_state", "shard_index 4");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_shard_state(solo.model, 0, "momentum", &state), "'momentum'", "'exp_avg', 'exp_avg_sq'");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_shard(solo.model, 4, &shard), "fsdp_get_shard",
+               "shard_index 4 is outside [0, 4)");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_shard_state(solo.model, 4, "exp_avg", &state), "fsdp_get_shard_state",
+               "shard_index 4");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_shard_state(solo.model, 0, "momentum", &state), "'momentum'",
+               "'exp_avg', 'exp_avg_sq'");
   EXPECT_EQ(state.data, nullptr);
   EXPECT_EQ(shard.name, nullptr);
 }
@@ -32,11 +35,16 @@ TEST(MisusedGrads, OutsideTheWindow) {
   int32_t found = 7;
   const char *name = "untouched";
   const std::string remedy = "fsdp_finish_grads";
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_get_grad_norm(solo.model, nullptr, &norm), "fsdp_get_grad_norm", "window is closed", remedy);
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_get_param_grad_norms(solo.model, nullptr, norms, 5), "fsdp_get_param_grad_norms", "window is closed", remedy);
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_scale_grads(solo.model, 2, nullptr), "fsdp_scale_grads", "window is closed", remedy);
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_clip_grads(solo.model, 2, nullptr, &norm), "fsdp_clip_grads", "window is closed", remedy);
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_check_grads(solo.model, nullptr, &found, &name), "fsdp_check_grads", "window is closed", remedy);
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_get_grad_norm(solo.model, nullptr, &norm), "fsdp_get_grad_norm",
+               "window is closed", remedy);
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_get_param_grad_norms(solo.model, nullptr, norms, 5),
+               "fsdp_get_param_grad_norms", "window is closed", remedy);
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_scale_grads(solo.model, 2, nullptr), "fsdp_scale_grads", "window is closed",
+               remedy);
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_clip_grads(solo.model, 2, nullptr, &norm), "fsdp_clip_grads",
+               "window is closed", remedy);
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_check_grads(solo.model, nullptr, &found, &name), "fsdp_check_grads",
+               "window is closed", remedy);
   EXPECT_EQ(norm, 7);
   EXPECT_EQ(found, 7);
   EXPECT_STREQ(name, "untouched");
@@ -48,10 +56,12 @@ TEST(MisusedGrads, Numbers) {
   solo.finish_step();
   double norm = 0, after = 0, norms[5];
   FSDP(fsdp_get_grad_norm(solo.model, nullptr, &norm));
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_param_grad_norms(solo.model, nullptr, norms, 4), "norm_count is 4", "5 parameters");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_param_grad_norms(solo.model, nullptr, norms, 4), "norm_count is 4",
+               "5 parameters");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_scale_grads(solo.model, nan, nullptr), "factor is nan");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_scale_grads(solo.model, infinity, nullptr), "factor is inf");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_clip_grads(solo.model, 0, nullptr, nullptr), "fsdp_clip_grads", "max_norm is 0");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_clip_grads(solo.model, 0, nullptr, nullptr), "fsdp_clip_grads",
+               "max_norm is 0");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_clip_grads(solo.model, -1, nullptr, nullptr), "max_norm is -1");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_clip_grads(solo.model, nan, nullptr, nullptr), "max_norm is nan");
   FSDP(fsdp_get_grad_norm(solo.model, nullptr, &after));
@@ -69,7 +79,8 @@ TEST(MisusedStep, AdamWOptions) {
     return fsdp_step_adamw(solo.model, 0.01, &options, nullptr);
   };
   using Options = fsdp_adamw_options;
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_step_adamw(solo.model, nan, nullptr, nullptr), "fsdp_step_adamw", "lr is nan");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_step_adamw(solo.model, nan, nullptr, nullptr), "fsdp_step_adamw",
+               "lr is nan");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_step_adamw(solo.model, infinity, nullptr, nullptr), "lr is inf");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::beta1, 1.0), "beta1 is 1", "[0, 1)");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::beta1, -0.1), "beta1 is -0.1");
@@ -81,13 +92,16 @@ TEST(MisusedStep, AdamWOptions) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::weight_decay, infinity), "weight_decay is inf");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::flags, 2u), "fsdp_adamw_options.flags", "0x2");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::reserved, 1u), "fsdp_adamw_options.reserved", "0x1");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::struct_size, uint64_t{48}), "fsdp_adamw_options.struct_size is 48");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::struct_size, uint64_t{48}),
+               "fsdp_adamw_options.struct_size is 48");
   fsdp_adamw_options options = FSDP_ADAMW_OPTIONS_INIT;
   options.flags = FSDP_ADAMW_BETA1_ZERO;
   options.beta1 = 0.5;
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_step_adamw(solo.model, 0.01, &options, nullptr), "FSDP_ADAMW_BETA1_ZERO", "beta1 0.5");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_step_adamw(solo.model, 0.01, &options, nullptr), "FSDP_ADAMW_BETA1_ZERO",
+               "beta1 0.5");
   Newer<fsdp_adamw_options> newer(FSDP_ADAMW_OPTIONS_INIT);
-  EXPECT_FAILS(FSDP_UNSUPPORTED, fsdp_step_adamw(solo.model, 0.01, &newer.options, nullptr), Newer<fsdp_adamw_options>::byte());
+  EXPECT_FAILS(FSDP_UNSUPPORTED, fsdp_step_adamw(solo.model, 0.01, &newer.options, nullptr),
+               Newer<fsdp_adamw_options>::byte());
   EXPECT_EQ(solo.rank->read(0, 0), before);
   EXPECT_EQ(solo.rank->stats().step, 0u);
   EXPECT_WORKS(fsdp_step_adamw(solo.model, 0.01, nullptr, nullptr));
@@ -99,19 +113,26 @@ TEST(MisusedStep, ACallersOptimizerHasNoAdamW) {
   setup.model.optimizer = FSDP_OPTIMIZER_CALLER;
   Solo solo(State::published, setup);
   const fsdp_grad grads[4] = {};
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_apply_grads(solo.model, grads, 4, 0.1, 0, nullptr, nullptr, nullptr), "fsdp_apply_grads", "FSDP_OPTIMIZER_CALLER");
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_apply_grads(solo.model, grads, 4, 0.1, 0, nullptr, nullptr, nullptr),
+               "fsdp_apply_grads", "FSDP_OPTIMIZER_CALLER");
   solo.finish_step();  // the refused call left no gradients, and the window closed
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_step_adamw(solo.model, 0.1, nullptr, nullptr), "fsdp_step_adamw", "FSDP_OPTIMIZER_CALLER");
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_step_adamw(solo.model, 0.1, nullptr, nullptr), "fsdp_step_adamw",
+               "FSDP_OPTIMIZER_CALLER");
   fsdp_tensor state = FSDP_TENSOR_INIT;
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_shard_state(solo.model, 0, "exp_avg", &state), "'exp_avg'", "it has: none");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_shard_state(solo.model, 0, "exp_avg", &state), "'exp_avg'",
+               "it has: none");
   EXPECT_WORKS(fsdp_publish_weights(solo.model, nullptr));
 }
 
 TEST(MisusedStep, ApplyGrads) {
   Solo solo(State::published);
   const std::vector<float> data(32, 1.0f), before = solo.rank->read(0, 0);
-  fsdp_grad grads[4] = {{data.data(), 32, FSDP_FLOAT32, 0}, {data.data(), 24, FSDP_FLOAT32, 0}, {data.data(), 6, FSDP_FLOAT32, 0}, {nullptr, 0, 0, 0}};
-  const auto apply = [&](uint64_t count = 4, double max_norm = 0, double lr = 0.1, const fsdp_adamw_options *options = nullptr) {
+  fsdp_grad grads[4] = {{data.data(), 32, FSDP_FLOAT32, 0},
+                        {data.data(), 24, FSDP_FLOAT32, 0},
+                        {data.data(), 6, FSDP_FLOAT32, 0},
+                        {nullptr, 0, 0, 0}};
+  const auto apply = [&](uint64_t count = 4, double max_norm = 0, double lr = 0.1,
+                         const fsdp_adamw_options *options = nullptr) {
     double norm = 7;
     const fsdp_status status = fsdp_apply_grads(solo.model, grads, count, lr, max_norm, options, nullptr, &norm);
     EXPECT_EQ(norm == 7, status != FSDP_OK);
@@ -135,7 +156,8 @@ TEST(MisusedStep, ApplyGrads) {
   grads[3].reserved = 1;
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, apply(), "grads[3].reserved", "must be 0");
   grads[3].reserved = 0;
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_apply_grads(solo.model, grads, 4, 0.1, 0, nullptr, some_stream(), nullptr), "pass NULL");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_apply_grads(solo.model, grads, 4, 0.1, 0, nullptr, some_stream(), nullptr),
+               "pass NULL");
   EXPECT_EQ(solo.rank->read(0, 0), before);
   EXPECT_WORKS(apply());
   EXPECT_NE(solo.rank->read(0, 0), before);

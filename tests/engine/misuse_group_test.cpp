@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Misuse of fsdp_create_group: names, shapes, and every field of a parameter.
+#include <limits>
+
+#include "misuse.h"
+
+using namespace harness;
+using namespace misuse;
+
+namespace {
+
+constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+class MisusedGroup : public Declared {
+ protected:
+  template <class Value>
+  fsdp_status add_param_with(Value fsdp_param::*field, Value value) {
+    fsdp_param p = param();
+    p.*field = value;
+    return add_group("g", {param("before"), p});
+  }
+};
+
+TEST_F(MisusedGroup, Names) {
+  const std::string longest(255, 'x'), longer(256, 'x');
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group(nullptr, {}), "fsdp_create_group", "name is NULL");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("", {}), "name is empty");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group(longer.c_str(), {}), "name is longer than 255 bytes", "xxx");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("a\xFF", {}), "name is not UTF-8");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("a\xC0\x80", {}), "not UTF-8");      // overlong
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("a\xED\xA0\x80", {}), "not UTF-8");  // a surrogate
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("a\xE2\x82", {}), "not UTF-8");      // cut
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {param(nullptr)}), "params[0].name is NULL");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {param("a"), param("")}), "params[1].name is empty");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {param(longer.c_str())}), "params[0].name is longer than 255");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {param("\x80")}), "params[0].name is not UTF-8");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {param("twin"), param("twin")}), "'twin'", "'g'", "twice");
+  EXPECT_WORKS(add_group("g", {param("w")}));
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("h", {param("w")}), "'w'", "'h'", "declared twice");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {}), "a group named 'g' already");
+  EXPECT_WORKS(add_group(longest.c_str(), {param("\xE2\x82\xAC")}));
+}
+
+TEST_F(MisusedGroup, Parameters) {
+  using Param = fsdp_param;
+  const auto field = [](const char *name) { return std::string("params[1] ('w').") + name; };
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::dtype, 4), field("dtype is 4"));
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::flags, 4u), field("flags"), "0x4");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::granule, 4), field("granule is 4"));
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::granule, FSDP_GRANULE_BLOCK + 0), field("granule_rows"),
+               "FSDP_GRANULE_BLOCK");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::lr_scale, nan), field("lr_scale is nan"));
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::lr_scale, -0.5), field("lr_scale is -0.5"));
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::lr_scale, infinity), field("lr_scale is inf"));
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::dimension_count, 17u), field("dimension_count is 17"),
+               "16");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with<const uint64_t *>(&Param::shape, nullptr), field("shape is NULL"));
+  const uint64_t zero[] = {4, 0};
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with<const uint64_t *>(&Param::shape, zero), field("shape[1] is 0"));
+  const uint64_t huge[] = {uint64_t{1} << 63, 4};
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with<const uint64_t *>(&Param::shape, huge), field("shape"), "64 bits");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::struct_size, uint64_t{16}), "params[1].struct_size is 16");
+}
+
+TEST_F(MisusedGroup, SizesThatOverflowLater) {
+  const uint64_t huge[] = {uint64_t{1} << 62, 1};  // counts in 64 bits, its bytes do not
+  fsdp_param p = param();
+  p.shape = huge;
+  EXPECT_WORKS(add_group("g", {p}));
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_seal_model(model), "64 bits");
+}
+
+TEST_F(MisusedGroup, ArraysAndOptions) {
+  fsdp_group *group = nullptr;
+  const fsdp_param params[2] = {param("a"), param("b")};
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_create_group(model, "g", nullptr, 2, sizeof(fsdp_param), nullptr, &group),
+               "params is NULL");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_create_group(model, "g", params, 2, 0, nullptr, &group), "param_stride is 0",
+               "sizeof(fsdp_param)");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_create_group(model, "g", params, 2, 16, nullptr, &group),
+               "param_stride is 16");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_create_group(model, "g", params, 2, 2, nullptr, &group),
+               "param_stride is 2");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_create_group(model, "g", params, 2, sizeof(fsdp_param), nullptr, nullptr),
+               "group is NULL");
+  fsdp_group_options options = FSDP_GROUP_OPTIONS_INIT;
+  options.flags = 2;
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {}, &options), "fsdp_group_options.flags", "0x2");
+  options = FSDP_GROUP_OPTIONS_INIT;
+  options.strategy = 5;
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {}, &options), "fsdp_group_options.strategy is 5");
+  options = FSDP_GROUP_OPTIONS_INIT;
+  options.grad_dtype = 4;
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {}, &options), "fsdp_group_options.grad_dtype is 4");
+  options = FSDP_GROUP_OPTIONS_INIT;
+  options.reduce_dtype = -2;
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {}, &options), "fsdp_group_options.reduce_dtype is -2");
+  options = FSDP_GROUP_OPTIONS_INIT;
+  options.struct_size = 0;
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {}, &options), "fsdp_group_options.struct_size is 0");
+  Newer<fsdp_group_options> newer(FSDP_GROUP_OPTIONS_INIT);
+  EXPECT_FAILS(FSDP_UNSUPPORTED, add_group("g", {}, &newer.options), Newer<fsdp_group_options>::byte());
+  Newer<fsdp_param> newer_param(param());
+  EXPECT_FAILS(FSDP_UNSUPPORTED,
+               fsdp_create_group(model, "g", &newer_param.options, 1, sizeof newer_param, nullptr, &group),
+               Newer<fsdp_param>::byte(), "params[0]");
+  // Nothing of all that is left: the model has no group yet.
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_seal_model(model), "no group", "fsdp_create_group");
+}
+
+}  // namespace

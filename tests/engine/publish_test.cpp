@@ -1,0 +1,485 @@
+// SPDX-License-Identifier: Apache-2.0
+// The publish protocol under stress: every element that is read while the weights of version v are unsharded equals v, with
+// readers and writers at different speeds. And steps that some rank spoils: nobody hangs, the error says who and what.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include "harness.h"
+
+using namespace harness;
+
+namespace {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+#define REQUIRE(condition) \
+  if (!(condition)) throw std::runtime_error("not true: " #condition)
+
+float element(const void *data, fsdp_dtype dtype, uint64_t i) {
+  if (dtype == FSDP_FLOAT32) return static_cast<const volatile float *>(data)[i];
+  return std::bit_cast<float>(static_cast<uint32_t>(static_cast<const volatile uint16_t *>(data)[i]) << 16);
+}
+
+// Another thread of control of the same rank: the owner waits while it works, so that one at a time is in the context.
+class Helper {
+ public:
+  Helper() : thread_([this] { work(); }) {}
+  ~Helper() {
+    hand_over({});
+    thread_.join();
+  }
+  Helper(const Helper &) = delete;
+  Helper &operator=(const Helper &) = delete;
+  void run(const std::function<void()> &task) {
+    hand_over(task);
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return !busy_; });
+    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+
+ private:
+  void hand_over(std::function<void()> task) {
+    std::lock_guard lock(mutex_);
+    task_ = std::move(task);
+    busy_ = true;
+    changed_.notify_all();
+  }
+  void work() {
+    for (;;) {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return busy_; });
+      if (!task_) return;
+      try {
+        task_();
+      } catch (...) {
+        error_ = std::current_exception();
+      }
+      busy_ = false;
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::function<void()> task_;
+  bool busy_ = false;
+  std::exception_ptr error_;
+  std::thread thread_;
+};
+
+enum class Loop { sequential, accumulate, interleaved, delayed };
+constexpr const char *loop_names[] = {"Sequential", "Accumulate", "Interleaved", "Delayed"};
+
+struct Stress {
+  uint32_t ranks;
+  fsdp_unshard_mode mode;
+  fsdp_dtype dtype;
+  fsdp_strategy strategy;
+  Loop loop;
+};
+
+// The weights of version v are all v; the gradients given are v too.
+class VersionedRank {
+ public:
+  VersionedRank(fsdp_context *context, const Scenario &scenario, const Stress &stress)
+      : rank_(context, scenario), stress_(stress), random_(rank_.rank * 7919 + stress.ranks) {
+    publish();
+  }
+
+  void step() {
+    pass(FSDP_EVAL);
+    switch (stress_.loop) {
+      case Loop::sequential:
+        pass(FSDP_FORWARD);
+        for (size_t g = groups(); g-- > 0;) backward(g, true);
+        break;
+      case Loop::accumulate:
+        for (int m = 0; m < 3; ++m) {
+          pass(FSDP_FORWARD);
+          for (size_t g = groups(); g-- > 0;) backward(g, m == 2);
+        }
+        break;
+      case Loop::interleaved: interleave(4); break;
+      case Loop::delayed: delay_weight_gradients(); break;
+    }
+    linger(3);
+    FSDP(fsdp_finish_grads(rank_.model, 1.0, nullptr));
+    check_grads(stress_.loop == Loop::accumulate ? 3 : stress_.loop == Loop::interleaved ? 4 : 1);
+    publish();
+  }
+
+  Rank &rank() { return rank_; }
+
+ private:
+  size_t groups() const { return rank_.groups.size(); }
+  void linger(uint32_t chance = 4) {
+    if (random_() % chance == 0) std::this_thread::sleep_for(std::chrono::microseconds(random_() % 2000));
+  }
+
+  // In two halves: who reads too early, or on from the version before, sees both numbers.
+  void publish() {
+    uint64_t count = 0;
+    FSDP(fsdp_get_shard_count(rank_.model, &count));
+    for (const int half : {0, 1}) {
+      for (uint64_t s = 0; s < count; ++s) {
+        fsdp_shard shard = FSDP_SHARD_INIT;
+        FSDP(fsdp_get_shard(rank_.model, s, &shard));
+        for (uint64_t i = static_cast<uint64_t>(half); i < shard.element_count; i += 2)
+          static_cast<volatile float *>(shard.main_weight)[i] = static_cast<float>(version_ + 1);
+      }
+      linger();
+    }
+    FSDP(fsdp_publish_weights(rank_.model, nullptr));
+    ++version_;
+    REQUIRE(rank_.stats().version == version_);
+  }
+
+  void check(size_t g, fsdp_phase phase) {
+    for (size_t p = 0; p < rank_.def(g).params.size(); ++p) {
+      fsdp_tensor tensor = FSDP_TENSOR_INIT;
+      FSDP(fsdp_get_param(rank_.groups[g], p, phase, &tensor));
+      REQUIRE(tensor.element_count == rank_.def(g).params[p].count() && tensor.dtype == stress_.dtype);
+      for (uint64_t i = 0; i < tensor.element_count; ++i) {
+        const float seen = element(tensor.data, tensor.dtype, i);
+        if (seen != static_cast<float>(version_))
+          throw std::runtime_error("rank " + std::to_string(rank_.rank) + " sees " + std::to_string(seen) + " in " +
+                                   rank_.def(g).params[p].name + "[" + std::to_string(i) + "], the version is " +
+                                   std::to_string(version_));
+      }
+    }
+  }
+
+  void hold(size_t g, fsdp_phase phase) {
+    FSDP(fsdp_unshard(rank_.groups[g], phase, nullptr));
+    check(g, phase);
+    linger();
+  }
+  void release(size_t g, fsdp_phase phase) {
+    check(g, phase);
+    FSDP(fsdp_reshard(rank_.groups[g], phase, nullptr));
+    linger(8);
+  }
+
+  void pass(fsdp_phase phase) {
+    for (size_t g = 0; g < groups(); ++g) {
+      hold(g, phase);
+      release(g, phase);
+    }
+  }
+
+  void give(size_t g, bool last) {
+    for (size_t p = 0; p < rank_.def(g).params.size(); ++p) {
+      const std::vector<float> grad(rank_.def(g).params[p].count(), static_cast<float>(version_));
+      FSDP(fsdp_put_grad(rank_.groups[g], p, grad.data(), FSDP_FLOAT32, grad.size(), nullptr));
+    }
+    linger(8);
+    FSDP(fsdp_reduce_grad(rank_.groups[g], last ? FSDP_LAST : 0, nullptr));
+  }
+
+  void backward(size_t g, bool last) {
+    hold(g, FSDP_BACKWARD);
+    release(g, FSDP_BACKWARD);
+    give(g, last);
+  }
+
+  // Forward of the next micro-batch holds group i while backward of this one is at group n - 1 - i.
+  void interleave(int microbatches) {
+    pass(FSDP_FORWARD);
+    for (int m = 0; m < microbatches; ++m)
+      for (size_t i = 0; i < groups(); ++i) {
+        const bool more = m + 1 < microbatches;
+        if (more) hold(i, FSDP_FORWARD);
+        backward(groups() - 1 - i, !more);
+        if (more) release(i, FSDP_FORWARD);
+      }
+  }
+
+  // The gradient of a group comes when the backward pass is at the next one already, from another thread.
+  void delay_weight_gradients() {
+    pass(FSDP_FORWARD);
+    for (size_t g = groups(); g-- > 0;) {
+      hold(g, FSDP_BACKWARD);
+      if (g + 1 < groups()) helper_.run([&] { give(g + 1, true); });
+      release(g, FSDP_BACKWARD);
+    }
+    helper_.run([&] { give(0, true); });
+  }
+
+  void check_grads(uint32_t contributions) {
+    uint64_t count = 0;
+    FSDP(fsdp_get_shard_count(rank_.model, &count));
+    for (uint64_t s = 0; s < count; ++s) {
+      fsdp_shard shard = FSDP_SHARD_INIT;
+      FSDP(fsdp_get_shard(rank_.model, s, &shard));
+      for (uint64_t i = 0; i < shard.element_count; ++i)
+        REQUIRE(shard.main_grad[i] == static_cast<float>(version_ * stress_.ranks * contributions));
+    }
+  }
+
+  Rank rank_;
+  Stress stress_;
+  std::minstd_rand random_;
+  uint64_t version_ = 0;
+  Helper helper_;
+};
+
+Scenario stress_scenario(const Stress &stress) {
+  Scenario scenario;
+  scenario.ranks = stress.ranks;
+  scenario.groups = odd_groups();
+  for (GroupDef &group : scenario.groups)
+    for (ParamDef &param : group.params) param.dtype = stress.dtype;
+  scenario.context.timeout_ms = 30'000;
+  scenario.model.strategy = stress.strategy;
+  scenario.model.unshard_mode = stress.mode;
+  scenario.model.optimizer = FSDP_OPTIMIZER_CALLER;
+  scenario.model.grad_op = FSDP_GRAD_SUM;
+  scenario.model.grad_dtype = FSDP_FLOAT32;
+  if (stress.loop == Loop::interleaved) scenario.schedule = FSDP_SCHEDULE_INTERLEAVED;
+  return scenario;
+}
+
+class Publish : public testing::TestWithParam<Stress> {};
+
+TEST_P(Publish, EveryElementReadIsOfTheVersionPublished) {
+  const Scenario scenario = stress_scenario(GetParam());
+  std::atomic<uint32_t> done{0};
+  constexpr uint32_t steps = 10;
+  run_threads(scenario, [&](uint32_t, fsdp_context *context) {
+    {
+      VersionedRank rank(context, scenario, GetParam());
+      for (uint32_t s = 0; s < steps; ++s, ++done) rank.step();
+    }
+    FSDP(fsdp_close_context(context));
+  });
+  EXPECT_EQ(done, steps * scenario.ranks);
+}
+
+std::vector<Stress> all_stresses() {
+  std::vector<Stress> all;
+  for (const uint32_t ranks : {2u, 3u, 4u})
+    for (const fsdp_unshard_mode mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED})
+      for (const fsdp_dtype dtype : {FSDP_FLOAT32, FSDP_BFLOAT16})
+        for (const Loop loop : {Loop::sequential, Loop::accumulate, Loop::interleaved, Loop::delayed})
+          all.push_back({ranks, mode, dtype, FSDP_OPTIM_GRADS_PARAMS, loop});
+  for (const fsdp_strategy strategy : {FSDP_NO_SHARD, FSDP_OPTIM, FSDP_OPTIM_GRADS})
+    for (const fsdp_unshard_mode mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED})
+      for (const fsdp_dtype dtype : {FSDP_FLOAT32, FSDP_BFLOAT16})
+        all.push_back({3, mode, dtype, strategy, Loop::accumulate});
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Publish, testing::ValuesIn(all_stresses()), [](const auto &info) {
+  const Stress &stress = info.param;
+  return std::to_string(stress.ranks) + (stress.mode == FSDP_UNSHARD_MAPPED ? "Mapped" : "Copied") +
+         (stress.dtype == FSDP_FLOAT32 ? "Float32" : "Bfloat16") + loop_names[static_cast<int>(stress.loop)] + "Strategy" +
+         std::to_string(stress.strategy);
+});
+
+// Two micro-batches hold one group at once, and return it one after the other, over a publish.
+TEST(PublishHolds, TwoMicrobatchesHoldOneGroup) {
+  for (const fsdp_unshard_mode mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED}) {
+    const Stress stress{3, mode, FSDP_FLOAT32, FSDP_OPTIM_GRADS_PARAMS, Loop::sequential};
+    const Scenario scenario = stress_scenario(stress);
+    run_threads(scenario, [&](uint32_t, fsdp_context *context) {
+      {
+        VersionedRank versioned(context, scenario, stress);
+        Rank &rank = versioned.rank();
+        for (int s = 0; s < 5; ++s) {
+          const auto version = static_cast<float>(s + 1);
+          for (int hold = 0; hold < 2; ++hold) FSDP(fsdp_unshard(rank.groups[1], FSDP_FORWARD, nullptr));
+          FSDP(fsdp_reshard(rank.groups[1], FSDP_FORWARD, nullptr));
+          for (const float seen : rank.view(1, 0, FSDP_FORWARD)) REQUIRE(seen == version);
+          FSDP(fsdp_unshard(rank.groups[1], FSDP_BACKWARD, nullptr));
+          FSDP(fsdp_reshard(rank.groups[1], FSDP_FORWARD, nullptr));
+          for (const float seen : rank.view(1, 0, FSDP_BACKWARD)) REQUIRE(seen == version);
+          FSDP(fsdp_reshard(rank.groups[1], FSDP_BACKWARD, nullptr));
+          versioned.step();
+        }
+      }
+      FSDP(fsdp_close_context(context));
+    });
+  }
+}
+
+// ---- spoilt steps ----
+
+fsdp_error error_of(fsdp_context *context) {
+  fsdp_error error = FSDP_ERROR_INIT;
+  fsdp_get_last_error(context, &error);
+  return error;
+}
+
+void require_error(fsdp_context *context, fsdp_status status, fsdp_status expected, const std::vector<std::string> &parts) {
+  const std::string message = error_of(context).message;
+  bool right = status == expected;
+  for (const std::string &part : parts) right = right && message.find(part) != std::string::npos;
+  if (!right) throw std::runtime_error(std::string("got ") + fsdp_get_status_name(status) + ": " + message);
+}
+
+Scenario spoilt_scenario(fsdp_strategy strategy, fsdp_unshard_mode mode) {
+  Scenario scenario;
+  scenario.ranks = 3;
+  scenario.steps = 2;
+  scenario.context.timeout_ms = 10'000;
+  scenario.model.strategy = strategy;
+  scenario.model.unshard_mode = mode;
+  scenario.groups = odd_groups();
+  return scenario;
+}
+
+// One clean step, as harness::train makes it.
+void clean_step(Rank &rank, uint32_t step) {
+  forward(rank, nullptr);
+  backward(rank, step, 0, nullptr);
+  FSDP(fsdp_finish_grads(rank.model, rank.setup.scale, nullptr));
+  fsdp_adamw_options adamw = FSDP_ADAMW_OPTIONS_INIT;
+  adamw.weight_decay = rank.setup.weight_decay;
+  FSDP(fsdp_step_adamw(rank.model, 0.01, &adamw, nullptr));
+}
+
+// Trains with a spoilt step before each clean one; the bits must be those of undisturbed training. The spoilt step ends
+// within `limit` seconds on every rank.
+void expect_no_trace(const Scenario &scenario, const std::function<void(Rank &)> &spoil, double limit = 2.0) {
+  const auto expected = train_threads(scenario)[0].weights;
+  run_threads(scenario, [&](uint32_t, fsdp_context *context) {
+    {
+      Rank rank(context, scenario);
+      rank.load();
+      for (uint32_t step = 0; step < scenario.steps; ++step) {
+        const double start = now();
+        spoil(rank);
+        FSDP(fsdp_discard_step(rank.model, nullptr));
+        REQUIRE(now() - start < limit);
+        clean_step(rank, step);
+      }
+      size_t i = 0;
+      for (size_t g = 0; g < rank.groups.size(); ++g)
+        for (size_t p = 0; p < rank.def(g).params.size(); ++p) REQUIRE(rank.read(g, p) == expected[i++]);
+    }
+    FSDP(fsdp_close_context(context));
+  });
+}
+
+class SpoiltStep : public testing::TestWithParam<std::tuple<int, int>> {
+ protected:
+  Scenario scenario() const { return spoilt_scenario(std::get<0>(GetParam()), std::get<1>(GetParam())); }
+};
+INSTANTIATE_TEST_SUITE_P(All, SpoiltStep, testing::Combine(testing::Values(1, 2, 3, 4), testing::Values(1, 2)));
+
+// Rank 1 has an exception in the middle of its forward pass; the others go on to the end of the step.
+TEST_P(SpoiltStep, OneRankDiscardsInForwardWhileTheOthersFinish) {
+  expect_no_trace(scenario(), [](Rank &rank) {
+    if (rank.rank == 1) {
+      FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, nullptr));
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      return;
+    }
+    forward(rank, nullptr);
+    backward(rank, 7, 0, nullptr);
+    const fsdp_status status = fsdp_finish_grads(rank.model, 0.5, nullptr);
+    require_error(rank.context, status, FSDP_INVALID_STATE, {"rank 1", "fsdp_discard_step"});
+    REQUIRE(std::string(error_of(rank.context).message).find("scale") == std::string::npos);
+    REQUIRE(!error_of(rank.context).context_failed);
+    // Until then nothing of the step goes on.
+    const fsdp_status next = fsdp_unshard(rank.groups[0], FSDP_FORWARD, nullptr);
+    require_error(rank.context, next, FSDP_INVALID_STATE, {"fsdp_discard_step"});
+  });
+}
+
+// ... or in the middle of its backward pass, with gradients lent and reduces of its own in flight.
+TEST_P(SpoiltStep, OneRankDiscardsInBackwardWhileTheOthersFinish) {
+  expect_no_trace(scenario(), [](Rank &rank) {
+    forward(rank, nullptr);
+    if (rank.rank == 2) {
+      backward_group(rank, 3, 7, 0, nullptr);
+      FSDP(fsdp_unshard(rank.groups[2], FSDP_BACKWARD, nullptr));
+      fsdp_tensor grad = FSDP_TENSOR_INIT;
+      int32_t accumulate = 0;
+      FSDP(fsdp_acquire_grad(rank.groups[2], 0, nullptr, &grad, &accumulate));
+      return;
+    }
+    backward(rank, 7, 0, nullptr);
+    require_error(rank.context, fsdp_finish_grads(rank.model, 1.0, nullptr), FSDP_INVALID_STATE,
+                  {"rank 2", "fsdp_discard_step"});
+  });
+}
+
+TEST_P(SpoiltStep, OneRankForgetsTheLastReduce) {
+  expect_no_trace(scenario(), [](Rank &rank) {
+    forward(rank, nullptr);
+    for (size_t g = rank.groups.size(); g-- > (rank.rank == 1 ? 1u : 0u);) backward_group(rank, g, 7, 0, nullptr);
+    require_error(rank.context, fsdp_finish_grads(rank.model, 1.0, nullptr), FSDP_INVALID_STATE,
+                  {"rank 1", "'embed'", "fsdp_reduce_grad", "fsdp_discard_step"});
+    REQUIRE(!error_of(rank.context).context_failed);
+  });
+}
+
+TEST_P(SpoiltStep, OneRankStillHoldsAGroup) {
+  expect_no_trace(scenario(), [](Rank &rank) {
+    forward(rank, nullptr);
+    backward(rank, 7, 0, nullptr);
+    if (rank.rank == 0) FSDP(fsdp_unshard(rank.groups[2], FSDP_FORWARD, nullptr));
+    require_error(rank.context, fsdp_finish_grads(rank.model, 1.0, nullptr), FSDP_INVALID_STATE,
+                  {"rank 0", "'layer.1'", "fsdp_reshard", "fsdp_discard_step"});
+  });
+}
+
+// Reduces that are not the same on all ranks, before anything else shows it: an error that shows both calls, on every rank.
+// No main grads are given out, the contexts have failed.
+void expect_lost_job(const Scenario &scenario, const std::function<void(Rank &)> &body, const std::vector<std::string> &parts) {
+  std::atomic<double> last_arrival{0}, last_error{0};
+  run_threads(scenario, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, scenario);
+    rank.load();
+    forward(rank, nullptr);
+    const double start = now();
+    fsdp_status status = FSDP_OK;
+    try {
+      body(rank);
+      status = fsdp_finish_grads(rank.model, 1.0, nullptr);
+    } catch (const Failure &failure) {
+      status = failure.status;
+    }
+    last_error = std::max(last_error.load(), now() - start);
+    require_error(context, status, FSDP_MISMATCH, parts);
+    REQUIRE(error_of(context).context_failed);
+    REQUIRE(fsdp_step_adamw(rank.model, 0.01, nullptr, nullptr) == FSDP_MISMATCH);
+    REQUIRE(now() - start < 2.0);
+  });
+  printf("all ranks knew after %.1f ms\n", 1e3 * last_error);
+}
+
+TEST_P(SpoiltStep, OneRankForgetsAReduceInTheMiddle) {
+  expect_lost_job(
+      scenario(),
+      [](Rank &rank) {
+        for (size_t g = rank.groups.size(); g-- > 0;)
+          if (rank.rank != 1 || g != 2) backward_group(rank, g, 7, 0, nullptr);
+      },
+      {"rank 1", "'layer.1'", "'layer.0'"});
+}
+
+TEST_P(SpoiltStep, RanksReduceInDifferentOrder) {
+  expect_lost_job(
+      scenario(),
+      [](Rank &rank) {
+        std::vector<size_t> order{3, 2, 1, 0};
+        if (rank.rank == 2) std::swap(order[1], order[2]);
+        for (const size_t g : order) backward_group(rank, g, 7, 0, nullptr);
+      },
+      {"rank 2", "'layer.0'", "'layer.1'"});
+}
+
+}  // namespace
