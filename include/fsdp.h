@@ -441,7 +441,7 @@ typedef struct fsdp_stats {
   uint64_t wait_ns;             /* the caller's time spent waiting for gathers, reduces and peers */
   uint64_t allocated_bytes[8];  /* by fsdp_role, as counted by the allocator; [0] is the sum */
 } fsdp_stats;
-#define FSDP_STATS_INIT {sizeof(fsdp_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}}
+#define FSDP_STATS_INIT {sizeof(fsdp_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}}
 
 /** Counters since the seal. Collective: no. Blocks: no. Errors: INVALID_STATE (not sealed). Since 0.1. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_stats(fsdp_model *model, fsdp_stats *stats);
