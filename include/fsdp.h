@@ -384,7 +384,7 @@ enum {
   FSDP_ROLE_OPTIMIZER = 4, /* optimizer state */
   FSDP_ROLE_GATHER = 5,    /* pool of gathered full weights; 0 when mapped */
   FSDP_ROLE_REDUCE = 6,    /* pool of full gradients */
-  FSDP_ROLE_STAGING = 7,   /* control words and small exchange buffers shared with peers */
+  FSDP_ROLE_STAGING = 7,   /* scratch for norms, and a small buffer for exchanges with peers */
   FSDP_ROLE_COUNT = 7
 };
 
