@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a program can see: log lines on its own thread, the layout as text, counters of time, and the build.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+
+#include "harness.h"
+
+using namespace harness;
+
+namespace {
+
+struct Log {
+  std::vector<std::pair<fsdp_log_level, std::string>> lines;
+  std::vector<std::thread::id> threads;
+
+  static void hook(void *self, fsdp_log_level level, const char *message) {
+    static_cast<Log *>(self)->lines.emplace_back(level, message);
+    static_cast<Log *>(self)->threads.push_back(std::this_thread::get_id());
+  }
+};
+
+std::vector<std::pair<fsdp_log_level, std::string>> lines_at(fsdp_log_level level) {
+  Log log;
+  Scenario scenario;
+  scenario.ranks = 1;
+  scenario.groups = equal_groups(2, 8, 8);
+  scenario.context.log = Log::hook;
+  scenario.context.log_data = &log;
+  scenario.context.log_level = level;
+  std::thread::id rank_thread;
+  run_threads(scenario, [&](uint32_t, fsdp_context *context) {
+    rank_thread = std::this_thread::get_id();
+    Rank rank(context, scenario);
+    rank.load();
+    FSDP(fsdp_close_context(context));
+  });
+  for (const std::thread::id thread : log.threads) EXPECT_EQ(thread, rank_thread);
+  return log.lines;
+}
+
+TEST(Observe, LogLinesComeOnTheCallersThreadFromTheLevelAsked) {
+  EXPECT_TRUE(lines_at(0).empty());  // warnings and errors only, and there are none
+  const auto lines = lines_at(FSDP_LOG_INFO);
+  ASSERT_FALSE(lines.empty());
+  bool sealed = false;
+  for (const auto &[level, message] : lines) {
+    EXPECT_LE(level, FSDP_LOG_INFO);
+    sealed = sealed || message.find("sealed a model of 2 groups, 128 elements") != std::string::npos;
+  }
+  EXPECT_TRUE(sealed);
+}
+
+TEST(Observe, TheLayoutIsTheSameTextOnEveryRankAndNamesEveryParameter) {
+  Scenario scenario;
+  scenario.ranks = 3;
+  scenario.groups = odd_groups();
+  scenario.groups[0].params[0].name = "a \"quoted\"\nname";
+  std::vector<std::string> texts(3);
+  run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, scenario);
+    uint64_t size = 0;
+    FSDP(fsdp_describe_model(rank.model, nullptr, &size));
+    std::vector<char> buffer(size);
+    FSDP(fsdp_describe_model(rank.model, buffer.data(), &size));
+    texts[r] = buffer.data();
+    if (texts[r].size() + 1 != size) throw std::runtime_error("the size is not the text's");
+    uint64_t small = 10;
+    if (fsdp_describe_model(rank.model, buffer.data(), &small) != FSDP_INVALID_ARGUMENT || small != size)
+      throw std::runtime_error("a buffer too small must say what is needed");
+    FSDP(fsdp_publish_weights(rank.model, nullptr));
+    FSDP(fsdp_close_context(context));
+  });
+  EXPECT_EQ(texts[0], texts[1]);
+  EXPECT_EQ(texts[0], texts[2]);
+  EXPECT_NE(texts[0].find("\"a \\\"quoted\\\"\\u000aname\""), std::string::npos);
+  for (const GroupDef &group : scenario.groups)
+    for (const ParamDef &param : group.params)
+      if (&param != &scenario.groups[0].params[0])
+        EXPECT_NE(texts[0].find("{\"name\": \"" + param.name + "\""), std::string::npos) << param.name;
+}
+
+TEST(Observe, WaitingForASlowPeerIsCounted) {
+  Scenario scenario;
+  scenario.ranks = 2;
+  scenario.groups = equal_groups(2, 8, 8);
+  std::vector<uint64_t> waited(2);
+  run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, scenario);
+    rank.load();
+    forward(rank, nullptr);
+    if (r == 1) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    backward(rank, 0, 0, nullptr);
+    FSDP(fsdp_finish_grads(rank.model, 1.0, nullptr));
+    waited[r] = rank.stats().wait_ns;
+    FSDP(fsdp_publish_weights(rank.model, nullptr));
+    FSDP(fsdp_close_context(context));
+  });
+  EXPECT_GT(waited[0], 40'000'000u);
+}
+
+TEST(Observe, TheBuildSaysWhatItContains) {
+  uint64_t size = 0;
+  FSDP(fsdp_describe_build(nullptr, &size));
+  std::vector<char> text(size);
+  FSDP(fsdp_describe_build(text.data(), &size));
+  const std::string build(text.data());
+  EXPECT_EQ(build.find(std::string("version: ") + fsdp_get_version()), 0u);
+  EXPECT_NE(build.find("instruction set: "), std::string::npos);
+}
+
+TEST(Observe, StepAndVersionAreCounted) {
+  Scenario scenario;
+  scenario.ranks = 2;
+  scenario.steps = 3;
+  scenario.groups = equal_groups(3, 8, 8);
+  const auto outcomes = train_threads(scenario);
+  EXPECT_EQ(outcomes[0].stats.step, 3u);
+  EXPECT_EQ(outcomes[0].stats.version, 4u);
+}
+
+}  // namespace
