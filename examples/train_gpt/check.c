@@ -6,18 +6,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-void check_status(const fsdp_context *context, fsdp_status status, const char *call) {
+void check_status(const fsdp_context *context, fsdp_status status, const char *file, int line) {
   if (status == FSDP_OK) return;
   fsdp_error error = FSDP_ERROR_INIT;
   uint32_t rank = 0;
+  char who[32] = "";
   if (fsdp_get_last_error(context, &error) != FSDP_OK || error.status == FSDP_OK) {
     snprintf(error.message, sizeof error.message, "%s", fsdp_get_status_name(status));
   }
-  if (context && fsdp_get_rank(context, &rank) == FSDP_OK) {
-    fprintf(stderr, "train_gpt: rank %" PRIu32 ": %s: %s\n", rank, call, error.message);
-  } else {
-    fprintf(stderr, "train_gpt: %s: %s\n", call, error.message);
-  }
+  if (context && fsdp_get_rank(context, &rank) == FSDP_OK) snprintf(who, sizeof who, "rank %" PRIu32 ": ", rank);
+  fprintf(stderr, "train_gpt: %s%s (%s:%d)\n", who, error.message, file, line);
   exit(1);
 }
 

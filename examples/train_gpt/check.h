@@ -5,9 +5,9 @@
 #include <fsdp.h>
 
 /** Every call of libfsdp goes through this: a failed one ends the program with status 1 and the library's message. */
-#define CHECK(context, call) check_status((context), (call), #call)
+#define CHECK(context, call) check_status((context), (call), __FILE__, __LINE__)
 
-void check_status(const fsdp_context *context, fsdp_status status, const char *call);
+void check_status(const fsdp_context *context, fsdp_status status, const char *file, int line);
 
 /** Zeroed memory at a multiple of 64 bytes, as vector units like it; ends the program if there is none. */
 void *check_allocate(uint64_t size_bytes);

@@ -57,7 +57,8 @@ static const struct flag flags[] = {
     {"--reduce-last", SWITCH, FIELD(reduce_policy), FSDP_REDUCE_LAST, NULL, "add them up and reduce once a step"},
     {"--recompute", SWITCH, FIELD(recompute), 1, NULL, "keep only each block's input and run it again in backward"},
     {"--compute-dtype", CHOICE, FIELD(compute_dtype), 0, dtypes, "of the compute weights (the math itself is fp32)"},
-    {"--reduce-dtype", CHOICE, FIELD(reduce_dtype), 0, dtypes, "what gradients are rounded to before they are summed"},
+    {"--reduce-dtype", CHOICE, FIELD(reduce_dtype), 0, dtypes,
+     "what gradients are rounded to before they are summed; default: fp32"},
     {"--norm", CHOICE, FIELD(norm), 0, norms, "normalization"},
     {"--tied", SWITCH, FIELD(tied), 1, NULL, "the head is the token embedding again"},
     {"--corpus", PATHS, FIELD(corpus), 0, NULL, "files and directories; default: the repository's own sources"},
@@ -84,12 +85,28 @@ static void print_choices(FILE *out, const struct choice *choices) {
   for (const struct choice *c = choices; c->name; ++c) fprintf(out, "%s%s", c == choices ? "" : "|", c->name);
 }
 
+/* What to write after a flag, and its default. */
+static void print_value(const struct flag *flag, const struct options *defaults) {
+  const char *field = (const char *)defaults + flag->offset;
+  switch (flag->kind) {
+    case COUNT: printf(" N (%" PRIu64 ")", *(const uint64_t *)(const void *)field); break;
+    case REAL: printf(" X (%g)", *(const double *)(const void *)field); break;
+    case OPTIONAL: printf(" [N]"); break;
+    case STRING: printf(" FILE"); break;
+    case PATHS: printf(" PATH..."); break;
+    case CHOICE: putchar(' '), print_choices(stdout, flag->choices); break;
+    default: break;
+  }
+}
+
 static void print_help(void) {
+  struct options defaults;
+  set_defaults(&defaults);
   puts("train_gpt trains a byte-level GPT, its state sharded over the ranks.\n");
   for (const struct flag *f = flags; f < flags + FLAG_COUNT; ++f) {
-    printf("  %-17s %s", f->name, f->help);
-    if (f->kind == CHOICE) printf(": "), print_choices(stdout, f->choices);
-    puts("");
+    printf("  %s", f->name);
+    print_value(f, &defaults);
+    printf("\n        %s\n", f->help);
   }
 }
 
