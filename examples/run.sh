@@ -38,6 +38,6 @@ run_logged ninja -C build tools/fsdp-run examples/train_gpt
 # Behind fsdp-run the program's output is a pipe: only we know whether a person is watching.
 progress=
 [ -t 1 ] && progress=--in-place
-echo "+ build/tools/fsdp-run -n $ranks build/examples/train_gpt --sample $*"
+echo "+ build/tools/fsdp-run -n $ranks --no-prefix build/examples/train_gpt --sample $*"
 # shellcheck disable=SC2086
-exec build/tools/fsdp-run -n "$ranks" build/examples/train_gpt --sample $progress "$@"
+exec build/tools/fsdp-run -n "$ranks" --no-prefix build/examples/train_gpt --sample $progress "$@"

@@ -91,7 +91,7 @@ void report_sample(struct report *report, const uint8_t *text, size_t count) {
   if (!report->trainer) return;
   printf("\n--- sample ---\n");
   for (size_t i = 0; i < count; ++i) {
-    const int printable = text[i] == '\n' || text[i] == '\t' || (text[i] >= ' ' && text[i] != 127);
+    const int printable = text[i] == '\n' || text[i] == '\t' || (text[i] >= ' ' && text[i] < 127);
     putchar(printable ? text[i] : '?');
   }
   printf("\n--- end ---\n");

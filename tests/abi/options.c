@@ -102,7 +102,7 @@ static void check_older(void) {
   memset(&space, 0xAB, sizeof space);
   space.words[0] = sizeof(fsdp_chunk) + 8;
   OK(fsdp_get_chunk(group, 0, 0, (fsdp_chunk *)&space));
-  CHECK(((fsdp_chunk *)&space)->element_count == 6 && space.words[0] == sizeof(fsdp_chunk) + 8);
+  CHECK(space.words[offsetof(fsdp_chunk, element_count) / 8] == 6 && space.words[0] == sizeof(fsdp_chunk) + 8);
   CHECK(space.words[sizeof(fsdp_chunk) / 8 + 1] == 0xABABABABABABABABu);
   fsdp_destroy_model(model);
   fsdp_destroy_context(context);
