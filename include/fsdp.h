@@ -504,7 +504,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_create_group(fsdp_model *model, const cha
                                                    uint64_t param_count, uint64_t param_stride,
                                                    const fsdp_group_options *options, fsdp_group **group);
 
-/** The descriptor as declared, with defaults filled in. Threads: any. Errors: INVALID_ARGUMENT. Since 0.1. */
+/** The descriptor as declared, with defaults filled in. Threads: any, once sealed. Errors: INVALID_ARGUMENT. Since 0.1. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_param_info(const fsdp_group *group, uint64_t param_index, fsdp_param *param);
 
 #define FSDP_EVERY_RANK (-1)

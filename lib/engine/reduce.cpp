@@ -68,6 +68,7 @@ void Reducer::drain(Group &group, device::Stream &caller) {
     if (!runtime_.reduce_comm->released(group.grad.ticket)) {
       WaitTimer timer(runtime_.stats.wait_ns);
       runtime_.reduce_comm->await_release(group.grad.ticket, caller);
+      runtime_.context.failure().check();  // a peer's end releases the buffer too
     }
   } else {
     runtime_.wait(*group.grad.reduced, caller);

@@ -10,6 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef __clang__
+#pragma clang diagnostic ignored "-Wkeyword-macro"
+#endif
 /* exp.h works on the bits of a float; stand in for it. */
 #define TRAIN_GPT_EXP_H
 #define exp_fast exp

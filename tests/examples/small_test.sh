@@ -3,8 +3,8 @@
 # usage: small_test.sh FSDP_RUN EXAMPLES_FOLDER
 # Each example's output, sorted (ranks may print in any order), against expected/NAME.txt.
 set -u
-run=$1
-examples=$2
+run=$(realpath "$1")
+examples=$(realpath "$2")
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source-path=SCRIPTDIR source=../tools/tap.sh
 . "$here/../tools/tap.sh"

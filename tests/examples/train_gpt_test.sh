@@ -3,8 +3,8 @@
 # usage: train_gpt_test.sh FSDP_RUN TRAIN_GPT
 # Small models for few steps: what the flags must not change, and what they must.
 set -u
-run=$1
-train_gpt=$2
+run=$(realpath "$1")
+train_gpt=$(realpath "$2")
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source-path=SCRIPTDIR source=../tools/tap.sh
 . "$here/../tools/tap.sh"
@@ -29,6 +29,7 @@ train() {
 field() { sed -n "s/.*\"$1\": \"\{0,1\}\([^,\"}]*\).*/\1/p" out.json 2>/dev/null; }
 # All losses and gradient norms, and the hash of the weights: equal only if the runs are the same to the bit.
 numbers() { field loss; field grad_norm; field weights_hash; }
+same_bits() { [ -n "$expected" ] && equal "$(numbers)" "$expected"; }
 
 # close_to FILE: the losses of out.json are those of FILE, but for rounding.
 close_to() {
@@ -71,10 +72,10 @@ for flags in '' '--strategy no_shard' '--strategy zero1' '--strategy optim_grads
   '--debug-delay-us 2000' '--recompute --unshard copied --debug-delay-us 1000'; do
   # shellcheck disable=SC2086
   train 2 $flags
-  check "same bits with ${flags:-the same flags}" equal "$(numbers)" "$expected"
+  check "same bits with ${flags:-the same flags}" same_bits
 done
 train threads:2
-check 'same bits with threads' equal "$(numbers)" "$expected"
+check 'same bits with threads' same_bits
 train 2 --seed 2
 check 'other bits with another seed' [ "$(numbers)" != "$expected" ]
 
@@ -88,7 +89,7 @@ for flags in '--tied' '--norm rmsnorm --tied --recompute' '--compute-dtype bf16'
   expected=$(numbers)
   # shellcheck disable=SC2086
   train threads:2 $flags --unshard copied
-  check "same bits copied with $flags" equal "$(numbers)" "$expected"
+  check "same bits copied with $flags" same_bits
 done
 train 2 --sample 20 --prefetch 2
 check 'prints a sample' contains "$(cat log)" '--- end ---'

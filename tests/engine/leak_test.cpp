@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+// A context and its models give back all that they took, after a good end and after every kind of bad one: descriptors,
+// threads, mappings and memory are at the level of the second round after twenty.
+#include <dirent.h>
+#include <gtest/gtest.h>
+#include <malloc.h>
+
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "harness.h"
+
+using namespace harness;
+
+namespace {
+
+#define REQUIRE(condition) \
+  if (!(condition)) throw std::runtime_error("not true: " #condition)
+
+size_t count_entries(const char *path) {
+  size_t count = 0;
+  DIR *directory = ::opendir(path);
+  while (::readdir(directory)) ++count;
+  ::closedir(directory);
+  return count;
+}
+
+size_t count_lines(const char *path) {
+  std::ifstream file(path);
+  size_t count = 0;
+  for (std::string line; std::getline(file, line);) ++count;
+  return count;
+}
+
+uint64_t status_kib(const std::string &key) {
+  std::ifstream file("/proc/self/status");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with(key)) return std::stoull(line.substr(key.size()));
+  return 0;
+}
+
+struct Level {
+  size_t files = count_entries("/proc/self/fd"), threads = count_entries("/proc/self/task");
+  size_t mappings = count_lines("/proc/self/maps");
+  uint64_t resident_kib = status_kib("VmRSS:"), shared_kib = status_kib("RssShmem:");
+};
+
+// Threads that were joined leave /proc a moment later.
+Level settled_level() {
+  Level level;
+  for (int tries = 0; tries < 100 && level.threads > 3; ++tries) {  // ".", ".." and this one
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    level = {};
+  }
+  return level;
+}
+
+constexpr int rounds = 20;
+
+// A round that leaks one page, one mapping or one descriptor is seen: eighteen of them are more than the noise allowed.
+void expect_level(const std::function<void(int)> &round) {
+  Level second;
+  for (int i = 0; i < rounds; ++i) {
+    round(i);
+    ::malloc_trim(0);
+    if (i == 1) second = settled_level();
+  }
+  const Level last = settled_level();
+  EXPECT_EQ(last.files, second.files);
+  EXPECT_EQ(last.threads, second.threads);
+  EXPECT_LT(last.mappings, second.mappings + 9);
+  EXPECT_LE(last.shared_kib, second.shared_kib + 64);
+  EXPECT_LT(last.resident_kib, second.resident_kib + 3072);
+  printf("descriptors %zu -> %zu, threads %zu -> %zu, mappings %zu -> %zu, resident %lu -> %lu KiB, shared %lu -> %lu KiB\n",
+         second.files, last.files, second.threads, last.threads, second.mappings, last.mappings, second.resident_kib,
+         last.resident_kib, second.shared_kib, last.shared_kib);
+}
+
+// Two MiB of weights, so that no role's memory hides in the noise.
+Scenario scenario_of(fsdp_unshard_mode mode = FSDP_UNSHARD_COPIED) {
+  Scenario scenario;
+  scenario.ranks = 2;
+  scenario.steps = 1;
+  scenario.context.timeout_ms = 20'000;
+  scenario.model.unshard_mode = mode;
+  scenario.groups = equal_groups(4, 256, 512);
+  return scenario;
+}
+
+// Stacks and heaps of the test's own threads are few and stay.
+class Leak : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    ::mallopt(M_ARENA_MAX, 2);
+    train_threads(scenario_of());  // what the process needs once: lazily bound functions, locales, heaps
+  }
+};
+
+TEST_F(Leak, AfterTraining) {
+  expect_level([](int i) { train_threads(scenario_of(i % 2 ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED)); });
+}
+
+TEST_F(Leak, AfterTrainingInEveryStrategy) {
+  expect_level([](int i) {
+    Scenario scenario = scenario_of();
+    scenario.model.strategy = 1 + i % 4;
+    train_threads(scenario);
+  });
+}
+
+TEST_F(Leak, AfterManyModelsOfOneContext) {
+  const Scenario scenario = scenario_of();
+  std::vector<fsdp_context *> contexts(2);
+  ASSERT_EQ(fsdp_create_local_contexts(2, &scenario.context, contexts.data()), FSDP_OK);
+  std::atomic<int> failures{0};
+  expect_level([&](int) {
+    const auto body = [&](uint32_t r) {
+      try {
+        Rank rank(contexts[r], scenario);
+        Outcome outcome;
+        train(rank, outcome);
+      } catch (const std::exception &) {
+        ++failures;
+      }
+    };
+    std::thread other([&] { body(1); });
+    body(0);
+    other.join();
+  });
+  EXPECT_EQ(failures, 0);
+  for (fsdp_context *context : contexts) fsdp_destroy_context(context);
+}
+
+TEST_F(Leak, AfterAnAbortInTheMiddle) {
+  std::atomic<int> ended{0};
+  expect_level([&](int i) {
+    const Scenario scenario = scenario_of();
+    std::vector<std::string> errors;
+    run_threads(
+        scenario,
+        [&](uint32_t r, fsdp_context *context) {
+          Rank rank(context, scenario);
+          rank.load();
+          forward(rank, nullptr);
+          if (r == static_cast<uint32_t>(i % 2)) {
+            if (i % 3) backward_group(rank, 3, 0, 0, nullptr);
+            FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, nullptr));
+            fsdp_abort_context(context, "enough");
+            REQUIRE(fsdp_finish_grads(rank.model, 1.0, nullptr) == FSDP_ABORTED);
+            ++ended;
+            return;
+          }
+          try {
+            backward(rank, 0, 0, nullptr);
+            FSDP(fsdp_finish_grads(rank.model, 1.0, nullptr));
+          } catch (const Failure &failure) {
+            ended += failure.status == FSDP_PEER_FAILED;
+          }
+        },
+        &errors);
+  });
+  EXPECT_EQ(ended, 2 * rounds);
+}
+
+TEST_F(Leak, AfterASealThatDisagrees) {
+  std::atomic<int> disagreed{0};
+  const Scenario scenario = scenario_of();
+  expect_level([&](int) {
+    run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
+      Scenario mine = scenario;
+      if (r) mine.groups[2].params[0].shape[0] = 255;
+      Rank rank(context, mine, false);
+      disagreed += fsdp_seal_model(rank.model) == FSDP_MISMATCH;
+    });
+  });
+  EXPECT_EQ(disagreed, 2 * rounds);
+}
+
+// Every allocation of a seal fails once; all ranks are told, give back what they had, and the context goes on.
+TEST_F(Leak, AfterAnAllocationThatFails) {
+  std::atomic<int> refused{0}, sealed{0};
+  expect_level([&](int i) {
+    Scenario scenario = scenario_of(i % 2 ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED);
+    scenario.context.debug_failed_allocation = 1 + static_cast<uint64_t>(i) % 5;
+    for (GroupDef &group : scenario.groups) group.params[0].dtype = FSDP_BFLOAT16;
+    run_threads(scenario, [&](uint32_t, fsdp_context *context) {
+      Rank rank(context, scenario, false);
+      const fsdp_status status = fsdp_seal_model(rank.model);
+      if (status == FSDP_OUT_OF_MEMORY) ++refused;
+      else FSDP(status);
+      Rank again(context, scenario, false);
+      const fsdp_status second = fsdp_seal_model(again.model);
+      if (second != FSDP_OUT_OF_MEMORY) FSDP(second);
+      if (second == FSDP_OK) {
+        again.load();
+        forward(again, nullptr);
+        ++sealed;
+      }
+      FSDP(fsdp_close_context(context));
+    });
+  });
+  printf("%d seals refused, %d sealed again\n", refused.load(), sealed.load());
+  EXPECT_EQ(refused, 2 * rounds);
+  EXPECT_EQ(sealed, 2 * rounds);
+}
+
+TEST_F(Leak, AfterADestroyWithWorkInFlight) {
+  expect_level([&](int i) {
+    const Scenario scenario = scenario_of(i % 2 ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED);
+    std::vector<fsdp_context *> contexts(2);
+    FSDP(fsdp_create_local_contexts(2, &scenario.context, contexts.data()));
+    std::barrier together(2);
+    const auto body = [&](uint32_t r) {
+      Rank rank(contexts[r], scenario);
+      rank.load();
+      forward(rank, nullptr);
+      if (r == 0)
+        for (const size_t g : {3, 2}) backward_group(rank, g, 0, 0, nullptr);
+      FSDP(fsdp_unshard(rank.groups[1], FSDP_FORWARD, nullptr));
+      together.arrive_and_wait();
+      if (i % 3 == 0) fsdp_destroy_context(contexts[r]);
+      fsdp_destroy_model(rank.model);
+      rank.model = nullptr;
+      if (i % 3) fsdp_destroy_context(contexts[r]);
+    };
+    std::thread other([&] { body(1); });
+    body(0);
+    other.join();
+  });
+}
+
+TEST_F(Leak, AfterPlanning) {
+  expect_level([&](int i) {
+    const Scenario scenario = scenario_of();
+    fsdp_context *context = nullptr;
+    FSDP(fsdp_create_plan_context(64, static_cast<uint32_t>(i), &scenario.context, &context));
+    { Rank rank(context, scenario); }
+    fsdp_destroy_context(context);
+  });
+}
+
+}  // namespace
