@@ -50,11 +50,12 @@ fail_build() {
   failed=$((failed + 1))
 }
 
-# build_and_test DIRECTORY "MESON OPTIONS" "MESON TEST ARGUMENTS": adds to passed, failed and skipped.
+# build_and_test DIRECTORY "MESON OPTIONS" "MESON TEST ARGUMENTS" "TARGETS": adds to passed, failed and skipped.
 build_and_test() {
   directory=$1
   options=$2
   arguments=$3
+  targets=$4
   mkdir -p "$directory"
   printf '\n== %s: build\n' "$directory"
   # shellcheck disable=SC2086  # lists of words
@@ -62,7 +63,8 @@ build_and_test() {
     { fail_build "configure $directory" "$directory/configure.log"; return; }
   rm -f "$directory/meson-logs/testlog.json"
   started=$(date +%s)
-  run_logged "$directory/compile.log" meson compile -C "$directory" ||
+  # shellcheck disable=SC2086
+  run_logged "$directory/compile.log" ninja -C "$directory" $targets ||
     { fail_build "build $directory" "$directory/compile.log"; return; }
   grep -c 'warning:' "$directory/compile.log" | sed '/^0$/d; s/$/ compiler warnings/'
   printf '== %s: test (built in %s s)\n' "$directory" $(($(date +%s) - started))
@@ -91,7 +93,7 @@ need_packages $yes g++ meson ninja-build pkg-config libfmt-dev libhwy-dev libxxh
   { fail_build 'install the packages' 'see above'; report; }
 
 launcher=
-build_and_test build-tests "-Dexamples=enabled -Dwerror=$werror" ''
+build_and_test build-tests "-Dexamples=enabled -Dwerror=$werror" '' all
 
 if [ $quick -eq 0 ]; then
   # Only the tests that run the library's code inside their own process: sanitizers see nothing in others. -Og
@@ -101,11 +103,11 @@ if [ $quick -eq 0 ]; then
 
   export ASAN_OPTIONS=halt_on_error=1:abort_on_error=1:detect_stack_use_after_return=1
   export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
-  build_and_test build-asan "$sanitized -Db_sanitize=address,undefined" "$suites"
+  build_and_test build-asan "$sanitized -Db_sanitize=address,undefined" "$suites" library-tests
 
   export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
   # Older ThreadSanitizers cannot place their shadow memory where the kernel randomizes addresses a lot.
   setarch -R true 2>/dev/null && launcher='setarch -R'
-  build_and_test build-tsan "$sanitized -Db_sanitize=thread" "$suites"
+  build_and_test build-tsan "$sanitized -Db_sanitize=thread" "$suites" library-tests
 fi
 report

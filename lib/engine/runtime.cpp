@@ -73,7 +73,7 @@ Runtime::~Runtime() {
   if (gather_stream && finished) {
     gather_stream->record(*finished);
     if (!finished->done() && !version_gate->reached(version))
-      context.failure().set(Error(FSDP_INVALID_STATE, format_text("a model of rank {} was destroyed with work in flight",
+      context.fail_for_good(Error(FSDP_INVALID_STATE, format_text("a model of rank {} was destroyed with work in flight",
                                                                   context.rank())));
   }
   reduce_stream.reset();
