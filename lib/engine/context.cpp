@@ -179,10 +179,6 @@ void Context::fail_for_good(const Error &error) noexcept {
   if (failure_.set(error) && found_here && world_ && !closed_) world_->abort(error.message);
 }
 
-void Context::fail_for_good(const Error &error) noexcept {
-  if (failure_.set(error) && world_) world_->abort(error.message);
-}
-
 void Context::shut_down() noexcept {
   try {
     failure_.set(Error(FSDP_INVALID_HANDLE, format_text("the context of rank {} has been destroyed", rank_)));

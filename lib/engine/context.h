@@ -64,8 +64,6 @@ class Context {
   void all_reduce(double *values, uint64_t count, fsdp_value_op op);
   void close();
   void abort(const std::string &reason) noexcept;
-  // This context can only be destroyed from now on; peers are told, so that they do not wait for it.
-  void fail_for_good(const Error &error) noexcept;
   // What the communicators do not know, they must be told: peers would wait for this rank until their timeout.
   void fail_for_good(const Error &error) noexcept;
   // The handle is gone: whatever still waits inside ends with an error.

@@ -427,6 +427,30 @@ TEST(DestroyModel, OnOneRankOnlyIsATimeoutOfTheOthers) {
   });
 }
 
+// A context that failed on one rank comes to no meeting: the others are told, whatever that rank does next.
+TEST(FailedContext, OfAnInterruptedRankIsKnownToTheOthers) {
+  static thread_local bool interrupted = false;
+  Scenario scenario = scenario_of(3);
+  scenario.context.interrupted = [](void *) { return static_cast<int32_t>(interrupted); };
+  std::barrier together(3);
+  run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, scenario);
+    rank.load();
+    interrupted = r == 1;
+    if (r == 2) pause_ms(100);  // so that rank 1 waits
+    const double start = now();
+    double value = 1;
+    const fsdp_status status = r == 2 ? fsdp_begin_update(rank.model, nullptr)
+                                      : fsdp_all_reduce_values(context, &value, 1, FSDP_VALUE_SUM);
+    fsdp_error error = FSDP_ERROR_INIT;
+    fsdp_get_last_error(context, &error);
+    together.arrive_and_wait();
+    const bool right = r == 1 ? status == FSDP_INTERRUPTED : status == FSDP_PEER_FAILED && error.rank == 1;
+    if (!right) throw std::runtime_error(std::string(fsdp_get_status_name(status)) + ": " + error.message);
+    REQUIRE(now() - start < 1);
+  });
+}
+
 // Nothing of a mesh is needed by models made from it.
 TEST(DestroyMesh, BeforeItsModelsAreDeclared) {
   const Scenario scenario = scenario_of(2);
