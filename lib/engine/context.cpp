@@ -175,7 +175,7 @@ void Context::abort(const std::string &reason) noexcept {
 }
 
 void Context::fail_for_good(const Error &error) noexcept {
-  const bool found_here = error.status == FSDP_INTERRUPTED || error.status == FSDP_INTERNAL;
+  const bool found_here = error.status == FSDP_INTERRUPTED || error.status == FSDP_INTERNAL || error.status == FSDP_INVALID_STATE;
   if (failure_.set(error) && found_here && world_ && !closed_) world_->abort(error.message);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles are destroyed in any order, from any thread, in any state: at once, without a crash, and without leaving a peer in
-// a wait.
+// Handles are destroyed in any order, from any thread, in any state: at once, without a crash, and without leaving a
+// peer in a wait.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,9 +17,7 @@ using namespace harness;
 
 namespace {
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 void pause_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
@@ -85,8 +83,10 @@ class Owner {
     double slowest = 0;
     for (const Handle handle : order) {
       const double start = now();
-      if (other_thread) std::thread([&] { destroy(handle); }).join();
-      else destroy(handle);
+      if (other_thread)
+        std::thread([&] { destroy(handle); }).join();
+      else
+        destroy(handle);
       slowest = std::max(slowest, now() - start);
     }
     return slowest;
@@ -145,8 +145,10 @@ void enter(State state, Rank &rank) {
 // Goes on as if nothing had happened, until a call fails.
 void go_on(State state, Rank &rank) {
   if (state == State::declared) FSDP(fsdp_seal_model(rank.model));
-  if (state == State::declared || state == State::sealed) rank.load();
-  else FSDP(fsdp_discard_step(rank.model, nullptr));
+  if (state == State::declared || state == State::sealed)
+    rank.load();
+  else
+    FSDP(fsdp_discard_step(rank.model, nullptr));
   for (uint32_t step = 0;; ++step) clean_step(rank, step);
 }
 
@@ -157,8 +159,10 @@ std::string place_name(const testing::TestParamInfo<Place> &info) {
   return std::string(state_names[static_cast<int>(std::get<1>(info.param))]) + std::to_string(std::get<0>(info.param));
 }
 class DestroyOne : public Destroy {};
-INSTANTIATE_TEST_SUITE_P(All, DestroyOne, testing::Combine(testing::Values(2u, 4u), testing::ValuesIn(states)), place_name);
-INSTANTIATE_TEST_SUITE_P(All, Destroy, testing::Combine(testing::Values(1u, 2u, 4u), testing::ValuesIn(states)), place_name);
+INSTANTIATE_TEST_SUITE_P(All, DestroyOne, testing::Combine(testing::Values(2u, 4u), testing::ValuesIn(states)),
+                         place_name);
+INSTANTIATE_TEST_SUITE_P(All, Destroy, testing::Combine(testing::Values(1u, 2u, 4u), testing::ValuesIn(states)),
+                         place_name);
 
 // Every rank destroys everything, in an order of its own.
 TEST_P(Destroy, InAnyOrderOnAllRanks) {
@@ -344,11 +348,13 @@ const Waiting waitings[] = {
 };
 
 class DestroyDuring : public testing::TestWithParam<Waiting> {};
-INSTANTIATE_TEST_SUITE_P(All, DestroyDuring, testing::ValuesIn(waitings), [](const auto &info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(All, DestroyDuring, testing::ValuesIn(waitings),
+                         [](const auto &info) { return info.param.name; });
 
 TEST_P(DestroyDuring, ACallThatWaits) {
   const Waiting &waiting = GetParam();
-  for (const Order &order : {Order{Handle::context, Handle::model, Handle::mesh}, Order{Handle::mesh, Handle::model, Handle::context}}) {
+  for (const Order &order :
+       {Order{Handle::context, Handle::model, Handle::mesh}, Order{Handle::mesh, Handle::model, Handle::context}}) {
     const Scenario scenario = scenario_of(2);
     std::vector<fsdp_context *> contexts(2);
     ASSERT_EQ(fsdp_create_local_contexts(2, &scenario.context, contexts.data()), FSDP_OK);
@@ -393,7 +399,8 @@ TEST_P(DestroyDuring, ACallThatWaits) {
       destroyer.join();
       if (status != FSDP_INVALID_HANDLE || message.find("has been destroyed") == std::string::npos)
         errors[1] += std::string(fsdp_get_status_name(status)) + ", last message: " + message;
-      if (returned - destroyed >= 1) errors[1] += "the call returned " + std::to_string(returned - destroyed) + " s later";
+      if (returned - destroyed >= 1)
+        errors[1] += "the call returned " + std::to_string(returned - destroyed) + " s later";
     };
     std::thread peer([&] { body(0); });
     body(1);
@@ -403,7 +410,8 @@ TEST_P(DestroyDuring, ACallThatWaits) {
   }
 }
 
-// A model that is gone on one rank while its context lives: no call waits longer than timeout_ms, and the error names it.
+// A model that is gone on one rank while its context lives: no call waits longer than timeout_ms, and the error names
+// it.
 TEST(DestroyModel, OnOneRankOnlyIsATimeoutOfTheOthers) {
   Scenario scenario = scenario_of(3);
   scenario.context.timeout_ms = 400;
@@ -440,8 +448,8 @@ TEST(FailedContext, OfAnInterruptedRankIsKnownToTheOthers) {
     if (r == 2) pause_ms(100);  // so that rank 1 waits
     const double start = now();
     double value = 1;
-    const fsdp_status status = r == 2 ? fsdp_begin_update(rank.model, nullptr)
-                                      : fsdp_all_reduce_values(context, &value, 1, FSDP_VALUE_SUM);
+    const fsdp_status status =
+        r == 2 ? fsdp_begin_update(rank.model, nullptr) : fsdp_all_reduce_values(context, &value, 1, FSDP_VALUE_SUM);
     fsdp_error error = FSDP_ERROR_INIT;
     fsdp_get_last_error(context, &error);
     together.arrive_and_wait();

@@ -76,9 +76,11 @@ void expect_level(const std::function<void(int)> &round) {
   EXPECT_LT(last.mappings, second.mappings + 9);
   EXPECT_LE(last.shared_kib, second.shared_kib + 64);
   EXPECT_LT(last.resident_kib, second.resident_kib + 3072);
-  printf("descriptors %zu -> %zu, threads %zu -> %zu, mappings %zu -> %zu, resident %lu -> %lu KiB, shared %lu -> %lu KiB\n",
-         second.files, last.files, second.threads, last.threads, second.mappings, last.mappings, second.resident_kib,
-         last.resident_kib, second.shared_kib, last.shared_kib);
+  printf(
+      "descriptors %zu -> %zu, threads %zu -> %zu, mappings %zu -> %zu, resident %lu -> %lu KiB, shared %lu -> %lu "
+      "KiB\n",
+      second.files, last.files, second.threads, last.threads, second.mappings, last.mappings, second.resident_kib,
+      last.resident_kib, second.shared_kib, last.shared_kib);
 }
 
 // Two MiB of weights, so that no role's memory hides in the noise.
@@ -191,8 +193,10 @@ TEST_F(Leak, AfterAnAllocationThatFails) {
     run_threads(scenario, [&](uint32_t, fsdp_context *context) {
       Rank rank(context, scenario, false);
       const fsdp_status status = fsdp_seal_model(rank.model);
-      if (status == FSDP_OUT_OF_MEMORY) ++refused;
-      else FSDP(status);
+      if (status == FSDP_OUT_OF_MEMORY)
+        ++refused;
+      else
+        FSDP(status);
       Rank again(context, scenario, false);
       const fsdp_status second = fsdp_seal_model(again.model);
       if (second != FSDP_OUT_OF_MEMORY) FSDP(second);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The publish protocol under stress: every element that is read while the weights of version v are unsharded equals v, with
-// readers and writers at different speeds. And steps that some rank spoils: nobody hangs, the error says who and what.
+// The publish protocol under stress: every element that is read while the weights of version v are unsharded equals v,
+// with readers and writers at different speeds. And steps that some rank spoils: nobody hangs, the error says who and
+// what.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,9 +20,7 @@ using namespace harness;
 
 namespace {
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 #define REQUIRE(condition) \
   if (!(condition)) throw std::runtime_error("not true: " #condition)
@@ -284,8 +283,8 @@ std::vector<Stress> all_stresses() {
 INSTANTIATE_TEST_SUITE_P(All, Publish, testing::ValuesIn(all_stresses()), [](const auto &info) {
   const Stress &stress = info.param;
   return std::to_string(stress.ranks) + (stress.mode == FSDP_UNSHARD_MAPPED ? "Mapped" : "Copied") +
-         (stress.dtype == FSDP_FLOAT32 ? "Float32" : "Bfloat16") + loop_names[static_cast<int>(stress.loop)] + "Strategy" +
-         std::to_string(stress.strategy);
+         (stress.dtype == FSDP_FLOAT32 ? "Float32" : "Bfloat16") + loop_names[static_cast<int>(stress.loop)] +
+         "Strategy" + std::to_string(stress.strategy);
 });
 
 // Two micro-batches hold one group at once, and return it one after the other, over a publish.
@@ -322,7 +321,8 @@ fsdp_error error_of(fsdp_context *context) {
   return error;
 }
 
-void require_error(fsdp_context *context, fsdp_status status, fsdp_status expected, const std::vector<std::string> &parts) {
+void require_error(fsdp_context *context, fsdp_status status, fsdp_status expected,
+                   const std::vector<std::string> &parts) {
   const std::string message = error_of(context).message;
   bool right = status == expected && error_of(context).status == status;
   for (const std::string &part : parts) right = right && message.find(part) != std::string::npos;
@@ -390,7 +390,8 @@ TEST_P(SpoiltStep, OneRankDiscardsInForwardWhileTheOthersFinish) {
     forward(rank, nullptr);
     backward(rank, 7, 0, nullptr);
     const fsdp_status status = fsdp_finish_grads(rank.model, 0.5, nullptr);
-    require_error(rank.context, status, FSDP_INVALID_STATE, {"rank 1 called fsdp_discard_step", "call fsdp_discard_step"});
+    require_error(rank.context, status, FSDP_INVALID_STATE,
+                  {"rank 1 called fsdp_discard_step", "call fsdp_discard_step"});
     REQUIRE(std::string(error_of(rank.context).message).find("scale") == std::string::npos);
     REQUIRE(!error_of(rank.context).context_failed);
     // Until then nothing of the step goes on.
@@ -437,9 +438,10 @@ TEST_P(SpoiltStep, OneRankStillHoldsAGroup) {
   });
 }
 
-// Reduces that are not the same on all ranks, before anything else shows it: an error that shows both calls, on every rank.
-// No main grads are given out, the contexts have failed.
-void expect_lost_job(const Scenario &scenario, const std::function<void(Rank &)> &body, const std::vector<std::string> &parts) {
+// Reduces that are not the same on all ranks, before anything else shows it: an error that shows both calls, on every
+// rank. No main grads are given out, the contexts have failed.
+void expect_lost_job(const Scenario &scenario, const std::function<void(Rank &)> &body,
+                     const std::vector<std::string> &parts) {
   std::atomic<double> last_arrival{0}, last_error{0};
   run_threads(scenario, [&](uint32_t, fsdp_context *context) {
     Rank rank(context, scenario);
@@ -463,24 +465,22 @@ void expect_lost_job(const Scenario &scenario, const std::function<void(Rank &)>
 }
 
 TEST_P(SpoiltStep, OneRankForgetsAReduceInTheMiddle) {
-  expect_lost_job(
-      scenario(),
-      [](Rank &rank) {
-        for (size_t g = rank.groups.size(); g-- > 0;)
-          if (rank.rank != 1 || g != 2) backward_group(rank, g, 7, 0, nullptr);
-      },
-      {"rank 1", "'layer.1'", "'layer.0'"});
+  expect_lost_job(scenario(),
+                  [](Rank &rank) {
+                    for (size_t g = rank.groups.size(); g-- > 0;)
+                      if (rank.rank != 1 || g != 2) backward_group(rank, g, 7, 0, nullptr);
+                  },
+                  {"rank 1", "'layer.1'", "'layer.0'"});
 }
 
 TEST_P(SpoiltStep, RanksReduceInDifferentOrder) {
-  expect_lost_job(
-      scenario(),
-      [](Rank &rank) {
-        std::vector<size_t> order{3, 2, 1, 0};
-        if (rank.rank == 2) std::swap(order[1], order[2]);
-        for (const size_t g : order) backward_group(rank, g, 7, 0, nullptr);
-      },
-      {"rank 2", "'layer.0'", "'layer.1'"});
+  expect_lost_job(scenario(),
+                  [](Rank &rank) {
+                    std::vector<size_t> order{3, 2, 1, 0};
+                    if (rank.rank == 2) std::swap(order[1], order[2]);
+                    for (const size_t g : order) backward_group(rank, g, 7, 0, nullptr);
+                  },
+                  {"rank 2", "'layer.0'", "'layer.1'"});
 }
 
 }  // namespace

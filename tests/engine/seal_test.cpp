@@ -19,9 +19,7 @@ using namespace harness;
 
 namespace {
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 void pause_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
@@ -53,12 +51,17 @@ Declaration usual_declaration(uint32_t ranks) {
 const Case cases[] = {
     {"ParameterName", [](Declaration &d) { d.scenario.groups[1].params[2].name = "l0.other"; }, "parameter 'l0.w1'",
      "parameter 'l0.other'"},
-    {"OrderOfParameters", [](Declaration &d) { std::swap(d.scenario.groups[1].params[0], d.scenario.groups[1].params[1]); },
+    {"OrderOfParameters",
+     [](Declaration &d) { std::swap(d.scenario.groups[1].params[0], d.scenario.groups[1].params[1]); },
      "parameter 'l0.wq'", "parameter 'l0.bias'"},
     {"OrderOfGroups", [](Declaration &d) { std::swap(d.scenario.groups[1], d.scenario.groups[2]); }, "group 'layer.0'",
      "group 'layer.1'"},
     {"GroupName", [](Declaration &d) { d.scenario.groups[3].name = "tail"; }, "group 'head'", "group 'tail'"},
-    {"Shape", [](Declaration &d) { d.scenario.groups[1].params[2].shape = {24, 51}; }, "[51, 24]", "[24, 51]"},
+    {"Shape",
+     [](Declaration &d) {
+       d.scenario.groups[1].params[2].shape = {24, 51};
+     },
+     "[51, 24]", "[24, 51]"},
     {"Dimensions", [](Declaration &d) { d.scenario.groups[0].params[0].shape = {37 * 24}; }, "[37, 24]", "[888]"},
     {"Dtype", [](Declaration &d) { d.scenario.groups[2].params[1].dtype = FSDP_BFLOAT16; }, "dtype float32",
      "dtype bfloat16"},
@@ -91,11 +94,17 @@ const Case cases[] = {
      "schedule: kind 2"},
     {"StateName", [](Declaration &d) { d.states = {"velocity"}; }, "'momentum'", "'velocity'"},
     {"OneStateMore", [](Declaration &d) { d.states.push_back("velocity"); }, "group 'embed'", "'velocity'"},
-    {"OneGroupMore", [](Declaration &d) { d.scenario.groups.push_back({"extra", {{"extra.w", {5, 5}}}}); },
+    {"OneGroupMore",
+     [](Declaration &d) {
+       d.scenario.groups.push_back({"extra", {{"extra.w", {5, 5}}}});
+     },
      "number of groups: 4", "group 'extra'"},
     {"OneGroupLess", [](Declaration &d) { d.scenario.groups.pop_back(); }, "group 'head'", "number of groups: 3"},
     {"NoGroup", [](Declaration &d) { d.scenario.groups.clear(); }, "group 'embed'", "number of groups: 0"},
-    {"OneParameterMore", [](Declaration &d) { d.scenario.groups[0].params.push_back({"embed.b", {24}}); },
+    {"OneParameterMore",
+     [](Declaration &d) {
+       d.scenario.groups[0].params.push_back({"embed.b", {24}});
+     },
      "group 'layer.0'", "parameter 'embed.b'"},
     {"OneParameterLess", [](Declaration &d) { d.scenario.groups[3].params.pop_back(); }, "parameter 'head.norm'",
      "number of groups: 4"},
@@ -116,8 +125,8 @@ struct Board {
 };
 
 // All ranks but one declare the usual, the one that is late has not come for `late_ms`.
-void disagree(uint32_t rank, uint32_t ranks, fsdp_context *context, size_t index, uint32_t odd, uint32_t late, int late_ms,
-              Board &board) {
+void disagree(uint32_t rank, uint32_t ranks, fsdp_context *context, size_t index, uint32_t odd, uint32_t late,
+              int late_ms, Board &board) {
   const Case &test = cases[index];
   Declaration mine = usual_declaration(ranks);
   if (rank == odd) test.change(mine);
@@ -129,13 +138,12 @@ void disagree(uint32_t rank, uint32_t ranks, fsdp_context *context, size_t index
   const double returned = now();
   fsdp_error error = FSDP_ERROR_INIT;
   fsdp_get_last_error(context, &error);
-  const std::string message = error.message, where = std::string(test.name) + ", odd rank " + std::to_string(odd) + ": ";
+  const std::string message = error.message,
+                    where = std::string(test.name) + ", odd rank " + std::to_string(odd) + ": ";
   if (status != FSDP_MISMATCH) throw std::runtime_error(where + fsdp_get_status_name(status) + ": " + message);
   // Rank 0 is what others are measured by.
   const uint32_t blamed = odd ? odd : 1;
-  const auto says = [&](uint32_t of) {
-    return "rank " + std::to_string(of) + " has ";
-  };
+  const auto says = [&](uint32_t of) { return "rank " + std::to_string(of) + " has "; };
   const auto at = [&](const std::string &part) { return message.find(part); };
   const bool right = error.rank == static_cast<int32_t>(blamed) && at(says(0)) < at(says(blamed)) &&
                      at(says(blamed)) != message.npos && at(odd ? test.usual : test.odd) < at(says(blamed)) &&
@@ -153,7 +161,8 @@ void disagree(uint32_t rank, uint32_t ranks, fsdp_context *context, size_t index
   }
   double last = 0;
   for (uint32_t r = 0; r < ranks; ++r) last = std::max(last, board.arrivals[index][r].load());
-  if (returned - last >= 1.0) throw std::runtime_error(where + "the seal returned after " + std::to_string(returned - last) + " s");
+  if (returned - last >= 1.0)
+    throw std::runtime_error(where + "the seal returned after " + std::to_string(returned - last) + " s");
   double slowest = board.slowest;
   while (returned - last > slowest && !board.slowest.compare_exchange_weak(slowest, returned - last)) {
   }

@@ -123,7 +123,7 @@ void Watch::check_deaths(Awaited &awaited) {
 void Watch::time_out(Awaited &awaited) {
   std::vector<uint32_t> missing;
   for (uint32_t rank = 0; rank < control_.world_size(); ++rank)
-    if (awaited.misses(rank)) missing.push_back(rank);
+    if (awaited.lags(rank)) missing.push_back(rank);
   if (missing.empty()) missing.push_back(rank_);
   condemn(Verdict::timeout, missing.front(),
           format_text("{}: {} {} not come within {} ms", awaited.text(), rank_list(missing),

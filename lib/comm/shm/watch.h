@@ -24,6 +24,8 @@ class Awaited {
   virtual void sleep(uint32_t ms) = 0;
   // Is this rank of the job one that has not come?
   virtual bool misses(uint32_t world_rank) const = 0;
+  // ... and the one to blame for a timeout? Not one that waits itself for a rank further behind.
+  virtual bool lags(uint32_t world_rank) const { return misses(world_rank); }
   // For messages, such as "reduce_scatter of 'layer.3' (#17)".
   virtual std::string text() const = 0;
 

@@ -2,6 +2,7 @@
 // One word for each rank of a team, and the wait until all of them have reached a value.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -49,6 +50,16 @@ class AwaitedWords : public Awaited {
     for (uint32_t r = at_; r < words_.size(); ++r)
       if (words_.world_rank(r) == world_rank) return !words_[r].reached(target_);
     return false;
+  }
+  // Of those that miss the target, the furthest behind.
+  bool lags(uint32_t world_rank) const override {
+    uint64_t least = target_, its = target_;
+    for (uint32_t r = 0; r < words_.size(); ++r) {
+      const uint64_t value = words_[r].value.load(std::memory_order_acquire);
+      least = std::min(least, value);
+      if (words_.world_rank(r) == world_rank) its = value;
+    }
+    return its < target_ && its == least;
   }
 
  protected:

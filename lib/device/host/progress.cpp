@@ -35,15 +35,20 @@ void sleep_until(Progress &progress, uint64_t count, const Waiter &waiter) {
   const auto timeout = std::chrono::milliseconds(waiter.timeout_ms()) + courtesy;
   auto last = progress.completed();
   auto since = std::chrono::steady_clock::now();
+  auto look = since;
   while (progress.completed() < count) {
     waiter.poll();
-    const auto idle = std::chrono::steady_clock::now() - since;
+    // A process that was stopped: its work was too, and has more to say about it.
+    const auto now = std::chrono::steady_clock::now();
+    if (now - look > courtesy) since += now - look;
+    look = now;
+    const auto idle = now - since;
     if (idle >= timeout)
       fail(FSDP_TIMEOUT, "stream '{}' did nothing for {} ms: {} of {} pieces of work are done", progress.name(),
            waiter.timeout_ms(), progress.completed(), count);
     progress.sleep(count, std::min<std::chrono::nanoseconds>(20ms, timeout - idle));
-    if (const auto now = progress.completed(); now != last) {
-      last = now;
+    if (const auto done = progress.completed(); done != last) {
+      last = done;
       since = std::chrono::steady_clock::now();
     }
   }
