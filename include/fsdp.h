@@ -159,7 +159,8 @@ typedef void (*fsdp_log_hook)(void *user_data, fsdp_log_level level, const char 
 enum {
   /** Catch use after reshard: copied views are filled with NaN, mapped views lose their PROT_READ. */
   FSDP_CONTEXT_DEBUG = 1u << 0,
-  /** Do the library's gather and reduce work on the calling thread, in call order. Same bits, easier to debug. */
+  /** Do the library's gather and reduce work on the calling thread, in call order. Same bits, easier to debug; calls that
+   *  do not block otherwise then wait for peers. */
   FSDP_CONTEXT_NO_OVERLAP = 1u << 1
 };
 
@@ -330,7 +331,10 @@ typedef struct fsdp_model_options {
 FSDP_API FSDP_CHECKED fsdp_status fsdp_create_model(fsdp_context *context, const fsdp_model_options *options,
                                                    fsdp_model **model);
 
-/** Give the handle back, with its groups and memory. NULL is allowed. Never waits for peers. Threads: any. Since 0.1. */
+/**
+ * Give the handle back, with its groups and memory. NULL is allowed. Never waits for peers; peers that are in a collective of
+ * this model, or enter one, get TIMEOUT naming this rank unless they destroy theirs too. Threads: any. Since 0.1.
+ */
 FSDP_API void fsdp_destroy_model(fsdp_model *model);
 
 typedef int32_t fsdp_phase;
@@ -401,7 +405,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_set_arena(fsdp_model *model, fsdp_role ro
  * flags, policy, layout hash). The first difference is reported on every rank with both ranks' values. Afterwards
  * the model is in its update window: load parameters, then fsdp_publish_weights.
  * Collective: the mesh. Blocks: peers. Memory: all that the model will ever use.
- * Errors: MISMATCH, INVALID_STATE, OUT_OF_MEMORY, PEER_FAILED, TIMEOUT. Since 0.1.
+ * Errors: MISMATCH, INVALID_STATE, INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY, PEER_FAILED, TIMEOUT; what fails one rank
+ * fails all of them with its status. Since 0.1.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_seal_model(fsdp_model *model);
 
@@ -430,7 +435,7 @@ typedef struct fsdp_stats {
   uint64_t all_gathers;         /* collectives that moved bytes, by kind */
   uint64_t reduce_scatters;
   uint64_t all_reduces;
-  uint64_t gathered_bytes;      /* bytes this rank pulled */
+  uint64_t gathered_bytes;      /* bytes that gathers copied on this rank */
   uint64_t reduced_bytes;
   uint64_t prefetches;          /* gathers started ahead */
   uint64_t dropped_prefetches;  /* of these, given back unused */
@@ -482,7 +487,7 @@ typedef struct fsdp_param {
 #define FSDP_PARAM_INIT {sizeof(fsdp_param), 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 enum {
-  FSDP_GROUP_RESIDENT = 1u << 0 /* stays gathered from its forward visit to its backward visit */
+  FSDP_GROUP_RESIDENT = 1u << 0 /* stays gathered from its forward to its backward visit; not with INTERLEAVED */
 };
 
 typedef struct fsdp_group_options {
@@ -605,8 +610,7 @@ enum {
 FSDP_API FSDP_CHECKED fsdp_status fsdp_reduce_grad(fsdp_group *group, uint32_t flags, fsdp_stream stream);
 
 /**
- * End the step's gradients: validate (every trainable group reduced with LAST, no FORWARD, BACKWARD or RECOMPUTE hold
- * left), wait for all reduces, multiply main grads by scale (1: leave as they are), and open the update window once
+ * End the step's gradients: validate (every trainable group reduced with LAST, no hold of any phase left), wait for all reduces, multiply main grads by scale (1: leave as they are), and open the update window once
  * every rank has come here. What is missing anywhere is listed on every rank; the way out is then fsdp_discard_step.
  * Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since 0.1.
  */
@@ -688,15 +692,17 @@ typedef struct fsdp_adamw_options {
  * One step of AdamW (Loshchilov and Hutter 2019, decoupled weight decay) in fp32 on this rank's shards, then publish.
  *   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g g;  w = w - lr s wd w - lr s (m / c1) / (sqrt(v / c2) + eps)
  * with s the parameter's lr_scale, c = 1 - beta^step computed in double. Collective: the mesh. Window: closes it.
- * Blocks: local work, and peers where the weights are kept whole. Errors: INVALID_STATE, INVALID_ARGUMENT. Since 0.1.
+ * Blocks: peers: ranks agree to step before a weight is touched, so one that discards instead is an error here and all can
+ * discard. Errors: INVALID_STATE, INVALID_ARGUMENT, MISMATCH (another lr). Since 0.1.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_step_adamw(fsdp_model *model, double lr, const fsdp_adamw_options *options,
                                                  fsdp_stream stream);
 
 /**
  * Publish the main weights: cast them to compute weights, raise the version, close the update window. Whole weights
- * are refreshed before the call returns. Collective: the mesh. Blocks: local work, and peers where weights are kept whole.
- * Window: closes it. Errors: INVALID_STATE, PEER_FAILED, TIMEOUT. Since 0.1.
+ * are refreshed before the call returns. Collective: the mesh. Blocks: peers.
+ * Window: closes it. Errors: INVALID_STATE, MISMATCH (a rank discards instead: fatal, since weights were written here),
+ * PEER_FAILED, TIMEOUT. Since 0.1.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_publish_weights(fsdp_model *model, fsdp_stream stream);
 
@@ -725,7 +731,8 @@ typedef struct fsdp_grad {
 /**
  * A whole step in one call, for array frameworks: full gradients in, AdamW, published weights out. grads has one entry for
  * each trainable parameter of the model, group by group in declaration order. Same bits as put, reduce, finish and step.
- * If max_norm > 0 the gradients are clipped to it first; 0 leaves them. *norm (may be NULL) is the norm before clipping.
+ * If max_norm > 0 the gradients are clipped to it first; 0 leaves them. *norm (may be NULL) is the norm before clipping;
+ * gradients that are not finite are stepped with: to skip such a step, use the single calls.
  * Collective: the mesh. Blocks: peers. Window: outside, and it ends outside. Errors: as the calls it stands for. Since 0.1.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_apply_grads(fsdp_model *model, const fsdp_grad *grads, uint64_t grad_count, double lr,

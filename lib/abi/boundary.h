@@ -40,22 +40,12 @@ fsdp_status guard(Body &&body) noexcept {
   }
 }
 
-template <class Body>
-fsdp_status guard_in(engine::Context &context, Body &&body) noexcept {
-  try {
-    body();
-    return FSDP_OK;
-  } catch (...) {
-    return report_current(&context);
-  }
-}
-
 // A call on a handle, inside its context. The local reference keeps the object alive if another thread destroys the handle.
 template <class Body>
 fsdp_status call_context(fsdp_context *handle, const char *name, Body &&body) noexcept {
   std::shared_ptr<engine::Context> context;
   try {
-    context = check(handle, name).impl;
+    context = acquire(handle, name);
     const engine::CallScope scope(*context);
     body(context);
     return FSDP_OK;
@@ -68,7 +58,7 @@ template <class Body>
 fsdp_status in_model(fsdp_model *handle, const char *name, Body &&body) noexcept {
   std::shared_ptr<engine::Model> model;
   try {
-    model = check(handle, name).impl;
+    model = acquire(handle, name);
     const engine::CallScope scope(model->context());
     body(*model);
     return FSDP_OK;
@@ -82,7 +72,7 @@ template <class Body>
 fsdp_status in_group(fsdp_group *handle, const char *name, Body &&body) noexcept {
   std::shared_ptr<engine::Model> model;
   try {
-    model = check(handle, name).model;
+    model = acquire(handle, name);
     const engine::CallScope scope(model->context());
     engine::Runtime &runtime = model->runtime(name);
     body(*model, runtime, runtime.groups[handle->index]);

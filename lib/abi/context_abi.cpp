@@ -18,7 +18,7 @@ fsdp_context_options read_context_options(const fsdp_context_options *given, con
 
 fsdp_context *make_handle(std::shared_ptr<engine::Context> impl) {
   auto *handle = new fsdp_context;
-  handle->impl = std::move(impl);
+  handle->held.put(std::move(impl));
   return handle;
 }
 
@@ -70,32 +70,31 @@ fsdp_status fsdp_close_context(fsdp_context *context) {
 
 fsdp_status fsdp_abort_context(fsdp_context *context, const char *reason) {
   return guard([&] {
-    const auto impl = check(context, "fsdp_abort_context").impl;
+    const auto impl = acquire(context, "fsdp_abort_context");
     impl->check_process();
     impl->abort(reason ? reason : "no reason given");
   });
 }
 
 void fsdp_destroy_context(fsdp_context *context) {
-  if (!context || context->magic != fsdp_context::alive) return;
-  context->magic = destroyed;
-  if (context->impl->in_child()) return;  // its threads and shared memory stayed with the parent: nothing to give back
-  const auto impl = std::move(context->impl);
+  if (!begin_destroy(context)) return;
+  if (context->held.copy()->in_child()) return;  // its threads and shared memory stayed with the parent: nothing to give back
+  const auto impl = context->held.take();
   impl->shut_down();
   bury(std::unique_ptr<fsdp_context>(context));
 }
 
 fsdp_status fsdp_get_rank(const fsdp_context *context, uint32_t *rank) {
   return guard([&] {
-    const auto &handle = check(context, "fsdp_get_rank");
-    *check_pointer(rank, "fsdp_get_rank", "rank") = handle.impl->rank();
+    const auto impl = acquire(context, "fsdp_get_rank");
+    *check_pointer(rank, "fsdp_get_rank", "rank") = impl->rank();
   });
 }
 
 fsdp_status fsdp_get_world_size(const fsdp_context *context, uint32_t *world_size) {
   return guard([&] {
-    const auto &handle = check(context, "fsdp_get_world_size");
-    *check_pointer(world_size, "fsdp_get_world_size", "world_size") = handle.impl->world_size();
+    const auto impl = acquire(context, "fsdp_get_world_size");
+    *check_pointer(world_size, "fsdp_get_world_size", "world_size") = impl->world_size();
   });
 }
 
@@ -126,7 +125,7 @@ fsdp_status fsdp_create_mesh(fsdp_context *context, const fsdp_mesh_options *opt
       fail(FSDP_UNSUPPORTED, "{}: replicate_size is {}; this release shards over all ranks (replicate_size 1) unless it only plans",
            call, replicate);
     auto handle = std::make_unique<fsdp_mesh>();
-    handle->context = impl;
+    handle->held.put(impl);
     handle->replicate_size = static_cast<uint32_t>(replicate);
     handle->shard_size = static_cast<uint32_t>(shard);
     *mesh = handle.release();
@@ -134,10 +133,9 @@ fsdp_status fsdp_create_mesh(fsdp_context *context, const fsdp_mesh_options *opt
 }
 
 void fsdp_destroy_mesh(fsdp_mesh *mesh) {
-  if (!mesh || mesh->magic != fsdp_mesh::alive) return;
-  mesh->magic = destroyed;
-  if (mesh->context->in_child()) return;
-  mesh->context.reset();
+  if (!begin_destroy(mesh)) return;
+  if (mesh->held.copy()->in_child()) return;
+  mesh->held.take();
   bury(std::unique_ptr<fsdp_mesh>(mesh));
 }
 

@@ -86,7 +86,8 @@ fsdp_status fsdp_get_last_error(const fsdp_context *context, fsdp_error *error) 
     check_output(error, "fsdp_get_last_error", "fsdp_error");
     fsdp_error value = FSDP_ERROR_INIT;
     if (context) {
-      const auto &impl = *check(context, "fsdp_get_last_error").impl;
+      const auto held = acquire(context, "fsdp_get_last_error");
+      const engine::Context &impl = *held;
       const auto last = impl.last_error();
       fill(value, last ? &*last : nullptr, impl.failure().failed());
     } else {
@@ -100,7 +101,8 @@ fsdp_status fsdp_get_last_error(const fsdp_context *context, fsdp_error *error) 
 fsdp_status fsdp_get_context_error(const fsdp_context *context, fsdp_error *error) {
   return guard([&] {
     check_output(error, "fsdp_get_context_error", "fsdp_error");
-    const auto &impl = *check(context, "fsdp_get_context_error").impl;
+    const auto held = acquire(context, "fsdp_get_context_error");
+    const engine::Context &impl = *held;
     const auto failure = impl.failure().get();
     fsdp_error value = FSDP_ERROR_INIT;
     fill(value, failure ? &*failure : nullptr, failure.has_value());

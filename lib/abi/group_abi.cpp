@@ -149,7 +149,8 @@ fsdp_status fsdp_create_group(fsdp_model *model, const char *name, const fsdp_pa
                                                      : FSDP_REDUCE_EACH + 0;
     spec.resident = given.flags & FSDP_GROUP_RESIDENT;
     auto handle = std::make_unique<fsdp_group>();
-    handle->model = model->impl;
+    handle->held.put(acquire(model, call));
+    const std::lock_guard lock(model->mutex);
     model->groups.reserve(model->groups.size() + 1);
     handle->index = impl.add_group(std::move(spec));
     *group = handle.get();
@@ -162,7 +163,8 @@ fsdp_status fsdp_get_param_info(const fsdp_group *group, uint64_t param_index, f
   return guard([&] {
     const fsdp_group &handle = check(group, call);
     check_output(param, call, "fsdp_param");
-    const memory::ParamSpec &spec = param_of(*handle.model, handle, param_index, call);
+    const auto model = acquire(group, call);
+    const memory::ParamSpec &spec = param_of(*model, handle, param_index, call);
     fsdp_param value = FSDP_PARAM_INIT;
     value.name = spec.name.c_str();
     value.shape = spec.shape.data();
@@ -216,9 +218,10 @@ fsdp_status fsdp_get_chunk(const fsdp_group *group, uint64_t param_index, uint32
   return guard([&] {
     const fsdp_group &handle = check(group, call);
     check_output(chunk, call, "fsdp_chunk");
-    param_of(*handle.model, handle, param_index, call);
-    const memory::ModelPlan &plan = handle.model->plan(call);
-    const memory::ModelSpec &spec = handle.model->spec();
+    const auto model = acquire(group, call);
+    param_of(*model, handle, param_index, call);
+    const memory::ModelPlan &plan = model->plan(call);
+    const memory::ModelSpec &spec = model->spec();
     if (rank >= spec.shard_size * spec.replicate_size)
       fail(FSDP_INVALID_ARGUMENT, "{}: rank {} is outside [0, {})", call, rank, spec.shard_size * spec.replicate_size);
     write_output(chunk, make_chunk(plan, handle.index, param_index, rank % spec.shard_size));

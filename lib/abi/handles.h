@@ -3,40 +3,75 @@
 // the handle, so that its use is refused as long as it has not been dug up by 1024 others of its kind.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "engine/context.h"
 #include "engine/model.h"
 
+namespace fsdp::abi {
+
+// What a handle holds: calls copy it, and destroy takes it away, from any thread at any time. The lock is held for a copy.
+template <class T>
+class Held {
+ public:
+  std::shared_ptr<T> copy() const {
+    const Lock lock(busy_);
+    return held_;
+  }
+  std::shared_ptr<T> take() {
+    const Lock lock(busy_);
+    return std::move(held_);
+  }
+  void put(std::shared_ptr<T> held) {
+    const Lock lock(busy_);
+    held_ = std::move(held);
+  }
+
+ private:
+  struct Lock {
+    explicit Lock(std::atomic_flag &flag) : flag(flag) {
+      while (flag.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
+    }
+    ~Lock() { flag.clear(std::memory_order_release); }
+    std::atomic_flag &flag;
+  };
+  mutable std::atomic_flag busy_;
+  std::shared_ptr<T> held_;
+};
+
+}  // namespace fsdp::abi
+
 struct fsdp_context {
   static constexpr uint32_t alive = 0xF5D0C047;
-  uint32_t magic = alive;
-  std::shared_ptr<fsdp::engine::Context> impl;
+  std::atomic<uint32_t> magic = alive;
+  fsdp::abi::Held<fsdp::engine::Context> held;
 };
 
 struct fsdp_mesh {
   static constexpr uint32_t alive = 0xF5D03E58;
-  uint32_t magic = alive;
-  std::shared_ptr<fsdp::engine::Context> context;
+  std::atomic<uint32_t> magic = alive;
+  fsdp::abi::Held<fsdp::engine::Context> held;
   uint32_t replicate_size = 1;
   uint32_t shard_size = 1;
 };
 
 struct fsdp_group {
   static constexpr uint32_t alive = 0xF5D06409;
-  uint32_t magic = alive;
-  std::shared_ptr<fsdp::engine::Model> model;
+  std::atomic<uint32_t> magic = alive;
+  fsdp::abi::Held<fsdp::engine::Model> held;
   uint32_t index = 0;
 };
 
 struct fsdp_model {
   static constexpr uint32_t alive = 0xF5D0304D;
-  uint32_t magic = alive;
-  std::shared_ptr<fsdp::engine::Context> context;
-  std::shared_ptr<fsdp::engine::Model> impl;
+  std::atomic<uint32_t> magic = alive;
+  fsdp::abi::Held<fsdp::engine::Model> held;
+  std::mutex mutex;  // groups
   std::vector<std::unique_ptr<fsdp_group>> groups;
 };
 
@@ -70,11 +105,18 @@ constexpr const char *handle_kind(uint32_t magic) {
   }
 }
 
+// The first destroy of a handle; others, and what is no such handle, do nothing.
+template <class Handle>
+bool begin_destroy(Handle *handle) {
+  uint32_t expected = Handle::alive;
+  return handle && handle->magic.compare_exchange_strong(expected, destroyed);
+}
+
 template <class Handle>
 Handle &check_handle(Handle *handle, const char *call, const char *expected) {
   if (!handle) fail(FSDP_INVALID_HANDLE, "{}: the {} is NULL", call, expected);
-  if (handle->magic != Handle::alive) [[unlikely]]
-    fail(FSDP_INVALID_HANDLE, "{}: the handle given as {} is {}", call, expected, handle_kind(handle->magic));
+  if (const uint32_t magic = handle->magic.load(std::memory_order_relaxed); magic != Handle::alive) [[unlikely]]
+    fail(FSDP_INVALID_HANDLE, "{}: the handle given as {} is {}", call, expected, handle_kind(magic));
   return *handle;
 }
 
@@ -84,5 +126,13 @@ inline const fsdp_mesh &check(const fsdp_mesh *handle, const char *call) { retur
 inline fsdp_model &check(fsdp_model *handle, const char *call) { return check_handle(handle, call, "model"); }
 inline fsdp_group &check(fsdp_group *handle, const char *call) { return check_handle(handle, call, "group"); }
 inline const fsdp_group &check(const fsdp_group *handle, const char *call) { return check_handle(handle, call, "group"); }
+
+// What a checked handle holds; INVALID_HANDLE if it is destroyed meanwhile.
+template <class Handle>
+auto acquire(Handle *handle, const char *call) {
+  auto held = check(handle, call).held.copy();
+  if (!held) fail(FSDP_INVALID_HANDLE, "{}: the handle was destroyed by another thread", call);
+  return held;
+}
 
 }  // namespace fsdp::abi

@@ -42,7 +42,7 @@ fsdp_status fsdp_create_model(fsdp_context *context, const fsdp_model_options *o
     spec.shard_size = impl->world_size();
     if (given.mesh) {
       const fsdp_mesh &mesh = check(given.mesh, call);
-      if (mesh.context != impl) fail(FSDP_INVALID_HANDLE, "{}: the mesh belongs to another context", call);
+      if (mesh.held.copy() != impl) fail(FSDP_INVALID_HANDLE, "{}: the mesh belongs to another context", call);
       spec.shard_size = mesh.shard_size;
       spec.replicate_size = mesh.replicate_size;
     }
@@ -57,25 +57,26 @@ fsdp_status fsdp_create_model(fsdp_context *context, const fsdp_model_options *o
       fail(FSDP_INVALID_ARGUMENT, "{}: FSDP_OPTIM (ZeRO-1) keeps whole gradients until one delayed reduce; FSDP_REDUCE_EACH is "
                                   "FSDP_OPTIM_GRADS (ZeRO-2)", call);
     auto handle = std::make_unique<fsdp_model>();
-    handle->context = impl;
-    handle->impl = std::make_shared<engine::Model>(impl, std::move(spec), optimizer, defaults);
+    handle->held.put(std::make_shared<engine::Model>(impl, std::move(spec), optimizer, defaults));
     *model = handle.release();
   });
 }
 
 void fsdp_destroy_model(fsdp_model *model) {
-  if (!model || model->magic != fsdp_model::alive) return;
-  model->magic = destroyed;
-  for (auto &group : model->groups) {
-    group->magic = destroyed;
-    if (model->context->in_child()) continue;
-    group->model.reset();
+  if (!begin_destroy(model)) return;
+  const bool in_child = model->held.copy()->context().in_child();
+  std::vector<std::unique_ptr<fsdp_group>> groups;
+  {
+    const std::lock_guard lock(model->mutex);
+    for (auto &group : model->groups) group->magic = destroyed;
+    if (in_child) return;  // see fsdp_destroy_context
+    groups.swap(model->groups);
+  }
+  for (auto &group : groups) {
+    group->held.take();
     bury(std::move(group));
   }
-  if (model->context->in_child()) return;  // see fsdp_destroy_context
-  model->groups.clear();
-  model->impl.reset();
-  model->context.reset();
+  const auto impl = model->held.take();
   bury(std::unique_ptr<fsdp_model>(model));
 }
 

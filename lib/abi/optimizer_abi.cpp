@@ -30,7 +30,11 @@ fsdp_adamw_options read_adamw_options(const fsdp_adamw_options *given, double lr
 }
 
 // The group handle that the caller got from fsdp_create_group.
-fsdp_group *group_handle(fsdp_model *model, uint32_t index) { return model->groups[index].get(); }
+fsdp_group *group_handle(fsdp_model *model, uint32_t index, const char *call) {
+  const std::lock_guard lock(model->mutex);
+  if (index >= model->groups.size()) fail(FSDP_INVALID_HANDLE, "{}: the model was destroyed by another thread", call);
+  return model->groups[index].get();
+}
 
 }  // namespace
 
@@ -54,7 +58,7 @@ fsdp_status fsdp_get_shard(fsdp_model *model, uint64_t shard_index, fsdp_shard *
     const memory::ParamSpec &param = runtime.param(group, own.param_index);
     const uint64_t row = runtime.placement(group.places[own.param_index]).row;
     fsdp_shard value = FSDP_SHARD_INIT;
-    value.group = group_handle(model, own.group);
+    value.group = group_handle(model, own.group, call);
     value.param_index = own.param_index;
     value.name = param.name.c_str();
     value.main_weight = impl.optimizer().main_weight(own);

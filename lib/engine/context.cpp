@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 
 namespace fsdp::engine {
 namespace {
@@ -19,6 +20,13 @@ device::Options device_options(const fsdp_context_options &options, uint32_t ran
   device.delay_seed = options.debug_delay_seed * 1'000'003 + rank;
   device.failed_allocation = options.debug_failed_allocation;
   return device;
+}
+
+// A NaN of any rank stays one: "did anybody diverge" must have one answer.
+double combine(fsdp_value_op op, double a, double b) {
+  if (std::isnan(a) || std::isnan(b)) return a + b;
+  if (op == FSDP_VALUE_SUM) return a + b;
+  return op == FSDP_VALUE_MIN ? std::min(a, b) : std::max(a, b);
 }
 
 }  // namespace
@@ -131,10 +139,7 @@ void Context::all_reduce(double *values, uint64_t count, fsdp_value_op op) {
   }
   for (uint64_t i = 0; i < count; ++i) {
     double result = value_messages_[0].values[i];
-    for (uint32_t r = 1; r < world_size_; ++r) {
-      const double value = value_messages_[r].values[i];
-      result = op == FSDP_VALUE_SUM ? result + value : op == FSDP_VALUE_MIN ? std::min(result, value) : std::max(result, value);
-    }
+    for (uint32_t r = 1; r < world_size_; ++r) result = combine(op, result, value_messages_[r].values[i]);
     values[i] = result;
   }
 }
@@ -142,12 +147,17 @@ void Context::all_reduce(double *values, uint64_t count, fsdp_value_op op) {
 void Context::close() {
   require_world("fsdp_close_context");
   if (closed_) fail(FSDP_INVALID_STATE, "fsdp_close_context: rank {} has closed this context before; destroy it", rank_);
-  for (const OpenModel *model : models_)
-    if (const std::string what = model->unfinished(); !what.empty())
-      fail(FSDP_INVALID_STATE,
-           "fsdp_close_context: a model of rank {} is in the middle of a step ({}); end it with fsdp_finish_grads and a publish, "
-           "or with fsdp_discard_step",
-           rank_, what);
+  const auto unfinished = [this] {
+    const std::lock_guard lock(mutex_);  // a model may be destroyed by another thread now
+    for (const OpenModel *model : models_)
+      if (std::string what = model->unfinished(); !what.empty()) return what;
+    return std::string();
+  }();
+  if (!unfinished.empty())
+    fail(FSDP_INVALID_STATE,
+         "fsdp_close_context: a model of rank {} is in the middle of a step ({}); end it with fsdp_finish_grads and a publish, "
+         "or with fsdp_discard_step",
+         rank_, unfinished);
   uint8_t here = 1;
   std::vector<uint8_t> all(world_size_);
   world_team().exchange_fixed(&here, 1, all.data(), "fsdp_close_context");

@@ -102,7 +102,7 @@ class Context {
   };
   std::vector<ValueMessage> value_messages_;  // one a rank, and this rank's own at the end
   std::atomic<bool> inside_{false};
-  bool closed_ = false;
+  std::atomic<bool> closed_{false};
   mutable std::mutex mutex_;  // the models, the log queue and the last error
   std::vector<const OpenModel *> models_;
   std::vector<std::pair<fsdp_log_level, std::string>> log_lines_;

@@ -24,9 +24,9 @@ Gatherer::Gatherer(Runtime &runtime)
   positions_.resize(2 * runtime.groups.size());
   for (uint32_t i = 0; i < train.size(); ++i)
     positions_[2 * train[i].group_index + is_backward(train[i].phase)].push_back(i);
-  eval_positions_.assign(runtime.groups.size(), 0);
+  eval_positions_.resize(runtime.groups.size());
   for (uint32_t i = 0; i < runtime.plan.visits.eval.size(); ++i)
-    eval_positions_[runtime.plan.visits.eval[i].group_index] = i;
+    eval_positions_[runtime.plan.visits.eval[i].group_index].push_back(i);
   for (const Group &group : runtime.groups) set_readable(group, !group.plan->gathers);
 }
 
@@ -36,17 +36,18 @@ const std::vector<fsdp_visit> &Gatherer::visits(fsdp_phase phase) const {
 
 // A group that is visited more than once: the next visit from where the pass has come to.
 uint32_t Gatherer::find_position(const Group &group, fsdp_phase phase) {
-  if (!training(phase)) return eval_positions_[group.index];
-  const auto &found = positions_[2 * group.index + is_backward(phase)];
+  const auto &found = training(phase) ? positions_[2 * group.index + is_backward(phase)] : eval_positions_[group.index];
+  uint32_t &cursor = training(phase) ? cursor_ : eval_cursor_;
   if (found.empty()) return UINT32_MAX;
   uint32_t position = found.front();
   if (found.size() > 1)
     for (const uint32_t candidate : found)
-      if (candidate >= cursor_) {
+      if (candidate >= cursor) {
         position = candidate;
         break;
       }
-  cursor_ = position + 1;
+  // A pass that has come to its end starts again.
+  cursor = position + 1 == visits(phase).size() ? 0 : position + 1;
   return position;
 }
 
@@ -55,7 +56,7 @@ void Gatherer::prefetch(Group &group, fsdp_phase phase) {
   GatherSlot &slot = group.slot(phase);
   if (slot.gathered || blocked(slot)) return;
   gather(group, slot, phase);
-  slot.ahead = true;
+  slot.prefetched = true;
   ++runtime_.stats.prefetches;
 }
 
@@ -77,7 +78,7 @@ void Gatherer::unshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
     if (phase != FSDP_RECOMPUTE) slot.position = find_position(group, phase);
     prefetch_after(phase, slot.position);
     if (group.plan->copies) runtime_.wait(*slot.ready, caller);
-    slot.ahead = false;
+    slot.prefetched = false;
   }
   runtime_.await_version();
   ++slot.holds[static_cast<size_t>(phase)];
@@ -97,11 +98,7 @@ void Gatherer::reshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
     if (!slot.left->done()) runtime_.gather_stream->wait(*slot.left);
   }
   if (slot.hold_count()) return;
-  if (keeps(group, slot, phase)) {
-    slot.ahead = true;
-  } else {
-    release(group, slot);
-  }
+  if (!keeps(group, slot, phase)) release(group, slot);
 }
 
 // The weights stay where the next visits would gather them again.
@@ -156,13 +153,13 @@ void Gatherer::enqueue_copies(Group &group, GatherSlot &slot) {
   runtime_.gather_comm->gather_stable(slot.spans, {group.index, group.name()}, stream);
   stream.record(*slot.ready);
   ++runtime_.stats.all_gathers;
-  runtime_.stats.gathered_bytes += group.gathered_bytes;
+  runtime_.stats.gathered_bytes += group.pulled_bytes;
 }
 
 void Gatherer::release(Group &group, GatherSlot &slot) {
   slot.gathered = false;
-  if (slot.ahead) ++runtime_.stats.dropped_prefetches;
-  slot.ahead = false;
+  if (slot.prefetched) ++runtime_.stats.dropped_prefetches;
+  slot.prefetched = false;
   --runtime_.stats.gathered_groups;
   const bool other_gathered = std::any_of(group.slots.begin(), group.slots.end(), [](const auto &s) { return s.gathered; });
   if (!other_gathered) set_readable(group, false);

@@ -23,7 +23,7 @@ class Gatherer {
   std::string list_holds() const;
   // Lets go of what was gathered without a hold. With force also of what is held.
   void drop_all(bool force);
-  void start_step() { cursor_ = 0; }
+  void start_step() { cursor_ = eval_cursor_ = 0; }
 
  private:
   static bool training(fsdp_phase phase) { return phase != FSDP_EVAL; }
@@ -44,8 +44,9 @@ class Gatherer {
   Runtime &runtime_;
   uint32_t keys_per_group_;
   std::vector<std::vector<uint32_t>> positions_;  // in train, by 2 * group + backward
-  std::vector<uint32_t> eval_positions_;          // by group
-  uint32_t cursor_ = 0;                           // where the next visit of a group named more than once is looked for
+  std::vector<std::vector<uint32_t>> eval_positions_;  // by group
+  // Where the next visit of a group named more than once is looked for.
+  uint32_t cursor_ = 0, eval_cursor_ = 0;
 };
 
 }  // namespace fsdp::engine

@@ -19,7 +19,7 @@ const char *phase_name(fsdp_phase phase);
 struct GatherSlot {
   uint32_t key = 0;       // number of the pool request
   bool gathered = false;  // the gather of this version has been enqueued
-  bool ahead = false;     // gathered, but no hold asked for it yet: prefetched or kept
+  bool prefetched = false;  // gathered ahead, and no hold has asked for it yet
   std::array<uint32_t, 5> holds{};  // by phase
   uint32_t position = 0;  // of the visit that was unsharded last, in the list of its mode
   std::unique_ptr<device::Event> ready;  // the copies have arrived
@@ -60,8 +60,8 @@ struct Group {
   std::vector<comm::AllReduceSpan> all_reduce_spans;
   std::vector<uint32_t> grad_overlaps;  // groups whose full gradient buffers share bytes with this one's
   std::vector<comm::GatherSpan> refresh_spans;  // whole compute weights, at publish
-  uint64_t gathered_bytes = 0;  // that one gather pulls
-  uint64_t reduced_bytes = 0;   // that one reduce pulls
+  uint64_t pulled_bytes = 0;   // that one gather or refresh copies
+  uint64_t reduced_bytes = 0;  // that one reduce reads
 
   const char *name() const { return spec->name.c_str(); }
   GatherSlot &slot(fsdp_phase phase) {

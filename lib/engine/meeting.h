@@ -6,13 +6,13 @@
 
 namespace fsdp::engine {
 
-enum class Intent : uint32_t { finish = 1, update, discard };
+enum class Intent : uint32_t { finish = 1, update, publish, step, discard };
 
 struct Meeting {
   Intent intent = Intent::finish;
   uint32_t sound = 1;  // 0: `text` says what is missing
   uint64_t version = 0;
-  double scale = 1;
+  double value = 1;  // the scale of finish_grads, the lr of a step: must be the same on every rank
   char text[488] = {};
 };
 static_assert(sizeof(Meeting) == 512);
@@ -21,6 +21,8 @@ inline const char *intent_call(Intent intent) {
   switch (intent) {
     case Intent::finish: return "fsdp_finish_grads";
     case Intent::update: return "fsdp_begin_update";
+    case Intent::publish: return "fsdp_publish_weights";
+    case Intent::step: return "fsdp_step_adamw";
     default: return "fsdp_discard_step";
   }
 }

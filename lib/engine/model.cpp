@@ -70,26 +70,30 @@ void Model::seal() {
 
 std::unique_ptr<memory::ModelPlan> Model::make_plan() const {
   if (spec_.groups.empty()) fail(FSDP_INVALID_STATE, "fsdp_seal_model: the model has no group; call fsdp_create_group first");
+  if (spec_.schedule == FSDP_SCHEDULE_INTERLEAVED)
+    for (const auto &group : spec_.groups)
+      if (group.resident)
+        fail(FSDP_INVALID_ARGUMENT, "fsdp_seal_model: group '{}' is RESIDENT, but FSDP_SCHEDULE_INTERLEAVED keeps forward and "
+                                    "backward weights apart; drop the flag or choose another schedule", group.name);
   return std::make_unique<memory::ModelPlan>(memory::plan_model(spec_));
 }
 
 // A rank whose plan fails (a schedule that names no group, say) still meets the others, so that they do not wait for it.
 void Model::seal_running() {
-  auto team = context_->create_team("the model");
-  std::optional<Error> error;
-  try {
-    plan_ = make_plan();
-  } catch (const Error &e) {
-    error = e;
-  }
-  verify_declarations(*team, spec_, error ? memory::ModelPlan{} : *plan_);
-  if (error) throw *error;
-  runtime_ = std::make_unique<Runtime>(*context_, spec_, *plan_, arenas_, std::move(team));
-  gatherer_ = std::make_unique<Gatherer>(*runtime_);
-  reducer_ = std::make_unique<Reducer>(*runtime_);
-  optimizer_ = std::make_unique<Optimizer>(*runtime_);
-  params_ = std::make_unique<Params>(*runtime_);
-  meetings_.resize(runtime_->team->size() + 1);
+  const std::shared_ptr<comm::Team> team = context_->create_team("the model");
+  std::unique_ptr<memory::ModelPlan> made;
+  const auto unplanned = catch_error([&] { made = make_plan(); });
+  verify_declarations(*team, spec_, unplanned ? memory::ModelPlan{} : *made);
+  share_outcome(*team, unplanned);
+  plan_ = std::move(made);
+  runtime_ = std::make_unique<Runtime>(*context_, spec_, *plan_, arenas_, team);
+  share_outcome(*team, catch_error([&] {
+    gatherer_ = std::make_unique<Gatherer>(*runtime_);
+    reducer_ = std::make_unique<Reducer>(*runtime_);
+    optimizer_ = std::make_unique<Optimizer>(*runtime_);
+    params_ = std::make_unique<Params>(*runtime_);
+    meetings_.resize(team->size() + 1);
+  }));
   sealed_ = true;
   context_->log(FSDP_LOG_INFO, format_text("sealed a model of {} groups, {} elements, {} bytes on this rank",
                                            spec_.groups.size(), plan_->element_count,

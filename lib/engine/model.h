@@ -53,7 +53,6 @@ class Model : public OpenModel {
   Reducer &reducer() { return *reducer_; }
   Optimizer &optimizer() { return *optimizer_; }
   Params &params() { return *params_; }
-  Group &group(uint32_t index) { return runtime_->groups[index]; }
   fsdp_optimizer optimizer_kind() const { return optimizer_kind_; }
 
   // The window is open and holds the gradients of a finished step.
@@ -77,8 +76,10 @@ class Model : public OpenModel {
   void require_unsealed(const char *call) const;
   std::unique_ptr<memory::ModelPlan> make_plan() const;
   void seal_running();
-  void meet(Intent intent, double scale, const std::string &missing);
-  void end_step(Intent intent, double scale, std::string missing, fsdp_stream stream);
+  void meet(Intent intent, double value, const std::string &missing);
+  void check_meeting(Intent intent, double value);
+  void check_versions();
+  void end_step(Intent intent, double value, std::string missing, fsdp_stream stream);
   void realign();
   void close_window(device::Stream &caller);
   void refresh_whole_weights(device::Stream &caller);

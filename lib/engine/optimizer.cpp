@@ -2,6 +2,7 @@
 #include "engine/optimizer.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "base/dtype.h"
@@ -61,7 +62,7 @@ void Optimizer::synchronize(device::Stream &stream) {
   if (!runtime_.order->done()) runtime_.context.device().synchronize(*runtime_.order);
 }
 
-// Every rank's sum of squares of every parameter, in all_values().
+// This rank's sum of squares of every parameter, in own_values().
 void Optimizer::measure_squares(fsdp_stream stream) {
   device::Stream &caller = runtime_.context.device().caller_stream(stream);
   std::fill_n(own_values(), names_.size(), 0.0);
@@ -73,18 +74,27 @@ void Optimizer::measure_squares(fsdp_stream stream) {
                        shard.counted.count, granule);
   }
   synchronize(caller);
-  runtime_.team->exchange_fixed(own_values(), names_.size() * sizeof(double), all_values(), "the gradient norm");
+}
+
+// Hands every parameter's values of all ranks, in rank order, to `take`, some parameters at a time.
+template <class Take>
+void Optimizer::exchange_values(Take take) {
+  const uint32_t ranks = runtime_.team->size();
+  for (size_t first = 0; first < names_.size(); first += memory::norm_chunk) {
+    const size_t count = std::min<size_t>(memory::norm_chunk, names_.size() - first);
+    runtime_.team->exchange_fixed(own_values() + first, count * sizeof(double), all_values(), "values of parameters");
+    for (size_t p = 0; p < count; ++p)
+      for (uint32_t r = 0; r < ranks; ++r) take(first + p, all_values()[r * count + p]);
+  }
 }
 
 // Each rank's total first, then the ranks in order: the same additions for every strategy.
 double Optimizer::grad_norm(fsdp_stream stream) {
   measure_squares(stream);
-  double total = 0;
-  for (uint32_t r = 0; r < runtime_.team->size(); ++r) {
-    double rank_total = 0;
-    for (size_t p = 0; p < names_.size(); ++p) rank_total += all_values()[r * names_.size() + p];
-    total += rank_total;
-  }
+  double own = 0, total = 0;
+  for (size_t p = 0; p < names_.size(); ++p) own += own_values()[p];
+  runtime_.team->exchange_fixed(&own, sizeof own, all_values(), "the gradient norm");
+  for (uint32_t r = 0; r < runtime_.team->size(); ++r) total += all_values()[r];
   return std::sqrt(total);
 }
 
@@ -92,11 +102,9 @@ void Optimizer::param_grad_norms(fsdp_stream stream, double *norms, uint64_t cou
   if (count != names_.size())
     fail(FSDP_INVALID_ARGUMENT, "fsdp_get_param_grad_norms: norm_count is {}, the model has {} parameters", count, names_.size());
   measure_squares(stream);
-  for (size_t p = 0; p < names_.size(); ++p) {
-    double total = 0;
-    for (uint32_t r = 0; r < runtime_.team->size(); ++r) total += all_values()[r * names_.size() + p];
-    norms[p] = std::sqrt(total);
-  }
+  std::fill_n(norms, count, 0.0);
+  exchange_values([&](size_t p, double squares) { norms[p] += squares; });
+  for (size_t p = 0; p < names_.size(); ++p) norms[p] = std::sqrt(norms[p]);
 }
 
 void Optimizer::scale_grads(double factor, fsdp_stream stream) {
@@ -123,12 +131,11 @@ const char *Optimizer::find_nonfinite(fsdp_stream stream) {
     caller.count_nonfinite(counts + shard.ordinal, reinterpret_cast<float *>(bucket.grad.at(shard.counted)), shard.counted.count);
   }
   synchronize(caller);
-  runtime_.team->exchange_fixed(counts, names_.size() * sizeof(uint64_t), all_values(), "fsdp_check_grads");
-  const auto *all = reinterpret_cast<const uint64_t *>(all_values());
-  for (size_t p = 0; p < names_.size(); ++p)
-    for (uint32_t r = 0; r < runtime_.team->size(); ++r)
-      if (all[r * names_.size() + p]) return names_[p];
-  return nullptr;
+  size_t first = names_.size();
+  exchange_values([&](size_t p, double count) {
+    if (std::bit_cast<uint64_t>(count)) first = std::min(first, p);
+  });
+  return first < names_.size() ? names_[first] : nullptr;
 }
 
 void Optimizer::step_adamw(double lr, const fsdp_adamw_options &options, fsdp_stream stream) {

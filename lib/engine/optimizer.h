@@ -43,11 +43,13 @@ class Optimizer {
 
  private:
   void measure_squares(fsdp_stream stream);
+  template <class Take>
+  void exchange_values(Take take);
   void synchronize(device::Stream &stream);
   std::byte *compute(const Shard &shard) const;
-  // scratch: one double a parameter for this rank, then the same for every rank
+  // scratch: one value a parameter for this rank, then a chunk of parameters for every rank
   double *own_values() const { return runtime_.storage->scratch(); }
-  double *all_values() const { return own_values() + runtime_.plan.param_count + 1; }
+  double *all_values() const { return own_values() + runtime_.plan.param_count; }
 
   Runtime &runtime_;
   std::vector<Shard> shards_;

@@ -40,13 +40,14 @@ void Params::store(const ParamPlace &place, const std::byte *from, fsdp_dtype dt
 
 // One barrier says that the owner has filled its part, another that everybody has taken it.
 template <class Fill, class Take>
-void Params::stage(uint32_t owner, const char *name, Fill fill, Take take) {
+void Params::stage(uint32_t owner, fsdp_dtype dtype, const char *name, Fill fill, Take take) {
   device::Stream &caller = runtime_.context.device().caller_stream(nullptr);
+  const comm::Tag tag{owner | static_cast<uint32_t>(dtype) << 24, name};  // ranks must agree on both
   const uint64_t offset = owner * runtime_.plan.staging_part_bytes;
   if (owner == runtime_.team->rank()) fill(runtime_.storage->staging()->writable() + offset);
-  runtime_.control_comm->await_release(runtime_.control_comm->barrier({owner, name}, caller), caller);
+  runtime_.control_comm->await_release(runtime_.control_comm->barrier(tag, caller), caller);
   take(runtime_.storage->staging()->data() + offset);
-  runtime_.control_comm->await_release(runtime_.control_comm->barrier({owner, name}, caller), caller);
+  runtime_.control_comm->await_release(runtime_.control_comm->barrier(tag, caller), caller);
 }
 
 void Params::load(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
@@ -72,7 +73,7 @@ void Params::load(Group &group, uint64_t param_index, const void *data, fsdp_dty
   for (uint64_t first = 0; first < element_count; first += step) {
     const uint64_t count = std::min(step, element_count - first);
     stage(
-        static_cast<uint32_t>(root), runtime_.param(group, param_index).name.c_str(),
+        static_cast<uint32_t>(root), dtype, runtime_.param(group, param_index).name.c_str(),
         [&](std::byte *to) { std::memcpy(to, bytes + first * element, count * element); },
         [&](const std::byte *from) { store(place, from, dtype, first, count); });
   }
@@ -97,7 +98,7 @@ void Params::read(Group &group, uint64_t param_index, void *data, fsdp_dtype dty
     for (uint64_t done = 0; done < slice.count; done += step) {
       const uint64_t count = std::min(step, slice.count - done);
       stage(
-          r, runtime_.param(group, param_index).name.c_str(),
+          r, plane.dtype, runtime_.param(group, param_index).name.c_str(),
           [&](std::byte *part) {
             std::memcpy(part, plane.at(slice) + done * dtype_size(plane.dtype), count * dtype_size(plane.dtype));
           },

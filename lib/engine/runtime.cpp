@@ -49,20 +49,22 @@ const char *phase_name(fsdp_phase phase) {
 }
 
 Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::ModelPlan &plan,
-                 const std::map<fsdp_role, CallerArena> &arenas, std::unique_ptr<comm::Team> team_in)
+                 const std::map<fsdp_role, CallerArena> &arenas, std::shared_ptr<comm::Team> team_in)
     : context(context), spec(spec), plan(plan), team(std::move(team_in)) {
   device::Device &device = context.device();
-  storage = std::make_unique<Storage>(spec, plan, arenas, *team, device);
+  const auto early = catch_error([&] {
+    gather_stream = device.create_stream("gather");
+    reduce_stream = device.create_stream("reduce");
+    published = device.create_event();
+    finished = device.create_event();
+    order = device.create_event();
+  });
+  storage = std::make_unique<Storage>(spec, plan, arenas, *team, device, early);
   version_gate = team->create_gate("publish");
   round_gate = team->create_gate("round of reduces");
   gather_comm = team->create_communicator("gather");
   reduce_comm = team->create_communicator("reduce");
   control_comm = team->create_communicator("control");
-  gather_stream = device.create_stream("gather");
-  reduce_stream = device.create_stream("reduce");
-  published = device.create_event();
-  finished = device.create_event();
-  order = device.create_event();
   make_groups();
 }
 
@@ -70,7 +72,7 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
 // for peers: reduces are abandoned, here and on the peers, and a gather that cannot end fails the context.
 Runtime::~Runtime() {
   if (reduce_comm) reduce_comm->abandon();
-  if (gather_stream && finished) {
+  if (gather_stream && finished && version_gate) {
     gather_stream->record(*finished);
     if (!finished->done() && !version_gate->reached(version))
       context.fail_for_good(Error(FSDP_INVALID_STATE, format_text("a model of rank {} was destroyed with work in flight",
@@ -122,7 +124,7 @@ void Runtime::make_slots(Group &group) {
         from.offset += sub.full_offset * element;
         from.stride += bytes;
         slot.spans.push_back({from, to + sub.full_offset * element, bytes});
-        if (s == 0) group.gathered_bytes += bytes * team->size();
+        if (s == 0) group.pulled_bytes += bytes * team->size();
       }
     }
   }
@@ -173,7 +175,7 @@ void Runtime::make_refresh(Group &group) {
       from.offset += sub.full_offset * element;
       from.stride += bytes;
       group.refresh_spans.push_back({from, bucket.compute.data + sub.full_offset * element, bytes});
-      group.gathered_bytes += bytes * (team->size() - 1);
+      group.pulled_bytes += bytes * (team->size() - 1);
     }
   }
 }

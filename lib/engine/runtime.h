@@ -41,7 +41,7 @@ class WaitTimer {
 class Runtime {
  public:
   Runtime(Context &context, const memory::ModelSpec &spec, const memory::ModelPlan &plan,
-          const std::map<fsdp_role, CallerArena> &arenas, std::unique_ptr<comm::Team> team);
+          const std::map<fsdp_role, CallerArena> &arenas, std::shared_ptr<comm::Team> team);
   ~Runtime();
   Runtime(const Runtime &) = delete;
   Runtime &operator=(const Runtime &) = delete;
@@ -49,7 +49,7 @@ class Runtime {
   Context &context;
   const memory::ModelSpec &spec;
   const memory::ModelPlan &plan;
-  std::unique_ptr<comm::Team> team;
+  std::shared_ptr<comm::Team> team;
   std::unique_ptr<Storage> storage;
   std::unique_ptr<comm::Gate> version_gate;  // this rank has published so many versions
   std::unique_ptr<comm::Gate> round_gate;    // this rank has realigned its collectives so often

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a step. finish_grads, begin_update and discard_step all meet: every rank says why it came and what it
-// misses, so that they agree on what happens next. When all have met, nobody holds weights and no gradient buffer is
-// being read: the update window may open.
+// The end of a step. finish_grads, begin_update, discard_step and what publishes all meet: every rank says why it came and
+// what it misses, so that they agree on what happens next. When all have met to finish, nobody holds weights and no
+// gradient buffer is being read: the update window may open.
 #include <algorithm>
 #include <cstring>
 
@@ -20,14 +20,14 @@ void describe_meeting(std::string &text, uint32_t rank, const Meeting &meeting, 
 
 }  // namespace
 
-void Model::meet(Intent intent, double scale, const std::string &missing) {
+void Model::meet(Intent intent, double value, const std::string &missing) {
   Runtime &state = *runtime_;
   Meeting &mine = meetings_.back();
   mine = {};
   mine.intent = intent;
   mine.sound = missing.empty();
   mine.version = state.version;
-  mine.scale = scale;
+  mine.value = value;
   std::strncpy(mine.text, missing.c_str(), sizeof mine.text - 1);
   WaitTimer timer(state.stats.wait_ns);
   // One name for all intents: the meeting itself tells who called what.
@@ -35,7 +35,7 @@ void Model::meet(Intent intent, double scale, const std::string &missing) {
 }
 
 // Everything this rank has enqueued ends: completed, or given up because a peer does not take part.
-void Model::end_step(Intent intent, double scale, std::string missing, fsdp_stream stream) {
+void Model::end_step(Intent intent, double value, std::string missing, fsdp_stream stream) {
   Runtime &state = *runtime_;
   device::Stream &caller = context_->device().caller_stream(stream);
   gatherer_->drop_all(false);
@@ -44,22 +44,43 @@ void Model::end_step(Intent intent, double scale, std::string missing, fsdp_stre
   state.wait_idle(*state.gather_stream, caller);
   if (const auto broken = state.reduce_comm->broken())
     missing += format_text("{}{}", missing.empty() ? "" : "; ", broken->message);
-  meet(intent, scale, missing);
+  meet(intent, value, missing);
+  check_meeting(intent, value);
+}
+
+// Throws if the ranks did not come for the same, or one of them misses something.
+void Model::check_meeting(Intent intent, double value) {
+  Runtime &state = *runtime_;
   std::string problems;
   bool same_call = true;
   for (uint32_t r = 0; r < state.team->size(); ++r) {
-    const bool same_intent = meetings_[r].intent == intent;
+    const Meeting &other = meetings_[r];
+    const bool same_intent = other.intent == intent;
     // A rank that discards did nothing wrong: it is the wrong moment, and the way on is the same.
-    same_call = same_call && (same_intent ? meetings_[r].scale == scale : meetings_[r].intent == Intent::discard);
-    if (same_intent && meetings_[r].scale != scale)
-      problems += format_text("{}rank {} gave scale {}, this rank {}", problems.empty() ? "" : "; ",
-                              state.team->world_rank(r), meetings_[r].scale, scale);
-    describe_meeting(problems, state.team->world_rank(r), meetings_[r], intent);
+    same_call = same_call && (same_intent ? other.value == value : other.intent == Intent::discard);
+    if (same_intent && other.value != value)
+      problems += format_text("{}rank {} gave {} {}, this rank {}", problems.empty() ? "" : "; ", state.team->world_rank(r),
+                              intent == Intent::step ? "lr" : "scale", other.value, value);
+    describe_meeting(problems, state.team->world_rank(r), other, intent);
   }
-  if (problems.empty()) return;
+  if (problems.empty()) return check_versions();
   state.step_failure = problems;
   fail(same_call ? FSDP_INVALID_STATE : FSDP_MISMATCH,
        "{}: the step cannot end: {}; call fsdp_discard_step on every rank to go on", intent_call(intent), problems);
+}
+
+// Ranks that have published different numbers of times hold different weights: there is no way on from there.
+void Model::check_versions() {
+  Runtime &state = *runtime_;
+  for (uint32_t r = 0; r < state.team->size(); ++r) {
+    if (meetings_[r].version == state.version) continue;
+    const Error error(FSDP_MISMATCH,
+                      format_text("rank {} has published {} times, rank {} {} times", state.team->world_rank(r),
+                                  meetings_[r].version, state.team->world_rank(state.team->rank()), state.version),
+                      static_cast<int32_t>(state.team->world_rank(r)));
+    context_->failure().set(error);
+    throw error;
+  }
 }
 
 // A new round of reduces: sequence numbers agree again, and nobody starts before all have come.
@@ -98,6 +119,14 @@ void Model::publish(fsdp_stream stream, const char *call) {
   Runtime &state = runtime(call);
   state.require_window(call);
   device::Stream &caller = context_->device().caller_stream(stream);
+  meet(Intent::publish, 1.0, {});
+  try {
+    check_meeting(Intent::publish, 1.0);
+  } catch (const Error &error) {
+    // The caller may have written main weights here and not there: no version can be trusted any more.
+    if (state.version) context_->failure().set(error);
+    throw;
+  }
   optimizer_->cast_weights(caller);
   close_window(caller);
 }
@@ -134,7 +163,7 @@ void Model::refresh_whole_weights(device::Stream &caller) {
     copies = true;
     state.gather_comm->gather_stable(group.refresh_spans, {group.index, group.name()}, *state.gather_stream);
     ++state.stats.all_gathers;
-    state.stats.gathered_bytes += group.gathered_bytes;
+    state.stats.gathered_bytes += group.pulled_bytes;
   }
   if (copies) state.wait_idle(*state.gather_stream, caller);
   if (any) state.await_version();
@@ -157,6 +186,7 @@ void Model::discard(fsdp_stream stream) {
   };
   do meet(Intent::discard, 1.0, {});
   while (!all_discard());
+  check_versions();
   realign();
   state.step_failure.clear();
   state.window_open = state.window_has_grads = false;
@@ -179,8 +209,12 @@ void Model::require_adamw(const char *call) const {
 void Model::step_adamw(double lr, const fsdp_adamw_options &options, fsdp_stream stream, const char *call) {
   require_grads(call);
   require_adamw(call);
+  device::Stream &caller = context_->device().caller_stream(stream);
+  // Before a weight is touched: if a rank discards this step instead, all of them still can.
+  meet(Intent::step, lr, {});
+  check_meeting(Intent::step, lr);
   optimizer_->step_adamw(lr, options, stream);
-  close_window(context_->device().caller_stream(stream));
+  close_window(caller);
 }
 
 double Model::apply_grads(const fsdp_grad *grads, uint64_t count, double lr, double max_norm,

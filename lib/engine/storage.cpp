@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/storage.h"
 
+#include <new>
+
 #include "base/checked.h"
 #include "base/dtype.h"
 
@@ -21,28 +23,43 @@ const char *role_name(fsdp_role role) {
 
 }  // namespace
 
+std::optional<Error> catch_error(const std::function<void()> &body) {
+  try {
+    body();
+    return {};
+  } catch (const Error &error) {
+    return error;
+  } catch (const std::bad_alloc &) {
+    return Error(FSDP_OUT_OF_MEMORY, "the heap is exhausted");
+  } catch (const std::exception &error) {
+    return Error(FSDP_INTERNAL, error.what());
+  }
+}
+
+void share_outcome(comm::Team &team, const std::optional<Error> &mine) {
+  std::string message;
+  if (mine) message = format_text("{:02}{}", mine->status, mine->message);
+  const auto all = team.exchange(std::as_bytes(std::span(message)), "fsdp_seal_model");
+  if (mine) throw *mine;
+  for (uint32_t r = 0; r < all.size(); ++r) {
+    if (all[r].empty()) continue;
+    const std::string_view text(reinterpret_cast<const char *>(all[r].data()), all[r].size());
+    fail_rank((text[0] - '0') * 10 + (text[1] - '0'), static_cast<int32_t>(team.world_rank(r)), "rank {}: {}",
+              team.world_rank(r), text.substr(2));
+  }
+}
+
 std::byte *Plane::at(const layout::Slice &slice) const {
   return data + (whole ? slice.full_offset : slice.shard_offset) * dtype_size(dtype);
 }
 
 Storage::Storage(const memory::ModelSpec &spec, const memory::ModelPlan &plan,
-                 const std::map<fsdp_role, CallerArena> &callers, comm::Team &team, device::Device &device)
+                 const std::map<fsdp_role, CallerArena> &callers, comm::Team &team, device::Device &device,
+                 std::optional<Error> early)
     : spec_(spec), plan_(plan), callers_(callers), team_(team), device_(device) {
   // Private memory first: a rank that cannot have it must say so before the others wait for it in a collective.
-  std::string problem;
-  std::optional<Error> error;
-  try {
-    allocate_private();
-  } catch (const Error &e) {
-    error = e;
-    problem = e.message;
-  }
-  const auto all = team_.exchange(std::as_bytes(std::span(problem)), "allocating the model's memory");
-  if (error) throw *error;
-  for (uint32_t r = 0; r < all.size(); ++r)
-    if (!all[r].empty())
-      fail_rank(FSDP_OUT_OF_MEMORY, static_cast<int32_t>(team_.world_rank(r)), "rank {} could not allocate: {}",
-                team_.world_rank(r), std::string_view(reinterpret_cast<const char *>(all[r].data()), all[r].size()));
+  if (!early) early = catch_error([this] { allocate_private(); });
+  share_outcome(team_, early);
   allocate_shared();
   buckets_.resize(plan_.buckets.size());
   for (uint32_t b = 0; b < buckets_.size(); ++b) place(b);

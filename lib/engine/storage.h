@@ -4,8 +4,10 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -43,11 +45,17 @@ struct Bucket {
   comm::Source whole_grad_source;  // no_shard: every rank's whole main grads
 };
 
+// Runs the body; what it throws, as an Error.
+std::optional<Error> catch_error(const std::function<void()> &body);
+// Collective: if any rank has an error, every rank throws (its own, or the lowest rank's).
+void share_outcome(comm::Team &team, const std::optional<Error> &mine);
+
 class Storage {
  public:
-  // team may be NULL (then nothing is shared and the world is one rank). Collective over the team.
+  // Collective over the team. early: why this rank cannot go on at all; then every rank throws it.
   Storage(const memory::ModelSpec &spec, const memory::ModelPlan &plan, const std::map<fsdp_role, CallerArena> &callers,
-          comm::Team &team, device::Device &device);
+          comm::Team &team, device::Device &device,
+          std::optional<Error> early = {});
 
   const std::vector<Bucket> &buckets() const { return buckets_; }
   std::byte *gather_pool() const { return gather_.data; }

@@ -159,7 +159,8 @@ void sum_up(const ModelSpec &spec, ModelPlan &plan) {
     plan.layout_hash = plan.layout_hash * 0x9E3779B97F4A7C15ull + bucket.layout.hash;
   }
   plan.whole_compute_bytes = round_up(plan.whole_compute_bytes, page_bytes);
-  plan.staging_bytes = (plan.param_count + 1) * (spec.shard_size + 1) * sizeof(double);
+  const uint64_t norms = checked_multiply(norm_chunk, spec.shard_size, "memory plan");
+  plan.staging_bytes = checked_multiply(checked_add(plan.param_count, norms, "memory plan"), sizeof(double), "memory plan");
   plan.staging_part_bytes = spec.communicates() ? staging_chunk_bytes : 0;
 }
 

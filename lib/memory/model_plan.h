@@ -87,6 +87,8 @@ struct ModelPlan {
   std::array<uint64_t, 8> role_bytes(uint32_t rank, uint32_t ranks) const;
 };
 
+// Parameters whose norms travel at once: scratch must not grow as parameters times ranks.
+inline constexpr uint64_t norm_chunk = 64;
 inline constexpr uint64_t page_bytes = 4096;
 inline constexpr uint64_t buffer_alignment = 512;
 

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that decide differently at the end of a step, or load differently, learn it; handles that are destroyed while
+// another thread calls do no harm.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <thread>
+
+#include "harness.h"
+
+using namespace harness;
+
+namespace {
+
+Scenario scenario_of(fsdp_strategy strategy) {
+  Scenario scenario;
+  scenario.ranks = 2;
+  scenario.context.timeout_ms = 20'000;
+  scenario.model.strategy = strategy;
+  scenario.groups = odd_groups();
+  return scenario;
+}
+
+#define REQUIRE(condition) \
+  if (!(condition)) throw std::runtime_error("not true: " #condition + (": " + last_message()))
+
+bool says(const std::string &part) { return last_message().find(part) != std::string::npos; }
+
+void finish_step(Rank &rank, uint32_t step) {
+  forward(rank, nullptr);
+  backward(rank, step, 0, nullptr);
+  FSDP(fsdp_finish_grads(rank.model, 1.0, nullptr));
+}
+
+TEST(Agreement, OneRankDiscardsWhereTheOtherSteps) {
+  for (const fsdp_strategy strategy : {1, 2, 3, 4}) {
+    const Scenario scenario = scenario_of(strategy);
+    std::vector<std::vector<float>> weights(2);
+    run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
+      Rank rank(context, scenario);
+      rank.load();
+      finish_step(rank, 0);
+      if (r == 0) {
+        FSDP(fsdp_discard_step(rank.model, nullptr));
+      } else {
+        REQUIRE(fsdp_step_adamw(rank.model, 0.1, nullptr, nullptr) == FSDP_INVALID_STATE);
+        REQUIRE(says("rank 0 called fsdp_discard_step"));
+        FSDP(fsdp_discard_step(rank.model, nullptr));
+      }
+      REQUIRE(rank.stats().version == 1);
+      finish_step(rank, 1);
+      FSDP(fsdp_step_adamw(rank.model, 0.1, nullptr, nullptr));
+      weights[r] = rank.read(1, 0);
+      FSDP(fsdp_close_context(context));
+    });
+    EXPECT_EQ(weights[0], weights[1]) << strategy;
+  }
+}
+
+TEST(Agreement, OneRankDiscardsWhatTheOtherHasWrittenAndPublishes) {
+  const Scenario scenario = scenario_of(FSDP_NO_SHARD);
+  run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, scenario);
+    rank.load();
+    finish_step(rank, 0);
+    if (r == 0) {
+      REQUIRE(fsdp_discard_step(rank.model, nullptr) != FSDP_OK);
+    } else {
+      REQUIRE(fsdp_publish_weights(rank.model, nullptr) == FSDP_INVALID_STATE);
+      fsdp_error error = FSDP_ERROR_INIT;
+      FSDP(fsdp_get_context_error(context, &error));
+      REQUIRE(error.context_failed == 1);
+      fsdp_destroy_model(rank.model);  // the other rank learns it
+      rank.model = nullptr;
+      fsdp_abort_context(context, "its weights were written and not published");
+    }
+  });
+}
+
+TEST(Agreement, LearningRatesMustBeTheSame) {
+  const Scenario scenario = scenario_of(FSDP_NO_SHARD);
+  run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, scenario);
+    rank.load();
+    finish_step(rank, 0);
+    REQUIRE(fsdp_step_adamw(rank.model, r ? 0.1 : 0.2, nullptr, nullptr) == FSDP_MISMATCH);
+    REQUIRE(says("gave lr"));
+    FSDP(fsdp_discard_step(rank.model, nullptr));
+    finish_step(rank, 0);
+    FSDP(fsdp_step_adamw(rank.model, 0.1, nullptr, nullptr));
+    FSDP(fsdp_close_context(context));
+  });
+}
+
+TEST(Agreement, RanksThatLoadFromARootAgreeOnTheDtype) {
+  const Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS);
+  run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, scenario);
+    const std::vector<float> data(37 * 24, 1.0f);
+    const fsdp_status status = fsdp_load_param(rank.groups[0], 0, r == 0 ? data.data() : nullptr,
+                                               r == 0 ? FSDP_FLOAT32 : FSDP_BFLOAT16, data.size(), 0);
+    REQUIRE(status == FSDP_MISMATCH);
+  });
+}
+
+TEST(Agreement, ANanOfAnyRankStaysOne) {
+  const Scenario scenario = scenario_of(FSDP_NO_SHARD);
+  run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
+    for (const fsdp_value_op op : {FSDP_VALUE_SUM, FSDP_VALUE_MIN, FSDP_VALUE_MAX})
+      for (const uint32_t who : {0u, 1u}) {
+        double value = r == who ? std::numeric_limits<double>::quiet_NaN() : 1.0;
+        FSDP(fsdp_all_reduce_values(context, &value, 1, op));
+        REQUIRE(std::isnan(value));
+      }
+    FSDP(fsdp_close_context(context));
+  });
+}
+
+TEST(Agreement, ResidentGroupsAndInterleavedSchedulesDoNotGoTogether) {
+  Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS);
+  scenario.ranks = 1;
+  scenario.schedule = FSDP_SCHEDULE_INTERLEAVED;
+  scenario.groups[2].options.flags = FSDP_GROUP_RESIDENT;
+  run_threads(scenario, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, scenario, false);
+    REQUIRE(fsdp_seal_model(rank.model) == FSDP_INVALID_ARGUMENT);
+    REQUIRE(says("'layer.1'"));
+    FSDP(fsdp_close_context(context));
+  });
+}
+
+TEST(Agreement, ASealThatFailsOnOneRankFailsOnAllWithItsStatus) {
+  Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS);
+  run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, scenario, false);
+    void *arena = std::aligned_alloc(4096, 4096);
+    if (r == 1) FSDP(fsdp_set_arena(rank.model, FSDP_ROLE_OPTIMIZER, arena, 512));
+    REQUIRE(fsdp_seal_model(rank.model) == FSDP_INVALID_ARGUMENT);
+    REQUIRE(says("512 bytes"));
+    std::free(arena);
+    FSDP(fsdp_close_context(context));
+  });
+}
+
+// Eval visits follow the schedule too, also where a group comes twice.
+TEST(Agreement, EvalPassesPrefetchAlongAScheduleThatNamesAGroupTwice) {
+  Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS);
+  scenario.model.unshard_mode = FSDP_UNSHARD_COPIED;
+  scenario.schedule = FSDP_SCHEDULE_VISITS;
+  for (const uint32_t g : {0u, 1u, 0u, 2u, 3u}) scenario.visits.push_back({g, FSDP_FORWARD});
+  for (const uint32_t g : {3u, 2u, 0u, 1u, 0u}) scenario.visits.push_back({g, FSDP_BACKWARD});
+  run_threads(scenario, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, scenario);
+    rank.load();
+    for (int pass = 0; pass < 3; ++pass)
+      for (const uint32_t g : {0u, 1u, 0u, 2u, 3u}) {
+        FSDP(fsdp_unshard(rank.groups[g], FSDP_EVAL, nullptr));
+        rank.view(g, 0, FSDP_EVAL);
+        FSDP(fsdp_reshard(rank.groups[g], FSDP_EVAL, nullptr));
+      }
+    REQUIRE(rank.stats().dropped_prefetches == 0);
+    FSDP(fsdp_close_context(context));
+  });
+}
+
+TEST(Handles, AreDestroyedWhileAnotherThreadCalls) {
+  for (int round = 0; round < 300; ++round) {
+    Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS);
+    fsdp_context *context = nullptr;
+    FSDP(fsdp_create_local_contexts(1, nullptr, &context));
+    auto *rank = new Rank(context, scenario);
+    FSDP(fsdp_publish_weights(rank->model, nullptr));
+    std::thread caller([&] {
+      uint32_t number = 0;
+      fsdp_shard shard = FSDP_SHARD_INIT;
+      for (;;) {
+        if (fsdp_unshard(rank->groups[1], FSDP_FORWARD, nullptr)) break;
+        if (fsdp_reshard(rank->groups[1], FSDP_FORWARD, nullptr)) break;
+        if (fsdp_get_shard(rank->model, 0, &shard)) break;
+        if (fsdp_get_rank(context, &number)) break;
+      }
+    });
+    if (round % 2) std::this_thread::sleep_for(std::chrono::microseconds(round));
+    if (round % 3) fsdp_destroy_context(context);
+    fsdp_destroy_model(rank->model);
+    fsdp_destroy_context(context);
+    caller.join();
+    rank->model = nullptr;
+    delete rank;
+  }
+}
+
+}  // namespace
