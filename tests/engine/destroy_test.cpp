@@ -266,11 +266,18 @@ TEST_P(Destroy, AModelAndMakeAnotherOne) {
       throw;
     }
     together.arrive_and_wait();
-    Rank second(context, clean);
-    Outcome outcome;
-    train(second, outcome);
-    REQUIRE(same_bits(outcome.weights, expected));
-    FSDP(fsdp_close_context(context));
+    try {
+      Rank second(context, clean);
+      Outcome outcome;
+      train(second, outcome);
+      REQUIRE(same_bits(outcome.weights, expected));
+      FSDP(fsdp_close_context(context));
+    } catch (const Failure &failure) {
+      // A gather that waits for what a peer has not published yet can only end with its context.
+      if (state != State::gathering || failure.message.find("rank 0") == std::string::npos ||
+          failure.message.find("was destroyed with work in flight") == std::string::npos)
+        throw;
+    }
   });
 }
 
@@ -293,11 +300,7 @@ void finish(Rank &rank) {
 
 const Waiting waitings[] = {
     {"Seal", false, [](Rank &) {}, [](Rank &rank) { return fsdp_seal_model(rank.model); }},
-    {"Unshard", true,
-     [](Rank &rank) {
-       if (rank.rank) rank.load();
-     },
-     [](Rank &rank) { return fsdp_unshard(rank.groups[0], FSDP_FORWARD, nullptr); }},
+    {"Publish", true, [](Rank &) {}, [](Rank &rank) { return fsdp_publish_weights(rank.model, nullptr); }},
     {"Load", true, [](Rank &) {},
      [](Rank &rank) {
        const auto data = some_data(rank);
@@ -308,6 +311,7 @@ const Waiting waitings[] = {
        auto data = some_data(rank);
        return fsdp_read_param(rank.groups[0], 0, data.data(), FSDP_FLOAT32, data.size());
      }},
+    {"Step", true, finish, [](Rank &rank) { return fsdp_step_adamw(rank.model, 0.01, nullptr, nullptr); }},
     {"Reduce", true,
      [](Rank &rank) {
        rank.load();
