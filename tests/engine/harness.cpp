@@ -116,6 +116,15 @@ float gradient(uint32_t rank, uint32_t step, uint32_t microbatch, uint32_t param
 Rank::Rank(fsdp_context *context, const Scenario &setup, bool seal) : setup(setup), context(context) {
   FSDP(fsdp_get_rank(context, &rank));
   FSDP(fsdp_create_model(context, &setup.model, &model));
+  try {
+    declare(seal);
+  } catch (...) {
+    fsdp_destroy_model(model);  // there will be no destructor
+    throw;
+  }
+}
+
+void Rank::declare(bool seal) {
   for (const GroupDef &def : setup.groups) {
     std::vector<fsdp_param> params;
     for (const ParamDef &param : def.params) {

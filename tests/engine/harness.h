@@ -100,6 +100,9 @@ class Rank {
   fsdp_model *model = nullptr;
   std::vector<fsdp_group *> groups;
   uint32_t rank = 0;
+
+ private:
+  void declare(bool seal);
 };
 
 // The gradient of one element, as this rank's data of a micro-batch gives it.
