@@ -69,6 +69,7 @@ class Owner {
   }
   ~Owner() {
     for (const Handle handle : {Handle::mesh, Handle::model, Handle::context}) destroy(handle);
+    rank_->model = nullptr;
   }
   Rank &rank() { return *rank_; }
   fsdp_context *context() const { return context_; }
@@ -76,7 +77,8 @@ class Owner {
   void destroy(Handle handle) {
     if (handle == Handle::context) fsdp_destroy_context(std::exchange(context_, nullptr));
     if (handle == Handle::mesh) fsdp_destroy_mesh(std::exchange(mesh_, nullptr));
-    if (handle == Handle::model) fsdp_destroy_model(std::exchange(rank_->model, nullptr));
+    // The pointer stays as it is: another thread may be about to use it in a call.
+    if (handle == Handle::model && !std::exchange(model_destroyed_, true)) fsdp_destroy_model(rank_->model);
   }
   // The seconds it took.
   double destroy_all(const Order &order, bool other_thread) {
@@ -97,6 +99,7 @@ class Owner {
   Scenario scenario_;
   fsdp_mesh *mesh_ = nullptr;
   std::unique_ptr<Rank> rank_;
+  bool model_destroyed_ = false;
 };
 
 void clean_step(Rank &rank, uint32_t step) {
