@@ -142,11 +142,10 @@ fsdp_status fsdp_create_group(fsdp_model *model, const char *name, const fsdp_pa
     spec.strategy = read_enum(given.strategy, defaults.strategy, FSDP_OPTIM_GRADS_PARAMS + 0, call, "fsdp_group_options.strategy");
     spec.grad_dtype = read_enum(given.grad_dtype, defaults.grad_dtype, FSDP_FLOAT16 + 0, call, "fsdp_group_options.grad_dtype");
     spec.reduce_dtype = read_enum(given.reduce_dtype, defaults.reduce_dtype, FSDP_FLOAT16 + 0, call, "fsdp_group_options.reduce_dtype");
-    const bool whole_grads = spec.strategy == FSDP_OPTIM || spec.strategy == FSDP_NO_SHARD;
-    spec.reduce_policy = spec.strategy == FSDP_OPTIM ? FSDP_REDUCE_LAST
-                         : defaults.reduce_policy    ? defaults.reduce_policy
-                         : whole_grads               ? FSDP_REDUCE_LAST + 0
-                                                     : FSDP_REDUCE_EACH + 0;
+    spec.reduce_policy = spec.strategy == FSDP_OPTIM      ? FSDP_REDUCE_LAST
+                         : defaults.reduce_policy         ? defaults.reduce_policy
+                         : spec.strategy == FSDP_NO_SHARD ? FSDP_REDUCE_LAST + 0
+                                                          : FSDP_REDUCE_EACH + 0;
     spec.resident = given.flags & FSDP_GROUP_RESIDENT;
     auto handle = std::make_unique<fsdp_group>();
     handle->held.put(acquire(model, call));

@@ -44,7 +44,6 @@ class Task {
 struct AdamW {
   float lr, beta1, beta2, epsilon, weight_decay;  // lr is times the parameter's lr_scale; decay 0 for NO_DECAY
   float correction1, correction2;                 // 1 - beta^step, computed on the host in double
-  float grad_scale;                               // multiplies the gradient first
 };
 
 // One piece of AdamW: count elements. compute may be NULL or equal to weight (fp32 weights that are the compute weights).
@@ -109,7 +108,6 @@ struct Options {
 class Device {
  public:
   virtual ~Device() = default;
-  virtual const char *name() const noexcept = 0;
   virtual std::unique_ptr<Stream> create_stream(const std::string &name) = 0;
   virtual std::unique_ptr<Event> create_event() = 0;
   virtual std::unique_ptr<Memory> allocate(uint64_t bytes, const char *what) = 0;

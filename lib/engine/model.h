@@ -53,7 +53,6 @@ class Model : public OpenModel {
   Reducer &reducer() { return *reducer_; }
   Optimizer &optimizer() { return *optimizer_; }
   Params &params() { return *params_; }
-  fsdp_optimizer optimizer_kind() const { return optimizer_kind_; }
 
   // The window is open and holds the gradients of a finished step.
   void require_grads(const char *call);

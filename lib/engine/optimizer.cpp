@@ -154,7 +154,6 @@ void Optimizer::step_adamw(double lr, const fsdp_adamw_options &options, fsdp_st
     adamw.weight_decay = param.flags & FSDP_PARAM_NO_DECAY ? 0.0f : static_cast<float>(options.weight_decay);
     adamw.correction1 = static_cast<float>(1.0 - std::pow(beta1, step));
     adamw.correction2 = static_cast<float>(1.0 - std::pow(beta2, step));
-    adamw.grad_scale = 1.0f;
     caller.adamw(adamw, {main_weight(shard), main_grad(shard), reinterpret_cast<float *>(bucket.states[0].at(shard.slice)),
                          reinterpret_cast<float *>(bucket.states[1].at(shard.slice)), compute(shard), bucket.plan->dtype,
                          shard.slice.count});

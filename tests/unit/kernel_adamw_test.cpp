@@ -13,18 +13,16 @@ AdamW make_step(int number) {
           1e-8f,
           0.1f,
           static_cast<float>(1 - std::pow(0.9, number)),
-          static_cast<float>(1 - std::pow(0.999, number)),
-          0.5f};
+          static_cast<float>(1 - std::pow(0.999, number))};
 }
 
 // The definition in adamw_kernel.cpp, one rounded operation at a time.
 void reference(const AdamW &s, float grad, float &weight, float &exp_avg, float &exp_avg_sq) {
   const float rest1 = 1.0f - s.beta1, rest2 = 1.0f - s.beta2, decay = s.lr * s.weight_decay;
-  const float g = grad * s.grad_scale;
-  const float m1 = s.beta1 * exp_avg, m2 = rest1 * g;
+  const float m1 = s.beta1 * exp_avg, m2 = rest1 * grad;
   exp_avg = m1 + m2;
-  const float v1 = s.beta2 * exp_avg_sq, v2 = rest2 * g;
-  const float v3 = v2 * g;
+  const float v1 = s.beta2 * exp_avg_sq, v2 = rest2 * grad;
+  const float v3 = v2 * grad;
   exp_avg_sq = v1 + v3;
   const float decayed = weight - decay * weight;
   const float numerator = s.lr * (exp_avg / s.correction1);

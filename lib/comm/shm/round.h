@@ -52,7 +52,6 @@ class Round {
   Round(std::byte *base, uint64_t stride, uint32_t rank, std::span<const uint32_t> ranks);
 
   uint64_t number() const noexcept { return round_; }
-  uint64_t enqueued() const noexcept { return enqueued_; }
   // The number of the collective that the caller enqueues now.
   uint64_t enqueue();
   void quiesce() noexcept;

@@ -45,7 +45,6 @@ class Watch {
   [[noreturn]] void condemn(Verdict verdict, uint32_t rank, const std::string &text);
   // Throws if the job or this context failed.
   void check();
-  const Waiter &waiter() const noexcept { return waiter_; }
 
  private:
   bool spin(Awaited &awaited);

@@ -14,16 +14,15 @@ namespace fsdp::device::kernels::HWY_NAMESPACE {
 
 // Loshchilov and Hutter 2019, algorithm 2, in fp32. This is the definition; each operation is rounded by itself:
 //   rest1 = 1 - beta1;  rest2 = 1 - beta2;  decay = lr * weight_decay
-//   g = grad * grad_scale
-//   m = (beta1 * m) + (rest1 * g)
-//   v = (beta2 * v) + ((rest2 * g) * g)
+//   m = (beta1 * m) + (rest1 * grad)
+//   v = (beta2 * v) + ((rest2 * grad) * grad)
 //   w = (w - decay * w) - (lr * (m / correction1)) / (sqrt(v / correction2) + epsilon)
 //   compute = round(w)
 // Published is the type of the copy for the math, void for none.
 template <class Published>
 struct Update {
   const AdamWSpan &span;
-  float lr, decay, beta1, rest1, beta2, rest2, correction1, correction2, epsilon, grad_scale;
+  float lr, decay, beta1, rest1, beta2, rest2, correction1, correction2, epsilon;
 
   HWY_INLINE Update(const AdamW &step, const AdamWSpan &span)
       : span(span),
@@ -35,13 +34,12 @@ struct Update {
         rest2(1.0f - step.beta2),
         correction1(step.correction1),
         correction2(step.correction2),
-        epsilon(step.epsilon),
-        grad_scale(step.grad_scale) {}
+        epsilon(step.epsilon) {}
 
   template <class D>
   HWY_INLINE void operator()(D d, size_t i) const {
     using hn::Add, hn::Mul, hn::Div, hn::Sub, hn::Set;
-    const auto g = Mul(load<F32>(d, span.grad, i), Set(d, grad_scale));
+    const auto g = load<F32>(d, span.grad, i);
     const auto m = Add(Mul(Set(d, beta1), load<F32>(d, span.exp_avg, i)), Mul(Set(d, rest1), g));
     const auto v = Add(Mul(Set(d, beta2), load<F32>(d, span.exp_avg_sq, i)), Mul(Mul(Set(d, rest2), g), g));
     const auto before = load<F32>(d, span.weight, i);

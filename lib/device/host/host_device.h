@@ -18,7 +18,6 @@ class HostDevice final : public Device {
  public:
   HostDevice(const Options &options, const Waiter &waiter, Failure &failure);
 
-  const char *name() const noexcept override { return "host"; }
   std::unique_ptr<Stream> create_stream(const std::string &name) override;
   std::unique_ptr<Event> create_event() override;
   std::unique_ptr<Memory> allocate(uint64_t bytes, const char *what) override;
