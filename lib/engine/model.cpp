@@ -75,7 +75,11 @@ std::unique_ptr<memory::ModelPlan> Model::make_plan() const {
       if (group.resident)
         fail(FSDP_INVALID_ARGUMENT, "fsdp_seal_model: group '{}' is RESIDENT, but FSDP_SCHEDULE_INTERLEAVED keeps forward and "
                                     "backward weights apart; drop the flag or choose another schedule", group.name);
-  return std::make_unique<memory::ModelPlan>(memory::plan_model(spec_));
+  auto plan = std::make_unique<memory::ModelPlan>(memory::plan_model(spec_));
+  if (context_->debug())
+    if (const std::string broken = validate(*plan, spec_); !broken.empty())
+      fail(FSDP_INTERNAL, "fsdp_seal_model: the plan is wrong: {}", broken);
+  return plan;
 }
 
 // A rank whose plan fails (a schedule that names no group, say) still meets the others, so that they do not wait for it.

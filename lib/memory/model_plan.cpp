@@ -35,10 +35,7 @@ BucketPlan make_bucket(const ModelSpec &spec, uint32_t group_index, std::vector<
   bucket.main_is_whole = group.strategy == FSDP_NO_SHARD;
   bucket.grad_is_full = group.reduce_policy == FSDP_REDUCE_LAST && bucket.grad_dtype == FSDP_FLOAT32;
   std::vector<layout::TensorSpec> tensors;
-  for (const uint32_t index : params) {
-    const ParamSpec &param = group.params[index];
-    tensors.push_back({param.shape, param.granule, param.granule_rows});
-  }
+  for (const uint32_t index : params) tensors.push_back(group.params[index].tensor());
   bucket.layout = layout::build_flat_layout(tensors, spec.shard_size);
   bucket.params = std::move(params);
   return bucket;

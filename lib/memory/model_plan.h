@@ -11,6 +11,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "layout/flat_layout.h"
@@ -93,5 +94,8 @@ inline constexpr uint64_t page_bytes = 4096;
 inline constexpr uint64_t buffer_alignment = 512;
 
 ModelPlan plan_model(const ModelSpec &spec);
+
+// Empty, or which promise of a bucket's layout or of a pool is broken. For tests and debug mode.
+std::string validate(const ModelPlan &plan, const ModelSpec &spec);
 
 }  // namespace fsdp::memory

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "fsdp.h"
+#include "layout/flat_layout.h"
 
 namespace fsdp::memory {
 
@@ -22,6 +23,7 @@ struct ParamSpec {
   void *user_data = nullptr;
 
   bool frozen() const { return flags & FSDP_PARAM_FROZEN; }
+  layout::TensorSpec tensor() const { return {shape, granule, granule_rows}; }
 };
 
 struct GroupSpec {
