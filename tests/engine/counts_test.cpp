@@ -116,14 +116,9 @@ TEST(Memory, PlannedEqualsAllocatedPerRole) {
     for (const auto mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED})
       for (const uint32_t ranks : {1u, 2u, 3u, 8u})
         for (const fsdp_dtype dtype : {FSDP_FLOAT32, FSDP_BFLOAT16}) {
-          Scenario scenario;
-          scenario.ranks = ranks;
+          Scenario scenario = scenario_of(strategy, ranks, mode);
           scenario.steps = 1;
-          scenario.model.strategy = strategy;
-          scenario.model.unshard_mode = mode;
-          scenario.groups = odd_groups();
-          for (GroupDef &group : scenario.groups)
-            for (ParamDef &param : group.params) param.dtype = dtype;
+          scenario.set_dtype(dtype);
           for (const Outcome &outcome : train_threads(scenario))
             for (int role = 0; role <= FSDP_ROLE_COUNT; ++role)
               EXPECT_EQ(outcome.memory.role_bytes[role], outcome.stats.allocated_bytes[role])
@@ -144,9 +139,7 @@ fsdp_memory plan(const Scenario &scenario, uint32_t rank) {
 }
 
 TEST(Memory, APlanningContextSaysTheSame) {
-  Scenario scenario = equal_scenario(FSDP_OPTIM_GRADS_PARAMS, 4, 1, FSDP_UNSHARD_COPIED);
-  scenario.groups = odd_groups();
-  scenario.ranks = 3;
+  const Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 3);
   const auto outcomes = train_threads(scenario);
   for (uint32_t rank = 0; rank < 3; ++rank) {
     const fsdp_memory planned = plan(scenario, rank);
@@ -203,32 +196,21 @@ TEST(Addresses, AreFixedInEveryStepAndPhase) {
 TEST(Exact, IntegerValuedDataGivesExactSums) {
   for (const fsdp_strategy strategy : {1, 2, 3, 4})
     for (const uint32_t ranks : {1u, 2u, 3u, 4u, 8u}) {
-      Scenario scenario;
-      scenario.ranks = ranks;
-      scenario.model.strategy = strategy;
+      Scenario scenario = scenario_of(strategy, ranks, FSDP_UNSHARD_MAPPED);
       scenario.model.grad_op = FSDP_GRAD_SUM;
-      scenario.groups = odd_groups();
       run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
         Rank rank(context, scenario);
         rank.load();
         for (uint32_t m = 0; m < 2; ++m)
           for (size_t g = rank.groups.size(); g-- > 0;) {
-            for (size_t p = 0; p < rank.def(g).params.size(); ++p) {
-              const std::vector<float> grad(rank.def(g).params[p].count(), static_cast<float>(r + 1));
-              FSDP(fsdp_put_grad(rank.groups[g], p, grad.data(), FSDP_FLOAT32, grad.size(), nullptr));
-            }
+            put_all(rank, g, static_cast<float>(r + 1));
             FSDP(fsdp_reduce_grad(rank.groups[g], m ? FSDP_LAST : 0, nullptr));
           }
         FSDP(fsdp_finish_grads(rank.model, 1.0, nullptr));
-        uint64_t count = 0;
-        FSDP(fsdp_get_shard_count(rank.model, &count));
-        for (uint64_t s = 0; s < count; ++s) {
-          fsdp_shard shard = FSDP_SHARD_INIT;
-          FSDP(fsdp_get_shard(rank.model, s, &shard));
+        for (const fsdp_shard &shard : rank.shards())
           for (uint64_t i = 0; i < shard.element_count; ++i)
             if (shard.main_grad[i] != static_cast<float>(ranks * (ranks + 1)))
               throw std::runtime_error("element " + std::to_string(i) + " is " + std::to_string(shard.main_grad[i]));
-        }
         FSDP(fsdp_publish_weights(rank.model, nullptr));
         FSDP(fsdp_close_context(context));
       });

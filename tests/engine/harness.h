@@ -25,6 +25,14 @@ struct Failure : std::runtime_error {
 void check(fsdp_status status, const char *call);
 #define FSDP(call) harness::check((call), #call)
 std::string last_message();
+// Throws where it does not hold, with the last failing call's message, which is often the reason.
+void require(bool holds, const char *condition);
+#define REQUIRE(condition) harness::require((condition), #condition)
+// Throws unless the call that returned `status` failed as expected, with all of the words in its message.
+void require_error(fsdp_status status, fsdp_status expected, const std::vector<std::string> &words);
+
+double now();  // seconds, the same clock in all processes
+void pause_ms(int ms);
 
 struct ParamDef {
   std::string name;
@@ -48,7 +56,11 @@ struct GroupDef {
   fsdp_group_options options = FSDP_GROUP_OPTIONS_INIT;
 };
 
+// A world, a model, and how it is trained.
 struct Scenario {
+  void set_dtype(fsdp_dtype dtype);  // of every parameter
+  uint32_t ordinal(size_t group, size_t param) const;
+
   uint32_t ranks = 2;
   fsdp_context_options context = FSDP_CONTEXT_OPTIONS_INIT;
   fsdp_model_options model = FSDP_MODEL_OPTIONS_INIT;
@@ -70,6 +82,8 @@ struct Scenario {
 std::vector<GroupDef> odd_groups();
 // Groups of one shape.
 std::vector<GroupDef> equal_groups(uint32_t count, uint64_t rows, uint64_t columns);
+// The odd groups, with a timeout below that of the tests.
+Scenario scenario_of(fsdp_strategy strategy, uint32_t ranks, fsdp_unshard_mode mode = FSDP_UNSHARD_COPIED);
 
 struct Outcome {
   std::vector<std::vector<float>> weights;  // one a parameter, in declaration order
@@ -91,6 +105,8 @@ class Rank {
   void load();  // deterministic weights, and publish
   const GroupDef &def(size_t group) const { return setup.groups[group]; }
   std::vector<float> read(size_t group, size_t param) const;
+  std::vector<std::vector<float>> read_all() const;  // in declaration order
+  std::vector<fsdp_shard> shards() const;
   fsdp_stats stats() const;
   // The compute weights as floats.
   std::vector<float> view(size_t group, size_t param, fsdp_phase phase, uint64_t *address = nullptr) const;
@@ -113,7 +129,15 @@ void forward(Rank &rank, Outcome *outcome);
 void backward(Rank &rank, uint32_t step, uint32_t microbatch, Outcome *outcome);
 void backward_group(Rank &rank, size_t group, uint32_t step, uint32_t microbatch, Outcome *outcome);
 void train(Rank &rank, Outcome &outcome);
+// The parts of a step without a record of it: up to the open window, AdamW as train() does it, both.
+void finish_step(Rank &rank, uint32_t step);
+void update(Rank &rank);
+void clean_step(Rank &rank, uint32_t step);
+// Gives every parameter of the group a gradient of one value.
+void put_all(Rank &rank, size_t group, float value);
 
+// This process as a rank of a world of processes.
+fsdp_context *join(const Scenario &setup, uint32_t rank, const std::string &rendezvous);
 // Runs `body` as every rank of a new world, one thread each. Exceptions become the outcome's error.
 void run_threads(const Scenario &setup, const std::function<void(uint32_t, fsdp_context *)> &body, std::vector<std::string> *errors = nullptr);
 std::vector<Outcome> train_threads(const Scenario &setup);
@@ -121,7 +145,6 @@ std::vector<Outcome> train_processes(const Scenario &setup);
 
 // The same training by one process without the library, in fp32 with the documented order of additions.
 Outcome reference(const Scenario &setup);
-float round_to(float value, fsdp_dtype dtype);
 
 bool same_bits(const std::vector<std::vector<float>> &a, const std::vector<std::vector<float>> &b);
 double relative_l2(const std::vector<float> &a, const std::vector<float> &b);

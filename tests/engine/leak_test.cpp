@@ -19,9 +19,6 @@ using namespace harness;
 
 namespace {
 
-#define REQUIRE(condition) \
-  if (!(condition)) throw std::runtime_error("not true: " #condition)
-
 size_t count_entries(const char *path) {
   size_t count = 0;
   DIR *directory = ::opendir(path);
@@ -92,7 +89,7 @@ void expect_level(const std::function<void(int)> &round) {
 }
 
 // Two MiB of weights, so that no role's memory hides in the noise.
-Scenario scenario_of(fsdp_unshard_mode mode = FSDP_UNSHARD_COPIED) {
+Scenario leak_scenario(fsdp_unshard_mode mode = FSDP_UNSHARD_COPIED) {
   Scenario scenario;
   scenario.ranks = 2;
   scenario.steps = 1;
@@ -107,24 +104,24 @@ class Leak : public testing::Test {
  protected:
   static void SetUpTestSuite() {
     ::mallopt(M_ARENA_MAX, 2);
-    train_threads(scenario_of());  // what the process needs once: lazily bound functions, locales, heaps
+    train_threads(leak_scenario());  // what the process needs once: lazily bound functions, locales, heaps
   }
 };
 
 TEST_F(Leak, AfterTraining) {
-  expect_level([](int i) { train_threads(scenario_of(i % 2 ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED)); });
+  expect_level([](int i) { train_threads(leak_scenario(i % 2 ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED)); });
 }
 
 TEST_F(Leak, AfterTrainingInEveryStrategy) {
   expect_level([](int i) {
-    Scenario scenario = scenario_of();
+    Scenario scenario = leak_scenario();
     scenario.model.strategy = 1 + i % 4;
     train_threads(scenario);
   });
 }
 
 TEST_F(Leak, AfterManyModelsOfOneContext) {
-  const Scenario scenario = scenario_of();
+  const Scenario scenario = leak_scenario();
   std::vector<fsdp_context *> contexts(2);
   ASSERT_EQ(fsdp_create_local_contexts(2, &scenario.context, contexts.data()), FSDP_OK);
   std::atomic<int> failures{0};
@@ -149,7 +146,7 @@ TEST_F(Leak, AfterManyModelsOfOneContext) {
 TEST_F(Leak, AfterAnAbortInTheMiddle) {
   std::atomic<int> ended{0};
   expect_level([&](int i) {
-    const Scenario scenario = scenario_of();
+    const Scenario scenario = leak_scenario();
     std::vector<std::string> errors;
     run_threads(
         scenario,
@@ -179,7 +176,7 @@ TEST_F(Leak, AfterAnAbortInTheMiddle) {
 
 TEST_F(Leak, AfterASealThatDisagrees) {
   std::atomic<int> disagreed{0};
-  const Scenario scenario = scenario_of();
+  const Scenario scenario = leak_scenario();
   expect_level([&](int) {
     run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
       Scenario mine = scenario;
@@ -195,7 +192,7 @@ TEST_F(Leak, AfterASealThatDisagrees) {
 TEST_F(Leak, AfterAnAllocationThatFails) {
   std::atomic<int> refused{0}, sealed{0};
   expect_level([&](int i) {
-    Scenario scenario = scenario_of(i % 2 ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED);
+    Scenario scenario = leak_scenario(i % 2 ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED);
     scenario.context.debug_failed_allocation = 1 + static_cast<uint64_t>(i) % 5;
     for (GroupDef &group : scenario.groups) group.params[0].dtype = FSDP_BFLOAT16;
     run_threads(scenario, [&](uint32_t, fsdp_context *context) {
@@ -223,7 +220,7 @@ TEST_F(Leak, AfterAnAllocationThatFails) {
 
 TEST_F(Leak, AfterADestroyWithWorkInFlight) {
   expect_level([&](int i) {
-    const Scenario scenario = scenario_of(i % 2 ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED);
+    const Scenario scenario = leak_scenario(i % 2 ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED);
     std::vector<fsdp_context *> contexts(2);
     FSDP(fsdp_create_local_contexts(2, &scenario.context, contexts.data()));
     std::barrier together(2);
@@ -248,7 +245,7 @@ TEST_F(Leak, AfterADestroyWithWorkInFlight) {
 
 TEST_F(Leak, AfterPlanning) {
   expect_level([&](int i) {
-    const Scenario scenario = scenario_of();
+    const Scenario scenario = leak_scenario();
     fsdp_context *context = nullptr;
     FSDP(fsdp_create_plan_context(64, static_cast<uint32_t>(i), &scenario.context, &context));
     { Rank rank(context, scenario); }

@@ -12,18 +12,6 @@ using namespace harness;
 
 namespace {
 
-Scenario scenario_of(fsdp_strategy strategy, uint32_t ranks, fsdp_unshard_mode mode = FSDP_UNSHARD_COPIED) {
-  Scenario scenario;
-  scenario.ranks = ranks;
-  scenario.model.strategy = strategy;
-  scenario.model.unshard_mode = mode;
-  scenario.groups = odd_groups();
-  return scenario;
-}
-
-#define REQUIRE(condition) \
-  if (!(condition)) throw std::runtime_error("not true: " #condition)
-
 TEST(Ownership, TheCallersMemoryServesForTheRoles) {
   Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 2);
   for (GroupDef &group : scenario.groups)

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The publish protocol under stress: every element that is read while the weights of version v are unsharded equals v,
-// with readers and writers at different speeds. And steps that some rank spoils: nobody hangs, the error says who and
-// what.
+// with readers and writers at different speeds.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <chrono>
@@ -19,11 +17,6 @@
 using namespace harness;
 
 namespace {
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-#define REQUIRE(condition) \
-  if (!(condition)) throw std::runtime_error("not true: " #condition)
 
 float element(const void *data, fsdp_dtype dtype, uint64_t i) {
   if (dtype == FSDP_FLOAT32) return static_cast<const volatile float *>(data)[i];
@@ -129,15 +122,11 @@ class VersionedRank {
 
   // In two halves: who reads too early, or on from the version before, sees both numbers.
   void publish() {
-    uint64_t count = 0;
-    FSDP(fsdp_get_shard_count(rank_.model, &count));
+    const std::vector<fsdp_shard> shards = rank_.shards();
     for (const int half : {0, 1}) {
-      for (uint64_t s = 0; s < count; ++s) {
-        fsdp_shard shard = FSDP_SHARD_INIT;
-        FSDP(fsdp_get_shard(rank_.model, s, &shard));
+      for (const fsdp_shard &shard : shards)
         for (uint64_t i = static_cast<uint64_t>(half); i < shard.element_count; i += 2)
           static_cast<volatile float *>(shard.main_weight)[i] = static_cast<float>(version_ + 1);
-      }
       linger();
     }
     FSDP(fsdp_publish_weights(rank_.model, nullptr));
@@ -179,10 +168,7 @@ class VersionedRank {
   }
 
   void give(size_t g, bool last) {
-    for (size_t p = 0; p < rank_.def(g).params.size(); ++p) {
-      const std::vector<float> grad(rank_.def(g).params[p].count(), static_cast<float>(version_));
-      FSDP(fsdp_put_grad(rank_.groups[g], p, grad.data(), FSDP_FLOAT32, grad.size(), nullptr));
-    }
+    put_all(rank_, g, static_cast<float>(version_));
     linger(8);
     FSDP(fsdp_reduce_grad(rank_.groups[g], last ? FSDP_LAST : 0, nullptr));
   }
@@ -217,14 +203,9 @@ class VersionedRank {
   }
 
   void check_grads(uint32_t contributions) {
-    uint64_t count = 0;
-    FSDP(fsdp_get_shard_count(rank_.model, &count));
-    for (uint64_t s = 0; s < count; ++s) {
-      fsdp_shard shard = FSDP_SHARD_INIT;
-      FSDP(fsdp_get_shard(rank_.model, s, &shard));
+    for (const fsdp_shard &shard : rank_.shards())
       for (uint64_t i = 0; i < shard.element_count; ++i)
         REQUIRE(shard.main_grad[i] == static_cast<float>(version_ * stress_.ranks * contributions));
-    }
   }
 
   Rank rank_;
@@ -235,14 +216,8 @@ class VersionedRank {
 };
 
 Scenario stress_scenario(const Stress &stress) {
-  Scenario scenario;
-  scenario.ranks = stress.ranks;
-  scenario.groups = odd_groups();
-  for (GroupDef &group : scenario.groups)
-    for (ParamDef &param : group.params) param.dtype = stress.dtype;
-  scenario.context.timeout_ms = 30'000;
-  scenario.model.strategy = stress.strategy;
-  scenario.model.unshard_mode = stress.mode;
+  Scenario scenario = scenario_of(stress.strategy, stress.ranks, stress.mode);
+  scenario.set_dtype(stress.dtype);
   scenario.model.optimizer = FSDP_OPTIMIZER_CALLER;
   scenario.model.grad_op = FSDP_GRAD_SUM;
   scenario.model.grad_dtype = FSDP_FLOAT32;
@@ -311,176 +286,6 @@ TEST(PublishHolds, TwoMicrobatchesHoldOneGroup) {
       FSDP(fsdp_close_context(context));
     });
   }
-}
-
-// ---- spoilt steps ----
-
-fsdp_error error_of(fsdp_context *context) {
-  fsdp_error error = FSDP_ERROR_INIT;
-  fsdp_get_last_error(context, &error);
-  return error;
-}
-
-void require_error(fsdp_context *context, fsdp_status status, fsdp_status expected,
-                   const std::vector<std::string> &parts) {
-  const std::string message = error_of(context).message;
-  bool right = status == expected && error_of(context).status == status;
-  for (const std::string &part : parts) right = right && message.find(part) != std::string::npos;
-  if (!right) throw std::runtime_error(std::string("got ") + fsdp_get_status_name(status) + ": " + message);
-}
-
-Scenario spoilt_scenario(fsdp_strategy strategy, fsdp_unshard_mode mode) {
-  Scenario scenario;
-  scenario.ranks = 3;
-  scenario.steps = 2;
-  scenario.context.timeout_ms = 10'000;
-  scenario.model.strategy = strategy;
-  scenario.model.unshard_mode = mode;
-  scenario.groups = odd_groups();
-  return scenario;
-}
-
-// One clean step, as harness::train makes it.
-void clean_step(Rank &rank, uint32_t step) {
-  forward(rank, nullptr);
-  backward(rank, step, 0, nullptr);
-  FSDP(fsdp_finish_grads(rank.model, rank.setup.scale, nullptr));
-  fsdp_adamw_options adamw = FSDP_ADAMW_OPTIONS_INIT;
-  adamw.weight_decay = rank.setup.weight_decay;
-  FSDP(fsdp_step_adamw(rank.model, 0.01, &adamw, nullptr));
-}
-
-// Trains with a spoilt step before each clean one; the bits must be those of undisturbed training. The spoilt step ends
-// within `limit` seconds on every rank.
-void expect_no_trace(const Scenario &scenario, const std::function<void(Rank &)> &spoil, double limit = 2.0) {
-  const auto expected = train_threads(scenario)[0].weights;
-  run_threads(scenario, [&](uint32_t, fsdp_context *context) {
-    {
-      Rank rank(context, scenario);
-      rank.load();
-      for (uint32_t step = 0; step < scenario.steps; ++step) {
-        const double start = now();
-        spoil(rank);
-        FSDP(fsdp_discard_step(rank.model, nullptr));
-        REQUIRE(now() - start < limit);
-        clean_step(rank, step);
-      }
-      size_t i = 0;
-      for (size_t g = 0; g < rank.groups.size(); ++g)
-        for (size_t p = 0; p < rank.def(g).params.size(); ++p) REQUIRE(rank.read(g, p) == expected[i++]);
-    }
-    FSDP(fsdp_close_context(context));
-  });
-}
-
-class SpoiltStep : public testing::TestWithParam<std::tuple<int, int>> {
- protected:
-  Scenario scenario() const { return spoilt_scenario(std::get<0>(GetParam()), std::get<1>(GetParam())); }
-};
-INSTANTIATE_TEST_SUITE_P(All, SpoiltStep, testing::Combine(testing::Values(1, 2, 3, 4), testing::Values(1, 2)));
-
-// Rank 1 has an exception in the middle of its forward pass; the others go on to the end of the step.
-TEST_P(SpoiltStep, OneRankDiscardsInForwardWhileTheOthersFinish) {
-  expect_no_trace(scenario(), [](Rank &rank) {
-    if (rank.rank == 1) {
-      FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, nullptr));
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      return;
-    }
-    forward(rank, nullptr);
-    backward(rank, 7, 0, nullptr);
-    const fsdp_status status = fsdp_finish_grads(rank.model, 0.5, nullptr);
-    require_error(rank.context, status, FSDP_INVALID_STATE,
-                  {"rank 1 called fsdp_discard_step", "call fsdp_discard_step"});
-    REQUIRE(std::string(error_of(rank.context).message).find("scale") == std::string::npos);
-    REQUIRE(!error_of(rank.context).context_failed);
-    // Until then nothing of the step goes on.
-    const fsdp_status next = fsdp_unshard(rank.groups[0], FSDP_FORWARD, nullptr);
-    require_error(rank.context, next, FSDP_INVALID_STATE, {"fsdp_discard_step"});
-  });
-}
-
-// ... or in the middle of its backward pass, with gradients lent and reduces of its own in flight.
-TEST_P(SpoiltStep, OneRankDiscardsInBackwardWhileTheOthersFinish) {
-  expect_no_trace(scenario(), [](Rank &rank) {
-    forward(rank, nullptr);
-    if (rank.rank == 2) {
-      backward_group(rank, 3, 7, 0, nullptr);
-      FSDP(fsdp_unshard(rank.groups[2], FSDP_BACKWARD, nullptr));
-      fsdp_tensor grad = FSDP_TENSOR_INIT;
-      int32_t accumulate = 0;
-      FSDP(fsdp_acquire_grad(rank.groups[2], 0, nullptr, &grad, &accumulate));
-      return;
-    }
-    backward(rank, 7, 0, nullptr);
-    require_error(rank.context, fsdp_finish_grads(rank.model, 1.0, nullptr), FSDP_INVALID_STATE,
-                  {"rank 2 called fsdp_discard_step", "call fsdp_discard_step"});
-  });
-}
-
-TEST_P(SpoiltStep, OneRankForgetsTheLastReduce) {
-  expect_no_trace(scenario(), [](Rank &rank) {
-    forward(rank, nullptr);
-    for (size_t g = rank.groups.size(); g-- > (rank.rank == 1 ? 1u : 0u);) backward_group(rank, g, 7, 0, nullptr);
-    require_error(rank.context, fsdp_finish_grads(rank.model, 1.0, nullptr), FSDP_INVALID_STATE,
-                  {"rank 1", "'embed'", "fsdp_reduce_grad", "fsdp_discard_step"});
-    REQUIRE(!error_of(rank.context).context_failed);
-  });
-}
-
-TEST_P(SpoiltStep, OneRankStillHoldsAGroup) {
-  expect_no_trace(scenario(), [](Rank &rank) {
-    forward(rank, nullptr);
-    backward(rank, 7, 0, nullptr);
-    if (rank.rank == 0) FSDP(fsdp_unshard(rank.groups[2], FSDP_FORWARD, nullptr));
-    require_error(rank.context, fsdp_finish_grads(rank.model, 1.0, nullptr), FSDP_INVALID_STATE,
-                  {"rank 0", "'layer.1'", "fsdp_reshard", "fsdp_discard_step"});
-  });
-}
-
-// Reduces that are not the same on all ranks, before anything else shows it: an error that shows both calls, on every
-// rank. No main grads are given out, the contexts have failed.
-void expect_lost_job(const Scenario &scenario, const std::function<void(Rank &)> &body,
-                     const std::vector<std::string> &parts) {
-  std::atomic<double> last_arrival{0}, last_error{0};
-  run_threads(scenario, [&](uint32_t, fsdp_context *context) {
-    Rank rank(context, scenario);
-    rank.load();
-    forward(rank, nullptr);
-    const double start = now();
-    fsdp_status status = FSDP_OK;
-    try {
-      body(rank);
-      status = fsdp_finish_grads(rank.model, 1.0, nullptr);
-    } catch (const Failure &failure) {
-      status = failure.status;
-    }
-    last_error = std::max(last_error.load(), now() - start);
-    require_error(context, status, FSDP_MISMATCH, parts);
-    REQUIRE(error_of(context).context_failed);
-    REQUIRE(fsdp_step_adamw(rank.model, 0.01, nullptr, nullptr) == FSDP_MISMATCH);
-    REQUIRE(now() - start < 2.0);
-  });
-  printf("all ranks knew after %.1f ms\n", 1e3 * last_error);
-}
-
-TEST_P(SpoiltStep, OneRankForgetsAReduceInTheMiddle) {
-  expect_lost_job(scenario(),
-                  [](Rank &rank) {
-                    for (size_t g = rank.groups.size(); g-- > 0;)
-                      if (rank.rank != 1 || g != 2) backward_group(rank, g, 7, 0, nullptr);
-                  },
-                  {"rank 1", "'layer.1'", "'layer.0'"});
-}
-
-TEST_P(SpoiltStep, RanksReduceInDifferentOrder) {
-  expect_lost_job(scenario(),
-                  [](Rank &rank) {
-                    std::vector<size_t> order{3, 2, 1, 0};
-                    if (rank.rank == 2) std::swap(order[1], order[2]);
-                    for (const size_t g : order) backward_group(rank, g, 7, 0, nullptr);
-                  },
-                  {"rank 2", "'layer.0'", "'layer.1'"});
 }
 
 }  // namespace

@@ -8,23 +8,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <barrier>
-#include <chrono>
 #include <cstring>
-#include <thread>
 
 #include "harness.h"
 
 using namespace harness;
 
 namespace {
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-void pause_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
-
-#define REQUIRE(condition) \
-  if (!(condition)) throw std::runtime_error("not true: " #condition)
 
 struct Declaration {
   Scenario scenario;
@@ -218,12 +208,7 @@ TEST_P(Seal, ProcessesToo) {
   for (uint32_t rank = 0; rank < ranks; ++rank) {
     const pid_t pid = ::fork();
     if (pid == 0) try {
-        fsdp_context_options options = FSDP_CONTEXT_OPTIONS_INIT;
-        options.world_size = ranks;
-        options.rank = rank;
-        options.rendezvous = rendezvous.c_str();
-        fsdp_context *context = nullptr;
-        FSDP(fsdp_create_context(&options, &context));
+        fsdp_context *context = join(clean, rank, rendezvous);
         disagree_about_all(rank, ranks, context, 4, board, clean, expected);
         fsdp_destroy_context(context);
         ::_exit(0);

@@ -3,6 +3,7 @@
 // must not change a bit.
 #include <gtest/gtest.h>
 
+#include "element.h"
 #include "harness.h"
 
 using namespace harness;

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+// Handles are destroyed while a call waits, on one rank only, before what was made from them: who waits is told.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <barrier>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "owner.h"
+
+using namespace harness;
+
+namespace {
+
+// A call that waits for a peer, and the same rank's context destroyed by another thread.
+struct Waiting {
+  std::string name;
+  bool seal;
+  void (*prepare)(Rank &);
+  fsdp_status (*call)(Rank &);
+};
+
+std::vector<float> some_data(Rank &rank) { return std::vector<float>(rank.def(0).params[0].count()); }
+
+void finish(Rank &rank) {
+  rank.load();
+  finish_step(rank, 0);
+}
+
+const Waiting waitings[] = {
+    {"Seal", false, [](Rank &) {}, [](Rank &rank) { return fsdp_seal_model(rank.model); }},
+    {"Publish", true, [](Rank &) {}, [](Rank &rank) { return fsdp_publish_weights(rank.model, nullptr); }},
+    {"Load", true, [](Rank &) {},
+     [](Rank &rank) {
+       const auto data = some_data(rank);
+       return fsdp_load_param(rank.groups[0], 0, data.data(), FSDP_FLOAT32, data.size(), 1);
+     }},
+    {"Read", true, [](Rank &rank) { rank.load(); },
+     [](Rank &rank) {
+       auto data = some_data(rank);
+       return fsdp_read_param(rank.groups[0], 0, data.data(), FSDP_FLOAT32, data.size());
+     }},
+    {"Step", true, finish, [](Rank &rank) { return fsdp_step_adamw(rank.model, 0.01, nullptr, nullptr); }},
+    {"Reduce", true,
+     [](Rank &rank) {
+       rank.load();
+       forward(rank, nullptr);
+       if (rank.rank)
+         for (const size_t g : {3, 2}) backward_group(rank, g, 0, 0, nullptr);
+     },
+     [](Rank &rank) {
+       fsdp_tensor grad = FSDP_TENSOR_INIT;
+       int32_t accumulate = 0;
+       return fsdp_acquire_grad(rank.groups[1], 0, nullptr, &grad, &accumulate);
+     }},
+    {"Finish", true,
+     [](Rank &rank) {
+       rank.load();
+       forward(rank, nullptr);
+       if (rank.rank) backward_group(rank, 3, 0, 0, nullptr);
+     },
+     [](Rank &rank) { return fsdp_finish_grads(rank.model, 1.0, nullptr); }},
+    {"Norm", true, finish,
+     [](Rank &rank) {
+       double norm = 0;
+       return fsdp_get_grad_norm(rank.model, nullptr, &norm);
+     }},
+    {"Discard", true, finish, [](Rank &rank) { return fsdp_discard_step(rank.model, nullptr); }},
+    {"Values", true, finish,
+     [](Rank &rank) {
+       double value = 1;
+       return fsdp_all_reduce_values(rank.context, &value, 1, FSDP_VALUE_SUM);
+     }},
+    {"Close", true, [](Rank &) {}, [](Rank &rank) { return fsdp_close_context(rank.context); }},
+};
+
+class DestroyDuring : public testing::TestWithParam<Waiting> {};
+INSTANTIATE_TEST_SUITE_P(All, DestroyDuring, testing::ValuesIn(waitings),
+                         [](const auto &info) { return info.param.name; });
+
+TEST_P(DestroyDuring, ACallThatWaits) {
+  const Waiting &waiting = GetParam();
+  for (const Order &order :
+       {Order{Handle::context, Handle::model, Handle::mesh}, Order{Handle::mesh, Handle::model, Handle::context}}) {
+    const Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 2);
+    std::vector<fsdp_context *> contexts(2);
+    ASSERT_EQ(fsdp_create_local_contexts(2, &scenario.context, contexts.data()), FSDP_OK);
+    std::barrier together(2);
+    std::atomic<double> called{0}, destroyed{0}, returned{0};
+    std::string errors[2];
+    const auto body = [&](uint32_t r) {
+      std::unique_ptr<Owner> owner;
+      try {
+        owner = std::make_unique<Owner>(contexts[r], scenario, waiting.seal);
+        waiting.prepare(owner->rank());
+      } catch (const std::exception &error) {
+        errors[r] = error.what();
+      }
+      together.arrive_and_wait();
+      if (!errors[r].empty()) return;
+      if (r == 0) {
+        while (destroyed == 0) pause_ms(1);
+        const double start = now();
+        double value = 1;
+        const fsdp_status status = fsdp_all_reduce_values(owner->context(), &value, 1, FSDP_VALUE_SUM);
+        fsdp_error error = FSDP_ERROR_INIT;
+        fsdp_get_last_error(nullptr, &error);
+        if (status != FSDP_PEER_FAILED || error.rank != 1 || now() - start >= 1) errors[r] = error.message;
+        return;
+      }
+      std::thread destroyer([&] {
+        while (called == 0) pause_ms(1);
+        pause_ms(30);
+        if (returned != 0) errors[0] = "the call did not wait";
+        for (const Handle handle : order) {
+          const double start = now();
+          owner->destroy(handle);
+          if (now() - start >= 1) errors[1] += "a destroy took " + std::to_string(now() - start) + " s; ";
+        }
+        destroyed = now();
+      });
+      called = now();
+      const fsdp_status status = waiting.call(owner->rank());
+      returned = now();
+      const std::string message = last_message();
+      destroyer.join();
+      if (status != FSDP_INVALID_HANDLE || message.find("has been destroyed") == std::string::npos)
+        errors[1] += std::string(fsdp_get_status_name(status)) + ", last message: " + message;
+      if (returned - destroyed >= 1)
+        errors[1] += "the call returned " + std::to_string(returned - destroyed) + " s later";
+    };
+    std::thread peer([&] { body(0); });
+    body(1);
+    peer.join();
+    EXPECT_EQ(errors[0], "");
+    EXPECT_EQ(errors[1], "");
+  }
+}
+
+// A model that is gone on one rank while its context lives: no call waits longer than timeout_ms, and the error names
+// it.
+TEST(DestroyModel, OnOneRankOnlyIsATimeoutOfTheOthers) {
+  Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 3);
+  scenario.context.timeout_ms = 400;
+  std::barrier together(3);
+  run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
+    auto rank = std::make_unique<Rank>(context, scenario);
+    rank->load();
+    forward(*rank, nullptr);
+    if (r == 1) {
+      rank.reset();
+    } else {
+      const double start = now();
+      backward(*rank, 0, 0, nullptr);
+      const fsdp_status status = fsdp_finish_grads(rank->model, 1.0, nullptr);
+      fsdp_error error = FSDP_ERROR_INIT;
+      fsdp_get_last_error(context, &error);
+      if (status != FSDP_TIMEOUT || error.rank != 1) throw std::runtime_error(error.message);
+      REQUIRE(now() - start > 0.35 && now() - start < 2);
+    }
+    together.arrive_and_wait();
+  });
+}
+
+// A context that failed on one rank comes to no meeting: the others are told, whatever that rank does next.
+TEST(FailedContext, OfAnInterruptedRankIsKnownToTheOthers) {
+  static thread_local bool interrupted = false;
+  Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 3);
+  scenario.context.interrupted = [](void *) { return static_cast<int32_t>(interrupted); };
+  std::barrier together(3);
+  run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, scenario);
+    rank.load();
+    interrupted = r == 1;
+    if (r == 2) pause_ms(100);  // so that rank 1 waits
+    const double start = now();
+    double value = 1;
+    const fsdp_status status =
+        r == 2 ? fsdp_begin_update(rank.model, nullptr) : fsdp_all_reduce_values(context, &value, 1, FSDP_VALUE_SUM);
+    fsdp_error error = FSDP_ERROR_INIT;
+    fsdp_get_last_error(context, &error);
+    together.arrive_and_wait();
+    const bool right = r == 1 ? status == FSDP_INTERRUPTED : status == FSDP_PEER_FAILED && error.rank == 1;
+    if (!right) throw std::runtime_error(std::string(fsdp_get_status_name(status)) + ": " + error.message);
+    REQUIRE(now() - start < 1);
+  });
+}
+
+// Nothing of a mesh is needed by models made from it.
+TEST(DestroyMesh, BeforeItsModelsAreDeclared) {
+  const Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 2);
+  run_threads(scenario, [&](uint32_t, fsdp_context *context) {
+    fsdp_mesh *mesh = nullptr;
+    FSDP(fsdp_create_mesh(context, nullptr, &mesh));
+    Scenario mine = scenario;
+    mine.model.mesh = mesh;
+    Rank rank(context, mine, false);
+    fsdp_destroy_mesh(mesh);
+    FSDP(fsdp_seal_model(rank.model));
+    rank.load();
+    clean_step(rank, 0);
+    FSDP(fsdp_close_context(context));
+  });
+}
+
+}  // namespace

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// Single elements of a dtype, for tests that know nothing of the library's own conversions.
+#pragma once
+
+#include "fsdp.h"
+
+namespace harness {
+
+float load_element(const void *data, fsdp_dtype dtype, uint64_t i);
+void store_element(void *data, fsdp_dtype dtype, uint64_t i, float value);  // no float16
+float round_to(float value, fsdp_dtype dtype);                              // no float16
+
+}  // namespace harness

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "element.h"
+#include "harness.h"
+
+namespace harness {
+Rank::Rank(fsdp_context *context, const Scenario &setup, bool seal) : setup(setup), context(context) {
+  FSDP(fsdp_get_rank(context, &rank));
+  FSDP(fsdp_create_model(context, &setup.model, &model));
+  try {
+    declare(seal);
+  } catch (...) {
+    fsdp_destroy_model(model);  // there will be no destructor
+    throw;
+  }
+}
+
+void Rank::declare(bool seal) {
+  for (const GroupDef &def : setup.groups) {
+    std::vector<fsdp_param> params;
+    for (const ParamDef &param : def.params) {
+      fsdp_param p = FSDP_PARAM_INIT;
+      p.name = param.name.c_str();
+      p.shape = param.shape.data();
+      p.dimension_count = static_cast<uint32_t>(param.shape.size());
+      p.dtype = param.dtype;
+      p.flags = param.flags;
+      p.granule = param.granule;
+      p.granule_rows = param.granule_rows;
+      p.lr_scale = param.lr_scale;
+      params.push_back(p);
+    }
+    fsdp_group *group = nullptr;
+    FSDP(fsdp_create_group(model, def.name.c_str(), params.data(), params.size(), sizeof(fsdp_param), &def.options, &group));
+    groups.push_back(group);
+  }
+  if (setup.schedule != FSDP_SCHEDULE_SEQUENTIAL) {
+    fsdp_schedule_options options = FSDP_SCHEDULE_OPTIONS_INIT;
+    options.visits = setup.visits.data();
+    options.visit_count = setup.visits.size();
+    FSDP(fsdp_set_schedule(model, setup.schedule, &options));
+  }
+  if (seal) FSDP(fsdp_seal_model(model));
+}
+
+Rank::~Rank() { fsdp_destroy_model(model); }
+
+void Rank::load() {
+  for (size_t g = 0; g < groups.size(); ++g)
+    for (size_t p = 0; p < def(g).params.size(); ++p) {
+      std::vector<float> data(def(g).params[p].count());
+      for (uint64_t i = 0; i < data.size(); ++i) data[i] = initial_weight(setup.ordinal(g, p), i);
+      FSDP(fsdp_load_param(groups[g], p, data.data(), FSDP_FLOAT32, data.size(), FSDP_EVERY_RANK));
+    }
+  FSDP(fsdp_publish_weights(model, nullptr));
+}
+
+std::vector<float> Rank::read(size_t group, size_t param) const {
+  std::vector<float> data(def(group).params[param].count());
+  FSDP(fsdp_read_param(groups[group], param, data.data(), FSDP_FLOAT32, data.size()));
+  return data;
+}
+
+std::vector<std::vector<float>> Rank::read_all() const {
+  std::vector<std::vector<float>> weights;
+  for (size_t g = 0; g < groups.size(); ++g)
+    for (size_t p = 0; p < def(g).params.size(); ++p) weights.push_back(read(g, p));
+  return weights;
+}
+
+std::vector<fsdp_shard> Rank::shards() const {
+  uint64_t count = 0;
+  FSDP(fsdp_get_shard_count(model, &count));
+  std::vector<fsdp_shard> shards(count, fsdp_shard(FSDP_SHARD_INIT));
+  for (uint64_t s = 0; s < count; ++s) FSDP(fsdp_get_shard(model, s, &shards[s]));
+  return shards;
+}
+
+fsdp_stats Rank::stats() const {
+  fsdp_stats stats = FSDP_STATS_INIT;
+  FSDP(fsdp_get_stats(model, &stats));
+  return stats;
+}
+
+std::vector<float> Rank::view(size_t group, size_t param, fsdp_phase phase, uint64_t *address) const {
+  fsdp_tensor tensor = FSDP_TENSOR_INIT;
+  FSDP(fsdp_get_param(groups[group], param, phase, &tensor));
+  if (address) *address = reinterpret_cast<uint64_t>(tensor.data);
+  std::vector<float> data(tensor.element_count);
+  for (uint64_t i = 0; i < data.size(); ++i) data[i] = load_element(tensor.data, tensor.dtype, i);
+  return data;
+}
+
+}  // namespace harness

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks as threads and as processes.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+
+#include "harness.h"
+
+namespace harness {
+
+fsdp_context *join(const Scenario &setup, uint32_t rank, const std::string &rendezvous) {
+  fsdp_context_options options = setup.context;
+  options.world_size = setup.ranks;
+  options.rank = rank;
+  options.rendezvous = rendezvous.c_str();
+  fsdp_context *context = nullptr;
+  FSDP(fsdp_create_context(&options, &context));
+  return context;
+}
+
+void run_threads(const Scenario &setup, const std::function<void(uint32_t, fsdp_context *)> &body, std::vector<std::string> *errors) {
+  std::vector<fsdp_context *> contexts(setup.ranks);
+  FSDP(fsdp_create_local_contexts(setup.ranks, &setup.context, contexts.data()));
+  std::vector<std::string> failed(setup.ranks);
+  std::vector<std::thread> threads;
+  for (uint32_t r = 0; r < setup.ranks; ++r)
+    threads.emplace_back([&, r] {
+      try {
+        body(r, contexts[r]);
+      } catch (const std::exception &error) {
+        failed[r] = error.what();
+        if (failed[r].empty()) failed[r] = "?";
+        if (!errors) fsdp_abort_context(contexts[r], "its test body failed");
+      }
+    });
+  for (auto &thread : threads) thread.join();
+  for (fsdp_context *context : contexts) fsdp_destroy_context(context);
+  if (errors) {
+    *errors = failed;
+    return;
+  }
+  // The rank that failed first is not one that only saw the abort.
+  for (int pass = 0; pass < 2; ++pass)
+    for (uint32_t r = 0; r < setup.ranks; ++r)
+      if (!failed[r].empty() && (pass || failed[r].find("its test body failed") == std::string::npos))
+        throw std::runtime_error("rank " + std::to_string(r) + ": " + failed[r]);
+}
+
+std::vector<Outcome> train_threads(const Scenario &setup) {
+  std::vector<Outcome> outcomes(setup.ranks);
+  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, setup);
+    train(rank, outcomes[r]);
+    FSDP(fsdp_close_context(context));
+  });
+  return outcomes;
+}
+
+namespace {
+
+void write_all(int fd, const void *data, size_t bytes) {
+  for (const char *at = static_cast<const char *>(data); bytes;) {
+    const ssize_t n = ::write(fd, at, bytes);
+    if (n <= 0) ::_exit(3);
+    at += n;
+    bytes -= static_cast<size_t>(n);
+  }
+}
+
+bool read_all(int fd, void *data, size_t bytes) {
+  for (char *at = static_cast<char *>(data); bytes;) {
+    const ssize_t n = ::read(fd, at, bytes);
+    if (n <= 0) return false;
+    at += n;
+    bytes -= static_cast<size_t>(n);
+  }
+  return true;
+}
+
+[[noreturn]] void child(const Scenario &setup, uint32_t rank, const std::string &rendezvous, int fd) {
+  try {
+    fsdp_context *context = join(setup, rank, rendezvous);
+    Outcome outcome;
+    {
+      Rank self(context, setup);
+      train(self, outcome);
+      FSDP(fsdp_close_context(context));
+    }
+    fsdp_destroy_context(context);
+    for (const auto &weights : outcome.weights) write_all(fd, weights.data(), weights.size() * sizeof(float));
+    write_all(fd, outcome.norms.data(), outcome.norms.size() * sizeof(double));
+    ::_exit(0);
+  } catch (const std::exception &error) {
+    ::fprintf(stderr, "rank %u: %s\n", rank, error.what());
+    ::_exit(1);
+  }
+}
+
+}  // namespace
+
+std::vector<Outcome> train_processes(const Scenario &setup) {
+  static std::atomic<int> counter{0};
+  const std::string rendezvous = "test-" + std::to_string(::getpid()) + "-" + std::to_string(counter++);
+  std::vector<pid_t> children;
+  std::vector<int> pipes;
+  for (uint32_t r = 0; r < setup.ranks; ++r) {
+    int ends[2];
+    if (::pipe(ends)) throw std::runtime_error("pipe failed");
+    const pid_t pid = ::fork();
+    if (pid == 0) child(setup, r, rendezvous, ends[1]);
+    ::close(ends[1]);
+    children.push_back(pid);
+    pipes.push_back(ends[0]);
+  }
+  std::vector<Outcome> outcomes(setup.ranks);
+  for (uint32_t r = 0; r < setup.ranks; ++r) {
+    Outcome &outcome = outcomes[r];
+    for (const GroupDef &group : setup.groups)
+      for (const ParamDef &param : group.params) outcome.weights.emplace_back(param.count());
+    outcome.norms.resize(setup.steps);
+    bool complete = true;
+    for (auto &weights : outcome.weights) complete = complete && read_all(pipes[r], weights.data(), weights.size() * sizeof(float));
+    complete = complete && read_all(pipes[r], outcome.norms.data(), outcome.norms.size() * sizeof(double));
+    ::close(pipes[r]);
+    int status = 0;
+    ::waitpid(children[r], &status, 0);
+    if (!complete || status) outcome.error = "rank " + std::to_string(r) + " ended with status " + std::to_string(status);
+  }
+  for (const Outcome &outcome : outcomes)
+    if (!outcome.error.empty()) throw std::runtime_error(outcome.error);
+  return outcomes;
+}
+
+}  // namespace harness
