@@ -1,0 +1,55 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# usage: perf_test.sh FSDP_PERF
+# What it measures means nothing on a loaded machine; that it measures, checks and writes what it says does.
+set -u
+perf=$(realpath "$1")
+# shellcheck source-path=SCRIPTDIR
+. "$(dirname "$0")/tap.sh"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+# lines EXPRESSION: evaluates Python with `lines`, the JSON lines written last.
+lines() {
+  python3 -c '
+import json, sys
+lines = [json.loads(line) for line in open("out.jsonl")]
+print(eval(sys.argv[1]))' "$1"
+}
+
+measure() {
+  rm -f out.jsonl
+  timeout 100 "$perf" -b 4K -e 64K -f 16 -p 3 -w 1 --json out.jsonl "$@" >out 2>err
+  status=$?
+}
+
+measure -n 2 -c --depth 3 --width 16 --plot out.svg
+check "everything is measured on 2 processes" equal $status 0
+check "... every operation" equal "$(lines 'sorted({line["op"] for line in lines})')" \
+  "['adamw', 'all_gather', 'all_reduce', 'barrier', 'layout', 'reduce_scatter', 'step', 'unshard', 'unshard_reshard']"
+check "... with the promised keys" equal "$(lines 'all({"op", "ranks", "bytes", "dtype", "time_us", "algbw_gbs", "busbw_gbs", "ref_gbs", "ratio", "pairs", "wrong", "peer", "peer_ratio"} <= set(line) for line in lines)')" True
+check "... nothing wrong in what was checked" equal "$(lines '{line["wrong"] for line in lines if line["wrong"] is not None}')" '{0}'
+check "... every collective was checked" equal "$(lines 'any(line["wrong"] is None for line in lines if line["op"] in ("all_gather", "reduce_scatter", "all_reduce"))')" False
+check "... every time is positive" equal "$(lines 'all(line["time_us"] > 0 for line in lines)')" True
+check "... the ratio is reference over time" equal "$(lines 'all(0.2 < line["ratio"] * line["time_us"] / line["ref_us"] < 5 for line in lines if line["op"] == "all_gather")')" True
+check "... mapped unshards move nothing" equal "$(lines '{line["bytes_moved"] for line in lines if line["variant"] == "mapped" and line["op"] == "unshard"}')" '{0.0}'
+check "... copied ones move all" equal "$(lines 'all(line["bytes_moved"] == line["bytes"] for line in lines if line["variant"] == "copied" and line["op"] == "unshard")')" True
+check "the plot is XML with a curve" sh -c "python3 -c 'import xml.dom.minidom as x; assert x.parse(\"out.svg\").getElementsByTagName(\"polyline\")'"
+
+measure -n 3 --threads -c --op all_gather,reduce_scatter,unshard
+check "ranks as threads" equal $status 0
+check "... as many as asked for" equal "$(lines '{line["ranks"] for line in lines}')" '{3}'
+
+measure -n 1 --op unshard_reshard,all_gather
+check "one rank has no peers to gather from" equal "$status$(lines '{line["op"] for line in lines}')" "0{'unshard_reshard'}"
+
+measure --op nonsense
+check "an unknown operation is a usage error" equal $status 2
+check "... that lists the known ones" contains "$(cat err)" all_gather
+measure -b 1M -e 1K
+check "sizes upside down are a usage error" equal $status 2
+"$perf" -n 2 --op barrier -p 3 --json /nonexistent/out.jsonl >out 2>err
+check "a file that cannot be written fails the run" equal $? 1
+check "... and is named" contains "$(cat err)" /nonexistent/out.jsonl
+finish

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// fsdp-perf: how fast the library moves bytes here, each figure beside a reference measured in the same run. It reaches
+// below the C ABI for the collectives, which have no calls of their own there.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <exception>
+
+#include "cli.h"
+#include "perf/operations.h"
+#include "perf/peer.h"
+#include "perf/ranks.h"
+
+namespace {
+
+constexpr const char *footer = R"(
+"x ref" is reference time over measured time: above 1 is faster than the reference. The reference of what moves bytes is
+the fastest copy of as many bytes on all ranks at once; of what does not, the time until one rank sees another's flag.
+
+Examples:
+  fsdp-perf -n 2 -c                                      everything, with its results checked
+  fsdp-perf --op all_gather -b 1M -e 256M --mpi          beside Open MPI
+  fsdp-perf --op reduce_scatter --json rs.jsonl --plot rs.svg)";
+
+std::vector<std::string> operation_names() {
+  std::vector<std::string> names;
+  for (const perf::Operation &operation : perf::operations) names.emplace_back(operation.name);
+  return names;
+}
+
+void add_options(CLI::App &app, perf::Request &request) {
+  app.add_option("--op", request.operations, "operations to measure (all)")
+      ->check(CLI::IsMember(operation_names()))
+      ->delimiter(',');
+  app.add_option("-n,--ranks", request.ranks, "ranks (2)")->check(CLI::Range(1u, perf::most_ranks));
+  app.add_flag("--threads", request.threads, "ranks as threads of one process");
+  app.add_option("-b,--min-bytes", request.min_bytes, "smallest size (4K)")->transform(CLI::AsSizeValue(false));
+  app.add_option("-e,--max-bytes", request.max_bytes, "largest size (256M)")->transform(CLI::AsSizeValue(false));
+  app.add_option("-f,--factor", request.factor, "from one size to the next (4)")->check(CLI::Range(2, 1 << 20));
+  app.add_option("-w,--warmup", request.warmup, "runs before measuring (3)")->check(CLI::Range(0, 1 << 20));
+  app.add_option("-p,--pairs", request.pairs, "measurements, each with its reference; medians are reported (25)")
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_flag("-c,--check", request.check, "count wrong elements; any makes the exit status 1");
+  app.add_option("--json", request.json_file, "write a line of JSON for each result");
+  app.add_option("--plot", request.plot_file, "write the ratios as a picture (SVG)");
+  app.add_flag("--mpi", request.mpi, "measure Open MPI in turns: its shared memory and UCX, the faster one counts");
+  app.add_option("--depth", request.depth, "step: groups of the model (24)")->check(CLI::Range(1, 10'000));
+  app.add_option("--width", request.width, "step: a group has 12 x width x width weights (256)")
+      ->check(CLI::Range(1, 1 << 14));
+  app.footer(footer);
+}
+
+void check_request(const perf::Request &request) {
+  if (request.min_bytes < 64 || request.min_bytes > request.max_bytes)
+    throw CLI::ValidationError(
+        "-b", fmt::format("sizes from {} to {} bytes: the smallest is 64, and not above the largest", request.min_bytes,
+                          request.max_bytes));
+}
+
+}  // namespace
+
+int main(int argc, char **argv) {
+  CLI::App app("Measures the collectives and the training step, each beside a reference in the same run", "fsdp-perf");
+  perf::Request request;
+  add_options(app, request);
+  app.callback([&] { check_request(request); });
+  if (const auto status = tools::parse_command_line(app, argc, argv)) return *status;
+  try {
+    std::unique_ptr<perf::Peers> peers;
+    if (request.mpi) peers = std::make_unique<perf::Peers>(request.ranks);
+    return perf::run_ranks(request, peers.get());
+  } catch (const std::exception &error) {
+    fmt::print(stderr, "fsdp-perf: {}\n", error.what());
+    return 1;
+  }
+}

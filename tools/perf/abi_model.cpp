@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "perf/abi_model.h"
+
+#include <fmt/format.h>
+
+namespace perf {
+
+// Ranks that are threads get their contexts from the first one.
+void AbiModel::join(Bench &bench, uint32_t size) {
+  fsdp_context *mine = nullptr;
+  if (size == 1) {
+    tools::check(fsdp_create_local_contexts(1, nullptr, &mine));
+  } else if (bench.request.threads) {
+    std::vector<fsdp_context *> all(size);
+    if (bench.rank() == 0) tools::check(fsdp_create_local_contexts(size, nullptr, all.data()));
+    mine = static_cast<fsdp_context **>(bench.lab.share_handle(all.data()))[bench.rank()];
+    bench.lab.meet();  // rank 0's array has been read
+  } else {
+    static uint32_t count = 0;
+    const std::string name = fmt::format("{}-abi-{}", bench.rendezvous, ++count);
+    fsdp_context_options options = FSDP_CONTEXT_OPTIONS_INIT;
+    options.world_size = size;
+    options.rank = bench.rank();
+    options.rendezvous = name.c_str();
+    tools::check(fsdp_create_context(&options, &mine));
+  }
+  context.reset(mine);
+}
+
+AbiModel::AbiModel(Bench &bench, uint32_t size, const fsdp_model_options &options,
+                   const std::vector<GroupShape> &shapes) {
+  join(bench, size);
+  fsdp_model *made = nullptr;
+  check(fsdp_create_model(context.get(), &options, &made));
+  model.reset(made);
+  for (const GroupShape &shape : shapes) add_group(shape);
+  check(fsdp_seal_model(model.get()));
+  check(fsdp_publish_weights(model.get(), nullptr));
+}
+
+void AbiModel::add_group(const GroupShape &shape) {
+  const std::string name = fmt::format("group.{}", groups.size());
+  std::vector<std::string> names;
+  std::vector<fsdp_param> params;
+  for (uint64_t i = 0; i < shape.param_count; ++i) names.push_back(fmt::format("{}.{}", name, i));
+  for (uint64_t i = 0; i < shape.param_count; ++i) {
+    fsdp_param param = FSDP_PARAM_INIT;
+    param.name = names[i].c_str();
+    param.shape = &shape.elements;
+    param.dimension_count = 1;
+    params.push_back(param);
+  }
+  fsdp_group *group = nullptr;
+  check(
+      fsdp_create_group(model.get(), name.c_str(), params.data(), params.size(), sizeof(fsdp_param), nullptr, &group));
+  groups.push_back(group);
+}
+
+AbiModel::~AbiModel() {
+  model.reset();
+  // Peers may still be at work; one that fails to close has said why in another call.
+  [[maybe_unused]] const fsdp_status status = fsdp_close_context(context.get());
+}
+
+}  // namespace perf

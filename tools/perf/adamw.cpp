@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fused optimizer step: the kernel against the memory traffic of a copy, and what each more small tensor costs a
+// whole fsdp_step_adamw.
+#include <algorithm>
+#include <cmath>
+
+#include "perf/abi_model.h"
+#include "perf/bench.h"
+
+namespace perf {
+namespace {
+
+using fsdp::device::AdamW;
+using fsdp::device::AdamWSpan;
+
+// weight, gradient and both moments are read, all but the gradient written; then the compute weights.
+uint64_t traffic(uint64_t count, fsdp_dtype compute) {
+  return count * (7 * sizeof(float) + (compute == FSDP_BFLOAT16 ? 2 : 0));
+}
+
+class AdamWKernel {
+ public:
+  AdamWKernel(Bench &bench, uint64_t count, fsdp_dtype compute) : bench_(bench), count_(count) {
+    for (auto &array : arrays_) array = bench.member.device->allocate(count * sizeof(float), "adamw");
+    span_ = {values(0), values(1), values(2), values(3), compute == FSDP_BFLOAT16 ? arrays_[4]->data() : nullptr,
+             compute,   count};
+    reset();
+  }
+  void operator()() { bench_.stream().adamw(step(), span_); }
+  // Against the formula in double.
+  uint64_t check() {
+    reset();
+    (*this)();
+    uint64_t wrong = 0;
+    const double grad = 0.25, m = 0.1 * grad, v = 0.001 * grad * grad;
+    const double expected = 1 - 1e-3 * 0.1 - 1e-3 * (m / 0.1) / (std::sqrt(v / 0.001) + 1e-8);
+    for (uint64_t i = 0; i < count_; ++i) wrong += std::abs(values(0)[i] - expected) > 1e-6;
+    return bench_.lab.sum(wrong);
+  }
+
+ private:
+  AdamW step() const {
+    AdamW step{};
+    step.lr = 1e-3F, step.beta1 = 0.9F, step.beta2 = 0.999F, step.epsilon = 1e-8F, step.weight_decay = 0.1F;
+    step.correction1 = 0.1F, step.correction2 = 0.001F;
+    return step;
+  }
+  float *values(int i) const { return reinterpret_cast<float *>(arrays_[i]->data()); }
+  void reset() {
+    std::fill_n(values(0), count_, 1.0F);
+    std::fill_n(values(1), count_, 0.25F);
+    std::fill_n(values(2), count_, 0.0F);
+    std::fill_n(values(3), count_, 0.0F);
+  }
+
+  Bench &bench_;
+  uint64_t count_;
+  std::unique_ptr<fsdp::device::Memory> arrays_[5];
+  AdamWSpan span_{};
+};
+
+void run_kernel(Bench &bench, fsdp_dtype compute) {
+  for (const uint64_t bytes : bench.request.sizes()) {
+    const uint64_t count = bytes / sizeof(float);
+    AdamWKernel kernel(bench, count, compute);
+    const uint64_t wrong = bench.request.check ? kernel.check() : 0;
+    // A copy of n bytes moves 2n.
+    const uint64_t copied = traffic(count, compute) / 2 / 64 * 64;
+    CopyReference copy(bench, copied);
+    Line line = make_line(bench, "adamw", "kernel", compute == FSDP_BFLOAT16 ? "fp32, bf16 out" : "fp32", bytes,
+                          measure(
+                              bench, [&] { kernel(); }, [&] { copy(); }));
+    line.reference = copy.name();
+    line.checked = bench.request.check;
+    line.wrong = wrong;
+    line.more = {{"traffic_gbs", static_cast<double>(traffic(count, compute)) / line.seconds * 1e-9}};
+    bench.report.add(line);
+  }
+}
+
+double step_seconds(Bench &bench, uint64_t tensors, uint64_t elements) {
+  fsdp_model_options options = FSDP_MODEL_OPTIONS_INIT;
+  AbiModel model(bench, 1, options, {{tensors, elements}});
+  std::vector<fsdp_grad> grads(tensors, fsdp_grad{nullptr, elements, FSDP_FLOAT32, 0});
+  std::vector<double> seconds;
+  for (uint32_t i = 0; i < bench.request.pairs + bench.request.warmup; ++i) {
+    fsdp_group *group = model.groups[0];
+    for (uint64_t t = 0; t < tensors; ++t)
+      model.check(fsdp_put_grad(group, t, nullptr, FSDP_FLOAT32, elements, nullptr));
+    model.check(fsdp_reduce_grad(group, FSDP_LAST, nullptr));
+    model.check(fsdp_finish_grads(model.model.get(), 1.0, nullptr));
+    const double start = now();
+    model.check(fsdp_step_adamw(model.model.get(), 1e-3, nullptr, nullptr));
+    if (i >= bench.request.warmup) seconds.push_back(now() - start);
+  }
+  return median(seconds);
+}
+
+// The same elements in one tensor and in many.
+void run_small_tensors(Bench &bench) {
+  constexpr uint64_t tensors = 10'000, elements = 64;
+  const double whole = bench.lab.longest(step_seconds(bench, 1, tensors * elements));
+  const double pieces = bench.lab.longest(step_seconds(bench, tensors, elements));
+  Measured measured;
+  measured.seconds = pieces;
+  measured.reference = whole;
+  measured.ratio = whole / pieces;
+  measured.pairs = bench.request.pairs;
+  Line line = make_line(bench, "adamw", "10,000 small tensors", "fp32", tensors * elements * sizeof(float), measured);
+  line.reference = "one tensor of as many elements";
+  line.more = {{"ns_per_tensor", (pieces - whole) / tensors * 1e9}};
+  bench.report.add(line);
+}
+
+}  // namespace
+
+void run_adamw(Bench &bench) {
+  run_kernel(bench, FSDP_FLOAT32);
+  run_kernel(bench, FSDP_BFLOAT16);
+  run_small_tensors(bench);
+}
+
+}  // namespace perf

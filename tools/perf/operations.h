@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "perf/bench.h"
+
+namespace perf {
+
+struct Operation {
+  const char *name;
+  void (*run)(Bench &bench);
+  bool needs_peers;  // nothing to measure on one rank
+};
+
+constexpr Operation operations[] = {
+    {"barrier", run_barrier, true},
+    {"all_gather", run_all_gather, true},
+    {"reduce_scatter", run_reduce_scatter, true},
+    {"all_reduce", run_all_reduce, true},
+    {"unshard", run_unshard, true},
+    {"unshard_reshard", run_unshard_reshard, false},
+    {"adamw", run_adamw, false},
+    {"layout", run_layout, false},
+    {"step", run_step, true},
+};
+
+}  // namespace perf

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "perf/peer.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <linux/futex.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cmath>
+#include <cstdio>
+#include <stdexcept>
+#include <system_error>
+#include <thread>
+
+extern char **environ;
+
+namespace perf {
+namespace {
+
+std::string directory_of_this_program() {
+  char path[PATH_MAX] = {};
+  if (::readlink("/proc/self/exe", path, sizeof path - 1) < 0) return ".";
+  const std::string whole = path;
+  return whole.substr(0, whole.rfind('/'));
+}
+
+std::vector<std::string> mpirun(uint32_t ranks, const std::vector<std::string> &transport) {
+  std::vector<std::string> command = {"mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
+                                      "-n",     std::to_string(ranks)};
+  command.insert(command.end(), transport.begin(), transport.end());
+  // Ranks that share cores must let each other run.
+  if (ranks > std::thread::hardware_concurrency()) command.insert(command.end(), {"--mca", "mpi_yield_when_idle", "1"});
+  return command;
+}
+
+int start(const std::vector<std::string> &command) {
+  std::vector<char *> arguments;
+  for (const std::string &word : command) arguments.push_back(const_cast<char *>(word.c_str()));
+  arguments.push_back(nullptr);
+  pid_t process = -1;
+  const int code = ::posix_spawnp(&process, arguments[0], nullptr, nullptr, arguments.data(), environ);
+  if (code != 0) throw std::system_error(code, std::generic_category(), command[0]);
+  return process;
+}
+
+}  // namespace
+
+PeerJob::PeerJob(std::string name, std::vector<std::string> command) : name_(std::move(name)), owner_(::getpid()) {
+  char file[] = "/dev/shm/fsdp-perf-XXXXXX";
+  const int fd = ::mkstemp(file);
+  if (fd < 0 || ::ftruncate(fd, sizeof(peer_memory)) != 0)
+    throw std::system_error(errno, std::generic_category(), file);
+  file_ = file;
+  void *data = ::mmap(nullptr, sizeof(peer_memory), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  ::close(fd);
+  if (data == MAP_FAILED) throw std::system_error(errno, std::generic_category(), file);
+  memory_ = static_cast<peer_memory *>(data);
+  command.push_back(directory_of_this_program() + "/fsdp-perf-mpi");
+  command.push_back(file_);
+  process_ = start(command);
+}
+
+PeerJob::~PeerJob() {
+  if (::getpid() != owner_) return;
+  tell(PEER_QUIT);
+  for (int tries = 0; tries < 50 && ::waitpid(process_, nullptr, WNOHANG) == 0; ++tries) {
+    ::usleep(100'000);
+    if (tries == 30) ::kill(process_, SIGTERM);
+  }
+  ::munmap(memory_, sizeof(peer_memory));
+  ::unlink(file_.c_str());
+}
+
+void PeerJob::tell(uint32_t operation) {
+  memory_->operation = operation;
+  __atomic_store_n(&memory_->count, 0u, __ATOMIC_RELAXED);
+  __atomic_add_fetch(&memory_->command, 1u, __ATOMIC_RELEASE);
+  ::syscall(SYS_futex, &memory_->command, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+double PeerJob::measure(const PeerCall &call, uint64_t repeats, uint32_t ranks, double limit_seconds) {
+  memory_->bytes = call.bytes;
+  memory_->repeats = repeats;
+  tell(static_cast<uint32_t>(call.operation));
+  const double start = now();
+  const timespec slice{0, 100'000'000};
+  for (uint32_t seen; (seen = __atomic_load_n(&memory_->done, __ATOMIC_ACQUIRE)) != memory_->command;) {
+    if (now() - start > limit_seconds) throw std::runtime_error(fmt::format("{} does not answer", name_));
+    if (::getpid() == owner_ && ::waitpid(process_, nullptr, WNOHANG) == process_)
+      throw std::runtime_error(fmt::format("{} ended early", name_));
+    ::syscall(SYS_futex, &memory_->done, FUTEX_WAIT, seen, &slice, nullptr, 0);
+  }
+  return *std::max_element(memory_->seconds, memory_->seconds + ranks);
+}
+
+Peers::Peers(uint32_t ranks) : ranks_(ranks) {
+  const std::pair<const char *, std::vector<std::string>> transports[] = {
+      {"Open MPI, shared memory", {"--mca", "pml", "ob1", "--mca", "btl", "self,vader"}},
+      {"Open MPI, UCX", {"--mca", "pml", "ucx", "--mca", "osc", "ucx"}},
+  };
+  for (const auto &[name, transport] : transports) try {
+      auto job = std::make_unique<PeerJob>(name, mpirun(ranks, transport));
+      job->measure({PeerOperation::barrier, 0}, 10, ranks_, 30);
+      jobs_.push_back(std::move(job));
+    } catch (const std::exception &error) {
+      fmt::print(stderr, "fsdp-perf: no {}: {}\n", name, error.what());
+    }
+  if (jobs_.empty()) throw std::runtime_error("--mpi: Open MPI cannot be started; see above");
+}
+
+void Peers::prepare(Lab &lab, const PeerCall &call, double seconds) {
+  call_ = call;
+  repeats_.assign(jobs_.size(), 1);
+  if (lab.rank() == 0)
+    for (size_t i = 0; i < jobs_.size(); ++i) {
+      jobs_[i]->measure(call, 2, ranks_);
+      const double one = std::max(jobs_[i]->measure(call, 4, ranks_) / 4, 1e-7);
+      repeats_[i] = static_cast<uint64_t>(std::clamp(std::ceil(seconds / one), 1.0, 10'000.0));
+    }
+  lab.meet();
+}
+
+void Peers::take(Lab &lab, std::vector<std::vector<double>> &samples) {
+  samples.resize(jobs_.size());
+  for (size_t i = 0; i < jobs_.size(); ++i) {
+    double mine = 0;
+    if (lab.rank() == 0) mine = jobs_[i]->measure(call_, repeats_[i], ranks_) / static_cast<double>(repeats_[i]);
+    samples[i].push_back(lab.longest(mine));
+  }
+}
+
+}  // namespace perf

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace perf {
+
+// What the command line asks for.
+struct Request {
+  std::vector<std::string> operations;  // empty: all
+  uint32_t ranks = 2;
+  bool threads = false;
+  uint64_t min_bytes = 4096;
+  uint64_t max_bytes = uint64_t{256} << 20;
+  uint32_t factor = 4;
+  uint32_t warmup = 3;
+  uint32_t pairs = 25;
+  bool check = false;
+  std::string json_file, plot_file;
+  bool mpi = false;                  // measure Open MPI in the same run
+  uint32_t depth = 24, width = 256;  // of the model of `step`
+
+  std::vector<uint64_t> sizes() const {
+    std::vector<uint64_t> sizes;
+    for (uint64_t bytes = min_bytes; bytes <= max_bytes; bytes *= factor) sizes.push_back(bytes);
+    if (sizes.empty() || sizes.back() != max_bytes) sizes.push_back(max_bytes);
+    return sizes;
+  }
+};
+
+}  // namespace perf

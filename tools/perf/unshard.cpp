@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// How weights become whole. Mapped: the version gate that every unshard of a new version passes, over a mapping of all
+// shards. Copied: the pull of all shards into private memory, through the C ABI with its streams. And the control path
+// alone: unshard and reshard of a group that is gathered already.
+#include <algorithm>
+
+#include "perf/abi_model.h"
+#include "perf/bench.h"
+
+namespace perf {
+namespace {
+
+using fsdp::comm::Range;
+
+class MappedUnshard {
+ public:
+  MappedUnshard(Bench &bench, uint64_t bytes) : bench_(bench), words_(bytes / sizeof(uint64_t)) {
+    const uint64_t part = bytes / bench.size();
+    const Range own{bench.rank() * part, part};
+    arena_ = bench.member.team->create_arena(bytes, {&own, 1}, "weights of the measurement");
+    gate_ = bench.member.team->create_gate("versions of the measurement");
+  }
+  void operator()() {
+    gate_->arrive(++version_);
+    gate_->await(version_, "a version");
+  }
+  // Every rank stamps all of its shard; after the gate all stamps must show everywhere.
+  uint64_t check() {
+    uint64_t wrong = 0;
+    for (int round = 0; round < 3; ++round) {
+      const uint64_t part = words_ / bench_.size();
+      auto *own = reinterpret_cast<uint64_t *>(arena_->writable()) + bench_.rank() * part;
+      std::fill_n(own, part, version_ + 1);
+      (*this)();
+      const auto *all = reinterpret_cast<const uint64_t *>(arena_->data());
+      for (uint64_t i = 0; i < part * bench_.size(); ++i) wrong += all[i] != version_;
+      bench_.lab.meet();  // before anybody stamps again
+    }
+    return bench_.lab.sum(wrong);
+  }
+
+ private:
+  Bench &bench_;
+  uint64_t words_;
+  std::unique_ptr<fsdp::comm::Arena> arena_;
+  std::unique_ptr<fsdp::comm::Gate> gate_;
+  uint64_t version_ = 0;
+};
+
+void run_mapped(Bench &bench) {
+  for (const uint64_t bytes : bench.request.sizes()) {
+    MappedUnshard operation(bench, bytes);
+    const uint64_t wrong = bench.request.check ? operation.check() : 0;
+    Line line = make_line(bench, "unshard", "mapped", "bytes", bytes, measure_latency(bench, [&] { operation(); }));
+    line.reference = "flag one-way";
+    line.wrong = wrong;
+    line.checked = bench.request.check;
+    line.more = {{"bytes_moved", 0}};
+    bench.report.add(line);
+  }
+}
+
+void run_copied(Bench &bench) {
+  for (const uint64_t bytes : bench.request.sizes()) {
+    fsdp_model_options options = FSDP_MODEL_OPTIONS_INIT;
+    options.unshard_mode = FSDP_UNSHARD_COPIED;
+    options.flags = FSDP_MODEL_NO_PREFETCH;
+    // Two groups, or the buffer would be kept from the first visit to the next.
+    const uint64_t elements = bytes / sizeof(float);
+    AbiModel model(bench, bench.size(), options, {{1, elements}, {1, elements}});
+    const auto stats = [&] {
+      fsdp_stats stats = FSDP_STATS_INIT;
+      model.check(fsdp_get_stats(model.model.get(), &stats));
+      return stats;
+    };
+    uint32_t turn = 0;
+    const Work work = [&] {
+      fsdp_group *group = model.groups[++turn % 2];
+      model.check(fsdp_unshard(group, FSDP_EVAL, nullptr));
+      model.check(fsdp_reshard(group, FSDP_EVAL, nullptr));
+    };
+    const uint64_t before = stats().gathered_bytes;
+    for (int i = 0; i < 8; ++i) work();
+    const double moved = static_cast<double>(stats().gathered_bytes - before) / 8;
+    CopyReference copy(bench, bytes);
+    Line line = make_line(bench, "unshard", "copied", "bytes", bytes, measure(bench, work, [&] { copy(); }));
+    line.bus_factor = (bench.size() - 1.0) / bench.size();
+    line.reference = copy.name();
+    line.more = {{"bytes_moved", moved}};
+    bench.report.add(line);
+  }
+}
+
+// The pairs are timed one by one for the tail; their clock is read twice, which is taken out.
+std::pair<double, double> time_single_pairs(const Work &work) {
+  std::vector<double> clock, pairs;
+  for (int i = 0; i < 20'000; ++i) {
+    const double start = now();
+    const double middle = now();
+    work();
+    const double end = now();
+    clock.push_back(middle - start);
+    pairs.push_back(end - middle);
+  }
+  const double overhead = median(clock);
+  std::sort(pairs.begin(), pairs.end());
+  return {pairs[pairs.size() / 2] - overhead, pairs[pairs.size() * 99 / 100] - overhead};
+}
+
+}  // namespace
+
+void run_unshard(Bench &bench) {
+  if (bench.size() > 1) run_mapped(bench);
+  run_copied(bench);
+}
+
+// Every rank alone: nothing is waited for, what is left is the control path.
+void run_unshard_reshard(Bench &bench) {
+  for (const fsdp_unshard_mode mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED})
+    for (const uint64_t params : {1, 10, 100, 1000, 10'000}) {
+      fsdp_model_options options = FSDP_MODEL_OPTIONS_INIT;
+      options.unshard_mode = mode;
+      AbiModel model(bench, bench.size(), options, {{params, 64}});
+      fsdp_group *group = model.groups[0];
+      model.check(fsdp_unshard(group, FSDP_EVAL, nullptr));  // held, so it stays gathered
+      const Work work = [&] {
+        model.check(fsdp_unshard(group, FSDP_EVAL, nullptr));
+        model.check(fsdp_reshard(group, FSDP_EVAL, nullptr));
+      };
+      const auto [middle, tail] = time_single_pairs(work);
+      const uint64_t repeats = bench.lab.repeats(work, 300e-6);
+      std::vector<double> seconds;
+      for (uint32_t i = 0; i < bench.request.pairs; ++i) seconds.push_back(bench.lab.time(work, repeats));
+      Measured measured;
+      measured.seconds = median(seconds);
+      measured.pairs = bench.request.pairs;
+      const bool mapped = mode == FSDP_UNSHARD_MAPPED;
+      Line line = make_line(bench, "unshard_reshard", mapped ? "mapped" : "copied", "fp32", params * 64 * sizeof(float),
+                            measured);
+      line.more = {{"parameters", static_cast<double>(params)},
+                   {"single_median_ns", middle * 1e9},
+                   {"single_p99_ns", tail * 1e9}};
+      bench.report.add(line);
+      model.check(fsdp_reshard(group, FSDP_EVAL, nullptr));
+      bench.lab.meet();
+    }
+}
+
+}  // namespace perf
