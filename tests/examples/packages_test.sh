@@ -3,11 +3,10 @@
 # usage: packages_test.sh SOURCE_ROOT
 # tools/dev/packages.sh on a made-up system: commands in front of PATH stand in for dpkg-query, id, apt-get and sudo.
 set -u
-root=$1
+root=$(realpath "$1")
 # shellcheck source-path=SCRIPTDIR source=../tools/tap.sh
 . "$(dirname "$0")/../tools/tap.sh"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+enter_scratch
 
 # stub NAME: a command whose body is read from standard input.
 stub() {

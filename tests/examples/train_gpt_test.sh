@@ -8,9 +8,7 @@ train_gpt=$(realpath "$2")
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source-path=SCRIPTDIR source=../tools/tap.sh
 . "$here/../tools/tap.sh"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
+enter_scratch
 export OPENBLAS_NUM_THREADS=1
 small="--layers 2 --width 48 --heads 3 --context 24 --batch 12 --steps 6 --lr 1e-2 --quiet --json out.json --corpus $here"
 

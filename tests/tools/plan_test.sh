@@ -6,16 +6,9 @@ plan=$(realpath "$1")
 info=$(realpath "$2")
 # shellcheck source-path=SCRIPTDIR
 . "$(dirname "$0")/tap.sh"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
+enter_scratch
 
-planned() {
-  "$plan" "$@" >out 2>err
-  status=$?
-  out=$(cat out)
-  err=$(cat err)
-}
+planned() { capture "$plan" "$@"; }
 
 # value PATH: a member of the JSON printed last, as "rank_bytes.grad".
 value() {

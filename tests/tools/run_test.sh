@@ -5,17 +5,9 @@ set -u
 run=$(realpath "$1")
 # shellcheck source-path=SCRIPTDIR
 . "$(dirname "$0")/tap.sh"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
+enter_scratch
 
-# job ARGUMENTS...: runs fsdp-run; sets $out, $err and $status.
-job() {
-  "$run" "$@" >out 2>err
-  status=$?
-  out=$(cat out)
-  err=$(cat err)
-}
+job() { capture "$run" "$@"; }
 
 # gone PIDS...: none of them is left after a second (a zombie is gone).
 gone() {

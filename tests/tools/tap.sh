@@ -27,6 +27,22 @@ finish() {
   exit $tap_failed
 }
 
+# Goes to an empty folder, $work, that is removed at the end.
+enter_scratch() {
+  work=$(mktemp -d)
+  trap 'rm -rf "$work"' EXIT
+  cd "$work" || exit 1
+}
+
+# capture COMMAND...: sets $out, $err and $status, and leaves the files out and err.
+# shellcheck disable=SC2034  # read by who calls
+capture() {
+  "$@" >out 2>err
+  status=$?
+  out=$(cat out)
+  err=$(cat err)
+}
+
 # Comparisons that say what was different. Every line of it is a comment of the protocol.
 explain() {
   printf '%s\n' "$@" | sed 's/^/# /'
