@@ -1,135 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// How ranks find each other: the launcher's variables, the meeting of processes, and who tries to disturb it.
+// How processes meet to form a job, and who tries to disturb it.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-#include <cstdlib>
-#include <filesystem>
+#include <atomic>
+#include <csignal>
 #include <fstream>
-#include <map>
 #include <optional>
 
 #include "comm/bootstrap/address.h"
 #include "comm/bootstrap/packet.h"
+#include "comm/bootstrap/process_links.h"
 #include "shm_bodies.h"
 
 namespace fsdp::comm::test {
 namespace {
 
 using namespace std::chrono_literals;
-using Variables = std::map<std::string, std::string>;
-
-const char *const all_variables[] = {"RANK",        "WORLD_SIZE",  "LOCAL_RANK",      "LOCAL_WORLD_SIZE",
-                                     "MASTER_ADDR", "MASTER_PORT", "FSDP_JOB_SECRET", "FSDP_JOB_SECRET_FILE"};
-
-struct Environment {
-  explicit Environment(const Variables &variables) {
-    for (const char *name : all_variables) ::unsetenv(name);
-    for (const auto &[name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
-  }
-  ~Environment() {
-    for (const char *name : all_variables) ::unsetenv(name);
-  }
-};
-
-Variables with(Variables change) {
-  Variables variables = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}};
-  for (auto &[name, value] : change) {
-    if (value == "-")
-      variables.erase(name);
-    else
-      variables[name] = value;
-  }
-  return variables;
-}
-
-TEST(Environment, WorldOfOneAndFullSet) {
-  {
-    const Environment none({});
-    const WorldOptions options = read_launcher_environment();
-    EXPECT_EQ(options.size, 1U);
-    EXPECT_EQ(options.rank, 0U);
-  }
-  const Environment full(with({{"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}, {"FSDP_JOB_SECRET", "s"}}));
-  const WorldOptions options = read_launcher_environment();
-  EXPECT_EQ(options.size, 2U);
-  EXPECT_EQ(options.rank, 1U);
-  EXPECT_EQ(options.rendezvous, "127.0.0.1:29500");
-  EXPECT_EQ(options.secret, "s");
-}
-
-TEST(Environment, WhatIsWrongIsNamed) {
-  const struct {
-    Variables variables;
-    fsdp_status status;
-    std::vector<const char *> words;
-  } table[] = {
-      {with({{"RANK", "-"}}), FSDP_INVALID_ARGUMENT, {"but RANK is not"}},
-      {with({{"WORLD_SIZE", "-"}, {"MASTER_PORT", "-"}}),
-       FSDP_INVALID_ARGUMENT,
-       {"but WORLD_SIZE, MASTER_PORT are not"}},
-      {{{"MASTER_ADDR", "x"}}, FSDP_INVALID_ARGUMENT, {"MASTER_ADDR is set", "RANK, WORLD_SIZE, MASTER_PORT are not"}},
-      {with({{"RANK", ""}}), FSDP_INVALID_ARGUMENT, {"but RANK is not"}},
-      {with({{"RANK", "two"}}), FSDP_INVALID_ARGUMENT, {"RANK='two'"}},
-      {with({{"RANK", "-1"}}), FSDP_INVALID_ARGUMENT, {"RANK='-1'"}},
-      {with({{"RANK", " 1"}}), FSDP_INVALID_ARGUMENT, {"RANK=' 1'"}},
-      {with({{"RANK", "1x"}}), FSDP_INVALID_ARGUMENT, {"RANK='1x'"}},
-      {with({{"RANK", "99999999999999999999"}}), FSDP_INVALID_ARGUMENT, {"RANK='99999999999999999999'"}},
-      {with({{"RANK", "2"}}), FSDP_INVALID_ARGUMENT, {"RANK=2", "WORLD_SIZE=2"}},
-      {with({{"WORLD_SIZE", "0"}}), FSDP_INVALID_ARGUMENT, {"WORLD_SIZE='0'"}},
-      {with({{"MASTER_PORT", "0"}}), FSDP_INVALID_ARGUMENT, {"MASTER_PORT='0'"}},
-      {with({{"MASTER_PORT", "65536"}}), FSDP_INVALID_ARGUMENT, {"MASTER_PORT='65536'"}},
-      {with({{"LOCAL_WORLD_SIZE", "1"}}), FSDP_UNSUPPORTED, {"LOCAL_WORLD_SIZE=1", "several hosts"}},
-      {with({{"LOCAL_WORLD_SIZE", "3"}}), FSDP_INVALID_ARGUMENT, {"LOCAL_WORLD_SIZE='3'"}},
-      {with({{"LOCAL_RANK", "2"}}), FSDP_INVALID_ARGUMENT, {"LOCAL_RANK='2'"}},
-      {with({{"FSDP_JOB_SECRET_FILE", "/nonexistent"}}), FSDP_INVALID_ARGUMENT, {"/nonexistent", "No such file"}},
-      {with({{"FSDP_JOB_SECRET_FILE", "/dev/null"}}), FSDP_INVALID_ARGUMENT, {"/dev/null"}},
-      {with({{"FSDP_JOB_SECRET_FILE", "/x"}, {"FSDP_JOB_SECRET", "s"}}), FSDP_INVALID_ARGUMENT, {"both"}},
-  };
-  for (const auto &row : table) {
-    const Environment environment(row.variables);
-    const Error error = error_of([] { read_launcher_environment(); });
-    EXPECT_EQ(error.status, row.status) << error.message;
-    for (const char *word : row.words) EXPECT_NE(error.message.find(word), std::string::npos) << error.message;
-  }
-}
-
-TEST(Environment, SecretFile) {
-  const auto path = std::filesystem::temp_directory_path() / ("secret-" + std::to_string(::getpid()));
-  std::ofstream(path) << "from a file\n";
-  {
-    const Environment environment(with({{"FSDP_JOB_SECRET_FILE", path}}));
-    EXPECT_EQ(read_launcher_environment().secret, "from a file");
-    EXPECT_EQ(read_job_secret(), "from a file");
-  }
-  std::filesystem::remove(path);
-}
-
-TEST(SocketName, DependsOnAllAndShowsNothing) {
-  const std::string name = socket_name("host:1", "secret", 1000);
-  EXPECT_NE(name, socket_name("host:2", "secret", 1000));
-  EXPECT_NE(name, socket_name("host:1", "Secret", 1000));
-  EXPECT_NE(name, socket_name("host:1", "secret", 1001));
-  EXPECT_EQ(name, socket_name("host:1", "secret", 1000));
-  EXPECT_EQ(name.size(), 5U + 32U);
-}
-
-TEST(Authentication, KnownAnswer) {  // RFC 4231, test case 2, behind the label's own end
-  const std::string text = "what do ya want for nothing?";
-  const auto *bytes = reinterpret_cast<const uint8_t *>(text.data());
-  const Digest a = authenticate("Jefe", "label", {{bytes, text.size()}});
-  EXPECT_TRUE(equal(a, authenticate("Jefe", "label", {{bytes, text.size()}})));
-  EXPECT_FALSE(equal(a, authenticate("Jefe", "labe", {{bytes, text.size()}})));
-  EXPECT_FALSE(equal(a, authenticate("jefe", "label", {{bytes, text.size()}})));
-  EXPECT_FALSE(equal(a, authenticate("", "label", {{bytes, text.size()}})));
-}
-
-// ---- the meeting ----
 
 // Runs one rank in a child; it writes how its joining ended.
 struct Report {
   std::atomic<int32_t> status, rank;
+  std::atomic<int64_t> ended_ns;
   char text[512];
 };
 
@@ -160,6 +53,7 @@ class Bootstrap : public testing::Test {
         rank.make_team();
         rank.leave();
       });
+      reports[index].ended_ns = now_ns();
       reports[index].status = error.status;
       reports[index].rank = error.rank;
       std::strncpy(reports[index].text, error.what(), sizeof reports[index].text - 1);
@@ -193,6 +87,59 @@ class Bootstrap : public testing::Test {
     return socket;
   }
 
+  static int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+
+  // -- a rank by hand --
+  // The next message, if it is one of this kind.
+  template <class Message>
+  static std::optional<Message> hear(const Fd &socket) {
+    await_readable(socket, 5000);
+    const auto packet = receive_packet(socket);
+    return packet ? packet->as<Message>() : std::nullopt;
+  }
+  // Answers the challenge with this secret; returns what rank 0 must prove.
+  Digest answer(const Fd &socket, const std::string &secret) const {
+    const auto challenge = hear<wire::Challenge>(socket);
+    if (!challenge) throw std::runtime_error("no challenge");
+    auto answer = wire::make<wire::Answer>();
+    answer.nonce = make_nonce();
+    answer.digest = wire::guest_digest(secret, challenge->nonce, answer.nonce);
+    send_packet(socket, &answer, sizeof answer);
+    return wire::host_digest(secret, challenge->nonce, answer.nonce);
+  }
+  // Has proven the secret, and may join.
+  Fd meet() const {
+    Fd socket = connect();
+    const Digest expected = answer(socket, options.secret);
+    const auto proof = hear<wire::Proof>(socket);
+    if (!proof || !equal(proof->digest, expected)) throw std::runtime_error("rank 0 does not prove the secret");
+    return socket;
+  }
+  void join(const Fd &socket, uint32_t rank, std::span<const int> files = {}) const {
+    auto join = wire::make<wire::Join>();
+    join.rank = rank;
+    join.world_size = options.size;
+    send_packet(socket, &join, sizeof join, files);
+  }
+  // Returns when rank 0 has let this rank in: until then a second one is refused for another reason, if at all.
+  void await_admission(uint32_t rank) const {
+    for (;;) {
+      const Fd socket = meet();
+      join(socket, rank);
+      const auto refusal = hear<wire::Refusal>(socket);
+      if (refusal && std::string(refusal->text).find("already") != std::string::npos) return;
+      std::this_thread::sleep_for(1ms);
+    }
+  }
+  // All of these end with the death of that rank, soon after it.
+  void expect_death(std::initializer_list<size_t> survivors, int32_t rank, int64_t died_ns) {
+    for (const size_t index : survivors) {
+      expect(index, FSDP_PEER_FAILED, fmt::format("rank {} died before the job had formed", rank));
+      EXPECT_EQ(reports[index].rank, rank);
+      EXPECT_LT(static_cast<double>(reports[index].ended_ns - died_ns) * 1e-9, patience_seconds);
+    }
+  }
+
   Report *reports = nullptr;
   WorldOptions options;
   std::vector<pid_t> processes;
@@ -215,6 +162,38 @@ TEST_F(Bootstrap, ATimeoutNamesTheMissing) {
     expect(index, FSDP_TIMEOUT, "ranks 1, 3 have not come to the rendezvous");
     EXPECT_EQ(reports[index].rank, 1);
   }
+}
+
+// The last rank never comes: who dies meanwhile is named to all who have come, long before the timeout.
+TEST_F(Bootstrap, WhoDiesBeforeAllHaveJoinedIsNamed) {
+  options.size = 4;
+  const size_t zero = start(0U), one = start(1), two = start(2);
+  for (const uint32_t rank : {1, 2}) await_admission(rank);
+  const int64_t died_ns = now_ns();
+  ::kill(processes[two], SIGKILL);
+  finish();
+  expect_death({zero, one}, 2, died_ns);
+}
+
+TEST_F(Bootstrap, WhoDiesAsSoonAsItHasJoinedIsNamed) {
+  options.size = 4;
+  const size_t zero = start(0U), one = start(1);
+  await_admission(1);
+  const Fd late = meet();  // rank 3 is about to join
+  const pid_t two = ::fork();
+  if (two == 0) {
+    const Doors doors = make_doors();
+    const int files[] = {doors.process.get(), doors.outbox.get()};
+    join(meet(), 2, files);
+    ::kill(::getpid(), SIGKILL);
+  }
+  EXPECT_EQ(await_processes({two})[0], -SIGKILL);
+  const int64_t died_ns = now_ns();
+  finish();
+  expect_death({zero, one}, 2, died_ns);
+  const auto refusal = hear<wire::Refusal>(late);
+  ASSERT_TRUE(refusal);
+  EXPECT_STREQ(refusal->text, "rank 2 died before the job had formed");
 }
 
 TEST_F(Bootstrap, WithoutRankZero) {
@@ -291,46 +270,20 @@ TEST_F(Bootstrap, GarbageDoesNotDisturb) {
     send(sockets.back(), garbage.data(), bytes);
   }
   {  // A join without proof, with descriptors.
-    auto join = wire::make<wire::Join>();
-    join.rank = 1;
-    join.world_size = 3;
     const int files[] = {0, 1};
     sockets.push_back(connect());
-    send(sockets.back(), &join, sizeof join, files);
+    join(sockets.back(), 1, files);
   }
   {  // A proof over the wrong secret: the connection ends without a word.
     sockets.push_back(connect());
-    Fd &socket = sockets.back();
-    await_readable(socket, 5000);
-    const auto challenge = receive_packet(socket)->as<wire::Challenge>();
-    ASSERT_TRUE(challenge);
-    auto answer = wire::make<wire::Answer>();
-    answer.nonce = make_nonce();
-    answer.digest = wire::guest_digest("not the secret", challenge->nonce, answer.nonce);
-    send(socket, &answer, sizeof answer);
-    await_readable(socket, 5000);
-    EXPECT_EQ(receive_packet(socket)->bytes, 0U);
+    answer(sockets.back(), "not the secret");
+    await_readable(sockets.back(), 5000);
+    EXPECT_EQ(receive_packet(sockets.back())->bytes, 0U);
   }
   {  // Who knows the secret, but joins as nonsense.
-    sockets.push_back(connect());
-    Fd &socket = sockets.back();
-    await_readable(socket, 5000);
-    const auto challenge = receive_packet(socket)->as<wire::Challenge>();
-    ASSERT_TRUE(challenge);
-    auto answer = wire::make<wire::Answer>();
-    answer.nonce = make_nonce();
-    answer.digest = wire::guest_digest(options.secret, challenge->nonce, answer.nonce);
-    send(socket, &answer, sizeof answer);
-    await_readable(socket, 5000);
-    const auto proof = receive_packet(socket)->as<wire::Proof>();
-    ASSERT_TRUE(proof);
-    EXPECT_TRUE(equal(proof->digest, wire::host_digest(options.secret, challenge->nonce, answer.nonce)));
-    auto join = wire::make<wire::Join>();
-    join.rank = 77;
-    join.world_size = 3;
-    send(socket, &join, sizeof join);
-    await_readable(socket, 5000);
-    const auto refusal = receive_packet(socket)->as<wire::Refusal>();
+    sockets.push_back(meet());
+    join(sockets.back(), 77);
+    const auto refusal = hear<wire::Refusal>(sockets.back());
     ASSERT_TRUE(refusal);
     EXPECT_EQ(refusal->status, FSDP_INVALID_ARGUMENT);
     EXPECT_STREQ(refusal->text, "rank 77 is outside [0, 3)");

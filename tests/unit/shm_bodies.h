@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <random>
 #include <string>
 #include <vector>
@@ -14,6 +16,27 @@
 #include "shm_ranks.h"
 
 namespace fsdp::comm::test {
+
+// What a job must give back: all that this process holds of the kind.
+struct Holdings {
+  size_t files = entries("/proc/self/fd"), threads = entries("/proc/self/task"), shm = entries("/dev/shm");
+  size_t mappings = shared_mappings();
+
+  std::string text() const {
+    return fmt::format("{} descriptors, {} threads, {} files in /dev/shm, {} shared mappings", files, threads, shm,
+                       mappings);
+  }
+  static size_t entries(const char *path) {
+    const std::filesystem::directory_iterator folder(path);
+    return static_cast<size_t>(std::distance(begin(folder), end(folder)));
+  }
+  static size_t shared_mappings() {
+    std::ifstream maps("/proc/self/maps");
+    size_t count = 0;
+    for (std::string line; std::getline(maps, line);) count += line.find("memfd:fsdp") != std::string::npos;
+    return count;
+  }
+};
 
 // Small whole numbers: their sums are exact in every dtype.
 inline float value_of(uint32_t rank, uint64_t i, uint64_t salt) {

@@ -20,6 +20,8 @@
 
 namespace fsdp::comm::test {
 
+constexpr double patience_seconds = 3;  // for what is promised within 1 s; machines that run tests are loaded
+
 struct RankOptions {
   uint32_t timeout_ms = 20'000;
   device::Options device;

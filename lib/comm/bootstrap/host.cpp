@@ -88,8 +88,8 @@ void Host::look_around() {
   for (const Guest &guest : guests_) polls.push_back({guest.socket.get(), POLLIN, 0});
   for (const Seat &seat : seats_) polls.push_back({seat.doors.process.get(), POLLIN, 0});
   ::poll(polls.data(), polls.size(), slice_ms);
-  check_joined();
   for (Guest &guest : guests_) hear(guest);
+  check_joined();
   const auto now = Clock::now();
   std::erase_if(guests_, [&](const Guest &guest) { return !guest.socket || now >= guest.deadline; });
   accept_guests();
@@ -182,6 +182,9 @@ void Host::check_timeout() {
 void Host::cancel(const Error &error) {
   for (const Seat &seat : seats_)
     if (seat.connection) send_refusal(seat.connection, error.status, error.rank, error.message);
+  for (const Guest &guest : guests_)  // who is about to join would else wait for rank 0 in vain
+    if (guest.socket && guest.state == Guest::proven)
+      send_refusal(guest.socket, error.status, error.rank, error.message);
   throw error;
 }
 

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks as threads that fail: who did, and how, is the error of all.
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "shm_bodies.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+struct Seen {
+  Error error{FSDP_OK, ""};
+  double seconds = 0;
+};
+
+// The error of each rank's body.
+std::vector<Seen> failing_threads(uint32_t size, const Body &body, const RankOptions &options = {}) {
+  std::vector<Seen> seen(size);
+  run_threads(
+      size,
+      [&](Rank &rank) {
+        const auto start = std::chrono::steady_clock::now();
+        Seen &mine = seen[rank.rank()];
+        mine.error = error_of([&] { body(rank); });
+        mine.seconds = seconds_since(start);
+      },
+      options);
+  return seen;
+}
+
+TEST(Failure, AbortWakesEverybody) {
+  const auto seen = failing_threads(4, [](Rank &rank) {
+    Bench bench(rank);
+    if (rank.rank() == 2) {
+      std::this_thread::sleep_for(50ms);
+      rank.world->abort("enough");
+    } else if (rank.rank() == 1) {
+      bench.finish(bench.communicator->barrier({1, "b"}, *bench.stream));
+    } else if (rank.rank() == 0) {
+      bench.communicator->barrier({1, "b"}, rank.device->caller_stream(nullptr));
+    }
+    rank.meet();
+  });
+  for (uint32_t r = 0; r < 4; ++r) {
+    EXPECT_EQ(seen[r].error.status, r == 2 ? FSDP_ABORTED : FSDP_PEER_FAILED);
+    EXPECT_EQ(seen[r].error.rank, 2);
+    EXPECT_EQ(seen[r].error.message, "rank 2 aborted: enough");
+    EXPECT_LT(seen[r].seconds, 3);
+  }
+}
+
+TEST(Failure, WhoDestroysItsWorldIsNamed) {
+  const auto seen = failing_threads(3, [](Rank &rank) {
+    if (rank.rank() == 1) {
+      rank.team.reset();
+      rank.world.reset();
+      rank.world = create_local_world(create_local_job(1), 0, rank.waiter, rank.failure, *rank.device);
+      return;
+    }
+    rank.meet();
+  });
+  for (const uint32_t r : {0, 2}) {
+    EXPECT_EQ(seen[r].error.status, FSDP_PEER_FAILED) << seen[r].error.message;
+    EXPECT_EQ(seen[r].error.rank, 1);
+    EXPECT_LT(seen[r].seconds, 3);
+  }
+}
+
+TEST(Failure, WhoLeftInGoodOrderIsNamedByWhoWaitsForIt) {
+  const auto seen = failing_threads(2, [](Rank &rank) {
+    auto gate = rank.team->create_gate("gate");
+    rank.meet();
+    if (rank.rank() == 1)
+      rank.world->leave();
+    else
+      gate->await(1, "await of version 1");
+  });
+  EXPECT_EQ(seen[0].error.status, FSDP_PEER_FAILED);
+  EXPECT_EQ(seen[0].error.message, "await of version 1: rank 1 has closed its context");
+  EXPECT_EQ(seen[1].error.status, FSDP_OK);
+}
+
+TEST(Failure, TimeoutNamesWhoHasNotCome) {
+  RankOptions options;
+  options.timeout_ms = 300;
+  const auto seen = failing_threads(
+      4,
+      [](Rank &rank) {
+        Bench bench(rank);
+        rank.meet();
+        if (rank.rank() == 0 || rank.rank() == 3)
+          bench.finish(bench.communicator->barrier({17, "layer.3"}, *bench.stream));
+        else
+          std::this_thread::sleep_for(700ms);
+        rank.meet();
+      },
+      options);
+  for (uint32_t r = 0; r < 4; ++r) {
+    EXPECT_EQ(seen[r].error.status, FSDP_TIMEOUT);
+    EXPECT_EQ(seen[r].error.rank, 1);
+    EXPECT_EQ(seen[r].error.message, "barrier of 'layer.3' (#0): ranks 1, 2 have not come within 300 ms");
+    EXPECT_LT(seen[r].seconds, 3);
+  }
+}
+
+TEST(Failure, DifferentCollectivesAreNamed) {
+  const auto seen = failing_threads(3, [](Rank &rank) {
+    Bench bench(rank);
+    float result[8];
+    const ReduceSpan span{bench.in.at(0), FSDP_FLOAT32, FSDP_FLOAT32, rank.rank() == 1 ? 4U : 8U, result, 1.0F, false};
+    bench.finish(bench.communicator->reduce_scatter(std::span(&span, 1), {3, "a"}, *bench.stream));
+    rank.meet();
+  });
+  for (uint32_t r = 0; r < 3; ++r) {
+    EXPECT_EQ(seen[r].error.status, FSDP_MISMATCH) << seen[r].error.message;
+    EXPECT_NE(seen[r].error.message.find("rank 1 called reduce_scatter of 'a' (#0, float32, 12 elements)"),
+              std::string::npos)
+        << seen[r].error.message;
+    EXPECT_NE(seen[r].error.message.find("called reduce_scatter of 'a' (#0, float32, 24 elements)"), std::string::npos);
+    EXPECT_LT(seen[r].seconds, 2);
+  }
+}
+
+TEST(Failure, DifferentExchangesAreNamed) {
+  const auto seen = failing_threads(2, [](Rank &rank) {
+    uint64_t value = 0, all[2];
+    rank.team->exchange_fixed(&value, sizeof value, all, rank.rank() ? "norm" : "seal");
+  });
+  for (const Seen &of : seen) {
+    EXPECT_EQ(of.error.status, FSDP_MISMATCH);
+    EXPECT_EQ(of.error.message, "rank 0 called 'seal' (8 bytes), rank 1 called 'norm' (8 bytes)");
+  }
+}
+
+TEST(Failure, AFailedContextIsNamedToItsPeers) {
+  const auto seen = failing_threads(3, [](Rank &rank) {
+    if (rank.rank() == 0) {
+      auto stream = rank.device->create_stream("broken");
+      stream->run([] { throw Error(FSDP_SYSTEM, "the disk is gone"); });
+      try {
+        rank.synchronize(*stream);
+      } catch (const Error &) {
+      }
+    }
+    rank.meet();
+  });
+  EXPECT_EQ(seen[0].error.status, FSDP_SYSTEM);
+  for (const uint32_t r : {1, 2}) {
+    EXPECT_EQ(seen[r].error.status, FSDP_PEER_FAILED);
+    EXPECT_EQ(seen[r].error.rank, 0);
+    EXPECT_EQ(seen[r].error.message, "rank 0 failed: the disk is gone");
+  }
+}
+
+TEST(Failure, TheHookInterruptsAWaitOfTheCallerOnly) {
+  static std::atomic<bool> stop;
+  static std::atomic<int> wrong_thread;
+  stop = false;
+  wrong_thread = 0;
+  thread_local bool is_caller = false;
+  RankOptions options;
+  options.hook = [](void *) -> int32_t {
+    if (!is_caller) ++wrong_thread;
+    return stop;
+  };
+  const auto seen = failing_threads(
+      2,
+      [](Rank &rank) {
+        is_caller = true;
+        auto gate = rank.team->create_gate("gate");
+        Bench bench(rank);
+        rank.meet();
+        if (rank.rank() == 1) {
+          std::this_thread::sleep_for(100ms);
+          stop = true;
+          while (stop) std::this_thread::sleep_for(1ms);
+          bench.finish(bench.communicator->barrier({1, "b"}, *bench.stream));
+          gate->arrive(1);
+        } else {
+          const Ticket ticket = bench.communicator->barrier({1, "b"}, *bench.stream);
+          const Error error = error_of([&] { gate->await(1, "gate"); });
+          stop = false;
+          require(error.status == FSDP_INTERRUPTED, error.message);
+          gate->arrive(1);
+          gate->await(1, "gate");
+          bench.finish(ticket);
+        }
+        rank.leave();
+      },
+      options);
+  for (const Seen &of : seen) EXPECT_EQ(of.error.status, FSDP_OK) << of.error.message;
+  EXPECT_EQ(wrong_thread, 0);
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test
