@@ -24,7 +24,8 @@ TEST(Agreement, OneRankDiscardsWhereTheOtherSteps) {
       if (r == 0) {
         FSDP(fsdp_discard_step(rank.model, nullptr));
       } else {
-        require_error(fsdp_step_adamw(rank.model, 0.1, nullptr, nullptr), FSDP_INVALID_STATE, {"rank 0 called fsdp_discard_step"});
+        require_error(fsdp_step_adamw(rank.model, 0.1, nullptr, nullptr), FSDP_INVALID_STATE,
+                      {"rank 0 called fsdp_discard_step"});
         FSDP(fsdp_discard_step(rank.model, nullptr));
       }
       REQUIRE(rank.stats().version == 1);

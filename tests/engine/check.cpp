@@ -22,7 +22,8 @@ std::string last_message() {
 void require(bool holds, const char *condition) {
   if (holds) return;
   const std::string message = last_message();
-  throw std::runtime_error("not true: " + std::string(condition) + (message.empty() ? "" : "; the last error: " + message));
+  throw std::runtime_error("not true: " + std::string(condition) +
+                           (message.empty() ? "" : "; the last error: " + message));
 }
 
 void require_error(fsdp_status status, fsdp_status expected, const std::vector<std::string> &words) {

@@ -135,7 +135,8 @@ class World {
 };
 
 inline Scenario mortal_scenario(uint32_t ranks, uint32_t timeout_ms) {
-  Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS, ranks, ranks % 2 ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED);
+  Scenario scenario =
+      scenario_of(FSDP_OPTIM_GRADS_PARAMS, ranks, ranks % 2 ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED);
   scenario.context.timeout_ms = timeout_ms;
   return scenario;
 }

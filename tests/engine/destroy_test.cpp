@@ -101,7 +101,8 @@ TEST_P(Destroy, InAnyOrderOnAllRanks) {
   const auto [ranks, state] = GetParam();
   const auto orders = all_orders();
   for (size_t i = 0; i < orders.size(); ++i) {
-    const Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS, ranks, i % 2 ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED);
+    const Scenario scenario =
+        scenario_of(FSDP_OPTIM_GRADS_PARAMS, ranks, i % 2 ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED);
     std::vector<fsdp_context *> contexts(ranks);
     ASSERT_EQ(fsdp_create_local_contexts(ranks, &scenario.context, contexts.data()), FSDP_OK);
     std::vector<std::string> errors(ranks);
@@ -131,7 +132,8 @@ TEST_P(DestroyOne, WhileTheOthersGoOn) {
   const auto orders = all_orders();
   std::atomic<double> longest{0};
   for (size_t i = 0; i < orders.size(); ++i) {
-    const Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS, ranks, i % 2 ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED);
+    const Scenario scenario =
+        scenario_of(FSDP_OPTIM_GRADS_PARAMS, ranks, i % 2 ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED);
     std::vector<fsdp_context *> contexts(ranks);
     ASSERT_EQ(fsdp_create_local_contexts(ranks, &scenario.context, contexts.data()), FSDP_OK);
     std::vector<std::string> errors(ranks);

@@ -10,8 +10,9 @@ namespace {
 
 float half_to_float(uint16_t bits) {
   const uint32_t exponent = bits >> 10 & 31, mantissa = bits & 1023;
-  const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
-                                        : std::ldexp(static_cast<float>(mantissa | 1024), static_cast<int>(exponent) - 25);
+  const float magnitude = exponent == 0
+                              ? std::ldexp(static_cast<float>(mantissa), -24)
+                              : std::ldexp(static_cast<float>(mantissa | 1024), static_cast<int>(exponent) - 25);
   return bits >> 15 ? -magnitude : magnitude;
 }
 
@@ -30,9 +31,12 @@ float load_element(const void *data, fsdp_dtype dtype, uint64_t i) {
 }
 
 void store_element(void *data, fsdp_dtype dtype, uint64_t i, float value) {
-  if (dtype == FSDP_FLOAT32) static_cast<float *>(data)[i] = value;
-  else if (dtype == FSDP_BFLOAT16) static_cast<uint16_t *>(data)[i] = to_bf16(value);
-  else throw std::runtime_error("the harness writes no float16 gradients");
+  if (dtype == FSDP_FLOAT32)
+    static_cast<float *>(data)[i] = value;
+  else if (dtype == FSDP_BFLOAT16)
+    static_cast<uint16_t *>(data)[i] = to_bf16(value);
+  else
+    throw std::runtime_error("the harness writes no float16 gradients");
 }
 
 float round_to(float value, fsdp_dtype dtype) {

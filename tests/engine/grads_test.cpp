@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "harness.h"
@@ -11,48 +12,51 @@ using namespace harness;
 
 namespace {
 
-TEST(Grads, GradientsComeInAnyOrder) {
+// On three ranks, their weights loaded, for every strategy.
+void on_every_strategy(const std::function<void(Rank &)> &body) {
   for (const fsdp_strategy strategy : {1, 2, 3, 4}) {
     const Scenario scenario = scenario_of(strategy, 3);
-    run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
+    run_threads(scenario, [&](uint32_t, fsdp_context *context) {
       Rank rank(context, scenario);
       rank.load();
-      for (const size_t g : {2u, 0u, 3u, 1u}) {
-        put_all(rank, g, static_cast<float>(r));
-        FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, nullptr));
-      }
-      FSDP(fsdp_finish_grads(rank.model, 1.0, nullptr));
-      for (const fsdp_shard &shard : rank.shards()) REQUIRE(shard.main_grad[0] == 1.0f);
-      FSDP(fsdp_publish_weights(rank.model, nullptr));
+      body(rank);
       FSDP(fsdp_close_context(context));
     });
   }
 }
 
+TEST(Grads, ComeInAnyOrder) {
+  on_every_strategy([](Rank &rank) {
+    for (const size_t g : {2u, 0u, 3u, 1u}) {
+      put_all(rank, g, static_cast<float>(rank.rank));
+      FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, nullptr));
+    }
+    FSDP(fsdp_finish_grads(rank.model, 1.0, nullptr));
+    for (const fsdp_shard &shard : rank.shards()) REQUIRE(shard.main_grad[0] == 1.0f);
+    FSDP(fsdp_publish_weights(rank.model, nullptr));
+  });
+}
+
 TEST(Grads, NoneIsAnErrorUnlessSaidAndThenCountsAsZeros) {
-  for (const fsdp_strategy strategy : {1, 2, 3, 4}) {
-    const Scenario scenario = scenario_of(strategy, 3);
-    run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
-      Rank rank(context, scenario);
-      rank.load();
-      for (int s = 0; s < 2; ++s) {
-        for (size_t g = 1; g < rank.groups.size(); ++g) {
-          put_all(rank, g, 1.0f);
-          FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, nullptr));
-        }
-        require_error(fsdp_reduce_grad(rank.groups[0], FSDP_LAST, nullptr), FSDP_INVALID_STATE, {"'embed.w'"});
-        // Rank 1 has none, the others do: (3 + 0 + 3) / 3.
-        if (r == 1) FSDP(fsdp_put_grad(rank.groups[0], 0, nullptr, 0, 0, nullptr));
-        else put_all(rank, 0, 3.0f);
-        FSDP(fsdp_reduce_grad(rank.groups[0], FSDP_LAST, nullptr));
-        FSDP(fsdp_finish_grads(rank.model, 1.0, nullptr));
-        for (const fsdp_shard &shard : rank.shards())
-          if (shard.group == rank.groups[0]) REQUIRE(std::abs(shard.main_grad[0] - 2.0f) < 1e-6f);
-        FSDP(fsdp_publish_weights(rank.model, nullptr));
+  on_every_strategy([](Rank &rank) {
+    for (int s = 0; s < 2; ++s) {
+      for (size_t g = 1; g < rank.groups.size(); ++g) {
+        put_all(rank, g, 1.0f);
+        FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, nullptr));
       }
-      FSDP(fsdp_close_context(context));
-    });
-  }
+      require_error(fsdp_reduce_grad(rank.groups[0], FSDP_LAST, nullptr), FSDP_INVALID_STATE, {"'embed.w'"});
+      // Rank 1 has none, the others do: (3 + 0 + 3) / 3.
+      if (rank.rank == 1)
+        FSDP(fsdp_put_grad(rank.groups[0], 0, nullptr, 0, 0, nullptr));
+      else
+        put_all(rank, 0, 3.0f);
+      FSDP(fsdp_reduce_grad(rank.groups[0], FSDP_LAST, nullptr));
+      FSDP(fsdp_finish_grads(rank.model, 1.0, nullptr));
+      for (const fsdp_shard &shard : rank.shards())
+        if (shard.group == rank.groups[0]) REQUIRE(std::abs(shard.main_grad[0] - 2.0f) < 1e-6f);
+      FSDP(fsdp_publish_weights(rank.model, nullptr));
+    }
+  });
 }
 
 TEST(Grads, ApplyGradsEqualsTheCallsItStandsFor) {
@@ -81,7 +85,8 @@ TEST(Grads, ApplyGradsEqualsTheCallsItStandsFor) {
           for (size_t g = rank.groups.size(); g-- > 0;) {
             end -= rank.def(g).params.size();
             for (size_t p = 0; p < rank.def(g).params.size(); ++p)
-              FSDP(fsdp_put_grad(rank.groups[g], p, grads[end + p].data, FSDP_FLOAT32, grads[end + p].element_count, nullptr));
+              FSDP(fsdp_put_grad(rank.groups[g], p, grads[end + p].data, FSDP_FLOAT32, grads[end + p].element_count,
+                                 nullptr));
             FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, nullptr));
           }
           FSDP(fsdp_finish_grads(rank.model, 1.0, nullptr));
@@ -97,53 +102,47 @@ TEST(Grads, ApplyGradsEqualsTheCallsItStandsFor) {
 }
 
 TEST(Grads, NormsNamesAndFoundInfAreTheSameOnEveryRank) {
-  for (const fsdp_strategy strategy : {1, 2, 3, 4}) {
-    const Scenario scenario = scenario_of(strategy, 3);
-    run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
-      Rank rank(context, scenario);
-      rank.load();
-      for (int s = 0; s < 2; ++s) {
-        for (size_t g = rank.groups.size(); g-- > 0;) {
-          put_all(rank, g, 2.0f);
-          if (s == 1 && r == 1 && g == 2) {
-            std::vector<float> bad(129 * 3, 1.0f);
-            bad[200] = std::numeric_limits<float>::infinity();
-            FSDP(fsdp_put_grad(rank.groups[2], 1, bad.data(), FSDP_FLOAT32, bad.size(), nullptr));
-          }
-          FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, nullptr));
+  on_every_strategy([](Rank &rank) {
+    for (int s = 0; s < 2; ++s) {
+      for (size_t g = rank.groups.size(); g-- > 0;) {
+        put_all(rank, g, 2.0f);
+        if (s == 1 && rank.rank == 1 && g == 2) {
+          std::vector<float> bad(129 * 3, 1.0f);
+          bad[200] = std::numeric_limits<float>::infinity();
+          FSDP(fsdp_put_grad(rank.groups[2], 1, bad.data(), FSDP_FLOAT32, bad.size(), nullptr));
         }
-        FSDP(fsdp_finish_grads(rank.model, 1.0, nullptr));
-        int32_t found = -1;
-        const char *name = nullptr;
-        FSDP(fsdp_check_grads(rank.model, nullptr, &found, &name));
-        if (s == 1) {
-          REQUIRE(found == 1 && std::string(name) == "l1.tall");
-          FSDP(fsdp_discard_step(rank.model, nullptr));
-          continue;
-        }
-        REQUIRE(found == 0 && name == nullptr);
-        std::vector<double> norms(10);
-        FSDP(fsdp_get_param_grad_norms(rank.model, nullptr, norms.data(), norms.size()));
-        size_t i = 0;
-        double squares = 0;
-        for (const GroupDef &group : scenario.groups)
-          for (const ParamDef &param : group.params) {
-            REQUIRE(std::abs(norms[i] - 2.0 * std::sqrt(double(param.count()))) < 1e-9 * norms[i]);
-            squares += norms[i] * norms[i];
-            ++i;
-          }
-        double norm = 0;
-        FSDP(fsdp_get_grad_norm(rank.model, nullptr, &norm));
-        REQUIRE(std::abs(norm - std::sqrt(squares)) < 1e-9 * norm);
-        FSDP(fsdp_scale_grads(rank.model, 0.5, nullptr));
-        double half = 0;
-        FSDP(fsdp_get_grad_norm(rank.model, nullptr, &half));
-        REQUIRE(half == norm / 2);
-        FSDP(fsdp_publish_weights(rank.model, nullptr));
+        FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, nullptr));
       }
-      FSDP(fsdp_close_context(context));
-    });
-  }
+      FSDP(fsdp_finish_grads(rank.model, 1.0, nullptr));
+      int32_t found = -1;
+      const char *name = nullptr;
+      FSDP(fsdp_check_grads(rank.model, nullptr, &found, &name));
+      if (s == 1) {
+        REQUIRE(found == 1 && std::string(name) == "l1.tall");
+        FSDP(fsdp_discard_step(rank.model, nullptr));
+        continue;
+      }
+      REQUIRE(found == 0 && name == nullptr);
+      std::vector<double> norms(10);
+      FSDP(fsdp_get_param_grad_norms(rank.model, nullptr, norms.data(), norms.size()));
+      size_t i = 0;
+      double squares = 0;
+      for (const GroupDef &group : rank.setup.groups)
+        for (const ParamDef &param : group.params) {
+          REQUIRE(std::abs(norms[i] - 2.0 * std::sqrt(double(param.count()))) < 1e-9 * norms[i]);
+          squares += norms[i] * norms[i];
+          ++i;
+        }
+      double norm = 0;
+      FSDP(fsdp_get_grad_norm(rank.model, nullptr, &norm));
+      REQUIRE(std::abs(norm - std::sqrt(squares)) < 1e-9 * norm);
+      FSDP(fsdp_scale_grads(rank.model, 0.5, nullptr));
+      double half = 0;
+      FSDP(fsdp_get_grad_norm(rank.model, nullptr, &half));
+      REQUIRE(half == norm / 2);
+      FSDP(fsdp_publish_weights(rank.model, nullptr));
+    }
+  });
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Drives the C ABI as a training framework would: ranks as threads or as processes, a made-up model whose gradients depend
-// on the weights that are seen, and a reference that knows nothing of the library.
+// Drives the C ABI as a training framework would: ranks as threads or as processes, a made-up model whose gradients
+// depend on the weights that are seen, and a reference that knows nothing of the library.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,10 @@ namespace harness {
 
 struct Failure : std::runtime_error {
   Failure(fsdp_status status, const std::string &call, const std::string &message, int32_t rank)
-      : std::runtime_error(call + ": " + fsdp_get_status_name(status) + ": " + message), status(status), message(message), rank(rank) {}
+      : std::runtime_error(call + ": " + fsdp_get_status_name(status) + ": " + message),
+        status(status),
+        message(message),
+        rank(rank) {}
   fsdp_status status;
   std::string message;
   int32_t rank;
@@ -70,8 +73,8 @@ struct Scenario {
   uint32_t steps = 2;
   uint32_t microbatches = 1;
   bool recompute = false;
-  bool eval = false;          // a forward pass between steps
-  bool put = false;           // hand gradients in with fsdp_put_grad
+  bool eval = false;  // a forward pass between steps
+  bool put = false;   // hand gradients in with fsdp_put_grad
   double clip = 0;
   double scale = 1;
   double weight_decay = 0.01;
@@ -87,11 +90,12 @@ Scenario scenario_of(fsdp_strategy strategy, uint32_t ranks, fsdp_unshard_mode m
 
 struct Outcome {
   std::vector<std::vector<float>> weights;  // one a parameter, in declaration order
-  std::vector<std::vector<float>> grads;    // whole main grads of the last step, read from the shards (zero where not owned)
-  std::vector<double> norms;                // one a step
+  std::vector<std::vector<float>>
+      grads;                  // whole main grads of the last step, read from the shards (zero where not owned)
+  std::vector<double> norms;  // one a step
   fsdp_stats stats = FSDP_STATS_INIT;
   fsdp_memory memory = FSDP_MEMORY_INIT;
-  std::vector<uint64_t> addresses;          // of every parameter seen in every visit, in order
+  std::vector<uint64_t> addresses;  // of every parameter seen in every visit, in order
   std::string error;
 };
 
@@ -139,7 +143,8 @@ void put_all(Rank &rank, size_t group, float value);
 // This process as a rank of a world of processes.
 fsdp_context *join(const Scenario &setup, uint32_t rank, const std::string &rendezvous);
 // Runs `body` as every rank of a new world, one thread each. Exceptions become the outcome's error.
-void run_threads(const Scenario &setup, const std::function<void(uint32_t, fsdp_context *)> &body, std::vector<std::string> *errors = nullptr);
+void run_threads(const Scenario &setup, const std::function<void(uint32_t, fsdp_context *)> &body,
+                 std::vector<std::string> *errors = nullptr);
 std::vector<Outcome> train_threads(const Scenario &setup);
 std::vector<Outcome> train_processes(const Scenario &setup);
 

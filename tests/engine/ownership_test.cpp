@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whose memory it is: the caller's arenas, chunks and shards, views and what debug mode does to one that is used too late.
+// Whose memory it is: the caller's arenas, chunks and shards, views and what debug mode does to one that is used too
+// late.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>

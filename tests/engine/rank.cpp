@@ -30,7 +30,8 @@ void Rank::declare(bool seal) {
       params.push_back(p);
     }
     fsdp_group *group = nullptr;
-    FSDP(fsdp_create_group(model, def.name.c_str(), params.data(), params.size(), sizeof(fsdp_param), &def.options, &group));
+    FSDP(fsdp_create_group(model, def.name.c_str(), params.data(), params.size(), sizeof(fsdp_param), &def.options,
+                           &group));
     groups.push_back(group);
   }
   if (setup.schedule != FSDP_SCHEDULE_SEQUENTIAL) {

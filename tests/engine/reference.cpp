@@ -66,7 +66,8 @@ struct ReferenceParam {
       const double g = static_cast<float>(grad[i] * static_cast<float>(factor));
       m[i] = static_cast<float>(0.9 * m[i] + 0.1 * g);
       v[i] = static_cast<float>(0.999 * v[i] + 0.001 * g * g);
-      weight[i] = static_cast<float>(weight[i] - lr * decay * weight[i] - lr * (m[i] / c1) / (std::sqrt(v[i] / c2) + 1e-8));
+      weight[i] =
+          static_cast<float>(weight[i] - lr * decay * weight[i] - lr * (m[i] / c1) / (std::sqrt(v[i] / c2) + 1e-8));
     }
   }
 };
@@ -108,7 +109,9 @@ Outcome reference(const Scenario &setup) {
 bool same_bits(const std::vector<std::vector<float>> &a, const std::vector<std::vector<float>> &b) {
   if (a.size() != b.size()) return false;
   for (size_t i = 0; i < a.size(); ++i)
-    if (a[i].size() != b[i].size() || (!a[i].empty() && std::memcmp(a[i].data(), b[i].data(), a[i].size() * sizeof(float)))) return false;
+    if (a[i].size() != b[i].size() ||
+        (!a[i].empty() && std::memcmp(a[i].data(), b[i].data(), a[i].size() * sizeof(float))))
+      return false;
   return true;
 }
 

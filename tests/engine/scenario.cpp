@@ -31,9 +31,18 @@ uint32_t Scenario::ordinal(size_t group, size_t param) const {
 std::vector<GroupDef> odd_groups() {
   std::vector<GroupDef> groups;
   groups.push_back({"embed", {{"embed.w", {37, 24}}}});
-  groups.push_back({"layer.0", {{"l0.wq", {24, 24}}, {"l0.bias", {24}, FSDP_FLOAT32, FSDP_PARAM_NO_DECAY}, {"l0.w1", {51, 24}}, {"l0.scalar", {}}}});
-  groups.push_back({"layer.1", {{"l1.wide", {2, 1000}}, {"l1.tall", {129, 3}}, {"l1.block", {70, 8}, FSDP_FLOAT32, 0, FSDP_GRANULE_BLOCK, 32}}});
-  groups.push_back({"head", {{"head.whole", {9, 40}, FSDP_FLOAT32, 0, FSDP_GRANULE_TENSOR}, {"head.norm", {24}, FSDP_FLOAT32, 0, 0, 0, 0.5}}});
+  groups.push_back({"layer.0",
+                    {{"l0.wq", {24, 24}},
+                     {"l0.bias", {24}, FSDP_FLOAT32, FSDP_PARAM_NO_DECAY},
+                     {"l0.w1", {51, 24}},
+                     {"l0.scalar", {}}}});
+  groups.push_back({"layer.1",
+                    {{"l1.wide", {2, 1000}},
+                     {"l1.tall", {129, 3}},
+                     {"l1.block", {70, 8}, FSDP_FLOAT32, 0, FSDP_GRANULE_BLOCK, 32}}});
+  groups.push_back({"head",
+                    {{"head.whole", {9, 40}, FSDP_FLOAT32, 0, FSDP_GRANULE_TENSOR},
+                     {"head.norm", {24}, FSDP_FLOAT32, 0, 0, 0, 0.5}}});
   return groups;
 }
 

@@ -56,8 +56,7 @@ TEST_P(SpoiltStep, OneRankDiscardsInForwardWhileTheOthersFinish) {
     forward(rank, nullptr);
     backward(rank, 7, 0, nullptr);
     const fsdp_status status = fsdp_finish_grads(rank.model, 0.5, nullptr);
-    require_error(status, FSDP_INVALID_STATE,
-                  {"rank 1 called fsdp_discard_step", "call fsdp_discard_step"});
+    require_error(status, FSDP_INVALID_STATE, {"rank 1 called fsdp_discard_step", "call fsdp_discard_step"});
     REQUIRE(std::string(error_of(rank.context).message).find("scale") == std::string::npos);
     REQUIRE(!error_of(rank.context).context_failed);
     // Until then nothing of the step goes on.

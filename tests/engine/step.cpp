@@ -61,7 +61,8 @@ void backward_group(Rank &rank, size_t g, uint32_t step, uint32_t microbatch, Ou
     std::vector<float> values = rank.view(g, p, FSDP_BACKWARD, &address);
     if (outcome) outcome->addresses.push_back(address);
     const uint32_t ordinal = setup.ordinal(g, p);
-    for (uint64_t i = 0; i < values.size(); ++i) values[i] = gradient(rank.rank, step, microbatch, ordinal, i, values[i]);
+    for (uint64_t i = 0; i < values.size(); ++i)
+      values[i] = gradient(rank.rank, step, microbatch, ordinal, i, values[i]);
     give_grad(rank, g, p, values);
   }
   FSDP(fsdp_reshard(rank.groups[g], FSDP_BACKWARD, nullptr));
@@ -123,8 +124,10 @@ void train(Rank &rank, Outcome &outcome) {
     }
     FSDP(fsdp_finish_grads(rank.model, setup.scale, nullptr));
     double norm = 0;
-    if (setup.clip > 0) FSDP(fsdp_clip_grads(rank.model, setup.clip, nullptr, &norm));
-    else FSDP(fsdp_get_grad_norm(rank.model, nullptr, &norm));
+    if (setup.clip > 0)
+      FSDP(fsdp_clip_grads(rank.model, setup.clip, nullptr, &norm));
+    else
+      FSDP(fsdp_get_grad_norm(rank.model, nullptr, &norm));
     outcome.norms.push_back(norm);
     if (step + 1 == setup.steps) collect_grads(rank, outcome);
     update(rank);

@@ -20,7 +20,8 @@ fsdp_context *join(const Scenario &setup, uint32_t rank, const std::string &rend
   return context;
 }
 
-void run_threads(const Scenario &setup, const std::function<void(uint32_t, fsdp_context *)> &body, std::vector<std::string> *errors) {
+void run_threads(const Scenario &setup, const std::function<void(uint32_t, fsdp_context *)> &body,
+                 std::vector<std::string> *errors) {
   std::vector<fsdp_context *> contexts(setup.ranks);
   FSDP(fsdp_create_local_contexts(setup.ranks, &setup.context, contexts.data()));
   std::vector<std::string> failed(setup.ranks);
@@ -121,12 +122,14 @@ std::vector<Outcome> train_processes(const Scenario &setup) {
       for (const ParamDef &param : group.params) outcome.weights.emplace_back(param.count());
     outcome.norms.resize(setup.steps);
     bool complete = true;
-    for (auto &weights : outcome.weights) complete = complete && read_all(pipes[r], weights.data(), weights.size() * sizeof(float));
+    for (auto &weights : outcome.weights)
+      complete = complete && read_all(pipes[r], weights.data(), weights.size() * sizeof(float));
     complete = complete && read_all(pipes[r], outcome.norms.data(), outcome.norms.size() * sizeof(double));
     ::close(pipes[r]);
     int status = 0;
     ::waitpid(children[r], &status, 0);
-    if (!complete || status) outcome.error = "rank " + std::to_string(r) + " ended with status " + std::to_string(status);
+    if (!complete || status)
+      outcome.error = "rank " + std::to_string(r) + " ended with status " + std::to_string(status);
   }
   for (const Outcome &outcome : outcomes)
     if (!outcome.error.empty()) throw std::runtime_error(outcome.error);

@@ -23,7 +23,8 @@ ModelSpec copied_model() {
   for (const std::string name : {"a", "b", "c", "d"}) {
     GroupSpec group;
     group.name = name;
-    group.params = {param(name + ".w", {37, 24}), param(name + ".half", {51, 3}, FSDP_BFLOAT16), param(name + ".b", {24})};
+    group.params = {param(name + ".w", {37, 24}), param(name + ".half", {51, 3}, FSDP_BFLOAT16),
+                    param(name + ".b", {24})};
     spec.groups.push_back(group);
   }
   return spec;
