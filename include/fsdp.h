@@ -430,23 +430,34 @@ typedef struct fsdp_stats {
   uint64_t struct_size;
   uint64_t version;             /* of the published weights, from 1; 0: none yet */
   uint64_t step;                /* AdamW steps taken */
-  uint64_t gathers;             /* transitions to gathered, of bytes or not */
+  uint64_t gathers;             /* transitions to gathered; without all_gathers: those that moved no bytes */
   uint64_t reduces;             /* contributions reduced */
   uint64_t all_gathers;         /* collectives that moved bytes, by kind */
   uint64_t reduce_scatters;
   uint64_t all_reduces;
-  uint64_t gathered_bytes;      /* bytes that gathers copied on this rank */
-  uint64_t reduced_bytes;
+  uint64_t gathered_bytes;      /* bytes that gathers copied on this rank: those of all_gathers */
+  uint64_t reduced_bytes;       /* bytes of full gradients, of all ranks, that reduces read on this rank */
   uint64_t prefetches;          /* gathers started ahead */
   uint64_t dropped_prefetches;  /* of these, given back unused */
   uint64_t gathered_groups;     /* now */
   uint64_t peak_gathered_groups;
   uint64_t pending_grad_groups; /* full transient gradient buffers now in use */
   uint64_t peak_pending_grad_groups;
-  uint64_t wait_ns;             /* the caller's time spent waiting for gathers, reduces and peers */
+  uint64_t wait_ns;             /* the caller's time spent waiting, exposed communication: the sum of the three *_wait_ns */
   uint64_t allocated_bytes[8];  /* by fsdp_role, as counted by the allocator; [0] is the sum */
+  uint64_t gather_wait_ns;      /* for copies of weights */
+  uint64_t reduce_wait_ns;      /* for reduces to end, or for a gradient buffer to be free */
+  uint64_t peer_wait_ns;        /* for peers to publish, to end the step, to exchange norms and parameters */
+  uint64_t reduce_scatter_bytes; /* bytes that collectives read on this rank, by kind */
+  uint64_t all_reduce_bytes;     /* both halves: the sum's and the gather's */
+  uint64_t allocations;         /* of memory for roles, shared or not, by all models of the context since it began */
+  uint64_t gather_pool_bytes;   /* the pools, and the bytes alive at the schedule's peak: no pool can be smaller */
+  uint64_t gather_lower_bound_bytes;
+  uint64_t reduce_pool_bytes;
+  uint64_t reduce_lower_bound_bytes;
 } fsdp_stats;
-#define FSDP_STATS_INIT {sizeof(fsdp_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}}
+#define FSDP_STATS_INIT \
+  {sizeof(fsdp_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /** Counters since the seal. Collective: no. Blocks: no. Errors: INVALID_STATE (not sealed). Since 0.1. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_stats(fsdp_model *model, fsdp_stats *stats);

@@ -13,7 +13,7 @@ static_assert(sizeof(fsdp_model_options) == 72 && offsetof(fsdp_model_options, p
 static_assert(sizeof(fsdp_visit) == 8);
 static_assert(sizeof(fsdp_schedule_options) == 24);
 static_assert(sizeof(fsdp_memory) == 104);
-static_assert(sizeof(fsdp_stats) == 200);
+static_assert(sizeof(fsdp_stats) == 280 && offsetof(fsdp_stats, reduce_lower_bound_bytes) == 272);
 static_assert(sizeof(fsdp_param) == 64 && offsetof(fsdp_param, user_data) == 56);
 static_assert(sizeof(fsdp_group_options) == 24);
 static_assert(sizeof(fsdp_chunk) == 40);

@@ -120,6 +120,7 @@ class Device {
 };
 
 // The instruction set that the host kernels use on this machine.
+  virtual uint64_t allocations() const noexcept = 0;  // counted so far
 const char *host_instruction_set();
 
 // waiter is for waits on the caller's thread, failure for the streams; both outlive the device.

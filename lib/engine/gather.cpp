@@ -77,7 +77,7 @@ void Gatherer::unshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
     if (!slot.gathered) gather(group, slot, phase);
     if (phase != FSDP_RECOMPUTE) slot.position = find_position(group, phase);
     prefetch_after(phase, slot.position);
-    if (group.plan->copies) runtime_.wait(*slot.ready, caller);
+    if (group.plan->copies) runtime_.wait(*slot.ready, Awaited::gather, caller);
     slot.prefetched = false;
   }
   runtime_.await_version();

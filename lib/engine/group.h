@@ -61,7 +61,8 @@ struct Group {
   std::vector<uint32_t> grad_overlaps;  // groups whose full gradient buffers share bytes with this one's
   std::vector<comm::GatherSpan> refresh_spans;  // whole compute weights, at publish
   uint64_t pulled_bytes = 0;   // that one gather or refresh copies
-  uint64_t reduced_bytes = 0;  // that one reduce reads
+  uint64_t reduced_bytes = 0;  // of full gradients that one reduce reads
+  uint64_t all_reduced_bytes = 0;  // that one all-reduce reads: those, and the other ranks' sums
 
   const char *name() const { return spec->name.c_str(); }
   GatherSlot &slot(fsdp_phase phase) {

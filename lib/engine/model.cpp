@@ -155,7 +155,17 @@ void Model::get_stats(fsdp_stats &stats) {
   stats.peak_gathered_groups = counted.peak_gathered_groups;
   stats.pending_grad_groups = counted.pending_grads;
   stats.peak_pending_grad_groups = counted.peak_pending_grads;
-  stats.wait_ns = counted.wait_ns;
+  stats.gather_wait_ns = counted.gather_wait_ns;
+  stats.reduce_wait_ns = counted.reduce_wait_ns;
+  stats.peer_wait_ns = counted.peer_wait_ns;
+  stats.wait_ns = counted.gather_wait_ns + counted.reduce_wait_ns + counted.peer_wait_ns;
+  stats.reduce_scatter_bytes = counted.reduce_scatter_bytes;
+  stats.all_reduce_bytes = counted.all_reduce_bytes;
+  stats.allocations = context_->device().allocations();
+  stats.gather_pool_bytes = plan_->gather_pool.size_bytes;
+  stats.gather_lower_bound_bytes = plan_->gather_pool.lower_bound_bytes;
+  stats.reduce_pool_bytes = plan_->grad_pool.size_bytes;
+  stats.reduce_lower_bound_bytes = plan_->grad_pool.lower_bound_bytes;
   std::copy(state.storage->allocated_bytes().begin(), state.storage->allocated_bytes().end(), stats.allocated_bytes);
 }
 

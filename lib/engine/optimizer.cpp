@@ -82,7 +82,7 @@ void Optimizer::exchange_values(Take take) {
   const uint32_t ranks = runtime_.team->size();
   for (size_t first = 0; first < names_.size(); first += memory::norm_chunk) {
     const size_t count = std::min<size_t>(memory::norm_chunk, names_.size() - first);
-    runtime_.team->exchange_fixed(own_values() + first, count * sizeof(double), all_values(), "values of parameters");
+    exchange(own_values() + first, count, "values of parameters");
     for (size_t p = 0; p < count; ++p)
       for (uint32_t r = 0; r < ranks; ++r) take(first + p, all_values()[r * count + p]);
   }
@@ -93,7 +93,7 @@ double Optimizer::grad_norm(fsdp_stream stream) {
   measure_squares(stream);
   double own = 0, total = 0;
   for (size_t p = 0; p < names_.size(); ++p) own += own_values()[p];
-  runtime_.team->exchange_fixed(&own, sizeof own, all_values(), "the gradient norm");
+  exchange(&own, 1, "the gradient norm");
   for (uint32_t r = 0; r < runtime_.team->size(); ++r) total += all_values()[r];
   return std::sqrt(total);
 }
@@ -127,6 +127,12 @@ const char *Optimizer::find_nonfinite(fsdp_stream stream) {
   std::fill_n(counts, names_.size(), uint64_t{0});
   for (const Shard &shard : shards_) {
     if (shard.counted.count == 0) continue;
+// Every rank's values go to all_values(), in rank order.
+void Optimizer::exchange(const double *own, size_t count, const char *what) {
+  const WaitTimer timer(runtime_.stats, Awaited::peers);
+  runtime_.team->exchange_fixed(own, count * sizeof(double), all_values(), what);
+}
+
     const Bucket &bucket = runtime_.storage->buckets()[shard.bucket];
     caller.count_nonfinite(counts + shard.ordinal, reinterpret_cast<float *>(bucket.grad.at(shard.counted)), shard.counted.count);
   }

@@ -38,6 +38,11 @@ void Params::store(const ParamPlace &place, const std::byte *from, fsdp_dtype dt
               from + (begin - first) * dtype_size(dtype), dtype, end - begin);
 }
 
+void Params::meet(const comm::Tag &tag, device::Stream &caller) {
+  const WaitTimer timer(runtime_.stats, Awaited::peers);
+  runtime_.control_comm->await_release(runtime_.control_comm->barrier(tag, caller), caller);
+}
+
 // One barrier says that the owner has filled its part, another that everybody has taken it.
 template <class Fill, class Take>
 void Params::stage(uint32_t owner, fsdp_dtype dtype, const char *name, Fill fill, Take take) {
@@ -45,9 +50,9 @@ void Params::stage(uint32_t owner, fsdp_dtype dtype, const char *name, Fill fill
   const comm::Tag tag{owner | static_cast<uint32_t>(dtype) << 24, name};  // ranks must agree on both
   const uint64_t offset = owner * runtime_.plan.staging_part_bytes;
   if (owner == runtime_.team->rank()) fill(runtime_.storage->staging()->writable() + offset);
-  runtime_.control_comm->await_release(runtime_.control_comm->barrier(tag, caller), caller);
+  meet(tag, caller);
   take(runtime_.storage->staging()->data() + offset);
-  runtime_.control_comm->await_release(runtime_.control_comm->barrier(tag, caller), caller);
+  meet(tag, caller);
 }
 
 void Params::load(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,

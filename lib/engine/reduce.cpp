@@ -66,12 +66,12 @@ void Reducer::make_room(Group &group, device::Stream &caller, const char *call) 
 void Reducer::drain(Group &group, device::Stream &caller) {
   if (runtime_.communicates()) {
     if (!runtime_.reduce_comm->released(group.grad.ticket)) {
-      WaitTimer timer(runtime_.stats.wait_ns);
+      const WaitTimer timer(runtime_.stats, Awaited::reduce);
       runtime_.reduce_comm->await_release(group.grad.ticket, caller);
       runtime_.context.failure().check();  // a peer's end releases the buffer too
     }
   } else {
-    runtime_.wait(*group.grad.reduced, caller);
+    runtime_.wait(*group.grad.reduced, Awaited::reduce, caller);
   }
   group.grad.state = State::idle;
   std::erase(reducing_, group.index);
@@ -202,11 +202,13 @@ void Reducer::enqueue(Group &group) {
     for (auto &span : group.all_reduce_spans) span.accumulate = accumulate;
     group.grad.ticket = runtime_.reduce_comm->all_reduce(group.all_reduce_spans, tag, *runtime_.reduce_stream);
     ++stats.all_reduces;
+    stats.all_reduce_bytes += group.all_reduced_bytes;
     return;
   }
   for (auto &span : group.reduce_spans) span.accumulate = accumulate;
   group.grad.ticket = runtime_.reduce_comm->reduce_scatter(group.reduce_spans, tag, *runtime_.reduce_stream);
   ++stats.reduce_scatters;
+  stats.reduce_scatter_bytes += group.reduced_bytes;
 }
 
 // A world of one: a copy with explicit scale.

@@ -150,6 +150,7 @@ void Runtime::make_grads(Group &group) {
       from.offset += sub.full_offset * element;
       group.reduced_bytes += sub.shard_count * element * team->size();
       if (bucket.plan->main_is_whole) {
+        group.all_reduced_bytes += sub.shard_count * (element * team->size() + sizeof(float) * (team->size() - 1));
         comm::Source whole = bucket.whole_grad_source;
         whole.offset += sub.full_offset * sizeof(float);
         group.all_reduce_spans.push_back({from, bucket.plan->grad_dtype, bucket.plan->wire_dtype, sub.shard_count, whole,
@@ -190,25 +191,26 @@ ParamPlace &Runtime::place(Group &group, uint64_t param_index, const char *call)
 void Runtime::await_version() {
   if (version_ready) return;
   if (!version_gate->reached(version)) {
-    WaitTimer timer(stats.wait_ns);
+    const WaitTimer timer(stats, Awaited::peers);
     version_gate->await(version, "fsdp_publish_weights (or a step that publishes)");
   }
   version_ready = true;
 }
 
-void Runtime::wait(const device::Event &event, device::Stream &caller) {
+void Runtime::wait(const device::Event &event, Awaited what, device::Stream &caller) {
   if (event.done()) {
     context.failure().check();
     return;
   }
-  WaitTimer timer(stats.wait_ns);
+  const WaitTimer timer(stats, what);
   caller.wait(event);
   context.failure().check();
 }
 
-void Runtime::wait_idle(device::Stream &stream, device::Stream &caller) {
+void Runtime::wait_idle(Awaited what, device::Stream &caller) {
+  device::Stream &stream = what == Awaited::gather ? *gather_stream : *reduce_stream;
   stream.record(*finished);
-  wait(*finished, caller);
+  wait(*finished, what, caller);
 }
 
 void Runtime::require_step(const char *call) const {

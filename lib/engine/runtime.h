@@ -19,13 +19,17 @@ struct Stats {
   uint64_t gathers = 0, reduces = 0, all_gathers = 0, reduce_scatters = 0, all_reduces = 0;
   uint64_t gathered_bytes = 0, reduced_bytes = 0, prefetches = 0, dropped_prefetches = 0;
   uint64_t gathered_groups = 0, peak_gathered_groups = 0, pending_grads = 0, peak_pending_grads = 0;
-  uint64_t wait_ns = 0;
+  uint64_t reduce_scatter_bytes = 0, all_reduce_bytes = 0;
+  uint64_t gather_wait_ns = 0, reduce_wait_ns = 0, peer_wait_ns = 0;
 };
+
+// What the caller waits for: each has its counter.
+enum class Awaited { gather, reduce, peers };
 
 // Adds the time until its end to a counter.
 class WaitTimer {
  public:
-  explicit WaitTimer(uint64_t &ns) : ns_(ns), start_(std::chrono::steady_clock::now()) {}
+  WaitTimer(Stats &stats, Awaited what) : ns_(counter(stats, what)), start_(std::chrono::steady_clock::now()) {}
   ~WaitTimer() {
     ns_ += static_cast<uint64_t>(
         std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start_).count());
@@ -34,6 +38,12 @@ class WaitTimer {
   WaitTimer &operator=(const WaitTimer &) = delete;
 
  private:
+  static uint64_t &counter(Stats &stats, Awaited what) {
+    return what == Awaited::gather   ? stats.gather_wait_ns
+           : what == Awaited::reduce ? stats.reduce_wait_ns
+                                     : stats.peer_wait_ns;
+  }
+
   uint64_t &ns_;
   std::chrono::steady_clock::time_point start_;
 };
@@ -77,9 +87,9 @@ class Runtime {
   ParamPlace &place(Group &group, uint64_t param_index, const char *call);
   // The caller waits until every rank has published this version.
   void await_version();
-  // The caller waits for all that the stream has been given.
-  void wait_idle(device::Stream &stream, device::Stream &caller);
-  void wait(const device::Event &event, device::Stream &caller);
+  // The caller waits for all that the stream of the library has been given.
+  void wait_idle(Awaited what, device::Stream &caller);
+  void wait(const device::Event &event, Awaited what, device::Stream &caller);
   // Errors that name the call expected.
   void require_weights(const char *call) const;  // the window is closed
   void require_window(const char *call) const;

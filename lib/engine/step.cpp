@@ -29,7 +29,7 @@ void Model::meet(Intent intent, double value, const std::string &missing) {
   mine.version = state.version;
   mine.value = value;
   std::strncpy(mine.text, missing.c_str(), sizeof mine.text - 1);
-  WaitTimer timer(state.stats.wait_ns);
+  const WaitTimer timer(state.stats, Awaited::peers);
   // One name for all intents: the meeting itself tells who called what.
   state.team->exchange_fixed(&mine, sizeof mine, meetings_.data(), "the end of a step");
 }
@@ -40,8 +40,8 @@ void Model::end_step(Intent intent, double value, std::string missing, fsdp_stre
   device::Stream &caller = context_->device().caller_stream(stream);
   gatherer_->drop_all(false);
   state.reduce_comm->quiesce();
-  state.wait_idle(*state.reduce_stream, caller);
-  state.wait_idle(*state.gather_stream, caller);
+  state.wait_idle(Awaited::reduce, caller);
+  state.wait_idle(Awaited::gather, caller);
   if (const auto broken = state.reduce_comm->broken())
     missing += format_text("{}{}", missing.empty() ? "" : "; ", broken->message);
   meet(intent, value, missing);
@@ -165,7 +165,7 @@ void Model::refresh_whole_weights(device::Stream &caller) {
     ++state.stats.all_gathers;
     state.stats.gathered_bytes += group.pulled_bytes;
   }
-  if (copies) state.wait_idle(*state.gather_stream, caller);
+  if (copies) state.wait_idle(Awaited::gather, caller);
   if (any) state.await_version();
 }
 
@@ -178,8 +178,8 @@ void Model::discard(fsdp_stream stream) {
   device::Stream &caller = context_->device().caller_stream(stream);
   state.reduce_comm->abandon();
   gatherer_->drop_all(true);
-  state.wait_idle(*state.reduce_stream, caller);
-  state.wait_idle(*state.gather_stream, caller);
+  state.wait_idle(Awaited::reduce, caller);
+  state.wait_idle(Awaited::gather, caller);
   const auto all_discard = [&] {
     return std::all_of(meetings_.begin(), meetings_.begin() + state.team->size(),
                        [](const Meeting &meeting) { return meeting.intent == Intent::discard; });

@@ -89,7 +89,7 @@ AT(fsdp_memory, reduce_lower_bound_bytes, 80);
 AT(fsdp_memory, parameter_count, 88);
 AT(fsdp_memory, padding_count, 96);
 
-SIZE(fsdp_stats, 200);
+SIZE(fsdp_stats, 280);
 AT(fsdp_stats, struct_size, 0);
 AT(fsdp_stats, version, 8);
 AT(fsdp_stats, step, 16);
@@ -108,6 +108,16 @@ AT(fsdp_stats, pending_grad_groups, 112);
 AT(fsdp_stats, peak_pending_grad_groups, 120);
 AT(fsdp_stats, wait_ns, 128);
 AT(fsdp_stats, allocated_bytes, 136);
+AT(fsdp_stats, gather_wait_ns, 200);
+AT(fsdp_stats, reduce_wait_ns, 208);
+AT(fsdp_stats, peer_wait_ns, 216);
+AT(fsdp_stats, reduce_scatter_bytes, 224);
+AT(fsdp_stats, all_reduce_bytes, 232);
+AT(fsdp_stats, allocations, 240);
+AT(fsdp_stats, gather_pool_bytes, 248);
+AT(fsdp_stats, gather_lower_bound_bytes, 256);
+AT(fsdp_stats, reduce_pool_bytes, 264);
+AT(fsdp_stats, reduce_lower_bound_bytes, 272);
 
 SIZE(fsdp_param, 64);
 AT(fsdp_param, struct_size, 0);

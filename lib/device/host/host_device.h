@@ -24,6 +24,7 @@ class HostDevice final : public Device {
   Stream &caller_stream(fsdp_stream stream) override;
   void synchronize(const Event &event) override;
   void count_allocation(uint64_t bytes, const char *what) override;
+  uint64_t allocations() const noexcept override { return allocations_.load(std::memory_order_relaxed); }
 
  private:
   Options options_;
