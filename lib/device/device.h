@@ -117,10 +117,10 @@ class Device {
   virtual void synchronize(const Event &event) = 0;
   // The n-th allocation fails if the options say so; shared memory asks before it allocates.
   virtual void count_allocation(uint64_t bytes, const char *what) = 0;
+  virtual uint64_t allocations() const noexcept = 0;  // counted so far
 };
 
 // The instruction set that the host kernels use on this machine.
-  virtual uint64_t allocations() const noexcept = 0;  // counted so far
 const char *host_instruction_set();
 
 // waiter is for waits on the caller's thread, failure for the streams; both outlive the device.

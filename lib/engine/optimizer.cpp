@@ -76,6 +76,12 @@ void Optimizer::measure_squares(fsdp_stream stream) {
   synchronize(caller);
 }
 
+// Every rank's values go to all_values(), in rank order.
+void Optimizer::exchange(const double *own, size_t count, const char *what) {
+  const WaitTimer timer(runtime_.stats, Awaited::peers);
+  runtime_.team->exchange_fixed(own, count * sizeof(double), all_values(), what);
+}
+
 // Hands every parameter's values of all ranks, in rank order, to `take`, some parameters at a time.
 template <class Take>
 void Optimizer::exchange_values(Take take) {
@@ -127,12 +133,6 @@ const char *Optimizer::find_nonfinite(fsdp_stream stream) {
   std::fill_n(counts, names_.size(), uint64_t{0});
   for (const Shard &shard : shards_) {
     if (shard.counted.count == 0) continue;
-// Every rank's values go to all_values(), in rank order.
-void Optimizer::exchange(const double *own, size_t count, const char *what) {
-  const WaitTimer timer(runtime_.stats, Awaited::peers);
-  runtime_.team->exchange_fixed(own, count * sizeof(double), all_values(), what);
-}
-
     const Bucket &bucket = runtime_.storage->buckets()[shard.bucket];
     caller.count_nonfinite(counts + shard.ordinal, reinterpret_cast<float *>(bucket.grad.at(shard.counted)), shard.counted.count);
   }

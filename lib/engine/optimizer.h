@@ -43,6 +43,7 @@ class Optimizer {
 
  private:
   void measure_squares(fsdp_stream stream);
+  void exchange(const double *own, size_t count, const char *what);
   template <class Take>
   void exchange_values(Take take);
   void synchronize(device::Stream &stream);
@@ -51,7 +52,6 @@ class Optimizer {
   double *own_values() const { return runtime_.storage->scratch(); }
   double *all_values() const { return own_values() + runtime_.plan.param_count; }
 
-  void exchange(const double *own, size_t count, const char *what);
   Runtime &runtime_;
   std::vector<Shard> shards_;
   std::vector<const char *> names_;  // of all parameters of the model

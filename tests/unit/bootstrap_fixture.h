@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// Processes that meet to form a job, and ranks made by hand that say to rank 0 what a rank would, or what it would not.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <optional>
+
+#include "comm/bootstrap/address.h"
+#include "comm/bootstrap/packet.h"
+#include "shm_ranks.h"
+
+namespace fsdp::comm::test {
+
+using namespace std::chrono_literals;
+
+// Runs one rank in a child; it writes how its joining ended.
+struct Report {
+  std::atomic<int32_t> status, rank;
+  std::atomic<int64_t> ended_ns;
+  char text[512];
+};
+
+class Bootstrap : public testing::Test {
+ protected:
+  static constexpr size_t most = 16;
+  void SetUp() override {
+    void *memory = ::mmap(nullptr, most * sizeof(Report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(memory, MAP_FAILED);
+    reports = static_cast<Report *>(memory);
+    options = {0, 3, unique_rendezvous(), "the secret", 10'000};
+  }
+  void TearDown() override {
+    await_processes(processes);
+    ::munmap(reports, most * sizeof(Report));
+  }
+
+  // Returns the index of its report.
+  size_t start(WorldOptions world) {
+    const size_t index = processes.size();
+    const pid_t process = ::fork();
+    if (process == 0) {
+      RankOptions rank_options;
+      rank_options.timeout_ms = world.timeout_ms;
+      Rank rank(rank_options);
+      const Error error = error_of([&] {
+        rank.world = create_process_world(world, rank.waiter, rank.failure, *rank.device);
+        rank.make_team();
+        rank.leave();
+      });
+      reports[index].ended_ns = now_ns();
+      reports[index].status = error.status;
+      reports[index].rank = error.rank;
+      std::strncpy(reports[index].text, error.what(), sizeof reports[index].text - 1);
+      ::_exit(0);
+    }
+    processes.push_back(process);
+    return index;
+  }
+  size_t start(uint32_t rank) {
+    WorldOptions world = options;
+    world.rank = rank;
+    return start(world);
+  }
+  void finish() {
+    await_processes(processes);
+    processes.clear();
+  }
+  void expect(size_t index, fsdp_status status, const std::string &text = "") {
+    EXPECT_EQ(reports[index].status, status) << "process " << index << ": " << reports[index].text;
+    EXPECT_NE(std::string(reports[index].text).find(text), std::string::npos) << reports[index].text;
+  }
+  Fd connect() const {
+    const Address address(options);
+    Fd socket;
+    for (int tries = 0; tries < 500; ++tries) {
+      socket = Fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+      if (::connect(socket.get(), address.get(), address.length()) == 0) return socket;
+      std::this_thread::sleep_for(10ms);
+    }
+    ADD_FAILURE() << "nobody listens";
+    return socket;
+  }
+
+  static int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+
+  // -- a rank by hand --
+  // The next message, if it is one of this kind.
+  template <class Message>
+  static std::optional<Message> hear(const Fd &socket) {
+    await_readable(socket, 5000);
+    const auto packet = receive_packet(socket);
+    return packet ? packet->as<Message>() : std::nullopt;
+  }
+  // Answers the challenge with this secret; returns what rank 0 must prove.
+  Digest answer(const Fd &socket, const std::string &secret) const {
+    const auto challenge = hear<wire::Challenge>(socket);
+    if (!challenge) throw std::runtime_error("no challenge");
+    auto answer = wire::make<wire::Answer>();
+    answer.nonce = make_nonce();
+    answer.digest = wire::guest_digest(secret, challenge->nonce, answer.nonce);
+    send_packet(socket, &answer, sizeof answer);
+    return wire::host_digest(secret, challenge->nonce, answer.nonce);
+  }
+  // Has proven the secret, and may join.
+  Fd meet() const {
+    Fd socket = connect();
+    const Digest expected = answer(socket, options.secret);
+    const auto proof = hear<wire::Proof>(socket);
+    if (!proof || !equal(proof->digest, expected)) throw std::runtime_error("rank 0 does not prove the secret");
+    return socket;
+  }
+  void join(const Fd &socket, uint32_t rank, std::span<const int> files = {}) const {
+    auto join = wire::make<wire::Join>();
+    join.rank = rank;
+    join.world_size = options.size;
+    send_packet(socket, &join, sizeof join, files);
+  }
+  // Returns when rank 0 has let this rank in: until then a second one is refused for another reason, if at all.
+  void await_admission(uint32_t rank) const {
+    for (;;) {
+      const Fd socket = meet();
+      join(socket, rank);
+      const auto refusal = hear<wire::Refusal>(socket);
+      if (refusal && std::string(refusal->text).find("already") != std::string::npos) return;
+      std::this_thread::sleep_for(1ms);
+    }
+  }
+  // All of these end with the death of that rank, soon after it.
+  void expect_death(std::initializer_list<size_t> survivors, int32_t rank, int64_t died_ns) {
+    for (const size_t index : survivors) {
+      expect(index, FSDP_PEER_FAILED, fmt::format("rank {} died before the job had formed", rank));
+      EXPECT_EQ(reports[index].rank, rank);
+      EXPECT_LT(static_cast<double>(reports[index].ended_ns - died_ns) * 1e-9, patience_seconds);
+    }
+  }
+
+  Report *reports = nullptr;
+  WorldOptions options;
+  std::vector<pid_t> processes;
+};
+
+}  // namespace fsdp::comm::test
