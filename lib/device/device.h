@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <string>
 #include <type_traits>
 
@@ -68,6 +69,7 @@ struct RankSum {
   uint64_t count;
   float factor;
   bool accumulate;
+  bool in_place = false;  // out is a slice of a source, perhaps at another address: its lines are cached when written
 };
 
 class Stream {
@@ -87,7 +89,8 @@ class Stream {
   virtual void sum_squares(double *result, const float *values, uint64_t count, uint64_t granule) = 0;
   // *result = number of elements that are Inf or NaN
   virtual void count_nonfinite(uint64_t *result, const float *values, uint64_t count) = 0;
-  virtual void adamw(const AdamW &step, const AdamWSpan &span) = 0;
+  // One step of many pieces; the spans stay where they are until it is done.
+  virtual void adamw(const AdamW &step, std::span<const AdamWSpan> spans) = 0;
 };
 
 // Private memory of the device, populated, zeroed, page-aligned; given back by the destructor.

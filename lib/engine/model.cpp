@@ -94,7 +94,7 @@ void Model::seal_running() {
   share_outcome(*team, catch_error([&] {
     gatherer_ = std::make_unique<Gatherer>(*runtime_);
     reducer_ = std::make_unique<Reducer>(*runtime_);
-    optimizer_ = std::make_unique<Optimizer>(*runtime_);
+    optimizer_ = std::make_unique<Optimizer>(*runtime_, optimizer_kind_ == FSDP_OPTIMIZER_ADAMW);
     params_ = std::make_unique<Params>(*runtime_);
     meetings_.resize(team->size() + 1);
   }));

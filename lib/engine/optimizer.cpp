@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
+#include <map>
 
 #include "base/dtype.h"
 
 namespace fsdp::engine {
 
-Optimizer::Optimizer(Runtime &runtime) : runtime_(runtime) {
+Optimizer::Optimizer(Runtime &runtime, bool adamw) : runtime_(runtime), adamw_(adamw) {
   const uint32_t rank = runtime.team->rank();
   uint32_t ordinal = 0;
   for (const Group &group : runtime.groups) {
@@ -24,6 +26,55 @@ Optimizer::Optimizer(Runtime &runtime) : runtime_(runtime) {
       if (bucket.main_is_whole) shard.slice = {0, bucket.layout.tensors[place.tensor].full_offset, 0, param.element_count};
       if (shard.slice.count) shards_.push_back(shard);
     }
+  }
+  make_batches();
+}
+
+device::AdamWSpan Optimizer::span_of(const Shard &shard) const {
+  const Bucket &bucket = runtime_.storage->buckets()[shard.bucket];
+  const auto state = [&](size_t index) {
+    return adamw_ ? reinterpret_cast<float *>(bucket.states[index].at(shard.slice)) : nullptr;
+  };
+  return {main_weight(shard), main_grad(shard), state(0), state(1), compute(shard), bucket.plan->dtype, shard.slice.count};
+}
+
+namespace {
+
+// Does b begin where a ends, everywhere?
+bool continues(const device::AdamWSpan &a, const device::AdamWSpan &b) {
+  const auto follows = [&](const void *end, const void *begin, uint64_t size) {
+    return end ? static_cast<const std::byte *>(end) + a.count * size == begin : !begin;
+  };
+  return a.compute_dtype == b.compute_dtype && follows(a.weight, b.weight, sizeof(float)) &&
+         follows(a.grad, b.grad, sizeof(float)) && follows(a.exp_avg, b.exp_avg, sizeof(float)) &&
+         follows(a.exp_avg_sq, b.exp_avg_sq, sizeof(float)) && follows(a.compute, b.compute, dtype_size(a.compute_dtype));
+}
+
+void merge_neighbours(std::vector<device::AdamWSpan> &spans) {
+  std::sort(spans.begin(), spans.end(), [](const auto &a, const auto &b) { return std::less<>()(a.weight, b.weight); });
+  size_t last = 0;
+  for (size_t i = 1; i < spans.size(); ++i) {
+    if (continues(spans[last], spans[i])) {
+      spans[last].count += spans[i].count;
+    } else {
+      spans[++last] = spans[i];
+    }
+  }
+  spans.resize(last + 1);
+}
+
+}  // namespace
+
+// What is done to each element depends on nothing else, so neither order nor cuts change a bit.
+void Optimizer::make_batches() {
+  std::map<std::pair<double, bool>, std::vector<device::AdamWSpan>> alike;
+  for (const Shard &shard : shards_) {
+    const memory::ParamSpec &param = runtime_.param(runtime_.groups[shard.group], shard.param_index);
+    alike[{param.lr_scale, !(param.flags & FSDP_PARAM_NO_DECAY)}].push_back(span_of(shard));
+  }
+  for (auto &[key, spans] : alike) {
+    merge_neighbours(spans);
+    batches_.push_back({key.first, key.second, std::move(spans)});
   }
 }
 
@@ -149,28 +200,24 @@ void Optimizer::step_adamw(double lr, const fsdp_adamw_options &options, fsdp_st
   const double beta2 = options.beta2 != 0 ? options.beta2 : 0.999;
   const double step = static_cast<double>(options.step ? options.step : runtime_.adamw_step + 1);
   device::Stream &caller = runtime_.context.device().caller_stream(stream);
-  for (const Shard &shard : shards_) {
-    const memory::ParamSpec &param = runtime_.param(runtime_.groups[shard.group], shard.param_index);
-    const Bucket &bucket = runtime_.storage->buckets()[shard.bucket];
-    device::AdamW adamw{};
-    adamw.lr = static_cast<float>(lr * param.lr_scale);
-    adamw.beta1 = static_cast<float>(beta1);
-    adamw.beta2 = static_cast<float>(beta2);
-    adamw.epsilon = static_cast<float>(options.epsilon != 0 ? options.epsilon : 1e-8);
-    adamw.weight_decay = param.flags & FSDP_PARAM_NO_DECAY ? 0.0f : static_cast<float>(options.weight_decay);
-    adamw.correction1 = static_cast<float>(1.0 - std::pow(beta1, step));
-    adamw.correction2 = static_cast<float>(1.0 - std::pow(beta2, step));
-    caller.adamw(adamw, {main_weight(shard), main_grad(shard), reinterpret_cast<float *>(bucket.states[0].at(shard.slice)),
-                         reinterpret_cast<float *>(bucket.states[1].at(shard.slice)), compute(shard), bucket.plan->dtype,
-                         shard.slice.count});
+  device::AdamW adamw{};
+  adamw.beta1 = static_cast<float>(beta1);
+  adamw.beta2 = static_cast<float>(beta2);
+  adamw.epsilon = static_cast<float>(options.epsilon != 0 ? options.epsilon : 1e-8);
+  adamw.correction1 = static_cast<float>(1.0 - std::pow(beta1, step));
+  adamw.correction2 = static_cast<float>(1.0 - std::pow(beta2, step));
+  for (const Batch &batch : batches_) {
+    adamw.lr = static_cast<float>(lr * batch.lr_scale);
+    adamw.weight_decay = batch.decays ? static_cast<float>(options.weight_decay) : 0.0f;
+    caller.adamw(adamw, batch.spans);
   }
   runtime_.adamw_step = static_cast<uint64_t>(step);
 }
 
 void Optimizer::cast_weights(device::Stream &stream) {
-  for (const Shard &shard : shards_)
-    if (std::byte *to = compute(shard))
-      stream.cast(to, runtime_.storage->buckets()[shard.bucket].plan->dtype, main_weight(shard), FSDP_FLOAT32, shard.slice.count);
+  for (const Batch &batch : batches_)
+    for (const device::AdamWSpan &span : batch.spans)
+      if (span.compute) stream.cast(span.compute, span.compute_dtype, span.weight, FSDP_FLOAT32, span.count);
 }
 
 }  // namespace fsdp::engine

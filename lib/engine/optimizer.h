@@ -20,9 +20,17 @@ struct Shard {
   layout::Slice counted;
 };
 
+// Shards that are updated alike, in the order of their addresses; those that lie one behind the other in every plane
+// are one span. The moments are NULL without AdamW.
+struct Batch {
+  double lr_scale;
+  bool decays;
+  std::vector<device::AdamWSpan> spans;
+};
+
 class Optimizer {
  public:
-  explicit Optimizer(Runtime &runtime);
+  Optimizer(Runtime &runtime, bool adamw);
 
   const std::vector<Shard> &shards() const { return shards_; }
   const Shard &shard(uint64_t index, const char *call) const;
@@ -48,12 +56,16 @@ class Optimizer {
   void exchange_values(Take take);
   void synchronize(device::Stream &stream);
   std::byte *compute(const Shard &shard) const;
+  void make_batches();
+  device::AdamWSpan span_of(const Shard &shard) const;
   // scratch: one value a parameter for this rank, then a chunk of parameters for every rank
   double *own_values() const { return runtime_.storage->scratch(); }
   double *all_values() const { return own_values() + runtime_.plan.param_count; }
 
   Runtime &runtime_;
+  bool adamw_;  // else the optimizer is the caller's
   std::vector<Shard> shards_;
+  std::vector<Batch> batches_;  // of all of them
   std::vector<const char *> names_;  // of all parameters of the model
 };
 

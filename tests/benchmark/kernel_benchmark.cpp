@@ -91,7 +91,7 @@ void adamw(benchmark::State &state) {
   const AdamW step{1e-6f, 0.9f, 0.999f, 1e-8f, 0.1f, 0.5f, 0.5f};
   const AdamWSpan span{weight.floats(), grad.floats(), m.floats(), v.floats(), dtype ? compute.data() : nullptr,
                        dtype,           count};
-  for (auto _ : state) kernels::adamw(step, span);
+  for (auto _ : state) kernels::adamw(step, {&span, 1});
   report(state, count * (dtype == FSDP_BFLOAT16 ? 30 : 28));
 }
 BENCHMARK(adamw)->ArgsProduct({{16, 1 << 14, large / 4}, {0, FSDP_BFLOAT16}});

@@ -50,8 +50,8 @@ TEST_P(HostStream, KernelsInStreamOrder) {
                     500, 1.0f, false});
   stream->sum_squares(&squares, b.data(), 1000, 10);
   stream->count_nonfinite(&nonfinite, b.data(), 1000);
-  stream->adamw({0.1f, 0.9f, 0.999f, 1e-8f, 0, 0.1f, 0.001f, 1},
-                {a.data(), grad.data(), m.data(), v.data(), nullptr, 0, 1000});
+  const device::AdamWSpan span{a.data(), grad.data(), m.data(), v.data(), nullptr, 0, 1000};
+  stream->adamw({0.1f, 0.9f, 0.999f, 1e-8f, 0, 0.1f, 0.001f}, {&span, 1});
   host_.finish(*stream);
   EXPECT_EQ(narrow[0], 0x4000);
   EXPECT_EQ(b[499], 4.0f);

@@ -31,6 +31,8 @@ void reference(const AdamW &s, float grad, float &weight, float &exp_avg, float 
   weight = decayed - numerator / denominator;
 }
 
+void update(const AdamW &step, const AdamWSpan &span) { kernels::adamw(step, {&span, 1}); }
+
 struct State {
   Elements weight, grad, exp_avg, exp_avg_sq, compute;
   State(size_t count, size_t offset, fsdp_dtype dtype, Values values)
@@ -50,7 +52,7 @@ struct State {
 void check(size_t count, size_t offset, fsdp_dtype dtype, Values values) {
   State actual(count, offset, dtype, values), expected(count, 0, dtype, values);
   for (int number = 1; number <= 3; ++number) {
-    kernels::adamw(make_step(number), actual.span(actual.compute.data(), dtype, count));
+    update(make_step(number), actual.span(actual.compute.data(), dtype, count));
     for (size_t i = 0; i < count; ++i) {
       reference(make_step(number), expected.grad[i], expected.weight.floats()[i], expected.exp_avg.floats()[i],
                 expected.exp_avg_sq.floats()[i]);
@@ -75,9 +77,9 @@ TEST(KernelAdamW, SameBitsAsTheDefinition) {
 TEST(KernelAdamW, WithoutACopy) {
   State none(33, 1, FSDP_FLOAT32, Values::ordinary), itself(33, 1, FSDP_FLOAT32, Values::ordinary),
       copied(33, 1, FSDP_FLOAT32, Values::ordinary);
-  kernels::adamw(make_step(1), none.span(nullptr, 0, 33));
-  kernels::adamw(make_step(1), itself.span(itself.weight.data(), FSDP_FLOAT32, 33));
-  kernels::adamw(make_step(1), copied.span(copied.compute.data(), FSDP_FLOAT32, 33));
+  update(make_step(1), none.span(nullptr, 0, 33));
+  update(make_step(1), itself.span(itself.weight.data(), FSDP_FLOAT32, 33));
+  update(make_step(1), copied.span(copied.compute.data(), FSDP_FLOAT32, 33));
   EXPECT_EQ(std::memcmp(none.weight.data(), itself.weight.data(), 33 * 4), 0);
   EXPECT_EQ(std::memcmp(none.weight.data(), copied.weight.data(), 33 * 4), 0);
   EXPECT_EQ(std::memcmp(none.weight.data(), copied.compute.data(), 33 * 4), 0);
@@ -89,7 +91,7 @@ TEST(KernelAdamW, FirstStepMovesByTheLearningRate) {
   const float grad[3] = {1e-3f, -5, 200};
   AdamW step = make_step(1);
   step.weight_decay = 0;
-  kernels::adamw(step, {weight, grad, m, v, nullptr, 0, 3});
+  update(step, {weight, grad, m, v, nullptr, 0, 3});
   EXPECT_NEAR(weight[0], -1e-3, 1e-7);
   EXPECT_NEAR(weight[1], 1e-3, 1e-7);
   EXPECT_NEAR(weight[2], -1e-3, 1e-7);
@@ -101,8 +103,8 @@ TEST(KernelAdamW, DoesNotDependOnTheCallersModes) {
     const AdamW step = make_step(1);  // with the standard modes
     State usual(257, 1, FSDP_BFLOAT16, Values::awkward), odd(257, 1, FSDP_BFLOAT16, Values::awkward);
     for ([[maybe_unused]] unsigned modes : odd_modes)
-      kernels::adamw(step, usual.span(usual.compute.data(), FSDP_BFLOAT16, 257));
-    with_odd_modes([&] { kernels::adamw(step, odd.span(odd.compute.data(), FSDP_BFLOAT16, 257)); });
+      update(step, usual.span(usual.compute.data(), FSDP_BFLOAT16, 257));
+    with_odd_modes([&] { update(step, odd.span(odd.compute.data(), FSDP_BFLOAT16, 257)); });
     EXPECT_EQ(std::memcmp(usual.weight.data(), odd.weight.data(), 257 * 4), 0);
     EXPECT_EQ(std::memcmp(usual.exp_avg_sq.data(), odd.exp_avg_sq.data(), 257 * 4), 0);
     EXPECT_EQ(std::memcmp(usual.compute.data(), odd.compute.data(), 257 * 2), 0);

@@ -26,7 +26,7 @@ class AdamWKernel {
              compute,   count};
     reset();
   }
-  void operator()() { bench_.stream().adamw(step(), span_); }
+  void operator()() { bench_.stream().adamw(step(), {&span_, 1}); }
   // Against the formula in double.
   uint64_t check() {
     reset();

@@ -6,7 +6,6 @@
 
 #include "base/checked.h"
 #include "base/dtype.h"
-#include "device/host/kernels.h"
 #include "perf/bench.h"
 #include "perf/peer.h"
 
@@ -92,11 +91,11 @@ float expected_sum(uint32_t ranks, uint64_t i) {
   return sum;
 }
 
-void fill(const Buffers &buffers, fsdp_dtype dtype) {
+void fill(Bench &bench, const Buffers &buffers, fsdp_dtype dtype) {
   const uint64_t count = buffers.bytes / dtype_size(dtype);
   std::vector<float> values(count);
   for (uint64_t i = 0; i < count; ++i) values[i] = addend(buffers.rank, i);
-  fsdp::device::kernels::cast(buffers.mine(), dtype, values.data(), FSDP_FLOAT32, count);
+  bench.stream().cast(buffers.mine(), dtype, values.data(), FSDP_FLOAT32, count);
 }
 
 class ReduceScatter {
@@ -114,7 +113,7 @@ class ReduceScatter {
     buffers_.communicator->reduce_scatter({&span, 1}, {0, "reduce_scatter"}, bench_.stream());
   }
   uint64_t check() {
-    fill(buffers_, kind_.dtype);
+    fill(bench_, buffers_, kind_.dtype);
     (*this)();
     uint64_t wrong = 0;
     for (uint64_t i = 0; i < count_; ++i) wrong += out_[i] != expected_sum(buffers_.size, buffers_.rank * count_ + i);
@@ -143,7 +142,7 @@ class AllReduce {
     buffers_.communicator->await_release(ticket, bench_.stream());
   }
   uint64_t check() {
-    fill(buffers_, FSDP_FLOAT32);
+    fill(bench_, buffers_, FSDP_FLOAT32);
     (*this)();
     uint64_t wrong = 0;
     const auto *out = reinterpret_cast<const float *>(whole_.mine());

@@ -25,7 +25,6 @@ struct Fingerprint {
 
   void start(Operation operation, const Tag &tag) noexcept;
   void add_span(fsdp_dtype dtype, fsdp_dtype wire_dtype, uint64_t count) noexcept;
-  bool agrees(const Fingerprint &other) const noexcept { return hash == other.hash; }
   // "reduce_scatter of 'a' (#3, float32, 1024 elements)"
   std::string text(uint64_t number) const;
 };

@@ -8,8 +8,12 @@
 namespace fsdp::comm {
 
 struct alignas(64) Word {
+  static constexpr uint32_t note_count = 4;
+
   std::atomic<uint64_t> value;
   std::atomic<uint32_t> sleepers;
+  // What the owner says beside the value: whoever sees that has them on the same cache line, without another miss.
+  std::atomic<uint64_t> notes[note_count];
 
   bool reached(uint64_t target) const noexcept { return value.load(std::memory_order_acquire) >= target; }
   // What this thread wrote before is visible to who sees the new value. Only the owner calls it.

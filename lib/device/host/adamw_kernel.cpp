@@ -67,17 +67,21 @@ void update_any(const AdamW &step, const AdamWSpan &span) {
   }
 }
 
+void update_all(const AdamW &step, std::span<const AdamWSpan> spans) {
+  for (const AdamWSpan &span : spans) update_any(step, span);
+}
+
 }  // namespace fsdp::device::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace fsdp::device::kernels {
 
-HWY_EXPORT(update_any);
+HWY_EXPORT(update_all);
 
-void adamw(const AdamW &step, const AdamWSpan &span) {
+void adamw(const AdamW &step, std::span<const AdamWSpan> spans) {
   const FloatEnvironment standard;
-  HWY_DYNAMIC_DISPATCH(update_any)(step, span);
+  HWY_DYNAMIC_DISPATCH(update_all)(step, spans);
 }
 
 }  // namespace fsdp::device::kernels

@@ -33,7 +33,7 @@ double sum_squares(const float *values, uint64_t count, uint64_t granule);
 uint64_t count_nonfinite(const float *values, uint64_t count);
 
 // See adamw_kernel.cpp for the order of operations.
-void adamw(const AdamW &step, const AdamWSpan &span);
+void adamw(const AdamW &step, std::span<const AdamWSpan> spans);
 
 // From this size of the output on, what is not read again is written past the caches.
 constexpr uint64_t streaming_bytes = uint64_t{8} << 20;

@@ -65,7 +65,7 @@ void sum_ranks(const RankSum &sum) {
   Summand<Source, Wire, fixed_ranks> summand{sum, false};
   const hn::ScalableTag<float> d;
   const hn::CappedTag<float, 1> one;
-  const bool streaming = !sum.accumulate && sum.count * sizeof(float) >= streaming_bytes;
+  const bool streaming = !sum.accumulate && !sum.in_place && sum.count * sizeof(float) >= streaming_bytes;
   size_t i = 0;
   if (streaming)
     for (const size_t head = misaligned_head(sum.out, sum.count); i < head; ++i) summand(one, i);

@@ -41,8 +41,8 @@ void HostStream::count_nonfinite(uint64_t *result, const float *values, uint64_t
   run([=] { *result = kernels::count_nonfinite(values, count); });
 }
 
-void HostStream::adamw(const AdamW &step, const AdamWSpan &span) {
-  if (span.count) run([step, span] { kernels::adamw(step, span); });
+void HostStream::adamw(const AdamW &step, std::span<const AdamWSpan> spans) {
+  if (!spans.empty()) run([step, spans] { kernels::adamw(step, spans); });
 }
 
 void CallerStream::run(const Task &task) {

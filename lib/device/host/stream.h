@@ -23,7 +23,7 @@ class HostStream : public Stream {
   void rank_sum(const RankSum &sum) override;
   void sum_squares(double *result, const float *values, uint64_t count, uint64_t granule) override;
   void count_nonfinite(uint64_t *result, const float *values, uint64_t count) override;
-  void adamw(const AdamW &step, const AdamWSpan &span) override;
+  void adamw(const AdamW &step, std::span<const AdamWSpan> spans) override;
 };
 
 // The calling thread as a stream. What a task throws goes to the caller and does not fail the context.
