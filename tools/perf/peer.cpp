@@ -104,7 +104,7 @@ double PeerJob::measure(const PeerCall &call, uint64_t repeats, uint32_t ranks, 
 Peers::Peers(uint32_t ranks) : ranks_(ranks) {
   const std::pair<const char *, std::vector<std::string>> transports[] = {
       {"Open MPI, shared memory", {"--mca", "pml", "ob1", "--mca", "btl", "self,vader"}},
-      {"Open MPI, UCX", {"--mca", "pml", "ucx", "--mca", "osc", "ucx"}},
+      {"Open MPI, UCX", {"--mca", "pml", "ucx", "--mca", "pml_ucx_tls", "any", "--mca", "pml_ucx_devices", "any"}},
   };
   for (const auto &[name, transport] : transports) try {
       auto job = std::make_unique<PeerJob>(name, mpirun(ranks, transport));
