@@ -157,7 +157,7 @@ typedef int32_t (*fsdp_interrupted_hook)(void *user_data);
 typedef void (*fsdp_log_hook)(void *user_data, fsdp_log_level level, const char *message);
 
 enum {
-  /** Catch use after reshard: copied views are filled with NaN, mapped ones lose PROT_READ. The seal checks its plan. */
+  /** Catch use after reshard: copied views are filled with NaN, mapped ones lose PROT_READ. A seal checks its plan. */
   FSDP_CONTEXT_DEBUG = 1u << 0,
   /** Do the library's gather and reduce work on the calling thread, in call order. Same bits, easier to debug; calls that
    *  do not block otherwise then wait for peers. */
