@@ -161,7 +161,9 @@ enum {
   FSDP_CONTEXT_DEBUG = 1u << 0,
   /** Do the library's gather and reduce work on the calling thread, in call order. Same bits, easier to debug; calls that
    *  do not block otherwise then wait for peers. */
-  FSDP_CONTEXT_NO_OVERLAP = 1u << 1
+  FSDP_CONTEXT_NO_OVERLAP = 1u << 1,
+  /** Keep a timeline of calls, waits and collectives for fsdp_write_trace, and give them to NVTX tools as ranges. */
+  FSDP_CONTEXT_TRACE = 1u << 2
 };
 
 typedef struct fsdp_context_options {
@@ -179,8 +181,9 @@ typedef struct fsdp_context_options {
   uint32_t debug_delay_us; /* longest random delay put before every piece of library work, to shake out races; 0: none */
   uint64_t debug_delay_seed;
   uint64_t debug_failed_allocation; /* make the n-th allocation of memory roles fail, n from 1; 0: none */
+  uint64_t trace_events;   /* counts only with FSDP_CONTEXT_TRACE: how many events are kept, of 64 bytes; 0: 65,536 */
 } fsdp_context_options;
-#define FSDP_CONTEXT_OPTIONS_INIT {sizeof(fsdp_context_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define FSDP_CONTEXT_OPTIONS_INIT {sizeof(fsdp_context_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /**
  * Join the job. Without a world_size in the options the launcher's variables decide: RANK, WORLD_SIZE, LOCAL_RANK,
@@ -749,6 +752,26 @@ typedef struct fsdp_grad {
 FSDP_API FSDP_CHECKED fsdp_status fsdp_apply_grads(fsdp_model *model, const fsdp_grad *grads, uint64_t grad_count, double lr,
                                                   double max_norm, const fsdp_adamw_options *options, fsdp_stream stream,
                                                   double *norm);
+
+/* ---- trace --------------------------------------------------------------------------------------------------- */
+
+/**
+ * Write this rank's timeline to a file: the last trace_events events since the context began, in the Trace Event Format
+ * (JSON) that Perfetto and chrome://tracing read. The file appears, or replaces the one of that name, when it is whole.
+ * docs/guides/trace.md says what is in it and how files of several ranks become one.
+ * Collective: no. Blocks: local work. Threads: any, also while another call runs or after the context has failed.
+ * Errors: INVALID_ARGUMENT, INVALID_STATE (created without FSDP_CONTEXT_TRACE), SYSTEM (errno is named). Since 0.1.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_write_trace(const fsdp_context *context, const char *path);
+
+/**
+ * Begin a span of the caller's own in the timeline, say "forward"; spans nest, up to 64. name is UTF-8 of 1-255 bytes; a
+ * context keeps at most 256 different ones. Does nothing without FSDP_CONTEXT_TRACE. Collective: no. Blocks: no.
+ * Errors: INVALID_ARGUMENT (one name too many), INVALID_STATE (64 are open). Since 0.1.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_trace_begin(fsdp_context *context, const char *name);
+/** End the span that was begun last. Collective: no. Blocks: no. Errors: INVALID_STATE (none is open). Since 0.1. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_trace_end(fsdp_context *context);
 
 #ifdef __cplusplus
 }

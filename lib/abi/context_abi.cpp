@@ -9,10 +9,13 @@ namespace {
 
 fsdp_context_options read_context_options(const fsdp_context_options *given, const char *call) {
   auto options = read_options(given, call, "fsdp_context_options");
-  check_flags(options.flags, FSDP_CONTEXT_DEBUG | FSDP_CONTEXT_NO_OVERLAP, call, "fsdp_context_options.flags");
+  check_flags(options.flags, FSDP_CONTEXT_DEBUG | FSDP_CONTEXT_NO_OVERLAP | FSDP_CONTEXT_TRACE, call, "fsdp_context_options.flags");
   options.log_level = read_enum(options.log_level, FSDP_LOG_WARNING + 0, FSDP_LOG_DEBUG + 0, call, "fsdp_context_options.log_level");
   if (options.world_size && options.rank >= options.world_size)
     fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_context_options.rank: rank {} is outside [0, {})", call, options.rank, options.world_size);
+  if (options.trace_events > trace::Timeline::most_capacity)
+    fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_context_options.trace_events is {}, at most {} can be kept", call, options.trace_events,
+         trace::Timeline::most_capacity);
   return options;
 }
 

@@ -6,6 +6,7 @@
 #include "abi/options.h"
 #include "base/dtype.h"
 #include "device/device.h"
+#include "trace/nvtx.h"
 
 namespace fsdp::abi {
 namespace {
@@ -126,9 +127,9 @@ uint64_t fsdp_get_dtype_size(fsdp_dtype dtype) { return dtype_size(dtype); }
 fsdp_status fsdp_describe_build(char *buffer, uint64_t *size_bytes) {
   return guard([&] {
     const std::string text = format_text(
-        "version: {}\ndevices: host\ncommunicators: shm\ncuda: no\nnccl: no\nucx: no\ninstruction set: {}\n"
+        "version: {}\ndevices: host\ncommunicators: shm\ncuda: no\nnccl: no\nucx: no\nnvtx: {}\ninstruction set: {}\n"
         "compiler: {}\n",
-        FSDP_VERSION_TEXT, device::host_instruction_set(), __VERSION__);
+        FSDP_VERSION_TEXT, trace::has_ranges() ? "yes" : "no", device::host_instruction_set(), __VERSION__);
     write_text(text, buffer, size_bytes, "fsdp_describe_build");
   });
 }

@@ -7,6 +7,9 @@
 #include <cerrno>
 #include <cmath>
 
+#include "trace/chrome_trace.h"
+#include "trace/span.h"
+
 namespace fsdp::engine {
 namespace {
 
@@ -81,6 +84,7 @@ std::shared_ptr<Context> Context::create(const fsdp_context_options &options) {
   }
   world.timeout_ms = options.timeout_ms ? options.timeout_ms : default_timeout_ms;
   std::shared_ptr<Context> context(new Context(options, world.rank, world.size));
+  context->start_trace();
   context->world_ = comm::create_process_world(world, context->waiter_, context->failure_, *context->device_);
   context->log(FSDP_LOG_INFO, format_text("rank {} of {}: {}", world.rank, world.size, context->world_->description()));
   return context;
@@ -92,6 +96,7 @@ std::vector<std::shared_ptr<Context>> Context::create_local(uint32_t world_size,
   for (uint32_t rank = 0; rank < world_size; ++rank) {
     contexts.emplace_back(new Context(options, rank, world_size));
     Context &context = *contexts.back();
+    context.start_trace();
     context.world_ = comm::create_local_world(job, rank, context.waiter_, context.failure_, *context.device_);
   }
   return contexts;
@@ -100,6 +105,19 @@ std::vector<std::shared_ptr<Context>> Context::create_local(uint32_t world_size,
 std::shared_ptr<Context> Context::create_planning(uint32_t world_size, uint32_t rank,
                                                   const fsdp_context_options &options) {
   return std::shared_ptr<Context>(new Context(options, rank, world_size));
+}
+
+void Context::start_trace() {
+  if (!(options_.flags & FSDP_CONTEXT_TRACE)) return;
+  timeline_ = std::make_unique<trace::Timeline>(options_.trace_events ? options_.trace_events : trace::Timeline::default_capacity);
+  caller_spans_ = std::make_unique<trace::CallerSpans>(*timeline_);
+}
+
+void Context::write_trace(const std::string &path) const {
+  require_world("fsdp_write_trace");
+  if (!timeline_)
+    fail(FSDP_INVALID_STATE, "fsdp_write_trace: the context of rank {} keeps no trace; create it with FSDP_CONTEXT_TRACE", rank_);
+  trace::replace_file(path, trace::format_chrome_trace(timeline_->read(), rank_, world_size_));
 }
 
 void Context::require_world(const char *call) const {
@@ -124,12 +142,16 @@ comm::Team &Context::world_team() {
 void Context::all_reduce(double *values, uint64_t count, fsdp_value_op op) {
   require_world("fsdp_all_reduce_values");
   if (closed_) fail(FSDP_INVALID_STATE, "fsdp_all_reduce_values: rank {} has closed this context; destroy it", rank_);
+  const trace::Span call(timeline(), trace::Kind::call, "all_reduce_values", nullptr, 0, count * sizeof *values);
   comm::Team &team = world_team();
   ValueMessage &mine = value_messages_[world_size_];
   mine.count = count;
   mine.op = op;
   std::copy_n(values, count, mine.values);
-  team.exchange_fixed(&mine, sizeof mine, value_messages_.data(), "fsdp_all_reduce_values");
+  {
+    const trace::Span wait(timeline(), trace::Kind::wait, "wait for peers");
+    team.exchange_fixed(&mine, sizeof mine, value_messages_.data(), "fsdp_all_reduce_values");
+  }
   for (uint32_t r = 0; r < world_size_; ++r) {
     const ValueMessage &other = value_messages_[r];
     if (other.count != count || other.op != op)

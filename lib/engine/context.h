@@ -13,6 +13,8 @@
 #include "comm/communicator.h"
 #include "device/device.h"
 #include "fsdp.h"
+#include "trace/caller_spans.h"
+#include "trace/timeline.h"
 
 namespace fsdp::engine {
 
@@ -55,6 +57,9 @@ class Context {
   void check_process() const;  // INVALID_STATE in a forked child
   bool debug() const noexcept { return options_.flags & FSDP_CONTEXT_DEBUG; }
   device::Device &device() { return *device_; }
+  trace::Timeline *timeline() noexcept { return timeline_.get(); }  // NULL: no trace is kept
+  trace::CallerSpans *caller_spans() noexcept { return caller_spans_.get(); }
+  void write_trace(const std::string &path) const;
   Failure &failure() noexcept { return failure_; }
   const Failure &failure() const noexcept { return failure_; }
   void require_world(const char *call) const;
@@ -84,6 +89,7 @@ class Context {
   friend class CallScope;
   Context(const fsdp_context_options &options, uint32_t rank, uint32_t world_size);
   comm::Team &world_team();
+  void start_trace();
   void flush_log() noexcept;
 
   fsdp_context_options options_;
@@ -92,6 +98,8 @@ class Context {
   ForkGuard fork_guard_;
   Failure failure_;
   Waiter waiter_;
+  std::unique_ptr<trace::Timeline> timeline_;
+  std::unique_ptr<trace::CallerSpans> caller_spans_;
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<comm::World> world_;
   std::unique_ptr<comm::Team> world_team_;

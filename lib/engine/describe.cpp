@@ -3,20 +3,11 @@
 #include <iterator>
 
 #include "base/dtype.h"
+#include "base/json.h"
 #include "engine/model.h"
 
 namespace fsdp::engine {
 namespace {
-
-std::string quote(const std::string &text) {
-  std::string quoted = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') quoted.push_back('\\');
-    if (static_cast<unsigned char>(c) < 0x20) quoted += format_text("\\u{:04x}", static_cast<unsigned>(c));
-    else quoted.push_back(c);
-  }
-  return quoted + '"';
-}
 
 using Out = std::back_insert_iterator<std::string>;
 
@@ -34,7 +25,7 @@ void describe_bucket(Out out, const memory::GroupSpec &group, const memory::Buck
   for (size_t t = 0; t < bucket.params.size(); ++t) {
     const auto &param = group.params[bucket.params[t]];
     fmt::format_to(out, "{}\n      {{\"name\": {}, \"shape\": [{}], \"full_offset\": {}, \"granule\": {}}}", t ? "," : "",
-                   quote(param.name), fmt::join(param.shape, ", "), bucket.layout.tensors[t].full_offset,
+                   quote_json(param.name), fmt::join(param.shape, ", "), bucket.layout.tensors[t].full_offset,
                    bucket.layout.tensors[t].granule);
   }
   fmt::format_to(out, "]}}");
@@ -44,7 +35,7 @@ void describe_group(Out out, const memory::ModelSpec &spec, const memory::ModelP
   const memory::GroupPlan &group = plan.groups[g];
   fmt::format_to(out, "  {{\"name\": {}, \"strategy\": {}, \"compute_offset\": {}, \"gathered_bytes\": {}, "
                       "\"full_grad_bytes\": {}, \"full_grad_offset\": {}, \"buckets\": [",
-                 quote(spec.groups[g].name), spec.groups[g].strategy, group.compute_offset, group.gathered_bytes,
+                 quote_json(spec.groups[g].name), spec.groups[g].strategy, group.compute_offset, group.gathered_bytes,
                  group.full_grad_bytes, group.full_grad_offset);
   for (size_t b = 0; b < group.buckets.size(); ++b) {
     if (b) fmt::format_to(out, ",\n    ");

@@ -55,6 +55,7 @@ void Gatherer::prefetch(Group &group, fsdp_phase phase) {
   if (!group.plan->gathers) return;
   GatherSlot &slot = group.slot(phase);
   if (slot.gathered || blocked(slot)) return;
+  const CallSpan span(runtime_, "prefetch", &group);
   gather(group, slot, phase);
   slot.prefetched = true;
   ++runtime_.stats.prefetches;
@@ -71,13 +72,14 @@ void Gatherer::prefetch_after(fsdp_phase phase, uint32_t position) {
 }
 
 void Gatherer::unshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
+  const CallSpan span(runtime_, "unshard", &group);
   device::Stream &caller = runtime_.context.device().caller_stream(stream);
   GatherSlot &slot = group.slot(phase);
   if (group.plan->gathers) {
     if (!slot.gathered) gather(group, slot, phase);
     if (phase != FSDP_RECOMPUTE) slot.position = find_position(group, phase);
     prefetch_after(phase, slot.position);
-    if (group.plan->copies) runtime_.wait(*slot.ready, Awaited::gather, caller);
+    if (group.plan->copies) runtime_.wait(*slot.ready, Awaited::gather, caller, &group);
     slot.prefetched = false;
   }
   runtime_.await_version();
@@ -85,6 +87,7 @@ void Gatherer::unshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
 }
 
 void Gatherer::reshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
+  const CallSpan span(runtime_, "reshard", &group);
   device::Stream &caller = runtime_.context.device().caller_stream(stream);
   GatherSlot &slot = group.slot(phase);
   if (slot.holds[static_cast<size_t>(phase)] == 0)
@@ -148,9 +151,11 @@ void Gatherer::gather(Group &group, GatherSlot &slot, fsdp_phase phase) {
 void Gatherer::enqueue_copies(Group &group, GatherSlot &slot) {
   device::Stream &stream = *runtime_.gather_stream;
   stream.wait(*runtime_.published);
-  comm::Gate *gate = runtime_.version_gate.get();
-  stream.run([gate, version = runtime_.version, name = group.name()] { gate->await(version, name); });
+  StreamTrace &trace = *runtime_.gather_trace;
+  trace.await(*runtime_.version_gate, runtime_.version, group.name(), "wait for publish", group.trace_name, runtime_.version);
+  trace.begin();
   runtime_.gather_comm->gather_stable(slot.spans, {group.index, group.name()}, stream);
+  trace.end("all_gather", group.trace_name, group.pulled_bytes, runtime_.version);
   stream.record(*slot.ready);
   ++runtime_.stats.all_gathers;
   runtime_.stats.gathered_bytes += group.pulled_bytes;

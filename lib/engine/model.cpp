@@ -84,6 +84,7 @@ std::unique_ptr<memory::ModelPlan> Model::make_plan() const {
 
 // A rank whose plan fails (a schedule that names no group, say) still meets the others, so that they do not wait for it.
 void Model::seal_running() {
+  const trace::Span span(context_->timeline(), trace::Kind::call, "seal_model");
   const std::shared_ptr<comm::Team> team = context_->create_team("the model");
   std::unique_ptr<memory::ModelPlan> made;
   const auto unplanned = catch_error([&] { made = make_plan(); });

@@ -129,7 +129,7 @@ void Optimizer::measure_squares(fsdp_stream stream) {
 
 // Every rank's values go to all_values(), in rank order.
 void Optimizer::exchange(const double *own, size_t count, const char *what) {
-  const WaitTimer timer(runtime_.stats, Awaited::peers);
+  const WaitSpan span(runtime_, Awaited::peers);
   runtime_.team->exchange_fixed(own, count * sizeof(double), all_values(), what);
 }
 
@@ -147,6 +147,7 @@ void Optimizer::exchange_values(Take take) {
 
 // Each rank's total first, then the ranks in order: the same additions for every strategy.
 double Optimizer::grad_norm(fsdp_stream stream) {
+  const CallSpan span(runtime_, "grad_norm");
   measure_squares(stream);
   double own = 0, total = 0;
   for (size_t p = 0; p < names_.size(); ++p) own += own_values()[p];
@@ -158,6 +159,7 @@ double Optimizer::grad_norm(fsdp_stream stream) {
 void Optimizer::param_grad_norms(fsdp_stream stream, double *norms, uint64_t count) {
   if (count != names_.size())
     fail(FSDP_INVALID_ARGUMENT, "fsdp_get_param_grad_norms: norm_count is {}, the model has {} parameters", count, names_.size());
+  const CallSpan span(runtime_, "param_grad_norms");
   measure_squares(stream);
   std::fill_n(norms, count, 0.0);
   exchange_values([&](size_t p, double squares) { norms[p] += squares; });
@@ -168,17 +170,20 @@ void Optimizer::scale_grads(double factor, fsdp_stream stream) {
   device::Stream &caller = runtime_.context.device().caller_stream(stream);
   const float value = static_cast<float>(factor);
   if (value == 1.0f) return;
+  const CallSpan span(runtime_, "scale_grads");
   for (const Shard &shard : shards_) caller.scale(main_grad(shard), value, shard.slice.count);
 }
 
 double Optimizer::clip_grads(double max_norm, fsdp_stream stream) {
   if (!(max_norm > 0)) fail(FSDP_INVALID_ARGUMENT, "fsdp_clip_grads: max_norm is {}, it must be above 0", max_norm);
+  const CallSpan span(runtime_, "clip_grads");
   const double norm = grad_norm(stream);
   if (std::isfinite(norm) && norm > max_norm) scale_grads(max_norm / norm, stream);
   return norm;
 }
 
 const char *Optimizer::find_nonfinite(fsdp_stream stream) {
+  const CallSpan span(runtime_, "check_grads");
   device::Stream &caller = runtime_.context.device().caller_stream(stream);
   auto *counts = reinterpret_cast<uint64_t *>(own_values());
   std::fill_n(counts, names_.size(), uint64_t{0});

@@ -39,7 +39,7 @@ void Params::store(const ParamPlace &place, const std::byte *from, fsdp_dtype dt
 }
 
 void Params::meet(const comm::Tag &tag, device::Stream &caller) {
-  const WaitTimer timer(runtime_.stats, Awaited::peers);
+  const WaitSpan span(runtime_, Awaited::peers);
   runtime_.control_comm->await_release(runtime_.control_comm->barrier(tag, caller), caller);
 }
 
@@ -58,6 +58,7 @@ void Params::stage(uint32_t owner, fsdp_dtype dtype, const char *name, Fill fill
 void Params::load(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
                   int32_t root) {
   constexpr auto call = "fsdp_load_param";
+  const CallSpan span(runtime_, "load_param", &group, element_count * dtype_size(dtype));
   const ParamPlace place = runtime_.place(group, param_index, call);
   runtime_.require_window(call);
   check(group, param_index, dtype, element_count, call);
@@ -86,6 +87,7 @@ void Params::load(Group &group, uint64_t param_index, const void *data, fsdp_dty
 
 void Params::read(Group &group, uint64_t param_index, void *data, fsdp_dtype dtype, uint64_t element_count) {
   constexpr auto call = "fsdp_read_param";
+  const CallSpan span(runtime_, "read_param", &group, element_count * dtype_size(dtype));
   const ParamPlace place = runtime_.place(group, param_index, call);
   check(group, param_index, dtype, element_count, call);
   if (!data) fail(FSDP_INVALID_ARGUMENT, "{}: data is NULL", call);

@@ -66,12 +66,12 @@ void Reducer::make_room(Group &group, device::Stream &caller, const char *call) 
 void Reducer::drain(Group &group, device::Stream &caller) {
   if (runtime_.communicates()) {
     if (!runtime_.reduce_comm->released(group.grad.ticket)) {
-      const WaitTimer timer(runtime_.stats, Awaited::reduce);
+      const WaitSpan span(runtime_, Awaited::reduce, &group);
       runtime_.reduce_comm->await_release(group.grad.ticket, caller);
       runtime_.context.failure().check();  // a peer's end releases the buffer too
     }
   } else {
-    runtime_.wait(*group.grad.reduced, Awaited::reduce, caller);
+    runtime_.wait(*group.grad.reduced, Awaited::reduce, caller, &group);
   }
   group.grad.state = State::idle;
   std::erase(reducing_, group.index);
@@ -86,6 +86,7 @@ void Reducer::drain(Group &group, device::Stream &caller) {
 
 void Reducer::acquire(Group &group, uint64_t param_index, fsdp_stream stream, fsdp_tensor &grad, int32_t &accumulate,
                       const char *call) {
+  const CallSpan span(runtime_, "acquire_grad", &group);
   const ParamPlace &place = runtime_.place(group, param_index, call);
   check_open(group, param_index, call);
   device::Stream &caller = runtime_.context.device().caller_stream(stream);
@@ -115,6 +116,7 @@ void Reducer::acquire(Group &group, uint64_t param_index, fsdp_stream stream, fs
 void Reducer::put(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
                   fsdp_stream stream) {
   constexpr auto call = "fsdp_put_grad";
+  const CallSpan span(runtime_, "put_grad", &group, data ? element_count * dtype_size(dtype) : 0);
   runtime_.place(group, param_index, call);
   const memory::ParamSpec &param = runtime_.param(group, param_index);
   if (data && element_count != param.element_count)
@@ -149,6 +151,7 @@ void Reducer::check_complete(const Group &group) const {
 }
 
 void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
+  const CallSpan span(runtime_, "reduce_grad", &group);
   runtime_.context.device().caller_stream(stream);  // checks it
   if (!group.plan->trainable) return;
   Contribution &grad = group.grad;
@@ -187,8 +190,8 @@ void Reducer::wait_for_writers(Group &group) {
 // The first collective of a round may only start when every rank has realigned its sequence numbers.
 void Reducer::enter_round() {
   if (runtime_.round_entered) return;
-  comm::Gate *gate = runtime_.round_gate.get();
-  runtime_.reduce_stream->run([gate, round = runtime_.round] { gate->await(round, "the next round of reduces"); });
+  runtime_.reduce_trace->await(*runtime_.round_gate, runtime_.round, "the next round of reduces", "wait for peers", nullptr,
+                               runtime_.version);
   runtime_.round_entered = true;
 }
 
@@ -198,17 +201,20 @@ void Reducer::enqueue(Group &group) {
   Stats &stats = runtime_.stats;
   ++stats.reduces;
   stats.reduced_bytes += group.reduced_bytes;
+  runtime_.reduce_trace->begin();
   if (!group.all_reduce_spans.empty() || group.spec->strategy == FSDP_NO_SHARD) {
     for (auto &span : group.all_reduce_spans) span.accumulate = accumulate;
     group.grad.ticket = runtime_.reduce_comm->all_reduce(group.all_reduce_spans, tag, *runtime_.reduce_stream);
     ++stats.all_reduces;
     stats.all_reduce_bytes += group.all_reduced_bytes;
+    runtime_.reduce_trace->end("all_reduce", group.trace_name, group.all_reduced_bytes, runtime_.version);
     return;
   }
   for (auto &span : group.reduce_spans) span.accumulate = accumulate;
   group.grad.ticket = runtime_.reduce_comm->reduce_scatter(group.reduce_spans, tag, *runtime_.reduce_stream);
   ++stats.reduce_scatters;
   stats.reduce_scatter_bytes += group.reduced_bytes;
+  runtime_.reduce_trace->end("reduce_scatter", group.trace_name, group.reduced_bytes, runtime_.version);
 }
 
 // A world of one: a copy with explicit scale.
@@ -217,10 +223,12 @@ void Reducer::enqueue_local(Group &group) {
   const auto sum = [&](const comm::Source &from, fsdp_dtype dtype, fsdp_dtype wire, uint64_t count, float *to, float factor) {
     runtime_.reduce_stream->rank_sum({from.arena->data() + from.offset, 0, 1, dtype, wire, to, count, factor, accumulate});
   };
+  runtime_.reduce_trace->begin();
   for (const auto &span : group.reduce_spans)
     sum(span.from, span.dtype, span.wire_dtype, span.shard_count, span.to, span.factor);
   for (const auto &span : group.all_reduce_spans)
     sum(span.from, span.dtype, span.wire_dtype, span.shard_count, reinterpret_cast<float *>(span.whole_writable), span.factor);
+  runtime_.reduce_trace->end("local_sum", group.trace_name, group.reduced_bytes, runtime_.version);
 }
 
 std::string Reducer::list_missing() const {

@@ -28,6 +28,23 @@ std::vector<std::vector<uint32_t>> find_overlaps(const memory::PoolPlan &pool,
   return overlaps;
 }
 
+const char *wait_name(Awaited what) {
+  switch (what) {
+    case Awaited::gather: return "wait for gather";
+    case Awaited::reduce: return "wait for reduce";
+    case Awaited::publish: return "wait for publish";
+    default: return "wait for peers";
+  }
+}
+
+uint64_t &wait_counter(Stats &stats, Awaited what) {
+  switch (what) {
+    case Awaited::gather: return stats.gather_wait_ns;
+    case Awaited::reduce: return stats.reduce_wait_ns;
+    default: return stats.peer_wait_ns;
+  }
+}
+
 float grad_factor(const memory::ModelSpec &spec) {
   switch (spec.grad_op) {
     case FSDP_GRAD_SUM: return 1.0f;
@@ -37,6 +54,23 @@ float grad_factor(const memory::ModelSpec &spec) {
 }
 
 }  // namespace
+
+WaitSpan::WaitSpan(Runtime &runtime, Awaited what, const Group *group)
+    : runtime_(runtime),
+      counter_(wait_counter(runtime.stats, what)),
+      event_{wait_name(what), group ? group->trace_name : nullptr, 0, 0, 0, static_cast<uint32_t>(runtime.version),
+             trace::caller_lane, trace::Kind::wait} {
+  if (runtime.timeline) trace::push_range(event_.name, event_.object);
+  event_.begin_ns = trace::now_ns();
+}
+
+WaitSpan::~WaitSpan() {
+  event_.end_ns = trace::now_ns();
+  counter_ += event_.end_ns - event_.begin_ns;
+  if (!runtime_.timeline) return;
+  runtime_.timeline->record(event_);
+  trace::pop_range();
+}
 
 const char *phase_name(fsdp_phase phase) {
   switch (phase) {
@@ -50,7 +84,7 @@ const char *phase_name(fsdp_phase phase) {
 
 Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::ModelPlan &plan,
                  const std::map<fsdp_role, CallerArena> &arenas, std::shared_ptr<comm::Team> team_in)
-    : context(context), spec(spec), plan(plan), team(std::move(team_in)) {
+    : context(context), spec(spec), plan(plan), team(std::move(team_in)), timeline(context.timeline()) {
   device::Device &device = context.device();
   const auto early = catch_error([&] {
     gather_stream = device.create_stream("gather");
@@ -65,7 +99,14 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
   gather_comm = team->create_communicator("gather");
   reduce_comm = team->create_communicator("reduce");
   control_comm = team->create_communicator("control");
+  make_traces();
   make_groups();
+}
+
+void Runtime::make_traces() {
+  if (timeline) model_number_ = timeline->open_model();
+  gather_trace = std::make_unique<StreamTrace>(*gather_stream, timeline, trace::gather_lane(model_number_));
+  reduce_trace = std::make_unique<StreamTrace>(*reduce_stream, timeline, trace::reduce_lane(model_number_));
 }
 
 // Streams first: their work refers to everything else. A model that ends in the middle of a step leaves work that waits
@@ -80,6 +121,7 @@ Runtime::~Runtime() {
   }
   reduce_stream.reset();
   gather_stream.reset();
+  if (timeline) timeline->close_model(model_number_);
 }
 
 void Runtime::make_groups() {
@@ -89,6 +131,7 @@ void Runtime::make_groups() {
     group.index = g;
     group.spec = &spec.groups[g];
     group.plan = &plan.groups[g];
+    if (timeline) group.trace_name = timeline->keep(group.spec->name);
     group.places.resize(group.spec->params.size());
     for (const uint32_t b : group.plan->buckets)
       for (uint32_t t = 0; t < plan.buckets[b].params.size(); ++t) group.places[plan.buckets[b].params[t]] = {b, t};
@@ -191,18 +234,18 @@ ParamPlace &Runtime::place(Group &group, uint64_t param_index, const char *call)
 void Runtime::await_version() {
   if (version_ready) return;
   if (!version_gate->reached(version)) {
-    const WaitTimer timer(stats, Awaited::peers);
+    const WaitSpan span(*this, Awaited::publish);
     version_gate->await(version, "fsdp_publish_weights (or a step that publishes)");
   }
   version_ready = true;
 }
 
-void Runtime::wait(const device::Event &event, Awaited what, device::Stream &caller) {
+void Runtime::wait(const device::Event &event, Awaited what, device::Stream &caller, const Group *group) {
   if (event.done()) {
     context.failure().check();
     return;
   }
-  const WaitTimer timer(stats, what);
+  const WaitSpan span(*this, what, group);
   caller.wait(event);
   context.failure().check();
 }

@@ -2,7 +2,6 @@
 // Everything that exists from the seal on: memory, streams, communicators, groups, and the state that all calls check.
 #pragma once
 
-#include <chrono>
 #include <memory>
 #include <vector>
 
@@ -11,7 +10,9 @@
 #include "engine/context.h"
 #include "engine/group.h"
 #include "engine/storage.h"
+#include "engine/stream_trace.h"
 #include "memory/model_plan.h"
+#include "trace/span.h"
 
 namespace fsdp::engine {
 
@@ -23,30 +24,8 @@ struct Stats {
   uint64_t gather_wait_ns = 0, reduce_wait_ns = 0, peer_wait_ns = 0;
 };
 
-// What the caller waits for: each has its counter.
-enum class Awaited { gather, reduce, peers };
-
-// Adds the time until its end to a counter.
-class WaitTimer {
- public:
-  WaitTimer(Stats &stats, Awaited what) : ns_(counter(stats, what)), start_(std::chrono::steady_clock::now()) {}
-  ~WaitTimer() {
-    ns_ += static_cast<uint64_t>(
-        std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start_).count());
-  }
-  WaitTimer(const WaitTimer &) = delete;
-  WaitTimer &operator=(const WaitTimer &) = delete;
-
- private:
-  static uint64_t &counter(Stats &stats, Awaited what) {
-    return what == Awaited::gather   ? stats.gather_wait_ns
-           : what == Awaited::reduce ? stats.reduce_wait_ns
-                                     : stats.peer_wait_ns;
-  }
-
-  uint64_t &ns_;
-  std::chrono::steady_clock::time_point start_;
-};
+// What the caller waits for. publish and peers have one counter, the others one each.
+enum class Awaited { gather, reduce, publish, peers };
 
 class Runtime {
  public:
@@ -68,6 +47,8 @@ class Runtime {
   std::unique_ptr<device::Event> published, finished, order;
   std::vector<Group> groups;
   Stats stats;
+  trace::Timeline *timeline;  // NULL: no trace is kept
+  std::unique_ptr<StreamTrace> gather_trace, reduce_trace;
 
   uint64_t version = 0;
   bool version_ready = false;  // every rank is known to have published it
@@ -89,17 +70,41 @@ class Runtime {
   void await_version();
   // The caller waits for all that the stream of the library has been given.
   void wait_idle(Awaited what, device::Stream &caller);
-  void wait(const device::Event &event, Awaited what, device::Stream &caller);
+  void wait(const device::Event &event, Awaited what, device::Stream &caller, const Group *group = nullptr);
   // Errors that name the call expected.
   void require_weights(const char *call) const;  // the window is closed
   void require_window(const char *call) const;
   void require_step(const char *call) const;     // ... and the step has not failed
 
  private:
+  void make_traces();
   void make_groups();
   void make_slots(Group &group);
   void make_grads(Group &group);
   void make_refresh(Group &group);
+
+  uint32_t model_number_ = 0;  // in the timeline
+};
+
+// A call of the caller's, in the timeline.
+class CallSpan : public trace::Span {
+ public:
+  CallSpan(const Runtime &runtime, const char *name, const Group *group = nullptr, uint64_t bytes = 0)
+      : Span(runtime.timeline, trace::Kind::call, name, group ? group->trace_name : nullptr, runtime.version, bytes) {}
+};
+
+// The caller waits, from here to the end of the scope: counted, and an event inside the one of its call.
+class WaitSpan {
+ public:
+  WaitSpan(Runtime &runtime, Awaited what, const Group *group = nullptr);
+  ~WaitSpan();
+  WaitSpan(const WaitSpan &) = delete;
+  WaitSpan &operator=(const WaitSpan &) = delete;
+
+ private:
+  Runtime &runtime_;
+  uint64_t &counter_;
+  trace::Event event_;
 };
 
 }  // namespace fsdp::engine

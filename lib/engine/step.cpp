@@ -29,7 +29,7 @@ void Model::meet(Intent intent, double value, const std::string &missing) {
   mine.version = state.version;
   mine.value = value;
   std::strncpy(mine.text, missing.c_str(), sizeof mine.text - 1);
-  const WaitTimer timer(state.stats, Awaited::peers);
+  const WaitSpan span(state, Awaited::peers);
   // One name for all intents: the meeting itself tells who called what.
   state.team->exchange_fixed(&mine, sizeof mine, meetings_.data(), "the end of a step");
 }
@@ -94,6 +94,7 @@ void Model::realign() {
 void Model::finish_grads(double scale, fsdp_stream stream) {
   constexpr auto call = "fsdp_finish_grads";
   Runtime &state = runtime(call);
+  const CallSpan span(state, "finish_grads");
   state.require_weights(call);
   std::string missing = reducer_->list_missing();
   if (const std::string holds = gatherer_->list_holds(); !holds.empty())
@@ -107,6 +108,7 @@ void Model::finish_grads(double scale, fsdp_stream stream) {
 void Model::begin_update(fsdp_stream stream) {
   constexpr auto call = "fsdp_begin_update";
   Runtime &state = runtime(call);
+  const CallSpan span(state, "begin_update");
   state.require_weights(call);
   std::string missing = unfinished();
   end_step(Intent::update, 1.0, std::move(missing), stream);
@@ -117,6 +119,7 @@ void Model::begin_update(fsdp_stream stream) {
 
 void Model::publish(fsdp_stream stream, const char *call) {
   Runtime &state = runtime(call);
+  const CallSpan span(state, "publish_weights");
   state.require_window(call);
   device::Stream &caller = context_->device().caller_stream(stream);
   meet(Intent::publish, 1.0, {});
@@ -138,6 +141,11 @@ void Model::close_window(device::Stream &caller) {
   comm::Gate *gate = state.version_gate.get();
   caller.run([gate, version = state.version] { gate->arrive(version); });
   caller.record(*state.published);
+  if (state.timeline) {
+    const uint64_t now = trace::now_ns();
+    state.timeline->record({"published", nullptr, now, now, 0, static_cast<uint32_t>(state.version), trace::caller_lane,
+                            trace::Kind::instant});
+  }
   state.version_ready = state.team->size() == 1;
   state.window_open = state.window_has_grads = false;
   refresh_whole_weights(caller);
@@ -157,11 +165,13 @@ void Model::refresh_whole_weights(device::Stream &caller) {
     if (group.refresh_spans.empty()) continue;
     if (!copies) {
       state.gather_stream->wait(*state.published);
-      comm::Gate *gate = state.version_gate.get();
-      state.gather_stream->run([gate, version = state.version] { gate->await(version, "the refresh of whole weights"); });
+      state.gather_trace->await(*state.version_gate, state.version, "the refresh of whole weights", "wait for publish", nullptr,
+                                state.version);
     }
     copies = true;
+    state.gather_trace->begin();
     state.gather_comm->gather_stable(group.refresh_spans, {group.index, group.name()}, *state.gather_stream);
+    state.gather_trace->end("all_gather", group.trace_name, group.pulled_bytes, state.version);
     ++state.stats.all_gathers;
     state.stats.gathered_bytes += group.pulled_bytes;
   }
@@ -173,6 +183,7 @@ void Model::refresh_whole_weights(device::Stream &caller) {
 void Model::discard(fsdp_stream stream) {
   constexpr auto call = "fsdp_discard_step";
   Runtime &state = runtime(call);
+  const CallSpan span(state, "discard_step");
   if (state.version == 0)
     fail(FSDP_INVALID_STATE, "{}: nothing was published yet, so there is no step to discard; call fsdp_publish_weights", call);
   device::Stream &caller = context_->device().caller_stream(stream);
@@ -207,6 +218,7 @@ void Model::require_adamw(const char *call) const {
 }
 
 void Model::step_adamw(double lr, const fsdp_adamw_options &options, fsdp_stream stream, const char *call) {
+  const CallSpan span(runtime(call), "step_adamw");
   require_grads(call);
   require_adamw(call);
   device::Stream &caller = context_->device().caller_stream(stream);
@@ -221,6 +233,7 @@ double Model::apply_grads(const fsdp_grad *grads, uint64_t count, double lr, dou
                           const fsdp_adamw_options &options, fsdp_stream stream, bool want_norm) {
   constexpr auto call = "fsdp_apply_grads";
   Runtime &state = runtime(call);
+  const CallSpan span(state, "apply_grads");
   state.require_weights(call);
   require_adamw(call);
   check_grads(grads, count, call);

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// A timeline in the Trace Event Format that Perfetto and chrome://tracing read. One event a line between a first and a last
+// line that are the same in every file, so that files are merged by joining their lines.
+#pragma once
+
+#include <string>
+
+#include "trace/timeline.h"
+
+namespace fsdp::trace {
+
+// The process is the rank, the thread the lane, times are microseconds of CLOCK_MONOTONIC.
+std::string format_chrome_trace(const Timeline::Snapshot &snapshot, uint32_t rank, uint32_t world_size);
+// All or nothing: a file beside it becomes it when it is whole. Throws FSDP_SYSTEM with the path and errno.
+void replace_file(const std::string &path, const std::string &text);
+
+}  // namespace fsdp::trace

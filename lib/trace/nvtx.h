@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranges of the domain "libfsdp" for Nsight Systems and other tools that listen to NVTX. Without its header at build time,
+// or without a tool at run time, nothing happens.
+#pragma once
+
+namespace fsdp::trace {
+
+// "name object", or the name alone if the object is NULL. Pushed and popped by the same thread.
+void push_range(const char *name, const char *object) noexcept;
+void pop_range() noexcept;
+bool has_ranges() noexcept;  // built with NVTX
+
+}  // namespace fsdp::trace

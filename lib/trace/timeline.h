@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// The timeline of one context: the last events, in a ring that is allocated once. Any thread records without a lock, an
+// allocation or a system call, and any thread may read meanwhile: an event that is being written is left out.
+//
+// A lane is what events lie in without overlapping: the caller's calls, or the work of one stream. Texts are kept by the
+// timeline (or are literals), since a trace is written when models are long gone.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <vector>
+
+namespace fsdp::trace {
+
+enum class Kind : uint8_t { call, wait, collective, user, instant };
+
+using Lane = uint16_t;
+inline constexpr Lane caller_lane = 0;
+// Models have two lanes each, by their number in the timeline.
+constexpr Lane gather_lane(uint32_t model) { return static_cast<Lane>(1 + 2 * model); }
+constexpr Lane reduce_lane(uint32_t model) { return static_cast<Lane>(2 + 2 * model); }
+
+struct Event {
+  const char *name;
+  const char *object;  // a group's name, or NULL
+  uint64_t begin_ns, end_ns;  // of the clock below
+  uint64_t bytes;      // 0: none
+  uint32_t version;    // of the published weights; 0: none
+  Lane lane;
+  Kind kind;
+};
+
+// CLOCK_MONOTONIC: one for all processes of a machine.
+inline uint64_t now_ns() noexcept {
+  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+
+class Timeline {
+ public:
+  static constexpr uint64_t default_capacity = 65'536;
+  static constexpr uint64_t most_capacity = uint64_t{1} << 24;
+
+  explicit Timeline(uint64_t capacity);
+  Timeline(const Timeline &) = delete;
+  Timeline &operator=(const Timeline &) = delete;
+
+  void record(const Event &event) noexcept;
+  // A copy of the text that lives as long as the timeline.
+  const char *keep(std::string_view text);
+  // The lowest number that no other model has.
+  uint32_t open_model();
+  void close_model(uint32_t model) noexcept;
+
+  struct Snapshot {
+    std::vector<Event> events;  // by lane and begin; what contains others comes before them
+    uint64_t lost = 0;          // overwritten since the start, or given up
+  };
+  Snapshot read() const;
+
+ private:
+  // `state` is 2 n + 1 while event n is written here and 2 n + 2 when it is there. Whoever finds it odd gives up.
+  struct alignas(64) Slot {
+    std::atomic<uint64_t> state{0};
+    std::atomic<const char *> name{}, object{};
+    std::atomic<uint64_t> begin_ns{0}, end_ns{0}, bytes{0};
+    std::atomic<uint64_t> packed{0};  // version, lane, kind
+  };
+  static_assert(sizeof(Slot) == 64);
+  bool read(uint64_t number, Event &event) const noexcept;
+
+  const uint64_t capacity_;
+  std::unique_ptr<Slot[]> slots_;
+  alignas(64) std::atomic<uint64_t> next_{0};
+  std::mutex mutex_;  // what follows
+  std::unordered_set<std::string> texts_;
+  std::vector<bool> models_;
+};
+
+}  // namespace fsdp::trace
