@@ -1,43 +1,73 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstring>
 
+#include "device/host/copy_policy.h"
 #include "device/host/kernels.h"
+#include "device/host/simd_targets.h"
 
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define FSDP_REP_MOVSB 1
-#include <cpuid.h>
-#endif
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "device/host/copy_kernel.cpp"
+#include <hwy/foreach_target.h>
 
-namespace fsdp::device::kernels {
+#include "device/host/simd-inl.h"
 
-#ifdef FSDP_REP_MOVSB
-namespace {
+HWY_BEFORE_NAMESPACE();
+namespace fsdp::device::kernels::HWY_NAMESPACE {
 
-// From 64 KiB on the string instruction is the fastest copy of every size, where the processor says that it is fast
-// at all: it needs no read of the lines that it overwrites, and unlike non-temporal stores leaves small ones cached.
-constexpr size_t string_bytes = size_t{64} << 10;
+constexpr size_t line = 64, page = 4096;
 
-bool has_fast_strings() {
-  static const bool answer = [] {
-    constexpr unsigned erms = 1u << 9;
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & erms);
-  }();
-  return answer;
+template <bool streaming>
+HWY_INLINE void copy_lines(std::byte *to, const std::byte *from, size_t lines) {
+  const hn::CappedTag<uint8_t, line> d;
+  for (size_t i = 0; i < lines * line; i += hn::Lanes(d)) {
+    const auto bytes = hn::LoadU(d, reinterpret_cast<const uint8_t *>(from + i));
+    store_lanes<streaming>(d, bytes, reinterpret_cast<uint8_t *>(to + i));
+  }
 }
 
-}  // namespace
-#endif
+// Some pages side by side, a few lines of each in turn: prefetchers stop at the end of a page, so with several in
+// flight none waits for the next one to be noticed, and the writes spread over the memory's banks.
+template <size_t pages, bool streaming>
+void copy_pages(std::byte *to, const std::byte *from, size_t bytes) {
+  constexpr size_t lines = 4;
+  size_t done = 0;
+  for (; done + pages * page <= bytes; done += pages * page)
+    for (size_t at = 0; at < page; at += lines * line)
+      for (size_t p = 0; p < pages; ++p) copy_lines<streaming>(to + done + p * page + at, from + done + p * page + at, lines);
+  if (streaming) hwy::FlushStream();
+  std::memcpy(to + done, from + done, bytes - done);
+}
+
+void copy_beside(std::byte *to, const std::byte *from, size_t bytes) { copy_pages<4, false>(to, from, bytes); }
+void copy_past_caches(std::byte *to, const std::byte *from, size_t bytes) {
+  const size_t head = misaligned_head(to, bytes);
+  std::memcpy(to, from, head);
+  copy_pages<8, true>(to + head, from + head, bytes - head);
+}
+
+}  // namespace fsdp::device::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace fsdp::device::kernels {
+
+HWY_EXPORT(copy_beside);
+HWY_EXPORT(copy_past_caches);
 
 void copy_bytes(void *to, const void *from, size_t bytes) {
-  if (to == from || bytes == 0) return;
-#ifdef FSDP_REP_MOVSB
-  if (bytes >= string_bytes && has_fast_strings()) {
-    asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes) : : "memory");
-    return;
+  if (to != from && bytes) copy_by(choose_copy(bytes), to, from, bytes);
+}
+
+void copy_by(CopyWay way, void *to, const void *from, size_t bytes) {
+  auto *const target = static_cast<std::byte *>(to);
+  const auto *const source = static_cast<const std::byte *>(from);
+  switch (way) {
+    case CopyWay::library: std::memcpy(to, from, bytes); return;
+    case CopyWay::string: copy_string(to, from, bytes); return;
+    case CopyWay::pages: HWY_DYNAMIC_DISPATCH(copy_beside)(target, source, bytes); return;
+    case CopyWay::past_caches: HWY_DYNAMIC_DISPATCH(copy_past_caches)(target, source, bytes); return;
   }
-#endif
-  std::memcpy(to, from, bytes);
 }
 
 }  // namespace fsdp::device::kernels
+#endif
