@@ -54,6 +54,20 @@ fsdp_status call_context(fsdp_context *handle, const char *name, Body &&body) no
   }
 }
 
+// The same for a call that may come from any thread while another one is inside; the error is kept by the context too.
+template <class Body>
+fsdp_status call_beside(const fsdp_context *handle, const char *name, Body &&body) noexcept {
+  std::shared_ptr<engine::Context> context;
+  try {
+    context = acquire(handle, name);
+    context->check_process();
+    body(*context);
+    return FSDP_OK;
+  } catch (...) {
+    return report_current(context.get());
+  }
+}
+
 template <class Body>
 fsdp_status in_model(fsdp_model *handle, const char *name, Body &&body) noexcept {
   std::shared_ptr<engine::Model> model;

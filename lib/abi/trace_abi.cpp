@@ -9,11 +9,9 @@ extern "C" {
 
 fsdp_status fsdp_write_trace(const fsdp_context *context, const char *path) {
   constexpr auto call = "fsdp_write_trace";
-  return guard([&] {
-    const auto impl = acquire(context, call);
-    impl->check_process();
+  return call_beside(context, call, [&](const engine::Context &impl) {
     if (*check_pointer(path, call, "path") == 0) fail(FSDP_INVALID_ARGUMENT, "{}: path is empty", call);
-    impl->write_trace(path);
+    impl.write_trace(path);
   });
 }
 

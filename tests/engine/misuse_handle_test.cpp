@@ -26,6 +26,9 @@ std::vector<Call> context_calls(fsdp_context *context) {
           {"fsdp_get_world_size", [=] { return fsdp_get_world_size(context, &number); }},
           {"fsdp_get_context_error", [=] { return fsdp_get_context_error(context, &error); }},
           {"fsdp_all_reduce_values", [=] { return fsdp_all_reduce_values(context, &value, 1, FSDP_VALUE_SUM); }},
+          {"fsdp_write_trace", [=] { return fsdp_write_trace(context, "/dev/null"); }},
+          {"fsdp_trace_begin", [=] { return fsdp_trace_begin(context, "span"); }},
+          {"fsdp_trace_end", [=] { return fsdp_trace_end(context); }},
           {"fsdp_create_mesh", [=] { return fsdp_create_mesh(context, nullptr, &mesh); }},
           {"fsdp_create_model", [=] { return fsdp_create_model(context, nullptr, &model); }}};
 }
