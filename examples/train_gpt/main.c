@@ -13,6 +13,7 @@
 
 #include "check.h"
 #include "report.h"
+#include "trace.h"
 
 #ifdef HAVE_OPENBLAS_SET_NUM_THREADS
 void openblas_set_num_threads(int count);
@@ -54,7 +55,9 @@ static void *run_rank(void *argument) {
   CHECK(rank->context, fsdp_get_rank(rank->context, &index));
   CHECK(rank->context, fsdp_get_world_size(rank->context, &world_size));
   if (options_batch_divides(rank->options, index, world_size)) {
+    if (rank->options->trace) trace_write_part(rank->context, rank->options->trace);
     train(rank);
+    if (rank->options->trace) trace_write(rank->context, rank->options->trace);
   } else {
     rank->exit_status = 2;
   }
@@ -65,7 +68,8 @@ static void *run_rank(void *argument) {
 
 static fsdp_context_options make_context_options(const struct options *options) {
   fsdp_context_options settings = FSDP_CONTEXT_OPTIONS_INIT;
-  if (options->no_overlap) settings.flags = FSDP_CONTEXT_NO_OVERLAP;
+  if (options->no_overlap) settings.flags |= FSDP_CONTEXT_NO_OVERLAP;
+  if (options->trace) settings.flags |= FSDP_CONTEXT_TRACE;
   settings.debug_delay_us = (uint32_t)options->debug_delay_us;
   settings.debug_delay_seed = options->seed;
   return settings;

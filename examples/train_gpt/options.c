@@ -63,6 +63,7 @@ static const struct flag flags[] = {
     {"--tied", SWITCH, FIELD(tied), 1, NULL, "the head is the token embedding again"},
     {"--corpus", PATHS, FIELD(corpus), 0, NULL, "files and directories; default: the repository's own sources"},
     {"--json", STRING, FIELD(json), 0, NULL, "a line of numbers for each step, and one at the end"},
+    {"--trace", STRING, FIELD(trace), 0, NULL, "a timeline of all ranks, for Perfetto"},
     {"--sample", OPTIONAL, FIELD(sample), 256, NULL, "print text from the trained model (256 bytes)"},
     {"--threads", COUNT, FIELD(threads), 1, NULL, "ranks as threads of this process, without a launcher"},
     {"--no-overlap", SWITCH, FIELD(no_overlap), 1, NULL, "libfsdp works on the calling thread, in call order"},

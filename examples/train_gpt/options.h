@@ -20,7 +20,7 @@ struct options {
   uint64_t strategy, compute_dtype, reduce_dtype, unshard_mode, reduce_policy, norm; /* the enums' values */
   uint64_t recompute, tied, no_overlap, quiet, in_place;                             /* switches */
   double lr, weight_decay, clip;
-  const char *json;
+  const char *json, *trace;
   char **corpus; /* paths, not owned */
   uint64_t corpus_count;
 };

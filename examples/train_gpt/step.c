@@ -5,14 +5,22 @@
 
 #include "check.h"
 
+/* What happens between the two calls is a span of the timeline that --trace writes. */
+static void begin_span(struct trainer *trainer, const char *name) {
+  CHECK(trainer->context, fsdp_trace_begin(trainer->context, name));
+}
+static void end_span(struct trainer *trainer) { CHECK(trainer->context, fsdp_trace_end(trainer->context)); }
+
 /* This rank's rows of a micro-batch: the global batch is cut by micro-batch first, then by rank. */
 static void load_rows(struct trainer *trainer, uint64_t step, uint64_t microbatch) {
   const struct gpt_shape *shape = &trainer->shape;
   const uint64_t part = microbatch * trainer->world_size + trainer->rank;
+  begin_span(trainer, "load rows");
   for (size_t i = 0; i < shape->sequences; ++i) {
     corpus_get_row(trainer->corpus, trainer->options->seed, step, part * shape->sequences + i, shape->tokens,
                    trainer->workspace.tokens + i * shape->tokens, trainer->workspace.targets + i * shape->tokens);
   }
+  end_span(trainer);
 }
 
 /* Leaves the gradient of the loss in the logits. */
@@ -23,19 +31,28 @@ static double forward(struct trainer *trainer) {
   struct gpt_weights weights;
 
   model_unshard(model, PART_EMBEDDING, 0, FSDP_FORWARD, &weights);
+  begin_span(trainer, "forward embedding");
   embedding_forward(work->x[0], work->tokens, &weights, shape);
+  end_span(trainer);
   model_reshard(model, PART_EMBEDDING, 0, FSDP_FORWARD);
 
   for (size_t i = 0; i < shape->layers; ++i) {
     model_unshard(model, PART_BLOCK, i, FSDP_FORWARD, &weights);
+    begin_span(trainer, "forward block");
     block_forward(work->x[i + 1], work->x[i], &weights, &work->kept[i], shape);
+    end_span(trainer);
     model_reshard(model, PART_BLOCK, i, FSDP_FORWARD);
   }
 
   model_unshard(model, PART_HEAD, 0, FSDP_FORWARD, &weights);
+  begin_span(trainer, "forward head");
   head_forward(work->norm, work->logits, work->x[shape->layers], &weights, shape);
+  end_span(trainer);
   model_reshard(model, PART_HEAD, 0, FSDP_FORWARD);
-  return head_loss(work->logits, work->targets, shape);
+  begin_span(trainer, "loss");
+  const double loss = head_loss(work->logits, work->targets, shape);
+  end_span(trainer);
+  return loss;
 }
 
 static void reduce(struct trainer *trainer, enum model_part part, size_t layer, int last) {
@@ -51,11 +68,15 @@ static void backward_block(struct trainer *trainer, size_t layer, int last) {
   model_unshard(model, PART_BLOCK, layer, FSDP_BACKWARD, &weights);
   if (trainer->options->recompute) { /* the output is not needed again: its place is free for any use */
     model_unshard(model, PART_BLOCK, layer, FSDP_RECOMPUTE, &weights);
+    begin_span(trainer, "recompute block");
     block_forward(work->x[layer + 1], work->x[layer], &weights, &work->kept[layer], &trainer->shape);
+    end_span(trainer);
     model_reshard(model, PART_BLOCK, layer, FSDP_RECOMPUTE);
   }
   model_acquire_grads(model, PART_BLOCK, layer, &gradients);
+  begin_span(trainer, "backward block");
   block_backward(work->d, work->x[layer], &weights, &gradients, &work->kept[layer], &work->scratch, &trainer->shape);
+  end_span(trainer);
   model_reshard(model, PART_BLOCK, layer, FSDP_BACKWARD);
   reduce(trainer, PART_BLOCK, layer, last);
 }
@@ -69,7 +90,9 @@ static void backward(struct trainer *trainer, int last) {
 
   model_unshard(model, PART_HEAD, 0, FSDP_BACKWARD, &weights);
   model_acquire_grads(model, PART_HEAD, 0, &gradients);
+  begin_span(trainer, "backward head");
   head_backward(work->d, work->x[shape->layers], work->norm, work->logits, &weights, &gradients, &work->scratch, shape);
+  end_span(trainer);
   model_reshard(model, PART_HEAD, 0, FSDP_BACKWARD);
   /* A tied head's gradient belongs to the embedding's group, whose other half is yet to come. */
   if (!model->tied) reduce(trainer, PART_HEAD, 0, last);
@@ -78,7 +101,9 @@ static void backward(struct trainer *trainer, int last) {
 
   model_unshard(model, PART_EMBEDDING, 0, FSDP_BACKWARD, &weights);
   model_acquire_grads(model, PART_EMBEDDING, 0, &gradients);
+  begin_span(trainer, "backward embedding");
   embedding_backward(&gradients, work->d, work->tokens, shape);
+  end_span(trainer);
   model_reshard(model, PART_EMBEDDING, 0, FSDP_BACKWARD);
   reduce(trainer, PART_EMBEDDING, 0, last);
 }
@@ -110,6 +135,7 @@ static void update(struct trainer *trainer, struct step_result *result) {
 void train_step(struct trainer *trainer, uint64_t step, struct step_result *result) {
   const uint64_t microbatches = trainer->options->microbatches;
   double loss = 0.0;
+  begin_span(trainer, "step");
   for (uint64_t i = 0; i < microbatches; ++i) {
     load_rows(trainer, step, i);
     loss += forward(trainer);
@@ -119,6 +145,7 @@ void train_step(struct trainer *trainer, uint64_t step, struct step_result *resu
   result->loss = loss / (double)(microbatches * trainer->world_size);
   result->lr = learning_rate(trainer->options, step);
   update(trainer, result);
+  end_span(trainer);
 }
 
 void trainer_create(struct trainer *trainer, fsdp_context *context, const struct options *options,

@@ -89,6 +89,28 @@ for flags in '--tied' '--norm rmsnorm --tied --recompute' '--compute-dtype bf16'
   train threads:2 $flags --unshard copied
   check "same bits copied with $flags" same_bits
 done
+# trace_shows RANKS: trace.json is JSON, has every rank as a process, and in each what a step consists of.
+trace_shows() {
+  python3 -m json.tool trace.json >/dev/null && python3 - "$1" <<'EOF'
+import json, sys
+events = [e for e in json.load(open("trace.json"))["traceEvents"] if e["ph"] != "M"]
+ranks = sorted({e["pid"] for e in events})
+assert ranks == list(range(int(sys.argv[1]))), ranks
+for rank in ranks:
+    names = [e["name"] for e in events if e["pid"] == rank]
+    for name, count in (("step", 6), ("forward block", 12), ("backward block", 12), ("step_adamw", 6), ("finish_grads", 6)):
+        assert names.count(name) == count, (rank, name, names.count(name))
+    kinds = {e["cat"] for e in events if e["pid"] == rank}
+    assert kinds >= {"call", "user", "collective", "instant"}, kinds
+begins = [min(e["ts"] for e in events if e["pid"] == rank and e["name"] == "step") for rank in ranks]
+assert max(begins) - min(begins) < 10e6, begins  # one clock
+EOF
+}
+for ranks in 2 threads:3; do
+  train $ranks --trace trace.json --unshard copied
+  check "a trace has all of $ranks ranks" trace_shows "${ranks#threads:}"
+  check 'the parts of a trace are gone' equal "$(ls trace.json*)" trace.json
+done
 train 2 --sample 20 --prefetch 2
 check 'prints a sample' contains "$(cat log)" '--- end ---'
 "$run" -n 2 --no-prefix "$train_gpt" --layers 1 --width 16 --heads 2 --context 8 --batch 4 --steps 2 --corpus "$here" >log 2>&1
@@ -108,6 +130,11 @@ check 'refuses zero heads' refuses '--heads must be at least 1' --heads 0
 check 'refuses a missing value' refuses '--width needs a value' --width --tied
 check 'refuses an unknown strategy' refuses '--strategy takes one of no_shard|' --strategy zero4
 check 'refuses heads that do not divide' refuses '--heads must divide --width' --width 10 --heads 3
+trace_refused() {
+  "$train_gpt" --trace nowhere/trace --steps 0 --corpus "$here" --quiet >log 2>&1
+  equal $? 1 && contains "$(cat log)" 'nowhere/trace' && contains "$(cat log)" 'No such file'
+}
+check 'refuses a trace that cannot be written before it trains' trace_refused
 check 'refuses a corpus that is not there' refuses '/nowhere: No such file' --corpus /nowhere
 check 'refuses a batch that does not divide' refuses 'does not divide by 3 ranks x 1 micro-batches' --threads 3 --batch 16
 finish

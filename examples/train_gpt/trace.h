@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* --trace: the timeline of all ranks in one file. */
+#ifndef TRAIN_GPT_TRACE_H
+#define TRAIN_GPT_TRACE_H
+
+#include <fsdp.h>
+
+/** Every rank writes its part beside the file. Before training: whether that is possible must not be found out after it. */
+void trace_write_part(fsdp_context *context, const char *path);
+
+/** Every rank writes its part again, rank 0 makes one file of them and removes them. Collective. */
+void trace_write(fsdp_context *context, const char *path);
+
+#endif
