@@ -23,6 +23,27 @@ check "fsdp-info runs" sh -c "'$info' >info.txt"
 check "fsdp-info prints key: value lines" equal "$(grep -vc '^[A-Za-z][^:]*: ' info.txt)" 0
 check "fsdp-info names the version" contains "$(grep -i '^version:' info.txt)" "$("$info" --version)"
 
+for rank in 0 1; do
+  printf '{"displayTimeUnit": "ns", "traceEvents": [\n{"ph": "X", "pid": %s, "tid": 1, "name": "n", "ts": 123456789012.345, "dur": 0.001},\n{"ph": "i", "pid": %s}\n]}\n' \
+    $rank $rank >part$rank
+done
+capture "$info" trace merged part0 part1
+check "fsdp-info merges traces" equal $status 0
+check "... to the events of all of them" equal "$(python3 -c '
+import json
+print([(e["pid"], e.get("ts")) for e in json.load(open("merged"))["traceEvents"]])')" \
+  "[(0, 123456789012.345), (0, None), (1, 123456789012.345), (1, None)]"
+echo '[]' >none
+capture "$info" trace merged part0 none
+check "what is no trace is named" contains "$err" "none: this is no trace"
+check "... and nothing was written" equal "$(grep -c pid merged)" 4
+capture "$info" trace merged part0 missing
+check "what is missing is named" contains "$err" "missing: No such file"
+capture "$info" trace nowhere/merged part0
+check "so is what cannot be written" contains "$err" "nowhere/merged: No such file"
+capture "$info" trace merged
+check "a merge needs files" equal $status 2
+
 planned --layers 2 --width 64 --heads 4 --vocab 256 --ranks 4
 check "the table is printed" equal $status 0
 check "... with every role" contains "$out" "optimizer state"
