@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Loaded in front of a program (LD_PRELOAD): counts what its steps cost besides time, without a change to the program.
+ * A step ends where fsdp_step_adamw returns. Counted from the end of step STEADY_FIRST (default 2) to that of
+ * STEADY_LAST (default: the last one): calls of the allocator, of mmap and its kin, of whatever makes a descriptor or a
+ * thread; minor page faults; open descriptors. Also what libfsdp has allocated, and what it had planned. The process
+ * writes one line about them to standard error when it ends. With STEADY_TRACE set, each counted call is shown with its
+ * callers as it happens. Where ranks are threads, each rank's steps count. glibc only: its own names of the allocator
+ * spare a search for them.
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#undef _FILE_OFFSET_BITS /* open and open64 stay two names */
+#include <dlfcn.h>
+#include <execinfo.h>
+#include <fcntl.h>
+#include <fsdp.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+void *__libc_malloc(size_t size);
+void *__libc_calloc(size_t count, size_t size);
+void *__libc_realloc(void *memory, size_t size);
+void *__libc_memalign(size_t alignment, size_t size);
+void __libc_free(void *memory);
+
+enum kind { ALLOCATE, FREE, MAP, DESCRIPTOR, THREAD, KINDS };
+static const char *const kind_names[] = {"allocations", "frees", "maps", "descriptors", "threads"};
+
+struct snapshot {
+  unsigned long calls[KINDS];
+  long faults, open;
+  uint64_t allocated, planned; /* by libfsdp, bytes; 0 where ranks are threads */
+};
+static _Atomic unsigned long calls[KINDS];
+static atomic_bool counting, tracing;
+static unsigned long first_end = 2, last_end = -1ul;
+static unsigned long step_ends; /* this and the snapshots: under the mutex */
+static struct snapshot first, last;
+static pthread_mutex_t snapshot_mutex = PTHREAD_MUTEX_INITIALIZER;
+static _Thread_local int inside; /* a hook's own calls are nobody's */
+
+static void show(const char *what) {
+  void *frames[24];
+  ++inside;
+  const int count = backtrace(frames, 24);
+  dprintf(STDERR_FILENO, "steady_hooks: %s called by\n", what);
+  backtrace_symbols_fd(frames + 2, count - 2, STDERR_FILENO);
+  --inside;
+}
+
+static void note(enum kind kind, const char *what) {
+  if (inside) return;
+  atomic_fetch_add(&calls[kind], 1);
+  if (atomic_load(&tracing) && atomic_load(&counting)) show(what);
+}
+
+/* ---- what is counted ---- */
+
+void *malloc(size_t size) {
+  note(ALLOCATE, "malloc");
+  return __libc_malloc(size);
+}
+void *calloc(size_t count, size_t size) {
+  note(ALLOCATE, "calloc");
+  return __libc_calloc(count, size);
+}
+void *realloc(void *memory, size_t size) {
+  note(ALLOCATE, "realloc");
+  return __libc_realloc(memory, size);
+}
+void *memalign(size_t alignment, size_t size) {
+  note(ALLOCATE, "memalign");
+  return __libc_memalign(alignment, size);
+}
+void *aligned_alloc(size_t alignment, size_t size) {
+  note(ALLOCATE, "aligned_alloc");
+  return __libc_memalign(alignment, size);
+}
+int posix_memalign(void **memory, size_t alignment, size_t size) {
+  note(ALLOCATE, "posix_memalign");
+  *memory = __libc_memalign(alignment, size);
+  return *memory ? 0 : 12; /* ENOMEM */
+}
+void free(void *memory) {
+  if (memory) note(FREE, "free");
+  __libc_free(memory);
+}
+
+/* A hook that counts and calls the next definition of its name. */
+#define NEXT(kind, result, name, parameters, arguments)     \
+  result name parameters {                                  \
+    static result(*next) parameters;                        \
+    if (!next) *(void **)(&next) = dlsym(RTLD_NEXT, #name); \
+    note(kind, #name);                                      \
+    return next arguments;                                  \
+  }
+NEXT(MAP, void *, mmap, (void *at, size_t size, int protection, int flags, int fd, off_t offset),
+     (at, size, protection, flags, fd, offset))
+NEXT(MAP, void *, mmap64, (void *at, size_t size, int protection, int flags, int fd, off64_t offset),
+     (at, size, protection, flags, fd, offset))
+NEXT(MAP, int, munmap, (void *at, size_t size), (at, size))
+NEXT(MAP, int, mprotect, (void *at, size_t size, int protection), (at, size, protection))
+NEXT(MAP, int, madvise, (void *at, size_t size, int advice), (at, size, advice))
+NEXT(MAP, int, brk, (void *end), (end))
+NEXT(MAP, void *, sbrk, (intptr_t increment), (increment))
+NEXT(DESCRIPTOR, int, socket, (int domain, int type, int protocol), (domain, type, protocol))
+NEXT(DESCRIPTOR, int, socketpair, (int domain, int type, int protocol, int fds[2]), (domain, type, protocol, fds))
+NEXT(DESCRIPTOR, int, accept4, (int fd, __SOCKADDR_ARG address, socklen_t *size, int flags), (fd, address, size, flags))
+NEXT(DESCRIPTOR, int, dup, (int fd), (fd))
+NEXT(DESCRIPTOR, int, dup2, (int fd, int other), (fd, other))
+NEXT(DESCRIPTOR, int, dup3, (int fd, int other, int flags), (fd, other, flags))
+NEXT(DESCRIPTOR, int, memfd_create, (const char *name, unsigned flags), (name, flags))
+NEXT(DESCRIPTOR, int, eventfd, (unsigned value, int flags), (value, flags))
+NEXT(DESCRIPTOR, int, pipe, (int fds[2]), (fds))
+NEXT(DESCRIPTOR, int, pipe2, (int fds[2], int flags), (fds, flags))
+NEXT(DESCRIPTOR, int, epoll_create1, (int flags), (flags))
+NEXT(DESCRIPTOR, int, timerfd_create, (int clock, int flags), (clock, flags))
+NEXT(DESCRIPTOR, FILE *, fopen, (const char *path, const char *mode), (path, mode))
+NEXT(THREAD, int, pthread_create,
+     (pthread_t * thread, const pthread_attr_t *attributes, void *(*run)(void *), void *argument),
+     (thread, attributes, run, argument))
+
+/* The mode is there only if a file may be made; reading it when it is not gives a number that nobody looks at. */
+#define NEXT_OPEN(name, parameters, ...)                    \
+  int name parameters {                                     \
+    static int(*next) parameters;                           \
+    if (!next) *(void **)(&next) = dlsym(RTLD_NEXT, #name); \
+    va_list list;                                           \
+    va_start(list, flags);                                  \
+    const mode_t mode = va_arg(list, mode_t);               \
+    va_end(list);                                           \
+    note(DESCRIPTOR, #name);                                \
+    return next(__VA_ARGS__, flags, mode);                  \
+  }
+NEXT_OPEN(open, (const char *path, int flags, ...), path)
+NEXT_OPEN(open64, (const char *path, int flags, ...), path)
+NEXT_OPEN(openat, (int folder, const char *path, int flags, ...), folder, path)
+NEXT_OPEN(openat64, (int folder, const char *path, int flags, ...), folder, path)
+
+/* ---- when ---- */
+
+/* By system calls alone, so that looking changes nothing: . and .. and the folder itself make three. */
+static long count_open(void) {
+  static char entries[16384];
+  long count = -3, size = 0;
+  const long folder = syscall(SYS_openat, AT_FDCWD, "/proc/self/fd", O_RDONLY | O_DIRECTORY, 0);
+  while ((size = syscall(SYS_getdents64, folder, entries, sizeof entries)) > 0) {
+    for (long at = 0; at < size; ++count) {
+      uint16_t length = 0; /* d_reclen lies behind an inode and an offset of 8 bytes each */
+      memcpy(&length, entries + at + 16, sizeof length);
+      at += length;
+    }
+  }
+  syscall(SYS_close, folder);
+  return count;
+}
+
+static void take(struct snapshot *snapshot) {
+  struct rusage usage;
+  for (int kind = 0; kind < KINDS; ++kind) snapshot->calls[kind] = atomic_load(&calls[kind]);
+  snapshot->open = count_open();
+  getrusage(RUSAGE_SELF, &usage);
+  snapshot->faults = usage.ru_minflt;
+}
+
+/* The library's own word for it: what a process is charged is another matter, and the one of footprint.c. */
+static void take_memory(struct snapshot *snapshot, fsdp_model *model) {
+  static fsdp_status (*get_stats)(fsdp_model *, fsdp_stats *);
+  static fsdp_status (*get_memory)(fsdp_model *, uint32_t, fsdp_memory *);
+  const char *rank = getenv("RANK");
+  fsdp_stats stats = FSDP_STATS_INIT;
+  fsdp_memory memory = FSDP_MEMORY_INIT;
+  if (!get_stats) *(void **)(&get_stats) = dlsym(RTLD_NEXT, "fsdp_get_stats");
+  if (!get_memory) *(void **)(&get_memory) = dlsym(RTLD_NEXT, "fsdp_get_memory");
+  if (!rank || get_stats(model, &stats) || get_memory(model, (uint32_t)strtoul(rank, NULL, 10), &memory)) return;
+  snapshot->allocated = stats.allocated_bytes[0];
+  snapshot->planned = memory.role_bytes[0];
+}
+
+fsdp_status fsdp_step_adamw(fsdp_model *model, double lr, const fsdp_adamw_options *options, fsdp_stream stream) {
+  static fsdp_status (*next)(fsdp_model *, double, const fsdp_adamw_options *, fsdp_stream);
+  if (!next) *(void **)(&next) = dlsym(RTLD_NEXT, "fsdp_step_adamw");
+  const fsdp_status status = next(model, lr, options, stream);
+  pthread_mutex_lock(&snapshot_mutex);
+  if (step_ends < last_end) {
+    take(&last);
+    take_memory(&last, model);
+    if (++step_ends <= first_end) first = last;
+    atomic_store(&counting, step_ends >= first_end && step_ends < last_end);
+  }
+  pthread_mutex_unlock(&snapshot_mutex);
+  return status;
+}
+
+__attribute__((constructor)) static void begin(void) {
+  void *frame;
+  if (getenv("STEADY_FIRST")) first_end = strtoul(getenv("STEADY_FIRST"), NULL, 10);
+  if (getenv("STEADY_LAST")) last_end = strtoul(getenv("STEADY_LAST"), NULL, 10);
+  backtrace(&frame, 1); /* loads what it needs now, and not in the middle of a count */
+  atomic_store(&tracing, getenv("STEADY_TRACE") != NULL);
+}
+
+/* A process that never ends a step, a launcher for one, has nothing to say. */
+__attribute__((destructor)) static void end(void) {
+  const char *rank = getenv("RANK");
+  atomic_store(&counting, false);
+  if (step_ends == 0) return;
+  ++inside;
+  char line[512];
+  int size = snprintf(line, sizeof line, "steady_hooks: rank %s steps %lu", rank ? rank : "-", step_ends - first_end);
+  for (int kind = 0; kind < KINDS; ++kind)
+    size += snprintf(line + size, sizeof line - (size_t)size, " %s %lu", kind_names[kind],
+                     last.calls[kind] - first.calls[kind]);
+  snprintf(line + size, sizeof line - (size_t)size, " open %+ld faults %ld memory %" PRIu64 " of %" PRIu64 "\n",
+           last.open - first.open, last.faults - first.faults, last.allocated, last.planned);
+  (void)!write(STDERR_FILENO, line, strlen(line));
+}
