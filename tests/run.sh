@@ -105,7 +105,7 @@ if [ $quick -eq 0 ]; then
   export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
   build_and_test build-asan "$sanitized -Db_sanitize=address,undefined" "$suites" library-tests
 
-  export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+  export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:suppressions=$PWD/tests/tsan.supp"
   # Older ThreadSanitizers cannot place their shadow memory where the kernel randomizes addresses a lot.
   setarch -R true 2>/dev/null && launcher='setarch -R'
   build_and_test build-tsan "$sanitized -Db_sanitize=thread" "$suites" library-tests

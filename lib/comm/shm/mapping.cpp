@@ -14,6 +14,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "comm/shm/view.h"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
@@ -117,11 +118,9 @@ void check_memory_file(const Fd &file, uint64_t bytes, const std::string &what) 
          static_cast<uint64_t>(status.st_size), bytes);
 }
 
-Mapping::Mapping(const Fd &file, uint64_t bytes, Access access, const std::string &what) : bytes_(bytes) {
-  void *data = ::mmap(nullptr, bytes, protection(access), MAP_SHARED, file.get(), 0);
-  if (data == MAP_FAILED) fail_errno(errno, format_text("{}: mapping {} bytes of shared memory", what, bytes));
-  data_ = static_cast<std::byte *>(data);
-  ::madvise(data, bytes, MADV_DONTFORK);  // contexts do not survive fork: the child must not be able to write here
+Mapping::Mapping(const Fd &file, uint64_t bytes, Access access, const std::string &what)
+    : data_(map_view(file, bytes, protection(access))), bytes_(bytes) {
+  if (!data_) fail_errno(errno, format_text("{}: mapping {} bytes of shared memory", what, bytes));
 }
 
 Mapping::Mapping(Mapping &&other) noexcept
@@ -134,11 +133,11 @@ Mapping &Mapping::operator=(Mapping &&other) noexcept {
 }
 
 Mapping::~Mapping() {
-  if (data_) ::munmap(data_, bytes_);
+  if (data_) unmap_view(data_, bytes_);
 }
 
 void Mapping::set_access(uint64_t offset, uint64_t bytes, Access access, const std::string &what) {
-  if (::mprotect(data_ + offset, bytes, protection(access)) != 0)
+  if (views_are_protected && ::mprotect(data_ + offset, bytes, protection(access)) != 0)
     fail_errno(errno, format_text("{}: changing the access to {} bytes", what, bytes));
 }
 
