@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # usage: steady_test.sh FSDP_RUN TRAIN_GPT HOOKS
-# From step 3 on a training process allocates nothing, meets no page fault and opens no descriptor. Counted from outside,
-# by HOOKS in front of the whole process: the library and the example together.
+# From step 3 on a training process allocates nothing, meets no page fault and opens no descriptor. Counted from
+# outside, by HOOKS in front of the whole process: the library and the example together.
 set -u
 run=$(realpath "$1")
 train_gpt=$(realpath "$2")
@@ -56,7 +56,8 @@ steady() {
 STEADY_FIRST=0 train 2
 # shellcheck disable=SC2016
 check 'the hooks see what a start costs' awk '
-  !($7 > 100 && $9 > 100 && $11 > 10 && $13 > 0 && $15 > 0 && $17 > 0 && $19 > 100) { print "# " $0; bad = 1 } END { exit bad || NR != 2 }' counts
+  !($7 > 100 && $9 > 100 && $11 > 10 && $13 > 0 && $15 > 0 && $17 > 0 && $19 > 100) { print "# " $0; bad = 1 }
+  END { exit bad || NR != 2 }' counts
 
 for strategy in no_shard optim optim_grads optim_grads_params; do
   for mode in mapped copied; do
