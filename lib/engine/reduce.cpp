@@ -70,6 +70,8 @@ void Reducer::drain(Group &group, device::Stream &caller) {
       runtime_.reduce_comm->await_release(group.grad.ticket, caller);
       runtime_.context.failure().check();  // a peer's end releases the buffer too
     }
+    // So does the end of a round that broke, at once: this rank's own stream may still be at it.
+    if (runtime_.reduce_comm->broken()) runtime_.wait(*group.grad.reduced, Awaited::reduce, caller, &group);
   } else {
     runtime_.wait(*group.grad.reduced, Awaited::reduce, caller, &group);
   }
