@@ -150,7 +150,8 @@ fsdp_status fsdp_create_group(fsdp_model *model, const char *name, const fsdp_pa
     auto handle = std::make_unique<fsdp_group>();
     handle->held.put(acquire(model, call));
     const std::lock_guard lock(model->mutex);
-    model->groups.reserve(model->groups.size() + 1);
+    // Room first: once the model has the group, nothing may fail. Doubling, or many groups would be moved again and again.
+    if (model->groups.size() == model->groups.capacity()) model->groups.reserve(2 * model->groups.size() + 16);
     handle->index = impl.add_group(std::move(spec));
     *group = handle.get();
     model->groups.push_back(std::move(handle));
