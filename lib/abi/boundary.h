@@ -46,7 +46,7 @@ fsdp_status call_context(fsdp_context *handle, const char *name, Body &&body) no
   std::shared_ptr<engine::Context> context;
   try {
     context = acquire(handle, name);
-    const engine::CallScope scope(*context);
+    const engine::CallScope scope(*context, name);
     body(context);
     return FSDP_OK;
   } catch (...) {
@@ -73,7 +73,7 @@ fsdp_status in_model(fsdp_model *handle, const char *name, Body &&body) noexcept
   std::shared_ptr<engine::Model> model;
   try {
     model = acquire(handle, name);
-    const engine::CallScope scope(model->context());
+    const engine::CallScope scope(model->context(), name);
     body(*model);
     return FSDP_OK;
   } catch (...) {
@@ -87,7 +87,7 @@ fsdp_status in_group(fsdp_group *handle, const char *name, Body &&body) noexcept
   std::shared_ptr<engine::Model> model;
   try {
     model = acquire(handle, name);
-    const engine::CallScope scope(model->context());
+    const engine::CallScope scope(model->context(), name);
     engine::Runtime &runtime = model->runtime(name);
     body(*model, runtime, runtime.groups[handle->index]);
     return FSDP_OK;

@@ -52,6 +52,9 @@ class Waiter {
     if (hook_ && hook_(data_)) fail(FSDP_INTERRUPTED, "the interrupted hook asked to stop waiting");
   }
   uint32_t timeout_ms() const { return timeout_ms_; }
+  // The call that the caller is in, for messages. A literal.
+  void set_call(const char *call) const { call_.store(call, std::memory_order_relaxed); }
+  const char *call() const { return call_.load(std::memory_order_relaxed); }
   const Failure &failure() const { return failure_; }
 
  private:
@@ -59,6 +62,7 @@ class Waiter {
   fsdp_interrupted_hook hook_;
   void *data_;
   uint32_t timeout_ms_;
+  mutable std::atomic<const char *> call_{"a call"};
 };
 
 }  // namespace fsdp

@@ -259,7 +259,7 @@ void Context::check_process() const {
     fail(FSDP_INVALID_STATE, "this process is a fork of the one that made the context of rank {}; make a new context here", rank_);
 }
 
-CallScope::CallScope(Context &context) : context_(context) {
+CallScope::CallScope(Context &context, const char *call) : context_(context) {
   context.check_process();
   if (context.inside_.exchange(true, std::memory_order_acquire))
     fail(FSDP_BUSY, "another thread is inside the context of rank {}", context.rank_);
@@ -267,6 +267,7 @@ CallScope::CallScope(Context &context) : context_(context) {
     context.inside_.store(false, std::memory_order_release);
     context.failure_.check();
   }
+  context.waiter_.set_call(call);
 }
 
 CallScope::~CallScope() {

@@ -121,7 +121,7 @@ class Context {
 // The right to be inside a context: throws BUSY, the sticky failure, or INVALID_STATE in a forked child.
 class CallScope {
  public:
-  explicit CallScope(Context &context);
+  CallScope(Context &context, const char *call);
   ~CallScope();
   CallScope(const CallScope &) = delete;
   CallScope &operator=(const CallScope &) = delete;

@@ -13,6 +13,7 @@ namespace {
 class AwaitedBoard final : public AwaitedWords {
  public:
   AwaitedBoard(const Words &words, uint64_t meeting, const char *what) : AwaitedWords(words, meeting), what_(what) {}
+  bool needs_callers() const override { return true; }
   std::string text() const override { return what_; }
 
  private:

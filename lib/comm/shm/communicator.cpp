@@ -20,6 +20,8 @@ class ShmCommunicator::AwaitedPart final : public AwaitedWords {
   AwaitedPart(ShmCommunicator &communicator, uint64_t phase, const Launch *launch, bool compares)
       : AwaitedWords(communicator.words_, phase), communicator_(communicator), launch_(launch), compares_(compares) {}
 
+  // The engine's barriers are on its callers' threads on every rank; other collectives may be on streams.
+  bool needs_callers() const override { return launch_ && launch_->fingerprint.operation == Operation::barrier; }
   bool given_up() override { return communicator_.round_.hopeless(target_); }
   std::string text() const override {
     return launch_ ? launch_->fingerprint.text(launch_->number) : format_text("call #{}", number_of(target_));

@@ -11,7 +11,7 @@ namespace fsdp::comm {
 namespace {
 
 constexpr uint64_t control_magic = 0x66736470'63746c31;  // "fsdpctl1"
-constexpr uint32_t control_version = 1;
+constexpr uint32_t control_version = 2;
 
 fsdp_status status_of(Verdict verdict) {
   switch (verdict) {
@@ -36,7 +36,7 @@ std::string short_text(Verdict verdict, uint32_t rank) {
 }  // namespace
 
 uint64_t Control::size_bytes(uint32_t world_size) noexcept {
-  return round_up(sizeof(Head) + world_size * sizeof(Member), page_size());
+  return round_up(sizeof(Head) + world_size * (sizeof(Member) + sizeof(WaitEntry)), page_size());
 }
 
 void Control::initialize(const Fd &file, uint32_t world_size) {

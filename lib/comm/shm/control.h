@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "comm/shm/mapping.h"
+#include "comm/shm/waits.h"
 
 namespace fsdp::comm {
 
@@ -38,6 +39,8 @@ class Control {
   bool accused() const noexcept { return head().verdict.load(std::memory_order_acquire) != 0; }
   // The error that rank `self` reports for it.
   Error verdict(uint32_t self) const;
+  // What the ranks' callers wait for: one entry a rank.
+  WaitEntry *waits() const noexcept { return reinterpret_cast<WaitEntry *>(&member(world_size_)); }
 
  private:
   struct Head {

@@ -7,6 +7,7 @@ namespace {
 class AwaitedGate final : public AwaitedWords {
  public:
   AwaitedGate(const Words &words, uint64_t value, const char *what) : AwaitedWords(words, value), what_(what) {}
+  bool needs_callers() const override { return true; }
   std::string text() const override { return what_; }
 
  private:

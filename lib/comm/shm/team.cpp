@@ -25,6 +25,7 @@ class AwaitedMeeting final : public Awaited {
   }
   void sleep(uint32_t ms) override { links_.sleep(ms); }
   bool misses(uint32_t world_rank) const override { return !file && world_rank == ranks_[0]; }
+  bool needs_callers() const override { return true; }
   std::string text() const override { return format_text("meeting as team '{}'", what_); }
   Fd file;
 
@@ -47,6 +48,7 @@ class AwaitedParcel final : public Awaited {
   }
   void sleep(uint32_t ms) override { links_.sleep(ms); }
   bool misses(uint32_t world_rank) const override { return !file && world_rank == from_; }
+  bool needs_callers() const override { return true; }
   std::string text() const override { return format_text("passing the memory of {}", what_); }
   Fd file;
 

@@ -66,6 +66,7 @@ bool Watch::wait(Awaited &awaited) {
   const auto start = Clock::now();
   const auto timeout = std::chrono::milliseconds(waiter_.timeout_ms());
   auto last_look = start;
+  ShownWait shown(control_.waits(), control_.world_size(), rank_);
   for (;;) {
     if (awaited.come()) return true;
     if (awaited.given_up()) return false;
@@ -76,6 +77,7 @@ bool Watch::wait(Awaited &awaited) {
     if (now - last_look >= std::chrono::milliseconds(slice_ms)) {
       last_look = now;
       check_deaths(awaited);
+      if (on_caller && awaited.needs_callers()) check_crossing(awaited, shown);
     }
     if (now - start >= timeout) {
       if (awaited.come()) return true;
@@ -118,6 +120,16 @@ void Watch::check_deaths(Awaited &awaited) {
   });
   if (dead.empty() || awaited.come()) return;  // one that did its part may end
   condemn(Verdict::died, dead.front(), format_text("{}: {} died", awaited.text(), rank_list(dead)));
+}
+
+// The peer's caller is inside another call and will not come before this one has come there.
+void Watch::check_crossing(Awaited &awaited, ShownWait &shown) {
+  const auto peer = shown.look(awaited, waiter_.call());
+  if (!peer || awaited.come()) return;
+  const uint32_t first = std::min(rank_, *peer), second = std::max(rank_, *peer);
+  condemn(Verdict::mismatch, second,
+          format_text("rank {} is in {}, rank {} is in {}: they wait for each other", first, shown.text(first), second,
+                      shown.text(second)));
 }
 
 void Watch::time_out(Awaited &awaited) {

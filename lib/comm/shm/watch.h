@@ -26,6 +26,8 @@ class Awaited {
   virtual bool misses(uint32_t world_rank) const = 0;
   // ... and the one to blame for a timeout? Not one that waits itself for a rank further behind.
   virtual bool lags(uint32_t world_rank) const { return misses(world_rank); }
+  // Does each rank come by a call of its own, and by nothing that its streams do?
+  virtual bool needs_callers() const { return false; }
   // For messages, such as "reduce_scatter of 'layer.3' (#17)".
   virtual std::string text() const = 0;
 
@@ -50,6 +52,7 @@ class Watch {
   bool spin(Awaited &awaited);
   void check_leavers(Awaited &awaited);
   void check_deaths(Awaited &awaited);
+  void check_crossing(Awaited &awaited, ShownWait &shown);
   [[noreturn]] void time_out(Awaited &awaited);
   [[noreturn]] void throw_verdict();
 

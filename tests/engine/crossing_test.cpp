@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks whose callers wait for each other in different calls learn it, by name, long before their timeout. Ranks that
+// are only slow are left alone.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "harness.h"
+
+using namespace harness;
+
+namespace {
+
+using Call = std::function<fsdp_status(Rank &)>;
+
+struct Case {
+  const char *name;
+  bool window;  // the calls come while the update window is open
+  Call first, second;
+  const char *first_call, *second_call;
+};
+
+void PrintTo(const Case &crossing, std::ostream *out) { *out << crossing.name; }
+
+fsdp_status sum_values(Rank &rank) {
+  double value = 1;
+  return fsdp_all_reduce_values(rank.context, &value, 1, FSDP_VALUE_SUM);
+}
+fsdp_status get_norm(Rank &rank) {
+  double norm = 0;
+  return fsdp_get_grad_norm(rank.model, nullptr, &norm);
+}
+fsdp_status read_param(Rank &rank) {
+  std::vector<float> values(rank.def(0).params[0].count());
+  return fsdp_read_param(rank.groups[0], 0, values.data(), FSDP_FLOAT32, values.size());
+}
+fsdp_status seal_another(Rank &rank) {
+  fsdp_model *model = nullptr;
+  FSDP(fsdp_create_model(rank.context, nullptr, &model));
+  return fsdp_seal_model(model);  // the model goes with its context
+}
+fsdp_status begin_update(Rank &rank) { return fsdp_begin_update(rank.model, nullptr); }
+fsdp_status publish(Rank &rank) { return fsdp_publish_weights(rank.model, nullptr); }
+fsdp_status step(Rank &rank) { return fsdp_step_adamw(rank.model, 0.1, nullptr, nullptr); }
+fsdp_status discard(Rank &rank) { return fsdp_discard_step(rank.model, nullptr); }
+fsdp_status close(Rank &rank) { return fsdp_close_context(rank.context); }
+
+const Case cases[] = {
+    {"ValuesAndBeginUpdate", false, sum_values, begin_update, "fsdp_all_reduce_values", "fsdp_begin_update"},
+    {"ValuesAndDiscard", false, sum_values, discard, "fsdp_all_reduce_values", "fsdp_discard_step"},
+    {"ValuesAndRead", false, sum_values, read_param, "fsdp_all_reduce_values", "fsdp_read_param"},
+    {"ValuesAndSeal", false, sum_values, seal_another, "fsdp_all_reduce_values", "fsdp_seal_model"},
+    {"ValuesAndPublish", true, sum_values, publish, "fsdp_all_reduce_values", "fsdp_publish_weights"},
+    {"ValuesAndStep", true, sum_values, step, "fsdp_all_reduce_values", "fsdp_step_adamw"},
+    {"ValuesAndNorm", true, sum_values, get_norm, "fsdp_all_reduce_values", "fsdp_get_grad_norm"},
+    {"CloseAndBeginUpdate", false, close, begin_update, "fsdp_close_context", "fsdp_begin_update"},
+    {"SealAndBeginUpdate", false, seal_another, begin_update, "fsdp_seal_model", "fsdp_begin_update"},
+    {"ReadAndBeginUpdate", false, read_param, begin_update, "fsdp_read_param", "fsdp_begin_update"},
+    {"NormAndRead", true, get_norm, read_param, "fsdp_get_grad_norm", "fsdp_read_param"},
+    {"SealAndClose", false, seal_another, close, "fsdp_seal_model", "fsdp_close_context"},
+};
+
+class Crossing : public testing::TestWithParam<Case> {};
+
+// Which ranks make the second call: given as bits.
+void cross(const Case &crossing, uint32_t ranks, uint32_t others, uint32_t late) {
+  Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS, ranks, FSDP_UNSHARD_MAPPED);
+  scenario.context.timeout_ms = 60'000;
+  run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, scenario);
+    rank.load();
+    if (crossing.window) finish_step(rank, 0);
+    if (r == late) pause_ms(300);
+    const double start = now();
+    const fsdp_status status = (others >> r & 1 ? crossing.second : crossing.first)(rank);
+    require_error(status, FSDP_MISMATCH, {crossing.first_call, crossing.second_call});
+    REQUIRE(now() - start < 2.3);
+  });
+}
+
+TEST_P(Crossing, OfTwoRanks) {
+  cross(GetParam(), 2, 0b01, 2);
+  cross(GetParam(), 2, 0b10, 0);
+}
+
+TEST_P(Crossing, OfFourRanksOneOfThemLate) {
+  cross(GetParam(), 4, 0b1010, 0);
+  cross(GetParam(), 4, 0b0001, 3);
+}
+
+INSTANTIATE_TEST_SUITE_P(Calls, Crossing, testing::ValuesIn(cases), [](const auto &info) { return info.param.name; });
+
+TEST(NotCrossing, SlowRanksAreWaitedFor) {
+  const Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 3, FSDP_UNSHARD_MAPPED);
+  run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, scenario);
+    rank.load();
+    if (r == 1) pause_ms(1000);
+    FSDP(sum_values(rank));
+    if (r == 0) pause_ms(500);
+    clean_step(rank, 0);
+    FSDP(fsdp_close_context(context));
+  });
+}
+
+// The same calls everywhere, each rank at its own pace around the time between two looks: what a rank still shows of a
+// wait that is over must not be taken for a crossing.
+TEST(NotCrossing, RanksAtTheirOwnPace) {
+  const Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 3, FSDP_UNSHARD_MAPPED);
+  run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, scenario);
+    rank.load();
+    std::mt19937 random(r);
+    for (int i = 0; i < 40; ++i) {
+      pause_ms(static_cast<int>(random() % 70));
+      FSDP(sum_values(rank));
+      pause_ms(static_cast<int>(random() % 70));
+      FSDP(begin_update(rank));
+      FSDP(publish(rank));
+    }
+    FSDP(fsdp_close_context(context));
+  });
+}
+
+}  // namespace
