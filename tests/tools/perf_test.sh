@@ -20,7 +20,7 @@ print(eval(sys.argv[1]))' "$1"
 
 measure() {
   rm -f out.jsonl
-  timeout 100 "$perf" -b 4K -e 64K -f 16 -p 3 -w 1 --json out.jsonl "$@" >out 2>err
+  timeout 300 "$perf" -b 4K -e 64K -f 16 -p 3 -w 1 --json out.jsonl "$@" >out 2>err
   status=$?
 }
 
