@@ -34,6 +34,7 @@ void add_options(CLI::App &app, perf::Request &request) {
       ->delimiter(',');
   app.add_option("-n,--ranks", request.ranks, "ranks (2)")->check(CLI::Range(1u, perf::most_ranks));
   app.add_flag("--threads", request.threads, "ranks as threads of one process");
+  app.add_flag("!--no-bind", request.bind, "do not give each rank cores of its own");
   app.add_option("-b,--min-bytes", request.min_bytes, "smallest size (4K)")->transform(CLI::AsSizeValue(false));
   app.add_option("-e,--max-bytes", request.max_bytes, "largest size (256M)")->transform(CLI::AsSizeValue(false));
   app.add_option("-f,--factor", request.factor, "from one size to the next (4)")->check(CLI::Range(2, 1 << 20));
@@ -45,8 +46,11 @@ void add_options(CLI::App &app, perf::Request &request) {
   app.add_option("--plot", request.plot_file, "write the ratios as a picture (SVG)");
   app.add_flag("--mpi", request.mpi, "measure Open MPI in turns: its shared memory and UCX, the faster one counts");
   app.add_option("--depth", request.depth, "step: groups of the model (24)")->check(CLI::Range(1, 10'000));
-  app.add_option("--width", request.width, "step: a group has 12 x width x width weights (256)")
+  app.add_option("--width", request.width, "step: a group has 12 x width x width weights (512)")
       ->check(CLI::Range(1, 1 << 14));
+  app.add_option("--prefetch", request.prefetch, "step: groups gathered ahead (1)")->check(CLI::Range(1, 10'000));
+  app.add_option("--pending", request.pending, "step: full gradient buffers alive at once (2)")
+      ->check(CLI::Range(1, 10'000));
   app.footer(footer);
 }
 

@@ -33,11 +33,12 @@ std::string directory_of_this_program() {
 }
 
 std::vector<std::string> mpirun(uint32_t ranks, const std::vector<std::string> &transport) {
-  std::vector<std::string> command = {"mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
-                                      "-n",     std::to_string(ranks)};
+  // Ranks that share cores must let each other run; others get cores of their own, as fsdp-perf's do.
+  const bool crowded = ranks > std::thread::hardware_concurrency();
+  std::vector<std::string> command = {"mpirun",    "--allow-run-as-root",    "-n", std::to_string(ranks),
+                                      "--bind-to", crowded ? "none" : "core"};
   command.insert(command.end(), transport.begin(), transport.end());
-  // Ranks that share cores must let each other run.
-  if (ranks > std::thread::hardware_concurrency()) command.insert(command.end(), {"--mca", "mpi_yield_when_idle", "1"});
+  if (crowded) command.insert(command.end(), {"--oversubscribe", "--mca", "mpi_yield_when_idle", "1"});
   return command;
 }
 

@@ -2,6 +2,7 @@
 #include "perf/ranks.h"
 
 #include <fmt/format.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -33,10 +34,28 @@ void write_report(const Request &request, const Report &report) {
   if (!request.plot_file.empty()) write_plot(request.plot_file, report.lines(), machine);
 }
 
+// As launchers do: each rank gets its share of the cores that this process may use, and all its threads stay there.
+// Left alone, the kernel may run two ranks on one core for milliseconds while another is idle.
+void bind_to_cores(uint32_t rank, uint32_t ranks) {
+  cpu_set_t allowed, mine;
+  if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  const auto cores = static_cast<uint32_t>(CPU_COUNT(&allowed));
+  if (ranks > cores) return;
+  CPU_ZERO(&mine);
+  uint32_t ordinal = 0;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &allowed)) continue;
+    if (ordinal >= rank * cores / ranks && ordinal < (rank + 1) * cores / ranks) CPU_SET(cpu, &mine);
+    ++ordinal;
+  }
+  ::sched_setaffinity(0, sizeof mine, &mine);
+}
+
 // The world is made by `join`, which differs between processes and threads. Returns the exit status.
 template <class Join>
 int act(const Request &request, Peers *peers, LabMemory &memory, uint32_t rank, const std::string &rendezvous,
         Join &&join) {
+  if (request.bind) bind_to_cores(rank, request.ranks);
   try {
     Member member;
     member.device = fsdp::device::create_host_device({}, member.waiter, member.failure);

@@ -12,6 +12,7 @@ struct Request {
   std::vector<std::string> operations;  // empty: all
   uint32_t ranks = 2;
   bool threads = false;
+  bool bind = true;  // ranks to cores, where there are enough
   uint64_t min_bytes = 4096;
   uint64_t max_bytes = uint64_t{256} << 20;
   uint32_t factor = 4;
@@ -20,7 +21,9 @@ struct Request {
   bool check = false;
   std::string json_file, plot_file;
   bool mpi = false;                  // measure Open MPI in the same run
-  uint32_t depth = 24, width = 256;  // of the model of `step`
+  // of the model of `step`
+  uint32_t depth = 24, width = 512;
+  uint32_t prefetch = 1, pending = 2;
 
   std::vector<uint64_t> sizes() const {
     std::vector<uint64_t> sizes;

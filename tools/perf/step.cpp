@@ -47,7 +47,7 @@ void compute(double seconds) {
 class Step {
  public:
   Step(Bench &bench, fsdp_unshard_mode mode)
-      : bench_(bench), model_(bench, bench.size(), options(mode), shapes(bench)) {}
+      : bench_(bench), model_(bench, bench.size(), options(bench, mode), shapes(bench)) {}
 
   // From the first unshard to the update window.
   Passed pass(const Compute &times) {
@@ -97,10 +97,12 @@ class Step {
   }
 
  private:
-  static fsdp_model_options options(fsdp_unshard_mode mode) {
+  static fsdp_model_options options(const Bench &bench, fsdp_unshard_mode mode) {
     fsdp_model_options options = FSDP_MODEL_OPTIONS_INIT;
     options.unshard_mode = mode;
     options.optimizer = FSDP_OPTIMIZER_CALLER;
+    options.prefetch_depth = bench.request.prefetch;
+    options.max_pending_groups = bench.request.pending;
     return options;
   }
   // A transformer layer has 12 * width * width weights.
@@ -159,6 +161,8 @@ void run_mode(Bench &bench, fsdp_unshard_mode mode) {
   line.checked = bench.request.check;
   line.wrong = wrong;
   line.more = {{"depth", static_cast<double>(bench.request.depth)},
+               {"prefetch", static_cast<double>(bench.request.prefetch)},
+               {"pending", static_cast<double>(bench.request.pending)},
                {"communication_us", (communication.forward + communication.backward) * 1e6},
                {"exposed_percent", 100 * median(exposed)},
                {"cpu_us_per_step", cpu / bench.request.pairs * 1e6}};
