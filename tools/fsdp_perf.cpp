@@ -18,7 +18,7 @@ constexpr const char *footer = R"(
 the fastest copy of as many bytes on all ranks at once; of what does not, the time until one rank sees another's flag.
 
 Examples:
-  fsdp-perf -n 2 -c                                      everything, with its results checked
+  fsdp-perf -n 2 -c                                      everything, checked
   fsdp-perf --op all_gather -b 1M -e 256M --mpi          beside Open MPI
   fsdp-perf --op reduce_scatter --json rs.jsonl --plot rs.svg)";
 
@@ -41,7 +41,9 @@ void add_options(CLI::App &app, perf::Request &request) {
   app.add_option("-w,--warmup", request.warmup, "runs before measuring (3)")->check(CLI::Range(0, 1 << 20));
   app.add_option("-p,--pairs", request.pairs, "measurements, each with its reference; medians are reported (25)")
       ->check(CLI::Range(1, 1 << 20));
-  app.add_flag("-c,--check", request.check, "count wrong elements; any makes the exit status 1");
+  app.add_flag(
+      "-c,--check", request.check,
+      "count wrong elements of collectives, mapped unshards, AdamW's weights and step; any makes the exit status 1");
   app.add_option("--json", request.json_file, "write a line of JSON for each result");
   app.add_option("--plot", request.plot_file, "write the ratios as a picture (SVG)");
   app.add_flag("--mpi", request.mpi, "measure Open MPI in turns: its shared memory and UCX, the faster one counts");

@@ -223,7 +223,9 @@ void Reducer::enqueue(Group &group) {
 void Reducer::enqueue_local(Group &group) {
   const bool accumulate = group.grad.reduced_count > 0;
   const auto sum = [&](const comm::Source &from, fsdp_dtype dtype, fsdp_dtype wire, uint64_t count, float *to, float factor) {
-    runtime_.reduce_stream->rank_sum({from.arena->data() + from.offset, 0, 1, dtype, wire, to, count, factor, accumulate});
+    const bool in_place = reinterpret_cast<std::byte *>(to) == from.arena->writable() + from.offset;
+    runtime_.reduce_stream->rank_sum(
+        {from.arena->data() + from.offset, 0, 1, dtype, wire, to, count, factor, accumulate, in_place});
   };
   runtime_.reduce_trace->begin();
   for (const auto &span : group.reduce_spans)

@@ -104,7 +104,9 @@ def measure(path, width, layers, pairs):
     for _ in range(pairs):
         ours.set_grads(grads)
         times["libfsdp"].append(timed(ours.step))
-        for name, (_, optimizer) in peers.items():
+        for name, (weights, optimizer) in peers.items():
+            for weight, grad in zip(weights, grads):
+                weight.grad.copy_(grad)  # as ours were just written
             times[name].append(timed(optimizer.step))
     elements = sum(t.numel() for t in initial)
     print(f"width {width}, {layers} layers: {len(initial)} tensors, {elements / 1e6:.2f} M elements, {pairs} pairs")

@@ -3,6 +3,7 @@
 // are only slow are left alone.
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <random>
 
 #include "harness.h"
@@ -35,9 +36,11 @@ fsdp_status read_param(Rank &rank) {
   return fsdp_read_param(rank.groups[0], 0, values.data(), FSDP_FLOAT32, values.size());
 }
 fsdp_status seal_another(Rank &rank) {
-  fsdp_model *model = nullptr;
-  FSDP(fsdp_create_model(rank.context, nullptr, &model));
-  return fsdp_seal_model(model);  // the model goes with its context
+  static thread_local std::unique_ptr<fsdp_model, decltype(&fsdp_destroy_model)> model(nullptr, fsdp_destroy_model);
+  fsdp_model *made = nullptr;
+  FSDP(fsdp_create_model(rank.context, nullptr, &made));
+  model.reset(made);  // until the thread ends: destroying it now would replace the message of the seal
+  return fsdp_seal_model(made);
 }
 fsdp_status begin_update(Rank &rank) { return fsdp_begin_update(rank.model, nullptr); }
 fsdp_status publish(Rank &rank) { return fsdp_publish_weights(rank.model, nullptr); }

@@ -96,8 +96,8 @@ Waits waits_of(const Scenario &scenario, Body body) {
   return waits;
 }
 
-constexpr int late_ms = 60;
-constexpr uint64_t long_ns = 45'000'000;
+constexpr int late_ms = 250;
+constexpr uint64_t long_ns = 150'000'000;
 
 TEST(Stats, APeerThatReducesLateIsWaitedForByReduces) {
   const Waits waits = waits_of(scenario_with(FSDP_OPTIM_GRADS_PARAMS, FSDP_UNSHARD_MAPPED), [](Rank &rank, bool late) {

@@ -187,18 +187,24 @@ TEST_F(TraceRing, IsReadWhileStreamsWrite) {
     Rank rank(context, scenario);
     rank.load();
     std::atomic<bool> stop = false;
+    std::string problem;
     std::thread reader([&] {
       const std::string file = path("rank" + std::to_string(r));
-      while (!stop) {
-        if (fsdp_write_trace(context, file.c_str()) != FSDP_OK) break;
-        const TraceFile trace(file);
-        written += trace.timelines.at(r).at("events") <= 32;
+      try {
+        while (!stop) {
+          FSDP(fsdp_write_trace(context, file.c_str()));
+          const TraceFile trace(file);
+          written += trace.timelines.at(r).at("events") <= 32;
+        }
+      } catch (const std::exception &error) {
+        problem = error.what();
       }
     });
     for (uint32_t step = 0; step < 50; ++step) clean_step(rank, step);
-    while (written < 10) pause_ms(1);
+    for (int ms = 0; written < 10 && ms < 20'000; ++ms) pause_ms(1);
     stop = true;
     reader.join();
+    REQUIRE(problem.empty());
     FSDP(fsdp_close_context(context));
   });
   EXPECT_GE(written, 10);

@@ -134,7 +134,7 @@ TEST(Trace, WaitsAddUpToTheCounter) {
   std::vector<uint64_t> waited(2);
   const auto files = trace(traced_scenario(), [&](Rank &rank) {
     for (uint32_t step = 0; step < 3; ++step) {
-      if (rank.rank == 1) pause_ms(20);
+      if (rank.rank == 1) pause_ms(100);
       finish_step(rank, step);
       double norm = 0;
       FSDP(fsdp_get_grad_norm(rank.model, nullptr, &norm));
@@ -154,7 +154,7 @@ TEST(Trace, WaitsAddUpToTheCounter) {
 
 TEST(Trace, WaitsSayForWhat) {
   const auto files = trace(traced_scenario(), [&](Rank &rank) {
-    if (rank.rank == 1) pause_ms(30);
+    if (rank.rank == 1) pause_ms(300);
     clean_step(rank, 0);
   });
   bool reduce = false;

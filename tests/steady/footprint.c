@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Trains a model of 64 MiB of weights for some steps and compares what the kernel charges to the processes
+ * Trains a model of 128 MiB of weights for some steps and compares what the kernel charges to the processes
  * (/proc/self/smaps: proportional size, PSS, in which a page that N mappings share counts 1 / N for each) with the
  * plan: what the allocator counted is the plan, to the byte, and training has not changed it; each process has grown by
  * the plan of its rank, within 1 %: all its memory but the machine code, which is the program's and the system's files,
@@ -12,7 +12,7 @@
 
 #include "../abi/check.h"
 
-enum { GROUPS = 16, ROWS = 1024, COLUMNS = 1024, STEPS = 4 };
+enum { GROUPS = 32, ROWS = 1024, COLUMNS = 1024, STEPS = 4 };
 static const uint64_t group_bytes = 4ull * ROWS * COLUMNS;
 
 /* PSS in bytes: of all memory of the process but files, or of the shared memory in which an address lies. */

@@ -47,11 +47,5 @@ TEST(KernelCopy, ChosenByItselfAcrossItsLimits) {
       check(device::kernels::choose_copy(bytes), bytes, 4, 8);
 }
 
-TEST(KernelCopy, OntoItselfIsNothing) {
-  std::vector<unsigned char> bytes(size_t{17} << 20, 3);
-  device::kernels::copy_bytes(bytes.data(), bytes.data(), bytes.size());
-  EXPECT_EQ(bytes.back(), 3);
-}
-
 }  // namespace
 }  // namespace fsdp::test

@@ -41,7 +41,7 @@ constexpr Kind kinds[] = {
 
 }  // namespace
 
-// The kind is chosen by the first rank, from all ranks copying at once.
+// The kind is chosen from all ranks copying at once.
 CopyReference::CopyReference(Bench &bench, uint64_t bytes)
     : from_(bench.member.device->allocate(bytes, "copy reference, source")),
       to_(bench.member.device->allocate(bytes, "copy reference, target")),
@@ -55,8 +55,8 @@ CopyReference::CopyReference(Bench &bench, uint64_t bytes)
       const uint64_t repeats = std::max<uint64_t>((uint64_t{4} << 20) / bytes_, 1);
       best[kind_] = std::min(best[kind_], bench.lab.time(copy, repeats));
     }
-  kind_ = static_cast<uint32_t>(
-      bench.lab.from_first(static_cast<uint64_t>(std::min_element(best.begin(), best.end()) - best.begin())));
+  // The times are the slowest rank's, so every rank chooses alike.
+  kind_ = static_cast<uint32_t>(std::min_element(best.begin(), best.end()) - best.begin());
 }
 
 void CopyReference::operator()() { kinds[kind_].copy(to_->data(), from_->data(), bytes_); }

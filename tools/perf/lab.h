@@ -35,7 +35,6 @@ class Lab {
   void meet();
   double longest(double mine);  // over the ranks, the same on each
   uint64_t sum(uint64_t mine);
-  uint64_t from_first(uint64_t mine);  // rank 0's
   void *share_handle(void *mine);      // rank 0's; ranks as threads only
 
   // Seconds of one run of `work`, over `repeats` of them, on the slowest rank; all ranks start at once.

@@ -10,9 +10,8 @@ namespace perf {
 namespace {
 
 // Long against a clock's grain, and against a time slice where ranks share cores.
-double sample_seconds(const Bench &bench) {
-  return bench.size() > std::thread::hardware_concurrency() ? 20e-3 : 300e-6;
-}
+bool crowded(const Bench &bench) { return bench.size() > std::thread::hardware_concurrency(); }
+double sample_seconds(const Bench &bench) { return crowded(bench) ? 20e-3 : 300e-6; }
 
 double percentile(std::vector<double> values, double part) {
   if (values.empty()) return 0;
@@ -83,7 +82,10 @@ Measured measure(Bench &bench, const Work &work, const Work &reference, std::opt
 Measured measure_latency(Bench &bench, const Work &work, std::optional<PeerCall> peer) {
   Turns turns(bench, work, peer);
   bench.lab.flag_one_way(100);
-  return turns([&] { return bench.lab.flag_one_way(1000); });
+  Measured measured = turns([&] { return bench.lab.flag_one_way(1000); });
+  // Where ranks share cores the flag waits for a time slice: no reference.
+  if (crowded(bench)) measured.ratio = 0;
+  return measured;
 }
 
 Line make_line(const Bench &bench, const char *operation, const char *variant, const char *dtype, uint64_t bytes,

@@ -66,7 +66,13 @@ PeerJob::PeerJob(std::string name, std::vector<std::string> command) : name_(std
   memory_ = static_cast<peer_memory *>(data);
   command.push_back(directory_of_this_program() + "/fsdp-perf-mpi");
   command.push_back(file_);
-  process_ = start(command);
+  try {
+    process_ = start(command);
+  } catch (...) {
+    ::munmap(memory_, sizeof(peer_memory));
+    ::unlink(file_.c_str());
+    throw;
+  }
 }
 
 PeerJob::~PeerJob() {

@@ -93,6 +93,22 @@ int run_threads(const Request &request, Peers *peers, LabMemory &memory) {
   return *std::max_element(codes.begin(), codes.end());
 }
 
+// The worst exit status. Only these: the peers' jobs are children too. One that is killed tells the others to stop.
+int await_processes(std::vector<pid_t> processes, LabMemory &memory) {
+  int worst = 0;
+  while (!processes.empty()) {
+    for (size_t i = processes.size(); i-- > 0;) {
+      int status = 0;
+      if (::waitpid(processes[i], &status, WNOHANG) != processes[i]) continue;
+      if (!WIFEXITED(status)) memory.failed.store(true);
+      worst = std::max(worst, WIFEXITED(status) ? WEXITSTATUS(status) : 1);
+      processes.erase(processes.begin() + static_cast<long>(i));
+    }
+    ::usleep(20'000);
+  }
+  return worst;
+}
+
 int run_processes(const Request &request, Peers *peers, LabMemory &memory) {
   const std::string rendezvous = fmt::format("fsdp-perf-{}", ::getpid());
   std::vector<pid_t> processes;
@@ -114,14 +130,7 @@ int run_processes(const Request &request, Peers *peers, LabMemory &memory) {
     }
     processes.push_back(process);
   }
-  int worst = 0;
-  for (size_t i = 0; i < processes.size(); ++i) {
-    int status = 0;
-    ::wait(&status);
-    if (!WIFEXITED(status)) memory.failed.store(true);
-    worst = std::max(worst, WIFEXITED(status) ? WEXITSTATUS(status) : 1);
-  }
-  return worst;
+  return await_processes(processes, memory);
 }
 
 }  // namespace

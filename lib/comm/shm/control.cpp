@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/shm/control.h"
 
+#include <sched.h>
+
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -11,7 +14,7 @@ namespace fsdp::comm {
 namespace {
 
 constexpr uint64_t control_magic = 0x66736470'63746c31;  // "fsdpctl1"
-constexpr uint32_t control_version = 2;
+constexpr uint32_t control_version = 3;
 
 fsdp_status status_of(Verdict verdict) {
   switch (verdict) {
@@ -53,6 +56,22 @@ Control::Control(const Fd &file, uint32_t world_size)
   if (head().magic != control_magic || head().version != control_version || head().world_size != world_size)
     fail(FSDP_SYSTEM, "the job's control memory is not of this version of the library, or not for {} ranks",
          world_size);
+  add_cores();
+}
+
+// A launcher may have bound each rank to cores of its own. The last to come counts all.
+void Control::add_cores() noexcept {
+  cpu_set_t mine;
+  if (::sched_getaffinity(0, sizeof mine, &mine) != 0) return;
+  uint32_t count = 0;
+  for (size_t word = 0; word < std::size(head().cores); ++word) {
+    uint64_t bits = 0;
+    for (size_t bit = 0; bit < 64; ++bit) bits |= uint64_t{CPU_ISSET(word * 64 + bit, &mine) != 0} << bit;
+    count += static_cast<uint32_t>(std::popcount(head().cores[word].fetch_or(bits) | bits));
+  }
+  uint32_t known = head().core_count.load();
+  while (known < count && !head().core_count.compare_exchange_weak(known, count)) {
+  }
 }
 
 Membership Control::membership(uint32_t rank) const noexcept {

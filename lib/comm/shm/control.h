@@ -31,6 +31,9 @@ class Control {
   Control(const Fd &file, uint32_t world_size);
 
   uint32_t world_size() const noexcept { return world_size_; }
+  // More ranks than the cores that those which have come may use between them: a waiting rank keeps another from
+  // coming.
+  bool crowded() const noexcept { return world_size_ > head().core_count.load(std::memory_order_relaxed); }
   Membership membership(uint32_t rank) const noexcept;
   void set_membership(uint32_t rank, Membership state) noexcept;
 
@@ -49,7 +52,10 @@ class Control {
     alignas(64) std::atomic<uint64_t> verdict;  // kind | rank << 32
     std::atomic<uint32_t> text_ready;
     char text[944];
+    std::atomic<uint64_t> cores[16];  // one bit for each core that any rank may use
+    std::atomic<uint32_t> core_count;
   };
+  void add_cores() noexcept;
   struct alignas(64) Member {
     std::atomic<uint32_t> state;
   };

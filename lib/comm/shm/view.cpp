@@ -21,7 +21,7 @@ std::byte *map(const Fd &file, uint64_t bytes, int protection) {
 
 }  // namespace
 
-#if !defined(__SANITIZE_THREAD__)
+#ifndef FSDP_ONE_VIEW
 
 std::byte *map_view(const Fd &file, uint64_t bytes, int protection) { return map(file, bytes, protection); }
 void unmap_view(std::byte *data, uint64_t bytes) noexcept { ::munmap(data, bytes); }

@@ -12,6 +12,14 @@
 namespace fsdp::comm {
 
 #if defined(__SANITIZE_THREAD__)
+#define FSDP_ONE_VIEW 1
+#elif defined(__has_feature)  // clang
+#if __has_feature(thread_sanitizer)
+#define FSDP_ONE_VIEW 1
+#endif
+#endif
+
+#ifdef FSDP_ONE_VIEW
 constexpr bool views_are_protected = false;
 #else
 constexpr bool views_are_protected = true;

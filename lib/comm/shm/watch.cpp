@@ -23,12 +23,6 @@ uint64_t thread_number() noexcept {
   return number;
 }
 
-uint32_t core_count() noexcept {
-  cpu_set_t set;
-  if (::sched_getaffinity(0, sizeof set, &set) == 0) return static_cast<uint32_t>(CPU_COUNT(&set));
-  return static_cast<uint32_t>(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN)));
-}
-
 std::string rank_list(const std::vector<uint32_t> &ranks) {
   return format_text("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
 }
@@ -36,24 +30,20 @@ std::string rank_list(const std::vector<uint32_t> &ranks) {
 }  // namespace
 
 Watch::Watch(Control &control, Links &links, uint32_t rank, const Waiter &waiter, Failure &failure)
-    : control_(control),
-      links_(links),
-      rank_(rank),
-      waiter_(waiter),
-      failure_(failure),
-      crowded_(control.world_size() > core_count()) {}
+    : control_(control), links_(links), rank_(rank), waiter_(waiter), failure_(failure) {}
 
 void Watch::enter_caller() noexcept { caller_.store(thread_number(), std::memory_order_relaxed); }
 
 // Yielding costs little where nobody else wants the core, and lets a peer come that does: callers and streams of the
 // same ranks compete even where there are as many cores as ranks.
 bool Watch::spin(Awaited &awaited) {
-  for (int i = 0; i < (crowded_ ? 0 : 128); ++i) {
+  const bool crowded = control_.crowded();
+  for (int i = 0; i < (crowded ? 0 : 128); ++i) {
     if (awaited.come()) return true;
     relax();
   }
   const auto end = Clock::now() + spin_time;
-  for (int i = 0; crowded_ ? i < 4 : Clock::now() < end; ++i) {
+  for (int i = 0; crowded ? i < 4 : Clock::now() < end; ++i) {
     ::sched_yield();
     if (awaited.come()) return true;
   }

@@ -61,7 +61,6 @@ class Watch {
   uint32_t rank_;
   const Waiter &waiter_;
   Failure &failure_;
-  bool crowded_;  // more ranks than cores: a spinning rank keeps another from coming
   std::atomic<uint64_t> caller_{0};
 };
 

@@ -23,7 +23,7 @@ void add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype,
 void scale(float *values, float factor, uint64_t count);
 
 // In one pass: starts from rank 0's value and adds the others in rank order; no multiplication if factor is 1. out
-// may be the slice of one of the ranks, at the same elements. Large outputs are written past the caches.
+// may be the slice of one of the ranks, at the same elements. Large outputs elsewhere are written past the caches.
 void rank_sum(const RankSum &sum);
 
 // Sum of double(x) * double(x). Each granule has 16 partial sums, element i going to number i % 16; they are folded in
