@@ -41,9 +41,8 @@ void add_options(CLI::App &app, perf::Request &request) {
   app.add_option("-w,--warmup", request.warmup, "runs before measuring (3)")->check(CLI::Range(0, 1 << 20));
   app.add_option("-p,--pairs", request.pairs, "measurements, each with its reference; medians are reported (25)")
       ->check(CLI::Range(1, 1 << 20));
-  app.add_flag(
-      "-c,--check", request.check,
-      "count wrong elements of collectives, mapped unshards, AdamW's weights and step; any makes the exit status 1");
+  app.add_flag("-c,--check", request.check,
+               "count wrong elements of collectives, unshards, AdamW and step; any makes the exit status 1");
   app.add_option("--json", request.json_file, "write a line of JSON for each result");
   app.add_option("--plot", request.plot_file, "write the ratios as a picture (SVG)");
   app.add_flag("--mpi", request.mpi, "measure Open MPI in turns: its shared memory and UCX, the faster one counts");

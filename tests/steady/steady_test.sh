@@ -10,9 +10,7 @@ hooks=$(realpath "$3")
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source-path=SCRIPTDIR source=../tools/tap.sh
 . "$here/../tools/tap.sh"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
+enter_scratch
 export OPENBLAS_NUM_THREADS=1
 # Progress and JSON are written in every step, so that their cost counts too.
 small="--layers 3 --width 64 --heads 4 --context 32 --batch 12 --steps 20 --json out.json --corpus $here"

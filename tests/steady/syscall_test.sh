@@ -7,9 +7,7 @@ run=$(realpath "$1")
 resident=$(realpath "$2")
 # shellcheck source-path=SCRIPTDIR source=../tools/tap.sh
 . "$(dirname "$0")/../tools/tap.sh"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
+enter_scratch
 
 strace -f -o trace true 2>log || {
   skip 'system calls of resident groups' "strace does not work here: $(head -n 1 log)"

@@ -6,9 +6,7 @@ set -u
 perf=$(realpath "$1")
 # shellcheck source-path=SCRIPTDIR
 . "$(dirname "$0")/tap.sh"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
+enter_scratch
 
 # lines EXPRESSION: evaluates Python with `lines`, the JSON lines written last.
 lines() {

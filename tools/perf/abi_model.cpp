@@ -54,6 +54,35 @@ void AbiModel::add_group(const GroupShape &shape) {
   check(
       fsdp_create_group(model.get(), name.c_str(), params.data(), params.size(), sizeof(fsdp_param), nullptr, &group));
   groups.push_back(group);
+  shapes.push_back(shape);
+}
+
+namespace {
+float pattern(size_t group, uint64_t i) { return static_cast<float>(group + i % 1024); }
+}  // namespace
+
+void AbiModel::load_pattern() {
+  check(fsdp_begin_update(model.get(), nullptr));
+  for (size_t g = 0; g < groups.size(); ++g) {
+    std::vector<float> values(shapes[g].elements);
+    for (uint64_t i = 0; i < values.size(); ++i) values[i] = pattern(g, i);
+    for (uint64_t p = 0; p < shapes[g].param_count; ++p)
+      check(fsdp_load_param(groups[g], p, values.data(), FSDP_FLOAT32, values.size(), FSDP_EVERY_RANK));
+  }
+  check(fsdp_publish_weights(model.get(), nullptr));
+}
+
+uint64_t AbiModel::count_wrong(size_t group) {
+  uint64_t wrong = 0;
+  check(fsdp_unshard(groups[group], FSDP_EVAL, nullptr));
+  for (uint64_t p = 0; p < shapes[group].param_count; ++p) {
+    fsdp_tensor tensor = FSDP_TENSOR_INIT;
+    check(fsdp_get_param(groups[group], p, FSDP_EVAL, &tensor));
+    for (uint64_t i = 0; i < tensor.element_count; ++i)
+      wrong += static_cast<const float *>(tensor.data)[i] != pattern(group, i);
+  }
+  check(fsdp_reshard(groups[group], FSDP_EVAL, nullptr));
+  return wrong;
 }
 
 AbiModel::~AbiModel() {

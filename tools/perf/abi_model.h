@@ -22,11 +22,16 @@ struct AbiModel {
   AbiModel(const AbiModel &) = delete;
   AbiModel &operator=(const AbiModel &) = delete;
 
+  // Collective: weight i of every parameter of group g becomes g + i % 1024, and is published.
+  void load_pattern();
+  // How many weights of a group differ from that in an unshard.
+  uint64_t count_wrong(size_t group);
   void check(fsdp_status status) const { tools::check(status, context.get()); }
 
   tools::Context context;
   tools::Model model;
   std::vector<fsdp_group *> groups;
+  std::vector<GroupShape> shapes;
 
  private:
   void join(Bench &bench, uint32_t size);

@@ -35,7 +35,7 @@ class Lab {
   void meet();
   double longest(double mine);  // over the ranks, the same on each
   uint64_t sum(uint64_t mine);
-  void *share_handle(void *mine);      // rank 0's; ranks as threads only
+  void *share_handle(void *mine);  // rank 0's; ranks as threads only
 
   // Seconds of one run of `work`, over `repeats` of them, on the slowest rank; all ranks start at once.
   double time(const std::function<void()> &work, uint64_t repeats);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "perf/peer.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <linux/futex.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/mman.h>
@@ -54,25 +54,21 @@ int start(const std::vector<std::string> &command) {
 
 }  // namespace
 
-PeerJob::PeerJob(std::string name, std::vector<std::string> command) : name_(std::move(name)), owner_(::getpid()) {
-  char file[] = "/dev/shm/fsdp-perf-XXXXXX";
-  const int fd = ::mkstemp(file);
-  if (fd < 0 || ::ftruncate(fd, sizeof(peer_memory)) != 0)
-    throw std::system_error(errno, std::generic_category(), file);
-  file_ = file;
-  void *data = ::mmap(nullptr, sizeof(peer_memory), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  ::close(fd);
-  if (data == MAP_FAILED) throw std::system_error(errno, std::generic_category(), file);
-  memory_ = static_cast<peer_memory *>(data);
+// The file has no name that could be left behind: the job's ranks open it through this process.
+PeerJob::PeerJob(std::string name, std::vector<std::string> command)
+    : name_(std::move(name)), owner_(::getpid()), file_(::memfd_create("fsdp-perf", MFD_CLOEXEC)) {
+  if (!file_ || ::ftruncate(file_.get(), sizeof(peer_memory)) != 0)
+    throw std::system_error(errno, std::generic_category(), "memory shared with the peer");
   command.push_back(directory_of_this_program() + "/fsdp-perf-mpi");
-  command.push_back(file_);
-  try {
-    process_ = start(command);
-  } catch (...) {
-    ::munmap(memory_, sizeof(peer_memory));
-    ::unlink(file_.c_str());
-    throw;
+  command.push_back(fmt::format("/proc/{}/fd/{}", owner_, file_.get()));
+  process_ = start(command);
+  process_fd_ = fsdp::comm::Fd(static_cast<int>(::syscall(SYS_pidfd_open, process_, 0)));
+  void *data = ::mmap(nullptr, sizeof(peer_memory), PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(), 0);
+  if (!process_fd_ || data == MAP_FAILED) {
+    ::kill(process_, SIGTERM);
+    throw std::system_error(errno, std::generic_category(), name_);
   }
+  memory_ = static_cast<peer_memory *>(data);
 }
 
 PeerJob::~PeerJob() {
@@ -83,7 +79,12 @@ PeerJob::~PeerJob() {
     if (tries == 30) ::kill(process_, SIGTERM);
   }
   ::munmap(memory_, sizeof(peer_memory));
-  ::unlink(file_.c_str());
+}
+
+// Any rank may ask, not only its parent.
+bool PeerJob::ended() const {
+  pollfd state{process_fd_.get(), POLLIN, 0};
+  return ::poll(&state, 1, 0) > 0;
 }
 
 void PeerJob::tell(uint32_t operation) {
@@ -101,8 +102,7 @@ double PeerJob::measure(const PeerCall &call, uint64_t repeats, uint32_t ranks, 
   const timespec slice{0, 100'000'000};
   for (uint32_t seen; (seen = __atomic_load_n(&memory_->done, __ATOMIC_ACQUIRE)) != memory_->command;) {
     if (now() - start > limit_seconds) throw std::runtime_error(fmt::format("{} does not answer", name_));
-    if (::getpid() == owner_ && ::waitpid(process_, nullptr, WNOHANG) == process_)
-      throw std::runtime_error(fmt::format("{} ended early", name_));
+    if (ended()) throw std::runtime_error(fmt::format("{} ended early", name_));
     ::syscall(SYS_futex, &memory_->done, FUTEX_WAIT, seen, &slice, nullptr, 0);
   }
   return *std::max_element(memory_->seconds, memory_->seconds + ranks);

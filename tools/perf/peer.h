@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/fd.h"
 #include "perf/bench.h"
 #include "perf/peer_memory.h"
 
@@ -23,20 +24,23 @@ enum class PeerOperation : uint32_t {
 // A job of the peer's ranks, waiting to be asked.
 class PeerJob {
  public:
+  // Throws if the command cannot be started.
   PeerJob(std::string name, std::vector<std::string> command);
   ~PeerJob();  // only in the process that made it
   PeerJob(const PeerJob &) = delete;
   PeerJob &operator=(const PeerJob &) = delete;
 
   const std::string &name() const { return name_; }
-  // Seconds of all repeats on the slowest rank. Throws if the job does not answer.
+  // Seconds of all repeats on the slowest rank. Throws if the job has ended or does not answer.
   double measure(const PeerCall &call, uint64_t repeats, uint32_t ranks, double limit_seconds = 600);
 
  private:
   void tell(uint32_t operation);
+  bool ended() const;
 
-  std::string name_, file_;
+  std::string name_;
   int owner_, process_ = -1;
+  fsdp::comm::Fd file_, process_fd_;
   peer_memory *memory_ = nullptr;
 };
 

@@ -20,7 +20,7 @@ struct Request {
   uint32_t pairs = 25;
   bool check = false;
   std::string json_file, plot_file;
-  bool mpi = false;                  // measure Open MPI in the same run
+  bool mpi = false;  // measure Open MPI in the same run
   // of the model of `step`
   uint32_t depth = 24, width = 512;
   uint32_t prefetch = 1, pending = 2;

@@ -86,6 +86,11 @@ void run_copied(Bench &bench) {
       model.check(fsdp_get_stats(model.model.get(), &stats));
       return stats;
     };
+    uint64_t wrong = 0;
+    if (bench.request.check) {
+      model.load_pattern();
+      wrong = bench.lab.sum(model.count_wrong(0) + model.count_wrong(1));
+    }
     uint32_t turn = 0;
     const Work work = [&] {
       fsdp_group *group = model.groups[++turn % 2];
@@ -99,6 +104,8 @@ void run_copied(Bench &bench) {
     Line line = make_line(bench, "unshard", "copied", "bytes", bytes, measure(bench, work, [&] { copy(); }));
     line.bus_factor = (bench.size() - 1.0) / bench.size();
     line.reference = copy.name();
+    line.checked = bench.request.check;
+    line.wrong = wrong;
     line.more = {{"bytes_moved", moved}};
     bench.report.add(line);
   }

@@ -7,8 +7,7 @@ Both take turns. Each round of each has two runs: the training on 2 ranks, and i
 so that the machine is as busy, each with the same rows per step but without sharding and without a peer. Subtracted are
   compute    forward and backward passes, as the processes alone measured them
   AdamW      clipping and AdamW of the process alone, which has the whole state, halved: each of 2 ranks has half of it
-What remains of a step is what sharding costs: gathers, reductions, waiting for the other rank, bookkeeping. Given twice:
-of the fastest step of all rounds, which is what a machine with other work on it can still tell, and of the medians.
+What remains of a step is what sharding costs: gathers, reductions, waiting for the other rank, bookkeeping.
 """
 import argparse
 import json
@@ -170,19 +169,15 @@ def read_trace(path):
     return steps
 
 
-def summarize(rounds, choose):
-    """choose: which of all rounds' lists of seconds stands for them."""
-    step, compute, optimizer = (choose([r[key] for r in rounds]) for key in ("step", "compute", "optimizer"))
-    return {"step_s": step, "compute_s": compute, "optimizer_half_s": optimizer / RANKS,
-            "beyond_compute_s": step - compute, "beyond_compute_and_optimizer_s": step - compute - optimizer / RANKS}
-
-
-def fastest(lists):
-    return min(min(values) for values in lists)
-
-
-def middle(lists):
-    return median([median(values) for values in lists])
+def summarize(rounds):
+    """Medians within each round, differences within each round, and the medians of those over the rounds."""
+    each = []
+    for taken in rounds:
+        step, compute, optimizer = (median(taken[key]) for key in ("step", "compute", "optimizer"))
+        each.append({"step_s": step, "compute_s": compute, "optimizer_half_s": optimizer / RANKS,
+                     "beyond_compute_s": step - compute,
+                     "beyond_compute_and_optimizer_s": step - compute - optimizer / RANKS})
+    return {key: median(one[key] for one in each) for key in each[0]}
 
 
 def difference(ours, theirs):
@@ -193,11 +188,10 @@ def print_table(result):
     rows = (("step", "step_s"), ("forward and backward alone", "compute_s"),
             ("clip and AdamW alone, halved", "optimizer_half_s"), ("step - compute", "beyond_compute_s"),
             ("step - compute - AdamW", "beyond_compute_and_optimizer_s"))
-    for name in ("fastest", "median"):
-        ours, theirs = result["libfsdp"][name], result["fsdp2"][name]
-        print(f"\n{'ms, ' + name + ' step':34} {'libfsdp':>10} {'FSDP2':>10} {'ratio':>8}")
-        for label, key in rows:
-            print(f"{label:34} {1e3 * ours[key]:10.2f} {1e3 * theirs[key]:10.2f} {ours[key] / theirs[key]:8.3f}")
+    ours, theirs = result["libfsdp"]["median"], result["fsdp2"]["median"]
+    print(f"\n{'ms, medians':34} {'libfsdp':>10} {'FSDP2':>10} {'ratio':>8}")
+    for label, key in rows:
+        print(f"{label:34} {1e3 * ours[key]:10.2f} {1e3 * theirs[key]:10.2f} {ours[key] / theirs[key]:8.3f}")
     print(f"\n{'MiB':34} {'libfsdp':>10} {'FSDP2':>10} {'ratio':>8}")
     for label, key in (("peak resident, largest rank", "peak_rss_mib"), ("proportional, both ranks", "sum_pss_mib")):
         ours, theirs = (result[side]["memory"][key] for side in ("libfsdp", "fsdp2"))
@@ -223,8 +217,7 @@ def main():
               "steps": args.steps, "strategy": args.strategy,
               "loss_difference": max(difference(a["losses"], b["losses"]) for a, b in zip(ours, theirs))}
     for side, rounds, used in (("libfsdp", ours, memory[0]), ("fsdp2", theirs, memory[1])):
-        result[side] = {"fastest": summarize(rounds, fastest), "median": summarize(rounds, middle), "memory": used,
-                        "rounds": rounds}
+        result[side] = {"median": summarize(rounds), "memory": used, "rounds": rounds}
     print(f"\nPyTorch {version}, {result['parameters'] / 1e6:.2f} M parameters, {RANKS} ranks, {args.strategy}")
     print_table(result)
     if args.json:

@@ -29,11 +29,6 @@ def parse():
     return parser.parse_args()
 
 
-def read_memory_kib(field, path="/proc/self/status"):
-    with open(path, encoding="ascii") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith(field + ":"))
-
-
 def learning_rate(step, steps, highest=1e-3):
     """Linear warmup, then a cosine down to a tenth."""
     warmup = min(steps // 10, 20)
@@ -89,7 +84,6 @@ def train(args, model, optimizer, rows, world_size):
 def main():
     args = parse()
     torch.set_num_threads(1)
-    base = read_memory_kib("VmRSS")
     rank, world_size = 0, 1
     if not args.alone:
         dist.init_process_group("gloo")
@@ -102,7 +96,7 @@ def main():
     if rank == 0:
         with open(args.json, "w", encoding="ascii") as file:
             json.dump({"torch": torch.__version__, "parameters": sum(p.numel() for p in model.parameters()),
-                       "base_kib": base, "peak_kib": read_memory_kib("VmHWM"), "steps": steps}, file)
+                       "steps": steps}, file)
     if not args.alone:
         dist.destroy_process_group()
 
