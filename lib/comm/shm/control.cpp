@@ -59,16 +59,14 @@ Control::Control(const Fd &file, uint32_t world_size)
   add_cores();
 }
 
-// A launcher may have bound each rank to cores of its own. The last to come counts all.
+// A launcher may have bound each rank to cores of its own. Who has added its cores last counts those of all.
 void Control::add_cores() noexcept {
   cpu_set_t mine;
   if (::sched_getaffinity(0, sizeof mine, &mine) != 0) return;
+  for (size_t cpu = 0; cpu < 64 * std::size(head().cores); ++cpu)
+    if (CPU_ISSET(cpu, &mine)) head().cores[cpu / 64].fetch_or(uint64_t{1} << cpu % 64);
   uint32_t count = 0;
-  for (size_t word = 0; word < std::size(head().cores); ++word) {
-    uint64_t bits = 0;
-    for (size_t bit = 0; bit < 64; ++bit) bits |= uint64_t{CPU_ISSET(word * 64 + bit, &mine) != 0} << bit;
-    count += static_cast<uint32_t>(std::popcount(head().cores[word].fetch_or(bits) | bits));
-  }
+  for (const auto &word : head().cores) count += static_cast<uint32_t>(std::popcount(word.load()));
   uint32_t known = head().core_count.load();
   while (known < count && !head().core_count.compare_exchange_weak(known, count)) {
   }

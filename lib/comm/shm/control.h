@@ -32,8 +32,11 @@ class Control {
 
   uint32_t world_size() const noexcept { return world_size_; }
   // More ranks than the cores that those which have come may use between them: a waiting rank keeps another from
-  // coming.
-  bool crowded() const noexcept { return world_size_ > head().core_count.load(std::memory_order_relaxed); }
+  // coming. False if the kernel does not say which.
+  bool crowded() const noexcept {
+    const uint32_t cores = head().core_count.load(std::memory_order_relaxed);
+    return cores != 0 && world_size_ > cores;
+  }
   Membership membership(uint32_t rank) const noexcept;
   void set_membership(uint32_t rank, Membership state) noexcept;
 
