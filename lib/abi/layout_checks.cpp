@@ -7,7 +7,7 @@
 
 static_assert(sizeof(fsdp_error) == 1056 && offsetof(fsdp_error, message) == 32);
 static_assert(sizeof(fsdp_tensor) == 40 && offsetof(fsdp_tensor, dtype) == 36);
-static_assert(sizeof(fsdp_context_options) == 96 && offsetof(fsdp_context_options, trace_events) == 88);
+static_assert(sizeof(fsdp_context_options) == 112 && offsetof(fsdp_context_options, flight_directory) == 104);
 static_assert(sizeof(fsdp_mesh_options) == 16);
 static_assert(sizeof(fsdp_model_options) == 72 && offsetof(fsdp_model_options, prefetch_bytes) == 64);
 static_assert(sizeof(fsdp_visit) == 8);

@@ -141,9 +141,54 @@ class Communicator {
   virtual void next_round() = 0;
 };
 
+// One all-reduce of a launch, in place: the `count` values of every rank become their sum in rank order.
+struct SumSpan {
+  float *values;
+  uint64_t count;
+};
+
+// One reduce-scatter of a launch: `values` has size() * count elements on every rank, and rank r's slice of them is
+// [r * count, +count). The slices that all ranks have for this one are added in rank order: to = s0, += s1, ... or,
+// to accumulate, to += s0, += s1, ... `to` may be this rank's own slice of `values`, then without accumulate.
+struct SliceSumSpan {
+  float *values;
+  uint64_t count;
+  float *to;
+  bool accumulate;
+};
+
+// One all-gather of a launch, in place: rank r's `bytes` bytes lie at whole + r * bytes on every rank.
+struct WholeSpan {
+  std::byte *whole;
+  uint64_t bytes;
+};
+
+// Collectives between ranks that need not share memory: each names addresses of its own. A collective has been done
+// when its task on the stream has: this rank's buffers may then be written again. Order, rounds and failure as
+// Communicator; every message carries the fingerprint of its call, and ranks that call different things get MISMATCH
+// naming both. The sums of reduce_scatter and all_reduce are the same additions, so their bits are equal.
+class MessageCommunicator {
+ public:
+  virtual ~MessageCommunicator() = default;
+  virtual void all_reduce(std::span<const SumSpan> spans, Tag tag, device::Stream &stream) = 0;
+  virtual void reduce_scatter(std::span<const SliceSumSpan> spans, Tag tag, device::Stream &stream) = 0;
+  virtual void all_gather(std::span<const WholeSpan> spans, Tag tag, device::Stream &stream) = 0;
+  virtual void broadcast(std::byte *data, uint64_t bytes, uint32_t root, Tag tag, device::Stream &stream) = 0;
+  virtual void barrier(Tag tag, device::Stream &stream) = 0;
+  // Bytes that this rank has sent to others, for statistics.
+  virtual uint64_t sent_bytes() const noexcept = 0;
+
+  virtual void quiesce() = 0;
+  virtual void abandon() = 0;
+  virtual std::optional<Error> broken() const = 0;
+  virtual void next_round() = 0;
+};
+
+// A team whose ranks are on several hosts has no arena, gate or Communicator: UNSUPPORTED.
 class Team {
  public:
   virtual ~Team() = default;
+  virtual bool spans_hosts() const noexcept = 0;
   virtual uint32_t rank() const noexcept = 0;
   virtual uint32_t size() const noexcept = 0;
   // The rank of the job that is rank r of the team: what errors name.
@@ -156,6 +201,7 @@ class Team {
                                               const std::string &what) = 0;
   virtual std::unique_ptr<Gate> create_gate(const std::string &what) = 0;
   virtual std::unique_ptr<Communicator> create_communicator(const std::string &what) = 0;
+  virtual std::unique_ptr<MessageCommunicator> create_message_communicator(const std::string &what) = 0;
   // Every rank's bytes, in rank order; lengths may differ.
   virtual std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> mine, const std::string &what) = 0;
   // The same for a fixed length without allocation: rank r's `bytes` bytes go to all + r * bytes (any length, in

@@ -35,7 +35,7 @@ AT(fsdp_tensor, element_count, 24);
 AT(fsdp_tensor, dimension_count, 32);
 AT(fsdp_tensor, dtype, 36);
 
-SIZE(fsdp_context_options, 96);
+SIZE(fsdp_context_options, 112);
 AT(fsdp_context_options, struct_size, 0);
 AT(fsdp_context_options, flags, 8);
 AT(fsdp_context_options, world_size, 12);
@@ -51,6 +51,9 @@ AT(fsdp_context_options, debug_delay_us, 68);
 AT(fsdp_context_options, debug_delay_seed, 72);
 AT(fsdp_context_options, debug_failed_allocation, 80);
 AT(fsdp_context_options, trace_events, 88);
+AT(fsdp_context_options, heartbeat_timeout_ms, 96);
+AT(fsdp_context_options, flight_events, 100);
+AT(fsdp_context_options, flight_directory, 104);
 
 SIZE(fsdp_mesh_options, 16);
 AT(fsdp_mesh_options, struct_size, 0);

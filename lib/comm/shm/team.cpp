@@ -223,4 +223,8 @@ std::unique_ptr<Communicator> ShmTeam::create_communicator(const std::string &wh
                                            share_words(ShmCommunicator::size_bytes(size()), what));
 }
 
+std::unique_ptr<MessageCommunicator> ShmTeam::create_message_communicator(const std::string &what) {
+  fail(FSDP_UNSUPPORTED, "{}: messages between ranks of one host", what);
+}
+
 }  // namespace fsdp::comm

@@ -16,6 +16,7 @@ class ShmTeam final : public Team {
   // `key` is the same on all ranks of the team and of no other team. Waits for the ranks if the links must.
   ShmTeam(std::shared_ptr<Seat> seat, std::vector<uint32_t> ranks, uint64_t key, const std::string &what);
 
+  bool spans_hosts() const noexcept override { return false; }
   uint32_t rank() const noexcept override { return rank_; }
   uint32_t size() const noexcept override { return static_cast<uint32_t>(ranks_.size()); }
   uint32_t world_rank(uint32_t r) const noexcept override { return ranks_[r]; }
@@ -24,6 +25,7 @@ class ShmTeam final : public Team {
                                       const std::string &what) override;
   std::unique_ptr<Gate> create_gate(const std::string &what) override;
   std::unique_ptr<Communicator> create_communicator(const std::string &what) override;
+  std::unique_ptr<MessageCommunicator> create_message_communicator(const std::string &what) override;
   std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> mine, const std::string &what) override {
     return board_->exchange(mine, what);
   }
