@@ -185,8 +185,10 @@ typedef struct fsdp_context_options {
   uint32_t heartbeat_timeout_ms; /* a rank or host that is silent for so long counts as lost; 0: 8,000 */
   uint32_t flight_events;  /* recent calls and collectives that the flight recorder keeps, of 64 bytes; 0: 1,024 */
   const char *flight_directory; /* where the flight record is written if the context fails; NULL: FSDP_FLIGHT_DIRECTORY, else nowhere */
+  uint32_t ranks_per_host; /* so many neighbouring ranks count as a host: for plans, and to try on one host what runs on several; 0: as it is */
+  uint32_t reserved;       /* 0 */
 } fsdp_context_options;
-#define FSDP_CONTEXT_OPTIONS_INIT {sizeof(fsdp_context_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define FSDP_CONTEXT_OPTIONS_INIT {sizeof(fsdp_context_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /**
  * Join the job. Without a world_size in the options the launcher's variables decide: RANK, WORLD_SIZE, LOCAL_RANK,
@@ -258,14 +260,29 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_all_reduce_values(fsdp_context *context, 
 typedef struct fsdp_mesh_options {
   uint64_t struct_size;
   uint32_t replicate_size; /* 0: 1 */
-  uint32_t shard_size;     /* 0: world size / replicate_size */
+  uint32_t shard_size;     /* 0: ranks / replicate_size */
+  const uint32_t *ranks;   /* the ranks of the mesh in its order; NULL: the world */
+  uint32_t rank_count;     /* counts only with ranks */
+  uint32_t reduction_block_size; /* 0: see below */
 } fsdp_mesh_options;
-#define FSDP_MESH_OPTIONS_INIT {sizeof(fsdp_mesh_options), 0, 0}
+#define FSDP_MESH_OPTIONS_INIT {sizeof(fsdp_mesh_options), 0, 0, 0, 0, 0}
 
 /**
- * Arrange the ranks of the world as replicate x shard; rank r is replica r / shard_size, shard r % shard_size.
- * This release has one shard axis: replicate_size must be 1 in a running context (a planning context takes any).
- * Collective: the job. Blocks: peers. Errors: INVALID_ARGUMENT (sizes do not multiply to the world), UNSUPPORTED. Since 0.1.
+ * Arrange ranks as replicate x shard; rank r of the mesh is replica r / shard_size, shard r % shard_size. With a list of
+ * ranks every rank of it passes the same list, and a rank may be in several meshes (say, one for dense and one for expert
+ * parameters).
+ *
+ * Replicas are joined by sums of gradients alone (HSDP; see fsdp_outer_strategy): they may be on different hosts, while
+ * each one's shard axis shares a host. A mesh of one replica may lie on several hosts, with the same number of
+ * neighbouring ranks on each: every host then keeps one copy of the compute weights, which are gathered over hosts once a
+ * step, and everything else is sharded over all ranks.
+ *
+ * Gradients of the shard axis are added in rank order. With reduction_block_size B, a divisor of shard_size, ranks [0, B) are
+ * added and scaled, then [B, 2 B), ...; then the blocks' sums in order. An axis over hosts is added so, a host being
+ * a block; an axis on one host that declares the same blocks gets the same bits.
+ *
+ * Collective: the ranks of the mesh. Blocks: no.
+ * Errors: INVALID_ARGUMENT (sizes do not multiply to the ranks), UNSUPPORTED (hosts cut an axis unevenly). Since 0.1.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_create_mesh(fsdp_context *context, const fsdp_mesh_options *options,
                                                   fsdp_mesh **mesh);
@@ -301,6 +318,13 @@ enum {
   FSDP_REDUCE_LAST = 2  /* contributions add up in a full local buffer; the last one is reduced (no_sync) */
 };
 
+/** What replicas divide among them. */
+typedef int32_t fsdp_outer_strategy;
+enum {
+  FSDP_OUTER_NO_SHARD = 1, /* HSDP: nothing; one all-reduce over replicas per group and step */
+  FSDP_OUTER_OPTIM = 2     /* HFSDP: main weights and optimizer state; one reduce-scatter per group and step, one gather at publish */
+};
+
 typedef int32_t fsdp_optimizer;
 enum {
   FSDP_OPTIMIZER_ADAMW = 1, /* fp32 states "exp_avg" and "exp_avg_sq", for fsdp_step_adamw */
@@ -327,8 +351,10 @@ typedef struct fsdp_model_options {
   uint32_t prefetch_depth;         /* groups gathered ahead; 0: 1 (see FSDP_MODEL_NO_PREFETCH) */
   uint32_t max_pending_groups;     /* transient full gradient buffers alive at once; 0: 2 */
   uint64_t prefetch_bytes;         /* do not prefetch beyond so many gathered bytes ahead; 0: no limit */
+  fsdp_outer_strategy outer_strategy; /* 0: FSDP_OUTER_NO_SHARD; the other one needs a mesh with replicas */
+  uint32_t reserved;               /* 0 */
 } fsdp_model_options;
-#define FSDP_MODEL_OPTIONS_INIT {sizeof(fsdp_model_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define FSDP_MODEL_OPTIONS_INIT {sizeof(fsdp_model_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /**
  * An empty model. Collective: the mesh. Blocks: no. Memory: none until the seal.
@@ -461,9 +487,13 @@ typedef struct fsdp_stats {
   uint64_t gather_lower_bound_bytes;
   uint64_t reduce_pool_bytes;
   uint64_t reduce_lower_bound_bytes;
+  uint64_t outer_all_reduces; /* collectives over the outer axis (replicas, or hosts of a shard axis), not counted above */
+  uint64_t outer_reduce_scatters;
+  uint64_t outer_all_gathers;
+  uint64_t outer_sent_bytes;  /* that this rank has sent in them */
 } fsdp_stats;
 #define FSDP_STATS_INIT \
-  {sizeof(fsdp_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+  {sizeof(fsdp_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /** Counters since the seal. Collective: no. Blocks: no. Errors: INVALID_STATE (not sealed). Since 0.1. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_stats(fsdp_model *model, fsdp_stats *stats);

@@ -10,6 +10,7 @@ namespace {
 fsdp_context_options read_context_options(const fsdp_context_options *given, const char *call) {
   auto options = read_options(given, call, "fsdp_context_options");
   check_flags(options.flags, FSDP_CONTEXT_DEBUG | FSDP_CONTEXT_NO_OVERLAP | FSDP_CONTEXT_TRACE, call, "fsdp_context_options.flags");
+  if (options.reserved) fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_context_options.reserved is {}, it must be 0", call, options.reserved);
   options.log_level = read_enum(options.log_level, FSDP_LOG_WARNING + 0, FSDP_LOG_DEBUG + 0, call, "fsdp_context_options.log_level");
   if (options.world_size && options.rank >= options.world_size)
     fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_context_options.rank: rank {} is outside [0, {})", call, options.rank, options.world_size);
@@ -23,6 +24,30 @@ fsdp_context *make_handle(std::shared_ptr<engine::Context> impl) {
   auto *handle = new fsdp_context;
   handle->held.put(std::move(impl));
   return handle;
+}
+
+layout::Mesh make_mesh(const engine::Context &context, const fsdp_mesh_options &given, const char *call) {
+  layout::MeshRequest request;
+  if (given.rank_count && !given.ranks)
+    fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_mesh_options.rank_count is {}, but ranks is NULL", call, given.rank_count);
+  if (given.ranks) request.ranks.assign(given.ranks, given.ranks + given.rank_count);
+  else
+    for (uint32_t rank = 0; rank < context.world_size(); ++rank) request.ranks.push_back(rank);
+  for (const uint32_t rank : request.ranks)
+    if (rank >= context.world_size())
+      fail(FSDP_INVALID_ARGUMENT, "{}: rank {} of fsdp_mesh_options.ranks is outside [0, {})", call, rank, context.world_size());
+  if (std::find(request.ranks.begin(), request.ranks.end(), context.rank()) == request.ranks.end())
+    fail(FSDP_INVALID_ARGUMENT, "{}: this rank, {}, is not in fsdp_mesh_options.ranks; each rank makes the meshes that it is in",
+         call, context.rank());
+  request.hosts = context.hosts_of(request.ranks);
+  request.replicate_size = given.replicate_size;
+  request.shard_size = given.shard_size;
+  request.reduction_block = given.reduction_block_size;
+  try {
+    return layout::arrange_mesh(std::move(request));
+  } catch (const Error &error) {
+    fail(error.status, "{}: {}", call, error.message);
+  }
 }
 
 }  // namespace
@@ -118,19 +143,9 @@ fsdp_status fsdp_create_mesh(fsdp_context *context, const fsdp_mesh_options *opt
   return call_context(context, call, [&](auto &impl) {
     check_pointer(mesh, call, "mesh");
     const auto given = read_options(options, call, "fsdp_mesh_options");
-    const uint64_t world = impl->world_size();
-    const uint64_t replicate = given.replicate_size ? given.replicate_size : given.shard_size ? world / given.shard_size : 1;
-    const uint64_t shard = given.shard_size ? given.shard_size : world / std::max<uint64_t>(replicate, 1);
-    if (replicate * shard != world)
-      fail(FSDP_INVALID_ARGUMENT, "{}: replicate_size {} x shard_size {} is not the world's {} ranks", call, given.replicate_size,
-           given.shard_size, world);
-    if (replicate != 1 && !impl->planning())
-      fail(FSDP_UNSUPPORTED, "{}: replicate_size is {}; this release shards over all ranks (replicate_size 1) unless it only plans",
-           call, replicate);
     auto handle = std::make_unique<fsdp_mesh>();
     handle->held.put(impl);
-    handle->replicate_size = static_cast<uint32_t>(replicate);
-    handle->shard_size = static_cast<uint32_t>(shard);
+    handle->mesh = make_mesh(*impl, given, call);
     *mesh = handle.release();
   });
 }

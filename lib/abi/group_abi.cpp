@@ -222,9 +222,9 @@ fsdp_status fsdp_get_chunk(const fsdp_group *group, uint64_t param_index, uint32
     param_of(*model, handle, param_index, call);
     const memory::ModelPlan &plan = model->plan(call);
     const memory::ModelSpec &spec = model->spec();
-    if (rank >= spec.shard_size * spec.replicate_size)
-      fail(FSDP_INVALID_ARGUMENT, "{}: rank {} is outside [0, {})", call, rank, spec.shard_size * spec.replicate_size);
-    write_output(chunk, make_chunk(plan, handle.index, param_index, rank % spec.shard_size));
+    if (rank >= spec.mesh.size())
+      fail(FSDP_INVALID_ARGUMENT, "{}: rank {} is outside [0, {})", call, rank, spec.mesh.size());
+    write_output(chunk, make_chunk(plan, handle.index, param_index, spec.mesh.slot(rank)));
   });
 }
 

@@ -56,8 +56,7 @@ struct fsdp_mesh {
   static constexpr uint32_t alive = 0xF5D03E58;
   std::atomic<uint32_t> magic = alive;
   fsdp::abi::Held<fsdp::engine::Context> held;
-  uint32_t replicate_size = 1;
-  uint32_t shard_size = 1;
+  fsdp::layout::Mesh mesh;
 };
 
 struct fsdp_group {

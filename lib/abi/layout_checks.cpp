@@ -7,13 +7,13 @@
 
 static_assert(sizeof(fsdp_error) == 1056 && offsetof(fsdp_error, message) == 32);
 static_assert(sizeof(fsdp_tensor) == 40 && offsetof(fsdp_tensor, dtype) == 36);
-static_assert(sizeof(fsdp_context_options) == 112 && offsetof(fsdp_context_options, flight_directory) == 104);
-static_assert(sizeof(fsdp_mesh_options) == 16);
-static_assert(sizeof(fsdp_model_options) == 72 && offsetof(fsdp_model_options, prefetch_bytes) == 64);
+static_assert(sizeof(fsdp_context_options) == 120 && offsetof(fsdp_context_options, reserved) == 116);
+static_assert(sizeof(fsdp_mesh_options) == 32 && offsetof(fsdp_mesh_options, reduction_block_size) == 28);
+static_assert(sizeof(fsdp_model_options) == 80 && offsetof(fsdp_model_options, reserved) == 76);
 static_assert(sizeof(fsdp_visit) == 8);
 static_assert(sizeof(fsdp_schedule_options) == 24);
 static_assert(sizeof(fsdp_memory) == 104);
-static_assert(sizeof(fsdp_stats) == 280 && offsetof(fsdp_stats, reduce_lower_bound_bytes) == 272);
+static_assert(sizeof(fsdp_stats) == 312 && offsetof(fsdp_stats, outer_sent_bytes) == 304);
 static_assert(sizeof(fsdp_param) == 64 && offsetof(fsdp_param, user_data) == 56);
 static_assert(sizeof(fsdp_group_options) == 24);
 static_assert(sizeof(fsdp_chunk) == 40);

@@ -27,6 +27,23 @@ void read_policy(const fsdp_model_options &options, memory::ModelSpec &spec, con
   spec.max_pending_groups = options.max_pending_groups ? options.max_pending_groups : default_pending;
 }
 
+layout::Mesh whole_world(const engine::Context &context) {
+  layout::MeshRequest request;
+  for (uint32_t rank = 0; rank < context.world_size(); ++rank) request.ranks.push_back(rank);
+  request.hosts = context.hosts_of(request.ranks);
+  return layout::arrange_mesh(std::move(request));
+}
+
+void read_outer_strategy(const fsdp_model_options &options, layout::Mesh &mesh, const char *call) {
+  if (options.reserved) fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_model_options.reserved is {}, it must be 0", call, options.reserved);
+  const auto outer = read_enum(options.outer_strategy, FSDP_OUTER_NO_SHARD + 0, FSDP_OUTER_OPTIM + 0, call, "outer_strategy");
+  if (outer == FSDP_OUTER_NO_SHARD) return;
+  if (mesh.replicate_size == 1)
+    fail(FSDP_INVALID_ARGUMENT, "{}: outer_strategy FSDP_OUTER_OPTIM shards optimizer state over replicas, but the mesh has one; "
+                                "make a mesh with replicate_size above 1", call);
+  mesh.outer = layout::OuterAxis::optim;
+}
+
 }  // namespace
 
 extern "C" {
@@ -39,13 +56,13 @@ fsdp_status fsdp_create_model(fsdp_context *context, const fsdp_model_options *o
     const auto given = read_options(options, call, "fsdp_model_options");
     check_flags(given.flags, FSDP_MODEL_NO_PREFETCH | FSDP_MODEL_FORCE_COMMUNICATION, call, "fsdp_model_options.flags");
     memory::ModelSpec spec;
-    spec.shard_size = impl->world_size();
+    spec.mesh = whole_world(*impl);
     if (given.mesh) {
       const fsdp_mesh &mesh = check(given.mesh, call);
       if (mesh.held.copy() != impl) fail(FSDP_INVALID_HANDLE, "{}: the mesh belongs to another context", call);
-      spec.shard_size = mesh.shard_size;
-      spec.replicate_size = mesh.replicate_size;
+      spec.mesh = mesh.mesh;
     }
+    read_outer_strategy(given, spec.mesh, call);
     read_policy(given, spec, call);
     const auto optimizer = read_enum(given.optimizer, FSDP_OPTIMIZER_ADAMW + 0, FSDP_OPTIMIZER_CALLER + 0, call, "optimizer");
     engine::GroupDefaults defaults;

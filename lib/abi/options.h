@@ -17,6 +17,7 @@ namespace fsdp::abi {
 // The size of each struct when it first appeared: what an older client may be built with. Never changes.
 template <class T> inline constexpr uint64_t first_size = sizeof(T);
 template <> inline constexpr uint64_t first_size<fsdp_context_options> = offsetof(fsdp_context_options, debug_delay_us);
+template <> inline constexpr uint64_t first_size<fsdp_mesh_options> = offsetof(fsdp_mesh_options, ranks);
 template <> inline constexpr uint64_t first_size<fsdp_model_options> = offsetof(fsdp_model_options, prefetch_bytes);
 template <> inline constexpr uint64_t first_size<fsdp_stats> = offsetof(fsdp_stats, gather_wait_ns);
 template <> inline constexpr uint64_t first_size<fsdp_error> = 40;  // the message may be cut short

@@ -200,7 +200,9 @@ class Team {
   virtual std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable,
                                               const std::string &what) = 0;
   virtual std::unique_ptr<Gate> create_gate(const std::string &what) = 0;
-  virtual std::unique_ptr<Communicator> create_communicator(const std::string &what) = 0;
+  // Sums are in rank order; with a reduction block, so many neighbouring ranks are summed (and scaled) first, and the
+  // blocks' sums added in order: to = b0, += b1, ... or, to accumulate, to += b0, += b1, ...
+  virtual std::unique_ptr<Communicator> create_communicator(const std::string &what, uint32_t reduction_block = 0) = 0;
   virtual std::unique_ptr<MessageCommunicator> create_message_communicator(const std::string &what) = 0;
   // Every rank's bytes, in rank order; lengths may differ.
   virtual std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> mine, const std::string &what) = 0;
@@ -216,6 +218,7 @@ class World {
   virtual uint32_t rank() const noexcept = 0;
   virtual uint32_t size() const noexcept = 0;
   virtual const std::string &description() const noexcept = 0;  // how the ranks met, for the log
+  virtual uint32_t host_of(uint32_t rank) const = 0;            // a number, from 0
   // Collective over the ranks named (which include this one, in the same order everywhere); a rank may be in several
   // teams. Waits for the team's first rank where ranks are processes, for nobody where they are threads.
   virtual std::unique_ptr<Team> create_team(std::span<const uint32_t> ranks, const std::string &what) = 0;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <numeric>
 
 #include "trace/chrome_trace.h"
 #include "trace/span.h"
@@ -124,16 +125,29 @@ void Context::require_world(const char *call) const {
   if (planning()) fail(FSDP_INVALID_STATE, "{}: this context only plans (fsdp_create_plan_context); it has no data", call);
 }
 
-std::unique_ptr<comm::Team> Context::create_team(const std::string &what) {
-  std::vector<uint32_t> ranks(world_size_);
-  for (uint32_t r = 0; r < world_size_; ++r) ranks[r] = r;
+std::unique_ptr<comm::Team> Context::create_team(std::span<const uint32_t> ranks, const std::string &what) {
   return world_->create_team(ranks, what);
+}
+
+std::vector<uint32_t> Context::hosts_of(std::span<const uint32_t> ranks) const {
+  const uint32_t pretended = options_.ranks_per_host;
+  std::vector<uint32_t> hosts;
+  for (const uint32_t rank : ranks) {
+    const uint32_t host = world_ ? world_->host_of(rank) : 0;
+    if (pretended && host)
+      fail(FSDP_INVALID_ARGUMENT, "fsdp_context_options.ranks_per_host is {}, but rank {} is on another host than rank 0 already",
+           pretended, rank);
+    hosts.push_back(pretended ? rank / pretended : host);
+  }
+  return hosts;
 }
 
 comm::Team &Context::world_team() {
   if (!world_team_) {
     value_messages_.resize(world_size_ + 1);
-    world_team_ = create_team("the world");
+    std::vector<uint32_t> ranks(world_size_);
+    std::iota(ranks.begin(), ranks.end(), 0u);
+    world_team_ = create_team(ranks, "the world");
   }
   return *world_team_;
 }

@@ -63,8 +63,10 @@ class Context {
   Failure &failure() noexcept { return failure_; }
   const Failure &failure() const noexcept { return failure_; }
   void require_world(const char *call) const;
-  // A team of all ranks; collective.
-  std::unique_ptr<comm::Team> create_team(const std::string &what);
+  // Collective over the ranks.
+  std::unique_ptr<comm::Team> create_team(std::span<const uint32_t> ranks, const std::string &what);
+  // A number for the host of each rank.
+  std::vector<uint32_t> hosts_of(std::span<const uint32_t> ranks) const;
 
   void all_reduce(double *values, uint64_t count, fsdp_value_op op);
   void close();

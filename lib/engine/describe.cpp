@@ -50,7 +50,7 @@ std::string describe(const memory::ModelSpec &spec, const memory::ModelPlan &pla
   std::string text;
   const Out out = std::back_inserter(text);
   fmt::format_to(out, "{{\"layout_hash\": \"{:016x}\", \"replicate_size\": {}, \"shard_size\": {}, \"elements\": {}, \"padding\": {},\n",
-                 plan.layout_hash, spec.replicate_size, spec.shard_size, plan.element_count, plan.padding_count);
+                 plan.layout_hash, spec.mesh.replicate_size, spec.mesh.shard_size, plan.element_count, plan.padding_count);
   fmt::format_to(out, "\"gather_pool\": {{\"bytes\": {}, \"lower_bound_bytes\": {}, \"slots\": [{}]}},\n",
                  plan.gather_pool.size_bytes, plan.gather_pool.lower_bound_bytes, fmt::join(plan.gather_pool.slots, ", "));
   fmt::format_to(out, "\"grad_pool\": {{\"bytes\": {}, \"lower_bound_bytes\": {}, \"slots\": [{}]}},\n\"groups\": [\n",

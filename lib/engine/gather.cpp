@@ -171,7 +171,7 @@ void Gatherer::release(Group &group, GatherSlot &slot) {
   if (!runtime_.context.debug() || !group.plan->copies) return;
   // 0xFF bytes are a NaN in every dtype that we have.
   for (const comm::GatherSpan &span : slot.spans)
-    runtime_.gather_stream->fill(span.to, 0xFF, span.bytes * runtime_.team->size());
+    runtime_.gather_stream->fill(span.to, 0xFF, span.bytes * runtime_.inner().size());
 }
 
 void Gatherer::set_readable(const Group &group, bool readable) {

@@ -38,7 +38,7 @@ struct Contribution {
   std::vector<fsdp_stream> writers;   // the stream that wrote each parameter last
   std::vector<fsdp_stream> streams;   // all that wrote in this contribution, each once
   comm::Ticket ticket;
-  std::unique_ptr<device::Event> written, reduced;
+  std::unique_ptr<device::Event> written, reduced, summed;  // summed: over the outer axis too
   uint32_t reduced_count = 0;  // contributions in the main grads
   uint32_t given_count = 0;    // calls of fsdp_reduce_grad
   bool last = false;
@@ -56,8 +56,14 @@ struct Group {
   std::vector<ParamPlace> places;
   std::vector<GatherSlot> slots;
   Contribution grad;
-  std::vector<comm::ReduceSpan> reduce_spans;
+  std::array<std::vector<comm::ReduceSpan>, 2> reduce_spans;  // by turn; without a partial buffer the first
+  bool partial = false;  // inner sums go to a partial buffer
   std::vector<comm::AllReduceSpan> all_reduce_spans;
+  // Over the outer axis: sums by turn, and what publishing and finishing gather.
+  std::vector<comm::SumSpan> outer_sums;
+  std::array<std::vector<comm::SliceSumSpan>, 2> outer_slices;
+  std::vector<comm::WholeSpan> outer_weights, outer_grads;
+  std::vector<comm::GatherSpan> whole_grads;  // no_shard with an outer axis: the other inner ranks' sums, at the end
   std::vector<uint32_t> grad_overlaps;  // groups whose full gradient buffers share bytes with this one's
   std::vector<comm::GatherSpan> refresh_spans;  // whole compute weights, at publish
   uint64_t pulled_bytes = 0;   // that one gather or refresh copies

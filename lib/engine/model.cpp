@@ -85,13 +85,14 @@ std::unique_ptr<memory::ModelPlan> Model::make_plan() const {
 // A rank whose plan fails (a schedule that names no group, say) still meets the others, so that they do not wait for it.
 void Model::seal_running() {
   const trace::Span span(context_->timeline(), trace::Kind::call, "seal_model");
-  const std::shared_ptr<comm::Team> team = context_->create_team("the model");
+  const Teams teams = create_teams(*context_, spec_.mesh);
+  comm::Team *const team = teams.all.get();
   std::unique_ptr<memory::ModelPlan> made;
   const auto unplanned = catch_error([&] { made = make_plan(); });
   verify_declarations(*team, spec_, unplanned ? memory::ModelPlan{} : *made);
   share_outcome(*team, unplanned);
   plan_ = std::move(made);
-  runtime_ = std::make_unique<Runtime>(*context_, spec_, *plan_, arenas_, team);
+  runtime_ = std::make_unique<Runtime>(*context_, spec_, *plan_, arenas_, teams);
   share_outcome(*team, catch_error([&] {
     gatherer_ = std::make_unique<Gatherer>(*runtime_);
     reducer_ = std::make_unique<Reducer>(*runtime_);
@@ -128,9 +129,9 @@ std::string Model::unfinished() const {
 
 void Model::get_memory(uint32_t rank, fsdp_memory &memory) const {
   const memory::ModelPlan &model_plan = plan("fsdp_get_memory");
-  if (rank >= spec_.shard_size * spec_.replicate_size)
-    fail(FSDP_INVALID_ARGUMENT, "fsdp_get_memory: rank {} is outside [0, {})", rank, spec_.shard_size * spec_.replicate_size);
-  const auto bytes = model_plan.role_bytes(rank % spec_.shard_size, spec_.shard_size);
+  if (rank >= spec_.mesh.size())
+    fail(FSDP_INVALID_ARGUMENT, "fsdp_get_memory: rank {} is outside [0, {})", rank, spec_.mesh.size());
+  const auto bytes = model_plan.role_bytes(spec_.mesh.inner(rank), spec_.mesh.inner_size);
   std::copy(bytes.begin(), bytes.end(), memory.role_bytes);
   memory.gather_lower_bound_bytes = model_plan.gather_pool.lower_bound_bytes;
   memory.reduce_lower_bound_bytes = model_plan.grad_pool.lower_bound_bytes;
@@ -162,6 +163,12 @@ void Model::get_stats(fsdp_stats &stats) {
   stats.wait_ns = counted.gather_wait_ns + counted.reduce_wait_ns + counted.peer_wait_ns;
   stats.reduce_scatter_bytes = counted.reduce_scatter_bytes;
   stats.all_reduce_bytes = counted.all_reduce_bytes;
+  if (state.outer) {
+    stats.outer_all_reduces = state.outer->stats().all_reduces;
+    stats.outer_reduce_scatters = state.outer->stats().reduce_scatters;
+    stats.outer_all_gathers = state.outer->stats().all_gathers;
+    stats.outer_sent_bytes = state.outer->sent_bytes();
+  }
   stats.allocations = context_->device().allocations();
   stats.gather_pool_bytes = plan_->gather_pool.size_bytes;
   stats.gather_lower_bound_bytes = plan_->gather_pool.lower_bound_bytes;

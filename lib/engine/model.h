@@ -80,6 +80,7 @@ class Model : public OpenModel {
   void check_versions();
   void end_step(Intent intent, double value, std::string missing, fsdp_stream stream);
   void realign();
+  device::Stream &gather_outer_weights(device::Stream &caller);
   void close_window(device::Stream &caller);
   void refresh_whole_weights(device::Stream &caller);
   void check_grads(const fsdp_grad *grads, uint64_t count, const char *call) const;

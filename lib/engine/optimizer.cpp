@@ -12,7 +12,8 @@
 namespace fsdp::engine {
 
 Optimizer::Optimizer(Runtime &runtime, bool adamw) : runtime_(runtime), adamw_(adamw) {
-  const uint32_t rank = runtime.team->rank();
+  const layout::Mesh &mesh = runtime.spec.mesh;
+  const uint32_t slot = mesh.slot(runtime.teams.all->rank());
   uint32_t ordinal = 0;
   for (const Group &group : runtime.groups) {
     for (uint32_t i = 0; i < group.places.size(); ++i, ++ordinal) {
@@ -21,9 +22,9 @@ Optimizer::Optimizer(Runtime &runtime, bool adamw) : runtime_(runtime), adamw_(a
       names_.push_back(param.name.c_str());
       if (param.frozen()) continue;
       const memory::BucketPlan &bucket = runtime.plan.buckets[place.bucket];
-      Shard shard{group.index, i, ordinal, place.bucket, bucket.layout.slice(place.tensor, rank), {}};
+      Shard shard{group.index, i, ordinal, place.bucket, bucket.layout.slice(place.tensor, slot, 1, mesh.slices()), {}};
       shard.counted = shard.slice;
-      if (bucket.main_is_whole) shard.slice = {0, bucket.layout.tensors[place.tensor].full_offset, 0, param.element_count};
+      if (bucket.main_is_whole) shard.slice = {0, bucket.layout.tensors[place.tensor].full_offset, 0, param.element_count, 0};
       if (shard.slice.count) shards_.push_back(shard);
     }
   }
@@ -127,32 +128,38 @@ void Optimizer::measure_squares(fsdp_stream stream) {
   synchronize(caller);
 }
 
-// Every rank's values go to all_values(), in rank order.
-void Optimizer::exchange(const double *own, size_t count, const char *what) {
-  const WaitSpan span(runtime_, Awaited::peers);
-  runtime_.team->exchange_fixed(own, count * sizeof(double), all_values(), what);
+// The ranks that hold different slots: replicas hold the same, and come to the same.
+comm::Team &Optimizer::holders() const {
+  return runtime_.spec.mesh.slices() > 1 ? *runtime_.teams.all : runtime_.inner();
 }
 
-// Hands every parameter's values of all ranks, in rank order, to `take`, some parameters at a time.
+// Every holder's values go to all_values(), in the order of its ranks.
+void Optimizer::exchange(const double *own, size_t count, const char *what) {
+  const WaitSpan span(runtime_, Awaited::peers);
+  holders().exchange_fixed(own, count * sizeof(double), all_values(), what);
+}
+
+// Hands every parameter's values of all slots, in order, to `take`, some parameters at a time.
 template <class Take>
 void Optimizer::exchange_values(Take take) {
-  const uint32_t ranks = runtime_.team->size();
+  const layout::Mesh &mesh = runtime_.spec.mesh;
   for (size_t first = 0; first < names_.size(); first += memory::norm_chunk) {
     const size_t count = std::min<size_t>(memory::norm_chunk, names_.size() - first);
     exchange(own_values() + first, count, "values of parameters");
     for (size_t p = 0; p < count; ++p)
-      for (uint32_t r = 0; r < ranks; ++r) take(first + p, all_values()[r * count + p]);
+      for (uint32_t slot = 0; slot < mesh.slots(); ++slot) take(first + p, all_values()[mesh.holder(slot) * count + p]);
   }
 }
 
-// Each rank's total first, then the ranks in order: the same additions for every strategy.
+// Each slot's total first, then the slots in order: the same additions for every strategy.
 double Optimizer::grad_norm(fsdp_stream stream) {
   const CallSpan span(runtime_, "grad_norm");
   measure_squares(stream);
   double own = 0, total = 0;
   for (size_t p = 0; p < names_.size(); ++p) own += own_values()[p];
   exchange(&own, 1, "the gradient norm");
-  for (uint32_t r = 0; r < runtime_.team->size(); ++r) total += all_values()[r];
+  const layout::Mesh &mesh = runtime_.spec.mesh;
+  for (uint32_t slot = 0; slot < mesh.slots(); ++slot) total += all_values()[mesh.holder(slot)];
   return std::sqrt(total);
 }
 

@@ -51,6 +51,7 @@ class Optimizer {
 
  private:
   void measure_squares(fsdp_stream stream);
+  comm::Team &holders() const;
   void exchange(const double *own, size_t count, const char *what);
   template <class Take>
   void exchange_values(Take take);

@@ -6,6 +6,18 @@
 #include "base/dtype.h"
 
 namespace fsdp::engine {
+namespace {
+
+// Ranks must agree on all of it.
+comm::Tag tag_of(uint32_t owner, fsdp_dtype dtype, const memory::ParamSpec &param) {
+  return {owner | static_cast<uint32_t>(dtype) << 24, param.name.c_str()};
+}
+
+}  // namespace
+
+Params::Params(Runtime &runtime) : runtime_(runtime) {
+  if (runtime.teams.outer) outer_ = runtime.teams.outer->create_message_communicator("outer parameters");
+}
 
 void Params::check(const Group &group, uint64_t param_index, fsdp_dtype dtype, uint64_t element_count, const char *call) {
   const memory::ParamSpec &param = runtime_.param(group, param_index);
@@ -20,15 +32,39 @@ const Plane &Params::home(const ParamPlace &place) const {
   return bucket.plan->frozen ? bucket.compute : bucket.main;
 }
 
+// What rank `rank` of the mesh writes of a parameter. Frozen compute weights do not travel over the outer axis: each outer
+// rank writes all of its inner rank's slots.
 layout::Slice Params::owned(const ParamPlace &place, uint32_t rank) const {
   const memory::BucketPlan &bucket = runtime_.plan.buckets[place.bucket];
-  if (!bucket.main_is_whole) return bucket.layout.slice(place.tensor, rank);
-  const layout::Placement &tensor = bucket.layout.tensors[place.tensor];
-  return {0, tensor.full_offset, 0, tensor.count};
+  const layout::Mesh &mesh = runtime_.spec.mesh;
+  if (bucket.main_is_whole) {
+    const layout::Placement &tensor = bucket.layout.tensors[place.tensor];
+    return {0, tensor.full_offset, 0, tensor.count, 0};
+  }
+  const uint32_t slices = mesh.slices();
+  if (bucket.frozen) return bucket.layout.slice(place.tensor, mesh.inner(rank) * slices, slices, slices);
+  return bucket.layout.slice(place.tensor, mesh.slot(rank), 1, slices);
+}
+
+// Is a part of it on other outer ranks only?
+bool Params::travels(const ParamPlace &place) const {
+  return runtime_.spec.mesh.slices() > 1 && !runtime_.plan.buckets[place.bucket].frozen;
+}
+
+// The ranks whose parts make up the parameter: near ones where outer ranks hold the same.
+std::vector<uint32_t> Params::holders(const ParamPlace &place) const {
+  const layout::Mesh &mesh = runtime_.spec.mesh;
+  const uint32_t first = mesh.outer_index(runtime_.teams.all->rank()) * mesh.inner_size;
+  std::vector<uint32_t> ranks;
+  if (travels(place))
+    for (uint32_t slot = 0; slot < mesh.slots(); ++slot) ranks.push_back(mesh.holder(slot));
+  else
+    for (uint32_t i = 0; i < mesh.inner_size; ++i) ranks.push_back(first + i);
+  return ranks;
 }
 
 void Params::store(const ParamPlace &place, const std::byte *from, fsdp_dtype dtype, uint64_t first, uint64_t count) {
-  const layout::Slice own = owned(place, runtime_.team->rank());
+  const layout::Slice own = owned(place, runtime_.teams.all->rank());
   const uint64_t begin = std::max(first, own.tensor_offset);
   const uint64_t end = std::min(first + count, own.tensor_offset + own.count);
   if (begin >= end) return;
@@ -43,16 +79,22 @@ void Params::meet(const comm::Tag &tag, device::Stream &caller) {
   runtime_.control_comm->await_release(runtime_.control_comm->barrier(tag, caller), caller);
 }
 
-// One barrier says that the owner has filled its part, another that everybody has taken it.
+// The owner fills its part of the staging memory; where it lies on another outer rank, the outer ranks of its inner index
+// bring it into their own. One barrier says that it is there, another that everybody has taken it.
 template <class Fill, class Take>
-void Params::stage(uint32_t owner, fsdp_dtype dtype, const char *name, Fill fill, Take take) {
+void Params::stage(const Piece &piece, Fill fill, Take take) {
   device::Stream &caller = runtime_.context.device().caller_stream(nullptr);
-  const comm::Tag tag{owner | static_cast<uint32_t>(dtype) << 24, name};  // ranks must agree on both
-  const uint64_t offset = owner * runtime_.plan.staging_part_bytes;
-  if (owner == runtime_.team->rank()) fill(runtime_.storage->staging()->writable() + offset);
-  meet(tag, caller);
+  const uint32_t inner = runtime_.spec.mesh.inner(piece.owner);
+  const uint64_t offset = inner * runtime_.plan.staging_part_bytes;
+  std::byte *own = runtime_.storage->staging()->writable() + offset;
+  if (piece.owner == runtime_.teams.all->rank()) fill(own);
+  if (outer_ && piece.travels && inner == runtime_.inner().rank()) {
+    const WaitSpan span(runtime_, Awaited::peers);
+    outer_->broadcast(own, piece.bytes, runtime_.spec.mesh.outer_index(piece.owner), piece.tag, caller);
+  }
+  meet(piece.tag, caller);
   take(runtime_.storage->staging()->data() + offset);
-  meet(tag, caller);
+  meet(piece.tag, caller);
 }
 
 void Params::load(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
@@ -62,13 +104,13 @@ void Params::load(Group &group, uint64_t param_index, const void *data, fsdp_dty
   const ParamPlace place = runtime_.place(group, param_index, call);
   runtime_.require_window(call);
   check(group, param_index, dtype, element_count, call);
-  const uint32_t ranks = runtime_.team->size();
+  const uint32_t ranks = runtime_.teams.all->size();
   if (root != FSDP_EVERY_RANK && (root < 0 || static_cast<uint32_t>(root) >= ranks))
     fail(FSDP_INVALID_ARGUMENT, "{}: root {} is neither FSDP_EVERY_RANK nor in [0, {})", call, root, ranks);
-  const bool here = root == FSDP_EVERY_RANK || static_cast<uint32_t>(root) == runtime_.team->rank();
+  const bool here = root == FSDP_EVERY_RANK || static_cast<uint32_t>(root) == runtime_.teams.all->rank();
   if (here && !data)
     fail(FSDP_INVALID_ARGUMENT, "{}: data is NULL for parameter '{}' on rank {}", call,
-         runtime_.param(group, param_index).name, runtime_.team->rank());
+         runtime_.param(group, param_index).name, runtime_.teams.all->rank());
   const auto *bytes = static_cast<const std::byte *>(data);
   if (root == FSDP_EVERY_RANK || ranks == 1) {
     store(place, bytes, dtype, 0, element_count);
@@ -78,8 +120,9 @@ void Params::load(Group &group, uint64_t param_index, const void *data, fsdp_dty
   const uint64_t step = runtime_.plan.staging_part_bytes / element;
   for (uint64_t first = 0; first < element_count; first += step) {
     const uint64_t count = std::min(step, element_count - first);
+    const auto owner = static_cast<uint32_t>(root);
     stage(
-        static_cast<uint32_t>(root), dtype, runtime_.param(group, param_index).name.c_str(),
+        {owner, true, count * element, tag_of(owner, dtype, runtime_.param(group, param_index))},
         [&](std::byte *to) { std::memcpy(to, bytes + first * element, count * element); },
         [&](const std::byte *from) { store(place, from, dtype, first, count); });
   }
@@ -95,17 +138,19 @@ void Params::read(Group &group, uint64_t param_index, void *data, fsdp_dtype dty
   auto *to = static_cast<std::byte *>(data);
   const Plane &plane = home(place);
   const bool whole = runtime_.plan.buckets[place.bucket].main_is_whole;
-  if (whole || runtime_.team->size() == 1) {
-    caller.cast(to, dtype, plane.at(owned(place, runtime_.team->rank())), plane.dtype, element_count);
+  if (whole || runtime_.teams.all->size() == 1) {
+    caller.cast(to, dtype, plane.at(owned(place, runtime_.teams.all->rank())), plane.dtype, element_count);
     return;
   }
   const uint64_t step = runtime_.plan.staging_part_bytes / dtype_size(plane.dtype);
-  for (uint32_t r = 0; r < runtime_.team->size(); ++r) {
+  for (const uint32_t r : holders(place)) {
     const layout::Slice slice = owned(place, r);
     for (uint64_t done = 0; done < slice.count; done += step) {
       const uint64_t count = std::min(step, slice.count - done);
+      const uint32_t shown = travels(place) ? r : runtime_.spec.mesh.inner(r);
       stage(
-          r, plane.dtype, runtime_.param(group, param_index).name.c_str(),
+          {r, travels(place), count * dtype_size(plane.dtype),
+           tag_of(shown, plane.dtype, runtime_.param(group, param_index))},
           [&](std::byte *part) {
             std::memcpy(part, plane.at(slice) + done * dtype_size(plane.dtype), count * dtype_size(plane.dtype));
           },

@@ -8,7 +8,8 @@ namespace fsdp::engine {
 
 class Params {
  public:
-  explicit Params(Runtime &runtime) : runtime_(runtime) {}
+  // Collective over the outer ranks, if there are any.
+  explicit Params(Runtime &runtime);
 
   void load(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count, int32_t root);
   void read(Group &group, uint64_t param_index, void *data, fsdp_dtype dtype, uint64_t element_count);
@@ -19,13 +20,23 @@ class Params {
   layout::Slice owned(const ParamPlace &place, uint32_t rank) const;
   // Writes [first, first + count) of the parameter, given as `from`, as far as this rank owns it.
   void store(const ParamPlace &place, const std::byte *from, fsdp_dtype dtype, uint64_t first, uint64_t count);
-  // Shows `bytes` of one rank's staging part to all: fill on that rank, then take on every rank.
+  std::vector<uint32_t> holders(const ParamPlace &place) const;
+  bool travels(const ParamPlace &place) const;
+  // Some bytes of one rank, shown to all ranks, or to those of its outer index.
+  struct Piece {
+    uint32_t owner;  // rank of the mesh
+    bool travels;
+    uint64_t bytes;
+    comm::Tag tag;
+  };
+  // fill on the owner, then take on every rank.
   template <class Fill, class Take>
-  void stage(uint32_t owner, fsdp_dtype dtype, const char *name, Fill fill, Take take);
+  void stage(const Piece &piece, Fill fill, Take take);
   void meet(const comm::Tag &tag, device::Stream &caller);
   void check(const Group &group, uint64_t param_index, fsdp_dtype dtype, uint64_t element_count, const char *call);
 
   Runtime &runtime_;
+  std::unique_ptr<comm::MessageCommunicator> outer_;  // NULL: there is no outer axis
 };
 
 }  // namespace fsdp::engine

@@ -170,13 +170,16 @@ void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
     return;
   }
   wait_for_writers(group);
+  const uint32_t turn = runtime_.outer ? runtime_.outer->take_turn(group, *runtime_.reduce_stream) : 0;
   if (runtime_.communicates()) {
     enter_round();
-    enqueue(group);
+    enqueue(group, turn);
   } else {
-    enqueue_local(group);
+    enqueue_local(group, turn);
   }
   runtime_.reduce_stream->record(*grad.reduced);
+  if (runtime_.outer && runtime_.outer->sums(last))
+    runtime_.outer->reduce(group, turn, group.partial && grad.reduced_count > 0, runtime_.version);
   ++grad.reduced_count;
   grad.state = State::reducing;
   if (!group.plan->persistent_grad) reducing_.push_back(group.index);
@@ -197,14 +200,14 @@ void Reducer::enter_round() {
   runtime_.round_entered = true;
 }
 
-void Reducer::enqueue(Group &group) {
+void Reducer::enqueue(Group &group, uint32_t turn) {
   const comm::Tag tag{group.index, group.name()};
-  const bool accumulate = group.grad.reduced_count > 0;
+  const bool accumulate = group.grad.reduced_count > 0 && !group.partial;
   Stats &stats = runtime_.stats;
   ++stats.reduces;
   stats.reduced_bytes += group.reduced_bytes;
   runtime_.reduce_trace->begin();
-  if (!group.all_reduce_spans.empty() || group.spec->strategy == FSDP_NO_SHARD) {
+  if (group.spec->strategy == FSDP_NO_SHARD && !runtime_.outer) {
     for (auto &span : group.all_reduce_spans) span.accumulate = accumulate;
     group.grad.ticket = runtime_.reduce_comm->all_reduce(group.all_reduce_spans, tag, *runtime_.reduce_stream);
     ++stats.all_reduces;
@@ -212,27 +215,44 @@ void Reducer::enqueue(Group &group) {
     runtime_.reduce_trace->end("all_reduce", group.trace_name, group.all_reduced_bytes, runtime_.version);
     return;
   }
-  for (auto &span : group.reduce_spans) span.accumulate = accumulate;
-  group.grad.ticket = runtime_.reduce_comm->reduce_scatter(group.reduce_spans, tag, *runtime_.reduce_stream);
+  auto &spans = group.reduce_spans[turn];
+  for (auto &span : spans) span.accumulate = accumulate;
+  group.grad.ticket = runtime_.reduce_comm->reduce_scatter(spans, tag, *runtime_.reduce_stream);
   ++stats.reduce_scatters;
   stats.reduce_scatter_bytes += group.reduced_bytes;
   runtime_.reduce_trace->end("reduce_scatter", group.trace_name, group.reduced_bytes, runtime_.version);
 }
 
 // A world of one: a copy with explicit scale.
-void Reducer::enqueue_local(Group &group) {
-  const bool accumulate = group.grad.reduced_count > 0;
+void Reducer::enqueue_local(Group &group, uint32_t turn) {
+  const bool accumulate = group.grad.reduced_count > 0 && !group.partial;
   const auto sum = [&](const comm::Source &from, fsdp_dtype dtype, fsdp_dtype wire, uint64_t count, float *to, float factor) {
     const bool in_place = reinterpret_cast<std::byte *>(to) == from.arena->writable() + from.offset;
     runtime_.reduce_stream->rank_sum(
         {from.arena->data() + from.offset, 0, 1, dtype, wire, to, count, factor, accumulate, in_place});
   };
   runtime_.reduce_trace->begin();
-  for (const auto &span : group.reduce_spans)
+  for (const auto &span : group.reduce_spans[turn])
     sum(span.from, span.dtype, span.wire_dtype, span.shard_count, span.to, span.factor);
   for (const auto &span : group.all_reduce_spans)
     sum(span.from, span.dtype, span.wire_dtype, span.shard_count, reinterpret_cast<float *>(span.whole_writable), span.factor);
   runtime_.reduce_trace->end("local_sum", group.trace_name, group.reduced_bytes, runtime_.version);
+}
+
+// The main grads of no_shard groups are summed slot by slot where there is an outer axis; now they become whole. After the
+// last reduce, so that its sums do not wait for these.
+void Reducer::gather_whole() {
+  if (!runtime_.outer) return;
+  for (Group &group : runtime_.groups) {
+    if (group.whole_grads.empty()) continue;
+    runtime_.outer->gather_grads(group, runtime_.version);
+    if (!runtime_.communicates()) continue;
+    runtime_.reduce_stream->wait(*group.grad.summed);
+    runtime_.reduce_trace->begin();
+    runtime_.reduce_comm->all_gather(group.whole_grads, {group.index, group.name()}, *runtime_.reduce_stream);
+    runtime_.reduce_trace->end("all_gather", group.trace_name, group.reduced_bytes, runtime_.version);
+    ++runtime_.stats.all_gathers;
+  }
 }
 
 std::string Reducer::list_missing() const {

@@ -20,6 +20,8 @@ class Reducer {
   void put(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
            fsdp_stream stream);
   void reduce(Group &group, uint32_t flags, fsdp_stream stream);
+  // The end of a step that misses nothing.
+  void gather_whole();
   // What a step still misses, as text; empty if nothing.
   std::string list_missing() const;
   void start_step();
@@ -32,8 +34,8 @@ class Reducer {
   void check_complete(const Group &group) const;
   void wait_for_writers(Group &group);
   void enter_round();
-  void enqueue(Group &group);
-  void enqueue_local(Group &group);
+  void enqueue(Group &group, uint32_t turn);
+  void enqueue_local(Group &group, uint32_t turn);
   std::string list_lent() const;
 
   Runtime &runtime_;

@@ -49,7 +49,7 @@ float grad_factor(const memory::ModelSpec &spec) {
   switch (spec.grad_op) {
     case FSDP_GRAD_SUM: return 1.0f;
     case FSDP_GRAD_FACTOR: return static_cast<float>(spec.grad_factor);
-    default: return static_cast<float>(1.0 / (double(spec.shard_size) * spec.replicate_size));
+    default: return static_cast<float>(1.0 / spec.mesh.size());
   }
 }
 
@@ -83,8 +83,8 @@ const char *phase_name(fsdp_phase phase) {
 }
 
 Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::ModelPlan &plan,
-                 const std::map<fsdp_role, CallerArena> &arenas, std::shared_ptr<comm::Team> team_in)
-    : context(context), spec(spec), plan(plan), team(std::move(team_in)), timeline(context.timeline()) {
+                 const std::map<fsdp_role, CallerArena> &arenas, Teams teams_in)
+    : context(context), spec(spec), plan(plan), teams(std::move(teams_in)), timeline(context.timeline()) {
   device::Device &device = context.device();
   const auto early = catch_error([&] {
     gather_stream = device.create_stream("gather");
@@ -93,18 +93,25 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
     finished = device.create_event();
     order = device.create_event();
   });
-  storage = std::make_unique<Storage>(spec, plan, arenas, *team, device, early);
-  version_gate = team->create_gate("publish");
-  round_gate = team->create_gate("round of reduces");
-  gather_comm = team->create_communicator("gather");
-  reduce_comm = team->create_communicator("reduce");
-  control_comm = team->create_communicator("control");
+  storage = std::make_unique<Storage>(spec, plan, arenas, *teams.all, inner(), device, early);
+  if (timeline) model_number_ = timeline->open_model();
+  // What fails the ranks of one inner axis must fail those of the others.
+  if (teams.outer) share_outcome(*teams.all, catch_error([this] { make_parts(); }));
+  else make_parts();
+}
+
+void Runtime::make_parts() {
+  version_gate = inner().create_gate("publish");
+  round_gate = inner().create_gate("round of reduces");
+  gather_comm = inner().create_communicator("gather");
+  reduce_comm = inner().create_communicator("reduce", spec.mesh.reduction_block);
+  control_comm = inner().create_communicator("control");
+  if (teams.outer) outer = std::make_unique<Outer>(context, spec, teams, model_number_);
   make_traces();
   make_groups();
 }
 
 void Runtime::make_traces() {
-  if (timeline) model_number_ = timeline->open_model();
   gather_trace = std::make_unique<StreamTrace>(*gather_stream, timeline, trace::gather_lane(model_number_));
   reduce_trace = std::make_unique<StreamTrace>(*reduce_stream, timeline, trace::reduce_lane(model_number_));
 }
@@ -113,12 +120,14 @@ void Runtime::make_traces() {
 // for peers: reduces are abandoned, here and on the peers, and a gather that cannot end fails the context.
 Runtime::~Runtime() {
   if (reduce_comm) reduce_comm->abandon();
+  if (outer) outer->sum_comm().abandon();
   if (gather_stream && finished && version_gate) {
     gather_stream->record(*finished);
     if (!finished->done() && !version_gate->reached(version))
       context.fail_for_good(Error(FSDP_INVALID_STATE, format_text("a model of rank {} was destroyed with work in flight",
                                                                   context.rank())));
   }
+  outer.reset();
   reduce_stream.reset();
   gather_stream.reset();
   if (timeline) timeline->close_model(model_number_);
@@ -158,19 +167,27 @@ void Runtime::make_slots(Group &group) {
     if (!group.plan->copies) continue;
     for (const uint32_t b : group.plan->buckets) {
       const Bucket &bucket = storage->buckets()[b];
-      const uint64_t element = dtype_size(bucket.plan->dtype);
       std::byte *to = storage->gather_pool() + plan.gather_pool.offsets[slot.key] + bucket.plan->gathered_offset;
-      for (const layout::SubBucket &sub : bucket.plan->layout.sub_buckets) {
-        const uint64_t bytes = sub.shard_count * element;
-        if (bytes == 0) continue;
-        comm::Source from = bucket.compute_source;
-        from.offset += sub.full_offset * element;
-        from.stride += bytes;
-        slot.spans.push_back({from, to + sub.full_offset * element, bytes});
-        if (s == 0) group.pulled_bytes += bytes * team->size();
-      }
+      const uint64_t bytes = add_gather(slot.spans, bucket, to);
+      if (s == 0) group.pulled_bytes += bytes * inner().size();
     }
   }
+}
+
+// Every inner rank's part of a bucket's compute weights, to a full buffer. Returns the bytes of one part.
+uint64_t Runtime::add_gather(std::vector<comm::GatherSpan> &spans, const Bucket &bucket, std::byte *to) const {
+  const uint64_t element = dtype_size(bucket.plan->dtype);
+  uint64_t sum = 0;
+  for (const layout::SubBucket &sub : bucket.plan->layout.sub_buckets) {
+    const uint64_t bytes = sub.shard_count * bucket.plan->slices * element;
+    if (bytes == 0) continue;
+    comm::Source from = bucket.compute_source;
+    from.offset += sub.full_offset * element;
+    from.stride += bytes;
+    spans.push_back({from, to + sub.full_offset * element, bytes});
+    sum += bytes;
+  }
+  return sum;
 }
 
 void Runtime::make_grads(Group &group) {
@@ -182,45 +199,68 @@ void Runtime::make_grads(Group &group) {
   grad.streams.reserve(16);
   grad.written = context.device().create_event();
   grad.reduced = context.device().create_event();
+  grad.summed = context.device().create_event();
   const float factor = grad_factor(spec);
   for (const uint32_t b : group.plan->buckets) {
     const Bucket &bucket = storage->buckets()[b];
-    if (bucket.plan->frozen || bucket.plan->layout.full_count == 0) continue;
-    const uint64_t element = dtype_size(bucket.plan->grad_dtype);
+    if (bucket.plan->frozen) continue;
+    group.partial = group.partial || bucket.plan->uses_partial;
     for (const layout::SubBucket &sub : bucket.plan->layout.sub_buckets) {
       if (sub.shard_count == 0) continue;
-      comm::Source from = bucket.full_grad_source;
-      from.offset += sub.full_offset * element;
-      group.reduced_bytes += sub.shard_count * element * team->size();
-      if (bucket.plan->main_is_whole) {
-        group.all_reduced_bytes += sub.shard_count * (element * team->size() + sizeof(float) * (team->size() - 1));
-        comm::Source whole = bucket.whole_grad_source;
-        whole.offset += sub.full_offset * sizeof(float);
-        group.all_reduce_spans.push_back({from, bucket.plan->grad_dtype, bucket.plan->wire_dtype, sub.shard_count, whole,
-                                          bucket.grad.data + sub.full_offset * sizeof(float), factor, false});
+      if (bucket.plan->main_is_whole && !outer) {
+        add_all_reduce(group, bucket, sub, factor);
         continue;
       }
-      const uint64_t own = bucket.grad.whole ? sub.full_offset + team->rank() * sub.shard_count : sub.shard_offset;
-      group.reduce_spans.push_back({from, bucket.plan->grad_dtype, bucket.plan->wire_dtype, sub.shard_count,
-                                    reinterpret_cast<float *>(bucket.grad.data) + own, factor, false});
+      add_reduce(group, bucket, sub, factor);
+      if (bucket.plan->main_is_whole) add_whole_grads(group, bucket, sub);
     }
   }
+  if (outer) outer->add_group(group, *storage);
+}
+
+void Runtime::add_all_reduce(Group &group, const Bucket &bucket, const layout::SubBucket &sub, float factor) {
+  const uint64_t element = dtype_size(bucket.plan->grad_dtype);
+  const uint32_t ranks = inner().size();
+  comm::Source from = bucket.full_grad_source, whole = bucket.whole_grad_source;
+  from.offset += sub.full_offset * element;
+  whole.offset += sub.full_offset * sizeof(float);
+  group.reduced_bytes += sub.shard_count * element * ranks;
+  group.all_reduced_bytes += sub.shard_count * (element * ranks + sizeof(float) * (ranks - 1));
+  group.all_reduce_spans.push_back({from, bucket.plan->grad_dtype, bucket.plan->wire_dtype, sub.shard_count, whole,
+                                    bucket.grad.data + sub.full_offset * sizeof(float), factor, false});
+}
+
+// This inner rank's sums: of all its slots.
+void Runtime::add_reduce(Group &group, const Bucket &bucket, const layout::SubBucket &sub, float factor) {
+  const memory::BucketPlan &plan = *bucket.plan;
+  const uint64_t element = dtype_size(plan.grad_dtype);
+  const uint64_t count = sub.shard_count * plan.slices;
+  comm::Source from = bucket.full_grad_source;
+  from.offset += sub.full_offset * element;
+  group.reduced_bytes += count * element * inner().size();
+  const uint64_t own = bucket.grad.extent == Extent::whole ? sub.full_offset + inner().rank() * count
+                                                           : sub.shard_offset * plan.slices;
+  for (uint32_t turn = 0; turn < 2; ++turn) {
+    float *to = plan.uses_partial ? bucket.partial[turn] + sub.shard_offset * plan.slices
+                                  : reinterpret_cast<float *>(bucket.grad.data) + own;
+    group.reduce_spans[turn].push_back({from, plan.grad_dtype, plan.wire_dtype, count, to, factor, false});
+  }
+}
+
+// After the last sum over the outer axis, the other inner ranks' parts of whole main grads.
+void Runtime::add_whole_grads(Group &group, const Bucket &bucket, const layout::SubBucket &sub) {
+  const uint64_t bytes = sub.shard_count * bucket.plan->slices * sizeof(float);
+  comm::Source from = bucket.whole_grad_source;
+  from.offset += sub.full_offset * sizeof(float);
+  from.stride += bytes;
+  group.whole_grads.push_back({from, bucket.grad.data + sub.full_offset * sizeof(float), bytes});
 }
 
 void Runtime::make_refresh(Group &group) {
   if (group.plan->home != memory::ComputeHome::whole) return;
   for (const uint32_t b : group.plan->buckets) {
     const Bucket &bucket = storage->buckets()[b];
-    const uint64_t element = dtype_size(bucket.plan->dtype);
-    for (const layout::SubBucket &sub : bucket.plan->layout.sub_buckets) {
-      const uint64_t bytes = sub.shard_count * element;
-      if (bytes == 0) continue;
-      comm::Source from = bucket.compute_source;
-      from.offset += sub.full_offset * element;
-      from.stride += bytes;
-      group.refresh_spans.push_back({from, bucket.compute.data + sub.full_offset * element, bytes});
-      group.pulled_bytes += bytes * (team->size() - 1);
-    }
+    group.pulled_bytes += add_gather(group.refresh_spans, bucket, bucket.compute.data) * (inner().size() - 1);
   }
 }
 
@@ -250,10 +290,16 @@ void Runtime::wait(const device::Event &event, Awaited what, device::Stream &cal
   context.failure().check();
 }
 
-void Runtime::wait_idle(Awaited what, device::Stream &caller) {
-  device::Stream &stream = what == Awaited::gather ? *gather_stream : *reduce_stream;
+void Runtime::wait_idle(device::Stream &stream, Awaited what, device::Stream &caller) {
   stream.record(*finished);
   wait(*finished, what, caller);
+}
+
+// The outer stream comes after the reduce stream, whose sums it takes.
+void Runtime::wait_idle(device::Stream &caller) {
+  wait_idle(*reduce_stream, Awaited::reduce, caller);
+  if (outer) wait_idle(outer->stream(), Awaited::reduce, caller);
+  wait_idle(*gather_stream, Awaited::gather, caller);
 }
 
 void Runtime::require_step(const char *call) const {

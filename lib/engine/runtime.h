@@ -9,6 +9,7 @@
 #include "device/device.h"
 #include "engine/context.h"
 #include "engine/group.h"
+#include "engine/outer.h"
 #include "engine/storage.h"
 #include "engine/stream_trace.h"
 #include "memory/model_plan.h"
@@ -30,7 +31,7 @@ enum class Awaited { gather, reduce, publish, peers };
 class Runtime {
  public:
   Runtime(Context &context, const memory::ModelSpec &spec, const memory::ModelPlan &plan,
-          const std::map<fsdp_role, CallerArena> &arenas, std::shared_ptr<comm::Team> team);
+          const std::map<fsdp_role, CallerArena> &arenas, Teams teams);
   ~Runtime();
   Runtime(const Runtime &) = delete;
   Runtime &operator=(const Runtime &) = delete;
@@ -38,12 +39,13 @@ class Runtime {
   Context &context;
   const memory::ModelSpec &spec;
   const memory::ModelPlan &plan;
-  std::shared_ptr<comm::Team> team;
+  Teams teams;
   std::unique_ptr<Storage> storage;
   std::unique_ptr<comm::Gate> version_gate;  // this rank has published so many versions
   std::unique_ptr<comm::Gate> round_gate;    // this rank has realigned its collectives so often
   std::unique_ptr<comm::Communicator> gather_comm, reduce_comm, control_comm;
   std::unique_ptr<device::Stream> gather_stream, reduce_stream;
+  std::unique_ptr<Outer> outer;  // NULL: the mesh has one axis
   std::unique_ptr<device::Event> published, finished, order;
   std::vector<Group> groups;
   Stats stats;
@@ -59,6 +61,7 @@ class Runtime {
   std::string step_failure;    // why this step can only be discarded; empty: it can go on
   uint64_t adamw_step = 0;
 
+  comm::Team &inner() const { return *teams.inner; }
   bool communicates() const { return spec.communicates(); }
   const Bucket &bucket(const ParamPlace &place) const { return storage->buckets()[place.bucket]; }
   const layout::Placement &placement(const ParamPlace &place) const {
@@ -68,8 +71,9 @@ class Runtime {
   ParamPlace &place(Group &group, uint64_t param_index, const char *call);
   // The caller waits until every rank has published this version.
   void await_version();
-  // The caller waits for all that the stream of the library has been given.
-  void wait_idle(Awaited what, device::Stream &caller);
+  // The caller waits for all that the streams of the library have been given.
+  void wait_idle(device::Stream &caller);
+  void wait_idle(device::Stream &stream, Awaited what, device::Stream &caller);
   void wait(const device::Event &event, Awaited what, device::Stream &caller, const Group *group = nullptr);
   // Errors that name the call expected.
   void require_weights(const char *call) const;  // the window is closed
@@ -77,11 +81,16 @@ class Runtime {
   void require_step(const char *call) const;     // ... and the step has not failed
 
  private:
+  void make_parts();
   void make_traces();
   void make_groups();
   void make_slots(Group &group);
   void make_grads(Group &group);
+  void add_reduce(Group &group, const Bucket &bucket, const layout::SubBucket &sub, float factor);
+  void add_all_reduce(Group &group, const Bucket &bucket, const layout::SubBucket &sub, float factor);
+  void add_whole_grads(Group &group, const Bucket &bucket, const layout::SubBucket &sub);
   void make_refresh(Group &group);
+  uint64_t add_gather(std::vector<comm::GatherSpan> &spans, const Bucket &bucket, std::byte *to) const;
 
   uint32_t model_number_ = 0;  // in the timeline
 };

@@ -31,7 +31,7 @@ void Model::meet(Intent intent, double value, const std::string &missing) {
   std::strncpy(mine.text, missing.c_str(), sizeof mine.text - 1);
   const WaitSpan span(state, Awaited::peers);
   // One name for all intents: the meeting itself tells who called what.
-  state.team->exchange_fixed(&mine, sizeof mine, meetings_.data(), "the end of a step");
+  state.teams.all->exchange_fixed(&mine, sizeof mine, meetings_.data(), "the end of a step");
 }
 
 // Everything this rank has enqueued ends: completed, or given up because a peer does not take part.
@@ -40,10 +40,11 @@ void Model::end_step(Intent intent, double value, std::string missing, fsdp_stre
   device::Stream &caller = context_->device().caller_stream(stream);
   gatherer_->drop_all(false);
   state.reduce_comm->quiesce();
-  state.wait_idle(Awaited::reduce, caller);
-  state.wait_idle(Awaited::gather, caller);
-  if (const auto broken = state.reduce_comm->broken())
-    missing += format_text("{}{}", missing.empty() ? "" : "; ", broken->message);
+  if (state.outer) state.outer->sum_comm().quiesce();
+  state.wait_idle(caller);
+  auto broken = state.reduce_comm->broken();
+  if (!broken && state.outer) broken = state.outer->sum_comm().broken();
+  if (broken) missing += format_text("{}{}", missing.empty() ? "" : "; ", broken->message);
   meet(intent, value, missing);
   check_meeting(intent, value);
 }
@@ -53,15 +54,15 @@ void Model::check_meeting(Intent intent, double value) {
   Runtime &state = *runtime_;
   std::string problems;
   bool same_call = true;
-  for (uint32_t r = 0; r < state.team->size(); ++r) {
+  for (uint32_t r = 0; r < state.teams.all->size(); ++r) {
     const Meeting &other = meetings_[r];
     const bool same_intent = other.intent == intent;
     // A rank that discards did nothing wrong: it is the wrong moment, and the way on is the same.
     same_call = same_call && (same_intent ? other.value == value : other.intent == Intent::discard);
     if (same_intent && other.value != value)
-      problems += format_text("{}rank {} gave {} {}, this rank {}", problems.empty() ? "" : "; ", state.team->world_rank(r),
+      problems += format_text("{}rank {} gave {} {}, this rank {}", problems.empty() ? "" : "; ", state.teams.all->world_rank(r),
                               intent == Intent::step ? "lr" : "scale", other.value, value);
-    describe_meeting(problems, state.team->world_rank(r), other, intent);
+    describe_meeting(problems, state.teams.all->world_rank(r), other, intent);
   }
   if (problems.empty()) return check_versions();
   state.step_failure = problems;
@@ -72,12 +73,12 @@ void Model::check_meeting(Intent intent, double value) {
 // Ranks that have published different numbers of times hold different weights: there is no way on from there.
 void Model::check_versions() {
   Runtime &state = *runtime_;
-  for (uint32_t r = 0; r < state.team->size(); ++r) {
+  for (uint32_t r = 0; r < state.teams.all->size(); ++r) {
     if (meetings_[r].version == state.version) continue;
     const Error error(FSDP_MISMATCH,
-                      format_text("rank {} has published {} times, rank {} {} times", state.team->world_rank(r),
-                                  meetings_[r].version, state.team->world_rank(state.team->rank()), state.version),
-                      static_cast<int32_t>(state.team->world_rank(r)));
+                      format_text("rank {} has published {} times, rank {} {} times", state.teams.all->world_rank(r),
+                                  meetings_[r].version, state.teams.all->world_rank(state.teams.all->rank()), state.version),
+                      static_cast<int32_t>(state.teams.all->world_rank(r)));
     context_->failure().set(error);
     throw error;
   }
@@ -87,6 +88,7 @@ void Model::check_versions() {
 void Model::realign() {
   Runtime &state = *runtime_;
   state.reduce_comm->next_round();
+  if (state.outer) state.outer->sum_comm().next_round();
   state.round_gate->arrive(++state.round);
   state.round_entered = false;
 }
@@ -99,6 +101,7 @@ void Model::finish_grads(double scale, fsdp_stream stream) {
   std::string missing = reducer_->list_missing();
   if (const std::string holds = gatherer_->list_holds(); !holds.empty())
     missing += (missing.empty() ? "" : "; ") + holds;
+  if (missing.empty()) reducer_->gather_whole();
   end_step(Intent::finish, scale, std::move(missing), stream);
   realign();
   state.window_open = state.window_has_grads = true;
@@ -134,19 +137,30 @@ void Model::publish(fsdp_stream stream, const char *call) {
   close_window(caller);
 }
 
+// The parts of other outer ranks are written by their communicator: it raises the version when they have come.
+device::Stream &Model::gather_outer_weights(device::Stream &caller) {
+  Runtime &state = *runtime_;
+  caller.record(*state.order);
+  device::Stream &stream = state.outer->stream();
+  if (!state.order->done()) stream.wait(*state.order);
+  for (Group &group : state.groups) state.outer->gather_weights(group, state.version);
+  return stream;
+}
+
 // The compute weights are written: raise the version and let readers in.
 void Model::close_window(device::Stream &caller) {
   Runtime &state = *runtime_;
   ++state.version;
+  device::Stream &writer = state.outer && state.outer->gathers() ? gather_outer_weights(caller) : caller;
   comm::Gate *gate = state.version_gate.get();
-  caller.run([gate, version = state.version] { gate->arrive(version); });
-  caller.record(*state.published);
+  writer.run([gate, version = state.version] { gate->arrive(version); });
+  writer.record(*state.published);
   if (state.timeline) {
     const uint64_t now = trace::now_ns();
     state.timeline->record({"published", nullptr, now, now, 0, static_cast<uint32_t>(state.version), trace::caller_lane,
                             trace::Kind::instant});
   }
-  state.version_ready = state.team->size() == 1;
+  state.version_ready = state.inner().size() == 1 && !(state.outer && state.outer->gathers());
   state.window_open = state.window_has_grads = false;
   refresh_whole_weights(caller);
   reducer_->start_step();
@@ -175,7 +189,7 @@ void Model::refresh_whole_weights(device::Stream &caller) {
     ++state.stats.all_gathers;
     state.stats.gathered_bytes += group.pulled_bytes;
   }
-  if (copies) state.wait_idle(Awaited::gather, caller);
+  if (copies) state.wait_idle(*state.gather_stream, Awaited::gather, caller);
   if (any) state.await_version();
 }
 
@@ -188,11 +202,11 @@ void Model::discard(fsdp_stream stream) {
     fail(FSDP_INVALID_STATE, "{}: nothing was published yet, so there is no step to discard; call fsdp_publish_weights", call);
   device::Stream &caller = context_->device().caller_stream(stream);
   state.reduce_comm->abandon();
+  if (state.outer) state.outer->sum_comm().abandon();
   gatherer_->drop_all(true);
-  state.wait_idle(Awaited::reduce, caller);
-  state.wait_idle(Awaited::gather, caller);
+  state.wait_idle(caller);
   const auto all_discard = [&] {
-    return std::all_of(meetings_.begin(), meetings_.begin() + state.team->size(),
+    return std::all_of(meetings_.begin(), meetings_.begin() + state.teams.all->size(),
                        [](const Meeting &meeting) { return meeting.intent == Intent::discard; });
   };
   do meet(Intent::discard, 1.0, {});

@@ -50,17 +50,22 @@ void share_outcome(comm::Team &team, const std::optional<Error> &mine) {
 }
 
 std::byte *Plane::at(const layout::Slice &slice) const {
-  return data + (whole ? slice.full_offset : slice.shard_offset) * dtype_size(dtype);
+  const uint64_t offset = extent == Extent::whole   ? slice.full_offset
+                          : extent == Extent::group ? slice.group_offset
+                                                    : slice.shard_offset;
+  return data + offset * dtype_size(dtype);
 }
 
 Storage::Storage(const memory::ModelSpec &spec, const memory::ModelPlan &plan,
-                 const std::map<fsdp_role, CallerArena> &callers, comm::Team &team, device::Device &device,
-                 std::optional<Error> early)
+                 const std::map<fsdp_role, CallerArena> &callers, comm::Team &all, comm::Team &team,
+                 device::Device &device, std::optional<Error> early)
     : spec_(spec), plan_(plan), callers_(callers), team_(team), device_(device) {
   // Private memory first: a rank that cannot have it must say so before the others wait for it in a collective.
   if (!early) early = catch_error([this] { allocate_private(); });
-  share_outcome(team_, early);
-  allocate_shared();
+  share_outcome(all, early);
+  // The ranks of one inner axis fail alike; those of another must learn it.
+  if (spec_.mesh.outer_size == 1) allocate_shared();
+  else share_outcome(all, catch_error([this] { allocate_shared(); }));
   buckets_.resize(plan_.buckets.size());
   for (uint32_t b = 0; b < buckets_.size(); ++b) place(b);
   for (int role = 1; role < 8; ++role) allocated_[0] += allocated_[role];
@@ -93,6 +98,7 @@ void Storage::allocate_private() {
   optimizer_ = allocate(FSDP_ROLE_OPTIMIZER, plan_.optimizer_bytes);
   gather_ = allocate(FSDP_ROLE_GATHER, plan_.gather_bytes);
   scratch_ = allocate(FSDP_ROLE_STAGING, plan_.staging_bytes);
+  partial_ = allocate(FSDP_ROLE_REDUCE, plan_.partial_bytes);
 }
 
 void Storage::allocate_shared() {
@@ -118,9 +124,9 @@ std::unique_ptr<comm::Arena> Storage::create_shared_compute() {
     const uint64_t element = dtype_size(bucket.dtype);
     for (const layout::SubBucket &sub : bucket.layout.sub_buckets) {
       if (sub.shard_count == 0) continue;
-      own.push_back({bucket.compute_offset + (sub.full_offset + team_.rank() * sub.shard_count) * element,
-                     sub.shard_count * element});
-      own_bytes += sub.shard_count * element;
+      const uint64_t count = sub.shard_count * bucket.slices;
+      own.push_back({bucket.compute_offset + (sub.full_offset + team_.rank() * count) * element, count * element});
+      own_bytes += count * element;
     }
   }
   auto arena = team_.create_arena(plan_.shared_compute_bytes, own, "compute weights");
@@ -136,7 +142,7 @@ std::unique_ptr<comm::Arena> Storage::create_parts(uint64_t part_bytes, const ch
 
 void Storage::place_compute(const memory::BucketPlan &plan, const memory::GroupPlan &group, Bucket &bucket) const {
   bucket.compute.dtype = plan.dtype;
-  bucket.compute.whole = true;
+  bucket.compute.extent = Extent::whole;
   switch (group.home) {
     case memory::ComputeHome::shared:
       bucket.compute.data = shared_compute_->writable() + plan.compute_offset;
@@ -163,13 +169,13 @@ void Storage::place_grads(const memory::BucketPlan &plan, const memory::GroupPla
   bucket.full_grad = own + full;
   bucket.full_grad_source = {grads_.get(), full, plan_.grads_part_bytes};
   if (plan.grad_is_full) {
-    bucket.grad = {own + full, FSDP_FLOAT32, true};
+    bucket.grad = {own + full, FSDP_FLOAT32, Extent::whole};
     bucket.whole_grad_source = bucket.full_grad_source;
   } else if (plan.main_is_whole) {
-    bucket.grad = {own + plan.grad_offset, FSDP_FLOAT32, true};
+    bucket.grad = {own + plan.grad_offset, FSDP_FLOAT32, Extent::whole};
     bucket.whole_grad_source = {grads_.get(), plan.grad_offset, plan_.grads_part_bytes};
   } else {
-    bucket.grad = {grad_.data + plan.grad_offset, FSDP_FLOAT32, false};
+    bucket.grad = {grad_.data + plan.grad_offset, FSDP_FLOAT32, plan.grad_is_grouped ? Extent::group : Extent::shard};
   }
 }
 
@@ -181,10 +187,14 @@ void Storage::place(uint32_t index) {
   if (plan.layout.full_count == 0) return;
   place_compute(plan, group, bucket);
   if (plan.frozen) return;
-  bucket.main = plan.main_is_compute ? bucket.compute : Plane{main_.data + plan.main_offset, FSDP_FLOAT32, plan.main_is_whole};
+  const Extent extent = plan.main_is_whole ? Extent::whole : Extent::shard;
+  bucket.main = plan.main_is_compute ? bucket.compute : Plane{main_.data + plan.main_offset, FSDP_FLOAT32, extent};
   place_grads(plan, group, bucket);
+  for (uint32_t turn = 0; turn < 2 && plan.uses_partial; ++turn)
+    bucket.partial[turn] =
+        reinterpret_cast<float *>(partial_.data + turn * (plan_.partial_bytes / 2) + plan.partial_offset);
   for (size_t s = 0; s < plan.state_offsets.size(); ++s)
-    bucket.states.push_back({optimizer_.data + plan.state_offsets[s], spec_.states[s].dtype, plan.main_is_whole});
+    bucket.states.push_back({optimizer_.data + plan.state_offsets[s], spec_.states[s].dtype, extent});
 }
 
 }  // namespace fsdp::engine

@@ -22,12 +22,14 @@ struct CallerArena {
   uint64_t size_bytes = 0;
 };
 
-// One stored form of a parameter's elements on this rank, as long as the plan says: the full buffer's elements (whole),
-// or the rank's shard of them.
+// Which elements a plane has: those of the full buffer, of this rank's shard, or of the shards of its inner rank's slots.
+enum class Extent { shard, group, whole };
+
+// One stored form of a parameter's elements on this rank, as long as the plan says.
 struct Plane {
   std::byte *data = nullptr;
   fsdp_dtype dtype = FSDP_FLOAT32;
-  bool whole = false;  // indexed by offsets in the full buffer, else by offsets in the shard
+  Extent extent = Extent::shard;
 
   std::byte *at(const layout::Slice &slice) const;
 };
@@ -40,6 +42,7 @@ struct Bucket {
   Plane main;                 // data NULL for frozen buckets
   Plane grad;                 // main grads
   std::vector<Plane> states;  // in the order declared
+  std::array<float *, 2> partial{};  // inner sums, by turn
   std::byte *full_grad = nullptr;  // this rank's full gradient buffer
   comm::Source full_grad_source;
   comm::Source whole_grad_source;  // no_shard: every rank's whole main grads
@@ -52,10 +55,10 @@ void share_outcome(comm::Team &team, const std::optional<Error> &mine);
 
 class Storage {
  public:
-  // Collective over the team. early: why this rank cannot go on at all; then every rank throws it.
+  // Collective over all ranks of the model; the team is the inner one. early: why this rank cannot go on at all; then every
+  // rank throws it.
   Storage(const memory::ModelSpec &spec, const memory::ModelPlan &plan, const std::map<fsdp_role, CallerArena> &callers,
-          comm::Team &team, device::Device &device,
-          std::optional<Error> early = {});
+          comm::Team &all, comm::Team &team, device::Device &device, std::optional<Error> early = {});
 
   const std::vector<Bucket> &buckets() const { return buckets_; }
   std::byte *gather_pool() const { return gather_.data; }
@@ -86,7 +89,7 @@ class Storage {
   device::Device &device_;
   std::array<uint64_t, 8> allocated_{};
   std::unique_ptr<comm::Arena> shared_compute_, whole_compute_, grads_, staging_;
-  Region local_compute_, main_, grad_, optimizer_, gather_, scratch_;
+  Region local_compute_, main_, grad_, optimizer_, gather_, scratch_, partial_;
   std::vector<Bucket> buckets_;
 };
 

@@ -29,7 +29,9 @@ void describe_group(std::vector<std::string> &lines, const memory::GroupSpec &gr
 
 std::vector<std::string> describe_declaration(const memory::ModelSpec &spec, const memory::ModelPlan &plan) {
   std::vector<std::string> lines;
-  lines.push_back(format_text("mesh: replicate {} x shard {}", spec.replicate_size, spec.shard_size));
+  lines.push_back(format_text("mesh: replicate {} x shard {}, {} a host, outer axis {}, reduction block {}, ranks {}",
+                              spec.mesh.replicate_size, spec.mesh.shard_size, spec.mesh.inner_size,
+                              static_cast<int>(spec.mesh.outer), spec.mesh.reduction_block, fmt::join(spec.mesh.ranks, ", ")));
   lines.push_back(format_text("policy: unshard mode {}, grad op {}, grad factor {}, prefetch depth {}, prefetch bytes {}, "
                               "max pending groups {}, force communication {}",
                               spec.unshard_mode, spec.grad_op, spec.grad_factor, spec.prefetch_depth, spec.prefetch_bytes,

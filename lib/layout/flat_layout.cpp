@@ -104,15 +104,17 @@ FlatLayout build_flat_layout(std::span<const TensorSpec> tensors, uint32_t ranks
   return layout;
 }
 
-Slice FlatLayout::slice(uint64_t tensor, uint32_t rank) const {
+Slice FlatLayout::slice(uint64_t tensor, uint32_t first, uint32_t count, uint32_t group) const {
   const Placement &t = tensors[tensor];
   const SubBucket &bucket = sub_buckets[t.sub_bucket];
   const uint64_t start = t.full_offset - bucket.full_offset;
-  const uint64_t rank_start = rank * bucket.shard_count;
+  const uint64_t rank_start = first * bucket.shard_count;
+  const uint64_t group_start = (first - first % group) * bucket.shard_count;
   const uint64_t from = std::max(start, rank_start);
-  const uint64_t to = std::min(start + t.count, rank_start + bucket.shard_count);
-  if (from >= to) return {0, 0, 0, 0};
-  return {from - start, bucket.full_offset + from, bucket.shard_offset + from - rank_start, to - from};
+  const uint64_t to = std::min(start + t.count, rank_start + count * bucket.shard_count);
+  if (from >= to) return {0, 0, 0, 0, 0};
+  return {from - start, bucket.full_offset + from, bucket.shard_offset + from - rank_start, to - from,
+          bucket.shard_offset * group + from - group_start};
 }
 
 }  // namespace fsdp::layout

@@ -47,6 +47,7 @@ struct Slice {
   uint64_t full_offset;
   uint64_t shard_offset;
   uint64_t count;
+  uint64_t group_offset;  // in the shards of neighbouring ranks that are kept together, see below
 };
 
 struct FlatLayout {
@@ -58,7 +59,10 @@ struct FlatLayout {
   uint64_t used_count = 0;  // elements of tensors
   uint64_t hash = 0;        // of all the above, stable between builds and machines
 
-  Slice slice(uint64_t tensor, uint32_t rank) const;
+  Slice slice(uint64_t tensor, uint32_t rank) const { return slice(tensor, rank, 1, 1); }
+  // What `count` ranks from `first` have of it together. They are within one group of `group` neighbours, whose slices of
+  // each sub-bucket are kept one after the other: group_offset is where the part begins in that.
+  Slice slice(uint64_t tensor, uint32_t first, uint32_t count, uint32_t group) const;
 };
 
 // Throws INVALID_ARGUMENT on sizes that overflow, a dimension of 0 or a granule that makes no sense.

@@ -12,6 +12,7 @@ namespace fsdp::memory {
 namespace {
 
 constexpr uint64_t staging_chunk_bytes = 256 * 1024;
+constexpr uint64_t partial_count = 2;
 
 // Takes `bytes` from the end of a region, aligned; returns where they start.
 uint64_t take(uint64_t &region, uint64_t bytes, uint64_t alignment = buffer_alignment) {
@@ -36,7 +37,11 @@ BucketPlan make_bucket(const ModelSpec &spec, uint32_t group_index, std::vector<
   bucket.grad_is_full = group.reduce_policy == FSDP_REDUCE_LAST && bucket.grad_dtype == FSDP_FLOAT32;
   std::vector<layout::TensorSpec> tensors;
   for (const uint32_t index : params) tensors.push_back(group.params[index].tensor());
-  bucket.layout = layout::build_flat_layout(tensors, spec.shard_size);
+  bucket.layout = layout::build_flat_layout(tensors, spec.mesh.slots());
+  bucket.slices = spec.mesh.slices();
+  const bool sharded = !bucket.frozen && !bucket.grad_is_full;
+  bucket.grad_is_grouped = sharded && !bucket.main_is_whole && spec.mesh.outer == layout::OuterAxis::optim;
+  bucket.uses_partial = sharded && spec.mesh.outer == layout::OuterAxis::shard;
   bucket.params = std::move(params);
   return bucket;
 }
@@ -85,7 +90,7 @@ void place_compute(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
   for (const uint32_t b : group.buckets) {
     BucketPlan &bucket = plan.buckets[b];
     bucket.compute_offset += group.compute_offset;
-    if (shared) plan.shared_compute_own_bytes += bytes_of(bucket.layout.shard_count, bucket.dtype);
+    if (shared) plan.shared_compute_own_bytes += bytes_of(bucket.inner_count(), bucket.dtype);
   }
 }
 
@@ -109,9 +114,14 @@ void place_grads(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
     bucket.full_grad_offset = take(size, bytes_of(bucket.layout.full_count, bucket.grad_dtype));
     if (bucket.grad_is_full) continue;
     uint64_t &region = bucket.main_is_whole ? plan.persistent_grad_bytes : plan.grad_bytes;
-    bucket.grad_offset = take(region, bytes_of(bucket.main_count(), FSDP_FLOAT32));
+    bucket.grad_offset = take(region, bytes_of(bucket.grad_count(), FSDP_FLOAT32));
   }
   group.full_grad_bytes = size;
+  uint64_t partial = 0;
+  for (const uint32_t b : group.buckets)
+    if (BucketPlan &bucket = plan.buckets[b]; bucket.uses_partial)
+      bucket.partial_offset = take(partial, bytes_of(bucket.inner_count(), FSDP_FLOAT32));
+  plan.partial_bytes = std::max(plan.partial_bytes, partial_count * round_up(partial, buffer_alignment, "memory plan"));
   if (group.persistent_grad) group.full_grad_offset = take(plan.persistent_grad_bytes, size);
 }
 
@@ -156,9 +166,9 @@ void sum_up(const ModelSpec &spec, ModelPlan &plan) {
     plan.layout_hash = plan.layout_hash * 0x9E3779B97F4A7C15ull + bucket.layout.hash;
   }
   plan.whole_compute_bytes = round_up(plan.whole_compute_bytes, page_bytes);
-  const uint64_t norms = checked_multiply(norm_chunk, spec.shard_size, "memory plan");
+  const uint64_t norms = checked_multiply(norm_chunk, spec.mesh.slots(), "memory plan");
   plan.staging_bytes = checked_multiply(checked_add(plan.param_count, norms, "memory plan"), sizeof(double), "memory plan");
-  plan.staging_part_bytes = spec.communicates() ? staging_chunk_bytes : 0;
+  plan.staging_part_bytes = spec.communicates() || spec.mesh.size() > 1 ? staging_chunk_bytes : 0;
 }
 
 }  // namespace
@@ -173,7 +183,7 @@ std::array<uint64_t, 8> ModelPlan::role_bytes(uint32_t rank, uint32_t ranks) con
   bytes[FSDP_ROLE_GRAD] = grad_bytes + persistent_grad_bytes;
   bytes[FSDP_ROLE_OPTIMIZER] = optimizer_bytes;
   bytes[FSDP_ROLE_GATHER] = gather_bytes;
-  bytes[FSDP_ROLE_REDUCE] = grads_part_bytes - persistent_grad_bytes;
+  bytes[FSDP_ROLE_REDUCE] = grads_part_bytes - persistent_grad_bytes + partial_bytes;
   bytes[FSDP_ROLE_STAGING] = staging_bytes + staging_part_bytes;
   for (int role = 1; role < 8; ++role) bytes[0] += bytes[role];
   return bytes;

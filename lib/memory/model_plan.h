@@ -32,6 +32,11 @@ struct BucketPlan {
   bool main_is_compute = false;  // fp32 weights: the optimizer works on the compute weights themselves
   bool main_is_whole = false;    // main weights, main grads and states are kept for the full buffer (no_shard)
   bool grad_is_full = false;     // the main grads are the full gradient buffer (its own slice)
+  // The layout's ranks are the mesh's slots. An inner rank's `slices` neighbouring slots are kept together where all of
+  // them are summed: in compute weights, in full gradients, and here in main grads.
+  uint32_t slices = 1;
+  bool grad_is_grouped = false;
+  bool uses_partial = false;     // inner sums go to the partial buffer, from where the outer axis adds its slot
   std::vector<uint32_t> params;  // indices in the group, in the layout's order
   layout::FlatLayout layout;
   // Byte offsets, each in the memory that its role names.
@@ -40,9 +45,12 @@ struct BucketPlan {
   uint64_t main_offset = 0;       // unless main_is_compute
   uint64_t grad_offset = 0;       // main grads, unless grad_is_full: private, or with no_shard in the grads arena part
   uint64_t full_grad_offset = 0;  // in the group's full gradient buffer
+  uint64_t partial_offset = 0;    // in each of the two partial buffers
   std::vector<uint64_t> state_offsets;
 
   uint64_t main_count() const { return main_is_whole ? layout.full_count : layout.shard_count; }
+  uint64_t inner_count() const { return layout.shard_count * slices; }
+  uint64_t grad_count() const { return grad_is_grouped ? inner_count() : main_count(); }
 };
 
 struct GroupPlan {
@@ -72,6 +80,7 @@ struct ModelPlan {
   uint64_t local_compute_bytes = 0;
   uint64_t main_bytes = 0;
   uint64_t grad_bytes = 0;             // private main grads
+  uint64_t partial_bytes = 0;          // two buffers of inner sums, which take turns
   uint64_t grads_part_bytes = 0;       // one rank's part of the grads arena, a multiple of a page:
   uint64_t persistent_grad_bytes = 0;  //   persistent full gradients and no_shard main grads first,
   uint64_t grad_pool_offset = 0;       //   then the pool of transient ones
@@ -84,7 +93,7 @@ struct ModelPlan {
   uint64_t padding_count = 0;
   uint64_t layout_hash = 0;
 
-  // Bytes that a rank accounts for, by fsdp_role; [0] is the sum.
+  // Bytes that inner rank `rank` of `ranks` accounts for, by fsdp_role; [0] is the sum.
   std::array<uint64_t, 8> role_bytes(uint32_t rank, uint32_t ranks) const;
 };
 

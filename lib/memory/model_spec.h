@@ -8,6 +8,7 @@
 
 #include "fsdp.h"
 #include "layout/flat_layout.h"
+#include "layout/mesh.h"
 
 namespace fsdp::memory {
 
@@ -48,8 +49,7 @@ struct StateSpec {
 };
 
 struct ModelSpec {
-  uint32_t shard_size = 1;
-  uint32_t replicate_size = 1;
+  layout::Mesh mesh;
   bool force_communication = false;
   fsdp_unshard_mode unshard_mode = FSDP_UNSHARD_MAPPED;
   fsdp_grad_op grad_op = FSDP_GRAD_MEAN;
@@ -62,7 +62,10 @@ struct ModelSpec {
   std::vector<StateSpec> states;
   std::vector<GroupSpec> groups;
 
-  bool communicates() const { return shard_size > 1 || force_communication; }
+  // Over the inner axis, whose ranks share memory.
+  bool communicates() const { return mesh.inner_size > 1 || force_communication; }
+  // Does publishing bring the parts of other outer ranks?
+  bool gathers_outer() const { return mesh.slices() > 1; }
   bool mapped() const { return unshard_mode == FSDP_UNSHARD_MAPPED || !communicates(); }
 };
 

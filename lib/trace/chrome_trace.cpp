@@ -33,8 +33,9 @@ const char *category(Kind kind) {
 
 std::string lane_name(Lane lane) {
   if (lane == caller_lane) return "caller";
-  const int model = (lane - 1) / 2;
-  const char *name = lane == gather_lane(static_cast<uint32_t>(model)) ? "gather" : "reduce";
+  const int model = (lane - 1) / 3;
+  const char *names[] = {"gather", "reduce", "outer"};
+  const char *name = names[(lane - 1) % 3];
   return model ? format_text("{} of model {}", name, model) : name;
 }
 

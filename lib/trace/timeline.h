@@ -22,9 +22,10 @@ enum class Kind : uint8_t { call, wait, collective, user, instant };
 
 using Lane = uint16_t;
 inline constexpr Lane caller_lane = 0;
-// Models have two lanes each, by their number in the timeline.
-constexpr Lane gather_lane(uint32_t model) { return static_cast<Lane>(1 + 2 * model); }
-constexpr Lane reduce_lane(uint32_t model) { return static_cast<Lane>(2 + 2 * model); }
+// Models have three lanes each, by their number in the timeline.
+constexpr Lane gather_lane(uint32_t model) { return static_cast<Lane>(1 + 3 * model); }
+constexpr Lane reduce_lane(uint32_t model) { return static_cast<Lane>(2 + 3 * model); }
+constexpr Lane outer_lane(uint32_t model) { return static_cast<Lane>(3 + 3 * model); }
 
 struct Event {
   const char *name;

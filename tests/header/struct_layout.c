@@ -35,7 +35,7 @@ AT(fsdp_tensor, element_count, 24);
 AT(fsdp_tensor, dimension_count, 32);
 AT(fsdp_tensor, dtype, 36);
 
-SIZE(fsdp_context_options, 112);
+SIZE(fsdp_context_options, 120);
 AT(fsdp_context_options, struct_size, 0);
 AT(fsdp_context_options, flags, 8);
 AT(fsdp_context_options, world_size, 12);
@@ -54,13 +54,18 @@ AT(fsdp_context_options, trace_events, 88);
 AT(fsdp_context_options, heartbeat_timeout_ms, 96);
 AT(fsdp_context_options, flight_events, 100);
 AT(fsdp_context_options, flight_directory, 104);
+AT(fsdp_context_options, ranks_per_host, 112);
+AT(fsdp_context_options, reserved, 116);
 
-SIZE(fsdp_mesh_options, 16);
+SIZE(fsdp_mesh_options, 32);
 AT(fsdp_mesh_options, struct_size, 0);
 AT(fsdp_mesh_options, replicate_size, 8);
 AT(fsdp_mesh_options, shard_size, 12);
+AT(fsdp_mesh_options, ranks, 16);
+AT(fsdp_mesh_options, rank_count, 24);
+AT(fsdp_mesh_options, reduction_block_size, 28);
 
-SIZE(fsdp_model_options, 72);
+SIZE(fsdp_model_options, 80);
 AT(fsdp_model_options, struct_size, 0);
 AT(fsdp_model_options, mesh, 8);
 AT(fsdp_model_options, flags, 16);
@@ -75,6 +80,8 @@ AT(fsdp_model_options, optimizer, 52);
 AT(fsdp_model_options, prefetch_depth, 56);
 AT(fsdp_model_options, max_pending_groups, 60);
 AT(fsdp_model_options, prefetch_bytes, 64);
+AT(fsdp_model_options, outer_strategy, 72);
+AT(fsdp_model_options, reserved, 76);
 
 SIZE(fsdp_visit, 8);
 AT(fsdp_visit, group_index, 0);
@@ -93,7 +100,7 @@ AT(fsdp_memory, reduce_lower_bound_bytes, 80);
 AT(fsdp_memory, parameter_count, 88);
 AT(fsdp_memory, padding_count, 96);
 
-SIZE(fsdp_stats, 280);
+SIZE(fsdp_stats, 312);
 AT(fsdp_stats, struct_size, 0);
 AT(fsdp_stats, version, 8);
 AT(fsdp_stats, step, 16);
@@ -122,6 +129,10 @@ AT(fsdp_stats, gather_pool_bytes, 248);
 AT(fsdp_stats, gather_lower_bound_bytes, 256);
 AT(fsdp_stats, reduce_pool_bytes, 264);
 AT(fsdp_stats, reduce_lower_bound_bytes, 272);
+AT(fsdp_stats, outer_all_reduces, 280);
+AT(fsdp_stats, outer_reduce_scatters, 288);
+AT(fsdp_stats, outer_all_gathers, 296);
+AT(fsdp_stats, outer_sent_bytes, 304);
 
 SIZE(fsdp_param, 64);
 AT(fsdp_param, struct_size, 0);

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/shm/communicator.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include "base/dtype.h"
 #include "device/host/kernels.h"
 
@@ -37,10 +40,12 @@ class ShmCommunicator::AwaitedPart final : public AwaitedWords {
   bool compares_;
 };
 
-ShmCommunicator::ShmCommunicator(std::shared_ptr<Seat> seat, uint32_t rank, std::vector<uint32_t> ranks, Mapping memory)
+ShmCommunicator::ShmCommunicator(std::shared_ptr<Seat> seat, uint32_t rank, std::vector<uint32_t> ranks,
+                                 uint32_t reduction_block, Mapping memory)
     : seat_(std::move(seat)),
       rank_(rank),
       ranks_(std::move(ranks)),
+      block_(reduction_block ? reduction_block : static_cast<uint32_t>(ranks_.size())),
       memory_(std::move(memory)),
       words_(memory_.data() + offsetof(Place, words.phase), sizeof(Place), ranks_),
       round_(memory_.data() + offsetof(Place, words), sizeof(Place), rank, ranks_) {
@@ -217,9 +222,34 @@ void ShmCommunicator::reduce(const Piece &piece, float *out) const {
   if (piece.count == 0) return;
   const uint64_t slice = rank_ * piece.count * dtype_size(piece.dtype);
   const std::byte *own = piece.from.arena->writable() + piece.from.offset + rank_ * piece.from.stride + slice;
-  device::kernels::rank_sum({address(piece.from, 0) + slice, piece.from.stride, words_.size(), piece.dtype,
-                             piece.wire_dtype, out, piece.count, piece.factor, piece.accumulate,
-                             own == reinterpret_cast<const std::byte *>(out)});
+  const device::RankSum sum{address(piece.from, 0) + slice, piece.from.stride, words_.size(), piece.dtype,
+                            piece.wire_dtype, out, piece.count, piece.factor, piece.accumulate,
+                            own == reinterpret_cast<const std::byte *>(out)};
+  if (block_ >= words_.size()) device::kernels::rank_sum(sum);
+  else reduce_blocks(sum);
+}
+
+// A few at a time in a buffer of its own, since `out` may be what a later block still adds.
+void ShmCommunicator::reduce_blocks(device::RankSum sum) const {
+  constexpr uint64_t chunk = 1024;
+  alignas(64) float sums[chunk];
+  float *out = sum.out;
+  const bool accumulate = sum.accumulate;
+  const std::byte *base = sum.base;
+  for (uint64_t done = 0; done < sum.count; done += chunk) {
+    device::RankSum part = sum;
+    part.count = std::min(chunk, sum.count - done);
+    part.out = sums;
+    part.in_place = false;
+    part.accumulate = accumulate;
+    if (accumulate) std::memcpy(sums, out + done, part.count * sizeof(float));
+    for (uint32_t first = 0; first < sum.ranks; first += block_, part.accumulate = true) {
+      part.ranks = std::min(block_, sum.ranks - first);
+      part.base = base + first * sum.stride + done * dtype_size(sum.source_dtype);
+      device::kernels::rank_sum(part);
+    }
+    std::memcpy(out + done, sums, part.count * sizeof(float));
+  }
 }
 
 bool ShmCommunicator::all_reduce(const Launch &launch) {

@@ -21,7 +21,9 @@ namespace fsdp::comm {
 class ShmCommunicator final : public Communicator {
  public:
   static uint64_t size_bytes(uint32_t team_size) { return team_size * sizeof(Place); }
-  ShmCommunicator(std::shared_ptr<Seat> seat, uint32_t rank, std::vector<uint32_t> ranks, Mapping memory);
+  // reduction_block: ranks that are summed first; 0: all.
+  ShmCommunicator(std::shared_ptr<Seat> seat, uint32_t rank, std::vector<uint32_t> ranks, uint32_t reduction_block,
+                  Mapping memory);
 
   void gather_stable(std::span<const GatherSpan> spans, Tag tag, device::Stream &stream) override;
   Ticket all_gather(std::span<const GatherSpan> spans, Tag tag, device::Stream &stream) override;
@@ -61,12 +63,14 @@ class ShmCommunicator final : public Communicator {
   void gather(const Piece &piece) const;
   void pull(const Source &from, uint32_t r, std::byte *to, uint64_t bytes) const;
   void reduce(const Piece &piece, float *out) const;
+  void reduce_blocks(device::RankSum sum) const;
   bool all_reduce(const Launch &launch);
   void compare(const Launch &launch, uint32_t r);
 
   std::shared_ptr<Seat> seat_;
   uint32_t rank_;
   std::vector<uint32_t> ranks_;
+  uint32_t block_;
   Mapping memory_;
   Words words_;
   Round round_;

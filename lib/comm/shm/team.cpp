@@ -218,8 +218,8 @@ std::unique_ptr<Gate> ShmTeam::create_gate(const std::string &what) {
   return std::make_unique<ShmGate>(seat_, rank_, ranks_, share_words(ShmGate::size_bytes(size()), what));
 }
 
-std::unique_ptr<Communicator> ShmTeam::create_communicator(const std::string &what) {
-  return std::make_unique<ShmCommunicator>(seat_, rank_, ranks_,
+std::unique_ptr<Communicator> ShmTeam::create_communicator(const std::string &what, uint32_t reduction_block) {
+  return std::make_unique<ShmCommunicator>(seat_, rank_, ranks_, reduction_block,
                                            share_words(ShmCommunicator::size_bytes(size()), what));
 }
 

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/outer.h"
+
+#include <algorithm>
+
+#include "base/dtype.h"
+#include "engine/context.h"
+
+namespace fsdp::engine {
+namespace {
+
+// Neighbours in memory go as one.
+void add_sum(std::vector<comm::SumSpan> &spans, float *values, uint64_t count) {
+  if (!spans.empty() && spans.back().values + spans.back().count == values) spans.back().count += count;
+  else spans.push_back({values, count});
+}
+
+template <class Span>
+uint64_t bytes_of(const std::vector<Span> &spans) {
+  uint64_t bytes = 0;
+  for (const Span &span : spans) bytes += span.count * sizeof(float);
+  return bytes;
+}
+
+uint64_t bytes_of(const std::vector<comm::WholeSpan> &spans) {
+  uint64_t bytes = 0;
+  for (const comm::WholeSpan &span : spans) bytes += span.bytes;
+  return bytes;
+}
+
+}  // namespace
+
+Teams create_teams(Context &context, const layout::Mesh &mesh) {
+  const auto rank = static_cast<uint32_t>(std::find(mesh.ranks.begin(), mesh.ranks.end(), context.rank()) - mesh.ranks.begin());
+  Teams teams;
+  teams.all = context.create_team(mesh.ranks, "the model");
+  teams.inner = teams.all;
+  if (mesh.outer_size == 1) return teams;
+  teams.inner = context.create_team(mesh.inner_ranks(rank), "the model's inner axis");
+  teams.outer = context.create_team(mesh.outer_ranks(rank), "the model's outer axis");
+  return teams;
+}
+
+Outer::Outer(Context &context, const memory::ModelSpec &spec, const Teams &teams, uint32_t model_number)
+    : mesh_(spec.mesh),
+      rank_(teams.outer->rank()),
+      inner_(teams.inner->rank()),
+      gathers_(spec.gathers_outer()),
+      sums_(teams.outer->create_message_communicator("outer sums")),
+      weights_(teams.outer->create_message_communicator("outer weights")),
+      stream_(context.device().create_stream("outer")),
+      trace_(std::make_unique<StreamTrace>(*stream_, context.timeline(), trace::outer_lane(model_number))) {
+  for (auto &event : partial_free_) event = context.device().create_event();
+}
+
+// Its work refers to everything else here.
+Outer::~Outer() { stream_.reset(); }
+
+void Outer::add_group(Group &group, const Storage &storage) {
+  for (const uint32_t b : group.plan->buckets) {
+    const Bucket &bucket = storage.buckets()[b];
+    if (bucket.plan->frozen) continue;
+    for (const layout::SubBucket &sub : bucket.plan->layout.sub_buckets)
+      if (sub.shard_count) add_sub_bucket(group, bucket, sub);
+  }
+}
+
+// Where this rank's inner sums are, and which of their slots is its own.
+void Outer::add_sub_bucket(Group &group, const Bucket &bucket, const layout::SubBucket &sub) const {
+  const memory::BucketPlan &plan = *bucket.plan;
+  const uint64_t group_count = sub.shard_count * plan.slices;
+  const uint64_t group_begin = sub.full_offset + inner_ * group_count;
+  auto *grads = reinterpret_cast<float *>(bucket.grad.data);
+  float *grouped = grads + (bucket.grad.extent == Extent::whole   ? group_begin
+                            : bucket.grad.extent == Extent::group ? sub.shard_offset * plan.slices
+                                                                  : sub.shard_offset);
+  const bool whole_state = plan.main_is_whole;
+  if (mesh_.outer == layout::OuterAxis::replicate || (mesh_.outer == layout::OuterAxis::optim && whole_state)) {
+    add_sum(group.outer_sums, grouped, group_count);
+  } else {
+    float *own = bucket.grad.extent == Extent::shard ? grouped : grouped + rank_ * sub.shard_count;
+    for (uint32_t turn = 0; turn < 2; ++turn) {
+      float *from = plan.uses_partial ? bucket.partial[turn] + sub.shard_offset * plan.slices : grouped;
+      group.outer_slices[turn].push_back({from, sub.shard_count, own, false});
+    }
+  }
+  if (!gathers_) return;
+  if (!whole_state) {
+    const uint64_t element = dtype_size(plan.dtype);
+    group.outer_weights.push_back({bucket.compute.data + group_begin * element, sub.shard_count * element});
+  } else if (mesh_.outer == layout::OuterAxis::shard) {
+    group.outer_grads.push_back({reinterpret_cast<std::byte *>(grouped), sub.shard_count * sizeof(float)});
+  }
+}
+
+uint32_t Outer::take_turn(const Group &group, device::Stream &reduce_stream) {
+  if (!group.partial) return 0;
+  turn_ ^= 1;
+  if (!partial_free_[turn_]->done()) reduce_stream.wait(*partial_free_[turn_]);
+  return turn_;
+}
+
+void Outer::reduce(Group &group, uint32_t turn, bool accumulate, uint64_t version) {
+  stream_->wait(*group.grad.reduced);
+  trace_->begin();
+  const comm::Tag tag{group.index, group.name()};
+  if (!group.outer_sums.empty()) {
+    sums_->all_reduce(group.outer_sums, tag, *stream_);
+    trace_->end("all_reduce", group.trace_name, bytes_of(group.outer_sums), version);
+    ++stats_.all_reduces;
+  }
+  if (auto &slices = group.outer_slices[turn]; !slices.empty()) {
+    for (auto &slice : slices) slice.accumulate = accumulate;
+    sums_->reduce_scatter(slices, tag, *stream_);
+    trace_->end("reduce_scatter", group.trace_name, bytes_of(slices) * mesh_.outer_size, version);
+    ++stats_.reduce_scatters;
+  }
+  if (group.partial) stream_->record(*partial_free_[turn]);
+  stream_->record(*group.grad.summed);
+}
+
+void Outer::gather_grads(Group &group, uint64_t version) {
+  if (group.outer_grads.empty()) return;
+  trace_->begin();
+  sums_->all_gather(group.outer_grads, {group.index, group.name()}, *stream_);
+  trace_->end("all_gather", group.trace_name, bytes_of(group.outer_grads), version);
+  ++stats_.all_gathers;
+  stream_->record(*group.grad.summed);
+}
+
+void Outer::gather_weights(Group &group, uint64_t version) {
+  if (group.outer_weights.empty()) return;
+  trace_->begin();
+  weights_->all_gather(group.outer_weights, {group.index, group.name()}, *stream_);
+  trace_->end("all_gather", group.trace_name, bytes_of(group.outer_weights), version);
+  ++stats_.all_gathers;
+}
+
+}  // namespace fsdp::engine

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// The outer axis of a mesh: what its ranks exchange beside the reduces and gathers of the inner axis, on a stream of its
+// own, so that it overlaps with them.
+//
+//   replicate (HSDP)  each group's inner sums are all-reduced on the last contribution of a step
+//   optim (HFSDP)     ... reduce-scattered; publishing gathers the updated compute weights
+//   shard             inner sums of every contribution are reduce-scattered and added; publishing gathers
+//
+// Gradients were scaled by the inner reduce: this is a plain sum.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "device/device.h"
+#include "engine/group.h"
+#include "engine/stream_trace.h"
+#include "engine/teams.h"
+#include "memory/model_plan.h"
+
+namespace fsdp::engine {
+
+struct OuterStats {
+  uint64_t all_reduces = 0, reduce_scatters = 0, all_gathers = 0;
+};
+
+class Outer {
+ public:
+  // Collective over the outer ranks.
+  Outer(Context &context, const memory::ModelSpec &spec, const Teams &teams, uint32_t model_number);
+  ~Outer();
+  Outer(const Outer &) = delete;
+  Outer &operator=(const Outer &) = delete;
+
+  // Where the group's spans are; storage is complete.
+  void add_group(Group &group, const Storage &storage);
+
+  // Does this contribution's inner sum travel now?
+  bool sums(bool last) const { return last || mesh_.outer == layout::OuterAxis::shard; }
+  // Which buffer of inner sums a contribution gets; the reduce stream waits until the outer axis has read it.
+  uint32_t take_turn(const Group &group, device::Stream &reduce_stream);
+  // After group.grad.reduced, which the reduce stream has recorded. Records group.grad.summed.
+  void reduce(Group &group, uint32_t turn, bool accumulate, uint64_t version);
+  // Whole main grads of no_shard groups: brings the slots of other outer ranks, where they are divided.
+  void gather_grads(Group &group, uint64_t version);
+  // Brings the updated compute weights of other outer ranks.
+  void gather_weights(Group &group, uint64_t version);
+  bool gathers() const { return gathers_; }
+
+  device::Stream &stream() { return *stream_; }
+  comm::MessageCommunicator &sum_comm() { return *sums_; }
+  const OuterStats &stats() const { return stats_; }
+  uint64_t sent_bytes() const { return sums_->sent_bytes() + weights_->sent_bytes(); }
+
+ private:
+  void add_sub_bucket(Group &group, const Bucket &bucket, const layout::SubBucket &sub) const;
+
+  const layout::Mesh &mesh_;
+  uint32_t rank_;   // of the outer team
+  uint32_t inner_;  // of the inner team
+  bool gathers_;
+  std::unique_ptr<comm::MessageCommunicator> sums_, weights_;
+  std::unique_ptr<device::Stream> stream_;
+  std::unique_ptr<StreamTrace> trace_;
+  std::unique_ptr<device::Event> partial_free_[2];
+  uint32_t turn_ = 0;
+  OuterStats stats_;
+};
+
+}  // namespace fsdp::engine
