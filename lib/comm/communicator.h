@@ -184,6 +184,9 @@ class MessageCommunicator {
   virtual void next_round() = 0;
 };
 
+// What each rank of a team of one host allocates for a MessageCommunicator.
+uint64_t message_staging_bytes(uint32_t ranks) noexcept;
+
 // A team whose ranks are on several hosts has no arena, gate or Communicator: UNSUPPORTED.
 class Team {
  public:

@@ -11,8 +11,10 @@ namespace {
 
 // Neighbours in memory go as one.
 void add_sum(std::vector<comm::SumSpan> &spans, float *values, uint64_t count) {
-  if (!spans.empty() && spans.back().values + spans.back().count == values) spans.back().count += count;
-  else spans.push_back({values, count});
+  if (!spans.empty() && spans.back().values + spans.back().count == values)
+    spans.back().count += count;
+  else
+    spans.push_back({values, count});
 }
 
 template <class Span>
@@ -31,7 +33,8 @@ uint64_t bytes_of(const std::vector<comm::WholeSpan> &spans) {
 }  // namespace
 
 Teams create_teams(Context &context, const layout::Mesh &mesh) {
-  const auto rank = static_cast<uint32_t>(std::find(mesh.ranks.begin(), mesh.ranks.end(), context.rank()) - mesh.ranks.begin());
+  const auto rank =
+      static_cast<uint32_t>(std::find(mesh.ranks.begin(), mesh.ranks.end(), context.rank()) - mesh.ranks.begin());
   Teams teams;
   teams.all = context.create_team(mesh.ranks, "the model");
   teams.inner = teams.all;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The outer axis of a mesh: what its ranks exchange beside the reduces and gathers of the inner axis, on a stream of its
-// own, so that it overlaps with them.
+// The outer axis of a mesh: what its ranks exchange beside the reduces and gathers of the inner axis, on a stream of
+// its own, so that it overlaps with them.
 //
 //   replicate (HSDP)  each group's inner sums are all-reduced on the last contribution of a step
 //   optim (HFSDP)     ... reduce-scattered; publishing gathers the updated compute weights
@@ -27,6 +27,9 @@ struct OuterStats {
 
 class Outer {
  public:
+  // Sums, weights, parameters (engine/params).
+  static constexpr uint32_t communicator_count = 3;
+
   // Collective over the outer ranks.
   Outer(Context &context, const memory::ModelSpec &spec, const Teams &teams, uint32_t model_number);
   ~Outer();

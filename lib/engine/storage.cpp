@@ -111,6 +111,7 @@ void Storage::allocate_shared() {
     allocated_[FSDP_ROLE_GRAD] += plan_.persistent_grad_bytes;
     allocated_[FSDP_ROLE_REDUCE] += grads_->size_bytes() / team_.size() - plan_.persistent_grad_bytes;
   }
+  allocated_[FSDP_ROLE_STAGING] += plan_.message_bytes;  // the outer axis makes it
   if (staging_) allocated_[FSDP_ROLE_STAGING] += staging_->size_bytes() / team_.size();
 }
 

@@ -14,8 +14,8 @@ void choose_sizes(MeshRequest &request) {
   if (!replicate) replicate = shard ? count / shard : 1;
   if (!shard) shard = count / replicate;
   if (replicate * shard != count)
-    fail(FSDP_INVALID_ARGUMENT, "replicate_size {} x shard_size {} is not the {} ranks of the mesh", request.replicate_size,
-         request.shard_size, count);
+    fail(FSDP_INVALID_ARGUMENT, "replicate_size {} x shard_size {} is not the {} ranks of the mesh",
+         request.replicate_size, request.shard_size, count);
   request.replicate_size = static_cast<uint32_t>(replicate);
   request.shard_size = static_cast<uint32_t>(shard);
 }
@@ -50,14 +50,16 @@ uint32_t choose_inner(const MeshRequest &request) {
     const uint32_t together = ranks_per_host(request, first);
     if (together == 0 || (inner && together != inner))
       fail(FSDP_UNSUPPORTED,
-           "the shard axis of ranks {} to {} lies unevenly on its hosts; each host must hold the same number of neighbouring "
+           "the shard axis of ranks {} to {} lies unevenly on its hosts; each host must hold the same number of "
+           "neighbouring "
            "ranks of it",
            request.ranks[first], request.ranks[first + request.shard_size - 1]);
     inner = together;
   }
   if (inner < request.shard_size && request.replicate_size > 1)
     fail(FSDP_UNSUPPORTED,
-         "{} replicas of a shard axis that lies on {} hosts; let a shard axis of {} ranks lie on one host, or have one replica",
+         "{} replicas of a shard axis that lies on {} hosts; let a shard axis of {} ranks lie on one host, or have one "
+         "replica",
          request.replicate_size, request.shard_size / inner, request.shard_size);
   return inner;
 }
@@ -65,9 +67,11 @@ uint32_t choose_inner(const MeshRequest &request) {
 void check_block(const Mesh &mesh, uint32_t block) {
   if (block == 0) return;
   if (mesh.shard_size % block)
-    fail(FSDP_INVALID_ARGUMENT, "reduction_block_size {} does not divide the shard axis of {} ranks", block, mesh.shard_size);
+    fail(FSDP_INVALID_ARGUMENT, "reduction_block_size {} does not divide the shard axis of {} ranks", block,
+         mesh.shard_size);
   if (mesh.outer == OuterAxis::shard && block != mesh.inner_size)
-    fail(FSDP_UNSUPPORTED, "reduction_block_size {}, but a shard axis over hosts is added host by host, in blocks of {}", block,
+    fail(FSDP_UNSUPPORTED,
+         "reduction_block_size {}, but a shard axis over hosts is added host by host, in blocks of {}", block,
          mesh.inner_size);
 }
 
@@ -92,10 +96,13 @@ Mesh arrange_mesh(MeshRequest request) {
   mesh.shard_size = request.shard_size;
   mesh.inner_size = choose_inner(request);
   mesh.outer_size = static_cast<uint32_t>(request.ranks.size()) / mesh.inner_size;
-  if (mesh.replicate_size > 1) mesh.outer = OuterAxis::replicate;
-  else if (mesh.outer_size > 1) mesh.outer = OuterAxis::shard;
+  if (mesh.replicate_size > 1)
+    mesh.outer = OuterAxis::replicate;
+  else if (mesh.outer_size > 1)
+    mesh.outer = OuterAxis::shard;
   check_block(mesh, request.reduction_block);
-  if (mesh.outer != OuterAxis::shard && request.reduction_block < mesh.inner_size) mesh.reduction_block = request.reduction_block;
+  if (mesh.outer != OuterAxis::shard && request.reduction_block < mesh.inner_size)
+    mesh.reduction_block = request.reduction_block;
   mesh.ranks = std::move(request.ranks);
   return mesh;
 }

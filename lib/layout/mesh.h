@@ -2,7 +2,8 @@
 // How the ranks of a model are arranged: a pure function of the sizes asked for and of the host of each rank.
 //
 //   declared   replicate_size x shard_size: rank r is replica r / shard_size, shard r % shard_size
-//   inside     outer_size x inner_size: rank r is outer r / inner_size, inner r % inner_size. The inner ranks of one outer
+//   inside     outer_size x inner_size: rank r is outer r / inner_size, inner r % inner_size. The inner ranks of one
+//   outer
 //              index share a host and its memory; the outer ranks of one inner index may be on different hosts.
 //
 // With replicas the inner axis is the shard axis and the outer one the replicas. A shard axis over several hosts is
@@ -54,7 +55,8 @@ struct MeshRequest {
   uint32_t reduction_block = 0;
 };
 
-// Throws INVALID_ARGUMENT on sizes that do not multiply to the ranks, and UNSUPPORTED on hosts that cut an axis unevenly.
+// Throws INVALID_ARGUMENT on sizes that do not multiply to the ranks, and UNSUPPORTED on hosts that cut an axis
+// unevenly.
 Mesh arrange_mesh(MeshRequest request);
 
 }  // namespace fsdp::layout

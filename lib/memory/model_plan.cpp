@@ -168,6 +168,7 @@ void sum_up(const ModelSpec &spec, ModelPlan &plan) {
   plan.whole_compute_bytes = round_up(plan.whole_compute_bytes, page_bytes);
   const uint64_t norms = checked_multiply(norm_chunk, spec.mesh.slots(), "memory plan");
   plan.staging_bytes = checked_multiply(checked_add(plan.param_count, norms, "memory plan"), sizeof(double), "memory plan");
+  plan.message_bytes = spec.message_bytes;
   plan.staging_part_bytes = spec.communicates() || spec.mesh.size() > 1 ? staging_chunk_bytes : 0;
 }
 
@@ -184,7 +185,7 @@ std::array<uint64_t, 8> ModelPlan::role_bytes(uint32_t rank, uint32_t ranks) con
   bytes[FSDP_ROLE_OPTIMIZER] = optimizer_bytes;
   bytes[FSDP_ROLE_GATHER] = gather_bytes;
   bytes[FSDP_ROLE_REDUCE] = grads_part_bytes - persistent_grad_bytes + partial_bytes;
-  bytes[FSDP_ROLE_STAGING] = staging_bytes + staging_part_bytes;
+  bytes[FSDP_ROLE_STAGING] = staging_bytes + staging_part_bytes + message_bytes;
   for (int role = 1; role < 8; ++role) bytes[0] += bytes[role];
   return bytes;
 }

@@ -88,6 +88,7 @@ struct ModelPlan {
   uint64_t gather_bytes = 0;
   uint64_t staging_bytes = 0;        // private scratch
   uint64_t staging_part_bytes = 0;   // one rank's part of the staging arena
+  uint64_t message_bytes = 0;        // for messages over the outer axis
   uint64_t param_count = 0;          // parameters of the model
   uint64_t element_count = 0;
   uint64_t padding_count = 0;

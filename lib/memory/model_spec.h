@@ -58,6 +58,7 @@ struct ModelSpec {
   uint64_t prefetch_bytes = 0;
   uint32_t max_pending_groups = 2;
   fsdp_schedule_kind schedule = FSDP_SCHEDULE_SEQUENTIAL;
+  uint64_t message_bytes = 0;  // a rank's memory for messages over the outer axis
   std::vector<fsdp_visit> visits;
   std::vector<StateSpec> states;
   std::vector<GroupSpec> groups;

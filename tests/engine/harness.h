@@ -67,6 +67,7 @@ struct Scenario {
   uint32_t ranks = 2;
   fsdp_context_options context = FSDP_CONTEXT_OPTIONS_INIT;
   fsdp_model_options model = FSDP_MODEL_OPTIONS_INIT;
+  fsdp_mesh_options mesh = FSDP_MESH_OPTIONS_INIT;  // all zero: no mesh is made
   fsdp_schedule_kind schedule = FSDP_SCHEDULE_SEQUENTIAL;
   std::vector<fsdp_visit> visits;
   std::vector<GroupDef> groups;

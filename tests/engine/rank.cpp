@@ -5,7 +5,14 @@
 namespace harness {
 Rank::Rank(fsdp_context *context, const Scenario &setup, bool seal) : setup(setup), context(context) {
   FSDP(fsdp_get_rank(context, &rank));
-  FSDP(fsdp_create_model(context, &setup.model, &model));
+  fsdp_mesh *mesh = nullptr;
+  if (setup.mesh.replicate_size || setup.mesh.shard_size || setup.mesh.reduction_block_size)
+    FSDP(fsdp_create_mesh(context, &setup.mesh, &mesh));
+  fsdp_model_options options = setup.model;
+  options.mesh = mesh;
+  const fsdp_status status = fsdp_create_model(context, &options, &model);
+  fsdp_destroy_mesh(mesh);
+  check(status, "fsdp_create_model");
   try {
     declare(seal);
   } catch (...) {

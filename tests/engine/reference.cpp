@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <numeric>
 
 #include "element.h"
@@ -29,28 +30,44 @@ struct ReferenceParam {
     if (setup.model.reduce_policy) return setup.model.reduce_policy == FSDP_REDUCE_LAST;
     return strategy == FSDP_NO_SHARD;
   }
-  float sum_ranks(const std::vector<float> &values) const {
-    float sum = round_to(values[0], wire_dtype());
-    for (uint32_t r = 1; r < setup.ranks; ++r) sum += round_to(values[r], wire_dtype());
+  uint32_t replicas() const { return std::max(setup.mesh.replicate_size, 1u); }
+  // Ranks that are summed before others: a replica's, a host's, or what the mesh declares.
+  uint32_t block() const {
+    const uint32_t shard = setup.ranks / replicas();
+    const uint32_t declared =
+        setup.mesh.reduction_block_size ? setup.mesh.reduction_block_size : setup.context.ranks_per_host;
+    return replicas() == 1 && declared ? std::min(declared, shard) : shard;
+  }
+  // The scaled sum of one block's ranks.
+  float sum_block(const std::vector<float> &values, uint32_t first) const {
+    float sum = round_to(values[first], wire_dtype());
+    for (uint32_t r = first + 1; r < first + block(); ++r) sum += round_to(values[r], wire_dtype());
     const float factor = setup.model.grad_op == FSDP_GRAD_SUM      ? 1.0f
                          : setup.model.grad_op == FSDP_GRAD_FACTOR ? static_cast<float>(setup.model.grad_factor)
                                                                    : static_cast<float>(1.0 / setup.ranks);
     return factor == 1.0f ? sum : sum * factor;
   }
+  // Adds the ranks' values of one contribution: replicas each to a total of its own, blocks of one replica one by one.
+  void contribute(std::vector<float> &totals, const std::vector<float> &values, bool first) const {
+    for (uint32_t b = 0; b < setup.ranks / block(); ++b) {
+      float &total = totals[replicas() > 1 ? b : 0];
+      const bool sets = first && (b == 0 || replicas() > 1);
+      total = sets ? sum_block(values, b * block()) : total + sum_block(values, b * block());
+    }
+  }
   void differentiate(uint32_t step) {
     for (uint64_t i = 0; i < weight.size(); ++i) {
       const float seen = round_to(weight[i], param.dtype);
-      std::vector<float> local(setup.ranks);
-      float total = 0;
+      std::vector<float> local(setup.ranks), totals(replicas());
       for (uint32_t k = 0; k < setup.microbatches; ++k) {
         for (uint32_t r = 0; r < setup.ranks; ++r) {
           const float g = gradient(r, step, k, ordinal, i, seen);
           local[r] = round_to(k && last_only() ? local[r] + g : g, grad_dtype());
         }
-        if (last_only()) continue;
-        total = k ? total + sum_ranks(local) : sum_ranks(local);
+        if (!last_only()) contribute(totals, local, k == 0);
       }
-      grad[i] = last_only() ? sum_ranks(local) : total;
+      if (last_only()) contribute(totals, local, true);
+      grad[i] = std::accumulate(totals.begin() + 1, totals.end(), totals[0], std::plus<float>());
       if (static_cast<float>(setup.scale) != 1.0f) grad[i] *= static_cast<float>(setup.scale);
     }
   }

@@ -40,6 +40,22 @@ class ShmCommunicator::AwaitedPart final : public AwaitedWords {
   bool compares_;
 };
 
+class ShmCommunicator::AwaitedStep final : public AwaitedWords {
+ public:
+  AwaitedStep(ShmCommunicator &communicator, const Words &steps, uint64_t target, const Launch &launch)
+      : AwaitedWords(steps, target), communicator_(communicator), launch_(launch) {}
+
+  // Who ended the round before the end of this launch may not come to this step.
+  bool given_up() override {
+    return communicator_.round_.hopeless(phase_of(launch_.round, launch_.number, Part::read));
+  }
+  std::string text() const override { return launch_.fingerprint.text(launch_.number); }
+
+ private:
+  ShmCommunicator &communicator_;
+  const Launch &launch_;
+};
+
 ShmCommunicator::ShmCommunicator(std::shared_ptr<Seat> seat, uint32_t rank, std::vector<uint32_t> ranks,
                                  uint32_t reduction_block, Mapping memory)
     : seat_(std::move(seat)),
@@ -157,6 +173,13 @@ bool ShmCommunicator::await(const Launch &launch, Part part) {
   return false;
 }
 
+bool ShmCommunicator::await_step(const Launch &launch, const Words &steps, uint64_t target) {
+  AwaitedStep awaited(*this, steps, target, launch);
+  if (seat_->watch.wait(awaited)) return true;
+  round_.break_at(phase_of(launch.round, launch.number, Part::read), awaited.text());
+  return false;
+}
+
 void ShmCommunicator::perform(Launch &launch) {
   const LaunchReturn guard(launch);
   const uint64_t ready = phase_of(launch.round, launch.number, Part::ready);
@@ -173,6 +196,10 @@ void ShmCommunicator::perform(Launch &launch) {
 }
 
 void ShmCommunicator::work(const Launch &launch) {
+  if (launch.worker) {
+    if (launch.worker->work(launch)) arrive(launch, Part::read);
+    return;
+  }
   switch (launch.fingerprint.operation) {
     case Operation::all_gather:
       for (const Piece &piece : launch.pieces) gather(piece);
@@ -194,7 +221,8 @@ void ShmCommunicator::work(const Launch &launch) {
 // A peer that is at this collective or later has its fingerprint there; both sides see a difference, the first is told.
 void ShmCommunicator::compare(const Launch &launch, uint32_t r) {
   // The hash came with the word. A peer is at most one collective ahead of one that it waits for.
-  if (words_[r].notes[launch.number % Word::note_count].load(std::memory_order_relaxed) == launch.fingerprint.hash) return;
+  if (words_[r].notes[launch.number % Word::note_count].load(std::memory_order_relaxed) == launch.fingerprint.hash)
+    return;
   const Fingerprint &theirs = place(r).fingerprints[launch.number % fingerprints_kept];
   const uint32_t first = std::min(r, rank_), second = std::max(r, rank_);
   const auto text = [&](uint32_t of) {

@@ -40,6 +40,12 @@ class ShmCommunicator final : public Communicator {
   std::optional<Error> broken() const override { return round_.broken(); }
   void next_round() override { round_.next(); }
 
+  // -- collectives whose bytes a worker moves: start, fill in pieces, spans and the worker, enqueue --
+  Launch &start(Operation operation, const Tag &tag, uint64_t piece_count);
+  Ticket enqueue(Launch &launch, device::Stream &stream);
+  // A step of a worker: waits until all ranks' words have come to the target. False: the launch is given up.
+  bool await_step(const Launch &launch, const Words &steps, uint64_t target);
+
  private:
   // More than any rank is ahead of another: all wait for all at every collective.
   static constexpr uint64_t fingerprints_kept = 16;
@@ -49,10 +55,9 @@ class ShmCommunicator final : public Communicator {
     std::byte padding[64 - fingerprints_kept * sizeof(Fingerprint) % 64];
   };
   class AwaitedPart;
+  class AwaitedStep;
 
   Place &place(uint32_t r) const noexcept { return reinterpret_cast<Place *>(memory_.data())[r]; }
-  Launch &start(Operation operation, const Tag &tag, uint64_t piece_count);
-  Ticket enqueue(Launch &launch, device::Stream &stream);
 
   // The rest runs where the stream runs.
   void perform(Launch &launch);

@@ -33,6 +33,7 @@ Launch &LaunchPool::take(uint64_t piece_count) {
     best = launches_.back().get();
   }
   best->pieces.clear();
+  best->worker = nullptr;
   best->busy.store(true, std::memory_order_relaxed);
   return *best;
 }

@@ -23,6 +23,19 @@ struct Piece {
   fsdp_dtype wire_dtype;
   float factor;
   bool accumulate;
+  const std::byte *values = nullptr;  // a worker's: what this rank brings
+};
+
+struct Launch;
+
+// Moves the bytes of launches that ShmCommunicator only compares and puts in order.
+class Worker {
+ public:
+  // All ranks are in this launch. False: it was given up.
+  virtual bool work(const Launch &launch) = 0;
+
+ protected:
+  ~Worker() = default;
 };
 
 struct Launch {
@@ -30,6 +43,7 @@ struct Launch {
   uint64_t round = 0;
   uint64_t number = 0;  // in the round, from 0
   uint32_t root = 0;    // broadcast
+  Worker *worker = nullptr;
   std::vector<Piece> pieces;
   std::atomic<bool> busy{false};  // set by the caller, cleared by the stream
 };

@@ -8,6 +8,7 @@
 #include "comm/shm/arena.h"
 #include "comm/shm/communicator.h"
 #include "comm/shm/gate.h"
+#include "comm/shm/staged_communicator.h"
 
 namespace fsdp::comm {
 namespace {
@@ -224,7 +225,12 @@ std::unique_ptr<Communicator> ShmTeam::create_communicator(const std::string &wh
 }
 
 std::unique_ptr<MessageCommunicator> ShmTeam::create_message_communicator(const std::string &what) {
-  fail(FSDP_UNSUPPORTED, "{}: messages between ranks of one host", what);
+  const Range own{rank_ * message_staging_bytes(size()), message_staging_bytes(size())};
+  auto staging = create_arena(size() * own.bytes, std::span(&own, 1), what);
+  Mapping steps = share_words(StagedCommunicator::size_bytes(size()), what);
+  auto calls =
+      std::make_unique<ShmCommunicator>(seat_, rank_, ranks_, 0, share_words(ShmCommunicator::size_bytes(size()), what));
+  return std::make_unique<StagedCommunicator>(std::move(calls), std::move(staging), std::move(steps), rank_, ranks_);
 }
 
 }  // namespace fsdp::comm

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// Meshes of two axes on one host: HSDP, HFSDP, and a shard axis over pretended hosts, against the reference, against
+// each other in bits, and their counts.
+#include <gtest/gtest.h>
+
+#include "harness.h"
+
+using namespace harness;
+
+namespace {
+
+enum class Kind { hsdp, hfsdp, hosts };
+
+struct Case {
+  Kind kind;
+  uint32_t outer, inner;
+};
+
+std::ostream &operator<<(std::ostream &out, const Case &c) {
+  return out << (c.kind == Kind::hsdp    ? "hsdp"
+                 : c.kind == Kind::hfsdp ? "hfsdp"
+                                         : "hosts")
+             << c.outer << 'x' << c.inner;
+}
+
+constexpr Case cases[] = {{Kind::hsdp, 2, 1},  {Kind::hsdp, 2, 2},  {Kind::hsdp, 4, 2},  {Kind::hsdp, 3, 1},
+                          {Kind::hfsdp, 2, 1}, {Kind::hfsdp, 2, 2}, {Kind::hfsdp, 2, 3}, {Kind::hfsdp, 4, 2},
+                          {Kind::hosts, 2, 1}, {Kind::hosts, 2, 2}, {Kind::hosts, 4, 2}, {Kind::hosts, 3, 1}};
+
+Scenario make_setup(const Case &c, fsdp_strategy strategy, uint32_t microbatches = 1,
+                    fsdp_unshard_mode mode = FSDP_UNSHARD_MAPPED) {
+  Scenario setup = scenario_of(strategy, c.outer * c.inner, mode);
+  setup.microbatches = microbatches;
+  if (c.kind == Kind::hosts) {
+    setup.context.ranks_per_host = c.inner;
+  } else {
+    setup.mesh.replicate_size = c.outer;
+    setup.mesh.shard_size = c.inner;
+  }
+  if (c.kind == Kind::hfsdp) setup.model.outer_strategy = FSDP_OUTER_OPTIM;
+  return setup;
+}
+
+// Replicas that hold the same main grads, or shards that do not overlap: nothing is added twice.
+std::vector<std::vector<float>> whole_grads(const std::vector<Outcome> &outcomes) {
+  auto grads = outcomes[0].grads;
+  for (const Outcome &outcome : outcomes)
+    for (size_t p = 0; p < grads.size(); ++p)
+      for (size_t i = 0; i < grads[p].size(); ++i)
+        if (outcome.grads[p][i] != 0) grads[p][i] = outcome.grads[p][i];
+  return grads;
+}
+
+using Param = std::tuple<Case, int, uint32_t, int>;
+class Meshes : public testing::TestWithParam<Param> {
+ protected:
+  Scenario setup() const {
+    const auto [c, strategy, microbatches, mode] = GetParam();
+    return make_setup(c, strategy, microbatches, mode);
+  }
+};
+
+TEST_P(Meshes, MatchTheReference) {
+  Scenario scenario = setup();
+  scenario.steps = 4;
+  scenario.clip = 0.5;
+  const Outcome expected = reference(scenario);
+  const auto outcomes = train_threads(scenario);
+  for (size_t r = 0; r < outcomes.size(); ++r) {
+    EXPECT_TRUE(same_bits(outcomes[r].weights, outcomes[0].weights)) << "rank " << r;
+    EXPECT_EQ(outcomes[r].norms, outcomes[0].norms);
+    for (size_t p = 0; p < expected.weights.size(); ++p)
+      EXPECT_LE(relative_l2(outcomes[r].weights[p], expected.weights[p]), 1e-5) << "rank " << r << " parameter " << p;
+    for (size_t s = 0; s < expected.norms.size(); ++s)
+      EXPECT_NEAR(outcomes[r].norms[s], expected.norms[s], 1e-5 * expected.norms[s]);
+  }
+}
+
+TEST_P(Meshes, GradientsHaveTheReferencesBits) {
+  Scenario scenario = setup();
+  scenario.steps = 1;
+  EXPECT_TRUE(same_bits(whole_grads(train_threads(scenario)), reference(scenario).grads));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Meshes,
+                         testing::Combine(testing::ValuesIn(cases), testing::Values(1, 2, 3, 4),
+                                          testing::Values(1u, 3u),
+                                          testing::Values(FSDP_UNSHARD_MAPPED + 0, FSDP_UNSHARD_COPIED + 0)));
+
+// The same blocks on one host: another implementation, the same additions.
+TEST(ReductionBlocks, OnOneHostHaveTheBitsOfHosts) {
+  for (const fsdp_strategy strategy : {FSDP_NO_SHARD, FSDP_OPTIM, FSDP_OPTIM_GRADS, FSDP_OPTIM_GRADS_PARAMS})
+    for (const uint32_t microbatches : {1u, 3u}) {
+      Scenario hosts = make_setup({Kind::hosts, 2, 2}, strategy, microbatches);
+      hosts.clip = 0.5;
+      Scenario blocks = hosts;
+      blocks.context.ranks_per_host = 0;
+      blocks.mesh.reduction_block_size = 2;
+      const auto a = train_threads(hosts), b = train_threads(blocks);
+      EXPECT_TRUE(same_bits(a[0].weights, b[0].weights)) << "strategy " << strategy << " k " << microbatches;
+      EXPECT_EQ(a[0].norms, b[0].norms);
+    }
+}
+
+// That test could not fail if blocks changed nothing.
+TEST(ReductionBlocks, ChangeBits) {
+  Scenario blocks = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 4);
+  blocks.mesh.reduction_block_size = 2;
+  Scenario plain = blocks;
+  plain.mesh.reduction_block_size = 0;
+  EXPECT_FALSE(same_bits(train_threads(blocks)[0].weights, train_threads(plain)[0].weights));
+}
+
+TEST(OuterAxis, HfsdpHasTheBitsOfHsdp) {
+  for (const uint32_t microbatches : {1u, 3u}) {
+    const auto hsdp = train_threads(make_setup({Kind::hsdp, 2, 2}, FSDP_OPTIM_GRADS_PARAMS, microbatches));
+    const auto hfsdp = train_threads(make_setup({Kind::hfsdp, 2, 2}, FSDP_OPTIM_GRADS_PARAMS, microbatches));
+    EXPECT_TRUE(same_bits(hsdp[0].weights, hfsdp[0].weights));
+  }
+}
+
+TEST(OuterAxis, ProcessesOverlapAndDelaysChangeNoBit) {
+  for (const Case &c : {Case{Kind::hsdp, 2, 2}, Case{Kind::hfsdp, 2, 2}, Case{Kind::hosts, 2, 2}}) {
+    const Scenario setup = make_setup(c, FSDP_OPTIM_GRADS_PARAMS, 2);
+    const auto expected = train_threads(setup);
+    EXPECT_TRUE(same_bits(train_processes(setup)[3].weights, expected[0].weights)) << c;
+    Scenario other = setup;
+    other.context.flags = FSDP_CONTEXT_NO_OVERLAP;
+    EXPECT_TRUE(same_bits(train_threads(other)[0].weights, expected[0].weights)) << c;
+    other.context.flags = 0;
+    other.context.debug_delay_us = 300;
+    other.context.debug_delay_seed = 7;
+    EXPECT_TRUE(same_bits(train_threads(other)[0].weights, expected[0].weights)) << c;
+  }
+}
+
+// n groups, k micro-batches: the counts that the documents promise.
+TEST(OuterAxis, CountsCollectives) {
+  const uint64_t n = odd_groups().size(), k = 3, steps = 2;
+  for (const Case &c : {Case{Kind::hsdp, 2, 2}, Case{Kind::hfsdp, 2, 2}, Case{Kind::hosts, 2, 2}}) {
+    Scenario setup = make_setup(c, FSDP_OPTIM_GRADS_PARAMS, k);
+    setup.steps = steps;
+    for (const Outcome &outcome : train_threads(setup)) {
+      EXPECT_EQ(outcome.stats.reduce_scatters, n * k * steps) << c;
+      EXPECT_EQ(outcome.stats.outer_all_reduces, c.kind == Kind::hsdp ? n * steps : 0) << c;
+      EXPECT_EQ(outcome.stats.outer_reduce_scatters, c.kind == Kind::hsdp    ? 0
+                                                     : c.kind == Kind::hfsdp ? n * steps
+                                                                             : n * k * steps)
+          << c;
+      // The first publish, after loading, gathers too.
+      EXPECT_EQ(outcome.stats.outer_all_gathers, c.kind == Kind::hsdp ? 0 : n * (steps + 1)) << c;
+      EXPECT_EQ(outcome.stats.outer_sent_bytes > 0, true);
+    }
+  }
+}
+
+// HFSDP: optim / (W M) + (grad + weight) / W, each rounded as the planner rounds.
+TEST(OuterAxis, MemoryIsPlannedAndAllocated) {
+  for (const Case &c :
+       {Case{Kind::hsdp, 2, 2}, Case{Kind::hfsdp, 2, 2}, Case{Kind::hosts, 2, 2}, Case{Kind::hfsdp, 4, 2}}) {
+    Scenario setup = make_setup(c, FSDP_OPTIM_GRADS_PARAMS);
+    setup.groups = equal_groups(3, 64, 128);  // divides by everything: no padding
+    setup.set_dtype(FSDP_BFLOAT16);
+    const uint64_t elements = 3 * 64 * 128;
+    const uint64_t slots = c.kind == Kind::hsdp ? c.inner : c.inner * c.outer;
+    const uint64_t grads = c.kind == Kind::hosts ? slots : c.inner;
+    for (const Outcome &outcome : train_threads(setup)) {
+      for (int role = 0; role < 8; ++role)
+        EXPECT_EQ(outcome.memory.role_bytes[role], outcome.stats.allocated_bytes[role]) << c << " role " << role;
+      EXPECT_EQ(outcome.memory.role_bytes[FSDP_ROLE_MAIN], elements * 4 / slots) << c;
+      EXPECT_EQ(outcome.memory.role_bytes[FSDP_ROLE_OPTIMIZER], elements * 8 / slots) << c;
+      EXPECT_EQ(outcome.memory.role_bytes[FSDP_ROLE_GRAD], elements * 4 / grads) << c;
+      EXPECT_EQ(outcome.memory.role_bytes[FSDP_ROLE_COMPUTE], elements * 2 / c.inner) << c;
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// Messages between ranks of one host: results, mismatches, the end of rounds, a rank that dies.
+#include <gtest/gtest.h>
+
+#include <csignal>
+
+#include "message_bodies.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+void expect_well(const std::vector<std::string> &problems) {
+  for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
+}
+
+void all_messages(Rank &rank) {
+  MessageBench bench(rank);
+  check_messages(bench, 0, odd_counts);
+  end_round(bench);
+  check_messages(bench, 1000, {5, 65'538});
+  rank.leave();
+}
+
+class Sizes : public testing::TestWithParam<uint32_t> {};
+INSTANTIATE_TEST_SUITE_P(StagedMessages, Sizes, testing::Values(1, 2, 3, 4, 8));
+
+TEST_P(Sizes, AreThePlainSums) { expect_well(run_threads(GetParam(), all_messages)); }
+TEST_P(Sizes, AreThePlainSumsOnTheCallingThread) {
+  RankOptions options;
+  options.device.overlap = false;
+  expect_well(run_threads(GetParam(), all_messages, options));
+}
+
+TEST(StagedMessages, DelaysDoNotMatter) {
+  RankOptions options;
+  options.device.delay_us = 300;
+  expect_well(run_threads(3, all_messages, options));
+}
+
+TEST(StagedMessages, CountsWhatOthersGet) {
+  expect_well(run_threads(4, [](Rank &rank) {
+    MessageBench bench(rank);
+    std::vector<float> values(400);
+    const SumSpan span{values.data(), values.size()};
+    bench.communicator->all_reduce(std::span(&span, 1), {1, "a"}, *bench.stream);
+    bench.finish();
+    require(bench.communicator->sent_bytes() == 2 * 300 * sizeof(float),
+            fmt::format("{} bytes", bench.communicator->sent_bytes()));
+    rank.leave();
+  }));
+}
+
+// The lengths of the parts count, not only their sum: ranks would add different elements.
+TEST(StagedMessages, DifferentCallsAreNamed) {
+  std::vector<Error> seen(3, Error(FSDP_OK, ""));
+  run_threads(3, [&](Rank &rank) {
+    seen[rank.rank()] = error_of([&] {
+      MessageBench bench(rank);
+      std::vector<float> values(300'000);
+      const uint64_t count = rank.rank() == 2 ? 200'001 : 200'000;
+      const SumSpan span{values.data(), count};
+      bench.communicator->all_reduce(std::span(&span, 1), {3, "outer"}, *bench.stream);
+      bench.finish();
+      rank.meet();
+    });
+  });
+  for (const Error &error : seen) {
+    EXPECT_EQ(error.status, FSDP_MISMATCH) << error.message;
+    EXPECT_NE(error.message.find("rank 2 called all_reduce of 'outer' (#0, float32, 200001 elements)"),
+              std::string::npos)
+        << error.message;
+    EXPECT_NE(error.message.find("called all_reduce of 'outer' (#0, float32, 200000 elements)"), std::string::npos)
+        << error.message;
+  }
+}
+
+TEST(StagedMessages, DifferentSplitsOfTheSameSumAreAMismatch) {
+  std::vector<Error> seen(2, Error(FSDP_OK, ""));
+  run_threads(2, [&](Rank &rank) {
+    seen[rank.rank()] = error_of([&] {
+      MessageBench bench(rank);
+      std::vector<float> values(100);
+      const uint64_t first = rank.rank() ? 60 : 40;
+      const SumSpan spans[] = {{values.data(), first}, {values.data() + first, 100 - first}};
+      bench.communicator->all_reduce(spans, {3, "outer"}, *bench.stream);
+      bench.finish();
+      rank.meet();
+    });
+  });
+  for (const Error &error : seen) EXPECT_EQ(error.status, FSDP_MISMATCH) << error.message;
+}
+
+// The quitter abandons while its own tasks are in the middle of a long call, at a point that differs from round to
+// round; the next round finds all ranks at the same step and gives right sums.
+TEST(StagedMessages, AbandonInTheMiddle) {
+  expect_well(run_threads(3, [](Rank &rank) {
+    MessageBench bench(rank);
+    std::vector<float> values(1'000'000, 1.0F);
+    for (uint32_t round = 0; round < 6; ++round) {
+      const bool quitter = rank.rank() == round % 3;
+      const SumSpan span{values.data(), values.size()};
+      for (int i = 0; i < (quitter ? 2 : 3); ++i)
+        bench.communicator->all_reduce(std::span(&span, 1), {1, "long"}, *bench.stream);
+      if (quitter) {
+        std::this_thread::sleep_for(std::chrono::microseconds(300 * round));
+        bench.communicator->abandon();
+      } else {
+        bench.communicator->quiesce();
+      }
+      bench.finish();
+      const auto broken = bench.communicator->broken();
+      if (!quitter)
+        require(broken && broken->status == FSDP_INVALID_STATE && broken->rank == static_cast<int32_t>(round % 3),
+                broken ? broken->message : "not broken");
+      require(!rank.failure.failed(), "the context failed");
+      rank.meet();
+      bench.communicator->next_round();
+      rank.meet();
+      check_messages(bench, 50 + round, {10'003});
+      end_round(bench);
+    }
+    rank.leave();
+  }));
+}
+
+TEST(StagedMessages, AnEarlyEndIsAMismatch) {
+  expect_well(run_threads(3, [](Rank &rank) {
+    MessageBench bench(rank);
+    std::vector<float> values(1000);
+    const SumSpan span{values.data(), values.size()};
+    for (int i = 0; i < (rank.rank() == 1 ? 1 : 2); ++i)
+      bench.communicator->all_reduce(std::span(&span, 1), {1, "outer"}, *bench.stream);
+    bench.communicator->quiesce();
+    bench.finish();
+    const auto broken = bench.communicator->broken();
+    if (rank.rank() != 1) require(broken && broken->status == FSDP_MISMATCH && broken->rank == 1, "no mismatch");
+    rank.leave();
+  }));
+}
+
+TEST(StagedMessages, ADeadRankIsNamed) {
+  const auto codes = await_processes(start_processes(3, [](Rank &rank) {
+    MessageBench bench(rank);
+    std::vector<float> values(4'000'000, 1.0F);
+    const SumSpan span{values.data(), values.size()};
+    const auto start = std::chrono::steady_clock::now();
+    const Error error = error_of([&] {
+      for (int i = 0; i < 2'000; ++i) {
+        bench.communicator->all_reduce(std::span(&span, 1), {1, "long"}, *bench.stream);
+        if (rank.rank() == 1 && i == 3) ::kill(::getpid(), SIGKILL);  // its stream is inside a call
+        bench.finish();
+      }
+    });
+    require(error.status == FSDP_PEER_FAILED && error.rank == 1, error.message);
+    require(seconds_since(start) < patience_seconds, "the death was noticed late");
+  }));
+  EXPECT_EQ(codes, (std::vector<int>{0, -SIGKILL, 0}));
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test
