@@ -1,32 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/runtime.h"
 
-#include <algorithm>
-
-#include "base/dtype.h"
 
 namespace fsdp::engine {
 namespace {
-
-// Requests of a pool whose bytes overlap, as lists. Sorted by offset, each is compared with those that start inside it.
-std::vector<std::vector<uint32_t>> find_overlaps(const memory::PoolPlan &pool,
-                                                 std::span<const memory::PoolRequest> requests) {
-  std::vector<uint32_t> order;
-  for (uint32_t i = 0; i < requests.size(); ++i)
-    if (requests[i].bytes) order.push_back(i);
-  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-    return std::pair(pool.offsets[a], a) < std::pair(pool.offsets[b], b);
-  });
-  std::vector<std::vector<uint32_t>> overlaps(requests.size());
-  for (size_t a = 0; a < order.size(); ++a) {
-    const uint64_t end = pool.offsets[order[a]] + requests[order[a]].bytes;
-    for (size_t b = a + 1; b < order.size() && pool.offsets[order[b]] < end; ++b) {
-      overlaps[order[a]].push_back(order[b]);
-      overlaps[order[b]].push_back(order[a]);
-    }
-  }
-  return overlaps;
-}
 
 const char *wait_name(Awaited what) {
   switch (what) {
@@ -42,14 +19,6 @@ uint64_t &wait_counter(Stats &stats, Awaited what) {
     case Awaited::gather: return stats.gather_wait_ns;
     case Awaited::reduce: return stats.reduce_wait_ns;
     default: return stats.peer_wait_ns;
-  }
-}
-
-float grad_factor(const memory::ModelSpec &spec) {
-  switch (spec.grad_op) {
-    case FSDP_GRAD_SUM: return 1.0f;
-    case FSDP_GRAD_FACTOR: return static_cast<float>(spec.grad_factor);
-    default: return static_cast<float>(1.0 / spec.mesh.size());
   }
 }
 
@@ -131,137 +100,6 @@ Runtime::~Runtime() {
   reduce_stream.reset();
   gather_stream.reset();
   if (timeline) timeline->close_model(model_number_);
-}
-
-void Runtime::make_groups() {
-  groups.resize(plan.groups.size());
-  for (uint32_t g = 0; g < groups.size(); ++g) {
-    Group &group = groups[g];
-    group.index = g;
-    group.spec = &spec.groups[g];
-    group.plan = &plan.groups[g];
-    if (timeline) group.trace_name = timeline->keep(group.spec->name);
-    group.places.resize(group.spec->params.size());
-    for (const uint32_t b : group.plan->buckets)
-      for (uint32_t t = 0; t < plan.buckets[b].params.size(); ++t) group.places[plan.buckets[b].params[t]] = {b, t};
-    make_slots(group);
-    make_grads(group);
-    make_refresh(group);
-  }
-  const auto gathered = find_overlaps(plan.gather_pool, plan.visits.gathered);
-  const auto grads = find_overlaps(plan.grad_pool, plan.visits.grads);
-  for (Group &group : groups) {
-    for (GatherSlot &slot : group.slots) slot.overlaps = gathered[slot.key];
-    group.grad_overlaps = grads[group.index];
-  }
-}
-
-void Runtime::make_slots(Group &group) {
-  const bool two = spec.schedule == FSDP_SCHEDULE_INTERLEAVED;
-  group.slots.resize(two ? 2 : 1);
-  for (uint32_t s = 0; s < group.slots.size(); ++s) {
-    GatherSlot &slot = group.slots[s];
-    slot.key = memory::gathered_key(spec.schedule, group.index, s ? FSDP_BACKWARD : FSDP_FORWARD);
-    slot.ready = context.device().create_event();
-    slot.left = context.device().create_event();
-    if (!group.plan->copies) continue;
-    for (const uint32_t b : group.plan->buckets) {
-      const Bucket &bucket = storage->buckets()[b];
-      std::byte *to = storage->gather_pool() + plan.gather_pool.offsets[slot.key] + bucket.plan->gathered_offset;
-      const uint64_t bytes = add_gather(slot.spans, bucket, to);
-      if (s == 0) group.pulled_bytes += bytes * inner().size();
-    }
-  }
-}
-
-// Every inner rank's part of a bucket's compute weights, to a full buffer. Returns the bytes of one part.
-uint64_t Runtime::add_gather(std::vector<comm::GatherSpan> &spans, const Bucket &bucket, std::byte *to) const {
-  const uint64_t element = dtype_size(bucket.plan->dtype);
-  uint64_t sum = 0;
-  for (const layout::SubBucket &sub : bucket.plan->layout.sub_buckets) {
-    const uint64_t bytes = sub.shard_count * bucket.plan->slices * element;
-    if (bytes == 0) continue;
-    comm::Source from = bucket.compute_source;
-    from.offset += sub.full_offset * element;
-    from.stride += bytes;
-    spans.push_back({from, to + sub.full_offset * element, bytes});
-    sum += bytes;
-  }
-  return sum;
-}
-
-void Runtime::make_grads(Group &group) {
-  Contribution &grad = group.grad;
-  const size_t params = group.places.size();
-  grad.acquired.assign(params, 0);
-  grad.touched.assign(params, 0);
-  grad.writers.assign(params, nullptr);
-  grad.streams.reserve(16);
-  grad.written = context.device().create_event();
-  grad.reduced = context.device().create_event();
-  grad.summed = context.device().create_event();
-  const float factor = grad_factor(spec);
-  for (const uint32_t b : group.plan->buckets) {
-    const Bucket &bucket = storage->buckets()[b];
-    if (bucket.plan->frozen) continue;
-    group.partial = group.partial || bucket.plan->uses_partial;
-    for (const layout::SubBucket &sub : bucket.plan->layout.sub_buckets) {
-      if (sub.shard_count == 0) continue;
-      if (bucket.plan->main_is_whole && !outer) {
-        add_all_reduce(group, bucket, sub, factor);
-        continue;
-      }
-      add_reduce(group, bucket, sub, factor);
-      if (bucket.plan->main_is_whole) add_whole_grads(group, bucket, sub);
-    }
-  }
-  if (outer) outer->add_group(group, *storage);
-}
-
-void Runtime::add_all_reduce(Group &group, const Bucket &bucket, const layout::SubBucket &sub, float factor) {
-  const uint64_t element = dtype_size(bucket.plan->grad_dtype);
-  const uint32_t ranks = inner().size();
-  comm::Source from = bucket.full_grad_source, whole = bucket.whole_grad_source;
-  from.offset += sub.full_offset * element;
-  whole.offset += sub.full_offset * sizeof(float);
-  group.reduced_bytes += sub.shard_count * element * ranks;
-  group.all_reduced_bytes += sub.shard_count * (element * ranks + sizeof(float) * (ranks - 1));
-  group.all_reduce_spans.push_back({from, bucket.plan->grad_dtype, bucket.plan->wire_dtype, sub.shard_count, whole,
-                                    bucket.grad.data + sub.full_offset * sizeof(float), factor, false});
-}
-
-// This inner rank's sums: of all its slots.
-void Runtime::add_reduce(Group &group, const Bucket &bucket, const layout::SubBucket &sub, float factor) {
-  const memory::BucketPlan &plan = *bucket.plan;
-  const uint64_t element = dtype_size(plan.grad_dtype);
-  const uint64_t count = sub.shard_count * plan.slices;
-  comm::Source from = bucket.full_grad_source;
-  from.offset += sub.full_offset * element;
-  group.reduced_bytes += count * element * inner().size();
-  const uint64_t own = bucket.grad.extent == Extent::whole ? sub.full_offset + inner().rank() * count
-                                                           : sub.shard_offset * plan.slices;
-  for (uint32_t turn = 0; turn < 2; ++turn) {
-    float *to = plan.uses_partial ? bucket.partial[turn] + sub.shard_offset * plan.slices
-                                  : reinterpret_cast<float *>(bucket.grad.data) + own;
-    group.reduce_spans[turn].push_back({from, plan.grad_dtype, plan.wire_dtype, count, to, factor, false});
-  }
-}
-
-// After the last sum over the outer axis, the other inner ranks' parts of whole main grads.
-void Runtime::add_whole_grads(Group &group, const Bucket &bucket, const layout::SubBucket &sub) {
-  const uint64_t bytes = sub.shard_count * bucket.plan->slices * sizeof(float);
-  comm::Source from = bucket.whole_grad_source;
-  from.offset += sub.full_offset * sizeof(float);
-  from.stride += bytes;
-  group.whole_grads.push_back({from, bucket.grad.data + sub.full_offset * sizeof(float), bytes});
-}
-
-void Runtime::make_refresh(Group &group) {
-  if (group.plan->home != memory::ComputeHome::whole) return;
-  for (const uint32_t b : group.plan->buckets) {
-    const Bucket &bucket = storage->buckets()[b];
-    group.pulled_bytes += add_gather(group.refresh_spans, bucket, bucket.compute.data) * (inner().size() - 1);
-  }
 }
 
 ParamPlace &Runtime::place(Group &group, uint64_t param_index, const char *call) {

@@ -2,6 +2,7 @@
 #include "layout/mesh.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/error.h"
 
@@ -105,6 +106,14 @@ Mesh arrange_mesh(MeshRequest request) {
     mesh.reduction_block = request.reduction_block;
   mesh.ranks = std::move(request.ranks);
   return mesh;
+}
+
+Mesh one_axis(uint32_t ranks) {
+  MeshRequest request;
+  request.ranks.resize(ranks);
+  std::iota(request.ranks.begin(), request.ranks.end(), 0U);
+  request.hosts.assign(ranks, 0);
+  return arrange_mesh(std::move(request));
 }
 
 }  // namespace fsdp::layout

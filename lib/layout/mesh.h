@@ -59,4 +59,7 @@ struct MeshRequest {
 // unevenly.
 Mesh arrange_mesh(MeshRequest request);
 
+// 1 x ranks on one host.
+Mesh one_axis(uint32_t ranks);
+
 }  // namespace fsdp::layout

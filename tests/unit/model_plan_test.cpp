@@ -18,7 +18,7 @@ ParamSpec param(const std::string &name, std::vector<uint64_t> shape, fsdp_dtype
 
 ModelSpec copied_model() {
   ModelSpec spec;
-  spec.shard_size = 3;
+  spec.mesh = layout::one_axis(3);
   spec.unshard_mode = FSDP_UNSHARD_COPIED;
   for (const std::string name : {"a", "b", "c", "d"}) {
     GroupSpec group;
