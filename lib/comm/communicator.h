@@ -228,9 +228,13 @@ class World {
 struct WorldOptions {
   uint32_t rank = 0;
   uint32_t size = 1;
-  std::string rendezvous;  // name shared by the ranks of the job
+  std::string rendezvous;  // where the ranks meet: a name (ranks of one host), tcp://host:port or file:///directory
   std::string secret;      // job secret, may be empty
   uint32_t timeout_ms = 300000;
+  uint32_t attempt = 0;  // how often the launcher has started the job again; the ranks of two attempts never mix
+  std::string job = {};       // what the launcher calls the job, may be empty
+  std::string source = {};    // who said all this, for the log
+  std::string host_id = {};   // for tests: this rank's host; empty: the one that it runs on
 };
 
 // What the launcher's environment says: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,

@@ -36,6 +36,10 @@ bool connected(const Fd &socket) {
 
 }  // namespace
 
+Endpoint::Endpoint(const sockaddr_in &address) noexcept : length_(sizeof address) {
+  std::memcpy(&storage_, &address, sizeof address);
+}
+
 std::vector<Endpoint> Endpoint::resolve(const std::string &host, uint16_t port, std::string &problem) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;

@@ -25,6 +25,7 @@ struct Limit {
 class Endpoint {
  public:
   Endpoint() = default;
+  explicit Endpoint(const sockaddr_in &address) noexcept;
   // The addresses of a host's name, or the one written as a number. Empty, with `problem` set, if there are none.
   static std::vector<Endpoint> resolve(const std::string &host, uint16_t port, std::string &problem);
   // Ends of a connected socket. An address of no family if the kernel does not say.
