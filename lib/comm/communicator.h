@@ -237,14 +237,16 @@ struct WorldOptions {
   std::string host_id = {};   // for tests: this rank's host; empty: the one that it runs on
 };
 
-// What the launcher's environment says: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
-// FSDP_JOB_SECRET, FSDP_JOB_SECRET_FILE. None set: a world of one. Throws INVALID_ARGUMENT naming what is missing or
-// wrong.
+// The world as the launcher's variables say it: torchrun (and whoever sets RANK and WORLD_SIZE), else Open MPI, Slurm,
+// MPICH; FSDP_RENDEZVOUS says where to meet instead of them. None set: a world of one. Throws INVALID_ARGUMENT naming
+// what is missing or wrong.
 WorldOptions read_launcher_environment();
-// FSDP_JOB_SECRET or FSDP_JOB_SECRET_FILE alone, for a rendezvous that the caller names; empty if neither is set.
+// For rank and size that the caller gives: secret, attempt and, where it gives none, the rendezvous.
+void complete_world(WorldOptions &options);
+// FSDP_JOB_SECRET or FSDP_JOB_SECRET_FILE; empty if neither is set.
 std::string read_job_secret();
 
-// Ranks as processes of one host.
+// Ranks as processes.
 std::unique_ptr<World> create_process_world(const WorldOptions &options, const Waiter &waiter, Failure &failure,
                                             device::Device &device);
 

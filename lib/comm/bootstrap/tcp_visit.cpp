@@ -62,7 +62,7 @@ bool TcpVisit::connect(const Endpoint &place) {
   std::string problem;
   Fd socket = connect_to(place, limit(connect_time), problem);
   if (!socket) {
-    last_problem_ = problem;
+    if (Clock::now() < deadline_) last_problem_ = problem;  // else it only says that time is over
     return false;
   }
   problem = prove(socket, Role::guest, options_.secret, rendezvous_label(options_), limit(proof_time));
