@@ -234,19 +234,25 @@ class World {
 struct WorldOptions {
   uint32_t rank = 0;
   uint32_t size = 1;
-  std::string rendezvous;  // name shared by the ranks of the job
+  std::string rendezvous;  // where the ranks meet: a name (ranks of one host), tcp://host:port or file:///directory
   std::string secret;      // job secret, may be empty
   uint32_t timeout_ms = 300000;
+  uint32_t attempt = 0;  // how often the launcher has started the job again; the ranks of two attempts never mix
+  std::string job = {};       // what the launcher calls the job, may be empty
+  std::string source = {};    // who said all this, for the log
+  std::string host_id = {};   // for tests: this rank's host; empty: the one that it runs on
 };
 
-// What the launcher's environment says: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
-// FSDP_JOB_SECRET, FSDP_JOB_SECRET_FILE. None set: a world of one. Throws INVALID_ARGUMENT naming what is missing or
-// wrong.
+// The world as the launcher's variables say it: torchrun (and whoever sets RANK and WORLD_SIZE), else Open MPI, Slurm,
+// MPICH; FSDP_RENDEZVOUS says where to meet instead of them. None set: a world of one. Throws INVALID_ARGUMENT naming
+// what is missing or wrong.
 WorldOptions read_launcher_environment();
-// FSDP_JOB_SECRET or FSDP_JOB_SECRET_FILE alone, for a rendezvous that the caller names; empty if neither is set.
+// For rank and size that the caller gives: secret, attempt and, where it gives none, the rendezvous.
+void complete_world(WorldOptions &options);
+// FSDP_JOB_SECRET or FSDP_JOB_SECRET_FILE; empty if neither is set.
 std::string read_job_secret();
 
-// Ranks as processes of one host.
+// Ranks as processes.
 std::unique_ptr<World> create_process_world(const WorldOptions &options, const Waiter &waiter, Failure &failure,
                                             device::Device &device);
 

@@ -8,18 +8,18 @@
 namespace fsdp::comm {
 namespace {
 
-// Each rank has two descriptors and a place in every control memory for each peer.
-constexpr uint32_t most_ranks = 1024;
-
-void check_size(uint32_t size) {
+void check_size(uint32_t size, uint32_t most, const char *where) {
   if (size == 0) fail(FSDP_INVALID_ARGUMENT, "a job of 0 ranks");
-  if (size > most_ranks) fail(FSDP_UNSUPPORTED, "{} ranks on one host; this release has at most {}", size, most_ranks);
+  if (size > most) fail(FSDP_UNSUPPORTED, "{} ranks {}; this release has at most {}", size, where, most);
 }
+
+// Ranks that share memory need not know each other's addresses.
+std::vector<std::byte> make_card(const std::string &) { return {}; }
 
 }  // namespace
 
 std::shared_ptr<LocalJob> create_local_job(uint32_t size) {
-  check_size(size);
+  check_size(size, most_ranks_of_a_host, "on one host");
   return std::make_shared<LocalJob>(size);
 }
 
@@ -33,11 +33,13 @@ std::unique_ptr<World> create_local_world(std::shared_ptr<LocalJob> job, uint32_
 
 std::unique_ptr<World> create_process_world(const WorldOptions &options, const Waiter &waiter, Failure &failure,
                                             device::Device &device) {
-  check_size(options.size);
+  check_size(options.size, most_ranks, "in one job");
   if (options.rank >= options.size)
     fail(FSDP_INVALID_ARGUMENT, "rank {} is outside [0, {})", options.rank, options.size);
   if (options.size == 1) return create_local_world(create_local_job(1), 0, waiter, failure, device);
-  Meeting meeting = meet_processes(options, waiter);
+  Meeting meeting = meet_processes(options, waiter, make_card);
+  if (meeting.roster.node_count() > 1)
+    fail(FSDP_UNSUPPORTED, "{}: this release has no communicator between hosts", meeting.description);
   auto seat = std::make_shared<Seat>(options.rank, options.size, meeting.control, std::move(meeting.links), waiter,
                                      failure, device);
   return std::make_unique<ShmWorld>(std::move(seat), std::move(meeting.description));

@@ -74,12 +74,7 @@ std::shared_ptr<Context> Context::create(const fsdp_context_options &options) {
     if (world.rank >= world.size)
       fail(FSDP_INVALID_ARGUMENT, "fsdp_context_options.rank: rank {} is outside [0, {})", world.rank, world.size);
     if (options.rendezvous) world.rendezvous = options.rendezvous;
-    else if (world.size > 1) world.rendezvous = comm::read_launcher_environment().rendezvous;
-    world.secret = comm::read_job_secret();
-    if (world.size > 1 && world.rendezvous.empty())
-      fail(FSDP_INVALID_ARGUMENT,
-           "fsdp_context_options.rendezvous: NULL, and MASTER_ADDR and MASTER_PORT are not set; give the {} ranks a common name",
-           world.size);
+    comm::complete_world(world);
   } else {
     world = comm::read_launcher_environment();
   }

@@ -5,42 +5,19 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <map>
 
 #include "comm/bootstrap/address.h"
 #include "comm/bootstrap/secret.h"
-#include "shm_ranks.h"
+#include "environment_fixture.h"
 
 namespace fsdp::comm::test {
 namespace {
 
-using Variables = std::map<std::string, std::string>;
-
-const char *const all_variables[] = {"RANK",        "WORLD_SIZE",  "LOCAL_RANK",      "LOCAL_WORLD_SIZE",
-                                     "MASTER_ADDR", "MASTER_PORT", "FSDP_JOB_SECRET", "FSDP_JOB_SECRET_FILE"};
-
-struct Environment {
-  explicit Environment(const Variables &variables) {
-    for (const char *name : all_variables) ::unsetenv(name);
-    for (const auto &[name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
-  }
-  ~Environment() {
-    for (const char *name : all_variables) ::unsetenv(name);
-  }
-};
-
-Variables with(Variables change) {
-  Variables variables = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}};
-  for (auto &[name, value] : change) {
-    if (value == "-")
-      variables.erase(name);
-    else
-      variables[name] = value;
-  }
-  return variables;
+Variables with(const Variables &change) {
+  return changed({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}}, change);
 }
 
-TEST(Environment, WorldOfOneAndFullSet) {
+TEST(LauncherEnvironment, WorldOfOneAndFullSet) {
   {
     const Environment none({});
     const WorldOptions options = read_launcher_environment();
@@ -55,7 +32,7 @@ TEST(Environment, WorldOfOneAndFullSet) {
   EXPECT_EQ(options.secret, "s");
 }
 
-TEST(Environment, WhatIsWrongIsNamed) {
+TEST(LauncherEnvironment, WhatIsWrongIsNamed) {
   const struct {
     Variables variables;
     fsdp_status status;
@@ -76,7 +53,10 @@ TEST(Environment, WhatIsWrongIsNamed) {
       {with({{"WORLD_SIZE", "0"}}), FSDP_INVALID_ARGUMENT, {"WORLD_SIZE='0'"}},
       {with({{"MASTER_PORT", "0"}}), FSDP_INVALID_ARGUMENT, {"MASTER_PORT='0'"}},
       {with({{"MASTER_PORT", "65536"}}), FSDP_INVALID_ARGUMENT, {"MASTER_PORT='65536'"}},
-      {with({{"LOCAL_WORLD_SIZE", "1"}}), FSDP_UNSUPPORTED, {"LOCAL_WORLD_SIZE=1", "several hosts"}},
+      {{{"FSDP_RENDEZVOUS", "tcp://h:1"}}, FSDP_INVALID_ARGUMENT, {"FSDP_RENDEZVOUS is set, but RANK and WORLD_SIZE"}},
+      {with({{"FSDP_RENDEZVOUS", "tcp://h"}}), FSDP_INVALID_ARGUMENT, {"'h' has no port"}},
+      {with({{"FSDP_RENDEZVOUS", "name"}, {"LOCAL_WORLD_SIZE", "1"}}), FSDP_INVALID_ARGUMENT, {"'name' is a name"}},
+      {with({{"FSDP_RESTART_COUNT", "x"}}), FSDP_INVALID_ARGUMENT, {"FSDP_RESTART_COUNT='x'"}},
       {with({{"LOCAL_WORLD_SIZE", "3"}}), FSDP_INVALID_ARGUMENT, {"LOCAL_WORLD_SIZE='3'"}},
       {with({{"LOCAL_RANK", "2"}}), FSDP_INVALID_ARGUMENT, {"LOCAL_RANK='2'"}},
       {with({{"FSDP_JOB_SECRET_FILE", "/nonexistent"}}), FSDP_INVALID_ARGUMENT, {"/nonexistent", "No such file"}},
@@ -91,7 +71,7 @@ TEST(Environment, WhatIsWrongIsNamed) {
   }
 }
 
-TEST(Environment, SecretFile) {
+TEST(LauncherEnvironment, SecretFile) {
   const auto path = std::filesystem::temp_directory_path() / ("secret-" + std::to_string(::getpid()));
   std::ofstream(path) << "from a file\n";
   {

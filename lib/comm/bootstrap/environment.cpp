@@ -1,63 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the launcher's variables say.
+// The world as the launcher's variables say it, whichever launcher it is.
 #include <cerrno>
-#include <charconv>
-#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
-#include <optional>
-#include <string_view>
-#include <vector>
 
+#include "comm/bootstrap/launchers.h"
+#include "comm/bootstrap/meeting_point.h"
+#include "comm/bootstrap/variables.h"
 #include "comm/communicator.h"
 
 namespace fsdp::comm {
 namespace {
 
-constexpr const char *needed[] = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"};
 constexpr size_t longest_secret = 4096;
 
-// Set and empty counts as not set, as launchers do to unset a variable.
-std::optional<std::string> variable(const char *name) {
-  const char *value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): the caller's program owns its environment
-  if (!value || !*value) return {};
-  return value;
+// The first that has started this process, in the order that fsdp_create_context gives.
+std::optional<Launch> read_launch() {
+  if (auto launch = read_torchrun(false)) return launch;
+  if (auto launch = read_open_mpi()) return launch;
+  if (auto launch = read_slurm()) return launch;
+  if (auto launch = read_mpich()) return launch;
+  return read_torchrun(true);
 }
 
-uint32_t number(const char *name, const std::string &value, uint32_t least, uint32_t most) {
-  uint32_t result = 0;
-  const char *end = value.data() + value.size();
-  const auto [stop, code] = std::from_chars(value.data(), end, result);
-  if (code != std::errc() || stop != end || result < least || result > most)
-    fail(FSDP_INVALID_ARGUMENT, "{}='{}' is not a number from {} to {}", name, value, least, most);
-  return result;
-}
-
-void check_complete() {
-  std::vector<std::string_view> set, missing;
-  for (const char *name : needed) (variable(name) ? set : missing).emplace_back(name);
-  if (!set.empty() && !missing.empty())
-    fail(FSDP_INVALID_ARGUMENT,
-         "{} {} set, but {} {} not: a launcher sets all of RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT",
-         fmt::join(set, ", "), set.size() == 1 ? "is" : "are", fmt::join(missing, ", "),
-         missing.size() == 1 ? "is" : "are");
-}
-
-void check_local(const WorldOptions &options) {
-  const auto local_size = variable("LOCAL_WORLD_SIZE");
-  const auto local_rank = variable("LOCAL_RANK");
-  uint32_t size = options.size;
-  if (local_size) {
-    size = number("LOCAL_WORLD_SIZE", *local_size, 1, options.size);
-    if (size != options.size)
-      fail(FSDP_UNSUPPORTED,
-           "WORLD_SIZE={} and LOCAL_WORLD_SIZE={}: ranks on several hosts need a communicator between hosts; this "
-           "release has "
-           "one host",
-           options.size, size);
+// Ranks of one host need no network, so the text becomes a name.
+std::string choose_rendezvous(const Launch &launch) {
+  const auto elsewhere = variable("FSDP_RENDEZVOUS");
+  if (elsewhere) {
+    const MeetingPoint point = parse_meeting_point(*elsewhere);
+    if (launch.one_host)
+      return point.kind == MeetingPoint::Kind::name ? point.text
+                                                    : "at " + elsewhere->substr(elsewhere->find("://") + 3);
+    if (point.kind == MeetingPoint::Kind::name)
+      fail(FSDP_INVALID_ARGUMENT,
+           "FSDP_RENDEZVOUS='{}' is a name, for ranks of one host; ranks of several need tcp://HOST:PORT or "
+           "file:///DIRECTORY",
+           *elsewhere);
+    return *elsewhere;
   }
-  if (local_rank) number("LOCAL_RANK", *local_rank, 0, size - 1);
+  const std::string &found = launch.one_host ? launch.name : launch.address;
+  if (found.empty()) fail(FSDP_INVALID_ARGUMENT, "{}", launch.help);
+  return found;
+}
+
+uint32_t read_attempt() {
+  for (const char *name : {"FSDP_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"})
+    if (const auto value = variable(name)) return number(name, *value, 0, INT32_MAX);
+  return 0;
 }
 
 }  // namespace
@@ -82,17 +72,30 @@ std::string read_job_secret() {
 
 WorldOptions read_launcher_environment() {
   WorldOptions options;
-  check_complete();
-  if (!variable("RANK")) return options;
-  options.size = number("WORLD_SIZE", *variable("WORLD_SIZE"), 1, INT32_MAX);
-  options.rank = number("RANK", *variable("RANK"), 0, INT32_MAX);
-  if (options.rank >= options.size)
-    fail(FSDP_INVALID_ARGUMENT, "RANK={} is outside [0, WORLD_SIZE={})", options.rank, options.size);
-  const uint32_t port = number("MASTER_PORT", *variable("MASTER_PORT"), 1, 65535);
-  options.rendezvous = format_text("{}:{}", *variable("MASTER_ADDR"), port);
-  check_local(options);
+  const auto launch = read_launch();
+  if (!launch) return options;
+  options.rank = launch->rank;
+  options.size = launch->size;
+  options.job = launch->job;
+  options.source = launch->launcher;
+  if (options.size > 1) options.rendezvous = choose_rendezvous(*launch);
+  options.attempt = read_attempt();
   options.secret = read_job_secret();
   return options;
+}
+
+void complete_world(WorldOptions &options) {
+  options.secret = read_job_secret();
+  options.attempt = read_attempt();
+  options.source = "fsdp_context_options";
+  if (options.size == 1 || !options.rendezvous.empty()) return;
+  options.rendezvous = variable("FSDP_RENDEZVOUS").value_or("");
+  if (options.rendezvous.empty()) options.rendezvous = read_launcher_environment().rendezvous;
+  if (options.rendezvous.empty())
+    fail(FSDP_INVALID_ARGUMENT,
+         "fsdp_context_options.rendezvous: NULL, and neither FSDP_RENDEZVOUS nor the variables of a launcher are set; "
+         "give the {} ranks a common name, tcp://HOST:PORT or file:///DIRECTORY",
+         options.size);
 }
 
 }  // namespace fsdp::comm

@@ -17,11 +17,14 @@ constexpr auto patience = 1s;  // beyond the timeout, for rank 0 to say who is m
 
 }  // namespace
 
-Visit::Visit(const WorldOptions &options, const Waiter &waiter)
+Visit::Visit(const WorldOptions &options, std::span<const uint32_t> ranks, const Waiter &waiter)
     : options_(options),
+      rank_count_(ranks.size()),
+      leader_(static_cast<int32_t>(ranks[0])),
       waiter_(waiter),
       deadline_(Clock::now() + std::chrono::milliseconds(options.timeout_ms)),
-      last_problem_("nobody listens there; is rank 0 running, with the same rendezvous and job secret?"),
+      last_problem_(
+          format_text("nobody listens there; is rank {} running, with the same rendezvous and job secret?", ranks[0])),
       doors_(make_doors()) {}
 
 Meeting Visit::run() {
@@ -32,8 +35,8 @@ Meeting Visit::run() {
 
 void Visit::pause() {
   if (Clock::now() >= deadline_)
-    fail_rank(FSDP_TIMEOUT, 0, "rank 0 has not come to the rendezvous '{}' within {} ms: {}", options_.rendezvous,
-              options_.timeout_ms, last_problem_);
+    fail_rank(FSDP_TIMEOUT, leader_, "rank {} has not come to the rendezvous '{}' within {} ms: {}", leader_,
+              options_.rendezvous, options_.timeout_ms, last_problem_);
   waiter_.poll();
   ::usleep(10'000);
 }
@@ -56,8 +59,8 @@ Packet Visit::hear(Clock::time_point deadline, const char *waiting_for) {
   for (;;) {
     if (auto packet = receive_packet(socket_)) return std::move(*packet);
     if (Clock::now() >= deadline)
-      fail_rank(FSDP_TIMEOUT, 0, "rendezvous '{}': rank 0 has not sent {} within {} ms", options_.rendezvous,
-                waiting_for, options_.timeout_ms);
+      fail_rank(FSDP_TIMEOUT, leader_, "rendezvous '{}': rank {} has not sent {} within {} ms", options_.rendezvous,
+                leader_, waiting_for, options_.timeout_ms);
     waiter_.poll();
     await_readable(socket_, slice_ms);
   }
@@ -69,8 +72,8 @@ bool Visit::authenticate() {
   if (first.bytes >= sizeof head) std::memcpy(&head, first.data, sizeof head);
   if (!std::memcmp(head.magic, wire::magic, sizeof wire::magic) && head.version != wire::version)
     fail_rank(FSDP_UNSUPPORTED, static_cast<int32_t>(options_.rank),
-              "rank 0 speaks version {} of the bootstrap, the library of rank {} speaks version {}", head.version,
-              options_.rank, wire::version);
+              "rank {} speaks version {} of the bootstrap, the library of rank {} speaks version {}", leader_,
+              head.version, options_.rank, wire::version);
   const auto challenge = first.as<wire::Challenge>();
   if (!challenge) return false;
   auto answer = wire::make<wire::Answer>();
@@ -98,11 +101,12 @@ void Visit::obey(const wire::Refusal &refusal) const {
 
 Meeting Visit::await_start() {
   std::vector<PeerDoors> peers(options_.size);
-  uint32_t known = 0;
+  size_t known = 0;
   for (;;) {
     Packet packet = hear(deadline_ + patience, "the start of the job");
     if (packet.bytes == 0)
-      fail_rank(FSDP_PEER_FAILED, 0, "rendezvous '{}': rank 0 ended before the job had formed", options_.rendezvous);
+      fail_rank(FSDP_PEER_FAILED, leader_, "rendezvous '{}': rank {} ended before the job had formed",
+                options_.rendezvous, leader_);
     if (const auto refusal = packet.as<wire::Refusal>()) obey(*refusal);
     const auto peer = packet.as<wire::Peer>();
     if (peer && peer->rank < options_.size && peer->rank != options_.rank && packet.file_count == 2 &&
@@ -111,11 +115,12 @@ Meeting Visit::await_start() {
       ++known;
       continue;
     }
-    if (!packet.as<wire::Start>() || packet.file_count != 1 || known != options_.size - 1)
-      fail_rank(FSDP_SYSTEM, 0, "rendezvous '{}': a message of rank 0 came incomplete (see ulimit -n)",
-                options_.rendezvous);
+    if (!packet.as<wire::Start>() || packet.file_count != 1 || known != rank_count_ - 1)
+      fail_rank(FSDP_SYSTEM, leader_, "rendezvous '{}': a message of rank {} came incomplete (see ulimit -n)",
+                options_.rendezvous, leader_);
     return {std::move(packet.files[0]),
             std::make_unique<ProcessLinks>(options_.rank, std::move(doors_.inbox), std::move(peers)),
+            {},
             {}};
   }
 }

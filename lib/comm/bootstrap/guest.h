@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The side of every rank but 0: finds rank 0, proves the secret, joins, and waits for the start.
+// The side of every rank of a host but its lowest, the leader: finds the leader, proves the secret, joins, and waits
+// for the start.
 #pragma once
 
 #include <chrono>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -14,7 +16,8 @@ namespace fsdp::comm {
 
 class Visit {
  public:
-  Visit(const WorldOptions &options, const Waiter &waiter);
+  // ranks: those of this host, in order. Of a job on one host: all.
+  Visit(const WorldOptions &options, std::span<const uint32_t> ranks, const Waiter &waiter);
   Meeting run();
 
  private:
@@ -29,6 +32,8 @@ class Visit {
   void pause();
 
   const WorldOptions &options_;
+  const size_t rank_count_;  // of this host
+  const int32_t leader_;
   const Waiter &waiter_;
   Clock::time_point deadline_;
   std::string last_problem_;

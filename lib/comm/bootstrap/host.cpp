@@ -34,20 +34,22 @@ void send_refusal(const Fd &socket, fsdp_status status, int32_t rank, const std:
 
 }  // namespace
 
-Host::Host(const WorldOptions &options, const Waiter &waiter)
+Host::Host(const WorldOptions &options, std::span<const uint32_t> ranks, const Waiter &waiter)
     : options_(options),
+      ranks_(ranks),
       waiter_(waiter),
       deadline_(Clock::now() + std::chrono::milliseconds(options.timeout_ms)),
       seats_(options.size),
       doors_(make_doors()),
       control_(create_memory_file(Control::size_bytes(options.size), "the job's control memory")) {
   Control::initialize(control_, options.size);
-  seats_[0].taken = true;
+  for (const uint32_t r : ranks_) seats_[r].expected = true;
+  seats_[ranks_[0]].taken = true;
 }
 
 Meeting Host::run() {
   listen();
-  while (joined_ < options_.size) {
+  while (joined_ < ranks_.size()) {
     look_around();
     check_timeout();
     waiter_.poll();
@@ -57,7 +59,8 @@ Meeting Host::run() {
   start_all();
   std::vector<PeerDoors> peers;
   for (Seat &seat : seats_) peers.push_back(std::move(seat.doors));
-  return {std::move(control_), std::make_unique<ProcessLinks>(0, std::move(doors_.inbox), std::move(peers)), {}};
+  auto links = std::make_unique<ProcessLinks>(ranks_[0], std::move(doors_.inbox), std::move(peers));
+  return {std::move(control_), std::move(links), {}, {}};
 }
 
 void Host::listen() {
@@ -71,10 +74,10 @@ void Host::listen() {
     if (Clock::now() >= last_try)
       throw Error(
           FSDP_INVALID_ARGUMENT,
-          format_text("rank 0 cannot listen at the rendezvous '{}': another process does; is there a second rank 0, "
-                      "or another job of the same rendezvous?",
-                      options_.rendezvous),
-          0, FSDP_ORIGIN_OS, EADDRINUSE);
+          format_text("rank {0} cannot listen at the rendezvous '{1}': another process does; is there a second rank "
+                      "{0}, or another job of the same rendezvous?",
+                      ranks_[0], options_.rendezvous),
+          static_cast<int32_t>(ranks_[0]), FSDP_ORIGIN_OS, EADDRINUSE);
     waiter_.poll();
     ::usleep(slice_ms * 1000);
   }
@@ -86,7 +89,8 @@ void Host::look_around() {
   std::vector<pollfd> polls;
   polls.push_back({guests_.size() < most_guests ? listener_.get() : -1, POLLIN, 0});
   for (const Guest &guest : guests_) polls.push_back({guest.socket.get(), POLLIN, 0});
-  for (const Seat &seat : seats_) polls.push_back({seat.doors.process.get(), POLLIN, 0});
+  for (const Seat &seat : seats_)
+    if (seat.doors.process) polls.push_back({seat.doors.process.get(), POLLIN, 0});
   ::poll(polls.data(), polls.size(), slice_ms);
   for (Guest &guest : guests_) hear(guest);
   check_joined();
@@ -136,10 +140,12 @@ void Host::join(Guest &guest, Packet &packet) {
     send_refusal(guest.socket, status, static_cast<int32_t>(join.rank), text);
   };
   if (join.world_size != options_.size)
-    return refuse(FSDP_MISMATCH, format_text("rank {} says that the world has {} ranks, rank 0 says {}", join.rank,
-                                             join.world_size, options_.size));
+    return refuse(FSDP_MISMATCH, format_text("rank {} says that the world has {} ranks, rank {} says {}", join.rank,
+                                             join.world_size, ranks_[0], options_.size));
   if (join.rank >= options_.size)
     return refuse(FSDP_INVALID_ARGUMENT, format_text("rank {} is outside [0, {})", join.rank, options_.size));
+  if (!seats_[join.rank].expected)
+    return refuse(FSDP_INVALID_ARGUMENT, format_text("rank {} is not of this host", join.rank));
   if (seats_[join.rank].taken)
     return refuse(FSDP_INVALID_ARGUMENT, format_text("another process is rank {} already", join.rank));
   if (packet.file_count != 2)
@@ -154,9 +160,9 @@ void Host::join(Guest &guest, Packet &packet) {
 
 // A rank that joined and died would be waited for by all.
 void Host::check_joined() {
-  for (uint32_t r = 1; r < seats_.size(); ++r) {
+  for (const uint32_t r : ranks_) {
     pollfd entry{seats_[r].doors.process.get(), POLLIN, 0};
-    if (seats_[r].taken && ::poll(&entry, 1, 0) > 0)
+    if (entry.fd >= 0 && ::poll(&entry, 1, 0) > 0)
       cancel(
           Error(FSDP_PEER_FAILED, format_text("rank {} died before the job had formed", r), static_cast<int32_t>(r)));
   }
@@ -164,13 +170,13 @@ void Host::check_joined() {
 
 std::vector<uint32_t> Host::missing() const {
   std::vector<uint32_t> ranks;
-  for (uint32_t r = 0; r < seats_.size(); ++r)
+  for (const uint32_t r : ranks_)
     if (!seats_[r].taken) ranks.push_back(r);
   return ranks;
 }
 
 void Host::check_timeout() {
-  if (joined_ == options_.size || Clock::now() < deadline_) return;
+  if (joined_ == ranks_.size() || Clock::now() < deadline_) return;
   const std::vector<uint32_t> ranks = missing();
   cancel(Error(
       FSDP_TIMEOUT,
@@ -189,14 +195,14 @@ void Host::cancel(const Error &error) {
 }
 
 void Host::start_all() {
-  for (uint32_t to = 1; to < seats_.size(); ++to) {
-    for (uint32_t r = 0; r < seats_.size(); ++r) {
+  for (const uint32_t to : ranks_.subspan(1)) {
+    for (const uint32_t r : ranks_) {
       auto peer = wire::make<wire::Peer>();
       peer.rank = r;
       peer.world_size = options_.size;
       const PeerDoors &doors = seats_[r].doors;
-      const int files[] = {r == 0 ? doors_.process.get() : doors.process.get(),
-                           r == 0 ? doors_.outbox.get() : doors.outbox.get()};
+      const int files[] = {r == ranks_[0] ? doors_.process.get() : doors.process.get(),
+                           r == ranks_[0] ? doors_.outbox.get() : doors.outbox.get()};
       if (r != to) send_all(to, &peer, sizeof peer, files);
     }
     const auto start = wire::make<wire::Start>();
@@ -213,7 +219,8 @@ void Host::send_all(uint32_t to, const void *message, size_t bytes, std::span<co
       cancel(
           Error(FSDP_PEER_FAILED, format_text("rank {} died before the job had formed", to), static_cast<int32_t>(to)));
     if (Clock::now() >= deadline_)
-      cancel(Error(FSDP_TIMEOUT, format_text("rank {} does not read what rank 0 sends", to), static_cast<int32_t>(to)));
+      cancel(Error(FSDP_TIMEOUT, format_text("rank {} does not read what rank {} sends", to, ranks_[0]),
+                   static_cast<int32_t>(to)));
     waiter_.poll();
     await_room(seats_[to].connection, slice_ms);
   }

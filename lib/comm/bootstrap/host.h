@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rank 0's side of the meeting: listens, lets in who proves the secret, and starts the job when all have joined.
+// The side of the lowest rank of a host: listens, lets in who proves the secret, and starts the job when all have
+// joined.
 #pragma once
 
 #include <chrono>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -14,7 +16,8 @@ namespace fsdp::comm {
 
 class Host {
  public:
-  Host(const WorldOptions &options, const Waiter &waiter);
+  // ranks: those of this host, in order. Of a job on one host: all.
+  Host(const WorldOptions &options, std::span<const uint32_t> ranks, const Waiter &waiter);
   Meeting run();
 
  private:
@@ -28,7 +31,7 @@ class Host {
   struct Seat {
     Fd connection;
     PeerDoors doors;
-    bool taken = false;
+    bool expected = false, taken = false;
   };
 
   void listen();
@@ -45,11 +48,12 @@ class Host {
   std::vector<uint32_t> missing() const;
 
   const WorldOptions &options_;
+  const std::span<const uint32_t> ranks_;
   const Waiter &waiter_;
   Clock::time_point deadline_;
   Fd listener_;
   std::vector<Guest> guests_;  // who has not joined yet
-  std::vector<Seat> seats_;
+  std::vector<Seat> seats_;    // by rank of the job
   uint32_t joined_ = 1;
   Doors doors_;
   Fd control_;

@@ -23,10 +23,15 @@ Doors make_doors() {
 
 ProcessLinks::ProcessLinks(uint32_t rank, Fd inbox, std::vector<PeerDoors> peers)
     : rank_(rank), inbox_(std::move(inbox)), peers_(std::move(peers)) {
-  for (const PeerDoors &peer : peers_) polls_.push_back({peer.process.get(), POLLIN, 0});  // -1 is skipped by poll
+  for (uint32_t r = 0; r < peers_.size(); ++r) {
+    if (!peers_[r].process) continue;
+    polls_.push_back({peers_[r].process.get(), POLLIN, 0});
+    poll_ranks_.push_back(r);
+  }
 }
 
 bool ProcessLinks::send(uint32_t to_rank, Parcel parcel, const Fd &file) {
+  if (!peers_[to_rank].outbox) fail(FSDP_INTERNAL, "a descriptor for rank {}, which is not on this host", to_rank);
   const int files[] = {file.get()};
   // A broken mailbox is a dead peer: who waits for it finds that out.
   return send_packet(peers_[to_rank].outbox, &parcel, sizeof parcel, files) != Sent::full;
@@ -57,8 +62,8 @@ void ProcessLinks::sleep(uint32_t ms) { await_readable(inbox_, static_cast<int>(
 void ProcessLinks::find_dead(const std::function<void(uint32_t)> &found) {
   std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock || ::poll(polls_.data(), polls_.size(), 0) <= 0) return;
-  for (uint32_t r = 0; r < polls_.size(); ++r)
-    if (r != rank_ && polls_[r].revents) found(r);
+  for (size_t i = 0; i < polls_.size(); ++i)
+    if (polls_[i].revents) found(poll_ranks_[i]);
 }
 
 std::optional<Fd> ProcessLinks::meet(Parcel parcel, std::span<const uint32_t> ranks,

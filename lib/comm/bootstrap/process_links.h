@@ -29,7 +29,7 @@ struct PeerDoors {
 
 class ProcessLinks final : public Links {
  public:
-  // peers[rank] is empty.
+  // By rank of the job; those of this rank itself and of ranks on other hosts are empty.
   ProcessLinks(uint32_t rank, Fd inbox, std::vector<PeerDoors> peers);
 
   bool send(uint32_t to_rank, Parcel parcel, const Fd &file) override;
@@ -46,7 +46,8 @@ class ProcessLinks final : public Links {
   std::vector<PeerDoors> peers_;
   std::vector<std::pair<Parcel, Fd>> arrived_;  // of other teams, or early
   std::mutex mutex_;                            // of polls_
-  std::vector<pollfd> polls_;
+  std::vector<pollfd> polls_;                   // of the peers that have doors
+  std::vector<uint32_t> poll_ranks_;
 };
 
 }  // namespace fsdp::comm

@@ -1,18 +1,94 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/bootstrap/process_world.h"
 
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+
 #include "comm/bootstrap/guest.h"
 #include "comm/bootstrap/host.h"
+#include "comm/bootstrap/tcp_host.h"
+#include "comm/bootstrap/tcp_visit.h"
 #include "comm/shm/control.h"
 
 namespace fsdp::comm {
+namespace {
 
-Meeting meet_processes(const WorldOptions &options, const Waiter &waiter) {
-  Meeting meeting = options.rank == 0 ? Host(options, waiter).run() : Visit(options, waiter).run();
+using Clock = std::chrono::steady_clock;
+
+Meeting meet_alone(const WorldOptions &options) {
+  Doors doors = make_doors();
+  Fd control = create_memory_file(Control::size_bytes(options.size), "the job's control memory");
+  Control::initialize(control, options.size);
+  auto links =
+      std::make_unique<ProcessLinks>(options.rank, std::move(doors.inbox), std::vector<PeerDoors>(options.size));
+  return {std::move(control), std::move(links), {}, {}};
+}
+
+// The ranks of one host, by the name in the options.
+Meeting meet_on_host(const WorldOptions &options, std::span<const uint32_t> ranks, const Waiter &waiter) {
+  if (ranks.size() == 1) return meet_alone(options);
+  Meeting meeting = options.rank == ranks[0] ? Host(options, ranks, waiter).run() : Visit(options, ranks, waiter).run();
   check_memory_file(meeting.control, Control::size_bytes(options.size), "the job's control memory");
+  return meeting;
+}
+
+Meeting meet_by_name(const WorldOptions &options, const Waiter &waiter) {
+  if (options.size > most_ranks_of_a_host)
+    fail(FSDP_UNSUPPORTED, "{} ranks on one host; this release has at most {}", options.size, most_ranks_of_a_host);
+  std::vector<uint32_t> ranks(options.size);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  WorldOptions local = options;
+  if (options.attempt) local.rendezvous += format_text(" (attempt {})", options.attempt);
+  Meeting meeting = meet_on_host(local, ranks, waiter);
+  meeting.roster.members.assign(options.size, {0, host_name(), {}});
+  return meeting;
+}
+
+// The session is new for every job and attempt, so the names of two never meet.
+std::string name_of_node(const Nonce &session, uint32_t node) {
+  std::string name = format_text("node {} of session ", node);
+  for (const uint8_t byte : session) name += format_text("{:02x}", byte);
+  return name;
+}
+
+Meeting meet_by_network(const WorldOptions &options, const MeetingPoint &point, const Waiter &waiter,
+                        const MakeCard &make_card) {
+  const auto deadline = Clock::now() + std::chrono::milliseconds(options.timeout_ms);
+  Assembly assembly = options.rank == 0 ? TcpHost(options, point, waiter, make_card).run()
+                                        : TcpVisit(options, point, waiter, make_card).run();
+  const uint32_t node = assembly.roster.members[options.rank].node;
+  WorldOptions local = options;
+  local.rendezvous = name_of_node(assembly.session, node);
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  local.timeout_ms = static_cast<uint32_t>(std::max<int64_t>(left, 1000));  // all have come: this takes no time
+  Meeting meeting = meet_on_host(local, assembly.roster.ranks_of(node), waiter);
+  meeting.roster = std::move(assembly.roster);
+  return meeting;
+}
+
+std::string describe_hosts(const Roster &roster) {
+  constexpr uint32_t most_shown = 8;
+  const uint32_t count = roster.node_count();
+  if (count == 1) return "one host";
+  std::string text = format_text("{} hosts (", count);
+  for (uint32_t node = 0; node < std::min(count, most_shown); ++node) {
+    const auto ranks = roster.ranks_of(node);
+    text += format_text("{}{}: {}", node ? ", " : "", roster.members[ranks[0]].host, ranks.size());
+  }
+  return text + (count > most_shown ? ", ...)" : ")");
+}
+
+}  // namespace
+
+Meeting meet_processes(const WorldOptions &options, const Waiter &waiter, const MakeCard &make_card) {
+  const MeetingPoint point = parse_meeting_point(options.rendezvous);
+  Meeting meeting = point.kind == MeetingPoint::Kind::name ? meet_by_name(options, waiter)
+                                                           : meet_by_network(options, point, waiter, make_card);
   meeting.description = format_text(
-      "{} ranks as processes of one host, met at rendezvous '{}' ({})", options.size, options.rendezvous,
-      options.secret.empty() ? "no job secret: any process of this user could have joined" : "with a job secret");
+      "{} ranks as processes of {}, met at rendezvous '{}' ({}{}{})", options.size, describe_hosts(meeting.roster),
+      options.rendezvous, options.secret.empty() ? "no job secret: others could have joined" : "with a job secret",
+      options.source.empty() ? "" : "; world from ", options.source);
   return meeting;
 }
 

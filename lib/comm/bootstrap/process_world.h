@@ -1,25 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks as processes of one host meet through an abstract unix socket: rank 0 listens, the others connect, and all get
-// the job's control memory, a pidfd of every rank and a way into every rank's mailbox. Nothing of it is in the file
-// system.
+// How ranks as processes meet. Ranks of one host: through an abstract unix socket, where the lowest rank listens, and
+// all get the host's control memory, a pidfd of every rank and a way into every rank's mailbox; nothing of it is in the
+// file system. Ranks of several hosts meet at a TCP rendezvous first, which says who is where; then the ranks of each
+// host meet as above.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
+#include "comm/bootstrap/roster.h"
 #include "comm/communicator.h"
 #include "comm/fd.h"
 #include "comm/shm/links.h"
 
 namespace fsdp::comm {
 
+constexpr uint32_t most_ranks = 16384;
+// Each rank has two descriptors for each peer of its host.
+constexpr uint32_t most_ranks_of_a_host = 1024;
+
 struct Meeting {
-  Fd control;
+  Fd control;  // of this host, with room for every rank of the job
   std::unique_ptr<Links> links;
   std::string description;
+  Roster roster;
 };
 
+// What this rank brings for its peers, given the numeric address of the interface by which it reaches the rendezvous.
+// Called at most once, and not at all where the ranks of one host meet by a unix socket alone.
+using MakeCard = std::function<std::vector<std::byte>(const std::string &address)>;
+
 // Blocks until all ranks have come. World sizes from 2.
-Meeting meet_processes(const WorldOptions &options, const Waiter &waiter);
+Meeting meet_processes(const WorldOptions &options, const Waiter &waiter, const MakeCard &make_card);
 
 }  // namespace fsdp::comm

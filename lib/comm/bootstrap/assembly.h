@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a TCP rendezvous gives to every rank, and what both of its sides share.
+#pragma once
+
+#include "comm/bootstrap/process_world.h"
+#include "comm/bootstrap/secret.h"
+
+namespace fsdp::comm {
+
+struct Assembly {
+  Roster roster;
+  Nonce session{};  // of this job and attempt alone
+};
+
+// What the proof of a connection to the rendezvous is for.
+inline std::string rendezvous_label(const WorldOptions &options) { return "rendezvous of job " + options.job; }
+
+// This rank's card, checked.
+inline std::vector<std::byte> card_of(const MakeCard &make_card, const std::string &address) {
+  auto card = make_card(address);
+  if (card.size() > 16384) fail(FSDP_INTERNAL, "a card of {} bytes, at most 16384 are allowed", card.size());
+  return card;
+}
+
+}  // namespace fsdp::comm

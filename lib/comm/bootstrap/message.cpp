@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/bootstrap/message.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace fsdp::comm::message {
+namespace {
+
+bool printable(char c) { return static_cast<unsigned char>(c) >= 0x20 && c != 0x7f; }
+
+class Writer {
+ public:
+  void number(uint32_t value) { bytes(&value, sizeof value); }
+  void text(std::string value, uint32_t most) {
+    value.resize(std::min<size_t>(value.size(), most));
+    std::replace_if(
+        value.begin(), value.end(), [](char c) { return !printable(c); }, '?');
+    block(std::as_bytes(std::span(value)));
+  }
+  void block(std::span<const std::byte> value) {
+    number(static_cast<uint32_t>(value.size()));
+    bytes(value.data(), value.size());
+  }
+  void bytes(const void *data, size_t size) {
+    const auto *first = static_cast<const std::byte *>(data);
+    body_.insert(body_.end(), first, first + size);
+  }
+  const std::vector<std::byte> &body() const { return body_; }
+
+ private:
+  std::vector<std::byte> body_;
+};
+
+// Reads until something is wrong; the first thing that was is the problem, and everything after it is empty.
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> body) : body_(body) {}
+
+  uint32_t number() {
+    uint32_t value = 0;
+    const auto part = take(sizeof value);
+    if (!part.empty()) std::memcpy(&value, part.data(), sizeof value);
+    return value;
+  }
+  std::span<const std::byte> block(uint32_t most) {
+    const uint32_t size = number();
+    if (size > most) wrong(format_text("a part announces {} bytes, at most {} are allowed", size, most));
+    return take(size);
+  }
+  std::string text(uint32_t most) {
+    const auto part = block(most);
+    std::string value(reinterpret_cast<const char *>(part.data()), part.size());
+    if (!std::all_of(value.begin(), value.end(), printable)) wrong("a text has control characters");
+    return value;
+  }
+  std::vector<std::byte> card() {
+    const auto part = block(most_card_bytes);
+    return {part.begin(), part.end()};
+  }
+  void nonce(Nonce &to) {
+    const auto part = take(to.size());
+    if (!part.empty()) std::memcpy(to.data(), part.data(), to.size());
+  }
+  std::string finish() {
+    if (at_ < body_.size()) wrong(format_text("{} bytes follow the message", body_.size() - at_));
+    return problem_;
+  }
+
+ private:
+  void wrong(std::string problem) {
+    if (problem_.empty()) problem_ = std::move(problem);
+    at_ = body_.size();
+  }
+  std::span<const std::byte> take(size_t size) {
+    if (!problem_.empty()) return {};
+    if (size > body_.size() - at_) {
+      wrong(format_text("the message ends after {} bytes, too early", body_.size()));
+      return {};
+    }
+    at_ += size;
+    return body_.subspan(at_ - size, size);
+  }
+
+  std::span<const std::byte> body_;
+  size_t at_ = 0;
+  std::string problem_;
+};
+
+void put(Writer &to, const Join &join) {
+  for (const uint32_t value : {join.rank, join.world_size, join.attempt}) to.number(value);
+  to.text(join.host_id, most_name_bytes);
+  to.text(join.host, most_name_bytes);
+  to.block(join.card);
+}
+void put(Writer &to, const Refusal &refusal) {
+  to.number(static_cast<uint32_t>(refusal.status));
+  to.number(static_cast<uint32_t>(refusal.rank));
+  to.text(refusal.text, most_text_bytes);
+}
+void put(Writer &to, const Entry &entry) {
+  to.number(entry.rank);
+  to.number(entry.node);
+  to.text(entry.host, most_name_bytes);
+  to.block(entry.card);
+}
+void put(Writer &to, const Start &start) {
+  to.number(start.world_size);
+  to.bytes(start.session.data(), start.session.size());
+}
+
+void get(Reader &from, Join &join) {
+  for (uint32_t *value : {&join.rank, &join.world_size, &join.attempt}) *value = from.number();
+  join.host_id = from.text(most_name_bytes);
+  join.host = from.text(most_name_bytes);
+  join.card = from.card();
+}
+void get(Reader &from, Refusal &refusal) {
+  refusal.status = static_cast<int32_t>(from.number());
+  refusal.rank = static_cast<int32_t>(from.number());
+  refusal.text = from.text(most_text_bytes);
+}
+void get(Reader &from, Entry &entry) {
+  entry.rank = from.number();
+  entry.node = from.number();
+  entry.host = from.text(most_name_bytes);
+  entry.card = from.card();
+}
+void get(Reader &from, Start &start) {
+  start.world_size = from.number();
+  from.nonce(start.session);
+}
+
+template <class M>
+Parsed parse_as(std::span<const std::byte> body) {
+  Reader reader(body);
+  M message;
+  get(reader, message);
+  std::string problem = reader.finish();
+  if (!problem.empty()) return {{}, std::move(problem)};
+  return {std::move(message), {}};
+}
+
+}  // namespace
+
+std::vector<std::byte> write(const Message &message) {
+  return std::visit(
+      [](const auto &value) {
+        Writer writer;
+        put(writer, value);
+        return write_frame(value.kind, writer.body());
+      },
+      message);
+}
+
+Parsed parse(uint32_t kind, std::span<const std::byte> body) {
+  switch (kind) {
+    case Join::kind: return parse_as<Join>(body);
+    case Refusal::kind: return parse_as<Refusal>(body);
+    case Entry::kind: return parse_as<Entry>(body);
+    case Start::kind: return parse_as<Start>(body);
+    default: return {{}, format_text("no message has kind {}", kind)};
+  }
+}
+
+}  // namespace fsdp::comm::message

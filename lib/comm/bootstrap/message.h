@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// What ranks and rank 0 tell each other at a TCP rendezvous after both have proven the job secret: bodies of frames.
+// Pure functions of bytes: a body is a message exactly, or a reason why it is none.
+//
+//   rank r -> 0   Join
+//   0 -> r        Refusal, or when all have joined: one Entry a rank, in their order, and Start
+#pragma once
+
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "comm/bootstrap/frame.h"
+#include "comm/bootstrap/secret.h"
+
+namespace fsdp::comm::message {
+
+constexpr uint32_t most_card_bytes = 16384;
+constexpr uint32_t most_name_bytes = 255;
+constexpr uint32_t most_text_bytes = 480;
+constexpr uint32_t longest = most_card_bytes + 2 * most_name_bytes + 64;  // body of any message
+
+struct Join {
+  static constexpr uint32_t kind = 1;
+  uint32_t rank = 0, world_size = 0, attempt = 0;
+  std::string host_id, host;
+  std::vector<std::byte> card;
+};
+struct Refusal {
+  static constexpr uint32_t kind = 2;
+  int32_t status = 0;  // FSDP_OK: come again
+  int32_t rank = -1;
+  std::string text;
+};
+struct Entry {
+  static constexpr uint32_t kind = 3;
+  uint32_t rank = 0, node = 0;
+  std::string host;
+  std::vector<std::byte> card;
+};
+struct Start {
+  static constexpr uint32_t kind = 4;
+  uint32_t world_size = 0;
+  Nonce session{};  // names the meetings of each host
+};
+
+using Message = std::variant<Join, Refusal, Entry, Start>;
+
+// The whole frame. Texts that are too long are cut, what is not printable becomes '?'.
+std::vector<std::byte> write(const Message &message);
+
+struct Parsed {
+  std::variant<std::monostate, Join, Refusal, Entry, Start> message;
+  std::string problem;  // of none
+};
+Parsed parse(uint32_t kind, std::span<const std::byte> body);
+
+}  // namespace fsdp::comm::message

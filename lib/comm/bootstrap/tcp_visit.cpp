@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/bootstrap/tcp_visit.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "comm/bootstrap/packet.h"
+
+namespace fsdp::comm {
+namespace {
+
+using namespace std::chrono_literals;
+constexpr auto connect_time = 3s;  // for one try
+constexpr auto proof_time = 15s;   // of one try: strangers may have to make room first
+constexpr auto patience = 1s;      // beyond the timeout, for rank 0 to say who is missing
+constexpr useconds_t pause_us = 50'000;
+
+}  // namespace
+
+TcpVisit::TcpVisit(const WorldOptions &options, const MeetingPoint &point, const Waiter &waiter,
+                   const MakeCard &make_card)
+    : options_(options),
+      point_(point),
+      waiter_(waiter),
+      make_card_(make_card),
+      deadline_(Clock::now() + std::chrono::milliseconds(options.timeout_ms)),
+      last_problem_("nobody listens there") {}
+
+Assembly TcpVisit::run() {
+  for (;;) {
+    for (const Endpoint &place : places())
+      if (auto assembly = visit(place)) return std::move(*assembly);
+    if (Clock::now() >= deadline_) give_up();
+    waiter_.poll();
+    ::usleep(pause_us);
+  }
+}
+
+void TcpVisit::give_up() const {
+  fail_rank(FSDP_TIMEOUT, 0, "rank {} has not found rank 0 at the rendezvous '{}' within {} ms: {}", options_.rank,
+            options_.rendezvous, options_.timeout_ms, last_problem_);
+}
+
+// Asked again at each try: a name may become known, and the file be replaced.
+std::vector<Endpoint> TcpVisit::places() {
+  std::string problem;
+  auto found = point_.kind == MeetingPoint::Kind::tcp ? Endpoint::resolve(point_.host, point_.port, problem)
+                                                      : read_notice(notice_path(point_, options_), problem);
+  if (found.empty()) last_problem_ = problem;
+  if (point_.kind == MeetingPoint::Kind::tcp)
+    for (const Endpoint &place : found) check_guarded(place, options_);
+  return found;
+}
+
+std::optional<Assembly> TcpVisit::visit(const Endpoint &place) {
+  if (!connect(place) || !join()) return {};
+  return await_start();
+}
+
+bool TcpVisit::connect(const Endpoint &place) {
+  std::string problem;
+  Fd socket = connect_to(place, limit(connect_time), problem);
+  if (!socket) {
+    if (Clock::now() < deadline_) last_problem_ = problem;  // else it only says that time is over
+    return false;
+  }
+  problem = prove(socket, Role::guest, options_.secret, rendezvous_label(options_), limit(proof_time));
+  stream_ = Stream(std::move(socket), message::longest);
+  if (problem.empty()) return true;
+  last_problem_ = format_text("{}: {}", place.text(), problem);
+  return false;
+}
+
+bool TcpVisit::join() {
+  if (!words_) {
+    words_.emplace(message::Join{options_.rank,
+                                 options_.size,
+                                 options_.attempt,
+                                 options_.host_id.empty() ? host_identity() : options_.host_id,
+                                 host_name(),
+                                 {}});
+    words_->card = card_of(make_card_, Endpoint::local(stream_.socket()).address());
+  }
+  stream_.queue(std::make_shared<const std::vector<std::byte>>(message::write(*words_)));
+  const Limit until = limit(proof_time);
+  while (!stream_.flush()) {
+    if (!stream_.open() || until.over()) return false;
+    waiter_.poll();
+    await_room(stream_.socket(), 20);
+  }
+  return true;
+}
+
+// Rank 0's verdict, or nothing if it asks to come again.
+void TcpVisit::obey(const message::Refusal &refusal) {
+  if (refusal.status != FSDP_OK) throw Error(refusal.status, refusal.text, refusal.rank);
+  last_problem_ = refusal.text;
+}
+
+// Hosts are numbered in the order of their lowest ranks.
+bool TcpVisit::take(const message::Entry &entry, Assembly &assembly) {
+  auto &members = assembly.roster.members;
+  if (entry.rank != members.size() || entry.rank >= options_.size) return false;
+  if (entry.node > node_count_) return false;
+  node_count_ = std::max(node_count_, entry.node + 1);
+  members.push_back({entry.node, entry.host, entry.card});
+  return true;
+}
+
+std::optional<Assembly> TcpVisit::await_start() {
+  Assembly assembly;
+  node_count_ = 0;
+  const Limit until{deadline_ + patience, waiter_};
+  while (auto frame = stream_.receive(until)) {
+    auto parsed = message::parse(frame->kind, frame->body);
+    if (const auto *refusal = std::get_if<message::Refusal>(&parsed.message)) {
+      obey(*refusal);
+      return {};
+    }
+    if (const auto *entry = std::get_if<message::Entry>(&parsed.message); entry && take(*entry, assembly)) continue;
+    const auto *start = std::get_if<message::Start>(&parsed.message);
+    if (!start || start->world_size != options_.size || assembly.roster.members.size() != options_.size)
+      fail_rank(FSDP_SYSTEM, 0, "rendezvous '{}': what rank 0 says is wrong: {}", options_.rendezvous,
+                parsed.problem.empty() ? "a message out of turn" : parsed.problem);
+    assembly.session = start->session;
+    return assembly;
+  }
+  if (stream_.open())
+    fail_rank(FSDP_TIMEOUT, 0, "rendezvous '{}': rank 0 has not sent the start of the job within {} ms",
+              options_.rendezvous, options_.timeout_ms);
+  fail_rank(FSDP_PEER_FAILED, 0, "rendezvous '{}': rank 0 ended before the job had formed ({})", options_.rendezvous,
+            stream_.problem());
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// Processes that meet at a TCP rendezvous, on hosts that they only say they are on.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <atomic>
+#include <fstream>
+
+#include "comm/bootstrap/meeting_point.h"
+#include "comm/bootstrap/message.h"
+#include "comm/bootstrap/packet.h"
+#include "comm/bootstrap/process_world.h"
+#include "comm/bootstrap/proof.h"
+#include "comm/bootstrap/stream.h"
+#include "shm_ranks.h"
+
+namespace fsdp::comm::test {
+
+using namespace std::chrono_literals;
+
+inline std::vector<std::byte> bytes_of(const std::string &text) {
+  const auto *first = reinterpret_cast<const std::byte *>(text.data());
+  return {first, first + text.size()};
+}
+
+// How one rank's meeting ended.
+struct MeetingReport {
+  std::atomic<int32_t> status, rank, control_size, cards;
+  uint32_t nodes[16];
+  char text[512];
+  char cards_seen[512];  // joined by spaces
+  char description[512];
+};
+
+class Rendezvous : public testing::Test {
+ protected:
+  static constexpr size_t most = 16;
+  void SetUp() override {
+    void *memory =
+        ::mmap(nullptr, most * sizeof(MeetingReport), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(memory, MAP_FAILED);
+    reports = static_cast<MeetingReport *>(memory);
+    options.size = 3;
+    options.secret = "the secret";
+    options.timeout_ms = 20'000;
+    at = free_place();
+    options.rendezvous = "tcp://" + at.text();
+  }
+  void TearDown() override {
+    await_processes(processes);
+    ::munmap(reports, most * sizeof(MeetingReport));
+  }
+  static Endpoint free_place() {
+    std::string problem;
+    const Fd listener = listen_at(Endpoint::resolve("127.0.0.1", 0, problem).at(0), 1);
+    return Endpoint::local(listener);
+  }
+
+  size_t start(const WorldOptions &world) {
+    const size_t index = processes.size();
+    const pid_t process = ::fork();
+    if (process == 0) {
+      meet(world, reports[index]);
+      ::_exit(0);
+    }
+    processes.push_back(process);
+    return index;
+  }
+  // On a host of its own, unless told.
+  size_t start(uint32_t rank, const std::string &host = {}) {
+    WorldOptions world = options;
+    world.rank = rank;
+    world.host_id = host.empty() ? "host of " + std::to_string(rank) : host;
+    return start(world);
+  }
+  void finish() {
+    await_processes(processes);
+    processes.clear();
+  }
+  void expect(size_t index, fsdp_status status, const std::string &text = "") {
+    EXPECT_EQ(reports[index].status, status) << "process " << index << ": " << reports[index].text;
+    EXPECT_NE(std::string(reports[index].text).find(text), std::string::npos) << reports[index].text;
+  }
+  std::vector<uint32_t> nodes(size_t index) const {
+    return {reports[index].nodes, reports[index].nodes + options.size};
+  }
+
+  Limit limit(std::chrono::milliseconds time) const { return {std::chrono::steady_clock::now() + time, waiter}; }
+  // A connection of a stranger; waits until rank 0 listens.
+  Fd connect() const {
+    std::string problem;
+    for (int tries = 0; tries < 500; ++tries) {
+      Fd socket = connect_to(at, limit(5s), problem);
+      if (socket) return socket;
+      std::this_thread::sleep_for(10ms);
+    }
+    ADD_FAILURE() << problem;
+    return {};
+  }
+  // A rank made by hand that has proven the secret.
+  Stream enter() const {
+    Fd socket = connect();
+    const std::string wrong = prove(socket, Role::guest, options.secret, "rendezvous of job " + options.job, limit(5s));
+    EXPECT_EQ(wrong, "");
+    return Stream(std::move(socket), 1 << 20);
+  }
+
+  void join(Stream &stream, uint32_t rank) const {
+    stream.queue(std::make_shared<const std::vector<std::byte>>(
+        message::write(message::Join{rank, options.size, options.attempt, "far away", "far", {}})));
+    EXPECT_TRUE(stream.flush());
+  }
+
+  MeetingReport *reports = nullptr;
+  WorldOptions options;
+  Endpoint at;
+  std::vector<pid_t> processes;
+  Failure failure;
+  Waiter waiter{failure, nullptr, nullptr, 10'000};
+
+ private:
+  static void meet(const WorldOptions &world, MeetingReport &report) {
+    Failure failure;
+    const Waiter waiter(failure, nullptr, nullptr, world.timeout_ms);
+    const auto make_card = [&](const std::string &address) {
+      ++report.cards;
+      return bytes_of("card-" + std::to_string(world.rank) + "@" + address);
+    };
+    const Error error = error_of([&] {
+      const Meeting meeting = meet_processes(world, waiter, make_card);
+      note(meeting, report);
+      exchange(world, meeting);
+    });
+    report.status = error.status;
+    report.rank = error.rank;
+    std::strncpy(report.text, error.what(), sizeof report.text - 1);
+  }
+  static void note(const Meeting &meeting, MeetingReport &report) {
+    std::string cards;
+    for (size_t r = 0; r < meeting.roster.members.size(); ++r) {
+      const Member &member = meeting.roster.members[r];
+      if (r < std::size(report.nodes)) report.nodes[r] = member.node;
+      cards += (r ? " " : "") + std::string(reinterpret_cast<const char *>(member.card.data()), member.card.size());
+    }
+    std::strncpy(report.cards_seen, cards.c_str(), sizeof report.cards_seen - 1);
+    std::strncpy(report.description, meeting.description.c_str(), sizeof report.description - 1);
+    struct stat status;
+    if (::fstat(meeting.control.get(), &status) == 0) report.control_size = static_cast<int32_t>(status.st_size);
+  }
+  // The ranks of a host reach each other by their ranks of the job: the lowest sends each a descriptor.
+  static void exchange(const WorldOptions &world, const Meeting &meeting) {
+    const auto ranks = meeting.roster.ranks_of(meeting.roster.members[world.rank].node);
+    const auto deadline = std::chrono::steady_clock::now() + 5s;
+    for (;;) {
+      const auto file = meeting.links->meet({1, 0}, ranks, [] { return Fd(::dup(0)); });
+      if (file) break;
+      if (std::chrono::steady_clock::now() > deadline) fail(FSDP_TIMEOUT, "no descriptor came");
+      meeting.links->sleep(10);
+    }
+    meeting.links->find_dead([](uint32_t) {});
+  }
+};
+
+}  // namespace fsdp::comm::test

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+// How ranks of several hosts meet: who is where, and what each is told when somebody is missing, wrong or dead.
+#include <filesystem>
+
+#include "comm/shm/control.h"
+#include "rendezvous_fixture.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+namespace files = std::filesystem;
+
+// A directory that all hosts share.
+class FileRendezvous : public Rendezvous {
+ protected:
+  void SetUp() override {
+    Rendezvous::SetUp();
+    directory = files::temp_directory_path() / ("rendezvous-" + std::to_string(::getpid()));
+    files::create_directory(directory);
+    options.rendezvous = "file://" + directory.string();
+    notice = notice_path(parse_meeting_point(options.rendezvous), options);
+  }
+  void TearDown() override {
+    Rendezvous::TearDown();
+    files::remove_all(directory);
+  }
+  files::path directory;
+  std::string notice;
+};
+
+TEST_F(Rendezvous, HostsAreNumberedByTheirLowestRank) {
+  options.size = 6;
+  const std::string hosts[] = {"b", "a", "b", "c", "a", "a"};
+  for (const uint32_t rank : {5, 3, 1, 0, 4, 2}) start(rank, hosts[rank]);
+  finish();
+  for (size_t index = 0; index < 6; ++index) {
+    expect(index, FSDP_OK);
+    EXPECT_EQ(nodes(index), (std::vector<uint32_t>{0, 1, 0, 2, 1, 1}));
+    EXPECT_EQ(reports[index].control_size, static_cast<int32_t>(Control::size_bytes(6)));
+    const std::string description = reports[index].description;
+    EXPECT_NE(description.find("6 ranks as processes of 3 hosts"), std::string::npos) << description;
+    EXPECT_EQ(description.find(options.secret), std::string::npos) << description;
+  }
+}
+
+TEST_F(Rendezvous, CardsOfAllArriveEverywhere) {
+  for (const uint32_t rank : {0, 1, 2}) start(rank);
+  finish();
+  for (size_t index = 0; index < 3; ++index) {
+    expect(index, FSDP_OK);
+    EXPECT_EQ(reports[index].cards, 1);
+    EXPECT_STREQ(reports[index].cards_seen, "card-0@127.0.0.1 card-1@127.0.0.1 card-2@127.0.0.1");
+  }
+}
+
+TEST_F(Rendezvous, AJobOfOneHostSharesIt) {
+  for (const uint32_t rank : {0, 1, 2}) {
+    WorldOptions world = options;
+    world.rank = rank;
+    start(world);
+  }
+  finish();
+  for (size_t index = 0; index < 3; ++index) {
+    expect(index, FSDP_OK);
+    EXPECT_EQ(nodes(index), (std::vector<uint32_t>{0, 0, 0}));
+    EXPECT_NE(std::string(reports[index].description).find("of one host"), std::string::npos);
+  }
+}
+
+TEST_F(Rendezvous, WithoutASecretLoopbackIsServed) {
+  options.secret.clear();
+  for (const uint32_t rank : {0, 1, 2}) start(rank);
+  finish();
+  for (size_t index = 0; index < 3; ++index) expect(index, FSDP_OK);
+}
+
+TEST_F(Rendezvous, WithoutASecretNothingElseIs) {
+  options.secret.clear();
+  options.rendezvous = "tcp://192.0.2.1:29500";
+  const size_t zero = start(0U), one = start(1);
+  finish();
+  for (const size_t index : {zero, one}) expect(index, FSDP_INVALID_ARGUMENT, "FSDP_JOB_SECRET_FILE");
+}
+
+TEST_F(Rendezvous, AnAddressOfAnotherHostCannotBeServed) {
+  options.rendezvous = "tcp://192.0.2.1:29500";
+  const size_t zero = start(0U);
+  finish();
+  expect(zero, FSDP_INVALID_ARGUMENT, "it must be that of the host of rank 0");
+}
+
+TEST_F(Rendezvous, ATimeoutNamesTheMissing) {
+  options.size = 4;
+  options.timeout_ms = 700;
+  const size_t zero = start(0U), two = start(2);
+  finish();
+  for (const size_t index : {zero, two}) {
+    expect(index, FSDP_TIMEOUT, "ranks 1, 3 have not come to the rendezvous");
+    EXPECT_EQ(reports[index].rank, 1);
+  }
+}
+
+TEST_F(Rendezvous, WithoutRankZero) {
+  options.timeout_ms = 300;
+  const size_t one = start(1);
+  finish();
+  expect(one, FSDP_TIMEOUT, "rank 1 has not found rank 0");
+  EXPECT_EQ(reports[one].rank, 0);
+}
+
+TEST_F(Rendezvous, WhoDiesBeforeAllHaveJoinedIsNamed) {
+  options.size = 4;
+  const size_t zero = start(0U), one = start(1);
+  Stream dying = enter();
+  join(dying, 2);
+  std::this_thread::sleep_for(300ms);
+  dying = Stream();
+  finish();
+  for (const size_t index : {zero, one}) {
+    expect(index, FSDP_PEER_FAILED, "rank 2 on far died before the job had formed");
+    EXPECT_EQ(reports[index].rank, 2);
+  }
+}
+
+TEST_F(Rendezvous, WrongRanksAreToldAndTheJobForms) {
+  const size_t zero = start(0U), one = start(1);
+  std::this_thread::sleep_for(300ms);
+  const size_t again = start(1);
+  WorldOptions wrong = options;
+  wrong.size = 5;
+  wrong.rank = 4;
+  const size_t other_size = start(wrong);
+  wrong = options;
+  wrong.rank = 2;
+  wrong.secret = "another";
+  wrong.timeout_ms = 500;
+  const size_t other_secret = start(wrong);
+  std::this_thread::sleep_for(1s);
+  const size_t two = start(2);
+  finish();
+  for (const size_t index : {zero, one, two}) expect(index, FSDP_OK);
+  expect(again, FSDP_INVALID_ARGUMENT, "another process is rank 1 already");
+  expect(other_size, FSDP_MISMATCH, "rank 4 says that the world has 5 ranks, rank 0 says 3");
+  expect(other_secret, FSDP_TIMEOUT, "do both have the same?");
+}
+
+// Who is of an earlier attempt than rank 0 ends; rank 0 of an earlier one ends, and the others wait for the next.
+TEST_F(Rendezvous, AttemptsDoNotMix) {
+  const size_t early_zero = start(0U);
+  WorldOptions next = options;
+  next.attempt = 1;
+  next.rank = 1;
+  next.host_id = "one";
+  const size_t one = start(next);
+  std::this_thread::sleep_for(500ms);
+  next.rank = 0;
+  next.host_id = "zero";
+  const size_t zero = start(next);
+  std::this_thread::sleep_for(500ms);
+  const size_t early_two = start(2);
+  std::this_thread::sleep_for(500ms);
+  next.rank = 2;
+  next.host_id = "two";
+  const size_t two = start(next);
+  finish();
+  expect(early_zero, FSDP_PEER_FAILED, "rank 1 has begun attempt 1 of this job, rank 0 is of attempt 0");
+  expect(early_two, FSDP_PEER_FAILED, "rank 0 has begun attempt 1 of this job, rank 2 is of attempt 0");
+  for (const size_t index : {zero, one, two}) expect(index, FSDP_OK);
+}
+
+TEST_F(Rendezvous, TheListenerIsGoneWhenAllHaveJoined) {
+  for (const uint32_t rank : {0, 1, 2}) start(rank);
+  finish();
+  std::string problem;
+  EXPECT_FALSE(connect_to(at, limit(1s), problem));
+  const Fd listener = listen_at(at, 1);
+  EXPECT_TRUE(listener) << std::strerror(errno);
+}
+
+TEST_F(FileRendezvous, RanksFindRankZeroAndTheFileIsRemoved) {
+  const size_t one = start(1), two = start(2);
+  std::this_thread::sleep_for(200ms);
+  const size_t zero = start(0U);
+  finish();
+  for (const size_t index : {zero, one, two}) expect(index, FSDP_OK);
+  EXPECT_TRUE(files::is_empty(directory));
+}
+
+// Files of dead jobs: nonsense, an address that nobody listens at, and one where a stranger says nothing of use.
+TEST_F(FileRendezvous, StaleFilesFoolNobody) {
+  std::string problem;
+  const Fd stranger = listen_at(Endpoint::resolve("127.0.0.1", 0, problem).at(0), 5);
+  for (const std::string &text :
+       {std::string("nonsense"), "fsdp-rendezvous 1 " + at.text() + "\n", std::string("fsdp-rendezvous 1 example.invalid:1\n"),
+        "fsdp-rendezvous 1 " + Endpoint::local(stranger).text() + "\n"}) {
+    std::ofstream(notice) << text;
+    const size_t one = start(1), two = start(2);
+    std::this_thread::sleep_for(300ms);
+    while (Fd fooled = accept_from(stranger)) ::send(fooled.get(), "220 hello\r\n", 11, MSG_NOSIGNAL);
+    const size_t zero = start(0U);
+    finish();
+    for (const size_t index : {zero, one, two}) expect(index, FSDP_OK);
+    EXPECT_FALSE(files::exists(notice));
+  }
+}
+
+TEST_F(FileRendezvous, ADirectoryThatIsNotThereIsNamed) {
+  files::remove_all(directory);
+  options.timeout_ms = 300;
+  const size_t zero = start(0U), one = start(1);
+  finish();
+  expect(zero, FSDP_SYSTEM, notice);
+  expect(one, FSDP_TIMEOUT, notice);
+}
+
+TEST(MeetingPointText, KnownForms) {
+  EXPECT_EQ(parse_meeting_point("any name:1").kind, MeetingPoint::Kind::name);
+  const MeetingPoint tcp = parse_meeting_point("tcp://[fe80::1]:80");
+  EXPECT_EQ(tcp.host, "fe80::1");
+  EXPECT_EQ(tcp.port, 80);
+  EXPECT_EQ(parse_meeting_point("file:///a/b").directory, "/a/b");
+  for (const char *wrong : {"tcp://", "tcp://host", "tcp://host:", "tcp://host:0", "tcp://host:65536", "tcp://:1",
+                            "tcp://host:1x", "tcp://a:b:1", "file://relative", "http://x"})
+    EXPECT_EQ(error_of([&] { parse_meeting_point(wrong); }).status, FSDP_INVALID_ARGUMENT) << wrong;
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test
