@@ -36,7 +36,10 @@ class Net {
 
 // UNSUPPORTED where the library was built without UCX, or where UCX is not installed: the message says which.
 std::unique_ptr<Net> create_net(uint32_t rank);
-// "yes (UCX 1.13 headers)" or "no".
+// For tests and measurements: a rank whose job nobody watches, so that it hears of others by messages alone.
+std::shared_ptr<Seat> create_lone_seat(uint32_t rank, uint32_t size, const Waiter &waiter, Failure &failure,
+                                       device::Device &device);
+// "yes (needs 1.13 headers)" or "no".
 const char *net_description() noexcept;
 
 }  // namespace fsdp::comm

@@ -6,35 +6,16 @@
 #include <cstdlib>
 
 #include "comm/net.h"
-#include "comm/shm/seat.h"
 #include "message_bodies.h"
 
 namespace fsdp::comm::test {
-
-class NoLinks final : public Links {
- public:
-  bool send(uint32_t, Parcel, const Fd &) override { return false; }
-  std::optional<Fd> take(Parcel) override { return std::nullopt; }
-  void sleep(uint32_t ms) override { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
-  void find_dead(const std::function<void(uint32_t)> &) override {}
-  std::optional<Fd> meet(Parcel, std::span<const uint32_t>, const std::function<Fd()> &) override {
-    return std::nullopt;
-  }
-};
-
-inline Fd own_control(uint32_t size) {
-  Fd file = create_memory_file(Control::size_bytes(size), "control of one host");
-  Control::initialize(file, size);
-  return file;
-}
 
 constexpr uint64_t messages_key = 11, exchanges_key = 12;
 
 struct NetRank {
   explicit NetRank(Rank &rank)
       : rank(rank),
-        seat(std::make_shared<Seat>(rank.rank(), rank.size(), own_control(rank.size()), std::make_unique<NoLinks>(),
-                                    rank.waiter, rank.failure, *rank.device)),
+        seat(create_lone_seat(rank.rank(), rank.size(), rank.waiter, rank.failure, *rank.device)),
         net(create_net(rank.rank())) {
     net->join(rank.team->exchange(net->address(), "addresses"), seat);
     for (uint32_t r = 0; r < rank.size(); ++r) all.push_back(r);
