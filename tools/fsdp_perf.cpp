@@ -20,6 +20,7 @@ the fastest copy of as many bytes on all ranks at once; of what does not, the ti
 Examples:
   fsdp-perf -n 2 -c                                      everything, checked
   fsdp-perf --op all_gather -b 1M -e 256M --mpi          beside Open MPI
+  fsdp-perf --op outer -b 1M                             between hosts' processes: UCX beside a raw TCP socket
   fsdp-perf --op reduce_scatter --json rs.jsonl --plot rs.svg)";
 
 std::vector<std::string> operation_names() {
@@ -29,7 +30,7 @@ std::vector<std::string> operation_names() {
 }
 
 void add_options(CLI::App &app, perf::Request &request) {
-  app.add_option("--op", request.operations, "operations to measure (all)")
+  app.add_option("--op", request.operations, "operations to measure (all but outer)")
       ->check(CLI::IsMember(operation_names()))
       ->delimiter(',');
   app.add_option("-n,--ranks", request.ranks, "ranks (2)")->check(CLI::Range(1u, perf::most_ranks));
@@ -52,6 +53,10 @@ void add_options(CLI::App &app, perf::Request &request) {
   app.add_option("--prefetch", request.prefetch, "step: groups gathered ahead (1)")->check(CLI::Range(1, 10'000));
   app.add_option("--pending", request.pending, "step: full gradient buffers alive at once (2)")
       ->check(CLI::Range(1, 10'000));
+  app.add_option("--netns", request.namespaces, "outer: the network namespace of each rank, two names (this one)")
+      ->delimiter(',')
+      ->expected(2);
+  app.add_option("--address", request.address, "outer: rank 0's address for the raw socket (127.0.0.1)");
   app.footer(footer);
 }
 

@@ -5,6 +5,7 @@
 #include "abi/boundary.h"
 #include "abi/options.h"
 #include "base/dtype.h"
+#include "comm/net.h"
 #include "device/device.h"
 #include "trace/nvtx.h"
 
@@ -113,9 +114,10 @@ fsdp_status fsdp_get_context_error(const fsdp_context *context, fsdp_error *erro
 
 const char *fsdp_get_status_name(fsdp_status status) {
   static constexpr const char *names[] = {
-      "FSDP_OK",   "FSDP_INVALID_ARGUMENT", "FSDP_INVALID_HANDLE", "FSDP_INVALID_STATE", "FSDP_UNSUPPORTED",
-      "FSDP_OUT_OF_MEMORY", "FSDP_BUSY",    "FSDP_MISMATCH",       "FSDP_PEER_FAILED",   "FSDP_TIMEOUT",
-      "FSDP_ABORTED",       "FSDP_INTERRUPTED", "FSDP_SYSTEM",     "FSDP_INTERNAL"};
+      "FSDP_OK",          "FSDP_INVALID_ARGUMENT", "FSDP_INVALID_HANDLE", "FSDP_INVALID_STATE",
+      "FSDP_UNSUPPORTED", "FSDP_OUT_OF_MEMORY",    "FSDP_BUSY",           "FSDP_MISMATCH",
+      "FSDP_PEER_FAILED", "FSDP_TIMEOUT",          "FSDP_ABORTED",        "FSDP_INTERRUPTED",
+      "FSDP_SYSTEM",      "FSDP_INTERNAL"};
   if (status < 0 || static_cast<size_t>(status) >= std::size(names)) return "unknown status";
   return names[status];
 }
@@ -127,9 +129,10 @@ uint64_t fsdp_get_dtype_size(fsdp_dtype dtype) { return dtype_size(dtype); }
 fsdp_status fsdp_describe_build(char *buffer, uint64_t *size_bytes) {
   return guard([&] {
     const std::string text = format_text(
-        "version: {}\ndevices: host\ncommunicators: shm\ncuda: no\nnccl: no\nucx: no\nnvtx: {}\ninstruction set: {}\n"
+        "version: {}\ndevices: host\ncommunicators: shm\ncuda: no\nnccl: no\nucx: {}\nnvtx: {}\ninstruction set: {}\n"
         "compiler: {}\n",
-        FSDP_VERSION_TEXT, trace::has_ranges() ? "yes" : "no", device::host_instruction_set(), __VERSION__);
+        FSDP_VERSION_TEXT, comm::net_description(), trace::has_ranges() ? "yes" : "no", device::host_instruction_set(),
+        __VERSION__);
     write_text(text, buffer, size_bytes, "fsdp_describe_build");
   });
 }

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which backend moves the bytes: the only file that names one.
+#include <chrono>
+#include <thread>
+
 #include "comm/bootstrap/local_job.h"
 #include "comm/bootstrap/process_world.h"
 #include "comm/communicator.h"
+#include "comm/net.h"
+#include "comm/shm/seat.h"
 #include "comm/shm/world.h"
 
 namespace fsdp::comm {
@@ -16,7 +21,25 @@ void check_size(uint32_t size, uint32_t most, const char *where) {
 // Ranks that share memory need not know each other's addresses.
 std::vector<std::byte> make_card(const std::string &) { return {}; }
 
+class NoLinks final : public Links {
+ public:
+  bool send(uint32_t, Parcel, const Fd &) override { return false; }
+  std::optional<Fd> take(Parcel) override { return std::nullopt; }
+  void sleep(uint32_t ms) override { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+  void find_dead(const std::function<void(uint32_t)> &) override {}
+  std::optional<Fd> meet(Parcel, std::span<const uint32_t>, const std::function<Fd()> &) override {
+    return std::nullopt;
+  }
+};
+
 }  // namespace
+
+std::shared_ptr<Seat> create_lone_seat(uint32_t rank, uint32_t size, const Waiter &waiter, Failure &failure,
+                                       device::Device &device) {
+  const Fd control = create_memory_file(Control::size_bytes(size), "the job memory of a lone rank");
+  Control::initialize(control, size);
+  return std::make_shared<Seat>(rank, size, control, std::make_unique<NoLinks>(), waiter, failure, device);
+}
 
 std::shared_ptr<LocalJob> create_local_job(uint32_t size) {
   check_size(size, most_ranks_of_a_host, "on one host");

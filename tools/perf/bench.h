@@ -93,5 +93,6 @@ void run_unshard_reshard(Bench &bench);
 void run_adamw(Bench &bench);
 void run_layout(Bench &bench);
 void run_step(Bench &bench);
+void run_outer(Bench &bench);
 
 }  // namespace perf

@@ -8,7 +8,8 @@ namespace perf {
 struct Operation {
   const char *name;
   void (*run)(Bench &bench);
-  bool needs_peers;  // nothing to measure on one rank
+  bool needs_peers;         // nothing to measure on one rank
+  bool on_request = false;  // not among all
 };
 
 constexpr Operation operations[] = {
@@ -21,6 +22,7 @@ constexpr Operation operations[] = {
     {"adamw", run_adamw, false},
     {"layout", run_layout, false},
     {"step", run_step, true},
+    {"outer", run_outer, true, true},
 };
 
 }  // namespace perf

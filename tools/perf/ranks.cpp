@@ -22,6 +22,7 @@ namespace {
 void perform(Bench &bench) {
   for (const Operation &operation : operations) {
     const auto &wanted = bench.request.operations;
+    if (wanted.empty() && operation.on_request) continue;
     if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), operation.name) == wanted.end()) continue;
     if (bench.size() == 1 && operation.needs_peers) continue;
     operation.run(bench);

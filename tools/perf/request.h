@@ -24,6 +24,9 @@ struct Request {
   // of the model of `step`
   uint32_t depth = 24, width = 512;
   uint32_t prefetch = 1, pending = 2;
+  // of `outer`
+  std::vector<std::string> namespaces;  // of the network, one a rank; empty: this one
+  std::string address = "127.0.0.1";    // rank 0's, for the raw socket
 
   std::vector<uint64_t> sizes() const {
     std::vector<uint64_t> sizes;

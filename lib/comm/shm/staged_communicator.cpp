@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "comm/shm/message_launch.h"
 #include "device/host/kernels.h"
 
 namespace fsdp::comm {
@@ -20,11 +21,6 @@ bool in_chunks(uint64_t count, uint64_t chunk, Do &&piece) {
   for (uint64_t offset = 0; offset < count; offset += chunk)
     if (!piece(offset, std::min(chunk, count - offset))) return false;
   return true;
-}
-
-Piece piece_of(const void *values, void *to, uint64_t count, bool accumulate) {
-  return {{},   {},         static_cast<std::byte *>(to),          count, FSDP_FLOAT32, FSDP_FLOAT32,
-          1.0F, accumulate, static_cast<const std::byte *>(values)};
 }
 
 float *floats(std::byte *bytes) { return reinterpret_cast<float *>(bytes); }
@@ -46,43 +42,33 @@ StagedCommunicator::StagedCommunicator(std::unique_ptr<ShmCommunicator> calls, s
 }
 
 void StagedCommunicator::all_reduce(std::span<const SumSpan> spans, Tag tag, device::Stream &stream) {
-  Launch &launch = calls_->start(Operation::all_reduce, tag, spans.size());
-  launch.worker = this;
-  for (const SumSpan &span : spans) {
-    launch.pieces.push_back(piece_of(span.values, span.values, span.count, false));
-    launch.fingerprint.add_span(FSDP_FLOAT32, FSDP_FLOAT32, span.count);
-  }
+  Launch &launch = start(Operation::all_reduce, tag, spans.size());
+  add_spans(launch, spans);
   calls_->enqueue(launch, stream);
 }
 
 void StagedCommunicator::reduce_scatter(std::span<const SliceSumSpan> spans, Tag tag, device::Stream &stream) {
-  Launch &launch = calls_->start(Operation::reduce_scatter, tag, spans.size());
-  launch.worker = this;
-  for (const SliceSumSpan &span : spans) {
-    launch.pieces.push_back(piece_of(span.values, span.to, span.count, span.accumulate));
-    launch.fingerprint.add_span(FSDP_FLOAT32, FSDP_FLOAT32, span.count * size());
-  }
+  Launch &launch = start(Operation::reduce_scatter, tag, spans.size());
+  add_spans(launch, spans, size());
   calls_->enqueue(launch, stream);
 }
 
 void StagedCommunicator::all_gather(std::span<const WholeSpan> spans, Tag tag, device::Stream &stream) {
-  Launch &launch = calls_->start(Operation::all_gather, tag, spans.size());
-  launch.worker = this;
-  for (const WholeSpan &span : spans) {
-    launch.pieces.push_back(piece_of(nullptr, span.whole, span.bytes, false));
-    launch.fingerprint.add_span(0, 0, span.bytes);
-  }
+  Launch &launch = start(Operation::all_gather, tag, spans.size());
+  add_spans(launch, spans);
   calls_->enqueue(launch, stream);
 }
 
 void StagedCommunicator::broadcast(std::byte *data, uint64_t bytes, uint32_t root, Tag tag, device::Stream &stream) {
-  if (root >= size()) fail(FSDP_INTERNAL, "broadcast from rank {} of {}", root, size());
-  Launch &launch = calls_->start(Operation::broadcast, tag, 1);
-  launch.worker = this;
-  launch.root = root;
-  launch.pieces.push_back(piece_of(nullptr, data, bytes, false));
-  launch.fingerprint.add_span(0, static_cast<fsdp_dtype>(root), bytes);  // roots must agree
+  Launch &launch = start(Operation::broadcast, tag, 1);
+  add_broadcast(launch, data, bytes, root, size());
   calls_->enqueue(launch, stream);
+}
+
+Launch &StagedCommunicator::start(Operation operation, const Tag &tag, uint64_t piece_count) {
+  Launch &launch = calls_->start(operation, tag, piece_count);
+  launch.worker = this;
+  return launch;
 }
 
 bool StagedCommunicator::work(const Launch &launch) {
@@ -118,13 +104,8 @@ bool StagedCommunicator::meet(const Launch &launch) {
   return calls_->await_step(launch, words_, step_);
 }
 
-// Rank order without and with what is there already: the same additions whatever the chunks are.
 void StagedCommunicator::sum(float *to, uint64_t offset, uint64_t count, bool accumulate) const {
-  const uint64_t skip = offset * sizeof(float);
-  if (!accumulate)
-    return device::kernels::rank_sum(
-        {half(0) + skip, 2 * half_bytes, size(), FSDP_FLOAT32, FSDP_FLOAT32, to, count, 1.0F, false});
-  for (uint32_t r = 0; r < size(); ++r) device::kernels::add(to, FSDP_FLOAT32, half(r) + skip, FSDP_FLOAT32, count);
+  add_in_rank_order(half(0) + offset * sizeof(float), 2 * half_bytes, size(), to, count, accumulate);
 }
 
 // Two steps: each rank sums its slice of the chunk, and then all have the sums.

@@ -34,6 +34,7 @@ class StagedCommunicator final : public MessageCommunicator, private Worker {
 
  private:
   uint32_t size() const noexcept { return words_.size(); }
+  Launch &start(Operation operation, const Tag &tag, uint64_t piece_count);
 
   // The rest runs where the stream runs. What returns a bool: false if the launch was given up.
   bool work(const Launch &launch) override;

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Messages between ranks of different hosts. One Net per rank; the only backend is ucx/.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+
+namespace fsdp::comm {
+
+struct Seat;
+
+class Net {
+ public:
+  virtual ~Net() = default;
+  // How peers reach this rank. It travels in the bootstrap; whoever can change it there can do anything here.
+  virtual std::vector<std::byte> address() const = 0;
+  // Before all below, once. By rank of the job; empty: that rank is not sent to. A message that comes earlier is kept.
+  virtual void join(std::vector<std::vector<std::byte>> addresses, std::shared_ptr<Seat> seat) = 0;
+  // Collectives among `ranks` (of the job, in the same order everywhere, this one among them). key: the same on all of
+  // them, and of nothing else that this Net is used for. Waits for nobody. The communicator ends before the Net.
+  virtual std::unique_ptr<MessageCommunicator> create_communicator(std::vector<uint32_t> ranks, uint64_t key,
+                                                                   const std::string &what) = 0;
+  // On the caller's thread: every rank's `bytes` bytes go to all + r * bytes. key as above. `what` and `bytes` are
+  // compared. After an exchange that did not complete those of this key are INVALID_STATE.
+  virtual void exchange(std::span<const uint32_t> ranks, uint64_t key, const void *mine, uint64_t bytes, void *all,
+                        const char *what) = 0;
+  // What create_communicator allocates for sums of this many ranks.
+  virtual uint64_t scratch_bytes(uint32_t ranks) const noexcept = 0;
+};
+
+// UNSUPPORTED where the library was built without UCX, or where UCX is not installed: the message says which.
+std::unique_ptr<Net> create_net(uint32_t rank);
+// For tests and measurements: a rank whose job nobody watches, so that it hears of others by messages alone.
+std::shared_ptr<Seat> create_lone_seat(uint32_t rank, uint32_t size, const Waiter &waiter, Failure &failure,
+                                       device::Device &device);
+// "yes (needs 1.13 headers)" or "no".
+const char *net_description() noexcept;
+
+}  // namespace fsdp::comm

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a build without UCX has instead of it.
+#include "base/error.h"
+#include "comm/net.h"
+
+namespace fsdp::comm {
+
+std::unique_ptr<Net> create_net(uint32_t) {
+  fail(FSDP_UNSUPPORTED, "ranks on several hosts need UCX: this library was built without it (-Ducx=enabled)");
+}
+const char *net_description() noexcept { return "no"; }
+
+}  // namespace fsdp::comm

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/ucx/call.h"
+
+#include <algorithm>
+
+namespace fsdp::comm::ucx {
+
+void Call::start(const Launch &launch, uint32_t rank, uint32_t ranks, uint64_t chunk_bytes) {
+  launch_ = &launch;
+  rank_ = rank;
+  ranks_ = ranks;
+  chunk_bytes_ = chunk_bytes;
+  chunks_ = 0;
+  first_.clear();
+  for (const Piece &piece : launch.pieces) {
+    first_.push_back(chunks_);
+    chunks_ += (slice_bytes(piece) + chunk_bytes - 1) / chunk_bytes;
+  }
+}
+
+bool Call::reduces() const noexcept {
+  return operation() == Operation::all_reduce || operation() == Operation::reduce_scatter;
+}
+
+uint64_t Call::gathered_from(uint32_t r) const noexcept {
+  if (operation() == Operation::broadcast) return r == launch_->root ? chunks_ : 0;
+  return operation() == Operation::reduce_scatter ? 0 : chunks_;
+}
+
+// Of the longest.
+uint64_t Call::slice_bytes(const Piece &piece) const noexcept {
+  if (operation() == Operation::all_reduce) return (piece.count + ranks_ - 1) / ranks_ * sizeof(float);
+  return operation() == Operation::reduce_scatter ? piece.count * sizeof(float) : piece.count;
+}
+
+// Begin and length of a rank's slice in the piece, in bytes.
+std::pair<uint64_t, uint64_t> Call::bounds(const Piece &piece, uint32_t r) const noexcept {
+  if (operation() == Operation::broadcast) return {0, piece.count};
+  const uint64_t slice = slice_bytes(piece), all = piece.count * sizeof(float);
+  if (operation() != Operation::all_reduce) return {r * slice, slice};
+  const uint64_t begin = std::min(r * slice, all);
+  return {begin, std::min(begin + slice, all) - begin};
+}
+
+Call::Cut Call::cut(uint32_t r, uint64_t chunk) const noexcept {
+  const auto after =
+      std::upper_bound(first_.begin(), first_.end(), chunk);  // empty pieces begin where the next one does
+  const auto index = static_cast<size_t>(after - first_.begin()) - 1;
+  const Piece &piece = launch_->pieces[index];
+  const uint64_t length = bounds(piece, r).second;
+  const uint64_t offset = std::min((chunk - first_[index]) * chunk_bytes_, length);
+  return {&piece, offset, std::min(chunk_bytes_, length - offset)};
+}
+
+Extent Call::slice(uint32_t r, uint64_t chunk) const noexcept {
+  const Cut at = cut(r, chunk);
+  // What reduce_scatter is given is only read.
+  return {const_cast<std::byte *>(at.piece->values) + bounds(*at.piece, r).first + at.offset, at.bytes};
+}
+
+Extent Call::sum(uint64_t chunk, bool &accumulate) const noexcept {
+  const Cut at = cut(rank_, chunk);
+  accumulate = at.piece->accumulate;
+  if (operation() == Operation::all_reduce) return slice(rank_, chunk);
+  return {at.piece->to + at.offset, at.bytes};
+}
+
+}  // namespace fsdp::comm::ucx

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// The collectives of one key, one after the other. A rank first tells its peers what it calls. A peer that calls the
+// same sends the chunks for which there is a place, and later ones as it hears that the places are free again: no chunk
+// comes that nobody waits for, and who calls something else has written nothing anywhere.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/shm/round.h"
+#include "comm/shm/seat.h"
+#include "comm/ucx/call.h"
+#include "comm/ucx/transport.h"
+
+namespace fsdp::comm::ucx {
+
+class Channel final : private Receiver {
+ public:
+  // Chunks that a peer may be ahead, so that one is summed while the next ones travel.
+  static constexpr uint64_t window = 4;
+  static uint64_t scratch_bytes(uint32_t ranks, uint64_t chunk_bytes) { return window * ranks * chunk_bytes; }
+
+  // sums: does any call of it sum? If none does, it has no scratch memory.
+  Channel(Transport &transport, std::shared_ptr<Seat> seat, std::vector<uint32_t> ranks, uint64_t key,
+          uint64_t chunk_bytes, bool sums, const std::string &what);
+  ~Channel();
+  Channel(const Channel &) = delete;
+  Channel &operator=(const Channel &) = delete;
+
+  uint32_t size() const noexcept { return static_cast<uint32_t>(ranks_.size()); }
+  const std::vector<uint32_t> &ranks() const noexcept { return ranks_; }
+  Round &round() noexcept { return round_; }
+  const Round &round() const noexcept { return round_; }
+  uint64_t sent_bytes() const noexcept { return sent_bytes_.load(std::memory_order_relaxed); }
+  // Tells peers that this rank has ended its round. Any thread.
+  void tell_end();
+  // Does the launch. False: it was given up, and its round is broken. on_caller: of an exchange.
+  bool run(const Launch &launch, bool on_caller);
+
+ private:
+  struct Hello {
+    uint64_t round = 0, number = 0, chunk_bytes = 0;
+    Fingerprint fingerprint{};
+  };
+  // A peer is at most one call ahead.
+  static constexpr uint64_t hellos_kept = 4;
+  struct Lane {
+    Hello hellos[hellos_kept];
+    bool met, different;
+    uint64_t reduce_sent, reduce_allowed, gather_sent, gather_arrived;
+    uint64_t arrived[window];  // chunk + 1 of the reduce stage
+    uint32_t in_flight = 0;
+  };
+  class AwaitedCall;
+  class AwaitedQuiet;
+
+  // -- Receiver: with the mutex held, as all that follows unless it says otherwise --
+  void control(const Header &header, const void *payload, uint64_t bytes) override;
+  Place place(const Header &header, uint64_t bytes) override;
+  void arrived(const Header &header) override;
+  void lost(const Header &) override { --receiving_; }
+  void sent(Kind kind, uint32_t to) override;
+  void peer_failed(uint32_t) override { attention_.store(true, std::memory_order_release); }
+  void move_on() override;
+
+  uint32_t lane_of(uint32_t world_rank) const noexcept;
+  Header header(Kind kind) const noexcept;
+  bool is_active(const Header &header) const noexcept;
+  void tell(const Header &header, const void *payload, uint64_t bytes);
+  void take_hello(uint32_t r, const Header &header, const void *payload);
+  EndWords end_words(uint32_t r) const noexcept;
+  uint32_t cause_of_end() const noexcept;
+  void take_end(uint32_t r, const EndWords &ended) noexcept;
+  void meet(Lane &lane, const Hello &hello) noexcept;
+  uint64_t gather_allowed() const noexcept;
+  void post(uint32_t r);
+  void post_chunk(uint32_t r, Stage stage, uint64_t chunk);
+  bool misses_data(uint32_t r) const noexcept;
+  bool misses(uint32_t r) const noexcept { return r != rank_ && (!lanes_[r].met || misses_data(r)); }
+  bool can_sum() const noexcept;
+  bool done() const noexcept;
+  bool quiet() const noexcept { return sending_ == 0 && receiving_ == 0; }
+
+  // Without the mutex.
+  void begin(const Launch &launch);
+  void sum_next();
+  void give_up(const Launch &launch);
+  void drop() noexcept;
+  void look();
+  [[noreturn]] void condemn_different(uint32_t r);
+
+  Transport &transport_;
+  std::shared_ptr<Seat> seat_;
+  std::vector<uint32_t> ranks_;
+  uint32_t rank_;
+  uint64_t key_, chunk_bytes_;
+  std::unique_ptr<device::Memory> scratch_;
+  std::unique_ptr<RoundWords[]> words_;
+  Round round_;
+  std::vector<Lane> lanes_;
+  Call call_;
+  bool active_ = false;
+  uint64_t summed_ = 0;
+  uint32_t sending_ = 0, receiving_ = 0;
+  std::chrono::steady_clock::time_point failed_since_{};
+  std::atomic<bool> attention_{false};  // there may be something for the thread that runs the call
+  std::atomic<uint64_t> sent_bytes_{0};
+};
+
+}  // namespace fsdp::comm::ucx

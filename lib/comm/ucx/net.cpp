@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/net.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "comm/shm/message_launch.h"
+#include "comm/ucx/communicator.h"
+
+namespace fsdp::comm {
+namespace {
+
+using ucx::Channel;
+using ucx::Transport;
+
+constexpr uint64_t default_chunk_bytes = uint64_t{1} << 20;
+constexpr uint64_t least_chunk_bytes = uint64_t{4} << 10, most_chunk_bytes = uint64_t{64} << 20;
+// Many hosts get smaller chunks instead of more memory.
+constexpr uint64_t most_scratch_bytes = uint64_t{64} << 20;
+
+uint64_t read_chunk_bytes() {
+  const char *text = std::getenv("FSDP_UCX_CHUNK_BYTES");
+  if (!text || !*text) return default_chunk_bytes;
+  char *end = nullptr;
+  const unsigned long long bytes = std::strtoull(text, &end, 10);
+  if (*end || *text < '0' || *text > '9' || bytes < least_chunk_bytes || bytes > most_chunk_bytes || bytes % 64)
+    fail(FSDP_INVALID_ARGUMENT, "FSDP_UCX_CHUNK_BYTES is '{}': a multiple of 64 in [{}, {}] is needed", text,
+         least_chunk_bytes, most_chunk_bytes);
+  return bytes;
+}
+
+// One sequence of exchanges.
+struct Exchanges {
+  Exchanges(Transport &transport, const std::shared_ptr<Seat> &seat, std::span<const uint32_t> ranks, uint64_t key,
+            uint64_t chunk_bytes)
+      : channel(transport, seat, {ranks.begin(), ranks.end()}, key, chunk_bytes, false, "exchanges") {}
+  Channel channel;
+  Launch launch;
+  bool torn = false;
+};
+
+class UcxNet final : public Net {
+ public:
+  explicit UcxNet(uint32_t rank) : chunk_bytes_(read_chunk_bytes()), transport_(rank) {}
+
+  std::vector<std::byte> address() const override { return transport_.address(); }
+  void join(std::vector<std::vector<std::byte>> addresses, std::shared_ptr<Seat> seat) override {
+    transport_.join(std::move(addresses));
+    seat_ = std::move(seat);
+  }
+  std::unique_ptr<MessageCommunicator> create_communicator(std::vector<uint32_t> ranks, uint64_t key,
+                                                           const std::string &what) override {
+    const uint64_t chunk = chunk_bytes(static_cast<uint32_t>(ranks.size()));
+    return std::make_unique<ucx::UcxCommunicator>(
+        seat_, std::make_unique<Channel>(transport_, seat_, std::move(ranks), key, chunk, true, what));
+  }
+  void exchange(std::span<const uint32_t> ranks, uint64_t key, const void *mine, uint64_t bytes, void *all,
+                const char *what) override;
+  uint64_t scratch_bytes(uint32_t ranks) const noexcept override {
+    return Channel::scratch_bytes(ranks, chunk_bytes(ranks));
+  }
+
+ private:
+  uint64_t chunk_bytes(uint32_t ranks) const noexcept {
+    const uint64_t share = most_scratch_bytes / Channel::scratch_bytes(std::max(ranks, 1U), 64) * 64;
+    return std::max(least_chunk_bytes, std::min(chunk_bytes_, share));
+  }
+
+  uint64_t chunk_bytes_;
+  std::shared_ptr<Seat> seat_;
+  Transport transport_;
+  std::map<uint64_t, std::unique_ptr<Exchanges>> exchanges_;  // of the caller's thread
+};
+
+void UcxNet::exchange(std::span<const uint32_t> ranks, uint64_t key, const void *mine, uint64_t bytes, void *all,
+                      const char *what) {
+  seat_->watch.enter_caller();
+  seat_->watch.check();  // a context that failed does not come: its peers are told
+  std::unique_ptr<Exchanges> &found = exchanges_[key];
+  if (!found) found = std::make_unique<Exchanges>(transport_, seat_, ranks, key, chunk_bytes_);
+  Exchanges &exchanges = *found;
+  if (exchanges.torn) fail(FSDP_INVALID_STATE, "{}: an earlier exchange of these ranks did not complete", what);
+  if (!std::ranges::equal(ranks, exchanges.channel.ranks())) fail(FSDP_INTERNAL, "{}: other ranks than before", what);
+  exchanges.torn = true;
+  auto *whole = static_cast<std::byte *>(all);
+  const auto me = static_cast<uint64_t>(std::ranges::find(ranks, transport_.rank()) - ranks.begin());
+  if (bytes) std::memcpy(whole + me * bytes, mine, bytes);
+  Launch &launch = exchanges.launch;
+  launch.pieces.clear();
+  launch.fingerprint.start(Operation::all_gather, {0, what});
+  const WholeSpan span{whole, bytes};
+  add_spans(launch, std::span(&span, 1));
+  launch.round = exchanges.channel.round().number();
+  launch.number = exchanges.channel.round().enqueue();
+  exchanges.channel.run(launch, true);
+  exchanges.torn = false;
+}
+
+}  // namespace
+
+std::unique_ptr<Net> create_net(uint32_t rank) { return std::make_unique<UcxNet>(rank); }
+
+#define FSDP_TEXT_OF(x) #x
+#define FSDP_TEXT(x) FSDP_TEXT_OF(x)
+const char *net_description() noexcept {
+  return "yes (needs " FSDP_TEXT(UCP_API_MAJOR) "." FSDP_TEXT(UCP_API_MINOR) " or later at run time)";
+}
+
+}  // namespace fsdp::comm

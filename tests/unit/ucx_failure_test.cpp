@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// Messages over UCX that cannot complete: who is to blame is named, in bounded time, and nothing is left under way.
+#include <gtest/gtest.h>
+
+#include <csignal>
+
+#include "net_ranks.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+void expect_well(const std::vector<std::string> &problems) {
+  for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
+}
+
+void sum_long(MessageBench &bench, std::vector<float> &values, const char *name) {
+  const SumSpan span{values.data(), values.size()};
+  bench.communicator->all_reduce(std::span(&span, 1), {1, name}, *bench.stream);
+}
+
+std::vector<Error> errors_of(uint32_t size, const std::function<void(NetRank &)> &body,
+                             const RankOptions &options = {}) {
+  std::vector<Error> seen(size, Error(FSDP_OK, ""));
+  run_threads(
+      size,
+      [&](Rank &rank) {
+        NetRank mine(rank);
+        seen[rank.rank()] = error_of([&] { body(mine); });
+        rank.meet();
+      },
+      options);
+  return seen;
+}
+
+TEST(UcxFailure, DifferentCallsAreNamed) {
+  const auto seen = errors_of(3, [](NetRank &mine) {
+    MessageBench bench = mine.bench();
+    std::vector<float> values(mine.rank.rank() == 2 ? 200'001 : 200'000);
+    sum_long(bench, values, "outer");
+    bench.finish();
+  });
+  for (const Error &error : seen) {
+    EXPECT_EQ(error.status, FSDP_MISMATCH) << error.message;
+    EXPECT_NE(error.message.find("rank 2 called all_reduce of 'outer' (#0, float32, 200001 elements)"),
+              std::string::npos)
+        << error.message;
+    EXPECT_NE(error.message.find("called all_reduce of 'outer' (#0, float32, 200000 elements)"), std::string::npos)
+        << error.message;
+  }
+}
+
+TEST(UcxFailure, DifferentExchangesAreNamed) {
+  const auto seen = errors_of(2, [](NetRank &mine) {
+    uint64_t value = 0, all[2];
+    mine.net->exchange(mine.all, exchanges_key, &value, sizeof value, all, mine.rank.rank() ? "norm" : "seal");
+  });
+  for (const Error &error : seen) {
+    EXPECT_EQ(error.status, FSDP_MISMATCH) << error.message;
+    EXPECT_NE(error.message.find("'seal'"), std::string::npos) << error.message;
+    EXPECT_NE(error.message.find("'norm'"), std::string::npos) << error.message;
+  }
+}
+
+TEST(UcxFailure, TimeoutNamesWhoHasNotCome) {
+  RankOptions options;
+  options.timeout_ms = 400;
+  const auto seen = errors_of(
+      3,
+      [](NetRank &mine) {
+        MessageBench bench = mine.bench();
+        if (mine.rank.rank() == 1) return std::this_thread::sleep_for(900ms);
+        bench.communicator->barrier({1, "layer.3"}, *bench.stream);
+        bench.finish();
+      },
+      options);
+  for (const uint32_t r : {0, 2}) {
+    EXPECT_EQ(seen[r].status, FSDP_TIMEOUT);
+    EXPECT_EQ(seen[r].message, "barrier of 'layer.3' (#0): rank 1 has not come within 400 ms");
+  }
+}
+
+TEST(UcxFailure, ALateRankIsWaitedFor) {
+  expect_well(run_threads(3, [](Rank &rank) {
+    NetRank mine(rank);
+    if (rank.rank() == 1) std::this_thread::sleep_for(700ms);
+    MessageBench bench = mine.bench();
+    if (rank.rank() == 2) std::this_thread::sleep_for(300ms);
+    check_messages(bench, 3, {100'003});
+    // Who has done its part may do something else for long: the others get it nonetheless.
+    if (rank.rank() == 0) std::this_thread::sleep_for(500ms);
+    rank.meet();
+  }));
+}
+
+// At a point that differs from round to round, the quitter's own calls being in the middle.
+TEST(UcxFailure, AbandonInTheMiddle) {
+  expect_well(run_threads(3, [](Rank &rank) {
+    NetRank mine(rank);
+    MessageBench bench = mine.bench();
+    std::vector<float> values(1'000'000, 1.0F);
+    for (uint32_t round = 0; round < 9; ++round) {
+      const bool quitter = rank.rank() == round % 3;
+      for (int i = 0; i < (quitter ? 2 : 3); ++i) sum_long(bench, values, "long");
+      if (quitter) {
+        std::this_thread::sleep_for(std::chrono::microseconds(700 * round));
+        bench.communicator->abandon();
+      } else {
+        bench.communicator->quiesce();
+      }
+      bench.finish();
+      const auto broken = bench.communicator->broken();
+      if (!quitter)
+        require(broken && broken->status == FSDP_INVALID_STATE && broken->rank == static_cast<int32_t>(round % 3),
+                broken ? broken->message : "not broken");
+      require(!rank.failure.failed(), "the context failed");
+      rank.meet();
+      bench.communicator->next_round();
+      rank.meet();
+      check_messages(bench, 50 + round, {10'003});
+      end_round(bench);
+    }
+    rank.meet();
+  }));
+}
+
+TEST(UcxFailure, AnEarlyEndIsAMismatch) {
+  expect_well(run_threads(3, [](Rank &rank) {
+    NetRank mine(rank);
+    MessageBench bench = mine.bench();
+    std::vector<float> values(1000);
+    for (int i = 0; i < (rank.rank() == 1 ? 1 : 2); ++i) sum_long(bench, values, "outer");
+    bench.communicator->quiesce();
+    bench.finish();
+    const auto broken = bench.communicator->broken();
+    if (rank.rank() == 1)
+      require(!broken, "the early rank did all that it began");
+    else
+      require(broken && broken->status == FSDP_MISMATCH && broken->rank == 1, broken ? broken->message : "not broken");
+    rank.meet();
+  }));
+}
+
+TEST(UcxFailure, ADeadRankIsNamed) {
+  const auto codes = await_processes(start_processes(3, [](Rank &rank) {
+    NetRank mine(rank);
+    MessageBench bench = mine.bench();
+    std::vector<float> values(4'000'000, 1.0F);
+    auto start = std::chrono::steady_clock::now();
+    const Error error = error_of([&] {
+      for (int i = 0; i < 2'000; ++i) {
+        start = std::chrono::steady_clock::now();
+        sum_long(bench, values, "long");
+        if (rank.rank() == 1 && i == 3) {
+          std::this_thread::sleep_for(5ms);  // data is under way
+          ::kill(::getpid(), SIGKILL);
+        }
+        bench.finish();
+      }
+    });
+    require(error.status == FSDP_PEER_FAILED && error.rank == 1, error.message);
+    require(error.message.find("rank 1 cannot be reached: UCX") != std::string::npos, error.message);
+    require(seconds_since(start) < patience_seconds, "the death was noticed late");
+  }));
+  EXPECT_EQ(codes, (std::vector<int>{0, -SIGKILL, 0}));
+}
+
+// One rank's failure ends its call at any point; its net then ends in bounded time, and so do its peers' calls.
+TEST(UcxFailure, TheEndWithWorkUnderWay) {
+  for (int delay = 0; delay < 4; ++delay) {
+    const auto start = std::chrono::steady_clock::now();
+    std::vector<Error> seen(2, Error(FSDP_OK, ""));
+    run_threads(2, [&](Rank &rank) {
+      auto mine = std::make_unique<NetRank>(rank);
+      seen[rank.rank()] = error_of([&] {
+        std::vector<float> values(8'000'000, 1.0F);
+        MessageBench bench = mine->bench();
+        sum_long(bench, values, "long");
+        if (rank.rank() == 0) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(2 * delay));
+          rank.failure.set(Error(FSDP_ABORTED, "enough"));
+        }
+        try {
+          bench.finish();
+        } catch (const Error &) {
+          bench.stream.reset();
+          throw;
+        }
+      });
+      mine.reset();
+    });
+    EXPECT_EQ(seen[0].status, FSDP_ABORTED) << seen[0].message;
+    EXPECT_EQ(seen[1].status, FSDP_PEER_FAILED) << seen[1].message;
+    EXPECT_EQ(seen[1].rank, 0);
+    EXPECT_LT(seconds_since(start), 2 * patience_seconds);
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test
+
+int main(int argc, char **argv) {
+  fsdp::comm::test::use_loopback();
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// The reduce between hosts: two ranks that share no memory sum a buffer over UCX, beside a TCP connection that swaps as
+// many bytes. Each rank sends every byte once, and so does the reference. The ranks are on one host, if need be in
+// network namespaces of their own.
+#include <fcntl.h>
+#include <sched.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "comm/net.h"
+#include "perf/bench.h"
+#include "perf/raw_socket.h"
+
+namespace perf {
+namespace {
+
+using fsdp::fail;
+
+void enter_namespace(const std::string &name) {
+  const fsdp::comm::Fd file(::open(("/run/netns/" + name).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file || ::setns(file.get(), CLONE_NEWNET) != 0)
+    fsdp::fail_errno(errno, "network namespace '" + name + "' (made by: ip netns add; entering it takes root)");
+}
+
+// Only what goes through the network is asked for: on one host UCX would find shared memory.
+void choose_devices(const Request &request) {
+  ::setenv("UCX_TLS", "tcp,self", 0);
+  if (request.namespaces.empty()) ::setenv("UCX_NET_DEVICES", "lo", 0);
+}
+
+float addend(uint32_t rank, uint64_t i) { return static_cast<float>((i + 3 * rank) % 8); }
+
+class Outer {
+ public:
+  explicit Outer(Bench &bench) : bench_(bench), net_(fsdp::comm::create_net(bench.rank())) {
+    Member &member = bench.member;
+    seat_ = fsdp::comm::create_lone_seat(bench.rank(), 2, member.waiter, member.failure, *member.device);
+    net_->join(member.team->exchange(net_->address(), "addresses"), seat_);
+    communicator_ = net_->create_communicator({0, 1}, 1, "outer reduce");
+    connect();
+  }
+
+  void measure_size(uint64_t bytes) {
+    const auto values = bench_.member.device->allocate(bytes, "values");
+    const auto other = bench_.member.device->allocate(bytes, "what the reference receives");
+    auto *floats = reinterpret_cast<float *>(values->data());
+    const fsdp::comm::SumSpan span{floats, bytes / sizeof(float)};
+    const Work work = [&] { communicator_->all_reduce({&span, 1}, {1, "outer"}, bench_.stream()); };
+    const Work reference = [&] { socket_.swap(values->data(), other->data(), bytes); };
+    Line line = make_line(bench_, "outer", "UCX", "fp32", bytes, measure(bench_, work, reference));
+    line.reference = "raw TCP socket";
+    if (bench_.request.check) {
+      for (uint64_t i = 0; i < span.count; ++i) floats[i] = addend(bench_.rank(), i);
+      const uint64_t before = communicator_->sent_bytes();
+      work();
+      uint64_t wrong = communicator_->sent_bytes() - before != bytes;
+      for (uint64_t i = 0; i < span.count; ++i) wrong += floats[i] != addend(0, i) + addend(1, i);
+      line.wrong = bench_.lab.sum(wrong);
+      line.checked = true;
+    }
+    bench_.report.add(line);
+  }
+
+ private:
+  void connect() {
+    uint16_t port = 0, ports[2];
+    if (bench_.rank() == 0) {
+      socket_.listen();
+      port = socket_.port();
+    }
+    bench_.member.team->exchange_fixed(&port, sizeof port, ports, "port");
+    if (bench_.rank() == 0)
+      socket_.accept();
+    else
+      socket_.connect(bench_.request.address, ports[0]);
+  }
+
+  Bench &bench_;
+  std::shared_ptr<fsdp::comm::Seat> seat_;
+  std::unique_ptr<fsdp::comm::Net> net_;
+  std::unique_ptr<fsdp::comm::MessageCommunicator> communicator_;
+  RawSocket socket_;
+};
+
+}  // namespace
+
+void run_outer(Bench &bench) {
+  const Request &request = bench.request;
+  if (bench.size() != 2 || request.threads) fail(FSDP_INVALID_ARGUMENT, "outer is measured with two processes: -n 2");
+  choose_devices(request);
+  if (!request.namespaces.empty()) enter_namespace(request.namespaces[bench.rank()]);
+  Outer outer(bench);
+  for (const uint64_t bytes : request.sizes()) outer.measure_size(bytes / 8 * 8);
+}
+
+}  // namespace perf
