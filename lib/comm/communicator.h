@@ -231,6 +231,7 @@ struct WorldOptions {
   std::string rendezvous;  // name shared by the ranks of the job
   std::string secret;      // job secret, may be empty
   uint32_t timeout_ms = 300000;
+  uint32_t heartbeat_timeout_ms = 8000;  // a rank or node that is silent for so long is lost; at least 1000
 };
 
 // What the launcher's environment says: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,

@@ -39,8 +39,8 @@ std::unique_ptr<World> create_process_world(const WorldOptions &options, const W
   if (options.size == 1) return create_local_world(create_local_job(1), 0, waiter, failure, device);
   Meeting meeting = meet_processes(options, waiter);
   auto seat = std::make_shared<Seat>(options.rank, options.size, meeting.control, std::move(meeting.links), waiter,
-                                     failure, device);
-  return std::make_unique<ShmWorld>(std::move(seat), std::move(meeting.description));
+                                     failure, device, options.heartbeat_timeout_ms);
+  return std::make_unique<ShmWorld>(seat, std::move(meeting.description), std::make_unique<Monitor>(seat));
 }
 
 }  // namespace fsdp::comm
