@@ -75,11 +75,14 @@ M make() {
   return message;
 }
 
-inline Digest guest_digest(const std::string &secret, const Nonce &host, const Nonce &guest) {
-  return authenticate(secret, "libfsdp guest", {host, guest});
+// The label says what a connection is for; the ranks of one host have none.
+inline Digest guest_digest(const std::string &secret, const Nonce &host, const Nonce &guest,
+                           const std::string &label = {}) {
+  return authenticate(secret, "libfsdp guest" + label, {host, guest});
 }
-inline Digest host_digest(const std::string &secret, const Nonce &host, const Nonce &guest) {
-  return authenticate(secret, "libfsdp host", {host, guest});
+inline Digest host_digest(const std::string &secret, const Nonce &host, const Nonce &guest,
+                          const std::string &label = {}) {
+  return authenticate(secret, "libfsdp host" + label, {host, guest});
 }
 
 }  // namespace fsdp::comm::wire

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/bootstrap/endpoint.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "comm/bootstrap/packet.h"
+
+namespace fsdp::comm {
+namespace {
+
+constexpr int slice_ms = 20;
+
+Fd make_socket(int family) { return Fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
+
+void set_flag(const Fd &socket, int level, int name) {
+  const int on = 1;
+  ::setsockopt(socket.get(), level, name, &on, sizeof on);
+}
+
+int pending_error(const Fd &socket) {
+  int code = 0;
+  socklen_t length = sizeof code;
+  return ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &code, &length) == 0 ? code : errno;
+}
+
+bool connected(const Fd &socket) {
+  sockaddr_storage peer;
+  socklen_t length = sizeof peer;
+  return ::getpeername(socket.get(), reinterpret_cast<sockaddr *>(&peer), &length) == 0;
+}
+
+}  // namespace
+
+std::vector<Endpoint> Endpoint::resolve(const std::string &host, uint16_t port, std::string &problem) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo *list = nullptr;
+  const int code = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
+  std::vector<Endpoint> found;
+  if (code != 0) {
+    problem = code == EAI_SYSTEM ? std::strerror(errno) : ::gai_strerror(code);
+    return found;
+  }
+  for (const addrinfo *entry = list; entry; entry = entry->ai_next) {
+    if (entry->ai_family != AF_INET && entry->ai_family != AF_INET6) continue;
+    found.emplace_back();
+    std::memcpy(&found.back().storage_, entry->ai_addr, entry->ai_addrlen);
+    found.back().length_ = entry->ai_addrlen;
+  }
+  ::freeaddrinfo(list);
+  if (found.empty()) problem = "no IPv4 or IPv6 address";
+  return found;
+}
+
+Endpoint Endpoint::local(const Fd &socket) {
+  Endpoint end;
+  end.length_ = sizeof end.storage_;
+  if (::getsockname(socket.get(), reinterpret_cast<sockaddr *>(&end.storage_), &end.length_) != 0) return {};
+  return end;
+}
+
+Endpoint Endpoint::peer(const Fd &socket) {
+  Endpoint end;
+  end.length_ = sizeof end.storage_;
+  if (::getpeername(socket.get(), reinterpret_cast<sockaddr *>(&end.storage_), &end.length_) != 0) return {};
+  return end;
+}
+
+uint16_t Endpoint::port() const noexcept {  // at the same place in both families
+  return ntohs(reinterpret_cast<const sockaddr_in *>(&storage_)->sin_port);
+}
+
+void Endpoint::set_port(uint16_t port) noexcept { reinterpret_cast<sockaddr_in *>(&storage_)->sin_port = htons(port); }
+
+bool Endpoint::loopback() const noexcept {
+  if (family() == AF_INET) return ntohl(reinterpret_cast<const sockaddr_in *>(&storage_)->sin_addr.s_addr) >> 24 == 127;
+  return family() == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6 *>(&storage_)->sin6_addr);
+}
+
+std::string Endpoint::address() const {
+  char text[NI_MAXHOST];
+  if (::getnameinfo(get(), length_, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) return "no address";
+  return text;
+}
+
+std::string Endpoint::text() const {
+  return family() == AF_INET6 ? format_text("[{}]:{}", address(), port()) : format_text("{}:{}", address(), port());
+}
+
+Fd listen_at(const Endpoint &at, int backlog) {
+  Fd socket = make_socket(at.family());
+  if (!socket) return socket;
+  set_flag(socket, SOL_SOCKET, SO_REUSEADDR);  // connections of the job before may still be in TIME_WAIT
+  if (::bind(socket.get(), at.get(), at.length()) == 0 && ::listen(socket.get(), backlog) == 0) return socket;
+  const int code = errno;
+  socket.reset();
+  errno = code;
+  return socket;
+}
+
+Fd accept_from(const Fd &listener) {
+  Fd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (socket) set_flag(socket, IPPROTO_TCP, TCP_NODELAY);
+  return socket;
+}
+
+Fd connect_to(const Endpoint &to, const Limit &limit, std::string &problem) {
+  Fd socket = make_socket(to.family());
+  if (!socket) fail_errno(errno, "a socket for a connection between ranks");
+  int code = ::connect(socket.get(), to.get(), to.length()) == 0 ? 0 : errno;
+  while (code == EINPROGRESS || code == EINTR) {
+    if (limit.over()) {
+      problem = format_text("{} does not answer", to.text());
+      return {};
+    }
+    limit.waiter.poll();
+    await_room(socket, slice_ms);
+    code = pending_error(socket);
+    if (code == 0 && !connected(socket)) code = EINPROGRESS;
+  }
+  if (code != 0) {
+    problem = format_text("{}: {}", to.text(), std::strerror(code));
+    return {};
+  }
+  // A port of this host that nobody listens at may connect to itself.
+  if (Endpoint::local(socket).text() == to.text()) {
+    problem = format_text("{}: {}", to.text(), std::strerror(ECONNREFUSED));
+    return {};
+  }
+  set_flag(socket, IPPROTO_TCP, TCP_NODELAY);
+  return socket;
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// An address and port of TCP, numeric: IPv4 or IPv6. Sockets made here never block and are closed on exec.
+#pragma once
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/failure.h"
+#include "comm/fd.h"
+
+namespace fsdp::comm {
+
+// How long a wait may take, and what may end it before.
+struct Limit {
+  std::chrono::steady_clock::time_point deadline;
+  const Waiter &waiter;
+  bool over() const { return std::chrono::steady_clock::now() >= deadline; }
+};
+
+class Endpoint {
+ public:
+  Endpoint() = default;
+  // The addresses of a host's name, or the one written as a number. Empty, with `problem` set, if there are none.
+  static std::vector<Endpoint> resolve(const std::string &host, uint16_t port, std::string &problem);
+  // Ends of a connected socket. An address of no family if the kernel does not say.
+  static Endpoint local(const Fd &socket);
+  static Endpoint peer(const Fd &socket);
+
+  const sockaddr *get() const noexcept { return reinterpret_cast<const sockaddr *>(&storage_); }
+  socklen_t length() const noexcept { return length_; }
+  int family() const noexcept { return storage_.ss_family; }
+  uint16_t port() const noexcept;
+  void set_port(uint16_t port) noexcept;
+  bool loopback() const noexcept;
+  std::string address() const;  // "10.0.0.1"
+  std::string text() const;     // "10.0.0.1:29500", "[::1]:29500"
+
+ private:
+  sockaddr_storage storage_{};
+  socklen_t length_ = 0;
+};
+
+// Listens at the interface of this address only; port 0: one that the kernel chooses (Endpoint::local tells). Empty if
+// it cannot: errno says why.
+Fd listen_at(const Endpoint &at, int backlog);
+// A connection that waits, if there is one.
+Fd accept_from(const Fd &listener);
+// Empty, with `problem` set, if nobody listens there or no answer has come until the limit.
+Fd connect_to(const Endpoint &to, const Limit &limit, std::string &problem);
+
+}  // namespace fsdp::comm

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/bootstrap/stream.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "comm/bootstrap/packet.h"
+
+namespace fsdp::comm {
+namespace {
+
+constexpr int slice_ms = 20;
+constexpr size_t chunk_bytes = 16384;
+
+}  // namespace
+
+void Stream::end(std::string problem) {
+  if (problem_.empty()) problem_ = std::move(problem);
+}
+
+void Stream::queue(uint32_t kind, std::span<const std::byte> body) {
+  queue(std::make_shared<const std::vector<std::byte>>(write_frame(kind, body)));
+}
+
+void Stream::queue(std::shared_ptr<const std::vector<std::byte>> frames) {
+  if (!frames->empty()) out_.push_back(std::move(frames));
+}
+
+bool Stream::flush() {
+  while (!out_.empty() && open()) {
+    const auto &bytes = *out_.front();
+    const ssize_t count = ::send(socket_.get(), bytes.data() + sent_, bytes.size() - sent_, MSG_NOSIGNAL);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && errno == EAGAIN) return false;
+    if (count < 0) {
+      end(format_text("the connection ended: {}", std::strerror(errno)));
+      return false;
+    }
+    sent_ += static_cast<size_t>(count);
+    if (sent_ < bytes.size()) continue;
+    out_.pop_front();
+    sent_ = 0;
+  }
+  return out_.empty();
+}
+
+// 0: nothing there at the moment, or the stream has ended.
+size_t Stream::read_some(std::byte *to, size_t bytes) {
+  for (;;) {
+    const ssize_t count = ::recv(socket_.get(), to, bytes, 0);
+    if (count > 0) return static_cast<size_t>(count);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && errno == EAGAIN) return 0;
+    end(count == 0 ? "the other end closed the connection"
+                   : format_text("the connection ended: {}", std::strerror(errno)));
+    return 0;
+  }
+}
+
+void Stream::fill() {
+  while (head_got_ < FrameHead::size_bytes) {
+    const size_t count = read_some(head_bytes_.data() + head_got_, FrameHead::size_bytes - head_got_);
+    if (count == 0) return;
+    head_got_ += count;
+    if (head_got_ < FrameHead::size_bytes) continue;
+    const std::string wrong = read_head(head_bytes_, most_bytes_, head_);
+    if (!wrong.empty()) return end(wrong);
+  }
+  while (body_.size() < head_.body_bytes) {
+    std::byte chunk[chunk_bytes];
+    const size_t count = read_some(chunk, std::min(sizeof chunk, head_.body_bytes - body_.size()));
+    if (count == 0) return;
+    body_.insert(body_.end(), chunk, chunk + count);
+  }
+}
+
+std::optional<Frame> Stream::receive() {
+  if (!open()) return {};
+  fill();
+  if (!open() || head_got_ < FrameHead::size_bytes || body_.size() < head_.body_bytes) return {};
+  Frame frame{head_.kind, std::move(body_)};
+  body_.clear();
+  head_got_ = 0;
+  return frame;
+}
+
+bool Stream::send(uint32_t kind, std::span<const std::byte> body, const Limit &limit) {
+  queue(kind, body);
+  while (!flush()) {
+    if (!open() || limit.over()) return false;
+    limit.waiter.poll();
+    await_room(socket_, slice_ms);
+  }
+  return true;
+}
+
+std::optional<Frame> Stream::receive(const Limit &limit) {
+  for (;;) {
+    if (auto frame = receive()) return frame;
+    if (!open() || limit.over()) return {};
+    limit.waiter.poll();
+    await_readable(socket_, slice_ms);
+  }
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// TCP between ranks: who may connect, and what an end does with bytes that are no frames.
+#include <gtest/gtest.h>
+
+#include <random>
+#include <thread>
+
+#include "comm/bootstrap/packet.h"
+#include "comm/bootstrap/proof.h"
+#include "comm/bootstrap/stream.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+class Tcp : public testing::Test {
+ protected:
+  void SetUp() override {
+    listener = listen_at(Endpoint::resolve("127.0.0.1", 0, problem).at(0), 16);
+    ASSERT_TRUE(listener) << std::strerror(errno);
+    at = Endpoint::local(listener);
+    guest = connect_to(at, limit(5s), problem);
+    ASSERT_TRUE(guest) << problem;
+    host = accept_from(listener);
+    ASSERT_TRUE(host);
+  }
+  Limit limit(std::chrono::milliseconds time) const { return {std::chrono::steady_clock::now() + time, waiter}; }
+  // How both ends judge each other.
+  std::pair<std::string, std::string> both(const std::string &host_secret, const std::string &guest_secret,
+                                           const std::string &host_label = "x", const std::string &guest_label = "x") {
+    std::string of_host, of_guest;
+    std::thread other([&] {
+      of_host = prove(host, Role::host, host_secret, host_label, limit(5s));
+      if (!of_host.empty()) host.reset();
+    });
+    of_guest = prove(guest, Role::guest, guest_secret, guest_label, limit(5s));
+    other.join();
+    return {of_host, of_guest};
+  }
+
+  Failure failure;
+  Waiter waiter{failure, nullptr, nullptr, 10'000};
+  std::string problem;
+  Fd listener, host, guest;
+  Endpoint at;
+};
+
+TEST_F(Tcp, BothKnowTheSecret) { EXPECT_EQ(both("s", "s"), std::make_pair(std::string(), std::string())); }
+
+TEST_F(Tcp, AnotherSecretIsRefused) {
+  const auto [of_host, of_guest] = both("s", "t");
+  EXPECT_NE(of_host.find("another job secret"), std::string::npos) << of_host;
+  EXPECT_NE(of_guest.find("hung up"), std::string::npos) << of_guest;
+}
+
+TEST_F(Tcp, AnotherPurposeIsRefused) {
+  const auto [of_host, of_guest] = both("s", "s", "link 1", "link 2");
+  EXPECT_NE(of_host.find("another purpose"), std::string::npos) << of_host;
+  EXPECT_FALSE(of_guest.empty());
+}
+
+// Who sends back what it hears, in either role, proves nothing.
+TEST_F(Tcp, AMirrorIsRefused) {
+  std::thread mirror([&] {
+    char buffer[256];
+    while (true) {
+      await_readable(guest, 1000);
+      const ssize_t got = ::recv(guest.get(), buffer, sizeof buffer, 0);
+      if (got <= 0) return;
+      ::send(guest.get(), buffer, static_cast<size_t>(got), MSG_NOSIGNAL);
+    }
+  });
+  EXPECT_NE(prove(host, Role::host, "s", "x", limit(5s)), "");
+  host.reset();
+  mirror.join();
+}
+
+TEST_F(Tcp, SilenceEndsAtTheLimit) {
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_NE(prove(host, Role::host, "s", "x", limit(200ms)).find("in time"), std::string::npos);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 2s);
+}
+
+TEST_F(Tcp, RandomBytesAreRefused) {
+  std::mt19937 random(5);
+  std::array<uint32_t, 64> noise;
+  for (auto &word : noise) word = random();
+  ASSERT_EQ(::send(guest.get(), noise.data(), sizeof noise, 0), static_cast<ssize_t>(sizeof noise));
+  EXPECT_EQ(prove(host, Role::host, "s", "x", limit(5s)), "what came is not of libfsdp");
+}
+
+// An answer that was good for one connection is worth nothing on the next.
+TEST_F(Tcp, AReplayedAnswerIsRefused) {
+  std::array<std::byte, sizeof(wire::Answer)> recorded;
+  {
+    const std::string secret = "s";
+    Handshake host_side(Role::host, secret, "x"), guest_side(Role::guest, secret, "x");
+    host_side.advance(host);
+    std::this_thread::sleep_for(50ms);
+    guest_side.advance(guest);
+    std::this_thread::sleep_for(50ms);
+    ASSERT_EQ(::recv(host.get(), recorded.data(), recorded.size(), MSG_PEEK), static_cast<ssize_t>(recorded.size()));
+    ASSERT_EQ(host_side.advance(host), Handshake::State::proven);
+  }
+  const Fd again = connect_to(at, limit(5s), problem);
+  const Fd accepted = accept_from(listener);
+  ASSERT_EQ(::send(again.get(), recorded.data(), recorded.size(), 0), static_cast<ssize_t>(recorded.size()));
+  EXPECT_NE(prove(accepted, Role::host, "s", "x", limit(5s)).find("another job secret"), std::string::npos);
+}
+
+TEST_F(Tcp, AnotherVersionIsNamed) {
+  auto answer = wire::make<wire::Answer>();
+  answer.head.version = 9;
+  ASSERT_EQ(::send(guest.get(), &answer, sizeof answer, 0), static_cast<ssize_t>(sizeof answer));
+  EXPECT_EQ(prove(host, Role::host, "s", "x", limit(5s)),
+            "the other end speaks version 9 of the bootstrap, this one version 1");
+}
+
+TEST_F(Tcp, FramesOfAllSizesArrive) {
+  Stream from(std::move(guest), 0), to(std::move(host), 1 << 20);
+  std::thread sender([&] {
+    for (const size_t bytes : {0, 1, 15, 16, 100'000, 1 << 20})
+      EXPECT_TRUE(from.send(static_cast<uint32_t>(bytes % 7), std::vector<std::byte>(bytes, std::byte{42}), limit(5s)));
+  });
+  for (const size_t bytes : {0, 1, 15, 16, 100'000, 1 << 20}) {
+    const auto frame = to.receive(limit(5s));
+    ASSERT_TRUE(frame) << to.problem();
+    EXPECT_EQ(frame->kind, bytes % 7);
+    EXPECT_EQ(frame->body, std::vector<std::byte>(bytes, std::byte{42}));
+  }
+  sender.join();
+  from = Stream();
+  EXPECT_FALSE(to.receive(limit(5s)));
+  EXPECT_EQ(to.problem(), "the other end closed the connection");
+}
+
+TEST_F(Tcp, AFrameThatIsTooLongEndsTheStream) {
+  Stream from(std::move(guest), 0), to(std::move(host), 100);
+  EXPECT_TRUE(from.send(1, std::vector<std::byte>(101), limit(5s)));
+  EXPECT_FALSE(to.receive(limit(5s)));
+  EXPECT_EQ(to.problem(), "a frame announces 101 bytes, at most 100 are allowed");
+}
+
+TEST_F(Tcp, NobodyListens) {
+  listener.reset();
+  EXPECT_FALSE(connect_to(at, limit(1s), problem));
+  EXPECT_NE(problem.find("Connection refused"), std::string::npos) << problem;
+}
+
+TEST(EndpointText, BothFamilies) {
+  std::string problem;
+  EXPECT_EQ(Endpoint::resolve("127.0.0.2", 80, problem).at(0).text(), "127.0.0.2:80");
+  EXPECT_TRUE(Endpoint::resolve("127.0.0.2", 80, problem).at(0).loopback());
+  EXPECT_EQ(Endpoint::resolve("::1", 80, problem).at(0).text(), "[::1]:80");
+  EXPECT_TRUE(Endpoint::resolve("::1", 80, problem).at(0).loopback());
+  EXPECT_FALSE(Endpoint::resolve("192.0.2.1", 80, problem).at(0).loopback());
+  EXPECT_TRUE(Endpoint::resolve("no such host", 80, problem).empty());
+  EXPECT_FALSE(problem.empty());
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test
