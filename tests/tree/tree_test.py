@@ -29,8 +29,9 @@ IMPURE = re.compile(
 # A backend is named in its own folder and in its room's factory.
 BACKENDS = re.compile(r"(device|comm)/(host|cuda|shm|ucx|nccl|hybrid)/")
 # Who else may, and why: the meeting on one host hands out the very memory that shm maps; shm moves host memory, so it
-# sums with the host's kernels.
-BACKEND_FRIENDS = {("lib/comm/bootstrap/", "comm/shm/"), ("lib/comm/shm/", "device/host/")}
+# sums with the host's kernels; leaders of nodes read and write their node's control memory.
+BACKEND_FRIENDS = {("lib/comm/bootstrap/", "comm/shm/"), ("lib/comm/nodes/", "comm/shm/"),
+                   ("lib/comm/shm/", "device/host/")}
 LONGEST, LONG = 600, 300
 # Names of other projects that look like ours.
 FOREIGN_NAMES = {"fsdp_unit_modules"}

@@ -48,6 +48,9 @@ class Control {
   int32_t process(uint32_t rank) const noexcept { return member(rank).process.load(std::memory_order_relaxed); }
   void set_process(uint32_t rank, int32_t process) noexcept { member(rank).process.store(process); }
   std::string host(uint32_t rank) const;
+  // On another node: what is known of it here comes late.
+  void set_remote(uint32_t rank) noexcept { member(rank).remote.store(1, std::memory_order_relaxed); }
+  bool remote(uint32_t rank) const noexcept { return member(rank).remote.load(std::memory_order_relaxed) != 0; }
   // Any number that differs from the one before.
   void beat(uint32_t rank, uint64_t number) noexcept { member(rank).beat.store(number, std::memory_order_relaxed); }
   uint64_t last_beat(uint32_t rank) const noexcept { return member(rank).beat.load(std::memory_order_relaxed); }
@@ -94,7 +97,8 @@ class Control {
     std::atomic<uint32_t> state;
     std::atomic<int32_t> process;
     std::atomic<uint64_t> beat;
-    char host[112];
+    std::atomic<uint32_t> remote;
+    char host[108];
   };
   bool asks_leader(const Accusation &accusation) const noexcept;
   static bool write(Slot &slot, const Accusation &accusation) noexcept;
