@@ -66,10 +66,11 @@ void NodeMesh::work() {
     find_suspicion();
     judge_silence();
   }
-  mirror_.look(now_ms_, [this](const nodes::State &state) { say_all(state); });
-  beat();
   carry();
   announce();
+  // After the blame: a rank that aborts and leaves is named for the abort.
+  mirror_.look(now_ms_, [this](const nodes::State &state) { say_all(state); });
+  beat();
   for (NodePeer &peer : peers_)
     if (peer.stream()) peer.stream().flush();
 }
@@ -189,7 +190,7 @@ void NodeMesh::judge_silence() {
       cut_over |= over;
       continue;
     }
-    stopped.push_back(format_text("{} (pid {}, host {})", leader, control_.process(leader), plan_.nodes[n].host));
+    stopped.push_back(name_process(leader, control_.process(leader), plan_.nodes[n].host));
     leaders.add(leader);
     stopped_over |= over;
   }

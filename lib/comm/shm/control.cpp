@@ -97,16 +97,20 @@ Accusation Control::read(const Slot &slot) noexcept {
   return accuse_rank(static_cast<Verdict>(blame & 0xff), static_cast<uint32_t>(blame >> 32), {});
 }
 
-bool Control::asks_leader(const Accusation &accusation) const noexcept {
+bool Control::has_leader() const noexcept {
   const uint32_t leader = head().leader.load(std::memory_order_acquire);
-  if (leader == 0 || membership(leader - 1) != Membership::member) return false;
+  return leader != 0 && membership(leader - 1) == Membership::member;
+}
+
+bool Control::is_loss_of_leader(const Accusation &accusation) const noexcept {
   const bool lost = accusation.kind == Verdict::died || accusation.kind == Verdict::stopped;
-  return !lost || !accusation.ranks.contains(leader - 1);
+  return lost && accusation.ranks.contains(head().leader.load(std::memory_order_acquire) - 1);
 }
 
 void Control::accuse(const Accusation &accusation) noexcept {
-  if (!asks_leader(accusation)) return decide(accusation);
-  if (!accused()) write(head().suspicion, accusation);
+  if (is_loss_of_leader(accusation)) return decide(accusation);
+  if (has_leader()) return accused() ? void() : void(write(head().suspicion, accusation));
+  decide(suspected() ? suspicion() : accusation);  // a leader that left may have carried one on before
 }
 
 void Control::settle() noexcept {

@@ -100,7 +100,8 @@ class Control {
     std::atomic<uint32_t> remote;
     char host[108];
   };
-  bool asks_leader(const Accusation &accusation) const noexcept;
+  bool has_leader() const noexcept;
+  bool is_loss_of_leader(const Accusation &accusation) const noexcept;
   static bool write(Slot &slot, const Accusation &accusation) noexcept;
   static Accusation read(const Slot &slot) noexcept;
   Head &head() const noexcept { return *reinterpret_cast<Head *>(memory_.data()); }

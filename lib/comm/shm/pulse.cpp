@@ -54,6 +54,11 @@ std::vector<uint32_t> Pulse::silent(const std::function<bool(uint32_t)> &concern
   return ranks;
 }
 
+std::string name_process(uint32_t rank, int32_t process, const std::string &host) {
+  if (process == 0) return format_text("{} (host {})", rank, host);  // it stopped before it could say
+  return format_text("{} (pid {}, host {})", rank, process, host);
+}
+
 std::string silence_text(const std::vector<std::string> &names, uint32_t limit_ms) {
   const bool one = names.size() == 1;
   return format_text("{} {} {} not responded for {:.1f} s: {} stopped or {} host is overloaded", one ? "rank" : "ranks",
@@ -63,8 +68,7 @@ std::string silence_text(const std::vector<std::string> &names, uint32_t limit_m
 
 std::string Pulse::text(const std::vector<uint32_t> &ranks) const {
   std::vector<std::string> names;
-  for (const uint32_t rank : ranks)
-    names.push_back(format_text("{} (pid {}, host {})", rank, control_.process(rank), control_.host(rank)));
+  for (const uint32_t rank : ranks) names.push_back(name_process(rank, control_.process(rank), control_.host(rank)));
   return silence_text(names, limit_ms_);
 }
 

@@ -46,6 +46,8 @@ class Pulse {
   std::unique_ptr<Seen[]> seen_;
 };
 
+// "3 (pid 77, host a)"
+std::string name_process(uint32_t rank, int32_t process, const std::string &host);
 std::string silence_text(const std::vector<std::string> &names, uint32_t limit_ms);
 
 }  // namespace fsdp::comm
