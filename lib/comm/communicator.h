@@ -241,6 +241,7 @@ struct WorldOptions {
   std::string job = {};       // what the launcher calls the job, may be empty
   std::string source = {};    // who said all this, for the log
   std::string host_id = {};   // for tests: this rank's host; empty: the one that it runs on
+  uint32_t heartbeat_timeout_ms = 8000;  // a rank or node that is silent for so long is lost; at least 1000
 };
 
 // The world as the launcher's variables say it: torchrun (and whoever sets RANK and WORLD_SIZE), else Open MPI, Slurm,

@@ -64,8 +64,8 @@ std::unique_ptr<World> create_process_world(const WorldOptions &options, const W
   if (meeting.roster.node_count() > 1)
     fail(FSDP_UNSUPPORTED, "{}: this release has no communicator between hosts", meeting.description);
   auto seat = std::make_shared<Seat>(options.rank, options.size, meeting.control, std::move(meeting.links), waiter,
-                                     failure, device);
-  return std::make_unique<ShmWorld>(std::move(seat), std::move(meeting.description));
+                                     failure, device, options.heartbeat_timeout_ms);
+  return std::make_unique<ShmWorld>(seat, std::move(meeting.description), std::make_unique<Monitor>(seat));
 }
 
 }  // namespace fsdp::comm

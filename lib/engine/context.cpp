@@ -15,6 +15,8 @@ namespace fsdp::engine {
 namespace {
 
 constexpr uint32_t default_timeout_ms = 300'000;
+constexpr uint32_t default_heartbeat_timeout_ms = 8000;
+constexpr uint32_t least_heartbeat_timeout_ms = 1000;  // four heartbeats
 constexpr size_t most_log_lines = 1024;
 
 device::Options device_options(const fsdp_context_options &options, uint32_t rank) {
@@ -24,6 +26,14 @@ device::Options device_options(const fsdp_context_options &options, uint32_t ran
   device.delay_seed = options.debug_delay_seed * 1'000'003 + rank;
   device.failed_allocation = options.debug_failed_allocation;
   return device;
+}
+
+uint32_t heartbeat_timeout_ms(const fsdp_context_options &options) {
+  const uint32_t ms = options.heartbeat_timeout_ms ? options.heartbeat_timeout_ms : default_heartbeat_timeout_ms;
+  if (ms < least_heartbeat_timeout_ms)
+    fail(FSDP_INVALID_ARGUMENT, "fsdp_context_options.heartbeat_timeout_ms: {}; it is at least {}", ms,
+         least_heartbeat_timeout_ms);
+  return ms;
 }
 
 // A NaN of any rank stays one: "did anybody diverge" must have one answer.
@@ -79,6 +89,7 @@ std::shared_ptr<Context> Context::create(const fsdp_context_options &options) {
     world = comm::read_launcher_environment();
   }
   world.timeout_ms = options.timeout_ms ? options.timeout_ms : default_timeout_ms;
+  world.heartbeat_timeout_ms = heartbeat_timeout_ms(options);
   std::shared_ptr<Context> context(new Context(options, world.rank, world.size));
   context->start_trace();
   context->world_ = comm::create_process_world(world, context->waiter_, context->failure_, *context->device_);

@@ -17,8 +17,10 @@ constexpr size_t chunk_bytes = 16384;
 
 }  // namespace
 
-void Stream::end(std::string problem) {
-  if (problem_.empty()) problem_ = std::move(problem);
+void Stream::end(std::string problem, int code) {
+  if (!problem_.empty()) return;
+  problem_ = std::move(problem);
+  code_ = code;
 }
 
 void Stream::queue(uint32_t kind, std::span<const std::byte> body) {
@@ -36,7 +38,7 @@ bool Stream::flush() {
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && errno == EAGAIN) return false;
     if (count < 0) {
-      end(format_text("the connection ended: {}", std::strerror(errno)));
+      end(format_text("the connection ended: {}", std::strerror(errno)), errno);
       return false;
     }
     sent_ += static_cast<size_t>(count);
@@ -55,7 +57,8 @@ size_t Stream::read_some(std::byte *to, size_t bytes) {
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && errno == EAGAIN) return 0;
     end(count == 0 ? "the other end closed the connection"
-                   : format_text("the connection ended: {}", std::strerror(errno)));
+                   : format_text("the connection ended: {}", std::strerror(errno)),
+        count == 0 ? 0 : errno);
     return 0;
   }
 }
@@ -67,7 +70,7 @@ void Stream::fill() {
     head_got_ += count;
     if (head_got_ < FrameHead::size_bytes) continue;
     const std::string wrong = read_head(head_bytes_, most_bytes_, head_);
-    if (!wrong.empty()) return end(wrong);
+    if (!wrong.empty()) return end(wrong, EPROTO);
   }
   while (body_.size() < head_.body_bytes) {
     std::byte chunk[chunk_bytes];

@@ -27,6 +27,8 @@ class Stream {
   // still there.
   bool open() const noexcept { return problem_.empty(); }
   const std::string &problem() const noexcept { return problem_; }
+  // Of an ended stream: 0 if the other end closed it, EPROTO if it sent what is no frame, else errno.
+  int code() const noexcept { return code_; }
 
   // -- never waiting --
   void queue(uint32_t kind, std::span<const std::byte> body);
@@ -46,11 +48,12 @@ class Stream {
  private:
   void fill();
   size_t read_some(std::byte *to, size_t bytes);
-  void end(std::string problem);
+  void end(std::string problem, int code);
 
   Fd socket_;
   uint32_t most_bytes_ = 0;
   std::string problem_;
+  int code_ = 0;
   std::array<std::byte, FrameHead::size_bytes> head_bytes_{};
   size_t head_got_ = 0;
   FrameHead head_;

@@ -2,6 +2,7 @@
 #include "comm/shm/control.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <bit>
 #include <chrono>
@@ -14,26 +15,13 @@ namespace fsdp::comm {
 namespace {
 
 constexpr uint64_t control_magic = 0x66736470'63746c31;  // "fsdpctl1"
-constexpr uint32_t control_version = 3;
+constexpr uint32_t control_version = 4;
 
-fsdp_status status_of(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::mismatch: return FSDP_MISMATCH;
-    case Verdict::timeout: return FSDP_TIMEOUT;
-    default: return FSDP_PEER_FAILED;
-  }
-}
+constexpr uint64_t answer_ms = 1000;  // for a leader to bring the job's verdict
 
-// For the unlikely case that the rank that gave the verdict died before it had written the text.
-std::string short_text(Verdict verdict, uint32_t rank) {
-  switch (verdict) {
-    case Verdict::died: return format_text("rank {} died", rank);
-    case Verdict::left: return format_text("rank {} left the job", rank);
-    case Verdict::aborted: return format_text("rank {} aborted", rank);
-    case Verdict::mismatch: return format_text("rank {} called something else than its peers", rank);
-    case Verdict::timeout: return format_text("rank {} has not come in time", rank);
-    default: return format_text("rank {} failed", rank);
-  }
+uint64_t now_ms() noexcept {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(now).count());
 }
 
 }  // namespace
@@ -80,28 +68,57 @@ void Control::set_membership(uint32_t rank, Membership state) noexcept {
   member(rank).state.store(static_cast<uint32_t>(state), std::memory_order_release);
 }
 
-void Control::accuse(Verdict verdict, uint32_t rank, const std::string &text) noexcept {
-  uint64_t none = 0;
-  const uint64_t blame = static_cast<uint64_t>(verdict) | uint64_t{rank} << 32;
-  if (!head().verdict.compare_exchange_strong(none, blame, std::memory_order_acq_rel)) return;
-  const size_t length = std::min(text.size(), sizeof(Head::text) - 1);
-  std::memcpy(head().text, text.data(), length);
-  head().text[length] = '\0';
-  head().text_ready.store(1, std::memory_order_release);
+void Control::introduce(uint32_t rank) noexcept {
+  member(rank).process.store(::getpid(), std::memory_order_relaxed);
+  ::gethostname(member(rank).host, sizeof Member::host - 1);
 }
 
-Error Control::verdict(uint32_t self) const {
-  const uint64_t blame = head().verdict.load(std::memory_order_acquire);
-  const auto kind = static_cast<Verdict>(blame & 0xff);
-  const auto rank = static_cast<uint32_t>(blame >> 32);
-  bool ready = false;
-  for (int tries = 0; !(ready = head().text_ready.load(std::memory_order_acquire)) && tries < 50; ++tries)
+std::string Control::host(uint32_t rank) const {
+  return std::string(member(rank).host, ::strnlen(member(rank).host, sizeof Member::host));
+}
+
+bool Control::write(Slot &slot, const Accusation &accusation) noexcept {
+  uint64_t none = 0;
+  const uint64_t blame = static_cast<uint64_t>(accusation.kind) | uint64_t{static_cast<uint32_t>(accusation.rank)}
+                                                                      << 32;
+  if (!slot.blame.compare_exchange_strong(none, blame, std::memory_order_acq_rel)) return false;
+  slot.since_ms.store(now_ms(), std::memory_order_release);
+  slot.accusation = accusation;
+  slot.ready.store(1, std::memory_order_release);
+  return true;
+}
+
+// Who wrote the slot may have died before it had written all of it: then its first word says enough.
+Accusation Control::read(const Slot &slot) noexcept {
+  for (int tries = 0; !slot.ready.load(std::memory_order_acquire) && tries < 50; ++tries)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  // A peer wrote it: never trust its end.
-  const std::string text =
-      ready ? std::string(head().text, ::strnlen(head().text, sizeof(Head::text))) : short_text(kind, rank);
-  const fsdp_status status = kind == Verdict::aborted && rank == self ? FSDP_ABORTED : status_of(kind);
-  return Error(status, text, static_cast<int32_t>(rank));
+  if (slot.ready.load(std::memory_order_acquire)) return slot.accusation;
+  const uint64_t blame = slot.blame.load(std::memory_order_acquire);
+  return accuse_rank(static_cast<Verdict>(blame & 0xff), static_cast<uint32_t>(blame >> 32), {});
+}
+
+bool Control::has_leader() const noexcept {
+  const uint32_t leader = head().leader.load(std::memory_order_acquire);
+  return leader != 0 && membership(leader - 1) == Membership::member;
+}
+
+bool Control::is_loss_of_leader(const Accusation &accusation) const noexcept {
+  const bool lost = accusation.kind == Verdict::died || accusation.kind == Verdict::stopped;
+  return lost && accusation.ranks.contains(head().leader.load(std::memory_order_acquire) - 1);
+}
+
+void Control::accuse(const Accusation &accusation) noexcept {
+  if (is_loss_of_leader(accusation)) return decide(accusation);
+  if (has_leader()) return accused() ? void() : void(write(head().suspicion, accusation));
+  decide(suspected() ? suspicion() : accusation);  // a leader that left may have carried one on before
+}
+
+void Control::settle() noexcept {
+  if (!suspected() || accused()) return;
+  const Slot &slot = head().suspicion;
+  const uint64_t since = slot.since_ms.load(std::memory_order_acquire);
+  if (since == 0) return;  // being written
+  if (now_ms() - since >= answer_ms) decide(read(slot));
 }
 
 }  // namespace fsdp::comm

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all ranks of a job share from the start: who is in, and who is to blame if it fails. The first compare-and-swap
-// on the verdict decides; every survivor reports that rank and that text.
+// What all ranks of a node share from the start: who is in, who is alive, and who is to blame if the job fails. The
+// first compare-and-swap on the verdict decides; every survivor reports that rank and that text.
+//
+// In a job of several nodes a rank only suspects: its node's leader carries the suspicion to the coordinator and writes
+// what that decided. Without a leader's answer within a second the suspicion becomes the verdict.
 #pragma once
 
 #include <atomic>
@@ -11,10 +14,9 @@
 #include "base/error.h"
 #include "comm/shm/mapping.h"
 #include "comm/shm/waits.h"
+#include "comm/verdict.h"
 
 namespace fsdp::comm {
-
-enum class Verdict : uint32_t { none, died, left, aborted, failed, mismatch, timeout };
 
 enum class Membership : uint32_t {
   absent,  // has not come yet
@@ -40,28 +42,68 @@ class Control {
   Membership membership(uint32_t rank) const noexcept;
   void set_membership(uint32_t rank, Membership state) noexcept;
 
-  // Blame a rank; without effect if somebody was blamed before.
-  void accuse(Verdict verdict, uint32_t rank, const std::string &text) noexcept;
-  bool accused() const noexcept { return head().verdict.load(std::memory_order_acquire) != 0; }
+  // -- life --
+  // This process is `rank`.
+  void introduce(uint32_t rank) noexcept;
+  int32_t process(uint32_t rank) const noexcept { return member(rank).process.load(std::memory_order_relaxed); }
+  void set_process(uint32_t rank, int32_t process) noexcept { member(rank).process.store(process); }
+  std::string host(uint32_t rank) const;
+  // On another node: what is known of it here comes late.
+  void set_remote(uint32_t rank) noexcept { member(rank).remote.store(1, std::memory_order_relaxed); }
+  bool remote(uint32_t rank) const noexcept { return member(rank).remote.load(std::memory_order_relaxed) != 0; }
+  // Any number that differs from the one before.
+  void beat(uint32_t rank, uint64_t number) noexcept { member(rank).beat.store(number, std::memory_order_relaxed); }
+  uint64_t last_beat(uint32_t rank) const noexcept { return member(rank).beat.load(std::memory_order_relaxed); }
+
+  // -- blame --
+  // The job has several nodes, and this rank of the node carries suspicions on. Before any rank may accuse.
+  void set_leader(uint32_t rank) noexcept { head().leader.store(rank + 1, std::memory_order_release); }
+  // Blame a rank; without effect if somebody was blamed before. Where there is a leader that can ask, only suspect.
+  void accuse(const Accusation &accusation) noexcept;
+  void accuse(Verdict verdict, uint32_t rank, const std::string &text) noexcept {
+    accuse(accuse_rank(verdict, rank, text));
+  }
+  // The verdict of the job, by a leader. Without effect if there is one.
+  void decide(const Accusation &accusation) noexcept { write(head().verdict, accusation); }
+  // Called from time to time: a suspicion that nobody answers becomes the verdict.
+  void settle() noexcept;
+  bool suspected() const noexcept { return head().suspicion.blame.load(std::memory_order_acquire) != 0; }
+  Accusation suspicion() const noexcept { return read(head().suspicion); }
+  bool accused() const noexcept { return head().verdict.blame.load(std::memory_order_acquire) != 0; }
   // The error that rank `self` reports for it.
-  Error verdict(uint32_t self) const;
+  Error verdict(uint32_t self) const { return error_of(read(head().verdict), self); }
+  Accusation verdict() const noexcept { return read(head().verdict); }
   // What the ranks' callers wait for: one entry a rank.
   WaitEntry *waits() const noexcept { return reinterpret_cast<WaitEntry *>(&member(world_size_)); }
 
  private:
+  // Written once, by who wins the swap.
+  struct alignas(64) Slot {
+    std::atomic<uint64_t> blame;  // kind | rank << 32
+    std::atomic<uint32_t> ready;
+    std::atomic<uint64_t> since_ms;
+    Accusation accusation;
+  };
   struct Head {
     uint64_t magic;
     uint32_t version, world_size;
-    alignas(64) std::atomic<uint64_t> verdict;  // kind | rank << 32
-    std::atomic<uint32_t> text_ready;
-    char text[944];
+    Slot verdict, suspicion;
+    std::atomic<uint32_t> leader;     // and 1; 0: none
     std::atomic<uint64_t> cores[16];  // one bit for each core that any rank may use
     std::atomic<uint32_t> core_count;
   };
   void add_cores() noexcept;
   struct alignas(64) Member {
     std::atomic<uint32_t> state;
+    std::atomic<int32_t> process;
+    std::atomic<uint64_t> beat;
+    std::atomic<uint32_t> remote;
+    char host[108];
   };
+  bool has_leader() const noexcept;
+  bool is_loss_of_leader(const Accusation &accusation) const noexcept;
+  static bool write(Slot &slot, const Accusation &accusation) noexcept;
+  static Accusation read(const Slot &slot) noexcept;
   Head &head() const noexcept { return *reinterpret_cast<Head *>(memory_.data()); }
   Member &member(uint32_t rank) const noexcept {
     return reinterpret_cast<Member *>(memory_.data() + sizeof(Head))[rank];

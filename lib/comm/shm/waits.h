@@ -11,6 +11,7 @@
 namespace fsdp::comm {
 
 class Awaited;
+class Control;
 
 // A rank's entry, written by that rank alone. All zero bytes: it does not wait.
 struct alignas(64) WaitEntry {
@@ -23,8 +24,7 @@ struct alignas(64) WaitEntry {
 class ShownWait {
  public:
   // entries[r] is rank r's.
-  ShownWait(WaitEntry *entries, uint32_t world_size, uint32_t rank)
-      : entries_(entries), world_size_(world_size), rank_(rank) {}
+  ShownWait(const Control &control, uint32_t rank);
   ~ShownWait();
   ShownWait(const ShownWait &) = delete;
   ShownWait &operator=(const ShownWait &) = delete;
@@ -36,6 +36,7 @@ class ShownWait {
  private:
   void show(const Awaited &awaited, const char *call);
 
+  const Control &control_;
   WaitEntry *entries_;
   uint32_t world_size_, rank_;
   bool shown_ = false;

@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <thread>
 #include <vector>
 
 #include "comm/shm/word.h"
@@ -13,6 +14,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr uint32_t slice_ms = 20;
+constexpr auto longest_doubt = std::chrono::milliseconds(1200);
+constexpr auto death_gap = std::chrono::milliseconds(40);  // between deaths at the same time
 // About two futex round trips: sleeping at once would cost as much.
 constexpr auto spin_time = std::chrono::microseconds(20);
 
@@ -23,14 +26,10 @@ uint64_t thread_number() noexcept {
   return number;
 }
 
-std::string rank_list(const std::vector<uint32_t> &ranks) {
-  return format_text("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
-}
-
 }  // namespace
 
-Watch::Watch(Control &control, Links &links, uint32_t rank, const Waiter &waiter, Failure &failure)
-    : control_(control), links_(links), rank_(rank), waiter_(waiter), failure_(failure) {}
+Watch::Watch(Control &control, Links &links, const Pulse &pulse, uint32_t rank, const Waiter &waiter, Failure &failure)
+    : control_(control), links_(links), pulse_(pulse), rank_(rank), waiter_(waiter), failure_(failure) {}
 
 void Watch::enter_caller() noexcept { caller_.store(thread_number(), std::memory_order_relaxed); }
 
@@ -56,7 +55,7 @@ bool Watch::wait(Awaited &awaited) {
   const auto start = Clock::now();
   const auto timeout = std::chrono::milliseconds(waiter_.timeout_ms());
   auto last_look = start;
-  ShownWait shown(control_.waits(), control_.world_size(), rank_);
+  ShownWait shown(control_, rank_);
   for (;;) {
     if (awaited.come()) return true;
     if (awaited.given_up()) return false;
@@ -67,6 +66,7 @@ bool Watch::wait(Awaited &awaited) {
     if (now - last_look >= std::chrono::milliseconds(slice_ms)) {
       last_look = now;
       check_deaths(awaited);
+      check_silence(awaited);
       if (on_caller && awaited.needs_callers()) check_crossing(awaited, shown);
     }
     if (now - start >= timeout) {
@@ -79,6 +79,7 @@ bool Watch::wait(Awaited &awaited) {
 }
 
 void Watch::check() {
+  control_.settle();
   if (control_.accused()) throw_verdict();
   if (!failure_.failed()) return;
   // Peers would wait for this rank until their timeout.
@@ -102,14 +103,29 @@ void Watch::check_leavers(Awaited &awaited) {
   }
 }
 
-void Watch::check_deaths(Awaited &awaited) {
-  std::vector<uint32_t> dead;
+void Watch::find_dead(RankSet &dead) {
   links_.find_dead([&](uint32_t rank) {
     const Membership state = control_.membership(rank);
-    if (state != Membership::left && state != Membership::gone) dead.push_back(rank);
+    if (state != Membership::left && state != Membership::gone) dead.add(rank);
   });
+}
+
+// Deaths at the same time are one failure: who finds one looks for others before it accuses.
+void Watch::check_deaths(Awaited &awaited) {
+  RankSet dead;
+  find_dead(dead);
   if (dead.empty() || awaited.come()) return;  // one that did its part may end
-  condemn(Verdict::died, dead.front(), format_text("{}: {} died", awaited.text(), rank_list(dead)));
+  for (int looks = 0; looks < 4 && !control_.accused(); ++looks) {
+    std::this_thread::sleep_for(death_gap / 4);
+    find_dead(dead);
+  }
+  if (!awaited.come()) condemn(accuse_dead(awaited.text() + ": ", dead));
+}
+
+void Watch::check_silence(Awaited &awaited) {
+  const std::vector<uint32_t> silent = pulse_.silent([&](uint32_t rank) { return awaited.misses(rank); });
+  if (silent.empty() || awaited.come()) return;
+  condemn(Verdict::stopped, silent.front(), format_text("{}: {}", awaited.text(), pulse_.text(silent)));
 }
 
 // The peer's caller is inside another call and will not come before this one has come there.
@@ -133,7 +149,18 @@ void Watch::time_out(Awaited &awaited) {
 }
 
 void Watch::condemn(Verdict verdict, uint32_t rank, const std::string &text) {
-  control_.accuse(verdict, rank, text);
+  condemn(accuse_rank(verdict, rank, text));
+}
+
+// At once on a single node; where a leader asks the other nodes, within the time that Control gives it.
+void Watch::condemn(const Accusation &accusation) {
+  const auto last = Clock::now() + longest_doubt;
+  control_.accuse(accusation);
+  while (!control_.accused()) {
+    if (Clock::now() >= last) control_.decide(accusation);  // who suspected first died in the middle of it
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    control_.settle();
+  }
   throw_verdict();
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every wait for peers of one rank. A wait ends when what is awaited has come, or with an error: the job's verdict,
-// this context's failure, the caller's interrupted hook, a dead peer, one that left, the timeout.
+// this context's failure, the caller's interrupted hook, a dead peer, a stopped one, one that left, the timeout.
 #pragma once
 
 #include <atomic>
@@ -11,6 +11,7 @@
 #include "base/failure.h"
 #include "comm/shm/control.h"
 #include "comm/shm/links.h"
+#include "comm/shm/pulse.h"
 
 namespace fsdp::comm {
 
@@ -37,7 +38,7 @@ class Awaited {
 
 class Watch {
  public:
-  Watch(Control &control, Links &links, uint32_t rank, const Waiter &waiter, Failure &failure);
+  Watch(Control &control, Links &links, const Pulse &pulse, uint32_t rank, const Waiter &waiter, Failure &failure);
 
   // Says that this thread is the caller's: waits on it poll the waiter with its hook, waits on others do not.
   void enter_caller() noexcept;
@@ -52,12 +53,16 @@ class Watch {
   bool spin(Awaited &awaited);
   void check_leavers(Awaited &awaited);
   void check_deaths(Awaited &awaited);
+  void check_silence(Awaited &awaited);
+  void find_dead(RankSet &dead);
   void check_crossing(Awaited &awaited, ShownWait &shown);
+  [[noreturn]] void condemn(const Accusation &accusation);
   [[noreturn]] void time_out(Awaited &awaited);
   [[noreturn]] void throw_verdict();
 
   Control &control_;
   Links &links_;
+  const Pulse &pulse_;
   uint32_t rank_;
   const Waiter &waiter_;
   Failure &failure_;

@@ -7,8 +7,8 @@
 
 namespace fsdp::comm {
 
-ShmWorld::ShmWorld(std::shared_ptr<Seat> seat, std::string description)
-    : seat_(std::move(seat)), description_(std::move(description)) {
+ShmWorld::ShmWorld(std::shared_ptr<Seat> seat, std::string description, std::unique_ptr<Monitor> monitor)
+    : seat_(std::move(seat)), description_(std::move(description)), monitor_(std::move(monitor)) {
   seat_->control.set_membership(rank(), Membership::member);
 }
 

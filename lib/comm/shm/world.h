@@ -9,13 +9,15 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/shm/monitor.h"
 #include "comm/shm/seat.h"
 
 namespace fsdp::comm {
 
 class ShmWorld final : public World {
  public:
-  ShmWorld(std::shared_ptr<Seat> seat, std::string description);
+  // With a monitor where ranks are processes.
+  ShmWorld(std::shared_ptr<Seat> seat, std::string description, std::unique_ptr<Monitor> monitor = nullptr);
   ~ShmWorld() override;
 
   uint32_t rank() const noexcept override { return seat_->rank; }
@@ -31,6 +33,7 @@ class ShmWorld final : public World {
 
   std::shared_ptr<Seat> seat_;
   std::string description_;
+  std::unique_ptr<Monitor> monitor_;
   std::map<std::vector<uint32_t>, uint64_t> teams_made_;
 };
 

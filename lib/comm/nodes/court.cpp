@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/nodes/court.h"
+
+#include <algorithm>
+
+namespace fsdp::comm {
+namespace {
+
+constexpr uint64_t grace_ms = 100;  // for what failed at the same time
+
+bool comes_in_sets(Verdict kind) { return kind == Verdict::died || kind == Verdict::stopped || kind == Verdict::cut; }
+
+std::vector<CutLink> links_of(const Accusation &accusation) {
+  const uint32_t count = std::min(accusation.link_count, Accusation::most_links);
+  return std::vector<CutLink>(accusation.links, accusation.links + count);
+}
+
+bool before(const CutLink &a, const CutLink &b) { return a.first != b.first ? a.first < b.first : a.second < b.second; }
+
+}  // namespace
+
+std::string MeshPlan::leader_text(uint32_t node) const {
+  return format_text("rank {} (leader of node {}, host {})", nodes[node].leader, node, nodes[node].host);
+}
+
+Accusation accuse_links(const MeshPlan &plan, const std::vector<CutLink> &cut) {
+  std::vector<CutLink> links = cut;
+  std::sort(links.begin(), links.end(), before);
+  links.erase(std::unique(links.begin(), links.end()), links.end());
+  Accusation accusation;
+  accusation.kind = Verdict::cut;
+  std::vector<std::string> names;
+  const auto name = [&](uint16_t node) { return format_text("host {} (node {})", plan.nodes[node].host, node); };
+  for (const CutLink &link : links) {
+    if (std::max(link.first, link.second) >= plan.nodes.size()) continue;  // a peer wrote it
+    if (accusation.link_count < Accusation::most_links) accusation.links[accusation.link_count++] = link;
+    names.push_back(format_text("{}{} and {}", names.empty() ? "" : "between ", name(link.first), name(link.second)));
+  }
+  accusation.set_text(format_text("no contact between {} for {:.1f} s: the network between them is cut",
+                                  fmt::join(names, ", "), plan.heartbeat_timeout_ms / 1e3));
+  return accusation;
+}
+
+void Court::hear(const Accusation &accusation, uint64_t now_ms) {
+  if (first_) return merge(accusation);
+  first_ = accusation;
+  since_ms_ = now_ms;
+}
+
+// A rank of a node and its leader may report the same failure: the one says in which operation, the other at once.
+void Court::merge(const Accusation &other) {
+  Accusation &first = *first_;
+  if (other.kind != first.kind) return;
+  if (first.kind == Verdict::died) {
+    RankSet all = first.ranks;
+    all.add(other.ranks);
+    first = accuse_dead(first.where_bytes ? first.where() : other.where(), all);
+  } else if (first.kind == Verdict::stopped && !first.ranks.contains(static_cast<uint32_t>(other.rank))) {
+    first.set_text(first.copy_text() + "; " + other.copy_text());
+    first.ranks.add(other.ranks);
+    first.rank = std::min(first.rank, other.rank);
+  } else if (first.kind == Verdict::cut) {
+    std::vector<CutLink> links = links_of(first), more = links_of(other);
+    links.insert(links.end(), more.begin(), more.end());
+    first = accuse_links(plan_, links);
+  }
+}
+
+std::optional<Accusation> Court::decide(uint64_t now_ms) const {
+  if (!first_ || (comes_in_sets(first_->kind) && now_ms - since_ms_ < grace_ms)) return {};
+  return first_;
+}
+
+}  // namespace fsdp::comm

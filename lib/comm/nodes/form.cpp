@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/nodes/form.h"
+
+#include <algorithm>
+
+#include "comm/bootstrap/packet.h"
+#include "comm/bootstrap/proof.h"
+#include "comm/nodes/datagrams.h"
+#include "comm/nodes/message.h"
+
+namespace fsdp::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr size_t most_strangers = 64;
+constexpr auto stranger_time = std::chrono::seconds(2);
+constexpr int slice_ms = 10;
+
+class Forming {
+ public:
+  Forming(const MeshPlan &plan, const Fd &listener, const Waiter &waiter)
+      : plan_(plan),
+        listener_(listener),
+        waiter_(waiter),
+        limit_{Clock::now() + std::chrono::milliseconds(plan.heartbeat_timeout_ms), waiter},
+        label_("libfsdp node link " + plan.job),
+        links_(plan.nodes.size()) {}
+
+  std::vector<Stream> run() {
+    for (uint32_t node = 0; node < plan_.node(); ++node) dial(node);
+    while (missing() < plan_.nodes.size()) accept();
+    return std::move(links_);
+  }
+
+ private:
+  struct Stranger {
+    Fd socket;
+    Handshake handshake;
+    Clock::time_point deadline;
+    Stream stream;  // once proven
+  };
+
+  nodes::Hello hello() const {
+    return {nodes::version, plan_.node(), static_cast<uint32_t>(plan_.nodes.size()),
+            static_cast<uint32_t>(plan_.node_of.size()), nodes::native_order};
+  }
+
+  [[noreturn]] void lose(uint32_t node, const std::string &why) const {
+    fail_rank(FSDP_PEER_FAILED, static_cast<int32_t>(plan_.nodes[node].leader),
+              "{} did not connect while the job formed: {}", plan_.leader_text(node), why);
+  }
+
+  void dial(uint32_t node) {
+    std::string problem;
+    Fd socket = connect_to(parse_address(plan_.nodes[node].address), limit_, problem);
+    if (!socket) lose(node, problem);
+    problem = prove(socket, Role::guest, plan_.secret, label_, limit_);
+    if (!problem.empty()) lose(node, problem);
+    links_[node] = Stream(std::move(socket), nodes::longest);
+    const nodes::Hello message = hello();
+    if (!links_[node].send(static_cast<uint32_t>(message.kind), nodes::bytes_of(message), limit_))
+      lose(node, links_[node].problem());
+  }
+
+  uint32_t missing() const {
+    for (uint32_t node = plan_.node() + 1; node < links_.size(); ++node)
+      if (!links_[node]) return node;
+    return static_cast<uint32_t>(links_.size());
+  }
+
+  void accept() {
+    if (limit_.over()) lose(missing(), format_text("not within {} ms", plan_.heartbeat_timeout_ms));
+    waiter_.poll();
+    await_readable(listener_, slice_ms);
+    while (strangers_.size() < most_strangers) {
+      Fd socket = accept_from(listener_);
+      if (!socket) break;
+      strangers_.push_back(
+          {std::move(socket), Handshake(Role::host, plan_.secret, label_), Clock::now() + stranger_time, {}});
+    }
+    for (Stranger &stranger : strangers_) hear(stranger);
+    std::erase_if(strangers_, [](const Stranger &s) {
+      return Clock::now() >= s.deadline || (!s.socket && !s.stream.open()) || (!s.socket && !s.stream);
+    });
+  }
+
+  void hear(Stranger &stranger) {
+    if (stranger.socket) {
+      const auto state = stranger.handshake.advance(stranger.socket);
+      if (state == Handshake::State::failed) stranger.socket.reset();
+      if (state != Handshake::State::proven) return;
+      stranger.stream = Stream(std::move(stranger.socket), nodes::longest);
+    }
+    const auto frame = stranger.stream.receive();
+    if (!frame) return;
+    const auto said = nodes::as<nodes::Hello>(*frame);
+    const nodes::Hello mine = hello();
+    const bool known = said && said->version == mine.version && said->node_count == mine.node_count &&
+                       said->world_size == mine.world_size && said->byte_order == mine.byte_order;
+    if (known && said->node > mine.node && said->node < links_.size() && !links_[said->node])
+      links_[said->node] = std::move(stranger.stream);
+    stranger.stream = Stream();
+  }
+
+  const MeshPlan &plan_;
+  const Fd &listener_;
+  const Waiter &waiter_;
+  Limit limit_;
+  std::string label_;
+  std::vector<Stream> links_;
+  std::vector<Stranger> strangers_;
+};
+
+}  // namespace
+
+std::vector<Stream> form_mesh(const MeshPlan &plan, const Fd &listener, const Waiter &waiter) {
+  return Forming(plan, listener, waiter).run();
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/nodes/mesh.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+
+namespace fsdp::comm {
+namespace {
+
+constexpr uint32_t tick_ms = 50;
+constexpr uint32_t longest_beat_ms = 500;
+constexpr uint64_t answer_ms = 1000;  // for the coordinator
+constexpr uint64_t farewell_ms = 200;
+
+uint64_t clock_ms() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(now).count());
+}
+
+}  // namespace
+
+NodeMesh::NodeMesh(Seat &seat, MeshPlan plan, std::vector<Stream> links, Fd datagrams)
+    : seat_(seat),
+      control_(seat.control),
+      plan_(std::move(plan)),
+      court_(plan_),
+      mirror_(control_, plan_),
+      datagrams_(plan_, std::move(datagrams)),
+      peers_(plan_.nodes.size()),
+      now_ms_(clock_ms()),
+      counted_ms_(now_ms_),
+      beat_ms_(std::min(longest_beat_ms, plan_.heartbeat_timeout_ms / 8)) {
+  for (uint32_t n = 0; n < peers_.size(); ++n)
+    if (n != node()) peers_[n] = NodePeer(std::move(links[n]));
+  control_.set_leader(plan_.rank);
+}
+
+void NodeMesh::sleep(int wake, uint32_t ms) {
+  std::vector<pollfd> polls = {{wake, POLLIN, 0}, {datagrams_.socket().get(), POLLIN, 0}};
+  for (NodePeer &peer : peers_)
+    if (peer.stream())
+      polls.push_back(
+          {peer.stream().socket().get(), static_cast<short>(POLLIN | (peer.stream().sending() ? POLLOUT : 0)), 0});
+  ::poll(polls.data(), polls.size(), static_cast<int>(ms));
+}
+
+// No memory for a round: the next one has another chance.
+void NodeMesh::run(int wake, uint32_t ms) noexcept {
+  try {
+    sleep(wake, std::min(ms, tick_ms));
+    work();
+  } catch (...) {
+  }
+}
+
+void NodeMesh::work() {
+  now_ms_ = clock_ms();
+  hear_all();
+  count_silence();
+  if (!control_.accused()) {
+    find_dead();
+    find_silent();
+    find_suspicion();
+    judge_silence();
+  }
+  carry();
+  announce();
+  // After the blame: a rank that aborts and leaves is named for the abort.
+  mirror_.look(now_ms_, [this](const nodes::State &state) { say_all(state); });
+  beat();
+  for (NodePeer &peer : peers_)
+    if (peer.stream()) peer.stream().flush();
+}
+
+// What this node still has to say, and that the end of its connections is none of a process.
+void NodeMesh::finish() noexcept {
+  try {
+    work();
+    if (court_.open()) now_ms_ += farewell_ms;  // no time for others to report
+    carry();
+    announce();
+    say_all(nodes::Goodbye{});
+    const uint64_t end = clock_ms() + farewell_ms;
+    bool sending = true;
+    while (sending && clock_ms() < end) {
+      sending = false;
+      for (NodePeer &peer : peers_) sending |= peer.stream() && peer.stream().open() && !peer.stream().flush();
+      if (sending) sleep(-1, 10);
+    }
+  } catch (...) {
+  }
+}
+
+// -- the other nodes --
+
+template <class M>
+void NodeMesh::say(uint32_t to, const M &message) {
+  NodePeer &peer = peers_[to];
+  if (peer.live() && peer.stream()) peer.stream().queue(static_cast<uint32_t>(M::kind), nodes::bytes_of(message));
+}
+
+template <class M>
+void NodeMesh::say_all(const M &message) {
+  for (uint32_t n = 0; n < peers_.size(); ++n) say(n, message);
+}
+
+void NodeMesh::hear_all() {
+  datagrams_.receive([this](uint32_t from) { peers_[from].heard(); });
+  for (uint32_t n = 0; n < peers_.size(); ++n) {
+    while (peers_[n].stream()) {
+      const auto frame = peers_[n].stream().receive();
+      if (!frame) break;
+      peers_[n].heard();
+      hear(n, *frame);
+    }
+    if (peers_[n].stream() && !peers_[n].stream().open()) check_connection(n);
+  }
+}
+
+void NodeMesh::hear(uint32_t from, const Frame &frame) {
+  if (nodes::as<nodes::Beat>(frame)) return;
+  if (const auto state = nodes::as<nodes::State>(frame)) {
+    nodes::State heard = *state;
+    if (!peers_[from].trusted()) heard.looks = 0;
+    return mirror_.apply(from, heard);
+  }
+  if (nodes::as<nodes::Goodbye>(frame)) return peers_[from].end();
+  if (const auto verdict = nodes::as<nodes::VerdictMessage>(frame)) {
+    if (believable(verdict->accusation)) control_.decide(verdict->accusation);
+    return;
+  }
+  const auto report = nodes::as<nodes::Report>(frame);
+  if (report && believable(report->accusation)) {
+    if (control_.accused()) return say(from, nodes::VerdictMessage{control_.verdict()});
+    if (coordinator() == node()) return court_.hear(report->accusation, now_ms_);
+    return say(coordinator(), *report);  // the sender does not reach who decides here
+  }
+  peers_[from].end();
+  accuse(
+      accuse_rank(Verdict::failed, plan_.nodes[from].leader,
+                  format_text("{} sent what is no message of this version of the library", plan_.leader_text(from))));
+}
+
+bool NodeMesh::in_order(uint32_t of) const {
+  const Membership state = control_.membership(plan_.nodes[of].leader);
+  return state == Membership::left || state == Membership::gone;
+}
+
+// The end of a connection is the end of a process only if the other end says so.
+void NodeMesh::check_connection(uint32_t of) {
+  const uint32_t leader = plan_.nodes[of].leader;
+  const int code = peers_[of].stream().code();
+  if (in_order(of)) return peers_[of].end();
+  if (code != 0 && code != ECONNRESET && code != EPIPE && code != EPROTO) return peers_[of].break_connection();
+  const std::string problem = peers_[of].stream().problem();
+  peers_[of].end();
+  if (code == EPROTO)
+    return accuse(accuse_rank(Verdict::failed, leader, format_text("{}: {}", plan_.leader_text(of), problem)));
+  RankSet dead;
+  dead.add(leader);
+  accuse(accuse_dead({}, dead));
+}
+
+void NodeMesh::count_silence() {
+  const auto elapsed = static_cast<uint32_t>(std::min<uint64_t>(now_ms_ - counted_ms_, 4 * tick_ms));
+  counted_ms_ = now_ms_;
+  for (uint32_t n = 0; n < peers_.size(); ++n) {
+    if (!peers_[n].live()) continue;
+    peers_[n].count(elapsed);
+    if (!peers_[n].trusted()) mirror_.forget_waits(n);
+  }
+}
+
+// With those at the limit go those that are about to be: links that were cut at the same time are one failure.
+void NodeMesh::judge_silence() {
+  const uint32_t limit = plan_.heartbeat_timeout_ms, nearly = limit - std::min(1500u, limit / 4);
+  std::vector<std::string> stopped;
+  std::vector<CutLink> cut;
+  RankSet leaders;
+  bool stopped_over = false, cut_over = false;
+  for (uint32_t n = 0; n < peers_.size(); ++n) {
+    const uint32_t leader = plan_.nodes[n].leader;
+    if (!peers_[n].live() || in_order(n) || reported_.contains(leader) || peers_[n].silent_ms() < nearly) continue;
+    const bool over = peers_[n].silent_ms() >= limit;
+    if (!peers_[n].acknowledges(limit / 4)) {
+      cut.push_back({static_cast<uint16_t>(std::min(n, node())), static_cast<uint16_t>(std::max(n, node()))});
+      cut_over |= over;
+      continue;
+    }
+    stopped.push_back(name_process(leader, control_.process(leader), plan_.nodes[n].host));
+    leaders.add(leader);
+    stopped_over |= over;
+  }
+  if (stopped_over) {
+    reported_.add(leaders);
+    Accusation accusation =
+        accuse_rank(Verdict::stopped, leaders.list().front(), silence_text(stopped, plan_.heartbeat_timeout_ms));
+    accusation.ranks = leaders;
+    accuse(accusation);
+  }
+  if (cut_over && !links_reported_) accuse(accuse_links(plan_, cut));
+  links_reported_ |= cut_over;
+}
+
+void NodeMesh::beat() {
+  if (now_ms_ - beaten_ms_ < beat_ms_) return;
+  beaten_ms_ = now_ms_;
+  const nodes::Beat message{++beats_};
+  for (uint32_t n = 0; n < peers_.size(); ++n) {
+    if (!peers_[n].live()) continue;
+    datagrams_.beat(n, message.number);
+    if (peers_[n].all_acknowledged()) say(n, message);  // else it would wait behind others
+  }
+}
+
+// -- this node --
+
+void NodeMesh::find_dead() {
+  RankSet dead;
+  seat_.links->find_dead([&](uint32_t rank) {
+    const Membership state = control_.membership(rank);
+    if (state != Membership::left && state != Membership::gone && !reported_.contains(rank)) dead.add(rank);
+  });
+  if (dead.empty()) return;
+  reported_.add(dead);
+  accuse(accuse_dead({}, dead));
+}
+
+void NodeMesh::find_silent() {
+  const std::vector<uint32_t> silent =
+      seat_.pulse.silent([this](uint32_t rank) { return plan_.node_of[rank] == node() && !reported_.contains(rank); });
+  if (silent.empty()) return;
+  Accusation accusation = accuse_rank(Verdict::stopped, silent.front(), seat_.pulse.text(silent));
+  for (const uint32_t rank : silent) accusation.ranks.add(rank);
+  reported_.add(accusation.ranks);
+  accuse(accusation);
+}
+
+void NodeMesh::find_suspicion() {
+  if (suspicion_carried_ || !control_.suspected()) return;
+  suspicion_carried_ = true;
+  accuse(control_.suspicion());
+}
+
+// -- blame --
+
+void NodeMesh::accuse(const Accusation &accusation) {
+  if (findings_.empty()) found_ms_ = now_ms_;
+  findings_.push_back(accusation);
+}
+
+bool NodeMesh::believable(const Accusation &accusation) const {
+  return accusation.kind > Verdict::none && accusation.kind <= Verdict::cut && accusation.rank >= -1 &&
+         accusation.rank < static_cast<int32_t>(plan_.node_of.size());
+}
+
+uint32_t NodeMesh::coordinator() const {
+  for (uint32_t n = 0; n < node(); ++n)
+    if (peers_[n].live() && peers_[n].silent_ms() < plan_.heartbeat_timeout_ms) return n;
+  return node();
+}
+
+// To a new coordinator everything again. Without an answer in time the first finding is the verdict.
+void NodeMesh::carry() {
+  if (control_.accused()) return;
+  const uint32_t to = coordinator();
+  if (to != carried_to_) carried_ = 0;
+  carried_to_ = to;
+  for (; carried_ < findings_.size(); ++carried_) {
+    if (to == node())
+      court_.hear(findings_[carried_], now_ms_);
+    else
+      say(to, nodes::Report{findings_[carried_]});
+  }
+  if (const auto verdict = court_.decide(now_ms_))
+    control_.decide(*verdict);
+  else if (!findings_.empty() && now_ms_ - found_ms_ >= answer_ms)
+    control_.decide(findings_.front());
+}
+
+void NodeMesh::announce() {
+  if (announced_ || !control_.accused()) return;
+  announced_ = true;
+  say_all(nodes::VerdictMessage{control_.verdict()});
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// What leaders say to each other, over a Stream after the handshake: frames of a fixed length for each kind. Nodes of
+// one job run the same library on the same kind of processor, so that a message is its bytes in memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <type_traits>
+
+#include "comm/bootstrap/frame.h"
+#include "comm/shm/control.h"
+
+namespace fsdp::comm::nodes {
+
+enum class Kind : uint32_t { hello = 101, beat, report, verdict, state, goodbye };
+constexpr uint32_t version = 1;
+
+// The first one, by who connected.
+struct Hello {
+  static constexpr Kind kind = Kind::hello;
+  uint32_t version, node, node_count, world_size, byte_order;
+};
+struct Beat {
+  static constexpr Kind kind = Kind::beat;
+  uint64_t number;
+};
+// To the coordinator: somebody is to blame.
+struct Report {
+  static constexpr Kind kind = Kind::report;
+  Accusation accusation;
+};
+struct VerdictMessage {
+  static constexpr Kind kind = Kind::verdict;
+  Accusation accusation;
+};
+// Of one rank of the sender's node.
+struct State {
+  static constexpr Kind kind = Kind::state;
+  uint32_t rank;
+  int32_t process;
+  uint32_t membership, for_rank;
+  uint64_t looks;
+  char text[sizeof WaitEntry::text];
+};
+// The sender leaves in good order: the end of its connection is no failure.
+struct Goodbye {
+  static constexpr Kind kind = Kind::goodbye;
+  uint64_t unused;
+};
+constexpr uint32_t longest = sizeof(Report);
+constexpr uint32_t native_order = 0x01020304;
+
+template <class M>
+std::span<const std::byte> bytes_of(const M &message) {
+  static_assert(std::is_trivially_copyable_v<M> && sizeof(M) <= longest);
+  return std::as_bytes(std::span(&message, 1));
+}
+
+// The message, if the frame is exactly one of this kind.
+template <class M>
+std::optional<M> as(const Frame &frame) {
+  if (frame.kind != static_cast<uint32_t>(M::kind) || frame.body.size() != sizeof(M)) return {};
+  M message;
+  std::memcpy(static_cast<void *>(&message), frame.body.data(), sizeof(M));
+  return message;
+}
+
+}  // namespace fsdp::comm::nodes

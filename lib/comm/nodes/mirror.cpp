@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/nodes/mirror.h"
+
+#include <cstring>
+
+namespace fsdp::comm {
+namespace {
+
+constexpr uint64_t wait_period_ms = 100;  // while a caller waits long
+
+}  // namespace
+
+Mirror::Mirror(Control &control, const MeshPlan &plan) : control_(control), plan_(plan) {
+  for (uint32_t rank = 0; rank < plan.node_of.size(); ++rank)
+    if (plan.node_of[rank] == plan.node())
+      said_.push_back({rank});
+    else
+      control_.set_remote(rank);
+}
+
+bool Mirror::due(const Said &said, uint64_t now_ms) const noexcept {
+  const uint64_t looks = control_.waits()[said.rank].looks.load(std::memory_order_acquire);
+  if (static_cast<uint32_t>(control_.membership(said.rank)) != said.membership) return true;
+  if (looks == said.looks) return false;
+  const bool waits = static_cast<uint32_t>(looks) != 0, waited = static_cast<uint32_t>(said.looks) != 0;
+  return waits ? now_ms - said.at_ms >= wait_period_ms : waited;
+}
+
+nodes::State Mirror::state_of(uint32_t rank) const noexcept {
+  const WaitEntry &entry = control_.waits()[rank];
+  nodes::State state{};
+  state.rank = rank;
+  state.process = control_.process(rank);
+  state.membership = static_cast<uint32_t>(control_.membership(rank));
+  state.looks = entry.looks.load(std::memory_order_seq_cst);
+  state.for_rank = entry.for_rank.load(std::memory_order_relaxed);
+  std::memcpy(state.text, entry.text, sizeof state.text);
+  // Another wait began meanwhile: its text may be half there.
+  if (entry.looks.load(std::memory_order_seq_cst) >> 32 != state.looks >> 32) state.looks = 0;
+  return state;
+}
+
+void Mirror::look(uint64_t now_ms, const std::function<void(const nodes::State &)> &say) {
+  for (Said &said : said_) {
+    if (!due(said, now_ms)) continue;
+    const nodes::State state = state_of(said.rank);
+    said.looks = state.looks;
+    said.membership = state.membership;
+    said.at_ms = now_ms;
+    say(state);
+  }
+}
+
+void Mirror::apply(uint32_t node, const nodes::State &state) noexcept {
+  if (state.rank >= plan_.node_of.size() || plan_.node_of[state.rank] != node) return;
+  if (state.membership > static_cast<uint32_t>(Membership::gone)) return;
+  WaitEntry &entry = control_.waits()[state.rank];
+  entry.looks.store(0, std::memory_order_seq_cst);
+  std::memcpy(entry.text, state.text, sizeof entry.text);
+  entry.text[sizeof entry.text - 1] = '\0';
+  entry.for_rank.store(state.for_rank, std::memory_order_relaxed);
+  entry.looks.store(state.looks, std::memory_order_seq_cst);
+  control_.set_process(state.rank, state.process);
+  control_.set_membership(state.rank, static_cast<Membership>(state.membership));
+}
+
+void Mirror::forget_waits(uint32_t node) noexcept {
+  for (uint32_t rank = 0; rank < plan_.node_of.size(); ++rank)
+    if (plan_.node_of[rank] == node) control_.waits()[rank].looks.store(0, std::memory_order_seq_cst);
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/shm/pulse.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace fsdp::comm {
+namespace {
+
+constexpr uint32_t longest_interval_ms = 250;
+
+uint64_t now_ms() noexcept {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(now).count()) + 1;
+}
+
+}  // namespace
+
+Pulse::Pulse(Control &control, uint32_t rank, uint32_t limit_ms)
+    : control_(control),
+      rank_(rank),
+      limit_ms_(std::max(limit_ms, least_limit_ms)),
+      interval_ms_(std::min(longest_interval_ms, limit_ms_ / 10)),
+      seen_(std::make_unique<Seen[]>(control.world_size())) {}
+
+void Pulse::look() noexcept {
+  const uint64_t now = now_ms();
+  if (now - looked_ms_ < interval_ms_) return;
+  const auto watched = static_cast<uint32_t>(std::min<uint64_t>(now - looked_ms_, 2 * interval_ms_));
+  looked_ms_ = now;
+  control_.beat(rank_, now);
+  for (uint32_t rank = 0; rank < control_.world_size(); ++rank) {
+    Seen &seen = seen_[rank];
+    const uint64_t beat = control_.last_beat(rank);
+    const uint32_t silent = seen.silent_ms.load(std::memory_order_relaxed);
+    // Who never beat has no monitor yet, or is on another node.
+    const bool beats = beat != seen.beat || beat == 0;
+    seen.silent_ms.store(beats ? 0 : std::min(silent + watched, UINT32_MAX / 2), std::memory_order_relaxed);
+    seen.beat = beat;
+  }
+}
+
+std::vector<uint32_t> Pulse::silent(const std::function<bool(uint32_t)> &concerns) const {
+  bool over = false;
+  std::vector<uint32_t> ranks;
+  for (uint32_t rank = 0; rank < control_.world_size(); ++rank) {
+    const uint32_t silent = seen_[rank].silent_ms.load(std::memory_order_relaxed);
+    if (rank == rank_ || silent + 2 * interval_ms_ < limit_ms_) continue;
+    if (control_.membership(rank) != Membership::member || !concerns(rank)) continue;
+    over = over || silent >= limit_ms_;
+    ranks.push_back(rank);
+  }
+  if (!over) ranks.clear();
+  return ranks;
+}
+
+std::string name_process(uint32_t rank, int32_t process, const std::string &host) {
+  if (process == 0) return format_text("{} (host {})", rank, host);  // it stopped before it could say
+  return format_text("{} (pid {}, host {})", rank, process, host);
+}
+
+std::string silence_text(const std::vector<std::string> &names, uint32_t limit_ms) {
+  const bool one = names.size() == 1;
+  return format_text("{} {} {} not responded for {:.1f} s: {} stopped or {} host is overloaded", one ? "rank" : "ranks",
+                     fmt::join(names, ", "), one ? "has" : "have", limit_ms / 1e3, one ? "it is" : "they are",
+                     one ? "its" : "their");
+}
+
+std::string Pulse::text(const std::vector<uint32_t> &ranks) const {
+  std::vector<std::string> names;
+  for (const uint32_t rank : ranks) names.push_back(name_process(rank, control_.process(rank), control_.host(rank)));
+  return silence_text(names, limit_ms_);
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// Failures in a job of several nodes: every rank of every node that is left reports the same one.
+#include "node_job.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+constexpr double at_once = 2.0;  // promised: 1 s; machines that run tests are loaded
+
+TEST(NodeMesh, FormsTrainsAndEnds) {
+  NodeJob job({2, 1, 2}, 1000);
+  job.start(train);
+  ASSERT_TRUE(job.await_steps(300));
+  pause_ms(1500);  // idle links and busy ones are no failure
+  job.common().stop = true;
+  ASSERT_TRUE(job.collect(10)) << "a rank hangs";
+  for (uint32_t r = 0; r < job.size(); ++r) EXPECT_EQ(job.common().status[r], FSDP_OK) << job.text(r);
+}
+
+struct Case {
+  const char *name;
+  std::vector<uint32_t> victims;
+  const char *text;
+};
+class Deaths : public testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(NodeMesh, Deaths,
+                         testing::Values(Case{"OfARank", {3}, "rank 3 died"}, Case{"OfALeader", {2}, "rank 2 died"},
+                                         Case{"OfTheCoordinator", {0}, "rank 0 died"},
+                                         Case{"OfTwoOnTwoNodes", {3, 6}, "ranks 3, 6 died"},
+                                         Case{"OfTwoOnOneNode", {2, 3}, "ranks 2, 3 died"}),
+                         [](const auto &info) { return info.param.name; });
+
+TEST_P(Deaths, AreKnownToAllAtOnce) {
+  const Case &what = GetParam();
+  NodeJob job(what.victims.size() == 2 ? std::vector<uint32_t>{1, 4, 2} : std::vector<uint32_t>{2, 2, 2}, 4000);
+  job.start(train);
+  ASSERT_TRUE(job.await_steps(20));
+  const int64_t killed_ns = now_ns();
+  for (const uint32_t victim : what.victims) job.send(victim, SIGKILL);
+  ASSERT_TRUE(job.collect(10)) << "a rank hangs";
+  job.expect(FSDP_PEER_FAILED, static_cast<int32_t>(what.victims[0]), what.text, what.victims, killed_ns, at_once);
+}
+
+// Nodes without a leader reach nobody: each names its own; whoever reaches others names both.
+TEST(NodeMesh, TwoLeadersThatDieAtOnceAreASet) {
+  NodeJob job({2, 2, 2, 1}, 4000);
+  job.start(train);
+  ASSERT_TRUE(job.await_steps(20));
+  for (const uint32_t victim : {0u, 2u}) job.send(victim, SIGKILL);
+  ASSERT_TRUE(job.collect(10)) << "a rank hangs";
+  EXPECT_EQ(job.common().rank[1], 0) << job.text(1);
+  EXPECT_EQ(job.common().rank[3], 2) << job.text(3);
+  for (const uint32_t r : {4u, 5u, 6u}) EXPECT_TRUE(job.text(r).ends_with("ranks 0, 2 died")) << job.text(r);
+  job.expect_same_text({4, 5, 6});
+}
+
+TEST(NodeMesh, AllReportTheSameText) {
+  NodeJob job({2, 2, 2}, 4000);
+  job.start(train);
+  ASSERT_TRUE(job.await_steps(20));
+  const int64_t killed_ns = now_ns();
+  job.send(3, SIGKILL);
+  ASSERT_TRUE(job.collect(10)) << "a rank hangs";
+  job.expect(FSDP_PEER_FAILED, 3, "rank 3 died", {3}, killed_ns, at_once);
+  job.expect_same_text({0, 1, 2, 4, 5});
+}
+
+// A rank that does not wait is not told before it waits; one that waits elsewhere is, whoever it waits for.
+TEST(NodeMesh, ADeathIsFoundWhileItsNodeComputes) {
+  NodeJob job({1, 2}, 4000);
+  job.start([](NodeRank &rank) {
+    rank.meet(1);
+    if (rank.rank == 2) ::_exit(1);
+    if (rank.rank == 1) pause_ms(1500);
+    rank.meet(2);
+  });
+  const int64_t start_ns = now_ns();
+  ASSERT_TRUE(job.collect(10)) << "a rank hangs";
+  job.expect(FSDP_PEER_FAILED, 2, "rank 2 died", {2}, start_ns, 1.5 + at_once);
+  EXPECT_LT(static_cast<double>(job.common().seen_ns[0] - start_ns) * 1e-9, 1.5);
+}
+
+class Stops : public testing::TestWithParam<uint32_t> {};
+INSTANTIATE_TEST_SUITE_P(NodeMesh, Stops, testing::Values(0, 2, 3));
+
+TEST_P(Stops, LongerThanTheLimitAreNamed) {
+  const uint32_t victim = GetParam();
+  NodeJob job({2, 2}, 1200);
+  job.start(train);
+  ASSERT_TRUE(job.await_steps(20));
+  const int64_t stopped_ns = now_ns();
+  job.send(victim, SIGSTOP);
+  pause_ms(3200);
+  const int64_t continued_ns = now_ns();
+  job.send(victim, SIGCONT);
+  ASSERT_TRUE(job.collect(10)) << "a rank hangs";
+  job.expect(FSDP_PEER_FAILED, static_cast<int32_t>(victim),
+             "has not responded for 1.2 s: it is stopped or its host is overloaded", {victim}, stopped_ns,
+             1.2 + at_once);
+  EXPECT_EQ(job.common().status[victim], FSDP_PEER_FAILED) << job.text(victim);
+  EXPECT_EQ(job.common().rank[victim], static_cast<int32_t>(victim)) << job.text(victim);
+  EXPECT_LT(static_cast<double>(job.common().seen_ns[victim] - continued_ns) * 1e-9, at_once);
+}
+
+TEST(NodeMesh, StopsShorterThanTheLimitAreNoFailure) {
+  NodeJob job({2, 1, 1}, 2000);
+  job.start(train);
+  ASSERT_TRUE(job.await_steps(20));
+  for (const uint32_t rank : {0u, 1u, 2u, 3u}) {
+    job.send(rank, SIGSTOP);
+    pause_ms(900);
+    job.send(rank, SIGCONT);
+    pause_ms(200);
+  }
+  for (uint32_t rank = 0; rank < 4; ++rank) job.send(rank, SIGSTOP);
+  pause_ms(3000);  // as a machine that was suspended
+  for (uint32_t rank = 0; rank < 4; ++rank) {
+    job.send(rank, SIGCONT);
+    pause_ms(100);
+  }
+  job.common().stop = true;
+  ASSERT_TRUE(job.collect(10)) << "a rank hangs";
+  for (uint32_t r = 0; r < job.size(); ++r) EXPECT_EQ(job.common().status[r], FSDP_OK) << job.text(r);
+}
+
+TEST(NodeMesh, AnAbortReachesAllNodes) {
+  for (const uint32_t who : {0u, 3u}) {
+    NodeJob job({2, 2}, 4000);
+    job.start([&](NodeRank &rank) {
+      rank.meet(1);
+      if (rank.rank != who) return rank.meet(2);
+      rank.world->abort("the test wants it");
+      pause_ms(500);
+      rank.meet(2);
+    });
+    const int64_t start_ns = now_ns();
+    ASSERT_TRUE(job.collect(10)) << "a rank hangs";
+    job.expect(FSDP_PEER_FAILED, static_cast<int32_t>(who), fmt::format("rank {} aborted: the test wants it", who),
+               {who}, start_ns, 0.5 + at_once);
+    EXPECT_EQ(job.common().status[who], FSDP_ABORTED) << job.text(who);
+  }
+}
+
+// Its world is destroyed at once after the abort: the verdict must leave with it.
+TEST(NodeMesh, AnAbortOfWhoLeavesAtOnceReachesAllNodes) {
+  for (const uint32_t who : {0u, 2u}) {
+    NodeJob job({2, 2}, 4000);
+    job.start([&](NodeRank &rank) {
+      rank.meet(1);
+      if (rank.rank == who) return rank.world->abort("gone");
+      rank.meet(2);
+    });
+    const int64_t start_ns = now_ns();
+    ASSERT_TRUE(job.collect(10)) << "a rank hangs";
+    job.expect(FSDP_PEER_FAILED, static_cast<int32_t>(who), fmt::format("rank {} aborted: gone", who), {who}, start_ns,
+               at_once);
+  }
+}
+
+TEST(NodeMesh, CallersThatWaitForEachOtherAreToldSo) {
+  NodeJob job({1, 1}, 4000);
+  job.start([](NodeRank &rank) {
+    rank.meet(1);
+    rank.waiter->set_call(rank.rank ? "fsdp_b" : "fsdp_a");
+    rank.common->words[rank.rank][rank.rank].raise(2);
+    rank.await(rank.rank, 2, rank.rank ? "gate b" : "gate a");
+  });
+  const int64_t start_ns = now_ns();
+  ASSERT_TRUE(job.collect(10)) << "a rank hangs";
+  job.expect(FSDP_MISMATCH, 1, "rank 0 is in fsdp_a (gate a), rank 1 is in fsdp_b (gate b): they wait for each other",
+             {}, start_ns, 1.5 + at_once);
+}
+
+// The whole time rank 0 waits for a rank that comes late: slow is not dead, and no crossing either.
+TEST(NodeMesh, ASlowCallerIsNoFailure) {
+  NodeJob job({1, 2}, 1000);
+  job.start([](NodeRank &rank) {
+    rank.meet(1);
+    if (rank.rank == 2) pause_ms(3500);
+    rank.meet(2);
+    rank.close();
+  });
+  ASSERT_TRUE(job.collect(15)) << "a rank hangs";
+  for (uint32_t r = 0; r < job.size(); ++r) EXPECT_EQ(job.common().status[r], FSDP_OK) << job.text(r);
+}
+
+TEST(NodeMesh, WhoWaitsForOneThatLeftIsToldSo) {
+  NodeJob job({1, 2}, 4000);
+  job.start([](NodeRank &rank) {
+    rank.meet(1);
+    if (rank.rank == 1) {
+      rank.world->leave();
+      pause_ms(1000);
+      return;
+    }
+    rank.meet(2);
+  });
+  const int64_t start_ns = now_ns();
+  ASSERT_TRUE(job.collect(10)) << "a rank hangs";
+  job.expect(FSDP_PEER_FAILED, 1, "rank 1 has closed its context", {1}, start_ns, at_once);
+}
+
+TEST(NodeMesh, AnotherSecretDoesNotJoin) {
+  NodeJob job({1, 1}, 1000);
+  job.set_secret(1, "another");
+  job.start(train);
+  ASSERT_TRUE(job.collect(10)) << "a rank hangs";
+  EXPECT_EQ(job.common().status[1], FSDP_PEER_FAILED) << job.text(1);
+  EXPECT_EQ(job.common().rank[1], 0) << job.text(1);
+  EXPECT_EQ(job.common().status[0], FSDP_PEER_FAILED) << job.text(0);
+  EXPECT_EQ(job.common().rank[0], 1) << job.text(0);
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test

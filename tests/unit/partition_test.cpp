@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// Nodes on hosts of their own (network namespaces) that are cut off from each other. Needs root and the ip tool.
+#include "node_job.h"
+#include "test_network.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+class Partition : public testing::Test {
+ protected:
+  void build(const std::vector<uint32_t> &ranks_of_nodes, uint32_t limit_ms, const NodeBody &body = train) {
+    const auto nodes = static_cast<uint32_t>(ranks_of_nodes.size());
+    if (!TestNetwork::possible()) GTEST_SKIP() << "network namespaces need root and the ip tool";
+    network = std::make_unique<TestNetwork>(nodes);
+    ASSERT_TRUE(network->works());
+    job = std::make_unique<NodeJob>(ranks_of_nodes, limit_ms);
+    for (uint32_t n = 0; n < nodes; ++n) job->place(n, network->space(n), network->address(n));
+    job->start(body);
+    ASSERT_TRUE(job->await_steps(20));
+  }
+  void expect_well() {
+    job->common().stop = true;
+    ASSERT_TRUE(job->collect(10)) << "a rank hangs";
+    for (uint32_t r = 0; r < job->size(); ++r) EXPECT_EQ(job->common().status[r], FSDP_OK) << job->text(r);
+  }
+  std::unique_ptr<TestNetwork> network;
+  std::unique_ptr<NodeJob> job;
+};
+
+// The mesh reports it although the test's gates, which are no network, still work.
+TEST_F(Partition, OfTwoNodesBlamesTheLinkOnBothSides) {
+  build({2, 1}, 2000);
+  if (IsSkipped() || HasFatalFailure()) return;
+  const int64_t cut_ns = now_ns();
+  ASSERT_TRUE(network->cut(1));
+  ASSERT_TRUE(job->collect(15)) << "a rank hangs";
+  job->expect(FSDP_PEER_FAILED, -1,
+              "no contact between host h0 (node 0) and host h1 (node 1) for 2.0 s: the network between them is cut", {},
+              cut_ns, 2.0 + 1.5);
+}
+
+TEST_F(Partition, OfOneOfThreeNodesBlamesItsLinks) {
+  build({1, 2, 1}, 2000);
+  if (IsSkipped() || HasFatalFailure()) return;
+  const int64_t cut_ns = now_ns();
+  ASSERT_TRUE(network->cut(2));
+  ASSERT_TRUE(job->collect(15)) << "a rank hangs";
+  job->expect(FSDP_PEER_FAILED, -1,
+              "no contact between host h0 (node 0) and host h2 (node 2), between host h1 (node 1) and host h2 (node 2) "
+              "for 2.0 s: the network between them is cut",
+              {}, cut_ns, 2.0 + 1.5);
+}
+
+// At moments at which TCP would send again only after the limit.
+TEST_F(Partition, ThatHealsBeforeTheLimitIsNoFailure) {
+  build({2, 1, 1}, 8000);
+  if (IsSkipped() || HasFatalFailure()) return;
+  for (const int64_t ms : {1500, 5000, 7000}) {
+    ASSERT_TRUE(network->cut(1));
+    pause_ms(ms);
+    ASSERT_TRUE(network->heal(1));
+    pause_ms(1500);
+  }
+  expect_well();
+}
+
+TEST_F(Partition, AStoppedLeaderIsNotACutLink) {
+  build({1, 1}, 1500);
+  if (IsSkipped() || HasFatalFailure()) return;
+  const int64_t stopped_ns = now_ns();
+  job->send(1, SIGSTOP);
+  pause_ms(3500);
+  job->send(1, SIGCONT);
+  ASSERT_TRUE(job->collect(10)) << "a rank hangs";
+  job->expect(FSDP_PEER_FAILED, 1, "has not responded for 1.5 s: it is stopped or its host is overloaded", {1},
+              stopped_ns, 3.0);
+  EXPECT_EQ(job->common().rank[1], 1) << job->text(1);
+}
+
+// A death behind a cut that heals, while those who saw it are still there to tell.
+TEST_F(Partition, ADeathDuringACutIsNamedOnBothSides) {
+  build({2, 2}, 4000, [](NodeRank &rank) {
+    const Error error = test::error_of([&] { train(rank); });
+    if (rank.rank == 2) pause_ms(3000);
+    throw error;
+  });
+  if (IsSkipped() || HasFatalFailure()) return;
+  ASSERT_TRUE(network->cut(1));
+  pause_ms(300);
+  const int64_t killed_ns = now_ns();
+  job->send(3, SIGKILL);
+  pause_ms(1000);
+  ASSERT_TRUE(network->heal(1));
+  ASSERT_TRUE(job->collect(10)) << "a rank hangs";
+  job->expect(FSDP_PEER_FAILED, 3, "rank 3 died", {3}, killed_ns, 6.0);
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test
