@@ -130,6 +130,7 @@ void Optimizer::measure_squares(fsdp_stream stream) {
 // Every rank's values go to all_values(), in rank order.
 void Optimizer::exchange(const double *own, size_t count, const char *what) {
   const WaitSpan span(runtime_, Awaited::peers);
+  const trace::FlightScope flight(*runtime_.meeting_flights, what, count * sizeof(double));
   runtime_.team->exchange_fixed(own, count * sizeof(double), all_values(), what);
 }
 

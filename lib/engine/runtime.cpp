@@ -2,6 +2,7 @@
 #include "engine/runtime.h"
 
 #include <algorithm>
+#include <exception>
 
 #include "base/dtype.h"
 
@@ -62,11 +63,15 @@ WaitSpan::WaitSpan(Runtime &runtime, Awaited what, const Group *group)
              trace::caller_lane, trace::Kind::wait} {
   if (runtime.timeline) trace::push_range(event_.name, event_.object);
   event_.begin_ns = trace::now_ns();
+  runtime.context.flight().begin_wait(event_.name, group ? group->flight_name : nullptr, event_.begin_ns);
+  exceptions_ = std::uncaught_exceptions();
 }
 
 WaitSpan::~WaitSpan() {
   event_.end_ns = trace::now_ns();
   counter_ += event_.end_ns - event_.begin_ns;
+  // Of a wait that failed the flight recorder keeps what it was for.
+  if (std::uncaught_exceptions() == exceptions_) runtime_.context.flight().end_wait(event_.end_ns);
   if (!runtime_.timeline) return;
   runtime_.timeline->record(event_);
   trace::pop_range();
@@ -105,8 +110,15 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
 
 void Runtime::make_traces() {
   if (timeline) model_number_ = timeline->open_model();
-  gather_trace = std::make_unique<StreamTrace>(*gather_stream, timeline, trace::gather_lane(model_number_));
-  reduce_trace = std::make_unique<StreamTrace>(*reduce_stream, timeline, trace::reduce_lane(model_number_));
+  trace::FlightRecorder &flight = context.flight();
+  const uint16_t number = flight.open_model();
+  using trace::Sequence;
+  gather_trace = std::make_unique<StreamTrace>(*gather_stream, timeline, trace::gather_lane(model_number_),
+                                               trace::FlightSequence(flight, Sequence::gathers, number));
+  reduce_trace = std::make_unique<StreamTrace>(*reduce_stream, timeline, trace::reduce_lane(model_number_),
+                                               trace::FlightSequence(flight, Sequence::reduces, number));
+  meeting_flights = std::make_unique<trace::FlightSequence>(flight, Sequence::meetings, number);
+  param_flights = std::make_unique<trace::FlightSequence>(flight, Sequence::params, number);
 }
 
 // Streams first: their work refers to everything else. A model that ends in the middle of a step leaves work that waits
@@ -131,6 +143,7 @@ void Runtime::make_groups() {
     group.index = g;
     group.spec = &spec.groups[g];
     group.plan = &plan.groups[g];
+    group.flight_name = context.flight().keep(group.spec->name);
     if (timeline) group.trace_name = timeline->keep(group.spec->name);
     group.places.resize(group.spec->params.size());
     for (const uint32_t b : group.plan->buckets)
