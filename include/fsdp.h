@@ -184,7 +184,7 @@ typedef struct fsdp_context_options {
   uint64_t trace_events;   /* counts only with FSDP_CONTEXT_TRACE: how many events are kept, of 64 bytes; 0: 65,536 */
   uint32_t heartbeat_timeout_ms; /* a rank or host that is silent for so long counts as lost; 0: 8,000 */
   uint32_t flight_events;  /* recent calls and collectives that the flight recorder keeps, of 64 bytes; 0: 1,024 */
-  const char *flight_directory; /* where the flight record is written if the context fails; NULL: FSDP_FLIGHT_DIRECTORY, else nowhere */
+  const char *flight_directory; /* flight-RANK.json is written into it if the context fails; NULL: FSDP_FLIGHT_DIRECTORY, else nowhere */
   uint32_t ranks_per_host; /* so many neighbouring ranks count as a host: for plans, and to try on one host what runs on several; 0: as it is */
   uint32_t reserved;       /* 0 */
 } fsdp_context_options;
@@ -796,6 +796,15 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_apply_grads(fsdp_model *model, const fsdp
  * Errors: INVALID_ARGUMENT, INVALID_STATE (created without FSDP_CONTEXT_TRACE), SYSTEM (errno is named). Since 0.1.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_write_trace(const fsdp_context *context, const char *path);
+
+/**
+ * Write this rank's flight record to a file: its last calls and collectives (flight_events of both), what the caller waits
+ * for, and the error that failed the context, if any. It is written without this call when the context fails and a
+ * directory is given. `fsdp-info flight` reads the files of several ranks; docs/guides/debugging-a-hang.md explains.
+ * Collective: no. Blocks: local work. Threads: any, also while another call runs or after the context has failed.
+ * Errors: INVALID_ARGUMENT, INVALID_STATE (a planning context), SYSTEM (errno is named). Since 0.1.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_write_flight_record(const fsdp_context *context, const char *path);
 
 /**
  * Begin a span of the caller's own in the timeline, say "forward"; spans nest, up to 64. name is UTF-8 of 1-255 bytes; a

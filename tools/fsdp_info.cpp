@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fsdp-info: what this build of the library contains; and one trace from those of several ranks.
+// fsdp-info: what this build of the library contains; one trace from those of several ranks; and what their flight records
+// say of a job that failed.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -7,6 +8,7 @@
 
 #include "cli.h"
 #include "handles.h"
+#include "info/flight_report.h"
 #include "info/merge_traces.h"
 
 namespace {
@@ -29,7 +31,11 @@ int main(int argc, char **argv) {
     CLI::App *trace = app.add_subcommand("trace", "Merge the traces of several ranks (fsdp_write_trace) into one file.");
     trace->add_option("OUT", out, "the file to write")->required();
     trace->add_option("FILE", files, "a rank's trace")->required();
+    CLI::App *flight = app.add_subcommand(
+        "flight", "Say who diverged first, and where, from the flight records of several ranks (flight-RANK.json).");
+    flight->add_option("FILE", files, "a rank's flight record")->required();
     if (const auto status = tools::parse_command_line(app, argc, argv)) return *status;
+    if (*flight) return tools::report_flights(files);
     if (*trace) tools::merge_traces(out, files);
     else print_build();
     return 0;

@@ -46,8 +46,9 @@ fsdp_status call_context(fsdp_context *handle, const char *name, Body &&body) no
   std::shared_ptr<engine::Context> context;
   try {
     context = acquire(handle, name);
-    const engine::CallScope scope(*context, name);
+    engine::CallScope scope(*context, name);
     body(context);
+    scope.done();
     return FSDP_OK;
   } catch (...) {
     return report_current(context.get());
@@ -73,8 +74,9 @@ fsdp_status in_model(fsdp_model *handle, const char *name, Body &&body) noexcept
   std::shared_ptr<engine::Model> model;
   try {
     model = acquire(handle, name);
-    const engine::CallScope scope(model->context(), name);
+    engine::CallScope scope(model->context(), name);
     body(*model);
+    scope.done();
     return FSDP_OK;
   } catch (...) {
     return report_current(model ? &model->context() : nullptr);
@@ -87,9 +89,11 @@ fsdp_status in_group(fsdp_group *handle, const char *name, Body &&body) noexcept
   std::shared_ptr<engine::Model> model;
   try {
     model = acquire(handle, name);
-    const engine::CallScope scope(model->context(), name);
+    engine::CallScope scope(model->context(), name);
     engine::Runtime &runtime = model->runtime(name);
+    model->context().flight().describe(runtime.groups[handle->index].flight_name);
     body(*model, runtime, runtime.groups[handle->index]);
+    scope.done();
     return FSDP_OK;
   } catch (...) {
     return report_current(model ? &model->context() : nullptr);

@@ -17,6 +17,9 @@ fsdp_context_options read_context_options(const fsdp_context_options *given, con
   if (options.trace_events > trace::Timeline::most_capacity)
     fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_context_options.trace_events is {}, at most {} can be kept", call, options.trace_events,
          trace::Timeline::most_capacity);
+  if (options.flight_events > trace::FlightRecorder::most_capacity)
+    fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_context_options.flight_events is {}, at most {} can be kept", call, options.flight_events,
+         trace::FlightRecorder::most_capacity);
   return options;
 }
 

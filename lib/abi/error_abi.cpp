@@ -57,7 +57,9 @@ fsdp_status report(engine::Context *context, const Error &error) noexcept {
     if (context && !context->in_child()) {
       if (fails_context(error.status)) context->fail_for_good(error);
       context->remember(error);
+      if (error.status != FSDP_BUSY) context->flight().leave_failed(error.status);  // BUSY: that call goes on
       last_error_failed_context = context->failure().failed();
+      if (last_error_failed_context) context->record_failure();
     }
   } catch (...) {
     last_error.reset();  // no memory for the text; the status says it

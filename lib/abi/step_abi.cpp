@@ -16,6 +16,7 @@ fsdp_status fsdp_prefetch(fsdp_group *group, fsdp_phase phase, fsdp_stream strea
     check_phase(phase, call);
     runtime.context.device().caller_stream(stream);
     runtime.require_weights(call);
+    model.context().flight().describe(impl.flight_name, phase);
     model.gatherer().prefetch(impl, phase);
   });
 }
@@ -25,6 +26,7 @@ fsdp_status fsdp_unshard(fsdp_group *group, fsdp_phase phase, fsdp_stream stream
   return in_group(group, call, [&](engine::Model &model, engine::Runtime &runtime, engine::Group &impl) {
     check_phase(phase, call);
     runtime.require_weights(call);
+    model.context().flight().describe(impl.flight_name, phase);
     model.gatherer().unshard(impl, phase, stream);
   });
 }
@@ -33,6 +35,7 @@ fsdp_status fsdp_reshard(fsdp_group *group, fsdp_phase phase, fsdp_stream stream
   constexpr auto call = "fsdp_reshard";
   return in_group(group, call, [&](engine::Model &model, engine::Runtime &, engine::Group &impl) {
     check_phase(phase, call);
+    model.context().flight().describe(impl.flight_name, phase);
     model.gatherer().reshard(impl, phase, stream);
   });
 }

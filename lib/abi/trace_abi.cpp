@@ -15,6 +15,14 @@ fsdp_status fsdp_write_trace(const fsdp_context *context, const char *path) {
   });
 }
 
+fsdp_status fsdp_write_flight_record(const fsdp_context *context, const char *path) {
+  constexpr auto call = "fsdp_write_flight_record";
+  return call_beside(context, call, [&](const engine::Context &impl) {
+    if (*check_pointer(path, call, "path") == 0) fail(FSDP_INVALID_ARGUMENT, "{}: path is empty", call);
+    impl.write_flight_record(path);
+  });
+}
+
 fsdp_status fsdp_trace_begin(fsdp_context *context, const char *name) {
   constexpr auto call = "fsdp_trace_begin";
   return call_context(context, call, [&](auto &impl) {

@@ -2,13 +2,17 @@
 #include "engine/context.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <cstdlib>
 #include <numeric>
+#include <system_error>
 
 #include "trace/chrome_trace.h"
+#include "trace/flight_record.h"
 #include "trace/span.h"
 
 namespace fsdp::engine {
@@ -34,6 +38,12 @@ uint32_t heartbeat_timeout_ms(const fsdp_context_options &options) {
     fail(FSDP_INVALID_ARGUMENT, "fsdp_context_options.heartbeat_timeout_ms: {}; it is at least {}", ms,
          least_heartbeat_timeout_ms);
   return ms;
+}
+
+// Empty: nowhere.
+std::string find_flight_directory(const fsdp_context_options &options) {
+  const char *directory = options.flight_directory ? options.flight_directory : std::getenv("FSDP_FLIGHT_DIRECTORY");
+  return directory ? directory : "";
 }
 
 // A NaN of any rank stays one: "did anybody diverge" must have one answer.
@@ -66,8 +76,10 @@ Context::Context(const fsdp_context_options &options, uint32_t rank, uint32_t wo
       world_size_(world_size),
       waiter_(failure_, options.interrupted, options.interrupted_data,
               options.timeout_ms ? options.timeout_ms : default_timeout_ms),
+      flight_(options.flight_events ? options.flight_events : trace::FlightRecorder::default_capacity),
+      flight_directory_(find_flight_directory(options)),
       device_(device::create_host_device(device_options(options, rank), waiter_, failure_)) {
-  options_.rendezvous = nullptr;  // the caller's string need not outlive the call
+  options_.rendezvous = options_.flight_directory = nullptr;  // the caller's strings need not outlive the call
 }
 
 // Teams and the world refer to the device and the failure: they go first.
@@ -92,6 +104,7 @@ std::shared_ptr<Context> Context::create(const fsdp_context_options &options) {
   world.heartbeat_timeout_ms = heartbeat_timeout_ms(options);
   std::shared_ptr<Context> context(new Context(options, world.rank, world.size));
   context->start_trace();
+  context->check_flight_directory();
   context->world_ = comm::create_process_world(world, context->waiter_, context->failure_, *context->device_);
   context->log(FSDP_LOG_INFO, format_text("rank {} of {}: {}", world.rank, world.size, context->world_->description()));
   return context;
@@ -104,6 +117,7 @@ std::vector<std::shared_ptr<Context>> Context::create_local(uint32_t world_size,
     contexts.emplace_back(new Context(options, rank, world_size));
     Context &context = *contexts.back();
     context.start_trace();
+    context.check_flight_directory();
     context.world_ = comm::create_local_world(job, rank, context.waiter_, context.failure_, *context.device_);
   }
   return contexts;
@@ -111,7 +125,10 @@ std::vector<std::shared_ptr<Context>> Context::create_local(uint32_t world_size,
 
 std::shared_ptr<Context> Context::create_planning(uint32_t world_size, uint32_t rank,
                                                   const fsdp_context_options &options) {
-  return std::shared_ptr<Context>(new Context(options, rank, world_size));
+  fsdp_context_options own = options;
+  own.flight_events = 2;  // nothing happens that could be recorded
+  own.flight_directory = "";
+  return std::shared_ptr<Context>(new Context(own, rank, world_size));
 }
 
 void Context::start_trace() {
@@ -124,7 +141,42 @@ void Context::write_trace(const std::string &path) const {
   require_world("fsdp_write_trace");
   if (!timeline_)
     fail(FSDP_INVALID_STATE, "fsdp_write_trace: the context of rank {} keeps no trace; create it with FSDP_CONTEXT_TRACE", rank_);
-  trace::replace_file(path, trace::format_chrome_trace(timeline_->read(), rank_, world_size_));
+  trace::replace_file(path, trace::format_chrome_trace(timeline_->read(), rank_, world_size_), "fsdp_write_trace");
+}
+
+// A record that cannot be written is known now, and not after the failure.
+void Context::check_flight_directory() {
+  if (flight_directory_.empty() || ::access(flight_directory_.c_str(), W_OK | X_OK) == 0) return;
+  log(FSDP_LOG_WARNING, format_text("rank {}: no flight record can be written into '{}': {}", rank_, flight_directory_,
+                                    std::generic_category().message(errno)));
+}
+
+void Context::write_flight_record(const std::string &path) const {
+  require_world("fsdp_write_flight_record");
+  trace::replace_file(path, trace::format_flight_record(flight_.read(), {rank_, world_size_, failure_.get()}),
+                      "fsdp_write_flight_record");
+}
+
+void Context::record_failure() noexcept {
+  if (flight_written_.exchange(true) || planning()) return;
+  try {
+    std::string line = format_text("rank {} of {}: the context has failed: {}", rank_, world_size_, failure_.get()->message);
+    if (!flight_directory_.empty()) {
+      const std::string path = format_text("{}/flight-{}.json", flight_directory_, rank_);
+      try {
+        write_flight_record(path);
+        line += format_text("; its flight record: {}", path);
+      } catch (const Error &error) {
+        line += format_text("; its flight record could not be written: {}", error.message);
+      }
+    }
+    log(FSDP_LOG_ERROR, line);
+  } catch (...) {  // out of memory: the failure itself is told by the call
+  }
+  // No later call comes so far as to hand the line over.
+  if (inside_.exchange(true, std::memory_order_acquire)) return;
+  flush_log();
+  inside_.store(false, std::memory_order_release);
 }
 
 void Context::require_world(const char *call) const {
@@ -170,6 +222,7 @@ void Context::all_reduce(double *values, uint64_t count, fsdp_value_op op) {
   std::copy_n(values, count, mine.values);
   {
     const trace::Span wait(timeline(), trace::Kind::wait, "wait for peers");
+    const trace::FlightScope exchange(value_flights_, "fsdp_all_reduce_values", count * sizeof *values);
     team.exchange_fixed(&mine, sizeof mine, value_messages_.data(), "fsdp_all_reduce_values");
   }
   for (uint32_t r = 0; r < world_size_; ++r) {
@@ -202,7 +255,11 @@ void Context::close() {
          rank_, unfinished);
   uint8_t here = 1;
   std::vector<uint8_t> all(world_size_);
-  world_team().exchange_fixed(&here, 1, all.data(), "fsdp_close_context");
+  {
+    comm::Team &team = world_team();
+    const trace::FlightScope exchange(value_flights_, "fsdp_close_context", 0);
+    team.exchange_fixed(&here, 1, all.data(), "fsdp_close_context");
+  }
   world_->leave();
   closed_ = true;
 }
@@ -232,6 +289,8 @@ void Context::fail_for_good(const Error &error) noexcept {
 }
 
 void Context::shut_down() noexcept {
+  if (failure_.failed()) record_failure();
+  flight_written_ = true;  // that the handle is gone is no failure
   try {
     failure_.set(Error(FSDP_INVALID_HANDLE, format_text("the context of rank {} has been destroyed", rank_)));
     if (world_ && !closed_) world_->abort("destroyed its context without fsdp_close_context");
@@ -288,6 +347,7 @@ CallScope::CallScope(Context &context, const char *call) : context_(context) {
     context.failure_.check();
   }
   context.waiter_.set_call(call);
+  context.flight_.enter(call);
 }
 
 CallScope::~CallScope() {

@@ -14,6 +14,8 @@
 #include "device/device.h"
 #include "fsdp.h"
 #include "trace/caller_spans.h"
+#include "trace/flight.h"
+#include "trace/flight_sequence.h"
 #include "trace/timeline.h"
 
 namespace fsdp::engine {
@@ -60,6 +62,11 @@ class Context {
   trace::Timeline *timeline() noexcept { return timeline_.get(); }  // NULL: no trace is kept
   trace::CallerSpans *caller_spans() noexcept { return caller_spans_.get(); }
   void write_trace(const std::string &path) const;
+  trace::FlightRecorder &flight() noexcept { return flight_; }
+  void write_flight_record(const std::string &path) const;
+  // The context has failed and a call says so: its flight record is written where the options say, once. On a thread of
+  // the caller's.
+  void record_failure() noexcept;
   Failure &failure() noexcept { return failure_; }
   const Failure &failure() const noexcept { return failure_; }
   void require_world(const char *call) const;
@@ -92,6 +99,7 @@ class Context {
   Context(const fsdp_context_options &options, uint32_t rank, uint32_t world_size);
   comm::Team &world_team();
   void start_trace();
+  void check_flight_directory();
   void flush_log() noexcept;
 
   fsdp_context_options options_;
@@ -100,6 +108,10 @@ class Context {
   ForkGuard fork_guard_;
   Failure failure_;
   Waiter waiter_;
+  trace::FlightRecorder flight_;
+  trace::FlightSequence value_flights_{flight_, trace::Sequence::values};
+  std::string flight_directory_;  // empty: no record is written
+  std::atomic<bool> flight_written_{false};
   std::unique_ptr<trace::Timeline> timeline_;
   std::unique_ptr<trace::CallerSpans> caller_spans_;
   std::unique_ptr<device::Device> device_;
@@ -124,6 +136,8 @@ class Context {
 class CallScope {
  public:
   CallScope(Context &context, const char *call);
+  // The call has done its work; without it the flight recorder takes the error that ends it.
+  void done() noexcept { context_.flight_.leave(); }
   ~CallScope();
   CallScope(const CallScope &) = delete;
   CallScope &operator=(const CallScope &) = delete;

@@ -153,9 +153,9 @@ void Gatherer::enqueue_copies(Group &group, GatherSlot &slot) {
   stream.wait(*runtime_.published);
   StreamTrace &trace = *runtime_.gather_trace;
   trace.await(*runtime_.version_gate, runtime_.version, group.name(), "wait for publish", group.trace_name, runtime_.version);
-  trace.begin();
+  trace.begin("all_gather", group, group.pulled_bytes);
   runtime_.gather_comm->gather_stable(slot.spans, {group.index, group.name()}, stream);
-  trace.end("all_gather", group.trace_name, group.pulled_bytes, runtime_.version);
+  trace.end("all_gather", group, group.pulled_bytes, runtime_.version);
   stream.record(*slot.ready);
   ++runtime_.stats.all_gathers;
   runtime_.stats.gathered_bytes += group.pulled_bytes;

@@ -70,6 +70,7 @@ struct Group {
   uint64_t reduced_bytes = 0;  // of full gradients that one reduce reads
   uint64_t all_reduced_bytes = 0;  // that one all-reduce reads: those, and the other ranks' sums
 
+  const char *flight_name = nullptr;  // the flight recorder's copy
   const char *trace_name = nullptr;  // the timeline's copy; NULL if there is none
 
   const char *name() const { return spec->name.c_str(); }

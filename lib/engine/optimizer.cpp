@@ -136,6 +136,7 @@ comm::Team &Optimizer::holders() const {
 // Every holder's values go to all_values(), in the order of its ranks.
 void Optimizer::exchange(const double *own, size_t count, const char *what) {
   const WaitSpan span(runtime_, Awaited::peers);
+  const trace::FlightScope flight(*runtime_.meeting_flights, what, count * sizeof(double));
   holders().exchange_fixed(own, count * sizeof(double), all_values(), what);
 }
 

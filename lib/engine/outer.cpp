@@ -44,7 +44,8 @@ Teams create_teams(Context &context, const layout::Mesh &mesh) {
   return teams;
 }
 
-Outer::Outer(Context &context, const memory::ModelSpec &spec, const Teams &teams, uint32_t model_number)
+Outer::Outer(Context &context, const memory::ModelSpec &spec, const Teams &teams, trace::Lane lane,
+             trace::FlightSequence flights)
     : mesh_(spec.mesh),
       rank_(teams.outer->rank()),
       inner_(teams.inner->rank()),
@@ -52,7 +53,7 @@ Outer::Outer(Context &context, const memory::ModelSpec &spec, const Teams &teams
       sums_(teams.outer->create_message_communicator("outer sums")),
       weights_(teams.outer->create_message_communicator("outer weights")),
       stream_(context.device().create_stream("outer")),
-      trace_(std::make_unique<StreamTrace>(*stream_, context.timeline(), trace::outer_lane(model_number))) {
+      trace_(std::make_unique<StreamTrace>(*stream_, context.timeline(), lane, flights)) {
   for (auto &event : partial_free_) event = context.device().create_event();
 }
 
@@ -105,38 +106,48 @@ uint32_t Outer::take_turn(const Group &group, device::Stream &reduce_stream) {
 
 void Outer::reduce(Group &group, uint32_t turn, bool accumulate, uint64_t version) {
   stream_->wait(*group.grad.reduced);
-  trace_->begin();
   const comm::Tag tag{group.index, group.name()};
   if (!group.outer_sums.empty()) {
+    const uint64_t bytes = bytes_of(group.outer_sums);
+    trace_->begin("all_reduce", group, bytes);
     sums_->all_reduce(group.outer_sums, tag, *stream_);
-    trace_->end("all_reduce", group.trace_name, bytes_of(group.outer_sums), version);
+    trace_->end("all_reduce", group, bytes, version, *sums_);
     ++stats_.all_reduces;
   }
   if (auto &slices = group.outer_slices[turn]; !slices.empty()) {
     for (auto &slice : slices) slice.accumulate = accumulate;
+    const uint64_t bytes = bytes_of(slices) * mesh_.outer_size;
+    trace_->begin("reduce_scatter", group, bytes);
     sums_->reduce_scatter(slices, tag, *stream_);
-    trace_->end("reduce_scatter", group.trace_name, bytes_of(slices) * mesh_.outer_size, version);
+    trace_->end("reduce_scatter", group, bytes, version, *sums_);
     ++stats_.reduce_scatters;
   }
   if (group.partial) stream_->record(*partial_free_[turn]);
   stream_->record(*group.grad.summed);
 }
 
+void Outer::gather(comm::MessageCommunicator &by, const std::vector<comm::WholeSpan> &spans, Group &group,
+                   uint64_t version) {
+  const uint64_t bytes = bytes_of(spans) * mesh_.outer_size;
+  trace_->begin("all_gather", group, bytes);
+  by.all_gather(spans, {group.index, group.name()}, *stream_);
+  trace_->end("all_gather", group, bytes, version, by);
+  ++stats_.all_gathers;
+}
+
 void Outer::gather_grads(Group &group, uint64_t version) {
   if (group.outer_grads.empty()) return;
-  trace_->begin();
-  sums_->all_gather(group.outer_grads, {group.index, group.name()}, *stream_);
-  trace_->end("all_gather", group.trace_name, bytes_of(group.outer_grads), version);
-  ++stats_.all_gathers;
+  gather(*sums_, group.outer_grads, group, version);
   stream_->record(*group.grad.summed);
 }
 
 void Outer::gather_weights(Group &group, uint64_t version) {
-  if (group.outer_weights.empty()) return;
-  trace_->begin();
-  weights_->all_gather(group.outer_weights, {group.index, group.name()}, *stream_);
-  trace_->end("all_gather", group.trace_name, bytes_of(group.outer_weights), version);
-  ++stats_.all_gathers;
+  if (!group.outer_weights.empty()) gather(*weights_, group.outer_weights, group, version);
+}
+
+void Outer::next_round() {
+  sums_->next_round();
+  trace_->next_round();
 }
 
 }  // namespace fsdp::engine

@@ -31,7 +31,8 @@ class Outer {
   static constexpr uint32_t communicator_count = 3;
 
   // Collective over the outer ranks.
-  Outer(Context &context, const memory::ModelSpec &spec, const Teams &teams, uint32_t model_number);
+  Outer(Context &context, const memory::ModelSpec &spec, const Teams &teams, trace::Lane lane,
+        trace::FlightSequence flights);
   ~Outer();
   Outer(const Outer &) = delete;
   Outer &operator=(const Outer &) = delete;
@@ -53,10 +54,12 @@ class Outer {
 
   device::Stream &stream() { return *stream_; }
   comm::MessageCommunicator &sum_comm() { return *sums_; }
+  void next_round();
   const OuterStats &stats() const { return stats_; }
   uint64_t sent_bytes() const { return sums_->sent_bytes() + weights_->sent_bytes(); }
 
  private:
+  void gather(comm::MessageCommunicator &by, const std::vector<comm::WholeSpan> &spans, Group &group, uint64_t version);
   void add_sub_bucket(Group &group, const Bucket &bucket, const layout::SubBucket &sub) const;
 
   const layout::Mesh &mesh_;

@@ -76,6 +76,7 @@ void Params::store(const ParamPlace &place, const std::byte *from, fsdp_dtype dt
 
 void Params::meet(const comm::Tag &tag, device::Stream &caller) {
   const WaitSpan span(runtime_, Awaited::peers);
+  const trace::FlightScope barrier(*runtime_.param_flights, "barrier", 0);
   runtime_.control_comm->await_release(runtime_.control_comm->barrier(tag, caller), caller);
 }
 

@@ -206,21 +206,23 @@ void Reducer::enqueue(Group &group, uint32_t turn) {
   Stats &stats = runtime_.stats;
   ++stats.reduces;
   stats.reduced_bytes += group.reduced_bytes;
-  runtime_.reduce_trace->begin();
+  const comm::Communicator *comm = runtime_.reduce_comm.get();
   if (group.spec->strategy == FSDP_NO_SHARD && !runtime_.outer) {
     for (auto &span : group.all_reduce_spans) span.accumulate = accumulate;
+    runtime_.reduce_trace->begin("all_reduce", group, group.all_reduced_bytes);
     group.grad.ticket = runtime_.reduce_comm->all_reduce(group.all_reduce_spans, tag, *runtime_.reduce_stream);
     ++stats.all_reduces;
     stats.all_reduce_bytes += group.all_reduced_bytes;
-    runtime_.reduce_trace->end("all_reduce", group.trace_name, group.all_reduced_bytes, runtime_.version);
+    runtime_.reduce_trace->end("all_reduce", group, group.all_reduced_bytes, runtime_.version, *comm);
     return;
   }
   auto &spans = group.reduce_spans[turn];
   for (auto &span : spans) span.accumulate = accumulate;
+  runtime_.reduce_trace->begin("reduce_scatter", group, group.reduced_bytes);
   group.grad.ticket = runtime_.reduce_comm->reduce_scatter(spans, tag, *runtime_.reduce_stream);
   ++stats.reduce_scatters;
   stats.reduce_scatter_bytes += group.reduced_bytes;
-  runtime_.reduce_trace->end("reduce_scatter", group.trace_name, group.reduced_bytes, runtime_.version);
+  runtime_.reduce_trace->end("reduce_scatter", group, group.reduced_bytes, runtime_.version, *comm);
 }
 
 // A world of one: a copy with explicit scale.
@@ -231,12 +233,12 @@ void Reducer::enqueue_local(Group &group, uint32_t turn) {
     runtime_.reduce_stream->rank_sum(
         {from.arena->data() + from.offset, 0, 1, dtype, wire, to, count, factor, accumulate, in_place});
   };
-  runtime_.reduce_trace->begin();
+  runtime_.reduce_trace->begin("local_sum", group, group.reduced_bytes);
   for (const auto &span : group.reduce_spans[turn])
     sum(span.from, span.dtype, span.wire_dtype, span.shard_count, span.to, span.factor);
   for (const auto &span : group.all_reduce_spans)
     sum(span.from, span.dtype, span.wire_dtype, span.shard_count, reinterpret_cast<float *>(span.whole_writable), span.factor);
-  runtime_.reduce_trace->end("local_sum", group.trace_name, group.reduced_bytes, runtime_.version);
+  runtime_.reduce_trace->end("local_sum", group, group.reduced_bytes, runtime_.version);
 }
 
 // The main grads of no_shard groups are summed slot by slot where there is an outer axis; now they become whole. After the
@@ -248,9 +250,9 @@ void Reducer::gather_whole() {
     runtime_.outer->gather_grads(group, runtime_.version);
     if (!runtime_.communicates()) continue;
     runtime_.reduce_stream->wait(*group.grad.summed);
-    runtime_.reduce_trace->begin();
+    runtime_.reduce_trace->begin("all_gather", group, group.reduced_bytes);
     runtime_.reduce_comm->all_gather(group.whole_grads, {group.index, group.name()}, *runtime_.reduce_stream);
-    runtime_.reduce_trace->end("all_gather", group.trace_name, group.reduced_bytes, runtime_.version);
+    runtime_.reduce_trace->end("all_gather", group, group.reduced_bytes, runtime_.version, *runtime_.reduce_comm);
     ++runtime_.stats.all_gathers;
   }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/runtime.h"
 
+#include <exception>
 
 namespace fsdp::engine {
 namespace {
@@ -31,11 +32,15 @@ WaitSpan::WaitSpan(Runtime &runtime, Awaited what, const Group *group)
              trace::caller_lane, trace::Kind::wait} {
   if (runtime.timeline) trace::push_range(event_.name, event_.object);
   event_.begin_ns = trace::now_ns();
+  runtime.context.flight().begin_wait(event_.name, group ? group->flight_name : nullptr, event_.begin_ns);
+  exceptions_ = std::uncaught_exceptions();
 }
 
 WaitSpan::~WaitSpan() {
   event_.end_ns = trace::now_ns();
   counter_ += event_.end_ns - event_.begin_ns;
+  // Of a wait that failed the flight recorder keeps what it was for.
+  if (std::uncaught_exceptions() == exceptions_) runtime_.context.flight().end_wait(event_.end_ns);
   if (!runtime_.timeline) return;
   runtime_.timeline->record(event_);
   trace::pop_range();
@@ -75,14 +80,23 @@ void Runtime::make_parts() {
   gather_comm = inner().create_communicator("gather");
   reduce_comm = inner().create_communicator("reduce", spec.mesh.reduction_block);
   control_comm = inner().create_communicator("control");
-  if (teams.outer) outer = std::make_unique<Outer>(context, spec, teams, model_number_);
   make_traces();
   make_groups();
 }
 
 void Runtime::make_traces() {
-  gather_trace = std::make_unique<StreamTrace>(*gather_stream, timeline, trace::gather_lane(model_number_));
-  reduce_trace = std::make_unique<StreamTrace>(*reduce_stream, timeline, trace::reduce_lane(model_number_));
+  trace::FlightRecorder &flight = context.flight();
+  const uint16_t number = flight.open_model();
+  using trace::Sequence;
+  gather_trace = std::make_unique<StreamTrace>(*gather_stream, timeline, trace::gather_lane(model_number_),
+                                               trace::FlightSequence(flight, Sequence::gathers, number));
+  reduce_trace = std::make_unique<StreamTrace>(*reduce_stream, timeline, trace::reduce_lane(model_number_),
+                                               trace::FlightSequence(flight, Sequence::reduces, number));
+  meeting_flights = std::make_unique<trace::FlightSequence>(flight, Sequence::meetings, number);
+  param_flights = std::make_unique<trace::FlightSequence>(flight, Sequence::params, number);
+  if (teams.outer)
+    outer = std::make_unique<Outer>(context, spec, teams, trace::outer_lane(model_number_),
+                                    trace::FlightSequence(flight, Sequence::outer, number));
 }
 
 // Streams first: their work refers to everything else. A model that ends in the middle of a step leaves work that waits

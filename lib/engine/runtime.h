@@ -51,6 +51,7 @@ class Runtime {
   Stats stats;
   trace::Timeline *timeline;  // NULL: no trace is kept
   std::unique_ptr<StreamTrace> gather_trace, reduce_trace;
+  std::unique_ptr<trace::FlightSequence> meeting_flights, param_flights;
 
   uint64_t version = 0;
   bool version_ready = false;  // every rank is known to have published it
@@ -114,6 +115,7 @@ class WaitSpan {
   Runtime &runtime_;
   uint64_t &counter_;
   trace::Event event_;
+  int exceptions_;
 };
 
 }  // namespace fsdp::engine

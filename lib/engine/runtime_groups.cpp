@@ -44,6 +44,7 @@ void Runtime::make_groups() {
     group.index = g;
     group.spec = &spec.groups[g];
     group.plan = &plan.groups[g];
+    group.flight_name = context.flight().keep(group.spec->name);
     if (timeline) group.trace_name = timeline->keep(group.spec->name);
     group.places.resize(group.spec->params.size());
     for (const uint32_t b : group.plan->buckets)

@@ -30,6 +30,7 @@ void Model::meet(Intent intent, double value, const std::string &missing) {
   mine.value = value;
   std::strncpy(mine.text, missing.c_str(), sizeof mine.text - 1);
   const WaitSpan span(state, Awaited::peers);
+  const trace::FlightScope exchange(*state.meeting_flights, intent_call(intent), 0);
   // One name for all intents: the meeting itself tells who called what.
   state.teams.all->exchange_fixed(&mine, sizeof mine, meetings_.data(), "the end of a step");
 }
@@ -88,7 +89,8 @@ void Model::check_versions() {
 void Model::realign() {
   Runtime &state = *runtime_;
   state.reduce_comm->next_round();
-  if (state.outer) state.outer->sum_comm().next_round();
+  state.reduce_trace->next_round();
+  if (state.outer) state.outer->next_round();
   state.round_gate->arrive(++state.round);
   state.round_entered = false;
 }
@@ -183,9 +185,9 @@ void Model::refresh_whole_weights(device::Stream &caller) {
                                 state.version);
     }
     copies = true;
-    state.gather_trace->begin();
+    state.gather_trace->begin("all_gather", group, group.pulled_bytes);
     state.gather_comm->gather_stable(group.refresh_spans, {group.index, group.name()}, *state.gather_stream);
-    state.gather_trace->end("all_gather", group.trace_name, group.pulled_bytes, state.version);
+    state.gather_trace->end("all_gather", group, group.pulled_bytes, state.version);
     ++state.stats.all_gathers;
     state.stats.gathered_bytes += group.pulled_bytes;
   }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/stream_trace.h"
 
+#include "engine/group.h"
+
 namespace fsdp::engine {
 
 void StreamTrace::record(trace::Event event) const noexcept {
@@ -12,21 +14,28 @@ void StreamTrace::record(trace::Event event) const noexcept {
 
 void StreamTrace::await(comm::Gate &gate, uint64_t value, const char *what, const char *name, const char *object,
                         uint64_t version) {
-  begin();
+  if (timeline_) stream_.run([this] { begin_ns_ = trace::now_ns(); });
   stream_.run([gate = &gate, value, what] { gate->await(value, what); });
   if (!timeline_) return;
   const trace::Event event{name, object, 0, 0, 0, static_cast<uint32_t>(version), 0, trace::Kind::wait};
   stream_.run([this, event] { record(event); });
 }
 
-void StreamTrace::begin() {
-  if (timeline_) stream_.run([this] { begin_ns_ = trace::now_ns(); });
+void StreamTrace::begin(const char *name, const Group &group, uint64_t bytes) {
+  handle_ = flights_.enqueue(name, group.flight_name, bytes);
+  stream_.run([this, handle = handle_] {
+    begin_ns_ = trace::now_ns();
+    flights_.flight().start(handle);
+  });
 }
 
-void StreamTrace::end(const char *name, const char *object, uint64_t bytes, uint64_t version) {
-  if (!timeline_) return;
-  const trace::Event event{name, object, 0, 0, bytes, static_cast<uint32_t>(version), 0, trace::Kind::collective};
-  stream_.run([this, event] { record(event); });
+void StreamTrace::end_of(const char *name, const Group &group, uint64_t bytes, uint64_t version, const void *comm, Broken broken) {
+  const trace::Event event{name, group.trace_name, 0, 0, bytes, static_cast<uint32_t>(version), 0, trace::Kind::collective};
+  stream_.run([this, event, handle = handle_, comm, broken] {
+    if (comm && broken(comm)) flights_.flight().fail(handle);
+    else flights_.flight().complete(handle);
+    if (timeline_) record(event);
+  });
 }
 
 }  // namespace fsdp::engine

@@ -108,17 +108,17 @@ std::string format_chrome_trace(const Timeline::Snapshot &snapshot, uint32_t ran
   return text + last_line;
 }
 
-void replace_file(const std::string &path, const std::string &text) {
+void replace_file(const std::string &path, const std::string &text, const char *call) {
   std::string beside;
   const int fd = create_beside(path, beside);
-  if (fd < 0) fail_errno(errno, format_text("fsdp_write_trace: creating '{}'", beside));
+  if (fd < 0) fail_errno(errno, format_text("{}: creating '{}'", call, beside));
   int code = write_all(fd, text);
   const char *what = "writing";
   if (::close(fd) != 0 && !code) code = errno;
   if (!code && ::rename(beside.c_str(), path.c_str()) != 0) code = errno, what = "renaming it from";
   if (!code) return;
   ::unlink(beside.c_str());
-  fail_errno(code, format_text("fsdp_write_trace: '{}': {} '{}'", path, what, beside));
+  fail_errno(code, format_text("{}: '{}': {} '{}'", call, path, what, beside));
 }
 
 }  // namespace fsdp::trace

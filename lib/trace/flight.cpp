@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trace/flight.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace fsdp::trace {
+namespace {
+
+constexpr uint64_t most_us = (uint64_t{1} << 30) - 1;
+
+// Never 0, which is "not yet".
+uint64_t microseconds(uint64_t from, uint64_t to) {
+  return std::clamp<uint64_t>(to > from ? (to - from) / 1000 : 0, 1, most_us);
+}
+
+}  // namespace
+
+// Value-initialized: every page is touched now, and not by an entry.
+FlightRecorder::FlightRecorder(uint32_t capacity)
+    : half_(std::bit_ceil(std::max<uint64_t>(capacity / 2, 1))),
+      mask_(half_ - 1),
+      calls_(std::make_unique<CallSlot[]>(half_)),
+      collectives_(std::make_unique<CollectiveSlot[]>(half_)) {}
+
+void FlightRecorder::begin_wait(const char *what, const char *object, uint64_t now) noexcept {
+  wait_since_.store(now, std::memory_order_relaxed);
+  wait_object_.store(object, std::memory_order_relaxed);
+  wait_what_.store(what, std::memory_order_release);
+}
+
+void FlightRecorder::end_wait(uint64_t now) noexcept {
+  wait_what_.store(nullptr, std::memory_order_release);
+  if (!next_call_) return;
+  CallSlot &slot = present();
+  const uint64_t waited = now - wait_since_.load(std::memory_order_relaxed);
+  slot.waited_ns.store(slot.waited_ns.load(std::memory_order_relaxed) + waited, std::memory_order_relaxed);
+}
+
+uint64_t FlightRecorder::enqueue(const FlightCollective &of) noexcept {
+  const uint64_t number = next_collective_.load(std::memory_order_relaxed);
+  CollectiveSlot &slot = collectives_[number & mask_];
+  slot.state.store(2 * number + 1, std::memory_order_relaxed);
+  // Released one by one, as in enter().
+  slot.what.store(of.what, std::memory_order_release);
+  slot.object.store(of.object, std::memory_order_release);
+  slot.enqueued_ns.store(now_ns(), std::memory_order_release);
+  slot.elements.store(of.elements, std::memory_order_release);
+  slot.place.store(uint64_t{of.round} << 32 | of.number, std::memory_order_release);
+  slot.kind.store((next_call_ - 1) << 32 | uint64_t{of.model} << 16 | static_cast<uint64_t>(of.sequence) << 8 |
+                      static_cast<uint64_t>(of.dtype & 0xff),
+                  std::memory_order_release);
+  slot.progress.store(static_cast<uint64_t>(FlightState::enqueued), std::memory_order_release);
+  slot.state.store(2 * number + 2, std::memory_order_release);
+  next_collective_.store(number + 1, std::memory_order_release);
+  return number;
+}
+
+// An entry that has been overwritten since is left alone. Its stream is the only one that moves it, and the caller that
+// laps the ring just now may at worst lose the new entry's first state.
+void FlightRecorder::advance(uint64_t handle, FlightState state) noexcept {
+  CollectiveSlot &slot = collectives_[handle & mask_];
+  if (slot.state.load(std::memory_order_acquire) != 2 * handle + 2) return;
+  uint64_t progress = slot.progress.load(std::memory_order_relaxed);
+  const uint64_t us = microseconds(slot.enqueued_ns.load(std::memory_order_relaxed), now_ns());
+  const uint64_t started = state == FlightState::started ? us : progress >> 34;
+  const uint64_t ended = state == FlightState::started ? 0 : us;
+  slot.progress.compare_exchange_strong(progress, started << 34 | ended << 4 | static_cast<uint64_t>(state),
+                                        std::memory_order_release, std::memory_order_relaxed);
+}
+
+const char *FlightRecorder::keep(std::string_view text) {
+  const std::lock_guard lock(mutex_);
+  return texts_.emplace(text).first->c_str();
+}
+
+bool FlightRecorder::read_call(uint64_t number, Call &call) const noexcept {
+  const CallSlot &slot = calls_[number & mask_];
+  if (slot.state.load(std::memory_order_acquire) != 2 * number + 2) return false;
+  call.number = number;
+  call.name = slot.name.load(std::memory_order_acquire);
+  call.object = slot.object.load(std::memory_order_acquire);
+  call.begin_ns = slot.begin_ns.load(std::memory_order_acquire);
+  call.waited_ns = slot.waited_ns.load(std::memory_order_acquire);
+  const uint64_t outcome = slot.outcome.load(std::memory_order_acquire);
+  call.state = static_cast<FlightState>(outcome & 0xff);
+  call.phase = static_cast<fsdp_phase>(outcome >> 8 & 0xff);
+  call.status = static_cast<fsdp_status>(outcome >> 32);
+  return slot.state.load(std::memory_order_relaxed) == 2 * number + 2;
+}
+
+bool FlightRecorder::read_collective(uint64_t number, Collective &collective) const noexcept {
+  const CollectiveSlot &slot = collectives_[number & mask_];
+  if (slot.state.load(std::memory_order_acquire) != 2 * number + 2) return false;
+  collective.entry = number;
+  collective.what = slot.what.load(std::memory_order_acquire);
+  collective.object = slot.object.load(std::memory_order_acquire);
+  collective.enqueued_ns = slot.enqueued_ns.load(std::memory_order_acquire);
+  collective.elements = slot.elements.load(std::memory_order_acquire);
+  const uint64_t place = slot.place.load(std::memory_order_acquire);
+  const uint64_t kind = slot.kind.load(std::memory_order_acquire);
+  const uint64_t progress = slot.progress.load(std::memory_order_acquire);
+  collective.round = static_cast<uint32_t>(place >> 32);
+  collective.number = static_cast<uint32_t>(place);
+  collective.call = kind >> 32;
+  collective.model = static_cast<uint16_t>(kind >> 16);
+  collective.sequence = static_cast<Sequence>(kind >> 8 & 0xff);
+  collective.dtype = static_cast<fsdp_dtype>(kind & 0xff);
+  collective.state = static_cast<FlightState>(progress & 0xf);
+  const auto time = [&](uint64_t us) { return us ? collective.enqueued_ns + us * 1000 : 0; };
+  collective.started_ns = time(progress >> 34);
+  collective.ended_ns = time(progress >> 4 & most_us);
+  return slot.state.load(std::memory_order_relaxed) == 2 * number + 2;
+}
+
+FlightRecorder::Snapshot FlightRecorder::read() const {
+  Snapshot snapshot;
+  snapshot.call_count = call_.load(std::memory_order_acquire);
+  snapshot.collective_count = next_collective_.load(std::memory_order_acquire);
+  const auto first = [&](uint64_t count) { return count > half_ ? count - half_ : 0; };
+  Call call;
+  for (uint64_t number = first(snapshot.call_count); number < snapshot.call_count; ++number)
+    if (read_call(number, call)) snapshot.calls.push_back(call);
+  Collective collective;
+  for (uint64_t number = first(snapshot.collective_count); number < snapshot.collective_count; ++number)
+    if (read_collective(number, collective)) snapshot.collectives.push_back(collective);
+  snapshot.wait.what = wait_what_.load(std::memory_order_acquire);
+  snapshot.wait.object = wait_object_.load(std::memory_order_relaxed);
+  snapshot.wait.since_ns = wait_since_.load(std::memory_order_relaxed);
+  return snapshot;
+}
+
+}  // namespace fsdp::trace

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// The flight recorder of one context: its last calls and collectives, in two rings that are allocated once. It is
+// always on, so an entry costs a few stores and a coarse look at the clock: no lock, no allocation, no system call. Any
+// thread may read meanwhile: an entry that is being written is left out.
+//
+// Calls and enqueued collectives are written by the thread inside the context, one at a time; streams only move on the
+// state of a collective. Texts are kept by the recorder (or are literals): models are gone when it is read.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <ctime>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <vector>
+
+#include "fsdp.h"
+#include "trace/timeline.h"
+
+namespace fsdp::trace {
+
+enum class FlightState : uint8_t { enqueued = 1, started, completed, failed };
+
+// What a collective is one of: those of one such sequence come in the same order on every rank.
+enum class Sequence : uint8_t { values, meetings, reduces, gathers, params, outer };
+
+struct FlightCollective {
+  const char *what = nullptr;    // "reduce_scatter", or the call that exchanges
+  const char *object = nullptr;  // a group's name, or NULL
+  uint64_t elements = 0;         // bytes if dtype is 0
+  fsdp_dtype dtype = 0;
+  Sequence sequence = Sequence::values;
+  uint16_t model = 0;
+  uint32_t round = 0;
+  uint32_t number = 0;  // in the round
+};
+
+class FlightRecorder {
+ public:
+  static constexpr uint32_t default_capacity = 1024;
+  static constexpr uint32_t most_capacity = uint32_t{1} << 20;
+
+  // Half of it for each ring, or the power of two above.
+  explicit FlightRecorder(uint32_t capacity);
+  FlightRecorder(const FlightRecorder &) = delete;
+  FlightRecorder &operator=(const FlightRecorder &) = delete;
+
+  // The present call: its name, a literal; what it is about; that it ended.
+  void enter(const char *call) noexcept {
+    CallSlot &slot = calls_[next_call_ & mask_];
+    slot.state.store(2 * next_call_ + 1, std::memory_order_relaxed);
+    // The fields are released after the odd state: a reader that has seen one of them sees that the state has moved.
+    slot.name.store(call, std::memory_order_release);
+    slot.object.store(nullptr, std::memory_order_release);
+    slot.waited_ns.store(0, std::memory_order_release);
+    slot.begin_ns.store(coarse_ns(), std::memory_order_release);
+    slot.outcome.store(pack(FlightState::started, 0, 0), std::memory_order_release);
+    slot.state.store(2 * next_call_ + 2, std::memory_order_release);
+    call_.store(++next_call_, std::memory_order_release);
+    if (wait_what_.load(std::memory_order_relaxed))
+      wait_what_.store(nullptr, std::memory_order_relaxed);  // one that failed
+  }
+  void describe(const char *object, fsdp_phase phase = 0) noexcept {
+    CallSlot &slot = present();
+    slot.object.store(object, std::memory_order_relaxed);
+    slot.outcome.store(pack(FlightState::started, phase, 0), std::memory_order_release);
+  }
+  void leave() noexcept {
+    std::atomic<uint64_t> &outcome = present().outcome;
+    const auto phase = static_cast<fsdp_phase>(outcome.load(std::memory_order_relaxed) >> 8 & 0xff);
+    outcome.store(pack(FlightState::completed, phase, 0), std::memory_order_release);
+  }
+  // ... that it failed; without effect if it ended before.
+  void leave_failed(fsdp_status status) noexcept {
+    const uint64_t count = call_.load(std::memory_order_acquire);
+    if (!count) return;
+    std::atomic<uint64_t> &outcome = calls_[(count - 1) & mask_].outcome;
+    uint64_t before = outcome.load(std::memory_order_relaxed);
+    if ((before & 0xff) != static_cast<uint64_t>(FlightState::started)) return;
+    const uint64_t after = pack(FlightState::failed, static_cast<fsdp_phase>(before >> 8 & 0xff), status);
+    outcome.compare_exchange_strong(before, after, std::memory_order_release, std::memory_order_relaxed);
+  }
+
+  // The caller waits; what is a literal. One that ends by an error stays: it is what the caller waited for.
+  void begin_wait(const char *what, const char *object, uint64_t now) noexcept;
+  void end_wait(uint64_t now) noexcept;
+
+  // Returns the handle by which streams move it on. Only the thread inside enqueues.
+  uint64_t enqueue(const FlightCollective &collective) noexcept;
+  void start(uint64_t handle) noexcept { advance(handle, FlightState::started); }
+  void complete(uint64_t handle) noexcept { advance(handle, FlightState::completed); }
+  void fail(uint64_t handle) noexcept { advance(handle, FlightState::failed); }
+
+  // A copy of the text that lives as long as the recorder.
+  const char *keep(std::string_view text);
+  uint16_t open_model() noexcept { return models_++; }  // models are numbered alike on all ranks
+
+  struct Call {
+    uint64_t number = 0;
+    const char *name = nullptr, *object = nullptr;
+    uint64_t begin_ns = 0, waited_ns = 0;
+    fsdp_phase phase = 0;
+    FlightState state = FlightState::started;
+    fsdp_status status = 0;
+  };
+  struct Collective : FlightCollective {
+    uint64_t entry = 0;
+    uint64_t call = 0;  // the number of the call that enqueued it
+    FlightState state = FlightState::enqueued;
+    uint64_t enqueued_ns = 0, started_ns = 0, ended_ns = 0;  // 0: not yet
+  };
+  struct Wait {
+    const char *what = nullptr, *object = nullptr;  // what NULL: the caller waits for nothing
+    uint64_t since_ns = 0;
+  };
+  struct Snapshot {
+    std::vector<Call> calls;
+    std::vector<Collective> collectives;
+    uint64_t call_count = 0, collective_count = 0;  // since the start; what is not there is lost
+    Wait wait;
+  };
+  Snapshot read() const;
+
+ private:
+  // `state` is 2 n + 1 while entry n is written here and 2 n + 2 when it is there.
+  struct alignas(64) CallSlot {
+    std::atomic<uint64_t> state{0};
+    std::atomic<const char *> name{}, object{};
+    std::atomic<uint64_t> begin_ns{0}, waited_ns{0};
+    std::atomic<uint64_t> outcome{0};  // state, phase << 8, status << 32
+  };
+  struct alignas(64) CollectiveSlot {
+    std::atomic<uint64_t> state{0};
+    std::atomic<const char *> what{}, object{};
+    std::atomic<uint64_t> enqueued_ns{0};
+    std::atomic<uint64_t> elements{0};
+    std::atomic<uint64_t> place{0};  // round << 32 | number
+    std::atomic<uint64_t> kind{0};   // call << 32 | model << 16 | sequence << 8 | dtype
+    // Microseconds since it was enqueued: started << 34 | ended << 4 | state. Of 30 bits each; more stays at the end.
+    std::atomic<uint64_t> progress{0};
+  };
+  static_assert(sizeof(CallSlot) == 64 && sizeof(CollectiveSlot) == 64);
+
+  static uint64_t coarse_ns() noexcept {
+    timespec time;
+    ::clock_gettime(CLOCK_MONOTONIC_COARSE, &time);
+    return static_cast<uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(time.tv_nsec);
+  }
+  static constexpr uint64_t pack(FlightState state, fsdp_phase phase, fsdp_status status) noexcept {
+    return static_cast<uint64_t>(state) | static_cast<uint64_t>(phase & 0xff) << 8 |
+           uint64_t{static_cast<uint32_t>(status)} << 32;
+  }
+  CallSlot &present() noexcept { return calls_[(next_call_ - 1) & mask_]; }
+  void advance(uint64_t handle, FlightState state) noexcept;
+  bool read_call(uint64_t number, Call &call) const noexcept;
+  bool read_collective(uint64_t number, Collective &collective) const noexcept;
+
+  const uint64_t half_, mask_;  // entries of each ring, a power of two
+  std::unique_ptr<CallSlot[]> calls_;
+  std::unique_ptr<CollectiveSlot[]> collectives_;
+  uint64_t next_call_ = 0;  // of the thread inside
+  std::atomic<uint64_t> call_{0};
+  std::atomic<uint64_t> next_collective_{0};
+  std::atomic<const char *> wait_what_{}, wait_object_{};
+  std::atomic<uint64_t> wait_since_{0};
+  std::atomic<uint16_t> models_{0};
+  std::mutex mutex_;  // what follows
+  std::unordered_set<std::string> texts_;
+};
+
+}  // namespace fsdp::trace

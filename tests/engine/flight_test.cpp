@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+// The flight record: when it is written, by whom, and what it says. What several of them say together:
+// tests/tools/flight_test.sh.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "harness.h"
+
+using namespace harness;
+
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+class Flight : public testing::Test {
+ protected:
+  void SetUp() override { fs::create_directory(folder_); }
+  void TearDown() override {
+    ::unsetenv("FSDP_FLIGHT_DIRECTORY");
+    fs::remove_all(folder_);
+  }
+  std::string path(const std::string &name) const { return (folder_ / name).string(); }
+  Json read(const std::string &name) const {
+    std::ifstream in(path(name));
+    EXPECT_TRUE(in) << name;
+    return Json::parse(in);
+  }
+  bool written(uint32_t rank) const { return fs::exists(folder_ / ("flight-" + std::to_string(rank) + ".json")); }
+  Scenario scenario(uint32_t ranks, const char *directory) const {
+    Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS, ranks, FSDP_UNSHARD_MAPPED);
+    scenario.context.flight_directory = directory;
+    scenario.context.timeout_ms = 300;
+    return scenario;
+  }
+
+  const fs::path folder_ = testing::TempDir() + "flight_test." + std::to_string(::getpid());
+};
+
+// Rank 1 stays away from the end of the step.
+void fail_at_finish(const Scenario &setup, const std::function<void(uint32_t)> &after = {}) {
+  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, setup);
+    rank.load();
+    forward(rank, nullptr);
+    backward(rank, 0, 0, nullptr);
+    if (r == 1) pause_ms(600);
+    require_error(fsdp_finish_grads(rank.model, 1, nullptr), FSDP_TIMEOUT, {"rank 1"});
+    if (after) after(r);
+  });
+}
+
+TEST_F(Flight, IsWrittenByTheFirstCallThatReturnsTheFailure) {
+  const std::string folder = folder_.string();
+  std::atomic<int> there{0};
+  fail_at_finish(scenario(2, folder.c_str()), [&](uint32_t r) { there += written(r); });
+  EXPECT_EQ(there, 2);
+  const Json record = read("flight-0.json");
+  EXPECT_EQ(record["rank"], 0);
+  EXPECT_EQ(record["world_size"], 2);
+  EXPECT_EQ(record["pid"], ::getpid());
+  EXPECT_EQ(record["error"]["status"], FSDP_TIMEOUT);
+  EXPECT_EQ(record["error"]["rank"], 1);
+  EXPECT_NE(record["error"]["message"].get<std::string>().find("rank 1"), std::string::npos);
+  EXPECT_EQ(record["wait"]["for"], "wait for peers");
+  const Json call = record["calls"].back();
+  EXPECT_EQ(call["call"], "fsdp_finish_grads");
+  EXPECT_EQ(call["state"], "failed");
+  EXPECT_EQ(call["status"], FSDP_TIMEOUT);
+  const Json meeting = record["collectives"].back();
+  EXPECT_EQ(meeting["sequence"], "meetings of model 0");
+  EXPECT_EQ(meeting["what"], "fsdp_finish_grads");
+  EXPECT_EQ(meeting["state"], "failed");
+}
+
+TEST_F(Flight, NamesCallsGroupsPhasesAndCollectives) {
+  const Scenario setup = scenario(2, nullptr);
+  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, setup);
+    rank.load();
+    finish_step(rank, 0);
+    update(rank);
+    FSDP(fsdp_write_flight_record(context, path("now-" + std::to_string(r)).c_str()));
+    FSDP(fsdp_close_context(context));
+  });
+  const Json record = read("now-1");
+  EXPECT_FALSE(record.contains("error"));
+  EXPECT_FALSE(record.contains("wait"));
+  EXPECT_EQ(record["calls_lost"], 0);
+  std::vector<std::string> visits, reduces;
+  for (const Json &call : record["calls"])
+    if (call["call"] == "fsdp_unshard") {
+      EXPECT_EQ(call["state"], "completed");
+      visits.push_back(call["group"].get<std::string>() + " " + call["phase"].get<std::string>());
+    }
+  for (const Json &of : record["collectives"])
+    if (of["sequence"] == "reduces of model 0") {
+      EXPECT_EQ(of["state"], "completed");
+      EXPECT_EQ(of["number"], reduces.size());
+      EXPECT_GE(of["started_ns"], of["enqueued_ns"]);
+      EXPECT_GE(of["ended_ns"], of["started_ns"]);
+      reduces.push_back(of["group"]);
+    }
+  EXPECT_EQ(visits,
+            (std::vector<std::string>{"embed FORWARD", "layer.0 FORWARD", "layer.1 FORWARD", "head FORWARD",
+                                      "head BACKWARD", "layer.1 BACKWARD", "layer.0 BACKWARD", "embed BACKWARD"}));
+  EXPECT_EQ(reduces, (std::vector<std::string>{"head", "layer.1", "layer.0", "embed"}));
+}
+
+TEST_F(Flight, KeepsTheLastEntries) {
+  Scenario setup = scenario(1, nullptr);
+  setup.context.flight_events = 16;
+  run_threads(setup, [&](uint32_t, fsdp_context *context) {
+    double value = 1;
+    for (int i = 0; i < 100; ++i) FSDP(fsdp_all_reduce_values(context, &value, 1, FSDP_VALUE_SUM));
+    FSDP(fsdp_write_flight_record(context, path("ring").c_str()));
+  });
+  const Json record = read("ring");
+  EXPECT_EQ(record["calls"].size(), 8u);
+  EXPECT_EQ(record["calls_lost"], 92);
+  EXPECT_EQ(record["calls"].front()["entry"], 92);
+  EXPECT_EQ(record["collectives"].size(), 8u);
+  EXPECT_EQ(record["collectives"].back()["number"], 99);
+}
+
+TEST_F(Flight, OfAnotherThreadSaysWhatTheCallerWaitsFor) {
+  Scenario setup = scenario(2, nullptr);
+  setup.context.timeout_ms = 20'000;
+  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, setup);
+    rank.load();
+    finish_step(rank, 0);
+    if (r == 1) pause_ms(500);
+    std::thread observer;
+    if (r == 0)
+      observer = std::thread([&, context] {
+        pause_ms(200);
+        EXPECT_EQ(fsdp_write_flight_record(context, path("waiting").c_str()), FSDP_OK);
+      });
+    const fsdp_status status = fsdp_step_adamw(rank.model, 0.1, nullptr, nullptr);
+    if (observer.joinable()) observer.join();
+    REQUIRE(status == FSDP_OK);
+    FSDP(fsdp_close_context(context));
+  });
+  const Json record = read("waiting");
+  EXPECT_FALSE(record.contains("error"));
+  EXPECT_EQ(record["wait"]["for"], "wait for peers");
+  EXPECT_GT(record["monotonic_ns"].get<uint64_t>() - record["wait"]["since_ns"].get<uint64_t>(), 100'000'000u);
+  EXPECT_EQ(record["calls"].back()["call"], "fsdp_step_adamw");
+  EXPECT_EQ(record["calls"].back()["state"], "started");
+  EXPECT_EQ(record["collectives"].back()["state"], "started");
+}
+
+TEST_F(Flight, TheDirectoryMayComeFromTheEnvironmentAndTheOptionsWin) {
+  ::setenv("FSDP_FLIGHT_DIRECTORY", folder_.c_str(), 1);
+  fail_at_finish(scenario(2, nullptr));
+  EXPECT_TRUE(written(0) && written(1));
+  fs::remove(path("flight-0.json"));
+  fs::create_directory(path("other"));
+  const std::string other = path("other");
+  fail_at_finish(scenario(2, other.c_str()));
+  EXPECT_FALSE(written(0));
+  EXPECT_TRUE(fs::exists(path("other/flight-0.json")));
+}
+
+TEST_F(Flight, NothingIsWrittenWithoutADirectoryOrAFailure) {
+  ::unsetenv("FSDP_FLIGHT_DIRECTORY");
+  fail_at_finish(scenario(2, nullptr));
+  const std::string folder = folder_.string();
+  const Scenario setup = scenario(2, folder.c_str());
+  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, setup);
+    require_error(fsdp_unshard(rank.groups[0], FSDP_FORWARD, nullptr), FSDP_INVALID_STATE, {"fsdp_publish_weights"});
+    rank.load();
+    clean_step(rank, r);
+    FSDP(fsdp_close_context(context));
+  });
+  EXPECT_TRUE(fs::is_empty(folder_));
+}
+
+TEST_F(Flight, IsWrittenAtDestroyIfNoCallHasReturnedTheFailure) {
+  const std::string folder = folder_.string();
+  const Scenario setup = scenario(1, folder.c_str());
+  run_threads(setup, [&](uint32_t, fsdp_context *context) { FSDP(fsdp_abort_context(context, "enough")); });
+  EXPECT_EQ(read("flight-0.json")["error"]["status"], FSDP_ABORTED);
+}
+
+TEST_F(Flight, ADirectoryThatCannotBeWrittenIsLogged) {
+  std::vector<std::string> lines;
+  Scenario setup = scenario(1, "/no/such/directory");
+  setup.context.log_data = &lines;
+  setup.context.log = [](void *data, fsdp_log_level, const char *line) {
+    static_cast<std::vector<std::string> *>(data)->push_back(line);
+  };
+  run_threads(setup, [&](uint32_t, fsdp_context *context) {
+    double value = 1;
+    FSDP(fsdp_all_reduce_values(context, &value, 1, FSDP_VALUE_SUM));
+    FSDP(fsdp_abort_context(context, "enough"));
+    REQUIRE(fsdp_all_reduce_values(context, &value, 1, FSDP_VALUE_SUM) == FSDP_ABORTED);
+  });
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_NE(lines[0].find("'/no/such/directory'"), std::string::npos) << lines[0];
+  EXPECT_NE(lines[1].find("enough"), std::string::npos) << lines[1];
+  EXPECT_NE(lines[1].find("could not be written"), std::string::npos) << lines[1];
+}
+
+TEST_F(Flight, WrongArgumentsAreRefused) {
+  fsdp_context_options options = FSDP_CONTEXT_OPTIONS_INIT;
+  fsdp_context *context = nullptr;
+  options.flight_events = 1u << 30;
+  require_error(fsdp_create_local_contexts(1, &options, &context), FSDP_INVALID_ARGUMENT, {"flight_events"});
+  options.flight_events = 1;
+  FSDP(fsdp_create_local_contexts(1, &options, &context));
+  require_error(fsdp_write_flight_record(context, nullptr), FSDP_INVALID_ARGUMENT, {"path"});
+  require_error(fsdp_write_flight_record(context, ""), FSDP_INVALID_ARGUMENT, {"path"});
+  require_error(fsdp_write_flight_record(context, path("no/such").c_str()), FSDP_SYSTEM, {"fsdp_write_flight_record"});
+  fsdp_destroy_context(context);
+  FSDP(fsdp_create_plan_context(4, 1, nullptr, &context));
+  require_error(fsdp_write_flight_record(context, path("plan").c_str()), FSDP_INVALID_STATE, {"only plans"});
+  fsdp_destroy_context(context);
+}
+
+}  // namespace
