@@ -6,7 +6,12 @@
 #include "comm/bootstrap/local_job.h"
 #include "comm/bootstrap/process_world.h"
 #include "comm/communicator.h"
+#include "comm/hybrid/card.h"
+#include "comm/hybrid/world.h"
 #include "comm/net.h"
+#include "comm/nodes/form.h"
+#include "comm/nodes/listener.h"
+#include "comm/nodes/mesh.h"
 #include "comm/shm/seat.h"
 #include "comm/shm/world.h"
 
@@ -18,9 +23,6 @@ void check_size(uint32_t size, uint32_t most, const char *where) {
   if (size > most) fail(FSDP_UNSUPPORTED, "{} ranks {}; this release has at most {}", size, where, most);
 }
 
-// Ranks that share memory need not know each other's addresses.
-std::vector<std::byte> make_card(const std::string &) { return {}; }
-
 class NoLinks final : public Links {
  public:
   bool send(uint32_t, Parcel, const Fd &) override { return false; }
@@ -31,6 +33,62 @@ class NoLinks final : public Links {
     return std::nullopt;
   }
 };
+
+// What a rank has before it knows whether other hosts take part.
+struct Threshold {
+  LeaderListener listener;
+  std::shared_ptr<Net> net;
+  std::optional<Error> no_net;  // an error only if there are other hosts
+};
+
+std::vector<std::byte> make_card(Threshold &threshold, uint32_t rank, const std::string &address) {
+  Card card;
+  threshold.listener = open_leader_listener(address);
+  card.leader = threshold.listener.address;
+  try {
+    threshold.net = create_net(rank);
+    card.net = threshold.net->address();
+  } catch (const Error &error) {
+    if (error.status != FSDP_UNSUPPORTED) throw;
+    threshold.no_net = error;
+  }
+  return write_card(card);
+}
+
+std::vector<Card> read_cards(const Roster &roster) {
+  std::vector<Card> cards;
+  for (size_t r = 0; r < roster.members.size(); ++r) {
+    auto card = read_card(roster.members[r].card);
+    if (!card)
+      fail_rank(FSDP_MISMATCH, static_cast<int32_t>(r),
+                "rank {} ({}) brought something to the rendezvous that is no card", r, roster.members[r].host);
+    cards.push_back(std::move(*card));
+  }
+  return cards;
+}
+
+MeshPlan plan_mesh(const WorldOptions &options, const Roster &roster, const std::vector<Card> &cards) {
+  MeshPlan plan;
+  plan.rank = options.rank;
+  plan.secret = options.secret;
+  plan.job = format_text("{} (attempt {})", options.rendezvous, options.attempt);
+  plan.heartbeat_timeout_ms = options.heartbeat_timeout_ms;
+  for (const Member &member : roster.members) plan.node_of.push_back(member.node);
+  for (uint32_t node = 0; node < roster.node_count(); ++node) {
+    const uint32_t leader = roster.ranks_of(node).front();
+    plan.nodes.push_back({leader, roster.members[leader].host, cards[leader].leader});
+  }
+  return plan;
+}
+
+// The lowest rank of a host speaks with those of the others, on its monitor's thread.
+std::unique_ptr<Monitor> start_monitor(const std::shared_ptr<Seat> &seat, MeshPlan plan, LeaderListener listener,
+                                       const Waiter &waiter) {
+  if (plan.nodes[plan.node()].leader != plan.rank) return std::make_unique<Monitor>(seat);
+  auto links = form_mesh(plan, listener.stream, waiter);
+  auto mesh = std::make_unique<NodeMesh>(*seat, std::move(plan), std::move(links), std::move(listener.datagrams));
+  return std::make_unique<Monitor>(seat, std::move(mesh));
+}
 
 }  // namespace
 
@@ -60,12 +118,24 @@ std::unique_ptr<World> create_process_world(const WorldOptions &options, const W
   if (options.rank >= options.size)
     fail(FSDP_INVALID_ARGUMENT, "rank {} is outside [0, {})", options.rank, options.size);
   if (options.size == 1) return create_local_world(create_local_job(1), 0, waiter, failure, device);
-  Meeting meeting = meet_processes(options, waiter, make_card);
-  if (meeting.roster.node_count() > 1)
-    fail(FSDP_UNSUPPORTED, "{}: this release has no communicator between hosts", meeting.description);
+  Threshold threshold;
+  Meeting meeting = meet_processes(
+      options, waiter, [&](const std::string &address) { return make_card(threshold, options.rank, address); });
+  const bool alone = meeting.roster.node_count() <= 1;
+  if (!alone && threshold.no_net) throw *threshold.no_net;
   auto seat = std::make_shared<Seat>(options.rank, options.size, meeting.control, std::move(meeting.links), waiter,
                                      failure, device, options.heartbeat_timeout_ms);
-  return std::make_unique<ShmWorld>(seat, std::move(meeting.description), std::make_unique<Monitor>(seat));
+  if (alone) return std::make_unique<ShmWorld>(seat, std::move(meeting.description), std::make_unique<Monitor>(seat));
+
+  const std::vector<Card> cards = read_cards(meeting.roster);
+  MeshPlan plan = plan_mesh(options, meeting.roster, cards);
+  std::vector<uint32_t> hosts = plan.node_of;
+  auto monitor = start_monitor(seat, std::move(plan), std::move(threshold.listener), waiter);
+  std::vector<std::vector<std::byte>> addresses;
+  for (const Card &card : cards) addresses.push_back(card.net);
+  threshold.net->join(std::move(addresses), seat);
+  auto near = std::make_unique<ShmWorld>(std::move(seat), std::move(meeting.description), std::move(monitor));
+  return std::make_unique<HybridWorld>(std::move(near), std::move(threshold.net), std::move(hosts));
 }
 
 }  // namespace fsdp::comm

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a rank brings to the rendezvous for ranks of other hosts: how its messages and, should it lead its node, the
+// other leaders reach it.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace fsdp::comm {
+
+struct Card {
+  std::vector<std::byte> net;  // Net::address
+  std::string leader;          // LeaderListener::address
+};
+
+std::vector<std::byte> write_card(const Card &card);
+// A peer wrote it: empty if it is not one.
+std::optional<Card> read_card(std::span<const std::byte> bytes);
+
+}  // namespace fsdp::comm

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks of several hosts that agree on steps and send each other messages. What every rank must know goes through
+// memory on each host and once over the wire: the first rank of each host speaks for it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/net.h"
+
+namespace fsdp::comm {
+
+struct TeamPlaces {
+  std::vector<uint32_t> ranks;               // of the job, in the team's order
+  std::vector<std::vector<uint32_t>> hosts;  // team ranks of each host, in the order of their first
+  uint32_t rank = 0;                         // of the team
+  uint32_t host = 0;                         // this rank's, in `hosts`
+};
+
+class HybridTeam final : public Team {
+ public:
+  // near: this host's ranks of the team, NULL if this is the only one. key: the same on all ranks, and of nothing else.
+  HybridTeam(std::shared_ptr<Net> net, TeamPlaces places, std::unique_ptr<Team> near, uint64_t key);
+
+  bool spans_hosts() const noexcept override { return true; }
+  uint32_t rank() const noexcept override { return places_.rank; }
+  uint32_t size() const noexcept override { return static_cast<uint32_t>(places_.ranks.size()); }
+  uint32_t world_rank(uint32_t r) const noexcept override { return places_.ranks[r]; }
+
+  std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable,
+                                      const std::string &what) override;
+  std::unique_ptr<Gate> create_gate(const std::string &what) override;
+  std::unique_ptr<Communicator> create_communicator(const std::string &what, uint32_t reduction_block) override;
+  std::unique_ptr<MessageCommunicator> create_message_communicator(const std::string &what) override;
+  std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> mine, const std::string &what) override;
+  void exchange_fixed(const void *mine, uint64_t bytes, void *all, const char *what) override;
+
+ private:
+  bool speaks() const { return places_.hosts[places_.host].front() == places_.rank; }
+  std::span<const std::byte> gather_host(const void *mine, uint64_t bytes, const char *what);
+  void spread(uint64_t bytes, void *all, const char *what);
+
+  std::shared_ptr<Net> net_;
+  TeamPlaces places_;
+  std::unique_ptr<Team> near_;
+  uint64_t key_;
+  uint64_t communicators_ = 0;
+  std::vector<uint32_t> speakers_;  // ranks of the job, one for each host
+  uint64_t widest_ = 0;             // ranks of the host that has most
+  std::vector<std::byte> host_, hosts_;
+};
+
+}  // namespace fsdp::comm

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/hybrid/world.h"
+
+#include <algorithm>
+
+namespace fsdp::comm {
+
+HybridWorld::HybridWorld(std::unique_ptr<World> near, std::shared_ptr<Net> net, std::vector<uint32_t> hosts)
+    : net_(std::move(net)), near_(std::move(near)), hosts_(std::move(hosts)) {}
+
+// The n-th team of these ranks: all of them count alike.
+uint64_t HybridWorld::team_key(const std::vector<uint32_t> &ranks) {
+  constexpr uint64_t prime = 0x100000001b3;  // FNV-1a
+  uint64_t key = 0xcbf29ce484222325;
+  for (const uint32_t rank : ranks) key = (key ^ (rank + 1)) * prime;
+  return (key ^ ++teams_made_[ranks]) * prime;
+}
+
+TeamPlaces HybridWorld::places_of(std::span<const uint32_t> ranks, const std::string &what) const {
+  TeamPlaces places;
+  places.ranks.assign(ranks.begin(), ranks.end());
+  std::vector<uint32_t> hosts;
+  bool here = false;
+  for (uint32_t r = 0; r < ranks.size(); ++r) {
+    if (ranks[r] >= size()) fail(FSDP_INVALID_ARGUMENT, "{}: rank {} is outside [0, {})", what, ranks[r], size());
+    if (std::count(ranks.begin(), ranks.end(), ranks[r]) > 1)
+      fail(FSDP_INVALID_ARGUMENT, "{}: rank {} is named twice", what, ranks[r]);
+    auto found = std::find(hosts.begin(), hosts.end(), hosts_[ranks[r]]);
+    if (found == hosts.end()) {
+      found = hosts.insert(hosts.end(), hosts_[ranks[r]]);
+      places.hosts.emplace_back();
+    }
+    const auto host = static_cast<uint32_t>(found - hosts.begin());
+    places.hosts[host].push_back(r);
+    if (ranks[r] != rank()) continue;
+    here = true;
+    places.rank = r;
+    places.host = host;
+  }
+  if (!here) fail(FSDP_INVALID_ARGUMENT, "{}: rank {} is not among the ranks of the team", what, rank());
+  return places;
+}
+
+std::unique_ptr<Team> HybridWorld::create_team(std::span<const uint32_t> ranks, const std::string &what) {
+  TeamPlaces places = places_of(ranks, what);
+  if (places.hosts.size() == 1) return near_->create_team(ranks, what);
+  std::vector<uint32_t> neighbours;
+  for (const uint32_t r : places.hosts[places.host]) neighbours.push_back(places.ranks[r]);
+  std::unique_ptr<Team> near;
+  if (neighbours.size() > 1) near = near_->create_team(neighbours, what);
+  const uint64_t key = team_key(places.ranks);
+  return std::make_unique<HybridTeam>(net_, std::move(places), std::move(near), key);
+}
+
+}  // namespace fsdp::comm

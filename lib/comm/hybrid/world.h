@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// A rank's membership in a job on several hosts: shared memory among the ranks of a host, messages between hosts.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/hybrid/team.h"
+#include "comm/net.h"
+
+namespace fsdp::comm {
+
+class HybridWorld final : public World {
+ public:
+  // near: this rank's world on its host, by ranks of the job. hosts[r]: rank r's.
+  HybridWorld(std::unique_ptr<World> near, std::shared_ptr<Net> net, std::vector<uint32_t> hosts);
+
+  uint32_t rank() const noexcept override { return near_->rank(); }
+  uint32_t size() const noexcept override { return static_cast<uint32_t>(hosts_.size()); }
+  const std::string &description() const noexcept override { return near_->description(); }
+  uint32_t host_of(uint32_t rank) const override { return hosts_[rank]; }
+  std::unique_ptr<Team> create_team(std::span<const uint32_t> ranks, const std::string &what) override;
+  void abort(const std::string &reason) noexcept override { near_->abort(reason); }
+  void leave() noexcept override { near_->leave(); }
+
+ private:
+  TeamPlaces places_of(std::span<const uint32_t> ranks, const std::string &what) const;
+  uint64_t team_key(const std::vector<uint32_t> &ranks);
+
+  std::shared_ptr<Net> net_;
+  std::unique_ptr<World> near_;
+  std::vector<uint32_t> hosts_;
+  std::map<std::vector<uint32_t>, uint64_t> teams_made_;
+};
+
+}  // namespace fsdp::comm
