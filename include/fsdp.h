@@ -172,7 +172,7 @@ typedef struct fsdp_context_options {
   uint32_t world_size;     /* 0: from the launcher's variables; else rank and rendezvous count */
   uint32_t rank;           /* counts only with world_size */
   uint32_t timeout_ms;     /* longest wait for peers in one operation; 0: 300,000 */
-  const char *rendezvous;  /* counts only with world_size: a name shared by the ranks of one job; NULL: MASTER_ADDR:MASTER_PORT */
+  const char *rendezvous;  /* counts only with world_size: where the ranks of the job meet: a name (ranks of one host), tcp://HOST:PORT or file:///DIRECTORY; NULL: FSDP_RENDEZVOUS, else the launcher's */
   fsdp_interrupted_hook interrupted; /* NULL: none */
   void *interrupted_data;
   fsdp_log_hook log;       /* NULL: none */
@@ -191,10 +191,21 @@ typedef struct fsdp_context_options {
 #define FSDP_CONTEXT_OPTIONS_INIT {sizeof(fsdp_context_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /**
- * Join the job. Without a world_size in the options the launcher's variables decide: RANK, WORLD_SIZE, LOCAL_RANK,
- * LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (torchrun, fsdp-run). None of them set: a world of one. Some of them set:
- * INVALID_ARGUMENT, and the message names what is missing. Ranks are authenticated by a job secret when
- * FSDP_JOB_SECRET or FSDP_JOB_SECRET_FILE is set, and by user id always.
+ * Join the job. Without a world_size in the options the launcher's variables decide, the first of these that are set:
+ *   torchrun, fsdp-run  RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, with LOCAL_RANK and LOCAL_WORLD_SIZE; the port is
+ *                       MASTER_PORT + 1 where TORCHELASTIC_USE_AGENT_STORE is True, since torch's store has the other
+ *   Open MPI            OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
+ *   Slurm               SLURM_PROCID and SLURM_STEP_ID, with SLURM_NTASKS, SLURM_LOCALID, SLURM_JOB_ID
+ *   MPICH (Hydra)       PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
+ * None of them set: a world of one. Some variables of a launcher without the others: INVALID_ARGUMENT, and the message
+ * names what is missing. FSDP_RENDEZVOUS (as rendezvous in the options) says where to meet instead of MASTER_ADDR and
+ * MASTER_PORT; ranks of several hosts need it under Open MPI and MPICH, which give no address. Ranks with different
+ * FSDP_RESTART_COUNT (fsdp-run --max-restarts) do not meet. The log line at FSDP_LOG_INFO says what was used.
+ *
+ * Ranks that the launcher says are all on one host meet on a unix socket: same user, and the same job secret if
+ * FSDP_JOB_SECRET or FSDP_JOB_SECRET_FILE is set. Otherwise they meet by TCP: rank 0 listens at the rendezvous until all
+ * have come, both ends of a connection prove the job secret before anything else is read, and without a secret only
+ * loopback addresses are served. At most 16,384 ranks, 1,024 on one host. See docs/guides/launchers.md.
  * Collective: the job. Blocks: peers. Threads: any. Since 0.1.
  * Errors: INVALID_ARGUMENT, TIMEOUT, PEER_FAILED, SYSTEM, OUT_OF_MEMORY, UNSUPPORTED (ranks on several hosts).
  */

@@ -4,7 +4,7 @@
 #
 # usage: sh tests/run.sh [-y] [--quick] [--werror]
 #   -y        install missing packages without asking
-#   --quick   leave out the sanitizer builds
+#   --quick   leave out the sanitizer builds and the fuzzing
 #   --werror  warnings are errors (always so when CI is set)
 #
 # The last line is "N passed, N failed" or "N passed, N failed, N skipped", summed over all builds. A build that fails
@@ -78,6 +78,22 @@ build_and_test() {
   passed=$((passed + $1)) failed=$((failed + $2)) skipped=$((skipped + $3))
 }
 
+# Sixty seconds of libFuzzer; skipped, and counted so, where clang cannot do it.
+fuzz() {
+  printf '\n== fuzz\n'
+  # libFuzzer is in a package of clang's own version.
+  runtime=$(apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-\([0-9]*\)$/libclang-rt-\1-dev/p')
+  # shellcheck disable=SC2086  # may be empty
+  need_packages $yes clang $runtime
+  mkdir -p build-fuzz
+  sh tests/fuzz/fuzz.sh 60 >build-fuzz/fuzz.log 2>&1 </dev/null
+  case $? in
+    0) passed=$((passed + 1)); grep 'Done' build-fuzz/fuzz.log ;;
+    77) skipped=$((skipped + 1)); cat build-fuzz/fuzz.log ;;
+    *) tail -n 80 build-fuzz/fuzz.log; fail_build fuzz build-fuzz/fuzz.log ;;
+  esac
+}
+
 report() {
   line="$passed passed, $failed failed"
   [ $skipped -gt 0 ] && line="$line, $skipped skipped"
@@ -109,5 +125,7 @@ if [ $quick -eq 0 ]; then
   # Older ThreadSanitizers cannot place their shadow memory where the kernel randomizes addresses a lot.
   setarch -R true 2>/dev/null && launcher='setarch -R'
   build_and_test build-tsan "$sanitized -Db_sanitize=thread" "$suites" library-tests
+
+  fuzz
 fi
 report

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// fsdp-run: start the ranks of a job on this machine.
+// fsdp-run: start the ranks of a job on this machine, or this machine's ranks of a job on several.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -14,12 +14,17 @@ namespace {
 
 constexpr const char *footer = R"(
 Every rank gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (as torchrun sets them) and
-FSDP_JOB_SECRET, a random secret of this job. Standard input is empty.
+FSDP_JOB_SECRET, a random secret of this job, and FSDP_RESTART_COUNT. Standard input is empty.
+
+Over several machines, start it on each with its own --node-rank, and with the same --nnodes, -n, --rendezvous and job
+secret (FSDP_JOB_SECRET_FILE or FSDP_JOB_SECRET); ranks get FSDP_RENDEZVOUS too. With --max-restarts each machine
+starts its own ranks again, and they meet at the same rendezvous.
 
 When a rank fails, the others get SIGTERM, and SIGKILL after --grace seconds. fsdp-run exits with the status of the
 rank that failed first, 128 + signal if it was killed, 124 after --timeout, 127 if the program was not found.
 
-Example: fsdp-run -n 2 ./train --steps 100
+Examples: fsdp-run -n 2 ./train --steps 100
+          fsdp-run --nnodes 2 --node-rank 0 --rendezvous tcp://10.0.0.1:29500 -n 8 ./train
 )";
 
 int parse_and_run(int argc, char **argv) {
@@ -32,6 +37,16 @@ int parse_and_run(int argc, char **argv) {
   CLI::App app{"Start the ranks of a job on this machine: fsdp-run -n N [options] [--] program [arguments...]",
                "fsdp-run"};
   app.add_option("-n,--ranks", options.ranks, "how many ranks to start")->required()->check(CLI::Range(1, 4096));
+  app.add_option("--nnodes", options.nodes, "how many machines the job has")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  app.add_option("--node-rank", options.node_rank, "which of them this one is, from 0")->check(CLI::Range(0, 4095));
+  app.add_option(
+      "--rendezvous", options.rendezvous,
+      "where the ranks of several machines meet: tcp://HOST:PORT, HOST being node 0's, or file:///DIRECTORY");
+  app.add_option("--max-restarts", options.max_restarts, "start the ranks again so often after one failed")
+      ->check(CLI::Range(0, 1000000))
+      ->capture_default_str();
   app.add_option("--timeout", timeout, "end the job after so many seconds (default: never)")
       ->check(CLI::PositiveNumber);
   app.add_option("--grace", grace, "seconds between SIGTERM and SIGKILL")
@@ -60,6 +75,9 @@ int parse_and_run(int argc, char **argv) {
 int main(int argc, char **argv) {
   try {
     return parse_and_run(argc, argv);
+  } catch (const run::UsageError &error) {
+    fmt::print(stderr, "fsdp-run: {}\n", error.what());
+    return 2;
   } catch (const run::StartError &error) {
     fmt::print(stderr, "fsdp-run: {}\n", error.what());
     return error.status;

@@ -137,6 +137,61 @@ ready() {
   check "the job's secret replaces a secret file" equal "$out" "[0] unset"
 }
 
+# shellcheck disable=SC2016
+{
+  unset FSDP_JOB_SECRET FSDP_JOB_SECRET_FILE FSDP_RENDEZVOUS
+  place='echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT $FSDP_RENDEZVOUS $FSDP_JOB_SECRET'
+  export FSDP_JOB_SECRET=common
+  job -n 2 --nnodes 3 --node-rank 1 --rendezvous tcp://node-a:29500 --no-prefix sh -c "$place"
+  check "ranks of several machines are counted through" equal "$(sort out)" \
+    "2 0 6 2 node-a 29500 tcp://node-a:29500 common
+3 1 6 2 node-a 29500 tcp://node-a:29500 common"
+  job -n 1 --nnodes 2 --node-rank 1 --rendezvous file:///shared sh -c 'echo $FSDP_RENDEZVOUS ${MASTER_ADDR-unset}; exit 3'
+  check "a shared directory is a rendezvous" equal "$out" "[1] file:///shared unset"
+  check "... and errors name the rank of the job" contains "$err" "rank 1 (pid"
+  job -n 1 --nnodes 2 --node-rank 2 --rendezvous tcp://a:1 true
+  check "a node that is none is a usage error" equal $status 2
+  check "... and is named" contains "$err" "--node-rank 2 is outside [0, --nnodes 2)"
+  job -n 1 --nnodes 2 true
+  check "several machines need a rendezvous" equal $status 2
+  check "... which is said" contains "$err" "--rendezvous tcp://HOST:PORT"
+  job -n 1 --nnodes 2 --rendezvous tcp://a true
+  check "a rendezvous without port is a usage error" equal $status 2
+  unset FSDP_JOB_SECRET
+  job -n 1 --nnodes 2 --rendezvous tcp://a:1 true
+  check "several machines need a common secret" equal $status 2
+  check "... which is said" contains "$err" "FSDP_JOB_SECRET_FILE"
+  echo secret >secret
+  FSDP_JOB_SECRET_FILE=$PWD/secret job -n 1 --nnodes 2 --rendezvous tcp://a:1 --no-prefix \
+    sh -c 'cat $FSDP_JOB_SECRET_FILE; echo ${FSDP_JOB_SECRET-unset}'
+  check "a secret file is passed on" equal "$out" "secret
+unset"
+  FSDP_RENDEZVOUS=tcp://elsewhere:1 job -n 1 sh -c 'echo ${FSDP_RENDEZVOUS-unset}'
+  check "one machine meets by itself" equal "$out" "[0] unset"
+
+  job -n 2 --max-restarts 2 sh -c 'echo $RANK.$FSDP_RESTART_COUNT; [ $RANK = 1 ] && exit 5; exec sleep 100'
+  check "a job that always fails is started so often" equal "$(grep -c '^.1. 1\.' out)" 3
+  check "... each time with its number" contains "$out" "[1] 1.2"
+  check "... and its status is that of the last" equal $status 5
+  check "... and the restarts are counted" contains "$err" "restart 2 of 2"
+  job -n 2 --max-restarts 5 sh -c '[ $FSDP_RESTART_COUNT = 2 ] || { [ $RANK = 0 ] && exit 5; exec sleep 100; }'
+  check "a job that recovers succeeds" equal $status 0
+  check "... and is not started again" lacks "$err" "restart 3 of 5"
+  job -n 2 sh -c 'echo x; exit 5'
+  check "without --max-restarts nothing is started again" equal "$(wc -l <out)" 2
+  job -n 1 --max-restarts 3 --timeout 0.3 sh -c 'exec sleep 100'
+  check "a timeout is not a failure to start again from" equal $status 124
+  check "... so it does not" lacks "$err" "restart 1"
+
+  : >out
+  "$run" -n 2 --max-restarts 3 sh -c 'trap "exit 7" TERM; echo ready; while :; do sleep 0.1; done' >out 2>err &
+  pid=$!
+  ready 2
+  kill -TERM $pid
+  wait $pid
+  check "who ends a job by a signal does not start it again" lacks "$(cat err)" "restart 1"
+}
+
 job -n 0 true
 check "-n 0 is a usage error" equal $status 2
 check "... that says so" contains "$err" "Value 0 not in range"

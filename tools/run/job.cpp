@@ -4,7 +4,6 @@
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <poll.h>
-#include <sys/random.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 
@@ -16,6 +15,7 @@
 #include <system_error>
 
 #include "run/console.h"
+#include "run/job_environment.h"
 #include "run/rank_process.h"
 
 namespace run {
@@ -25,14 +25,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int timeout_status = 124;  // as timeout(1)
 
 [[noreturn]] void fail(const char *what) { throw std::system_error(errno, std::generic_category(), what); }
-
-std::string make_secret() {
-  unsigned char bytes[32];
-  if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes) fail("cannot make a job secret");
-  std::string secret;
-  for (const auto byte : bytes) secret += fmt::format("{:02x}", byte);
-  return secret;
-}
 
 // A port that no other job on this machine gets while this object lives. It is bound but not listened on, and lets
 // others bind it (SO_REUSEADDR): a program may still use MASTER_PORT for its own purposes.
@@ -82,9 +74,22 @@ struct Rank {
 
 class Job {
  public:
-  explicit Job(const JobOptions &options) : options_(options), signals_(block_signals()), started_(Clock::now()) {}
+  explicit Job(const JobOptions &options)
+      : options_(options), environment_(options, port_.port()), signals_(block_signals()), started_(Clock::now()) {}
 
   int run() {
+    run_attempt();
+    for (; failed_ && attempt_ < options_.max_restarts; run_attempt()) {
+      ++attempt_;
+      say(fmt::format("starting the ranks again (restart {} of {})", attempt_, options_.max_restarts));
+      forget_attempt();
+    }
+    console_.finish();
+    return status_;
+  }
+
+ private:
+  void run_attempt() {
     start();
     while (running() > 0) {
       wait();
@@ -98,25 +103,23 @@ class Job {
       rank.out.finish();
       rank.err.finish();
     }
-    console_.finish();
-    return status_;
   }
 
- private:
+  void forget_attempt() {
+    ranks_.clear();
+    status_ = 0;
+    ending_ = failed_ = false;
+    kill_at_.reset();
+  }
+
+  uint32_t world_rank(size_t r) const { return options_.node_rank * options_.ranks + static_cast<uint32_t>(r); }
+
   void start() {
-    RankProcess::Environment environment{{"WORLD_SIZE", std::to_string(options_.ranks)},
-                                         {"LOCAL_WORLD_SIZE", std::to_string(options_.ranks)},
-                                         {"MASTER_ADDR", "127.0.0.1"},
-                                         {"MASTER_PORT", std::to_string(port_.port())},
-                                         {"FSDP_JOB_SECRET", make_secret()},
-                                         {"RANK", ""},
-                                         {"LOCAL_RANK", ""}};
-    const size_t width = std::to_string(options_.ranks - 1).size();
+    const size_t width = std::to_string(options_.nodes * options_.ranks - 1).size();
     for (uint32_t r = 0; r < options_.ranks; ++r) {
-      environment.end()[-1].second = environment.end()[-2].second = std::to_string(r);
-      const auto prefix = options_.prefix ? fmt::format("[{:>{}}] ", r, width) : std::string();
-      ranks_.push_back({RankProcess(options_.command, environment), LineSplitter(console_, 1, prefix, r == 0),
-                        LineSplitter(console_, 2, prefix, r == 0)});
+      const auto prefix = options_.prefix ? fmt::format("[{:>{}}] ", world_rank(r), width) : std::string();
+      ranks_.push_back({RankProcess(options_.command, environment_.of_rank(r, attempt_)),
+                        LineSplitter(console_, 1, prefix, r == 0), LineSplitter(console_, 2, prefix, r == 0)});
     }
   }
 
@@ -205,10 +208,12 @@ class Job {
     read_output();  // its last words come before ours
     status_ = cause->second.status;
     const auto left = running();
-    const auto what =
-        fmt::format("rank {} (pid {}) {}", cause->first, ranks_[cause->first].process.pid(), describe(cause->second));
+    const auto what = fmt::format("rank {} (pid {}) {}", world_rank(cause->first), ranks_[cause->first].process.pid(),
+                                  describe(cause->second));
     say(ending_ || left == 0 ? what : fmt::format("{}; ending the other {}", what, left));
-    if (!ending_) end_all(SIGTERM);
+    if (ending_) return;
+    failed_ = true;
+    end_all(SIGTERM);
   }
 
   void check_clock() {
@@ -240,12 +245,15 @@ class Job {
   }
 
   const JobOptions &options_;
+  ReservedPort port_;
+  JobEnvironment environment_;
   UniqueFd signals_;
   Clock::time_point started_;
-  ReservedPort port_;
   Console console_;
   std::vector<Rank> ranks_;
   int status_ = 0;
+  uint32_t attempt_ = 0;
+  bool failed_ = false;     // a rank ended by itself, and not well
   bool ending_ = false;     // the ranks were told to end
   bool forwarded_ = false;  // ... because somebody told us
   std::optional<Clock::time_point> kill_at_;

@@ -37,8 +37,7 @@ void become_program(const std::vector<std::string> &command, const RankProcess::
   if (in < 0 || dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(err, 2) < 0) return;
   if (in > 2) close(in);
   for (const auto &[name, value] : environment)
-    if (setenv(name.c_str(), value.c_str(), 1) != 0) return;
-  unsetenv("FSDP_JOB_SECRET_FILE");  // the secret made for this job decides
+    if ((value ? setenv(name.c_str(), value->c_str(), 1) : unsetenv(name.c_str())) != 0) return;
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);

@@ -28,7 +28,8 @@ struct Exit {
 
 class RankProcess {
  public:
-  using Environment = std::vector<std::pair<std::string, std::string>>;
+  // Variables to set; without a value, to take away.
+  using Environment = std::vector<std::pair<std::string, std::optional<std::string>>>;
 
   // Returns when the program is running. command is its name (looked up in PATH) and arguments.
   RankProcess(const std::vector<std::string> &command, const Environment &environment);

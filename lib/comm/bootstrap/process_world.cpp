@@ -79,16 +79,21 @@ std::string describe_hosts(const Roster &roster) {
   return text + (count > most_shown ? ", ...)" : ")");
 }
 
+const char *describe_guard(const WorldOptions &options, const MeetingPoint &point) {
+  if (!options.secret.empty()) return "with a job secret";
+  return point.kind == MeetingPoint::Kind::name ? "no job secret: any process of this user could have joined"
+                                                : "no job secret: any process of this host could have joined";
+}
+
 }  // namespace
 
 Meeting meet_processes(const WorldOptions &options, const Waiter &waiter, const MakeCard &make_card) {
   const MeetingPoint point = parse_meeting_point(options.rendezvous);
   Meeting meeting = point.kind == MeetingPoint::Kind::name ? meet_by_name(options, waiter)
                                                            : meet_by_network(options, point, waiter, make_card);
-  meeting.description = format_text(
-      "{} ranks as processes of {}, met at rendezvous '{}' ({}{}{})", options.size, describe_hosts(meeting.roster),
-      options.rendezvous, options.secret.empty() ? "no job secret: others could have joined" : "with a job secret",
-      options.source.empty() ? "" : "; world from ", options.source);
+  meeting.description = format_text("{} ranks as processes of {}, met at rendezvous '{}' ({}{}{})", options.size,
+                                    describe_hosts(meeting.roster), options.rendezvous, describe_guard(options, point),
+                                    options.source.empty() ? "" : "; world from ", options.source);
   return meeting;
 }
 

@@ -62,12 +62,14 @@ bool TcpVisit::connect(const Endpoint &place) {
   std::string problem;
   Fd socket = connect_to(place, limit(connect_time), problem);
   if (!socket) {
-    if (Clock::now() < deadline_) last_problem_ = problem;  // else it only says that time is over
+    // At the deadline it only says that time is over: a refusal before says more.
+    if (!refused_ || Clock::now() < deadline_) last_problem_ = problem;
     return false;
   }
   problem = prove(socket, Role::guest, options_.secret, rendezvous_label(options_), limit(proof_time));
   stream_ = Stream(std::move(socket), message::longest);
   if (problem.empty()) return true;
+  refused_ = true;
   last_problem_ = format_text("{}: {}", place.text(), problem);
   return false;
 }

@@ -39,6 +39,7 @@ class TcpVisit {
   const MakeCard &make_card_;
   Clock::time_point deadline_;
   std::string last_problem_;
+  bool refused_ = false;  // a proof has failed
   Stream stream_;
   uint32_t node_count_ = 0;             // of the entries so far
   std::optional<message::Join> words_;  // what this rank says, once it has reached the rendezvous

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// libFuzzer on what a stream of the rendezvous carries: any bytes are frames of messages, or a reason why not; and a
+// message that was understood is written back as the very bytes that it came from.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "comm/bootstrap/message.h"
+
+namespace {
+
+using namespace fsdp::comm;
+
+void require(bool condition) {
+  if (!condition) std::abort();
+}
+
+// Of a message that was understood: the bytes that say it again.
+std::vector<std::byte> write_again(const message::Parsed &parsed) {
+  std::vector<std::byte> bytes;
+  std::visit(
+      [&](const auto &value) {
+        if constexpr (!std::is_same_v<std::decay_t<decltype(value)>, std::monostate>) bytes = message::write(value);
+      },
+      parsed.message);
+  return bytes;
+}
+
+// Returns how many bytes the frame had; 0: the stream would end here.
+size_t take_frame(std::span<const std::byte> bytes) {
+  FrameHead head;
+  if (bytes.size() < FrameHead::size_bytes) return 0;
+  if (!read_head(bytes.first<FrameHead::size_bytes>(), message::longest, head).empty()) return 0;
+  require(head.body_bytes <= message::longest);
+  const auto rest = bytes.subspan(FrameHead::size_bytes);
+  if (rest.size() < head.body_bytes) return 0;
+  const auto parsed = message::parse(head.kind, rest.first(head.body_bytes));
+  require(parsed.problem.empty() != std::holds_alternative<std::monostate>(parsed.message));
+  const size_t size = FrameHead::size_bytes + head.body_bytes;
+  if (parsed.problem.empty()) {
+    const auto again = write_again(parsed);
+    require(std::equal(again.begin(), again.end(), bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(size)));
+  }
+  return size;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  std::span<const std::byte> bytes(reinterpret_cast<const std::byte *>(data), size);
+  while (const size_t taken = take_frame(bytes)) bytes = bytes.subspan(taken);
+  return 0;
+}
