@@ -364,17 +364,29 @@ bool Channel::run(const Launch &launch, bool on_caller) {
   }
 }
 
+// row: what the others sent. a + b and b + a are the same bits: of two ranks neither sum needs a copy.
+void Channel::add_chunk(std::byte *row, const Extent &own, const Extent &to, bool accumulate) const {
+  const uint64_t count = own.bytes / sizeof(float);
+  const auto add = [&](const std::byte *from) {
+    device::kernels::add(to.data, FSDP_FLOAT32, from, FSDP_FLOAT32, count);
+  };
+  if (count == 0) return;
+  if (accumulate) {
+    for (uint32_t r = 0; r < size(); ++r) add(r == rank_ ? own.data : row + r * chunk_bytes_);
+  } else if (size() == 2 && to.data == own.data) {
+    add(row + (1 - rank_) * chunk_bytes_);
+  } else {
+    device::kernels::copy_bytes(row + rank_ * chunk_bytes_, own.data, own.bytes);
+    add_in_rank_order(row, chunk_bytes_, size(), reinterpret_cast<float *>(to.data), count, false);
+  }
+}
+
 // The sum itself is made without the mutex: the next chunks travel meanwhile.
 void Channel::sum_next() {
   const uint64_t chunk = summed_;  // only this thread changes it
-  std::byte *row = scratch_->data() + chunk % window * size() * chunk_bytes_;
-  const Extent own = call_.slice(rank_, chunk);
   bool accumulate = false;
-  const Extent to = call_.sum(chunk, accumulate);
-  if (own.bytes) device::kernels::copy_bytes(row + rank_ * chunk_bytes_, own.data, own.bytes);
-  if (own.bytes)
-    add_in_rank_order(row, chunk_bytes_, size(), reinterpret_cast<float *>(to.data), own.bytes / sizeof(float),
-                      accumulate);
+  const Extent own = call_.slice(rank_, chunk), to = call_.sum(chunk, accumulate);
+  add_chunk(scratch_->data() + chunk % window * size() * chunk_bytes_, own, to, accumulate);
   std::lock_guard lock(transport_.mutex());
   ++summed_;
   Header credit = header(Kind::credit);

@@ -267,6 +267,10 @@ void Transport::send(uint32_t to, Message &message, const void *data, uint64_t b
     param.cb.send = on_sent;
     param.user_data = &message;
     param.memory_type = UCS_MEMORY_TYPE_HOST;
+    if (message.header.kind != Kind::data) {  // whatever UCX_RNDV_THRESH says: nobody has a place for these
+      param.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
+      param.flags = UCP_AM_SEND_FLAG_EAGER;
+    }
     request =
         api_.ucp_am_send_nbx(peers_[to].endpoint, message_id, &message.header, sizeof(Header), data, bytes, &param);
     if (UCS_PTR_IS_ERR(request)) fail_peer(to, UCS_PTR_STATUS(request), "sending");
