@@ -32,6 +32,15 @@ TEST_P(Sizes, AreThePlainSumsInSmallChunks) {
   ::unsetenv("FSDP_UCX_CHUNK_BYTES");
 }
 
+// Whatever way UCX is told to send them.
+TEST_P(Sizes, AreThePlainSumsByEitherProtocol) {
+  for (const char *threshold : {"0", "inf"}) {
+    ::setenv("UCX_RNDV_THRESH", threshold, 1);
+    expect_well(run_threads(GetParam(), all_messages));
+  }
+  ::unsetenv("UCX_RNDV_THRESH");
+}
+
 TEST_P(Sizes, AreThePlainSumsOnTheCallingThread) {
   RankOptions options;
   options.device.overlap = false;

@@ -4,6 +4,7 @@
 // network namespaces of their own.
 #include <fcntl.h>
 #include <sched.h>
+#include <sys/mount.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -21,6 +22,10 @@ void enter_namespace(const std::string &name) {
   const fsdp::comm::Fd file(::open(("/run/netns/" + name).c_str(), O_RDONLY | O_CLOEXEC));
   if (!file || ::setns(file.get(), CLONE_NEWNET) != 0)
     fsdp::fail_errno(errno, "network namespace '" + name + "' (made by: ip netns add; entering it takes root)");
+  // UCX looks for devices in /sys, which shows those of the namespace that mounted it.
+  const bool shown = ::unshare(CLONE_NEWNS) == 0 && ::mount("", "/", "none", MS_SLAVE | MS_REC, nullptr) == 0 &&
+                     ::mount("sysfs", "/sys", "sysfs", 0, nullptr) == 0;
+  if (!shown) fsdp::fail_errno(errno, "/sys of network namespace '" + name + "'");
 }
 
 // Only what goes through the network is asked for: on one host UCX would find shared memory.

@@ -4,17 +4,25 @@
 #include <algorithm>
 
 namespace fsdp::comm::ucx {
+namespace {
+
+// A short call has smaller chunks, so that its sums too are made while others travel.
+constexpr uint64_t least_chunks = 4, least_chunk_bytes = uint64_t{64} << 10;
+
+}  // namespace
 
 void Call::start(const Launch &launch, uint32_t rank, uint32_t ranks, uint64_t chunk_bytes) {
   launch_ = &launch;
   rank_ = rank;
   ranks_ = ranks;
-  chunk_bytes_ = chunk_bytes;
+  uint64_t all = 0;
+  for (const Piece &piece : launch.pieces) all += slice_bytes(piece);
+  chunk_bytes_ = std::min(chunk_bytes, std::max(least_chunk_bytes, all / least_chunks / 64 * 64));
   chunks_ = 0;
   first_.clear();
   for (const Piece &piece : launch.pieces) {
     first_.push_back(chunks_);
-    chunks_ += (slice_bytes(piece) + chunk_bytes - 1) / chunk_bytes;
+    chunks_ += (slice_bytes(piece) + chunk_bytes_ - 1) / chunk_bytes_;
   }
 }
 

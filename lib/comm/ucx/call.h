@@ -20,7 +20,7 @@ struct Extent {
 
 class Call {
  public:
-  // chunk_bytes: a multiple of 64.
+  // chunk_bytes: of the largest chunk, a multiple of 64.
   void start(const Launch &launch, uint32_t rank, uint32_t ranks, uint64_t chunk_bytes);
   const Launch &launch() const noexcept { return *launch_; }
   uint64_t chunks() const noexcept { return chunks_; }

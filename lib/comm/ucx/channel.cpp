@@ -31,7 +31,7 @@ class Channel::AwaitedCall final : public Awaited {
   bool come() override {
     if (!channel_.attention_.load(std::memory_order_acquire)) return false;
     channel_.look();
-    std::lock_guard lock(channel_.transport_.mutex());
+    const auto lock = channel_.transport_.lock();
     const bool come = channel_.can_sum() || channel_.done();
     // A lost peer is looked at again until there is a verdict.
     if (!come && channel_.failed_since_ == Clock::time_point()) channel_.attention_.store(false);
@@ -39,21 +39,21 @@ class Channel::AwaitedCall final : public Awaited {
   }
   bool given_up() override { return channel_.round_.hopeless(phase_of(launch_.round, launch_.number, Part::read)); }
   void sleep(uint32_t ms) override {
-    std::unique_lock lock(channel_.transport_.mutex());
+    auto lock = channel_.transport_.lock();
     const bool failing = channel_.failed_since_ != Clock::time_point();
     channel_.transport_.changed().wait_for(lock, std::chrono::milliseconds(ms), [&] {
       return !failing && channel_.attention_.load(std::memory_order_relaxed);
     });
   }
   bool misses(uint32_t world_rank) const override {
-    std::lock_guard lock(channel_.transport_.mutex());
+    const auto lock = channel_.transport_.lock();
     const uint32_t r = channel_.lane_of(world_rank);
     return r < channel_.size() && channel_.misses(r);
   }
   // Data may be late because another rank is; who has not come at all is to blame for that.
   bool lags(uint32_t world_rank) const override {
     if (!misses(world_rank)) return false;
-    std::lock_guard lock(channel_.transport_.mutex());
+    const auto lock = channel_.transport_.lock();
     bool all_met = true;
     for (uint32_t r = 0; r < channel_.size(); ++r) all_met = all_met && (r == channel_.rank_ || channel_.lanes_[r].met);
     return all_met || !channel_.lanes_[channel_.lane_of(world_rank)].met;
@@ -72,15 +72,15 @@ class Channel::AwaitedQuiet final : public Awaited {
  public:
   explicit AwaitedQuiet(Channel &channel) : channel_(channel) {}
   bool come() override {
-    std::lock_guard lock(channel_.transport_.mutex());
+    const auto lock = channel_.transport_.lock();
     return channel_.quiet();
   }
   void sleep(uint32_t ms) override {
-    std::unique_lock lock(channel_.transport_.mutex());
+    auto lock = channel_.transport_.lock();
     channel_.transport_.changed().wait_for(lock, std::chrono::milliseconds(ms), [&] { return channel_.quiet(); });
   }
   bool misses(uint32_t world_rank) const override {
-    std::lock_guard lock(channel_.transport_.mutex());
+    const auto lock = channel_.transport_.lock();
     const uint32_t r = channel_.lane_of(world_rank);
     return r < channel_.size() && channel_.lanes_[r].in_flight > 0;
   }
@@ -104,13 +104,13 @@ Channel::Channel(Transport &transport, std::shared_ptr<Seat> seat, std::vector<u
   if (rank_ >= size()) fail(FSDP_INTERNAL, "{}: rank {} is not among its ranks", what, transport.rank());
   if (sums) scratch_ = seat_->device.allocate(scratch_bytes(size(), chunk_bytes_), what.c_str());
   raise(words_[rank_].phase, first_phase(round_.number()));
-  std::lock_guard lock(transport_.mutex());
+  const auto lock = transport_.lock();
   transport_.add(key_, *this);
 }
 
 Channel::~Channel() {
   drop();
-  std::lock_guard lock(transport_.mutex());
+  const auto lock = transport_.lock();
   transport_.remove(key_);
 }
 
@@ -159,7 +159,7 @@ uint32_t Channel::cause_of_end() const noexcept {
 }
 
 void Channel::tell_end() {
-  std::lock_guard lock(transport_.mutex());
+  const auto lock = transport_.lock();
   const uint32_t cause = cause_of_end();
   const Ended ended{end_words(rank_), cause, end_words(cause)};
   tell(header(Kind::ended), &ended, sizeof ended);
@@ -247,9 +247,12 @@ void Channel::sent(Kind kind, uint32_t to) {
 }
 
 void Channel::move_on() {
-  if (!active_) return;
-  for (uint32_t i = 1; i < size(); ++i) post((rank_ + i) % size());
-  if (can_sum() || done()) attention_.store(true, std::memory_order_release);
+  if (active_) {
+    for (uint32_t i = 1; i < size(); ++i) post((rank_ + i) % size());
+    if (can_sum() || done()) attention_.store(true, std::memory_order_release);
+  }
+  // Not for every message: each would cost the waiting thread a turn.
+  if (active_ ? attention_.load(std::memory_order_relaxed) : quiet()) transport_.changed().notify_all();
 }
 
 // ---- what goes ----
@@ -310,7 +313,7 @@ bool Channel::done() const noexcept {
 // ---- the thread of the call ----
 
 void Channel::begin(const Launch &launch) {
-  std::lock_guard lock(transport_.mutex());
+  const auto lock = transport_.lock();
   call_.start(launch, rank_, size(), chunk_bytes_);
   if (call_.reduces() && !scratch_) fail(FSDP_INTERNAL, "{} on a channel that does not sum", launch.fingerprint.name);
   active_ = true;
@@ -348,7 +351,7 @@ bool Channel::run(const Launch &launch, bool on_caller) {
         give_up(launch);
         return false;
       }
-      std::unique_lock lock(transport_.mutex());
+      auto lock = transport_.lock();
       if (can_sum()) {
         lock.unlock();
         sum_next();
@@ -364,18 +367,30 @@ bool Channel::run(const Launch &launch, bool on_caller) {
   }
 }
 
+// row: what the others sent. a + b and b + a are the same bits: of two ranks neither sum needs a copy.
+void Channel::add_chunk(std::byte *row, const Extent &own, const Extent &to, bool accumulate) const {
+  const uint64_t count = own.bytes / sizeof(float);
+  const auto add = [&](const std::byte *from) {
+    device::kernels::add(to.data, FSDP_FLOAT32, from, FSDP_FLOAT32, count);
+  };
+  if (count == 0) return;
+  if (accumulate) {
+    for (uint32_t r = 0; r < size(); ++r) add(r == rank_ ? own.data : row + r * chunk_bytes_);
+  } else if (size() == 2 && to.data == own.data) {
+    add(row + (1 - rank_) * chunk_bytes_);
+  } else {
+    device::kernels::copy_bytes(row + rank_ * chunk_bytes_, own.data, own.bytes);
+    add_in_rank_order(row, chunk_bytes_, size(), reinterpret_cast<float *>(to.data), count, false);
+  }
+}
+
 // The sum itself is made without the mutex: the next chunks travel meanwhile.
 void Channel::sum_next() {
   const uint64_t chunk = summed_;  // only this thread changes it
-  std::byte *row = scratch_->data() + chunk % window * size() * chunk_bytes_;
-  const Extent own = call_.slice(rank_, chunk);
   bool accumulate = false;
-  const Extent to = call_.sum(chunk, accumulate);
-  if (own.bytes) device::kernels::copy_bytes(row + rank_ * chunk_bytes_, own.data, own.bytes);
-  if (own.bytes)
-    add_in_rank_order(row, chunk_bytes_, size(), reinterpret_cast<float *>(to.data), own.bytes / sizeof(float),
-                      accumulate);
-  std::lock_guard lock(transport_.mutex());
+  const Extent own = call_.slice(rank_, chunk), to = call_.sum(chunk, accumulate);
+  add_chunk(scratch_->data() + chunk % window * size() * chunk_bytes_, own, to, accumulate);
+  const auto lock = transport_.lock();
   ++summed_;
   Header credit = header(Kind::credit);
   credit.chunk = summed_;
@@ -387,7 +402,7 @@ void Channel::sum_next() {
 // Peers are told first, so that they do not go on either.
 void Channel::give_up(const Launch &launch) {
   {
-    std::lock_guard lock(transport_.mutex());
+    const auto lock = transport_.lock();
     active_ = false;
   }
   round_.break_at(phase_of(launch.round, launch.number, Part::read), launch.fingerprint.text(launch.number));
@@ -398,7 +413,7 @@ void Channel::give_up(const Launch &launch) {
 
 // The job is lost, or this channel ends: nothing may use the caller's memory afterwards.
 void Channel::drop() noexcept {
-  std::unique_lock lock(transport_.mutex());
+  auto lock = transport_.lock();
   active_ = false;
   if (quiet()) return;
   for (uint32_t r = 0; r < size(); ++r)
@@ -411,7 +426,7 @@ void Channel::look() {
   uint32_t different = size(), failed = size();
   std::string why;
   {
-    std::lock_guard lock(transport_.mutex());
+    const auto lock = transport_.lock();
     for (uint32_t r = 0; r < size(); ++r) {
       if (r == rank_) continue;
       if (lanes_[r].different) different = std::min(different, r);
@@ -434,7 +449,7 @@ void Channel::condemn_different(uint32_t r) {
   const Launch &launch = call_.launch();
   Hello theirs;
   {
-    std::lock_guard lock(transport_.mutex());
+    const auto lock = transport_.lock();
     theirs = lanes_[r].hellos[launch.number % hellos_kept];
   }
   const uint32_t first = std::min(r, rank_), second = std::max(r, rank_);

@@ -87,6 +87,7 @@ class Channel final : private Receiver {
   // Without the mutex.
   void begin(const Launch &launch);
   void sum_next();
+  void add_chunk(std::byte *row, const Extent &own, const Extent &to, bool accumulate) const;
   void give_up(const Launch &launch);
   void drop() noexcept;
   void look();

@@ -3,6 +3,7 @@
 // peers get what a rank owes them while its caller computes, and everything here happens under one mutex.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <map>
 #include <memory>
@@ -48,7 +49,8 @@ class Transport {
   const std::vector<std::byte> &address() const noexcept { return address_; }
   void join(std::vector<std::vector<std::byte>> addresses);
 
-  std::mutex &mutex() noexcept { return mutex_; }
+  // The thread that moves everything on lets others go first.
+  std::unique_lock<std::mutex> lock() noexcept;
   std::condition_variable &changed() noexcept { return changed_; }
 
   // -- with the mutex held --
@@ -115,6 +117,7 @@ class Transport {
   int event_fd_ = -1;
   std::vector<std::byte> address_;
   std::mutex mutex_;
+  std::atomic<int> wanting_{0};
   std::condition_variable changed_;
   std::vector<Peer> peers_;
   std::map<uint64_t, Receiver *> receivers_;
