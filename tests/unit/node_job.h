@@ -22,7 +22,6 @@
 #include <vector>
 
 #include "comm/bootstrap/process_links.h"
-#include "comm/nodes/form.h"
 #include "comm/nodes/listener.h"
 #include "comm/nodes/mesh.h"
 #include "comm/shm/words.h"
@@ -40,7 +39,7 @@ inline void pause_ms(int64_t ms) { std::this_thread::sleep_for(std::chrono::mill
 struct Common {
   Word words[2][most];
   std::atomic<int32_t> pids[most];
-  std::atomic<uint32_t> listening, formed, steps[most];
+  std::atomic<uint32_t> listening, steps[most];
   std::atomic<bool> stop;
   char address[most][64];
   std::atomic<int32_t> status[most], rank[most];
@@ -136,6 +135,8 @@ class NodeJob {
     namespaces_[node] = space;
     interfaces_[node] = address;
   }
+  // In a leader, before it meets the others.
+  std::function<void(uint32_t)> before_mesh;
   void set_secret(uint32_t node, const std::string &secret) { odd_node_ = node, odd_secret_ = secret; }
 
   void start(const NodeBody &body) {
@@ -218,9 +219,8 @@ class NodeJob {
     MeshPlan plan{self.rank, node_of_, places_, "secret", name_, limit_ms_};
     if (node_of_[self.rank] == odd_node_) plan.secret = odd_secret_;
     for (size_t node = 0; node < places_.size(); ++node) plan.nodes[node].address = common_->address[node];
-    std::vector<Stream> links = form_mesh(plan, listener.stream, *self.waiter);
-    listener.stream.reset();
-    return std::make_unique<NodeMesh>(*self.seat, plan, std::move(links), std::move(listener.datagrams));
+    if (before_mesh) before_mesh(self.rank);
+    return lead_node(*self.seat, plan, std::move(listener), *self.waiter);
   }
   void join(NodeRank &self) {
     const uint32_t node = node_of_[self.rank];
@@ -238,8 +238,8 @@ class NodeJob {
     std::unique_ptr<Chore> mesh;
     if (leads) mesh = make_mesh(self, listener);
     self.world = std::make_unique<ShmWorld>(self.seat, "test", std::make_unique<Monitor>(self.seat, std::move(mesh)));
-    ++common_->formed;
-    while (common_->formed < size()) pause_ms(1);
+    common_->words[1][self.rank].raise(1);
+    self.await(1, 1, "the job's start");
   }
   void act(uint32_t rank, const NodeBody &body) {
     NodeRank self;

@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <chrono>
 
+#include "comm/nodes/form.h"
+
 namespace fsdp::comm {
 namespace {
 
@@ -285,6 +287,17 @@ void NodeMesh::announce() {
   if (announced_ || !control_.accused()) return;
   announced_ = true;
   say_all(nodes::VerdictMessage{control_.verdict()});
+}
+
+std::unique_ptr<Chore> lead_node(Seat &seat, const MeshPlan &plan, LeaderListener listener, const Waiter &waiter) {
+  try {
+    std::vector<Stream> links = form_mesh(plan, listener.stream, waiter);
+    return std::make_unique<NodeMesh>(seat, plan, std::move(links), std::move(listener.datagrams));
+  } catch (const Error &error) {
+    const uint32_t blamed = error.rank < 0 ? plan.rank : static_cast<uint32_t>(error.rank);
+    seat.control.decide(accuse_rank(Verdict::failed, blamed, error.message));
+    throw;
+  }
 }
 
 }  // namespace fsdp::comm
