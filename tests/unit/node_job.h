@@ -26,7 +26,7 @@
 #include "comm/nodes/mesh.h"
 #include "comm/shm/words.h"
 #include "comm/shm/world.h"
-#include "shm_ranks.h"
+#include "shm_bodies.h"
 
 namespace fsdp::comm::test {
 
@@ -40,11 +40,12 @@ struct Common {
   Word words[2][most];
   std::atomic<int32_t> pids[most];
   std::atomic<uint32_t> listening, steps[most];
-  std::atomic<bool> stop;
+  std::atomic<bool> stop, done[most];  // done: has given everything back, or said what it did not
   char address[most][64];
   std::atomic<int32_t> status[most], rank[most];
   std::atomic<int64_t> seen_ns[most];
   char text[most][944];
+  char left_behind[most][256];
 };
 
 class SharedGate final : public AwaitedWords {
@@ -177,6 +178,14 @@ class NodeJob {
     }
     return true;
   }
+  // Ranks give back all that they took: descriptors, threads, shared memory.
+  void expect_nothing_left(const std::vector<uint32_t> &victims = {}) {
+    for (uint32_t r = 0; r < size(); ++r) {
+      if (std::count(victims.begin(), victims.end(), r)) continue;
+      EXPECT_TRUE(common_->done[r]) << "rank " << r;
+      EXPECT_STREQ(common_->left_behind[r], "") << "rank " << r;
+    }
+  }
   std::string text(uint32_t rank) const { return common_->text[rank]; }
 
   // Every rank but the victims reports this.
@@ -248,6 +257,7 @@ class NodeJob {
     for (uint32_t r = 0; r < size(); ++r) self.ranks.push_back(r);
     self.waiter = std::make_unique<Waiter>(self.failure, nullptr, nullptr, 30'000);
     self.device = device::create_host_device({}, *self.waiter, self.failure);
+    const std::string before = Holdings().text();
     const Error error = test::error_of([&] {
       join(self);
       body(self);
@@ -258,6 +268,12 @@ class NodeJob {
     std::strncpy(common_->text[rank], error.what(), sizeof common_->text[rank] - 1);
     self.world.reset();
     self.seat.reset();
+    std::string after = Holdings().text();
+    for (int tries = 0; after != before && tries < 50; ++tries, after = Holdings().text()) pause_ms(2);  // threads
+    if (after != before)
+      std::snprintf(common_->left_behind[rank], sizeof *common_->left_behind, "%s became %s", before.c_str(),
+                    after.c_str());
+    common_->done[rank] = true;
   }
 
   uint32_t limit_ms_;

@@ -17,6 +17,7 @@ TEST(NodeMesh, FormsTrainsAndEnds) {
   job.common().stop = true;
   ASSERT_TRUE(job.collect(10)) << "a rank hangs";
   for (uint32_t r = 0; r < job.size(); ++r) EXPECT_EQ(job.common().status[r], FSDP_OK) << job.text(r);
+  job.expect_nothing_left();
 }
 
 struct Case {
@@ -41,6 +42,7 @@ TEST_P(Deaths, AreKnownToAllAtOnce) {
   for (const uint32_t victim : what.victims) job.send(victim, SIGKILL);
   ASSERT_TRUE(job.collect(10)) << "a rank hangs";
   job.expect(FSDP_PEER_FAILED, static_cast<int32_t>(what.victims[0]), what.text, what.victims, killed_ns, at_once);
+  job.expect_nothing_left(what.victims);
 }
 
 // Nodes without a leader reach nobody: each names its own; whoever reaches others names both.

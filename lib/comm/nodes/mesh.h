@@ -43,9 +43,14 @@ class NodeMesh final : public Chore {
   void judge_silence();
   void beat();
   template <class M>
-  void say(uint32_t to, const M &message);
+  void say(uint32_t to, const M &message) {
+    NodePeer &peer = peers_[to];
+    if (peer.live() && peer.stream()) peer.stream().queue(static_cast<uint32_t>(M::kind), nodes::bytes_of(message));
+  }
   template <class M>
-  void say_all(const M &message);
+  void say_all(const M &message) {
+    for (uint32_t n = 0; n < peers_.size(); ++n) say(n, message);
+  }
   bool in_order(uint32_t of) const;
 
   // -- this node --
