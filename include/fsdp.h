@@ -182,7 +182,7 @@ typedef struct fsdp_context_options {
   uint64_t debug_delay_seed;
   uint64_t debug_failed_allocation; /* make the n-th allocation of memory roles fail, n from 1; 0: none */
   uint64_t trace_events;   /* counts only with FSDP_CONTEXT_TRACE: how many events are kept, of 64 bytes; 0: 65,536 */
-  uint32_t heartbeat_timeout_ms; /* a rank or host that is silent for so long counts as lost; 0: 8,000 */
+  uint32_t heartbeat_timeout_ms; /* a rank or host that is silent for so long counts as lost; at least 1,000; 0: 8,000 */
   uint32_t flight_events;  /* recent calls and collectives that the flight recorder keeps, of 64 bytes; 0: 1,024 */
   const char *flight_directory; /* flight-RANK.json is written into it if the context fails; NULL: FSDP_FLIGHT_DIRECTORY, else nowhere */
   uint32_t ranks_per_host; /* so many neighbouring ranks count as a host: for plans, and to try on one host what runs on several; 0: as it is */

@@ -22,12 +22,11 @@
 #include <vector>
 
 #include "comm/bootstrap/process_links.h"
-#include "comm/nodes/form.h"
 #include "comm/nodes/listener.h"
 #include "comm/nodes/mesh.h"
 #include "comm/shm/words.h"
 #include "comm/shm/world.h"
-#include "shm_ranks.h"
+#include "shm_bodies.h"
 
 namespace fsdp::comm::test {
 
@@ -40,12 +39,13 @@ inline void pause_ms(int64_t ms) { std::this_thread::sleep_for(std::chrono::mill
 struct Common {
   Word words[2][most];
   std::atomic<int32_t> pids[most];
-  std::atomic<uint32_t> listening, formed, steps[most];
-  std::atomic<bool> stop;
+  std::atomic<uint32_t> listening, steps[most];
+  std::atomic<bool> stop, done[most];  // done: has given everything back, or said what it did not
   char address[most][64];
   std::atomic<int32_t> status[most], rank[most];
   std::atomic<int64_t> seen_ns[most];
   char text[most][944];
+  char left_behind[most][256];
 };
 
 class SharedGate final : public AwaitedWords {
@@ -136,6 +136,8 @@ class NodeJob {
     namespaces_[node] = space;
     interfaces_[node] = address;
   }
+  // In a leader, before it meets the others.
+  std::function<void(uint32_t)> before_mesh;
   void set_secret(uint32_t node, const std::string &secret) { odd_node_ = node, odd_secret_ = secret; }
 
   void start(const NodeBody &body) {
@@ -175,6 +177,14 @@ class NodeJob {
       }
     }
     return true;
+  }
+  // Ranks give back all that they took: descriptors, threads, shared memory.
+  void expect_nothing_left(const std::vector<uint32_t> &victims = {}) {
+    for (uint32_t r = 0; r < size(); ++r) {
+      if (std::count(victims.begin(), victims.end(), r)) continue;
+      EXPECT_TRUE(common_->done[r]) << "rank " << r;
+      EXPECT_STREQ(common_->left_behind[r], "") << "rank " << r;
+    }
   }
   std::string text(uint32_t rank) const { return common_->text[rank]; }
 
@@ -218,9 +228,8 @@ class NodeJob {
     MeshPlan plan{self.rank, node_of_, places_, "secret", name_, limit_ms_};
     if (node_of_[self.rank] == odd_node_) plan.secret = odd_secret_;
     for (size_t node = 0; node < places_.size(); ++node) plan.nodes[node].address = common_->address[node];
-    std::vector<Stream> links = form_mesh(plan, listener.stream, *self.waiter);
-    listener.stream.reset();
-    return std::make_unique<NodeMesh>(*self.seat, plan, std::move(links), std::move(listener.datagrams));
+    if (before_mesh) before_mesh(self.rank);
+    return lead_node(*self.seat, plan, std::move(listener), *self.waiter);
   }
   void join(NodeRank &self) {
     const uint32_t node = node_of_[self.rank];
@@ -238,8 +247,8 @@ class NodeJob {
     std::unique_ptr<Chore> mesh;
     if (leads) mesh = make_mesh(self, listener);
     self.world = std::make_unique<ShmWorld>(self.seat, "test", std::make_unique<Monitor>(self.seat, std::move(mesh)));
-    ++common_->formed;
-    while (common_->formed < size()) pause_ms(1);
+    common_->words[1][self.rank].raise(1);
+    self.await(1, 1, "the job's start");
   }
   void act(uint32_t rank, const NodeBody &body) {
     NodeRank self;
@@ -248,6 +257,7 @@ class NodeJob {
     for (uint32_t r = 0; r < size(); ++r) self.ranks.push_back(r);
     self.waiter = std::make_unique<Waiter>(self.failure, nullptr, nullptr, 30'000);
     self.device = device::create_host_device({}, *self.waiter, self.failure);
+    const std::string before = Holdings().text();
     const Error error = test::error_of([&] {
       join(self);
       body(self);
@@ -258,6 +268,12 @@ class NodeJob {
     std::strncpy(common_->text[rank], error.what(), sizeof common_->text[rank] - 1);
     self.world.reset();
     self.seat.reset();
+    std::string after = Holdings().text();
+    for (int tries = 0; after != before && tries < 50; ++tries, after = Holdings().text()) pause_ms(2);  // threads
+    if (after != before)
+      std::snprintf(common_->left_behind[rank], sizeof *common_->left_behind, "%s became %s", before.c_str(),
+                    after.c_str());
+    common_->done[rank] = true;
   }
 
   uint32_t limit_ms_;

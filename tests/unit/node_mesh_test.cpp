@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Failures in a job of several nodes: every rank of every node that is left reports the same one.
+#include <random>
+
 #include "node_job.h"
 
 namespace fsdp::comm::test {
@@ -15,6 +17,7 @@ TEST(NodeMesh, FormsTrainsAndEnds) {
   job.common().stop = true;
   ASSERT_TRUE(job.collect(10)) << "a rank hangs";
   for (uint32_t r = 0; r < job.size(); ++r) EXPECT_EQ(job.common().status[r], FSDP_OK) << job.text(r);
+  job.expect_nothing_left();
 }
 
 struct Case {
@@ -39,6 +42,7 @@ TEST_P(Deaths, AreKnownToAllAtOnce) {
   for (const uint32_t victim : what.victims) job.send(victim, SIGKILL);
   ASSERT_TRUE(job.collect(10)) << "a rank hangs";
   job.expect(FSDP_PEER_FAILED, static_cast<int32_t>(what.victims[0]), what.text, what.victims, killed_ns, at_once);
+  job.expect_nothing_left(what.victims);
 }
 
 // Nodes without a leader reach nobody: each names its own; whoever reaches others names both.
@@ -209,6 +213,83 @@ TEST(NodeMesh, AnotherSecretDoesNotJoin) {
   EXPECT_EQ(job.common().rank[1], 0) << job.text(1);
   EXPECT_EQ(job.common().status[0], FSDP_PEER_FAILED) << job.text(0);
   EXPECT_EQ(job.common().rank[0], 1) << job.text(0);
+}
+
+// The other ranks of each node learn it from their leader.
+TEST(NodeMesh, ALeaderThatDiesBeforeItConnectsIsNamed) {
+  for (const uint32_t victim : {0u, 2u, 5u}) {
+    NodeJob job({2, 2, 1, 2}, 1500);
+    job.before_mesh = [&](uint32_t rank) {
+      if (rank == victim) ::_exit(0);
+    };
+    const int64_t start_ns = now_ns();
+    job.start(train);
+    ASSERT_TRUE(job.collect(10)) << "a rank hangs";
+    double slowest = 0;
+    for (uint32_t r = 0; r < job.size(); ++r) {
+      if (r == victim) continue;
+      EXPECT_EQ(job.common().status[r], FSDP_PEER_FAILED) << "rank " << r << ": " << job.text(r);
+      EXPECT_EQ(job.common().rank[r], static_cast<int32_t>(victim)) << "rank " << r << ": " << job.text(r);
+      slowest = std::max(slowest, static_cast<double>(job.common().seen_ns[r] - start_ns) * 1e-9);
+    }
+    EXPECT_LT(slowest, 1.5 + at_once);
+    std::printf("seen by all after %.0f ms: %s\n", slowest * 1e3, job.text(victim ? 0 : 1).c_str());
+  }
+}
+
+// Whoever can reach a leader's port and does not know the secret: neither the forming nor the beats are disturbed.
+TEST(NodeMesh, StrangersAreNotHeard) {
+  NodeJob job({1, 2}, 1500);
+  job.before_mesh = [&](uint32_t rank) {
+    if (rank == 1) pause_ms(600);
+  };
+  job.start(train);
+  while (job.common().listening < 2) pause_ms(1);
+  std::string problem;
+  std::vector<Fd> strangers;
+  const Fd datagrams(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  std::minstd_rand random(5);
+  for (int i = 0; i < 300; ++i) {
+    char bytes[200];
+    for (char &byte : bytes) byte = static_cast<char>(random());
+    if (i % 3 == 0) std::memcpy(bytes, "fsdpmeet", 8);
+    if (i % 3 == 1) std::memcpy(bytes, "fsdpbeat", 8);
+    const Endpoint to = parse_address(job.common().address[i % 2]);
+    ::sendto(datagrams.get(), bytes, i % 2 ? 56 : sizeof bytes, 0, to.get(), to.length());
+    Fd stranger(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (::connect(stranger.get(), to.get(), to.length()) != 0) continue;
+    (void)!::send(stranger.get(), bytes, static_cast<size_t>(i) % sizeof bytes, MSG_NOSIGNAL);
+    if (i % 4 == 0) strangers.push_back(std::move(stranger));  // and says nothing more
+  }
+  ASSERT_TRUE(job.await_steps(50)) << job.text(0) << job.text(1);
+  pause_ms(1000);
+  job.common().stop = true;
+  ASSERT_TRUE(job.collect(10)) << "a rank hangs";
+  for (uint32_t r = 0; r < job.size(); ++r) EXPECT_EQ(job.common().status[r], FSDP_OK) << job.text(r);
+}
+
+// Any rank, at any moment of its work.
+TEST(NodeMesh, DeathsAtRandomMoments) {
+  std::minstd_rand random(11);
+  double slowest = 0;
+  for (int trial = 0; trial < 30; ++trial) {
+    NodeJob job({1 + trial % 3u, 2, 1 + trial % 2u}, 3000);
+    const auto victim = static_cast<uint32_t>(random()) % job.size();
+    job.start(train);
+    ASSERT_TRUE(job.await_steps(1));
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 100'000));
+    const int64_t killed_ns = now_ns();
+    job.send(victim, SIGKILL);
+    ASSERT_TRUE(job.collect(10)) << "trial " << trial << ": a rank hangs";
+    for (uint32_t r = 0; r < job.size(); ++r) {
+      if (r == victim) continue;
+      EXPECT_EQ(job.common().status[r], FSDP_PEER_FAILED) << "trial " << trial << ", rank " << r << job.text(r);
+      EXPECT_EQ(job.common().rank[r], static_cast<int32_t>(victim)) << "trial " << trial << ": " << job.text(r);
+      slowest = std::max(slowest, static_cast<double>(job.common().seen_ns[r] - killed_ns) * 1e-9);
+    }
+  }
+  EXPECT_LT(slowest, at_once);
+  std::printf("30 kills, slowest report %.0f ms\n", slowest * 1e3);
 }
 
 }  // namespace

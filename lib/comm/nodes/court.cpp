@@ -54,6 +54,7 @@ void Court::merge(const Accusation &other) {
   if (first.kind == Verdict::died) {
     RankSet all = first.ranks;
     all.add(other.ranks);
+    if (all.empty()) return;  // a peer wrote it
     first = accuse_dead(first.where_bytes ? first.where() : other.where(), all);
   } else if (first.kind == Verdict::stopped && !first.ranks.contains(static_cast<uint32_t>(other.rank))) {
     first.set_text(first.copy_text() + "; " + other.copy_text());

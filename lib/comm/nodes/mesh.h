@@ -8,10 +8,12 @@
 // come within a second is made here.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "comm/nodes/court.h"
 #include "comm/nodes/datagrams.h"
+#include "comm/nodes/listener.h"
 #include "comm/nodes/message.h"
 #include "comm/nodes/mirror.h"
 #include "comm/nodes/peer.h"
@@ -41,9 +43,14 @@ class NodeMesh final : public Chore {
   void judge_silence();
   void beat();
   template <class M>
-  void say(uint32_t to, const M &message);
+  void say(uint32_t to, const M &message) {
+    NodePeer &peer = peers_[to];
+    if (peer.live() && peer.stream()) peer.stream().queue(static_cast<uint32_t>(M::kind), nodes::bytes_of(message));
+  }
   template <class M>
-  void say_all(const M &message);
+  void say_all(const M &message) {
+    for (uint32_t n = 0; n < peers_.size(); ++n) say(n, message);
+  }
   bool in_order(uint32_t of) const;
 
   // -- this node --
@@ -74,5 +81,9 @@ class NodeMesh final : public Chore {
   uint32_t carried_to_ = UINT32_MAX;
   uint64_t found_ms_ = 0;  // the first
 };
+
+// The whole of it, by the leader of a node, for its Monitor: forms the mesh and closes the listener. If that fails, the
+// ranks of the node are told why, and the error is thrown.
+std::unique_ptr<Chore> lead_node(Seat &seat, const MeshPlan &plan, LeaderListener listener, const Waiter &waiter);
 
 }  // namespace fsdp::comm

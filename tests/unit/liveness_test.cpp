@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who counts as silent, and what the coordinator makes of several reports.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "comm/nodes/court.h"
+#include "comm/shm/pulse.h"
+
+namespace fsdp::comm {
+namespace {
+
+void pause_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+
+class Silence : public testing::Test {
+ protected:
+  Silence() : file(create_memory_file(Control::size_bytes(3), "test control")) {
+    Control::initialize(file, 3);
+    control = std::make_unique<Control>(file, 3);
+    for (uint32_t r = 0; r < 3; ++r) control->set_membership(r, Membership::member);
+    control->introduce(1);
+  }
+  static bool everybody(uint32_t) { return true; }
+  Fd file;
+  std::unique_ptr<Control> control;
+};
+
+TEST_F(Silence, IsCountedByWhoLooks) {
+  Pulse pulse(*control, 0, 1000);
+  control->beat(1, 7);
+  for (int i = 0; i < 14; ++i) {
+    pulse.look();
+    EXPECT_TRUE(i >= 7 || pulse.silent(everybody).empty()) << i;
+    pause_ms(100);
+  }
+  EXPECT_EQ(pulse.silent(everybody), std::vector<uint32_t>{1});  // rank 2 never beat: it has no monitor
+  EXPECT_EQ(pulse.text({1}).rfind(format_text("rank 1 (pid {}, host ", ::getpid()), 0), 0U) << pulse.text({1});
+  EXPECT_TRUE(pulse.silent([](uint32_t rank) { return rank != 1; }).empty());
+  control->set_membership(1, Membership::left);
+  EXPECT_TRUE(pulse.silent(everybody).empty()) << "it has left";
+  control->set_membership(1, Membership::member);
+  control->beat(1, 8);
+  pause_ms(100);
+  pulse.look();
+  EXPECT_TRUE(pulse.silent(everybody).empty()) << "it beats again";
+}
+
+// One that was stopped itself, or whose machine was suspended.
+TEST_F(Silence, IsNotKnownToWhoDidNotLook) {
+  Pulse pulse(*control, 0, 1000);
+  control->beat(1, 7);
+  pulse.look();
+  pause_ms(1500);
+  pulse.look();
+  EXPECT_TRUE(pulse.silent(everybody).empty());
+}
+
+MeshPlan three_nodes() {
+  MeshPlan plan;
+  plan.node_of = {0, 0, 1, 2};
+  plan.nodes = {{0, "a", ""}, {2, "b", ""}, {3, "c", ""}};
+  return plan;
+}
+
+RankSet set_of(std::initializer_list<uint32_t> ranks) {
+  RankSet set;
+  for (const uint32_t rank : ranks) set.add(rank);
+  return set;
+}
+
+TEST(Court, MergesDeathsWithinTheGrace) {
+  const MeshPlan plan = three_nodes();
+  Court court(plan);
+  EXPECT_FALSE(court.decide(0));
+  court.hear(accuse_dead("", set_of({3})), 1000);
+  EXPECT_FALSE(court.decide(1050));
+  court.hear(accuse_dead("gather of 'x': ", set_of({1})), 1050);
+  court.hear(accuse_rank(Verdict::timeout, 0, "rank 0 has not come"), 1060);
+  const auto verdict = court.decide(1100);
+  ASSERT_TRUE(verdict);
+  const Error error = error_of(*verdict, 0);
+  EXPECT_EQ(error.status, FSDP_PEER_FAILED);
+  EXPECT_EQ(error.rank, 1);
+  EXPECT_STREQ(error.what(), "gather of 'x': ranks 1, 3 died");
+}
+
+TEST(Court, DecidesAtOnceWhatComesAlone) {
+  const MeshPlan plan = three_nodes();
+  Court court(plan);
+  court.hear(accuse_rank(Verdict::mismatch, 2, "they differ"), 1000);
+  court.hear(accuse_dead("", set_of({3})), 1000);
+  ASSERT_TRUE(court.decide(1000));
+  EXPECT_EQ(error_of(*court.decide(1000), 0).status, FSDP_MISMATCH);
+}
+
+TEST(Court, NamesEachCutLinkOnce) {
+  const MeshPlan plan = three_nodes();
+  Court court(plan);
+  court.hear(accuse_links(plan, {{1, 2}}), 1000);
+  court.hear(accuse_links(plan, {{0, 2}, {1, 2}, {1, 77}}), 1010);
+  const Error error = error_of(court.decide(1200).value(), 0);
+  EXPECT_EQ(error.rank, -1);
+  EXPECT_STREQ(error.what(),
+               "no contact between host a (node 0) and host c (node 2), between host b (node 1) and host c (node 2) "
+               "for 8.0 s: the network between them is cut");
+}
+
+// A peer writes them: whatever the bytes are.
+class BadAccusations : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Court, BadAccusations, testing::Values(0, 0x41, 0xff));
+TEST_P(BadAccusations, AreSurvived) {
+  const MeshPlan plan = three_nodes();
+  Accusation bad;
+  std::memset(static_cast<void *>(&bad), GetParam(), sizeof bad);
+  for (const Verdict kind : {Verdict::died, Verdict::stopped, Verdict::cut, Verdict::aborted}) {
+    bad.kind = kind;
+    Court court(plan);
+    court.hear(bad, 0);
+    court.hear(bad, 0);
+    ASSERT_TRUE(court.decide(1000));
+    EXPECT_LE(std::string(error_of(*court.decide(1000), 0).what()).size(), sizeof bad.text);
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::comm
