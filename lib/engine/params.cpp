@@ -2,6 +2,7 @@
 #include "engine/params.h"
 
 #include <algorithm>
+#include <cstdio>
 
 #include "base/dtype.h"
 
@@ -46,9 +47,12 @@ void Params::meet(const comm::Tag &tag, device::Stream &caller) {
 
 // One barrier says that the owner has filled its part, another that everybody has taken it.
 template <class Fill, class Take>
-void Params::stage(uint32_t owner, fsdp_dtype dtype, const char *name, Fill fill, Take take) {
+void Params::stage(const char *call, uint32_t owner, fsdp_dtype dtype, const char *name, Fill fill, Take take) {
   device::Stream &caller = runtime_.context.device().caller_stream(nullptr);
-  const comm::Tag tag{owner | static_cast<uint32_t>(dtype) << 24, name};  // ranks must agree on both
+  // Ranks must agree on all of it, and those that do not get it as text: what may be cut off comes last.
+  char text[64];
+  std::snprintf(text, sizeof text, "%s from rank %u as %s of %s", call, runtime_.team->world_rank(owner), dtype_name(dtype), name);
+  const comm::Tag tag{owner | static_cast<uint32_t>(dtype) << 24, text};
   const uint64_t offset = owner * runtime_.plan.staging_part_bytes;
   if (owner == runtime_.team->rank()) fill(runtime_.storage->staging()->writable() + offset);
   meet(tag, caller);
@@ -80,7 +84,7 @@ void Params::load(Group &group, uint64_t param_index, const void *data, fsdp_dty
   for (uint64_t first = 0; first < element_count; first += step) {
     const uint64_t count = std::min(step, element_count - first);
     stage(
-        static_cast<uint32_t>(root), dtype, runtime_.param(group, param_index).name.c_str(),
+        call, static_cast<uint32_t>(root), dtype, runtime_.param(group, param_index).name.c_str(),
         [&](std::byte *to) { std::memcpy(to, bytes + first * element, count * element); },
         [&](const std::byte *from) { store(place, from, dtype, first, count); });
   }
@@ -106,7 +110,7 @@ void Params::read(Group &group, uint64_t param_index, void *data, fsdp_dtype dty
     for (uint64_t done = 0; done < slice.count; done += step) {
       const uint64_t count = std::min(step, slice.count - done);
       stage(
-          r, plane.dtype, runtime_.param(group, param_index).name.c_str(),
+          call, r, plane.dtype, runtime_.param(group, param_index).name.c_str(),
           [&](std::byte *part) {
             std::memcpy(part, plane.at(slice) + done * dtype_size(plane.dtype), count * dtype_size(plane.dtype));
           },

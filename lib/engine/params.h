@@ -21,7 +21,7 @@ class Params {
   void store(const ParamPlace &place, const std::byte *from, fsdp_dtype dtype, uint64_t first, uint64_t count);
   // Shows `bytes` of one rank's staging part to all: fill on that rank, then take on every rank.
   template <class Fill, class Take>
-  void stage(uint32_t owner, fsdp_dtype dtype, const char *name, Fill fill, Take take);
+  void stage(const char *call, uint32_t owner, fsdp_dtype dtype, const char *name, Fill fill, Take take);
   void meet(const comm::Tag &tag, device::Stream &caller);
   void check(const Group &group, uint64_t param_index, fsdp_dtype dtype, uint64_t element_count, const char *call);
 

@@ -16,13 +16,6 @@ constexpr uint32_t slice_ms = 20;
 // About two futex round trips: sleeping at once would cost as much.
 constexpr auto spin_time = std::chrono::microseconds(20);
 
-// Numbers are never used again, unlike thread ids: a library thread cannot be taken for a caller that ended.
-uint64_t thread_number() noexcept {
-  static std::atomic<uint64_t> last{0};
-  thread_local const uint64_t number = last.fetch_add(1, std::memory_order_relaxed) + 1;
-  return number;
-}
-
 std::string rank_list(const std::vector<uint32_t> &ranks) {
   return format_text("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
 }
@@ -30,7 +23,11 @@ std::string rank_list(const std::vector<uint32_t> &ranks) {
 }  // namespace
 
 Watch::Watch(Control &control, Links &links, uint32_t rank, const Waiter &waiter, Failure &failure)
-    : control_(control), links_(links), rank_(rank), waiter_(waiter), failure_(failure) {}
+    : control_(control), links_(links), rank_(rank), waiter_(waiter), failure_(failure) {
+  waiter.set_lookout(this);
+}
+
+Watch::~Watch() { waiter_.set_lookout(nullptr); }
 
 void Watch::enter_caller() noexcept { caller_.store(thread_number(), std::memory_order_relaxed); }
 
@@ -56,18 +53,24 @@ bool Watch::wait(Awaited &awaited) {
   const auto start = Clock::now();
   const auto timeout = std::chrono::milliseconds(waiter_.timeout_ms());
   auto last_look = start;
-  ShownWait shown(control_.waits(), control_.world_size(), rank_);
+  std::optional<ShownWait> shown;
+  std::optional<StreamWait> stream;
+  if (on_caller) shown.emplace(control_.waits(), control_.world_size(), rank_);
+  else stream.emplace(streams_, thread_number());
   for (;;) {
     if (awaited.come()) return true;
+    check();  // first: a rank that left because of a verdict makes what others wait for hopeless too
     if (awaited.given_up()) return false;
-    check();
     if (on_caller) waiter_.poll();
     check_leavers(awaited);
     const auto now = Clock::now();
     if (now - last_look >= std::chrono::milliseconds(slice_ms)) {
       last_look = now;
       check_deaths(awaited);
-      if (on_caller && awaited.needs_callers()) check_crossing(awaited, shown);
+      const auto missed = first_missed_caller(awaited, control_.world_size(), rank_);
+      if (stream) stream->look(missed, awaited);
+      else if (const auto cycle = shown->look(missed, waiter_.call(), awaited); !cycle.empty() && !awaited.come())
+        condemn_cycle(*shown, cycle);
     }
     if (now - start >= timeout) {
       if (awaited.come()) return true;
@@ -112,14 +115,20 @@ void Watch::check_deaths(Awaited &awaited) {
   condemn(Verdict::died, dead.front(), format_text("{}: {} died", awaited.text(), rank_list(dead)));
 }
 
-// The peer's caller is inside another call and will not come before this one has come there.
-void Watch::check_crossing(Awaited &awaited, ShownWait &shown) {
-  const auto peer = shown.look(awaited, waiter_.call());
-  if (!peer || awaited.come()) return;
-  const uint32_t first = std::min(rank_, *peer), second = std::max(rank_, *peer);
-  condemn(Verdict::mismatch, second,
-          format_text("rank {} is in {}, rank {} is in {}: they wait for each other", first, shown.text(first), second,
-                      shown.text(second)));
+// The callers of these ranks wait for each other, in a circle: none comes before another has come.
+void Watch::condemn_cycle(const ShownWait &shown, const std::vector<uint32_t> &ranks) {
+  std::vector<uint32_t> sorted = ranks;
+  std::sort(sorted.begin(), sorted.end());
+  std::string text;
+  for (const uint32_t rank : sorted)
+    text += format_text("{}rank {} is in {}", text.empty() ? "" : ", ", rank, shown.text(rank));
+  condemn(Verdict::mismatch, sorted.back(), text + ": they wait for each other");
+}
+
+void Watch::look(uint64_t thread) {
+  if (!stream_wait_) stream_wait_.emplace(control_.waits(), control_.world_size(), rank_);
+  const auto cycle = stream_wait_->look_through(streams_.find(thread), waiter_.call());
+  if (!cycle.empty()) condemn_cycle(*stream_wait_, cycle);
 }
 
 void Watch::time_out(Awaited &awaited) {

@@ -6,11 +6,14 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "base/failure.h"
 #include "comm/shm/control.h"
 #include "comm/shm/links.h"
+#include "comm/shm/waits.h"
 
 namespace fsdp::comm {
 
@@ -28,6 +31,8 @@ class Awaited {
   virtual bool lags(uint32_t world_rank) const { return misses(world_rank); }
   // Does each rank come by a call of its own, and by nothing that its streams do?
   virtual bool needs_callers() const { return false; }
+  // Is this rank one that has not come, and that will not before its caller makes a call?
+  virtual bool misses_caller(uint32_t world_rank) const { return needs_callers() && misses(world_rank); }
   // For messages, such as "reduce_scatter of 'layer.3' (#17)".
   virtual std::string text() const = 0;
 
@@ -35,9 +40,10 @@ class Awaited {
   ~Awaited() = default;
 };
 
-class Watch {
+class Watch final : Lookout {
  public:
   Watch(Control &control, Links &links, uint32_t rank, const Waiter &waiter, Failure &failure);
+  ~Watch();
 
   // Says that this thread is the caller's: waits on it poll the waiter with its hook, waits on others do not.
   void enter_caller() noexcept;
@@ -52,7 +58,10 @@ class Watch {
   bool spin(Awaited &awaited);
   void check_leavers(Awaited &awaited);
   void check_deaths(Awaited &awaited);
-  void check_crossing(Awaited &awaited, ShownWait &shown);
+  void condemn_cycle(const ShownWait &shown, const std::vector<uint32_t> &ranks);
+  // The caller waits for what one of its streams waits for.
+  void look(uint64_t thread) override;
+  void look_away() noexcept override { stream_wait_.reset(); }
   [[noreturn]] void time_out(Awaited &awaited);
   [[noreturn]] void throw_verdict();
 
@@ -62,6 +71,8 @@ class Watch {
   const Waiter &waiter_;
   Failure &failure_;
   std::atomic<uint64_t> caller_{0};
+  StreamWaits streams_;
+  std::optional<ShownWait> stream_wait_;  // the caller's, while it waits for a stream of its own
 };
 
 }  // namespace fsdp::comm
