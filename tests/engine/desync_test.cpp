@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <random>
 
 #include "death.h"
 #include "harness.h"
@@ -270,5 +271,56 @@ TEST_P(Desync, TwoProcesses) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Calls, Desync, testing::ValuesIn(cases), [](const auto &info) { return info.param.name; });
+
+// Three different calls: whoever waits for whom, each rank is in a circle or waits for one that is.
+TEST(DesyncOfThree, IsFound) {
+  const Body calls[] = {then(all, finish), values(1), read_first};
+  for (uint32_t turn = 0; turn < 3; ++turn) {
+    const Scenario scenario = scenario_for(3);
+    run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
+      Rank rank(context, scenario);
+      rank.load();
+      if (r == turn) pause_ms(200);
+      const double start = now();
+      try {
+        calls[(r + turn) % 3](rank);
+        throw std::runtime_error("no call failed");
+      } catch (const Failure &failure) {
+        require_error(failure.status, FSDP_MISMATCH, {"they wait for each other"});
+      }
+      REQUIRE(now() - start < 2.3 + 10 * World::worst_delay);
+    });
+  }
+}
+
+// The same calls everywhere, with pauses around the time between two looks: slow is not different.
+TEST(NotDesync, RanksAtTheirOwnPace) {
+  for (const fsdp_unshard_mode mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED}) {
+    const Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 3, mode);
+    run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
+      Rank rank(context, scenario);
+      rank.load();
+      std::mt19937 random(r);
+      const auto dawdle = [&] { pause_ms(static_cast<int>(random() % 4 == 0 ? random() % 130 : 0)); };
+      for (uint32_t i = 0; i < 12; ++i) {
+        for (const size_t g : {embed, layer0, layer1, head}) {
+          dawdle();
+          FSDP(fsdp_unshard(rank.groups[g], FSDP_FORWARD, nullptr));
+          FSDP(fsdp_reshard(rank.groups[g], FSDP_FORWARD, nullptr));
+        }
+        for (const size_t g : {head, layer1, layer0, embed}) {
+          dawdle();
+          backward_group(rank, g, i, 0, nullptr);
+        }
+        dawdle();
+        values(1)(rank);
+        finish(rank);
+        dawdle();
+        step(rank);
+      }
+      FSDP(fsdp_close_context(context));
+    });
+  }
+}
 
 }  // namespace
