@@ -41,6 +41,22 @@ class Failure {
   std::atomic<bool> failed_{false};
 };
 
+// A number of the calling thread. Never used again, unlike thread ids: a library thread cannot be taken for a caller that
+// ended.
+uint64_t thread_number() noexcept;
+
+// Told while the caller waits for a stream of its own, whose work may wait for peers: see comm/shm/watch.h.
+class Lookout {
+ public:
+  // The caller waits for what the thread does. Called about every 20 ms; throws what ends the wait.
+  virtual void look(uint64_t thread) = 0;
+  // ... no longer.
+  virtual void look_away() noexcept = 0;
+
+ protected:
+  ~Lookout() = default;
+};
+
 // What a wait on the caller's own thread does between two looks at its condition: throws if the context failed or the
 // caller's interrupted hook says stop. Waits on library threads get one without the hook.
 class Waiter {
@@ -56,6 +72,9 @@ class Waiter {
   void set_call(const char *call) const { call_.store(call, std::memory_order_relaxed); }
   const char *call() const { return call_.load(std::memory_order_relaxed); }
   const Failure &failure() const { return failure_; }
+  // NULL: none. It outlives the waits.
+  void set_lookout(Lookout *lookout) const { lookout_.store(lookout, std::memory_order_release); }
+  Lookout *lookout() const { return lookout_.load(std::memory_order_acquire); }
 
  private:
   const Failure &failure_;
@@ -63,6 +82,7 @@ class Waiter {
   void *data_;
   uint32_t timeout_ms_;
   mutable std::atomic<const char *> call_{"a call"};
+  mutable std::atomic<Lookout *> lookout_{nullptr};
 };
 
 }  // namespace fsdp

@@ -89,7 +89,7 @@ struct AllReduceSpan {
 // What the caller says a collective is, compared between ranks: an operation number is added by the communicator.
 struct Tag {
   uint32_t what = 0;      // the engine's number for the object, say a group index
-  const char *name = "";  // for messages; outlives the communicator
+  const char *name = "";  // for messages; copied by the call
 };
 
 // A collective that was enqueued. released: every rank has read what it reads of this rank's sources.

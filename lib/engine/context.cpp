@@ -210,21 +210,26 @@ comm::Team &Context::world_team() {
   return *world_team_;
 }
 
+void Context::exchange_with_world(const void *mine, uint64_t bytes, void *all, const char *what) {
+  comm::Team &team = world_team();
+  const trace::Span wait(timeline(), trace::Kind::wait, "wait for peers");
+  const trace::FlightScope exchange(value_flights_, what, 0);
+  flight_.begin_wait("wait for peers", nullptr, trace::now_ns());
+  team.exchange_fixed(mine, bytes, all, what);
+  flight_.end_wait(trace::now_ns());  // of one that failed, what it was for is kept
+}
+
 // The header goes with the values, so that ranks that disagree find out before anything is added.
 void Context::all_reduce(double *values, uint64_t count, fsdp_value_op op) {
   require_world("fsdp_all_reduce_values");
   if (closed_) fail(FSDP_INVALID_STATE, "fsdp_all_reduce_values: rank {} has closed this context; destroy it", rank_);
   const trace::Span call(timeline(), trace::Kind::call, "all_reduce_values", nullptr, 0, count * sizeof *values);
-  comm::Team &team = world_team();
+  world_team();  // and the messages
   ValueMessage &mine = value_messages_[world_size_];
   mine.count = count;
   mine.op = op;
   std::copy_n(values, count, mine.values);
-  {
-    const trace::Span wait(timeline(), trace::Kind::wait, "wait for peers");
-    const trace::FlightScope exchange(value_flights_, "fsdp_all_reduce_values", count * sizeof *values);
-    team.exchange_fixed(&mine, sizeof mine, value_messages_.data(), "fsdp_all_reduce_values");
-  }
+  exchange_with_world(&mine, sizeof mine, value_messages_.data(), "fsdp_all_reduce_values");
   for (uint32_t r = 0; r < world_size_; ++r) {
     const ValueMessage &other = value_messages_[r];
     if (other.count != count || other.op != op)
@@ -255,11 +260,7 @@ void Context::close() {
          rank_, unfinished);
   uint8_t here = 1;
   std::vector<uint8_t> all(world_size_);
-  {
-    comm::Team &team = world_team();
-    const trace::FlightScope exchange(value_flights_, "fsdp_close_context", 0);
-    team.exchange_fixed(&here, 1, all.data(), "fsdp_close_context");
-  }
+  exchange_with_world(&here, 1, all.data(), "fsdp_close_context");
   world_->leave();
   closed_ = true;
 }

@@ -98,6 +98,8 @@ class Context {
   friend class CallScope;
   Context(const fsdp_context_options &options, uint32_t rank, uint32_t world_size);
   comm::Team &world_team();
+  // Every rank's bytes, as comm::Team::exchange_fixed: waited for and recorded.
+  void exchange_with_world(const void *mine, uint64_t bytes, void *all, const char *what);
   void start_trace();
   void check_flight_directory();
   void flush_log() noexcept;

@@ -2,18 +2,11 @@
 #include "engine/params.h"
 
 #include <algorithm>
+#include <cstdio>
 
 #include "base/dtype.h"
 
 namespace fsdp::engine {
-namespace {
-
-// Ranks must agree on all of it.
-comm::Tag tag_of(uint32_t owner, fsdp_dtype dtype, const memory::ParamSpec &param) {
-  return {owner | static_cast<uint32_t>(dtype) << 24, param.name.c_str()};
-}
-
-}  // namespace
 
 Params::Params(Runtime &runtime) : runtime_(runtime) {
   if (runtime.teams.outer) outer_ = runtime.teams.outer->create_message_communicator("outer parameters");
@@ -85,17 +78,22 @@ void Params::meet(const comm::Tag &tag, device::Stream &caller) {
 template <class Fill, class Take>
 void Params::stage(const Piece &piece, Fill fill, Take take) {
   device::Stream &caller = runtime_.context.device().caller_stream(nullptr);
+  // Ranks must agree on all of it, and those that do not get it as text: what may be cut off comes last.
+  char text[64];
+  std::snprintf(text, sizeof text, "%s from rank %u as %s of %s", piece.call, runtime_.teams.all->world_rank(piece.shown),
+                dtype_name(piece.dtype), piece.name);
+  const comm::Tag tag{piece.shown | static_cast<uint32_t>(piece.dtype) << 24, text};
   const uint32_t inner = runtime_.spec.mesh.inner(piece.owner);
   const uint64_t offset = inner * runtime_.plan.staging_part_bytes;
   std::byte *own = runtime_.storage->staging()->writable() + offset;
   if (piece.owner == runtime_.teams.all->rank()) fill(own);
   if (outer_ && piece.travels && inner == runtime_.inner().rank()) {
     const WaitSpan span(runtime_, Awaited::peers);
-    outer_->broadcast(own, piece.bytes, runtime_.spec.mesh.outer_index(piece.owner), piece.tag, caller);
+    outer_->broadcast(own, piece.bytes, runtime_.spec.mesh.outer_index(piece.owner), tag, caller);
   }
-  meet(piece.tag, caller);
+  meet(tag, caller);
   take(runtime_.storage->staging()->data() + offset);
-  meet(piece.tag, caller);
+  meet(tag, caller);
 }
 
 void Params::load(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
@@ -123,7 +121,7 @@ void Params::load(Group &group, uint64_t param_index, const void *data, fsdp_dty
     const uint64_t count = std::min(step, element_count - first);
     const auto owner = static_cast<uint32_t>(root);
     stage(
-        {owner, true, count * element, tag_of(owner, dtype, runtime_.param(group, param_index))},
+        {call, owner, owner, true, count * element, dtype, runtime_.param(group, param_index).name.c_str()},
         [&](std::byte *to) { std::memcpy(to, bytes + first * element, count * element); },
         [&](const std::byte *from) { store(place, from, dtype, first, count); });
   }
@@ -150,8 +148,8 @@ void Params::read(Group &group, uint64_t param_index, void *data, fsdp_dtype dty
       const uint64_t count = std::min(step, slice.count - done);
       const uint32_t shown = travels(place) ? r : runtime_.spec.mesh.inner(r);
       stage(
-          {r, travels(place), count * dtype_size(plane.dtype),
-           tag_of(shown, plane.dtype, runtime_.param(group, param_index))},
+          {call, r, shown, travels(place), count * dtype_size(plane.dtype), plane.dtype,
+           runtime_.param(group, param_index).name.c_str()},
           [&](std::byte *part) {
             std::memcpy(part, plane.at(slice) + done * dtype_size(plane.dtype), count * dtype_size(plane.dtype));
           },

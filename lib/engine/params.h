@@ -24,10 +24,13 @@ class Params {
   bool travels(const ParamPlace &place) const;
   // Some bytes of one rank, shown to all ranks, or to those of its outer index.
   struct Piece {
+    const char *call;
     uint32_t owner;  // rank of the mesh
+    uint32_t shown;  // the same on all ranks that compare
     bool travels;
     uint64_t bytes;
-    comm::Tag tag;
+    fsdp_dtype dtype;
+    const char *name;
   };
   // fill on the owner, then take on every rank.
   template <class Fill, class Take>

@@ -46,7 +46,7 @@ struct Report {
   int32_t recovered = 0;
   double failed_at = 0;
   double destroy_seconds = 0;
-  char message[400] = {};
+  char message[1024] = {};
 };
 
 class World {

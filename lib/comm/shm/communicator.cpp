@@ -20,24 +20,30 @@ Piece gather_piece(const GatherSpan &span) { return {span.from, {}, span.to, spa
 class ShmCommunicator::AwaitedPart final : public AwaitedWords {
  public:
   // launch: whose fingerprints are compared as peers come; NULL: none.
-  AwaitedPart(ShmCommunicator &communicator, uint64_t phase, const Launch *launch, bool compares)
-      : AwaitedWords(communicator.words_, phase), communicator_(communicator), launch_(launch), compares_(compares) {}
+  AwaitedPart(ShmCommunicator &communicator, uint64_t phase, const Fingerprint &fingerprint, const Launch *launch)
+      : AwaitedWords(communicator.words_, phase),
+        communicator_(communicator),
+        fingerprint_(fingerprint),
+        launch_(launch) {}
 
-  // The engine's barriers are on its callers' threads on every rank; other collectives may be on streams.
-  bool needs_callers() const override { return launch_ && launch_->fingerprint.operation == Operation::barrier; }
-  bool given_up() override { return communicator_.round_.hopeless(target_); }
-  std::string text() const override {
-    return launch_ ? launch_->fingerprint.text(launch_->number) : format_text("call #{}", number_of(target_));
+  // Who has enqueued it comes by what its stream does.
+  bool misses_caller(uint32_t world_rank) const override {
+    for (uint32_t r = 0; r < communicator_.words_.size(); ++r)
+      if (communicator_.words_.world_rank(r) == world_rank)
+        return misses(world_rank) && !communicator_.round_.called(r, target_);
+    return false;
   }
+  bool given_up() override { return communicator_.round_.hopeless(target_); }
+  std::string text() const override { return fingerprint_.text(number_of(target_)); }
 
  private:
   void met(uint32_t r) override {
-    if (compares_) communicator_.compare(*launch_, r);
+    if (launch_) communicator_.compare(*launch_, r);
   }
 
   ShmCommunicator &communicator_;
+  const Fingerprint &fingerprint_;
   const Launch *launch_;
-  bool compares_;
 };
 
 class ShmCommunicator::AwaitedStep final : public AwaitedWords {
@@ -80,6 +86,7 @@ Ticket ShmCommunicator::enqueue(Launch &launch, device::Stream &stream) {
   seat_->watch.enter_caller();
   launch.round = round_.number();
   launch.number = round_.enqueue();
+  enqueued_[launch.number % fingerprints_kept] = launch.fingerprint;
   const Ticket ticket{phase_of(launch.round, launch.number, Part::read)};
   stream.run([this, pending = &launch] { perform(*pending); });
   return ticket;
@@ -148,7 +155,10 @@ Ticket ShmCommunicator::barrier(Tag tag, device::Stream &stream) {
 void ShmCommunicator::await_release(Ticket ticket, device::Stream &stream) {
   if (released(ticket)) return;
   seat_->watch.enter_caller();
-  stream.run([this, phase = ticket.phase] { await_phase(phase); });
+  // Of the last ones: nobody waits for one that came long before.
+  stream.run([this, phase = ticket.phase, fingerprint = enqueued_[number_of(ticket.phase) % fingerprints_kept]] {
+    await_phase(phase, fingerprint);
+  });
 }
 
 // A round that is skipped releases everything: what it would still read is of no use to anybody.
@@ -156,9 +166,9 @@ bool ShmCommunicator::released(Ticket ticket) const noexcept {
   return ticket.phase == 0 || words_.reached(ticket.phase) || round_.skipped(round_of(ticket.phase));
 }
 
-void ShmCommunicator::await_phase(uint64_t phase) {
+void ShmCommunicator::await_phase(uint64_t phase, const Fingerprint &fingerprint) {
   if (round_.skipped(round_of(phase))) return;
-  AwaitedPart awaited(*this, phase, nullptr, false);
+  AwaitedPart awaited(*this, phase, fingerprint, nullptr);
   if (!seat_->watch.wait(awaited)) round_.break_at(phase, awaited.text());
 }
 
@@ -167,7 +177,8 @@ void ShmCommunicator::arrive(const Launch &launch, Part part) {
 }
 
 bool ShmCommunicator::await(const Launch &launch, Part part) {
-  AwaitedPart awaited(*this, phase_of(launch.round, launch.number, part), &launch, part == Part::ready);
+  AwaitedPart awaited(*this, phase_of(launch.round, launch.number, part), launch.fingerprint,
+                      part == Part::ready ? &launch : nullptr);
   if (seat_->watch.wait(awaited)) return true;
   round_.break_at(phase_of(launch.round, launch.number, part), awaited.text());
   return false;

@@ -64,7 +64,7 @@ class ShmCommunicator final : public Communicator {
   void work(const Launch &launch);
   void arrive(const Launch &launch, Part part);
   bool await(const Launch &launch, Part part);
-  void await_phase(uint64_t phase);
+  void await_phase(uint64_t phase, const Fingerprint &fingerprint);
   void gather(const Piece &piece) const;
   void pull(const Source &from, uint32_t r, std::byte *to, uint64_t bytes) const;
   void reduce(const Piece &piece, float *out) const;
@@ -80,6 +80,7 @@ class ShmCommunicator final : public Communicator {
   Words words_;
   Round round_;
   LaunchPool launches_;
+  Fingerprint enqueued_[fingerprints_kept] = {};  // the caller's, of the last ones: for messages
 };
 
 }  // namespace fsdp::comm

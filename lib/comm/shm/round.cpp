@@ -11,6 +11,7 @@ uint64_t Round::enqueue() {
   if (ended_) fail(FSDP_INTERNAL, "a collective after the end of round {} of its communicator", round_);
   if (number >= most_collectives) fail(FSDP_INTERNAL, "more than {} collectives in one round", most_collectives);
   enqueued_.store(number + 1, std::memory_order_relaxed);
+  words(rank_).ended.called.store(first_phase(round_) + (number + 1) * parts, std::memory_order_release);
   return number;
 }
 

@@ -42,6 +42,7 @@ struct RoundWords {
   struct alignas(64) {
     std::atomic<uint64_t> last;
     std::atomic<uint64_t> flags;  // round << 32 | blamed rank of the team << 8 | flags; written after last
+    std::atomic<uint64_t> called;  // the caller has enqueued all collectives of lower phases: its stream comes to them
   } ended;
 };
 
@@ -54,6 +55,10 @@ class Round {
   uint64_t number() const noexcept { return round_; }
   // The number of the collective that the caller enqueues now.
   uint64_t enqueue();
+  // Has the rank's caller enqueued the collective of this phase?
+  bool called(uint32_t r, uint64_t phase) const noexcept {
+    return words(r).ended.called.load(std::memory_order_acquire) > phase;
+  }
   void quiesce() noexcept;
   void abandon() noexcept;
   void next() noexcept;

@@ -8,7 +8,6 @@
 #include "comm/shm/watch.h"
 
 namespace fsdp::comm {
-
 namespace {
 
 constexpr uint64_t looks_of_a_neighbour = 2;
@@ -20,49 +19,124 @@ constexpr uint64_t looks_of_a_stranger = 60;
 ShownWait::ShownWait(const Control &control, uint32_t rank)
     : control_(control), entries_(control.waits()), world_size_(control.world_size()), rank_(rank) {}
 
-ShownWait::~ShownWait() {
+std::optional<uint32_t> first_missed_caller(const Awaited &awaited, uint32_t world_size, uint32_t rank) {
+  for (uint32_t r = 0; r < world_size; ++r)
+    if (r != rank && awaited.misses_caller(r)) return r;
+  return std::nullopt;
+}
+
+void StreamWaits::begin(Entry &entry) {
+  const std::lock_guard lock(mutex_);
+  entries_.push_back(&entry);
+  entry.number = ++numbers_;
+}
+
+void StreamWaits::look(Entry &entry, std::optional<uint32_t> missed) {
+  const std::lock_guard lock(mutex_);
+  entry.missed = missed;
+  ++entry.looks;
+}
+
+void StreamWaits::end(const Entry &entry) noexcept {
+  const std::lock_guard lock(mutex_);
+  std::erase(entries_, &entry);
+}
+
+std::optional<StreamWaits::Entry> StreamWaits::find(uint64_t thread) const {
+  const std::lock_guard lock(mutex_);
+  for (const Entry *entry : entries_)
+    if (entry->thread == thread) return *entry;
+  return std::nullopt;
+}
+
+void StreamWait::look(std::optional<uint32_t> missed, const Awaited &awaited) {
+  if (!entry_.number) {
+    entry_.text = awaited.text();
+    waits_.begin(entry_);
+  }
+  waits_.look(entry_, missed);
+}
+
+void ShownWait::hide() noexcept {
   if (!shown_) return;
   std::atomic<uint64_t> &looks = entries_[rank_].looks;
   looks.store((looks.load(std::memory_order_relaxed) >> 32) << 32, std::memory_order_seq_cst);
+  shown_ = false;
+  suspects_.clear();
 }
 
-void ShownWait::show(const Awaited &awaited, const char *call) {
+void ShownWait::show(std::optional<uint32_t> missed, const char *call, const std::string &what) {
   WaitEntry &mine = entries_[rank_];
-  const uint64_t before = mine.looks.load(std::memory_order_relaxed);
   if (!shown_) {
-    const std::string text = format_text("{} ({})", call, awaited.text());
+    const std::string text = format_text("{} ({})", call, what);
     const size_t length = std::min(text.size(), sizeof mine.text - 1);
     std::memcpy(mine.text, text.data(), length);
     mine.text[length] = '\0';
-    mine.looks.store(((before >> 32) + 1) << 32, std::memory_order_relaxed);
+    mine.looks.store(((mine.looks.load(std::memory_order_relaxed) >> 32) + 1) << 32, std::memory_order_relaxed);
     shown_ = true;
   }
-  uint32_t first = 0;
-  while (first < world_size_ && !awaited.misses(first)) ++first;
-  mine.for_rank.store(first, std::memory_order_relaxed);
+  mine.for_rank.store(missed.value_or(UINT32_MAX), std::memory_order_relaxed);
   mine.looks.fetch_add(1, std::memory_order_seq_cst);
 }
 
-// What a peer shows may be older than this rank's last arrival: only when it has looked around twice more since this
-// rank first saw it, and still misses this rank in the same wait, does it know of everything this rank did before.
-// Each names the first rank that it misses. That is enough: of all callers that wait for each other, those that miss
-// the lowest of them name it.
-std::optional<uint32_t> ShownWait::look(const Awaited &awaited, const char *call) {
-  show(awaited, call);
-  for (uint32_t r = 0; r < world_size_; ++r) {
-    if (r == rank_ || !awaited.misses(r)) continue;
-    const uint64_t looks = entries_[r].looks.load(std::memory_order_seq_cst);
-    if (static_cast<uint32_t>(looks) == 0 || entries_[r].for_rank.load(std::memory_order_relaxed) != rank_) continue;
-    if (suspect_ == r && suspect_looks_ >> 32 == looks >> 32) {
-      if (looks >= suspect_looks_ + (control_.remote(r) ? looks_of_a_stranger : looks_of_a_neighbour)) return r;
-    } else if (suspect_ == UINT32_MAX || suspect_ == r) {
-      suspect_ = r;
-      suspect_looks_ = looks;
-    }
-    return std::nullopt;
+std::vector<uint32_t> ShownWait::look(std::optional<uint32_t> missed, const char *call, const Awaited &awaited) {
+  show(missed, call, shown_ ? std::string() : awaited.text());
+  return find_circle();
+}
+
+// The stream's own looks count: the caller knows no more than they do.
+std::vector<uint32_t> ShownWait::look_through(const std::optional<StreamWaits::Entry> &stream, const char *call) {
+  if (!stream || stream->number != stream_number_) hide();
+  if (!stream) return {};
+  if (stream->number == stream_number_ && stream->looks == stream_looks_) return {};
+  stream_number_ = stream->number;
+  stream_looks_ = stream->looks;
+  show(stream->missed, call, stream->text);
+  return find_circle();
+}
+
+bool ShownWait::in_circle() const noexcept {
+  uint32_t at = rank_;
+  for (uint32_t steps = 0; steps < world_size_; ++steps) {
+    if (static_cast<uint32_t>(entries_[at].looks.load(std::memory_order_seq_cst)) == 0) return false;
+    at = entries_[at].for_rank.load(std::memory_order_relaxed);
+    if (at == rank_) return true;
+    if (at >= world_size_) return false;
   }
-  suspect_ = UINT32_MAX;
-  return std::nullopt;
+  return false;  // a circle of others: they find it
+}
+
+// What a peer shows may be older than what another did last: only when each of the circle has looked around twice (those of other nodes: more often) again
+// since this rank first saw it, and all are in the same waits for the same ranks, does each know of everything that the
+// next did before it began to wait. Then none of them can be the first to go on.
+// Each names the first rank that it misses. That is enough: whoever follows these names comes to a rank that does not
+// wait, or to a circle.
+std::vector<uint32_t> ShownWait::find_circle() {
+  if (!in_circle()) {
+    suspects_.clear();
+    return {};
+  }
+  std::vector<Seen> circle;
+  uint32_t at = rank_;
+  do {
+    circle.push_back({at, entries_[at].looks.load(std::memory_order_seq_cst)});
+    at = entries_[at].for_rank.load(std::memory_order_relaxed);
+  } while (at != rank_ && at < world_size_ && circle.size() < world_size_);
+  const bool same = at == rank_ && std::equal(circle.begin(), circle.end(), suspects_.begin(), suspects_.end(),
+                                              [](const Seen &now, const Seen &then) {
+                                                return now.rank == then.rank && now.looks >> 32 == then.looks >> 32;
+                                              });
+  if (!same) {
+    suspects_ = std::move(circle);
+    return {};
+  }
+  std::vector<uint32_t> ranks;
+  for (size_t i = 0; i < circle.size(); ++i) {
+    const uint64_t looks = control_.remote(circle[i].rank) ? looks_of_a_stranger : looks_of_a_neighbour;
+    if (circle[i].looks < suspects_[i].looks + looks) return {};
+    ranks.push_back(circle[i].rank);
+  }
+  return ranks;
 }
 
 std::string ShownWait::text(uint32_t rank) const {

@@ -1,23 +1,68 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each rank's caller waits for, shown to the others while it waits long. Two callers that wait for each other in
-// different calls would do so until their timeout; this is how they find out.
+// What each rank's caller waits for, shown to the others while it waits long. Callers that wait for each other in
+// different calls would do so until their timeout; this is how they find out. A caller waits for another one directly,
+// or through a stream of its own, whose collective lacks that caller's call.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace fsdp::comm {
 
 class Awaited;
 class Control;
 
-// A rank's entry, written by that rank alone. All zero bytes: it does not wait.
+// A rank's entry, written by that rank's caller alone. All zero bytes: it does not wait.
 struct alignas(64) WaitEntry {
   std::atomic<uint64_t> looks;     // number of the wait << 32 | looks around since it began; 0 looks: none, or not yet
-  std::atomic<uint32_t> for_rank;  // the first that it misses
+  std::atomic<uint32_t> for_rank;  // the first whose caller it misses; none: UINT32_MAX
   char text[236];                  // written before the first look
+};
+
+// The first other rank that will not come before its caller makes a call.
+std::optional<uint32_t> first_missed_caller(const Awaited &awaited, uint32_t world_size, uint32_t rank);
+
+// What this rank's streams wait for, kept for its caller: it may be waiting for one of them.
+class StreamWaits {
+ public:
+  struct Entry {
+    uint64_t thread = 0;
+    uint64_t number = 0;  // of the wait: none has that of another
+    uint64_t looks = 0;
+    std::optional<uint32_t> missed;
+    std::string text;
+  };
+  void look(Entry &entry, std::optional<uint32_t> missed);
+  void begin(Entry &entry);
+  void end(const Entry &entry) noexcept;
+  // A copy of what the thread waits for, if it does.
+  std::optional<Entry> find(uint64_t thread) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<Entry *> entries_;
+  uint64_t numbers_ = 0;
+};
+
+// One wait of a stream's.
+class StreamWait {
+ public:
+  StreamWait(StreamWaits &waits, uint64_t thread) : waits_(waits) { entry_.thread = thread; }
+  ~StreamWait() {
+    if (entry_.number) waits_.end(entry_);
+  }
+  StreamWait(const StreamWait &) = delete;
+  StreamWait &operator=(const StreamWait &) = delete;
+  // Called from time to time.
+  void look(std::optional<uint32_t> missed, const Awaited &awaited);
+
+ private:
+  StreamWaits &waits_;
+  StreamWaits::Entry entry_;
 };
 
 // One wait of this rank's caller.
@@ -25,23 +70,33 @@ class ShownWait {
  public:
   // entries[r] is rank r's.
   ShownWait(const Control &control, uint32_t rank);
-  ~ShownWait();
+  ~ShownWait() { hide(); }
   ShownWait(const ShownWait &) = delete;
   ShownWait &operator=(const ShownWait &) = delete;
 
-  // Called from time to time. Returns a rank whose caller waits for this one, which waits for it.
-  std::optional<uint32_t> look(const Awaited &awaited, const char *call);
+  // Called from time to time. Returns ranks whose callers wait for each other in a circle, this one among them; empty:
+  // none.
+  std::vector<uint32_t> look(std::optional<uint32_t> missed, const char *call, const Awaited &awaited);
+  // The same for what a stream waits for; one that does not wait hides what was shown.
+  std::vector<uint32_t> look_through(const std::optional<StreamWaits::Entry> &stream, const char *call);
   std::string text(uint32_t rank) const;  // that rank's, as it shows it
 
  private:
-  void show(const Awaited &awaited, const char *call);
+  struct Seen {
+    uint32_t rank;
+    uint64_t looks;
+  };
+  void show(std::optional<uint32_t> missed, const char *call, const std::string &what);
+  void hide() noexcept;
+  bool in_circle() const noexcept;
+  std::vector<uint32_t> find_circle();
 
   const Control &control_;
   WaitEntry *entries_;
   uint32_t world_size_, rank_;
   bool shown_ = false;
-  uint32_t suspect_ = UINT32_MAX;
-  uint64_t suspect_looks_ = 0;
+  uint64_t stream_number_ = 0, stream_looks_ = 0;
+  std::vector<Seen> suspects_;
 };
 
 }  // namespace fsdp::comm

@@ -19,17 +19,14 @@ constexpr auto death_gap = std::chrono::milliseconds(40);  // between deaths at 
 // About two futex round trips: sleeping at once would cost as much.
 constexpr auto spin_time = std::chrono::microseconds(20);
 
-// Numbers are never used again, unlike thread ids: a library thread cannot be taken for a caller that ended.
-uint64_t thread_number() noexcept {
-  static std::atomic<uint64_t> last{0};
-  thread_local const uint64_t number = last.fetch_add(1, std::memory_order_relaxed) + 1;
-  return number;
-}
-
 }  // namespace
 
 Watch::Watch(Control &control, Links &links, const Pulse &pulse, uint32_t rank, const Waiter &waiter, Failure &failure)
-    : control_(control), links_(links), pulse_(pulse), rank_(rank), waiter_(waiter), failure_(failure) {}
+    : control_(control), links_(links), pulse_(pulse), rank_(rank), waiter_(waiter), failure_(failure) {
+  waiter.set_lookout(this);
+}
+
+Watch::~Watch() { waiter_.set_lookout(nullptr); }
 
 void Watch::enter_caller() noexcept { caller_.store(thread_number(), std::memory_order_relaxed); }
 
@@ -55,11 +52,14 @@ bool Watch::wait(Awaited &awaited) {
   const auto start = Clock::now();
   const auto timeout = std::chrono::milliseconds(waiter_.timeout_ms());
   auto last_look = start;
-  ShownWait shown(control_, rank_);
+  std::optional<ShownWait> shown;
+  std::optional<StreamWait> stream;
+  if (on_caller) shown.emplace(control_, rank_);
+  else stream.emplace(streams_, thread_number());
   for (;;) {
     if (awaited.come()) return true;
+    check();  // first: a rank that left because of a verdict makes what others wait for hopeless too
     if (awaited.given_up()) return false;
-    check();
     if (on_caller) waiter_.poll();
     check_leavers(awaited);
     const auto now = Clock::now();
@@ -67,7 +67,10 @@ bool Watch::wait(Awaited &awaited) {
       last_look = now;
       check_deaths(awaited);
       check_silence(awaited);
-      if (on_caller && awaited.needs_callers()) check_crossing(awaited, shown);
+      const auto missed = first_missed_caller(awaited, control_.world_size(), rank_);
+      if (stream) stream->look(missed, awaited);
+      else if (const auto cycle = shown->look(missed, waiter_.call(), awaited); !cycle.empty() && !awaited.come())
+        condemn_cycle(*shown, cycle);
     }
     if (now - start >= timeout) {
       if (awaited.come()) return true;
@@ -128,14 +131,20 @@ void Watch::check_silence(Awaited &awaited) {
   condemn(Verdict::stopped, silent.front(), format_text("{}: {}", awaited.text(), pulse_.text(silent)));
 }
 
-// The peer's caller is inside another call and will not come before this one has come there.
-void Watch::check_crossing(Awaited &awaited, ShownWait &shown) {
-  const auto peer = shown.look(awaited, waiter_.call());
-  if (!peer || awaited.come()) return;
-  const uint32_t first = std::min(rank_, *peer), second = std::max(rank_, *peer);
-  condemn(Verdict::mismatch, second,
-          format_text("rank {} is in {}, rank {} is in {}: they wait for each other", first, shown.text(first), second,
-                      shown.text(second)));
+// The callers of these ranks wait for each other, in a circle: none comes before another has come.
+void Watch::condemn_cycle(const ShownWait &shown, const std::vector<uint32_t> &ranks) {
+  std::vector<uint32_t> sorted = ranks;
+  std::sort(sorted.begin(), sorted.end());
+  std::string text;
+  for (const uint32_t rank : sorted)
+    text += format_text("{}rank {} is in {}", text.empty() ? "" : ", ", rank, shown.text(rank));
+  condemn(Verdict::mismatch, sorted.back(), text + ": they wait for each other");
+}
+
+void Watch::look(uint64_t thread) {
+  if (!stream_wait_) stream_wait_.emplace(control_, rank_);
+  const auto cycle = stream_wait_->look_through(streams_.find(thread), waiter_.call());
+  if (!cycle.empty()) condemn_cycle(*stream_wait_, cycle);
 }
 
 void Watch::time_out(Awaited &awaited) {

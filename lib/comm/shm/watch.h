@@ -6,12 +6,15 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "base/failure.h"
 #include "comm/shm/control.h"
 #include "comm/shm/links.h"
 #include "comm/shm/pulse.h"
+#include "comm/shm/waits.h"
 
 namespace fsdp::comm {
 
@@ -29,6 +32,8 @@ class Awaited {
   virtual bool lags(uint32_t world_rank) const { return misses(world_rank); }
   // Does each rank come by a call of its own, and by nothing that its streams do?
   virtual bool needs_callers() const { return false; }
+  // Is this rank one that has not come, and that will not before its caller makes a call?
+  virtual bool misses_caller(uint32_t world_rank) const { return needs_callers() && misses(world_rank); }
   // For messages, such as "reduce_scatter of 'layer.3' (#17)".
   virtual std::string text() const = 0;
 
@@ -36,9 +41,10 @@ class Awaited {
   ~Awaited() = default;
 };
 
-class Watch {
+class Watch final : Lookout {
  public:
   Watch(Control &control, Links &links, const Pulse &pulse, uint32_t rank, const Waiter &waiter, Failure &failure);
+  ~Watch();
 
   // Says that this thread is the caller's: waits on it poll the waiter with its hook, waits on others do not.
   void enter_caller() noexcept;
@@ -55,7 +61,10 @@ class Watch {
   void check_deaths(Awaited &awaited);
   void check_silence(Awaited &awaited);
   void find_dead(RankSet &dead);
-  void check_crossing(Awaited &awaited, ShownWait &shown);
+  void condemn_cycle(const ShownWait &shown, const std::vector<uint32_t> &ranks);
+  // The caller waits for what one of its streams waits for.
+  void look(uint64_t thread) override;
+  void look_away() noexcept override { stream_wait_.reset(); }
   [[noreturn]] void condemn(const Accusation &accusation);
   [[noreturn]] void time_out(Awaited &awaited);
   [[noreturn]] void throw_verdict();
@@ -67,6 +76,8 @@ class Watch {
   const Waiter &waiter_;
   Failure &failure_;
   std::atomic<uint64_t> caller_{0};
+  StreamWaits streams_;
+  std::optional<ShownWait> stream_wait_;  // the caller's, while it waits for a stream of its own
 };
 
 }  // namespace fsdp::comm

@@ -31,13 +31,32 @@ namespace {
 // The work itself times out too, with a better message: it gets this much longer.
 constexpr auto courtesy = 100ms;
 
+// While this lives, the waiter's lookout knows what it waits for.
+class LookoutScope {
+ public:
+  explicit LookoutScope(Lookout *lookout) : lookout_(lookout) {}
+  ~LookoutScope() {
+    if (lookout_) lookout_->look_away();
+  }
+  LookoutScope(const LookoutScope &) = delete;
+  LookoutScope &operator=(const LookoutScope &) = delete;
+  void look(uint64_t thread) {
+    if (lookout_) lookout_->look(thread);
+  }
+
+ private:
+  Lookout *lookout_;
+};
+
 void sleep_until(Progress &progress, uint64_t count, const Waiter &waiter) {
   const auto timeout = std::chrono::milliseconds(waiter.timeout_ms()) + courtesy;
   auto last = progress.completed();
   auto since = std::chrono::steady_clock::now();
   auto look = since;
+  LookoutScope lookout(waiter.lookout());
   while (progress.completed() < count) {
     waiter.poll();
+    lookout.look(progress.worker());
     // A process that was stopped: its work was too, and has more to say about it.
     const auto now = std::chrono::steady_clock::now();
     if (now - look > courtesy) since += now - look;

@@ -19,6 +19,10 @@ class Progress {
   const std::string &name() const noexcept { return name_; }
   uint64_t completed() const noexcept { return completed_.load(std::memory_order_acquire); }
 
+  // The thread that works; 0: none has begun.
+  void set_worker(uint64_t thread) noexcept { worker_.store(thread, std::memory_order_relaxed); }
+  uint64_t worker() const noexcept { return worker_.load(std::memory_order_relaxed); }
+
   // For the stream alone: `count` pieces of work are done. A system call only if somebody sleeps for this count.
   void complete(uint64_t count) noexcept;
   // Sleeps until `count` pieces are done, for at most `longest`; may return early.
@@ -30,6 +34,7 @@ class Progress {
   alignas(64) std::atomic<uint64_t> completed_{0};
   std::atomic<uint64_t> wanted_{nobody};  // the smallest count that somebody sleeps for
   Word wakes_{0};                         // what they sleep on
+  std::atomic<uint64_t> worker_{0};
   std::string name_;
 };
 

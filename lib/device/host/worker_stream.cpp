@@ -94,6 +94,7 @@ void WorkerStream::wake() noexcept {
 
 void WorkerStream::work() noexcept {
   const FloatEnvironment standard;  // tasks compute too
+  progress_.set_worker(thread_number());
   for (uint64_t done = 0; next(done);) {
     step(ring_[done % capacity]);
     progress_.complete(++done);
