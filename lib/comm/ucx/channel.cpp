@@ -431,8 +431,9 @@ void Channel::look() {
       if (r == rank_) continue;
       if (lanes_[r].different) different = std::min(different, r);
       if (transport_.failure_of(ranks_[r]).empty() || !(misses(r) || lanes_[r].in_flight)) continue;
-      if (failed == size()) why = transport_.failure_of(ranks_[r]);
-      failed = std::min(failed, r);
+      if (failed < size() && transport_.failure_order(ranks_[failed]) < transport_.failure_order(ranks_[r])) continue;
+      why = transport_.failure_of(ranks_[r]);
+      failed = r;
     }
     if (failed < size() && failed_since_ == Clock::time_point()) failed_since_ = Clock::now();
     if (failed == size()) failed_since_ = {};

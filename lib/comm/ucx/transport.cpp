@@ -47,8 +47,9 @@ Transport::Transport(uint32_t rank) : api_(load_api()), rank_(rank) {
 void Transport::start_worker() {
   ucp_config_t *config = nullptr;
   check(api_.ucp_config_read(nullptr, nullptr, &config), "reading the UCX_* options");
-  // Over TCP a rendezvous is a round trip behind whatever else waits in the socket, and saves no copy that counts.
-  if (!std::getenv("UCX_RNDV_THRESH") && !has_rdma()) api_.ucp_config_modify(config, "RNDV_THRESH", "inf");
+  // UCX 1.13 ends the process (assertion in uct_iface.h) if a connection breaks while a large message is sent over TCP
+  // without asking. Asking costs round trips.
+  if (!std::getenv("UCX_RNDV_THRESH") && !has_rdma()) api_.ucp_config_modify(config, "RNDV_THRESH", "16384");
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
@@ -235,6 +236,7 @@ Transport::Message &Transport::take(const Header &header, Receiver &receiver) {
 void Transport::fail_peer(uint32_t rank, ucs_status_t status, const char *what) noexcept {
   Peer &peer = peers_[rank];
   if (peer.failure.empty()) {
+    peer.failure_order = ++failures_;
     try {
       peer.failure = format_text("UCX: {}: {}", what, api_.ucs_status_string(status));
     } catch (const std::bad_alloc &) {

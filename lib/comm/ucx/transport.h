@@ -62,6 +62,8 @@ class Transport {
   void send_data(uint32_t to, Header header, const void *data, Receiver &receiver) noexcept;
   // Empty: it has not failed.
   const std::string &failure_of(uint32_t world_rank) const noexcept { return peers_[world_rank].failure; }
+  // Who failed first of all is not one that gave up because of another.
+  uint64_t failure_order(uint32_t world_rank) const noexcept { return peers_[world_rank].failure_order; }
   // Gives up all that is under way to this peer.
   void cut(uint32_t world_rank) noexcept;
   void wake() noexcept { api_.ucp_worker_signal(worker_); }
@@ -72,6 +74,7 @@ class Transport {
     std::vector<std::byte> address;
     ucp_ep_h endpoint = nullptr;
     std::string failure;
+    uint64_t failure_order = 0;
     uint32_t held = 0;
     uint32_t index = 0;
     Transport *transport = nullptr;
@@ -125,6 +128,7 @@ class Transport {
   std::vector<Held> held_;
   std::vector<std::unique_ptr<Message>> messages_;
   std::vector<Message *> free_;
+  uint64_t failures_ = 0;
   bool stopping_ = false;
   std::thread thread_;
 };
