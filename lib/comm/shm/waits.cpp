@@ -17,9 +17,6 @@ constexpr uint64_t looks_of_a_stranger = 60;
 
 }  // namespace
 
-ShownWait::ShownWait(const Control &control, uint32_t rank)
-    : control_(control), entries_(control.waits()), world_size_(control.world_size()), rank_(rank) {}
-
 ShownWait::~ShownWait() {
   if (!shown_) return;
   std::atomic<uint64_t> &looks = entries_[rank_].looks;
@@ -54,7 +51,7 @@ std::optional<uint32_t> ShownWait::look(const Awaited &awaited, const char *call
     const uint64_t looks = entries_[r].looks.load(std::memory_order_seq_cst);
     if (static_cast<uint32_t>(looks) == 0 || entries_[r].for_rank.load(std::memory_order_relaxed) != rank_) continue;
     if (suspect_ == r && suspect_looks_ >> 32 == looks >> 32) {
-      if (looks >= suspect_looks_ + (control_.remote(r) ? looks_of_a_stranger : looks_of_a_neighbour)) return r;
+      if (looks >= suspect_looks_ + (entries_[r].late ? looks_of_a_stranger : looks_of_a_neighbour)) return r;
     } else if (suspect_ == UINT32_MAX || suspect_ == r) {
       suspect_ = r;
       suspect_looks_ = looks;

@@ -11,12 +11,12 @@
 namespace fsdp::comm {
 
 class Awaited;
-class Control;
 
 // A rank's entry, written by that rank alone. All zero bytes: it does not wait.
 struct alignas(64) WaitEntry {
   std::atomic<uint64_t> looks;     // number of the wait << 32 | looks around since it began; 0 looks: none, or not yet
   std::atomic<uint32_t> for_rank;  // the first that it misses
+  std::atomic<uint32_t> late;      // 1: of another node, whose leader writes it here
   char text[236];                  // written before the first look
 };
 
@@ -24,7 +24,8 @@ struct alignas(64) WaitEntry {
 class ShownWait {
  public:
   // entries[r] is rank r's.
-  ShownWait(const Control &control, uint32_t rank);
+  ShownWait(WaitEntry *entries, uint32_t world_size, uint32_t rank)
+      : entries_(entries), world_size_(world_size), rank_(rank) {}
   ~ShownWait();
   ShownWait(const ShownWait &) = delete;
   ShownWait &operator=(const ShownWait &) = delete;
@@ -36,7 +37,6 @@ class ShownWait {
  private:
   void show(const Awaited &awaited, const char *call);
 
-  const Control &control_;
   WaitEntry *entries_;
   uint32_t world_size_, rank_;
   bool shown_ = false;

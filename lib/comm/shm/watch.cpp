@@ -55,7 +55,7 @@ bool Watch::wait(Awaited &awaited) {
   const auto start = Clock::now();
   const auto timeout = std::chrono::milliseconds(waiter_.timeout_ms());
   auto last_look = start;
-  ShownWait shown(control_, rank_);
+  ShownWait shown(control_.waits(), control_.world_size(), rank_);
   for (;;) {
     if (awaited.come()) return true;
     if (awaited.given_up()) return false;
