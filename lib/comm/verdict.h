@@ -17,7 +17,7 @@ enum class Verdict : uint32_t { none, died, left, aborted, failed, mismatch, tim
 // As many as a job may have; see factory.cpp.
 class RankSet {
  public:
-  static constexpr uint32_t most = 1024;
+  static constexpr uint32_t most = 16384;
   void add(uint32_t rank) noexcept {
     if (rank < most) words_[rank / 64] |= uint64_t{1} << rank % 64;
   }

@@ -49,8 +49,7 @@ class Control {
   void set_process(uint32_t rank, int32_t process) noexcept { member(rank).process.store(process); }
   std::string host(uint32_t rank) const;
   // On another node: what is known of it here comes late.
-  void set_remote(uint32_t rank) noexcept { member(rank).remote.store(1, std::memory_order_relaxed); }
-  bool remote(uint32_t rank) const noexcept { return member(rank).remote.load(std::memory_order_relaxed) != 0; }
+  void set_remote(uint32_t rank) noexcept { waits()[rank].late.store(1, std::memory_order_relaxed); }
   // Any number that differs from the one before.
   void beat(uint32_t rank, uint64_t number) noexcept { member(rank).beat.store(number, std::memory_order_relaxed); }
   uint64_t last_beat(uint32_t rank) const noexcept { return member(rank).beat.load(std::memory_order_relaxed); }
@@ -97,8 +96,7 @@ class Control {
     std::atomic<uint32_t> state;
     std::atomic<int32_t> process;
     std::atomic<uint64_t> beat;
-    std::atomic<uint32_t> remote;
-    char host[108];
+    char host[112];
   };
   bool has_leader() const noexcept;
   bool is_loss_of_leader(const Accusation &accusation) const noexcept;

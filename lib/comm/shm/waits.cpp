@@ -16,9 +16,6 @@ constexpr uint64_t looks_of_a_stranger = 60;
 
 }  // namespace
 
-ShownWait::ShownWait(const Control &control, uint32_t rank)
-    : control_(control), entries_(control.waits()), world_size_(control.world_size()), rank_(rank) {}
-
 std::optional<uint32_t> first_missed_caller(const Awaited &awaited, uint32_t world_size, uint32_t rank) {
   for (uint32_t r = 0; r < world_size; ++r)
     if (r != rank && awaited.misses_caller(r)) return r;
@@ -132,7 +129,7 @@ std::vector<uint32_t> ShownWait::find_circle() {
   }
   std::vector<uint32_t> ranks;
   for (size_t i = 0; i < circle.size(); ++i) {
-    const uint64_t looks = control_.remote(circle[i].rank) ? looks_of_a_stranger : looks_of_a_neighbour;
+    const uint64_t looks = entries_[circle[i].rank].late ? looks_of_a_stranger : looks_of_a_neighbour;
     if (circle[i].looks < suspects_[i].looks + looks) return {};
     ranks.push_back(circle[i].rank);
   }

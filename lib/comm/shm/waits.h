@@ -14,7 +14,6 @@
 namespace fsdp::comm {
 
 class Awaited;
-class Control;
 
 // A rank's entry, written by that rank's caller alone. All zero bytes: it does not wait.
 struct alignas(64) WaitEntry {
@@ -69,7 +68,8 @@ class StreamWait {
 class ShownWait {
  public:
   // entries[r] is rank r's.
-  ShownWait(const Control &control, uint32_t rank);
+  ShownWait(WaitEntry *entries, uint32_t world_size, uint32_t rank)
+      : entries_(entries), world_size_(world_size), rank_(rank) {}
   ~ShownWait() { hide(); }
   ShownWait(const ShownWait &) = delete;
   ShownWait &operator=(const ShownWait &) = delete;
@@ -91,7 +91,6 @@ class ShownWait {
   bool in_circle() const noexcept;
   std::vector<uint32_t> find_circle();
 
-  const Control &control_;
   WaitEntry *entries_;
   uint32_t world_size_, rank_;
   bool shown_ = false;

@@ -54,7 +54,7 @@ bool Watch::wait(Awaited &awaited) {
   auto last_look = start;
   std::optional<ShownWait> shown;
   std::optional<StreamWait> stream;
-  if (on_caller) shown.emplace(control_, rank_);
+  if (on_caller) shown.emplace(control_.waits(), control_.world_size(), rank_);
   else stream.emplace(streams_, thread_number());
   for (;;) {
     if (awaited.come()) return true;
@@ -142,7 +142,7 @@ void Watch::condemn_cycle(const ShownWait &shown, const std::vector<uint32_t> &r
 }
 
 void Watch::look(uint64_t thread) {
-  if (!stream_wait_) stream_wait_.emplace(control_, rank_);
+  if (!stream_wait_) stream_wait_.emplace(control_.waits(), control_.world_size(), rank_);
   const auto cycle = stream_wait_->look_through(streams_.find(thread), waiter_.call());
   if (!cycle.empty()) condemn_cycle(*stream_wait_, cycle);
 }
