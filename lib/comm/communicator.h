@@ -185,7 +185,7 @@ class MessageCommunicator {
 };
 
 // What each rank of a team of one host allocates for a MessageCommunicator.
-uint64_t message_staging_bytes(uint32_t ranks) noexcept;
+uint64_t message_staging_bytes(uint32_t ranks) noexcept;  // ... where they share a host
 
 // A team whose ranks are on several hosts has no arena, gate or Communicator: UNSUPPORTED.
 class Team {
@@ -206,7 +206,8 @@ class Team {
   // Sums are in rank order; with a reduction block, so many neighbouring ranks are summed (and scaled) first, and the
   // blocks' sums added in order: to = b0, += b1, ... or, to accumulate, to += b0, += b1, ...
   virtual std::unique_ptr<Communicator> create_communicator(const std::string &what, uint32_t reduction_block = 0) = 0;
-  virtual std::unique_ptr<MessageCommunicator> create_message_communicator(const std::string &what) = 0;
+  // sums: will it be asked for sums? One that is not needs no memory for them.
+  virtual std::unique_ptr<MessageCommunicator> create_message_communicator(const std::string &what, bool sums = true) = 0;
   // Every rank's bytes, in rank order; lengths may differ.
   virtual std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> mine, const std::string &what) = 0;
   // The same for a fixed length without allocation: rank r's `bytes` bytes go to all + r * bytes (any length, in
@@ -222,6 +223,8 @@ class World {
   virtual uint32_t size() const noexcept = 0;
   virtual const std::string &description() const noexcept = 0;  // how the ranks met, for the log
   virtual uint32_t host_of(uint32_t rank) const = 0;            // a number, from 0
+  // What each rank of a team of these allocates for a MessageCommunicator.
+  virtual uint64_t message_bytes(std::span<const uint32_t> ranks, bool sums) const = 0;
   // Collective over the ranks named (which include this one, in the same order everywhere); a rank may be in several
   // teams. Waits for the team's first rank where ranks are processes, for nobody where they are threads.
   virtual std::unique_ptr<Team> create_team(std::span<const uint32_t> ranks, const std::string &what) = 0;

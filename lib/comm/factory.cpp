@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which backend moves the bytes: the only file that names one.
 #include <chrono>
+#include <numeric>
 #include <thread>
 
 #include "comm/bootstrap/local_job.h"
@@ -9,7 +10,6 @@
 #include "comm/hybrid/card.h"
 #include "comm/hybrid/world.h"
 #include "comm/net.h"
-#include "comm/nodes/form.h"
 #include "comm/nodes/listener.h"
 #include "comm/nodes/mesh.h"
 #include "comm/shm/seat.h"
@@ -77,17 +77,25 @@ MeshPlan plan_mesh(const WorldOptions &options, const Roster &roster, const std:
   for (uint32_t node = 0; node < roster.node_count(); ++node) {
     const uint32_t leader = roster.ranks_of(node).front();
     plan.nodes.push_back({leader, roster.members[leader].host, cards[leader].leader});
+    plan.job += ' ' + cards[leader].leader;
   }
   return plan;
 }
 
 // The lowest rank of a host speaks with those of the others, on its monitor's thread.
-std::unique_ptr<Monitor> start_monitor(const std::shared_ptr<Seat> &seat, MeshPlan plan, LeaderListener listener,
+std::unique_ptr<Monitor> start_monitor(const std::shared_ptr<Seat> &seat, const MeshPlan &plan, LeaderListener listener,
                                        const Waiter &waiter) {
-  if (plan.nodes[plan.node()].leader != plan.rank) return std::make_unique<Monitor>(seat);
-  auto links = form_mesh(plan, listener.stream, waiter);
-  auto mesh = std::make_unique<NodeMesh>(*seat, std::move(plan), std::move(links), std::move(listener.datagrams));
-  return std::make_unique<Monitor>(seat, std::move(mesh));
+  const bool leads = plan.nodes[plan.node()].leader == plan.rank;
+  return std::make_unique<Monitor>(seat, leads ? lead_node(*seat, plan, std::move(listener), waiter) : nullptr);
+}
+
+// All leaders have found each other, and every rank's memory says who leads: only now may a failure be blamed on anybody.
+void await_all(World &world) {
+  std::vector<uint32_t> ranks(world.size());
+  std::iota(ranks.begin(), ranks.end(), 0U);
+  const uint8_t here = 1;
+  std::vector<uint8_t> all(ranks.size());
+  world.create_team(ranks, "the start of the job")->exchange_fixed(&here, sizeof here, all.data(), "the start of the job");
 }
 
 }  // namespace
@@ -130,12 +138,14 @@ std::unique_ptr<World> create_process_world(const WorldOptions &options, const W
   const std::vector<Card> cards = read_cards(meeting.roster);
   MeshPlan plan = plan_mesh(options, meeting.roster, cards);
   std::vector<uint32_t> hosts = plan.node_of;
-  auto monitor = start_monitor(seat, std::move(plan), std::move(threshold.listener), waiter);
+  auto monitor = start_monitor(seat, plan, std::move(threshold.listener), waiter);
   std::vector<std::vector<std::byte>> addresses;
   for (const Card &card : cards) addresses.push_back(card.net);
   threshold.net->join(std::move(addresses), seat);
   auto near = std::make_unique<ShmWorld>(std::move(seat), std::move(meeting.description), std::move(monitor));
-  return std::make_unique<HybridWorld>(std::move(near), std::move(threshold.net), std::move(hosts));
+  auto world = std::make_unique<HybridWorld>(std::move(near), std::move(threshold.net), std::move(hosts));
+  await_all(*world);
+  return world;
 }
 
 }  // namespace fsdp::comm

@@ -187,6 +187,10 @@ std::unique_ptr<comm::Team> Context::create_team(std::span<const uint32_t> ranks
   return world_->create_team(ranks, what);
 }
 
+uint64_t Context::message_bytes(std::span<const uint32_t> ranks, bool sums) const {
+  return world_ ? world_->message_bytes(ranks, sums) : comm::message_staging_bytes(static_cast<uint32_t>(ranks.size()));
+}
+
 std::vector<uint32_t> Context::hosts_of(std::span<const uint32_t> ranks) const {
   const uint32_t pretended = options_.ranks_per_host;
   std::vector<uint32_t> hosts;

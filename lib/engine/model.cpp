@@ -9,8 +9,7 @@ Model::Model(std::shared_ptr<Context> context, memory::ModelSpec spec, fsdp_opti
     : context_(std::move(context)), spec_(std::move(spec)), optimizer_kind_(optimizer), defaults_(defaults) {
   if (optimizer_kind_ == FSDP_OPTIMIZER_ADAMW)
     spec_.states = {{"exp_avg", FSDP_FLOAT32}, {"exp_avg_sq", FSDP_FLOAT32}};
-  if (spec_.mesh.outer_size > 1)
-    spec_.message_bytes = Outer::communicator_count * comm::message_staging_bytes(spec_.mesh.outer_size);
+  spec_.message_bytes = Outer::message_bytes(*context_, spec_.mesh);
   context_->add_model(this);
 }
 

@@ -44,6 +44,14 @@ Teams create_teams(Context &context, const layout::Mesh &mesh) {
   return teams;
 }
 
+uint64_t Outer::message_bytes(const Context &context, const layout::Mesh &mesh) {
+  if (mesh.outer_size == 1) return 0;
+  const auto rank = static_cast<uint32_t>(std::find(mesh.ranks.begin(), mesh.ranks.end(), context.rank()) - mesh.ranks.begin());
+  const std::vector<uint32_t> ranks = mesh.outer_ranks(rank);
+  // Weights, and parameters (engine/params).
+  return context.message_bytes(ranks, true) + 2 * context.message_bytes(ranks, false);
+}
+
 Outer::Outer(Context &context, const memory::ModelSpec &spec, const Teams &teams, trace::Lane lane,
              trace::FlightSequence flights)
     : mesh_(spec.mesh),
@@ -51,7 +59,7 @@ Outer::Outer(Context &context, const memory::ModelSpec &spec, const Teams &teams
       inner_(teams.inner->rank()),
       gathers_(spec.gathers_outer()),
       sums_(teams.outer->create_message_communicator("outer sums")),
-      weights_(teams.outer->create_message_communicator("outer weights")),
+      weights_(teams.outer->create_message_communicator("outer weights", false)),
       stream_(context.device().create_stream("outer")),
       trace_(std::make_unique<StreamTrace>(*stream_, context.timeline(), lane, flights)) {
   for (auto &event : partial_free_) event = context.device().create_event();

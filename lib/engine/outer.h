@@ -27,8 +27,8 @@ struct OuterStats {
 
 class Outer {
  public:
-  // Sums, weights, parameters (engine/params).
-  static constexpr uint32_t communicator_count = 3;
+  // What a rank allocates for messages over the outer axis.
+  static uint64_t message_bytes(const Context &context, const layout::Mesh &mesh);
 
   // Collective over the outer ranks.
   Outer(Context &context, const memory::ModelSpec &spec, const Teams &teams, trace::Lane lane,

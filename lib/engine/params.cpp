@@ -9,7 +9,7 @@
 namespace fsdp::engine {
 
 Params::Params(Runtime &runtime) : runtime_(runtime) {
-  if (runtime.teams.outer) outer_ = runtime.teams.outer->create_message_communicator("outer parameters");
+  if (runtime.teams.outer) outer_ = runtime.teams.outer->create_message_communicator("outer parameters", false);
 }
 
 void Params::check(const Group &group, uint64_t param_index, fsdp_dtype dtype, uint64_t element_count, const char *call) {

@@ -105,10 +105,10 @@ std::vector<std::vector<std::byte>> HybridTeam::exchange(std::span<const std::by
   return result;
 }
 
-std::unique_ptr<MessageCommunicator> HybridTeam::create_message_communicator(const std::string &what) {
+std::unique_ptr<MessageCommunicator> HybridTeam::create_message_communicator(const std::string &what, bool sums) {
   std::unique_ptr<MessageCommunicator> communicator;
   const uint64_t key = (key_ ^ ++communicators_) * 0x100000001b3;
-  const Outcome mine = attempt([&] { communicator = net_->create_communicator(places_.ranks, key, what); });
+  const Outcome mine = attempt([&] { communicator = net_->create_communicator(places_.ranks, key, what, sums); });
   std::vector<Outcome> all(size());
   exchange_fixed(&mine, sizeof mine, all.data(), what.c_str());
   for (uint32_t r = 0; r < size(); ++r)

@@ -33,7 +33,7 @@ class HybridTeam final : public Team {
                                       const std::string &what) override;
   std::unique_ptr<Gate> create_gate(const std::string &what) override;
   std::unique_ptr<Communicator> create_communicator(const std::string &what, uint32_t reduction_block) override;
-  std::unique_ptr<MessageCommunicator> create_message_communicator(const std::string &what) override;
+  std::unique_ptr<MessageCommunicator> create_message_communicator(const std::string &what, bool sums) override;
   std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> mine, const std::string &what) override;
   void exchange_fixed(const void *mine, uint64_t bytes, void *all, const char *what) override;
 

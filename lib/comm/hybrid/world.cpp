@@ -41,6 +41,13 @@ TeamPlaces HybridWorld::places_of(std::span<const uint32_t> ranks, const std::st
   return places;
 }
 
+uint64_t HybridWorld::message_bytes(std::span<const uint32_t> ranks, bool sums) const {
+  const auto count = static_cast<uint32_t>(ranks.size());
+  const auto here = [&](uint32_t rank) { return hosts_[rank] == hosts_[ranks[0]]; };
+  if (std::all_of(ranks.begin(), ranks.end(), here)) return near_->message_bytes(ranks, sums);
+  return sums ? net_->scratch_bytes(count) : 0;
+}
+
 std::unique_ptr<Team> HybridWorld::create_team(std::span<const uint32_t> ranks, const std::string &what) {
   TeamPlaces places = places_of(ranks, what);
   if (places.hosts.size() == 1) return near_->create_team(ranks, what);

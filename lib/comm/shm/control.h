@@ -56,6 +56,7 @@ class Control {
 
   // -- blame --
   // The job has several nodes, and this rank of the node carries suspicions on. Before any rank may accuse.
+  bool has_leader() const noexcept;  // one that can ask the other nodes
   void set_leader(uint32_t rank) noexcept { head().leader.store(rank + 1, std::memory_order_release); }
   // Blame a rank; without effect if somebody was blamed before. Where there is a leader that can ask, only suspect.
   void accuse(const Accusation &accusation) noexcept;
@@ -98,7 +99,6 @@ class Control {
     std::atomic<uint64_t> beat;
     char host[112];
   };
-  bool has_leader() const noexcept;
   bool is_loss_of_leader(const Accusation &accusation) const noexcept;
   static bool write(Slot &slot, const Accusation &accusation) noexcept;
   static Accusation read(const Slot &slot) noexcept;

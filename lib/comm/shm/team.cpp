@@ -224,7 +224,7 @@ std::unique_ptr<Communicator> ShmTeam::create_communicator(const std::string &wh
                                            share_words(ShmCommunicator::size_bytes(size()), what));
 }
 
-std::unique_ptr<MessageCommunicator> ShmTeam::create_message_communicator(const std::string &what) {
+std::unique_ptr<MessageCommunicator> ShmTeam::create_message_communicator(const std::string &what, bool) {
   const Range own{rank_ * message_staging_bytes(size()), message_staging_bytes(size())};
   auto staging = create_arena(size() * own.bytes, std::span(&own, 1), what);
   Mapping steps = share_words(StagedCommunicator::size_bytes(size()), what);

@@ -128,8 +128,9 @@ std::vector<uint32_t> ShownWait::find_circle() {
     return {};
   }
   std::vector<uint32_t> ranks;
+  const bool far = std::any_of(circle.begin(), circle.end(), [&](const Seen &seen) { return entries_[seen.rank].late != 0; });
+  const uint64_t looks = far ? looks_of_a_stranger : looks_of_a_neighbour;
   for (size_t i = 0; i < circle.size(); ++i) {
-    const uint64_t looks = entries_[circle[i].rank].late ? looks_of_a_stranger : looks_of_a_neighbour;
     if (circle[i].looks < suspects_[i].looks + looks) return {};
     ranks.push_back(circle[i].rank);
   }

@@ -19,6 +19,7 @@ class Awaited;
 struct alignas(64) WaitEntry {
   std::atomic<uint64_t> looks;     // number of the wait << 32 | looks around since it began; 0 looks: none, or not yet
   std::atomic<uint32_t> for_rank;  // the first whose caller it misses; none: UINT32_MAX
+  std::atomic<uint32_t> late;      // 1: of another node, whose leader writes it here
   char text[236];                  // written before the first look
 };
 

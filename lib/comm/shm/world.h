@@ -24,6 +24,9 @@ class ShmWorld final : public World {
   uint32_t size() const noexcept override { return seat_->control.world_size(); }
   const std::string &description() const noexcept override { return description_; }
   uint32_t host_of(uint32_t) const override { return 0; }
+  uint64_t message_bytes(std::span<const uint32_t> ranks, bool) const override {
+    return message_staging_bytes(static_cast<uint32_t>(ranks.size()));
+  }
   std::unique_ptr<Team> create_team(std::span<const uint32_t> ranks, const std::string &what) override;
   void abort(const std::string &reason) noexcept override;
   void leave() noexcept override { seat_->control.set_membership(rank(), Membership::left); }

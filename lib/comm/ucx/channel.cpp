@@ -14,7 +14,10 @@ using Clock = std::chrono::steady_clock;
 // What is under way to one peer; more would only wait inside UCX.
 constexpr uint32_t most_in_flight = 4;
 // Who notices deaths knows more than a broken connection says.
-constexpr auto verdict_time = std::chrono::milliseconds(500);
+// How long a verdict may take that says more than that a connection ended. Leaders of nodes tell a death from a cut network, the
+// latter after the heartbeat limit.
+constexpr auto lone_verdict_time = std::chrono::milliseconds(500);
+constexpr auto decision_time = std::chrono::milliseconds(1000);
 constexpr auto drop_time = std::chrono::seconds(2);
 
 void raise(Word &word, uint64_t to) noexcept {
@@ -421,6 +424,11 @@ void Channel::drop() noexcept {
   transport_.changed().wait_for(lock, drop_time, [&] { return quiet(); });
 }
 
+std::chrono::milliseconds Channel::verdict_time() const noexcept {
+  if (!seat_->control.has_leader()) return lone_verdict_time;
+  return std::chrono::milliseconds(seat_->pulse.limit_ms()) + decision_time;
+}
+
 // Throws if the call cannot go on.
 void Channel::look() {
   uint32_t different = size(), failed = size();
@@ -439,7 +447,7 @@ void Channel::look() {
     if (failed == size()) failed_since_ = {};
   }
   if (different < size()) condemn_different(different);
-  if (failed < size() && Clock::now() - failed_since_ >= verdict_time)
+  if (failed < size() && Clock::now() - failed_since_ >= verdict_time())
     seat_->watch.condemn(Verdict::died, ranks_[failed],
                          format_text("{}: rank {} cannot be reached: {}",
                                      call_.launch().fingerprint.text(call_.launch().number), ranks_[failed], why));

@@ -91,6 +91,7 @@ class Channel final : private Receiver {
   void give_up(const Launch &launch);
   void drop() noexcept;
   void look();
+  std::chrono::milliseconds verdict_time() const noexcept;
   [[noreturn]] void condemn_different(uint32_t r);
 
   Transport &transport_;

@@ -49,10 +49,10 @@ class UcxNet final : public Net {
     seat_ = std::move(seat);
   }
   std::unique_ptr<MessageCommunicator> create_communicator(std::vector<uint32_t> ranks, uint64_t key,
-                                                           const std::string &what) override {
+                                                           const std::string &what, bool sums) override {
     const uint64_t chunk = chunk_bytes(static_cast<uint32_t>(ranks.size()));
     return std::make_unique<ucx::UcxCommunicator>(
-        seat_, std::make_unique<Channel>(transport_, seat_, std::move(ranks), key, chunk, true, what));
+        seat_, std::make_unique<Channel>(transport_, seat_, std::move(ranks), key, chunk, sums, what));
   }
   void exchange(std::span<const uint32_t> ranks, uint64_t key, const void *mine, uint64_t bytes, void *all,
                 const char *what) override;
