@@ -159,6 +159,25 @@ TEST(OuterAxis, ParametersComeFromAnyRank) {
       }
 }
 
+// Between hosts one communicator has room for 4 chunks of 1 MiB from each rank; on one host three have 512 KiB each.
+TEST(OuterAxis, PlansCountWhatMessagesBetweenHostsNeed) {
+  uint64_t staging[2] = {};
+  for (const uint32_t ranks_per_host : {0u, 2u}) {
+    Scenario setup = make_setup(Kind::hsdp, 2, 2, FSDP_OPTIM_GRADS_PARAMS);
+    setup.context.ranks_per_host = ranks_per_host;
+    fsdp_context *context = nullptr;
+    FSDP(fsdp_create_plan_context(4, 1, &setup.context, &context));
+    {
+      Rank rank(context, setup);
+      fsdp_memory memory = FSDP_MEMORY_INIT;
+      FSDP(fsdp_get_memory(rank.model, 1, &memory));
+      staging[ranks_per_host != 0] = memory.role_bytes[FSDP_ROLE_STAGING];
+    }
+    fsdp_destroy_context(context);
+  }
+  EXPECT_EQ(staging[1] + 3 * (512u << 10), staging[0] + 2 * 4 * (1u << 20));
+}
+
 // A mesh need not be one that the whole world could have.
 TEST(Meshes, MayLeaveOutWhatMakesTheWorldUneven) {
   Scenario setup = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 3);
