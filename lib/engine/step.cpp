@@ -172,7 +172,11 @@ void Model::close_window(device::Stream &caller) {
 // Whole weights that peers have parts of: copied ones are pulled now, mapped ones are there when all have published.
 void Model::refresh_whole_weights(device::Stream &caller) {
   Runtime &state = *runtime_;
-  if (!state.communicates()) return;
+  // Nobody near has parts of them, but other outer ranks may.
+  if (!state.communicates()) {
+    if (state.outer && state.outer->gathers()) state.await_version();
+    return;
+  }
   bool copies = false, any = false;
   for (Group &group : state.groups) {
     if (group.plan->gathers || group.plan->home == memory::ComputeHome::local) continue;

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/net.h"
 #include "comm/shm/round.h"
 #include "comm/shm/seat.h"
 #include "comm/ucx/call.h"
@@ -19,8 +20,7 @@ namespace fsdp::comm::ucx {
 
 class Channel final : private Receiver {
  public:
-  // Chunks that a peer may be ahead, so that one is summed while the next ones travel.
-  static constexpr uint64_t window = 4;
+  static constexpr uint64_t window = net_window;
   static uint64_t scratch_bytes(uint32_t ranks, uint64_t chunk_bytes) { return window * ranks * chunk_bytes; }
 
   // sums: does any call of it sum? If none does, it has no scratch memory.
