@@ -190,6 +190,15 @@ unset"
   kill -TERM $pid
   wait $pid
   check "who ends a job by a signal does not start it again" lacks "$(cat err)" "restart 1"
+  : >out
+  "$run" -n 2 --max-restarts 3 sh -c '[ $RANK = 0 ] && { sleep 0.5; exit 5; }
+    trap "sleep 1; exit 7" TERM; echo ready; while :; do sleep 0.1; done' >out 2>err &
+  pid=$!
+  ready 1
+  sleep 1
+  kill -INT $pid
+  wait $pid
+  check "... also while the ranks of one that failed are ending" lacks "$(cat err)" "restart 1"
 }
 
 job -n 0 true

@@ -33,11 +33,12 @@ class Channel::AwaitedCall final : public Awaited {
       : channel_(channel), launch_(launch), on_caller_(on_caller) {}
   bool come() override {
     if (!channel_.attention_.load(std::memory_order_acquire)) return false;
+    channel_.attention_.store(false);  // first: what happens while this looks is looked at again
     channel_.look();
     const auto lock = channel_.transport_.lock();
     const bool come = channel_.can_sum() || channel_.done();
     // A lost peer is looked at again until there is a verdict.
-    if (!come && channel_.failed_since_ == Clock::time_point()) channel_.attention_.store(false);
+    if (come || channel_.failed_since_ != Clock::time_point()) channel_.attention_.store(true);
     return come;
   }
   bool given_up() override { return channel_.round_.hopeless(phase_of(launch_.round, launch_.number, Part::read)); }

@@ -18,6 +18,7 @@ using Clock = std::chrono::steady_clock;
 constexpr unsigned message_id = 1;
 // A peer is at most one call ahead in each of a few communicators that do not exist here yet.
 constexpr uint32_t most_held = 256;
+constexpr size_t most_held_early = 65536;  // of all, before this rank has joined: some of each rank of the largest job
 constexpr int look_ms = 100;  // in case that UCX misses an event
 constexpr int last_words_ms = 1000;
 
@@ -136,7 +137,10 @@ void Transport::await_request(ucs_status_ptr_t request, int ms) noexcept {
 void Transport::cut(uint32_t rank) noexcept {
   Peer &peer = peers_[rank];
   if (!peer.endpoint) return;
-  if (peer.failure.empty()) peer.failure = "closed here";
+  if (peer.failure.empty()) {
+    peer.failure = "closed here";
+    peer.failure_order = ++failures_;  // behind those that failed before
+  }
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = UCP_EP_CLOSE_FLAG_FORCE;
@@ -214,7 +218,7 @@ void Transport::hold(const Header &header, const void *payload, uint64_t bytes) 
   if (header.kind == Kind::data || removed_.count(header.key)) return;
   if (header.from < peers_.size() && ++peers_[header.from].held > most_held)
     return fail_peer(header.from, UCS_ERR_EXCEEDS_LIMIT, "messages for communicators that do not exist here");
-  if (held_.size() >= most_held * std::max<size_t>(peers_.size(), 4)) return;
+  if (peers_.empty() && held_.size() >= most_held_early) return;
   const auto *begin = static_cast<const std::byte *>(payload);
   held_.push_back({header, {begin, begin + bytes}});
 }
