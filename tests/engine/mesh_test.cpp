@@ -111,6 +111,16 @@ TEST(ReductionBlocks, ChangeBits) {
   EXPECT_FALSE(same_bits(train_threads(blocks)[0].weights, train_threads(plain)[0].weights));
 }
 
+// Hosts of 2 and of 1 ranks: no shard axis of all three, but three replicas.
+TEST(OuterAxis, ReplicasMayLieUnevenlyOnHosts) {
+  Scenario setup = make_setup({Kind::hosts, 3, 1}, FSDP_OPTIM_GRADS_PARAMS);
+  setup.context.ranks_per_host = 2;
+  EXPECT_THROW(train_threads(setup), std::runtime_error);
+  setup.mesh.replicate_size = 3;
+  const auto outcomes = train_threads(setup);
+  EXPECT_TRUE(same_bits(outcomes[2].weights, outcomes[0].weights));
+}
+
 TEST(OuterAxis, HfsdpHasTheBitsOfHsdp) {
   for (const uint32_t microbatches : {1u, 3u}) {
     const auto hsdp = train_threads(make_setup({Kind::hsdp, 2, 2}, FSDP_OPTIM_GRADS_PARAMS, microbatches));
