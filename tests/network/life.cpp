@@ -128,6 +128,7 @@ json live(const harness::Scenario &scenario, Progress &progress, int pace_ms) {
     result = describe(outcome);
   } catch (const harness::Failure &failure) {
     result = describe(failure, progress.stage);
+    say({{"failed_at", result["failed_at"]}});  // a driver waits for it
   }
   progress.stage = Stage::destroy;
   const double start = now();
