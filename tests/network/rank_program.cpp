@@ -9,9 +9,9 @@
 //   looks at what is left
 #include <cstdio>
 #include <cstdlib>
-#include <iostream>
 #include <sstream>
 
+#include "apart.h"
 #include "levels.h"
 #include "life.h"
 #include "options.h"
@@ -52,7 +52,9 @@ json run_rank(const Options &options) {
   const Levels before = settled_levels();
   static Progress progress;  // outlives the thread that kills
   if (const std::string plan = options.text("die"); !plan.empty()) doom(plan, progress);
-  json result = live(scenario_from(options), progress, static_cast<int>(options.number("pace", 0)));
+  json result = options.text("cases").empty()
+                    ? live(scenario_from(options), progress, static_cast<int>(options.number("pace", 0)))
+                    : live_apart(options);
   if (!options.text("die").empty())
     for (;;) harness::pause_ms(1);  // it was faster than its death
   result["before"] = to_json(before);
@@ -69,8 +71,6 @@ int run(int count, char **words) {
   try {
     const Options options(count, words);
     say(options.number("threads", 0) ? run_threads(scenario_from(options)) : run_rank(options));
-    std::string line;
-    if (options.number("linger", 0)) std::getline(std::cin, line);
     return 0;
   } catch (const std::exception &error) {
     std::fprintf(stderr, "network_rank: %s\n", error.what());

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apart.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <thread>
+
+#include "../engine/desync_cases.h"
+
+namespace network {
+namespace {
+
+using harness::now;
+using nlohmann::json;
+
+bool is_wanted(const desync::Case &of, const std::string &list) {
+  return list == "all" || ("," + list + ",").find("," + std::string(of.name) + ",") != std::string::npos;
+}
+
+std::string missing_word(const desync::Case &of, const std::string &message) {
+  for (const char *word : of.words)
+    if (message.find(word) == message.npos) return word;
+  return "";
+}
+
+// The last moment before the calls that differ, and the moment of the error.
+json call_apart(const desync::Case &of, harness::Rank &rank, const Options &options) {
+  if (rank.rank == options.number("late", UINT32_MAX)) harness::pause_ms(300);
+  json result = {{"case", of.name}, {"called_at", now()}};
+  try {
+    (rank.rank == options.number("odd", 0) ? of.odd : of.usual)(rank);
+    result["problem"] = "no call failed";
+  } catch (const harness::Failure &failure) {
+    result["failed_at"] = now();
+    result["text"] = failure.what();
+    const std::string word = missing_word(of, failure.what());
+    if (std::find(of.statuses.begin(), of.statuses.end(), failure.status) == of.statuses.end())
+      result["problem"] = "another status";
+    else if (!word.empty())
+      result["problem"] = "without the word " + word;
+    // One whose step failed goes on to end it: a peer that still waits must not hang for it.
+    if (failure.status == FSDP_INVALID_STATE) fsdp_abort_context(rank.context, "the test ends");
+  }
+  return result;
+}
+
+json live_one(const desync::Case &of, const Options &options) {
+  harness::Scenario scenario = scenario_from(options);
+  fsdp_context *context = nullptr;
+  json result;
+  try {
+    FSDP(fsdp_create_context(&scenario.context, &context));
+    harness::Rank rank(context, scenario);
+    rank.load();
+    double value = 0;
+    FSDP(fsdp_all_reduce_values(context, &value, 1, FSDP_VALUE_SUM));
+    result = call_apart(of, rank, options);
+  } catch (const std::exception &error) {
+    result = {{"case", of.name}, {"problem", std::string("before the case: ") + error.what()}};
+  }
+  fsdp_destroy_context(context);
+  return result;
+}
+
+}  // namespace
+
+json live_apart(const Options &options) {
+  json results = json::array();
+  int port = std::atoi(std::getenv("MASTER_PORT"));
+  for (const desync::Case &of : desync::cases) {
+    if (!is_wanted(of, options.text("cases"))) continue;
+    ::setenv("MASTER_PORT", std::to_string(port++).c_str(), 1);
+    // A thread for each: a case keeps its second model until its thread ends.
+    std::thread([&] { results.push_back(live_one(of, options)); }).join();
+  }
+  return {{"cases", results}};
+}
+
+}  // namespace network
