@@ -155,7 +155,10 @@ inline const Case cases[] = {
      {"reduce_scatter of 'layer.1'", "fsdp_all_reduce_values"}},
     {"ApplyAndValues", apply, values(1), {"fsdp_apply_grads", "reduce_scatter of 'head'", "fsdp_all_reduce_values"}},
     {"ApplyAndBeginUpdate", apply, begin_update, {"'head'", "fsdp_begin_update"}, discardable},
-    {"ApplyAndAnotherOrder", apply, reduce({head, layer0, layer1, embed}), {"'layer.1'", "'layer.0'"}},
+    {"ApplyAndAnotherOrder",
+     apply,
+     then(reduce({head, layer0, layer1, embed}), finish),
+     {"'layer.1'", "'layer.0'"}},
     // The end of a step: its meeting tells who came for what.
     {"FinishAndBeginUpdate", then(all, finish), begin_update, {"fsdp_finish_grads", "fsdp_begin_update"}, discardable},
     {"AnotherScale", then(all, finish), then(all, finish_twice_as_large), {"gave scale", "2"}},

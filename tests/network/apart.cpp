@@ -23,21 +23,34 @@ std::string missing_word(const desync::Case &of, const std::string &message) {
   return "";
 }
 
-// The last moment before the calls that differ, and the moment of the error.
+// Why this is not the error that the case must give; empty if it is.
+std::string problem_of(const desync::Case &of, const harness::Failure &failure) {
+  if (std::find(of.statuses.begin(), of.statuses.end(), failure.status) == of.statuses.end()) return "another status";
+  const std::string word = missing_word(of, failure.what());
+  return word.empty() ? "" : "without the word " + word;
+}
+
+void meet_all(fsdp_context *context) {
+  double value = 0;
+  FSDP(fsdp_all_reduce_values(context, &value, 1, FSDP_VALUE_SUM));
+}
+
+// called_at: the last moment before the calls that differ. alone: they concern other ranks, so this one learns of it in
+// its next call, and of what then happens to the others.
 json call_apart(const desync::Case &of, harness::Rank &rank, const Options &options) {
   if (rank.rank == options.number("late", UINT32_MAX)) harness::pause_ms(300);
-  json result = {{"case", of.name}, {"called_at", now()}};
+  json result = {{"case", of.name}, {"called_at", now()}, {"alone", false}};
   try {
     (rank.rank == options.number("odd", 0) ? of.odd : of.usual)(rank);
+    result["alone"] = true;
+    meet_all(rank.context);
     result["problem"] = "no call failed";
   } catch (const harness::Failure &failure) {
     result["failed_at"] = now();
     result["text"] = failure.what();
-    const std::string word = missing_word(of, failure.what());
-    if (std::find(of.statuses.begin(), of.statuses.end(), failure.status) == of.statuses.end())
-      result["problem"] = "another status";
-    else if (!word.empty())
-      result["problem"] = "without the word " + word;
+    if (const std::string problem = problem_of(of, failure); !problem.empty() && !result["alone"])
+      result["problem"] = problem;
+    harness::pause_ms(500);  // others are to learn the cause, not what this rank does because of it
     // One whose step failed goes on to end it: a peer that still waits must not hang for it.
     if (failure.status == FSDP_INVALID_STATE) fsdp_abort_context(rank.context, "the test ends");
   }
@@ -52,8 +65,7 @@ json live_one(const desync::Case &of, const Options &options) {
     FSDP(fsdp_create_context(&scenario.context, &context));
     harness::Rank rank(context, scenario);
     rank.load();
-    double value = 0;
-    FSDP(fsdp_all_reduce_values(context, &value, 1, FSDP_VALUE_SUM));
+    meet_all(context);
     result = call_apart(of, rank, options);
   } catch (const std::exception &error) {
     result = {{"case", of.name}, {"problem", std::string("before the case: ") + error.what()}};

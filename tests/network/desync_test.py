@@ -27,7 +27,9 @@ def judge(ranks, number):
     name, later = told[0]["case"], max(case.get("called_at", 0) for case in told)
     problems = [f"{name}, rank {rank.number}: {case['problem']}: {case.get('text', '')}"
                 for rank, case in zip(ranks, told) if "problem" in case]
-    took = max(case.get("failed_at", 0) - later for case in told)
+    took = max((case.get("failed_at", 0) - later for case in told if not case.get("alone")), default=None)
+    if took is None:
+        return name, problems + [f"{name}: no call failed"], 0
     if took > jobs.allowed(LIMIT_S):
         problems.append(f"{name}: known after {took:.2f} s: {told[0].get('text')}")
     return name, problems, took

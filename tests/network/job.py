@@ -86,7 +86,8 @@ class Job:
             self.selector.unregister(rank.process.stdout)
             return
         *lines, rank.rest = (rank.rest + data).split(b"\n")
-        rank.lines += [json.loads(line) for line in lines]
+        rank.lines += [json.loads(line) for line in lines if line.startswith(b"{")]
+        rank.errors += b"".join(line + b"\n" for line in lines if not line.startswith(b"{"))  # UCX logs to stdout
 
     def pump(self, seconds):
         before = time.monotonic()

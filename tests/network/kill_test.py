@@ -20,7 +20,7 @@ SEED = int(os.environ.get("FSDP_TEST_SEED", "20261121"))
 MESHES = [{"replicate": 2, "shard": 2}, {"replicate": 2, "shard": 2, "outer": "hfsdp"}, {},
           {"replicate": 2, "shard": 2, "wide": 1}]
 
-longest, killed_in, timeouts = 0.0, collections.Counter(), 0
+longest, killed_in, timeouts, logged = 0.0, collections.Counter(), 0, collections.Counter()
 
 
 def again(job, victim):
@@ -90,6 +90,7 @@ def kill_once(network, trial, draw):
             killed_in[killed] += 1
             for rank in ranks:
                 if rank.number != victim:
+                    logged.update(line.split(b"]", 2)[-1].strip() for line in rank.errors.splitlines())
                     check_survivor(rank, victim, ranks[victim].first("killed_at"), killed)
         except Exception as error:
             raise AssertionError(f"{what}:\n{error}\n" + "\n".join(map(str, job.ranks))) from error
@@ -107,6 +108,8 @@ def kills():
                 tap.note(error)
     tap.note(f"{KILLS} kills (seed {SEED}): {dict(killed_in)}; the slowest report {longest * 1e3:.0f} ms after the kill, "
              f"worst scheduling delay {Job.worst_delay * 1e3:.0f} ms; {timeouts} reports were timeouts")
+    for line, count in logged.most_common(5):
+        tap.note(f"{count} times a survivor printed: {line.decode(errors='replace')}")
     assert not failures, f"{len(failures)} of {KILLS} kills failed"
 
 
