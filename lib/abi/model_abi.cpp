@@ -61,7 +61,7 @@ fsdp_status fsdp_create_model(fsdp_context *context, const fsdp_model_options *o
       if (mesh.held.copy() != impl) fail(FSDP_INVALID_HANDLE, "{}: the mesh belongs to another context", call);
       spec.mesh = mesh.mesh;
     } else {
-      spec.mesh = whole_world(*impl);  // which may lie too unevenly on its hosts for a mesh
+      spec.mesh = whole_world(*impl);  // an error where hosts cut it unevenly
     }
     read_outer_strategy(given, spec.mesh, call);
     read_policy(given, spec, call);

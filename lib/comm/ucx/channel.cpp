@@ -63,6 +63,9 @@ class Channel::AwaitedCall final : public Awaited {
     return all_met || !channel_.lanes_[channel_.lane_of(world_rank)].met;
   }
   bool needs_callers() const override { return on_caller_; }
+  bool misses_caller(uint32_t world_rank) const override {
+    return on_caller_ ? misses(world_rank) : channel_.misses_caller(world_rank, launch_);
+  }
   std::string text() const override { return launch_.fingerprint.text(launch_.number); }
 
  private:
@@ -177,6 +180,8 @@ void Channel::control(const Header &header, const void *payload, uint64_t bytes)
   if (header.kind == Kind::call && bytes == sizeof(Fingerprint)) take_hello(r, header, payload);
   if (header.kind == Kind::credit && is_active(header) && header.chunk <= call_.chunks())
     lanes_[r].reduce_allowed = std::max(lanes_[r].reduce_allowed, header.chunk + window);
+  if (header.kind == Kind::ask) take_question(r, header);
+  if (header.kind == Kind::answer) take_answer(r, header);
   if (header.kind == Kind::ended && bytes == sizeof(Ended)) {
     Ended ended;
     std::memcpy(&ended, payload, sizeof ended);
@@ -251,6 +256,7 @@ void Channel::sent(Kind kind, uint32_t to) {
 }
 
 void Channel::move_on() {
+  answer_questions();
   if (active_) {
     for (uint32_t i = 1; i < size(); ++i) post((rank_ + i) % size());
     if (can_sum() || done()) attention_.store(true, std::memory_order_release);

@@ -215,7 +215,7 @@ void Transport::remove(uint64_t key) noexcept {
 }
 
 void Transport::hold(const Header &header, const void *payload, uint64_t bytes) {
-  if (header.kind == Kind::data || removed_.count(header.key)) return;
+  if (header.kind == Kind::data || header.kind == Kind::ask || removed_.count(header.key)) return;
   if (header.from < peers_.size() && ++peers_[header.from].held > most_held)
     return fail_peer(header.from, UCS_ERR_EXCEEDS_LIMIT, "messages for communicators that do not exist here");
   if (peers_.empty() && held_.size() >= most_held_early) return;

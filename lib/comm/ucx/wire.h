@@ -13,7 +13,9 @@ enum class Kind : uint32_t {
   call = 1,  // this rank is in a collective; payload: its fingerprint. Its buffers are ready for the first chunks
   credit,    // it has summed the chunks before `chunk`: their places are free
   data,      // payload: one chunk
-  ended      // payload: Ended
+  ended,     // payload: Ended
+  ask,       // what has the receiver's caller enqueued? chunk: when it was asked
+  answer     // chunk: of the question; bytes: RoundWords::ended.called
 };
 
 enum class Stage : uint32_t { reduce, gather };
