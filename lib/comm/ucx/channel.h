@@ -17,11 +17,19 @@
 
 namespace fsdp::comm::ucx {
 
+inline void raise(Word &word, uint64_t to) noexcept {
+  if (!word.reached(to)) word.raise(to);
+}
+
 class Channel final : private Receiver {
  public:
-  // Chunks that a peer may be ahead, so that one is summed while the next ones travel.
-  static constexpr uint64_t window = 4;
-  static uint64_t scratch_bytes(uint32_t ranks, uint64_t chunk_bytes) { return window * ranks * chunk_bytes; }
+  // Chunks that a peer may be ahead, so that some are summed while the next ones travel.
+  static uint64_t window_of(uint32_t ranks, uint64_t chunk_bytes) noexcept;
+  // Many hosts get smaller chunks instead of more memory.
+  static uint64_t chunk_bytes_of(uint32_t ranks, uint64_t wanted) noexcept;
+  static uint64_t scratch_bytes(uint32_t ranks, uint64_t chunk_bytes) noexcept {
+    return window_of(ranks, chunk_bytes) * ranks * chunk_bytes;
+  }
 
   // sums: does any call of it sum? If none does, it has no scratch memory.
   Channel(Transport &transport, std::shared_ptr<Seat> seat, std::vector<uint32_t> ranks, uint64_t key,
@@ -51,7 +59,7 @@ class Channel final : private Receiver {
     Hello hellos[hellos_kept];
     bool met, different;
     uint64_t reduce_sent, reduce_allowed, gather_sent, gather_arrived;
-    uint64_t arrived[window];  // chunk + 1 of the reduce stage
+    std::vector<uint64_t> arrived;  // one for each place: chunk + 1 of the reduce stage
     uint32_t in_flight = 0;
   };
   class AwaitedCall;
@@ -98,7 +106,7 @@ class Channel final : private Receiver {
   std::shared_ptr<Seat> seat_;
   std::vector<uint32_t> ranks_;
   uint32_t rank_;
-  uint64_t key_, chunk_bytes_;
+  uint64_t key_, chunk_bytes_, window_;
   std::unique_ptr<device::Memory> scratch_;
   std::unique_ptr<RoundWords[]> words_;
   Round round_;

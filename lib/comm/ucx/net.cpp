@@ -13,10 +13,9 @@ namespace {
 using ucx::Channel;
 using ucx::Transport;
 
-constexpr uint64_t default_chunk_bytes = uint64_t{1} << 20;
+// With its headers it fits into what UCX sends over TCP in one piece, and into the caches of both sides.
+constexpr uint64_t default_chunk_bytes = uint64_t{60} << 10;
 constexpr uint64_t least_chunk_bytes = uint64_t{4} << 10, most_chunk_bytes = uint64_t{64} << 20;
-// Many hosts get smaller chunks instead of more memory.
-constexpr uint64_t most_scratch_bytes = uint64_t{64} << 20;
 
 uint64_t read_chunk_bytes() {
   const char *text = std::getenv("FSDP_UCX_CHUNK_BYTES");
@@ -41,12 +40,12 @@ struct Exchanges {
 
 class UcxNet final : public Net {
  public:
-  explicit UcxNet(uint32_t rank) : chunk_bytes_(read_chunk_bytes()), transport_(rank) {}
+  explicit UcxNet(uint32_t rank) : chunk_bytes_(read_chunk_bytes()), transport_(rank, chunk_bytes_) {}
 
   std::vector<std::byte> address() const override { return transport_.address(); }
   void join(std::vector<std::vector<std::byte>> addresses, std::shared_ptr<Seat> seat) override {
-    transport_.join(std::move(addresses));
-    seat_ = std::move(seat);
+    seat_ = seat;
+    transport_.join(std::move(addresses), std::move(seat));
   }
   std::unique_ptr<MessageCommunicator> create_communicator(std::vector<uint32_t> ranks, uint64_t key,
                                                            const std::string &what, bool sums) override {
@@ -62,8 +61,7 @@ class UcxNet final : public Net {
 
  private:
   uint64_t chunk_bytes(uint32_t ranks) const noexcept {
-    const uint64_t share = most_scratch_bytes / Channel::scratch_bytes(std::max(ranks, 1U), 64) * 64;
-    return std::max(least_chunk_bytes, std::min(chunk_bytes_, share));
+    return std::max(least_chunk_bytes, Channel::chunk_bytes_of(ranks, chunk_bytes_));
   }
 
   uint64_t chunk_bytes_;

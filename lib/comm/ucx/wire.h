@@ -13,7 +13,8 @@ enum class Kind : uint32_t {
   call = 1,  // this rank is in a collective; payload: its fingerprint. Its buffers are ready for the first chunks
   credit,    // it has summed the chunks before `chunk`: their places are free
   data,      // payload: one chunk
-  ended      // payload: Ended
+  ended,     // payload: Ended
+  greeting   // the first message in either direction; see Transport
 };
 
 enum class Stage : uint32_t { reduce, gather };
@@ -29,7 +30,7 @@ struct Header {
   uint64_t chunk;
   uint64_t bytes;  // of data; of a chunk in a call
 };
-constexpr uint32_t header_magic = 0x66736403;
+constexpr uint32_t header_magic = 0x66736404;
 
 // RoundWords of a rank, and how far it had come when it wrote them.
 struct EndWords {
