@@ -69,16 +69,23 @@ void Worker::end() noexcept {
   context_ = nullptr;
 }
 
+// Where the user has not. UCX takes a transport's own setting (of: its prefix in the environment) by its bare name
+// here.
+void Worker::set(ucp_config_t *config, const char *of, const char *name, const char *value) const {
+  if (!std::getenv(format_text("UCX_{}{}", of, name).c_str())) api_.ucp_config_modify(config, name, value);
+}
+
 // UCX 1.13 ends the process (assertion in uct_iface.h) if a TCP connection breaks while it sends from the caller's own
 // memory. So it copies, a chunk being one piece that needs no question first: questions cost round trips.
 void Worker::configure(ucp_config_t *config, uint64_t chunk_bytes) const {
   if (uses_rdma()) return;
   const uint64_t piece = std::max(chunk_bytes + room_for_headers, usual_piece);
   const std::string bytes = format_text("{}", piece);
-  for (const auto &[name, value] :
-       {std::pair("RNDV_THRESH", "inf"), std::pair("ZCOPY_THRESH", "inf"), std::pair("TCP_TX_SEG_SIZE", bytes.c_str()),
-        std::pair("TCP_RX_SEG_SIZE", bytes.c_str())})
-    if (!std::getenv((std::string("UCX_") + name).c_str())) api_.ucp_config_modify(config, name, value);
+  set(config, "", "RNDV_THRESH", "inf");
+  set(config, "", "ZCOPY_THRESH", "inf");
+  set(config, "TCP_", "TX_SEG_SIZE", bytes.c_str());
+  set(config, "TCP_", "RX_SEG_SIZE", bytes.c_str());
+  set(config, "TCP_", "CONN_NB", "y");  // a host that is cut off holds nobody up
   const char *copies_up_to = std::getenv("UCX_ZCOPY_THRESH");
   if (copies_up_to && bytes_of(copies_up_to) < chunk_bytes)
     std::fprintf(stderr,

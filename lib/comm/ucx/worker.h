@@ -34,6 +34,7 @@ class Worker {
  private:
   void create_context(uint64_t chunk_bytes);
   void configure(ucp_config_t *config, uint64_t chunk_bytes) const;
+  void set(ucp_config_t *config, const char *of, const char *name, const char *value) const;
   void create_worker(unsigned message_id, ucp_am_recv_callback_t handler, void *self);
   void read_address();
   void check(ucs_status_t status, const char *what) const;
