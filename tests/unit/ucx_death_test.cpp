@@ -6,6 +6,7 @@
 #include <csignal>
 #include <random>
 
+#include "comm/ucx/api.h"
 #include "net_ranks.h"
 
 namespace fsdp::comm::test {
@@ -22,6 +23,10 @@ uint32_t seed() {
   const char *text = std::getenv("FSDP_TEST_SEED");
   return text ? static_cast<uint32_t>(std::strtoul(text, nullptr, 10)) : 0;
 }
+
+// UCX 1.13 may end a process whose peer dies in the milliseconds in which the two connect, whatever it is told: an
+// answer of its own then waits for a connection that is refused (assertion in ucp_request.c, gone in 1.14).
+bool bears_early_deaths() { return ucx::load_api().version.rfind("1.13.", 0) != 0; }
 
 // Sums, or gathers, which keep no places free: one after the other until an error ends it.
 void send_for_ever(MessageBench &bench, std::vector<float> &values, bool sums) {
@@ -79,7 +84,7 @@ TEST_P(Deaths, EndNobodyElse) {
   std::minstd_rand random(size + 10 * sums + 100 * seed());
   for (uint32_t i = 0; i < deaths(); ++i) {
     const uint32_t victim = random() % size;
-    const bool early = i % 3 == 2;
+    const bool early = i % 3 == 2 && bears_early_deaths();
     const auto moment = Microseconds(random() % (early ? 3'000 : 60'000));
     const uint64_t count = i % 2 ? 4'000'000 : 300'000;
     const auto codes = await_processes(start_processes(

@@ -41,8 +41,7 @@ class Receiver {
 };
 
 // Of two ranks the lower one connects, with a greeting, and the other one then answers; nothing else is sent before. So
-// a connection that is refused is tried again without loss, and no two cross: UCX 1.13 ends the process (assertion in
-// ucp_request.c) if a peer dies while an answer of UCX's own waits for a connection of the opposite direction.
+// a connection that is refused is tried again without loss.
 class Transport {
  public:
   // chunk_bytes: of the largest message.

@@ -23,7 +23,7 @@ class Worker {
   const Api &api() const noexcept { return api_; }
   ucp_worker_h handle() const noexcept { return worker_; }
   const std::vector<std::byte> &address() const noexcept { return address_; }
-  // Until something happens, at most ms. busy: something has, before the wait began.
+  // False: something has happened already. Else sleep() waits until something does, at most ms.
   bool arm() noexcept { return api_.ucp_worker_arm(worker_) == UCS_OK; }
   void sleep(int ms) const noexcept;
   void wake() noexcept { api_.ucp_worker_signal(worker_); }
