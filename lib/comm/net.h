@@ -38,7 +38,7 @@ class Net {
 std::unique_ptr<Net> create_net(uint32_t rank);
 // What a Net's messages need, also where there is none yet. Chunks that a peer may be ahead, so that one is summed while
 // the next ones travel; FSDP_UCX_CHUNK_BYTES; what is left of it, and needed for sums, with so many ranks.
-constexpr uint64_t net_window = 4;
+uint64_t net_window(uint32_t ranks, uint64_t chunk_bytes) noexcept;
 uint64_t read_net_chunk_bytes();
 uint64_t net_chunk_bytes(uint32_t ranks, uint64_t largest) noexcept;
 uint64_t net_scratch_bytes(uint32_t ranks, uint64_t largest) noexcept;

@@ -71,9 +71,11 @@ Accusation accuse_dead(const std::string &where, const RankSet &ranks) {
 
 Error error_of(const Accusation &accusation, uint32_t self) {
   const bool own_abort = accusation.kind == Verdict::aborted && accusation.rank == static_cast<int32_t>(self);
+  const bool by_ucx = accusation.origin == FSDP_ORIGIN_UCX;  // a peer may have written any other number
   std::string text = accusation.copy_text();
   if (text.empty()) text = short_text(accusation.kind, accusation.rank);
-  return Error(own_abort ? FSDP_ABORTED : status_of(accusation.kind), std::move(text), accusation.rank);
+  return Error(own_abort ? FSDP_ABORTED : status_of(accusation.kind), std::move(text), accusation.rank,
+               by_ucx ? FSDP_ORIGIN_UCX : FSDP_ORIGIN_FSDP, by_ucx ? accusation.origin_code : 0);
 }
 
 }  // namespace fsdp::comm

@@ -50,6 +50,8 @@ struct Accusation {
   int32_t rank = -1;         // what Error.rank will say: the first of the ranks to blame; -1: none, a link is
   uint32_t where_bytes = 0;  // how much of the text is about the place: "reduce_scatter of 'layer.3' (#17): "
   uint32_t link_count = 0;   // of Verdict::cut
+  fsdp_origin origin = FSDP_ORIGIN_FSDP;  // whose code origin_code is
+  int32_t origin_code = 0;
   CutLink links[most_links] = {};
   RankSet ranks;  // of Verdict::died: all of them
   char text[944] = {};

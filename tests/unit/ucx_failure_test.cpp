@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Messages over UCX that cannot complete: who is to blame is named, in bounded time, and nothing is left under way.
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <csignal>
 
+#include "comm/fd.h"
 #include "net_ranks.h"
 
 namespace fsdp::comm::test {
@@ -18,6 +21,16 @@ void expect_well(const std::vector<std::string> &problems) {
 void sum_long(MessageBench &bench, std::vector<float> &values, const char *name) {
   const SumSpan span{values.data(), values.size()};
   bench.communicator->all_reduce(std::span(&span, 1), {1, name}, *bench.stream);
+}
+
+uint16_t free_port() {
+  const Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in any{};
+  any.sin_family = AF_INET;
+  socklen_t length = sizeof any;
+  require(::bind(socket.get(), reinterpret_cast<sockaddr *>(&any), length) == 0, "bind");
+  require(::getsockname(socket.get(), reinterpret_cast<sockaddr *>(&any), &length) == 0, "getsockname");
+  return ntohs(any.sin_port);
 }
 
 std::vector<Error> errors_of(uint32_t size, const std::function<void(NetRank &)> &body,
@@ -61,6 +74,50 @@ TEST(UcxFailure, DifferentExchangesAreNamed) {
     EXPECT_NE(error.message.find("'seal'"), std::string::npos) << error.message;
     EXPECT_NE(error.message.find("'norm'"), std::string::npos) << error.message;
   }
+}
+
+TEST(UcxFailure, DifferentChunksAreNamed) {
+  const auto codes = await_processes(start_processes(2, [](Rank &rank) {
+    if (rank.rank() == 1) ::setenv("FSDP_UCX_CHUNK_BYTES", "8192", 1);
+    const Error error = error_of([&] {
+      NetRank mine(rank);
+      MessageBench bench = mine.bench();
+      std::vector<float> values(1000);
+      sum_long(bench, values, "outer");
+      bench.finish();
+    });
+    require(error.status == FSDP_MISMATCH, error.message);
+    require(error.message.find("rank 0 has chunks of 61440 bytes, rank 1 of 8192: FSDP_UCX_CHUNK_BYTES differs") !=
+                std::string::npos,
+            error.message);
+  }));
+  EXPECT_EQ(codes, (std::vector<int>{0, 0}));
+}
+
+// Rank 1's port is closed for a while after rank 0 has begun to connect to it.
+TEST(UcxFailure, ARefusedConnectionIsTriedAgain) {
+  const uint16_t port = free_port();
+  const auto codes = await_processes(start_processes(2, [port](Rank &rank) {
+    const auto seat = create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure, *rank.device);
+    ::setenv("UCX_LOG_LEVEL", "fatal", 1);
+    if (rank.rank() == 1) ::setenv("UCX_TCP_PORT_RANGE", fmt::format("{}-{}", port, port).c_str(), 1);
+    std::unique_ptr<Net> net = create_net(rank.rank());
+    const auto addresses = rank.team->exchange(net->address(), "addresses");
+    if (rank.rank() == 1) {
+      net.reset();
+      rank.meet();
+      std::this_thread::sleep_for(400ms);
+      net = create_net(1);
+    }
+    net->join(addresses, seat);
+    MessageBench bench(rank, net->create_communicator({0, 1}, messages_key, "messages"));
+    const auto start = std::chrono::steady_clock::now();
+    if (rank.rank() == 0) rank.meet();
+    check_messages(bench, 7, {1001});
+    require(rank.rank() == 1 || seconds_since(start) > 0.3, "rank 1 could be reached at once");
+    rank.meet();
+  }));
+  EXPECT_EQ(codes, (std::vector<int>{0, 0}));
 }
 
 TEST(UcxFailure, TimeoutNamesWhoHasNotCome) {
@@ -161,6 +218,7 @@ TEST(UcxFailure, ADeadRankIsNamed) {
     });
     require(error.status == FSDP_PEER_FAILED && error.rank == 1, error.message);
     require(error.message.find("rank 1 cannot be reached: UCX") != std::string::npos, error.message);
+    require(error.origin == FSDP_ORIGIN_UCX && error.origin_code < 0, fmt::format("origin {}", error.origin));
     require(seconds_since(start) < patience_seconds, "the death was noticed late");
   }));
   EXPECT_EQ(codes, (std::vector<int>{0, -SIGKILL, 0}));

@@ -16,8 +16,8 @@
 namespace perf {
 namespace {
 
-// As much as one call takes at a time: more only fills the socket.
-constexpr uint64_t piece = uint64_t{1} << 20;
+// What one call takes at a time: of 16 KiB to 1 MiB the fastest where both ends share caches.
+constexpr uint64_t piece = uint64_t{32} << 10;
 
 void check(bool well, const char *what) {
   if (!well) fsdp::fail_errno(errno, std::string("the raw socket: ") + what);

@@ -165,8 +165,11 @@ void Watch::time_out(Awaited &awaited) {
                       missing.size() == 1 ? "has" : "have", waiter_.timeout_ms()));
 }
 
-void Watch::condemn(Verdict verdict, uint32_t rank, const std::string &text) {
-  condemn(accuse_rank(verdict, rank, text));
+void Watch::condemn(Verdict verdict, uint32_t rank, const std::string &text, fsdp_origin origin, int32_t origin_code) {
+  Accusation accusation = accuse_rank(verdict, rank, text);
+  accusation.origin = origin;
+  accusation.origin_code = origin_code;
+  condemn(accusation);
 }
 
 // At once on a single node; where a leader asks the other nodes, within the time that Control gives it.

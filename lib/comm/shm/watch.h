@@ -51,9 +51,13 @@ class Watch final : Lookout {
   // False: given up.
   bool wait(Awaited &awaited);
   // Fails the job: every rank reports the first such verdict, and so does this call.
-  [[noreturn]] void condemn(Verdict verdict, uint32_t rank, const std::string &text);
+  [[noreturn]] void condemn(Verdict verdict, uint32_t rank, const std::string &text,
+                            fsdp_origin origin = FSDP_ORIGIN_FSDP, int32_t origin_code = 0);
   // Throws if the job or this context failed.
   void check();
+  // What a library thread finds: the context fails, and with it every wait.
+  void fail(const Error &error) noexcept { failure_.set(error); }
+  uint32_t timeout_ms() const noexcept { return waiter_.timeout_ms(); }
 
  private:
   bool spin(Awaited &awaited);

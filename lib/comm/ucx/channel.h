@@ -18,11 +18,12 @@
 
 namespace fsdp::comm::ucx {
 
+inline void raise(Word &word, uint64_t to) noexcept {
+  if (!word.reached(to)) word.raise(to);
+}
+
 class Channel final : private Receiver {
  public:
-  static constexpr uint64_t window = net_window;
-  static uint64_t scratch_bytes(uint32_t ranks, uint64_t chunk_bytes) { return window * ranks * chunk_bytes; }
-
   // sums: does any call of it sum? If none does, it has no scratch memory.
   Channel(Transport &transport, std::shared_ptr<Seat> seat, std::vector<uint32_t> ranks, uint64_t key,
           uint64_t chunk_bytes, bool sums, const std::string &what);
@@ -51,7 +52,7 @@ class Channel final : private Receiver {
     Hello hellos[hellos_kept];
     bool met, different;
     uint64_t reduce_sent, reduce_allowed, gather_sent, gather_arrived;
-    uint64_t arrived[window];  // chunk + 1 of the reduce stage
+    std::vector<uint64_t> arrived;  // one for each place: chunk + 1 of the reduce stage
     uint32_t in_flight = 0;
     uint64_t asked_ns = 0, answered_ns = 0;  // when the last question was asked, and the last that has an answer
     uint64_t question_ns = 0;                // the peer's, to be answered
@@ -106,7 +107,7 @@ class Channel final : private Receiver {
   std::shared_ptr<Seat> seat_;
   std::vector<uint32_t> ranks_;
   uint32_t rank_;
-  uint64_t key_, chunk_bytes_;
+  uint64_t key_, chunk_bytes_, window_;
   std::unique_ptr<device::Memory> scratch_;
   std::unique_ptr<RoundWords[]> words_;
   Round round_;

@@ -24,12 +24,12 @@ struct Exchanges {
 
 class UcxNet final : public Net {
  public:
-  explicit UcxNet(uint32_t rank) : chunk_bytes_(read_net_chunk_bytes()), transport_(rank) {}
+  explicit UcxNet(uint32_t rank) : chunk_bytes_(read_net_chunk_bytes()), transport_(rank, chunk_bytes_) {}
 
   std::vector<std::byte> address() const override { return transport_.address(); }
   void join(std::vector<std::vector<std::byte>> addresses, std::shared_ptr<Seat> seat) override {
-    transport_.join(std::move(addresses));
-    seat_ = std::move(seat);
+    seat_ = seat;
+    transport_.join(std::move(addresses), std::move(seat));
   }
   std::unique_ptr<MessageCommunicator> create_communicator(std::vector<uint32_t> ranks, uint64_t key,
                                                            const std::string &what, bool sums) override {

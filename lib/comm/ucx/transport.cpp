@@ -1,92 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/ucx/transport.h"
 
-#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 
-#include <chrono>
-#include <cstdlib>
+#include <algorithm>
 #include <cstring>
-#include <filesystem>
 
 namespace fsdp::comm::ucx {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 constexpr unsigned message_id = 1;
 // A peer is at most one call ahead in each of a few communicators that do not exist here yet.
 constexpr uint32_t most_held = 256;
 constexpr size_t most_held_early = 65536;  // of all, before this rank has joined: some of each rank of the largest job
 constexpr int look_ms = 100;  // in case that UCX misses an event
+constexpr int connecting_look_ms = 10;
 constexpr int last_words_ms = 1000;
-
-// Is there a device that moves memory by itself? InfiniBand, RoCE and their like are all shown here.
-bool has_rdma() {
-  std::error_code none;
-  return !std::filesystem::is_empty("/sys/class/infiniband", none) && !none;
-}
+constexpr auto last_greetings_time = std::chrono::milliseconds(500);  // for peers that have not yet connected
 
 }  // namespace
 
-void Transport::check(ucs_status_t status, const char *what) const {
-  if (status == UCS_OK) return;
-  throw Error(FSDP_SYSTEM, format_text("rank {}: UCX: {}: {}", rank_, what, api_.ucs_status_string(status)),
-              static_cast<int32_t>(rank_), FSDP_ORIGIN_UCX, status);
+Transport::Transport(uint32_t rank, uint64_t chunk_bytes)
+    : rank_(rank), worker_(rank, chunk_bytes, message_id, on_message, this), api_(worker_.api()) {
+  start_thread();
 }
 
-Transport::Transport(uint32_t rank) : api_(load_api()), rank_(rank) {
-  try {
-    start_worker();
-  } catch (...) {
-    stop();
-    throw;
-  }
-}
-
-void Transport::start_worker() {
-  ucp_config_t *config = nullptr;
-  check(api_.ucp_config_read(nullptr, nullptr, &config), "reading the UCX_* options");
-  // UCX 1.13 ends the process (assertion in uct_iface.h) if a connection breaks while a large message is sent over TCP
-  // without asking. Asking costs round trips.
-  if (!std::getenv("UCX_RNDV_THRESH") && !has_rdma()) api_.ucp_config_modify(config, "RNDV_THRESH", "16384");
-  ucp_params_t params{};
-  params.field_mask = UCP_PARAM_FIELD_FEATURES;
-  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
-  const ucs_status_t status = api_.ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
-  api_.ucp_config_release(config);
-  check(status, "ucp_init (is there a transport among UCX_TLS and a device among UCX_NET_DEVICES?)");
-  ucp_context_attr_t memory{};
-  memory.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
-  check(api_.ucp_context_query(context_, &memory), "ucp_context_query");
-  if (!(memory.memory_types & (uint64_t{1} << UCS_MEMORY_TYPE_HOST)))
-    fail(FSDP_UNSUPPORTED, "UCX {} with these transports does not send host memory", api_.version);
-  ucp_worker_params_t worker{};
-  worker.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-  worker.thread_mode = UCS_THREAD_MODE_SERIALIZED;
-  check(api_.ucp_worker_create(context_, &worker, &worker_), "ucp_worker_create");
-  ucp_am_handler_param_t handler{};
-  handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
-                       UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
-  handler.id = message_id;
-  handler.flags = UCP_AM_FLAG_WHOLE_MSG;
-  handler.cb = on_message;
-  handler.arg = this;
-  check(api_.ucp_worker_set_am_recv_handler(worker_, &handler), "ucp_worker_set_am_recv_handler");
-  check(api_.ucp_worker_get_efd(worker_, &event_fd_), "ucp_worker_get_efd");
-  ucp_worker_attr_t limits{};
-  limits.field_mask = UCP_WORKER_ATTR_FIELD_MAX_AM_HEADER;
-  check(api_.ucp_worker_query(worker_, &limits), "ucp_worker_query");
-  if (limits.max_am_header < sizeof(Header))
-    fail(FSDP_UNSUPPORTED, "UCX {} with these transports has message headers of {} bytes; {} are needed", api_.version,
-         limits.max_am_header, sizeof(Header));
-  ucp_address_t *address = nullptr;
-  size_t length = 0;
-  check(api_.ucp_worker_get_address(worker_, &address, &length), "ucp_worker_get_address");
-  const auto *bytes = reinterpret_cast<const std::byte *>(address);
-  address_.assign(bytes, bytes + length);
-  api_.ucp_worker_release_address(worker_, address);
+void Transport::start_thread() {
   sigset_t all, before;  // the caller's signals are handled on the caller's threads
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -104,49 +45,22 @@ Transport::~Transport() { stop(); }
 
 // What was sent leaves this host, if it does so soon; nothing waits longer than that.
 void Transport::stop() noexcept {
-  if (thread_.joinable()) {
-    {
-      std::lock_guard lock(mutex_);
-      stopping_ = true;
-    }
-    wake();
-    thread_.join();
+  {
+    std::unique_lock lock(mutex_);
+    const auto none_waits = [this] {
+      return std::ranges::all_of(peers_, [](const Peer &peer) { return peer.waiting.empty(); });
+    };
+    changed_.wait_for(lock, last_greetings_time, none_waits);
+    stopping_ = true;
   }
-  if (worker_) {
-    ucp_request_param_t param{};
-    bool all_well = true;
-    for (const Peer &peer : peers_) all_well = all_well && peer.failure.empty();
-    if (all_well && !peers_.empty()) await_request(api_.ucp_worker_flush_nbx(worker_, &param), last_words_ms);
-    for (uint32_t r = 0; r < peers_.size(); ++r) cut(r);
-    api_.ucp_worker_destroy(worker_);
-  }
-  if (context_) api_.ucp_cleanup(context_);
-}
-
-void Transport::await_request(ucs_status_ptr_t request, int ms) noexcept {
-  if (!UCS_PTR_IS_PTR(request)) return;
-  const auto end = Clock::now() + std::chrono::milliseconds(ms);
-  while (api_.ucp_request_check_status(request) == UCS_INPROGRESS && Clock::now() < end)
-    if (!api_.ucp_worker_progress(worker_)) {
-      pollfd events{event_fd_, POLLIN, 0};
-      if (api_.ucp_worker_arm(worker_) == UCS_OK) ::poll(&events, 1, 10);
-    }
-  api_.ucp_request_free(request);
-}
-
-void Transport::cut(uint32_t rank) noexcept {
-  Peer &peer = peers_[rank];
-  if (!peer.endpoint) return;
-  if (peer.failure.empty()) {
-    peer.failure = "closed here";
-    peer.failure_order = ++failures_;  // behind those that failed before
-  }
+  wake();
+  thread_.join();
+  bool all_well = true;
+  for (const Peer &peer : peers_) all_well = all_well && peer.loss.text.empty() && !peer.refused;
   ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-  param.flags = UCP_EP_CLOSE_FLAG_FORCE;
-  const ucs_status_ptr_t request = api_.ucp_ep_close_nbx(peer.endpoint, &param);
-  peer.endpoint = nullptr;
-  await_request(request, last_words_ms);
+  if (all_well && !peers_.empty()) worker_.await(api_.ucp_worker_flush_nbx(worker_.handle(), &param), last_words_ms);
+  for (uint32_t r = 0; r < peers_.size(); ++r) cut(r);
+  worker_.end();  // what it still calls back about is here
 }
 
 std::unique_lock<std::mutex> Transport::lock() noexcept {
@@ -156,39 +70,56 @@ std::unique_lock<std::mutex> Transport::lock() noexcept {
   return lock;
 }
 
-void Transport::join(std::vector<std::vector<std::byte>> addresses) {
+void Transport::join(std::vector<std::vector<std::byte>> addresses, std::shared_ptr<Seat> seat) {
   std::lock_guard lock(mutex_);
   if (!peers_.empty()) fail(FSDP_INTERNAL, "a Net joins once");
+  seat_ = std::move(seat);
   peers_.resize(addresses.size());
   for (uint32_t r = 0; r < peers_.size(); ++r) {
     peers_[r].address = std::move(addresses[r]);
     peers_[r].index = r;
     peers_[r].transport = this;
   }
+  for (const uint32_t from : greeters_)
+    if (from < peers_.size()) take_greeting(from);
+  wake();
 }
 
 void Transport::run() noexcept {
-  pollfd events{event_fd_, POLLIN, 0};
   for (;;) {
-    ucs_status_t armed;
+    bool sleeps = false;
+    int ms = look_ms;
     {
       // A mutex alone would let this thread have it again and again while others wait.
       for (int i = 0; i < 100 && wanting_.load(std::memory_order_relaxed) > 0; ++i) ::sched_yield();
       std::lock_guard lock(mutex_);
       if (stopping_) return;
-      armed = move() ? UCS_ERR_BUSY : api_.ucp_worker_arm(worker_);
+      try {
+        sleeps = !move() && worker_.arm();
+      } catch (const std::bad_alloc &) {
+        fail_context();
+        sleeps = true;
+      }
+      if (!unopened_.empty()) ms = connecting_look_ms;
     }
-    if (armed == UCS_OK) ::poll(&events, 1, look_ms);
+    if (sleeps) worker_.sleep(ms);
   }
 }
 
 // Not until nothing moves: others want the mutex too.
-bool Transport::move() noexcept {
+bool Transport::move() {
   bool moved = false;
-  for (int i = 0; i < 64 && api_.ucp_worker_progress(worker_); ++i) moved = true;
+  for (int i = 0; i < 64 && worker_.progress(); ++i) moved = true;
+  see_to_connections();
   // Also if UCX counted nothing: what it completes on the way is not always counted.
   for (const auto &[key, receiver] : receivers_) receiver->move_on();
   return moved;
+}
+
+// There was no memory for what peers wait for.
+void Transport::fail_context() noexcept {
+  if (seat_) seat_->watch.fail(Error(FSDP_OUT_OF_MEMORY, "messages", static_cast<int32_t>(rank_)));
+  changed_.notify_all();
 }
 
 Receiver *Transport::find(uint64_t key) noexcept {
@@ -223,56 +154,22 @@ void Transport::hold(const Header &header, const void *payload, uint64_t bytes) 
   held_.push_back({header, {begin, begin + bytes}});
 }
 
-Transport::Message &Transport::take(const Header &header, Receiver &receiver) {
-  if (free_.empty()) {
-    messages_.push_back(std::make_unique<Message>());
-    free_.reserve(messages_.size());
-    free_.push_back(messages_.back().get());
-  }
+void Transport::prepare() {
+  if (!free_.empty()) return;
+  messages_.reserve(messages_.size() + 1);
+  free_.reserve(messages_.size() + 1);
+  messages_.push_back(std::make_unique<Message>());
+  free_.push_back(messages_.back().get());
+}
+
+Transport::Message &Transport::take(const Header &header, Receiver *receiver) {
+  prepare();
   Message &message = *free_.back();
   free_.pop_back();
   message.transport = this;
   message.header = header;
-  message.receiver = &receiver;
+  message.receiver = receiver;
   return message;
-}
-
-void Transport::fail_peer(uint32_t rank, ucs_status_t status, const char *what) noexcept {
-  Peer &peer = peers_[rank];
-  if (peer.failure.empty()) {
-    peer.failure_order = ++failures_;
-    try {
-      peer.failure = format_text("UCX: {}: {}", what, api_.ucs_status_string(status));
-    } catch (const std::bad_alloc &) {
-      peer.failure = "UCX: lost";
-    }
-  }
-  for (const auto &[key, receiver] : receivers_) receiver->peer_failed(rank);
-  changed_.notify_all();
-}
-
-void Transport::on_failure(void *self, ucp_ep_h, ucs_status_t status) {
-  auto &peer = *static_cast<Peer *>(self);
-  peer.transport->fail_peer(peer.index, status, "the connection was lost");
-}
-
-bool Transport::connect(uint32_t to) noexcept {
-  Peer &peer = peers_[to];
-  if (!peer.failure.empty()) return false;
-  if (peer.endpoint) return true;
-  ucp_ep_params_t params{};
-  params.field_mask =
-      UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
-  params.address = reinterpret_cast<const ucp_address_t *>(peer.address.data());
-  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
-  params.err_handler.cb = on_failure;
-  params.err_handler.arg = &peer;
-  const ucs_status_t status =
-      peer.address.empty() ? UCS_ERR_INVALID_ADDR : api_.ucp_ep_create(worker_, &params, &peer.endpoint);
-  if (status == UCS_OK) return true;
-  peer.endpoint = nullptr;
-  fail_peer(to, status, "connecting");
-  return false;
 }
 
 void Transport::on_sent(void *request, ucs_status_t, void *self) {
@@ -283,7 +180,8 @@ void Transport::on_sent(void *request, ucs_status_t, void *self) {
   transport.api_.ucp_request_free(request);
 }
 
-void Transport::send(uint32_t to, Message &message, const void *data, uint64_t bytes) noexcept {
+// data: the message's own payload until the peer is open, so that it can wait.
+void Transport::send(uint32_t to, Message &message, const void *data, uint64_t bytes) {
   ucs_status_ptr_t request = UCS_STATUS_PTR(UCS_ERR_CANCELED);
   message.to = to;
   if (connect(to)) {
@@ -305,15 +203,21 @@ void Transport::send(uint32_t to, Message &message, const void *data, uint64_t b
   give_back(message);
 }
 
-void Transport::send_control(uint32_t to, Header header, const void *payload, uint64_t bytes,
-                             Receiver &receiver) noexcept {
-  Message &message = take(header, receiver);
+void Transport::send_control(uint32_t to, Header header, const void *payload, uint64_t bytes, Receiver &receiver) {
+  Peer &peer = peers_[to];
+  peer.waiting.reserve(peer.waiting.size() + !peer.open);
+  Message &message = take(header, &receiver);
   if (bytes) std::memcpy(message.payload, payload, bytes);
-  send(to, message, message.payload, bytes);
+  message.payload_bytes = bytes;
+  message.to = to;
+  if (peer.open || !peer.loss.text.empty())
+    send(to, message, message.payload, bytes);
+  else
+    peer.waiting.push_back(&message);
 }
 
-void Transport::send_data(uint32_t to, Header header, const void *data, Receiver &receiver) noexcept {
-  send(to, take(header, receiver), data, header.bytes);
+void Transport::send_data(uint32_t to, Header header, const void *data, Receiver &receiver) {
+  send(to, take(header, &receiver), data, header.bytes);
 }
 
 ucs_status_t Transport::on_message(void *self, const void *header, size_t header_bytes, void *data, size_t bytes,
@@ -327,7 +231,7 @@ ucs_status_t Transport::on_message(void *self, const void *header, size_t header
   try {
     return transport.receive(copy, data, bytes, param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV);
   } catch (const std::bad_alloc &) {  // UCX is written in C
-    if (!transport.peers_.empty()) transport.fail_peer(copy.from, UCS_ERR_NO_MEMORY, "receiving");
+    transport.fail_context();
     return UCS_OK;
   }
 }
@@ -343,12 +247,17 @@ void Transport::on_received(void *request, ucs_status_t status, size_t, void *se
 }
 
 ucs_status_t Transport::receive(const Header &header, void *data, uint64_t bytes, bool is_descriptor) {
+  if (header.kind == Kind::greeting) {
+    take_greeting(header.from);
+    return UCS_OK;
+  }
   Receiver *receiver = find(header.key);
   if (header.kind != Kind::data || !receiver) {
     if (is_descriptor || bytes > payload_most) return UCS_OK;
     receiver ? receiver->control(header, data, bytes) : hold(header, data, bytes);
     return UCS_OK;
   }
+  prepare();
   const Place place = receiver->place(header, bytes);
   if (!place.to) return UCS_OK;
   if (!is_descriptor) {
@@ -356,13 +265,13 @@ ucs_status_t Transport::receive(const Header &header, void *data, uint64_t bytes
     receiver->arrived(header);
     return UCS_OK;
   }
-  Message &message = take(header, *receiver);
+  Message &message = take(header, receiver);
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
   param.cb.recv_am = on_received;
   param.user_data = &message;
   param.memory_type = UCS_MEMORY_TYPE_HOST;
-  const ucs_status_ptr_t request = api_.ucp_am_recv_data_nbx(worker_, data, place.to, bytes, &param);
+  const ucs_status_ptr_t request = api_.ucp_am_recv_data_nbx(worker_.handle(), data, place.to, bytes, &param);
   if (UCS_PTR_IS_PTR(request)) return UCS_OK;
   if (UCS_PTR_IS_ERR(request)) {
     receiver->lost(header);

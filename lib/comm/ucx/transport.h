@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <map>
 #include <memory>
@@ -12,8 +13,9 @@
 #include <thread>
 #include <vector>
 
-#include "comm/ucx/api.h"
+#include "comm/shm/seat.h"
 #include "comm/ucx/wire.h"
+#include "comm/ucx/worker.h"
 
 namespace fsdp::comm::ucx {
 
@@ -38,16 +40,19 @@ class Receiver {
   ~Receiver() = default;
 };
 
+// Of two ranks the lower one connects, with a greeting, and the other one then answers; nothing else is sent before. So
+// a connection that is refused is tried again without loss.
 class Transport {
  public:
-  explicit Transport(uint32_t rank);
+  // chunk_bytes: of the largest message.
+  Transport(uint32_t rank, uint64_t chunk_bytes);
   ~Transport();
   Transport(const Transport &) = delete;
   Transport &operator=(const Transport &) = delete;
 
   uint32_t rank() const noexcept { return rank_; }
-  const std::vector<std::byte> &address() const noexcept { return address_; }
-  void join(std::vector<std::vector<std::byte>> addresses);
+  const std::vector<std::byte> &address() const noexcept { return worker_.address(); }
+  void join(std::vector<std::vector<std::byte>> addresses, std::shared_ptr<Seat> seat);
 
   // The thread that moves everything on lets others go first.
   std::unique_lock<std::mutex> lock() noexcept;
@@ -56,56 +61,79 @@ class Transport {
   // -- with the mutex held --
   void add(uint64_t key, Receiver &receiver);
   void remove(uint64_t key) noexcept;
+  // Connects to this rank if that is this rank's part, and it has not yet.
+  void greet(uint32_t world_rank);
   // payload is copied. Without effect if the peer has failed.
-  void send_control(uint32_t to, Header header, const void *payload, uint64_t bytes, Receiver &receiver) noexcept;
-  // data stays as it is until receiver.sent().
-  void send_data(uint32_t to, Header header, const void *data, Receiver &receiver) noexcept;
-  // Empty: it has not failed.
-  const std::string &failure_of(uint32_t world_rank) const noexcept { return peers_[world_rank].failure; }
-  // Who failed first of all is not one that gave up because of another.
-  uint64_t failure_order(uint32_t world_rank) const noexcept { return peers_[world_rank].failure_order; }
+  void send_control(uint32_t to, Header header, const void *payload, uint64_t bytes, Receiver &receiver);
+  // There is memory for one message more: what follows does not throw.
+  void prepare();
+  // data stays as it is until receiver.sent(). Only to who has sent something.
+  void send_data(uint32_t to, Header header, const void *data, Receiver &receiver);
+  // text empty: it has not failed.
+  struct Loss {
+    std::string text;
+    ucs_status_t status = UCS_OK;
+    uint64_t order = 0;  // who failed first of all is not one that gave up because of another
+  };
+  const Loss &loss_of(uint32_t world_rank) const noexcept { return peers_[world_rank].loss; }
   // Gives up all that is under way to this peer.
   void cut(uint32_t world_rank) noexcept;
-  void wake() noexcept { api_.ucp_worker_signal(worker_); }
+  void wake() noexcept { worker_.wake(); }
 
  private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr size_t most_greeters = 16384;  // as many as a job may have ranks
   static constexpr uint64_t payload_most = sizeof(Fingerprint);
-  struct Peer {
-    std::vector<std::byte> address;
-    ucp_ep_h endpoint = nullptr;
-    std::string failure;
-    uint64_t failure_order = 0;
-    uint32_t held = 0;
-    uint32_t index = 0;
-    Transport *transport = nullptr;
-  };
   // A message under way, in either direction.
   struct Message {
     Transport *transport;
     Header header;
     alignas(8) std::byte payload[payload_most];
+    uint64_t payload_bytes;
     Receiver *receiver;
     uint32_t to;
+  };
+  struct Peer {
+    std::vector<std::byte> address;
+    ucp_ep_h endpoint = nullptr;
+    Loss loss;
+    bool open = false;                // both have greeted
+    bool greeted = false;             // it did
+    bool refused = false;             // to be tried again
+    Clock::time_point tried, expiry;  // of connecting
+    std::vector<Message *> waiting;   // until it is open
+    uint32_t held = 0;
+    uint32_t index = 0;
+    Transport *transport = nullptr;
   };
   struct Held {
     Header header;
     std::vector<std::byte> payload;
   };
 
-  void start_worker();
+  void start_thread();
   void stop() noexcept;
   void run() noexcept;
-  bool move() noexcept;
-  bool connect(uint32_t to) noexcept;
-  void send(uint32_t to, Message &message, const void *data, uint64_t bytes) noexcept;
-  void fail_peer(uint32_t rank, ucs_status_t status, const char *what) noexcept;
-  Message &take(const Header &header, Receiver &receiver);
-  void give_back(Message &message) noexcept { free_.push_back(&message); }
+  bool move();
   Receiver *find(uint64_t key) noexcept;
   void hold(const Header &header, const void *payload, uint64_t bytes);
+  void fail_context() noexcept;
+
+  // -- connections --
+  bool connect(uint32_t to);
+  void close(Peer &peer) noexcept;
+  void send_greeting(Peer &peer);
+  void take_greeting(uint32_t from);
+  void open(Peer &peer);
+  void see_to_connections();
+  void lose(Peer &peer, ucs_status_t status, const char *what) noexcept;
+  void fail_peer(uint32_t rank, ucs_status_t status, const char *what) noexcept;
+
+  // -- messages --
+  Message &take(const Header &header, Receiver *receiver);
+  void give_back(Message &message) noexcept { free_.push_back(&message); }
+  void send(uint32_t to, Message &message, const void *data, uint64_t bytes);
   ucs_status_t receive(const Header &header, void *data, uint64_t bytes, bool is_descriptor);
-  void check(ucs_status_t status, const char *what) const;
-  void await_request(ucs_status_ptr_t request, int ms) noexcept;
 
   static ucs_status_t on_message(void *self, const void *header, size_t header_bytes, void *data, size_t bytes,
                                  const ucp_am_recv_param_t *param);
@@ -113,12 +141,10 @@ class Transport {
   static void on_received(void *request, ucs_status_t status, size_t bytes, void *message);
   static void on_failure(void *peer, ucp_ep_h endpoint, ucs_status_t status);
 
-  Api api_;
   uint32_t rank_;
-  ucp_context_h context_ = nullptr;
-  ucp_worker_h worker_ = nullptr;
-  int event_fd_ = -1;
-  std::vector<std::byte> address_;
+  Worker worker_;
+  const Api &api_;
+  std::shared_ptr<Seat> seat_;
   std::mutex mutex_;
   std::atomic<int> wanting_{0};
   std::condition_variable changed_;
@@ -126,9 +152,11 @@ class Transport {
   std::map<uint64_t, Receiver *> receivers_;
   std::set<uint64_t> removed_;
   std::vector<Held> held_;
+  std::set<uint32_t> greeters_;     // came before this rank joined
+  std::vector<uint32_t> unopened_;  // greeted, or refused: something is to be done
   std::vector<std::unique_ptr<Message>> messages_;
   std::vector<Message *> free_;
-  uint64_t failures_ = 0;
+  uint64_t losses_ = 0;
   bool stopping_ = false;
   std::thread thread_;
 };

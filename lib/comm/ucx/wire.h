@@ -15,7 +15,8 @@ enum class Kind : uint32_t {
   data,      // payload: one chunk
   ended,     // payload: Ended
   ask,       // what has the receiver's caller enqueued? chunk: when it was asked
-  answer     // chunk: of the question; bytes: RoundWords::ended.called
+  answer,    // chunk: of the question; bytes: RoundWords::ended.called
+  greeting   // the first message in either direction; see Transport
 };
 
 enum class Stage : uint32_t { reduce, gather };
@@ -31,7 +32,7 @@ struct Header {
   uint64_t chunk;
   uint64_t bytes;  // of data; of a chunk in a call
 };
-constexpr uint32_t header_magic = 0x66736403;
+constexpr uint32_t header_magic = 0x66736404;
 
 // RoundWords of a rank, and how far it had come when it wrote them.
 struct EndWords {

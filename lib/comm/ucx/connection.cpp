@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// Transport's connections: made, tried again, lost.
+#include <algorithm>
+
+#include "comm/ucx/transport.h"
+
+namespace fsdp::comm::ucx {
+namespace {
+
+constexpr auto pause = std::chrono::milliseconds(50);  // between two attempts to connect
+constexpr int last_words_ms = 1000;
+
+}  // namespace
+
+void Transport::fail_peer(uint32_t rank, ucs_status_t status, const char *what) noexcept {
+  Peer &peer = peers_[rank];
+  if (peer.loss.text.empty()) {
+    peer.loss.order = ++losses_;
+    peer.loss.status = status;
+    try {
+      peer.loss.text = format_text("UCX: {}: {}", what, api_.ucs_status_string(status));
+    } catch (const std::bad_alloc &) {
+      peer.loss.text = "UCX: lost";
+    }
+  }
+  for (Message *message : peer.waiting) give_back(*message);
+  peer.waiting.clear();
+  for (const auto &[key, receiver] : receivers_) receiver->peer_failed(rank);
+  changed_.notify_all();
+}
+
+// Who has been greeted and has not answered may not have started, or its host has too much to do.
+void Transport::lose(Peer &peer, ucs_status_t status, const char *what) noexcept {
+  if (peer.open || peer.index < rank_ || peer.greeted || Clock::now() >= peer.expiry || !peer.loss.text.empty())
+    return fail_peer(peer.index, status, what);
+  peer.refused = true;
+}
+
+void Transport::on_failure(void *self, ucp_ep_h, ucs_status_t status) {
+  auto &peer = *static_cast<Peer *>(self);
+  peer.transport->lose(peer, status, "the connection was lost");
+}
+
+bool Transport::connect(uint32_t to) {
+  Peer &peer = peers_[to];
+  if (!peer.loss.text.empty()) return false;
+  if (peer.endpoint) return true;
+  ucp_ep_params_t params{};
+  params.field_mask =
+      UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.address = reinterpret_cast<const ucp_address_t *>(peer.address.data());
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params.err_handler.cb = on_failure;
+  params.err_handler.arg = &peer;
+  const ucs_status_t status =
+      peer.address.empty() ? UCS_ERR_INVALID_ADDR : api_.ucp_ep_create(worker_.handle(), &params, &peer.endpoint);
+  if (status == UCS_OK) return true;
+  peer.endpoint = nullptr;
+  if (status == UCS_ERR_INVALID_ADDR)
+    fail_peer(to, status, "its address");
+  else
+    lose(peer, status, "connecting");
+  return false;
+}
+
+void Transport::close(Peer &peer) noexcept {
+  if (!peer.endpoint) return;
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = UCP_EP_CLOSE_FLAG_FORCE;
+  const ucs_status_ptr_t request = api_.ucp_ep_close_nbx(peer.endpoint, &param);
+  peer.endpoint = nullptr;
+  worker_.await(request, last_words_ms);
+}
+
+void Transport::cut(uint32_t rank) noexcept {
+  Peer &peer = peers_[rank];
+  if (!peer.endpoint) return;
+  if (peer.loss.text.empty()) {
+    peer.loss.text = "closed here";
+    peer.loss.order = ++losses_;  // behind those that were lost before
+  }
+  close(peer);
+}
+
+void Transport::greet(uint32_t to) {
+  if (to >= peers_.size() || to <= rank_) return;
+  Peer &peer = peers_[to];
+  if (peer.tried != Clock::time_point()) return;
+  peer.expiry = Clock::now() + std::chrono::milliseconds(seat_->watch.timeout_ms());
+  unopened_.reserve(2 * peers_.size());
+  unopened_.push_back(to);
+  send_greeting(peer);
+}
+
+void Transport::send_greeting(Peer &peer) {
+  Header header{};
+  header.magic = header_magic;
+  header.kind = Kind::greeting;
+  header.from = rank_;
+  peer.tried = Clock::now();
+  Message &message = take(header, nullptr);
+  send(peer.index, message, nullptr, 0);
+  worker_.wake();
+}
+
+// In the middle of UCX's progress: no time to send.
+void Transport::take_greeting(uint32_t from) {
+  if (peers_.empty()) {
+    if (greeters_.size() < most_greeters) greeters_.insert(from);
+    return;
+  }
+  Peer &peer = peers_[from];
+  if (from == rank_ || peer.greeted) return;
+  if (from < rank_) unopened_.push_back(from);
+  peer.greeted = true;
+}
+
+// What has waited goes first.
+void Transport::open(Peer &peer) {
+  peer.open = true;
+  std::vector<Message *> waiting;
+  waiting.swap(peer.waiting);
+  for (Message *message : waiting) send(peer.index, *message, message->payload, message->payload_bytes);
+  changed_.notify_all();
+}
+
+void Transport::see_to_connections() {
+  if (unopened_.empty()) return;
+  const auto now = Clock::now();
+  for (const uint32_t rank : std::vector<uint32_t>(unopened_)) {
+    Peer &peer = peers_[rank];
+    if (peer.greeted && !peer.open) {
+      if (rank < rank_) send_greeting(peer);
+      open(peer);
+    } else if (peer.refused && now - peer.tried >= pause) {
+      peer.refused = false;
+      close(peer);
+      send_greeting(peer);
+    }
+  }
+  std::erase_if(unopened_, [this](uint32_t rank) { return peers_[rank].open || !peers_[rank].loss.text.empty(); });
+}
+
+}  // namespace fsdp::comm::ucx

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/ucx/worker.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <string_view>
+
+#include "comm/ucx/wire.h"
+
+namespace fsdp::comm::ucx {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+// What UCX puts before a message in one piece of a TCP connection, and more.
+constexpr uint64_t room_for_headers = 4096;
+constexpr uint64_t usual_piece = uint64_t{64} << 10;  // UCX_TCP_RX_SEG_SIZE
+
+// Is there a device that moves memory by itself? InfiniBand, RoCE and their like are all shown here.
+bool has_rdma() {
+  std::error_code none;
+  return !std::filesystem::is_empty("/sys/class/infiniband", none) && !none;
+}
+
+// ... and may UCX use it? A list of transports that names TCP and no other network does not let it.
+bool uses_rdma() {
+  const char *text = std::getenv("UCX_TLS");
+  const std::string_view transports(text ? text : "");
+  return has_rdma() && transports.find("tcp") == std::string_view::npos;
+}
+
+// As UCX reads it: 8192, 64K, 1M. What is no number is no limit ("inf").
+uint64_t bytes_of(const char *text) {
+  char *end = nullptr;
+  const uint64_t number = std::strtoull(text, &end, 10);
+  if (end == text) return UINT64_MAX;
+  const char unit = static_cast<char>(*end & ~0x20);
+  return unit == 'K' ? number << 10 : unit == 'M' ? number << 20 : unit == 'G' ? number << 30 : number;
+}
+
+}  // namespace
+
+void Worker::check(ucs_status_t status, const char *what) const {
+  if (status == UCS_OK) return;
+  throw Error(FSDP_SYSTEM, format_text("rank {}: UCX: {}: {}", rank_, what, api_.ucs_status_string(status)),
+              static_cast<int32_t>(rank_), FSDP_ORIGIN_UCX, status);
+}
+
+Worker::Worker(uint32_t rank, uint64_t chunk_bytes, unsigned message_id, ucp_am_recv_callback_t handler, void *self)
+    : api_(load_api()), rank_(rank) {
+  try {
+    create_context(chunk_bytes);
+    create_worker(message_id, handler, self);
+    read_address();
+  } catch (...) {
+    end();
+    throw;
+  }
+}
+
+void Worker::end() noexcept {
+  if (worker_) api_.ucp_worker_destroy(worker_);
+  if (context_) api_.ucp_cleanup(context_);
+  worker_ = nullptr;
+  context_ = nullptr;
+}
+
+// Where the user has not. UCX takes a transport's own setting (of: its prefix in the environment) by its bare name
+// here.
+void Worker::set(ucp_config_t *config, const char *of, const char *name, const char *value) const {
+  if (!std::getenv(format_text("UCX_{}{}", of, name).c_str())) api_.ucp_config_modify(config, name, value);
+}
+
+// UCX 1.13 ends the process (assertion in uct_iface.h) if a TCP connection breaks while it sends from the caller's own
+// memory. So it copies, a chunk being one piece that needs no question first: questions cost round trips.
+void Worker::configure(ucp_config_t *config, uint64_t chunk_bytes) const {
+  if (uses_rdma()) return;
+  const uint64_t piece = std::max(chunk_bytes + room_for_headers, usual_piece);
+  const std::string bytes = format_text("{}", piece);
+  set(config, "", "RNDV_THRESH", "inf");
+  set(config, "", "ZCOPY_THRESH", "inf");
+  set(config, "TCP_", "TX_SEG_SIZE", bytes.c_str());
+  set(config, "TCP_", "RX_SEG_SIZE", bytes.c_str());
+  set(config, "TCP_", "CONN_NB", "y");  // a host that is cut off holds nobody up
+  const char *copies_up_to = std::getenv("UCX_ZCOPY_THRESH");
+  if (copies_up_to && bytes_of(copies_up_to) < chunk_bytes)
+    std::fprintf(stderr,
+                 "libfsdp: rank %u: UCX_ZCOPY_THRESH is '%s': UCX 1.13 may end this process if a peer dies; with %llu "
+                 "or more it does not\n",
+                 rank_, copies_up_to, static_cast<unsigned long long>(piece));
+}
+
+void Worker::create_context(uint64_t chunk_bytes) {
+  ucp_config_t *config = nullptr;
+  check(api_.ucp_config_read(nullptr, nullptr, &config), "reading the UCX_* options");
+  configure(config, chunk_bytes);
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES;
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  const ucs_status_t status = api_.ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
+  api_.ucp_config_release(config);
+  check(status, "ucp_init (is there a transport among UCX_TLS and a device among UCX_NET_DEVICES?)");
+  ucp_context_attr_t memory{};
+  memory.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
+  check(api_.ucp_context_query(context_, &memory), "ucp_context_query");
+  if (!(memory.memory_types & (uint64_t{1} << UCS_MEMORY_TYPE_HOST)))
+    fail(FSDP_UNSUPPORTED, "UCX {} with these transports does not send host memory", api_.version);
+}
+
+void Worker::create_worker(unsigned message_id, ucp_am_recv_callback_t callback, void *self) {
+  ucp_worker_params_t params{};
+  params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
+  check(api_.ucp_worker_create(context_, &params, &worker_), "ucp_worker_create");
+  ucp_am_handler_param_t handler{};
+  handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                       UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
+  handler.id = message_id;
+  handler.flags = UCP_AM_FLAG_WHOLE_MSG;
+  handler.cb = callback;
+  handler.arg = self;
+  check(api_.ucp_worker_set_am_recv_handler(worker_, &handler), "ucp_worker_set_am_recv_handler");
+  check(api_.ucp_worker_get_efd(worker_, &event_fd_), "ucp_worker_get_efd");
+  ucp_worker_attr_t limits{};
+  limits.field_mask = UCP_WORKER_ATTR_FIELD_MAX_AM_HEADER;
+  check(api_.ucp_worker_query(worker_, &limits), "ucp_worker_query");
+  if (limits.max_am_header < sizeof(Header))
+    fail(FSDP_UNSUPPORTED, "UCX {} with these transports has message headers of {} bytes; {} are needed", api_.version,
+         limits.max_am_header, sizeof(Header));
+}
+
+void Worker::read_address() {
+  ucp_address_t *address = nullptr;
+  size_t length = 0;
+  check(api_.ucp_worker_get_address(worker_, &address, &length), "ucp_worker_get_address");
+  const auto *bytes = reinterpret_cast<const std::byte *>(address);
+  address_.assign(bytes, bytes + length);
+  api_.ucp_worker_release_address(worker_, address);
+}
+
+void Worker::sleep(int ms) const noexcept {
+  pollfd events{event_fd_, POLLIN, 0};
+  ::poll(&events, 1, ms);
+}
+
+void Worker::await(ucs_status_ptr_t request, int ms) noexcept {
+  if (!UCS_PTR_IS_PTR(request)) return;
+  const auto end = Clock::now() + std::chrono::milliseconds(ms);
+  while (api_.ucp_request_check_status(request) == UCS_INPROGRESS && Clock::now() < end)
+    if (!progress() && arm()) sleep(10);
+  api_.ucp_request_free(request);
+}
+
+}  // namespace fsdp::comm::ucx

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// UCX's context and worker of one rank, with the settings that this library needs where the user has none.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "comm/ucx/api.h"
+
+namespace fsdp::comm::ucx {
+
+class Worker {
+ public:
+  // chunk_bytes: of the largest message. Messages of that id go to `handler` with `self`.
+  Worker(uint32_t rank, uint64_t chunk_bytes, unsigned message_id, ucp_am_recv_callback_t handler, void *self);
+  ~Worker() { end(); }
+  Worker(const Worker &) = delete;
+  Worker &operator=(const Worker &) = delete;
+  // Endpoints are closed by then. Without effect the second time.
+  void end() noexcept;
+
+  const Api &api() const noexcept { return api_; }
+  ucp_worker_h handle() const noexcept { return worker_; }
+  const std::vector<std::byte> &address() const noexcept { return address_; }
+  // False: something has happened already. Else sleep() waits until something does, at most ms.
+  bool arm() noexcept { return api_.ucp_worker_arm(worker_) == UCS_OK; }
+  void sleep(int ms) const noexcept;
+  void wake() noexcept { api_.ucp_worker_signal(worker_); }
+  bool progress() noexcept { return api_.ucp_worker_progress(worker_) != 0; }
+  // Until the request is done, at most ms; then gives it back.
+  void await(ucs_status_ptr_t request, int ms) noexcept;
+
+ private:
+  void create_context(uint64_t chunk_bytes);
+  void configure(ucp_config_t *config, uint64_t chunk_bytes) const;
+  void set(ucp_config_t *config, const char *of, const char *name, const char *value) const;
+  void create_worker(unsigned message_id, ucp_am_recv_callback_t handler, void *self);
+  void read_address();
+  void check(ucs_status_t status, const char *what) const;
+
+  Api api_;
+  uint32_t rank_;
+  ucp_context_h context_ = nullptr;
+  ucp_worker_h worker_ = nullptr;
+  int event_fd_ = -1;
+  std::vector<std::byte> address_;
+};
+
+}  // namespace fsdp::comm::ucx

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// No memory on the thread that moves messages: the context fails; the process goes on.
+#include <gtest/gtest.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "net_ranks.h"
+
+namespace {
+
+std::atomic<bool> starving{false};
+
+bool starves() {
+  char name[16] = {};
+  return starving.load() && ::pthread_getname_np(::pthread_self(), name, sizeof name) == 0 &&
+         std::strcmp(name, "fsdp-ucx") == 0;
+}
+
+}  // namespace
+
+void *operator new(size_t bytes) {
+  void *memory = starves() ? nullptr : std::malloc(bytes ? bytes : 1);
+  if (!memory) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void *memory) noexcept { std::free(memory); }
+void operator delete(void *memory, size_t) noexcept { std::free(memory); }
+
+namespace fsdp::comm::test {
+namespace {
+
+// Rank 1's thread is to keep a message for a communicator that it does not have yet.
+TEST(UcxMemory, NoneFailsTheContext) {
+  RankOptions options;
+  options.timeout_ms = 3'000;
+  const auto codes = await_processes(start_processes(
+      2,
+      [](Rank &rank) {
+        NetRank mine(rank);
+        MessageBench first = mine.bench(20);
+        first.communicator->barrier({1, "both are here"}, *first.stream);
+        first.finish();
+        const bool starved = rank.rank() == 1;
+        starving.store(starved);
+        rank.meet();
+        const Error error = error_of([&] {
+          if (starved) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+          MessageBench second = mine.bench(21);
+          second.communicator->barrier({1, "second"}, *second.stream);
+          second.finish();
+        });
+        starving.store(false);
+        require(error.status == (starved ? FSDP_OUT_OF_MEMORY : FSDP_TIMEOUT) ||
+                    (!starved && error.status == FSDP_PEER_FAILED),
+                fmt::format("{}: {}", error.status, error.message));
+      },
+      options));
+  EXPECT_EQ(codes, (std::vector<int>{0, 0}));
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test
+
+int main(int argc, char **argv) {
+  fsdp::comm::test::use_loopback();
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
