@@ -106,6 +106,20 @@ TEST_P(Stops, LongerThanTheLimitAreNamed) {
   EXPECT_LT(static_cast<double>(job.common().seen_ns[victim] - continued_ns) * 1e-9, at_once);
 }
 
+// Its kernel takes what others send until its buffers are full: the network is not to blame.
+TEST(NodeMesh, AStoppedLeaderIsNamedHoweverMuchOthersSay) {
+  NodeJob job({1, 15}, 6000);
+  job.start(train);
+  ASSERT_TRUE(job.await_steps(20));
+  const int64_t stopped_ns = now_ns();
+  job.send(0, SIGSTOP);
+  pause_ms(9000);
+  job.send(0, SIGCONT);
+  ASSERT_TRUE(job.collect(10)) << "a rank hangs";
+  job.expect(FSDP_PEER_FAILED, 0, "has not responded for 6.0 s: it is stopped or its host is overloaded", {0},
+             stopped_ns, 6 + at_once);
+}
+
 TEST(NodeMesh, StopsShorterThanTheLimitAreNoFailure) {
   NodeJob job({2, 1, 1}, 2000);
   job.start(train);

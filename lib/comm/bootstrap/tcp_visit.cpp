@@ -48,8 +48,7 @@ std::vector<Endpoint> TcpVisit::places() {
   auto found = point_.kind == MeetingPoint::Kind::tcp ? Endpoint::resolve(point_.host, point_.port, problem)
                                                       : read_notice(notice_path(point_, options_), problem);
   if (found.empty()) last_problem_ = problem;
-  if (point_.kind == MeetingPoint::Kind::tcp)
-    for (const Endpoint &place : found) check_guarded(place, options_);
+  for (const Endpoint &place : found) check_guarded(place, options_);  // whoever may write the file, too
   return found;
 }
 
