@@ -86,13 +86,14 @@ std::unique_ptr<memory::ModelPlan> Model::make_plan() const {
 // A rank whose plan fails (a schedule that names no group, say) still meets the others, so that they do not wait for it.
 void Model::seal_running() {
   const trace::Span span(context_->timeline(), trace::Kind::call, "seal_model");
-  const Teams teams = create_teams(*context_, spec_.mesh);
+  Teams teams = create_teams(*context_, spec_.mesh);
   comm::Team *const team = teams.all.get();
   std::unique_ptr<memory::ModelPlan> made;
   const auto unplanned = catch_error([&] { made = make_plan(); });
   verify_declarations(*team, spec_, unplanned ? memory::ModelPlan{} : *made);
   share_outcome(*team, unplanned);
   plan_ = std::move(made);
+  create_axes(teams, *context_, spec_.mesh);
   runtime_ = std::make_unique<Runtime>(*context_, spec_, *plan_, arenas_, teams);
   share_outcome(*team, catch_error([&] {
     gatherer_ = std::make_unique<Gatherer>(*runtime_);

@@ -33,15 +33,17 @@ uint64_t bytes_of(const std::vector<comm::WholeSpan> &spans) {
 }  // namespace
 
 Teams create_teams(Context &context, const layout::Mesh &mesh) {
-  const auto rank =
-      static_cast<uint32_t>(std::find(mesh.ranks.begin(), mesh.ranks.end(), context.rank()) - mesh.ranks.begin());
   Teams teams;
   teams.all = context.create_team(mesh.ranks, "the model");
+  return teams;
+}
+
+void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh) {
+  const uint32_t rank = teams.all->rank();
   teams.inner = teams.all;
-  if (mesh.outer_size == 1) return teams;
+  if (mesh.outer_size == 1) return;
   teams.inner = context.create_team(mesh.inner_ranks(rank), "the model's inner axis");
   teams.outer = context.create_team(mesh.outer_ranks(rank), "the model's outer axis");
-  return teams;
 }
 
 uint64_t Outer::message_bytes(const Context &context, const layout::Mesh &mesh) {

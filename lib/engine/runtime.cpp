@@ -23,6 +23,25 @@ uint64_t &wait_counter(Stats &stats, Awaited what) {
   }
 }
 
+// "0, 2-5".
+std::string list_ranks(const comm::Team &team) {
+  std::string text;
+  for (uint32_t r = 0; r < team.size();) {
+    const uint32_t first = team.world_rank(r);
+    uint32_t last = first;
+    while (++r < team.size() && team.world_rank(r) == last + 1) ++last;
+    text += format_text("{}{}", text.empty() ? "" : ", ", first);
+    if (last > first) text += format_text("-{}", last);
+  }
+  return text;
+}
+
+uint16_t name_ranks(trace::FlightRecorder &flight, const Teams &teams, uint32_t world_size) {
+  const auto axis = [&](const comm::Team *team) { return team && team->size() < teams.all->size() ? list_ranks(*team) : ""; };
+  return flight.open_model(teams.all->size() < world_size ? list_ranks(*teams.all) : "", axis(teams.inner.get()),
+                           axis(teams.outer.get()));
+}
+
 }  // namespace
 
 WaitSpan::WaitSpan(Runtime &runtime, Awaited what, const Group *group)
@@ -86,7 +105,7 @@ void Runtime::make_parts() {
 
 void Runtime::make_traces() {
   trace::FlightRecorder &flight = context.flight();
-  const uint16_t number = flight.open_model();
+  const uint16_t number = name_ranks(flight, teams, context.world_size());
   using trace::Sequence;
   gather_trace = std::make_unique<StreamTrace>(*gather_stream, timeline, trace::gather_lane(model_number_),
                                                trace::FlightSequence(flight, Sequence::gathers, number));

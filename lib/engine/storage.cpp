@@ -77,7 +77,7 @@ Storage::Region Storage::allocate(fsdp_role role, uint64_t bytes) {
   if (const auto caller = callers_.find(role); caller != callers_.end()) {
     if (caller->second.size_bytes < bytes)
       fail(FSDP_INVALID_ARGUMENT, "fsdp_set_arena: the arena for {} has {} bytes, the model needs {} on rank {}",
-           role_name(role), caller->second.size_bytes, bytes, team_.rank());
+           role_name(role), caller->second.size_bytes, bytes, team_.world_rank(team_.rank()));
     region.data = caller->second.data;
     std::memset(region.data, 0, bytes);
   } else {

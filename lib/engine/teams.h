@@ -17,7 +17,8 @@ struct Teams {
   std::shared_ptr<comm::Team> outer;  // exchange what the outer axis divides or replicates; NULL: there is none
 };
 
-// Collective over the mesh.
+// Collective over the mesh: all of them; then, once they are known to have the same mesh, its axes.
 Teams create_teams(Context &context, const layout::Mesh &mesh);
+void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh);
 
 }  // namespace fsdp::engine

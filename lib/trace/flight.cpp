@@ -74,6 +74,13 @@ const char *FlightRecorder::keep(std::string_view text) {
   return texts_.emplace(text).first->c_str();
 }
 
+uint16_t FlightRecorder::open_model(const std::string &ranks, const std::string &inner, const std::string &outer) {
+  const std::lock_guard lock(mutex_);
+  const auto number = std::ranges::count(models_, ranks, &Model::ranks);
+  models_.push_back({static_cast<uint32_t>(number), ranks, inner, outer});
+  return static_cast<uint16_t>(models_.size() - 1);
+}
+
 bool FlightRecorder::read_call(uint64_t number, Call &call) const noexcept {
   const CallSlot &slot = calls_[number & mask_];
   if (slot.state.load(std::memory_order_acquire) != 2 * number + 2) return false;
@@ -124,6 +131,10 @@ FlightRecorder::Snapshot FlightRecorder::read() const {
   Collective collective;
   for (uint64_t number = first(snapshot.collective_count); number < snapshot.collective_count; ++number)
     if (read_collective(number, collective)) snapshot.collectives.push_back(collective);
+  {
+    const std::lock_guard lock(mutex_);
+    snapshot.models = models_;
+  }
   snapshot.wait.what = wait_what_.load(std::memory_order_acquire);
   snapshot.wait.object = wait_object_.load(std::memory_order_relaxed);
   snapshot.wait.since_ns = wait_since_.load(std::memory_order_relaxed);

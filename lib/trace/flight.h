@@ -96,8 +96,14 @@ class FlightRecorder {
 
   // A copy of the text that lives as long as the recorder.
   const char *keep(std::string_view text);
-  uint16_t open_model() noexcept { return models_++; }  // models are numbered alike on all ranks
+  // A model's ranks as text: all, and those of its axes; empty where they are the whole job, or all of the model's.
+  // Models of the same ranks are numbered alike on all of them, others need not be. Returns what entries name it by.
+  uint16_t open_model(const std::string &ranks, const std::string &inner, const std::string &outer);
 
+  struct Model {
+    uint32_t number = 0;  // among those of the same ranks
+    std::string ranks, inner, outer;
+  };
   struct Call {
     uint64_t number = 0;
     const char *name = nullptr, *object = nullptr;
@@ -119,6 +125,7 @@ class FlightRecorder {
   struct Snapshot {
     std::vector<Call> calls;
     std::vector<Collective> collectives;
+    std::vector<Model> models;
     uint64_t call_count = 0, collective_count = 0;  // since the start; what is not there is lost
     Wait wait;
   };
@@ -166,8 +173,8 @@ class FlightRecorder {
   std::atomic<uint64_t> next_collective_{0};
   std::atomic<const char *> wait_what_{}, wait_object_{};
   std::atomic<uint64_t> wait_since_{0};
-  std::atomic<uint16_t> models_{0};
-  std::mutex mutex_;  // what follows
+  mutable std::mutex mutex_;  // what follows
+  std::vector<Model> models_;
   std::unordered_set<std::string> texts_;
 };
 

@@ -32,14 +32,20 @@ const char *phase_text(fsdp_phase phase) {
   }
 }
 
-std::string sequence_name(const FlightRecorder::Collective &of) {
+// Ranks that make the same sequence give it the same name, and others do not.
+std::string sequence_name(const FlightRecorder::Collective &of, const std::vector<FlightRecorder::Model> &models) {
+  if (of.sequence == Sequence::values || of.model >= models.size()) return "values";
+  const FlightRecorder::Model &model = models[of.model];
+  const auto name = [&](const char *what, const std::string &among) {
+    return format_text("{} of model {}{}{}{}{}", what, model.number, model.ranks.empty() ? "" : " on ranks ",
+                       model.ranks, among.empty() ? "" : " among ranks ", among);
+  };
   switch (of.sequence) {
-    case Sequence::meetings: return format_text("meetings of model {}", of.model);
-    case Sequence::reduces: return format_text("reduces of model {}", of.model);
-    case Sequence::gathers: return format_text("gathers of model {}", of.model);
-    case Sequence::params: return format_text("parameters of model {}", of.model);
-    case Sequence::outer: return format_text("outer reduces of model {}", of.model);
-    default: return "values";
+    case Sequence::meetings: return name("meetings", "");
+    case Sequence::reduces: return name("reduces", model.inner);
+    case Sequence::gathers: return name("gathers", model.inner);
+    case Sequence::params: return name("parameters", "");
+    default: return name("outer reduces", model.outer);
   }
 }
 
@@ -77,9 +83,10 @@ void format_call(Out out, const FlightRecorder::Call &call) {
   fmt::format_to(out, ", \"waited_ns\": {}}}", call.waited_ns);
 }
 
-void format_collective(Out out, const FlightRecorder::Collective &of) {
+void format_collective(Out out, const FlightRecorder::Collective &of,
+                       const std::vector<FlightRecorder::Model> &models) {
   fmt::format_to(out, "{{\"entry\": {}, \"sequence\": \"{}\", \"round\": {}, \"number\": {}, \"what\": {}", of.entry,
-                 sequence_name(of), of.round, of.number, quote_json(of.what));
+                 sequence_name(of, models), of.round, of.number, quote_json(of.what));
   format_object(out, of.object);
   if (of.dtype)
     fmt::format_to(out, ", \"dtype\": \"{}\", \"elements\": {}", dtype_name(of.dtype), of.elements);
@@ -116,7 +123,8 @@ std::string format_flight_record(const FlightRecorder::Snapshot &snapshot, const
   }
   format_entries(text, "calls", snapshot.call_count, snapshot.calls, format_call);
   text += ",\n";
-  format_entries(text, "collectives", snapshot.collective_count, snapshot.collectives, format_collective);
+  format_entries(text, "collectives", snapshot.collective_count, snapshot.collectives,
+                 [&](Out to, const FlightRecorder::Collective &of) { format_collective(to, of, snapshot.models); });
   return text + "}\n";
 }
 

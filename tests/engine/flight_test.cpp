@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <thread>
 
 #include "harness.h"
@@ -112,6 +113,30 @@ TEST_F(Flight, NamesCallsGroupsPhasesAndCollectives) {
             (std::vector<std::string>{"embed FORWARD", "layer.0 FORWARD", "layer.1 FORWARD", "head FORWARD",
                                       "head BACKWARD", "layer.1 BACKWARD", "layer.0 BACKWARD", "embed BACKWARD"}));
   EXPECT_EQ(reduces, (std::vector<std::string>{"head", "layer.1", "layer.0", "embed"}));
+}
+
+// Which model is whose number n depends on the rank: those of other ranks must not be laid beside each other.
+TEST_F(Flight, NamesTheRanksOfModelsOnAPartOfTheJob) {
+  Scenario setup = scenario(3, nullptr);
+  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+    const uint32_t near[] = {0, 1}, far[] = {2};
+    Scenario own = setup;
+    own.mesh.ranks = r < 2 ? near : far;
+    own.mesh.rank_count = own.mesh.shard_size = r < 2 ? 2 : 1;
+    Rank all(context, setup), part(context, own);
+    all.load();
+    part.load();
+    FSDP(fsdp_write_flight_record(context, path("part-" + std::to_string(r)).c_str()));
+    FSDP(fsdp_close_context(context));
+  });
+  const auto sequences = [&](const std::string &name) {
+    std::set<std::string> set;
+    const Json record = read(name);
+    for (const Json &of : record["collectives"]) set.insert(of["sequence"]);
+    return set;
+  };
+  EXPECT_EQ(sequences("part-1"), (std::set<std::string>{"meetings of model 0", "meetings of model 0 on ranks 0-1"}));
+  EXPECT_EQ(sequences("part-2"), (std::set<std::string>{"meetings of model 0", "meetings of model 0 on ranks 2"}));
 }
 
 TEST_F(Flight, KeepsTheLastEntries) {

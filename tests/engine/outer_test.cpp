@@ -2,6 +2,8 @@
 // Meshes of two axes, the ways that the others leave out: frozen and mixed groups, discarded steps, visits right after
 // a publish, models on a part of the ranks.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "harness.h"
 
@@ -193,6 +195,30 @@ TEST(Meshes, MayLeaveOutWhatMakesTheWorldUneven) {
     clean_step(rank, 0);
     FSDP(fsdp_close_context(context));
   });
+}
+
+// Before anybody waits for an axis that the others do not have.
+TEST(Meshes, ThatDifferBetweenProcessesAreNamed) {
+  const std::string name = "outer-" + std::to_string(::getpid());
+  std::vector<pid_t> ranks;
+  for (uint32_t r = 0; r < 4; ++r) {
+    ranks.push_back(::fork());
+    if (ranks.back()) continue;
+    try {
+      Scenario setup = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 4);
+      if (r == 3) setup.mesh.replicate_size = 2;
+      const Rank rank(join(setup, r, name), setup);
+    } catch (const Failure &failure) {
+      ::_exit(failure.status == FSDP_MISMATCH && failure.message.find("mesh: replicate 2") != std::string::npos ? 0
+                                                                                                                : 1);
+    }
+    ::_exit(2);
+  }
+  for (const pid_t pid : ranks) {
+    int status = -1;
+    ::waitpid(pid, &status, 0);
+    EXPECT_EQ(status, 0);
+  }
 }
 
 }  // namespace

@@ -56,6 +56,13 @@ check "... where it first was missed" contains "$out" "number 1 of the reduces"
 check "... and what it did last" contains "$out" \
   "rank 1 never came to it; its last call was fsdp_all_reduce_values of 'a', 3.2 s before, still inside"
 
+# A model of ranks 0 and 1 alone: rank 2 has nothing to do with it.
+for rank in 0 1 2; do record $rank 3 "" "$done0"; done
+record 0 3 "" "$done0, $(entry "$reduces on ranks 0-1" 0 reduce_scatter expert 64 started 5000000)"
+flight r0 r1 r2
+check "who is not of a model's ranks is not missed" contains "$out" "rank 1 never came to it"
+check "... where one that is has not come" lacks "$out" "rank 2 never came"
+
 # Rank 2 has no file; those of the others are at the same place.
 record 1 4 "$(blames 8 2)" "$done0, $(entry "$reduces" 1 reduce_scatter layer.3 4096 started 5000002)"
 record 0 4 "$(blames 8 2)" "$done0, $(entry "$reduces" 1 reduce_scatter layer.3 4096 started 5000002)"

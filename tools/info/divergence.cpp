@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <sstream>
 #include <utility>
 
 namespace tools {
@@ -48,6 +49,21 @@ bool diverges(const Row &row, const std::vector<bool> &absent) {
   return open && (differs || std::find(absent.begin(), absent.end(), true) != absent.end());
 }
 
+// "reduces of model 0 on ranks 0-3 among ranks 1, 3": only the ranks listed last make it; without a list all do.
+bool takes_part(const std::string &sequence, uint64_t rank) {
+  const std::string word = " ranks ";
+  const size_t at = sequence.rfind(word);
+  if (at == std::string::npos) return true;
+  std::istringstream list(sequence.substr(at + word.size()));
+  for (std::string item; std::getline(list, item, ',');) {
+    const size_t dash = item.find('-');
+    const uint64_t first = std::stoull(item),
+                   last = dash == std::string::npos ? first : std::stoull(item.substr(dash + 1));
+    if (first <= rank && rank <= last) return true;
+  }
+  return false;
+}
+
 int64_t first_time(const std::vector<FlightRecord> &records, const Row &row) {
   std::optional<int64_t> first;
   for (size_t r = 0; r < row.size(); ++r)
@@ -68,7 +84,8 @@ std::optional<Divergence> find_divergence(const std::vector<FlightRecord> &recor
     const uint64_t round = sequence.rbegin()->first.first;
     for (auto at = sequence.lower_bound({round, 0}); at != sequence.end(); ++at) {
       std::vector<bool> absent(records.size());
-      for (size_t r = 0; r < records.size(); ++r) absent[r] = !at->second[r] && (!last[r] || *last[r] < at->first);
+      for (size_t r = 0; r < records.size(); ++r)
+        absent[r] = takes_part(name, records[r].rank) && !at->second[r] && (!last[r] || *last[r] < at->first);
       if (!diverges(at->second, absent)) continue;
       const int64_t time = first_time(records, at->second);
       if (!first || time < first->unix_time)
