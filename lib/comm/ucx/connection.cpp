@@ -7,7 +7,8 @@
 namespace fsdp::comm::ucx {
 namespace {
 
-constexpr auto pause = std::chrono::milliseconds(50);  // between two attempts to connect
+// Between two attempts to connect: UCX reports each.
+constexpr auto first_pause = std::chrono::milliseconds(50), longest_pause = std::chrono::milliseconds(1000);
 constexpr int last_words_ms = 1000;
 
 }  // namespace
@@ -88,6 +89,7 @@ void Transport::greet(uint32_t to) {
   Peer &peer = peers_[to];
   if (peer.tried != Clock::time_point()) return;
   peer.expiry = Clock::now() + std::chrono::milliseconds(seat_->watch.timeout_ms());
+  peer.pause = first_pause;
   unopened_.reserve(2 * peers_.size());
   unopened_.push_back(to);
   send_greeting(peer);
@@ -133,7 +135,8 @@ void Transport::see_to_connections() {
     if (peer.greeted && !peer.open) {
       if (rank < rank_) send_greeting(peer);
       open(peer);
-    } else if (peer.refused && now - peer.tried >= pause) {
+    } else if (peer.refused && now - peer.tried >= peer.pause) {
+      peer.pause = std::min(2 * peer.pause, longest_pause);
       peer.refused = false;
       close(peer);
       send_greeting(peer);

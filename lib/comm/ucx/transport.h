@@ -101,7 +101,8 @@ class Transport {
     bool greeted = false;             // it did
     bool refused = false;             // to be tried again
     Clock::time_point tried, expiry;  // of connecting
-    std::vector<Message *> waiting;   // until it is open
+    std::chrono::milliseconds pause{};
+    std::vector<Message *> waiting;  // until it is open
     uint32_t held = 0;
     uint32_t index = 0;
     Transport *transport = nullptr;
