@@ -113,7 +113,7 @@ class NodeJob {
     }
     for (size_t node = 0; node < places_.size(); ++node) {
       controls_.push_back(create_memory_file(Control::size_bytes(size()), "test control"));
-      Control::initialize(controls_.back(), size());
+      Control::initialize(controls_.back(), size(), size());
     }
   }
   ~NodeJob() {

@@ -42,7 +42,7 @@ Host::Host(const WorldOptions &options, std::span<const uint32_t> ranks, const W
       seats_(options.size),
       doors_(make_doors()),
       control_(create_memory_file(Control::size_bytes(options.size), "the job's control memory")) {
-  Control::initialize(control_, options.size);
+  Control::initialize(control_, options.size, static_cast<uint32_t>(ranks_.size()));
   for (const uint32_t r : ranks_) seats_[r].expected = true;
   seats_[ranks_[0]].taken = true;
 }

@@ -23,7 +23,7 @@ LocalJob::LocalJob(uint32_t size)
       control_(create_memory_file(Control::size_bytes(size), "the job's control memory")),
       claimed_(size),
       mailboxes_(size) {
-  Control::initialize(control_, size);
+  Control::initialize(control_, size, size);
 }
 
 void LocalJob::claim(uint32_t rank) {

@@ -19,7 +19,7 @@ using Clock = std::chrono::steady_clock;
 Meeting meet_alone(const WorldOptions &options) {
   Doors doors = make_doors();
   Fd control = create_memory_file(Control::size_bytes(options.size), "the job's control memory");
-  Control::initialize(control, options.size);
+  Control::initialize(control, options.size, 1);
   auto links =
       std::make_unique<ProcessLinks>(options.rank, std::move(doors.inbox), std::vector<PeerDoors>(options.size));
   return {std::move(control), std::move(links), {}, {}};

@@ -15,7 +15,7 @@ namespace fsdp::comm {
 namespace {
 
 constexpr uint64_t control_magic = 0x66736470'63746c31;  // "fsdpctl1"
-constexpr uint32_t control_version = 4;
+constexpr uint32_t control_version = 5;
 
 constexpr uint64_t answer_ms = 1000;  // for a leader to bring the job's verdict
 
@@ -30,12 +30,13 @@ uint64_t Control::size_bytes(uint32_t world_size) noexcept {
   return round_up(sizeof(Head) + world_size * (sizeof(Member) + sizeof(WaitEntry)), page_size());
 }
 
-void Control::initialize(const Fd &file, uint32_t world_size) {
+void Control::initialize(const Fd &file, uint32_t world_size, uint32_t ranks_here) {
   Mapping memory(file, size_bytes(world_size), Access::read_write, "the job's control memory");
   auto &head = *reinterpret_cast<Head *>(memory.data());
   head.magic = control_magic;
   head.version = control_version;
   head.world_size = world_size;
+  head.ranks_here = ranks_here;
 }
 
 Control::Control(const Fd &file, uint32_t world_size)

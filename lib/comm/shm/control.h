@@ -28,16 +28,16 @@ enum class Membership : uint32_t {
 class Control {
  public:
   static uint64_t size_bytes(uint32_t world_size) noexcept;
-  // Of a fresh file, before it is passed on.
-  static void initialize(const Fd &file, uint32_t world_size);
+  // Of a fresh file, before it is passed on. ranks_here: of the world, those that will share it.
+  static void initialize(const Fd &file, uint32_t world_size, uint32_t ranks_here);
   Control(const Fd &file, uint32_t world_size);
 
   uint32_t world_size() const noexcept { return world_size_; }
-  // More ranks than the cores that those which have come may use between them: a waiting rank keeps another from
+  // More ranks of this node than the cores that those which have come may use between them: a waiting rank keeps another from
   // coming. False if the kernel does not say which.
   bool crowded() const noexcept {
     const uint32_t cores = head().core_count.load(std::memory_order_relaxed);
-    return cores != 0 && world_size_ > cores;
+    return cores != 0 && head().ranks_here > cores;
   }
   Membership membership(uint32_t rank) const noexcept;
   void set_membership(uint32_t rank, Membership state) noexcept;
@@ -87,7 +87,7 @@ class Control {
   };
   struct Head {
     uint64_t magic;
-    uint32_t version, world_size;
+    uint32_t version, world_size, ranks_here;
     Slot verdict, suspicion;
     std::atomic<uint32_t> leader;     // and 1; 0: none
     std::atomic<uint64_t> cores[16];  // one bit for each core that any rank may use
