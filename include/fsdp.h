@@ -207,7 +207,7 @@ typedef struct fsdp_context_options {
  * have come, both ends of a connection prove the job secret before anything else is read, and without a secret only
  * loopback addresses are served. At most 16,384 ranks, 1,024 on one host. See docs/guides/launchers.md.
  * Collective: the job. Blocks: peers. Threads: any. Since 0.1.
- * Errors: INVALID_ARGUMENT, TIMEOUT, PEER_FAILED, SYSTEM, OUT_OF_MEMORY, UNSUPPORTED (ranks on several hosts).
+ * Errors: INVALID_ARGUMENT, TIMEOUT, PEER_FAILED, SYSTEM, OUT_OF_MEMORY, UNSUPPORTED (several hosts without UCX).
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_create_context(const fsdp_context_options *options, fsdp_context **context);
 

@@ -105,7 +105,7 @@ report() {
 . tools/dev/packages.sh
 # shellcheck disable=SC2086
 need_packages $yes g++ meson ninja-build pkg-config libfmt-dev libhwy-dev libxxhash-dev libssl-dev libopenblas-dev \
-  libcli11-dev nlohmann-json3-dev libgtest-dev libbenchmark-dev strace python3 ||
+  libcli11-dev nlohmann-json3-dev libgtest-dev libbenchmark-dev libucx-dev iproute2 strace python3 ||
   { fail_build 'install the packages' 'see above'; report; }
 
 launcher=

@@ -57,6 +57,9 @@ void add_model_options(CLI::App &app, Request &request) {
 void add_policy_options(CLI::App &app, plan::Policy &policy) {
   app.add_option("--ranks", policy.ranks, "ranks of the job (8)")->check(CLI::Range(1, 1 << 24));
   app.add_option("--replicate", policy.replicate, "replicas of the sharded model (1)")->check(CLI::Range(1, 1 << 24));
+  add_choice(app, "--outer", policy.outer, plan::outer_strategies, "what replicas shard among them (no_shard)");
+  app.add_option("--ranks-per-host", policy.ranks_per_host, "a shard axis may lie on several hosts (all on one)")
+      ->check(CLI::Range(1, 1 << 24));
   add_choice(app, "--strategy", policy.strategy, plan::strategies, "what is sharded (optim_grads_params)");
   add_choice(app, "--compute-dtype", policy.compute_dtype, plan::dtypes, "of the weights the math reads (bf16)");
   add_choice(app, "--grad-dtype", policy.grad_dtype, plan::dtypes, "of full gradients (the compute dtype)");

@@ -70,6 +70,7 @@ static fsdp_context_options make_context_options(const struct options *options) 
   fsdp_context_options settings = FSDP_CONTEXT_OPTIONS_INIT;
   if (options->no_overlap) settings.flags |= FSDP_CONTEXT_NO_OVERLAP;
   if (options->trace) settings.flags |= FSDP_CONTEXT_TRACE;
+  settings.ranks_per_host = (uint32_t)options->ranks_per_host;
   settings.debug_delay_us = (uint32_t)options->debug_delay_us;
   settings.debug_delay_seed = options->seed;
   return settings;

@@ -58,7 +58,15 @@ static void declare(struct model *model, const struct options *options) {
   /* A tied embedding's gradient is lent during the whole backward pass; leave two buffers for the layers all the same.
    */
   if (model->tied) settings.max_pending_groups = 3;
+  settings.outer_strategy = (fsdp_outer_strategy)options->outer_strategy;
+  fsdp_mesh_options arrangement = FSDP_MESH_OPTIONS_INIT;
+  arrangement.replicate_size = (uint32_t)options->replicas;
+  arrangement.reduction_block_size = (uint32_t)options->reduction_block;
+  fsdp_mesh *mesh = NULL;
+  CHECK(model->context, fsdp_create_mesh(model->context, &arrangement, &mesh));
+  settings.mesh = mesh;
   CHECK(model->context, fsdp_create_model(model->context, &settings, &model->handle));
+  fsdp_destroy_mesh(mesh);
   for (size_t i = 0; i < model->group_count; ++i) declare_group(model, &model->groups[i]);
   if (model->tied) declare_tied_visits(model);
 }

@@ -25,6 +25,11 @@ static const struct choice strategies[] = {{"no_shard", FSDP_NO_SHARD},
 static const struct choice dtypes[] = {{"fp32", FSDP_FLOAT32}, {"bf16", FSDP_BFLOAT16}, {NULL, 0}};
 static const struct choice unshard_modes[] = {
     {"mapped", FSDP_UNSHARD_MAPPED}, {"copied", FSDP_UNSHARD_COPIED}, {NULL, 0}};
+static const struct choice outer_strategies[] = {{"no_shard", FSDP_OUTER_NO_SHARD},
+                                                 {"optim", FSDP_OUTER_OPTIM},
+                                                 {"hsdp", FSDP_OUTER_NO_SHARD},
+                                                 {"hfsdp", FSDP_OUTER_OPTIM},
+                                                 {NULL, 0}};
 static const struct choice norms[] = {{"layernorm", LAYER_NORM}, {"rmsnorm", RMS_NORM}, {NULL, 0}};
 
 /* A switch stores `value`; COUNT takes an integer of at least `value`; OPTIONAL is a COUNT that may be left out. */
@@ -55,6 +60,12 @@ static const struct flag flags[] = {
     {"--unshard", CHOICE, FIELD(unshard_mode), 0, unshard_modes, "how full weights become readable"},
     {"--reduce-each", SWITCH, FIELD(reduce_policy), FSDP_REDUCE_EACH, NULL, "reduce every micro-batch's gradients"},
     {"--reduce-last", SWITCH, FIELD(reduce_policy), FSDP_REDUCE_LAST, NULL, "add them up and reduce once a step"},
+    {"--replicas", COUNT, FIELD(replicas), 0, NULL,
+     "copies of the sharded model, each on an equal part of the ranks; 0: one"},
+    {"--outer", CHOICE, FIELD(outer_strategy), 0, outer_strategies, "what replicas shard among them"},
+    {"--reduction-block", COUNT, FIELD(reduction_block), 0, NULL, "ranks whose gradients are added first; 0: all"},
+    {"--ranks-per-host", COUNT, FIELD(ranks_per_host), 0, NULL,
+     "pretend on one host that so many ranks share one; 0: as it is"},
     {"--recompute", SWITCH, FIELD(recompute), 1, NULL, "keep only each block's input and run it again in backward"},
     {"--compute-dtype", CHOICE, FIELD(compute_dtype), 0, dtypes, "of the compute weights (the math itself is fp32)"},
     {"--reduce-dtype", CHOICE, FIELD(reduce_dtype), 0, dtypes,

@@ -11,21 +11,22 @@
 
 namespace fsdp::abi {
 
-// Keeps the error for fsdp_get_last_error, and fails the context for good where the error leaves no way to go on.
-fsdp_status report(engine::Context *context, const Error &error) noexcept;
+// Keeps the error for fsdp_get_last_error, and fails the context for good where the error leaves no way to go on. inside:
+// it ended the context's present call, and not one beside it.
+fsdp_status report(engine::Context *context, const Error &error, bool inside) noexcept;
 const Error *thread_error() noexcept;
 
-inline fsdp_status report_current(engine::Context *context) noexcept {
+inline fsdp_status report_current(engine::Context *context, bool inside = true) noexcept {
   try {
     throw;
   } catch (const Error &error) {
-    return report(context, error);
+    return report(context, error, inside);
   } catch (const std::bad_alloc &) {
-    return report(context, Error(FSDP_OUT_OF_MEMORY, "the heap is exhausted"));
+    return report(context, Error(FSDP_OUT_OF_MEMORY, "the heap is exhausted"), inside);
   } catch (const std::exception &error) {
-    return report(context, Error(FSDP_INTERNAL, error.what()));
+    return report(context, Error(FSDP_INTERNAL, error.what()), inside);
   } catch (...) {
-    return report(context, Error(FSDP_INTERNAL, "an unknown exception"));
+    return report(context, Error(FSDP_INTERNAL, "an unknown exception"), inside);
   }
 }
 
@@ -65,7 +66,7 @@ fsdp_status call_beside(const fsdp_context *handle, const char *name, Body &&bod
     body(*context);
     return FSDP_OK;
   } catch (...) {
-    return report_current(context.get());
+    return report_current(context.get(), false);
   }
 }
 

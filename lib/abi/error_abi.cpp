@@ -50,14 +50,15 @@ void write_error(fsdp_error *out, fsdp_error value) {
 
 }  // namespace
 
-fsdp_status report(engine::Context *context, const Error &error) noexcept {
+fsdp_status report(engine::Context *context, const Error &error, bool inside) noexcept {
   try {
     last_error.emplace(error);
     last_error_failed_context = false;
     if (context && !context->in_child()) {
       if (fails_context(error.status)) context->fail_for_good(error);
       context->remember(error);
-      if (error.status != FSDP_BUSY) context->flight().leave_failed(error.status);  // BUSY: that call goes on
+      // BUSY: that call goes on.
+      if (inside && error.status != FSDP_BUSY) context->flight().leave_failed(error.status);
       last_error_failed_context = context->failure().failed();
       if (last_error_failed_context) context->record_failure();
     }

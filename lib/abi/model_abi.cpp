@@ -56,11 +56,12 @@ fsdp_status fsdp_create_model(fsdp_context *context, const fsdp_model_options *o
     const auto given = read_options(options, call, "fsdp_model_options");
     check_flags(given.flags, FSDP_MODEL_NO_PREFETCH | FSDP_MODEL_FORCE_COMMUNICATION, call, "fsdp_model_options.flags");
     memory::ModelSpec spec;
-    spec.mesh = whole_world(*impl);
     if (given.mesh) {
       const fsdp_mesh &mesh = check(given.mesh, call);
       if (mesh.held.copy() != impl) fail(FSDP_INVALID_HANDLE, "{}: the mesh belongs to another context", call);
       spec.mesh = mesh.mesh;
+    } else {
+      spec.mesh = whole_world(*impl);  // an error where hosts cut it unevenly
     }
     read_outer_strategy(given, spec.mesh, call);
     read_policy(given, spec, call);

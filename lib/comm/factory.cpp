@@ -62,6 +62,9 @@ std::vector<Card> read_cards(const Roster &roster) {
     if (!card)
       fail_rank(FSDP_MISMATCH, static_cast<int32_t>(r),
                 "rank {} ({}) brought something to the rendezvous that is no card", r, roster.members[r].host);
+    if (card->net.empty())
+      fail_rank(FSDP_UNSUPPORTED, static_cast<int32_t>(r),
+                "rank {} ({}) cannot send messages to other hosts: its own error says why", r, roster.members[r].host);
     cards.push_back(std::move(*card));
   }
   return cards;

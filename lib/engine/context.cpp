@@ -11,6 +11,7 @@
 #include <numeric>
 #include <system_error>
 
+#include "comm/net.h"
 #include "trace/chrome_trace.h"
 #include "trace/flight_record.h"
 #include "trace/span.h"
@@ -188,7 +189,11 @@ std::unique_ptr<comm::Team> Context::create_team(std::span<const uint32_t> ranks
 }
 
 uint64_t Context::message_bytes(std::span<const uint32_t> ranks, bool sums) const {
-  return world_ ? world_->message_bytes(ranks, sums) : comm::message_staging_bytes(static_cast<uint32_t>(ranks.size()));
+  if (world_) return world_->message_bytes(ranks, sums);
+  const auto count = static_cast<uint32_t>(ranks.size());
+  const std::vector<uint32_t> hosts = hosts_of(ranks);
+  if (std::count(hosts.begin(), hosts.end(), hosts[0]) == count) return comm::message_staging_bytes(count);
+  return sums ? comm::net_scratch_bytes(count, comm::read_net_chunk_bytes()) : 0;
 }
 
 std::vector<uint32_t> Context::hosts_of(std::span<const uint32_t> ranks) const {

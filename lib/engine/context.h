@@ -74,7 +74,7 @@ class Context {
   std::unique_ptr<comm::Team> create_team(std::span<const uint32_t> ranks, const std::string &what);
   // A number for the host of each rank.
   std::vector<uint32_t> hosts_of(std::span<const uint32_t> ranks) const;
-  // What a rank allocates for messages between these; a context that only plans takes them for ranks of one host.
+  // What a rank allocates for messages between these.
   uint64_t message_bytes(std::span<const uint32_t> ranks, bool sums) const;
 
   void all_reduce(double *values, uint64_t count, fsdp_value_op op);

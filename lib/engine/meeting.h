@@ -13,7 +13,8 @@ struct Meeting {
   uint32_t sound = 1;  // 0: `text` says what is missing
   uint64_t version = 0;
   double value = 1;  // the scale of finish_grads, the lr of a step: must be the same on every rank
-  char text[488] = {};
+  uint64_t reduces = 0;  // contributions of this step that were to be reduced one by one: the same on every rank
+  char text[480] = {};
 };
 static_assert(sizeof(Meeting) == 512);
 

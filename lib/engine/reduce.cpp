@@ -271,6 +271,13 @@ std::string Reducer::list_missing() const {
   return text;
 }
 
+uint64_t Reducer::count_reduces() const noexcept {
+  uint64_t count = 0;
+  for (const Group &group : runtime_.groups)
+    if (group.plan->trainable && !group.plan->persistent_grad) count += group.grad.given_count;
+  return count;
+}
+
 void Reducer::start_step() {
   for (Group &group : runtime_.groups) {
     Contribution &grad = group.grad;

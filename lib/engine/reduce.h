@@ -24,6 +24,8 @@ class Reducer {
   void gather_whole();
   // What a step still misses, as text; empty if nothing.
   std::string list_missing() const;
+  // Contributions of this step, of groups whose every contribution is reduced.
+  uint64_t count_reduces() const noexcept;
   void start_step();
 
  private:

@@ -28,6 +28,7 @@ void Model::meet(Intent intent, double value, const std::string &missing) {
   mine.sound = missing.empty();
   mine.version = state.version;
   mine.value = value;
+  mine.reduces = intent == Intent::finish ? reducer_->count_reduces() : 0;
   std::strncpy(mine.text, missing.c_str(), sizeof mine.text - 1);
   const WaitSpan span(state, Awaited::peers);
   const trace::FlightScope exchange(*state.meeting_flights, intent_call(intent), 0);
@@ -59,7 +60,12 @@ void Model::check_meeting(Intent intent, double value) {
     const Meeting &other = meetings_[r];
     const bool same_intent = other.intent == intent;
     // A rank that discards did nothing wrong: it is the wrong moment, and the way on is the same.
-    same_call = same_call && (same_intent ? other.value == value : other.intent == Intent::discard);
+    // Replicas meet in the last reduce alone: nothing else tells that one had more micro-batches.
+    const bool same_reduces = !same_intent || !other.sound || !meetings_.back().sound || other.reduces == meetings_.back().reduces;
+    same_call = same_call && (same_intent ? other.value == value && same_reduces : other.intent == Intent::discard);
+    if (!same_reduces)
+      problems += format_text("{}rank {} reduced {} contributions of groups in this step, this rank {}", problems.empty() ? "" : "; ",
+                              state.teams.all->world_rank(r), other.reduces, meetings_.back().reduces);
     if (same_intent && other.value != value)
       problems += format_text("{}rank {} gave {} {}, this rank {}", problems.empty() ? "" : "; ", state.teams.all->world_rank(r),
                               intent == Intent::step ? "lr" : "scale", other.value, value);
@@ -172,7 +178,11 @@ void Model::close_window(device::Stream &caller) {
 // Whole weights that peers have parts of: copied ones are pulled now, mapped ones are there when all have published.
 void Model::refresh_whole_weights(device::Stream &caller) {
   Runtime &state = *runtime_;
-  if (!state.communicates()) return;
+  // Nobody near has parts of them, but other outer ranks may.
+  if (!state.communicates()) {
+    if (state.outer && state.outer->gathers()) state.await_version();
+    return;
+  }
   bool copies = false, any = false;
   for (Group &group : state.groups) {
     if (group.plan->gathers || group.plan->home == memory::ComputeHome::local) continue;

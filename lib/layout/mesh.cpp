@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <unordered_set>
 
 #include "base/error.h"
 
@@ -34,10 +35,9 @@ uint32_t ranks_per_host(const MeshRequest &request, uint32_t first) {
   const auto host = [&](uint32_t i) { return request.hosts[first + i]; };
   uint32_t together = 1;
   while (together < request.shard_size && host(together) == host(0)) ++together;
-  std::vector<uint32_t> seen;
+  std::unordered_set<uint32_t> seen;
   for (uint32_t begin = 0; begin < request.shard_size; begin += together) {
-    if (std::find(seen.begin(), seen.end(), host(begin)) != seen.end()) return 0;
-    seen.push_back(host(begin));
+    if (!seen.insert(host(begin)).second) return 0;
     for (uint32_t i = begin; i < begin + together; ++i)
       if (i >= request.shard_size || host(i) != host(begin)) return 0;
   }

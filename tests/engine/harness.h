@@ -121,6 +121,7 @@ class Rank {
   fsdp_model *model = nullptr;
   std::vector<fsdp_group *> groups;
   uint32_t rank = 0;
+  uint32_t mesh_rank() const;  // where the mesh lists its ranks
 
  private:
   void declare(bool seal);

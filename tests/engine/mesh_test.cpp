@@ -111,6 +111,32 @@ TEST(ReductionBlocks, ChangeBits) {
   EXPECT_FALSE(same_bits(train_threads(blocks)[0].weights, train_threads(plain)[0].weights));
 }
 
+// Hosts of 2 and of 1 ranks: no shard axis of all three, but three replicas.
+TEST(OuterAxis, ReplicasMayLieUnevenlyOnHosts) {
+  Scenario setup = make_setup({Kind::hosts, 3, 1}, FSDP_OPTIM_GRADS_PARAMS);
+  setup.context.ranks_per_host = 2;
+  EXPECT_THROW(train_threads(setup), std::runtime_error);
+  setup.mesh.replicate_size = 3;
+  const auto outcomes = train_threads(setup);
+  EXPECT_TRUE(same_bits(outcomes[2].weights, outcomes[0].weights));
+}
+
+// Replicas meet in the last reduce alone, which is the same: nothing else tells that one had more micro-batches.
+TEST(OuterAxis, ReplicasWithOtherMicrobatchesAreNamed) {
+  Scenario setup = make_setup({Kind::hsdp, 2, 1}, FSDP_OPTIM_GRADS_PARAMS);
+  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+    Scenario mine = setup;
+    mine.microbatches = 1 + r;
+    Rank rank(context, mine);
+    rank.load();
+    for (uint32_t m = 0; m < mine.microbatches; ++m) backward(rank, 0, m, nullptr);
+    require_error(fsdp_finish_grads(rank.model, 1, nullptr), FSDP_MISMATCH,
+                  {r ? "rank 0 reduced 4 contributions" : "rank 1 reduced 8 contributions", "fsdp_discard_step"});
+    FSDP(fsdp_discard_step(rank.model, nullptr));
+    FSDP(fsdp_close_context(context));
+  });
+}
+
 TEST(OuterAxis, HfsdpHasTheBitsOfHsdp) {
   for (const uint32_t microbatches : {1u, 3u}) {
     const auto hsdp = train_threads(make_setup({Kind::hsdp, 2, 2}, FSDP_OPTIM_GRADS_PARAMS, microbatches));

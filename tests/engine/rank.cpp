@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "element.h"
 #include "harness.h"
 
@@ -48,6 +50,11 @@ void Rank::declare(bool seal) {
     FSDP(fsdp_set_schedule(model, setup.schedule, &options));
   }
   if (seal) FSDP(fsdp_seal_model(model));
+}
+
+uint32_t Rank::mesh_rank() const {
+  const uint32_t *ranks = setup.mesh.ranks;
+  return ranks ? static_cast<uint32_t>(std::find(ranks, ranks + setup.mesh.rank_count, rank) - ranks) : rank;
 }
 
 Rank::~Rank() { fsdp_destroy_model(model); }

@@ -135,7 +135,7 @@ void train(Rank &rank, Outcome &outcome) {
       for (size_t g = 0; g < rank.groups.size(); ++g) visit_forward(rank, g, FSDP_EVAL, nullptr);
   }
   outcome.stats = rank.stats();
-  FSDP(fsdp_get_memory(rank.model, rank.rank, &outcome.memory));
+  FSDP(fsdp_get_memory(rank.model, rank.mesh_rank(), &outcome.memory));
   outcome.weights = rank.read_all();
 }
 

@@ -100,6 +100,21 @@ check "what the library refuses" refuses \
 
 planned --width 100 --heads 7
 check "heads that do not divide the width" contains "$status $err" "1 fsdp-plan: --width 100 is not a multiple"
+# Padding differs a little between divisors.
+near() { [ $((($1 - $2) * ($1 - $2))) -le $(($2 / 20 * ($2 / 20))) ] || { echo "# $1 is not near $2"; false; }; }
+# bytes ROLE: of the rank shown.
+bytes() { python3 -c 'import json, sys; print(json.load(open("out"))["rank_bytes"][sys.argv[1]])' "$1"; }
+planned --json --layers 2 --width 256 --heads 4 --vocab 512 --ranks 16 --replicate 2
+hsdp=$(bytes optimizer)
+planned --json --layers 2 --width 256 --heads 4 --vocab 512 --ranks 16 --replicate 2 --outer optim
+check "replicas that shard optimizer state hold half of it each" near $((2 * $(bytes optimizer))) "$hsdp"
+planned --json --layers 2 --width 256 --heads 4 --vocab 512 --ranks 16
+host=$(bytes compute)
+planned --json --layers 2 --width 256 --heads 4 --vocab 512 --ranks 16 --ranks-per-host 8
+check "hosts of a shard axis hold the compute weights once each" near "$(bytes compute)" $((2 * host))
+check "... and divide optimizer state by all ranks" near $((2 * $(bytes optimizer))) "$hsdp"
+planned --ranks 16 --ranks-per-host 3
+check "hosts that cut the shard axis unevenly are refused" contains "$err" "unevenly"
 planned --ranks 3 --replicate 2
 check "replicas that do not divide the ranks" contains "$err" "not a multiple of --replicate"
 planned --strategy zero9

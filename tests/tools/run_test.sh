@@ -177,8 +177,8 @@ unset"
   job -n 2 --max-restarts 5 sh -c '[ $FSDP_RESTART_COUNT = 2 ] || { [ $RANK = 0 ] && exit 5; exec sleep 100; }'
   check "a job that recovers succeeds" equal $status 0
   check "... and is not started again" lacks "$err" "restart 3 of 5"
-  job -n 2 sh -c 'echo x; exit 5'
-  check "without --max-restarts nothing is started again" equal "$(wc -l <out)" 2
+  job -n 1 sh -c 'echo x; exit 5'
+  check "without --max-restarts nothing is started again" equal "$(wc -l <out)" 1
   job -n 1 --max-restarts 3 --timeout 0.3 sh -c 'exec sleep 100'
   check "a timeout is not a failure to start again from" equal $status 124
   check "... so it does not" lacks "$err" "restart 1"
@@ -190,6 +190,15 @@ unset"
   kill -TERM $pid
   wait $pid
   check "who ends a job by a signal does not start it again" lacks "$(cat err)" "restart 1"
+  : >out
+  "$run" -n 2 --max-restarts 3 sh -c '[ $RANK = 0 ] && { sleep 0.5; exit 5; }
+    trap "sleep 1; exit 7" TERM; echo ready; while :; do sleep 0.1; done' >out 2>err &
+  pid=$!
+  ready 1
+  sleep 1
+  kill -INT $pid
+  wait $pid
+  check "... also while the ranks of one that failed are ending" lacks "$(cat err)" "restart 1"
 }
 
 job -n 0 true

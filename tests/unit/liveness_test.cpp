@@ -9,6 +9,7 @@
 
 #include "comm/nodes/court.h"
 #include "comm/shm/pulse.h"
+#include "comm/shm/watch.h"
 
 namespace fsdp::comm {
 namespace {
@@ -56,6 +57,60 @@ TEST_F(Silence, IsNotKnownToWhoDidNotLook) {
   pause_ms(1500);
   pulse.look();
   EXPECT_TRUE(pulse.silent(everybody).empty());
+}
+
+class NoPeers final : public Links {
+ public:
+  bool send(uint32_t, Parcel, const Fd &) override { return false; }
+  std::optional<Fd> take(Parcel) override { return std::nullopt; }
+  void sleep(uint32_t) override {}
+  void find_dead(const std::function<void(uint32_t)> &) override {}
+  std::optional<Fd> meet(Parcel, std::span<const uint32_t>, const std::function<Fd()> &) override { return {}; }
+};
+
+// What rank 2 sent, some time after the word that it left.
+class LateMessage final : public Awaited {
+ public:
+  explicit LateMessage(int ms) : at_(std::chrono::steady_clock::now() + std::chrono::milliseconds(ms)) {}
+  bool come() override { return std::chrono::steady_clock::now() >= at_; }
+  void sleep(uint32_t ms) override { pause_ms(static_cast<int>(ms)); }
+  bool misses(uint32_t rank) const override { return rank == 2; }
+  std::string text() const override { return "a late message"; }
+
+ private:
+  std::chrono::steady_clock::time_point at_;
+};
+
+class Leaver : public Silence {
+ protected:
+  // The error of a wait for the message; OK: it came.
+  fsdp_status await(int ms) {
+    control->set_membership(2, Membership::left);
+    LateMessage message(ms);
+    try {
+      Watch(*control, links, pulse, 0, waiter, failure).wait(message);
+    } catch (const Error &error) {
+      EXPECT_EQ(error.rank, 2);
+      return error.status;
+    }
+    return FSDP_OK;
+  }
+  NoPeers links;
+  Failure failure;
+  Waiter waiter{failure, nullptr, nullptr, 30'000};
+  Pulse pulse{*control, 0, 1000};
+};
+
+TEST_F(Leaver, OfThisNodeHasSaidAll) { EXPECT_EQ(await(1000), FSDP_PEER_FAILED); }
+
+TEST_F(Leaver, OfAnotherNodeMayBeHeardLater) {
+  control->set_remote(2);
+  EXPECT_EQ(await(1000), FSDP_OK);
+}
+
+TEST_F(Leaver, OfAnotherNodeIsNotWaitedForLong) {
+  control->set_remote(2);
+  EXPECT_EQ(await(10'000), FSDP_PEER_FAILED);
 }
 
 MeshPlan three_nodes() {

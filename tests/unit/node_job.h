@@ -39,7 +39,7 @@ inline void pause_ms(int64_t ms) { std::this_thread::sleep_for(std::chrono::mill
 struct Common {
   Word words[2][most];
   std::atomic<int32_t> pids[most];
-  std::atomic<uint32_t> listening, steps[most];
+  std::atomic<uint32_t> ready, steps[most];
   std::atomic<bool> stop, done[most];  // done: has given everything back, or said what it did not
   char address[most][64];
   std::atomic<int32_t> status[most], rank[most];
@@ -235,14 +235,15 @@ class NodeJob {
     const uint32_t node = node_of_[self.rank];
     enter_namespace(namespaces_[node]);
     const bool leads = leader(node) == self.rank;
+    auto links = make_links(self.rank);
     LeaderListener listener;
     if (leads) {
       listener = open_leader_listener(interfaces_[node]);
       std::strncpy(common_->address[node], listener.address.c_str(), sizeof common_->address[node] - 1);
-      ++common_->listening;
     }
-    while (common_->listening < places_.size()) pause_ms(1);
-    self.seat = std::make_shared<Seat>(self.rank, size(), controls_[node], make_links(self.rank), *self.waiter,
+    ++common_->ready;  // nobody dies before all have its pidfd
+    while (common_->ready < size()) pause_ms(1);
+    self.seat = std::make_shared<Seat>(self.rank, size(), controls_[node], std::move(links), *self.waiter,
                                        self.failure, *self.device, limit_ms_);
     std::unique_ptr<Chore> mesh;
     if (leads) mesh = make_mesh(self, listener);

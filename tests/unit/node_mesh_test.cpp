@@ -244,7 +244,7 @@ TEST(NodeMesh, StrangersAreNotHeard) {
     if (rank == 1) pause_ms(600);
   };
   job.start(train);
-  while (job.common().listening < 2) pause_ms(1);
+  while (job.common().ready < job.size()) pause_ms(1);
   std::string problem;
   std::vector<Fd> strangers;
   const Fd datagrams(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));

@@ -135,6 +135,22 @@ TEST_F(Tcp, FramesOfAllSizesArrive) {
   EXPECT_EQ(to.problem(), "the other end closed the connection");
 }
 
+// The other end says its last words and closes although this end has sent more: the kernel resets the connection.
+TEST_F(Tcp, LastWordsAreHeardThoughSendingFails) {
+  Stream leaver(std::move(guest), 100), stays(std::move(host), 100);
+  ASSERT_TRUE(stays.send(1, {}, limit(5s)));
+  await_readable(leaver.socket(), 5000);
+  ASSERT_TRUE(leaver.send(7, {}, limit(5s)));
+  leaver = Stream();
+  std::this_thread::sleep_for(50ms);
+  EXPECT_FALSE(stays.send(2, {}, limit(5s)));
+  EXPECT_FALSE(stays.open());
+  const auto frame = stays.receive();
+  ASSERT_TRUE(frame) << stays.problem();
+  EXPECT_EQ(frame->kind, 7U);
+  EXPECT_FALSE(stays.receive());
+}
+
 TEST_F(Tcp, AFrameThatIsTooLongEndsTheStream) {
   Stream from(std::move(guest), 0), to(std::move(host), 100);
   EXPECT_TRUE(from.send(1, std::vector<std::byte>(101), limit(5s)));

@@ -27,6 +27,7 @@ fsdp_model_options describe_policy(const Policy &policy, const fsdp_mesh *mesh) 
   options.optimizer = policy.optimizer;
   options.prefetch_depth = policy.prefetch;
   options.max_pending_groups = policy.max_pending_groups;
+  options.outer_strategy = policy.outer;
   return options;
 }
 
@@ -57,7 +58,9 @@ void add_group(Planned &planned, const GroupSpec &group, const Policy &policy) {
 Planned seal(const ModelSpec &spec, const Policy &policy) {
   Planned planned;
   fsdp_context *context = nullptr;
-  check(fsdp_create_plan_context(policy.ranks, 0, nullptr, &context));
+  fsdp_context_options context_options = FSDP_CONTEXT_OPTIONS_INIT;
+  context_options.ranks_per_host = policy.ranks_per_host;
+  check(fsdp_create_plan_context(policy.ranks, 0, &context_options, &context));
   planned.context.reset(context);
 
   fsdp_mesh_options mesh_options = FSDP_MESH_OPTIONS_INIT;
@@ -86,6 +89,8 @@ fsdp_memory read_memory(const Planned &planned, uint32_t rank) {
 
 fsdp_memory estimate_unsharded(const ModelSpec &spec, Policy policy) {
   policy.ranks = policy.replicate = 1;
+  policy.outer = 0;
+  policy.ranks_per_host = 0;
   policy.strategy = FSDP_NO_SHARD;
   auto whole = spec;
   for (auto &group : whole.groups) group.strategy = 0;

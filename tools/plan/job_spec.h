@@ -36,6 +36,8 @@ struct ModelSpec {
 struct Policy {
   uint32_t ranks = 8;
   uint32_t replicate = 1;
+  uint32_t ranks_per_host = 0;  // 0: all
+  fsdp_outer_strategy outer = 0;
   fsdp_strategy strategy = FSDP_OPTIM_GRADS_PARAMS;
   fsdp_dtype compute_dtype = FSDP_BFLOAT16;  // of parameters that do not say theirs
   fsdp_dtype grad_dtype = 0;

@@ -20,6 +20,7 @@ inline const Names granules{{"row", FSDP_GRANULE_ROW}, {"block", FSDP_GRANULE_BL
 inline const Names unshard_modes{{"mapped", FSDP_UNSHARD_MAPPED}, {"copied", FSDP_UNSHARD_COPIED}};
 inline const Names reduce_policies{{"each", FSDP_REDUCE_EACH}, {"last", FSDP_REDUCE_LAST}};
 inline const Names optimizers{{"adamw", FSDP_OPTIMIZER_ADAMW}, {"none", FSDP_OPTIMIZER_CALLER}};
+inline const Names outer_strategies{{"no_shard", FSDP_OUTER_NO_SHARD}, {"optim", FSDP_OUTER_OPTIM}};
 inline const Names schedules{{"sequential", FSDP_SCHEDULE_SEQUENTIAL}, {"interleaved", FSDP_SCHEDULE_INTERLEAVED}};
 
 inline std::string name_of(const Names &names, int32_t value) {

@@ -79,7 +79,7 @@ class Job {
 
   int run() {
     run_attempt();
-    for (; failed_ && attempt_ < options_.max_restarts; run_attempt()) {
+    for (; failed_ && !forwarded_ && attempt_ < options_.max_restarts; run_attempt()) {
       ++attempt_;
       say(fmt::format("starting the ranks again (restart {} of {})", attempt_, options_.max_restarts));
       forget_attempt();

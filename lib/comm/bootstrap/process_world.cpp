@@ -61,7 +61,9 @@ Meeting meet_by_network(const WorldOptions &options, const MeetingPoint &point, 
   WorldOptions local = options;
   local.rendezvous = name_of_node(assembly.session, node);
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
-  local.timeout_ms = static_cast<uint32_t>(std::max<int64_t>(left, 1000));  // all have come: this takes no time
+  // All have come: who does not come once more, within the time of a heartbeat, is lost.
+  const int64_t patience = std::max<int64_t>(options.heartbeat_timeout_ms, 1000);
+  local.timeout_ms = static_cast<uint32_t>(std::clamp<int64_t>(left, 1000, patience));
   Meeting meeting = meet_on_host(local, assembly.roster.ranks_of(node), waiter);
   meeting.roster = std::move(assembly.roster);
   return meeting;

@@ -59,6 +59,7 @@ size_t Stream::read_some(std::byte *to, size_t bytes) {
     end(count == 0 ? "the other end closed the connection"
                    : format_text("the connection ended: {}", std::strerror(errno)),
         count == 0 ? 0 : errno);
+    heard_all_ = true;
     return 0;
   }
 }
@@ -70,7 +71,9 @@ void Stream::fill() {
     head_got_ += count;
     if (head_got_ < FrameHead::size_bytes) continue;
     const std::string wrong = read_head(head_bytes_, most_bytes_, head_);
-    if (!wrong.empty()) return end(wrong, EPROTO);
+    if (wrong.empty()) continue;
+    heard_all_ = true;
+    return end(wrong, EPROTO);
   }
   while (body_.size() < head_.body_bytes) {
     std::byte chunk[chunk_bytes];
@@ -81,9 +84,9 @@ void Stream::fill() {
 }
 
 std::optional<Frame> Stream::receive() {
-  if (!open()) return {};
+  if (heard_all_) return {};
   fill();
-  if (!open() || head_got_ < FrameHead::size_bytes || body_.size() < head_.body_bytes) return {};
+  if (heard_all_ || head_got_ < FrameHead::size_bytes || body_.size() < head_.body_bytes) return {};
   Frame frame{head_.kind, std::move(body_)};
   body_.clear();
   head_got_ = 0;

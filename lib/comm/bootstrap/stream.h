@@ -24,7 +24,7 @@ class Stream {
   const Fd &socket() const noexcept { return socket_; }
   explicit operator bool() const noexcept { return static_cast<bool>(socket_); }
   // False once the other end has closed, or sent what is no frame: problem() says which. Frames that came before are
-  // still there.
+  // still there: who sends learns of the end before who reads has heard the last words.
   bool open() const noexcept { return problem_.empty(); }
   const std::string &problem() const noexcept { return problem_; }
   // Of an ended stream: 0 if the other end closed it, EPROTO if it sent what is no frame, else errno.
@@ -54,6 +54,7 @@ class Stream {
   uint32_t most_bytes_ = 0;
   std::string problem_;
   int code_ = 0;
+  bool heard_all_ = false;  // nothing more comes
   std::array<std::byte, FrameHead::size_bytes> head_bytes_{};
   size_t head_got_ = 0;
   FrameHead head_;

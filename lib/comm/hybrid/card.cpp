@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/hybrid/card.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -14,11 +15,10 @@ constexpr size_t longest_leader = 64;
 // The length of the first part, the first part, the second part.
 std::vector<std::byte> write_card(const Card &card) {
   const auto length = static_cast<uint32_t>(card.net.size());
-  std::vector<std::byte> bytes(sizeof length);
+  std::vector<std::byte> bytes(sizeof length + card.net.size() + card.leader.size());
   std::memcpy(bytes.data(), &length, sizeof length);
-  bytes.insert(bytes.end(), card.net.begin(), card.net.end());
-  const auto leader = std::as_bytes(std::span(card.leader));
-  bytes.insert(bytes.end(), leader.begin(), leader.end());
+  std::copy(card.net.begin(), card.net.end(), bytes.begin() + sizeof length);
+  std::memcpy(bytes.data() + sizeof length + card.net.size(), card.leader.data(), card.leader.size());
   return bytes;
 }
 

@@ -74,6 +74,10 @@ void HybridTeam::spread(uint64_t bytes, void *all, const char *what) {
     heard = near_->exchange(told, what);
     told = heard.front();  // the speaker is the first of its host
   }
+  if (told.size() != stride * speakers_.size())
+    fail_rank(FSDP_INTERNAL, static_cast<int32_t>(speakers_[places_.host]),
+              "{}: rank {} brought {} bytes of all hosts, {} are expected", what, speakers_[places_.host], told.size(),
+              stride * speakers_.size());
   for (size_t h = 0; h < places_.hosts.size(); ++h)
     for (size_t i = 0; i < places_.hosts[h].size(); ++i)
       std::memcpy(static_cast<std::byte *>(all) + places_.hosts[h][i] * bytes, told.data() + h * stride + i * bytes,

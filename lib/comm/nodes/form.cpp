@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/nodes/form.h"
 
+#include <poll.h>
+
 #include <algorithm>
 
 #include "comm/bootstrap/packet.h"
@@ -71,7 +73,7 @@ class Forming {
   void accept() {
     if (limit_.over()) lose(missing(), format_text("not within {} ms", plan_.heartbeat_timeout_ms));
     waiter_.poll();
-    await_readable(listener_, slice_ms);
+    await_words();
     while (strangers_.size() < most_strangers) {
       Fd socket = accept_from(listener_);
       if (!socket) break;
@@ -82,6 +84,14 @@ class Forming {
     std::erase_if(strangers_, [](const Stranger &s) {
       return Clock::now() >= s.deadline || (!s.socket && !s.stream.open()) || (!s.socket && !s.stream);
     });
+  }
+
+  // Of anybody: a handshake has several steps, and nodes come one after the other.
+  void await_words() const {
+    std::vector<pollfd> polls;
+    if (strangers_.size() < most_strangers) polls.push_back({listener_.get(), POLLIN, 0});
+    for (const Stranger &s : strangers_) polls.push_back({(s.socket ? s.socket : s.stream.socket()).get(), POLLIN, 0});
+    ::poll(polls.data(), polls.size(), slice_ms);
   }
 
   void hear(Stranger &stranger) {

@@ -70,7 +70,7 @@ void NodeMesh::work() {
   carry();
   announce();
   // After the blame: a rank that aborts and leaves is named for the abort.
-  mirror_.look(now_ms_, [this](const nodes::State &state) { say_all(state); });
+  mirror_.look(now_ms_, [this](const nodes::State &state) { tell(state); });
   beat();
   for (NodePeer &peer : peers_)
     if (peer.stream()) peer.stream().flush();
@@ -132,6 +132,14 @@ void NodeMesh::hear(uint32_t from, const Frame &frame) {
   accuse(
       accuse_rank(Verdict::failed, plan_.nodes[from].leader,
                   format_text("{} sent what is no message of this version of the library", plan_.leader_text(from))));
+}
+
+// The waits of ranks go on and on: they would fill the buffers of a leader that is stopped, whose kernel then
+// acknowledges nothing more, and it would be taken for one behind a cut network.
+void NodeMesh::tell(const nodes::State &state) {
+  const bool waits = static_cast<uint32_t>(state.looks) != 0;
+  for (uint32_t n = 0; n < peers_.size(); ++n)
+    if (!waits || peers_[n].silent_ms() < 2 * beat_ms_) say(n, state);
 }
 
 bool NodeMesh::in_order(uint32_t of) const {

@@ -51,6 +51,7 @@ class NodeMesh final : public Chore {
   void say_all(const M &message) {
     for (uint32_t n = 0; n < peers_.size(); ++n) say(n, message);
   }
+  void tell(const nodes::State &state);
   bool in_order(uint32_t of) const;
 
   // -- this node --

@@ -40,14 +40,15 @@ void Pulse::look() noexcept {
   }
 }
 
+// Ranks that stop at the same time reach the limit some intervals apart, since beats and looks are: they are named together.
 std::vector<uint32_t> Pulse::silent(const std::function<bool(uint32_t)> &concerns) const {
   bool over = false;
   std::vector<uint32_t> ranks;
   for (uint32_t rank = 0; rank < control_.world_size(); ++rank) {
     const uint32_t silent = seen_[rank].silent_ms.load(std::memory_order_relaxed);
-    if (rank == rank_ || silent + 2 * interval_ms_ < limit_ms_) continue;
+    if (rank == rank_ || silent < limit_ms_) continue;
     if (control_.membership(rank) != Membership::member || !concerns(rank)) continue;
-    over = over || silent >= limit_ms_;
+    over = over || silent >= limit_ms_ + 3 * interval_ms_;
     ranks.push_back(rank);
   }
   if (!over) ranks.clear();

@@ -15,6 +15,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr uint32_t slice_ms = 20;
 constexpr auto longest_doubt = std::chrono::milliseconds(1200);
+// What a rank of another node sent may arrive after the word that it left: they come by different connections, and a lost
+// packet is sent again a second or more later.
+constexpr auto remote_leaver_time = std::chrono::milliseconds(2000);
 constexpr auto death_gap = std::chrono::milliseconds(40);  // between deaths at the same time
 // About two futex round trips: sleeping at once would cost as much.
 constexpr auto spin_time = std::chrono::microseconds(20);
@@ -52,6 +55,7 @@ bool Watch::wait(Awaited &awaited) {
   const auto start = Clock::now();
   const auto timeout = std::chrono::milliseconds(waiter_.timeout_ms());
   auto last_look = start;
+  Clock::time_point left_since{};
   std::optional<ShownWait> shown;
   std::optional<StreamWait> stream;
   if (on_caller) shown.emplace(control_.waits(), control_.world_size(), rank_);
@@ -61,7 +65,7 @@ bool Watch::wait(Awaited &awaited) {
     check();  // first: a rank that left because of a verdict makes what others wait for hopeless too
     if (awaited.given_up()) return false;
     if (on_caller) waiter_.poll();
-    check_leavers(awaited);
+    check_leavers(awaited, left_since);
     const auto now = Clock::now();
     if (now - last_look >= std::chrono::milliseconds(slice_ms)) {
       last_look = now;
@@ -93,12 +97,16 @@ void Watch::check() {
 }
 
 // One that closed its context or destroyed it is an error only to who waits for it. Its membership is read before what
-// it wrote: had it come before it went, that is seen.
-void Watch::check_leavers(Awaited &awaited) {
+// it wrote: had it come before it went, that is seen. Only messages from another node may be on their way still.
+void Watch::check_leavers(Awaited &awaited, Clock::time_point &left_since) {
   for (uint32_t rank = 0; rank < control_.world_size(); ++rank) {
     const Membership state = control_.membership(rank);
     if (state != Membership::left && state != Membership::gone) continue;
     if (!awaited.misses(rank)) continue;
+    if (control_.remote(rank)) {
+      if (left_since == Clock::time_point()) left_since = Clock::now();
+      if (Clock::now() - left_since < remote_leaver_time) continue;
+    }
     condemn(Verdict::left, rank,
             format_text(
                 "{}: rank {} {}", awaited.text(), rank,

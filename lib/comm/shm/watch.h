@@ -61,7 +61,8 @@ class Watch final : Lookout {
 
  private:
   bool spin(Awaited &awaited);
-  void check_leavers(Awaited &awaited);
+  // left_since: when this wait first saw one of another node that has left.
+  void check_leavers(Awaited &awaited, std::chrono::steady_clock::time_point &left_since);
   void check_deaths(Awaited &awaited);
   void check_silence(Awaited &awaited);
   void find_dead(RankSet &dead);

@@ -5,23 +5,6 @@
 #include <cstring>
 
 namespace fsdp::comm::ucx {
-namespace {
-
-// A sum's places for all ranks; no more where there are many.
-constexpr uint64_t places_of_a_rank = uint64_t{4} << 20, places_of_all = uint64_t{64} << 20;
-constexpr uint64_t least_window = 4, most_window = 64;
-
-}  // namespace
-
-uint64_t Channel::window_of(uint32_t ranks, uint64_t chunk_bytes) noexcept {
-  const uint64_t places = std::min(places_of_a_rank, places_of_all / std::max(ranks, 1U));
-  return std::clamp(places / chunk_bytes, least_window, most_window);
-}
-
-// So that four chunks of all ranks have places.
-uint64_t Channel::chunk_bytes_of(uint32_t ranks, uint64_t wanted) noexcept {
-  return std::min(wanted, places_of_all / (least_window * std::max(ranks, 1U)) / 64 * 64);
-}
 
 Channel::Channel(Transport &transport, std::shared_ptr<Seat> seat, std::vector<uint32_t> ranks, uint64_t key,
                  uint64_t chunk_bytes, bool sums, const std::string &what)
@@ -31,12 +14,12 @@ Channel::Channel(Transport &transport, std::shared_ptr<Seat> seat, std::vector<u
       rank_(lane_of(transport.rank())),
       key_(key),
       chunk_bytes_(chunk_bytes),
-      window_(window_of(static_cast<uint32_t>(ranks_.size()), chunk_bytes)),
+      window_(net_window(static_cast<uint32_t>(ranks_.size()), chunk_bytes)),
       words_(std::make_unique<RoundWords[]>(ranks_.size())),
       round_(reinterpret_cast<std::byte *>(words_.get()), sizeof(RoundWords), rank_, ranks_),
       lanes_(ranks_.size()) {
   if (rank_ >= size()) fail(FSDP_INTERNAL, "{}: rank {} is not among its ranks", what, transport.rank());
-  if (sums) scratch_ = seat_->device.allocate(scratch_bytes(size(), chunk_bytes_), what.c_str());
+  if (sums) scratch_ = seat_->device.allocate(window_ * size() * chunk_bytes_, what.c_str());
   for (Lane &lane : lanes_) lane.arrived.resize(window_);
   raise(words_[rank_].phase, first_phase(round_.number()));
   const auto lock = transport_.lock();
@@ -109,6 +92,8 @@ void Channel::control(const Header &header, const void *payload, uint64_t bytes)
   if (header.kind == Kind::call && bytes == sizeof(Fingerprint)) take_hello(r, header, payload);
   if (header.kind == Kind::credit && is_active(header) && header.chunk <= call_.chunks())
     lanes_[r].reduce_allowed = std::max(lanes_[r].reduce_allowed, header.chunk + window_);
+  if (header.kind == Kind::ask) take_question(r, header);
+  if (header.kind == Kind::answer) take_answer(r, header);
   if (header.kind == Kind::ended && bytes == sizeof(Ended)) {
     Ended ended;
     std::memcpy(&ended, payload, sizeof ended);

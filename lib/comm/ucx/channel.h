@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/net.h"
 #include "comm/shm/round.h"
 #include "comm/shm/seat.h"
 #include "comm/ucx/call.h"
@@ -23,14 +24,6 @@ inline void raise(Word &word, uint64_t to) noexcept {
 
 class Channel final : private Receiver {
  public:
-  // Chunks that a peer may be ahead, so that some are summed while the next ones travel.
-  static uint64_t window_of(uint32_t ranks, uint64_t chunk_bytes) noexcept;
-  // Many hosts get smaller chunks instead of more memory.
-  static uint64_t chunk_bytes_of(uint32_t ranks, uint64_t wanted) noexcept;
-  static uint64_t scratch_bytes(uint32_t ranks, uint64_t chunk_bytes) noexcept {
-    return window_of(ranks, chunk_bytes) * ranks * chunk_bytes;
-  }
-
   // sums: does any call of it sum? If none does, it has no scratch memory.
   Channel(Transport &transport, std::shared_ptr<Seat> seat, std::vector<uint32_t> ranks, uint64_t key,
           uint64_t chunk_bytes, bool sums, const std::string &what);
@@ -61,6 +54,8 @@ class Channel final : private Receiver {
     uint64_t reduce_sent, reduce_allowed, gather_sent, gather_arrived;
     std::vector<uint64_t> arrived;  // one for each place: chunk + 1 of the reduce stage
     uint32_t in_flight = 0;
+    uint64_t asked_ns = 0, answered_ns = 0;  // when the last question was asked, and the last that has an answer
+    uint64_t question_ns = 0;                // the peer's, to be answered
   };
   class AwaitedCall;
   class AwaitedQuiet;
@@ -82,6 +77,10 @@ class Channel final : private Receiver {
   EndWords end_words(uint32_t r) const noexcept;
   uint32_t cause_of_end() const noexcept;
   void take_end(uint32_t r, const EndWords &ended) noexcept;
+  void ask(uint32_t r);
+  void take_question(uint32_t r, const Header &header) noexcept;
+  void answer_questions();
+  void take_answer(uint32_t r, const Header &header) noexcept;
   void meet(Lane &lane, const Hello &hello) noexcept;
   uint64_t gather_allowed() const noexcept;
   void post(uint32_t r);
@@ -98,6 +97,8 @@ class Channel final : private Receiver {
   void add_chunk(std::byte *row, const Extent &own, const Extent &to, bool accumulate) const;
   void give_up(const Launch &launch);
   void drop() noexcept;
+  // Has this peer's caller not enqueued the launch that is run, as far as is known for sure?
+  bool misses_caller(uint32_t world_rank, const Launch &launch);
   void look();
   std::chrono::milliseconds verdict_time() const noexcept;
   [[noreturn]] void condemn_different(uint32_t r);
@@ -115,6 +116,7 @@ class Channel final : private Receiver {
   bool active_ = false;
   uint64_t summed_ = 0;
   uint32_t sending_ = 0, receiving_ = 0;
+  bool questions_ = false;
   std::chrono::steady_clock::time_point failed_since_{};
   std::atomic<bool> attention_{false};  // there may be something for the thread that runs the call
   std::atomic<uint64_t> sent_bytes_{0};

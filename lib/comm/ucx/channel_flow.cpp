@@ -14,6 +14,7 @@ constexpr uint64_t least_in_flight = 4;
 }  // namespace
 
 void Channel::move_on() {
+  answer_questions();
   if (active_) {
     for (uint32_t i = 1; i < size(); ++i) post((rank_ + i) % size());
     if (can_sum() || done()) attention_.store(true, std::memory_order_release);

@@ -21,11 +21,12 @@ class Channel::AwaitedCall final : public Awaited {
       : channel_(channel), launch_(launch), on_caller_(on_caller) {}
   bool come() override {
     if (!channel_.attention_.load(std::memory_order_acquire)) return false;
+    channel_.attention_.store(false);  // first: what happens while this looks is looked at again
     channel_.look();
     const auto lock = channel_.transport_.lock();
     const bool come = channel_.can_sum() || channel_.done();
     // A lost peer is looked at again until there is a verdict.
-    if (!come && channel_.failed_since_ == Clock::time_point()) channel_.attention_.store(false);
+    if (come || channel_.failed_since_ != Clock::time_point()) channel_.attention_.store(true);
     return come;
   }
   bool given_up() override { return channel_.round_.hopeless(phase_of(launch_.round, launch_.number, Part::read)); }
@@ -50,6 +51,9 @@ class Channel::AwaitedCall final : public Awaited {
     return all_met || !channel_.lanes_[channel_.lane_of(world_rank)].met;
   }
   bool needs_callers() const override { return on_caller_; }
+  bool misses_caller(uint32_t world_rank) const override {
+    return on_caller_ ? misses(world_rank) : channel_.misses_caller(world_rank, launch_);
+  }
   std::string text() const override { return launch_.fingerprint.text(launch_.number); }
 
  private:

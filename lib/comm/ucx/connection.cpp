@@ -77,7 +77,10 @@ void Transport::close(Peer &peer) noexcept {
 void Transport::cut(uint32_t rank) noexcept {
   Peer &peer = peers_[rank];
   if (!peer.endpoint) return;
-  if (peer.loss.text.empty()) peer.loss.text = "closed here";
+  if (peer.loss.text.empty()) {
+    peer.loss.text = "closed here";
+    peer.loss.order = ++losses_;  // behind those that failed before
+  }
   close(peer);
 }
 

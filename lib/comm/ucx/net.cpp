@@ -2,7 +2,6 @@
 #include "comm/net.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "comm/shm/message_launch.h"
 #include "comm/ucx/communicator.h"
@@ -12,21 +11,6 @@ namespace {
 
 using ucx::Channel;
 using ucx::Transport;
-
-// With its headers it fits into what UCX sends over TCP in one piece, and into the caches of both sides.
-constexpr uint64_t default_chunk_bytes = uint64_t{60} << 10;
-constexpr uint64_t least_chunk_bytes = uint64_t{4} << 10, most_chunk_bytes = uint64_t{64} << 20;
-
-uint64_t read_chunk_bytes() {
-  const char *text = std::getenv("FSDP_UCX_CHUNK_BYTES");
-  if (!text || !*text) return default_chunk_bytes;
-  char *end = nullptr;
-  const unsigned long long bytes = std::strtoull(text, &end, 10);
-  if (*end || *text < '0' || *text > '9' || bytes < least_chunk_bytes || bytes > most_chunk_bytes || bytes % 64)
-    fail(FSDP_INVALID_ARGUMENT, "FSDP_UCX_CHUNK_BYTES is '{}': a multiple of 64 in [{}, {}] is needed", text,
-         least_chunk_bytes, most_chunk_bytes);
-  return bytes;
-}
 
 // One sequence of exchanges.
 struct Exchanges {
@@ -40,7 +24,7 @@ struct Exchanges {
 
 class UcxNet final : public Net {
  public:
-  explicit UcxNet(uint32_t rank) : chunk_bytes_(read_chunk_bytes()), transport_(rank, chunk_bytes_) {}
+  explicit UcxNet(uint32_t rank) : chunk_bytes_(read_net_chunk_bytes()), transport_(rank, chunk_bytes_) {}
 
   std::vector<std::byte> address() const override { return transport_.address(); }
   void join(std::vector<std::vector<std::byte>> addresses, std::shared_ptr<Seat> seat) override {
@@ -49,21 +33,15 @@ class UcxNet final : public Net {
   }
   std::unique_ptr<MessageCommunicator> create_communicator(std::vector<uint32_t> ranks, uint64_t key,
                                                            const std::string &what, bool sums) override {
-    const uint64_t chunk = chunk_bytes(static_cast<uint32_t>(ranks.size()));
+    const uint64_t chunk = net_chunk_bytes(static_cast<uint32_t>(ranks.size()), chunk_bytes_);
     return std::make_unique<ucx::UcxCommunicator>(
         seat_, std::make_unique<Channel>(transport_, seat_, std::move(ranks), key, chunk, sums, what));
   }
   void exchange(std::span<const uint32_t> ranks, uint64_t key, const void *mine, uint64_t bytes, void *all,
                 const char *what) override;
-  uint64_t scratch_bytes(uint32_t ranks) const noexcept override {
-    return Channel::scratch_bytes(ranks, chunk_bytes(ranks));
-  }
+  uint64_t scratch_bytes(uint32_t ranks) const noexcept override { return net_scratch_bytes(ranks, chunk_bytes_); }
 
  private:
-  uint64_t chunk_bytes(uint32_t ranks) const noexcept {
-    return std::max(least_chunk_bytes, Channel::chunk_bytes_of(ranks, chunk_bytes_));
-  }
-
   uint64_t chunk_bytes_;
   std::shared_ptr<Seat> seat_;
   Transport transport_;
@@ -90,7 +68,8 @@ void UcxNet::exchange(std::span<const uint32_t> ranks, uint64_t key, const void 
   add_spans(launch, std::span(&span, 1));
   launch.round = exchanges.channel.round().number();
   launch.number = exchanges.channel.round().enqueue();
-  exchanges.channel.run(launch, true);
+  if (!exchanges.channel.run(launch, true))  // only a peer that ends a round here, which none does
+    fail(FSDP_INTERNAL, "rank {}: {}: a peer has ended the exchanges of these ranks", transport_.rank(), what);
   exchanges.torn = false;
 }
 

@@ -14,7 +14,8 @@ namespace {
 constexpr unsigned message_id = 1;
 // A peer is at most one call ahead in each of a few communicators that do not exist here yet.
 constexpr uint32_t most_held = 256;
-constexpr int look_ms = 100;  // in case that UCX misses an event
+constexpr size_t most_held_early = 65536;  // of all, before this rank has joined: some of each rank of the largest job
+constexpr int look_ms = 100;               // in case that UCX misses an event
 constexpr int connecting_look_ms = 10;
 constexpr int last_words_ms = 1000;
 constexpr auto last_greetings_time = std::chrono::milliseconds(500);  // for peers that have not yet connected
@@ -145,10 +146,10 @@ void Transport::remove(uint64_t key) noexcept {
 }
 
 void Transport::hold(const Header &header, const void *payload, uint64_t bytes) {
-  if (header.kind == Kind::data || removed_.count(header.key)) return;
+  if (header.kind == Kind::data || header.kind == Kind::ask || removed_.count(header.key)) return;
   if (header.from < peers_.size() && ++peers_[header.from].held > most_held)
     return fail_peer(header.from, UCS_ERR_EXCEEDS_LIMIT, "messages for communicators that do not exist here");
-  if (held_.size() >= most_held * std::max<size_t>(peers_.size(), 4)) return;
+  if (peers_.empty() && held_.size() >= most_held_early) return;
   const auto *begin = static_cast<const std::byte *>(payload);
   held_.push_back({header, {begin, begin + bytes}});
 }

@@ -14,6 +14,8 @@ enum class Kind : uint32_t {
   credit,    // it has summed the chunks before `chunk`: their places are free
   data,      // payload: one chunk
   ended,     // payload: Ended
+  ask,       // what has the receiver's caller enqueued? chunk: when it was asked
+  answer,    // chunk: of the question; bytes: RoundWords::ended.called
   greeting   // the first message in either direction; see Transport
 };
 

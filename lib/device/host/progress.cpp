@@ -48,6 +48,18 @@ class LookoutScope {
   Lookout *lookout_;
 };
 
+// The thread whose work this stream waits for in the end. Streams may change while they are followed: who asks looks again.
+uint64_t last_worker(const Progress &progress) noexcept {
+  constexpr int most_streams = 16;
+  const Progress *last = &progress;
+  for (int i = 0; i < most_streams; ++i) {
+    const Progress *next = last->awaited();
+    if (!next) break;
+    last = next;
+  }
+  return last->worker();
+}
+
 void sleep_until(Progress &progress, uint64_t count, const Waiter &waiter) {
   const auto timeout = std::chrono::milliseconds(waiter.timeout_ms()) + courtesy;
   auto last = progress.completed();
@@ -56,7 +68,7 @@ void sleep_until(Progress &progress, uint64_t count, const Waiter &waiter) {
   LookoutScope lookout(waiter.lookout());
   while (progress.completed() < count) {
     waiter.poll();
-    lookout.look(progress.worker());
+    lookout.look(last_worker(progress));
     // A process that was stopped: its work was too, and has more to say about it.
     const auto now = std::chrono::steady_clock::now();
     if (now - look > courtesy) since += now - look;

@@ -22,6 +22,9 @@ class Progress {
   // The thread that works; 0: none has begun.
   void set_worker(uint64_t thread) noexcept { worker_.store(thread, std::memory_order_relaxed); }
   uint64_t worker() const noexcept { return worker_.load(std::memory_order_relaxed); }
+  // The stream that the worker waits for now; NULL: none. Both live as long as their device.
+  void set_awaited(const Progress *other) noexcept { awaited_.store(other, std::memory_order_release); }
+  const Progress *awaited() const noexcept { return awaited_.load(std::memory_order_acquire); }
 
   // For the stream alone: `count` pieces of work are done. A system call only if somebody sleeps for this count.
   void complete(uint64_t count) noexcept;
@@ -35,6 +38,7 @@ class Progress {
   std::atomic<uint64_t> wanted_{nobody};  // the smallest count that somebody sleeps for
   Word wakes_{0};                         // what they sleep on
   std::atomic<uint64_t> worker_{0};
+  std::atomic<const Progress *> awaited_{nullptr};
   std::string name_;
 };
 

@@ -73,9 +73,19 @@ void WorkerStream::wait(const Event &event) {
   if (event.done()) return;
   const auto &host = host_event(event);
   if (host.progress() == &progress_) return;  // its own past
-  run([progress = host.progress(), count = host.count(), waiter = &worker_waiter_] {
-    await_progress(*progress, count, *waiter);
-  });
+  run([this, other = host.progress(), count = host.count()] { await_other(*other, count); });
+}
+
+// In the worker; its waiting callers are to know what it waits for.
+void WorkerStream::await_other(Progress &other, uint64_t count) {
+  progress_.set_awaited(&other);
+  try {
+    await_progress(other, count, worker_waiter_);
+  } catch (...) {
+    progress_.set_awaited(nullptr);
+    throw;
+  }
+  progress_.set_awaited(nullptr);
 }
 
 void WorkerStream::run(const Task &task) {

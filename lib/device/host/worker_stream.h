@@ -49,6 +49,7 @@ class WorkerStream final : public HostStream {
   bool next(uint64_t done) noexcept;  // false: told to stop, and nothing is left
   void sleep(uint64_t done) noexcept;
   void step(Task &task) noexcept;
+  void await_other(Progress &other, uint64_t count);
 
   Progress &progress_;
   const Waiter &caller_waiter_;

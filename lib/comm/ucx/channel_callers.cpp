@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which collectives the callers of peers have enqueued. A peer whose stream is late tells nothing by that; one whose
+// caller waits elsewhere, and never comes to a call, may be in a circle of callers that wait for each other. So a rank
+// that waits long asks, again and again: an answer holds for the time at which it was asked.
+#include <algorithm>
+#include <utility>
+
+#include "comm/ucx/channel.h"
+
+namespace fsdp::comm::ucx {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr uint64_t ask_period_ns = 100'000'000;
+// Shorter than the time for which circles are looked at before they are one.
+constexpr uint64_t fresh_ns = 500'000'000;
+
+uint64_t clock_ns() noexcept { return static_cast<uint64_t>(Clock::now().time_since_epoch().count()); }
+
+}  // namespace
+
+bool Channel::misses_caller(uint32_t world_rank, const Launch &launch) {
+  const auto lock = transport_.lock();
+  const uint32_t r = lane_of(world_rank);
+  if (r >= size() || r == rank_ || lanes_[r].met) return false;
+  ask(r);
+  if (clock_ns() - lanes_[r].answered_ns >= fresh_ns) return false;
+  return !round_.called(r, phase_of(launch.round, launch.number, Part::ready));
+}
+
+void Channel::ask(uint32_t r) {
+  const uint64_t now = clock_ns();
+  if (now - lanes_[r].asked_ns < ask_period_ns) return;
+  lanes_[r].asked_ns = now;
+  Header question = header(Kind::ask);
+  question.chunk = now;
+  transport_.send_control(ranks_[r], question, nullptr, 0, *this);
+  transport_.wake();
+}
+
+// Later: within a callback of UCX nothing is sent.
+void Channel::take_question(uint32_t r, const Header &header) noexcept {
+  lanes_[r].question_ns = header.chunk;
+  questions_ = true;
+}
+
+void Channel::answer_questions() {
+  if (!questions_) return;
+  questions_ = false;
+  for (uint32_t r = 0; r < size(); ++r) {
+    if (!lanes_[r].question_ns) continue;
+    Header answer = header(Kind::answer);
+    answer.chunk = std::exchange(lanes_[r].question_ns, 0);
+    answer.bytes = words_[rank_].ended.called.load(std::memory_order_acquire);
+    transport_.send_control(ranks_[r], answer, nullptr, 0, *this);
+  }
+}
+
+void Channel::take_answer(uint32_t r, const Header &header) noexcept {
+  Lane &lane = lanes_[r];
+  if (header.chunk > lane.asked_ns) return;  // no question of this rank
+  lane.answered_ns = std::max(lane.answered_ns, header.chunk);
+  std::atomic<uint64_t> &called = words_[r].ended.called;
+  called.store(std::max(called.load(std::memory_order_relaxed), header.bytes), std::memory_order_release);
+}
+
+}  // namespace fsdp::comm::ucx

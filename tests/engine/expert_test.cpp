@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Dense and expert parameters in one job: two models on meshes of their own. Ranks 0 and 2 hold one half of the
+// experts, ranks 1 and 3 the other; an expert's gradient is summed over its two ranks and divided by the four dense
+// ones.
+#include <gtest/gtest.h>
+
+#include "harness.h"
+
+using namespace harness;
+
+namespace {
+
+constexpr uint32_t ranks = 4;
+
+struct Expert {
+  explicit Expert(uint32_t rank) : members{rank % 2, rank % 2 + 2} {
+    setup = scenario_of(FSDP_OPTIM_GRADS_PARAMS, ranks, FSDP_UNSHARD_MAPPED);
+    setup.steps = 1;
+    setup.mesh.ranks = members;
+    setup.mesh.rank_count = 2;
+    setup.mesh.shard_size = 2;
+    setup.model.grad_op = FSDP_GRAD_FACTOR;
+    setup.model.grad_factor = 1.0 / ranks;
+  }
+  uint32_t members[2];
+  Scenario setup;
+};
+
+std::vector<std::vector<float>> join(const std::vector<std::vector<float>> &a,
+                                     const std::vector<std::vector<float>> &b) {
+  auto whole = a;
+  for (size_t p = 0; p < b.size(); ++p)
+    for (size_t i = 0; i < b[p].size(); ++i)
+      if (b[p][i] != 0) whole[p][i] = b[p][i];
+  return whole;
+}
+
+std::vector<std::vector<float>> expected_grads(const Expert &expert) {
+  std::vector<std::vector<float>> grads;
+  for (const GroupDef &group : expert.setup.groups)
+    for (const ParamDef &param : group.params) {
+      const auto ordinal = static_cast<uint32_t>(grads.size());
+      std::vector<float> grad(param.count());
+      for (uint64_t i = 0; i < grad.size(); ++i) {
+        const float seen = initial_weight(ordinal, i);
+        grad[i] = (gradient(expert.members[0], 0, 0, ordinal, i, seen) +
+                   gradient(expert.members[1], 0, 0, ordinal, i, seen)) *
+                  (1.0f / ranks);
+      }
+      grads.push_back(std::move(grad));
+    }
+  return grads;
+}
+
+TEST(Experts, AreSummedOverTheirRanksAndDividedByTheDenseOnes) {
+  Scenario dense = scenario_of(FSDP_OPTIM_GRADS_PARAMS, ranks, FSDP_UNSHARD_MAPPED);
+  dense.steps = 1;
+  std::vector<Outcome> dense_outcomes(ranks), outcomes(ranks);
+  run_threads(dense, [&](uint32_t r, fsdp_context *context) {
+    const Expert expert(r);
+    Rank both[] = {Rank(context, dense), Rank(context, expert.setup)};
+    train(both[0], dense_outcomes[r]);
+    train(both[1], outcomes[r]);
+    FSDP(fsdp_close_context(context));
+  });
+  for (uint32_t r = 0; r < 2; ++r)
+    EXPECT_TRUE(same_bits(join(outcomes[r].grads, outcomes[r + 2].grads), expected_grads(Expert(r))))
+        << "experts of rank " << r;
+  EXPECT_FALSE(same_bits(outcomes[0].weights, outcomes[1].weights)) << "other ranks, other experts";
+  auto grads = dense_outcomes[0].grads;
+  for (uint32_t r = 1; r < ranks; ++r) grads = join(grads, dense_outcomes[r].grads);
+  EXPECT_TRUE(same_bits(grads, reference(dense).grads));
+}
+
+// Each wrong list is refused with what is wrong about it.
+TEST(MeshOptions, AreChecked) {
+  Scenario setup = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 4);
+  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+    const auto refuse = [&](fsdp_mesh_options options, fsdp_status status, const std::vector<std::string> &words) {
+      fsdp_mesh *mesh = nullptr;
+      require_error(fsdp_create_mesh(context, &options, &mesh), status, words);
+      REQUIRE(mesh == nullptr);
+    };
+    fsdp_mesh_options options = FSDP_MESH_OPTIONS_INIT;
+    options.replicate_size = 3;
+    refuse(options, FSDP_INVALID_ARGUMENT, {"replicate_size 3", "4 ranks"});
+    options.replicate_size = 0;
+    options.reduction_block_size = 3;
+    refuse(options, FSDP_INVALID_ARGUMENT, {"reduction_block_size 3", "4 ranks"});
+    options.reduction_block_size = 0;
+    options.rank_count = 2;
+    refuse(options, FSDP_INVALID_ARGUMENT, {"rank_count is 2", "NULL"});
+    const uint32_t outside[] = {r, 9};
+    options.ranks = outside;
+    refuse(options, FSDP_INVALID_ARGUMENT, {"rank 9", "[0, 4)"});
+    const uint32_t others[] = {(r + 1) % 4, (r + 2) % 4};
+    options.ranks = others;
+    refuse(options, FSDP_INVALID_ARGUMENT, {"this rank, " + std::to_string(r)});
+    const uint32_t twice[] = {r, r};
+    options.ranks = twice;
+    refuse(options, FSDP_INVALID_ARGUMENT, {"rank " + std::to_string(r), "twice"});
+    fsdp_model_options model_options = FSDP_MODEL_OPTIONS_INIT;
+    model_options.outer_strategy = FSDP_OUTER_OPTIM;
+    fsdp_model *model = nullptr;
+    require_error(fsdp_create_model(context, &model_options, &model), FSDP_INVALID_ARGUMENT,
+                  {"FSDP_OUTER_OPTIM", "replicate_size"});
+    FSDP(fsdp_close_context(context));
+  });
+}
+
+// Three axes are none of this release's, and uneven hosts neither.
+TEST(MeshOptions, RefuseHostsThatCutAnAxisUnevenly) {
+  for (const uint32_t ranks_per_host : {3u, 1u}) {
+    Scenario setup = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 4);
+    setup.context.ranks_per_host = ranks_per_host;
+    run_threads(setup, [&](uint32_t, fsdp_context *context) {
+      fsdp_mesh_options options = FSDP_MESH_OPTIONS_INIT;
+      options.replicate_size = ranks_per_host == 1 ? 2 : 1;
+      fsdp_mesh *mesh = nullptr;
+      require_error(
+          fsdp_create_mesh(context, &options, &mesh), FSDP_UNSUPPORTED,
+          {ranks_per_host == 1 ? "2 replicas of a shard axis that lies on 2 hosts" : "lies unevenly on its hosts"});
+      FSDP(fsdp_close_context(context));
+    });
+  }
+}
+
+}  // namespace

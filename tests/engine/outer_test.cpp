@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// Meshes of two axes, the ways that the others leave out: frozen and mixed groups, discarded steps, visits right after
+// a publish, models on a part of the ranks.
+#include <gtest/gtest.h>
+
+#include "harness.h"
+
+using namespace harness;
+
+namespace {
+
+enum class Kind { hsdp, hfsdp, hosts };
+constexpr fsdp_strategy strategies[] = {FSDP_NO_SHARD, FSDP_OPTIM, FSDP_OPTIM_GRADS, FSDP_OPTIM_GRADS_PARAMS};
+
+Scenario make_setup(Kind kind, uint32_t outer, uint32_t inner, fsdp_strategy strategy) {
+  Scenario setup = scenario_of(strategy, outer * inner);
+  if (kind == Kind::hosts) {
+    setup.context.ranks_per_host = inner;
+  } else {
+    setup.mesh.replicate_size = outer;
+    setup.mesh.shard_size = inner;
+  }
+  if (kind == Kind::hfsdp) setup.model.outer_strategy = FSDP_OUTER_OPTIM;
+  return setup;
+}
+
+void expect_reference(const Scenario &setup, const std::string &what, double bound = 1e-5) {
+  SCOPED_TRACE(what);
+  const Outcome expected = reference(setup);
+  const auto outcomes = train_threads(setup);
+  for (size_t r = 0; r < outcomes.size(); ++r) {
+    EXPECT_TRUE(same_bits(outcomes[r].weights, outcomes[0].weights)) << "rank " << r;
+    for (int role = 0; role < 8; ++role)
+      EXPECT_EQ(outcomes[r].memory.role_bytes[role], outcomes[r].stats.allocated_bytes[role]) << "role " << role;
+    for (size_t p = 0; p < expected.weights.size(); ++p)
+      EXPECT_LE(relative_l2(outcomes[r].weights[p], expected.weights[p]), bound) << "rank " << r << " parameter " << p;
+  }
+}
+
+// Frozen, mixed dtypes in a group, every policy, debug mode.
+TEST(OuterAxis, MixedGroupsMatchTheReference) {
+  for (const Kind kind : {Kind::hsdp, Kind::hfsdp, Kind::hosts})
+    for (const uint32_t inner : {1u, 2u})
+      for (const fsdp_strategy strategy : strategies)
+        for (const fsdp_reduce_policy policy : {FSDP_REDUCE_EACH, FSDP_REDUCE_LAST})
+          for (const uint32_t flags : {0u, 1u, 2u}) {
+            if (strategy == FSDP_OPTIM && policy == FSDP_REDUCE_EACH) continue;
+            Scenario setup = make_setup(kind, 2, inner, strategy);
+            setup.model.reduce_policy = policy;
+            setup.microbatches = 3;
+            setup.clip = 0.5;
+            setup.eval = true;
+            setup.recompute = true;
+            setup.groups[0].params[0].flags = FSDP_PARAM_FROZEN;
+            setup.groups[1].params[0].dtype = FSDP_BFLOAT16;
+            setup.groups[1].params[2].dtype = FSDP_BFLOAT16;
+            setup.groups[2].params[1].flags = FSDP_PARAM_FROZEN;
+            setup.groups[2].params[2].dtype = FSDP_BFLOAT16;
+            if (flags & 1) setup.model.flags = FSDP_MODEL_FORCE_COMMUNICATION;
+            if (flags & 2) setup.context.flags = FSDP_CONTEXT_DEBUG, setup.model.unshard_mode = FSDP_UNSHARD_MAPPED;
+            expect_reference(setup,
+                             "kind " + std::to_string(static_cast<int>(kind)) + " inner " + std::to_string(inner) +
+                                 " strategy " + std::to_string(strategy) + " policy " + std::to_string(policy) +
+                                 " flags " + std::to_string(flags),
+                             2e-3);
+          }
+}
+
+// A step is discarded by one rank in its middle, again and again; the next steps are as if it had never been.
+TEST(OuterAxis, DiscardedStepsLeaveNothing) {
+  for (const Kind kind : {Kind::hsdp, Kind::hfsdp, Kind::hosts})
+    for (const uint32_t inner : {1u, 2u})
+      for (const fsdp_strategy strategy : strategies) {
+        Scenario setup = make_setup(kind, 2, inner, strategy);
+        setup.steps = 6;
+        const auto expected = train_threads(setup)[0].weights;
+        run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+          Rank rank(context, setup);
+          rank.load();
+          for (uint32_t step = 0; step < setup.steps; ++step) {
+            for (uint32_t spoiler = 0; spoiler < setup.ranks; ++spoiler) {
+              const size_t stop = r == spoiler ? 2 : 0;
+              for (size_t g = rank.groups.size(); g-- > stop;) backward_group(rank, g, step + 50, 0, nullptr);
+              if (r != spoiler) {
+                const fsdp_status status = fsdp_finish_grads(rank.model, 1, nullptr);
+                REQUIRE(status != FSDP_OK);
+              }
+              FSDP(fsdp_discard_step(rank.model, nullptr));
+            }
+            clean_step(rank, step);
+          }
+          REQUIRE(same_bits(rank.read_all(), expected));
+          FSDP(fsdp_close_context(context));
+        });
+      }
+}
+
+// Weights that the strategy keeps whole may be read at once when the publish returns.
+TEST(OuterAxis, WholeWeightsAreThereWhenAPublishReturns) {
+  for (const Kind kind : {Kind::hfsdp, Kind::hosts})
+    for (const uint32_t inner : {1u, 2u})
+      for (const fsdp_strategy strategy : {FSDP_OPTIM, FSDP_OPTIM_GRADS}) {
+        Scenario setup = make_setup(kind, 2, inner, strategy);
+        setup.groups = equal_groups(4, 512, 1024);
+        run_threads(setup, [&](uint32_t, fsdp_context *context) {
+          Rank rank(context, setup);
+          for (uint32_t version = 0; version < 4; ++version) {
+            if (version) FSDP(fsdp_begin_update(rank.model, nullptr));
+            for (size_t g = 0; g < rank.groups.size(); ++g) {
+              const std::vector<float> data(512 * 1024, static_cast<float>(version + g + 1));
+              FSDP(fsdp_load_param(rank.groups[g], 0, data.data(), FSDP_FLOAT32, data.size(), FSDP_EVERY_RANK));
+            }
+            FSDP(fsdp_publish_weights(rank.model, nullptr));
+            for (size_t g = rank.groups.size(); g-- > 0;)
+              for (const float value : rank.view(g, 0, FSDP_EVAL))
+                REQUIRE(value == static_cast<float>(version + g + 1));
+          }
+          FSDP(fsdp_close_context(context));
+        });
+      }
+}
+
+// Parameters from a root on any rank.
+TEST(OuterAxis, ParametersComeFromAnyRank) {
+  for (const Kind kind : {Kind::hsdp, Kind::hfsdp, Kind::hosts})
+    for (const uint32_t inner : {1u, 2u})
+      for (const fsdp_strategy strategy : strategies) {
+        Scenario setup = make_setup(kind, 2, inner, strategy);
+        setup.groups[0].params[0].shape = {700, 200};  // more than one chunk
+        setup.groups[2].params[0].flags = FSDP_PARAM_FROZEN;
+        setup.groups[1].params[2].dtype = FSDP_BFLOAT16;
+        run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+          Rank rank(context, setup);
+          for (uint32_t root = 0; root < setup.ranks; ++root) {
+            if (root) FSDP(fsdp_begin_update(rank.model, nullptr));
+            for (size_t g = 0; g < rank.groups.size(); ++g)
+              for (size_t p = 0; p < rank.def(g).params.size(); ++p) {
+                std::vector<float> data(rank.def(g).params[p].count(), -1);
+                if (r == root)
+                  for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<float>((i * 7 + root + g) % 128);
+                FSDP(fsdp_load_param(rank.groups[g], p, r == root ? data.data() : nullptr, FSDP_FLOAT32, data.size(),
+                                     static_cast<int32_t>(root)));
+              }
+            FSDP(fsdp_publish_weights(rank.model, nullptr));
+            for (size_t g = 0; g < rank.groups.size(); ++g) {
+              FSDP(fsdp_unshard(rank.groups[g], FSDP_EVAL, nullptr));
+              for (size_t p = 0; p < rank.def(g).params.size(); ++p) {
+                const auto seen = rank.view(g, p, FSDP_EVAL), read = rank.read(g, p);
+                for (size_t i = 0; i < seen.size(); ++i) {
+                  REQUIRE(seen[i] == static_cast<float>((i * 7 + root + g) % 128));
+                  REQUIRE(read[i] == seen[i]);
+                }
+              }
+              FSDP(fsdp_reshard(rank.groups[g], FSDP_EVAL, nullptr));
+            }
+          }
+          FSDP(fsdp_close_context(context));
+        });
+      }
+}
+
+// Between hosts one communicator has room for 4 chunks of 1 MiB from each rank; on one host three have 512 KiB each.
+TEST(OuterAxis, PlansCountWhatMessagesBetweenHostsNeed) {
+  uint64_t staging[2] = {};
+  for (const uint32_t ranks_per_host : {0u, 2u}) {
+    Scenario setup = make_setup(Kind::hsdp, 2, 2, FSDP_OPTIM_GRADS_PARAMS);
+    setup.context.ranks_per_host = ranks_per_host;
+    fsdp_context *context = nullptr;
+    FSDP(fsdp_create_plan_context(4, 1, &setup.context, &context));
+    {
+      Rank rank(context, setup);
+      fsdp_memory memory = FSDP_MEMORY_INIT;
+      FSDP(fsdp_get_memory(rank.model, 1, &memory));
+      staging[ranks_per_host != 0] = memory.role_bytes[FSDP_ROLE_STAGING];
+    }
+    fsdp_destroy_context(context);
+  }
+  EXPECT_EQ(staging[1] + 3 * (512u << 10), staging[0] + 2 * 4 * (1u << 20));
+}
+
+// A mesh need not be one that the whole world could have.
+TEST(Meshes, MayLeaveOutWhatMakesTheWorldUneven) {
+  Scenario setup = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 3);
+  setup.context.ranks_per_host = 2;
+  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+    const uint32_t near[] = {0, 1}, far[] = {2};
+    Scenario own = setup;
+    own.mesh.ranks = r < 2 ? near : far;
+    own.mesh.rank_count = r < 2 ? 2 : 1;
+    own.mesh.shard_size = own.mesh.rank_count;
+    Rank rank(context, own);
+    rank.load();
+    clean_step(rank, 0);
+    FSDP(fsdp_close_context(context));
+  });
+}
+
+}  // namespace

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apart.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <thread>
+
+#include "../engine/desync_cases.h"
+
+namespace network {
+namespace {
+
+using harness::now;
+using nlohmann::json;
+
+bool is_wanted(const desync::Case &of, const std::string &list) {
+  return list == "all" || ("," + list + ",").find("," + std::string(of.name) + ",") != std::string::npos;
+}
+
+// Replicas meet in an all_reduce, and learn of other counts of micro-batches from the end of the step.
+std::string missing_word(const desync::Case &of, const std::string &message) {
+  const std::string inner = "reduce_scatter of ", outer = "all_reduce of ";
+  if (message.find("contributions of groups in this step") != message.npos) return "";
+  for (const std::string word : of.words) {
+    const std::string other = word.starts_with(inner) ? outer + word.substr(inner.size()) : word;
+    if (message.find(word) == message.npos && message.find(other) == message.npos) return word;
+  }
+  return "";
+}
+
+// Why this is not the error that the case must give; empty if it is.
+std::string problem_of(const desync::Case &of, const harness::Failure &failure) {
+  if (std::find(of.statuses.begin(), of.statuses.end(), failure.status) == of.statuses.end()) return "another status";
+  const std::string word = missing_word(of, failure.what());
+  return word.empty() ? "" : "without the word " + word;
+}
+
+void meet_all(fsdp_context *context) {
+  double value = 0;
+  FSDP(fsdp_all_reduce_values(context, &value, 1, FSDP_VALUE_SUM));
+}
+
+// called_at: the last moment before the calls that differ. alone: they concern other ranks, so this one learns of it in
+// its next call, and of what then happens to the others.
+json call_apart(const desync::Case &of, harness::Rank &rank, const Options &options) {
+  if (rank.rank == options.number("late", UINT32_MAX)) harness::pause_ms(300);
+  json result = {{"case", of.name}, {"called_at", now()}, {"alone", false}};
+  try {
+    (rank.rank == options.number("odd", 0) ? of.odd : of.usual)(rank);
+    result["alone"] = true;
+    meet_all(rank.context);
+    result["problem"] = "no call failed";
+  } catch (const harness::Failure &failure) {
+    result["failed_at"] = now();
+    result["text"] = failure.what();
+    if (const std::string problem = problem_of(of, failure); !problem.empty() && !result["alone"])
+      result["problem"] = problem;
+    harness::pause_ms(500);  // others are to learn the cause, not what this rank does because of it
+    // One whose step failed goes on to end it: a peer that still waits must not hang for it.
+    if (failure.status == FSDP_INVALID_STATE) fsdp_abort_context(rank.context, "the test ends");
+  }
+  return result;
+}
+
+json live_one(const desync::Case &of, const Options &options) {
+  harness::Scenario scenario = scenario_from(options);
+  fsdp_context *context = nullptr;
+  json result;
+  try {
+    FSDP(fsdp_create_context(&scenario.context, &context));
+    harness::Rank rank(context, scenario);
+    rank.load();
+    meet_all(context);
+    result = call_apart(of, rank, options);
+  } catch (const std::exception &error) {
+    result = {{"case", of.name}, {"problem", std::string("before the case: ") + error.what()}};
+  }
+  fsdp_destroy_context(context);
+  return result;
+}
+
+}  // namespace
+
+json live_apart(const Options &options) {
+  json results = json::array();
+  int port = std::atoi(std::getenv("MASTER_PORT"));
+  for (const desync::Case &of : desync::cases) {
+    if (!is_wanted(of, options.text("cases"))) continue;
+    ::setenv("MASTER_PORT", std::to_string(port++).c_str(), 1);
+    // A thread for each: a case keeps its second model until its thread ends.
+    std::thread([&] { results.push_back(live_one(of, options)); }).join();
+  }
+  return {{"cases", results}};
+}
+
+}  // namespace network

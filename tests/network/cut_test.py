@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Networks that are cut silently: healed before the limit, training goes on with the same bits; else both sides name the link
+and no rank, in time, and once it is healed all train on in a new job of the same processes.
+usage: cut_test.py RANK_PROGRAM ucx|no-ucx (FSDP_TEST_MANY: 30 cuts)"""
+import random
+import time
+
+import job as jobs
+import tap
+from job import Clean, Job, check_levels, fresh_port, on_one_process
+
+LIMIT_S = 3.0
+RANKS_OF_NODES = [2, 2]
+OPTIONS = {"replicate": 2, "shard": 2, "heartbeat": int(LIMIT_S * 1000), "microbatches": 1}
+CUTS = 30 if tap.MANY else 3
+STEPS = 100
+
+
+def healed_cut(network, node, seconds, expected):
+    with Job(network, RANKS_OF_NODES, dict(OPTIONS, steps=STEPS, pace=10)) as job:
+        job.await_training()
+        time.sleep(0.2)
+        network.cut(node)
+        try:
+            time.sleep(seconds)
+            assert not any(rank.result for rank in job.ranks), "over during the cut"
+        finally:
+            network.heal(node)
+        for rank in job.collect(60):
+            assert rank.result and rank.result["status"] == "FSDP_OK", f"cut for {seconds} s: {rank}"
+            assert rank.result["weights"] == expected[0]["weights"], f"other weights: {rank}"
+            assert rank.result["norms"] == expected[0]["norms"], f"other norms: {rank}"
+            check_levels(rank.result)
+
+
+def lasting_cut(network, node, options):
+    """How long it took until both sides had named the link. All train on afterwards."""
+    special, port = {}, fresh_port()
+    place = [n for n, count in enumerate(RANKS_OF_NODES) for _ in range(count)]
+    for rank, at in enumerate(place):
+        local = rank - place.index(at)
+        variables = network.rank_variables(rank, len(place), local, RANKS_OF_NODES[at], port)
+        special[rank] = {"again": ",".join(f"{k}={v}" for k, v in variables.items()), "again_replicate": 2}
+    with Job(network, RANKS_OF_NODES, dict(OPTIONS, steps=1_000_000, **options), special) as job:
+        job.await_training()
+        network.cut(node)
+        cut = time.monotonic()
+        try:
+            job.until(lambda: all(r.first("failed_at") or not r.open for r in job.ranks), LIMIT_S + 15, "the cut")
+        finally:
+            network.heal(node)
+        slowest = 0
+        for rank in job.collect(40):
+            result = rank.result
+            assert result and result["status"] == "FSDP_PEER_FAILED", str(rank)
+            assert result["blamed"] == -1, f"a rank is blamed: {rank}"
+            assert "no contact between" in result["text"] and "the network between them is cut" in result["text"], str(rank)
+            assert result["destroy_seconds"] < jobs.allowed(3), f"destroyed in {result['destroy_seconds']} s: {rank}"
+            assert result["again"]["status"] == "FSDP_OK", f"{result['again']} after {rank}"
+            check_levels(result)
+            slowest = max(slowest, result["failed_at"] - cut)
+        assert slowest > LIMIT_S - 0.5, f"named after {slowest} s"
+        assert slowest < jobs.allowed(LIMIT_S + 2), f"named after {slowest} s"
+        return slowest
+
+
+def healed_cuts():
+    draw = random.Random(7)
+    expected = on_one_process(4, dict(OPTIONS, steps=STEPS))
+    with Clean(2) as network:
+        for trial in range(CUTS // 3):
+            healed_cut(network, trial % 2, draw.uniform(0.3, LIMIT_S * 0.6), expected)
+
+
+def lasting_cuts():
+    times = []
+    with Clean(2) as network:
+        for trial in range(CUTS - CUTS // 3):
+            options = [{}, {"wide": 1}, {"outer": "hfsdp"}][trial % 3]
+            times.append(lasting_cut(network, 1 - trial % 2, options))
+    tap.note(f"{len(times)} cuts longer than {LIMIT_S} s, named by both sides after " + ", ".join(f"{t:.2f}" for t in times))
+
+
+tap.run([(f"{CUTS // 3} cuts shorter than the limit", healed_cuts),
+         (f"{CUTS - CUTS // 3} cuts longer than the limit", lasting_cuts)])

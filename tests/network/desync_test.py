@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks of different nodes that call different things: every rank's error names both calls, within two seconds of the
+later one's arrival. One process a rank lives through all cases, with a context for each.
+usage: desync_test.py RANK_PROGRAM ucx|no-ucx (FSDP_TEST_MANY: all cases in all places)"""
+import job as jobs
+import tap
+from job import Clean, Job, check_levels
+
+FEW = ["AnotherGroup", "AnotherOrder", "AnotherMicrobatch", "TheLastReduceLeftOut", "TheLastReduceAndValues",
+       "AnotherScale", "ValuesAndClose", "LoadOfAnotherDtype", "AnotherDtype", "AReduceAndSeal"]
+# What replicas of one rank each do alone is no difference between them.
+ALONE = ["AReduceAndRead", "StepAndNorm", "NormAndParamNorms", "LoadOfAnotherRoot", "LoadOfAnotherDtype", "LoadAndRead",
+         "ReadOfAnotherParameter", "SealAndRead"]
+LIMIT_S = 2.0
+
+# name: ranks of nodes, options; the odd rank is on another node than most, or its node's only odd one
+PLACES = {
+    "a shard axis of 2 over 2 nodes": ([1, 1], {"odd": 1, "late": 0}),
+    "2 replicas on 2 nodes": ([1, 1], {"replicate": 2, "shard": 1, "odd": 0, "late": 1}),
+    "2x2 over 2 nodes, HSDP": ([2, 2], {"replicate": 2, "shard": 2, "odd": 3, "late": 0}),
+    "2x2 over 2 nodes, HFSDP": ([2, 2], {"replicate": 2, "shard": 2, "outer": "hfsdp", "odd": 2, "late": 2}),
+    "1x4 over 2 nodes": ([2, 2], {"odd": 2, "late": 1}),
+}
+
+
+def judge(ranks, number):
+    """Problems of the number-th case, and how long the slowest rank took to learn it."""
+    told = [rank.result["cases"][number] for rank in ranks]
+    name, later = told[0]["case"], max(case.get("called_at", 0) for case in told)
+    problems = [f"{name}, rank {rank.number}: {case['problem']}: {case.get('text', '')}"
+                for rank, case in zip(ranks, told) if "problem" in case]
+    took = max((case.get("failed_at", 0) - later for case in told if not case.get("alone")), default=None)
+    if took is None:
+        return name, problems + [f"{name}: no call failed"], 0
+    if took > jobs.allowed(LIMIT_S):
+        problems.append(f"{name}: known after {took:.2f} s: {told[0].get('text')}")
+    return name, problems, took
+
+
+def check(place):
+    ranks_of_nodes, options = PLACES[place]
+    leave_out = ALONE if max(ranks_of_nodes) == 1 and "replicate" in options else []
+    options = dict(options, microbatches=1, timeout=15_000, cases="all" if tap.MANY else ",".join(FEW))
+    with Clean(2) as network, Job(network, ranks_of_nodes, options) as job:
+        ranks = job.collect(300)
+        for rank in ranks:
+            assert rank.result and "cases" in rank.result, str(rank)
+        judged = [judge(ranks, n) for n in range(len(ranks[0].result["cases"]))
+                  if ranks[0].result["cases"][n]["case"] not in leave_out]
+    slowest = sorted(judged, key=lambda case: -case[2])[:3]
+    tap.note(f"{place}: {len(judged)} cases, slowest: " + ", ".join(f"{name} {took:.2f} s" for name, _, took in slowest))
+    problems = [problem for _, found, _ in judged for problem in found]
+    assert not problems, "\n".join(problems)
+    for rank in ranks:
+        check_levels(rank.result)
+
+
+tap.run([(place, lambda place=place: check(place)) for place in PLACES])

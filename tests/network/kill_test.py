@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that are killed at random moments, also while the job forms and while it ends: all others are told whom, in time;
+nobody hangs; nothing is left; the survivors train on in a job of their own in the same processes.
+usage: kill_test.py RANK_PROGRAM ucx|no-ucx (FSDP_TEST_MANY: 200 kills)"""
+import collections
+import os
+import random
+
+import job as jobs
+import tap
+from job import Clean, Job, check_levels, fresh_port
+
+STAGES = ["bootstrap", "seal", "load", "forward", "backward", "finish", "step", "close", "destroy", "start"]
+ENDING = ("close", "destroy", "done")
+KILLS = 200 if tap.MANY else 10
+RANKS_OF_NODES = [2, 2]
+SEED = int(os.environ.get("FSDP_TEST_SEED", "20261121"))
+
+MESHES = [{"replicate": 2, "shard": 2}, {"replicate": 2, "shard": 2, "outer": "hfsdp"}, {},
+          {"replicate": 2, "shard": 2, "wide": 1}]
+
+longest, killed_in, timeouts, logged = 0.0, collections.Counter(), 0, collections.Counter()
+
+
+def again(job, victim):
+    """The job of those who are left."""
+    port, of = fresh_port(), [r for r in range(len(job.place)) if r != victim]
+    options = {}
+    for rank in of:
+        variables = job.variables(rank, of, port)
+        options[rank] = {"again": ",".join(f"{k}={v}" for k, v in variables.items()), "again_replicate": len(of)}
+    return options
+
+
+class Places:
+    """What Job knows of the ranks, before it is made."""
+
+    def __init__(self, network, ranks_of_nodes):
+        self.network = network
+        self.place = [node for node, count in enumerate(ranks_of_nodes) for _ in range(count)]
+
+    variables = Job.variables
+
+
+def check_survivor(rank, victim, killed_at, killed_in):
+    global longest, timeouts
+    result = rank.result
+    assert result and rank.process.poll() == 0, f"died too: {rank}"
+    check_levels(result)
+    if killed_in in ENDING and result["status"] == "FSDP_OK":
+        return
+    late = result["failed_at"] - killed_at
+    assert result["destroy_seconds"] < jobs.allowed(2), f"destroyed in {result['destroy_seconds']} s: {rank}"
+    if killed_in in ("start", "bootstrap") and (result["status"] == "FSDP_TIMEOUT" or late > jobs.allowed(2) or
+                                                "ended before the job had formed" in result["text"]):
+        # The victim had not joined, or this rank came when rank 0 had given up, or was about to, or nodes had not yet
+        # found each other.
+        timeouts += 1
+        assert result["blamed"] in (0, victim), str(rank)
+        assert late < jobs.allowed(TIMEOUT_S + 1.5), f"{late} s: {rank}"
+    else:
+        assert result["status"] == "FSDP_PEER_FAILED", str(rank)
+        assert result["blamed"] == victim, str(rank)
+        assert late < jobs.allowed(2), f"{late} s: {rank}"
+        longest = max(longest, late)
+    if "again" in result:
+        assert result["again"]["status"] == "FSDP_OK", f"{result['again']} after {rank}"
+
+
+TIMEOUT_S = 3
+
+
+def kill_once(network, trial, draw):
+    stage = STAGES[trial % len(STAGES)]
+    victim = draw.randrange(4)
+    steps = draw.randrange(5) if STAGES.index(stage) >= STAGES.index("forward") else 0
+    early = stage in ("start", "bootstrap")
+    delay_us = 0 if trial % 3 == 0 else draw.randrange(150_000 if early else 4_000)
+    ends = stage in ("close", "destroy")
+    options = dict(MESHES[trial % len(MESHES)], steps=steps if ends else 1_000_000, microbatches=1,
+                   timeout=TIMEOUT_S * 1000 if early else 20_000, heartbeat=3000)
+    # While the job forms some wait for the timeout, the others do not: they would miss each other afterwards.
+    special = again(Places(network, RANKS_OF_NODES), victim) if not (early or ends) else {}
+    special[victim] = {"die": f"{stage}:{steps}:{delay_us}"}
+    what = f"kill {trial}: rank {victim} in {stage} after {steps} steps and {delay_us} us"
+    with Job(network, RANKS_OF_NODES, options, special) as job:
+        try:
+            ranks = job.collect(TIMEOUT_S + 30)
+            killed = ranks[victim].first("killed_in")
+            assert killed, f"the victim lives: {ranks[victim]}"
+            killed_in[killed] += 1
+            for rank in ranks:
+                if rank.number != victim:
+                    logged.update(line.split(b"]", 2)[-1].strip() for line in rank.errors.splitlines())
+                    check_survivor(rank, victim, ranks[victim].first("killed_at"), killed)
+        except Exception as error:
+            raise AssertionError(f"{what}:\n{error}\n" + "\n".join(map(str, job.ranks))) from error
+
+
+def kills():
+    draw = random.Random(SEED)
+    failures = []
+    with Clean(len(RANKS_OF_NODES)) as network:
+        for trial in range(KILLS):
+            try:
+                kill_once(network, trial, draw)
+            except AssertionError as error:
+                failures.append(str(error))
+                tap.note(error)
+    tap.note(f"{KILLS} kills (seed {SEED}): {dict(killed_in)}; the slowest report {longest * 1e3:.0f} ms after the kill, "
+             f"worst scheduling delay {Job.worst_delay * 1e3:.0f} ms; {timeouts} reports were timeouts")
+    for line, count in logged.most_common(5):
+        tap.note(f"{count} times a survivor printed: {line.decode(errors='replace')}")
+    assert not failures, f"{len(failures)} of {KILLS} kills failed"
+
+
+tap.run([(f"{KILLS} kills", kills)])

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// A rank's life with stages for all to see: it trains by the launcher's variables, may kill itself at a moment, and
+// says at the end what it has seen.
+#pragma once
+
+#include <atomic>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "../engine/harness.h"
+
+namespace network {
+
+enum class Stage : int { start, bootstrap, seal, load, forward, backward, finish, step, close, destroy, done };
+constexpr const char *stage_names[] = {"start",  "bootstrap", "seal",  "load",    "forward", "backward",
+                                       "finish", "step",      "close", "destroy", "done"};
+
+struct Progress {
+  std::atomic<Stage> stage{Stage::start};
+  std::atomic<uint32_t> steps{0};
+};
+
+// One line of JSON on stdout, written at once.
+void say(const nlohmann::json &line);
+// plan: "STAGE:STEPS:MICROSECONDS". Kills the process so long after it came to the stage, once it has made so many
+// steps.
+void doom(const std::string &plan, const Progress &progress);
+nlohmann::json describe(const harness::Outcome &outcome);
+nlohmann::json describe(const harness::Failure &failure, Stage stage);
+// A context by the launcher's variables, a life, and the context destroyed. pace_ms: pause in every step.
+nlohmann::json live(const harness::Scenario &scenario, Progress &progress, int pace_ms);
+
+}  // namespace network

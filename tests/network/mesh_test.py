@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Meshes over nodes: the bits of one-node runs that declare the same, in threads and in processes; the counts of inner and
+outer collectives; memory as planned. usage: mesh_test.py RANK_PROGRAM ucx|no-ucx"""
+import tap
+from job import Clean, Job, check_levels, on_one_process
+
+GROUPS = 4  # of the scenario
+STEPS, MICROBATCHES = 3, 2
+
+# name: ranks of nodes, options of all runs, options that only one node needs
+MESHES = {
+    "2x1 over 2 nodes, HSDP": ([1, 1], {"replicate": 2, "shard": 1}, {}),
+    "2x1 over 2 nodes, HFSDP": ([1, 1], {"replicate": 2, "shard": 1, "outer": "hfsdp"}, {}),
+    "2x2 over 2 nodes, HSDP": ([2, 2], {"replicate": 2, "shard": 2}, {}),
+    "2x2 over 2 nodes, HFSDP": ([2, 2], {"replicate": 2, "shard": 2, "outer": "hfsdp"}, {}),
+    "2x2 over 2 nodes, HFSDP, copied": ([2, 2], {"replicate": 2, "shard": 2, "outer": "hfsdp", "mode": "copied"}, {}),
+    "1x4 over 2 nodes": ([2, 2], {}, {"ranks_per_host": 2}),
+    "1x4 over 2 nodes, against blocks": ([2, 2], {}, {"block": 2}),
+    "4x2 over 4 nodes, HSDP": ([2, 2, 2, 2], {"replicate": 4, "shard": 2}, {}),
+    "4x2 over 4 nodes, HFSDP": ([2, 2, 2, 2], {"replicate": 4, "shard": 2, "outer": "hfsdp"}, {}),
+    "2x2 over 2 nodes, HSDP, large messages": ([2, 2], {"replicate": 2, "shard": 2, "wide": 1}, {}),
+}
+
+
+def run(ranks_of_nodes, options):
+    with Clean(len(ranks_of_nodes)) as network, Job(network, ranks_of_nodes, options) as job:
+        ranks = job.collect(80)
+        for rank in ranks:
+            assert rank.result and rank.result["status"] == "FSDP_OK", str(rank)
+            check_levels(rank.result)
+        return [rank.result for rank in ranks]
+
+
+def expected_counts(options):
+    n, k, steps = GROUPS, MICROBATCHES, STEPS
+    hsdp = "replicate" in options and "outer" not in options
+    hfsdp = "outer" in options
+    return {"reduce_scatters": n * k * steps, "outer_all_reduces": n * steps if hsdp else 0,
+            "outer_reduce_scatters": 0 if hsdp else n * steps if hfsdp else n * k * steps,
+            "outer_all_gathers": 0 if hsdp else n * (steps + 1)}  # the publish after loading gathers too
+
+
+def same_bits(results, others, what):
+    for key in ("weights", "norms"):
+        values = {str(result[key]) for result in results + others}
+        assert len(values) == 1, f"{what}: {key} {values}"
+
+
+def check(name):
+    ranks_of_nodes, options, alone = MESHES[name]
+    options = dict(options, steps=STEPS, microbatches=MICROBATCHES)
+    results = run(ranks_of_nodes, options)
+    same_bits(results, on_one_process(sum(ranks_of_nodes), dict(options, **alone)), "threads")
+    same_bits(results, run([sum(ranks_of_nodes)], dict(options, **alone)), "processes of one node")
+    for rank, result in enumerate(results):
+        assert result["planned"] == result["allocated"], f"rank {rank}: {result['planned']} {result['allocated']}"
+        if ranks_of_nodes[0] > 1:  # else nothing is reduced within a node
+            assert result["counts"] == expected_counts(options), f"rank {rank}: {result['counts']}"
+        assert result["outer_sent_bytes"] > 0, f"rank {rank} sent nothing"
+    tap.note(f"{name}: {results[0]['counts']}, {results[0]['outer_sent_bytes']} bytes sent by rank 0, "
+             f"memory by role {results[0]['planned']}")
+
+
+# Those comparisons could not fail if the blocks changed nothing.
+def blocks_change_bits():
+    plain, blocks = on_one_process(4, {}), on_one_process(4, {"block": 2})
+    assert plain[0]["weights"] != blocks[0]["weights"], plain[0]["weights"]
+
+
+tap.run([(name, lambda name=name: check(name)) for name in MESHES] + [("blocks change bits", blocks_change_bits)])

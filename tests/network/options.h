@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the driver asks of a rank: words of the form name=value.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <stdexcept>
+#include <string>
+
+#include "../engine/harness.h"
+
+namespace network {
+
+class Options {
+ public:
+  Options(int count, char **words) {
+    for (int i = 1; i < count; ++i) {
+      const std::string word = words[i];
+      const size_t equals = word.find('=');
+      if (equals == word.npos) throw std::runtime_error("not name=value: " + word);
+      values_[word.substr(0, equals)] = word.substr(equals + 1);
+    }
+  }
+  std::string text(const std::string &name) const {
+    const auto found = values_.find(name);
+    return found == values_.end() ? "" : found->second;
+  }
+  uint32_t number(const std::string &name, uint32_t otherwise) const {
+    const std::string value = text(name);
+    return value.empty() ? otherwise : static_cast<uint32_t>(std::stoul(value));
+  }
+
+ private:
+  std::map<std::string, std::string> values_;
+};
+
+inline harness::Scenario scenario_from(const Options &options) {
+  harness::Scenario scenario =
+      harness::scenario_of(FSDP_OPTIM_GRADS_PARAMS, options.number("threads", 1),
+                           options.text("mode") == "copied" ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED);
+  scenario.context.timeout_ms = options.number("timeout", 20'000);
+  scenario.context.heartbeat_timeout_ms = options.number("heartbeat", 0);
+  scenario.context.ranks_per_host = options.number("ranks_per_host", 0);
+  scenario.mesh.replicate_size = options.number("replicate", 0);
+  scenario.mesh.shard_size = options.number("shard", 0);
+  scenario.mesh.reduction_block_size = options.number("block", 0);
+  if (options.text("outer") == "hfsdp") scenario.model.outer_strategy = FSDP_OUTER_OPTIM;
+  if (options.number("wide", 0)) scenario.groups = harness::equal_groups(4, 512, 512);
+  scenario.steps = options.number("steps", 3);
+  scenario.microbatches = options.number("microbatches", 2);
+  scenario.clip = 0.5;
+  return scenario;
+}
+
+}  // namespace network

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank of a job on several hosts, over the public header. What it is to do comes as name=value; where it is in the
+// job, by the launcher's variables. Each line of its output is JSON; the last one says how it ended.
+//
+//   threads=N                  the whole job in this process, for comparison
+//   replicate, shard, block, ranks_per_host, outer=hfsdp, mode=copied, steps, microbatches, timeout, heartbeat, wide,
+//   pace die=STAGE:STEPS:US         dies so again=NAME=VALUE,...       afterwards a new job in this process, with these
+//   variables; again_replicate of its mesh linger=1                   afterwards waits for a line on stdin: the driver
+//   looks at what is left
+#include <cstdio>
+#include <cstdlib>
+#include <sstream>
+
+#include "apart.h"
+#include "levels.h"
+#include "life.h"
+#include "options.h"
+
+namespace network {
+namespace {
+
+using nlohmann::json;
+
+json run_threads(const harness::Scenario &scenario) {
+  json ranks = json::array();
+  for (const harness::Outcome &outcome : harness::train_threads(scenario)) ranks.push_back(describe(outcome));
+  return {{"ranks", ranks}};
+}
+
+void set_variables(const std::string &list) {
+  std::istringstream words(list);
+  for (std::string word; std::getline(words, word, ',');) {
+    const size_t equals = word.find('=');
+    ::setenv(word.substr(0, equals).c_str(), word.substr(equals + 1).c_str(), 1);
+  }
+}
+
+// Small, and of a mesh that any number of ranks can form.
+json live_again(const Options &options, Progress &progress) {
+  set_variables(options.text("again"));
+  harness::Scenario scenario = scenario_from(options);
+  scenario.mesh = FSDP_MESH_OPTIONS_INIT;
+  scenario.mesh.replicate_size = options.number("again_replicate", 0);
+  scenario.context.timeout_ms = 20'000;
+  scenario.context.heartbeat_timeout_ms = 0;
+  scenario.steps = 2;
+  return live(scenario, progress, 0);
+}
+
+json run_rank(const Options &options) {
+  std::thread([] {}).join();  // what a process has once, with its first thread
+  const Levels before = settled_levels();
+  static Progress progress;  // outlives the thread that kills
+  if (const std::string plan = options.text("die"); !plan.empty()) doom(plan, progress);
+  json result = options.text("cases").empty()
+                    ? live(scenario_from(options), progress, static_cast<int>(options.number("pace", 0)))
+                    : live_apart(options);
+  if (!options.text("die").empty())
+    for (;;) harness::pause_ms(1);  // it was faster than its death
+  result["before"] = to_json(before);
+  result["after"] = to_json(settled_levels());
+  if (!options.text("again").empty()) {
+    Progress second;
+    result["again"] = live_again(options, second);
+    result["after_again"] = to_json(settled_levels());
+  }
+  return result;
+}
+
+int run(int count, char **words) {
+  try {
+    const Options options(count, words);
+    say(options.number("threads", 0) ? run_threads(scenario_from(options)) : run_rank(options));
+    return 0;
+  } catch (const std::exception &error) {
+    std::fprintf(stderr, "network_rank: %s\n", error.what());
+    return 1;
+  }
+}
+
+}  // namespace
+}  // namespace network
+
+int main(int count, char **words) { return network::run(count, words); }
