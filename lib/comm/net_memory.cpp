@@ -12,7 +12,7 @@ namespace {
 // With its headers it fits into what UCX sends over TCP in one piece, and into the caches of both sides.
 constexpr uint64_t default_chunk_bytes = uint64_t{60} << 10;
 constexpr uint64_t least_chunk_bytes = uint64_t{4} << 10, most_chunk_bytes = uint64_t{64} << 20;
-// A sum's places for all ranks; no more where there are many.
+// No more where there are many hosts: they get fewer and smaller chunks instead.
 constexpr uint64_t places_of_a_rank = uint64_t{4} << 20, places_of_all = uint64_t{64} << 20;
 constexpr uint64_t least_window = 4, most_window = 64;
 
@@ -29,14 +29,14 @@ uint64_t read_net_chunk_bytes() {
   return bytes;
 }
 
-// So that four chunks of all ranks have places: many hosts get smaller chunks instead of more memory.
-uint64_t net_chunk_bytes(uint32_t ranks, uint64_t largest) noexcept {
-  return std::max(least_chunk_bytes, std::min(largest, places_of_all / (least_window * std::max(ranks, 1U)) / 64 * 64));
-}
-
 uint64_t net_window(uint32_t ranks, uint64_t chunk_bytes) noexcept {
   const uint64_t places = std::min(places_of_a_rank, places_of_all / std::max(ranks, 1U));
   return std::clamp(places / chunk_bytes, least_window, most_window);
+}
+
+uint64_t net_chunk_bytes(uint32_t ranks, uint64_t largest) noexcept {
+  const uint64_t share = places_of_all / (least_window * std::max(ranks, 1U)) / 64 * 64;
+  return std::max(least_chunk_bytes, std::min(largest, share));
 }
 
 uint64_t net_scratch_bytes(uint32_t ranks, uint64_t largest) noexcept {

@@ -79,7 +79,7 @@ void Transport::cut(uint32_t rank) noexcept {
   if (!peer.endpoint) return;
   if (peer.loss.text.empty()) {
     peer.loss.text = "closed here";
-    peer.loss.order = ++losses_;  // behind those that were lost before
+    peer.loss.order = ++losses_;  // behind those that failed before
   }
   close(peer);
 }

@@ -39,9 +39,7 @@ class UcxNet final : public Net {
   }
   void exchange(std::span<const uint32_t> ranks, uint64_t key, const void *mine, uint64_t bytes, void *all,
                 const char *what) override;
-  uint64_t scratch_bytes(uint32_t ranks) const noexcept override {
-    return net_scratch_bytes(ranks, chunk_bytes_);
-  }
+  uint64_t scratch_bytes(uint32_t ranks) const noexcept override { return net_scratch_bytes(ranks, chunk_bytes_); }
 
  private:
   uint64_t chunk_bytes_;
