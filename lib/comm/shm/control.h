@@ -50,6 +50,7 @@ class Control {
   std::string host(uint32_t rank) const;
   // On another node: what is known of it here comes late.
   void set_remote(uint32_t rank) noexcept { waits()[rank].late.store(1, std::memory_order_relaxed); }
+  bool is_remote(uint32_t rank) const noexcept { return waits()[rank].late.load(std::memory_order_relaxed) != 0; }
   // Any number that differs from the one before.
   void beat(uint32_t rank, uint64_t number) noexcept { member(rank).beat.store(number, std::memory_order_relaxed); }
   uint64_t last_beat(uint32_t rank) const noexcept { return member(rank).beat.load(std::memory_order_relaxed); }

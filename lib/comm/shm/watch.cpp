@@ -15,6 +15,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr uint32_t slice_ms = 20;
 constexpr auto longest_doubt = std::chrono::milliseconds(1200);
+// What a rank of another node sent before it left may come after the news that it left: the network may send it again.
+constexpr auto travel_time = std::chrono::seconds(2);
 constexpr auto death_gap = std::chrono::milliseconds(40);  // between deaths at the same time
 // About two futex round trips: sleeping at once would cost as much.
 constexpr auto spin_time = std::chrono::microseconds(20);
@@ -52,23 +54,27 @@ bool Watch::wait(Awaited &awaited) {
   const auto start = Clock::now();
   const auto timeout = std::chrono::milliseconds(waiter_.timeout_ms());
   auto last_look = start;
+  Clock::time_point left_since{};
   std::optional<ShownWait> shown;
   std::optional<StreamWait> stream;
-  if (on_caller) shown.emplace(control_.waits(), control_.world_size(), rank_);
-  else stream.emplace(streams_, thread_number());
+  if (on_caller)
+    shown.emplace(control_.waits(), control_.world_size(), rank_);
+  else
+    stream.emplace(streams_, thread_number());
   for (;;) {
     if (awaited.come()) return true;
     check();  // first: a rank that left because of a verdict makes what others wait for hopeless too
     if (awaited.given_up()) return false;
     if (on_caller) waiter_.poll();
-    check_leavers(awaited);
+    check_leavers(awaited, left_since);
     const auto now = Clock::now();
     if (now - last_look >= std::chrono::milliseconds(slice_ms)) {
       last_look = now;
       check_deaths(awaited);
       check_silence(awaited);
       const auto missed = first_missed_caller(awaited, control_.world_size(), rank_);
-      if (stream) stream->look(missed, awaited);
+      if (stream)
+        stream->look(missed, awaited);
       else if (const auto cycle = shown->look(missed, waiter_.call(), awaited); !cycle.empty() && !awaited.come())
         condemn_cycle(*shown, cycle);
     }
@@ -93,12 +99,18 @@ void Watch::check() {
 }
 
 // One that closed its context or destroyed it is an error only to who waits for it. Its membership is read before what
-// it wrote: had it come before it went, that is seen.
-void Watch::check_leavers(Awaited &awaited) {
+// it wrote: had it come before it went, that is seen. left_since: when this wait first missed one of another node that
+// left.
+void Watch::check_leavers(Awaited &awaited, std::chrono::steady_clock::time_point &left_since) {
   for (uint32_t rank = 0; rank < control_.world_size(); ++rank) {
     const Membership state = control_.membership(rank);
     if (state != Membership::left && state != Membership::gone) continue;
     if (!awaited.misses(rank)) continue;
+    if (control_.is_remote(rank)) {
+      const auto now = Clock::now();
+      if (left_since == Clock::time_point()) left_since = now;
+      if (now - left_since < travel_time) continue;
+    }
     condemn(Verdict::left, rank,
             format_text(
                 "{}: rank {} {}", awaited.text(), rank,

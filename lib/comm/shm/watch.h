@@ -57,7 +57,7 @@ class Watch final : Lookout {
 
  private:
   bool spin(Awaited &awaited);
-  void check_leavers(Awaited &awaited);
+  void check_leavers(Awaited &awaited, std::chrono::steady_clock::time_point &left_since);
   void check_deaths(Awaited &awaited);
   void check_silence(Awaited &awaited);
   void find_dead(RankSet &dead);
