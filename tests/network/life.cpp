@@ -31,6 +31,13 @@ std::string hash(const std::vector<std::vector<float>> &weights) {
   return hex(hash);
 }
 
+// With reduces under way.
+void quit(fsdp_context *context, const std::string &how) {
+  say({{"quit_at", now()}});
+  if (how == "leave") throw harness::Failure(FSDP_OK, "leaving", "without a close", -1);
+  FSDP(fsdp_abort_context(context, "the test says so"));
+}
+
 // As harness::train, with stages.
 void train(harness::Rank &rank, harness::Outcome &outcome, Progress &progress, int pace_ms) {
   const harness::Scenario &setup = rank.setup;
@@ -45,6 +52,7 @@ void train(harness::Rank &rank, harness::Outcome &outcome, Progress &progress, i
       progress.stage = Stage::backward;
       harness::backward(rank, step, m, nullptr);
     }
+    if (!progress.quit.empty() && step == progress.quit_step) quit(rank.context, progress.quit);
     progress.stage = Stage::finish;
     FSDP(fsdp_finish_grads(rank.model, setup.scale, nullptr));
     progress.stage = Stage::step;

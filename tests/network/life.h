@@ -19,6 +19,8 @@ constexpr const char *stage_names[] = {"start",  "bootstrap", "seal",  "load",  
 struct Progress {
   std::atomic<Stage> stage{Stage::start};
   std::atomic<uint32_t> steps{0};
+  std::string quit;  // "abort" or "leave", in the middle of the step with this number
+  uint32_t quit_step = 0;
 };
 
 // One line of JSON on stdout, written at once.

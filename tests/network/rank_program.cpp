@@ -2,11 +2,15 @@
 // One rank of a job on several hosts, over the public header. What it is to do comes as name=value; where it is in the
 // job, by the launcher's variables. Each line of its output is JSON; the last one says how it ended.
 //
-//   threads=N                  the whole job in this process, for comparison
-//   replicate, shard, block, ranks_per_host, outer=hfsdp, mode=copied, steps, microbatches, timeout, heartbeat, wide,
-//   pace die=STAGE:STEPS:US         dies so again=NAME=VALUE,...       afterwards a new job in this process, with these
-//   variables; again_replicate of its mesh linger=1                   afterwards waits for a line on stdin: the driver
-//   looks at what is left
+// threads=N: the whole job in this process, for comparison.
+//
+// replicate, shard, block, ranks_per_host, outer=hfsdp, mode=copied, steps, microbatches, timeout, heartbeat, wide:
+// what is trained, see options.h. pace: milliseconds of pause in every step.
+//
+// die=STAGE:STEPS:US: it kills itself so. quit=abort|leave, quit_step: it aborts, or destroys its context without
+// closing it, in the middle of that step. cases, odd, late: calls that differ, see apart.h.
+//
+// again=NAME=VALUE,...: afterwards a new job in this process, with these variables; again_replicate: of its mesh.
 #include <cstdio>
 #include <cstdlib>
 #include <sstream>
@@ -51,6 +55,8 @@ json run_rank(const Options &options) {
   std::thread([] {}).join();  // what a process has once, with its first thread
   const Levels before = settled_levels();
   static Progress progress;  // outlives the thread that kills
+  progress.quit = options.text("quit");
+  progress.quit_step = options.number("quit_step", 0);
   if (const std::string plan = options.text("die"); !plan.empty()) doom(plan, progress);
   json result = options.text("cases").empty()
                     ? live(scenario_from(options), progress, static_cast<int>(options.number("pace", 0)))
