@@ -303,7 +303,10 @@ void Context::shut_down() noexcept {
   flight_written_ = true;  // that the handle is gone is no failure
   try {
     failure_.set(Error(FSDP_INVALID_HANDLE, format_text("the context of rank {} has been destroyed", rank_)));
-    if (world_ && !closed_) world_->abort("destroyed its context without fsdp_close_context");
+    const auto last = last_error();
+    if (world_ && !closed_)
+      world_->abort(format_text("destroyed its context without fsdp_close_context{}{}", last ? "; its last error: " : "",
+                                last ? last->message : std::string()));
   } catch (...) {
     failure_.set(Error(FSDP_INVALID_HANDLE, {}));
   }

@@ -89,16 +89,22 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
   storage = std::make_unique<Storage>(spec, plan, arenas, *teams.all, inner(), device, early);
   if (timeline) model_number_ = timeline->open_model();
   // What fails the ranks of one inner axis must fail those of the others.
+  if (teams.outer) share_outcome(*teams.all, catch_error([this] { make_inner(); }));
+  else make_inner();
+  // The outer axis waits for all of them, so it comes after.
   if (teams.outer) share_outcome(*teams.all, catch_error([this] { make_parts(); }));
   else make_parts();
 }
 
-void Runtime::make_parts() {
+void Runtime::make_inner() {
   version_gate = inner().create_gate("publish");
   round_gate = inner().create_gate("round of reduces");
   gather_comm = inner().create_communicator("gather");
   reduce_comm = inner().create_communicator("reduce", spec.mesh.reduction_block);
   control_comm = inner().create_communicator("control");
+}
+
+void Runtime::make_parts() {
   make_traces();
   make_groups();
 }

@@ -82,6 +82,7 @@ class Runtime {
   void require_step(const char *call) const;     // ... and the step has not failed
 
  private:
+  void make_inner();
   void make_parts();
   void make_traces();
   void make_groups();

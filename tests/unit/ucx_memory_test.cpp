@@ -21,6 +21,11 @@ bool starves() {
 
 }  // namespace
 
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC sees free() where it inlines the operator below, and takes the operator above for the library's.
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
+#endif
+
 void *operator new(size_t bytes) {
   void *memory = starves() ? nullptr : std::malloc(bytes ? bytes : 1);
   if (!memory) throw std::bad_alloc();
