@@ -43,7 +43,7 @@ struct State {
   int32_t process;
   uint32_t membership, for_rank;
   uint64_t looks;
-  char text[sizeof WaitEntry::text];
+  char text[SharedText::capacity];
 };
 // The sender leaves in good order: the end of its connection is no failure.
 struct Goodbye {

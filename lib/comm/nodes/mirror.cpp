@@ -34,9 +34,11 @@ nodes::State Mirror::state_of(uint32_t rank) const noexcept {
   state.membership = static_cast<uint32_t>(control_.membership(rank));
   state.looks = entry.looks.load(std::memory_order_seq_cst);
   state.for_rank = entry.for_rank.load(std::memory_order_relaxed);
-  std::memcpy(state.text, entry.text, sizeof state.text);
-  // Another wait began meanwhile: its text may be half there.
-  if (entry.looks.load(std::memory_order_seq_cst) >> 32 != state.looks >> 32) state.looks = 0;
+  const SharedText::Copy text = entry.text.load();
+  std::copy(text.begin(), text.end(), state.text);
+  // The wait has ended meanwhile: the text may be half that of another one.
+  const uint64_t after = entry.looks.load(std::memory_order_seq_cst);
+  if (after >> 32 != state.looks >> 32 || static_cast<uint32_t>(after) == 0) state.looks = 0;
   return state;
 }
 
@@ -56,8 +58,7 @@ void Mirror::apply(uint32_t node, const nodes::State &state) noexcept {
   if (state.membership > static_cast<uint32_t>(Membership::gone)) return;
   WaitEntry &entry = control_.waits()[state.rank];
   entry.looks.store(0, std::memory_order_seq_cst);
-  std::memcpy(entry.text, state.text, sizeof entry.text);
-  entry.text[sizeof entry.text - 1] = '\0';
+  entry.text.store({state.text, ::strnlen(state.text, sizeof state.text)});
   entry.for_rank.store(state.for_rank, std::memory_order_relaxed);
   entry.looks.store(state.looks, std::memory_order_seq_cst);
   control_.set_process(state.rank, state.process);

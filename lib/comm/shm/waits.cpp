@@ -16,6 +16,27 @@ constexpr uint64_t looks_of_a_stranger = 60;
 
 }  // namespace
 
+void SharedText::store(std::string_view text) noexcept {
+  Copy copy{};
+  std::copy_n(text.data(), std::min(text.size(), capacity - 1), copy.begin());
+  for (size_t i = 0; i < std::size(words_); ++i) {
+    uint64_t word = 0;
+    std::memcpy(&word, copy.data() + i * sizeof word, sizeof word);
+    words_[i].store(word, std::memory_order_release);
+  }
+}
+
+// Another process wrote it: its end is not trusted.
+SharedText::Copy SharedText::load() const noexcept {
+  Copy copy{};
+  for (size_t i = 0; i < std::size(words_); ++i) {
+    const uint64_t word = words_[i].load(std::memory_order_acquire);
+    std::memcpy(copy.data() + i * sizeof word, &word, sizeof word);
+  }
+  copy.back() = '\0';
+  return copy;
+}
+
 std::optional<uint32_t> first_missed_caller(const Awaited &awaited, uint32_t world_size, uint32_t rank) {
   for (uint32_t r = 0; r < world_size; ++r)
     if (r != rank && awaited.misses_caller(r)) return r;
@@ -65,10 +86,7 @@ void ShownWait::hide() noexcept {
 void ShownWait::show(std::optional<uint32_t> missed, const char *call, const std::string &what) {
   WaitEntry &mine = entries_[rank_];
   if (!shown_) {
-    const std::string text = format_text("{} ({})", call, what);
-    const size_t length = std::min(text.size(), sizeof mine.text - 1);
-    std::memcpy(mine.text, text.data(), length);
-    mine.text[length] = '\0';
+    mine.text.store(format_text("{} ({})", call, what));
     mine.looks.store(((mine.looks.load(std::memory_order_relaxed) >> 32) + 1) << 32, std::memory_order_relaxed);
     shown_ = true;
   }
@@ -103,11 +121,11 @@ bool ShownWait::in_circle() const noexcept {
   return false;  // a circle of others: they find it
 }
 
-// What a peer shows may be older than what another did last: only when each of the circle has looked around twice (those of other nodes: more often) again
-// since this rank first saw it, and all are in the same waits for the same ranks, does each know of everything that the
-// next did before it began to wait. Then none of them can be the first to go on.
-// Each names the first rank that it misses. That is enough: whoever follows these names comes to a rank that does not
-// wait, or to a circle.
+// What a peer shows may be older than what another did last: only when each of the circle has looked around twice
+// (those of other nodes: more often) again since this rank first saw it, and all are in the same waits for the same
+// ranks, does each know of everything that the next did before it began to wait. Then none of them can be the first to
+// go on. Each names the first rank that it misses. That is enough: whoever follows these names comes to a rank that
+// does not wait, or to a circle.
 std::vector<uint32_t> ShownWait::find_circle() {
   if (!in_circle()) {
     suspects_.clear();
@@ -128,7 +146,8 @@ std::vector<uint32_t> ShownWait::find_circle() {
     return {};
   }
   std::vector<uint32_t> ranks;
-  const bool far = std::any_of(circle.begin(), circle.end(), [&](const Seen &seen) { return entries_[seen.rank].late != 0; });
+  const bool far =
+      std::any_of(circle.begin(), circle.end(), [&](const Seen &seen) { return entries_[seen.rank].late != 0; });
   const uint64_t looks = far ? looks_of_a_stranger : looks_of_a_neighbour;
   for (size_t i = 0; i < circle.size(); ++i) {
     if (circle[i].looks < suspects_[i].looks + looks) return {};
@@ -137,9 +156,6 @@ std::vector<uint32_t> ShownWait::find_circle() {
   return ranks;
 }
 
-std::string ShownWait::text(uint32_t rank) const {
-  const WaitEntry &entry = entries_[rank];
-  return std::string(entry.text, ::strnlen(entry.text, sizeof entry.text));
-}
+std::string ShownWait::text(uint32_t rank) const { return entries_[rank].text.load().data(); }
 
 }  // namespace fsdp::comm

@@ -4,23 +4,38 @@
 // or through a stream of its own, whose collective lacks that caller's call.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace fsdp::comm {
 
 class Awaited;
 
+// A text that is read while it is written: then half of it is new, which who reads it must find out otherwise. Who sees
+// a new word sees also what the writer stored before it.
+class SharedText {
+ public:
+  static constexpr size_t capacity = 240;
+  using Copy = std::array<char, capacity>;  // with an end
+  void store(std::string_view text) noexcept;
+  Copy load() const noexcept;
+
+ private:
+  std::atomic<uint64_t> words_[capacity / sizeof(uint64_t)];
+};
+
 // A rank's entry, written by that rank's caller alone. All zero bytes: it does not wait.
 struct alignas(64) WaitEntry {
   std::atomic<uint64_t> looks;     // number of the wait << 32 | looks around since it began; 0 looks: none, or not yet
   std::atomic<uint32_t> for_rank;  // the first whose caller it misses; none: UINT32_MAX
   std::atomic<uint32_t> late;      // 1: of another node, whose leader writes it here
-  char text[236];                  // written before the first look
+  SharedText text;                 // written before the first look
 };
 
 // The first other rank that will not come before its caller makes a call.

@@ -134,8 +134,9 @@ void Watch::check_deaths(Awaited &awaited) {
 }
 
 void Watch::check_silence(Awaited &awaited) {
-  const std::vector<uint32_t> silent = pulse_.silent([&](uint32_t rank) { return awaited.misses(rank); });
-  if (silent.empty() || awaited.come()) return;
+  if (pulse_.silent([&](uint32_t rank) { return awaited.misses(rank); }).empty() || awaited.come()) return;
+  // One that did its part of this may have stopped as well.
+  const std::vector<uint32_t> silent = pulse_.silent([](uint32_t) { return true; });
   condemn(Verdict::stopped, silent.front(), format_text("{}: {}", awaited.text(), pulse_.text(silent)));
 }
 
