@@ -234,7 +234,8 @@ TEST(UcxFailure, TheEndWithWorkUnderWay) {
       seen[rank.rank()] = error_of([&] {
         std::vector<float> values(8'000'000, 1.0F);
         MessageBench bench = mine->bench();
-        sum_long(bench, values, "long");
+        // Work for much longer than the delay, also where a loaded machine wakes this thread late.
+        for (int i = 0; i < 40; ++i) sum_long(bench, values, "long");
         if (rank.rank() == 0) {
           std::this_thread::sleep_for(std::chrono::milliseconds(2 * delay));
           rank.failure.set(Error(FSDP_ABORTED, "enough"));
