@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // What moves bytes between ranks. A communicator knows nothing of groups or strategies: it moves spans of shared
-// arenas. Backends: shm/ (now), nccl/, ucx/, hybrid (later); which one is decided in factory.cpp alone.
+// arenas. Backends: shm/, ucx/, hybrid/, and for memory of a device staging/ and nccl/; which one is decided in factory.cpp
+// alone.
 //
 //   Team          the ranks of one mesh axis: arenas, gates, small exchanges on the caller's thread
-//   Arena         memory that every rank of the team can read, each rank writing its own part
+//   Arena         memory that every rank of the team can read, each rank writing its own part; of a device that is not
+//                 the host, every rank has its own part alone
 //   Gate          one monotone number a rank: arrive with a value, wait until all have it (versions, windows)
 //   Communicator  one ordered sequence of collectives, each enqueued on a device stream; the engine has one for gathers
 //                 and one for reduces, so that neither waits for the other
@@ -70,6 +72,9 @@ struct ReduceSpan {
   float *to;
   float factor;
   bool accumulate;
+  // Of a device, where wire_dtype is not dtype: size() * shard_count elements of it for the communicator to work in. Where
+  // they are the same it may work in this rank's own part of `from`, which is lost.
+  std::byte *wire = nullptr;
 };
 
 // One all-reduce of a launch: reduce-scatter into `whole`'s own slice (accumulating there if asked), then all-gather of
@@ -84,6 +89,7 @@ struct AllReduceSpan {
   std::byte *whole_writable;  // this rank's copy
   float factor;
   bool accumulate;
+  std::byte *wire = nullptr;  // as in ReduceSpan
 };
 
 // What the caller says a collective is, compared between ranks: an operation number is added by the communicator.
@@ -202,6 +208,9 @@ class Team {
   // that was interrupted leaves the ranks at odds: later ones of this team are INVALID_STATE here.
   virtual std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable,
                                               const std::string &what) = 0;
+  // `part_bytes` for every rank, each writing its own: rank r's part is at r * part_bytes. Of a device that is not the host
+  // only this rank's part exists, and addresses of the others name nothing.
+  virtual std::unique_ptr<Arena> create_parts(uint64_t part_bytes, const std::string &what);
   virtual std::unique_ptr<Gate> create_gate(const std::string &what) = 0;
   // Sums are in rank order; with a reduction block, so many neighbouring ranks are summed (and scaled) first, and the
   // blocks' sums added in order: to = b0, += b1, ... or, to accumulate, to += b0, += b1, ...
@@ -214,6 +223,21 @@ class Team {
   // chunks).
   virtual void exchange_fixed(const void *mine, uint64_t bytes, void *all, const char *what) = 0;
 };
+
+// How ranks exchange what lies in memory of a device that is not the host's.
+enum class DeviceTransport {
+  automatic,  // nccl where it can serve these ranks, else staging
+  nccl,
+  staging  // through pinned memory of the host, and from there as between ranks of the host
+};
+
+// The same ranks over memory of the device, as `team` has them over the host's: arenas hold this rank's part, communicators
+// enqueue on the device's streams, and gates hold nobody back, since what ranks exchange are messages. Collective over the
+// team. The host device: the team itself.
+std::shared_ptr<Team> create_device_team(std::shared_ptr<Team> team, device::Device &device, DeviceTransport transport,
+                                         const Waiter &waiter, Failure &failure);
+// What each rank allocates (pinned, or of the device) for all that the engine creates in such a team of so many ranks.
+uint64_t device_team_bytes(uint32_t ranks, DeviceTransport transport) noexcept;
 
 // A rank's membership in the job: made by bootstrap, gives teams.
 class World {

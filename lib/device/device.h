@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the engine and the communicators may ask of a device. Backends: host/ (now), cuda/ (later); which one is decided
-// in factory.cpp alone. Everything that is enqueued on a stream must stay valid until the stream has done it.
+// What the engine and the communicators may ask of a device. Backends: host/ and cuda/; which one is decided in factory.cpp
+// alone. Everything that is enqueued on a stream must stay valid until the stream has done it.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ class Event {
   virtual bool done() const noexcept = 0;
 };
 
-// A host function in stream order, copied into the stream's own queue: trivially copyable, at most `capacity` bytes.
+// A host function in the order of a stream of the host, copied into the stream's own queue: trivially copyable, at most `capacity` bytes.
 // It may wait (bounded) and may throw Error: the stream then fails its context and skips what follows.
 class Task {
  public:
@@ -77,7 +77,7 @@ class Stream {
   virtual ~Stream() = default;
   virtual void record(Event &event) = 0;      // done when all that was enqueued before is done
   virtual void wait(const Event &event) = 0;  // what follows starts after the event's last record
-  virtual void run(const Task &task) = 0;
+  virtual void run(const Task &task) = 0;     // streams of the host only; others throw INTERNAL
   virtual void copy(void *to, const void *from, size_t bytes) = 0;
   virtual void fill(void *to, uint8_t byte, size_t bytes) = 0;
   virtual void cast(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) = 0;
@@ -93,6 +93,16 @@ class Stream {
   virtual void adamw(const AdamW &step, std::span<const AdamWSpan> spans) = 0;
 };
 
+// Host work that belongs between pieces of device work: a stream of the host that waits for streams of the device and that
+// they wait for. What fails in it fails the context, and the device's streams go on.
+class HostLane {
+ public:
+  virtual ~HostLane() = default;
+  virtual Stream &stream() = 0;                   // of the host: tasks, kernels over host memory, events of the host
+  virtual void wait(const Event &event) = 0;      // what is given to the lane from now on starts after the device's event
+  virtual void release(Stream &device_stream) = 0;  // what follows on it starts after what the lane was given so far
+};
+
 // Private memory of the device, populated, zeroed, page-aligned; given back by the destructor.
 class Memory {
  public:
@@ -105,7 +115,7 @@ struct Options {
   bool overlap = true;        // false: streams do their work on the calling thread at once
   uint32_t delay_us = 0;      // longest random delay before each piece of work of a library stream
   uint64_t delay_seed = 0;
-  uint64_t failed_allocation = 0;  // the n-th allocate() fails, from 1
+  uint64_t failed_allocation = 0;  // the n-th allocate() or allocate_host() fails, from 1
 };
 
 class Device {
@@ -114,8 +124,24 @@ class Device {
   virtual std::unique_ptr<Stream> create_stream(const std::string &name) = 0;
   virtual std::unique_ptr<Event> create_event() = 0;
   virtual std::unique_ptr<Memory> allocate(uint64_t bytes, const char *what) = 0;
+  // Memory of the host that kernels of the device can read and write too.
+  virtual std::unique_ptr<Memory> allocate_host(uint64_t bytes, const char *what) = 0;
   // The caller's stream. On the host device NULL only, the calling thread: record completes at once, wait blocks.
   virtual Stream &caller_stream(fsdp_stream stream) = 0;
+  // The calling thread as a stream of the host, whatever the device.
+  virtual Stream &calling_thread() = 0;
+  // Is its memory the host's, so that ranks of a host can read each other's? If not, what they exchange are messages in the
+  // order of streams.
+  virtual bool is_host() const noexcept = 0;
+  // Cast between this device's memory and the caller's, which may be the host's or the device's. In the order of the
+  // caller's stream NULL; done when it returns.
+  virtual void transfer(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) = 0;
+  // Not on the host device.
+  virtual std::unique_ptr<HostLane> create_host_lane(const std::string &name) = 0;
+  // Let the device read and write this host memory, which somebody else allocated, without copies on the way; until
+  // unregister_host. On the host: nothing to do.
+  virtual void register_host(void *data, uint64_t bytes) = 0;
+  virtual void unregister_host(void *data) noexcept = 0;
   // Block the calling thread, polling the waiter.
   virtual void synchronize(const Event &event) = 0;
   // The n-th allocation fails if the options say so; shared memory asks before it allocates.
@@ -128,5 +154,9 @@ const char *host_instruction_set();
 
 // waiter is for waits on the caller's thread, failure for the streams; both outlive the device.
 std::unique_ptr<Device> create_host_device(const Options &options, const Waiter &waiter, Failure &failure);
+// index: which GPU, -1 for the calling thread's current one. UNSUPPORTED where there is none, with CUDA's own words.
+std::unique_ptr<Device> create_cuda_device(int32_t index, const Options &options, const Waiter &waiter, Failure &failure);
+// What this build has, for people: "no", or which toolkit and which architectures.
+const char *cuda_description() noexcept;
 
 }  // namespace fsdp::device

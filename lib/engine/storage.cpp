@@ -137,8 +137,7 @@ std::unique_ptr<comm::Arena> Storage::create_shared_compute() {
 
 std::unique_ptr<comm::Arena> Storage::create_parts(uint64_t part_bytes, const char *what) {
   if (part_bytes == 0) return nullptr;
-  const comm::Range own{team_.rank() * part_bytes, part_bytes};
-  return team_.create_arena(checked_multiply(part_bytes, team_.size(), what), {&own, 1}, what);
+  return team_.create_parts(part_bytes, what);
 }
 
 void Storage::place_compute(const memory::BucketPlan &plan, const memory::GroupPlan &group, Bucket &bucket) const {

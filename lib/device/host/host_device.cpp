@@ -32,6 +32,10 @@ Stream &HostDevice::caller_stream(fsdp_stream stream) {
   return caller_;
 }
 
+std::unique_ptr<HostLane> HostDevice::create_host_lane(const std::string &name) {
+  fail(FSDP_INTERNAL, "lane '{}': streams of the host device run host work themselves", name);
+}
+
 void HostDevice::synchronize(const Event &event) { await_event(event, waiter_); }
 
 void HostDevice::count_allocation(uint64_t bytes, const char *what) {

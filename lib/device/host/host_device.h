@@ -21,7 +21,16 @@ class HostDevice final : public Device {
   std::unique_ptr<Stream> create_stream(const std::string &name) override;
   std::unique_ptr<Event> create_event() override;
   std::unique_ptr<Memory> allocate(uint64_t bytes, const char *what) override;
+  std::unique_ptr<Memory> allocate_host(uint64_t bytes, const char *what) override { return allocate(bytes, what); }
   Stream &caller_stream(fsdp_stream stream) override;
+  Stream &calling_thread() override { return caller_; }
+  bool is_host() const noexcept override { return true; }
+  void transfer(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) override {
+    caller_.cast(to, to_dtype, from, from_dtype, count);
+  }
+  std::unique_ptr<HostLane> create_host_lane(const std::string &name) override;
+  void register_host(void *, uint64_t) override {}
+  void unregister_host(void *) noexcept override {}
   void synchronize(const Event &event) override;
   void count_allocation(uint64_t bytes, const char *what) override;
   uint64_t allocations() const noexcept override { return allocations_.load(std::memory_order_relaxed); }

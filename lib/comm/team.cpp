@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/checked.h"
+#include "comm/communicator.h"
+
+namespace fsdp::comm {
+
+std::unique_ptr<Arena> Team::create_parts(uint64_t part_bytes, const std::string &what) {
+  const Range own{rank() * part_bytes, part_bytes};
+  return create_arena(checked_multiply(part_bytes, size(), what.c_str()), {&own, 1}, what);
+}
+
+}  // namespace fsdp::comm
