@@ -110,6 +110,14 @@ std::shared_ptr<Seat> create_lone_seat(uint32_t rank, uint32_t size, const Waite
   return std::make_shared<Seat>(rank, size, control, std::make_unique<NoLinks>(), waiter, failure, device);
 }
 
+// Replaced by the staging and NCCL teams when they are merged.
+std::shared_ptr<Team> create_device_team(std::shared_ptr<Team> team, device::Device &device, DeviceTransport, const Waiter &,
+                                         Failure &) {
+  if (device.is_host()) return team;
+  fail(FSDP_UNSUPPORTED, "no communicator for the memory of this device");
+}
+uint64_t device_team_bytes(uint32_t, DeviceTransport) noexcept { return 0; }
+
 std::shared_ptr<LocalJob> create_local_job(uint32_t size) {
   check_size(size, most_ranks_of_a_host, "on one host");
   return std::make_shared<LocalJob>(size);

@@ -59,6 +59,9 @@ class Context {
   void check_process() const;  // INVALID_STATE in a forked child
   bool debug() const noexcept { return options_.flags & FSDP_CONTEXT_DEBUG; }
   device::Device &device() { return *device_; }
+  // Is the memory of models the host's? A context that only plans knows it without the device.
+  bool on_host() const noexcept { return options_.device != FSDP_DEVICE_CUDA; }
+  comm::DeviceTransport transport() const noexcept;
   trace::Timeline *timeline() noexcept { return timeline_.get(); }  // NULL: no trace is kept
   trace::CallerSpans *caller_spans() noexcept { return caller_spans_.get(); }
   void write_trace(const std::string &path) const;
@@ -72,6 +75,8 @@ class Context {
   void require_world(const char *call) const;
   // Collective over the ranks.
   std::unique_ptr<comm::Team> create_team(std::span<const uint32_t> ranks, const std::string &what);
+  // The same ranks over the device's memory.
+  std::shared_ptr<comm::Team> create_device_team(std::shared_ptr<comm::Team> team, comm::DeviceTransport transport);
   // A number for the host of each rank.
   std::vector<uint32_t> hosts_of(std::span<const uint32_t> ranks) const;
   // What a rank allocates for messages between these.
@@ -98,7 +103,7 @@ class Context {
 
  private:
   friend class CallScope;
-  Context(const fsdp_context_options &options, uint32_t rank, uint32_t world_size);
+  Context(const fsdp_context_options &options, uint32_t rank, uint32_t world_size, bool plans = false);
   comm::Team &world_team();
   // Every rank's bytes, as comm::Team::exchange_fixed: waited for and recorded.
   void exchange_with_world(const void *mine, uint64_t bytes, void *all, const char *what);
