@@ -150,6 +150,7 @@ void Context::write_trace(const std::string &path) const {
   require_world("fsdp_write_trace");
   if (!timeline_)
     fail(FSDP_INVALID_STATE, "fsdp_write_trace: the context of rank {} keeps no trace; create it with FSDP_CONTEXT_TRACE", rank_);
+  settle();
   trace::replace_file(path, trace::format_chrome_trace(timeline_->read(), rank_, world_size_), "fsdp_write_trace");
 }
 
@@ -162,6 +163,7 @@ void Context::check_flight_directory() {
 
 void Context::write_flight_record(const std::string &path) const {
   require_world("fsdp_write_flight_record");
+  settle();
   trace::replace_file(path, trace::format_flight_record(flight_.read(), {rank_, world_size_, failure_.get()}),
                       "fsdp_write_flight_record");
 }
@@ -302,6 +304,21 @@ void Context::add_model(const OpenModel *model) {
 void Context::remove_model(const OpenModel *model) noexcept {
   std::lock_guard lock(mutex_);
   std::erase(models_, model);
+}
+
+void Context::add_unsettled(Unsettled *work) {
+  const std::lock_guard lock(unsettled_mutex_);
+  unsettled_.push_back(work);
+}
+
+void Context::remove_unsettled(Unsettled *work) noexcept {
+  const std::lock_guard lock(unsettled_mutex_);
+  std::erase(unsettled_, work);
+}
+
+void Context::settle() const noexcept {
+  const std::lock_guard lock(unsettled_mutex_);
+  for (Unsettled *work : unsettled_) work->settle();
 }
 
 void Context::abort(const std::string &reason) noexcept {

@@ -40,6 +40,13 @@ class OpenModel {
   virtual std::string unfinished() const = 0;
 };
 
+// Work whose end somebody must look for.
+class Unsettled {
+ public:
+  virtual ~Unsettled() = default;
+  virtual void settle() noexcept = 0;
+};
+
 class Context {
  public:
   static constexpr uint64_t most_values = 512;  // of one all_reduce
@@ -100,6 +107,9 @@ class Context {
   // A close with a model in the middle of a step is an error.
   void add_model(const OpenModel *model);
   void remove_model(const OpenModel *model) noexcept;
+  // Looked at before a record of what was done is written.
+  void add_unsettled(Unsettled *work);
+  void remove_unsettled(Unsettled *work) noexcept;
 
  private:
   friend class CallScope;
@@ -110,6 +120,7 @@ class Context {
   void start_trace();
   void check_flight_directory();
   void flush_log() noexcept;
+  void settle() const noexcept;
 
   fsdp_context_options options_;
   fsdp_log_level log_level_;
@@ -139,6 +150,8 @@ class Context {
   std::vector<std::pair<fsdp_log_level, std::string>> log_lines_;
   std::atomic<bool> has_log_lines_{false};
   std::optional<Error> last_error_;
+  mutable std::mutex unsettled_mutex_;
+  std::vector<Unsettled *> unsettled_;
 };
 
 // The right to be inside a context: throws BUSY, the sticky failure, or INVALID_STATE in a forked child.
