@@ -54,7 +54,7 @@ void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh, bool 
 uint64_t plan_team_bytes(const Context &context, const layout::Mesh &mesh, bool communicates) {
   if (context.on_host()) return 0;
   return (communicates ? comm::device_team_bytes(mesh.inner_size, context.transport()) : 0) +
-         (mesh.outer_size > 1 ? comm::device_team_bytes(mesh.outer_size, context.transport()) : 0);
+         (mesh.outer_size > 1 ? 2 * comm::device_message_bytes(mesh.outer_size, context.transport()) : 0);  // sums and weights
 }
 
 uint64_t Outer::message_bytes(const Context &context, const layout::Mesh &mesh) {
