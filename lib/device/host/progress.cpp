@@ -12,6 +12,7 @@ using namespace std::chrono_literals;
 // is not lost, since wakes_ has changed since its owner read it.
 void Progress::complete(uint64_t count) noexcept {
   completed_.store(count, std::memory_order_seq_cst);
+  if (mirror_) mirror_->store(static_cast<uint32_t>(count), std::memory_order_release);
   if (wanted_.load(std::memory_order_seq_cst) > count) return;
   wanted_.store(nobody, std::memory_order_seq_cst);
   wakes_.fetch_add(1, std::memory_order_seq_cst);
@@ -48,7 +49,8 @@ class LookoutScope {
   Lookout *lookout_;
 };
 
-// The thread whose work this stream waits for in the end. Streams may change while they are followed: who asks looks again.
+// The thread whose work this stream waits for in the end. Streams may change while they are followed: who asks looks
+// again.
 uint64_t last_worker(const Progress &progress) noexcept {
   constexpr int most_streams = 16;
   const Progress *last = &progress;
