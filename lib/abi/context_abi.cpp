@@ -13,6 +13,7 @@ void read_device(fsdp_context_options &options, const char *call) {
   if (options.device_index < 0)
     fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_context_options.device_index is {}; it is FSDP_DEVICE_INDEX(i) for GPU i, or 0 for the "
                                 "calling thread's current one", call, options.device_index);
+  if (options.device == FSDP_DEVICE_HOST) options.device_transport = 0;  // it does not count
   options.device_transport = read_enum(options.device_transport, 0, FSDP_TRANSPORT_STAGING + 0, call, "fsdp_context_options.device_transport");
 }
 

@@ -69,6 +69,7 @@ class Context {
   // Is the memory of models the host's? A context that only plans knows it without the device.
   bool on_host() const noexcept { return options_.device != FSDP_DEVICE_CUDA; }
   comm::DeviceTransport transport() const noexcept;
+  fsdp_device_transport device_transport() const noexcept { return options_.device_transport; }
   trace::Timeline *timeline() noexcept { return timeline_.get(); }  // NULL: no trace is kept
   trace::CallerSpans *caller_spans() noexcept { return caller_spans_.get(); }
   void write_trace(const std::string &path) const;

@@ -160,7 +160,7 @@ void Gatherer::enqueue_copies(Group &group, GatherSlot &slot) {
   StreamTrace &trace = *runtime_.gather_trace;
   trace.await(*runtime_.version_gate, runtime_.version, group.name(), "wait for publish", group.trace_name, runtime_.version);
   trace.begin("all_gather", group, group.pulled_bytes);
-  runtime_.gather_comm->gather_stable(slot.spans, {group.index, group.name()}, stream);
+  runtime_.gather(slot.spans, group);
   trace.end("all_gather", group, group.pulled_bytes, runtime_.version);
   stream.record(*slot.ready);
   if (!runtime_.context.on_host()) runtime_.calls.add(CallSequence::Kind::gather, group.index);

@@ -12,7 +12,8 @@ Model::Model(std::shared_ptr<Context> context, memory::ModelSpec spec, fsdp_opti
   spec_.message_bytes = Outer::message_bytes(*context_, spec_.mesh);
   spec_.host_memory = context_->on_host();
   spec_.device_team_bytes = plan_team_bytes(*context_, spec_.mesh, spec_.communicates());
-  spec_.rounds_before_sending = !spec_.host_memory && context_->transport() != comm::DeviceTransport::staging;
+  spec_.rounds_before_sending = !spec_.host_memory;
+  spec_.device_transport = context_->device_transport();
   context_->add_model(this);
 }
 

@@ -146,6 +146,13 @@ Runtime::~Runtime() {
   if (timeline) timeline->close_model(model_number_);
 }
 
+void Runtime::gather(std::span<const comm::GatherSpan> spans, const Group &group) {
+  const comm::Tag tag{group.index, group.name()};
+  if (context.on_host()) return gather_comm->gather_stable(spans, tag, *gather_stream);
+  if (auto error = gather_comm->broken()) throw *std::move(error);
+  gather_comm->all_gather(spans, tag, *gather_stream);
+}
+
 void Runtime::abandon() {
   if (reduce_comm) reduce_comm->abandon();
   if (outer) outer->abandon();

@@ -85,6 +85,9 @@ class Runtime {
   void leave_window(device::Stream &caller) const;
   // Of a device: the calling thread waits for what the stream has been given.
   void synchronize(device::Stream &stream);
+  // The group's weights go to full buffers, on the gather stream. On the host they are pulled from where they are; of a device
+  // they are messages, and one that was given up since is an error.
+  void gather(std::span<const comm::GatherSpan> spans, const Group &group);
   // Collectives that cannot complete end.
   void abandon();
   // Errors that name the call expected.

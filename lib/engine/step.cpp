@@ -53,6 +53,7 @@ void Model::end_step(Intent intent, double value, std::string missing, fsdp_stre
   state.wait_idle(caller);
   auto broken = state.reduce_comm->broken();
   if (!broken && state.outer) broken = state.outer->sum_comm().broken();
+  if (!broken && !context_->on_host()) broken = state.gather_comm->broken();
   if (broken) missing += format_text("{}{}", missing.empty() ? "" : "; ", broken->message);
   meet(intent, value, missing);
   check_meeting(intent, value);
@@ -234,7 +235,7 @@ void Model::refresh_whole_weights(device::Stream &caller) {
     }
     copies = true;
     state.gather_trace->begin("all_gather", group, group.pulled_bytes);
-    state.gather_comm->gather_stable(group.refresh_spans, {group.index, group.name()}, *state.gather_stream);
+    state.gather(group.refresh_spans, group);
     state.gather_trace->end("all_gather", group, group.pulled_bytes, state.version);
     ++state.stats.all_gathers;
     state.stats.gathered_bytes += group.pulled_bytes;

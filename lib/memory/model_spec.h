@@ -61,6 +61,7 @@ struct ModelSpec {
   uint64_t message_bytes = 0;  // a rank's memory for messages over the outer axis
   bool host_memory = true;     // compute weights and gradients lie where the ranks of a host can read each other's
   uint64_t device_team_bytes = 0;  // else: a rank's memory for exchanging them
+  fsdp_device_transport device_transport = 0;  // ... as declared
   bool rounds_before_sending = false;  // ... and gradients are rounded to their reduce dtype in a buffer of their own
   std::vector<fsdp_visit> visits;
   std::vector<StateSpec> states;

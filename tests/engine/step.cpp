@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "element.h"
+#include "device.h"
 #include "harness.h"
 
 namespace harness {
@@ -33,16 +33,17 @@ void visit_forward(Rank &rank, size_t g, fsdp_phase phase, Outcome *outcome) {
 void give_grad(Rank &rank, size_t g, size_t p, const std::vector<float> &values) {
   const ParamDef &param = rank.def(g).params[p];
   if (rank.setup.put) {
-    FSDP(fsdp_put_grad(rank.groups[g], p, values.data(), FSDP_FLOAT32, param.count(), nullptr));
+    const Placed placed(values);
+    FSDP(fsdp_put_grad(rank.groups[g], p, placed.data(), FSDP_FLOAT32, param.count(), nullptr));
     return;
   }
   fsdp_tensor grad = FSDP_TENSOR_INIT;
   int32_t accumulate = 0;
   FSDP(fsdp_acquire_grad(rank.groups[g], p, nullptr, &grad, &accumulate));
-  for (uint64_t i = 0; i < values.size(); ++i) {
-    const float old = accumulate ? load_element(grad.data, grad.dtype, i) : 0.0f;
-    store_element(grad.data, grad.dtype, i, accumulate ? old + values[i] : values[i]);
-  }
+  if (!accumulate) return store_elements(grad.data, grad.dtype, values);
+  std::vector<float> sums = load_elements(grad.data, grad.dtype, grad.element_count);
+  for (uint64_t i = 0; i < values.size(); ++i) sums[i] += values[i];
+  store_elements(grad.data, grad.dtype, sums);
 }
 
 }  // namespace
@@ -82,8 +83,8 @@ void collect_grads(Rank &rank, Outcome &outcome) {
     for (const ParamDef &param : def.params) outcome.grads.emplace_back(param.count(), 0.0f);
   for (const fsdp_shard &shard : rank.shards()) {
     const size_t g = static_cast<size_t>(std::ranges::find(rank.groups, shard.group) - rank.groups.begin());
-    std::copy_n(shard.main_grad, shard.element_count,
-                outcome.grads[setup.ordinal(g, shard.param_index)].begin() + static_cast<long>(shard.element_offset));
+    copy(outcome.grads[setup.ordinal(g, shard.param_index)].data() + shard.element_offset, shard.main_grad,
+         shard.element_count * sizeof(float));
   }
 }
 
@@ -109,7 +110,8 @@ void clean_step(Rank &rank, uint32_t step) {
 void put_all(Rank &rank, size_t g, float value) {
   for (size_t p = 0; p < rank.def(g).params.size(); ++p) {
     const std::vector<float> grad(rank.def(g).params[p].count(), value);
-    FSDP(fsdp_put_grad(rank.groups[g], p, grad.data(), FSDP_FLOAT32, grad.size(), nullptr));
+    const Placed placed(grad);
+    FSDP(fsdp_put_grad(rank.groups[g], p, placed.data(), FSDP_FLOAT32, grad.size(), nullptr));
   }
 }
 
