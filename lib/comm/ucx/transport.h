@@ -3,6 +3,8 @@
 // peers get what a rank owes them while its caller computes, and everything here happens under one mutex.
 #pragma once
 
+#include <pthread.h>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -10,7 +12,6 @@
 #include <memory>
 #include <mutex>
 #include <set>
-#include <thread>
 #include <vector>
 
 #include "comm/shm/seat.h"
@@ -159,7 +160,7 @@ class Transport {
   std::vector<Message *> free_;
   uint64_t losses_ = 0;
   bool stopping_ = false;
-  std::thread thread_;
+  pthread_t thread_{};
 };
 
 }  // namespace fsdp::comm::ucx
