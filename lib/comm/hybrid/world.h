@@ -2,7 +2,6 @@
 // A rank's membership in a job on several hosts: shared memory among the ranks of a host, messages between hosts.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,6 +9,7 @@
 #include "comm/communicator.h"
 #include "comm/hybrid/team.h"
 #include "comm/net.h"
+#include "comm/team_keys.h"
 
 namespace fsdp::comm {
 
@@ -29,12 +29,11 @@ class HybridWorld final : public World {
 
  private:
   TeamPlaces places_of(std::span<const uint32_t> ranks, const std::string &what) const;
-  uint64_t team_key(const std::vector<uint32_t> &ranks);
 
   std::shared_ptr<Net> net_;
   std::unique_ptr<World> near_;
   std::vector<uint32_t> hosts_;
-  std::map<std::vector<uint32_t>, uint64_t> teams_made_;
+  TeamKeys team_keys_;
 };
 
 }  // namespace fsdp::comm
