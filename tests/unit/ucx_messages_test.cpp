@@ -132,9 +132,3 @@ TEST(UcxOptions, AreChecked) {
 
 }  // namespace
 }  // namespace fsdp::comm::test
-
-int main(int argc, char **argv) {
-  fsdp::comm::test::use_loopback();
-  testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}
