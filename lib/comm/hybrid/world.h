@@ -21,6 +21,7 @@ class HybridWorld final : public World {
   uint32_t rank() const noexcept override { return near_->rank(); }
   uint32_t size() const noexcept override { return static_cast<uint32_t>(hosts_.size()); }
   const std::string &description() const noexcept override { return near_->description(); }
+  std::string warnings() const override { return net_->warnings(); }
   uint32_t host_of(uint32_t rank) const override { return hosts_[rank]; }
   uint64_t message_bytes(std::span<const uint32_t> ranks, bool sums) const override;
   std::unique_ptr<Team> create_team(std::span<const uint32_t> ranks, const std::string &what) override;

@@ -53,6 +53,7 @@ class Transport {
 
   uint32_t rank() const noexcept { return rank_; }
   const std::vector<std::byte> &address() const noexcept { return worker_.address(); }
+  const std::string &warnings() const noexcept { return worker_.warnings(); }
   void join(std::vector<std::vector<std::byte>> addresses, std::shared_ptr<Seat> seat);
 
   // The thread that moves everything on lets others go first.
