@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/staging/team.h"
 
-#include "comm/outcome.h"
+#include "comm/together.h"
 #include "comm/staging/arena.h"
 #include "comm/staging/communicator.h"
 #include "comm/staging/messages.h"
