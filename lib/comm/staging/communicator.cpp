@@ -13,6 +13,16 @@ struct DeviceCommunicator::Gathered {
   uint64_t bytes;
 };
 
+struct DeviceCommunicator::Reduced {
+  const std::byte *own;
+  fsdp_dtype dtype;
+  fsdp_dtype wire_dtype;
+  uint64_t shard_count;
+  float *to;
+  float factor;
+  bool accumulate;
+};
+
 DeviceCommunicator::DeviceCommunicator(std::unique_ptr<Communicator> host, std::unique_ptr<Slots> slots,
                                        device::Device &device, uint32_t rank, uint32_t size, uint32_t reduction_block,
                                        const std::string &what)
@@ -39,6 +49,12 @@ Fingerprint describe(Operation operation, const Tag &tag) {
   Fingerprint call{};
   call.start(operation, tag);
   return call;
+}
+
+// Rounded before it travels, if that makes less of it: the sum of what is rounded already is the same.
+template <class Span>
+bool travels_rounded(const Span &span) {
+  return span.wire && dtype_size(span.wire_dtype) < dtype_size(span.dtype);
 }
 
 }  // namespace
@@ -122,7 +138,13 @@ void DeviceCommunicator::carry_gather(const Fingerprint &call, uint64_t span_cou
 }
 
 void DeviceCommunicator::gather_stable(std::span<const GatherSpan> spans, Tag tag, device::Stream &stream) {
-  if (!spans.empty()) all_gather(spans, tag, stream);
+  if (spans.empty()) return;
+  all_gather(spans, tag, stream);
+  // Nobody asks whether a gather was given up, by a peer that has ended: it must fail the context, as one that waits
+  // does.
+  conveyor_.lane().stream().run([host = host_.get()] {
+    if (auto error = host->broken()) throw *std::move(error);
+  });
 }
 
 Ticket DeviceCommunicator::all_gather(std::span<const GatherSpan> spans, Tag tag, device::Stream &stream) {
@@ -136,12 +158,12 @@ Ticket DeviceCommunicator::all_gather(std::span<const GatherSpan> spans, Tag tag
 }
 
 // In a part, the slices of the pieces lie by the rank that they are for, so that each rank takes one range of it.
-void DeviceCommunicator::bring_slices(const ReduceSpan &span, const Piece &piece, std::byte *part) {
+void DeviceCommunicator::bring_slices(const Reduced &span, const Piece &piece, std::byte *part) {
   const uint64_t unit = dtype_size(span.dtype);
   for (uint32_t r = 0; r < size_; ++r)
     if (r != rank_)
-      conveyor_.down().copy(part + r * room_ + piece.place,
-                            own(span.from) + (r * span.shard_count + piece.first) * unit, piece.count * unit);
+      conveyor_.down().copy(part + r * room_ + piece.place, span.own + (r * span.shard_count + piece.first) * unit,
+                            piece.count * unit);
 }
 
 void DeviceCommunicator::take_slices(uint64_t slot, uint64_t bytes) {
@@ -151,10 +173,10 @@ void DeviceCommunicator::take_slices(uint64_t slot, uint64_t bytes) {
 }
 
 // As the host's communicator adds: block by block if there are any.
-void DeviceCommunicator::sum(const ReduceSpan &span, const Piece &piece) {
+void DeviceCommunicator::sum(const Reduced &span, const Piece &piece) {
   const uint64_t unit = dtype_size(span.dtype);
   std::byte *base = sums_->data() + piece.place;
-  conveyor_.up().copy(base + rank_ * room_, own(span.from) + (rank_ * span.shard_count + piece.first) * unit,
+  conveyor_.up().copy(base + rank_ * room_, span.own + (rank_ * span.shard_count + piece.first) * unit,
                       piece.count * unit);
   for (uint32_t first = 0; first < size_; first += block_)
     conveyor_.up().rank_sum({base + first * room_, room_, std::min(block_, size_ - first), span.dtype, span.wire_dtype,
@@ -179,11 +201,31 @@ void DeviceCommunicator::carry_reduce(const Fingerprint &call, uint64_t span_cou
   carry(call, span_count, bring, take);
 }
 
+template <class Span>
+void DeviceCommunicator::round_to_wire(const Span &span) {
+  if (travels_rounded(span))
+    conveyor_.down().cast(span.wire, span.wire_dtype, own(span.from), span.dtype, span.shard_count * size_);
+}
+
+template <class Span>
+DeviceCommunicator::Reduced DeviceCommunicator::reduced(const Span &span, float *to) const {
+  const bool rounded = travels_rounded(span);
+  return {rounded ? span.wire : own(span.from),
+          rounded ? span.wire_dtype : span.dtype,
+          span.wire_dtype,
+          span.shard_count,
+          to,
+          span.factor,
+          span.accumulate};
+}
+
 Ticket DeviceCommunicator::reduce_scatter(std::span<const ReduceSpan> spans, Tag tag, device::Stream &stream) {
   Fingerprint call = describe(Operation::reduce_scatter, tag);
   for (const ReduceSpan &span : spans) call.add_span(span.dtype, span.wire_dtype, span.shard_count * size_);
-  return enqueue(call, stream,
-                 [&] { carry_reduce(call, spans.size(), [&](uint64_t i) -> const ReduceSpan & { return spans[i]; }); });
+  return enqueue(call, stream, [&] {
+    for (const ReduceSpan &span : spans) round_to_wire(span);
+    carry_reduce(call, spans.size(), [&](uint64_t i) { return reduced(spans[i], spans[i].to); });
+  });
 }
 
 Ticket DeviceCommunicator::all_reduce(std::span<const AllReduceSpan> spans, Tag tag, device::Stream &stream) {
@@ -193,11 +235,8 @@ Ticket DeviceCommunicator::all_reduce(std::span<const AllReduceSpan> spans, Tag 
     return reinterpret_cast<float *>(spans[i].whole_writable) + rank_ * spans[i].shard_count;
   };
   return enqueue(call, stream, [&] {
-    carry_reduce(call, spans.size(), [&](uint64_t i) {
-      const AllReduceSpan &span = spans[i];
-      return ReduceSpan{span.from, span.dtype,  span.wire_dtype, span.shard_count,
-                        slice(i),  span.factor, span.accumulate};
-    });
+    for (const AllReduceSpan &span : spans) round_to_wire(span);
+    carry_reduce(call, spans.size(), [&](uint64_t i) { return reduced(spans[i], slice(i)); });
     conveyor_.turn();  // the slice of the sums is brought next
     carry_gather(call, spans.size(), [&](uint64_t i) {
       return Gathered{reinterpret_cast<const std::byte *>(slice(i)), spans[i].whole_writable,

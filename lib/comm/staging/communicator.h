@@ -19,11 +19,7 @@ namespace fsdp::comm::staging {
 
 class DeviceCommunicator final : public Communicator {
  public:
-  // Of each slot. What a call costs on the calling thread is by the chunk; of this size it takes as long as the link
-  // does.
-  static constexpr uint64_t part_bytes = uint64_t{4} << 20;
-
-  // host: of the same ranks. sums: a part's bytes of the device. reduction_block as in create_communicator.
+  // host: of the same ranks. reduction_block as in create_communicator.
   DeviceCommunicator(std::unique_ptr<Communicator> host, std::unique_ptr<Slots> slots, device::Device &device,
                      uint32_t rank, uint32_t size, uint32_t reduction_block, const std::string &what);
   ~DeviceCommunicator() override;
@@ -50,7 +46,8 @@ class DeviceCommunicator final : public Communicator {
   // lag - 1 = 1.
   static constexpr uint64_t lag = 2;
   static_assert(Conveyor::slots == lag + 2);
-  struct Gathered;  // an all-gather, as the device sees it
+  struct Gathered;  // an all-gather and
+  struct Reduced;   // a reduce-scatter, as the device sees them
 
   // Enqueues what `body` does between begin and end. If it does not come to its end no rank can go on.
   template <class Body>
@@ -63,9 +60,13 @@ class DeviceCommunicator final : public Communicator {
   void carry_gather(const Fingerprint &call, uint64_t span_count, SpanAt &&span_at);
   template <class SpanAt>
   void carry_reduce(const Fingerprint &call, uint64_t span_count, SpanAt &&span_at);
-  void bring_slices(const ReduceSpan &span, const Piece &piece, std::byte *part);
+  template <class Span>
+  Reduced reduced(const Span &span, float *to) const;
+  template <class Span>
+  void round_to_wire(const Span &span);
+  void bring_slices(const Reduced &span, const Piece &piece, std::byte *part);
   void take_slices(uint64_t slot, uint64_t bytes);
-  void sum(const ReduceSpan &span, const Piece &piece);
+  void sum(const Reduced &span, const Piece &piece);
   // This rank's own bytes of a source: there are no others.
   std::byte *own(const Source &from) const { return from.arena->writable() + from.offset + rank_ * from.stride; }
 

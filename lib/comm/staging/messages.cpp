@@ -26,16 +26,16 @@ struct SlotSpans {
 }  // namespace
 
 DeviceMessages::DeviceMessages(std::unique_ptr<MessageCommunicator> host, device::Device &device, uint32_t rank,
-                               uint32_t size, const std::string &what, uint64_t bytes_of_slot)
+                               uint32_t size, const std::string &what, uint64_t slot_bytes)
     : host_(std::move(host)),
       rank_(rank),
       size_(size),
-      slot_bytes_(bytes_of_slot),
-      memory_(device.allocate_host(Conveyor::slots * bytes_of_slot, what.c_str())),
+      slot_bytes_(slot_bytes),
+      memory_(device.allocate_host(Conveyor::slots * slot_bytes, what.c_str())),
       done_(device.create_event()),
       conveyor_(device, what) {
-  if (bytes_of_slot / (size + 1) < piece_alignment)
-    fail(FSDP_UNSUPPORTED, "{}: staging for messages between {} ranks in slots of {} bytes", what, size, bytes_of_slot);
+  if (slot_bytes / (size + 1) < piece_alignment)
+    fail(FSDP_UNSUPPORTED, "{}: staging for messages between {} ranks in slots of {} bytes", what, size, slot_bytes);
 }
 
 // Work that waits for peers ends now, here and there; peers that have what this rank sent do not notice.

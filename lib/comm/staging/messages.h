@@ -15,11 +15,9 @@ namespace fsdp::comm::staging {
 
 class DeviceMessages final : public MessageCommunicator {
  public:
-  static constexpr uint64_t slot_bytes = uint64_t{4} << 20;
-
   // host: of the same ranks.
   DeviceMessages(std::unique_ptr<MessageCommunicator> host, device::Device &device, uint32_t rank, uint32_t size,
-                 const std::string &what, uint64_t bytes_of_slot = slot_bytes);
+                 const std::string &what, uint64_t slot_bytes);
   ~DeviceMessages() override;
 
   void all_reduce(std::span<const SumSpan> spans, Tag tag, device::Stream &stream) override;

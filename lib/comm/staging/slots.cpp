@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/staging/slots.h"
 
-#include "comm/outcome.h"
+#include "comm/together.h"
 
 namespace fsdp::comm::staging {
 

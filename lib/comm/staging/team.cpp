@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/staging/team.h"
 
-#include "comm/outcome.h"
+#include "comm/together.h"
 #include "comm/staging/arena.h"
 #include "comm/staging/communicator.h"
 #include "comm/staging/messages.h"
 
 namespace fsdp::comm::staging {
 
-uint64_t communicator_bytes() noexcept { return (Conveyor::slots + 1) * DeviceCommunicator::part_bytes; }
-uint64_t messages_bytes() noexcept { return Conveyor::slots * DeviceMessages::slot_bytes; }
+// The slots, and where the parts of the others are summed.
+uint64_t communicator_bytes(const Sizes &sizes) noexcept { return (Conveyor::slots + 1) * sizes.part_bytes; }
+uint64_t messages_bytes(const Sizes &sizes) noexcept { return Conveyor::slots * sizes.slot_bytes; }
 
 std::unique_ptr<Arena> StagedTeam::create_arena(uint64_t bytes, std::span<const Range>, const std::string &what) {
   if (size() > 1)
@@ -29,7 +30,7 @@ std::unique_ptr<Gate> StagedTeam::create_gate(const std::string &) { return std:
 
 std::unique_ptr<Communicator> StagedTeam::create_communicator(const std::string &what, uint32_t reduction_block) {
   auto calls = host_->create_communicator(what);
-  auto slots = std::make_unique<Slots>(*host_, device_, Conveyor::slots, DeviceCommunicator::part_bytes, what);
+  auto slots = std::make_unique<Slots>(*host_, device_, Conveyor::slots, sizes_.part_bytes, what);
   std::unique_ptr<Communicator> communicator;
   attempt_together(*host_, what, [&] {
     communicator = std::make_unique<DeviceCommunicator>(std::move(calls), std::move(slots), device_, rank(), size(),
@@ -42,7 +43,7 @@ std::unique_ptr<MessageCommunicator> StagedTeam::create_message_communicator(con
   auto calls = host_->create_message_communicator(what, sums);
   std::unique_ptr<MessageCommunicator> communicator;
   attempt_together(*host_, what, [&] {
-    communicator = std::make_unique<DeviceMessages>(std::move(calls), device_, rank(), size(), what);
+    communicator = std::make_unique<DeviceMessages>(std::move(calls), device_, rank(), size(), what, sizes_.slot_bytes);
   });
   return communicator;
 }

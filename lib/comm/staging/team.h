@@ -12,13 +12,21 @@
 
 namespace fsdp::comm::staging {
 
+// Of these sizes a chunk takes the link about as long as the calling thread, which enqueues it.
+struct Sizes {
+  uint64_t part_bytes = uint64_t{4} << 20;  // a rank's, in each slot of a Communicator
+  uint64_t slot_bytes = uint64_t{4} << 20;  // of a MessageCommunicator
+};
+
 // What each rank allocates for one communicator, pinned or of the device, beside what the host's own ones do.
-uint64_t communicator_bytes() noexcept;
-uint64_t messages_bytes() noexcept;
+uint64_t communicator_bytes(const Sizes &sizes = {}) noexcept;
+uint64_t messages_bytes(const Sizes &sizes = {}) noexcept;
 
 class StagedTeam final : public Team {
  public:
-  StagedTeam(std::shared_ptr<Team> host, device::Device &device) : host_(std::move(host)), device_(device) {}
+  // sizes: the same on all ranks.
+  StagedTeam(std::shared_ptr<Team> host, device::Device &device, const Sizes &sizes = {})
+      : host_(std::move(host)), device_(device), sizes_(sizes) {}
 
   bool spans_hosts() const noexcept override { return host_->spans_hosts(); }
   uint32_t rank() const noexcept override { return host_->rank(); }
@@ -42,6 +50,7 @@ class StagedTeam final : public Team {
  private:
   std::shared_ptr<Team> host_;
   device::Device &device_;
+  Sizes sizes_;
 };
 
 }  // namespace fsdp::comm::staging
