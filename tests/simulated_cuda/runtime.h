@@ -37,13 +37,19 @@ struct Timing {
 struct Thread {
   uint64_t life = 0;  // of the runtime it belongs to: a reset starts the next one
   uint64_t number = 0;
-  int device = 0;
+  int chosen = 0;  // by cudaSetDevice
+  std::vector<int>
+      contexts;  // devices whose primary contexts are current, the last one on top; none before the first call
   cudaError_t last = cudaSuccess;
   cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
   bool in_host_function = false;
   Stream *stream = nullptr;  // whose thread this is
 };
 Thread &this_thread();
+// As the runtime sees it: of the current context, else the chosen one.
+inline int current_device(const Thread &thread) {
+  return thread.contexts.empty() ? thread.chosen : thread.contexts.back();
+}
 
 class Runtime {
  public:
