@@ -64,7 +64,7 @@ void UcxNet::exchange(std::span<const uint32_t> ranks, uint64_t key, const void 
   if (bytes) std::memcpy(whole + me * bytes, mine, bytes);
   Launch &launch = exchanges.launch;
   launch.pieces.clear();
-  launch.fingerprint.start(Operation::all_gather, {0, what});
+  launch.start(Operation::all_gather, {0, what});
   const WholeSpan span{whole, bytes};
   add_spans(launch, std::span(&span, 1));
   launch.round = exchanges.channel.round().number();
