@@ -8,11 +8,9 @@
 //   launch    the caller's
 //   commit    the state goes on as the calls of the capture said, and what follows comes after the graph
 //
-// Nothing of the graph may refer to events from before it: begin waits until the library's work is done, and prepare
-// orders what has been enqueued since.
+// Nothing of the graph may refer to events from before it: begin waits until the library's work is done, and prepare orders
+// what has been enqueued since. Drivers are Model's calls of the same names.
 #pragma once
-
-#include <memory>
 
 #include "engine/model.h"
 #include "engine/state.h"
@@ -21,31 +19,35 @@ namespace fsdp::engine {
 
 class Capture {
  public:
-  Capture(Model &model, uint64_t number, fsdp_stream stream);
+  // number: of the model's captures, from 1, the same on every rank.
+  Capture(Model &model, Runtime &runtime, uint32_t number, fsdp_stream stream);
+  // One that was not ended: the state goes back, and the device's capture ends.
+  ~Capture();
   Capture(const Capture &) = delete;
   Capture &operator=(const Capture &) = delete;
 
-  // The capture ends, whatever happens: the state is put back also if this throws.
-  void end(fsdp_stream stream);
-  void prepare(double lr, fsdp_stream stream);
-  void commit(fsdp_stream stream);
-  // What a model that ends in the middle of it needs.
-  void abandon() noexcept;
-
-  // A step of AdamW is captured: its lr, step and corrections are those of each replay.
+  uint32_t number() const noexcept { return number_; }
+  // A step of AdamW is a part of it: its lr and corrections are those of each replay.
   void add_step(const fsdp_adamw_options &options);
+  // Streams of the library that were forked into the capture come back to the caller's.
+  void join(fsdp_stream stream);
+  // Ends it, with the state from before.
+  void end();
+  void check_state() const;
+  void enter(double lr, device::Stream &caller);
+  void leave(device::Stream &caller);
 
  private:
   void await_library();
-  void join(device::Stream &caller);
-  void follow(device::Stream &caller);
   State read() const;
   void write(const State &state);
 
   Model &model_;
   Runtime &runtime_;
-  uint64_t number_;  // of the model's captures: the same on every rank
+  uint32_t number_;
+  bool under_way_ = true;
   State before_, after_;
+  CallSequence calls_;  // before
   bool has_step_ = false;
   fsdp_adamw_options adamw_{};
 };
