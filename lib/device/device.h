@@ -17,7 +17,8 @@
 
 namespace fsdp::device {
 
-// A point in a stream's order. Reusable and allocation-free after creation; one that was never recorded is done.
+// A point in a stream's order. Reusable and allocation-free after creation; one that was never recorded is done. Recorded
+// on a stream of a GPU while its last record, on another one, is not done, it orders that stream after the other.
 class Event {
  public:
   virtual ~Event() = default;
@@ -62,6 +63,14 @@ class Stream {
   virtual void count_nonfinite(uint64_t *result, const float *values, uint64_t count) = 0;
   // One step of many pieces; the spans stay where they are until it is done.
   virtual void adamw(const AdamW &step, std::span<const AdamWSpan> spans) = 0;
+  // The same with a step that is read when the work is done, from memory of the device: for graphs, whose step changes from
+  // replay to replay. store_step writes it there, in the order of the stream.
+  virtual void adamw_from(const AdamW *step, std::span<const AdamWSpan> spans) = 0;
+  virtual void store_step(AdamW *to, const AdamW &step) = 0;
+  // The graph capture that the stream is in, as CUDA numbers them; 0: none. See Device::begin_capture.
+  virtual uint64_t capture_id() const { return 0; }
+  // The device's own handle; NULL on the host.
+  virtual fsdp_stream handle() const noexcept { return nullptr; }
 };
 
 // Host work that belongs between pieces of device work: a stream of the host that waits for streams of the device and that
@@ -113,11 +122,18 @@ class Device {
   // unregister_host. On the host: nothing to do.
   virtual void register_host(void *data, uint64_t bytes) = 0;
   virtual void unregister_host(void *data) noexcept = 0;
+  // From begin_capture to end_capture, streams may be captured into the graph of this number and no other. A record on a
+  // captured stream is then a point of the graph: done() is false until end_capture, and after that the event is as one
+  // that was never recorded. On a captured stream, waits for events of before the capture do nothing: whoever replays the
+  // graph orders it after them. Without begin_capture, records on captured streams are INVALID_STATE.
+  virtual void begin_capture(uint64_t id) = 0;
+  virtual void end_capture() noexcept = 0;
   // Block the calling thread, polling the waiter.
   virtual void synchronize(const Event &event) = 0;
   // The n-th allocation fails if the options say so; shared memory asks before it allocates.
   virtual void count_allocation(uint64_t bytes, const char *what) = 0;
   virtual uint64_t allocations() const noexcept = 0;  // counted so far
+  virtual std::string description() const = 0;        // for the log: which one, and what of it is used
 };
 
 // The instruction set that the host kernels use on this machine.
@@ -129,5 +145,7 @@ std::unique_ptr<Device> create_host_device(const Options &options, const Waiter 
 std::unique_ptr<Device> create_cuda_device(int32_t index, const Options &options, const Waiter &waiter, Failure &failure);
 // What this build has, for people: "no", or which toolkit and which architectures.
 const char *cuda_description() noexcept;
+// ... and what it finds on this machine: the driver, GPUs. Empty in a build without CUDA.
+std::string cuda_at_run_time();
 
 }  // namespace fsdp::device
