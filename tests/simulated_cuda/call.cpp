@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "simulated_cuda/call.h"
+
+#include "simulated_cuda/capture.h"
+
+namespace simulated {
+namespace {
+
+// The first call of a thread that has no context takes the primary one of the device that it chose.
+void bind_context(Thread &thread) {
+  if (!thread.contexts.empty()) return;
+  thread.contexts.push_back(thread.chosen);
+  runtime().current().used = true;
+}
+
+}  // namespace
+
+cudaError_t admit(const char *name, Need need) {
+  Runtime &process = runtime();
+  const int planned = process.calls.count(name);
+  if (planned) return static_cast<cudaError_t>(planned);
+  if (process.forked()) return cudaErrorInitializationError;
+  if (this_thread().in_host_function) return cudaErrorNotPermitted;
+  if (!need.device) return cudaSuccess;
+  if (process.device_count() == 0) return cudaErrorNoDevice;
+  if (need.context) bind_context(this_thread());
+  if (const cudaError_t error = process.current().error()) return error;
+  return need.outside_capture ? refuse_unsafe_call() : cudaSuccess;
+}
+
+}  // namespace simulated
