@@ -101,7 +101,7 @@ void Runtime::reset() {
   timing.longest_us = 0;
   timing.seed = 0;
   strict = false;
-  kernels = pageable_copies = faulty_kernel = retained_contexts = 0;
+  kernels = pageable_copies = faulty_kernel = 0;
   device_memory = first_memory;
   process_ = 0;
   ++life;
@@ -113,7 +113,7 @@ Device *Runtime::device(int index) {
   return index >= 0 && index < device_count() ? devices_[static_cast<size_t>(index)].get() : nullptr;
 }
 
-Device &Runtime::current() { return *device(this_thread().device); }
+Device &Runtime::current() { return *device(current_device(this_thread())); }
 
 Stream *Runtime::stream(cudaStream_t handle) {
   if (handle == nullptr || handle == cudaStreamLegacy) return &legacy(current());
@@ -140,7 +140,7 @@ Stream &Runtime::legacy(Device &device) {
 }
 
 Stream *Runtime::per_thread() {
-  const std::pair key{this_thread().number, this_thread().device};
+  const std::pair key{this_thread().number, current_device(this_thread())};
   {
     const std::shared_lock lock(mutex_);
     if (const auto found = per_thread_.find(key); found != per_thread_.end()) return found->second;

@@ -18,6 +18,13 @@ namespace {
 using simulated::enqueue;
 using simulated::Hold;
 
+// ThreadSanitizer finds what the test does too early, as it finds it in the library.
+#ifdef __SANITIZE_THREAD__
+constexpr bool races_allowed = false;
+#else
+constexpr bool races_allowed = true;
+#endif
+
 #define EXPECT_CUDA(error, call) EXPECT_STREQ(cudaGetErrorName(error), cudaGetErrorName(call))
 #define ASSERT_CUDA(call) ASSERT_STREQ("cudaSuccess", cudaGetErrorName(call))
 
@@ -77,11 +84,12 @@ TEST_F(SimulatedCuda, PinnedCopiesAreLateInBothDirections) {
     *from = 1;
     EXPECT_CUDA(cudaSuccess, cudaMemcpyAsync(device, from, sizeof(int), cudaMemcpyHostToDevice, s));
     EXPECT_CUDA(cudaSuccess, cudaMemcpyAsync(to, device, sizeof(int), cudaMemcpyDefault, s));
-    *from = 2;  // too early: the copy sees it
-    EXPECT_EQ(*to, 0);
+    EXPECT_CUDA(cudaErrorNotReady, cudaStreamQuery(s));
+    if (races_allowed) *from = 2;  // too early: the copy sees it
+    EXPECT_TRUE(!races_allowed || *to == 0);
   }
   EXPECT_CUDA(cudaSuccess, cudaStreamSynchronize(s));
-  EXPECT_EQ(*to, 2);
+  EXPECT_EQ(*to, races_allowed ? 2 : 1);
   EXPECT_EQ(simulated::pageable_copies(), 0u);
 }
 
@@ -114,12 +122,11 @@ TEST_F(SimulatedCuda, CopiesToPageableMemoryReturnWhenTheyAreDone) {
 TEST_F(SimulatedCuda, EventsWaitForWhatWasRecordedAtTheTimeOfTheCall) {
   const cudaStream_t first = stream(), second = stream(), third = stream();
   const cudaEvent_t e = event();
-  std::atomic<int> done{0};
   const Hold hold;
   EXPECT_CUDA(cudaSuccess, cudaEventQuery(e));  // never recorded
   EXPECT_CUDA(cudaSuccess, cudaStreamWaitEvent(second, e, 0));
   EXPECT_CUDA(cudaSuccess, cudaStreamQuery(second));
-  EXPECT_CUDA(cudaSuccess, enqueue(first, [&] { ++done; }));
+  EXPECT_CUDA(cudaSuccess, enqueue(first, [] {}));
   EXPECT_CUDA(cudaSuccess, cudaEventRecord(e, first));
   EXPECT_CUDA(cudaErrorNotReady, cudaEventQuery(e));
   EXPECT_CUDA(cudaSuccess, cudaStreamWaitEvent(second, e, 0));
@@ -164,6 +171,7 @@ TEST_F(SimulatedCuda, TimedEventsTellTheTimeBetweenThem) {
 TEST_F(SimulatedCuda, TheLegacyStreamAndBlockingStreamsWaitForEachOther) {
   const cudaStream_t blocking = stream(cudaStreamDefault), free = stream();
   std::vector<int> order;
+  bool per_thread_done = false;
   std::atomic<bool> go{false};
   EXPECT_CUDA(cudaSuccess, enqueue(blocking, [&] {
                 while (!go) std::this_thread::yield();
@@ -171,7 +179,7 @@ TEST_F(SimulatedCuda, TheLegacyStreamAndBlockingStreamsWaitForEachOther) {
               }));
   EXPECT_CUDA(cudaSuccess, enqueue(nullptr, [&] { order.push_back(2); }));
   EXPECT_CUDA(cudaSuccess, enqueue(blocking, [&] { order.push_back(3); }));
-  EXPECT_CUDA(cudaSuccess, enqueue(cudaStreamPerThread, [&] { order.push_back(4); }));
+  EXPECT_CUDA(cudaSuccess, enqueue(cudaStreamPerThread, [&] { per_thread_done = true; }));
   EXPECT_CUDA(cudaSuccess, enqueue(free, [] {}));
   EXPECT_CUDA(cudaSuccess, cudaStreamSynchronize(free));  // does not wait for the others
   EXPECT_TRUE(stays_busy(nullptr));
@@ -179,8 +187,8 @@ TEST_F(SimulatedCuda, TheLegacyStreamAndBlockingStreamsWaitForEachOther) {
   go = true;
   EXPECT_CUDA(cudaSuccess, cudaStreamSynchronize(cudaStreamPerThread));
   EXPECT_CUDA(cudaSuccess, cudaStreamSynchronize(nullptr));
-  EXPECT_EQ(std::vector<int>(order.begin(), order.begin() + 2), (std::vector<int>{1, 2}));
-  EXPECT_EQ(order.size(), 4u);
+  EXPECT_EQ(order, (std::vector<int>{1, 2, 3}));
+  EXPECT_TRUE(per_thread_done);
 }
 
 TEST_F(SimulatedCuda, DestroyedStreamsFinishTheirWork) {
