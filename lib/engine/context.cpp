@@ -115,6 +115,7 @@ std::shared_ptr<Context> Context::create(const fsdp_context_options &options) {
   context->start_trace();
   context->check_flight_directory();
   context->world_ = comm::create_process_world(world, context->waiter_, context->failure_, *context->device_);
+  context->log_device();
   context->log(FSDP_LOG_INFO, format_text("rank {} of {}: {}", world.rank, world.size, context->world_->description()));
   if (const std::string warnings = context->world_->warnings(); !warnings.empty())
     context->log(FSDP_LOG_WARNING, format_text("rank {}: {}", world.rank, warnings));
@@ -130,6 +131,7 @@ std::vector<std::shared_ptr<Context>> Context::create_local(uint32_t world_size,
     context.start_trace();
     context.check_flight_directory();
     context.world_ = comm::create_local_world(job, rank, context.waiter_, context.failure_, *context.device_);
+    context.log_device();
   }
   return contexts;
 }
@@ -140,6 +142,10 @@ std::shared_ptr<Context> Context::create_planning(uint32_t world_size, uint32_t 
   own.flight_events = 2;  // nothing happens that could be recorded
   own.flight_directory = "";
   return std::shared_ptr<Context>(new Context(own, rank, world_size, true));
+}
+
+void Context::log_device() {
+  if (!on_host()) log(FSDP_LOG_INFO, format_text("rank {}: {}", rank_, device_->description()));
 }
 
 void Context::start_trace() {

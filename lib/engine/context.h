@@ -118,6 +118,7 @@ class Context {
   comm::Team &world_team();
   // Every rank's bytes, as comm::Team::exchange_fixed: waited for and recorded.
   void exchange_with_world(const void *mine, uint64_t bytes, void *all, const char *what);
+  void log_device();
   void start_trace();
   void check_flight_directory();
   void flush_log() noexcept;

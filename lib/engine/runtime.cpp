@@ -132,9 +132,9 @@ void Runtime::make_traces() {
 // Streams first: their work refers to everything else. A model that ends in the middle of a step leaves work that waits
 // for peers: reduces are abandoned, here and on the peers, and a gather that cannot end fails the context.
 Runtime::~Runtime() {
-  abandon();
   if (!context.on_host()) end_streams();
-  else if (gather_stream && finished && version_gate) {
+  abandon();
+  if (context.on_host() && gather_stream && finished && version_gate) {
     gather_stream->record(*finished);
     if (!finished->done() && !version_gate->reached(version))
       context.fail_for_good(Error(FSDP_INVALID_STATE, format_text("a model of rank {} was destroyed with work in flight",
@@ -160,28 +160,36 @@ void Runtime::abandon() {
   if (gather_comm && !context.on_host()) gather_comm->abandon();
 }
 
-// The device reads and writes memory that ends with this object. Work that waits for a peer ends when the context fails; what
-// the caller's streams still do that it waits for is given a while.
+// The device reads and writes memory that ends with this object. What all ranks have called comes to its end by itself, so
+// only what has not done so after a while is given up; then the context fails, which ends everything that waits for a peer.
 void Runtime::end_streams() noexcept {
-  constexpr int most_ms = 20'000;
-  const auto settle = [this] {
-    for (int ms = 0; ms < most_ms; ++ms) {
-      if (finished->done()) return true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    return finished->done();
-  };
+  using std::chrono::milliseconds;
+  constexpr milliseconds own_end{2000}, longest{20'000};
   try {
-    for (device::Stream *stream : {gather_stream.get(), outer ? &outer->stream() : nullptr, reduce_stream.get()}) {
-      if (!stream || !finished) continue;
-      stream->record(*finished);
-      if (settle()) continue;
-      context.fail_for_good(Error(FSDP_INVALID_STATE, format_text("a model of rank {} was destroyed with work in flight", context.rank())));
-      settle();
-    }
+    if (gather_stream && order)
+      for (const Group &group : groups)
+        for (const GatherSlot &slot : group.slots) gather_stream->wait(*slot.left);
+    if (!context.failure().failed() && streams_end(own_end)) return;
+    abandon();
+    if (streams_end(longest)) return;
+    context.fail_for_good(Error(FSDP_INVALID_STATE, format_text("a model of rank {} was destroyed with work in flight", context.rank())));
+    streams_end(longest);
   } catch (const std::exception &error) {
     context.log(FSDP_LOG_WARNING, format_text("a model of rank {} was destroyed: {}", context.rank(), error.what()));
   }
+}
+
+bool Runtime::streams_end(std::chrono::milliseconds within) {
+  const auto end = std::chrono::steady_clock::now() + within;
+  for (device::Stream *stream : {gather_stream.get(), outer ? &outer->stream() : nullptr, reduce_stream.get()}) {
+    if (!stream || !finished) continue;
+    stream->record(*finished);
+    while (!finished->done()) {
+      if (std::chrono::steady_clock::now() >= end) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  return true;
 }
 
 ParamPlace &Runtime::place(Group &group, uint64_t param_index, const char *call) {

@@ -2,6 +2,7 @@
 // Everything that exists from the seal on: memory, streams, communicators, groups, and the state that all calls check.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <vector>
 
@@ -102,6 +103,7 @@ class Runtime {
 
  private:
   void end_streams() noexcept;
+  bool streams_end(std::chrono::milliseconds within);
   void make_inner();
   void make_parts();
   void make_traces();

@@ -32,15 +32,18 @@ void check_cuda(int error, const char *call) {
 }
 
 constexpr int any_direction = 4;  // cudaMemcpyDefault
+thread_local bool host_thread = false;
 
 }  // namespace
+
+void stay_on_host(bool host) { host_thread = host; }
 
 bool on_gpu() {
   static const bool gpu = [] {
     const char *device = std::getenv("FSDP_TEST_DEVICE");
     return device && std::string(device) == "cuda";
   }();
-  return gpu;
+  return gpu && !host_thread;
 }
 
 fsdp_context_options place(fsdp_context_options options) {
@@ -56,13 +59,35 @@ fsdp_model_options place(fsdp_model_options options) {
   return options;
 }
 
+namespace {
+
+struct OwnStream {
+  fsdp_stream handle = nullptr;
+  OwnStream() {
+    constexpr unsigned non_blocking = 1;
+    check_cuda(find<int(fsdp_stream *, unsigned)>("cudaStreamCreateWithFlags")(&handle, non_blocking), "cudaStreamCreateWithFlags");
+  }
+  ~OwnStream() { find<int(fsdp_stream)>("cudaStreamDestroy")(handle); }
+};
+
+}  // namespace
+
+fsdp_stream stream() {
+  if (!on_gpu()) return nullptr;
+  thread_local const OwnStream own;
+  return own.handle;
+}
+
 void copy(void *to, const void *from, uint64_t bytes) {
   if (!on_gpu()) {
     std::memcpy(to, from, bytes);
     return;
   }
-  static auto *const memcpy_any = find<int(void *, const void *, size_t, int)>("cudaMemcpy");
-  if (bytes) check_cuda(memcpy_any(to, from, bytes, any_direction), "cudaMemcpy");
+  if (!bytes) return;
+  static auto *const copy_any = find<int(void *, const void *, size_t, int, fsdp_stream)>("cudaMemcpyAsync");
+  static auto *const synchronize = find<int(fsdp_stream)>("cudaStreamSynchronize");
+  check_cuda(copy_any(to, from, bytes, any_direction, stream()), "cudaMemcpyAsync");
+  check_cuda(synchronize(stream()), "cudaStreamSynchronize");
 }
 
 std::vector<float> load_elements(const void *data, fsdp_dtype dtype, uint64_t count) {
@@ -92,7 +117,7 @@ Placed::Placed(const std::vector<float> &values) : data_(values.data()) {
 Placed::~Placed() {
   if (!owned_) return;
   // The stream may still read it.
-  find<int(void *)>("cudaStreamSynchronize")(nullptr);
+  find<int(fsdp_stream)>("cudaStreamSynchronize")(stream());
   find<int(void *)>("cudaFree")(owned_);
 }
 

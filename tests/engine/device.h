@@ -16,7 +16,12 @@ fsdp_context_options place(fsdp_context_options options);
 // ... and a model's: mapped weights are copied ones there.
 fsdp_model_options place(fsdp_model_options options);
 
-// Copies between memory of the host and of wherever models lie, in the order of the stream NULL; done when it returns.
+// The calling thread's own stream; NULL on the host. Ranks that are threads of one process and share a GPU must not use the
+// stream NULL, which is one for all of them: a rank's work would wait behind another's that waits for it.
+fsdp_stream stream();
+// What the calling thread makes from now on lies on the host, whatever the environment says.
+void stay_on_host(bool host);
+// Copies between memory of the host and of wherever models lie, in the order of that stream; done when it returns.
 void copy(void *to, const void *from, uint64_t bytes);
 // The elements as floats.
 std::vector<float> load_elements(const void *data, fsdp_dtype dtype, uint64_t count);

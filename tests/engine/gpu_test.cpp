@@ -161,13 +161,13 @@ TEST(Gpu, ASteadyStepNeitherAllocatesNorSynchronizes) {
         double one = 1;
         FSDP(fsdp_all_reduce_values(context, &one, 1, FSDP_VALUE_SUM));
       };
-      for (int step = 0; step < 2; ++step) step_on_stream(rank, nullptr, 0.5f);
+      for (int step = 0; step < 2; ++step) step_on_stream(rank, stream(), 0.5f);
       meet();
       if (r == 0)
         for (size_t i = 0; i < before.size(); ++i) before[i] = simulated::calls(blocking_calls[i]);
       const uint64_t allocations = rank.stats().allocations;
       meet();
-      for (int step = 0; step < 3; ++step) step_on_stream(rank, nullptr, 0.25f);
+      for (int step = 0; step < 3; ++step) step_on_stream(rank, stream(), 0.25f);
       meet();
       if (r == 0)
         for (size_t i = 0; i < before.size(); ++i)
@@ -216,10 +216,10 @@ TEST(Gpu, RanksThatGatherDifferentGroupsAreTold) {
         rank.load();
         for (size_t i = 0; i < 2; ++i) {
           const size_t g = r == 0 ? i : 1 - i;
-          FSDP(fsdp_unshard(rank.groups[g], FSDP_EVAL, nullptr));
-          FSDP(fsdp_reshard(rank.groups[g], FSDP_EVAL, nullptr));
+          FSDP(fsdp_unshard(rank.groups[g], FSDP_EVAL, stream()));
+          FSDP(fsdp_reshard(rank.groups[g], FSDP_EVAL, stream()));
         }
-        FSDP(fsdp_begin_update(rank.model, nullptr));
+        FSDP(fsdp_begin_update(rank.model, stream()));
       },
       &errors);
   for (const std::string &error : errors) {
@@ -236,10 +236,10 @@ TEST(Gpu, AGatherThatAPeerDoesNotMakeIsFoundAtTheMeeting) {
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {
     Rank rank(context, setup);
     rank.load();
-    if (r == 1) FSDP(fsdp_prefetch(rank.groups[2], FSDP_FORWARD, nullptr));
-    require_error(fsdp_begin_update(rank.model, nullptr), FSDP_MISMATCH,
+    if (r == 1) FSDP(fsdp_prefetch(rank.groups[2], FSDP_FORWARD, stream()));
+    require_error(fsdp_begin_update(rank.model, stream()), FSDP_MISMATCH,
                   {"as number 1", "rank 0 nothing more", "rank 1 gathered group 'layer.1'"});
-    FSDP(fsdp_discard_step(rank.model, nullptr));
+    FSDP(fsdp_discard_step(rank.model, stream()));
     clean_step(rank, 0);
     FSDP(fsdp_close_context(context));
   });

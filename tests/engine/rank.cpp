@@ -66,7 +66,7 @@ void Rank::load() {
       for (uint64_t i = 0; i < data.size(); ++i) data[i] = initial_weight(setup.ordinal(g, p), i);
       FSDP(fsdp_load_param(groups[g], p, data.data(), FSDP_FLOAT32, data.size(), FSDP_EVERY_RANK));
     }
-  FSDP(fsdp_publish_weights(model, nullptr));
+  FSDP(fsdp_publish_weights(model, stream()));
 }
 
 std::vector<float> Rank::read(size_t group, size_t param) const {

@@ -30,6 +30,7 @@ void run_threads(const Scenario &setup, const std::function<void(uint32_t, fsdp_
   std::vector<std::thread> threads;
   for (uint32_t r = 0; r < setup.ranks; ++r)
     threads.emplace_back([&, r] {
+      stay_on_host(setup.context.device == FSDP_DEVICE_HOST);
       try {
         body(r, contexts[r]);
       } catch (const std::exception &error) {

@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 
 WANTED = {("code", 80), ("code", 90), ("code", 100), ("ptx", 100)}
+# As many as cuda::kernels::prepare (lib/device/cuda/prepare.cpp) runs once, so that none is loaded in the middle of a step.
+KERNELS = 32
 KINDS = {1: "ptx", 2: "code"}
 # All that may be done to floating-point numbers: these are rounded to nearest once, or exact.
 ALLOWED = re.compile(r"((add|sub|mul|div|sqrt)\.rn|(ld|st)\.[a-z0-9.]+|mov|selp|setp\.[a-z]+|cvt\.f64)\.f(32|64)")
@@ -52,6 +54,12 @@ def bad_ptx(data):
     return [f"PTX has {name}" for text in ptx for name in inexact(text)]
 
 
+def uncounted(objects):
+    kernels = sum(payload.count(b".entry") for path in objects
+                  for kind, _, payload in entries(Path(path).read_bytes()) if kind == "ptx")
+    return [] if kernels == KERNELS else [f"{kernels} kernels, prepare() knows {KERNELS}"]
+
+
 def fused(cuobjdump, path):
     code = subprocess.run([cuobjdump, "-sass", path], capture_output=True, text=True, check=True).stdout
     if "EXIT" not in code:
@@ -83,6 +91,7 @@ def cases(library, objects):
             continue
         yield f"{name} has no fused operation in its code", \
             fused(cuobjdump, path) if cuobjdump else [], None if cuobjdump else "no cuobjdump"
+    yield "every kernel is prepared", uncounted(objects), None
     yield "libfsdp has it all", missing(Path(library).read_bytes()), None
     yield "libfsdp loads without CUDA", [so for so in needed(library) if "cuda" in so or "nvidia" in so], None
 

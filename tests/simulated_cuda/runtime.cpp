@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <string>
 
+#include "simulated_cuda/environment.h"
+
 namespace simulated {
 namespace {
 
@@ -46,7 +48,14 @@ void fail_device_of_this_stream(cudaError_t error) {
   if (Stream *stream = this_thread().stream) stream->device.fail(error);
 }
 
-Runtime::Runtime() : device_memory(first_memory) { create_devices(1); }
+Runtime::Runtime() {
+  const Settings settings = environment_settings();
+  device_memory = settings.memory_mib << 20;
+  timing.longest_us = static_cast<uint32_t>(settings.delay_us);
+  timing.seed = settings.seed;
+  strict = settings.strict != 0;
+  create_devices(static_cast<int>(settings.devices));
+}
 Runtime::~Runtime() = default;
 
 void Runtime::create_devices(int count) {
@@ -101,7 +110,7 @@ void Runtime::reset() {
   timing.longest_us = 0;
   timing.seed = 0;
   strict = false;
-  kernels = pageable_copies = faulty_kernel = retained_contexts = 0;
+  kernels = pageable_copies = faulty_kernel = 0;
   device_memory = first_memory;
   process_ = 0;
   ++life;

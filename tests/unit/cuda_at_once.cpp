@@ -36,7 +36,7 @@ class CudaLaunch : public ::testing::Test {
   void SetUp() override { launches = 0; }
   void TearDown() override { next_result = cudaSuccess; }
   float values[8] = {};
-  double scratch[cuda::scratch_bytes / sizeof(double)];
+  double scratch[cuda::scratch_bytes / sizeof(double)] = {};
   uint64_t count = 0;
   double sum = 0;
 };
@@ -74,6 +74,14 @@ TEST_F(CudaLaunch, SpansAreBatched) {
   const std::vector<AdamWSpan> spans(130, AdamWSpan{values, values, values, values, nullptr, 0, 8});
   EXPECT_EQ(cuda::adamw(nullptr, AdamW{}, spans), 0);
   EXPECT_EQ(launches, 3);
+}
+
+// Each of the 32 kernels (tests/gpu/code_test.py counts them), and the copy of 16-bit elements for both of their types.
+TEST_F(CudaLaunch, PrepareRunsEveryKernel) {
+  EXPECT_EQ(cuda::prepare(nullptr, scratch), 0);
+  EXPECT_EQ(launches, 33);
+  next_result = cudaErrorLaunchOutOfResources;
+  EXPECT_EQ(cuda::prepare(nullptr, scratch), static_cast<int>(cudaErrorLaunchOutOfResources));
 }
 
 TEST_F(CudaLaunch, DelayTakesItsTime) {
