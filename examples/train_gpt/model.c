@@ -102,25 +102,26 @@ static void load_first_weights(struct model *model, const struct options *option
   free(data);
 }
 
-void model_create(struct model *model, fsdp_context *context, const struct options *options) {
+void model_create(struct model *model, fsdp_context *context, struct device *device, const struct options *options) {
   *model = (struct model){0};
   model->context = context;
+  model->device = device;
   model->layers = options->layers;
   model->tied = options->tied != 0;
   list_parameters(model, options);
   declare(model, options);
   CHECK(context, fsdp_seal_model(model->handle));
   load_first_weights(model, options);
-  CHECK(context, fsdp_publish_weights(model->handle, NULL));
+  CHECK(context, fsdp_publish_weights(model->handle, device_stream(device)));
   if (options->compute_dtype != FSDP_FLOAT32) {
-    model->converted = check_allocate(find_largest(model, 1) * sizeof *model->converted);
+    model->converted = device_allocate(device, find_largest(model, 1) * sizeof *model->converted);
   }
 }
 
 void model_destroy(struct model *model) {
   fsdp_destroy_model(model->handle);
   free(model->groups);
-  free(model->converted);
+  device_free(model->device, model->converted);
 }
 
 static uint64_t hash_bytes(uint64_t hash, const void *data, uint64_t size_bytes) {

@@ -11,6 +11,7 @@ struct trainer {
   const struct options *options;
   const struct corpus *corpus;
   fsdp_context *context;
+  fsdp_stream stream; /* of the math */
   uint32_t rank, world_size;
   struct gpt_shape shape; /* of one pass: this rank's rows of a micro-batch */
   struct model model;
