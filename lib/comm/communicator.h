@@ -246,6 +246,7 @@ class World {
   virtual uint32_t rank() const noexcept = 0;
   virtual uint32_t size() const noexcept = 0;
   virtual const std::string &description() const noexcept = 0;  // how the ranks met, for the log
+  virtual std::string warnings() const { return {}; }           // ... and what the user should know; empty: nothing
   virtual uint32_t host_of(uint32_t rank) const = 0;            // a number, from 0
   // What each rank of a team of these allocates for a MessageCommunicator.
   virtual uint64_t message_bytes(std::span<const uint32_t> ranks, bool sums) const = 0;

@@ -27,6 +27,7 @@ class UcxNet final : public Net {
   explicit UcxNet(uint32_t rank) : chunk_bytes_(read_net_chunk_bytes()), transport_(rank, chunk_bytes_) {}
 
   std::vector<std::byte> address() const override { return transport_.address(); }
+  const std::string &warnings() const noexcept override { return transport_.warnings(); }
   void join(std::vector<std::vector<std::byte>> addresses, std::shared_ptr<Seat> seat) override {
     seat_ = seat;
     transport_.join(std::move(addresses), std::move(seat));
