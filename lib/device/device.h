@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "base/failure.h"
+#include "device/work.h"
 #include "fsdp.h"
 
 namespace fsdp::device {
@@ -42,36 +43,6 @@ class Task {
   alignas(16) std::byte state_[capacity];
 };
 
-struct AdamW {
-  float lr, beta1, beta2, epsilon, weight_decay;  // lr is times the parameter's lr_scale; decay 0 for NO_DECAY
-  float correction1, correction2;                 // 1 - beta^step, computed on the host in double
-};
-
-// One piece of AdamW: count elements. compute may be NULL or equal to weight (fp32 weights that are the compute weights).
-struct AdamWSpan {
-  float *weight;
-  const float *grad;
-  float *exp_avg;
-  float *exp_avg_sq;
-  void *compute;
-  fsdp_dtype compute_dtype;
-  uint64_t count;
-};
-
-// A rank-order sum: out[i] (+)= factor * sum over r in order of round(source_r[i]), in fp32; source_r = base + r * stride bytes.
-struct RankSum {
-  const std::byte *base;
-  uint64_t stride;
-  uint32_t ranks;
-  fsdp_dtype source_dtype;
-  fsdp_dtype wire_dtype;  // each addend is rounded to it first; equal to source_dtype for no rounding
-  float *out;
-  uint64_t count;
-  float factor;
-  bool accumulate;
-  bool in_place = false;  // out is a slice of a source, perhaps at another address: its lines are cached when written
-};
-
 class Stream {
  public:
   virtual ~Stream() = default;
@@ -85,7 +56,7 @@ class Stream {
   virtual void add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) = 0;
   virtual void scale(float *values, float factor, uint64_t count) = 0;
   virtual void rank_sum(const RankSum &sum) = 0;
-  // *result = sum of squares in fp64: partial sums per granule, granules added in order
+  // *result = sum of squares in fp64: partial sums per granule, in a fixed order (norm_piece in device/work.h)
   virtual void sum_squares(double *result, const float *values, uint64_t count, uint64_t granule) = 0;
   // *result = number of elements that are Inf or NaN
   virtual void count_nonfinite(uint64_t *result, const float *values, uint64_t count) = 0;
