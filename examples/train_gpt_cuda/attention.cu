@@ -4,28 +4,28 @@
 
 /* Row i of a head sees the tokens 0..i: their scores become probabilities, the rest becomes 0. */
 __global__ void softmax(float *scores, size_t tokens) {
-  __shared__ float lanes[THREADS];
+  __shared__ lanes shared;
   float *row = scores + size_t{blockIdx.x} * tokens;
   const size_t visible = blockIdx.x % tokens + 1;
   float largest = row[0], total = 0.0f;
   for (size_t j = threadIdx.x; j < visible; j += THREADS) largest = row[j] > largest ? row[j] : largest;
-  largest = find_largest(largest, lanes);
+  largest = find_largest(largest, shared);
   for (size_t j = threadIdx.x; j < tokens; j += THREADS) {
     row[j] = j < visible ? expf(row[j] - largest) : 0.0f;
     total += row[j];
   }
-  total = add_threads(total, lanes);
+  total = add_threads(total, shared);
   for (size_t j = threadIdx.x; j < visible; j += THREADS) row[j] /= total;
 }
 
 /* d_score = p (d_p - sum(p d_p)). p is 0 beyond the diagonal, and so is d_score. */
 __global__ void softmax_backward(float *d_p, const float *p, size_t tokens) {
-  __shared__ float lanes[THREADS];
+  __shared__ lanes shared;
   d_p += size_t{blockIdx.x} * tokens;
   p += size_t{blockIdx.x} * tokens;
   float total = 0.0f;
   for (size_t j = threadIdx.x; j < tokens; j += THREADS) total += p[j] * d_p[j];
-  total = add_threads(total, lanes);
+  total = add_threads(total, shared);
   for (size_t j = threadIdx.x; j < tokens; j += THREADS) d_p[j] = p[j] * (d_p[j] - total);
 }
 

@@ -38,7 +38,7 @@ static int choose_gpu() {
 
 void device_set_context_options(fsdp_context_options *options) {
   options->device = FSDP_DEVICE_CUDA;
-  options->device_index = choose_gpu();
+  options->device_index = FSDP_DEVICE_INDEX(choose_gpu());
 }
 
 struct device *device_create(fsdp_context *) {

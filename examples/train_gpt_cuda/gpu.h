@@ -26,32 +26,36 @@ void gpu_check_blas(cublasStatus_t status, const char *call, const char *file, i
 constexpr int THREADS = 256;
 inline unsigned blocks_for(size_t count) { return (unsigned)((count + THREADS - 1) / THREADS); }
 
-/* The sum of all threads' values, for every thread, in a fixed order. lanes: THREADS elements that the block shares. */
-__device__ inline float add_threads(float value, float *lanes) {
-  lanes[threadIdx.x] = value;
+/* One value of each thread of a block becomes one for all of them, in two rounds and always in the same order. */
+constexpr int PARTS = 16;
+struct lanes {
+  float of_thread[THREADS];
+  float of_part[PARTS];
+};
+template <class Combine>
+__device__ inline float combine_threads(float value, lanes &shared, Combine combine) {
+  const int thread = (int)threadIdx.x;
+  shared.of_thread[thread] = value;
   __syncthreads();
-  for (int half = THREADS / 2; half > 0; half /= 2) {
-    if ((int)threadIdx.x < half) lanes[threadIdx.x] += lanes[threadIdx.x + half];
-    __syncthreads();
+  if (thread < PARTS) {
+    float part = shared.of_thread[thread * (THREADS / PARTS)];
+    for (int i = 1; i < THREADS / PARTS; ++i) part = combine(part, shared.of_thread[thread * (THREADS / PARTS) + i]);
+    shared.of_part[thread] = part;
   }
-  const float sum = lanes[0];
   __syncthreads();
-  return sum;
+  float all = shared.of_part[0];
+  for (int i = 1; i < PARTS; ++i) all = combine(all, shared.of_part[i]);
+  __syncthreads(); /* the next one may write */
+  return all;
 }
-
-/* The same for the largest. */
-__device__ inline float find_largest(float value, float *lanes) {
-  lanes[threadIdx.x] = value;
-  __syncthreads();
-  for (int half = THREADS / 2; half > 0; half /= 2) {
-    if ((int)threadIdx.x < half && lanes[threadIdx.x + half] > lanes[threadIdx.x])
-      lanes[threadIdx.x] = lanes[threadIdx.x + half];
-    __syncthreads();
-  }
-  const float largest = lanes[0];
-  __syncthreads();
-  return largest;
-}
+struct add {
+  __device__ float operator()(float a, float b) const { return a + b; }
+};
+struct larger {
+  __device__ float operator()(float a, float b) const { return b > a ? b : a; }
+};
+__device__ inline float add_threads(float value, lanes &shared) { return combine_threads(value, shared, add()); }
+__device__ inline float find_largest(float value, lanes &shared) { return combine_threads(value, shared, larger()); }
 
 /* What gpt.h's functions are made of; rows, widths and gradients as in train_gpt's linear.h, norm.h, attention.h. */
 void gpu_linear_forward(device *gpu, float *out, const float *in, const float *weight, size_t rows, size_t in_width,

@@ -11,12 +11,12 @@ void head_forward(float *norm, float *logits, const float *x, const gpt_weights 
 
 /* -log softmax(row)[target]; the row becomes (softmax(row) - one_hot(target)) * mean. A block for each row. */
 __global__ void cross_entropy(double *row_losses, float *logits, const uint8_t *targets, float mean) {
-  __shared__ float lanes[THREADS];
+  __shared__ lanes shared;
   const size_t row = blockIdx.x;
   float *const own = logits + row * VOCABULARY + threadIdx.x;
-  const float shifted = *own - find_largest(*own, lanes);
+  const float shifted = *own - find_largest(*own, shared);
   const float power = expf(shifted);
-  const float total = add_threads(power, lanes);
+  const float total = add_threads(power, shared);
   const bool is_target = threadIdx.x == targets[row];
   *own = (power / total - (is_target ? 1.0f : 0.0f)) * mean;
   if (is_target) row_losses[row] = log((double)total) - (double)shifted;

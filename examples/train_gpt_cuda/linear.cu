@@ -41,10 +41,10 @@ void gpu_bias_forward(device *gpu, float *out, const float *bias, size_t rows, s
 
 /* A block for each column, so that no sum depends on who comes first. */
 __global__ void add_columns(float *sums, float beta, const float *d_out, size_t rows, size_t stride) {
-  __shared__ float lanes[THREADS];
+  __shared__ lanes shared;
   float sum = 0.0f;
   for (size_t row = threadIdx.x; row < rows; row += THREADS) sum += d_out[row * stride + blockIdx.x];
-  sum = add_threads(sum, lanes);
+  sum = add_threads(sum, shared);
   if (threadIdx.x == 0) sums[blockIdx.x] = beta == 0.0f ? sum : sums[blockIdx.x] + sum;
 }
 

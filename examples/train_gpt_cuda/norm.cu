@@ -9,23 +9,23 @@ struct row_statistics {
   float rstd; /* 1 / standard deviation */
 };
 
-__device__ static row_statistics measure_row(const float *in, bool centered, size_t width, float *lanes) {
+__device__ static row_statistics measure_row(const float *in, bool centered, size_t width, lanes &shared) {
   row_statistics row = {0.0f, 0.0f};
   float sum = 0.0f, squares = 0.0f;
   if (centered) {
     for (size_t i = threadIdx.x; i < width; i += THREADS) sum += in[i];
-    row.mean = add_threads(sum, lanes) / (float)width;
+    row.mean = add_threads(sum, shared) / (float)width;
   }
   for (size_t i = threadIdx.x; i < width; i += THREADS) squares += (in[i] - row.mean) * (in[i] - row.mean);
-  row.rstd = 1.0f / sqrtf(add_threads(squares, lanes) / (float)width + NORM_EPSILON);
+  row.rstd = 1.0f / sqrtf(add_threads(squares, shared) / (float)width + NORM_EPSILON);
   return row;
 }
 
 __global__ void normalize(float *out, const float *in, const float *weight, const float *bias, size_t width) {
-  __shared__ float lanes[THREADS];
+  __shared__ lanes shared;
   in += blockIdx.x * width;
   out += blockIdx.x * width;
-  const row_statistics row = measure_row(in, bias != nullptr, width, lanes);
+  const row_statistics row = measure_row(in, bias != nullptr, width, shared);
   for (size_t i = threadIdx.x; i < width; i += THREADS) {
     const float value = (in[i] - row.mean) * row.rstd * weight[i];
     out[i] = bias ? value + bias[i] : value;
@@ -41,19 +41,19 @@ void gpu_norm_forward(device *gpu, float *out, const float *in, const float *wei
 /* With n = (x - mean) rstd and g = d_out weight:  d_in += rstd (g - mean(g) - n mean(g n)); RMSNorm lacks mean(g). */
 __global__ void normalize_backward(float *d_in, float *statistics, const float *d_out, const float *in,
                                    const float *weight, bool centered, size_t width) {
-  __shared__ float lanes[THREADS];
+  __shared__ lanes shared;
   in += blockIdx.x * width;
   d_in += blockIdx.x * width;
   d_out += blockIdx.x * width;
-  const row_statistics row = measure_row(in, centered, width, lanes);
+  const row_statistics row = measure_row(in, centered, width, shared);
   float g_sum = 0.0f, gn_sum = 0.0f;
   for (size_t i = threadIdx.x; i < width; i += THREADS) {
     const float g = d_out[i] * weight[i];
     g_sum += g;
     gn_sum += g * (in[i] - row.mean) * row.rstd;
   }
-  const float g_mean = add_threads(g_sum, lanes) / (float)width;
-  const float gn_mean = add_threads(gn_sum, lanes) / (float)width;
+  const float g_mean = add_threads(g_sum, shared) / (float)width;
+  const float gn_mean = add_threads(gn_sum, shared) / (float)width;
   for (size_t i = threadIdx.x; i < width; i += THREADS) {
     const float n = (in[i] - row.mean) * row.rstd;
     d_in[i] += row.rstd * (d_out[i] * weight[i] - (centered ? g_mean : 0.0f) - n * gn_mean);
@@ -67,13 +67,13 @@ __global__ void normalize_backward(float *d_in, float *statistics, const float *
 /* A block for each column: the sum over the rows of d_out n. */
 __global__ void add_weight_columns(float *sums, float beta, const float *d_out, const float *in, const float *statistics,
                                    size_t rows, size_t width) {
-  __shared__ float lanes[THREADS];
+  __shared__ lanes shared;
   float sum = 0.0f;
   for (size_t row = threadIdx.x; row < rows; row += THREADS) {
     const float n = (in[row * width + blockIdx.x] - statistics[2 * row]) * statistics[2 * row + 1];
     sum += d_out[row * width + blockIdx.x] * n;
   }
-  sum = add_threads(sum, lanes);
+  sum = add_threads(sum, shared);
   if (threadIdx.x == 0) sums[blockIdx.x] = beta == 0.0f ? sum : sums[blockIdx.x] + sum;
 }
 
