@@ -72,6 +72,7 @@ static fsdp_context_options make_context_options(const struct options *options) 
   if (options->no_overlap) settings.flags |= FSDP_CONTEXT_NO_OVERLAP;
   if (options->trace) settings.flags |= FSDP_CONTEXT_TRACE;
   device_set_context_options(&settings);
+  settings.device_transport = (fsdp_device_transport)options->transport;
   settings.ranks_per_host = (uint32_t)options->ranks_per_host;
   settings.debug_delay_us = (uint32_t)options->debug_delay_us;
   settings.debug_delay_seed = options->seed;

@@ -133,6 +133,22 @@ static void run_passes(struct trainer *trainer) {
   CHECK(trainer->context, fsdp_finish_grads(trainer->model.handle, 1.0 / (double)microbatches, trainer->stream));
 }
 
+static void capture_passes(struct trainer *trainer) {
+  device_capture_begin(trainer->shape.device);
+  CHECK(trainer->context, fsdp_capture_begin(trainer->model.handle, trainer->stream));
+  run_passes(trainer);
+  CHECK(trainer->context, fsdp_capture_end(trainer->model.handle, trainer->stream, &trainer->capture));
+  trainer->graph = device_capture_end(trainer->shape.device);
+}
+
+/* The same passes by one launch. What clips is not in it: the host decides on the norm. */
+static void replay_passes(struct trainer *trainer) {
+  if (!trainer->graph) capture_passes(trainer);
+  CHECK(trainer->context, fsdp_prepare_replay(trainer->capture, 0.0, trainer->stream));
+  device_launch(trainer->shape.device, trainer->graph);
+  CHECK(trainer->context, fsdp_commit_replay(trainer->capture, trainer->stream));
+}
+
 static void update(struct trainer *trainer, struct step_result *result) {
   const struct options *options = trainer->options;
   fsdp_model *model = trainer->model.handle;
@@ -154,7 +170,12 @@ void train_step(struct trainer *trainer, uint64_t step, struct step_result *resu
   begin_span(trainer, "step");
   for (uint64_t i = 0; i < microbatches; ++i) load_rows(trainer, step, i);
   device_zero(device, trainer->workspace.loss, sizeof loss);
-  run_passes(trainer);
+  /* The first step is eager: what a library makes ready in its first calls cannot be captured. */
+  if (trainer->options->graph && step > 0) {
+    replay_passes(trainer);
+  } else {
+    run_passes(trainer);
+  }
   device_download(device, &loss, trainer->workspace.loss, sizeof loss);
   CHECK(trainer->context, fsdp_all_reduce_values(trainer->context, &loss, 1, FSDP_VALUE_SUM));
   result->loss = loss / (double)(microbatches * trainer->world_size);
@@ -181,6 +202,8 @@ void trainer_create(struct trainer *trainer, fsdp_context *context, const struct
 }
 
 void trainer_destroy(struct trainer *trainer) {
+  fsdp_destroy_capture(trainer->capture);
+  device_destroy_graph(trainer->graph);
   model_destroy(&trainer->model);
   workspace_destroy(&trainer->workspace);
   device_destroy(trainer->shape.device);

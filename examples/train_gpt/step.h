@@ -16,6 +16,8 @@ struct trainer {
   struct gpt_shape shape; /* of one pass: this rank's rows of a micro-batch */
   struct model model;
   struct workspace workspace;
+  struct device_graph *graph; /* of all passes of a step; NULL: not captured */
+  fsdp_capture *capture;
 };
 
 struct step_result {
