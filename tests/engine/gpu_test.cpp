@@ -233,6 +233,7 @@ TEST(Gpu, RanksThatGatherDifferentGroupsAreTold) {
 TEST(Gpu, AGatherThatAPeerDoesNotMakeIsFoundAtTheMeeting) {
   Scenario setup = gpu_scenario(FSDP_OPTIM_GRADS_PARAMS, 2);
   setup.model.flags = FSDP_MODEL_NO_PREFETCH;
+  setup.microbatches = 1;
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {
     Rank rank(context, setup);
     rank.load();
