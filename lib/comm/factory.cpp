@@ -76,6 +76,7 @@ MeshPlan plan_mesh(const WorldOptions &options, const Roster &roster, const std:
   plan.secret = options.secret;
   plan.job = format_text("{} (attempt {})", options.rendezvous, options.attempt);
   plan.heartbeat_timeout_ms = options.heartbeat_timeout_ms;
+  plan.forming_ms = std::min(options.timeout_ms, std::max(options.heartbeat_timeout_ms, least_forming_ms));
   for (const Member &member : roster.members) plan.node_of.push_back(member.node);
   for (uint32_t node = 0; node < roster.node_count(); ++node) {
     const uint32_t leader = roster.ranks_of(node).front();
@@ -92,13 +93,36 @@ std::unique_ptr<Monitor> start_monitor(const std::shared_ptr<Seat> &seat, const 
   return std::make_unique<Monitor>(seat, leads ? lead_node(*seat, plan, std::move(listener), waiter) : nullptr);
 }
 
-// All leaders have found each other, and every rank's memory says who leads: only now may a failure be blamed on anybody.
+// All leaders have found each other, and every rank's memory says who leads: only now may a failure be blamed on
+// anybody.
 void await_all(World &world) {
   std::vector<uint32_t> ranks(world.size());
   std::iota(ranks.begin(), ranks.end(), 0U);
   const uint8_t here = 1;
   std::vector<uint8_t> all(ranks.size());
-  world.create_team(ranks, "the start of the job")->exchange_fixed(&here, sizeof here, all.data(), "the start of the job");
+  world.create_team(ranks, "the start of the job")
+      ->exchange_fixed(&here, sizeof here, all.data(), "the start of the job");
+}
+
+std::unique_ptr<World> join_hosts(const WorldOptions &options, Meeting &meeting, Threshold &threshold,
+                                  const std::shared_ptr<Seat> &seat, const Waiter &waiter) {
+  const std::vector<Card> cards = read_cards(meeting.roster);
+  const MeshPlan plan = plan_mesh(options, meeting.roster, cards);
+  auto monitor = start_monitor(seat, plan, std::move(threshold.listener), waiter);
+  std::vector<std::vector<std::byte>> addresses;
+  for (const Card &card : cards) addresses.push_back(card.net);
+  threshold.net->join(std::move(addresses), seat);
+  auto near = std::make_unique<ShmWorld>(seat, std::move(meeting.description), std::move(monitor));
+  return std::make_unique<HybridWorld>(std::move(near), std::move(threshold.net), plan.node_of);
+}
+
+// The ranks of this host, which may wait in memory for this one. Without effect if they know.
+void tell_host(Seat &seat, const Error &error) {
+  const auto word = report_of(error, seat.rank);
+  Accusation accusation = accuse_rank(word.status == FSDP_TIMEOUT ? Verdict::timeout : Verdict::failed,
+                                      word.rank < 0 ? seat.rank : static_cast<uint32_t>(word.rank), word.text);
+  if (word.rank < 0) accusation.rank = -1;
+  seat.control.decide(accusation);
 }
 
 }  // namespace
@@ -132,22 +156,24 @@ std::unique_ptr<World> create_process_world(const WorldOptions &options, const W
   Threshold threshold;
   Meeting meeting = meet_processes(
       options, waiter, [&](const std::string &address) { return make_card(threshold, options.rank, address); });
-  const bool alone = meeting.roster.node_count() <= 1;
-  if (!alone && threshold.no_net) throw *threshold.no_net;
-  auto seat = std::make_shared<Seat>(options.rank, options.size, meeting.control, std::move(meeting.links), waiter,
-                                     failure, device, options.heartbeat_timeout_ms);
-  if (alone) return std::make_unique<ShmWorld>(seat, std::move(meeting.description), std::make_unique<Monitor>(seat));
-
-  const std::vector<Card> cards = read_cards(meeting.roster);
-  MeshPlan plan = plan_mesh(options, meeting.roster, cards);
-  std::vector<uint32_t> hosts = plan.node_of;
-  auto monitor = start_monitor(seat, plan, std::move(threshold.listener), waiter);
-  std::vector<std::vector<std::byte>> addresses;
-  for (const Card &card : cards) addresses.push_back(card.net);
-  threshold.net->join(std::move(addresses), seat);
-  auto near = std::make_unique<ShmWorld>(std::move(seat), std::move(meeting.description), std::move(monitor));
-  auto world = std::make_unique<HybridWorld>(std::move(near), std::move(threshold.net), std::move(hosts));
-  await_all(*world);
+  std::shared_ptr<Seat> seat;
+  std::unique_ptr<World> world;
+  try {
+    const bool alone = meeting.roster.node_count() <= 1;
+    if (!alone && threshold.no_net) throw *threshold.no_net;
+    seat = std::make_shared<Seat>(options.rank, options.size, meeting.control, std::move(meeting.links), waiter,
+                                  failure, device, options.heartbeat_timeout_ms);
+    if (alone)
+      world = std::make_unique<ShmWorld>(seat, std::move(meeting.description), std::make_unique<Monitor>(seat));
+    else
+      world = join_hosts(options, meeting, threshold, seat, waiter);
+    if (!alone) await_all(*world);
+  } catch (const Error &error) {
+    const Error end = waiter.settle(error);
+    if (seat) tell_host(*seat, end);
+    throw end;
+  }
+  if (meeting.vigil) meeting.vigil->finish();
   return world;
 }
 

@@ -52,17 +52,15 @@ def check_survivor(rank, victim, killed_at, killed_in):
         return
     late = result["failed_at"] - killed_at
     assert result["destroy_seconds"] < jobs.allowed(2), f"destroyed in {result['destroy_seconds']} s: {rank}"
-    if killed_in in ("start", "bootstrap") and (result["status"] == "FSDP_TIMEOUT" or late > jobs.allowed(2) or
-                                                "ended before the job had formed" in result["text"]):
-        # The victim had not joined, or this rank came when rank 0 had given up, or was about to, or nodes had not yet
-        # found each other.
+    if killed_in in ("start", "bootstrap") and result["status"] == "FSDP_TIMEOUT":
+        # The victim had not said which rank it is, or this rank came when rank 0 was gone, or had given up.
         timeouts += 1
-        assert result["blamed"] in (0, victim), str(rank)
-        assert late < jobs.allowed(TIMEOUT_S + 1.5), f"{late} s: {rank}"
+        assert result["blamed"] == victim or "has not found rank 0" in result["text"], str(rank)
+        assert late < jobs.allowed(TIMEOUT_S + 1), f"{late} s: {rank}"
     else:
         assert result["status"] == "FSDP_PEER_FAILED", str(rank)
         assert result["blamed"] == victim, str(rank)
-        assert late < jobs.allowed(2), f"{late} s: {rank}"
+        assert late < jobs.allowed(1 if killed_in in ("start", "bootstrap") else 2), f"{late} s: {rank}"
         longest = max(longest, late)
     if "again" in result:
         assert result["again"]["status"] == "FSDP_OK", f"{result['again']} after {rank}"

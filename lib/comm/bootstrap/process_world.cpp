@@ -22,7 +22,7 @@ Meeting meet_alone(const WorldOptions &options) {
   Control::initialize(control, options.size, 1);
   auto links =
       std::make_unique<ProcessLinks>(options.rank, std::move(doors.inbox), std::vector<PeerDoors>(options.size));
-  return {std::move(control), std::move(links), {}, {}};
+  return {std::move(control), std::move(links), {}, {}, {}};
 }
 
 // The ranks of one host, by the name in the options.
@@ -61,12 +61,17 @@ Meeting meet_by_network(const WorldOptions &options, const MeetingPoint &point, 
   WorldOptions local = options;
   local.rendezvous = name_of_node(assembly.session, node);
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
-  // All have come: who does not come once more, within the time of a heartbeat, is lost.
-  const int64_t patience = std::max<int64_t>(options.heartbeat_timeout_ms, 1000);
+  // All have come: who does not come once more is lost.
+  const int64_t patience = std::max(options.heartbeat_timeout_ms, least_forming_ms);
   local.timeout_ms = static_cast<uint32_t>(std::clamp<int64_t>(left, 1000, patience));
-  Meeting meeting = meet_on_host(local, assembly.roster.ranks_of(node), waiter);
-  meeting.roster = std::move(assembly.roster);
-  return meeting;
+  try {
+    Meeting meeting = meet_on_host(local, assembly.roster.ranks_of(node), waiter);
+    meeting.roster = std::move(assembly.roster);
+    meeting.vigil = std::move(assembly.vigil);
+    return meeting;
+  } catch (const Error &error) {
+    throw waiter.settle(error);
+  }
 }
 
 std::string describe_hosts(const Roster &roster) {

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "comm/bootstrap/roster.h"
+#include "comm/bootstrap/vigil.h"
 #include "comm/communicator.h"
 #include "comm/fd.h"
 #include "comm/shm/links.h"
@@ -25,7 +26,12 @@ struct Meeting {
   std::unique_ptr<Links> links;
   std::string description;
   Roster roster;
+  // Where the ranks met over a network: to be finished when all have met, and can see each other's end.
+  std::unique_ptr<Vigil> vigil;
 };
+
+// For what follows the rendezvous: all have come, so who is silent for a while is stopped or cut off.
+constexpr uint32_t least_forming_ms = 8000;
 
 // What this rank brings for its peers, given the numeric address of the interface by which it reaches the rendezvous.
 // Called at most once, and not at all where the ranks of one host meet by a unix socket alone.
