@@ -76,7 +76,6 @@ MeshPlan plan_mesh(const WorldOptions &options, const Roster &roster, const std:
   plan.secret = options.secret;
   plan.job = format_text("{} (attempt {})", options.rendezvous, options.attempt);
   plan.heartbeat_timeout_ms = options.heartbeat_timeout_ms;
-  plan.forming_ms = std::min(options.timeout_ms, std::max(options.heartbeat_timeout_ms, least_forming_ms));
   for (const Member &member : roster.members) plan.node_of.push_back(member.node);
   for (uint32_t node = 0; node < roster.node_count(); ++node) {
     const uint32_t leader = roster.ranks_of(node).front();
@@ -105,9 +104,10 @@ void await_all(World &world) {
 }
 
 std::unique_ptr<World> join_hosts(const WorldOptions &options, Meeting &meeting, Threshold &threshold,
-                                  const std::shared_ptr<Seat> &seat, const Waiter &waiter) {
+                                  const std::shared_ptr<Seat> &seat, const Waiter &waiter, uint32_t limit_ms) {
   const std::vector<Card> cards = read_cards(meeting.roster);
-  const MeshPlan plan = plan_mesh(options, meeting.roster, cards);
+  MeshPlan plan = plan_mesh(options, meeting.roster, cards);
+  plan.forming_ms = limit_ms;
   auto monitor = start_monitor(seat, plan, std::move(threshold.listener), waiter);
   std::vector<std::vector<std::byte>> addresses;
   for (const Card &card : cards) addresses.push_back(card.net);
@@ -153,6 +153,7 @@ std::unique_ptr<World> create_process_world(const WorldOptions &options, const W
   if (options.rank >= options.size)
     fail(FSDP_INVALID_ARGUMENT, "rank {} is outside [0, {})", options.rank, options.size);
   if (options.size == 1) return create_local_world(create_local_job(1), 0, waiter, failure, device);
+  const auto since = std::chrono::steady_clock::now();
   Threshold threshold;
   Meeting meeting = meet_processes(
       options, waiter, [&](const std::string &address) { return make_card(threshold, options.rank, address); });
@@ -166,7 +167,7 @@ std::unique_ptr<World> create_process_world(const WorldOptions &options, const W
     if (alone)
       world = std::make_unique<ShmWorld>(seat, std::move(meeting.description), std::make_unique<Monitor>(seat));
     else
-      world = join_hosts(options, meeting, threshold, seat, waiter);
+      world = join_hosts(options, meeting, threshold, seat, waiter, forming_limit_ms(options, since));
     if (!alone) await_all(*world);
   } catch (const Error &error) {
     const Error end = waiter.settle(error);

@@ -45,8 +45,10 @@ class Rank:
 
     def __str__(self):
         told = {k: v for k, v in (self.result or {}).items() if k in ("status", "blamed", "text", "stage", "failed_at")}
-        return (f"rank {self.number} (node {self.node}): {told or self.lines} exit {self.process.poll()} "
-                f"{self.errors.decode(errors='replace')[-1500:]}")
+        printed = self.errors.decode(errors="replace")
+        if len(printed) > 2000:
+            printed = printed[:1000] + " ... " + printed[-1000:]
+        return f"rank {self.number} (node {self.node}): {told or self.lines} exit {self.process.poll()} {printed}"
 
 
 class Job:

@@ -11,6 +11,7 @@
 
 #include "comm/bootstrap/address.h"
 #include "comm/bootstrap/packet.h"
+#include "comm/bootstrap/version.h"
 #include "shm_ranks.h"
 
 namespace fsdp::comm::test {
@@ -117,6 +118,8 @@ class Bootstrap : public testing::Test {
     auto join = wire::make<wire::Join>();
     join.rank = rank;
     join.world_size = options.size;
+    join.wire_version = wire_version;
+    std::strncpy(join.library, library_version, sizeof join.library - 1);
     send_packet(socket, &join, sizeof join, files);
   }
   // Returns when rank 0 has let this rank in: until then a second one is refused for another reason, if at all.

@@ -229,6 +229,12 @@ void Host::cancel(const Error &error) {
   }
   for (const Seat &seat : seats_)
     if (seat.connection) send_refusal(seat.connection, end_->status, end_->rank, end_->message);
+  for (Guest &guest : guests_) {  // about to join
+    if (!guest.socket || guest.state != Guest::proven) continue;
+    send_refusal(guest.socket, end_->status, end_->rank, end_->message);
+    guest.socket.reset();
+    ++told_;
+  }
   say_farewell();
   throw verdict;
 }

@@ -54,16 +54,13 @@ std::string name_of_node(const Nonce &session, uint32_t node) {
 
 Meeting meet_by_network(const WorldOptions &options, const MeetingPoint &point, const Waiter &waiter,
                         const MakeCard &make_card) {
-  const auto deadline = Clock::now() + std::chrono::milliseconds(options.timeout_ms);
+  const auto since = Clock::now();
   Assembly assembly = options.rank == 0 ? TcpHost(options, point, waiter, make_card).run()
                                         : TcpVisit(options, point, waiter, make_card).run();
   const uint32_t node = assembly.roster.members[options.rank].node;
   WorldOptions local = options;
   local.rendezvous = name_of_node(assembly.session, node);
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
-  // All have come: who does not come once more is lost.
-  const int64_t patience = std::max(options.heartbeat_timeout_ms, least_forming_ms);
-  local.timeout_ms = static_cast<uint32_t>(std::clamp<int64_t>(left, 1000, patience));
+  local.timeout_ms = forming_limit_ms(options, since);
   try {
     Meeting meeting = meet_on_host(local, assembly.roster.ranks_of(node), waiter);
     meeting.roster = std::move(assembly.roster);
@@ -93,6 +90,13 @@ const char *describe_guard(const WorldOptions &options, const MeetingPoint &poin
 }
 
 }  // namespace
+
+uint32_t forming_limit_ms(const WorldOptions &options, Clock::time_point since) {
+  constexpr int64_t least = 500, usual = 8000;
+  const auto gone = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - since).count();
+  const int64_t patience = std::max<int64_t>(options.heartbeat_timeout_ms, usual);
+  return static_cast<uint32_t>(std::clamp<int64_t>(options.timeout_ms - gone, least, patience));
+}
 
 Meeting meet_processes(const WorldOptions &options, const Waiter &waiter, const MakeCard &make_card) {
   const MeetingPoint point = parse_meeting_point(options.rendezvous);

@@ -5,6 +5,7 @@
 // host meet as above.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -30,8 +31,9 @@ struct Meeting {
   std::unique_ptr<Vigil> vigil;
 };
 
-// For what follows the rendezvous: all have come, so who is silent for a while is stopped or cut off.
-constexpr uint32_t least_forming_ms = 8000;
+// For each step that follows the rendezvous. All have come, so who is silent for a while is stopped or cut off; who
+// dies is noticed without a limit. since: when this rank began to join.
+uint32_t forming_limit_ms(const WorldOptions &options, std::chrono::steady_clock::time_point since);
 
 // What this rank brings for its peers, given the numeric address of the interface by which it reaches the rendezvous.
 // Called at most once, and not at all where the ranks of one host meet by a unix socket alone.
