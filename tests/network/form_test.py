@@ -6,6 +6,7 @@ host. usage: form_test.py RANK_PROGRAM ucx|no-ucx (FSDP_TEST_MANY: 60 kills)"""
 import collections
 import os
 import random
+import time
 
 import job as jobs
 import tap
@@ -116,4 +117,25 @@ def own_name():
             assert f"so it listened at {network.address(0)}:{job.port} too" in text, text
 
 
-tap.run([(f"{KILLS} kills while the job forms", kills), ("a host's own name is a loopback address", own_name)])
+def silent_host():
+    """Its process neither dies nor says anything: others are told of the link long before their timeout."""
+    options = {"steps": 1, "microbatches": 1, "timeout": 40_000, "heartbeat": 1000}
+    with Clean(3) as network, Job(network, [1, 1, 1], options, {2: {"die": "start:0:0"}}) as job:
+        job.until(lambda: job.ranks[2].first("killed_in"), 20, "the start")
+        time.sleep(2)  # ranks 0 and 1 wait for rank 2
+        network.cut(1)
+        cut = time.monotonic()
+        try:
+            job.until(lambda: all(r.first("failed_at") or not r.open for r in job.ranks), 30, "the cut")
+        finally:
+            network.heal(1)
+        for rank in job.collect(20)[:2]:
+            result = rank.result
+            assert result["status"] == "FSDP_PEER_FAILED" and result["blamed"] == -1, str(rank)
+            assert "no contact between" in result["text"], str(rank)
+            assert result["failed_at"] - cut < jobs.allowed(10), str(rank)
+        tap.note(f"the cut was noticed after {max(r.result['failed_at'] for r in job.ranks[:2]) - cut:.1f} s")
+
+
+tap.run([(f"{KILLS} kills while the job forms", kills), ("a host's own name is a loopback address", own_name),
+         ("a host that is cut off before all have come", silent_host)])

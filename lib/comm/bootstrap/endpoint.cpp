@@ -125,6 +125,8 @@ Fd accept_from(const Fd &listener) {
 
 void notice_silence(const Fd &socket, uint32_t ms) noexcept {
   constexpr int probes = 3;
+  constexpr uint32_t least = 8000;  // some packets may be lost on the way
+  ms = std::max(ms, least);
   const int seconds = std::max<int>(1, static_cast<int>(ms / 1000 / (probes + 1))), unsent = static_cast<int>(ms);
   set_flag(socket, SOL_SOCKET, SO_KEEPALIVE);
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);

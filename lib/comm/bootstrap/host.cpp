@@ -239,8 +239,9 @@ void Host::cancel(const Error &error) {
   throw verdict;
 }
 
+// Ranks of several hosts hear it from the rendezvous.
 void Host::say_farewell() noexcept {
-  if (!listener_) return;
+  if (!listener_ || ranks_.size() < options_.size) return;
   try {
     const auto end = Clock::now() + (end_->status == FSDP_PEER_FAILED ? farewell_time : late_farewell_time);
     const size_t count = missing().size();

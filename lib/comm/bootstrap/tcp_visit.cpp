@@ -150,6 +150,9 @@ std::optional<Assembly> TcpVisit::await_start() {
   if (stream_.open())
     fail_rank(FSDP_TIMEOUT, 0, "rendezvous '{}': rank 0 has not sent the start of the job within {} ms",
               options_.rendezvous, options_.timeout_ms);
+  if (host_is_silent(stream_.code()))
+    throw lost_contact(format_text("rank {} (host {})", options_.rank, host_name()),
+                       format_text("rank 0 (rendezvous {})", options_.rendezvous));
   fail_rank(FSDP_PEER_FAILED, 0, "rendezvous '{}': rank 0 ended before the job had formed ({})", options_.rendezvous,
             stream_.problem());
 }

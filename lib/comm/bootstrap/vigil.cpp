@@ -40,8 +40,6 @@ Error late(Clock::time_point deadline) {
       format_text("all ranks came to the rendezvous, but not all have met since: {} ms beyond the timeout", over));
 }
 
-bool host_is_silent(int code) { return code == ETIMEDOUT || code == EHOSTUNREACH || code == ENETUNREACH; }
-
 // What was queued goes out, if the other end takes it soon.
 void flush_soon(Stream &stream, Clock::time_point end) noexcept {
   try {
@@ -58,6 +56,15 @@ void give_up(Vigil &vigil) noexcept {
 }
 
 }  // namespace
+
+bool host_is_silent(int code) noexcept { return code == ETIMEDOUT || code == EHOSTUNREACH || code == ENETUNREACH; }
+
+Error lost_contact(const std::string &one, const std::string &other) {
+  return Error(FSDP_PEER_FAILED,
+               format_text("no contact between {} and {} before the job had formed: the network between "
+                           "them is cut, or a host is down",
+                           one, other));
+}
 
 message::Refusal report_of(const Error &error, uint32_t rank) {
   if (!is_own(error, rank)) return {error.status, error.rank, error.message};
@@ -144,12 +151,9 @@ Error HostVigil::conclude() const {
   if (!dead.empty())
     return Error(FSDP_PEER_FAILED, rank_list(dead) + " died before the job had formed", static_cast<int32_t>(dead[0]));
   if (report_) return *report_;
-  const uint32_t lost = lost_.list().front();
-  return Error(
-      FSDP_PEER_FAILED,
-      format_text("no contact between rank 0 (host {}) and {} (host {}) before the job had formed: the network "
-                  "between them is cut, or the host is down",
-                  parties_[0].host, rank_list(lost_.list()), parties_[lost].host));
+  const std::vector<uint32_t> lost = lost_.list();
+  return lost_contact(format_text("rank 0 (host {})", parties_[0].host),
+                      format_text("{} (host {})", rank_list(lost), parties_[lost.front()].host));
 }
 
 Error HostVigil::settle(const Error &error) {
@@ -225,10 +229,8 @@ void GuestVigil::hear() {
   }
   if (formed_ || end_ || stream_.open()) return;
   if (host_is_silent(stream_.code()))
-    end_ = Error(FSDP_PEER_FAILED,
-                 format_text("no contact between rank {} (host {}) and rank 0 (host {}) before the job had formed: the "
-                             "network between them is cut, or the host is down",
-                             rank_, host_name(), zero_host_));
+    end_ =
+        lost_contact(format_text("rank {} (host {})", rank_, host_name()), format_text("rank 0 (host {})", zero_host_));
   else
     end_ = Error(FSDP_PEER_FAILED, format_text("rank 0 on {} died before the job had formed", zero_host_), 0);
 }

@@ -89,6 +89,10 @@ class GuestVigil final : public Vigil {
   bool formed_ = false, finished_ = false;  // rank 0 says so; this rank does
 };
 
+// With these codes of a Stream its other end's host is silent: nobody's process is to blame.
+bool host_is_silent(int code) noexcept;
+Error lost_contact(const std::string &one, const std::string &other);
+
 // What a rank tells the others of an error that ends its forming: one of its own is its failure.
 message::Refusal report_of(const Error &error, uint32_t rank);
 // What such a word says. A peer wrote it.
