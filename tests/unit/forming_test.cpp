@@ -130,6 +130,20 @@ TEST_F(Forming, WhoHasFormedIsNotMissed) {
   for (const size_t index : {zero, one}) expect(index, FSDP_OK);
 }
 
+// Nobody ends, but the job does not form either: steps that have limits of their own do not add up.
+TEST_F(Forming, TheTimeoutHoldsForTheWhole) {
+  options.timeout_ms = 2000;
+  const int64_t start_ns = now_ns();
+  start_two();
+  join_by_hand();
+  await_meeting();
+  finish();
+  for (const size_t index : {zero, one}) {
+    expect(index, FSDP_TIMEOUT, "all ranks came to the rendezvous, but not all have met since");
+    EXPECT_LT(static_cast<double>(reports[index].ended_ns - start_ns) * 1e-9, 2 + patience_seconds);
+  }
+}
+
 TEST_F(Forming, WhoIsInTheHandshakeWhenTheJobFailsIsTold) {
   start_two();
   two = enter();
