@@ -239,12 +239,17 @@ Error GuestVigil::settle(const Error &error) {
   if (!end_ && !finished_) hear();
   if (end_ && !is_own(error, rank_)) return *end_;
   if (formed_ || finished_) return error;
-  tell(report_of(error, rank_));
-  const bool wait = blames_others(error, rank_);
-  for (const auto end = Clock::now() + answer_time; wait && !end_ && !formed_ && Clock::now() < end; hear())
-    std::this_thread::sleep_for(look_period);
+  // Whoever is late may wait for another one, and be about to say so.
+  if (error.status == FSDP_TIMEOUT) await_word(doubt);
+  if (!end_ && !formed_) tell(report_of(error, rank_));
+  if (blames_others(error, rank_)) await_word(answer_time);
   if (!end_) end_ = error;
   return is_own(error, rank_) ? error : *end_;
+}
+
+void GuestVigil::await_word(Clock::duration time) {
+  for (const auto end = Clock::now() + time; !end_ && !formed_ && Clock::now() < end; hear())
+    std::this_thread::sleep_for(look_period);
 }
 
 void GuestVigil::tell(const message::Message &word) noexcept {

@@ -78,6 +78,7 @@ class GuestVigil final : public Vigil {
 
  private:
   void hear();
+  void await_word(Clock::duration time);
   void tell(const message::Message &word) noexcept;
 
   const uint32_t rank_;
