@@ -147,6 +147,7 @@ void TcpHost::join(Guest &guest, message::Join &join) {
                                                options_.attempt, join.rank, join.attempt));
   if (join.attempt > options_.attempt) {
     wrong(FSDP_OK, "rank 0 is still of an earlier attempt");
+    outdated_ = true;
     if (end_) return;
     fail_rank(FSDP_PEER_FAILED, static_cast<int32_t>(join.rank),
               "rank {} has begun attempt {} of this job, rank 0 is of attempt {}", join.rank, join.attempt,
@@ -199,7 +200,20 @@ void TcpHost::say_farewell(const Error &error) noexcept {
     const auto end = Clock::now() + (error.status == FSDP_PEER_FAILED ? farewell_time : late_farewell_time);
     const size_t count = missing().size();
     while (Clock::now() < end && told_count_ < count) look_around();
+    dismiss_guests();
   } catch (...) {  // no memory: they will not find rank 0
+  }
+}
+
+// Who has proven the secret and is about to join would take the end of its connection for the death of rank 0.
+void TcpHost::dismiss_guests() {
+  const auto word = report_of(*end_, 0);
+  for (Guest &guest : guests_) {
+    if (!guest.proven()) continue;
+    if (outdated_)
+      refuse(guest, FSDP_OK, "rank 0 was of an earlier attempt");
+    else
+      refuse(guest, word.status, word.text, word.rank);
   }
 }
 

@@ -46,6 +46,7 @@ class TcpHost {
   void refuse(Guest &guest, fsdp_status status, const std::string &text, int32_t rank = -1);
   void check_limits();
   void say_farewell(const Error &error) noexcept;
+  void dismiss_guests();
   std::vector<uint32_t> missing() const;
   bool complete() const;
   Roster make_roster();
@@ -64,6 +65,7 @@ class TcpHost {
   std::optional<Error> end_;  // what everybody is told who comes now
   RankSet told_;              // of those who had not joined
   size_t told_count_ = 0;
+  bool outdated_ = false;        // a rank of a later attempt has come
   std::string stranger_remark_;  // what was wrong with one, for who misses ranks
 };
 
