@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <stdexcept>
 #include <string>
 
@@ -106,11 +107,35 @@ void store_elements(void *data, fsdp_dtype dtype, const std::vector<float> &valu
   if (on_gpu()) copy(data, raw.data(), raw.size());
 }
 
-Placed::Placed(const std::vector<float> &values) : data_(values.data()) {
+namespace {
+
+// cudaFree waits for all work of the GPU, also of other ranks, which may wait for this one: memory is kept for the next that
+// needs as much, until the thread ends.
+class KeptMemory {
+ public:
+  ~KeptMemory() {
+    for (const auto &[bytes, data] : free_) find<int(void *)>("cudaFree")(data);
+  }
+  void *take(uint64_t bytes) {
+    if (const auto kept = free_.find(bytes); kept != free_.end()) return free_.extract(kept).mapped();
+    void *data = nullptr;
+    check_cuda(find<int(void **, size_t)>("cudaMalloc")(&data, bytes), "cudaMalloc");
+    return data;
+  }
+  void give_back(uint64_t bytes, void *data) { free_.emplace(bytes, data); }
+
+ private:
+  std::multimap<uint64_t, void *> free_;
+};
+
+thread_local KeptMemory kept_memory;
+
+}  // namespace
+
+Placed::Placed(const std::vector<float> &values) : data_(values.data()), bytes_(values.size() * sizeof(float)) {
   if (!on_gpu() || values.empty()) return;
-  static auto *const allocate = find<int(void **, size_t)>("cudaMalloc");
-  check_cuda(allocate(&owned_, values.size() * sizeof(float)), "cudaMalloc");
-  copy(owned_, values.data(), values.size() * sizeof(float));
+  owned_ = kept_memory.take(bytes_);
+  copy(owned_, values.data(), bytes_);
   data_ = owned_;
 }
 
@@ -118,7 +143,7 @@ Placed::~Placed() {
   if (!owned_) return;
   // The stream may still read it.
   find<int(fsdp_stream)>("cudaStreamSynchronize")(stream());
-  find<int(void *)>("cudaFree")(owned_);
+  kept_memory.give_back(bytes_, owned_);
 }
 
 }  // namespace harness

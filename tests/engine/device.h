@@ -38,6 +38,7 @@ class Placed {
 
  private:
   const void *data_;
+  uint64_t bytes_;
   void *owned_ = nullptr;
 };
 

@@ -85,6 +85,28 @@ TEST(Gpu, AShardAxisOverHostsHasTheBitsOfTheHost) {
   }
 }
 
+// Each alone, so that one that hangs is named.
+class GpuOptions : public testing::TestWithParam<const char *> {};
+
+TEST_P(GpuOptions, ChangeNoBit) {
+  const std::string what = GetParam();
+  for (const fsdp_strategy strategy : {FSDP_NO_SHARD, FSDP_OPTIM_GRADS_PARAMS}) {
+    Scenario setup = gpu_scenario(strategy, 2);
+    setup.recompute = what == "recompute";
+    setup.eval = what == "eval";
+    setup.put = what == "put";
+    if (what == "debug") setup.context.flags = FSDP_CONTEXT_DEBUG;
+    if (what == "trace") setup.context.flags = FSDP_CONTEXT_TRACE;
+    if (what == "inline") setup.context.flags = FSDP_CONTEXT_NO_OVERLAP;
+    if (what == "ahead") setup.model.prefetch_depth = 2;
+    if (what == "interleaved") setup.schedule = FSDP_SCHEDULE_INTERLEAVED;
+    expect_bits_of_the_host(setup, what + ", strategy " + std::to_string(strategy));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, GpuOptions,
+                         testing::Values("recompute", "eval", "put", "debug", "trace", "inline", "ahead", "interleaved"));
+
 TEST(Gpu, WhatIsPlannedIsAllocated) {
   for (const fsdp_strategy strategy : strategies)
     for (const uint32_t ranks : {1u, 3u}) {
@@ -233,6 +255,7 @@ TEST(Gpu, RanksThatGatherDifferentGroupsAreTold) {
 TEST(Gpu, AGatherThatAPeerDoesNotMakeIsFoundAtTheMeeting) {
   Scenario setup = gpu_scenario(FSDP_OPTIM_GRADS_PARAMS, 2);
   setup.model.flags = FSDP_MODEL_NO_PREFETCH;
+  setup.microbatches = 1;
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {
     Rank rank(context, setup);
     rank.load();

@@ -76,7 +76,7 @@ TEST_F(CudaLaunch, SpansAreBatched) {
   EXPECT_EQ(launches, 3);
 }
 
-// Each of the 32 kernels (tests/gpu/code_test.py counts them), and the copy of 16-bit elements for both of their types.
+// Each of the 32 kernels (tests/gpu/kernels/code_test.py counts them), and the copy of 16-bit elements for both of their types.
 TEST_F(CudaLaunch, PrepareRunsEveryKernel) {
   EXPECT_EQ(cuda::prepare(nullptr, scratch), 0);
   EXPECT_EQ(launches, 33);

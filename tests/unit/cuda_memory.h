@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where the tests of the CUDA kernels run them: over the memory of this process in the simulation (unit), over a GPU's
-// in tests/gpu. The tests are the same.
+// in tests/gpu/kernels. The tests are the same.
 #pragma once
 
 #include <gtest/gtest.h>

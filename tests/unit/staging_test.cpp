@@ -51,23 +51,31 @@ TEST_P(StagingTest, RoundsBeginAgainBeforeTheyAreFull) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, StagingTest, testing::Values(1, 2, 3, 4, 8));
 
-// A call whose chunks are more than may be under way.
-TEST_F(StagingTest, ALongCallPacesItself) {
-  run(2, [](Rank &rank) {
+// Calls whose chunks are more than may be under way, of streams that run at different speeds: no slot is filled again
+// before all have taken what is in it.
+TEST_F(StagingTest, LongCallsPaceThemselves) {
+  simulated::set_delay(100, 11);
+  run(3, [](Rank &rank) {
     {
-      staging::Sizes sizes{4096, 4096};
-      TwoWays ways(rank, 0, sizes, uint64_t{8} << 20);
-      const uint64_t count = 60'000;  // 118 chunks
-      const uint64_t from = ways.take(count * 2 * 4), to = ways.take(count * 4);
-      ways.fill(from, FSDP_FLOAT32, 2 * count, 1);
-      const auto span = [&](const Source &source, std::byte *part) {
+      TwoWays ways(rank, 0, {4096, 4096}, uint64_t{8} << 20);
+      const uint64_t count = 30'000, bytes = 300'000;  // about 90 and 73 chunks
+      const uint64_t from = ways.take(count * 3 * 4), to = ways.take(count * 4);
+      const uint64_t piece = ways.take(bytes), whole = ways.take(3 * bytes);
+      ways.fill(from, FSDP_FLOAT32, 3 * count, 1);
+      ways.fill(piece, FSDP_FLOAT32, bytes / 4, 2);
+      const auto reduced = [&](const Source &source, std::byte *part) {
         return ReduceSpan{source, FSDP_FLOAT32, FSDP_FLOAT32, count, reinterpret_cast<float *>(part + to), 1.0F, false};
       };
-      const ReduceSpan host = span(ways.host_at(from), ways.host_part()), device = span(ways.at(from), ways.part());
-      ways.communicator->reduce_scatter({&device, 1}, {1, "long"}, *ways.stream);
-      ways.host->await_release(ways.host->reduce_scatter({&host, 1}, {1, "long"}, ways.host_stream()),
+      const ReduceSpan host = reduced(ways.host_at(from), ways.host_part()), span = reduced(ways.at(from), ways.part());
+      const GatherSpan host_gather{ways.host_at(piece), ways.host_part() + whole, bytes};
+      const GatherSpan gather{ways.at(piece), ways.part() + whole, bytes};
+      ways.communicator->reduce_scatter({&span, 1}, {1, "long"}, *ways.stream);
+      ways.communicator->all_gather({&gather, 1}, {1, "long"}, *ways.stream);
+      ways.host->reduce_scatter({&host, 1}, {1, "long"}, ways.host_stream());
+      ways.host->await_release(ways.host->all_gather({&host_gather, 1}, {1, "long"}, ways.host_stream()),
                                ways.host_stream());
       ways.expect_equal(to, count * 4, "a long reduce_scatter");
+      ways.expect_equal(whole, 3 * bytes, "a long all_gather");
       ways.finish();
     }
     rank.leave();

@@ -32,7 +32,7 @@ struct Header {
   uint64_t chunk;
   uint64_t bytes;  // of data; of a chunk in a call
 };
-constexpr uint32_t header_magic = 0x66736404;
+constexpr uint32_t header_magic = 0x66736405;
 
 // The tag of a hello, which has no other content; see Transport.
 constexpr uint64_t hello_tag(uint32_t from) { return uint64_t{header_magic} << 32 | from; }

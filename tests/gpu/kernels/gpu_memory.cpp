@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "../unit/cuda_memory.h"
+#include "../../unit/cuda_memory.h"
 
 namespace fsdp::test {
 namespace {
