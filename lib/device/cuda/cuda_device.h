@@ -45,6 +45,8 @@ class CudaDevice final : public Device {
   std::string description() const override;
 
  private:
+  void load_kernels();
+
   Core core_;
   const MemoryPlan plan_;
   CallerStreams callers_;
