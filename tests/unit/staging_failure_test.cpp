@@ -55,7 +55,7 @@ TEST_F(StagingFailureTest, DifferentLengthsAreAMismatchThatNamesBothCalls) {
     reduce(ways, rank.rank() == 2 ? 9001 : 9000, "other");
     const Error error = await_failure(rank);
     require(error.status == FSDP_MISMATCH, error.message);
-    require_text(error, "rank 0 called reduce_scatter of 'other' (#1, float32, 27000 elements)");
+    require_text(error, "called reduce_scatter of 'other' (#1, float32, 27000 elements)");
     require_text(error, "rank 2 called reduce_scatter of 'other' (#1, float32, 27003 elements)");
     require_end(ways);
   });
@@ -117,9 +117,10 @@ TEST_F(StagingFailureTest, AnAbandonedRoundEndsAndTheNextOneWorks) {
       if (rank.rank() != 1) {
         require(ways.communicator->broken()->status == FSDP_INVALID_STATE, "the round is broken");
         require_text(*ways.communicator->broken(), "rank 1 discarded the step");
-        ways.communicator->abandon();
       }
       rank.failure.check();
+      rank.meet();  // whoever abandons the round after it broke must not be named by one who looks later
+      ways.communicator->abandon();
       rank.meet();
       ways.communicator->next_round();
       rank.meet();

@@ -107,7 +107,7 @@ TEST_F(StagingTest, ACallKeepsItsPlaceOnTheStream) {
   });
 }
 
-// No call allocates, and none waits for the device.
+// What a step needs is there from the start.
 TEST_F(StagingTest, CallsAllocateNothing) {
   run(2, [](Rank &rank) {
     {
