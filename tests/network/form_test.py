@@ -57,8 +57,7 @@ def kill_once(network, trial, draw):
             killed_in[killed] += 1
             if killed not in ("start", "bootstrap"):  # it was faster
                 return
-            dead = {victim} | {rank.number for rank in ranks if rank.ended_by_ucx}
-            outcomes["ended by UCX"] += len(dead) - 1
+            dead = {victim}
             for rank in ranks:
                 if rank.number not in dead:
                     check_survivor(rank, dead, ranks[victim].first("killed_at"))

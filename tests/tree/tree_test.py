@@ -149,11 +149,13 @@ def document_links(root):
 
 
 def document_names(root):
-    """Every fsdp_ or FSDP_ name in the documents is in the public header, or a variable that the library reads."""
+    """Every fsdp_ or FSDP_ name in the documents is in the public header, or a variable that the library or an example reads."""
     names = re.compile(r"\b(?:fsdp|FSDP)_[a-zA-Z]\w*")
     known = set(names.findall((root / "include/fsdp.h").read_text(encoding="utf-8"))) | FOREIGN_NAMES
     for path, name, text in source_files(root, "lib"):
         known.update(re.findall(r'getenv\("(FSDP_\w+)"\)', text))
+    for path in sorted((root / "examples").rglob("*.py")):
+        known.update(re.findall(r'environ\.get\("(FSDP_\w+)"', path.read_text(encoding="utf-8")))
     for path, name, _, text in documents(root):
         for word in sorted(set(names.findall(text)) - known):
             if not word.endswith("_"):  # a family, as FSDP_ROLE_*

@@ -1,0 +1,47 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# usage: train_gpt_cuda_test.sh FSDP_RUN TRAIN_GPT TRAIN_GPT_CUDA COMPARE
+# train_gpt_cuda on simulated GPUs against train_gpt on the host: small models for few steps. It shows what the program
+# computes and in which order; a real GPU runs the same checks in tests/run_gpu.sh.
+set -u
+run=$(realpath "$1")
+host=$(realpath "$2")
+cuda=$(realpath "$3")
+compare="python3 $(realpath "$4")"
+here=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source-path=SCRIPTDIR source=../tools/tap.sh
+. "$here/../tools/tap.sh"
+enter_scratch
+export OPENBLAS_NUM_THREADS=1
+small="--layers 2 --width 32 --heads 2 --context 16 --batch 4 --steps 5 --lr 3e-2 --quiet --corpus $here"
+
+# train OUT COMMAND...
+train() {
+  out=$1
+  shift
+  # shellcheck disable=SC2086
+  "$@" $small --json "$out.json" >log 2>&1 || sed 's/^/# /' log
+}
+close() { $compare --tolerance 2e-4 host.json "$1.json"; }
+same() { $compare --tolerance 0 "$1.json" "$2.json"; }
+
+train host "$host"
+train gpu "$cuda"
+check 'one rank has the losses of the host' close gpu
+train graph "$cuda" --graph
+check 'and the same bits as a graph' same gpu graph
+train micro "$cuda" --microbatches 2
+check 'two micro-batches see the same global batch' close micro
+train micro_graph "$cuda" --microbatches 2 --graph
+check 'and the same bits as a graph' same micro micro_graph
+train staged "$run" -n 2 --no-prefix "$cuda" --transport staging
+check 'two ranks that share a GPU have the losses of the host' close staged
+train threads "$cuda" --threads 2 --transport staging --debug-delay-us 500
+check 'and the same bits as threads, with delays' same staged threads
+train narrow "$cuda" --threads 2 --transport staging --compute-dtype bf16 --recompute
+check 'bf16 weights train' $compare --tolerance 0.05 host.json narrow.json
+"$cuda" --graph --threads 2 --transport staging $small >log 2>&1
+check 'a graph of staged exchanges is refused with the reason' contains "$(cat log)" 'cannot be part of'
+"$host" --graph $small >log 2>&1
+check 'a graph on the host is refused' contains "$(cat log)" 'need train_gpt_cuda'
+finish
