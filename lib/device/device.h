@@ -91,6 +91,8 @@ class Stream {
   virtual void count_nonfinite(uint64_t *result, const float *values, uint64_t count) = 0;
   // One step of many pieces; the spans stay where they are until it is done.
   virtual void adamw(const AdamW &step, std::span<const AdamWSpan> spans) = 0;
+  // The stream as the device's own libraries know it (cudaStream_t). NULL: of the host, or CUDA's legacy stream.
+  virtual fsdp_stream native() const noexcept { return nullptr; }
 };
 
 // Host work that belongs between pieces of device work: a stream of the host that waits for streams of the device and that
@@ -147,6 +149,12 @@ class Device {
   // The n-th allocation fails if the options say so; shared memory asks before it allocates.
   virtual void count_allocation(uint64_t bytes, const char *what) = 0;
   virtual uint64_t allocations() const noexcept = 0;  // counted so far
+  // Which of the machine's devices of its kind, as its libraries count them; -1 for the host.
+  virtual int32_t index() const noexcept { return -1; }
+
+  // The order in which communicators of this device launch kernels that wait for other ranks, where they must keep one:
+  // made and read by comm alone, for whatever communicates on one device shares it.
+  std::shared_ptr<void> launch_order;
 };
 
 // The instruction set that the host kernels use on this machine.
