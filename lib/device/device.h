@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -91,8 +92,10 @@ class Stream {
   virtual void count_nonfinite(uint64_t *result, const float *values, uint64_t count) = 0;
   // One step of many pieces; the spans stay where they are until it is done.
   virtual void adamw(const AdamW &step, std::span<const AdamWSpan> spans) = 0;
-  // The stream as the device's own libraries know it (cudaStream_t). NULL: of the host, or CUDA's legacy stream.
-  virtual fsdp_stream native() const noexcept { return nullptr; }
+  // The graph capture that the stream is in, as CUDA numbers them; 0: none. See Device::begin_capture.
+  virtual uint64_t capture_id() const { return 0; }
+  // The device's own handle; NULL on the host.
+  virtual fsdp_stream handle() const noexcept { return nullptr; }
 };
 
 // Host work that belongs between pieces of device work: a stream of the host that waits for streams of the device and that
@@ -151,6 +154,8 @@ class Device {
   virtual uint64_t allocations() const noexcept = 0;  // counted so far
   // Which of the machine's devices of its kind, as its libraries count them; -1 for the host.
   virtual int32_t index() const noexcept { return -1; }
+  // Runs it while this device is the calling thread's current one, as the device's own libraries want it.
+  virtual void with_current(const std::function<void()> &body) const { body(); }
 
   // The order in which communicators of this device launch kernels that wait for other ranks, where they must keep one:
   // made and read by comm alone, for whatever communicates on one device shares it.
