@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every CUDA function does first and last: count, fail if a test wants it, return the failure of the device,
+// remember the error for cudaGetLastError.
+#pragma once
+
+#include <cuda.h>
+
+#include <exception>
+#include <new>
+
+#include "simulated_cuda/runtime.h"
+
+namespace simulated {
+
+// What a function needs to be allowed.
+struct Need {
+  bool device = true;            // one that has not failed
+  bool outside_capture = false;  // "potentially unsafe": cudaThreadExchangeStreamCaptureMode
+};
+inline constexpr Need healthy_device{};
+inline constexpr Need nothing{false, false};
+inline constexpr Need no_capture{true, true};
+
+// cudaSuccess if the function may go on.
+cudaError_t admit(const char *name, Need need);
+
+template <class Body>
+cudaError_t guarded(const char *name, Need need, Body &body) {
+  try {
+    if (const cudaError_t error = admit(name, need)) return error;
+    return body();
+  } catch (const std::bad_alloc &) {
+    return cudaErrorMemoryAllocation;
+  } catch (const std::exception &) {
+    return cudaErrorOperatingSystem;
+  }
+}
+
+template <class Body>
+cudaError_t call(const char *name, Need need, Body body) {
+  const cudaError_t error = guarded(name, need, body);
+  if (error != cudaSuccess) this_thread().last = error;
+  return error;
+}
+
+// Driver functions return CUresult, whose numbers are those of cudaError_t where both have the error, and leave
+// cudaGetLastError alone.
+template <class Body>
+CUresult driver_call(const char *name, Need need, Body body) {
+  auto inner = [&] { return static_cast<cudaError_t>(body()); };
+  return static_cast<CUresult>(guarded(name, need, inner));
+}
+
+}  // namespace simulated

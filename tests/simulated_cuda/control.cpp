@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// simulated.h.
+#include "simulated_cuda/simulated.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "simulated_cuda/call.h"
+#include "simulated_cuda/capture.h"
+
+namespace simulated {
+namespace {
+
+// Is this the kernel that a test wants to fail?
+bool is_faulty() {
+  std::atomic<uint64_t> &left = runtime().faulty_kernel;
+  uint64_t count = left.load();
+  while (count > 0 && !left.compare_exchange_weak(count, count - 1)) {
+  }
+  return count == 1;
+}
+
+void run_faulty() { fail_device(static_cast<cudaError_t>(runtime().kernel_fault.load())); }
+
+}  // namespace
+
+void reset() { runtime().reset(); }
+void set_device_count(int count) { runtime().set_devices(std::clamp(count, 0, most_devices)); }
+void set_device_memory(uint64_t bytes) { runtime().set_memory(bytes); }
+void set_strict(bool strict) { runtime().strict = strict; }
+
+void set_delay(uint32_t longest_us, uint64_t seed) {
+  runtime().timing.seed = seed;
+  runtime().timing.longest_us = longest_us;
+}
+
+Hold::Hold() { ++runtime().timing.holds; }
+
+Hold::~Hold() {
+  --runtime().timing.holds;
+  futex_wake_all(runtime().timing.holds);
+}
+
+void fail_call(const char *name, uint64_t nth, int error) { runtime().calls.plan(name, nth, error); }
+
+void fail_kernel(uint64_t nth, cudaError_t error) {
+  runtime().kernel_fault = error;
+  runtime().faulty_kernel = nth;
+}
+
+void fail_device(cudaError_t error) { fail_device_of_this_stream(error); }
+
+uint64_t calls(const char *name) { return runtime().calls.counted(name); }
+void reset_calls() { runtime().calls.forget_counts(); }
+uint64_t kernels() { return runtime().kernels; }
+uint64_t pageable_copies() { return runtime().pageable_copies; }
+
+uint64_t allocated_bytes() {
+  uint64_t bytes = 0;
+  for (int index = 0; index < runtime().device_count(); ++index) bytes += runtime().device(index)->allocated;
+  return bytes;
+}
+
+bool is_device(const void *pointer, size_t bytes) {
+  const Place place = runtime().memory.find(pointer, bytes);
+  return place.kind == Place::device && place.inside;
+}
+
+bool is_pinned(const void *pointer, size_t bytes) {
+  const Place place = runtime().memory.find(pointer, bytes);
+  return place.kind == Place::pinned && place.inside;
+}
+
+int device_of(const void *pointer) {
+  const Place place = runtime().memory.find(pointer, 1);
+  return place.kind == Place::device && place.inside ? place.device_index : -1;
+}
+
+cudaError_t enqueue(cudaStream_t handle, std::function<void()> kernel) {
+  return call("cudaLaunchKernel", healthy_device, [&] {
+    Stream *stream = runtime().stream(handle);
+    if (!stream || &stream->device != &runtime().current()) return cudaErrorInvalidResourceHandle;
+    ++runtime().kernels;
+    return submit(*stream, is_faulty() ? run_faulty : std::move(kernel));
+  });
+}
+
+}  // namespace simulated

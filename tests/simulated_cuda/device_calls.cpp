@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// Devices of the runtime. What they report of themselves is of the kind of an H100, so that code for it is taken.
+#include <cuda_runtime_api.h>
+
+#include <cstdio>
+#include <map>
+
+#include "simulated_cuda/call.h"
+#include "simulated_cuda/capture.h"
+
+using namespace simulated;  // NOLINT: the functions below are C's
+
+namespace {
+
+constexpr int bus_of_first = 16;
+
+// An attribute that is not here is cudaErrorInvalidValue, so that nobody takes a guess for an answer.
+const std::map<cudaDeviceAttr, int> attributes{
+    {cudaDevAttrMaxThreadsPerBlock, 1024},
+    {cudaDevAttrMaxBlockDimX, 1024},
+    {cudaDevAttrMaxBlockDimY, 1024},
+    {cudaDevAttrMaxBlockDimZ, 64},
+    {cudaDevAttrMaxGridDimX, 2147483647},
+    {cudaDevAttrMaxGridDimY, 65535},
+    {cudaDevAttrMaxGridDimZ, 65535},
+    {cudaDevAttrMaxSharedMemoryPerBlock, 49152},
+    {cudaDevAttrTotalConstantMemory, 65536},
+    {cudaDevAttrWarpSize, 32},
+    {cudaDevAttrMultiProcessorCount, 4},  // few: grids stay small
+    {cudaDevAttrIntegrated, 0},
+    {cudaDevAttrCanMapHostMemory, 1},
+    {cudaDevAttrComputeMode, cudaComputeModeDefault},
+    {cudaDevAttrConcurrentKernels, 1},
+    {cudaDevAttrEccEnabled, 1},
+    {cudaDevAttrPciDomainId, 0},
+    {cudaDevAttrPciDeviceId, 0},
+    {cudaDevAttrAsyncEngineCount, 3},
+    {cudaDevAttrUnifiedAddressing, 1},
+    {cudaDevAttrMaxThreadsPerMultiProcessor, 2048},
+    {cudaDevAttrMaxBlocksPerMultiprocessor, 32},
+    {cudaDevAttrComputeCapabilityMajor, 9},
+    {cudaDevAttrComputeCapabilityMinor, 0},
+    {cudaDevAttrStreamPrioritiesSupported, 1},
+    {cudaDevAttrManagedMemory, 0},
+    {cudaDevAttrPageableMemoryAccess, 0},
+    {cudaDevAttrConcurrentManagedAccess, 0},
+    {cudaDevAttrHostNativeAtomicSupported, 0},
+    {cudaDevAttrCanUseHostPointerForRegisteredMem, 1},
+    {cudaDevAttrHostRegisterSupported, 1},
+    {cudaDevAttrMemoryPoolsSupported, 0},
+    {cudaDevAttrGPUDirectRDMASupported, 0},
+};
+
+void describe(cudaDeviceProp &properties, const Device &device) {
+  properties = {};
+  std::snprintf(properties.name, sizeof(properties.name), "simulated CUDA device %d", device.index);
+  for (size_t byte = 0; byte < sizeof(properties.uuid.bytes); ++byte) properties.uuid.bytes[byte] = 0;
+  properties.uuid.bytes[0] = static_cast<char>(device.index + 1);
+  properties.totalGlobalMem = device.memory;
+  properties.sharedMemPerBlock = 49152;
+  properties.warpSize = 32;
+  properties.maxThreadsPerBlock = 1024;
+  properties.maxThreadsPerMultiProcessor = 2048;
+  properties.multiProcessorCount = attributes.at(cudaDevAttrMultiProcessorCount);
+  properties.major = 9;
+  properties.asyncEngineCount = 3;
+  properties.unifiedAddressing = 1;
+  properties.canMapHostMemory = 1;
+  properties.concurrentKernels = 1;
+  properties.hostRegisterSupported = 1;
+  properties.canUseHostPointerForRegisteredMem = 1;
+  properties.pciBusID = bus_of_first + device.index;
+}
+
+}  // namespace
+
+cudaError_t CUDARTAPI cudaGetDeviceCount(int *count) {
+  return call("cudaGetDeviceCount", nothing, [&] {
+    if (!count) return cudaErrorInvalidValue;
+    *count = runtime().device_count();
+    return *count > 0 ? cudaSuccess : cudaErrorNoDevice;
+  });
+}
+
+cudaError_t CUDARTAPI cudaGetDevice(int *device) {
+  return call("cudaGetDevice", nothing, [&] {
+    if (runtime().device_count() == 0) return cudaErrorNoDevice;
+    *device = this_thread().device;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t CUDARTAPI cudaSetDevice(int device) {
+  return call("cudaSetDevice", nothing, [&] {
+    if (runtime().device_count() == 0) return cudaErrorNoDevice;
+    if (!runtime().device(device)) return cudaErrorInvalidDevice;
+    this_thread().device = device;
+    return runtime().current().error();
+  });
+}
+
+cudaError_t CUDARTAPI cudaDeviceSynchronize() {
+  return call("cudaDeviceSynchronize", no_capture, [&] {
+    Device &device = runtime().current();
+    if (const cudaError_t error = refuse_capture(device)) return error;
+    for (Stream *stream : runtime().all_streams(device)) {
+      for (const Work *work : outstanding(*stream)) work->wait();
+    }
+    return device.error();
+  });
+}
+
+cudaError_t CUDARTAPI cudaDriverGetVersion(int *version) {
+  return call("cudaDriverGetVersion", nothing, [&] {
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t CUDARTAPI cudaRuntimeGetVersion(int *version) {
+  return call("cudaRuntimeGetVersion", nothing, [&] {
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t CUDARTAPI cudaGetDeviceProperties(cudaDeviceProp *properties, int index) {
+  return call("cudaGetDeviceProperties", healthy_device, [&] {
+    const Device *device = runtime().device(index);
+    if (!device) return cudaErrorInvalidDevice;
+    describe(*properties, *device);
+    return cudaSuccess;
+  });
+}
+
+cudaError_t CUDARTAPI cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int index) {
+  return call("cudaDeviceGetAttribute", healthy_device, [&] {
+    if (!runtime().device(index)) return cudaErrorInvalidDevice;
+    const auto found = attributes.find(attribute);
+    if (attribute == cudaDevAttrPciBusId) {
+      *value = bus_of_first + index;
+    } else if (found != attributes.end()) {
+      *value = found->second;
+    } else {
+      return cudaErrorInvalidValue;
+    }
+    return cudaSuccess;
+  });
+}
+
+cudaError_t CUDARTAPI cudaDeviceGetPCIBusId(char *text, int length, int index) {
+  return call("cudaDeviceGetPCIBusId", healthy_device, [&] {
+    if (!runtime().device(index)) return cudaErrorInvalidDevice;
+    if (!text || length < 13) return cudaErrorInvalidValue;
+    std::snprintf(text, static_cast<size_t>(length), "0000:%02x:00.0", static_cast<unsigned>(bus_of_first + index));
+    return cudaSuccess;
+  });
+}
+
+cudaError_t CUDARTAPI cudaDeviceCanAccessPeer(int *can, int device, int peer) {
+  return call("cudaDeviceCanAccessPeer", healthy_device, [&] {
+    if (!runtime().device(device) || !runtime().device(peer)) return cudaErrorInvalidDevice;
+    *can = device != peer;
+    return cudaSuccess;
+  });
+}

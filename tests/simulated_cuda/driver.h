@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// The driver's functions for virtual memory, as the table of driver_calls.cpp needs them. Their names are the driver's,
+// in this library's words: the real names are macros and belong to -lcuda.
+#pragma once
+
+#include <cuda.h>
+
+namespace simulated {
+
+CUresult CUDAAPI memory_create(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *properties,
+                               unsigned long long flags);
+CUresult CUDAAPI memory_release(CUmemGenericAllocationHandle handle);
+CUresult CUDAAPI address_reserve(CUdeviceptr *pointer, size_t size, size_t alignment, CUdeviceptr wanted,
+                                 unsigned long long flags);
+CUresult CUDAAPI address_free(CUdeviceptr pointer, size_t size);
+CUresult CUDAAPI memory_map(CUdeviceptr pointer, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+                            unsigned long long flags);
+CUresult CUDAAPI memory_unmap(CUdeviceptr pointer, size_t size);
+CUresult CUDAAPI memory_set_access(CUdeviceptr pointer, size_t size, const CUmemAccessDesc *descriptions, size_t count);
+CUresult CUDAAPI allocation_granularity(size_t *granularity, const CUmemAllocationProp *properties,
+                                        CUmemAllocationGranularity_flags option);
+CUresult CUDAAPI export_handle(void *handle_out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
+                               unsigned long long flags);
+CUresult CUDAAPI import_handle(CUmemGenericAllocationHandle *handle, void *handle_in, CUmemAllocationHandleType type);
+
+}  // namespace simulated

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+// The driver's virtual memory. Only whole allocations are mapped (offset 0).
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "simulated_cuda/call.h"
+#include "simulated_cuda/device_memory.h"
+#include "simulated_cuda/driver.h"
+
+namespace simulated {
+namespace {
+
+constexpr size_t granularity = size_t{2} << 20;
+constexpr int unwritten = 0xff;  // NaN in every floating type
+
+VirtualMemory &state() { return runtime().virtual_memory; }
+
+bool whole(size_t bytes) { return bytes != 0 && bytes % granularity == 0; }
+
+bool valid(const CUmemAllocationProp *properties) {
+  return properties && properties->type == CU_MEM_ALLOCATION_TYPE_PINNED &&
+         properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE && runtime().device(properties->location.id) &&
+         (properties->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0;
+}
+
+// A file of that many bytes which nobody wrote; -1: the system has no more.
+int create_file(size_t size) {
+  const int file = memfd_create("simulated_cuda", MFD_CLOEXEC);
+  if (file < 0) return -1;
+  void *bytes = ftruncate(file, static_cast<off_t>(size)) == 0
+                    ? mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)
+                    : MAP_FAILED;
+  if (bytes == MAP_FAILED) {
+    close(file);
+    return -1;
+  }
+  std::memset(bytes, unwritten, size);
+  munmap(bytes, size);
+  return file;
+}
+
+CUresult add_handle(CUmemGenericAllocationHandle *handle, VirtualMemory::Owner owner) {
+  const std::lock_guard lock(state().mutex);
+  *handle = state().next_handle += 16;
+  state().handles[*handle] = std::move(owner);
+  return CUDA_SUCCESS;
+}
+
+VirtualMemory::Owner find_handle(CUmemGenericAllocationHandle handle) {
+  const std::lock_guard lock(state().mutex);
+  const auto found = state().handles.find(handle);
+  return found == state().handles.end() ? nullptr : found->second;
+}
+
+void *address(CUdeviceptr pointer) { return reinterpret_cast<void *>(pointer); }
+
+// Addresses without memory, aligned; nullptr: none.
+void *reserve_aligned(size_t size) {
+  void *all = mmap(nullptr, size + granularity, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (all == MAP_FAILED) return nullptr;
+  const auto first = reinterpret_cast<uintptr_t>(all);
+  const uintptr_t begin = (first + granularity - 1) / granularity * granularity;
+  if (begin != first) munmap(all, begin - first);
+  const size_t rest = first + granularity - begin;
+  if (rest) munmap(reinterpret_cast<void *>(begin + size), rest);
+  return reinterpret_cast<void *>(begin);
+}
+
+// The caller holds the mutex.
+bool is_reserved(CUdeviceptr pointer, size_t size) {
+  auto next = state().reservations.upper_bound(pointer);
+  if (next == state().reservations.begin()) return false;
+  --next;
+  return pointer - next->first < next->second && size <= next->second - (pointer - next->first);
+}
+
+bool overlaps_mapping(CUdeviceptr pointer, size_t size) {
+  for (const auto &[begin, owner] : state().mappings) {
+    if (begin < pointer + size && pointer < begin + owner->size) return true;
+  }
+  return false;
+}
+
+// Visits the mappings that fill the range exactly; false: they do not, and nothing was visited.
+template <class Visit>
+bool for_each_mapping(CUdeviceptr pointer, size_t size, Visit visit) {
+  CUdeviceptr end = pointer;
+  auto &mappings = state().mappings;
+  for (auto at = mappings.find(pointer); at != mappings.end() && at->first == end && end < pointer + size; ++at) {
+    end += at->second->size;
+  }
+  if (end != pointer + size) return false;
+  for (auto at = mappings.find(pointer); at != mappings.end() && at->first < end;) {
+    const auto present = at++;
+    visit(present->first, *present->second);
+  }
+  return true;
+}
+
+}  // namespace
+
+Physical::~Physical() {
+  close(file);
+  give_back(device, size);
+}
+
+CUresult CUDAAPI memory_create(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *properties,
+                               unsigned long long flags) {
+  return driver_call("cuMemCreate", no_capture, [&] {
+    if (!handle || flags != 0 || !whole(size) || !valid(properties)) return CUDA_ERROR_INVALID_VALUE;
+    Device &device = *runtime().device(properties->location.id);
+    if (!take(device, size)) return CUDA_ERROR_OUT_OF_MEMORY;
+    const int file = create_file(size);
+    if (file >= 0) return add_handle(handle, std::make_shared<Physical>(device, file, size));
+    give_back(device, size);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  });
+}
+
+CUresult CUDAAPI memory_release(CUmemGenericAllocationHandle handle) {
+  return driver_call("cuMemRelease", no_capture, [&] {
+    const std::lock_guard lock(state().mutex);
+    return state().handles.erase(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  });
+}
+
+CUresult CUDAAPI address_reserve(CUdeviceptr *pointer, size_t size, size_t alignment, CUdeviceptr,
+                                 unsigned long long flags) {
+  return driver_call("cuMemAddressReserve", no_capture, [&] {
+    if (!pointer || flags != 0 || !whole(size) || alignment > granularity) return CUDA_ERROR_INVALID_VALUE;
+    void *begin = reserve_aligned(size);
+    if (!begin) return CUDA_ERROR_OUT_OF_MEMORY;
+    *pointer = reinterpret_cast<CUdeviceptr>(begin);
+    runtime().memory.reserve(begin, size, runtime().current().index);
+    const std::lock_guard lock(state().mutex);
+    state().reservations[*pointer] = size;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI address_free(CUdeviceptr pointer, size_t size) {
+  return driver_call("cuMemAddressFree", no_capture, [&] {
+    const std::lock_guard lock(state().mutex);
+    const auto found = state().reservations.find(pointer);
+    if (found == state().reservations.end() || found->second != size || overlaps_mapping(pointer, size)) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    state().reservations.erase(found);
+    runtime().memory.release(address(pointer));
+    munmap(address(pointer), size);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI memory_map(CUdeviceptr pointer, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+                            unsigned long long flags) {
+  return driver_call("cuMemMap", no_capture, [&] {
+    const VirtualMemory::Owner owner = find_handle(handle);
+    if (!owner || offset != 0 || flags != 0 || size != owner->size) return CUDA_ERROR_INVALID_VALUE;
+    const std::lock_guard lock(state().mutex);
+    if (!is_reserved(pointer, size) || overlaps_mapping(pointer, size)) return CUDA_ERROR_INVALID_VALUE;
+    if (mmap(address(pointer), size, PROT_NONE, MAP_SHARED | MAP_FIXED, owner->file, 0) == MAP_FAILED) {
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    state().mappings[pointer] = owner;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI memory_unmap(CUdeviceptr pointer, size_t size) {
+  return driver_call("cuMemUnmap", no_capture, [&] {
+    const std::lock_guard lock(state().mutex);
+    const bool found = for_each_mapping(pointer, size, [](uintptr_t begin, const Physical &physical) {
+      runtime().memory.unmap(address(begin), physical.size);
+      mmap(address(begin), physical.size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+      state().mappings.erase(begin);
+    });
+    return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  });
+}
+
+// Until then nobody can touch it: all devices may, once one may.
+CUresult CUDAAPI memory_set_access(CUdeviceptr pointer, size_t size, const CUmemAccessDesc *descriptions,
+                                   size_t count) {
+  return driver_call("cuMemSetAccess", no_capture, [&] {
+    if (!descriptions || count == 0) return CUDA_ERROR_INVALID_VALUE;
+    for (size_t index = 0; index < count; ++index) {
+      const CUmemAccessDesc &access = descriptions[index];
+      if (access.location.type != CU_MEM_LOCATION_TYPE_DEVICE || !runtime().device(access.location.id) ||
+          access.flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
+        return CUDA_ERROR_INVALID_VALUE;
+      }
+    }
+    const std::lock_guard lock(state().mutex);
+    const bool found = for_each_mapping(pointer, size, [](uintptr_t begin, const Physical &physical) {
+      mprotect(address(begin), physical.size, PROT_READ | PROT_WRITE);
+      runtime().memory.map(address(begin), physical.size, physical.device.index);
+    });
+    return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  });
+}
+
+CUresult CUDAAPI allocation_granularity(size_t *bytes, const CUmemAllocationProp *properties,
+                                        CUmemAllocationGranularity_flags) {
+  return driver_call("cuMemGetAllocationGranularity", healthy_device, [&] {
+    if (!bytes || !valid(properties)) return CUDA_ERROR_INVALID_VALUE;
+    *bytes = granularity;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI export_handle(void *handle_out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
+                               unsigned long long flags) {
+  return driver_call("cuMemExportToShareableHandle", no_capture, [&] {
+    const VirtualMemory::Owner owner = find_handle(handle);
+    if (!owner || !handle_out || flags != 0 || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    const int file = fcntl(owner->file, F_DUPFD_CLOEXEC, 0);
+    if (file < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+    *static_cast<int *>(handle_out) = file;
+    return CUDA_SUCCESS;
+  });
+}
+
+// The file stays the caller's. The memory counts for the current device: the file does not say whose it is.
+CUresult CUDAAPI import_handle(CUmemGenericAllocationHandle *handle, void *handle_in, CUmemAllocationHandleType type) {
+  return driver_call("cuMemImportFromShareableHandle", no_capture, [&] {
+    if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
+    struct stat status {};
+    const int given = static_cast<int>(reinterpret_cast<intptr_t>(handle_in));
+    if (fstat(given, &status) != 0) return CUDA_ERROR_INVALID_VALUE;
+    const auto size = static_cast<size_t>(status.st_size);
+    Device &device = runtime().current();
+    if (!take(device, size)) return CUDA_ERROR_OUT_OF_MEMORY;
+    const int file = fcntl(given, F_DUPFD_CLOEXEC, 0);
+    if (file >= 0) return add_handle(handle, std::make_shared<Physical>(device, file, size));
+    give_back(device, size);
+    return CUDA_ERROR_OPERATING_SYSTEM;
+  });
+}
+
+}  // namespace simulated

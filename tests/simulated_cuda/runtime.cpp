@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "simulated_cuda/runtime.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+
+namespace simulated {
+namespace {
+
+constexpr uint64_t first_memory = uint64_t{16} << 30;
+
+std::atomic<uint64_t> thread_number{0};
+
+// Its threads end before the process's static objects do. A forked child has no such threads.
+struct Ending {
+  Runtime &runtime;
+  ~Ending() {
+    if (!runtime.forked()) runtime.reset();
+  }
+};
+
+}  // namespace
+
+Runtime &runtime() {
+  static Runtime &only = *new Runtime;  // never destroyed: other static objects may still call CUDA
+  static Ending ending{only};
+  return only;
+}
+
+Thread &this_thread() {
+  thread_local Thread thread;
+  const uint64_t life = runtime().life.load(std::memory_order_relaxed);
+  if (thread.life != life) {
+    Stream *const stream = thread.stream;
+    thread = {};
+    thread.life = life;
+    thread.number = thread_number.fetch_add(1, std::memory_order_relaxed) + 1;
+    thread.stream = stream;
+  }
+  return thread;
+}
+
+void fail_device_of_this_stream(cudaError_t error) {
+  if (Stream *stream = this_thread().stream) stream->device.fail(error);
+}
+
+Runtime::Runtime() : device_memory(first_memory) { create_devices(1); }
+Runtime::~Runtime() = default;
+
+void Runtime::create_devices(int count) {
+  const std::unique_lock lock(mutex_);
+  devices_.clear();
+  for (int index = 0; index < count; ++index) devices_.push_back(std::make_unique<Device>(index, device_memory.load()));
+}
+
+void Runtime::set_devices(int count) {
+  reset();
+  create_devices(count);
+}
+
+void Runtime::set_memory(uint64_t bytes) {
+  device_memory = bytes;
+  for (auto &device : devices_) device->memory = bytes;
+}
+
+bool Runtime::forked() const {
+  const pid_t me = getpid();
+  pid_t nobody = 0;
+  if (process_.compare_exchange_strong(nobody, me, std::memory_order_relaxed)) return false;
+  return nobody != me;
+}
+
+void Runtime::join_streams() {
+  timing.stopping = true;
+  futex_wake_all(timing.holds);
+  for (auto &device : devices_) device->stopping = true;
+  for (Stream *stream : known_) stream->close();
+  for (Stream *stream : lanes_) stream->close();
+  // All threads end before the first queue goes: they wait for each other's work.
+  for (Stream *stream : known_) stream->join();
+  for (Stream *stream : lanes_) stream->join();
+  timing.stopping = false;
+}
+
+void Runtime::reset() {
+  join_streams();
+  known_.clear();
+  lanes_.clear();
+  per_thread_.clear();
+  graph_execs.clear();
+  graphs.clear();
+  events.clear();
+  captures.clear();
+  open_captures = 0;
+  streams.clear();
+  memory.clear();
+  virtual_memory.clear();
+  calls.clear();
+  timing.longest_us = 0;
+  timing.seed = 0;
+  strict = false;
+  kernels = pageable_copies = faulty_kernel = 0;
+  device_memory = first_memory;
+  process_ = 0;
+  ++life;
+  create_devices(1);
+}
+
+Device *Runtime::device(int index) {
+  const std::shared_lock lock(mutex_);
+  return index >= 0 && index < device_count() ? devices_[static_cast<size_t>(index)].get() : nullptr;
+}
+
+Device &Runtime::current() { return *device(this_thread().device); }
+
+Stream *Runtime::stream(cudaStream_t handle) {
+  if (handle == nullptr || handle == cudaStreamLegacy) return &legacy(current());
+  if (handle == cudaStreamPerThread) return per_thread();
+  return streams.find(handle);
+}
+
+void Runtime::know(Stream *stream) {
+  const std::unique_lock lock(mutex_);
+  known_.push_back(stream);
+}
+
+std::pair<cudaStream_t, Stream *> Runtime::create_stream(Device &device, bool blocking) {
+  const auto created = streams.create(device, blocking, ++stream_number_);
+  know(created.second);
+  return created;
+}
+
+Stream &Runtime::legacy(Device &device) {
+  if (Stream *present = device.legacy.load()) return *present;
+  const std::lock_guard lock(device.mutex);
+  if (!device.legacy.load()) device.legacy = create_stream(device, false).second;
+  return *device.legacy.load();
+}
+
+Stream *Runtime::per_thread() {
+  const std::pair key{this_thread().number, this_thread().device};
+  {
+    const std::shared_lock lock(mutex_);
+    if (const auto found = per_thread_.find(key); found != per_thread_.end()) return found->second;
+  }
+  Stream *stream = create_stream(current(), true).second;  // of this thread alone: nobody else makes it meanwhile
+  const std::unique_lock lock(mutex_);
+  return per_thread_[key] = stream;
+}
+
+std::unique_ptr<Stream> Runtime::create_lane(Device &device) {
+  auto lane = std::make_unique<Stream>(device, false, ++stream_number_);
+  const std::unique_lock lock(mutex_);
+  lanes_.push_back(lane.get());
+  return lane;
+}
+
+template <class Condition>
+std::vector<Stream *> Runtime::known(Condition condition) const {
+  const std::shared_lock lock(mutex_);
+  std::vector<Stream *> found;
+  for (Stream *stream : known_) {
+    if (condition(*stream)) found.push_back(stream);
+  }
+  return found;
+}
+
+std::vector<Stream *> Runtime::blocking_streams(const Device &device) {
+  return known([&](const Stream &stream) { return stream.blocking && &stream.device == &device; });
+}
+
+std::vector<Stream *> Runtime::all_streams(const Device &device) {
+  return known([&](const Stream &stream) { return &stream.device == &device; });
+}
+
+}  // namespace simulated

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one object of the process, as CUDA's runtime is: its devices, handles, memory, captures, counters.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <utility>
+#include <vector>
+
+#include "simulated_cuda/calls.h"
+#include "simulated_cuda/device.h"
+#include "simulated_cuda/event.h"
+#include "simulated_cuda/graph.h"
+#include "simulated_cuda/handles.h"
+#include "simulated_cuda/memory.h"
+#include "simulated_cuda/virtual_memory.h"
+
+namespace simulated {
+
+// Read without edges: pauses order nothing.
+struct Timing {
+  std::atomic<uint32_t> longest_us{0};
+  std::atomic<uint64_t> seed{0};
+  std::atomic<bool> stopping{false};
+  Word holds{0};
+};
+
+// What CUDA keeps for each thread.
+struct Thread {
+  uint64_t life = 0;  // of the runtime it belongs to: a reset starts the next one
+  uint64_t number = 0;
+  int device = 0;
+  cudaError_t last = cudaSuccess;
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+  bool in_host_function = false;
+  Stream *stream = nullptr;  // whose thread this is
+};
+Thread &this_thread();
+
+class Runtime {
+ public:
+  Runtime();
+  ~Runtime();
+  void reset();
+  void set_devices(int count);
+  void set_memory(uint64_t bytes);  // the devices keep what is allocated
+
+  Device *device(int index);  // nullptr: there is none of that index
+  Device &current();          // the calling thread's; only where there are devices
+  int device_count() const { return static_cast<int>(devices_.size()); }
+  bool forked() const;
+
+  // NULL, cudaStreamLegacy, cudaStreamPerThread or a handle; nullptr: no such stream.
+  Stream *stream(cudaStream_t handle);
+  Stream &legacy(Device &device);
+  std::pair<cudaStream_t, Stream *> create_stream(Device &device, bool blocking);
+  std::unique_ptr<Stream> create_lane(Device &device);  // of a graph
+  // The streams that are ordered with the legacy stream of the device.
+  std::vector<Stream *> blocking_streams(const Device &device);
+  std::vector<Stream *> all_streams(const Device &device);  // with what was destroyed and may still work
+
+  Timing timing;
+  Calls calls;
+  Memory memory;
+  VirtualMemory virtual_memory;
+  Handles<Stream, cudaStream_t> streams{0x51000000};
+  Handles<Event, cudaEvent_t> events{0x52000000};
+  Handles<Graph, cudaGraph_t> graphs{0x53000000};
+  Handles<GraphExec, cudaGraphExec_t> graph_execs{0x54000000};
+
+  std::atomic<uint64_t> life{1};
+  std::atomic<bool> strict{false};
+  std::atomic<uint64_t> kernels{0}, pageable_copies{0};
+  std::atomic<uint64_t> faulty_kernel{0};  // counts down to the one that fails
+  std::atomic<int> kernel_fault{cudaSuccess};
+  std::atomic<uint64_t> device_memory;
+
+  std::shared_mutex captures_mutex;
+  std::deque<Capture> captures;
+  std::atomic<int> open_captures{0};
+
+ private:
+  void create_devices(int count);
+  void join_streams();
+  Stream *per_thread();
+  void know(Stream *stream);
+  template <class Condition>
+  std::vector<Stream *> known(Condition condition) const;
+
+  mutable std::shared_mutex mutex_;
+  std::vector<std::unique_ptr<Device>> devices_;
+  std::map<std::pair<uint64_t, int>, Stream *> per_thread_;
+  std::vector<Stream *> known_;  // public ones, also those destroyed: they may still work
+  std::vector<Stream *> lanes_;
+  std::atomic<uint64_t> stream_number_{0};
+  mutable std::atomic<pid_t> process_{0};
+};
+
+Runtime &runtime();
+
+// For work: the device of the stream on whose thread it runs fails.
+void fail_device_of_this_stream(cudaError_t error);
+
+}  // namespace simulated

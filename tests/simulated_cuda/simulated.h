@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// A CUDA runtime over host threads, for tests where no GPU is: how tests control it and ask what happened. The CUDA
+// functions themselves are declared in the toolkit's cuda_runtime_api.h; README.md beside this file says where it is
+// stricter or looser than the real one. It shows logic, order and bits. It says nothing about speed or about hardware.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+namespace simulated {
+
+inline constexpr int most_devices = 8;
+
+// Back to the state of a process that has not called CUDA: one device, no faults planned, counters zero, all memory and
+// all handles gone. Work that is still queued is dropped. No other thread may be in a CUDA call.
+void reset();
+
+void set_device_count(int count);  // 0 to 8; 0: CUDA calls return cudaErrorNoDevice. Takes effect with a reset inside.
+void set_device_memory(uint64_t bytes);  // of each device; more than that: cudaErrorMemoryAllocation. 16 GiB at first
+void set_strict(
+    bool strict);  // cudaFree and cudaFreeHost do not wait for the device's work, so that pending use faults
+
+// --- time ---
+
+// Before each piece of work of a stream, and each node of a graph, a pause of 0 to longest_us. 0: none.
+void set_delay(uint32_t longest_us, uint64_t seed);
+
+// While one exists, no piece of work starts: what was not waited for shows.
+class Hold {
+ public:
+  Hold();
+  ~Hold();
+  Hold(const Hold &) = delete;
+  Hold &operator=(const Hold &) = delete;
+};
+
+// --- failures ---
+
+// The nth call from now on (1: the next; 0: every one) of the function of that name ("cudaMalloc", "cuMemCreate";
+// kernel launches are "cudaLaunchKernel") returns the error (a CUresult for driver functions) and does nothing.
+void fail_call(const char *name, uint64_t nth, int error);
+
+// The nth kernel from now on (1: the next) does not run; the device fails with the error, as after an illegal access:
+// every later call that uses the device returns it.
+void fail_kernel(uint64_t nth, cudaError_t error);
+
+// From inside a kernel or host function: the device of the stream it runs on fails.
+void fail_device(cudaError_t error);
+
+// --- counters ---
+
+uint64_t calls(const char *name);  // since the last reset, those that failed too
+void reset_calls();
+uint64_t kernels();  // enqueued or captured with enqueue()
+// Asynchronous copies between pageable host memory and a device: the real ones stage or synchronize behind the caller's
+// back.
+uint64_t pageable_copies();
+uint64_t allocated_bytes();  // of all devices, alive now
+
+// --- questions ---
+
+bool is_device(const void *pointer, size_t bytes = 1);  // all of it in one live allocation of a device
+bool is_pinned(const void *pointer, size_t bytes = 1);  // all of it in page-locked host memory
+int device_of(const void *pointer);                     // -1: not of a device
+
+// --- work ---
+
+// A kernel in the order of the stream; recorded if the stream is capturing. What the function holds is what a launch
+// freezes: values of arguments. As for the real launch, the stream must be of the calling thread's current device. The
+// result is also kept for cudaGetLastError.
+cudaError_t enqueue(cudaStream_t stream, std::function<void()> kernel);
+
+}  // namespace simulated

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// The thread of a stream.
+#include "simulated_cuda/stream.h"
+
+#include <cstdio>
+#include <exception>
+#include <utility>
+
+#include "simulated_cuda/device.h"
+#include "simulated_cuda/runtime.h"
+
+namespace simulated {
+namespace {
+
+uint64_t next_random(uint64_t &state) {  // splitmix64
+  uint64_t z = (state += 0x9e3779b97f4a7c15);
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+  return z ^ (z >> 31);
+}
+
+}  // namespace
+
+Stream::Stream(Device &device, bool blocking, uint64_t number)
+    : device(device), blocking(blocking), number(number), last_(&works_.emplace_back()), random_(number) {
+  last_->finish();  // where the queue starts
+  thread_ = std::thread([this, first = last_] {
+    random_ ^= runtime().timing.seed.load(std::memory_order_relaxed);
+    for (Work *work = next_of(first); work; work = next_of(work)) do_piece(*work);
+  });
+}
+
+Stream::~Stream() { join(); }
+
+void Stream::join() {
+  close();
+  if (thread_.joinable()) thread_.join();
+}
+
+Work *Stream::push(std::function<void()> run, std::vector<Work *> after) {
+  Work &work = works_.emplace_back();
+  work.run = std::move(run);
+  work.after = std::move(after);
+  std::exchange(last_, &work)->next.store(&work, std::memory_order_release);
+  pushed_.fetch_add(1, std::memory_order_release);
+  futex_wake_all(pushed_);
+  return &work;
+}
+
+void Stream::close() {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return;
+  closed_ = true;
+  pushed_.fetch_or(1u << 31, std::memory_order_release);
+  futex_wake_all(pushed_);
+}
+
+Work *Stream::next_of(Work *work) {
+  while (true) {
+    const uint32_t seen = pushed_.load(std::memory_order_acquire);
+    if (Work *next = work->next.load(std::memory_order_acquire)) return next;
+    if (seen >> 31) return nullptr;
+    futex_wait(pushed_, seen, std::chrono::seconds(1));
+  }
+}
+
+void Stream::do_piece(Work &work) {
+  for (const Work *other : work.after) other->wait();
+  pause();
+  this_thread().stream = this;
+  try {
+    if (work.run && device.healthy()) work.run();
+  } catch (const std::exception &error) {
+    std::fprintf(stderr, "simulated CUDA: a kernel threw: %s\n", error.what());
+    device.fail(cudaErrorLaunchFailure);
+  }
+  work.run = nullptr;
+  work.finish();
+}
+
+void Stream::pause() {
+  Timing &timing = runtime().timing;
+  while (const uint32_t holds = timing.holds.load(std::memory_order_relaxed)) {
+    if (timing.stopping.load(std::memory_order_relaxed)) return;
+    futex_wait(timing.holds, holds, std::chrono::milliseconds(100));
+  }
+  const uint32_t longest = timing.longest_us.load(std::memory_order_relaxed);
+  if (longest == 0 || timing.stopping.load(std::memory_order_relaxed)) return;
+  std::this_thread::sleep_for(std::chrono::microseconds(next_random(random_) % (uint64_t{longest} + 1)));
+}
+
+}  // namespace simulated

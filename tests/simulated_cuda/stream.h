@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// A stream: a queue in order and a thread that works it off. Who enqueues holds the mutex; the thread never takes it,
+// so that a finished piece of work has no edge to the next call.
+#pragma once
+
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "simulated_cuda/work.h"
+
+namespace simulated {
+
+struct Capture;
+struct Device;
+struct Node;
+
+class Stream {
+ public:
+  Stream(Device &device, bool blocking, uint64_t number);
+  ~Stream();
+  Stream(const Stream &) = delete;
+  Stream &operator=(const Stream &) = delete;
+
+  // The caller holds mutex().
+  Work *push(std::function<void()> run, std::vector<Work *> after = {});
+  Work *last() const { return last_; }
+  std::mutex &mutex() { return mutex_; }
+
+  // What is queued is still done; then the thread ends.
+  void close();
+  void join();
+
+  Device &device;
+  const bool blocking;  // ordered with the legacy stream
+  const uint64_t number;
+  unsigned flags = 0;
+  int priority = 0;
+
+  // Guarded by mutex(): what the stream is captured into, and what its next node depends on.
+  Capture *capture = nullptr;
+  std::vector<Node *> tips;
+  size_t lane = 0;
+
+ private:
+  Work *next_of(Work *work);
+  void do_piece(Work &work);
+  void pause();
+
+  std::mutex mutex_;
+  std::deque<Work> works_;  // kept until the end: events refer to them
+  Work *last_;
+  bool closed_ = false;
+  Word pushed_{0};
+  uint64_t random_;
+  std::thread thread_;
+};
+
+}  // namespace simulated

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the driver's cuMem functions manage: memory that is a file without a name, addresses, and which lies where.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+
+namespace simulated {
+
+struct Device;
+
+struct Physical {
+  Physical(Device &device, int file, size_t size) : device(device), file(file), size(size) {}
+  ~Physical();  // closes the file, gives the device its bytes back
+  Physical(const Physical &) = delete;
+  Physical &operator=(const Physical &) = delete;
+
+  Device &device;
+  const int file;
+  const size_t size;
+};
+
+struct VirtualMemory {
+  using Owner = std::shared_ptr<Physical>;  // lives while it has a handle or is mapped
+
+  std::mutex mutex;
+  uint64_t next_handle = 0x55000000;
+  std::map<uint64_t, Owner> handles;
+  std::map<uintptr_t, Owner> mappings;  // all of the memory
+  std::map<uintptr_t, size_t> reservations;
+
+  void clear() {
+    handles.clear();
+    mappings.clear();
+    reservations.clear();
+  }
+};
+
+}  // namespace simulated

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// One piece of work in a stream, and how others wait for it. The only edges between threads are those that CUDA gives:
+// from the call that enqueues to the work, from work to what waits for it. So ThreadSanitizer finds work that lacks an
+// edge, whatever the timing was.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "device/host/futex.h"
+
+namespace simulated {
+
+using fsdp::device::futex_wait;
+using fsdp::device::futex_wake_all;
+using Word = std::atomic<uint32_t>;
+using Clock = std::chrono::steady_clock;
+
+struct Work {
+  std::function<void()> run;  // none: a marker
+  std::vector<Work *> after;  // of other streams
+  Clock::time_point end;      // written before done
+  std::atomic<Work *> next{nullptr};
+  Word finished{0};
+
+  bool done() const { return finished.load(std::memory_order_acquire) != 0; }
+  void finish() {
+    end = Clock::now();
+    finished.store(1, std::memory_order_release);
+    futex_wake_all(finished);
+  }
+  void wait() const {
+    while (!done()) futex_wait(finished, 0, std::chrono::seconds(1));
+  }
+};
+
+}  // namespace simulated
