@@ -13,11 +13,13 @@
 #include <type_traits>
 
 #include "base/failure.h"
+#include "device/work.h"
 #include "fsdp.h"
 
 namespace fsdp::device {
 
-// A point in a stream's order. Reusable and allocation-free after creation; one that was never recorded is done.
+// A point in a stream's order. Reusable and allocation-free after creation; one that was never recorded is done. Recorded
+// on a stream of a GPU while its last record, on another one, is not done, it orders that stream after the other.
 class Event {
  public:
   virtual ~Event() = default;
@@ -43,36 +45,6 @@ class Task {
   alignas(16) std::byte state_[capacity];
 };
 
-struct AdamW {
-  float lr, beta1, beta2, epsilon, weight_decay;  // lr is times the parameter's lr_scale; decay 0 for NO_DECAY
-  float correction1, correction2;                 // 1 - beta^step, computed on the host in double
-};
-
-// One piece of AdamW: count elements. compute may be NULL or equal to weight (fp32 weights that are the compute weights).
-struct AdamWSpan {
-  float *weight;
-  const float *grad;
-  float *exp_avg;
-  float *exp_avg_sq;
-  void *compute;
-  fsdp_dtype compute_dtype;
-  uint64_t count;
-};
-
-// A rank-order sum: out[i] (+)= factor * sum over r in order of round(source_r[i]), in fp32; source_r = base + r * stride bytes.
-struct RankSum {
-  const std::byte *base;
-  uint64_t stride;
-  uint32_t ranks;
-  fsdp_dtype source_dtype;
-  fsdp_dtype wire_dtype;  // each addend is rounded to it first; equal to source_dtype for no rounding
-  float *out;
-  uint64_t count;
-  float factor;
-  bool accumulate;
-  bool in_place = false;  // out is a slice of a source, perhaps at another address: its lines are cached when written
-};
-
 class Stream {
  public:
   virtual ~Stream() = default;
@@ -86,12 +58,16 @@ class Stream {
   virtual void add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) = 0;
   virtual void scale(float *values, float factor, uint64_t count) = 0;
   virtual void rank_sum(const RankSum &sum) = 0;
-  // *result = sum of squares in fp64: partial sums per granule, granules added in order
+  // *result = sum of squares in fp64: partial sums per granule, in a fixed order (norm_piece in device/work.h)
   virtual void sum_squares(double *result, const float *values, uint64_t count, uint64_t granule) = 0;
   // *result = number of elements that are Inf or NaN
   virtual void count_nonfinite(uint64_t *result, const float *values, uint64_t count) = 0;
   // One step of many pieces; the spans stay where they are until it is done.
   virtual void adamw(const AdamW &step, std::span<const AdamWSpan> spans) = 0;
+  // The same with a step that is read when the work is done, from memory of the device: for graphs, whose step changes from
+  // replay to replay. store_step writes it there, in the order of the stream.
+  virtual void adamw_from(const AdamW *step, std::span<const AdamWSpan> spans) = 0;
+  virtual void store_step(AdamW *to, const AdamW &step) = 0;
   // The graph capture that the stream is in, as CUDA numbers them; 0: none. See Device::begin_capture.
   virtual uint64_t capture_id() const { return 0; }
   // The device's own handle; NULL on the host.
@@ -147,6 +123,12 @@ class Device {
   // unregister_host. On the host: nothing to do.
   virtual void register_host(void *data, uint64_t bytes) = 0;
   virtual void unregister_host(void *data) noexcept = 0;
+  // From begin_capture to end_capture, streams may be captured into the graph of this number and no other. A record on a
+  // captured stream is then a point of the graph: done() is false until end_capture, and after that the event is as one
+  // that was never recorded. On a captured stream, waits for events of before the capture do nothing: whoever replays the
+  // graph orders it after them. Without begin_capture, records on captured streams are INVALID_STATE.
+  virtual void begin_capture(uint64_t id) = 0;
+  virtual void end_capture() noexcept = 0;
   // Block the calling thread, polling the waiter.
   virtual void synchronize(const Event &event) = 0;
   // The n-th allocation fails if the options say so; shared memory asks before it allocates.
@@ -160,6 +142,7 @@ class Device {
   // The order in which communicators of this device launch kernels that wait for other ranks, where they must keep one:
   // made and read by comm alone, for whatever communicates on one device shares it.
   std::shared_ptr<void> launch_order;
+  virtual std::string description() const = 0;        // for the log: which one, and what of it is used
 };
 
 // The instruction set that the host kernels use on this machine.
@@ -171,5 +154,7 @@ std::unique_ptr<Device> create_host_device(const Options &options, const Waiter 
 std::unique_ptr<Device> create_cuda_device(int32_t index, const Options &options, const Waiter &waiter, Failure &failure);
 // What this build has, for people: "no", or which toolkit and which architectures.
 const char *cuda_description() noexcept;
+// ... and what it finds on this machine: the driver, GPUs. Empty in a build without CUDA.
+std::string cuda_at_run_time();
 
 }  // namespace fsdp::device

@@ -38,7 +38,7 @@ LONGEST, LONG = 600, 300
 # Names of other projects that look like ours.
 FOREIGN_NAMES = {"fsdp_unit_modules"}
 SOURCE_TREES = ["include", "lib", "tools", "examples", "tests", "bindings"]
-SUFFIXES = {".h", ".c", ".cpp", ".sh", ".py"}
+SUFFIXES = {".h", ".c", ".cpp", ".cu", ".sh", ".py"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"][^>"]+[>"])', re.M)
 
 

@@ -6,19 +6,31 @@ namespace {
 
 using namespace device;
 
-double reference(const float *values, size_t count, size_t granule) {
-  double total = 0;
-  for (size_t begin = 0; begin < count; begin += granule) {
-    double lane[16] = {};
-    for (size_t i = 0; i < std::min(granule, count - begin); ++i) {
-      const double x = static_cast<double>(values[begin + i]);
-      lane[i % 16] = lane[i % 16] + x * x;
-    }
+struct Sums {
+  double lane[16] = {};
+  double fold() {
     for (size_t half = 8; half > 0; half /= 2)
       for (size_t j = 0; j < half; ++j) lane[j] += lane[j + half];
-    total += lane[0];
+    return lane[0];
   }
-  return total;
+};
+
+// The definition at norm_piece in device/work.h.
+double reference(const float *values, size_t count, size_t granule) {
+  Sums pieces;
+  size_t piece = 0;
+  for (size_t begin = 0; begin < count; begin += granule) {
+    const size_t granule_end = std::min(begin + granule, count);
+    for (size_t first = begin; first < granule_end; first += 4096) {
+      Sums elements;
+      for (size_t i = first; i < std::min(first + 4096, granule_end); ++i) {
+        const double x = static_cast<double>(values[i]);
+        elements.lane[(i - first) % 16] += x * x;
+      }
+      pieces.lane[piece++ % 16] += elements.fold();
+    }
+  }
+  return pieces.fold();
 }
 
 TEST(KernelSumSquares, SameBitsAsTheDefinition) {
@@ -42,6 +54,7 @@ TEST(KernelSumSquares, LargeAndWholeGranule) {
   for (size_t i = 0; i < count; ++i) exact += static_cast<long double>(values[i]) * static_cast<long double>(values[i]);
   on_every_target([&] {
     EXPECT_EQ(kernels::sum_squares(values.floats(), count, 768), reference(values.floats(), count, 768));
+    EXPECT_EQ(kernels::sum_squares(values.floats(), count, 10000), reference(values.floats(), count, 10000));
     EXPECT_EQ(kernels::sum_squares(values.floats(), count, 0), reference(values.floats(), count, count));
     EXPECT_NEAR(kernels::sum_squares(values.floats(), count, 768) / static_cast<double>(exact), 1.0, 1e-14);
   });

@@ -8,5 +8,6 @@ std::unique_ptr<Device> create_cuda_device(int32_t, const Options &, const Waite
   fail(FSDP_UNSUPPORTED, "FSDP_DEVICE_CUDA: this library was built without CUDA (-Dcuda=enabled)");
 }
 const char *cuda_description() noexcept { return "no"; }
+std::string cuda_at_run_time() { return {}; }
 
 }  // namespace fsdp::device

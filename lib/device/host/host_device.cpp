@@ -36,6 +36,10 @@ std::unique_ptr<HostLane> HostDevice::create_host_lane(const std::string &name) 
   fail(FSDP_INTERNAL, "lane '{}': streams of the host device run host work themselves", name);
 }
 
+void HostDevice::begin_capture(uint64_t) { fail(FSDP_INTERNAL, "the host device captures no graphs"); }
+
+std::string HostDevice::description() const { return format_text("the host ({})", host_instruction_set()); }
+
 void HostDevice::synchronize(const Event &event) { await_event(event, waiter_); }
 
 void HostDevice::count_allocation(uint64_t bytes, const char *what) {

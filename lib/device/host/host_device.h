@@ -31,9 +31,12 @@ class HostDevice final : public Device {
   std::unique_ptr<HostLane> create_host_lane(const std::string &name) override;
   void register_host(void *, uint64_t) override {}
   void unregister_host(void *) noexcept override {}
+  void begin_capture(uint64_t id) override;
+  void end_capture() noexcept override {}
   void synchronize(const Event &event) override;
   void count_allocation(uint64_t bytes, const char *what) override;
   uint64_t allocations() const noexcept override { return allocations_.load(std::memory_order_relaxed); }
+  std::string description() const override;
 
  private:
   Options options_;

@@ -26,8 +26,7 @@ void scale(float *values, float factor, uint64_t count);
 // may be the slice of one of the ranks, at the same elements. Large outputs elsewhere are written past the caches.
 void rank_sum(const RankSum &sum);
 
-// Sum of double(x) * double(x). Each granule has 16 partial sums, element i going to number i % 16; they are folded in
-// halves (j += j + 8, then + 4, + 2, + 1), and the granules are added in order. granule 0: all is one granule.
+// The order of the additions is at norm_piece in device/work.h. granule 0: all is one granule.
 double sum_squares(const float *values, uint64_t count, uint64_t granule);
 
 uint64_t count_nonfinite(const float *values, uint64_t count);

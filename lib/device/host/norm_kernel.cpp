@@ -14,7 +14,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace fsdp::device::kernels::HWY_NAMESPACE {
 
-constexpr size_t sums = 16;  // partial sums of a granule, whatever the vectors' width
+constexpr size_t sums = norm_sums;  // partial sums of a piece, whatever the vectors' width
 
 #if HWY_HAVE_SCALABLE || !HWY_HAVE_FLOAT64
 
@@ -51,8 +51,14 @@ struct PartialSums {
 
 #endif
 
+HWY_INLINE double fold(double *lane) {
+  for (size_t half = sums / 2; half > 0; half /= 2)
+    for (size_t j = 0; j < half; ++j) lane[j] += lane[j + half];
+  return lane[0];
+}
+
 // Missing elements count as zeros, which change no sum of squares.
-HWY_INLINE double sum_granule(const float *values, size_t count) {
+HWY_INLINE double sum_piece(const float *values, size_t count) {
   PartialSums partial;
   size_t i = 0;
   for (; i + sums <= count; i += sums) partial.add(values + i);
@@ -63,20 +69,19 @@ HWY_INLINE double sum_granule(const float *values, size_t count) {
   }
   double lane[sums];
   partial.get(lane);
-  for (size_t half = sums / 2; half > 0; half /= 2)
-    for (size_t j = 0; j < half; ++j) lane[j] += lane[j + half];
-  return lane[0];
+  return fold(lane);
 }
 
 double sum_granules(const float *values, size_t count, size_t granule) {
-  double total = 0;
-  if (granule == 1) {  // the same without the folding, which would add zeros
-    for (size_t i = 0; i < count; ++i) total += static_cast<double>(values[i]) * static_cast<double>(values[i]);
-    return total;
+  if (granule == 1) return sum_piece(values, count);  // every element a piece
+  double lane[sums] = {};
+  size_t pieces = 0;
+  for (size_t begin = 0; begin < count; begin += granule) {
+    const size_t end = granule < count - begin ? begin + granule : count;
+    for (size_t i = begin; i < end; i += norm_piece)
+      lane[pieces++ % sums] += sum_piece(values + i, norm_piece < end - i ? norm_piece : end - i);
   }
-  for (size_t i = 0; i < count; i += granule)
-    total += sum_granule(values + i, granule < count - i ? granule : count - i);
-  return total;
+  return fold(lane);
 }
 
 template <class D>

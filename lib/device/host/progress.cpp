@@ -12,6 +12,7 @@ using namespace std::chrono_literals;
 // is not lost, since wakes_ has changed since its owner read it.
 void Progress::complete(uint64_t count) noexcept {
   completed_.store(count, std::memory_order_seq_cst);
+  if (mirror_) mirror_->store(static_cast<uint32_t>(count), std::memory_order_release);
   if (wanted_.load(std::memory_order_seq_cst) > count) return;
   wanted_.store(nobody, std::memory_order_seq_cst);
   wakes_.fetch_add(1, std::memory_order_seq_cst);

@@ -26,6 +26,9 @@ class Progress {
   void set_awaited(const Progress *other) noexcept { awaited_.store(other, std::memory_order_release); }
   const Progress *awaited() const noexcept { return awaited_.load(std::memory_order_acquire); }
 
+  // Before the worker begins: complete() also stores the count's low 32 bits here. For who cannot sleep on a futex.
+  void mirror(Word *word) noexcept { mirror_ = word; }
+
   // For the stream alone: `count` pieces of work are done. A system call only if somebody sleeps for this count.
   void complete(uint64_t count) noexcept;
   // Sleeps until `count` pieces are done, for at most `longest`; may return early.
@@ -39,6 +42,7 @@ class Progress {
   Word wakes_{0};                         // what they sleep on
   std::atomic<uint64_t> worker_{0};
   std::atomic<const Progress *> awaited_{nullptr};
+  Word *mirror_ = nullptr;
   std::string name_;
 };
 

@@ -45,6 +45,14 @@ void HostStream::adamw(const AdamW &step, std::span<const AdamWSpan> spans) {
   if (!spans.empty()) run([step, spans] { kernels::adamw(step, spans); });
 }
 
+void HostStream::adamw_from(const AdamW *step, std::span<const AdamWSpan> spans) {
+  if (!spans.empty()) run([step, spans] { kernels::adamw(*step, spans); });
+}
+
+void HostStream::store_step(AdamW *to, const AdamW &step) {
+  run([to, step] { *to = step; });
+}
+
 void CallerStream::run(const Task &task) {
   Task copy = task;  // as a queue would: the task may change its own state
   copy();

@@ -24,6 +24,8 @@ class HostStream : public Stream {
   void sum_squares(double *result, const float *values, uint64_t count, uint64_t granule) override;
   void count_nonfinite(uint64_t *result, const float *values, uint64_t count) override;
   void adamw(const AdamW &step, std::span<const AdamWSpan> spans) override;
+  void adamw_from(const AdamW *step, std::span<const AdamWSpan> spans) override;
+  void store_step(AdamW *to, const AdamW &step) override;
 };
 
 // The calling thread as a stream. What a task throws goes to the caller and does not fail the context.

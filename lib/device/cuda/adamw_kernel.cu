@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// AdamW of many pieces at once, with the copy for the math; and the step in device memory. The operations and their
+// order are those of host/adamw_kernel.cpp. Least traffic per element: 16 bytes read (weight, gradient, two averages),
+// 12 written, and the copy's 2 or 4. Two packs of each of four arrays are under way per thread: 128 bytes.
+#include "device/cuda/for_each.h"
+#include "device/cuda/kernels.h"
+
+namespace fsdp::device::cuda {
+namespace {
+
+constexpr unsigned spans_per_launch = 64, packs_per_thread = 2;
+
+// The arguments of a launch, at most 4 KB on every driver.
+struct Batch {
+  AdamWSpan spans[spans_per_launch];
+  uint32_t first_block[spans_per_launch];  // of each span
+  uint32_t count;
+  AdamW step;
+  const AdamW *step_in_memory;  // instead of step, if not NULL
+};
+static_assert(sizeof(Batch) <= 4000, "with the padding of the arguments it must stay under 4 KB");
+
+// Where nothing is published.
+struct Nothing {};
+template <unsigned n>
+FSDP_DEVICE void publish(Nothing, void *, uint64_t, const Pack<float, n> &) {}
+template <unsigned n, class Published>
+FSDP_DEVICE void publish(Published, void *to, uint64_t index, const Pack<float, n> &values) {
+  store<Published, n>(to, index, values);
+}
+
+template <class Published>
+struct Update {
+  const AdamWSpan &span;
+  float lr, decay, beta1, rest1, beta2, rest2, correction1, correction2, epsilon;
+
+  FSDP_DEVICE Update(const AdamW &step, const AdamWSpan &span)
+      : span(span),
+        lr(step.lr),
+        decay(multiplied(step.lr, step.weight_decay)),
+        beta1(step.beta1),
+        rest1(subtracted(1.0f, step.beta1)),
+        beta2(step.beta2),
+        rest2(subtracted(1.0f, step.beta2)),
+        correction1(step.correction1),
+        correction2(step.correction2),
+        epsilon(step.epsilon) {}
+
+  FSDP_DEVICE void update(float &weight, float grad, float &m, float &v) const {
+    m = added(multiplied(beta1, m), multiplied(rest1, grad));
+    v = added(multiplied(beta2, v), multiplied(multiplied(rest2, grad), grad));
+    const float decayed = subtracted(weight, multiplied(decay, weight));
+    const float denominator = added(root(divided(v, correction2)), epsilon);
+    weight = subtracted(decayed, divided(multiplied(lr, divided(m, correction1)), denominator));
+  }
+
+  template <unsigned n, unsigned m>
+  FSDP_DEVICE void run(uint64_t first, uint64_t step) const {
+    Pack<float, n> weight[m], grad[m], average[m], square[m];
+    for (unsigned k = 0; k < m; ++k) {
+      const uint64_t i = first + k * step;
+      grad[k] = load_pack<n>(span.grad + i);
+      average[k] = load_pack<n>(span.exp_avg + i);
+      square[k] = load_pack<n>(span.exp_avg_sq + i);
+      weight[k] = load_pack<n>(static_cast<const float *>(span.weight) + i);
+    }
+    for (unsigned k = 0; k < m; ++k) {
+      const uint64_t i = first + k * step;
+      for (unsigned j = 0; j < n; ++j)
+        update(weight[k].lane[j], grad[k].lane[j], average[k].lane[j], square[k].lane[j]);
+      store_pack<n>(span.exp_avg + i, average[k]);
+      store_pack<n>(span.exp_avg_sq + i, square[k]);
+      store_pack<n>(span.weight + i, weight[k]);
+      publish<n>(Published(), span.compute, i, weight[k]);
+    }
+  }
+};
+
+FSDP_BOTH bool publishes(const AdamWSpan &span) { return span.compute && span.compute != span.weight; }
+
+FSDP_BOTH Division divide_span(const AdamWSpan &span) {
+  const unsigned at = misfit(span.weight, sizeof(float));
+  bool alike = misfit(span.grad, sizeof(float)) == at && misfit(span.exp_avg, sizeof(float)) == at &&
+               misfit(span.exp_avg_sq, sizeof(float)) == at;
+  if (publishes(span)) alike = alike && misfit(span.compute, span.compute_dtype == FSDP_FLOAT32 ? 4 : 2) == at;
+  return divide(span.count, at, alike);
+}
+
+template <class Published>
+FSDP_DEVICE void update_span(const AdamW &step, const AdamWSpan &span, uint64_t block, unsigned thread) {
+  run_block<packs_per_thread>(Update<Published>(step, span), divide_span(span), block, thread);
+}
+
+FSDP_DEVICE unsigned span_of(const Batch &batch, uint32_t block) {
+  unsigned low = 0, high = batch.count;  // the last span that begins at or before the block
+  while (high - low > 1) {
+    const unsigned middle = (low + high) / 2;
+    if (batch.first_block[middle] <= block)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+__global__ void __launch_bounds__(threads) update_spans(const __grid_constant__ Batch batch) {
+  const unsigned which = span_of(batch, blockIdx.x);
+  const AdamWSpan span = batch.spans[which];
+  const AdamW step = batch.step_in_memory ? *batch.step_in_memory : batch.step;
+  const uint64_t block = blockIdx.x - batch.first_block[which];
+  if (!publishes(span)) return update_span<Nothing>(step, span, block, threadIdx.x);
+  switch (span.compute_dtype) {
+    case FSDP_BFLOAT16: return update_span<BF16>(step, span, block, threadIdx.x);
+    case FSDP_FLOAT16: return update_span<F16>(step, span, block, threadIdx.x);
+    default: return update_span<F32>(step, span, block, threadIdx.x);
+  }
+}
+
+__global__ void write_step(AdamW *to, const __grid_constant__ AdamW step) { *to = step; }
+
+// Sets the batch's spans to as many of those given as fit into one launch; gives the number taken and of blocks.
+struct Filled {
+  size_t spans;
+  uint64_t blocks;
+};
+Filled fill(Batch &batch, std::span<const AdamWSpan> spans) {
+  constexpr uint64_t most_blocks = 0x7fffffff;
+  Filled filled{0, 0};
+  for (batch.count = 0; filled.spans < spans.size() && batch.count < spans_per_launch; ++filled.spans) {
+    const AdamWSpan &span = spans[filled.spans];
+    if (span.count == 0) continue;
+    const uint64_t blocks = blocks_of<packs_per_thread>(divide_span(span));
+    if (batch.count > 0 && filled.blocks + blocks > most_blocks) break;
+    batch.spans[batch.count] = span;
+    batch.first_block[batch.count++] = static_cast<uint32_t>(filled.blocks);
+    filled.blocks += blocks;
+  }
+  return filled;
+}
+
+int update_all(kernels::Stream stream, const AdamW &step, const AdamW *step_in_memory,
+               std::span<const AdamWSpan> spans) {
+  Batch batch = {};
+  batch.step = step;
+  batch.step_in_memory = step_in_memory;
+  while (!spans.empty()) {
+    const Filled filled = fill(batch, spans);
+    spans = spans.subspan(filled.spans);
+    if (batch.count == 0) continue;
+    const int error = FSDP_LAUNCH(update_spans, static_cast<unsigned>(filled.blocks), threads, stream, batch);
+    if (error) return error;
+  }
+  return 0;
+}
+
+}  // namespace
+
+namespace kernels {
+
+int adamw(Stream stream, const AdamW &step, std::span<const AdamWSpan> spans) {
+  return update_all(stream, step, nullptr, spans);
+}
+
+int adamw_from(Stream stream, const AdamW *step, std::span<const AdamWSpan> spans) {
+  return update_all(stream, AdamW{}, step, spans);
+}
+
+int store_step(Stream stream, AdamW *to, const AdamW &step) { return FSDP_LAUNCH(write_step, 1, 1, stream, to, step); }
+
+}  // namespace kernels
+}  // namespace fsdp::device::cuda

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/cuda/caller_stream.h"
+
+#include <algorithm>
+
+namespace fsdp::device::cuda {
+
+void CallerStream::point_at(cudaStream_t stream) {
+  stream_ = stream;
+  name_ =
+      stream ? format_text("the caller's stream {}", static_cast<const void *>(stream)) : "the caller's stream NULL";
+}
+
+void CallerStream::after() {
+  if (capture_id() == 0) last_.record(stream_, 0, name_);
+}
+
+// Kernels of two streams must not work in the same scratch at the same time.
+void CallerStream::sum_squares_in(double *result, const float *values, uint64_t count, uint64_t granule) {
+  wait(streams_.scratch_free_);
+  launch_sum_squares(result, values, count, granule, streams_.scratch_.data());
+  record(streams_.scratch_free_);
+}
+
+CallerStreams::CallerStreams(Core &core) : core_(core), scratch_(core, "scratch of kernels"), scratch_free_(core) {
+  for (Slot &slot : slots_) slot.stream = std::make_unique<CallerStream>(core, *this);
+}
+
+CallerStream &CallerStreams::at(cudaStream_t stream) {
+  const auto same = [=](const Slot &slot) { return slot.used != 0 && slot.stream->stream() == stream; };
+  auto slot = std::find_if(slots_.begin(), slots_.end(), same);
+  if (slot == slots_.end()) {
+    slot = std::min_element(slots_.begin(), slots_.end(), [](auto &a, auto &b) { return a.used < b.used; });
+    slot->stream->point_at(stream);
+  }
+  slot->used = ++clock_;
+  return *slot->stream;
+}
+
+bool CallerStreams::drain() noexcept {
+  if (core_.stuck.load()) return false;
+  const auto done = [&](const Slot &slot) { return await_last(slot.stream->last(), core_); };
+  const bool all = std::all_of(slots_.begin(), slots_.end(), done);
+  if (!all) core_.stuck.store(true);
+  return all;
+}
+
+}  // namespace fsdp::device::cuda

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// The program's streams, as the library uses them during a call.
+#pragma once
+
+#include <array>
+#include <memory>
+
+#include "device/cuda/stream.h"
+
+namespace fsdp::device::cuda {
+
+class CallerStreams;
+
+// Wraps a cudaStream_t that the program owns; NULL is the legacy default stream. Nothing is remembered of the handle
+// but its value: the program may destroy the stream after the call.
+class CallerStream final : public CudaStream {
+ public:
+  CallerStream(Core &core, CallerStreams &streams) : CudaStream(core, nullptr, {}), streams_(streams), last_(core) {}
+  void point_at(cudaStream_t stream);
+  cudaStream_t stream() const noexcept { return stream_; }
+  const CudaEvent &last() const noexcept { return last_; }
+
+ protected:
+  void after() override;
+  void sum_squares_in(double *result, const float *values, uint64_t count, uint64_t granule) override;
+
+ private:
+  CallerStreams &streams_;
+  CudaEvent last_;  // behind the library's last work, so that memory is not given back under it
+};
+
+// A fixed number of wrappers; the one unused for longest is pointed at the next new stream.
+class CallerStreams {
+ public:
+  explicit CallerStreams(Core &core);
+  CallerStream &at(cudaStream_t stream);
+  // Waits until the library's work on all of them is done, for at most the timeout; returns whether it is, and that of
+  // the library's streams that have gone.
+  bool drain() noexcept;
+
+ private:
+  friend class CallerStream;
+  static constexpr size_t capacity = 32;
+  struct Slot {
+    std::unique_ptr<CallerStream> stream;
+    uint64_t used = 0;
+  };
+
+  Core &core_;
+  Scratch scratch_;  // one for all, used in turn
+  CudaEvent scratch_free_;
+  std::array<Slot, capacity> slots_;
+  uint64_t clock_ = 0;
+};
+
+}  // namespace fsdp::device::cuda

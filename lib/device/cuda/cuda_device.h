@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "device/cuda/caller_stream.h"
+#include "device/cuda/host_side_stream.h"
+#include "device/cuda/memory.h"
+#include "device/cuda/transfer.h"
+#include "device/device.h"
+#include "device/host/progress.h"
+
+namespace fsdp::device::cuda {
+
+// One GPU, as one context uses it. What it makes must be destroyed before it. Several contexts may use one GPU, from
+// several threads; a thread's current device is what it was when a call returns.
+class CudaDevice final : public Device {
+ public:
+  // index: as CUDA counts them in this process, and there.
+  CudaDevice(int index, const Options &options, const Waiter &waiter, Failure &failure);
+
+  std::unique_ptr<Stream> create_stream(const std::string &name) override;
+  std::unique_ptr<Event> create_event() override;
+  std::unique_ptr<Memory> allocate(uint64_t bytes, const char *what) override;
+  std::unique_ptr<Memory> allocate_host(uint64_t bytes, const char *what) override;
+  // Good until the caller's streams of some later calls are more than it keeps (32).
+  Stream &caller_stream(fsdp_stream stream) override;
+  Stream &calling_thread() override { return calling_thread_; }
+  bool is_host() const noexcept override { return false; }
+  void transfer(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) override {
+    transfer_(to, to_dtype, from, from_dtype, count);
+  }
+  std::unique_ptr<HostLane> create_host_lane(const std::string &name) override;
+  void register_host(void *data, uint64_t bytes) override;
+  void unregister_host(void *data) noexcept override;
+  void begin_capture(uint64_t id) override;
+  void end_capture() noexcept override { core_.live_capture.store(0, std::memory_order_relaxed); }
+  void synchronize(const Event &event) override { await_event(cuda_event(event), core_, core_.waiter); }
+  void count_allocation(uint64_t bytes, const char *what) override;
+  uint64_t allocations() const noexcept override { return allocations_.load(std::memory_order_relaxed); }
+  std::string description() const override;
+
+ private:
+  Core core_;
+  const MemoryPlan plan_;
+  CallerStreams callers_;
+  HostSideStream calling_thread_;
+  Transfer transfer_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Progress>> progress_;  // of lanes: events may outlive them
+  std::atomic<uint64_t> allocations_{0};
+};
+
+}  // namespace fsdp::device::cuda

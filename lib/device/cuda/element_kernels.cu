@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Casts, sums and products, element by element. Least traffic per element: a cast from fp32 to bf16 4 + 2 bytes, the
+// other way 2 + 4, between 16-bit types 2 + 2; add reads both and writes one; scale 4 + 4.
+#include "device/cuda/for_each.h"
+#include "device/cuda/kernels.h"
+
+namespace fsdp::device::cuda {
+namespace {
+
+// Between equal types, whatever the bits are.
+template <class Bits>
+struct Copy {
+  static constexpr unsigned batch = 4;
+  Bits *to;
+  const Bits *from;
+
+  template <unsigned n, unsigned m>
+  FSDP_DEVICE void run(uint64_t first, uint64_t step) const {
+    Pack<Bits, n> values[m];
+    for (unsigned k = 0; k < m; ++k) values[k] = load_pack<n>(from + first + k * step);
+    for (unsigned k = 0; k < m; ++k) store_pack<n>(to + first + k * step, values[k]);
+  }
+};
+
+template <class To, class From>
+struct Cast {
+  static constexpr unsigned batch = 4;
+  void *to;
+  const void *from;
+
+  template <unsigned n, unsigned m>
+  FSDP_DEVICE void run(uint64_t first, uint64_t step) const {
+    Pack<typename From::Stored, n> stored[m];
+    for (unsigned k = 0; k < m; ++k) stored[k] = load<From, n>(from, first + k * step);
+    for (unsigned k = 0; k < m; ++k) {
+      Pack<float, n> values;
+      for (unsigned j = 0; j < n; ++j) values.lane[j] = From::value(stored[k].lane[j]);
+      store<To, n>(to, first + k * step, values);
+    }
+  }
+};
+
+template <class To, class From>
+struct Add {
+  static constexpr unsigned batch = 4;
+  void *to;
+  const void *from;
+
+  template <unsigned n, unsigned m>
+  FSDP_DEVICE void run(uint64_t first, uint64_t step) const {
+    Pack<typename To::Stored, n> a[m];
+    Pack<typename From::Stored, n> b[m];
+    for (unsigned k = 0; k < m; ++k) a[k] = load<To, n>(to, first + k * step);
+    for (unsigned k = 0; k < m; ++k) b[k] = load<From, n>(from, first + k * step);
+    for (unsigned k = 0; k < m; ++k) {
+      Pack<float, n> sums;
+      for (unsigned j = 0; j < n; ++j) sums.lane[j] = added(To::value(a[k].lane[j]), From::value(b[k].lane[j]));
+      store<To, n>(to, first + k * step, sums);
+    }
+  }
+};
+
+struct Scale {
+  static constexpr unsigned batch = 4;
+  float *values;
+  float factor;
+
+  template <unsigned n, unsigned m>
+  FSDP_DEVICE void run(uint64_t first, uint64_t step) const {
+    Pack<float, n> products[m];
+    for (unsigned k = 0; k < m; ++k) products[k] = load_pack<n>(values + first + k * step);
+    for (unsigned k = 0; k < m; ++k) {
+      for (unsigned j = 0; j < n; ++j) products[k].lane[j] = multiplied(products[k].lane[j], factor);
+      store_pack<n>(values + first + k * step, products[k]);
+    }
+  }
+};
+
+template <class To, class From>
+Division divide_two(const void *to, const void *from, uint64_t count) {
+  const unsigned at = misfit(to, sizeof(typename To::Stored));
+  return divide(count, at, misfit(from, sizeof(typename From::Stored)) == at);
+}
+
+template <template <class, class> class Work, class To, class From>
+int apply(kernels::Stream stream, void *to, const void *from, uint64_t count) {
+  return for_each(Work<To, From>{to, from}, divide_two<To, From>(to, from, count), stream);
+}
+
+template <template <class, class> class Work, class To>
+int apply_from(kernels::Stream stream, void *to, const void *from, fsdp_dtype from_dtype, uint64_t count) {
+  switch (from_dtype) {
+    case FSDP_BFLOAT16: return apply<Work, To, BF16>(stream, to, from, count);
+    case FSDP_FLOAT16: return apply<Work, To, F16>(stream, to, from, count);
+    default: return apply<Work, To, F32>(stream, to, from, count);
+  }
+}
+
+template <class Stored>
+int copy(kernels::Stream stream, void *to, const void *from, uint64_t count) {
+  const unsigned at = misfit(to, sizeof(Stored));
+  return for_each(Copy<Stored>{static_cast<Stored *>(to), static_cast<const Stored *>(from)},
+                  divide(count, at, misfit(from, sizeof(Stored)) == at), stream);
+}
+
+}  // namespace
+
+namespace kernels {
+
+int cast(kernels::Stream stream, void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype,
+         uint64_t count) {
+  if (to_dtype == from_dtype)
+    return to_dtype == FSDP_FLOAT32 ? copy<uint32_t>(stream, to, from, count) : copy<uint16_t>(stream, to, from, count);
+  if (to_dtype == FSDP_FLOAT32)
+    return from_dtype == FSDP_BFLOAT16 ? apply<Cast, F32, BF16>(stream, to, from, count)
+                                       : apply<Cast, F32, F16>(stream, to, from, count);
+  if (to_dtype == FSDP_BFLOAT16)
+    return from_dtype == FSDP_FLOAT32 ? apply<Cast, BF16, F32>(stream, to, from, count)
+                                      : apply<Cast, BF16, F16>(stream, to, from, count);
+  return from_dtype == FSDP_FLOAT32 ? apply<Cast, F16, F32>(stream, to, from, count)
+                                    : apply<Cast, F16, BF16>(stream, to, from, count);
+}
+
+int add(kernels::Stream stream, void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype,
+        uint64_t count) {
+  switch (to_dtype) {
+    case FSDP_BFLOAT16: return apply_from<Add, BF16>(stream, to, from, from_dtype, count);
+    case FSDP_FLOAT16: return apply_from<Add, F16>(stream, to, from, from_dtype, count);
+    default: return apply_from<Add, F32>(stream, to, from, from_dtype, count);
+  }
+}
+
+int scale(kernels::Stream stream, float *values, float factor, uint64_t count) {
+  return for_each(Scale{values, factor}, divide(count, misfit(values, sizeof(float)), true), stream);
+}
+
+}  // namespace kernels
+}  // namespace fsdp::device::cuda

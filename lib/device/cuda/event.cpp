@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/cuda/event.h"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace fsdp::device::cuda {
+
+CudaEvent::CudaEvent(Core &core)
+    : core_(core), word_(core.words.take()), count_(word_->value.load(std::memory_order_relaxed)) {
+  try {
+    const DeviceScope scope(core);
+    core.check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags", "an event");
+  } catch (...) {
+    core.words.give_back(word_);
+    throw;
+  }
+}
+
+CudaEvent::~CudaEvent() {
+  core_.check.note(cudaEventDestroy(event_), "cudaEventDestroy", "an event");
+  written() ? core_.words.give_back(word_) : core_.words.abandon(word_);
+}
+
+bool CudaEvent::done() const noexcept {
+  if (on_host()) return host_.done();
+  if (capture_ != 0) return capture() == 0;
+  return written();
+}
+
+// Two streams could write the word in either order: the later record comes after the earlier.
+void CudaEvent::record(cudaStream_t stream, uint64_t capture, const std::string &stream_name) {
+  if (capture == 0 && stream != stream_ && !written()) enqueue_wait(stream, stream_name);
+  core_.check(cudaEventRecord(event_, stream), "cudaEventRecord", stream_name);
+  if (capture == 0) {
+    core_.check(core_.driver.stream_write_value(stream, word_->address(), count_ + 1, CU_STREAM_WRITE_VALUE_DEFAULT),
+                "cuStreamWriteValue32", stream_name);
+    ++count_;
+    stream_ = stream;
+  }
+  capture_ = capture;
+  on_host_ = false;
+  std::snprintf(stream_name_, sizeof stream_name_, "%s", stream_name.c_str());
+}
+
+void CudaEvent::enqueue_wait(cudaStream_t stream, const std::string &stream_name) const {
+  core_.check(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent", stream_name);
+}
+
+void CudaEvent::set_host(const HostEvent &host) noexcept {
+  host_ = host;
+  on_host_ = true;
+  capture_ = 0;
+}
+
+void fail_captured(std::string_view stream_name) {
+  fail(FSDP_UNSUPPORTED,
+       "{} is being captured into a graph, and what moves through memory of the host (staging, UCX) cannot be part of "
+       "one: use "
+       "NCCL for what is captured",
+       stream_name);
+}
+
+void await_event(const CudaEvent &event, const Core &core, const Waiter &waiter) {
+  if (event.on_host()) return device::await_event(event.host(), waiter);
+  if (event.capture() != 0)
+    fail(FSDP_INVALID_STATE, "{} waits for work of stream '{}' that a graph capture has recorded and nobody does yet",
+         waiter.call(), event.stream_name());
+  if (!event.done()) await_word(event.word(), event.count(), event.stream_name(), core, waiter);
+  waiter.failure().check();
+}
+
+bool await_last(const CudaEvent &event, const Core &core) noexcept {
+  Failure none;  // of the context's own, nothing is to be heard here
+  const Waiter waiter(none, nullptr, nullptr, std::min(core.waiter.timeout_ms(), uint32_t{10000}));
+  try {
+    await_event(event, core, waiter);
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+}  // namespace fsdp::device::cuda

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arithmetic of the CUDA device, enqueued on a stream of it. The bits are those of the host's kernels
+// (host/kernels.h defines them) for every input: casts, add, scale, rank_sum, adamw and sum_squares. The one thing left
+// open, there as here, is the payload of a NaN that arithmetic makes: GPUs write 0x7fffffff, processors keep an
+// operand's.
+//
+// Every call returns what the launch returned, a cudaError_t as int: 0 is success, and work of no elements is no
+// launch. No call allocates or synchronizes; all may be captured into a graph. Pointers are to memory that the device
+// can read and write, aligned to their elements, and nothing may overlap except where a comment says so. Elements
+// travel 4 at a time where all operands are aligned alike to 4 elements, otherwise one at a time, still by whole lines.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "device/work.h"
+
+struct CUstream_st;  // cudaStream_t is a pointer to it
+
+namespace fsdp::device::cuda::kernels {
+
+using Stream = CUstream_st *;
+
+// Between equal types the bits are copied; to may then be from.
+[[nodiscard]] int cast(Stream stream, void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype,
+                       uint64_t count);
+
+// to += from in fp32, rounded once to to's dtype.
+[[nodiscard]] int add(Stream stream, void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype,
+                      uint64_t count);
+
+[[nodiscard]] int scale(Stream stream, float *values, float factor, uint64_t count);
+
+// out may be a slice of one of the sources, at the same elements. No ranks: nothing is done.
+[[nodiscard]] int rank_sum(Stream stream, const RankSum &sum);
+
+// Bytes of device memory, aligned to 16, that sum_squares works in; one piece for each stream that calls it.
+constexpr uint64_t scratch_bytes = (uint64_t{1} << 19) + 128;
+
+// granule 0: all is one granule. No elements: *result is 0.
+[[nodiscard]] int sum_squares(Stream stream, double *result, const float *values, uint64_t count, uint64_t granule,
+                              void *scratch);
+
+[[nodiscard]] int count_nonfinite(Stream stream, uint64_t *result, const float *values, uint64_t count);
+
+// The spans are copied into the launches: they need not outlive the call.
+[[nodiscard]] int adamw(Stream stream, const AdamW &step, std::span<const AdamWSpan> spans);
+
+// The same with a step in device memory, read when the kernels run: what a replayed graph needs.
+[[nodiscard]] int adamw_from(Stream stream, const AdamW *step, std::span<const AdamWSpan> spans);
+
+// Writes a step to device memory in the order of the stream, from the arguments of the launch.
+[[nodiscard]] int store_step(Stream stream, AdamW *to, const AdamW &step);
+
+// Keeps the stream busy for about so long. For tests of order: on one thread, so that other work can run beside it.
+[[nodiscard]] int delay(Stream stream, uint32_t microseconds);
+
+}  // namespace fsdp::device::cuda::kernels

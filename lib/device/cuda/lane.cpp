@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/cuda/lane.h"
+
+#include <algorithm>
+
+#include "device/host/worker_stream.h"
+
+namespace fsdp::device::cuda {
+
+Lane::Lane(Core &core, const std::string &name, Progress &progress) : core_(core) {
+  for (Passed &passed : passed_) passed.event = std::make_unique<CudaEvent>(core);
+  std::unique_ptr<HostStream> work;
+  if (core.options.overlap) {
+    word_ = core.words.take();
+    word_->value.store(0, std::memory_order_relaxed);  // nothing on the GPU waits for it
+    progress.mirror(&word_->value);
+    work = std::make_unique<WorkerStream>(core.options, name, progress, core.waiter, core.worker_waiter, core.failure);
+  } else {
+    work = std::make_unique<InlineStream>(core.options, name, core.waiter, core.failure);
+  }
+  stream_ = std::make_unique<HostSideStream>(core, std::move(work), core.options.overlap);
+}
+
+Lane::~Lane() {
+  stream_.reset();
+  if (!word_) return;
+  const auto past = [&](const Passed &passed) { return await_last(*passed.event, core_); };
+  std::all_of(passed_.begin(), passed_.end(), past) ? core_.words.give_back(word_) : core_.words.abandon(word_);
+}
+
+// The event is only for giving the word back: a stream that is released again and again needs no more than one.
+void Lane::release(Stream &device_stream) {
+  auto *stream = dynamic_cast<CudaStream *>(&device_stream);
+  if (!stream) fail(FSDP_INTERNAL, "a lane was to release a stream that is not one of GPU {}", core_.index);
+  const HostEvent so_far = stream_->point();
+  if (!word_ || so_far.done()) return stream->check_outside_capture();
+  stream->wait_word(*word_, static_cast<uint32_t>(so_far.count()));
+  stream->record(passed(stream->handle()));
+}
+
+CudaEvent &Lane::passed(cudaStream_t stream) {
+  auto found = std::find_if(passed_.begin(), passed_.end(), [=](const Passed &p) { return p.stream == stream; });
+  if (found == passed_.end()) {
+    found = passed_.begin() + static_cast<ptrdiff_t>(next_++ % passed_.size());
+    found->stream = stream;
+  }
+  return *found->event;
+}
+
+}  // namespace fsdp::device::cuda

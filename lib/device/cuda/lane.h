@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Host work between pieces of GPU work, without a call into CUDA on the lane's thread and without host functions on
+// streams (they would run one after the other on one thread of CUDA's, and wait there for peers).
+//
+// Without overlap the lane works on the calling thread, and everything that a call asks for is done when it returns.
+//
+// GPU to host: the lane's thread polls the word that the stream writes at the event's record. Host to GPU: the number
+// of pieces that the lane has done stands in a pinned word too, and a stream waits until it is large enough
+// (cuStreamWaitValue32). Pieces that are skipped since the context has failed count as well, so the GPU always goes on.
+//
+// CUDA does not know of these waits. Streams that it serializes behind each other, say the streams of several ranks on
+// one GPU and in one process, could wait in a circle through peers: CUDA_DEVICE_MAX_CONNECTIONS=32 gives each its own
+// queue.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <string>
+
+#include "device/cuda/event.h"
+#include "device/cuda/host_side_stream.h"
+#include "device/cuda/stream.h"
+
+namespace fsdp::device::cuda {
+
+class Lane final : public HostLane {
+ public:
+  Lane(Core &core, const std::string &name, Progress &progress);
+  // Finishes what the lane was given, or skips it if the context has failed, and sees the GPU past its waits.
+  ~Lane() override;
+  Lane(const Lane &) = delete;
+  Lane &operator=(const Lane &) = delete;
+
+  Stream &stream() override { return *stream_; }
+  void wait(const Event &event) override { stream_->wait(event); }
+  void release(Stream &device_stream) override;
+
+ private:
+  // Behind the last release of each stream, so that the word is not given back while the GPU reads it.
+  struct Passed {
+    cudaStream_t stream = nullptr;
+    std::unique_ptr<CudaEvent> event;
+  };
+  CudaEvent &passed(cudaStream_t stream);
+
+  Core &core_;
+  PinnedWord *word_ = nullptr;
+  std::array<Passed, 4> passed_;
+  size_t next_ = 0;  // to be taken for a new stream
+  std::unique_ptr<HostSideStream> stream_;
+};
+
+}  // namespace fsdp::device::cuda

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory of the GPU, and memory of the host that the GPU reads and writes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "device/cuda/caller_stream.h"
+
+namespace fsdp::device::cuda {
+
+// How device memory is made here: through the driver's virtual memory management, whose memory NCCL can register as
+// windows and network cards can reach, or by cudaMalloc where it cannot be.
+class MemoryPlan {
+ public:
+  explicit MemoryPlan(const Core &core);
+
+  bool is_virtual() const noexcept { return virtual_; }
+  uint64_t granularity() const noexcept { return granularity_; }
+  const CUmemAllocationProp &properties() const noexcept { return properties_; }
+  const std::string &description() const noexcept { return description_; }  // with the reason, where it is not the best
+
+ private:
+  bool attribute(const Core &core, CUdevice_attribute which) const;
+  void choose(const Core &core);
+  CUresult probe(const Core &core) const;
+
+  bool virtual_ = false;
+  uint64_t granularity_ = 0;
+  CUdevice device_ = 0;
+  CUmemAllocationProp properties_{};
+  std::string description_;
+};
+
+// Given back when what the library enqueued on callers' streams is done. If that does not happen within the timeout, it
+// is never given back: work on the GPU would meet what comes next at its address.
+class DeviceMemory final : public Memory {
+ public:
+  DeviceMemory(Core &core, const MemoryPlan &plan, CallerStreams &callers, uint64_t bytes, const char *what);
+  ~DeviceMemory() override;
+  DeviceMemory(const DeviceMemory &) = delete;
+  DeviceMemory &operator=(const DeviceMemory &) = delete;
+  std::byte *data() const noexcept override { return data_; }
+  uint64_t size_bytes() const noexcept override { return bytes_; }
+
+ private:
+  void reserve(const MemoryPlan &plan, const std::string &what);
+  void map(const MemoryPlan &plan, const std::string &what);
+  void release() noexcept;
+
+  Core &core_;
+  CallerStreams &callers_;
+  const bool virtual_;
+  const uint64_t bytes_;
+  uint64_t reserved_bytes_ = 0;
+  bool mapped_ = false;
+  std::byte *data_ = nullptr;
+};
+
+// Page-locked, at the same address for the GPU; zeroed. Given back as DeviceMemory is.
+class PinnedMemory final : public Memory {
+ public:
+  PinnedMemory(Core &core, CallerStreams &callers, uint64_t bytes, const char *what);
+  ~PinnedMemory() override;
+  PinnedMemory(const PinnedMemory &) = delete;
+  PinnedMemory &operator=(const PinnedMemory &) = delete;
+  std::byte *data() const noexcept override { return static_cast<std::byte *>(data_); }
+  uint64_t size_bytes() const noexcept override { return bytes_; }
+
+ private:
+  Core &core_;
+  CallerStreams &callers_;
+  const uint64_t bytes_;
+  void *data_ = nullptr;
+};
+
+}  // namespace fsdp::device::cuda

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// All that kernels may use besides plain C++ and the indices of threads and blocks: what exists under nvcc and in the
+// simulation, which compiles the same kernels for the host. The arithmetic is rounded once per operation, to nearest
+// even, and is never contracted, whatever the flags say.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__CUDACC__)
+#ifdef __USE_FAST_MATH__
+#error "the kernels promise exact bits: compile them without --use_fast_math"
+#endif
+#define FSDP_DEVICE __device__ __forceinline__
+#define FSDP_BOTH __host__ __device__ __forceinline__
+#else
+#include <chrono>
+#include <cmath>
+#include <thread>
+#define FSDP_DEVICE inline
+#define FSDP_BOTH inline
+#endif
+
+namespace fsdp::device::cuda {
+
+// n elements that travel together.
+template <class T, unsigned n>
+struct alignas(n * sizeof(T)) Pack {
+  T lane[n];
+};
+
+#if defined(__CUDACC__)
+
+FSDP_DEVICE uint32_t bits_of(float value) { return __float_as_uint(value); }
+FSDP_DEVICE float float_of(uint32_t bits) { return __uint_as_float(bits); }
+FSDP_DEVICE float added(float a, float b) { return __fadd_rn(a, b); }
+FSDP_DEVICE float subtracted(float a, float b) { return __fsub_rn(a, b); }
+FSDP_DEVICE float multiplied(float a, float b) { return __fmul_rn(a, b); }
+FSDP_DEVICE float divided(float a, float b) { return __fdiv_rn(a, b); }
+FSDP_DEVICE float root(float value) { return __fsqrt_rn(value); }
+FSDP_DEVICE double added(double a, double b) { return __dadd_rn(a, b); }
+FSDP_DEVICE double multiplied(double a, double b) { return __dmul_rn(a, b); }
+
+template <unsigned n, class T>
+FSDP_DEVICE Pack<T, n> load_pack(const T *from) {
+  return *reinterpret_cast<const Pack<T, n> *>(from);
+}
+template <unsigned n, class T>
+FSDP_DEVICE void store_pack(T *to, const Pack<T, n> &pack) {
+  *reinterpret_cast<Pack<T, n> *>(to) = pack;
+}
+
+FSDP_DEVICE void add_atomically(uint64_t *to, uint64_t value) {
+  atomicAdd(reinterpret_cast<unsigned long long *>(to), static_cast<unsigned long long>(value));
+}
+
+FSDP_DEVICE uint64_t nanoseconds() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+FSDP_DEVICE void spend(uint32_t microseconds) {
+  for (const uint64_t start = nanoseconds(); nanoseconds() - start < microseconds * uint64_t{1000};) __nanosleep(500);
+}
+
+#else
+
+FSDP_DEVICE uint32_t bits_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+FSDP_DEVICE float float_of(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+// The simulation is compiled with -ffp-contract=off.
+FSDP_DEVICE float added(float a, float b) { return a + b; }
+FSDP_DEVICE float subtracted(float a, float b) { return a - b; }
+FSDP_DEVICE float multiplied(float a, float b) { return a * b; }
+FSDP_DEVICE float divided(float a, float b) { return a / b; }
+FSDP_DEVICE float root(float value) { return std::sqrt(value); }
+FSDP_DEVICE double added(double a, double b) { return a + b; }
+FSDP_DEVICE double multiplied(double a, double b) { return a * b; }
+
+template <unsigned n, class T>
+FSDP_DEVICE Pack<T, n> load_pack(const T *from) {
+  Pack<T, n> pack;
+  std::memcpy(&pack, from, sizeof pack);
+  return pack;
+}
+template <unsigned n, class T>
+FSDP_DEVICE void store_pack(T *to, const Pack<T, n> &pack) {
+  std::memcpy(to, &pack, sizeof pack);
+}
+
+// The simulation runs the threads of a kernel one after the other.
+FSDP_DEVICE void add_atomically(uint64_t *to, uint64_t value) { *to += value; }
+
+FSDP_DEVICE void spend(uint32_t microseconds) { std::this_thread::sleep_for(std::chrono::microseconds(microseconds)); }
+
+#endif
+
+}  // namespace fsdp::device::cuda

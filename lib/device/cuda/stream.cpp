@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/cuda/stream.h"
+
+#include "base/dtype.h"
+#include "device/cuda/kernels.h"
+
+namespace fsdp::device::cuda {
+
+Scratch::Scratch(Core &core, const char *what) : core_(core) {
+  const DeviceScope scope(core);
+  const RelaxedScope relaxed;
+  core.check(cudaMalloc(&data_, kernels::scratch_bytes), "cudaMalloc", what);
+}
+
+Scratch::~Scratch() { core_.check.note(cudaFree(data_), "cudaFree", "scratch of kernels"); }
+
+template <class Call>
+void CudaStream::enqueue(const char *call, const Call &work) {
+  const DeviceScope scope(core_);
+  before();
+  core_.check(static_cast<cudaError_t>(work()), call, name_);
+  after();
+}
+
+// Asked at every point where streams meet: the caller may begin and end captures at any time.
+uint64_t CudaStream::capture_id() const {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  core_.check(cudaStreamGetCaptureInfo(stream_, &status, &id), "cudaStreamGetCaptureInfo", name_);
+  if (status == cudaStreamCaptureStatusInvalidated)
+    fail(FSDP_INVALID_STATE, "the graph capture of {} was ended by an error of an earlier call", name_);
+  return status == cudaStreamCaptureStatusActive ? id : 0;
+}
+
+void CudaStream::record(Event &event) {
+  const DeviceScope scope(core_);
+  const uint64_t capture = capture_id();
+  if (capture != core_.live_capture.load(std::memory_order_relaxed) && capture != 0)
+    fail(FSDP_INVALID_STATE, "{} is being captured into a graph without fsdp_capture_begin on it", name_);
+  before();
+  cuda_event(event).record(stream_, capture, name_);
+}
+
+// In a capture, what happened before it is no part of the graph: whoever replays the graph orders that.
+void CudaStream::wait(const Event &event) {
+  const CudaEvent &other = cuda_event(event);
+  if (other.on_host())
+    fail(FSDP_INTERNAL, "{} cannot wait for an event of a stream of the host: HostLane::release does", name_);
+  if (other.done()) return;
+  const DeviceScope scope(core_);
+  const uint64_t capture = capture_id();
+  if (other.capture() == 0 && capture != 0) return;
+  if (capture != 0 && other.capture() != capture)
+    fail(FSDP_INVALID_STATE, "{} is captured into another graph than the work it is to wait for", name_);
+  other.enqueue_wait(stream_, name_);
+  before();
+}
+
+void CudaStream::wait_word(PinnedWord &word, uint32_t count) {
+  check_outside_capture();
+  const DeviceScope scope(core_);
+  core_.check(core_.driver.stream_wait_value(stream_, word.address(), count, CU_STREAM_WAIT_VALUE_GEQ),
+              "cuStreamWaitValue32", name_);
+}
+
+void CudaStream::check_outside_capture() const {
+  const DeviceScope scope(core_);
+  if (capture_id() != 0) fail_captured(name_);
+}
+
+void CudaStream::run(const Task &) {
+  fail(FSDP_INTERNAL, "{} is a stream of GPU {}: it runs no functions of the host", name_, core_.index);
+}
+
+void CudaStream::copy(void *to, const void *from, size_t bytes) {
+  if (bytes) enqueue("cudaMemcpyAsync", [&] { return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_); });
+}
+
+void CudaStream::fill(void *to, uint8_t byte, size_t bytes) {
+  if (bytes) enqueue("cudaMemsetAsync", [&] { return cudaMemsetAsync(to, byte, bytes, stream_); });
+}
+
+void CudaStream::cast(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) {
+  if (to_dtype == from_dtype) return copy(to, from, count * dtype_size(to_dtype));
+  if (count) enqueue("kernel cast", [&] { return kernels::cast(stream_, to, to_dtype, from, from_dtype, count); });
+}
+
+void CudaStream::add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) {
+  if (count) enqueue("kernel add", [&] { return kernels::add(stream_, to, to_dtype, from, from_dtype, count); });
+}
+
+void CudaStream::scale(float *values, float factor, uint64_t count) {
+  if (count) enqueue("kernel scale", [&] { return kernels::scale(stream_, values, factor, count); });
+}
+
+void CudaStream::rank_sum(const RankSum &sum) {
+  if (sum.count) enqueue("kernel rank_sum", [&] { return kernels::rank_sum(stream_, sum); });
+}
+
+void CudaStream::sum_squares(double *result, const float *values, uint64_t count, uint64_t granule) {
+  const DeviceScope scope(core_);
+  sum_squares_in(result, values, count, granule);
+}
+
+void CudaStream::launch_sum_squares(double *result, const float *values, uint64_t count, uint64_t granule,
+                                    void *scratch) {
+  enqueue("kernel sum_squares", [&] { return kernels::sum_squares(stream_, result, values, count, granule, scratch); });
+}
+
+void CudaStream::count_nonfinite(uint64_t *result, const float *values, uint64_t count) {
+  enqueue("kernel count_nonfinite", [&] { return kernels::count_nonfinite(stream_, result, values, count); });
+}
+
+void CudaStream::adamw(const AdamW &step, std::span<const AdamWSpan> spans) {
+  if (!spans.empty()) enqueue("kernel adamw", [&] { return kernels::adamw(stream_, step, spans); });
+}
+
+void CudaStream::adamw_from(const AdamW *step, std::span<const AdamWSpan> spans) {
+  if (!spans.empty()) enqueue("kernel adamw", [&] { return kernels::adamw_from(stream_, step, spans); });
+}
+
+void CudaStream::store_step(AdamW *to, const AdamW &step) {
+  enqueue("kernel store_step", [&] { return kernels::store_step(stream_, to, step); });
+}
+
+}  // namespace fsdp::device::cuda

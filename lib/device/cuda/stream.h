@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Streams of the GPU: what the interface says is mapped to CUDA's calls and the library's kernels. The caller's streams
+// and the library's own differ in what comes before and after each piece of work.
+#pragma once
+
+#include <string>
+
+#include "device/cuda/event.h"
+#include "device/host/stream.h"
+
+namespace fsdp::device::cuda {
+
+// Device memory for kernels that work in some.
+class Scratch {
+ public:
+  Scratch(Core &core, const char *what);
+  ~Scratch();
+  Scratch(const Scratch &) = delete;
+  Scratch &operator=(const Scratch &) = delete;
+  void *data() const noexcept { return data_; }
+
+ private:
+  Core &core_;
+  void *data_ = nullptr;
+};
+
+class CudaStream : public Stream {
+ public:
+  CudaStream(const CudaStream &) = delete;
+  CudaStream &operator=(const CudaStream &) = delete;
+
+  void record(Event &event) override;
+  void wait(const Event &event) override;
+  void run(const Task &task) override;
+  void copy(void *to, const void *from, size_t bytes) override;
+  void fill(void *to, uint8_t byte, size_t bytes) override;
+  void cast(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) override;
+  void add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) override;
+  void scale(float *values, float factor, uint64_t count) override;
+  void rank_sum(const RankSum &sum) override;
+  void sum_squares(double *result, const float *values, uint64_t count, uint64_t granule) override;
+  void count_nonfinite(uint64_t *result, const float *values, uint64_t count) override;
+  void adamw(const AdamW &step, std::span<const AdamWSpan> spans) override;
+  void adamw_from(const AdamW *step, std::span<const AdamWSpan> spans) override;
+  void store_step(AdamW *to, const AdamW &step) override;
+  uint64_t capture_id() const override;
+  fsdp_stream handle() const noexcept override { return stream_; }
+
+  const std::string &name() const noexcept { return name_; }
+  // What follows starts once the word has come to count. UNSUPPORTED in a capture.
+  void wait_word(PinnedWord &word, uint32_t count);
+  void check_outside_capture() const;
+
+ protected:
+  CudaStream(Core &core, cudaStream_t stream, std::string name)
+      : core_(core), stream_(stream), name_(std::move(name)) {}
+  virtual void before() {}  // each piece of work, each record, and what follows each wait
+  virtual void after() {}   // each piece of work
+  virtual void sum_squares_in(double *result, const float *values, uint64_t count, uint64_t granule) = 0;
+  void launch_sum_squares(double *result, const float *values, uint64_t count, uint64_t granule, void *scratch);
+  template <class Call>
+  void enqueue(const char *call, const Call &work);  // work() gives what CUDA returned
+
+  Core &core_;
+  cudaStream_t stream_;
+  std::string name_;
+
+ private:
+  void enqueue_wait(const CudaEvent &event, uint64_t capture);
+};
+
+// One that the library has made: not ordered with the legacy stream, and of the highest priority, since what it does is
+// waited for. Without overlap, whatever it is given is done when the call returns (not in a graph capture).
+class LibraryStream final : public CudaStream {
+ public:
+  LibraryStream(Core &core, const std::string &name);
+  // Waits until what was enqueued is done, for at most the timeout.
+  ~LibraryStream() override;
+  void record(Event &event) override;
+
+ protected:
+  void before() override;
+  void after() override;
+  void sum_squares_in(double *result, const float *values, uint64_t count, uint64_t granule) override;
+
+ private:
+  bool drain() noexcept;
+
+  Scratch scratch_;
+  CudaEvent last_;
+  Delay delay_;
+};
+
+}  // namespace fsdp::device::cuda

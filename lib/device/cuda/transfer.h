@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+
+#include "device/cuda/caller_stream.h"
+#include "device/cuda/memory.h"
+
+namespace fsdp::device::cuda {
+
+// Casts between memory of any kind, on the calling thread, after what the caller's stream NULL was given; done on
+// return. The GPU casts what it can reach on both sides. Otherwise the host does, with its own kernels (the same bits),
+// through two page-locked halves: one is copied while the other is cast.
+class Transfer {
+ public:
+  Transfer(Core &core, CallerStreams &callers);
+  void operator()(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count);
+  // Writes zeros.
+  void clear(std::byte *data, uint64_t bytes);
+
+ private:
+  struct Cast {
+    std::byte *to;
+    fsdp_dtype to_dtype;
+    const std::byte *from;
+    fsdp_dtype from_dtype;
+    uint64_t count;
+    Cast part(uint64_t first, uint64_t elements) const;
+  };
+  struct Half {
+    std::byte *data;
+    std::unique_ptr<CudaEvent> copied;
+  };
+
+  bool on_gpu(const void *data, const char *what) const;
+  void move(const Cast &cast);
+  void to_gpu(const Cast &cast);
+  void from_gpu(const Cast &cast);
+  void await(const CudaEvent &event) const { await_event(event, core_, core_.waiter); }
+
+  Core &core_;
+  CallerStreams &callers_;
+  PinnedMemory bounce_;
+  CudaEvent before_;
+  std::array<Half, 2> halves_;
+  LibraryStream stream_;  // last: what it does with the rest is done before that goes
+};
+
+}  // namespace fsdp::device::cuda

@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+// The library's kernels, for the simulated runtime.
+#include "simulated_cuda/shim.h"
+// The shim comes first.
+#include "device/cuda/adamw_kernel.cu"
+#include "device/cuda/element_kernels.cu"
+#include "device/cuda/norm_kernel.cu"
+#include "device/cuda/rank_sum_kernel.cu"

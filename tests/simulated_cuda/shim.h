@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compiles the library's kernels (lib/device/cuda/*.cu) for the host: to be included before them.
+// Blocks run one after the other on the thread that the simulated runtime gives to the stream, and the threads of a
+// block one after the other too. It shows logic, order and bits; it says nothing about a GPU's speed, nor about races
+// between threads.
+#pragma once
+
+#define FSDP_SIMULATED_CUDA 1
+
+#include "device/host/float_environment.h"
+#include "simulated_cuda/enqueue.h"
+
+// CUDA's headers make attributes of these, which only nvcc knows.
+#undef __global__
+#undef __launch_bounds__
+#undef __grid_constant__
+#define __global__ static
+#define __launch_bounds__(...)
+#define __grid_constant__
+
+namespace simulated {
+
+struct Index {
+  unsigned x;
+};
+inline thread_local Index thread_index, block_index;
+
+// run() with the indices of each thread of one block.
+template <class Run>
+void run_block(unsigned block, unsigned threads, const Run &run) {
+  block_index.x = block;
+  for (thread_index.x = 0; thread_index.x < threads; ++thread_index.x) run();
+}
+
+// GPUs know no rounding or flush modes, whatever the program has set.
+template <class RunBlock>
+int launch_blocks(unsigned blocks, CUstream_st *stream, const RunBlock &run_one) {
+  const cudaError_t error = enqueue(stream, [blocks, run_one] {
+    const fsdp::device::FloatEnvironment standard;
+    for (unsigned block = 0; block < blocks; ++block) run_one(block);
+  });
+  return static_cast<int>(error);
+}
+
+template <class... Parameters, class... Arguments>
+int launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, CUstream_st *stream,
+           const Arguments &...arguments) {
+  return launch_blocks(blocks, stream,
+                       [=](unsigned block) { run_block(block, threads, [&] { kernel(arguments...); }); });
+}
+
+// Two functions for each thread, with a barrier between them.
+template <class Work>
+int launch_phased(const Work &work, unsigned blocks, unsigned threads, CUstream_st *stream) {
+  return launch_blocks(blocks, stream, [=](unsigned block) {
+    typename Work::Shared shared;
+    run_block(block, threads, [&] { work.first(shared); });
+    run_block(block, threads, [&] { work.second(shared); });
+  });
+}
+
+}  // namespace simulated
+
+#define threadIdx (::simulated::thread_index)
+#define blockIdx (::simulated::block_index)
+#define FSDP_LAUNCH(kernel, blocks, threads, stream, ...) \
+  ::simulated::launch(kernel, blocks, threads, stream, __VA_ARGS__)
+#define FSDP_LAUNCH_PHASED(work, blocks, threads, stream) ::simulated::launch_phased(work, blocks, threads, stream)
