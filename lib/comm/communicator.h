@@ -92,10 +92,14 @@ struct AllReduceSpan {
   std::byte *wire = nullptr;  // as in ReduceSpan
 };
 
+struct Fingerprint;  // comm/shm/fingerprint.h
+
 // What the caller says a collective is, compared between ranks: an operation number is added by the communicator.
 struct Tag {
   uint32_t what = 0;      // the engine's number for the object, say a group index
   const char *name = "";  // for messages; copied by the call
+  // For who makes one call of several collectives: that call, which messages name in their stead. Copied by the call too.
+  const Fingerprint *call = nullptr;
 };
 
 // A collective that was enqueued. released: every rank has read what it reads of this rank's sources.
@@ -252,8 +256,11 @@ enum class DeviceTransport {
 // team. The host device: the team itself.
 std::shared_ptr<Team> create_device_team(std::shared_ptr<Team> team, device::Device &device, DeviceTransport transport,
                                          const Waiter &waiter, Failure &failure);
-// What each rank allocates (pinned, or of the device) for all that the engine creates in such a team of so many ranks.
+// What each rank allocates (pinned, or of the device) for what the engine creates in such a team of so many ranks: a
+// communicator for gathers and one for reduces.
 uint64_t device_team_bytes(uint32_t ranks, DeviceTransport transport) noexcept;
+// ... and for each MessageCommunicator of it, beside what World::message_bytes says of the host's.
+uint64_t device_message_bytes(uint32_t ranks, DeviceTransport transport) noexcept;
 
 // A rank's membership in the job: made by bootstrap, gives teams.
 class World {
@@ -262,6 +269,7 @@ class World {
   virtual uint32_t rank() const noexcept = 0;
   virtual uint32_t size() const noexcept = 0;
   virtual const std::string &description() const noexcept = 0;  // how the ranks met, for the log
+  virtual std::string warnings() const { return {}; }           // ... and what the user should know; empty: nothing
   virtual uint32_t host_of(uint32_t rank) const = 0;            // a number, from 0
   // What each rank of a team of these allocates for a MessageCommunicator.
   virtual uint64_t message_bytes(std::span<const uint32_t> ranks, bool sums) const = 0;

@@ -2,7 +2,7 @@
 #include "comm/device_team.h"
 
 #include "comm/device_arena.h"
-#include "comm/outcome.h"
+#include "comm/together.h"
 
 namespace fsdp::comm {
 

@@ -32,10 +32,15 @@ class DeviceTeam : public Team {
     host_->exchange_fixed(mine, bytes, all, what);
   }
   void look(const std::string &what, bool waited) override { host_->look(what, waited); }
+  std::vector<Note> notes() const override { return notes_; }
+  void add_note(Note note) { notes_.push_back(std::move(note)); }
 
  protected:
   std::shared_ptr<Team> host_;
   device::Device &device_;
+
+ private:
+  std::vector<Note> notes_;
 };
 
 }  // namespace fsdp::comm

@@ -9,11 +9,13 @@
 #include "comm/communicator.h"
 #include "comm/hybrid/card.h"
 #include "comm/hybrid/world.h"
+#include "comm/nccl/team.h"
 #include "comm/net.h"
 #include "comm/nodes/listener.h"
 #include "comm/nodes/mesh.h"
 #include "comm/shm/seat.h"
 #include "comm/shm/world.h"
+#include "comm/staging/team.h"
 
 namespace fsdp::comm {
 namespace {
@@ -92,13 +94,15 @@ std::unique_ptr<Monitor> start_monitor(const std::shared_ptr<Seat> &seat, const 
   return std::make_unique<Monitor>(seat, leads ? lead_node(*seat, plan, std::move(listener), waiter) : nullptr);
 }
 
-// All leaders have found each other, and every rank's memory says who leads: only now may a failure be blamed on anybody.
+// All leaders have found each other, and every rank's memory says who leads: only now may a failure be blamed on
+// anybody.
 void await_all(World &world) {
   std::vector<uint32_t> ranks(world.size());
   std::iota(ranks.begin(), ranks.end(), 0U);
   const uint8_t here = 1;
   std::vector<uint8_t> all(ranks.size());
-  world.create_team(ranks, "the start of the job")->exchange_fixed(&here, sizeof here, all.data(), "the start of the job");
+  world.create_team(ranks, "the start of the job")
+      ->exchange_fixed(&here, sizeof here, all.data(), "the start of the job");
 }
 
 }  // namespace
@@ -109,6 +113,22 @@ std::shared_ptr<Seat> create_lone_seat(uint32_t rank, uint32_t size, const Waite
   Control::initialize(control, size, 1);
   return std::make_shared<Seat>(rank, size, control, std::make_unique<NoLinks>(), waiter, failure, device);
 }
+
+std::shared_ptr<Team> create_device_team(std::shared_ptr<Team> team, device::Device &device, DeviceTransport transport,
+                                         const Waiter &waiter, Failure &failure) {
+  if (device.is_host()) return team;
+  std::string obstacle;
+  if (transport == DeviceTransport::nccl) return nccl::create_team(std::move(team), device, waiter, failure, nullptr);
+  if (transport == DeviceTransport::automatic)
+    if (auto made = nccl::create_team(team, device, waiter, failure, &obstacle)) return made;
+  auto staged = std::make_shared<staging::StagedTeam>(std::move(team), device);
+  if (!obstacle.empty())
+    staged->add_note({FSDP_LOG_INFO, format_text("device memory travels through the host's, without NCCL: {}", obstacle)});
+  return staged;
+}
+
+uint64_t device_team_bytes(uint32_t, DeviceTransport) noexcept { return 2 * staging::communicator_bytes(); }
+uint64_t device_message_bytes(uint32_t, DeviceTransport) noexcept { return staging::messages_bytes(); }
 
 std::shared_ptr<LocalJob> create_local_job(uint32_t size) {
   check_size(size, most_ranks_of_a_host, "on one host");

@@ -20,6 +20,8 @@ class Net {
   virtual ~Net() = default;
   // How peers reach this rank. It travels in the bootstrap; whoever can change it there can do anything here.
   virtual std::vector<std::byte> address() const = 0;
+  // What the user should know of its settings, for the log; empty: nothing.
+  virtual const std::string &warnings() const noexcept = 0;
   // Before all below, once. By rank of the job; empty: that rank is not sent to. A message that comes earlier is kept.
   virtual void join(std::vector<std::vector<std::byte>> addresses, std::shared_ptr<Seat> seat) = 0;
   // Collectives among `ranks` (of the job, in the same order everywhere, this one among them). key: the same on all of

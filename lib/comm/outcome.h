@@ -5,12 +5,10 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
-#include <functional>
 #include <new>
 #include <string>
 
 #include "base/error.h"
-#include "comm/communicator.h"
 
 namespace fsdp::comm {
 
@@ -51,8 +49,5 @@ struct Outcome {
     std::strncpy(text, what, sizeof text - 1);
   }
 };
-
-// Every rank of the team takes the step; if it fails on one, that rank's error is thrown on all.
-void attempt_together(Team &team, const std::string &what, const std::function<void()> &step);
 
 }  // namespace fsdp::comm

@@ -108,6 +108,8 @@ std::shared_ptr<Context> Context::create(const fsdp_context_options &options) {
   context->check_flight_directory();
   context->world_ = comm::create_process_world(world, context->waiter_, context->failure_, *context->device_);
   context->log(FSDP_LOG_INFO, format_text("rank {} of {}: {}", world.rank, world.size, context->world_->description()));
+  if (const std::string warnings = context->world_->warnings(); !warnings.empty())
+    context->log(FSDP_LOG_WARNING, format_text("rank {}: {}", world.rank, warnings));
   return context;
 }
 

@@ -121,12 +121,17 @@ json describe(const harness::Failure &failure, Stage stage) {
           {"stage", stage_names[static_cast<int>(stage)]}};
 }
 
+// One of its lines, as any other that the driver reads.
+void say_log(void *, fsdp_log_level level, const char *message) { say({{"log", message}, {"level", level}}); }
+
 json live(const harness::Scenario &scenario, Progress &progress, int pace_ms) {
   json result;
   fsdp_context *context = nullptr;
+  fsdp_context_options options = scenario.context;
+  options.log = say_log;
   progress.stage = Stage::bootstrap;
   try {
-    FSDP(fsdp_create_context(&scenario.context, &context));
+    FSDP(fsdp_create_context(&options, &context));
     progress.stage = Stage::seal;
     harness::Outcome outcome;
     harness::Rank rank(context, scenario);

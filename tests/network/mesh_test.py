@@ -68,4 +68,15 @@ def blocks_change_bits():
     assert plain[0]["weights"] != blocks[0]["weights"], plain[0]["weights"]
 
 
-tap.run([(name, lambda name=name: check(name)) for name in MESHES] + [("blocks change bits", blocks_change_bits)])
+# Each rank is told, in its own log.
+def dangers_are_logged():
+    for threshold, wanted in (("1K", [2]), ("1M", [])):  # FSDP_LOG_WARNING
+        with Clean(2) as network, Job(network, [1, 1], {}, environment={"UCX_ZCOPY_THRESH": threshold}) as job:
+            for rank in job.collect(80):
+                assert rank.result and rank.result["status"] == "FSDP_OK", str(rank)
+                levels = [line["level"] for line in rank.lines if f"UCX_ZCOPY_THRESH is '{threshold}'" in line.get("log", "")]
+                assert levels == wanted, f"{threshold}: {rank.lines}"
+
+
+tap.run([(name, lambda name=name: check(name)) for name in MESHES] +
+        [("blocks change bits", blocks_change_bits), ("dangerous settings are logged", dangers_are_logged)])

@@ -27,13 +27,14 @@ IMPURE = re.compile(
     r"<(thread|mutex|shared_mutex|atomic|condition_variable|future|chrono|random|fstream|unistd\.h|pthread\.h|sys/.*"
     r"|linux/.*|poll\.h|fcntl\.h|signal\.h)>")
 # A backend is named in its own folder and in its room's factory.
-BACKENDS = re.compile(r"(device|comm)/(host|cuda|shm|ucx|nccl|hybrid)/")
+BACKENDS = re.compile(r"(device|comm)/(host|cuda|shm|ucx|nccl|hybrid|staging)/")
 # Who else may, and why: the meeting on one host hands out the very memory that shm maps; shm moves host memory, so it
 # sums with the host's kernels. ucx has shm's rounds, fingerprints and watch, and sums as it does. Leaders of nodes read and
-# write their node's control memory. hybrid joins shm, nodes and ucx to one world.
+# write their node's control memory. hybrid joins shm, nodes and ucx to one world. staging
+# describes its calls to the host's communicators as they do.
 BACKEND_FRIENDS = {("lib/comm/bootstrap/", "comm/shm/"), ("lib/comm/nodes/", "comm/shm/"),
                    ("lib/comm/shm/", "device/host/"), ("lib/comm/ucx/", "comm/shm/"), ("lib/comm/ucx/", "device/host/"),
-                   ("lib/comm/hybrid/", "comm/shm/")}
+                   ("lib/comm/hybrid/", "comm/shm/"), ("lib/comm/staging/", "comm/shm/")}
 LONGEST, LONG = 600, 300
 # Names of other projects that look like ours.
 FOREIGN_NAMES = {"fsdp_unit_modules"}

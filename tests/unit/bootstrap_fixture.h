@@ -3,7 +3,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 
 #include <atomic>
@@ -11,7 +10,7 @@
 
 #include "comm/bootstrap/address.h"
 #include "comm/bootstrap/packet.h"
-#include "shm_ranks.h"
+#include "reported_processes.h"
 
 namespace fsdp::comm::test {
 
@@ -24,25 +23,15 @@ struct Report {
   char text[512];
 };
 
-class Bootstrap : public testing::Test {
+class Bootstrap : public ReportedProcesses<Report> {
  protected:
-  static constexpr size_t most = 16;
   void SetUp() override {
-    void *memory = ::mmap(nullptr, most * sizeof(Report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    ASSERT_NE(memory, MAP_FAILED);
-    reports = static_cast<Report *>(memory);
+    ReportedProcesses::SetUp();
     options = {0, 3, unique_rendezvous(), "the secret", 10'000};
   }
-  void TearDown() override {
-    await_processes(processes);
-    ::munmap(reports, most * sizeof(Report));
-  }
 
-  // Returns the index of its report.
   size_t start(WorldOptions world) {
-    const size_t index = processes.size();
-    const pid_t process = ::fork();
-    if (process == 0) {
+    return run([&](Report &report) {
       RankOptions rank_options;
       rank_options.timeout_ms = world.timeout_ms;
       Rank rank(rank_options);
@@ -51,27 +40,16 @@ class Bootstrap : public testing::Test {
         rank.make_team();
         rank.leave();
       });
-      reports[index].ended_ns = now_ns();
-      reports[index].status = error.status;
-      reports[index].rank = error.rank;
-      std::strncpy(reports[index].text, error.what(), sizeof reports[index].text - 1);
-      ::_exit(0);
-    }
-    processes.push_back(process);
-    return index;
+      report.ended_ns = now_ns();
+      report.status = error.status;
+      report.rank = error.rank;
+      std::strncpy(report.text, error.what(), sizeof report.text - 1);
+    });
   }
   size_t start(uint32_t rank) {
     WorldOptions world = options;
     world.rank = rank;
     return start(world);
-  }
-  void finish() {
-    await_processes(processes);
-    processes.clear();
-  }
-  void expect(size_t index, fsdp_status status, const std::string &text = "") {
-    EXPECT_EQ(reports[index].status, status) << "process " << index << ": " << reports[index].text;
-    EXPECT_NE(std::string(reports[index].text).find(text), std::string::npos) << reports[index].text;
   }
   Fd connect() const {
     const Address address(options);
@@ -138,9 +116,7 @@ class Bootstrap : public testing::Test {
     }
   }
 
-  Report *reports = nullptr;
   WorldOptions options;
-  std::vector<pid_t> processes;
 };
 
 }  // namespace fsdp::comm::test

@@ -3,8 +3,10 @@
 // additions are those of communicator.h in their order.
 #pragma once
 
+#include <chrono>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "shm_ranks.h"
@@ -149,6 +151,36 @@ inline void end_round(MessageBench &bench) {
   bench.rank.meet();
   bench.communicator->next_round();
   bench.rank.meet();
+}
+
+// One of three ranks abandons a round while its own tasks are in the middle of a long call, at a point that differs
+// from round to round; the next round finds all ranks at the same step and gives right sums.
+inline void abandon_in_the_middle(MessageBench &bench, uint32_t rounds, std::chrono::microseconds longer) {
+  Rank &rank = bench.rank;
+  std::vector<float> values(1'000'000, 1.0F);
+  const SumSpan span{values.data(), values.size()};
+  for (uint32_t round = 0; round < rounds; ++round) {
+    const bool quitter = rank.rank() == round % 3;
+    for (int i = 0; i < (quitter ? 2 : 3); ++i)
+      bench.communicator->all_reduce(std::span(&span, 1), {1, "long"}, *bench.stream);
+    if (quitter) {
+      std::this_thread::sleep_for(longer * round);
+      bench.communicator->abandon();
+    } else {
+      bench.communicator->quiesce();
+    }
+    bench.finish();
+    const auto broken = bench.communicator->broken();
+    if (!quitter)
+      require(broken && broken->status == FSDP_INVALID_STATE && broken->rank == static_cast<int32_t>(round % 3),
+              broken ? broken->message : "not broken");
+    require(!rank.failure.failed(), "the context failed");
+    rank.meet();
+    bench.communicator->next_round();
+    rank.meet();
+    check_messages(bench, 50 + round, {10'003});
+    end_round(bench);
+  }
 }
 
 }  // namespace fsdp::comm::test

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include <atomic>
@@ -15,7 +14,7 @@
 #include "comm/bootstrap/process_world.h"
 #include "comm/bootstrap/proof.h"
 #include "comm/bootstrap/stream.h"
-#include "shm_ranks.h"
+#include "reported_processes.h"
 
 namespace fsdp::comm::test {
 
@@ -35,23 +34,15 @@ struct MeetingReport {
   char description[512];
 };
 
-class Rendezvous : public testing::Test {
+class Rendezvous : public ReportedProcesses<MeetingReport> {
  protected:
-  static constexpr size_t most = 16;
   void SetUp() override {
-    void *memory =
-        ::mmap(nullptr, most * sizeof(MeetingReport), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    ASSERT_NE(memory, MAP_FAILED);
-    reports = static_cast<MeetingReport *>(memory);
+    ReportedProcesses::SetUp();
     options.size = 3;
     options.secret = "the secret";
     options.timeout_ms = 20'000;
     at = free_place();
     options.rendezvous = "tcp://" + at.text();
-  }
-  void TearDown() override {
-    await_processes(processes);
-    ::munmap(reports, most * sizeof(MeetingReport));
   }
   static Endpoint free_place() {
     std::string problem;
@@ -60,14 +51,7 @@ class Rendezvous : public testing::Test {
   }
 
   size_t start(const WorldOptions &world) {
-    const size_t index = processes.size();
-    const pid_t process = ::fork();
-    if (process == 0) {
-      meet(world, reports[index]);
-      ::_exit(0);
-    }
-    processes.push_back(process);
-    return index;
+    return run([&](MeetingReport &report) { meet(world, report); });
   }
   // On a host of its own, unless told.
   size_t start(uint32_t rank, const std::string &host = {}) {
@@ -75,14 +59,6 @@ class Rendezvous : public testing::Test {
     world.rank = rank;
     world.host_id = host.empty() ? "host of " + std::to_string(rank) : host;
     return start(world);
-  }
-  void finish() {
-    await_processes(processes);
-    processes.clear();
-  }
-  void expect(size_t index, fsdp_status status, const std::string &text = "") {
-    EXPECT_EQ(reports[index].status, status) << "process " << index << ": " << reports[index].text;
-    EXPECT_NE(std::string(reports[index].text).find(text), std::string::npos) << reports[index].text;
   }
   std::vector<uint32_t> nodes(size_t index) const {
     return {reports[index].nodes, reports[index].nodes + options.size};
@@ -114,10 +90,8 @@ class Rendezvous : public testing::Test {
     EXPECT_TRUE(stream.flush());
   }
 
-  MeetingReport *reports = nullptr;
   WorldOptions options;
   Endpoint at;
-  std::vector<pid_t> processes;
   Failure failure;
   Waiter waiter{failure, nullptr, nullptr, 10'000};
 

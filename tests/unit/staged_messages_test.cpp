@@ -90,35 +90,10 @@ TEST(StagedMessages, DifferentSplitsOfTheSameSumAreAMismatch) {
   for (const Error &error : seen) EXPECT_EQ(error.status, FSDP_MISMATCH) << error.message;
 }
 
-// The quitter abandons while its own tasks are in the middle of a long call, at a point that differs from round to
-// round; the next round finds all ranks at the same step and gives right sums.
 TEST(StagedMessages, AbandonInTheMiddle) {
   expect_well(run_threads(3, [](Rank &rank) {
     MessageBench bench(rank);
-    std::vector<float> values(1'000'000, 1.0F);
-    for (uint32_t round = 0; round < 6; ++round) {
-      const bool quitter = rank.rank() == round % 3;
-      const SumSpan span{values.data(), values.size()};
-      for (int i = 0; i < (quitter ? 2 : 3); ++i)
-        bench.communicator->all_reduce(std::span(&span, 1), {1, "long"}, *bench.stream);
-      if (quitter) {
-        std::this_thread::sleep_for(std::chrono::microseconds(300 * round));
-        bench.communicator->abandon();
-      } else {
-        bench.communicator->quiesce();
-      }
-      bench.finish();
-      const auto broken = bench.communicator->broken();
-      if (!quitter)
-        require(broken && broken->status == FSDP_INVALID_STATE && broken->rank == static_cast<int32_t>(round % 3),
-                broken ? broken->message : "not broken");
-      require(!rank.failure.failed(), "the context failed");
-      rank.meet();
-      bench.communicator->next_round();
-      rank.meet();
-      check_messages(bench, 50 + round, {10'003});
-      end_round(bench);
-    }
+    abandon_in_the_middle(bench, 6, std::chrono::microseconds(300));
     rank.leave();
   }));
 }

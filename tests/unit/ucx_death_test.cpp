@@ -126,9 +126,3 @@ TEST_P(Deaths, OfTheConnectionAlone) {
 
 }  // namespace
 }  // namespace fsdp::comm::test
-
-int main(int argc, char **argv) {
-  fsdp::comm::test::use_loopback();
-  testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}

@@ -151,33 +151,11 @@ TEST(UcxFailure, ALateRankIsWaitedFor) {
   }));
 }
 
-// At a point that differs from round to round, the quitter's own calls being in the middle.
 TEST(UcxFailure, AbandonInTheMiddle) {
   expect_well(run_threads(3, [](Rank &rank) {
     NetRank mine(rank);
     MessageBench bench = mine.bench();
-    std::vector<float> values(1'000'000, 1.0F);
-    for (uint32_t round = 0; round < 9; ++round) {
-      const bool quitter = rank.rank() == round % 3;
-      for (int i = 0; i < (quitter ? 2 : 3); ++i) sum_long(bench, values, "long");
-      if (quitter) {
-        std::this_thread::sleep_for(std::chrono::microseconds(700 * round));
-        bench.communicator->abandon();
-      } else {
-        bench.communicator->quiesce();
-      }
-      bench.finish();
-      const auto broken = bench.communicator->broken();
-      if (!quitter)
-        require(broken && broken->status == FSDP_INVALID_STATE && broken->rank == static_cast<int32_t>(round % 3),
-                broken ? broken->message : "not broken");
-      require(!rank.failure.failed(), "the context failed");
-      rank.meet();
-      bench.communicator->next_round();
-      rank.meet();
-      check_messages(bench, 50 + round, {10'003});
-      end_round(bench);
-    }
+    abandon_in_the_middle(bench, 9, std::chrono::microseconds(700));
     rank.meet();
   }));
 }
@@ -258,9 +236,3 @@ TEST(UcxFailure, TheEndWithWorkUnderWay) {
 
 }  // namespace
 }  // namespace fsdp::comm::test
-
-int main(int argc, char **argv) {
-  fsdp::comm::test::use_loopback();
-  testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}

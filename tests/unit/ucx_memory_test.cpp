@@ -68,9 +68,3 @@ TEST(UcxMemory, NoneFailsTheContext) {
 
 }  // namespace
 }  // namespace fsdp::comm::test
-
-int main(int argc, char **argv) {
-  fsdp::comm::test::use_loopback();
-  testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}

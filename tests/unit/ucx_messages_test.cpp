@@ -117,6 +117,16 @@ TEST(UcxMessages, ScratchIsWhatItSays) {
   }));
 }
 
+TEST(UcxOptions, DangerousOnesAreWarnedOf) {
+  EXPECT_EQ(create_net(0)->warnings(), "");
+  ::setenv("UCX_ZCOPY_THRESH", "1K", 1);
+  const std::string warnings = create_net(0)->warnings();
+  ::setenv("UCX_ZCOPY_THRESH", "1M", 1);
+  EXPECT_EQ(create_net(0)->warnings(), "");
+  ::unsetenv("UCX_ZCOPY_THRESH");
+  EXPECT_NE(warnings.find("UCX_ZCOPY_THRESH is '1K'"), std::string::npos) << warnings;
+}
+
 TEST(UcxOptions, AreChecked) {
   for (const char *bad : {"x", "100", "4095", "4097", "-1", "1000000000000", "99999999999999999999999"}) {
     ::setenv("FSDP_UCX_CHUNK_BYTES", bad, 1);
@@ -132,9 +142,3 @@ TEST(UcxOptions, AreChecked) {
 
 }  // namespace
 }  // namespace fsdp::comm::test
-
-int main(int argc, char **argv) {
-  fsdp::comm::test::use_loopback();
-  testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}

@@ -3,38 +3,15 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
+
+#include "comm/outcome.h"
+#include "comm/team_keys.h"
 
 namespace fsdp::comm {
 namespace {
 
 [[noreturn]] void refuse(const std::string &what, const char *thing) {
   fail(FSDP_UNSUPPORTED, "{}: {} between ranks of several hosts; they share no memory", what, thing);
-}
-
-// What a rank says of its part of a common creation.
-struct Outcome {
-  fsdp_status status = FSDP_OK;
-  char text[252] = {};
-};
-
-template <class Step>
-Outcome attempt(Step &&step) noexcept {
-  Outcome outcome;
-  const auto set = [&](fsdp_status status, const char *text) {
-    outcome.status = status;
-    std::strncpy(outcome.text, text, sizeof outcome.text - 1);
-  };
-  try {
-    step();
-  } catch (const Error &error) {
-    set(error.status, error.what());
-  } catch (const std::bad_alloc &) {
-    set(FSDP_OUT_OF_MEMORY, "out of memory");
-  } catch (const std::exception &error) {
-    set(FSDP_INTERNAL, error.what());
-  }
-  return outcome;
 }
 
 }  // namespace
@@ -111,14 +88,11 @@ std::vector<std::vector<std::byte>> HybridTeam::exchange(std::span<const std::by
 
 std::unique_ptr<MessageCommunicator> HybridTeam::create_message_communicator(const std::string &what, bool sums) {
   std::unique_ptr<MessageCommunicator> communicator;
-  const uint64_t key = (key_ ^ ++communicators_) * 0x100000001b3;
-  const Outcome mine = attempt([&] { communicator = net_->create_communicator(places_.ranks, key, what, sums); });
+  const uint64_t key = TeamKeys::mix(key_, ++communicators_);
+  const Outcome mine = Outcome::of([&] { communicator = net_->create_communicator(places_.ranks, key, what, sums); });
   std::vector<Outcome> all(size());
   exchange_fixed(&mine, sizeof mine, all.data(), what.c_str());
-  for (uint32_t r = 0; r < size(); ++r)
-    if (all[r].status != FSDP_OK)
-      fail_rank(all[r].status, static_cast<int32_t>(world_rank(r)), "rank {}: {}", world_rank(r),
-                std::string(all[r].text, ::strnlen(all[r].text, sizeof all[r].text)));
+  for (uint32_t r = 0; r < size(); ++r) all[r].check(world_rank(r));
   return communicator;
 }
 

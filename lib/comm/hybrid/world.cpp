@@ -8,14 +8,6 @@ namespace fsdp::comm {
 HybridWorld::HybridWorld(std::unique_ptr<World> near, std::shared_ptr<Net> net, std::vector<uint32_t> hosts)
     : net_(std::move(net)), near_(std::move(near)), hosts_(std::move(hosts)) {}
 
-// The n-th team of these ranks: all of them count alike.
-uint64_t HybridWorld::team_key(const std::vector<uint32_t> &ranks) {
-  constexpr uint64_t prime = 0x100000001b3;  // FNV-1a
-  uint64_t key = 0xcbf29ce484222325;
-  for (const uint32_t rank : ranks) key = (key ^ (rank + 1)) * prime;
-  return (key ^ ++teams_made_[ranks]) * prime;
-}
-
 TeamPlaces HybridWorld::places_of(std::span<const uint32_t> ranks, const std::string &what) const {
   TeamPlaces places;
   places.ranks.assign(ranks.begin(), ranks.end());
@@ -55,7 +47,7 @@ std::unique_ptr<Team> HybridWorld::create_team(std::span<const uint32_t> ranks, 
   for (const uint32_t r : places.hosts[places.host]) neighbours.push_back(places.ranks[r]);
   std::unique_ptr<Team> near;
   if (neighbours.size() > 1) near = near_->create_team(neighbours, what);
-  const uint64_t key = team_key(places.ranks);
+  const uint64_t key = team_keys_.next(places.ranks);
   return std::make_unique<HybridTeam>(net_, std::move(places), std::move(near), key);
 }
 

@@ -2,7 +2,6 @@
 // A rank's membership in a job on several hosts: shared memory among the ranks of a host, messages between hosts.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,6 +9,7 @@
 #include "comm/communicator.h"
 #include "comm/hybrid/team.h"
 #include "comm/net.h"
+#include "comm/team_keys.h"
 
 namespace fsdp::comm {
 
@@ -21,6 +21,7 @@ class HybridWorld final : public World {
   uint32_t rank() const noexcept override { return near_->rank(); }
   uint32_t size() const noexcept override { return static_cast<uint32_t>(hosts_.size()); }
   const std::string &description() const noexcept override { return near_->description(); }
+  std::string warnings() const override { return net_->warnings(); }
   uint32_t host_of(uint32_t rank) const override { return hosts_[rank]; }
   uint64_t message_bytes(std::span<const uint32_t> ranks, bool sums) const override;
   std::unique_ptr<Team> create_team(std::span<const uint32_t> ranks, const std::string &what) override;
@@ -29,12 +30,11 @@ class HybridWorld final : public World {
 
  private:
   TeamPlaces places_of(std::span<const uint32_t> ranks, const std::string &what) const;
-  uint64_t team_key(const std::vector<uint32_t> &ranks);
 
   std::shared_ptr<Net> net_;
   std::unique_ptr<World> near_;
   std::vector<uint32_t> hosts_;
-  std::map<std::vector<uint32_t>, uint64_t> teams_made_;
+  TeamKeys team_keys_;
 };
 
 }  // namespace fsdp::comm

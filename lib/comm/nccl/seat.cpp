@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "comm/outcome.h"
+#include "comm/together.h"
 
 namespace fsdp::comm::nccl {
 namespace {

@@ -6,7 +6,7 @@
 #include "comm/nccl/choice.h"
 #include "comm/nccl/communicator.h"
 #include "comm/nccl/messages.h"
-#include "comm/outcome.h"
+#include "comm/together.h"
 
 namespace fsdp::comm::nccl {
 namespace {
@@ -24,8 +24,8 @@ class NcclArena final : public PartArena {
 
 class NcclTeam final : public DeviceTeam {
  public:
-  NcclTeam(std::shared_ptr<Team> host, std::shared_ptr<Seat> seat, std::vector<Note> notes)
-      : DeviceTeam(std::move(host), seat->device()), seat_(std::move(seat)), notes_(std::move(notes)) {}
+  NcclTeam(std::shared_ptr<Team> host, std::shared_ptr<Seat> seat)
+      : DeviceTeam(std::move(host), seat->device()), seat_(std::move(seat)) {}
 
   std::unique_ptr<Arena> create_parts(uint64_t part_bytes, const std::string &what) override {
     std::unique_ptr<NcclArena> arena;
@@ -49,7 +49,6 @@ class NcclTeam final : public DeviceTeam {
   void register_memory(std::byte *data, uint64_t bytes, const std::string &) override {
     seat_->add_memory(data, bytes);
   }
-  std::vector<Note> notes() const override { return notes_; }
 
  private:
   template <class Kind>
@@ -61,7 +60,6 @@ class NcclTeam final : public DeviceTeam {
   }
 
   std::shared_ptr<Seat> seat_;
-  std::vector<Note> notes_;
 };
 
 }  // namespace
@@ -78,7 +76,9 @@ std::shared_ptr<Team> create_team(std::shared_ptr<Team> host, device::Device &de
   attempt_together(*host, "NCCL", [&] {
     seat = std::make_shared<Seat>(host, device, std::move(choice.library), choice.features, waiter, failure);
   });
-  return std::make_shared<NcclTeam>(std::move(host), std::move(seat), std::move(choice.notes));
+  auto team = std::make_shared<NcclTeam>(std::move(host), std::move(seat));
+  for (Note &note : choice.notes) team->add_note(std::move(note));
+  return team;
 }
 
 const char *description() noexcept { return "opened at run time (2.19 or later)"; }

@@ -78,7 +78,7 @@ ShmCommunicator::ShmCommunicator(std::shared_ptr<Seat> seat, uint32_t rank, std:
 
 Launch &ShmCommunicator::start(Operation operation, const Tag &tag, uint64_t piece_count) {
   Launch &launch = launches_.take(piece_count);
-  launch.fingerprint.start(operation, tag);
+  launch.start(operation, tag);
   return launch;
 }
 
@@ -200,7 +200,7 @@ void ShmCommunicator::perform(Launch &launch) {
   place(rank_).fingerprints[launch.number % fingerprints_kept] = launch.fingerprint;
   words_[rank_].notes[launch.number % Word::note_count].store(launch.fingerprint.hash, std::memory_order_relaxed);
   // A barrier reads nothing: who has come has read it too.
-  const bool reads = launch.fingerprint.operation != Operation::barrier;
+  const bool reads = launch.operation != Operation::barrier;
   arrive(launch, reads ? Part::ready : Part::read);
   if (!await(launch, Part::ready)) return;
   work(launch);
@@ -211,7 +211,7 @@ void ShmCommunicator::work(const Launch &launch) {
     if (launch.worker->work(launch)) arrive(launch, Part::read);
     return;
   }
-  switch (launch.fingerprint.operation) {
+  switch (launch.operation) {
     case Operation::all_gather:
       for (const Piece &piece : launch.pieces) gather(piece);
       break;

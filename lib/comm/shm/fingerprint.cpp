@@ -27,7 +27,13 @@ const char *operation_name(Operation operation) noexcept {
 }
 
 void Fingerprint::start(Operation op, const Tag &tag) noexcept {
+  if (tag.call) {
+    *this = *tag.call;
+    hash = mix(hash, static_cast<uint64_t>(op));
+    return;
+  }
   operation = op;
+  call = 0;
   what = tag.what;
   elements = 0;
   dtype = 0;
@@ -39,13 +45,20 @@ void Fingerprint::start(Operation op, const Tag &tag) noexcept {
 }
 
 void Fingerprint::add_span(fsdp_dtype of, fsdp_dtype wire_dtype, uint64_t count) noexcept {
+  hash = mix(mix(hash, static_cast<uint64_t>(of) << 32 | static_cast<uint32_t>(wire_dtype)), count);
+  if (call) return;
   dtype = of;
   elements += count;
-  hash = mix(mix(hash, static_cast<uint64_t>(of) << 32 | static_cast<uint32_t>(wire_dtype)), count);
+}
+
+void Fingerprint::number_call(uint64_t number) noexcept {
+  call = number + 1;
+  hash = mix(hash, call);
 }
 
 std::string Fingerprint::text(uint64_t number) const {
   const std::string object(name, ::strnlen(name, sizeof name));
+  if (call) number = call - 1;
   if (operation == Operation::barrier) return format_text("barrier of '{}' (#{})", object, number);
   if (dtype == 0) return format_text("{} of '{}' (#{}, {} bytes)", operation_name(operation), object, number, elements);
   return format_text("{} of '{}' (#{}, {}, {} elements)", operation_name(operation), object, number, dtype_name(dtype),

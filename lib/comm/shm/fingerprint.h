@@ -20,12 +20,15 @@ struct Fingerprint {
   uint32_t what;
   uint64_t elements;  // bytes if dtype is 0
   uint64_t hash;      // of all that must agree, also each span's length
+  uint64_t call;      // of a call made of several collectives: its number + 1; else 0
   fsdp_dtype dtype;
   char name[52];  // may be cut
 
   void start(Operation operation, const Tag &tag) noexcept;
   void add_span(fsdp_dtype dtype, fsdp_dtype wire_dtype, uint64_t count) noexcept;
-  // "reduce_scatter of 'a' (#3, float32, 1024 elements)"
+  // The collectives that this call is made of are named as it is.
+  void number_call(uint64_t number) noexcept;
+  // "reduce_scatter of 'a' (#3, float32, 1024 elements)". number: the collective's
   std::string text(uint64_t number) const;
 };
 

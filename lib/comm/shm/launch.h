@@ -39,7 +39,13 @@ class Worker {
 };
 
 struct Launch {
-  Fingerprint fingerprint;
+  void start(Operation of, const Tag &tag) noexcept {
+    operation = of;
+    fingerprint.start(of, tag);
+  }
+
+  Operation operation;      // what is done
+  Fingerprint fingerprint;  // what messages call it
   uint64_t round = 0;
   uint64_t number = 0;  // in the round, from 0
   uint32_t root = 0;    // broadcast

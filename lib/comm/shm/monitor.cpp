@@ -7,7 +7,8 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
+
+#include "base/library_thread.h"
 
 namespace fsdp::comm {
 
@@ -26,24 +27,12 @@ Monitor::~Monitor() {
   pthread_join(thread_, nullptr);
 }
 
-// Signals belong to the host program's threads: they are blocked around the creation, which the thread inherits.
 void Monitor::start() {
-  pthread_attr_t attributes;
-  pthread_attr_init(&attributes);
-  const long least = std::max(sysconf(_SC_THREAD_STACK_MIN), 0L);
-  pthread_attr_setstacksize(&attributes, static_cast<size_t>(least) + size_t{256} * 1024);
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   const auto body = [](void *self) -> void * {
     static_cast<Monitor *>(self)->work();
     return nullptr;
   };
-  const int code = pthread_create(&thread_, &attributes, body, this);
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  pthread_attr_destroy(&attributes);
-  if (code != 0) fail_errno(code, "start the monitor's thread");
-  pthread_setname_np(thread_, "fsdp-monitor");
+  thread_ = LibraryThread{"fsdp-monitor", "the monitor"}.start(body, this);
 }
 
 void Monitor::work() noexcept {

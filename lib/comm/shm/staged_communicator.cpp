@@ -79,7 +79,7 @@ bool StagedCommunicator::work(const Launch &launch) {
                        [&](uint64_t offset, uint64_t count) { return (this->*member)(launch, piece, offset, count); });
     };
     bool done = true;
-    switch (launch.fingerprint.operation) {
+    switch (launch.operation) {
       case Operation::all_reduce: done = in(half_floats, &StagedCommunicator::sum_chunk); break;
       case Operation::reduce_scatter: done = in(half_floats / size(), &StagedCommunicator::slice_chunk); break;
       case Operation::all_gather: done = in(half_bytes, &StagedCommunicator::gather_chunk); break;

@@ -81,40 +81,6 @@ class AwaitedRoom final : public Awaited {
 
 }  // namespace
 
-// What one rank has to say about a step of a common creation.
-class ShmTeam::Outcome {
- public:
-  template <class Step>
-  void attempt(Step &&step) noexcept {
-    try {
-      step();
-    } catch (const Error &error) {
-      set(error.status, error.origin, error.origin_code, error.what());
-    } catch (const std::bad_alloc &) {
-      set(FSDP_OUT_OF_MEMORY, FSDP_ORIGIN_FSDP, 0, "out of memory");
-    } catch (const std::exception &error) {
-      set(FSDP_INTERNAL, FSDP_ORIGIN_FSDP, 0, error.what());
-    }
-  }
-
-  struct Words {
-    fsdp_status status;
-    fsdp_origin origin;
-    int64_t code;
-    uint64_t bytes;
-    char text[488];
-  };
-  Words words{};
-
- private:
-  void set(fsdp_status status, fsdp_origin origin, int64_t code, const char *text) noexcept {
-    words.status = status;
-    words.origin = origin;
-    words.code = code;
-    std::strncpy(words.text, text, sizeof words.text - 1);
-  }
-};
-
 ShmTeam::ShmTeam(std::shared_ptr<Seat> seat, std::vector<uint32_t> ranks, uint64_t key, const std::string &what)
     : seat_(std::move(seat)), ranks_(std::move(ranks)), key_(key) {
   seat_->watch.enter_caller();
@@ -139,21 +105,16 @@ void ShmTeam::meet(const std::string &what) {
   board_ = std::make_unique<Board>(*seat_, rank_, ranks_, std::move(memory));
 }
 
-void ShmTeam::agree(const Outcome &mine, uint64_t bytes, const std::string &what) {
-  Outcome::Words words = mine.words;
-  words.bytes = bytes;
-  std::vector<Outcome::Words> all(size());
-  board_->exchange_fixed(&words, sizeof words, all.data(), what.c_str());
+void ShmTeam::agree(Outcome mine, uint64_t bytes, const std::string &what) {
+  mine.bytes = bytes;
+  std::vector<Outcome> all(size());
+  board_->exchange_fixed(&mine, sizeof mine, all.data(), what.c_str());
   for (uint32_t r = 0; r < size(); ++r) {
-    const Outcome::Words &of = all[r];
-    const auto blame = static_cast<int32_t>(ranks_[r]);
-    if (of.bytes != all[0].bytes)
-      fail_rank(FSDP_MISMATCH, blame, "{}: rank {} creates {} bytes of shared memory, rank {} creates {}", what,
-                ranks_[0], all[0].bytes, ranks_[r], of.bytes);
-    if (of.status != FSDP_OK)
-      throw Error(of.status,
-                  format_text("rank {}: {}", ranks_[r], std::string(of.text, ::strnlen(of.text, sizeof of.text))),
-                  blame, of.origin, of.code);
+    if (all[r].bytes != all[0].bytes)
+      fail_rank(FSDP_MISMATCH, static_cast<int32_t>(ranks_[r]),
+                "{}: rank {} creates {} bytes of shared memory, rank {} creates {}", what, ranks_[0], all[0].bytes,
+                ranks_[r], all[r].bytes);
+    all[r].check(ranks_[r]);
   }
 }
 
@@ -175,15 +136,13 @@ void ShmTeam::pass(Fd &file, uint64_t bytes, const std::string &what) {
 template <class Prepare, class Use>
 void ShmTeam::share_memory(uint64_t bytes, const std::string &what, Prepare &&prepare, Use &&use) {
   Fd file;
-  Outcome prepared;
-  prepared.attempt([&] {
+  const Outcome prepared = Outcome::of([&] {
     prepare();
     if (rank_ == 0) file = create_memory_file(bytes, what);
   });
   agree(prepared, bytes, what);
   pass(file, bytes, what);
-  Outcome used;
-  used.attempt([&] { use(file); });
+  const Outcome used = Outcome::of([&] { use(file); });
   agree(used, bytes, what);
 }
 
@@ -228,8 +187,8 @@ std::unique_ptr<MessageCommunicator> ShmTeam::create_message_communicator(const 
   const Range own{rank_ * message_staging_bytes(size()), message_staging_bytes(size())};
   auto staging = create_arena(size() * own.bytes, std::span(&own, 1), what);
   Mapping steps = share_words(StagedCommunicator::size_bytes(size()), what);
-  auto calls =
-      std::make_unique<ShmCommunicator>(seat_, rank_, ranks_, 0, share_words(ShmCommunicator::size_bytes(size()), what));
+  auto calls = std::make_unique<ShmCommunicator>(seat_, rank_, ranks_, 0,
+                                                 share_words(ShmCommunicator::size_bytes(size()), what));
   return std::make_unique<StagedCommunicator>(std::move(calls), std::move(staging), std::move(steps), rank_, ranks_);
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/outcome.h"
 #include "comm/shm/board.h"
 #include "comm/shm/seat.h"
 
@@ -35,13 +36,12 @@ class ShmTeam final : public Team {
   void look(const std::string &what, bool waited) override { seat_->watch.look_at(ranks_, what, waited); }
 
  private:
-  class Outcome;
   void meet(const std::string &what);
   // Memory of the team in three steps, each of which all ranks survive or none: `prepare` on every rank and the file on
   // the first, the file passed on, `use` of it on every rank.
   template <class Prepare, class Use>
   void share_memory(uint64_t bytes, const std::string &what, Prepare &&prepare, Use &&use);
-  void agree(const Outcome &mine, uint64_t bytes, const std::string &what);
+  void agree(Outcome mine, uint64_t bytes, const std::string &what);
   void pass(Fd &file, uint64_t bytes, const std::string &what);
   Mapping share_words(uint64_t bytes, const std::string &what);
 

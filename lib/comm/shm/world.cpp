@@ -16,14 +16,6 @@ ShmWorld::~ShmWorld() {
   if (seat_->control.membership(rank()) == Membership::member) seat_->control.set_membership(rank(), Membership::gone);
 }
 
-// The n-th team of these ranks: all of them count alike.
-uint64_t ShmWorld::team_key(const std::vector<uint32_t> &ranks) {
-  constexpr uint64_t prime = 0x100000001b3;  // FNV-1a
-  uint64_t key = 0xcbf29ce484222325;
-  for (const uint32_t rank : ranks) key = (key ^ (rank + 1)) * prime;
-  return (key ^ ++teams_made_[ranks]) * prime;
-}
-
 std::unique_ptr<Team> ShmWorld::create_team(std::span<const uint32_t> ranks, const std::string &what) {
   std::vector<uint32_t> members(ranks.begin(), ranks.end());
   for (const uint32_t rank : members)
@@ -34,7 +26,7 @@ std::unique_ptr<Team> ShmWorld::create_team(std::span<const uint32_t> ranks, con
     fail(FSDP_INVALID_ARGUMENT, "{}: a rank is named twice", what);
   if (!std::binary_search(sorted.begin(), sorted.end(), rank()))
     fail(FSDP_INVALID_ARGUMENT, "{}: rank {} is not among the ranks of the team", what, rank());
-  const uint64_t key = team_key(members);
+  const uint64_t key = team_keys_.next(members);
   return std::make_unique<ShmTeam>(seat_, std::move(members), key, what);
 }
 

@@ -2,7 +2,6 @@
 // A rank's membership in a job on one host; the links say how the ranks met.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -11,6 +10,7 @@
 #include "comm/communicator.h"
 #include "comm/shm/monitor.h"
 #include "comm/shm/seat.h"
+#include "comm/team_keys.h"
 
 namespace fsdp::comm {
 
@@ -32,12 +32,10 @@ class ShmWorld final : public World {
   void leave() noexcept override { seat_->control.set_membership(rank(), Membership::left); }
 
  private:
-  uint64_t team_key(const std::vector<uint32_t> &ranks);
-
   std::shared_ptr<Seat> seat_;
   std::string description_;
   std::unique_ptr<Monitor> monitor_;
-  std::map<std::vector<uint32_t>, uint64_t> teams_made_;
+  TeamKeys team_keys_;
 };
 
 }  // namespace fsdp::comm

@@ -40,7 +40,7 @@ class Call {
   uint64_t slice_bytes(const Piece &piece) const noexcept;
   std::pair<uint64_t, uint64_t> bounds(const Piece &piece, uint32_t r) const noexcept;
   Cut cut(uint32_t r, uint64_t chunk) const noexcept;
-  Operation operation() const noexcept { return launch_->fingerprint.operation; }
+  Operation operation() const noexcept { return launch_->operation; }
 
   const Launch *launch_ = nullptr;
   uint32_t rank_ = 0, ranks_ = 1;

@@ -7,7 +7,7 @@ namespace fsdp::comm::ucx {
 
 Launch &UcxCommunicator::start(Operation operation, const Tag &tag, uint64_t piece_count) {
   Launch &launch = launches_.take(piece_count);
-  launch.fingerprint.start(operation, tag);
+  launch.start(operation, tag);
   return launch;
 }
 

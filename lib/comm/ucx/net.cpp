@@ -27,6 +27,7 @@ class UcxNet final : public Net {
   explicit UcxNet(uint32_t rank) : chunk_bytes_(read_net_chunk_bytes()), transport_(rank, chunk_bytes_) {}
 
   std::vector<std::byte> address() const override { return transport_.address(); }
+  const std::string &warnings() const noexcept override { return transport_.warnings(); }
   void join(std::vector<std::vector<std::byte>> addresses, std::shared_ptr<Seat> seat) override {
     seat_ = seat;
     transport_.join(std::move(addresses), std::move(seat));
@@ -63,7 +64,7 @@ void UcxNet::exchange(std::span<const uint32_t> ranks, uint64_t key, const void 
   if (bytes) std::memcpy(whole + me * bytes, mine, bytes);
   Launch &launch = exchanges.launch;
   launch.pieces.clear();
-  launch.fingerprint.start(Operation::all_gather, {0, what});
+  launch.start(Operation::all_gather, {0, what});
   const WholeSpan span{whole, bytes};
   add_spans(launch, std::span(&span, 1));
   launch.round = exchanges.channel.round().number();

@@ -3,10 +3,11 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <cstring>
+
+#include "base/library_thread.h"
 
 namespace fsdp::comm::ucx {
 namespace {
@@ -28,17 +29,11 @@ Transport::Transport(uint32_t rank, uint64_t chunk_bytes)
 }
 
 void Transport::start_thread() {
-  sigset_t all, before;  // the caller's signals are handled on the caller's threads
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    thread_ = std::thread([this] { run(); });
-  } catch (const std::system_error &error) {
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    fail(FSDP_SYSTEM, "rank {}: the thread for UCX: {}", rank_, error.what());
-  }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  ::pthread_setname_np(thread_.native_handle(), "fsdp-ucx");
+  const auto body = [](void *self) -> void * {
+    static_cast<Transport *>(self)->run();
+    return nullptr;
+  };
+  thread_ = LibraryThread{"fsdp-ucx", format_text("UCX of rank {}", rank_), 0}.start(body, this);
 }
 
 Transport::~Transport() { stop(); }
@@ -54,7 +49,7 @@ void Transport::stop() noexcept {
     stopping_ = true;
   }
   wake();
-  thread_.join();
+  pthread_join(thread_, nullptr);
   bool all_well = true;
   for (const Peer &peer : peers_) all_well = all_well && peer.loss.text.empty() && !peer.refused;
   ucp_request_param_t param{};

@@ -3,6 +3,8 @@
 // peers get what a rank owes them while its caller computes, and everything here happens under one mutex.
 #pragma once
 
+#include <pthread.h>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -10,7 +12,6 @@
 #include <memory>
 #include <mutex>
 #include <set>
-#include <thread>
 #include <vector>
 
 #include "comm/shm/seat.h"
@@ -52,6 +53,7 @@ class Transport {
 
   uint32_t rank() const noexcept { return rank_; }
   const std::vector<std::byte> &address() const noexcept { return worker_.address(); }
+  const std::string &warnings() const noexcept { return worker_.warnings(); }
   void join(std::vector<std::vector<std::byte>> addresses, std::shared_ptr<Seat> seat);
 
   // The thread that moves everything on lets others go first.
@@ -159,7 +161,7 @@ class Transport {
   std::vector<Message *> free_;
   uint64_t losses_ = 0;
   bool stopping_ = false;
-  std::thread thread_;
+  pthread_t thread_{};
 };
 
 }  // namespace fsdp::comm::ucx

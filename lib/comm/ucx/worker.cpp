@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <string_view>
@@ -71,13 +70,20 @@ void Worker::end() noexcept {
 
 // Where the user has not. UCX takes a transport's own setting (of: its prefix in the environment) by its bare name
 // here.
-void Worker::set(ucp_config_t *config, const char *of, const char *name, const char *value) const {
-  if (!std::getenv(format_text("UCX_{}{}", of, name).c_str())) api_.ucp_config_modify(config, name, value);
+void Worker::set(ucp_config_t *config, const char *of, const char *name, const char *value) {
+  if (std::getenv(format_text("UCX_{}{}", of, name).c_str())) return;
+  const ucs_status_t status = api_.ucp_config_modify(config, name, value);
+  if (status != UCS_OK)
+    warn(
+        format_text("UCX {} does not take {}={} ({}), without which it may be slow, or end this process if a peer dies",
+                    api_.version, name, value, api_.ucs_status_string(status)));
 }
+
+void Worker::warn(const std::string &text) { warnings_ += format_text("{}{}", warnings_.empty() ? "" : "; ", text); }
 
 // UCX 1.13 ends the process (assertion in uct_iface.h) if a TCP connection breaks while it sends from the caller's own
 // memory. So it copies, a chunk being one piece that needs no question first: questions cost round trips.
-void Worker::configure(ucp_config_t *config, uint64_t chunk_bytes) const {
+void Worker::configure(ucp_config_t *config, uint64_t chunk_bytes) {
   if (uses_rdma()) return;
   const uint64_t piece = std::max(chunk_bytes + room_for_headers, usual_piece);
   const std::string bytes = format_text("{}", piece);
@@ -88,10 +94,9 @@ void Worker::configure(ucp_config_t *config, uint64_t chunk_bytes) const {
   set(config, "TCP_", "CONN_NB", "y");  // a host that is cut off holds nobody up
   const char *copies_up_to = std::getenv("UCX_ZCOPY_THRESH");
   if (copies_up_to && bytes_of(copies_up_to) < chunk_bytes)
-    std::fprintf(stderr,
-                 "libfsdp: rank %u: UCX_ZCOPY_THRESH is '%s': UCX 1.13 may end this process if a peer dies; with %llu "
-                 "or more it does not\n",
-                 rank_, copies_up_to, static_cast<unsigned long long>(piece));
+    warn(format_text(
+        "UCX_ZCOPY_THRESH is '{}': UCX 1.13 may end this process if a peer dies; with {} or more it does not",
+        copies_up_to, piece));
 }
 
 void Worker::create_context(uint64_t chunk_bytes) {

@@ -23,6 +23,7 @@ class Worker {
   const Api &api() const noexcept { return api_; }
   ucp_worker_h handle() const noexcept { return worker_; }
   const std::vector<std::byte> &address() const noexcept { return address_; }
+  const std::string &warnings() const noexcept { return warnings_; }
   // False: something has happened already. Else sleep() waits until something does, at most ms.
   bool arm() noexcept { return api_.ucp_worker_arm(worker_) == UCS_OK; }
   void sleep(int ms) const noexcept;
@@ -33,8 +34,9 @@ class Worker {
 
  private:
   void create_context(uint64_t chunk_bytes);
-  void configure(ucp_config_t *config, uint64_t chunk_bytes) const;
-  void set(ucp_config_t *config, const char *of, const char *name, const char *value) const;
+  void configure(ucp_config_t *config, uint64_t chunk_bytes);
+  void warn(const std::string &text);
+  void set(ucp_config_t *config, const char *of, const char *name, const char *value);
   void create_worker(unsigned message_id, ucp_am_recv_callback_t handler, void *self);
   void read_address();
   void check(ucs_status_t status, const char *what) const;
@@ -45,6 +47,7 @@ class Worker {
   ucp_worker_h worker_ = nullptr;
   int event_fd_ = -1;
   std::vector<std::byte> address_;
+  std::string warnings_;
 };
 
 }  // namespace fsdp::comm::ucx

@@ -2,11 +2,10 @@
 #include "device/host/worker_stream.h"
 
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <csignal>
 
+#include "base/library_thread.h"
 #include "device/host/float_environment.h"
 
 namespace fsdp::device {
@@ -43,25 +42,12 @@ WorkerStream::~WorkerStream() {
   pthread_join(thread_, nullptr);
 }
 
-// Signals belong to the host program's threads: they are blocked around the creation, which the worker inherits.
 void WorkerStream::start(const std::string &name) {
-  pthread_attr_t attributes;
-  pthread_attr_init(&attributes);
-  // glibc takes a thread's TLS from its stack, which is large in programs with many libraries.
-  const long least = std::max(sysconf(_SC_THREAD_STACK_MIN), 0L);
-  pthread_attr_setstacksize(&attributes, static_cast<size_t>(least) + size_t{256} * 1024);
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   const auto body = [](void *self) -> void * {
     static_cast<WorkerStream *>(self)->work();
     return nullptr;
   };
-  const int code = pthread_create(&thread_, &attributes, body, this);
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  pthread_attr_destroy(&attributes);
-  if (code != 0) fail_errno(code, format_text("start the thread of stream '{}'", name));
-  pthread_setname_np(thread_, ("fsdp-" + name).substr(0, 15).c_str());
+  thread_ = LibraryThread{"fsdp-" + name, format_text("stream '{}'", name)}.start(body, this);
 }
 
 void WorkerStream::record(Event &event) {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/outcome.h"
+#include "comm/together.h"
 
 #include <vector>
+
+#include "comm/outcome.h"
 
 namespace fsdp::comm {
 
