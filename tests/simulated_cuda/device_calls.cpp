@@ -95,6 +95,7 @@ cudaError_t CUDARTAPI cudaSetDevice(int device) {
     if (runtime().device_count() == 0) return cudaErrorNoDevice;
     if (!runtime().device(device)) return cudaErrorInvalidDevice;
     this_thread().device = device;
+    this_thread().has_context = true;
     return runtime().current().error();
   });
 }

@@ -46,6 +46,8 @@ bool usable(CUdeviceptr address) {
 
 template <class Value>
 CUresult enqueue_value(CUstream handle, CUdeviceptr address, std::function<void()> run) {
+  // Runtime calls make a context current where there is none, the driver's do not.
+  if (!handle && !this_thread().has_context) return CUDA_ERROR_INVALID_CONTEXT;
   Stream *stream = runtime().stream(handle);
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
   if (!usable<Value>(address)) return CUDA_ERROR_INVALID_VALUE;
@@ -144,6 +146,11 @@ const Entry entries[] = {
     {"cuDeviceGetAttribute", 2000, pointer(device_get_attribute)},
     {"cuGetErrorName", 6000, pointer(get_error_name)},
     {"cuGetErrorString", 6000, pointer(get_error_string)},
+    {"cuDevicePrimaryCtxRetain", 7000, pointer(primary_context_retain)},
+    {"cuDevicePrimaryCtxRelease", 7000, pointer(primary_context_release)},
+    {"cuCtxGetCurrent", 4000, pointer(context_get_current)},
+    {"cuCtxPushCurrent", 4000, pointer(context_push)},
+    {"cuCtxPopCurrent", 4000, pointer(context_pop)},
     {"cuMemCreate", 10020, pointer(memory_create)},
     {"cuMemRelease", 10020, pointer(memory_release)},
     {"cuMemAddressReserve", 10020, pointer(address_reserve)},

@@ -38,6 +38,12 @@ struct Thread {
   uint64_t life = 0;  // of the runtime it belongs to: a reset starts the next one
   uint64_t number = 0;
   int device = 0;
+  bool has_context = false;  // the device is that of a context, and not only the default
+  struct Below {
+    int device;
+    bool has_context;
+  };
+  std::vector<Below> below;  // what cuCtxPushCurrent has covered
   cudaError_t last = cudaSuccess;
   cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
   bool in_host_function = false;
@@ -78,6 +84,7 @@ class Runtime {
 
   std::atomic<uint64_t> life{1};
   std::atomic<bool> strict{false};
+  std::atomic<uint64_t> retained_contexts{0};
   std::atomic<uint64_t> kernels{0}, pageable_copies{0};
   std::atomic<uint64_t> faulty_kernel{0};  // counts down to the one that fails
   std::atomic<int> kernel_fault{cudaSuccess};

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// Streams and events inside a graph capture: library streams join it, what lies outside is left out, and what cannot be part of
+// a graph says so without ending the capture.
+#include "cuda_fixture.h"
+
+namespace fsdp::device {
+namespace {
+
+constexpr uint64_t count = 1000;
+
+class CudaCaptureTest : public CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (IsSkipped()) return;
+    context_ = std::make_unique<CudaContext>();
+    own_ = std::make_unique<OwnStream>();
+    memory_ = context_->device->allocate(count * 4, "test");
+    a_ = device().create_event();
+    b_ = device().create_event();
+    stream_ = device().create_stream("test");
+  }
+  Device &device() { return *context_->device; }
+  Stream &caller() { return device().caller_stream(own_->get()); }
+  float *values() { return reinterpret_cast<float *>(memory_->data()); }
+  std::vector<float> read() {
+    std::vector<float> got(count);
+    device().transfer(got.data(), FSDP_FLOAT32, values(), FSDP_FLOAT32, count);
+    return got;
+  }
+  void begin() {
+    CUDA_OK(cudaStreamBeginCapture(own_->get(), cudaStreamCaptureModeGlobal));
+    ASSERT_NE(0u, caller().capture_id());
+    device().begin_capture(caller().capture_id());
+  }
+  cudaGraph_t end() {
+    cudaGraph_t graph = nullptr;
+    EXPECT_EQ(cudaSuccess, cudaStreamEndCapture(own_->get(), &graph));
+    device().end_capture();
+    return graph;
+  }
+  void replay(cudaGraph_t graph, int times) {
+    cudaGraphExec_t exec = nullptr;
+    CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+    for (int i = 0; i < times; ++i) CUDA_OK(cudaGraphLaunch(exec, own_->get()));
+    CUDA_OK(cudaStreamSynchronize(own_->get()));
+    CUDA_OK(cudaGraphExecDestroy(exec));
+    CUDA_OK(cudaGraphDestroy(graph));
+  }
+
+  std::unique_ptr<CudaContext> context_;
+  std::unique_ptr<OwnStream> own_;
+  std::unique_ptr<Memory> memory_;
+  std::unique_ptr<Event> a_, b_;
+  std::unique_ptr<Stream> stream_;
+};
+
+TEST_F(CudaCaptureTest, LibraryStreamsJoinAndReplaysRepeatTheWork) {
+  const std::vector<float> ones(count, 1);
+  device().transfer(values(), FSDP_FLOAT32, ones.data(), FSDP_FLOAT32, count);
+  EXPECT_EQ(0u, caller().capture_id());
+  begin();
+  caller().scale(values(), 3, count);
+  caller().record(*a_);
+  EXPECT_FALSE(a_->done());
+  stream_->wait(*a_);
+  EXPECT_EQ(caller().capture_id(), stream_->capture_id());
+  stream_->add(values(), FSDP_FLOAT32, values(), FSDP_FLOAT32, count);
+  stream_->record(*b_);
+  caller().wait(*b_);
+  cudaGraph_t graph = end();
+  EXPECT_TRUE(a_->done()) << "after the capture the event is as one that was never recorded";
+  EXPECT_EQ(ones, read()) << "nothing is done by a capture";
+  replay(graph, 2);
+  EXPECT_EQ(std::vector<float>(count, 36), read());
+  caller().wait(*a_);
+  device().synchronize(*a_);
+  EXPECT_EQ(0u, stream_->capture_id());
+}
+
+TEST_F(CudaCaptureTest, WhatWasRecordedBeforeIsNotWaitedFor) {
+  own_->be_late(50000);
+  caller().record(*a_);
+  OwnStream other;
+  other.be_late(50000);
+  device().caller_stream(other.get()).record(*b_);
+  begin();
+  caller().wait(*b_);
+  caller().fill(values(), 0, count * 4);
+  caller().record(*a_);
+  replay(end(), 1);
+  device().synchronize(*b_);
+}
+
+TEST_F(CudaCaptureTest, ACaptureThatNobodyBeganIsRefused) {
+  CUDA_OK(cudaStreamBeginCapture(own_->get(), cudaStreamCaptureModeGlobal));
+  const Failed refused = failure_of([&] { caller().record(*a_); });
+  EXPECT_EQ(FSDP_INVALID_STATE, refused.status);
+  EXPECT_NE(std::string::npos, refused.message.find("fsdp_capture_begin")) << refused.message;
+  cudaGraph_t graph = nullptr;
+  CUDA_OK(cudaStreamEndCapture(own_->get(), &graph));
+  CUDA_OK(cudaGraphDestroy(graph));
+}
+
+TEST_F(CudaCaptureTest, OneAtATime) {
+  device().begin_capture(7);
+  EXPECT_EQ(FSDP_INVALID_STATE, failure_of([&] { device().begin_capture(8); }).status);
+  device().end_capture();
+  device().begin_capture(8);
+  device().end_capture();
+}
+
+// ... and the capture goes on.
+TEST_F(CudaCaptureTest, HostWorkAndHostWaitsAreRefused) {
+  const auto lane = device().create_host_lane("lane");
+  begin();
+  caller().scale(values(), 1, count);
+  caller().record(*a_);
+  const Failed waited = failure_of([&] { lane->wait(*a_); });
+  EXPECT_EQ(FSDP_UNSUPPORTED, waited.status);
+  EXPECT_NE(std::string::npos, waited.message.find("staging")) << waited.message;
+  EXPECT_EQ(FSDP_UNSUPPORTED, failure_of([&] { lane->release(caller()); }).status);
+  EXPECT_EQ(FSDP_INVALID_STATE, failure_of([&] { device().synchronize(*a_); }).status);
+  replay(end(), 1);
+}
+
+TEST_F(CudaCaptureTest, AllocationsAndEventsOfOthersGoOn) {
+  OwnStream other;
+  begin();
+  caller().scale(values(), 1, count);
+  const auto memory = device().allocate(5000, "test");
+  const auto pinned = device().allocate_host(5000, "test");
+  other.be_late(60000);
+  device().caller_stream(other.get()).record(*b_);
+  device().synchronize(*b_);  // long enough to look at the GPU meanwhile
+  replay(end(), 1);
+}
+
+TEST_F(CudaCaptureTest, NormsCanBeCaptured) {
+  const auto results = device().allocate_host(8, "test");
+  const std::vector<float> twos(count, 2);
+  device().transfer(values(), FSDP_FLOAT32, twos.data(), FSDP_FLOAT32, count);
+  begin();
+  caller().sum_squares(reinterpret_cast<double *>(results->data()), values(), count, 100);
+  replay(end(), 1);
+  EXPECT_EQ(4.0 * count, *reinterpret_cast<double *>(results->data()));
+}
+
+}  // namespace
+}  // namespace fsdp::device

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// Faults of CUDA, over the simulated runtime: each call that can fail does once, GPUs are lost, and devices are missing.
+#include <atomic>
+#include <thread>
+
+#include "cuda_fixture.h"
+#include "device/cuda/error.h"
+
+namespace fsdp::device {
+namespace {
+
+class CudaFaultTest : public CudaTest {};
+
+// Something of everything.
+void use_all(const Options &options = {}) {
+  CudaContext context(options);
+  Device &device = *context.device;
+  const auto memory = device.allocate(4096, "a test");
+  const auto pinned = device.allocate_host(4096, "a test");
+  std::vector<float> values(1024, 1);
+  device.register_host(values.data(), 4096);
+  const auto stream = device.create_stream("test");
+  const auto event = device.create_event();
+  const auto lane = device.create_host_lane("lane");
+  auto *on_gpu = reinterpret_cast<float *>(memory->data());
+  device.transfer(on_gpu, FSDP_FLOAT32, values.data(), FSDP_FLOAT32, 1024);
+  Stream &caller = device.caller_stream(nullptr);
+  caller.scale(on_gpu, 2, 1024);
+  caller.record(*event);
+  stream->wait(*event);
+  stream->copy(pinned->data(), memory->data(), 4096);
+  stream->fill(memory->data(), 0, 4096);
+  stream->record(*event);
+  lane->wait(*event);
+  lane->stream().run([] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); });
+  lane->release(*stream);
+  stream->record(*event);
+  device.synchronize(*event);
+  device.unregister_host(values.data());
+}
+
+// Whose failure is no error: what gives back, a look that changes nothing, and what has another way.
+bool may_fail_silently(const std::string &name, uint64_t nth) {
+  for (const char *silent : {"cudaFree", "cudaFreeHost", "cudaEventDestroy", "cudaStreamDestroy", "cudaHostUnregister",
+                             "cudaThreadExchangeStreamCaptureMode", "cudaGetLastError", "cuMemUnmap", "cuMemAddressFree",
+                             "cuDevicePrimaryCtxRelease", "cuCtxPopCurrent", "cudaGetErrorName", "cudaGetErrorString"})
+    if (name == silent) return true;
+  return (name == "cuMemCreate" || name == "cuMemRelease") && nth == 1;  // the trial of the memory plan
+}
+
+// Every call of this function fails in its turn, the others work.
+void fail_each(const std::string &name, int error) {
+  for (uint64_t nth = 1; nth < 400; ++nth) {
+    SCOPED_TRACE(name + " " + std::to_string(nth));
+    simulated::reset();
+    simulated::fail_call(name.c_str(), nth, error);
+    const Failed failed = failure_of([] { use_all(); });
+    if (simulated::calls(name.c_str()) < nth) {
+      EXPECT_GT(nth, 1u) << "it is never called";
+      EXPECT_EQ(FSDP_OK, failed.status) << failed.message;
+      return;
+    }
+    if (failed.status == FSDP_OK) {
+      // Destructors of streams and lanes look again; what they meet is for nobody.
+      EXPECT_TRUE(may_fail_silently(name, nth) || nth > 1);
+      continue;
+    }
+    EXPECT_EQ(cuda::status_of(static_cast<cudaError_t>(error)), failed.status) << failed.message;
+    EXPECT_EQ(FSDP_ORIGIN_CUDA, failed.origin);
+    EXPECT_EQ(error, failed.code);
+    const std::string call = name == "cudaLaunchKernel" ? "kernel " : name;
+    EXPECT_NE(std::string::npos, failed.message.find(call)) << failed.message;
+    EXPECT_NE(std::string::npos, failed.message.find(cudaGetErrorName(static_cast<cudaError_t>(error)))) << failed.message;
+    EXPECT_EQ(0u, simulated::allocated_bytes());
+  }
+}
+
+TEST_F(CudaFaultTest, CallsThatPrepare) {
+  for (const char *name : {"cudaGetDeviceCount", "cudaDeviceGetAttribute", "cudaGetDriverEntryPointByVersion", "cuDeviceGet",
+                           "cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain", "cuCtxGetCurrent", "cudaHostRegister",
+                           "cudaStreamCreateWithPriority", "cudaDeviceGetStreamPriorityRange", "cudaEventCreateWithFlags"})
+    fail_each(name, cudaErrorInvalidValue);
+}
+
+TEST_F(CudaFaultTest, CallsThatAllocate) {
+  for (const char *name : {"cudaMalloc", "cudaHostAlloc", "cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"})
+    fail_each(name, cudaErrorMemoryAllocation);
+}
+
+TEST_F(CudaFaultTest, CallsThatEnqueue) {
+  for (const char *name : {"cudaEventRecord", "cudaStreamWaitEvent", "cudaMemcpyAsync", "cudaMemsetAsync", "cudaLaunchKernel",
+                           "cuStreamWaitValue32", "cuStreamWriteValue32", "cudaStreamGetCaptureInfo",
+                           "cudaPointerGetAttributes"})
+    fail_each(name, cudaErrorInvalidValue);
+}
+
+TEST_F(CudaFaultTest, CallsThatGiveBack) {
+  for (const char *name : {"cudaFree", "cudaFreeHost", "cudaEventDestroy", "cudaStreamDestroy", "cudaHostUnregister",
+                           "cuMemUnmap", "cuMemAddressFree", "cuDevicePrimaryCtxRelease"})
+    fail_each(name, cudaErrorInvalidValue);
+}
+
+TEST_F(CudaFaultTest, NothingIsLeftBehind) {
+  use_all();
+  EXPECT_EQ(0u, simulated::allocated_bytes());
+  use_all({.overlap = false});
+  use_all({.delay_us = 100, .delay_seed = 1});
+  EXPECT_EQ(0u, simulated::allocated_bytes());
+  EXPECT_EQ(cudaSuccess, cudaGetLastError());
+}
+
+TEST_F(CudaFaultTest, WithoutVirtualMemoryItIsCudaMalloc) {
+  simulated::fail_call("cuMemCreate", 0, CUDA_ERROR_NOT_SUPPORTED);
+  CudaContext context;
+  EXPECT_NE(std::string::npos, context.device->description().find("cudaMalloc, since cuMemCreate failed with"))
+      << context.device->description();
+  const auto memory = context.device->allocate(1 << 20, "test");
+  EXPECT_TRUE(simulated::is_device(memory->data(), 1 << 20));
+  EXPECT_GE(simulated::calls("cudaMalloc"), 1u);
+}
+
+TEST_F(CudaFaultTest, ALostGpuEndsWaitsAndFailsTheContext) {
+  CudaContext context;
+  const auto memory = context.device->allocate(4096, "test");
+  const auto stream = context.device->create_stream("test");
+  const auto event = context.device->create_event();
+  simulated::fail_kernel(1, cudaErrorIllegalAddress);
+  const Failed failed = failure_of([&] {
+    stream->scale(reinterpret_cast<float *>(memory->data()), 2, 1024);
+    stream->record(*event);
+    context.device->synchronize(*event);
+  });
+  EXPECT_EQ(FSDP_SYSTEM, failed.status);
+  EXPECT_EQ(cudaErrorIllegalAddress, failed.code);
+  EXPECT_NE(std::string::npos, failed.message.find("cudaErrorIllegalAddress")) << failed.message;
+  EXPECT_NE(std::string::npos, failed.message.find("no more")) << failed.message;
+  ASSERT_TRUE(context.failure.failed());
+  EXPECT_EQ(cudaErrorIllegalAddress, context.failure.get()->origin_code);
+  EXPECT_EQ(FSDP_SYSTEM, failure_of([&] { stream->scale(reinterpret_cast<float *>(memory->data()), 2, 1024); }).status);
+}
+
+// A lane's thread finds it too, when the caller calls nothing.
+TEST_F(CudaFaultTest, ALaneFindsALostGpu) {
+  CudaContext context;
+  const auto memory = context.device->allocate(4096, "test");
+  const auto stream = context.device->create_stream("test");
+  const auto event = context.device->create_event();
+  const auto lane = context.device->create_host_lane("lane");
+  simulated::fail_kernel(1, cudaErrorLaunchFailure);
+  const Failed failed = failure_of([&] {
+    stream->scale(reinterpret_cast<float *>(memory->data()), 2, 1024);
+    stream->record(*event);
+    lane->wait(*event);
+  });
+  for (int i = 0; i < 5000 && !context.failure.failed(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  ASSERT_TRUE(context.failure.failed());
+  EXPECT_EQ(cudaErrorLaunchFailure, context.failure.get()->origin_code);
+}
+
+TEST_F(CudaFaultTest, NoGpu) {
+  simulated::set_device_count(0);
+  const Failed failed = failure_of([] { CudaContext context; });
+  EXPECT_EQ(FSDP_UNSUPPORTED, failed.status);
+  EXPECT_EQ(cudaErrorNoDevice, failed.code);
+  EXPECT_NE(std::string::npos, failed.message.find("cudaErrorNoDevice")) << failed.message;
+  EXPECT_NE(std::string::npos, cuda_at_run_time().find("no GPU")) << cuda_at_run_time();
+}
+
+TEST_F(CudaFaultTest, AGpuThatIsNotThere) {
+  simulated::set_device_count(2);
+  for (const int index : {2, -2}) {
+    const Failed failed = failure_of([=] { CudaContext context({}, 1000, index); });
+    EXPECT_EQ(FSDP_INVALID_ARGUMENT, failed.status);
+    EXPECT_NE(std::string::npos, failed.message.find("[0, 2)")) << failed.message;
+  }
+  EXPECT_NE(std::string::npos, cuda_at_run_time().find("2 GPUs")) << cuda_at_run_time();
+}
+
+TEST_F(CudaFaultTest, TheCurrentGpuOfTheThreadIsTheDefaultAndStaysWhatItWas) {
+  simulated::set_device_count(3);
+  CUDA_OK(cudaSetDevice(2));
+  CudaContext second({}, 1000, 1), own({}, 1000, -1);
+  for (const auto &[context, index] : {std::pair{&second, 1}, std::pair{&own, 2}}) {
+    const auto memory = context->device->allocate(4096, "test");
+    EXPECT_EQ(index, simulated::device_of(memory->data()));
+    const auto stream = context->device->create_stream("test");
+    const auto event = context->device->create_event();
+    stream->scale(reinterpret_cast<float *>(memory->data()), 2, 1024);
+    stream->record(*event);
+    context->device->synchronize(*event);
+    int current = -1;
+    CUDA_OK(cudaGetDevice(&current));
+    EXPECT_EQ(2, current);
+  }
+  const auto foreign = own.device->allocate(4096, "test");
+  std::vector<float> host(1024);
+  EXPECT_EQ(FSDP_INVALID_ARGUMENT, failure_of([&] {
+                                     second.device->transfer(host.data(), FSDP_FLOAT32, foreign->data(), FSDP_FLOAT32, 1024);
+                                   }).status);
+}
+
+// Ranks as threads, on one GPU and on two.
+TEST_F(CudaFaultTest, SeveralThreads) {
+  simulated::set_device_count(2);
+  std::vector<std::thread> threads;
+  std::atomic<int> good{0};
+  for (int i = 0; i < 4; ++i)
+    threads.emplace_back([&good, i] {
+      CudaContext context({.delay_us = 50, .delay_seed = 1}, 20000, i % 2);
+      const auto memory = context.device->allocate(4096, "test");
+      const auto stream = context.device->create_stream("test");
+      const auto event = context.device->create_event();
+      for (int round = 0; round < 20; ++round) {
+        stream->fill(memory->data(), static_cast<uint8_t>(round), 4096);
+        stream->record(*event);
+        context.device->caller_stream(nullptr).wait(*event);
+      }
+      std::vector<float> got(1024);
+      context.device->transfer(got.data(), FSDP_FLOAT32, memory->data(), FSDP_FLOAT32, 1024);
+      uint32_t bits = 0;
+      std::memcpy(&bits, &got[1023], 4);
+      good += bits == 0x13131313;
+    });
+  for (std::thread &thread : threads) thread.join();
+  EXPECT_EQ(4, good);
+}
+
+TEST_F(CudaFaultTest, TheNthAllocationFails) {
+  CudaContext context({.failed_allocation = 2});
+  const auto memory = context.device->allocate(100, "one");
+  const Failed failed = failure_of([&] { context.device->allocate_host(100, "two"); });
+  EXPECT_EQ(FSDP_OUT_OF_MEMORY, failed.status);
+}
+
+}  // namespace
+}  // namespace fsdp::device

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// What tests of the CUDA device start from. The same files are built twice: over the simulated runtime, as unit tests, and over
+// CUDA itself, as GPU tests, which are skipped where no GPU is.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device/cuda/kernels.h"
+#include "device/device.h"
+#ifdef FSDP_TEST_SIMULATED_CUDA
+#include "simulated_cuda/simulated.h"
+#endif
+
+namespace fsdp::device {
+
+inline void start_cuda() {
+#ifdef FSDP_TEST_SIMULATED_CUDA
+  simulated::reset();
+#else
+  int count = 0;
+  const cudaError_t code = cudaGetDeviceCount(&count);
+  if (code != cudaSuccess || count == 0) GTEST_SKIP() << "no GPU: " << cudaGetErrorName(code);
+#endif
+}
+
+// CUDA calls of the tests themselves.
+#define CUDA_OK(call) ASSERT_EQ(cudaSuccess, call)
+
+struct CudaContext {
+  explicit CudaContext(const Options &options = {}, uint32_t timeout_ms = 20000, int32_t index = 0)
+      : waiter(failure, nullptr, nullptr, timeout_ms), device(create_cuda_device(index, options, waiter, failure)) {}
+  Failure failure;
+  Waiter waiter;
+  std::unique_ptr<Device> device;
+};
+
+class CudaTest : public testing::Test {
+ protected:
+  void SetUp() override { start_cuda(); }
+};
+
+// A stream of the caller that the test owns.
+class OwnStream {
+ public:
+  explicit OwnStream(unsigned flags = cudaStreamNonBlocking) {
+    EXPECT_EQ(cudaSuccess, cudaStreamCreateWithFlags(&stream_, flags));
+  }
+  ~OwnStream() { cudaStreamDestroy(stream_); }
+  OwnStream(const OwnStream &) = delete;
+  OwnStream &operator=(const OwnStream &) = delete;
+  cudaStream_t get() const { return stream_; }
+  void be_late(uint32_t us = 3000) const { ASSERT_EQ(0, cuda::kernels::delay(stream_, us)); }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+// What fails, and with which words; FSDP_OK if nothing does.
+struct Failed {
+  fsdp_status status = FSDP_OK;
+  fsdp_origin origin = 0;
+  int64_t code = 0;
+  std::string message = {};
+};
+
+template <class F>
+Failed failure_of(const F &f) {
+  try {
+    f();
+  } catch (const Error &error) {
+    return {error.status, error.origin, error.origin_code, error.message};
+  }
+  return {};
+}
+
+inline std::vector<float> numbers(uint64_t count, float first = 1) {
+  std::vector<float> values(count);
+  for (uint64_t i = 0; i < count; ++i) values[i] = first + static_cast<float>(i % 1000) * 0.25F;
+  return values;
+}
+
+}  // namespace fsdp::device

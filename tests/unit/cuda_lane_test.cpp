@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Host work between pieces of GPU work: order both ways, and a GPU that always goes on.
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "cuda_fixture.h"
+
+namespace fsdp::device {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Done within 10 s, whatever became of the context?
+bool goes_on(const Stream &stream) {
+  for (int i = 0; i < 2000; ++i) {
+    if (cudaStreamQuery(stream.handle()) == cudaSuccess) return true;
+    std::this_thread::sleep_for(5ms);
+  }
+  return false;
+}
+
+class CudaLaneTest : public CudaTest {};
+
+// value = value * 2 on the GPU, value / 2 + 1 on the host.
+void ping_pong(const Options &options, int rounds) {
+  CudaContext context(options);
+  Device &device = *context.device;
+  const auto memory = device.allocate_host(4, "test");
+  auto *value = reinterpret_cast<float *>(memory->data());
+  const auto stream = device.create_stream("test");
+  const auto lane = device.create_host_lane("lane");
+  const auto event = device.create_event();
+  for (int round = 0; round < rounds; ++round) {
+    stream->scale(value, 2, 1);
+    stream->record(*event);
+    lane->wait(*event);
+    lane->stream().run([=] { *value = *value / 2 + 1; });
+    lane->release(*stream);
+  }
+  stream->record(*event);
+  device.synchronize(*event);
+  EXPECT_EQ(static_cast<float>(rounds), *value);
+}
+
+TEST_F(CudaLaneTest, PingPong) { ping_pong({}, 1000); }
+TEST_F(CudaLaneTest, PingPongUnderDelays) { ping_pong({.delay_us = 300, .delay_seed = 3}, 100); }
+TEST_F(CudaLaneTest, PingPongWithoutOverlap) { ping_pong({.overlap = false}, 100); }
+
+TEST_F(CudaLaneTest, ReleasesStreamsOfTheCallerToo) {
+  CudaContext context;
+  Device &device = *context.device;
+  OwnStream own;
+  const auto memory = device.allocate_host(4, "test");
+  auto *value = reinterpret_cast<float *>(memory->data());
+  const auto lane = device.create_host_lane("lane");
+  const auto event = device.create_event();
+  for (int round = 0; round < 10; ++round) {
+    OwnStream other;
+    for (const cudaStream_t handle : {own.get(), other.get()}) {
+      Stream &caller = device.caller_stream(handle);
+      lane->stream().run([=] {
+        std::this_thread::sleep_for(200us);
+        *value = *value + 1;
+      });
+      lane->release(caller);
+      caller.scale(value, 2, 1);
+      caller.record(*event);
+      lane->wait(*event);
+      lane->stream().run([=] { *value = *value / 2; });
+      lane->stream().record(*event);
+      device.synchronize(*event);
+    }
+  }
+  EXPECT_EQ(20, *value);
+}
+
+// A wait is for the record that was there when it was asked for: the lane must not come to wait for work that itself waits for
+// the lane.
+TEST_F(CudaLaneTest, ALaterRecordMovesNoWait) {
+  CudaContext context({}, 5000);
+  Device &device = *context.device;
+  const auto stream = device.create_stream("test");
+  const auto lane = device.create_host_lane("lane");
+  const auto event = device.create_event();
+  for (int round = 0; round < 20; ++round) {
+    lane->stream().run([] { std::this_thread::sleep_for(1ms); });
+    stream->record(*event);
+    lane->wait(*event);
+    lane->stream().run([] {});
+    lane->release(*stream);
+    stream->record(*event);
+  }
+  device.synchronize(*event);
+  EXPECT_FALSE(context.failure.failed());
+}
+
+TEST_F(CudaLaneTest, AFailureLetsTheGpuGoOn) {
+  CudaContext context;
+  Device &device = *context.device;
+  const auto memory = device.allocate_host(4, "test");
+  const auto stream = device.create_stream("test");
+  const auto lane = device.create_host_lane("lane");
+  const auto event = device.create_event();
+  std::atomic<bool> skipped{true};
+  lane->stream().run([] {
+    std::this_thread::sleep_for(20ms);
+    fail(FSDP_PEER_FAILED, "as the test wants it");
+  });
+  lane->stream().run([&skipped = skipped] { skipped = false; });
+  lane->release(*stream);
+  stream->fill(memory->data(), 7, 4);
+  stream->record(*event);
+  EXPECT_EQ("as the test wants it", failure_of([&] { device.synchronize(*event); }).message);
+  EXPECT_TRUE(goes_on(*stream));
+  EXPECT_EQ(std::byte{7}, memory->data()[0]);
+  EXPECT_TRUE(skipped);
+}
+
+TEST_F(CudaLaneTest, IsDestroyedWithWorkInFlight) {
+  CudaContext context;
+  Device &device = *context.device;
+  const auto memory = device.allocate_host(4, "test");
+  auto *value = reinterpret_cast<float *>(memory->data());
+  const auto stream = device.create_stream("test");
+  for (int round = 0; round < 10; ++round) {
+    const auto lane = device.create_host_lane("lane");
+    const auto event = device.create_event();
+    stream->scale(value, 1, 1);
+    stream->record(*event);
+    lane->wait(*event);
+    lane->stream().run([=] {
+      std::this_thread::sleep_for(2ms);
+      *value = *value + 1;
+    });
+    lane->release(*stream);
+  }
+  const auto done = device.create_event();
+  stream->record(*done);
+  device.synchronize(*done);
+  EXPECT_EQ(10, *value);
+}
+
+// The thread of a lane gives up on a GPU that takes too long, and what waits for the lane goes on when the GPU does.
+TEST_F(CudaLaneTest, ALateGpuIsATimeout) {
+  CudaContext context({}, 100);
+  Device &device = *context.device;
+  OwnStream own;
+  const auto stream = device.create_stream("test");
+  const auto lane = device.create_host_lane("lane");
+  const auto event = device.create_event();
+  own.be_late(600000);
+  device.caller_stream(own.get()).record(*event);
+  lane->wait(*event);
+  lane->release(*stream);
+  for (int i = 0; i < 1000 && !context.failure.failed(); ++i) std::this_thread::sleep_for(1ms);
+  ASSERT_TRUE(context.failure.failed());
+  EXPECT_EQ(FSDP_TIMEOUT, context.failure.get()->status);
+  EXPECT_NE(std::string::npos, context.failure.get()->message.find("the caller's stream")) << context.failure.get()->message;
+  EXPECT_TRUE(goes_on(*stream));
+  CUDA_OK(cudaStreamSynchronize(own.get()));
+}
+
+TEST_F(CudaLaneTest, ReleasesOnlyStreamsOfTheGpu) {
+  CudaContext context;
+  const auto lane = context.device->create_host_lane("lane");
+  EXPECT_EQ(FSDP_INTERNAL, failure_of([&] { lane->release(context.device->calling_thread()); }).status);
+  EXPECT_EQ(FSDP_INTERNAL, failure_of([&] {
+                             const auto event = context.device->create_event();
+                             lane->stream().run([] { std::this_thread::sleep_for(20ms); });
+                             lane->stream().record(*event);
+                             context.device->create_stream("test")->wait(*event);
+                           }).status);
+}
+
+TEST_F(CudaLaneTest, SynchronizeEndsAtTheTimeoutAndForTheHook) {
+  CudaContext context({}, 50);
+  OwnStream own;
+  const auto event = context.device->create_event();
+  own.be_late(300000);
+  context.device->caller_stream(own.get()).record(*event);
+  const Failed late = failure_of([&] { context.device->synchronize(*event); });
+  EXPECT_EQ(FSDP_TIMEOUT, late.status);
+  EXPECT_NE(std::string::npos, late.message.find("within 50 ms")) << late.message;
+  Failure failure;
+  const Waiter waiter(failure, [](void *) { return int32_t{1}; }, nullptr, 20000);
+  const auto device = create_cuda_device(0, {}, waiter, failure);
+  const auto other = device->create_event();
+  device->caller_stream(own.get()).record(*other);
+  EXPECT_EQ(FSDP_INTERRUPTED, failure_of([&] { device->synchronize(*other); }).status);
+  CUDA_OK(cudaStreamSynchronize(own.get()));
+}
+
+}  // namespace
+}  // namespace fsdp::device

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+// Order of work over streams and events of the CUDA device, and that streams call the kernels that they should.
+#include "base/dtype.h"
+#include "cuda_fixture.h"
+#include "device/host/kernels.h"
+
+namespace fsdp::device {
+namespace {
+
+constexpr uint64_t count = 20000;
+
+std::vector<float> read(Device &device, const float *from, uint64_t elements = count) {
+  std::vector<float> values(elements);
+  device.transfer(values.data(), FSDP_FLOAT32, from, FSDP_FLOAT32, elements);
+  return values;
+}
+
+void write(Device &device, float *to, const std::vector<float> &values) {
+  device.transfer(to, FSDP_FLOAT32, values.data(), FSDP_FLOAT32, values.size());
+}
+
+class CudaStreamTest : public CudaTest {};
+
+TEST_F(CudaStreamTest, MemoryIsZeroedAndAlignedToPages) {
+  CudaContext context;
+  for (const uint64_t bytes : {uint64_t{4}, uint64_t{5000}, uint64_t{3} << 20}) {
+    const auto memory = context.device->allocate(bytes, "test");
+    ASSERT_EQ(bytes, memory->size_bytes());
+    EXPECT_EQ(0u, reinterpret_cast<uintptr_t>(memory->data()) % 512);
+    EXPECT_EQ(std::vector<float>(bytes / 4, 0), read(*context.device, reinterpret_cast<float *>(memory->data()), bytes / 4));
+    const auto pinned = context.device->allocate_host(bytes, "test");
+    EXPECT_EQ(0u, reinterpret_cast<uintptr_t>(pinned->data()) % 4096);
+    EXPECT_TRUE(std::all_of(pinned->data(), pinned->data() + bytes, [](std::byte b) { return b == std::byte{}; }));
+  }
+  EXPECT_EQ(6u, context.device->allocations());
+  EXPECT_EQ(nullptr, context.device->allocate(0, "test")->data());
+}
+
+// A chain over two library streams and a late caller's stream: each step doubles or adds what the step before wrote.
+void run_chain(const Options &options) {
+  CudaContext context(options);
+  OwnStream own;
+  const auto memory = context.device->allocate(count * 4, "test");
+  auto *values = reinterpret_cast<float *>(memory->data());
+  const auto first = context.device->create_stream("first"), second = context.device->create_stream("second");
+  const auto a = context.device->create_event(), b = context.device->create_event(), c = context.device->create_event();
+  write(*context.device, values, numbers(count));
+  Stream &caller = context.device->caller_stream(own.get());
+  for (int round = 0; round < 10; ++round) {
+    own.be_late(1000);
+    caller.scale(values, 2, count);
+    caller.record(*a);
+    first->wait(*a);
+    first->add(values, FSDP_FLOAT32, values, FSDP_FLOAT32, count);
+    first->record(*b);
+    second->wait(*b);
+    second->scale(values, 0.25F, count);
+    second->record(*c);
+    caller.wait(*c);
+  }
+  context.device->synchronize(*c);
+  EXPECT_TRUE(c->done());
+  EXPECT_EQ(numbers(count), read(*context.device, values));
+}
+
+TEST_F(CudaStreamTest, EventsOrderStreams) { run_chain({}); }
+TEST_F(CudaStreamTest, EventsOrderStreamsUnderDelays) {
+  for (uint64_t seed = 1; seed <= 3; ++seed) run_chain({.delay_us = 500, .delay_seed = seed});
+}
+TEST_F(CudaStreamTest, EventsOrderStreamsWithoutOverlap) { run_chain({.overlap = false}); }
+
+TEST_F(CudaStreamTest, AnEventIsDoneWhenItsWorkIs) {
+  CudaContext context;
+  OwnStream own;
+  const auto event = context.device->create_event();
+  EXPECT_TRUE(event->done()) << "never recorded";
+  own.be_late(100000);
+  context.device->caller_stream(own.get()).record(*event);
+  EXPECT_FALSE(event->done());
+  context.device->synchronize(*event);
+  EXPECT_TRUE(event->done());
+}
+
+TEST_F(CudaStreamTest, WithoutOverlapWorkIsDoneWhenTheCallReturns) {
+  CudaContext context({.overlap = false});
+  OwnStream own;
+  const auto pinned = context.device->allocate_host(count * 4, "test");
+  const auto stream = context.device->create_stream("test");
+  const auto event = context.device->create_event();
+  own.be_late(20000);
+  context.device->caller_stream(own.get()).fill(pinned->data(), 1, count * 4);
+  context.device->caller_stream(own.get()).record(*event);
+  stream->wait(*event);
+  stream->fill(pinned->data(), 2, count * 2);
+  EXPECT_EQ(std::byte{2}, pinned->data()[0]);
+  EXPECT_EQ(std::byte{1}, pinned->data()[count * 4 - 1]);
+}
+
+// The later of two records decides, also where its stream is faster.
+TEST_F(CudaStreamTest, AnEventRecordedOnTwoStreamsIsDoneAfterBoth) {
+  CudaContext context;
+  OwnStream slow, fast;
+  const auto event = context.device->create_event();
+  slow.be_late(50000);
+  context.device->caller_stream(slow.get()).record(*event);
+  context.device->caller_stream(fast.get()).record(*event);
+  context.device->synchronize(*event);
+  EXPECT_EQ(cudaSuccess, cudaStreamQuery(slow.get()));
+  EXPECT_TRUE(event->done());
+}
+
+// The wrappers of callers' streams are few, and the streams may be many and short-lived.
+TEST_F(CudaStreamTest, ManyStreamsOfTheCaller) {
+  CudaContext context;
+  const auto memory = context.device->allocate(4, "test");
+  const auto event = context.device->create_event();
+  auto *value = reinterpret_cast<float *>(memory->data());
+  write(*context.device, value, {1});
+  for (int i = 0; i < 100; ++i) {
+    OwnStream own;
+    Stream &caller = context.device->caller_stream(own.get());
+    caller.wait(*event);
+    caller.add(value, FSDP_FLOAT32, value, FSDP_FLOAT32, 1);
+    if (i % 2) caller.scale(value, 0.25F, 1);
+    caller.record(*event);
+  }
+  context.device->synchronize(*event);
+  EXPECT_EQ(1, read(*context.device, value, 1)[0]);
+}
+
+TEST_F(CudaStreamTest, KernelsGiveTheBitsOfTheHost) {
+  CudaContext context;
+  Device &device = *context.device;
+  const auto memory = device.allocate(count * 8 + 16, "test");
+  auto *values = reinterpret_cast<float *>(memory->data());
+  const auto host = numbers(2 * count, -3);
+  write(device, values, host);
+  const auto results = device.allocate_host(16, "test");
+  auto *squares = reinterpret_cast<double *>(results->data());
+  auto *bad = reinterpret_cast<uint64_t *>(results->data() + 8);
+  const auto stream = device.create_stream("test");
+  stream->sum_squares(squares, values, count, 128);
+  stream->count_nonfinite(bad, values, count);
+  stream->rank_sum({memory->data(), count * 4, 2, FSDP_FLOAT32, FSDP_FLOAT32, values, count, 0.5F, false, true});
+  const auto done = device.create_event();
+  stream->record(*done);
+  device.synchronize(*done);
+  EXPECT_EQ(kernels::sum_squares(host.data(), count, 128), *squares);
+  EXPECT_EQ(0u, *bad);
+  std::vector<float> sum(count);
+  kernels::rank_sum({reinterpret_cast<const std::byte *>(host.data()), count * 4, 2, FSDP_FLOAT32, FSDP_FLOAT32, sum.data(),
+                     count, 0.5F, false});
+  EXPECT_EQ(sum, read(device, values));
+}
+
+// One scratch serves all streams of the caller.
+TEST_F(CudaStreamTest, NormsOnSeveralStreamsOfTheCaller) {
+  CudaContext context;
+  Device &device = *context.device;
+  const auto memory = device.allocate(count * 4, "test");
+  auto *values = reinterpret_cast<float *>(memory->data());
+  const auto host = numbers(count);
+  write(device, values, host);
+  const auto results = device.allocate_host(8 * 8, "test");
+  auto *squares = reinterpret_cast<double *>(results->data());
+  std::vector<std::unique_ptr<OwnStream>> streams;
+  std::vector<std::unique_ptr<Event>> events;
+  for (uint64_t i = 0; i < 8; ++i) {
+    streams.push_back(std::make_unique<OwnStream>());
+    events.push_back(device.create_event());
+    Stream &caller = device.caller_stream(streams.back()->get());
+    caller.sum_squares(squares + i, values, count - i, 128);
+    caller.record(*events.back());
+  }
+  for (uint64_t i = 0; i < 8; ++i) {
+    device.synchronize(*events[i]);
+    EXPECT_EQ(kernels::sum_squares(host.data(), count - i, 128), squares[i]) << i;
+  }
+}
+
+TEST_F(CudaStreamTest, AdamWReadsItsStepFromTheDevice) {
+  CudaContext context;
+  Device &device = *context.device;
+  const AdamW step{0.1F, 0.9F, 0.99F, 1e-8F, 0.01F, 0.1F, 0.01F};
+  const auto memory = device.allocate(count * 4 * 8 + sizeof step, "test");
+  auto *base = reinterpret_cast<float *>(memory->data());
+  auto *stored = reinterpret_cast<AdamW *>(base + 8 * count);
+  const auto stream = device.create_stream("test");
+  const auto done = device.create_event();
+  for (int i = 0; i < 2; ++i) {
+    write(device, base + i * 4 * count, numbers(count));
+    write(device, base + (i * 4 + 1) * count, numbers(count, 7));
+  }
+  const auto span = [&](float *at) {
+    return AdamWSpan{at, at + count, at + 2 * count, at + 3 * count, nullptr, FSDP_FLOAT32, count};
+  };
+  const AdamWSpan given = span(base), from_memory = span(base + 4 * count);
+  stream->adamw(step, {&given, 1});
+  stream->store_step(stored, step);
+  stream->adamw_from(stored, {&from_memory, 1});
+  stream->record(*done);
+  device.synchronize(*done);
+  EXPECT_NE(numbers(count), read(device, base));
+  EXPECT_EQ(read(device, base), read(device, base + 4 * count));
+}
+
+TEST_F(CudaStreamTest, RunsNoFunctionsOfTheHost) {
+  CudaContext context;
+  const auto stream = context.device->create_stream("test");
+  EXPECT_EQ(FSDP_INTERNAL, failure_of([&] { stream->run([] {}); }).status);
+}
+
+TEST_F(CudaStreamTest, TheCallingThreadIsAStream) {
+  CudaContext context;
+  OwnStream own;
+  const auto event = context.device->create_event();
+  own.be_late(20000);
+  context.device->caller_stream(own.get()).record(*event);
+  context.device->calling_thread().wait(*event);
+  EXPECT_TRUE(event->done());
+  own.be_late(20000);
+  context.device->caller_stream(own.get()).record(*event);
+  context.device->calling_thread().record(*event);
+  EXPECT_TRUE(event->done()) << "the calling thread's work is done at once";
+}
+
+}  // namespace
+}  // namespace fsdp::device
