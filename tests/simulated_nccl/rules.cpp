@@ -20,11 +20,15 @@ void inspect_places(const Comm &comm, const Collective &call) {
   const size_t piece = call.count * size_of(call.type), size = static_cast<size_t>(comm.clique->size);
   const size_t own = static_cast<size_t>(comm.rank) * piece;
   if (call.kind == Kind::all_gather) {
-    if (call.from == call.to + own) ++state().count(Count::in_place_gathers);
-    else if (overlap(call.from, piece, call.to, piece * size)) state().breach(&comm, "an all_gather overlaps itself");
+    if (call.from == call.to + own)
+      ++state().count(Count::in_place_gathers);
+    else if (overlap(call.from, piece, call.to, piece * size))
+      state().breach(&comm, "an all_gather overlaps itself");
   } else if (call.kind == Kind::reduce_scatter) {
-    if (call.to == call.from + own) ++state().count(Count::in_place_reduces);
-    else if (overlap(call.to, piece, call.from, piece * size)) state().breach(&comm, "a reduce_scatter overlaps itself");
+    if (call.to == call.from + own)
+      ++state().count(Count::in_place_reduces);
+    else if (overlap(call.to, piece, call.from, piece * size))
+      state().breach(&comm, "a reduce_scatter overlaps itself");
   }
 }
 
@@ -37,7 +41,8 @@ const Comm *comm_of(const Comm &comm, size_t rank) {
 // -1: in no window.
 int64_t window_offset(const Comm &comm, const std::byte *data) {
   for (const auto &window : comm.windows)
-    if (data >= window->region.data && data < window->region.data + window->region.bytes) return data - window->region.data;
+    if (data >= window->region.data && data < window->region.data + window->region.bytes)
+      return data - window->region.data;
   return -1;
 }
 
@@ -68,7 +73,8 @@ void count(const Comm &comm, const Collective &call) {
 void inspect(const Comm &comm, const Meeting &meeting) {
   const std::vector<Collective> &mine = *meeting.launches[static_cast<size_t>(comm.rank)];
   for (const auto *launch : meeting.launches)
-    if (launch->size() != mine.size()) return state().breach(&comm, "ranks launch different numbers of collectives as one");
+    if (launch->size() != mine.size())
+      return state().breach(&comm, "ranks launch different numbers of collectives as one");
   for (size_t i = 0; i < mine.size(); ++i) {
     for (const auto *launch : meeting.launches)
       if (!same((*launch)[i], mine[i])) return state().breach(&comm, "ranks call different collectives");

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A look-alike of libnccl.so.2 for tests where no GPU is: ranks are threads of one process, memory is that of the simulated CUDA
-// runtime, and collectives are host functions on its streams. It is a shared object that the library opens as it opens the
-// real one (FSDP_NCCL_LIBRARY). Stricter than NCCL: it compares what the ranks call, and notes every breach of its rules.
-// Sums are in rank order in fp32, rounded once; NCCL promises no order. It says nothing about NCCL's speed, or its faults.
+// A look-alike of libnccl.so.2 for tests where no GPU is: ranks are threads of one process, memory is that of the
+// simulated CUDA runtime, and collectives are host functions on its streams. It is a shared object that the library
+// opens as it opens the real one (FSDP_NCCL_LIBRARY). Stricter than NCCL: it compares what the ranks call, and notes
+// every breach of its rules. Sums are in rank order in fp32, rounded once; NCCL promises no order. It says nothing
+// about NCCL's speed, or its faults.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +31,8 @@ enum class Count : int {
   reduce_scatters,
   in_place_reduces,
   scaled_sums,
-  windows,     // alive
-  buffers,     // alive, of ncclCommRegister
+  windows,                 // alive
+  buffers,                 // alive, of ncclCommRegister
   registered_collectives,  // whose memory lies in windows
   copy_engine_gathers,
   aborts,

@@ -62,13 +62,13 @@ struct Comm : std::enable_shared_from_this<Comm> {
   int rank = 0, device = 0;
   Config config;
   std::string name;
-  int polls = 0;              // left until what was called is done
+  int polls = 0;  // left until what was called is done
   std::vector<std::pair<std::vector<simulated::nccl::Collective>, fsdp_stream>> pending;
-  uint64_t launched = 0;      // on streams
+  uint64_t launched = 0;  // on streams
   uint64_t ran = 0;
   uint64_t windows_made = 0;
   bool joining = false, hangs = false, waits_for_windows = false, aborted = false, finalized = false;
-  int running = 0;            // host functions
+  int running = 0;  // host functions
   std::vector<std::unique_ptr<Window>> windows;
   std::vector<std::unique_ptr<simulated::nccl::Region>> buffers;
   std::vector<float> scales;  // of made-up operations
@@ -86,6 +86,7 @@ struct State {
   std::map<std::pair<int, int>, std::map<Comm *, int>> running;  // kernels by (device, rank)
   std::array<int64_t, 16> knobs{}, counts{};
   std::vector<std::string> breaches;
+  std::vector<std::shared_ptr<void>> kept;  // what graphs may run again
   std::string shown;
   std::string last_error;
   uint64_t ids = 0;
@@ -98,8 +99,11 @@ struct State {
 State &state();
 int version();
 
-// With the lock held. Puts what is pending on its stream.
-void launch(Comm &comm);
+// With the lock held. Is what was called last done? Launches what was to be launched.
+bool settled(Comm &comm);
+void forget(const std::shared_ptr<Comm> &comm);
+// Without. As long as its kernels run.
+void abort(const std::shared_ptr<Comm> &comm);
 size_t size_of(DataType type);
 // What rank `comm` gets of a launch that all have come to, in memory of its own, in the order of the collectives.
 std::vector<std::vector<std::byte>> results(const Comm &comm, const Meeting &meeting);

@@ -117,11 +117,12 @@ constexpr bool same_argument = std::is_same_v<typename Theirs<Ours>::type, Real>
 template <class Ours, class Real>
 struct Same : std::false_type {};
 template <class To, class... Arguments, class RealTo, class... Reals>
-  requires(sizeof...(Arguments) == sizeof...(Reals))
-struct Same<To (*)(Arguments...), RealTo (*)(Reals...)>
-    : std::bool_constant<same_argument<To, RealTo> && (... && same_argument<Arguments, Reals>)> {};
+requires(sizeof...(Arguments) == sizeof...(Reals)) struct Same<To (*)(Arguments...), RealTo (*)(Reals...)>
+    : std::bool_constant<same_argument<To, RealTo> && (... && same_argument<Arguments, Reals>)> {
+};
 
-#define FSDP_NCCL_COMPARE(name, ...) static_assert(Same<FunctionPointer<__VA_ARGS__>::type, decltype(&::name)>::value, #name);
+#define FSDP_NCCL_COMPARE(name, ...) \
+  static_assert(Same<FunctionPointer<__VA_ARGS__>::type, decltype(&::name)>::value, #name);
 FSDP_NCCL_FUNCTIONS(FSDP_NCCL_COMPARE)
 #if NCCL_VERSION_CODE >= 22700
 FSDP_NCCL_LATER_FUNCTIONS(FSDP_NCCL_COMPARE)

@@ -10,6 +10,8 @@
 namespace fsdp::comm::nccl {
 namespace {
 
+constexpr uint32_t forget_ms = 1000;
+
 // A launch that has its connections takes a few microseconds; the first one of a kind makes them, with its peers.
 void pause(Clock::duration waited) {
   using namespace std::chrono_literals;
@@ -135,11 +137,17 @@ bool Connection::register_memory(void *data, uint64_t bytes, bool windows) {
   return windows ? added.window != nullptr : added.handle != nullptr;
 }
 
+// The last step of a memory's life: what does not work out is left to the end of the communicator.
 void Connection::deregister(Registered &registered) noexcept {
-  const std::lock_guard lock(mutex_);
-  if (!comm_) return;
-  if (registered.window) (void)library_->ncclCommWindowDeregister(comm_, registered.window);
-  if (registered.handle) (void)library_->ncclCommDeregister(comm_, registered.handle);
+  const std::string what = "memory that NCCL forgets";
+  try {
+    call("ncclCommWindowDeregister", what, [&](Comm *comm) {
+      if (registered.handle) (void)library_->ncclCommDeregister(comm, registered.handle);
+      return registered.window ? library_->ncclCommWindowDeregister(comm, registered.window) : success;
+    });
+    settle("ncclCommWindowDeregister", what, forget_ms, [this] { waiter_.failure().check(); });
+  } catch (const std::exception &) {
+  }
 }
 
 void Connection::forget_memory(void *data) noexcept {
@@ -165,6 +173,7 @@ bool Connection::finish(uint32_t timeout_ms) noexcept {
   try {
     const std::string what = format_text("the end of NCCL communicator '{}'", plan_.name);
     for (auto &registered : memory_) deregister(*registered);
+    memory_.clear();
     for (const ScaledSum &made : sums_)
       call("ncclRedOpDestroy", what, [&](Comm *comm) { return library_->ncclRedOpDestroy(made.operation, comm); });
     call("ncclCommFinalize", what, [&](Comm *comm) { return library_->ncclCommFinalize(comm); });
