@@ -190,7 +190,7 @@ TEST_F(NcclTest, RanksThatEnqueuedDifferentThingsLearnOfItAtTheEndOfTheRound) {
     Bench bench(mine);
     bench.gather();
     if (mine.rank() == 1) bench.gather();
-    bench.communicator->abandon();
+    bench.communicator->quiesce();
     const Error error = error_of([&] { bench.communicator->next_round(); });
     expect_freed(mine, *bench.stream, 1);
     throw error;
@@ -199,6 +199,33 @@ TEST_F(NcclTest, RanksThatEnqueuedDifferentThingsLearnOfItAtTheEndOfTheRound) {
     EXPECT_EQ(error.status, FSDP_MISMATCH) << error.message;
     EXPECT_TRUE(has(error, "the last all_gather of 'layer.3' (#1, 4096 bytes)")) << error.message;
   }
+}
+
+// A step that all ranks discard, however far each of them had come.
+TEST_F(NcclTest, WhatAllRanksAbandonIsAbortedAndMadeAnew) {
+  expect_well(run_ranks({2}, [](NcclRank &mine) {
+    Bench bench(mine);
+    const auto other = mine.team->create_communicator("reduce");
+    const auto reduces = mine.device->create_stream("reduce");
+    for (int round = 0; round < 3; ++round) {
+      bench.gather();
+      if (mine.rank() == 1) bench.gather();
+      if (mine.rank() == 0) other->barrier({2, "end"}, *reduces);
+      bench.communicator->abandon();
+      bench.communicator->next_round();
+      expect_freed(mine, *bench.stream, 1);
+      std::memset(bench.arena->writable() + mine.rank() * Bench::part, static_cast<int>(10 * round + mine.rank()),
+                  Bench::part);
+      bench.gather();
+      other->barrier({2, "end"}, *reduces);
+      mine.synchronize(*bench.stream);
+      mine.synchronize(*reduces);
+      EXPECT_EQ(mine.read<uint8_t>(bench.pool->data() + Bench::part, 1)[0], 10 * round + 1);
+      bench.communicator->quiesce();
+      bench.communicator->next_round();
+    }
+  }));
+  EXPECT_EQ(control().count(Count::aborts), 12);
 }
 
 TEST_F(NcclTest, NothingComesAfterQuiesce) {

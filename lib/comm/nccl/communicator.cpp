@@ -139,9 +139,6 @@ Ticket NcclCommunicator::barrier(Tag tag, device::Stream &stream) {
   return launches_->end(stream);
 }
 
-void NcclCommunicator::next_round() {
-  seat_->compare_histories();
-  launches_->next_round();
-}
+void NcclCommunicator::next_round() { seat_->end_round(*launches_); }
 
 }  // namespace fsdp::comm::nccl

@@ -30,8 +30,8 @@ class NcclCommunicator final : public Communicator {
   bool released(Ticket ticket) const noexcept override { return launches_->released(ticket); }
 
   void quiesce() override { launches_->quiesce(); }
-  // Nothing to do: next_round finds out whether the ranks' work fits together.
-  void abandon() override {}
+  // next_round finds out whether the ranks' work fits together.
+  void abandon() override { launches_->abandon(); }
   std::optional<Error> broken() const override { return std::nullopt; }
   void next_round() override;
 

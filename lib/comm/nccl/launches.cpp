@@ -82,6 +82,14 @@ bool Launches::drain(uint32_t timeout_ms) const noexcept {
   return true;
 }
 
+void Launches::replace(std::unique_ptr<Connection> connection) {
+  const std::lock_guard lock(mutex_);
+  connection_ = std::move(connection);
+  history_ = {};
+  oldest_ = next_;
+  stalled_at_ = UINT64_MAX;
+}
+
 // How long the stream has been at the oldest collective that is not done. The time that it waits for the caller's own
 // work before does not count: slow is not stuck.
 Clock::duration Launches::stalled() {
@@ -99,7 +107,7 @@ Clock::duration Launches::stalled() {
 }
 
 std::optional<Error> Launches::look() noexcept {
-  if (auto error = connection_->look()) return error;
+  if (auto error = present()->look()) return error;
   const std::lock_guard lock(mutex_);
   if (stalled() < std::chrono::milliseconds(waiter_.timeout_ms())) return std::nullopt;
   return Error(FSDP_TIMEOUT,

@@ -42,7 +42,11 @@ class Launches final : public Guarded {
   void await(Ticket ticket, device::Stream &stream);
   bool released(Ticket ticket) const noexcept;
   void quiesce() noexcept { quiet_ = true; }
-  void next_round() noexcept { quiet_ = false; }
+  void abandon() noexcept { abandoned_ = true; }
+  bool abandoned() const noexcept { return abandoned_; }
+  void next_round() noexcept { quiet_ = abandoned_ = false; }
+  // Another one in the place of one that has ended. What was enqueued on that one is done, or will never be.
+  void replace(std::unique_ptr<Connection> connection);
   const History &history() const noexcept { return history_; }
   Connection &connection() noexcept { return *connection_; }
   const Library &library() const noexcept { return connection_->library(); }
@@ -52,8 +56,8 @@ class Launches final : public Guarded {
   // -- the guard's thread --
   std::optional<Error> look() noexcept override;
   std::string awaited() const override;
-  void abort() noexcept override { connection_->abort(); }
-  bool ended() const noexcept override { return connection_->ended(); }
+  void abort() noexcept override { present()->abort(); }
+  bool ended() const noexcept override { return present()->ended(); }
 
  private:
   static constexpr uint64_t kept = 32;
@@ -66,14 +70,19 @@ class Launches final : public Guarded {
   Slot &slot(uint64_t number) { return slots_[number % kept]; }
   const Slot &slot(uint64_t number) const { return slots_[number % kept]; }
   bool done(uint64_t number) const { return slot(number).end->done(); }
+  std::shared_ptr<Connection> present() const {
+    const std::lock_guard lock(mutex_);
+    return connection_;
+  }
   void add_to_history(uint64_t what) noexcept;
   Clock::duration stalled();
 
-  std::unique_ptr<Connection> connection_;
+  // Replaced by the caller's thread, under the lock: the guard has a hold on what it looks at.
+  std::shared_ptr<Connection> connection_;
   std::shared_ptr<LaunchOrder> order_;
   const Waiter &waiter_;
   Failure &failure_;
-  bool quiet_ = false;
+  bool quiet_ = false, abandoned_ = false;
   History history_;
   std::string what_;  // the collective between begin and end
 

@@ -87,9 +87,6 @@ void NcclMessages::barrier(Tag tag, device::Stream &stream) {
   launches_->end(stream);
 }
 
-void NcclMessages::next_round() {
-  seat_->compare_histories();
-  launches_->next_round();
-}
+void NcclMessages::next_round() { seat_->end_round(*launches_); }
 
 }  // namespace fsdp::comm::nccl

@@ -24,7 +24,7 @@ class NcclMessages final : public MessageCommunicator {
   uint64_t sent_bytes() const noexcept override { return sent_; }
 
   void quiesce() override { launches_->quiesce(); }
-  void abandon() override {}
+  void abandon() override { launches_->abandon(); }
   std::optional<Error> broken() const override { return std::nullopt; }
   void next_round() override;
 

@@ -38,23 +38,27 @@ UniqueId Seat::share_id(const std::string &what) {
   return ids.front();
 }
 
+ConnectionPlan Seat::plan(const std::string &name, bool copy_engines) const {
+  return {name,         static_cast<int>(size()), static_cast<int>(rank()), host_->world_rank(rank()),
+          copy_engines, features_.order_implicit};
+}
+
+// Sooner than the others' wait for this rank's word ends.
+void Seat::join(Connection &connection, const UniqueId &id) {
+  connection.join(id, waiter_.timeout_ms() - waiter_.timeout_ms() / 4);
+}
+
 std::shared_ptr<Launches> Seat::open(const std::string &name, bool gathers) {
   const std::string what = format_text("NCCL communicator '{}'", name);
   const UniqueId id = share_id(what);
-  const ConnectionPlan plan{name,
-                            static_cast<int>(size()),
-                            static_cast<int>(rank()),
-                            host_->world_rank(rank()),
-                            gathers && features_.copy_engines,
-                            features_.order_implicit};
   std::shared_ptr<Launches> launches;
   try {
     attempt_together(*host_, what, [&] {
-      launches = std::make_shared<Launches>(std::make_unique<Connection>(library_, plan, device_, waiter_), device_,
-                                            order_, waiter_, failure_);
+      auto connection =
+          std::make_unique<Connection>(library_, plan(name, gathers && features_.copy_engines), device_, waiter_);
+      launches = std::make_shared<Launches>(std::move(connection), device_, order_, waiter_, failure_);
       guard_.add(launches);
-      // Sooner than the others' wait for this rank's word ends.
-      launches->connection().join(id, waiter_.timeout_ms() - waiter_.timeout_ms() / 4);
+      join(launches->connection(), id);
     });
   } catch (...) {
     if (launches) guard_.remove(launches, true);
@@ -63,6 +67,18 @@ std::shared_ptr<Launches> Seat::open(const std::string &name, bool gathers) {
   for (const Memory &memory : memory_) register_memory(launches->connection(), memory);
   open_.push_back(launches);
   return launches;
+}
+
+// The guard knows it again only when it is whole: until then its own wait is bounded.
+void Seat::reopen(Launches &launches) {
+  const ConnectionPlan before = launches.connection().plan();
+  const std::string what = format_text("NCCL communicator '{}', made anew", before.name);
+  const UniqueId id = share_id(what);
+  attempt_together(*host_, what, [&] {
+    launches.replace(std::make_unique<Connection>(library_, plan(before.name, before.copy_engines), device_, waiter_));
+    join(launches.connection(), id);
+  });
+  for (const Memory &memory : memory_) register_memory(launches.connection(), memory);
 }
 
 void Seat::close(const std::shared_ptr<Launches> &launches) noexcept {
@@ -106,21 +122,45 @@ void Seat::drop_memory(std::byte *data) noexcept {
   std::erase_if(memory_, [&](const Memory &memory) { return memory.data == data; });
 }
 
-void Seat::compare_histories() {
+void Seat::end_round(Launches &ended) {
   constexpr size_t most = 8;
   struct Record {
     uint64_t count = 0;
+    uint64_t abandoned = 0;
     History histories[most];
   };
   Record mine;
+  mine.abandoned = ended.abandoned();
   for (const auto &launches : open_)
     if (mine.count < most) mine.histories[mine.count++] = launches->history();
   std::vector<Record> all(size());
   host_->exchange_fixed(&mine, sizeof mine, all.data(), "the collectives of a round");
+  const bool given_up = std::all_of(all.begin(), all.end(), [](const Record &record) { return record.abandoned != 0; });
+  bool same = true;  // if not and nobody gave up, one's own difference comes up below
   for (uint32_t r = 0; r < size(); ++r)
-    for (size_t i = 0; i < std::min(mine.count, all[r].count); ++i)
-      if (all[r].histories[i].hash != mine.histories[i].hash)
-        fail_history(i, r, mine.histories[i], all[r].histories[i]);
+    for (size_t i = 0; i < std::min(mine.count, all[r].count); ++i) {
+      if (all[r].histories[i].hash == all[0].histories[i].hash) continue;
+      same = false;
+      const uint32_t other = r == rank() ? 0 : r;
+      if (!given_up && all[other].histories[i].hash != mine.histories[i].hash)
+        fail_history(i, other, mine.histories[i], all[other].histories[i]);
+    }
+  if (!same) make_anew();
+  ended.next_round();
+}
+
+// First all are aborted, here and on the peers: a kernel of one may stand before that of another on the GPU.
+void Seat::make_anew() {
+  std::optional<Error> problem;
+  try {
+    for (const auto &launches : open_) guard_.remove(launches, true);
+    for (const auto &launches : open_) reopen(*launches);
+  } catch (const Error &error) {
+    problem = error;
+    failure_.set(error);
+  }
+  for (const auto &launches : open_) guard_.add(launches);  // it aborts what there is, if the context has failed
+  if (problem) throw *problem;
 }
 
 // What was enqueued on the GPU cannot be taken back, and does not end.

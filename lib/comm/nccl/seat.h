@@ -39,8 +39,9 @@ class Seat {
   // Collective.
   void add_memory(std::byte *data, uint64_t bytes);
   void drop_memory(std::byte *data) noexcept;
-  // Collective. Throws MISMATCH, and fails the context, if ranks have enqueued different things on any communicator.
-  void compare_histories();
+  // Collective. If ranks have enqueued different things on any communicator: where all have abandoned this round of
+  // this one, all communicators are made anew; else MISMATCH, which fails the context.
+  void end_round(Launches &ended);
 
  private:
   struct Memory {
@@ -49,6 +50,10 @@ class Seat {
   };
 
   UniqueId share_id(const std::string &what);
+  ConnectionPlan plan(const std::string &name, bool copy_engines) const;
+  void join(Connection &connection, const UniqueId &id);
+  void reopen(Launches &launches);
+  void make_anew();
   void register_memory(Connection &connection, const Memory &memory);
   [[noreturn]] void fail_history(size_t index, uint32_t peer, const History &mine, const History &theirs);
 
