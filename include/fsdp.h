@@ -34,8 +34,8 @@
  *              zero in any other field means the default. FSDP_X_OPTIONS_INIT is zero plus the size.
  *   Threads    One thread at a time inside a context; a second one gets FSDP_BUSY. Getters that say so, abort and
  *              destroy may be called from any thread at any time.
- *   Streams    fsdp_stream is a cudaStream_t on a CUDA device. On the host device it must be NULL, which means the
- *              calling thread.
+ *   Streams    fsdp_stream is a cudaStream_t on a CUDA device (NULL: the legacy default stream). On the host device it
+ *              must be NULL, which means the calling thread. See fsdp_device_kind.
  *   Strings    UTF-8, copied in. Returned pointers belong to the object they came from and live as long as it does.
  *   Fork       A context does not survive fork(): calls in the child return FSDP_INVALID_STATE.
  *
@@ -166,6 +166,36 @@ enum {
   FSDP_CONTEXT_TRACE = 1u << 2
 };
 
+/**
+ * Where a context keeps the memory of its models.
+ *
+ * On a CUDA device everything that a call names (weights, gradients, states) lies in the GPU's memory, and calls enqueue
+ * their work: fsdp_unshard makes the stream given wait for the weights and returns, fsdp_reduce_grad takes the gradients
+ * in that stream's order and returns. So far as docstrings say "Blocks: peers on the host device", they do not block here.
+ *   Streams      A call may name any stream of the device; what it enqueues comes after what earlier calls enqueued that it
+ *                needs, also on other streams. A stream named by fsdp_acquire_grad must live until fsdp_reduce_grad.
+ *                Only calls that return values wait for the GPU: fsdp_get_grad_norm, fsdp_get_param_grad_norms, fsdp_clip_grads,
+ *                fsdp_check_grads, fsdp_apply_grads with a norm, and fsdp_load_param, fsdp_read_param, fsdp_discard_step. Ranks
+ *                still meet on the host where a call says "Blocks: peers".
+ *   Gathers      are collective: the ranks of a shard axis must make the same fsdp_unshard, fsdp_reshard, fsdp_prefetch and
+ *                fsdp_reduce_grad calls in the same order. Calls that differ are MISMATCH at the latest at the end of the step.
+ *   Unshard      always copies (FSDP_UNSHARD_COPIED), unless one rank has all: a GPU does not map the memory of others.
+ *   Pointers     given to fsdp_put_grad and fsdp_apply_grads must be readable by the GPU, those of fsdp_set_arena its own memory;
+ *                fsdp_load_param and fsdp_read_param take host or device memory.
+ */
+typedef int32_t fsdp_device_kind;
+enum { FSDP_DEVICE_HOST = 1, FSDP_DEVICE_CUDA = 2 };
+
+/** How ranks exchange what lies in the memory of GPUs. */
+typedef int32_t fsdp_device_transport;
+enum {
+  FSDP_TRANSPORT_NCCL = 1,   /* libnccl.so.2, opened at run time; each rank needs a GPU of its own before NCCL 2.30.3 */
+  FSDP_TRANSPORT_STAGING = 2 /* through pinned memory of the host, summed there: the bits of the host device; ranks may share a GPU */
+};
+
+/** For fsdp_context_options.device_index: GPU `index` as CUDA counts them. */
+#define FSDP_DEVICE_INDEX(index) ((index) + 1)
+
 typedef struct fsdp_context_options {
   uint64_t struct_size;
   uint32_t flags;          /* FSDP_CONTEXT_*; 0: none */
@@ -186,9 +216,12 @@ typedef struct fsdp_context_options {
   uint32_t flight_events;  /* recent calls and collectives that the flight recorder keeps, of 64 bytes; 0: 1,024 */
   const char *flight_directory; /* flight-RANK.json is written into it if the context fails; NULL: FSDP_FLIGHT_DIRECTORY, else nowhere */
   uint32_t ranks_per_host; /* so many neighbouring ranks count as a host: for plans, and to try on one host what runs on several; 0: as it is */
-  uint32_t reserved;       /* 0 */
+  fsdp_device_kind device; /* 0: FSDP_DEVICE_HOST */
+  int32_t device_index;    /* counts only with FSDP_DEVICE_CUDA: FSDP_DEVICE_INDEX(i) for GPU i; 0: the calling thread's current one */
+  fsdp_device_transport device_transport; /* counts only with FSDP_DEVICE_CUDA; 0: NCCL where it can serve the ranks, else staging */
 } fsdp_context_options;
-#define FSDP_CONTEXT_OPTIONS_INIT {sizeof(fsdp_context_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define FSDP_CONTEXT_OPTIONS_INIT \
+  {sizeof(fsdp_context_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /**
  * Join the job. Without a world_size in the options the launcher's variables decide, the first of these that are set:
@@ -355,7 +388,7 @@ typedef struct fsdp_model_options {
   fsdp_dtype grad_dtype;           /* of full gradients; 0: the parameter's dtype */
   fsdp_dtype reduce_dtype;         /* what gradients are rounded to before they are summed in fp32; 0: grad_dtype */
   fsdp_grad_op grad_op;            /* 0: FSDP_GRAD_MEAN */
-  fsdp_unshard_mode unshard_mode;  /* 0: FSDP_UNSHARD_MAPPED */
+  fsdp_unshard_mode unshard_mode;  /* 0: FSDP_UNSHARD_MAPPED, on a CUDA device FSDP_UNSHARD_COPIED, which is the only one there */
   double grad_factor;              /* counts only with FSDP_GRAD_FACTOR */
   fsdp_reduce_policy reduce_policy; /* 0: EACH; FSDP_OPTIM is always LAST, FSDP_NO_SHARD defaults to LAST */
   fsdp_optimizer optimizer;        /* 0: FSDP_OPTIMIZER_ADAMW */
@@ -438,7 +471,8 @@ enum {
 /**
  * Hand in the memory of a role, aligned to 4096 bytes and at least as large as fsdp_get_memory of a planning context
  * says. Only roles that peers do not read can be handed in: MAIN, OPTIMIZER, GATHER, and GRAD where no group is NO_SHARD or
- * reduced once a step. Others are UNSUPPORTED. The memory must outlive the model. Collective: no. Blocks: no.
+ * reduced once a step. Others are UNSUPPORTED. On a CUDA device it must be memory of that device. The memory must outlive the
+ * model. Collective: no. Blocks: no.
  * Errors: INVALID_ARGUMENT, INVALID_STATE (sealed), UNSUPPORTED. A size too small is found by the seal. Since 0.1.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_set_arena(fsdp_model *model, fsdp_role role, void *data, uint64_t size_bytes);
@@ -616,7 +650,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_chunk(const fsdp_group *group, uint64
 
 /**
  * Start gathering a group ahead of its unshard. The schedule does this on its own; call it when the order differs.
- * Free if the group is gathered; nothing happens if no buffer is free. Collective: no (pulls what peers published).
+ * Free if the group is gathered; nothing happens if no buffer is free. Collective: no (pulls what peers published); on a CUDA
+ * device the shard axis.
  * Blocks: no. Window: outside. Errors: INVALID_ARGUMENT, INVALID_STATE. Since 0.1.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_prefetch(fsdp_group *group, fsdp_phase phase, fsdp_stream stream);
@@ -624,14 +659,15 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_prefetch(fsdp_group *group, fsdp_phase ph
 /**
  * Make the full compute weights readable for work that follows on the stream, and take a hold. Gathers once per version
  * and release; costs nothing if the group is gathered already. A RECOMPUTE hold while a BACKWARD one is pending is free.
- * Collective: no. Blocks: peers on the host device (until every rank has published this version). Window: outside.
+ * Collective: no; on a CUDA device the shard axis. Blocks: peers on the host device (until every rank has published this version). Window: outside.
  * Errors: INVALID_STATE (window open; no buffer free, naming both groups), PEER_FAILED, TIMEOUT. Since 0.1.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unshard(fsdp_group *group, fsdp_phase phase, fsdp_stream stream);
 
 /**
  * Return a hold of that phase. When the last hold is returned the group lets go of its buffer, once the work of all
- * returning streams is done. Collective: no. Blocks: no. Errors: INVALID_STATE (no such hold). Since 0.1.
+ * returning streams is done. Collective: no; on a CUDA device the shard axis. Blocks: no. Errors: INVALID_STATE (no such hold).
+ * Since 0.1.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_reshard(fsdp_group *group, fsdp_phase phase, fsdp_stream stream);
 

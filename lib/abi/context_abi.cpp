@@ -7,10 +7,20 @@ using namespace fsdp::abi;
 
 namespace {
 
+// What counts only with a GPU is checked without one too, so that a plan of such a run finds its errors.
+void read_device(fsdp_context_options &options, const char *call) {
+  options.device = read_enum(options.device, FSDP_DEVICE_HOST + 0, FSDP_DEVICE_CUDA + 0, call, "fsdp_context_options.device");
+  if (options.device_index < 0)
+    fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_context_options.device_index is {}; it is FSDP_DEVICE_INDEX(i) for GPU i, or 0 for the "
+                                "calling thread's current one", call, options.device_index);
+  if (options.device == FSDP_DEVICE_HOST) options.device_transport = 0;  // it does not count
+  options.device_transport = read_enum(options.device_transport, 0, FSDP_TRANSPORT_STAGING + 0, call, "fsdp_context_options.device_transport");
+}
+
 fsdp_context_options read_context_options(const fsdp_context_options *given, const char *call) {
   auto options = read_options(given, call, "fsdp_context_options");
   check_flags(options.flags, FSDP_CONTEXT_DEBUG | FSDP_CONTEXT_NO_OVERLAP | FSDP_CONTEXT_TRACE, call, "fsdp_context_options.flags");
-  if (options.reserved) fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_context_options.reserved is {}, it must be 0", call, options.reserved);
+  read_device(options, call);
   options.log_level = read_enum(options.log_level, FSDP_LOG_WARNING + 0, FSDP_LOG_DEBUG + 0, call, "fsdp_context_options.log_level");
   if (options.world_size && options.rank >= options.world_size)
     fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_context_options.rank: rank {} is outside [0, {})", call, options.rank, options.world_size);

@@ -7,7 +7,7 @@
 
 static_assert(sizeof(fsdp_error) == 1056 && offsetof(fsdp_error, message) == 32);
 static_assert(sizeof(fsdp_tensor) == 40 && offsetof(fsdp_tensor, dtype) == 36);
-static_assert(sizeof(fsdp_context_options) == 120 && offsetof(fsdp_context_options, reserved) == 116);
+static_assert(sizeof(fsdp_context_options) == 128 && offsetof(fsdp_context_options, device_transport) == 124);
 static_assert(sizeof(fsdp_mesh_options) == 32 && offsetof(fsdp_mesh_options, reduction_block_size) == 28);
 static_assert(sizeof(fsdp_model_options) == 80 && offsetof(fsdp_model_options, reserved) == 76);
 static_assert(sizeof(fsdp_visit) == 8);

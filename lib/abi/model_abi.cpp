@@ -10,9 +10,13 @@ using namespace fsdp::abi;
 
 namespace {
 
-void read_policy(const fsdp_model_options &options, memory::ModelSpec &spec, const char *call) {
+void read_policy(const fsdp_model_options &options, bool on_host, memory::ModelSpec &spec, const char *call) {
   constexpr uint32_t default_pending = 2;
-  spec.unshard_mode = read_enum(options.unshard_mode, FSDP_UNSHARD_MAPPED + 0, FSDP_UNSHARD_COPIED + 0, call, "unshard_mode");
+  const fsdp_unshard_mode usual = on_host ? FSDP_UNSHARD_MAPPED : FSDP_UNSHARD_COPIED;
+  spec.unshard_mode = read_enum(options.unshard_mode, usual, FSDP_UNSHARD_COPIED + 0, call, "unshard_mode");
+  if (!on_host && spec.unshard_mode == FSDP_UNSHARD_MAPPED)
+    fail(FSDP_UNSUPPORTED, "{}: FSDP_UNSHARD_MAPPED shows the shards where their ranks keep them, but a GPU does not map the memory "
+                           "of others; leave unshard_mode 0 or give FSDP_UNSHARD_COPIED", call);
   spec.grad_op = read_enum(options.grad_op, FSDP_GRAD_MEAN + 0, FSDP_GRAD_FACTOR + 0, call, "grad_op");
   spec.grad_factor = options.grad_factor;
   if (spec.grad_op == FSDP_GRAD_FACTOR && !std::isfinite(options.grad_factor))
@@ -64,7 +68,7 @@ fsdp_status fsdp_create_model(fsdp_context *context, const fsdp_model_options *o
       spec.mesh = whole_world(*impl);  // an error where hosts cut it unevenly
     }
     read_outer_strategy(given, spec.mesh, call);
-    read_policy(given, spec, call);
+    read_policy(given, impl->on_host(), spec, call);
     const auto optimizer = read_enum(given.optimizer, FSDP_OPTIMIZER_ADAMW + 0, FSDP_OPTIMIZER_CALLER + 0, call, "optimizer");
     engine::GroupDefaults defaults;
     defaults.strategy = read_enum(given.strategy, FSDP_OPTIM_GRADS_PARAMS + 0, FSDP_OPTIM_GRADS_PARAMS + 0, call, "strategy");

@@ -33,6 +33,14 @@ device::Options device_options(const fsdp_context_options &options, uint32_t ran
   return device;
 }
 
+// The device of a context that only plans does nothing.
+std::unique_ptr<device::Device> create_device(const fsdp_context_options &options, uint32_t rank, bool plans,
+                                              const Waiter &waiter, Failure &failure) {
+  if (plans || options.device != FSDP_DEVICE_CUDA)
+    return device::create_host_device(device_options(options, rank), waiter, failure);
+  return device::create_cuda_device(options.device_index - 1, device_options(options, rank), waiter, failure);
+}
+
 uint32_t heartbeat_timeout_ms(const fsdp_context_options &options) {
   const uint32_t ms = options.heartbeat_timeout_ms ? options.heartbeat_timeout_ms : default_heartbeat_timeout_ms;
   if (ms < least_heartbeat_timeout_ms)
@@ -70,7 +78,7 @@ ForkGuard::ForkGuard() {
 
 ForkGuard::~ForkGuard() { ::munmap(const_cast<uint32_t *>(word_), 4096); }
 
-Context::Context(const fsdp_context_options &options, uint32_t rank, uint32_t world_size)
+Context::Context(const fsdp_context_options &options, uint32_t rank, uint32_t world_size, bool plans)
     : options_(options),
       log_level_(options.log_level ? options.log_level : FSDP_LOG_WARNING),
       rank_(rank),
@@ -79,7 +87,7 @@ Context::Context(const fsdp_context_options &options, uint32_t rank, uint32_t wo
               options.timeout_ms ? options.timeout_ms : default_timeout_ms),
       flight_(options.flight_events ? options.flight_events : trace::FlightRecorder::default_capacity),
       flight_directory_(find_flight_directory(options)),
-      device_(device::create_host_device(device_options(options, rank), waiter_, failure_)) {
+      device_(create_device(options, rank, plans, waiter_, failure_)) {
   options_.rendezvous = options_.flight_directory = nullptr;  // the caller's strings need not outlive the call
 }
 
@@ -107,6 +115,7 @@ std::shared_ptr<Context> Context::create(const fsdp_context_options &options) {
   context->start_trace();
   context->check_flight_directory();
   context->world_ = comm::create_process_world(world, context->waiter_, context->failure_, *context->device_);
+  context->log_device();
   context->log(FSDP_LOG_INFO, format_text("rank {} of {}: {}", world.rank, world.size, context->world_->description()));
   if (const std::string warnings = context->world_->warnings(); !warnings.empty())
     context->log(FSDP_LOG_WARNING, format_text("rank {}: {}", world.rank, warnings));
@@ -122,6 +131,7 @@ std::vector<std::shared_ptr<Context>> Context::create_local(uint32_t world_size,
     context.start_trace();
     context.check_flight_directory();
     context.world_ = comm::create_local_world(job, rank, context.waiter_, context.failure_, *context.device_);
+    context.log_device();
   }
   return contexts;
 }
@@ -131,7 +141,11 @@ std::shared_ptr<Context> Context::create_planning(uint32_t world_size, uint32_t 
   fsdp_context_options own = options;
   own.flight_events = 2;  // nothing happens that could be recorded
   own.flight_directory = "";
-  return std::shared_ptr<Context>(new Context(own, rank, world_size));
+  return std::shared_ptr<Context>(new Context(own, rank, world_size, true));
+}
+
+void Context::log_device() {
+  if (!on_host()) log(FSDP_LOG_INFO, format_text("rank {}: {}", rank_, device_->description()));
 }
 
 void Context::start_trace() {
@@ -144,6 +158,7 @@ void Context::write_trace(const std::string &path) const {
   require_world("fsdp_write_trace");
   if (!timeline_)
     fail(FSDP_INVALID_STATE, "fsdp_write_trace: the context of rank {} keeps no trace; create it with FSDP_CONTEXT_TRACE", rank_);
+  settle();
   trace::replace_file(path, trace::format_chrome_trace(timeline_->read(), rank_, world_size_), "fsdp_write_trace");
 }
 
@@ -156,6 +171,7 @@ void Context::check_flight_directory() {
 
 void Context::write_flight_record(const std::string &path) const {
   require_world("fsdp_write_flight_record");
+  settle();
   trace::replace_file(path, trace::format_flight_record(flight_.read(), {rank_, world_size_, failure_.get()}),
                       "fsdp_write_flight_record");
 }
@@ -188,6 +204,18 @@ void Context::require_world(const char *call) const {
 
 std::unique_ptr<comm::Team> Context::create_team(std::span<const uint32_t> ranks, const std::string &what) {
   return world_->create_team(ranks, what);
+}
+
+comm::DeviceTransport Context::transport() const noexcept {
+  switch (options_.device_transport) {
+    case FSDP_TRANSPORT_NCCL: return comm::DeviceTransport::nccl;
+    case FSDP_TRANSPORT_STAGING: return comm::DeviceTransport::staging;
+    default: return comm::DeviceTransport::automatic;
+  }
+}
+
+std::shared_ptr<comm::Team> Context::create_device_team(std::shared_ptr<comm::Team> team, comm::DeviceTransport transport) {
+  return comm::create_device_team(std::move(team), *device_, transport, waiter_, failure_);
 }
 
 uint64_t Context::message_bytes(std::span<const uint32_t> ranks, bool sums) const {
@@ -284,6 +312,21 @@ void Context::add_model(const OpenModel *model) {
 void Context::remove_model(const OpenModel *model) noexcept {
   std::lock_guard lock(mutex_);
   std::erase(models_, model);
+}
+
+void Context::add_unsettled(Unsettled *work) {
+  const std::lock_guard lock(unsettled_mutex_);
+  unsettled_.push_back(work);
+}
+
+void Context::remove_unsettled(Unsettled *work) noexcept {
+  const std::lock_guard lock(unsettled_mutex_);
+  std::erase(unsettled_, work);
+}
+
+void Context::settle() const noexcept {
+  const std::lock_guard lock(unsettled_mutex_);
+  for (Unsettled *work : unsettled_) work->settle();
 }
 
 void Context::abort(const std::string &reason) noexcept {

@@ -40,6 +40,13 @@ class OpenModel {
   virtual std::string unfinished() const = 0;
 };
 
+// Work whose end somebody must look for.
+class Unsettled {
+ public:
+  virtual ~Unsettled() = default;
+  virtual void settle() noexcept = 0;
+};
+
 class Context {
  public:
   static constexpr uint64_t most_values = 512;  // of one all_reduce
@@ -59,6 +66,10 @@ class Context {
   void check_process() const;  // INVALID_STATE in a forked child
   bool debug() const noexcept { return options_.flags & FSDP_CONTEXT_DEBUG; }
   device::Device &device() { return *device_; }
+  // Is the memory of models the host's? A context that only plans knows it without the device.
+  bool on_host() const noexcept { return options_.device != FSDP_DEVICE_CUDA; }
+  comm::DeviceTransport transport() const noexcept;
+  fsdp_device_transport device_transport() const noexcept { return options_.device_transport; }
   trace::Timeline *timeline() noexcept { return timeline_.get(); }  // NULL: no trace is kept
   trace::CallerSpans *caller_spans() noexcept { return caller_spans_.get(); }
   void write_trace(const std::string &path) const;
@@ -72,6 +83,8 @@ class Context {
   void require_world(const char *call) const;
   // Collective over the ranks.
   std::unique_ptr<comm::Team> create_team(std::span<const uint32_t> ranks, const std::string &what);
+  // The same ranks over the device's memory.
+  std::shared_ptr<comm::Team> create_device_team(std::shared_ptr<comm::Team> team, comm::DeviceTransport transport);
   // A number for the host of each rank.
   std::vector<uint32_t> hosts_of(std::span<const uint32_t> ranks) const;
   // What a rank allocates for messages between these.
@@ -95,16 +108,21 @@ class Context {
   // A close with a model in the middle of a step is an error.
   void add_model(const OpenModel *model);
   void remove_model(const OpenModel *model) noexcept;
+  // Looked at before a record of what was done is written.
+  void add_unsettled(Unsettled *work);
+  void remove_unsettled(Unsettled *work) noexcept;
 
  private:
   friend class CallScope;
-  Context(const fsdp_context_options &options, uint32_t rank, uint32_t world_size);
+  Context(const fsdp_context_options &options, uint32_t rank, uint32_t world_size, bool plans = false);
   comm::Team &world_team();
   // Every rank's bytes, as comm::Team::exchange_fixed: waited for and recorded.
   void exchange_with_world(const void *mine, uint64_t bytes, void *all, const char *what);
+  void log_device();
   void start_trace();
   void check_flight_directory();
   void flush_log() noexcept;
+  void settle() const noexcept;
 
   fsdp_context_options options_;
   fsdp_log_level log_level_;
@@ -134,6 +152,8 @@ class Context {
   std::vector<std::pair<fsdp_log_level, std::string>> log_lines_;
   std::atomic<bool> has_log_lines_{false};
   std::optional<Error> last_error_;
+  mutable std::mutex unsettled_mutex_;
+  std::vector<Unsettled *> unsettled_;
 };
 
 // The right to be inside a context: throws BUSY, the sticky failure, or INVALID_STATE in a forked child.

@@ -82,6 +82,7 @@ void Gatherer::unshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
     if (group.plan->copies) runtime_.wait(*slot.ready, Awaited::gather, caller, &group);
     slot.prefetched = false;
   }
+  if (!group.plan->copies) runtime_.join_window(caller);
   runtime_.await_version();
   ++slot.holds[static_cast<size_t>(phase)];
 }
@@ -94,6 +95,11 @@ void Gatherer::reshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
     fail(FSDP_INVALID_STATE, "fsdp_reshard: group '{}' has no {} hold to return; its holds are: {}", group.name(),
          phase_name(phase), describe_holds(slot));
   --slot.holds[static_cast<size_t>(phase)];
+  if (!group.plan->copies && !runtime_.context.on_host()) {
+    // One event for all streams that read: each comes after those before.
+    caller.wait(*slot.left);
+    caller.record(*slot.left);
+  }
   if (!group.plan->gathers) return;
   if (group.plan->copies) {
     // The buffer's next gather runs on the gather stream: it comes after every stream that returned a hold.
@@ -154,9 +160,10 @@ void Gatherer::enqueue_copies(Group &group, GatherSlot &slot) {
   StreamTrace &trace = *runtime_.gather_trace;
   trace.await(*runtime_.version_gate, runtime_.version, group.name(), "wait for publish", group.trace_name, runtime_.version);
   trace.begin("all_gather", group, group.pulled_bytes);
-  runtime_.gather_comm->gather_stable(slot.spans, {group.index, group.name()}, stream);
+  runtime_.gather(slot.spans, group);
   trace.end("all_gather", group, group.pulled_bytes, runtime_.version);
   stream.record(*slot.ready);
+  if (!runtime_.context.on_host()) runtime_.calls.add(CallSequence::Kind::gather, group.index);
   ++runtime_.stats.all_gathers;
   runtime_.stats.gathered_bytes += group.pulled_bytes;
 }

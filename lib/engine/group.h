@@ -39,6 +39,7 @@ struct Contribution {
   std::vector<fsdp_stream> streams;   // all that wrote in this contribution, each once
   comm::Ticket ticket;
   std::unique_ptr<device::Event> written, reduced, summed;  // summed: over the outer axis too
+  std::unique_ptr<device::Event> opened;  // of a device: the buffer may be written, and earlier contributions are in it
   uint32_t reduced_count = 0;  // contributions in the main grads
   uint32_t given_count = 0;    // calls of fsdp_reduce_grad
   bool last = false;

@@ -14,7 +14,8 @@ struct Meeting {
   uint64_t version = 0;
   double value = 1;  // the scale of finish_grads, the lr of a step: must be the same on every rank
   uint64_t reduces = 0;  // contributions of this step that were to be reduced one by one: the same on every rank
-  char text[480] = {};
+  uint64_t calls = 0;    // a hash of the gathers and reduces since the last update, where these are messages
+  char text[472] = {};
 };
 static_assert(sizeof(Meeting) == 512);
 

@@ -10,6 +10,10 @@ Model::Model(std::shared_ptr<Context> context, memory::ModelSpec spec, fsdp_opti
   if (optimizer_kind_ == FSDP_OPTIMIZER_ADAMW)
     spec_.states = {{"exp_avg", FSDP_FLOAT32}, {"exp_avg_sq", FSDP_FLOAT32}};
   spec_.message_bytes = Outer::message_bytes(*context_, spec_.mesh);
+  spec_.host_memory = context_->on_host();
+  spec_.device_team_bytes = plan_team_bytes(*context_, spec_.mesh, spec_.communicates());
+  spec_.rounds_before_sending = !spec_.host_memory;
+  spec_.device_transport = context_->device_transport();
   context_->add_model(this);
 }
 
@@ -93,7 +97,7 @@ void Model::seal_running() {
   verify_declarations(*team, spec_, unplanned ? memory::ModelPlan{} : *made);
   share_outcome(*team, unplanned);
   plan_ = std::move(made);
-  create_axes(teams, *context_, spec_.mesh);
+  create_axes(teams, *context_, spec_.mesh, spec_.communicates());
   runtime_ = std::make_unique<Runtime>(*context_, spec_, *plan_, arenas_, teams);
   share_outcome(*team, catch_error([&] {
     gatherer_ = std::make_unique<Gatherer>(*runtime_);

@@ -78,8 +78,11 @@ class Model : public OpenModel {
   void meet(Intent intent, double value, const std::string &missing);
   void check_meeting(Intent intent, double value);
   void check_versions();
+  std::string compare_calls();
   void end_step(Intent intent, double value, std::string missing, fsdp_stream stream);
+  void await_readers(device::Stream &caller);
   void realign();
+  void realign_messages();
   device::Stream &gather_outer_weights(device::Stream &caller);
   void close_window(device::Stream &caller);
   void refresh_whole_weights(device::Stream &caller);

@@ -117,6 +117,7 @@ void Optimizer::synchronize(device::Stream &stream) {
 // This rank's sum of squares of every parameter, in own_values().
 void Optimizer::measure_squares(fsdp_stream stream) {
   device::Stream &caller = runtime_.context.device().caller_stream(stream);
+  runtime_.join_window(caller);
   std::fill_n(own_values(), names_.size(), 0.0);
   for (const Shard &shard : shards_) {
     if (shard.counted.count == 0) continue;
@@ -179,7 +180,9 @@ void Optimizer::scale_grads(double factor, fsdp_stream stream) {
   const float value = static_cast<float>(factor);
   if (value == 1.0f) return;
   const CallSpan span(runtime_, "scale_grads");
+  runtime_.join_window(caller);
   for (const Shard &shard : shards_) caller.scale(main_grad(shard), value, shard.slice.count);
+  runtime_.leave_window(caller);
 }
 
 double Optimizer::clip_grads(double max_norm, fsdp_stream stream) {
@@ -194,6 +197,7 @@ const char *Optimizer::find_nonfinite(fsdp_stream stream) {
   const CallSpan span(runtime_, "check_grads");
   device::Stream &caller = runtime_.context.device().caller_stream(stream);
   auto *counts = reinterpret_cast<uint64_t *>(own_values());
+  runtime_.join_window(caller);
   std::fill_n(counts, names_.size(), uint64_t{0});
   for (const Shard &shard : shards_) {
     if (shard.counted.count == 0) continue;
@@ -213,6 +217,7 @@ void Optimizer::step_adamw(double lr, const fsdp_adamw_options &options, fsdp_st
   const double beta2 = options.beta2 != 0 ? options.beta2 : 0.999;
   const double step = static_cast<double>(options.step ? options.step : runtime_.adamw_step + 1);
   device::Stream &caller = runtime_.context.device().caller_stream(stream);
+  runtime_.join_window(caller);
   device::AdamW adamw{};
   adamw.beta1 = static_cast<float>(beta1);
   adamw.beta2 = static_cast<float>(beta2);

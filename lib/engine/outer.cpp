@@ -38,12 +38,23 @@ Teams create_teams(Context &context, const layout::Mesh &mesh) {
   return teams;
 }
 
-void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh) {
+void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh, bool communicates) {
   const uint32_t rank = teams.all->rank();
   teams.inner = teams.all;
-  if (mesh.outer_size == 1) return;
-  teams.inner = context.create_team(mesh.inner_ranks(rank), "the model's inner axis");
-  teams.outer = context.create_team(mesh.outer_ranks(rank), "the model's outer axis");
+  if (mesh.outer_size > 1) {
+    teams.inner = context.create_team(mesh.inner_ranks(rank), "the model's inner axis");
+    teams.outer = context.create_team(mesh.outer_ranks(rank), "the model's outer axis");
+  }
+  // One that only has memory needs no transport that must be opened.
+  teams.inner_data =
+      context.create_device_team(teams.inner, communicates ? context.transport() : comm::DeviceTransport::staging);
+  if (teams.outer) teams.outer_data = context.create_device_team(teams.outer, context.transport());
+}
+
+uint64_t plan_team_bytes(const Context &context, const layout::Mesh &mesh, bool communicates) {
+  if (context.on_host()) return 0;
+  return (communicates ? comm::device_team_bytes(mesh.inner_size, context.transport()) : 0) +
+         (mesh.outer_size > 1 ? 2 * comm::device_message_bytes(mesh.outer_size, context.transport()) : 0);  // sums and weights
 }
 
 uint64_t Outer::message_bytes(const Context &context, const layout::Mesh &mesh) {
@@ -60,10 +71,10 @@ Outer::Outer(Context &context, const memory::ModelSpec &spec, const Teams &teams
       rank_(teams.outer->rank()),
       inner_(teams.inner->rank()),
       gathers_(spec.gathers_outer()),
-      sums_(teams.outer->create_message_communicator("outer sums")),
-      weights_(teams.outer->create_message_communicator("outer weights", false)),
+      sums_(teams.outer_data->create_message_communicator("outer sums")),
+      weights_(teams.outer_data->create_message_communicator("outer weights", false)),
       stream_(context.device().create_stream("outer")),
-      trace_(std::make_unique<StreamTrace>(*stream_, context.timeline(), lane, flights)) {
+      trace_(std::make_unique<StreamTrace>(context, *stream_, lane, flights)) {
   for (auto &event : partial_free_) event = context.device().create_event();
 }
 
@@ -101,7 +112,8 @@ void Outer::add_sub_bucket(Group &group, const Bucket &bucket, const layout::Sub
   if (!gathers_) return;
   if (!whole_state) {
     const uint64_t element = dtype_size(plan.dtype);
-    group.outer_weights.push_back({bucket.compute.data + group_begin * element, sub.shard_count * element});
+    const uint64_t begin = bucket.compute.extent == Extent::group ? sub.shard_offset * plan.slices : group_begin;
+    group.outer_weights.push_back({bucket.compute.data + begin * element, sub.shard_count * element});
   } else if (mesh_.outer == layout::OuterAxis::shard) {
     group.outer_grads.push_back({reinterpret_cast<std::byte *>(grouped), sub.shard_count * sizeof(float)});
   }
@@ -159,5 +171,7 @@ void Outer::next_round() {
   sums_->next_round();
   trace_->next_round();
 }
+
+void Outer::abandon() { sums_->abandon(); }
 
 }  // namespace fsdp::engine

@@ -55,6 +55,8 @@ class Outer {
   device::Stream &stream() { return *stream_; }
   comm::MessageCommunicator &sum_comm() { return *sums_; }
   void next_round();
+  void trace_next_round() { trace_->next_round(); }
+  void abandon();
   const OuterStats &stats() const { return stats_; }
   uint64_t sent_bytes() const { return sums_->sent_bytes() + weights_->sent_bytes(); }
 

@@ -62,9 +62,14 @@ void Params::store(const ParamPlace &place, const std::byte *from, fsdp_dtype dt
   const uint64_t end = std::min(first + count, own.tensor_offset + own.count);
   if (begin >= end) return;
   const Plane &plane = home(place);
-  device::Stream &caller = runtime_.context.device().caller_stream(nullptr);
-  caller.cast(plane.at(own) + (begin - own.tensor_offset) * dtype_size(plane.dtype), plane.dtype,
+  runtime_.context.device().transfer(plane.at(own) + (begin - own.tensor_offset) * dtype_size(plane.dtype), plane.dtype,
               from + (begin - first) * dtype_size(dtype), dtype, end - begin);
+}
+
+// Without a change of dtype, so that the bits stay.
+void Params::copy(std::byte *to, const std::byte *from, fsdp_dtype dtype, uint64_t count) {
+  if (runtime_.context.on_host()) std::memcpy(to, from, count * dtype_size(dtype));
+  else runtime_.context.device().transfer(to, dtype, from, dtype, count);
 }
 
 void Params::meet(const comm::Tag &tag, device::Stream &caller) {
@@ -77,7 +82,7 @@ void Params::meet(const comm::Tag &tag, device::Stream &caller) {
 // bring it into their own. One barrier says that it is there, another that everybody has taken it.
 template <class Fill, class Take>
 void Params::stage(const Piece &piece, Fill fill, Take take) {
-  device::Stream &caller = runtime_.context.device().caller_stream(nullptr);
+  device::Stream &caller = runtime_.context.device().calling_thread();
   // Ranks must agree on all of it, and those that do not get it as text: what may be cut off comes last.
   char text[64];
   std::snprintf(text, sizeof text, "%s from rank %u as %s of %s", piece.call, runtime_.teams.all->world_rank(piece.shown),
@@ -110,6 +115,7 @@ void Params::load(Group &group, uint64_t param_index, const void *data, fsdp_dty
   if (here && !data)
     fail(FSDP_INVALID_ARGUMENT, "{}: data is NULL for parameter '{}' on rank {}", call,
          runtime_.param(group, param_index).name, runtime_.teams.all->rank());
+  runtime_.join_window(runtime_.context.device().caller_stream(nullptr));
   const auto *bytes = static_cast<const std::byte *>(data);
   if (root == FSDP_EVERY_RANK || ranks == 1) {
     store(place, bytes, dtype, 0, element_count);
@@ -122,7 +128,7 @@ void Params::load(Group &group, uint64_t param_index, const void *data, fsdp_dty
     const auto owner = static_cast<uint32_t>(root);
     stage(
         {call, owner, owner, true, count * element, dtype, runtime_.param(group, param_index).name.c_str()},
-        [&](std::byte *to) { std::memcpy(to, bytes + first * element, count * element); },
+        [&](std::byte *to) { copy(to, bytes + first * element, dtype, count); },
         [&](const std::byte *from) { store(place, from, dtype, first, count); });
   }
 }
@@ -133,12 +139,13 @@ void Params::read(Group &group, uint64_t param_index, void *data, fsdp_dtype dty
   const ParamPlace place = runtime_.place(group, param_index, call);
   check(group, param_index, dtype, element_count, call);
   if (!data) fail(FSDP_INVALID_ARGUMENT, "{}: data is NULL", call);
-  device::Stream &caller = runtime_.context.device().caller_stream(nullptr);
+  device::Device &device = runtime_.context.device();
+  runtime_.join_window(device.caller_stream(nullptr));
   auto *to = static_cast<std::byte *>(data);
   const Plane &plane = home(place);
   const bool whole = runtime_.plan.buckets[place.bucket].main_is_whole;
   if (whole || runtime_.teams.all->size() == 1) {
-    caller.cast(to, dtype, plane.at(owned(place, runtime_.teams.all->rank())), plane.dtype, element_count);
+    device.transfer(to, dtype, plane.at(owned(place, runtime_.teams.all->rank())), plane.dtype, element_count);
     return;
   }
   const uint64_t step = runtime_.plan.staging_part_bytes / dtype_size(plane.dtype);
@@ -151,10 +158,10 @@ void Params::read(Group &group, uint64_t param_index, void *data, fsdp_dtype dty
           {call, r, shown, travels(place), count * dtype_size(plane.dtype), plane.dtype,
            runtime_.param(group, param_index).name.c_str()},
           [&](std::byte *part) {
-            std::memcpy(part, plane.at(slice) + done * dtype_size(plane.dtype), count * dtype_size(plane.dtype));
+            copy(part, plane.at(slice) + done * dtype_size(plane.dtype), plane.dtype, count);
           },
           [&](const std::byte *part) {
-            caller.cast(to + (slice.tensor_offset + done) * dtype_size(dtype), dtype, part, plane.dtype, count);
+            device.transfer(to + (slice.tensor_offset + done) * dtype_size(dtype), dtype, part, plane.dtype, count);
           });
     }
   }

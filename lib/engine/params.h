@@ -35,6 +35,7 @@ class Params {
   // fill on the owner, then take on every rank.
   template <class Fill, class Take>
   void stage(const Piece &piece, Fill fill, Take take);
+  void copy(std::byte *to, const std::byte *from, fsdp_dtype dtype, uint64_t count);
   void meet(const comm::Tag &tag, device::Stream &caller);
   void check(const Group &group, uint64_t param_index, fsdp_dtype dtype, uint64_t element_count, const char *call);
 

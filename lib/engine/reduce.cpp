@@ -36,6 +36,11 @@ void Reducer::open(Group &group, device::Stream &caller, const char *call) {
   grad.state = State::lent;
   std::fill(grad.acquired.begin(), grad.acquired.end(), uint8_t{0});
   grad.streams.clear();
+  if (runtime_.context.on_host()) return;
+  // Streams that come later wait for this.
+  caller.wait(*grad.opened);
+  runtime_.join_window(caller);
+  caller.record(*grad.opened);
 }
 
 void Reducer::make_room(Group &group, device::Stream &caller, const char *call) {
@@ -64,7 +69,9 @@ void Reducer::make_room(Group &group, device::Stream &caller, const char *call) 
 
 // Peers have read the buffer: it may be written again.
 void Reducer::drain(Group &group, device::Stream &caller) {
-  if (runtime_.communicates()) {
+  if (!runtime_.context.on_host()) {
+    runtime_.wait(*group.grad.reduced, Awaited::reduce, caller, &group);
+  } else if (runtime_.communicates()) {
     if (!runtime_.reduce_comm->released(group.grad.ticket)) {
       const WaitSpan span(runtime_, Awaited::reduce, &group);
       runtime_.reduce_comm->await_release(group.grad.ticket, caller);
@@ -112,7 +119,9 @@ void Reducer::acquire(Group &group, uint64_t param_index, fsdp_stream stream, fs
   state.acquired[param_index] = 1;
   state.touched[param_index] = 1;
   state.writers[param_index] = stream;
-  if (std::find(state.streams.begin(), state.streams.end(), stream) == state.streams.end()) state.streams.push_back(stream);
+  if (std::find(state.streams.begin(), state.streams.end(), stream) != state.streams.end()) return;
+  if (!runtime_.context.on_host()) caller.wait(*state.opened);
+  state.streams.push_back(stream);
 }
 
 void Reducer::put(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
@@ -167,9 +176,12 @@ void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
   grad.last = last;
   if (group.plan->persistent_grad && !last) {
     grad.state = State::idle;  // the contributions add up where they are
+    if (!runtime_.context.on_host()) chain_writers(group);
     return;
   }
   wait_for_writers(group);
+  // The main grads may still be read by the update that was before.
+  runtime_.join_window(*runtime_.reduce_stream);
   const uint32_t turn = runtime_.outer ? runtime_.outer->take_turn(group, *runtime_.reduce_stream) : 0;
   if (runtime_.communicates()) {
     enter_round();
@@ -192,6 +204,23 @@ void Reducer::wait_for_writers(Group &group) {
   }
 }
 
+// Of a device: whoever opens the buffer again comes after all that wrote into it.
+void Reducer::chain_writers(Group &group) {
+  for (const fsdp_stream stream : group.grad.streams) {
+    device::Stream &caller = runtime_.context.device().caller_stream(stream);
+    caller.wait(*group.grad.opened);
+    caller.record(*group.grad.opened);
+  }
+}
+
+void Reducer::await_writers(device::Stream &caller) {
+  for (Group &group : runtime_.groups) {
+    if (group.grad.state != State::lent) continue;
+    chain_writers(group);
+    caller.wait(*group.grad.opened);
+  }
+}
+
 // The first collective of a round may only start when every rank has realigned its sequence numbers.
 void Reducer::enter_round() {
   if (runtime_.round_entered) return;
@@ -204,6 +233,7 @@ void Reducer::enqueue(Group &group, uint32_t turn) {
   const comm::Tag tag{group.index, group.name()};
   const bool accumulate = group.grad.reduced_count > 0 && !group.partial;
   Stats &stats = runtime_.stats;
+  if (!runtime_.context.on_host()) runtime_.calls.add(CallSequence::Kind::reduce, group.index);
   ++stats.reduces;
   stats.reduced_bytes += group.reduced_bytes;
   const comm::Communicator *comm = runtime_.reduce_comm.get();

@@ -27,6 +27,8 @@ class Reducer {
   // Contributions of this step, of groups whose every contribution is reduced.
   uint64_t count_reduces() const noexcept;
   void start_step();
+  // Of a device, for a step that is given up: what follows on the stream comes after what wrote lent gradients.
+  void await_writers(device::Stream &caller);
 
  private:
   void check_open(const Group &group, uint64_t param_index, const char *call) const;
@@ -35,6 +37,7 @@ class Reducer {
   void drain(Group &group, device::Stream &caller);
   void check_complete(const Group &group) const;
   void wait_for_writers(Group &group);
+  void chain_writers(Group &group);
   void enter_round();
   void enqueue(Group &group, uint32_t turn);
   void enqueue_local(Group &group, uint32_t turn);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/runtime.h"
 
+#include <chrono>
 #include <exception>
+#include <thread>
 
 namespace fsdp::engine {
 namespace {
@@ -85,8 +87,9 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
     published = device.create_event();
     finished = device.create_event();
     order = device.create_event();
+    window_work = device.create_event();
   });
-  storage = std::make_unique<Storage>(spec, plan, arenas, *teams.all, inner(), device, early);
+  storage = std::make_unique<Storage>(spec, plan, arenas, teams, device, early);
   if (timeline) model_number_ = timeline->open_model();
   // What fails the ranks of one inner axis must fail those of the others.
   if (teams.outer) share_outcome(*teams.all, catch_error([this] { make_inner(); }));
@@ -97,10 +100,12 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
 }
 
 void Runtime::make_inner() {
-  version_gate = inner().create_gate("publish");
-  round_gate = inner().create_gate("round of reduces");
-  gather_comm = inner().create_communicator("gather");
-  reduce_comm = inner().create_communicator("reduce", spec.mesh.reduction_block);
+  // What is never sent needs no communicator over the device's memory.
+  comm::Team &data = communicates() ? *teams.inner_data : inner();
+  version_gate = data.create_gate("publish");
+  round_gate = data.create_gate("round of reduces");
+  gather_comm = data.create_communicator("gather");
+  reduce_comm = data.create_communicator("reduce", spec.mesh.reduction_block);
   control_comm = inner().create_communicator("control");
 }
 
@@ -113,9 +118,9 @@ void Runtime::make_traces() {
   trace::FlightRecorder &flight = context.flight();
   const uint16_t number = name_ranks(flight, teams, context.world_size());
   using trace::Sequence;
-  gather_trace = std::make_unique<StreamTrace>(*gather_stream, timeline, trace::gather_lane(model_number_),
+  gather_trace = std::make_unique<StreamTrace>(context, *gather_stream, trace::gather_lane(model_number_),
                                                trace::FlightSequence(flight, Sequence::gathers, number));
-  reduce_trace = std::make_unique<StreamTrace>(*reduce_stream, timeline, trace::reduce_lane(model_number_),
+  reduce_trace = std::make_unique<StreamTrace>(context, *reduce_stream, trace::reduce_lane(model_number_),
                                                trace::FlightSequence(flight, Sequence::reduces, number));
   meeting_flights = std::make_unique<trace::FlightSequence>(flight, Sequence::meetings, number);
   param_flights = std::make_unique<trace::FlightSequence>(flight, Sequence::params, number);
@@ -127,9 +132,9 @@ void Runtime::make_traces() {
 // Streams first: their work refers to everything else. A model that ends in the middle of a step leaves work that waits
 // for peers: reduces are abandoned, here and on the peers, and a gather that cannot end fails the context.
 Runtime::~Runtime() {
-  if (reduce_comm) reduce_comm->abandon();
-  if (outer) outer->sum_comm().abandon();
-  if (gather_stream && finished && version_gate) {
+  if (!context.on_host()) end_streams();
+  abandon();
+  if (context.on_host() && gather_stream && finished && version_gate) {
     gather_stream->record(*finished);
     if (!finished->done() && !version_gate->reached(version))
       context.fail_for_good(Error(FSDP_INVALID_STATE, format_text("a model of rank {} was destroyed with work in flight",
@@ -139,6 +144,52 @@ Runtime::~Runtime() {
   reduce_stream.reset();
   gather_stream.reset();
   if (timeline) timeline->close_model(model_number_);
+}
+
+void Runtime::gather(std::span<const comm::GatherSpan> spans, const Group &group) {
+  const comm::Tag tag{group.index, group.name()};
+  if (context.on_host()) return gather_comm->gather_stable(spans, tag, *gather_stream);
+  if (auto error = gather_comm->broken()) throw *std::move(error);
+  gather_comm->all_gather(spans, tag, *gather_stream);
+}
+
+void Runtime::abandon() {
+  if (reduce_comm) reduce_comm->abandon();
+  if (outer) outer->abandon();
+  // On the host gathers pull what is there: nobody is waited for.
+  if (gather_comm && !context.on_host()) gather_comm->abandon();
+}
+
+// The device reads and writes memory that ends with this object. What all ranks have called comes to its end by itself, so
+// only what has not done so after a while is given up; then the context fails, which ends everything that waits for a peer.
+void Runtime::end_streams() noexcept {
+  using std::chrono::milliseconds;
+  constexpr milliseconds own_end{2000}, longest{20'000};
+  try {
+    if (gather_stream && order)
+      for (const Group &group : groups)
+        for (const GatherSlot &slot : group.slots) gather_stream->wait(*slot.left);
+    if (!context.failure().failed() && streams_end(own_end)) return;
+    abandon();
+    if (streams_end(longest)) return;
+    context.fail_for_good(Error(FSDP_INVALID_STATE, format_text("a model of rank {} was destroyed with work in flight", context.rank())));
+    streams_end(longest);
+  } catch (const std::exception &error) {
+    context.log(FSDP_LOG_WARNING, format_text("a model of rank {} was destroyed: {}", context.rank(), error.what()));
+  }
+}
+
+bool Runtime::streams_end(std::chrono::milliseconds within) {
+  const auto end = std::chrono::steady_clock::now() + within;
+  for (device::Stream *stream : {gather_stream.get(), outer ? &outer->stream() : nullptr, reduce_stream.get()}) {
+    if (!stream || !finished) continue;
+    stream->record(*finished);
+    while (!finished->done()) {
+      if (std::chrono::steady_clock::now() >= end) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  return true;
 }
 
 ParamPlace &Runtime::place(Group &group, uint64_t param_index, const char *call) {
@@ -158,6 +209,11 @@ void Runtime::await_version() {
 }
 
 void Runtime::wait(const device::Event &event, Awaited what, device::Stream &caller, const Group *group) {
+  if (!context.on_host()) {
+    caller.wait(event);
+    context.failure().check();
+    return;
+  }
   if (event.done()) {
     context.failure().check();
     return;
@@ -165,6 +221,20 @@ void Runtime::wait(const device::Event &event, Awaited what, device::Stream &cal
   const WaitSpan span(*this, what, group);
   caller.wait(event);
   context.failure().check();
+}
+
+void Runtime::join_window(device::Stream &caller) const {
+  if (!context.on_host()) caller.wait(*window_work);
+}
+
+void Runtime::leave_window(device::Stream &caller) const {
+  if (!context.on_host()) caller.record(*window_work);
+}
+
+void Runtime::synchronize(device::Stream &stream) {
+  stream.record(*order);
+  const WaitSpan span(*this, Awaited::reduce);
+  context.device().synchronize(*order);
 }
 
 void Runtime::wait_idle(device::Stream &stream, Awaited what, device::Stream &caller) {

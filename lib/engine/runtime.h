@@ -2,11 +2,13 @@
 // Everything that exists from the seal on: memory, streams, communicators, groups, and the state that all calls check.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <vector>
 
 #include "comm/communicator.h"
 #include "device/device.h"
+#include "engine/call_sequence.h"
 #include "engine/context.h"
 #include "engine/group.h"
 #include "engine/outer.h"
@@ -47,6 +49,8 @@ class Runtime {
   std::unique_ptr<device::Stream> gather_stream, reduce_stream;
   std::unique_ptr<Outer> outer;  // NULL: the mesh has one axis
   std::unique_ptr<device::Event> published, finished, order;
+  std::unique_ptr<device::Event> window_work;  // what calls of the update window have given to their streams
+  CallSequence calls;  // that peers must make too; empty on the host
   std::vector<Group> groups;
   Stats stats;
   trace::Timeline *timeline;  // NULL: no trace is kept
@@ -76,12 +80,25 @@ class Runtime {
   void wait_idle(device::Stream &caller);
   void wait_idle(device::Stream &stream, Awaited what, device::Stream &caller);
   void wait(const device::Event &event, Awaited what, device::Stream &caller, const Group *group = nullptr);
+  // Of a device: what follows on the stream comes after what earlier calls of the update window gave to theirs, and the
+  // next ones come after what this one gave to it. On the host one thread does it all.
+  void join_window(device::Stream &caller) const;
+  void leave_window(device::Stream &caller) const;
+  // Of a device: the calling thread waits for what the stream has been given.
+  void synchronize(device::Stream &stream);
+  // The group's weights go to full buffers, on the gather stream. On the host they are pulled from where they are; of a device
+  // they are messages, and one that was given up since is an error.
+  void gather(std::span<const comm::GatherSpan> spans, const Group &group);
+  // Collectives that cannot complete end.
+  void abandon();
   // Errors that name the call expected.
   void require_weights(const char *call) const;  // the window is closed
   void require_window(const char *call) const;
   void require_step(const char *call) const;     // ... and the step has not failed
 
  private:
+  void end_streams() noexcept;
+  bool streams_end(std::chrono::milliseconds within);
   void make_inner();
   void make_parts();
   void make_traces();

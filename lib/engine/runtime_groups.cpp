@@ -35,6 +35,10 @@ float grad_factor(const memory::ModelSpec &spec) {
   }
 }
 
+std::byte *wire_of(const Bucket &bucket, const layout::SubBucket &sub) {
+  return bucket.wire ? bucket.wire + sub.full_offset * dtype_size(bucket.plan->wire_dtype) : nullptr;
+}
+
 }  // namespace
 
 void Runtime::make_groups() {
@@ -87,8 +91,12 @@ uint64_t Runtime::add_gather(std::vector<comm::GatherSpan> &spans, const Bucket 
     const uint64_t bytes = sub.shard_count * bucket.plan->slices * element;
     if (bytes == 0) continue;
     comm::Source from = bucket.compute_source;
-    from.offset += sub.full_offset * element;
-    from.stride += bytes;
+    if (bucket.compute.extent == Extent::group) {
+      from.offset += sub.shard_offset * bucket.plan->slices * element;
+    } else {
+      from.offset += sub.full_offset * element;
+      from.stride += bytes;
+    }
     spans.push_back({from, to + sub.full_offset * element, bytes});
     sum += bytes;
   }
@@ -105,6 +113,7 @@ void Runtime::make_grads(Group &group) {
   grad.written = context.device().create_event();
   grad.reduced = context.device().create_event();
   grad.summed = context.device().create_event();
+  grad.opened = context.device().create_event();
   const float factor = grad_factor(spec);
   for (const uint32_t b : group.plan->buckets) {
     const Bucket &bucket = storage->buckets()[b];
@@ -132,7 +141,7 @@ void Runtime::add_all_reduce(Group &group, const Bucket &bucket, const layout::S
   group.reduced_bytes += sub.shard_count * element * ranks;
   group.all_reduced_bytes += sub.shard_count * (element * ranks + sizeof(float) * (ranks - 1));
   group.all_reduce_spans.push_back({from, bucket.plan->grad_dtype, bucket.plan->wire_dtype, sub.shard_count, whole,
-                                    bucket.grad.data + sub.full_offset * sizeof(float), factor, false});
+                                    bucket.grad.data + sub.full_offset * sizeof(float), factor, false, wire_of(bucket, sub)});
 }
 
 // This inner rank's sums: of all its slots.
@@ -148,7 +157,7 @@ void Runtime::add_reduce(Group &group, const Bucket &bucket, const layout::SubBu
   for (uint32_t turn = 0; turn < 2; ++turn) {
     float *to = plan.uses_partial ? bucket.partial[turn] + sub.shard_offset * plan.slices
                                   : reinterpret_cast<float *>(bucket.grad.data) + own;
-    group.reduce_spans[turn].push_back({from, plan.grad_dtype, plan.wire_dtype, count, to, factor, false});
+    group.reduce_spans[turn].push_back({from, plan.grad_dtype, plan.wire_dtype, count, to, factor, false, wire_of(bucket, sub)});
   }
 }
 

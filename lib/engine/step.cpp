@@ -29,7 +29,10 @@ void Model::meet(Intent intent, double value, const std::string &missing) {
   mine.version = state.version;
   mine.value = value;
   mine.reduces = intent == Intent::finish ? reducer_->count_reduces() : 0;
+  mine.calls = state.calls.hash();
   std::strncpy(mine.text, missing.c_str(), sizeof mine.text - 1);
+  state.gather_trace->settle();
+  state.reduce_trace->settle();
   const WaitSpan span(state, Awaited::peers);
   const trace::FlightScope exchange(*state.meeting_flights, intent_call(intent), 0);
   // One name for all intents: the meeting itself tells who called what.
@@ -41,21 +44,38 @@ void Model::end_step(Intent intent, double value, std::string missing, fsdp_stre
   Runtime &state = *runtime_;
   device::Stream &caller = context_->device().caller_stream(stream);
   gatherer_->drop_all(false);
-  state.reduce_comm->quiesce();
-  if (state.outer) state.outer->sum_comm().quiesce();
+  if (context_->on_host()) {
+    state.reduce_comm->quiesce();
+    if (state.outer) state.outer->sum_comm().quiesce();
+  } else {
+    await_readers(caller);
+  }
   state.wait_idle(caller);
   auto broken = state.reduce_comm->broken();
   if (!broken && state.outer) broken = state.outer->sum_comm().broken();
+  if (!broken && !context_->on_host()) broken = state.gather_comm->broken();
   if (broken) missing += format_text("{}{}", missing.empty() ? "" : "; ", broken->message);
   meet(intent, value, missing);
   check_meeting(intent, value);
+  state.calls.restart();
+  realign();
+  state.leave_window(caller);
+}
+
+// Weights that are kept in place are read by streams of the caller's, of which this is the only word.
+void Model::await_readers(device::Stream &caller) {
+  Runtime &state = *runtime_;
+  state.join_window(caller);
+  for (Group &group : state.groups)
+    for (GatherSlot &slot : group.slots)
+      if (!group.plan->copies) caller.wait(*slot.left);
 }
 
 // Throws if the ranks did not come for the same, or one of them misses something.
 void Model::check_meeting(Intent intent, double value) {
   Runtime &state = *runtime_;
-  std::string problems;
-  bool same_call = true;
+  std::string problems = compare_calls();
+  bool same_call = problems.empty();
   for (uint32_t r = 0; r < state.teams.all->size(); ++r) {
     const Meeting &other = meetings_[r];
     const bool same_intent = other.intent == intent;
@@ -91,14 +111,32 @@ void Model::check_versions() {
   }
 }
 
-// A new round of reduces: sequence numbers agree again, and nobody starts before all have come.
+// A new round of reduces: sequence numbers agree again, and nobody starts before all have come. Messages of a step that has
+// ended well go on as they are: the GPU may still be at them.
 void Model::realign() {
   Runtime &state = *runtime_;
+  if (!context_->on_host()) {
+    state.reduce_trace->next_round();
+    if (state.outer) state.outer->trace_next_round();
+    return;
+  }
   state.reduce_comm->next_round();
   state.reduce_trace->next_round();
   if (state.outer) state.outer->next_round();
   state.round_gate->arrive(++state.round);
   state.round_entered = false;
+}
+
+// After a step that was given up: nothing is under way any more. The exchange is what must be passed before the next collective.
+void Model::realign_messages() {
+  Runtime &state = *runtime_;
+  state.reduce_comm->next_round();
+  state.gather_comm->next_round();
+  state.reduce_trace->next_round();
+  if (state.outer) state.outer->next_round();
+  state.calls.restart();
+  const WaitSpan span(state, Awaited::peers);
+  state.teams.all->exchange_fixed(&meetings_.back(), sizeof(Meeting), meetings_.data(), "the end of a step");
 }
 
 void Model::finish_grads(double scale, fsdp_stream stream) {
@@ -111,7 +149,6 @@ void Model::finish_grads(double scale, fsdp_stream stream) {
     missing += (missing.empty() ? "" : "; ") + holds;
   if (missing.empty()) reducer_->gather_whole();
   end_step(Intent::finish, scale, std::move(missing), stream);
-  realign();
   state.window_open = state.window_has_grads = true;
   optimizer_->scale_grads(scale, stream);
 }
@@ -123,7 +160,6 @@ void Model::begin_update(fsdp_stream stream) {
   state.require_weights(call);
   std::string missing = unfinished();
   end_step(Intent::update, 1.0, std::move(missing), stream);
-  realign();
   state.window_open = true;
   state.window_has_grads = false;
 }
@@ -141,6 +177,7 @@ void Model::publish(fsdp_stream stream, const char *call) {
     if (state.version) context_->failure().set(error);
     throw;
   }
+  state.join_window(caller);
   optimizer_->cast_weights(caller);
   close_window(caller);
 }
@@ -161,16 +198,18 @@ void Model::close_window(device::Stream &caller) {
   ++state.version;
   device::Stream &writer = state.outer && state.outer->gathers() ? gather_outer_weights(caller) : caller;
   comm::Gate *gate = state.version_gate.get();
-  writer.run([gate, version = state.version] { gate->arrive(version); });
+  if (context_->on_host()) writer.run([gate, version = state.version] { gate->arrive(version); });
   writer.record(*state.published);
   if (state.timeline) {
     const uint64_t now = trace::now_ns();
     state.timeline->record({"published", nullptr, now, now, 0, static_cast<uint32_t>(state.version), trace::caller_lane,
                             trace::Kind::instant});
   }
-  state.version_ready = state.inner().size() == 1 && !(state.outer && state.outer->gathers());
+  state.version_ready = !context_->on_host() || (state.inner().size() == 1 && !(state.outer && state.outer->gathers()));
   state.window_open = state.window_has_grads = false;
+  if (!context_->on_host()) caller.wait(*state.published);
   refresh_whole_weights(caller);
+  state.leave_window(caller);
   reducer_->start_step();
   gatherer_->start_step();
 }
@@ -196,7 +235,7 @@ void Model::refresh_whole_weights(device::Stream &caller) {
     }
     copies = true;
     state.gather_trace->begin("all_gather", group, group.pulled_bytes);
-    state.gather_comm->gather_stable(group.refresh_spans, {group.index, group.name()}, *state.gather_stream);
+    state.gather(group.refresh_spans, group);
     state.gather_trace->end("all_gather", group, group.pulled_bytes, state.version);
     ++state.stats.all_gathers;
     state.stats.gathered_bytes += group.pulled_bytes;
@@ -213,10 +252,14 @@ void Model::discard(fsdp_stream stream) {
   if (state.version == 0)
     fail(FSDP_INVALID_STATE, "{}: nothing was published yet, so there is no step to discard; call fsdp_publish_weights", call);
   device::Stream &caller = context_->device().caller_stream(stream);
-  state.reduce_comm->abandon();
-  if (state.outer) state.outer->sum_comm().abandon();
+  state.abandon();
   gatherer_->drop_all(true);
   state.wait_idle(caller);
+  if (!context_->on_host()) {
+    reducer_->await_writers(caller);
+    await_readers(caller);
+    state.synchronize(caller);
+  }
   const auto all_discard = [&] {
     return std::all_of(meetings_.begin(), meetings_.begin() + state.teams.all->size(),
                        [](const Meeting &meeting) { return meeting.intent == Intent::discard; });
@@ -224,7 +267,8 @@ void Model::discard(fsdp_stream stream) {
   do meet(Intent::discard, 1.0, {});
   while (!all_discard());
   check_versions();
-  realign();
+  if (context_->on_host()) realign();
+  else realign_messages();
   state.step_failure.clear();
   state.window_open = state.window_has_grads = false;
   reducer_->start_step();

@@ -57,15 +57,20 @@ std::byte *Plane::at(const layout::Slice &slice) const {
 }
 
 Storage::Storage(const memory::ModelSpec &spec, const memory::ModelPlan &plan,
-                 const std::map<fsdp_role, CallerArena> &callers, comm::Team &all, comm::Team &team,
-                 device::Device &device, std::optional<Error> early)
-    : spec_(spec), plan_(plan), callers_(callers), team_(team), device_(device) {
+                 const std::map<fsdp_role, CallerArena> &callers, const Teams &teams, device::Device &device,
+                 std::optional<Error> early)
+    : spec_(spec),
+      plan_(plan),
+      callers_(callers),
+      host_team_(*teams.inner),
+      team_(*teams.inner_data),
+      device_(device) {
   // Private memory first: a rank that cannot have it must say so before the others wait for it in a collective.
   if (!early) early = catch_error([this] { allocate_private(); });
-  share_outcome(all, early);
+  share_outcome(*teams.all, early);
   // The ranks of one inner axis fail alike; those of another must learn it.
   if (spec_.mesh.outer_size == 1) allocate_shared();
-  else share_outcome(all, catch_error([this] { allocate_shared(); }));
+  else share_outcome(*teams.all, catch_error([this] { allocate_shared(); }));
   buckets_.resize(plan_.buckets.size());
   for (uint32_t b = 0; b < buckets_.size(); ++b) place(b);
   for (int role = 1; role < 8; ++role) allocated_[0] += allocated_[role];
@@ -79,13 +84,22 @@ Storage::Region Storage::allocate(fsdp_role role, uint64_t bytes) {
       fail(FSDP_INVALID_ARGUMENT, "fsdp_set_arena: the arena for {} has {} bytes, the model needs {} on rank {}",
            role_name(role), caller->second.size_bytes, bytes, team_.world_rank(team_.rank()));
     region.data = caller->second.data;
-    std::memset(region.data, 0, bytes);
+    clear(region.data, bytes);
   } else {
-    region.memory = device_.allocate(bytes, role_name(role));
+    // Norms are measured where the caller's thread can read them.
+    region.memory = role == FSDP_ROLE_STAGING ? device_.allocate_host(bytes, role_name(role)) : device_.allocate(bytes, role_name(role));
     region.data = region.memory->data();
   }
   allocated_[static_cast<size_t>(role)] += bytes;
   return region;
+}
+
+void Storage::clear(std::byte *data, uint64_t bytes) {
+  device::Stream &stream = device_.caller_stream(nullptr);
+  stream.fill(data, 0, bytes);
+  const auto cleared = device_.create_event();
+  stream.record(*cleared);
+  device_.synchronize(*cleared);
 }
 
 void Storage::allocate_private() {
@@ -99,19 +113,22 @@ void Storage::allocate_private() {
   gather_ = allocate(FSDP_ROLE_GATHER, plan_.gather_bytes);
   scratch_ = allocate(FSDP_ROLE_STAGING, plan_.staging_bytes);
   partial_ = allocate(FSDP_ROLE_REDUCE, plan_.partial_bytes);
+  wire_ = allocate(FSDP_ROLE_REDUCE, plan_.wire_bytes);
 }
 
 void Storage::allocate_shared() {
   shared_compute_ = create_shared_compute();
-  whole_compute_ = create_parts(plan_.whole_compute_bytes, "whole compute weights");
-  grads_ = create_parts(plan_.grads_part_bytes, "full gradients");
-  staging_ = create_parts(plan_.staging_part_bytes, "staging");
+  whole_compute_ = create_parts(team_, plan_.whole_compute_bytes, "whole compute weights");
+  shard_compute_ = create_parts(team_, plan_.shard_compute_bytes, "compute weights");
+  grads_ = create_parts(team_, plan_.grads_part_bytes, "full gradients");
+  staging_ = create_parts(host_team_, plan_.staging_part_bytes, "staging");
+  if (shard_compute_) allocated_[FSDP_ROLE_COMPUTE] += shard_compute_->size_bytes() / team_.size();
   if (whole_compute_) allocated_[FSDP_ROLE_COMPUTE] += whole_compute_->size_bytes() / team_.size();
   if (grads_) {
     allocated_[FSDP_ROLE_GRAD] += plan_.persistent_grad_bytes;
     allocated_[FSDP_ROLE_REDUCE] += grads_->size_bytes() / team_.size() - plan_.persistent_grad_bytes;
   }
-  allocated_[FSDP_ROLE_STAGING] += plan_.message_bytes;  // the outer axis makes it
+  allocated_[FSDP_ROLE_STAGING] += plan_.message_bytes + plan_.device_team_bytes;  // the outer axis and the device's teams make it
   if (staging_) allocated_[FSDP_ROLE_STAGING] += staging_->size_bytes() / team_.size();
 }
 
@@ -135,9 +152,9 @@ std::unique_ptr<comm::Arena> Storage::create_shared_compute() {
   return arena;
 }
 
-std::unique_ptr<comm::Arena> Storage::create_parts(uint64_t part_bytes, const char *what) {
+std::unique_ptr<comm::Arena> Storage::create_parts(comm::Team &team, uint64_t part_bytes, const char *what) {
   if (part_bytes == 0) return nullptr;
-  return team_.create_parts(part_bytes, what);
+  return team.create_parts(part_bytes, what);
 }
 
 void Storage::place_compute(const memory::BucketPlan &plan, const memory::GroupPlan &group, Bucket &bucket) const {
@@ -156,6 +173,11 @@ void Storage::place_compute(const memory::BucketPlan &plan, const memory::GroupP
       bucket.view = whole_compute_->data() + own + plan.compute_offset;
       break;
     }
+    case memory::ComputeHome::shard:
+      bucket.compute.extent = Extent::group;
+      bucket.compute.data = shard_compute_->writable() + team_.rank() * plan_.shard_compute_bytes + plan.compute_offset;
+      bucket.compute_source = {shard_compute_.get(), plan.compute_offset, plan_.shard_compute_bytes};
+      break;
     case memory::ComputeHome::local:
       bucket.compute.data = local_compute_.data + plan.compute_offset;
       bucket.view = bucket.compute.data;
@@ -193,6 +215,7 @@ void Storage::place(uint32_t index) {
   for (uint32_t turn = 0; turn < 2 && plan.uses_partial; ++turn)
     bucket.partial[turn] =
         reinterpret_cast<float *>(partial_.data + turn * (plan_.partial_bytes / 2) + plan.partial_offset);
+  if (plan_.wire_bytes && plan.wire_dtype != plan.grad_dtype) bucket.wire = wire_.data + plan.wire_offset;
   for (size_t s = 0; s < plan.state_offsets.size(); ++s)
     bucket.states.push_back({optimizer_.data + plan.state_offsets[s], spec_.states[s].dtype, extent});
 }

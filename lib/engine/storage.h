@@ -12,6 +12,7 @@
 
 #include "comm/communicator.h"
 #include "device/device.h"
+#include "engine/teams.h"
 #include "memory/model_plan.h"
 
 namespace fsdp::engine {
@@ -43,6 +44,7 @@ struct Bucket {
   Plane grad;                 // main grads
   std::vector<Plane> states;  // in the order declared
   std::array<float *, 2> partial{};  // inner sums, by turn
+  std::byte *wire = nullptr;         // rounded gradients, NULL where the communicator needs no room for them
   std::byte *full_grad = nullptr;  // this rank's full gradient buffer
   comm::Source full_grad_source;
   comm::Source whole_grad_source;  // no_shard: every rank's whole main grads
@@ -55,10 +57,9 @@ void share_outcome(comm::Team &team, const std::optional<Error> &mine);
 
 class Storage {
  public:
-  // Collective over all ranks of the model; the team is the inner one. early: why this rank cannot go on at all; then every
-  // rank throws it.
+  // Collective over all ranks of the model. early: why this rank cannot go on at all; then every rank throws it.
   Storage(const memory::ModelSpec &spec, const memory::ModelPlan &plan, const std::map<fsdp_role, CallerArena> &callers,
-          comm::Team &all, comm::Team &team, device::Device &device, std::optional<Error> early = {});
+          const Teams &teams, device::Device &device, std::optional<Error> early = {});
 
   const std::vector<Bucket> &buckets() const { return buckets_; }
   std::byte *gather_pool() const { return gather_.data; }
@@ -77,7 +78,8 @@ class Storage {
   void allocate_private();
   void allocate_shared();
   std::unique_ptr<comm::Arena> create_shared_compute();
-  std::unique_ptr<comm::Arena> create_parts(uint64_t part_bytes, const char *what);
+  static std::unique_ptr<comm::Arena> create_parts(comm::Team &team, uint64_t part_bytes, const char *what);
+  void clear(std::byte *data, uint64_t bytes);
   void place(uint32_t index);
   void place_compute(const memory::BucketPlan &plan, const memory::GroupPlan &group, Bucket &bucket) const;
   void place_grads(const memory::BucketPlan &plan, const memory::GroupPlan &group, Bucket &bucket) const;
@@ -85,11 +87,12 @@ class Storage {
   const memory::ModelSpec &spec_;
   const memory::ModelPlan &plan_;
   const std::map<fsdp_role, CallerArena> &callers_;
-  comm::Team &team_;
+  comm::Team &host_team_;  // the inner ranks
+  comm::Team &team_;       // ... over memory of the device
   device::Device &device_;
   std::array<uint64_t, 8> allocated_{};
-  std::unique_ptr<comm::Arena> shared_compute_, whole_compute_, grads_, staging_;
-  Region local_compute_, main_, grad_, optimizer_, gather_, scratch_, partial_;
+  std::unique_ptr<comm::Arena> shared_compute_, whole_compute_, shard_compute_, grads_, staging_;
+  Region local_compute_, main_, grad_, optimizer_, gather_, scratch_, partial_, wire_;
   std::vector<Bucket> buckets_;
 };
 

@@ -14,6 +14,7 @@ void StreamTrace::record(trace::Event event) const noexcept {
 
 void StreamTrace::await(comm::Gate &gate, uint64_t value, const char *what, const char *name, const char *object,
                         uint64_t version) {
+  if (in_flight_) return;
   if (timeline_) stream_.run([this] { begin_ns_ = trace::now_ns(); });
   stream_.run([gate = &gate, value, what] { gate->await(value, what); });
   if (!timeline_) return;
@@ -23,6 +24,11 @@ void StreamTrace::await(comm::Gate &gate, uint64_t value, const char *what, cons
 
 void StreamTrace::begin(const char *name, const Group &group, uint64_t bytes) {
   handle_ = flights_.enqueue(name, group.flight_name, bytes);
+  if (in_flight_) {
+    begin_ns_ = trace::now_ns();
+    flights_.flight().start(handle_);
+    return;
+  }
   stream_.run([this, handle = handle_] {
     begin_ns_ = trace::now_ns();
     flights_.flight().start(handle);
@@ -30,6 +36,11 @@ void StreamTrace::begin(const char *name, const Group &group, uint64_t bytes) {
 }
 
 void StreamTrace::end_of(const char *name, const Group &group, uint64_t bytes, uint64_t version, const void *comm, Broken broken) {
+  if (in_flight_) {
+    const trace::Event seen{name, group.trace_name, begin_ns_, 0, bytes, static_cast<uint32_t>(version), lane_, trace::Kind::seen};
+    in_flight_->add(stream_, {handle_, seen, comm, broken});
+    return;
+  }
   const trace::Event event{name, group.trace_name, 0, 0, bytes, static_cast<uint32_t>(version), 0, trace::Kind::collective};
   stream_.run([this, event, handle = handle_, comm, broken] {
     if (comm && broken(comm)) flights_.flight().fail(handle);

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a library stream does: as entries of the flight recorder, and as events of its lane if there is a timeline.
+// What a library stream does: as entries of the flight recorder, and as events of its lane if there is a timeline. Streams of
+// the host write the times themselves; of those of a device only their events tell (in_flight.h).
 #pragma once
 
 #include "comm/communicator.h"
 #include "device/device.h"
+#include "engine/in_flight.h"
 #include "trace/flight_sequence.h"
 #include "trace/timeline.h"
 
@@ -13,12 +15,16 @@ struct Group;
 
 class StreamTrace {
  public:
-  StreamTrace(device::Stream &stream, trace::Timeline *timeline, trace::Lane lane, trace::FlightSequence flights)
-      : stream_(stream), timeline_(timeline), lane_(lane), flights_(flights) {}
+  StreamTrace(Context &context, device::Stream &stream, trace::Lane lane, trace::FlightSequence flights)
+      : stream_(stream),
+        timeline_(context.timeline()),
+        lane_(lane),
+        flights_(flights),
+        in_flight_(context.on_host() ? nullptr : std::make_unique<InFlight>(context)) {}
   StreamTrace(const StreamTrace &) = delete;
   StreamTrace &operator=(const StreamTrace &) = delete;
 
-  // The stream waits at the gate. what is for its errors, name and object for the event.
+  // The stream waits at the gate. what is for its errors, name and object for the event. Of a device: nothing to wait for.
   void await(comm::Gate &gate, uint64_t value, const char *what, const char *name, const char *object, uint64_t version);
   // The work that is enqueued between the two calls, a collective of the group. Its communicator, if given, knows whether
   // it was skipped.
@@ -31,9 +37,13 @@ class StreamTrace {
     end_of(name, group, bytes, version, nullptr, nullptr);
   }
   void next_round() noexcept { flights_.next_round(); }
+  // Looks which work of a device's stream is done.
+  void settle() noexcept {
+    if (in_flight_) in_flight_->settle();
+  }
 
  private:
-  using Broken = bool (*)(const void *comm);
+  using Broken = InFlight::Broken;
   void end_of(const char *name, const Group &group, uint64_t bytes, uint64_t version, const void *comm, Broken broken);
   void record(trace::Event event) const noexcept;
 
@@ -42,7 +52,8 @@ class StreamTrace {
   trace::Lane lane_;
   trace::FlightSequence flights_;
   uint64_t handle_ = 0;    // of the work between begin and end; the caller's
-  uint64_t begin_ns_ = 0;  // the stream's own
+  uint64_t begin_ns_ = 0;  // the stream's own; of a device the caller's
+  std::unique_ptr<InFlight> in_flight_;  // NULL on the host
 };
 
 }  // namespace fsdp::engine

@@ -15,10 +15,15 @@ struct Teams {
   std::shared_ptr<comm::Team> all;    // agree on steps; in the mesh's order
   std::shared_ptr<comm::Team> inner;  // share memory: gather weights, reduce gradients
   std::shared_ptr<comm::Team> outer;  // exchange what the outer axis divides or replicates; NULL: there is none
+  // The same two over the device's memory: on the host they are the same.
+  std::shared_ptr<comm::Team> inner_data, outer_data;
 };
 
-// Collective over the mesh: all of them; then, once they are known to have the same mesh, its axes.
+// Collective over the mesh: all of them; then, once they are known to have the same mesh, its axes. communicates: over the
+// inner one.
 Teams create_teams(Context &context, const layout::Mesh &mesh);
-void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh);
+void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh, bool communicates);
+// What a rank allocates for exchanges of the device's memory in these teams.
+uint64_t plan_team_bytes(const Context &context, const layout::Mesh &mesh, bool communicates);
 
 }  // namespace fsdp::engine

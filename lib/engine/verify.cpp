@@ -33,9 +33,10 @@ std::vector<std::string> describe_declaration(const memory::ModelSpec &spec, con
                               spec.mesh.replicate_size, spec.mesh.shard_size, spec.mesh.inner_size,
                               static_cast<int>(spec.mesh.outer), spec.mesh.reduction_block, fmt::join(spec.mesh.ranks, ", ")));
   lines.push_back(format_text("policy: unshard mode {}, grad op {}, grad factor {}, prefetch depth {}, prefetch bytes {}, "
-                              "max pending groups {}, force communication {}",
+                              "max pending groups {}, force communication {}, GPUs {}, device transport {}",
                               spec.unshard_mode, spec.grad_op, spec.grad_factor, spec.prefetch_depth, spec.prefetch_bytes,
-                              spec.max_pending_groups, spec.force_communication));
+                              spec.max_pending_groups, spec.force_communication,
+                              !spec.host_memory, spec.device_transport));
   lines.push_back(format_text("schedule: kind {}, {} visits", spec.schedule, spec.visits.size()));
   for (const auto &visit : spec.visits) lines.push_back(format_text("visit: group {}, phase {}", visit.group_index, visit.phase));
   for (const auto &state : spec.states) lines.push_back(format_text("optimizer state '{}': {}", state.name, dtype_name(state.dtype)));

@@ -64,8 +64,19 @@ void split_group(const ModelSpec &spec, uint32_t group_index, ModelPlan &plan) {
 
 ComputeHome choose_home(const ModelSpec &spec, const GroupSpec &group) {
   if (group.strategy == FSDP_NO_SHARD) return ComputeHome::local;
+  if (!spec.host_memory && !spec.communicates()) return ComputeHome::local;
+  if (!spec.host_memory && group.strategy == FSDP_OPTIM_GRADS_PARAMS) return ComputeHome::shard;
   if (group.strategy == FSDP_OPTIM_GRADS_PARAMS || spec.mapped()) return ComputeHome::shared;
   return ComputeHome::whole;
+}
+
+uint64_t &compute_region(ModelPlan &plan, ComputeHome home) {
+  switch (home) {
+    case ComputeHome::shared: return plan.shared_compute_bytes;
+    case ComputeHome::whole: return plan.whole_compute_bytes;
+    case ComputeHome::shard: return plan.shard_compute_bytes;
+    default: return plan.local_compute_bytes;
+  }
 }
 
 void place_compute(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
@@ -73,20 +84,18 @@ void place_compute(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
   group.home = choose_home(spec, spec.groups[g]);
   group.gathers = spec.groups[g].strategy == FSDP_OPTIM_GRADS_PARAMS && spec.communicates();
   group.copies = group.gathers && !spec.mapped();
-  uint64_t size = 0;
+  uint64_t size = 0, home = 0;
   for (const uint32_t b : group.buckets) {
     BucketPlan &bucket = plan.buckets[b];
-    bucket.compute_offset = take(size, bytes_of(bucket.layout.full_count, bucket.dtype));
-    bucket.gathered_offset = bucket.compute_offset;
+    bucket.gathered_offset = take(size, bytes_of(bucket.layout.full_count, bucket.dtype));
+    const uint64_t kept = group.home == ComputeHome::shard ? bucket.inner_count() : bucket.layout.full_count;
+    bucket.compute_offset = take(home, bytes_of(kept, bucket.dtype));
   }
   group.gathered_bytes = size;
   // A shared group starts on a page, so that debug mode can take its pages away alone.
   const bool shared = group.home == ComputeHome::shared;
-  group.compute_bytes = shared ? round_up(size, page_bytes) : size;
-  uint64_t &region = shared                                   ? plan.shared_compute_bytes
-                     : group.home == ComputeHome::whole ? plan.whole_compute_bytes
-                                                              : plan.local_compute_bytes;
-  group.compute_offset = take(region, group.compute_bytes, shared ? page_bytes : buffer_alignment);
+  group.compute_bytes = shared ? round_up(home, page_bytes) : home;
+  group.compute_offset = take(compute_region(plan, group.home), group.compute_bytes, shared ? page_bytes : buffer_alignment);
   for (const uint32_t b : group.buckets) {
     BucketPlan &bucket = plan.buckets[b];
     bucket.compute_offset += group.compute_offset;
@@ -123,6 +132,18 @@ void place_grads(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
       bucket.partial_offset = take(partial, bytes_of(bucket.inner_count(), FSDP_FLOAT32));
   plan.partial_bytes = std::max(plan.partial_bytes, partial_count * round_up(partial, buffer_alignment, "memory plan"));
   if (group.persistent_grad) group.full_grad_offset = take(plan.persistent_grad_bytes, size);
+}
+
+// Where the communicator rounds gradients before it sends them.
+void place_rounded(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
+  if (!spec.rounds_before_sending || !spec.communicates()) return;
+  uint64_t size = 0;
+  for (const uint32_t b : plan.groups[g].buckets) {
+    BucketPlan &bucket = plan.buckets[b];
+    if (bucket.frozen || bucket.wire_dtype == bucket.grad_dtype) continue;
+    bucket.wire_offset = take(size, bytes_of(bucket.layout.full_count, bucket.wire_dtype));
+  }
+  plan.wire_bytes = std::max(plan.wire_bytes, round_up(size, buffer_alignment, "memory plan"));
 }
 
 ScheduleSpec schedule_of(const ModelSpec &spec, const ModelPlan &plan) {
@@ -166,9 +187,11 @@ void sum_up(const ModelSpec &spec, ModelPlan &plan) {
     plan.layout_hash = plan.layout_hash * 0x9E3779B97F4A7C15ull + bucket.layout.hash;
   }
   plan.whole_compute_bytes = round_up(plan.whole_compute_bytes, page_bytes);
+  plan.shard_compute_bytes = round_up(plan.shard_compute_bytes, page_bytes);
   const uint64_t norms = checked_multiply(norm_chunk, spec.mesh.slots(), "memory plan");
   plan.staging_bytes = checked_multiply(checked_add(plan.param_count, norms, "memory plan"), sizeof(double), "memory plan");
   plan.message_bytes = spec.message_bytes;
+  plan.device_team_bytes = spec.device_team_bytes;
   plan.staging_part_bytes = spec.communicates() || spec.mesh.size() > 1 ? staging_chunk_bytes : 0;
 }
 
@@ -179,13 +202,13 @@ std::array<uint64_t, 8> ModelPlan::role_bytes(uint32_t rank, uint32_t ranks) con
   // What nobody writes of the shared arena (the rest of its last pages) is counted once, on rank 0.
   const uint64_t rest = shared_compute_bytes - shared_compute_own_bytes * ranks;
   bytes[FSDP_ROLE_COMPUTE] =
-      shared_compute_own_bytes + (rank == 0 ? rest : 0) + whole_compute_bytes + local_compute_bytes;
+      shared_compute_own_bytes + (rank == 0 ? rest : 0) + whole_compute_bytes + shard_compute_bytes + local_compute_bytes;
   bytes[FSDP_ROLE_MAIN] = main_bytes;
   bytes[FSDP_ROLE_GRAD] = grad_bytes + persistent_grad_bytes;
   bytes[FSDP_ROLE_OPTIMIZER] = optimizer_bytes;
   bytes[FSDP_ROLE_GATHER] = gather_bytes;
-  bytes[FSDP_ROLE_REDUCE] = grads_part_bytes - persistent_grad_bytes + partial_bytes;
-  bytes[FSDP_ROLE_STAGING] = staging_bytes + staging_part_bytes + message_bytes;
+  bytes[FSDP_ROLE_REDUCE] = grads_part_bytes - persistent_grad_bytes + partial_bytes + wire_bytes;
+  bytes[FSDP_ROLE_STAGING] = staging_bytes + staging_part_bytes + message_bytes + device_team_bytes;
   for (int role = 1; role < 8; ++role) bytes[0] += bytes[role];
   return bytes;
 }
@@ -197,6 +220,7 @@ ModelPlan plan_model(const ModelSpec &spec) {
     split_group(spec, g, plan);
     place_compute(spec, plan, g);
     place_grads(spec, plan, g);
+    place_rounded(spec, plan, g);
   }
   for (BucketPlan &bucket : plan.buckets) place_optimizer_state(spec, plan, bucket);
   place_pools(spec, plan);

@@ -6,6 +6,7 @@
 //   shared   one arena for all ranks, buckets whole and one after the other, each rank owning its slices of them.
 //            Mapped: the arena is what unshard shows. Copied: the shards that gathers pull.
 //   whole    one part per rank in an arena, each holding whole buckets; gathers refresh it in place at publish
+//   shard    only this rank's slices, one after the other, in its part of an arena (memory that peers cannot read)
 //   local    whole buckets in private memory (no_shard)
 #pragma once
 
@@ -21,7 +22,7 @@
 
 namespace fsdp::memory {
 
-enum class ComputeHome { shared, whole, local };
+enum class ComputeHome { shared, whole, shard, local };
 
 struct BucketPlan {
   uint32_t group = 0;
@@ -46,6 +47,7 @@ struct BucketPlan {
   uint64_t grad_offset = 0;       // main grads, unless grad_is_full: private, or with no_shard in the grads arena part
   uint64_t full_grad_offset = 0;  // in the group's full gradient buffer
   uint64_t partial_offset = 0;    // in each of the two partial buffers
+  uint64_t wire_offset = 0;       // in the buffer of rounded gradients
   std::vector<uint64_t> state_offsets;
 
   uint64_t main_count() const { return main_is_whole ? layout.full_count : layout.shard_count; }
@@ -77,10 +79,12 @@ struct ModelPlan {
   uint64_t shared_compute_bytes = 0;      // the arena of home shared, all ranks
   uint64_t shared_compute_own_bytes = 0;  // this is what one rank writes of it
   uint64_t whole_compute_bytes = 0;       // one rank's part
+  uint64_t shard_compute_bytes = 0;       // one rank's part
   uint64_t local_compute_bytes = 0;
   uint64_t main_bytes = 0;
   uint64_t grad_bytes = 0;             // private main grads
   uint64_t partial_bytes = 0;          // two buffers of inner sums, which take turns
+  uint64_t wire_bytes = 0;             // rounded gradients of one group: reduces come one after the other
   uint64_t grads_part_bytes = 0;       // one rank's part of the grads arena, a multiple of a page:
   uint64_t persistent_grad_bytes = 0;  //   persistent full gradients and no_shard main grads first,
   uint64_t grad_pool_offset = 0;       //   then the pool of transient ones
@@ -89,6 +93,7 @@ struct ModelPlan {
   uint64_t staging_bytes = 0;        // private scratch
   uint64_t staging_part_bytes = 0;   // one rank's part of the staging arena
   uint64_t message_bytes = 0;        // for messages over the outer axis
+  uint64_t device_team_bytes = 0;    // for exchanges of memory that peers cannot read
   uint64_t param_count = 0;          // parameters of the model
   uint64_t element_count = 0;
   uint64_t padding_count = 0;

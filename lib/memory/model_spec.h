@@ -59,6 +59,10 @@ struct ModelSpec {
   uint32_t max_pending_groups = 2;
   fsdp_schedule_kind schedule = FSDP_SCHEDULE_SEQUENTIAL;
   uint64_t message_bytes = 0;  // a rank's memory for messages over the outer axis
+  bool host_memory = true;     // compute weights and gradients lie where the ranks of a host can read each other's
+  uint64_t device_team_bytes = 0;  // else: a rank's memory for exchanging them
+  fsdp_device_transport device_transport = 0;  // ... as declared
+  bool rounds_before_sending = false;  // ... and gradients are rounded to their reduce dtype in a buffer of their own
   std::vector<fsdp_visit> visits;
   std::vector<StateSpec> states;
   std::vector<GroupSpec> groups;
@@ -67,7 +71,7 @@ struct ModelSpec {
   bool communicates() const { return mesh.inner_size > 1 || force_communication; }
   // Does publishing bring the parts of other outer ranks?
   bool gathers_outer() const { return mesh.slices() > 1; }
-  bool mapped() const { return unshard_mode == FSDP_UNSHARD_MAPPED || !communicates(); }
+  bool mapped() const { return (unshard_mode == FSDP_UNSHARD_MAPPED && host_memory) || !communicates(); }
 };
 
 }  // namespace fsdp::memory

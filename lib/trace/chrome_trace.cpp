@@ -25,7 +25,8 @@ const char *category(Kind kind) {
   switch (kind) {
     case Kind::call: return "call";
     case Kind::wait: return "wait";
-    case Kind::collective: return "collective";
+    case Kind::collective:
+    case Kind::seen: return "collective";
     case Kind::user: return "user";
     default: return "instant";
   }
@@ -62,7 +63,8 @@ void format_event(Out out, const Event &event, uint32_t rank) {
   fmt::format_to(out, ", \"args\": {{");
   if (event.object) fmt::format_to(out, "\"group\": {}", quote_json(event.object)), comma = ", ";
   if (event.bytes) fmt::format_to(out, "{}\"bytes\": {}", std::exchange(comma, ", "), event.bytes);
-  if (event.version) fmt::format_to(out, "{}\"version\": {}", comma, event.version);
+  if (event.version) fmt::format_to(out, "{}\"version\": {}", std::exchange(comma, ", "), event.version);
+  if (event.kind == Kind::seen) fmt::format_to(out, "{}\"times\": \"enqueued, seen done\"", comma);
   fmt::format_to(out, "}}}}");
 }
 

@@ -18,7 +18,8 @@
 
 namespace fsdp::trace {
 
-enum class Kind : uint8_t { call, wait, collective, user, instant };
+// seen: a collective on a device, from when it was enqueued (or the one before it was seen done) to when it was seen done.
+enum class Kind : uint8_t { call, wait, collective, user, instant, seen };
 
 using Lane = uint16_t;
 inline constexpr Lane caller_lane = 0;

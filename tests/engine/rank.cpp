@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
-#include "element.h"
+#include "device.h"
 #include "harness.h"
 
 namespace harness {
@@ -10,7 +10,7 @@ Rank::Rank(fsdp_context *context, const Scenario &setup, bool seal) : setup(setu
   fsdp_mesh *mesh = nullptr;
   if (setup.mesh.replicate_size || setup.mesh.shard_size || setup.mesh.reduction_block_size)
     FSDP(fsdp_create_mesh(context, &setup.mesh, &mesh));
-  fsdp_model_options options = setup.model;
+  fsdp_model_options options = place(setup.model);
   options.mesh = mesh;
   const fsdp_status status = fsdp_create_model(context, &options, &model);
   fsdp_destroy_mesh(mesh);
@@ -66,7 +66,7 @@ void Rank::load() {
       for (uint64_t i = 0; i < data.size(); ++i) data[i] = initial_weight(setup.ordinal(g, p), i);
       FSDP(fsdp_load_param(groups[g], p, data.data(), FSDP_FLOAT32, data.size(), FSDP_EVERY_RANK));
     }
-  FSDP(fsdp_publish_weights(model, nullptr));
+  FSDP(fsdp_publish_weights(model, stream()));
 }
 
 std::vector<float> Rank::read(size_t group, size_t param) const {
@@ -100,9 +100,7 @@ std::vector<float> Rank::view(size_t group, size_t param, fsdp_phase phase, uint
   fsdp_tensor tensor = FSDP_TENSOR_INIT;
   FSDP(fsdp_get_param(groups[group], param, phase, &tensor));
   if (address) *address = reinterpret_cast<uint64_t>(tensor.data);
-  std::vector<float> data(tensor.element_count);
-  for (uint64_t i = 0; i < data.size(); ++i) data[i] = load_element(tensor.data, tensor.dtype, i);
-  return data;
+  return load_elements(tensor.data, tensor.dtype, tensor.element_count);
 }
 
 }  // namespace harness

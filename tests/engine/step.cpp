@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "element.h"
+#include "device.h"
 #include "harness.h"
 
 namespace harness {
@@ -21,28 +21,29 @@ void set_flush_to_zero(bool on) {
 }
 
 void visit_forward(Rank &rank, size_t g, fsdp_phase phase, Outcome *outcome) {
-  FSDP(fsdp_unshard(rank.groups[g], phase, nullptr));
+  FSDP(fsdp_unshard(rank.groups[g], phase, stream()));
   for (size_t p = 0; p < rank.def(g).params.size(); ++p) {
     uint64_t address = 0;
     rank.view(g, p, phase, &address);
     if (outcome) outcome->addresses.push_back(address);
   }
-  FSDP(fsdp_reshard(rank.groups[g], phase, nullptr));
+  FSDP(fsdp_reshard(rank.groups[g], phase, stream()));
 }
 
 void give_grad(Rank &rank, size_t g, size_t p, const std::vector<float> &values) {
   const ParamDef &param = rank.def(g).params[p];
   if (rank.setup.put) {
-    FSDP(fsdp_put_grad(rank.groups[g], p, values.data(), FSDP_FLOAT32, param.count(), nullptr));
+    const Placed placed(values);
+    FSDP(fsdp_put_grad(rank.groups[g], p, placed.data(), FSDP_FLOAT32, param.count(), stream()));
     return;
   }
   fsdp_tensor grad = FSDP_TENSOR_INIT;
   int32_t accumulate = 0;
-  FSDP(fsdp_acquire_grad(rank.groups[g], p, nullptr, &grad, &accumulate));
-  for (uint64_t i = 0; i < values.size(); ++i) {
-    const float old = accumulate ? load_element(grad.data, grad.dtype, i) : 0.0f;
-    store_element(grad.data, grad.dtype, i, accumulate ? old + values[i] : values[i]);
-  }
+  FSDP(fsdp_acquire_grad(rank.groups[g], p, stream(), &grad, &accumulate));
+  if (!accumulate) return store_elements(grad.data, grad.dtype, values);
+  std::vector<float> sums = load_elements(grad.data, grad.dtype, grad.element_count);
+  for (uint64_t i = 0; i < values.size(); ++i) sums[i] += values[i];
+  store_elements(grad.data, grad.dtype, sums);
 }
 
 }  // namespace
@@ -53,7 +54,7 @@ void forward(Rank &rank, Outcome *outcome) {
 
 void backward_group(Rank &rank, size_t g, uint32_t step, uint32_t microbatch, Outcome *outcome) {
   const Scenario &setup = rank.setup;
-  FSDP(fsdp_unshard(rank.groups[g], FSDP_BACKWARD, nullptr));
+  FSDP(fsdp_unshard(rank.groups[g], FSDP_BACKWARD, stream()));
   if (setup.recompute) visit_forward(rank, g, FSDP_RECOMPUTE, nullptr);
   for (size_t p = 0; p < rank.def(g).params.size(); ++p) {
     if (rank.def(g).params[p].flags & FSDP_PARAM_FROZEN) continue;
@@ -65,8 +66,8 @@ void backward_group(Rank &rank, size_t g, uint32_t step, uint32_t microbatch, Ou
       values[i] = gradient(rank.rank, step, microbatch, ordinal, i, values[i]);
     give_grad(rank, g, p, values);
   }
-  FSDP(fsdp_reshard(rank.groups[g], FSDP_BACKWARD, nullptr));
-  FSDP(fsdp_reduce_grad(rank.groups[g], microbatch + 1 == setup.microbatches ? FSDP_LAST : 0, nullptr));
+  FSDP(fsdp_reshard(rank.groups[g], FSDP_BACKWARD, stream()));
+  FSDP(fsdp_reduce_grad(rank.groups[g], microbatch + 1 == setup.microbatches ? FSDP_LAST : 0, stream()));
 }
 
 void backward(Rank &rank, uint32_t step, uint32_t microbatch, Outcome *outcome) {
@@ -82,8 +83,8 @@ void collect_grads(Rank &rank, Outcome &outcome) {
     for (const ParamDef &param : def.params) outcome.grads.emplace_back(param.count(), 0.0f);
   for (const fsdp_shard &shard : rank.shards()) {
     const size_t g = static_cast<size_t>(std::ranges::find(rank.groups, shard.group) - rank.groups.begin());
-    std::copy_n(shard.main_grad, shard.element_count,
-                outcome.grads[setup.ordinal(g, shard.param_index)].begin() + static_cast<long>(shard.element_offset));
+    copy(outcome.grads[setup.ordinal(g, shard.param_index)].data() + shard.element_offset, shard.main_grad,
+         shard.element_count * sizeof(float));
   }
 }
 
@@ -92,13 +93,13 @@ void collect_grads(Rank &rank, Outcome &outcome) {
 void finish_step(Rank &rank, uint32_t step) {
   forward(rank, nullptr);
   backward(rank, step, 0, nullptr);
-  FSDP(fsdp_finish_grads(rank.model, rank.setup.scale, nullptr));
+  FSDP(fsdp_finish_grads(rank.model, rank.setup.scale, stream()));
 }
 
 void update(Rank &rank) {
   fsdp_adamw_options adamw = FSDP_ADAMW_OPTIONS_INIT;
   adamw.weight_decay = rank.setup.weight_decay;
-  FSDP(fsdp_step_adamw(rank.model, 0.01, &adamw, nullptr));
+  FSDP(fsdp_step_adamw(rank.model, 0.01, &adamw, stream()));
 }
 
 void clean_step(Rank &rank, uint32_t step) {
@@ -109,7 +110,8 @@ void clean_step(Rank &rank, uint32_t step) {
 void put_all(Rank &rank, size_t g, float value) {
   for (size_t p = 0; p < rank.def(g).params.size(); ++p) {
     const std::vector<float> grad(rank.def(g).params[p].count(), value);
-    FSDP(fsdp_put_grad(rank.groups[g], p, grad.data(), FSDP_FLOAT32, grad.size(), nullptr));
+    const Placed placed(grad);
+    FSDP(fsdp_put_grad(rank.groups[g], p, placed.data(), FSDP_FLOAT32, grad.size(), stream()));
   }
 }
 
@@ -122,12 +124,12 @@ void train(Rank &rank, Outcome &outcome) {
       forward(rank, &outcome);
       backward(rank, step, m, &outcome);
     }
-    FSDP(fsdp_finish_grads(rank.model, setup.scale, nullptr));
+    FSDP(fsdp_finish_grads(rank.model, setup.scale, stream()));
     double norm = 0;
     if (setup.clip > 0)
-      FSDP(fsdp_clip_grads(rank.model, setup.clip, nullptr, &norm));
+      FSDP(fsdp_clip_grads(rank.model, setup.clip, stream(), &norm));
     else
-      FSDP(fsdp_get_grad_norm(rank.model, nullptr, &norm));
+      FSDP(fsdp_get_grad_norm(rank.model, stream(), &norm));
     outcome.norms.push_back(norm);
     if (step + 1 == setup.steps) collect_grads(rank, outcome);
     update(rank);

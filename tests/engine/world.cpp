@@ -6,12 +6,13 @@
 #include <atomic>
 #include <thread>
 
+#include "device.h"
 #include "harness.h"
 
 namespace harness {
 
 fsdp_context *join(const Scenario &setup, uint32_t rank, const std::string &rendezvous) {
-  fsdp_context_options options = setup.context;
+  fsdp_context_options options = place(setup.context);
   options.world_size = setup.ranks;
   options.rank = rank;
   options.rendezvous = rendezvous.c_str();
@@ -23,11 +24,13 @@ fsdp_context *join(const Scenario &setup, uint32_t rank, const std::string &rend
 void run_threads(const Scenario &setup, const std::function<void(uint32_t, fsdp_context *)> &body,
                  std::vector<std::string> *errors) {
   std::vector<fsdp_context *> contexts(setup.ranks);
-  FSDP(fsdp_create_local_contexts(setup.ranks, &setup.context, contexts.data()));
+  const fsdp_context_options options = place(setup.context);
+  FSDP(fsdp_create_local_contexts(setup.ranks, &options, contexts.data()));
   std::vector<std::string> failed(setup.ranks);
   std::vector<std::thread> threads;
   for (uint32_t r = 0; r < setup.ranks; ++r)
     threads.emplace_back([&, r] {
+      stay_on_host(setup.context.device == FSDP_DEVICE_HOST);
       try {
         body(r, contexts[r]);
       } catch (const std::exception &error) {

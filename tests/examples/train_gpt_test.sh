@@ -77,6 +77,31 @@ check 'same bits with threads' same_bits
 train 2 --seed 2
 check 'other bits with another seed' [ "$(numbers)" != "$expected" ]
 
+# Meshes: the sums are the same to the bit where gradients are added in the same blocks. Norms are summed shard by shard,
+# of which these meshes have different ones.
+sums() { field loss; field weights_hash; }
+same_sums() { [ -n "$expected" ] && equal "$(sums)" "$expected"; }
+other_sums() { [ -n "$(sums)" ] && [ "$(sums)" != "$expected" ]; }
+train 4 --replicas 2
+expected=$(sums)
+check 'two replicas see the same global batch as one rank' close_to single
+check 'each has half of the state on each of its ranks' state_is 50 60
+train 4 --replicas 2 --outer hfsdp
+check 'same sums with replicas that shard the rest among them' same_sums
+check '... of which each rank has a quarter, and half of the weights' state_is 37 41
+train 4 --reduction-block 2
+check 'same sums with one replica that adds in blocks' same_sums
+check '... and a quarter of the state on each rank' state_is 25 30
+train 4 --ranks-per-host 2
+check 'same sums with hosts of two ranks' same_sums
+check '... whose ranks keep what they sum on the host' state_is 31 35
+train threads:4 --replicas 2 --outer hfsdp --ranks-per-host 2 --microbatches 3 --unshard copied
+expected=$(sums)
+train 4 --replicas 2 --microbatches 3
+check 'same sums with three micro-batches' same_sums
+train 4 --microbatches 3
+check 'other sums without blocks' other_sums
+
 train 2 --strategy ddp
 check 'ddp keeps all of the state' state_is 100 120
 for flags in '--tied' '--norm rmsnorm --tied --recompute' '--compute-dtype bf16' '--compute-dtype bf16 --reduce-dtype bf16' \
@@ -136,5 +161,16 @@ trace_refused() {
 }
 check 'refuses a trace that cannot be written before it trains' trace_refused
 check 'refuses a corpus that is not there' refuses '/nowhere: No such file' --corpus /nowhere
+# mesh_refused MESSAGE FLAGS...: status 1 and the library's message.
+mesh_refused() {
+  message=$1
+  shift
+  "$train_gpt" --threads 4 --steps 0 --corpus "$here" --quiet "$@" >log 2>&1
+  equal $? 1 && contains "$(cat log)" "$message"
+}
+check 'refuses replicas that do not divide the ranks' mesh_refused 'replicate_size 3' --replicas 3
+check 'refuses blocks that do not divide the shards' mesh_refused 'reduction_block_size 3' --reduction-block 3
+check 'refuses hosts of unequal size' mesh_refused 'lies unevenly on its hosts' --ranks-per-host 3
+check 'refuses to shard over replicas that are not there' mesh_refused 'the mesh has one' --outer hfsdp
 check 'refuses a batch that does not divide' refuses 'does not divide by 3 ranks x 1 micro-batches' --threads 3 --batch 16
 finish

@@ -35,7 +35,7 @@ AT(fsdp_tensor, element_count, 24);
 AT(fsdp_tensor, dimension_count, 32);
 AT(fsdp_tensor, dtype, 36);
 
-SIZE(fsdp_context_options, 120);
+SIZE(fsdp_context_options, 128);
 AT(fsdp_context_options, struct_size, 0);
 AT(fsdp_context_options, flags, 8);
 AT(fsdp_context_options, world_size, 12);
@@ -55,7 +55,9 @@ AT(fsdp_context_options, heartbeat_timeout_ms, 96);
 AT(fsdp_context_options, flight_events, 100);
 AT(fsdp_context_options, flight_directory, 104);
 AT(fsdp_context_options, ranks_per_host, 112);
-AT(fsdp_context_options, reserved, 116);
+AT(fsdp_context_options, device, 116);
+AT(fsdp_context_options, device_index, 120);
+AT(fsdp_context_options, device_transport, 124);
 
 SIZE(fsdp_mesh_options, 32);
 AT(fsdp_mesh_options, struct_size, 0);

@@ -4,6 +4,16 @@
 #include "simulated_cuda/capture.h"
 
 namespace simulated {
+namespace {
+
+// The first call of a thread that has no context takes the primary one of the device that it chose.
+void bind_context(Thread &thread) {
+  if (!thread.contexts.empty()) return;
+  thread.contexts.push_back(thread.chosen);
+  runtime().current().used = true;
+}
+
+}  // namespace
 
 cudaError_t admit(const char *name, Need need) {
   Runtime &process = runtime();
@@ -13,6 +23,7 @@ cudaError_t admit(const char *name, Need need) {
   if (this_thread().in_host_function) return cudaErrorNotPermitted;
   if (!need.device) return cudaSuccess;
   if (process.device_count() == 0) return cudaErrorNoDevice;
+  if (need.context) bind_context(this_thread());
   if (const cudaError_t error = process.current().error()) return error;
   return need.outside_capture ? refuse_unsafe_call() : cudaSuccess;
 }

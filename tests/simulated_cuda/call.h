@@ -16,10 +16,13 @@ namespace simulated {
 struct Need {
   bool device = true;            // one that has not failed
   bool outside_capture = false;  // "potentially unsafe": cudaThreadExchangeStreamCaptureMode
+  bool context = true;           // the runtime makes one current; the driver does not
 };
 inline constexpr Need healthy_device{};
-inline constexpr Need nothing{false, false};
+inline constexpr Need nothing{false, false, false};
 inline constexpr Need no_capture{true, true};
+inline constexpr Need driver_healthy{true, false, false};
+inline constexpr Need driver_no_capture{true, true, false};
 
 // cudaSuccess if the function may go on.
 cudaError_t admit(const char *name, Need need);

@@ -76,6 +76,7 @@ int device_of(const void *pointer) {
   return place.kind == Place::device && place.inside ? place.device_index : -1;
 }
 
+// As for the real launch, the stream must be of the calling thread's current device.
 cudaError_t enqueue(cudaStream_t handle, std::function<void()> kernel) {
   return call("cudaLaunchKernel", healthy_device, [&] {
     Stream *stream = runtime().stream(handle);

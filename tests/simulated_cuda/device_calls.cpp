@@ -85,7 +85,7 @@ cudaError_t CUDARTAPI cudaGetDeviceCount(int *count) {
 cudaError_t CUDARTAPI cudaGetDevice(int *device) {
   return call("cudaGetDevice", nothing, [&] {
     if (runtime().device_count() == 0) return cudaErrorNoDevice;
-    *device = this_thread().device;
+    *device = current_device(this_thread());
     return cudaSuccess;
   });
 }
@@ -94,9 +94,13 @@ cudaError_t CUDARTAPI cudaSetDevice(int device) {
   return call("cudaSetDevice", nothing, [&] {
     if (runtime().device_count() == 0) return cudaErrorNoDevice;
     if (!runtime().device(device)) return cudaErrorInvalidDevice;
-    this_thread().device = device;
-    this_thread().has_context = true;
-    return runtime().current().error();
+    Thread &thread = this_thread();
+    thread.chosen = device;
+    if (thread.contexts.empty()) thread.contexts.push_back(device);
+    thread.contexts.back() = device;
+    Device &chosen = runtime().current();
+    chosen.used = true;
+    return chosen.error();
   });
 }
 

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver's functions for virtual memory and contexts, as the table of driver_calls.cpp needs them. Their names are the driver's,
-// in this library's words: the real names are macros and belong to -lcuda.
+// The driver's functions for contexts and virtual memory, as the table of driver_calls.cpp needs them. Their names are
+// the driver's, in this library's words: the real names are macros and belong to -lcuda.
 #pragma once
 
 #include <cuda.h>
 
 namespace simulated {
 
-CUresult CUDAAPI primary_context_retain(CUcontext *context, CUdevice device);
-CUresult CUDAAPI primary_context_release(CUdevice device);
+CUresult CUDAAPI primary_context_retain(CUcontext *context, CUdevice index);
+CUresult CUDAAPI primary_context_release(CUdevice index);
 CUresult CUDAAPI context_get_current(CUcontext *context);
+CUresult CUDAAPI context_set_current(CUcontext context);
 CUresult CUDAAPI context_push(CUcontext context);
 CUresult CUDAAPI context_pop(CUcontext *context);
+
 CUresult CUDAAPI memory_create(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *properties,
                                unsigned long long flags);
 CUresult CUDAAPI memory_release(CUmemGenericAllocationHandle handle);

@@ -46,8 +46,6 @@ bool usable(CUdeviceptr address) {
 
 template <class Value>
 CUresult enqueue_value(CUstream handle, CUdeviceptr address, std::function<void()> run) {
-  // Runtime calls make a context current where there is none, the driver's do not.
-  if (!handle && !this_thread().has_context) return CUDA_ERROR_INVALID_CONTEXT;
   Stream *stream = runtime().stream(handle);
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
   if (!usable<Value>(address)) return CUDA_ERROR_INVALID_VALUE;
@@ -56,7 +54,7 @@ CUresult enqueue_value(CUstream handle, CUdeviceptr address, std::function<void(
 
 template <class Value>
 CUresult stream_wait(const char *name, CUstream stream, CUdeviceptr address, Value value, unsigned flags) {
-  return driver_call(name, healthy_device, [&] {
+  return driver_call(name, driver_healthy, [&] {
     if (flags & ~(3u | CU_STREAM_WAIT_VALUE_FLUSH)) return CUDA_ERROR_INVALID_VALUE;
     auto *word = reinterpret_cast<Value *>(address);
     return enqueue_value<Value>(stream, address, [word, value, flags] { wait_value(word, value, flags); });
@@ -65,7 +63,7 @@ CUresult stream_wait(const char *name, CUstream stream, CUdeviceptr address, Val
 
 template <class Value>
 CUresult stream_write(const char *name, CUstream stream, CUdeviceptr address, Value value, unsigned flags) {
-  return driver_call(name, healthy_device, [&] {
+  return driver_call(name, driver_healthy, [&] {
     if (flags != CU_STREAM_WRITE_VALUE_DEFAULT) return CUDA_ERROR_INVALID_VALUE;
     auto *word = reinterpret_cast<Value *>(address);
     return enqueue_value<Value>(stream, address,
@@ -147,8 +145,9 @@ const Entry entries[] = {
     {"cuGetErrorName", 6000, pointer(get_error_name)},
     {"cuGetErrorString", 6000, pointer(get_error_string)},
     {"cuDevicePrimaryCtxRetain", 7000, pointer(primary_context_retain)},
-    {"cuDevicePrimaryCtxRelease", 7000, pointer(primary_context_release)},
+    {"cuDevicePrimaryCtxRelease", 11000, pointer(primary_context_release)},
     {"cuCtxGetCurrent", 4000, pointer(context_get_current)},
+    {"cuCtxSetCurrent", 4000, pointer(context_set_current)},
     {"cuCtxPushCurrent", 4000, pointer(context_push)},
     {"cuCtxPopCurrent", 4000, pointer(context_pop)},
     {"cuMemCreate", 10020, pointer(memory_create)},

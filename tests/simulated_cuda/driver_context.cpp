@@ -1,65 +1,93 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver's contexts: one for each device, and for each thread a stack of them.
+// The driver's contexts: only the primary ones, which the runtime uses.
+#include <cuda.h>
+
 #include "simulated_cuda/call.h"
 #include "simulated_cuda/driver.h"
+#include "simulated_cuda/simulated.h"
 
 namespace simulated {
 namespace {
 
-constexpr uintptr_t first_context = 0x55000000;
+constexpr uintptr_t first_handle = 0x57000000;
 
-CUcontext context_of(int device) { return reinterpret_cast<CUcontext>(first_context + 16 * static_cast<uintptr_t>(device)); }
+CUcontext handle_of(int device) {
+  return reinterpret_cast<CUcontext>(first_handle + static_cast<uintptr_t>(device) * 16);
+}
 
-int device_of_context(CUcontext context) {
-  return static_cast<int>((reinterpret_cast<uintptr_t>(context) - first_context) / 16);
+// nullptr: no context of a device that exists.
+Device *device_of(CUcontext context) {
+  const uintptr_t place = reinterpret_cast<uintptr_t>(context) - first_handle;
+  return place % 16 == 0 && place / 16 < most_devices ? runtime().device(static_cast<int>(place / 16)) : nullptr;
+}
+
+bool alive(const Device &device) { return device.used || device.retained > 0; }
+
+CUresult usable(CUcontext context) {
+  const Device *device = device_of(context);
+  if (!device) return CUDA_ERROR_INVALID_CONTEXT;
+  return alive(*device) ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
 }  // namespace
 
-CUresult CUDAAPI primary_context_retain(CUcontext *context, CUdevice device) {
-  return driver_call("cuDevicePrimaryCtxRetain", healthy_device, [&] {
-    if (!runtime().device(device)) return CUDA_ERROR_INVALID_DEVICE;
-    ++runtime().retained_contexts;
-    *context = context_of(device);
+CUresult CUDAAPI primary_context_retain(CUcontext *context, CUdevice index) {
+  return driver_call("cuDevicePrimaryCtxRetain", nothing, [&] {
+    Device *device = runtime().device(index);
+    if (!device) return CUDA_ERROR_INVALID_DEVICE;
+    ++device->retained;
+    *context = handle_of(index);
     return CUDA_SUCCESS;
   });
 }
 
-CUresult CUDAAPI primary_context_release(CUdevice) {
+// The last one destroys a context that the runtime does not use. What it had stays here, and is not found missing.
+CUresult CUDAAPI primary_context_release(CUdevice index) {
   return driver_call("cuDevicePrimaryCtxRelease", nothing, [&] {
-    if (runtime().retained_contexts.load() == 0) return CUDA_ERROR_INVALID_CONTEXT;
-    --runtime().retained_contexts;
+    Device *device = runtime().device(index);
+    if (!device) return CUDA_ERROR_INVALID_DEVICE;
+    if (device->retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
+    --device->retained;
     return CUDA_SUCCESS;
   });
 }
 
 CUresult CUDAAPI context_get_current(CUcontext *context) {
   return driver_call("cuCtxGetCurrent", nothing, [&] {
-    *context = this_thread().has_context ? context_of(this_thread().device) : nullptr;
+    const Thread &thread = this_thread();
+    *context = thread.contexts.empty() ? nullptr : handle_of(thread.contexts.back());
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI context_set_current(CUcontext context) {
+  return driver_call("cuCtxSetCurrent", nothing, [&] {
+    std::vector<int> &contexts = this_thread().contexts;
+    if (context) {
+      if (const CUresult error = usable(context)) return error;
+      if (contexts.empty()) contexts.push_back(0);
+      contexts.back() = device_of(context)->index;
+    } else if (!contexts.empty()) {
+      contexts.pop_back();
+    }
     return CUDA_SUCCESS;
   });
 }
 
 CUresult CUDAAPI context_push(CUcontext context) {
   return driver_call("cuCtxPushCurrent", nothing, [&] {
-    Thread &thread = this_thread();
-    const int device = device_of_context(context);
-    if (!runtime().device(device)) return CUDA_ERROR_INVALID_CONTEXT;
-    thread.below.push_back({thread.device, thread.has_context});
-    thread.device = device;
-    thread.has_context = true;
+    if (const CUresult error = usable(context)) return error;
+    this_thread().contexts.push_back(device_of(context)->index);
     return CUDA_SUCCESS;
   });
 }
 
 CUresult CUDAAPI context_pop(CUcontext *context) {
   return driver_call("cuCtxPopCurrent", nothing, [&] {
-    Thread &thread = this_thread();
-    if (thread.below.empty()) return CUDA_ERROR_INVALID_CONTEXT;
-    *context = context_of(thread.device);
-    thread.device = thread.below.back().device;
-    thread.has_context = thread.below.back().has_context;
-    thread.below.pop_back();
+    std::vector<int> &contexts = this_thread().contexts;
+    if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+    if (context) *context = handle_of(contexts.back());
+    contexts.pop_back();
     return CUDA_SUCCESS;
   });
 }

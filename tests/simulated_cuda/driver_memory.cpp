@@ -110,7 +110,7 @@ Physical::~Physical() {
 
 CUresult CUDAAPI memory_create(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *properties,
                                unsigned long long flags) {
-  return driver_call("cuMemCreate", no_capture, [&] {
+  return driver_call("cuMemCreate", driver_no_capture, [&] {
     if (!handle || flags != 0 || !whole(size) || !valid(properties)) return CUDA_ERROR_INVALID_VALUE;
     Device &device = *runtime().device(properties->location.id);
     if (!take(device, size)) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -122,7 +122,7 @@ CUresult CUDAAPI memory_create(CUmemGenericAllocationHandle *handle, size_t size
 }
 
 CUresult CUDAAPI memory_release(CUmemGenericAllocationHandle handle) {
-  return driver_call("cuMemRelease", no_capture, [&] {
+  return driver_call("cuMemRelease", driver_no_capture, [&] {
     const std::lock_guard lock(state().mutex);
     return state().handles.erase(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   });
@@ -130,7 +130,7 @@ CUresult CUDAAPI memory_release(CUmemGenericAllocationHandle handle) {
 
 CUresult CUDAAPI address_reserve(CUdeviceptr *pointer, size_t size, size_t alignment, CUdeviceptr,
                                  unsigned long long flags) {
-  return driver_call("cuMemAddressReserve", no_capture, [&] {
+  return driver_call("cuMemAddressReserve", driver_no_capture, [&] {
     if (!pointer || flags != 0 || !whole(size) || alignment > granularity) return CUDA_ERROR_INVALID_VALUE;
     void *begin = reserve_aligned(size);
     if (!begin) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -143,7 +143,7 @@ CUresult CUDAAPI address_reserve(CUdeviceptr *pointer, size_t size, size_t align
 }
 
 CUresult CUDAAPI address_free(CUdeviceptr pointer, size_t size) {
-  return driver_call("cuMemAddressFree", no_capture, [&] {
+  return driver_call("cuMemAddressFree", driver_no_capture, [&] {
     const std::lock_guard lock(state().mutex);
     const auto found = state().reservations.find(pointer);
     if (found == state().reservations.end() || found->second != size || overlaps_mapping(pointer, size)) {
@@ -158,7 +158,7 @@ CUresult CUDAAPI address_free(CUdeviceptr pointer, size_t size) {
 
 CUresult CUDAAPI memory_map(CUdeviceptr pointer, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
                             unsigned long long flags) {
-  return driver_call("cuMemMap", no_capture, [&] {
+  return driver_call("cuMemMap", driver_no_capture, [&] {
     const VirtualMemory::Owner owner = find_handle(handle);
     if (!owner || offset != 0 || flags != 0 || size != owner->size) return CUDA_ERROR_INVALID_VALUE;
     const std::lock_guard lock(state().mutex);
@@ -172,7 +172,7 @@ CUresult CUDAAPI memory_map(CUdeviceptr pointer, size_t size, size_t offset, CUm
 }
 
 CUresult CUDAAPI memory_unmap(CUdeviceptr pointer, size_t size) {
-  return driver_call("cuMemUnmap", no_capture, [&] {
+  return driver_call("cuMemUnmap", driver_no_capture, [&] {
     const std::lock_guard lock(state().mutex);
     const bool found = for_each_mapping(pointer, size, [](uintptr_t begin, const Physical &physical) {
       runtime().memory.unmap(address(begin), physical.size);
@@ -186,7 +186,7 @@ CUresult CUDAAPI memory_unmap(CUdeviceptr pointer, size_t size) {
 // Until then nobody can touch it: all devices may, once one may.
 CUresult CUDAAPI memory_set_access(CUdeviceptr pointer, size_t size, const CUmemAccessDesc *descriptions,
                                    size_t count) {
-  return driver_call("cuMemSetAccess", no_capture, [&] {
+  return driver_call("cuMemSetAccess", driver_no_capture, [&] {
     if (!descriptions || count == 0) return CUDA_ERROR_INVALID_VALUE;
     for (size_t index = 0; index < count; ++index) {
       const CUmemAccessDesc &access = descriptions[index];
@@ -206,7 +206,7 @@ CUresult CUDAAPI memory_set_access(CUdeviceptr pointer, size_t size, const CUmem
 
 CUresult CUDAAPI allocation_granularity(size_t *bytes, const CUmemAllocationProp *properties,
                                         CUmemAllocationGranularity_flags) {
-  return driver_call("cuMemGetAllocationGranularity", healthy_device, [&] {
+  return driver_call("cuMemGetAllocationGranularity", driver_healthy, [&] {
     if (!bytes || !valid(properties)) return CUDA_ERROR_INVALID_VALUE;
     *bytes = granularity;
     return CUDA_SUCCESS;
@@ -215,7 +215,7 @@ CUresult CUDAAPI allocation_granularity(size_t *bytes, const CUmemAllocationProp
 
 CUresult CUDAAPI export_handle(void *handle_out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
                                unsigned long long flags) {
-  return driver_call("cuMemExportToShareableHandle", no_capture, [&] {
+  return driver_call("cuMemExportToShareableHandle", driver_no_capture, [&] {
     const VirtualMemory::Owner owner = find_handle(handle);
     if (!owner || !handle_out || flags != 0 || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
       return CUDA_ERROR_INVALID_VALUE;
@@ -229,7 +229,7 @@ CUresult CUDAAPI export_handle(void *handle_out, CUmemGenericAllocationHandle ha
 
 // The file stays the caller's. The memory counts for the current device: the file does not say whose it is.
 CUresult CUDAAPI import_handle(CUmemGenericAllocationHandle *handle, void *handle_in, CUmemAllocationHandleType type) {
-  return driver_call("cuMemImportFromShareableHandle", no_capture, [&] {
+  return driver_call("cuMemImportFromShareableHandle", driver_no_capture, [&] {
     if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
     struct stat status {};
     const int given = static_cast<int>(reinterpret_cast<intptr_t>(handle_in));

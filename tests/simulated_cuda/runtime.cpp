@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <string>
 
+#include "simulated_cuda/environment.h"
+
 namespace simulated {
 namespace {
 
@@ -46,7 +48,14 @@ void fail_device_of_this_stream(cudaError_t error) {
   if (Stream *stream = this_thread().stream) stream->device.fail(error);
 }
 
-Runtime::Runtime() : device_memory(first_memory) { create_devices(1); }
+Runtime::Runtime() {
+  const Settings settings = environment_settings();
+  device_memory = settings.memory_mib << 20;
+  timing.longest_us = static_cast<uint32_t>(settings.delay_us);
+  timing.seed = settings.seed;
+  strict = settings.strict != 0;
+  create_devices(static_cast<int>(settings.devices));
+}
 Runtime::~Runtime() = default;
 
 void Runtime::create_devices(int count) {
@@ -113,7 +122,7 @@ Device *Runtime::device(int index) {
   return index >= 0 && index < device_count() ? devices_[static_cast<size_t>(index)].get() : nullptr;
 }
 
-Device &Runtime::current() { return *device(this_thread().device); }
+Device &Runtime::current() { return *device(current_device(this_thread())); }
 
 Stream *Runtime::stream(cudaStream_t handle) {
   if (handle == nullptr || handle == cudaStreamLegacy) return &legacy(current());
@@ -140,7 +149,7 @@ Stream &Runtime::legacy(Device &device) {
 }
 
 Stream *Runtime::per_thread() {
-  const std::pair key{this_thread().number, this_thread().device};
+  const std::pair key{this_thread().number, current_device(this_thread())};
   {
     const std::shared_lock lock(mutex_);
     if (const auto found = per_thread_.find(key); found != per_thread_.end()) return found->second;

@@ -37,19 +37,19 @@ struct Timing {
 struct Thread {
   uint64_t life = 0;  // of the runtime it belongs to: a reset starts the next one
   uint64_t number = 0;
-  int device = 0;
-  bool has_context = false;  // the device is that of a context, and not only the default
-  struct Below {
-    int device;
-    bool has_context;
-  };
-  std::vector<Below> below;  // what cuCtxPushCurrent has covered
+  int chosen = 0;  // by cudaSetDevice
+  std::vector<int>
+      contexts;  // devices whose primary contexts are current, the last one on top; none before the first call
   cudaError_t last = cudaSuccess;
   cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
   bool in_host_function = false;
   Stream *stream = nullptr;  // whose thread this is
 };
 Thread &this_thread();
+// As the runtime sees it: of the current context, else the chosen one.
+inline int current_device(const Thread &thread) {
+  return thread.contexts.empty() ? thread.chosen : thread.contexts.back();
+}
 
 class Runtime {
  public:
@@ -84,7 +84,6 @@ class Runtime {
 
   std::atomic<uint64_t> life{1};
   std::atomic<bool> strict{false};
-  std::atomic<uint64_t> retained_contexts{0};
   std::atomic<uint64_t> kernels{0}, pageable_copies{0};
   std::atomic<uint64_t> faulty_kernel{0};  // counts down to the one that fails
   std::atomic<int> kernel_fault{cudaSuccess};

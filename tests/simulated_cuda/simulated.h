@@ -8,7 +8,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
+
+#include "simulated_cuda/enqueue.h"
 
 namespace simulated {
 
@@ -65,12 +66,5 @@ uint64_t allocated_bytes();  // of all devices, alive now
 bool is_device(const void *pointer, size_t bytes = 1);  // all of it in one live allocation of a device
 bool is_pinned(const void *pointer, size_t bytes = 1);  // all of it in page-locked host memory
 int device_of(const void *pointer);                     // -1: not of a device
-
-// --- work ---
-
-// A kernel in the order of the stream; recorded if the stream is capturing. What the function holds is what a launch
-// freezes: values of arguments. As for the real launch, the stream must be of the calling thread's current device. The
-// result is also kept for cudaGetLastError.
-cudaError_t enqueue(cudaStream_t stream, std::function<void()> kernel);
 
 }  // namespace simulated

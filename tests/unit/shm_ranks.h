@@ -22,18 +22,21 @@ namespace fsdp::comm::test {
 
 constexpr double patience_seconds = 3;  // for what is promised within 1 s; machines that run tests are loaded
 
+using DeviceMaker = std::unique_ptr<device::Device> (*)(const device::Options &, const Waiter &, Failure &);
+
 struct RankOptions {
   uint32_t timeout_ms = 20'000;
   device::Options device;
   fsdp_interrupted_hook hook = nullptr;
   void *hook_data = nullptr;
+  DeviceMaker make_device = device::create_host_device;
 };
 
 // What a context would own.
 struct Rank {
   explicit Rank(const RankOptions &options = {})
       : waiter(failure, options.hook, options.hook_data, options.timeout_ms),
-        device(device::create_host_device(options.device, waiter, failure)) {}
+        device(options.make_device(options.device, waiter, failure)) {}
 
   uint32_t rank() const { return world->rank(); }
   uint32_t size() const { return world->size(); }

@@ -94,6 +94,31 @@ TEST_F(SimulatedDriver, AFailureOfTheDeviceEndsAWait) {
   EXPECT_EQ(wait(stream_, address_, 1, CU_STREAM_WAIT_VALUE_EQ), CUDA_ERROR_ASSERT);
 }
 
+// The runtime's current device follows the driver's contexts; the driver makes none by itself.
+TEST_F(SimulatedDriver, ContextsAreTheCurrentDevice) {
+  simulated::set_device_count(2);
+  const auto retain = entry<PFN_cuDevicePrimaryCtxRetain_v7000>("cuDevicePrimaryCtxRetain", 12000);
+  const auto release = entry<PFN_cuDevicePrimaryCtxRelease_v11000>("cuDevicePrimaryCtxRelease", 12000);
+  const auto current = entry<PFN_cuCtxGetCurrent_v4000>("cuCtxGetCurrent", 12000);
+  const auto push = entry<PFN_cuCtxPushCurrent_v4000>("cuCtxPushCurrent", 12000);
+  const auto pop = entry<PFN_cuCtxPopCurrent_v4000>("cuCtxPopCurrent", 12000);
+  CUcontext second = nullptr, found = nullptr;
+  int device = -1;
+  ASSERT_EQ(retain(&second, 1), CUDA_SUCCESS);
+  ASSERT_EQ(current(&found), CUDA_SUCCESS);
+  EXPECT_EQ(found, nullptr);
+  ASSERT_EQ(push(second), CUDA_SUCCESS);
+  EXPECT_CUDA(cudaSuccess, cudaGetDevice(&device));
+  EXPECT_EQ(device, 1);
+  ASSERT_EQ(pop(&found), CUDA_SUCCESS);
+  EXPECT_EQ(found, second);
+  EXPECT_EQ(pop(&found), CUDA_ERROR_INVALID_CONTEXT);
+  EXPECT_CUDA(cudaSuccess, cudaGetDevice(&device));
+  EXPECT_EQ(device, 0);
+  ASSERT_EQ(release(1), CUDA_SUCCESS);
+  EXPECT_EQ(push(second), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+}
+
 class SimulatedVirtualMemory : public SimulatedDriver {
  protected:
   void SetUp() override {

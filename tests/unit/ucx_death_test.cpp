@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that die while UCX moves their data: no survivor ends by an assertion of UCX's, by a signal or never, whatever
 // the moment. FSDP_TEST_DEATHS: how many deaths of each kind, 100 and more to be sure of a new way of sending.
+// FSDP_TEST_SEED: others; FSDP_TEST_AIMED: where it is easiest to end others.
 #include <gtest/gtest.h>
 
 #include <csignal>
 #include <random>
 
-#include "comm/ucx/api.h"
 #include "net_ranks.h"
 
 namespace fsdp::comm::test {
@@ -24,9 +24,9 @@ uint32_t seed() {
   return text ? static_cast<uint32_t>(std::strtoul(text, nullptr, 10)) : 0;
 }
 
-// UCX 1.13 may end a process whose peer dies in the milliseconds in which the two connect, whatever it is told: an
-// answer of its own then waits for a connection that is refused (assertion in ucp_request.c, gone in 1.14).
-bool bears_early_deaths() { return ucx::load_api().version.rfind("1.13.", 0) != 0; }
+// All deaths at the moments in which UCX 1.13 is weakest: the lower of two ranks dies while they connect. See
+// Transport.
+bool aimed() { return std::getenv("FSDP_TEST_AIMED") != nullptr; }
 
 // Sums, or gathers, which keep no places free: one after the other until an error ends it.
 void send_for_ever(MessageBench &bench, std::vector<float> &values, bool sums) {
@@ -65,8 +65,9 @@ void survive(Rank &rank, uint32_t victim, bool early, Microseconds moment, uint6
   const Error error = error_of([&] { send_for_ever(bench, values, sums); });
   if (killer.joinable()) killer.join();
   require(error.status == FSDP_PEER_FAILED || (early && error.status == FSDP_TIMEOUT), error.message);
-  // Of three, one may only have seen that the other survivor gave up.
-  require(rank.size() > 2 || error.rank == static_cast<int32_t>(victim), error.message);
+  // Of three, one may only have seen that the other survivor gave up; who waits for one that was never heard of may
+  // find first that its own stream does nothing.
+  require(rank.size() > 2 || error.status == FSDP_TIMEOUT || error.rank == static_cast<int32_t>(victim), error.message);
   const auto end = std::chrono::steady_clock::now();
   bench.stream.reset();
   bench.communicator.reset();
@@ -83,8 +84,8 @@ TEST_P(Deaths, EndNobodyElse) {
   options.timeout_ms = 2'000;
   std::minstd_rand random(size + 10 * sums + 100 * seed());
   for (uint32_t i = 0; i < deaths(); ++i) {
-    const uint32_t victim = random() % size;
-    const bool early = i % 3 == 2 && bears_early_deaths();
+    const bool early = aimed() || i % 3 == 2;
+    const uint32_t victim = random() % (aimed() ? size - 1 : size);
     const auto moment = Microseconds(random() % (early ? 3'000 : 60'000));
     const uint64_t count = i % 2 ? 4'000'000 : 300'000;
     const auto codes = await_processes(start_processes(

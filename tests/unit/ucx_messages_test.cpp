@@ -2,6 +2,8 @@
 // Messages over UCX, on the loopback device: the results are those of any other way.
 #include <gtest/gtest.h>
 
+#include "comm/ucx/wire.h"
+#include "comm/ucx/worker.h"
 #include "net_ranks.h"
 
 namespace fsdp::comm::test {
@@ -103,6 +105,38 @@ TEST(UcxMessages, Exchanges) {
         if (all[i] != byte_of(static_cast<uint32_t>(i / bytes), i % bytes, bytes)) throw std::runtime_error("a byte");
       require(all.back() == std::byte{77}, "wrote past its end");
     }
+    rank.meet();
+  }));
+}
+
+// Tagged messages of somebody who has the address: of any length, some of them hellos in the name of ranks.
+void disturb(const std::vector<std::byte> &address) {
+  const auto ignore = [](void *, const void *, size_t, void *, size_t, const ucp_am_recv_param_t *) { return UCS_OK; };
+  ucx::Worker stranger(0, 61440, 1, ignore, nullptr);
+  ucp_ep_params_t to{};
+  to.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
+  to.address = reinterpret_cast<const ucp_address_t *>(address.data());
+  ucp_ep_h endpoint = nullptr;
+  require(stranger.api().ucp_ep_create(stranger.handle(), &to, &endpoint) == UCS_OK, "ucp_ep_create");
+  const std::vector<std::byte> noise(300'000, std::byte{7});
+  const ucp_request_param_t plain{};
+  for (const uint64_t tag :
+       {ucx::hello_tag(0), ucx::hello_tag(1), ucx::hello_tag(77), ucx::hello_tag(UINT32_MAX), uint64_t{0}})
+    for (const uint64_t bytes : {0, 9, 5'000, 300'000})
+      stranger.await(stranger.api().ucp_tag_send_nbx(endpoint, noise.data(), bytes, tag, &plain), 1000);
+  stranger.await(stranger.api().ucp_worker_flush_nbx(stranger.handle(), &plain), 1000);
+  stranger.end();
+}
+
+TEST(UcxMessages, AStrangersHellosDoNotKeepRanksApart) {
+  expect_well(run_threads(2, [](Rank &rank) {
+    NetRank mine(rank);
+    for (const auto &address : rank.team->exchange(mine.net->address(), "addresses"))
+      if (rank.rank() == 0) disturb(address);
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));  // all answers to these have come
+    rank.meet();
+    MessageBench bench = mine.bench();
+    check_messages(bench, 0, {5, 65'538});
     rank.meet();
   }));
 }

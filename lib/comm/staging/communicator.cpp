@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "base/dtype.h"
+#include "comm/staging/renewal.h"
 
 namespace fsdp::comm::staging {
 
@@ -23,19 +24,22 @@ struct DeviceCommunicator::Reduced {
   bool accumulate;
 };
 
-DeviceCommunicator::DeviceCommunicator(std::unique_ptr<Communicator> host, std::unique_ptr<Slots> slots,
-                                       device::Device &device, uint32_t rank, uint32_t size, uint32_t reduction_block,
-                                       const std::string &what)
-    : host_(std::move(host)),
+DeviceCommunicator::DeviceCommunicator(std::shared_ptr<Team> team, std::unique_ptr<Communicator> host,
+                                       std::unique_ptr<Slots> slots, device::Device &device, const Sizes &sizes,
+                                       uint32_t reduction_block, const std::string &what)
+    : team_(std::move(team)),
+      device_(device),
+      sizes_(sizes),
+      host_(std::move(host)),
       slots_(std::move(slots)),
-      rank_(rank),
-      size_(size),
-      block_(reduction_block ? reduction_block : size),
-      room_(slots_->part_bytes() / size / piece_alignment * piece_alignment),
+      rank_(team_->rank()),
+      size_(team_->size()),
+      block_(reduction_block ? reduction_block : size_),
+      room_(slots_->part_bytes() / size_ / piece_alignment * piece_alignment),
       sums_(device.allocate(slots_->part_bytes(), what.c_str())),
       conveyor_(device, what) {
   if (room_ == 0)
-    fail(FSDP_UNSUPPORTED, "{}: staging for {} ranks of one host in parts of {} bytes", what, size,
+    fail(FSDP_UNSUPPORTED, "{}: staging for {} ranks of one host in parts of {} bytes", what, size_,
          slots_->part_bytes());
   for (auto &event : done_) event = device.create_event();
 }
@@ -61,6 +65,7 @@ bool travels_rounded(const Span &span) {
 
 template <class Body>
 Ticket DeviceCommunicator::enqueue(Fingerprint &call, device::Stream &stream, Body &&body) {
+  if (chunks_ >= sizes_.chunks_of_round) begin_new_round(*team_, device_, *last_, [this] { next_round(); });
   call.number_call(calls_);
   device::Event &done = *done_[calls_ % calls_kept];
   try {
@@ -71,6 +76,7 @@ Ticket DeviceCommunicator::enqueue(Fingerprint &call, device::Stream &stream, Bo
     host_->abandon();
     throw;
   }
+  last_ = &done;
   return {++calls_};
 }
 

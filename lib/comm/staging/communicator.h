@@ -13,15 +13,16 @@
 #include "comm/shm/fingerprint.h"
 #include "comm/staging/conveyor.h"
 #include "comm/staging/pieces.h"
+#include "comm/staging/sizes.h"
 #include "comm/staging/slots.h"
 
 namespace fsdp::comm::staging {
 
 class DeviceCommunicator final : public Communicator {
  public:
-  // host: of the same ranks. reduction_block as in create_communicator.
-  DeviceCommunicator(std::unique_ptr<Communicator> host, std::unique_ptr<Slots> slots, device::Device &device,
-                     uint32_t rank, uint32_t size, uint32_t reduction_block, const std::string &what);
+  // team: of the host. host: of its ranks. reduction_block as in create_communicator.
+  DeviceCommunicator(std::shared_ptr<Team> team, std::unique_ptr<Communicator> host, std::unique_ptr<Slots> slots,
+                     device::Device &device, const Sizes &sizes, uint32_t reduction_block, const std::string &what);
   ~DeviceCommunicator() override;
 
   void gather_stable(std::span<const GatherSpan> spans, Tag tag, device::Stream &stream) override;
@@ -70,6 +71,9 @@ class DeviceCommunicator final : public Communicator {
   // This rank's own bytes of a source: there are no others.
   std::byte *own(const Source &from) const { return from.arena->writable() + from.offset + rank_ * from.stride; }
 
+  std::shared_ptr<Team> team_;
+  device::Device &device_;
+  Sizes sizes_;
   std::unique_ptr<Communicator> host_;
   std::unique_ptr<Slots> slots_;
   uint32_t rank_;
@@ -78,9 +82,10 @@ class DeviceCommunicator final : public Communicator {
   uint64_t room_;  // of one rank's slice in a part
   std::unique_ptr<device::Memory> sums_;
   std::array<std::unique_ptr<device::Event>, calls_kept> done_;
-  uint64_t calls_ = 0;   // of this round
-  uint64_t chunks_ = 0;  // ... and their chunks: the same on all ranks
-  Conveyor conveyor_;    // last: its work refers to the rest
+  const device::Event *last_ = nullptr;  // of done_
+  uint64_t calls_ = 0;                   // of this round
+  uint64_t chunks_ = 0;                  // ... and their chunks: the same on all ranks
+  Conveyor conveyor_;                    // last: its work refers to the rest
 };
 
 }  // namespace fsdp::comm::staging

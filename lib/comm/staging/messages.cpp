@@ -3,6 +3,8 @@
 
 #include <array>
 
+#include "comm/staging/renewal.h"
+
 namespace fsdp::comm::staging {
 namespace {
 
@@ -25,17 +27,20 @@ struct SlotSpans {
 
 }  // namespace
 
-DeviceMessages::DeviceMessages(std::unique_ptr<MessageCommunicator> host, device::Device &device, uint32_t rank,
-                               uint32_t size, const std::string &what, uint64_t slot_bytes)
-    : host_(std::move(host)),
-      rank_(rank),
-      size_(size),
-      slot_bytes_(slot_bytes),
-      memory_(device.allocate_host(Conveyor::slots * slot_bytes, what.c_str())),
+DeviceMessages::DeviceMessages(std::shared_ptr<Team> team, std::unique_ptr<MessageCommunicator> host,
+                               device::Device &device, const Sizes &sizes, const std::string &what)
+    : team_(std::move(team)),
+      device_(device),
+      sizes_(sizes),
+      host_(std::move(host)),
+      rank_(team_->rank()),
+      size_(team_->size()),
+      memory_(device.allocate_host(Conveyor::slots * sizes.slot_bytes, what.c_str())),
       done_(device.create_event()),
       conveyor_(device, what) {
-  if (slot_bytes / (size + 1) < piece_alignment)
-    fail(FSDP_UNSUPPORTED, "{}: staging for messages between {} ranks in slots of {} bytes", what, size, slot_bytes);
+  if (sizes.slot_bytes / (size_ + 1) < piece_alignment)
+    fail(FSDP_UNSUPPORTED, "{}: staging for messages between {} ranks in slots of {} bytes", what, size_,
+         sizes.slot_bytes);
 }
 
 // Work that waits for peers ends now, here and there; peers that have what this rank sent do not notice.
@@ -43,6 +48,7 @@ DeviceMessages::~DeviceMessages() { host_->abandon(); }
 
 template <class Body>
 void DeviceMessages::enqueue(Fingerprint &call, device::Stream &stream, Body &&body) {
+  if (chunks_ >= sizes_.chunks_of_round) begin_new_round(*team_, device_, *done_, [this] { next_round(); });
   call.number_call(calls_);
   try {
     conveyor_.begin(stream);
@@ -79,7 +85,7 @@ void DeviceMessages::all_reduce(std::span<const SumSpan> spans, Tag tag, device:
   for (const SumSpan &span : spans) call.add_span(FSDP_FLOAT32, FSDP_FLOAT32, span.count);
   const auto fill = [&](Cursor from, auto &&piece) {
     return fill_slot(
-        from, spans.size(), slot_bytes_,
+        from, spans.size(), sizes_.slot_bytes,
         [&](uint64_t i) {
           return Extent{spans[i].count, sizeof(float)};
         },
@@ -108,7 +114,7 @@ void DeviceMessages::all_reduce(std::span<const SumSpan> spans, Tag tag, device:
 void DeviceMessages::reduce_scatter(std::span<const SliceSumSpan> spans, Tag tag, device::Stream &stream) {
   Fingerprint call = describe(Operation::reduce_scatter, tag);
   for (const SliceSumSpan &span : spans) call.add_span(FSDP_FLOAT32, FSDP_FLOAT32, span.count * size_);
-  const uint64_t room = slot_bytes_ / (size_ + 1) / piece_alignment * piece_alignment;
+  const uint64_t room = sizes_.slot_bytes / (size_ + 1) / piece_alignment * piece_alignment;
   const auto fill = [&](Cursor from, auto &&piece) {
     return fill_slot(
         from, spans.size(), room,
@@ -146,7 +152,7 @@ void DeviceMessages::reduce_scatter(std::span<const SliceSumSpan> spans, Tag tag
 void DeviceMessages::all_gather(std::span<const WholeSpan> spans, Tag tag, device::Stream &stream) {
   Fingerprint call = describe(Operation::all_gather, tag);
   for (const WholeSpan &span : spans) call.add_span(0, 0, span.bytes);
-  const uint64_t room = slot_bytes_ / size_ / piece_alignment * piece_alignment;
+  const uint64_t room = sizes_.slot_bytes / size_ / piece_alignment * piece_alignment;
   const auto fill = [&](Cursor from, auto &&piece) {
     return fill_slot(
         from, spans.size(), room,
@@ -185,7 +191,7 @@ void DeviceMessages::broadcast(std::byte *data, uint64_t bytes, uint32_t root, T
   call.add_span(0, static_cast<fsdp_dtype>(root), bytes);  // roots must agree
   const auto fill = [&](Cursor from, auto &&piece) {
     return fill_slot(
-        from, 1, slot_bytes_,
+        from, 1, sizes_.slot_bytes,
         [&](uint64_t) {
           return Extent{bytes, 1};
         },

@@ -10,14 +10,15 @@
 #include "comm/shm/fingerprint.h"
 #include "comm/staging/conveyor.h"
 #include "comm/staging/pieces.h"
+#include "comm/staging/sizes.h"
 
 namespace fsdp::comm::staging {
 
 class DeviceMessages final : public MessageCommunicator {
  public:
-  // host: of the same ranks.
-  DeviceMessages(std::unique_ptr<MessageCommunicator> host, device::Device &device, uint32_t rank, uint32_t size,
-                 const std::string &what, uint64_t slot_bytes);
+  // team: of the host. host: of its ranks.
+  DeviceMessages(std::shared_ptr<Team> team, std::unique_ptr<MessageCommunicator> host, device::Device &device,
+                 const Sizes &sizes, const std::string &what);
   ~DeviceMessages() override;
 
   void all_reduce(std::span<const SumSpan> spans, Tag tag, device::Stream &stream) override;
@@ -39,15 +40,17 @@ class DeviceMessages final : public MessageCommunicator {
   // the host's communicator, take(from, slot) carries the results back.
   template <class Bring, class Send, class Take>
   void carry(const Fingerprint &call, uint64_t span_count, Bring &&bring, Send &&send, Take &&take);
-  std::byte *slot(uint64_t index) const { return memory_->data() + index * slot_bytes_; }
+  std::byte *slot(uint64_t index) const { return memory_->data() + index * sizes_.slot_bytes; }
   device::Stream &down() { return conveyor_.down(); }
   device::Stream &up() { return conveyor_.up(); }
   device::Stream &host_stream() { return conveyor_.lane().stream(); }
 
+  std::shared_ptr<Team> team_;
+  device::Device &device_;
+  Sizes sizes_;
   std::unique_ptr<MessageCommunicator> host_;
   uint32_t rank_;
   uint32_t size_;
-  uint64_t slot_bytes_;
   std::unique_ptr<device::Memory> memory_;
   std::unique_ptr<device::Event> done_;
   uint64_t calls_ = 0;   // of this round

@@ -16,7 +16,7 @@ std::unique_ptr<Communicator> StagedTeam::create_communicator(const std::string 
   auto slots = std::make_unique<Slots>(*host_, device_, Conveyor::slots, sizes_.part_bytes, what);
   std::unique_ptr<Communicator> communicator;
   attempt_together(*host_, what, [&] {
-    communicator = std::make_unique<DeviceCommunicator>(std::move(calls), std::move(slots), device_, rank(), size(),
+    communicator = std::make_unique<DeviceCommunicator>(host_, std::move(calls), std::move(slots), device_, sizes_,
                                                         reduction_block, what);
   });
   return communicator;
@@ -26,7 +26,7 @@ std::unique_ptr<MessageCommunicator> StagedTeam::create_message_communicator(con
   auto calls = host_->create_message_communicator(what, sums);
   std::unique_ptr<MessageCommunicator> communicator;
   attempt_together(*host_, what, [&] {
-    communicator = std::make_unique<DeviceMessages>(std::move(calls), device_, rank(), size(), what, sizes_.slot_bytes);
+    communicator = std::make_unique<DeviceMessages>(host_, std::move(calls), device_, sizes_, what);
   });
   return communicator;
 }

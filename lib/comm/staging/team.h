@@ -8,14 +8,9 @@
 #include <vector>
 
 #include "comm/device_team.h"
+#include "comm/staging/sizes.h"
 
 namespace fsdp::comm::staging {
-
-// Of these sizes a chunk takes the link about as long as the calling thread, which enqueues it.
-struct Sizes {
-  uint64_t part_bytes = uint64_t{4} << 20;  // a rank's, in each slot of a Communicator
-  uint64_t slot_bytes = uint64_t{4} << 20;  // of a MessageCommunicator
-};
 
 // What each rank allocates for one communicator, pinned or of the device, beside what the host's own ones do.
 uint64_t communicator_bytes(const Sizes &sizes = {}) noexcept;

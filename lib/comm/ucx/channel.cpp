@@ -19,7 +19,7 @@ Channel::Channel(Transport &transport, std::shared_ptr<Seat> seat, std::vector<u
       round_(reinterpret_cast<std::byte *>(words_.get()), sizeof(RoundWords), rank_, ranks_),
       lanes_(ranks_.size()) {
   if (rank_ >= size()) fail(FSDP_INTERNAL, "{}: rank {} is not among its ranks", what, transport.rank());
-  if (sums) scratch_ = seat_->device.allocate(window_ * size() * chunk_bytes_, what.c_str());
+  if (sums) scratch_ = seat_->device.allocate_host(window_ * size() * chunk_bytes_, what.c_str());
   for (Lane &lane : lanes_) lane.arrived.resize(window_);
   raise(words_[rank_].phase, first_phase(round_.number()));
   const auto lock = transport_.lock();

@@ -30,9 +30,9 @@ void Transport::fail_peer(uint32_t rank, ucs_status_t status, const char *what) 
   changed_.notify_all();
 }
 
-// Who has been greeted and has not answered may not have started, or its host has too much to do.
+// Who has been told hello and has not answered may not have started, or its host has too much to do.
 void Transport::lose(Peer &peer, ucs_status_t status, const char *what) noexcept {
-  if (peer.open || peer.index < rank_ || peer.greeted || Clock::now() >= peer.expiry || !peer.loss.text.empty())
+  if (peer.open || peer.index < rank_ || peer.heard || Clock::now() >= peer.expiry || !peer.loss.text.empty())
     return fail_peer(peer.index, status, what);
   peer.refused = true;
 }
@@ -92,7 +92,42 @@ void Transport::greet(uint32_t to) {
   peer.pause = first_pause;
   unopened_.reserve(2 * peers_.size());
   unopened_.push_back(to);
-  send_greeting(peer);
+  send_hello(peer);
+}
+
+// Of UCX's kinds of message one that it sends without a handshake of its own; see Transport.
+void Transport::send_hello(Peer &peer) {
+  peer.tried = Clock::now();
+  if (!connect(peer.index)) return;
+  ucp_request_param_t param{};
+  const ucs_status_ptr_t request = api_.ucp_tag_send_nbx(peer.endpoint, nullptr, 0, hello_tag(rank_), &param);
+  if (UCS_PTR_IS_PTR(request)) api_.ucp_request_free(request);
+  if (UCS_PTR_IS_ERR(request)) lose(peer, UCS_PTR_STATUS(request), "connecting");
+  worker_.wake();
+}
+
+// Also what is none is taken: UCX would keep it.
+void Transport::read_hellos() {
+  ucp_tag_recv_info_t info;
+  while (const ucp_tag_message_h message = api_.ucp_tag_probe_nb(worker_.handle(), 0, 0, 1, &info)) {
+    ucp_request_param_t param{};
+    const ucs_status_ptr_t request = api_.ucp_tag_msg_recv_nbx(worker_.handle(), nullptr, 0, message, &param);
+    if (UCS_PTR_IS_PTR(request)) api_.ucp_request_free(request);
+    const auto from = static_cast<uint32_t>(info.sender_tag);
+    if (info.sender_tag == hello_tag(from)) take_hello(from);
+  }
+}
+
+void Transport::take_hello(uint32_t from) {
+  if (peers_.empty()) {
+    if (early_.size() < most_early) early_.insert(from);
+    return;
+  }
+  if (from >= peers_.size() || from == rank_) return;
+  Peer &peer = peers_[from];
+  if (from > rank_ ? peer.heard || peer.tried == Clock::time_point() : peer.greeted) return;
+  peer.heard = true;
+  from > rank_ ? send_greeting(peer) : send_hello(peer);
 }
 
 void Transport::send_greeting(Peer &peer) {
@@ -100,7 +135,6 @@ void Transport::send_greeting(Peer &peer) {
   header.magic = header_magic;
   header.kind = Kind::greeting;
   header.from = rank_;
-  peer.tried = Clock::now();
   Message &message = take(header, nullptr);
   send(peer.index, message, nullptr, 0);
   worker_.wake();
@@ -108,10 +142,7 @@ void Transport::send_greeting(Peer &peer) {
 
 // In the middle of UCX's progress: no time to send.
 void Transport::take_greeting(uint32_t from) {
-  if (peers_.empty()) {
-    if (greeters_.size() < most_greeters) greeters_.insert(from);
-    return;
-  }
+  if (from >= peers_.size()) return;
   Peer &peer = peers_[from];
   if (from == rank_ || peer.greeted) return;
   if (from < rank_) unopened_.push_back(from);
@@ -139,7 +170,7 @@ void Transport::see_to_connections() {
       peer.pause = std::min(2 * peer.pause, longest_pause);
       peer.refused = false;
       close(peer);
-      send_greeting(peer);
+      send_hello(peer);
     }
   }
   std::erase_if(unopened_, [this](uint32_t rank) { return peers_[rank].open || !peers_[rank].loss.text.empty(); });

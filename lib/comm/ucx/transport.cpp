@@ -75,8 +75,7 @@ void Transport::join(std::vector<std::vector<std::byte>> addresses, std::shared_
     peers_[r].index = r;
     peers_[r].transport = this;
   }
-  for (const uint32_t from : greeters_)
-    if (from < peers_.size()) take_greeting(from);
+  for (const uint32_t from : early_) take_hello(from);
   wake();
 }
 
@@ -105,6 +104,7 @@ void Transport::run() noexcept {
 bool Transport::move() {
   bool moved = false;
   for (int i = 0; i < 64 && worker_.progress(); ++i) moved = true;
+  read_hellos();
   see_to_connections();
   // Also if UCX counted nothing: what it completes on the way is not always counted.
   for (const auto &[key, receiver] : receivers_) receiver->move_on();

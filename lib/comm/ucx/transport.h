@@ -41,8 +41,11 @@ class Receiver {
   ~Receiver() = default;
 };
 
-// Of two ranks the lower one connects, with a greeting, and the other one then answers; nothing else is sent before. So
-// a connection that is refused is tried again without loss.
+// Of two ranks the lower one connects and says hello, and the other one then connects and says so too; then they greet
+// each other in the same order, and nothing else is sent before. So a connection that is refused is tried again without
+// loss. The greetings alone would do for that. But the first message with a header has UCX shake hands, and UCX 1.13
+// ends the process (assertion in ucp_request.c) if the other side dies before the answer to that has a connection to go
+// by. Hellos need no handshake, and who has got one knows that the other's connection stands.
 class Transport {
  public:
   // chunk_bytes: of the largest message.
@@ -84,7 +87,7 @@ class Transport {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr size_t most_greeters = 16384;  // as many as a job may have ranks
+  static constexpr size_t most_early = 16384;  // as many as a job may have ranks
   static constexpr uint64_t payload_most = sizeof(Fingerprint);
   // A message under way, in either direction.
   struct Message {
@@ -100,7 +103,8 @@ class Transport {
     ucp_ep_h endpoint = nullptr;
     Loss loss;
     bool open = false;                // both have greeted
-    bool greeted = false;             // it did
+    bool heard = false;               // it said hello
+    bool greeted = false;             // it greeted
     bool refused = false;             // to be tried again
     Clock::time_point tried, expiry;  // of connecting
     std::chrono::milliseconds pause{};
@@ -125,6 +129,9 @@ class Transport {
   // -- connections --
   bool connect(uint32_t to);
   void close(Peer &peer) noexcept;
+  void send_hello(Peer &peer);
+  void read_hellos();
+  void take_hello(uint32_t from);
   void send_greeting(Peer &peer);
   void take_greeting(uint32_t from);
   void open(Peer &peer);
@@ -155,7 +162,7 @@ class Transport {
   std::map<uint64_t, Receiver *> receivers_;
   std::set<uint64_t> removed_;
   std::vector<Held> held_;
-  std::set<uint32_t> greeters_;     // came before this rank joined
+  std::set<uint32_t> early_;        // said hello before this rank joined
   std::vector<uint32_t> unopened_;  // greeted, or refused: something is to be done
   std::vector<std::unique_ptr<Message>> messages_;
   std::vector<Message *> free_;

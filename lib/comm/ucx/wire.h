@@ -16,7 +16,7 @@ enum class Kind : uint32_t {
   ended,     // payload: Ended
   ask,       // what has the receiver's caller enqueued? chunk: when it was asked
   answer,    // chunk: of the question; bytes: RoundWords::ended.called
-  greeting   // the first message in either direction; see Transport
+  greeting   // the first message with a header, in either direction; see Transport
 };
 
 enum class Stage : uint32_t { reduce, gather };
@@ -32,7 +32,10 @@ struct Header {
   uint64_t chunk;
   uint64_t bytes;  // of data; of a chunk in a call
 };
-constexpr uint32_t header_magic = 0x66736404;
+constexpr uint32_t header_magic = 0x66736405;
+
+// The tag of a hello, which has no other content; see Transport.
+constexpr uint64_t hello_tag(uint32_t from) { return uint64_t{header_magic} << 32 | from; }
 
 // RoundWords of a rank, and how far it had come when it wrote them.
 struct EndWords {

@@ -105,7 +105,7 @@ void Worker::create_context(uint64_t chunk_bytes) {
   configure(config, chunk_bytes);
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
-  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_TAG | UCP_FEATURE_WAKEUP;
   const ucs_status_t status = api_.ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
   api_.ucp_config_release(config);
   check(status, "ucp_init (is there a transport among UCX_TLS and a device among UCX_NET_DEVICES?)");

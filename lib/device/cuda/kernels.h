@@ -53,6 +53,10 @@ constexpr uint64_t scratch_bytes = (uint64_t{1} << 19) + 128;
 // Writes a step to device memory in the order of the stream, from the arguments of the launch.
 [[nodiscard]] int store_step(Stream stream, AdamW *to, const AdamW &step);
 
+// Runs every kernel once in scratch memory, so that its code is loaded on the stream's device: see prepare.cpp. To be
+// called and waited for before any collective runs there.
+[[nodiscard]] int prepare(Stream stream, void *scratch);
+
 // Keeps the stream busy for about so long. For tests of order: on one thread, so that other work can run beside it.
 [[nodiscard]] int delay(Stream stream, uint32_t microseconds);
 

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every kernel runs once on one element, so that its code is on the device before a step needs it. The driver loads
+// code when it is first used, and may wait for all of the device to do so: for ever, if a collective is running there
+// that waits for what this rank has not enqueued yet. A captured graph would not hold the load either.
+#include <initializer_list>
+
+#include "device/cuda/kernels.h"
+
+namespace fsdp::device::cuda::kernels {
+
+namespace {
+
+constexpr fsdp_dtype dtypes[] = {FSDP_FLOAT32, FSDP_BFLOAT16, FSDP_FLOAT16};
+
+// Elements at addresses of their own in the scratch memory.
+float *at(void *scratch, size_t i) { return static_cast<float *>(scratch) + 16 * i; }
+
+int prepare_pair(Stream stream, void *scratch, fsdp_dtype one, fsdp_dtype other) {
+  if (const int error = cast(stream, at(scratch, 0), one, at(scratch, 1), other, 1)) return error;
+  if (const int error = add(stream, at(scratch, 0), one, at(scratch, 1), other, 1)) return error;
+  const bool rounded_to_fp32 = other == FSDP_FLOAT32 && one != other;  // the same as unrounded
+  if (rounded_to_fp32) return 0;
+  const auto *const base = reinterpret_cast<const std::byte *>(at(scratch, 1));
+  return rank_sum(stream, {base, 0, 1, one, other, at(scratch, 0), 1, 1, false});
+}
+
+}  // namespace
+
+int prepare(Stream stream, void *scratch) {
+  for (const fsdp_dtype one : dtypes)
+    for (const fsdp_dtype other : dtypes)
+      if (const int error = prepare_pair(stream, scratch, one, other)) return error;
+  const AdamWSpan span{at(scratch, 0), at(scratch, 1), at(scratch, 2), at(scratch, 3), nullptr, FSDP_FLOAT32, 1};
+  const auto step = reinterpret_cast<AdamW *>(at(scratch, 4));
+  auto *const sum = reinterpret_cast<double *>(at(scratch, 5));
+  auto *const count = reinterpret_cast<uint64_t *>(at(scratch, 6));
+  for (const int error : {scale(stream, at(scratch, 0), 1, 1), adamw(stream, AdamW{}, {&span, 1}),
+                          store_step(stream, step, AdamW{}), sum_squares(stream, sum, at(scratch, 1), 1, 1, scratch),
+                          count_nonfinite(stream, count, at(scratch, 0), 1), delay(stream, 0)})
+    if (error) return error;
+  return 0;
+}
+
+}  // namespace fsdp::device::cuda::kernels

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gathers and reduces that a rank has called since the ranks met last. Where these are messages, ranks must make the same
+// ones in the same order: a hash of them goes into the meeting, and the calls themselves are kept to tell the first that
+// differs.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace fsdp::engine {
+
+class CallSequence {
+ public:
+  enum class Kind : uint32_t { gather, reduce };
+  struct Call {
+    Kind kind;
+    uint32_t group;
+    bool operator==(const Call &) const = default;
+  };
+  // The first ones of a step; of a difference after them only the numbers are told.
+  static constexpr uint64_t most_kept = 8192;
+
+  CallSequence() { calls_.reserve(most_kept); }
+  void add(Kind kind, uint32_t group) {
+    hash_ = mix(hash_ ^ (uint64_t{group} << 1 | static_cast<uint64_t>(kind)));
+    ++count_;
+    if (calls_.size() < most_kept) calls_.push_back({kind, group});
+  }
+  void restart() {
+    hash_ = count_ = 0;
+    calls_.clear();
+  }
+  // Also tells their number: none is 0.
+  uint64_t hash() const { return count_ ? mix(hash_ + count_) | 1 : 0; }
+  uint64_t count() const { return count_; }
+  std::span<const Call> calls() const { return calls_; }
+
+ private:
+  static constexpr uint64_t mix(uint64_t x) {
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBull;
+    return (x ^ x >> 31) + 0x9E3779B97F4A7C15ull;
+  }
+
+  uint64_t hash_ = 0, count_ = 0;
+  std::vector<Call> calls_;
+};
+
+}  // namespace fsdp::engine

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <stdexcept>
+#include <string>
+
+#include "element.h"
+
+namespace harness {
+namespace {
+
+// Of libfsdp's simulated build, else of an installed CUDA runtime.
+template <class Function>
+Function *find(const char *name) {
+  if (void *symbol = ::dlsym(RTLD_DEFAULT, name)) return reinterpret_cast<Function *>(symbol);
+  static void *const runtime = [] {
+    for (const char *file : {"libcudart.so", "libcudart.so.13", "libcudart.so.12"})
+      if (void *found = ::dlopen(file, RTLD_NOW | RTLD_LOCAL)) return found;
+    return static_cast<void *>(nullptr);
+  }();
+  void *symbol = runtime ? ::dlsym(runtime, name) : nullptr;
+  if (!symbol) throw std::runtime_error(std::string("FSDP_TEST_DEVICE=cuda, but there is no ") + name);
+  return reinterpret_cast<Function *>(symbol);
+}
+
+void check_cuda(int error, const char *call) {
+  if (error) throw std::runtime_error(std::string(call) + " returned " + std::to_string(error));
+}
+
+constexpr int any_direction = 4;  // cudaMemcpyDefault
+thread_local bool host_thread = false;
+
+}  // namespace
+
+void stay_on_host(bool host) { host_thread = host; }
+
+bool on_gpu() {
+  static const bool gpu = [] {
+    const char *device = std::getenv("FSDP_TEST_DEVICE");
+    return device && std::string(device) == "cuda";
+  }();
+  return gpu && !host_thread;
+}
+
+fsdp_context_options place(fsdp_context_options options) {
+  if (!on_gpu() || options.device) return options;
+  const char *transport = std::getenv("FSDP_TEST_TRANSPORT");
+  options.device = FSDP_DEVICE_CUDA;
+  options.device_transport = transport && std::string(transport) == "nccl" ? FSDP_TRANSPORT_NCCL : FSDP_TRANSPORT_STAGING;
+  return options;
+}
+
+fsdp_model_options place(fsdp_model_options options) {
+  if (on_gpu() && options.unshard_mode == FSDP_UNSHARD_MAPPED) options.unshard_mode = FSDP_UNSHARD_COPIED;
+  return options;
+}
+
+namespace {
+
+struct OwnStream {
+  fsdp_stream handle = nullptr;
+  OwnStream() {
+    constexpr unsigned non_blocking = 1;
+    check_cuda(find<int(fsdp_stream *, unsigned)>("cudaStreamCreateWithFlags")(&handle, non_blocking), "cudaStreamCreateWithFlags");
+  }
+  ~OwnStream() { find<int(fsdp_stream)>("cudaStreamDestroy")(handle); }
+};
+
+}  // namespace
+
+fsdp_stream stream() {
+  if (!on_gpu()) return nullptr;
+  thread_local const OwnStream own;
+  return own.handle;
+}
+
+void copy(void *to, const void *from, uint64_t bytes) {
+  if (!on_gpu()) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  if (!bytes) return;
+  static auto *const copy_any = find<int(void *, const void *, size_t, int, fsdp_stream)>("cudaMemcpyAsync");
+  static auto *const synchronize = find<int(fsdp_stream)>("cudaStreamSynchronize");
+  check_cuda(copy_any(to, from, bytes, any_direction, stream()), "cudaMemcpyAsync");
+  check_cuda(synchronize(stream()), "cudaStreamSynchronize");
+}
+
+std::vector<float> load_elements(const void *data, fsdp_dtype dtype, uint64_t count) {
+  std::vector<std::byte> raw(count * fsdp_get_dtype_size(dtype));
+  if (on_gpu()) copy(raw.data(), data, raw.size());
+  const void *from = on_gpu() ? raw.data() : data;
+  std::vector<float> values(count);
+  for (uint64_t i = 0; i < count; ++i) values[i] = load_element(from, dtype, i);
+  return values;
+}
+
+void store_elements(void *data, fsdp_dtype dtype, const std::vector<float> &values) {
+  std::vector<std::byte> raw(on_gpu() ? values.size() * fsdp_get_dtype_size(dtype) : 0);
+  void *to = on_gpu() ? raw.data() : data;
+  for (uint64_t i = 0; i < values.size(); ++i) store_element(to, dtype, i, values[i]);
+  if (on_gpu()) copy(data, raw.data(), raw.size());
+}
+
+namespace {
+
+// cudaFree waits for all work of the GPU, also of other ranks, which may wait for this one: memory is kept for the next that
+// needs as much, until the thread ends.
+class KeptMemory {
+ public:
+  ~KeptMemory() {
+    for (const auto &[bytes, data] : free_) find<int(void *)>("cudaFree")(data);
+  }
+  void *take(uint64_t bytes) {
+    if (const auto kept = free_.find(bytes); kept != free_.end()) return free_.extract(kept).mapped();
+    void *data = nullptr;
+    check_cuda(find<int(void **, size_t)>("cudaMalloc")(&data, bytes), "cudaMalloc");
+    return data;
+  }
+  void give_back(uint64_t bytes, void *data) { free_.emplace(bytes, data); }
+
+ private:
+  std::multimap<uint64_t, void *> free_;
+};
+
+thread_local KeptMemory kept_memory;
+
+}  // namespace
+
+Placed::Placed(const std::vector<float> &values) : data_(values.data()), bytes_(values.size() * sizeof(float)) {
+  if (!on_gpu() || values.empty()) return;
+  owned_ = kept_memory.take(bytes_);
+  copy(owned_, values.data(), bytes_);
+  data_ = owned_;
+}
+
+Placed::~Placed() {
+  if (!owned_) return;
+  // The stream may still read it.
+  find<int(fsdp_stream)>("cudaStreamSynchronize")(stream());
+  kept_memory.give_back(bytes_, owned_);
+}
+
+}  // namespace harness

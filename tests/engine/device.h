@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the tests' models lie: on the host, or with FSDP_TEST_DEVICE=cuda on the GPU of whichever CUDA runtime this process
+// has, which may be the simulated one. The programs are the same: the runtime is found by name.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "fsdp.h"
+
+namespace harness {
+
+bool on_gpu();
+// The context's options, for where the tests run; unless they name a device.
+fsdp_context_options place(fsdp_context_options options);
+// ... and a model's: mapped weights are copied ones there.
+fsdp_model_options place(fsdp_model_options options);
+
+// The calling thread's own stream; NULL on the host. Ranks that are threads of one process and share a GPU must not use the
+// stream NULL, which is one for all of them: a rank's work would wait behind another's that waits for it.
+fsdp_stream stream();
+// What the calling thread makes from now on lies on the host, whatever the environment says.
+void stay_on_host(bool host);
+// Copies between memory of the host and of wherever models lie, in the order of that stream; done when it returns.
+void copy(void *to, const void *from, uint64_t bytes);
+// The elements as floats.
+std::vector<float> load_elements(const void *data, fsdp_dtype dtype, uint64_t count);
+void store_elements(void *data, fsdp_dtype dtype, const std::vector<float> &values);
+
+// Floats where the library can read them, until the end of the scope.
+class Placed {
+ public:
+  explicit Placed(const std::vector<float> &values);
+  ~Placed();
+  Placed(const Placed &) = delete;
+  Placed &operator=(const Placed &) = delete;
+  const void *data() const { return data_; }
+
+ private:
+  const void *data_;
+  uint64_t bytes_;
+  void *owned_ = nullptr;
+};
+
+}  // namespace harness

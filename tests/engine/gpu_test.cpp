@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+// Models on GPUs whose bytes are staged: the bits of the host, the memory that was planned, no allocation or synchronization in
+// a step, and errors where ranks call different things. Runs on the simulated CUDA, and says nothing about hardware.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "device.h"
+#include "harness.h"
+#include "simulated_cuda/simulated.h"
+
+using namespace harness;
+
+namespace {
+
+constexpr fsdp_strategy strategies[] = {FSDP_NO_SHARD, FSDP_OPTIM, FSDP_OPTIM_GRADS, FSDP_OPTIM_GRADS_PARAMS};
+
+Scenario gpu_scenario(fsdp_strategy strategy, uint32_t ranks) {
+  Scenario setup = scenario_of(strategy, ranks, 0);
+  setup.microbatches = 2;
+  setup.clip = 3;
+  setup.context.device = FSDP_DEVICE_CUDA;
+  setup.context.device_transport = FSDP_TRANSPORT_STAGING;
+  return setup;
+}
+
+Scenario on_host(Scenario setup) {
+  setup.context.device = FSDP_DEVICE_HOST;
+  setup.context.device_transport = 0;
+  return setup;
+}
+
+void expect_bits_of_the_host(const Scenario &setup, const std::string &what) {
+  const auto host = train_threads(on_host(setup));
+  const auto gpu = train_threads(setup);
+  for (uint32_t r = 0; r < setup.ranks; ++r) {
+    EXPECT_TRUE(same_bits(gpu[r].weights, host[0].weights)) << what << ", rank " << r;
+    EXPECT_TRUE(same_bits(gpu[r].grads, host[r].grads)) << what << ", rank " << r;
+    EXPECT_EQ(gpu[r].norms, host[0].norms) << what << ", rank " << r;
+  }
+}
+
+TEST(Gpu, TrainingHasTheBitsOfTheHost) {
+  for (const fsdp_strategy strategy : strategies)
+    for (const uint32_t ranks : {1u, 2u, 3u, 4u})
+      expect_bits_of_the_host(gpu_scenario(strategy, ranks),
+                              "strategy " + std::to_string(strategy) + ", ranks " + std::to_string(ranks));
+}
+
+TEST(Gpu, LowPrecisionHasTheBitsOfTheHost) {
+  for (const fsdp_strategy strategy : strategies)
+    for (const fsdp_dtype reduce : {0, FSDP_BFLOAT16 + 0}) {
+      Scenario setup = gpu_scenario(strategy, 3);
+      setup.set_dtype(FSDP_BFLOAT16);
+      setup.model.grad_dtype = FSDP_FLOAT32;
+      setup.model.reduce_dtype = reduce;
+      expect_bits_of_the_host(setup, "strategy " + std::to_string(strategy) + ", reduce dtype " + std::to_string(reduce));
+    }
+}
+
+TEST(Gpu, ForcedCommunicationOfOneRankHasTheBitsOfTheHost) {
+  for (const fsdp_strategy strategy : strategies) {
+    Scenario setup = gpu_scenario(strategy, 1);
+    setup.model.flags = FSDP_MODEL_FORCE_COMMUNICATION;
+    expect_bits_of_the_host(setup, "strategy " + std::to_string(strategy));
+  }
+}
+
+TEST(Gpu, ReplicasHaveTheBitsOfTheHost) {
+  for (const fsdp_strategy strategy : strategies)
+    for (const fsdp_outer_strategy outer : {FSDP_OUTER_NO_SHARD, FSDP_OUTER_OPTIM}) {
+      Scenario setup = gpu_scenario(strategy, 4);
+      setup.mesh.replicate_size = 2;
+      setup.mesh.shard_size = 2;
+      setup.model.outer_strategy = outer;
+      expect_bits_of_the_host(setup, "strategy " + std::to_string(strategy) + ", outer " + std::to_string(outer));
+    }
+}
+
+TEST(Gpu, AShardAxisOverHostsHasTheBitsOfTheHost) {
+  for (const fsdp_strategy strategy : strategies) {
+    Scenario setup = gpu_scenario(strategy, 4);
+    setup.context.ranks_per_host = 2;
+    expect_bits_of_the_host(setup, "strategy " + std::to_string(strategy));
+  }
+}
+
+// Each alone, so that one that hangs is named.
+class GpuOptions : public testing::TestWithParam<const char *> {};
+
+TEST_P(GpuOptions, ChangeNoBit) {
+  const std::string what = GetParam();
+  for (const fsdp_strategy strategy : {FSDP_NO_SHARD, FSDP_OPTIM_GRADS_PARAMS}) {
+    Scenario setup = gpu_scenario(strategy, 2);
+    setup.recompute = what == "recompute";
+    setup.eval = what == "eval";
+    setup.put = what == "put";
+    if (what == "debug") setup.context.flags = FSDP_CONTEXT_DEBUG;
+    if (what == "trace") setup.context.flags = FSDP_CONTEXT_TRACE;
+    if (what == "inline") setup.context.flags = FSDP_CONTEXT_NO_OVERLAP;
+    if (what == "ahead") setup.model.prefetch_depth = 2;
+    if (what == "interleaved") setup.schedule = FSDP_SCHEDULE_INTERLEAVED;
+    expect_bits_of_the_host(setup, what + ", strategy " + std::to_string(strategy));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, GpuOptions,
+                         testing::Values("recompute", "eval", "put", "debug", "trace", "inline", "ahead", "interleaved"));
+
+TEST(Gpu, WhatIsPlannedIsAllocated) {
+  for (const fsdp_strategy strategy : strategies)
+    for (const uint32_t ranks : {1u, 3u}) {
+      Scenario setup = gpu_scenario(strategy, ranks);
+      setup.steps = 1;
+      setup.model.reduce_dtype = FSDP_BFLOAT16;
+      const auto outcomes = train_threads(setup);
+      for (uint32_t r = 0; r < ranks; ++r) {
+        fsdp_context *planning = nullptr;
+        FSDP(fsdp_create_plan_context(ranks, r, &setup.context, &planning));
+        fsdp_memory planned = FSDP_MEMORY_INIT;
+        {
+          const Rank rank(planning, setup);
+          FSDP(fsdp_get_memory(rank.model, r, &planned));
+        }
+        fsdp_destroy_context(planning);
+        for (int role = 0; role <= FSDP_ROLE_COUNT; ++role) {
+          EXPECT_EQ(outcomes[r].stats.allocated_bytes[role], outcomes[r].memory.role_bytes[role]) << "role " << role;
+          EXPECT_EQ(planned.role_bytes[role], outcomes[r].memory.role_bytes[role]) << "role " << role;
+        }
+      }
+    }
+}
+
+TEST(Gpu, DelaysAtEveryEdgeChangeNoBit) {
+  for (const fsdp_strategy strategy : strategies) {
+    Scenario setup = gpu_scenario(strategy, 3);
+    const auto expected = train_threads(on_host(setup));
+    simulated::set_delay(2000, 7 + static_cast<uint64_t>(strategy));
+    setup.context.debug_delay_us = 1000;
+    setup.context.debug_delay_seed = 3;
+    const auto outcomes = train_threads(setup);
+    simulated::set_delay(0, 0);
+    for (const Outcome &outcome : outcomes) EXPECT_TRUE(same_bits(outcome.weights, expected[0].weights)) << strategy;
+  }
+}
+
+// Copies by the harness are synchronous, so the gradients here are filled by the stream.
+void step_on_stream(Rank &rank, fsdp_stream stream, float value) {
+  for (size_t g = 0; g < rank.groups.size(); ++g) {
+    FSDP(fsdp_unshard(rank.groups[g], FSDP_FORWARD, stream));
+    FSDP(fsdp_reshard(rank.groups[g], FSDP_FORWARD, stream));
+  }
+  for (size_t g = rank.groups.size(); g-- > 0;) {
+    FSDP(fsdp_unshard(rank.groups[g], FSDP_BACKWARD, stream));
+    FSDP(fsdp_reshard(rank.groups[g], FSDP_BACKWARD, stream));
+    for (size_t p = 0; p < rank.def(g).params.size(); ++p) {
+      fsdp_tensor grad = FSDP_TENSOR_INIT;
+      int32_t accumulate = 0;
+      FSDP(fsdp_acquire_grad(rank.groups[g], p, stream, &grad, &accumulate));
+      const uint64_t count = grad.element_count;
+      auto *to = static_cast<float *>(grad.data);
+      require(simulated::enqueue(stream, [=] { std::fill_n(to, count, value); }) == cudaSuccess, "a kernel");
+    }
+    FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, stream));
+  }
+  FSDP(fsdp_finish_grads(rank.model, 1.0, stream));
+  FSDP(fsdp_step_adamw(rank.model, 0.01, nullptr, stream));
+}
+
+constexpr const char *blocking_calls[] = {"cudaMalloc",         "cudaFree",          "cudaHostAlloc",        "cudaHostRegister",
+                                          "cudaStreamCreateWithFlags", "cudaStreamCreateWithPriority", "cudaEventCreateWithFlags",
+                                          "cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize",
+                                          "cudaMemcpy", "cudaMemset", "cuMemCreate", "cuMemMap"};
+
+TEST(Gpu, ASteadyStepNeitherAllocatesNorSynchronizes) {
+  for (const fsdp_strategy strategy : strategies) {
+    Scenario setup = gpu_scenario(strategy, 2);
+    std::vector<uint64_t> before(std::size(blocking_calls));
+    run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+      Rank rank(context, setup);
+      rank.load();
+      const auto meet = [&] {
+        double one = 1;
+        FSDP(fsdp_all_reduce_values(context, &one, 1, FSDP_VALUE_SUM));
+      };
+      for (int step = 0; step < 2; ++step) step_on_stream(rank, stream(), 0.5f);
+      meet();
+      if (r == 0)
+        for (size_t i = 0; i < before.size(); ++i) before[i] = simulated::calls(blocking_calls[i]);
+      const uint64_t allocations = rank.stats().allocations;
+      meet();
+      for (int step = 0; step < 3; ++step) step_on_stream(rank, stream(), 0.25f);
+      meet();
+      if (r == 0)
+        for (size_t i = 0; i < before.size(); ++i)
+          EXPECT_EQ(simulated::calls(blocking_calls[i]), before[i]) << blocking_calls[i] << ", strategy " << strategy;
+      EXPECT_EQ(rank.stats().allocations, allocations);
+      meet();
+      FSDP(fsdp_close_context(context));
+    });
+  }
+}
+
+// The same calls on a stream of the caller's for each part of a step: what one writes and another reads is ordered by the library.
+TEST(Gpu, StreamsThatTakeTurnsHaveTheBitsOfOne) {
+  for (const fsdp_strategy strategy : strategies) {
+    Scenario setup = gpu_scenario(strategy, 2);
+    std::vector<std::vector<float>> results[2];
+    for (const bool several : {false, true}) {
+      simulated::set_delay(300, 11);
+      run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+        Rank rank(context, setup);
+        rank.load();
+        cudaStream_t streams[3];
+        for (cudaStream_t &stream : streams)
+          require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess, "a stream");
+        for (uint32_t step = 0; step < 4; ++step)
+          step_on_stream(rank, streams[several ? step % 3 : 0], static_cast<float>(step) + 0.5f);
+        auto weights = rank.read_all();
+        if (r == 0) results[several] = std::move(weights);
+        FSDP(fsdp_close_context(context));
+      });
+      simulated::set_delay(0, 0);
+    }
+    EXPECT_TRUE(same_bits(results[0], results[1])) << "strategy " << strategy;
+  }
+}
+
+TEST(Gpu, RanksThatGatherDifferentGroupsAreTold) {
+  Scenario setup = gpu_scenario(FSDP_OPTIM_GRADS_PARAMS, 2);
+  setup.model.flags = FSDP_MODEL_NO_PREFETCH;
+  setup.context.timeout_ms = 5000;
+  std::vector<std::string> errors;
+  run_threads(
+      setup,
+      [&](uint32_t r, fsdp_context *context) {
+        Rank rank(context, setup);
+        rank.load();
+        for (size_t i = 0; i < 2; ++i) {
+          const size_t g = r == 0 ? i : 1 - i;
+          FSDP(fsdp_unshard(rank.groups[g], FSDP_EVAL, stream()));
+          FSDP(fsdp_reshard(rank.groups[g], FSDP_EVAL, stream()));
+        }
+        FSDP(fsdp_begin_update(rank.model, stream()));
+      },
+      &errors);
+  for (const std::string &error : errors) {
+    EXPECT_NE(error.find("FSDP_MISMATCH"), std::string::npos) << error;
+    EXPECT_NE(error.find("'embed'"), std::string::npos) << error;
+    EXPECT_NE(error.find("'layer.0'"), std::string::npos) << error;
+  }
+}
+
+// A gather that a peer does not make, and that nobody waits for, is found where the ranks meet; the step can be discarded.
+TEST(Gpu, AGatherThatAPeerDoesNotMakeIsFoundAtTheMeeting) {
+  Scenario setup = gpu_scenario(FSDP_OPTIM_GRADS_PARAMS, 2);
+  setup.model.flags = FSDP_MODEL_NO_PREFETCH;
+  setup.microbatches = 1;
+  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, setup);
+    rank.load();
+    if (r == 1) FSDP(fsdp_prefetch(rank.groups[2], FSDP_FORWARD, stream()));
+    require_error(fsdp_begin_update(rank.model, stream()), FSDP_MISMATCH,
+                  {"as number 1", "rank 0 nothing more", "rank 1 gathered group 'layer.1'"});
+    FSDP(fsdp_discard_step(rank.model, stream()));
+    clean_step(rank, 0);
+    FSDP(fsdp_close_context(context));
+  });
+}
+
+TEST(Gpu, WhatMakesNoSenseOnAGpuIsRefused) {
+  Scenario setup = gpu_scenario(FSDP_OPTIM_GRADS_PARAMS, 1);
+  fsdp_context *context = nullptr;
+  fsdp_context_options options = setup.context;
+  FSDP(fsdp_create_local_contexts(1, &options, &context));
+  fsdp_model_options model_options = FSDP_MODEL_OPTIONS_INIT;
+  model_options.unshard_mode = FSDP_UNSHARD_MAPPED;
+  fsdp_model *model = nullptr;
+  require_error(fsdp_create_model(context, &model_options, &model), FSDP_UNSUPPORTED, {"FSDP_UNSHARD_MAPPED", "GPU"});
+  fsdp_destroy_context(context);
+  options.device_index = -1;
+  require_error(fsdp_create_local_contexts(1, &options, &context), FSDP_INVALID_ARGUMENT, {"device_index is -1"});
+  options.device_index = FSDP_DEVICE_INDEX(7);
+  EXPECT_NE(fsdp_create_local_contexts(1, &options, &context), FSDP_OK);
+  EXPECT_NE(last_message().find("7"), std::string::npos) << last_message();
+}
+
+}  // namespace

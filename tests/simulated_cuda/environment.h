@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// What programs that do not call simulated.h may set, for the whole process:
+//   SIMULATED_CUDA=devices=2,delay_us=50,seed=3,memory_mib=512,strict=1
+// A word that is not one of these leaves the process without a device, and says so on standard error.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace simulated {
+
+struct Settings {
+  uint64_t devices = 1, delay_us = 0, seed = 0, memory_mib = 16384, strict = 0;
+};
+
+// Nothing: the text is not of that form.
+std::optional<Settings> parse_settings(std::string_view text);
+// Of the environment; devices 0 if it cannot be read.
+Settings environment_settings();
+
+}  // namespace simulated

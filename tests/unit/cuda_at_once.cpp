@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels that run at once on the calling thread, over its own memory; and how their launches fail.
+#include <chrono>
+#include <functional>
+#include <new>
+
+#include "cuda_memory.h"
+#include "simulated_cuda/enqueue.h"
+
+namespace {
+cudaError_t next_result = cudaSuccess;
+int launches = 0;
+}  // namespace
+
+cudaError_t simulated::enqueue(cudaStream_t, std::function<void()> kernel) {
+  ++launches;
+  if (next_result == cudaSuccess) kernel();
+  return next_result;
+}
+
+namespace fsdp::test {
+
+constexpr std::align_val_t alignment{256};
+void *gpu::allocate(size_t bytes) { return ::operator new(bytes, alignment); }
+void gpu::release(void *memory) { ::operator delete(memory, alignment); }
+void gpu::copy(void *to, const void *from, size_t bytes) { std::memcpy(to, from, bytes); }
+device::cuda::kernels::Stream gpu::stream() { return nullptr; }
+
+namespace {
+
+namespace cuda = device::cuda::kernels;
+using namespace device;
+
+class CudaLaunch : public ::testing::Test {
+ protected:
+  void SetUp() override { launches = 0; }
+  void TearDown() override { next_result = cudaSuccess; }
+  float values[8] = {};
+  double scratch[cuda::scratch_bytes / sizeof(double)] = {};
+  uint64_t count = 0;
+  double sum = 0;
+};
+
+TEST_F(CudaLaunch, ErrorsAreReturned) {
+  const AdamWSpan span{values, values, values, values, nullptr, 0, 8};
+  AdamW step{};
+  next_result = cudaErrorLaunchOutOfResources;
+  const int error = cudaErrorLaunchOutOfResources;
+  EXPECT_EQ(cuda::cast(nullptr, values, FSDP_BFLOAT16, values, FSDP_FLOAT32, 8), error);
+  EXPECT_EQ(cuda::add(nullptr, values, FSDP_FLOAT32, values, FSDP_FLOAT32, 8), error);
+  EXPECT_EQ(cuda::scale(nullptr, values, 2, 8), error);
+  EXPECT_EQ(cuda::rank_sum(nullptr, {reinterpret_cast<std::byte *>(values), 0, 1, FSDP_FLOAT32, FSDP_FLOAT32, values, 8,
+                                     1, false}),
+            error);
+  EXPECT_EQ(cuda::sum_squares(nullptr, &sum, values, 8, 1, scratch), error);
+  EXPECT_EQ(cuda::count_nonfinite(nullptr, &count, values, 8), error);
+  EXPECT_EQ(cuda::adamw(nullptr, step, {&span, 1}), error);
+  EXPECT_EQ(cuda::adamw_from(nullptr, &step, {&span, 1}), error);
+  EXPECT_EQ(cuda::store_step(nullptr, &step, step), error);
+  EXPECT_EQ(cuda::delay(nullptr, 1), error);
+  EXPECT_EQ(launches, 10);  // what consists of two stops at the first
+}
+
+TEST_F(CudaLaunch, NoElementsNoLaunch) {
+  const AdamWSpan span{values, values, values, values, nullptr, 0, 0};
+  EXPECT_EQ(cuda::cast(nullptr, values, FSDP_BFLOAT16, values, FSDP_FLOAT32, 0), 0);
+  EXPECT_EQ(cuda::add(nullptr, values, FSDP_FLOAT32, values, FSDP_FLOAT32, 0), 0);
+  EXPECT_EQ(cuda::scale(nullptr, values, 2, 0), 0);
+  EXPECT_EQ(cuda::adamw(nullptr, AdamW{}, {&span, 1}), 0);
+  EXPECT_EQ(launches, 0);
+}
+
+TEST_F(CudaLaunch, SpansAreBatched) {
+  const std::vector<AdamWSpan> spans(130, AdamWSpan{values, values, values, values, nullptr, 0, 8});
+  EXPECT_EQ(cuda::adamw(nullptr, AdamW{}, spans), 0);
+  EXPECT_EQ(launches, 3);
+}
+
+// Each of the 32 kernels (tests/gpu/kernels/code_test.py counts them), and the copy of 16-bit elements for both of their types.
+TEST_F(CudaLaunch, PrepareRunsEveryKernel) {
+  EXPECT_EQ(cuda::prepare(nullptr, scratch), 0);
+  EXPECT_EQ(launches, 33);
+  next_result = cudaErrorLaunchOutOfResources;
+  EXPECT_EQ(cuda::prepare(nullptr, scratch), static_cast<int>(cudaErrorLaunchOutOfResources));
+}
+
+TEST_F(CudaLaunch, DelayTakesItsTime) {
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(cuda::delay(nullptr, 2000), 0);
+  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::microseconds(2000));
+}
+
+}  // namespace
+}  // namespace fsdp::test

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA kernels for AdamW, norms and counts, against the host's: the same bits.
+#include <memory>
+
+#include "cuda_memory.h"
+#include "kernel_reference.h"
+
+namespace fsdp::test {
+namespace {
+
+using namespace device;
+namespace cuda = device::cuda::kernels;
+
+AdamW make_step(int number) {
+  return {1e-3f,
+          0.9f,
+          0.999f,
+          1e-8f,
+          number % 2 ? 0.1f : 0.0f,
+          static_cast<float>(1 - std::pow(0.9, number)),
+          static_cast<float>(1 - std::pow(0.999, number))};
+}
+
+enum class Copied { none, itself, fp32, bf16, fp16 };
+constexpr Copied all_copied[] = {Copied::none, Copied::itself, Copied::fp32, Copied::bf16, Copied::fp16};
+
+// One span's arrays on the host and on the GPU.
+struct Arrays {
+  size_t count;
+  Copied copied;
+  fsdp_dtype dtype;
+  Elements weight, grad, exp_avg, exp_avg_sq, compute;
+  OnGpu gpu_weight, gpu_grad, gpu_exp_avg, gpu_exp_avg_sq, gpu_compute;
+
+  // Offsets in elements: of most arrays, and of the gradient.
+  Arrays(size_t count, Copied copied, size_t offset, size_t grad_offset, Values values)
+      : count(count),
+        copied(copied),
+        dtype(copied == Copied::bf16   ? FSDP_BFLOAT16
+              : copied == Copied::fp16 ? FSDP_FLOAT16
+                                       : FSDP_FLOAT32),
+        weight(Elements(FSDP_FLOAT32, count).fill(1, values)),
+        grad(Elements(FSDP_FLOAT32, count).fill(2, values)),
+        exp_avg(FSDP_FLOAT32, count),
+        exp_avg_sq(FSDP_FLOAT32, count),
+        compute(dtype, count),
+        gpu_weight(weight.data(), count * 4, offset * 4),
+        gpu_grad(grad.data(), count * 4, grad_offset * 4),
+        gpu_exp_avg(exp_avg.data(), count * 4, offset * 4),
+        gpu_exp_avg_sq(exp_avg_sq.data(), count * 4, offset * 4),
+        gpu_compute(compute.data(), count * dtype_size(dtype), offset * dtype_size(dtype)) {}
+
+  template <class Array>
+  void *to(Array &weights, Array &computes) {
+    return copied == Copied::none ? nullptr : copied == Copied::itself ? weights.data() : computes.data();
+  }
+  AdamWSpan host_span() {
+    return {weight.floats(), grad.floats(), exp_avg.floats(), exp_avg_sq.floats(), to(weight, compute), dtype, count};
+  }
+  AdamWSpan gpu_span() {
+    return {gpu_weight.floats(),
+            gpu_grad.floats(),
+            gpu_exp_avg.floats(),
+            gpu_exp_avg_sq.floats(),
+            to(gpu_weight, gpu_compute),
+            dtype,
+            count};
+  }
+  static void expect_same(fsdp_dtype dtype, OnGpu &actual, Elements &expected, size_t count, const char *what) {
+    const auto values = actual.read();
+    for (size_t i = 0; i < count; ++i) {
+      const float a = test::read(values.data(), dtype, i), e = expected[i];
+      ASSERT_TRUE(same(a, e)) << what << " " << i << " of " << count << ": " << a << ", expected " << e;
+    }
+  }
+  void check() {
+    expect_same(FSDP_FLOAT32, gpu_weight, weight, count, "weight");
+    expect_same(FSDP_FLOAT32, gpu_exp_avg, exp_avg, count, "exp_avg");
+    expect_same(FSDP_FLOAT32, gpu_exp_avg_sq, exp_avg_sq, count, "exp_avg_sq");
+    expect_same(dtype, gpu_compute, compute, count, "compute");
+  }
+};
+
+// Some steps over all the arrays in one call, on both.
+void check(std::vector<std::unique_ptr<Arrays>> &arrays, int steps) {
+  std::vector<AdamWSpan> host, gpu;
+  for (auto &a : arrays) host.push_back(a->host_span()), gpu.push_back(a->gpu_span());
+  for (int number = 1; number <= steps; ++number) {
+    kernels::adamw(make_step(number), host);
+    ASSERT_LAUNCHED(cuda::adamw(gpu::stream(), make_step(number), gpu));
+  }
+  for (auto &a : arrays) a->check();
+}
+
+TEST(CudaAdamW, CountsAlignmentsAndCopies) {
+  for (const Copied copied : all_copied)
+    for (const Values values : {Values::ordinary, Values::awkward})
+      for (const size_t count : {0, 1, 3, 127, 2048, 5001})
+        for (const size_t offset : {0, 1, 3})
+          for (const size_t apart : {0, 1}) {
+            std::vector<std::unique_ptr<Arrays>> one;
+            one.push_back(std::make_unique<Arrays>(count, copied, offset, offset + apart, values));
+            check(one, 3);
+          }
+}
+
+TEST(CudaAdamW, ManyStepsStayTheSame) {
+  std::vector<std::unique_ptr<Arrays>> one;
+  one.push_back(std::make_unique<Arrays>(20000, Copied::bf16, 0, 0, Values::ordinary));
+  check(one, 100);
+}
+
+// More spans than one launch takes, of all kinds, empty ones among them.
+TEST(CudaAdamW, ManySpans) {
+  for (const size_t number : {2, 64, 65, 200}) {
+    std::vector<std::unique_ptr<Arrays>> many;
+    for (size_t s = 0; s < number; ++s)
+      many.push_back(std::make_unique<Arrays>(s * 37 % 5 == 0 ? 0 : s * 131 % 5000, all_copied[s % 5], s % 4, s % 3,
+                                              Values::ordinary));
+    check(many, 2);
+  }
+}
+
+TEST(CudaAdamW, NoSpansIsNothing) { ASSERT_LAUNCHED(cuda::adamw(gpu::stream(), make_step(1), {})); }
+
+// As a replayed graph does: the launches stay the same, the step is written to memory before.
+TEST(CudaAdamW, StepInMemory) {
+  Arrays arrays(3000, Copied::fp16, 0, 0, Values::ordinary);
+  OnGpu memory(sizeof(AdamW));
+  auto *const in_memory = reinterpret_cast<AdamW *>(memory.data());
+  const AdamWSpan host = arrays.host_span(), gpu = arrays.gpu_span();
+  for (int number = 1; number <= 3; ++number) {
+    kernels::adamw(make_step(number), {&host, 1});
+    ASSERT_LAUNCHED(cuda::store_step(gpu::stream(), in_memory, make_step(number)));
+    ASSERT_LAUNCHED(cuda::adamw_from(gpu::stream(), in_memory, {&gpu, 1}));
+  }
+  arrays.check();
+}
+
+void check_squares(size_t count, size_t granule, size_t offset, Values values) {
+  Elements elements(FSDP_FLOAT32, count);
+  elements.fill(static_cast<uint32_t>(count), values);
+  OnGpu gpu_values(elements.data(), count * 4, offset * 4), result(sizeof(double)), scratch(cuda::scratch_bytes);
+  ASSERT_LAUNCHED(cuda::sum_squares(gpu::stream(), reinterpret_cast<double *>(result.data()), gpu_values.floats(),
+                                    count, granule, scratch.data()));
+  const auto bytes = result.read();
+  scratch.read();
+  double actual;
+  std::memcpy(&actual, bytes.data(), sizeof actual);
+  const double expected = kernels::sum_squares(elements.floats(), count, granule);
+  const bool equal = std::bit_cast<uint64_t>(actual) == std::bit_cast<uint64_t>(expected);
+  ASSERT_TRUE(equal || (std::isnan(actual) && std::isnan(expected))) << count << " by " << granule;
+}
+
+TEST(CudaSumSquares, CountsAndGranules) {
+  for (const size_t count : {0, 1, 2, 15, 16, 17, 127, 1000, 4096, 4097, 30000})
+    for (const size_t granule : {0, 1, 2, 3, 15, 16, 17, 100, 768, 4095, 4096, 4097, 10000})
+      for (const size_t offset : {0, 1}) check_squares(count, granule, offset, Values::ordinary);
+  check_squares(5000, 64, 0, Values::awkward);
+}
+
+// More pieces than one launch takes; the second one goes on where the first has stopped.
+TEST(CudaSumSquares, ManyPieces) {
+  check_squares(65536, 1, 0, Values::ordinary);
+  check_squares(65537, 1, 0, Values::ordinary);
+  check_squares(400001, 3, 1, Values::ordinary);
+  check_squares(3000000, 0, 0, Values::ordinary);
+}
+
+TEST(CudaCountNonfinite, CountsAndAlignments) {
+  for (const size_t count : {0, 1, 2, 127, 5001, 100003})
+    for (size_t offset = 0; offset < 4; ++offset)
+      for (const bool all : {false, true}) {
+        Elements values(FSDP_FLOAT32, count);
+        values.fill(4, Values::awkward);
+        if (all) std::fill_n(values.floats(), count, -HUGE_VALF);
+        OnGpu gpu_values(values.data(), count * 4, offset * 4), result(sizeof(uint64_t));
+        ASSERT_LAUNCHED(cuda::count_nonfinite(gpu::stream(), reinterpret_cast<uint64_t *>(result.data()),
+                                              gpu_values.floats(), count));
+        const auto bytes = result.read();
+        uint64_t actual;
+        std::memcpy(&actual, bytes.data(), sizeof actual);
+        ASSERT_EQ(actual, kernels::count_nonfinite(values.floats(), count)) << count;
+      }
+}
+
+}  // namespace
+}  // namespace fsdp::test

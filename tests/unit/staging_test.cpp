@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks as threads over one simulated GPU: what staging gives has the bits that the host's communicators give. It shows
+// order and bits, and says nothing about hardware.
+#include <gtest/gtest.h>
+
+#include "device/cuda/kernels.h"
+#include "simulated_cuda/simulated.h"
+#include "staging_bodies.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+struct StagingTest : testing::TestWithParam<uint32_t> {
+  void SetUp() override { simulated::reset(); }
+  static void run(uint32_t size, const Body &body, const device::Options &device = {}) {
+    for (const std::string &problem : run_threads(size, body, on_gpu(device))) EXPECT_EQ(problem, "");
+  }
+};
+
+TEST_P(StagingTest, EveryCollectiveHasTheBitsOfTheHost) {
+  run(GetParam(), [](Rank &rank) { same_bits(rank, 0, 1, 6); });
+}
+
+TEST_P(StagingTest, SumsInBlocksHaveTheBitsOfTheHost) {
+  run(GetParam(), [](Rank &rank) { same_bits(rank, 2, 100, 3); });
+}
+
+TEST_P(StagingTest, DelaysChangeNoBit) {
+  simulated::set_delay(200, 7);
+  device::Options options;
+  options.delay_us = 200;
+  options.delay_seed = 3;
+  run(
+      GetParam(), [](Rank &rank) { same_bits(rank, 0, 200, 2); }, options);
+}
+
+TEST_P(StagingTest, WithoutOverlapTheBitsAreTheSame) {
+  device::Options options;
+  options.overlap = false;
+  run(
+      GetParam(), [](Rank &rank) { same_bits(rank, 0, 300, 1); }, options);
+}
+
+TEST_P(StagingTest, RoundsBeginAgainBeforeTheyAreFull) {
+  run(GetParam(), [](Rank &rank) {
+    staging::Sizes sizes = small_sizes;
+    sizes.chunks_of_round = 5;
+    same_bits(rank, 0, 400, 2, sizes);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, StagingTest, testing::Values(1, 2, 3, 4, 8));
+
+// Calls whose chunks are more than may be under way, of streams that run at different speeds: no slot is filled again
+// before all have taken what is in it.
+TEST_F(StagingTest, LongCallsPaceThemselves) {
+  simulated::set_delay(100, 11);
+  run(3, [](Rank &rank) {
+    {
+      TwoWays ways(rank, 0, {4096, 4096}, uint64_t{8} << 20);
+      const uint64_t count = 30'000, bytes = 300'000;  // about 90 and 73 chunks
+      const uint64_t from = ways.take(count * 3 * 4), to = ways.take(count * 4);
+      const uint64_t piece = ways.take(bytes), whole = ways.take(3 * bytes);
+      ways.fill(from, FSDP_FLOAT32, 3 * count, 1);
+      ways.fill(piece, FSDP_FLOAT32, bytes / 4, 2);
+      const auto reduced = [&](const Source &source, std::byte *part) {
+        return ReduceSpan{source, FSDP_FLOAT32, FSDP_FLOAT32, count, reinterpret_cast<float *>(part + to), 1.0F, false};
+      };
+      const ReduceSpan host = reduced(ways.host_at(from), ways.host_part()), span = reduced(ways.at(from), ways.part());
+      const GatherSpan host_gather{ways.host_at(piece), ways.host_part() + whole, bytes};
+      const GatherSpan gather{ways.at(piece), ways.part() + whole, bytes};
+      ways.communicator->reduce_scatter({&span, 1}, {1, "long"}, *ways.stream);
+      ways.communicator->all_gather({&gather, 1}, {1, "long"}, *ways.stream);
+      ways.host->reduce_scatter({&host, 1}, {1, "long"}, ways.host_stream());
+      ways.host->await_release(ways.host->all_gather({&host_gather, 1}, {1, "long"}, ways.host_stream()),
+                               ways.host_stream());
+      ways.expect_equal(to, count * 4, "a long reduce_scatter");
+      ways.expect_equal(whole, 3 * bytes, "a long all_gather");
+      ways.finish();
+    }
+    rank.leave();
+  });
+}
+
+// What is on the stream before a call is done before it, and what follows comes after it.
+TEST_F(StagingTest, ACallKeepsItsPlaceOnTheStream) {
+  run(2, [](Rank &rank) {
+    {
+      TwoWays ways(rank);
+      const uint64_t bytes = 100'000, from = ways.take(bytes), to = ways.take(2 * bytes), copy = ways.take(2 * bytes);
+      const GatherSpan span{ways.at(from), ways.part() + to, bytes};
+      for (uint8_t value = 1; value < 6; ++value) {
+        ways.stream->fill(ways.part() + from, static_cast<uint8_t>(value + 10 * rank.rank()), bytes);
+        ways.communicator->all_gather({&span, 1}, {1, "ordered"}, *ways.stream);
+        ways.stream->copy(ways.part() + copy, ways.part() + to, 2 * bytes);
+        ways.stream->fill(ways.part() + from, 99, bytes);
+        ways.stream->fill(ways.part() + to, 98, 2 * bytes);
+        std::vector<uint8_t> got(2 * bytes);
+        ways.stream->copy(got.data(), ways.part() + copy, got.size());
+        rank.synchronize(*ways.stream);
+        for (uint64_t i = 0; i < got.size(); ++i)
+          require(got[i] == value + 10 * (i / bytes), fmt::format("byte {} of gather {} is {}", i, value, got[i]));
+      }
+      rank.meet();
+    }
+    rank.leave();
+  });
+}
+
+// No call allocates, and none waits for the device.
+TEST_F(StagingTest, CallsAllocateNothing) {
+  run(2, [](Rank &rank) {
+    {
+      TwoWays ways(rank);
+      const uint64_t before = rank.device->allocations();
+      every_collective(ways, 3);
+      require(rank.device->allocations() == before, "a call allocated");
+      rank.meet();
+    }
+    rank.leave();
+  });
+}
+
+TEST_F(StagingTest, WhatIsAllocatedIsWhatIsSaid) {
+  run(2, [](Rank &rank) {
+    {
+      auto host = std::shared_ptr<Team>(std::shared_ptr<void>(), rank.team.get());
+      auto team = create_device_team(host, *rank.device, DeviceTransport::staging, rank.waiter, rank.failure);
+      const uint64_t before = simulated::allocated_bytes();
+      rank.meet();
+      auto gather = team->create_communicator("gather"), reduce = team->create_communicator("reduce");
+      rank.meet();
+      // Of two ranks and communicators: where parts are summed, and what each of two streams has for its kernels. The
+      // slots are memory of the host.
+      const staging::Sizes sizes;
+      require(simulated::allocated_bytes() - before ==
+                  2 * 2 * (sizes.part_bytes + 2 * device::cuda::kernels::scratch_bytes),
+              fmt::format("{} bytes of two communicators", simulated::allocated_bytes() - before));
+      require(device_team_bytes(2, DeviceTransport::staging) == 2 * (4 + 1) * sizes.part_bytes, "device_team_bytes");
+      rank.meet();
+    }
+    rank.leave();
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test
