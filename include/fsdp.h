@@ -833,6 +833,51 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_apply_grads(fsdp_model *model, const fsdp
                                                   double max_norm, const fsdp_adamw_options *options, fsdp_stream stream,
                                                   double *norm);
 
+/* ---- CUDA graphs --------------------------------------------------------------------------------------------- */
+
+/** A part of a step that was captured into a CUDA graph. Give it back with fsdp_destroy_capture. */
+typedef struct fsdp_capture fsdp_capture;
+
+/**
+ * From here to fsdp_capture_end the model's calls record their work into the graph that `stream` is being captured into
+ * (cudaStreamBeginCapture first, mode relaxed or thread-local), instead of doing it. Any part of a step can be captured, also
+ * all of it: prefetch, unshard, reshard, acquire, put and reduce gradients, finish_grads, scale_grads, publish_weights and
+ * step_adamw (once, with step 0 in its options; its lr is then that of each replay). Calls that return values to the host,
+ * load, read or discard are INVALID_STATE meanwhile. Ranks must capture the same. Overwriting and adding gradients are two
+ * captures: of a first micro-batch, and of a later one.
+ * Collective: the mesh. Blocks: until the library's work on this rank is done. Errors: INVALID_STATE (the stream is not being captured),
+ * UNSUPPORTED (host device; calls between here and the end: ranks that exchange through memory of the host, which no graph
+ * can hold). Since 0.1.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_capture_begin(fsdp_model *model, fsdp_stream stream);
+
+/**
+ * Joins the library's streams to `stream`, so that its capture can end, and puts the model back into the state from before
+ * fsdp_capture_begin: nothing has been done yet. Afterwards the caller ends the capture, instantiates and keeps the graph. If
+ * this fails, or a call since fsdp_capture_begin has failed, the graph is of no use, and the model is as before.
+ * Collective: the mesh (compares what was captured). Blocks: peers. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since 0.1.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_capture_end(fsdp_model *model, fsdp_stream stream, fsdp_capture **capture);
+
+/**
+ * Before each launch of the graph on `stream`: checks that the model is in the state in which it was captured, orders the
+ * graph after the library's earlier work, and gives the device the step's lr and bias corrections (lr counts only if the
+ * capture has a step; finite, the same on every rank). Then launch the graph and call fsdp_commit_replay; until then other
+ * calls of the model are INVALID_STATE.
+ * Collective: the mesh. Blocks: peers; not the GPU. Errors: INVALID_STATE (says what differs), INVALID_ARGUMENT, INVALID_HANDLE (the model was
+ * destroyed), MISMATCH (ranks replay different captures or give another lr), PEER_FAILED, TIMEOUT. Since 0.1.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_prepare_replay(fsdp_capture *capture, double lr, fsdp_stream stream);
+
+/**
+ * After the graph was launched on `stream`: the model goes on as if the captured calls had been made, and later calls come after
+ * the graph. Collective: no. Blocks: no. Errors: INVALID_STATE (not prepared). Since 0.1.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_commit_replay(fsdp_capture *capture, fsdp_stream stream);
+
+/** Give the handle back; NULL is allowed. The graph itself is the caller's. Threads: any. Since 0.1. */
+FSDP_API void fsdp_destroy_capture(fsdp_capture *capture);
+
 /* ---- trace --------------------------------------------------------------------------------------------------- */
 
 /**

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The math of a byte-level GPT, forward and backward by hand: embedding, blocks, head. It knows nothing of ranks or
- * libfsdp: weights come in as pointers, gradients go out through pointers, and all memory is the caller's.
+ * libfsdp: weights come in as pointers, gradients go out through pointers, and all memory is the caller's. Pointers are
+ * to the device's memory, and work is in the device's order: with a GPU a call may return before the work is done.
  */
 #ifndef TRAIN_GPT_GPT_H
 #define TRAIN_GPT_GPT_H
@@ -9,7 +10,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "device.h"
 #include "linear.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 enum { VOCABULARY = 256 };
 
@@ -19,6 +25,7 @@ struct gpt_shape {
   size_t heads;
   size_t sequences; /* in one pass of this rank */
   size_t tokens;    /* of each sequence */
+  struct device *device;
 };
 
 /** The weights of a block or of the ends of the model. RMSNorm has no norm biases: those slots stay NULL. */
@@ -68,7 +75,8 @@ struct gpt_scratch {
   float *qkv;    /* [rows, 3 * width] */
   float *hidden; /* [rows, 4 * width] */
   float *narrow; /* [rows, width] */
-  float *square; /* [tokens, tokens] */
+  float *square; /* [device_parallel_heads, tokens, tokens] */
+  double *sums;  /* [rows] */
 };
 
 /** x [rows, width] = token embedding + position embedding */
@@ -87,11 +95,16 @@ void block_backward(float *d, const float *x, const struct gpt_weights *weights,
 /** norm [rows, width] and logits [rows, 256] for the last block's output x. */
 void head_forward(float *norm, float *logits, const float *x, const struct gpt_weights *weights,
                   const struct gpt_shape *shape);
-/** The mean cross entropy in nats; logits become the gradient of that mean. */
-double head_loss(float *logits, const uint8_t *targets, const struct gpt_shape *shape);
+/** Adds the mean cross entropy in nats to *loss; logits become the gradient of that mean. */
+void head_loss(double *loss, float *logits, const uint8_t *targets, struct gpt_scratch *scratch,
+               const struct gpt_shape *shape);
 /** d [rows, width] becomes dx; norm and d_logits are what head_forward and head_loss left. */
 void head_backward(float *d, const float *x, const float *norm, const float *d_logits,
                    const struct gpt_weights *weights, struct gpt_gradients *gradients, struct gpt_scratch *scratch,
                    const struct gpt_shape *shape);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

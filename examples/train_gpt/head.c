@@ -27,13 +27,15 @@ static double row_loss(float *row, uint8_t target) {
   return log((double)total) - (double)target_logit;
 }
 
-double head_loss(float *logits, const uint8_t *targets, const struct gpt_shape *shape) {
+void head_loss(double *loss, float *logits, const uint8_t *targets, struct gpt_scratch *scratch,
+               const struct gpt_shape *shape) {
+  (void)scratch;
   const size_t rows = shape->sequences * shape->tokens;
   double total = 0.0;
   for (size_t row = 0; row < rows; ++row) total += row_loss(logits + row * VOCABULARY, targets[row]);
   const float mean = 1.0f / (float)rows;
   for (size_t i = 0; i < rows * VOCABULARY; ++i) logits[i] *= mean;
-  return total / (double)rows;
+  *loss += total / (double)rows;
 }
 
 void head_backward(float *d, const float *x, const float *norm, const float *d_logits,

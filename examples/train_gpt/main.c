@@ -4,6 +4,7 @@
  *
  *   fsdp-run -n 2 train_gpt        two ranks, each a process
  *   train_gpt --threads 2          the same with two threads of one process
+ *   train_gpt_cuda                 the same with the math and libfsdp's memory on GPUs
  *
  * Plain C99 over fsdp.h, libm and a BLAS. step.c is the training step, and the file to read first.
  */
@@ -70,6 +71,8 @@ static fsdp_context_options make_context_options(const struct options *options) 
   fsdp_context_options settings = FSDP_CONTEXT_OPTIONS_INIT;
   if (options->no_overlap) settings.flags |= FSDP_CONTEXT_NO_OVERLAP;
   if (options->trace) settings.flags |= FSDP_CONTEXT_TRACE;
+  device_set_context_options(&settings);
+  settings.device_transport = (fsdp_device_transport)options->transport;
   settings.ranks_per_host = (uint32_t)options->ranks_per_host;
   settings.debug_delay_us = (uint32_t)options->debug_delay_us;
   settings.debug_delay_seed = options->seed;

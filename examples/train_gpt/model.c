@@ -54,7 +54,8 @@ static void declare(struct model *model, const struct options *options) {
   settings.unshard_mode = (fsdp_unshard_mode)options->unshard_mode;
   settings.reduce_policy = (fsdp_reduce_policy)options->reduce_policy;
   settings.prefetch_depth = (uint32_t)options->prefetch;
-  if (options->prefetch == 0) settings.flags = FSDP_MODEL_NO_PREFETCH;
+  if (options->prefetch == 0) settings.flags |= FSDP_MODEL_NO_PREFETCH;
+  if (options->force) settings.flags |= FSDP_MODEL_FORCE_COMMUNICATION;
   /* A tied embedding's gradient is lent during the whole backward pass; leave two buffers for the layers all the same.
    */
   if (model->tied) settings.max_pending_groups = 3;
@@ -102,25 +103,26 @@ static void load_first_weights(struct model *model, const struct options *option
   free(data);
 }
 
-void model_create(struct model *model, fsdp_context *context, const struct options *options) {
+void model_create(struct model *model, fsdp_context *context, struct device *device, const struct options *options) {
   *model = (struct model){0};
   model->context = context;
+  model->device = device;
   model->layers = options->layers;
   model->tied = options->tied != 0;
   list_parameters(model, options);
   declare(model, options);
   CHECK(context, fsdp_seal_model(model->handle));
   load_first_weights(model, options);
-  CHECK(context, fsdp_publish_weights(model->handle, NULL));
+  CHECK(context, fsdp_publish_weights(model->handle, device_stream(device)));
   if (options->compute_dtype != FSDP_FLOAT32) {
-    model->converted = check_allocate(find_largest(model, 1) * sizeof *model->converted);
+    model->converted = device_allocate(device, find_largest(model, 1) * sizeof *model->converted);
   }
 }
 
 void model_destroy(struct model *model) {
   fsdp_destroy_model(model->handle);
   free(model->groups);
-  free(model->converted);
+  device_free(model->device, model->converted);
 }
 
 static uint64_t hash_bytes(uint64_t hash, const void *data, uint64_t size_bytes) {

@@ -11,6 +11,7 @@
 
 struct model {
   fsdp_context *context;
+  struct device *device;
   fsdp_model *handle;
   struct parameter_group *groups;
   size_t group_count;
@@ -23,7 +24,7 @@ struct model {
 enum model_part { PART_EMBEDDING, PART_BLOCK, PART_HEAD };
 
 /** Declares, seals, loads the first weights (from the seed alone, on every rank alike) and publishes them. */
-void model_create(struct model *model, fsdp_context *context, const struct options *options);
+void model_create(struct model *model, fsdp_context *context, struct device *device, const struct options *options);
 void model_destroy(struct model *model);
 
 /** The group of a part; layer counts for PART_BLOCK only. */

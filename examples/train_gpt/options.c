@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device.h"
+
 struct choice {
   const char *name;
   uint64_t value;
@@ -30,6 +32,8 @@ static const struct choice outer_strategies[] = {{"no_shard", FSDP_OUTER_NO_SHAR
                                                  {"hsdp", FSDP_OUTER_NO_SHARD},
                                                  {"hfsdp", FSDP_OUTER_OPTIM},
                                                  {NULL, 0}};
+static const struct choice transports[] = {
+    {"auto", 0}, {"nccl", FSDP_TRANSPORT_NCCL}, {"staging", FSDP_TRANSPORT_STAGING}, {NULL, 0}};
 static const struct choice norms[] = {{"layernorm", LAYER_NORM}, {"rmsnorm", RMS_NORM}, {NULL, 0}};
 
 /* A switch stores `value`; COUNT takes an integer of at least `value`; OPTIONAL is a COUNT that may be left out. */
@@ -66,6 +70,9 @@ static const struct flag flags[] = {
     {"--reduction-block", COUNT, FIELD(reduction_block), 0, NULL, "ranks whose gradients are added first; 0: all"},
     {"--ranks-per-host", COUNT, FIELD(ranks_per_host), 0, NULL,
      "pretend on one host that so many ranks share one; 0: as it is"},
+    {"--force-communication", SWITCH, FIELD(force), 1, NULL, "run the collectives also with one rank"},
+    {"--transport", CHOICE, FIELD(transport), 0, transports, "of train_gpt_cuda: how GPUs exchange memory"},
+    {"--graph", SWITCH, FIELD(graph), 1, NULL, "of train_gpt_cuda: forward and backward passes as a CUDA graph"},
     {"--recompute", SWITCH, FIELD(recompute), 1, NULL, "keep only each block's input and run it again in backward"},
     {"--compute-dtype", CHOICE, FIELD(compute_dtype), 0, dtypes, "of the compute weights (the math itself is fp32)"},
     {"--reduce-dtype", CHOICE, FIELD(reduce_dtype), 0, dtypes,
@@ -90,7 +97,7 @@ static void set_defaults(struct options *options) {
   options->batch = 16, options->microbatches = 1, options->steps = 300, options->seed = 1, options->prefetch = 1;
   options->lr = 1e-3, options->weight_decay = 0.1, options->clip = 1.0;
   options->strategy = FSDP_OPTIM_GRADS_PARAMS, options->compute_dtype = FSDP_FLOAT32;
-  options->unshard_mode = FSDP_UNSHARD_MAPPED, options->norm = LAYER_NORM;
+  options->norm = LAYER_NORM;
 }
 
 static void print_choices(FILE *out, const struct choice *choices) {
@@ -189,6 +196,9 @@ void options_parse(struct options *options, int argc, char **argv) {
     if (strcmp(argv[i], "--help") == 0) print_help(), exit(0);
     const struct flag *flag = find_flag(argv[i]);
     i += parse_values(options, flag, argv + i + 1, argc - i - 1);
+  }
+  if (!device_has_graphs() && (options->graph || options->transport)) {
+    fail("--graph and --transport", "need train_gpt_cuda", NULL);
   }
   if (options->width % options->heads) fail("--heads", "must divide --width", NULL);
   if (options->width > 1u << 14 || options->context > 1u << 14 || options->batch > 1u << 20 ||

@@ -19,8 +19,8 @@ struct options {
   uint64_t debug_delay_us;
   uint64_t replicas, reduction_block, ranks_per_host; /* of the mesh; 0: the library's defaults */
   uint64_t strategy, compute_dtype, reduce_dtype, unshard_mode, reduce_policy, norm,
-      outer_strategy;                                    /* the enums' values */
-  uint64_t recompute, tied, no_overlap, quiet, in_place; /* switches */
+      outer_strategy, transport; /* the enums' values; 0: libfsdp's default */
+  uint64_t recompute, tied, no_overlap, quiet, in_place, force, graph; /* switches */
   double lr, weight_decay, clip;
   const char *json, *trace;
   char **corpus; /* paths, not owned */

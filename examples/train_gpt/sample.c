@@ -5,8 +5,8 @@
 #include "random.h"
 #include "step.h"
 
-/* Logits of one sequence of `tokens` bytes. Every rank must come here: a gather is everybody's business. */
-static const float *predict(struct trainer *trainer, size_t tokens) {
+/* Logits after one sequence of `tokens` bytes. Every rank must come here: a gather is everybody's business. */
+static void predict(struct trainer *trainer, size_t tokens, float *logits) {
   struct model *model = &trainer->model;
   struct workspace *work = &trainer->workspace;
   struct gpt_weights weights;
@@ -24,7 +24,7 @@ static const float *predict(struct trainer *trainer, size_t tokens) {
   model_unshard(model, PART_HEAD, 0, FSDP_EVAL, &weights);
   head_forward(work->norm, work->logits, work->x[shape.layers], &weights, &shape);
   model_reshard(model, PART_HEAD, 0, FSDP_EVAL);
-  return work->logits + (tokens - 1) * VOCABULARY;
+  device_download(shape.device, logits, work->logits + (tokens - 1) * VOCABULARY, VOCABULARY * sizeof *logits);
 }
 
 /* One byte with the model's probabilities, sharpened a little; uniform in (0, 1) decides. */
@@ -42,12 +42,16 @@ static uint8_t choose(const float *logits, double uniform) {
 }
 
 void sample_text(struct trainer *trainer, uint8_t *text, size_t count) {
-  uint8_t *window = trainer->workspace.tokens;
+  struct workspace *work = &trainer->workspace;
+  uint8_t *window = work->rows;
+  float logits[VOCABULARY];
   const size_t context = trainer->shape.tokens;
   size_t used = 1;
   window[0] = '\n';
   for (size_t i = 0; i < count; ++i) {
-    text[i] = choose(predict(trainer, used), random_uniform(~trainer->options->seed, i));
+    device_upload(work->device, work->tokens, window, used);
+    predict(trainer, used, logits);
+    text[i] = choose(logits, random_uniform(~trainer->options->seed, i));
     if (used == context) memmove(window, window + 1, --used);
     window[used++] = text[i];
   }

@@ -11,10 +11,13 @@ struct trainer {
   const struct options *options;
   const struct corpus *corpus;
   fsdp_context *context;
+  fsdp_stream stream; /* of the math */
   uint32_t rank, world_size;
   struct gpt_shape shape; /* of one pass: this rank's rows of a micro-batch */
   struct model model;
   struct workspace workspace;
+  struct device_graph *graph; /* of all passes of a step; NULL: not captured */
+  fsdp_capture *capture;
 };
 
 struct step_result {

@@ -23,18 +23,11 @@ static enum gpt_slot place(enum model_part part, enum gpt_slot slot) {
   return part == PART_HEAD && slot == TOKEN_EMBEDDING ? HEAD_WEIGHT : slot;
 }
 
-static void widen_bfloat16(float *out, const uint16_t *in, uint64_t count) {
-  for (uint64_t i = 0; i < count; ++i) {
-    const uint32_t bits = (uint32_t)in[i] << 16;
-    memcpy(&out[i], &bits, sizeof bits);
-  }
-}
-
 /* The math reads fp32: other compute weights are widened for the time of the visit. */
 static const float *read_as_float(struct model *model, const fsdp_tensor *tensor, uint64_t *converted) {
   if (tensor->dtype == FSDP_FLOAT32) return tensor->data;
   float *out = model->converted + *converted;
-  widen_bfloat16(out, tensor->data, tensor->element_count);
+  device_widen_bfloat16(model->device, out, tensor->data, tensor->element_count);
   *converted += tensor->element_count;
   return out;
 }
@@ -43,7 +36,7 @@ void model_unshard(struct model *model, enum model_part part, size_t layer, fsdp
                    struct gpt_weights *weights) {
   struct parameter_group *group = model_get_group(model, part, layer);
   uint64_t converted = 0;
-  CHECK(model->context, fsdp_unshard(group->handle, phase, NULL));
+  CHECK(model->context, fsdp_unshard(group->handle, phase, device_stream(model->device)));
   memset(weights, 0, sizeof *weights);
   for (size_t k = 0; k < group->count; ++k) {
     const enum gpt_slot slot = group->parameters[k].slot;
@@ -55,7 +48,7 @@ void model_unshard(struct model *model, enum model_part part, size_t layer, fsdp
 }
 
 void model_reshard(struct model *model, enum model_part part, size_t layer, fsdp_phase phase) {
-  CHECK(model->context, fsdp_reshard(model_get_group(model, part, layer)->handle, phase, NULL));
+  CHECK(model->context, fsdp_reshard(model_get_group(model, part, layer)->handle, phase, device_stream(model->device)));
 }
 
 void model_acquire_grads(struct model *model, enum model_part part, size_t layer, struct gpt_gradients *gradients) {
@@ -66,7 +59,7 @@ void model_acquire_grads(struct model *model, enum model_part part, size_t layer
     if (!needs(model, part, slot)) continue;
     fsdp_tensor grad = FSDP_TENSOR_INIT;
     int32_t accumulate = 0;
-    CHECK(model->context, fsdp_acquire_grad(group->handle, k, NULL, &grad, &accumulate));
+    CHECK(model->context, fsdp_acquire_grad(group->handle, k, device_stream(model->device), &grad, &accumulate));
     gradients->of[place(part, slot)] = (struct gradient){grad.data, (float)accumulate};
   }
 }

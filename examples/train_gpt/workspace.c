@@ -31,7 +31,8 @@ static struct block_activations cut_block(struct cutter *cutter, const struct gp
   return kept;
 }
 
-static void cut_all(struct workspace *workspace, struct cutter *cutter, const struct gpt_shape *shape, int recompute) {
+static void cut_all(struct workspace *workspace, struct cutter *cutter, const struct gpt_shape *shape,
+                    size_t microbatches, int recompute) {
   const size_t rows = shape->sequences * shape->tokens, narrow = rows * shape->width;
   for (size_t i = 0; i <= shape->layers; ++i) workspace->x[i] = cut(cutter, narrow);
   for (size_t i = 0; i < shape->layers; ++i) {
@@ -40,29 +41,32 @@ static void cut_all(struct workspace *workspace, struct cutter *cutter, const st
   workspace->scratch.qkv = cut(cutter, 3 * narrow);
   workspace->scratch.hidden = cut(cutter, 4 * narrow);
   workspace->scratch.narrow = cut(cutter, narrow);
-  workspace->scratch.square = cut(cutter, shape->tokens * shape->tokens);
+  workspace->scratch.square = cut(cutter, device_parallel_heads(shape->heads) * shape->tokens * shape->tokens);
+  workspace->scratch.sums = (double *)(void *)cut(cutter, 2 * rows);
   workspace->d = cut(cutter, narrow);
   workspace->norm = cut(cutter, narrow);
   workspace->logits = cut(cutter, rows * VOCABULARY);
+  workspace->loss = (double *)(void *)cut(cutter, 2);
+  workspace->tokens = (uint8_t *)cut(cutter, microbatches * rows / sizeof(float) + 1);
+  workspace->targets = (uint8_t *)cut(cutter, microbatches * rows / sizeof(float) + 1);
 }
 
-void workspace_create(struct workspace *workspace, const struct gpt_shape *shape, int recompute) {
+void workspace_create(struct workspace *workspace, const struct gpt_shape *shape, size_t microbatches, int recompute) {
   const size_t rows = shape->sequences * shape->tokens;
   workspace->x = check_allocate((shape->layers + 1) * sizeof *workspace->x);
   workspace->kept = check_allocate(shape->layers * sizeof *workspace->kept);
-  workspace->tokens = check_allocate(rows);
-  workspace->targets = check_allocate(rows);
+  workspace->rows = check_allocate(2 * rows);
+  workspace->device = shape->device;
   struct cutter cutter = {NULL, 0};
-  cut_all(workspace, &cutter, shape, recompute);
-  workspace->slab = check_allocate(cutter.used * sizeof *workspace->slab);
+  cut_all(workspace, &cutter, shape, microbatches, recompute);
+  workspace->slab = device_allocate(shape->device, cutter.used * sizeof *workspace->slab);
   cutter = (struct cutter){workspace->slab, 0};
-  cut_all(workspace, &cutter, shape, recompute);
+  cut_all(workspace, &cutter, shape, microbatches, recompute);
 }
 
 void workspace_destroy(struct workspace *workspace) {
   free(workspace->x);
   free(workspace->kept);
-  free(workspace->tokens);
-  free(workspace->targets);
-  free(workspace->slab);
+  free(workspace->rows);
+  device_free(workspace->device, workspace->slab);
 }

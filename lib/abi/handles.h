@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "engine/capture.h"
 #include "engine/context.h"
 #include "engine/model.h"
 
@@ -74,6 +75,13 @@ struct fsdp_model {
   std::vector<std::unique_ptr<fsdp_group>> groups;
 };
 
+struct fsdp_capture {
+  static constexpr uint32_t alive = 0xF5D0CA97;
+  std::atomic<uint32_t> magic = alive;
+  fsdp::abi::Held<fsdp::engine::Capture> held;
+  std::weak_ptr<fsdp::engine::Model> model;
+};
+
 namespace fsdp::abi {
 
 constexpr uint32_t destroyed = 0xDEAD0000;
@@ -99,6 +107,7 @@ constexpr const char *handle_kind(uint32_t magic) {
     case fsdp_mesh::alive: return "an fsdp_mesh";
     case fsdp_model::alive: return "an fsdp_model";
     case fsdp_group::alive: return "an fsdp_group";
+    case fsdp_capture::alive: return "an fsdp_capture";
     case destroyed: return "a destroyed handle";
     default: return "no handle of libfsdp";
   }
@@ -125,6 +134,8 @@ inline const fsdp_mesh &check(const fsdp_mesh *handle, const char *call) { retur
 inline fsdp_model &check(fsdp_model *handle, const char *call) { return check_handle(handle, call, "model"); }
 inline fsdp_group &check(fsdp_group *handle, const char *call) { return check_handle(handle, call, "group"); }
 inline const fsdp_group &check(const fsdp_group *handle, const char *call) { return check_handle(handle, call, "group"); }
+
+inline fsdp_capture &check(fsdp_capture *handle, const char *call) { return check_handle(handle, call, "capture"); }
 
 // What a checked handle holds; INVALID_HANDLE if it is destroyed meanwhile.
 template <class Handle>

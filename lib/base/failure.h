@@ -41,8 +41,8 @@ class Failure {
   std::atomic<bool> failed_{false};
 };
 
-// A number of the calling thread. Never used again, unlike thread ids: a library thread cannot be taken for a caller that
-// ended.
+// A number of the calling thread. Never used again, unlike thread ids: a library thread cannot be taken for a caller
+// that ended.
 uint64_t thread_number() noexcept;
 
 // Told while the caller waits for a stream of its own, whose work may wait for peers: see comm/shm/watch.h.
@@ -57,6 +57,18 @@ class Lookout {
   ~Lookout() = default;
 };
 
+// What the caller looks after in all its waits while the job forms: see comm/bootstrap/vigil.h.
+class Duty {
+ public:
+  // Called by every poll; throws what ends the wait.
+  virtual void look() = 0;
+  // The job cannot form, for this reason as far as this rank knows. Returns the reason that all ranks report.
+  virtual Error settle(const Error &error) = 0;
+
+ protected:
+  ~Duty() = default;
+};
+
 // What a wait on the caller's own thread does between two looks at its condition: throws if the context failed or the
 // caller's interrupted hook says stop. Waits on library threads get one without the hook.
 class Waiter {
@@ -65,6 +77,7 @@ class Waiter {
       : failure_(failure), hook_(hook), data_(data), timeout_ms_(timeout_ms) {}
   void poll() const {
     failure_.check();
+    if (duty_) duty_->look();
     if (hook_ && hook_(data_)) fail(FSDP_INTERRUPTED, "the interrupted hook asked to stop waiting");
   }
   uint32_t timeout_ms() const { return timeout_ms_; }
@@ -72,6 +85,9 @@ class Waiter {
   void set_call(const char *call) const { call_.store(call, std::memory_order_relaxed); }
   const char *call() const { return call_.load(std::memory_order_relaxed); }
   const Failure &failure() const { return failure_; }
+  // NULL: none. Set and called on the caller's thread alone.
+  void set_duty(Duty *duty) const { duty_ = duty; }
+  Error settle(const Error &error) const { return duty_ ? duty_->settle(error) : error; }
   // NULL: none. It outlives the waits.
   void set_lookout(Lookout *lookout) const { lookout_.store(lookout, std::memory_order_release); }
   Lookout *lookout() const { return lookout_.load(std::memory_order_acquire); }
@@ -83,6 +99,7 @@ class Waiter {
   uint32_t timeout_ms_;
   mutable std::atomic<const char *> call_{"a call"};
   mutable std::atomic<Lookout *> lookout_{nullptr};
+  mutable Duty *duty_ = nullptr;
 };
 
 }  // namespace fsdp

@@ -105,6 +105,28 @@ void await_all(World &world) {
       ->exchange_fixed(&here, sizeof here, all.data(), "the start of the job");
 }
 
+std::unique_ptr<World> join_hosts(const WorldOptions &options, Meeting &meeting, Threshold &threshold,
+                                  const std::shared_ptr<Seat> &seat, const Waiter &waiter, uint32_t limit_ms) {
+  const std::vector<Card> cards = read_cards(meeting.roster);
+  MeshPlan plan = plan_mesh(options, meeting.roster, cards);
+  plan.forming_ms = limit_ms;
+  auto monitor = start_monitor(seat, plan, std::move(threshold.listener), waiter);
+  std::vector<std::vector<std::byte>> addresses;
+  for (const Card &card : cards) addresses.push_back(card.net);
+  threshold.net->join(std::move(addresses), seat);
+  auto near = std::make_unique<ShmWorld>(seat, std::move(meeting.description), std::move(monitor));
+  return std::make_unique<HybridWorld>(std::move(near), std::move(threshold.net), plan.node_of);
+}
+
+// The ranks of this host, which may wait in memory for this one. Without effect if they know.
+void tell_host(Seat &seat, const Error &error) {
+  const auto word = report_of(error, seat.rank);
+  Accusation accusation = accuse_rank(word.status == FSDP_TIMEOUT ? Verdict::timeout : Verdict::failed,
+                                      word.rank < 0 ? seat.rank : static_cast<uint32_t>(word.rank), word.text);
+  if (word.rank < 0) accusation.rank = -1;
+  seat.control.decide(accusation);
+}
+
 }  // namespace
 
 std::shared_ptr<Seat> create_lone_seat(uint32_t rank, uint32_t size, const Waiter &waiter, Failure &failure,
@@ -149,25 +171,28 @@ std::unique_ptr<World> create_process_world(const WorldOptions &options, const W
   if (options.rank >= options.size)
     fail(FSDP_INVALID_ARGUMENT, "rank {} is outside [0, {})", options.rank, options.size);
   if (options.size == 1) return create_local_world(create_local_job(1), 0, waiter, failure, device);
+  const auto since = std::chrono::steady_clock::now();
   Threshold threshold;
   Meeting meeting = meet_processes(
       options, waiter, [&](const std::string &address) { return make_card(threshold, options.rank, address); });
-  const bool alone = meeting.roster.node_count() <= 1;
-  if (!alone && threshold.no_net) throw *threshold.no_net;
-  auto seat = std::make_shared<Seat>(options.rank, options.size, meeting.control, std::move(meeting.links), waiter,
-                                     failure, device, options.heartbeat_timeout_ms);
-  if (alone) return std::make_unique<ShmWorld>(seat, std::move(meeting.description), std::make_unique<Monitor>(seat));
-
-  const std::vector<Card> cards = read_cards(meeting.roster);
-  MeshPlan plan = plan_mesh(options, meeting.roster, cards);
-  std::vector<uint32_t> hosts = plan.node_of;
-  auto monitor = start_monitor(seat, plan, std::move(threshold.listener), waiter);
-  std::vector<std::vector<std::byte>> addresses;
-  for (const Card &card : cards) addresses.push_back(card.net);
-  threshold.net->join(std::move(addresses), seat);
-  auto near = std::make_unique<ShmWorld>(std::move(seat), std::move(meeting.description), std::move(monitor));
-  auto world = std::make_unique<HybridWorld>(std::move(near), std::move(threshold.net), std::move(hosts));
-  await_all(*world);
+  std::shared_ptr<Seat> seat;
+  std::unique_ptr<World> world;
+  try {
+    const bool alone = meeting.roster.node_count() <= 1;
+    if (!alone && threshold.no_net) throw *threshold.no_net;
+    seat = std::make_shared<Seat>(options.rank, options.size, meeting.control, std::move(meeting.links), waiter,
+                                  failure, device, options.heartbeat_timeout_ms);
+    if (alone)
+      world = std::make_unique<ShmWorld>(seat, std::move(meeting.description), std::make_unique<Monitor>(seat));
+    else
+      world = join_hosts(options, meeting, threshold, seat, waiter, forming_limit_ms(options, since));
+    if (!alone) await_all(*world);
+  } catch (const Error &error) {
+    const Error end = waiter.settle(error);
+    if (seat) tell_host(*seat, end);
+    throw end;
+  }
+  if (meeting.vigil) meeting.vigil->finish();
   return world;
 }
 

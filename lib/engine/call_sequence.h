@@ -12,10 +12,10 @@ namespace fsdp::engine {
 
 class CallSequence {
  public:
-  enum class Kind : uint32_t { gather, reduce };
+  enum class Kind : uint32_t { gather, reduce, replay };
   struct Call {
     Kind kind;
-    uint32_t group;
+    uint32_t group;  // of a replay: the capture's number
     bool operator==(const Call &) const = default;
   };
   // The first ones of a step; of a difference after them only the numbers are told.
@@ -23,7 +23,7 @@ class CallSequence {
 
   CallSequence() { calls_.reserve(most_kept); }
   void add(Kind kind, uint32_t group) {
-    hash_ = mix(hash_ ^ (uint64_t{group} << 1 | static_cast<uint64_t>(kind)));
+    hash_ = mix(hash_ ^ (uint64_t{group} << 2 | static_cast<uint64_t>(kind)));
     ++count_;
     if (calls_.size() < most_kept) calls_.push_back({kind, group});
   }

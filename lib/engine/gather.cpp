@@ -37,7 +37,7 @@ const std::vector<fsdp_visit> &Gatherer::visits(fsdp_phase phase) const {
 // A group that is visited more than once: the next visit from where the pass has come to.
 uint32_t Gatherer::find_position(const Group &group, fsdp_phase phase) {
   const auto &found = training(phase) ? positions_[2 * group.index + is_backward(phase)] : eval_positions_[group.index];
-  uint32_t &cursor = training(phase) ? cursor_ : eval_cursor_;
+  uint32_t &cursor = training(phase) ? cursors_.train : cursors_.eval;
   if (found.empty()) return UINT32_MAX;
   uint32_t position = found.front();
   if (found.size() > 1)

@@ -23,7 +23,13 @@ class Gatherer {
   std::string list_holds() const;
   // Lets go of what was gathered without a hold. With force also of what is held.
   void drop_all(bool force);
-  void start_step() { cursor_ = eval_cursor_ = 0; }
+  void start_step() { cursors_ = {}; }
+  // Where the next visit of a group named more than once is looked for.
+  struct Cursors {
+    uint32_t train = 0, eval = 0;
+  };
+  Cursors cursors() const { return cursors_; }
+  void set_cursors(Cursors cursors) { cursors_ = cursors; }
 
  private:
   static bool training(fsdp_phase phase) { return phase != FSDP_EVAL; }
@@ -45,8 +51,7 @@ class Gatherer {
   uint32_t keys_per_group_;
   std::vector<std::vector<uint32_t>> positions_;  // in train, by 2 * group + backward
   std::vector<std::vector<uint32_t>> eval_positions_;  // by group
-  // Where the next visit of a group named more than once is looked for.
-  uint32_t cursor_ = 0, eval_cursor_ = 0;
+  Cursors cursors_;
 };
 
 }  // namespace fsdp::engine

@@ -16,21 +16,26 @@ namespace fsdp::engine {
 
 const char *phase_name(fsdp_phase phase);
 
-struct GatherSlot {
-  uint32_t key = 0;       // number of the pool request
+// What calls change of a slot. States are copied on their own (state.h).
+struct SlotState {
   bool gathered = false;  // the gather of this version has been enqueued
   bool prefetched = false;  // gathered ahead, and no hold has asked for it yet
   std::array<uint32_t, 5> holds{};  // by phase
   uint32_t position = 0;  // of the visit that was unsharded last, in the list of its mode
-  std::unique_ptr<device::Event> ready;  // the copies have arrived
-  std::unique_ptr<device::Event> left;   // the streams that read have passed their reshard
-  std::vector<comm::GatherSpan> spans;   // of a copied gather
-  std::vector<uint32_t> overlaps;        // keys whose buffers share bytes with this one
 
   uint32_t hold_count() const { return holds[1] + holds[2] + holds[3] + holds[4]; }
 };
 
-struct Contribution {
+struct GatherSlot : SlotState {
+  uint32_t key = 0;       // number of the pool request
+  std::unique_ptr<device::Event> ready;  // the copies have arrived
+  std::unique_ptr<device::Event> left;   // the streams that read have passed their reshard
+  std::vector<comm::GatherSpan> spans;   // of a copied gather
+  std::vector<uint32_t> overlaps;        // keys whose buffers share bytes with this one
+};
+
+// What calls change of a group's gradient.
+struct GradState {
   enum class State { idle, lent, reducing };
   State state = State::idle;
   std::vector<uint8_t> acquired;      // parameters written in this contribution
@@ -38,11 +43,14 @@ struct Contribution {
   std::vector<fsdp_stream> writers;   // the stream that wrote each parameter last
   std::vector<fsdp_stream> streams;   // all that wrote in this contribution, each once
   comm::Ticket ticket;
-  std::unique_ptr<device::Event> written, reduced, summed;  // summed: over the outer axis too
-  std::unique_ptr<device::Event> opened;  // of a device: the buffer may be written, and earlier contributions are in it
   uint32_t reduced_count = 0;  // contributions in the main grads
   uint32_t given_count = 0;    // calls of fsdp_reduce_grad
   bool last = false;
+};
+
+struct Contribution : GradState {
+  std::unique_ptr<device::Event> written, reduced, summed;  // summed: over the outer axis too
+  std::unique_ptr<device::Event> opened;  // of a device: the buffer may be written, and earlier contributions are in it
 };
 
 struct ParamPlace {

@@ -120,6 +120,8 @@ const memory::ModelPlan &Model::plan(const char *call) const {
 Runtime &Model::runtime(const char *call) {
   plan(call);
   context_->require_world(call);
+  if (prepared_)
+    fail(FSDP_INVALID_STATE, "{}: a replay of this model was prepared; launch the graph and call fsdp_commit_replay first", call);
   return *runtime_;
 }
 

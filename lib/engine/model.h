@@ -19,6 +19,8 @@
 
 namespace fsdp::engine {
 
+class Capture;
+
 // What a group gets where its own options are 0.
 struct GroupDefaults {
   fsdp_strategy strategy = FSDP_OPTIM_GRADS_PARAMS;
@@ -66,6 +68,12 @@ class Model : public OpenModel {
   double apply_grads(const fsdp_grad *grads, uint64_t count, double lr, double max_norm, const fsdp_adamw_options &options,
                      fsdp_stream stream, bool want_norm);
 
+  // -- graphs (capture.cpp) --
+  void begin_capture(fsdp_stream stream);
+  std::shared_ptr<Capture> end_capture(fsdp_stream stream);
+  void prepare_replay(Capture &capture, double lr, fsdp_stream stream);
+  void commit_replay(Capture &capture, fsdp_stream stream);
+
   // What keeps the context from closing, as text; empty if nothing.
   std::string unfinished() const override;
   void get_memory(uint32_t rank, fsdp_memory &memory) const;
@@ -102,6 +110,9 @@ class Model : public OpenModel {
   std::unique_ptr<Reducer> reducer_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<Params> params_;
+  std::shared_ptr<Capture> capture_;  // under way; NULL: none
+  uint32_t capture_count_ = 0;
+  uint32_t prepared_ = 0;          // number of the capture that must be launched and committed before anything else
   std::vector<Meeting> meetings_;  // one a rank, and this rank's own at the end
 };
 

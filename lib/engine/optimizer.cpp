@@ -75,7 +75,7 @@ void Optimizer::make_batches() {
   }
   for (auto &[key, spans] : alike) {
     merge_neighbours(spans);
-    batches_.push_back({key.first, key.second, std::move(spans)});
+    batches_.push_back({key.first, key.second, {}, std::move(spans)});
   }
 }
 
@@ -116,6 +116,7 @@ void Optimizer::synchronize(device::Stream &stream) {
 
 // This rank's sum of squares of every parameter, in own_values().
 void Optimizer::measure_squares(fsdp_stream stream) {
+  runtime_.require_eager("a call that returns a norm");
   device::Stream &caller = runtime_.context.device().caller_stream(stream);
   runtime_.join_window(caller);
   std::fill_n(own_values(), names_.size(), 0.0);
@@ -194,6 +195,7 @@ double Optimizer::clip_grads(double max_norm, fsdp_stream stream) {
 }
 
 const char *Optimizer::find_nonfinite(fsdp_stream stream) {
+  runtime_.require_eager("fsdp_check_grads");
   const CallSpan span(runtime_, "check_grads");
   device::Stream &caller = runtime_.context.device().caller_stream(stream);
   auto *counts = reinterpret_cast<uint64_t *>(own_values());
@@ -212,24 +214,43 @@ const char *Optimizer::find_nonfinite(fsdp_stream stream) {
   return first < names_.size() ? names_[first] : nullptr;
 }
 
-void Optimizer::step_adamw(double lr, const fsdp_adamw_options &options, fsdp_stream stream) {
+void Optimizer::make_steps(double lr, const fsdp_adamw_options &options, uint64_t step_number) {
   const double beta1 = options.flags & FSDP_ADAMW_BETA1_ZERO ? 0.0 : options.beta1 != 0 ? options.beta1 : 0.9;
   const double beta2 = options.beta2 != 0 ? options.beta2 : 0.999;
-  const double step = static_cast<double>(options.step ? options.step : runtime_.adamw_step + 1);
-  device::Stream &caller = runtime_.context.device().caller_stream(stream);
-  runtime_.join_window(caller);
+  const auto step = static_cast<double>(step_number);
   device::AdamW adamw{};
   adamw.beta1 = static_cast<float>(beta1);
   adamw.beta2 = static_cast<float>(beta2);
   adamw.epsilon = static_cast<float>(options.epsilon != 0 ? options.epsilon : 1e-8);
   adamw.correction1 = static_cast<float>(1.0 - std::pow(beta1, step));
   adamw.correction2 = static_cast<float>(1.0 - std::pow(beta2, step));
-  for (const Batch &batch : batches_) {
+  for (Batch &batch : batches_) {
     adamw.lr = static_cast<float>(lr * batch.lr_scale);
     adamw.weight_decay = batch.decays ? static_cast<float>(options.weight_decay) : 0.0f;
-    caller.adamw(adamw, batch.spans);
+    batch.step = adamw;
   }
-  runtime_.adamw_step = static_cast<uint64_t>(step);
+}
+
+void Optimizer::step_adamw(double lr, const fsdp_adamw_options &options, fsdp_stream stream) {
+  device::Stream &caller = runtime_.context.device().caller_stream(stream);
+  const uint64_t step = options.step ? options.step : runtime_.adamw_step + 1;
+  runtime_.join_window(caller);
+  make_steps(lr, options, step);
+  for (const Batch &batch : batches_) caller.adamw(batch.step, batch.spans);
+  runtime_.adamw_step = step;
+}
+
+void Optimizer::step_adamw_captured(device::Stream &caller) {
+  runtime_.join_window(caller);
+  const device::AdamW *step = runtime_.storage->steps();
+  for (const Batch &batch : batches_) caller.adamw_from(step++, batch.spans);
+  ++runtime_.adamw_step;
+}
+
+void Optimizer::store_steps(double lr, const fsdp_adamw_options &options, device::Stream &caller) {
+  make_steps(lr, options, runtime_.adamw_step + 1);
+  device::AdamW *step = runtime_.storage->steps();
+  for (const Batch &batch : batches_) caller.store_step(step++, batch.step);
 }
 
 void Optimizer::cast_weights(device::Stream &stream) {

@@ -25,6 +25,7 @@ struct Shard {
 struct Batch {
   double lr_scale;
   bool decays;
+  device::AdamW step{};  // of the last step
   std::vector<device::AdamWSpan> spans;
 };
 
@@ -46,6 +47,9 @@ class Optimizer {
   const char *find_nonfinite(fsdp_stream stream);
   // Updates main and compute weights; publishing is the model's.
   void step_adamw(double lr, const fsdp_adamw_options &options, fsdp_stream stream);
+  // The same in a graph: lr and corrections are what store_steps has given to the device before the replay.
+  void step_adamw_captured(device::Stream &caller);
+  void store_steps(double lr, const fsdp_adamw_options &options, device::Stream &caller);
   // Casts main weights to compute weights where they are not the same.
   void cast_weights(device::Stream &stream);
 
@@ -58,6 +62,7 @@ class Optimizer {
   void synchronize(device::Stream &stream);
   std::byte *compute(const Shard &shard) const;
   void make_batches();
+  void make_steps(double lr, const fsdp_adamw_options &options, uint64_t step_number);
   device::AdamWSpan span_of(const Shard &shard) const;
   // scratch: one value a parameter for this rank, then a chunk of parameters for every rank
   double *own_values() const { return runtime_.storage->scratch(); }

@@ -107,6 +107,7 @@ void Params::load(Group &group, uint64_t param_index, const void *data, fsdp_dty
   const CallSpan span(runtime_, "load_param", &group, element_count * dtype_size(dtype));
   const ParamPlace place = runtime_.place(group, param_index, call);
   runtime_.require_window(call);
+  runtime_.require_eager(call);
   check(group, param_index, dtype, element_count, call);
   const uint32_t ranks = runtime_.teams.all->size();
   if (root != FSDP_EVERY_RANK && (root < 0 || static_cast<uint32_t>(root) >= ranks))
@@ -135,6 +136,7 @@ void Params::load(Group &group, uint64_t param_index, const void *data, fsdp_dty
 
 void Params::read(Group &group, uint64_t param_index, void *data, fsdp_dtype dtype, uint64_t element_count) {
   constexpr auto call = "fsdp_read_param";
+  runtime_.require_eager(call);
   const CallSpan span(runtime_, "read_param", &group, element_count * dtype_size(dtype));
   const ParamPlace place = runtime_.place(group, param_index, call);
   check(group, param_index, dtype, element_count, call);

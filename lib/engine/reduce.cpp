@@ -9,7 +9,7 @@ namespace fsdp::engine {
 
 using State = Contribution::State;
 
-Reducer::Reducer(Runtime &runtime) : runtime_(runtime) { reducing_.reserve(runtime.groups.size() + 1); }
+Reducer::Reducer(Runtime &runtime) : runtime_(runtime) { pool_.reducing.reserve(runtime.groups.size() + 1); }
 
 void Reducer::check_open(const Group &group, uint64_t param_index, const char *call) const {
   const memory::ParamSpec &param = runtime_.param(group, param_index);
@@ -45,13 +45,13 @@ void Reducer::open(Group &group, device::Stream &caller, const char *call) {
 
 void Reducer::make_room(Group &group, device::Stream &caller, const char *call) {
   if (group.grad.state == State::reducing) drain(group, caller);
-  while (live_ >= runtime_.spec.max_pending_groups) {
-    if (reducing_.empty())
+  while (pool_.live >= runtime_.spec.max_pending_groups) {
+    if (pool_.reducing.empty())
       fail(FSDP_INVALID_STATE,
            "{}: group '{}' needs a full gradient buffer, but all {} are lent to {}, which fsdp_reduce_grad has not been "
            "called for; reduce one of them first or raise max_pending_groups",
            call, group.name(), runtime_.spec.max_pending_groups, list_lent());
-    drain(runtime_.groups[reducing_.front()], caller);
+    drain(runtime_.groups[pool_.reducing.front()], caller);
   }
   for (const uint32_t index : group.grad_overlaps) {
     Group &other = runtime_.groups[index];
@@ -63,7 +63,7 @@ void Reducer::make_room(Group &group, device::Stream &caller, const char *call) 
            call, group.name(), other.name(), other.name());
   }
   Stats &stats = runtime_.stats;
-  stats.pending_grads = ++live_;
+  stats.pending_grads = ++pool_.live;
   stats.peak_pending_grads = std::max(stats.peak_pending_grads, stats.pending_grads);
 }
 
@@ -83,8 +83,8 @@ void Reducer::drain(Group &group, device::Stream &caller) {
     runtime_.wait(*group.grad.reduced, Awaited::reduce, caller, &group);
   }
   group.grad.state = State::idle;
-  std::erase(reducing_, group.index);
-  runtime_.stats.pending_grads = --live_;
+  std::erase(pool_.reducing, group.index);
+  runtime_.stats.pending_grads = --pool_.live;
   if (!runtime_.context.debug()) return;
   for (const uint32_t b : group.plan->buckets) {
     const Bucket &bucket = runtime_.storage->buckets()[b];
@@ -194,7 +194,7 @@ void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
     runtime_.outer->reduce(group, turn, group.partial && grad.reduced_count > 0, runtime_.version);
   ++grad.reduced_count;
   grad.state = State::reducing;
-  if (!group.plan->persistent_grad) reducing_.push_back(group.index);
+  if (!group.plan->persistent_grad) pool_.reducing.push_back(group.index);
 }
 
 void Reducer::wait_for_writers(Group &group) {
@@ -317,8 +317,8 @@ void Reducer::start_step() {
     std::fill(grad.acquired.begin(), grad.acquired.end(), uint8_t{0});
     std::fill(grad.touched.begin(), grad.touched.end(), uint8_t{0});
   }
-  reducing_.clear();
-  runtime_.stats.pending_grads = live_ = 0;
+  pool_.reducing.clear();
+  runtime_.stats.pending_grads = pool_.live = 0;
 }
 
 }  // namespace fsdp::engine

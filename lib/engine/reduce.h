@@ -27,6 +27,13 @@ class Reducer {
   // Contributions of this step, of groups whose every contribution is reduced.
   uint64_t count_reduces() const noexcept;
   void start_step();
+  // The transient buffers.
+  struct Pool {
+    std::vector<uint32_t> reducing;  // groups whose buffer is being reduced, oldest first
+    uint32_t live = 0;               // lent or being reduced
+  };
+  const Pool &pool() const { return pool_; }
+  void set_pool(const Pool &pool) { pool_ = pool; }
   // Of a device, for a step that is given up: what follows on the stream comes after what wrote lent gradients.
   void await_writers(device::Stream &caller);
 
@@ -44,8 +51,7 @@ class Reducer {
   std::string list_lent() const;
 
   Runtime &runtime_;
-  std::vector<uint32_t> reducing_;  // groups with a transient buffer being reduced, oldest first
-  uint32_t live_ = 0;               // transient buffers lent or being reduced
+  Pool pool_;
 };
 
 }  // namespace fsdp::engine

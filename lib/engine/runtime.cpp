@@ -249,6 +249,29 @@ void Runtime::wait_idle(device::Stream &caller) {
   wait_idle(*gather_stream, Awaited::gather, caller);
 }
 
+std::vector<device::Stream *> Runtime::library_streams() const {
+  std::vector<device::Stream *> streams{gather_stream.get(), reduce_stream.get()};
+  if (outer) streams.push_back(&outer->stream());
+  return streams;
+}
+
+std::vector<device::Event *> Runtime::events() const {
+  std::vector<device::Event *> events{published.get(), window_work.get()};
+  for (const Group &group : groups) {
+    for (const GatherSlot &slot : group.slots) events.insert(events.end(), {slot.ready.get(), slot.left.get()});
+    events.insert(events.end(), {group.grad.written.get(), group.grad.reduced.get(), group.grad.summed.get(), group.grad.opened.get()});
+  }
+  return events;
+}
+
+void Runtime::require_eager(const char *call) const {
+  if (capturing)
+    fail(FSDP_INVALID_STATE,
+         "{}: the model is being captured into a graph, and this call needs the calling thread to wait for the GPU or for peers; "
+         "make it outside of fsdp_capture_begin and fsdp_capture_end",
+         call);
+}
+
 void Runtime::require_step(const char *call) const {
   if (!step_failure.empty())
     fail(FSDP_INVALID_STATE, "{}: this step has failed and must be discarded with fsdp_discard_step: {}", call, step_failure);

@@ -65,6 +65,7 @@ class Runtime {
   bool round_entered = true;   // the reduce stream has passed the round's gate
   std::string step_failure;    // why this step can only be discarded; empty: it can go on
   uint64_t adamw_step = 0;
+  bool capturing = false;  // calls are recorded into a graph (capture.h)
 
   comm::Team &inner() const { return *teams.inner; }
   bool communicates() const { return spec.communicates(); }
@@ -89,12 +90,16 @@ class Runtime {
   // The group's weights go to full buffers, on the gather stream. On the host they are pulled from where they are; of a device
   // they are messages, and one that was given up since is an error.
   void gather(std::span<const comm::GatherSpan> spans, const Group &group);
+  std::vector<device::Stream *> library_streams() const;
+  // What streams of the caller's and of the library wait for, of one another.
+  std::vector<device::Event *> events() const;
   // Collectives that cannot complete end.
   void abandon();
   // Errors that name the call expected.
   void require_weights(const char *call) const;  // the window is closed
   void require_window(const char *call) const;
   void require_step(const char *call) const;     // ... and the step has not failed
+  void require_eager(const char *call) const;    // the call cannot be a part of a graph
 
  private:
   void end_streams() noexcept;

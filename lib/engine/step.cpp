@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/dtype.h"
+#include "engine/capture.h"
 #include "engine/meeting.h"
 #include "engine/model.h"
 
@@ -88,7 +89,7 @@ void Model::check_meeting(Intent intent, double value) {
                               state.teams.all->world_rank(r), other.reduces, meetings_.back().reduces);
     if (same_intent && other.value != value)
       problems += format_text("{}rank {} gave {} {}, this rank {}", problems.empty() ? "" : "; ", state.teams.all->world_rank(r),
-                              intent == Intent::step ? "lr" : "scale", other.value, value);
+                              intent == Intent::finish ? "scale" : "lr", other.value, value);
     describe_meeting(problems, state.teams.all->world_rank(r), other, intent);
   }
   if (problems.empty()) return check_versions();
@@ -156,6 +157,7 @@ void Model::finish_grads(double scale, fsdp_stream stream) {
 void Model::begin_update(fsdp_stream stream) {
   constexpr auto call = "fsdp_begin_update";
   Runtime &state = runtime(call);
+  state.require_eager(call);
   const CallSpan span(state, "begin_update");
   state.require_weights(call);
   std::string missing = unfinished();
@@ -248,6 +250,7 @@ void Model::refresh_whole_weights(device::Stream &caller) {
 void Model::discard(fsdp_stream stream) {
   constexpr auto call = "fsdp_discard_step";
   Runtime &state = runtime(call);
+  state.require_eager(call);
   const CallSpan span(state, "discard_step");
   if (state.version == 0)
     fail(FSDP_INVALID_STATE, "{}: nothing was published yet, so there is no step to discard; call fsdp_publish_weights", call);
@@ -295,7 +298,12 @@ void Model::step_adamw(double lr, const fsdp_adamw_options &options, fsdp_stream
   // Before a weight is touched: if a rank discards this step instead, all of them still can.
   meet(Intent::step, lr, {});
   check_meeting(Intent::step, lr);
-  optimizer_->step_adamw(lr, options, stream);
+  if (capture_) {
+    capture_->add_step(options);
+    optimizer_->step_adamw_captured(caller);
+  } else {
+    optimizer_->step_adamw(lr, options, stream);
+  }
   close_window(caller);
 }
 

@@ -113,6 +113,8 @@ void Storage::allocate_private() {
   gather_ = allocate(FSDP_ROLE_GATHER, plan_.gather_bytes);
   scratch_ = allocate(FSDP_ROLE_STAGING, plan_.staging_bytes);
   partial_ = allocate(FSDP_ROLE_REDUCE, plan_.partial_bytes);
+  if (plan_.step_bytes) steps_ = device_.allocate(plan_.step_bytes, "the numbers of a step");
+  allocated_[FSDP_ROLE_STAGING] += plan_.step_bytes;
   wire_ = allocate(FSDP_ROLE_REDUCE, plan_.wire_bytes);
 }
 

@@ -63,6 +63,8 @@ class Storage {
 
   const std::vector<Bucket> &buckets() const { return buckets_; }
   std::byte *gather_pool() const { return gather_.data; }
+  // On a device, for graphs: one for each batch of the optimizer.
+  device::AdamW *steps() const { return reinterpret_cast<device::AdamW *>(steps_->data()); }
   double *scratch() const { return reinterpret_cast<double *>(scratch_.data); }
   comm::Arena *shared_compute() const { return shared_compute_.get(); }
   comm::Arena *staging() const { return staging_.get(); }
@@ -93,6 +95,7 @@ class Storage {
   std::array<uint64_t, 8> allocated_{};
   std::unique_ptr<comm::Arena> shared_compute_, whole_compute_, shard_compute_, grads_, staging_;
   Region local_compute_, main_, grad_, optimizer_, gather_, scratch_, partial_, wire_;
+  std::unique_ptr<device::Memory> steps_;
   std::vector<Bucket> buckets_;
 };
 

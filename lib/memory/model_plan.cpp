@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include "base/checked.h"
@@ -13,6 +14,7 @@ namespace {
 
 constexpr uint64_t staging_chunk_bytes = 256 * 1024;
 constexpr uint64_t partial_count = 2;
+constexpr uint64_t step_size = 32;  // of device::AdamW, with room
 
 // Takes `bytes` from the end of a region, aligned; returns where they start.
 uint64_t take(uint64_t &region, uint64_t bytes, uint64_t alignment = buffer_alignment) {
@@ -179,6 +181,15 @@ void place_pools(const ModelSpec &spec, ModelPlan &plan) {
       plan.groups[g].full_grad_offset = plan.grad_pool_offset + plan.grad_pool.offsets[g];
 }
 
+// Parameters of one kind share the numbers of a step of AdamW.
+uint64_t count_step_kinds(const ModelSpec &spec) {
+  std::set<std::pair<double, bool>> kinds;
+  for (const GroupSpec &group : spec.groups)
+    for (const ParamSpec &param : group.params)
+      if (!param.frozen()) kinds.insert({param.lr_scale, (param.flags & FSDP_PARAM_NO_DECAY) != 0});
+  return kinds.size();
+}
+
 void sum_up(const ModelSpec &spec, ModelPlan &plan) {
   for (const auto &group : spec.groups) plan.param_count += group.params.size();
   for (const BucketPlan &bucket : plan.buckets) {
@@ -190,6 +201,7 @@ void sum_up(const ModelSpec &spec, ModelPlan &plan) {
   plan.shard_compute_bytes = round_up(plan.shard_compute_bytes, page_bytes);
   const uint64_t norms = checked_multiply(norm_chunk, spec.mesh.slots(), "memory plan");
   plan.staging_bytes = checked_multiply(checked_add(plan.param_count, norms, "memory plan"), sizeof(double), "memory plan");
+  plan.step_bytes = spec.host_memory ? 0 : count_step_kinds(spec) * step_size;
   plan.message_bytes = spec.message_bytes;
   plan.device_team_bytes = spec.device_team_bytes;
   plan.staging_part_bytes = spec.communicates() || spec.mesh.size() > 1 ? staging_chunk_bytes : 0;
@@ -208,7 +220,7 @@ std::array<uint64_t, 8> ModelPlan::role_bytes(uint32_t rank, uint32_t ranks) con
   bytes[FSDP_ROLE_OPTIMIZER] = optimizer_bytes;
   bytes[FSDP_ROLE_GATHER] = gather_bytes;
   bytes[FSDP_ROLE_REDUCE] = grads_part_bytes - persistent_grad_bytes + partial_bytes + wire_bytes;
-  bytes[FSDP_ROLE_STAGING] = staging_bytes + staging_part_bytes + message_bytes + device_team_bytes;
+  bytes[FSDP_ROLE_STAGING] = staging_bytes + step_bytes + staging_part_bytes + message_bytes + device_team_bytes;
   for (int role = 1; role < 8; ++role) bytes[0] += bytes[role];
   return bytes;
 }

@@ -92,6 +92,7 @@ struct ModelPlan {
   uint64_t gather_bytes = 0;
   uint64_t staging_bytes = 0;        // private scratch
   uint64_t staging_part_bytes = 0;   // one rank's part of the staging arena
+  uint64_t step_bytes = 0;           // on a device: the numbers of a step that graphs read
   uint64_t message_bytes = 0;        // for messages over the outer axis
   uint64_t device_team_bytes = 0;    // for exchanges of memory that peers cannot read
   uint64_t param_count = 0;          // parameters of the model

@@ -43,10 +43,17 @@ class Rank:
         """What it said last; None if it died before."""
         return next((line for line in self.lines if "status" in line or "cases" in line), None)
 
+    @property
+    def ended_by_ucx(self):
+        """UCX 1.13 ends a process whose peer dies just when the two connect: docs/guides/ucx.md."""
+        return self.process.poll() == -signal.SIGABRT and b"got REP message" in self.errors
+
     def __str__(self):
         told = {k: v for k, v in (self.result or {}).items() if k in ("status", "blamed", "text", "stage", "failed_at")}
-        return (f"rank {self.number} (node {self.node}): {told or self.lines} exit {self.process.poll()} "
-                f"{self.errors.decode(errors='replace')[-1500:]}")
+        printed = self.errors.decode(errors="replace")
+        if len(printed) > 2000:
+            printed = printed[:1000] + " ... " + printed[-1000:]
+        return f"rank {self.number} (node {self.node}): {told or self.lines} exit {self.process.poll()} {printed}"
 
 
 class Job:

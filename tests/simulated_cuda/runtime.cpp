@@ -110,7 +110,7 @@ void Runtime::reset() {
   timing.longest_us = 0;
   timing.seed = 0;
   strict = false;
-  kernels = pageable_copies = faulty_kernel = retained_contexts = 0;
+  kernels = pageable_copies = faulty_kernel = 0;
   device_memory = first_memory;
   process_ = 0;
   ++life;

@@ -10,6 +10,7 @@
 
 #include "comm/bootstrap/address.h"
 #include "comm/bootstrap/packet.h"
+#include "comm/bootstrap/version.h"
 #include "reported_processes.h"
 
 namespace fsdp::comm::test {
@@ -95,6 +96,8 @@ class Bootstrap : public ReportedProcesses<Report> {
     auto join = wire::make<wire::Join>();
     join.rank = rank;
     join.world_size = options.size;
+    join.wire_version = wire_version;
+    std::strncpy(join.library, library_version, sizeof join.library - 1);
     send_packet(socket, &join, sizeof join, files);
   }
   // Returns when rank 0 has let this rank in: until then a second one is refused for another reason, if at all.

@@ -60,6 +60,65 @@ TEST_F(Bootstrap, WhoDiesAsSoonAsItHasJoinedIsNamed) {
   EXPECT_STREQ(refusal->text, "rank 2 died before the job had formed");
 }
 
+// About to join when another one dies, but not yet proven: else it would look for rank 0 until its timeout.
+TEST_F(Bootstrap, WhoIsInTheHandshakeWhenTheJobFailsIsTold) {
+  options.size = 4;
+  const size_t zero = start(0U), one = start(1), two = start(2);
+  for (const uint32_t rank : {1, 2}) await_admission(rank);
+  const Fd late = connect();
+  ::kill(processes[two], SIGKILL);
+  std::this_thread::sleep_for(150ms);
+  answer(late, options.secret);
+  EXPECT_TRUE(hear<wire::Proof>(late));
+  join(late, 3);
+  const auto refusal = hear<wire::Refusal>(late);
+  ASSERT_TRUE(refusal);
+  EXPECT_EQ(refusal->rank, 2);
+  EXPECT_STREQ(refusal->text, "rank 2 died before the job had formed");
+  finish();
+  expect(zero, FSDP_PEER_FAILED, "rank 2 died");
+  expect(one, FSDP_PEER_FAILED, "rank 2 died");
+}
+
+// Its process lives, so its pidfd says nothing.
+TEST_F(Bootstrap, WhoGivesUpIsNamed) {
+  options.size = 4;
+  const size_t zero = start(0U), one = start(1);
+  await_admission(1);
+  const Doors doors = make_doors();
+  const int files[] = {doors.process.get(), doors.outbox.get()};
+  {
+    const Fd socket = meet();
+    join(socket, 2, files);
+    await_admission(2);
+  }
+  finish();
+  for (const size_t index : {zero, one}) {
+    expect(index, FSDP_PEER_FAILED, "rank 2 gave up before the job had formed");
+    EXPECT_EQ(reports[index].rank, 2);
+  }
+}
+
+TEST_F(Bootstrap, AnotherLibraryIsRefusedByBothVersions) {
+  const size_t zero = start(0U);
+  const Fd socket = meet();
+  auto other = wire::make<wire::Join>();
+  other.rank = 1;
+  other.world_size = options.size;
+  other.wire_version = wire_version + 1;
+  std::strncpy(other.library, "9.8.7", sizeof other.library);
+  send_packet(socket, &other, sizeof other);
+  const auto refusal = hear<wire::Refusal>(socket);
+  ASSERT_TRUE(refusal);
+  EXPECT_EQ(refusal->status, FSDP_MISMATCH);
+  EXPECT_NE(std::string(refusal->text).find("rank 1 has libfsdp 9.8.7 (wire format 2), rank 0 has libfsdp"),
+            std::string::npos)
+      << refusal->text;
+  const size_t one = start(1), two = start(2);
+  finish();
+  for (const size_t index : {zero, one, two}) expect(index, FSDP_OK);
+}
+
 TEST_F(Bootstrap, WithoutRankZero) {
   options.timeout_ms = 300;
   const size_t one = start(1);

@@ -225,7 +225,7 @@ class NodeJob {
     return std::make_unique<ProcessLinks>(rank, std::move(doors.inbox), std::move(peers));
   }
   std::unique_ptr<Chore> make_mesh(NodeRank &self, LeaderListener &listener) {
-    MeshPlan plan{self.rank, node_of_, places_, "secret", name_, limit_ms_};
+    MeshPlan plan{self.rank, node_of_, places_, "secret", name_, limit_ms_, limit_ms_};
     if (node_of_[self.rank] == odd_node_) plan.secret = odd_secret_;
     for (size_t node = 0; node < places_.size(); ++node) plan.nodes[node].address = common_->address[node];
     if (before_mesh) before_mesh(self.rank);

@@ -14,6 +14,7 @@
 #include "comm/bootstrap/process_world.h"
 #include "comm/bootstrap/proof.h"
 #include "comm/bootstrap/stream.h"
+#include "comm/bootstrap/version.h"
 #include "reported_processes.h"
 
 namespace fsdp::comm::test {
@@ -28,6 +29,8 @@ inline std::vector<std::byte> bytes_of(const std::string &text) {
 // How one rank's meeting ended.
 struct MeetingReport {
   std::atomic<int32_t> status, rank, control_size, cards;
+  std::atomic<bool> met;
+  std::atomic<int64_t> ended_ns;
   uint32_t nodes[16];
   char text[512];
   char cards_seen[512];  // joined by spaces
@@ -51,7 +54,7 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
   }
 
   size_t start(const WorldOptions &world) {
-    return run([&](MeetingReport &report) { meet(world, report); });
+    return run([&](MeetingReport &report) { meet(world, report, hold); });
   }
   // On a host of its own, unless told.
   size_t start(uint32_t rank, const std::string &host = {}) {
@@ -84,19 +87,38 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
     return Stream(std::move(socket), 1 << 20);
   }
 
-  void join(Stream &stream, uint32_t rank) const {
-    stream.queue(std::make_shared<const std::vector<std::byte>>(
-        message::write(message::Join{rank, options.size, options.attempt, "far away", "far", {}})));
+  // Its card is still to come.
+  void introduce(Stream &stream, uint32_t rank) const {
+    stream.queue(message::share(message::Hello{wire_version, rank, library_version}));
+    stream.queue(
+        message::share(message::Join{rank, options.size, options.attempt, "far away " + std::to_string(rank), "far"}));
     EXPECT_TRUE(stream.flush());
   }
+  void join(Stream &stream, uint32_t rank) const {
+    introduce(stream, rank);
+    stream.queue(message::share(message::Card{bytes_of("by hand")}));
+    EXPECT_TRUE(stream.flush());
+  }
+  // What rank 0 says to it; the next message of this kind.
+  template <class M>
+  std::optional<M> hear(Stream &stream) const {
+    while (const auto frame = stream.receive(limit(10s))) {
+      const auto parsed = message::parse(frame->kind, frame->body);
+      if (const auto *found = std::get_if<M>(&parsed.message)) return *found;
+    }
+    return {};
+  }
+
+  static int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
   WorldOptions options;
+  std::chrono::milliseconds hold{0};  // between the meeting and its end, as ranks have that form a world
   Endpoint at;
   Failure failure;
   Waiter waiter{failure, nullptr, nullptr, 10'000};
 
  private:
-  static void meet(const WorldOptions &world, MeetingReport &report) {
+  static void meet(const WorldOptions &world, MeetingReport &report, std::chrono::milliseconds hold) {
     Failure failure;
     const Waiter waiter(failure, nullptr, nullptr, world.timeout_ms);
     const auto make_card = [&](const std::string &address) {
@@ -106,8 +128,15 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
     const Error error = error_of([&] {
       const Meeting meeting = meet_processes(world, waiter, make_card);
       note(meeting, report);
+      report.met = true;
       exchange(world, meeting);
+      for (const auto end = std::chrono::steady_clock::now() + hold; std::chrono::steady_clock::now() < end;) {
+        waiter.poll();
+        std::this_thread::sleep_for(5ms);
+      }
+      meeting.vigil->finish();
     });
+    report.ended_ns = now_ns();
     report.status = error.status;
     report.rank = error.rank;
     std::strncpy(report.text, error.what(), sizeof report.text - 1);

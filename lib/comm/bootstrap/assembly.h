@@ -4,12 +4,14 @@
 
 #include "comm/bootstrap/process_world.h"
 #include "comm/bootstrap/secret.h"
+#include "comm/bootstrap/vigil.h"
 
 namespace fsdp::comm {
 
 struct Assembly {
   Roster roster;
   Nonce session{};  // of this job and attempt alone
+  std::unique_ptr<Vigil> vigil;
 };
 
 // What the proof of a connection to the rendezvous is for.

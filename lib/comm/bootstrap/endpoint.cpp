@@ -5,6 +5,7 @@
 #include <netdb.h>
 #include <netinet/tcp.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -41,7 +42,16 @@ Endpoint::Endpoint(const sockaddr_in &address) noexcept : length_(sizeof address
 }
 
 std::vector<Endpoint> Endpoint::resolve(const std::string &host, uint16_t port, std::string &problem) {
+  return look_up(host, port, 0, problem);
+}
+
+std::vector<Endpoint> Endpoint::numeric(const std::string &host, uint16_t port, std::string &problem) {
+  return look_up(host, port, AI_NUMERICHOST, problem);
+}
+
+std::vector<Endpoint> Endpoint::look_up(const std::string &host, uint16_t port, int flags, std::string &problem) {
   addrinfo hints{};
+  hints.ai_flags = flags | AI_NUMERICSERV;
   hints.ai_socktype = SOCK_STREAM;
   addrinfo *list = nullptr;
   const int code = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
@@ -111,6 +121,18 @@ Fd accept_from(const Fd &listener) {
   Fd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (socket) set_flag(socket, IPPROTO_TCP, TCP_NODELAY);
   return socket;
+}
+
+void notice_silence(const Fd &socket, uint32_t ms) noexcept {
+  constexpr int probes = 3;
+  constexpr uint32_t least = 8000;  // some packets may be lost on the way
+  ms = std::max(ms, least);
+  const int seconds = std::max<int>(1, static_cast<int>(ms / 1000 / (probes + 1))), unsent = static_cast<int>(ms);
+  set_flag(socket, SOL_SOCKET, SO_KEEPALIVE);
+  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
+  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);
+  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &unsent, sizeof unsent);
 }
 
 Fd connect_to(const Endpoint &to, const Limit &limit, std::string &problem) {

@@ -26,8 +26,11 @@ class Endpoint {
  public:
   Endpoint() = default;
   explicit Endpoint(const sockaddr_in &address) noexcept;
-  // The addresses of a host's name, or the one written as a number. Empty, with `problem` set, if there are none.
+  // The addresses of a host's name, or the one written as a number. Empty, with `problem` set, if there are none. For a
+  // name it may take as long as the name service likes: see NameLookup.
   static std::vector<Endpoint> resolve(const std::string &host, uint16_t port, std::string &problem);
+  // The one written as a number, at once.
+  static std::vector<Endpoint> numeric(const std::string &host, uint16_t port, std::string &problem);
   // Ends of a connected socket. An address of no family if the kernel does not say.
   static Endpoint local(const Fd &socket);
   static Endpoint peer(const Fd &socket);
@@ -42,6 +45,8 @@ class Endpoint {
   std::string text() const;     // "10.0.0.1:29500", "[::1]:29500"
 
  private:
+  static std::vector<Endpoint> look_up(const std::string &host, uint16_t port, int flags, std::string &problem);
+
   sockaddr_storage storage_{};
   socklen_t length_ = 0;
 };
@@ -49,8 +54,11 @@ class Endpoint {
 // Listens at the interface of this address only; port 0: one that the kernel chooses (Endpoint::local tells). Empty if
 // it cannot: errno says why.
 Fd listen_at(const Endpoint &at, int backlog);
-// A connection that waits, if there is one.
+// A connection that waits, if there is one; else errno says why not.
 Fd accept_from(const Fd &listener);
+// The end of a connected socket whose host has vanished is noticed after so long, though nothing is sent. (A process
+// that ends is noticed at once.)
+void notice_silence(const Fd &socket, uint32_t ms) noexcept;
 // Empty, with `problem` set, if nobody listens there or no answer has come until the limit.
 Fd connect_to(const Endpoint &to, const Limit &limit, std::string &problem);
 

@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 
 #include "comm/bootstrap/address.h"
+#include "comm/bootstrap/version.h"
 
 namespace fsdp::comm {
 namespace {
@@ -90,6 +92,8 @@ void Visit::join() {
   auto join = wire::make<wire::Join>();
   join.rank = options_.rank;
   join.world_size = options_.size;
+  join.wire_version = wire_version;
+  std::strncpy(join.library, library_version, sizeof join.library - 1);
   const int files[] = {doors_.process.get(), doors_.outbox.get()};
   send_packet(socket_, &join, sizeof join, files);  // if it fails, the end of the connection tells
 }
@@ -120,6 +124,7 @@ Meeting Visit::await_start() {
                 options_.rendezvous, leader_);
     return {std::move(packet.files[0]),
             std::make_unique<ProcessLinks>(options_.rank, std::move(doors_.inbox), std::move(peers)),
+            {},
             {},
             {}};
   }

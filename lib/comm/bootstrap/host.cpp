@@ -11,7 +11,9 @@
 #include <cstddef>
 
 #include "comm/bootstrap/address.h"
+#include "comm/bootstrap/version.h"
 #include "comm/shm/control.h"
+#include "comm/verdict.h"
 
 namespace fsdp::comm {
 namespace {
@@ -21,7 +23,10 @@ using namespace std::chrono_literals;
 // Who has not proven the secret costs no more than this; the rest waits in the kernel's queue.
 constexpr size_t most_guests = 64;
 constexpr auto guest_time = 2s;
-constexpr auto bind_time = 5s;  // for the listener of a job that is just forming
+constexpr auto bind_time = 5s;        // for the listener of a job that is just forming
+constexpr auto descriptor_time = 5s;  // without one for anybody: longer than any stranger keeps his
+// For ranks that come just when the job has failed: else they would look for this one until their timeout.
+constexpr auto farewell_time = 400ms, late_farewell_time = 200ms;
 constexpr int slice_ms = 20;
 
 void send_refusal(const Fd &socket, fsdp_status status, int32_t rank, const std::string &text) {
@@ -30,6 +35,11 @@ void send_refusal(const Fd &socket, fsdp_status status, int32_t rank, const std:
   refusal.rank = rank;
   std::strncpy(refusal.text, text.c_str(), sizeof refusal.text - 1);
   send_packet(socket, &refusal, sizeof refusal);
+}
+
+bool ready(const Fd &file) {
+  pollfd entry{file.get(), POLLIN, 0};
+  return file && ::poll(&entry, 1, 0) > 0;
 }
 
 }  // namespace
@@ -49,18 +59,23 @@ Host::Host(const WorldOptions &options, std::span<const uint32_t> ranks, const W
 
 Meeting Host::run() {
   listen();
-  while (joined_ < ranks_.size()) {
-    look_around();
-    check_timeout();
-    waiter_.poll();
+  try {
+    while (joined_ < ranks_.size()) {
+      look_around();
+      check_joined();
+      check_limits();
+      waiter_.poll();
+    }
+    listener_.reset();
+    guests_.clear();
+    start_all();
+  } catch (const Error &error) {
+    cancel(error);
   }
-  listener_.reset();
-  guests_.clear();
-  start_all();
   std::vector<PeerDoors> peers;
   for (Seat &seat : seats_) peers.push_back(std::move(seat.doors));
   auto links = std::make_unique<ProcessLinks>(ranks_[0], std::move(doors_.inbox), std::move(peers));
-  return {std::move(control_), std::move(links), {}, {}};
+  return {std::move(control_), std::move(links), {}, {}, {}};
 }
 
 void Host::listen() {
@@ -87,23 +102,23 @@ void Host::listen() {
 // Sleeps until something happens, then hears everybody.
 void Host::look_around() {
   std::vector<pollfd> polls;
-  polls.push_back({guests_.size() < most_guests ? listener_.get() : -1, POLLIN, 0});
+  polls.push_back({guests_.size() < most_guests && pause_.over() ? listener_.get() : -1, POLLIN, 0});
   for (const Guest &guest : guests_) polls.push_back({guest.socket.get(), POLLIN, 0});
   for (const Seat &seat : seats_)
-    if (seat.doors.process) polls.push_back({seat.doors.process.get(), POLLIN, 0});
+    if (seat.doors.process && !end_) polls.push_back({seat.doors.process.get(), POLLIN, 0});
   ::poll(polls.data(), polls.size(), slice_ms);
   for (Guest &guest : guests_) hear(guest);
-  check_joined();
   const auto now = Clock::now();
   std::erase_if(guests_, [&](const Guest &guest) { return !guest.socket || now >= guest.deadline; });
   accept_guests();
 }
 
 void Host::accept_guests() {
-  while (guests_.size() < most_guests) {
+  while (guests_.size() < most_guests && pause_.over()) {
     Guest guest;
     guest.socket = Fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!guest.socket) return;
+    if (!guest.socket) return (void)pause_.note(errno);
+    pause_.clear();
     if (peer_user(guest.socket) != ::geteuid()) continue;
     guest.deadline = Clock::now() + guest_time;
     auto challenge = wire::make<wire::Challenge>();
@@ -139,6 +154,9 @@ void Host::join(Guest &guest, Packet &packet) {
   const auto refuse = [&](fsdp_status status, const std::string &text) {
     send_refusal(guest.socket, status, static_cast<int32_t>(join.rank), text);
   };
+  const std::string library(join.library, ::strnlen(join.library, sizeof join.library));
+  if (const auto difference = compare_versions(join.rank, join.wire_version, library, ranks_[0]); !difference.empty())
+    return refuse(FSDP_MISMATCH, difference);
   if (join.world_size != options_.size)
     return refuse(FSDP_MISMATCH, format_text("rank {} says that the world has {} ranks, rank {} says {}", join.rank,
                                              join.world_size, ranks_[0], options_.size));
@@ -148,6 +166,10 @@ void Host::join(Guest &guest, Packet &packet) {
     return refuse(FSDP_INVALID_ARGUMENT, format_text("rank {} is not of this host", join.rank));
   if (seats_[join.rank].taken)
     return refuse(FSDP_INVALID_ARGUMENT, format_text("another process is rank {} already", join.rank));
+  if (end_) {
+    ++told_;
+    return send_refusal(guest.socket, end_->status, end_->rank, end_->message);
+  }
   if (packet.file_count != 2)
     return refuse(FSDP_SYSTEM, format_text("rank {}: {} of 2 descriptors came through (see ulimit -n)", join.rank,
                                            packet.file_count));
@@ -158,14 +180,23 @@ void Host::join(Guest &guest, Packet &packet) {
   ++joined_;
 }
 
-// A rank that joined and died would be waited for by all.
+// A rank that joined and ended would be waited for by all. It has nothing to say before the start.
 void Host::check_joined() {
-  for (const uint32_t r : ranks_) {
-    pollfd entry{seats_[r].doors.process.get(), POLLIN, 0};
-    if (entry.fd >= 0 && ::poll(&entry, 1, 0) > 0)
-      cancel(
-          Error(FSDP_PEER_FAILED, format_text("rank {} died before the job had formed", r), static_cast<int32_t>(r)));
-  }
+  std::vector<uint32_t> dead;
+  for (const uint32_t r : ranks_)
+    if (ready(seats_[r].doors.process)) dead.push_back(r);
+  if (!dead.empty())
+    fail_rank(FSDP_PEER_FAILED, static_cast<int32_t>(dead.front()), "{} died before the job had formed",
+              rank_list(dead));
+  for (const uint32_t r : ranks_)
+    if (ready(seats_[r].connection)) lose(r);
+}
+
+// Its connection has ended: with its process, or because it gave up.
+void Host::lose(uint32_t rank) const {
+  for (int looks = 0; looks < 10 && !ready(seats_[rank].doors.process); ++looks) ::usleep(1000);
+  fail_rank(FSDP_PEER_FAILED, static_cast<int32_t>(rank), "rank {} {} before the job had formed", rank,
+            ready(seats_[rank].doors.process) ? "died" : "gave up");
 }
 
 std::vector<uint32_t> Host::missing() const {
@@ -175,23 +206,48 @@ std::vector<uint32_t> Host::missing() const {
   return ranks;
 }
 
-void Host::check_timeout() {
-  if (joined_ == ranks_.size() || Clock::now() < deadline_) return;
+void Host::check_limits() {
+  if (joined_ == ranks_.size()) return;
   const std::vector<uint32_t> ranks = missing();
-  cancel(Error(
-      FSDP_TIMEOUT,
-      format_text("{} {} {} not come to the rendezvous '{}' within {} ms", ranks.size() == 1 ? "rank" : "ranks",
-                  fmt::join(ranks, ", "), ranks.size() == 1 ? "has" : "have", options_.rendezvous, options_.timeout_ms),
-      static_cast<int32_t>(ranks.front())));
+  const std::string problem = pause_.problem();
+  if (pause_.lasts(descriptor_time))
+    fail(FSDP_SYSTEM, "rank {} cannot take the connections of {}: {}", ranks_[0], rank_list(ranks), problem);
+  if (Clock::now() < deadline_) return;
+  fail_rank(FSDP_TIMEOUT, static_cast<int32_t>(ranks.front()), "{} {} not come to the rendezvous '{}' within {} ms{}{}",
+            rank_list(ranks), ranks.size() == 1 ? "has" : "have", options_.rendezvous, options_.timeout_ms,
+            problem.empty() ? "" : "; more connections could not be taken: ", problem);
 }
 
+// What this rank knows is told to all who have joined, and to those who come in the next moment.
 void Host::cancel(const Error &error) {
+  const Error verdict = waiter_.settle(error);
+  end_ = verdict;
+  const auto self = static_cast<int32_t>(ranks_[0]);
+  if (end_->rank < 0 || end_->rank == self) {
+    const auto word = report_of(*end_, ranks_[0]);
+    end_ = Error(word.status, word.text, word.rank);
+  }
   for (const Seat &seat : seats_)
-    if (seat.connection) send_refusal(seat.connection, error.status, error.rank, error.message);
-  for (const Guest &guest : guests_)  // who is about to join would else wait for rank 0 in vain
-    if (guest.socket && guest.state == Guest::proven)
-      send_refusal(guest.socket, error.status, error.rank, error.message);
-  throw error;
+    if (seat.connection) send_refusal(seat.connection, end_->status, end_->rank, end_->message);
+  for (Guest &guest : guests_) {  // about to join
+    if (!guest.socket || guest.state != Guest::proven) continue;
+    send_refusal(guest.socket, end_->status, end_->rank, end_->message);
+    guest.socket.reset();
+    ++told_;
+  }
+  say_farewell();
+  throw verdict;
+}
+
+// Ranks of several hosts hear it from the rendezvous.
+void Host::say_farewell() noexcept {
+  if (!listener_ || ranks_.size() < options_.size) return;
+  try {
+    const auto end = Clock::now() + (end_->status == FSDP_PEER_FAILED ? farewell_time : late_farewell_time);
+    const size_t count = missing().size();
+    while (Clock::now() < end && told_ < count) look_around();
+  } catch (...) {  // no memory: they will not find this rank
+  }
 }
 
 void Host::start_all() {
@@ -215,12 +271,9 @@ void Host::send_all(uint32_t to, const void *message, size_t bytes, std::span<co
   for (;;) {
     const Sent sent = send_packet(seats_[to].connection, message, bytes, files);
     if (sent == Sent::yes) return;
-    if (sent == Sent::broken)
-      cancel(
-          Error(FSDP_PEER_FAILED, format_text("rank {} died before the job had formed", to), static_cast<int32_t>(to)));
+    if (sent == Sent::broken) lose(to);
     if (Clock::now() >= deadline_)
-      cancel(Error(FSDP_TIMEOUT, format_text("rank {} does not read what rank {} sends", to, ranks_[0]),
-                   static_cast<int32_t>(to)));
+      fail_rank(FSDP_TIMEOUT, static_cast<int32_t>(to), "rank {} does not read what rank {} sends", to, ranks_[0]);
     waiter_.poll();
     await_room(seats_[to].connection, slice_ms);
   }

@@ -4,10 +4,12 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "comm/bootstrap/accept_pause.h"
 #include "comm/bootstrap/packet.h"
 #include "comm/bootstrap/process_links.h"
 #include "comm/bootstrap/process_world.h"
@@ -41,10 +43,12 @@ class Host {
   bool check_answer(Guest &guest, const Packet &packet);
   void join(Guest &guest, Packet &packet);
   void check_joined();
+  [[noreturn]] void lose(uint32_t rank) const;
   void start_all();
   void send_all(uint32_t to, const void *message, size_t bytes, std::span<const int> files);
   [[noreturn]] void cancel(const Error &error);
-  void check_timeout();
+  void say_farewell() noexcept;
+  void check_limits();
   std::vector<uint32_t> missing() const;
 
   const WorldOptions &options_;
@@ -52,7 +56,10 @@ class Host {
   const Waiter &waiter_;
   Clock::time_point deadline_;
   Fd listener_;
+  AcceptPause pause_;
   std::vector<Guest> guests_;  // who has not joined yet
+  std::optional<Error> end_;   // what everybody is told who comes now
+  size_t told_ = 0;            // of those who had not joined
   std::vector<Seat> seats_;    // by rank of the job
   uint32_t joined_ = 1;
   Doors doors_;

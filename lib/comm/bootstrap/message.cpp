@@ -93,8 +93,14 @@ void put(Writer &to, const Join &join) {
   for (const uint32_t value : {join.rank, join.world_size, join.attempt}) to.number(value);
   to.text(join.host_id, most_name_bytes);
   to.text(join.host, most_name_bytes);
-  to.block(join.card);
 }
+void put(Writer &to, const Hello &hello) {
+  to.number(hello.wire_version);
+  to.number(hello.rank);
+  to.text(hello.library, most_name_bytes);
+}
+void put(Writer &to, const Card &card) { to.block(card.bytes); }
+void put(Writer &, const Formed &) {}
 void put(Writer &to, const Refusal &refusal) {
   to.number(static_cast<uint32_t>(refusal.status));
   to.number(static_cast<uint32_t>(refusal.rank));
@@ -115,8 +121,14 @@ void get(Reader &from, Join &join) {
   for (uint32_t *value : {&join.rank, &join.world_size, &join.attempt}) *value = from.number();
   join.host_id = from.text(most_name_bytes);
   join.host = from.text(most_name_bytes);
-  join.card = from.card();
 }
+void get(Reader &from, Hello &hello) {
+  hello.wire_version = from.number();
+  hello.rank = from.number();
+  hello.library = from.text(most_name_bytes);
+}
+void get(Reader &from, Card &card) { card.bytes = from.card(); }
+void get(Reader &, Formed &) {}
 void get(Reader &from, Refusal &refusal) {
   refusal.status = static_cast<int32_t>(from.number());
   refusal.rank = static_cast<int32_t>(from.number());
@@ -155,12 +167,19 @@ std::vector<std::byte> write(const Message &message) {
       message);
 }
 
+std::shared_ptr<const std::vector<std::byte>> share(const Message &message) {
+  return std::make_shared<const std::vector<std::byte>>(write(message));
+}
+
 Parsed parse(uint32_t kind, std::span<const std::byte> body) {
   switch (kind) {
     case Join::kind: return parse_as<Join>(body);
     case Refusal::kind: return parse_as<Refusal>(body);
     case Entry::kind: return parse_as<Entry>(body);
     case Start::kind: return parse_as<Start>(body);
+    case Hello::kind: return parse_as<Hello>(body);
+    case Card::kind: return parse_as<Card>(body);
+    case Formed::kind: return parse_as<Formed>(body);
     default: return {{}, format_text("no message has kind {}", kind)};
   }
 }

@@ -2,10 +2,16 @@
 // What ranks and rank 0 tell each other at a TCP rendezvous after both have proven the job secret: bodies of frames.
 // Pure functions of bytes: a body is a message exactly, or a reason why it is none.
 //
-//   rank r -> 0   Join
+//   rank r -> 0   Hello, Join and, when it has one, its Card
 //   0 -> r        Refusal, or when all have joined: one Entry a rank, in their order, and Start
+//
+// and from then on, until all have met:
+//
+//   r -> 0, 0 -> r   Refusal: why the job cannot form, as far as rank r knows; what rank 0 makes of all that it hears
+//                    Formed: the sender needs nothing more of this connection
 #pragma once
 
+#include <memory>
 #include <string>
 #include <variant>
 #include <vector>
@@ -20,11 +26,21 @@ constexpr uint32_t most_name_bytes = 255;
 constexpr uint32_t most_text_bytes = 480;
 constexpr uint32_t longest = most_card_bytes + 2 * most_name_bytes + 64;  // body of any message
 
+// The same in all versions of the library, and the first message: what follows may be of another form.
+struct Hello {
+  static constexpr uint32_t kind = 5;
+  uint32_t wire_version = 0, rank = 0;
+  std::string library;
+};
 struct Join {
   static constexpr uint32_t kind = 1;
   uint32_t rank = 0, world_size = 0, attempt = 0;
   std::string host_id, host;
-  std::vector<std::byte> card;
+};
+// Making one takes a while: a rank that dies over it is known already.
+struct Card {
+  static constexpr uint32_t kind = 6;
+  std::vector<std::byte> bytes;
 };
 struct Refusal {
   static constexpr uint32_t kind = 2;
@@ -44,13 +60,18 @@ struct Start {
   Nonce session{};  // names the meetings of each host
 };
 
-using Message = std::variant<Join, Refusal, Entry, Start>;
+struct Formed {
+  static constexpr uint32_t kind = 7;
+};
 
-// The whole frame. Texts that are too long are cut, what is not printable becomes '?'.
+using Message = std::variant<Join, Refusal, Entry, Start, Hello, Card, Formed>;
+
+// The whole frame, as a stream sends it. Texts that are too long are cut, what is not printable becomes '?'.
 std::vector<std::byte> write(const Message &message);
+std::shared_ptr<const std::vector<std::byte>> share(const Message &message);
 
 struct Parsed {
-  std::variant<std::monostate, Join, Refusal, Entry, Start> message;
+  std::variant<std::monostate, Join, Refusal, Entry, Start, Hello, Card, Formed> message;
   std::string problem;  // of none
 };
 Parsed parse(uint32_t kind, std::span<const std::byte> body);

@@ -23,7 +23,7 @@ constexpr size_t longest_notice = 128;
 // Where a packet to the world would leave from; none is sent.
 Endpoint by_route(const char *far) {
   std::string problem;
-  const auto to = Endpoint::resolve(far, 9, problem);
+  const auto to = Endpoint::numeric(far, 9, problem);
   if (to.empty()) return {};
   const Fd socket(::socket(to[0].family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!socket || ::connect(socket.get(), to[0].get(), to[0].length()) != 0) return {};
@@ -70,7 +70,7 @@ Endpoint own_address() {
   Endpoint at = by_route("192.0.2.1");  // an address for documentation: only the default route leads there
   if (!at.family()) at = by_interface();
   std::string problem;
-  if (!at.family()) at = Endpoint::resolve("127.0.0.1", 0, problem).at(0);
+  if (!at.family()) at = Endpoint::numeric("127.0.0.1", 0, problem).at(0);
   at.set_port(0);
   return at;
 }
@@ -105,7 +105,7 @@ std::vector<Endpoint> read_notice(const std::string &path, std::string &problem)
     const auto [host, port] = parse_host_port(text);
     if (host.find_first_not_of("0123456789abcdefABCDEF.:%") != std::string::npos) return {};  // numeric only
     std::string wrong;
-    auto found = Endpoint::resolve(host, port, wrong);
+    auto found = Endpoint::numeric(host, port, wrong);
     if (!found.empty()) problem.clear();
     return found;
   } catch (const Error &) {

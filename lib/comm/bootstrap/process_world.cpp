@@ -22,7 +22,7 @@ Meeting meet_alone(const WorldOptions &options) {
   Control::initialize(control, options.size, 1);
   auto links =
       std::make_unique<ProcessLinks>(options.rank, std::move(doors.inbox), std::vector<PeerDoors>(options.size));
-  return {std::move(control), std::move(links), {}, {}};
+  return {std::move(control), std::move(links), {}, {}, {}};
 }
 
 // The ranks of one host, by the name in the options.
@@ -54,19 +54,21 @@ std::string name_of_node(const Nonce &session, uint32_t node) {
 
 Meeting meet_by_network(const WorldOptions &options, const MeetingPoint &point, const Waiter &waiter,
                         const MakeCard &make_card) {
-  const auto deadline = Clock::now() + std::chrono::milliseconds(options.timeout_ms);
+  const auto since = Clock::now();
   Assembly assembly = options.rank == 0 ? TcpHost(options, point, waiter, make_card).run()
                                         : TcpVisit(options, point, waiter, make_card).run();
   const uint32_t node = assembly.roster.members[options.rank].node;
   WorldOptions local = options;
   local.rendezvous = name_of_node(assembly.session, node);
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
-  // All have come: who does not come once more, within the time of a heartbeat, is lost.
-  const int64_t patience = std::max<int64_t>(options.heartbeat_timeout_ms, 1000);
-  local.timeout_ms = static_cast<uint32_t>(std::clamp<int64_t>(left, 1000, patience));
-  Meeting meeting = meet_on_host(local, assembly.roster.ranks_of(node), waiter);
-  meeting.roster = std::move(assembly.roster);
-  return meeting;
+  local.timeout_ms = forming_limit_ms(options, since);
+  try {
+    Meeting meeting = meet_on_host(local, assembly.roster.ranks_of(node), waiter);
+    meeting.roster = std::move(assembly.roster);
+    meeting.vigil = std::move(assembly.vigil);
+    return meeting;
+  } catch (const Error &error) {
+    throw waiter.settle(error);
+  }
 }
 
 std::string describe_hosts(const Roster &roster) {
@@ -88,6 +90,14 @@ const char *describe_guard(const WorldOptions &options, const MeetingPoint &poin
 }
 
 }  // namespace
+
+uint32_t forming_limit_ms(const WorldOptions &options, Clock::time_point since) {
+  constexpr int64_t least = 500, usual = 8000;
+  const auto gone = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - since).count();
+  const int64_t patience = std::max<int64_t>(options.heartbeat_timeout_ms, usual);
+  // Ranks that wait for one which takes such a step have the whole timeout: it is to say first who is missing.
+  return static_cast<uint32_t>(std::clamp<int64_t>((options.timeout_ms - gone) * 3 / 4, least, patience));
+}
 
 Meeting meet_processes(const WorldOptions &options, const Waiter &waiter, const MakeCard &make_card) {
   const MeetingPoint point = parse_meeting_point(options.rendezvous);

@@ -5,11 +5,13 @@
 // host meet as above.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
 
 #include "comm/bootstrap/roster.h"
+#include "comm/bootstrap/vigil.h"
 #include "comm/communicator.h"
 #include "comm/fd.h"
 #include "comm/shm/links.h"
@@ -25,7 +27,13 @@ struct Meeting {
   std::unique_ptr<Links> links;
   std::string description;
   Roster roster;
+  // Where the ranks met over a network: to be finished when all have met, and can see each other's end.
+  std::unique_ptr<Vigil> vigil;
 };
+
+// For each step that follows the rendezvous. All have come, so who is silent for a while is stopped or cut off; who
+// dies is noticed without a limit. since: when this rank began to join.
+uint32_t forming_limit_ms(const WorldOptions &options, std::chrono::steady_clock::time_point since);
 
 // What this rank brings for its peers, given the numeric address of the interface by which it reaches the rendezvous.
 // Called at most once, and not at all where the ranks of one host meet by a unix socket alone.

@@ -29,6 +29,7 @@ class Handshake {
   State advance(const Fd &socket);
   State state() const noexcept { return state_; }
   const std::string &problem() const noexcept { return problem_; }  // of a failed one
+  bool of_another_version() const noexcept { return other_version_; }
   bool wants_to_send() const noexcept { return sent_ < out_bytes_; }
 
  private:
@@ -48,6 +49,7 @@ class Handshake {
   std::string label_;
   State state_ = State::waiting;
   std::string problem_;
+  bool other_version_ = false;
   Nonce host_nonce_{}, guest_nonce_{};
   std::array<std::byte, sizeof(wire::Answer)> in_{}, out_{};
   bool challenged_ = false;        // a guest: the challenge has come

@@ -2,14 +2,11 @@
 #include "comm/bootstrap/tcp_host.h"
 
 #include <poll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 
-#include "comm/bootstrap/packet.h"
+#include "comm/bootstrap/version.h"
 
 namespace fsdp::comm {
 namespace {
@@ -21,7 +18,9 @@ using namespace std::chrono_literals;
 constexpr size_t most_guests = 256;
 constexpr auto guest_time = 10s;
 constexpr auto least_time = 500ms;
-constexpr auto bind_time = 5s;  // for the listener of a job that is just forming or ending
+constexpr auto descriptor_time = 12s;  // without one for anybody: longer than any stranger keeps his
+// For ranks that come just when the job has failed: else they would look for rank 0 until their timeout.
+constexpr auto farewell_time = 400ms, late_farewell_time = 200ms;
 constexpr int slice_ms = 20;
 
 }  // namespace
@@ -33,74 +32,47 @@ TcpHost::TcpHost(const WorldOptions &options, const MeetingPoint &point, const W
       waiter_(waiter),
       make_card_(make_card),
       deadline_(Clock::now() + std::chrono::milliseconds(options.timeout_ms)),
-      label_(rendezvous_label(options)),
-      seats_(options.size) {}
+      label_(rendezvous_label(options)) {}
 
 Assembly TcpHost::run() {
-  listen();
-  seats_[0].taken = true;
-  seats_[0].host_id = options_.host_id.empty() ? host_identity() : options_.host_id;
-  seats_[0].host = host_name();
-  seats_[0].card = card_of(make_card_, at_.address());
-  while (joined_ < options_.size) {
+  door_ = std::make_unique<TcpDoor>(options_, point_, waiter_, deadline_, names_);
+  vigil_ = std::make_unique<HostVigil>(options_.size, deadline_, waiter_);
+  try {
+    gather();
+    Assembly assembly{make_roster(), make_nonce(), {}};
+    door_.reset();
+    guests_.clear();
+    send_roster(assembly);
+    assembly.vigil = std::move(vigil_);
+    return assembly;
+  } catch (const Error &error) {
+    const Error end = vigil_->settle(error);
+    say_farewell(end);
+    throw end;
+  }
+}
+
+void TcpHost::gather() {
+  Party &self = vigil_->parties()[0];
+  self.taken = true;
+  self.host_id = options_.host_id.empty() ? host_identity() : options_.host_id;
+  self.host = host_name();
+  self.card = card_of(make_card_, door_->address());
+  while (!complete()) {
     look_around();
-    check_timeout();
+    check_limits();
     waiter_.poll();
   }
-  listener_.reset();
-  notice_.reset();
-  guests_.clear();
-  Assembly assembly{make_roster(), make_nonce()};
-  send_roster(assembly);
-  return assembly;
 }
 
-// Tries every address of the name; errno is of the last.
-Fd TcpHost::listen_somewhere() {
-  std::string problem;
-  std::vector<Endpoint> places;
-  if (point_.kind == MeetingPoint::Kind::tcp)
-    places = Endpoint::resolve(point_.host, point_.port, problem);
-  else if (options_.secret.empty())
-    places = Endpoint::resolve("127.0.0.1", 0, problem);
-  else
-    places.push_back(own_address());
-  if (places.empty())
-    fail(FSDP_INVALID_ARGUMENT, "rendezvous '{}': the host '{}' has no address: {}", options_.rendezvous, point_.host,
-         problem);
-  Fd listener;
-  for (const Endpoint &place : places) {
-    check_guarded(place, options_);
-    if ((listener = listen_at(place, SOMAXCONN))) break;
-  }
-  return listener;
+bool TcpHost::complete() const {
+  const auto &parties = vigil_->parties();
+  return std::all_of(parties.begin(), parties.end(), [](const Party &party) { return party.card.has_value(); });
 }
 
-void TcpHost::listen() {
-  const auto last_try = std::min(deadline_, Clock::now() + bind_time);
-  while (!(listener_ = listen_somewhere())) {
-    const int code = errno;
-    if (code == EADDRNOTAVAIL)
-      fail(FSDP_INVALID_ARGUMENT,
-           "rank 0 cannot listen at the rendezvous '{}': no interface of {} has this address; it must be that of the "
-           "host of rank 0",
-           options_.rendezvous, host_name());
-    if (code != EADDRINUSE) fail_errno(code, format_text("listening at the rendezvous '{}'", options_.rendezvous));
-    if (Clock::now() >= last_try)
-      throw Error(FSDP_INVALID_ARGUMENT,
-                  format_text("rank 0 cannot listen at the rendezvous '{}': another process does; is there a second "
-                              "rank 0, or another job of the same rendezvous?",
-                              options_.rendezvous),
-                  0, FSDP_ORIGIN_OS, code);
-    waiter_.poll();
-    ::usleep(slice_ms * 1000);
-  }
-  at_ = Endpoint::local(listener_);
-  if (point_.kind == MeetingPoint::Kind::file) notice_ = std::make_unique<Notice>(notice_path(point_, options_), at_);
-}
+bool TcpHost::has_room() { return guests_.size() < most_guests || drop_stranger(); }
 
-bool TcpHost::has_room() {
-  if (guests_.size() < most_guests) return true;
+bool TcpHost::drop_stranger() {
   const auto oldest = std::find_if(guests_.begin(), guests_.end(), [](const Guest &guest) { return !guest.proven(); });
   if (oldest == guests_.end() || Clock::now() - oldest->since < least_time) return false;
   guests_.erase(oldest);
@@ -110,23 +82,21 @@ bool TcpHost::has_room() {
 // Sleeps until something happens, then hears everybody.
 void TcpHost::look_around() {
   std::vector<pollfd> polls;
-  if (has_room()) polls.push_back({listener_.get(), POLLIN, 0});
+  if (has_room()) door_->add_polls(polls);
   for (const Guest &guest : guests_) polls.push_back({guest.stream.socket().get(), POLLIN, 0});
-  for (const Seat &seat : seats_)
-    if (seat.stream) polls.push_back({seat.stream.socket().get(), POLLIN, 0});
+  for (const Party &party : vigil_->parties())
+    if (party.stream && party.watched && !end_) polls.push_back({party.stream.socket().get(), POLLIN, 0});
   ::poll(polls.data(), polls.size(), slice_ms);
   const auto now = Clock::now();
   std::erase_if(guests_, [&](Guest &guest) { return !hear(guest) || now - guest.since >= guest_time; });
-  check_joined();
   accept_guests();
 }
 
 void TcpHost::accept_guests() {
   while (has_room()) {
-    Fd socket = accept_from(listener_);
+    Fd socket = door_->accept();
     if (!socket) {
-      if (errno == EMFILE || errno == ENFILE)
-        accept_problem_ = "; rank 0 could not take more connections: too many open files (see ulimit -n)";
+      if (!door_->pause().over()) drop_stranger();
       return;
     }
     guests_.push_back(
@@ -137,18 +107,36 @@ void TcpHost::accept_guests() {
 
 // What is not expected ends the connection; a rank that was right tries again.
 bool TcpHost::hear(Guest &guest) {
-  if (!guest.proven() && guest.proof.advance(guest.stream.socket()) != Handshake::State::proven)
-    return guest.proof.state() == Handshake::State::waiting;
-  auto frame = guest.stream.receive();
-  if (!frame) return guest.stream.open();
-  auto parsed = message::parse(frame->kind, frame->body);
-  if (auto *words = std::get_if<message::Join>(&parsed.message)) join(guest, *words);
-  return false;
+  if (!guest.proven() && guest.proof.advance(guest.stream.socket()) != Handshake::State::proven) {
+    if (guest.proof.state() == Handshake::State::waiting) return true;
+    if (guest.proof.of_another_version()) stranger_remark_ = "; of somebody who came: " + guest.proof.problem();
+    return false;
+  }
+  if (!guest.welcomed) {
+    guest.welcomed = true;
+    guest.since = Clock::now();  // a slow handshake must not cost the time to join
+  }
+  while (auto frame = guest.stream.receive()) {
+    auto parsed = message::parse(frame->kind, frame->body);
+    const auto *hello = std::get_if<message::Hello>(&parsed.message);
+    if (hello && greet(guest, *hello)) continue;
+    auto *words = std::get_if<message::Join>(&parsed.message);
+    if (words && guest.introduced) join(guest, *words);
+    return false;
+  }
+  return guest.stream.open();
 }
 
-void TcpHost::refuse(Guest &guest, fsdp_status status, const std::string &text) {
-  guest.stream.queue(
-      std::make_shared<const std::vector<std::byte>>(message::write(message::Refusal{status, -1, text})));
+// What follows may be of another form if the libraries are not the same.
+bool TcpHost::greet(Guest &guest, const message::Hello &hello) {
+  const std::string difference = compare_versions(hello.rank, hello.wire_version, hello.library, 0);
+  guest.introduced = difference.empty();
+  if (!guest.introduced) refuse(guest, FSDP_MISMATCH, difference);
+  return guest.introduced;
+}
+
+void TcpHost::refuse(Guest &guest, fsdp_status status, const std::string &text, int32_t rank) {
+  guest.stream.queue(message::share(message::Refusal{status, rank, text}));
   guest.stream.flush();  // so few bytes fit into any socket's buffer
 }
 
@@ -159,78 +147,93 @@ void TcpHost::join(Guest &guest, message::Join &join) {
                                                options_.attempt, join.rank, join.attempt));
   if (join.attempt > options_.attempt) {
     wrong(FSDP_OK, "rank 0 is still of an earlier attempt");
-    cancel(Error(FSDP_PEER_FAILED,
-                 format_text("rank {} has begun attempt {} of this job, rank 0 is of attempt {}", join.rank,
-                             join.attempt, options_.attempt),
-                 static_cast<int32_t>(join.rank)));
+    outdated_ = true;
+    if (end_) return;
+    fail_rank(FSDP_PEER_FAILED, static_cast<int32_t>(join.rank),
+              "rank {} has begun attempt {} of this job, rank 0 is of attempt {}", join.rank, join.attempt,
+              options_.attempt);
   }
   if (join.world_size != options_.size)
     return wrong(FSDP_MISMATCH, format_text("rank {} says that the world has {} ranks, rank 0 says {}", join.rank,
                                             join.world_size, options_.size));
   if (join.rank >= options_.size)
     return wrong(FSDP_INVALID_ARGUMENT, format_text("rank {} is outside [0, {})", join.rank, options_.size));
-  Seat &seat = seats_[join.rank];
-  if (seat.taken)
-    return wrong(FSDP_INVALID_ARGUMENT, format_text("another process is rank {} already, on {}", join.rank, seat.host));
-  seat = {std::move(guest.stream), std::move(join.host_id), std::move(join.host), std::move(join.card), true};
-  ++joined_;
-}
-
-// A rank that joined and died would be waited for by all. It has nothing to say before the start.
-void TcpHost::check_joined() {
-  for (uint32_t r = 1; r < seats_.size(); ++r) {
-    Seat &seat = seats_[r];
-    if (!seat.stream || (!seat.stream.receive() && seat.stream.open())) continue;
-    cancel(Error(FSDP_PEER_FAILED,
-                 format_text("rank {} on {} died before the job had formed: {}", r, seat.host, seat.stream.problem()),
-                 static_cast<int32_t>(r)));
+  Party &party = vigil_->parties()[join.rank];
+  if (party.taken)
+    return wrong(FSDP_INVALID_ARGUMENT,
+                 format_text("another process is rank {} already, on {}", join.rank, party.host));
+  if (end_) {
+    told_count_ += told_.contains(join.rank) ? 0 : 1;
+    told_.add(join.rank);
+    const auto word = report_of(*end_, 0);
+    return refuse(guest, word.status, word.text, word.rank);
   }
+  notice_silence(guest.stream.socket(), options_.heartbeat_timeout_ms);
+  party = {std::move(guest.stream), std::move(join.host_id), std::move(join.host), {}, true, true};
 }
 
 std::vector<uint32_t> TcpHost::missing() const {
   std::vector<uint32_t> ranks;
-  for (uint32_t r = 0; r < seats_.size(); ++r)
-    if (!seats_[r].taken) ranks.push_back(r);
+  for (uint32_t r = 0; r < options_.size; ++r)
+    if (!vigil_->parties()[r].card) ranks.push_back(r);
   return ranks;
 }
 
-void TcpHost::check_timeout() {
-  if (joined_ == options_.size || Clock::now() < deadline_) return;
+void TcpHost::check_limits() {
   const std::vector<uint32_t> ranks = missing();
-  cancel(Error(
-      FSDP_TIMEOUT,
-      format_text("{} {} {} not come to the rendezvous '{}', where rank 0 listened at {}, within {} ms{}",
-                  ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "), ranks.size() == 1 ? "has" : "have",
-                  options_.rendezvous, at_.text(), options_.timeout_ms, accept_problem_),
-      static_cast<int32_t>(ranks.front())));
+  const std::string problem = door_->pause().problem();
+  if (ranks.empty()) return;
+  if (door_->pause().lasts(descriptor_time))
+    fail(FSDP_SYSTEM, "rank 0 cannot take the connections of {}: {}", rank_list(ranks), problem);
+  if (Clock::now() < deadline_) return;
+  fail_rank(FSDP_TIMEOUT, static_cast<int32_t>(ranks.front()),
+            "{} {} not come to the rendezvous '{}', where rank 0 listened at {}, within {} ms{}{}{}", rank_list(ranks),
+            ranks.size() == 1 ? "has" : "have", options_.rendezvous, door_->text(), options_.timeout_ms,
+            stranger_remark_, problem.empty() ? "" : "; rank 0 could not take more connections: ", problem);
 }
 
-void TcpHost::cancel(const Error &error) {
-  const auto bytes = std::make_shared<const std::vector<std::byte>>(
-      message::write(message::Refusal{error.status, error.rank, error.message}));
-  for (Seat &seat : seats_) {
-    if (!seat.stream) continue;
-    seat.stream.queue(bytes);
-    seat.stream.flush();
+// To ranks that come now. An interrupted hook ends it.
+void TcpHost::say_farewell(const Error &error) noexcept {
+  if (!door_) return;
+  try {
+    end_ = error;
+    const auto end = Clock::now() + (error.status == FSDP_PEER_FAILED ? farewell_time : late_farewell_time);
+    const size_t count = missing().size();
+    while (Clock::now() < end && told_count_ < count) look_around();
+    dismiss_guests();
+  } catch (...) {  // no memory: they will not find rank 0
   }
-  throw error;
+}
+
+// Who has proven the secret and is about to join would take the end of its connection for the death of rank 0.
+void TcpHost::dismiss_guests() {
+  const auto word = report_of(*end_, 0);
+  for (Guest &guest : guests_) {
+    if (!guest.proven()) continue;
+    if (outdated_)
+      refuse(guest, FSDP_OK, "rank 0 was of an earlier attempt");
+    else
+      refuse(guest, word.status, word.text, word.rank);
+  }
 }
 
 Roster TcpHost::make_roster() {
+  auto &parties = vigil_->parties();
   std::vector<std::string> ids;
-  for (const Seat &seat : seats_) ids.push_back(seat.host_id);
+  for (const Party &party : parties) ids.push_back(party.host_id);
   const auto nodes = number_nodes(ids);
   Roster roster;
   std::vector<uint32_t> counts(options_.size);
   for (uint32_t r = 0; r < options_.size; ++r) {
     if (++counts[nodes[r]] > most_ranks_of_a_host)
-      cancel(Error(FSDP_UNSUPPORTED, format_text("more than {} ranks on {}; this release has no more on one host",
-                                                 most_ranks_of_a_host, seats_[r].host)));
-    roster.members.push_back({nodes[r], std::move(seats_[r].host), std::move(seats_[r].card)});
+      fail(FSDP_UNSUPPORTED, "more than {} ranks on {}; this release has no more on one host", most_ranks_of_a_host,
+           parties[r].host);
+    roster.members.push_back({nodes[r], parties[r].host, std::move(*parties[r].card)});
   }
   return roster;
 }
 
+// Who does not take it because it died is found by the vigil.
 void TcpHost::send_roster(const Assembly &assembly) {
   auto all = std::make_shared<std::vector<std::byte>>();
   const auto add = [&](const message::Message &message) {
@@ -242,20 +245,15 @@ void TcpHost::send_roster(const Assembly &assembly) {
     add(message::Entry{r, member.node, member.host, member.card});
   }
   add(message::Start{options_.size, assembly.session});
-  for (Seat &seat : seats_)
-    if (seat.stream) seat.stream.queue(all);
+  for (Party &party : vigil_->parties())
+    if (party.stream) party.stream.queue(all);
   for (;;) {
     std::vector<pollfd> polls;
-    for (uint32_t r = 1; r < seats_.size(); ++r) {
-      Stream &stream = seats_[r].stream;
-      if (!stream.flush() && !stream.open())
-        cancel(Error(FSDP_PEER_FAILED, format_text("rank {} died before the job had formed: {}", r, stream.problem()),
-                     static_cast<int32_t>(r)));
-      if (stream.sending()) polls.push_back({stream.socket().get(), POLLOUT, 0});
-    }
+    for (Party &party : vigil_->parties())
+      if (party.stream && !party.stream.flush() && party.stream.open())
+        polls.push_back({party.stream.socket().get(), POLLOUT, 0});
     if (polls.empty()) return;
-    if (Clock::now() >= deadline_)
-      cancel(Error(FSDP_TIMEOUT, format_text("{} ranks do not read what rank 0 sends", polls.size())));
+    if (Clock::now() >= deadline_) fail(FSDP_TIMEOUT, "{} ranks do not read what rank 0 sends", polls.size());
     waiter_.poll();
     ::poll(polls.data(), polls.size(), slice_ms);
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "comm/bootstrap/packet.h"
+#include "comm/bootstrap/version.h"
 
 namespace fsdp::comm {
 namespace {
@@ -45,16 +46,33 @@ void TcpVisit::give_up() const {
 // Asked again at each try: a name may become known, and the file be replaced.
 std::vector<Endpoint> TcpVisit::places() {
   std::string problem;
-  auto found = point_.kind == MeetingPoint::Kind::tcp ? Endpoint::resolve(point_.host, point_.port, problem)
-                                                      : read_notice(notice_path(point_, options_), problem);
+  auto found = point_.kind == MeetingPoint::Kind::tcp
+                   ? names_.find(point_.host, point_.port, {deadline_, waiter_}, problem)
+                   : read_notice(notice_path(point_, options_), problem);
   if (found.empty()) last_problem_ = problem;
   for (const Endpoint &place : found) check_guarded(place, options_);  // whoever may write the file, too
   return found;
 }
 
 std::optional<Assembly> TcpVisit::visit(const Endpoint &place) {
-  if (!connect(place) || !join()) return {};
-  return await_start();
+  if (!connect(place)) return {};
+  try {
+    join();
+    return await_start();
+  } catch (const Error &error) {
+    report(error);
+    throw;
+  }
+}
+
+// Else rank 0 would take this rank for dead.
+void TcpVisit::report(const Error &error) noexcept {
+  try {
+    if (!stream_.open()) return;
+    stream_.queue(message::share(report_of(error, options_.rank)));
+    stream_.flush();
+  } catch (...) {  // no memory: then it looks like a death
+  }
 }
 
 bool TcpVisit::connect(const Endpoint &place) {
@@ -73,24 +91,24 @@ bool TcpVisit::connect(const Endpoint &place) {
   return false;
 }
 
-bool TcpVisit::join() {
-  if (!words_) {
-    words_.emplace(message::Join{options_.rank,
-                                 options_.size,
-                                 options_.attempt,
-                                 options_.host_id.empty() ? host_identity() : options_.host_id,
-                                 host_name(),
-                                 {}});
-    words_->card = card_of(make_card_, Endpoint::local(stream_.socket()).address());
-  }
-  stream_.queue(std::make_shared<const std::vector<std::byte>>(message::write(*words_)));
+// Who this rank is comes first: making its card takes a while, and rank 0 then knows whose end it sees.
+void TcpVisit::join() {
+  notice_silence(stream_.socket(), options_.heartbeat_timeout_ms);
+  stream_.queue(message::share(message::Hello{wire_version, options_.rank, library_version}));
+  say(message::Join{options_.rank, options_.size, options_.attempt,
+                    options_.host_id.empty() ? host_identity() : options_.host_id, host_name()});
+  if (!card_) card_ = message::Card{card_of(make_card_, Endpoint::local(stream_.socket()).address())};
+  say(*card_);
+}
+
+// If rank 0 does not take it, it has ended, or said why not: both are heard next.
+void TcpVisit::say(const message::Message &message) {
+  stream_.queue(message::share(message));
   const Limit until = limit(proof_time);
-  while (!stream_.flush()) {
-    if (!stream_.open() || until.over()) return false;
+  while (!stream_.flush() && stream_.open() && !until.over()) {
     waiter_.poll();
     await_room(stream_.socket(), 20);
   }
-  return true;
 }
 
 // Rank 0's verdict, or nothing if it asks to come again.
@@ -125,11 +143,16 @@ std::optional<Assembly> TcpVisit::await_start() {
       fail_rank(FSDP_SYSTEM, 0, "rendezvous '{}': what rank 0 says is wrong: {}", options_.rendezvous,
                 parsed.problem.empty() ? "a message out of turn" : parsed.problem);
     assembly.session = start->session;
+    assembly.vigil = std::make_unique<GuestVigil>(options_.rank, std::move(stream_), assembly.roster.members[0].host,
+                                                  deadline_, waiter_);
     return assembly;
   }
   if (stream_.open())
     fail_rank(FSDP_TIMEOUT, 0, "rendezvous '{}': rank 0 has not sent the start of the job within {} ms",
               options_.rendezvous, options_.timeout_ms);
+  if (host_is_silent(stream_.code()))
+    throw lost_contact(format_text("rank {} (host {})", options_.rank, host_name()),
+                       format_text("rank 0 (rendezvous {})", options_.rendezvous));
   fail_rank(FSDP_PEER_FAILED, 0, "rendezvous '{}': rank 0 ended before the job had formed ({})", options_.rendezvous,
             stream_.problem());
 }

@@ -10,6 +10,7 @@
 #include "comm/bootstrap/assembly.h"
 #include "comm/bootstrap/meeting_point.h"
 #include "comm/bootstrap/message.h"
+#include "comm/bootstrap/name_lookup.h"
 #include "comm/bootstrap/proof.h"
 #include "comm/bootstrap/stream.h"
 
@@ -26,8 +27,10 @@ class TcpVisit {
   // Empty: try again.
   std::optional<Assembly> visit(const Endpoint &place);
   bool connect(const Endpoint &place);
-  bool join();
+  void join();
+  void say(const message::Message &message);
   std::optional<Assembly> await_start();
+  void report(const Error &error) noexcept;
   bool take(const message::Entry &entry, Assembly &assembly);
   void obey(const message::Refusal &refusal);
   [[noreturn]] void give_up() const;
@@ -38,11 +41,12 @@ class TcpVisit {
   const Waiter &waiter_;
   const MakeCard &make_card_;
   Clock::time_point deadline_;
+  NameLookup names_;
   std::string last_problem_;
   bool refused_ = false;  // a proof has failed
   Stream stream_;
-  uint32_t node_count_ = 0;             // of the entries so far
-  std::optional<message::Join> words_;  // what this rank says, once it has reached the rendezvous
+  uint32_t node_count_ = 0;            // of the entries so far
+  std::optional<message::Card> card_;  // once this rank has reached the rendezvous
 };
 
 }  // namespace fsdp::comm

@@ -47,6 +47,8 @@ struct Join {
   static constexpr Kind kind = Kind::join;
   Head head;
   uint32_t rank, world_size;
+  uint32_t wire_version;
+  char library[28];  // as much of it as there is room for
 };
 struct Refusal {
   static constexpr Kind kind = Kind::refusal;

@@ -37,7 +37,7 @@ Endpoint parse_address(const std::string &address) {
   if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
   const unsigned long port = colon == address.npos ? 0 : std::strtoul(address.c_str() + colon + 1, nullptr, 10);
   std::vector<Endpoint> found;
-  if (port > 0 && port < 65536) found = Endpoint::resolve(host, static_cast<uint16_t>(port), problem);
+  if (port > 0 && port < 65536) found = Endpoint::numeric(host, static_cast<uint16_t>(port), problem);
   if (found.empty()) fail(FSDP_INVALID_ARGUMENT, "the address of a node's leader, '{}': {}", address, problem);
   return found.front();
 }

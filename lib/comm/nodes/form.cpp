@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "comm/bootstrap/accept_pause.h"
 #include "comm/bootstrap/packet.h"
 #include "comm/bootstrap/proof.h"
 #include "comm/nodes/datagrams.h"
@@ -24,7 +25,7 @@ class Forming {
       : plan_(plan),
         listener_(listener),
         waiter_(waiter),
-        limit_{Clock::now() + std::chrono::milliseconds(plan.heartbeat_timeout_ms), waiter},
+        limit_{Clock::now() + std::chrono::milliseconds(plan.forming_ms), waiter},
         label_("libfsdp node link " + plan.job),
         links_(plan.nodes.size()) {}
 
@@ -71,12 +72,16 @@ class Forming {
   }
 
   void accept() {
-    if (limit_.over()) lose(missing(), format_text("not within {} ms", plan_.heartbeat_timeout_ms));
+    if (limit_.over()) lose(missing(), late_text());
     waiter_.poll();
     await_words();
-    while (strangers_.size() < most_strangers) {
+    while (strangers_.size() < most_strangers && pause_.over()) {
       Fd socket = accept_from(listener_);
-      if (!socket) break;
+      if (!socket) {
+        pause_.note(errno);
+        break;
+      }
+      pause_.clear();
       strangers_.push_back(
           {std::move(socket), Handshake(Role::host, plan_.secret, label_), Clock::now() + stranger_time, {}});
     }
@@ -86,10 +91,16 @@ class Forming {
     });
   }
 
+  std::string late_text() const {
+    const std::string problem = pause_.problem();
+    return format_text("not within {} ms{}{}", plan_.forming_ms,
+                       problem.empty() ? "" : "; connections could not be taken: ", problem);
+  }
+
   // Of anybody: a handshake has several steps, and nodes come one after the other.
   void await_words() const {
     std::vector<pollfd> polls;
-    if (strangers_.size() < most_strangers) polls.push_back({listener_.get(), POLLIN, 0});
+    if (strangers_.size() < most_strangers && pause_.over()) polls.push_back({listener_.get(), POLLIN, 0});
     for (const Stranger &s : strangers_) polls.push_back({(s.socket ? s.socket : s.stream.socket()).get(), POLLIN, 0});
     ::poll(polls.data(), polls.size(), slice_ms);
   }
@@ -119,6 +130,7 @@ class Forming {
   std::string label_;
   std::vector<Stream> links_;
   std::vector<Stranger> strangers_;
+  AcceptPause pause_;
 };
 
 }  // namespace

@@ -12,8 +12,8 @@
 
 namespace fsdp::comm {
 
-// One stream for each other node; that of this node is empty. Blocks until all leaders have come, at most the
-// heartbeat limit: they come out of one rendezvous.
+// One stream for each other node; that of this node is empty. Blocks until all leaders have come, at most the plan's
+// forming_ms: they come out of one rendezvous.
 std::vector<Stream> form_mesh(const MeshPlan &plan, const Fd &listener, const Waiter &waiter);
 
 }  // namespace fsdp::comm

@@ -21,7 +21,7 @@ Fd bind_datagrams(const Endpoint &at) {
 
 LeaderListener open_leader_listener(const std::string &interface_address) {
   std::string problem;
-  const auto found = Endpoint::resolve(interface_address, 0, problem);
+  const auto found = Endpoint::numeric(interface_address, 0, problem);
   if (found.empty()) fail(FSDP_INVALID_ARGUMENT, "the interface '{}': {}", interface_address, problem);
   for (int tries = 0; tries < 16; ++tries) {  // the port may be another program's, for datagrams
     LeaderListener listener;

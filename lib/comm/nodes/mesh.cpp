@@ -188,9 +188,11 @@ std::unique_ptr<Chore> lead_node(Seat &seat, const MeshPlan &plan, LeaderListene
     std::vector<Stream> links = form_mesh(plan, listener.stream, waiter);
     return std::make_unique<NodeMesh>(seat, plan, std::move(links), std::move(listener.datagrams));
   } catch (const Error &error) {
-    const uint32_t blamed = error.rank < 0 ? plan.rank : static_cast<uint32_t>(error.rank);
-    seat.control.decide(accuse_rank(Verdict::failed, blamed, error.message));
-    throw;
+    // A leader that is missing may be so because of another rank.
+    const Error end = waiter.settle(error);
+    const uint32_t blamed = end.rank < 0 ? plan.rank : static_cast<uint32_t>(end.rank);
+    seat.control.decide(accuse_rank(Verdict::failed, blamed, end.message));
+    throw end;
   }
 }
 

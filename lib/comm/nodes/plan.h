@@ -21,6 +21,7 @@ struct MeshPlan {
   std::string secret;
   std::string job;  // differs between jobs of one secret
   uint32_t heartbeat_timeout_ms = 8000;
+  uint32_t forming_ms = 8000;  // for all leaders to connect
 
   uint32_t node() const { return node_of[rank]; }
   // "rank 4 (leader of node 1, host b)"

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/cuda/cuda_device.h"
 
+#include "device/cuda/kernels.h"
 #include "device/cuda/lane.h"
+#include "device/cuda/stream.h"
 
 namespace fsdp::device::cuda {
 
@@ -10,7 +12,23 @@ CudaDevice::CudaDevice(int index, const Options &options, const Waiter &waiter, 
       plan_(core_),
       callers_(core_),
       calling_thread_(core_, std::make_unique<device::CallerStream>(waiter), false),
-      transfer_(core_, callers_) {}
+      transfer_(core_, callers_) {
+  load_kernels();
+}
+
+// Before anything runs on the GPU that could wait for this rank: see prepare.cpp.
+void CudaDevice::load_kernels() {
+  const char *const what = "loading the library's kernels";
+  const Scratch scratch(core_, what);
+  const DeviceScope scope(core_);
+  cudaStream_t stream = nullptr;
+  core_.check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags", what);
+  const auto failed = static_cast<cudaError_t>(kernels::prepare(stream, scratch.data()));
+  const cudaError_t ended = cudaStreamSynchronize(stream);
+  core_.check.note(cudaStreamDestroy(stream), "cudaStreamDestroy", what);
+  core_.check(failed, "a kernel", what);
+  core_.check(ended, "cudaStreamSynchronize", what);
+}
 
 std::unique_ptr<Stream> CudaDevice::create_stream(const std::string &name) {
   return std::make_unique<LibraryStream>(core_, name);

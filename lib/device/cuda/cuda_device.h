@@ -50,6 +50,8 @@ class CudaDevice final : public Device {
   }
 
  private:
+  void load_kernels();
+
   Core core_;
   const MemoryPlan plan_;
   CallerStreams callers_;

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/bootstrap/name_lookup.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <csignal>
+#include <mutex>
+#include <thread>
+
+#include "base/error.h"
+
+namespace fsdp::comm {
+namespace {
+
+constexpr auto slice = std::chrono::milliseconds(20);
+
+// The code of a thread that nobody waits for must not be unloaded under it. Where the library is part of the program
+// this finds nothing to keep.
+void keep_library_loaded() {
+  Dl_info found{};
+  if (::dladdr(reinterpret_cast<const void *>(&keep_library_loaded), &found) != 0 && found.dli_fname)
+    (void)::dlopen(found.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
+}
+
+}  // namespace
+
+struct NameLookup::Question {
+  std::string host;
+  uint16_t port = 0;
+  std::mutex mutex;
+  std::condition_variable answered;
+  bool done = false;  // the rest is the answer
+  std::vector<Endpoint> found;
+  std::string problem;
+};
+
+NameLookup::~NameLookup() {
+  if (!question_) return;
+  const std::lock_guard lock(question_->mutex);
+  if (!question_->done) keep_library_loaded();
+}
+
+// Signals belong to the host program's threads.
+void NameLookup::ask(const std::string &host, uint16_t port) {
+  auto question = std::make_shared<Question>();
+  question->host = host;
+  question->port = port;
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    std::thread([question, resolver = resolver_] {
+      std::string problem;
+      auto found = resolver(question->host, question->port, problem);
+      const std::lock_guard lock(question->mutex);
+      question->found = std::move(found);
+      question->problem = std::move(problem);
+      question->done = true;
+      question->answered.notify_all();
+    }).detach();
+  } catch (const std::system_error &error) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    fail_errno(error.code().value(), "start a thread that asks for the address of a host");
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  question_ = std::move(question);
+}
+
+std::vector<Endpoint> NameLookup::find(const std::string &host, uint16_t port, const Limit &limit,
+                                       std::string &problem) {
+  if (auto found = Endpoint::numeric(host, port, problem); !found.empty()) return found;
+  if (!question_ || question_->host != host || question_->port != port) ask(host, port);
+  std::unique_lock lock(question_->mutex);
+  while (!question_->done) {
+    if (limit.over()) {
+      problem = format_text("the name service has not answered what the address of '{}' is", host);
+      return {};
+    }
+    question_->answered.wait_for(lock, slice);
+    lock.unlock();
+    limit.waiter.poll();
+    lock.lock();
+  }
+  auto found = std::move(question_->found);
+  problem = question_->problem;
+  lock.unlock();
+  question_.reset();  // asked again at the next try: a name may become known
+  return found;
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// A part of a step as a CUDA graph. The caller's stream is captured by the caller; between begin and end the library's calls
+// record into that capture what they would enqueue, and its streams join it by events. What the calls did to the model's
+// state is kept and undone at the end, since nothing of it has happened yet. A replay then is three things:
+//
+//   prepare   the state must be the one from before the capture, on every rank; the graph comes after all that the library
+//             was given; the step's numbers are written to the device
+//   launch    the caller's
+//   commit    the state goes on as the calls of the capture said, and what follows comes after the graph
+//
+// Nothing of the graph may refer to events from before it: begin waits until the library's work is done, and prepare orders
+// what has been enqueued since. Drivers are Model's calls of the same names.
+#pragma once
+
+#include "engine/model.h"
+#include "engine/state.h"
+
+namespace fsdp::engine {
+
+class Capture {
+ public:
+  // number: of the model's captures, from 1, the same on every rank.
+  Capture(Model &model, Runtime &runtime, uint32_t number, fsdp_stream stream);
+  // One that was not ended: the state goes back, and the device's capture ends.
+  ~Capture();
+  Capture(const Capture &) = delete;
+  Capture &operator=(const Capture &) = delete;
+
+  uint32_t number() const noexcept { return number_; }
+  // A step of AdamW is a part of it: its lr and corrections are those of each replay.
+  void add_step(const fsdp_adamw_options &options);
+  // Streams of the library that were forked into the capture come back to the caller's.
+  void join(fsdp_stream stream);
+  // Ends it, with the state from before.
+  void end();
+  void check_state() const;
+  void enter(double lr, device::Stream &caller);
+  void leave(device::Stream &caller);
+
+ private:
+  void await_library();
+  State read() const;
+  void write(const State &state);
+
+  Model &model_;
+  Runtime &runtime_;
+  uint32_t number_;
+  bool under_way_ = true;
+  State before_, after_;
+  CallSequence calls_;  // before
+  bool has_step_ = false;
+  fsdp_adamw_options adamw_{};
+};
+
+}  // namespace fsdp::engine

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/state.h"
+
+#include <algorithm>
+
+namespace fsdp::engine {
+namespace {
+
+const char *grad_name(GradState::State state) {
+  switch (state) {
+    case GradState::State::lent: return "lent";
+    case GradState::State::reducing: return "being reduced";
+    default: return "free";
+  }
+}
+
+std::string compare_slot(const SlotState &expected, const SlotState &found, const Group &group) {
+  if (expected.gathered != found.gathered)
+    return format_text("group '{}' {} gathered, and {} then", group.name(), found.gathered ? "is" : "is not",
+                       expected.gathered ? "was" : "was not");
+  if (expected.holds != found.holds)
+    return format_text("group '{}' has {} holds, and {} then", group.name(), found.hold_count(), expected.hold_count());
+  return {};
+}
+
+std::string compare_grad(const GradState &expected, const GradState &found, const Group &group) {
+  if (expected.state != found.state)
+    return format_text("the gradient buffer of group '{}' is {}, and was {} then", group.name(), grad_name(found.state),
+                       grad_name(expected.state));
+  if (expected.given_count != found.given_count && (expected.given_count == 0 || found.given_count == 0))
+    return format_text("group '{}' has {} contributions in this step, and had {} then: the first overwrites and later ones "
+                       "add, which are two captures",
+                       group.name(), found.given_count, expected.given_count);
+  if (expected.last != found.last || expected.touched != found.touched || expected.acquired != found.acquired)
+    return format_text("the gradients of group '{}' have not been written as they had been then", group.name());
+  return {};
+}
+
+// Counters go on, and what there is now is as it was after the capture.
+Stats advance(const Stats &now, const Stats &before, const Stats &after) {
+  Stats stats = now;
+  const auto add = [&](uint64_t Stats::*counter) { stats.*counter += after.*counter - before.*counter; };
+  for (auto counter : {&Stats::gathers, &Stats::reduces, &Stats::all_gathers, &Stats::reduce_scatters, &Stats::all_reduces,
+                       &Stats::gathered_bytes, &Stats::reduced_bytes, &Stats::prefetches, &Stats::dropped_prefetches,
+                       &Stats::reduce_scatter_bytes, &Stats::all_reduce_bytes})
+    add(counter);
+  stats.gathered_groups = after.gathered_groups;
+  stats.pending_grads = after.pending_grads;
+  stats.peak_gathered_groups = std::max(now.peak_gathered_groups, after.peak_gathered_groups);
+  stats.peak_pending_grads = std::max(now.peak_pending_grads, after.peak_pending_grads);
+  return stats;
+}
+
+}  // namespace
+
+State read_state(const Runtime &runtime, const Gatherer &gatherer, const Reducer &reducer) {
+  State state;
+  state.version = runtime.version;
+  state.adamw_step = runtime.adamw_step;
+  state.version_ready = runtime.version_ready;
+  state.window_open = runtime.window_open;
+  state.window_has_grads = runtime.window_has_grads;
+  state.cursors = gatherer.cursors();
+  state.pool = reducer.pool();
+  state.stats = runtime.stats;
+  for (const Group &group : runtime.groups) {
+    state.slots.insert(state.slots.end(), group.slots.begin(), group.slots.end());
+    state.grads.push_back(group.grad);
+  }
+  return state;
+}
+
+void write_state(const State &state, Runtime &runtime, Gatherer &gatherer, Reducer &reducer) {
+  runtime.version = state.version;
+  runtime.adamw_step = state.adamw_step;
+  runtime.version_ready = state.version_ready;
+  runtime.window_open = state.window_open;
+  runtime.window_has_grads = state.window_has_grads;
+  gatherer.set_cursors(state.cursors);
+  reducer.set_pool(state.pool);
+  runtime.stats = state.stats;
+  size_t slot = 0;
+  for (Group &group : runtime.groups) {
+    for (GatherSlot &own : group.slots) static_cast<SlotState &>(own) = state.slots[slot++];
+    static_cast<GradState &>(group.grad) = state.grads[group.index];
+  }
+}
+
+std::string find_difference(const State &expected, const State &found, const Runtime &runtime) {
+  if (expected.window_open != found.window_open)
+    return format_text("the update window is {}, and was {} then", found.window_open ? "open" : "closed",
+                       expected.window_open ? "open" : "closed");
+  if (expected.window_has_grads != found.window_has_grads)
+    return format_text("the update window {} gradients, and {} then", found.window_has_grads ? "has" : "has no",
+                       expected.window_has_grads ? "had" : "had none");
+  size_t slot = 0;
+  for (const Group &group : runtime.groups) {
+    for (size_t s = 0; s < group.slots.size(); ++s, ++slot)
+      if (std::string text = compare_slot(expected.slots[slot], found.slots[slot], group); !text.empty()) return text;
+    if (std::string text = compare_grad(expected.grads[group.index], found.grads[group.index], group); !text.empty())
+      return text;
+  }
+  return {};
+}
+
+State advance(const State &now, const State &before, const State &after) {
+  State state = after;
+  state.version = now.version + (after.version - before.version);
+  state.adamw_step = now.adamw_step + (after.adamw_step - before.adamw_step);
+  state.stats = advance(now.stats, before.stats, after.stats);
+  for (size_t g = 0; g < state.grads.size(); ++g) {
+    GradState &grad = state.grads[g];
+    // A step that goes on has the contributions from before this graph too; one that ended in it starts again at 0.
+    if (after.version != before.version) continue;
+    grad.reduced_count = now.grads[g].reduced_count + (grad.reduced_count - before.grads[g].reduced_count);
+    grad.given_count = now.grads[g].given_count + (grad.given_count - before.grads[g].given_count);
+  }
+  return state;
+}
+
+}  // namespace fsdp::engine

@@ -1,0 +1,45 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# usage: torch_layers_test.sh FSDP_RUN LIBFSDP
+# torch's layers over libfsdp's memory train as torch alone does. Skipped where Python has no torch.
+set -u
+run=$(realpath "$1")
+FSDP_LIBRARY=$(realpath "$2")
+export FSDP_LIBRARY OMP_NUM_THREADS=1
+here=$(cd "$(dirname "$0")" && pwd)
+python=${FSDP_TORCH_PYTHON:-python3}
+if ! "$python" -c 'import torch' 2>/dev/null; then
+  echo '1..0 # SKIP no torch in python3 (FSDP_TORCH_PYTHON names another one)'
+  exit 0
+fi
+# shellcheck source-path=SCRIPTDIR source=../tools/tap.sh
+. "$here/../tools/tap.sh"
+enter_scratch
+train="$python $here/../../examples/torch_layers/train.py --layers 2 --width 64 --heads 4 --context 32 --batch 8 --steps 8"
+
+# agree A B TOLERANCE: the losses and norms of two runs.
+agree() {
+  "$python" - "$@" <<'EOF'
+import json, sys
+a, b = ([json.loads(line) for line in open(name)] for name in sys.argv[1:3])
+assert len(a) == len(b) == 8, (len(a), len(b))
+for x, y in zip(a, b):
+    for key in ("loss", "grad_norm"):
+        assert abs(x[key] - y[key]) <= float(sys.argv[3]) * abs(x[key]), (key, x, y)
+assert b[-1]["loss"] < b[0]["loss"] - 0.3, b
+EOF
+}
+
+$train --plain --json plain.json >log 2>&1
+check 'torch alone trains' [ -s plain.json ]
+$train --json one.json >log 2>&1 || sed 's/^/# /' log
+check 'one rank trains as torch alone' agree plain.json one.json 1e-5
+$train --json forced.json --force >log 2>&1 || sed 's/^/# /' log
+check 'and so with communication in a world of one' agree plain.json forced.json 1e-5
+# shellcheck disable=SC2086
+"$run" -n 2 --no-prefix $train --json two.json >log 2>&1 || sed 's/^/# /' log
+check 'and two ranks' agree plain.json two.json 1e-5
+# shellcheck disable=SC2086
+"$run" -n 2 --no-prefix $train --dtype bfloat16 --json narrow.json >log 2>&1 || sed 's/^/# /' log
+check 'bfloat16 weights and math come close' agree plain.json narrow.json 2e-2
+finish

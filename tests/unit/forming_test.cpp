@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that end while a job over several hosts forms: all others are told whom, soon after, whatever their timeouts
+// are.
+#include <sys/resource.h>
+
+#include "rendezvous_fixture.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+class Forming : public Rendezvous {
+ protected:
+  void SetUp() override {
+    Rendezvous::SetUp();
+    options.size = 4;
+    options.timeout_ms = 30'000;
+    hold = 20s;
+  }
+  void TearDown() override {
+    for (const pid_t process : processes) ::kill(process, SIGKILL);
+    Rendezvous::TearDown();
+  }
+  // Ranks 0 and 1 are processes, 2 and 3 of far hosts made by hand.
+  void start_two() {
+    zero = start(0U);
+    one = start(1);
+  }
+  void join_by_hand() {
+    two = enter();
+    three = enter();
+    join(two, 2);
+    join(three, 3);
+  }
+  void await_meeting() {
+    for (const size_t index : {zero, one})
+      while (!reports[index].met) std::this_thread::sleep_for(1ms);
+    EXPECT_TRUE(hear<message::Start>(two));
+    EXPECT_TRUE(hear<message::Start>(three));
+  }
+  void expect_told(std::initializer_list<size_t> survivors, int32_t rank, const std::string &text, int64_t since_ns) {
+    finish();
+    for (const size_t index : survivors) {
+      expect(index, FSDP_PEER_FAILED, text);
+      EXPECT_EQ(reports[index].rank, rank);
+      const double late = static_cast<double>(reports[index].ended_ns - since_ns) * 1e-9;
+      EXPECT_LT(late, patience_seconds) << reports[index].text;
+    }
+  }
+
+  size_t zero = 0, one = 0;
+  Stream two, three;
+};
+
+TEST_F(Forming, WhoDiesOverItsCardIsNamed) {
+  start_two();
+  two = enter();
+  introduce(two, 2);
+  std::this_thread::sleep_for(100ms);
+  const int64_t died_ns = now_ns();
+  two = Stream();
+  expect_told({zero, one}, 2, "rank 2 on far died before the job had formed", died_ns);
+}
+
+TEST_F(Forming, WhoDiesAfterTheRosterIsNamed) {
+  start_two();
+  join_by_hand();
+  await_meeting();
+  const int64_t died_ns = now_ns();
+  two = Stream();
+  const auto word = hear<message::Refusal>(three);
+  ASSERT_TRUE(word);
+  EXPECT_EQ(word->rank, 2);
+  EXPECT_EQ(word->status, FSDP_PEER_FAILED);
+  expect_told({zero, one}, 2, "rank 2 on far died before the job had formed", died_ns);
+}
+
+TEST_F(Forming, DeathsAtTheSameTimeAreOneFailure) {
+  start_two();
+  join_by_hand();
+  await_meeting();
+  const int64_t died_ns = now_ns();
+  two = Stream();
+  three = Stream();
+  expect_told({zero, one}, 2, "ranks 2, 3 died before the job had formed", died_ns);
+}
+
+TEST_F(Forming, TheDeathOfRankZeroIsSeenByAll) {
+  start_two();
+  join_by_hand();
+  await_meeting();
+  const int64_t died_ns = now_ns();
+  ::kill(processes[zero], SIGKILL);
+  expect_told({one}, 0, "died before the job had formed", died_ns);
+}
+
+TEST_F(Forming, WhoGivesUpSaysWhy) {
+  start_two();
+  join_by_hand();
+  await_meeting();
+  const int64_t ended_ns = now_ns();
+  two.queue(message::share(report_of(Error(FSDP_INTERRUPTED, "enough"), 2)));
+  EXPECT_TRUE(two.flush());
+  expect_told({zero, one}, 2, "gave up before the job had formed: enough", ended_ns);
+}
+
+// A leader that feels the end of another one's connection may not know that this one ended because of a third.
+TEST_F(Forming, TheDeadAreBlamedBeforeWhoEndedBecauseOfThem) {
+  start_two();
+  join_by_hand();
+  await_meeting();
+  const int64_t died_ns = now_ns();
+  two.queue(message::share(message::Refusal{FSDP_PEER_FAILED, 1, "rank 1 did not connect"}));
+  EXPECT_TRUE(two.flush());
+  three = Stream();
+  expect_told({zero, one}, 3, "rank 3 on far died", died_ns);
+}
+
+// Who said that it has formed may end; the others are watched on.
+TEST_F(Forming, WhoHasFormedIsNotMissed) {
+  hold = 1s;
+  start_two();
+  join_by_hand();
+  await_meeting();
+  for (Stream *stream : {&two, &three}) {
+    stream->queue(message::share(message::Formed{}));
+    EXPECT_TRUE(stream->flush());
+    *stream = Stream();
+  }
+  finish();
+  for (const size_t index : {zero, one}) expect(index, FSDP_OK);
+}
+
+// Nobody ends, but the job does not form either: steps that have limits of their own do not add up.
+TEST_F(Forming, TheTimeoutHoldsForTheWhole) {
+  options.timeout_ms = 2000;
+  const int64_t start_ns = now_ns();
+  start_two();
+  join_by_hand();
+  await_meeting();
+  finish();
+  for (const size_t index : {zero, one}) {
+    expect(index, FSDP_TIMEOUT, "all ranks came to the rendezvous, but not all have met since");
+    EXPECT_LT(static_cast<double>(reports[index].ended_ns - start_ns) * 1e-9, 2 + patience_seconds);
+  }
+}
+
+TEST_F(Forming, WhoIsInTheHandshakeWhenTheJobFailsIsTold) {
+  start_two();
+  two = enter();
+  join(two, 2);
+  Fd socket = connect();
+  std::this_thread::sleep_for(200ms);
+  two = Stream();
+  std::this_thread::sleep_for(200ms);
+  EXPECT_EQ(prove(socket, Role::guest, options.secret, "rendezvous of job ", limit(5s)), "");
+  three = Stream(std::move(socket), 1 << 20);
+  introduce(three, 3);
+  const auto word = hear<message::Refusal>(three);
+  ASSERT_TRUE(word);
+  EXPECT_EQ(word->rank, 2);
+  EXPECT_EQ(word->text, "rank 2 on far died before the job had formed");
+  finish();
+}
+
+TEST_F(Forming, AnotherLibraryIsRefusedByBothVersions) {
+  start_two();
+  two = enter();
+  two.queue(message::share(message::Hello{wire_version + 1, 2, "9.8.7"}));
+  EXPECT_TRUE(two.flush());
+  const auto word = hear<message::Refusal>(two);
+  ASSERT_TRUE(word);
+  EXPECT_EQ(word->status, FSDP_MISMATCH);
+  EXPECT_NE(word->text.find("rank 2 has libfsdp 9.8.7 (wire format 2), rank 0 has libfsdp " +
+                            std::string(library_version) + " (wire format 1)"),
+            std::string::npos)
+      << word->text;
+}
+
+double cpu_seconds(pid_t process) {
+  std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+  std::string words;
+  std::getline(file, words);
+  std::istringstream rest(words.substr(words.rfind(')') + 2));
+  std::string skipped;
+  for (int i = 0; i < 11; ++i) rest >> skipped;
+  double user = 0, system = 0;
+  rest >> user >> system;
+  return (user + system) / static_cast<double>(::sysconf(_SC_CLK_TCK));
+}
+
+// Its listener stays readable: it may not spin over that, and takes the connections when it can.
+TEST_F(Forming, WithoutDescriptorsRankZeroWaits) {
+  options.size = 2;
+  hold = 0s;
+  zero = start(0U);
+  connect();
+  rlimit normal{}, none{};
+  ASSERT_EQ(::prlimit(processes[zero], RLIMIT_NOFILE, nullptr, &normal), 0);
+  none = normal;
+  none.rlim_cur = 3;
+  ASSERT_EQ(::prlimit(processes[zero], RLIMIT_NOFILE, &none, nullptr), 0);
+  one = start(1);
+  std::this_thread::sleep_for(200ms);
+  const double before = cpu_seconds(processes[zero]);
+  std::this_thread::sleep_for(1500ms);
+  EXPECT_LT(cpu_seconds(processes[zero]) - before, 0.3);
+  ASSERT_EQ(::prlimit(processes[zero], RLIMIT_NOFILE, &normal, nullptr), 0);
+  finish();
+  for (const size_t index : {zero, one}) expect(index, FSDP_OK);
+}
+
+TEST_F(Forming, ATimeoutSaysThatDescriptorsWereMissing) {
+  options.size = 2;
+  options.timeout_ms = 2000;
+  zero = start(0U);
+  connect();
+  rlimit none{3, 4096};
+  ASSERT_EQ(::prlimit(processes[zero], RLIMIT_NOFILE, &none, nullptr), 0);
+  one = start(1);
+  finish();
+  expect(zero, FSDP_TIMEOUT, "too many open files: this process may have 3 (see ulimit -n)");
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that end when all know who is in the job, but the leaders of the hosts have not found each other yet: whole
+// worlds over UCX, beside leaders made by hand that never connect.
+#include "comm/hybrid/card.h"
+#include "comm/nodes/listener.h"
+#include "rendezvous_fixture.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+class FormingWorld : public Rendezvous {
+ protected:
+  void SetUp() override {
+    Rendezvous::SetUp();
+    options.size = 4;
+    options.timeout_ms = 30'000;
+    options.heartbeat_timeout_ms = 1000;  // nothing here waits for it
+  }
+  void TearDown() override {
+    for (const pid_t process : processes) ::kill(process, SIGKILL);
+    Rendezvous::TearDown();
+  }
+
+  size_t start_world(uint32_t rank, const std::string &host) {
+    WorldOptions world = options;
+    world.rank = rank;
+    world.host_id = host;
+    const size_t index = processes.size();
+    const pid_t process = ::fork();
+    if (process == 0) {
+      live(world, reports[index]);
+      ::_exit(0);
+    }
+    processes.push_back(process);
+    return index;
+  }
+  // Ranks 0 and 1 share a host; 2 and 3 have one each, listen, and connect to nobody.
+  void start_forming() {
+    zero = start_world(0, "near");
+    one = start_world(1, "near");
+    for (const uint32_t rank : {2u, 3u}) {
+      streams.push_back(enter());
+      listeners.push_back(open_leader_listener("127.0.0.1"));
+      introduce(streams.back(), rank);
+      streams.back().queue(
+          message::share(message::Card{write_card({bytes_of("no worker"), listeners.back().address})}));
+      EXPECT_TRUE(streams.back().flush());
+    }
+    for (Stream &stream : streams) EXPECT_TRUE(hear<message::Start>(stream));
+    std::this_thread::sleep_for(1500ms);  // longer than the heartbeat's limit: nobody gives up over that
+  }
+  void expect_told(std::initializer_list<size_t> survivors, int32_t rank, int64_t since_ns) {
+    finish();
+    for (const size_t index : survivors) {
+      expect(index, FSDP_PEER_FAILED, "rank " + std::to_string(rank));
+      EXPECT_EQ(reports[index].rank, rank) << reports[index].text;
+      EXPECT_GT(reports[index].ended_ns, since_ns) << reports[index].text;
+      EXPECT_LT(static_cast<double>(reports[index].ended_ns - since_ns) * 1e-9, 1.0) << reports[index].text;
+    }
+  }
+
+  size_t zero = 0, one = 0;
+  std::vector<Stream> streams;
+  std::vector<LeaderListener> listeners;
+
+ private:
+  static void live(const WorldOptions &world, MeetingReport &report) {
+    RankOptions rank_options;
+    rank_options.timeout_ms = world.timeout_ms;
+    Rank rank(rank_options);
+    const Error error =
+        error_of([&] { rank.world = create_process_world(world, rank.waiter, rank.failure, *rank.device); });
+    report.ended_ns = now_ns();
+    report.status = error.status;
+    report.rank = error.rank;
+    std::strncpy(report.text, error.what(), sizeof report.text - 1);
+  }
+};
+
+TEST_F(FormingWorld, ALeaderThatDiesIsNamedAtOnce) {
+  start_forming();
+  const int64_t died_ns = now_ns();
+  streams[0] = Stream();
+  const auto word = hear<message::Refusal>(streams[1]);
+  ASSERT_TRUE(word);
+  EXPECT_EQ(word->rank, 2);
+  expect_told({zero, one}, 2, died_ns);
+}
+
+TEST_F(FormingWorld, ANeighbourThatDiesIsNamedAtOnce) {
+  start_forming();
+  const int64_t died_ns = now_ns();
+  ::kill(processes[one], SIGKILL);
+  const auto word = hear<message::Refusal>(streams[1]);
+  ASSERT_TRUE(word);
+  EXPECT_EQ(word->rank, 1);
+  expect_told({zero}, 1, died_ns);
+}
+
+TEST_F(FormingWorld, RankZeroThatDiesIsNamedAtOnce) {
+  start_forming();
+  const int64_t died_ns = now_ns();
+  ::kill(processes[zero], SIGKILL);
+  expect_told({one}, 0, died_ns);
+}
+
+// No process ends: the limit does it, and it is not the heartbeat's.
+TEST_F(FormingWorld, WhoNeverConnectsIsNamedAtTheLimit) {
+  options.timeout_ms = 4000;
+  const int64_t start_ns = now_ns();
+  start_forming();
+  finish();
+  for (const size_t index : {zero, one}) {
+    expect(index, FSDP_PEER_FAILED, "did not connect while the job formed: not within");
+    EXPECT_EQ(reports[index].rank, 2);
+    EXPECT_LT(static_cast<double>(reports[index].ended_ns - start_ns) * 1e-9, 6.5);
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// A name service that does not answer: nobody waits for it longer than he wants to.
+#include "comm/bootstrap/name_lookup.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "shm_ranks.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+std::atomic<bool> answers{true};
+std::atomic<int> asked{0};
+
+std::vector<Endpoint> slow_resolver(const std::string &, uint16_t port, std::string &problem) {
+  ++asked;
+  while (!answers) std::this_thread::sleep_for(1ms);
+  return Endpoint::numeric("192.0.2.7", port, problem);
+}
+
+class Lookup : public testing::Test {
+ protected:
+  void SetUp() override { asked = 0; }
+  void TearDown() override {
+    answers = true;
+    std::this_thread::sleep_for(50ms);  // the thread of an abandoned question ends
+  }
+  Limit limit(std::chrono::milliseconds time) const { return {std::chrono::steady_clock::now() + time, waiter}; }
+
+  Failure failure;
+  Waiter waiter{failure, nullptr, nullptr, 10'000};
+  std::string problem;
+};
+
+TEST_F(Lookup, FindsANameAndAsksNobodyForANumber) {
+  NameLookup names(slow_resolver);
+  EXPECT_EQ(names.find("some-host", 80, limit(5s), problem).at(0).text(), "192.0.2.7:80");
+  EXPECT_EQ(asked, 1);
+  EXPECT_EQ(names.find("192.0.2.9", 81, limit(5s), problem).at(0).text(), "192.0.2.9:81");
+  EXPECT_EQ(asked, 1);
+  EXPECT_EQ(names.find("some-host", 80, limit(5s), problem).size(), 1U);  // asked again each time
+  EXPECT_EQ(asked, 2);
+}
+
+TEST_F(Lookup, ASilentNameServiceEndsAtTheLimit) {
+  answers = false;
+  NameLookup names(slow_resolver);
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_TRUE(names.find("some-host", 80, limit(200ms), problem).empty());
+  EXPECT_LT(seconds_since(start), 1.0);
+  EXPECT_EQ(problem, "the name service has not answered what the address of 'some-host' is");
+  // The same question goes on.
+  std::thread later([] {
+    std::this_thread::sleep_for(100ms);
+    answers = true;
+  });
+  EXPECT_EQ(names.find("some-host", 80, limit(5s), problem).size(), 1U);
+  EXPECT_EQ(asked, 1);
+  later.join();
+}
+
+TEST_F(Lookup, AnInterruptedHookEndsIt) {
+  answers = false;
+  const Waiter interrupted(
+      failure, [](void *) -> int32_t { return 1; }, nullptr, 10'000);
+  NameLookup names(slow_resolver);
+  const Error error = error_of([&] {
+    (void)names.find("some-host", 80, {std::chrono::steady_clock::now() + 10s, interrupted}, problem);
+  });
+  EXPECT_EQ(error.status, FSDP_INTERRUPTED);
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test
