@@ -197,6 +197,12 @@ class MessageCommunicator {
 // What each rank of a team of one host allocates for a MessageCommunicator.
 uint64_t message_staging_bytes(uint32_t ranks) noexcept;  // ... where they share a host
 
+// A line for the context's log.
+struct Note {
+  fsdp_log_level level;
+  std::string text;
+};
+
 // A team whose ranks are on several hosts has no arena, gate or Communicator: UNSUPPORTED.
 class Team {
  public:
@@ -226,6 +232,16 @@ class Team {
   // The same for a fixed length without allocation: rank r's `bytes` bytes go to all + r * bytes (any length, in
   // chunks).
   virtual void exchange_fixed(const void *mine, uint64_t bytes, void *all, const char *what) = 0;
+
+  // Throws if the job or this context failed, or if a look finds that a rank of the team died or stopped: then the job fails
+  // with that verdict. waited: this rank has waited for them for a while, so one that has left has failed as well. No wait
+  // for peers. For library threads that watch over work which they cannot wait for themselves.
+  virtual void look(const std::string &what, bool waited);
+  // Memory of the device that the communicators of this team will move bytes from and to, the n-th on one rank being the n-th
+  // on all, with the same offsets used: they may make themselves ready for it. It outlives the team. Collective.
+  virtual void register_memory(std::byte *data, uint64_t bytes, const std::string &what);
+  // What was chosen at creation, and why.
+  virtual std::vector<Note> notes() const { return {}; }
 };
 
 // How ranks exchange what lies in memory of a device that is not the host's.

@@ -9,6 +9,7 @@
 #include "comm/communicator.h"
 #include "comm/hybrid/card.h"
 #include "comm/hybrid/world.h"
+#include "comm/nccl/team.h"
 #include "comm/net.h"
 #include "comm/nodes/listener.h"
 #include "comm/nodes/mesh.h"
@@ -136,14 +137,16 @@ std::shared_ptr<Seat> create_lone_seat(uint32_t rank, uint32_t size, const Waite
 }
 
 std::shared_ptr<Team> create_device_team(std::shared_ptr<Team> team, device::Device &device, DeviceTransport transport,
-                                         const Waiter &, Failure &) {
+                                         const Waiter &waiter, Failure &failure) {
   if (device.is_host()) return team;
-  switch (transport) {
-    case DeviceTransport::automatic:
-    case DeviceTransport::staging: return std::make_shared<staging::StagedTeam>(std::move(team), device);
-    case DeviceTransport::nccl: break;
-  }
-  fail(FSDP_UNSUPPORTED, "NCCL between {} ranks: this build has none", team->size());
+  std::string obstacle;
+  if (transport == DeviceTransport::nccl) return nccl::create_team(std::move(team), device, waiter, failure, nullptr);
+  if (transport == DeviceTransport::automatic)
+    if (auto made = nccl::create_team(team, device, waiter, failure, &obstacle)) return made;
+  auto staged = std::make_shared<staging::StagedTeam>(std::move(team), device);
+  if (!obstacle.empty())
+    staged->add_note({FSDP_LOG_INFO, format_text("device memory travels through the host's, without NCCL: {}", obstacle)});
+  return staged;
 }
 
 uint64_t device_team_bytes(uint32_t, DeviceTransport) noexcept { return 2 * staging::communicator_bytes(); }

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -133,6 +134,14 @@ class Device {
   // The n-th allocation fails if the options say so; shared memory asks before it allocates.
   virtual void count_allocation(uint64_t bytes, const char *what) = 0;
   virtual uint64_t allocations() const noexcept = 0;  // counted so far
+  // Which of the machine's devices of its kind, as its libraries count them; -1 for the host.
+  virtual int32_t index() const noexcept { return -1; }
+  // Runs it while this device is the calling thread's current one, as the device's own libraries want it.
+  virtual void with_current(const std::function<void()> &body) const { body(); }
+
+  // The order in which communicators of this device launch kernels that wait for other ranks, where they must keep one:
+  // made and read by comm alone, for whatever communicates on one device shares it.
+  std::shared_ptr<void> launch_order;
   virtual std::string description() const = 0;        // for the log: which one, and what of it is used
 };
 

@@ -215,7 +215,9 @@ comm::DeviceTransport Context::transport() const noexcept {
 }
 
 std::shared_ptr<comm::Team> Context::create_device_team(std::shared_ptr<comm::Team> team, comm::DeviceTransport transport) {
-  return comm::create_device_team(std::move(team), *device_, transport, waiter_, failure_);
+  auto made = comm::create_device_team(std::move(team), *device_, transport, waiter_, failure_);
+  for (const comm::Note &note : made->notes()) log(note.level, note.text);
+  return made;
 }
 
 uint64_t Context::message_bytes(std::span<const uint32_t> ranks, bool sums) const {

@@ -33,6 +33,7 @@ class ShmTeam final : public Team {
   void exchange_fixed(const void *mine, uint64_t bytes, void *all, const char *what) override {
     board_->exchange_fixed(mine, bytes, all, what);
   }
+  void look(const std::string &what, bool waited) override { seat_->watch.look_at(ranks_, what, waited); }
 
  private:
   void meet(const std::string &what);

@@ -15,8 +15,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr uint32_t slice_ms = 20;
 constexpr auto longest_doubt = std::chrono::milliseconds(1200);
-// What a rank of another node sent may arrive after the word that it left: they come by different connections, and a lost
-// packet is sent again a second or more later.
+// What a rank of another node sent may arrive after the word that it left: they come by different connections, and a
+// lost packet is sent again a second or more later.
 constexpr auto remote_leaver_time = std::chrono::milliseconds(2000);
 constexpr auto death_gap = std::chrono::milliseconds(40);  // between deaths at the same time
 // About two futex round trips: sleeping at once would cost as much.
@@ -58,8 +58,10 @@ bool Watch::wait(Awaited &awaited) {
   Clock::time_point left_since{};
   std::optional<ShownWait> shown;
   std::optional<StreamWait> stream;
-  if (on_caller) shown.emplace(control_.waits(), control_.world_size(), rank_);
-  else stream.emplace(streams_, thread_number());
+  if (on_caller)
+    shown.emplace(control_.waits(), control_.world_size(), rank_);
+  else
+    stream.emplace(streams_, thread_number());
   for (;;) {
     if (awaited.come()) return true;
     check();  // first: a rank that left because of a verdict makes what others wait for hopeless too
@@ -72,7 +74,8 @@ bool Watch::wait(Awaited &awaited) {
       check_deaths(awaited);
       check_silence(awaited);
       const auto missed = first_missed_caller(awaited, control_.world_size(), rank_);
-      if (stream) stream->look(missed, awaited);
+      if (stream)
+        stream->look(missed, awaited);
       else if (const auto cycle = shown->look(missed, waiter_.call(), awaited); !cycle.empty() && !awaited.come())
         condemn_cycle(*shown, cycle);
     }
@@ -96,6 +99,26 @@ void Watch::check() {
   throw error;
 }
 
+void Watch::look_at(std::span<const uint32_t> ranks, const std::string &what, bool waited) {
+  check();
+  for (const uint32_t rank : ranks) {
+    const Membership state = control_.membership(rank);
+    if (waited && (state == Membership::left || state == Membership::gone)) condemn_leaver(rank, what);
+  }
+  const auto ours = [&](uint32_t rank) { return std::find(ranks.begin(), ranks.end(), rank) != ranks.end(); };
+  RankSet dead;
+  find_dead(dead);
+  const auto found = dead.list();
+  if (std::any_of(found.begin(), found.end(), ours)) {
+    std::this_thread::sleep_for(death_gap);
+    find_dead(dead);
+    condemn(accuse_dead(what + ": ", dead));
+  }
+  if (pulse_.silent(ours).empty()) return;
+  const std::vector<uint32_t> silent = pulse_.silent([](uint32_t) { return true; });
+  condemn(Verdict::stopped, silent.front(), format_text("{}: {}", what, pulse_.text(silent)));
+}
+
 // One that closed its context or destroyed it is an error only to who waits for it. Its membership is read before what
 // it wrote: had it come before it went, that is seen. Only messages from another node may be on their way still.
 void Watch::check_leavers(Awaited &awaited, Clock::time_point &left_since) {
@@ -107,11 +130,15 @@ void Watch::check_leavers(Awaited &awaited, Clock::time_point &left_since) {
       if (left_since == Clock::time_point()) left_since = Clock::now();
       if (Clock::now() - left_since < remote_leaver_time) continue;
     }
-    condemn(Verdict::left, rank,
-            format_text(
-                "{}: rank {} {}", awaited.text(), rank,
-                state == Membership::left ? "has closed its context" : "has destroyed its context without closing it"));
+    condemn_leaver(rank, awaited.text());
   }
+}
+
+void Watch::condemn_leaver(uint32_t rank, const std::string &what) {
+  const bool closed = control_.membership(rank) == Membership::left;
+  condemn(Verdict::left, rank,
+          format_text("{}: rank {} {}", what, rank,
+                      closed ? "has closed its context" : "has destroyed its context without closing it"));
 }
 
 void Watch::find_dead(RankSet &dead) {

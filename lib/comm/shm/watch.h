@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -55,12 +56,15 @@ class Watch final : Lookout {
                             fsdp_origin origin = FSDP_ORIGIN_FSDP, int32_t origin_code = 0);
   // Throws if the job or this context failed.
   void check();
+  // ... or if one of these ranks died or stopped, or has left while it is waited for: that fails the job.
+  void look_at(std::span<const uint32_t> ranks, const std::string &what, bool waited);
   // What a library thread finds: the context fails, and with it every wait.
   void fail(const Error &error) noexcept { failure_.set(error); }
   uint32_t timeout_ms() const noexcept { return waiter_.timeout_ms(); }
 
  private:
   bool spin(Awaited &awaited);
+  [[noreturn]] void condemn_leaver(uint32_t rank, const std::string &what);
   // left_since: when this wait first saw one of another node that has left.
   void check_leavers(Awaited &awaited, std::chrono::steady_clock::time_point &left_since);
   void check_deaths(Awaited &awaited);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/staging/team.h"
 
-#include "comm/staging/arena.h"
 #include "comm/staging/communicator.h"
 #include "comm/staging/messages.h"
 #include "comm/together.h"
@@ -11,22 +10,6 @@ namespace fsdp::comm::staging {
 // The slots, and where the parts of the others are summed.
 uint64_t communicator_bytes(const Sizes &sizes) noexcept { return (Conveyor::slots + 1) * sizes.part_bytes; }
 uint64_t messages_bytes(const Sizes &sizes) noexcept { return Conveyor::slots * sizes.slot_bytes; }
-
-std::unique_ptr<Arena> StagedTeam::create_arena(uint64_t bytes, std::span<const Range>, const std::string &what) {
-  if (size() > 1)
-    fail(FSDP_UNSUPPORTED, "{}: {} bytes of device memory that {} ranks share; each has only its own part", what, bytes,
-         size());
-  return create_parts(bytes, what);
-}
-
-std::unique_ptr<Arena> StagedTeam::create_parts(uint64_t part_bytes, const std::string &what) {
-  std::unique_ptr<Arena> arena;
-  attempt_together(*host_, what,
-                   [&] { arena = std::make_unique<PartArena>(device_, part_bytes, rank(), size(), what); });
-  return arena;
-}
-
-std::unique_ptr<Gate> StagedTeam::create_gate(const std::string &) { return std::make_unique<OpenGate>(); }
 
 std::unique_ptr<Communicator> StagedTeam::create_communicator(const std::string &what, uint32_t reduction_block) {
   auto calls = host_->create_communicator(what);

@@ -43,6 +43,11 @@ class CudaDevice final : public Device {
   void count_allocation(uint64_t bytes, const char *what) override;
   uint64_t allocations() const noexcept override { return allocations_.load(std::memory_order_relaxed); }
   std::string description() const override;
+  int32_t index() const noexcept override { return core_.index; }
+  void with_current(const std::function<void()> &body) const override {
+    const DeviceScope scope(core_);
+    body();
+  }
 
  private:
   void load_kernels();

@@ -3,15 +3,14 @@
 // parts of the others. And the gate that goes with it.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <string>
 
 #include "comm/communicator.h"
 
-namespace fsdp::comm::staging {
+namespace fsdp::comm {
 
-class PartArena final : public Arena {
+class PartArena : public Arena {
  public:
   PartArena(device::Device &device, uint64_t part_bytes, uint32_t rank, uint32_t size, std::string what);
 
@@ -19,6 +18,8 @@ class PartArena final : public Arena {
   uint64_t size_bytes() const noexcept override { return size_bytes_; }
   std::byte *writable() const noexcept override { return base_; }
   void protect(uint64_t offset, uint64_t bytes, bool readable) override;
+  // What there is of it.
+  device::Memory &own() const noexcept { return *memory_; }
 
  private:
   std::string what_;
@@ -37,4 +38,4 @@ class OpenGate final : public Gate {
   void await(uint64_t, const char *) override {}
 };
 
-}  // namespace fsdp::comm::staging
+}  // namespace fsdp::comm

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/staging/arena.h"
+#include "comm/device_arena.h"
 
 #include "base/checked.h"
 
-namespace fsdp::comm::staging {
+namespace fsdp::comm {
 
 PartArena::PartArena(device::Device &device, uint64_t part_bytes, uint32_t rank, uint32_t size, std::string what)
     : what_(std::move(what)), size_bytes_(checked_multiply(part_bytes, size, what_.c_str())) {
@@ -17,4 +17,4 @@ void PartArena::protect(uint64_t offset, uint64_t bytes, bool) {
   fail(FSDP_INTERNAL, "{}: protecting {} bytes at {} of memory of a device", what_, bytes, offset);
 }
 
-}  // namespace fsdp::comm::staging
+}  // namespace fsdp::comm

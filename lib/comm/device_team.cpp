@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/device_team.h"
+
+#include "comm/device_arena.h"
+#include "comm/together.h"
+
+namespace fsdp::comm {
+
+std::unique_ptr<Arena> DeviceTeam::create_arena(uint64_t bytes, std::span<const Range>, const std::string &what) {
+  if (size() > 1)
+    fail(FSDP_UNSUPPORTED, "{}: {} bytes of device memory that {} ranks share; each has only its own part", what, bytes,
+         size());
+  return create_parts(bytes, what);
+}
+
+std::unique_ptr<Arena> DeviceTeam::create_parts(uint64_t part_bytes, const std::string &what) {
+  std::unique_ptr<Arena> arena;
+  attempt_together(*host_, what,
+                   [&] { arena = std::make_unique<PartArena>(device_, part_bytes, rank(), size(), what); });
+  return arena;
+}
+
+std::unique_ptr<Gate> DeviceTeam::create_gate(const std::string &) { return std::make_unique<OpenGate>(); }
+
+}  // namespace fsdp::comm

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ranks of a host team over memory of their devices: what such teams have in common, whoever carries the bytes.
+// Small exchanges, and who is alive, stay with the host team.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+
+namespace fsdp::comm {
+
+class DeviceTeam : public Team {
+ public:
+  DeviceTeam(std::shared_ptr<Team> host, device::Device &device) : host_(std::move(host)), device_(device) {}
+
+  bool spans_hosts() const noexcept override { return host_->spans_hosts(); }
+  uint32_t rank() const noexcept override { return host_->rank(); }
+  uint32_t size() const noexcept override { return host_->size(); }
+  uint32_t world_rank(uint32_t r) const noexcept override { return host_->world_rank(r); }
+
+  // Of one rank only: no other could read it.
+  std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable,
+                                      const std::string &what) override;
+  std::unique_ptr<Arena> create_parts(uint64_t part_bytes, const std::string &what) override;
+  std::unique_ptr<Gate> create_gate(const std::string &what) override;
+  std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> mine, const std::string &what) override {
+    return host_->exchange(mine, what);
+  }
+  void exchange_fixed(const void *mine, uint64_t bytes, void *all, const char *what) override {
+    host_->exchange_fixed(mine, bytes, all, what);
+  }
+  void look(const std::string &what, bool waited) override { host_->look(what, waited); }
+  std::vector<Note> notes() const override { return notes_; }
+  void add_note(Note note) { notes_.push_back(std::move(note)); }
+
+ protected:
+  std::shared_ptr<Team> host_;
+  device::Device &device_;
+
+ private:
+  std::vector<Note> notes_;
+};
+
+}  // namespace fsdp::comm

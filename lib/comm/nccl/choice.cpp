@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/nccl/choice.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "comm/nccl/cuda.h"
+
+namespace fsdp::comm::nccl {
+namespace {
+
+// What a rank tells the others.
+struct Card {
+  GpuIdentity gpu;
+  int32_t version;  // 0: none was found
+  uint8_t may_share_gpu, windows, premultiply, ordered;
+  char why[480];
+};
+
+bool equals(const char *value, const char *expected) { return value && std::strcmp(value, expected) == 0; }
+
+Card make_card(const device::Device &device, Choice &choice) {
+  Card card{};
+  try {
+    card.gpu = gpu_identity(device.index());
+    choice.library = load_library();
+    card.version = choice.library->version;
+  } catch (const Error &error) {
+    std::strncpy(card.why, error.what(), sizeof card.why - 1);
+  }
+  card.may_share_gpu = equals(std::getenv("NCCL_MULTI_RANK_GPU_ENABLE"), "1");
+  card.windows = !equals(std::getenv("FSDP_NCCL_WINDOWS"), "0");
+  card.premultiply = equals(std::getenv("FSDP_NCCL_PREMUL"), "1");
+  card.ordered = equals(std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT"), "1");
+  return card;
+}
+
+// The first thing that stands in the way.
+std::string find_obstacle(Team &host, const std::vector<Card> &cards, bool &share) {
+  for (uint32_t r = 0; r < cards.size(); ++r) {
+    if (cards[r].version == 0)
+      return format_text("rank {}: {}", host.world_rank(r),
+                         std::string(cards[r].why, ::strnlen(cards[r].why, sizeof cards[r].why)));
+    if (cards[r].version != cards[0].version)
+      return format_text("rank {} has NCCL {}, rank {} has {}: they must be the same", host.world_rank(0),
+                         version_text(cards[0].version), host.world_rank(r), version_text(cards[r].version));
+    if (cards[r].windows != cards[0].windows || cards[r].premultiply != cards[0].premultiply ||
+        cards[r].ordered != cards[0].ordered)
+      return format_text(
+          "FSDP_NCCL_WINDOWS, FSDP_NCCL_PREMUL or NCCL_LAUNCH_ORDER_IMPLICIT differs between rank {} and rank {}",
+          host.world_rank(0), host.world_rank(r));
+    for (uint32_t other = 0; other < r; ++other) {
+      if (cards[other].gpu != cards[r].gpu) continue;
+      share = true;
+      if (cards[r].version < Library::ranks_share_gpu || !cards[r].may_share_gpu)
+        return format_text(
+            "ranks {} and {} share a GPU, which needs NCCL {} or later (this is {}) and "
+            "NCCL_MULTI_RANK_GPU_ENABLE=1 ({})",
+            host.world_rank(other), host.world_rank(r), version_text(Library::ranks_share_gpu),
+            version_text(cards[r].version), cards[r].may_share_gpu ? "set" : "not set");
+    }
+  }
+  return {};
+}
+
+// Ranks that share a GPU as threads of a process would race for it, which NCCL's own order of launches does not bear.
+Features choose_features(const Library &library, const Card &card, bool share) {
+  Features features;
+  features.windows = card.windows && library.since(Library::windows) && library.ncclCommWindowRegister;
+  features.copy_engines = features.windows && library.since(Library::copy_engines);
+  features.premultiply = card.premultiply;
+  const bool by_environment = card.ordered && library.since(Library::launch_order_by_environment);
+  features.order_implicit = !share && (library.since(Library::launch_order_in_config) || by_environment);
+  return features;
+}
+
+void note(Choice &choice) {
+  const Library &library = *choice.library;
+  const Features &features = choice.features;
+  choice.notes.push_back(
+      {FSDP_LOG_INFO,
+       format_text("NCCL {} ({}, {}): memory is registered as {}, gathers are by {}, launches are ordered by {}{}",
+                   version_text(library.version), library.path, library.found, features.windows ? "windows" : "buffers",
+                   features.copy_engines ? "copy engines where NCCL can" : "kernels",
+                   features.order_implicit ? "NCCL" : "events",
+                   features.premultiply ? ", float16 sums are scaled first" : "")});
+  for (const std::string &other : library.others)
+    choice.notes.push_back(
+        {FSDP_LOG_WARNING,
+         format_text("this process has two NCCLs, {} and {}: what one launches on a GPU the other does not "
+                     "know of, and both may wait for ever; name one of them in FSDP_NCCL_LIBRARY",
+                     library.path, other)});
+}
+
+}  // namespace
+
+Choice choose(Team &host, const device::Device &device) {
+  Choice choice;
+  const Card mine = make_card(device, choice);
+  std::vector<Card> cards(host.size());
+  host.exchange_fixed(&mine, sizeof mine, cards.data(), "NCCL of all ranks");
+  bool share = false;
+  choice.obstacle = find_obstacle(host, cards, share);
+  if (!choice.obstacle.empty()) return choice;
+  choice.features = choose_features(*choice.library, mine, share);
+  note(choice);
+  return choice;
+}
+
+}  // namespace fsdp::comm::nccl

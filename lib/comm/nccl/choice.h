@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whether NCCL can serve the ranks of a team, and what of it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/nccl/seat.h"
+
+namespace fsdp::comm::nccl {
+
+// The same on all ranks, but for the library.
+struct Choice {
+  std::string obstacle;  // why NCCL cannot serve them; empty: it can
+  std::shared_ptr<const Library> library;
+  Features features;
+  std::vector<Note> notes;
+};
+
+// Collective. No error of the library is thrown: it is the obstacle.
+Choice choose(Team &host, const device::Device &device);
+
+}  // namespace fsdp::comm::nccl

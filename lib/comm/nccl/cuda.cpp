@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/nccl/cuda.h"
+
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+
+#include "base/error.h"
+
+namespace fsdp::comm::nccl {
+namespace {
+
+void check(cudaError_t code, const char *call) {
+  if (code == cudaSuccess) return;
+  (void)cudaGetLastError();
+  throw Error(FSDP_SYSTEM, format_text("{} for NCCL: {} ({})", call, cudaGetErrorString(code), cudaGetErrorName(code)),
+              -1, FSDP_ORIGIN_CUDA, code);
+}
+
+}  // namespace
+
+GpuIdentity gpu_identity(int32_t index) {
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
+  GpuIdentity identity{};
+  static_assert(sizeof properties.uuid == sizeof(GpuIdentity));
+  std::memcpy(identity.data(), &properties.uuid, identity.size());
+  return identity;
+}
+
+void allow_calls_during_captures() noexcept {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  (void)cudaThreadExchangeStreamCaptureMode(&mode);
+}
+
+}  // namespace fsdp::comm::nccl

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// One thread a team: what NCCL and the job's other ranks do while nobody on this rank waits for it. It fails the
+// context when NCCL reports an error, when a collective does not end, or when a peer is lost; and when the context has
+// failed, whatever the reason, it aborts the communicators, so that no stream of the GPU waits for ever. ncclCommAbort
+// may block: only here.
+#pragma once
+
+#include <pthread.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "comm/communicator.h"
+
+namespace fsdp::comm::nccl {
+
+class Guarded {
+ public:
+  virtual ~Guarded() = default;
+  // What has gone wrong, if something has.
+  virtual std::optional<Error> look() noexcept = 0;
+  // What this rank has waited for on the GPU for a while; empty: nothing.
+  virtual std::string awaited() const = 0;
+  virtual void abort() noexcept = 0;
+  virtual bool ended() const noexcept = 0;
+};
+
+class Guard {
+ public:
+  Guard(std::shared_ptr<Team> host, Failure &failure, const std::string &name);
+  ~Guard();
+  Guard(const Guard &) = delete;
+  Guard &operator=(const Guard &) = delete;
+
+  void add(std::shared_ptr<Guarded> guarded);
+  // Forgets it; abort: ends it first, on the guard's thread. Bounded: one whose abort does not return is left to
+  // itself.
+  void remove(const std::shared_ptr<Guarded> &guarded, bool abort) noexcept;
+
+ private:
+  struct State;
+  static void *work(void *state);
+
+  std::shared_ptr<State> state_;
+  pthread_t thread_{};
+};
+
+}  // namespace fsdp::comm::nccl

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/nccl/launches.h"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+namespace fsdp::comm::nccl {
+
+Launches::Launches(std::unique_ptr<Connection> connection, device::Device &device, std::shared_ptr<LaunchOrder> order,
+                   const Waiter &waiter, Failure &failure)
+    : connection_(std::move(connection)), order_(std::move(order)), waiter_(waiter), failure_(failure) {
+  for (Slot &slot : slots_) {
+    slot.begin = device.create_event();
+    slot.end = device.create_event();
+  }
+}
+
+void Launches::begin(const char *operation, const Tag &tag, uint64_t bytes, device::Stream &stream) {
+  failure_.check();
+  if (quiet_)
+    fail(FSDP_INTERNAL, "{} of '{}' after this rank has said that nothing more comes in this round", operation,
+         tag.name);
+  what_ = format_text("{} of '{}' (#{}, {} bytes)", operation, tag.name, history_.count, bytes);
+  if (order_) order_->enter(stream);
+  add_to_history(tag.what);
+  const std::lock_guard lock(mutex_);
+  Slot &mine = slot(next_);
+  mine.what = what_;
+  stream.record(*mine.begin);
+}
+
+void Launches::add_to_history(uint64_t what) noexcept {
+  constexpr uint64_t prime = 0x100000001b3;  // FNV-1a
+  for (const char letter : what_) history_.hash = (history_.hash ^ static_cast<unsigned char>(letter)) * prime;
+  history_.hash = (history_.hash ^ what) * prime;
+  ++history_.count;
+  std::strncpy(history_.last, what_.c_str(), sizeof history_.last - 1);
+}
+
+void Launches::run(device::Stream &stream, const std::function<void(Comm *)> &enqueue) {
+  try {
+    connection_->launch(what_, enqueue);
+  } catch (const Error &error) {
+    failure_.set(error);
+    throw;
+  }
+  if (order_) order_->leave(stream);
+}
+
+Ticket Launches::end(device::Stream &stream) {
+  const std::lock_guard lock(mutex_);
+  stream.record(*slot(next_).end);
+  return Ticket{++next_};
+}
+
+// A slot that was used again belongs to a later collective of the same order: whoever waits for it waits longer than it
+// must.
+void Launches::await(Ticket ticket, device::Stream &stream) {
+  if (ticket.phase == 0) return;
+  failure_.check();
+  const std::lock_guard lock(mutex_);
+  stream.wait(*slot(ticket.phase - 1).end);
+}
+
+bool Launches::released(Ticket ticket) const noexcept {
+  if (ticket.phase == 0 || failure_.failed()) return true;
+  const std::lock_guard lock(mutex_);
+  return slot(ticket.phase - 1).end->done();
+}
+
+bool Launches::drain(uint32_t timeout_ms) const noexcept {
+  const auto last = Clock::now() + std::chrono::milliseconds(timeout_ms);
+  const auto all_done = [this] {
+    const std::lock_guard lock(mutex_);
+    return next_ == 0 || done(next_ - 1);
+  };
+  while (!all_done()) {
+    if (failure_.failed() || Clock::now() >= last) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  return true;
+}
+
+void Launches::replace(std::unique_ptr<Connection> connection) {
+  const std::lock_guard lock(mutex_);
+  connection_ = std::move(connection);
+  history_ = {};
+  oldest_ = next_;
+  stalled_at_ = UINT64_MAX;
+}
+
+// How long the stream has been at the oldest collective that is not done. The time that it waits for the caller's own
+// work before does not count: slow is not stuck.
+Clock::duration Launches::stalled() {
+  oldest_ = std::max(oldest_, next_ - std::min(next_, kept));
+  while (oldest_ < next_ && done(oldest_)) ++oldest_;
+  if (oldest_ == next_ || !slot(oldest_).begin->done()) {
+    stalled_at_ = UINT64_MAX;
+    return {};
+  }
+  if (stalled_at_ != oldest_) {
+    stalled_at_ = oldest_;
+    stalled_since_ = Clock::now();
+  }
+  return Clock::now() - stalled_since_;
+}
+
+std::optional<Error> Launches::look() noexcept {
+  if (auto error = present()->look()) return error;
+  const std::lock_guard lock(mutex_);
+  if (stalled() < std::chrono::milliseconds(waiter_.timeout_ms())) return std::nullopt;
+  return Error(FSDP_TIMEOUT,
+               format_text("{}: rank {} has waited for its peers on the GPU for {} ms; NCCL does not say for which",
+                           slot(oldest_).what, connection_->plan().world_rank, waiter_.timeout_ms()));
+}
+
+std::string Launches::awaited() const {
+  const std::lock_guard lock(mutex_);
+  if (stalled_at_ == UINT64_MAX || Clock::now() - stalled_since_ < patience) return {};
+  return slot(stalled_at_).what;
+}
+
+}  // namespace fsdp::comm::nccl

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// The collectives of one NCCL communicator in the order of the caller's calls: what was enqueued, what of it is done,
+// and what does not end.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "comm/communicator.h"
+#include "comm/nccl/connection.h"
+#include "comm/nccl/guard.h"
+#include "comm/nccl/order.h"
+
+namespace fsdp::comm::nccl {
+
+// What a rank has enqueued on a communicator, to be compared with what others have. NCCL compares nothing.
+struct History {
+  uint64_t count = 0;
+  uint64_t hash = 0xcbf29ce484222325;
+  char last[96] = {};
+};
+
+class Launches final : public Guarded {
+ public:
+  // order: NULL where NCCL keeps it.
+  Launches(std::unique_ptr<Connection> connection, device::Device &device, std::shared_ptr<LaunchOrder> order,
+           const Waiter &waiter, Failure &failure);
+
+  // -- the caller's thread --
+  // A collective: begin, then run and kernels on the stream as often as it needs, then end. An error in between fails
+  // the context: nobody knows how much of it is under way.
+  void begin(const char *operation, const Tag &tag, uint64_t bytes, device::Stream &stream);
+  void run(device::Stream &stream, const std::function<void(Comm *)> &enqueue);
+  Ticket end(device::Stream &stream);
+  // For `enqueue`.
+  void check(Result result, const char *function, Comm *comm) const {
+    connection_->check(result, function, what_, comm);
+  }
+
+  void await(Ticket ticket, device::Stream &stream);
+  bool released(Ticket ticket) const noexcept;
+  void quiesce() noexcept { quiet_ = true; }
+  void abandon() noexcept { abandoned_ = true; }
+  bool abandoned() const noexcept { return abandoned_; }
+  void next_round() noexcept { quiet_ = abandoned_ = false; }
+  // Another one in the place of one that has ended. What was enqueued on that one is done, or will never be.
+  void replace(std::unique_ptr<Connection> connection);
+  const History &history() const noexcept { return history_; }
+  Connection &connection() noexcept { return *connection_; }
+  const Library &library() const noexcept { return connection_->library(); }
+  // Everything that was enqueued is done, within this time.
+  bool drain(uint32_t timeout_ms) const noexcept;
+
+  // -- the guard's thread --
+  std::optional<Error> look() noexcept override;
+  std::string awaited() const override;
+  void abort() noexcept override { present()->abort(); }
+  bool ended() const noexcept override { return present()->ended(); }
+
+ private:
+  static constexpr uint64_t kept = 32;
+  static constexpr auto patience = std::chrono::seconds(2);  // before peers that have left are blamed
+  struct Slot {
+    std::unique_ptr<device::Event> begin, end;
+    std::string what;
+  };
+
+  Slot &slot(uint64_t number) { return slots_[number % kept]; }
+  const Slot &slot(uint64_t number) const { return slots_[number % kept]; }
+  bool done(uint64_t number) const { return slot(number).end->done(); }
+  std::shared_ptr<Connection> present() const {
+    const std::lock_guard lock(mutex_);
+    return connection_;
+  }
+  void add_to_history(uint64_t what) noexcept;
+  Clock::duration stalled();
+
+  // Replaced by the caller's thread, under the lock: the guard has a hold on what it looks at.
+  std::shared_ptr<Connection> connection_;
+  std::shared_ptr<LaunchOrder> order_;
+  const Waiter &waiter_;
+  Failure &failure_;
+  bool quiet_ = false, abandoned_ = false;
+  History history_;
+  std::string what_;  // the collective between begin and end
+
+  mutable std::mutex mutex_;  // the slots, and what follows
+  Slot slots_[kept];
+  uint64_t next_ = 0;    // the number of the collective that comes
+  uint64_t oldest_ = 0;  // the guard's: all before are done
+  uint64_t stalled_at_ = UINT64_MAX;
+  Clock::time_point stalled_since_;
+};
+
+}  // namespace fsdp::comm::nccl

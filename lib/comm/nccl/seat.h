@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// What one rank's NCCL team, its communicators and its arenas share: whichever ends last gives it back.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/nccl/guard.h"
+#include "comm/nccl/launches.h"
+
+namespace fsdp::comm::nccl {
+
+// What is used of the NCCL that was found; the same on all ranks of a team.
+struct Features {
+  bool windows = false;         // memory is registered as windows, else as buffers
+  bool copy_engines = false;    // gathers
+  bool order_implicit = false;  // NCCL keeps the order of launches
+  bool premultiply = false;     // float16 sums: FSDP_NCCL_PREMUL
+};
+
+class Seat {
+ public:
+  Seat(std::shared_ptr<Team> host, device::Device &device, std::shared_ptr<const Library> library, Features features,
+       const Waiter &waiter, Failure &failure);
+
+  Team &host() const noexcept { return *host_; }
+  device::Device &device() const noexcept { return device_; }
+  const Features &features() const noexcept { return features_; }
+  const Library &library() const noexcept { return *library_; }
+  uint32_t rank() const noexcept { return host_->rank(); }
+  uint32_t size() const noexcept { return host_->size(); }
+
+  // Collective. A communicator in NCCL's sense, with all memory so far registered.
+  std::shared_ptr<Launches> open(const std::string &name, bool gathers);
+  // Local: waits a little for what is under way, and then aborts it.
+  void close(const std::shared_ptr<Launches> &launches) noexcept;
+  // Collective.
+  void add_memory(std::byte *data, uint64_t bytes);
+  void drop_memory(std::byte *data) noexcept;
+  // Collective. If ranks have enqueued different things on any communicator: where all have abandoned this round of
+  // this one, all communicators are made anew; else MISMATCH, which fails the context.
+  void end_round(Launches &ended);
+
+ private:
+  struct Memory {
+    std::byte *data;
+    uint64_t bytes;
+  };
+
+  UniqueId share_id(const std::string &what);
+  ConnectionPlan plan(const std::string &name, bool copy_engines) const;
+  void join(Connection &connection, const UniqueId &id);
+  void reopen(Launches &launches);
+  void make_anew();
+  void register_memory(Connection &connection, const Memory &memory);
+  [[noreturn]] void fail_history(size_t index, uint32_t peer, const History &mine, const History &theirs);
+
+  std::shared_ptr<Team> host_;
+  device::Device &device_;
+  std::shared_ptr<const Library> library_;
+  Features features_;
+  const Waiter &waiter_;
+  Failure &failure_;
+  std::shared_ptr<LaunchOrder> order_;
+  std::vector<std::shared_ptr<Launches>> open_;  // in the order of their creation, as on every rank
+  std::vector<Memory> memory_;
+  Guard guard_;
+};
+
+}  // namespace fsdp::comm::nccl

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/nccl/team.h"
+
+#include "comm/device_arena.h"
+#include "comm/device_team.h"
+#include "comm/nccl/choice.h"
+#include "comm/nccl/communicator.h"
+#include "comm/nccl/messages.h"
+#include "comm/together.h"
+
+namespace fsdp::comm::nccl {
+namespace {
+
+// NCCL knows its memory as long as it exists.
+class NcclArena final : public PartArena {
+ public:
+  NcclArena(std::shared_ptr<Seat> seat, uint64_t part_bytes, const std::string &what)
+      : PartArena(seat->device(), part_bytes, seat->rank(), seat->size(), what), seat_(std::move(seat)) {}
+  ~NcclArena() override { seat_->drop_memory(own().data()); }
+
+ private:
+  std::shared_ptr<Seat> seat_;
+};
+
+class NcclTeam final : public DeviceTeam {
+ public:
+  NcclTeam(std::shared_ptr<Team> host, std::shared_ptr<Seat> seat)
+      : DeviceTeam(std::move(host), seat->device()), seat_(std::move(seat)) {}
+
+  std::unique_ptr<Arena> create_parts(uint64_t part_bytes, const std::string &what) override {
+    std::unique_ptr<NcclArena> arena;
+    attempt_together(*host_, what, [&] { arena = std::make_unique<NcclArena>(seat_, part_bytes, what); });
+    seat_->add_memory(arena->own().data(), arena->own().size_bytes());
+    return arena;
+  }
+
+  // One block of all ranks is what it does anyway.
+  std::unique_ptr<Communicator> create_communicator(const std::string &what, uint32_t reduction_block) override {
+    if (reduction_block && reduction_block < size())
+      fail(FSDP_UNSUPPORTED,
+           "{}: sums in blocks of {} ranks by NCCL, which adds in an order of its own; FSDP_TRANSPORT_STAGING does it",
+           what, reduction_block);
+    return create<NcclCommunicator>(what);
+  }
+  std::unique_ptr<MessageCommunicator> create_message_communicator(const std::string &what, bool) override {
+    return create<NcclMessages>(what);
+  }
+
+  void register_memory(std::byte *data, uint64_t bytes, const std::string &) override {
+    seat_->add_memory(data, bytes);
+  }
+
+ private:
+  template <class Kind>
+  std::unique_ptr<Kind> create(const std::string &what) {
+    std::unique_ptr<Kind> made;
+    auto launches = seat_->open(what, what.starts_with("gather"));
+    attempt_together(*host_, what, [&] { made = std::make_unique<Kind>(seat_, std::move(launches)); });
+    return made;
+  }
+
+  std::shared_ptr<Seat> seat_;
+};
+
+}  // namespace
+
+std::shared_ptr<Team> create_team(std::shared_ptr<Team> host, device::Device &device, const Waiter &waiter,
+                                  Failure &failure, std::string *obstacle) {
+  Choice choice = choose(*host, device);
+  if (!choice.obstacle.empty()) {
+    if (!obstacle) fail(FSDP_UNSUPPORTED, "NCCL cannot serve these ranks: {}", choice.obstacle);
+    *obstacle = std::move(choice.obstacle);
+    return nullptr;
+  }
+  std::shared_ptr<Seat> seat;
+  attempt_together(*host, "NCCL", [&] {
+    seat = std::make_shared<Seat>(host, device, std::move(choice.library), choice.features, waiter, failure);
+  });
+  auto team = std::make_shared<NcclTeam>(std::move(host), std::move(seat));
+  for (Note &note : choice.notes) team->add_note(std::move(note));
+  return team;
+}
+
+const char *description() noexcept { return "opened at run time (2.19 or later)"; }
+
+}  // namespace fsdp::comm::nccl

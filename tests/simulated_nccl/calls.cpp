@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+// The functions of NCCL, and those for tests.
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+
+#include "simulated_nccl/state.h"
+
+using namespace simulated::nccl;
+using Lock = std::unique_lock<std::mutex>;
+
+namespace {
+
+// What this thread has called since ncclGroupStart.
+struct Group {
+  int depth = 0;
+  Comm *comm = nullptr;
+  fsdp_stream stream = nullptr;
+  std::vector<Collective> calls;
+};
+thread_local Group group;
+
+Result refuse(Result result, const std::string &why) {
+  state().last_error = why;
+  return result;
+}
+
+std::shared_ptr<Comm> find(Comm *comm) {
+  const auto found = state().comms.find(comm);
+  if (found == state().comms.end()) {
+    state().breach(nullptr, "a call with a communicator that has ended");
+    return nullptr;
+  }
+  return found->second;
+}
+
+void check_idle(const Comm &comm, const char *call) {
+  if (comm.polls > 0 || comm.joining || !comm.pending.empty() || comm.waits_for_windows)
+    state().breach(&comm, std::string(call) + " while another call is in progress");
+}
+
+Result begin(Comm &comm) {
+  comm.polls = static_cast<int>(state().knob(Knob::in_progress_polls));
+  return settled(comm) ? success : in_progress;
+}
+
+Result flush() {
+  const Lock lock(state().mutex);
+  Group mine = std::move(group);
+  group = {};
+  if (!mine.comm) return success;
+  const auto comm = find(mine.comm);
+  if (!comm) return refuse(invalid_argument, "no such communicator");
+  check_idle(*comm, "ncclGroupEnd");
+  comm->pending.emplace_back(std::move(mine.calls), mine.stream);
+  return begin(*comm);
+}
+
+Result call(Collective collective, Comm *comm, fsdp_stream stream) {
+  if (!collective.from || !collective.to) return invalid_argument;
+  if (group.comm && (group.comm != comm || group.stream != stream)) {
+    const Lock lock(state().mutex);
+    state().breach(comm, "a group of several communicators or streams");
+  }
+  group.comm = comm;
+  group.stream = stream;
+  group.calls.push_back(collective);
+  return group.depth ? success : flush();
+}
+
+const std::byte *bytes(const void *data) { return static_cast<const std::byte *>(data); }
+std::byte *bytes(void *data) { return static_cast<std::byte *>(data); }
+
+void reset() {
+  const Lock lock(state().mutex);
+  state().knobs = {};
+  state().counts = {};
+  state().breaches.clear();
+  state().kept.clear();
+}
+void set(Knob knob, int64_t value) {
+  const Lock lock(state().mutex);
+  state().knob(knob) = value;
+}
+int64_t count(Count which) {
+  const Lock lock(state().mutex);
+  return state().count(which);
+}
+const char *breaches() {
+  const Lock lock(state().mutex);
+  state().shown.clear();
+  for (const std::string &line : state().breaches) state().shown += line + '\n';
+  return state().shown.c_str();
+}
+
+}  // namespace
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+EXPORT const Control simulated_nccl_control;
+const Control simulated_nccl_control{reset, set, count, breaches};
+
+EXPORT Result ncclGetVersion(int *version) {
+  const Lock lock(state().mutex);
+  const int64_t wanted = state().knob(Knob::version);
+  *version = wanted ? static_cast<int>(wanted) : version_code(2, 32, 3);
+  return success;
+}
+
+EXPORT Result ncclGetUniqueId(UniqueId *id) {
+  const Lock lock(state().mutex);
+  *id = {};
+  const std::string text = "simulated-" + std::to_string(++state().ids);
+  std::memcpy(id->bytes, text.data(), text.size());
+  return success;
+}
+
+EXPORT Result ncclCommInitRankConfig(Comm **out, int ranks, UniqueId id, int rank, Config *config) {
+  const Lock lock(state().mutex);
+  if (config->magic != 0xcafebeef || config->blocking != 0)
+    return refuse(invalid_argument, "a configuration of nonsense");
+  auto comm = std::make_shared<Comm>();
+  auto &clique = state().cliques[std::string(id.bytes, ::strnlen(id.bytes, sizeof id.bytes))];
+  if (!clique) clique = std::make_shared<Clique>();
+  clique->size = ranks;
+  clique->joined.resize(static_cast<size_t>(ranks));
+  comm->clique = clique;
+  comm->rank = rank;
+  (void)cudaGetDevice(&comm->device);
+  comm->config = *config;
+  comm->name = config->comm_name ? config->comm_name : "";
+  comm->joining = true;
+  comm->hangs = state().knob(Knob::hang_init_rank) == rank + 1;
+  if (!comm->hangs) clique->joined[static_cast<size_t>(rank)] = true;
+  state().comms[comm.get()] = comm;
+  ++state().count(Count::communicators);
+  *out = comm.get();
+  return begin(*comm);
+}
+
+EXPORT Result ncclCommFinalize(Comm *handle) {
+  const Lock lock(state().mutex);
+  const auto comm = find(handle);
+  if (!comm) return invalid_argument;
+  check_idle(*comm, "ncclCommFinalize");
+  if (!comm->windows.empty()) state().breach(comm.get(), "finalized with windows");
+  comm->finalized = true;
+  return begin(*comm);
+}
+
+EXPORT Result ncclCommDestroy(Comm *handle) {
+  const Lock lock(state().mutex);
+  const auto comm = find(handle);
+  if (!comm) return invalid_argument;
+  if (!comm->finalized || comm->polls > 0 || comm->running)
+    state().breach(comm.get(), "destroyed while it may be at work");
+  ++state().count(Count::finished);
+  forget(comm);
+  return success;
+}
+
+EXPORT Result ncclCommAbort(Comm *handle) {
+  std::shared_ptr<Comm> comm;
+  {
+    const Lock lock(state().mutex);
+    comm = find(handle);
+  }
+  if (!comm) return invalid_argument;
+  abort(comm);
+  return success;
+}
+
+EXPORT Result ncclCommGetAsyncError(Comm *handle, Result *result) {
+  const Lock lock(state().mutex);
+  const auto comm = find(handle);
+  if (!comm) return invalid_argument;
+  const int64_t error = state().knob(Knob::async_error);
+  if (error && state().knob(Knob::async_error_rank) == comm->rank + 1) {
+    state().last_error = "a link went down (simulated)";
+    *result = static_cast<Result>(error);
+    return success;
+  }
+  *result = settled(*comm) ? success : in_progress;
+  return success;
+}
+
+EXPORT const char *ncclGetErrorString(Result result) {
+  switch (result) {
+    case success: return "no error";
+    case system_error: return "unhandled system error";
+    case remote_error: return "remote process exited or there was a network error";
+    case invalid_argument: return "invalid argument";
+    default: return "another error";
+  }
+}
+
+EXPORT const char *ncclGetLastError(Comm *) {
+  thread_local std::string text;
+  const Lock lock(state().mutex);
+  text = state().last_error;
+  return text.c_str();
+}
+
+EXPORT Result ncclGroupStart() {
+  ++group.depth;
+  return success;
+}
+
+EXPORT Result ncclGroupEnd() {
+  if (group.depth == 0) return invalid_usage;
+  return --group.depth ? success : flush();
+}
+
+EXPORT Result ncclAllGather(const void *from, void *to, size_t count, DataType type, Comm *comm, fsdp_stream stream) {
+  return call({Kind::all_gather, bytes(from), bytes(to), count, type, sum, 0}, comm, stream);
+}
+
+EXPORT Result ncclReduceScatter(const void *from, void *to, size_t count, DataType type, Operation operation,
+                                Comm *comm, fsdp_stream stream) {
+  return call({Kind::reduce_scatter, bytes(from), bytes(to), count, type, operation, 0}, comm, stream);
+}
+
+EXPORT Result ncclAllReduce(const void *from, void *to, size_t count, DataType type, Operation operation, Comm *comm,
+                            fsdp_stream stream) {
+  return call({Kind::all_reduce, bytes(from), bytes(to), count, type, operation, 0}, comm, stream);
+}
+
+EXPORT Result ncclBroadcast(const void *from, void *to, size_t count, DataType type, int root, Comm *comm,
+                            fsdp_stream stream) {
+  return call({Kind::broadcast, bytes(from), bytes(to), count, type, sum, root}, comm, stream);
+}
+
+EXPORT Result ncclRedOpCreatePreMulSum(Operation *operation, void *scalar, DataType type, ScalarResidence residence,
+                                       Comm *handle) {
+  const Lock lock(state().mutex);
+  const auto comm = find(handle);
+  if (!comm || type != float16 || residence != scalar_host)
+    return refuse(invalid_argument, "float16 from the host only");
+  _Float16 factor;
+  std::memcpy(&factor, scalar, sizeof factor);
+  comm->scales.push_back(static_cast<float>(factor));
+  *operation = 4 + static_cast<int>(comm->scales.size());
+  return success;
+}
+
+EXPORT Result ncclRedOpDestroy(Operation, Comm *) { return success; }
+
+EXPORT Result ncclCommWindowRegister(Comm *handle, void *data, size_t size, Window **window, int flags) {
+  const Lock lock(state().mutex);
+  const auto comm = find(handle);
+  if (!comm) return invalid_argument;
+  check_idle(*comm, "ncclCommWindowRegister");
+  if (reinterpret_cast<uintptr_t>(data) % 4096 || flags != window_symmetric)
+    return refuse(invalid_argument, "no page's start");
+  auto &sizes = comm->clique->windows[comm->windows_made++];
+  for (const size_t other : sizes)
+    if (other != size) state().breach(comm.get(), "ranks register windows of different sizes");
+  sizes.push_back(size);
+  comm->waits_for_windows = true;
+  if (!state().knob(Knob::refuse_windows)) {
+    comm->windows.push_back(std::make_unique<Window>(Window{{bytes(data), size}}));
+    *window = comm->windows.back().get();
+    ++state().count(Count::windows);
+  }
+  return begin(*comm);
+}
+
+EXPORT Result ncclCommWindowDeregister(Comm *handle, Window *window) {
+  const Lock lock(state().mutex);
+  const auto comm = find(handle);
+  if (!comm) return invalid_argument;
+  state().count(Count::windows) -=
+      static_cast<int64_t>(std::erase_if(comm->windows, [&](const auto &mine) { return mine.get() == window; }));
+  return success;
+}
+
+EXPORT Result ncclCommRegister(Comm *handle, void *data, size_t size, void **out) {
+  const Lock lock(state().mutex);
+  const auto comm = find(handle);
+  if (!comm) return invalid_argument;
+  comm->buffers.push_back(std::make_unique<Region>(Region{bytes(data), size}));
+  *out = comm->buffers.back().get();
+  ++state().count(Count::buffers);
+  return success;
+}
+
+EXPORT Result ncclCommDeregister(Comm *handle, void *buffer) {
+  const Lock lock(state().mutex);
+  const auto comm = find(handle);
+  if (!comm) return invalid_argument;
+  state().count(Count::buffers) -=
+      static_cast<int64_t>(std::erase_if(comm->buffers, [&](const auto &mine) { return mine.get() == buffer; }));
+  return success;
+}

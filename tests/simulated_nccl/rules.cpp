@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// What NCCL asks of its callers and does not check itself.
+#include <functional>
+
+#include "simulated_nccl/state.h"
+
+namespace simulated::nccl {
+namespace {
+
+bool same(const Collective &a, const Collective &b) {
+  return a.kind == b.kind && a.count == b.count && a.type == b.type && a.operation == b.operation && a.root == b.root;
+}
+
+bool overlap(const std::byte *a, size_t a_bytes, const std::byte *b, size_t b_bytes) {
+  return std::less<>()(a, b + b_bytes) && std::less<>()(b, a + a_bytes);
+}
+
+// In place is one exact place.
+void inspect_places(const Comm &comm, const Collective &call) {
+  const size_t piece = call.count * size_of(call.type), size = static_cast<size_t>(comm.clique->size);
+  const size_t own = static_cast<size_t>(comm.rank) * piece;
+  if (call.kind == Kind::all_gather) {
+    if (call.from == call.to + own)
+      ++state().count(Count::in_place_gathers);
+    else if (overlap(call.from, piece, call.to, piece * size))
+      state().breach(&comm, "an all_gather overlaps itself");
+  } else if (call.kind == Kind::reduce_scatter) {
+    if (call.to == call.from + own)
+      ++state().count(Count::in_place_reduces);
+    else if (overlap(call.to, piece, call.from, piece * size))
+      state().breach(&comm, "a reduce_scatter overlaps itself");
+  }
+}
+
+const Comm *comm_of(const Comm &comm, size_t rank) {
+  for (const auto &[key, other] : state().comms)
+    if (other->clique == comm.clique && other->rank == static_cast<int>(rank)) return other.get();
+  return nullptr;
+}
+
+// -1: in no window.
+int64_t window_offset(const Comm &comm, const std::byte *data) {
+  for (const auto &window : comm.windows)
+    if (data >= window->region.data && data < window->region.data + window->region.bytes)
+      return data - window->region.data;
+  return -1;
+}
+
+// What peers read or write lies at the same place of everybody's window, or in nobody's.
+void inspect_windows(const Comm &comm, const Meeting &meeting, size_t index) {
+  const auto shared = [](const Collective &call) { return call.kind == Kind::all_gather ? call.to : call.from; };
+  const Collective &mine = (*meeting.launches[static_cast<size_t>(comm.rank)])[index];
+  const int64_t offset = window_offset(comm, shared(mine));
+  if (offset >= 0) ++state().count(Count::registered_collectives);
+  if (mine.kind == Kind::broadcast) return;
+  for (size_t r = 0; r < meeting.launches.size(); ++r) {
+    const Comm *other = comm_of(comm, r);
+    if (other && window_offset(*other, shared((*meeting.launches[r])[index])) != offset)
+      state().breach(&comm, "the memory of a collective is not at the same place of the windows of all ranks");
+  }
+}
+
+void count(const Comm &comm, const Collective &call) {
+  if (call.kind == Kind::all_gather) ++state().count(Count::all_gathers);
+  if (call.kind == Kind::reduce_scatter) ++state().count(Count::reduce_scatters);
+  if (call.operation != sum) ++state().count(Count::scaled_sums);
+  if (call.kind == Kind::all_gather && comm.config.cta_policy == cta_policy_zero && window_offset(comm, call.to) >= 0)
+    ++state().count(Count::copy_engine_gathers);
+}
+
+}  // namespace
+
+void inspect(const Comm &comm, const Meeting &meeting) {
+  const std::vector<Collective> &mine = *meeting.launches[static_cast<size_t>(comm.rank)];
+  for (const auto *launch : meeting.launches)
+    if (launch->size() != mine.size())
+      return state().breach(&comm, "ranks launch different numbers of collectives as one");
+  for (size_t i = 0; i < mine.size(); ++i) {
+    for (const auto *launch : meeting.launches)
+      if (!same((*launch)[i], mine[i])) return state().breach(&comm, "ranks call different collectives");
+    inspect_places(comm, mine[i]);
+    inspect_windows(comm, meeting, i);
+    count(comm, mine[i]);
+  }
+}
+
+}  // namespace simulated::nccl

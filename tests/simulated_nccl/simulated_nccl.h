@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// A look-alike of libnccl.so.2 for tests where no GPU is: ranks are threads of one process, memory is that of the
+// simulated CUDA runtime, and collectives are host functions on its streams. It is a shared object that the library
+// opens as it opens the real one (FSDP_NCCL_LIBRARY). Stricter than NCCL: it compares what the ranks call, and notes
+// every breach of its rules. Sums are in rank order in fp32, rounded once; NCCL promises no order. It says nothing
+// about NCCL's speed, or its faults.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace simulated::nccl {
+
+// What a test may set; all 0 at first, and again after reset().
+enum class Knob : int {
+  version,            // what ncclGetVersion says; 0: 2.32.3
+  in_progress_polls,  // how often every call is in progress before it is done
+  hang_init_rank,     // 1 + the rank of a communicator that never joins
+  hang_collective,    // the n-th from now on, of any rank, never ends unless it is aborted
+  async_error,        // the result that the communicators of a rank report from now on ...
+  async_error_rank,   // ... 1 + which
+  abort_ms,           // how long ncclCommAbort takes
+  refuse_windows,     // windows are NULL
+};
+
+enum class Count : int {
+  communicators,  // alive
+  launches,       // groups that had collectives
+  all_gathers,
+  in_place_gathers,
+  reduce_scatters,
+  in_place_reduces,
+  scaled_sums,
+  windows,                 // alive
+  buffers,                 // alive, of ncclCommRegister
+  registered_collectives,  // whose memory lies in windows
+  copy_engine_gathers,
+  aborts,
+  finished,  // communicators that ended in good order
+};
+
+// The functions that the shared object gives to tests, by dlsym.
+struct Control {
+  void (*reset)();
+  void (*set)(Knob knob, int64_t value);
+  int64_t (*count)(Count count);
+  const char *(*breaches)();  // one a line; empty: none. Until the next call.
+};
+constexpr const char *control_symbol = "simulated_nccl_control";
+
+}  // namespace simulated::nccl

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// Communicators, and where their ranks meet.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/nccl/abi.h"
+#include "simulated_nccl/simulated_nccl.h"
+
+namespace simulated::nccl {
+
+using namespace fsdp::comm::nccl;  // its C types are the interface
+
+enum class Kind { all_gather, reduce_scatter, all_reduce, broadcast };
+
+// One collective, as one rank calls it.
+struct Collective {
+  Kind kind;
+  const std::byte *from;
+  std::byte *to;
+  size_t count;
+  DataType type;
+  Operation operation;
+  int root;
+};
+
+// The ranks of a communicator, and the n-th launch of each.
+struct Meeting {
+  std::vector<const std::vector<Collective> *> launches;  // by rank
+  size_t came = 0, read = 0;
+};
+
+struct Clique {
+  int size = 0;
+  std::vector<bool> joined;
+  std::map<uint64_t, Meeting> meetings;
+  std::map<uint64_t, std::vector<size_t>> windows;  // sizes of the n-th, of the ranks that came
+};
+
+struct Region {
+  const std::byte *data;
+  size_t bytes;
+};
+
+}  // namespace simulated::nccl
+
+namespace fsdp::comm::nccl {
+
+struct Window {
+  simulated::nccl::Region region;
+};
+
+// ncclComm
+struct Comm : std::enable_shared_from_this<Comm> {
+  std::shared_ptr<simulated::nccl::Clique> clique;
+  int rank = 0, device = 0;
+  Config config;
+  std::string name;
+  int polls = 0;  // left until what was called is done
+  std::vector<std::pair<std::vector<simulated::nccl::Collective>, fsdp_stream>> pending;
+  uint64_t launched = 0;  // on streams
+  uint64_t ran = 0;
+  uint64_t windows_made = 0;
+  bool joining = false, hangs = false, waits_for_windows = false, aborted = false, finalized = false;
+  int running = 0;  // host functions
+  std::vector<std::unique_ptr<Window>> windows;
+  std::vector<std::unique_ptr<simulated::nccl::Region>> buffers;
+  std::vector<float> scales;  // of made-up operations
+};
+
+}  // namespace fsdp::comm::nccl
+
+namespace simulated::nccl {
+
+struct State {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::map<std::string, std::shared_ptr<Clique>> cliques;  // by unique id
+  std::map<Comm *, std::shared_ptr<Comm>> comms;
+  std::map<std::pair<int, int>, std::map<Comm *, int>> running;  // kernels by (device, rank)
+  std::array<int64_t, 16> knobs{}, counts{};
+  std::vector<std::string> breaches;
+  std::vector<std::shared_ptr<void>> kept;  // what graphs may run again
+  std::string shown;
+  std::string last_error;
+  uint64_t ids = 0;
+
+  int64_t &knob(Knob which) { return knobs[static_cast<size_t>(which)]; }
+  int64_t &count(Count which) { return counts[static_cast<size_t>(which)]; }
+  void breach(const Comm *comm, const std::string &what);
+};
+
+State &state();
+int version();
+
+// With the lock held. Is what was called last done? Launches what was to be launched.
+bool settled(Comm &comm);
+void forget(const std::shared_ptr<Comm> &comm);
+// Without. As long as its kernels run.
+void abort(const std::shared_ptr<Comm> &comm);
+size_t size_of(DataType type);
+// What rank `comm` gets of a launch that all have come to, in memory of its own, in the order of the collectives.
+std::vector<std::vector<std::byte>> results(const Comm &comm, const Meeting &meeting);
+void store(const Comm &comm, const std::vector<Collective> &launch, const std::vector<std::vector<std::byte>> &results);
+// What differs between ranks, or breaks a rule.
+void inspect(const Comm &comm, const Meeting &meeting);
+
+}  // namespace simulated::nccl

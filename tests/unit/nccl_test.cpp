@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives by NCCL, over the simulated one: what they compute, and how they are called.
+#include <cmath>
+
+#include "nccl_ranks.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+// A value that tells rank and place apart, exact in bfloat16 and float16.
+float value_of(uint32_t rank, uint64_t i) {
+  return static_cast<float>(static_cast<int>(i % 13) - 6 + 3 * static_cast<int>(rank));
+}
+
+struct Grads {
+  Grads(NcclRank &mine, uint64_t shard)
+      : shard(shard),
+        bytes((mine.size() * shard * sizeof(float) + 4095) / 4096 * 4096),
+        full(mine.team->create_parts(bytes, "grads")),
+        to(mine.device->allocate(shard * sizeof(float), "to")),
+        own(full->writable() + mine.rank() * bytes) {
+    fill(mine);
+    std::memset(to->data(), 0, shard * sizeof(float));
+  }
+  void fill(NcclRank &mine) {
+    auto *values = reinterpret_cast<float *>(own);
+    for (uint64_t i = 0; i < mine.size() * shard; ++i) values[i] = value_of(mine.rank(), i);
+  }
+  ReduceSpan span(fsdp_dtype wire, float factor, bool accumulate, std::byte *wire_memory) {
+    return {{full.get(), 0, bytes},
+            FSDP_FLOAT32,
+            wire,
+            shard,
+            reinterpret_cast<float *>(to->data()),
+            factor,
+            accumulate,
+            wire_memory};
+  }
+  static float sum(uint32_t size, uint64_t i) {
+    float total = 0;
+    for (uint32_t r = 0; r < size; ++r) total += value_of(r, i);
+    return total;
+  }
+
+  uint64_t shard, bytes;
+  std::unique_ptr<Arena> full;
+  std::unique_ptr<device::Memory> to;
+  std::byte *own;
+};
+
+class NcclSizes : public NcclTest, public testing::WithParamInterface<uint32_t> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, NcclSizes, testing::Values(1U, 2U, 4U));
+
+TEST_P(NcclSizes, GathersPiecesOfOneLaunch) {
+  expect_well(run_ranks({GetParam()}, [](NcclRank &mine) {
+    constexpr uint64_t part = 8192;
+    const auto stream = mine.device->create_stream("gather");
+    const auto arena = mine.team->create_parts(part, "weights");
+    const auto pool = mine.device->allocate(mine.size() * part, "pool");
+    mine.team->register_memory(pool->data(), pool->size_bytes(), "pool");
+    const auto communicator = mine.team->create_communicator("gather");
+    std::memset(arena->writable() + mine.rank() * part, static_cast<int>(mine.rank() + 1), part);
+    const uint64_t cut = 3000;
+    const GatherSpan spans[] = {{{arena.get(), 0, part}, pool->data(), cut},
+                                {{arena.get(), cut, part}, pool->data() + mine.size() * cut, part - cut}};
+    for (int i = 0; i < 3; ++i) communicator->gather_stable(spans, {1, "layer"}, *stream);
+    const Ticket ticket = communicator->all_gather(spans, {1, "layer"}, *stream);
+    mine.synchronize(*stream);
+    EXPECT_TRUE(communicator->released(ticket));
+    const auto seen = mine.read<uint8_t>(pool->data(), mine.size() * part);
+    for (uint32_t r = 0; r < mine.size(); ++r) {
+      EXPECT_EQ(seen[r * cut + 5], r + 1);
+      EXPECT_EQ(seen[mine.size() * cut + (r + 1) * (part - cut) - 1], r + 1);
+    }
+  }));
+  EXPECT_EQ(control().count(Count::launches), 4 * GetParam());
+  EXPECT_EQ(control().count(Count::all_gathers), 8 * GetParam());
+  EXPECT_EQ(control().count(Count::registered_collectives), 8 * GetParam());
+  EXPECT_EQ(control().count(Count::copy_engine_gathers), 8 * GetParam());
+  EXPECT_EQ(control().count(Count::aborts), 0);
+  EXPECT_EQ(control().count(Count::finished), GetParam());
+}
+
+TEST_P(NcclSizes, APieceAtItsPlaceIsGatheredInPlace) {
+  expect_well(run_ranks({GetParam()}, [](NcclRank &mine) {
+    constexpr uint64_t bytes = 512;
+    const uint64_t part = mine.size() * bytes;
+    const auto stream = mine.device->create_stream("gather");
+    const auto arena = mine.team->create_parts(part, "whole weights");
+    const auto communicator = mine.team->create_communicator("gather");
+    std::byte *whole = arena->writable() + mine.rank() * part;
+    std::memset(whole + mine.rank() * bytes, 7 + static_cast<int>(mine.rank()), bytes);
+    const GatherSpan span{{arena.get(), 0, part + bytes}, whole, bytes};
+    communicator->all_gather({&span, 1}, {1, "layer"}, *stream);
+    mine.synchronize(*stream);
+    for (uint32_t r = 0; r < mine.size(); ++r) EXPECT_EQ(mine.read<uint8_t>(whole, part)[r * bytes + 9], 7 + r);
+  }));
+  EXPECT_EQ(control().count(Count::in_place_gathers), GetParam());
+}
+
+TEST_P(NcclSizes, ReducesInTheGradientItself) {
+  expect_well(run_ranks({GetParam()}, [](NcclRank &mine) {
+    const auto stream = mine.device->create_stream("reduce");
+    Grads a(mine, 100), b(mine, 1024);
+    const auto communicator = mine.team->create_communicator("reduce");
+    const auto reduce = [&](bool accumulate) {
+      a.fill(mine);
+      b.fill(mine);
+      const ReduceSpan spans[] = {a.span(FSDP_FLOAT32, 0.5F, accumulate, nullptr),
+                                  b.span(FSDP_FLOAT32, 0.5F, accumulate, nullptr)};
+      communicator->reduce_scatter(spans, {1, "layer"}, *stream);
+      mine.synchronize(*stream);
+    };
+    reduce(false);
+    reduce(true);
+    const auto seen = mine.read<float>(b.to->data(), b.shard);
+    for (uint64_t i = 0; i < b.shard; ++i)
+      ASSERT_EQ(seen[i], 2 * 0.5F * Grads::sum(mine.size(), mine.rank() * b.shard + i)) << i;
+    EXPECT_EQ(mine.read<float>(a.to->data(), 1)[0], Grads::sum(mine.size(), mine.rank() * a.shard));
+  }));
+  EXPECT_EQ(control().count(Count::in_place_reduces), 4 * GetParam());
+  EXPECT_EQ(control().count(Count::registered_collectives), 4 * GetParam());
+}
+
+TEST_P(NcclSizes, SendsInTheWiresDtype) {
+  expect_well(run_ranks({GetParam()}, [](NcclRank &mine) {
+    const auto stream = mine.device->create_stream("reduce");
+    Grads grads(mine, 256);
+    const auto wire = mine.device->allocate(mine.size() * grads.shard * 2, "wire");
+    const auto communicator = mine.team->create_communicator("reduce");
+    const ReduceSpan span = grads.span(FSDP_BFLOAT16, 1.0F, false, wire->data());
+    communicator->reduce_scatter({&span, 1}, {1, "layer"}, *stream);
+    mine.synchronize(*stream);
+    const auto seen = mine.read<float>(grads.to->data(), grads.shard);
+    for (uint64_t i = 0; i < grads.shard; ++i)
+      ASSERT_EQ(seen[i], Grads::sum(mine.size(), mine.rank() * grads.shard + i)) << i;
+    // The gradient itself is as it was.
+    EXPECT_EQ(mine.read<float>(grads.own, 5)[4], value_of(mine.rank(), 4));
+  }));
+}
+
+TEST_P(NcclSizes, AllReducesBroadcastsAndMeets) {
+  expect_well(run_ranks({GetParam()}, [](NcclRank &mine) {
+    const auto stream = mine.device->create_stream("reduce");
+    Grads grads(mine, 64);
+    const uint64_t whole_bytes = mine.size() * grads.shard * sizeof(float);
+    const auto whole = mine.team->create_parts(whole_bytes, "whole");
+    const auto communicator = mine.team->create_communicator("reduce");
+    std::byte *mine_whole = whole->writable() + mine.rank() * whole_bytes;
+    const AllReduceSpan span{{grads.full.get(), 0, grads.bytes}, FSDP_FLOAT32, FSDP_FLOAT32, grads.shard,
+                             {whole.get(), 0, whole_bytes},      mine_whole,   0.25F,        false};
+    communicator->all_reduce({&span, 1}, {1, "layer"}, *stream);
+    mine.synchronize(*stream);
+    const auto seen = mine.read<float>(mine_whole, mine.size() * grads.shard);
+    for (uint64_t i = 0; i < seen.size(); ++i) ASSERT_EQ(seen[i], 0.25F * Grads::sum(mine.size(), i)) << i;
+
+    const uint32_t root = mine.size() - 1;
+    const auto to = mine.device->allocate(16, "to");
+    grads.fill(mine);
+    communicator->broadcast({grads.full.get(), 0, grads.bytes}, root, to->data(), 16, {2, "param"}, *stream);
+    communicator->barrier({3, "end"}, *stream);
+    mine.synchronize(*stream);
+    EXPECT_EQ(mine.read<float>(to->data(), 4)[3], value_of(root, 3));
+  }));
+}
+
+TEST_P(NcclSizes, ExchangesMessages) {
+  expect_well(run_ranks({GetParam()}, [](NcclRank &mine) {
+    const auto stream = mine.device->create_stream("outer");
+    constexpr uint64_t count = 50;
+    const auto memory = mine.device->allocate(mine.size() * count * sizeof(float), "values");
+    const auto to = mine.device->allocate(count * sizeof(float), "to");
+    auto *values = reinterpret_cast<float *>(memory->data());
+    const auto communicator = mine.team->create_message_communicator("outer");
+    const auto fill = [&] {
+      for (uint64_t i = 0; i < mine.size() * count; ++i) values[i] = value_of(mine.rank(), i);
+    };
+    fill();
+    std::memset(to->data(), 0, count * sizeof(float));
+    const SliceSumSpan slice{values, count, reinterpret_cast<float *>(to->data()), true};
+    communicator->reduce_scatter({&slice, 1}, {1, "a"}, *stream);
+    mine.synchronize(*stream);
+    EXPECT_EQ(mine.read<float>(to->data(), count)[7], Grads::sum(mine.size(), mine.rank() * count + 7));
+    fill();
+    const SumSpan sum{values, mine.size() * count};
+    communicator->all_reduce({&sum, 1}, {1, "b"}, *stream);
+    mine.synchronize(*stream);
+    EXPECT_EQ(values[11], Grads::sum(mine.size(), 11));
+    values[mine.rank() * count] = static_cast<float>(mine.rank());
+    mine.meet();
+    const WholeSpan whole{memory->data(), count * sizeof(float)};
+    communicator->all_gather({&whole, 1}, {1, "c"}, *stream);
+    communicator->barrier({1, "d"}, *stream);
+    mine.synchronize(*stream);
+    for (uint32_t r = 0; r < mine.size(); ++r) EXPECT_EQ(values[r * count], static_cast<float>(r));
+    communicator->quiesce();
+    communicator->next_round();
+    communicator->barrier({1, "e"}, *stream);
+    mine.synchronize(*stream);
+  }));
+}
+
+TEST_F(NcclTest, SumsOfFloat16AreScaledFirstIfAskedFor) {
+  for (const bool scaled : {false, true}) {
+    if (scaled) ::setenv("FSDP_NCCL_PREMUL", "1", 1);
+    expect_well(run_ranks({4}, [&](NcclRank &mine) {
+      const auto stream = mine.device->create_stream("reduce");
+      Grads grads(mine, 8);
+      auto *values = reinterpret_cast<float *>(grads.own);
+      for (uint64_t i = 0; i < 4 * grads.shard; ++i) values[i] = 40000;
+      const auto wire = mine.device->allocate(4 * grads.shard * 2, "wire");
+      const auto communicator = mine.team->create_communicator("reduce");
+      const ReduceSpan span = grads.span(FSDP_FLOAT16, 0.25F, false, wire->data());
+      communicator->reduce_scatter({&span, 1}, {1, "layer"}, *stream);
+      mine.synchronize(*stream);
+      const float seen = mine.read<float>(grads.to->data(), 1)[0];
+      if (scaled)
+        EXPECT_EQ(seen, 40000);
+      else
+        EXPECT_TRUE(std::isinf(seen)) << seen;
+    }));
+  }
+  EXPECT_EQ(control().count(Count::scaled_sums), 4);
+}
+
+// Without an order the simulated NCCL sees kernels of both on one GPU at the same time.
+TEST_F(NcclTest, TwoCommunicatorsLaunchInOneOrder) {
+  for (const int64_t version : {22809, 23100}) {
+    control().set(Knob::version, version);
+    simulated::set_delay(300, 7);
+    expect_well(run_ranks({2}, [](NcclRank &mine) {
+      const auto gathers = mine.device->create_stream("gather"), reduces = mine.device->create_stream("reduce");
+      constexpr uint64_t part = 4096;
+      const auto arena = mine.team->create_parts(part, "weights");
+      const auto pool = mine.device->allocate(mine.size() * part, "pool");
+      Grads grads(mine, 64);
+      const auto gather = mine.team->create_communicator("gather"), reduce = mine.team->create_communicator("reduce");
+      const GatherSpan span{{arena.get(), 0, part}, pool->data(), part};
+      const ReduceSpan sum = grads.span(FSDP_FLOAT32, 1, false, nullptr);
+      for (int i = 0; i < 20; ++i) {
+        gather->gather_stable({&span, 1}, {1, "layer"}, *gathers);
+        reduce->reduce_scatter({&sum, 1}, {1, "layer"}, *reduces);
+      }
+      reduce->quiesce();
+      mine.synchronize(*gathers);
+      mine.synchronize(*reduces);
+      reduce->next_round();
+    }));
+    EXPECT_STREQ(control().breaches(), "") << version;
+  }
+}
+
+TEST_F(NcclTest, MemoryIsRegisteredAsTheVersionHasIt) {
+  const auto body = [](NcclRank &mine) {
+    const auto early = mine.team->create_parts(4096, "early");
+    const auto gather = mine.team->create_communicator("gather");
+    const auto late = mine.team->create_parts(8192, "late");
+    mine.meet();
+    if (mine.rank() == 0) {
+      const bool windows = control().count(Count::windows) == 4, buffers = control().count(Count::buffers) == 4;
+      EXPECT_TRUE(windows || buffers);
+    }
+    mine.meet();
+  };
+  control().set(Knob::version, 22809);
+  expect_well(run_ranks({2}, body));
+  control().set(Knob::version, 22403);
+  expect_well(run_ranks({2}, body));
+  ::setenv("FSDP_NCCL_WINDOWS", "0", 1);
+  control().set(Knob::version, 23203);
+  expect_well(run_ranks({2}, body));
+}
+
+TEST_F(NcclTest, WhereWindowsAreRefusedThereAreNone) {
+  control().set(Knob::refuse_windows, 1);
+  expect_well(run_ranks({2}, [](NcclRank &mine) {
+    Grads grads(mine, 64);
+    const auto stream = mine.device->create_stream("reduce");
+    const auto reduce = mine.team->create_communicator("reduce");
+    const ReduceSpan sum = grads.span(FSDP_FLOAT32, 1, false, nullptr);
+    reduce->reduce_scatter({&sum, 1}, {1, "layer"}, *stream);
+    mine.synchronize(*stream);
+  }));
+  EXPECT_EQ(control().count(Count::registered_collectives), 0);
+}
+
+TEST_F(NcclTest, RanksThatShareAGpuTravelThroughTheHostUnlessNcclMay) {
+  const NcclJob job{2, 20'000, true, DeviceTransport::automatic};
+  const auto first_note = [&] {
+    std::string text;
+    expect_well(run_ranks(job, [&](NcclRank &mine) {
+      if (mine.rank() == 0) text = mine.team->notes().at(0).text;
+    }));
+    return text;
+  };
+  EXPECT_NE(first_note().find("ranks 0 and 1 share a GPU, which needs NCCL 2.30.3 or later (this is 2.32.3) and "
+                              "NCCL_MULTI_RANK_GPU_ENABLE=1 (not set)"),
+            std::string::npos)
+      << first_note();
+  ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+  EXPECT_NE(first_note().find("NCCL 2.32.3 ("), std::string::npos) << first_note();
+  EXPECT_NE(first_note().find("launches are ordered by events"), std::string::npos);
+}
+
+TEST_F(NcclTest, SumsInBlocksAreRefused) {
+  for (const Error &error : run_ranks({4}, [](NcclRank &mine) {
+         (void)mine.team->create_communicator("reduce", 4);
+         (void)mine.team->create_communicator("reduce", 2);
+       }))
+    EXPECT_EQ(error.status, FSDP_UNSUPPORTED) << error.message;
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test
