@@ -174,6 +174,8 @@ enum {
  * in that stream's order and returns. So far as docstrings say "Blocks: peers on the host device", they do not block here.
  *   Streams      A call may name any stream of the device; what it enqueues comes after what earlier calls enqueued that it
  *                needs, also on other streams. A stream named by fsdp_acquire_grad must live until fsdp_reduce_grad.
+ *                Ranks that are threads of one process and share a GPU each need streams of their own: NULL, the legacy default
+ *                stream, is one for all of them, and the work of one would wait behind that of another which waits for it.
  *                Only calls that return values wait for the GPU: fsdp_get_grad_norm, fsdp_get_param_grad_norms, fsdp_clip_grads,
  *                fsdp_check_grads, fsdp_apply_grads with a norm, and fsdp_load_param, fsdp_read_param, fsdp_discard_step. Ranks
  *                still meet on the host where a call says "Blocks: peers".
