@@ -64,6 +64,8 @@ unpack() {
   export CMAKE_PREFIX_PATH="$root/usr"
 }
 
+# Ranks that are threads of one process and share a GPU wait for each other's streams, which CUDA else puts into few queues.
+export CUDA_DEVICE_MAX_CONNECTIONS=32
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader || give_up 'no GPU: nvidia-smi does not list one'
 [ -n "$packages" ] && unpack "$packages"
 "$python" -c 'import torch; print("torch", torch.__version__)' 2>/dev/null || echo "no torch in $python"

@@ -102,6 +102,7 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
 void Runtime::make_inner() {
   // What is never sent needs no communicator over the device's memory.
   comm::Team &data = communicates() ? *teams.inner_data : inner();
+  if (communicates()) storage->register_with(data);
   version_gate = data.create_gate("publish");
   round_gate = data.create_gate("round of reduces");
   gather_comm = data.create_communicator("gather");

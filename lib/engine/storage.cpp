@@ -118,6 +118,11 @@ void Storage::allocate_private() {
   wire_ = allocate(FSDP_ROLE_REDUCE, plan_.wire_bytes);
 }
 
+void Storage::register_with(comm::Team &team) const {
+  if (plan_.gather_bytes) team.register_memory(gather_.data, plan_.gather_bytes, role_name(FSDP_ROLE_GATHER));
+  if (plan_.wire_bytes) team.register_memory(wire_.data, plan_.wire_bytes, role_name(FSDP_ROLE_REDUCE));
+}
+
 void Storage::allocate_shared() {
   shared_compute_ = create_shared_compute();
   whole_compute_ = create_parts(team_, plan_.whole_compute_bytes, "whole compute weights");

@@ -63,6 +63,8 @@ class Storage {
 
   const std::vector<Bucket> &buckets() const { return buckets_; }
   std::byte *gather_pool() const { return gather_.data; }
+  // Collective: private memory that collectives of the team will name.
+  void register_with(comm::Team &team) const;
   // On a device, for graphs: one for each batch of the optimizer.
   device::AdamW *steps() const { return reinterpret_cast<device::AdamW *>(steps_->data()); }
   double *scratch() const { return reinterpret_cast<double *>(scratch_.data); }
