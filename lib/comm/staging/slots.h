@@ -28,6 +28,7 @@ class Slots {
   uint64_t count_;
   uint64_t part_bytes_;
   std::unique_ptr<Arena> arena_;
+  bool registered_ = false;
 };
 
 }  // namespace fsdp::comm::staging
