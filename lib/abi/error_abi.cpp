@@ -131,12 +131,14 @@ uint64_t fsdp_get_dtype_size(fsdp_dtype dtype) { return dtype_size(dtype); }
 
 fsdp_status fsdp_describe_build(char *buffer, uint64_t *size_bytes) {
   return guard([&] {
-    const bool has_cuda = std::string_view(device::cuda_description()) != "no";
+    const std::string at_run_time = device::cuda_at_run_time();
+    const bool has_cuda = !at_run_time.empty();
     const std::string text = format_text(
         "version: {}\ndevices: host{}\ncommunicators: shm{}\ncuda: {}\nnccl: no\nucx: {}\nnvtx: {}\ninstruction set: {}\n"
         "compiler: {}\n",
-        FSDP_VERSION_TEXT, has_cuda ? ", cuda" : "", has_cuda ? ", staging" : "", device::cuda_description(), comm::net_description(), trace::has_ranges() ? "yes" : "no", device::host_instruction_set(),
-        __VERSION__);
+        FSDP_VERSION_TEXT, has_cuda ? ", cuda" : "", has_cuda ? ", staging" : "",
+        has_cuda ? format_text("{}; here: {}", device::cuda_description(), at_run_time) : device::cuda_description(),
+        comm::net_description(), trace::has_ranges() ? "yes" : "no", device::host_instruction_set(), __VERSION__);
     write_text(text, buffer, size_bytes, "fsdp_describe_build");
   });
 }

@@ -30,9 +30,9 @@ IMPURE = re.compile(
 BACKENDS = re.compile(r"(device|comm)/(host|cuda|shm|ucx|nccl|hybrid|staging)/")
 # Who else may, and why: the meeting on one host hands out the very memory that shm maps; shm moves host memory, so it
 # sums with the host's kernels. ucx has shm's rounds, fingerprints and watch, and sums as it does. Leaders of nodes read and
-# write their node's control memory. hybrid joins shm, nodes and ucx to one world. staging
-# describes its calls to the host's communicators as they do.
-BACKEND_FRIENDS = {("lib/comm/bootstrap/", "comm/shm/"), ("lib/comm/nodes/", "comm/shm/"),
+# write their node's control memory. cuda's lanes are streams of the host, and it casts on the host what the GPU cannot
+# reach. hybrid joins shm, nodes and ucx to one world. staging describes its calls to the host's communicators as they do.
+BACKEND_FRIENDS = {("lib/device/cuda/", "device/host/"), ("lib/comm/bootstrap/", "comm/shm/"), ("lib/comm/nodes/", "comm/shm/"),
                    ("lib/comm/shm/", "device/host/"), ("lib/comm/ucx/", "comm/shm/"), ("lib/comm/ucx/", "device/host/"),
                    ("lib/comm/hybrid/", "comm/shm/"), ("lib/comm/staging/", "comm/shm/")}
 LONGEST, LONG = 600, 300

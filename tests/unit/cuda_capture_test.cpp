@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams and events inside a graph capture: library streams join it, what lies outside is left out, and what cannot be part of
-// a graph says so without ending the capture.
+// Streams and events inside a graph capture: library streams join it, what lies outside is left out, and what cannot be
+// part of a graph says so without ending the capture.
 #include "cuda_fixture.h"
 
 namespace fsdp::device {

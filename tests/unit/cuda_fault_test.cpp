@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults of CUDA, over the simulated runtime: each call that can fail does once, GPUs are lost, and devices are missing.
+// Faults of CUDA, over the simulated runtime: each call that can fail does once, GPUs are lost, and devices are
+// missing.
 #include <atomic>
 #include <thread>
 
@@ -26,6 +27,7 @@ void use_all(const Options &options = {}) {
   device.transfer(on_gpu, FSDP_FLOAT32, values.data(), FSDP_FLOAT32, 1024);
   Stream &caller = device.caller_stream(nullptr);
   caller.scale(on_gpu, 2, 1024);
+  (void)cuda::kernels::delay(nullptr, 2000);  // so that there is something to wait for
   caller.record(*event);
   stream->wait(*event);
   stream->copy(pinned->data(), memory->data(), 4096);
@@ -41,11 +43,18 @@ void use_all(const Options &options = {}) {
 
 // Whose failure is no error: what gives back, a look that changes nothing, and what has another way.
 bool may_fail_silently(const std::string &name, uint64_t nth) {
-  for (const char *silent : {"cudaFree", "cudaFreeHost", "cudaEventDestroy", "cudaStreamDestroy", "cudaHostUnregister",
-                             "cudaThreadExchangeStreamCaptureMode", "cudaGetLastError", "cuMemUnmap", "cuMemAddressFree",
-                             "cuDevicePrimaryCtxRelease", "cuCtxPopCurrent", "cudaGetErrorName", "cudaGetErrorString"})
+  for (const char *silent :
+       {"cudaFree", "cudaFreeHost", "cudaEventDestroy", "cudaStreamDestroy", "cudaHostUnregister",
+        "cudaThreadExchangeStreamCaptureMode", "cudaGetLastError", "cuMemUnmap", "cuMemAddressFree",
+        "cuDevicePrimaryCtxRelease", "cuCtxPopCurrent", "cudaGetErrorName", "cudaGetErrorString"})
     if (name == silent) return true;
   return (name == "cuMemCreate" || name == "cuMemRelease") && nth == 1;  // the trial of the memory plan
+}
+
+// Without these a destructor cannot find out whether the GPU has done with memory, and rather keeps it.
+bool ends_drains(const std::string &name) {
+  return name == "cuCtxGetCurrent" || name == "cudaStreamGetCaptureInfo" || name == "cudaEventRecord" ||
+         name == "cuStreamWriteValue32";
 }
 
 // Every call of this function fails in its turn, the others work.
@@ -61,36 +70,41 @@ void fail_each(const std::string &name, int error) {
       return;
     }
     if (failed.status == FSDP_OK) {
-      // Destructors of streams and lanes look again; what they meet is for nobody.
-      EXPECT_TRUE(may_fail_silently(name, nth) || nth > 1);
+      EXPECT_TRUE(may_fail_silently(name, nth) || ends_drains(name) || name == "cudaLaunchKernel");  // the test's own
       continue;
     }
-    EXPECT_EQ(cuda::status_of(static_cast<cudaError_t>(error)), failed.status) << failed.message;
+    // Whatever the count of GPUs fails with: there is none to be used.
+    const auto status =
+        name == "cudaGetDeviceCount" ? FSDP_UNSUPPORTED : cuda::status_of(static_cast<cudaError_t>(error));
+    EXPECT_EQ(status, failed.status) << failed.message;
     EXPECT_EQ(FSDP_ORIGIN_CUDA, failed.origin);
     EXPECT_EQ(error, failed.code);
     const std::string call = name == "cudaLaunchKernel" ? "kernel " : name;
     EXPECT_NE(std::string::npos, failed.message.find(call)) << failed.message;
-    EXPECT_NE(std::string::npos, failed.message.find(cudaGetErrorName(static_cast<cudaError_t>(error)))) << failed.message;
-    EXPECT_EQ(0u, simulated::allocated_bytes());
+    EXPECT_NE(std::string::npos, failed.message.find(cudaGetErrorName(static_cast<cudaError_t>(error))))
+        << failed.message;
+    if (!ends_drains(name)) EXPECT_EQ(0u, simulated::allocated_bytes());
   }
 }
 
 TEST_F(CudaFaultTest, CallsThatPrepare) {
-  for (const char *name : {"cudaGetDeviceCount", "cudaDeviceGetAttribute", "cudaGetDriverEntryPointByVersion", "cuDeviceGet",
-                           "cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain", "cuCtxGetCurrent", "cudaHostRegister",
-                           "cudaStreamCreateWithPriority", "cudaDeviceGetStreamPriorityRange", "cudaEventCreateWithFlags"})
+  for (const char *name :
+       {"cudaGetDeviceCount", "cudaDeviceGetAttribute", "cudaGetDriverEntryPointByVersion", "cuDeviceGet",
+        "cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain", "cuCtxGetCurrent", "cudaHostRegister",
+        "cudaStreamCreateWithPriority", "cudaDeviceGetStreamPriorityRange", "cudaEventCreateWithFlags"})
     fail_each(name, cudaErrorInvalidValue);
 }
 
 TEST_F(CudaFaultTest, CallsThatAllocate) {
-  for (const char *name : {"cudaMalloc", "cudaHostAlloc", "cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"})
+  for (const char *name :
+       {"cudaMalloc", "cudaHostAlloc", "cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"})
     fail_each(name, cudaErrorMemoryAllocation);
 }
 
 TEST_F(CudaFaultTest, CallsThatEnqueue) {
-  for (const char *name : {"cudaEventRecord", "cudaStreamWaitEvent", "cudaMemcpyAsync", "cudaMemsetAsync", "cudaLaunchKernel",
-                           "cuStreamWaitValue32", "cuStreamWriteValue32", "cudaStreamGetCaptureInfo",
-                           "cudaPointerGetAttributes"})
+  for (const char *name :
+       {"cudaEventRecord", "cudaStreamWaitEvent", "cudaMemcpyAsync", "cudaMemsetAsync", "cudaLaunchKernel",
+        "cuStreamWaitValue32", "cuStreamWriteValue32", "cudaStreamGetCaptureInfo", "cudaPointerGetAttributes"})
     fail_each(name, cudaErrorInvalidValue);
 }
 
@@ -195,7 +209,8 @@ TEST_F(CudaFaultTest, TheCurrentGpuOfTheThreadIsTheDefaultAndStaysWhatItWas) {
   const auto foreign = own.device->allocate(4096, "test");
   std::vector<float> host(1024);
   EXPECT_EQ(FSDP_INVALID_ARGUMENT, failure_of([&] {
-                                     second.device->transfer(host.data(), FSDP_FLOAT32, foreign->data(), FSDP_FLOAT32, 1024);
+                                     second.device->transfer(host.data(), FSDP_FLOAT32, foreign->data(), FSDP_FLOAT32,
+                                                             1024);
                                    }).status);
 }
 

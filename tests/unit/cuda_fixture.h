@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests of the CUDA device start from. The same files are built twice: over the simulated runtime, as unit tests, and over
-// CUDA itself, as GPU tests, which are skipped where no GPU is.
+// What tests of the CUDA device start from. The same files are built twice: over the simulated runtime, as unit tests,
+// and over CUDA itself, as GPU tests, which are skipped where no GPU is.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -75,8 +75,8 @@ TEST_F(CudaLaneTest, ReleasesStreamsOfTheCallerToo) {
   EXPECT_EQ(20, *value);
 }
 
-// A wait is for the record that was there when it was asked for: the lane must not come to wait for work that itself waits for
-// the lane.
+// A wait is for the record that was there when it was asked for: the lane must not come to wait for work that itself
+// waits for the lane.
 TEST_F(CudaLaneTest, ALaterRecordMovesNoWait) {
   CudaContext context({}, 5000);
   Device &device = *context.device;
@@ -156,7 +156,8 @@ TEST_F(CudaLaneTest, ALateGpuIsATimeout) {
   for (int i = 0; i < 1000 && !context.failure.failed(); ++i) std::this_thread::sleep_for(1ms);
   ASSERT_TRUE(context.failure.failed());
   EXPECT_EQ(FSDP_TIMEOUT, context.failure.get()->status);
-  EXPECT_NE(std::string::npos, context.failure.get()->message.find("the caller's stream")) << context.failure.get()->message;
+  EXPECT_NE(std::string::npos, context.failure.get()->message.find("the caller's stream"))
+      << context.failure.get()->message;
   EXPECT_TRUE(goes_on(*stream));
   CUDA_OK(cudaStreamSynchronize(own.get()));
 }
@@ -183,7 +184,8 @@ TEST_F(CudaLaneTest, SynchronizeEndsAtTheTimeoutAndForTheHook) {
   EXPECT_EQ(FSDP_TIMEOUT, late.status);
   EXPECT_NE(std::string::npos, late.message.find("within 50 ms")) << late.message;
   Failure failure;
-  const Waiter waiter(failure, [](void *) { return int32_t{1}; }, nullptr, 20000);
+  const Waiter waiter(
+      failure, [](void *) { return int32_t{1}; }, nullptr, 20000);
   const auto device = create_cuda_device(0, {}, waiter, failure);
   const auto other = device->create_event();
   device->caller_stream(own.get()).record(*other);

@@ -27,7 +27,8 @@ TEST_F(CudaStreamTest, MemoryIsZeroedAndAlignedToPages) {
     const auto memory = context.device->allocate(bytes, "test");
     ASSERT_EQ(bytes, memory->size_bytes());
     EXPECT_EQ(0u, reinterpret_cast<uintptr_t>(memory->data()) % 512);
-    EXPECT_EQ(std::vector<float>(bytes / 4, 0), read(*context.device, reinterpret_cast<float *>(memory->data()), bytes / 4));
+    EXPECT_EQ(std::vector<float>(bytes / 4, 0),
+              read(*context.device, reinterpret_cast<float *>(memory->data()), bytes / 4));
     const auto pinned = context.device->allocate_host(bytes, "test");
     EXPECT_EQ(0u, reinterpret_cast<uintptr_t>(pinned->data()) % 4096);
     EXPECT_TRUE(std::all_of(pinned->data(), pinned->data() + bytes, [](std::byte b) { return b == std::byte{}; }));
@@ -148,8 +149,8 @@ TEST_F(CudaStreamTest, KernelsGiveTheBitsOfTheHost) {
   EXPECT_EQ(kernels::sum_squares(host.data(), count, 128), *squares);
   EXPECT_EQ(0u, *bad);
   std::vector<float> sum(count);
-  kernels::rank_sum({reinterpret_cast<const std::byte *>(host.data()), count * 4, 2, FSDP_FLOAT32, FSDP_FLOAT32, sum.data(),
-                     count, 0.5F, false});
+  kernels::rank_sum({reinterpret_cast<const std::byte *>(host.data()), count * 4, 2, FSDP_FLOAT32, FSDP_FLOAT32,
+                     sum.data(), count, 0.5F, false});
   EXPECT_EQ(sum, read(device, values));
 }
 

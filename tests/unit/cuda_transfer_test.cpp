@@ -19,7 +19,9 @@ class Place {
     if (kind == library) data_ = memory_->data();
     if (kind == pinned) EXPECT_EQ(cudaSuccess, cudaMallocHost(&data_, bytes));
     if (kind == device) EXPECT_EQ(cudaSuccess, cudaMalloc(&data_, bytes));
+#ifndef FSDP_TEST_SIMULATED_CUDA  // which has none
     if (kind == managed) EXPECT_EQ(cudaSuccess, cudaMallocManaged(&data_, bytes));
+#endif
   }
   ~Place() {
     if (kind_ == pinned) cudaFreeHost(data_);
@@ -36,7 +38,11 @@ class Place {
   std::unique_ptr<Memory> memory_;
 };
 
-constexpr Place::Kind kinds[] = {Place::pageable, Place::pinned, Place::device, Place::managed, Place::library};
+constexpr Place::Kind kinds[] = {Place::pageable, Place::pinned, Place::device, Place::library,
+#ifndef FSDP_TEST_SIMULATED_CUDA
+                                 Place::managed
+#endif
+};
 constexpr fsdp_dtype dtypes[] = {FSDP_FLOAT32, FSDP_BFLOAT16, FSDP_FLOAT16};
 
 std::vector<std::byte> cast_on_host(fsdp_dtype to, const void *from, fsdp_dtype from_dtype, uint64_t count) {
@@ -90,7 +96,8 @@ TEST_F(CudaTransferTest, ComesAfterTheLegacyStream) {
 
 TEST_F(CudaTransferTest, NothingToMove) {
   CudaContext context;
-  EXPECT_EQ(FSDP_OK, failure_of([&] { context.device->transfer(nullptr, FSDP_FLOAT32, nullptr, FSDP_FLOAT16, 0); }).status);
+  EXPECT_EQ(FSDP_OK,
+            failure_of([&] { context.device->transfer(nullptr, FSDP_FLOAT32, nullptr, FSDP_FLOAT16, 0); }).status);
 }
 
 }  // namespace

@@ -24,6 +24,7 @@ void CallerStream::sum_squares_in(double *result, const float *values, uint64_t 
 
 CallerStreams::CallerStreams(Core &core) : core_(core), scratch_(core, "scratch of kernels"), scratch_free_(core) {
   for (Slot &slot : slots_) slot.stream = std::make_unique<CallerStream>(core, *this);
+  core.add(*this);
 }
 
 CallerStream &CallerStreams::at(cudaStream_t stream) {
@@ -38,11 +39,8 @@ CallerStream &CallerStreams::at(cudaStream_t stream) {
 }
 
 bool CallerStreams::drain() noexcept {
-  if (core_.stuck.load()) return false;
   const auto done = [&](const Slot &slot) { return await_last(slot.stream->last(), core_); };
-  const bool all = std::all_of(slots_.begin(), slots_.end(), done);
-  if (!all) core_.stuck.store(true);
-  return all;
+  return std::all_of(slots_.begin(), slots_.end(), done);
 }
 
 }  // namespace fsdp::device::cuda

@@ -30,15 +30,17 @@ class CallerStream final : public CudaStream {
 };
 
 // A fixed number of wrappers; the one unused for longest is pointed at the next new stream.
-class CallerStreams {
+class CallerStreams final : private Worker {
  public:
   explicit CallerStreams(Core &core);
+  ~CallerStreams() { core_.remove(*this); }
+  CallerStreams(const CallerStreams &) = delete;
+  CallerStreams &operator=(const CallerStreams &) = delete;
   CallerStream &at(cudaStream_t stream);
-  // Waits until the library's work on all of them is done, for at most the timeout; returns whether it is, and that of
-  // the library's streams that have gone.
-  bool drain() noexcept;
 
  private:
+  bool drain() noexcept override;
+
   friend class CallerStream;
   static constexpr size_t capacity = 32;
   struct Slot {

@@ -49,6 +49,24 @@ Core::Core(int index, const Options &options, const Waiter &waiter, Failure &fai
 
 Core::~Core() { check.note(cudaEventDestroy(probe_), "cudaEventDestroy", "the event that shows a lost GPU"); }
 
+bool Core::drain() noexcept {
+  std::lock_guard lock(mutex_);
+  if (stuck_) return false;
+  if (!std::all_of(workers_.begin(), workers_.end(), [](Worker *worker) { return worker->drain(); })) stuck_ = true;
+  return !stuck_;
+}
+
+void Core::add(Worker &worker) {
+  std::lock_guard lock(mutex_);
+  workers_.push_back(&worker);
+}
+
+void Core::remove(Worker &worker) noexcept {
+  if (!worker.drain()) stuck_ = true;
+  std::lock_guard lock(mutex_);
+  std::erase(workers_, &worker);
+}
+
 void Core::check_gpu() const {
   const DeviceScope scope(*this);
   const RelaxedScope relaxed;

@@ -4,7 +4,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "device/cuda/driver.h"
 #include "device/cuda/words.h"
@@ -45,12 +47,27 @@ class DeviceScope {
   bool pushed_ = false;
 };
 
+// Somebody who has given work to the GPU.
+class Worker {
+ public:
+  // Waits until that work is done, for at most the timeout and 10 s; returns whether it is.
+  virtual bool drain() noexcept = 0;
+
+ protected:
+  ~Worker() = default;
+};
+
 struct Core {
   Core(int index, const Options &options, const Waiter &waiter, Failure &failure);
   ~Core();
   Core(const Core &) = delete;
   Core &operator=(const Core &) = delete;
 
+  // Is everything done that the library gave to the GPU in this context? Then what it uses may be given back. Once it
+  // was not done in time, nothing is given back any more.
+  bool drain() noexcept;
+  void add(Worker &worker);
+  void remove(Worker &worker) noexcept;  // whose work must be done, or is never known to be
   // Throws, and fails the context, if the GPU is lost. Any thread.
   void check_gpu() const;
 
@@ -64,11 +81,12 @@ struct Core {
   const PrimaryContext context;
   // The graph capture that the engine has begun; 0: none.
   std::atomic<uint64_t> live_capture{0};
-  // Work did not end while somebody waited to give back what it uses: nothing that it could use is given back any more.
-  std::atomic<bool> stuck{false};
   Words words;
 
  private:
+  std::mutex mutex_;
+  std::vector<Worker *> workers_;
+  std::atomic<bool> stuck_{false};
   cudaEvent_t probe_ = nullptr;  // never recorded: asking for it shows a lost GPU, and nothing else
 };
 

@@ -20,14 +20,14 @@ std::unique_ptr<Event> CudaDevice::create_event() { return std::make_unique<Cuda
 
 std::unique_ptr<Memory> CudaDevice::allocate(uint64_t bytes, const char *what) {
   count_allocation(bytes, what);
-  auto memory = std::make_unique<DeviceMemory>(core_, plan_, callers_, bytes, what);
+  auto memory = std::make_unique<DeviceMemory>(core_, plan_, bytes, what);
   transfer_.clear(memory->data(), bytes);
   return memory;
 }
 
 std::unique_ptr<Memory> CudaDevice::allocate_host(uint64_t bytes, const char *what) {
   count_allocation(bytes, what);
-  return std::make_unique<PinnedMemory>(core_, callers_, bytes, what);
+  return std::make_unique<PinnedMemory>(core_, bytes, what);
 }
 
 Stream &CudaDevice::caller_stream(fsdp_stream stream) { return callers_.at(stream); }
@@ -46,7 +46,7 @@ void CudaDevice::register_host(void *data, uint64_t bytes) {
 }
 
 void CudaDevice::unregister_host(void *data) noexcept {
-  if (callers_.drain()) core_.check.note(cudaHostUnregister(data), "cudaHostUnregister", "memory of the host");
+  if (core_.drain()) core_.check.note(cudaHostUnregister(data), "cudaHostUnregister", "memory of the host");
 }
 
 void CudaDevice::begin_capture(uint64_t id) {

@@ -28,19 +28,22 @@ bool CudaEvent::done() const noexcept {
   return written();
 }
 
-// Two streams could write the word in either order: the later record comes after the earlier.
+// Two streams could write the word in either order: the later record comes after the earlier, whose word is written
+// before CUDA's event, so that who waits for that comes after the word too.
 void CudaEvent::record(cudaStream_t stream, uint64_t capture, const std::string &stream_name) {
-  if (capture == 0 && stream != stream_ && !written()) enqueue_wait(stream, stream_name);
+  if (capture == 0) write(stream, stream_name);
   core_.check(cudaEventRecord(event_, stream), "cudaEventRecord", stream_name);
-  if (capture == 0) {
-    core_.check(core_.driver.stream_write_value(stream, word_->address(), count_ + 1, CU_STREAM_WRITE_VALUE_DEFAULT),
-                "cuStreamWriteValue32", stream_name);
-    ++count_;
-    stream_ = stream;
-  }
   capture_ = capture;
   on_host_ = false;
   std::snprintf(stream_name_, sizeof stream_name_, "%s", stream_name.c_str());
+}
+
+void CudaEvent::write(cudaStream_t stream, const std::string &stream_name) {
+  if (stream != stream_ && !written()) enqueue_wait(stream, stream_name);
+  core_.check(core_.driver.stream_write_value(stream, word_->address(), count_ + 1, CU_STREAM_WRITE_VALUE_DEFAULT),
+              "cuStreamWriteValue32", stream_name);
+  ++count_;
+  stream_ = stream;
 }
 
 void CudaEvent::enqueue_wait(cudaStream_t stream, const std::string &stream_name) const {

@@ -41,6 +41,7 @@ class CudaEvent final : public Event {
   const char *stream_name() const noexcept { return stream_name_; }
 
  private:
+  void write(cudaStream_t stream, const std::string &stream_name);
   bool written() const noexcept { return word_->reached(count_); }
 
   Core &core_;

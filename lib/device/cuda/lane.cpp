@@ -25,7 +25,8 @@ Lane::~Lane() {
   stream_.reset();
   if (!word_) return;
   const auto past = [&](const Passed &passed) { return await_last(*passed.event, core_); };
-  std::all_of(passed_.begin(), passed_.end(), past) ? core_.words.give_back(word_) : core_.words.abandon(word_);
+  const bool unused = unseen_ == 0 && std::all_of(passed_.begin(), passed_.end(), past);
+  unused ? core_.words.give_back(word_) : core_.words.abandon(word_);
 }
 
 // The event is only for giving the word back: a stream that is released again and again needs no more than one.
@@ -35,7 +36,9 @@ void Lane::release(Stream &device_stream) {
   const HostEvent so_far = stream_->point();
   if (!word_ || so_far.done()) return stream->check_outside_capture();
   stream->wait_word(*word_, static_cast<uint32_t>(so_far.count()));
+  ++unseen_;
   stream->record(passed(stream->handle()));
+  --unseen_;
 }
 
 CudaEvent &Lane::passed(cudaStream_t stream) {

@@ -46,7 +46,8 @@ class Lane final : public HostLane {
   Core &core_;
   PinnedWord *word_ = nullptr;
   std::array<Passed, 4> passed_;
-  size_t next_ = 0;  // to be taken for a new stream
+  uint32_t unseen_ = 0;  // waits for the word that no event is behind
+  size_t next_ = 0;      // to be taken for a new stream
   std::unique_ptr<HostSideStream> stream_;
 };
 

@@ -24,10 +24,11 @@ LibraryStream::LibraryStream(Core &core, const std::string &name)
       last_(core),
       delay_(core.options, name) {
   stream_ = create(core, name_);
+  core.add(*this);
 }
 
 LibraryStream::~LibraryStream() {
-  if (!drain()) core_.stuck.store(true);
+  core_.remove(*this);
   core_.check.note(cudaStreamDestroy(stream_), "cudaStreamDestroy", name_);
 }
 
@@ -35,8 +36,7 @@ LibraryStream::~LibraryStream() {
 bool LibraryStream::drain() noexcept {
   try {
     const DeviceScope scope(core_);
-    if (capture_id() != 0) return false;
-    last_.record(stream_, 0, name_);
+    if (capture_id() == 0) last_.record(stream_, 0, name_);
     return await_last(last_, core_);
   } catch (const Error &) {
     return false;  // the GPU is lost, which the context knows

@@ -12,8 +12,8 @@ CUdeviceptr address_of(const std::byte *data) { return reinterpret_cast<CUdevice
 
 }  // namespace
 
-DeviceMemory::DeviceMemory(Core &core, const MemoryPlan &plan, CallerStreams &callers, uint64_t bytes, const char *what)
-    : core_(core), callers_(callers), virtual_(plan.is_virtual()), bytes_(bytes) {
+DeviceMemory::DeviceMemory(Core &core, const MemoryPlan &plan, uint64_t bytes, const char *what)
+    : core_(core), virtual_(plan.is_virtual()), bytes_(bytes) {
   if (bytes == 0) return;
   const DeviceScope scope(core);
   const RelaxedScope relaxed;
@@ -57,7 +57,7 @@ void DeviceMemory::map(const MemoryPlan &plan, const std::string &what) {
 }
 
 DeviceMemory::~DeviceMemory() {
-  if (data_ && callers_.drain()) release();
+  if (data_ && core_.drain()) release();
 }
 
 void DeviceMemory::release() noexcept {
@@ -70,8 +70,7 @@ void DeviceMemory::release() noexcept {
                    what);
 }
 
-PinnedMemory::PinnedMemory(Core &core, CallerStreams &callers, uint64_t bytes, const char *what)
-    : core_(core), callers_(callers), bytes_(bytes) {
+PinnedMemory::PinnedMemory(Core &core, uint64_t bytes, const char *what) : core_(core), bytes_(bytes) {
   if (bytes == 0) return;
   const DeviceScope scope(core);
   const RelaxedScope relaxed;
@@ -81,7 +80,7 @@ PinnedMemory::PinnedMemory(Core &core, CallerStreams &callers, uint64_t bytes, c
 }
 
 PinnedMemory::~PinnedMemory() {
-  if (data_ && callers_.drain()) core_.check.note(cudaFreeHost(data_), "cudaFreeHost", "page-locked memory");
+  if (data_ && core_.drain()) core_.check.note(cudaFreeHost(data_), "cudaFreeHost", "page-locked memory");
 }
 
 }  // namespace fsdp::device::cuda

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "device/cuda/caller_stream.h"
+#include "device/cuda/core.h"
 
 namespace fsdp::device::cuda {
 
@@ -32,11 +32,11 @@ class MemoryPlan {
   std::string description_;
 };
 
-// Given back when what the library enqueued on callers' streams is done. If that does not happen within the timeout, it
-// is never given back: work on the GPU would meet what comes next at its address.
+// Given back when all that the library gave to the GPU is done. If that does not happen within the timeout, it is never
+// given back: work on the GPU would meet what comes next at its address.
 class DeviceMemory final : public Memory {
  public:
-  DeviceMemory(Core &core, const MemoryPlan &plan, CallerStreams &callers, uint64_t bytes, const char *what);
+  DeviceMemory(Core &core, const MemoryPlan &plan, uint64_t bytes, const char *what);
   ~DeviceMemory() override;
   DeviceMemory(const DeviceMemory &) = delete;
   DeviceMemory &operator=(const DeviceMemory &) = delete;
@@ -49,7 +49,6 @@ class DeviceMemory final : public Memory {
   void release() noexcept;
 
   Core &core_;
-  CallerStreams &callers_;
   const bool virtual_;
   const uint64_t bytes_;
   uint64_t reserved_bytes_ = 0;
@@ -60,7 +59,7 @@ class DeviceMemory final : public Memory {
 // Page-locked, at the same address for the GPU; zeroed. Given back as DeviceMemory is.
 class PinnedMemory final : public Memory {
  public:
-  PinnedMemory(Core &core, CallerStreams &callers, uint64_t bytes, const char *what);
+  PinnedMemory(Core &core, uint64_t bytes, const char *what);
   ~PinnedMemory() override;
   PinnedMemory(const PinnedMemory &) = delete;
   PinnedMemory &operator=(const PinnedMemory &) = delete;
@@ -69,7 +68,6 @@ class PinnedMemory final : public Memory {
 
  private:
   Core &core_;
-  CallerStreams &callers_;
   const uint64_t bytes_;
   void *data_ = nullptr;
 };

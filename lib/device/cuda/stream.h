@@ -71,7 +71,7 @@ class CudaStream : public Stream {
 
 // One that the library has made: not ordered with the legacy stream, and of the highest priority, since what it does is
 // waited for. Without overlap, whatever it is given is done when the call returns (not in a graph capture).
-class LibraryStream final : public CudaStream {
+class LibraryStream final : public CudaStream, private Worker {
  public:
   LibraryStream(Core &core, const std::string &name);
   // Waits until what was enqueued is done, for at most the timeout.
@@ -84,7 +84,7 @@ class LibraryStream final : public CudaStream {
   void sum_squares_in(double *result, const float *values, uint64_t count, uint64_t granule) override;
 
  private:
-  bool drain() noexcept;
+  bool drain() noexcept override;
 
   Scratch scratch_;
   CudaEvent last_;

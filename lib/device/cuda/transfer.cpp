@@ -24,7 +24,7 @@ void for_each_piece(uint64_t count, fsdp_dtype dtype, const Work &work) {
 Transfer::Transfer(Core &core, CallerStreams &callers)
     : core_(core),
       callers_(callers),
-      bounce_(core, callers, 2 * half_bytes, "transfers of parameters"),
+      bounce_(core, 2 * half_bytes, "transfers of parameters"),
       before_(core),
       stream_(core, "transfer") {
   for (size_t i = 0; i < halves_.size(); ++i)
