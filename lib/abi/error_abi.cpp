@@ -5,6 +5,7 @@
 #include "abi/boundary.h"
 #include "abi/options.h"
 #include "base/dtype.h"
+#include "comm/description.h"
 #include "comm/net.h"
 #include "device/device.h"
 #include "trace/nvtx.h"
@@ -135,9 +136,10 @@ fsdp_status fsdp_describe_build(char *buffer, uint64_t *size_bytes) {
     const bool has_cuda = !at_run_time.empty();
     const std::string cuda = has_cuda ? format_text("{}; here: {}", device::cuda_description(), at_run_time) : device::cuda_description();
     const std::string text = format_text(
-        "version: {}\ndevices: host{}\ncommunicators: shm{}\ncuda: {}\nnccl: no\nucx: {}\nnvtx: {}\ninstruction set: {}\n"
+        "version: {}\ndevices: host{}\ncommunicators: shm{}\ncuda: {}\nnccl: {}\nucx: {}\nnvtx: {}\ninstruction set: {}\n"
         "compiler: {}\n",
-        FSDP_VERSION_TEXT, has_cuda ? ", cuda" : "", has_cuda ? ", staging" : "", cuda, comm::net_description(),
+        FSDP_VERSION_TEXT, has_cuda ? ", cuda" : "", has_cuda ? ", staging" : "", cuda, comm::nccl_description(),
+        comm::net_description(),
         trace::has_ranges() ? "yes" : "no", device::host_instruction_set(), __VERSION__);
     write_text(text, buffer, size_bytes, "fsdp_describe_build");
   });

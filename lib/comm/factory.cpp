@@ -7,6 +7,7 @@
 #include "comm/bootstrap/local_job.h"
 #include "comm/bootstrap/process_world.h"
 #include "comm/communicator.h"
+#include "comm/description.h"
 #include "comm/hybrid/card.h"
 #include "comm/hybrid/world.h"
 #include "comm/nccl/team.h"
@@ -135,6 +136,8 @@ std::shared_ptr<Seat> create_lone_seat(uint32_t rank, uint32_t size, const Waite
   Control::initialize(control, size, 1);
   return std::make_shared<Seat>(rank, size, control, std::make_unique<NoLinks>(), waiter, failure, device);
 }
+
+const char *nccl_description() noexcept { return nccl::description(); }
 
 std::shared_ptr<Team> create_device_team(std::shared_ptr<Team> team, device::Device &device, DeviceTransport transport,
                                          const Waiter &waiter, Failure &failure) {
