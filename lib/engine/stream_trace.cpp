@@ -22,7 +22,11 @@ void StreamTrace::await(comm::Gate &gate, uint64_t value, const char *what, cons
   stream_.run([this, event] { record(event); });
 }
 
+// What a graph records has not happened; its replays are the caller's launches.
+bool StreamTrace::captured() const { return in_flight_ && stream_.capture_id() != 0; }
+
 void StreamTrace::begin(const char *name, const Group &group, uint64_t bytes) {
+  if (captured()) return;
   handle_ = flights_.enqueue(name, group.flight_name, bytes);
   if (in_flight_) {
     begin_ns_ = trace::now_ns();
@@ -36,6 +40,7 @@ void StreamTrace::begin(const char *name, const Group &group, uint64_t bytes) {
 }
 
 void StreamTrace::end_of(const char *name, const Group &group, uint64_t bytes, uint64_t version, const void *comm, Broken broken) {
+  if (captured()) return;
   if (in_flight_) {
     const trace::Event seen{name, group.trace_name, begin_ns_, 0, bytes, static_cast<uint32_t>(version), lane_, trace::Kind::seen};
     in_flight_->add(stream_, {handle_, seen, comm, broken});

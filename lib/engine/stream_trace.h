@@ -44,6 +44,7 @@ class StreamTrace {
 
  private:
   using Broken = InFlight::Broken;
+  bool captured() const;
   void end_of(const char *name, const Group &group, uint64_t bytes, uint64_t version, const void *comm, Broken broken);
   void record(trace::Event event) const noexcept;
 
