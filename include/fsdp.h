@@ -845,7 +845,7 @@ typedef struct fsdp_capture fsdp_capture;
  * (cudaStreamBeginCapture first, mode relaxed or thread-local), instead of doing it. Any part of a step can be captured, also
  * all of it: prefetch, unshard, reshard, acquire, put and reduce gradients, finish_grads, scale_grads, publish_weights and
  * step_adamw (once, with step 0 in its options; its lr is then that of each replay). Calls that return values to the host,
- * load, read or discard are INVALID_STATE meanwhile. Ranks must capture the same. Overwriting and adding gradients are two
+ * load, read, discard or begin_update are INVALID_STATE meanwhile. All streams given must be in the capture. Ranks must capture the same. Overwriting and adding gradients are two
  * captures: of a first micro-batch, and of a later one.
  * Collective: the mesh. Blocks: until the library's work on this rank is done. Errors: INVALID_STATE (the stream is not being captured),
  * UNSUPPORTED (host device; calls between here and the end: ranks that exchange through memory of the host, which no graph
@@ -877,7 +877,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_prepare_replay(fsdp_capture *capture, dou
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_commit_replay(fsdp_capture *capture, fsdp_stream stream);
 
-/** Give the handle back; NULL is allowed. The graph itself is the caller's. Threads: any. Since 0.1. */
+/**
+ * Give the handle back; NULL is allowed; not between fsdp_prepare_replay and fsdp_commit_replay. The graph itself is the caller's, who
+ * destroys it before the model, to whose memory it refers. Threads: any. Since 0.1.
+ */
 FSDP_API void fsdp_destroy_capture(fsdp_capture *capture);
 
 /* ---- trace --------------------------------------------------------------------------------------------------- */

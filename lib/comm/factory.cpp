@@ -143,6 +143,8 @@ std::shared_ptr<Team> create_device_team(std::shared_ptr<Team> team, device::Dev
                                          const Waiter &waiter, Failure &failure) {
   if (device.is_host()) return team;
   std::string obstacle;
+  // Between hosts NCCL would open sockets that the job's secret does not guard; messages go through the host's memory to UCX.
+  if (team->spans_hosts()) return std::make_shared<staging::StagedTeam>(std::move(team), device);
   if (transport == DeviceTransport::nccl) return nccl::create_team(std::move(team), device, waiter, failure, nullptr);
   if (transport == DeviceTransport::automatic)
     if (auto made = nccl::create_team(team, device, waiter, failure, &obstacle)) return made;

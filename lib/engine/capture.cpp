@@ -6,14 +6,28 @@ namespace fsdp::engine {
 Capture::Capture(Model &model, Runtime &runtime, uint32_t number, fsdp_stream stream)
     : model_(model), runtime_(runtime), number_(number) {
   device::Device &device = runtime.context.device();
-  const uint64_t id = device.caller_stream(stream).capture_id();
+  device::Stream &caller = device.caller_stream(stream);
+  const uint64_t id = caller.capture_id();
   if (id == 0)
     fail(FSDP_INVALID_STATE, "fsdp_capture_begin: the stream is not being captured; call cudaStreamBeginCapture on it first");
   await_library();
   before_ = read();
   calls_ = runtime.calls;
+  step_failure_ = runtime.step_failure;
   device.begin_capture(id);
   runtime.capturing = true;
+  fork(caller);
+}
+
+// The library's streams join the capture at once: what they are given first may wait for nothing that is in it.
+void Capture::fork(device::Stream &caller) {
+  try {
+    caller.record(*runtime_.order);
+    for (device::Stream *library : runtime_.library_streams()) library->wait(*runtime_.order);
+  } catch (...) {
+    end();
+    throw;
+  }
 }
 
 Capture::~Capture() {
@@ -51,6 +65,7 @@ void Capture::end() {
   after_ = read();
   write(before_);
   runtime_.calls = calls_;
+  runtime_.step_failure = step_failure_;
   runtime_.capturing = false;
   runtime_.context.device().end_capture();
 }
@@ -88,6 +103,7 @@ void Capture::leave(device::Stream &caller) {
   caller.record(*runtime_.order);
   for (device::Stream *library : runtime_.library_streams()) library->wait(*runtime_.order);
   write(advance(read(), before_, after_));
+  if (after_.version != before_.version) runtime_.calls.restart();
 }
 
 void Model::begin_capture(fsdp_stream stream) {
@@ -96,7 +112,8 @@ void Model::begin_capture(fsdp_stream stream) {
   if (context_->on_host()) fail(FSDP_UNSUPPORTED, "{}: the host device has no graphs", call);
   if (capture_) fail(FSDP_INVALID_STATE, "{}: the model is being captured already; call fsdp_capture_end first", call);
   state.require_step(call);
-  capture_ = std::make_shared<Capture>(*this, state, ++capture_count_, stream);
+  capture_ = std::make_shared<Capture>(*this, state, capture_count_ + 1, stream);
+  ++capture_count_;
 }
 
 // The state is put back first: a capture that failed leaves the model as it was.
@@ -124,8 +141,9 @@ void Model::prepare_replay(Capture &capture, double lr, fsdp_stream stream) {
   device::Stream &caller = context_->device().caller_stream(stream);
   capture.check_state();
   state.calls.add(CallSequence::Kind::replay, capture.number());
-  meet(Intent::replay, lr, {});
-  check_meeting(Intent::replay, lr);
+  const double value = capture.has_step() ? lr : 0;
+  meet(Intent::replay, value, {});
+  check_meeting(Intent::replay, value);
   capture.enter(lr, caller);
   prepared_ = capture.number();
 }

@@ -31,6 +31,7 @@ class Capture {
   void add_step(const fsdp_adamw_options &options);
   // Streams of the library that were forked into the capture come back to the caller's.
   void join(fsdp_stream stream);
+  bool has_step() const noexcept { return has_step_; }
   // Ends it, with the state from before.
   void end();
   void check_state() const;
@@ -39,6 +40,7 @@ class Capture {
 
  private:
   void await_library();
+  void fork(device::Stream &caller);
   State read() const;
   void write(const State &state);
 
@@ -47,7 +49,8 @@ class Capture {
   uint32_t number_;
   bool under_way_ = true;
   State before_, after_;
-  CallSequence calls_;  // before
+  CallSequence calls_;       // before
+  std::string step_failure_;  // before
   bool has_step_ = false;
   fsdp_adamw_options adamw_{};
 };

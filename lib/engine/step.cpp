@@ -89,7 +89,7 @@ void Model::check_meeting(Intent intent, double value) {
                               state.teams.all->world_rank(r), other.reduces, meetings_.back().reduces);
     if (same_intent && other.value != value)
       problems += format_text("{}rank {} gave {} {}, this rank {}", problems.empty() ? "" : "; ", state.teams.all->world_rank(r),
-                              intent == Intent::finish ? "scale" : "lr", other.value, value);
+                              intent == Intent::finish ? "scale" : intent == Intent::capture ? "capture number" : "lr", other.value, value);
     describe_meeting(problems, state.teams.all->world_rank(r), other, intent);
   }
   if (problems.empty()) return check_versions();
@@ -176,7 +176,7 @@ void Model::publish(fsdp_stream stream, const char *call) {
     check_meeting(Intent::publish, 1.0);
   } catch (const Error &error) {
     // The caller may have written main weights here and not there: no version can be trusted any more.
-    if (state.version) context_->failure().set(error);
+    if (state.version && !state.capturing) context_->failure().set(error);
     throw;
   }
   state.join_window(caller);

@@ -66,7 +66,7 @@ class Storage {
   // Collective: private memory that collectives of the team will name.
   void register_with(comm::Team &team) const;
   // On a device, for graphs: one for each batch of the optimizer.
-  device::AdamW *steps() const { return reinterpret_cast<device::AdamW *>(steps_->data()); }
+  device::AdamW *steps() const { return steps_ ? reinterpret_cast<device::AdamW *>(steps_->data()) : nullptr; }
   double *scratch() const { return reinterpret_cast<double *>(scratch_.data); }
   comm::Arena *shared_compute() const { return shared_compute_.get(); }
   comm::Arena *staging() const { return staging_.get(); }

@@ -3,7 +3,9 @@
 // simulated CUDA, whose captures have CUDA's rules for forks, joins and isolation.
 #include <gtest/gtest.h>
 
-#include <numeric>
+#include <cmath>
+#include <cstdlib>
+#include <memory>
 
 #include "harness.h"
 #include "simulated_cuda/simulated.h"
@@ -161,6 +163,55 @@ TEST(Capture, AWholeStepAsAGraphHasTheBitsAndTheCountsOfEagerSteps) {
   }
 }
 
+// Gathers and reduces are in the graph: NCCL's look-alike, which FSDP_NCCL_LIBRARY names, takes them as NCCL does.
+TEST(Capture, RanksThatExchangeOverNcclCaptureTheirCollectives) {
+  if (!std::getenv("FSDP_NCCL_LIBRARY")) GTEST_SKIP() << "FSDP_NCCL_LIBRARY names no NCCL";
+  for (const fsdp_strategy strategy : strategies) {
+    Scenario setup = graph_scenario(strategy, 2);
+    setup.context.device_transport = FSDP_TRANSPORT_NCCL;
+    fsdp_stats eager = FSDP_STATS_INIT, replayed = FSDP_STATS_INIT;
+    const Weights expected = train_eagerly(setup, 2, &eager);
+    const Weights weights = run(
+        setup,
+        [&](Rank &rank, cudaStream_t stream) {
+          pass(rank, stream, false);
+          pass(rank, stream, true);
+          update(rank, stream, lr_of(0));
+          Graph step(rank, stream, [&] {
+            pass(rank, stream, false);
+            pass(rank, stream, true);
+            update(rank, stream, 0);
+          });
+          for (int i = 1; i < steps; ++i) step.replay(lr_of(i));
+        },
+        &replayed);
+    EXPECT_TRUE(same_bits(weights, expected)) << "strategy " << strategy;
+    EXPECT_EQ(replayed.all_gathers, eager.all_gathers) << "strategy " << strategy;
+    EXPECT_EQ(replayed.reduce_scatters + replayed.all_reduces, eager.reduce_scatters + eager.all_reduces);
+  }
+}
+
+TEST(Capture, RanksThatReplayDifferentGraphsAreToldBeforeTheyRun) {
+  if (!std::getenv("FSDP_NCCL_LIBRARY")) GTEST_SKIP() << "FSDP_NCCL_LIBRARY names no NCCL";
+  Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS, 2);
+  setup.context.device_transport = FSDP_TRANSPORT_NCCL;
+  run(setup, [&](Rank &rank, cudaStream_t stream) {
+    pass(rank, stream, true);
+    update(rank, stream, 0.1);
+    const auto step = [&] {
+      pass(rank, stream, true);
+      update(rank, stream, 0);
+    };
+    Graph first(rank, stream, step), second(rank, stream, step);
+    Graph &own = rank.rank == 0 ? first : second;
+    require_error(fsdp_prepare_replay(own.capture(), 0.1, stream), FSDP_MISMATCH, {"replayed capture 1", "replayed capture 2"});
+    FSDP(fsdp_discard_step(rank.model, stream));
+    require_error(fsdp_prepare_replay(first.capture(), rank.rank == 0 ? 0.1 : 0.2, stream), FSDP_MISMATCH, {"lr 0.1", "0.2"});
+    FSDP(fsdp_discard_step(rank.model, stream));
+    second.replay(0.1);
+  });
+}
+
 TEST(Capture, EagerStepsAndReplaysMix) {
   const Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS);
   const Weights expected = train_eagerly(setup, 1);
@@ -298,7 +349,7 @@ TEST(Capture, StagingInACaptureIsUnsupportedAndTheModelGoesOn) {
   const Weights weights = run(setup, [&](Rank &rank, cudaStream_t stream) {
     CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     FSDP(fsdp_capture_begin(rank.model, stream));
-    require_error(fsdp_unshard(rank.groups[0], FSDP_FORWARD, stream), FSDP_UNSUPPORTED, {"graph"});
+    require_error(fsdp_unshard(rank.groups[0], FSDP_FORWARD, stream), FSDP_UNSUPPORTED, {"cannot be part of a graph", "staging"});
     fsdp_capture *capture = nullptr;
     const fsdp_status ended = fsdp_capture_end(rank.model, stream, &capture);
     fsdp_destroy_capture(capture);
@@ -332,6 +383,8 @@ TEST(Capture, AModelMayEndBeforeItsCaptures) {
     CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     FSDP(fsdp_capture_begin(rank.model, stream));
   }
+  cudaGraph_t unfinished = nullptr;
+  if (cudaStreamEndCapture(stream, &unfinished) == cudaSuccess) cudaGraphDestroy(unfinished);
   require_error(fsdp_prepare_replay(capture, 0, stream), FSDP_INVALID_HANDLE, {"model of the capture was destroyed"});
   fsdp_destroy_capture(capture);
   require_error(fsdp_prepare_replay(capture, 0, stream), FSDP_INVALID_HANDLE, {"a destroyed handle"});
@@ -339,7 +392,8 @@ TEST(Capture, AModelMayEndBeforeItsCaptures) {
 }
 
 TEST(Capture, TheHostHasNoGraphs) {
-  const Scenario setup = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 1, 0);
+  Scenario setup = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 1, 0);
+  setup.context.device = FSDP_DEVICE_HOST;
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
     Rank rank(context, setup);
     require_error(fsdp_capture_begin(rank.model, nullptr), FSDP_UNSUPPORTED, {"host device has no graphs"});

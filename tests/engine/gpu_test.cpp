@@ -191,9 +191,10 @@ TEST(Gpu, ASteadyStepNeitherAllocatesNorSynchronizes) {
       meet();
       for (int step = 0; step < 3; ++step) step_on_stream(rank, stream(), 0.25f);
       meet();
-      if (r == 0)
+      if (r == 0) {
         for (size_t i = 0; i < before.size(); ++i)
           EXPECT_EQ(simulated::calls(blocking_calls[i]), before[i]) << blocking_calls[i] << ", strategy " << strategy;
+      }
       EXPECT_EQ(rank.stats().allocations, allocations);
       meet();
       FSDP(fsdp_close_context(context));

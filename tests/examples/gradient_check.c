@@ -30,7 +30,7 @@
 
 enum { LAYERS = 2, WIDTH = 18, HEADS = 3, SEQUENCES = 2, TOKENS = 5, ROWS = SEQUENCES * TOKENS, PARTS = LAYERS + 1 };
 
-static const struct gpt_shape shape = {LAYERS, WIDTH, HEADS, SEQUENCES, TOKENS};
+static const struct gpt_shape shape = {LAYERS, WIDTH, HEADS, SEQUENCES, TOKENS, NULL};
 static const size_t slot_count[SLOT_COUNT] = {WIDTH,
                                               WIDTH,
                                               3 * WIDTH *WIDTH,
@@ -102,7 +102,7 @@ static void create(struct network *n, int rms, int tied) {
   for (int i = 0; i <= LAYERS; ++i) n->x[i] = allocate(ROWS * WIDTH, 1);
   n->d = allocate(ROWS * WIDTH, 1), n->norm = allocate(ROWS * WIDTH, 1), n->logits = allocate(ROWS * VOCABULARY, 1);
   n->scratch = (struct gpt_scratch){allocate(3 * ROWS * WIDTH, 1), allocate(4 * ROWS * WIDTH, 1),
-                                    allocate(ROWS * WIDTH, 1), allocate(TOKENS * TOKENS, 1)};
+                                    allocate(ROWS * WIDTH, 1), allocate(TOKENS * TOKENS, 1), NULL};
   for (int i = 0; i < ROWS; ++i) n->tokens[i] = (uint8_t)(7 * i % 11), n->targets[i] = (uint8_t)(5 * i % 13);
 }
 
@@ -110,7 +110,9 @@ static double forward(struct network *n) {
   embedding_forward(n->x[0], n->tokens, &n->weights[0], &shape);
   for (int i = 0; i < LAYERS; ++i) block_forward(n->x[i + 1], n->x[i], &n->weights[i + 1], &n->kept[i], &shape);
   head_forward(n->norm, n->logits, n->x[LAYERS], &n->weights[0], &shape);
-  return head_loss(n->logits, n->targets, &shape);
+  double loss = 0.0;
+  head_loss(&loss, n->logits, n->targets, &n->scratch, &shape);
+  return loss;
 }
 
 /* beta 0 overwrites, 1 adds; a tied head writes first, so the embedding always adds to it. */

@@ -83,7 +83,9 @@ void fail_each(const std::string &name, int error) {
     EXPECT_NE(std::string::npos, failed.message.find(call)) << failed.message;
     EXPECT_NE(std::string::npos, failed.message.find(cudaGetErrorName(static_cast<cudaError_t>(error))))
         << failed.message;
-    if (!ends_drains(name)) EXPECT_EQ(0u, simulated::allocated_bytes());
+    if (!ends_drains(name)) {
+      EXPECT_EQ(0u, simulated::allocated_bytes());
+    }
   }
 }
 

@@ -17,10 +17,16 @@ class Place {
     if (kind == library) memory_ = gpu.allocate(bytes, "test");
     if (kind == pageable) data_ = own_.data();
     if (kind == library) data_ = memory_->data();
-    if (kind == pinned) EXPECT_EQ(cudaSuccess, cudaMallocHost(&data_, bytes));
-    if (kind == device) EXPECT_EQ(cudaSuccess, cudaMalloc(&data_, bytes));
+    if (kind == pinned) {
+      EXPECT_EQ(cudaSuccess, cudaMallocHost(&data_, bytes));
+    }
+    if (kind == device) {
+      EXPECT_EQ(cudaSuccess, cudaMalloc(&data_, bytes));
+    }
 #ifndef FSDP_TEST_SIMULATED_CUDA  // which has none
-    if (kind == managed) EXPECT_EQ(cudaSuccess, cudaMallocManaged(&data_, bytes));
+    if (kind == managed) {
+      EXPECT_EQ(cudaSuccess, cudaMallocManaged(&data_, bytes));
+    }
 #endif
   }
   ~Place() {

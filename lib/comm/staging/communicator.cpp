@@ -65,6 +65,7 @@ bool travels_rounded(const Span &span) {
 
 template <class Body>
 Ticket DeviceCommunicator::enqueue(Fingerprint &call, device::Stream &stream, Body &&body) {
+  refuse_capture(stream, call);
   if (chunks_ >= sizes_.chunks_of_round) begin_new_round(*team_, device_, *last_, [this] { next_round(); });
   call.number_call(calls_);
   device::Event &done = *done_[calls_ % calls_kept];

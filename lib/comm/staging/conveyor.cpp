@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/staging/conveyor.h"
 
+#include "comm/shm/fingerprint.h"
+
 namespace fsdp::comm::staging {
 
 Conveyor::Conveyor(device::Device &device, const std::string &name) : device_(device), turn_(device.create_event()) {
@@ -36,6 +38,14 @@ void Conveyor::pace(uint64_t chunk) {
 void Conveyor::mark_taken(uint64_t chunk) {
   up_->record(*taken_[chunk % slots]);
   if (chunk % stride == stride - 1) up_->record(*paces_[chunk / stride % 2]);
+}
+
+void refuse_capture(const device::Stream &stream, const Fingerprint &call) {
+  if (stream.capture_id() == 0) return;
+  fail(FSDP_UNSUPPORTED,
+       "{} cannot be part of a graph: these ranks exchange memory of GPUs through memory of the host (staging, UCX); use NCCL "
+       "for what is captured, or leave gathers and reduces outside of the capture",
+       call.name);
 }
 
 }  // namespace fsdp::comm::staging

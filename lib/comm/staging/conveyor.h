@@ -59,4 +59,7 @@ class Conveyor {
   std::unique_ptr<device::HostLane> lane_;
 };
 
+// UNSUPPORTED on a stream that is being captured: before anything is recorded or given up.
+void refuse_capture(const device::Stream &stream, const Fingerprint &call);
+
 }  // namespace fsdp::comm::staging

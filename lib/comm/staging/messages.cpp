@@ -48,6 +48,7 @@ DeviceMessages::~DeviceMessages() { host_->abandon(); }
 
 template <class Body>
 void DeviceMessages::enqueue(Fingerprint &call, device::Stream &stream, Body &&body) {
+  refuse_capture(stream, call);
   if (chunks_ >= sizes_.chunks_of_round) begin_new_round(*team_, device_, *done_, [this] { next_round(); });
   call.number_call(calls_);
   try {
