@@ -206,7 +206,7 @@ TEST(Capture, RanksThatReplayDifferentGraphsAreToldBeforeTheyRun) {
     Graph &own = rank.rank == 0 ? first : second;
     require_error(fsdp_prepare_replay(own.capture(), 0.1, stream), FSDP_MISMATCH, {"replayed capture 1", "replayed capture 2"});
     FSDP(fsdp_discard_step(rank.model, stream));
-    require_error(fsdp_prepare_replay(first.capture(), rank.rank == 0 ? 0.1 : 0.2, stream), FSDP_MISMATCH, {"lr 0.1", "0.2"});
+    require_error(fsdp_prepare_replay(first.capture(), rank.rank == 0 ? 0.1 : 0.2, stream), FSDP_MISMATCH, {"gave lr", "0.1", "0.2"});
     FSDP(fsdp_discard_step(rank.model, stream));
     second.replay(0.1);
   });
