@@ -188,6 +188,7 @@ TEST_F(CudaLaneTest, SynchronizeEndsAtTheTimeoutAndForTheHook) {
       failure, [](void *) { return int32_t{1}; }, nullptr, 20000);
   const auto device = create_cuda_device(0, {}, waiter, failure);
   const auto other = device->create_event();
+  own.be_late(300000);  // again: making a device may have waited for the whole GPU
   device->caller_stream(own.get()).record(*other);
   EXPECT_EQ(FSDP_INTERRUPTED, failure_of([&] { device->synchronize(*other); }).status);
   CUDA_OK(cudaStreamSynchronize(own.get()));
