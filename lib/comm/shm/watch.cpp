@@ -14,6 +14,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr uint32_t slice_ms = 20;
+constexpr uint32_t circle_ms = 100;  // shorter waits are no circle, and telling others of one takes memory
 constexpr auto longest_doubt = std::chrono::milliseconds(1200);
 // What a rank of another node sent may arrive after the word that it left: they come by different connections, and a
 // lost packet is sent again a second or more later.
@@ -49,6 +50,14 @@ bool Watch::spin(Awaited &awaited) {
   return false;
 }
 
+void Watch::look_for_cycle(Awaited &awaited, std::optional<StreamWait> &stream, std::optional<ShownWait> &shown) {
+  const auto missed = first_missed_caller(awaited, control_.world_size(), rank_);
+  if (stream)
+    stream->look(missed, awaited);
+  else if (const auto cycle = shown->look(missed, waiter_.call(), awaited); !cycle.empty() && !awaited.come())
+    condemn_cycle(*shown, cycle);
+}
+
 bool Watch::wait(Awaited &awaited) {
   if (awaited.come() || spin(awaited)) return true;
   const bool on_caller = caller_.load(std::memory_order_relaxed) == thread_number();
@@ -73,11 +82,7 @@ bool Watch::wait(Awaited &awaited) {
       last_look = now;
       check_deaths(awaited);
       check_silence(awaited);
-      const auto missed = first_missed_caller(awaited, control_.world_size(), rank_);
-      if (stream)
-        stream->look(missed, awaited);
-      else if (const auto cycle = shown->look(missed, waiter_.call(), awaited); !cycle.empty() && !awaited.come())
-        condemn_cycle(*shown, cycle);
+      if (now - start >= std::chrono::milliseconds(circle_ms)) look_for_cycle(awaited, stream, shown);
     }
     if (now - start >= timeout) {
       if (awaited.come()) return true;

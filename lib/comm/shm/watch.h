@@ -70,10 +70,11 @@ class Watch final : Lookout {
   void check_deaths(Awaited &awaited);
   void check_silence(Awaited &awaited);
   void find_dead(RankSet &dead);
-  void condemn_cycle(const ShownWait &shown, const std::vector<uint32_t> &ranks);
   // The caller waits for what one of its streams waits for.
   void look(uint64_t thread) override;
   void look_away() noexcept override { stream_wait_.reset(); }
+  void look_for_cycle(Awaited &awaited, std::optional<StreamWait> &stream, std::optional<ShownWait> &shown);
+  [[noreturn]] void condemn_cycle(const ShownWait &shown, const std::vector<uint32_t> &ranks);
   [[noreturn]] void condemn(const Accusation &accusation);
   [[noreturn]] void time_out(Awaited &awaited);
   [[noreturn]] void throw_verdict();

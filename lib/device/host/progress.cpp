@@ -31,6 +31,7 @@ namespace {
 
 // The work itself times out too, with a better message: it gets this much longer.
 constexpr auto courtesy = 100ms;
+constexpr auto longest_common = 100ms;  // longer waits are told to the lookout, which takes memory
 
 // While this lives, the waiter's lookout knows what it waits for.
 class LookoutScope {
@@ -66,10 +67,11 @@ void sleep_until(Progress &progress, uint64_t count, const Waiter &waiter) {
   auto last = progress.completed();
   auto since = std::chrono::steady_clock::now();
   auto look = since;
+  const auto start = since;
   LookoutScope lookout(waiter.lookout());
   while (progress.completed() < count) {
     waiter.poll();
-    lookout.look(last_worker(progress));
+    if (look - start >= longest_common) lookout.look(last_worker(progress));
     // A process that was stopped: its work was too, and has more to say about it.
     const auto now = std::chrono::steady_clock::now();
     if (now - look > courtesy) since += now - look;
