@@ -75,7 +75,7 @@ if [ ! -f build-gpu/build.ninja ]; then
     { tail -n 40 build-gpu/meson-logs/meson-log.txt; give_up 'configure build-gpu'; }
 fi
 ninja -C build-gpu >build-gpu/compile.log 2>&1 || { tail -n 40 build-gpu/compile.log; give_up 'build build-gpu'; }
-build-gpu/tools/fsdp-info build || true
+build-gpu/tools/fsdp-info || give_up 'fsdp-info does not run'
 
 # NCCL lies where torch's wheel put it, unless somebody says otherwise.
 if [ -z "${FSDP_NCCL_LIBRARY:-}" ]; then

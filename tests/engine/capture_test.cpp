@@ -163,9 +163,14 @@ TEST(Capture, AWholeStepAsAGraphHasTheBitsAndTheCountsOfEagerSteps) {
   }
 }
 
+bool has_nccl() {
+  const char *library = std::getenv("FSDP_NCCL_LIBRARY");
+  return library && *library;
+}
+
 // Gathers and reduces are in the graph: NCCL's look-alike, which FSDP_NCCL_LIBRARY names, takes them as NCCL does.
 TEST(Capture, RanksThatExchangeOverNcclCaptureTheirCollectives) {
-  if (!std::getenv("FSDP_NCCL_LIBRARY")) GTEST_SKIP() << "FSDP_NCCL_LIBRARY names no NCCL";
+  if (!has_nccl()) GTEST_SKIP() << "FSDP_NCCL_LIBRARY names no NCCL";
   for (const fsdp_strategy strategy : strategies) {
     Scenario setup = graph_scenario(strategy, 2);
     setup.context.device_transport = FSDP_TRANSPORT_NCCL;
@@ -192,7 +197,7 @@ TEST(Capture, RanksThatExchangeOverNcclCaptureTheirCollectives) {
 }
 
 TEST(Capture, RanksThatReplayDifferentGraphsAreToldBeforeTheyRun) {
-  if (!std::getenv("FSDP_NCCL_LIBRARY")) GTEST_SKIP() << "FSDP_NCCL_LIBRARY names no NCCL";
+  if (!has_nccl()) GTEST_SKIP() << "FSDP_NCCL_LIBRARY names no NCCL";
   Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS, 2);
   setup.context.device_transport = FSDP_TRANSPORT_NCCL;
   run(setup, [&](Rank &rank, cudaStream_t stream) {

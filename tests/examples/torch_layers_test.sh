@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # usage: torch_layers_test.sh FSDP_RUN LIBFSDP
-# torch's layers over libfsdp's memory train as torch alone does. Skipped where Python has no torch.
+# torch's layers over libfsdp's memory train as torch alone does. Skipped where Python has no torch. FSDP_TORCH_DEVICE=cuda: on a
+# GPU, which the ranks share.
 set -u
 run=$(realpath "$1")
 FSDP_LIBRARY=$(realpath "$2")
@@ -15,7 +16,7 @@ fi
 # shellcheck source-path=SCRIPTDIR source=../tools/tap.sh
 . "$here/../tools/tap.sh"
 enter_scratch
-train="$python $here/../../examples/torch_layers/train.py --layers 2 --width 64 --heads 4 --context 32 --batch 8 --steps 8"
+train="$python $here/../../examples/torch_layers/train.py --device ${FSDP_TORCH_DEVICE:-cpu} --layers 2 --width 64 --heads 4 --context 32 --batch 8 --steps 8"
 
 # agree A B TOLERANCE: the losses and norms of two runs.
 agree() {

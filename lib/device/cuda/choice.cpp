@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which GPU a context gets, and whether the library can use it.
+#include <array>
+#include <cstdio>
+
 #include "device/cuda/cuda_device.h"
 
 namespace fsdp::device {
@@ -87,11 +90,14 @@ std::unique_ptr<Device> create_cuda_device(int32_t index, const Options &options
   return std::make_unique<CudaDevice>(gpu, options, waiter, failure);
 }
 
-#define FSDP_TEXT_OF(x) #x
-#define FSDP_TEXT(x) FSDP_TEXT_OF(x)
-// CUDART_VERSION: 1000 * major + 10 * minor.
 const char *cuda_description() noexcept {
-  return "toolkit " FSDP_TEXT(CUDART_VERSION) " (" FSDP_CUDA_ARCHITECTURES ")";
+  static const auto text = [] {
+    std::array<char, 96> characters{};
+    std::snprintf(characters.data(), characters.size(), "toolkit %d.%d (" FSDP_CUDA_ARCHITECTURES ")", CUDART_VERSION / 1000,
+                  CUDART_VERSION % 1000 / 10);
+    return characters;
+  }();
+  return text.data();
 }
 
 std::string cuda_at_run_time() {
