@@ -216,7 +216,7 @@ typedef struct fsdp_context_options {
   uint64_t trace_events;   /* counts only with FSDP_CONTEXT_TRACE: how many events are kept, of 64 bytes; 0: 65,536 */
   uint32_t heartbeat_timeout_ms; /* a rank or host that is silent for so long counts as lost; at least 1,000; 0: 8,000 */
   uint32_t flight_events;  /* recent calls and collectives that the flight recorder keeps, of 64 bytes; 0: 1,024 */
-  const char *flight_directory; /* flight-RANK.json is written into it if the context fails; NULL: FSDP_FLIGHT_DIRECTORY, else nowhere */
+  const char *flight_directory; /* flight-RANK.json is written into it if the context fails (an earlier one becomes flight-RANK.json.1, and so on); NULL: FSDP_FLIGHT_DIRECTORY, else nowhere */
   uint32_t ranks_per_host; /* so many neighbouring ranks count as a host: for plans, and to try on one host what runs on several; 0: as it is */
   fsdp_device_kind device; /* 0: FSDP_DEVICE_HOST */
   int32_t device_index;    /* counts only with FSDP_DEVICE_CUDA: FSDP_DEVICE_INDEX(i) for GPU i; 0: the calling thread's current one */

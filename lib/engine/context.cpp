@@ -13,6 +13,7 @@
 
 #include "comm/net.h"
 #include "trace/chrome_trace.h"
+#include "trace/file.h"
 #include "trace/flight_record.h"
 #include "trace/span.h"
 
@@ -183,6 +184,7 @@ void Context::record_failure() noexcept {
     if (!flight_directory_.empty()) {
       const std::string path = format_text("{}/flight-{}.json", flight_directory_, rank_);
       try {
+        trace::keep_earlier_file(path);
         write_flight_record(path);
         line += format_text("; its flight record: {}", path);
       } catch (const Error &error) {

@@ -11,7 +11,5 @@ namespace fsdp::trace {
 
 // The process is the rank, the thread the lane, times are microseconds of CLOCK_MONOTONIC.
 std::string format_chrome_trace(const Timeline::Snapshot &snapshot, uint32_t rank, uint32_t world_size);
-// All or nothing: a file beside it becomes it when it is whole. Throws FSDP_SYSTEM with the call, the path and errno.
-void replace_file(const std::string &path, const std::string &text, const char *call);
 
 }  // namespace fsdp::trace

@@ -197,6 +197,20 @@ TEST_F(Flight, TheDirectoryMayComeFromTheEnvironmentAndTheOptionsWin) {
   EXPECT_TRUE(fs::exists(path("other/flight-0.json")));
 }
 
+TEST_F(Flight, RecordsOfEarlierFailuresAreKept) {
+  const std::string folder = folder_.string();
+  for (int failures = 1; failures <= 3; ++failures) fail_at_finish(scenario(2, folder.c_str()));
+  const auto text = [&](const char *name) {
+    std::ifstream file(path(name));
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  for (const char *name : {"flight-0.json", "flight-0.json.1", "flight-0.json.2", "flight-1.json.2"})
+    EXPECT_FALSE(text(name).empty()) << name;
+  EXPECT_NE(text("flight-0.json"), text("flight-0.json.1"));
+  EXPECT_NE(text("flight-0.json.1"), text("flight-0.json.2"));
+  EXPECT_FALSE(fs::exists(path("flight-0.json.3")));
+}
+
 TEST_F(Flight, NothingIsWrittenWithoutADirectoryOrAFailure) {
   ::unsetenv("FSDP_FLIGHT_DIRECTORY");
   fail_at_finish(scenario(2, nullptr));
