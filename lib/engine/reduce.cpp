@@ -7,14 +7,15 @@
 
 namespace fsdp::engine {
 
-using State = Contribution::State;
+using Phase = Contribution::State;
 
 Reducer::Reducer(Runtime &runtime) : runtime_(runtime) { pool_.reducing.reserve(runtime.groups.size() + 1); }
 
 void Reducer::check_open(const Group &group, uint64_t param_index, const char *call) const {
   const memory::ParamSpec &param = runtime_.param(group, param_index);
   if (param.frozen())
-    fail(FSDP_INVALID_STATE, "{}: parameter '{}' of group '{}' is FROZEN and has no gradient", call, param.name, group.name());
+    fail(FSDP_INVALID_STATE, "{}: parameter '{}' of group '{}' is FROZEN and has no gradient", call, param.name,
+         group.name());
   if (group.grad.last)
     fail(FSDP_INVALID_STATE,
          "{}: group '{}' was already reduced with FSDP_LAST in this step; the next call is fsdp_finish_grads", call,
@@ -24,16 +25,16 @@ void Reducer::check_open(const Group &group, uint64_t param_index, const char *c
 std::string Reducer::list_lent() const {
   std::string text;
   for (const Group &group : runtime_.groups)
-    if (group.grad.state == State::lent && !group.plan->persistent_grad)
+    if (group.grad.state == Phase::lent && !group.plan->persistent_grad)
       text += format_text("{}'{}'", text.empty() ? "" : ", ", group.name());
   return text;
 }
 
 void Reducer::open(Group &group, device::Stream &caller, const char *call) {
   Contribution &grad = group.grad;
-  if (grad.state == State::lent) return;
+  if (grad.state == Phase::lent) return;
   if (!group.plan->persistent_grad) make_room(group, caller, call);
-  grad.state = State::lent;
+  grad.state = Phase::lent;
   std::fill(grad.acquired.begin(), grad.acquired.end(), uint8_t{0});
   grad.streams.clear();
   if (runtime_.context.on_host()) return;
@@ -44,21 +45,23 @@ void Reducer::open(Group &group, device::Stream &caller, const char *call) {
 }
 
 void Reducer::make_room(Group &group, device::Stream &caller, const char *call) {
-  if (group.grad.state == State::reducing) drain(group, caller);
+  if (group.grad.state == Phase::reducing) drain(group, caller);
   while (pool_.live >= runtime_.spec.max_pending_groups) {
     if (pool_.reducing.empty())
-      fail(FSDP_INVALID_STATE,
-           "{}: group '{}' needs a full gradient buffer, but all {} are lent to {}, which fsdp_reduce_grad has not been "
-           "called for; reduce one of them first or raise max_pending_groups",
-           call, group.name(), runtime_.spec.max_pending_groups, list_lent());
+      fail(
+          FSDP_INVALID_STATE,
+          "{}: group '{}' needs a full gradient buffer, but all {} are lent to {}, which fsdp_reduce_grad has not been "
+          "called for; reduce one of them first or raise max_pending_groups",
+          call, group.name(), runtime_.spec.max_pending_groups, list_lent());
     drain(runtime_.groups[pool_.reducing.front()], caller);
   }
   for (const uint32_t index : group.grad_overlaps) {
     Group &other = runtime_.groups[index];
-    if (other.grad.state == State::reducing) drain(other, caller);
-    if (other.grad.state == State::lent)
+    if (other.grad.state == Phase::reducing) drain(other, caller);
+    if (other.grad.state == Phase::lent)
       fail(FSDP_INVALID_STATE,
-           "{}: group '{}' needs the gradient buffer that is lent to group '{}'; call fsdp_reduce_grad for '{}' first, or "
+           "{}: group '{}' needs the gradient buffer that is lent to group '{}'; call fsdp_reduce_grad for '{}' first, "
+           "or "
            "give fsdp_set_schedule the order of backward visits in which both are open",
            call, group.name(), other.name(), other.name());
   }
@@ -82,7 +85,7 @@ void Reducer::drain(Group &group, device::Stream &caller) {
   } else {
     runtime_.wait(*group.grad.reduced, Awaited::reduce, caller, &group);
   }
-  group.grad.state = State::idle;
+  group.grad.state = Phase::idle;
   std::erase(pool_.reducing, group.index);
   runtime_.stats.pending_grads = --pool_.live;
   if (!runtime_.context.debug()) return;
@@ -131,8 +134,8 @@ void Reducer::put(Group &group, uint64_t param_index, const void *data, fsdp_dty
   runtime_.place(group, param_index, call);
   const memory::ParamSpec &param = runtime_.param(group, param_index);
   if (data && element_count != param.element_count)
-    fail(FSDP_INVALID_ARGUMENT, "{}: parameter '{}' of group '{}' has {} elements, element_count is {}", call, param.name,
-         group.name(), param.element_count, element_count);
+    fail(FSDP_INVALID_ARGUMENT, "{}: parameter '{}' of group '{}' has {} elements, element_count is {}", call,
+         param.name, group.name(), param.element_count, element_count);
   if (data && !dtype_size(dtype)) fail(FSDP_INVALID_ARGUMENT, "{}: {} is not a dtype", call, dtype);
   fsdp_tensor grad = FSDP_TENSOR_INIT;
   int32_t accumulate = 0;
@@ -151,12 +154,13 @@ void Reducer::check_complete(const Group &group) const {
   std::string missing;
   for (size_t i = 0; i < group.places.size(); ++i) {
     const memory::ParamSpec &param = runtime_.param(group, i);
-    if (param.frozen() || (group.grad.state == State::lent && group.grad.acquired[i])) continue;
+    if (param.frozen() || (group.grad.state == Phase::lent && group.grad.acquired[i])) continue;
     missing += format_text("{}'{}'", missing.empty() ? "" : ", ", param.name);
   }
   if (!missing.empty())
     fail(FSDP_INVALID_STATE,
-         "fsdp_reduce_grad: group '{}' has no gradient for {}; write it through fsdp_acquire_grad, or call fsdp_put_grad with "
+         "fsdp_reduce_grad: group '{}' has no gradient for {}; write it through fsdp_acquire_grad, or call "
+         "fsdp_put_grad with "
          "data NULL if there is none",
          group.name(), missing);
 }
@@ -168,14 +172,15 @@ void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
   Contribution &grad = group.grad;
   if (grad.last)
     fail(FSDP_INVALID_STATE,
-         "fsdp_reduce_grad: group '{}' was already reduced with FSDP_LAST in this step; the next call is fsdp_finish_grads",
+         "fsdp_reduce_grad: group '{}' was already reduced with FSDP_LAST in this step; the next call is "
+         "fsdp_finish_grads",
          group.name());
   check_complete(group);
   const bool last = flags & FSDP_LAST;
   ++grad.given_count;
   grad.last = last;
   if (group.plan->persistent_grad && !last) {
-    grad.state = State::idle;  // the contributions add up where they are
+    grad.state = Phase::idle;  // the contributions add up where they are
     if (!runtime_.context.on_host()) chain_writers(group);
     return;
   }
@@ -193,7 +198,7 @@ void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
   if (runtime_.outer && runtime_.outer->sums(last))
     runtime_.outer->reduce(group, turn, group.partial && grad.reduced_count > 0, runtime_.version);
   ++grad.reduced_count;
-  grad.state = State::reducing;
+  grad.state = Phase::reducing;
   if (!group.plan->persistent_grad) pool_.reducing.push_back(group.index);
 }
 
@@ -215,7 +220,7 @@ void Reducer::chain_writers(Group &group) {
 
 void Reducer::await_writers(device::Stream &caller) {
   for (Group &group : runtime_.groups) {
-    if (group.grad.state != State::lent) continue;
+    if (group.grad.state != Phase::lent) continue;
     chain_writers(group);
     caller.wait(*group.grad.opened);
   }
@@ -224,8 +229,8 @@ void Reducer::await_writers(device::Stream &caller) {
 // The first collective of a round may only start when every rank has realigned its sequence numbers.
 void Reducer::enter_round() {
   if (runtime_.round_entered) return;
-  runtime_.reduce_trace->await(*runtime_.round_gate, runtime_.round, "the next round of reduces", "wait for peers", nullptr,
-                               runtime_.version);
+  runtime_.reduce_trace->await(*runtime_.round_gate, runtime_.round, "the next round of reduces", "wait for peers",
+                               nullptr, runtime_.version);
   runtime_.round_entered = true;
 }
 
@@ -258,7 +263,8 @@ void Reducer::enqueue(Group &group, uint32_t turn) {
 // A world of one: a copy with explicit scale.
 void Reducer::enqueue_local(Group &group, uint32_t turn) {
   const bool accumulate = group.grad.reduced_count > 0 && !group.partial;
-  const auto sum = [&](const comm::Source &from, fsdp_dtype dtype, fsdp_dtype wire, uint64_t count, float *to, float factor) {
+  const auto sum = [&](const comm::Source &from, fsdp_dtype dtype, fsdp_dtype wire, uint64_t count, float *to,
+                       float factor) {
     const bool in_place = reinterpret_cast<std::byte *>(to) == from.arena->writable() + from.offset;
     runtime_.reduce_stream->rank_sum(
         {from.arena->data() + from.offset, 0, 1, dtype, wire, to, count, factor, accumulate, in_place});
@@ -267,12 +273,13 @@ void Reducer::enqueue_local(Group &group, uint32_t turn) {
   for (const auto &span : group.reduce_spans[turn])
     sum(span.from, span.dtype, span.wire_dtype, span.shard_count, span.to, span.factor);
   for (const auto &span : group.all_reduce_spans)
-    sum(span.from, span.dtype, span.wire_dtype, span.shard_count, reinterpret_cast<float *>(span.whole_writable), span.factor);
+    sum(span.from, span.dtype, span.wire_dtype, span.shard_count, reinterpret_cast<float *>(span.whole_writable),
+        span.factor);
   runtime_.reduce_trace->end("local_sum", group, group.reduced_bytes, runtime_.version);
 }
 
-// The main grads of no_shard groups are summed slot by slot where there is an outer axis; now they become whole. After the
-// last reduce, so that its sums do not wait for these.
+// The main grads of no_shard groups are summed slot by slot where there is an outer axis; now they become whole. After
+// the last reduce, so that its sums do not wait for these.
 void Reducer::gather_whole() {
   if (!runtime_.outer) return;
   for (Group &group : runtime_.groups) {
@@ -294,9 +301,12 @@ std::string Reducer::list_missing() const {
   };
   for (const Group &group : runtime_.groups) {
     if (!group.plan->trainable) continue;
-    if (group.grad.state == State::lent) add(group, "has gradients that were acquired but not reduced");
-    else if (group.grad.given_count == 0) add(group, "was not reduced: call fsdp_reduce_grad");
-    else if (!group.grad.last) add(group, "was reduced without FSDP_LAST");
+    if (group.grad.state == Phase::lent)
+      add(group, "has gradients that were acquired but not reduced");
+    else if (group.grad.given_count == 0)
+      add(group, "was not reduced: call fsdp_reduce_grad");
+    else if (!group.grad.last)
+      add(group, "was reduced without FSDP_LAST");
   }
   return text;
 }
@@ -311,7 +321,7 @@ uint64_t Reducer::count_reduces() const noexcept {
 void Reducer::start_step() {
   for (Group &group : runtime_.groups) {
     Contribution &grad = group.grad;
-    grad.state = State::idle;
+    grad.state = Phase::idle;
     grad.reduced_count = grad.given_count = 0;
     grad.last = false;
     std::fill(grad.acquired.begin(), grad.acquired.end(), uint8_t{0});

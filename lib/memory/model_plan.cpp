@@ -23,7 +23,9 @@ uint64_t take(uint64_t &region, uint64_t bytes, uint64_t alignment = buffer_alig
   return offset;
 }
 
-uint64_t bytes_of(uint64_t count, fsdp_dtype dtype) { return checked_multiply(count, dtype_size(dtype), "memory plan"); }
+uint64_t bytes_of(uint64_t count, fsdp_dtype dtype) {
+  return checked_multiply(count, dtype_size(dtype), "memory plan");
+}
 
 BucketPlan make_bucket(const ModelSpec &spec, uint32_t group_index, std::vector<uint32_t> params) {
   const GroupSpec &group = spec.groups[group_index];
@@ -97,7 +99,8 @@ void place_compute(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
   // A shared group starts on a page, so that debug mode can take its pages away alone.
   const bool shared = group.home == ComputeHome::shared;
   group.compute_bytes = shared ? round_up(home, page_bytes) : home;
-  group.compute_offset = take(compute_region(plan, group.home), group.compute_bytes, shared ? page_bytes : buffer_alignment);
+  group.compute_offset =
+      take(compute_region(plan, group.home), group.compute_bytes, shared ? page_bytes : buffer_alignment);
   for (const uint32_t b : group.buckets) {
     BucketPlan &bucket = plan.buckets[b];
     bucket.compute_offset += group.compute_offset;
@@ -200,7 +203,8 @@ void sum_up(const ModelSpec &spec, ModelPlan &plan) {
   plan.whole_compute_bytes = round_up(plan.whole_compute_bytes, page_bytes);
   plan.shard_compute_bytes = round_up(plan.shard_compute_bytes, page_bytes);
   const uint64_t norms = checked_multiply(norm_chunk, spec.mesh.slots(), "memory plan");
-  plan.staging_bytes = checked_multiply(checked_add(plan.param_count, norms, "memory plan"), sizeof(double), "memory plan");
+  plan.staging_bytes =
+      checked_multiply(checked_add(plan.param_count, norms, "memory plan"), sizeof(double), "memory plan");
   plan.step_bytes = spec.host_memory ? 0 : count_step_kinds(spec) * step_size;
   plan.message_bytes = spec.message_bytes;
   plan.device_team_bytes = spec.device_team_bytes;
@@ -213,8 +217,8 @@ std::array<uint64_t, 8> ModelPlan::role_bytes(uint32_t rank, uint32_t ranks) con
   std::array<uint64_t, 8> bytes{};
   // What nobody writes of the shared arena (the rest of its last pages) is counted once, on rank 0.
   const uint64_t rest = shared_compute_bytes - shared_compute_own_bytes * ranks;
-  bytes[FSDP_ROLE_COMPUTE] =
-      shared_compute_own_bytes + (rank == 0 ? rest : 0) + whole_compute_bytes + shard_compute_bytes + local_compute_bytes;
+  bytes[FSDP_ROLE_COMPUTE] = shared_compute_own_bytes + (rank == 0 ? rest : 0) + whole_compute_bytes +
+                             shard_compute_bytes + local_compute_bytes;
   bytes[FSDP_ROLE_MAIN] = main_bytes;
   bytes[FSDP_ROLE_GRAD] = grad_bytes + persistent_grad_bytes;
   bytes[FSDP_ROLE_OPTIMIZER] = optimizer_bytes;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/pool_plan.h"
 
-#include <map>
 #include <functional>
+#include <map>
 #include <optional>
 #include <utility>
 

@@ -7,8 +7,6 @@
 namespace fsdp::memory {
 namespace {
 
-constexpr uint32_t never = UINT32_MAX;
-
 class Windows {
  public:
   Windows(std::span<const fsdp_visit> visits, const ScheduleSpec &spec, std::span<const uint32_t> resident_from)

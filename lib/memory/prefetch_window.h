@@ -11,6 +11,8 @@
 
 namespace fsdp::memory {
 
+inline constexpr uint32_t never = UINT32_MAX;  // of a position
+
 struct PrefetchWindow {
   std::vector<std::vector<uint32_t>> ahead;  // for each position: positions to gather ahead, nearest first
   std::vector<uint32_t> begins;              // for each position: the position from which on its group is gathered

@@ -10,7 +10,6 @@
 namespace fsdp::memory {
 namespace {
 
-constexpr uint32_t never = UINT32_MAX;
 constexpr uint32_t train_mode = 0, eval_mode = 1;
 
 // Positions in the list of training visits.

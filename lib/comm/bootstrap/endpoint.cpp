@@ -9,12 +9,11 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/slice.h"
 #include "comm/bootstrap/packet.h"
 
 namespace fsdp::comm {
 namespace {
-
-constexpr int slice_ms = 20;
 
 Fd make_socket(int family) { return Fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
 

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/slice.h"
 #include "comm/bootstrap/address.h"
 #include "comm/bootstrap/version.h"
 
@@ -14,7 +15,6 @@ namespace fsdp::comm {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr int slice_ms = 20;
 constexpr auto patience = 1s;  // beyond the timeout, for rank 0 to say who is missing
 
 }  // namespace

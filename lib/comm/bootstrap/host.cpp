@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstddef>
 
+#include "base/slice.h"
 #include "comm/bootstrap/address.h"
 #include "comm/bootstrap/version.h"
 #include "comm/shm/control.h"
@@ -27,7 +28,6 @@ constexpr auto bind_time = 5s;        // for the listener of a job that is just 
 constexpr auto descriptor_time = 5s;  // without one for anybody: longer than any stranger keeps his
 // For ranks that come just when the job has failed: else they would look for this one until their timeout.
 constexpr auto farewell_time = 400ms, late_farewell_time = 200ms;
-constexpr int slice_ms = 20;
 
 void send_refusal(const Fd &socket, fsdp_status status, int32_t rank, const std::string &text) {
   auto refusal = wire::make<wire::Refusal>();

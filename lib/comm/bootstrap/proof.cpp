@@ -6,12 +6,11 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/slice.h"
 #include "comm/bootstrap/packet.h"
 
 namespace fsdp::comm {
 namespace {
-
-constexpr int slice_ms = 20;
 
 }  // namespace
 

@@ -7,12 +7,12 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/slice.h"
 #include "comm/bootstrap/packet.h"
 
 namespace fsdp::comm {
 namespace {
 
-constexpr int slice_ms = 20;
 constexpr size_t chunk_bytes = 16384;
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/slice.h"
 #include "comm/bootstrap/roster.h"
 
 namespace fsdp::comm {
@@ -15,7 +16,6 @@ namespace {
 
 using namespace std::chrono_literals;
 constexpr auto bind_time = 5s;  // for the listener of a job that is just forming or ending
-constexpr int slice_ms = 20;
 
 bool is_local_name(const std::string &host) { return host == "localhost" || host.ends_with(".localhost"); }
 

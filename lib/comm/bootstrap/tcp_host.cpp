@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "base/slice.h"
 #include "comm/bootstrap/version.h"
 
 namespace fsdp::comm {
@@ -21,7 +22,6 @@ constexpr auto least_time = 500ms;
 constexpr auto descriptor_time = 12s;  // without one for anybody: longer than any stranger keeps his
 // For ranks that come just when the job has failed: else they would look for rank 0 until their timeout.
 constexpr auto farewell_time = 400ms, late_farewell_time = 200ms;
-constexpr int slice_ms = 20;
 
 }  // namespace
 

@@ -17,7 +17,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr size_t most_strangers = 64;
 constexpr auto stranger_time = std::chrono::seconds(2);
-constexpr int slice_ms = 10;
+constexpr int look_ms = 10;
 
 class Forming {
  public:
@@ -102,7 +102,7 @@ class Forming {
     std::vector<pollfd> polls;
     if (strangers_.size() < most_strangers && pause_.over()) polls.push_back({listener_.get(), POLLIN, 0});
     for (const Stranger &s : strangers_) polls.push_back({(s.socket ? s.socket : s.stream.socket()).get(), POLLIN, 0});
-    ::poll(polls.data(), polls.size(), slice_ms);
+    ::poll(polls.data(), polls.size(), look_ms);
   }
 
   void hear(Stranger &stranger) {

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 
+#include "base/clock.h"
 #include "comm/nodes/form.h"
 
 namespace fsdp::comm {
@@ -15,11 +15,6 @@ namespace {
 constexpr uint32_t tick_ms = 50;
 constexpr uint32_t longest_beat_ms = 500;
 constexpr uint64_t farewell_ms = 200;
-
-uint64_t clock_ms() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(now).count());
-}
 
 }  // namespace
 
@@ -31,7 +26,7 @@ NodeMesh::NodeMesh(Seat &seat, MeshPlan plan, std::vector<Stream> links, Fd data
       mirror_(control_, plan_),
       datagrams_(plan_, std::move(datagrams)),
       peers_(plan_.nodes.size()),
-      now_ms_(clock_ms()),
+      now_ms_(steady_ms()),
       counted_ms_(now_ms_),
       beat_ms_(std::min(longest_beat_ms, plan_.heartbeat_timeout_ms / 8)) {
   for (uint32_t n = 0; n < peers_.size(); ++n)
@@ -58,7 +53,7 @@ void NodeMesh::run(int wake, uint32_t ms) noexcept {
 }
 
 void NodeMesh::work() {
-  now_ms_ = clock_ms();
+  now_ms_ = steady_ms();
   hear_all();
   count_silence();
   if (!control_.accused()) {
@@ -84,9 +79,9 @@ void NodeMesh::finish() noexcept {
     carry();
     announce();
     say_all(nodes::Goodbye{});
-    const uint64_t end = clock_ms() + farewell_ms;
+    const uint64_t end = steady_ms() + farewell_ms;
     bool sending = true;
-    while (sending && clock_ms() < end) {
+    while (sending && steady_ms() < end) {
       sending = false;
       for (NodePeer &peer : peers_) sending |= peer.stream() && peer.stream().open() && !peer.stream().flush();
       if (sending) sleep(-1, 10);

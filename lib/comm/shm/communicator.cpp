@@ -261,11 +261,20 @@ void ShmCommunicator::reduce(const Piece &piece, float *out) const {
   if (piece.count == 0) return;
   const uint64_t slice = rank_ * piece.count * dtype_size(piece.dtype);
   const std::byte *own = piece.from.arena->writable() + piece.from.offset + rank_ * piece.from.stride + slice;
-  const device::RankSum sum{address(piece.from, 0) + slice, piece.from.stride, words_.size(), piece.dtype,
-                            piece.wire_dtype, out, piece.count, piece.factor, piece.accumulate,
+  const device::RankSum sum{address(piece.from, 0) + slice,
+                            piece.from.stride,
+                            words_.size(),
+                            piece.dtype,
+                            piece.wire_dtype,
+                            out,
+                            piece.count,
+                            piece.factor,
+                            piece.accumulate,
                             own == reinterpret_cast<const std::byte *>(out)};
-  if (block_ >= words_.size()) device::kernels::rank_sum(sum);
-  else reduce_blocks(sum);
+  if (block_ >= words_.size())
+    device::kernels::rank_sum(sum);
+  else
+    reduce_blocks(sum);
 }
 
 // A few at a time in a buffer of its own, since `out` may be what a later block still adds.

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "base/checked.h"
+#include "base/clock.h"
 
 namespace fsdp::comm {
 namespace {
@@ -18,11 +19,6 @@ constexpr uint64_t control_magic = 0x66736470'63746c31;  // "fsdpctl1"
 constexpr uint32_t control_version = 5;
 
 constexpr uint64_t answer_ms = 1000;  // for a leader to bring the job's verdict
-
-uint64_t now_ms() noexcept {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(now).count());
-}
 
 }  // namespace
 
@@ -83,7 +79,7 @@ bool Control::write(Slot &slot, const Accusation &accusation) noexcept {
   const uint64_t blame = static_cast<uint64_t>(accusation.kind) | uint64_t{static_cast<uint32_t>(accusation.rank)}
                                                                       << 32;
   if (!slot.blame.compare_exchange_strong(none, blame, std::memory_order_acq_rel)) return false;
-  slot.since_ms.store(now_ms(), std::memory_order_release);
+  slot.since_ms.store(steady_ms(), std::memory_order_release);
   slot.accusation = accusation;
   slot.ready.store(1, std::memory_order_release);
   return true;
@@ -119,7 +115,7 @@ void Control::settle() noexcept {
   const Slot &slot = head().suspicion;
   const uint64_t since = slot.since_ms.load(std::memory_order_acquire);
   if (since == 0) return;  // being written
-  if (now_ms() - since >= answer_ms) decide(read(slot));
+  if (steady_ms() - since >= answer_ms) decide(read(slot));
 }
 
 }  // namespace fsdp::comm

@@ -2,17 +2,13 @@
 #include "comm/shm/pulse.h"
 
 #include <algorithm>
-#include <chrono>
+
+#include "base/clock.h"
 
 namespace fsdp::comm {
 namespace {
 
 constexpr uint32_t longest_interval_ms = 250;
-
-uint64_t now_ms() noexcept {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(now).count()) + 1;
-}
 
 }  // namespace
 
@@ -24,7 +20,7 @@ Pulse::Pulse(Control &control, uint32_t rank, uint32_t limit_ms)
       seen_(std::make_unique<Seen[]>(control.world_size())) {}
 
 void Pulse::look() noexcept {
-  const uint64_t now = now_ms();
+  const uint64_t now = steady_ms() + 1;
   if (now - looked_ms_ < interval_ms_) return;
   const auto watched = static_cast<uint32_t>(std::min<uint64_t>(now - looked_ms_, 2 * interval_ms_));
   looked_ms_ = now;
@@ -40,7 +36,8 @@ void Pulse::look() noexcept {
   }
 }
 
-// Ranks that stop at the same time reach the limit some intervals apart, since beats and looks are: they are named together.
+// Ranks that stop at the same time reach the limit some intervals apart, since beats and looks are: they are named
+// together.
 std::vector<uint32_t> Pulse::silent(const std::function<bool(uint32_t)> &concerns) const {
   bool over = false;
   std::vector<uint32_t> ranks;

@@ -7,13 +7,13 @@
 #include <thread>
 #include <vector>
 
+#include "base/slice.h"
 #include "comm/shm/word.h"
 
 namespace fsdp::comm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr uint32_t slice_ms = 20;
 constexpr uint32_t circle_ms = 100;  // shorter waits are no circle, and telling others of one takes memory
 constexpr auto longest_doubt = std::chrono::milliseconds(1200);
 // What a rank of another node sent may arrive after the word that it left: they come by different connections, and a

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "base/dtype.h"
+#include "comm/staging/call.h"
 #include "comm/staging/renewal.h"
 
 namespace fsdp::comm::staging {
@@ -48,12 +49,6 @@ DeviceCommunicator::DeviceCommunicator(std::shared_ptr<Team> team, std::unique_p
 DeviceCommunicator::~DeviceCommunicator() { host_->abandon(); }
 
 namespace {
-
-Fingerprint describe(Operation operation, const Tag &tag) {
-  Fingerprint call{};
-  call.start(operation, tag);
-  return call;
-}
 
 // Rounded before it travels, if that makes less of it: the sum of what is rounded already is the same.
 template <class Span>

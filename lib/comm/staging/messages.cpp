@@ -3,16 +3,11 @@
 
 #include <array>
 
+#include "comm/staging/call.h"
 #include "comm/staging/renewal.h"
 
 namespace fsdp::comm::staging {
 namespace {
-
-Fingerprint describe(Operation operation, const Tag &tag) {
-  Fingerprint call{};
-  call.start(operation, tag);
-  return call;
-}
 
 float *floats(std::byte *bytes) { return reinterpret_cast<float *>(bytes); }
 

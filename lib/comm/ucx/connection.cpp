@@ -9,7 +9,6 @@ namespace {
 
 // Between two attempts to connect: UCX reports each.
 constexpr auto first_pause = std::chrono::milliseconds(50), longest_pause = std::chrono::milliseconds(1000);
-constexpr int last_words_ms = 1000;
 
 }  // namespace
 

@@ -18,7 +18,6 @@ constexpr uint32_t most_held = 256;
 constexpr size_t most_held_early = 65536;  // of all, before this rank has joined: some of each rank of the largest job
 constexpr int look_ms = 100;               // in case that UCX misses an event
 constexpr int connecting_look_ms = 10;
-constexpr int last_words_ms = 1000;
 constexpr auto last_greetings_time = std::chrono::milliseconds(500);  // for peers that have not yet connected
 
 }  // namespace

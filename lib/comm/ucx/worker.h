@@ -10,6 +10,8 @@
 
 namespace fsdp::comm::ucx {
 
+inline constexpr int last_words_ms = 1000;  // for what tells peers of the end to leave this host
+
 class Worker {
  public:
   // chunk_bytes: of the largest message. Messages of that id go to `handler` with `self`.

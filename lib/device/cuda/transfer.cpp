@@ -61,7 +61,7 @@ void Transfer::operator()(void *to, fsdp_dtype to_dtype, const void *from, fsdp_
 void Transfer::move(const Cast &cast) {
   const bool to_is = on_gpu(cast.to, "where a transfer goes"),
              from_is = on_gpu(cast.from, "where a transfer comes from");
-  if (!to_is && !from_is) return kernels::cast(cast.to, cast.to_dtype, cast.from, cast.from_dtype, cast.count);
+  if (!to_is && !from_is) return device::kernels::cast(cast.to, cast.to_dtype, cast.from, cast.from_dtype, cast.count);
   if (to_is && !from_is) return to_gpu(cast);
   if (!to_is) return from_gpu(cast);
   stream_.cast(cast.to, cast.to_dtype, cast.from, cast.from_dtype, cast.count);
@@ -81,7 +81,7 @@ void Transfer::to_gpu(const Cast &cast) {
     const Cast part = cast.part(first, elements);
     const Half &half = halves_[number % 2];
     await(*half.copied);
-    kernels::cast(half.data, part.to_dtype, part.from, part.from_dtype, elements);
+    device::kernels::cast(half.data, part.to_dtype, part.from, part.from_dtype, elements);
     stream_.copy(part.to, half.data, elements * dtype_size(part.to_dtype));
     stream_.record(*half.copied);
   });
@@ -93,7 +93,7 @@ void Transfer::from_gpu(const Cast &cast) {
   Cast arriving{};
   const auto unpack = [&](const Half &half) {
     await(*half.copied);
-    kernels::cast(arriving.to, arriving.to_dtype, half.data, arriving.from_dtype, arriving.count);
+    device::kernels::cast(arriving.to, arriving.to_dtype, half.data, arriving.from_dtype, arriving.count);
   };
   uint64_t pieces = 0;
   for_each_piece(cast.count, cast.from_dtype, [&](uint64_t number, uint64_t first, uint64_t elements) {
