@@ -117,7 +117,8 @@ if [ $quick -eq 0 ]; then
   # and line tables keep their reports readable and are fast enough for two cores. The library in large units: most of
   # the compiler's time goes into headers. The build above has shown that each file includes what it needs.
   sanitized='-Dexamples=disabled -Doptimization=g -Ddebug=false -Dcpp_args=-g1 -Dc_args=-g1 -Db_lundef=false -Dunity=on -Dunity_size=12'
-  suites='--suite unit --suite engine --timeout-multiplier 4'
+  # One more than cores: a good part of their time is waiting.
+  suites="--suite unit --suite engine --timeout-multiplier 4 --num-processes $(($(nproc) + 1))"
 
   export ASAN_OPTIONS=halt_on_error=1:abort_on_error=1:detect_stack_use_after_return=1
   export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
