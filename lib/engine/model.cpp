@@ -172,10 +172,11 @@ void Model::get_stats(fsdp_stats &stats) {
   stats.reduce_scatter_bytes = counted.reduce_scatter_bytes;
   stats.all_reduce_bytes = counted.all_reduce_bytes;
   if (state.outer) {
-    stats.outer_all_reduces = state.outer->stats().all_reduces;
-    stats.outer_reduce_scatters = state.outer->stats().reduce_scatters;
-    stats.outer_all_gathers = state.outer->stats().all_gathers;
-    stats.outer_sent_bytes = state.outer->sent_bytes();
+    const OuterStats outer = state.outer->stats();
+    stats.outer_all_reduces = outer.all_reduces;
+    stats.outer_reduce_scatters = outer.reduce_scatters;
+    stats.outer_all_gathers = outer.all_gathers;
+    stats.outer_sent_bytes = outer.sent_bytes;
   }
   stats.allocations = context_->device().allocations();
   stats.gather_pool_bytes = plan_->gather_pool.size_bytes;
