@@ -175,6 +175,7 @@ TEST(ReplayEnd, AReplayUnderWayIsInTheFlightRecord) {
 // What the graph works on is given back after it. committed: the library was told of the launch.
 void expect_destroy_to_wait(bool committed) {
   const Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS);
+  simulated::set_strict(true);  // that memory is given back does not wait for the GPU
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
     const Stream stream;
     auto rank = std::make_unique<Rank>(context, setup);
@@ -195,6 +196,7 @@ void expect_destroy_to_wait(bool committed) {
     rank.reset();
     EXPECT_TRUE(*done) << "the model was destroyed under its graph";
   });
+  simulated::set_strict(false);
 }
 
 TEST(ReplayEnd, AModelIsDestroyedAfterItsReplay) { expect_destroy_to_wait(true); }

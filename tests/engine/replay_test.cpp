@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Before and after a replay: what must fit, what is given up, and what comes after the graph.
+// Before a replay: what must fit, on every rank, and what is given up.
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cmath>
 #include <memory>
-#include <thread>
 
 #include "graph.h"
 
@@ -199,66 +197,6 @@ TEST(Replay, OneThatOnlySomeRanksGiveUpIsFoundAtTheNextMeeting) {
     FSDP(fsdp_discard_step(rank.model, stream));
     step(rank, stream, 0.1);
   });
-}
-
-void nap(cudaStream_t stream, int ms) {
-  CUDA(simulated::enqueue(stream, [ms] { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }));
-}
-
-// A zero, which opens the buffer.
-void acquire_first(Rank &rank, size_t g, cudaStream_t stream) {
-  FSDP(fsdp_put_grad(rank.groups[g], 0, nullptr, FSDP_FLOAT32, 0, stream));
-}
-
-// What it comes after makes a difference.
-void double_grads(Rank &rank, size_t g, cudaStream_t stream) {
-  for (size_t p = 0; p < rank.def(g).params.size(); ++p) {
-    fsdp_tensor grad = FSDP_TENSOR_INIT;
-    int32_t accumulate = 0;
-    FSDP(fsdp_acquire_grad(rank.groups[g], p, stream, &grad, &accumulate));
-    REQUIRE(accumulate == 1);
-    CUDA(simulated::enqueue(stream, [to = static_cast<float *>(grad.data), count = grad.element_count] {
-      for (uint64_t i = 0; i < count; ++i) to[i] *= 2;
-    }));
-  }
-}
-
-// A contribution that begins eagerly, goes on in a graph and ends eagerly, on different streams: each part comes after
-// the one before, whichever stream the graph is launched on.
-TEST(Replay, WhatComesBeforeAndAfterIsOrderedOnEveryStream) {
-  for (const fsdp_strategy strategy : strategies) {
-    const Scenario setup = graph_scenario(strategy);
-    const auto train = [&](bool replays) {
-      return run(setup, [&](Rank &rank, cudaStream_t stream) {
-        const Stream captured, launch, side;
-        std::unique_ptr<Graph> graphs[4];
-        for (int i = 0; i < steps; ++i) {
-          for (size_t g = rank.groups.size(); g-- > 0;) {
-            FSDP(fsdp_unshard(rank.groups[g], FSDP_BACKWARD, side));
-            acquire_first(rank, g, side);
-            nap(side, 10);
-            enqueue_grads(rank, g, side);
-            const auto again = [&] {
-              chain(captured, side);  // in the capture, which it leaves before the eager rest
-              nap(side, 2);
-              enqueue_grads(rank, g, side);
-              chain(side, captured);
-            };
-            if (replays && !graphs[g]) graphs[g] = std::make_unique<Graph>(rank, captured, again);
-            replays ? graphs[g]->replay(0, launch) : again();
-            double_grads(rank, g, side);
-            FSDP(fsdp_reshard(rank.groups[g], FSDP_BACKWARD, side));
-            FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, stream));
-          }
-          update(rank, stream, lr_of(i));
-        }
-        for (cudaStream_t s :
-             {static_cast<cudaStream_t>(captured), static_cast<cudaStream_t>(launch), static_cast<cudaStream_t>(side)})
-          CUDA(cudaStreamSynchronize(s));
-      });
-    };
-    EXPECT_TRUE(same_bits(train(true), train(false))) << "strategy " << strategy;
-  }
 }
 
 }  // namespace
