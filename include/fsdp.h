@@ -843,20 +843,24 @@ typedef struct fsdp_capture fsdp_capture;
 /**
  * From here to fsdp_capture_end the model's calls record their work into the graph that `stream` is being captured into
  * (cudaStreamBeginCapture first, mode relaxed or thread-local), instead of doing it. Any part of a step can be captured, also
- * all of it: prefetch, unshard, reshard, acquire, put and reduce gradients, finish_grads, scale_grads, publish_weights and
- * step_adamw (once, with step 0 in its options; its lr is then that of each replay). Calls that return values to the host,
- * load, read, discard or begin_update are INVALID_STATE meanwhile. All streams given must be in the capture. Ranks must capture the same. Overwriting and adding gradients are two
- * captures: of a first micro-batch, and of a later one.
- * Collective: the mesh. Blocks: until the library's work on this rank is done. Errors: INVALID_STATE (the stream is not being captured),
- * UNSUPPORTED (host device; calls between here and the end: ranks that exchange through memory of the host, which no graph
- * can hold). Since 0.1.
+ * all of it: prefetch, unshard, reshard, acquire, put and reduce gradients, finish_grads, scale_grads, publish_weights,
+ * step_adamw (once, with step 0 in its options; its lr is then that of each replay), and apply_grads without a norm. All streams
+ * given must be in the capture: `stream`, and those that were forked from it. Overwriting and adding gradients are two captures:
+ * of a first micro-batch, and of a later one.
+ * INVALID_STATE meanwhile: calls for which the host must wait (norms, clip_grads, check_grads, load, read), begin_update and
+ * discard_step; streams that are not in the capture; calls of the context's other models, whose work could be drawn into the graph;
+ * closing the context. A call of the model that fails, whatever its error, is missing in the graph: fsdp_capture_end fails then.
+ * Collective: the mesh, though ranks meet only in fsdp_capture_end: they must capture the same. Blocks: until the library's work on
+ * this rank is done. Errors: INVALID_STATE (the stream is not being captured, another capture is under way), UNSUPPORTED (host device;
+ * calls between here and the end: ranks that exchange through memory of the host, which no graph can hold). Since 0.1.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_capture_begin(fsdp_model *model, fsdp_stream stream);
 
 /**
  * Joins the library's streams to `stream`, so that its capture can end, and puts the model back into the state from before
- * fsdp_capture_begin: nothing has been done yet. Afterwards the caller ends the capture, instantiates and keeps the graph. If
- * this fails, or a call since fsdp_capture_begin has failed, the graph is of no use, and the model is as before.
+ * fsdp_capture_begin: nothing has been done yet. Afterwards the caller ends the capture, instantiates and keeps the graph.
+ * It fails on every rank, naming the rank, the call and its error, if a call since fsdp_capture_begin has failed on one of them, or if
+ * one cannot end its capture. Then too the capture is over and the model is as before; drop what cudaStreamEndCapture gives.
  * Collective: the mesh (compares what was captured). Blocks: peers. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since 0.1.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_capture_end(fsdp_model *model, fsdp_stream stream, fsdp_capture **capture);
@@ -864,22 +868,35 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_capture_end(fsdp_model *model, fsdp_strea
 /**
  * Before each launch of the graph on `stream`: checks that the model is in the state in which it was captured, orders the
  * graph after the library's earlier work, and gives the device the step's lr and bias corrections (lr counts only if the
- * capture has a step; finite, the same on every rank). Then launch the graph and call fsdp_commit_replay; until then other
- * calls of the model are INVALID_STATE.
- * Collective: the mesh. Blocks: peers; not the GPU. Errors: INVALID_STATE (says what differs), INVALID_ARGUMENT, INVALID_HANDLE (the model was
- * destroyed), MISMATCH (ranks replay different captures or give another lr), PEER_FAILED, TIMEOUT. Since 0.1.
+ * capture has a step; finite, the same on every rank). Then launch the graph and call fsdp_commit_replay, or fsdp_cancel_replay if there
+ * was no launch, with the same stream, which lives until then; in between other calls of the model are INVALID_STATE.
+ * If a rank cannot replay (another state, a step that failed, a capture under way), it fails on every rank, naming that rank and
+ * what differs, and the model is as before.
+ * Collective: the mesh. Blocks: peers; the GPU only with 64 replays under way. Errors: INVALID_STATE (says what differs),
+ * INVALID_ARGUMENT, INVALID_HANDLE (the model was destroyed), MISMATCH (ranks replay different captures or give another lr),
+ * PEER_FAILED, TIMEOUT (also: an earlier replay has not ended within timeout_ms). Since 0.1.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_prepare_replay(fsdp_capture *capture, double lr, fsdp_stream stream);
 
 /**
  * After the graph was launched on `stream`: the model goes on as if the captured calls had been made, and later calls come after
- * the graph. Collective: no. Blocks: no. Errors: INVALID_STATE (not prepared). Since 0.1.
+ * the graph. One that does not end, since a peer launched none, ends later waits by TIMEOUT, which names the capture.
+ * Collective: no. Blocks: no. Errors: INVALID_STATE (not prepared), INVALID_ARGUMENT (not the stream of the preparation). Since 0.1.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_commit_replay(fsdp_capture *capture, fsdp_stream stream);
 
 /**
- * Give the handle back; NULL is allowed; not between fsdp_prepare_replay and fsdp_commit_replay. The graph itself is the caller's, who
- * destroys it before the model, to whose memory it refers. Threads: any. Since 0.1.
+ * Instead of fsdp_commit_replay where the graph was not launched, say since its launch failed: the model is as before
+ * fsdp_prepare_replay. All ranks must do so: where some have committed and others given up, the next call in which they meet is a
+ * MISMATCH that names both.
+ * Collective: the mesh, though ranks meet only later. Blocks: no. Errors: as fsdp_commit_replay. Since 0.1.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_cancel_replay(fsdp_capture *capture, fsdp_stream stream);
+
+/**
+ * Give the handle back; NULL is allowed. Between fsdp_prepare_replay and fsdp_commit_replay it gives the replay up, as
+ * fsdp_cancel_replay does. A graph that runs needs the handle no more. The graph itself is the caller's, who destroys it before the
+ * model, to whose memory it refers. Threads: any. Since 0.1.
  */
 FSDP_API void fsdp_destroy_capture(fsdp_capture *capture);
 

@@ -70,13 +70,28 @@ fsdp_status call_beside(const fsdp_context *handle, const char *name, Body &&bod
   }
 }
 
+// Runs a call of the model. What fails in it, its capture and its replays must know of.
+template <class Body>
+void run_call(engine::Model &model, const char *name, Body &&body) {
+  try {
+    body();
+  } catch (Error &error) {
+    model.note_failure(name, error);
+    throw;
+  } catch (const std::exception &other) {
+    Error error(FSDP_INTERNAL, other.what());
+    model.note_failure(name, error);
+    throw;
+  }
+}
+
 template <class Body>
 fsdp_status in_model(fsdp_model *handle, const char *name, Body &&body) noexcept {
   std::shared_ptr<engine::Model> model;
   try {
     model = acquire(handle, name);
     engine::CallScope scope(model->context(), name);
-    body(*model);
+    run_call(*model, name, [&] { body(*model); });
     scope.done();
     return FSDP_OK;
   } catch (...) {
@@ -91,9 +106,11 @@ fsdp_status in_group(fsdp_group *handle, const char *name, Body &&body) noexcept
   try {
     model = acquire(handle, name);
     engine::CallScope scope(model->context(), name);
-    engine::Runtime &runtime = model->runtime(name);
-    model->context().flight().describe(runtime.groups[handle->index].flight_name);
-    body(*model, runtime, runtime.groups[handle->index]);
+    run_call(*model, name, [&] {
+      engine::Runtime &runtime = model->runtime(name);
+      model->context().flight().describe(runtime.groups[handle->index].flight_name);
+      body(*model, runtime, runtime.groups[handle->index]);
+    });
     scope.done();
     return FSDP_OK;
   } catch (...) {

@@ -17,7 +17,7 @@ fsdp_status in_capture(fsdp_capture *handle, const char *name, Body &&body) noex
     model = handle->model.lock();
     if (!model) fail(FSDP_INVALID_HANDLE, "{}: the model of the capture was destroyed", name);
     engine::CallScope scope(model->context(), name);
-    body(*model, *capture);
+    run_call(*model, name, [&] { body(*model, capture); });
     scope.done();
     return FSDP_OK;
   } catch (...) {
@@ -47,7 +47,7 @@ fsdp_status fsdp_capture_end(fsdp_model *model, fsdp_stream stream, fsdp_capture
 
 fsdp_status fsdp_prepare_replay(fsdp_capture *capture, double lr, fsdp_stream stream) {
   constexpr auto call = "fsdp_prepare_replay";
-  return in_capture(capture, call, [&](engine::Model &model, engine::Capture &impl) {
+  return in_capture(capture, call, [&](engine::Model &model, const std::shared_ptr<engine::Capture> &impl) {
     if (!std::isfinite(lr)) fail(FSDP_INVALID_ARGUMENT, "{}: lr is {}, it must be finite", call, lr);
     model.prepare_replay(impl, lr, stream);
   });
@@ -55,7 +55,12 @@ fsdp_status fsdp_prepare_replay(fsdp_capture *capture, double lr, fsdp_stream st
 
 fsdp_status fsdp_commit_replay(fsdp_capture *capture, fsdp_stream stream) {
   return in_capture(capture, "fsdp_commit_replay",
-                    [&](engine::Model &model, engine::Capture &impl) { model.commit_replay(impl, stream); });
+                    [&](engine::Model &model, const auto &impl) { model.commit_replay(*impl, stream); });
+}
+
+fsdp_status fsdp_cancel_replay(fsdp_capture *capture, fsdp_stream stream) {
+  return in_capture(capture, "fsdp_cancel_replay",
+                    [&](engine::Model &model, const auto &impl) { model.cancel_replay(*impl, stream); });
 }
 
 void fsdp_destroy_capture(fsdp_capture *capture) {

@@ -96,8 +96,7 @@ fsdp_status fsdp_get_grad_norm(fsdp_model *model, fsdp_stream stream, double *no
   constexpr auto call = "fsdp_get_grad_norm";
   return in_model(model, call, [&](engine::Model &impl) {
     check_pointer(norm, call, "norm");
-    impl.require_grads(call);
-    *norm = impl.optimizer().grad_norm(stream);
+    *norm = impl.optimizer().grad_norm(impl.require_measurable(stream, call));
   });
 }
 
@@ -105,8 +104,7 @@ fsdp_status fsdp_get_param_grad_norms(fsdp_model *model, fsdp_stream stream, dou
   constexpr auto call = "fsdp_get_param_grad_norms";
   return in_model(model, call, [&](engine::Model &impl) {
     check_pointer(norms, call, "norms");
-    impl.require_grads(call);
-    impl.optimizer().param_grad_norms(stream, norms, norm_count);
+    impl.optimizer().param_grad_norms(impl.require_measurable(stream, call), norms, norm_count);
   });
 }
 
@@ -115,15 +113,14 @@ fsdp_status fsdp_scale_grads(fsdp_model *model, double factor, fsdp_stream strea
   return in_model(model, call, [&](engine::Model &impl) {
     if (!std::isfinite(factor)) fail(FSDP_INVALID_ARGUMENT, "{}: factor is {}, it must be finite", call, factor);
     impl.require_grads(call);
-    impl.optimizer().scale_grads(factor, stream);
+    impl.optimizer().scale_grads(factor, impl.runtime(call).caller_stream(stream, call));
   });
 }
 
 fsdp_status fsdp_clip_grads(fsdp_model *model, double max_norm, fsdp_stream stream, double *norm) {
   constexpr auto call = "fsdp_clip_grads";
   return in_model(model, call, [&](engine::Model &impl) {
-    impl.require_grads(call);
-    const double found = impl.optimizer().clip_grads(max_norm, stream);
+    const double found = impl.optimizer().clip_grads(max_norm, impl.require_measurable(stream, call));
     if (norm) *norm = found;
   });
 }
@@ -132,8 +129,7 @@ fsdp_status fsdp_check_grads(fsdp_model *model, fsdp_stream stream, int32_t *fou
   constexpr auto call = "fsdp_check_grads";
   return in_model(model, call, [&](engine::Model &impl) {
     check_pointer(found, call, "found");
-    impl.require_grads(call);
-    const char *culprit = impl.optimizer().find_nonfinite(stream);
+    const char *culprit = impl.optimizer().find_nonfinite(impl.require_measurable(stream, call));
     *found = culprit != nullptr;
     if (name) *name = culprit;
   });

@@ -14,7 +14,7 @@ fsdp_status fsdp_prefetch(fsdp_group *group, fsdp_phase phase, fsdp_stream strea
   constexpr auto call = "fsdp_prefetch";
   return in_group(group, call, [&](engine::Model &model, engine::Runtime &runtime, engine::Group &impl) {
     check_phase(phase, call);
-    runtime.context.device().caller_stream(stream);
+    runtime.caller_stream(stream, call);
     runtime.require_weights(call);
     model.context().flight().describe(impl.flight_name, phase);
     model.gatherer().prefetch(impl, phase);

@@ -33,6 +33,7 @@ std::string describe(const Runtime &state, const Calls &calls, size_t index) {
   if (index >= calls.kept.size()) return calls.count > calls.kept.size() ? "something later" : "nothing more";
   const Call &call = calls.kept[index];
   if (call.kind == CallSequence::Kind::replay) return format_text("replayed capture {}", call.group);
+  if (call.kind == CallSequence::Kind::cancel) return format_text("gave up the replay of capture {}", call.group);
   if (call.group >= state.groups.size()) return "a group that there is not";
   return format_text("{} group '{}'", call.kind == CallSequence::Kind::gather ? "gathered" : "reduced",
                      state.groups[call.group].name());

@@ -12,10 +12,10 @@ namespace fsdp::engine {
 
 class CallSequence {
  public:
-  enum class Kind : uint32_t { gather, reduce, replay };
+  enum class Kind : uint32_t { gather, reduce, replay, cancel };  // of two bits
   struct Call {
     Kind kind;
-    uint32_t group;  // of a replay: the capture's number
+    uint32_t group;  // of a replay, and of one that was given up: the capture's number
     bool operator==(const Call &) const = default;
   };
   // The first ones of a step; of a difference after them only the numbers are told.

@@ -4,7 +4,10 @@
 namespace fsdp::engine {
 
 Capture::Capture(Model &model, Runtime &runtime, uint32_t number, fsdp_stream stream)
-    : model_(model), runtime_(runtime), number_(number) {
+    : model_(model),
+      runtime_(runtime),
+      number_(number),
+      name_(runtime.context.flight().keep(format_text("capture {}", number))) {
   device::Device &device = runtime.context.device();
   device::Stream &caller = device.caller_stream(stream);
   const uint64_t id = caller.capture_id();
@@ -15,7 +18,8 @@ Capture::Capture(Model &model, Runtime &runtime, uint32_t number, fsdp_stream st
   calls_ = runtime.calls;
   step_failure_ = runtime.step_failure;
   device.begin_capture(id);
-  runtime.capturing = true;
+  runtime.capture_id = id;
+  runtime.context.set_captured(&runtime);
   fork(caller);
 }
 
@@ -51,8 +55,9 @@ void Capture::await_library() {
 void Capture::join(fsdp_stream stream) {
   device::Stream &caller = runtime_.context.device().caller_stream(stream);
   const uint64_t id = caller.capture_id();
-  if (id == 0)
-    fail(FSDP_INVALID_STATE, "fsdp_capture_end: the stream is not being captured (any more): its capture has ended or failed");
+  if (id == 0) fail(FSDP_INVALID_STATE, "the stream is not being captured (any more): its capture has ended or failed");
+  if (id != runtime_.capture_id)
+    fail(FSDP_INVALID_STATE, "the stream is not in the capture that fsdp_capture_begin was given");
   for (device::Stream *library : runtime_.library_streams()) {
     if (library->capture_id() != id) continue;
     library->record(*runtime_.order);
@@ -66,8 +71,14 @@ void Capture::end() {
   write(before_);
   runtime_.calls = calls_;
   runtime_.step_failure = step_failure_;
-  runtime_.capturing = false;
+  runtime_.capture_id = 0;
+  runtime_.context.set_captured(nullptr);
   runtime_.context.device().end_capture();
+}
+
+void Capture::spoil(const char *call, const Error &error) {
+  if (failure_.empty())
+    failure_ = format_text("{} failed with {}: {}", call, fsdp_get_status_name(error.status), error.message);
 }
 
 void Capture::add_step(const fsdp_adamw_options &options) {
@@ -81,28 +92,39 @@ void Capture::add_step(const fsdp_adamw_options &options) {
   adamw_ = options;
 }
 
-void Capture::check_state() const {
-  if (const std::string difference = find_difference(before_, read(), runtime_); !difference.empty())
-    fail(FSDP_INVALID_STATE, "fsdp_prepare_replay: the model is not in the state in which capture {} began: {}", number_,
-         difference);
+std::string Capture::find_difference() const {
+  const std::string difference = engine::find_difference(before_, read(), runtime_);
+  if (difference.empty()) return {};
+  return format_text("the model is not in the state in which capture {} began: {}", number_, difference);
 }
 
 void Capture::enter(double lr, device::Stream &caller) {
+  runtime_.replays.join(caller);
   for (device::Stream *library : runtime_.library_streams()) {
     library->record(*runtime_.order);
     caller.wait(*runtime_.order);
   }
   for (const device::Event *event : runtime_.events())
     if (!event->done()) caller.wait(*event);
+  model_.reducer().await_writers(caller);
   if (has_step_) model_.optimizer().store_steps(lr, adamw_, caller);
+  runtime_.replays.prepare(number_, name_, caller);
 }
 
 // Whatever waits for the work of an earlier call waits for the graph: that call's own records were points of the graph.
-void Capture::leave(device::Stream &caller) {
+// So were the streams that wrote what is still lent: now it is the one of the launch.
+void Capture::leave(device::Stream &caller, fsdp_stream stream) {
   for (device::Event *event : runtime_.events()) caller.record(*event);
   caller.record(*runtime_.order);
   for (device::Stream *library : runtime_.library_streams()) library->wait(*runtime_.order);
-  write(advance(read(), before_, after_));
+  runtime_.replays.commit(caller);
+  State state = advance(read(), before_, after_);
+  for (GradState &grad : state.grads) {
+    if (grad.state != GradState::State::lent) continue;
+    grad.streams.assign(1, stream);
+    grad.writers.assign(grad.writers.size(), stream);
+  }
+  write(state);
   if (after_.version != before_.version) runtime_.calls.restart();
 }
 
@@ -111,51 +133,28 @@ void Model::begin_capture(fsdp_stream stream) {
   Runtime &state = runtime(call);
   if (context_->on_host()) fail(FSDP_UNSUPPORTED, "{}: the host device has no graphs", call);
   if (capture_) fail(FSDP_INVALID_STATE, "{}: the model is being captured already; call fsdp_capture_end first", call);
+  context_->require_no_other_capture(&state, call);
   state.require_step(call);
   capture_ = std::make_shared<Capture>(*this, state, capture_count_ + 1, stream);
   ++capture_count_;
 }
 
-// The state is put back first: a capture that failed leaves the model as it was.
+// The state is put back whatever happens: a capture that failed leaves the model as it was. The library's streams leave
+// it too, so that CUDA's capture can end.
 std::shared_ptr<Capture> Model::end_capture(fsdp_stream stream) {
   constexpr auto call = "fsdp_capture_end";
   runtime(call);
   if (!capture_) fail(FSDP_INVALID_STATE, "{}: the model is not being captured; call fsdp_capture_begin first", call);
-  const std::shared_ptr<Capture> capture = std::move(capture_);
   const auto failed = catch_error([&] {
-    capture->join(stream);
-    meet(Intent::capture, capture->number(), {});
-    check_meeting(Intent::capture, capture->number());
+    const auto apart = catch_error([&] { capture_->join(stream); });
+    const std::string &spoilt = capture_->failure();
+    meet(Intent::capture, 0, spoilt.empty() && apart ? apart->message : spoilt);
+    check_meeting(Intent::capture, 0);
   });
+  const std::shared_ptr<Capture> capture = std::move(capture_);
   capture->end();
   if (failed) throw *failed;
   return capture;
-}
-
-// Ranks that would replay different graphs find out before any of them is launched.
-void Model::prepare_replay(Capture &capture, double lr, fsdp_stream stream) {
-  constexpr auto call = "fsdp_prepare_replay";
-  Runtime &state = runtime(call);
-  if (capture_) fail(FSDP_INVALID_STATE, "{}: the model is being captured; call fsdp_capture_end first", call);
-  state.require_step(call);
-  device::Stream &caller = context_->device().caller_stream(stream);
-  capture.check_state();
-  state.calls.add(CallSequence::Kind::replay, capture.number());
-  const double value = capture.has_step() ? lr : 0;
-  meet(Intent::replay, value, {});
-  check_meeting(Intent::replay, value);
-  capture.enter(lr, caller);
-  prepared_ = capture.number();
-}
-
-void Model::commit_replay(Capture &capture, fsdp_stream stream) {
-  constexpr auto call = "fsdp_commit_replay";
-  if (prepared_ != capture.number())
-    fail(FSDP_INVALID_STATE, "{}: no replay of this capture was prepared; call fsdp_prepare_replay before the graph is launched",
-         call);
-  device::Stream &caller = context_->device().caller_stream(stream);
-  prepared_ = 0;
-  capture.leave(caller);
 }
 
 }  // namespace fsdp::engine

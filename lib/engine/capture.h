@@ -6,7 +6,8 @@
 //   prepare   the state must be the one from before the capture, on every rank; the graph comes after all that the library
 //             was given; the step's numbers are written to the device
 //   launch    the caller's
-//   commit    the state goes on as the calls of the capture said, and what follows comes after the graph
+//   commit    the state goes on as the calls of the capture said, and what follows comes after the graph; or
+//   cancel    there was no launch: the state is the one from before the capture still
 //
 // Nothing of the graph may refer to events from before it: begin waits until the library's work is done, and prepare orders
 // what has been enqueued since. Drivers are Model's calls of the same names.
@@ -27,6 +28,10 @@ class Capture {
   Capture &operator=(const Capture &) = delete;
 
   uint32_t number() const noexcept { return number_; }
+  // A call has failed, so that the graph lacks something: it is of no use.
+  void spoil(const char *call, const Error &error);
+  // The first such call; empty if there is none.
+  const std::string &failure() const noexcept { return failure_; }
   // A step of AdamW is a part of it: its lr and corrections are those of each replay.
   void add_step(const fsdp_adamw_options &options);
   // Streams of the library that were forked into the capture come back to the caller's.
@@ -34,9 +39,10 @@ class Capture {
   bool has_step() const noexcept { return has_step_; }
   // Ends it, with the state from before.
   void end();
-  void check_state() const;
+  // What of the model is not as it was when the capture began, as text; empty if nothing.
+  std::string find_difference() const;
   void enter(double lr, device::Stream &caller);
-  void leave(device::Stream &caller);
+  void leave(device::Stream &caller, fsdp_stream stream);
 
  private:
   void await_library();
@@ -48,6 +54,8 @@ class Capture {
   Runtime &runtime_;
   uint32_t number_;
   bool under_way_ = true;
+  std::string failure_;
+  const char *name_;  // the flight recorder's copy
   State before_, after_;
   CallSequence calls_;       // before
   std::string step_failure_;  // before

@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "comm/net.h"
+#include "engine/storage.h"
 #include "trace/chrome_trace.h"
 #include "trace/file.h"
 #include "trace/flight_record.h"
@@ -204,6 +205,22 @@ void Context::require_world(const char *call) const {
   if (planning()) fail(FSDP_INVALID_STATE, "{}: this context only plans (fsdp_create_plan_context); it has no data", call);
 }
 
+void Context::require_no_other_capture(const Runtime *model, const char *call) const {
+  if (const Runtime *captured = captured_; captured && captured != model)
+    fail(FSDP_INVALID_STATE,
+         "{}: another model of this context is being captured into a graph, which this call could spoil; make it "
+         "after that model's fsdp_capture_end",
+         call);
+}
+
+bool Context::run_alone(const std::function<void()> &body) {
+  if (inside_.exchange(true, std::memory_order_acquire)) return false;
+  const auto error = catch_error(body);
+  inside_.store(false, std::memory_order_release);
+  if (error) throw *error;
+  return true;
+}
+
 std::unique_ptr<comm::Team> Context::create_team(std::span<const uint32_t> ranks, const std::string &what) {
   return world_->create_team(ranks, what);
 }
@@ -290,13 +307,15 @@ void Context::all_reduce(double *values, uint64_t count, fsdp_value_op op) {
 void Context::close() {
   require_world("fsdp_close_context");
   if (closed_) fail(FSDP_INVALID_STATE, "fsdp_close_context: rank {} has closed this context before; destroy it", rank_);
-  const auto unfinished = [this] {
+  const auto find = [this](std::string (OpenModel::*question)() const) {
     const std::lock_guard lock(mutex_);  // a model may be destroyed by another thread now
     for (const OpenModel *model : models_)
-      if (std::string what = model->unfinished(); !what.empty()) return what;
+      if (std::string what = (model->*question)(); !what.empty()) return what;
     return std::string();
-  }();
-  if (!unfinished.empty())
+  };
+  if (const std::string graph = find(&OpenModel::open_graph); !graph.empty())
+    fail(FSDP_INVALID_STATE, "fsdp_close_context: a model of rank {} has a graph under way: {}", rank_, graph);
+  if (const std::string unfinished = find(&OpenModel::unfinished); !unfinished.empty())
     fail(FSDP_INVALID_STATE,
          "fsdp_close_context: a model of rank {} is in the middle of a step ({}); end it with fsdp_finish_grads and a publish, "
          "or with fsdp_discard_step",
@@ -344,7 +363,11 @@ void Context::abort(const std::string &reason) noexcept {
 
 void Context::fail_for_good(const Error &error) noexcept {
   const bool found_here = error.status == FSDP_INTERRUPTED || error.status == FSDP_INTERNAL || error.status == FSDP_INVALID_STATE;
-  if (failure_.set(error) && found_here && world_ && !closed_) world_->abort(error.message);
+  fail_for_good(error, !found_here);
+}
+
+void Context::fail_for_good(const Error &error, bool peers_know) noexcept {
+  if (failure_.set(error) && !peers_know && world_ && !closed_) world_->abort(error.message);
 }
 
 void Context::shut_down() noexcept {

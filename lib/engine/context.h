@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -19,6 +20,8 @@
 #include "trace/timeline.h"
 
 namespace fsdp::engine {
+
+class Runtime;
 
 // A word that fork() zeroes in the child: one load tells a forked child from its parent.
 class ForkGuard {
@@ -38,6 +41,8 @@ class OpenModel {
  public:
   virtual ~OpenModel() = default;
   virtual std::string unfinished() const = 0;
+  // A capture or a replay that has begun, as text that says what ends it; empty if there is none.
+  virtual std::string open_graph() const = 0;
 };
 
 // Work whose end somebody must look for.
@@ -68,6 +73,14 @@ class Context {
   device::Device &device() { return *device_; }
   // Is the memory of models the host's? A context that only plans knows it without the device.
   bool on_host() const noexcept { return options_.device != FSDP_DEVICE_CUDA; }
+  // The model whose calls are recorded into a graph (capture.h); NULL: none. One at a time: what others enqueue
+  // meanwhile could be drawn into that graph.
+  const Runtime *captured() const noexcept { return captured_; }
+  void set_captured(const Runtime *model) noexcept { captured_ = model; }
+  void require_no_other_capture(const Runtime *model, const char *call) const;
+  uint32_t timeout_ms() const noexcept { return waiter_.timeout_ms(); }
+  // Nobody is inside the context while it runs; false: somebody was, and it was not run.
+  bool run_alone(const std::function<void()> &body);
   comm::DeviceTransport transport() const noexcept;
   fsdp_device_transport device_transport() const noexcept { return options_.device_transport; }
   trace::Timeline *timeline() noexcept { return timeline_.get(); }  // NULL: no trace is kept
@@ -95,6 +108,7 @@ class Context {
   void abort(const std::string &reason) noexcept;
   // What the communicators do not know, they must be told: peers would wait for this rank until their timeout.
   void fail_for_good(const Error &error) noexcept;
+  void fail_for_good(const Error &error, bool peers_know) noexcept;
   // The handle is gone: whatever still waits inside ends with an error.
   void shut_down() noexcept;
 
@@ -145,6 +159,7 @@ class Context {
     double values[most_values] = {};
   };
   std::vector<ValueMessage> value_messages_;  // one a rank, and this rank's own at the end
+  std::atomic<const Runtime *> captured_{nullptr};
   std::atomic<bool> inside_{false};
   std::atomic<bool> closed_{false};
   mutable std::mutex mutex_;  // the models, the log queue and the last error

@@ -73,7 +73,7 @@ void Gatherer::prefetch_after(fsdp_phase phase, uint32_t position) {
 
 void Gatherer::unshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
   const CallSpan span(runtime_, "unshard", &group);
-  device::Stream &caller = runtime_.context.device().caller_stream(stream);
+  device::Stream &caller = runtime_.caller_stream(stream, "fsdp_unshard");
   GatherSlot &slot = group.slot(phase);
   if (group.plan->gathers) {
     if (!slot.gathered) gather(group, slot, phase);
@@ -89,7 +89,7 @@ void Gatherer::unshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
 
 void Gatherer::reshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
   const CallSpan span(runtime_, "reshard", &group);
-  device::Stream &caller = runtime_.context.device().caller_stream(stream);
+  device::Stream &caller = runtime_.caller_stream(stream, "fsdp_reshard");
   GatherSlot &slot = group.slot(phase);
   if (slot.holds[static_cast<size_t>(phase)] == 0)
     fail(FSDP_INVALID_STATE, "fsdp_reshard: group '{}' has no {} hold to return; its holds are: {}", group.name(),

@@ -15,7 +15,8 @@ struct Meeting {
   double value = 1;  // the scale of finish_grads, the lr of a step or replay: must be the same on every rank
   uint64_t reduces = 0;  // contributions of this step that were to be reduced one by one: the same on every rank
   uint64_t calls = 0;    // a hash of the gathers and reduces since the last update, where these are messages
-  char text[472] = {};
+  uint64_t capture = 0;  // the number of the one under way, or to be replayed; 0: none
+  char text[464] = {};
 };
 static_assert(sizeof(Meeting) == 512);
 

@@ -17,7 +17,10 @@ Model::Model(std::shared_ptr<Context> context, memory::ModelSpec spec, fsdp_opti
   context_->add_model(this);
 }
 
-Model::~Model() { context_->remove_model(this); }
+Model::~Model() {
+  context_->remove_model(this);
+  await_prepared();
+}
 
 void Model::require_unsealed(const char *call) const {
   if (sealed_) fail(FSDP_INVALID_STATE, "{}: the model is sealed; declare everything before fsdp_seal_model", call);
@@ -65,6 +68,7 @@ void Model::set_arena(fsdp_role role, void *data, uint64_t size_bytes) {
 
 void Model::seal() {
   require_unsealed("fsdp_seal_model");
+  context_->require_no_other_capture(nullptr, "fsdp_seal_model");
   if (context_->planning()) {
     plan_ = make_plan();
     sealed_ = true;
@@ -120,8 +124,7 @@ const memory::ModelPlan &Model::plan(const char *call) const {
 Runtime &Model::runtime(const char *call) {
   plan(call);
   context_->require_world(call);
-  if (prepared_)
-    fail(FSDP_INVALID_STATE, "{}: a replay of this model was prepared; launch the graph and call fsdp_commit_replay first", call);
+  if (prepared_.number) require_no_replay(call);
   return *runtime_;
 }
 
@@ -172,10 +175,11 @@ void Model::get_stats(fsdp_stats &stats) {
   stats.reduce_scatter_bytes = counted.reduce_scatter_bytes;
   stats.all_reduce_bytes = counted.all_reduce_bytes;
   if (state.outer) {
-    stats.outer_all_reduces = state.outer->stats().all_reduces;
-    stats.outer_reduce_scatters = state.outer->stats().reduce_scatters;
-    stats.outer_all_gathers = state.outer->stats().all_gathers;
-    stats.outer_sent_bytes = state.outer->sent_bytes();
+    const OuterStats outer = state.outer->stats();
+    stats.outer_all_reduces = outer.all_reduces;
+    stats.outer_reduce_scatters = outer.reduce_scatters;
+    stats.outer_all_gathers = outer.all_gathers;
+    stats.outer_sent_bytes = outer.sent_bytes;
   }
   stats.allocations = context_->device().allocations();
   stats.gather_pool_bytes = plan_->gather_pool.size_bytes;

@@ -58,6 +58,8 @@ class Model : public OpenModel {
 
   // The window is open and holds the gradients of a finished step.
   void require_grads(const char *call);
+  // ... and the host may wait for what it asks of them. The stream that it asks on.
+  device::Stream &require_measurable(fsdp_stream stream, const char *call);
 
   // -- the step's end (step.cpp) --
   void finish_grads(double scale, fsdp_stream stream);
@@ -68,14 +70,19 @@ class Model : public OpenModel {
   double apply_grads(const fsdp_grad *grads, uint64_t count, double lr, double max_norm, const fsdp_adamw_options &options,
                      fsdp_stream stream, bool want_norm);
 
-  // -- graphs (capture.cpp) --
+  // -- graphs (capture.cpp, replay.cpp) --
   void begin_capture(fsdp_stream stream);
   std::shared_ptr<Capture> end_capture(fsdp_stream stream);
-  void prepare_replay(Capture &capture, double lr, fsdp_stream stream);
+  void prepare_replay(const std::shared_ptr<Capture> &capture, double lr, fsdp_stream stream);
   void commit_replay(Capture &capture, fsdp_stream stream);
+  void cancel_replay(Capture &capture, fsdp_stream stream);
+  // A call of this model ends with the error: a capture in which it was made is of no use, and of one that has waited
+  // for too long the replay that did not end may be the reason.
+  void note_failure(const char *call, Error &error) noexcept;
 
   // What keeps the context from closing, as text; empty if nothing.
   std::string unfinished() const override;
+  std::string open_graph() const override;
   void get_memory(uint32_t rank, fsdp_memory &memory) const;
   void get_stats(fsdp_stats &stats);
 
@@ -83,11 +90,11 @@ class Model : public OpenModel {
   void require_unsealed(const char *call) const;
   std::unique_ptr<memory::ModelPlan> make_plan() const;
   void seal_running();
-  void meet(Intent intent, double value, const std::string &missing);
+  void meet(Intent intent, double value, const std::string &missing, uint32_t replayed = 0);
   void check_meeting(Intent intent, double value);
   void check_versions();
   std::string compare_calls();
-  void end_step(Intent intent, double value, std::string missing, fsdp_stream stream);
+  void end_step(Intent intent, double value, std::string missing, device::Stream &caller);
   void await_readers(device::Stream &caller);
   void realign();
   void realign_messages();
@@ -96,6 +103,11 @@ class Model : public OpenModel {
   void refresh_whole_weights(device::Stream &caller);
   void check_grads(const fsdp_grad *grads, uint64_t count, const char *call) const;
   void require_adamw(const char *call) const;
+  void require_no_replay(const char *call);
+  std::string find_obstacle(const Capture &capture, fsdp_stream stream);
+  void require_prepared(const Capture &capture, fsdp_stream stream, const char *call) const;
+  void give_up_replay();
+  void await_prepared() noexcept;
 
   std::shared_ptr<Context> context_;
   memory::ModelSpec spec_;
@@ -112,7 +124,13 @@ class Model : public OpenModel {
   std::unique_ptr<Params> params_;
   std::shared_ptr<Capture> capture_;  // under way; NULL: none
   uint32_t capture_count_ = 0;
-  uint32_t prepared_ = 0;          // number of the capture that must be launched and committed before anything else
+  // The replay that must be launched and committed, or given up, before anything else. A capture that is gone gives it
+  // up.
+  struct Prepared {
+    uint32_t number = 0;  // of the capture; 0: none is prepared
+    std::weak_ptr<Capture> capture;
+    fsdp_stream stream = nullptr;
+  } prepared_;
   std::vector<Meeting> meetings_;  // one a rank, and this rank's own at the end
 };
 

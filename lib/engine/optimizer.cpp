@@ -115,9 +115,7 @@ void Optimizer::synchronize(device::Stream &stream) {
 }
 
 // This rank's sum of squares of every parameter, in own_values().
-void Optimizer::measure_squares(fsdp_stream stream) {
-  runtime_.require_eager("a call that returns a norm");
-  device::Stream &caller = runtime_.context.device().caller_stream(stream);
+void Optimizer::measure_squares(device::Stream &caller) {
   runtime_.join_window(caller);
   std::fill_n(own_values(), names_.size(), 0.0);
   for (const Shard &shard : shards_) {
@@ -155,9 +153,9 @@ void Optimizer::exchange_values(Take take) {
 }
 
 // Each slot's total first, then the slots in order: the same additions for every strategy.
-double Optimizer::grad_norm(fsdp_stream stream) {
+double Optimizer::grad_norm(device::Stream &caller) {
   const CallSpan span(runtime_, "grad_norm");
-  measure_squares(stream);
+  measure_squares(caller);
   double own = 0, total = 0;
   for (size_t p = 0; p < names_.size(); ++p) own += own_values()[p];
   exchange(&own, 1, "the gradient norm");
@@ -166,18 +164,17 @@ double Optimizer::grad_norm(fsdp_stream stream) {
   return std::sqrt(total);
 }
 
-void Optimizer::param_grad_norms(fsdp_stream stream, double *norms, uint64_t count) {
+void Optimizer::param_grad_norms(device::Stream &caller, double *norms, uint64_t count) {
   if (count != names_.size())
     fail(FSDP_INVALID_ARGUMENT, "fsdp_get_param_grad_norms: norm_count is {}, the model has {} parameters", count, names_.size());
   const CallSpan span(runtime_, "param_grad_norms");
-  measure_squares(stream);
+  measure_squares(caller);
   std::fill_n(norms, count, 0.0);
   exchange_values([&](size_t p, double squares) { norms[p] += squares; });
   for (size_t p = 0; p < names_.size(); ++p) norms[p] = std::sqrt(norms[p]);
 }
 
-void Optimizer::scale_grads(double factor, fsdp_stream stream) {
-  device::Stream &caller = runtime_.context.device().caller_stream(stream);
+void Optimizer::scale_grads(double factor, device::Stream &caller) {
   const float value = static_cast<float>(factor);
   if (value == 1.0f) return;
   const CallSpan span(runtime_, "scale_grads");
@@ -186,18 +183,16 @@ void Optimizer::scale_grads(double factor, fsdp_stream stream) {
   runtime_.leave_window(caller);
 }
 
-double Optimizer::clip_grads(double max_norm, fsdp_stream stream) {
+double Optimizer::clip_grads(double max_norm, device::Stream &caller) {
   if (!(max_norm > 0)) fail(FSDP_INVALID_ARGUMENT, "fsdp_clip_grads: max_norm is {}, it must be above 0", max_norm);
   const CallSpan span(runtime_, "clip_grads");
-  const double norm = grad_norm(stream);
-  if (std::isfinite(norm) && norm > max_norm) scale_grads(max_norm / norm, stream);
+  const double norm = grad_norm(caller);
+  if (std::isfinite(norm) && norm > max_norm) scale_grads(max_norm / norm, caller);
   return norm;
 }
 
-const char *Optimizer::find_nonfinite(fsdp_stream stream) {
-  runtime_.require_eager("fsdp_check_grads");
+const char *Optimizer::find_nonfinite(device::Stream &caller) {
   const CallSpan span(runtime_, "check_grads");
-  device::Stream &caller = runtime_.context.device().caller_stream(stream);
   auto *counts = reinterpret_cast<uint64_t *>(own_values());
   runtime_.join_window(caller);
   std::fill_n(counts, names_.size(), uint64_t{0});
@@ -231,8 +226,7 @@ void Optimizer::make_steps(double lr, const fsdp_adamw_options &options, uint64_
   }
 }
 
-void Optimizer::step_adamw(double lr, const fsdp_adamw_options &options, fsdp_stream stream) {
-  device::Stream &caller = runtime_.context.device().caller_stream(stream);
+void Optimizer::step_adamw(double lr, const fsdp_adamw_options &options, device::Stream &caller) {
   const uint64_t step = options.step ? options.step : runtime_.adamw_step + 1;
   runtime_.join_window(caller);
   make_steps(lr, options, step);

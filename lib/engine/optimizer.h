@@ -39,14 +39,14 @@ class Optimizer {
   float *main_grad(const Shard &shard) const;
   const Plane &state(const Shard &shard, const char *name, const char *call) const;
 
-  double grad_norm(fsdp_stream stream);
-  void param_grad_norms(fsdp_stream stream, double *norms, uint64_t count);
-  void scale_grads(double factor, fsdp_stream stream);
-  double clip_grads(double max_norm, fsdp_stream stream);
+  double grad_norm(device::Stream &caller);
+  void param_grad_norms(device::Stream &caller, double *norms, uint64_t count);
+  void scale_grads(double factor, device::Stream &caller);
+  double clip_grads(double max_norm, device::Stream &caller);
   // The first parameter with an Inf or NaN on any rank, or NULL.
-  const char *find_nonfinite(fsdp_stream stream);
+  const char *find_nonfinite(device::Stream &caller);
   // Updates main and compute weights; publishing is the model's.
-  void step_adamw(double lr, const fsdp_adamw_options &options, fsdp_stream stream);
+  void step_adamw(double lr, const fsdp_adamw_options &options, device::Stream &caller);
   // The same in a graph: lr and corrections are what store_steps has given to the device before the replay.
   void step_adamw_captured(device::Stream &caller);
   void store_steps(double lr, const fsdp_adamw_options &options, device::Stream &caller);
@@ -54,7 +54,7 @@ class Optimizer {
   void cast_weights(device::Stream &stream);
 
  private:
-  void measure_squares(fsdp_stream stream);
+  void measure_squares(device::Stream &caller);
   comm::Team &holders() const;
   void exchange(const double *own, size_t count, const char *what);
   template <class Take>

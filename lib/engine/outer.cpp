@@ -121,9 +121,20 @@ void Outer::add_sub_bucket(Group &group, const Bucket &bucket, const layout::Sub
 
 uint32_t Outer::take_turn(const Group &group, device::Stream &reduce_stream) {
   if (!group.partial) return 0;
-  turn_ ^= 1;
-  if (!partial_free_[turn_]->done()) reduce_stream.wait(*partial_free_[turn_]);
-  return turn_;
+  const uint32_t turn = state_.turn ^= 1;
+  if (!partial_free_[turn]->done()) reduce_stream.wait(*partial_free_[turn]);
+  return turn;
+}
+
+OuterState Outer::state() const {
+  OuterState state = state_;
+  state.stats.sent_bytes = sums_->sent_bytes() + weights_->sent_bytes() - uncounted_bytes_;
+  return state;
+}
+
+void Outer::set_state(const OuterState &state) {
+  uncounted_bytes_ = sums_->sent_bytes() + weights_->sent_bytes() - state.stats.sent_bytes;
+  state_ = state;
 }
 
 void Outer::reduce(Group &group, uint32_t turn, bool accumulate, uint64_t version) {
@@ -134,7 +145,7 @@ void Outer::reduce(Group &group, uint32_t turn, bool accumulate, uint64_t versio
     trace_->begin("all_reduce", group, bytes);
     sums_->all_reduce(group.outer_sums, tag, *stream_);
     trace_->end("all_reduce", group, bytes, version, *sums_);
-    ++stats_.all_reduces;
+    ++state_.stats.all_reduces;
   }
   if (auto &slices = group.outer_slices[turn]; !slices.empty()) {
     for (auto &slice : slices) slice.accumulate = accumulate;
@@ -142,7 +153,7 @@ void Outer::reduce(Group &group, uint32_t turn, bool accumulate, uint64_t versio
     trace_->begin("reduce_scatter", group, bytes);
     sums_->reduce_scatter(slices, tag, *stream_);
     trace_->end("reduce_scatter", group, bytes, version, *sums_);
-    ++stats_.reduce_scatters;
+    ++state_.stats.reduce_scatters;
   }
   if (group.partial) stream_->record(*partial_free_[turn]);
   stream_->record(*group.grad.summed);
@@ -154,7 +165,7 @@ void Outer::gather(comm::MessageCommunicator &by, const std::vector<comm::WholeS
   trace_->begin("all_gather", group, bytes);
   by.all_gather(spans, {group.index, group.name()}, *stream_);
   trace_->end("all_gather", group, bytes, version, by);
-  ++stats_.all_gathers;
+  ++state_.stats.all_gathers;
 }
 
 void Outer::gather_grads(Group &group, uint64_t version) {

@@ -23,6 +23,13 @@ namespace fsdp::engine {
 
 struct OuterStats {
   uint64_t all_reduces = 0, reduce_scatters = 0, all_gathers = 0;
+  uint64_t sent_bytes = 0;
+};
+
+// What calls change of it (state.h).
+struct OuterState {
+  uint32_t turn = 0;  // of the buffers of inner sums
+  OuterStats stats;
 };
 
 class Outer {
@@ -57,8 +64,11 @@ class Outer {
   void next_round();
   void trace_next_round() { trace_->next_round(); }
   void abandon();
-  const OuterStats &stats() const { return stats_; }
-  uint64_t sent_bytes() const { return sums_->sent_bytes() + weights_->sent_bytes(); }
+  OuterStats stats() const { return state().stats; }
+  OuterState state() const;
+  void set_state(const OuterState &state);
+  // Done when the outer axis has read that turn's inner sums.
+  device::Event *partial_free(uint32_t turn) const { return partial_free_[turn].get(); }
 
  private:
   void gather(comm::MessageCommunicator &by, const std::vector<comm::WholeSpan> &spans, Group &group, uint64_t version);
@@ -72,8 +82,8 @@ class Outer {
   std::unique_ptr<device::Stream> stream_;
   std::unique_ptr<StreamTrace> trace_;
   std::unique_ptr<device::Event> partial_free_[2];
-  uint32_t turn_ = 0;
-  OuterStats stats_;
+  OuterState state_;
+  uint64_t uncounted_bytes_ = 0;  // that the communicators have counted and the state has not, modulo 2^64
 };
 
 }  // namespace fsdp::engine

@@ -116,7 +116,7 @@ void Params::load(Group &group, uint64_t param_index, const void *data, fsdp_dty
   if (here && !data)
     fail(FSDP_INVALID_ARGUMENT, "{}: data is NULL for parameter '{}' on rank {}", call,
          runtime_.param(group, param_index).name, runtime_.teams.all->rank());
-  runtime_.join_window(runtime_.context.device().caller_stream(nullptr));
+  runtime_.join_window(runtime_.caller_stream(nullptr, call));
   const auto *bytes = static_cast<const std::byte *>(data);
   if (root == FSDP_EVERY_RANK || ranks == 1) {
     store(place, bytes, dtype, 0, element_count);
@@ -142,7 +142,7 @@ void Params::read(Group &group, uint64_t param_index, void *data, fsdp_dtype dty
   check(group, param_index, dtype, element_count, call);
   if (!data) fail(FSDP_INVALID_ARGUMENT, "{}: data is NULL", call);
   device::Device &device = runtime_.context.device();
-  runtime_.join_window(device.caller_stream(nullptr));
+  runtime_.join_window(runtime_.caller_stream(nullptr, call));
   auto *to = static_cast<std::byte *>(data);
   const Plane &plane = home(place);
   const bool whole = runtime_.plan.buckets[place.bucket].main_is_whole;

@@ -101,14 +101,17 @@ void Reducer::acquire(Group &group, uint64_t param_index, fsdp_stream stream, fs
   const CallSpan span(runtime_, "acquire_grad", &group);
   const ParamPlace &place = runtime_.place(group, param_index, call);
   check_open(group, param_index, call);
-  device::Stream &caller = runtime_.context.device().caller_stream(stream);
+  device::Stream &caller = runtime_.caller_stream(stream, call);
+  check_writers(group, call);
   open(group, caller, call);
   Contribution &state = group.grad;
   const bool again = state.acquired[param_index];
   if (again && state.writers[param_index] != stream) {
     // The second writer comes after the first.
-    runtime_.context.device().caller_stream(state.writers[param_index]).record(*runtime_.order);
-    caller.wait(*runtime_.order);
+    if (device::Stream *first = writer(state.writers[param_index])) {
+      first->record(*runtime_.order);
+      caller.wait(*runtime_.order);
+    }
   }
   const Bucket &bucket = runtime_.bucket(place);
   const layout::Placement &placement = runtime_.placement(place);
@@ -167,7 +170,7 @@ void Reducer::check_complete(const Group &group) const {
 
 void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
   const CallSpan span(runtime_, "reduce_grad", &group);
-  runtime_.context.device().caller_stream(stream);  // checks it
+  runtime_.caller_stream(stream, "fsdp_reduce_grad");
   if (!group.plan->trainable) return;
   Contribution &grad = group.grad;
   if (grad.last)
@@ -176,6 +179,7 @@ void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
          "fsdp_finish_grads",
          group.name());
   check_complete(group);
+  check_writers(group, "fsdp_reduce_grad");
   const bool last = flags & FSDP_LAST;
   ++grad.given_count;
   grad.last = last;
@@ -202,9 +206,28 @@ void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
   if (!group.plan->persistent_grad) pool_.reducing.push_back(group.index);
 }
 
+void Reducer::check_writers(const Group &group, const char *call) const {
+  if (runtime_.context.on_host() || group.grad.state != State::lent) return;
+  for (const fsdp_stream stream : group.grad.streams)
+    if (const uint64_t id = runtime_.context.device().caller_stream(stream).capture_id();
+        id != 0 && id != runtime_.capture_id)
+      fail(FSDP_INVALID_STATE,
+           "{}: a stream that has written gradients of group '{}' is being captured into a graph now, and the model "
+           "is not; reduce them first, or call fsdp_capture_begin",
+           call, group.name());
+}
+
+// In a capture, what other streams have written before it is no part of the graph: whoever replays it orders that.
+device::Stream *Reducer::writer(fsdp_stream stream) const {
+  device::Stream &found = runtime_.context.device().caller_stream(stream);
+  return runtime_.capture_id == 0 || found.capture_id() != 0 ? &found : nullptr;
+}
+
 void Reducer::wait_for_writers(Group &group) {
   for (const fsdp_stream stream : group.grad.streams) {
-    runtime_.context.device().caller_stream(stream).record(*group.grad.written);
+    device::Stream *const found = writer(stream);
+    if (!found) continue;
+    found->record(*group.grad.written);
     if (!group.grad.written->done()) runtime_.reduce_stream->wait(*group.grad.written);
   }
 }
@@ -212,9 +235,10 @@ void Reducer::wait_for_writers(Group &group) {
 // Of a device: whoever opens the buffer again comes after all that wrote into it.
 void Reducer::chain_writers(Group &group) {
   for (const fsdp_stream stream : group.grad.streams) {
-    device::Stream &caller = runtime_.context.device().caller_stream(stream);
-    caller.wait(*group.grad.opened);
-    caller.record(*group.grad.opened);
+    device::Stream *const found = writer(stream);
+    if (!found) continue;
+    found->wait(*group.grad.opened);
+    found->record(*group.grad.opened);
   }
 }
 

@@ -34,8 +34,10 @@ class Reducer {
   };
   const Pool &pool() const { return pool_; }
   void set_pool(const Pool &pool) { pool_ = pool; }
-  // Of a device, for a step that is given up: what follows on the stream comes after what wrote lent gradients.
+  // Of a device: what follows on the stream comes after what wrote lent gradients.
   void await_writers(device::Stream &caller);
+  // INVALID_STATE if a stream that wrote lent gradients is being captured, into another graph than the model.
+  void check_writers(const Group &group, const char *call) const;
 
  private:
   void check_open(const Group &group, uint64_t param_index, const char *call) const;
@@ -43,6 +45,8 @@ class Reducer {
   void make_room(Group &group, device::Stream &caller, const char *call);
   void drain(Group &group, device::Stream &caller);
   void check_complete(const Group &group) const;
+  // The stream that wrote, or NULL where its order is not of this moment.
+  device::Stream *writer(fsdp_stream stream) const;
   void wait_for_writers(Group &group);
   void chain_writers(Group &group);
   void enter_round();

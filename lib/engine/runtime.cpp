@@ -79,7 +79,12 @@ const char *phase_name(fsdp_phase phase) {
 
 Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::ModelPlan &plan,
                  const std::map<fsdp_role, CallerArena> &arenas, Teams teams_in)
-    : context(context), spec(spec), plan(plan), teams(std::move(teams_in)), timeline(context.timeline()) {
+    : context(context),
+      spec(spec),
+      plan(plan),
+      teams(std::move(teams_in)),
+      timeline(context.timeline()),
+      replays(context) {
   device::Device &device = context.device();
   const auto early = catch_error([&] {
     gather_stream = device.create_stream("gather");
@@ -88,6 +93,7 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
     finished = device.create_event();
     order = device.create_event();
     window_work = device.create_event();
+    if (!context.on_host()) replays.make_room();
   });
   storage = std::make_unique<Storage>(spec, plan, arenas, teams, device, early);
   if (timeline) model_number_ = timeline->open_model();
@@ -125,6 +131,7 @@ void Runtime::make_traces() {
                                                trace::FlightSequence(flight, Sequence::reduces, number));
   meeting_flights = std::make_unique<trace::FlightSequence>(flight, Sequence::meetings, number);
   param_flights = std::make_unique<trace::FlightSequence>(flight, Sequence::params, number);
+  replays.set_flights(trace::FlightSequence(flight, Sequence::replays, number));
   if (teams.outer)
     outer = std::make_unique<Outer>(context, spec, teams, trace::outer_lane(model_number_),
                                     trace::FlightSequence(flight, Sequence::outer, number));
@@ -173,7 +180,10 @@ void Runtime::end_streams() noexcept {
     if (!context.failure().failed() && streams_end(own_end)) return;
     abandon();
     if (streams_end(longest)) return;
-    context.fail_for_good(Error(FSDP_INVALID_STATE, format_text("a model of rank {} was destroyed with work in flight", context.rank())));
+    const std::string replay = replays.describe_oldest();
+    context.fail_for_good(
+        Error(FSDP_INVALID_STATE, format_text("a model of rank {} was destroyed with work in flight{}{}",
+                                              context.rank(), replay.empty() ? "" : ": ", replay)));
     streams_end(longest);
   } catch (const std::exception &error) {
     context.log(FSDP_LOG_WARNING, format_text("a model of rank {} was destroyed: {}", context.rank(), error.what()));
@@ -198,6 +208,29 @@ ParamPlace &Runtime::place(Group &group, uint64_t param_index, const char *call)
     fail(FSDP_INVALID_ARGUMENT, "{}: param_index {} is outside [0, {}) of group '{}'", call, param_index,
          group.places.size(), group.name());
   return group.places[param_index];
+}
+
+device::Stream &Runtime::caller_stream(fsdp_stream stream, const char *call) const {
+  device::Stream &caller = context.device().caller_stream(stream);
+  if (context.on_host()) return caller;
+  context.require_no_other_capture(this, call);
+  uint64_t id = 0;
+  try {
+    id = caller.capture_id();
+  } catch (Error &error) {  // CUDA does not even say
+    error.message = format_text("{}: {}", call, error.message);
+    throw;
+  }
+  if (id == capture_id) return caller;
+  if (capture_id != 0)
+    fail(FSDP_INVALID_STATE,
+         "{}: the stream is not in the capture that fsdp_capture_begin was given; give that stream, or one "
+         "that was forked from it",
+         call);
+  fail(FSDP_INVALID_STATE,
+       "{}: the stream is being captured into a graph, and the model is not; call fsdp_capture_begin first, or "
+       "give another stream",
+       call);
 }
 
 void Runtime::await_version() {
@@ -258,6 +291,7 @@ std::vector<device::Stream *> Runtime::library_streams() const {
 
 std::vector<device::Event *> Runtime::events() const {
   std::vector<device::Event *> events{published.get(), window_work.get()};
+  if (outer) events.insert(events.end(), {outer->partial_free(0), outer->partial_free(1)});
   for (const Group &group : groups) {
     for (const GatherSlot &slot : group.slots) events.insert(events.end(), {slot.ready.get(), slot.left.get()});
     events.insert(events.end(), {group.grad.written.get(), group.grad.reduced.get(), group.grad.summed.get(), group.grad.opened.get()});
@@ -266,7 +300,8 @@ std::vector<device::Event *> Runtime::events() const {
 }
 
 void Runtime::require_eager(const char *call) const {
-  if (capturing)
+  context.require_no_other_capture(this, call);
+  if (capture_id != 0)
     fail(FSDP_INVALID_STATE,
          "{}: the model is being captured into a graph, and this call needs the calling thread to wait for the GPU or for peers; "
          "make it outside of fsdp_capture_begin and fsdp_capture_end",

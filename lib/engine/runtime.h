@@ -12,6 +12,7 @@
 #include "engine/context.h"
 #include "engine/group.h"
 #include "engine/outer.h"
+#include "engine/replay.h"
 #include "engine/storage.h"
 #include "engine/stream_trace.h"
 #include "memory/model_plan.h"
@@ -65,7 +66,8 @@ class Runtime {
   bool round_entered = true;   // the reduce stream has passed the round's gate
   std::string step_failure;    // why this step can only be discarded; empty: it can go on
   uint64_t adamw_step = 0;
-  bool capturing = false;  // calls are recorded into a graph (capture.h)
+  uint64_t capture_id = 0;  // the graph that calls are recorded into (capture.h), as the device numbers it; 0: none
+  Replays replays;
 
   comm::Team &inner() const { return *teams.inner; }
   bool communicates() const { return spec.communicates(); }
@@ -75,6 +77,9 @@ class Runtime {
   }
   const memory::ParamSpec &param(const Group &group, uint64_t index) const { return group.spec->params[index]; }
   ParamPlace &place(Group &group, uint64_t param_index, const char *call);
+  // The caller's stream. INVALID_STATE, before anything is recorded, where it belongs to another capture than the
+  // model: CUDA would take the work into that graph, or lose the order.
+  device::Stream &caller_stream(fsdp_stream stream, const char *call) const;
   // The caller waits until every rank has published this version.
   void await_version();
   // The caller waits for all that the streams of the library have been given.

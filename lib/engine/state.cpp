@@ -36,6 +36,17 @@ std::string compare_grad(const GradState &expected, const GradState &found, cons
   return {};
 }
 
+OuterState advance(const OuterState &now, const OuterState &before, const OuterState &after) {
+  OuterState state = after;
+  const auto add = [&](uint64_t OuterStats::*counter) {
+    state.stats.*counter = now.stats.*counter + (after.stats.*counter - before.stats.*counter);
+  };
+  for (auto counter :
+       {&OuterStats::all_reduces, &OuterStats::reduce_scatters, &OuterStats::all_gathers, &OuterStats::sent_bytes})
+    add(counter);
+  return state;
+}
+
 // Counters go on, and what there is now is as it was after the capture.
 Stats advance(const Stats &now, const Stats &before, const Stats &after) {
   Stats stats = now;
@@ -63,6 +74,7 @@ State read_state(const Runtime &runtime, const Gatherer &gatherer, const Reducer
   state.cursors = gatherer.cursors();
   state.pool = reducer.pool();
   state.stats = runtime.stats;
+  if (runtime.outer) state.outer = runtime.outer->state();
   for (const Group &group : runtime.groups) {
     state.slots.insert(state.slots.end(), group.slots.begin(), group.slots.end());
     state.grads.push_back(group.grad);
@@ -79,6 +91,7 @@ void write_state(const State &state, Runtime &runtime, Gatherer &gatherer, Reduc
   gatherer.set_cursors(state.cursors);
   reducer.set_pool(state.pool);
   runtime.stats = state.stats;
+  if (runtime.outer) runtime.outer->set_state(state.outer);
   size_t slot = 0;
   for (Group &group : runtime.groups) {
     for (GatherSlot &own : group.slots) static_cast<SlotState &>(own) = state.slots[slot++];
@@ -108,6 +121,7 @@ State advance(const State &now, const State &before, const State &after) {
   state.version = now.version + (after.version - before.version);
   state.adamw_step = now.adamw_step + (after.adamw_step - before.adamw_step);
   state.stats = advance(now.stats, before.stats, after.stats);
+  state.outer = advance(now.outer, before.outer, after.outer);
   for (size_t g = 0; g < state.grads.size(); ++g) {
     GradState &grad = state.grads[g];
     // A step that goes on has the contributions from before this graph too; one that ended in it starts again at 0.

@@ -20,6 +20,7 @@ struct State {
   std::vector<SlotState> slots;  // of all groups
   std::vector<GradState> grads;
   Stats stats;
+  OuterState outer;  // nothing without an outer axis
 };
 
 State read_state(const Runtime &runtime, const Gatherer &gatherer, const Reducer &reducer);

@@ -19,10 +19,17 @@ void describe_meeting(std::string &text, uint32_t rank, const Meeting &meeting, 
   if (!meeting.sound) text += format_text("{}rank {}: {}", text.empty() ? "" : "; ", rank, meeting.text);
 }
 
+std::string describe_capture(const Meeting &meeting) {
+  if (meeting.capture == 0) return "is in no capture";
+  const char *what = meeting.intent == Intent::replay ? "replayed" : "is in";
+  return format_text("{} capture {}", what, meeting.capture);
+}
+
 }  // namespace
 
-void Model::meet(Intent intent, double value, const std::string &missing) {
+void Model::meet(Intent intent, double value, const std::string &missing, uint32_t replayed) {
   Runtime &state = *runtime_;
+  state.replays.check();
   Meeting &mine = meetings_.back();
   mine = {};
   mine.intent = intent;
@@ -31,6 +38,7 @@ void Model::meet(Intent intent, double value, const std::string &missing) {
   mine.value = value;
   mine.reduces = intent == Intent::finish ? reducer_->count_reduces() : 0;
   mine.calls = state.calls.hash();
+  mine.capture = capture_ ? capture_->number() : replayed;
   std::strncpy(mine.text, missing.c_str(), sizeof mine.text - 1);
   state.gather_trace->settle();
   state.reduce_trace->settle();
@@ -41,9 +49,8 @@ void Model::meet(Intent intent, double value, const std::string &missing) {
 }
 
 // Everything this rank has enqueued ends: completed, or given up because a peer does not take part.
-void Model::end_step(Intent intent, double value, std::string missing, fsdp_stream stream) {
+void Model::end_step(Intent intent, double value, std::string missing, device::Stream &caller) {
   Runtime &state = *runtime_;
-  device::Stream &caller = context_->device().caller_stream(stream);
   gatherer_->drop_all(false);
   if (context_->on_host()) {
     state.reduce_comm->quiesce();
@@ -76,26 +83,40 @@ void Model::await_readers(device::Stream &caller) {
 void Model::check_meeting(Intent intent, double value) {
   Runtime &state = *runtime_;
   std::string problems = compare_calls();
-  bool same_call = problems.empty();
+  bool same_call = problems.empty(), all_came = same_call;
   for (uint32_t r = 0; r < state.teams.all->size(); ++r) {
     const Meeting &other = meetings_[r];
     const bool same_intent = other.intent == intent;
     // A rank that discards did nothing wrong: it is the wrong moment, and the way on is the same.
     // Replicas meet in the last reduce alone: nothing else tells that one had more micro-batches.
     const bool same_reduces = !same_intent || !other.sound || !meetings_.back().sound || other.reduces == meetings_.back().reduces;
-    same_call = same_call && (same_intent ? other.value == value && same_reduces : other.intent == Intent::discard);
+    const bool same_capture = !same_intent || other.capture == meetings_.back().capture;
+    same_call = same_call &&
+                (same_intent ? other.value == value && same_reduces && same_capture : other.intent == Intent::discard);
+    all_came = all_came && same_intent;
     if (!same_reduces)
       problems += format_text("{}rank {} reduced {} contributions of groups in this step, this rank {}", problems.empty() ? "" : "; ",
                               state.teams.all->world_rank(r), other.reduces, meetings_.back().reduces);
     if (same_intent && other.value != value)
-      problems += format_text("{}rank {} gave {} {}, this rank {}", problems.empty() ? "" : "; ", state.teams.all->world_rank(r),
-                              intent == Intent::finish ? "scale" : intent == Intent::capture ? "capture number" : "lr", other.value, value);
+      problems +=
+          format_text("{}rank {} gave {} {}, this rank {}", problems.empty() ? "" : "; ",
+                      state.teams.all->world_rank(r), intent == Intent::finish ? "scale" : "lr", other.value, value);
+    if (!same_capture)
+      problems +=
+          format_text("{}rank {} {}, this rank {}", problems.empty() ? "" : "; ", state.teams.all->world_rank(r),
+                      describe_capture(other), describe_capture(meetings_.back()));
     describe_meeting(problems, state.teams.all->world_rank(r), other, intent);
   }
   if (problems.empty()) return check_versions();
+  const fsdp_status status = same_call ? FSDP_INVALID_STATE : FSDP_MISMATCH;
+  // Nothing has been done yet, on any rank.
+  if (all_came && intent == Intent::capture)
+    fail(status, "{}: the graph is of no use, and the model is as before it: {}", intent_call(intent), problems);
+  if (all_came && intent == Intent::replay)
+    fail(status, "{}: the graph must not be launched, and the model is as before: {}", intent_call(intent), problems);
   state.step_failure = problems;
-  fail(same_call ? FSDP_INVALID_STATE : FSDP_MISMATCH,
-       "{}: the step cannot end: {}; call fsdp_discard_step on every rank to go on", intent_call(intent), problems);
+  fail(status, "{}: the step cannot end: {}; {} to go on", intent_call(intent), problems,
+       capture_ ? "end the capture with fsdp_capture_end on every rank" : "call fsdp_discard_step on every rank");
 }
 
 // Ranks that have published different numbers of times hold different weights: there is no way on from there.
@@ -145,13 +166,14 @@ void Model::finish_grads(double scale, fsdp_stream stream) {
   Runtime &state = runtime(call);
   const CallSpan span(state, "finish_grads");
   state.require_weights(call);
+  device::Stream &caller = state.caller_stream(stream, call);
   std::string missing = reducer_->list_missing();
   if (const std::string holds = gatherer_->list_holds(); !holds.empty())
     missing += (missing.empty() ? "" : "; ") + holds;
   if (missing.empty()) reducer_->gather_whole();
-  end_step(Intent::finish, scale, std::move(missing), stream);
+  end_step(Intent::finish, scale, std::move(missing), caller);
   state.window_open = state.window_has_grads = true;
-  optimizer_->scale_grads(scale, stream);
+  optimizer_->scale_grads(scale, caller);
 }
 
 void Model::begin_update(fsdp_stream stream) {
@@ -160,8 +182,9 @@ void Model::begin_update(fsdp_stream stream) {
   state.require_eager(call);
   const CallSpan span(state, "begin_update");
   state.require_weights(call);
+  device::Stream &caller = state.caller_stream(stream, call);
   std::string missing = unfinished();
-  end_step(Intent::update, 1.0, std::move(missing), stream);
+  end_step(Intent::update, 1.0, std::move(missing), caller);
   state.window_open = true;
   state.window_has_grads = false;
 }
@@ -170,13 +193,13 @@ void Model::publish(fsdp_stream stream, const char *call) {
   Runtime &state = runtime(call);
   const CallSpan span(state, "publish_weights");
   state.require_window(call);
-  device::Stream &caller = context_->device().caller_stream(stream);
+  device::Stream &caller = state.caller_stream(stream, call);
   meet(Intent::publish, 1.0, {});
   try {
     check_meeting(Intent::publish, 1.0);
   } catch (const Error &error) {
     // The caller may have written main weights here and not there: no version can be trusted any more.
-    if (state.version && !state.capturing) context_->failure().set(error);
+    if (state.version && !capture_) context_->failure().set(error);
     throw;
   }
   state.join_window(caller);
@@ -254,7 +277,7 @@ void Model::discard(fsdp_stream stream) {
   const CallSpan span(state, "discard_step");
   if (state.version == 0)
     fail(FSDP_INVALID_STATE, "{}: nothing was published yet, so there is no step to discard; call fsdp_publish_weights", call);
-  device::Stream &caller = context_->device().caller_stream(stream);
+  device::Stream &caller = state.caller_stream(stream, call);
   state.abandon();
   gatherer_->drop_all(true);
   state.wait_idle(caller);
@@ -285,6 +308,12 @@ void Model::require_grads(const char *call) {
     fail(FSDP_INVALID_STATE, "{}: there are no gradients in this update window; fsdp_finish_grads opens one that has them", call);
 }
 
+device::Stream &Model::require_measurable(fsdp_stream stream, const char *call) {
+  runtime(call).require_eager(call);
+  require_grads(call);
+  return runtime_->caller_stream(stream, call);
+}
+
 void Model::require_adamw(const char *call) const {
   if (optimizer_kind_ != FSDP_OPTIMIZER_ADAMW)
     fail(FSDP_INVALID_STATE, "{}: the model was created with FSDP_OPTIMIZER_CALLER and has no AdamW states", call);
@@ -294,7 +323,7 @@ void Model::step_adamw(double lr, const fsdp_adamw_options &options, fsdp_stream
   const CallSpan span(runtime(call), "step_adamw");
   require_grads(call);
   require_adamw(call);
-  device::Stream &caller = context_->device().caller_stream(stream);
+  device::Stream &caller = runtime_->caller_stream(stream, call);
   // Before a weight is touched: if a rank discards this step instead, all of them still can.
   meet(Intent::step, lr, {});
   check_meeting(Intent::step, lr);
@@ -302,7 +331,7 @@ void Model::step_adamw(double lr, const fsdp_adamw_options &options, fsdp_stream
     capture_->add_step(options);
     optimizer_->step_adamw_captured(caller);
   } else {
-    optimizer_->step_adamw(lr, options, stream);
+    optimizer_->step_adamw(lr, options, caller);
   }
   close_window(caller);
 }
@@ -312,8 +341,10 @@ double Model::apply_grads(const fsdp_grad *grads, uint64_t count, double lr, dou
   constexpr auto call = "fsdp_apply_grads";
   Runtime &state = runtime(call);
   const CallSpan span(state, "apply_grads");
+  if (max_norm > 0 || want_norm) state.require_eager(call);
   state.require_weights(call);
   require_adamw(call);
+  device::Stream &caller = state.caller_stream(stream, call);
   check_grads(grads, count, call);
   // In backward order, as a backward pass would give them: what the gradient pool was planned for.
   uint64_t end = count;
@@ -332,8 +363,10 @@ double Model::apply_grads(const fsdp_grad *grads, uint64_t count, double lr, dou
   }
   finish_grads(1.0, stream);
   double norm = 0;
-  if (max_norm > 0) norm = optimizer_->clip_grads(max_norm, stream);
-  else if (want_norm) norm = optimizer_->grad_norm(stream);
+  if (max_norm > 0)
+    norm = optimizer_->clip_grads(max_norm, caller);
+  else if (want_norm)
+    norm = optimizer_->grad_norm(caller);
   step_adamw(lr, options, stream, call);
   return norm;
 }

@@ -25,7 +25,7 @@ namespace fsdp::trace {
 enum class FlightState : uint8_t { enqueued = 1, started, completed, failed };
 
 // What a collective is one of: those of one such sequence come in the same order on every rank.
-enum class Sequence : uint8_t { values, meetings, reduces, gathers, params, outer };
+enum class Sequence : uint8_t { values, meetings, reduces, gathers, params, outer, replays };
 
 struct FlightCollective {
   const char *what = nullptr;    // "reduce_scatter", or the call that exchanges

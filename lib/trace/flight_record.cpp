@@ -45,6 +45,7 @@ std::string sequence_name(const FlightRecorder::Collective &of, const std::vecto
     case Sequence::reduces: return name("reduces", model.inner);
     case Sequence::gathers: return name("gathers", model.inner);
     case Sequence::params: return name("parameters", "");
+    case Sequence::replays: return name("replays", "");
     default: return name("outer reduces", model.outer);
   }
 }

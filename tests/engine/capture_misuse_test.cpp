@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// What cannot be part of a graph: calls that are refused say why, name themselves and leave no trace, and a capture in
+// which one has failed comes to nothing on every rank.
+#include <gtest/gtest.h>
+
+#include "capture_calls.h"
+
+using namespace harness;
+
+namespace {
+
+// What needs the host to wait, or another moment. Each says so, and the capture in which it was made comes to nothing.
+TEST(CaptureMisuse, WhatCannotBePartOfAGraphIsRefused) {
+  const Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS);
+  const Weights expected = train_eagerly(setup, 1);
+  const std::vector<NamedCall> in_window = {{"fsdp_get_grad_norm", get_norm},
+                                            {"fsdp_get_param_grad_norms", get_param_norms},
+                                            {"fsdp_clip_grads", clip},
+                                            {"fsdp_check_grads", check_finite},
+                                            {"fsdp_load_param", load_param}};
+  const std::vector<NamedCall> any_time = {
+      {"fsdp_read_param", read_param},
+      {"fsdp_apply_grads", apply_with_norm},
+      {"fsdp_begin_update", [](Rank &rank, cudaStream_t s) { return fsdp_begin_update(rank.model, s); }},
+      {"fsdp_discard_step", [](Rank &rank, cudaStream_t s) { return fsdp_discard_step(rank.model, s); }}};
+  const Weights weights = run(setup, [&](Rank &rank, cudaStream_t stream) {
+    fsdp_capture *capture = nullptr;
+    require_error(fsdp_capture_begin(rank.model, stream), FSDP_INVALID_STATE, {"cudaStreamBeginCapture"});
+    require_error(fsdp_capture_end(rank.model, stream, &capture), FSDP_INVALID_STATE, {"fsdp_capture_begin first"});
+    const auto expect_refused_in_capture = [&](const NamedCall &call) {
+      require_error(call.call(rank, stream), FSDP_INVALID_STATE, {call.name, "captured into a graph"});
+      end_spoilt_capture(rank, stream, {"rank 0", call.name, "FSDP_INVALID_STATE", "captured into a graph"});
+    };
+    for (const NamedCall &call : in_window) {
+      begin_capture(rank, stream);
+      pass(rank, stream, true);
+      FSDP(fsdp_finish_grads(rank.model, 0.5, stream));
+      expect_refused_in_capture(call);
+    }
+    for (const NamedCall &call : any_time) {
+      begin_capture(rank, stream);
+      expect_refused_in_capture(call);
+    }
+    for (int i = 0; i < steps; ++i) step(rank, stream, lr_of(i));  // as if nothing had been
+  });
+  EXPECT_TRUE(same_bits(weights, expected));
+}
+
+TEST(CaptureMisuse, ACaptureHasOneStepWithoutANumber) {
+  const Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS);
+  run(setup, [&](Rank &rank, cudaStream_t stream) {
+    begin_capture(rank, stream);
+    step(rank, stream, 0);
+    pass(rank, stream, true);
+    FSDP(fsdp_finish_grads(rank.model, 0.5, stream));
+    require_error(fsdp_step_adamw(rank.model, 0.1, nullptr, stream), FSDP_UNSUPPORTED,
+                  {"fsdp_step_adamw", "has a step already"});
+    end_spoilt_capture(rank, stream, {"fsdp_step_adamw", "FSDP_UNSUPPORTED", "has a step already"});
+    begin_capture(rank, stream);
+    pass(rank, stream, true);
+    FSDP(fsdp_finish_grads(rank.model, 0.5, stream));
+    fsdp_adamw_options third = FSDP_ADAMW_OPTIONS_INIT;
+    third.step = 3;
+    require_error(fsdp_step_adamw(rank.model, 0.1, &third, stream), FSDP_INVALID_ARGUMENT,
+                  {"fsdp_step_adamw", "every replay is another step"});
+    end_spoilt_capture(rank, stream, {"fsdp_step_adamw", "every replay is another step"});
+    step(rank, stream, 0.1);
+  });
+}
+
+TEST(CaptureMisuse, CapturesAndReplaysDoNotNest) {
+  const Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS);
+  run(setup, [&](Rank &rank, cudaStream_t stream) {
+    Graph graph(rank, stream, [&] { step(rank, stream, 0); });
+    begin_capture(rank, stream);
+    require_error(fsdp_capture_begin(rank.model, stream), FSDP_INVALID_STATE,
+                  {"fsdp_capture_begin", "captured already"});
+    end_spoilt_capture(rank, stream, {"fsdp_capture_begin", "captured already"});
+    begin_capture(rank, stream);
+    require_error(fsdp_prepare_replay(graph.capture(), 0, stream), FSDP_INVALID_STATE,
+                  {"fsdp_prepare_replay", "is being captured"});
+    end_spoilt_capture(rank, stream, {"fsdp_prepare_replay", "is being captured"});
+    begin_capture(rank, stream);
+    require_error(fsdp_close_context(rank.context), FSDP_INVALID_STATE,
+                  {"fsdp_close_context", "is being captured", "fsdp_capture_end"});
+    fsdp_capture *capture = nullptr;  // the close was no call of the model's
+    FSDP(fsdp_capture_end(rank.model, stream, &capture));
+    end_cuda_capture(stream);
+    fsdp_destroy_capture(capture);
+    graph.replay(0.1);
+  });
+}
+
+// What another model enqueues could be drawn into the graph, or spoil it.
+TEST(CaptureMisuse, OtherModelsOfTheContextWait) {
+  const Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS);
+  run(setup, [&](Rank &rank, cudaStream_t stream) {
+    Rank other(rank.context, setup), unsealed(rank.context, setup, false);
+    const Stream own;
+    other.load();
+    begin_capture(rank, stream);
+    const std::vector<std::string> why = {"another model of this context is being captured"};
+    require_error(fsdp_unshard(other.groups[0], FSDP_FORWARD, own), FSDP_INVALID_STATE, why);
+    require_error(fsdp_unshard(other.groups[0], FSDP_FORWARD, stream), FSDP_INVALID_STATE, why);
+    require_error(fsdp_begin_update(other.model, own), FSDP_INVALID_STATE, why);
+    require_error(read_param(other, own), FSDP_INVALID_STATE, why);
+    require_error(fsdp_seal_model(unsealed.model), FSDP_INVALID_STATE, {"fsdp_seal_model", why[0]});
+    require_error(fsdp_capture_begin(other.model, stream), FSDP_INVALID_STATE, {"fsdp_capture_begin", why[0]});
+    step(rank, stream, 0);
+    fsdp_capture *capture = nullptr;  // those were no calls of the model's
+    FSDP(fsdp_capture_end(rank.model, stream, &capture));
+    EXPECT_GT(end_cuda_capture(stream), 0u);
+    fsdp_destroy_capture(capture);
+    FSDP(fsdp_seal_model(unsealed.model));
+    step(other, own, 0.1);
+  });
+}
+
+TEST(CaptureMisuse, ACallThatFailsSpoilsTheCaptureOfEveryRank) {
+  NEEDS_NCCL();
+  const Scenario setup = nccl_scenario(FSDP_OPTIM_GRADS_PARAMS, 2);
+  const Weights expected = train_eagerly(setup, 1);
+  const Weights weights = run(setup, [&](Rank &rank, cudaStream_t stream) {
+    step(rank, stream, lr_of(0));
+    begin_capture(rank, stream);
+    pass(rank, stream, true);
+    if (rank.rank == 1)
+      require_error(fsdp_reshard(rank.groups[0], FSDP_EVAL, stream), FSDP_INVALID_STATE, {"no EVAL hold"});
+    update(rank, stream, 0);
+    end_spoilt_capture(rank, stream,
+                       {"fsdp_capture_end", "rank 1", "fsdp_reshard failed with FSDP_INVALID_STATE", "no EVAL hold"});
+    for (int i = 1; i < steps; ++i) step(rank, stream, lr_of(i));
+  });
+  EXPECT_TRUE(same_bits(weights, expected));
+}
+
+// ... also where the capture can no longer be ended on one rank.
+TEST(CaptureMisuse, ACaptureThatOneRankCannotEndIsOfNoUseOnAny) {
+  const Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS, 2);
+  run(setup, [&](Rank &rank, cudaStream_t stream) {
+    const Stream other;
+    begin_capture(rank, stream);
+    fsdp_capture *capture = nullptr;
+    const double begin = now();
+    require_error(fsdp_capture_end(rank.model, rank.rank == 1 ? other : stream, &capture), FSDP_INVALID_STATE,
+                  {"fsdp_capture_end", "rank 1", "not"});
+    EXPECT_LT(now() - begin, 10.0);
+    cudaGraph_t recorded = nullptr;
+    if (cudaStreamEndCapture(stream, &recorded) == cudaSuccess) cudaGraphDestroy(recorded);
+    step(rank, stream, 0.1);
+  });
+}
+
+TEST(CaptureMisuse, StagingInACaptureIsUnsupportedAndTheModelGoesOn) {
+  const Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS, 2);
+  const Weights expected = train_eagerly(setup, 1);
+  const Weights weights = run(setup, [&](Rank &rank, cudaStream_t stream) {
+    begin_capture(rank, stream);
+    require_error(fsdp_unshard(rank.groups[0], FSDP_FORWARD, stream), FSDP_UNSUPPORTED,
+                  {"cannot be part of a graph", "staging"});
+    end_spoilt_capture(rank, stream, {"fsdp_unshard failed with FSDP_UNSUPPORTED", "staging"});
+    for (int i = 0; i < steps; ++i) step(rank, stream, lr_of(i));
+  });
+  EXPECT_TRUE(same_bits(weights, expected));
+}
+
+}  // namespace

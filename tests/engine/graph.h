@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps whose work is enqueued on streams, eagerly or as CUDA graphs: what the tests of captures and replays share.
+// Over the simulated CUDA, whose captures have CUDA's rules for forks, joins and isolation.
+#pragma once
+
+#include <functional>
+
+#include "harness.h"
+#include "simulated_cuda/simulated.h"
+
+#define CUDA(call) harness::require((call) == cudaSuccess, #call)
+
+namespace harness {
+
+class Stream {
+ public:
+  explicit Stream(unsigned flags = cudaStreamNonBlocking) { CUDA(cudaStreamCreateWithFlags(&stream_, flags)); }
+  ~Stream();
+  Stream(const Stream &) = delete;
+  Stream &operator=(const Stream &) = delete;
+  operator cudaStream_t() const { return stream_; }  // NOLINT: as CUDA's own
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+// What follows on `later` comes after all that `earlier` was given; it joins the capture of `earlier`, or joins it to
+// its own.
+void chain(cudaStream_t earlier, cudaStream_t later);
+
+// The calls of `part` as a graph.
+class Graph {
+ public:
+  Graph(Rank &rank, cudaStream_t stream, const std::function<void()> &part);
+  ~Graph();
+  Graph(const Graph &) = delete;
+  Graph &operator=(const Graph &) = delete;
+
+  void replay(double lr) { replay(lr, stream_); }
+  void replay(double lr, cudaStream_t stream);
+  void launch(cudaStream_t stream) { CUDA(cudaGraphLaunch(graph_, stream)); }
+  fsdp_capture *capture() const { return capture_; }
+
+ private:
+  cudaStream_t stream_;
+  fsdp_capture *capture_ = nullptr;
+  cudaGraphExec_t graph_ = nullptr;
+};
+
+// A capture that is begun and ended by hand, for those that come to nothing.
+void begin_capture(Rank &rank, cudaStream_t stream);
+// fsdp_capture_end must fail with all of the words. CUDA's capture ends too, its graph is dropped.
+void end_spoilt_capture(Rank &rank, cudaStream_t stream, const std::vector<std::string> &words);
+// How many nodes the capture has that ends here.
+size_t end_cuda_capture(cudaStream_t stream);
+
+constexpr fsdp_strategy strategies[] = {FSDP_NO_SHARD, FSDP_OPTIM, FSDP_OPTIM_GRADS, FSDP_OPTIM_GRADS_PARAMS};
+
+Scenario graph_scenario(fsdp_strategy strategy, uint32_t ranks = 1);  // ranks exchange by staging
+Scenario nccl_scenario(fsdp_strategy strategy, uint32_t ranks);
+bool has_nccl();  // FSDP_NCCL_LIBRARY names NCCL's look-alike
+#define NEEDS_NCCL() \
+  if (!harness::has_nccl()) GTEST_SKIP() << "FSDP_NCCL_LIBRARY names no NCCL"
+
+// A gradient that depends on the weight that is read when the work is done.
+void enqueue_grad(Rank &rank, size_t g, size_t p, cudaStream_t stream);
+void enqueue_grads(Rank &rank, size_t g, cudaStream_t stream);
+// A micro-batch.
+void pass(Rank &rank, cudaStream_t stream, bool last);
+void update(Rank &rank, cudaStream_t stream, double lr);
+// A step of one micro-batch.
+void step(Rank &rank, cudaStream_t stream, double lr);
+
+constexpr int steps = 5;
+double lr_of(int step);
+
+using Weights = std::vector<std::vector<float>>;
+
+// train makes the steps on every rank; what it leaves on rank 0.
+Weights run(const Scenario &setup, const std::function<void(Rank &, cudaStream_t)> &train, fsdp_stats *stats = nullptr);
+Weights train_eagerly(const Scenario &setup, int passes, fsdp_stats *stats = nullptr);
+
+}  // namespace harness
