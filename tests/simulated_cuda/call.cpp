@@ -10,6 +10,7 @@ namespace {
 void bind_context(Thread &thread) {
   if (!thread.contexts.empty()) return;
   thread.contexts.push_back(thread.chosen);
+  ++runtime().implicit_contexts;
   runtime().current().used = true;
 }
 

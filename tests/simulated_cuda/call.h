@@ -21,6 +21,7 @@ struct Need {
 inline constexpr Need healthy_device{};
 inline constexpr Need nothing{false, false, false};
 inline constexpr Need no_capture{true, true};
+inline constexpr Need no_context{true, false, false};  // of a device that is named
 inline constexpr Need driver_healthy{true, false, false};
 inline constexpr Need driver_no_capture{true, true, false};
 

@@ -20,14 +20,14 @@ cudaError_t create(cudaEvent_t *event, unsigned flags) {
 }
 
 cudaError_t record(cudaEvent_t handle, cudaStream_t stream_handle) {
-  Event *event = runtime().events.find(handle);
+  Event *event = runtime().event(handle);
   Stream *stream = runtime().stream(stream_handle);
   if (!event || !stream) return cudaErrorInvalidResourceHandle;
   return record_event(*event, *stream);
 }
 
 cudaError_t finish_event(cudaEvent_t handle, bool wait) {
-  const Event *event = runtime().events.find(handle);
+  const Event *event = runtime().event(handle);
   if (!event) return cudaErrorInvalidResourceHandle;
   const Recorded recorded = event->recorded();
   if (const cudaError_t error = refuse_captured(recorded)) return error;
@@ -62,7 +62,11 @@ cudaError_t CUDARTAPI cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flag
 
 cudaError_t CUDARTAPI cudaEventDestroy(cudaEvent_t event) {
   return call("cudaEventDestroy", healthy_device,
-              [&] { return runtime().events.remove(event) ? cudaSuccess : cudaErrorInvalidResourceHandle; });
+              [&] {
+    if (!runtime().event(event)) return cudaErrorInvalidResourceHandle;
+    runtime().events.remove(event);
+    return cudaSuccess;
+  });
 }
 
 cudaError_t CUDARTAPI cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
@@ -86,7 +90,7 @@ cudaError_t CUDARTAPI cudaEventSynchronize(cudaEvent_t event) {
 
 cudaError_t CUDARTAPI cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
   return call("cudaEventElapsedTime", healthy_device, [&] {
-    const Event *first = runtime().events.find(start), *second = runtime().events.find(end);
+    const Event *first = runtime().event(start), *second = runtime().event(end);
     if (!first || !second) return cudaErrorInvalidResourceHandle;
     return ms ? elapsed(ms, *first, *second) : cudaErrorInvalidValue;
   });
