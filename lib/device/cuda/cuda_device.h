@@ -22,6 +22,7 @@ class CudaDevice final : public Device {
  public:
   // index: as CUDA counts them in this process, and there.
   CudaDevice(int index, const Options &options, const Waiter &waiter, Failure &failure);
+  ~CudaDevice() override { launch_order.reset(); }  // which has events of this device
 
   std::unique_ptr<Stream> create_stream(const std::string &name) override;
   std::unique_ptr<Event> create_event() override;
