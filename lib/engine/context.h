@@ -70,6 +70,7 @@ class Context {
   bool on_host() const noexcept { return options_.device != FSDP_DEVICE_CUDA; }
   comm::DeviceTransport transport() const noexcept;
   fsdp_device_transport device_transport() const noexcept { return options_.device_transport; }
+  uint32_t timeout_ms() const noexcept { return waiter_.timeout_ms(); }
   trace::Timeline *timeline() noexcept { return timeline_.get(); }  // NULL: no trace is kept
   trace::CallerSpans *caller_spans() noexcept { return caller_spans_.get(); }
   void write_trace(const std::string &path) const;
