@@ -16,12 +16,19 @@ Core::Core(int index, const Options &options, const Waiter &waiter, Failure &fai
       driver(check),
       context(index, driver, check),
       words(*this) {
+  const char *const what = "what shows a lost GPU";
   const QuietScope scope(*this);
-  check(cudaEventCreateWithFlags(&probe_, cudaEventDisableTiming), "cudaEventCreateWithFlags",
-        "the event that shows a lost GPU");
+  check(cudaEventCreateWithFlags(&probe_, cudaEventDisableTiming), "cudaEventCreateWithFlags", what);
+  try {
+    check(cudaStreamCreateWithFlags(&probe_stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags", what);
+  } catch (...) {
+    check.note(cudaEventDestroy(probe_), "cudaEventDestroy", what);
+    throw;
+  }
 }
 
 Core::~Core() {
+  give_back({Remnant::stream, probe_stream_});
   give_back({Remnant::event, probe_});
   leave_the_rest();
 }
@@ -107,9 +114,17 @@ void Core::remove(Worker &worker) noexcept {
   std::erase(workers_, &worker);
 }
 
+// CUDA may find a lost GPU only when it enqueues something, or looks at something that is not done: of an event that is
+// done or was never recorded it may know the answer without looking. So there is one record at a time that nothing can
+// keep waiting for long but a GPU that takes nothing more.
 void Core::check_gpu() const {
   const QuietScope scope(*this);
-  check(cudaEventQuery(probe_), "cudaEventQuery", format_text("looking whether GPU {} still works", index));
+  const std::lock_guard lock(probe_mutex_);
+  const std::string what = format_text("looking whether GPU {} still works", index);
+  const cudaError_t code = cudaEventQuery(probe_);
+  if (code == cudaErrorNotReady) return static_cast<void>(cudaGetLastError());
+  check(code, "cudaEventQuery", what);
+  check(cudaEventRecord(probe_, probe_stream_), "cudaEventRecord", what);
 }
 
 }  // namespace fsdp::device::cuda

@@ -147,7 +147,10 @@ struct Core {
   std::atomic<bool> impatient_{false}, untracked_{false};
   const PinnedWord *late_ = nullptr;  // which was waited for in vain,
   uint32_t late_count_ = 0;           // and for how much
-  cudaEvent_t probe_ = nullptr;  // never recorded: asking for it shows a lost GPU, and nothing else
+  // Behind nothing but itself: see check_gpu.
+  mutable std::mutex probe_mutex_;
+  cudaStream_t probe_stream_ = nullptr;
+  cudaEvent_t probe_ = nullptr;
 };
 
 // Blocks the calling thread until the GPU has written `count` or more: spins briefly, then sleeps. Throws what the

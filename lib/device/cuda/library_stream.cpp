@@ -56,13 +56,14 @@ bool LibraryStream::mark() noexcept {
 bool LibraryStream::is_known_to_be_done() noexcept {
   const QuietScope scope(core_, std::nothrow);
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
-  if (!scope || cudaStreamIsCapturing(stream_, &capture) != cudaSuccess || capture != cudaStreamCaptureStatusNone)
-    return false;
+  if (!scope) return false;
+  core_.check.note(cudaStreamIsCapturing(stream_, &capture), "cudaStreamIsCapturing", name_);
+  if (capture != cudaStreamCaptureStatusNone) return false;
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(core_.patience_ms());
   cudaError_t code = cudaStreamQuery(stream_);
   for (; code == cudaErrorNotReady && std::chrono::steady_clock::now() < end; code = cudaStreamQuery(stream_))
     std::this_thread::sleep_for(std::chrono::microseconds(50));
-  if (code != cudaSuccess) cudaGetLastError();
+  core_.check.note(code, "cudaStreamQuery", name_);
   return code == cudaSuccess;
 }
 
