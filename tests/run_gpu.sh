@@ -76,6 +76,7 @@ on_gpu() {
 meson_tests() {
   suite=$1
   shift
+  rm -f build-gpu/meson-logs/testlog.json  # of an earlier run
   timeout -k 10 580 meson test -C build-gpu --no-rebuild --print-errorlogs --suite "$suite" "$@"
   counts=$("$python" tests/count.py build-gpu/meson-logs/testlog.json $?)
   # shellcheck disable=SC2086

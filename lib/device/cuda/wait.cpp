@@ -43,17 +43,22 @@ void await_word(const PinnedWord &word, uint32_t count, const char *what, const 
   waiter.failure().check();
 }
 
+// A look that failed once tells nothing, unless it says that the GPU is lost.
 bool await_word(const PinnedWord &word, uint32_t count, const Core &core, uint32_t timeout_ms) noexcept {
-  if (word.reached(count)) return true;
-  if (timeout_ms == 0) return false;
+  using std::chrono::milliseconds, std::chrono::steady_clock, std::chrono::duration_cast;
   const Failure none;  // of the context's own, nothing is to be heard here
-  const Waiter waiter(none, nullptr, nullptr, timeout_ms);
-  try {
-    await_word(word, count, "the end", core, waiter);
-    return true;
-  } catch (...) {
-    return word.reached(count);
+  const auto end = steady_clock::now() + milliseconds(timeout_ms);
+  auto left = milliseconds(timeout_ms);
+  for (; !word.reached(count) && left.count() > 0; left = duration_cast<milliseconds>(end - steady_clock::now())) {
+    try {
+      await_word(word, count, "the end", core, {none, nullptr, nullptr, static_cast<uint32_t>(left.count())});
+    } catch (const Error &error) {
+      if (error.origin == FSDP_ORIGIN_CUDA && is_sticky(static_cast<cudaError_t>(error.origin_code))) break;
+    } catch (...) {
+      break;
+    }
   }
+  return word.reached(count);
 }
 
 }  // namespace fsdp::device::cuda
