@@ -257,7 +257,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_create_local_contexts(uint32_t world_size
 
 /**
  * Make a context that only plans: rank `rank` of an imagined world. Meshes, models and groups are declared and sealed
- * by the very calls of a real run, but nothing is allocated and nobody is contacted; fsdp_get_memory,
+ * by the very calls of a real run, but nothing is allocated and nobody is contacted; fsdp_get_memory (but see there),
  * fsdp_get_chunk and fsdp_describe_model answer as they would in that run, to the byte. Calls that would touch
  * data return INVALID_STATE. Good for a job of 16,384 ranks on a laptop.
  * Collective: no. Blocks: no. Threads: any. Errors: INVALID_ARGUMENT. Since 0.1.
@@ -500,8 +500,8 @@ typedef struct fsdp_memory {
 #define FSDP_MEMORY_INIT {sizeof(fsdp_memory), {0}, 0, 0, 0, 0}
 
 /**
- * The memory of a rank of a sealed model, planned from shapes, mesh, policy and schedule alone. rank counts in the
- * model's mesh. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.1.
+ * The memory of a rank of a sealed model. rank counts in its mesh. With a planning context on a GPU whose options name no transport,
+ * STAGING is the most that the seal may choose. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.1.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_memory(fsdp_model *model, uint32_t rank, fsdp_memory *memory);
 

@@ -203,6 +203,13 @@ struct Note {
   std::string text;
 };
 
+// How ranks exchange what lies in memory of a device that is not the host's.
+enum class DeviceTransport {
+  automatic,  // nccl where it can serve these ranks, else staging
+  nccl,
+  staging  // through pinned memory of the host, and from there as between ranks of the host
+};
+
 // A team whose ranks are on several hosts has no arena, gate or Communicator: UNSUPPORTED.
 class Team {
  public:
@@ -242,13 +249,8 @@ class Team {
   virtual void register_memory(std::byte *data, uint64_t bytes, const std::string &what);
   // What was chosen at creation, and why.
   virtual std::vector<Note> notes() const { return {}; }
-};
-
-// How ranks exchange what lies in memory of a device that is not the host's.
-enum class DeviceTransport {
-  automatic,  // nccl where it can serve these ranks, else staging
-  nccl,
-  staging  // through pinned memory of the host, and from there as between ranks of the host
+  // ... of how memory of a device travels; automatic: it is the host's.
+  virtual DeviceTransport transport() const noexcept { return DeviceTransport::automatic; }
 };
 
 // The same ranks over memory of the device, as `team` has them over the host's: arenas hold this rank's part, communicators
@@ -257,7 +259,7 @@ enum class DeviceTransport {
 std::shared_ptr<Team> create_device_team(std::shared_ptr<Team> team, device::Device &device, DeviceTransport transport,
                                          const Waiter &waiter, Failure &failure);
 // What each rank allocates (pinned, or of the device) for what the engine creates in such a team of so many ranks: a
-// communicator for gathers and one for reduces.
+// communicator for gathers and one for reduces. automatic: the most that it can be. NCCL's own buffers are not known.
 uint64_t device_team_bytes(uint32_t ranks, DeviceTransport transport) noexcept;
 // ... and for each MessageCommunicator of it, beside what World::message_bytes says of the host's.
 uint64_t device_message_bytes(uint32_t ranks, DeviceTransport transport) noexcept;

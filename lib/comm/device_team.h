@@ -34,6 +34,8 @@ class DeviceTeam : public Team {
   void look(const std::string &what, bool waited) override { host_->look(what, waited); }
   std::vector<Note> notes() const override { return notes_; }
   void add_note(Note note) { notes_.push_back(std::move(note)); }
+  DeviceTransport transport() const noexcept override { return transport_; }
+  void set_transport(DeviceTransport transport) noexcept { transport_ = transport; }
 
  protected:
   std::shared_ptr<Team> host_;
@@ -41,6 +43,7 @@ class DeviceTeam : public Team {
 
  private:
   std::vector<Note> notes_;
+  DeviceTransport transport_ = DeviceTransport::staging;
 };
 
 }  // namespace fsdp::comm

@@ -139,23 +139,42 @@ std::shared_ptr<Seat> create_lone_seat(uint32_t rank, uint32_t size, const Waite
 
 const char *nccl_description() noexcept { return nccl::description(); }
 
+namespace {
+
+// obstacle: NULL if there may be none.
+std::shared_ptr<Team> create_nccl_team(const std::shared_ptr<Team> &team, device::Device &device, const Waiter &waiter,
+                                       Failure &failure, std::string *obstacle) {
+  auto made = nccl::create_team(team, device, waiter, failure, obstacle);
+  if (made) static_cast<DeviceTeam &>(*made).set_transport(DeviceTransport::nccl);
+  return made;
+}
+
+// What NCCL's communicators sum where ranks only meet.
+constexpr uint64_t nccl_word_bytes = sizeof(float);
+
+}  // namespace
+
 std::shared_ptr<Team> create_device_team(std::shared_ptr<Team> team, device::Device &device, DeviceTransport transport,
                                          const Waiter &waiter, Failure &failure) {
   if (device.is_host()) return team;
   std::string obstacle;
   // Between hosts NCCL would open sockets that the job's secret does not guard; messages go through the host's memory to UCX.
   if (team->spans_hosts()) return std::make_shared<staging::StagedTeam>(std::move(team), device);
-  if (transport == DeviceTransport::nccl) return nccl::create_team(std::move(team), device, waiter, failure, nullptr);
+  if (transport == DeviceTransport::nccl) return create_nccl_team(team, device, waiter, failure, nullptr);
   if (transport == DeviceTransport::automatic)
-    if (auto made = nccl::create_team(team, device, waiter, failure, &obstacle)) return made;
+    if (auto made = create_nccl_team(team, device, waiter, failure, &obstacle)) return made;
   auto staged = std::make_shared<staging::StagedTeam>(std::move(team), device);
   if (!obstacle.empty())
     staged->add_note({FSDP_LOG_INFO, format_text("device memory travels through the host's, without NCCL: {}", obstacle)});
   return staged;
 }
 
-uint64_t device_team_bytes(uint32_t, DeviceTransport) noexcept { return 2 * staging::communicator_bytes(); }
-uint64_t device_message_bytes(uint32_t, DeviceTransport) noexcept { return staging::messages_bytes(); }
+uint64_t device_team_bytes(uint32_t, DeviceTransport transport) noexcept {
+  return 2 * (transport == DeviceTransport::nccl ? nccl_word_bytes : staging::communicator_bytes());
+}
+uint64_t device_message_bytes(uint32_t, DeviceTransport transport) noexcept {
+  return transport == DeviceTransport::nccl ? nccl_word_bytes : staging::messages_bytes();
+}
 
 std::shared_ptr<LocalJob> create_local_job(uint32_t size) {
   check_size(size, most_ranks_of_a_host, "on one host");

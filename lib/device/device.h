@@ -97,6 +97,7 @@ struct Options {
   uint32_t delay_us = 0;      // longest random delay before each piece of work of a library stream
   uint64_t delay_seed = 0;
   uint64_t failed_allocation = 0;  // the n-th allocate() or allocate_host() fails, from 1
+  std::function<void(const std::string &)> warn = {};  // told by destructors, on their thread, of what they had to leave
 };
 
 class Device {
@@ -122,7 +123,8 @@ class Device {
   // Let the device read and write this host memory, which somebody else allocated, without copies on the way; until
   // unregister_host. On the host: nothing to do.
   virtual void register_host(void *data, uint64_t bytes) = 0;
-  virtual void unregister_host(void *data) noexcept = 0;
+  // False: the device may use it for ever, and it must stay where it is.
+  virtual bool unregister_host(void *data, uint64_t bytes) noexcept = 0;
   // From begin_capture to end_capture, streams may be captured into the graph of this number and no other. A record on a
   // captured stream is then a point of the graph: done() is false until end_capture, and after that the event is as one
   // that was never recorded. On a captured stream, waits for events of before the capture do nothing: whoever replays the

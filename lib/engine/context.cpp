@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstdlib>
+#include <functional>
 #include <numeric>
 #include <system_error>
 
@@ -37,10 +38,12 @@ device::Options device_options(const fsdp_context_options &options, uint32_t ran
 
 // The device of a context that only plans does nothing.
 std::unique_ptr<device::Device> create_device(const fsdp_context_options &options, uint32_t rank, bool plans,
-                                              const Waiter &waiter, Failure &failure) {
-  if (plans || options.device != FSDP_DEVICE_CUDA)
-    return device::create_host_device(device_options(options, rank), waiter, failure);
-  return device::create_cuda_device(options.device_index - 1, device_options(options, rank), waiter, failure);
+                                              const Waiter &waiter, Failure &failure,
+                                              std::function<void(const std::string &)> warn) {
+  device::Options chosen = device_options(options, rank);
+  chosen.warn = std::move(warn);
+  if (plans || options.device != FSDP_DEVICE_CUDA) return device::create_host_device(chosen, waiter, failure);
+  return device::create_cuda_device(options.device_index - 1, chosen, waiter, failure);
 }
 
 uint32_t heartbeat_timeout_ms(const fsdp_context_options &options) {
@@ -89,14 +92,19 @@ Context::Context(const fsdp_context_options &options, uint32_t rank, uint32_t wo
               options.timeout_ms ? options.timeout_ms : default_timeout_ms),
       flight_(options.flight_events ? options.flight_events : trace::FlightRecorder::default_capacity),
       flight_directory_(find_flight_directory(options)),
-      device_(create_device(options, rank, plans, waiter_, failure_)) {
+      device_(create_device(options, rank, plans, waiter_, failure_, [this](const std::string &text) {
+        log(FSDP_LOG_WARNING, format_text("rank {}: {}", rank_, text));
+      })) {
   options_.rendezvous = options_.flight_directory = nullptr;  // the caller's strings need not outlive the call
 }
 
-// Teams and the world refer to the device and the failure: they go first.
+// Teams and the world refer to the device and the failure: they go first. The device may have something to say; later than
+// in the call that destroys the context, the program may have no log any more.
 Context::~Context() {
   world_team_.reset();
   world_.reset();
+  device_.reset();
+  if (ends_with_its_handle_) flush_log();
 }
 
 std::shared_ptr<Context> Context::create(const fsdp_context_options &options) {
@@ -373,6 +381,10 @@ void Context::fail_for_good(const Error &error, bool peers_know) noexcept {
 void Context::shut_down() noexcept {
   if (failure_.failed()) record_failure();
   flight_written_ = true;  // that the handle is gone is no failure
+  {
+    const std::lock_guard lock(mutex_);
+    ends_with_its_handle_ = models_.empty();
+  }
   try {
     failure_.set(Error(FSDP_INVALID_HANDLE, format_text("the context of rank {} has been destroyed", rank_)));
     const auto last = last_error();

@@ -83,6 +83,7 @@ class Context {
   bool run_alone(const std::function<void()> &body);
   comm::DeviceTransport transport() const noexcept;
   fsdp_device_transport device_transport() const noexcept { return options_.device_transport; }
+  uint32_t timeout_ms() const noexcept { return waiter_.timeout_ms(); }
   trace::Timeline *timeline() noexcept { return timeline_.get(); }  // NULL: no trace is kept
   trace::CallerSpans *caller_spans() noexcept { return caller_spans_.get(); }
   void write_trace(const std::string &path) const;
@@ -150,7 +151,10 @@ class Context {
   std::atomic<bool> flight_written_{false};
   std::unique_ptr<trace::Timeline> timeline_;
   std::unique_ptr<trace::CallerSpans> caller_spans_;
-  std::unique_ptr<device::Device> device_;
+  mutable std::mutex mutex_;  // the models, the log queue and the last error
+  std::vector<std::pair<fsdp_log_level, std::string>> log_lines_;
+  std::atomic<bool> has_log_lines_{false};
+  std::unique_ptr<device::Device> device_;  // may log until it ends
   std::unique_ptr<comm::World> world_;
   std::unique_ptr<comm::Team> world_team_;
   struct ValueMessage {
@@ -162,10 +166,8 @@ class Context {
   std::atomic<const Runtime *> captured_{nullptr};
   std::atomic<bool> inside_{false};
   std::atomic<bool> closed_{false};
-  mutable std::mutex mutex_;  // the models, the log queue and the last error
+  std::atomic<bool> ends_with_its_handle_{false};
   std::vector<const OpenModel *> models_;
-  std::vector<std::pair<fsdp_log_level, std::string>> log_lines_;
-  std::atomic<bool> has_log_lines_{false};
   std::optional<Error> last_error_;
   mutable std::mutex unsettled_mutex_;
   std::vector<Unsettled *> unsettled_;

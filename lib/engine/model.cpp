@@ -9,9 +9,10 @@ Model::Model(std::shared_ptr<Context> context, memory::ModelSpec spec, fsdp_opti
     : context_(std::move(context)), spec_(std::move(spec)), optimizer_kind_(optimizer), defaults_(defaults) {
   if (optimizer_kind_ == FSDP_OPTIMIZER_ADAMW)
     spec_.states = {{"exp_avg", FSDP_FLOAT32}, {"exp_avg_sq", FSDP_FLOAT32}};
-  spec_.message_bytes = Outer::message_bytes(*context_, spec_.mesh);
   spec_.host_memory = context_->on_host();
-  spec_.device_team_bytes = plan_team_bytes(*context_, spec_.mesh, spec_.communicates());
+  const TeamMemory exchanges = plan_team_memory(*context_, spec_.mesh, spec_.communicates());
+  spec_.message_bytes = exchanges.message_bytes;
+  spec_.device_team_bytes = exchanges.device_bytes;
   spec_.rounds_before_sending = !spec_.host_memory;
   spec_.device_transport = context_->device_transport();
   context_->add_model(this);
@@ -102,6 +103,9 @@ void Model::seal_running() {
   share_outcome(*team, unplanned);
   plan_ = std::move(made);
   create_axes(teams, *context_, spec_.mesh, spec_.communicates());
+  const TeamMemory exchanges = team_memory(teams, *context_, spec_.mesh, spec_.communicates());
+  plan_->message_bytes = exchanges.message_bytes;
+  plan_->device_team_bytes = exchanges.device_bytes;
   runtime_ = std::make_unique<Runtime>(*context_, spec_, *plan_, arenas_, teams);
   share_outcome(*team, catch_error([&] {
     gatherer_ = std::make_unique<Gatherer>(*runtime_);

@@ -32,39 +32,6 @@ uint64_t bytes_of(const std::vector<comm::WholeSpan> &spans) {
 
 }  // namespace
 
-Teams create_teams(Context &context, const layout::Mesh &mesh) {
-  Teams teams;
-  teams.all = context.create_team(mesh.ranks, "the model");
-  return teams;
-}
-
-void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh, bool communicates) {
-  const uint32_t rank = teams.all->rank();
-  teams.inner = teams.all;
-  if (mesh.outer_size > 1) {
-    teams.inner = context.create_team(mesh.inner_ranks(rank), "the model's inner axis");
-    teams.outer = context.create_team(mesh.outer_ranks(rank), "the model's outer axis");
-  }
-  // One that only has memory needs no transport that must be opened.
-  teams.inner_data =
-      context.create_device_team(teams.inner, communicates ? context.transport() : comm::DeviceTransport::staging);
-  if (teams.outer) teams.outer_data = context.create_device_team(teams.outer, context.transport());
-}
-
-uint64_t plan_team_bytes(const Context &context, const layout::Mesh &mesh, bool communicates) {
-  if (context.on_host()) return 0;
-  return (communicates ? comm::device_team_bytes(mesh.inner_size, context.transport()) : 0) +
-         (mesh.outer_size > 1 ? 2 * comm::device_message_bytes(mesh.outer_size, context.transport()) : 0);  // sums and weights
-}
-
-uint64_t Outer::message_bytes(const Context &context, const layout::Mesh &mesh) {
-  if (mesh.outer_size == 1) return 0;
-  const auto rank = static_cast<uint32_t>(std::find(mesh.ranks.begin(), mesh.ranks.end(), context.rank()) - mesh.ranks.begin());
-  const std::vector<uint32_t> ranks = mesh.outer_ranks(rank);
-  // Weights, and parameters (engine/params).
-  return context.message_bytes(ranks, true) + 2 * context.message_bytes(ranks, false);
-}
-
 Outer::Outer(Context &context, const memory::ModelSpec &spec, const Teams &teams, trace::Lane lane,
              trace::FlightSequence flights)
     : mesh_(spec.mesh),

@@ -34,9 +34,6 @@ struct OuterState {
 
 class Outer {
  public:
-  // What a rank allocates for messages over the outer axis.
-  static uint64_t message_bytes(const Context &context, const layout::Mesh &mesh);
-
   // Collective over the outer ranks.
   Outer(Context &context, const memory::ModelSpec &spec, const Teams &teams, trace::Lane lane,
         trace::FlightSequence flights);

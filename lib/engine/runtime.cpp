@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/runtime.h"
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <thread>
@@ -172,7 +173,8 @@ void Runtime::abandon() {
 // only what has not done so after a while is given up; then the context fails, which ends everything that waits for a peer.
 void Runtime::end_streams() noexcept {
   using std::chrono::milliseconds;
-  constexpr milliseconds own_end{2000}, longest{20'000};
+  constexpr milliseconds own_end{2000};
+  const milliseconds longest{std::min(context.timeout_ms(), 20'000u)};
   try {
     if (gather_stream && order)
       for (const Group &group : groups)

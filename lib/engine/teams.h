@@ -23,7 +23,15 @@ struct Teams {
 // inner one.
 Teams create_teams(Context &context, const layout::Mesh &mesh);
 void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh, bool communicates);
-// What a rank allocates for exchanges of the device's memory in these teams.
-uint64_t plan_team_bytes(const Context &context, const layout::Mesh &mesh, bool communicates);
+
+// What a rank allocates for what the model's communicators exchange.
+struct TeamMemory {
+  uint64_t device_bytes = 0;   // memory of a device, in both axes
+  uint64_t message_bytes = 0;  // messages of the host, over the outer axis
+};
+// Before there are teams: where the transport is chosen at the seal, the most that it can be.
+TeamMemory plan_team_memory(const Context &context, const layout::Mesh &mesh, bool communicates);
+// Of the teams that were made.
+TeamMemory team_memory(const Teams &teams, const Context &context, const layout::Mesh &mesh, bool communicates);
 
 }  // namespace fsdp::engine

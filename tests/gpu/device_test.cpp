@@ -19,22 +19,56 @@ TEST_F(GpuDeviceTest, SaysWhatItIs) {
   EXPECT_NE(std::string::npos, text.find("cuMemCreate")) << text;
 }
 
-// A thread that has used no GPU has none afterwards either.
+// A thread that has used no GPU has none afterwards either. The driver's function is found on another thread: that is a
+// call into the runtime.
 TEST_F(GpuDeviceTest, LeavesAThreadWithoutAContext) {
   CudaContext context;
+  void *function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  CUDA_OK(cudaGetDriverEntryPointByVersion("cuCtxGetCurrent", &function, 4000, cudaEnableDefault, &found));
   std::thread([&] {
-    const auto event = context.device->create_event();
-    const auto stream = context.device->create_stream("test");
-    stream->record(*event);
-    context.device->caller_stream(nullptr).record(*event);
-    context.device->synchronize(*event);
-    void *function = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-    CUDA_OK(cudaGetDriverEntryPointByVersion("cuCtxGetCurrent", &function, 4000, cudaEnableDefault, &found));
+    {
+      const auto memory = context.device->allocate(4096, "test");
+      const auto pinned = context.device->allocate_host(4096, "test");
+      std::vector<std::unique_ptr<Event>> events;
+      for (int i = 0; i < 300; ++i) events.push_back(context.device->create_event());  // more than a page of words
+      const auto stream = context.device->create_stream("test");
+      stream->fill(memory->data(), 0, 4096);
+      stream->record(*events[0]);
+      (void)stream->capture_id();
+      context.device->caller_stream(nullptr).record(*events[1]);
+      context.device->synchronize(*events[0]);
+      context.device->synchronize(*events[1]);
+    }
     void *current = &function;
     ASSERT_EQ(0, reinterpret_cast<int (*)(void **)>(function)(&current));
     EXPECT_EQ(nullptr, current);
   }).join();
+}
+
+// What ends while the GPU is busy is waited for no longer than the timeout, and is given back afterwards. A kernel that
+// ends by itself stands for one that does not.
+TEST_F(GpuDeviceTest, ABusyGpuHoldsUpNoEnd) {
+  size_t before = 0, after = 0, total = 0;
+  constexpr uint64_t bytes = uint64_t{64} << 20;
+  CudaContext context({}, 100);
+  OwnStream own;
+  CUDA_OK(cudaMemGetInfo(&before, &total));
+  auto memory = context.device->allocate(bytes, "test");
+  auto stream = context.device->create_stream("test");
+  const auto event = context.device->create_event();
+  own.be_late(3000000);
+  context.device->caller_stream(own.get()).record(*event);
+  stream->wait(*event);
+  stream->fill(memory->data(), 1, bytes);
+  const auto since = std::chrono::steady_clock::now();
+  stream.reset();
+  memory.reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - since, std::chrono::milliseconds(2000));
+  CUDA_OK(cudaStreamSynchronize(own.get()));
+  context.device->create_stream("another").reset();  // whose end finds the work done
+  CUDA_OK(cudaMemGetInfo(&after, &total));
+  EXPECT_GE(after + bytes / 2, before);
 }
 
 // GPU to host to GPU. The bound is far above what is to be expected (some 10 us), since machines are shared.

@@ -10,6 +10,7 @@ namespace {
 void bind_context(Thread &thread) {
   if (!thread.contexts.empty()) return;
   thread.contexts.push_back(thread.chosen);
+  ++runtime().implicit_contexts;
   runtime().current().used = true;
 }
 
@@ -24,7 +25,7 @@ cudaError_t admit(const char *name, Need need) {
   if (!need.device) return cudaSuccess;
   if (process.device_count() == 0) return cudaErrorNoDevice;
   if (need.context) bind_context(this_thread());
-  if (const cudaError_t error = process.current().error()) return error;
+  if (const cudaError_t error = process.current().error(); error && !need.lost) return error;
   return need.outside_capture ? refuse_unsafe_call() : cudaSuccess;
 }
 

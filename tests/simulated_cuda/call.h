@@ -17,10 +17,13 @@ struct Need {
   bool device = true;            // one that has not failed
   bool outside_capture = false;  // "potentially unsafe": cudaThreadExchangeStreamCaptureMode
   bool context = true;           // the runtime makes one current; the driver does not
+  bool lost = false;             // one that has failed will do as well
 };
 inline constexpr Need healthy_device{};
 inline constexpr Need nothing{false, false, false};
 inline constexpr Need no_capture{true, true};
+inline constexpr Need any_device{true, false, true, true};
+inline constexpr Need no_context{true, false, false};  // of a device that is named
 inline constexpr Need driver_healthy{true, false, false};
 inline constexpr Need driver_no_capture{true, true, false};
 

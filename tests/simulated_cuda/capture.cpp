@@ -249,4 +249,10 @@ std::vector<Work *> outstanding(Stream &stream) {
   return tails(streams);
 }
 
+void finish_all_work(Device &device) {
+  for (Stream *stream : runtime().all_streams(device)) {
+    for (const Work *work : outstanding(*stream)) work->wait();
+  }
+}
+
 }  // namespace simulated

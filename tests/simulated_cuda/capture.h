@@ -35,5 +35,7 @@ cudaError_t refuse_captured(const Recorded &recorded);
 
 // All that the stream was given is done when these are.
 std::vector<Work *> outstanding(Stream &stream);
+// Blocks until all streams of the device, also those destroyed, have done what they were given.
+void finish_all_work(Device &device);
 
 }  // namespace simulated

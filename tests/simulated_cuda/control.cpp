@@ -61,6 +61,18 @@ uint64_t allocated_bytes() {
   return bytes;
 }
 
+uint64_t pinned_bytes() { return runtime().memory.pinned_bytes(); }
+
+uint64_t live_handles() {
+  uint64_t count = 0;
+  runtime().events.for_each_live([&](const Event &) { ++count; });
+  runtime().streams.for_each_live([&](const Stream &stream) { count += stream.flags == cudaStreamNonBlocking; });
+  return count;
+}
+
+uint64_t foreign_calls() { return runtime().foreign_calls; }
+uint64_t implicit_contexts() { return runtime().implicit_contexts; }
+
 bool is_device(const void *pointer, size_t bytes) {
   const Place place = runtime().memory.find(pointer, bytes);
   return place.kind == Place::device && place.inside;

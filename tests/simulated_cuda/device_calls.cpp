@@ -108,9 +108,7 @@ cudaError_t CUDARTAPI cudaDeviceSynchronize() {
   return call("cudaDeviceSynchronize", no_capture, [&] {
     Device &device = runtime().current();
     if (const cudaError_t error = refuse_capture(device)) return error;
-    for (Stream *stream : runtime().all_streams(device)) {
-      for (const Work *work : outstanding(*stream)) work->wait();
-    }
+    finish_all_work(device);
     return device.error();
   });
 }
@@ -130,7 +128,7 @@ cudaError_t CUDARTAPI cudaRuntimeGetVersion(int *version) {
 }
 
 cudaError_t CUDARTAPI cudaGetDeviceProperties(cudaDeviceProp *properties, int index) {
-  return call("cudaGetDeviceProperties", healthy_device, [&] {
+  return call("cudaGetDeviceProperties", no_context, [&] {
     const Device *device = runtime().device(index);
     if (!device) return cudaErrorInvalidDevice;
     describe(*properties, *device);
@@ -139,7 +137,7 @@ cudaError_t CUDARTAPI cudaGetDeviceProperties(cudaDeviceProp *properties, int in
 }
 
 cudaError_t CUDARTAPI cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int index) {
-  return call("cudaDeviceGetAttribute", healthy_device, [&] {
+  return call("cudaDeviceGetAttribute", no_context, [&] {
     if (!runtime().device(index)) return cudaErrorInvalidDevice;
     const auto found = attributes.find(attribute);
     if (attribute == cudaDevAttrPciBusId) {
@@ -154,7 +152,7 @@ cudaError_t CUDARTAPI cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribut
 }
 
 cudaError_t CUDARTAPI cudaDeviceGetPCIBusId(char *text, int length, int index) {
-  return call("cudaDeviceGetPCIBusId", healthy_device, [&] {
+  return call("cudaDeviceGetPCIBusId", no_context, [&] {
     if (!runtime().device(index)) return cudaErrorInvalidDevice;
     if (!text || length < 13) return cudaErrorInvalidValue;
     std::snprintf(text, static_cast<size_t>(length), "0000:%02x:00.0", static_cast<unsigned>(bus_of_first + index));
@@ -163,7 +161,7 @@ cudaError_t CUDARTAPI cudaDeviceGetPCIBusId(char *text, int length, int index) {
 }
 
 cudaError_t CUDARTAPI cudaDeviceCanAccessPeer(int *can, int device, int peer) {
-  return call("cudaDeviceCanAccessPeer", healthy_device, [&] {
+  return call("cudaDeviceCanAccessPeer", no_context, [&] {
     if (!runtime().device(device) || !runtime().device(peer)) return cudaErrorInvalidDevice;
     *can = device != peer;
     return cudaSuccess;

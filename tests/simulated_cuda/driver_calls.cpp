@@ -47,7 +47,7 @@ bool usable(CUdeviceptr address) {
 template <class Value>
 CUresult enqueue_value(CUstream handle, CUdeviceptr address, std::function<void()> run) {
   Stream *stream = runtime().stream(handle);
-  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (!stream || &stream->device != &runtime().current()) return CUDA_ERROR_INVALID_HANDLE;
   if (!usable<Value>(address)) return CUDA_ERROR_INVALID_VALUE;
   return static_cast<CUresult>(submit(*stream, std::move(run), cudaGraphNodeTypeKernel));
 }

@@ -3,6 +3,7 @@
 #include <cuda.h>
 
 #include "simulated_cuda/call.h"
+#include "simulated_cuda/capture.h"
 #include "simulated_cuda/driver.h"
 #include "simulated_cuda/simulated.h"
 
@@ -41,13 +42,14 @@ CUresult CUDAAPI primary_context_retain(CUcontext *context, CUdevice index) {
   });
 }
 
-// The last one destroys a context that the runtime does not use. What it had stays here, and is not found missing.
+// The last one destroys a context that the runtime does not use, and waits for its work. What it had stays here, and is
+// not found missing.
 CUresult CUDAAPI primary_context_release(CUdevice index) {
   return driver_call("cuDevicePrimaryCtxRelease", nothing, [&] {
     Device *device = runtime().device(index);
     if (!device) return CUDA_ERROR_INVALID_DEVICE;
     if (device->retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
-    --device->retained;
+    if (--device->retained == 0 && !device->used) finish_all_work(*device);
     return CUDA_SUCCESS;
   });
 }

@@ -128,6 +128,13 @@ Place Memory::find(const void *pointer, size_t bytes) const {
   return {Place::pageable, -1, !overlaps(pinned_, address, bytes) && !overlaps(reserved_, address, bytes)};
 }
 
+size_t Memory::pinned_bytes() const {
+  const std::shared_lock lock(mutex_);
+  size_t bytes = 0;
+  for (const auto &[address, range] : pinned_) bytes += range.size;
+  return bytes;
+}
+
 void Memory::clear() {
   const std::unique_lock lock(mutex_);
   for (const auto &[address, range] : pinned_) {

@@ -39,6 +39,7 @@ class Memory {
   bool unmap(void *pointer, size_t bytes);
 
   Place find(const void *pointer, size_t bytes) const;
+  size_t pinned_bytes() const;
   void clear();
 
  private:

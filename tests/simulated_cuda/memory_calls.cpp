@@ -12,10 +12,7 @@ namespace {
 
 // As the real cudaFree does in practice; strict: what still uses the memory faults.
 void finish_device(Device &device) {
-  if (runtime().strict) return;
-  for (Stream *stream : runtime().all_streams(device)) {
-    for (const Work *work : outstanding(*stream)) work->wait();
-  }
+  if (!runtime().strict) finish_all_work(device);
 }
 
 cudaError_t allocate(void **pointer, size_t bytes) {
@@ -36,6 +33,7 @@ cudaError_t release(void *pointer) {
     return cudaErrorInvalidValue;
   }
   Device &device = *runtime().device(place.device_index);
+  runtime().note_device(device);
   finish_device(device);
   const size_t bytes = runtime().memory.free(pointer);
   if (bytes == 0) return cudaErrorInvalidValue;  // memory of cuMemMap
@@ -49,9 +47,18 @@ cudaError_t allocate_pinned(void **pointer, size_t bytes) {
   return *pointer || bytes == 0 ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
+// Waits for the device that was current when it was allocated or registered: nobody else needs to have used it.
+void finish_pinned(void *pointer) {
+  const Place place = runtime().memory.find(pointer, 1);
+  if (place.kind != Place::pinned) return;
+  Device &device = *runtime().device(place.device_index);
+  runtime().note_device(device);
+  finish_device(device);
+}
+
 cudaError_t release_pinned(void *pointer) {
   if (!pointer) return cudaSuccess;
-  finish_device(runtime().current());
+  finish_pinned(pointer);
   return runtime().memory.free_pinned(pointer) ? cudaSuccess : cudaErrorInvalidValue;
 }
 
@@ -107,7 +114,7 @@ cudaError_t CUDARTAPI cudaHostRegister(void *pointer, size_t bytes, unsigned fla
 
 cudaError_t CUDARTAPI cudaHostUnregister(void *pointer) {
   return call("cudaHostUnregister", no_capture, [&] {
-    finish_device(runtime().current());
+    finish_pinned(pointer);
     return runtime().memory.unregister_pinned(pointer) ? cudaSuccess : cudaErrorHostMemoryNotRegistered;
   });
 }

@@ -111,6 +111,7 @@ void Runtime::reset() {
   timing.seed = 0;
   strict = false;
   kernels = pageable_copies = faulty_kernel = 0;
+  foreign_calls = implicit_contexts = 0;
   device_memory = first_memory;
   process_ = 0;
   ++life;
@@ -127,7 +128,19 @@ Device &Runtime::current() { return *device(current_device(this_thread())); }
 Stream *Runtime::stream(cudaStream_t handle) {
   if (handle == nullptr || handle == cudaStreamLegacy) return &legacy(current());
   if (handle == cudaStreamPerThread) return per_thread();
-  return streams.find(handle);
+  Stream *found = streams.find(handle);
+  if (found) note_device(found->device);
+  return found;
+}
+
+Event *Runtime::event(cudaEvent_t handle) {
+  Event *found = events.find(handle);
+  if (found) note_device(found->device);
+  return found;
+}
+
+void Runtime::note_device(const Device &device) {
+  if (current_device(this_thread()) != device.index) ++foreign_calls;
 }
 
 void Runtime::know(Stream *stream) {

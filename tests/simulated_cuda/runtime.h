@@ -64,8 +64,11 @@ class Runtime {
   int device_count() const { return static_cast<int>(devices_.size()); }
   bool forked() const;
 
-  // NULL, cudaStreamLegacy, cudaStreamPerThread or a handle; nullptr: no such stream.
+  // NULL, cudaStreamLegacy, cudaStreamPerThread or a handle; nullptr: no such stream. A call of the thread's: counts it if
+  // it is of a device that is not the current one.
   Stream *stream(cudaStream_t handle);
+  Event *event(cudaEvent_t handle);
+  void note_device(const Device &device);
   Stream &legacy(Device &device);
   std::pair<cudaStream_t, Stream *> create_stream(Device &device, bool blocking);
   std::unique_ptr<Stream> create_lane(Device &device);  // of a graph
@@ -85,6 +88,7 @@ class Runtime {
   std::atomic<uint64_t> life{1};
   std::atomic<bool> strict{false};
   std::atomic<uint64_t> kernels{0}, pageable_copies{0};
+  std::atomic<uint64_t> foreign_calls{0}, implicit_contexts{0};
   std::atomic<uint64_t> faulty_kernel{0};  // counts down to the one that fails
   std::atomic<int> kernel_fault{cudaSuccess};
   std::atomic<uint64_t> device_memory;

@@ -60,6 +60,14 @@ uint64_t kernels();  // enqueued or captured with enqueue()
 // back.
 uint64_t pageable_copies();
 uint64_t allocated_bytes();  // of all devices, alive now
+uint64_t pinned_bytes();     // page-locked, of cudaHostAlloc and of cudaHostRegister, alive now
+uint64_t live_handles();     // events, and streams that are not ordered with the legacy stream
+
+// Calls on a stream, an event or memory of a device while another one was the thread's current device. Some of them are
+// errors besides (launches, cuStreamWriteValue32, records of events of another device than the stream's).
+uint64_t foreign_calls();
+// Calls into the runtime by threads without a context, which each gave its thread one.
+uint64_t implicit_contexts();
 
 // --- questions ---
 

@@ -40,15 +40,15 @@ cudaError_t finish_stream(cudaStream_t handle, bool wait) {
 }  // namespace
 
 cudaError_t CUDARTAPI cudaStreamCreate(cudaStream_t *stream) {
-  return call("cudaStreamCreate", healthy_device, [&] { return create(stream, cudaStreamDefault, 0); });
+  return call("cudaStreamCreate", no_capture, [&] { return create(stream, cudaStreamDefault, 0); });
 }
 
 cudaError_t CUDARTAPI cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
-  return call("cudaStreamCreateWithFlags", healthy_device, [&] { return create(stream, flags, 0); });
+  return call("cudaStreamCreateWithFlags", no_capture, [&] { return create(stream, flags, 0); });
 }
 
 cudaError_t CUDARTAPI cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
-  return call("cudaStreamCreateWithPriority", healthy_device, [&] { return create(stream, flags, priority); });
+  return call("cudaStreamCreateWithPriority", no_capture, [&] { return create(stream, flags, priority); });
 }
 
 cudaError_t CUDARTAPI cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
@@ -65,7 +65,7 @@ cudaError_t CUDARTAPI cudaStreamDestroy(cudaStream_t handle) {
     if (handle == nullptr || handle == cudaStreamLegacy || handle == cudaStreamPerThread) {
       return cudaErrorInvalidResourceHandle;
     }
-    Stream *stream = runtime().streams.find(handle);
+    Stream *stream = runtime().stream(handle);
     if (!stream) return cudaErrorInvalidResourceHandle;
     if (const cudaError_t error = refuse_capture(*stream)) return error;
     runtime().streams.remove(handle);
@@ -121,7 +121,7 @@ cudaError_t CUDARTAPI cudaStreamGetId(cudaStream_t handle, unsigned long long *i
 cudaError_t CUDARTAPI cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle, unsigned flags) {
   return call("cudaStreamWaitEvent", healthy_device, [&] {
     Stream *stream = runtime().stream(handle);
-    const Event *event = runtime().events.find(event_handle);
+    const Event *event = runtime().event(event_handle);
     if (!stream || !event) return cudaErrorInvalidResourceHandle;
     if (flags == cudaEventWaitExternal) return cudaErrorNotSupported;  // not simulated
     if (flags != cudaEventWaitDefault) return cudaErrorInvalidValue;

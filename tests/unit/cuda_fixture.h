@@ -51,7 +51,9 @@ class OwnStream {
   explicit OwnStream(unsigned flags = cudaStreamNonBlocking) {
     EXPECT_EQ(cudaSuccess, cudaStreamCreateWithFlags(&stream_, flags));
   }
-  ~OwnStream() { cudaStreamDestroy(stream_); }
+  ~OwnStream() {
+    if (cudaStreamDestroy(stream_) != cudaSuccess) cudaStreamDestroy(stream_);  // once it may be made to fail
+  }
   OwnStream(const OwnStream &) = delete;
   OwnStream &operator=(const OwnStream &) = delete;
   cudaStream_t get() const { return stream_; }

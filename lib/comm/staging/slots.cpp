@@ -32,26 +32,26 @@ bool pins(Team &team, const std::byte *view, const std::string &what) {
 Slots::Slots(Team &team, device::Device &device, uint64_t count, uint64_t part_bytes, const std::string &what)
     : device_(device), count_(count), part_bytes_(part_bytes) {
   const Range all{0, count * part_bytes * team.size()};
-  auto arena = team.create_arena(all.bytes, std::span(&all, 1), what);
-  const bool pinned_here = pins(team, arena->writable(), what);
-  bool registered = false;
+  arena_ = team.create_arena(all.bytes, std::span(&all, 1), what);
+  const bool pinned_here = pins(team, arena_->writable(), what);
   const auto pin = [&] {
     if (!pinned_here) return;
-    device.register_host(arena->writable(), all.bytes);
-    registered = true;
+    device.register_host(arena_->writable(), all.bytes);
+    registered_bytes_ = all.bytes;
   };
   try {
     attempt_together(team, what, pin);
   } catch (...) {
-    if (registered) device.unregister_host(arena->writable());
+    unpin();
     throw;
   }
-  arena_ = std::move(arena);
-  registered_ = registered;
 }
 
-Slots::~Slots() {
-  if (registered_) device_.unregister_host(arena_->writable());
+Slots::~Slots() { unpin(); }
+
+// Memory that the device may still use is left where it is.
+void Slots::unpin() noexcept {
+  if (registered_bytes_ && !device_.unregister_host(arena_->writable(), registered_bytes_)) (void)arena_.release();
 }
 
 }  // namespace fsdp::comm::staging

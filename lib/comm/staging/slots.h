@@ -24,11 +24,13 @@ class Slots {
   }
 
  private:
+  void unpin() noexcept;
+
   device::Device &device_;
   uint64_t count_;
   uint64_t part_bytes_;
   std::unique_ptr<Arena> arena_;
-  bool registered_ = false;
+  uint64_t registered_bytes_ = 0;
 };
 
 }  // namespace fsdp::comm::staging

@@ -38,9 +38,6 @@ CallerStream &CallerStreams::at(cudaStream_t stream) {
   return *slot->stream;
 }
 
-bool CallerStreams::drain() noexcept {
-  const auto done = [&](const Slot &slot) { return await_last(slot.stream->last(), core_); };
-  return std::all_of(slots_.begin(), slots_.end(), done);
-}
+CallerStreams::~CallerStreams() { core_.remove(*this); }
 
 }  // namespace fsdp::device::cuda

@@ -3,34 +3,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <ctime>
 
 namespace fsdp::device::cuda {
-
-using namespace std::chrono_literals;
-
-PrimaryContext::PrimaryContext(int index, const Driver &driver, const Checker &check) : driver_(driver), check_(check) {
-  const std::string what = format_text("GPU {}", index);
-  check(driver.device_get(&device_, index), "cuDeviceGet", what);
-  check(driver.primary_context_retain(&context_, device_), "cuDevicePrimaryCtxRetain", what);
-}
-
-PrimaryContext::~PrimaryContext() {
-  check_.note(runtime_error(driver_.primary_context_release(device_)), "cuDevicePrimaryCtxRelease", "the GPU");
-}
-
-DeviceScope::DeviceScope(CUcontext context, const Driver &driver, const Checker &check) : driver_(driver) {
-  CUcontext current = nullptr;
-  check(driver.context_get_current(&current), "cuCtxGetCurrent", "the calling thread's GPU");
-  if (current == context) return;
-  check(driver.context_push(context), "cuCtxPushCurrent", "the calling thread's GPU");
-  pushed_ = true;
-}
-
-DeviceScope::~DeviceScope() {
-  CUcontext ours = nullptr;
-  if (pushed_) driver_.context_pop(&ours);
-}
 
 Core::Core(int index, const Options &options, const Waiter &waiter, Failure &failure)
     : index(index),
@@ -41,19 +15,93 @@ Core::Core(int index, const Options &options, const Waiter &waiter, Failure &fai
       check(failure),
       driver(check),
       context(index, driver, check),
-      words(check) {
-  const DeviceScope scope(*this);
-  check(cudaEventCreateWithFlags(&probe_, cudaEventDisableTiming), "cudaEventCreateWithFlags",
-        "the event that shows a lost GPU");
+      words(*this) {
+  const char *const what = "what shows a lost GPU";
+  const QuietScope scope(*this);
+  check(cudaEventCreateWithFlags(&probe_, cudaEventDisableTiming), "cudaEventCreateWithFlags", what);
+  try {
+    check(cudaStreamCreateWithFlags(&probe_stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags", what);
+  } catch (...) {
+    check.note(cudaEventDestroy(probe_), "cudaEventDestroy", what);
+    throw;
+  }
 }
 
-Core::~Core() { check.note(cudaEventDestroy(probe_), "cudaEventDestroy", "the event that shows a lost GPU"); }
+Core::~Core() {
+  give_back({Remnant::stream, probe_stream_});
+  give_back({Remnant::event, probe_});
+  leave_the_rest();
+}
+
+uint32_t Core::patience_ms() const noexcept {
+  return impatient_.load(std::memory_order_relaxed) ? 0 : std::min(waiter.timeout_ms(), uint32_t{10'000});
+}
+
+// Every record is known by its word, whoever made it and whether or not its event still exists. A GPU that has gone on
+// since it was given up is given its time again.
+bool Core::is_idle() noexcept {
+  using std::chrono::milliseconds, std::chrono::steady_clock, std::chrono::duration_cast;
+  if (untracked_) return false;
+  if (!std::all_of(workers_.begin(), workers_.end(), [](Worker *worker) { return worker->mark(); })) return false;
+  if (late_ && late_->reached(late_count_)) impatient_ = false;
+  const auto end = steady_clock::now() + milliseconds(patience_ms());
+  while ((late_ = words.unwritten())) {
+    late_count_ = late_->last();
+    const auto left = std::max(duration_cast<milliseconds>(end - steady_clock::now()), milliseconds(0));
+    if (await_word(*late_, late_count_, *this, static_cast<uint32_t>(left.count()))) continue;
+    lose_patience();
+    return false;
+  }
+  impatient_ = false;
+  return true;
+}
 
 bool Core::drain() noexcept {
   std::lock_guard lock(mutex_);
-  if (stuck_) return false;
-  if (!std::all_of(workers_.begin(), workers_.end(), [](Worker *worker) { return worker->drain(); })) stuck_ = true;
-  return !stuck_;
+  if (!is_idle()) return false;
+  std::erase_if(remnants_, [&](const Remnant &remnant) { return cuda::end(remnant, *this) == cudaSuccess; });
+  return true;
+}
+
+void Core::give_back(const Remnant &remnant) noexcept {
+  if (!remnant.handle) return;
+  keep(remnant);
+  drain();
+}
+
+void Core::end(const Remnant &remnant) noexcept {
+  if (remnant.handle && cuda::end(remnant, *this) != cudaSuccess) keep(remnant);
+}
+
+void Core::keep(const Remnant &remnant) noexcept {
+  std::lock_guard lock(mutex_);
+  try {
+    remnants_.push_back(remnant);
+  } catch (...) {  // no memory to remember it by: it is the process's
+  }
+}
+
+// Nothing here may wait for the GPU, once that was in vain. CUDA frees it all when the process ends.
+void Core::leave_the_rest() noexcept {
+  const bool idle = drain();
+  if (idle) words.hand_over(*this);
+  if (idle && drain() && remnants_.empty()) return;
+  if (idle && drain() && remnants_.empty()) return;  // what CUDA refused once it may take now
+  context.leave();
+  uint64_t on_gpu = 0, pinned = words.bytes();
+  for (const Remnant &remnant : remnants_) (remnant.on_gpu() ? on_gpu : pinned) += remnant.bytes;
+  warn(on_gpu, pinned);
+}
+
+void Core::warn(uint64_t on_gpu, uint64_t pinned) const noexcept {
+  if (!options.warn) return;
+  try {
+    options.warn(
+        format_text("GPU {}: {} bytes of its memory and {} bytes of page-locked memory are left to the process: "
+                    "its work did not end in time, or CUDA did not take them back",
+                    index, on_gpu, pinned));
+  } catch (...) {  // a lost line is better than no end
+  }
 }
 
 void Core::add(Worker &worker) {
@@ -62,49 +110,21 @@ void Core::add(Worker &worker) {
 }
 
 void Core::remove(Worker &worker) noexcept {
-  if (!worker.drain()) stuck_ = true;
   std::lock_guard lock(mutex_);
   std::erase(workers_, &worker);
 }
 
+// CUDA may find a lost GPU only when it enqueues something, or looks at something that is not done: of an event that is
+// done or was never recorded it may know the answer without looking. So there is one record at a time that nothing can
+// keep waiting for long but a GPU that takes nothing more.
 void Core::check_gpu() const {
-  const DeviceScope scope(*this);
-  const RelaxedScope relaxed;
-  check(cudaEventQuery(probe_), "cudaEventQuery", format_text("looking whether GPU {} still works", index));
-}
-
-namespace {
-
-void sleep_for(std::chrono::nanoseconds time) {
-  const timespec pause{0, static_cast<long>(time.count())};
-  clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, nullptr);
-}
-
-// Polls the word often and everything else rarely.
-void sleep_until(const PinnedWord &word, uint32_t count, const char *what, const Core &core, const Waiter &waiter) {
-  constexpr std::chrono::nanoseconds shortest = 5us, longest = 50us, look_period = 20ms;
-  const auto since = std::chrono::steady_clock::now();
-  auto look = since + look_period;
-  for (auto pause = shortest; !word.reached(count); pause = std::min(pause * 2, longest)) {
-    const auto now = std::chrono::steady_clock::now();
-    waiter.failure().check();
-    if (now >= look) {
-      waiter.poll();
-      core.check_gpu();
-      look = now + look_period;
-    }
-    if (now - since >= std::chrono::milliseconds(waiter.timeout_ms()))
-      fail(FSDP_TIMEOUT, "GPU {} did not finish the work before {} within {} ms", core.index, what,
-           waiter.timeout_ms());
-    sleep_for(pause);
-  }
-}
-
-}  // namespace
-
-void await_word(const PinnedWord &word, uint32_t count, const char *what, const Core &core, const Waiter &waiter) {
-  if (!spin_until([&] { return word.reached(count); }, 20us)) sleep_until(word, count, what, core, waiter);
-  waiter.failure().check();
+  const QuietScope scope(*this);
+  const std::lock_guard lock(probe_mutex_);
+  const std::string what = format_text("looking whether GPU {} still works", index);
+  const cudaError_t code = cudaEventQuery(probe_);
+  if (code == cudaErrorNotReady) return static_cast<void>(cudaGetLastError());
+  check(code, "cudaEventQuery", what);
+  check(cudaEventRecord(probe_, probe_stream_), "cudaEventRecord", what);
 }
 
 }  // namespace fsdp::device::cuda

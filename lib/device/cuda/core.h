@@ -5,10 +5,12 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <new>
 #include <string>
 #include <vector>
 
 #include "device/cuda/driver.h"
+#include "device/cuda/remnant.h"
 #include "device/cuda/words.h"
 #include "device/device.h"
 
@@ -24,34 +26,73 @@ class PrimaryContext {
   PrimaryContext(const PrimaryContext &) = delete;
   PrimaryContext &operator=(const PrimaryContext &) = delete;
   CUcontext get() const noexcept { return context_; }
+  // It is not released: the last release waits for all work of the GPU.
+  void leave() noexcept { left_ = true; }
 
  private:
   const Driver &driver_;
   const Checker &check_;
   CUdevice device_ = 0;
   CUcontext context_ = nullptr;
+  bool left_ = false;
 };
 
 // While it lives, the calling thread's current device is this one; then it is again what it was, which may be none:
-// through cudaSetDevice the way back would make a context on a GPU that the thread has never used.
+// through cudaSetDevice the way back would make a context on a GPU that the thread has never used. Around every call
+// into the runtime, also where CUDA takes an object of any device: a thread without a context would be given one.
 class DeviceScope {
  public:
   explicit DeviceScope(const Core &core);
-  DeviceScope(CUcontext context, const Driver &driver, const Checker &check);
+  // For destructors: whether it could be made current is asked for.
+  DeviceScope(const Core &core, std::nothrow_t) noexcept;
   ~DeviceScope();
   DeviceScope(const DeviceScope &) = delete;
   DeviceScope &operator=(const DeviceScope &) = delete;
+  explicit operator bool() const noexcept { return current_; }
 
  private:
+  struct Failed {
+    const char *call = nullptr;
+    CUresult code = CUDA_SUCCESS;
+  };
+  Failed enter(CUcontext context) noexcept;
+
   const Driver &driver_;
   bool pushed_ = false;
+  bool current_ = false;
 };
 
-// Somebody who has given work to the GPU.
+// While it lives, questions and allocations neither fail for a graph capture that some thread has begun nor end it:
+// they add nothing to a stream.
+class RelaxedScope {
+ public:
+  RelaxedScope() noexcept;
+  ~RelaxedScope();
+  RelaxedScope(const RelaxedScope &) = delete;
+  RelaxedScope &operator=(const RelaxedScope &) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+  bool exchanged_ = false;
+};
+
+// Both, for what makes, asks for and gives back; the first alone is for what is enqueued.
+class QuietScope {
+ public:
+  explicit QuietScope(const Core &core) : device_(core) {}
+  QuietScope(const Core &core, std::nothrow_t) noexcept : device_(core, std::nothrow) {}
+  explicit operator bool() const noexcept { return static_cast<bool>(device_); }
+
+ private:
+  DeviceScope device_;
+  RelaxedScope relaxed_;  // after it: the exchange is a call into the runtime too
+};
+
+// Somebody who gives work to the GPU.
 class Worker {
  public:
-  // Waits until that work is done, for at most the timeout and 10 s; returns whether it is.
-  virtual bool drain() noexcept = 0;
+  // Puts an event behind all that it has given so far, if there is none; returns whether there is one now.
+  virtual bool mark() noexcept = 0;
 
  protected:
   ~Worker() = default;
@@ -63,11 +104,23 @@ struct Core {
   Core(const Core &) = delete;
   Core &operator=(const Core &) = delete;
 
-  // Is everything done that the library gave to the GPU in this context? Then what it uses may be given back. Once it
-  // was not done in time, nothing is given back any more.
+  // Is everything done that the library gave to the GPU in this context? Waits for at most the timeout and 10 s. When
+  // that was in vain, further ones only ask, until one finds that all is done: a GPU that is stuck holds up its end
+  // once.
   bool drain() noexcept;
+  // What ends with its owner: given back at once if all is done, else by a later drain that finds it so. What is left
+  // when the device ends stays the process's.
+  void give_back(const Remnant &remnant) noexcept;
+  // The same for what nothing on the GPU uses any more, and for what something still does.
+  void end(const Remnant &remnant) noexcept;
+  void keep(const Remnant &remnant) noexcept;
+  // How long a destructor may wait for the GPU now.
+  uint32_t patience_ms() const noexcept;
+  void lose_patience() noexcept { impatient_.store(true, std::memory_order_relaxed); }
   void add(Worker &worker);
-  void remove(Worker &worker) noexcept;  // whose work must be done, or is never known to be
+  void remove(Worker &worker) noexcept;
+  // A worker ended of whom nobody can find out whether its work is done: nothing is given back any more.
+  void lose_track() noexcept { untracked_.store(true, std::memory_order_relaxed); }
   // Throws, and fails the context, if the GPU is lost. Any thread.
   void check_gpu() const;
 
@@ -78,35 +131,33 @@ struct Core {
   const Waiter worker_waiter;  // the same without the hook, which runs on the caller's thread only
   const Checker check;
   const Driver driver;
-  const PrimaryContext context;
+  PrimaryContext context;
   // The graph capture that the engine has begun; 0: none.
   std::atomic<uint64_t> live_capture{0};
   Words words;
 
  private:
+  bool is_idle() noexcept;
+  void leave_the_rest() noexcept;
+  void warn(uint64_t on_gpu, uint64_t pinned) const noexcept;
+
   std::mutex mutex_;
   std::vector<Worker *> workers_;
-  std::atomic<bool> stuck_{false};
-  cudaEvent_t probe_ = nullptr;  // never recorded: asking for it shows a lost GPU, and nothing else
-};
-
-inline DeviceScope::DeviceScope(const Core &core) : DeviceScope(core.context.get(), core.driver, core.check) {}
-
-// While it lives, questions and allocations neither fail for a graph capture that some thread has begun nor end it:
-// they add nothing to a stream.
-class RelaxedScope {
- public:
-  RelaxedScope() noexcept { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~RelaxedScope() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  RelaxedScope(const RelaxedScope &) = delete;
-  RelaxedScope &operator=(const RelaxedScope &) = delete;
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+  std::vector<Remnant> remnants_;
+  std::atomic<bool> impatient_{false}, untracked_{false};
+  const PinnedWord *late_ = nullptr;  // which was waited for in vain,
+  uint32_t late_count_ = 0;           // and for how much
+  // Behind nothing but itself: see check_gpu.
+  mutable std::mutex probe_mutex_;
+  cudaStream_t probe_stream_ = nullptr;
+  cudaEvent_t probe_ = nullptr;
 };
 
 // Blocks the calling thread until the GPU has written `count` or more: spins briefly, then sleeps. Throws what the
 // waiter throws, what the GPU was lost with, and TIMEOUT naming `what`.
 void await_word(const PinnedWord &word, uint32_t count, const char *what, const Core &core, const Waiter &waiter);
+
+// The same for destructors, for at most so long, whether the context has failed or not; returns whether it is written.
+bool await_word(const PinnedWord &word, uint32_t count, const Core &core, uint32_t timeout_ms) noexcept;
 
 }  // namespace fsdp::device::cuda

@@ -13,21 +13,7 @@ CudaDevice::CudaDevice(int index, const Options &options, const Waiter &waiter, 
       callers_(core_),
       calling_thread_(core_, std::make_unique<device::CallerStream>(waiter), false),
       transfer_(core_, callers_) {
-  load_kernels();
-}
-
-// Before anything runs on the GPU that could wait for this rank: see prepare.cpp.
-void CudaDevice::load_kernels() {
-  const char *const what = "loading the library's kernels";
-  const Scratch scratch(core_, what);
-  const DeviceScope scope(core_);
-  cudaStream_t stream = nullptr;
-  core_.check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags", what);
-  const auto failed = static_cast<cudaError_t>(kernels::prepare(stream, scratch.data()));
-  const cudaError_t ended = cudaStreamSynchronize(stream);
-  core_.check.note(cudaStreamDestroy(stream), "cudaStreamDestroy", what);
-  core_.check(failed, "a kernel", what);
-  core_.check(ended, "cudaStreamSynchronize", what);
+  transfer_.load_kernels();
 }
 
 std::unique_ptr<Stream> CudaDevice::create_stream(const std::string &name) {
@@ -57,14 +43,16 @@ std::unique_ptr<HostLane> CudaDevice::create_host_lane(const std::string &name) 
 }
 
 void CudaDevice::register_host(void *data, uint64_t bytes) {
-  const DeviceScope scope(core_);
-  const RelaxedScope relaxed;
+  const QuietScope scope(core_);
   core_.check(cudaHostRegister(data, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped), "cudaHostRegister",
               format_text("{} bytes of the host's memory at {}", bytes, data));
 }
 
-void CudaDevice::unregister_host(void *data) noexcept {
-  if (core_.drain()) core_.check.note(cudaHostUnregister(data), "cudaHostUnregister", "memory of the host");
+bool CudaDevice::unregister_host(void *data, uint64_t bytes) noexcept {
+  const Remnant remnant{Remnant::registered_memory, data, bytes};
+  const bool idle = core_.drain();
+  idle ? core_.end(remnant) : core_.keep(remnant);
+  return idle;
 }
 
 void CudaDevice::begin_capture(uint64_t id) {

@@ -22,6 +22,7 @@ class CudaDevice final : public Device {
  public:
   // index: as CUDA counts them in this process, and there.
   CudaDevice(int index, const Options &options, const Waiter &waiter, Failure &failure);
+  ~CudaDevice() override { launch_order.reset(); }  // which has events of this device
 
   std::unique_ptr<Stream> create_stream(const std::string &name) override;
   std::unique_ptr<Event> create_event() override;
@@ -36,7 +37,7 @@ class CudaDevice final : public Device {
   }
   std::unique_ptr<HostLane> create_host_lane(const std::string &name) override;
   void register_host(void *data, uint64_t bytes) override;
-  void unregister_host(void *data) noexcept override;
+  bool unregister_host(void *data, uint64_t bytes) noexcept override;
   void begin_capture(uint64_t id) override;
   void end_capture() noexcept override { core_.live_capture.store(0, std::memory_order_relaxed); }
   void synchronize(const Event &event) override { await_event(cuda_event(event), core_, core_.waiter); }
@@ -50,8 +51,6 @@ class CudaDevice final : public Device {
   }
 
  private:
-  void load_kernels();
-
   Core core_;
   const MemoryPlan plan_;
   CallerStreams callers_;

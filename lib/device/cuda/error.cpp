@@ -19,10 +19,12 @@ fsdp_status status_of(cudaError_t code) noexcept {
   }
 }
 
+// By number where CUDA 12.8, which the library can be built with too, may lack the name.
 bool is_sticky(cudaError_t code) noexcept {
-  switch (code) {
+  switch (static_cast<int>(code)) {
     case cudaErrorECCUncorrectable:
     case cudaErrorNvlinkUncorrectable:
+    case 226:  // cudaErrorContained
     case cudaErrorIllegalAddress:
     case cudaErrorLaunchTimeout:
     case cudaErrorContextIsDestroyed:
@@ -33,6 +35,9 @@ bool is_sticky(cudaError_t code) noexcept {
     case cudaErrorInvalidAddressSpace:
     case cudaErrorInvalidPc:
     case cudaErrorLaunchFailure:
+    case 721:  // cudaErrorTensorMemoryLeak
+    case cudaErrorMpsClientTerminated:
+    case cudaErrorExternalDevice:
     case cudaErrorUnknown: return true;
     default: return false;
   }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/cuda/event.h"
 
-#include <algorithm>
 #include <cstdio>
 
 namespace fsdp::device::cuda {
@@ -9,7 +8,7 @@ namespace fsdp::device::cuda {
 CudaEvent::CudaEvent(Core &core)
     : core_(core), word_(core.words.take()), count_(word_->value.load(std::memory_order_relaxed)) {
   try {
-    const DeviceScope scope(core);
+    const QuietScope scope(core);
     core.check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags", "an event");
   } catch (...) {
     core.words.give_back(word_);
@@ -17,9 +16,11 @@ CudaEvent::CudaEvent(Core &core)
   }
 }
 
+// CUDA may wait for one that is not done.
 CudaEvent::~CudaEvent() {
-  core_.check.note(cudaEventDestroy(event_), "cudaEventDestroy", "an event");
-  written() ? core_.words.give_back(word_) : core_.words.abandon(word_);
+  const bool past = written();
+  core_.words.give_back(word_);
+  past ? core_.end({Remnant::event, event_}) : core_.keep({Remnant::event, event_});
 }
 
 bool CudaEvent::done() const noexcept {
@@ -42,7 +43,7 @@ void CudaEvent::write(cudaStream_t stream, const std::string &stream_name) {
   if (stream != stream_ && !written()) enqueue_wait(stream, stream_name);
   core_.check(core_.driver.stream_write_value(stream, word_->address(), count_ + 1, CU_STREAM_WRITE_VALUE_DEFAULT),
               "cuStreamWriteValue32", stream_name);
-  ++count_;
+  word_->expect(++count_);
   stream_ = stream;
 }
 
@@ -73,15 +74,11 @@ void await_event(const CudaEvent &event, const Core &core, const Waiter &waiter)
   waiter.failure().check();
 }
 
-bool await_last(const CudaEvent &event, const Core &core) noexcept {
-  Failure none;  // of the context's own, nothing is to be heard here
-  const Waiter waiter(none, nullptr, nullptr, std::min(core.waiter.timeout_ms(), uint32_t{10000}));
-  try {
-    await_event(event, core, waiter);
-    return true;
-  } catch (...) {
-    return false;
-  }
+bool await_last(const CudaEvent &event, Core &core) noexcept {
+  if (event.on_host() || event.capture() != 0) return event.done();
+  if (await_word(event.word(), event.count(), core, core.patience_ms())) return true;
+  core.lose_patience();
+  return false;
 }
 
 }  // namespace fsdp::device::cuda

@@ -64,8 +64,8 @@ void await_event(const CudaEvent &event, const Core &core, const Waiter &waiter)
 // UNSUPPORTED: host work in a capture.
 [[noreturn]] void fail_captured(std::string_view stream_name);
 
-// For destructors: waits for at most the timeout and 10 s, whether the context has failed or not; returns whether it is
-// done.
-bool await_last(const CudaEvent &event, const Core &core) noexcept;
+// For destructors: waits for as long as the core's patience lasts, whether the context has failed or not; returns
+// whether it is done.
+bool await_last(const CudaEvent &event, Core &core) noexcept;
 
 }  // namespace fsdp::device::cuda

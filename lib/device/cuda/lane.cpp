@@ -21,12 +21,15 @@ Lane::Lane(Core &core, const std::string &name, Progress &progress) : core_(core
   stream_ = std::make_unique<HostSideStream>(core, std::move(work), core.options.overlap);
 }
 
+// A word that streams still wait for is not given out again; its memory is given back when they are past it.
 Lane::~Lane() {
   stream_.reset();
   if (!word_) return;
   const auto past = [&](const Passed &passed) { return await_last(*passed.event, core_); };
-  const bool unused = unseen_ == 0 && std::all_of(passed_.begin(), passed_.end(), past);
-  unused ? core_.words.give_back(word_) : core_.words.abandon(word_);
+  if (unseen_)
+    core_.words.abandon(word_);
+  else if (std::all_of(passed_.begin(), passed_.end(), past))
+    core_.words.give_back(word_);
 }
 
 // The event is only for giving the word back: a stream that is released again and again needs no more than one.
@@ -36,9 +39,10 @@ void Lane::release(Stream &device_stream) {
   const HostEvent so_far = stream_->point();
   if (!word_ || so_far.done()) return stream->check_outside_capture();
   stream->wait_word(*word_, static_cast<uint32_t>(so_far.count()));
-  ++unseen_;
+  const bool marked_at_the_end = dynamic_cast<LibraryStream *>(stream) != nullptr;
+  unseen_ += !marked_at_the_end;
   stream->record(passed(stream->handle()));
-  --unseen_;
+  unseen_ -= !marked_at_the_end;
 }
 
 CudaEvent &Lane::passed(cudaStream_t stream) {

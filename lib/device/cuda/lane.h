@@ -46,7 +46,7 @@ class Lane final : public HostLane {
   Core &core_;
   PinnedWord *word_ = nullptr;
   std::array<Passed, 4> passed_;
-  uint32_t unseen_ = 0;  // waits for the word that no event is behind
+  uint32_t unseen_ = 0;  // waits of the program's streams for the word that no event is behind
   size_t next_ = 0;      // to be taken for a new stream
   std::unique_ptr<HostSideStream> stream_;
 };

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The library's own streams.
+#include <chrono>
+#include <thread>
+
 #include "device/cuda/kernels.h"
 #include "device/cuda/stream.h"
 
@@ -7,7 +10,7 @@ namespace fsdp::device::cuda {
 namespace {
 
 cudaStream_t create(Core &core, const std::string &name) {
-  const DeviceScope scope(core);
+  const QuietScope scope(core);
   int lowest = 0, highest = 0;
   core.check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange", name);
   cudaStream_t stream = nullptr;
@@ -27,20 +30,49 @@ LibraryStream::LibraryStream(Core &core, const std::string &name)
   core.add(*this);
 }
 
+// CUDA may wait for a stream that is not done.
 LibraryStream::~LibraryStream() {
   core_.remove(*this);
-  core_.check.note(cudaStreamDestroy(stream_), "cudaStreamDestroy", name_);
+  const bool marked = mark(), known = marked || is_known_to_be_done();
+  if (!known) core_.lose_track();
+  const Remnant remnant{Remnant::stream, stream_};
+  known && (!marked || await_last(last_, core_)) ? core_.end(remnant) : core_.give_back(remnant);
 }
 
-// Bounded, and whatever became of the context: memory that its work uses is given back after it.
-bool LibraryStream::drain() noexcept {
+// While an earlier mark of a GPU that seems stuck is not reached there is no use in another one; the stream's queue
+// might be full in the end, where CUDA waits.
+bool LibraryStream::mark() noexcept {
+  if (core_.patience_ms() == 0 && !last_.done()) return true;
   try {
     const DeviceScope scope(core_);
     if (capture_id() == 0) last_.record(stream_, 0, name_);
-    return await_last(last_, core_);
+    return true;
   } catch (const Error &) {
-    return false;  // the GPU is lost, which the context knows
+    return false;
   }
+}
+
+// Where no event could be put behind its work. One that is being captured must not be asked.
+bool LibraryStream::is_known_to_be_done() noexcept {
+  const QuietScope scope(core_, std::nothrow);
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
+  if (!scope) return false;
+  core_.check.note(cudaStreamIsCapturing(stream_, &capture), "cudaStreamIsCapturing", name_);
+  if (capture != cudaStreamCaptureStatusNone) return false;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(core_.patience_ms());
+  cudaError_t code = cudaStreamQuery(stream_);
+  for (; code == cudaErrorNotReady && std::chrono::steady_clock::now() < end; code = cudaStreamQuery(stream_))
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  core_.check.note(code, "cudaStreamQuery", name_);
+  return code == cudaSuccess;
+}
+
+void LibraryStream::load_kernels() {
+  const char *const what = "loading the library's kernels";
+  const QuietScope scope(core_);
+  core_.check(static_cast<cudaError_t>(kernels::prepare(stream_, scratch_.data())), "a kernel", what);
+  last_.record(stream_, 0, what);
+  await_event(last_, core_, core_.waiter);
 }
 
 // What communicators enqueue past this class is done with the record behind it.

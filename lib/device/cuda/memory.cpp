@@ -15,8 +15,7 @@ CUdeviceptr address_of(const std::byte *data) { return reinterpret_cast<CUdevice
 DeviceMemory::DeviceMemory(Core &core, const MemoryPlan &plan, uint64_t bytes, const char *what)
     : core_(core), virtual_(plan.is_virtual()), bytes_(bytes) {
   if (bytes == 0) return;
-  const DeviceScope scope(core);
-  const RelaxedScope relaxed;
+  const QuietScope scope(core);
   const std::string purpose = format_text("{} bytes on GPU {} for {}", bytes, core.index, what);
   if (!virtual_) {
     void *data = nullptr;
@@ -28,7 +27,7 @@ DeviceMemory::DeviceMemory(Core &core, const MemoryPlan &plan, uint64_t bytes, c
     reserve(plan, purpose);
     map(plan, purpose);
   } catch (...) {
-    release();
+    core.end(remnant());
     throw;
   }
 }
@@ -56,31 +55,21 @@ void DeviceMemory::map(const MemoryPlan &plan, const std::string &what) {
   core_.check(core_.driver.mem_set_access(address_of(data_), reserved_bytes_, &access, 1), "cuMemSetAccess", what);
 }
 
-DeviceMemory::~DeviceMemory() {
-  if (data_ && core_.drain()) release();
-}
+DeviceMemory::~DeviceMemory() { core_.give_back(remnant()); }
 
-void DeviceMemory::release() noexcept {
-  if (!data_) return;
-  const char *what = "memory of the GPU";
-  if (!virtual_) return core_.check.note(cudaFree(data_), "cudaFree", what);
-  if (mapped_)
-    core_.check.note(runtime_error(core_.driver.mem_unmap(address_of(data_), reserved_bytes_)), "cuMemUnmap", what);
-  core_.check.note(runtime_error(core_.driver.mem_address_free(address_of(data_), reserved_bytes_)), "cuMemAddressFree",
-                   what);
+Remnant DeviceMemory::remnant() const noexcept {
+  if (!virtual_) return {Remnant::memory, data_, bytes_};
+  return {mapped_ ? Remnant::mapped_memory : Remnant::addresses, data_, reserved_bytes_};
 }
 
 PinnedMemory::PinnedMemory(Core &core, uint64_t bytes, const char *what) : core_(core), bytes_(bytes) {
   if (bytes == 0) return;
-  const DeviceScope scope(core);
-  const RelaxedScope relaxed;
+  const QuietScope scope(core);
   core.check(cudaHostAlloc(&data_, bytes, cudaHostAllocPortable | cudaHostAllocMapped), "cudaHostAlloc",
              format_text("{} bytes of page-locked memory for {}", bytes, what));
   std::memset(data_, 0, bytes);
 }
 
-PinnedMemory::~PinnedMemory() {
-  if (data_ && core_.drain()) core_.check.note(cudaFreeHost(data_), "cudaFreeHost", "page-locked memory");
-}
+PinnedMemory::~PinnedMemory() { core_.give_back({Remnant::pinned_memory, data_, bytes_}); }
 
 }  // namespace fsdp::device::cuda

@@ -32,8 +32,8 @@ class MemoryPlan {
   std::string description_;
 };
 
-// Given back when all that the library gave to the GPU is done. If that does not happen within the timeout, it is never
-// given back: work on the GPU would meet what comes next at its address.
+// Given back when all that the library gave to the GPU is done: work on the GPU would meet what comes next at its
+// address.
 class DeviceMemory final : public Memory {
  public:
   DeviceMemory(Core &core, const MemoryPlan &plan, uint64_t bytes, const char *what);
@@ -46,7 +46,7 @@ class DeviceMemory final : public Memory {
  private:
   void reserve(const MemoryPlan &plan, const std::string &what);
   void map(const MemoryPlan &plan, const std::string &what);
-  void release() noexcept;
+  Remnant remnant() const noexcept;
 
   Core &core_;
   const bool virtual_;

@@ -5,6 +5,7 @@
 namespace fsdp::device::cuda {
 
 MemoryPlan::MemoryPlan(const Core &core) {
+  const QuietScope scope(core);
   const std::string what = format_text("GPU {}", core.index);
   core.check(core.driver.device_get(&device_, core.index), "cuDeviceGet", what);
   if (!attribute(core, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)) {

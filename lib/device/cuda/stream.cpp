@@ -7,12 +7,11 @@
 namespace fsdp::device::cuda {
 
 Scratch::Scratch(Core &core, const char *what) : core_(core) {
-  const DeviceScope scope(core);
-  const RelaxedScope relaxed;
+  const QuietScope scope(core);
   core.check(cudaMalloc(&data_, kernels::scratch_bytes), "cudaMalloc", what);
 }
 
-Scratch::~Scratch() { core_.check.note(cudaFree(data_), "cudaFree", "scratch of kernels"); }
+Scratch::~Scratch() { core_.give_back({Remnant::memory, data_, kernels::scratch_bytes}); }
 
 template <class Call>
 void CudaStream::enqueue(const char *call, const Call &work) {
@@ -24,6 +23,7 @@ void CudaStream::enqueue(const char *call, const Call &work) {
 
 // Asked at every point where streams meet: the caller may begin and end captures at any time.
 uint64_t CudaStream::capture_id() const {
+  const DeviceScope scope(core_);
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long id = 0;
   core_.check(cudaStreamGetCaptureInfo(stream_, &status, &id), "cudaStreamGetCaptureInfo", name_);

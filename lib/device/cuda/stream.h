@@ -74,9 +74,11 @@ class CudaStream : public Stream {
 class LibraryStream final : public CudaStream, private Worker {
  public:
   LibraryStream(Core &core, const std::string &name);
-  // Waits until what was enqueued is done, for at most the timeout.
+  // Waits until what was enqueued is done, as long as the core's patience lasts.
   ~LibraryStream() override;
   void record(Event &event) override;
+  // Before anything runs on the GPU that could wait for this rank: see prepare.cpp. Done on return.
+  void load_kernels();
 
  protected:
   void before() override;
@@ -84,7 +86,8 @@ class LibraryStream final : public CudaStream, private Worker {
   void sum_squares_in(double *result, const float *values, uint64_t count, uint64_t granule) override;
 
  private:
-  bool drain() noexcept override;
+  bool mark() noexcept override;
+  bool is_known_to_be_done() noexcept;
 
   Scratch scratch_;
   CudaEvent last_;

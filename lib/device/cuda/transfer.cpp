@@ -37,6 +37,7 @@ Transfer::Cast Transfer::Cast::part(uint64_t first, uint64_t elements) const {
 
 // Memory that the driver manages can be reached from both sides and counts as the GPU's.
 bool Transfer::on_gpu(const void *data, const char *what) const {
+  const QuietScope scope(core_);
   cudaPointerAttributes attributes{};
   core_.check(cudaPointerGetAttributes(&attributes, data), "cudaPointerGetAttributes", what);
   if (attributes.type == cudaMemoryTypeDevice && attributes.device != core_.index)

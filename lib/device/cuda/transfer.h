@@ -15,6 +15,7 @@ class Transfer {
  public:
   Transfer(Core &core, CallerStreams &callers);
   void operator()(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count);
+  void load_kernels() { stream_.load_kernels(); }
   // Writes zeros.
   void clear(std::byte *data, uint64_t bytes);
 

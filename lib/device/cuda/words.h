@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -13,27 +12,40 @@
 
 namespace fsdp::device::cuda {
 
+struct Core;
+
 // One number, alone on its cache line, growing and compared modulo 2^32 as the GPU does.
 struct alignas(64) PinnedWord {
   Word value{0};
+  // A stream was told to write this count, as the last one.
+  void expect(uint32_t count) noexcept { expected.store(uint64_t{1} << 32 | count, std::memory_order_relaxed); }
   bool reached(uint32_t count) const noexcept {
     return static_cast<int32_t>(value.load(std::memory_order_acquire) - count) >= 0;
   }
+  uint32_t last() const noexcept { return static_cast<uint32_t>(expected.load(std::memory_order_relaxed)); }
+  bool written() const noexcept { return expected.load(std::memory_order_relaxed) >> 32 == 0 || reached(last()); }
   CUdeviceptr address() noexcept { return reinterpret_cast<CUdeviceptr>(&value); }  // unified addressing: the same
+
+  std::atomic<uint64_t> expected{0};  // bit 32: is anything?
 };
 
-// Any thread. Words are given out again with the value that they had.
+// Any thread. Words are given out again with the value that they had, once what streams were told is written.
 class Words {
  public:
-  explicit Words(const Checker &check) : check_(check) {}
-  ~Words();
+  explicit Words(const Core &core) : core_(core) {}
   Words(const Words &) = delete;
   Words &operator=(const Words &) = delete;
 
   PinnedWord *take();
   void give_back(PinnedWord *word) noexcept;
-  // The GPU may still write or read this one: its memory is never used for anything else, not even after the device.
+  // The GPU may read this one for ever: its memory is never used for anything else, not even after the device.
   void abandon(PinnedWord *word) noexcept;
+  // One that a stream has still to write, whoever has it; nullptr: there is none.
+  const PinnedWord *unwritten() noexcept;
+  uint64_t bytes() noexcept;
+  // At the end, when no stream has one to write or to wait for: their memory is the core's to give back. Otherwise it
+  // is left where it is.
+  void hand_over(Core &core) noexcept;
 
  private:
   struct Page {
@@ -41,11 +53,12 @@ class Words {
     bool abandoned;
   };
   void add_page();
+  void take_back_late();
 
-  const Checker &check_;
+  const Core &core_;
   std::mutex mutex_;
   std::vector<Page> pages_;
-  std::vector<PinnedWord *> free_;
+  std::vector<PinnedWord *> free_, late_;  // late: given back, and still to be written
 };
 
 }  // namespace fsdp::device::cuda

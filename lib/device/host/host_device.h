@@ -30,7 +30,7 @@ class HostDevice final : public Device {
   }
   std::unique_ptr<HostLane> create_host_lane(const std::string &name) override;
   void register_host(void *, uint64_t) override {}
-  void unregister_host(void *) noexcept override {}
+  bool unregister_host(void *, uint64_t) noexcept override { return true; }
   void begin_capture(uint64_t id) override;
   void end_capture() noexcept override {}
   void synchronize(const Event &event) override;

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/teams.h"
+
+#include <algorithm>
+
+#include "engine/context.h"
+
+namespace fsdp::engine {
+
+Teams create_teams(Context &context, const layout::Mesh &mesh) {
+  Teams teams;
+  teams.all = context.create_team(mesh.ranks, "the model");
+  return teams;
+}
+
+void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh, bool communicates) {
+  const uint32_t rank = teams.all->rank();
+  teams.inner = teams.all;
+  if (mesh.outer_size > 1) {
+    teams.inner = context.create_team(mesh.inner_ranks(rank), "the model's inner axis");
+    teams.outer = context.create_team(mesh.outer_ranks(rank), "the model's outer axis");
+  }
+  // One that only has memory needs no transport that must be opened.
+  teams.inner_data =
+      context.create_device_team(teams.inner, communicates ? context.transport() : comm::DeviceTransport::staging);
+  if (teams.outer) teams.outer_data = context.create_device_team(teams.outer, context.transport());
+}
+
+namespace {
+
+using comm::DeviceTransport;
+
+std::vector<uint32_t> outer_ranks(const Context &context, const layout::Mesh &mesh) {
+  const auto rank = std::find(mesh.ranks.begin(), mesh.ranks.end(), context.rank()) - mesh.ranks.begin();
+  return mesh.outer_ranks(static_cast<uint32_t>(rank));
+}
+
+uint64_t count_device_bytes(const layout::Mesh &mesh, bool communicates, DeviceTransport inner, DeviceTransport outer) {
+  return (communicates ? comm::device_team_bytes(mesh.inner_size, inner) : 0) +
+         (mesh.outer_size > 1 ? 2 * comm::device_message_bytes(mesh.outer_size, outer) : 0);  // sums and weights
+}
+
+// Parameters (engine/params), and what is not NCCL's: sums and weights.
+uint64_t count_message_bytes(const Context &context, const layout::Mesh &mesh, DeviceTransport outer) {
+  if (mesh.outer_size == 1) return 0;
+  const std::vector<uint32_t> ranks = outer_ranks(context, mesh);
+  const uint64_t weights = context.message_bytes(ranks, false);
+  return outer == DeviceTransport::nccl ? weights : context.message_bytes(ranks, true) + 2 * weights;
+}
+
+// Messages between hosts are never NCCL's.
+DeviceTransport plan_outer(const Context &context, const layout::Mesh &mesh) {
+  if (mesh.outer_size == 1) return context.transport();
+  const std::vector<uint32_t> hosts = context.hosts_of(outer_ranks(context, mesh));
+  const bool spans_hosts = std::any_of(hosts.begin(), hosts.end(), [&](uint32_t host) { return host != hosts[0]; });
+  return spans_hosts ? DeviceTransport::staging : context.transport();
+}
+
+}  // namespace
+
+TeamMemory plan_team_memory(const Context &context, const layout::Mesh &mesh, bool communicates) {
+  if (context.on_host()) return {0, count_message_bytes(context, mesh, DeviceTransport::automatic)};
+  const DeviceTransport outer = plan_outer(context, mesh);
+  return {count_device_bytes(mesh, communicates, context.transport(), outer), count_message_bytes(context, mesh, outer)};
+}
+
+TeamMemory team_memory(const Teams &teams, const Context &context, const layout::Mesh &mesh, bool communicates) {
+  const DeviceTransport outer = teams.outer ? teams.outer_data->transport() : DeviceTransport::automatic;
+  return {context.on_host() ? 0 : count_device_bytes(mesh, communicates, teams.inner_data->transport(), outer),
+          count_message_bytes(context, mesh, outer)};
+}
+
+}  // namespace fsdp::engine

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// What models on GPUs are planned to take is what they take, whichever transport they name, and where none is named what the
+// seal has chosen. NCCL is its look-alike; all of it runs on the simulated CUDA.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <memory>
+
+#include "device.h"
+#include "harness.h"
+#include "simulated_cuda/simulated.h"
+
+using namespace harness;
+
+namespace {
+
+Scenario memory_scenario(uint32_t ranks, fsdp_device_transport transport, fsdp_strategy strategy = FSDP_OPTIM_GRADS_PARAMS) {
+  Scenario setup = scenario_of(strategy, ranks, 0);
+  setup.steps = 1;
+  setup.model.reduce_dtype = FSDP_BFLOAT16;
+  setup.context.device = FSDP_DEVICE_CUDA;
+  setup.context.device_transport = transport;
+  return setup;
+}
+
+fsdp_memory plan_of(const Scenario &setup, uint32_t r) {
+  fsdp_context *planning = nullptr;
+  FSDP(fsdp_create_plan_context(setup.ranks, r, &setup.context, &planning));
+  fsdp_memory planned = FSDP_MEMORY_INIT;
+  {
+    const Rank rank(planning, setup);
+    FSDP(fsdp_get_memory(rank.model, r, &planned));
+  }
+  fsdp_destroy_context(planning);
+  return planned;
+}
+
+void expect_equal(const uint64_t *a, const uint64_t *b, const std::string &what) {
+  for (int role = 0; role <= FSDP_ROLE_COUNT; ++role) EXPECT_EQ(a[role], b[role]) << what << ", role " << role;
+}
+
+void expect_as_planned(const Scenario &setup, const std::string &what) {
+  const auto outcomes = train_threads(setup);
+  for (uint32_t r = 0; r < setup.ranks; ++r) {
+    expect_equal(outcomes[r].stats.allocated_bytes, outcomes[r].memory.role_bytes, what + ": allocated and told");
+    expect_equal(plan_of(setup, r).role_bytes, outcomes[r].memory.role_bytes, what + ": planned and told");
+  }
+}
+
+// Of this process, whose tests follow each other.
+void let_nccl_share_gpus(bool allowed) { ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", allowed ? "1" : "0", 1); }
+
+TEST(GpuMemory, ATransportThatIsNamedIsPlannedExactly) {
+  let_nccl_share_gpus(true);
+  for (const fsdp_strategy strategy : {FSDP_NO_SHARD, FSDP_OPTIM_GRADS_PARAMS})
+    for (const fsdp_device_transport transport : {FSDP_TRANSPORT_NCCL, FSDP_TRANSPORT_STAGING})
+      for (const uint32_t ranks : {1u, 2u}) {
+        Scenario setup = memory_scenario(ranks, transport, strategy);
+        const std::string what = "transport " + std::to_string(transport) + ", ranks " + std::to_string(ranks);
+        expect_as_planned(setup, what);
+        setup.model.flags = FSDP_MODEL_FORCE_COMMUNICATION;
+        expect_as_planned(setup, what + ", forced");
+      }
+}
+
+TEST(GpuMemory, ReplicasToo) {
+  let_nccl_share_gpus(true);
+  for (const fsdp_device_transport transport : {FSDP_TRANSPORT_NCCL, FSDP_TRANSPORT_STAGING})
+    for (const fsdp_outer_strategy outer : {FSDP_OUTER_NO_SHARD, FSDP_OUTER_OPTIM}) {
+      Scenario setup = memory_scenario(4, transport);
+      setup.mesh.replicate_size = 2;
+      setup.mesh.shard_size = 2;
+      setup.model.outer_strategy = outer;
+      expect_as_planned(setup, "transport " + std::to_string(transport) + ", outer " + std::to_string(outer));
+    }
+}
+
+TEST(GpuMemory, WhatTheSealChoosesIsToldAfterwards) {
+  for (const bool nccl : {true, false}) {
+    let_nccl_share_gpus(nccl);
+    const Scenario setup = memory_scenario(2, 0);
+    const auto named = memory_scenario(2, nccl ? FSDP_TRANSPORT_NCCL : FSDP_TRANSPORT_STAGING);
+    const auto outcomes = train_threads(setup);
+    for (uint32_t r = 0; r < setup.ranks; ++r) {
+      const std::string what = nccl ? "NCCL was chosen" : "staging was chosen";
+      expect_equal(outcomes[r].stats.allocated_bytes, outcomes[r].memory.role_bytes, what + ": allocated and told");
+      expect_equal(outcomes[r].memory.role_bytes, plan_of(named, r).role_bytes, what + ": as if it had been named");
+      expect_equal(plan_of(setup, r).role_bytes, plan_of(memory_scenario(2, FSDP_TRANSPORT_STAGING), r).role_bytes,
+                   what + ": planned is the most that it can be");
+    }
+  }
+}
+
+struct Made {
+  uint64_t pinned = 0, told = 0;
+};
+
+Made make(fsdp_device_transport transport) {
+  const Scenario setup = memory_scenario(2, transport);
+  Made made;
+  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, setup);
+    const auto meet = [&] {
+      double one = 1;
+      FSDP(fsdp_all_reduce_values(context, &one, 1, FSDP_VALUE_SUM));
+    };
+    meet();
+    if (r == 0) made = {simulated::pinned_bytes(), rank.stats().allocated_bytes[FSDP_ROLE_STAGING]};
+    meet();
+    FSDP(fsdp_close_context(context));
+  });
+  return made;
+}
+
+// What CUDA was asked for: with NCCL, none of the slots of 4 MiB, of which staging has 4 for gathers and 4 for reduces of each of
+// two ranks, in memory that each of them pins as it sees it. Events have pinned words too.
+TEST(GpuMemory, WhatIsToldIsWhatCudaGave) {
+  let_nccl_share_gpus(true);
+  constexpr uint64_t mib = 1 << 20, ranks = 2, views = 2;
+  const Made staging = make(FSDP_TRANSPORT_STAGING), nccl = make(FSDP_TRANSPORT_NCCL);
+  EXPECT_NEAR(static_cast<double>(staging.pinned - nccl.pinned), views * ranks * 8 * 4 * mib, mib);
+  EXPECT_EQ(staging.told - nccl.told, 2 * 5 * 4 * mib - 2 * sizeof(float));
+}
+
+using Lines = std::vector<std::string>;
+void keep_line(void *lines, fsdp_log_level, const char *line) { static_cast<Lines *>(lines)->push_back(line); }
+
+// A GPU that stands still while a model is destroyed in the middle of a gather.
+TEST(GpuMemory, WhatAStuckGpuKeepsIsLoggedOnce) {
+  Scenario setup = memory_scenario(1, FSDP_TRANSPORT_STAGING);
+  setup.model.flags = FSDP_MODEL_FORCE_COMMUNICATION;
+  setup.context.timeout_ms = 300;
+  Lines lines;
+  setup.context.log = keep_line;
+  setup.context.log_data = &lines;
+  fsdp_context *context = nullptr;
+  FSDP(fsdp_create_local_contexts(1, &setup.context, &context));
+  std::unique_ptr<simulated::Hold> hold;
+  {
+    Rank rank(context, setup);
+    rank.load();
+    hold = std::make_unique<simulated::Hold>();
+    FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, stream()));
+  }
+  fsdp_destroy_context(context);
+  hold.reset();
+  std::erase_if(lines, [](const std::string &line) { return line.find("left to the process") == std::string::npos; });
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_NE(lines[0].find("rank 0: GPU 0: "), std::string::npos) << lines[0];
+}
+
+}  // namespace

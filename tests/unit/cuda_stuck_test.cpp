@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// A GPU whose work does not end, over the simulated runtime, whose cudaFree and its like then never return: what is
+// destroyed returns, leaves what is in use, says so once, and gives it back if the GPU goes on after all.
+#include <atomic>
+#include <chrono>
+#include <optional>
+#include <thread>
+
+#include "cuda_fixture.h"
+
+namespace fsdp::device {
+namespace {
+
+using std::chrono::milliseconds, std::chrono::steady_clock;
+
+constexpr uint32_t patience_ms = 200;
+
+class CudaStuckTest : public CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    simulated::set_device_count(2);
+  }
+  Options options() {
+    Options made;
+    made.warn = [this](const std::string &text) { warnings_.push_back(text); };
+    return made;
+  }
+  void stop() { hold_.emplace(); }
+  void go_on() { hold_.reset(); }
+  // Whether the body ended while the GPU stood still; its thread has GPU 1 as its current one.
+  template <class Body>
+  bool ends(Body body) {
+    std::atomic<bool> ended{false};
+    std::thread thread([&] {
+      (void)cudaSetDevice(1);
+      body();
+      ended = true;
+    });
+    for (int i = 0; i < 10000 && !ended; ++i) std::this_thread::sleep_for(milliseconds(1));
+    const bool in_time = ended;
+    if (!in_time) go_on();
+    thread.join();
+    return in_time;
+  }
+
+  std::optional<simulated::Hold> hold_;
+  std::vector<std::string> warnings_;
+};
+
+// What a context may have when it is destroyed.
+struct Much {
+  explicit Much(Device &device) : device(device), host(1024) {
+    for (int i = 0; i < 20; ++i) memory.push_back(device.allocate(4096, "test"));
+    pinned = device.allocate_host(4096, "test");
+    device.register_host(host.data(), 4096);
+    for (int i = 0; i < 5; ++i) streams.push_back(device.create_stream("test"));
+    for (int i = 0; i < 10; ++i) events.push_back(device.create_event());
+    lane = device.create_host_lane("lane");
+  }
+  ~Much() { kept_mapped = !device.unregister_host(host.data(), 4096); }
+  void start() {
+    for (size_t i = 0; i < streams.size(); ++i) {
+      streams[i]->fill(memory[i]->data(), 0, 4096);
+      streams[i]->record(*events[i]);
+    }
+    streams[0]->copy(pinned->data(), memory[0]->data(), 4096);
+    lane->stream().run([] { std::this_thread::sleep_for(milliseconds(1)); });
+    lane->release(*streams[0]);
+    streams[1]->record(*events[7]);
+    device.caller_stream(nullptr).wait(*events[7]);
+    device.caller_stream(nullptr).record(*events[8]);
+  }
+  Device &device;
+  std::vector<float> host;
+  std::vector<std::unique_ptr<Memory>> memory;
+  std::unique_ptr<Memory> pinned;
+  std::vector<std::unique_ptr<Event>> events;
+  std::vector<std::unique_ptr<Stream>> streams;
+  std::unique_ptr<HostLane> lane;
+  static inline bool kept_mapped = false;
+};
+
+TEST_F(CudaStuckTest, ItsEndIsNotWaitedForAndIsToldOnce) {
+  auto context = std::make_unique<CudaContext>(options(), patience_ms);
+  auto much = std::make_unique<Much>(*context->device);
+  const uint64_t on_gpu = simulated::allocated_bytes();
+  const char *const waiting[] = {"cudaFree",   "cudaFreeHost",      "cudaHostUnregister",
+                                 "cuMemUnmap", "cudaStreamDestroy", "cuDevicePrimaryCtxRelease"};
+  std::vector<uint64_t> before;
+  for (const char *call : waiting) before.push_back(simulated::calls(call));
+  stop();
+  much->start();
+  const auto since = steady_clock::now();
+  EXPECT_TRUE(ends([&] {
+    much.reset();
+    context.reset();
+  })) << "a call waited for the GPU";
+  EXPECT_LT(steady_clock::now() - since, milliseconds(10 * patience_ms)) << "waited more than once";
+  for (size_t i = 0; i < std::size(waiting); ++i) EXPECT_EQ(before[i], simulated::calls(waiting[i])) << waiting[i];
+  EXPECT_EQ(on_gpu, simulated::allocated_bytes());
+  EXPECT_TRUE(Much::kept_mapped);
+  ASSERT_EQ(1u, warnings_.size());
+  EXPECT_NE(std::string::npos, warnings_[0].find(std::to_string(on_gpu) + " bytes of its memory")) << warnings_[0];
+  go_on();
+}
+
+// The queue of a stream has an end, where CUDA waits.
+TEST_F(CudaStuckTest, ItsQueuesDoNotGrow) {
+  CudaContext context(options(), patience_ms);
+  std::vector<std::unique_ptr<Memory>> memory;
+  for (int i = 0; i < 200; ++i) memory.push_back(context.device->allocate(64, "test"));
+  const auto stream = context.device->create_stream("test");
+  stop();
+  stream->fill(memory[0]->data(), 0, 64);
+  const uint64_t before = simulated::calls("cudaEventRecord");
+  EXPECT_TRUE(ends([&] { memory.clear(); }));
+  EXPECT_LT(simulated::calls("cudaEventRecord") - before, 10u);
+  go_on();
+}
+
+// What was kept is given back as soon as the GPU is found to go on, and the context waits for the rest as ever.
+TEST_F(CudaStuckTest, WhatComesBackLeavesNothing) {
+  auto context = std::make_unique<CudaContext>(options(), patience_ms);
+  const uint64_t at_first = simulated::allocated_bytes();
+  auto much = std::make_unique<Much>(*context->device);
+  stop();
+  much->start();
+  EXPECT_TRUE(ends([&] { much.reset(); }));
+  EXPECT_LT(at_first, simulated::allocated_bytes());
+  go_on();
+  {
+    const auto event = context->device->create_event();
+    const auto stream = context->device->create_stream("test");
+    stream->record(*event);
+    context->device->synchronize(*event);
+  }
+  EXPECT_EQ(at_first, simulated::allocated_bytes());
+  context.reset();
+  EXPECT_EQ(0u, simulated::allocated_bytes());
+  EXPECT_EQ(0u, simulated::pinned_bytes());
+  EXPECT_EQ(0u, simulated::live_handles());
+  EXPECT_TRUE(warnings_.empty()) << warnings_[0];
+}
+
+// A kernel of the program's that never ends, on a stream that the library has only looked at.
+TEST_F(CudaStuckTest, WorkOfTheProgramIsNotWaitedForEither) {
+  OwnStream own;
+  auto context = std::make_unique<CudaContext>(options(), patience_ms);
+  auto memory = context->device->allocate(4096, "test");
+  auto event = context->device->create_event();
+  stop();
+  own.be_late(1000);
+  context->device->caller_stream(own.get()).record(*event);
+  EXPECT_TRUE(ends([&] {
+    event.reset();
+    memory.reset();
+    context.reset();
+  }));
+  EXPECT_EQ(1u, warnings_.size());
+  go_on();
+}
+
+// An event's word is given out again only when nothing comes to write it any more.
+TEST_F(CudaStuckTest, EventsAfterItAreNotDoneTooEarly) {
+  CudaContext context(options(), patience_ms);
+  const auto stream = context.device->create_stream("test");
+  const auto memory = context.device->allocate(4096, "test");
+  stop();
+  for (int i = 0; i < 600; ++i) {
+    const auto event = context.device->create_event();
+    stream->fill(memory->data(), 0, 16);
+    stream->record(*event);
+    ASSERT_FALSE(event->done()) << i;
+  }
+  go_on();
+  const auto event = context.device->create_event();
+  stream->record(*event);
+  context.device->synchronize(*event);
+}
+
+}  // namespace
+}  // namespace fsdp::device
