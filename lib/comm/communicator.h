@@ -242,6 +242,16 @@ class Team {
   virtual void register_memory(std::byte *data, uint64_t bytes, const std::string &what);
   // What was chosen at creation, and why.
   virtual std::vector<Note> notes() const { return {}; }
+  // What has come up since, each told once. The caller's thread.
+  virtual std::vector<Note> take_news() { return {}; }
+
+  // -- after all ranks have abandoned a round, where what was enqueued cannot be taken back: it may wait for peers for ever --
+  // Have all ranks enqueued the same, so that all of it ends? Collective; waits for no stream.
+  virtual bool agree() { return true; }
+  // Everything that the communicators of this rank have enqueued is given up, so that streams go on. Local, does not wait:
+  // with several teams on one device, all are cut before any is renewed. Then renew: the communicators are as new. Collective.
+  virtual void cut() noexcept {}
+  virtual void renew() {}
 };
 
 // How ranks exchange what lies in memory of a device that is not the host's.

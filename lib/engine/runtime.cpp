@@ -79,7 +79,7 @@ const char *phase_name(fsdp_phase phase) {
 
 Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::ModelPlan &plan,
                  const std::map<fsdp_role, CallerArena> &arenas, Teams teams_in)
-    : context(context), spec(spec), plan(plan), teams(std::move(teams_in)), timeline(context.timeline()) {
+    : context(context), spec(spec), plan(plan), teams(std::move(teams_in)), team_news(context, teams), timeline(context.timeline()) {
   device::Device &device = context.device();
   const auto early = catch_error([&] {
     gather_stream = device.create_stream("gather");
@@ -97,6 +97,7 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
   // The outer axis waits for all of them, so it comes after.
   if (teams.outer) share_outcome(*teams.all, catch_error([this] { make_parts(); }));
   else make_parts();
+  team_news.tell();
 }
 
 void Runtime::make_inner() {

@@ -42,6 +42,7 @@ class Runtime {
   const memory::ModelSpec &spec;
   const memory::ModelPlan &plan;
   Teams teams;
+  TeamNews team_news;  // before what uses the teams
   std::unique_ptr<Storage> storage;
   std::unique_ptr<comm::Gate> version_gate;  // this rank has published so many versions
   std::unique_ptr<comm::Gate> round_gate;    // this rank has realigned its collectives so often
