@@ -173,6 +173,7 @@ void Runtime::end_streams() noexcept {
         for (const GatherSlot &slot : group.slots) gather_stream->wait(*slot.left);
     if (!context.failure().failed() && streams_end(own_end)) return;
     abandon();
+    teams.for_each_data([](comm::Team &team) { team.cut(); });
     if (streams_end(longest)) return;
     context.fail_for_good(Error(FSDP_INVALID_STATE, format_text("a model of rank {} was destroyed with work in flight", context.rank())));
     streams_end(longest);
