@@ -73,7 +73,7 @@ TEST(Nccl, ReplicasMatchTheReference) {
 }
 
 TEST(Nccl, ForcedCommunicationOfOneRankMatchesTheReference) {
-  for (const fsdp_strategy strategy : strategies) {
+  for (const fsdp_strategy strategy : {FSDP_NO_SHARD, FSDP_OPTIM_GRADS_PARAMS}) {
     Scenario setup = nccl_scenario(strategy, 1);
     setup.model.flags = FSDP_MODEL_FORCE_COMMUNICATION;
     expect_trains(setup, "strategy " + std::to_string(strategy));
@@ -168,6 +168,35 @@ TEST(Nccl, AModelThatIsDestroyedInTheMiddleOfAStepLeavesItsContextWhole) {
     FSDP(fsdp_close_context(context));
   });
   EXPECT_LT(now() - start, 10);
+}
+
+// NCCL does not end a communicator before the graphs that captured its collectives: a line says which one it is.
+TEST(Nccl, AGraphThatOutlivesItsModelIsLogged) {
+  Scenario setup = nccl_scenario(FSDP_OPTIM_GRADS_PARAMS, 1);
+  setup.model.flags = FSDP_MODEL_FORCE_COMMUNICATION | FSDP_MODEL_NO_PREFETCH;
+  std::string lines;
+  setup.context.log_data = &lines;
+  setup.context.log = [](void *data, fsdp_log_level, const char *line) { *static_cast<std::string *>(data) += std::string(line) + '\n'; };
+  run_threads(setup, [&](uint32_t, fsdp_context *context) {
+    cudaGraph_t graph = nullptr;
+    const auto caller = static_cast<cudaStream_t>(stream());
+    {
+      Rank rank(context, setup);
+      rank.load();
+      REQUIRE(cudaStreamBeginCapture(caller, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+      FSDP(fsdp_capture_begin(rank.model, caller));
+      FSDP(fsdp_unshard(rank.groups[0], FSDP_EVAL, caller));
+      FSDP(fsdp_reshard(rank.groups[0], FSDP_EVAL, caller));
+      fsdp_capture *capture = nullptr;
+      FSDP(fsdp_capture_end(rank.model, caller, &capture));
+      REQUIRE(cudaStreamEndCapture(caller, &graph) == cudaSuccess);
+      fsdp_destroy_capture(capture);
+    }
+    REQUIRE(cudaGraphDestroy(graph) == cudaSuccess);
+    FSDP(fsdp_close_context(context));
+  });
+  EXPECT_NE(lines.find("'gather' of rank 0 cannot end: graphs that captured its work still exist"), std::string::npos) << lines;
+  EXPECT_EQ(lines.find("'reduce'"), std::string::npos) << lines;
 }
 
 }  // namespace

@@ -49,6 +49,17 @@ TEST_F(NcclTest, MemoryIsRegisteredAsTheVersionHasIt) {
   }
 }
 
+TEST_F(NcclTest, CopyEnginesThatTheEnvironmentAsksNcclForAreWarnedOf) {
+  for (const char *policy : {"EFFICIENCY", "ZERO", "2"}) {
+    ::setenv("NCCL_CTA_POLICY", policy, 1);
+    expect_well(run_ranks({2}, [&](NcclRank &mine) {
+      const bool told =
+          mine.team->notes().back().text.find("gathers by copy engines do not notice") != std::string::npos;
+      EXPECT_EQ(told, std::string(policy) != "EFFICIENCY") << policy;
+    }));
+  }
+}
+
 TEST_F(NcclTest, WhereWindowsAreRefusedThereAreNone) {
   control().set(Knob::refuse_windows, 1);
   expect_well(

@@ -69,7 +69,9 @@ class Seat {
   ConnectionPlan plan(const std::string &name, bool copy_engines) const;
   void join(Connection &connection, const UniqueId &id);
   void reopen(Launches &launches);
+  // Aborts it. False: that has not returned in time.
   bool end(Launches &launches) noexcept;
+  // Collective: of all of them, or an error that says why not.
   void await_ends(std::span<const std::shared_ptr<Launches>> all);
   void register_all(Launches &launches);
   bool register_memory(Connection &connection, const Memory &memory);
