@@ -811,8 +811,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_begin_update(fsdp_model *model, fsdp_stre
 /**
  * Forget this step: holds, lent and pending gradients, whatever was reduced so far. From any state between two
  * publishes, also after an exception in the middle of a pass; inside the window it closes it, and the version stays as
- * it is (main weights must not have been written). Collective: the mesh. Blocks: peers. Errors: INVALID_STATE (nothing
- * was published yet), PEER_FAILED, TIMEOUT. Since 0.1.
+ * it is (main weights must not have been written). Over NCCL, where ranks have enqueued different collectives, communicators are made
+ * anew, which graphs that captured theirs do not survive: the context then fails. Collective: the mesh. Blocks: peers. Errors:
+ * INVALID_STATE (nothing was published yet), PEER_FAILED, TIMEOUT. Since 0.1.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_discard_step(fsdp_model *model, fsdp_stream stream);
 
@@ -895,8 +896,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_cancel_replay(fsdp_capture *capture, fsdp
 
 /**
  * Give the handle back; NULL is allowed. Between fsdp_prepare_replay and fsdp_commit_replay it gives the replay up, as
- * fsdp_cancel_replay does. A graph that runs needs the handle no more. The graph itself is the caller's, who destroys it before the
- * model, to whose memory it refers. Threads: any. Since 0.1.
+ * fsdp_cancel_replay does. A graph that runs needs the handle no more. The graphs themselves, executable or not, are the caller's, who
+ * destroys them before the model: they refer to its memory, and NCCL does not end a communicator before the last graph that
+ * captured its collectives (the model's end then takes some seconds, and the log says so). Threads: any. Since 0.1.
  */
 FSDP_API void fsdp_destroy_capture(fsdp_capture *capture);
 

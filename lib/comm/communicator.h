@@ -251,6 +251,16 @@ class Team {
   virtual std::vector<Note> notes() const { return {}; }
   // ... of how memory of a device travels; automatic: it is the host's.
   virtual DeviceTransport transport() const noexcept { return DeviceTransport::automatic; }
+  // What has come up since, each told once. The caller's thread.
+  virtual std::vector<Note> take_news() { return {}; }
+
+  // -- after all ranks have abandoned a round, where what was enqueued cannot be taken back: it may wait for peers for ever --
+  // Have all ranks enqueued the same, so that all of it ends? Collective; waits for no stream.
+  virtual bool agree() { return true; }
+  // Everything that the communicators of this rank have enqueued is given up, so that streams go on. Local, does not wait:
+  // with several teams on one device, all are cut before any is renewed. Then renew: the communicators are as new. Collective.
+  virtual void cut() noexcept {}
+  virtual void renew() {}
 };
 
 // The same ranks over memory of the device, as `team` has them over the host's: arenas hold this rank's part, communicators

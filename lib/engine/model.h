@@ -97,7 +97,9 @@ class Model : public OpenModel {
   void end_step(Intent intent, double value, std::string missing, device::Stream &caller);
   void await_readers(device::Stream &caller);
   void realign();
+  void end_messages(device::Stream &caller);
   void realign_messages();
+  void exchange_meetings();
   device::Stream &gather_outer_weights(device::Stream &caller);
   void close_window(device::Stream &caller);
   void refresh_whole_weights(device::Stream &caller);

@@ -84,6 +84,7 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
       spec(spec),
       plan(plan),
       teams(std::move(teams_in)),
+      team_news(context, teams),
       timeline(context.timeline()),
       replays(context) {
   device::Device &device = context.device();
@@ -104,6 +105,7 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
   // The outer axis waits for all of them, so it comes after.
   if (teams.outer) share_outcome(*teams.all, catch_error([this] { make_parts(); }));
   else make_parts();
+  team_news.tell();
 }
 
 void Runtime::make_inner() {
@@ -170,7 +172,8 @@ void Runtime::abandon() {
 }
 
 // The device reads and writes memory that ends with this object. What all ranks have called comes to its end by itself, so
-// only what has not done so after a while is given up; then the context fails, which ends everything that waits for a peer.
+// only what has not done so after a while is given up, soon where a step is unfinished; then the context fails, which ends
+// everything that waits for a peer.
 void Runtime::end_streams() noexcept {
   using std::chrono::milliseconds;
   constexpr milliseconds own_end{2000};
@@ -179,8 +182,11 @@ void Runtime::end_streams() noexcept {
     if (gather_stream && order)
       for (const Group &group : groups)
         for (const GatherSlot &slot : group.slots) gather_stream->wait(*slot.left);
-    if (!context.failure().failed() && streams_end(own_end)) return;
+    if (!context.failure().failed() && streams_end(in_a_step() ? own_end : longest)) return;
+    context.log(FSDP_LOG_WARNING, format_text("rank {} destroys a model whose work has not ended: collectives under way are given up",
+                                              context.rank()));
     abandon();
+    teams.for_each_data([](comm::Team &team) { team.cut(); });
     if (streams_end(longest)) return;
     const std::string replay = replays.describe_oldest();
     context.fail_for_good(
@@ -190,6 +196,16 @@ void Runtime::end_streams() noexcept {
   } catch (const std::exception &error) {
     context.log(FSDP_LOG_WARNING, format_text("a model of rank {} was destroyed: {}", context.rank(), error.what()));
   }
+}
+
+// What this rank has enqueued need not be what its peers have: they may be anywhere in the step.
+bool Runtime::in_a_step() const {
+  const auto open = [this](const Group &group) {
+    const auto held = [](const GatherSlot &slot) { return slot.hold_count() > 0; };
+    const bool given = group.grad.state != Contribution::State::idle || group.grad.given_count > 0;
+    return (given && !window_open) || std::any_of(group.slots.begin(), group.slots.end(), held);
+  };
+  return !step_failure.empty() || std::any_of(groups.begin(), groups.end(), open);
 }
 
 bool Runtime::streams_end(std::chrono::milliseconds within) {

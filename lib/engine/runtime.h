@@ -43,6 +43,7 @@ class Runtime {
   const memory::ModelSpec &spec;
   const memory::ModelPlan &plan;
   Teams teams;
+  TeamNews team_news;  // before what uses the teams
   std::unique_ptr<Storage> storage;
   std::unique_ptr<comm::Gate> version_gate;  // this rank has published so many versions
   std::unique_ptr<comm::Gate> round_gate;    // this rank has realigned its collectives so often
@@ -108,6 +109,7 @@ class Runtime {
 
  private:
   void end_streams() noexcept;
+  bool in_a_step() const;
   bool streams_end(std::chrono::milliseconds within);
   void make_inner();
   void make_parts();

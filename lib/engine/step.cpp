@@ -149,7 +149,27 @@ void Model::realign() {
   state.round_entered = false;
 }
 
-// After a step that was given up: nothing is under way any more. The exchange is what must be passed before the next collective.
+// All ranks give this step up, and what some of them have enqueued others may not have: where that is so it is given up too,
+// so that the streams can be waited for. Only when those of all ranks are idle may their numbers be realigned.
+void Model::end_messages(device::Stream &caller) {
+  Runtime &state = *runtime_;
+  Meeting &mine = meetings_.back();
+  mine.sound = 1;
+  state.teams.for_each_data([&](comm::Team &team) { mine.sound = team.agree() && mine.sound; });
+  exchange_meetings();
+  if (std::any_of(meetings_.begin(), meetings_.begin() + state.teams.all->size(), [](const Meeting &meeting) { return !meeting.sound; })) {
+    state.teams.for_each_data([](comm::Team &team) { team.cut(); });
+    state.teams.for_each_data([](comm::Team &team) { team.renew(); });
+    state.team_news.tell();
+  }
+  reducer_->await_writers(caller);
+  await_readers(caller);
+  state.synchronize(caller);
+  exchange_meetings();
+  realign_messages();
+}
+
+// Nothing is under way any more. The exchange is what must be passed before the next collective.
 void Model::realign_messages() {
   Runtime &state = *runtime_;
   state.reduce_comm->next_round();
@@ -157,6 +177,11 @@ void Model::realign_messages() {
   state.reduce_trace->next_round();
   if (state.outer) state.outer->next_round();
   state.calls.restart();
+  exchange_meetings();
+}
+
+void Model::exchange_meetings() {
+  Runtime &state = *runtime_;
   const WaitSpan span(state, Awaited::peers);
   state.teams.all->exchange_fixed(&meetings_.back(), sizeof(Meeting), meetings_.data(), "the end of a step");
 }
@@ -281,11 +306,6 @@ void Model::discard(fsdp_stream stream) {
   state.abandon();
   gatherer_->drop_all(true);
   state.wait_idle(caller);
-  if (!context_->on_host()) {
-    reducer_->await_writers(caller);
-    await_readers(caller);
-    state.synchronize(caller);
-  }
   const auto all_discard = [&] {
     return std::all_of(meetings_.begin(), meetings_.begin() + state.teams.all->size(),
                        [](const Meeting &meeting) { return meeting.intent == Intent::discard; });
@@ -294,7 +314,7 @@ void Model::discard(fsdp_stream stream) {
   while (!all_discard());
   check_versions();
   if (context_->on_host()) realign();
-  else realign_messages();
+  else end_messages(caller);
   state.step_failure.clear();
   state.window_open = state.window_has_grads = false;
   reducer_->start_step();

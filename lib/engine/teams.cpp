@@ -26,6 +26,12 @@ void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh, bool 
   if (teams.outer) teams.outer_data = context.create_device_team(teams.outer, context.transport());
 }
 
+void TeamNews::tell() noexcept {
+  teams_.for_each_data([this](comm::Team &team) {
+    for (const comm::Note &note : team.take_news()) context_.log(note.level, note.text);
+  });
+}
+
 namespace {
 
 using comm::DeviceTransport;

@@ -17,6 +17,27 @@ struct Teams {
   std::shared_ptr<comm::Team> outer;  // exchange what the outer axis divides or replicates; NULL: there is none
   // The same two over the device's memory: on the host they are the same.
   std::shared_ptr<comm::Team> inner_data, outer_data;
+
+  // Those over the device's memory, where they are others.
+  template <class Visit>
+  void for_each_data(Visit &&visit) const {
+    if (inner_data && inner_data != inner) visit(*inner_data);
+    if (outer_data && outer_data != outer) visit(*outer_data);
+  }
+};
+
+// Logs what teams find out after their creation, at the latest when all that uses them has ended.
+class TeamNews {
+ public:
+  TeamNews(Context &context, const Teams &teams) : context_(context), teams_(teams) {}
+  ~TeamNews() { tell(); }
+  TeamNews(const TeamNews &) = delete;
+  TeamNews &operator=(const TeamNews &) = delete;
+  void tell() noexcept;
+
+ private:
+  Context &context_;
+  const Teams &teams_;
 };
 
 // Collective over the mesh: all of them; then, once they are known to have the same mesh, its axes. communicates: over the

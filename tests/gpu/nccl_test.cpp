@@ -6,10 +6,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -125,6 +127,40 @@ int exchange(GpuRank &rank) {
   return 0;
 }
 
+bool ends(const device::Event &event) {
+  const auto last = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!event.done() && std::chrono::steady_clock::now() < last)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return event.done();
+}
+
+// One rank's GPU waits in two communicators for one that does not come: a failure frees both streams.
+int fail_while_waiting(GpuRank &rank) {
+  constexpr uint64_t bytes = 1 << 20;
+  const auto gathers = rank.device->create_stream("gather"), reduces = rank.device->create_stream("reduce");
+  const auto weights = rank.team->create_parts(bytes, "weights");
+  const auto pool = rank.device->allocate(rank.team->size() * bytes, "pool");
+  rank.team->register_memory(pool->data(), rank.team->size() * bytes, "pool");
+  const auto gather = rank.team->create_communicator("gather"), reduce = rank.team->create_communicator("reduce");
+  const auto gathered = rank.device->create_event(), reduced = rank.device->create_event();
+  const GatherSpan span{{weights.get(), 0, bytes}, pool->data(), bytes};
+  const auto enqueue = [&] {
+    gather->all_gather({&span, 1}, {1, "layer"}, *gathers);
+    reduce->barrier({2, "end"}, *reduces);
+    gathers->record(*gathered);
+    reduces->record(*reduced);
+  };
+  enqueue();  // the first ones connect the ranks
+  rank.synchronize(*gathers);
+  rank.synchronize(*reduces);
+  if (rank.team->rank() == 0) enqueue();
+  rank.team->exchange({}, "both are there");
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  if (rank.team->rank() == 0 && gathered->done()) return 1;  // it does not wait: nothing is tested
+  rank.failure.set(Error(FSDP_ABORTED, "the test aborts"));
+  return ends(*gathered) && ends(*reduced) ? 0 : 1;
+}
+
 // Without CUDA in this process: the children need it.
 std::string missing() {
   if (::access("/dev/nvidiactl", F_OK) != 0) return "no GPU: /dev/nvidiactl is not there";
@@ -147,6 +183,14 @@ TEST(NcclGpu, TwoRanksShareAGpu) {
     GTEST_SKIP() << "NCCL " << nccl::version_text(version) << " bears one rank a GPU";
   ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
   EXPECT_EQ(run_processes(2, exchange), (std::vector<int>{0, 0}));
+}
+
+TEST(NcclGpu, AFailureFreesAGpuThatWaits) {
+  if (const std::string why = missing(); !why.empty()) GTEST_SKIP() << why;
+  if (const int version = nccl::load_library()->version; version < nccl::Library::ranks_share_gpu)
+    GTEST_SKIP() << "NCCL " << nccl::version_text(version) << " bears one rank a GPU";
+  ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+  EXPECT_EQ(run_processes(2, fail_while_waiting), (std::vector<int>{0, 0}));
 }
 
 TEST(NcclGpu, RanksThatShareAGpuAreRefusedUnlessAllowed) {

@@ -114,12 +114,16 @@ void release_members(Capture &capture) {
 }
 
 cudaError_t finish_capture(Capture &capture, cudaGraph_t *graph) {
-  const std::unique_lock captures(runtime().captures_mutex);
-  const cudaError_t error = result_of(capture);
-  capture.status = Capture::ended;
-  --runtime().open_captures;
-  release_members(capture);
-  if (error != cudaSuccess) runtime().graphs.remove(capture.graph);
+  cudaError_t error;
+  {
+    const std::unique_lock captures(runtime().captures_mutex);
+    error = result_of(capture);
+    capture.status = Capture::ended;
+    --runtime().open_captures;
+    release_members(capture);
+    if (error != cudaSuccess) runtime().graphs.remove(capture.graph);
+  }
+  if (error != cudaSuccess) drop_handle(*capture.nodes);
   *graph = error == cudaSuccess ? capture.graph : nullptr;
   return error;
 }

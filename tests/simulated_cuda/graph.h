@@ -25,11 +25,19 @@ struct Node {
   cudaGraphNodeType type;
 };
 
+struct UserObject;
+
 struct Nodes {
   std::mutex mutex;
   std::deque<Node> all;
   size_t lanes = 0;
+  size_t handles = 1;                 // graphs and executable graphs alive
+  std::vector<UserObject *> objects;  // a reference to each, as often as it is in here
 };
+
+// A handle of the graph's has been made, or destroyed: with the last one the graph's references to user objects go.
+void add_handle(Nodes &nodes);
+void drop_handle(Nodes &nodes);
 
 struct Graph {
   explicit Graph(std::shared_ptr<Nodes> nodes) : nodes(std::move(nodes)) {}

@@ -147,8 +147,12 @@ cudaError_t CUDARTAPI cudaGraphNodeGetType(cudaGraphNode_t node, cudaGraphNodeTy
 }
 
 cudaError_t CUDARTAPI cudaGraphDestroy(cudaGraph_t graph) {
-  return call("cudaGraphDestroy", healthy_device,
-              [&] { return runtime().graphs.remove(graph) ? cudaSuccess : cudaErrorInvalidValue; });
+  return call("cudaGraphDestroy", healthy_device, [&] {
+    const Graph *removed = runtime().graphs.remove(graph);
+    if (!removed) return cudaErrorInvalidValue;
+    drop_handle(*removed->nodes);
+    return cudaSuccess;
+  });
 }
 
 cudaError_t CUDARTAPI cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t handle, unsigned long long flags) {
@@ -157,6 +161,7 @@ cudaError_t CUDARTAPI cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t ha
     if (!exec || !graph) return cudaErrorInvalidValue;
     if (flags != 0) return cudaErrorNotSupported;  // none is simulated
     *exec = runtime().graph_execs.create(graph->nodes).first;
+    add_handle(*graph->nodes);
     return cudaSuccess;
   });
 }
@@ -181,8 +186,11 @@ cudaError_t CUDARTAPI cudaGraphExecDestroy(cudaGraphExec_t handle) {
   return call("cudaGraphExecDestroy", healthy_device, [&] {
     GraphExec *exec = runtime().graph_execs.remove(handle);
     if (!exec) return cudaErrorInvalidValue;
-    const std::lock_guard lock(exec->mutex);
-    for (auto &lane : exec->lanes) lane->close();
+    {
+      const std::lock_guard lock(exec->mutex);
+      for (auto &lane : exec->lanes) lane->close();
+    }
+    drop_handle(*exec->nodes);
     return cudaSuccess;
   });
 }

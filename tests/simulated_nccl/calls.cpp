@@ -2,7 +2,9 @@
 // The functions of NCCL, and those for tests.
 #include <cuda_runtime_api.h>
 
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "simulated_nccl/state.h"
 
@@ -31,11 +33,12 @@ std::shared_ptr<Comm> find(Comm *comm) {
     state().breach(nullptr, "a call with a communicator that has ended");
     return nullptr;
   }
+  if (found->second->aborted) state().breach(comm, "a call with a communicator that is being aborted");
   return found->second;
 }
 
 void check_idle(const Comm &comm, const char *call) {
-  if (comm.polls > 0 || comm.joining || !comm.pending.empty() || comm.waits_for_windows)
+  if (comm.polls > 0 || comm.joining || !comm.pending.empty() || comm.waits_for_windows || comm.launch_hangs)
     state().breach(&comm, std::string(call) + " while another call is in progress");
 }
 
@@ -52,6 +55,7 @@ Result flush() {
   const auto comm = find(mine.comm);
   if (!comm) return refuse(invalid_argument, "no such communicator");
   check_idle(*comm, "ncclGroupEnd");
+  if (comm->error) return comm->error;
   comm->pending.emplace_back(std::move(mine.calls), mine.stream);
   return begin(*comm);
 }
@@ -68,6 +72,16 @@ Result call(Collective collective, Comm *comm, fsdp_stream stream) {
   return group.depth ? success : flush();
 }
 
+// The caller may read it at any time.
+void write_handle(Comm **out, Comm *comm, int64_t late_ms) {
+  const auto write = [=] { __atomic_store_n(out, comm, __ATOMIC_RELEASE); };
+  if (late_ms == 0) return write();
+  std::thread([=] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(late_ms));
+    write();
+  }).detach();
+}
+
 const std::byte *bytes(const void *data) { return static_cast<const std::byte *>(data); }
 std::byte *bytes(void *data) { return static_cast<std::byte *>(data); }
 
@@ -76,11 +90,11 @@ void reset() {
   state().knobs = {};
   state().counts = {};
   state().breaches.clear();
-  state().kept.clear();
 }
 void set(Knob knob, int64_t value) {
   const Lock lock(state().mutex);
   state().knob(knob) = value;
+  state().changed.notify_all();
 }
 int64_t count(Count which) {
   const Lock lock(state().mutex);
@@ -126,6 +140,7 @@ EXPORT Result ncclCommInitRankConfig(Comm **out, int ranks, UniqueId id, int ran
   clique->joined.resize(static_cast<size_t>(ranks));
   comm->clique = clique;
   comm->rank = rank;
+  comm->owner = std::this_thread::get_id();
   (void)cudaGetDevice(&comm->device);
   comm->config = *config;
   comm->name = config->comm_name ? config->comm_name : "";
@@ -134,7 +149,7 @@ EXPORT Result ncclCommInitRankConfig(Comm **out, int ranks, UniqueId id, int ran
   if (!comm->hangs) clique->joined[static_cast<size_t>(rank)] = true;
   state().comms[comm.get()] = comm;
   ++state().count(Count::communicators);
-  *out = comm.get();
+  write_handle(out, comm.get(), state().knob(Knob::late_handle_ms));
   return begin(*comm);
 }
 
@@ -143,6 +158,7 @@ EXPORT Result ncclCommFinalize(Comm *handle) {
   const auto comm = find(handle);
   if (!comm) return invalid_argument;
   check_idle(*comm, "ncclCommFinalize");
+  if (comm->error) return comm->error;
   if (!comm->windows.empty()) state().breach(comm.get(), "finalized with windows");
   comm->finalized = true;
   return begin(*comm);
@@ -180,7 +196,10 @@ EXPORT Result ncclCommGetAsyncError(Comm *handle, Result *result) {
     *result = static_cast<Result>(error);
     return success;
   }
-  *result = settled(*comm) ? success : in_progress;
+  if (comm->polls == 0 && comm->error)
+    *result = comm->error;
+  else
+    *result = settled(*comm) ? success : in_progress;
   return success;
 }
 
@@ -250,6 +269,15 @@ EXPORT Result ncclCommWindowRegister(Comm *handle, void *data, size_t size, Wind
   const auto comm = find(handle);
   if (!comm) return invalid_argument;
   check_idle(*comm, "ncclCommWindowRegister");
+  if (comm->error) return comm->error;
+  if (const int64_t error = state().knob(Knob::window_error)) {
+    const int64_t rank = state().knob(Knob::window_error_rank);
+    if (rank == 0 || rank == comm->rank + 1) {
+      state().last_error = "memory of a wrong kind (simulated)";
+      comm->error = static_cast<Result>(error);
+      return begin(*comm);
+    }
+  }
   if (reinterpret_cast<uintptr_t>(data) % 4096 || flags != window_symmetric)
     return refuse(invalid_argument, "no page's start");
   auto &sizes = comm->clique->windows[comm->windows_made++];
@@ -278,6 +306,9 @@ EXPORT Result ncclCommRegister(Comm *handle, void *data, size_t size, void **out
   const Lock lock(state().mutex);
   const auto comm = find(handle);
   if (!comm) return invalid_argument;
+  if (comm->error) return comm->error;
+  if (const int64_t error = state().knob(Knob::buffer_error))
+    return refuse(static_cast<Result>(error), "memory that cannot be registered (simulated)");
   comm->buffers.push_back(std::make_unique<Region>(Region{bytes(data), size}));
   *out = comm->buffers.back().get();
   ++state().count(Count::buffers);

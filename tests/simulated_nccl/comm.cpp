@@ -25,13 +25,13 @@ class Running {
  public:
   explicit Running(Comm &comm) : comm_(comm) {
     ++comm_.running;
-    auto &here = state().running[{comm_.device, comm_.rank}];
+    auto &here = state().running[{comm_.device, comm_.owner}];
     ++here[&comm_];
     if (here.size() > 1 && comm_.config.launch_order_implicit != 1)
       state().breach(&comm_, "kernels of two communicators run on one GPU at the same time");
   }
   ~Running() {
-    auto &here = state().running[{comm_.device, comm_.rank}];
+    auto &here = state().running[{comm_.device, comm_.owner}];
     if (--here[&comm_] == 0) here.erase(&comm_);
     --comm_.running;
     state().changed.notify_all();
@@ -41,16 +41,19 @@ class Running {
   Comm &comm_;
 };
 
+// A copy engine waits for a peer's word in memory, and for nothing else.
 template <class Come>
-bool await(Lock &lock, const Comm &comm, Come &&come) {
-  state().changed.wait(lock, [&] { return comm.aborted || come(); });
-  return !comm.aborted;
+bool await(Lock &lock, const Comm &comm, bool by_copies, Come &&come) {
+  const auto given_up = [&] { return by_copies ? state().knob(Knob::let_copies_go) != 0 : comm.aborted; };
+  state().changed.wait(lock, [&] { return given_up() || come(); });
+  return !given_up();
 }
 
 void meet(Lock &lock, Comm &comm, const std::vector<Collective> &launch) {
   const uint64_t number = comm.ran++;
+  const bool by_copies = is_by_copies(comm, launch);
   int64_t &hang = state().knob(Knob::hang_collective);
-  if (hang > 0 && --hang == 0) return (void)await(lock, comm, [] { return false; });
+  if (hang > 0 && --hang == 0) return (void)await(lock, comm, by_copies, [] { return false; });
   const std::shared_ptr<Clique> clique = comm.clique;
   const auto size = static_cast<size_t>(clique->size);
   Meeting &meeting = clique->meetings[number];
@@ -58,19 +61,45 @@ void meet(Lock &lock, Comm &comm, const std::vector<Collective> &launch) {
   meeting.launches[static_cast<size_t>(comm.rank)] = &launch;
   ++meeting.came;
   state().changed.notify_all();
-  if (!await(lock, comm, [&] { return meeting.came == size; })) return;
+  if (!await(lock, comm, by_copies, [&] { return meeting.came == size; })) return;
   inspect(comm, meeting);
   lock.unlock();
   const auto mine = results(comm, meeting);
   lock.lock();
   ++meeting.read;
   state().changed.notify_all();
-  if (!await(lock, comm, [&] { return meeting.read >= size; })) return;
+  if (!await(lock, comm, by_copies, [&] { return meeting.read >= size; })) return;
   lock.unlock();
   store(comm, launch, mine);
   lock.lock();
   if (++meeting.read == 2 * size) clique->meetings.erase(number);
 }
+
+#if CUDART_VERSION >= 13000
+// The last graph that could launch it again is gone.
+void forget_captured(void *data) {
+  const std::unique_ptr<Kernel> kernel(static_cast<Kernel *>(data));
+  const Lock lock(state().mutex);
+  --kernel->comm->graphs;
+  state().changed.notify_all();
+}
+
+void keep_for_graph(fsdp_stream stream, Kernel *kernel) {
+  cudaStreamCaptureStatus status;
+  cudaGraph_t graph = nullptr;
+  cudaUserObject_t object = nullptr;
+  const bool kept =
+      cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph, nullptr, nullptr, nullptr) == cudaSuccess &&
+      cudaUserObjectCreate(&object, kernel, forget_captured, 1, cudaUserObjectNoDestructorSync) == cudaSuccess &&
+      cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove) == cudaSuccess;
+  if (kept)
+    ++kernel->comm->graphs;
+  else
+    state().breach(kernel->comm.get(), "a graph that cannot be followed");
+}
+#else
+void keep_for_graph(fsdp_stream, Kernel *) {}  // for ever
+#endif
 
 void run(void *data) {
   auto *kernel = static_cast<Kernel *>(data);
@@ -90,7 +119,7 @@ void launch(Comm &comm) {
     (void)cudaStreamIsCapturing(stream, &status);
     const bool captured = status == cudaStreamCaptureStatusActive;
     auto *kernel = new Kernel{comm.shared_from_this(), std::move(collectives), captured};
-    if (captured) state().kept.emplace_back(kernel, [](void *kept) { delete static_cast<Kernel *>(kept); });
+    if (captured) keep_for_graph(stream, kernel);
     if (cudaLaunchHostFunc(stream, run, kernel) != cudaSuccess) {
       state().breach(&comm, "a launch that CUDA refuses");
       if (!captured) delete kernel;
@@ -101,16 +130,20 @@ void launch(Comm &comm) {
   comm.pending.clear();
 }
 
+// The flag is seen at once; then memory is given back, which waits for the GPU, also for what other communicators have
+// there.
 void abort(const std::shared_ptr<Comm> &comm) {
-  std::this_thread::sleep_for(std::chrono::milliseconds([] {
-    const Lock lock(state().mutex);
-    return state().knob(Knob::abort_ms);
-  }()));
   Lock lock(state().mutex);
   comm->aborted = true;
+  comm->pending.clear();
   ++state().count(Count::aborts);
   state().changed.notify_all();
-  state().changed.wait(lock, [&] { return comm->running == 0; });
+  const auto &running = state().running[{comm->device, comm->owner}];
+  state().changed.wait(lock, [&] { return running.empty() && comm->graphs == 0; });
+  const std::chrono::milliseconds longer(state().knob(Knob::abort_ms));
+  lock.unlock();
+  std::this_thread::sleep_for(longer);
+  lock.lock();
   forget(comm);
 }
 
@@ -127,7 +160,8 @@ bool settled(Comm &comm) {
     --comm.polls;
     return false;
   }
-  if (comm.hangs) return false;
+  if (comm.hangs || comm.launch_hangs) return false;
+  if (comm.finalized && (comm.graphs > 0 || comm.running > 0)) return false;
   if (comm.joining) {
     const auto &joined = comm.clique->joined;
     if (std::count(joined.begin(), joined.end(), true) < comm.clique->size) return false;
@@ -136,6 +170,10 @@ bool settled(Comm &comm) {
   if (comm.waits_for_windows) {
     if (comm.clique->windows[comm.windows_made - 1].size() < static_cast<size_t>(comm.clique->size)) return false;
     comm.waits_for_windows = false;
+  }
+  if (int64_t &hang = state().knob(Knob::hang_launch); hang > 0 && !comm.pending.empty() && --hang == 0) {
+    comm.launch_hangs = true;
+    return false;
   }
   launch(comm);
   return true;

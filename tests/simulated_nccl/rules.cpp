@@ -70,6 +70,13 @@ void count(const Comm &comm, const Collective &call) {
 
 }  // namespace
 
+bool is_by_copies(const Comm &comm, const std::vector<Collective> &launch) {
+  if (comm.config.cta_policy != cta_policy_zero || launch.empty()) return false;
+  for (const Collective &call : launch)
+    if (call.kind != Kind::all_gather || window_offset(comm, call.to) < 0) return false;
+  return true;
+}
+
 void inspect(const Comm &comm, const Meeting &meeting) {
   const std::vector<Collective> &mine = *meeting.launches[static_cast<size_t>(comm.rank)];
   for (const auto *launch : meeting.launches)

@@ -2,8 +2,10 @@
 // A look-alike of libnccl.so.2 for tests where no GPU is: ranks are threads of one process, memory is that of the
 // simulated CUDA runtime, and collectives are host functions on its streams. It is a shared object that the library
 // opens as it opens the real one (FSDP_NCCL_LIBRARY). Stricter than NCCL: it compares what the ranks call, and notes
-// every breach of its rules. Sums are in rank order in fp32, rounded once; NCCL promises no order. It says nothing
-// about NCCL's speed, or its faults.
+// every breach of its rules. What hurts in NCCL hurts here: an abort waits for all kernels of its GPU, and for the
+// graphs that captured something of the communicator, as finalizing does; copy engines that wait for peers notice no
+// abort; an error stays on its communicator. Sums are in rank order in fp32, rounded once; NCCL promises no order. It
+// says nothing about NCCL's speed, or its faults.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +21,14 @@ enum class Knob : int {
   hang_collective,    // the n-th from now on, of any rank, never ends unless it is aborted
   async_error,        // the result that the communicators of a rank report from now on ...
   async_error_rank,   // ... 1 + which
-  abort_ms,           // how long ncclCommAbort takes
+  abort_ms,           // how long ncclCommAbort takes beside what it waits for
   refuse_windows,     // windows are NULL
+  window_error,       // the result that registering windows leaves on the communicators of a rank ...
+  window_error_rank,  // ... 1 + which; 0: of all
+  buffer_error,       // the result of ncclCommRegister, which leaves the communicator as it was
+  late_handle_ms,     // the communicator's handle is written by a thread, so long after ncclCommInitRankConfig returned
+  hang_launch,        // the n-th launch from now on stays in progress until its communicator is aborted
+  let_copies_go,      // collectives by copy engines that wait for peers give up; nothing else ends them
 };
 
 enum class Count : int {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "comm/nccl/abi.h"
@@ -68,7 +69,11 @@ struct Comm : std::enable_shared_from_this<Comm> {
   uint64_t ran = 0;
   uint64_t windows_made = 0;
   bool joining = false, hangs = false, waits_for_windows = false, aborted = false, finalized = false;
-  int running = 0;  // host functions
+  bool launch_hangs = false;
+  Result error = success;  // what every call returns from now on
+  std::thread::id owner;   // who made it: the rank, also where ranks share a GPU
+  int running = 0;         // host functions
+  int graphs = 0;          // launches that graphs alive have captured
   std::vector<std::unique_ptr<Window>> windows;
   std::vector<std::unique_ptr<simulated::nccl::Region>> buffers;
   std::vector<float> scales;  // of made-up operations
@@ -83,10 +88,9 @@ struct State {
   std::condition_variable changed;
   std::map<std::string, std::shared_ptr<Clique>> cliques;  // by unique id
   std::map<Comm *, std::shared_ptr<Comm>> comms;
-  std::map<std::pair<int, int>, std::map<Comm *, int>> running;  // kernels by (device, rank)
+  std::map<std::pair<int, std::thread::id>, std::map<Comm *, int>> running;  // kernels by (device, rank's thread)
   std::array<int64_t, 16> knobs{}, counts{};
   std::vector<std::string> breaches;
-  std::vector<std::shared_ptr<void>> kept;  // what graphs may run again
   std::string shown;
   std::string last_error;
   uint64_t ids = 0;
@@ -108,6 +112,8 @@ size_t size_of(DataType type);
 // What rank `comm` gets of a launch that all have come to, in memory of its own, in the order of the collectives.
 std::vector<std::vector<std::byte>> results(const Comm &comm, const Meeting &meeting);
 void store(const Comm &comm, const std::vector<Collective> &launch, const std::vector<std::vector<std::byte>> &results);
+// Gathers whose bytes go without a kernel.
+bool is_by_copies(const Comm &comm, const std::vector<Collective> &launch);
 // What differs between ranks, or breaks a rule.
 void inspect(const Comm &comm, const Meeting &meeting);
 

@@ -52,12 +52,14 @@ class NcclSizes : public NcclTest, public testing::WithParamInterface<uint32_t> 
 INSTANTIATE_TEST_SUITE_P(Ranks, NcclSizes, testing::Values(1U, 2U, 4U));
 
 TEST_P(NcclSizes, GathersPiecesOfOneLaunch) {
+  ::setenv("FSDP_NCCL_COPY_ENGINES", "1", 1);
   expect_well(run_ranks({GetParam()}, [](NcclRank &mine) {
     constexpr uint64_t part = 8192;
     const auto stream = mine.device->create_stream("gather");
     const auto arena = mine.team->create_parts(part, "weights");
     const auto pool = mine.device->allocate(mine.size() * part, "pool");
     mine.team->register_memory(pool->data(), pool->size_bytes(), "pool");
+    EXPECT_NE(mine.team->notes().at(1).text.find("gathers by copy engines do not notice"), std::string::npos);
     const auto communicator = mine.team->create_communicator("gather");
     std::memset(arena->writable() + mine.rank() * part, static_cast<int>(mine.rank() + 1), part);
     const uint64_t cut = 3000;
@@ -248,40 +250,6 @@ TEST_F(NcclTest, TwoCommunicatorsLaunchInOneOrder) {
     }));
     EXPECT_STREQ(control().breaches(), "") << version;
   }
-}
-
-TEST_F(NcclTest, MemoryIsRegisteredAsTheVersionHasIt) {
-  const auto body = [](NcclRank &mine) {
-    const auto early = mine.team->create_parts(4096, "early");
-    const auto gather = mine.team->create_communicator("gather");
-    const auto late = mine.team->create_parts(8192, "late");
-    mine.meet();
-    if (mine.rank() == 0) {
-      const bool windows = control().count(Count::windows) == 4, buffers = control().count(Count::buffers) == 4;
-      EXPECT_TRUE(windows || buffers);
-    }
-    mine.meet();
-  };
-  control().set(Knob::version, 22809);
-  expect_well(run_ranks({2}, body));
-  control().set(Knob::version, 22403);
-  expect_well(run_ranks({2}, body));
-  ::setenv("FSDP_NCCL_WINDOWS", "0", 1);
-  control().set(Knob::version, 23203);
-  expect_well(run_ranks({2}, body));
-}
-
-TEST_F(NcclTest, WhereWindowsAreRefusedThereAreNone) {
-  control().set(Knob::refuse_windows, 1);
-  expect_well(run_ranks({2}, [](NcclRank &mine) {
-    Grads grads(mine, 64);
-    const auto stream = mine.device->create_stream("reduce");
-    const auto reduce = mine.team->create_communicator("reduce");
-    const ReduceSpan sum = grads.span(FSDP_FLOAT32, 1, false, nullptr);
-    reduce->reduce_scatter({&sum, 1}, {1, "layer"}, *stream);
-    mine.synchronize(*stream);
-  }));
-  EXPECT_EQ(control().count(Count::registered_collectives), 0);
 }
 
 TEST_F(NcclTest, RanksThatShareAGpuTravelThroughTheHostUnlessNcclMay) {

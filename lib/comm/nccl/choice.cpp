@@ -13,9 +13,16 @@ namespace {
 struct Card {
   GpuIdentity gpu;
   int32_t version;  // 0: none was found
-  uint8_t may_share_gpu, windows, premultiply, ordered;
+  uint8_t may_share_gpu;
+  // The same on all ranks: what the environment says.
+  uint8_t windows, no_windows, copy_engines, premultiply, ordered;
   char why[480];
 };
+
+bool same_settings(const Card &a, const Card &b) {
+  return a.windows == b.windows && a.no_windows == b.no_windows && a.copy_engines == b.copy_engines &&
+         a.premultiply == b.premultiply && a.ordered == b.ordered;
+}
 
 bool equals(const char *value, const char *expected) { return value && std::strcmp(value, expected) == 0; }
 
@@ -29,7 +36,9 @@ Card make_card(const device::Device &device, Choice &choice) {
     std::strncpy(card.why, error.what(), sizeof card.why - 1);
   }
   card.may_share_gpu = equals(std::getenv("NCCL_MULTI_RANK_GPU_ENABLE"), "1");
-  card.windows = !equals(std::getenv("FSDP_NCCL_WINDOWS"), "0");
+  card.windows = equals(std::getenv("FSDP_NCCL_WINDOWS"), "1");
+  card.no_windows = equals(std::getenv("FSDP_NCCL_WINDOWS"), "0");
+  card.copy_engines = equals(std::getenv("FSDP_NCCL_COPY_ENGINES"), "1");
   card.premultiply = equals(std::getenv("FSDP_NCCL_PREMUL"), "1");
   card.ordered = equals(std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT"), "1");
   return card;
@@ -44,10 +53,10 @@ std::string find_obstacle(Team &host, const std::vector<Card> &cards, bool &shar
     if (cards[r].version != cards[0].version)
       return format_text("rank {} has NCCL {}, rank {} has {}: they must be the same", host.world_rank(0),
                          version_text(cards[0].version), host.world_rank(r), version_text(cards[r].version));
-    if (cards[r].windows != cards[0].windows || cards[r].premultiply != cards[0].premultiply ||
-        cards[r].ordered != cards[0].ordered)
+    if (!same_settings(cards[r], cards[0]))
       return format_text(
-          "FSDP_NCCL_WINDOWS, FSDP_NCCL_PREMUL or NCCL_LAUNCH_ORDER_IMPLICIT differs between rank {} and rank {}",
+          "FSDP_NCCL_WINDOWS, FSDP_NCCL_COPY_ENGINES, FSDP_NCCL_PREMUL or NCCL_LAUNCH_ORDER_IMPLICIT differs between "
+          "rank {} and rank {}",
           host.world_rank(0), host.world_rank(r));
     for (uint32_t other = 0; other < r; ++other) {
       if (cards[other].gpu != cards[r].gpu) continue;
@@ -63,15 +72,31 @@ std::string find_obstacle(Team &host, const std::vector<Card> &cards, bool &shar
   return {};
 }
 
+// What does not notice an abort is used only where it is asked for: a failure of one rank must free the GPUs of all.
 // Ranks that share a GPU as threads of a process would race for it, which NCCL's own order of launches does not bear.
 Features choose_features(const Library &library, const Card &card, bool share) {
   Features features;
-  features.windows = card.windows && library.since(Library::windows) && library.ncclCommWindowRegister;
-  features.copy_engines = features.windows && library.since(Library::copy_engines);
+  const bool asked = card.windows || card.copy_engines;
+  features.windows = !card.no_windows && library.since(asked ? Library::windows : Library::windows_abort) &&
+                     library.ncclCommWindowRegister;
+  features.copy_engines = features.windows && card.copy_engines && library.since(Library::copy_engines);
   features.premultiply = card.premultiply;
   const bool by_environment = card.ordered && library.since(Library::launch_order_by_environment);
   features.order_implicit = !share && (library.since(Library::launch_order_in_config) || by_environment);
   return features;
+}
+
+// NCCL's own variable is stronger than what a communicator asks for, and takes a number or names.
+bool environment_wants_copies() {
+  const char *policy = std::getenv("NCCL_CTA_POLICY");
+  return policy && (*policy == '2' || ::strcasestr(policy, "ZERO"));
+}
+
+std::string deaf_to_aborts(const Library &library, const Features &features) {
+  if (features.copy_engines || (features.windows && environment_wants_copies())) return "gathers by copy engines";
+  if (features.windows && !library.since(Library::windows_abort))
+    return format_text("kernels over windows before NCCL {}", version_text(Library::windows_abort));
+  return {};
 }
 
 void note(Choice &choice) {
@@ -84,6 +109,12 @@ void note(Choice &choice) {
                    features.copy_engines ? "copy engines where NCCL can" : "kernels",
                    features.order_implicit ? "NCCL" : "events",
                    features.premultiply ? ", float16 sums are scaled first" : "")});
+  if (const std::string what = deaf_to_aborts(library, features); !what.empty())
+    choice.notes.push_back(
+        {FSDP_LOG_WARNING,
+         format_text("{} do not notice when a job has failed: a rank whose peers are gone may hang until its process "
+                     "is killed",
+                     what)});
   for (const std::string &other : library.others)
     choice.notes.push_back(
         {FSDP_LOG_WARNING,

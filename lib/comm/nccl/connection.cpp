@@ -10,8 +10,6 @@
 namespace fsdp::comm::nccl {
 namespace {
 
-constexpr uint32_t forget_ms = 1000;
-
 // A launch that has its connections takes a few microseconds; the first one of a kind makes them, with its peers.
 void pause(Clock::duration waited) {
   using namespace std::chrono_literals;
@@ -47,12 +45,17 @@ class Group {
 
 Connection::Connection(std::shared_ptr<const Library> library, ConnectionPlan plan, const device::Device &device,
                        const Waiter &waiter)
-    : library_(std::move(library)), plan_(std::move(plan)), device_(device), waiter_(waiter) {}
-
-Connection::~Connection() = default;
+    : library_(std::move(library)),
+      plan_(std::move(plan)),
+      device_(device),
+      waiter_(waiter),
+      handle_(std::make_shared<Handle>(library_, plan_.name)),
+      memory_(std::make_shared<std::vector<std::unique_ptr<Registered>>>()) {
+  handle_->keep(memory_);
+}
 
 Comm *Connection::alive(const std::string &what) const {
-  if (comm_) return comm_;
+  if (Comm *comm = handle_->comm()) return comm;
   waiter_.failure().check();
   fail(FSDP_INVALID_STATE, "{}: rank {}'s NCCL communicator '{}' has ended", what, plan_.world_rank, plan_.name);
 }
@@ -62,27 +65,20 @@ void Connection::check(Result result, const char *function, const std::string &w
     throw error_of(*library_, comm, result, {function, what, plan_.world_rank});
 }
 
-template <class Function>
-void Connection::call(const char *function, const std::string &what, Function &&body) {
-  const auto locked = [&] {
-    const std::lock_guard lock(mutex_);
-    Comm *comm = alive(what);
-    check(body(comm), function, what, comm);
-  };
-  device_.with_current(std::ref(locked));
+// function: what is in progress, and gets the blame.
+Result Connection::state_of(Comm *comm, const char *function, const std::string &what) const {
+  Result state = success;
+  const Result result = library_->ncclCommGetAsyncError(comm, &state);
+  check(state, function, what, comm);
+  check(result, "ncclCommGetAsyncError", what, comm);
+  return state;
 }
 
-void Connection::settle(const char *function, const std::string &what, uint32_t timeout_ms,
-                        const std::function<void()> &look) {
+template <class Step>
+void Connection::poll_until(Step &&step, const char *function, const std::string &what, uint32_t timeout_ms,
+                            const std::function<void()> &look) const {
   const auto start = Clock::now();
-  for (;;) {
-    Result state = success;
-    call("ncclCommGetAsyncError", what, [&](Comm *comm) {
-      const Result result = library_->ncclCommGetAsyncError(comm, &state);
-      check(state, function, what, comm);
-      return result;
-    });
-    if (state == success) return;
+  while (!step()) {
     const auto waited = Clock::now() - start;
     look();
     if (waited > std::chrono::milliseconds(timeout_ms))
@@ -94,25 +90,48 @@ void Connection::settle(const char *function, const std::string &what, uint32_t 
   }
 }
 
+void Connection::settle(const char *function, const std::string &what, uint32_t timeout_ms,
+                        const std::function<void()> &look) {
+  const auto done = [&] {
+    Result state = success;
+    call(function, what, [&](Comm *comm) { return state = state_of(comm, function, what); });
+    return state == success;
+  };
+  poll_until(done, function, what, timeout_ms, look);
+}
+
 Config Connection::config() const {
   Config config;
   config.version = static_cast<unsigned>(std::min(library_->version, Config::latest));
   config.blocking = 0;
-  config.comm_name = plan_.name.c_str();
+  config.comm_name = handle_->name();
   if (plan_.copy_engines && library_->since(Library::copy_engines)) config.cta_policy = cta_policy_zero;
   if (plan_.order_implicit && library_->since(Library::launch_order_in_config)) config.launch_order_implicit = 1;
   return config;
 }
 
+// Nobody but an abort knows of it before it is made.
 void Connection::join(const UniqueId &id, uint32_t timeout_ms) {
   const std::string what = format_text("NCCL communicator '{}' of {} ranks", plan_.name, plan_.ranks);
   constexpr auto function = "ncclCommInitRankConfig";
   Config config = this->config();
   device_.with_current([&] {
-    const std::lock_guard lock(mutex_);
-    check(library_->ncclCommInitRankConfig(&comm_, plan_.ranks, id, plan_.rank, &config), function, what, nullptr);
+    const auto lock = handle_->enter();
+    check(library_->ncclCommInitRankConfig(handle_->slot(), plan_.ranks, id, plan_.rank, &config), function, what,
+          nullptr);
+    handle_->start();
   });
-  settle(function, what, timeout_ms, [this] { waiter_.poll(); });
+  const auto made = [&] {
+    bool done = false;
+    device_.with_current([&] {
+      const auto lock = handle_->enter();
+      Comm *comm = handle_->written();
+      done = comm && !handle_->ending() && state_of(comm, function, what) == success;
+    });
+    return done;
+  };
+  poll_until(made, function, what, timeout_ms, [this] { waiter_.poll(); });
+  handle_->publish();
 }
 
 void Connection::launch(const std::string &what, const std::function<void(Comm *)> &enqueue) {
@@ -123,39 +142,6 @@ void Connection::launch(const std::string &what, const std::function<void(Comm *
     return success;
   });
   settle("ncclGroupEnd", what, waiter_.timeout_ms(), [this] { waiter_.poll(); });
-}
-
-bool Connection::register_memory(void *data, uint64_t bytes, bool windows) {
-  const std::string what = format_text("memory of NCCL communicator '{}'", plan_.name);
-  Registered &added = *memory_.emplace_back(std::make_unique<Registered>(Registered{data}));
-  const char *function = windows ? "ncclCommWindowRegister" : "ncclCommRegister";
-  call(function, what, [&](Comm *comm) {
-    return windows ? library_->ncclCommWindowRegister(comm, data, bytes, &added.window, window_symmetric)
-                   : library_->ncclCommRegister(comm, data, bytes, &added.handle);
-  });
-  settle(function, what, waiter_.timeout_ms(), [this] { waiter_.poll(); });
-  return windows ? added.window != nullptr : added.handle != nullptr;
-}
-
-// The last step of a memory's life: what does not work out is left to the end of the communicator.
-void Connection::deregister(Registered &registered) noexcept {
-  const std::string what = "memory that NCCL forgets";
-  try {
-    call("ncclCommWindowDeregister", what, [&](Comm *comm) {
-      if (registered.handle) (void)library_->ncclCommDeregister(comm, registered.handle);
-      return registered.window ? library_->ncclCommWindowDeregister(comm, registered.window) : success;
-    });
-    settle("ncclCommWindowDeregister", what, forget_ms, [this] { waiter_.failure().check(); });
-  } catch (const std::exception &) {
-  }
-}
-
-void Connection::forget_memory(void *data) noexcept {
-  std::erase_if(memory_, [&](const auto &registered) {
-    if (registered->data != data) return false;
-    deregister(*registered);
-    return true;
-  });
 }
 
 Operation Connection::scaled_sum(float factor) {
@@ -172,48 +158,18 @@ Operation Connection::scaled_sum(float factor) {
 bool Connection::finish(uint32_t timeout_ms) noexcept {
   try {
     const std::string what = format_text("the end of NCCL communicator '{}'", plan_.name);
-    for (auto &registered : memory_) deregister(*registered);
-    memory_.clear();
+    for (auto &registered : *memory_)
+      if (!deregister(*registered)) return false;
+    memory_->clear();
     for (const ScaledSum &made : sums_)
       call("ncclRedOpDestroy", what, [&](Comm *comm) { return library_->ncclRedOpDestroy(made.operation, comm); });
     call("ncclCommFinalize", what, [&](Comm *comm) { return library_->ncclCommFinalize(comm); });
     settle("ncclCommFinalize", what, timeout_ms, [this] { waiter_.failure().check(); });
-    call("ncclCommDestroy", what, [&](Comm *comm) {
-      comm_ = nullptr;
-      ended_ = true;
-      return library_->ncclCommDestroy(comm);
-    });
+    call("ncclCommDestroy", what, [&](Comm *) { return library_->ncclCommDestroy(handle_->leave()); });
     return true;
   } catch (const std::exception &) {
     return false;
   }
-}
-
-std::optional<Error> Connection::look() noexcept {
-  const std::lock_guard lock(mutex_);
-  if (!comm_) return std::nullopt;
-  Result state = success;
-  const Result result = library_->ncclCommGetAsyncError(comm_, &state);
-  const Result found = result != success ? result : state;
-  if (found == success || found == in_progress) return std::nullopt;
-  return error_of(*library_, comm_, found,
-                  {"ncclCommGetAsyncError", "NCCL communicator '" + plan_.name + "'", plan_.world_rank});
-}
-
-void Connection::abort() noexcept {
-  Comm *comm = nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    std::swap(comm, comm_);
-  }
-  if (comm) (void)library_->ncclCommAbort(comm);
-  const std::lock_guard lock(mutex_);
-  ended_ = true;
-}
-
-bool Connection::ended() const noexcept {
-  const std::lock_guard lock(mutex_);
-  return ended_;
 }
 
 }  // namespace fsdp::comm::nccl

@@ -1,19 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// One NCCL communicator of this rank, from its birth to its end. It is non-blocking: a call may return while a thread
-// of NCCL's is still at it, and the next one waits until that is done. Two threads know it: the caller's, and the
-// guard's, which may end it at any time; whoever calls NCCL holds the lock, so that nothing is called while it ends.
+// One NCCL communicator of this rank, as its caller uses it. It is non-blocking: a call may return while a thread of
+// NCCL's is still at it, and the next one waits until that is done. How it ends, and who else knows it: handle.h.
 #pragma once
 
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/failure.h"
 #include "comm/nccl/call.h"
+#include "comm/nccl/handle.h"
 #include "comm/nccl/library.h"
 #include "device/device.h"
 
@@ -29,38 +27,42 @@ struct ConnectionPlan {
   bool order_implicit = false;  // NCCL keeps the order of launches itself
 };
 
+// What became of memory that was to be registered.
+enum class Registration : uint8_t {
+  done,
+  refused,  // NCCL does without
+  spoilt    // ... and the communicator with it: NCCL keeps the error, and no call is possible any more
+};
+
 class Connection {
  public:
   Connection(std::shared_ptr<const Library> library, ConnectionPlan plan, const device::Device &device,
              const Waiter &waiter);
-  ~Connection();  // what was not ended is left to the process
   Connection(const Connection &) = delete;
   Connection &operator=(const Connection &) = delete;
 
   const ConnectionPlan &plan() const noexcept { return plan_; }
   const Library &library() const noexcept { return *library_; }
+  const std::shared_ptr<const Library> &shared_library() const noexcept { return library_; }
+  const std::shared_ptr<Handle> &handle() const noexcept { return handle_; }
 
-  // -- the caller's thread --
   // Every rank of the team, with the id that the first one made.
   void join(const UniqueId &id, uint32_t timeout_ms);
   // All calls of `enqueue` are launched as one. When it returns they are on their streams.
   void launch(const std::string &what, const std::function<void(Comm *)> &enqueue);
   // For `enqueue`.
   void check(Result result, const char *function, const std::string &what, Comm *comm) const;
-  // The same memory on all ranks. False: NCCL cannot use it as it would like to.
-  bool register_memory(void *data, uint64_t bytes, bool windows);
-  void forget_memory(void *data) noexcept;
+  // The same memory on all ranks. why: what NCCL said.
+  Registration register_memory(void *data, uint64_t bytes, bool windows, uint32_t timeout_ms, std::string &why);
+  // False: NCCL may go on using it, and the communicator can only be aborted.
+  bool forget_memory(void *data) noexcept;
   // NULL-operand sum with a factor on every operand before it is sent, made when it is first asked for.
   Operation scaled_sum(float factor);
+  // A graph has captured something of it: NCCL does not let it end before the graph is destroyed.
+  void note_capture() noexcept { captured_ = true; }
+  bool captured() const noexcept { return captured_; }
   // In good order, if that takes no longer; false: it must be aborted.
   bool finish(uint32_t timeout_ms) noexcept;
-
-  // -- any thread --
-  // What NCCL found since, if it did.
-  std::optional<Error> look() noexcept;
-  // Frees the GPU's streams from what waits for peers. May block.
-  void abort() noexcept;
-  bool ended() const noexcept;
 
  private:
   struct Registered {
@@ -78,18 +80,34 @@ class Connection {
   void call(const char *function, const std::string &what, Function &&body);
   // Until the last call is done, at most so long. look: called meanwhile, throws what ends the wait.
   void settle(const char *function, const std::string &what, uint32_t timeout_ms, const std::function<void()> &look);
+  template <class Step>
+  void poll_until(Step &&step, const char *function, const std::string &what, uint32_t timeout_ms,
+                  const std::function<void()> &look) const;
+  Result state_of(Comm *comm, const char *function, const std::string &what) const;
   Config config() const;
-  void deregister(Registered &registered) noexcept;
+  void call_register(Registered &added, uint64_t bytes, bool windows, uint32_t timeout_ms);
+  bool is_spoilt() noexcept;
+  bool deregister(Registered &registered) noexcept;
 
   std::shared_ptr<const Library> library_;
   ConnectionPlan plan_;
   const device::Device &device_;
   const Waiter &waiter_;
-  mutable std::mutex mutex_;
-  Comm *comm_ = nullptr;
-  bool ended_ = false;
-  std::vector<std::unique_ptr<Registered>> memory_;  // NCCL may write the window after the call
+  std::shared_ptr<Handle> handle_;
+  bool captured_ = false;
+  // NCCL may write a window after the call: it lives as long as the handle does.
+  std::shared_ptr<std::vector<std::unique_ptr<Registered>>> memory_;
   std::vector<ScaledSum> sums_;
 };
+
+template <class Function>
+void Connection::call(const char *function, const std::string &what, Function &&body) {
+  const auto locked = [&] {
+    const auto lock = handle_->enter();
+    Comm *comm = alive(what);
+    check(body(comm), function, what, comm);
+  };
+  device_.with_current(std::ref(locked));
+}
 
 }  // namespace fsdp::comm::nccl

@@ -5,7 +5,6 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <mutex>
@@ -20,19 +19,14 @@ namespace fsdp::comm::nccl {
 namespace {
 
 constexpr int interval_ms = 20;
-constexpr auto abort_patience = std::chrono::seconds(10);
+constexpr auto end_patience = std::chrono::seconds(10);
 
 }  // namespace
 
-// The thread's own: a guard that ends while an abort does not return leaves the thread behind with this alone.
+// The thread's own: a guard that ends while the thread does not come back leaves it behind with this alone.
 struct Guard::State {
-  struct Entry {
-    std::shared_ptr<Guarded> guarded;
-    bool abort = false, leaves = false;
-  };
-
   std::mutex mutex;
-  std::vector<Entry> entries;
+  std::vector<std::shared_ptr<Guarded>> entries;
   bool stop = false, finished = false;
   std::shared_ptr<Team> host;  // and what follows: not after stop
   Failure *failure = nullptr;
@@ -48,23 +42,17 @@ struct Guard::State {
     uint64_t count = 0;
     if (::poll(&entry, 1, interval_ms) > 0) (void)!::read(wake.get(), &count, sizeof count);
   }
-  bool stopped() {
-    const std::lock_guard lock(mutex);
-    return stop;
-  }
-  void inspect(const std::vector<Entry> &present);
+  void inspect();
   bool round();
 };
 
-// Under the lock against the guard's end: neither a look at NCCL nor one at the job waits for anybody.
-void Guard::State::inspect(const std::vector<Entry> &present) {
-  const std::lock_guard lock(mutex);
-  if (stop) return;
+// Under the lock against the guard's end.
+void Guard::State::inspect() {
   try {
     std::string awaited;
-    for (const Entry &entry : present) {
-      if (auto error = entry.guarded->look()) failure->set(*error);
-      if (awaited.empty()) awaited = entry.guarded->awaited();
+    for (const auto &guarded : entries) {
+      if (auto error = guarded->look()) failure->set(*error);
+      if (awaited.empty()) awaited = guarded->awaited();
     }
     host->look(awaited.empty() ? name : awaited, !awaited.empty());
   } catch (const Error &error) {
@@ -73,26 +61,14 @@ void Guard::State::inspect(const std::vector<Entry> &present) {
     failure->set(Error(FSDP_INTERNAL, error.what()));
   }
   if (!failure->failed()) return;
-  for (Entry &entry : entries) entry.abort = true;
+  for (const auto &guarded : entries) Handle::abort(guarded->handle());
 }
 
 bool Guard::State::round() {
-  std::vector<Entry> present;
-  {
-    const std::lock_guard lock(mutex);
-    if (stop) return false;
-    present = entries;
-  }
-  inspect(present);
-  {
-    const std::lock_guard lock(mutex);
-    present = entries;
-  }
-  for (const Entry &entry : present)
-    if (entry.abort && !entry.guarded->ended()) entry.guarded->abort();
   const std::lock_guard lock(mutex);
-  std::erase_if(entries, [](const Entry &entry) { return entry.leaves && entry.guarded->ended(); });
-  return !stop;
+  if (stop) return false;
+  inspect();
+  return true;
 }
 
 Guard::Guard(std::shared_ptr<Team> host, Failure &failure, const std::string &name)
@@ -116,7 +92,7 @@ Guard::~Guard() {
     state_->failure = nullptr;
   }
   state_->ring();
-  const auto last = std::chrono::steady_clock::now() + abort_patience;
+  const auto last = std::chrono::steady_clock::now() + end_patience;
   const auto finished = [this] {
     const std::lock_guard lock(state_->mutex);
     return state_->finished;
@@ -131,25 +107,12 @@ Guard::~Guard() {
 
 void Guard::add(std::shared_ptr<Guarded> guarded) {
   const std::lock_guard lock(state_->mutex);
-  state_->entries.push_back({std::move(guarded)});
+  state_->entries.push_back(std::move(guarded));
 }
 
-void Guard::remove(const std::shared_ptr<Guarded> &guarded, bool abort) noexcept {
-  const auto is_it = [&](const State::Entry &entry) { return entry.guarded == guarded; };
-  {
-    const std::lock_guard lock(state_->mutex);
-    const auto found = std::find_if(state_->entries.begin(), state_->entries.end(), is_it);
-    if (found == state_->entries.end()) return;
-    if (!abort) {
-      state_->entries.erase(found);
-      return;
-    }
-    found->abort = found->leaves = true;
-  }
-  state_->ring();
-  const auto last = std::chrono::steady_clock::now() + abort_patience;
-  while (!guarded->ended() && std::chrono::steady_clock::now() < last)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+void Guard::remove(const std::shared_ptr<Guarded> &guarded) noexcept {
+  const std::lock_guard lock(state_->mutex);
+  std::erase(state_->entries, guarded);
 }
 
 void *Guard::work(void *argument) {

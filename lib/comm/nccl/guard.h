@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One thread a team: what NCCL and the job's other ranks do while nobody on this rank waits for it. It fails the
 // context when NCCL reports an error, when a collective does not end, or when a peer is lost; and when the context has
-// failed, whatever the reason, it aborts the communicators, so that no stream of the GPU waits for ever. ncclCommAbort
-// may block: only here.
+// failed, whatever the reason, it has all communicators aborted at once, so that no stream of the GPU waits for ever.
+// It waits for nobody itself: neither for CUDA nor for NCCL, nor for the caller while that is in one of them.
 #pragma once
 
 #include <pthread.h>
@@ -12,6 +12,7 @@
 #include <string>
 
 #include "comm/communicator.h"
+#include "comm/nccl/handle.h"
 
 namespace fsdp::comm::nccl {
 
@@ -22,8 +23,8 @@ class Guarded {
   virtual std::optional<Error> look() noexcept = 0;
   // What this rank has waited for on the GPU for a while; empty: nothing.
   virtual std::string awaited() const = 0;
-  virtual void abort() noexcept = 0;
-  virtual bool ended() const noexcept = 0;
+  // What to abort.
+  virtual std::shared_ptr<Handle> handle() const = 0;
 };
 
 class Guard {
@@ -34,9 +35,7 @@ class Guard {
   Guard &operator=(const Guard &) = delete;
 
   void add(std::shared_ptr<Guarded> guarded);
-  // Forgets it; abort: ends it first, on the guard's thread. Bounded: one whose abort does not return is left to
-  // itself.
-  void remove(const std::shared_ptr<Guarded> &guarded, bool abort) noexcept;
+  void remove(const std::shared_ptr<Guarded> &guarded) noexcept;
 
  private:
   struct State;

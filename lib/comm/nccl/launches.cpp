@@ -9,7 +9,12 @@ namespace fsdp::comm::nccl {
 
 Launches::Launches(std::unique_ptr<Connection> connection, device::Device &device, std::shared_ptr<LaunchOrder> order,
                    const Waiter &waiter, Failure &failure)
-    : connection_(std::move(connection)), order_(std::move(order)), waiter_(waiter), failure_(failure) {
+    : connection_(std::move(connection)),
+      library_(connection_->shared_library()),
+      world_rank_(connection_->plan().world_rank),
+      order_(std::move(order)),
+      waiter_(waiter),
+      failure_(failure) {
   for (Slot &slot : slots_) {
     slot.begin = device.create_event();
     slot.end = device.create_event();
@@ -22,9 +27,12 @@ void Launches::begin(const char *operation, const Tag &tag, uint64_t bytes, devi
     fail(FSDP_INTERNAL, "{} of '{}' after this rank has said that nothing more comes in this round", operation,
          tag.name);
   what_ = format_text("{} of '{}' (#{}, {} bytes)", operation, tag.name, history_.count, bytes);
-  if (order_) order_->enter(stream);
   add_to_history(tag.what);
-  const std::lock_guard lock(mutex_);
+  {
+    const std::lock_guard lock(mutex_);
+    oldest_ = std::max(oldest_, next_ + 1 - std::min(next_ + 1, kept));
+  }
+  if (order_) order_->enter(stream);
   Slot &mine = slot(next_);
   mine.what = what_;
   stream.record(*mine.begin);
@@ -40,6 +48,7 @@ void Launches::add_to_history(uint64_t what) noexcept {
 
 void Launches::run(device::Stream &stream, const std::function<void(Comm *)> &enqueue) {
   try {
+    if (stream.capture_id()) connection_->note_capture();
     connection_->launch(what_, enqueue);
   } catch (const Error &error) {
     failure_.set(error);
@@ -49,8 +58,8 @@ void Launches::run(device::Stream &stream, const std::function<void(Comm *)> &en
 }
 
 Ticket Launches::end(device::Stream &stream) {
-  const std::lock_guard lock(mutex_);
   stream.record(*slot(next_).end);
+  const std::lock_guard lock(mutex_);
   return Ticket{++next_};
 }
 
@@ -59,32 +68,30 @@ Ticket Launches::end(device::Stream &stream) {
 void Launches::await(Ticket ticket, device::Stream &stream) {
   if (ticket.phase == 0) return;
   failure_.check();
-  const std::lock_guard lock(mutex_);
   stream.wait(*slot(ticket.phase - 1).end);
 }
 
 bool Launches::released(Ticket ticket) const noexcept {
-  if (ticket.phase == 0 || failure_.failed()) return true;
-  const std::lock_guard lock(mutex_);
-  return slot(ticket.phase - 1).end->done();
+  return ticket.phase == 0 || failure_.failed() || done(ticket.phase - 1);
 }
 
 bool Launches::drain(uint32_t timeout_ms) const noexcept {
   const auto last = Clock::now() + std::chrono::milliseconds(timeout_ms);
-  const auto all_done = [this] {
-    const std::lock_guard lock(mutex_);
-    return next_ == 0 || done(next_ - 1);
-  };
-  while (!all_done()) {
+  while (next_ != 0 && !done(next_ - 1)) {
     if (failure_.failed() || Clock::now() >= last) return false;
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
   return true;
 }
 
+std::shared_ptr<Handle> Launches::handle() const {
+  const std::lock_guard lock(mutex_);
+  return connection_->handle();
+}
+
 void Launches::replace(std::unique_ptr<Connection> connection) {
   const std::lock_guard lock(mutex_);
-  connection_ = std::move(connection);
+  connection_.swap(connection);
   history_ = {};
   oldest_ = next_;
   stalled_at_ = UINT64_MAX;
@@ -107,17 +114,20 @@ Clock::duration Launches::stalled() {
 }
 
 std::optional<Error> Launches::look() noexcept {
-  if (auto error = present()->look()) return error;
+  const std::shared_ptr<Handle> handle = this->handle();
+  if (const auto found = handle->look())
+    return error_of(*library_, nullptr, *found,
+                    {"ncclCommGetAsyncError", format_text("NCCL communicator '{}'", handle->name()), world_rank_});
   const std::lock_guard lock(mutex_);
   if (stalled() < std::chrono::milliseconds(waiter_.timeout_ms())) return std::nullopt;
   return Error(FSDP_TIMEOUT,
                format_text("{}: rank {} has waited for its peers on the GPU for {} ms; NCCL does not say for which",
-                           slot(oldest_).what, connection_->plan().world_rank, waiter_.timeout_ms()));
+                           slot(oldest_).what, world_rank_, waiter_.timeout_ms()));
 }
 
 std::string Launches::awaited() const {
   const std::lock_guard lock(mutex_);
-  if (stalled_at_ == UINT64_MAX || Clock::now() - stalled_since_ < patience) return {};
+  if (stalled_at_ != oldest_ || Clock::now() - stalled_since_ < patience) return {};
   return slot(stalled_at_).what;
 }
 

@@ -49,15 +49,14 @@ class Launches final : public Guarded {
   void replace(std::unique_ptr<Connection> connection);
   const History &history() const noexcept { return history_; }
   Connection &connection() noexcept { return *connection_; }
-  const Library &library() const noexcept { return connection_->library(); }
+  const Library &library() const noexcept { return *library_; }
   // Everything that was enqueued is done, within this time.
   bool drain(uint32_t timeout_ms) const noexcept;
 
   // -- the guard's thread --
   std::optional<Error> look() noexcept override;
   std::string awaited() const override;
-  void abort() noexcept override { present()->abort(); }
-  bool ended() const noexcept override { return present()->ended(); }
+  std::shared_ptr<Handle> handle() const override;
 
  private:
   static constexpr uint64_t kept = 32;
@@ -70,15 +69,13 @@ class Launches final : public Guarded {
   Slot &slot(uint64_t number) { return slots_[number % kept]; }
   const Slot &slot(uint64_t number) const { return slots_[number % kept]; }
   bool done(uint64_t number) const { return slot(number).end->done(); }
-  std::shared_ptr<Connection> present() const {
-    const std::lock_guard lock(mutex_);
-    return connection_;
-  }
   void add_to_history(uint64_t what) noexcept;
   Clock::duration stalled();
 
-  // Replaced by the caller's thread, under the lock: the guard has a hold on what it looks at.
-  std::shared_ptr<Connection> connection_;
+  // The caller's; replaced under the lock, under which the guard takes the handle.
+  std::unique_ptr<Connection> connection_;
+  const std::shared_ptr<const Library> library_;
+  const uint32_t world_rank_;
   std::shared_ptr<LaunchOrder> order_;
   const Waiter &waiter_;
   Failure &failure_;
@@ -86,10 +83,12 @@ class Launches final : public Guarded {
   History history_;
   std::string what_;  // the collective between begin and end
 
-  mutable std::mutex mutex_;  // the slots, and what follows
+  // Nobody is in CUDA or NCCL with it: both may block until peers come, or until the guard frees the GPU.
+  mutable std::mutex mutex_;
+  // The caller writes the slot of the collective that comes, which the guard leaves alone; the others are only read.
   Slot slots_[kept];
-  uint64_t next_ = 0;    // the number of the collective that comes
-  uint64_t oldest_ = 0;  // the guard's: all before are done
+  uint64_t next_ = 0;    // the number of the collective that comes; written under the lock
+  uint64_t oldest_ = 0;  // all before are done, or forgotten; under the lock, as what follows
   uint64_t stalled_at_ = UINT64_MAX;
   Clock::time_point stalled_since_;
 };

@@ -17,6 +17,7 @@ struct Library {
   // looked at.
   static constexpr int oldest = version_code(2, 19);
   static constexpr int windows = version_code(2, 27);
+  static constexpr int windows_abort = version_code(2, 29, 7);  // kernels over windows notice an abort
   static constexpr int copy_engines = version_code(2, 28);
   static constexpr int ranks_share_gpu = version_code(2, 30, 3);
   static constexpr int launch_order_by_environment = version_code(2, 26);

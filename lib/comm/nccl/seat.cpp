@@ -2,14 +2,19 @@
 #include "comm/nccl/seat.h"
 
 #include <algorithm>
-#include <cstring>
+#include <chrono>
+#include <utility>
 
 #include "comm/together.h"
 
 namespace fsdp::comm::nccl {
 namespace {
 
+using namespace std::chrono_literals;
+
 constexpr uint32_t drain_ms = 1000, finish_ms = 2000;
+// An abort whose communicator a graph holds goes on when that is destroyed. What waits on the GPU is free before.
+constexpr std::chrono::milliseconds abort_patience = 10s, captured_patience = 1s;
 
 }  // namespace
 
@@ -61,15 +66,24 @@ std::shared_ptr<Launches> Seat::open(const std::string &name, bool gathers) {
       join(launches->connection(), id);
     });
   } catch (...) {
-    if (launches) guard_.remove(launches, true);
+    if (launches) {
+      (void)end(*launches);
+      guard_.remove(launches);
+    }
     throw;
   }
-  for (const Memory &memory : memory_) register_memory(launches->connection(), memory);
+  register_all(*launches);
   open_.push_back(launches);
   return launches;
 }
 
-// The guard knows it again only when it is whole: until then its own wait is bounded.
+bool Seat::end(Launches &launches) noexcept {
+  const Connection &connection = launches.connection();
+  Handle::abort(connection.handle());
+  return connection.handle()->await_end(connection.captured() ? captured_patience : abort_patience);
+}
+
+// It has been aborted on all ranks.
 void Seat::reopen(Launches &launches) {
   const ConnectionPlan before = launches.connection().plan();
   const std::string what = format_text("NCCL communicator '{}', made anew", before.name);
@@ -78,7 +92,23 @@ void Seat::reopen(Launches &launches) {
     launches.replace(std::make_unique<Connection>(library_, plan(before.name, before.copy_engines), device_, waiter_));
     join(launches.connection(), id);
   });
-  for (const Memory &memory : memory_) register_memory(launches.connection(), memory);
+  register_all(launches);
+}
+
+void Seat::await_ends(std::span<const std::shared_ptr<Launches>> all) {
+  attempt_together(*host_, "the end of NCCL communicators", [&] {
+    for (const auto &launches : all) {
+      const Connection &connection = launches->connection();
+      if (connection.captured())
+        fail(FSDP_INVALID_STATE,
+             "rank {}: graphs have captured work of NCCL communicator '{}', which is being aborted: they cannot be "
+             "launched any more",
+             host_->world_rank(rank()), connection.plan().name);
+      if (!end(*launches))
+        fail(FSDP_TIMEOUT, "rank {}: ncclCommAbort of NCCL communicator '{}' has not returned within {} ms",
+             host_->world_rank(rank()), connection.plan().name, abort_patience.count());
+    }
+  });
 }
 
 void Seat::close(const std::shared_ptr<Launches> &launches) noexcept {
@@ -88,95 +118,72 @@ void Seat::close(const std::shared_ptr<Launches> &launches) noexcept {
     failure_.set(
         Error(FSDP_INVALID_STATE, format_text("an NCCL communicator of rank {} was destroyed with work in flight: {}",
                                               host_->world_rank(rank()), launches->history().last)));
-  const bool ended = drained && launches->connection().finish(finish_ms);
-  guard_.remove(launches, !ended);
+  const bool ended = (drained && launches->connection().finish(finish_ms)) || end(*launches);
+  guard_.remove(launches);
+  if (!ended && launches->connection().captured())
+    tell(FSDP_LOG_WARNING,
+         "NCCL communicator '{}' of rank {} cannot end: graphs that captured its work still exist; destroy them "
+         "(cudaGraphExecDestroy, cudaGraphDestroy) before the model. NCCL keeps its memory until then",
+         launches->connection().plan().name, host_->world_rank(rank()));
 }
 
-// If one rank cannot use it, none may: NCCL's ranks would choose different algorithms.
-void Seat::register_memory(Connection &connection, const Memory &memory) {
+// Without registered memory everything works, through NCCL's own buffers.
+void Seat::register_all(Launches &launches) {
+  for (const Memory &memory : memory_)
+    if (!register_memory(launches.connection(), memory)) return start_over(launches);
+}
+
+// NCCL keeps the error of a registration for ever.
+void Seat::start_over(Launches &launches) {
+  Handle::abort(launches.connection().handle());
+  const std::shared_ptr<Launches> one(std::shared_ptr<void>(), &launches);  // not owned
+  await_ends({&one, 1});
+  reopen(launches);
+}
+
+// If one rank cannot use it, none may: NCCL's ranks would choose different algorithms. False: the communicator is of no
+// use any more, on any rank, and no memory is registered from now on.
+bool Seat::register_memory(Connection &connection, const Memory &memory) {
   const bool possible =
       features_.windows ? library_->ncclCommWindowRegister != nullptr : library_->ncclCommRegister != nullptr;
-  if (!possible) return;
-  uint8_t mine = 0;
+  if (!possible || !registers_) return true;
+  std::string why;
+  Registration mine;
   try {
-    mine = connection.register_memory(memory.data, memory.bytes, features_.windows);
+    // Ranks that wait in vain for one that has failed must come to the exchange in time.
+    mine = connection.register_memory(memory.data, memory.bytes, features_.windows, waiter_.timeout_ms() / 4, why);
   } catch (const Error &error) {
-    if (error.status != FSDP_INTERNAL) {  // it is not the memory
-      failure_.set(error);
-      throw;
-    }
+    failure_.set(error);
+    throw;
   }
-  std::vector<uint8_t> all(size());
+  std::vector<Registration> all(size());
   host_->exchange_fixed(&mine, sizeof mine, all.data(), "memory registered with NCCL");
-  if (std::find(all.begin(), all.end(), 0) != all.end()) connection.forget_memory(memory.data);
+  const Registration worst = *std::max_element(all.begin(), all.end());
+  if (worst == Registration::done) return true;
+  if (!std::exchange(warned_, true))
+    tell(FSDP_LOG_WARNING, "NCCL works with copies of memory that is not registered, which costs speed: rank {}: {}",
+         host_->world_rank(rank()), why.empty() ? "another rank's cannot be" : why);
+  registers_ = worst != Registration::spoilt;
+  if (registers_) forget(connection, memory.data);
+  return registers_;
 }
 
 void Seat::add_memory(std::byte *data, uint64_t bytes) {
   if (!data || bytes == 0) return;
   memory_.push_back({data, bytes});
-  for (const auto &launches : open_) register_memory(launches->connection(), memory_.back());
+  for (const auto &launches : open_)
+    if (!register_memory(launches->connection(), memory_.back())) start_over(*launches);
+}
+
+void Seat::forget(Connection &connection, void *data) noexcept {
+  if (!connection.forget_memory(data) && !failure_.failed())
+    tell(FSDP_LOG_WARNING, "NCCL communicator '{}' of rank {} does not forget memory that is given back",
+         connection.plan().name, host_->world_rank(rank()));
 }
 
 void Seat::drop_memory(std::byte *data) noexcept {
-  for (const auto &launches : open_) launches->connection().forget_memory(data);
+  for (const auto &launches : open_) forget(launches->connection(), data);
   std::erase_if(memory_, [&](const Memory &memory) { return memory.data == data; });
-}
-
-void Seat::end_round(Launches &ended) {
-  constexpr size_t most = 8;
-  struct Record {
-    uint64_t count = 0;
-    uint64_t abandoned = 0;
-    History histories[most];
-  };
-  Record mine;
-  mine.abandoned = ended.abandoned();
-  for (const auto &launches : open_)
-    if (mine.count < most) mine.histories[mine.count++] = launches->history();
-  std::vector<Record> all(size());
-  host_->exchange_fixed(&mine, sizeof mine, all.data(), "the collectives of a round");
-  const bool given_up = std::all_of(all.begin(), all.end(), [](const Record &record) { return record.abandoned != 0; });
-  bool same = true;  // if not and nobody gave up, one's own difference comes up below
-  for (uint32_t r = 0; r < size(); ++r)
-    for (size_t i = 0; i < std::min(mine.count, all[r].count); ++i) {
-      if (all[r].histories[i].hash == all[0].histories[i].hash) continue;
-      same = false;
-      const uint32_t other = r == rank() ? 0 : r;
-      if (!given_up && all[other].histories[i].hash != mine.histories[i].hash)
-        fail_history(i, other, mine.histories[i], all[other].histories[i]);
-    }
-  if (!same) make_anew();
-  ended.next_round();
-}
-
-// First all are aborted, here and on the peers: a kernel of one may stand before that of another on the GPU.
-void Seat::make_anew() {
-  std::optional<Error> problem;
-  try {
-    for (const auto &launches : open_) guard_.remove(launches, true);
-    for (const auto &launches : open_) reopen(*launches);
-  } catch (const Error &error) {
-    problem = error;
-    failure_.set(error);
-  }
-  for (const auto &launches : open_) guard_.add(launches);  // it aborts what there is, if the context has failed
-  if (problem) throw *problem;
-}
-
-// What was enqueued on the GPU cannot be taken back, and does not end.
-void Seat::fail_history(size_t index, uint32_t peer, const History &mine, const History &theirs) {
-  const auto last = [](const History &history) {
-    return std::string(history.last, ::strnlen(history.last, sizeof history.last));
-  };
-  const Error error(FSDP_MISMATCH,
-                    format_text("ranks have enqueued different collectives on NCCL communicator '{}', and NCCL cannot "
-                                "take them back: rank {} "
-                                "{} of them, the last {}; rank {} {}, the last {}",
-                                open_[index]->connection().plan().name, host_->world_rank(rank()), mine.count,
-                                last(mine), host_->world_rank(peer), theirs.count, last(theirs)),
-                    static_cast<int32_t>(host_->world_rank(peer)));
-  failure_.set(error);
-  throw error;
 }
 
 }  // namespace fsdp::comm::nccl

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -34,7 +36,8 @@ class Seat {
 
   // Collective. A communicator in NCCL's sense, with all memory so far registered.
   std::shared_ptr<Launches> open(const std::string &name, bool gathers);
-  // Local: waits a little for what is under way, and then aborts it.
+  // Local: waits a little for what is under way, and then aborts it. Bounded: an abort that does not return is left to
+  // itself.
   void close(const std::shared_ptr<Launches> &launches) noexcept;
   // Collective.
   void add_memory(std::byte *data, uint64_t bytes);
@@ -42,6 +45,11 @@ class Seat {
   // Collective. If ranks have enqueued different things on any communicator: where all have abandoned this round of
   // this one, all communicators are made anew; else MISMATCH, which fails the context.
   void end_round(Launches &ended);
+  // See Team.
+  bool agree();
+  void cut() noexcept;
+  void renew();
+  std::vector<Note> take_news() noexcept { return std::exchange(news_, {}); }
 
  private:
   struct Memory {
@@ -49,12 +57,35 @@ class Seat {
     uint64_t bytes;
   };
 
+  // What a rank has enqueued, by communicator.
+  struct Round {
+    static constexpr size_t most = 8;
+    uint64_t count = 0, abandoned = 0;
+    History histories[most];
+  };
+  using Rounds = std::vector<Round>;
+
   UniqueId share_id(const std::string &what);
   ConnectionPlan plan(const std::string &name, bool copy_engines) const;
   void join(Connection &connection, const UniqueId &id);
   void reopen(Launches &launches);
-  void make_anew();
-  void register_memory(Connection &connection, const Memory &memory);
+  // Aborts it. False: that has not returned in time.
+  bool end(Launches &launches) noexcept;
+  // Collective: of all of them, or an error that says why not.
+  void await_ends(std::span<const std::shared_ptr<Launches>> all);
+  void register_all(Launches &launches);
+  bool register_memory(Connection &connection, const Memory &memory);
+  void start_over(Launches &launches);
+  void forget(Connection &connection, void *data) noexcept;
+  Rounds exchange_rounds(bool abandoned);
+  static bool same(const Round &a, const Round &b) noexcept;
+  template <class... Args>
+  void tell(fsdp_log_level level, fmt::format_string<Args...> format, Args &&...args) noexcept {
+    try {
+      news_.push_back({level, format_text(format, std::forward<Args>(args)...)});
+    } catch (const std::exception &) {  // no memory for a line of the log
+    }
+  }
   [[noreturn]] void fail_history(size_t index, uint32_t peer, const History &mine, const History &theirs);
 
   std::shared_ptr<Team> host_;
@@ -66,6 +97,8 @@ class Seat {
   std::shared_ptr<LaunchOrder> order_;
   std::vector<std::shared_ptr<Launches>> open_;  // in the order of their creation, as on every rank
   std::vector<Memory> memory_;
+  bool registers_ = true, warned_ = false;  // with NCCL
+  std::vector<Note> news_;
   Guard guard_;
 };
 

@@ -49,6 +49,10 @@ class NcclTeam final : public DeviceTeam {
   void register_memory(std::byte *data, uint64_t bytes, const std::string &) override {
     seat_->add_memory(data, bytes);
   }
+  std::vector<Note> take_news() override { return seat_->take_news(); }
+  bool agree() override { return seat_->agree(); }
+  void cut() noexcept override { seat_->cut(); }
+  void renew() override { seat_->renew(); }
 
  private:
   template <class Kind>

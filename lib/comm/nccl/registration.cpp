@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// The memory that an NCCL communicator knows. Without it NCCL copies through buffers of its own, so a failure here is
+// no reason to end the job.
+#include "comm/nccl/connection.h"
+
+namespace fsdp::comm::nccl {
+namespace {
+
+constexpr uint32_t forget_ms = 1000;
+
+}  // namespace
+
+void Connection::call_register(Registered &added, uint64_t bytes, bool windows, uint32_t timeout_ms) {
+  const std::string what = format_text("memory of NCCL communicator '{}'", plan_.name);
+  const char *function = windows ? "ncclCommWindowRegister" : "ncclCommRegister";
+  call(function, what, [&](Comm *comm) {
+    return windows ? library_->ncclCommWindowRegister(comm, added.data, bytes, &added.window, window_symmetric)
+                   : library_->ncclCommRegister(comm, added.data, bytes, &added.handle);
+  });
+  settle(function, what, timeout_ms, [this] { waiter_.poll(); });
+}
+
+Registration Connection::register_memory(void *data, uint64_t bytes, bool windows, uint32_t timeout_ms,
+                                         std::string &why) {
+  Registered &added = *memory_->emplace_back(std::make_unique<Registered>(Registered{data}));
+  handle_->watch(false);
+  try {
+    call_register(added, bytes, windows, timeout_ms);
+  } catch (const Error &error) {
+    waiter_.failure().check();
+    if (error.origin != FSDP_ORIGIN_NCCL) throw;
+    why = error.message;
+    if (is_spoilt()) return Registration::spoilt;
+  }
+  handle_->watch(true);
+  if (added.window || added.handle) return Registration::done;
+  if (why.empty()) why = "NCCL has no use for such memory here";
+  return Registration::refused;
+}
+
+// An error that NCCL keeps is what every later call returns; and what is in progress cannot be taken back.
+bool Connection::is_spoilt() noexcept {
+  try {
+    Result state = success;
+    call("ncclCommGetAsyncError", "memory", [&](Comm *comm) { return state = state_of(comm, "memory", "memory"); });
+    return state != success;
+  } catch (const std::exception &) {
+    return true;
+  }
+}
+
+bool Connection::deregister(Registered &registered) noexcept {
+  if (!registered.handle && !registered.window) return true;
+  const std::string what = "memory that NCCL forgets";
+  const char *function = registered.window ? "ncclCommWindowDeregister" : "ncclCommDeregister";
+  try {
+    call(function, what, [&](Comm *comm) {
+      return registered.window ? library_->ncclCommWindowDeregister(comm, registered.window)
+                               : library_->ncclCommDeregister(comm, registered.handle);
+    });
+    settle(function, what, forget_ms, [this] { waiter_.failure().check(); });
+    return true;
+  } catch (const std::exception &) {
+    return false;
+  }
+}
+
+bool Connection::forget_memory(void *data) noexcept {
+  bool forgotten = true;
+  std::erase_if(*memory_, [&](const auto &registered) {
+    if (registered->data != data) return false;
+    forgotten = deregister(*registered) && forgotten;
+    return true;
+  });
+  return forgotten;
+}
+
+}  // namespace fsdp::comm::nccl

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// How NCCL's communicators end when a job has failed: whatever an abort waits for, GPUs are freed and callers go on.
+#include <condition_variable>
+#include <mutex>
+
+#include "nccl_bench.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+// ncclCommAbort waits for all kernels of the GPU, and those of another communicator wait until it is aborted itself.
+TEST_F(NcclTest, AllCommunicatorsOfAGpuAreAbortedAtOnce) {
+  for (const int64_t version : {22907, 23203}) {  // ordered by events, and by NCCL
+    control().set(Knob::version, version);
+    expect_well(run_ranks({2}, [](NcclRank &mine) {
+      Bench bench(mine);
+      const auto other = mine.team->create_communicator("reduce");
+      const auto reduces = mine.device->create_stream("reduce");
+      if (mine.rank() == 0) {
+        bench.gather();
+        other->barrier({2, "end"}, *reduces);
+        std::this_thread::sleep_for(100ms);
+      }
+      mine.failure.set(Error(FSDP_ABORTED, "the test aborts"));
+      expect_freed(mine, *bench.stream, 1);
+      expect_freed(mine, *reduces, 1);
+    }));
+  }
+  EXPECT_EQ(control().count(Count::aborts), 8);
+}
+
+// What copy engines wait for no abort ends: they are used where they are asked for.
+TEST_F(NcclTest, AGatherOverWindowsNoticesAnAbort) {
+  expect_well(run_ranks({2}, [](NcclRank &mine) {
+    Bench bench(mine);
+    mine.team->register_memory(bench.pool->data(), bench.pool->size_bytes(), "pool");
+    if (mine.rank() == 0) {
+      EXPECT_EQ(control().count(Count::windows), 4);
+      bench.gather();
+    }
+    mine.meet();
+    mine.failure.set(Error(FSDP_ABORTED, "the test aborts"));
+    expect_freed(mine, *bench.stream, 1);
+    if (mine.rank() == 0) control().set(Knob::let_copies_go, 1);
+  }));
+}
+
+// NCCL may write a communicator's handle when the call that makes it has returned.
+TEST_F(NcclTest, AHandleMayComeLate) {
+  control().set(Knob::late_handle_ms, 200);
+  expect_well(run_ranks({2}, [](NcclRank &mine) {
+    Bench bench(mine);
+    bench.gather();
+    mine.synchronize(*bench.stream);
+  }));
+  EXPECT_EQ(control().count(Count::finished), 2);
+}
+
+TEST_F(NcclTest, ACommunicatorThatIsBeingMadeIsAborted) {
+  for (const int64_t late_ms : {0, 500}) {
+    control().set(Knob::late_handle_ms, late_ms);
+    control().set(Knob::hang_init_rank, 2);
+    const auto start = std::chrono::steady_clock::now();
+    for (const Error &error : run_ranks({2}, [](NcclRank &mine) {
+           std::thread fails([&] {
+             std::this_thread::sleep_for(200ms);
+             mine.failure.set(Error(FSDP_ABORTED, "the test aborts"));
+           });
+           const Error error = error_of([&] { Bench bench(mine); });
+           fails.join();
+           throw error;
+         }))
+      EXPECT_TRUE(has(error, "the test aborts")) << error.message;
+    EXPECT_LT(seconds_since(start), 3);
+    EXPECT_EQ(control().count(Count::communicators), 0) << late_ms;
+  }
+  EXPECT_EQ(control().count(Count::aborts), 4);
+}
+
+// NCCL's own thread may be held up in CUDA.
+TEST_F(NcclTest, ALaunchThatDoesNotReturnEndsWithTheJob) {
+  control().set(Knob::hang_launch, 1);
+  const auto problems = run_ranks({2}, [](NcclRank &mine) {
+    Bench bench(mine);
+    std::thread fails([&] {
+      std::this_thread::sleep_for(200ms);
+      mine.failure.set(Error(FSDP_ABORTED, "the test aborts"));
+    });
+    const auto start = std::chrono::steady_clock::now();
+    (void)error_of([&] { bench.gather(); });
+    EXPECT_LT(seconds_since(start), 2);
+    fails.join();
+    expect_freed(mine, *bench.stream, 1);
+  });
+  expect_well(problems);
+}
+
+// A stream whose queue is full: enqueueing blocks.
+class FullStream final : public device::Stream {
+ public:
+  explicit FullStream(device::Stream &stream) : stream_(stream) {}
+  void let_go() {
+    const std::lock_guard lock(mutex_);
+    full_ = false;
+    changed_.notify_all();
+  }
+  void record(device::Event &event) override {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait_for(lock, 20s, [&] { return !full_; });
+    }
+    stream_.record(event);
+  }
+  void wait(const device::Event &event) override { stream_.wait(event); }
+  void run(const device::Task &) override {}
+  void copy(void *, const void *, size_t) override {}
+  void fill(void *, uint8_t, size_t) override {}
+  void cast(void *, fsdp_dtype, const void *, fsdp_dtype, uint64_t) override {}
+  void add(void *, fsdp_dtype, const void *, fsdp_dtype, uint64_t) override {}
+  void scale(float *, float, uint64_t) override {}
+  void rank_sum(const device::RankSum &) override {}
+  void sum_squares(double *, const float *, uint64_t, uint64_t) override {}
+  void count_nonfinite(uint64_t *, const float *, uint64_t) override {}
+  void adamw(const device::AdamW &, std::span<const device::AdamWSpan>) override {}
+  void adamw_from(const device::AdamW *, std::span<const device::AdamWSpan>) override {}
+  void store_step(device::AdamW *, const device::AdamW &) override {}
+  fsdp_stream handle() const noexcept override { return stream_.handle(); }
+
+ private:
+  device::Stream &stream_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool full_ = true;
+};
+
+// The guard finds the collective that does not end, and ends it, while the caller is held up in CUDA because of it.
+TEST_F(NcclTest, ACallerThatCudaHoldsUpIsFreed) {
+  const auto problems = run_ranks({2, 1500}, [](NcclRank &mine) {
+    Bench bench(mine);
+    if (mine.rank() == 0) {
+      bench.gather();
+      FullStream full(*bench.stream);
+      std::thread caller([&] {
+        const GatherSpan span{{bench.arena.get(), 0, Bench::part}, bench.pool->data(), Bench::part};
+        (void)error_of([&] { bench.communicator->all_gather({&span, 1}, {1, "layer.4"}, full); });
+      });
+      const auto start = std::chrono::steady_clock::now();
+      while (!mine.failure.failed() && seconds_since(start) < 6) std::this_thread::sleep_for(1ms);
+      EXPECT_LT(seconds_since(start), 4);
+      expect_freed(mine, *bench.stream, 1);
+      full.let_go();
+      caller.join();
+      mine.failure.check();
+    }
+    while (!mine.failure.failed()) std::this_thread::sleep_for(1ms);
+  });
+  EXPECT_EQ(problems[0].status, FSDP_TIMEOUT) << problems[0].message;
+  EXPECT_TRUE(has(problems[0], "all_gather of 'layer.3'")) << problems[0].message;
+}
+
+// A graph of a rank's, with one gather.
+class GatherGraph {
+ public:
+  GatherGraph(NcclRank &mine, Bench &bench) {
+    const cudaStream_t stream = static_cast<cudaStream_t>(bench.stream->handle());
+    EXPECT_EQ(cudaSetDevice(mine.device->index()), cudaSuccess);
+    EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    mine.device->begin_capture(bench.stream->capture_id());
+    bench.gather();
+    mine.device->end_capture();
+    EXPECT_EQ(cudaStreamEndCapture(stream, &graph_), cudaSuccess);
+  }
+  ~GatherGraph() { destroy(); }
+  GatherGraph(const GatherGraph &) = delete;
+  GatherGraph &operator=(const GatherGraph &) = delete;
+  void destroy() {
+    if (!graph_) return;
+    EXPECT_EQ(cudaGraphDestroy(std::exchange(graph_, nullptr)), cudaSuccess);
+  }
+
+ private:
+  cudaGraph_t graph_ = nullptr;
+};
+
+TEST_F(NcclTest, ACommunicatorEndsInGoodOrderAfterItsGraphs) {
+  expect_well(run_ranks({2}, [](NcclRank &mine) {
+    Bench bench(mine);
+    { const GatherGraph graph(mine, bench); }
+    bench.communicator.reset();
+    EXPECT_TRUE(mine.team->take_news().empty());
+  }));
+  EXPECT_EQ(control().count(Count::finished), 2);
+}
+
+// NCCL does not end a communicator before the graphs that captured something of it.
+TEST_F(NcclTest, AGraphThatOutlivesItsCommunicatorIsNamed) {
+  expect_well(run_ranks({2}, [](NcclRank &mine) {
+    Bench bench(mine);
+    GatherGraph graph(mine, bench);
+    const auto start = std::chrono::steady_clock::now();
+    bench.communicator.reset();
+    EXPECT_LT(seconds_since(start), 5);
+    const auto news = mine.team->take_news();
+    ASSERT_EQ(news.size(), 1U);
+    EXPECT_EQ(news[0].level, FSDP_LOG_WARNING);
+    EXPECT_NE(
+        news[0].text.find("'gather' of rank " + std::to_string(mine.rank()) + " cannot end: graphs that captured"),
+        std::string::npos)
+        << news[0].text;
+    mine.meet();
+    graph.destroy();
+    while (control().count(Count::communicators) > 0 && seconds_since(start) < 10) std::this_thread::sleep_for(1ms);
+  }));
+}
+
+// A graph of a communicator that was made anew would launch into nothing.
+TEST_F(NcclTest, GraphsDoNotSurviveARoundThatIsAborted) {
+  const auto problems = run_ranks({2}, [](NcclRank &mine) {
+    Bench bench(mine);
+    GatherGraph graph(mine, bench);
+    if (mine.rank() == 0) bench.gather();
+    bench.communicator->abandon();
+    const Error error = error_of([&] { bench.communicator->next_round(); });
+    expect_freed(mine, *bench.stream, 1);
+    graph.destroy();
+    throw error;
+  });
+  for (const Error &error : problems) {
+    EXPECT_EQ(error.status, FSDP_INVALID_STATE) << error.message;
+    EXPECT_TRUE(has(error, "graphs have captured work of NCCL communicator 'gather'")) << error.message;
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test

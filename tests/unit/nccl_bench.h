@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// A collective whose peers may not come.
+#pragma once
+
+#include "nccl_ranks.h"
+
+namespace fsdp::comm::test {
+
+inline bool has(const Error &error, const char *text) { return error.message.find(text) != std::string::npos; }
+
+// A collective of two ranks whose peer may not come.
+struct Bench {
+  explicit Bench(NcclRank &mine)
+      : stream(mine.device->create_stream("gather")),
+        arena(mine.team->create_parts(part, "weights")),
+        pool(mine.device->allocate(mine.size() * part, "pool")),
+        communicator(mine.team->create_communicator("gather")) {}
+  void gather() {
+    const GatherSpan span{{arena.get(), 0, part}, pool->data(), part};
+    communicator->all_gather({&span, 1}, {1, "layer.3"}, *stream);
+  }
+  static constexpr uint64_t part = 4096;
+  std::unique_ptr<device::Stream> stream;
+  std::unique_ptr<Arena> arena;
+  std::unique_ptr<device::Memory> pool;
+  std::unique_ptr<Communicator> communicator;
+};
+
+// The streams of the GPU are free again within this time, whatever they waited for.
+inline void expect_freed(NcclRank &mine, device::Stream &stream, double within) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto event = mine.device->create_event();
+  stream.record(*event);
+  while (!event->done() && seconds_since(start) < 10) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_LT(seconds_since(start), within);
+}
+
+}  // namespace fsdp::comm::test

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory that NCCL is to know, and what happens where it does not want to.
+#include "nccl_bench.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+// One gather that works, and the lines that were logged.
+std::vector<Note> gather_once(NcclRank &mine) {
+  Bench bench(mine);
+  mine.team->register_memory(bench.pool->data(), bench.pool->size_bytes(), "pool");
+  std::memset(bench.arena->writable() + mine.rank() * Bench::part, static_cast<int>(mine.rank() + 1), Bench::part);
+  bench.gather();
+  mine.synchronize(*bench.stream);
+  EXPECT_EQ(mine.read<uint8_t>(bench.pool->data() + Bench::part, 1)[0], 2);
+  return mine.team->take_news();
+}
+
+void expect_told(const std::vector<Note> &news, const char *why) {
+  ASSERT_EQ(news.size(), 1U);
+  EXPECT_EQ(news[0].level, FSDP_LOG_WARNING);
+  EXPECT_NE(news[0].text.find("memory that is not registered"), std::string::npos) << news[0].text;
+  EXPECT_NE(news[0].text.find(why), std::string::npos) << news[0].text;
+}
+
+TEST_F(NcclTest, MemoryIsRegisteredAsTheVersionHasIt) {
+  struct Case {
+    int64_t version;
+    const char *windows;
+    Count kind;
+  };
+  for (const Case &one :
+       {Case{22907, nullptr, Count::windows}, Case{22809, nullptr, Count::buffers}, Case{22809, "1", Count::windows},
+        Case{22403, "1", Count::buffers}, Case{23203, nullptr, Count::windows}, Case{23203, "0", Count::buffers}}) {
+    control().set(Knob::version, one.version);
+    one.windows ? ::setenv("FSDP_NCCL_WINDOWS", one.windows, 1) : ::unsetenv("FSDP_NCCL_WINDOWS");
+    expect_well(run_ranks({2}, [&](NcclRank &mine) {
+      const auto early = mine.team->create_parts(4096, "early");
+      const auto gather = mine.team->create_communicator("gather");
+      const auto late = mine.team->create_parts(8192, "late");
+      mine.meet();
+      EXPECT_EQ(control().count(one.kind), 4) << one.version;
+      const bool deaf = one.version == 22809 && one.windows;
+      EXPECT_EQ(mine.team->notes().size(), deaf ? 2U : 1U) << one.version;
+      EXPECT_EQ(deaf,
+                mine.team->notes().back().text.find("windows before NCCL 2.29.7 do not notice") != std::string::npos);
+      mine.meet();
+    }));
+  }
+}
+
+TEST_F(NcclTest, CopyEnginesThatTheEnvironmentAsksNcclForAreWarnedOf) {
+  for (const char *policy : {"EFFICIENCY", "ZERO", "2"}) {
+    ::setenv("NCCL_CTA_POLICY", policy, 1);
+    expect_well(run_ranks({2}, [&](NcclRank &mine) {
+      const bool told =
+          mine.team->notes().back().text.find("gathers by copy engines do not notice") != std::string::npos;
+      EXPECT_EQ(told, std::string(policy) != "EFFICIENCY") << policy;
+    }));
+  }
+}
+
+TEST_F(NcclTest, WhereWindowsAreRefusedThereAreNone) {
+  control().set(Knob::refuse_windows, 1);
+  expect_well(
+      run_ranks({2}, [](NcclRank &mine) { expect_told(gather_once(mine), "NCCL has no use for such memory"); }));
+  EXPECT_EQ(control().count(Count::registered_collectives), 0);
+  EXPECT_EQ(control().count(Count::aborts), 0);
+}
+
+// NCCL keeps the error of a window: nothing else works on that communicator any more.
+TEST_F(NcclTest, ACommunicatorThatAWindowSpoiltIsMadeAnewWithout) {
+  control().set(Knob::window_error, 1);
+  expect_well(run_ranks({2}, [](NcclRank &mine) {
+    expect_told(gather_once(mine), "ncclCommWindowRegister returned 1");
+    const auto next = mine.team->create_communicator("reduce");
+    const auto stream = mine.device->create_stream("reduce");
+    next->barrier({1, "end"}, *stream);
+    mine.synchronize(*stream);
+  }));
+  EXPECT_EQ(control().count(Count::aborts), 2);
+  EXPECT_EQ(control().count(Count::finished), 4);
+}
+
+TEST_F(NcclTest, AWindowThatOneRankSpoilsHoldsNobodyUp) {
+  control().set(Knob::window_error, 1);
+  control().set(Knob::window_error_rank, 2);
+  const auto start = std::chrono::steady_clock::now();
+  expect_well(run_ranks({2, 4000}, [](NcclRank &mine) {
+    expect_told(gather_once(mine), mine.rank() == 1 ? "ncclCommWindowRegister returned 1"
+                                                    : "ncclCommWindowRegister of NCCL 2.32.3 was still in progress");
+  }));
+  EXPECT_LT(seconds_since(start), 4);
+}
+
+TEST_F(NcclTest, BuffersThatAreRefusedAreCopied) {
+  control().set(Knob::version, 22403);
+  control().set(Knob::buffer_error, 2);
+  expect_well(run_ranks({2}, [](NcclRank &mine) { expect_told(gather_once(mine), "ncclCommRegister returned 2"); }));
+  EXPECT_EQ(control().count(Count::aborts), 0);
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test
