@@ -78,7 +78,6 @@ class Context {
   const Runtime *captured() const noexcept { return captured_; }
   void set_captured(const Runtime *model) noexcept { captured_ = model; }
   void require_no_other_capture(const Runtime *model, const char *call) const;
-  uint32_t timeout_ms() const noexcept { return waiter_.timeout_ms(); }
   // Nobody is inside the context while it runs; false: somebody was, and it was not run.
   bool run_alone(const std::function<void()> &body);
   comm::DeviceTransport transport() const noexcept;
