@@ -207,7 +207,7 @@ void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
 }
 
 void Reducer::check_writers(const Group &group, const char *call) const {
-  if (runtime_.context.on_host() || group.grad.state != State::lent) return;
+  if (runtime_.context.on_host() || group.grad.state != Phase::lent) return;
   for (const fsdp_stream stream : group.grad.streams)
     if (const uint64_t id = runtime_.context.device().caller_stream(stream).capture_id();
         id != 0 && id != runtime_.capture_id)
