@@ -277,12 +277,13 @@ void Model::discard(fsdp_stream stream) {
   const CallSpan span(state, "discard_step");
   if (state.version == 0)
     fail(FSDP_INVALID_STATE, "{}: nothing was published yet, so there is no step to discard; call fsdp_publish_weights", call);
-  device::Stream &caller = state.caller_stream(stream, call);
+  state.caller_stream(stream, call);
   state.abandon();
   gatherer_->drop_all(true);
+  if (!context_->on_host()) reducer_->await_writers(stream);
+  device::Stream &caller = context_->device().caller_stream(stream);
   state.wait_idle(caller);
   if (!context_->on_host()) {
-    reducer_->await_writers(caller);
     await_readers(caller);
     state.synchronize(caller);
   }
@@ -344,7 +345,7 @@ double Model::apply_grads(const fsdp_grad *grads, uint64_t count, double lr, dou
   if (max_norm > 0 || want_norm) state.require_eager(call);
   state.require_weights(call);
   require_adamw(call);
-  device::Stream &caller = state.caller_stream(stream, call);
+  state.caller_stream(stream, call);
   check_grads(grads, count, call);
   // In backward order, as a backward pass would give them: what the gradient pool was planned for.
   uint64_t end = count;
@@ -362,6 +363,7 @@ double Model::apply_grads(const fsdp_grad *grads, uint64_t count, double lr, dou
     reducer_->reduce(group, FSDP_LAST, stream);
   }
   finish_grads(1.0, stream);
+  device::Stream &caller = state.caller_stream(stream, call);
   double norm = 0;
   if (max_norm > 0)
     norm = optimizer_->clip_grads(max_norm, caller);
