@@ -2,6 +2,13 @@
 #include "engine/capture.h"
 
 namespace fsdp::engine {
+namespace {
+
+std::string describe_failure(const char *call, const Error &error) {
+  return format_text("{} failed with {}: {}", call, fsdp_get_status_name(error.status), error.message);
+}
+
+}  // namespace
 
 Capture::Capture(Model &model, Runtime &runtime, uint32_t number, fsdp_stream stream)
     : model_(model),
@@ -79,8 +86,7 @@ void Capture::end() {
 }
 
 void Capture::spoil(const char *call, const Error &error) {
-  if (failure_.empty())
-    failure_ = format_text("{} failed with {}: {}", call, fsdp_get_status_name(error.status), error.message);
+  if (failure_.empty()) failure_ = describe_failure(call, error);
 }
 
 void Capture::add_step(const fsdp_adamw_options &options) {
@@ -132,10 +138,20 @@ void Model::begin_capture(fsdp_stream stream) {
   Runtime &state = runtime(call);
   if (context_->on_host()) fail(FSDP_UNSUPPORTED, "{}: the host device has no graphs", call);
   if (capture_) fail(FSDP_INVALID_STATE, "{}: the model is being captured already; call fsdp_capture_end first", call);
-  context_->require_no_other_capture(&state, call);
-  state.require_step(call);
-  capture_ = std::make_shared<Capture>(*this, state, capture_count_ + 1, stream);
-  ++capture_count_;
+  const auto failed = catch_error([&] {
+    context_->require_no_other_capture(&state, call);
+    state.require_step(call);
+    capture_ = std::make_shared<Capture>(*this, state, capture_count_ + 1, stream);
+  });
+  failed_begin_ = failed ? describe_failure(call, *failed) : std::string();
+  if (failed) throw *failed;
+}
+
+// The others have begun, perhaps, and wait: they are told why their graph is of no use.
+void Model::end_failed_begin() {
+  const std::string failed = failed_begin_;
+  meet(Intent::capture, 0, failed, capture_count_ + 1);
+  check_meeting(Intent::capture, 0);
 }
 
 // The state is put back whatever happens: a capture that failed leaves the model as it was. The library's streams leave
@@ -143,6 +159,7 @@ void Model::begin_capture(fsdp_stream stream) {
 std::shared_ptr<Capture> Model::end_capture(fsdp_stream stream) {
   constexpr auto call = "fsdp_capture_end";
   runtime(call);
+  if (!capture_ && !failed_begin_.empty()) end_failed_begin();  // throws
   if (!capture_) fail(FSDP_INVALID_STATE, "{}: the model is not being captured; call fsdp_capture_begin first", call);
   const auto failed = catch_error([&] {
     const auto apart = catch_error([&] { capture_->join(stream); });

@@ -27,7 +27,7 @@ std::string describe_capture(const Meeting &meeting) {
 
 }  // namespace
 
-void Model::meet(Intent intent, double value, const std::string &missing, uint32_t replayed) {
+void Model::meet(Intent intent, double value, const std::string &missing, uint32_t capture) {
   Runtime &state = *runtime_;
   state.replays.check();
   Meeting &mine = meetings_.back();
@@ -38,7 +38,7 @@ void Model::meet(Intent intent, double value, const std::string &missing, uint32
   mine.value = value;
   mine.reduces = intent == Intent::finish ? reducer_->count_reduces() : 0;
   mine.calls = state.calls.hash();
-  mine.capture = capture_ ? capture_->number() : replayed;
+  mine.capture = capture_ ? capture_->number() : capture;
   std::strncpy(mine.text, missing.c_str(), sizeof mine.text - 1);
   state.gather_trace->settle();
   state.reduce_trace->settle();
@@ -46,6 +46,10 @@ void Model::meet(Intent intent, double value, const std::string &missing, uint32
   const trace::FlightScope exchange(*state.meeting_flights, intent_call(intent), 0);
   // One name for all intents: the meeting itself tells who called what.
   state.teams.all->exchange_fixed(&mine, sizeof mine, meetings_.data(), "the end of a step");
+  // Captures are counted here, where all ranks see the same: also one that could not be begun on this rank.
+  for (uint32_t r = 0; r < state.teams.all->size(); ++r)
+    capture_count_ = std::max(capture_count_, static_cast<uint32_t>(meetings_[r].capture));
+  failed_begin_.clear();
 }
 
 // Everything this rank has enqueued ends: completed, or given up because a peer does not take part.
