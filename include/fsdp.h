@@ -851,9 +851,13 @@ typedef struct fsdp_capture fsdp_capture;
  * INVALID_STATE meanwhile: calls for which the host must wait (norms, clip_grads, check_grads, load, read), begin_update and
  * discard_step; streams that are not in the capture; calls of the context's other models, whose work could be drawn into the graph;
  * closing the context. A call of the model that fails, whatever its error, is missing in the graph: fsdp_capture_end fails then.
+ * (Not so BUSY and INVALID_HANDLE, which come before the model is looked at: a call that ends so must be made again, or the graph
+ * lacks it unnoticed.) Where this call itself has failed, fsdp_capture_end may be called all the same, for peers whose call has not
+ * failed: it fails on every rank with the error of this one, and the next capture is as good as any.
  * Collective: the mesh, though ranks meet only in fsdp_capture_end: they must capture the same. Blocks: until the library's work on
  * this rank is done. Errors: INVALID_STATE (the stream is not being captured, another capture is under way), UNSUPPORTED (host device;
- * calls between here and the end: ranks that exchange through memory of the host, which no graph can hold). Since 0.1.
+ * calls between here and the end: ranks that exchange through memory of the host, which no graph can hold), TIMEOUT (the library's
+ * work has not ended), SYSTEM. Since 0.1.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_capture_begin(fsdp_model *model, fsdp_stream stream);
 
@@ -875,14 +879,15 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_capture_end(fsdp_model *model, fsdp_strea
  * what differs, and the model is as before.
  * Collective: the mesh. Blocks: peers; the GPU only with 64 replays under way. Errors: INVALID_STATE (says what differs),
  * INVALID_ARGUMENT, INVALID_HANDLE (the model was destroyed), MISMATCH (ranks replay different captures or give another lr),
- * PEER_FAILED, TIMEOUT (also: an earlier replay has not ended within timeout_ms). Since 0.1.
+ * PEER_FAILED, TIMEOUT (also: an earlier replay has not ended within timeout_ms), SYSTEM. Since 0.1.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_prepare_replay(fsdp_capture *capture, double lr, fsdp_stream stream);
 
 /**
  * After the graph was launched on `stream`: the model goes on as if the captured calls had been made, and later calls come after
  * the graph. One that does not end, since a peer launched none, ends later waits by TIMEOUT, which names the capture.
- * Collective: no. Blocks: no. Errors: INVALID_STATE (not prepared), INVALID_ARGUMENT (not the stream of the preparation). Since 0.1.
+ * Collective: no. Blocks: no. Errors: INVALID_STATE (not prepared), INVALID_ARGUMENT (not the stream of the preparation), SYSTEM
+ * (nothing can be ordered behind the graph: the context has failed). Since 0.1.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_commit_replay(fsdp_capture *capture, fsdp_stream stream);
 

@@ -2,6 +2,13 @@
 #include "engine/capture.h"
 
 namespace fsdp::engine {
+namespace {
+
+std::string describe_failure(const char *call, const Error &error) {
+  return format_text("{} failed with {}: {}", call, fsdp_get_status_name(error.status), error.message);
+}
+
+}  // namespace
 
 Capture::Capture(Model &model, Runtime &runtime, uint32_t number, fsdp_stream stream)
     : model_(model),
@@ -12,7 +19,8 @@ Capture::Capture(Model &model, Runtime &runtime, uint32_t number, fsdp_stream st
   device::Stream &caller = device.caller_stream(stream);
   const uint64_t id = caller.capture_id();
   if (id == 0)
-    fail(FSDP_INVALID_STATE, "fsdp_capture_begin: the stream is not being captured; call cudaStreamBeginCapture on it first");
+    fail(FSDP_INVALID_STATE,
+         "fsdp_capture_begin: the stream is not being captured; call cudaStreamBeginCapture on it first");
   await_library();
   before_ = read();
   calls_ = runtime.calls;
@@ -50,6 +58,7 @@ void Capture::await_library() {
   }
   for (const device::Event *event : runtime_.events())
     if (!event->done()) device.synchronize(*event);
+  if (!runtime_.order->done()) device.synchronize(*runtime_.order);  // between streams of the caller's
 }
 
 void Capture::join(fsdp_stream stream) {
@@ -77,16 +86,16 @@ void Capture::end() {
 }
 
 void Capture::spoil(const char *call, const Error &error) {
-  if (failure_.empty())
-    failure_ = format_text("{} failed with {}: {}", call, fsdp_get_status_name(error.status), error.message);
+  if (failure_.empty()) failure_ = describe_failure(call, error);
 }
 
 void Capture::add_step(const fsdp_adamw_options &options) {
   if (has_step_)
     fail(FSDP_UNSUPPORTED, "fsdp_step_adamw: this capture has a step already, and a replay has the lr of one");
   if (options.step)
-    fail(FSDP_INVALID_ARGUMENT, "fsdp_step_adamw: fsdp_adamw_options.step is {}; in a capture it must be 0, since every replay "
-                                "is another step",
+    fail(FSDP_INVALID_ARGUMENT,
+         "fsdp_step_adamw: fsdp_adamw_options.step is {}; in a capture it must be 0, since every replay "
+         "is another step",
          options.step);
   has_step_ = true;
   adamw_ = options;
@@ -98,7 +107,9 @@ std::string Capture::find_difference() const {
   return format_text("the model is not in the state in which capture {} began: {}", number_, difference);
 }
 
-void Capture::enter(double lr, device::Stream &caller) {
+void Capture::enter(double lr, fsdp_stream stream) {
+  model_.reducer().await_writers(stream);
+  device::Stream &caller = runtime_.context.device().caller_stream(stream);
   runtime_.replays.join(caller);
   for (device::Stream *library : runtime_.library_streams()) {
     library->record(*runtime_.order);
@@ -106,24 +117,18 @@ void Capture::enter(double lr, device::Stream &caller) {
   }
   for (const device::Event *event : runtime_.events())
     if (!event->done()) caller.wait(*event);
-  model_.reducer().await_writers(caller);
   if (has_step_) model_.optimizer().store_steps(lr, adamw_, caller);
   runtime_.replays.prepare(number_, name_, caller);
 }
 
-// Whatever waits for the work of an earlier call waits for the graph: that call's own records were points of the graph.
-// So were the streams that wrote what is still lent: now it is the one of the launch.
-void Capture::leave(device::Stream &caller, fsdp_stream stream) {
-  for (device::Event *event : runtime_.events()) caller.record(*event);
-  caller.record(*runtime_.order);
-  for (device::Stream *library : runtime_.library_streams()) library->wait(*runtime_.order);
+// Whatever follows comes after the graph: on the library's streams from here on, on the caller's from the call on that
+// they are given to (Runtime::caller_stream). So neither what the captured calls recorded nor who wrote what is still
+// lent is of any meaning, and one record is enough: CUDA makes the host wait once about 1000 commands are pending.
+void Capture::leave(device::Stream &caller) {
   runtime_.replays.commit(caller);
+  for (device::Stream *library : runtime_.library_streams()) runtime_.replays.join_last(*library);
   State state = advance(read(), before_, after_);
-  for (GradState &grad : state.grads) {
-    if (grad.state != GradState::State::lent) continue;
-    grad.streams.assign(1, stream);
-    grad.writers.assign(grad.writers.size(), stream);
-  }
+  for (GradState &grad : state.grads) grad.streams.clear();
   write(state);
   if (after_.version != before_.version) runtime_.calls.restart();
 }
@@ -133,10 +138,20 @@ void Model::begin_capture(fsdp_stream stream) {
   Runtime &state = runtime(call);
   if (context_->on_host()) fail(FSDP_UNSUPPORTED, "{}: the host device has no graphs", call);
   if (capture_) fail(FSDP_INVALID_STATE, "{}: the model is being captured already; call fsdp_capture_end first", call);
-  context_->require_no_other_capture(&state, call);
-  state.require_step(call);
-  capture_ = std::make_shared<Capture>(*this, state, capture_count_ + 1, stream);
-  ++capture_count_;
+  const auto failed = catch_error([&] {
+    context_->require_no_other_capture(&state, call);
+    state.require_step(call);
+    capture_ = std::make_shared<Capture>(*this, state, capture_count_ + 1, stream);
+  });
+  failed_begin_ = failed ? describe_failure(call, *failed) : std::string();
+  if (failed) throw *failed;
+}
+
+// The others have begun, perhaps, and wait: they are told why their graph is of no use.
+void Model::end_failed_begin() {
+  const std::string failed = failed_begin_;
+  meet(Intent::capture, 0, failed, capture_count_ + 1);
+  check_meeting(Intent::capture, 0);
 }
 
 // The state is put back whatever happens: a capture that failed leaves the model as it was. The library's streams leave
@@ -144,6 +159,7 @@ void Model::begin_capture(fsdp_stream stream) {
 std::shared_ptr<Capture> Model::end_capture(fsdp_stream stream) {
   constexpr auto call = "fsdp_capture_end";
   runtime(call);
+  if (!capture_ && !failed_begin_.empty()) end_failed_begin();  // throws
   if (!capture_) fail(FSDP_INVALID_STATE, "{}: the model is not being captured; call fsdp_capture_begin first", call);
   const auto failed = catch_error([&] {
     const auto apart = catch_error([&] { capture_->join(stream); });

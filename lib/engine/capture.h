@@ -41,8 +41,8 @@ class Capture {
   void end();
   // What of the model is not as it was when the capture began, as text; empty if nothing.
   std::string find_difference() const;
-  void enter(double lr, device::Stream &caller);
-  void leave(device::Stream &caller, fsdp_stream stream);
+  void enter(double lr, fsdp_stream stream);
+  void leave(device::Stream &caller);
 
  private:
   void await_library();

@@ -90,14 +90,14 @@ class Model : public OpenModel {
   void require_unsealed(const char *call) const;
   std::unique_ptr<memory::ModelPlan> make_plan() const;
   void seal_running();
-  void meet(Intent intent, double value, const std::string &missing, uint32_t replayed = 0);
+  void meet(Intent intent, double value, const std::string &missing, uint32_t capture = 0);
   void check_meeting(Intent intent, double value);
   void check_versions();
   std::string compare_calls();
   void end_step(Intent intent, double value, std::string missing, device::Stream &caller);
   void await_readers(device::Stream &caller);
   void realign();
-  void end_messages(device::Stream &caller);
+  void end_messages(fsdp_stream stream);
   void realign_messages();
   void exchange_meetings();
   device::Stream &gather_outer_weights(device::Stream &caller);
@@ -109,6 +109,7 @@ class Model : public OpenModel {
   std::string find_obstacle(const Capture &capture, fsdp_stream stream);
   void require_prepared(const Capture &capture, fsdp_stream stream, const char *call) const;
   void give_up_replay();
+  void end_failed_begin();
   void await_prepared() noexcept;
 
   std::shared_ptr<Context> context_;
@@ -125,7 +126,8 @@ class Model : public OpenModel {
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<Params> params_;
   std::shared_ptr<Capture> capture_;  // under way; NULL: none
-  uint32_t capture_count_ = 0;
+  uint32_t capture_count_ = 0;     // that the ranks have met in
+  std::string failed_begin_;       // since the ranks met last: what fsdp_capture_end tells the others; empty: none
   // The replay that must be launched and committed, or given up, before anything else. A capture that is gone gives it
   // up.
   struct Prepared {

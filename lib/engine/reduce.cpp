@@ -101,13 +101,17 @@ void Reducer::acquire(Group &group, uint64_t param_index, fsdp_stream stream, fs
   const CallSpan span(runtime_, "acquire_grad", &group);
   const ParamPlace &place = runtime_.place(group, param_index, call);
   check_open(group, param_index, call);
-  device::Stream &caller = runtime_.caller_stream(stream, call);
+  runtime_.caller_stream(stream, call);
   check_writers(group, call);
+  device::Stream &caller = runtime_.context.device().caller_stream(stream);
   open(group, caller, call);
   Contribution &state = group.grad;
   const bool again = state.acquired[param_index];
-  if (again && state.writers[param_index] != stream) {
-    // The second writer comes after the first.
+  const auto wrote = [&](fsdp_stream own) {
+    return std::find(state.streams.begin(), state.streams.end(), own) != state.streams.end();
+  };
+  if (again && state.writers[param_index] != stream && wrote(state.writers[param_index])) {
+    // The second writer comes after the first, which is none of these if that was in a replay.
     if (device::Stream *first = writer(state.writers[param_index])) {
       first->record(*runtime_.order);
       caller.wait(*runtime_.order);
@@ -125,7 +129,7 @@ void Reducer::acquire(Group &group, uint64_t param_index, fsdp_stream stream, fs
   state.acquired[param_index] = 1;
   state.touched[param_index] = 1;
   state.writers[param_index] = stream;
-  if (std::find(state.streams.begin(), state.streams.end(), stream) != state.streams.end()) return;
+  if (wrote(stream)) return;
   if (!runtime_.context.on_host()) caller.wait(*state.opened);
   state.streams.push_back(stream);
 }
@@ -242,11 +246,11 @@ void Reducer::chain_writers(Group &group) {
   }
 }
 
-void Reducer::await_writers(device::Stream &caller) {
+void Reducer::await_writers(fsdp_stream stream) {
   for (Group &group : runtime_.groups) {
     if (group.grad.state != Phase::lent) continue;
     chain_writers(group);
-    caller.wait(*group.grad.opened);
+    runtime_.context.device().caller_stream(stream).wait(*group.grad.opened);
   }
 }
 

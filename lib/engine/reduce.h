@@ -34,8 +34,9 @@ class Reducer {
   };
   const Pool &pool() const { return pool_; }
   void set_pool(const Pool &pool) { pool_ = pool; }
-  // Of a device: what follows on the stream comes after what wrote lent gradients.
-  void await_writers(device::Stream &caller);
+  // Of a device: what follows on the stream comes after what wrote lent gradients. A reference to the device's object
+  // of the stream may be of another one then, as after check_writers: there are only so many.
+  void await_writers(fsdp_stream stream);
   // INVALID_STATE if a stream that wrote lent gradients is being captured, into another graph than the model.
   void check_writers(const Group &group, const char *call) const;
 

@@ -26,6 +26,10 @@ void Replays::await_room() {
 
 void Replays::join(device::Stream &caller) const { caller.wait(*at(next_).begun); }
 
+void Replays::join_last(device::Stream &stream) const {
+  if (next_) stream.wait(*at(next_ - 1).ended);
+}
+
 void Replays::prepare(uint32_t capture, const char *name, device::Stream &caller) {
   Replay &replay = at(next_);
   replay.capture = capture;
@@ -112,7 +116,7 @@ void Model::prepare_replay(const std::shared_ptr<Capture> &capture, double lr, f
   check_meeting(Intent::replay, value);
   state.calls.add(CallSequence::Kind::replay, capture->number());
   prepared_ = {capture->number(), capture, stream};
-  const auto failed = catch_error([&] { capture->enter(lr, context_->device().caller_stream(stream)); });
+  const auto failed = catch_error([&] { capture->enter(lr, stream); });
   if (!failed) return;
   give_up_replay();
   throw *failed;
@@ -131,9 +135,9 @@ void Model::require_prepared(const Capture &capture, fsdp_stream stream, const c
 void Model::commit_replay(Capture &capture, fsdp_stream stream) {
   require_prepared(capture, stream, "fsdp_commit_replay");
   prepared_ = {};
-  const auto failed = catch_error([&] { capture.leave(context_->device().caller_stream(stream), stream); });
+  const auto failed = catch_error([&] { capture.leave(context_->device().caller_stream(stream)); });
   if (!failed) return;
-  context_->failure().set(*failed);  // the graph is under way, and nothing is ordered behind it
+  context_->fail_for_good(*failed, false);  // the graph is under way, and nothing is ordered behind it
   throw *failed;
 }
 

@@ -30,6 +30,8 @@ class Replays final : public Unsettled {
   void await_room();
   // What follows on the stream comes after what was prepared for a replay that was given up.
   void join(device::Stream &caller) const;
+  // ... and this after the last graph that was launched.
+  void join_last(device::Stream &stream) const;
   // The stream has been given all that comes before the graph; then the graph.
   void prepare(uint32_t capture, const char *name, device::Stream &caller);
   void commit(device::Stream &caller);

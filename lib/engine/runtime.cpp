@@ -239,7 +239,10 @@ device::Stream &Runtime::caller_stream(fsdp_stream stream, const char *call) con
     error.message = format_text("{}: {}", call, error.message);
     throw;
   }
-  if (id == capture_id) return caller;
+  if (id == capture_id) {
+    replays.join_last(caller);
+    return caller;
+  }
   if (capture_id != 0)
     fail(FSDP_INVALID_STATE,
          "{}: the stream is not in the capture that fsdp_capture_begin was given; give that stream, or one "

@@ -79,7 +79,7 @@ class Runtime {
   const memory::ParamSpec &param(const Group &group, uint64_t index) const { return group.spec->params[index]; }
   ParamPlace &place(Group &group, uint64_t param_index, const char *call);
   // The caller's stream. INVALID_STATE, before anything is recorded, where it belongs to another capture than the
-  // model: CUDA would take the work into that graph, or lose the order.
+  // model: CUDA would take the work into that graph, or lose the order. What follows on it comes after all replays so far.
   device::Stream &caller_stream(fsdp_stream stream, const char *call) const;
   // The caller waits until every rank has published this version.
   void await_version();

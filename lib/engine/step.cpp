@@ -27,7 +27,7 @@ std::string describe_capture(const Meeting &meeting) {
 
 }  // namespace
 
-void Model::meet(Intent intent, double value, const std::string &missing, uint32_t replayed) {
+void Model::meet(Intent intent, double value, const std::string &missing, uint32_t capture) {
   Runtime &state = *runtime_;
   state.replays.check();
   Meeting &mine = meetings_.back();
@@ -38,7 +38,7 @@ void Model::meet(Intent intent, double value, const std::string &missing, uint32
   mine.value = value;
   mine.reduces = intent == Intent::finish ? reducer_->count_reduces() : 0;
   mine.calls = state.calls.hash();
-  mine.capture = capture_ ? capture_->number() : replayed;
+  mine.capture = capture_ ? capture_->number() : capture;
   std::strncpy(mine.text, missing.c_str(), sizeof mine.text - 1);
   state.gather_trace->settle();
   state.reduce_trace->settle();
@@ -46,6 +46,10 @@ void Model::meet(Intent intent, double value, const std::string &missing, uint32
   const trace::FlightScope exchange(*state.meeting_flights, intent_call(intent), 0);
   // One name for all intents: the meeting itself tells who called what.
   state.teams.all->exchange_fixed(&mine, sizeof mine, meetings_.data(), "the end of a step");
+  // Captures are counted here, where all ranks see the same: also one that could not be begun on this rank.
+  for (uint32_t r = 0; r < state.teams.all->size(); ++r)
+    capture_count_ = std::max(capture_count_, static_cast<uint32_t>(meetings_[r].capture));
+  failed_begin_.clear();
 }
 
 // Everything this rank has enqueued ends: completed, or given up because a peer does not take part.
@@ -151,7 +155,7 @@ void Model::realign() {
 
 // All ranks give this step up, and what some of them have enqueued others may not have: where that is so it is given up too,
 // so that the streams can be waited for. Only when those of all ranks are idle may their numbers be realigned.
-void Model::end_messages(device::Stream &caller) {
+void Model::end_messages(fsdp_stream stream) {
   Runtime &state = *runtime_;
   Meeting &mine = meetings_.back();
   mine.sound = 1;
@@ -162,7 +166,8 @@ void Model::end_messages(device::Stream &caller) {
     state.teams.for_each_data([](comm::Team &team) { team.renew(); });
     state.team_news.tell();
   }
-  reducer_->await_writers(caller);
+  reducer_->await_writers(stream);
+  device::Stream &caller = context_->device().caller_stream(stream);
   await_readers(caller);
   state.synchronize(caller);
   exchange_meetings();
@@ -302,9 +307,10 @@ void Model::discard(fsdp_stream stream) {
   const CallSpan span(state, "discard_step");
   if (state.version == 0)
     fail(FSDP_INVALID_STATE, "{}: nothing was published yet, so there is no step to discard; call fsdp_publish_weights", call);
-  device::Stream &caller = state.caller_stream(stream, call);
+  state.caller_stream(stream, call);
   state.abandon();
   gatherer_->drop_all(true);
+  device::Stream &caller = context_->device().caller_stream(stream);
   state.wait_idle(caller);
   const auto all_discard = [&] {
     return std::all_of(meetings_.begin(), meetings_.begin() + state.teams.all->size(),
@@ -314,7 +320,7 @@ void Model::discard(fsdp_stream stream) {
   while (!all_discard());
   check_versions();
   if (context_->on_host()) realign();
-  else end_messages(caller);
+  else end_messages(stream);
   state.step_failure.clear();
   state.window_open = state.window_has_grads = false;
   reducer_->start_step();
@@ -364,7 +370,7 @@ double Model::apply_grads(const fsdp_grad *grads, uint64_t count, double lr, dou
   if (max_norm > 0 || want_norm) state.require_eager(call);
   state.require_weights(call);
   require_adamw(call);
-  device::Stream &caller = state.caller_stream(stream, call);
+  state.caller_stream(stream, call);
   check_grads(grads, count, call);
   // In backward order, as a backward pass would give them: what the gradient pool was planned for.
   uint64_t end = count;
@@ -382,6 +388,7 @@ double Model::apply_grads(const fsdp_grad *grads, uint64_t count, double lr, dou
     reducer_->reduce(group, FSDP_LAST, stream);
   }
   finish_grads(1.0, stream);
+  device::Stream &caller = state.caller_stream(stream, call);
   double norm = 0;
   if (max_norm > 0)
     norm = optimizer_->clip_grads(max_norm, caller);

@@ -25,8 +25,8 @@ TEST(CaptureMisuse, WhatCannotBePartOfAGraphIsRefused) {
       {"fsdp_discard_step", [](Rank &rank, cudaStream_t s) { return fsdp_discard_step(rank.model, s); }}};
   const Weights weights = run(setup, [&](Rank &rank, cudaStream_t stream) {
     fsdp_capture *capture = nullptr;
-    require_error(fsdp_capture_begin(rank.model, stream), FSDP_INVALID_STATE, {"cudaStreamBeginCapture"});
     require_error(fsdp_capture_end(rank.model, stream, &capture), FSDP_INVALID_STATE, {"fsdp_capture_begin first"});
+    require_error(fsdp_capture_begin(rank.model, stream), FSDP_INVALID_STATE, {"cudaStreamBeginCapture"});
     const auto expect_refused_in_capture = [&](const NamedCall &call) {
       require_error(call.call(rank, stream), FSDP_INVALID_STATE, {call.name, "captured into a graph"});
       end_spoilt_capture(rank, stream, {"rank 0", call.name, "FSDP_INVALID_STATE", "captured into a graph"});
@@ -147,6 +147,38 @@ TEST(CaptureMisuse, ACaptureThatOneRankCannotEndIsOfNoUseOnAny) {
     EXPECT_LT(now() - begin, 10.0);
     cudaGraph_t recorded = nullptr;
     if (cudaStreamEndCapture(stream, &recorded) == cudaSuccess) cudaGraphDestroy(recorded);
+    step(rank, stream, 0.1);
+  });
+}
+
+// ... or not even be begun; the next capture is a good one.
+TEST(CaptureMisuse, ABeginThatFailsOnOneRankSpoilsThatCaptureOnly) {
+  const Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS, 2);
+  run(setup, [&](Rank &rank, cudaStream_t stream) {
+    fsdp_capture *capture = nullptr;
+    const auto begin = [&] {
+      if (rank.rank == 0) return begin_capture(rank, stream);
+      require_error(fsdp_capture_begin(rank.model, stream), FSDP_INVALID_STATE, {"cudaStreamBeginCapture"});
+    };
+    const double start = now();
+    begin();
+    require_error(fsdp_capture_end(rank.model, stream, &capture), FSDP_INVALID_STATE,
+                  {"fsdp_capture_end", "rank 1: fsdp_capture_begin failed with FSDP_INVALID_STATE",
+                   "cudaStreamBeginCapture", "the model is as before"});
+    if (rank.rank == 0) end_cuda_capture(stream);
+    begin();  // and rank 1 does not even come to the end
+    if (rank.rank == 0) {
+      require_error(fsdp_capture_end(rank.model, stream, &capture), FSDP_INVALID_STATE,
+                    {"rank 1 called fsdp_discard_step"});
+      end_cuda_capture(stream);
+    }
+    FSDP(fsdp_discard_step(rank.model, stream));
+    require_error(fsdp_capture_end(rank.model, stream, &capture), FSDP_INVALID_STATE, {"fsdp_capture_begin first"});
+    EXPECT_LT(now() - start, 10.0) << "that is half the timeout";
+    FSDP(fsdp_unshard(rank.groups[3], FSDP_BACKWARD, stream));
+    Graph math(rank, stream, [&] { enqueue_grads(rank, 3, stream); });
+    math.replay(0);
+    FSDP(fsdp_discard_step(rank.model, stream));
     step(rank, stream, 0.1);
   });
 }

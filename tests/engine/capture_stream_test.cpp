@@ -118,7 +118,8 @@ TEST(CaptureStream, AWriterThatIsCapturedMeanwhileIsRefused) {
     CUDA(cudaStreamBeginCapture(writer, cudaStreamCaptureModeThreadLocal));
     require_error(fsdp_reduce_grad(rank.groups[0], 0, stream), FSDP_INVALID_STATE,
                   {"fsdp_reduce_grad", "'embed'", "is being captured"});
-    require_error(acquire_grad(rank, stream), FSDP_INVALID_STATE, {"fsdp_acquire_grad", "'embed'", "is being captured"});
+    require_error(acquire_grad(rank, stream), FSDP_INVALID_STATE,
+                  {"fsdp_acquire_grad", "'embed'", "is being captured"});
     EXPECT_EQ(end_cuda_capture(writer), 0u);
     FSDP(fsdp_reduce_grad(rank.groups[0], 0, stream));
     FSDP(fsdp_discard_step(rank.model, stream));
@@ -135,6 +136,25 @@ TEST(CaptureStream, TheLegacyStreamIsRefusedWhileABlockingStreamIsCaptured) {
       require_error(call.call(rank, nullptr), FSDP_INVALID_STATE, {call.name, "cudaErrorStreamCaptureImplicit"});
     require_error(read_param(rank, nullptr), FSDP_INVALID_STATE, {"fsdp_read_param", "cudaErrorStreamCaptureImplicit"});
     EXPECT_EQ(end_cuda_capture(blocking), 0u);
+  });
+}
+
+// The NULL stream cannot be asked anything while a stream that is ordered with it is being captured.
+TEST(CaptureStream, AWriterOnTheNullStreamMayPrecedeTheCaptureOfABlockingStream) {
+  run(graph_scenario(FSDP_OPTIM_GRADS_PARAMS), [&](Rank &rank, cudaStream_t stream) {
+    const Stream blocking(cudaStreamDefault);
+    FSDP(fsdp_unshard(rank.groups[3], FSDP_BACKWARD, blocking));
+    FSDP(fsdp_put_grad(rank.groups[3], 0, nullptr, FSDP_FLOAT32, 0, nullptr));
+    Graph graph(rank, blocking, [&] {
+      enqueue_grads(rank, 3, blocking);
+      FSDP(fsdp_reshard(rank.groups[3], FSDP_BACKWARD, blocking));
+      FSDP(fsdp_reduce_grad(rank.groups[3], 0, blocking));
+    });
+    graph.replay(0);
+    begin_capture(rank, blocking);
+    require_error(fsdp_unshard(rank.groups[3], FSDP_BACKWARD, nullptr), FSDP_INVALID_STATE, {not_in_capture});
+    end_spoilt_capture(rank, blocking, {"fsdp_unshard", not_in_capture});
+    FSDP(fsdp_discard_step(rank.model, stream));
   });
 }
 

@@ -26,7 +26,10 @@ uint64_t CudaStream::capture_id() const {
   const DeviceScope scope(core_);
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long id = 0;
-  core_.check(cudaStreamGetCaptureInfo(stream_, &status, &id), "cudaStreamGetCaptureInfo", name_);
+  const cudaError_t error = cudaStreamGetCaptureInfo(stream_, &status, &id);
+  // The legacy default stream is in no capture, and cannot be asked while a blocking stream is.
+  if (error == cudaErrorStreamCaptureImplicit && core_.live_capture.load(std::memory_order_relaxed) != 0) return 0;
+  core_.check(error, "cudaStreamGetCaptureInfo", name_);
   if (status == cudaStreamCaptureStatusInvalidated)
     fail(FSDP_INVALID_STATE, "the graph capture of {} was ended by an error of an earlier call", name_);
   return status == cudaStreamCaptureStatusActive ? id : 0;
