@@ -5,6 +5,11 @@
 #include <chrono>
 
 namespace fsdp::device::cuda {
+namespace {
+
+std::string looking(const Core &core) { return format_text("looking whether GPU {} still works", core.index); }
+
+}  // namespace
 
 Core::Core(int index, const Options &options, const Waiter &waiter, Failure &failure)
     : index(index),
@@ -119,12 +124,29 @@ void Core::remove(Worker &worker) noexcept {
 // keep waiting for long but a GPU that takes nothing more.
 void Core::check_gpu() const {
   const QuietScope scope(*this);
-  const std::lock_guard lock(probe_mutex_);
-  const std::string what = format_text("looking whether GPU {} still works", index);
+  const std::unique_lock lock(probe_mutex_, std::try_to_lock);
+  if (!lock) return;
+  const std::string what = looking(*this);
   const cudaError_t code = cudaEventQuery(probe_);
   if (code == cudaErrorNotReady) return static_cast<void>(cudaGetLastError());
   check(code, "cudaEventQuery", what);
   check(cudaEventRecord(probe_, probe_stream_), "cudaEventRecord", what);
+}
+
+// An event whose word is not written exists, whoever has it.
+void Core::look_at(cudaEvent_t event, const PinnedWord &word, uint32_t count) const {
+  const QuietScope scope(*this);
+  const std::unique_lock lock(probe_mutex_, std::try_to_lock);
+  if (!lock || word.reached(count)) return;
+  cudaError_t code = cudaEventQuery(event);
+  if (code == cudaSuccess && !word.reached(count)) code = cudaStreamQuery(probe_stream_);  // done unwritten: lost?
+  if (code == cudaErrorNotReady) return static_cast<void>(cudaGetLastError());
+  check(code, "cudaEventQuery", looking(*this));
+}
+
+cudaError_t Core::destroy_event(cudaEvent_t event) const noexcept {
+  const std::lock_guard lock(probe_mutex_);
+  return cudaEventDestroy(event);
 }
 
 }  // namespace fsdp::device::cuda

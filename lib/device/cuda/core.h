@@ -121,8 +121,13 @@ struct Core {
   void remove(Worker &worker) noexcept;
   // A worker ended of whom nobody can find out whether its work is done: nothing is given back any more.
   void lose_track() noexcept { untracked_.store(true, std::memory_order_relaxed); }
-  // Throws, and fails the context, if the GPU is lost. Any thread.
+  // Throws, and fails the context, if the GPU is lost. Enqueues, where CUDA may wait for the GPU: not for lanes.
   void check_gpu() const;
+  // The same for any thread: only asks for the event, while its word has not come to count. Does nothing while another
+  // thread looks, which CUDA may keep.
+  void look_at(cudaEvent_t event, const PinnedWord &word, uint32_t count) const;
+  // Events end here, so that none does while somebody asks for it.
+  cudaError_t destroy_event(cudaEvent_t event) const noexcept;
 
   const int index;
   const Options options;
@@ -148,14 +153,16 @@ struct Core {
   const PinnedWord *late_ = nullptr;  // which was waited for in vain,
   uint32_t late_count_ = 0;           // and for how much
   // Behind nothing but itself: see check_gpu.
-  mutable std::mutex probe_mutex_;
+  mutable std::mutex probe_mutex_;  // nobody waits for it inside a wait
   cudaStream_t probe_stream_ = nullptr;
   cudaEvent_t probe_ = nullptr;
 };
 
 // Blocks the calling thread until the GPU has written `count` or more: spins briefly, then sleeps. Throws what the
-// waiter throws, what the GPU was lost with, and TIMEOUT naming `what`.
-void await_word(const PinnedWord &word, uint32_t count, const char *what, const Core &core, const Waiter &waiter);
+// waiter throws, what the GPU was lost with, and TIMEOUT naming `what`. event: the one whose record writes the word,
+// for threads that must enqueue nothing.
+void await_word(const PinnedWord &word, uint32_t count, const char *what, const Core &core, const Waiter &waiter,
+                cudaEvent_t event = nullptr);
 
 // The same for destructors, for at most so long, whether the context has failed or not; returns whether it is written.
 bool await_word(const PinnedWord &word, uint32_t count, const Core &core, uint32_t timeout_ms) noexcept;

@@ -38,6 +38,7 @@ class CudaEvent final : public Event {
   }
   const PinnedWord &word() const noexcept { return *word_; }
   uint32_t count() const noexcept { return count_; }
+  cudaEvent_t handle() const noexcept { return event_; }  // of the last record outside of captures
   const char *stream_name() const noexcept { return stream_name_; }
 
  private:
