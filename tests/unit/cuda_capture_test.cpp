@@ -92,6 +92,47 @@ TEST_F(CudaCaptureTest, WhatWasRecordedBeforeIsNotWaitedFor) {
   device().synchronize(*b_);
 }
 
+// What was recorded before and is not done keeps its place: for who waits for it after the capture, and for the next
+// record, on another stream.
+TEST_F(CudaCaptureTest, ARecordInItTakesNoOrderFromOneBefore) {
+  own_->be_late(50000);
+  caller().fill(values(), 0, count * 4);
+  caller().record(*a_);
+  begin();
+  caller().scale(values(), 1, count);
+  caller().record(*a_);
+  stream_->wait(*a_);
+  stream_->scale(values(), 1, count);
+  stream_->record(*b_);
+  caller().wait(*b_);
+  cudaGraph_t graph = end();
+  EXPECT_FALSE(a_->done()) << "what was recorded before is forgotten";
+  stream_->wait(*a_);
+  stream_->fill(values(), 1, count * 4);
+  stream_->record(*a_);
+  device().synchronize(*a_);
+  EXPECT_EQ(cudaSuccess, cudaStreamQuery(own_->get())) << "the later record did not wait for the earlier one";
+  float value = 0, ones = 0;
+  std::memset(&ones, 1, sizeof ones);
+  device().transfer(&value, FSDP_FLOAT32, values(), FSDP_FLOAT32, 1);
+  EXPECT_EQ(ones, value);
+  replay(graph, 1);
+}
+
+// The same where nobody waited for it: the record alone keeps the order of the two, and is no error.
+TEST_F(CudaCaptureTest, TheRecordAfterItComesAfterTheOneBefore) {
+  own_->be_late(50000);
+  caller().record(*a_);
+  begin();
+  caller().scale(values(), 1, count);
+  caller().record(*a_);
+  cudaGraph_t graph = end();
+  stream_->record(*a_);
+  device().synchronize(*a_);
+  EXPECT_EQ(cudaSuccess, cudaStreamQuery(own_->get()));
+  replay(graph, 1);
+}
+
 TEST_F(CudaCaptureTest, ACaptureThatNobodyBeganIsRefused) {
   CUDA_OK(cudaStreamBeginCapture(own_->get(), cudaStreamCaptureModeGlobal));
   const Failed refused = failure_of([&] { caller().record(*a_); });
