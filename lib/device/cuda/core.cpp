@@ -74,8 +74,10 @@ void Core::give_back(const Remnant &remnant) noexcept {
   drain();
 }
 
-void Core::end(const Remnant &remnant) noexcept {
-  if (remnant.handle && cuda::end(remnant, *this) != cudaSuccess) keep(remnant);
+bool Core::end(const Remnant &remnant) noexcept {
+  if (!remnant.handle || cuda::end(remnant, *this) == cudaSuccess) return true;
+  keep(remnant);
+  return false;
 }
 
 void Core::keep(const Remnant &remnant) noexcept {

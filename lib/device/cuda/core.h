@@ -111,8 +111,8 @@ struct Core {
   // What ends with its owner: given back at once if all is done, else by a later drain that finds it so. What is left
   // when the device ends stays the process's.
   void give_back(const Remnant &remnant) noexcept;
-  // The same for what nothing on the GPU uses any more, and for what something still does.
-  void end(const Remnant &remnant) noexcept;
+  // The same for what nothing on the GPU uses any more, and for what something still does. Whether it has ended.
+  bool end(const Remnant &remnant) noexcept;
   void keep(const Remnant &remnant) noexcept;
   // How long a destructor may wait for the GPU now.
   uint32_t patience_ms() const noexcept;

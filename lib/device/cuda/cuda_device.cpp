@@ -50,9 +50,9 @@ void CudaDevice::register_host(void *data, uint64_t bytes) {
 
 bool CudaDevice::unregister_host(void *data, uint64_t bytes) noexcept {
   const Remnant remnant{Remnant::registered_memory, data, bytes};
-  const bool idle = core_.drain();
-  idle ? core_.end(remnant) : core_.keep(remnant);
-  return idle;
+  if (core_.drain()) return core_.end(remnant);
+  core_.keep(remnant);
+  return false;
 }
 
 void CudaDevice::begin_capture(uint64_t id) {

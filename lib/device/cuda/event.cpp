@@ -20,7 +20,10 @@ CudaEvent::CudaEvent(Core &core)
 CudaEvent::~CudaEvent() {
   const bool past = written();
   core_.words.give_back(word_);
-  past ? core_.end({Remnant::event, event_}) : core_.keep({Remnant::event, event_});
+  if (past)
+    core_.end({Remnant::event, event_});
+  else
+    core_.keep({Remnant::event, event_});
   core_.end({Remnant::event, captured_event_});
 }
 

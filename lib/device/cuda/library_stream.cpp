@@ -36,7 +36,10 @@ LibraryStream::~LibraryStream() {
   const bool marked = mark(), known = marked || is_known_to_be_done();
   if (!known) core_.lose_track();
   const Remnant remnant{Remnant::stream, stream_};
-  known && (!marked || await_last(last_, core_)) ? core_.end(remnant) : core_.give_back(remnant);
+  if (known && (!marked || await_last(last_, core_)))
+    core_.end(remnant);
+  else
+    core_.give_back(remnant);
 }
 
 // While an earlier mark of a GPU that seems stuck is not reached there is no use in another one; the stream's queue
