@@ -177,6 +177,23 @@ TEST_F(CudaCaptureTest, AllocationsAndEventsOfOthersGoOn) {
   replay(end(), 1);
 }
 
+#ifdef FSDP_TEST_SIMULATED_CUDA
+// A mark could become a node of the graph, if the stream joins the capture at that moment.
+TEST_F(CudaCaptureTest, WhatEndsMeanwhilePutsNothingOnStreams) {
+  stream_->fill(values(), 0, count * 4);
+  begin();
+  caller().scale(values(), 1, count);
+  const uint64_t before = simulated::calls("cuStreamWriteValue32"), bytes = simulated::allocated_bytes();
+  memory_.reset();
+  EXPECT_EQ(before, simulated::calls("cuStreamWriteValue32"));
+  EXPECT_EQ(bytes, simulated::allocated_bytes());
+  cudaGraph_t graph = end();
+  CUDA_OK(cudaGraphDestroy(graph));
+  device().allocate(64, "test");
+  EXPECT_GT(bytes, simulated::allocated_bytes());
+}
+#endif
+
 TEST_F(CudaCaptureTest, NormsCanBeCaptured) {
   const auto results = device().allocate_host(8, "test");
   const std::vector<float> twos(count, 2);

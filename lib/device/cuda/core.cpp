@@ -42,30 +42,46 @@ uint32_t Core::patience_ms() const noexcept {
   return impatient_.load(std::memory_order_relaxed) ? 0 : std::min(waiter.timeout_ms(), uint32_t{10'000});
 }
 
-// Every record is known by its word, whoever made it and whether or not its event still exists. A GPU that has gone on
-// since it was given up is given its time again.
-bool Core::is_idle() noexcept {
-  using std::chrono::milliseconds, std::chrono::steady_clock, std::chrono::duration_cast;
-  if (untracked_) return false;
+// Every record is known by its word, whoever made it and whether or not its event still exists.
+bool Core::mark_all(Due &due) noexcept {
+  std::lock_guard lock(mutex_);
+  if (untracked_ || live_capture != 0) return false;
   if (!std::all_of(workers_.begin(), workers_.end(), [](Worker *worker) { return worker->mark(); })) return false;
-  if (late_ && late_->reached(late_count_)) impatient_ = false;
+  try {
+    due.words = words.unwritten();
+  } catch (...) {
+    return false;
+  }
+  due.remnants.swap(remnants_);
+  return true;
+}
+
+// A GPU that has gone on since it was given up is given its time again.
+bool Core::await_all(const std::vector<Words::Awaited> &awaited) noexcept {
+  using std::chrono::milliseconds, std::chrono::steady_clock, std::chrono::duration_cast;
+  if (late_.word && late_.written()) impatient_ = false;
+  late_ = {};
   const auto end = steady_clock::now() + milliseconds(patience_ms());
-  while ((late_ = words.unwritten())) {
-    late_count_ = late_->last();
+  for (const Words::Awaited &next : awaited) {
     const auto left = std::max(duration_cast<milliseconds>(end - steady_clock::now()), milliseconds(0));
-    if (await_word(*late_, late_count_, *this, static_cast<uint32_t>(left.count()))) continue;
+    if (await_word(*next.word, next.count, *this, static_cast<uint32_t>(left.count()))) continue;
+    late_ = next;
     lose_patience();
     return false;
   }
   impatient_ = false;
-  return true;
+  return words.all_written();
 }
 
+// What is kept meanwhile may be of work that was given meanwhile. Other threads go on, unless they drain too.
 bool Core::drain() noexcept {
-  std::lock_guard lock(mutex_);
-  if (!is_idle()) return false;
-  std::erase_if(remnants_, [&](const Remnant &remnant) { return cuda::end(remnant, *this) == cudaSuccess; });
-  return true;
+  std::lock_guard draining(draining_);
+  Due due;
+  if (!mark_all(due)) return false;
+  const bool idle = await_all(due.words);
+  for (const Remnant &remnant : due.remnants)
+    if (!idle || cuda::end(remnant, *this) != cudaSuccess) keep(remnant);
+  return idle;
 }
 
 void Core::give_back(const Remnant &remnant) noexcept {
@@ -109,6 +125,14 @@ void Core::warn(uint64_t on_gpu, uint64_t pinned) const noexcept {
                     index, on_gpu, pinned));
   } catch (...) {  // a lost line is better than no end
   }
+}
+
+// Not while marks are put on streams that could join it.
+void Core::begin_capture(uint64_t id) {
+  std::lock_guard lock(mutex_);
+  uint64_t none = 0;
+  if (!live_capture.compare_exchange_strong(none, id))
+    fail(FSDP_INVALID_STATE, "a graph capture (CUDA's number {}) is under way in this context already", none);
 }
 
 void Core::add(Worker &worker) {

@@ -104,9 +104,10 @@ struct Core {
   Core(const Core &) = delete;
   Core &operator=(const Core &) = delete;
 
-  // Is everything done that the library gave to the GPU in this context? Waits for at most the timeout and 10 s. When
-  // that was in vain, further ones only ask, until one finds that all is done: a GPU that is stuck holds up its end
-  // once.
+  // Is everything done that the library gave to the GPU in this context? Waits for what it gave until now, for at most
+  // the timeout and 10 s. When that was in vain, further ones only ask, until one finds that all is done: a GPU that is
+  // stuck holds up its end once. False too while another thread has more under way, and while a capture is: marks
+  // could become part of the graph.
   bool drain() noexcept;
   // What ends with its owner: given back at once if all is done, else by a later drain that finds it so. What is left
   // when the device ends stays the process's.
@@ -117,6 +118,8 @@ struct Core {
   // How long a destructor may wait for the GPU now.
   uint32_t patience_ms() const noexcept;
   void lose_patience() noexcept { impatient_.store(true, std::memory_order_relaxed); }
+  // INVALID_STATE if there is one already.
+  void begin_capture(uint64_t id);
   void add(Worker &worker);
   void remove(Worker &worker) noexcept;
   // A worker ended of whom nobody can find out whether its work is done: nothing is given back any more.
@@ -142,16 +145,22 @@ struct Core {
   Words words;
 
  private:
-  bool is_idle() noexcept;
+  // What is to be given back, and what must be written before.
+  struct Due {
+    std::vector<Remnant> remnants;
+    std::vector<Words::Awaited> words;
+  };
+  bool mark_all(Due &due) noexcept;
+  bool await_all(const std::vector<Words::Awaited> &awaited) noexcept;
   void leave_the_rest() noexcept;
   void warn(uint64_t on_gpu, uint64_t pinned) const noexcept;
 
+  std::mutex draining_;  // one thread at a time; before mutex_, which is not held while it waits
   std::mutex mutex_;
   std::vector<Worker *> workers_;
   std::vector<Remnant> remnants_;
   std::atomic<bool> impatient_{false}, untracked_{false};
-  const PinnedWord *late_ = nullptr;  // which was waited for in vain,
-  uint32_t late_count_ = 0;           // and for how much
+  Words::Awaited late_;  // was waited for in vain
   // Behind nothing but itself: see check_gpu.
   mutable std::mutex probe_mutex_;  // nobody waits for it inside a wait
   cudaStream_t probe_stream_ = nullptr;

@@ -55,12 +55,6 @@ bool CudaDevice::unregister_host(void *data, uint64_t bytes) noexcept {
   return false;
 }
 
-void CudaDevice::begin_capture(uint64_t id) {
-  uint64_t none = 0;
-  if (!core_.live_capture.compare_exchange_strong(none, id))
-    fail(FSDP_INVALID_STATE, "a graph capture (CUDA's number {}) is under way in this context already", none);
-}
-
 void CudaDevice::count_allocation(uint64_t bytes, const char *what) {
   const uint64_t count = allocations_.fetch_add(1, std::memory_order_relaxed) + 1;
   if (count == core_.options.failed_allocation)
