@@ -178,6 +178,31 @@ TEST_F(CudaCaptureTest, AllocationsAndEventsOfOthersGoOn) {
 }
 
 #ifdef FSDP_TEST_SIMULATED_CUDA
+// What an error has ended cannot be asked whether it is done, until the program ends it too.
+TEST_F(CudaCaptureTest, AStreamThatEndsInABrokenOneIsGivenBackAfterIt) {
+  const uint64_t bytes = simulated::allocated_bytes();
+  begin();
+  caller().scale(values(), 1, count);
+  caller().record(*a_);
+  stream_->wait(*a_);
+  EXPECT_NE(cudaSuccess, cudaStreamSynchronize(own_->get()));
+  device().end_capture();
+  stream_.reset();
+  memory_.reset();
+  EXPECT_EQ(bytes, simulated::allocated_bytes());
+  cudaGraph_t graph = nullptr;
+  EXPECT_NE(cudaSuccess, cudaStreamEndCapture(own_->get(), &graph));
+  (void)cudaGetLastError();
+  device().allocate(64, "test");
+  EXPECT_GT(bytes, simulated::allocated_bytes());
+  a_.reset();
+  b_.reset();
+  context_.reset();
+  own_.reset();
+  EXPECT_EQ(0u, simulated::allocated_bytes());
+  EXPECT_EQ(0u, simulated::live_handles());
+}
+
 // A mark could become a node of the graph, if the stream joins the capture at that moment.
 TEST_F(CudaCaptureTest, WhatEndsMeanwhilePutsNothingOnStreams) {
   stream_->fill(values(), 0, count * 4);

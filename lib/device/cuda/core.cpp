@@ -45,15 +45,46 @@ uint32_t Core::patience_ms() const noexcept {
 // Every record is known by its word, whoever made it and whether or not its event still exists.
 bool Core::mark_all(Due &due) noexcept {
   std::lock_guard lock(mutex_);
-  if (untracked_ || live_capture != 0) return false;
+  if (lost_for_good_ || live_capture != 0) return false;
   if (!std::all_of(workers_.begin(), workers_.end(), [](Worker *worker) { return worker->mark(); })) return false;
   try {
+    if (!find_lost_streams()) return false;
     due.words = words.unwritten();
   } catch (...) {
     return false;
   }
   due.remnants.swap(remnants_);
   return true;
+}
+
+// Those that are done are to be given back like all else; are there no others?
+bool Core::find_lost_streams() {
+  if (lost_streams_.empty()) return true;
+  remnants_.reserve(remnants_.size() + lost_streams_.size());
+  const QuietScope scope(*this);
+  std::erase_if(lost_streams_, [&](cudaStream_t stream) {
+    const cudaError_t code = is_captured(stream) ? cudaErrorNotReady : cudaStreamQuery(stream);
+    check.note(code, "cudaStreamQuery", "a stream that has ended");
+    if (code == cudaSuccess) remnants_.push_back({Remnant::stream, stream});
+    return code == cudaSuccess;
+  });
+  return lost_streams_.empty();
+}
+
+void Core::lose_track(cudaStream_t stream) noexcept {
+  std::lock_guard lock(mutex_);
+  try {
+    lost_streams_.push_back(stream);
+  } catch (...) {
+    lost_for_good_ = true;
+  }
+}
+
+bool Core::is_captured(cudaStream_t stream) const noexcept {
+  const QuietScope scope(*this, std::nothrow);
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
+  if (scope) check.note(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing", "a stream that has ended");
+  return capture != cudaStreamCaptureStatusNone;
 }
 
 // A GPU that has gone on since it was given up is given its time again.

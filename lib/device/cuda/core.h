@@ -122,8 +122,11 @@ struct Core {
   void begin_capture(uint64_t id);
   void add(Worker &worker);
   void remove(Worker &worker) noexcept;
-  // A worker ended of whom nobody can find out whether its work is done: nothing is given back any more.
-  void lose_track() noexcept { untracked_.store(true, std::memory_order_relaxed); }
+  // The owner of the stream ended, and nobody can find out whether its work is done, as in a capture that an error has
+  // ended: nothing is given back until that can be asked, say after cudaStreamEndCapture.
+  void lose_track(cudaStream_t stream) noexcept;
+  // Can the stream not be asked, for it is being captured?
+  bool is_captured(cudaStream_t stream) const noexcept;
   // Throws, and fails the context, if the GPU is lost. Enqueues, where CUDA may wait for the GPU: not for lanes.
   void check_gpu() const;
   // The same for any thread: only asks for the event, while its word has not come to count. Does nothing while another
@@ -151,6 +154,7 @@ struct Core {
     std::vector<Words::Awaited> words;
   };
   bool mark_all(Due &due) noexcept;
+  bool find_lost_streams();
   bool await_all(const std::vector<Words::Awaited> &awaited) noexcept;
   void leave_the_rest() noexcept;
   void warn(uint64_t on_gpu, uint64_t pinned) const noexcept;
@@ -159,7 +163,9 @@ struct Core {
   std::mutex mutex_;
   std::vector<Worker *> workers_;
   std::vector<Remnant> remnants_;
-  std::atomic<bool> impatient_{false}, untracked_{false};
+  std::vector<cudaStream_t> lost_streams_;
+  bool lost_for_good_ = false;  // no memory to remember a stream by
+  std::atomic<bool> impatient_{false};
   Words::Awaited late_;  // was waited for in vain
   // Behind nothing but itself: see check_gpu.
   mutable std::mutex probe_mutex_;  // nobody waits for it inside a wait
