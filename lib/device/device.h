@@ -126,8 +126,8 @@ class Device {
   // False: the device may use it for ever, and it must stay where it is.
   virtual bool unregister_host(void *data, uint64_t bytes) noexcept = 0;
   // From begin_capture to end_capture, streams may be captured into the graph of this number and no other. A record on a
-  // captured stream is then a point of the graph: done() is false until end_capture, and after that the event is as one
-  // that was never recorded. On a captured stream, waits for events of before the capture do nothing: whoever replays the
+  // captured stream is then a point of the graph: done() is false until end_capture, and after that the event is what
+  // it was before the capture. On a captured stream, waits for events of before the capture do nothing: whoever replays the
   // graph orders it after them. Without begin_capture, records on captured streams are INVALID_STATE.
   virtual void begin_capture(uint64_t id) = 0;
   virtual void end_capture() noexcept = 0;

@@ -92,6 +92,47 @@ TEST_F(CudaCaptureTest, WhatWasRecordedBeforeIsNotWaitedFor) {
   device().synchronize(*b_);
 }
 
+// What was recorded before and is not done keeps its place: for who waits for it after the capture, and for the next
+// record, on another stream.
+TEST_F(CudaCaptureTest, ARecordInItTakesNoOrderFromOneBefore) {
+  own_->be_late(50000);
+  caller().fill(values(), 0, count * 4);
+  caller().record(*a_);
+  begin();
+  caller().scale(values(), 1, count);
+  caller().record(*a_);
+  stream_->wait(*a_);
+  stream_->scale(values(), 1, count);
+  stream_->record(*b_);
+  caller().wait(*b_);
+  cudaGraph_t graph = end();
+  EXPECT_FALSE(a_->done()) << "what was recorded before is forgotten";
+  stream_->wait(*a_);
+  stream_->fill(values(), 1, count * 4);
+  stream_->record(*a_);
+  device().synchronize(*a_);
+  EXPECT_EQ(cudaSuccess, cudaStreamQuery(own_->get())) << "the later record did not wait for the earlier one";
+  float value = 0, ones = 0;
+  std::memset(&ones, 1, sizeof ones);
+  device().transfer(&value, FSDP_FLOAT32, values(), FSDP_FLOAT32, 1);
+  EXPECT_EQ(ones, value);
+  replay(graph, 1);
+}
+
+// The same where nobody waited for it: the record alone keeps the order of the two, and is no error.
+TEST_F(CudaCaptureTest, TheRecordAfterItComesAfterTheOneBefore) {
+  own_->be_late(50000);
+  caller().record(*a_);
+  begin();
+  caller().scale(values(), 1, count);
+  caller().record(*a_);
+  cudaGraph_t graph = end();
+  stream_->record(*a_);
+  device().synchronize(*a_);
+  EXPECT_EQ(cudaSuccess, cudaStreamQuery(own_->get()));
+  replay(graph, 1);
+}
+
 TEST_F(CudaCaptureTest, ACaptureThatNobodyBeganIsRefused) {
   CUDA_OK(cudaStreamBeginCapture(own_->get(), cudaStreamCaptureModeGlobal));
   const Failed refused = failure_of([&] { caller().record(*a_); });
@@ -135,6 +176,48 @@ TEST_F(CudaCaptureTest, AllocationsAndEventsOfOthersGoOn) {
   device().synchronize(*b_);  // long enough to look at the GPU meanwhile
   replay(end(), 1);
 }
+
+#ifdef FSDP_TEST_SIMULATED_CUDA
+// What an error has ended cannot be asked whether it is done, until the program ends it too.
+TEST_F(CudaCaptureTest, AStreamThatEndsInABrokenOneIsGivenBackAfterIt) {
+  const uint64_t bytes = simulated::allocated_bytes();
+  begin();
+  caller().scale(values(), 1, count);
+  caller().record(*a_);
+  stream_->wait(*a_);
+  EXPECT_NE(cudaSuccess, cudaStreamSynchronize(own_->get()));
+  device().end_capture();
+  stream_.reset();
+  memory_.reset();
+  EXPECT_EQ(bytes, simulated::allocated_bytes());
+  cudaGraph_t graph = nullptr;
+  EXPECT_NE(cudaSuccess, cudaStreamEndCapture(own_->get(), &graph));
+  (void)cudaGetLastError();
+  device().allocate(64, "test");
+  EXPECT_GT(bytes, simulated::allocated_bytes());
+  a_.reset();
+  b_.reset();
+  context_.reset();
+  own_.reset();
+  EXPECT_EQ(0u, simulated::allocated_bytes());
+  EXPECT_EQ(0u, simulated::live_handles());
+}
+
+// A mark could become a node of the graph, if the stream joins the capture at that moment.
+TEST_F(CudaCaptureTest, WhatEndsMeanwhilePutsNothingOnStreams) {
+  stream_->fill(values(), 0, count * 4);
+  begin();
+  caller().scale(values(), 1, count);
+  const uint64_t before = simulated::calls("cuStreamWriteValue32"), bytes = simulated::allocated_bytes();
+  memory_.reset();
+  EXPECT_EQ(before, simulated::calls("cuStreamWriteValue32"));
+  EXPECT_EQ(bytes, simulated::allocated_bytes());
+  cudaGraph_t graph = end();
+  CUDA_OK(cudaGraphDestroy(graph));
+  device().allocate(64, "test");
+  EXPECT_GT(bytes, simulated::allocated_bytes());
+}
+#endif
 
 TEST_F(CudaCaptureTest, NormsCanBeCaptured) {
   const auto results = device().allocate_host(8, "test");

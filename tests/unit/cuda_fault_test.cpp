@@ -110,6 +110,16 @@ TEST_F(CudaFaultTest, CallsThatGiveBack) {
     fail_each(name, cudaErrorInvalidValue);
 }
 
+// It is tried again later, when these addresses must still be this memory's.
+TEST_F(CudaFaultTest, MemoryThatStaysRegisteredMustStay) {
+  std::vector<float> values(1024);
+  CudaContext context;
+  context.device->register_host(values.data(), 4096);
+  simulated::fail_call("cudaHostUnregister", 1, cudaErrorInvalidValue);
+  EXPECT_FALSE(context.device->unregister_host(values.data(), 4096));
+  EXPECT_TRUE(simulated::is_pinned(values.data()));
+}
+
 TEST_F(CudaFaultTest, NothingIsLeftBehind) {
   use_all();
   EXPECT_EQ(0u, simulated::allocated_bytes());

@@ -2,6 +2,7 @@
 // Host work between pieces of GPU work: order both ways, and a GPU that always goes on.
 #include <atomic>
 #include <chrono>
+#include <optional>
 #include <thread>
 
 #include "cuda_fixture.h"
@@ -94,6 +95,26 @@ TEST_F(CudaLaneTest, ALaterRecordMovesNoWait) {
   device.synchronize(*event);
   EXPECT_FALSE(context.failure.failed());
 }
+
+#ifdef FSDP_TEST_SIMULATED_CUDA
+// What enqueues may be kept by CUDA while another thread waits there for the GPU, which may wait for this lane.
+TEST_F(CudaLaneTest, EnqueuesNothingOnItsThread) {
+  CudaContext context;
+  const auto stream = context.device->create_stream("test");
+  const auto lane = context.device->create_host_lane("lane");
+  const auto event = context.device->create_event();
+  std::optional<simulated::Hold> hold(std::in_place);
+  stream->record(*event);
+  lane->wait(*event);
+  const uint64_t records = simulated::calls("cudaEventRecord"), looks = simulated::calls("cudaEventQuery");
+  for (int i = 0; i < 5000 && simulated::calls("cudaEventQuery") < looks + 5; ++i) std::this_thread::sleep_for(1ms);
+  EXPECT_LE(looks + 5, simulated::calls("cudaEventQuery")) << "it does not look at the GPU";
+  EXPECT_EQ(records, simulated::calls("cudaEventRecord"));
+  hold.reset();
+  lane->stream().record(*event);
+  context.device->synchronize(*event);
+}
+#endif
 
 TEST_F(CudaLaneTest, AFailureLetsTheGpuGoOn) {
   CudaContext context;

@@ -105,6 +105,26 @@ TEST_F(CudaStuckTest, ItsEndIsNotWaitedForAndIsToldOnce) {
   go_on();
 }
 
+// What another thread destroys meanwhile waits without what this one needs.
+TEST_F(CudaStuckTest, OtherThreadsGoOnMeanwhile) {
+  constexpr uint32_t long_ms = 3000;
+  CudaContext context(options(), long_ms);
+  auto memory = context.device->allocate(4096, "test");
+  const auto stream = context.device->create_stream("test");
+  stop();
+  stream->fill(memory->data(), 0, 4096);
+  const uint64_t marks = simulated::calls("cudaEventRecord");
+  std::thread thread([&] { memory.reset(); });
+  while (simulated::calls("cudaEventRecord") == marks) std::this_thread::sleep_for(milliseconds(1));
+  const auto since = steady_clock::now();
+  const auto other = context.device->create_stream("other");
+  context.device->begin_capture(1);
+  context.device->end_capture();
+  EXPECT_LT(steady_clock::now() - since, milliseconds(long_ms / 2));
+  go_on();
+  thread.join();
+}
+
 // The queue of a stream has an end, where CUDA waits.
 TEST_F(CudaStuckTest, ItsQueuesDoNotGrow) {
   CudaContext context(options(), patience_ms);

@@ -5,6 +5,11 @@
 #include <chrono>
 
 namespace fsdp::device::cuda {
+namespace {
+
+std::string looking(const Core &core) { return format_text("looking whether GPU {} still works", core.index); }
+
+}  // namespace
 
 Core::Core(int index, const Options &options, const Waiter &waiter, Failure &failure)
     : index(index),
@@ -37,30 +42,77 @@ uint32_t Core::patience_ms() const noexcept {
   return impatient_.load(std::memory_order_relaxed) ? 0 : std::min(waiter.timeout_ms(), uint32_t{10'000});
 }
 
-// Every record is known by its word, whoever made it and whether or not its event still exists. A GPU that has gone on
-// since it was given up is given its time again.
-bool Core::is_idle() noexcept {
-  using std::chrono::milliseconds, std::chrono::steady_clock, std::chrono::duration_cast;
-  if (untracked_) return false;
+// Every record is known by its word, whoever made it and whether or not its event still exists.
+bool Core::mark_all(Due &due) noexcept {
+  std::lock_guard lock(mutex_);
+  if (lost_for_good_ || live_capture != 0) return false;
   if (!std::all_of(workers_.begin(), workers_.end(), [](Worker *worker) { return worker->mark(); })) return false;
-  if (late_ && late_->reached(late_count_)) impatient_ = false;
+  try {
+    if (!find_lost_streams()) return false;
+    due.words = words.unwritten();
+  } catch (...) {
+    return false;
+  }
+  due.remnants.swap(remnants_);
+  return true;
+}
+
+// Those that are done are to be given back like all else; are there no others?
+bool Core::find_lost_streams() {
+  if (lost_streams_.empty()) return true;
+  remnants_.reserve(remnants_.size() + lost_streams_.size());
+  const QuietScope scope(*this);
+  std::erase_if(lost_streams_, [&](cudaStream_t stream) {
+    const cudaError_t code = is_captured(stream) ? cudaErrorNotReady : cudaStreamQuery(stream);
+    check.note(code, "cudaStreamQuery", "a stream that has ended");
+    if (code == cudaSuccess) remnants_.push_back({Remnant::stream, stream});
+    return code == cudaSuccess;
+  });
+  return lost_streams_.empty();
+}
+
+void Core::lose_track(cudaStream_t stream) noexcept {
+  std::lock_guard lock(mutex_);
+  try {
+    lost_streams_.push_back(stream);
+  } catch (...) {
+    lost_for_good_ = true;
+  }
+}
+
+bool Core::is_captured(cudaStream_t stream) const noexcept {
+  const QuietScope scope(*this, std::nothrow);
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
+  if (scope) check.note(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing", "a stream that has ended");
+  return capture != cudaStreamCaptureStatusNone;
+}
+
+// A GPU that has gone on since it was given up is given its time again.
+bool Core::await_all(const std::vector<Words::Awaited> &awaited) noexcept {
+  using std::chrono::milliseconds, std::chrono::steady_clock, std::chrono::duration_cast;
+  if (late_.word && late_.written()) impatient_ = false;
+  late_ = {};
   const auto end = steady_clock::now() + milliseconds(patience_ms());
-  while ((late_ = words.unwritten())) {
-    late_count_ = late_->last();
+  for (const Words::Awaited &next : awaited) {
     const auto left = std::max(duration_cast<milliseconds>(end - steady_clock::now()), milliseconds(0));
-    if (await_word(*late_, late_count_, *this, static_cast<uint32_t>(left.count()))) continue;
+    if (await_word(*next.word, next.count, *this, static_cast<uint32_t>(left.count()))) continue;
+    late_ = next;
     lose_patience();
     return false;
   }
   impatient_ = false;
-  return true;
+  return words.all_written();
 }
 
+// What is kept meanwhile may be of work that was given meanwhile. Other threads go on, unless they drain too.
 bool Core::drain() noexcept {
-  std::lock_guard lock(mutex_);
-  if (!is_idle()) return false;
-  std::erase_if(remnants_, [&](const Remnant &remnant) { return cuda::end(remnant, *this) == cudaSuccess; });
-  return true;
+  std::lock_guard draining(draining_);
+  Due due;
+  if (!mark_all(due)) return false;
+  const bool idle = await_all(due.words);
+  for (const Remnant &remnant : due.remnants)
+    if (!idle || cuda::end(remnant, *this) != cudaSuccess) keep(remnant);
+  return idle;
 }
 
 void Core::give_back(const Remnant &remnant) noexcept {
@@ -69,8 +121,10 @@ void Core::give_back(const Remnant &remnant) noexcept {
   drain();
 }
 
-void Core::end(const Remnant &remnant) noexcept {
-  if (remnant.handle && cuda::end(remnant, *this) != cudaSuccess) keep(remnant);
+bool Core::end(const Remnant &remnant) noexcept {
+  if (!remnant.handle || cuda::end(remnant, *this) == cudaSuccess) return true;
+  keep(remnant);
+  return false;
 }
 
 void Core::keep(const Remnant &remnant) noexcept {
@@ -104,6 +158,14 @@ void Core::warn(uint64_t on_gpu, uint64_t pinned) const noexcept {
   }
 }
 
+// Not while marks are put on streams that could join it.
+void Core::begin_capture(uint64_t id) {
+  std::lock_guard lock(mutex_);
+  uint64_t none = 0;
+  if (!live_capture.compare_exchange_strong(none, id))
+    fail(FSDP_INVALID_STATE, "a graph capture (CUDA's number {}) is under way in this context already", none);
+}
+
 void Core::add(Worker &worker) {
   std::lock_guard lock(mutex_);
   workers_.push_back(&worker);
@@ -119,12 +181,29 @@ void Core::remove(Worker &worker) noexcept {
 // keep waiting for long but a GPU that takes nothing more.
 void Core::check_gpu() const {
   const QuietScope scope(*this);
-  const std::lock_guard lock(probe_mutex_);
-  const std::string what = format_text("looking whether GPU {} still works", index);
+  const std::unique_lock lock(probe_mutex_, std::try_to_lock);
+  if (!lock) return;
+  const std::string what = looking(*this);
   const cudaError_t code = cudaEventQuery(probe_);
   if (code == cudaErrorNotReady) return static_cast<void>(cudaGetLastError());
   check(code, "cudaEventQuery", what);
   check(cudaEventRecord(probe_, probe_stream_), "cudaEventRecord", what);
+}
+
+// An event whose word is not written exists, whoever has it.
+void Core::look_at(cudaEvent_t event, const PinnedWord &word, uint32_t count) const {
+  const QuietScope scope(*this);
+  const std::unique_lock lock(probe_mutex_, std::try_to_lock);
+  if (!lock || word.reached(count)) return;
+  cudaError_t code = cudaEventQuery(event);
+  if (code == cudaSuccess && !word.reached(count)) code = cudaStreamQuery(probe_stream_);  // done unwritten: lost?
+  if (code == cudaErrorNotReady) return static_cast<void>(cudaGetLastError());
+  check(code, "cudaEventQuery", looking(*this));
+}
+
+cudaError_t Core::destroy_event(cudaEvent_t event) const noexcept {
+  const std::lock_guard lock(probe_mutex_);
+  return cudaEventDestroy(event);
 }
 
 }  // namespace fsdp::device::cuda

@@ -104,25 +104,36 @@ struct Core {
   Core(const Core &) = delete;
   Core &operator=(const Core &) = delete;
 
-  // Is everything done that the library gave to the GPU in this context? Waits for at most the timeout and 10 s. When
-  // that was in vain, further ones only ask, until one finds that all is done: a GPU that is stuck holds up its end
-  // once.
+  // Is everything done that the library gave to the GPU in this context? Waits for what it gave until now, for at most
+  // the timeout and 10 s. When that was in vain, further ones only ask, until one finds that all is done: a GPU that is
+  // stuck holds up its end once. False too while another thread has more under way, and while a capture is: marks
+  // could become part of the graph.
   bool drain() noexcept;
   // What ends with its owner: given back at once if all is done, else by a later drain that finds it so. What is left
   // when the device ends stays the process's.
   void give_back(const Remnant &remnant) noexcept;
-  // The same for what nothing on the GPU uses any more, and for what something still does.
-  void end(const Remnant &remnant) noexcept;
+  // The same for what nothing on the GPU uses any more, and for what something still does. Whether it has ended.
+  bool end(const Remnant &remnant) noexcept;
   void keep(const Remnant &remnant) noexcept;
   // How long a destructor may wait for the GPU now.
   uint32_t patience_ms() const noexcept;
   void lose_patience() noexcept { impatient_.store(true, std::memory_order_relaxed); }
+  // INVALID_STATE if there is one already.
+  void begin_capture(uint64_t id);
   void add(Worker &worker);
   void remove(Worker &worker) noexcept;
-  // A worker ended of whom nobody can find out whether its work is done: nothing is given back any more.
-  void lose_track() noexcept { untracked_.store(true, std::memory_order_relaxed); }
-  // Throws, and fails the context, if the GPU is lost. Any thread.
+  // The owner of the stream ended, and nobody can find out whether its work is done, as in a capture that an error has
+  // ended: nothing is given back until that can be asked, say after cudaStreamEndCapture.
+  void lose_track(cudaStream_t stream) noexcept;
+  // Can the stream not be asked, for it is being captured?
+  bool is_captured(cudaStream_t stream) const noexcept;
+  // Throws, and fails the context, if the GPU is lost. Enqueues, where CUDA may wait for the GPU: not for lanes.
   void check_gpu() const;
+  // The same for any thread: only asks for the event, while its word has not come to count. Does nothing while another
+  // thread looks, which CUDA may keep.
+  void look_at(cudaEvent_t event, const PinnedWord &word, uint32_t count) const;
+  // Events end here, so that none does while somebody asks for it.
+  cudaError_t destroy_event(cudaEvent_t event) const noexcept;
 
   const int index;
   const Options options;
@@ -137,25 +148,36 @@ struct Core {
   Words words;
 
  private:
-  bool is_idle() noexcept;
+  // What is to be given back, and what must be written before.
+  struct Due {
+    std::vector<Remnant> remnants;
+    std::vector<Words::Awaited> words;
+  };
+  bool mark_all(Due &due) noexcept;
+  bool find_lost_streams();
+  bool await_all(const std::vector<Words::Awaited> &awaited) noexcept;
   void leave_the_rest() noexcept;
   void warn(uint64_t on_gpu, uint64_t pinned) const noexcept;
 
+  std::mutex draining_;  // one thread at a time; before mutex_, which is not held while it waits
   std::mutex mutex_;
   std::vector<Worker *> workers_;
   std::vector<Remnant> remnants_;
-  std::atomic<bool> impatient_{false}, untracked_{false};
-  const PinnedWord *late_ = nullptr;  // which was waited for in vain,
-  uint32_t late_count_ = 0;           // and for how much
+  std::vector<cudaStream_t> lost_streams_;
+  bool lost_for_good_ = false;  // no memory to remember a stream by
+  std::atomic<bool> impatient_{false};
+  Words::Awaited late_;  // was waited for in vain
   // Behind nothing but itself: see check_gpu.
-  mutable std::mutex probe_mutex_;
+  mutable std::mutex probe_mutex_;  // nobody waits for it inside a wait
   cudaStream_t probe_stream_ = nullptr;
   cudaEvent_t probe_ = nullptr;
 };
 
 // Blocks the calling thread until the GPU has written `count` or more: spins briefly, then sleeps. Throws what the
-// waiter throws, what the GPU was lost with, and TIMEOUT naming `what`.
-void await_word(const PinnedWord &word, uint32_t count, const char *what, const Core &core, const Waiter &waiter);
+// waiter throws, what the GPU was lost with, and TIMEOUT naming `what`. event: the one whose record writes the word,
+// for threads that must enqueue nothing.
+void await_word(const PinnedWord &word, uint32_t count, const char *what, const Core &core, const Waiter &waiter,
+                cudaEvent_t event = nullptr);
 
 // The same for destructors, for at most so long, whether the context has failed or not; returns whether it is written.
 bool await_word(const PinnedWord &word, uint32_t count, const Core &core, uint32_t timeout_ms) noexcept;

@@ -50,15 +50,9 @@ void CudaDevice::register_host(void *data, uint64_t bytes) {
 
 bool CudaDevice::unregister_host(void *data, uint64_t bytes) noexcept {
   const Remnant remnant{Remnant::registered_memory, data, bytes};
-  const bool idle = core_.drain();
-  idle ? core_.end(remnant) : core_.keep(remnant);
-  return idle;
-}
-
-void CudaDevice::begin_capture(uint64_t id) {
-  uint64_t none = 0;
-  if (!core_.live_capture.compare_exchange_strong(none, id))
-    fail(FSDP_INVALID_STATE, "a graph capture (CUDA's number {}) is under way in this context already", none);
+  if (core_.drain()) return core_.end(remnant);
+  core_.keep(remnant);
+  return false;
 }
 
 void CudaDevice::count_allocation(uint64_t bytes, const char *what) {

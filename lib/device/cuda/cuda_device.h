@@ -38,7 +38,7 @@ class CudaDevice final : public Device {
   std::unique_ptr<HostLane> create_host_lane(const std::string &name) override;
   void register_host(void *data, uint64_t bytes) override;
   bool unregister_host(void *data, uint64_t bytes) noexcept override;
-  void begin_capture(uint64_t id) override;
+  void begin_capture(uint64_t id) override { core_.begin_capture(id); }
   void end_capture() noexcept override { core_.live_capture.store(0, std::memory_order_relaxed); }
   void synchronize(const Event &event) override { await_event(cuda_event(event), core_, core_.waiter); }
   void count_allocation(uint64_t bytes, const char *what) override;

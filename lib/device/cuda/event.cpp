@@ -20,35 +20,53 @@ CudaEvent::CudaEvent(Core &core)
 CudaEvent::~CudaEvent() {
   const bool past = written();
   core_.words.give_back(word_);
-  past ? core_.end({Remnant::event, event_}) : core_.keep({Remnant::event, event_});
+  if (past)
+    core_.end({Remnant::event, event_});
+  else
+    core_.keep({Remnant::event, event_});
+  core_.end({Remnant::event, captured_event_});
 }
 
 bool CudaEvent::done() const noexcept {
   if (on_host()) return host_.done();
-  if (capture_ != 0) return capture() == 0;
-  return written();
+  return capture() == 0 && written();
 }
 
 // Two streams could write the word in either order: the later record comes after the earlier, whose word is written
 // before CUDA's event, so that who waits for that comes after the word too.
 void CudaEvent::record(cudaStream_t stream, uint64_t capture, const std::string &stream_name) {
-  if (capture == 0) write(stream, stream_name);
-  core_.check(cudaEventRecord(event_, stream), "cudaEventRecord", stream_name);
+  if (capture == 0) {
+    write(stream, stream_name);
+    on_host_ = false;
+  }
+  cudaEvent_t event = capture == 0 ? event_ : captured_event();
+  core_.check(cudaEventRecord(event, stream), "cudaEventRecord", stream_name);
   capture_ = capture;
-  on_host_ = false;
   std::snprintf(stream_name_, sizeof stream_name_, "%s", stream_name.c_str());
 }
 
 void CudaEvent::write(cudaStream_t stream, const std::string &stream_name) {
-  if (stream != stream_ && !written()) enqueue_wait(stream, stream_name);
+  if (stream != stream_ && !written()) enqueue_wait(event_, stream, stream_name);
   core_.check(core_.driver.stream_write_value(stream, word_->address(), count_ + 1, CU_STREAM_WRITE_VALUE_DEFAULT),
               "cuStreamWriteValue32", stream_name);
   word_->expect(++count_);
   stream_ = stream;
 }
 
+cudaEvent_t CudaEvent::captured_event() {
+  if (captured_event_) return captured_event_;
+  const QuietScope scope(core_);
+  core_.check(cudaEventCreateWithFlags(&captured_event_, cudaEventDisableTiming), "cudaEventCreateWithFlags",
+              "an event of a graph capture");
+  return captured_event_;
+}
+
 void CudaEvent::enqueue_wait(cudaStream_t stream, const std::string &stream_name) const {
-  core_.check(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent", stream_name);
+  enqueue_wait(capture() == 0 ? event_ : captured_event_, stream, stream_name);
+}
+
+void CudaEvent::enqueue_wait(cudaEvent_t event, cudaStream_t stream, const std::string &stream_name) const {
+  core_.check(cudaStreamWaitEvent(stream, event, 0), "cudaStreamWaitEvent", stream_name);
 }
 
 void CudaEvent::set_host(const HostEvent &host) noexcept {

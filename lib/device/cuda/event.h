@@ -11,7 +11,8 @@ namespace fsdp::device::cuda {
 
 // Besides CUDA's event, which streams wait for, each has a word that the stream writes when it comes to the record: so
 // the host sees it done without a call into CUDA, also on threads that must make none, and a wait for one record is not
-// moved by a later one. In a graph capture nothing is written: the record then is a point of the graph, not of time.
+// moved by a later one. In a graph capture nothing is written: the record then is a point of the graph, not of time,
+// and has a CUDA event of its own, so that the last record outside is what it was when the capture has ended.
 class CudaEvent final : public Event {
  public:
   static constexpr size_t name_bytes = 48;
@@ -21,7 +22,7 @@ class CudaEvent final : public Event {
   CudaEvent(const CudaEvent &) = delete;
   CudaEvent &operator=(const CudaEvent &) = delete;
 
-  // Never true for a point of the capture under way. One of a capture that has ended is as one never recorded.
+  // Never true for a point of the capture under way. One of a capture that has ended is as if it had not been made.
   bool done() const noexcept override;
 
   // Enqueues the record. The stream's name is copied, cut where it is long.
@@ -29,7 +30,7 @@ class CudaEvent final : public Event {
   // What follows on the stream comes after the record.
   void enqueue_wait(cudaStream_t stream, const std::string &stream_name) const;
 
-  bool on_host() const noexcept { return on_host_; }
+  bool on_host() const noexcept { return on_host_ && capture() == 0; }
   const HostEvent &host() const noexcept { return host_; }
   void set_host(const HostEvent &host) noexcept;
   // The capture under way that it is a point of; 0: none.
@@ -38,19 +39,23 @@ class CudaEvent final : public Event {
   }
   const PinnedWord &word() const noexcept { return *word_; }
   uint32_t count() const noexcept { return count_; }
+  cudaEvent_t handle() const noexcept { return event_; }  // of the last record outside of captures
   const char *stream_name() const noexcept { return stream_name_; }
 
  private:
   void write(cudaStream_t stream, const std::string &stream_name);
+  cudaEvent_t captured_event();
+  void enqueue_wait(cudaEvent_t event, cudaStream_t stream, const std::string &stream_name) const;
   bool written() const noexcept { return word_->reached(count_); }
 
   Core &core_;
-  cudaEvent_t event_ = nullptr;
+  cudaEvent_t event_ = nullptr;           // of the last record outside of captures
+  cudaEvent_t captured_event_ = nullptr;  // of the last one in one, if there ever was
   PinnedWord *word_;
-  uint32_t count_;                 // the word's value when the last record is done
+  uint32_t count_;                 // the word's value when the last record outside of captures is done
   uint64_t capture_ = 0;           // of the last record
   cudaStream_t stream_ = nullptr;  // of the last record outside of captures
-  bool on_host_ = false;           // the last record was on a stream of the host
+  bool on_host_ = false;           // the last one outside was on a stream of the host
   HostEvent host_;
   char stream_name_[name_bytes] = "a stream";
 };

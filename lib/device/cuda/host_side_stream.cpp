@@ -10,9 +10,10 @@ namespace {
 struct WordWait {
   const PinnedWord *word;
   const Core *core;
+  cudaEvent_t event;
   uint32_t count;
   char stream_name[CudaEvent::name_bytes];
-  void operator()() const { await_word(*word, count, stream_name, *core, core->worker_waiter); }
+  void operator()() const { await_word(*word, count, stream_name, *core, core->worker_waiter, event); }
 };
 
 }  // namespace
@@ -31,7 +32,7 @@ void HostSideStream::wait(const Event &event) {
   if (other.done()) return;
   if (!threaded_) return await_event(other, core_, core_.waiter);
   if (other.on_host()) return stream_->wait(other.host());
-  WordWait wait{&other.word(), &core_, other.count(), {}};
+  WordWait wait{&other.word(), &core_, other.handle(), other.count(), {}};
   std::memcpy(wait.stream_name, other.stream_name(), sizeof wait.stream_name);
   stream_->run(wait);
 }

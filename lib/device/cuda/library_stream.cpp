@@ -33,10 +33,14 @@ LibraryStream::LibraryStream(Core &core, const std::string &name)
 // CUDA may wait for a stream that is not done.
 LibraryStream::~LibraryStream() {
   core_.remove(*this);
-  const bool marked = mark(), known = marked || is_known_to_be_done();
-  if (!known) core_.lose_track();
+  const bool captured = core_.is_captured(stream_), marked = !captured && mark();
   const Remnant remnant{Remnant::stream, stream_};
-  known && (!marked || await_last(last_, core_)) ? core_.end(remnant) : core_.give_back(remnant);
+  if (captured || (!marked && !is_known_to_be_done()))
+    core_.lose_track(stream_);
+  else if (!marked || await_last(last_, core_))
+    core_.end(remnant);
+  else
+    core_.give_back(remnant);
 }
 
 // While an earlier mark of a GPU that seems stuck is not reached there is no use in another one; the stream's queue
@@ -52,13 +56,10 @@ bool LibraryStream::mark() noexcept {
   }
 }
 
-// Where no event could be put behind its work. One that is being captured must not be asked.
+// Where no event could be put behind its work.
 bool LibraryStream::is_known_to_be_done() noexcept {
   const QuietScope scope(core_, std::nothrow);
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
   if (!scope) return false;
-  core_.check.note(cudaStreamIsCapturing(stream_, &capture), "cudaStreamIsCapturing", name_);
-  if (capture != cudaStreamCaptureStatusNone) return false;
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(core_.patience_ms());
   cudaError_t code = cudaStreamQuery(stream_);
   for (; code == cudaErrorNotReady && std::chrono::steady_clock::now() < end; code = cudaStreamQuery(stream_))

@@ -35,7 +35,7 @@ Outcome give_back(const Remnant &remnant, const Core &core) {
     case Remnant::pinned_memory: return {"cudaFreeHost", cudaFreeHost(handle)};
     case Remnant::registered_memory: return {"cudaHostUnregister", cudaHostUnregister(handle)};
     case Remnant::stream: return {"cudaStreamDestroy", cudaStreamDestroy(static_cast<cudaStream_t>(handle))};
-    case Remnant::event: return {"cudaEventDestroy", cudaEventDestroy(static_cast<cudaEvent_t>(handle))};
+    case Remnant::event: return {"cudaEventDestroy", core.destroy_event(static_cast<cudaEvent_t>(handle))};
   }
   return {"nothing", cudaErrorInvalidValue};
 }

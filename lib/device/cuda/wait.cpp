@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How threads wait for the GPU: for words that it writes, and never inside CUDA.
+// How threads wait for the GPU: for words that it writes, and never inside CUDA. A lane's thread must not be kept there
+// by a call of another thread's that waits for the GPU, which may wait for the lane: it asks for events, and no more.
 #include <algorithm>
 #include <chrono>
 #include <ctime>
@@ -17,7 +18,8 @@ void sleep_for(std::chrono::nanoseconds time) {
 }
 
 // Polls the word often and everything else rarely.
-void sleep_until(const PinnedWord &word, uint32_t count, const char *what, const Core &core, const Waiter &waiter) {
+void sleep_until(const PinnedWord &word, uint32_t count, const char *what, const Core &core, const Waiter &waiter,
+                 cudaEvent_t event) {
   constexpr std::chrono::nanoseconds shortest = 5us, longest = 50us, look_period = 20ms;
   const auto since = std::chrono::steady_clock::now();
   auto look = since + look_period;
@@ -26,7 +28,7 @@ void sleep_until(const PinnedWord &word, uint32_t count, const char *what, const
     waiter.failure().check();
     if (now >= look) {
       waiter.poll();
-      core.check_gpu();
+      event ? core.look_at(event, word, count) : core.check_gpu();
       look = now + look_period;
     }
     if (now - since >= std::chrono::milliseconds(waiter.timeout_ms()))
@@ -38,8 +40,9 @@ void sleep_until(const PinnedWord &word, uint32_t count, const char *what, const
 
 }  // namespace
 
-void await_word(const PinnedWord &word, uint32_t count, const char *what, const Core &core, const Waiter &waiter) {
-  if (!spin_until([&] { return word.reached(count); }, 20us)) sleep_until(word, count, what, core, waiter);
+void await_word(const PinnedWord &word, uint32_t count, const char *what, const Core &core, const Waiter &waiter,
+                cudaEvent_t event) {
+  if (!spin_until([&] { return word.reached(count); }, 20us)) sleep_until(word, count, what, core, waiter, event);
   waiter.failure().check();
 }
 

@@ -55,12 +55,21 @@ void Words::abandon(PinnedWord *word) noexcept {
     if (word >= page.words && word < page.words + page_words) page.abandoned = true;
 }
 
-const PinnedWord *Words::unwritten() noexcept {
+std::vector<Words::Awaited> Words::unwritten() {
   std::lock_guard lock(mutex_);
+  std::vector<Awaited> found;
   for (const Page &page : pages_)
     for (const PinnedWord *word = page.words; word < page.words + page_words; ++word)
-      if (!word->written()) return word;
-  return nullptr;
+      if (!word->written()) found.push_back({word, word->last()});
+  return found;
+}
+
+bool Words::all_written() noexcept {
+  std::lock_guard lock(mutex_);
+  const auto written = [](const Page &page) {
+    return std::all_of(page.words, page.words + page_words, [](const PinnedWord &word) { return word.written(); });
+  };
+  return std::all_of(pages_.begin(), pages_.end(), written);
 }
 
 uint64_t Words::bytes() noexcept {

@@ -36,12 +36,19 @@ class Words {
   Words(const Words &) = delete;
   Words &operator=(const Words &) = delete;
 
+  struct Awaited {
+    const PinnedWord *word = nullptr;
+    uint32_t count = 0;
+    bool written() const noexcept { return word->reached(count); }
+  };
+
   PinnedWord *take();
   void give_back(PinnedWord *word) noexcept;
   // The GPU may read this one for ever: its memory is never used for anything else, not even after the device.
   void abandon(PinnedWord *word) noexcept;
-  // One that a stream has still to write, whoever has it; nullptr: there is none.
-  const PinnedWord *unwritten() noexcept;
+  // What streams have still to write, whoever has the words.
+  std::vector<Awaited> unwritten();
+  bool all_written() noexcept;
   uint64_t bytes() noexcept;
   // At the end, when no stream has one to write or to wait for: their memory is the core's to give back. Otherwise it
   // is left where it is.
