@@ -61,7 +61,12 @@ void meet(Lock &lock, Comm &comm, const std::vector<Collective> &launch) {
   meeting.launches[static_cast<size_t>(comm.rank)] = &launch;
   ++meeting.came;
   state().changed.notify_all();
-  if (!await(lock, comm, by_copies, [&] { return meeting.came == size; })) return;
+  if (!await(lock, comm, by_copies, [&] { return meeting.came == size; })) {
+    if (meeting.came == size) return;
+    meeting.launches[static_cast<size_t>(comm.rank)] = nullptr;  // gone before the last one came, which waits in vain
+    --meeting.came;
+    return;
+  }
   inspect(comm, meeting);
   lock.unlock();
   const auto mine = results(comm, meeting);

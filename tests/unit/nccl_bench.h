@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A collective whose peers may not come.
+// A collective whose peers may not come, and a graph that captures it.
 #pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <utility>
 
 #include "nccl_ranks.h"
 
@@ -24,6 +28,30 @@ struct Bench {
   std::unique_ptr<Arena> arena;
   std::unique_ptr<device::Memory> pool;
   std::unique_ptr<Communicator> communicator;
+};
+
+// A graph of a rank's, with one gather.
+class GatherGraph {
+ public:
+  GatherGraph(NcclRank &mine, Bench &bench) {
+    const cudaStream_t stream = static_cast<cudaStream_t>(bench.stream->handle());
+    EXPECT_EQ(cudaSetDevice(mine.device->index()), cudaSuccess);
+    EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    mine.device->begin_capture(bench.stream->capture_id());
+    bench.gather();
+    mine.device->end_capture();
+    EXPECT_EQ(cudaStreamEndCapture(stream, &graph_), cudaSuccess);
+  }
+  ~GatherGraph() { destroy(); }
+  GatherGraph(const GatherGraph &) = delete;
+  GatherGraph &operator=(const GatherGraph &) = delete;
+  void destroy() {
+    if (!graph_) return;
+    EXPECT_EQ(cudaGraphDestroy(std::exchange(graph_, nullptr)), cudaSuccess);
+  }
+
+ private:
+  cudaGraph_t graph_ = nullptr;
 };
 
 // The streams of the GPU are free again within this time, whatever they waited for.

@@ -50,14 +50,27 @@ TEST_F(NcclTest, MemoryIsRegisteredAsTheVersionHasIt) {
 }
 
 TEST_F(NcclTest, CopyEnginesThatTheEnvironmentAsksNcclForAreWarnedOf) {
-  for (const char *policy : {"EFFICIENCY", "ZERO", "2"}) {
-    ::setenv("NCCL_CTA_POLICY", policy, 1);
+  for (const std::string policy : {"EFFICIENCY", "1", "ZERO", "2", "3", "0x2"}) {
+    ::setenv("NCCL_CTA_POLICY", policy.c_str(), 1);
     expect_well(run_ranks({2}, [&](NcclRank &mine) {
       const bool told =
           mine.team->notes().back().text.find("gathers by copy engines do not notice") != std::string::npos;
-      EXPECT_EQ(told, std::string(policy) != "EFFICIENCY") << policy;
+      EXPECT_EQ(told, policy != "EFFICIENCY" && policy != "1") << policy;
     }));
   }
+}
+
+// Windows whose kernels notice no abort are of no use where there are none.
+TEST_F(NcclTest, CopyEnginesThatNcclDoesNotHaveChangeNothing) {
+  control().set(Knob::version, 22703);
+  ::setenv("FSDP_NCCL_COPY_ENGINES", "1", 1);
+  expect_well(run_ranks({2}, [](NcclRank &mine) {
+    EXPECT_EQ(mine.team->notes().size(), 1U);
+    const auto arena = mine.team->create_parts(4096, "weights");
+    const auto gather = mine.team->create_communicator("gather");
+    EXPECT_EQ(control().count(Count::windows), 0);
+    mine.meet();
+  }));
 }
 
 TEST_F(NcclTest, WhereWindowsAreRefusedThereAreNone) {

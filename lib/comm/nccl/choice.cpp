@@ -76,7 +76,7 @@ std::string find_obstacle(Team &host, const std::vector<Card> &cards, bool &shar
 // Ranks that share a GPU as threads of a process would race for it, which NCCL's own order of launches does not bear.
 Features choose_features(const Library &library, const Card &card, bool share) {
   Features features;
-  const bool asked = card.windows || card.copy_engines;
+  const bool asked = card.windows || (card.copy_engines && library.since(Library::copy_engines));
   features.windows = !card.no_windows && library.since(asked ? Library::windows : Library::windows_abort) &&
                      library.ncclCommWindowRegister;
   features.copy_engines = features.windows && card.copy_engines && library.since(Library::copy_engines);
@@ -86,10 +86,13 @@ Features choose_features(const Library &library, const Card &card, bool share) {
   return features;
 }
 
-// NCCL's own variable is stronger than what a communicator asks for, and takes a number or names.
+// NCCL's own variable is stronger than what a communicator asks for, and takes a sum of bits or names.
 bool environment_wants_copies() {
   const char *policy = std::getenv("NCCL_CTA_POLICY");
-  return policy && (*policy == '2' || ::strcasestr(policy, "ZERO"));
+  if (!policy) return false;
+  char *end = nullptr;
+  const long bits = std::strtol(policy, &end, 0);
+  return (end != policy && (bits & cta_policy_zero) != 0) || ::strcasestr(policy, "ZERO");
 }
 
 std::string deaf_to_aborts(const Library &library, const Features &features) {

@@ -54,8 +54,14 @@ Connection::Connection(std::shared_ptr<const Library> library, ConnectionPlan pl
   handle_->keep(memory_);
 }
 
+Connection::~Connection() { Handle::abort(handle_); }
+
 Comm *Connection::alive(const std::string &what) const {
   if (Comm *comm = handle_->comm()) return comm;
+  fail_ended(what);
+}
+
+void Connection::fail_ended(const std::string &what) const {
   waiter_.failure().check();
   fail(FSDP_INVALID_STATE, "{}: rank {}'s NCCL communicator '{}' has ended", what, plan_.world_rank, plan_.name);
 }
@@ -117,6 +123,7 @@ void Connection::join(const UniqueId &id, uint32_t timeout_ms) {
   Config config = this->config();
   device_.with_current([&] {
     const auto lock = handle_->enter();
+    if (handle_->ending()) fail_ended(what);  // whoever aborted it waits for nothing
     check(library_->ncclCommInitRankConfig(handle_->slot(), plan_.ranks, id, plan_.rank, &config), function, what,
           nullptr);
     handle_->start();

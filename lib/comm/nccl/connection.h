@@ -38,6 +38,8 @@ class Connection {
  public:
   Connection(std::shared_ptr<const Library> library, ConnectionPlan plan, const device::Device &device,
              const Waiter &waiter);
+  // Aborts it, unless it has ended: NCCL's threads may still write what the handle keeps.
+  ~Connection();
   Connection(const Connection &) = delete;
   Connection &operator=(const Connection &) = delete;
 
@@ -52,7 +54,8 @@ class Connection {
   void launch(const std::string &what, const std::function<void(Comm *)> &enqueue);
   // For `enqueue`.
   void check(Result result, const char *function, const std::string &what, Comm *comm) const;
-  // The same memory on all ranks. why: what NCCL said.
+  // The same memory on all ranks. why: what NCCL said. Nobody looks at the handle from then on: a peer for which it is
+  // spoilt may abort it before this rank knows. Who knows of all ranks restores the watch.
   Registration register_memory(void *data, uint64_t bytes, bool windows, uint32_t timeout_ms, std::string &why);
   // False: NCCL may go on using it, and the communicator can only be aborted.
   bool forget_memory(void *data) noexcept;
@@ -76,6 +79,7 @@ class Connection {
   };
 
   Comm *alive(const std::string &what) const;
+  [[noreturn]] void fail_ended(const std::string &what) const;
   template <class Function>
   void call(const char *function, const std::string &what, Function &&body);
   // Until the last call is done, at most so long. look: called meanwhile, throws what ends the wait.

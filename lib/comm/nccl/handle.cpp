@@ -39,8 +39,15 @@ std::optional<Result> Handle::look() noexcept {
   Result state = success;
   const Result result = library_->ncclCommGetAsyncError(comm_, &state);
   const Result found = result != success ? result : state;
-  if (found == success || found == in_progress) return std::nullopt;
-  return found;
+  if (found != success && found != in_progress) return believes() ? std::optional(found) : std::nullopt;
+  found_since_.reset();
+  return std::nullopt;
+}
+
+bool Handle::believes() noexcept {
+  const auto now = std::chrono::steady_clock::now();
+  if (!found_since_) found_since_ = now;
+  return now - *found_since_ >= std::chrono::milliseconds(doubt_ms_.load(std::memory_order_acquire));
 }
 
 void Handle::abort(const std::shared_ptr<Handle> &handle) noexcept {

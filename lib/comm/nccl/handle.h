@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -44,6 +45,10 @@ class Handle {
   void publish() noexcept;
   // Whether others look: not while the caller tries what may fail.
   void watch(bool watched) noexcept { watched_.store(watched, std::memory_order_release); }
+  // What is found may come of a peer that aborts it first: it counts when it has lasted so long. Zero: at once.
+  void doubt(std::chrono::milliseconds patience) noexcept {
+    doubt_ms_.store(patience.count(), std::memory_order_release);
+  }
   // With the lock: ncclCommDestroy comes next.
   Comm *leave() noexcept;
 
@@ -60,6 +65,7 @@ class Handle {
   static void *work(void *handle);
   bool end() noexcept;
   Comm *take(bool &known) noexcept;
+  bool believes() noexcept;
 
   std::shared_ptr<const Library> library_;
   const std::string name_;
@@ -68,6 +74,8 @@ class Handle {
   Comm *slot_ = nullptr;  // NCCL's to write: read by written() alone
   Comm *comm_ = nullptr;
   bool started_ = false;
+  std::atomic<int64_t> doubt_ms_{0};
+  std::optional<std::chrono::steady_clock::time_point> found_since_;  // under the lock
   std::atomic<bool> watched_{false}, ending_{false}, ended_{false};
 };
 

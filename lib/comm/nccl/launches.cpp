@@ -8,11 +8,12 @@
 namespace fsdp::comm::nccl {
 
 Launches::Launches(std::unique_ptr<Connection> connection, device::Device &device, std::shared_ptr<LaunchOrder> order,
-                   const Waiter &waiter, Failure &failure)
+                   uint64_t &launched, const Waiter &waiter, Failure &failure)
     : connection_(std::move(connection)),
       library_(connection_->shared_library()),
       world_rank_(connection_->plan().world_rank),
       order_(std::move(order)),
+      launched_(launched),
       waiter_(waiter),
       failure_(failure) {
   for (Slot &slot : slots_) {
@@ -23,11 +24,13 @@ Launches::Launches(std::unique_ptr<Connection> connection, device::Device &devic
 
 void Launches::begin(const char *operation, const Tag &tag, uint64_t bytes, device::Stream &stream) {
   failure_.check();
+  connection_->handle()->doubt({});  // peers that come to this do not abort it
   if (quiet_)
     fail(FSDP_INTERNAL, "{} of '{}' after this rank has said that nothing more comes in this round", operation,
          tag.name);
   what_ = format_text("{} of '{}' (#{}, {} bytes)", operation, tag.name, history_.count, bytes);
-  add_to_history(tag.what);
+  // Graphs have meetings of their own, and what a capture that fails has taken in never runs.
+  if (!stream.capture_id()) add_to_history(tag.what);
   {
     const std::lock_guard lock(mutex_);
     oldest_ = std::max(oldest_, next_ + 1 - std::min(next_ + 1, kept));
@@ -42,6 +45,7 @@ void Launches::add_to_history(uint64_t what) noexcept {
   constexpr uint64_t prime = 0x100000001b3;  // FNV-1a
   for (const char letter : what_) history_.hash = (history_.hash ^ static_cast<unsigned char>(letter)) * prime;
   history_.hash = (history_.hash ^ what) * prime;
+  history_.hash = (history_.hash ^ ++launched_) * prime;
   ++history_.count;
   std::strncpy(history_.last, what_.c_str(), sizeof history_.last - 1);
 }

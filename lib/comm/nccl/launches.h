@@ -15,7 +15,9 @@
 
 namespace fsdp::comm::nccl {
 
-// What a rank has enqueued on a communicator, to be compared with what others have. NCCL compares nothing.
+// What a rank has enqueued on a communicator, to be compared with what others have. NCCL compares nothing. The hash
+// also tells the places among all launches of the team: two communicators in two orders wait for each other on the
+// GPUs.
 struct History {
   uint64_t count = 0;
   uint64_t hash = 0xcbf29ce484222325;
@@ -24,9 +26,9 @@ struct History {
 
 class Launches final : public Guarded {
  public:
-  // order: NULL where NCCL keeps it.
+  // order: NULL where NCCL keeps it. launched: by all communicators of one rank's team, which begin() alone counts.
   Launches(std::unique_ptr<Connection> connection, device::Device &device, std::shared_ptr<LaunchOrder> order,
-           const Waiter &waiter, Failure &failure);
+           uint64_t &launched, const Waiter &waiter, Failure &failure);
 
   // -- the caller's thread --
   // A collective: begin, then run and kernels on the stream as often as it needs, then end. An error in between fails
@@ -77,6 +79,7 @@ class Launches final : public Guarded {
   const std::shared_ptr<const Library> library_;
   const uint32_t world_rank_;
   std::shared_ptr<LaunchOrder> order_;
+  uint64_t &launched_;
   const Waiter &waiter_;
   Failure &failure_;
   bool quiet_ = false, abandoned_ = false;

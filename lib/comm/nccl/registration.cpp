@@ -32,7 +32,6 @@ Registration Connection::register_memory(void *data, uint64_t bytes, bool window
     why = error.message;
     if (is_spoilt()) return Registration::spoilt;
   }
-  handle_->watch(true);
   if (added.window || added.handle) return Registration::done;
   if (why.empty()) why = "NCCL has no use for such memory here";
   return Registration::refused;

@@ -61,10 +61,12 @@ std::shared_ptr<Launches> Seat::open(const std::string &name, bool gathers) {
     attempt_together(*host_, what, [&] {
       auto connection =
           std::make_unique<Connection>(library_, plan(name, gathers && features_.copy_engines), device_, waiter_);
-      launches = std::make_shared<Launches>(std::move(connection), device_, order_, waiter_, failure_);
+      launches = std::make_shared<Launches>(std::move(connection), device_, order_, launched_, waiter_, failure_);
       guard_.add(launches);
       join(launches->connection(), id);
     });
+    register_all(*launches);
+    open_.push_back(launches);
   } catch (...) {
     if (launches) {
       (void)end(*launches);
@@ -72,8 +74,6 @@ std::shared_ptr<Launches> Seat::open(const std::string &name, bool gathers) {
     }
     throw;
   }
-  register_all(*launches);
-  open_.push_back(launches);
   return launches;
 }
 
@@ -81,34 +81,6 @@ bool Seat::end(Launches &launches) noexcept {
   const Connection &connection = launches.connection();
   Handle::abort(connection.handle());
   return connection.handle()->await_end(connection.captured() ? captured_patience : abort_patience);
-}
-
-// It has been aborted on all ranks.
-void Seat::reopen(Launches &launches) {
-  const ConnectionPlan before = launches.connection().plan();
-  const std::string what = format_text("NCCL communicator '{}', made anew", before.name);
-  const UniqueId id = share_id(what);
-  attempt_together(*host_, what, [&] {
-    launches.replace(std::make_unique<Connection>(library_, plan(before.name, before.copy_engines), device_, waiter_));
-    join(launches.connection(), id);
-  });
-  register_all(launches);
-}
-
-void Seat::await_ends(std::span<const std::shared_ptr<Launches>> all) {
-  attempt_together(*host_, "the end of NCCL communicators", [&] {
-    for (const auto &launches : all) {
-      const Connection &connection = launches->connection();
-      if (connection.captured())
-        fail(FSDP_INVALID_STATE,
-             "rank {}: graphs have captured work of NCCL communicator '{}', which is being aborted: they cannot be "
-             "launched any more",
-             host_->world_rank(rank()), connection.plan().name);
-      if (!end(*launches))
-        fail(FSDP_TIMEOUT, "rank {}: ncclCommAbort of NCCL communicator '{}' has not returned within {} ms",
-             host_->world_rank(rank()), connection.plan().name, abort_patience.count());
-    }
-  });
 }
 
 void Seat::close(const std::shared_ptr<Launches> &launches) noexcept {
@@ -133,14 +105,6 @@ void Seat::register_all(Launches &launches) {
     if (!register_memory(launches.connection(), memory)) return start_over(launches);
 }
 
-// NCCL keeps the error of a registration for ever.
-void Seat::start_over(Launches &launches) {
-  Handle::abort(launches.connection().handle());
-  const std::shared_ptr<Launches> one(std::shared_ptr<void>(), &launches);  // not owned
-  await_ends({&one, 1});
-  reopen(launches);
-}
-
 // If one rank cannot use it, none may: NCCL's ranks would choose different algorithms. False: the communicator is of no
 // use any more, on any rank, and no memory is registered from now on.
 bool Seat::register_memory(Connection &connection, const Memory &memory) {
@@ -159,6 +123,7 @@ bool Seat::register_memory(Connection &connection, const Memory &memory) {
   std::vector<Registration> all(size());
   host_->exchange_fixed(&mine, sizeof mine, all.data(), "memory registered with NCCL");
   const Registration worst = *std::max_element(all.begin(), all.end());
+  if (worst != Registration::spoilt) connection.handle()->watch(true);
   if (worst == Registration::done) return true;
   if (!std::exchange(warned_, true))
     tell(FSDP_LOG_WARNING, "NCCL works with copies of memory that is not registered, which costs speed: rank {}: {}",

@@ -71,13 +71,17 @@ class Seat {
   void reopen(Launches &launches);
   // Aborts it. False: that has not returned in time.
   bool end(Launches &launches) noexcept;
-  // Collective: of all of them, or an error that says why not.
+  void await_end(const Connection &connection, Clock::time_point start) const;
+  // All are being aborted. Collective: of all of them, or an error that says why not.
   void await_ends(std::span<const std::shared_ptr<Launches>> all);
   void register_all(Launches &launches);
   bool register_memory(Connection &connection, const Memory &memory);
   void start_over(Launches &launches);
   void forget(Connection &connection, void *data) noexcept;
   Rounds exchange_rounds(bool abandoned);
+  // From before ranks compare until this one knows what all of them do: peers that know sooner may abort.
+  void doubt() noexcept;
+  void trust() noexcept;
   static bool same(const Round &a, const Round &b) noexcept;
   template <class... Args>
   void tell(fsdp_log_level level, fmt::format_string<Args...> format, Args &&...args) noexcept {
@@ -95,6 +99,7 @@ class Seat {
   const Waiter &waiter_;
   Failure &failure_;
   std::shared_ptr<LaunchOrder> order_;
+  uint64_t launched_ = 0;  // collectives of all communicators that are compared, since they were made anew
   std::vector<std::shared_ptr<Launches>> open_;  // in the order of their creation, as on every rank
   std::vector<Memory> memory_;
   bool registers_ = true, warned_ = false;  // with NCCL

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// What ranks agree on when they give a step up, and how what they cannot finish is made anew.
+#include "comm/nccl/connection.h"
+#include "nccl_bench.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+// A capture that fails on some ranks leaves the model as it was.
+TEST_F(NcclTest, WhatOneRankCapturesIsNoDifference) {
+  expect_well(run_ranks({2}, [](NcclRank &mine) {
+    Bench bench(mine);
+    if (mine.rank() == 0) {
+      const GatherGraph graph(mine, bench);
+    }
+    EXPECT_TRUE(mine.team->agree());
+    bench.gather();
+    mine.synchronize(*bench.stream);
+    EXPECT_TRUE(mine.team->agree());
+  }));
+}
+
+// Each communicator's collectives are the same, and on the GPUs both wait for each other.
+TEST_F(NcclTest, TheOrderBetweenCommunicatorsIsCompared) {
+  for (const int64_t version : {22907, 23203}) {  // ordered by events, and by NCCL
+    control().set(Knob::version, version);
+    expect_well(run_ranks({2}, [](NcclRank &mine) {
+      Bench bench(mine);
+      const auto other = mine.team->create_communicator("reduce");
+      const auto reduces = mine.device->create_stream("reduce");
+      for (int round = 0; round < 2; ++round) {
+        if (mine.rank() == 0) bench.gather();
+        other->barrier({2, "end"}, *reduces);
+        if (mine.rank() == 1) bench.gather();
+        EXPECT_FALSE(mine.team->agree());
+        mine.team->cut();
+        mine.team->renew();
+        expect_freed(mine, *bench.stream, 1);
+        expect_freed(mine, *reduces, 1);
+        bench.gather();
+        other->barrier({2, "end"}, *reduces);
+        mine.synchronize(*bench.stream);
+        mine.synchronize(*reduces);
+        EXPECT_TRUE(mine.team->agree());
+      }
+    }));
+  }
+}
+
+// NCCL's links break when a peer aborts, which may know first that ranks differ.
+TEST_F(NcclTest, APeerThatAbortsFirstFailsNobody) {
+  expect_well(run_ranks({2}, [](NcclRank &mine) {
+    Bench bench(mine);
+    if (mine.rank() == 0) bench.gather();
+    EXPECT_FALSE(mine.team->agree());
+    if (mine.rank() == 1) {
+      control().set(Knob::async_error_rank, 2);
+      control().set(Knob::async_error, 6);
+      std::this_thread::sleep_for(200ms);
+    }
+    mine.team->cut();
+    if (mine.rank() == 1) control().set(Knob::async_error, 0);
+    mine.team->renew();
+    bench.gather();
+    mine.synchronize(*bench.stream);
+  }));
+}
+
+TEST_F(NcclTest, AnErrorThatLastsIsBelievedAfterAnAgreement) {
+  const auto problems = run_ranks({2, 2000}, [](NcclRank &mine) {
+    Bench bench(mine);
+    EXPECT_TRUE(mine.team->agree());
+    if (mine.rank() == 1) {
+      control().set(Knob::async_error_rank, 2);
+      control().set(Knob::async_error, 6);
+    }
+    const auto start = std::chrono::steady_clock::now();
+    while (!mine.failure.failed() && seconds_since(start) < 10) std::this_thread::sleep_for(1ms);
+    mine.failure.check();
+  });
+  EXPECT_TRUE(has(problems[1], "a link went down (simulated)")) << problems[1].message;
+}
+
+// Graphs that are gone hold nothing.
+TEST_F(NcclTest, GraphsThatAreDestroyedDoNotKeepAStepFromBeingDiscarded) {
+  expect_well(run_ranks({2}, [](NcclRank &mine) {
+    Bench bench(mine);
+    { const GatherGraph graph(mine, bench); }
+    if (mine.rank() == 0) bench.gather();
+    EXPECT_FALSE(mine.team->agree());
+    mine.team->cut();
+    mine.team->renew();
+    bench.gather();
+    mine.synchronize(*bench.stream);
+  }));
+}
+
+// An abort also waits for what the caller's streams compute; the job's timeout is the limit of that.
+TEST_F(NcclTest, AnAbortHasThreeQuartersOfTheTimeout) {
+  control().set(Knob::abort_ms, 2500);
+  const auto problems = run_ranks({2, 2000}, [](NcclRank &mine) {
+    Bench bench(mine);
+    mine.team->cut();
+    mine.team->renew();
+  });
+  for (const Error &error : problems) {
+    EXPECT_EQ(error.status, FSDP_TIMEOUT) << error.message;
+    EXPECT_TRUE(has(error, "ncclCommAbort of NCCL communicator 'gather' has not returned within 1500 ms"))
+        << error.message;
+  }
+}
+
+TEST_F(NcclTest, AFailureEndsTheWaitForAnAbort) {
+  control().set(Knob::abort_ms, 3000);
+  run_ranks({2}, [](NcclRank &mine) {
+    Bench bench(mine);
+    mine.team->cut();
+    mine.failure.set(Error(FSDP_ABORTED, "the test aborts"));
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_TRUE(has(error_of([&] { mine.team->renew(); }), "the test aborts"));
+    EXPECT_LT(seconds_since(start), 1.5);
+  });
+}
+
+// What aborts it has found nothing to abort, and nobody looks after it any more.
+TEST_F(NcclTest, WhatIsAbortedBeforeItIsMadeIsNotMade) {
+  expect_well(run_ranks({1}, [](NcclRank &mine) {
+    nccl::Connection connection(nccl::load_library(), {"late", 1, 0}, *mine.device, mine.waiter);
+    nccl::Handle::abort(connection.handle());
+    ASSERT_TRUE(connection.handle()->await_end(5s));
+    const Error error = error_of([&] { connection.join({}, 1000); });
+    EXPECT_EQ(error.status, FSDP_INVALID_STATE) << error.message;
+    EXPECT_TRUE(has(error, "NCCL communicator 'late' has ended") || has(error, "'late' has ended")) << error.message;
+  }));
+  EXPECT_EQ(control().count(Count::communicators), 0);
+}
+
+// Memory has spoilt the first one; the second one, in its place, never comes, and its threads are NCCL's.
+TEST_F(NcclTest, ACommunicatorThatCannotBeMadeAnewIsAborted) {
+  control().set(Knob::window_error, 1);
+  control().set(Knob::abort_ms, 200);
+  std::thread hangs([] {
+    while (control().count(Count::aborts) == 0) std::this_thread::sleep_for(1ms);
+    control().set(Knob::hang_init_rank, 2);
+  });
+  const auto problems = run_ranks({2, 2000}, [](NcclRank &mine) { Bench bench(mine); });
+  hangs.join();
+  for (const Error &error : problems) EXPECT_EQ(error.status, FSDP_TIMEOUT) << error.message;
+  EXPECT_EQ(control().count(Count::aborts), 4);
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test
