@@ -201,7 +201,7 @@ void Runtime::end_streams() noexcept {
 // What this rank has enqueued need not be what its peers have: they may be anywhere in the step.
 bool Runtime::in_a_step() const {
   const auto open = [this](const Group &group) {
-    const auto held = [](const GatherSlot &slot) { return slot.hold_count() > 0; };
+    const auto held = [](const GatherSlot &slot) { return slot.gathered || slot.hold_count() > 0; };
     const bool given = group.grad.state != Contribution::State::idle || group.grad.given_count > 0;
     return (given && !window_open) || std::any_of(group.slots.begin(), group.slots.end(), held);
   };
