@@ -182,9 +182,11 @@ void Runtime::end_streams() noexcept {
     if (gather_stream && order)
       for (const Group &group : groups)
         for (const GatherSlot &slot : group.slots) gather_stream->wait(*slot.left);
-    if (!context.failure().failed() && streams_end(in_a_step() ? own_end : longest)) return;
-    context.log(FSDP_LOG_WARNING, format_text("rank {} destroys a model whose work has not ended: collectives under way are given up",
-                                              context.rank()));
+    if (!context.failure().failed()) {
+      if (streams_end(in_a_step() ? own_end : longest)) return;
+      context.log(FSDP_LOG_WARNING, format_text("rank {} destroys a model whose work has not ended: collectives under way are given up",
+                                                context.rank()));
+    }
     abandon();
     teams.for_each_data([](comm::Team &team) { team.cut(); });
     if (streams_end(longest)) return;
