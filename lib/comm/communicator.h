@@ -112,6 +112,9 @@ class Gate {
   virtual ~Gate() = default;
   // This rank has come to `value` (never less than before); everything it wrote before is visible to who waits for it.
   virtual void arrive(uint64_t value) = 0;
+  // The same once the stream has done what was enqueued on it before. Peers know from now on that this rank's caller has
+  // done its part.
+  virtual void arrive(uint64_t value, device::Stream &stream) = 0;
   // Has every rank come to value? One acquire load a rank, no system call.
   virtual bool reached(uint64_t value) const noexcept = 0;
   // Block the calling thread until then (a caller's or a stream's; both poll what they must). An await that was

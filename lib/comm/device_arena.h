@@ -34,6 +34,7 @@ class PartArena : public Arena {
 class OpenGate final : public Gate {
  public:
   void arrive(uint64_t) override {}
+  void arrive(uint64_t, device::Stream &) override {}
   bool reached(uint64_t) const noexcept override { return true; }
   void await(uint64_t, const char *) override {}
 };

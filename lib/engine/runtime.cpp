@@ -260,6 +260,8 @@ void Runtime::await_version() {
   if (version_ready) return;
   if (!version_gate->reached(version)) {
     const WaitSpan span(*this, Awaited::publish);
+    // Its own part first: over hosts a stream writes it, which may wait for callers that wait for this one.
+    context.device().caller_stream(nullptr).wait(*published);
     version_gate->await(version, "fsdp_publish_weights (or a step that publishes)");
   }
   version_ready = true;

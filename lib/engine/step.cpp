@@ -252,8 +252,7 @@ void Model::close_window(device::Stream &caller) {
   Runtime &state = *runtime_;
   ++state.version;
   device::Stream &writer = state.outer && state.outer->gathers() ? gather_outer_weights(caller) : caller;
-  comm::Gate *gate = state.version_gate.get();
-  if (context_->on_host()) writer.run([gate, version = state.version] { gate->arrive(version); });
+  if (context_->on_host()) state.version_gate->arrive(state.version, writer);
   writer.record(*state.published);
   if (state.timeline) {
     const uint64_t now = trace::now_ns();

@@ -30,6 +30,10 @@ def _ip(*arguments):
         raise RuntimeError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
 
 
+class Unable(Exception):
+    """The kernel lacks what a case needs."""
+
+
 class Nodes:
     """with Nodes(2) as nodes: nodes.start(1, ["program"], {"RANK": "1"})"""
 
@@ -87,6 +91,15 @@ class Nodes:
 
     def heal(self, node):
         _ip("-n", self.hub, "link", "set", f"port{node}", "master", "br0")
+
+    def slow_down(self, rate):
+        """What every node sends waits in a queue of a third of a second, whose end is dropped."""
+        for node in range(self.count):
+            queue = ["tbf", "rate", rate, "burst", "32kb", "latency", "300ms"]
+            done = subprocess.run(["tc", "-n", self.name(node), "qdisc", "add", "dev", "eth0", "root", *queue],
+                                  capture_output=True, text=True)
+            if done.returncode:
+                raise Unable(f"tc {' '.join(queue)}: {done.stderr.strip()}")
 
     def start(self, node, command, environment=None, **options):
         """A process on a node, a group of its own. Its UCX uses TCP, as between machines: the namespaces share a kernel, and

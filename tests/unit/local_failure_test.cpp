@@ -83,6 +83,24 @@ TEST(Failure, WhoLeftInGoodOrderIsNamedByWhoWaitsForIt) {
   EXPECT_EQ(seen[1].error.status, FSDP_OK);
 }
 
+// Its caller, and no stream of its own, is what the gate lacks.
+TEST(Failure, WhoWaitsElsewhereIsMissedAtAGate) {
+  const auto seen = failing_threads(3, [](Rank &rank) {
+    auto gate = rank.team->create_gate("gate");
+    const auto stream = rank.device->create_stream("stream");
+    rank.meet();
+    if (rank.rank() == 1) return rank.meet();
+    gate->arrive(1, *stream);
+    gate->await(1, "await of version 1");
+  });
+  for (const Seen &of : seen) {
+    EXPECT_EQ(of.error.status, FSDP_MISMATCH) << of.error.message;
+    EXPECT_NE(of.error.message.find("(await of version 1), rank 1 is in"), of.error.message.npos) << of.error.message;
+    EXPECT_NE(of.error.message.find("they wait for each other"), of.error.message.npos) << of.error.message;
+    EXPECT_LT(of.seconds, 2);
+  }
+}
+
 TEST(Failure, TimeoutNamesWhoHasNotCome) {
   RankOptions options;
   options.timeout_ms = 300;

@@ -4,6 +4,8 @@
 #include <sys/mman.h>
 
 #include <atomic>
+#include <chrono>
+#include <thread>
 
 #include "comm/shm/view.h"
 #include "shm_bodies.h"
@@ -67,6 +69,20 @@ TEST(LocalWorld, TeamsOfSomeRanks) {
     gate->arrive(1);
     gate->await(1, "half gate");
     rank.make_team();
+    rank.leave();
+  }));
+}
+
+// Callers that have enqueued their arrivals miss each other's streams, not each other.
+TEST_P(Sizes, StreamsMayComeToAGateLate) {
+  expect_well(run_threads(GetParam(), [](Rank &rank) {
+    auto gate = rank.team->create_gate("late gate");
+    const auto stream = rank.device->create_stream("late");
+    for (uint64_t value = 1; value <= 2; ++value) {
+      stream->run([] { std::this_thread::sleep_for(std::chrono::milliseconds(700)); });
+      gate->arrive(value, *stream);
+      gate->await(value, "late gate");
+    }
     rank.leave();
   }));
 }

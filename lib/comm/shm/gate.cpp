@@ -4,10 +4,18 @@
 namespace fsdp::comm {
 namespace {
 
+// The note of a rank's word: the value that a stream of its own comes to, since its caller has enqueued that.
+constexpr uint32_t called = 0;
+
 class AwaitedGate final : public AwaitedWords {
  public:
   AwaitedGate(const Words &words, uint64_t value, const char *what) : AwaitedWords(words, value), what_(what) {}
-  bool needs_callers() const override { return true; }
+  bool misses_caller(uint32_t world_rank) const override {
+    for (uint32_t r = 0; r < words_.size(); ++r)
+      if (words_.world_rank(r) == world_rank)
+        return misses(world_rank) && words_[r].notes[called].load(std::memory_order_acquire) < target_;
+    return false;
+  }
   std::string text() const override { return what_; }
 
  private:
@@ -26,6 +34,11 @@ ShmGate::ShmGate(std::shared_ptr<Seat> seat, uint32_t rank, std::vector<uint32_t
 void ShmGate::arrive(uint64_t value) {
   Word &word = words_[rank_];
   if (word.value.load(std::memory_order_relaxed) < value) word.raise(value);
+}
+
+void ShmGate::arrive(uint64_t value, device::Stream &stream) {
+  stream.run([this, value] { arrive(value); });
+  words_[rank_].notes[called].store(value, std::memory_order_release);
 }
 
 void ShmGate::await(uint64_t value, const char *what) {

@@ -18,6 +18,7 @@ class ShmGate final : public Gate {
   ShmGate(std::shared_ptr<Seat> seat, uint32_t rank, std::vector<uint32_t> ranks, Mapping memory);
 
   void arrive(uint64_t value) override;
+  void arrive(uint64_t value, device::Stream &stream) override;
   bool reached(uint64_t value) const noexcept override { return words_.reached(value); }
   void await(uint64_t value, const char *what) override;
 

@@ -97,8 +97,8 @@ class Channel final : private Receiver {
   void add_chunk(std::byte *row, const Extent &own, const Extent &to, bool accumulate) const;
   void give_up(const Launch &launch);
   void drop() noexcept;
-  // Has this peer's caller not enqueued the launch that is run, as far as is known for sure?
-  bool misses_caller(uint32_t world_rank, const Launch &launch);
+  // Has this peer's caller not enqueued the launch that is run, as far as is known for sure? on_caller: as for run.
+  bool misses_caller(uint32_t world_rank, const Launch &launch, bool on_caller);
   void look();
   std::chrono::milliseconds verdict_time() const noexcept;
   [[noreturn]] void condemn_different(uint32_t r);

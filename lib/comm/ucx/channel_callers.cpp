@@ -19,11 +19,14 @@ uint64_t clock_ns() noexcept { return static_cast<uint64_t>(Clock::now().time_si
 
 }  // namespace
 
-bool Channel::misses_caller(uint32_t world_rank, const Launch &launch) {
+// What the peer calls may be lost on the way, and sent again long after what its leader says of it has come: only its answer
+// tells, which comes by the same way. A peer that never was in an exchange of these ranks has nobody to answer yet.
+bool Channel::misses_caller(uint32_t world_rank, const Launch &launch, bool on_caller) {
   const auto lock = transport_.lock();
   const uint32_t r = lane_of(world_rank);
   if (r >= size() || r == rank_ || lanes_[r].met) return false;
   ask(r);
+  if (on_caller && !words_[r].phase.reached(1)) return true;
   if (clock_ns() - lanes_[r].answered_ns >= fresh_ns) return false;
   return !round_.called(r, phase_of(launch.round, launch.number, Part::ready));
 }

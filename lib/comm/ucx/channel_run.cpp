@@ -50,9 +50,8 @@ class Channel::AwaitedCall final : public Awaited {
     for (uint32_t r = 0; r < channel_.size(); ++r) all_met = all_met && (r == channel_.rank_ || channel_.lanes_[r].met);
     return all_met || !channel_.lanes_[channel_.lane_of(world_rank)].met;
   }
-  bool needs_callers() const override { return on_caller_; }
   bool misses_caller(uint32_t world_rank) const override {
-    return on_caller_ ? misses(world_rank) : channel_.misses_caller(world_rank, launch_);
+    return channel_.misses_caller(world_rank, launch_, on_caller_);
   }
   std::string text() const override { return launch_.fingerprint.text(launch_.number); }
 
