@@ -16,6 +16,8 @@ constexpr unsigned message_id = 1;
 // A peer is at most one call ahead in each of a few communicators that do not exist here yet.
 constexpr uint32_t most_held = 256;
 constexpr size_t most_held_early = 65536;  // of all, before this rank has joined: some of each rank of the largest job
+// The next message often comes soon, and waking up for it would take longer.
+constexpr auto awake_time = std::chrono::microseconds(20);
 constexpr int look_ms = 100;               // in case that UCX misses an event
 constexpr int connecting_look_ms = 10;
 constexpr auto last_greetings_time = std::chrono::milliseconds(500);  // for peers that have not yet connected
@@ -79,8 +81,9 @@ void Transport::join(std::vector<std::vector<std::byte>> addresses, std::shared_
 }
 
 void Transport::run() noexcept {
+  auto moved_at = Clock::now();
   for (;;) {
-    bool sleeps = false;
+    bool moved = false, sleeps = false;
     int ms = look_ms;
     {
       // A mutex alone would let this thread have it again and again while others wait.
@@ -88,7 +91,9 @@ void Transport::run() noexcept {
       std::lock_guard lock(mutex_);
       if (stopping_) return;
       try {
-        sleeps = !move() && worker_.arm();
+        moved = move();
+        if (moved) moved_at = Clock::now();
+        sleeps = !moved && Clock::now() - moved_at > awake_time && worker_.arm();
       } catch (const std::bad_alloc &) {
         fail_context();
         sleeps = true;
@@ -96,6 +101,7 @@ void Transport::run() noexcept {
       if (!unopened_.empty()) ms = connecting_look_ms;
     }
     if (sleeps) worker_.sleep(ms);
+    else if (!moved) ::sched_yield();
   }
 }
 
