@@ -50,31 +50,61 @@ fail_build() {
   failed=$((failed + 1))
 }
 
-# build_and_test DIRECTORY "MESON OPTIONS" "MESON TEST ARGUMENTS" "TARGETS": adds to passed, failed and skipped.
+# prepare DIRECTORY MESON_OPTIONS...: as for build_and_test, which needs it.
+prepare() {
+  directory=$1
+  shift
+  mkdir -p "$directory"
+  printf '== %s: configure\n' "$directory"
+  rm -f "$directory/prepared"
+  run_logged "$directory/configure.log" configure "$directory" -Dtests=enabled -Dwerror=false "$@" ||
+    { fail_build "configure $directory" "$directory/configure.log"; return; }
+  : >"$directory/prepared"
+}
+
+# build_early DIRECTORY...: builds library-tests in the time that tests leave idle; stop_early ends that, done or not.
+early=
+build_early() {
+  idle='nice -n 19'
+  chrt -i 0 true 2>/dev/null && idle='chrt -i 0'
+  # shellcheck disable=SC2086,SC2016  # a command and its words; the inner shell expands the rest
+  setsid $idle sh -c 'for directory; do ninja -j "$(nproc)" -C "$directory" library-tests || exit; done' early "$@" \
+    >build-tests/early.log 2>&1 </dev/null &
+  early=$!
+}
+
+stop_early() {
+  [ -z "$early" ] || kill -TERM -- "-$early" 2>/dev/null
+  while [ -n "$early" ] && kill -0 -- "-$early" 2>/dev/null; do sleep 0.2; done
+  early=
+}
+trap 'stop_early' EXIT
+trap 'exit 130' INT TERM
+
+# build_and_test DIRECTORY "MESON TEST ARGUMENTS" TARGET [DIRECTORIES TO BUILD EARLY]: adds to passed, failed and skipped.
 build_and_test() {
   directory=$1
-  options=$2
-  arguments=$3
-  targets=$4
-  mkdir -p "$directory"
+  arguments=$2
+  target=$3
+  shift 3
+  [ -f "$directory/prepared" ] || return
   printf '\n== %s: build\n' "$directory"
-  # shellcheck disable=SC2086  # lists of words
-  run_logged "$directory/configure.log" configure "$directory" -Dtests=enabled -Dwerror=false $options ||
-    { fail_build "configure $directory" "$directory/configure.log"; return; }
   rm -f "$directory/meson-logs/testlog.json"
   started=$(date +%s)
-  # shellcheck disable=SC2086
-  run_logged "$directory/compile.log" ninja -C "$directory" $targets ||
+  run_logged "$directory/compile.log" ninja -C "$directory" "$target" ||
     { fail_build "build $directory" "$directory/compile.log"; return; }
   grep -c 'warning:' "$directory/compile.log" | sed '/^0$/d; s/$/ compiler warnings/'
-  printf '== %s: test (built in %s s)\n' "$directory" $(($(date +%s) - started))
-  # shellcheck disable=SC2086
+  built=$(date +%s)
+  printf '== %s: test (built in %s s)\n' "$directory" $((built - started))
+  [ $# -eq 0 ] || build_early "$@"
+  # shellcheck disable=SC2086  # lists of words
   $launcher meson test -C "$directory" --no-rebuild --print-errorlogs $arguments </dev/null
   test_status=$?
+  stop_early
   counts=$(python3 tests/count.py "$directory/meson-logs/testlog.json" "$test_status")
   # shellcheck disable=SC2086
   set -- ${counts:-0 1 0}
-  echo "== $directory: $1 passed, $2 failed, $3 skipped"
+  echo "== $directory: $1 passed, $2 failed, $3 skipped (tested in $(($(date +%s) - built)) s)"
   passed=$((passed + $1)) failed=$((failed + $2)) skipped=$((skipped + $3))
 }
 
@@ -110,24 +140,30 @@ need_packages $yes g++ meson ninja-build pkg-config libfmt-dev libhwy-dev libxxh
 
 launcher=
 # Without debug information, which is a third of the compiler's time.
-build_and_test build-tests "-Dexamples=enabled -Dwerror=$werror -Ddebug=false" '' all
-
-if [ $quick -eq 0 ]; then
+prepare build-tests -Dexamples=enabled "-Dwerror=$werror" -Ddebug=false
+if [ $quick -eq 1 ]; then
+  build_and_test build-tests '' all
+else
   # Only the tests that run the library's code inside their own process: sanitizers see nothing in others. -Og
   # and line tables keep their reports readable and are fast enough for two cores. The library in large units: most of
-  # the compiler's time goes into headers. The build above has shown that each file includes what it needs.
+  # the compiler's time goes into headers. The first build shows that each file includes what it needs.
   sanitized='-Dexamples=disabled -Doptimization=g -Ddebug=false -Dcpp_args=-g1 -Dc_args=-g1 -Db_lundef=false -Dunity=on -Dunity_size=12'
   # One more than cores: a good part of their time is waiting.
   suites="--suite unit --suite engine --timeout-multiplier 4 --num-processes $(($(nproc) + 1))"
+  # shellcheck disable=SC2086
+  prepare build-asan $sanitized -Db_sanitize=address,undefined
+  # shellcheck disable=SC2086
+  prepare build-tsan $sanitized -Db_sanitize=thread
+  build_and_test build-tests '' all build-asan build-tsan
 
   export ASAN_OPTIONS=halt_on_error=1:abort_on_error=1:detect_stack_use_after_return=1
   export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
-  build_and_test build-asan "$sanitized -Db_sanitize=address,undefined" "$suites" library-tests
+  build_and_test build-asan "$suites" library-tests build-tsan
 
   export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:suppressions=$PWD/tests/tsan.supp"
   # Older ThreadSanitizers cannot place their shadow memory where the kernel randomizes addresses a lot.
   setarch -R true 2>/dev/null && launcher='setarch -R'
-  build_and_test build-tsan "$sanitized -Db_sanitize=thread" "$suites" library-tests
+  build_and_test build-tsan "$suites" library-tests
 
   fuzz
 fi
