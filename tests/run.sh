@@ -56,30 +56,34 @@ prepare() {
   shift
   mkdir -p "$directory"
   printf '== %s: configure\n' "$directory"
-  rm -f "$directory/prepared"
+  rm -f "$directory/prepared" "$directory/early.log"
   run_logged "$directory/configure.log" configure "$directory" -Dtests=enabled -Dwerror=false "$@" ||
     { fail_build "configure $directory" "$directory/configure.log"; return; }
   : >"$directory/prepared"
 }
 
 # build_early DIRECTORY...: builds library-tests in the time that tests leave idle; stop_early ends that, done or not.
+# It has a process group of its own, with ninja and its compilers. (dash knows "kill -s TERM --", not "kill -TERM --".)
 early=
 build_early() {
   idle='nice -n 19'
   chrt -i 0 true 2>/dev/null && idle='chrt -i 0'
   # shellcheck disable=SC2086,SC2016  # a command and its words; the inner shell expands the rest
-  setsid $idle sh -c 'for directory; do ninja -j "$(nproc)" -C "$directory" library-tests || exit; done' early "$@" \
-    >build-tests/early.log 2>&1 </dev/null &
+  setsid $idle sh -c 'for directory; do
+    ninja -j "$(nproc)" -C "$directory" library-tests >>"$directory/early.log" 2>&1 || exit
+  done' early "$@" </dev/null &
   early=$!
 }
 
 stop_early() {
-  [ -z "$early" ] || kill -TERM -- "-$early" 2>/dev/null
-  while [ -n "$early" ] && kill -0 -- "-$early" 2>/dev/null; do sleep 0.2; done
+  [ -n "$early" ] || return 0
+  kill -s TERM -- "-$early" 2>/dev/null
+  wait "$early"
+  while kill -s 0 -- "-$early" 2>/dev/null; do sleep 0.2; done
   early=
 }
 trap 'stop_early' EXIT
-trap 'exit 130' INT TERM
+trap 'exit 130' HUP INT TERM
 
 # build_and_test DIRECTORY "MESON TEST ARGUMENTS" TARGET [DIRECTORIES TO BUILD EARLY]: adds to passed, failed and skipped.
 build_and_test() {
@@ -93,7 +97,8 @@ build_and_test() {
   started=$(date +%s)
   run_logged "$directory/compile.log" ninja -C "$directory" "$target" ||
     { fail_build "build $directory" "$directory/compile.log"; return; }
-  grep -c 'warning:' "$directory/compile.log" | sed '/^0$/d; s/$/ compiler warnings/'
+  touch "$directory/early.log"
+  cat "$directory/early.log" "$directory/compile.log" | grep -c 'warning:' | sed '/^0$/d; s/$/ compiler warnings/'
   built=$(date +%s)
   printf '== %s: test (built in %s s)\n' "$directory" $((built - started))
   [ $# -eq 0 ] || build_early "$@"
