@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Networks that are cut silently: healed before the limit, training goes on with the same bits; else both sides name the link
 and no rank, in time, and once it is healed all train on in a new job of the same processes.
-usage: cut_test.py RANK_PROGRAM ucx|no-ucx (FSDP_TEST_MANY: 30 cuts)"""
+usage: cut_test.py RANK_PROGRAM ucx|no-ucx (FSDP_TEST_MANY: 40 cuts)"""
 import os
 import random
 import time
@@ -35,6 +35,18 @@ def healed_cut(network, node, seconds, expected):
             assert rank.result and rank.result["status"] == "FSDP_OK", f"cut for {seconds} s: {rank}"
             assert rank.result["weights"] == expected[0]["weights"], f"other weights: {rank}"
             assert rank.result["norms"] == expected[0]["norms"], f"other norms: {rank}"
+            check_levels(rank.result)
+
+
+def forming_cut(network, node, delay, seconds):
+    """A cut while the ranks meet, connect and exchange for the first time, shorter than any limit: the job forms."""
+    with Job(network, RANKS_OF_NODES, dict(OPTIONS, heartbeat=15_000, steps=5)) as job:
+        time.sleep(delay)
+        network.cut(node)
+        time.sleep(seconds)
+        network.heal(node)
+        for rank in job.collect(60):
+            assert rank.result and rank.result["status"] == "FSDP_OK", f"cut for {seconds} s after {delay} s: {rank}"
             check_levels(rank.result)
 
 
@@ -78,6 +90,13 @@ def healed_cuts():
             healed_cut(network, trial % 2, draw.uniform(0.3, LIMIT_S * 0.6), expected)
 
 
+def forming_cuts():
+    draw = random.Random(SEED)
+    with Clean(2) as network:
+        for trial in range(CUTS // 3):
+            forming_cut(network, trial % 2, draw.uniform(0.02, 0.2), draw.uniform(2, 6))
+
+
 def lasting_cuts():
     times, draw = [], random.Random(SEED)
     with Clean(2) as network:
@@ -87,4 +106,5 @@ def lasting_cuts():
 
 
 tap.run([(f"{CUTS // 3} cuts shorter than the limit", healed_cuts),
+         (f"{CUTS // 3} cuts while the job forms", forming_cuts),
          (f"{CUTS - CUTS // 3} cuts longer than the limit", lasting_cuts)])

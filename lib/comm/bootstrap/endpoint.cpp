@@ -141,6 +141,8 @@ Fd connect_to(const Endpoint &to, const Limit &limit, std::string &problem) {
   while (code == EINPROGRESS || code == EINTR) {
     if (limit.over()) {
       problem = format_text("{} does not answer", to.text());
+      socket.reset();
+      errno = ETIMEDOUT;
       return {};
     }
     limit.waiter.poll();
@@ -150,11 +152,15 @@ Fd connect_to(const Endpoint &to, const Limit &limit, std::string &problem) {
   }
   if (code != 0) {
     problem = format_text("{}: {}", to.text(), std::strerror(code));
+    socket.reset();
+    errno = code;
     return {};
   }
   // A port of this host that nobody listens at may connect to itself.
   if (Endpoint::local(socket).text() == to.text()) {
     problem = format_text("{}: {}", to.text(), std::strerror(ECONNREFUSED));
+    socket.reset();
+    errno = ECONNREFUSED;
     return {};
   }
   set_flag(socket, IPPROTO_TCP, TCP_NODELAY);

@@ -59,7 +59,7 @@ Fd accept_from(const Fd &listener);
 // The end of a connected socket whose host has vanished is noticed after so long, though nothing is sent. (A process
 // that ends is noticed at once.)
 void notice_silence(const Fd &socket, uint32_t ms) noexcept;
-// Empty, with `problem` set, if nobody listens there or no answer has come until the limit.
+// Empty, with `problem` and errno set, if nobody listens there or no answer has come until the limit.
 Fd connect_to(const Endpoint &to, const Limit &limit, std::string &problem);
 
 }  // namespace fsdp::comm

@@ -4,6 +4,9 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <optional>
+#include <thread>
 
 #include "comm/bootstrap/accept_pause.h"
 #include "comm/bootstrap/packet.h"
@@ -17,6 +20,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr size_t most_strangers = 64;
 constexpr auto stranger_time = std::chrono::seconds(2);
+constexpr auto connect_time = std::chrono::seconds(3);  // of one try: a lost packet of it is sent again ever later
+constexpr auto pause = std::chrono::milliseconds(50);
 constexpr int look_ms = 10;
 
 class Forming {
@@ -53,16 +58,43 @@ class Forming {
               "{} did not connect while the job formed: {}", plan_.leader_text(node), why);
   }
 
+  // A connection that ended before it was answered is made again: the other end does not keep one on which nothing comes
+  // for a while, and the network may have been away for that long.
   void dial(uint32_t node) {
     std::string problem;
-    Fd socket = connect_to(parse_address(plan_.nodes[node].address), limit_, problem);
-    if (!socket) lose(node, problem);
+    while (!connect(node, problem)) {
+      if (limit_.over()) lose(node, problem);
+      waiter_.poll();
+      std::this_thread::sleep_for(pause);
+    }
+  }
+
+  bool connect(uint32_t node, std::string &problem) {
+    const Limit once{std::min(limit_.deadline, Clock::now() + connect_time), waiter_};
+    Fd socket = connect_to(parse_address(plan_.nodes[node].address), once, problem);
+    if (!socket && errno == ECONNREFUSED) lose(node, problem);  // it no longer listens
+    if (!socket) return false;
     problem = prove(socket, Role::guest, plan_.secret, label_, limit_);
-    if (!problem.empty()) lose(node, problem);
-    links_[node] = Stream(std::move(socket), nodes::longest);
-    const nodes::Hello message = hello();
-    if (!links_[node].send(static_cast<uint32_t>(message.kind), nodes::bytes_of(message), limit_))
-      lose(node, links_[node].problem());
+    if (!problem.empty()) return false;
+    Stream stream(std::move(socket), nodes::longest);
+    const nodes::Hello mine = hello();
+    const bool sent = stream.send(static_cast<uint32_t>(mine.kind), nodes::bytes_of(mine), limit_);
+    const auto answer = sent ? stream.receive(limit_) : std::nullopt;
+    const auto theirs = answer ? read_hello(*answer) : std::nullopt;
+    if (theirs && theirs->node == node) {
+      links_[node] = std::move(stream);
+      return true;
+    }
+    problem = stream.open() ? "it has not answered" : stream.problem();
+    return false;
+  }
+
+  std::optional<nodes::Hello> read_hello(const Frame &frame) const {
+    const auto said = nodes::as<nodes::Hello>(frame);
+    const nodes::Hello mine = hello();
+    const bool known = said && said->version == mine.version && said->node_count == mine.node_count &&
+                       said->world_size == mine.world_size && said->byte_order == mine.byte_order;
+    return known ? said : std::nullopt;
   }
 
   uint32_t missing() const {
@@ -114,12 +146,13 @@ class Forming {
     }
     const auto frame = stranger.stream.receive();
     if (!frame) return;
-    const auto said = nodes::as<nodes::Hello>(*frame);
-    const nodes::Hello mine = hello();
-    const bool known = said && said->version == mine.version && said->node_count == mine.node_count &&
-                       said->world_size == mine.world_size && said->byte_order == mine.byte_order;
-    if (known && said->node > mine.node && said->node < links_.size() && !links_[said->node])
+    const auto said = read_hello(*frame);
+    if (said && said->node > plan_.node() && said->node < links_.size() && !links_[said->node]) {
+      const nodes::Hello mine = hello();
+      stranger.stream.queue(static_cast<uint32_t>(mine.kind), nodes::bytes_of(mine));
+      stranger.stream.flush();  // what does not go now goes later, before all else
       links_[said->node] = std::move(stranger.stream);
+    }
     stranger.stream = Stream();
   }
 

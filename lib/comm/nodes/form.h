@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The leaders connect, each with each: a higher node connects to a lower one, both prove the job secret, and the one
-// that connected says which node it is.
+// that connected says which node it is, and is answered.
 #pragma once
 
 #include <vector>

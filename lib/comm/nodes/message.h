@@ -16,9 +16,9 @@
 namespace fsdp::comm::nodes {
 
 enum class Kind : uint32_t { hello = 101, beat, report, verdict, state, goodbye };
-constexpr uint32_t version = 1;
+constexpr uint32_t version = 2;
 
-// The first one, by who connected.
+// The first one, by who connected, and its answer.
 struct Hello {
   static constexpr Kind kind = Kind::hello;
   uint32_t version, node, node_count, world_size, byte_order;
