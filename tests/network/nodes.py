@@ -95,6 +95,8 @@ class Nodes:
     def slow_down(self, rate):
         """What every node sends waits in a queue of a third of a second, whose end is dropped."""
         for node in range(self.count):
+            if not shutil.which("tc"):
+                raise Unable("needs tc (package iproute2)")
             queue = ["tbf", "rate", rate, "burst", "32kb", "latency", "300ms"]
             done = subprocess.run(["tc", "-n", self.name(node), "qdisc", "add", "dev", "eth0", "root", *queue],
                                   capture_output=True, text=True)

@@ -49,8 +49,8 @@ class Control {
   void set_process(uint32_t rank, int32_t process) noexcept { member(rank).process.store(process); }
   std::string host(uint32_t rank) const;
   // On another node: what is known of it here comes late.
-  void set_remote(uint32_t rank) noexcept { waits()[rank].late.store(1, std::memory_order_relaxed); }
-  bool remote(uint32_t rank) const noexcept { return waits()[rank].late.load(std::memory_order_relaxed) != 0; }
+  void set_remote(uint32_t rank) noexcept { waits()[rank].late.store(Late::remote, std::memory_order_relaxed); }
+  bool remote(uint32_t rank) const noexcept { return waits()[rank].late.load(std::memory_order_relaxed) == Late::remote; }
   // Any number that differs from the one before.
   void beat(uint32_t rank, uint64_t number) noexcept { member(rank).beat.store(number, std::memory_order_relaxed); }
   uint64_t last_beat(uint32_t rank) const noexcept { return member(rank).beat.load(std::memory_order_relaxed); }

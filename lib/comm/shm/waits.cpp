@@ -11,8 +11,8 @@ namespace fsdp::comm {
 namespace {
 
 constexpr uint64_t looks_of_a_neighbour = 2;
-// What this rank did reaches another node by the network, which may send it again before it arrives: a second and more.
-constexpr uint64_t looks_of_a_stranger = 60;
+// What a rank did reaches others by the network, which may send it again before it arrives: a second and more.
+constexpr uint64_t late_looks = 60;
 
 }  // namespace
 
@@ -70,6 +70,7 @@ std::optional<StreamWaits::Entry> StreamWaits::find(uint64_t thread) const {
 void StreamWait::look(std::optional<uint32_t> missed, const Awaited &awaited) {
   if (!entry_.number) {
     entry_.text = awaited.text();
+    entry_.late = awaited.late();
     waits_.begin(entry_);
   }
   waits_.look(entry_, missed);
@@ -83,9 +84,10 @@ void ShownWait::hide() noexcept {
   suspects_.clear();
 }
 
-void ShownWait::show(std::optional<uint32_t> missed, const char *call, const std::string &what) {
+void ShownWait::show(std::optional<uint32_t> missed, const char *call, const std::string &what, Late late) {
   WaitEntry &mine = entries_[rank_];
   if (!shown_) {
+    mine.late.store(late, std::memory_order_relaxed);
     mine.text.store(format_text("{} ({})", call, what));
     mine.looks.store(((mine.looks.load(std::memory_order_relaxed) >> 32) + 1) << 32, std::memory_order_relaxed);
     shown_ = true;
@@ -95,7 +97,7 @@ void ShownWait::show(std::optional<uint32_t> missed, const char *call, const std
 }
 
 std::vector<uint32_t> ShownWait::look(std::optional<uint32_t> missed, const char *call, const Awaited &awaited) {
-  show(missed, call, shown_ ? std::string() : awaited.text());
+  show(missed, call, shown_ ? std::string() : awaited.text(), awaited.late());
   return find_circle();
 }
 
@@ -106,7 +108,7 @@ std::vector<uint32_t> ShownWait::look_through(const std::optional<StreamWaits::E
   if (stream->number == stream_number_ && stream->looks == stream_looks_) return {};
   stream_number_ = stream->number;
   stream_looks_ = stream->looks;
-  show(stream->missed, call, stream->text);
+  show(stream->missed, call, stream->text, stream->late);
   return find_circle();
 }
 
@@ -122,7 +124,7 @@ bool ShownWait::in_circle() const noexcept {
 }
 
 // What a peer shows may be older than what another did last: only when each of the circle has looked around twice
-// (those of other nodes: more often) again since this rank first saw it, and all are in the same waits for the same
+// (where one of them is late: more often) again since this rank first saw it, and all are in the same waits for the same
 // ranks, does each know of everything that the next did before it began to wait. Then none of them can be the first to
 // go on. Each names the first rank that it misses. That is enough: whoever follows these names comes to a rank that
 // does not wait, or to a circle.
@@ -146,9 +148,9 @@ std::vector<uint32_t> ShownWait::find_circle() {
     return {};
   }
   std::vector<uint32_t> ranks;
-  const bool far =
-      std::any_of(circle.begin(), circle.end(), [&](const Seen &seen) { return entries_[seen.rank].late != 0; });
-  const uint64_t looks = far ? looks_of_a_stranger : looks_of_a_neighbour;
+  const bool late = std::any_of(circle.begin(), circle.end(),
+                                [&](const Seen &seen) { return entries_[seen.rank].late.load(std::memory_order_relaxed) != Late::no; });
+  const uint64_t looks = late ? late_looks : looks_of_a_neighbour;
   for (size_t i = 0; i < circle.size(); ++i) {
     if (circle[i].looks < suspects_[i].looks + looks) return {};
     ranks.push_back(circle[i].rank);

@@ -30,11 +30,18 @@ class SharedText {
   std::atomic<uint64_t> words_[capacity / sizeof(uint64_t)];
 };
 
+// How much later than what it tells a look may come.
+enum class Late : uint32_t {
+  no,
+  by_messages,  // it looks at what other hosts' ranks, or neighbours through the network, have answered
+  remote        // of another node, whose leader writes it here
+};
+
 // A rank's entry, written by that rank's caller alone. All zero bytes: it does not wait.
 struct alignas(64) WaitEntry {
   std::atomic<uint64_t> looks;     // number of the wait << 32 | looks around since it began; 0 looks: none, or not yet
   std::atomic<uint32_t> for_rank;  // the first whose caller it misses; none: UINT32_MAX
-  std::atomic<uint32_t> late;      // 1: of another node, whose leader writes it here
+  std::atomic<Late> late;
   SharedText text;                 // written before the first look
 };
 
@@ -50,6 +57,7 @@ class StreamWaits {
     uint64_t looks = 0;
     std::optional<uint32_t> missed;
     std::string text;
+    Late late = Late::no;
   };
   void look(Entry &entry, std::optional<uint32_t> missed);
   void begin(Entry &entry);
@@ -102,7 +110,7 @@ class ShownWait {
     uint32_t rank;
     uint64_t looks;
   };
-  void show(std::optional<uint32_t> missed, const char *call, const std::string &what);
+  void show(std::optional<uint32_t> missed, const char *call, const std::string &what, Late late);
   void hide() noexcept;
   bool in_circle() const noexcept;
   std::vector<uint32_t> find_circle();

@@ -35,6 +35,8 @@ class Awaited {
   virtual bool needs_callers() const { return false; }
   // Is this rank one that has not come, and that will not before its caller makes a call?
   virtual bool misses_caller(uint32_t world_rank) const { return needs_callers() && misses(world_rank); }
+  // How late does it hear of the calls of others?
+  virtual Late late() const { return Late::no; }
   // For messages, such as "reduce_scatter of 'layer.3' (#17)".
   virtual std::string text() const = 0;
 

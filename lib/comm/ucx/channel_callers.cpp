@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which collectives the callers of peers have enqueued. A peer whose stream is late tells nothing by that; one whose
 // caller waits elsewhere, and never comes to a call, may be in a circle of callers that wait for each other. So a rank
-// that waits long asks, again and again: an answer holds for the time at which it was asked.
+// that waits long asks, again and again: an answer holds for the time at which it was asked. It comes by the same way as
+// the call, which may be lost and sent again long after the peer's leader has said that it waits. Where the peer has no
+// such channel yet its transport answers.
 #include <algorithm>
 #include <utility>
 
@@ -19,14 +21,11 @@ uint64_t clock_ns() noexcept { return static_cast<uint64_t>(Clock::now().time_si
 
 }  // namespace
 
-// What the peer calls may be lost on the way, and sent again long after what its leader says of it has come: only its answer
-// tells, which comes by the same way. A peer that never was in an exchange of these ranks has nobody to answer yet.
-bool Channel::misses_caller(uint32_t world_rank, const Launch &launch, bool on_caller) {
+bool Channel::misses_caller(uint32_t world_rank, const Launch &launch) {
   const auto lock = transport_.lock();
   const uint32_t r = lane_of(world_rank);
   if (r >= size() || r == rank_ || lanes_[r].met) return false;
   ask(r);
-  if (on_caller && !words_[r].phase.reached(1)) return true;
   if (clock_ns() - lanes_[r].answered_ns >= fresh_ns) return false;
   return !round_.called(r, phase_of(launch.round, launch.number, Part::ready));
 }

@@ -17,8 +17,7 @@ constexpr auto drop_time = std::chrono::seconds(2);
 // What the thread of a call waits for: a chunk that all ranks have sent, or the end.
 class Channel::AwaitedCall final : public Awaited {
  public:
-  AwaitedCall(Channel &channel, const Launch &launch, bool on_caller)
-      : channel_(channel), launch_(launch), on_caller_(on_caller) {}
+  AwaitedCall(Channel &channel, const Launch &launch) : channel_(channel), launch_(launch) {}
   bool come() override {
     if (!channel_.attention_.load(std::memory_order_acquire)) return false;
     channel_.attention_.store(false);  // first: what happens while this looks is looked at again
@@ -51,14 +50,14 @@ class Channel::AwaitedCall final : public Awaited {
     return all_met || !channel_.lanes_[channel_.lane_of(world_rank)].met;
   }
   bool misses_caller(uint32_t world_rank) const override {
-    return channel_.misses_caller(world_rank, launch_, on_caller_);
+    return channel_.misses_caller(world_rank, launch_);
   }
+  Late late() const override { return Late::by_messages; }
   std::string text() const override { return launch_.fingerprint.text(launch_.number); }
 
  private:
   Channel &channel_;
   const Launch &launch_;
-  bool on_caller_;
 };
 
 // After a call was given up: until nothing of it reads or writes the caller's memory any more.
@@ -109,7 +108,7 @@ void Channel::begin(const Launch &launch) {
   attention_.store(true, std::memory_order_release);
 }
 
-bool Channel::run(const Launch &launch, bool on_caller) {
+bool Channel::run(const Launch &launch) {
   if (round_.skipped(launch.round)) {
     round_.break_at(phase_of(launch.round, launch.number, Part::ready), launch.fingerprint.text(launch.number));
     tell_end();
@@ -118,7 +117,7 @@ bool Channel::run(const Launch &launch, bool on_caller) {
   begin(launch);
   try {
     for (;;) {
-      AwaitedCall awaited(*this, launch, on_caller);
+      AwaitedCall awaited(*this, launch);
       if (!seat_->watch.wait(awaited)) {
         give_up(launch);
         return false;

@@ -13,9 +13,6 @@ namespace fsdp::comm::ucx {
 namespace {
 
 constexpr unsigned message_id = 1;
-// A peer is at most one call ahead in each of a few communicators that do not exist here yet.
-constexpr uint32_t most_held = 256;
-constexpr size_t most_held_early = 65536;  // of all, before this rank has joined: some of each rank of the largest job
 // The next message often comes soon, and waking up for it would take longer.
 constexpr auto awake_time = std::chrono::microseconds(20);
 constexpr int look_ms = 100;               // in case that UCX misses an event
@@ -111,6 +108,7 @@ bool Transport::move() {
   for (int i = 0; i < 64 && worker_.progress(); ++i) moved = true;
   read_hellos();
   see_to_connections();
+  answer_for_nobody();
   // Also if UCX counted nothing: what it completes on the way is not always counted.
   for (const auto &[key, receiver] : receivers_) receiver->move_on();
   return moved;
@@ -120,38 +118,6 @@ bool Transport::move() {
 void Transport::fail_context() noexcept {
   if (seat_) seat_->watch.fail(Error(FSDP_OUT_OF_MEMORY, "messages", static_cast<int32_t>(rank_)));
   changed_.notify_all();
-}
-
-Receiver *Transport::find(uint64_t key) noexcept {
-  const auto found = receivers_.find(key);
-  return found == receivers_.end() ? nullptr : found->second;
-}
-
-void Transport::add(uint64_t key, Receiver &receiver) {
-  if (!receivers_.emplace(key, &receiver).second || removed_.count(key))
-    fail(FSDP_INTERNAL, "rank {}: two communicators with the key {:x}", rank_, key);
-  std::erase_if(held_, [&](const Held &held) {
-    if (held.header.key != key) return false;
-    receiver.control(held.header, held.payload.data(), held.payload.size());
-    if (held.header.from < peers_.size() && peers_[held.header.from].held > 0) --peers_[held.header.from].held;
-    return true;
-  });
-}
-
-void Transport::remove(uint64_t key) noexcept {
-  receivers_.erase(key);
-  removed_.insert(key);
-  for (const auto &message : messages_)
-    if (message->header.key == key) message->receiver = nullptr;
-}
-
-void Transport::hold(const Header &header, const void *payload, uint64_t bytes) {
-  if (header.kind == Kind::data || header.kind == Kind::ask || removed_.count(header.key)) return;
-  if (header.from < peers_.size() && ++peers_[header.from].held > most_held)
-    return fail_peer(header.from, UCS_ERR_EXCEEDS_LIMIT, "messages for communicators that do not exist here");
-  if (peers_.empty() && held_.size() >= most_held_early) return;
-  const auto *begin = static_cast<const std::byte *>(payload);
-  held_.push_back({header, {begin, begin + bytes}});
 }
 
 void Transport::prepare() {

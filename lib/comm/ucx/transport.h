@@ -124,6 +124,7 @@ class Transport {
   bool move();
   Receiver *find(uint64_t key) noexcept;
   void hold(const Header &header, const void *payload, uint64_t bytes);
+  void answer_for_nobody();
   void fail_context() noexcept;
 
   // -- connections --
@@ -162,6 +163,7 @@ class Transport {
   std::map<uint64_t, Receiver *> receivers_;
   std::set<uint64_t> removed_;
   std::vector<Held> held_;
+  std::vector<Header> questions_;   // to receivers that do not exist here
   std::set<uint32_t> early_;        // said hello before this rank joined
   std::vector<uint32_t> unopened_;  // greeted, or refused: something is to be done
   std::vector<std::unique_ptr<Message>> messages_;
