@@ -6,17 +6,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <cstdlib>
 #include <functional>
-#include <numeric>
-#include <system_error>
 
 #include "comm/net.h"
 #include "engine/storage.h"
 #include "trace/chrome_trace.h"
 #include "trace/file.h"
-#include "trace/flight_record.h"
 #include "trace/span.h"
 
 namespace fsdp::engine {
@@ -58,13 +54,6 @@ uint32_t heartbeat_timeout_ms(const fsdp_context_options &options) {
 std::string find_flight_directory(const fsdp_context_options &options) {
   const char *directory = options.flight_directory ? options.flight_directory : std::getenv("FSDP_FLIGHT_DIRECTORY");
   return directory ? directory : "";
-}
-
-// A NaN of any rank stays one: "did anybody diverge" must have one answer.
-double combine(fsdp_value_op op, double a, double b) {
-  if (std::isnan(a) || std::isnan(b)) return a + b;
-  if (op == FSDP_VALUE_SUM) return a + b;
-  return op == FSDP_VALUE_MIN ? std::min(a, b) : std::max(a, b);
 }
 
 }  // namespace
@@ -173,42 +162,6 @@ void Context::write_trace(const std::string &path) const {
 }
 
 // A record that cannot be written is known now, and not after the failure.
-void Context::check_flight_directory() {
-  if (flight_directory_.empty() || ::access(flight_directory_.c_str(), W_OK | X_OK) == 0) return;
-  log(FSDP_LOG_WARNING, format_text("rank {}: no flight record can be written into '{}': {}", rank_, flight_directory_,
-                                    std::generic_category().message(errno)));
-}
-
-void Context::write_flight_record(const std::string &path) const {
-  require_world("fsdp_write_flight_record");
-  settle();
-  trace::replace_file(path, trace::format_flight_record(flight_.read(), {rank_, world_size_, failure_.get()}),
-                      "fsdp_write_flight_record");
-}
-
-void Context::record_failure() noexcept {
-  if (flight_written_.exchange(true) || planning()) return;
-  try {
-    std::string line = format_text("rank {} of {}: the context has failed: {}", rank_, world_size_, failure_.get()->message);
-    if (!flight_directory_.empty()) {
-      const std::string path = format_text("{}/flight-{}.json", flight_directory_, rank_);
-      try {
-        trace::keep_earlier_file(path);
-        write_flight_record(path);
-        line += format_text("; its flight record: {}", path);
-      } catch (const Error &error) {
-        line += format_text("; its flight record could not be written: {}", error.message);
-      }
-    }
-    log(FSDP_LOG_ERROR, line);
-  } catch (...) {  // out of memory: the failure itself is told by the call
-  }
-  // No later call comes so far as to hand the line over.
-  if (inside_.exchange(true, std::memory_order_acquire)) return;
-  flush_log();
-  inside_.store(false, std::memory_order_release);
-}
-
 void Context::require_world(const char *call) const {
   if (planning()) fail(FSDP_INVALID_STATE, "{}: this context only plans (fsdp_create_plan_context); it has no data", call);
 }
@@ -227,89 +180,6 @@ bool Context::run_alone(const std::function<void()> &body) {
   inside_.store(false, std::memory_order_release);
   if (error) throw *error;
   return true;
-}
-
-std::unique_ptr<comm::Team> Context::create_team(std::span<const uint32_t> ranks, const std::string &what) {
-  return world_->create_team(ranks, what);
-}
-
-comm::DeviceTransport Context::transport() const noexcept {
-  switch (options_.device_transport) {
-    case FSDP_TRANSPORT_NCCL: return comm::DeviceTransport::nccl;
-    case FSDP_TRANSPORT_STAGING: return comm::DeviceTransport::staging;
-    default: return comm::DeviceTransport::automatic;
-  }
-}
-
-std::shared_ptr<comm::Team> Context::create_device_team(std::shared_ptr<comm::Team> team, comm::DeviceTransport transport) {
-  auto made = comm::create_device_team(std::move(team), *device_, transport, waiter_, failure_);
-  for (const comm::Note &note : made->notes()) log(note.level, note.text);
-  return made;
-}
-
-uint64_t Context::message_bytes(std::span<const uint32_t> ranks, bool sums) const {
-  if (world_) return world_->message_bytes(ranks, sums);
-  const auto count = static_cast<uint32_t>(ranks.size());
-  const std::vector<uint32_t> hosts = hosts_of(ranks);
-  if (std::count(hosts.begin(), hosts.end(), hosts[0]) == count) return comm::message_staging_bytes(count);
-  return sums ? comm::net_scratch_bytes(count, comm::read_net_chunk_bytes()) : 0;
-}
-
-std::vector<uint32_t> Context::hosts_of(std::span<const uint32_t> ranks) const {
-  const uint32_t pretended = options_.ranks_per_host;
-  std::vector<uint32_t> hosts;
-  for (const uint32_t rank : ranks) {
-    const uint32_t host = world_ ? world_->host_of(rank) : 0;
-    if (pretended && host)
-      fail(FSDP_INVALID_ARGUMENT, "fsdp_context_options.ranks_per_host is {}, but rank {} is on another host than rank 0 already",
-           pretended, rank);
-    hosts.push_back(pretended ? rank / pretended : host);
-  }
-  return hosts;
-}
-
-comm::Team &Context::world_team() {
-  if (!world_team_) {
-    value_messages_.resize(world_size_ + 1);
-    std::vector<uint32_t> ranks(world_size_);
-    std::iota(ranks.begin(), ranks.end(), 0u);
-    world_team_ = create_team(ranks, "the world");
-  }
-  return *world_team_;
-}
-
-void Context::exchange_with_world(const void *mine, uint64_t bytes, void *all, const char *what) {
-  comm::Team &team = world_team();
-  const trace::Span wait(timeline(), trace::Kind::wait, "wait for peers");
-  const trace::FlightScope exchange(value_flights_, what, 0);
-  flight_.begin_wait("wait for peers", nullptr, trace::now_ns());
-  team.exchange_fixed(mine, bytes, all, what);
-  flight_.end_wait(trace::now_ns());  // of one that failed, what it was for is kept
-}
-
-// The header goes with the values, so that ranks that disagree find out before anything is added.
-void Context::all_reduce(double *values, uint64_t count, fsdp_value_op op) {
-  require_world("fsdp_all_reduce_values");
-  if (closed_) fail(FSDP_INVALID_STATE, "fsdp_all_reduce_values: rank {} has closed this context; destroy it", rank_);
-  const trace::Span call(timeline(), trace::Kind::call, "all_reduce_values", nullptr, 0, count * sizeof *values);
-  world_team();  // and the messages
-  ValueMessage &mine = value_messages_[world_size_];
-  mine.count = count;
-  mine.op = op;
-  std::copy_n(values, count, mine.values);
-  exchange_with_world(&mine, sizeof mine, value_messages_.data(), "fsdp_all_reduce_values");
-  for (uint32_t r = 0; r < world_size_; ++r) {
-    const ValueMessage &other = value_messages_[r];
-    if (other.count != count || other.op != op)
-      fail_rank(FSDP_MISMATCH, static_cast<int32_t>(r),
-                "fsdp_all_reduce_values: rank {} reduces {} values with op {}, rank {} reduces {} with op {}", r,
-                other.count, other.op, rank_, count, op);
-  }
-  for (uint64_t i = 0; i < count; ++i) {
-    double result = value_messages_[0].values[i];
-    for (uint32_t r = 1; r < world_size_; ++r) result = combine(op, result, value_messages_[r].values[i]);
-    values[i] = result;
-  }
 }
 
 void Context::close() {
@@ -360,42 +230,6 @@ void Context::settle() const noexcept {
   for (Unsettled *work : unsettled_) work->settle();
 }
 
-void Context::abort(const std::string &reason) noexcept {
-  try {
-    failure_.set(Error(FSDP_ABORTED, format_text("rank {} aborted: {}", rank_, reason), static_cast<int32_t>(rank_)));
-    if (world_) world_->abort(reason);
-  } catch (...) {  // out of memory for the text: the flag is what matters
-    failure_.set(Error(FSDP_ABORTED, {}));
-  }
-}
-
-void Context::fail_for_good(const Error &error) noexcept {
-  const bool found_here = error.status == FSDP_INTERRUPTED || error.status == FSDP_INTERNAL || error.status == FSDP_INVALID_STATE;
-  fail_for_good(error, !found_here);
-}
-
-void Context::fail_for_good(const Error &error, bool peers_know) noexcept {
-  if (failure_.set(error) && !peers_know && world_ && !closed_) world_->abort(error.message);
-}
-
-void Context::shut_down() noexcept {
-  if (failure_.failed()) record_failure();
-  flight_written_ = true;  // that the handle is gone is no failure
-  {
-    const std::lock_guard lock(mutex_);
-    ends_with_its_handle_ = models_.empty();
-  }
-  try {
-    failure_.set(Error(FSDP_INVALID_HANDLE, format_text("the context of rank {} has been destroyed", rank_)));
-    const auto last = last_error();
-    if (world_ && !closed_)
-      world_->abort(format_text("destroyed its context without fsdp_close_context{}{}", last ? "; its last error: " : "",
-                                last ? last->message : std::string()));
-  } catch (...) {
-    failure_.set(Error(FSDP_INVALID_HANDLE, {}));
-  }
-}
-
 void Context::log(fsdp_log_level level, const std::string &message) noexcept {
   if (!logs(level)) return;
   try {
@@ -415,19 +249,6 @@ void Context::flush_log() noexcept {
     has_log_lines_.store(false, std::memory_order_release);
   }
   for (const auto &[level, message] : lines) options_.log(options_.log_data, level, message.c_str());
-}
-
-void Context::remember(const Error &error) noexcept {
-  try {
-    std::lock_guard lock(mutex_);
-    last_error_.emplace(error);
-  } catch (...) {  // then the status alone must do
-  }
-}
-
-std::optional<Error> Context::last_error() const {
-  std::lock_guard lock(mutex_);
-  return last_error_;
 }
 
 void Context::check_process() const {

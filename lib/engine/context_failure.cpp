@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a context fails for good, and what it leaves behind of that.
+#include "engine/context.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+
+#include "trace/file.h"
+#include "trace/flight_record.h"
+
+namespace fsdp::engine {
+
+void Context::check_flight_directory() {
+  if (flight_directory_.empty() || ::access(flight_directory_.c_str(), W_OK | X_OK) == 0) return;
+  log(FSDP_LOG_WARNING, format_text("rank {}: no flight record can be written into '{}': {}", rank_, flight_directory_,
+                                    std::generic_category().message(errno)));
+}
+
+void Context::write_flight_record(const std::string &path) const {
+  require_world("fsdp_write_flight_record");
+  settle();
+  trace::replace_file(path, trace::format_flight_record(flight_.read(), {rank_, world_size_, failure_.get()}),
+                      "fsdp_write_flight_record");
+}
+
+void Context::record_failure() noexcept {
+  if (flight_written_.exchange(true) || planning()) return;
+  try {
+    std::string line = format_text("rank {} of {}: the context has failed: {}", rank_, world_size_, failure_.get()->message);
+    if (!flight_directory_.empty()) {
+      const std::string path = format_text("{}/flight-{}.json", flight_directory_, rank_);
+      try {
+        trace::keep_earlier_file(path);
+        write_flight_record(path);
+        line += format_text("; its flight record: {}", path);
+      } catch (const Error &error) {
+        line += format_text("; its flight record could not be written: {}", error.message);
+      }
+    }
+    log(FSDP_LOG_ERROR, line);
+  } catch (...) {  // out of memory: the failure itself is told by the call
+  }
+  // No later call comes so far as to hand the line over.
+  if (inside_.exchange(true, std::memory_order_acquire)) return;
+  flush_log();
+  inside_.store(false, std::memory_order_release);
+}
+
+void Context::abort(const std::string &reason) noexcept {
+  try {
+    failure_.set(Error(FSDP_ABORTED, format_text("rank {} aborted: {}", rank_, reason), static_cast<int32_t>(rank_)));
+    if (world_) world_->abort(reason);
+  } catch (...) {  // out of memory for the text: the flag is what matters
+    failure_.set(Error(FSDP_ABORTED, {}));
+  }
+}
+
+void Context::fail_for_good(const Error &error) noexcept {
+  const bool found_here = error.status == FSDP_INTERRUPTED || error.status == FSDP_INTERNAL || error.status == FSDP_INVALID_STATE;
+  fail_for_good(error, !found_here);
+}
+
+void Context::fail_for_good(const Error &error, bool peers_know) noexcept {
+  if (failure_.set(error) && !peers_know && world_ && !closed_) world_->abort(error.message);
+}
+
+void Context::shut_down() noexcept {
+  if (failure_.failed()) record_failure();
+  flight_written_ = true;  // that the handle is gone is no failure
+  {
+    const std::lock_guard lock(mutex_);
+    ends_with_its_handle_ = models_.empty();
+  }
+  try {
+    failure_.set(Error(FSDP_INVALID_HANDLE, format_text("the context of rank {} has been destroyed", rank_)));
+    const auto last = last_error();
+    if (world_ && !closed_)
+      world_->abort(format_text("destroyed its context without fsdp_close_context{}{}", last ? "; its last error: " : "",
+                                last ? last->message : std::string()));
+  } catch (...) {
+    failure_.set(Error(FSDP_INVALID_HANDLE, {}));
+  }
+}
+
+void Context::remember(const Error &error) noexcept {
+  try {
+    std::lock_guard lock(mutex_);
+    last_error_.emplace(error);
+  } catch (...) {  // then the status alone must do
+  }
+}
+
+std::optional<Error> Context::last_error() const {
+  std::lock_guard lock(mutex_);
+  return last_error_;
+}
+
+}  // namespace fsdp::engine

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+// The full gradients that callers write: who may, where, and on which streams.
+#include <algorithm>
+
+#include "base/dtype.h"
+#include "engine/reduce.h"
+
+namespace fsdp::engine {
+
+using Phase = Contribution::State;
+
+void Reducer::check_open(const Group &group, uint64_t param_index, const char *call) const {
+  const memory::ParamSpec &param = runtime_.param(group, param_index);
+  if (param.frozen())
+    fail(FSDP_INVALID_STATE, "{}: parameter '{}' of group '{}' is FROZEN and has no gradient", call, param.name,
+         group.name());
+  if (group.grad.last)
+    fail(FSDP_INVALID_STATE,
+         "{}: group '{}' was already reduced with FSDP_LAST in this step; the next call is fsdp_finish_grads", call,
+         group.name());
+}
+
+std::string Reducer::list_lent() const {
+  std::string text;
+  for (const Group &group : runtime_.groups)
+    if (group.grad.state == Phase::lent && !group.plan->persistent_grad)
+      text += format_text("{}'{}'", text.empty() ? "" : ", ", group.name());
+  return text;
+}
+
+void Reducer::open(Group &group, device::Stream &caller, const char *call) {
+  Contribution &grad = group.grad;
+  if (grad.state == Phase::lent) return;
+  if (!group.plan->persistent_grad) make_room(group, caller, call);
+  grad.state = Phase::lent;
+  std::fill(grad.acquired.begin(), grad.acquired.end(), uint8_t{0});
+  grad.streams.clear();
+  if (runtime_.context.on_host()) return;
+  // Streams that come later wait for this.
+  caller.wait(*grad.opened);
+  runtime_.join_window(caller);
+  caller.record(*grad.opened);
+}
+
+void Reducer::make_room(Group &group, device::Stream &caller, const char *call) {
+  if (group.grad.state == Phase::reducing) drain(group, caller);
+  while (pool_.live >= runtime_.spec.max_pending_groups) {
+    if (pool_.reducing.empty())
+      fail(
+          FSDP_INVALID_STATE,
+          "{}: group '{}' needs a full gradient buffer, but all {} are lent to {}, which fsdp_reduce_grad has not been "
+          "called for; reduce one of them first or raise max_pending_groups",
+          call, group.name(), runtime_.spec.max_pending_groups, list_lent());
+    drain(runtime_.groups[pool_.reducing.front()], caller);
+  }
+  for (const uint32_t index : group.grad_overlaps) {
+    Group &other = runtime_.groups[index];
+    if (other.grad.state == Phase::reducing) drain(other, caller);
+    if (other.grad.state == Phase::lent)
+      fail(FSDP_INVALID_STATE,
+           "{}: group '{}' needs the gradient buffer that is lent to group '{}'; call fsdp_reduce_grad for '{}' first, "
+           "or "
+           "give fsdp_set_schedule the order of backward visits in which both are open",
+           call, group.name(), other.name(), other.name());
+  }
+  Stats &stats = runtime_.stats;
+  stats.pending_grads = ++pool_.live;
+  stats.peak_pending_grads = std::max(stats.peak_pending_grads, stats.pending_grads);
+}
+
+// Peers have read the buffer: it may be written again.
+void Reducer::drain(Group &group, device::Stream &caller) {
+  if (!runtime_.context.on_host()) {
+    runtime_.wait(*group.grad.reduced, Awaited::reduce, caller, &group);
+  } else if (runtime_.communicates()) {
+    if (!runtime_.reduce_comm->released(group.grad.ticket)) {
+      const WaitSpan span(runtime_, Awaited::reduce, &group);
+      runtime_.reduce_comm->await_release(group.grad.ticket, caller);
+      runtime_.context.failure().check();  // a peer's end releases the buffer too
+    }
+    // So does the end of a round that broke, at once: this rank's own stream may still be at it.
+    if (runtime_.reduce_comm->broken()) runtime_.wait(*group.grad.reduced, Awaited::reduce, caller, &group);
+  } else {
+    runtime_.wait(*group.grad.reduced, Awaited::reduce, caller, &group);
+  }
+  group.grad.state = Phase::idle;
+  std::erase(pool_.reducing, group.index);
+  runtime_.stats.pending_grads = --pool_.live;
+  if (!runtime_.context.debug()) return;
+  for (const uint32_t b : group.plan->buckets) {
+    const Bucket &bucket = runtime_.storage->buckets()[b];
+    if (!bucket.plan->frozen && bucket.full_grad)
+      caller.fill(bucket.full_grad, 0xFF, bucket.plan->layout.full_count * dtype_size(bucket.plan->grad_dtype));
+  }
+}
+
+void Reducer::acquire(Group &group, uint64_t param_index, fsdp_stream stream, fsdp_tensor &grad, int32_t &accumulate,
+                      const char *call) {
+  const CallSpan span(runtime_, "acquire_grad", &group);
+  const ParamPlace &place = runtime_.place(group, param_index, call);
+  check_open(group, param_index, call);
+  runtime_.caller_stream(stream, call);
+  check_writers(group, call);
+  device::Stream &caller = runtime_.context.device().caller_stream(stream);
+  open(group, caller, call);
+  Contribution &state = group.grad;
+  const bool again = state.acquired[param_index];
+  const auto wrote = [&](fsdp_stream own) {
+    return std::find(state.streams.begin(), state.streams.end(), own) != state.streams.end();
+  };
+  if (again && state.writers[param_index] != stream && wrote(state.writers[param_index])) {
+    // The second writer comes after the first, which is none of these if that was in a replay.
+    if (device::Stream *first = writer(state.writers[param_index])) {
+      first->record(*runtime_.order);
+      caller.wait(*runtime_.order);
+    }
+  }
+  const Bucket &bucket = runtime_.bucket(place);
+  const layout::Placement &placement = runtime_.placement(place);
+  const memory::ParamSpec &param = runtime_.param(group, param_index);
+  grad.data = bucket.full_grad + placement.full_offset * dtype_size(bucket.plan->grad_dtype);
+  grad.shape = param.shape.data();
+  grad.element_count = param.element_count;
+  grad.dimension_count = static_cast<uint32_t>(param.shape.size());
+  grad.dtype = bucket.plan->grad_dtype;
+  accumulate = group.plan->persistent_grad ? state.touched[param_index] : again;
+  state.acquired[param_index] = 1;
+  state.touched[param_index] = 1;
+  state.writers[param_index] = stream;
+  if (wrote(stream)) return;
+  if (!runtime_.context.on_host()) caller.wait(*state.opened);
+  state.streams.push_back(stream);
+}
+
+void Reducer::put(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
+                  fsdp_stream stream) {
+  constexpr auto call = "fsdp_put_grad";
+  const CallSpan span(runtime_, "put_grad", &group, data ? element_count * dtype_size(dtype) : 0);
+  runtime_.place(group, param_index, call);
+  const memory::ParamSpec &param = runtime_.param(group, param_index);
+  if (data && element_count != param.element_count)
+    fail(FSDP_INVALID_ARGUMENT, "{}: parameter '{}' of group '{}' has {} elements, element_count is {}", call,
+         param.name, group.name(), param.element_count, element_count);
+  if (data && !dtype_size(dtype)) fail(FSDP_INVALID_ARGUMENT, "{}: {} is not a dtype", call, dtype);
+  fsdp_tensor grad = FSDP_TENSOR_INIT;
+  int32_t accumulate = 0;
+  acquire(group, param_index, stream, grad, accumulate, call);
+  device::Stream &caller = runtime_.context.device().caller_stream(stream);
+  if (!data) {
+    if (!accumulate) caller.fill(grad.data, 0, grad.element_count * dtype_size(grad.dtype));
+  } else if (accumulate) {
+    caller.add(grad.data, grad.dtype, data, dtype, element_count);
+  } else {
+    caller.cast(grad.data, grad.dtype, data, dtype, element_count);
+  }
+}
+
+void Reducer::check_complete(const Group &group) const {
+  std::string missing;
+  for (size_t i = 0; i < group.places.size(); ++i) {
+    const memory::ParamSpec &param = runtime_.param(group, i);
+    if (param.frozen() || (group.grad.state == Phase::lent && group.grad.acquired[i])) continue;
+    missing += format_text("{}'{}'", missing.empty() ? "" : ", ", param.name);
+  }
+  if (!missing.empty())
+    fail(FSDP_INVALID_STATE,
+         "fsdp_reduce_grad: group '{}' has no gradient for {}; write it through fsdp_acquire_grad, or call "
+         "fsdp_put_grad with "
+         "data NULL if there is none",
+         group.name(), missing);
+}
+
+void Reducer::check_writers(const Group &group, const char *call) const {
+  if (runtime_.context.on_host() || group.grad.state != Phase::lent) return;
+  for (const fsdp_stream stream : group.grad.streams)
+    if (const uint64_t id = runtime_.context.device().caller_stream(stream).capture_id();
+        id != 0 && id != runtime_.capture_id)
+      fail(FSDP_INVALID_STATE,
+           "{}: a stream that has written gradients of group '{}' is being captured into a graph now, and the model "
+           "is not; reduce them first, or call fsdp_capture_begin",
+           call, group.name());
+}
+
+// In a capture, what other streams have written before it is no part of the graph: whoever replays it orders that.
+device::Stream *Reducer::writer(fsdp_stream stream) const {
+  device::Stream &found = runtime_.context.device().caller_stream(stream);
+  return runtime_.capture_id == 0 || found.capture_id() != 0 ? &found : nullptr;
+}
+
+void Reducer::wait_for_writers(Group &group) {
+  for (const fsdp_stream stream : group.grad.streams) {
+    device::Stream *const found = writer(stream);
+    if (!found) continue;
+    found->record(*group.grad.written);
+    if (!group.grad.written->done()) runtime_.reduce_stream->wait(*group.grad.written);
+  }
+}
+
+// Of a device: whoever opens the buffer again comes after all that wrote into it.
+void Reducer::chain_writers(Group &group) {
+  for (const fsdp_stream stream : group.grad.streams) {
+    device::Stream *const found = writer(stream);
+    if (!found) continue;
+    found->wait(*group.grad.opened);
+    found->record(*group.grad.opened);
+  }
+}
+
+void Reducer::await_writers(fsdp_stream stream) {
+  for (Group &group : runtime_.groups) {
+    if (group.grad.state != Phase::lent) continue;
+    chain_writers(group);
+    runtime_.context.device().caller_stream(stream).wait(*group.grad.opened);
+  }
+}
+
+}  // namespace fsdp::engine

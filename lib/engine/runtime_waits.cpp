@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a caller waits for, measured and told.
+#include <exception>
+
+#include "engine/runtime.h"
+
+namespace fsdp::engine {
+
+namespace {
+
+const char *wait_name(Awaited what) {
+  switch (what) {
+    case Awaited::gather: return "wait for gather";
+    case Awaited::reduce: return "wait for reduce";
+    case Awaited::publish: return "wait for publish";
+    default: return "wait for peers";
+  }
+}
+
+uint64_t &wait_counter(Stats &stats, Awaited what) {
+  switch (what) {
+    case Awaited::gather: return stats.gather_wait_ns;
+    case Awaited::reduce: return stats.reduce_wait_ns;
+    default: return stats.peer_wait_ns;
+  }
+}
+
+}  // namespace
+
+WaitSpan::WaitSpan(Runtime &runtime, Awaited what, const Group *group)
+    : runtime_(runtime),
+      counter_(wait_counter(runtime.stats, what)),
+      event_{wait_name(what), group ? group->trace_name : nullptr, 0, 0, 0, static_cast<uint32_t>(runtime.version),
+             trace::caller_lane, trace::Kind::wait} {
+  if (runtime.timeline) trace::push_range(event_.name, event_.object);
+  event_.begin_ns = trace::now_ns();
+  runtime.context.flight().begin_wait(event_.name, group ? group->flight_name : nullptr, event_.begin_ns);
+  exceptions_ = std::uncaught_exceptions();
+}
+
+WaitSpan::~WaitSpan() {
+  event_.end_ns = trace::now_ns();
+  counter_ += event_.end_ns - event_.begin_ns;
+  // Of a wait that failed the flight recorder keeps what it was for.
+  if (std::uncaught_exceptions() == exceptions_) runtime_.context.flight().end_wait(event_.end_ns);
+  if (!runtime_.timeline) return;
+  runtime_.timeline->record(event_);
+  trace::pop_range();
+}
+
+void Runtime::await_version() {
+  if (version_ready) return;
+  if (!version_gate->reached(version)) {
+    const WaitSpan span(*this, Awaited::publish);
+    // Its own part first: over hosts a stream writes it, which may wait for callers that wait for this one.
+    context.device().caller_stream(nullptr).wait(*published);
+    version_gate->await(version, "fsdp_publish_weights (or a step that publishes)");
+  }
+  version_ready = true;
+}
+
+void Runtime::wait(const device::Event &event, Awaited what, device::Stream &caller, const Group *group) {
+  if (!context.on_host()) {
+    caller.wait(event);
+    context.failure().check();
+    return;
+  }
+  if (event.done()) {
+    context.failure().check();
+    return;
+  }
+  const WaitSpan span(*this, what, group);
+  caller.wait(event);
+  context.failure().check();
+}
+
+void Runtime::join_window(device::Stream &caller) const {
+  if (!context.on_host()) caller.wait(*window_work);
+}
+
+void Runtime::leave_window(device::Stream &caller) const {
+  if (!context.on_host()) caller.record(*window_work);
+}
+
+void Runtime::synchronize(device::Stream &stream) {
+  stream.record(*order);
+  const WaitSpan span(*this, Awaited::reduce);
+  context.device().synchronize(*order);
+}
+
+void Runtime::wait_idle(device::Stream &stream, Awaited what, device::Stream &caller) {
+  stream.record(*finished);
+  wait(*finished, what, caller);
+}
+
+// The outer stream comes after the reduce stream, whose sums it takes.
+void Runtime::wait_idle(device::Stream &caller) {
+  wait_idle(*reduce_stream, Awaited::reduce, caller);
+  if (outer) wait_idle(outer->stream(), Awaited::reduce, caller);
+  wait_idle(*gather_stream, Awaited::gather, caller);
+}
+
+}  // namespace fsdp::engine
