@@ -63,13 +63,14 @@ prepare() {
 }
 
 # build_early DIRECTORY...: builds library-tests in the time that tests leave idle; stop_early ends that, done or not.
-# It has a process group of its own, with ninja and its compilers. (dash knows "kill -s TERM --", not "kill -TERM --".)
+# It has a process group of its own, in which ninja ends its compilers and the shell waits for ninja. (dash knows
+# "kill -s TERM --", not "kill -TERM --".)
 early=
 build_early() {
   idle='nice -n 19'
   chrt -i 0 true 2>/dev/null && idle='chrt -i 0'
   # shellcheck disable=SC2086,SC2016  # a command and its words; the inner shell expands the rest
-  setsid $idle sh -c 'for directory; do
+  setsid $idle sh -c 'trap "exit 143" TERM; for directory; do
     ninja -j "$(nproc)" -C "$directory" library-tests >>"$directory/early.log" 2>&1 || exit
   done' early "$@" </dev/null &
   early=$!
@@ -77,9 +78,8 @@ build_early() {
 
 stop_early() {
   [ -n "$early" ] || return 0
-  kill -s TERM -- "-$early" 2>/dev/null
+  kill -s TERM -- "-$early" 2>/dev/null || kill -s TERM "$early" 2>/dev/null
   wait "$early"
-  while kill -s 0 -- "-$early" 2>/dev/null; do sleep 0.2; done
   early=
 }
 trap 'stop_early' EXIT

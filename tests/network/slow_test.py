@@ -25,8 +25,9 @@ def train_slowly(name):
     expected = on_one_process(4, dict(options, ranks_per_host=2))
     with Clean(2) as network:
         network.slow_down(f"{MBIT}mbit")
-        began = time.monotonic()
         with Job(network, RANKS_OF_NODES, options) as job:
+            job.await_training(120)
+            began = time.monotonic()
             ranks = job.collect(180)
         seconds = time.monotonic() - began
         for rank in ranks:

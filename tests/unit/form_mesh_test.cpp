@@ -7,7 +7,9 @@
 #include <future>
 #include <thread>
 
+#include "comm/bootstrap/proof.h"
 #include "comm/nodes/form.h"
+#include "comm/nodes/message.h"
 
 namespace fsdp::comm::test {
 namespace {
@@ -38,10 +40,34 @@ class FormMesh : public testing::Test {
     return std::async(std::launch::async,
                       [=, this] { return form_mesh(plan(rank, forming_ms), rank ? others : listener, waiter); });
   }
-  // The next connection, which then ends.
-  void hang_up() {
-    Fd accepted;
-    while (!(accepted = accept_from(listener))) std::this_thread::sleep_for(1ms);
+  Limit soon() const { return {std::chrono::steady_clock::now() + 3s, waiter}; }
+  Fd next_connection() {
+    const Limit limit = soon();
+    for (;;) {
+      if (Fd accepted = accept_from(listener)) return accepted;
+      if (limit.over()) throw Error(FSDP_TIMEOUT, "nobody connects");
+      std::this_thread::sleep_for(1ms);
+    }
+  }
+  // The next connection, up to the guest's hello.
+  Stream hear_hello() {
+    Fd accepted = next_connection();
+    const std::string problem = prove(accepted, Role::host, "secret", "libfsdp node link job", soon());
+    if (!problem.empty()) throw Error(FSDP_PEER_FAILED, problem);
+    Stream stream(std::move(accepted), nodes::longest);
+    const auto frame = stream.receive(soon());
+    if (!frame || !nodes::as<nodes::Hello>(*frame)) throw Error(FSDP_PEER_FAILED, "no hello has come");
+    return stream;
+  }
+  std::string error_of(std::future<std::vector<Stream>> &guest) {
+    try {
+      guest.get();
+      return "it connected";
+    } catch (const Error &error) {
+      EXPECT_EQ(error.status, FSDP_PEER_FAILED);
+      EXPECT_EQ(error.rank, 0);
+      return error.message;
+    }
   }
 
   Failure failure;
@@ -51,35 +77,45 @@ class FormMesh : public testing::Test {
 
 TEST_F(FormMesh, ConnectsAgain) {
   auto guest = form(1);
-  hang_up();
-  hang_up();
+  next_connection();  // and its end
+  next_connection();
   auto host = form(0);
   const auto of_guest = guest.get(), of_host = host.get();
   ASSERT_TRUE(of_guest.at(0) && of_host.at(1));
   EXPECT_TRUE(of_guest[0].open() && of_host[1].open());
 }
 
-// It does not take a connection for made that the other end has dropped.
+// It has said its hello, and does not take that for enough.
+TEST_F(FormMesh, ConnectsAgainUntilItIsAnswered) {
+  auto guest = form(1);
+  hear_hello();  // and the connection's end
+  auto host = form(0);
+  const auto of_guest = guest.get(), of_host = host.get();
+  ASSERT_TRUE(of_guest.at(0) && of_host.at(1));
+  EXPECT_TRUE(of_guest[0].open() && of_host[1].open());
+}
+
+TEST_F(FormMesh, SaysWhatAnotherJobAnswers) {
+  auto guest = form(1);
+  Stream host = hear_hello();
+  const nodes::Hello other{nodes::version, 0, 3, 3, nodes::native_order};
+  ASSERT_TRUE(host.send(static_cast<uint32_t>(other.kind), nodes::bytes_of(other), soon()));
+  EXPECT_NE(error_of(guest).find("it answered as a node of another job"), std::string::npos);
+}
+
 TEST_F(FormMesh, SaysWhyItNeverCould) {
   auto guest = form(1, 500);
   std::atomic<bool> over{false};
-  std::thread host([&] {
+  std::jthread host([&] {
     while (!over) {
       const Fd dropped = accept_from(listener);
       std::this_thread::sleep_for(1ms);
     }
   });
-  try {
-    guest.get();
-    ADD_FAILURE() << "it connected";
-  } catch (const Error &error) {
-    EXPECT_EQ(error.status, FSDP_PEER_FAILED);
-    EXPECT_EQ(error.rank, 0);
-    EXPECT_NE(error.message.find("rank 0 (leader of node 0, host a) did not connect while the job formed"),
-              error.message.npos) << error.message;
-  }
+  const std::string text = error_of(guest);
   over = true;
-  host.join();
+  EXPECT_NE(text.find("rank 0 (leader of node 0, host a) did not connect while the job formed: the other end hung up"),
+            text.npos) << text;
 }
 
 }  // namespace

@@ -92,7 +92,8 @@ bool Handshake::send(const Fd &socket) {
   while (sent_ < out_bytes_) {
     const ssize_t count = ::send(socket.get(), out_.data() + sent_, out_bytes_ - sent_, MSG_NOSIGNAL);
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0 && errno != EAGAIN) refuse(format_text("the connection ended: {}", std::strerror(errno)));
+    ended_ = count < 0 && errno != EAGAIN;
+    if (ended_) refuse(format_text("the connection ended: {}", std::strerror(errno)));
     if (count <= 0) return false;
     sent_ += static_cast<size_t>(count);
   }
@@ -106,6 +107,7 @@ bool Handshake::receive(const Fd &socket) {
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && errno == EAGAIN) return false;
     if (count <= 0) {
+      ended_ = true;
       // An end that refuses the proof hangs up: this is what the other one sees of a wrong secret.
       refuse(count == 0 || errno == ECONNRESET
                  ? "the other end hung up before it had proven the job secret; do both have the same?"
@@ -138,12 +140,15 @@ Handshake::State Handshake::advance(const Fd &socket) {
 }
 
 std::string prove(const Fd &socket, Role role, const std::string &secret, const std::string &label,
-                  const Limit &limit) {
+                  const Limit &limit, bool *ended) {
   Handshake handshake(role, secret, label);
+  if (ended) *ended = true;
   for (;;) {
     switch (handshake.advance(socket)) {
       case Handshake::State::proven: return {};
-      case Handshake::State::failed: return handshake.problem();
+      case Handshake::State::failed:
+        if (ended) *ended = handshake.ended();
+        return handshake.problem();
       case Handshake::State::waiting: break;
     }
     if (limit.over()) return "the other end has not proven the job secret in time";

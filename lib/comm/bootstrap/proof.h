@@ -29,6 +29,7 @@ class Handshake {
   State advance(const Fd &socket);
   State state() const noexcept { return state_; }
   const std::string &problem() const noexcept { return problem_; }  // of a failed one
+  bool ended() const noexcept { return ended_; }  // the connection did: it has not failed by what came
   bool of_another_version() const noexcept { return other_version_; }
   bool wants_to_send() const noexcept { return sent_ < out_bytes_; }
 
@@ -49,7 +50,7 @@ class Handshake {
   std::string label_;
   State state_ = State::waiting;
   std::string problem_;
-  bool other_version_ = false;
+  bool other_version_ = false, ended_ = false;
   Nonce host_nonce_{}, guest_nonce_{};
   std::array<std::byte, sizeof(wire::Answer)> in_{}, out_{};
   bool challenged_ = false;        // a guest: the challenge has come
@@ -58,7 +59,8 @@ class Handshake {
 };
 
 // The whole handshake on a connected, nonblocking socket. Empty if both ends know the secret; else why not (also when
-// the limit is over). Throws only what the waiter does.
-std::string prove(const Fd &socket, Role role, const std::string &secret, const std::string &label, const Limit &limit);
+// the limit is over). ended: set if it was the connection, or the limit, and nothing that came. Throws only what the waiter does.
+std::string prove(const Fd &socket, Role role, const std::string &secret, const std::string &label, const Limit &limit,
+                  bool *ended = nullptr);
 
 }  // namespace fsdp::comm

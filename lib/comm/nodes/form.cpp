@@ -61,8 +61,9 @@ class Forming {
   // A connection that ended before it was answered is made again: the other end does not keep one on which nothing comes
   // for a while, and the network may have been away for that long.
   void dial(uint32_t node) {
-    std::string problem;
-    while (!connect(node, problem)) {
+    std::string problem, tried;
+    while (!connect(node, tried)) {
+      if (problem.empty() || !limit_.over()) problem = tried;  // at the limit it only says that time is over
       if (limit_.over()) lose(node, problem);
       waiter_.poll();
       std::this_thread::sleep_for(pause);
@@ -74,7 +75,9 @@ class Forming {
     Fd socket = connect_to(parse_address(plan_.nodes[node].address), once, problem);
     if (!socket && errno == ECONNREFUSED) lose(node, problem);  // it no longer listens
     if (!socket) return false;
-    problem = prove(socket, Role::guest, plan_.secret, label_, limit_);
+    bool ended = false;
+    problem = prove(socket, Role::guest, plan_.secret, label_, limit_, &ended);
+    if (!problem.empty() && !ended) lose(node, problem);
     if (!problem.empty()) return false;
     Stream stream(std::move(socket), nodes::longest);
     const nodes::Hello mine = hello();
@@ -85,6 +88,7 @@ class Forming {
       links_[node] = std::move(stream);
       return true;
     }
+    if (answer) lose(node, "it answered as a node of another job, or of another version of this library");
     problem = stream.open() ? "it has not answered" : stream.problem();
     return false;
   }
@@ -147,11 +151,12 @@ class Forming {
     const auto frame = stranger.stream.receive();
     if (!frame) return;
     const auto said = read_hello(*frame);
-    if (said && said->node > plan_.node() && said->node < links_.size() && !links_[said->node]) {
+    // One that connects again has given the earlier connection up.
+    if (said && said->node > plan_.node() && said->node < links_.size()) {
       const nodes::Hello mine = hello();
       stranger.stream.queue(static_cast<uint32_t>(mine.kind), nodes::bytes_of(mine));
       stranger.stream.flush();  // what does not go now goes later, before all else
-      links_[said->node] = std::move(stranger.stream);
+      if (stranger.stream.open()) links_[said->node] = std::move(stranger.stream);
     }
     stranger.stream = Stream();
   }

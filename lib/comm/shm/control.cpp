@@ -16,7 +16,7 @@ namespace fsdp::comm {
 namespace {
 
 constexpr uint64_t control_magic = 0x66736470'63746c31;  // "fsdpctl1"
-constexpr uint32_t control_version = 5;
+constexpr uint32_t control_version = 6;
 
 constexpr uint64_t answer_ms = 1000;  // for a leader to bring the job's verdict
 

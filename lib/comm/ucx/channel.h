@@ -38,8 +38,8 @@ class Channel final : private Receiver {
   uint64_t sent_bytes() const noexcept { return sent_bytes_.load(std::memory_order_relaxed); }
   // Tells peers that this rank has ended its round. Any thread.
   void tell_end();
-  // Does the launch. False: it was given up, and its round is broken.
-  bool run(const Launch &launch);
+  // Does the launch. False: it was given up, and its round is broken. on_caller: of an exchange.
+  bool run(const Launch &launch, bool on_caller);
 
  private:
   struct Hello {
@@ -98,7 +98,7 @@ class Channel final : private Receiver {
   void give_up(const Launch &launch);
   void drop() noexcept;
   // Has this peer's caller not enqueued the launch that is run, as far as is known for sure?
-  bool misses_caller(uint32_t world_rank, const Launch &launch);
+  bool misses_caller(uint32_t world_rank, const Launch &launch, bool on_caller);
   void look();
   std::chrono::milliseconds verdict_time() const noexcept;
   [[noreturn]] void condemn_different(uint32_t r);

@@ -3,7 +3,9 @@
 // caller waits elsewhere, and never comes to a call, may be in a circle of callers that wait for each other. So a rank
 // that waits long asks, again and again: an answer holds for the time at which it was asked. It comes by the same way as
 // the call, which may be lost and sent again long after the peer's leader has said that it waits. Where the peer has no
-// such channel yet its transport answers.
+// such channel yet its transport answers. A lower rank that has not connected to this one has no channel with it: it is in
+// no exchange with it, unless it is connecting. That it is taken for missing then makes no circle of ranks that make the same
+// call: all edges without an answer lead from higher to lower ranks.
 #include <algorithm>
 #include <utility>
 
@@ -21,10 +23,11 @@ uint64_t clock_ns() noexcept { return static_cast<uint64_t>(Clock::now().time_si
 
 }  // namespace
 
-bool Channel::misses_caller(uint32_t world_rank, const Launch &launch) {
+bool Channel::misses_caller(uint32_t world_rank, const Launch &launch, bool on_caller) {
   const auto lock = transport_.lock();
   const uint32_t r = lane_of(world_rank);
   if (r >= size() || r == rank_ || lanes_[r].met) return false;
+  if (!transport_.connected(world_rank)) return on_caller && world_rank < ranks_[rank_];
   ask(r);
   if (clock_ns() - lanes_[r].answered_ns >= fresh_ns) return false;
   return !round_.called(r, phase_of(launch.round, launch.number, Part::ready));

@@ -17,7 +17,8 @@ constexpr auto drop_time = std::chrono::seconds(2);
 // What the thread of a call waits for: a chunk that all ranks have sent, or the end.
 class Channel::AwaitedCall final : public Awaited {
  public:
-  AwaitedCall(Channel &channel, const Launch &launch) : channel_(channel), launch_(launch) {}
+  AwaitedCall(Channel &channel, const Launch &launch, bool on_caller)
+      : channel_(channel), launch_(launch), on_caller_(on_caller) {}
   bool come() override {
     if (!channel_.attention_.load(std::memory_order_acquire)) return false;
     channel_.attention_.store(false);  // first: what happens while this looks is looked at again
@@ -50,7 +51,7 @@ class Channel::AwaitedCall final : public Awaited {
     return all_met || !channel_.lanes_[channel_.lane_of(world_rank)].met;
   }
   bool misses_caller(uint32_t world_rank) const override {
-    return channel_.misses_caller(world_rank, launch_);
+    return channel_.misses_caller(world_rank, launch_, on_caller_);
   }
   Late late() const override { return Late::by_messages; }
   std::string text() const override { return launch_.fingerprint.text(launch_.number); }
@@ -58,6 +59,7 @@ class Channel::AwaitedCall final : public Awaited {
  private:
   Channel &channel_;
   const Launch &launch_;
+  bool on_caller_;
 };
 
 // After a call was given up: until nothing of it reads or writes the caller's memory any more.
@@ -108,7 +110,7 @@ void Channel::begin(const Launch &launch) {
   attention_.store(true, std::memory_order_release);
 }
 
-bool Channel::run(const Launch &launch) {
+bool Channel::run(const Launch &launch, bool on_caller) {
   if (round_.skipped(launch.round)) {
     round_.break_at(phase_of(launch.round, launch.number, Part::ready), launch.fingerprint.text(launch.number));
     tell_end();
@@ -117,7 +119,7 @@ bool Channel::run(const Launch &launch) {
   begin(launch);
   try {
     for (;;) {
-      AwaitedCall awaited(*this, launch);
+      AwaitedCall awaited(*this, launch, on_caller);
       if (!seat_->watch.wait(awaited)) {
         give_up(launch);
         return false;

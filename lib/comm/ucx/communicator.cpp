@@ -17,7 +17,7 @@ void UcxCommunicator::enqueue(Launch &launch, device::Stream &stream) {
   launch.number = channel_->round().enqueue();
   stream.run([channel = channel_.get(), pending = &launch] {
     const LaunchReturn guard(*pending);
-    channel->run(*pending);
+    channel->run(*pending, false);
   });
 }
 

@@ -69,7 +69,7 @@ void UcxNet::exchange(std::span<const uint32_t> ranks, uint64_t key, const void 
   add_spans(launch, std::span(&span, 1));
   launch.round = exchanges.channel.round().number();
   launch.number = exchanges.channel.round().enqueue();
-  if (!exchanges.channel.run(launch))  // only a peer that ends a round here, which none does
+  if (!exchanges.channel.run(launch, true))  // only a peer that ends a round here, which none does
     fail(FSDP_INTERNAL, "rank {}: {}: a peer has ended the exchanges of these ranks", transport_.rank(), what);
   exchanges.torn = false;
 }

@@ -66,6 +66,8 @@ class Transport {
   // -- with the mutex held --
   void add(uint64_t key, Receiver &receiver);
   void remove(uint64_t key) noexcept;
+  // Have both greeted?
+  bool connected(uint32_t world_rank) const noexcept { return peers_[world_rank].open; }
   // Connects to this rank if that is this rank's part, and it has not yet.
   void greet(uint32_t world_rank);
   // payload is copied. Without effect if the peer has failed.
