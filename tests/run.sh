@@ -62,23 +62,27 @@ prepare() {
   : >"$directory/prepared"
 }
 
-# build_early DIRECTORY...: builds library-tests in the time that tests leave idle; stop_early ends that, done or not.
-# It has a process group of its own, in which ninja ends its compilers and the shell waits for ninja. (dash knows
-# "kill -s TERM --", not "kill -TERM --".)
+# build_early DIRECTORY...: builds library-tests in the time that tests leave idle; stop_early ends that, done or not. In the
+# session of the tests: each session may have a share of the processor to itself, and within one the idle get what is left.
 early=
 build_early() {
   idle='nice -n 19'
   chrt -i 0 true 2>/dev/null && idle='chrt -i 0'
   # shellcheck disable=SC2086,SC2016  # a command and its words; the inner shell expands the rest
-  setsid $idle sh -c 'trap "exit 143" TERM; for directory; do
-    ninja -j "$(nproc)" -C "$directory" library-tests >>"$directory/early.log" 2>&1 || exit
-  done' early "$@" </dev/null &
+  $idle sh -c 'build=
+    end() { [ -z "$build" ] || { kill "$build"; wait "$build"; }; exit 143; }
+    trap end TERM
+    for directory; do
+      ninja -j "$(nproc)" -C "$directory" library-tests >>"$directory/early.log" 2>&1 &
+      build=$!
+      wait "$build" || exit
+    done' early "$@" </dev/null &
   early=$!
 }
 
 stop_early() {
   [ -n "$early" ] || return 0
-  kill -s TERM -- "-$early" 2>/dev/null || kill -s TERM "$early" 2>/dev/null
+  kill "$early" 2>/dev/null
   wait "$early"
   early=
 }

@@ -52,7 +52,7 @@ TEST_F(Lookup, ASilentNameServiceEndsAtTheLimit) {
   NameLookup names(slow_resolver);
   const auto start = std::chrono::steady_clock::now();
   EXPECT_TRUE(names.find("some-host", 80, limit(200ms), problem).empty());
-  EXPECT_LT(seconds_since(start), 1.0);
+  EXPECT_LT(seconds_since(start), 3.0);
   EXPECT_EQ(problem, "the name service has not answered what the address of 'some-host' is");
   // The same question goes on.
   std::thread later([] {

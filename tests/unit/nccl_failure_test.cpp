@@ -82,7 +82,7 @@ TEST_F(NcclTest, AnAbortThatTakesLongHoldsNoCallerUp) {
     const auto start = std::chrono::steady_clock::now();
     EXPECT_EQ(error_of([&] { bench.gather(); }).status, FSDP_ABORTED);
     EXPECT_TRUE(bench.communicator->released(Ticket{1}));
-    EXPECT_LT(seconds_since(start), 0.5);
+    EXPECT_LT(seconds_since(start), 1.2);
   });
 }
 
