@@ -163,7 +163,8 @@ else
   prepare build-asan $sanitized -Db_sanitize=address,undefined
   # shellcheck disable=SC2086
   prepare build-tsan $sanitized -Db_sanitize=thread
-  build_and_test build-tests '' all build-asan build-tsan
+  # Nothing beside these: some of them measure times, and UCX 1.13 ends processes more often where ranks wake up late.
+  build_and_test build-tests '' all
 
   export ASAN_OPTIONS=halt_on_error=1:abort_on_error=1:detect_stack_use_after_return=1
   export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1

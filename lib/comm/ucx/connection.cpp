@@ -31,6 +31,7 @@ void Transport::fail_peer(uint32_t rank, ucs_status_t status, const char *what) 
 
 // Who has been told hello and has not answered may not have started, or its host has too much to do.
 void Transport::lose(Peer &peer, ucs_status_t status, const char *what) noexcept {
+  changed_at_ = Clock::now();
   if (peer.open || peer.index < rank_ || peer.heard || Clock::now() >= peer.expiry || !peer.loss.text.empty())
     return fail_peer(peer.index, status, what);
   peer.refused = true;
@@ -45,6 +46,7 @@ bool Transport::connect(uint32_t to) {
   Peer &peer = peers_[to];
   if (!peer.loss.text.empty()) return false;
   if (peer.endpoint) return true;
+  changed_at_ = Clock::now();
   ucp_ep_params_t params{};
   params.field_mask =
       UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
@@ -151,6 +153,7 @@ void Transport::take_greeting(uint32_t from) {
 // What has waited goes first.
 void Transport::open(Peer &peer) {
   peer.open = true;
+  changed_at_ = Clock::now();
   std::vector<Message *> waiting;
   waiting.swap(peer.waiting);
   for (Message *message : waiting) send(peer.index, *message, message->payload, message->payload_bytes);

@@ -13,8 +13,10 @@ namespace fsdp::comm::ucx {
 namespace {
 
 constexpr unsigned message_id = 1;
-// The next message often comes soon, and waking up for it would take longer.
+// The next message often comes soon, and waking up for it would take longer. Not while connections come and go: where a rank
+// ends in the middle of that, UCX 1.13 ends its peers' processes more often the more eagerly they are moved on.
 constexpr auto awake_time = std::chrono::microseconds(20);
+constexpr auto connecting_time = std::chrono::seconds(1);
 constexpr int look_ms = 100;               // in case that UCX misses an event
 constexpr int connecting_look_ms = 10;
 constexpr auto last_greetings_time = std::chrono::milliseconds(500);  // for peers that have not yet connected
@@ -90,7 +92,9 @@ void Transport::run() noexcept {
       try {
         moved = move();
         if (moved) moved_at = Clock::now();
-        sleeps = !moved && Clock::now() - moved_at > awake_time && worker_.arm();
+        const auto now = Clock::now();
+        const bool awake = now - moved_at <= awake_time && now - changed_at_ > connecting_time;
+        sleeps = !moved && !awake && worker_.arm();
       } catch (const std::bad_alloc &) {
         fail_context();
         sleeps = true;

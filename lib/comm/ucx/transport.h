@@ -171,6 +171,7 @@ class Transport {
   std::vector<std::unique_ptr<Message>> messages_;
   std::vector<Message *> free_;
   uint64_t losses_ = 0;
+  Clock::time_point changed_at_ = Clock::now();  // when a connection was last begun, made or lost
   bool stopping_ = false;
   pthread_t thread_{};
 };
