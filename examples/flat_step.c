@@ -31,7 +31,7 @@ int main(void) {
   fsdp_param params[2] = {FSDP_PARAM_INIT, FSDP_PARAM_INIT}; /* no dimensions: scalars */
   params[0].name = "slope", params[1].name = "offset";
   fsdp_model_options options = FSDP_MODEL_OPTIONS_INIT;
-  options.strategy = FSDP_OPTIM;
+  options.strategy = FSDP_STRATEGY_OPTIM;
   check(fsdp_create_model(context, &options, &model));
   check(fsdp_create_group(model, "line", params, 2, sizeof *params, NULL, &group));
   check(fsdp_seal_model(model));
@@ -49,7 +49,7 @@ int main(void) {
     }
     fsdp_grad flat[2] = {{&grads[0], 1, FSDP_FLOAT32, 0}, {&grads[1], 1, FSDP_FLOAT32, 0}};
     /* Reduced over the ranks, clipped to norm 1, AdamW, published: the next read sees the new weights. */
-    check(fsdp_apply_grads(model, flat, 2, 0.05, 1.0, NULL, NULL, &norm));
+    check(fsdp_apply_grads(model, flat, 2, sizeof(fsdp_grad), 0.05, 1.0, NULL, NULL, &norm));
     if (step == 0) first_norm = norm;
   }
 

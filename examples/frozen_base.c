@@ -19,7 +19,7 @@ static float *view(fsdp_group *group, uint64_t param) {
 /* The loss is |base + up down^T - target|^2 / 2, where target = base + (1 .. 1)^T (1 .. 1) / 2. */
 static float train(fsdp_model *model, fsdp_group *base, fsdp_group *adapter) {
   float loss = 0.0f, grads[2][SIZE] = {{0}};
-  check(fsdp_unshard(adapter, FSDP_BACKWARD, NULL)); /* the base is whole at all times: nothing to unshard */
+  check(fsdp_unshard(adapter, FSDP_BACKWARD, 0, NULL)); /* the base is whole at all times: nothing to unshard */
   const float *b = view(base, 0), *up = view(adapter, 0), *down = view(adapter, 1);
   for (int i = 0; i < COUNT; ++i) {
     const float target = (float)i + 0.5f;
@@ -28,10 +28,10 @@ static float train(fsdp_model *model, fsdp_group *base, fsdp_group *adapter) {
     grads[0][i / SIZE] += difference * down[i % SIZE];
     grads[1][i % SIZE] += difference * up[i / SIZE];
   }
-  for (uint64_t k = 0; k < 2; ++k) check(fsdp_put_grad(adapter, k, grads[k], FSDP_FLOAT32, SIZE, NULL));
-  check(fsdp_reshard(adapter, FSDP_BACKWARD, NULL));
+  for (uint64_t k = 0; k < 2; ++k) check(fsdp_put_grad(adapter, k, grads[k], FSDP_FLOAT32, SIZE, 0, NULL));
+  check(fsdp_reshard(adapter, FSDP_BACKWARD, 0, NULL));
   check(fsdp_reduce_grad(adapter, FSDP_LAST, NULL));
-  check(fsdp_finish_grads(model, 1.0, NULL));
+  check(fsdp_finish_grads(model, 1.0, 0, NULL));
   check(fsdp_step_adamw(model, 0.02, NULL, NULL));
   return loss;
 }
@@ -50,7 +50,7 @@ int main(void) {
   frozen.name = "base", frozen.shape = shape, frozen.dimension_count = 2, frozen.flags = FSDP_PARAM_FROZEN;
   params[0].name = "up", params[0].shape = shape, params[0].dimension_count = 1;
   params[1].name = "down", params[1].shape = shape, params[1].dimension_count = 1;
-  replicated.strategy = FSDP_NO_SHARD;
+  replicated.strategy = FSDP_STRATEGY_NO_SHARD;
   check(fsdp_create_model(context, NULL, &model));
   check(fsdp_create_group(model, "base", &frozen, 1, sizeof frozen, &replicated, &base));
   check(fsdp_create_group(model, "adapter", params, 2, sizeof *params, NULL, &adapter));
@@ -58,9 +58,9 @@ int main(void) {
 
   float data[COUNT];
   for (int i = 0; i < COUNT; ++i) data[i] = (float)i;
-  check(fsdp_load_param(base, 0, data, FSDP_FLOAT32, COUNT, FSDP_EVERY_RANK));
+  check(fsdp_load_param(base, 0, data, FSDP_FLOAT32, COUNT, FSDP_EVERY_RANK, 0));
   for (int i = 0; i < SIZE; ++i) data[i] = 1.0f;
-  check(fsdp_load_param(adapter, 0, data, FSDP_FLOAT32, SIZE, FSDP_EVERY_RANK)); /* down starts as zeros */
+  check(fsdp_load_param(adapter, 0, data, FSDP_FLOAT32, SIZE, FSDP_EVERY_RANK, 0)); /* down starts as zeros */
   check(fsdp_publish_weights(model, NULL));
 
   float loss = 0.0f;

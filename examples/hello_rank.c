@@ -20,7 +20,7 @@ static void *run_rank(void *argument) {
   printf("rank %u of %u says hello\n", rank, world_size);
 
   double sum = rank + 1.0; /* in place: this rank's number goes in, everybody's sum comes out */
-  check(fsdp_all_reduce_values(context, &sum, 1, FSDP_VALUE_SUM));
+  check(fsdp_all_reduce_values(context, NULL, &sum, 1, FSDP_VALUE_SUM));
   const double expected = world_size * (world_size + 1.0) / 2.0;
   if (sum != expected) {
     fprintf(stderr, "rank %u: the sum is %g, expected %g\n", rank, sum, expected);

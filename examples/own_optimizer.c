@@ -14,11 +14,11 @@ enum { COUNT = 21, STEPS = 150 };
 static void backward(fsdp_group *group, float offset) {
   fsdp_tensor weight = FSDP_TENSOR_INIT, grad = FSDP_TENSOR_INIT;
   int32_t accumulate = 0; /* stays 0 with one contribution a step */
-  check(fsdp_unshard(group, FSDP_BACKWARD, NULL));
+  check(fsdp_unshard(group, FSDP_BACKWARD, 0, NULL));
   check(fsdp_get_param(group, 0, FSDP_BACKWARD, &weight));
-  check(fsdp_acquire_grad(group, 0, NULL, &grad, &accumulate));
+  check(fsdp_acquire_grad(group, 0, 0, NULL, &grad, &accumulate));
   for (int i = 0; i < COUNT; ++i) ((float *)grad.data)[i] = ((const float *)weight.data)[i] - (float)i + offset;
-  check(fsdp_reshard(group, FSDP_BACKWARD, NULL));
+  check(fsdp_reshard(group, FSDP_BACKWARD, 0, NULL));
   check(fsdp_reduce_grad(group, FSDP_LAST, NULL));
 }
 
@@ -31,10 +31,11 @@ static void step_momentum(fsdp_model *model, float lr) {
     fsdp_tensor state = FSDP_TENSOR_INIT;
     check(fsdp_get_shard(model, s, &shard));
     check(fsdp_get_shard_state(model, s, "momentum", &state));
-    float *m = state.data;
+    float *m = state.data, *weight = shard.main_weight;
+    const float *grad = shard.main_grad;
     for (uint64_t i = 0; i < shard.element_count; ++i) {
-      m[i] = 0.9f * m[i] + shard.main_grad[i];
-      shard.main_weight[i] -= lr * m[i];
+      m[i] = 0.9f * m[i] + grad[i];
+      weight[i] -= lr * m[i];
     }
   }
 }
@@ -61,13 +62,13 @@ int main(void) {
 
   for (int step = 0; step < STEPS; ++step) {
     backward(group, (float)rank - (float)(world_size - 1) / 2.0f);
-    check(fsdp_finish_grads(model, 1.0, NULL)); /* opens the update window */
+    check(fsdp_finish_grads(model, 1.0, 0, NULL)); /* opens the update window */
     step_momentum(model, 0.1f);
     check(fsdp_publish_weights(model, NULL)); /* closes it */
   }
 
   float result[COUNT], worst = 0.0f;
-  check(fsdp_read_param(group, 0, result, FSDP_FLOAT32, COUNT));
+  check(fsdp_read_param(group, 0, result, FSDP_FLOAT32, COUNT, FSDP_EVERY_RANK, 0));
   for (int i = 0; i < COUNT; ++i) worst = fmaxf(worst, fabsf(result[i] - (float)i));
   check(fsdp_close_context(context));
   fsdp_destroy_model(model);

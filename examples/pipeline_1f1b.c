@@ -24,7 +24,7 @@ static void forward(fsdp_group *group, int layer, int microbatch) {
 static void backward(fsdp_group *group, int layer, int microbatch) {
   fsdp_tensor grad = FSDP_TENSOR_INIT;
   int32_t accumulate = 0;
-  check(fsdp_acquire_grad(group, 0, NULL, &grad, &accumulate));
+  check(fsdp_acquire_grad(group, 0, 0, NULL, &grad, &accumulate));
   float *g = grad.data;
   for (int i = 0; i < WIDTH; ++i) g[i] = (accumulate ? g[i] : 0.0f) + x[microbatch % 2][layer][i];
   check(fsdp_reduce_grad(group, microbatch + 1 == MICROBATCHES ? FSDP_LAST : 0, NULL));
@@ -33,12 +33,12 @@ static void backward(fsdp_group *group, int layer, int microbatch) {
 /* Forward of micro-batch n upwards, backward of n - 1 downwards. In the middle both hold one group. */
 static void sweep(fsdp_group **groups, int n) {
   for (int up = 0, down = LAYERS - 1; up < LAYERS; ++up, --down) {
-    if (n < MICROBATCHES) check(fsdp_unshard(groups[up], FSDP_FORWARD, NULL));
-    if (n > 0) check(fsdp_unshard(groups[down], FSDP_BACKWARD, NULL));
+    if (n < MICROBATCHES) check(fsdp_unshard(groups[up], FSDP_FORWARD, 0, NULL));
+    if (n > 0) check(fsdp_unshard(groups[down], FSDP_BACKWARD, 0, NULL));
     if (n < MICROBATCHES) forward(groups[up], up, n);
     if (n > 0) backward(groups[down], down, n - 1);
-    if (n < MICROBATCHES) check(fsdp_reshard(groups[up], FSDP_FORWARD, NULL));
-    if (n > 0) check(fsdp_reshard(groups[down], FSDP_BACKWARD, NULL));
+    if (n < MICROBATCHES) check(fsdp_reshard(groups[up], FSDP_FORWARD, 0, NULL));
+    if (n > 0) check(fsdp_reshard(groups[down], FSDP_BACKWARD, 0, NULL));
   }
 }
 
@@ -66,8 +66,8 @@ int main(void) {
     for (int i = 0; i < WIDTH; ++i) x[n % 2][0][i] = (float)(rank + 1);
     sweep(groups, n);
   }
-  check(fsdp_finish_grads(model, 1.0, NULL));
-  check(fsdp_get_grad_norm(model, NULL, &norm));
+  check(fsdp_finish_grads(model, 1.0, 0, NULL));
+  check(fsdp_get_grad_norm(model, NULL, NULL, &norm));
   check(fsdp_publish_weights(model, NULL)); /* nothing was changed: an empty update, to close the window */
   check(fsdp_close_context(context));
   fsdp_destroy_model(model);

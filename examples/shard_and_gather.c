@@ -42,17 +42,17 @@ int main(void) {
   /* Load: only rank 0 has the data, as if it had read a file; each rank keeps its own part. */
   float data[COUNT];
   for (int i = 0; i < COUNT; ++i) data[i] = (float)i;
-  check(fsdp_load_param(group, 0, rank == 0 ? data : NULL, FSDP_FLOAT32, COUNT, 0));
-  check(fsdp_load_param(group, 1, rank == 0 ? data : NULL, FSDP_FLOAT32, ROWS, 0));
+  check(fsdp_load_param(group, 0, rank == 0 ? data : NULL, FSDP_FLOAT32, COUNT, 0, 0));
+  check(fsdp_load_param(group, 1, rank == 0 ? data : NULL, FSDP_FLOAT32, ROWS, 0, 0));
   check(fsdp_publish_weights(model, NULL)); /* closes the update window: from here on weights are for reading */
 
   /* Gather, read, give back. */
   fsdp_tensor weight = FSDP_TENSOR_INIT;
-  check(fsdp_unshard(group, FSDP_EVAL, NULL));
+  check(fsdp_unshard(group, FSDP_EVAL, 0, NULL));
   check(fsdp_get_param(group, 0, FSDP_EVAL, &weight));
   int wrong = 0;
   for (int i = 0; i < COUNT; ++i) wrong += ((const float *)weight.data)[i] != (float)i;
-  check(fsdp_reshard(group, FSDP_EVAL, NULL));
+  check(fsdp_reshard(group, FSDP_EVAL, 0, NULL));
   if (wrong) fprintf(stderr, "rank %u: %d elements differ\n", rank, wrong);
 
   check(fsdp_close_context(context));

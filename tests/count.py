@@ -4,7 +4,7 @@
 
 Cases are counted where a program reports them (GoogleTest's summary, TAP), else the program is one case. A program
 that failed without a failing case (a crash, a sanitizer's report, a timeout) is one failure, and so is a run that failed
-without any.
+without any, and a GoogleTest program that ran no case.
 """
 import json
 import re
@@ -27,11 +27,17 @@ def count_cases(text):
     return [len(cases) - skipped - failed, failed, skipped]
 
 
+def has_run_nothing(test):
+    """A filter that names no case any more succeeds."""
+    text = test.get("stdout", "")
+    return test["result"] in PASSING and bool(re.search(r"^\[==========\]", text, re.M)) and not any(count_cases(text))
+
+
 def count_test(test):
     if test["result"] == "SKIP":
         return [0, 0, 1]
     passed, failed, skipped = count_cases(test.get("stdout", ""))
-    if test["result"] not in PASSING:
+    if test["result"] not in PASSING or has_run_nothing(test):
         return [passed, max(failed, 1), skipped]
     return [passed, failed, skipped] if passed + failed + skipped else [1, 0, 0]
 
@@ -41,6 +47,8 @@ def explain(test):
     lines = [line for line in test.get("stdout", "").splitlines() if re.match(r"not ok\b|#", line)]
     if test["result"] not in PASSING and test["result"] != "SKIP" and lines:
         print(f"== {test['name']}", *lines, sep="\n", file=sys.stderr)
+    if has_run_nothing(test):
+        print(f"== {test['name']}: not one of its cases was run", file=sys.stderr)
 
 
 def main():

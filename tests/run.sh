@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Builds libfsdp and runs every test; alone enough on a fresh Debian 12 or Ubuntu 24.04.
 #
-# usage: sh tests/run.sh [-y] [--quick] [--werror]
+# usage: sh tests/run.sh [-y] [--quick | --long] [--werror]
 #   -y        install missing packages without asking
-#   --quick   leave out the sanitizer builds and the fuzzing
+#   --quick   one build, every test in it; no sanitizers, no fuzzing
+#   --long    one build, file by file, every test in it with the long counts: hours (docs/testing.md)
 #   --werror  warnings are errors (always so when CI is set)
 #
 # The last line is "N passed, N failed" or "N passed, N failed, N skipped", summed over all builds. A build that fails
@@ -12,18 +13,22 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
-yes='' quick=0 werror=false
+yes='' one_build=0 patience=1 werror=false
 [ -n "${CI:-}" ] && werror=true
 for argument; do
   case $argument in
     -y) yes=-y ;;
-    --quick) quick=1 ;;
+    --quick) one_build=1 ;;
+    --long)
+      one_build=1 patience=30
+      export FSDP_TEST_MANY=1 FSDP_TEST_ALL_CASTS=1 FSDP_TEST_DEATHS=100 ;;
     --werror) werror=true ;;
-    *) echo "tests/run.sh: unknown argument '$argument' (known: -y --quick --werror)" >&2; exit 2 ;;
+    *) echo "tests/run.sh: unknown argument '$argument' (known: -y --quick --long --werror)" >&2; exit 2 ;;
   esac
 done
 
 passed=0 failed=0 skipped=0
+started=$(date +%s)
 
 # configure DIRECTORY OPTIONS...
 configure() {
@@ -50,7 +55,7 @@ fail_build() {
   failed=$((failed + 1))
 }
 
-# prepare DIRECTORY MESON_OPTIONS...: as for build_and_test, which needs it.
+# prepare DIRECTORY MESON_OPTIONS...: which build and run_tests ask for.
 prepare() {
   directory=$1
   shift
@@ -62,7 +67,7 @@ prepare() {
   : >"$directory/prepared"
 }
 
-# build_early DIRECTORY...: builds library-tests in the time that tests leave idle; stop_early ends that, done or not. In the
+# build_early DIRECTORY TARGET: builds it in the time that tests leave idle; stop_early ends that, done or not. In the
 # session of the tests: each session may have a share of the processor to itself, and within one the idle get what is left.
 early=
 build_early() {
@@ -72,11 +77,9 @@ build_early() {
   $idle sh -c 'build=
     end() { [ -z "$build" ] || { kill "$build"; wait "$build"; }; exit 143; }
     trap end TERM
-    for directory; do
-      ninja -j "$(nproc)" -C "$directory" library-tests >>"$directory/early.log" 2>&1 &
-      build=$!
-      wait "$build" || exit
-    done' early "$@" </dev/null &
+    ninja -j "$(nproc)" -C "$1" "$2" >>"$1/early.log" 2>&1 &
+    build=$!
+    wait "$build"' early "$@" </dev/null &
   early=$!
 }
 
@@ -89,37 +92,74 @@ stop_early() {
 trap 'stop_early' EXIT
 trap 'exit 130' HUP INT TERM
 
-# build_and_test DIRECTORY "MESON TEST ARGUMENTS" TARGET [DIRECTORIES TO BUILD EARLY]: adds to passed, failed and skipped.
-build_and_test() {
+# note_time WHAT SINCE: a line of the table at the end.
+times=
+note_time() { times="$times$(printf '%6d s  %s' $(($(date +%s) - $2)) "$1")
+"; }
+
+# build DIRECTORY TARGETS...
+build() {
   directory=$1
-  arguments=$2
-  target=$3
-  shift 3
+  shift
   [ -f "$directory/prepared" ] || return
   printf '\n== %s: build\n' "$directory"
-  rm -f "$directory/meson-logs/testlog.json"
-  started=$(date +%s)
-  run_logged "$directory/compile.log" ninja -C "$directory" "$target" ||
-    { fail_build "build $directory" "$directory/compile.log"; return; }
+  began=$(date +%s)
+  run_logged "$directory/compile.log" ninja -C "$directory" "$@" ||
+    { rm "$directory/prepared"; fail_build "build $directory" "$directory/compile.log"; return; }
   touch "$directory/early.log"
   cat "$directory/early.log" "$directory/compile.log" | grep -c 'warning:' | sed '/^0$/d; s/$/ compiler warnings/'
-  built=$(date +%s)
-  printf '== %s: test (built in %s s)\n' "$directory" $((built - started))
-  [ $# -eq 0 ] || build_early "$@"
-  # shellcheck disable=SC2086  # lists of words
-  $launcher meson test -C "$directory" --no-rebuild --print-errorlogs $arguments </dev/null
-  test_status=$?
-  stop_early
-  counts=$(python3 tests/count.py "$directory/meson-logs/testlog.json" "$test_status")
-  # shellcheck disable=SC2086
-  set -- ${counts:-0 1 0}
-  echo "== $directory: $1 passed, $2 failed, $3 skipped (tested in $(($(date +%s) - built)) s)"
-  passed=$((passed + $1)) failed=$((failed + $2)) skipped=$((skipped + $3))
+  note_time "$directory: build" "$began"
 }
 
-# Sixty seconds of libFuzzer; skipped, and counted so, where clang cannot do it.
+# run_tests DIRECTORY NAME MESON_TEST_ARGUMENTS...: adds to passed, failed and skipped.
+logs=
+run_tests() {
+  directory=$1
+  name=$2
+  shift 2
+  [ -f "$directory/prepared" ] || return
+  printf '== %s: %s tests\n' "$directory" "$name"
+  began=$(date +%s)
+  rm -f "$directory/meson-logs/$name.json"
+  logs="$logs $directory/meson-logs/$name.json"
+  $launcher meson test -C "$directory" --no-rebuild --print-errorlogs --logbase "$name" "$@" </dev/null
+  test_status=$?
+  counts=$(python3 tests/count.py "$directory/meson-logs/$name.json" "$test_status")
+  # shellcheck disable=SC2086
+  set -- ${counts:-0 1 0}
+  echo "== $directory: $1 passed, $2 failed, $3 skipped"
+  passed=$((passed + $1)) failed=$((failed + $2)) skipped=$((skipped + $3))
+  note_time "$directory: $name tests, $1 passed, $2 failed, $3 skipped" "$began"
+}
+
+# Those that wait for most of their time: many at once. The others, of which some measure times: on a processor each.
+run_all_tests() {
+  directory=$1
+  shift
+  run_tests "$directory" waiting --suite waiting --suite waiting-ranks --num-processes $(($(nproc) * 4)) "$@"
+  run_tests "$directory" busy --no-suite waiting --no-suite waiting-ranks "$@"
+}
+
+# What runs the library's code in its own process: sanitizers see nothing in others.
+run_library_tests() {
+  directory=$1
+  shift
+  run_tests "$directory" waiting --suite waiting --num-processes $(($(nproc) * 4)) --timeout-multiplier 4 "$@"
+  run_tests "$directory" busy --suite unit --suite engine --no-suite waiting --num-processes $(($(nproc) + 1)) \
+    --timeout-multiplier 4 "$@"
+}
+
+# Each stage picks its tests by their suites: nobody would miss one that none of them picks.
+find_left_out() {
+  printf '\n== tests that no stage ran\n'
+  # shellcheck disable=SC2086  # a list of files
+  if python3 tests/left_out.py $logs; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
+}
+
+# A minute of messages beside a minute of calls; counted as skipped where clang cannot do the messages.
 fuzz() {
   printf '\n== fuzz\n'
+  began=$(date +%s)
   # libFuzzer is in a package of clang's own version.
   runtime=$(apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-\([0-9]*\)$/libclang-rt-\1-dev/p')
   # shellcheck disable=SC2086  # may be empty
@@ -127,13 +167,16 @@ fuzz() {
   mkdir -p build-fuzz
   sh tests/fuzz/fuzz.sh 60 >build-fuzz/fuzz.log 2>&1 </dev/null
   case $? in
-    0) passed=$((passed + 1)); grep 'Done' build-fuzz/fuzz.log ;;
-    77) skipped=$((skipped + 1)); cat build-fuzz/fuzz.log ;;
+    0) passed=$((passed + 1)); grep -e '^Done' -e ' calls in ' build-fuzz/fuzz.log ;;
+    77) skipped=$((skipped + 1)); grep -e 'skipped' -e ' calls in ' build-fuzz/fuzz.log ;;
     *) tail -n 80 build-fuzz/fuzz.log; fail_build fuzz build-fuzz/fuzz.log ;;
   esac
+  note_time 'fuzz' "$began"
 }
 
 report() {
+  note_time 'in all' "$started"
+  printf '\n%s' "$times"
   line="$passed passed, $failed failed"
   [ $skipped -gt 0 ] && line="$line, $skipped skipped"
   printf '\n%s\n' "$line"
@@ -144,37 +187,47 @@ report() {
 . tools/dev/packages.sh
 # shellcheck disable=SC2086
 need_packages $yes g++ meson ninja-build pkg-config libfmt-dev libhwy-dev libxxhash-dev libssl-dev libopenblas-dev \
-  libcli11-dev nlohmann-json3-dev libgtest-dev libbenchmark-dev libucx-dev iproute2 strace python3 ||
+  libcli11-dev nlohmann-json3-dev libgtest-dev libbenchmark-dev libucx-dev iproute2 strace abigail-tools python3 python3-pycparser ||
   { fail_build 'install the packages' 'see above'; report; }
 
 launcher=
-# Without debug information, which is a third of the compiler's time.
-prepare build-tests -Dexamples=enabled "-Dwerror=$werror" -Ddebug=false
-if [ $quick -eq 1 ]; then
-  build_and_test build-tests '' all
+# In large units, since most of the compiler's time goes into headers; --long shows that each file includes what it needs.
+# Without debug information, which is a third of what is left.
+units='-Ddebug=false -Dunity=on -Dunity_size=12'
+if [ $one_build -eq 1 ]; then
+  prepare build-tests -Dexamples=enabled "-Dwerror=$werror" -Ddebug=false -Dunity=off
+  build build-tests all library-tests
+  run_all_tests build-tests --timeout-multiplier $patience
+  find_left_out
 else
-  # Only the tests that run the library's code inside their own process: sanitizers see nothing in others. -Og
-  # and line tables keep their reports readable and are fast enough for two cores. The library in large units: most of
-  # the compiler's time goes into headers. The first build shows that each file includes what it needs.
-  sanitized='-Dexamples=disabled -Doptimization=g -Ddebug=false -Dcpp_args=-g1 -Dc_args=-g1 -Db_lundef=false -Dunity=on -Dunity_size=12'
-  # One more than cores: a good part of their time is waiting.
-  suites="--suite unit --suite engine --timeout-multiplier 4 --num-processes $(($(nproc) + 1))"
+  # shellcheck disable=SC2086  # lists of words
+  prepare build-tests -Dexamples=enabled "-Dwerror=$werror" $units
+  # -Og and line tables keep the reports readable and are fast enough for two cores.
+  sanitized="-Dexamples=disabled -Doptimization=g -Dcpp_args=-g1 -Dc_args=-g1 -Db_lundef=false $units"
   # shellcheck disable=SC2086
   prepare build-asan $sanitized -Db_sanitize=address,undefined
   # shellcheck disable=SC2086
   prepare build-tsan $sanitized -Db_sanitize=thread
   # Nothing beside these: some of them measure times, and UCX 1.13 ends processes more often where ranks wake up late.
-  build_and_test build-tests '' all
+  build build-tests all
+  run_all_tests build-tests --no-suite sanitized
 
-  export ASAN_OPTIONS=halt_on_error=1:abort_on_error=1:detect_stack_use_after_return=1
+  # Frames that an exception leaves stay on the heap for a while and are looked through for a free one: a small heap, or tests of
+  # a million errors take ten times as long.
+  export ASAN_OPTIONS=halt_on_error=1:abort_on_error=1:detect_stack_use_after_return=1:max_uar_stack_size_log=16
   export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
-  build_and_test build-asan "$suites" library-tests build-tsan
+  build build-asan library-tests tests/fuzz/abi_fuzzer
+  build_early build-tsan threaded-tests
+  run_library_tests build-asan
+  stop_early
 
   export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:suppressions=$PWD/tests/tsan.supp"
   # Older ThreadSanitizers cannot place their shadow memory where the kernel randomizes addresses a lot.
   setarch -R true 2>/dev/null && launcher='setarch -R'
-  build_and_test build-tsan "$suites" library-tests
+  build build-tsan threaded-tests
+  run_library_tests build-tsan --no-suite one-thread
 
+  find_left_out
   fuzz
 fi
 report

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fsdp-info: what this build of the library contains; one trace from those of several ranks; and what their flight records
-// say of a job that failed.
+// fsdp-info: what this build of the library contains; one trace from those of several ranks; and what their flight
+// records say of a job that failed.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -28,7 +28,8 @@ int main(int argc, char **argv) {
     app.set_version_flag("--version", std::string(fsdp_get_version()));
     std::string out;
     std::vector<std::string> files;
-    CLI::App *trace = app.add_subcommand("trace", "Merge the traces of several ranks (fsdp_write_trace) into one file.");
+    CLI::App *trace =
+        app.add_subcommand("trace", "Merge the traces of several ranks (fsdp_write_trace) into one file.");
     trace->add_option("OUT", out, "the file to write")->required();
     trace->add_option("FILE", files, "a rank's trace")->required();
     CLI::App *flight = app.add_subcommand(
@@ -36,8 +37,10 @@ int main(int argc, char **argv) {
     flight->add_option("FILE", files, "a rank's flight record")->required();
     if (const auto status = tools::parse_command_line(app, argc, argv)) return *status;
     if (*flight) return tools::report_flights(files);
-    if (*trace) tools::merge_traces(out, files);
-    else print_build();
+    if (*trace)
+      tools::merge_traces(out, files);
+    else
+      print_build();
     return 0;
   } catch (const std::exception &error) {
     fmt::print(stderr, "fsdp-info: {}\n", error.what());

@@ -55,7 +55,7 @@ void add_model_options(CLI::App &app, Request &request) {
 }
 
 void add_policy_options(CLI::App &app, plan::Policy &policy) {
-  app.add_option("--ranks", policy.ranks, "ranks of the job (8)")->check(CLI::Range(1, 1 << 24));
+  app.add_option("--ranks", policy.ranks, "ranks of the job (8)")->check(CLI::Range(1, 16384));
   app.add_option("--replicate", policy.replicate, "replicas of the sharded model (1)")->check(CLI::Range(1, 1 << 24));
   add_choice(app, "--outer", policy.outer, plan::outer_strategies, "what replicas shard among them (no_shard)");
   app.add_option("--ranks-per-host", policy.ranks_per_host, "a shard axis may lie on several hosts (all on one)")
@@ -112,7 +112,7 @@ void print_table(const plan::ModelSpec &model, const Request &request, const pla
   const auto &memory = estimate.largest;
   const auto &policy = request.policy;
   fmt::print("{}: {} groups, {} parameter tensors, {} parameters\n", model.name, estimate.groups, estimate.params,
-             memory.parameter_count);
+             estimate.info.element_count);
   fmt::print("{} ranks (replicate {} x shard {}), {}, {} weights, unshard {}, prefetch {}\n\n", policy.ranks,
              policy.replicate, policy.ranks / policy.replicate, plan::name_of(plan::strategies, policy.strategy),
              plan::name_of(plan::dtypes, policy.compute_dtype), plan::name_of(plan::unshard_modes, policy.unshard_mode),
@@ -120,20 +120,20 @@ void print_table(const plan::ModelSpec &model, const Request &request, const pla
   fmt::print("  {:<24}{:>12}{:>16}{:>12}{:>22}\n", "role", "per rank", "one unsharded", "share", "bytes per rank");
   for (const auto &role : roles)
     print_row(role.text, memory.role_bytes[role.role], estimate.unsharded.role_bytes[role.role]);
-  print_row("total", memory.role_bytes[0], estimate.unsharded.role_bytes[0]);
-  fmt::print("\n  padding: {} elements, {:.4f} % of the parameters\n", memory.padding_count,
-             memory.parameter_count == 0
-                 ? 0.0
-                 : 100 * static_cast<double>(memory.padding_count) / static_cast<double>(memory.parameter_count));
-  if (estimate.smallest_total != memory.role_bytes[0])
+  print_row("total", memory.total(), estimate.unsharded.total());
+  fmt::print("\n  padding: {} elements, {:.4f} % of the parameters\n", estimate.info.padding_count,
+             estimate.info.element_count == 0 ? 0.0
+                                              : 100 * static_cast<double>(estimate.info.padding_count) /
+                                                    static_cast<double>(estimate.info.element_count));
+  if (estimate.smallest_total != memory.total())
     fmt::print("  ranks differ: shown is shard {}, the largest; the smallest holds {}\n", estimate.largest_rank,
                format_bytes(estimate.smallest_total));
 }
 
-nlohmann::ordered_json memory_to_json(const fsdp_memory &memory) {
+nlohmann::ordered_json memory_to_json(const plan::Memory &memory) {
   nlohmann::ordered_json json;
   for (const auto &role : roles) json[role.name] = memory.role_bytes[role.role];
-  json["total"] = memory.role_bytes[0];
+  json["total"] = memory.total();
   return json;
 }
 
@@ -144,13 +144,13 @@ void print_json(const Request &request, const plan::Estimate &estimate) {
       {"strategy", plan::name_of(plan::strategies, request.policy.strategy)},
       {"groups", estimate.groups},
       {"parameter_tensors", estimate.params},
-      {"parameter_count", estimate.largest.parameter_count},
-      {"padding_count", estimate.largest.padding_count},
+      {"parameter_count", estimate.info.element_count},
+      {"padding_count", estimate.info.padding_count},
       {"rank_bytes", memory_to_json(estimate.largest)},
       {"rank", estimate.largest_rank},
       {"smallest_rank_total", estimate.smallest_total},
-      {"gather_lower_bound_bytes", estimate.largest.gather_lower_bound_bytes},
-      {"reduce_lower_bound_bytes", estimate.largest.reduce_lower_bound_bytes},
+      {"gather_lower_bound_bytes", estimate.info.gather_lower_bound_bytes},
+      {"reduce_lower_bound_bytes", estimate.info.reduce_lower_bound_bytes},
       {"unsharded_bytes", memory_to_json(estimate.unsharded)},
   };
   fmt::print("{}\n", json.dump(2));

@@ -20,8 +20,9 @@ Over several machines, start it on each with its own --node-rank, and with the s
 secret (FSDP_JOB_SECRET_FILE or FSDP_JOB_SECRET); ranks get FSDP_RENDEZVOUS too. With --max-restarts each machine
 starts its own ranks again, and they meet at the same rendezvous.
 
-When a rank fails, the others get SIGTERM, and SIGKILL after --grace seconds. fsdp-run exits with the status of the
-rank that failed first, 128 + signal if it was killed, 124 after --timeout, 127 if the program was not found.
+When a rank fails, the others have --grace-seconds to report that (a flight record, say) and to end by themselves. Then
+they get SIGTERM, and SIGKILL after --kill-seconds. fsdp-run exits with the status of the rank that failed first, 128 +
+signal if it was killed (SIGKILL is the cause whenever it came), 124 after --timeout, 127 if the program was not found.
 
 Examples: fsdp-run -n 2 ./train --steps 100
           fsdp-run --nnodes 2 --node-rank 0 --rendezvous tcp://10.0.0.1:29500 -n 8 ./train
@@ -29,7 +30,7 @@ Examples: fsdp-run -n 2 ./train --steps 100
 
 int parse_and_run(int argc, char **argv) {
   run::JobOptions options;
-  double timeout = 0, grace = 5;
+  double timeout = 0, grace = 5, kill = 5;
   bool no_prefix = false;
   const std::string version = std::to_string(FSDP_VERSION_MAJOR) + "." + std::to_string(FSDP_VERSION_MINOR) + "." +
                               std::to_string(FSDP_VERSION_PATCH);
@@ -49,9 +50,19 @@ int parse_and_run(int argc, char **argv) {
       ->capture_default_str();
   app.add_option("--timeout", timeout, "end the job after so many seconds (default: never)")
       ->check(CLI::PositiveNumber);
-  app.add_option("--grace", grace, "seconds between SIGTERM and SIGKILL")
+  app.add_option("--grace-seconds", grace, "seconds that the other ranks have to end by themselves after one failed")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  app.add_option("--kill-seconds", kill, "seconds between SIGTERM and SIGKILL")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--log", options.log, "log of the library on standard error (FSDP_LOG)")
+      ->check(CLI::IsMember({"error", "warning", "info", "debug"}));
+  app.add_flag("--debug", options.debug,
+               "find what is used after it was given back (FSDP_DEBUG); where a rank faults in it, name the group");
+  app.add_option("--trace", options.trace, "directory for trace-RANK.json of every rank (FSDP_TRACE); made if need be");
+  app.add_option("--wait-timeout", options.wait_seconds, "seconds that a rank waits for others at most (FSDP_TIMEOUT)")
+      ->check(CLI::Range(1, 4294967));
   app.add_flag("--no-prefix", no_prefix, "do not put \"[rank] \" before each line of output");
   app.set_version_flag("--version", version);
   app.footer(footer);
@@ -60,6 +71,7 @@ int parse_and_run(int argc, char **argv) {
 
   options.timeout = std::chrono::duration<double>(timeout);
   options.grace = std::chrono::duration<double>(grace);
+  options.kill = std::chrono::duration<double>(kill);
   options.prefix = !no_prefix;
   options.command = app.remaining();
   if (!options.command.empty() && options.command.front() == "--") options.command.erase(options.command.begin());

@@ -5,10 +5,10 @@ import os
 
 FLOAT32, BFLOAT16, FLOAT16 = 1, 2, 3
 FORWARD, BACKWARD, RECOMPUTE, EVAL = 1, 2, 3, 4
-NO_DECAY = 2
-SUM = 1
-LAST = 1
-FORCE_COMMUNICATION = 2
+NO_DECAY = 1 << 14
+MEAN = 4
+LAST = 1 << 18
+FORCE_COMMUNICATION = 1 << 12
 EVERY_RANK = -1
 DEVICE_HOST, DEVICE_CUDA = 1, 2
 TRANSPORTS = {"auto": 0, "nccl": 1, "staging": 2}
@@ -30,23 +30,25 @@ class Error(Sized):
 
 class Tensor(Sized):
     _fields_ = [("struct_size", u64), ("data", pointer), ("shape", c.POINTER(u64)), ("element_count", u64),
-                ("dimension_count", u32), ("dtype", i32)]
+                ("dimension_count", u32), ("dtype", i32), ("element_size", u32), ("flags", u32), ("device", i32),
+                ("device_index", i32)]
 
 
 class ContextOptions(Sized):
-    _fields_ = [("struct_size", u64), ("flags", u32), ("world_size", u32), ("rank", u32), ("timeout_ms", u32),
-                ("rendezvous", c.c_char_p), ("interrupted", pointer), ("interrupted_data", pointer), ("log", pointer),
-                ("log_data", pointer), ("log_level", i32), ("debug_delay_us", u32), ("debug_delay_seed", u64),
-                ("debug_failed_allocation", u64), ("trace_events", u64), ("heartbeat_timeout_ms", u32),
-                ("flight_events", u32), ("flight_directory", c.c_char_p), ("ranks_per_host", u32), ("device", i32),
-                ("device_index", i32), ("device_transport", i32)]
+    _fields_ = [("struct_size", u64), ("flags", u32), ("world_size", u32), ("rank", u32), ("ranks_per_host", u32),
+                ("rendezvous", c.c_char_p), ("device", i32), ("device_index", i32), ("device_transport", i32),
+                ("timeout_ms", u32), ("heartbeat_timeout_ms", u32), ("log_level", i32), ("interrupted_flag", pointer),
+                ("interrupted", pointer), ("interrupted_data", pointer), ("log", pointer), ("log_data", pointer),
+                ("trace_directory", c.c_char_p), ("trace_events", u64), ("flight_directory", c.c_char_p),
+                ("flight_events", u32), ("debug_delay_us", u32), ("debug_delay_seed", u64),
+                ("debug_failed_allocation", u64)]
 
 
 class ModelOptions(Sized):
-    _fields_ = [("struct_size", u64), ("mesh", pointer), ("flags", u32), ("strategy", i32), ("grad_dtype", i32),
-                ("reduce_dtype", i32), ("grad_op", i32), ("unshard_mode", i32), ("grad_factor", f64),
-                ("reduce_policy", i32), ("optimizer", i32), ("prefetch_depth", u32), ("max_pending_groups", u32),
-                ("prefetch_bytes", u64), ("outer_strategy", i32), ("reserved", u32)]
+    _fields_ = [("struct_size", u64), ("mesh", pointer), ("flags", u32), ("strategy", i32), ("outer_strategy", i32),
+                ("unshard_mode", i32), ("grad_dtype", i32), ("reduce_dtype", i32), ("grad_op", i32),
+                ("reduce_policy", i32), ("grad_factor", f64), ("optimizer", i32), ("max_pending_groups", u32),
+                ("prefetch_depth", u32), ("reserved", u32), ("prefetch_bytes", u64)]
 
 
 class Param(Sized):
@@ -58,12 +60,6 @@ class Param(Sized):
 class AdamW(Sized):
     _fields_ = [("struct_size", u64), ("beta1", f64), ("beta2", f64), ("epsilon", f64), ("weight_decay", f64),
                 ("step", u64), ("flags", u32), ("reserved", u32)]
-
-
-class Memory(Sized):
-    _fields_ = [("struct_size", u64), ("role_bytes", u64 * len(ROLES)),
-                ("gather_lower_bound_bytes", u64), ("reduce_lower_bound_bytes", u64), ("parameter_count", u64),
-                ("padding_count", u64)]
 
 
 class Failed(Exception):

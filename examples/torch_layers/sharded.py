@@ -54,7 +54,7 @@ class Group:
             data = param.detach().float().contiguous()
             torch.cuda.synchronize() if data.is_cuda else None
             self.owner.call("fsdp_load_param", self.handle, c.c_uint64(i), c.c_void_p(data.data_ptr()), fsdp.FLOAT32,
-                            c.c_uint64(data.numel()), fsdp.EVERY_RANK)
+                            c.c_uint64(data.numel()), fsdp.EVERY_RANK, c.c_uint32(0))
 
     def attach(self):
         """From here on the parameters are what libfsdp shows, and the hooks keep the order of its calls."""
@@ -73,10 +73,10 @@ class Group:
         return fsdp.FORWARD if torch.is_grad_enabled() else fsdp.EVAL
 
     def unshard(self, phase):
-        self.owner.call("fsdp_unshard", self.handle, phase, self.owner.stream())
+        self.owner.call("fsdp_unshard", self.handle, phase, c.c_uint32(0), self.owner.stream())
 
     def reshard(self, phase):
-        self.owner.call("fsdp_reshard", self.handle, phase, self.owner.stream())
+        self.owner.call("fsdp_reshard", self.handle, phase, c.c_uint32(0), self.owner.stream())
 
     def begin_backward(self):
         self.unshard(fsdp.BACKWARD)
@@ -86,7 +86,7 @@ class Group:
         """autograd has added up a gradient: libfsdp takes a copy in the main grads' pool, and torch may forget its own."""
         grad = param.grad
         self.owner.call("fsdp_put_grad", self.handle, c.c_uint64(i), c.c_void_p(grad.data_ptr()), DTYPES[grad.dtype],
-                        c.c_uint64(grad.numel()), self.owner.stream())
+                        c.c_uint64(grad.numel()), c.c_uint32(0), self.owner.stream())
         param.grad = None
         self.to_come -= 1
         if self.to_come == 0:  # the layer's weights are not read again
@@ -133,22 +133,25 @@ class Sharded:
     def step(self, lr, max_norm, scale=1.0):
         """After the last backward pass. Returns the gradients' norm."""
         norm = c.c_double()
-        self.call("fsdp_finish_grads", self.model, c.c_double(scale), self.stream())
-        self.call("fsdp_clip_grads", self.model, c.c_double(max_norm), self.stream(), c.byref(norm))
+        self.call("fsdp_finish_grads", self.model, c.c_double(scale), c.c_uint32(0), self.stream())
+        self.call("fsdp_clip_grads", self.model, None, c.c_double(max_norm), self.stream(), c.byref(norm))
         options = fsdp.AdamW(beta2=0.95, weight_decay=0.1)
         self.call("fsdp_step_adamw", self.model, c.c_double(lr), c.byref(options), self.stream())
         return norm.value
 
     def mean(self, value):
         values = (c.c_double * 1)(value)
-        self.call("fsdp_all_reduce_values", self.context, values, c.c_uint64(1), fsdp.SUM)
-        return values[0] / self.world_size
+        self.call("fsdp_all_reduce_values", self.context, None, values, c.c_uint64(1), fsdp.MEAN)
+        return values[0]
 
     def memory(self):
         """Bytes of libfsdp's memory on this rank, by role."""
-        memory = fsdp.Memory()
-        self.call("fsdp_get_memory", self.model, c.c_uint32(self.rank), c.byref(memory))
-        return dict(zip(fsdp.ROLES, memory.role_bytes))
+        return {role: self.role_bytes(number) for number, role in enumerate(fsdp.ROLES)}
+
+    def role_bytes(self, role):
+        count = c.c_uint64()
+        self.call("fsdp_get_role_bytes", self.model, role, c.c_uint32(self.rank), c.byref(count))
+        return count.value
 
     def close(self):
         self.library._calls.fsdp_destroy_model(self.model)

@@ -42,6 +42,7 @@ static void declare_tied_visits(struct model *model) {
   fsdp_schedule_options schedule = FSDP_SCHEDULE_OPTIONS_INIT;
   schedule.visits = visits;
   schedule.visit_count = count;
+  schedule.visit_stride = sizeof(fsdp_visit);
   CHECK(model->context, fsdp_set_schedule(model->handle, FSDP_SCHEDULE_VISITS, &schedule));
   free(visits);
 }
@@ -97,7 +98,7 @@ static void load_first_weights(struct model *model, const struct options *option
     for (size_t k = 0; k < group->count; ++k) {
       const uint64_t count = group->parameters[k].count;
       parameter_fill(data, &group->parameters[k], options);
-      CHECK(model->context, fsdp_load_param(group->handle, k, data, FSDP_FLOAT32, count, FSDP_EVERY_RANK));
+      CHECK(model->context, fsdp_load_param(group->handle, k, data, FSDP_FLOAT32, count, FSDP_EVERY_RANK, 0));
     }
   }
   free(data);
@@ -138,7 +139,7 @@ uint64_t model_hash_weights(struct model *model) {
     const struct parameter_group *group = &model->groups[i];
     for (size_t k = 0; k < group->count; ++k) {
       const uint64_t count = group->parameters[k].count;
-      CHECK(model->context, fsdp_read_param(group->handle, k, data, FSDP_FLOAT32, count));
+      CHECK(model->context, fsdp_read_param(group->handle, k, data, FSDP_FLOAT32, count, FSDP_EVERY_RANK, 0));
       hash = hash_bytes(hash, data, count * sizeof *data);
     }
   }

@@ -15,14 +15,14 @@ struct choice {
   const char *name;
   uint64_t value;
 };
-static const struct choice strategies[] = {{"no_shard", FSDP_NO_SHARD},
-                                           {"optim", FSDP_OPTIM},
-                                           {"optim_grads", FSDP_OPTIM_GRADS},
-                                           {"optim_grads_params", FSDP_OPTIM_GRADS_PARAMS},
-                                           {"ddp", FSDP_NO_SHARD},
-                                           {"zero1", FSDP_OPTIM},
-                                           {"zero2", FSDP_OPTIM_GRADS},
-                                           {"zero3", FSDP_OPTIM_GRADS_PARAMS},
+static const struct choice strategies[] = {{"no_shard", FSDP_STRATEGY_NO_SHARD},
+                                           {"optim", FSDP_STRATEGY_OPTIM},
+                                           {"optim_grads", FSDP_STRATEGY_OPTIM_GRADS},
+                                           {"optim_grads_params", FSDP_STRATEGY_OPTIM_GRADS_PARAMS},
+                                           {"ddp", FSDP_STRATEGY_NO_SHARD},
+                                           {"zero1", FSDP_STRATEGY_OPTIM},
+                                           {"zero2", FSDP_STRATEGY_OPTIM_GRADS},
+                                           {"zero3", FSDP_STRATEGY_OPTIM_GRADS_PARAMS},
                                            {NULL, 0}};
 static const struct choice dtypes[] = {{"fp32", FSDP_FLOAT32}, {"bf16", FSDP_BFLOAT16}, {NULL, 0}};
 static const struct choice unshard_modes[] = {
@@ -62,8 +62,10 @@ static const struct flag flags[] = {
     {"--strategy", CHOICE, FIELD(strategy), 0, strategies, "what is sharded"},
     {"--prefetch", COUNT, FIELD(prefetch), 0, NULL, "groups gathered ahead"},
     {"--unshard", CHOICE, FIELD(unshard_mode), 0, unshard_modes, "how full weights become readable"},
-    {"--reduce-each", SWITCH, FIELD(reduce_policy), FSDP_REDUCE_EACH, NULL, "reduce every micro-batch's gradients"},
-    {"--reduce-last", SWITCH, FIELD(reduce_policy), FSDP_REDUCE_LAST, NULL, "add them up and reduce once a step"},
+    {"--reduce-each", SWITCH, FIELD(reduce_policy), FSDP_REDUCE_POLICY_EACH, NULL,
+     "reduce every micro-batch's gradients"},
+    {"--reduce-last", SWITCH, FIELD(reduce_policy), FSDP_REDUCE_POLICY_LAST, NULL,
+     "add them up and reduce once a step"},
     {"--replicas", COUNT, FIELD(replicas), 0, NULL,
      "copies of the sharded model, each on an equal part of the ranks; 0: one"},
     {"--outer", CHOICE, FIELD(outer_strategy), 0, outer_strategies, "what replicas shard among them"},
@@ -96,7 +98,7 @@ static void set_defaults(struct options *options) {
   options->layers = 4, options->width = 320, options->heads = 5, options->context = 128;
   options->batch = 16, options->microbatches = 1, options->steps = 300, options->seed = 1, options->prefetch = 1;
   options->lr = 1e-3, options->weight_decay = 0.1, options->clip = 1.0;
-  options->strategy = FSDP_OPTIM_GRADS_PARAMS, options->compute_dtype = FSDP_FLOAT32;
+  options->strategy = FSDP_STRATEGY_OPTIM_GRADS_PARAMS, options->compute_dtype = FSDP_FLOAT32;
   options->norm = LAYER_NORM;
 }
 

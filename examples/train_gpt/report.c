@@ -12,7 +12,7 @@
 
 static const char *const role_names[] = {"total",     "compute", "main",   "grad",
                                          "optimizer", "gather",  "reduce", "staging"};
-enum { ROLES = FSDP_ROLE_COUNT + 1, LATE_STEPS = 20 };
+enum { ROLES = FSDP_ROLE_STAGING + 1, LATE_STEPS = 20 };
 
 static double now_seconds(void) {
   struct timespec time;
@@ -20,19 +20,19 @@ static double now_seconds(void) {
   return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-static void get_memory(const struct trainer *trainer, uint32_t rank, fsdp_memory *memory) {
-  *memory = (fsdp_memory)FSDP_MEMORY_INIT;
-  CHECK(trainer->context, fsdp_get_memory(trainer->model.handle, rank, memory));
+static void get_memory(const struct trainer *trainer, uint32_t rank, uint64_t bytes[ROLES]) {
+  for (fsdp_role role = FSDP_ROLE_ALL; role < ROLES; ++role)
+    CHECK(trainer->context, fsdp_get_role_bytes(trainer->model.handle, role, rank, &bytes[role]));
 }
 
 static void print_header(const struct trainer *trainer) {
   const struct options *options = trainer->options;
-  fsdp_memory memory;
-  get_memory(trainer, 0, &memory);
+  fsdp_model_info info = FSDP_MODEL_INFO_INIT;
+  CHECK(trainer->context, fsdp_get_model_info(trainer->model.handle, &info));
   printf("libfsdp %s, %" PRIu32 " %s, strategy %s\n", fsdp_get_version(), trainer->world_size,
          trainer->world_size == 1 ? "rank" : "ranks", options_strategy_name(options->strategy));
   printf("model   %.2f M parameters: %" PRIu64 " layers, width %" PRIu64 ", %" PRIu64 " heads, context %" PRIu64 "\n",
-         1e-6 * (double)memory.parameter_count, options->layers, options->width, options->heads, options->context);
+         1e-6 * (double)info.element_count, options->layers, options->width, options->heads, options->context);
   printf("corpus  %zu bytes of %zu files\n", trainer->corpus->size, trainer->corpus->file_count);
   printf("step    %" PRIu64 " sequences in %" PRIu64 " micro-batches, %" PRIu64 " steps\n", options->batch,
          options->microbatches, options->steps);
@@ -118,9 +118,8 @@ static void print_memory(const struct report *report) {
   for (int role = 1; role < ROLES; ++role) printf(" %9s", role_names[role]);
   printf(" %9s  %s\n", "total", "state of one copy");
   for (uint32_t rank = 0; rank < trainer->world_size; ++rank) {
-    fsdp_memory memory;
-    get_memory(trainer, rank, &memory);
-    const uint64_t *bytes = memory.role_bytes;
+    uint64_t bytes[ROLES];
+    get_memory(trainer, rank, bytes);
     printf("%4" PRIu32, rank);
     for (int role = 1; role < ROLES; ++role) printf(" %9.2f", to_mib(bytes[role]));
     const uint64_t state =
@@ -137,11 +136,11 @@ static void write_end(const struct report *report, uint64_t weights_hash) {
           ", \"role_bytes\": [",
           weights_hash, trainer->world_size, model_count_unsharded_bytes(&trainer->model));
   for (uint32_t rank = 0; rank < trainer->world_size; ++rank) {
-    fsdp_memory memory;
-    get_memory(trainer, rank, &memory);
+    uint64_t bytes[ROLES];
+    get_memory(trainer, rank, bytes);
     fprintf(report->json, "%s{", rank ? ", " : "");
     for (int role = 0; role < ROLES; ++role) {
-      fprintf(report->json, "%s\"%s\": %" PRIu64, role ? ", " : "", role_names[role], memory.role_bytes[role]);
+      fprintf(report->json, "%s\"%s\": %" PRIu64, role ? ", " : "", role_names[role], bytes[role]);
     }
     fprintf(report->json, "}");
   }

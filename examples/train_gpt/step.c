@@ -7,9 +7,9 @@
 
 /* What happens between the two calls is a span of the timeline that --trace writes. */
 static void begin_span(struct trainer *trainer, const char *name) {
-  CHECK(trainer->context, fsdp_trace_begin(trainer->context, name));
+  CHECK(trainer->context, fsdp_begin_span(trainer->context, name));
 }
-static void end_span(struct trainer *trainer) { CHECK(trainer->context, fsdp_trace_end(trainer->context)); }
+static void end_span(struct trainer *trainer) { CHECK(trainer->context, fsdp_end_span(trainer->context)); }
 
 static size_t count_rows(const struct trainer *trainer) { return trainer->shape.sequences * trainer->shape.tokens; }
 
@@ -130,14 +130,14 @@ static void run_passes(struct trainer *trainer) {
     backward(trainer, trainer->workspace.tokens + first, i + 1 == microbatches);
   }
   /* Each pass's gradient is a mean over its tokens; libfsdp takes the mean over ranks, the scale that over passes. */
-  CHECK(trainer->context, fsdp_finish_grads(trainer->model.handle, 1.0 / (double)microbatches, trainer->stream));
+  CHECK(trainer->context, fsdp_finish_grads(trainer->model.handle, 1.0 / (double)microbatches, 0, trainer->stream));
 }
 
 static void capture_passes(struct trainer *trainer) {
   device_capture_begin(trainer->shape.device);
-  CHECK(trainer->context, fsdp_capture_begin(trainer->model.handle, trainer->stream));
+  CHECK(trainer->context, fsdp_begin_capture(trainer->model.handle, trainer->stream));
   run_passes(trainer);
-  CHECK(trainer->context, fsdp_capture_end(trainer->model.handle, trainer->stream, &trainer->capture));
+  CHECK(trainer->context, fsdp_end_capture(trainer->model.handle, trainer->stream, &trainer->capture));
   trainer->graph = device_capture_end(trainer->shape.device);
 }
 
@@ -156,9 +156,9 @@ static void update(struct trainer *trainer, struct step_result *result) {
   adamw.beta2 = 0.95;
   adamw.weight_decay = options->weight_decay;
   if (options->clip > 0.0) {
-    CHECK(trainer->context, fsdp_clip_grads(model, options->clip, trainer->stream, &result->grad_norm));
+    CHECK(trainer->context, fsdp_clip_grads(model, NULL, options->clip, trainer->stream, &result->grad_norm));
   } else {
-    CHECK(trainer->context, fsdp_get_grad_norm(model, trainer->stream, &result->grad_norm));
+    CHECK(trainer->context, fsdp_get_grad_norm(model, NULL, trainer->stream, &result->grad_norm));
   }
   CHECK(trainer->context, fsdp_step_adamw(model, result->lr, &adamw, trainer->stream));
 }
@@ -177,7 +177,7 @@ void train_step(struct trainer *trainer, uint64_t step, struct step_result *resu
     run_passes(trainer);
   }
   device_download(device, &loss, trainer->workspace.loss, sizeof loss);
-  CHECK(trainer->context, fsdp_all_reduce_values(trainer->context, &loss, 1, FSDP_VALUE_SUM));
+  CHECK(trainer->context, fsdp_all_reduce_values(trainer->context, NULL, &loss, 1, FSDP_VALUE_SUM));
   result->loss = loss / (double)(microbatches * trainer->world_size);
   result->lr = learning_rate(trainer->options, step);
   update(trainer, result);

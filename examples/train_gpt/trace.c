@@ -64,7 +64,7 @@ void trace_write(fsdp_context *context, const char *path) {
   uint32_t rank = 0, world_size = 0;
   double written = 1;
   trace_write_part(context, path);
-  CHECK(context, fsdp_all_reduce_values(context, &written, 1, FSDP_VALUE_SUM)); /* every part is there */
+  CHECK(context, fsdp_all_reduce_values(context, NULL, &written, 1, FSDP_VALUE_SUM)); /* every part is there */
   CHECK(context, fsdp_get_rank(context, &rank));
   CHECK(context, fsdp_get_world_size(context, &world_size));
   if (rank == 0) merge_parts(path, world_size);

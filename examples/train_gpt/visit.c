@@ -36,7 +36,7 @@ void model_unshard(struct model *model, enum model_part part, size_t layer, fsdp
                    struct gpt_weights *weights) {
   struct parameter_group *group = model_get_group(model, part, layer);
   uint64_t converted = 0;
-  CHECK(model->context, fsdp_unshard(group->handle, phase, device_stream(model->device)));
+  CHECK(model->context, fsdp_unshard(group->handle, phase, 0, device_stream(model->device)));
   memset(weights, 0, sizeof *weights);
   for (size_t k = 0; k < group->count; ++k) {
     const enum gpt_slot slot = group->parameters[k].slot;
@@ -48,7 +48,8 @@ void model_unshard(struct model *model, enum model_part part, size_t layer, fsdp
 }
 
 void model_reshard(struct model *model, enum model_part part, size_t layer, fsdp_phase phase) {
-  CHECK(model->context, fsdp_reshard(model_get_group(model, part, layer)->handle, phase, device_stream(model->device)));
+  CHECK(model->context,
+        fsdp_reshard(model_get_group(model, part, layer)->handle, phase, 0, device_stream(model->device)));
 }
 
 void model_acquire_grads(struct model *model, enum model_part part, size_t layer, struct gpt_gradients *gradients) {
@@ -59,7 +60,7 @@ void model_acquire_grads(struct model *model, enum model_part part, size_t layer
     if (!needs(model, part, slot)) continue;
     fsdp_tensor grad = FSDP_TENSOR_INIT;
     int32_t accumulate = 0;
-    CHECK(model->context, fsdp_acquire_grad(group->handle, k, device_stream(model->device), &grad, &accumulate));
+    CHECK(model->context, fsdp_acquire_grad(group->handle, k, 0, device_stream(model->device), &grad, &accumulate));
     gradients->of[place(part, slot)] = (struct gradient){grad.data, (float)accumulate};
   }
 }

@@ -35,8 +35,9 @@ static void forward_sequence(float *out, float *p, const float *query, const gpt
   const size_t tokens = shape->tokens, width = shape->width, heads = shape->heads, size = width / heads;
   const size_t square = tokens * tokens, stride = 3 * width;
   const float *key = query + width, *value = key + width;
-  gpu_multiply_batch(gpu, {false, true, tokens, tokens, size, 1.0f / sqrtf((float)size), query, stride, key, stride, 0.0f, p, tokens},
-                     size, size, square, heads);
+  gpu_multiply_batch(
+      gpu, {false, true, tokens, tokens, size, 1.0f / sqrtf((float)size), query, stride, key, stride, 0.0f, p, tokens},
+      size, size, square, heads);
   LAUNCH(softmax, (unsigned)(heads * tokens), THREADS, gpu->stream, p, tokens);
   CUDA(cudaPeekAtLastError());
   gpu_multiply_batch(gpu, {false, false, tokens, size, tokens, 1.0f, p, tokens, value, stride, 0.0f, out, width},
@@ -73,5 +74,6 @@ void gpu_attention_backward(float *d_qkv, const float *d_out, const float *proba
                             float *scratch, const gpt_shape *shape) {
   const size_t rows = shape->tokens * shape->width, squares = shape->heads * shape->tokens * shape->tokens;
   for (size_t s = 0; s < shape->sequences; ++s)
-    backward_sequence(d_qkv + s * 3 * rows, d_out + s * rows, probabilities + s * squares, qkv + s * 3 * rows, scratch, shape);
+    backward_sequence(d_qkv + s * 3 * rows, d_out + s * rows, probabilities + s * squares, qkv + s * 3 * rows, scratch,
+                      shape);
 }

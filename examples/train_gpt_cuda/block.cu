@@ -99,8 +99,8 @@ static void attention_half_backward(float *d, const float *x, const gpt_weights 
   gpu_bias_backward(gpu, g[QUERY_BIAS], scratch->qkv, rows, width, 3 * width);
   gpu_bias_backward(gpu, g[VALUE_BIAS], scratch->qkv + 2 * width, rows, width, 3 * width);
   gpu_linear_backward_input(gpu, scratch->narrow, scratch->qkv, w[QKV_WEIGHT], rows, width, 3 * width);
-  gpu_norm_backward(gpu, d, g[NORM1_WEIGHT], g[NORM1_BIAS], scratch->narrow, x, w[NORM1_WEIGHT],
-                    statistics_of(scratch), rows, width);
+  gpu_norm_backward(gpu, d, g[NORM1_WEIGHT], g[NORM1_BIAS], scratch->narrow, x, w[NORM1_WEIGHT], statistics_of(scratch),
+                    rows, width);
 }
 
 void block_backward(float *d, const float *x, const gpt_weights *weights, gpt_gradients *gradients,

@@ -28,7 +28,8 @@ void gpu_check_blas(cublasStatus_t status, const char *call, const char *file, i
 
 /* The launchers' number of this rank on its host decides; threads of one process share a GPU. */
 static int choose_gpu() {
-  static const char *const variables[] = {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"};
+  static const char *const variables[] = {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
+                                          "SLURM_LOCALID"};
   int count = 0;
   CUDA(cudaGetDeviceCount(&count));
   for (const char *variable : variables)
@@ -114,9 +115,7 @@ struct device_graph *device_capture_end(struct device *gpu) {
   return graph;
 }
 
-void device_launch(struct device *gpu, struct device_graph *graph) {
-  CUDA(cudaGraphLaunch(graph->graph, gpu->stream));
-}
+void device_launch(struct device *gpu, struct device_graph *graph) { CUDA(cudaGraphLaunch(graph->graph, gpu->stream)); }
 
 void device_destroy_graph(struct device_graph *graph) {
   if (!graph) return;

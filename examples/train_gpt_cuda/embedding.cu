@@ -16,7 +16,8 @@ void embedding_forward(float *x, const uint8_t *tokens, const gpt_weights *weigh
   CUDA(cudaPeekAtLastError());
 }
 
-/* A thread for each element of the embedding adds up its token's rows in order: no atomic additions, the same bits always. */
+/* A thread for each element of the embedding adds up its token's rows in order: no atomic additions, the same bits
+ * always. */
 __global__ void add_token_rows(float *d_token, float beta, const float *d_x, const uint8_t *tokens, size_t rows,
                                size_t width) {
   const size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x;

@@ -14,13 +14,14 @@ void gpu_multiply(device *gpu, const product &p) { gpu_multiply_batch(gpu, p, 0,
 
 void gpu_linear_forward(device *gpu, float *out, const float *in, const float *weight, size_t rows, size_t in_width,
                         size_t out_width, float beta) {
-  gpu_multiply(gpu, {false, true, rows, out_width, in_width, 1.0f, in, in_width, weight, in_width, beta, out, out_width});
+  gpu_multiply(gpu,
+               {false, true, rows, out_width, in_width, 1.0f, in, in_width, weight, in_width, beta, out, out_width});
 }
 
 void gpu_linear_backward_input(device *gpu, float *d_in, const float *d_out, const float *weight, size_t rows,
                                size_t in_width, size_t out_width) {
-  gpu_multiply(gpu,
-               {false, false, rows, in_width, out_width, 1.0f, d_out, out_width, weight, in_width, 0.0f, d_in, in_width});
+  gpu_multiply(
+      gpu, {false, false, rows, in_width, out_width, 1.0f, d_out, out_width, weight, in_width, 0.0f, d_in, in_width});
 }
 
 void gpu_linear_backward_weight(device *gpu, gradient d_weight, const float *d_out, const float *in, size_t rows,

@@ -65,8 +65,8 @@ __global__ void normalize_backward(float *d_in, float *statistics, const float *
 }
 
 /* A block for each column: the sum over the rows of d_out n. */
-__global__ void add_weight_columns(float *sums, float beta, const float *d_out, const float *in, const float *statistics,
-                                   size_t rows, size_t width) {
+__global__ void add_weight_columns(float *sums, float beta, const float *d_out, const float *in,
+                                   const float *statistics, size_t rows, size_t width) {
   __shared__ lanes shared;
   float sum = 0.0f;
   for (size_t row = threadIdx.x; row < rows; row += THREADS) {
@@ -81,7 +81,8 @@ void gpu_norm_backward(device *gpu, float *d_in, gradient d_weight, gradient d_b
                        const float *in, const float *weight, float *statistics, size_t rows, size_t width) {
   const bool centered = d_bias.data != nullptr;
   if (centered) gpu_bias_backward(gpu, d_bias, d_out, rows, width, width);
-  LAUNCH(normalize_backward, (unsigned)rows, THREADS, gpu->stream, d_in, statistics, d_out, in, weight, centered, width);
+  LAUNCH(normalize_backward, (unsigned)rows, THREADS, gpu->stream, d_in, statistics, d_out, in, weight, centered,
+         width);
   LAUNCH(add_weight_columns, (unsigned)width, THREADS, gpu->stream, d_weight.data, d_weight.beta, d_out, in,
          (const float *)statistics, rows, width);
   CUDA(cudaPeekAtLastError());

@@ -11,8 +11,8 @@
 
 namespace fsdp::abi {
 
-// Keeps the error for fsdp_get_last_error, and fails the context for good where the error leaves no way to go on. inside:
-// it ended the context's present call, and not one beside it.
+// Keeps the error for fsdp_get_last_error, and fails the context for good where the error leaves no way to go on.
+// inside: it ended the context's present call, and not one beside it.
 fsdp_status report(engine::Context *context, const Error &error, bool inside) noexcept;
 const Error *thread_error() noexcept;
 
@@ -41,7 +41,8 @@ fsdp_status guard(Body &&body) noexcept {
   }
 }
 
-// A call on a handle, inside its context. The local reference keeps the object alive if another thread destroys the handle.
+// A call on a handle, inside its context. The local reference keeps the object alive if another thread destroys the
+// handle.
 template <class Body>
 fsdp_status call_context(fsdp_context *handle, const char *name, Body &&body) noexcept {
   std::shared_ptr<engine::Context> context;
@@ -85,9 +86,10 @@ void run_call(engine::Model &model, const char *name, Body &&body) {
   }
 }
 
-template <class Body>
-fsdp_status in_model(fsdp_model *handle, const char *name, Body &&body) noexcept {
-  std::shared_ptr<engine::Model> model;
+// A call of a model; those that only read take the handle as const.
+template <class Handle, class Body>
+fsdp_status in_model(Handle *handle, const char *name, Body &&body) noexcept {
+  std::shared_ptr<HandledModel> model;
   try {
     model = acquire(handle, name);
     engine::CallScope scope(model->context(), name);
@@ -102,19 +104,21 @@ fsdp_status in_model(fsdp_model *handle, const char *name, Body &&body) noexcept
 // The body gets the sealed, running group.
 template <class Body>
 fsdp_status in_group(fsdp_group *handle, const char *name, Body &&body) noexcept {
-  std::shared_ptr<engine::Model> model;
+  HandledGroup found;
   try {
-    model = acquire(handle, name);
-    engine::CallScope scope(model->context(), name);
-    run_call(*model, name, [&] {
-      engine::Runtime &runtime = model->runtime(name);
-      model->context().flight().describe(runtime.groups[handle->index].flight_name);
-      body(*model, runtime, runtime.groups[handle->index]);
+    found = acquire_group(handle, name);
+    HandledModel &model = *found.model;
+    engine::CallScope scope(model.context(), name);
+    run_call(model, name, [&] {
+      engine::Runtime &runtime = model.runtime(name);
+      engine::Group &group = runtime.groups[found.index];
+      model.context().flight().describe(group.flight_name);
+      body(model, runtime, group);
     });
     scope.done();
     return FSDP_OK;
   } catch (...) {
-    return report_current(model ? &model->context() : nullptr);
+    return report_current(found.model ? &found.model->context() : nullptr);
   }
 }
 

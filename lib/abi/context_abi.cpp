@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "abi/boundary.h"
 #include "abi/options.h"
+#include "base/text.h"
+#include "comm/communicator.h"
+#include "engine/environment.h"
 
 using namespace fsdp;
 using namespace fsdp::abi;
@@ -9,49 +12,58 @@ namespace {
 
 // What counts only with a GPU is checked without one too, so that a plan of such a run finds its errors.
 void read_device(fsdp_context_options &options, const char *call) {
-  options.device = read_enum(options.device, FSDP_DEVICE_HOST + 0, FSDP_DEVICE_CUDA + 0, call, "fsdp_context_options.device");
+  options.device =
+      read_enum(options.device, FSDP_DEVICE_HOST + 0, FSDP_DEVICE_CUDA + 0, call, "fsdp_context_options.device");
   if (options.device_index < 0)
-    fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_context_options.device_index is {}; it is FSDP_DEVICE_INDEX(i) for GPU i, or 0 for the "
-                                "calling thread's current one", call, options.device_index);
+    fail(FSDP_INVALID_ARGUMENT,
+         "{}: fsdp_context_options.device_index is {}; it is FSDP_DEVICE_INDEX(i) for GPU i, or 0 for the "
+         "calling thread's current one",
+         call, options.device_index);
   if (options.device == FSDP_DEVICE_HOST) options.device_transport = 0;  // it does not count
-  options.device_transport = read_enum(options.device_transport, 0, FSDP_TRANSPORT_STAGING + 0, call, "fsdp_context_options.device_transport");
+  options.device_transport =
+      read_enum(options.device_transport, 0, FSDP_TRANSPORT_STAGING + 0, call, "fsdp_context_options.device_transport");
 }
 
 fsdp_context_options read_context_options(const fsdp_context_options *given, const char *call) {
   auto options = read_options(given, call, "fsdp_context_options");
-  check_flags(options.flags, FSDP_CONTEXT_DEBUG | FSDP_CONTEXT_NO_OVERLAP | FSDP_CONTEXT_TRACE, call, "fsdp_context_options.flags");
+  engine::read_environment(options);
+  check_flags(options.flags, FSDP_CONTEXT_DEBUG | FSDP_CONTEXT_NO_OVERLAP | FSDP_CONTEXT_TRACE, call,
+              "fsdp_context_options.flags");
   read_device(options, call);
-  options.log_level = read_enum(options.log_level, FSDP_LOG_WARNING + 0, FSDP_LOG_DEBUG + 0, call, "fsdp_context_options.log_level");
+  options.log_level =
+      read_enum(options.log_level, FSDP_LOG_WARNING + 0, FSDP_LOG_DEBUG + 0, call, "fsdp_context_options.log_level");
   if (options.world_size && options.rank >= options.world_size)
-    fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_context_options.rank: rank {} is outside [0, {})", call, options.rank, options.world_size);
+    fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_context_options.rank: rank {} is outside [0, {})", call, options.rank,
+         options.world_size);
   if (options.trace_events > trace::Timeline::most_capacity)
-    fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_context_options.trace_events is {}, at most {} can be kept", call, options.trace_events,
-         trace::Timeline::most_capacity);
+    fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_context_options.trace_events is {}, at most {} can be kept", call,
+         options.trace_events, trace::Timeline::most_capacity);
   if (options.flight_events > trace::FlightRecorder::most_capacity)
-    fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_context_options.flight_events is {}, at most {} can be kept", call, options.flight_events,
-         trace::FlightRecorder::most_capacity);
+    fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_context_options.flight_events is {}, at most {} can be kept", call,
+         options.flight_events, trace::FlightRecorder::most_capacity);
   return options;
 }
 
 fsdp_context *make_handle(std::shared_ptr<engine::Context> impl) {
-  auto *handle = new fsdp_context;
-  handle->held.put(std::move(impl));
-  return handle;
+  return NewHandle<fsdp_context>(std::move(impl)).give_out();
 }
 
 layout::Mesh make_mesh(const engine::Context &context, const fsdp_mesh_options &given, const char *call) {
   layout::MeshRequest request;
   if (given.rank_count && !given.ranks)
     fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_mesh_options.rank_count is {}, but ranks is NULL", call, given.rank_count);
-  if (given.ranks) request.ranks.assign(given.ranks, given.ranks + given.rank_count);
+  if (given.ranks)
+    request.ranks.assign(given.ranks, given.ranks + given.rank_count);
   else
     for (uint32_t rank = 0; rank < context.world_size(); ++rank) request.ranks.push_back(rank);
   for (const uint32_t rank : request.ranks)
     if (rank >= context.world_size())
-      fail(FSDP_INVALID_ARGUMENT, "{}: rank {} of fsdp_mesh_options.ranks is outside [0, {})", call, rank, context.world_size());
+      fail(FSDP_INVALID_ARGUMENT, "{}: rank {} of fsdp_mesh_options.ranks is outside [0, {})", call, rank,
+           context.world_size());
   if (std::find(request.ranks.begin(), request.ranks.end(), context.rank()) == request.ranks.end())
-    fail(FSDP_INVALID_ARGUMENT, "{}: this rank, {}, is not in fsdp_mesh_options.ranks; each rank makes the meshes that it is in",
-         call, context.rank());
+    fail(FSDP_INVALID_ARGUMENT,
+         "{}: this rank, {}, is not in fsdp_mesh_options.ranks; each rank makes the meshes that it is in", call,
+         context.rank());
   request.hosts = context.hosts_of(request.ranks);
   request.replicate_size = given.replicate_size;
   request.shard_size = given.shard_size;
@@ -76,10 +88,11 @@ fsdp_status fsdp_create_context(const fsdp_context_options *options, fsdp_contex
   });
 }
 
-fsdp_status fsdp_create_local_contexts(uint32_t world_size, const fsdp_context_options *options, fsdp_context **contexts) {
+fsdp_status fsdp_create_local_contexts(uint32_t world_size, const fsdp_context_options *options,
+                                       fsdp_context **contexts) {
   constexpr auto call = "fsdp_create_local_contexts";
   constexpr uint32_t most_ranks = 1024;
-  if (contexts && world_size <= most_ranks) std::fill_n(contexts, world_size, nullptr);
+  if (contexts && world_size <= comm::most_ranks) std::fill_n(contexts, world_size, nullptr);
   return guard([&] {
     check_pointer(contexts, call, "contexts");
     if (world_size < 1 || world_size > most_ranks)
@@ -87,9 +100,9 @@ fsdp_status fsdp_create_local_contexts(uint32_t world_size, const fsdp_context_o
     auto given = read_options(options, call, "fsdp_context_options");
     given.world_size = given.rank = 0;
     const auto checked = read_context_options(&given, call);
-    std::vector<std::unique_ptr<fsdp_context>> handles;
-    for (auto &impl : engine::Context::create_local(world_size, checked)) handles.emplace_back(make_handle(std::move(impl)));
-    for (uint32_t rank = 0; rank < world_size; ++rank) contexts[rank] = handles[rank].release();
+    std::vector<NewHandle<fsdp_context>> handles;
+    for (auto &impl : engine::Context::create_local(world_size, checked)) handles.emplace_back(std::move(impl));
+    for (uint32_t rank = 0; rank < world_size; ++rank) contexts[rank] = handles[rank].give_out();
   });
 }
 
@@ -99,7 +112,9 @@ fsdp_status fsdp_create_plan_context(uint32_t world_size, uint32_t rank, const f
   if (context) *context = nullptr;
   return guard([&] {
     check_pointer(context, call, "context");
-    if (world_size == 0) fail(FSDP_INVALID_ARGUMENT, "{}: world_size is 0", call);
+    if (world_size < 1 || world_size > comm::most_ranks)
+      fail(FSDP_INVALID_ARGUMENT, "{}: world_size is {}, it must be in [1, {}], as that of a job", call, world_size,
+           comm::most_ranks);
     if (rank >= world_size) fail(FSDP_INVALID_ARGUMENT, "{}: rank {} is outside [0, {})", call, rank, world_size);
     *context = make_handle(engine::Context::create_planning(world_size, rank, read_context_options(options, call)));
   });
@@ -113,16 +128,15 @@ fsdp_status fsdp_abort_context(fsdp_context *context, const char *reason) {
   return guard([&] {
     const auto impl = acquire(context, "fsdp_abort_context");
     impl->check_process();
-    impl->abort(reason ? reason : "no reason given");
+    impl->abort(reason ? as_utf8(reason) : "no reason given");
   });
 }
 
 void fsdp_destroy_context(fsdp_context *context) {
-  if (!begin_destroy(context)) return;
-  if (context->held.copy()->in_child()) return;  // its threads and shared memory stayed with the parent: nothing to give back
-  const auto impl = context->held.take();
-  impl->shut_down();
-  bury(std::unique_ptr<fsdp_context>(context));
+  const auto impl = find(context);
+  if (!impl) return;
+  if (impl->in_child()) return forget(context);
+  if (remove(context)) impl->shut_down();
 }
 
 fsdp_status fsdp_get_rank(const fsdp_context *context, uint32_t *rank) {
@@ -139,14 +153,17 @@ fsdp_status fsdp_get_world_size(const fsdp_context *context, uint32_t *world_siz
   });
 }
 
-fsdp_status fsdp_all_reduce_values(fsdp_context *context, double *values, uint64_t value_count, fsdp_value_op op) {
+fsdp_status fsdp_all_reduce_values(fsdp_context *context, const fsdp_mesh *mesh, double *values, uint64_t value_count,
+                                   fsdp_value_op op) {
   constexpr auto call = "fsdp_all_reduce_values";
   return call_context(context, call, [&](auto &impl) {
     if (value_count) check_pointer(values, call, "values");
     if (value_count > engine::Context::most_values)
-      fail(FSDP_INVALID_ARGUMENT, "{}: value_count is {}, at most {} are allowed", call, value_count, engine::Context::most_values);
-    if (op < FSDP_VALUE_SUM || op > FSDP_VALUE_MAX) fail(FSDP_INVALID_ARGUMENT, "{}: {} is not an fsdp_value_op", call, op);
-    impl->all_reduce(values, value_count, op);
+      fail(FSDP_INVALID_ARGUMENT, "{}: value_count is {}, at most {} are allowed", call, value_count,
+           engine::Context::most_values);
+    if (op < FSDP_VALUE_SUM || op > FSDP_VALUE_MEAN)
+      fail(FSDP_INVALID_ARGUMENT, "{}: {} is not an fsdp_value_op", call, op);
+    impl->all_reduce(mesh_of(mesh, *impl, call).get(), values, value_count, op, call);
   });
 }
 
@@ -156,18 +173,15 @@ fsdp_status fsdp_create_mesh(fsdp_context *context, const fsdp_mesh_options *opt
   return call_context(context, call, [&](auto &impl) {
     check_pointer(mesh, call, "mesh");
     const auto given = read_options(options, call, "fsdp_mesh_options");
-    auto handle = std::make_unique<fsdp_mesh>();
-    handle->held.put(impl);
-    handle->mesh = make_mesh(*impl, given, call);
-    *mesh = handle.release();
+    *mesh = NewHandle<fsdp_mesh>(std::make_shared<HandledMesh>(impl, make_mesh(*impl, given, call))).give_out();
   });
 }
 
 void fsdp_destroy_mesh(fsdp_mesh *mesh) {
-  if (!begin_destroy(mesh)) return;
-  if (mesh->held.copy()->in_child()) return;
-  mesh->held.take();
-  bury(std::unique_ptr<fsdp_mesh>(mesh));
+  const auto impl = find(mesh);
+  if (!impl) return;
+  if (impl->context->in_child()) return forget(mesh);
+  remove(mesh);
 }
 
 }  // extern "C"

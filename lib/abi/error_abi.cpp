@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <optional>
+#include <new>
 
 #include "abi/boundary.h"
 #include "abi/options.h"
+#include "abi/thread_error.h"
 #include "base/dtype.h"
+#include "base/text.h"
 #include "comm/description.h"
 #include "comm/net.h"
 #include "device/device.h"
@@ -13,13 +15,12 @@
 namespace fsdp::abi {
 namespace {
 
-// The last error of calls on this thread; the only thread-local state of the library.
-thread_local std::optional<Error> last_error;
-thread_local bool last_error_failed_context = false;
+const ThreadErrors thread_errors;
 
 // After these the ranks no longer agree on what comes next.
-bool fails_context(fsdp_status status) {
-  switch (status) {
+bool fails_context(const Error &error) {
+  if (!error.ends_context) return false;
+  switch (error.status) {
     case FSDP_PEER_FAILED:
     case FSDP_TIMEOUT:
     case FSDP_ABORTED:
@@ -39,7 +40,7 @@ void fill(fsdp_error &error, const Error *from, bool context_failed) {
   error.origin = from->origin;
   error.origin_code = from->origin_code;
   error.rank = from->rank;
-  const size_t length = std::min(from->message.size(), sizeof error.message - 1);
+  const size_t length = cut_length(from->message, sizeof error.message - 1);
   std::copy_n(from->message.data(), length, error.message);
 }
 
@@ -53,23 +54,32 @@ void write_error(fsdp_error *out, fsdp_error value) {
 
 fsdp_status report(engine::Context *context, const Error &error, bool inside) noexcept {
   try {
-    last_error.emplace(error);
-    last_error_failed_context = false;
+    ThreadError *last = nullptr;
+    try {
+      last = &thread_errors.get();
+      last->failed_context = false;
+      last->error.emplace(error);
+    } catch (const std::bad_alloc &) {  // no memory for the text; the status says it
+      if (last) last->error.reset();
+    }
     if (context && !context->in_child()) {
-      if (fails_context(error.status)) context->fail_for_good(error);
+      if (fails_context(error)) context->fail_for_good(error);
       context->remember(error);
       // BUSY: that call goes on.
       if (inside && error.status != FSDP_BUSY) context->flight().leave_failed(error.status);
-      last_error_failed_context = context->failure().failed();
-      if (last_error_failed_context) context->record_failure();
+      const bool failed = context->failure().failed();
+      if (last) last->failed_context = failed;
+      if (failed) context->record_failure();
     }
-  } catch (...) {
-    last_error.reset();  // no memory for the text; the status says it
+  } catch (...) {  // what else would be done takes memory too
   }
   return error.status;
 }
 
-const Error *thread_error() noexcept { return last_error ? &*last_error : nullptr; }
+const Error *thread_error() noexcept {
+  const ThreadError *last = thread_errors.find();
+  return last && last->error ? &*last->error : nullptr;
+}
 
 void write_text(const std::string &text, char *buffer, uint64_t *size_bytes, const char *call) {
   if (!size_bytes) fail(FSDP_INVALID_ARGUMENT, "{}: size_bytes is NULL", call);
@@ -98,10 +108,15 @@ fsdp_status fsdp_get_last_error(const fsdp_context *context, fsdp_error *error) 
       fill(value, last ? &*last : nullptr, impl.failure().failed());
     } else {
       const Error *last = thread_error();
-      fill(value, last, last && last_error_failed_context);
+      fill(value, last, last && thread_errors.find()->failed_context);
     }
     write_error(error, value);
   });
+}
+
+const char *fsdp_get_last_message(void) {
+  const Error *last = thread_error();
+  return last ? last->message.c_str() : "";
 }
 
 fsdp_status fsdp_get_context_error(const fsdp_context *context, fsdp_error *error) {
@@ -134,13 +149,14 @@ fsdp_status fsdp_describe_build(char *buffer, uint64_t *size_bytes) {
   return guard([&] {
     const std::string at_run_time = device::cuda_at_run_time();
     const bool has_cuda = !at_run_time.empty();
-    const std::string cuda = has_cuda ? format_text("{}; here: {}", device::cuda_description(), at_run_time) : device::cuda_description();
+    const std::string cuda =
+        has_cuda ? format_text("{}; here: {}", device::cuda_description(), at_run_time) : device::cuda_description();
     const std::string text = format_text(
-        "version: {}\ndevices: host{}\ncommunicators: shm{}\ncuda: {}\nnccl: {}\nucx: {}\nnvtx: {}\ninstruction set: {}\n"
+        "version: {}\ndevices: host{}\ncommunicators: shm{}\ncuda: {}\nnccl: {}\nucx: {}\nnvtx: {}\ninstruction set: "
+        "{}\n"
         "compiler: {}\n",
         FSDP_VERSION_TEXT, has_cuda ? ", cuda" : "", has_cuda ? ", staging" : "", cuda, comm::nccl_description(),
-        comm::net_description(),
-        trace::has_ranges() ? "yes" : "no", device::host_instruction_set(), __VERSION__);
+        comm::net_description(), trace::has_ranges() ? "yes" : "no", device::host_instruction_set(), __VERSION__);
     write_text(text, buffer, size_bytes, "fsdp_describe_build");
   });
 }

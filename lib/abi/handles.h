@@ -1,148 +1,160 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the opaque handles are. A handle is alive while its magic word says so. The destroy calls overwrite it and bury
-// the handle, so that its use is refused as long as it has not been dug up by 1024 others of its kind.
+// What the opaque handles stand for. The pointers that callers have are numbers of the handle table: nothing here reads
+// memory through them.
 #pragma once
 
-#include <atomic>
-#include <deque>
 #include <memory>
 #include <mutex>
-#include <thread>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "abi/handle_table.h"
 #include "engine/capture.h"
 #include "engine/context.h"
 #include "engine/model.h"
 
 namespace fsdp::abi {
 
-// What a handle holds: calls copy it, and destroy takes it away, from any thread at any time. The lock is held for a copy.
-template <class T>
-class Held {
+// A model and the handles of its groups, which end with its own.
+class HandledModel : public engine::Model {
  public:
-  std::shared_ptr<T> copy() const {
-    const Lock lock(busy_);
-    return held_;
-  }
-  std::shared_ptr<T> take() {
-    const Lock lock(busy_);
-    return std::move(held_);
-  }
-  void put(std::shared_ptr<T> held) {
-    const Lock lock(busy_);
-    held_ = std::move(held);
-  }
-
- private:
-  struct Lock {
-    explicit Lock(std::atomic_flag &flag) : flag(flag) {
-      while (flag.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
-    }
-    ~Lock() { flag.clear(std::memory_order_release); }
-    std::atomic_flag &flag;
-  };
-  mutable std::atomic_flag busy_;
-  std::shared_ptr<T> held_;
+  using Model::Model;
+  // Before anything of it ends: another thread may be looking at the context's models.
+  ~HandledModel() override { leave_context(); }
+  std::mutex mutex;
+  std::vector<fsdp_group *> groups;
+  bool ended = false;  // the handle is destroyed: no group is added
 };
 
-}  // namespace fsdp::abi
-
-struct fsdp_context {
-  static constexpr uint32_t alive = 0xF5D0C047;
-  std::atomic<uint32_t> magic = alive;
-  fsdp::abi::Held<fsdp::engine::Context> held;
+struct HandledMesh {
+  std::shared_ptr<engine::Context> context;
+  layout::Mesh mesh;
 };
 
-struct fsdp_mesh {
-  static constexpr uint32_t alive = 0xF5D03E58;
-  std::atomic<uint32_t> magic = alive;
-  fsdp::abi::Held<fsdp::engine::Context> held;
-  fsdp::layout::Mesh mesh;
+struct HandledCapture {
+  std::shared_ptr<engine::Capture> capture;
+  std::weak_ptr<engine::Model> model;
 };
 
-struct fsdp_group {
-  static constexpr uint32_t alive = 0xF5D06409;
-  std::atomic<uint32_t> magic = alive;
-  fsdp::abi::Held<fsdp::engine::Model> held;
+// A group is its model and a number.
+struct HandledGroup {
+  std::shared_ptr<HandledModel> model;
   uint32_t index = 0;
 };
 
-struct fsdp_model {
-  static constexpr uint32_t alive = 0xF5D0304D;
-  std::atomic<uint32_t> magic = alive;
-  fsdp::abi::Held<fsdp::engine::Model> held;
-  std::mutex mutex;  // groups
-  std::vector<std::unique_ptr<fsdp_group>> groups;
+template <class Handle>
+struct HandleTraits;
+template <>
+struct HandleTraits<fsdp_context> {
+  using Object = engine::Context;
+  static constexpr HandleKind kind = HandleKind::context;
+  static constexpr auto name = "context";
+};
+template <>
+struct HandleTraits<fsdp_mesh> {
+  using Object = HandledMesh;
+  static constexpr HandleKind kind = HandleKind::mesh;
+  static constexpr auto name = "mesh";
+};
+template <>
+struct HandleTraits<fsdp_model> {
+  using Object = HandledModel;
+  static constexpr HandleKind kind = HandleKind::model;
+  static constexpr auto name = "model";
+};
+template <>
+struct HandleTraits<fsdp_group> {
+  using Object = HandledModel;
+  static constexpr HandleKind kind = HandleKind::group;
+  static constexpr auto name = "group";
+};
+template <>
+struct HandleTraits<fsdp_capture> {
+  using Object = HandledCapture;
+  static constexpr HandleKind kind = HandleKind::capture;
+  static constexpr auto name = "capture";
+};
+template <class Handle>
+using TraitsOf = HandleTraits<std::remove_const_t<Handle>>;
+template <class Handle>
+using ObjectOf = typename TraitsOf<Handle>::Object;
+
+// Of the process, since a handle comes without a context. Never destructed: handles may be destroyed while the program
+// ends.
+union ProcessHandles {
+  constexpr ProcessHandles() : table() {}
+  ~ProcessHandles() {}
+  HandleTable table;
+};
+extern constinit ProcessHandles process_handles;
+inline HandleTable &handle_table() noexcept { return process_handles.table; }
+
+inline uint64_t number_of(const void *handle) noexcept { return reinterpret_cast<uintptr_t>(handle); }
+
+// Why the table does not know the handle.
+[[noreturn]] void refuse_handle(const void *handle, const char *call, const char *expected);
+
+// What the handle stands for, which lives as long as the caller of this keeps it; NULL if it is no such handle.
+template <class Handle>
+std::shared_ptr<ObjectOf<Handle>> find(Handle *handle) noexcept {
+  return std::static_pointer_cast<ObjectOf<Handle>>(
+      handle_table().find(number_of(handle), TraitsOf<Handle>::kind).object);
+}
+
+// The same; INVALID_HANDLE if it is none.
+template <class Handle>
+std::shared_ptr<ObjectOf<Handle>> acquire(Handle *handle, const char *call) {
+  auto object = find(handle);
+  if (!object) [[unlikely]]
+    refuse_handle(handle, call, TraitsOf<Handle>::name);
+  return object;
+}
+
+inline HandledGroup acquire_group(const fsdp_group *handle, const char *call) {
+  auto found = handle_table().find(number_of(handle), HandleKind::group);
+  if (!found.object) [[unlikely]]
+    refuse_handle(handle, call, "group");
+  return {std::static_pointer_cast<HandledModel>(std::move(found.object)), found.number};
+}
+
+// The first destroy of a handle takes what it held; others, and what is no such handle, do nothing.
+template <class Handle>
+std::shared_ptr<ObjectOf<Handle>> remove(Handle *handle) noexcept {
+  return std::static_pointer_cast<ObjectOf<Handle>>(handle_table().remove(number_of(handle), TraitsOf<Handle>::kind));
+}
+
+// In a forked child: threads and shared memory stayed with the parent, so there is nothing to give back.
+template <class Handle>
+void forget(Handle *handle) noexcept {
+  handle_table().forget(number_of(handle), TraitsOf<Handle>::kind);
+}
+
+// A handle that the caller does not have yet; removed again unless it is given out.
+template <class Handle>
+class NewHandle {
+ public:
+  explicit NewHandle(std::shared_ptr<ObjectOf<Handle>> object, uint32_t number = 0)
+      : number_(handle_table().add(TraitsOf<Handle>::kind, std::move(object), number)) {}
+  NewHandle(NewHandle &&other) noexcept : number_(std::exchange(other.number_, 0)) {}
+  NewHandle &operator=(NewHandle &&) = delete;
+  ~NewHandle() {
+    if (number_) handle_table().remove(number_, TraitsOf<Handle>::kind);
+  }
+  Handle *give_out() noexcept { return reinterpret_cast<Handle *>(std::exchange(number_, 0)); }
+
+ private:
+  uint64_t number_;
 };
 
-struct fsdp_capture {
-  static constexpr uint32_t alive = 0xF5D0CA97;
-  std::atomic<uint32_t> magic = alive;
-  fsdp::abi::Held<fsdp::engine::Capture> held;
-  std::weak_ptr<fsdp::engine::Model> model;
-};
-
-namespace fsdp::abi {
-
-constexpr uint32_t destroyed = 0xDEAD0000;
-
-// Keeps the few bytes of a destroyed handle from being reused at once. What it held is given back before. The graves are
-// never destructed: a handle may be destroyed while the program ends.
-template <class Handle>
-void bury(std::unique_ptr<Handle> handle) noexcept {
-  constexpr size_t most = 1024;
-  static std::mutex &mutex = *new std::mutex;
-  static auto &graves = *new std::deque<std::unique_ptr<Handle>>;
-  try {
-    const std::lock_guard lock(mutex);
-    graves.push_back(std::move(handle));
-    if (graves.size() > most) graves.pop_front();
-  } catch (...) {  // out of memory: it is freed now
-  }
-}
-
-constexpr const char *handle_kind(uint32_t magic) {
-  switch (magic) {
-    case fsdp_context::alive: return "an fsdp_context";
-    case fsdp_mesh::alive: return "an fsdp_mesh";
-    case fsdp_model::alive: return "an fsdp_model";
-    case fsdp_group::alive: return "an fsdp_group";
-    case fsdp_capture::alive: return "an fsdp_capture";
-    case destroyed: return "a destroyed handle";
-    default: return "no handle of libfsdp";
-  }
-}
-
-// The first destroy of a handle; others, and what is no such handle, do nothing.
-template <class Handle>
-bool begin_destroy(Handle *handle) {
-  uint32_t expected = Handle::alive;
-  return handle && handle->magic.compare_exchange_strong(expected, destroyed);
-}
-
-template <class Handle>
-Handle &check_handle(Handle *handle, const char *call, const char *expected) {
-  if (!handle) fail(FSDP_INVALID_HANDLE, "{}: the {} is NULL", call, expected);
-  if (const uint32_t magic = handle->magic.load(std::memory_order_relaxed); magic != Handle::alive) [[unlikely]]
-    fail(FSDP_INVALID_HANDLE, "{}: the handle given as {} is {}", call, expected, handle_kind(magic));
-  return *handle;
-}
-
-inline fsdp_context &check(fsdp_context *handle, const char *call) { return check_handle(handle, call, "context"); }
-inline const fsdp_context &check(const fsdp_context *handle, const char *call) { return check_handle(handle, call, "context"); }
-inline const fsdp_mesh &check(const fsdp_mesh *handle, const char *call) { return check_handle(handle, call, "mesh"); }
-inline fsdp_model &check(fsdp_model *handle, const char *call) { return check_handle(handle, call, "model"); }
-inline fsdp_group &check(fsdp_group *handle, const char *call) { return check_handle(handle, call, "group"); }
-inline const fsdp_group &check(const fsdp_group *handle, const char *call) { return check_handle(handle, call, "group"); }
-
-inline fsdp_capture &check(fsdp_capture *handle, const char *call) { return check_handle(handle, call, "capture"); }
-
-// What a checked handle holds; INVALID_HANDLE if it is destroyed meanwhile.
-template <class Handle>
-auto acquire(Handle *handle, const char *call) {
-  auto held = check(handle, call).held.copy();
-  if (!held) fail(FSDP_INVALID_HANDLE, "{}: the handle was destroyed by another thread", call);
-  return held;
+// A mesh argument: NULL where the caller means none.
+inline std::shared_ptr<const layout::Mesh> mesh_of(const fsdp_mesh *handle, const engine::Context &context,
+                                                   const char *call) {
+  if (!handle) return nullptr;
+  auto mesh = acquire(handle, call);
+  if (mesh->context.get() != &context) fail(FSDP_INVALID_HANDLE, "{}: the mesh belongs to another context", call);
+  const layout::Mesh *own = &mesh->mesh;
+  return {std::move(mesh), own};
 }
 
 }  // namespace fsdp::abi

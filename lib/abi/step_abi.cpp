@@ -4,61 +4,90 @@
 
 #include "abi/boundary.h"
 #include "abi/options.h"
+#include "abi/tensor.h"
+#include "engine/replicas.h"
 
 using namespace fsdp;
 using namespace fsdp::abi;
 
 extern "C" {
 
-fsdp_status fsdp_prefetch(fsdp_group *group, fsdp_phase phase, fsdp_stream stream) {
+fsdp_status fsdp_prefetch(fsdp_group *group, fsdp_phase phase, uint32_t flags, fsdp_stream stream) {
   constexpr auto call = "fsdp_prefetch";
   return in_group(group, call, [&](engine::Model &model, engine::Runtime &runtime, engine::Group &impl) {
     check_phase(phase, call);
+    check_flags(flags, 0, call, "flags");
     runtime.caller_stream(stream, call);
-    runtime.require_weights(call);
+    runtime.step.require_weights(call);
     model.context().flight().describe(impl.flight_name, phase);
-    model.gatherer().prefetch(impl, phase);
+    model.gatherer(call).prefetch(impl, phase);
   });
 }
 
-fsdp_status fsdp_unshard(fsdp_group *group, fsdp_phase phase, fsdp_stream stream) {
+fsdp_status fsdp_unshard(fsdp_group *group, fsdp_phase phase, uint32_t flags, fsdp_stream stream) {
   constexpr auto call = "fsdp_unshard";
   return in_group(group, call, [&](engine::Model &model, engine::Runtime &runtime, engine::Group &impl) {
     check_phase(phase, call);
-    runtime.require_weights(call);
+    check_flags(flags, 0, call, "flags");
+    runtime.step.require_weights(call);
     model.context().flight().describe(impl.flight_name, phase);
-    model.gatherer().unshard(impl, phase, stream);
+    model.gatherer(call).unshard(impl, phase, stream);
   });
 }
 
-fsdp_status fsdp_reshard(fsdp_group *group, fsdp_phase phase, fsdp_stream stream) {
+fsdp_status fsdp_reshard(fsdp_group *group, fsdp_phase phase, uint32_t flags, fsdp_stream stream) {
   constexpr auto call = "fsdp_reshard";
   return in_group(group, call, [&](engine::Model &model, engine::Runtime &, engine::Group &impl) {
     check_phase(phase, call);
+    check_flags(flags, 0, call, "flags");
     model.context().flight().describe(impl.flight_name, phase);
-    model.gatherer().reshard(impl, phase, stream);
+    model.gatherer(call).reshard(impl, phase, stream);
   });
 }
 
-fsdp_status fsdp_acquire_grad(fsdp_group *group, uint64_t param_index, fsdp_stream stream, fsdp_tensor *grad,
-                              int32_t *accumulate) {
+fsdp_status fsdp_acquire_grad(fsdp_group *group, uint64_t param_index, uint32_t flags, fsdp_stream stream,
+                              fsdp_tensor *grad, int32_t *accumulate) {
   constexpr auto call = "fsdp_acquire_grad";
   return in_group(group, call, [&](engine::Model &model, engine::Runtime &runtime, engine::Group &impl) {
     check_output(grad, call, "fsdp_tensor");
-    check_pointer(accumulate, call, "accumulate");
-    runtime.require_weights(call);
-    fsdp_tensor value = FSDP_TENSOR_INIT;
-    model.reducer().acquire(impl, param_index, stream, value, *accumulate);
-    write_output(grad, value);
+    check_flags(flags, FSDP_GRAD_ZEROED, call, "flags");
+    const bool zeroed = flags & FSDP_GRAD_ZEROED;
+    if (!zeroed) check_pointer(accumulate, call, "accumulate");
+    runtime.step.require_weights(call);
+    const engine::LentGrad lent = model.reducer(call).acquire(impl, param_index, zeroed, stream);
+    if (accumulate) *accumulate = lent.accumulate;
+    write_output(grad, view_of(runtime.context, lent.data, runtime.param(impl, param_index).shape, lent.dtype, 0));
+  });
+}
+
+fsdp_status fsdp_acquire_grads(fsdp_group *group, uint32_t flags, fsdp_stream stream, fsdp_tensor *grads,
+                               uint64_t grad_count, uint64_t grad_stride, int32_t *accumulate) {
+  constexpr auto call = "fsdp_acquire_grads";
+  return in_group(group, call, [&](engine::Model &model, engine::Runtime &runtime, engine::Group &impl) {
+    check_tensors(impl, grads, grad_count, grad_stride, "grad", call);
+    check_flags(flags, FSDP_GRAD_ZEROED, call, "flags");
+    const bool zeroed = flags & FSDP_GRAD_ZEROED;
+    if (grad_count && !zeroed) check_pointer(accumulate, call, "accumulate");
+    runtime.step.require_weights(call);
+    // All of them before one is written: a failure leaves the outputs untouched.
+    const auto lent = model.reducer(call).acquire_all(impl, zeroed, stream, call);
+    for (uint64_t i = 0; i < grad_count; ++i) {
+      const engine::LentGrad &grad = lent[i];
+      if (accumulate) accumulate[i] = grad.accumulate;
+      write_element(
+          grads, i, grad_stride,
+          grad.data ? view_of(runtime.context, grad.data, runtime.param(impl, i).shape, grad.dtype, 0) : fsdp_tensor{});
+    }
   });
 }
 
 fsdp_status fsdp_put_grad(fsdp_group *group, uint64_t param_index, const void *data, fsdp_dtype dtype,
-                          uint64_t element_count, fsdp_stream stream) {
+                          uint64_t element_count, uint32_t flags, fsdp_stream stream) {
   constexpr auto call = "fsdp_put_grad";
   return in_group(group, call, [&](engine::Model &model, engine::Runtime &runtime, engine::Group &impl) {
-    runtime.require_weights(call);
-    model.reducer().put(impl, param_index, data, dtype, element_count, stream);
+    check_flags(flags, 0, call, "flags");
+    runtime.step.require_weights(call);
+    model.reducer(call).put(impl, param_index, data, dtype, element_count, stream);
   });
 }
 
@@ -66,29 +95,41 @@ fsdp_status fsdp_reduce_grad(fsdp_group *group, uint32_t flags, fsdp_stream stre
   constexpr auto call = "fsdp_reduce_grad";
   return in_group(group, call, [&](engine::Model &model, engine::Runtime &runtime, engine::Group &impl) {
     check_flags(flags, FSDP_LAST, call, "flags");
-    runtime.require_weights(call);
-    model.reducer().reduce(impl, flags, stream);
+    runtime.step.require_weights(call);
+    model.reducer(call).reduce(impl, flags, stream);
   });
 }
 
-fsdp_status fsdp_finish_grads(fsdp_model *model, double scale, fsdp_stream stream) {
+fsdp_status fsdp_finish_grads(fsdp_model *model, double scale, uint32_t flags, fsdp_stream stream) {
   constexpr auto call = "fsdp_finish_grads";
   return in_model(model, call, [&](engine::Model &impl) {
-    if (!std::isfinite(scale)) fail(FSDP_INVALID_ARGUMENT, "{}: scale is {}, it must be finite", call, scale);
-    impl.finish_grads(scale, stream);
+    check_flags(flags, 0, call, "flags");
+    check_factor(scale, call, "scale");
+    impl.update(call).finish_grads(scale, stream);
   });
 }
 
 fsdp_status fsdp_publish_weights(fsdp_model *model, fsdp_stream stream) {
-  return in_model(model, "fsdp_publish_weights", [&](engine::Model &impl) { impl.publish(stream); });
+  constexpr auto call = "fsdp_publish_weights";
+  return in_model(model, call, [&](engine::Model &impl) { impl.update(call).publish(stream); });
 }
 
 fsdp_status fsdp_begin_update(fsdp_model *model, fsdp_stream stream) {
-  return in_model(model, "fsdp_begin_update", [&](engine::Model &impl) { impl.begin_update(stream); });
+  constexpr auto call = "fsdp_begin_update";
+  return in_model(model, call, [&](engine::Model &impl) { impl.update(call).begin(stream); });
 }
 
 fsdp_status fsdp_discard_step(fsdp_model *model, fsdp_stream stream) {
-  return in_model(model, "fsdp_discard_step", [&](engine::Model &impl) { impl.discard(stream); });
+  constexpr auto call = "fsdp_discard_step";
+  return in_model(model, call, [&](engine::Model &impl) { impl.update(call).discard(stream); });
+}
+
+fsdp_status fsdp_check_replicas(fsdp_model *model, uint32_t flags, fsdp_stream stream) {
+  constexpr auto call = "fsdp_check_replicas";
+  return in_model(model, call, [&](engine::Model &impl) {
+    check_flags(flags, 0, call, "flags");
+    engine::check_replicas(impl.runtime(call), stream);
+  });
 }
 
 }  // extern "C"

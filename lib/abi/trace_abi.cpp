@@ -23,8 +23,8 @@ fsdp_status fsdp_write_flight_record(const fsdp_context *context, const char *pa
   });
 }
 
-fsdp_status fsdp_trace_begin(fsdp_context *context, const char *name) {
-  constexpr auto call = "fsdp_trace_begin";
+fsdp_status fsdp_begin_span(fsdp_context *context, const char *name) {
+  constexpr auto call = "fsdp_begin_span";
   return call_context(context, call, [&](auto &impl) {
     check_pointer(name, call, "name");
     trace::CallerSpans *spans = impl->caller_spans();
@@ -34,8 +34,8 @@ fsdp_status fsdp_trace_begin(fsdp_context *context, const char *name) {
   });
 }
 
-fsdp_status fsdp_trace_end(fsdp_context *context) {
-  return call_context(context, "fsdp_trace_end", [](auto &impl) {
+fsdp_status fsdp_end_span(fsdp_context *context) {
+  return call_context(context, "fsdp_end_span", [](auto &impl) {
     if (trace::CallerSpans *spans = impl->caller_spans()) spans->end();
   });
 }

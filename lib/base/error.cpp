@@ -3,17 +3,48 @@
 
 #include "base/failure.h"
 
+#include <pthread.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cerrno>
 #include <system_error>
 
 namespace fsdp {
+namespace {
 
-uint64_t thread_number() noexcept {
-  static std::atomic<uint64_t> last{0};
-  thread_local const uint64_t number = last.fetch_add(1, std::memory_order_relaxed) + 1;
-  return number;
-}
+// A key and not a thread_local: where a library is opened late, glibc makes the memory of those when a thread first
+// uses one, and ends the process if there is none.
+class ThreadNumbers {
+ public:
+  ThreadNumbers() noexcept : made_(pthread_key_create(&key_, nullptr) == 0) {}
+  ~ThreadNumbers() {
+    if (made_) pthread_key_delete(key_);
+    made_ = false;  // see abi/thread_error.h
+  }
+  ThreadNumbers(const ThreadNumbers &) = delete;
+  ThreadNumbers &operator=(const ThreadNumbers &) = delete;
+
+  uint64_t get() noexcept {
+    if (const void *known = made_ ? pthread_getspecific(key_) : nullptr) return reinterpret_cast<uint64_t>(known);
+    const uint64_t number = last_.fetch_add(1, std::memory_order_relaxed) + 1;
+    if (made_ && pthread_setspecific(key_, reinterpret_cast<void *>(number)) == 0) return number;
+    // No key or no memory for it: the kernel's number, beyond all of ours; another thread may have it after this one's
+    // end.
+    return uint64_t{1} << 63 | static_cast<uint64_t>(::gettid());
+  }
+
+ private:
+  pthread_key_t key_{};
+  bool made_;
+  std::atomic<uint64_t> last_{0};
+};
+
+ThreadNumbers thread_numbers;
+
+}  // namespace
+
+uint64_t thread_number() noexcept { return thread_numbers.get(); }
 
 std::string vformat_text(fmt::string_view format, fmt::format_args args) { return fmt::vformat(format, args); }
 

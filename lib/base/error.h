@@ -6,6 +6,7 @@
 #include <exception>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -32,7 +33,9 @@ class Error : public std::exception {
   fsdp_status status;
   fsdp_origin origin;
   int64_t origin_code;
-  int32_t rank;  // the rank to blame, -1 if none
+  int32_t rank;                 // the rank to blame, -1 if none
+  bool ends_context = true;     // false: of a status that ends a context, but this one ended its call alone
+  std::vector<uint32_t> ranks;  // all of them where there are several, ascending; empty: `rank` alone
   std::string message;
 };
 

@@ -73,11 +73,15 @@ class Duty {
 // caller's interrupted hook says stop. Waits on library threads get one without the hook.
 class Waiter {
  public:
-  Waiter(const Failure &failure, fsdp_interrupted_hook hook, void *data, uint32_t timeout_ms)
-      : failure_(failure), hook_(hook), data_(data), timeout_ms_(timeout_ms) {}
+  // flag: of the caller's, written by any thread or signal handler; NULL: none.
+  Waiter(const Failure &failure, fsdp_interrupted_hook hook, void *data, uint32_t timeout_ms,
+         const int32_t *flag = nullptr)
+      : failure_(failure), hook_(hook), data_(data), timeout_ms_(timeout_ms), flag_(flag) {}
   void poll() const {
     failure_.check();
     if (duty_) duty_->look();
+    if (flag_ && __atomic_load_n(flag_, __ATOMIC_ACQUIRE))
+      fail(FSDP_INTERRUPTED, "the interrupted flag asked to stop waiting");
     if (hook_ && hook_(data_)) fail(FSDP_INTERRUPTED, "the interrupted hook asked to stop waiting");
   }
   uint32_t timeout_ms() const { return timeout_ms_; }
@@ -97,6 +101,7 @@ class Waiter {
   fsdp_interrupted_hook hook_;
   void *data_;
   uint32_t timeout_ms_;
+  const int32_t *flag_;
   mutable std::atomic<const char *> call_{"a call"};
   mutable std::atomic<Lookout *> lookout_{nullptr};
   mutable Duty *duty_ = nullptr;

@@ -4,13 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <csignal>
 
 #include "base/error.h"
 
 namespace fsdp {
 
-// Signals belong to the program's own threads: they are blocked around the creation, which the new thread inherits.
 pthread_t LibraryThread::start(void *(*body)(void *), void *argument) const {
   constexpr size_t most_shown = 15;
   pthread_attr_t attributes;
@@ -18,12 +16,11 @@ pthread_t LibraryThread::start(void *(*body)(void *), void *argument) const {
   // glibc takes a thread's TLS from its stack, which is large in programs with many libraries.
   const long least = std::max(sysconf(_SC_THREAD_STACK_MIN), 0L);
   if (stack_bytes) pthread_attr_setstacksize(&attributes, static_cast<size_t>(least) + stack_bytes);
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   pthread_t thread{};
-  const int code = pthread_create(&thread, &attributes, body, argument);
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  const int code = [&] {
+    const BlockedSignals blocked;
+    return pthread_create(&thread, &attributes, body, argument);
+  }();
   pthread_attr_destroy(&attributes);
   if (code != 0) fail_errno(code, format_text("start the thread of {}", purpose));
   pthread_setname_np(thread, name.substr(0, most_shown).c_str());

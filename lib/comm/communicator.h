@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What moves bytes between ranks. A communicator knows nothing of groups or strategies: it moves spans of shared
-// arenas. Backends: shm/, ucx/, hybrid/, and for memory of a device staging/ and nccl/; which one is decided in factory.cpp
-// alone.
+// arenas. Backends: shm/, ucx/, hybrid/, and for memory of a device staging/ and nccl/; which one is decided in
+// factory.cpp alone.
 //
 //   Team          the ranks of one mesh axis: arenas, gates, small exchanges on the caller's thread
 //   Arena         memory that every rank of the team can read, each rank writing its own part; of a device that is not
@@ -21,15 +21,19 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/failure.h"
+#include "comm/access.h"
 #include "device/device.h"
 
 namespace fsdp::comm {
+
+constexpr uint32_t most_ranks = 16384;  // of a job
 
 class Arena {
  public:
@@ -41,6 +45,8 @@ class Arena {
   virtual std::byte *writable() const noexcept = 0;
   // Debug: take away or give back the right to read these pages of data() on this rank (whole pages inside the range).
   virtual void protect(uint64_t offset, uint64_t bytes, bool readable) = 0;
+  // The same of writable(), inside of this rank's ranges.
+  virtual void protect_own(uint64_t offset, uint64_t bytes, Access access) = 0;
 };
 
 struct Range {
@@ -72,8 +78,8 @@ struct ReduceSpan {
   float *to;
   float factor;
   bool accumulate;
-  // Of a device, where wire_dtype is not dtype: size() * shard_count elements of it for the communicator to work in. Where
-  // they are the same it may work in this rank's own part of `from`, which is lost.
+  // Of a device, where wire_dtype is not dtype: size() * shard_count elements of it for the communicator to work in.
+  // Where they are the same it may work in this rank's own part of `from`, which is lost.
   std::byte *wire = nullptr;
 };
 
@@ -98,7 +104,8 @@ struct Fingerprint;  // comm/shm/fingerprint.h
 struct Tag {
   uint32_t what = 0;      // the engine's number for the object, say a group index
   const char *name = "";  // for messages; copied by the call
-  // For who makes one call of several collectives: that call, which messages name in their stead. Copied by the call too.
+  // For who makes one call of several collectives: that call, which messages name in their stead. Copied by the call
+  // too.
   const Fingerprint *call = nullptr;
 };
 
@@ -112,8 +119,8 @@ class Gate {
   virtual ~Gate() = default;
   // This rank has come to `value` (never less than before); everything it wrote before is visible to who waits for it.
   virtual void arrive(uint64_t value) = 0;
-  // The same once the stream has done what was enqueued on it before. Peers know from now on that this rank's caller has
-  // done its part.
+  // The same once the stream has done what was enqueued on it before. Peers know from now on that this rank's caller
+  // has done its part.
   virtual void arrive(uint64_t value, device::Stream &stream) = 0;
   // Has every rank come to value? One acquire load a rank, no system call.
   virtual bool reached(uint64_t value) const noexcept = 0;
@@ -228,27 +235,29 @@ class Team {
   // that was interrupted leaves the ranks at odds: later ones of this team are INVALID_STATE here.
   virtual std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable,
                                               const std::string &what) = 0;
-  // `part_bytes` for every rank, each writing its own: rank r's part is at r * part_bytes. Of a device that is not the host
-  // only this rank's part exists, and addresses of the others name nothing.
+  // `part_bytes` for every rank, each writing its own: rank r's part is at r * part_bytes. Of a device that is not the
+  // host only this rank's part exists, and addresses of the others name nothing.
   virtual std::unique_ptr<Arena> create_parts(uint64_t part_bytes, const std::string &what);
   virtual std::unique_ptr<Gate> create_gate(const std::string &what) = 0;
   // Sums are in rank order; with a reduction block, so many neighbouring ranks are summed (and scaled) first, and the
   // blocks' sums added in order: to = b0, += b1, ... or, to accumulate, to += b0, += b1, ...
   virtual std::unique_ptr<Communicator> create_communicator(const std::string &what, uint32_t reduction_block = 0) = 0;
   // sums: will it be asked for sums? One that is not needs no memory for them.
-  virtual std::unique_ptr<MessageCommunicator> create_message_communicator(const std::string &what, bool sums = true) = 0;
+  virtual std::unique_ptr<MessageCommunicator> create_message_communicator(const std::string &what,
+                                                                           bool sums = true) = 0;
   // Every rank's bytes, in rank order; lengths may differ.
   virtual std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> mine, const std::string &what) = 0;
   // The same for a fixed length without allocation: rank r's `bytes` bytes go to all + r * bytes (any length, in
   // chunks).
   virtual void exchange_fixed(const void *mine, uint64_t bytes, void *all, const char *what) = 0;
 
-  // Throws if the job or this context failed, or if a look finds that a rank of the team died or stopped: then the job fails
-  // with that verdict. waited: this rank has waited for them for a while, so one that has left has failed as well. No wait
-  // for peers. For library threads that watch over work which they cannot wait for themselves.
+  // Throws if the job or this context failed, or if a look finds that a rank of the team died or stopped: then the job
+  // fails with that verdict. waited: this rank has waited for them for a while, so one that has left has failed as
+  // well. No wait for peers. For library threads that watch over work which they cannot wait for themselves.
   virtual void look(const std::string &what, bool waited);
-  // Memory of the device that the communicators of this team will move bytes from and to, the n-th on one rank being the n-th
-  // on all, with the same offsets used: they may make themselves ready for it. It outlives the team. Collective.
+  // Memory of the device that the communicators of this team will move bytes from and to, the n-th on one rank being
+  // the n-th on all, with the same offsets used: they may make themselves ready for it. It outlives the team.
+  // Collective.
   virtual void register_memory(std::byte *data, uint64_t bytes, const std::string &what);
   // What was chosen at creation, and why.
   virtual std::vector<Note> notes() const { return {}; }
@@ -257,18 +266,19 @@ class Team {
   // What has come up since, each told once. The caller's thread.
   virtual std::vector<Note> take_news() { return {}; }
 
-  // -- after all ranks have abandoned a round, where what was enqueued cannot be taken back: it may wait for peers for ever --
-  // Have all ranks enqueued the same, so that all of it ends? Collective; waits for no stream.
+  // -- after all ranks have abandoned a round, where what was enqueued cannot be taken back: it may wait for peers for
+  // ever -- Have all ranks enqueued the same, so that all of it ends? Collective; waits for no stream.
   virtual bool agree() { return true; }
-  // Everything that the communicators of this rank have enqueued is given up, so that streams go on. Local, does not wait:
-  // with several teams on one device, all are cut before any is renewed. Then renew: the communicators are as new. Collective.
+  // Everything that the communicators of this rank have enqueued is given up, so that streams go on. Local, does not
+  // wait: with several teams on one device, all are cut before any is renewed. Then renew: the communicators are as
+  // new. Collective.
   virtual void cut() noexcept {}
   virtual void renew() {}
 };
 
-// The same ranks over memory of the device, as `team` has them over the host's: arenas hold this rank's part, communicators
-// enqueue on the device's streams, and gates hold nobody back, since what ranks exchange are messages. Collective over the
-// team. The host device: the team itself.
+// The same ranks over memory of the device, as `team` has them over the host's: arenas hold this rank's part,
+// communicators enqueue on the device's streams, and gates hold nobody back, since what ranks exchange are messages.
+// Collective over the team. The host device: the team itself.
 std::shared_ptr<Team> create_device_team(std::shared_ptr<Team> team, device::Device &device, DeviceTransport transport,
                                          const Waiter &waiter, Failure &failure);
 // What each rank allocates (pinned, or of the device) for what the engine creates in such a team of so many ranks: a
@@ -303,11 +313,12 @@ struct WorldOptions {
   std::string rendezvous;  // where the ranks meet: a name (ranks of one host), tcp://host:port or file:///directory
   std::string secret;      // job secret, may be empty
   uint32_t timeout_ms = 300000;
-  uint32_t attempt = 0;  // how often the launcher has started the job again; the ranks of two attempts never mix
-  std::string job = {};       // what the launcher calls the job, may be empty
-  std::string source = {};    // who said all this, for the log
-  std::string host_id = {};   // for tests: this rank's host; empty: the one that it runs on
+  uint32_t attempt = 0;      // how often the launcher has started the job again; the ranks of two attempts never mix
+  std::string job = {};      // what the launcher calls the job, may be empty
+  std::string source = {};   // who said all this, for the log
+  std::string host_id = {};  // for tests: this rank's host; empty: the one that it runs on
   uint32_t heartbeat_timeout_ms = 8000;  // a rank or node that is silent for so long is lost; at least 1000
+  std::function<void(fsdp_log_level, const std::string &)> log = {};  // on the caller's thread; may be empty
 };
 
 // The world as the launcher's variables say it: torchrun (and whoever sets RANK and WORLD_SIZE), else Open MPI, Slurm,

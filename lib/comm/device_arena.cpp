@@ -17,4 +17,6 @@ void PartArena::protect(uint64_t offset, uint64_t bytes, bool) {
   fail(FSDP_INTERNAL, "{}: protecting {} bytes at {} of memory of a device", what_, bytes, offset);
 }
 
+void PartArena::protect_own(uint64_t offset, uint64_t bytes, Access) { protect(offset, bytes, false); }
+
 }  // namespace fsdp::comm

@@ -18,6 +18,7 @@ class PartArena : public Arena {
   uint64_t size_bytes() const noexcept override { return size_bytes_; }
   std::byte *writable() const noexcept override { return base_; }
   void protect(uint64_t offset, uint64_t bytes, bool readable) override;
+  void protect_own(uint64_t offset, uint64_t bytes, Access access) override;
   // What there is of it.
   device::Memory &own() const noexcept { return *memory_; }
 

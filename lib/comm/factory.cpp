@@ -40,8 +40,7 @@ class NoLinks final : public Links {
 // What a rank has before it knows whether other hosts take part.
 struct Threshold {
   LeaderListener listener;
-  std::shared_ptr<Net> net;
-  std::optional<Error> no_net;  // an error only if there are other hosts
+  std::shared_ptr<Net> net;  // none: the card says why, an error only if there are other hosts
 };
 
 std::vector<std::byte> make_card(Threshold &threshold, uint32_t rank, const std::string &address) {
@@ -53,7 +52,7 @@ std::vector<std::byte> make_card(Threshold &threshold, uint32_t rank, const std:
     card.net = threshold.net->address();
   } catch (const Error &error) {
     if (error.status != FSDP_UNSUPPORTED) throw;
-    threshold.no_net = error;
+    card.obstacle = error.message;
   }
   return write_card(card);
 }
@@ -66,11 +65,21 @@ std::vector<Card> read_cards(const Roster &roster) {
       fail_rank(FSDP_MISMATCH, static_cast<int32_t>(r),
                 "rank {} ({}) brought something to the rendezvous that is no card", r, roster.members[r].host);
     if (card->net.empty())
-      fail_rank(FSDP_UNSUPPORTED, static_cast<int32_t>(r),
-                "rank {} ({}) cannot send messages to other hosts: its own error says why", r, roster.members[r].host);
+      fail_rank(FSDP_UNSUPPORTED, static_cast<int32_t>(r), "rank {} ({}) cannot send messages to other hosts: {}", r,
+                roster.members[r].host, card->obstacle);
     cards.push_back(std::move(*card));
   }
   return cards;
+}
+
+// All ranks read the same cards, so none has to be told of what is wrong with them.
+std::vector<Card> read_cards(Meeting &meeting) {
+  try {
+    return read_cards(meeting.roster);
+  } catch (const Error &) {
+    if (meeting.vigil) meeting.vigil->finish();
+    throw;
+  }
 }
 
 MeshPlan plan_mesh(const WorldOptions &options, const Roster &roster, const std::vector<Card> &cards) {
@@ -106,9 +115,9 @@ void await_all(World &world) {
       ->exchange_fixed(&here, sizeof here, all.data(), "the start of the job");
 }
 
-std::unique_ptr<World> join_hosts(const WorldOptions &options, Meeting &meeting, Threshold &threshold,
-                                  const std::shared_ptr<Seat> &seat, const Waiter &waiter, uint32_t limit_ms) {
-  const std::vector<Card> cards = read_cards(meeting.roster);
+std::unique_ptr<World> join_hosts(const WorldOptions &options, Meeting &meeting, const std::vector<Card> &cards,
+                                  Threshold &threshold, const std::shared_ptr<Seat> &seat, const Waiter &waiter,
+                                  uint32_t limit_ms) {
   MeshPlan plan = plan_mesh(options, meeting.roster, cards);
   plan.forming_ms = limit_ms;
   auto monitor = start_monitor(seat, plan, std::move(threshold.listener), waiter);
@@ -158,14 +167,16 @@ std::shared_ptr<Team> create_device_team(std::shared_ptr<Team> team, device::Dev
                                          const Waiter &waiter, Failure &failure) {
   if (device.is_host()) return team;
   std::string obstacle;
-  // Between hosts NCCL would open sockets that the job's secret does not guard; messages go through the host's memory to UCX.
+  // Between hosts NCCL would open sockets that the job's secret does not guard; messages go through the host's memory
+  // to UCX.
   if (team->spans_hosts()) return std::make_shared<staging::StagedTeam>(std::move(team), device);
   if (transport == DeviceTransport::nccl) return create_nccl_team(team, device, waiter, failure, nullptr);
   if (transport == DeviceTransport::automatic)
     if (auto made = create_nccl_team(team, device, waiter, failure, &obstacle)) return made;
   auto staged = std::make_shared<staging::StagedTeam>(std::move(team), device);
   if (!obstacle.empty())
-    staged->add_note({FSDP_LOG_INFO, format_text("device memory travels through the host's, without NCCL: {}", obstacle)});
+    staged->add_note(
+        {FSDP_LOG_INFO, format_text("device memory travels through the host's, without NCCL: {}", obstacle)});
   return staged;
 }
 
@@ -199,17 +210,17 @@ std::unique_ptr<World> create_process_world(const WorldOptions &options, const W
   Threshold threshold;
   Meeting meeting = meet_processes(
       options, waiter, [&](const std::string &address) { return make_card(threshold, options.rank, address); });
+  const bool alone = meeting.roster.node_count() <= 1;
+  const std::vector<Card> cards = alone ? std::vector<Card>() : read_cards(meeting);
   std::shared_ptr<Seat> seat;
   std::unique_ptr<World> world;
   try {
-    const bool alone = meeting.roster.node_count() <= 1;
-    if (!alone && threshold.no_net) throw *threshold.no_net;
     seat = std::make_shared<Seat>(options.rank, options.size, meeting.control, std::move(meeting.links), waiter,
                                   failure, device, options.heartbeat_timeout_ms);
     if (alone)
       world = std::make_unique<ShmWorld>(seat, std::move(meeting.description), std::make_unique<Monitor>(seat));
     else
-      world = join_hosts(options, meeting, threshold, seat, waiter, forming_limit_ms(options, since));
+      world = join_hosts(options, meeting, cards, threshold, seat, waiter, forming_limit_ms(options, since));
     if (!alone) await_all(*world);
   } catch (const Error &error) {
     const Error end = waiter.settle(error);

@@ -38,8 +38,8 @@ class Net {
 
 // UNSUPPORTED where the library was built without UCX, or where UCX is not installed: the message says which.
 std::unique_ptr<Net> create_net(uint32_t rank);
-// What a Net's messages need, also where there is none yet. Chunks that a peer may be ahead, so that some are summed while
-// the next ones travel; FSDP_UCX_CHUNK_BYTES; what is left of it, and needed for sums, with so many ranks.
+// What a Net's messages need, also where there is none yet. Chunks that a peer may be ahead, so that some are summed
+// while the next ones travel; FSDP_UCX_CHUNK_BYTES; what is left of it, and needed for sums, with so many ranks.
 uint64_t net_window(uint32_t ranks, uint64_t chunk_bytes) noexcept;
 uint64_t read_net_chunk_bytes();
 uint64_t net_chunk_bytes(uint32_t ranks, uint64_t largest) noexcept;

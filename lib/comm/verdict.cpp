@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/text.h"
+
 namespace fsdp::comm {
 namespace {
 
@@ -39,7 +41,7 @@ std::vector<uint32_t> RankSet::list() const {
 }
 
 void Accusation::set_text(const std::string &to) noexcept {
-  const size_t length = std::min(to.size(), sizeof text - 1);
+  const size_t length = cut_length(to, sizeof text - 1);
   std::memcpy(text, to.data(), length);
   text[length] = '\0';
 }
@@ -61,6 +63,12 @@ Accusation accuse_rank(Verdict kind, uint32_t rank, const std::string &text) noe
   return accusation;
 }
 
+Accusation accuse_ranks(Verdict kind, std::span<const uint32_t> ranks, const std::string &text) noexcept {
+  Accusation accusation = accuse_rank(kind, ranks.front(), text);
+  for (const uint32_t rank : ranks) accusation.ranks.add(rank);
+  return accusation;
+}
+
 Accusation accuse_dead(const std::string &where, const RankSet &ranks) {
   const std::vector<uint32_t> list = ranks.list();
   Accusation accusation = accuse_rank(Verdict::died, list.front(), where + rank_list(list) + " died");
@@ -74,8 +82,10 @@ Error error_of(const Accusation &accusation, uint32_t self) {
   const bool by_ucx = accusation.origin == FSDP_ORIGIN_UCX;  // a peer may have written any other number
   std::string text = accusation.copy_text();
   if (text.empty()) text = short_text(accusation.kind, accusation.rank);
-  return Error(own_abort ? FSDP_ABORTED : status_of(accusation.kind), std::move(text), accusation.rank,
-               by_ucx ? FSDP_ORIGIN_UCX : FSDP_ORIGIN_FSDP, by_ucx ? accusation.origin_code : 0);
+  Error error(own_abort ? FSDP_ABORTED : status_of(accusation.kind), std::move(text), accusation.rank,
+              by_ucx ? FSDP_ORIGIN_UCX : FSDP_ORIGIN_FSDP, by_ucx ? accusation.origin_code : 0);
+  if (accusation.rank >= 0) error.ranks = accusation.ranks.list();  // a cut link blames no rank
+  return error;
 }
 
 }  // namespace fsdp::comm

@@ -25,6 +25,11 @@ class RankSet {
     for (uint32_t i = 0; i < most / 64; ++i) words_[i] |= others.words_[i];
   }
   bool contains(uint32_t rank) const noexcept { return rank < most && words_[rank / 64] >> rank % 64 & 1; }
+  bool contains(const RankSet &others) const noexcept {
+    uint64_t missing = 0;
+    for (uint32_t i = 0; i < most / 64; ++i) missing |= others.words_[i] & ~words_[i];
+    return missing == 0;
+  }
   bool empty() const noexcept {
     uint64_t any = 0;
     for (const uint64_t word : words_) any |= word;
@@ -53,7 +58,7 @@ struct Accusation {
   fsdp_origin origin = FSDP_ORIGIN_FSDP;  // whose code origin_code is
   int32_t origin_code = 0;
   CutLink links[most_links] = {};
-  RankSet ranks;  // of Verdict::died: all of them
+  RankSet ranks;  // all to blame, also rank; of no meaning where that is -1
   char text[944] = {};
 
   void set_text(const std::string &to) noexcept;
@@ -62,6 +67,8 @@ struct Accusation {
 };
 
 Accusation accuse_rank(Verdict kind, uint32_t rank, const std::string &text) noexcept;
+// The first is the one that Error.rank names.
+Accusation accuse_ranks(Verdict kind, std::span<const uint32_t> ranks, const std::string &text) noexcept;
 // where: the operation in which it was found out, for messages; may be empty.
 Accusation accuse_dead(const std::string &where, const RankSet &ranks);
 // The error that rank `self` reports for it.

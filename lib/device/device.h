@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the engine and the communicators may ask of a device. Backends: host/ and cuda/; which one is decided in factory.cpp
-// alone. Everything that is enqueued on a stream must stay valid until the stream has done it.
+// What the engine and the communicators may ask of a device. Backends: host/ and cuda/; which one is decided in
+// factory.cpp alone. Everything that is enqueued on a stream must stay valid until the stream has done it.
 #pragma once
 
 #include <cstddef>
@@ -18,23 +18,25 @@
 
 namespace fsdp::device {
 
-// A point in a stream's order. Reusable and allocation-free after creation; one that was never recorded is done. Recorded
-// on a stream of a GPU while its last record, on another one, is not done, it orders that stream after the other.
+// A point in a stream's order. Reusable and allocation-free after creation; one that was never recorded is done.
+// Recorded on a stream of a GPU while its last record, on another one, is not done, it orders that stream after the
+// other.
 class Event {
  public:
   virtual ~Event() = default;
   virtual bool done() const noexcept = 0;
 };
 
-// A host function in the order of a stream of the host, copied into the stream's own queue: trivially copyable, at most `capacity` bytes.
-// It may wait (bounded) and may throw Error: the stream then fails its context and skips what follows.
+// A host function in the order of a stream of the host, copied into the stream's own queue: trivially copyable, at most
+// `capacity` bytes. It may wait (bounded) and may throw Error: the stream then fails its context and skips what
+// follows.
 class Task {
  public:
   static constexpr size_t capacity = 240;
 
   template <class F>
-    requires(std::is_trivially_copyable_v<F> && sizeof(F) <= capacity && alignof(F) <= 16)
-  Task(const F &function) : call_([](void *state) { (*static_cast<F *>(state))(); }) {  // NOLINT: implicit on purpose
+  requires(std::is_trivially_copyable_v<F> && sizeof(F) <= capacity && alignof(F) <= 16) Task(const F &function)
+      : call_([](void *state) { (*static_cast<F *>(state))(); }) {  // NOLINT: implicit on purpose
     std::memcpy(state_, &function, sizeof(F));
   }
   Task() = default;
@@ -60,12 +62,17 @@ class Stream {
   virtual void rank_sum(const RankSum &sum) = 0;
   // *result = sum of squares in fp64: partial sums per granule, in a fixed order (norm_piece in device/work.h)
   virtual void sum_squares(double *result, const float *values, uint64_t count, uint64_t granule) = 0;
+  // *result = the sum of the values in their order
+  virtual void sum_values(double *result, const double *values, uint64_t count) = 0;
+  virtual void find_norm(Norm *norm, const NormShares &shares) = 0;
+  // values *= *factor, read when the work is done; one of 1 changes no bit
+  virtual void scale_by(float *values, const float *factor, uint64_t count) = 0;
   // *result = number of elements that are Inf or NaN
   virtual void count_nonfinite(uint64_t *result, const float *values, uint64_t count) = 0;
   // One step of many pieces; the spans stay where they are until it is done.
   virtual void adamw(const AdamW &step, std::span<const AdamWSpan> spans) = 0;
-  // The same with a step that is read when the work is done, from memory of the device: for graphs, whose step changes from
-  // replay to replay. store_step writes it there, in the order of the stream.
+  // The same with a step that is read when the work is done, from memory of the device: for graphs, whose step changes
+  // from replay to replay. store_step writes it there, in the order of the stream.
   virtual void adamw_from(const AdamW *step, std::span<const AdamWSpan> spans) = 0;
   virtual void store_step(AdamW *to, const AdamW &step) = 0;
   // The graph capture that the stream is in, as CUDA numbers them; 0: none. See Device::begin_capture.
@@ -74,13 +81,13 @@ class Stream {
   virtual fsdp_stream handle() const noexcept { return nullptr; }
 };
 
-// Host work that belongs between pieces of device work: a stream of the host that waits for streams of the device and that
-// they wait for. What fails in it fails the context, and the device's streams go on.
+// Host work that belongs between pieces of device work: a stream of the host that waits for streams of the device and
+// that they wait for. What fails in it fails the context, and the device's streams go on.
 class HostLane {
  public:
   virtual ~HostLane() = default;
-  virtual Stream &stream() = 0;                   // of the host: tasks, kernels over host memory, events of the host
-  virtual void wait(const Event &event) = 0;      // what is given to the lane from now on starts after the device's event
+  virtual Stream &stream() = 0;               // of the host: tasks, kernels over host memory, events of the host
+  virtual void wait(const Event &event) = 0;  // what is given to the lane from now on starts after the device's event
   virtual void release(Stream &device_stream) = 0;  // what follows on it starts after what the lane was given so far
 };
 
@@ -93,11 +100,12 @@ class Memory {
 };
 
 struct Options {
-  bool overlap = true;        // false: streams do their work on the calling thread at once
-  uint32_t delay_us = 0;      // longest random delay before each piece of work of a library stream
+  bool overlap = true;    // false: streams do their work on the calling thread at once
+  uint32_t delay_us = 0;  // longest random delay before each piece of work of a library stream
   uint64_t delay_seed = 0;
   uint64_t failed_allocation = 0;  // the n-th allocate() or allocate_host() fails, from 1
-  std::function<void(const std::string &)> warn = {};  // told by destructors, on their thread, of what they had to leave
+  std::function<void(const std::string &)> warn =
+      {};  // told by destructors, on their thread, of what they had to leave
 };
 
 class Device {
@@ -112,8 +120,8 @@ class Device {
   virtual Stream &caller_stream(fsdp_stream stream) = 0;
   // The calling thread as a stream of the host, whatever the device.
   virtual Stream &calling_thread() = 0;
-  // Is its memory the host's, so that ranks of a host can read each other's? If not, what they exchange are messages in the
-  // order of streams.
+  // Is its memory the host's, so that ranks of a host can read each other's? If not, what they exchange are messages in
+  // the order of streams.
   virtual bool is_host() const noexcept = 0;
   // Cast between this device's memory and the caller's, which may be the host's or the device's. In the order of the
   // caller's stream NULL; done when it returns.
@@ -125,10 +133,10 @@ class Device {
   virtual void register_host(void *data, uint64_t bytes) = 0;
   // False: the device may use it for ever, and it must stay where it is.
   virtual bool unregister_host(void *data, uint64_t bytes) noexcept = 0;
-  // From begin_capture to end_capture, streams may be captured into the graph of this number and no other. A record on a
-  // captured stream is then a point of the graph: done() is false until end_capture, and after that the event is what
-  // it was before the capture. On a captured stream, waits for events of before the capture do nothing: whoever replays the
-  // graph orders it after them. Without begin_capture, records on captured streams are INVALID_STATE.
+  // From begin_capture to end_capture, streams may be captured into the graph of this number and no other. A record on
+  // a captured stream is then a point of the graph: done() is false until end_capture, and after that the event is what
+  // it was before the capture. On a captured stream, waits for events of before the capture do nothing: whoever replays
+  // the graph orders it after them. Without begin_capture, records on captured streams are INVALID_STATE.
   virtual void begin_capture(uint64_t id) = 0;
   virtual void end_capture() noexcept = 0;
   // Block the calling thread, polling the waiter.
@@ -144,7 +152,7 @@ class Device {
   // The order in which communicators of this device launch kernels that wait for other ranks, where they must keep one:
   // made and read by comm alone, for whatever communicates on one device shares it.
   std::shared_ptr<void> launch_order;
-  virtual std::string description() const = 0;        // for the log: which one, and what of it is used
+  virtual std::string description() const = 0;  // for the log: which one, and what of it is used
 };
 
 // The instruction set that the host kernels use on this machine.
@@ -153,7 +161,8 @@ const char *host_instruction_set();
 // waiter is for waits on the caller's thread, failure for the streams; both outlive the device.
 std::unique_ptr<Device> create_host_device(const Options &options, const Waiter &waiter, Failure &failure);
 // index: which GPU, -1 for the calling thread's current one. UNSUPPORTED where there is none, with CUDA's own words.
-std::unique_ptr<Device> create_cuda_device(int32_t index, const Options &options, const Waiter &waiter, Failure &failure);
+std::unique_ptr<Device> create_cuda_device(int32_t index, const Options &options, const Waiter &waiter,
+                                           Failure &failure);
 // What this build has, for people: "no", or which toolkit and which architectures.
 const char *cuda_description() noexcept;
 // ... and what it finds on this machine: the driver, GPUs. Empty in a build without CUDA.

@@ -9,9 +9,24 @@
 
 namespace fsdp::device {
 
+// An exponential average takes x as a = keep * a + (rest * x - less * a), with rest = 1 - beta and beta = keep - less.
+// The fp32 next to a beta near 1 is off by much of 1 - beta, and so would be all that is made from it; rest and less
+// are not.
+struct Average {
+  float rest, keep, less;
+};
+
+inline Average average_of(double beta) {
+  const auto rest = static_cast<float>(1.0 - beta);
+  if (beta > 0.5) return {rest, 1.0f, rest};
+  return {rest, 0.0f, -static_cast<float>(beta)};  // beta 0 forgets at once, whatever a was
+}
+
 struct AdamW {
-  float lr, beta1, beta2, epsilon, weight_decay;  // lr is times the parameter's lr_scale; decay 0 for NO_DECAY
-  float correction1, correction2;                 // 1 - beta^step, computed on the host in double
+  float lr;  // times the parameter's lr_scale
+  Average first, second;
+  float epsilon, weight_decay;     // decay 0 for NO_DECAY
+  float correction1, correction2;  // 1 - beta^step, computed on the host in double
 };
 
 // One piece of AdamW: count elements. compute may be NULL or equal to weight (fp32 weights that are the compute
@@ -46,5 +61,19 @@ struct RankSum {
 // halves (j += j + 8, then + 4, + 2, + 1). The pieces are numbered over all granules and their sums added in the same
 // way, as if each were an element's square. So a GPU's threads can share the work, and find the same bits.
 constexpr uint64_t norm_piece = 4096, norm_sums = 16;
+
+// The norm of what ranks hold in parts: the root of the sum of their shares, which are sums of squares. Added in the
+// order of slots: the share of slot s is shares[s % slices * inner + s / slices] (layout/mesh.h).
+struct NormShares {
+  const double *shares;
+  uint32_t slots, slices, inner;
+  double max_norm;  // 0: nothing is to be scaled
+};
+
+// factor: fp32 max_norm / norm where that is what brings a finite norm down to max_norm, else 1.
+struct Norm {
+  double squares, norm;
+  float factor;
+};
 
 }  // namespace fsdp::device

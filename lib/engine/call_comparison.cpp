@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "engine/model.h"
+#include "engine/meetings.h"
 
 namespace fsdp::engine {
 namespace {
@@ -15,7 +15,8 @@ std::vector<std::byte> pack(const CallSequence &sequence) {
   const uint64_t count = sequence.count();
   std::vector<std::byte> bytes(sizeof count + sequence.calls().size_bytes());
   std::memcpy(bytes.data(), &count, sizeof count);
-  if (!sequence.calls().empty()) std::memcpy(bytes.data() + sizeof count, sequence.calls().data(), sequence.calls().size_bytes());
+  if (!sequence.calls().empty())
+    std::memcpy(bytes.data() + sizeof count, sequence.calls().data(), sequence.calls().size_bytes());
   return bytes;
 }
 
@@ -23,7 +24,8 @@ struct Calls {
   uint64_t count = 0;
   std::vector<Call> kept;
 
-  explicit Calls(std::span<const std::byte> bytes) : kept(bytes.size() > sizeof count ? (bytes.size() - sizeof count) / sizeof(Call) : 0) {
+  explicit Calls(std::span<const std::byte> bytes)
+      : kept(bytes.size() > sizeof count ? (bytes.size() - sizeof count) / sizeof(Call) : 0) {
     if (bytes.size() >= sizeof count) std::memcpy(&count, bytes.data(), sizeof count);
     if (!kept.empty()) std::memcpy(kept.data(), bytes.data() + sizeof count, kept.size() * sizeof(Call));
   }
@@ -42,33 +44,35 @@ std::string describe(const Runtime &state, const Calls &calls, size_t index) {
 std::string describe_difference(const Runtime &state, uint32_t a, const Calls &of_a, uint32_t b, const Calls &of_b) {
   const size_t both = std::min(of_a.kept.size(), of_b.kept.size());
   const auto same = static_cast<size_t>(
-      std::mismatch(of_a.kept.begin(), of_a.kept.begin() + static_cast<ptrdiff_t>(both), of_b.kept.begin()).first - of_a.kept.begin());
-  return format_text("ranks gathered and reduced different things since the last update: as number {}, rank {} {}, rank {} {} "
-                     "({} and {} calls in all)",
-                     same + 1, state.teams.all->world_rank(a), describe(state, of_a, same), state.teams.all->world_rank(b),
-                     describe(state, of_b, same), of_a.count, of_b.count);
+      std::mismatch(of_a.kept.begin(), of_a.kept.begin() + static_cast<ptrdiff_t>(both), of_b.kept.begin()).first -
+      of_a.kept.begin());
+  return format_text(
+      "ranks gathered and reduced different things since the last update: as number {}, rank {} {}, rank {} {} "
+      "({} and {} calls in all)",
+      same + 1, state.teams.all->world_rank(a), describe(state, of_a, same), state.teams.all->world_rank(b),
+      describe(state, of_b, same), of_a.count, of_b.count);
 }
 
 }  // namespace
 
-// Ranks of one inner axis exchange messages with each other. Whether any differ is the same on all ranks, so that all of them
-// come to the exchange.
-std::string Model::compare_calls() {
-  Runtime &state = *runtime_;
-  const uint32_t size = state.teams.all->size(), inner = spec_.mesh.inner_size;
+// Ranks of one inner axis exchange messages with each other. Whether any differ is the same on all ranks, so that all
+// of them come to the exchange.
+void Meetings::compare_calls(Differences &found) {
+  const Runtime &state = runtime_;
+  const uint32_t size = state.teams.all->size(), inner = state.spec.mesh.inner_size;
   const auto first_of = [&](uint32_t r) { return r - r % inner; };
-  bool differ = false;
+  uint32_t odd = 0;  // the lowest that differs; 0: none, since that one is a first one
   for (uint32_t r = 0; r < size; ++r) {
-    if (meetings_[r].intent == Intent::discard) return {};
-    differ = differ || meetings_[r].calls != meetings_[first_of(r)].calls;
+    if (meetings_[r].intent == Intent::discard) return;
+    if (odd == 0 && meetings_[r].calls != meetings_[first_of(r)].calls) odd = r;
   }
-  if (!differ) return {};
+  if (odd == 0) return;
   const std::vector<std::byte> mine = pack(state.calls);
   const auto all = state.teams.all->exchange(mine, "gathers and reduces that differ");
-  for (uint32_t r = 0; r < size; ++r)
-    if (meetings_[r].calls != meetings_[first_of(r)].calls)
-      return describe_difference(state, first_of(r), Calls(all[first_of(r)]), r, Calls(all[r]));
-  return {};
+  const uint32_t first = first_of(odd);
+  found.mismatch = true;
+  found.add(state.teams.all->world_rank(odd),
+            describe_difference(state, first, Calls(all[first]), odd, Calls(all[odd])));
 }
 
 }  // namespace fsdp::engine

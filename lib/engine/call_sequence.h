@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gathers and reduces that a rank has called since the ranks met last. Where these are messages, ranks must make the same
-// ones in the same order: a hash of them goes into the meeting, and the calls themselves are kept to tell the first that
-// differs.
+// The gathers and reduces that a rank has called since the ranks met last. Where these are messages, ranks must make
+// the same ones in the same order: a hash of them goes into the meeting, and the calls themselves are kept to tell the
+// first that differs.
 #pragma once
 
 #include <cstdint>

@@ -1,27 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-// A part of a step as a CUDA graph. The caller's stream is captured by the caller; between begin and end the library's calls
-// record into that capture what they would enqueue, and its streams join it by events. What the calls did to the model's
-// state is kept and undone at the end, since nothing of it has happened yet. A replay then is three things:
+// A part of a step as a CUDA graph. The caller's stream is captured by the caller; between begin and end the library's
+// calls record into that capture what they would enqueue, and its streams join it by events. What the calls did to the
+// model's state is kept and undone at the end, since nothing of it has happened yet. A replay then is three things:
 //
-//   prepare   the state must be the one from before the capture, on every rank; the graph comes after all that the library
+//   prepare   the state must be the one from before the capture, on every rank; the graph comes after all that the
+//   library
 //             was given; the step's numbers are written to the device
 //   launch    the caller's
 //   commit    the state goes on as the calls of the capture said, and what follows comes after the graph; or
 //   cancel    there was no launch: the state is the one from before the capture still
 //
-// Nothing of the graph may refer to events from before it: begin waits until the library's work is done, and prepare orders
-// what has been enqueued since. Drivers are Model's calls of the same names.
+// Nothing of the graph may refer to events from before it: begin waits until the library's work is done, and prepare
+// orders what has been enqueued since. Who drives it is Graphs.
 #pragma once
 
-#include "engine/model.h"
+#include "engine/optimizer.h"
 #include "engine/state.h"
 
 namespace fsdp::engine {
 
+// How a call that failed is told to other ranks.
+std::string describe_failure(const char *call, const Error &error);
+
 class Capture {
  public:
   // number: of the model's captures, from 1, the same on every rank.
-  Capture(Model &model, Runtime &runtime, uint32_t number, fsdp_stream stream);
+  Capture(Runtime &runtime, Gatherer &gatherer, Reducer &reducer, Optimizer &optimizer, uint32_t number,
+          fsdp_stream stream);
   // One that was not ended: the state goes back, and the device's capture ends.
   ~Capture();
   Capture(const Capture &) = delete;
@@ -37,6 +42,7 @@ class Capture {
   // Streams of the library that were forked into the capture come back to the caller's.
   void join(fsdp_stream stream);
   bool has_step() const noexcept { return has_step_; }
+  const fsdp_adamw_options &adamw() const noexcept { return adamw_; }  // of that step
   // Ends it, with the state from before.
   void end();
   // What of the model is not as it was when the capture began, as text; empty if nothing.
@@ -50,16 +56,19 @@ class Capture {
   State read() const;
   void write(const State &state);
 
-  Model &model_;
   Runtime &runtime_;
+  Gatherer &gatherer_;
+  Reducer &reducer_;
+  Optimizer &optimizer_;
   uint32_t number_;
   bool under_way_ = true;
   std::string failure_;
   const char *name_;  // the flight recorder's copy
   State before_, after_;
-  CallSequence calls_;       // before
+  CallSequence calls_;        // before
   std::string step_failure_;  // before
   bool has_step_ = false;
+  uint64_t lr_scales_ = 0;  // of that step, as Runtime has them
   fsdp_adamw_options adamw_{};
 };
 

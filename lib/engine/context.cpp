@@ -10,7 +10,8 @@
 #include <functional>
 
 #include "comm/net.h"
-#include "engine/storage.h"
+#include "engine/environment.h"
+#include "engine/outcome.h"
 #include "trace/chrome_trace.h"
 #include "trace/file.h"
 #include "trace/span.h"
@@ -56,6 +57,17 @@ std::string find_flight_directory(const fsdp_context_options &options) {
   return directory ? directory : "";
 }
 
+// A context that only plans has nothing to trace.
+std::string find_trace_directory(const fsdp_context_options &options, bool plans) {
+  return options.trace_directory && !plans ? options.trace_directory : "";
+}
+
+// Only views of host memory fault, and only in debug mode.
+std::string find_views_directory(const fsdp_context_options &options, bool plans) {
+  const bool faults = options.flags & FSDP_CONTEXT_DEBUG && options.device != FSDP_DEVICE_CUDA && !plans;
+  return faults ? debug_views_directory() : "";
+}
+
 }  // namespace
 
 ForkGuard::ForkGuard() {
@@ -78,19 +90,24 @@ Context::Context(const fsdp_context_options &options, uint32_t rank, uint32_t wo
       rank_(rank),
       world_size_(world_size),
       waiter_(failure_, options.interrupted, options.interrupted_data,
-              options.timeout_ms ? options.timeout_ms : default_timeout_ms),
+              options.timeout_ms ? options.timeout_ms : default_timeout_ms, options.interrupted_flag),
       flight_(options.flight_events ? options.flight_events : trace::FlightRecorder::default_capacity),
       flight_directory_(find_flight_directory(options)),
+      trace_directory_(find_trace_directory(options, plans)),
+      views_directory_(find_views_directory(options, plans)),
       device_(create_device(options, rank, plans, waiter_, failure_, [this](const std::string &text) {
         log(FSDP_LOG_WARNING, format_text("rank {}: {}", rank_, text));
       })) {
-  options_.rendezvous = options_.flight_directory = nullptr;  // the caller's strings need not outlive the call
+  heartbeat_timeout_ms(options_);  // also where nobody beats: a plan finds the errors of its run
+  if (options_.log == log_to_standard_error) options_.log_data = &rank_;
+  options_.rendezvous = options_.flight_directory = options_.trace_directory =
+      nullptr;  // the caller's strings need not outlive the call
 }
 
-// Teams and the world refer to the device and the failure: they go first. The device may have something to say; later than
-// in the call that destroys the context, the program may have no log any more.
+// Teams and the world refer to the device and the failure: they go first. The device may have something to say; later
+// than in the call that destroys the context, the program may have no log any more.
 Context::~Context() {
-  world_team_.reset();
+  value_teams_.clear();
   world_.reset();
   device_.reset();
   if (ends_with_its_handle_) flush_log();
@@ -112,7 +129,12 @@ std::shared_ptr<Context> Context::create(const fsdp_context_options &options) {
   world.heartbeat_timeout_ms = heartbeat_timeout_ms(options);
   std::shared_ptr<Context> context(new Context(options, world.rank, world.size));
   context->start_trace();
-  context->check_flight_directory();
+  context->check_directories();
+  // At once: whom rank 0 refuses, the others may wait for until the timeout.
+  world.log = [&](fsdp_log_level level, const std::string &text) {
+    context->log(level, format_text("rank {}: {}", world.rank, text));
+    context->flush_log();
+  };
   context->world_ = comm::create_process_world(world, context->waiter_, context->failure_, *context->device_);
   context->log_device();
   context->log(FSDP_LOG_INFO, format_text("rank {} of {}: {}", world.rank, world.size, context->world_->description()));
@@ -128,7 +150,7 @@ std::vector<std::shared_ptr<Context>> Context::create_local(uint32_t world_size,
     contexts.emplace_back(new Context(options, rank, world_size));
     Context &context = *contexts.back();
     context.start_trace();
-    context.check_flight_directory();
+    context.check_directories();
     context.world_ = comm::create_local_world(job, rank, context.waiter_, context.failure_, *context.device_);
     context.log_device();
   }
@@ -148,29 +170,33 @@ void Context::log_device() {
 }
 
 void Context::start_trace() {
-  if (!(options_.flags & FSDP_CONTEXT_TRACE)) return;
-  timeline_ = std::make_unique<trace::Timeline>(options_.trace_events ? options_.trace_events : trace::Timeline::default_capacity);
+  if (!(options_.flags & FSDP_CONTEXT_TRACE) && trace_directory_.empty()) return;
+  timeline_ = std::make_unique<trace::Timeline>(options_.trace_events ? options_.trace_events
+                                                                      : trace::Timeline::default_capacity);
   caller_spans_ = std::make_unique<trace::CallerSpans>(*timeline_);
 }
 
 void Context::write_trace(const std::string &path) const {
   require_world("fsdp_write_trace");
   if (!timeline_)
-    fail(FSDP_INVALID_STATE, "fsdp_write_trace: the context of rank {} keeps no trace; create it with FSDP_CONTEXT_TRACE", rank_);
+    fail(FSDP_INVALID_STATE,
+         "fsdp_write_trace: the context of rank {} keeps no trace; create it with FSDP_CONTEXT_TRACE or a "
+         "trace_directory",
+         rank_);
   settle();
   trace::replace_file(path, trace::format_chrome_trace(timeline_->read(), rank_, world_size_), "fsdp_write_trace");
 }
 
-// A record that cannot be written is known now, and not after the failure.
 void Context::require_world(const char *call) const {
-  if (planning()) fail(FSDP_INVALID_STATE, "{}: this context only plans (fsdp_create_plan_context); it has no data", call);
+  if (planning())
+    fail(FSDP_INVALID_STATE, "{}: this context only plans (fsdp_create_plan_context); it has no data", call);
 }
 
 void Context::require_no_other_capture(const Runtime *model, const char *call) const {
   if (const Runtime *captured = captured_; captured && captured != model)
     fail(FSDP_INVALID_STATE,
          "{}: another model of this context is being captured into a graph, which this call could spoil; make it "
-         "after that model's fsdp_capture_end",
+         "after that model's fsdp_end_capture",
          call);
 }
 
@@ -184,7 +210,8 @@ bool Context::run_alone(const std::function<void()> &body) {
 
 void Context::close() {
   require_world("fsdp_close_context");
-  if (closed_) fail(FSDP_INVALID_STATE, "fsdp_close_context: rank {} has closed this context before; destroy it", rank_);
+  if (closed_)
+    fail(FSDP_INVALID_STATE, "fsdp_close_context: rank {} has closed this context before; destroy it", rank_);
   const auto find = [this](std::string (OpenModel::*question)() const) {
     const std::lock_guard lock(mutex_);  // a model may be destroyed by another thread now
     for (const OpenModel *model : models_)
@@ -195,12 +222,13 @@ void Context::close() {
     fail(FSDP_INVALID_STATE, "fsdp_close_context: a model of rank {} has a graph under way: {}", rank_, graph);
   if (const std::string unfinished = find(&OpenModel::unfinished); !unfinished.empty())
     fail(FSDP_INVALID_STATE,
-         "fsdp_close_context: a model of rank {} is in the middle of a step ({}); end it with fsdp_finish_grads and a publish, "
+         "fsdp_close_context: a model of rank {} is in the middle of a step ({}); end it with fsdp_finish_grads and a "
+         "publish, "
          "or with fsdp_discard_step",
          rank_, unfinished);
   uint8_t here = 1;
   std::vector<uint8_t> all(world_size_);
-  exchange_with_world(&here, 1, all.data(), "fsdp_close_context");
+  exchange(*value_team(world_ranks()).team, &here, 1, all.data(), "fsdp_close_context");
   world_->leave();
   closed_ = true;
 }
@@ -253,7 +281,8 @@ void Context::flush_log() noexcept {
 
 void Context::check_process() const {
   if (in_child())
-    fail(FSDP_INVALID_STATE, "this process is a fork of the one that made the context of rank {}; make a new context here", rank_);
+    fail(FSDP_INVALID_STATE,
+         "this process is a fork of the one that made the context of rank {}; make a new context here", rank_);
 }
 
 CallScope::CallScope(Context &context, const char *call) : context_(context) {

@@ -5,15 +5,18 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/failure.h"
+#include "base/float_environment.h"
 #include "comm/communicator.h"
 #include "device/device.h"
 #include "fsdp.h"
+#include "layout/mesh.h"
 #include "trace/caller_spans.h"
 #include "trace/flight.h"
 #include "trace/flight_sequence.h"
@@ -55,11 +58,18 @@ class Unsettled {
 class Context {
  public:
   static constexpr uint64_t most_values = 512;  // of one all_reduce
+  // What a rank gives to one.
+  struct ValueMessage {
+    uint64_t count = 0;
+    int64_t op = 0;
+    double values[most_values] = {};
+  };
 
   static std::shared_ptr<Context> create(const fsdp_context_options &options);
   static std::vector<std::shared_ptr<Context>> create_local(uint32_t world_size, const fsdp_context_options &options);
   // A context that only plans has no world.
-  static std::shared_ptr<Context> create_planning(uint32_t world_size, uint32_t rank, const fsdp_context_options &options);
+  static std::shared_ptr<Context> create_planning(uint32_t world_size, uint32_t rank,
+                                                  const fsdp_context_options &options);
   Context(const Context &) = delete;
   Context &operator=(const Context &) = delete;
   ~Context();
@@ -70,6 +80,8 @@ class Context {
   bool in_child() const noexcept { return fork_guard_.in_child(); }
   void check_process() const;  // INVALID_STATE in a forked child
   bool debug() const noexcept { return options_.flags & FSDP_CONTEXT_DEBUG; }
+  // Where sealed models say what lies where; empty: nowhere.
+  const std::string &views_directory() const noexcept { return views_directory_; }
   device::Device &device() { return *device_; }
   // Is the memory of models the host's? A context that only plans knows it without the device.
   bool on_host() const noexcept { return options_.device != FSDP_DEVICE_CUDA; }
@@ -93,6 +105,7 @@ class Context {
   void record_failure() noexcept;
   Failure &failure() noexcept { return failure_; }
   const Failure &failure() const noexcept { return failure_; }
+  const Waiter &waiter() const noexcept { return waiter_; }
   void require_world(const char *call) const;
   // Collective over the ranks.
   std::unique_ptr<comm::Team> create_team(std::span<const uint32_t> ranks, const std::string &what);
@@ -100,10 +113,17 @@ class Context {
   std::shared_ptr<comm::Team> create_device_team(std::shared_ptr<comm::Team> team, comm::DeviceTransport transport);
   // A number for the host of each rank.
   std::vector<uint32_t> hosts_of(std::span<const uint32_t> ranks) const;
-  // What a rank allocates for messages between these.
+  // What a rank allocates for messages between these; and what it would if the hosts that the options name were real
+  // ones.
   uint64_t message_bytes(std::span<const uint32_t> ranks, bool sums) const;
+  uint64_t planned_message_bytes(std::span<const uint32_t> ranks, bool sums) const;
+  bool acts_hosts() const noexcept { return world_ && options_.ranks_per_host; }
 
-  void all_reduce(double *values, uint64_t count, fsdp_value_op op);
+  // Over the ranks of the mesh, in its order; NULL: over the world.
+  void all_reduce(const layout::Mesh *mesh, double *values, uint64_t count, fsdp_value_op op, const char *call);
+  // The same ranks' values, one beside the other, until the next such call. op: compared; 0: none that adds them up.
+  std::span<const ValueMessage> exchange_values(const layout::Mesh *mesh, const double *values, uint64_t count,
+                                                fsdp_value_op op, const char *call);
   void close();
   void abort(const std::string &reason) noexcept;
   // What the communicators do not know, they must be told: peers would wait for this rank until their timeout.
@@ -129,13 +149,22 @@ class Context {
  private:
   friend class CallScope;
   Context(const fsdp_context_options &options, uint32_t rank, uint32_t world_size, bool plans = false);
-  comm::Team &world_team();
+  // Ranks that reduce values, made when they first do.
+  struct ValueTeam {
+    std::unique_ptr<comm::Team> team;
+    std::vector<ValueMessage> messages;  // one a rank, and this rank's own at the end
+  };
+  ValueTeam &value_team(const std::vector<uint32_t> &ranks);
+  const std::vector<uint32_t> &world_ranks();
   // Every rank's bytes, as comm::Team::exchange_fixed: waited for and recorded.
-  void exchange_with_world(const void *mine, uint64_t bytes, void *all, const char *what);
+  void exchange(comm::Team &team, const void *mine, uint64_t bytes, void *all, const char *what);
   void log_device();
   void start_trace();
-  void check_flight_directory();
+  void check_directories();
+  void check_directory(const std::string &directory, const char *what);
+  void write_trace_at_end() noexcept;
   void flush_log() noexcept;
+  void flush_log_outside() noexcept;
   void settle() const noexcept;
 
   fsdp_context_options options_;
@@ -147,6 +176,8 @@ class Context {
   trace::FlightRecorder flight_;
   trace::FlightSequence value_flights_{flight_, trace::Sequence::values};
   std::string flight_directory_;  // empty: no record is written
+  std::string trace_directory_;   // empty: no trace is written when the context ends
+  std::string views_directory_;
   std::atomic<bool> flight_written_{false};
   std::unique_ptr<trace::Timeline> timeline_;
   std::unique_ptr<trace::CallerSpans> caller_spans_;
@@ -155,13 +186,8 @@ class Context {
   std::atomic<bool> has_log_lines_{false};
   std::unique_ptr<device::Device> device_;  // may log until it ends
   std::unique_ptr<comm::World> world_;
-  std::unique_ptr<comm::Team> world_team_;
-  struct ValueMessage {
-    uint64_t count = 0;
-    int64_t op = 0;
-    double values[most_values] = {};
-  };
-  std::vector<ValueMessage> value_messages_;  // one a rank, and this rank's own at the end
+  std::vector<uint32_t> world_ranks_;                       // once they were asked for
+  std::map<std::vector<uint32_t>, ValueTeam> value_teams_;  // by ranks, in their order
   std::atomic<const Runtime *> captured_{nullptr};
   std::atomic<bool> inside_{false};
   std::atomic<bool> closed_{false};
@@ -184,6 +210,7 @@ class CallScope {
 
  private:
   Context &context_;
+  const FloatEnvironment standard_;  // scalars are computed on the caller's thread too
 };
 
 }  // namespace fsdp::engine

@@ -12,10 +12,39 @@
 
 namespace fsdp::engine {
 
-void Context::check_flight_directory() {
-  if (flight_directory_.empty() || ::access(flight_directory_.c_str(), W_OK | X_OK) == 0) return;
-  log(FSDP_LOG_WARNING, format_text("rank {}: no flight record can be written into '{}': {}", rank_, flight_directory_,
+// What cannot be written is known now, and not after the failure or the run.
+void Context::check_directories() {
+  check_directory(flight_directory_, "flight record");
+  check_directory(trace_directory_, "trace");
+  check_directory(views_directory_, "debug view");
+}
+
+void Context::check_directory(const std::string &directory, const char *what) {
+  if (directory.empty() || ::access(directory.c_str(), W_OK | X_OK) == 0) return;
+  log(FSDP_LOG_WARNING, format_text("rank {}: no {} can be written into '{}': {}", rank_, what, directory,
                                     std::generic_category().message(errno)));
+}
+
+void Context::write_trace_at_end() noexcept {
+  if (trace_directory_.empty() || !timeline_) return;
+  try {
+    const std::string path = format_text("{}/trace-{}.json", trace_directory_, rank_);
+    try {
+      trace::keep_earlier_file(path);
+      write_trace(path);
+    } catch (const Error &error) {
+      log(FSDP_LOG_WARNING, format_text("rank {}: its trace could not be written: {}", rank_, error.message));
+    }
+  } catch (...) {  // out of memory: the trace is lost
+  }
+  flush_log_outside();
+}
+
+// Unless a call is inside, which then does it at its end.
+void Context::flush_log_outside() noexcept {
+  if (inside_.exchange(true, std::memory_order_acquire)) return;
+  flush_log();
+  inside_.store(false, std::memory_order_release);
 }
 
 void Context::write_flight_record(const std::string &path) const {
@@ -28,7 +57,8 @@ void Context::write_flight_record(const std::string &path) const {
 void Context::record_failure() noexcept {
   if (flight_written_.exchange(true) || planning()) return;
   try {
-    std::string line = format_text("rank {} of {}: the context has failed: {}", rank_, world_size_, failure_.get()->message);
+    std::string line =
+        format_text("rank {} of {}: the context has failed: {}", rank_, world_size_, failure_.get()->message);
     if (!flight_directory_.empty()) {
       const std::string path = format_text("{}/flight-{}.json", flight_directory_, rank_);
       try {
@@ -42,10 +72,7 @@ void Context::record_failure() noexcept {
     log(FSDP_LOG_ERROR, line);
   } catch (...) {  // out of memory: the failure itself is told by the call
   }
-  // No later call comes so far as to hand the line over.
-  if (inside_.exchange(true, std::memory_order_acquire)) return;
-  flush_log();
-  inside_.store(false, std::memory_order_release);
+  flush_log_outside();  // no later call comes so far as to hand the line over
 }
 
 void Context::abort(const std::string &reason) noexcept {
@@ -58,7 +85,8 @@ void Context::abort(const std::string &reason) noexcept {
 }
 
 void Context::fail_for_good(const Error &error) noexcept {
-  const bool found_here = error.status == FSDP_INTERRUPTED || error.status == FSDP_INTERNAL || error.status == FSDP_INVALID_STATE;
+  const bool found_here =
+      error.status == FSDP_INTERRUPTED || error.status == FSDP_INTERNAL || error.status == FSDP_INVALID_STATE;
   fail_for_good(error, !found_here);
 }
 
@@ -69,6 +97,7 @@ void Context::fail_for_good(const Error &error, bool peers_know) noexcept {
 void Context::shut_down() noexcept {
   if (failure_.failed()) record_failure();
   flight_written_ = true;  // that the handle is gone is no failure
+  write_trace_at_end();
   {
     const std::lock_guard lock(mutex_);
     ends_with_its_handle_ = models_.empty();
@@ -77,8 +106,8 @@ void Context::shut_down() noexcept {
     failure_.set(Error(FSDP_INVALID_HANDLE, format_text("the context of rank {} has been destroyed", rank_)));
     const auto last = last_error();
     if (world_ && !closed_)
-      world_->abort(format_text("destroyed its context without fsdp_close_context{}{}", last ? "; its last error: " : "",
-                                last ? last->message : std::string()));
+      world_->abort(format_text("destroyed its context without fsdp_close_context{}{}",
+                                last ? "; its last error: " : "", last ? last->message : std::string()));
   } catch (...) {
     failure_.set(Error(FSDP_INVALID_HANDLE, {}));
   }

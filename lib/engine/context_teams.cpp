@@ -14,7 +14,7 @@ namespace {
 // A NaN of any rank stays one: "did anybody diverge" must have one answer.
 double combine(fsdp_value_op op, double a, double b) {
   if (std::isnan(a) || std::isnan(b)) return a + b;
-  if (op == FSDP_VALUE_SUM) return a + b;
+  if (op == FSDP_VALUE_SUM || op == FSDP_VALUE_MEAN) return a + b;
   return op == FSDP_VALUE_MIN ? std::min(a, b) : std::max(a, b);
 }
 
@@ -32,14 +32,18 @@ comm::DeviceTransport Context::transport() const noexcept {
   }
 }
 
-std::shared_ptr<comm::Team> Context::create_device_team(std::shared_ptr<comm::Team> team, comm::DeviceTransport transport) {
+std::shared_ptr<comm::Team> Context::create_device_team(std::shared_ptr<comm::Team> team,
+                                                        comm::DeviceTransport transport) {
   auto made = comm::create_device_team(std::move(team), *device_, transport, waiter_, failure_);
   for (const comm::Note &note : made->notes()) log(note.level, note.text);
   return made;
 }
 
 uint64_t Context::message_bytes(std::span<const uint32_t> ranks, bool sums) const {
-  if (world_) return world_->message_bytes(ranks, sums);
+  return world_ ? world_->message_bytes(ranks, sums) : planned_message_bytes(ranks, sums);
+}
+
+uint64_t Context::planned_message_bytes(std::span<const uint32_t> ranks, bool sums) const {
   const auto count = static_cast<uint32_t>(ranks.size());
   const std::vector<uint32_t> hosts = hosts_of(ranks);
   if (std::count(hosts.begin(), hosts.end(), hosts[0]) == count) return comm::message_staging_bytes(count);
@@ -52,25 +56,31 @@ std::vector<uint32_t> Context::hosts_of(std::span<const uint32_t> ranks) const {
   for (const uint32_t rank : ranks) {
     const uint32_t host = world_ ? world_->host_of(rank) : 0;
     if (pretended && host)
-      fail(FSDP_INVALID_ARGUMENT, "fsdp_context_options.ranks_per_host is {}, but rank {} is on another host than rank 0 already",
-           pretended, rank);
+      fail(FSDP_INVALID_ARGUMENT,
+           "fsdp_context_options.ranks_per_host is {}, but rank {} is on another host than rank 0 already", pretended,
+           rank);
     hosts.push_back(pretended ? rank / pretended : host);
   }
   return hosts;
 }
 
-comm::Team &Context::world_team() {
-  if (!world_team_) {
-    value_messages_.resize(world_size_ + 1);
-    std::vector<uint32_t> ranks(world_size_);
-    std::iota(ranks.begin(), ranks.end(), 0u);
-    world_team_ = create_team(ranks, "the world");
+const std::vector<uint32_t> &Context::world_ranks() {
+  if (world_ranks_.empty()) {
+    world_ranks_.resize(world_size_);
+    std::iota(world_ranks_.begin(), world_ranks_.end(), 0u);
   }
-  return *world_team_;
+  return world_ranks_;
 }
 
-void Context::exchange_with_world(const void *mine, uint64_t bytes, void *all, const char *what) {
-  comm::Team &team = world_team();
+Context::ValueTeam &Context::value_team(const std::vector<uint32_t> &ranks) {
+  if (const auto known = value_teams_.find(ranks); known != value_teams_.end()) return known->second;
+  ValueTeam made;
+  made.messages.resize(ranks.size() + 1);
+  made.team = create_team(ranks, ranks.size() == world_size_ ? "the world" : "values of a mesh");
+  return value_teams_.emplace(ranks, std::move(made)).first->second;
+}
+
+void Context::exchange(comm::Team &team, const void *mine, uint64_t bytes, void *all, const char *what) {
   const trace::Span wait(timeline(), trace::Kind::wait, "wait for peers");
   const trace::FlightScope exchange(value_flights_, what, 0);
   flight_.begin_wait("wait for peers", nullptr, trace::now_ns());
@@ -78,28 +88,37 @@ void Context::exchange_with_world(const void *mine, uint64_t bytes, void *all, c
   flight_.end_wait(trace::now_ns());  // of one that failed, what it was for is kept
 }
 
-// The header goes with the values, so that ranks that disagree find out before anything is added.
-void Context::all_reduce(double *values, uint64_t count, fsdp_value_op op) {
-  require_world("fsdp_all_reduce_values");
-  if (closed_) fail(FSDP_INVALID_STATE, "fsdp_all_reduce_values: rank {} has closed this context; destroy it", rank_);
-  const trace::Span call(timeline(), trace::Kind::call, "all_reduce_values", nullptr, 0, count * sizeof *values);
-  world_team();  // and the messages
-  ValueMessage &mine = value_messages_[world_size_];
+// The header goes with the values, so that ranks that disagree find out before anything is done with them.
+std::span<const Context::ValueMessage> Context::exchange_values(const layout::Mesh *mesh, const double *values,
+                                                                uint64_t count, fsdp_value_op op, const char *call) {
+  require_world(call);
+  if (closed_) fail(FSDP_INVALID_STATE, "{}: rank {} has closed this context; destroy it", call, rank_);
+  const trace::Span span(timeline(), trace::Kind::call, "all_reduce_values", nullptr, 0, count * sizeof *values);
+  const std::vector<uint32_t> &ranks = mesh ? mesh->ranks : world_ranks();
+  auto &[team, messages] = value_team(ranks);
+  ValueMessage &mine = messages.back();
   mine.count = count;
   mine.op = op;
   std::copy_n(values, count, mine.values);
-  exchange_with_world(&mine, sizeof mine, value_messages_.data(), "fsdp_all_reduce_values");
-  for (uint32_t r = 0; r < world_size_; ++r) {
-    const ValueMessage &other = value_messages_[r];
-    if (other.count != count || other.op != op)
-      fail_rank(FSDP_MISMATCH, static_cast<int32_t>(r),
-                "fsdp_all_reduce_values: rank {} reduces {} values with op {}, rank {} reduces {} with op {}", r,
-                other.count, other.op, rank_, count, op);
+  exchange(*team, &mine, sizeof mine, messages.data(), call);
+  // The first rank is what others are measured by, so that all ranks say the same.
+  const ValueMessage &first = messages[0];
+  for (size_t r = 1; r < ranks.size(); ++r) {
+    const ValueMessage &other = messages[r];
+    if (other.count != first.count || other.op != first.op)
+      fail_rank(FSDP_MISMATCH, static_cast<int32_t>(ranks[r]),
+                "{}: rank {} reduces {} values with op {}, rank {} reduces {} with op {}", call, ranks[r], other.count,
+                other.op, ranks[0], first.count, first.op);
   }
+  return std::span(messages).first(ranks.size());
+}
+
+void Context::all_reduce(const layout::Mesh *mesh, double *values, uint64_t count, fsdp_value_op op, const char *call) {
+  const auto told = exchange_values(mesh, values, count, op, call);
   for (uint64_t i = 0; i < count; ++i) {
-    double result = value_messages_[0].values[i];
-    for (uint32_t r = 1; r < world_size_; ++r) result = combine(op, result, value_messages_[r].values[i]);
-    values[i] = result;
+    double result = told[0].values[i];
+    for (size_t r = 1; r < told.size(); ++r) result = combine(op, result, told[r].values[i]);
+    values[i] = op == FSDP_VALUE_MEAN ? result / static_cast<double>(told.size()) : result;
   }
 }
 

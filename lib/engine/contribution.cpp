@@ -31,7 +31,11 @@ std::string Reducer::list_lent() const {
 void Reducer::open(Group &group, device::Stream &caller, const char *call) {
   Contribution &grad = group.grad;
   if (grad.state == Phase::lent) return;
+  if (written_late(group))
+    fail(FSDP_INVALID_STATE, "{}: a kernel wrote into the gradients of group '{}' after fsdp_reduce_grad", call,
+         group.name());
   if (!group.plan->persistent_grad) make_room(group, caller, call);
+  set_access(group, comm::Access::read_write);
   grad.state = Phase::lent;
   std::fill(grad.acquired.begin(), grad.acquired.end(), uint8_t{0});
   grad.streams.clear();
@@ -44,13 +48,13 @@ void Reducer::open(Group &group, device::Stream &caller, const char *call) {
 
 void Reducer::make_room(Group &group, device::Stream &caller, const char *call) {
   if (group.grad.state == Phase::reducing) drain(group, caller);
-  while (pool_.live >= runtime_.spec.max_pending_groups) {
+  while (pool_.live >= most_live_) {
     if (pool_.reducing.empty())
       fail(
           FSDP_INVALID_STATE,
           "{}: group '{}' needs a full gradient buffer, but all {} are lent to {}, which fsdp_reduce_grad has not been "
           "called for; reduce one of them first or raise max_pending_groups",
-          call, group.name(), runtime_.spec.max_pending_groups, list_lent());
+          call, group.name(), most_live_, list_lent());
     drain(runtime_.groups[pool_.reducing.front()], caller);
   }
   for (const uint32_t index : group.grad_overlaps) {
@@ -73,29 +77,23 @@ void Reducer::drain(Group &group, device::Stream &caller) {
   if (!runtime_.context.on_host()) {
     runtime_.wait(*group.grad.reduced, Awaited::reduce, caller, &group);
   } else if (runtime_.communicates()) {
-    if (!runtime_.reduce_comm->released(group.grad.ticket)) {
+    if (!runtime_.reduces.comm->released(group.grad.ticket)) {
       const WaitSpan span(runtime_, Awaited::reduce, &group);
-      runtime_.reduce_comm->await_release(group.grad.ticket, caller);
+      runtime_.reduces.comm->await_release(group.grad.ticket, caller);
       runtime_.context.failure().check();  // a peer's end releases the buffer too
     }
     // So does the end of a round that broke, at once: this rank's own stream may still be at it.
-    if (runtime_.reduce_comm->broken()) runtime_.wait(*group.grad.reduced, Awaited::reduce, caller, &group);
+    if (runtime_.reduces.comm->broken()) runtime_.wait(*group.grad.reduced, Awaited::reduce, caller, &group);
   } else {
     runtime_.wait(*group.grad.reduced, Awaited::reduce, caller, &group);
   }
   group.grad.state = Phase::idle;
   std::erase(pool_.reducing, group.index);
   runtime_.stats.pending_grads = --pool_.live;
-  if (!runtime_.context.debug()) return;
-  for (const uint32_t b : group.plan->buckets) {
-    const Bucket &bucket = runtime_.storage->buckets()[b];
-    if (!bucket.plan->frozen && bucket.full_grad)
-      caller.fill(bucket.full_grad, 0xFF, bucket.plan->layout.full_count * dtype_size(bucket.plan->grad_dtype));
-  }
+  hide(group, caller);
 }
 
-void Reducer::acquire(Group &group, uint64_t param_index, fsdp_stream stream, fsdp_tensor &grad, int32_t &accumulate,
-                      const char *call) {
+LentGrad Reducer::acquire(Group &group, uint64_t param_index, bool zeroed, fsdp_stream stream, const char *call) {
   const CallSpan span(runtime_, "acquire_grad", &group);
   const ParamPlace &place = runtime_.place(group, param_index, call);
   check_open(group, param_index, call);
@@ -111,25 +109,34 @@ void Reducer::acquire(Group &group, uint64_t param_index, fsdp_stream stream, fs
   if (again && state.writers[param_index] != stream && wrote(state.writers[param_index])) {
     // The second writer comes after the first, which is none of these if that was in a replay.
     if (device::Stream *first = writer(state.writers[param_index])) {
-      first->record(*runtime_.order);
-      caller.wait(*runtime_.order);
+      first->record(*runtime_.marks.order);
+      caller.wait(*runtime_.marks.order);
     }
   }
   const Bucket &bucket = runtime_.bucket(place);
   const layout::Placement &placement = runtime_.placement(place);
-  const memory::ParamSpec &param = runtime_.param(group, param_index);
-  grad.data = bucket.full_grad + placement.full_offset * dtype_size(bucket.plan->grad_dtype);
-  grad.shape = param.shape.data();
-  grad.element_count = param.element_count;
-  grad.dimension_count = static_cast<uint32_t>(param.shape.size());
-  grad.dtype = bucket.plan->grad_dtype;
-  accumulate = group.plan->persistent_grad ? state.touched[param_index] : again;
+  const fsdp_dtype dtype = bucket.plan->grad_dtype;
+  LentGrad lent{bucket.plane(PlaneKind::full_grad).element(placement.full_offset), dtype,
+                group.plan->persistent_grad ? state.touched[param_index] != 0 : again};
   state.acquired[param_index] = 1;
   state.touched[param_index] = 1;
   state.writers[param_index] = stream;
-  if (wrote(stream)) return;
-  if (!runtime_.context.on_host()) caller.wait(*state.opened);
-  state.streams.push_back(stream);
+  if (!wrote(stream)) {
+    if (!runtime_.context.on_host()) caller.wait(*state.opened);
+    state.streams.push_back(stream);
+  }
+  if (zeroed && !lent.accumulate) {
+    caller.fill(lent.data, 0, runtime_.param(group, param_index).element_count * dtype_size(dtype));
+    lent.accumulate = true;
+  }
+  return lent;
+}
+
+std::span<const LentGrad> Reducer::acquire_all(Group &group, bool zeroed, fsdp_stream stream, const char *call) {
+  lent_.clear();
+  for (uint64_t i = 0; i < group.places.size(); ++i)
+    lent_.push_back(runtime_.param(group, i).frozen() ? LentGrad{} : acquire(group, i, zeroed, stream, call));
+  return lent_;
 }
 
 void Reducer::put(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
@@ -142,16 +149,13 @@ void Reducer::put(Group &group, uint64_t param_index, const void *data, fsdp_dty
     fail(FSDP_INVALID_ARGUMENT, "{}: parameter '{}' of group '{}' has {} elements, element_count is {}", call,
          param.name, group.name(), param.element_count, element_count);
   if (data && !dtype_size(dtype)) fail(FSDP_INVALID_ARGUMENT, "{}: {} is not a dtype", call, dtype);
-  fsdp_tensor grad = FSDP_TENSOR_INIT;
-  int32_t accumulate = 0;
-  acquire(group, param_index, stream, grad, accumulate, call);
+  const LentGrad lent = acquire(group, param_index, !data, stream, call);
+  if (!data) return;
   device::Stream &caller = runtime_.context.device().caller_stream(stream);
-  if (!data) {
-    if (!accumulate) caller.fill(grad.data, 0, grad.element_count * dtype_size(grad.dtype));
-  } else if (accumulate) {
-    caller.add(grad.data, grad.dtype, data, dtype, element_count);
+  if (lent.accumulate) {
+    caller.add(lent.data, lent.dtype, data, dtype, element_count);
   } else {
-    caller.cast(grad.data, grad.dtype, data, dtype, element_count);
+    caller.cast(lent.data, lent.dtype, data, dtype, element_count);
   }
 }
 
@@ -177,7 +181,7 @@ void Reducer::check_writers(const Group &group, const char *call) const {
         id != 0 && id != runtime_.capture_id)
       fail(FSDP_INVALID_STATE,
            "{}: a stream that has written gradients of group '{}' is being captured into a graph now, and the model "
-           "is not; reduce them first, or call fsdp_capture_begin",
+           "is not; reduce them first, or call fsdp_begin_capture",
            call, group.name());
 }
 
@@ -192,7 +196,7 @@ void Reducer::wait_for_writers(Group &group) {
     device::Stream *const found = writer(stream);
     if (!found) continue;
     found->record(*group.grad.written);
-    if (!group.grad.written->done()) runtime_.reduce_stream->wait(*group.grad.written);
+    if (!group.grad.written->done()) runtime_.reduces.stream->wait(*group.grad.written);
   }
 }
 

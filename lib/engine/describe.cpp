@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The layout of a sealed model as JSON. Names are the only free text in it.
+// Names are the only free text in it.
+#include "engine/describe.h"
+
+#include <fmt/format.h>
+
 #include <iterator>
 
 #include "base/dtype.h"
 #include "base/json.h"
-#include "engine/model.h"
 
 namespace fsdp::engine {
 namespace {
@@ -15,7 +18,8 @@ void describe_bucket(Out out, const memory::GroupSpec &group, const memory::Buck
   fmt::format_to(out, "{{\"dtype\": \"{}\", \"grad_dtype\": \"{}\", \"reduce_dtype\": \"{}\", \"frozen\": {}, ",
                  dtype_name(bucket.dtype), dtype_name(bucket.grad_dtype), dtype_name(bucket.wire_dtype), bucket.frozen);
   fmt::format_to(out, "\"shard_count\": {}, \"full_count\": {}, \"padding_count\": {}, \"sub_buckets\": [",
-                 bucket.layout.shard_count, bucket.layout.full_count, bucket.layout.full_count - bucket.layout.used_count);
+                 bucket.layout.shard_count, bucket.layout.full_count,
+                 bucket.layout.full_count - bucket.layout.used_count);
   for (size_t s = 0; s < bucket.layout.sub_buckets.size(); ++s) {
     const auto &sub = bucket.layout.sub_buckets[s];
     fmt::format_to(out, "{}{{\"granule\": {}, \"shard_count\": {}, \"full_offset\": {}}}", s ? ", " : "", sub.granule,
@@ -24,19 +28,22 @@ void describe_bucket(Out out, const memory::GroupSpec &group, const memory::Buck
   fmt::format_to(out, "], \"parameters\": [");
   for (size_t t = 0; t < bucket.params.size(); ++t) {
     const auto &param = group.params[bucket.params[t]];
-    fmt::format_to(out, "{}\n      {{\"name\": {}, \"shape\": [{}], \"full_offset\": {}, \"granule\": {}}}", t ? "," : "",
-                   quote_json(param.name), fmt::join(param.shape, ", "), bucket.layout.tensors[t].full_offset,
-                   bucket.layout.tensors[t].granule);
+    fmt::format_to(out, "{}\n      {{\"name\": {}, \"shape\": [{}], \"full_offset\": {}, \"granule\": {}}}",
+                   t ? "," : "", quote_json(param.name), fmt::join(param.shape, ", "),
+                   bucket.layout.tensors[t].full_offset, bucket.layout.tensors[t].granule);
   }
   fmt::format_to(out, "]}}");
 }
 
 void describe_group(Out out, const memory::ModelSpec &spec, const memory::ModelPlan &plan, size_t g) {
   const memory::GroupPlan &group = plan.groups[g];
-  fmt::format_to(out, "  {{\"name\": {}, \"strategy\": {}, \"compute_offset\": {}, \"gathered_bytes\": {}, "
-                      "\"full_grad_bytes\": {}, \"full_grad_offset\": {}, \"buckets\": [",
-                 quote_json(spec.groups[g].name), spec.groups[g].strategy, group.compute_offset, group.gathered_bytes,
-                 group.full_grad_bytes, group.full_grad_offset);
+  const bool lent = group.trainable && !group.persistent_grad;
+  const uint64_t behind = lent ? plan.region(memory::RegionId::kept_grads).bytes : 0;
+  fmt::format_to(out,
+                 "  {{\"name\": {}, \"strategy\": {}, \"compute_offset\": {}, \"gathered_bytes\": {}, "
+                 "\"full_grad_bytes\": {}, \"full_grad_offset\": {}, \"buckets\": [",
+                 quote_json(spec.groups[g].name), spec.groups[g].strategy, group.compute.offset, group.gathered_bytes,
+                 group.full_grad.bytes, group.full_grad.offset + behind);
   for (size_t b = 0; b < group.buckets.size(); ++b) {
     if (b) fmt::format_to(out, ",\n    ");
     describe_bucket(out, spec.groups[g], plan.buckets[group.buckets[b]]);
@@ -49,10 +56,14 @@ void describe_group(Out out, const memory::ModelSpec &spec, const memory::ModelP
 std::string describe(const memory::ModelSpec &spec, const memory::ModelPlan &plan) {
   std::string text;
   const Out out = std::back_inserter(text);
-  fmt::format_to(out, "{{\"layout_hash\": \"{:016x}\", \"replicate_size\": {}, \"shard_size\": {}, \"elements\": {}, \"padding\": {},\n",
-                 plan.layout_hash, spec.mesh.replicate_size, spec.mesh.shard_size, plan.element_count, plan.padding_count);
+  fmt::format_to(out,
+                 "{{\"layout_hash\": \"{:016x}\", \"replicate_size\": {}, \"shard_size\": {}, \"elements\": {}, "
+                 "\"padding\": {},\n",
+                 plan.layout_hash, spec.mesh.replicate_size, spec.mesh.shard_size, plan.element_count,
+                 plan.padding_count);
   fmt::format_to(out, "\"gather_pool\": {{\"bytes\": {}, \"lower_bound_bytes\": {}, \"slots\": [{}]}},\n",
-                 plan.gather_pool.size_bytes, plan.gather_pool.lower_bound_bytes, fmt::join(plan.gather_pool.slots, ", "));
+                 plan.gather_pool.size_bytes, plan.gather_pool.lower_bound_bytes,
+                 fmt::join(plan.gather_pool.slots, ", "));
   fmt::format_to(out, "\"grad_pool\": {{\"bytes\": {}, \"lower_bound_bytes\": {}, \"slots\": [{}]}},\n\"groups\": [\n",
                  plan.grad_pool.size_bytes, plan.grad_pool.lower_bound_bytes, fmt::join(plan.grad_pool.slots, ", "));
   for (size_t g = 0; g < plan.groups.size(); ++g) {

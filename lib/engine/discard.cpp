@@ -1,86 +1,89 @@
 // SPDX-License-Identifier: Apache-2.0
 // The end of a step that all ranks give up, and the new round of collectives that begins where any step has ended.
-#include <algorithm>
-
-#include "engine/meeting.h"
-#include "engine/model.h"
+#include "engine/update.h"
 
 namespace fsdp::engine {
 
 // Ranks that came to finish or to update learn from this meeting that the step is discarded, fail, and come again.
-void Model::discard(fsdp_stream stream) {
+void Update::discard(fsdp_stream stream) {
   constexpr auto call = "fsdp_discard_step";
-  Runtime &state = runtime(call);
-  state.require_eager(call);
-  const CallSpan span(state, "discard_step");
-  if (state.version == 0)
-    fail(FSDP_INVALID_STATE, "{}: nothing was published yet, so there is no step to discard; call fsdp_publish_weights", call);
-  state.caller_stream(stream, call);
-  state.abandon();
-  gatherer_->drop_all(true);
-  device::Stream &caller = context_->device().caller_stream(stream);
-  state.wait_idle(caller);
-  const auto all_discard = [&] {
-    return std::all_of(meetings_.begin(), meetings_.begin() + state.teams.all->size(),
-                       [](const Meeting &meeting) { return meeting.intent == Intent::discard; });
-  };
-  do meet(Intent::discard, 1.0, {});
-  while (!all_discard());
-  check_versions();
-  if (context_->on_host()) realign();
-  else end_messages(stream);
-  state.step_failure.clear();
-  state.window_open = state.window_has_grads = false;
-  reducer_->start_step();
-  gatherer_->start_step();
+  runtime_.require_eager(call);
+  const CallSpan span(runtime_, "discard_step");
+  if (runtime_.step.version() == 0)
+    fail(FSDP_INVALID_STATE, "{}: nothing was published yet, so there is no step to discard; call fsdp_publish_weights",
+         call);
+  runtime_.caller_stream(stream, call);
+  await_ended_steps();
+  runtime_.abandon();
+  gatherer_.drop_all(true);
+  device::Stream &caller = runtime_.context.device().caller_stream(stream);
+  runtime_.wait_idle(caller);
+  do meetings_.meet({.intent = Intent::discard, .capture = graphs_.number()});
+  while (!meetings_.all_came_for(Intent::discard));
+  meetings_.check_versions();
+  if (runtime_.context.on_host())
+    realign();
+  else
+    end_messages(stream);
+  runtime_.step.discard();
+  gatherer_.show_whole(true);
+  reducer_.start_step();
+  gatherer_.start_step();
+  runtime_.context.log(FSDP_LOG_DEBUG, format_text("model {}: the step after version {} was discarded",
+                                                   runtime_.teams.number, runtime_.step.version()));
 }
 
-// A new round of reduces: sequence numbers agree again, and nobody starts before all have come. Messages of a step that has
-// ended well go on as they are: the GPU may still be at them.
-void Model::realign() {
-  Runtime &state = *runtime_;
-  if (!context_->on_host()) {
-    state.reduce_trace->next_round();
-    if (state.outer) state.outer->trace_next_round();
+// Of a device: what all ranks have enqueued in steps that ended well, and for a norm, may still be under way, and the
+// weights depend on it, or who reads the norm. It comes to its end by itself; only what came after it is given up.
+void Update::await_ended_steps() {
+  if (runtime_.context.on_host()) return;
+  const WaitSpan span(runtime_, Awaited::reduce);
+  runtime_.context.device().synchronize(*runtime_.marks.window_work);
+  runtime_.context.device().synchronize(*runtime_.marks.norm);
+}
+
+// A new round of reduces: sequence numbers agree again, and nobody starts before all have come. Messages of a step that
+// has ended well go on as they are: the GPU may still be at them.
+void Update::realign() {
+  if (!runtime_.context.on_host()) {
+    runtime_.reduces.trace->next_round();
+    if (runtime_.outer) runtime_.outer->trace_next_round();
     return;
   }
-  state.reduce_comm->next_round();
-  state.reduce_trace->next_round();
-  if (state.outer) state.outer->next_round();
-  state.round_gate->arrive(++state.round);
-  state.round_entered = false;
+  runtime_.reduces.comm->next_round();
+  runtime_.reduces.trace->next_round();
+  if (runtime_.outer) runtime_.outer->next_round();
+  runtime_.gates.round->arrive(runtime_.step.start_round());
 }
 
-// All ranks give this step up, and what some of them have enqueued others may not have: where that is so it is given up too,
-// so that the streams can be waited for. Only when those of all ranks are idle may their numbers be realigned.
-void Model::end_messages(fsdp_stream stream) {
-  Runtime &state = *runtime_;
-  Meeting &mine = meetings_.back();
-  mine.sound = 1;
-  state.teams.for_each_data([&](comm::Team &team) { mine.sound = team.agree() && mine.sound; });
-  exchange_meetings();
-  if (std::any_of(meetings_.begin(), meetings_.begin() + state.teams.all->size(), [](const Meeting &meeting) { return !meeting.sound; })) {
-    state.teams.for_each_data([](comm::Team &team) { team.cut(); });
-    state.teams.for_each_data([](comm::Team &team) { team.renew(); });
-    state.team_news.tell();
+// All ranks give this step up, and what some of them have enqueued others may not have: where that is so it is given up
+// too, so that the streams can be waited for. Only when those of all ranks are idle may their numbers be realigned.
+void Update::end_messages(fsdp_stream stream) {
+  bool sound = true;
+  runtime_.teams.for_each_data([&](comm::Team &team) { sound = team.agree() && sound; });
+  meetings_.say_sound(sound);
+  meetings_.meet_again();
+  if (!meetings_.all_sound()) {
+    runtime_.teams.for_each_data([](comm::Team &team) { team.cut(); });
+    runtime_.teams.for_each_data([](comm::Team &team) { team.renew(); });
+    runtime_.team_news.tell();
   }
-  reducer_->await_writers(stream);
-  device::Stream &caller = context_->device().caller_stream(stream);
+  reducer_.await_writers(stream);
+  device::Stream &caller = runtime_.context.device().caller_stream(stream);
   await_readers(caller);
-  state.synchronize(caller);
-  exchange_meetings();
+  runtime_.synchronize(caller);
+  meetings_.meet_again();
   realign_messages();
 }
 
 // Nothing is under way any more. The exchange is what must be passed before the next collective.
-void Model::realign_messages() {
-  Runtime &state = *runtime_;
-  state.reduce_comm->next_round();
-  state.gather_comm->next_round();
-  state.reduce_trace->next_round();
-  if (state.outer) state.outer->next_round();
-  state.calls.restart();
-  exchange_meetings();
+void Update::realign_messages() {
+  runtime_.reduces.comm->next_round();
+  runtime_.gathers.comm->next_round();
+  runtime_.reduces.trace->next_round();
+  if (runtime_.outer) runtime_.outer->next_round();
+  runtime_.calls.restart();
+  meetings_.meet_again();
 }
 
 }  // namespace fsdp::engine

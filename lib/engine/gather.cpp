@@ -6,6 +6,16 @@
 namespace fsdp::engine {
 namespace {
 
+const char *phase_name(fsdp_phase phase) {
+  switch (phase) {
+    case FSDP_FORWARD: return "FORWARD";
+    case FSDP_BACKWARD: return "BACKWARD";
+    case FSDP_RECOMPUTE: return "RECOMPUTE";
+    case FSDP_EVAL: return "EVAL";
+    default: return "unknown";
+  }
+}
+
 bool is_backward(fsdp_phase phase) { return phase == FSDP_BACKWARD || phase == FSDP_RECOMPUTE; }
 
 std::string describe_holds(const GatherSlot &slot) {
@@ -27,7 +37,7 @@ Gatherer::Gatherer(Runtime &runtime)
   eval_positions_.resize(runtime.groups.size());
   for (uint32_t i = 0; i < runtime.plan.visits.eval.size(); ++i)
     eval_positions_[runtime.plan.visits.eval[i].group_index].push_back(i);
-  for (const Group &group : runtime.groups) set_readable(group, !group.plan->gathers);
+  for (const Group &group : runtime.groups) set_readable(group, false);  // a sealed model starts in the update window
 }
 
 const std::vector<fsdp_visit> &Gatherer::visits(fsdp_phase phase) const {
@@ -52,7 +62,8 @@ uint32_t Gatherer::find_position(const Group &group, fsdp_phase phase) {
 }
 
 void Gatherer::prefetch(Group &group, fsdp_phase phase) {
-  if (!group.plan->gathers) return;
+  // In debug mode a view that was released would show the weights again.
+  if (!group.plan->gathers || runtime_.context.debug()) return;
   GatherSlot &slot = group.slot(phase);
   if (slot.gathered || blocked(slot)) return;
   const CallSpan span(runtime_, "prefetch", &group);
@@ -63,7 +74,7 @@ void Gatherer::prefetch(Group &group, fsdp_phase phase) {
 
 void Gatherer::prefetch_after(fsdp_phase phase, uint32_t position) {
   // A recompute is a visit inside another one: what comes next is already known from there.
-  if (phase == FSDP_RECOMPUTE || position == UINT32_MAX) return;
+  if (!runtime_.spec.prefetches || phase == FSDP_RECOMPUTE || position == UINT32_MAX) return;
   const auto &lists = training(phase) ? runtime_.plan.visits.train_prefetch : runtime_.plan.visits.eval_prefetch;
   for (const uint32_t next : lists[position]) {
     const fsdp_visit &visit = visits(phase)[next];
@@ -104,7 +115,7 @@ void Gatherer::reshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
   if (group.plan->copies) {
     // The buffer's next gather runs on the gather stream: it comes after every stream that returned a hold.
     caller.record(*slot.left);
-    if (!slot.left->done()) runtime_.gather_stream->wait(*slot.left);
+    if (!slot.left->done()) runtime_.gathers.stream->wait(*slot.left);
   }
   if (slot.hold_count()) return;
   if (!keeps(group, slot, phase)) release(group, slot);
@@ -112,6 +123,7 @@ void Gatherer::reshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
 
 // The weights stay where the next visits would gather them again.
 bool Gatherer::keeps(const Group &group, const GatherSlot &slot, fsdp_phase phase) const {
+  if (runtime_.context.debug()) return false;
   if (phase == FSDP_RECOMPUTE) return true;
   if (phase == FSDP_FORWARD && group.spec->resident) return true;
   if (slot.position == UINT32_MAX) return false;
@@ -129,14 +141,25 @@ bool Gatherer::blocked(const GatherSlot &slot) const {
                      [&](uint32_t key) { return self.slot_of(key).gathered; });
 }
 
+// Resident weights keep their buffer from a forward visit to the end of the backward one.
+std::string Gatherer::advise_residence(const Group &held, const GatherSlot &slot) const {
+  if (held.spec->resident || runtime_.spec.schedule == FSDP_SCHEDULE_INTERLEAVED || !slot.holds[FSDP_FORWARD])
+    return {};
+  return format_text(
+      ", or create group '{}' with FSDP_GROUP_RESIDENT, which leaves it its buffer until its backward visit ends",
+      held.name());
+}
+
 void Gatherer::evict(Group &group, GatherSlot &slot, fsdp_phase phase) {
   for (const uint32_t key : slot.overlaps) {
     GatherSlot &other = slot_of(key);
     if (!other.gathered || other.hold_count() == 0) continue;
-    fail(FSDP_INVALID_STATE,
-         "fsdp_unshard: group '{}' ({}) needs the buffer that group '{}' holds ({}); return that hold with fsdp_reshard "
-         "first, or give fsdp_set_schedule the order of visits in which both are held at once",
-         group.name(), phase_name(phase), group_of(key).name(), describe_holds(other));
+    fail(
+        FSDP_INVALID_STATE,
+        "fsdp_unshard: group '{}' ({}) needs the buffer that group '{}' holds ({}); return that hold with fsdp_reshard "
+        "first, or give fsdp_set_schedule the order of visits in which both are held at once{}",
+        group.name(), phase_name(phase), group_of(key).name(), describe_holds(other),
+        advise_residence(group_of(key), other));
   }
   for (const uint32_t key : slot.overlaps)
     if (slot_of(key).gathered) release(group_of(key), slot_of(key));
@@ -155,13 +178,14 @@ void Gatherer::gather(Group &group, GatherSlot &slot, fsdp_phase phase) {
 }
 
 void Gatherer::enqueue_copies(Group &group, GatherSlot &slot) {
-  device::Stream &stream = *runtime_.gather_stream;
-  stream.wait(*runtime_.published);
-  StreamTrace &trace = *runtime_.gather_trace;
-  trace.await(*runtime_.version_gate, runtime_.version, group.name(), "wait for publish", group.trace_name, runtime_.version);
+  device::Stream &stream = *runtime_.gathers.stream;
+  stream.wait(*runtime_.marks.published);
+  StreamTrace &trace = *runtime_.gathers.trace;
+  trace.await(*runtime_.gates.version, runtime_.step.version(), group.name(), "wait for publish", group.trace_name,
+              runtime_.step.version());
   trace.begin("all_gather", group, group.pulled_bytes);
   runtime_.gather(slot.spans, group);
-  trace.end("all_gather", group, group.pulled_bytes, runtime_.version);
+  trace.end("all_gather", group, group.pulled_bytes, runtime_.step.version());
   stream.record(*slot.ready);
   if (!runtime_.context.on_host()) runtime_.calls.add(CallSequence::Kind::gather, group.index);
   ++runtime_.stats.all_gathers;
@@ -173,30 +197,42 @@ void Gatherer::release(Group &group, GatherSlot &slot) {
   if (slot.prefetched) ++runtime_.stats.dropped_prefetches;
   slot.prefetched = false;
   --runtime_.stats.gathered_groups;
-  const bool other_gathered = std::any_of(group.slots.begin(), group.slots.end(), [](const auto &s) { return s.gathered; });
+  const bool other_gathered =
+      std::any_of(group.slots.begin(), group.slots.end(), [](const auto &s) { return s.gathered; });
   if (!other_gathered) set_readable(group, false);
-  if (!runtime_.context.debug() || !group.plan->copies) return;
-  // 0xFF bytes are a NaN in every dtype that we have.
-  for (const comm::GatherSpan &span : slot.spans)
-    runtime_.gather_stream->fill(span.to, 0xFF, span.bytes * runtime_.inner().size());
+  if (runtime_.context.debug() && group.plan->copies) poison(slot);
 }
 
+// Behind the copies on their stream. On the host it is done when the call returns.
+void Gatherer::poison(const GatherSlot &slot) {
+  // 0xFF bytes are a NaN in every dtype that we have.
+  for (const comm::GatherSpan &span : slot.spans)
+    runtime_.gathers.stream->fill(span.to, 0xFF, span.bytes * runtime_.inner().size());
+  if (!runtime_.context.on_host()) return;
+  runtime_.wait_idle(*runtime_.gathers.stream, Awaited::gather, runtime_.context.device().caller_stream(nullptr));
+}
+
+// Copied weights are poisoned instead.
 void Gatherer::set_readable(const Group &group, bool readable) {
-  const bool mapped = group.plan->gathers && !group.plan->copies;
-  if (!runtime_.context.debug() || !mapped || group.plan->compute_bytes == 0) return;
-  runtime_.storage->shared_compute()->protect(group.plan->compute_offset, group.plan->compute_bytes, readable);
+  const bool on_host = runtime_.context.on_host();
+  if (!runtime_.context.debug() || !on_host || group.plan->copies || group.plan->compute.bytes == 0) return;
+  runtime_.storage->show_compute(*group.plan, readable);
+}
+
+void Gatherer::show_whole(bool readable) {
+  for (const Group &group : runtime_.groups)
+    if (!group.plan->gathers) set_readable(group, readable);
 }
 
 bool Gatherer::readable(Group &group, fsdp_phase phase) const {
-  if (!group.plan->gathers) return !runtime_.window_open;
+  if (!group.plan->gathers) return !runtime_.step.window_open();
   return group.slot(phase).hold_count() > 0;
 }
 
 const std::byte *Gatherer::view(Group &group, fsdp_phase phase, uint32_t index) const {
   const Bucket &bucket = runtime_.storage->buckets()[index];
-  if (bucket.view) return bucket.view;
-  return runtime_.storage->gather_pool() + runtime_.plan.gather_pool.offsets[group.slot(phase).key] +
-         bucket.plan->gathered_offset;
+  if (!group.plan->copies) return bucket.plane(PlaneKind::compute).view;
+  return bucket.plane(PlaneKind::gathered, group.slot_index(phase)).view;
 }
 
 std::string Gatherer::list_holds() const {
@@ -204,8 +240,8 @@ std::string Gatherer::list_holds() const {
   for (const Group &group : runtime_.groups)
     for (const GatherSlot &slot : group.slots)
       if (slot.hold_count())
-        text += format_text("{}group '{}' is still held ({}): call fsdp_reshard", text.empty() ? "" : "; ", group.name(),
-                            describe_holds(slot));
+        text += format_text("{}group '{}' is still held ({}): call fsdp_reshard", text.empty() ? "" : "; ",
+                            group.name(), describe_holds(slot));
   return text;
 }
 

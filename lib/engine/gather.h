@@ -24,6 +24,8 @@ class Gatherer {
   // Lets go of what was gathered without a hold. With force also of what is held.
   void drop_all(bool force);
   void start_step() { cursors_ = {}; }
+  // Debug: weights that the strategy keeps whole may be read outside of the update window only.
+  void show_whole(bool readable);
   // Where the next visit of a group named more than once is looked for.
   struct Cursors {
     uint32_t train = 0, eval = 0;
@@ -39,17 +41,19 @@ class Gatherer {
   // Enqueues the gather. Throws if a group with holds has the buffer; drops one without.
   void gather(Group &group, GatherSlot &slot, fsdp_phase phase);
   bool blocked(const GatherSlot &slot) const;
+  std::string advise_residence(const Group &held, const GatherSlot &slot) const;
   void evict(Group &group, GatherSlot &slot, fsdp_phase phase);
   void enqueue_copies(Group &group, GatherSlot &slot);
   bool keeps(const Group &group, const GatherSlot &slot, fsdp_phase phase) const;
   void release(Group &group, GatherSlot &slot);
   void set_readable(const Group &group, bool readable);
+  void poison(const GatherSlot &slot);
   Group &group_of(uint32_t key) { return runtime_.groups[keys_per_group_ == 2 ? key / 2 : key]; }
   GatherSlot &slot_of(uint32_t key) { return group_of(key).slots[keys_per_group_ == 2 ? key % 2 : 0]; }
 
   Runtime &runtime_;
   uint32_t keys_per_group_;
-  std::vector<std::vector<uint32_t>> positions_;  // in train, by 2 * group + backward
+  std::vector<std::vector<uint32_t>> positions_;       // in train, by 2 * group + backward
   std::vector<std::vector<uint32_t>> eval_positions_;  // by group
   Cursors cursors_;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a parameter group of a sealed model knows about itself. A group has one slot of gathered weights, or two where the
-// schedule keeps forward and backward apart, and one full gradient.
+// What a parameter group of a sealed model knows about itself. A group has one slot of gathered weights, or two where
+// the schedule keeps forward and backward apart, and one full gradient.
 #pragma once
 
 #include <array>
@@ -14,20 +14,18 @@
 
 namespace fsdp::engine {
 
-const char *phase_name(fsdp_phase phase);
-
 // What calls change of a slot. States are copied on their own (state.h).
 struct SlotState {
-  bool gathered = false;  // the gather of this version has been enqueued
-  bool prefetched = false;  // gathered ahead, and no hold has asked for it yet
+  bool gathered = false;            // the gather of this version has been enqueued
+  bool prefetched = false;          // gathered ahead, and no hold has asked for it yet
   std::array<uint32_t, 5> holds{};  // by phase
-  uint32_t position = 0;  // of the visit that was unsharded last, in the list of its mode
+  uint32_t position = 0;            // of the visit that was unsharded last, in the list of its mode
 
   uint32_t hold_count() const { return holds[1] + holds[2] + holds[3] + holds[4]; }
 };
 
 struct GatherSlot : SlotState {
-  uint32_t key = 0;       // number of the pool request
+  uint32_t key = 0;                      // number of the pool request
   std::unique_ptr<device::Event> ready;  // the copies have arrived
   std::unique_ptr<device::Event> left;   // the streams that read have passed their reshard
   std::vector<comm::GatherSpan> spans;   // of a copied gather
@@ -38,10 +36,10 @@ struct GatherSlot : SlotState {
 struct GradState {
   enum class State { idle, lent, reducing };
   State state = State::idle;
-  std::vector<uint8_t> acquired;      // parameters written in this contribution
-  std::vector<uint8_t> touched;       // ... since the last publish (persistent buffers)
-  std::vector<fsdp_stream> writers;   // the stream that wrote each parameter last
-  std::vector<fsdp_stream> streams;   // all that wrote in this contribution, each once
+  std::vector<uint8_t> acquired;     // parameters written in this contribution
+  std::vector<uint8_t> touched;      // ... since the last publish (persistent buffers)
+  std::vector<fsdp_stream> writers;  // the stream that wrote each parameter last
+  std::vector<fsdp_stream> streams;  // all that wrote in this contribution, each once
   comm::Ticket ticket;
   uint32_t reduced_count = 0;  // contributions in the main grads
   uint32_t given_count = 0;    // calls of fsdp_reduce_grad
@@ -51,6 +49,9 @@ struct GradState {
 struct Contribution : GradState {
   std::unique_ptr<device::Event> written, reduced, summed;  // summed: over the outer axis too
   std::unique_ptr<device::Event> opened;  // of a device: the buffer may be written, and earlier contributions are in it
+  // Debug, of a device: every byte of the buffer is 0xFF once the event is done, unless something has written there.
+  std::unique_ptr<device::Event> hidden;
+  bool is_hidden = false;
 };
 
 struct ParamPlace {
@@ -66,27 +67,27 @@ struct Group {
   std::vector<GatherSlot> slots;
   Contribution grad;
   std::array<std::vector<comm::ReduceSpan>, 2> reduce_spans;  // by turn; without a partial buffer the first
-  bool partial = false;  // inner sums go to a partial buffer
+  bool partial = false;                                       // inner sums go to a partial buffer
   std::vector<comm::AllReduceSpan> all_reduce_spans;
   // Over the outer axis: sums by turn, and what publishing and finishing gather.
   std::vector<comm::SumSpan> outer_sums;
   std::array<std::vector<comm::SliceSumSpan>, 2> outer_slices;
   std::vector<comm::WholeSpan> outer_weights, outer_grads;
-  std::vector<comm::GatherSpan> whole_grads;  // no_shard with an outer axis: the other inner ranks' sums, at the end
-  std::vector<uint32_t> grad_overlaps;  // groups whose full gradient buffers share bytes with this one's
+  std::vector<comm::GatherSpan> whole_grads;    // no_shard with an outer axis: the other inner ranks' sums, at the end
+  std::vector<uint32_t> grad_overlaps;          // groups whose full gradient buffers share bytes with this one's
   std::vector<comm::GatherSpan> refresh_spans;  // whole compute weights, at publish
-  uint64_t pulled_bytes = 0;   // that one gather or refresh copies
-  uint64_t reduced_bytes = 0;  // of full gradients that one reduce reads
-  uint64_t all_reduced_bytes = 0;  // that one all-reduce reads: those, and the other ranks' sums
+  uint64_t pulled_bytes = 0;                    // that one gather or refresh copies
+  uint64_t reduced_bytes = 0;                   // of full gradients that one reduce reads
+  uint64_t all_reduced_bytes = 0;               // that one all-reduce reads: those, and the other ranks' sums
 
   const char *flight_name = nullptr;  // the flight recorder's copy
-  const char *trace_name = nullptr;  // the timeline's copy; NULL if there is none
+  const char *trace_name = nullptr;   // the timeline's copy; NULL if there is none
 
   const char *name() const { return spec->name.c_str(); }
-  GatherSlot &slot(fsdp_phase phase) {
-    const bool backward = phase == FSDP_BACKWARD || phase == FSDP_RECOMPUTE;
-    return slots[slots.size() == 2 && backward ? 1 : 0];
+  uint32_t slot_index(fsdp_phase phase) const {
+    return slots.size() == 2 && (phase == FSDP_BACKWARD || phase == FSDP_RECOMPUTE) ? 1 : 0;
   }
+  GatherSlot &slot(fsdp_phase phase) { return slots[slot_index(phase)]; }
 };
 
 }  // namespace fsdp::engine

@@ -15,7 +15,8 @@ InFlight::~InFlight() { context_.remove_unsettled(this); }
 void InFlight::add(device::Stream &stream, const Entry &entry) {
   settle();
   const std::lock_guard lock(mutex_);
-  if (next_entry_ - first_entry_ == most_entries) ++first_entry_;  // forgotten: the recorder has lost it too, or will soon
+  if (next_entry_ - first_entry_ == most_entries)
+    ++first_entry_;  // forgotten: the recorder has lost it too, or will soon
   entries_[next_entry_++ % most_entries] = entry;
   // With all marks in use the last one moves on.
   if (next_mark_ - first_mark_ < most_marks) ++next_mark_;
@@ -35,8 +36,10 @@ void InFlight::settle() noexcept {
 
 // What is behind other work of its stream has not begun before that ended.
 void InFlight::complete(const Entry &entry) noexcept {
-  if (entry.comm && entry.broken(entry.comm)) context_.flight().fail(entry.handle);
-  else context_.flight().complete(entry.handle);
+  if (entry.comm && entry.broken(entry.comm))
+    context_.flight().fail(entry.handle);
+  else
+    context_.flight().complete(entry.handle);
   trace::Event event = entry.event;
   event.begin_ns = std::max(event.begin_ns, last_end_ns_);
   last_end_ns_ = event.end_ns = std::max(trace::now_ns(), event.begin_ns);

@@ -45,7 +45,7 @@ class InFlight final : public Unsettled {
   std::mutex mutex_;
   std::array<Mark, most_marks> marks_;
   std::vector<Entry> entries_;
-  uint64_t first_mark_ = 0, next_mark_ = 0;    // those between are pending, oldest first
+  uint64_t first_mark_ = 0, next_mark_ = 0;  // those between are pending, oldest first
   uint64_t first_entry_ = 0, next_entry_ = 0;
   uint64_t last_end_ns_ = 0;
 };

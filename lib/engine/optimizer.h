@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens inside the update window: this rank's shards, norms over all ranks, and AdamW.
+// What happens inside the update window: this rank's shards and AdamW (optimizer.cpp), norms over all ranks (norm.cpp).
 #pragma once
 
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "engine/runtime.h"
+#include "engine/shared_norm.h"
 
 namespace fsdp::engine {
 
@@ -15,7 +17,7 @@ struct Shard {
   uint32_t group;
   uint32_t param_index;
   uint32_t ordinal;  // of the parameter in the model
-  uint32_t bucket;
+  const Bucket *bucket;
   layout::Slice slice;
   layout::Slice counted;
 };
@@ -29,6 +31,13 @@ struct Batch {
   std::vector<device::AdamWSpan> spans;
 };
 
+// Ranks that asked for different things with a norm: the lowest that differs from the first of those that measure it
+// together. It travels as numbers.
+struct NormDispute {
+  double odd = -1, by_odd = 0;  // a rank of the job and its max_norm, 0 for the norm alone; -1: they agree
+  double first = -1, by_first = 0;
+};
+
 class Optimizer {
  public:
   Optimizer(Runtime &runtime, bool adamw);
@@ -39,14 +48,25 @@ class Optimizer {
   float *main_grad(const Shard &shard) const;
   const Plane &state(const Shard &shard, const char *name, const char *call) const;
 
-  double grad_norm(device::Stream &caller);
+  // further: other models' norms are added over its ranks; NULL: none. norm: NULL if the host need not wait for it.
+  void grad_norm(const layout::Mesh *further, device::Stream &caller, double *norm);
+  // The last one that was found, here or to clip. The calling thread waits for it.
+  std::optional<double> last_norm() const;
+  // Batches with another lr_scale for one parameter, and their adoption, which cannot fail.
+  std::vector<Batch> make_batches(const memory::ParamSpec *changed = nullptr, double lr_scale = 0) const;
+  void adopt(std::vector<Batch> batches) noexcept { batches_ = std::move(batches); }
   void param_grad_norms(device::Stream &caller, double *norms, uint64_t count);
+  // What scales is kept for the model's next meeting, where it must be the same on every rank.
   void scale_grads(double factor, device::Stream &caller);
-  double clip_grads(double max_norm, device::Stream &caller);
+  // ... and this is not: the ranks have met for it.
+  void multiply_grads(double factor, device::Stream &caller);
+  void clip_grads(const layout::Mesh *further, double max_norm, device::Stream &caller, double *norm);
   // The first parameter with an Inf or NaN on any rank, or NULL.
   const char *find_nonfinite(device::Stream &caller);
   // Updates main and compute weights; publishing is the model's.
   void step_adamw(double lr, const fsdp_adamw_options &options, device::Stream &caller);
+  // What the options say for the next step, with defaults filled in.
+  StepNumbers numbers(const fsdp_adamw_options &options) const;
   // The same in a graph: lr and corrections are what store_steps has given to the device before the replay.
   void step_adamw_captured(device::Stream &caller);
   void store_steps(double lr, const fsdp_adamw_options &options, device::Stream &caller);
@@ -54,24 +74,39 @@ class Optimizer {
   void cast_weights(device::Stream &stream);
 
  private:
-  void measure_squares(device::Stream &caller);
+  void measure_squares(double *squares, device::Stream &caller);
+  void measure_norm(const layout::Mesh *further, double max_norm, device::Stream &caller);
+  void measure_further(const layout::Mesh &further, double max_norm, NormDispute dispute, device::Stream &caller);
+  void clip_to_norm(device::Stream &caller);
+  void require_other_parts(const layout::Mesh &further) const;
+  NormDispute meet_for_norm(double max_norm);
+  // squares: of the model, then of all of the further mesh.
+  NormDispute exchange_further(const layout::Mesh &further, double max_norm, double &squares, const NormDispute &own);
   comm::Team &holders() const;
   void exchange(const double *own, size_t count, const char *what);
   template <class Take>
   void exchange_values(Take take);
   void synchronize(device::Stream &stream);
   std::byte *compute(const Shard &shard) const;
-  void make_batches();
-  void make_steps(double lr, const fsdp_adamw_options &options, uint64_t step_number);
+  void make_steps(double lr, const StepNumbers &numbers);
   device::AdamWSpan span_of(const Shard &shard) const;
   // scratch: one value a parameter for this rank, then a chunk of parameters for every rank
-  double *own_values() const { return runtime_.storage->scratch(); }
+  double *own_values() const {
+    std::byte *const norms = runtime_.storage->own_part(memory::RegionId::norms);
+    return reinterpret_cast<double *>(norms + memory::norm_head_bytes);
+  }
+  device::AdamW *steps() const {
+    return reinterpret_cast<device::AdamW *>(runtime_.storage->own_part(memory::RegionId::steps));
+  }
   double *all_values() const { return own_values() + runtime_.plan.param_count; }
 
   Runtime &runtime_;
   bool adamw_;  // else the optimizer is the caller's
+  SharedNorm norm_;
+  bool measured_ = false;            // a norm, ever
+  std::optional<double> last_norm_;  // if the host has it; else norm_ has
   std::vector<Shard> shards_;
-  std::vector<Batch> batches_;  // of all of them
+  std::vector<Batch> batches_;       // of all of them
   std::vector<const char *> names_;  // of all parameters of the model
 };
 

@@ -59,28 +59,24 @@ void Outer::add_group(Group &group, const Storage &storage) {
 
 // Where this rank's inner sums are, and which of their slots is its own.
 void Outer::add_sub_bucket(Group &group, const Bucket &bucket, const layout::SubBucket &sub) const {
-  const memory::BucketPlan &plan = *bucket.plan;
-  const uint64_t group_count = sub.shard_count * plan.slices;
-  const uint64_t group_begin = sub.full_offset + inner_ * group_count;
-  auto *grads = reinterpret_cast<float *>(bucket.grad.data);
-  float *grouped = grads + (bucket.grad.extent == Extent::whole   ? group_begin
-                            : bucket.grad.extent == Extent::group ? sub.shard_offset * plan.slices
-                                                                  : sub.shard_offset);
-  const bool whole_state = plan.main_is_whole;
+  const uint32_t slices = bucket.plan->slices;
+  const Plane &grad = bucket.plane(PlaneKind::grad);
+  float *grouped = grad.fp32(grad.index_of(sub, slices, inner_));
+  const bool whole_state = bucket.is_whole();
   if (mesh_.outer == layout::OuterAxis::replicate || (mesh_.outer == layout::OuterAxis::optim && whole_state)) {
-    add_sum(group.outer_sums, grouped, group_count);
+    add_sum(group.outer_sums, grouped, sub.shard_count * slices);
   } else {
-    float *own = bucket.grad.extent == Extent::shard ? grouped : grouped + rank_ * sub.shard_count;
-    for (uint32_t turn = 0; turn < 2; ++turn) {
-      float *from = plan.uses_partial ? bucket.partial[turn] + sub.shard_offset * plan.slices : grouped;
-      group.outer_slices[turn].push_back({from, sub.shard_count, own, false});
+    float *own = grad.plan->extent == Extent::shard ? grouped : grouped + rank_ * sub.shard_count;
+    for (uint32_t turn = 0; turn < memory::partial_turns; ++turn) {
+      const Plane &sums = bucket.has(PlaneKind::partial) ? bucket.plane(PlaneKind::partial, turn) : grad;
+      group.outer_slices[turn].push_back({sums.fp32(sums.index_of(sub, slices, inner_)), sub.shard_count, own, false});
     }
   }
   if (!gathers_) return;
   if (!whole_state) {
-    const uint64_t element = dtype_size(plan.dtype);
-    const uint64_t begin = bucket.compute.extent == Extent::group ? sub.shard_offset * plan.slices : group_begin;
-    group.outer_weights.push_back({bucket.compute.data + begin * element, sub.shard_count * element});
+    const Plane &compute = bucket.plane(PlaneKind::compute);
+    group.outer_weights.push_back(
+        {compute.element(compute.index_of(sub, slices, inner_)), sub.shard_count * dtype_size(compute.dtype())});
   } else if (mesh_.outer == layout::OuterAxis::shard) {
     group.outer_grads.push_back({reinterpret_cast<std::byte *>(grouped), sub.shard_count * sizeof(float)});
   }
@@ -139,6 +135,15 @@ void Outer::gather_grads(Group &group, uint64_t version) {
   if (group.outer_grads.empty()) return;
   gather(*sums_, group.outer_grads, group, version);
   stream_->record(*group.grad.summed);
+}
+
+void Outer::gather_norm(std::byte *whole, uint64_t bytes, const device::Event &after, uint64_t version) {
+  stream_->wait(after);
+  const comm::WholeSpan span{whole, bytes};
+  const Traced norm("the gradient norm");
+  trace_->begin("all_gather", norm, bytes * mesh_.outer_size);
+  sums_->all_gather({&span, 1}, {norm_tag, norm.in_flight}, *stream_);
+  trace_->end("all_gather", norm, bytes * mesh_.outer_size, version, *sums_);
 }
 
 void Outer::gather_weights(Group &group, uint64_t version) {

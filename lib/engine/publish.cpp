@@ -1,86 +1,102 @@
 // SPDX-License-Identifier: Apache-2.0
 // The end of the update window: the compute weights are written, the version rises, and readers are let in.
-#include "engine/model.h"
+#include <string_view>
+
+#include "engine/update.h"
 
 namespace fsdp::engine {
+namespace {
 
-void Model::publish(fsdp_stream stream, const char *call) {
-  Runtime &state = runtime(call);
-  const CallSpan span(state, "publish_weights");
-  state.require_window(call);
-  device::Stream &caller = state.caller_stream(stream, call);
-  meet(Intent::publish, 1.0, {});
+// The caller may have written main weights here and not there: no version can be trusted any more, and there is no way
+// on.
+Error make_fatal(Error error) {
+  constexpr std::string_view advice = "; call fsdp_discard_step on every rank to go on";
+  error.status = FSDP_MISMATCH;
+  if (error.message.ends_with(advice)) error.message.resize(error.message.size() - advice.size());
+  error.message += "; main weights may have been written here, so the context has failed";
+  return error;
+}
+
+}  // namespace
+
+void Update::publish(fsdp_stream stream) {
+  constexpr auto call = "fsdp_publish_weights";
+  const CallSpan span(runtime_, "publish_weights");
+  runtime_.step.require_window(call);
+  device::Stream &caller = runtime_.caller_stream(stream, call);
+  meetings_.meet({.intent = Intent::publish, .capture = graphs_.number()});
   try {
-    check_meeting(Intent::publish, 1.0);
+    meetings_.check(Intent::publish);
   } catch (const Error &error) {
-    // The caller may have written main weights here and not there: no version can be trusted any more.
-    if (state.version && !capture_) context_->failure().set(error);
-    throw;
+    if (!runtime_.step.version() || graphs_.capture()) throw;
+    const Error fatal = make_fatal(error);
+    runtime_.context.fail_for_good(fatal, false);  // peers that go on by discarding would wait for this rank
+    throw fatal;
   }
-  state.join_window(caller);
-  optimizer_->cast_weights(caller);
+  runtime_.join_window(caller);
+  optimizer_.cast_weights(caller);
   close_window(caller);
 }
 
 // The parts of other outer ranks are written by their communicator: it raises the version when they have come.
-device::Stream &Model::gather_outer_weights(device::Stream &caller) {
-  Runtime &state = *runtime_;
-  caller.record(*state.order);
-  device::Stream &stream = state.outer->stream();
-  if (!state.order->done()) stream.wait(*state.order);
-  for (Group &group : state.groups) state.outer->gather_weights(group, state.version);
+device::Stream &Update::gather_outer_weights(device::Stream &caller) {
+  caller.record(*runtime_.marks.order);
+  device::Stream &stream = runtime_.outer->stream();
+  if (!runtime_.marks.order->done()) stream.wait(*runtime_.marks.order);
+  for (Group &group : runtime_.groups) runtime_.outer->gather_weights(group, runtime_.step.version());
   return stream;
 }
 
 // The compute weights are written: raise the version and let readers in.
-void Model::close_window(device::Stream &caller) {
-  Runtime &state = *runtime_;
-  ++state.version;
-  device::Stream &writer = state.outer && state.outer->gathers() ? gather_outer_weights(caller) : caller;
-  if (context_->on_host()) state.version_gate->arrive(state.version, writer);
-  writer.record(*state.published);
-  if (state.timeline) {
+void Update::close_window(device::Stream &caller) {
+  gatherer_.show_whole(true);
+  const uint64_t version = runtime_.step.raise_version();
+  device::Stream &writer = runtime_.outer && runtime_.outer->gathers() ? gather_outer_weights(caller) : caller;
+  if (runtime_.context.on_host()) runtime_.gates.version->arrive(version, writer);
+  writer.record(*runtime_.marks.published);
+  if (runtime_.timeline) {
     const uint64_t now = trace::now_ns();
-    state.timeline->record({"published", nullptr, now, now, 0, static_cast<uint32_t>(state.version), trace::caller_lane,
-                            trace::Kind::instant});
+    runtime_.timeline->record(
+        {"published", nullptr, now, now, 0, static_cast<uint32_t>(version), trace::caller_lane, trace::Kind::instant});
   }
-  state.version_ready = !context_->on_host() || (state.inner().size() == 1 && !(state.outer && state.outer->gathers()));
-  state.window_open = state.window_has_grads = false;
-  if (!context_->on_host()) caller.wait(*state.published);
+  runtime_.step.close_window(!runtime_.context.on_host() ||
+                             (runtime_.inner().size() == 1 && !(runtime_.outer && runtime_.outer->gathers())));
+  if (!runtime_.context.on_host()) caller.wait(*runtime_.marks.published);
   refresh_whole_weights(caller);
-  state.leave_window(caller);
-  reducer_->start_step();
-  gatherer_->start_step();
+  runtime_.leave_window(caller);
+  reducer_.start_step();
+  gatherer_.start_step();
 }
 
 // Whole weights that peers have parts of: copied ones are pulled now, mapped ones are there when all have published.
-void Model::refresh_whole_weights(device::Stream &caller) {
-  Runtime &state = *runtime_;
+void Update::refresh_whole_weights(device::Stream &caller) {
   // Nobody near has parts of them, but other outer ranks may.
-  if (!state.communicates()) {
-    if (state.outer && state.outer->gathers()) state.await_version();
+  if (!runtime_.communicates()) {
+    if (runtime_.outer && runtime_.outer->gathers()) runtime_.await_version();
     return;
   }
   bool copies = false, any = false;
-  for (Group &group : state.groups) {
-    if (group.plan->gathers || group.plan->home == memory::ComputeHome::local) continue;
+  for (Group &group : runtime_.groups) {
+    const bool own =
+        group.spec->strategy == FSDP_STRATEGY_NO_SHARD || group.plan->compute.region == memory::RegionId::local_compute;
+    if (group.plan->gathers || own) continue;
     any = true;
-    ++state.stats.gathers;
+    ++runtime_.stats.gathers;
     if (group.refresh_spans.empty()) continue;
     if (!copies) {
-      state.gather_stream->wait(*state.published);
-      state.gather_trace->await(*state.version_gate, state.version, "the refresh of whole weights", "wait for publish", nullptr,
-                                state.version);
+      runtime_.gathers.stream->wait(*runtime_.marks.published);
+      runtime_.gathers.trace->await(*runtime_.gates.version, runtime_.step.version(), "the refresh of whole weights",
+                                    "wait for publish", nullptr, runtime_.step.version());
     }
     copies = true;
-    state.gather_trace->begin("all_gather", group, group.pulled_bytes);
-    state.gather(group.refresh_spans, group);
-    state.gather_trace->end("all_gather", group, group.pulled_bytes, state.version);
-    ++state.stats.all_gathers;
-    state.stats.gathered_bytes += group.pulled_bytes;
+    runtime_.gathers.trace->begin("all_gather", group, group.pulled_bytes);
+    runtime_.gather(group.refresh_spans, group);
+    runtime_.gathers.trace->end("all_gather", group, group.pulled_bytes, runtime_.step.version());
+    ++runtime_.stats.all_gathers;
+    runtime_.stats.gathered_bytes += group.pulled_bytes;
   }
-  if (copies) state.wait_idle(*state.gather_stream, Awaited::gather, caller);
-  if (any) state.await_version();
+  if (copies) runtime_.wait_idle(*runtime_.gathers.stream, Awaited::gather, caller);
+  if (any) runtime_.await_version();
 }
 
 }  // namespace fsdp::engine

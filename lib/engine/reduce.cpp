@@ -9,7 +9,20 @@ namespace fsdp::engine {
 
 using Phase = Contribution::State;
 
-Reducer::Reducer(Runtime &runtime) : runtime_(runtime) { pool_.reducing.reserve(runtime.groups.size() + 1); }
+Reducer::Reducer(Runtime &runtime) : runtime_(runtime), most_live_(runtime.spec.pending_groups()) {
+  pool_.reducing.reserve(runtime.groups.size() + 1);
+  size_t most = 0;
+  for (const Group &group : runtime.groups) {
+    set_access(group, comm::Access::none);
+    most = std::max(most, group.places.size());
+  }
+  lent_.reserve(most);
+}
+
+void Reducer::set_access(const Group &group, comm::Access access) {
+  if (runtime_.context.debug() && runtime_.context.on_host() && group.plan->trainable)
+    runtime_.storage->set_grad_access(*group.plan, access);
+}
 
 void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
   const CallSpan span(runtime_, "reduce_grad", &group);
@@ -33,28 +46,29 @@ void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
   }
   wait_for_writers(group);
   // The main grads may still be read by the update that was before.
-  runtime_.join_window(*runtime_.reduce_stream);
-  const uint32_t turn = runtime_.outer ? runtime_.outer->take_turn(group, *runtime_.reduce_stream) : 0;
+  runtime_.join_window(*runtime_.reduces.stream);
+  const uint32_t turn = runtime_.outer ? runtime_.outer->take_turn(group, *runtime_.reduces.stream) : 0;
   if (runtime_.communicates()) {
     enter_round();
     enqueue(group, turn);
   } else {
     enqueue_local(group, turn);
   }
-  runtime_.reduce_stream->record(*grad.reduced);
+  runtime_.reduces.stream->record(*grad.reduced);
   if (runtime_.outer && runtime_.outer->sums(last))
-    runtime_.outer->reduce(group, turn, group.partial && grad.reduced_count > 0, runtime_.version);
+    runtime_.outer->reduce(group, turn, group.partial && grad.reduced_count > 0, runtime_.step.version());
   ++grad.reduced_count;
   grad.state = Phase::reducing;
+  set_access(group, comm::Access::read);
   if (!group.plan->persistent_grad) pool_.reducing.push_back(group.index);
 }
 
 // The first collective of a round may only start when every rank has realigned its sequence numbers.
 void Reducer::enter_round() {
-  if (runtime_.round_entered) return;
-  runtime_.reduce_trace->await(*runtime_.round_gate, runtime_.round, "the next round of reduces", "wait for peers",
-                               nullptr, runtime_.version);
-  runtime_.round_entered = true;
+  if (runtime_.step.round_entered()) return;
+  runtime_.reduces.trace->await(*runtime_.gates.round, runtime_.step.round(), "the next round of reduces",
+                                "wait for peers", nullptr, runtime_.step.version());
+  runtime_.step.enter_round();
 }
 
 void Reducer::enqueue(Group &group, uint32_t turn) {
@@ -64,23 +78,23 @@ void Reducer::enqueue(Group &group, uint32_t turn) {
   if (!runtime_.context.on_host()) runtime_.calls.add(CallSequence::Kind::reduce, group.index);
   ++stats.reduces;
   stats.reduced_bytes += group.reduced_bytes;
-  const comm::Communicator *comm = runtime_.reduce_comm.get();
-  if (group.spec->strategy == FSDP_NO_SHARD && !runtime_.outer) {
+  const comm::Communicator *comm = runtime_.reduces.comm.get();
+  if (group.spec->strategy == FSDP_STRATEGY_NO_SHARD && !runtime_.outer) {
     for (auto &span : group.all_reduce_spans) span.accumulate = accumulate;
-    runtime_.reduce_trace->begin("all_reduce", group, group.all_reduced_bytes);
-    group.grad.ticket = runtime_.reduce_comm->all_reduce(group.all_reduce_spans, tag, *runtime_.reduce_stream);
+    runtime_.reduces.trace->begin("all_reduce", group, group.all_reduced_bytes);
+    group.grad.ticket = runtime_.reduces.comm->all_reduce(group.all_reduce_spans, tag, *runtime_.reduces.stream);
     ++stats.all_reduces;
     stats.all_reduce_bytes += group.all_reduced_bytes;
-    runtime_.reduce_trace->end("all_reduce", group, group.all_reduced_bytes, runtime_.version, *comm);
+    runtime_.reduces.trace->end("all_reduce", group, group.all_reduced_bytes, runtime_.step.version(), *comm);
     return;
   }
   auto &spans = group.reduce_spans[turn];
   for (auto &span : spans) span.accumulate = accumulate;
-  runtime_.reduce_trace->begin("reduce_scatter", group, group.reduced_bytes);
-  group.grad.ticket = runtime_.reduce_comm->reduce_scatter(spans, tag, *runtime_.reduce_stream);
+  runtime_.reduces.trace->begin("reduce_scatter", group, group.reduced_bytes);
+  group.grad.ticket = runtime_.reduces.comm->reduce_scatter(spans, tag, *runtime_.reduces.stream);
   ++stats.reduce_scatters;
   stats.reduce_scatter_bytes += group.reduced_bytes;
-  runtime_.reduce_trace->end("reduce_scatter", group, group.reduced_bytes, runtime_.version, *comm);
+  runtime_.reduces.trace->end("reduce_scatter", group, group.reduced_bytes, runtime_.step.version(), *comm);
 }
 
 // A world of one: a copy with explicit scale.
@@ -89,16 +103,16 @@ void Reducer::enqueue_local(Group &group, uint32_t turn) {
   const auto sum = [&](const comm::Source &from, fsdp_dtype dtype, fsdp_dtype wire, uint64_t count, float *to,
                        float factor) {
     const bool in_place = reinterpret_cast<std::byte *>(to) == from.arena->writable() + from.offset;
-    runtime_.reduce_stream->rank_sum(
+    runtime_.reduces.stream->rank_sum(
         {from.arena->data() + from.offset, 0, 1, dtype, wire, to, count, factor, accumulate, in_place});
   };
-  runtime_.reduce_trace->begin("local_sum", group, group.reduced_bytes);
+  runtime_.reduces.trace->begin("local_sum", group, group.reduced_bytes);
   for (const auto &span : group.reduce_spans[turn])
     sum(span.from, span.dtype, span.wire_dtype, span.shard_count, span.to, span.factor);
   for (const auto &span : group.all_reduce_spans)
     sum(span.from, span.dtype, span.wire_dtype, span.shard_count, reinterpret_cast<float *>(span.whole_writable),
         span.factor);
-  runtime_.reduce_trace->end("local_sum", group, group.reduced_bytes, runtime_.version);
+  runtime_.reduces.trace->end("local_sum", group, group.reduced_bytes, runtime_.step.version());
 }
 
 // The main grads of no_shard groups are summed slot by slot where there is an outer axis; now they become whole. After
@@ -107,12 +121,13 @@ void Reducer::gather_whole() {
   if (!runtime_.outer) return;
   for (Group &group : runtime_.groups) {
     if (group.whole_grads.empty()) continue;
-    runtime_.outer->gather_grads(group, runtime_.version);
+    runtime_.outer->gather_grads(group, runtime_.step.version());
     if (!runtime_.communicates()) continue;
-    runtime_.reduce_stream->wait(*group.grad.summed);
-    runtime_.reduce_trace->begin("all_gather", group, group.reduced_bytes);
-    runtime_.reduce_comm->all_gather(group.whole_grads, {group.index, group.name()}, *runtime_.reduce_stream);
-    runtime_.reduce_trace->end("all_gather", group, group.reduced_bytes, runtime_.version, *runtime_.reduce_comm);
+    runtime_.reduces.stream->wait(*group.grad.summed);
+    runtime_.reduces.trace->begin("all_gather", group, group.reduced_bytes);
+    runtime_.reduces.comm->all_gather(group.whole_grads, {group.index, group.name()}, *runtime_.reduces.stream);
+    runtime_.reduces.trace->end("all_gather", group, group.reduced_bytes, runtime_.step.version(),
+                                *runtime_.reduces.comm);
     ++runtime_.stats.all_gathers;
   }
 }
@@ -145,6 +160,7 @@ void Reducer::start_step() {
   for (Group &group : runtime_.groups) {
     Contribution &grad = group.grad;
     grad.state = Phase::idle;
+    set_access(group, comm::Access::none);
     grad.reduced_count = grad.given_count = 0;
     grad.last = false;
     std::fill(grad.acquired.begin(), grad.acquired.end(), uint8_t{0});

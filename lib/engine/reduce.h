@@ -5,18 +5,29 @@
 // transient ones are in use: opening another one first drains the oldest that is being reduced.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "engine/runtime.h"
 
 namespace fsdp::engine {
 
+// A full gradient for the caller to write. accumulate: it is to be added to, else all of it to be overwritten.
+struct LentGrad {
+  std::byte *data;
+  fsdp_dtype dtype;
+  bool accumulate;
+};
+
 class Reducer {
  public:
   explicit Reducer(Runtime &runtime);
 
-  void acquire(Group &group, uint64_t param_index, fsdp_stream stream, fsdp_tensor &grad, int32_t &accumulate,
-               const char *call = "fsdp_acquire_grad");
+  // zeroed: cleared where it would have to be overwritten.
+  LentGrad acquire(Group &group, uint64_t param_index, bool zeroed, fsdp_stream stream,
+                   const char *call = "fsdp_acquire_grad");
+  // Those of all parameters, with no data where one is frozen; until the next call.
+  std::span<const LentGrad> acquire_all(Group &group, bool zeroed, fsdp_stream stream, const char *call);
   void put(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
            fsdp_stream stream);
   void reduce(Group &group, uint32_t flags, fsdp_stream stream);
@@ -26,6 +37,12 @@ class Reducer {
   std::string list_missing() const;
   // Contributions of this step, of groups whose every contribution is reduced.
   uint64_t count_reduces() const noexcept;
+  // Debug: gradients that the step has taken fault from now on, or of a device are watched (late_write.cpp).
+  void hide_grads(device::Stream &caller);
+  // What was written into them since, as text; empty if nothing. They are watched no more.
+  std::string list_late_writes();
+  // A graph writes them without a call.
+  void forget_hidden() noexcept;
   void start_step();
   // The transient buffers.
   struct Pool {
@@ -45,6 +62,10 @@ class Reducer {
   void open(Group &group, device::Stream &caller, const char *call);
   void make_room(Group &group, device::Stream &caller, const char *call);
   void drain(Group &group, device::Stream &caller);
+  // Debug: a late write into a gradient faults on the host.
+  void set_access(const Group &group, comm::Access access);
+  void hide(Group &group, device::Stream &caller);
+  bool written_late(Group &group);
   void check_complete(const Group &group) const;
   // The stream that wrote, or NULL where its order is not of this moment.
   device::Stream *writer(fsdp_stream stream) const;
@@ -57,6 +78,8 @@ class Reducer {
 
   Runtime &runtime_;
   Pool pool_;
+  uint32_t most_live_;
+  std::vector<LentGrad> lent_;  // room for the largest group: calls allocate nothing
 };
 
 }  // namespace fsdp::engine

@@ -5,39 +5,19 @@
 #include <chrono>
 #include <thread>
 
+#include "engine/outcome.h"
+
 namespace fsdp::engine {
 namespace {
 
-// "0, 2-5".
-std::string list_ranks(const comm::Team &team) {
-  std::string text;
-  for (uint32_t r = 0; r < team.size();) {
-    const uint32_t first = team.world_rank(r);
-    uint32_t last = first;
-    while (++r < team.size() && team.world_rank(r) == last + 1) ++last;
-    text += format_text("{}{}", text.empty() ? "" : ", ", first);
-    if (last > first) text += format_text("-{}", last);
-  }
-  return text;
-}
-
-uint16_t name_ranks(trace::FlightRecorder &flight, const Teams &teams, uint32_t world_size) {
-  const auto axis = [&](const comm::Team *team) { return team && team->size() < teams.all->size() ? list_ranks(*team) : ""; };
-  return flight.open_model(teams.all->size() < world_size ? list_ranks(*teams.all) : "", axis(teams.inner.get()),
-                           axis(teams.outer.get()));
+uint16_t open_flight(trace::FlightRecorder &flight, const Teams &teams, uint32_t world_size) {
+  const auto axis = [&](const comm::Team *team) {
+    return team && team->size() < teams.all->size() ? list_ranks(*team) : "";
+  };
+  return flight.open_model(name_ranks(*teams.all, world_size), axis(teams.inner.get()), axis(teams.outer.get()));
 }
 
 }  // namespace
-
-const char *phase_name(fsdp_phase phase) {
-  switch (phase) {
-    case FSDP_FORWARD: return "FORWARD";
-    case FSDP_BACKWARD: return "BACKWARD";
-    case FSDP_RECOMPUTE: return "RECOMPUTE";
-    case FSDP_EVAL: return "EVAL";
-    default: return "unknown";
-  }
-}
 
 Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::ModelPlan &plan,
                  const std::map<fsdp_role, CallerArena> &arenas, Teams teams_in)
@@ -50,22 +30,27 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
       replays(context) {
   device::Device &device = context.device();
   const auto early = catch_error([&] {
-    gather_stream = device.create_stream("gather");
-    reduce_stream = device.create_stream("reduce");
-    published = device.create_event();
-    finished = device.create_event();
-    order = device.create_event();
-    window_work = device.create_event();
+    gathers.stream = device.create_stream("gather");
+    reduces.stream = device.create_stream("reduce");
+    marks.published = device.create_event();
+    marks.finished = device.create_event();
+    marks.order = device.create_event();
+    marks.window_work = device.create_event();
+    marks.norm = device.create_event();
     if (!context.on_host()) replays.make_room();
   });
   storage = std::make_unique<Storage>(spec, plan, arenas, teams, device, early);
   if (timeline) model_number_ = timeline->open_model();
   // What fails the ranks of one inner axis must fail those of the others.
-  if (teams.outer) share_outcome(*teams.all, catch_error([this] { make_inner(); }));
-  else make_inner();
+  if (teams.outer)
+    share_outcome(*teams.all, catch_error([this] { make_inner(); }));
+  else
+    make_inner();
   // The outer axis waits for all of them, so it comes after.
-  if (teams.outer) share_outcome(*teams.all, catch_error([this] { make_parts(); }));
-  else make_parts();
+  if (teams.outer)
+    share_outcome(*teams.all, catch_error([this] { make_parts(); }));
+  else
+    make_parts();
   team_news.tell();
 }
 
@@ -73,10 +58,10 @@ void Runtime::make_inner() {
   // What is never sent needs no communicator over the device's memory.
   comm::Team &data = communicates() ? *teams.inner_data : inner();
   if (communicates()) storage->register_with(data);
-  version_gate = data.create_gate("publish");
-  round_gate = data.create_gate("round of reduces");
-  gather_comm = data.create_communicator("gather");
-  reduce_comm = data.create_communicator("reduce", spec.mesh.reduction_block);
+  gates.version = data.create_gate("publish");
+  gates.round = data.create_gate("round of reduces");
+  gathers.comm = data.create_communicator("gather");
+  reduces.comm = data.create_communicator("reduce", spec.mesh.reduction_block);
   control_comm = inner().create_communicator("control");
 }
 
@@ -87,14 +72,14 @@ void Runtime::make_parts() {
 
 void Runtime::make_traces() {
   trace::FlightRecorder &flight = context.flight();
-  const uint16_t number = name_ranks(flight, teams, context.world_size());
+  const uint16_t number = open_flight(flight, teams, context.world_size());
   using trace::Sequence;
-  gather_trace = std::make_unique<StreamTrace>(context, *gather_stream, trace::gather_lane(model_number_),
-                                               trace::FlightSequence(flight, Sequence::gathers, number));
-  reduce_trace = std::make_unique<StreamTrace>(context, *reduce_stream, trace::reduce_lane(model_number_),
-                                               trace::FlightSequence(flight, Sequence::reduces, number));
-  meeting_flights = std::make_unique<trace::FlightSequence>(flight, Sequence::meetings, number);
-  param_flights = std::make_unique<trace::FlightSequence>(flight, Sequence::params, number);
+  gathers.trace = std::make_unique<StreamTrace>(context, *gathers.stream, trace::gather_lane(model_number_),
+                                                trace::FlightSequence(flight, Sequence::gathers, number));
+  reduces.trace = std::make_unique<StreamTrace>(context, *reduces.stream, trace::reduce_lane(model_number_),
+                                                trace::FlightSequence(flight, Sequence::reduces, number));
+  flights.meetings = std::make_unique<trace::FlightSequence>(flight, Sequence::meetings, number);
+  flights.params = std::make_unique<trace::FlightSequence>(flight, Sequence::params, number);
   replays.set_flights(trace::FlightSequence(flight, Sequence::replays, number));
   if (teams.outer)
     outer = std::make_unique<Outer>(context, spec, teams, trace::outer_lane(model_number_),
@@ -106,47 +91,48 @@ void Runtime::make_traces() {
 Runtime::~Runtime() {
   if (!context.on_host()) end_streams();
   abandon();
-  if (context.on_host() && gather_stream && finished && version_gate) {
-    gather_stream->record(*finished);
-    if (!finished->done() && !version_gate->reached(version))
-      context.fail_for_good(Error(FSDP_INVALID_STATE, format_text("a model of rank {} was destroyed with work in flight",
-                                                                  context.rank())));
+  if (context.on_host() && gathers.stream && marks.finished && gates.version) {
+    gathers.stream->record(*marks.finished);
+    if (!marks.finished->done() && !gates.version->reached(step.version()))
+      context.fail_for_good(Error(FSDP_INVALID_STATE,
+                                  format_text("a model of rank {} was destroyed with work in flight", context.rank())));
   }
   outer.reset();
-  reduce_stream.reset();
-  gather_stream.reset();
+  reduces.stream.reset();
+  gathers.stream.reset();
   if (timeline) timeline->close_model(model_number_);
 }
 
 void Runtime::gather(std::span<const comm::GatherSpan> spans, const Group &group) {
   const comm::Tag tag{group.index, group.name()};
-  if (context.on_host()) return gather_comm->gather_stable(spans, tag, *gather_stream);
-  if (auto error = gather_comm->broken()) throw *std::move(error);
-  gather_comm->all_gather(spans, tag, *gather_stream);
+  if (context.on_host()) return gathers.comm->gather_stable(spans, tag, *gathers.stream);
+  if (auto error = gathers.comm->broken()) throw *std::move(error);
+  gathers.comm->all_gather(spans, tag, *gathers.stream);
 }
 
 void Runtime::abandon() {
-  if (reduce_comm) reduce_comm->abandon();
+  if (reduces.comm) reduces.comm->abandon();
   if (outer) outer->abandon();
   // On the host gathers pull what is there: nobody is waited for.
-  if (gather_comm && !context.on_host()) gather_comm->abandon();
+  if (gathers.comm && !context.on_host()) gathers.comm->abandon();
 }
 
-// The device reads and writes memory that ends with this object. What all ranks have called comes to its end by itself, so
-// only what has not done so after a while is given up, soon where a step is unfinished; then the context fails, which ends
-// everything that waits for a peer.
+// The device reads and writes memory that ends with this object. What all ranks have called comes to its end by itself,
+// so only what has not done so after a while is given up, soon where a step is unfinished; then the context fails,
+// which ends everything that waits for a peer.
 void Runtime::end_streams() noexcept {
   using std::chrono::milliseconds;
   constexpr milliseconds own_end{2000};
   const milliseconds longest{std::min(context.timeout_ms(), 20'000u)};
   try {
-    if (gather_stream && order)
+    if (gathers.stream && marks.order)
       for (const Group &group : groups)
-        for (const GatherSlot &slot : group.slots) gather_stream->wait(*slot.left);
+        for (const GatherSlot &slot : group.slots) gathers.stream->wait(*slot.left);
     if (!context.failure().failed()) {
       if (streams_end(in_a_step() ? own_end : longest)) return;
-      context.log(FSDP_LOG_WARNING, format_text("rank {} destroys a model whose work has not ended: collectives under way are given up",
-                                                context.rank()));
+      context.log(FSDP_LOG_WARNING,
+                  format_text("rank {} destroys a model whose work has not ended: collectives under way are given up",
+                              context.rank()));
     }
     abandon();
     teams.for_each_data([](comm::Team &team) { team.cut(); });
@@ -166,17 +152,17 @@ bool Runtime::in_a_step() const {
   const auto open = [this](const Group &group) {
     const auto held = [](const GatherSlot &slot) { return slot.gathered || slot.hold_count() > 0; };
     const bool given = group.grad.state != Contribution::State::idle || group.grad.given_count > 0;
-    return (given && !window_open) || std::any_of(group.slots.begin(), group.slots.end(), held);
+    return (given && !step.window_open()) || std::any_of(group.slots.begin(), group.slots.end(), held);
   };
-  return !step_failure.empty() || std::any_of(groups.begin(), groups.end(), open);
+  return step.failed() || std::any_of(groups.begin(), groups.end(), open);
 }
 
 bool Runtime::streams_end(std::chrono::milliseconds within) {
   const auto end = std::chrono::steady_clock::now() + within;
-  for (device::Stream *stream : {gather_stream.get(), outer ? &outer->stream() : nullptr, reduce_stream.get()}) {
-    if (!stream || !finished) continue;
-    stream->record(*finished);
-    while (!finished->done()) {
+  for (device::Stream *stream : {gathers.stream.get(), outer ? &outer->stream() : nullptr, reduces.stream.get()}) {
+    if (!stream || !marks.finished) continue;
+    stream->record(*marks.finished);
+    while (!marks.finished->done()) {
       if (std::chrono::steady_clock::now() >= end) return false;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -208,27 +194,28 @@ device::Stream &Runtime::caller_stream(fsdp_stream stream, const char *call) con
   }
   if (capture_id != 0)
     fail(FSDP_INVALID_STATE,
-         "{}: the stream is not in the capture that fsdp_capture_begin was given; give that stream, or one "
+         "{}: the stream is not in the capture that fsdp_begin_capture was given; give that stream, or one "
          "that was forked from it",
          call);
   fail(FSDP_INVALID_STATE,
-       "{}: the stream is being captured into a graph, and the model is not; call fsdp_capture_begin first, or "
+       "{}: the stream is being captured into a graph, and the model is not; call fsdp_begin_capture first, or "
        "give another stream",
        call);
 }
 
 std::vector<device::Stream *> Runtime::library_streams() const {
-  std::vector<device::Stream *> streams{gather_stream.get(), reduce_stream.get()};
+  std::vector<device::Stream *> streams{gathers.stream.get(), reduces.stream.get()};
   if (outer) streams.push_back(&outer->stream());
   return streams;
 }
 
 std::vector<device::Event *> Runtime::events() const {
-  std::vector<device::Event *> events{published.get(), window_work.get()};
+  std::vector<device::Event *> events{marks.published.get(), marks.window_work.get(), marks.norm.get()};
   if (outer) events.insert(events.end(), {outer->partial_free(0), outer->partial_free(1)});
   for (const Group &group : groups) {
     for (const GatherSlot &slot : group.slots) events.insert(events.end(), {slot.ready.get(), slot.left.get()});
-    events.insert(events.end(), {group.grad.written.get(), group.grad.reduced.get(), group.grad.summed.get(), group.grad.opened.get()});
+    events.insert(events.end(), {group.grad.written.get(), group.grad.reduced.get(), group.grad.summed.get(),
+                                 group.grad.opened.get()});
   }
   return events;
 }
@@ -237,28 +224,10 @@ void Runtime::require_eager(const char *call) const {
   context.require_no_other_capture(this, call);
   if (capture_id != 0)
     fail(FSDP_INVALID_STATE,
-         "{}: the model is being captured into a graph, and this call needs the calling thread to wait for the GPU or for peers; "
-         "make it outside of fsdp_capture_begin and fsdp_capture_end",
+         "{}: the model is being captured into a graph, and this call needs the calling thread to wait for the GPU or "
+         "for peers; "
+         "make it outside of fsdp_begin_capture and fsdp_end_capture",
          call);
-}
-
-void Runtime::require_step(const char *call) const {
-  if (!step_failure.empty())
-    fail(FSDP_INVALID_STATE, "{}: this step has failed and must be discarded with fsdp_discard_step: {}", call, step_failure);
-}
-
-void Runtime::require_weights(const char *call) const {
-  require_step(call);
-  if (window_open)
-    fail(FSDP_INVALID_STATE, "{}: the update window is open{}; close it with fsdp_publish_weights or a step that publishes{}",
-         call, version == 0 ? " (the model was sealed and nothing was published yet)" : "",
-         version == 0 ? "" : ", or with fsdp_discard_step");
-}
-
-void Runtime::require_window(const char *call) const {
-  require_step(call);
-  if (!window_open)
-    fail(FSDP_INVALID_STATE, "{}: the update window is closed; fsdp_finish_grads or fsdp_begin_update opens it", call);
 }
 
 }  // namespace fsdp::engine

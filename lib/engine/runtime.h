@@ -13,6 +13,7 @@
 #include "engine/group.h"
 #include "engine/outer.h"
 #include "engine/replay.h"
+#include "engine/step.h"
 #include "engine/storage.h"
 #include "engine/stream_trace.h"
 #include "memory/model_plan.h"
@@ -31,6 +32,32 @@ struct Stats {
 // What the caller waits for. publish and peers have one counter, the others one each.
 enum class Awaited { gather, reduce, publish, peers };
 
+// An ordered sequence of collectives over the inner axis: those of one do not wait for those of another.
+struct CollectiveStream {
+  std::unique_ptr<comm::Communicator> comm;
+  std::unique_ptr<device::Stream> stream;
+  std::unique_ptr<StreamTrace> trace;
+};
+
+// What this rank has come to, for its peers.
+struct Gates {
+  std::unique_ptr<comm::Gate> version;  // it has published so many versions
+  std::unique_ptr<comm::Gate> round;    // it has realigned its collectives so often
+};
+
+// Points in the order of streams.
+struct Marks {
+  std::unique_ptr<device::Event> published;        // the compute weights of this version are written
+  std::unique_ptr<device::Event> window_work;      // what calls of the update window have given to their streams
+  std::unique_ptr<device::Event> norm;             // the last norm that was asked for is known
+  std::unique_ptr<device::Event> finished, order;  // of the moment: until when somebody waits, who comes after whom
+};
+
+// In the flight record, beside those of the streams.
+struct Flights {
+  std::unique_ptr<trace::FlightSequence> meetings, params;
+};
+
 class Runtime {
  public:
   Runtime(Context &context, const memory::ModelSpec &spec, const memory::ModelPlan &plan,
@@ -45,28 +72,17 @@ class Runtime {
   Teams teams;
   TeamNews team_news;  // before what uses the teams
   std::unique_ptr<Storage> storage;
-  std::unique_ptr<comm::Gate> version_gate;  // this rank has published so many versions
-  std::unique_ptr<comm::Gate> round_gate;    // this rank has realigned its collectives so often
-  std::unique_ptr<comm::Communicator> gather_comm, reduce_comm, control_comm;
-  std::unique_ptr<device::Stream> gather_stream, reduce_stream;
+  Gates gates;
+  std::unique_ptr<comm::Communicator> control_comm;  // of calls that wait for peers on the calling thread
+  CollectiveStream gathers, reduces;
   std::unique_ptr<Outer> outer;  // NULL: the mesh has one axis
-  std::unique_ptr<device::Event> published, finished, order;
-  std::unique_ptr<device::Event> window_work;  // what calls of the update window have given to their streams
+  Marks marks;
   CallSequence calls;  // that peers must make too; empty on the host
   std::vector<Group> groups;
   Stats stats;
   trace::Timeline *timeline;  // NULL: no trace is kept
-  std::unique_ptr<StreamTrace> gather_trace, reduce_trace;
-  std::unique_ptr<trace::FlightSequence> meeting_flights, param_flights;
-
-  uint64_t version = 0;
-  bool version_ready = false;  // every rank is known to have published it
-  bool window_open = true;     // the update window
-  bool window_has_grads = false;  // it was opened by finish_grads
-  uint64_t round = 0;
-  bool round_entered = true;   // the reduce stream has passed the round's gate
-  std::string step_failure;    // why this step can only be discarded; empty: it can go on
-  uint64_t adamw_step = 0;
+  Flights flights;
+  Step step;
   uint64_t capture_id = 0;  // the graph that calls are recorded into (capture.h), as the device numbers it; 0: none
   Replays replays;
 
@@ -79,7 +95,8 @@ class Runtime {
   const memory::ParamSpec &param(const Group &group, uint64_t index) const { return group.spec->params[index]; }
   ParamPlace &place(Group &group, uint64_t param_index, const char *call);
   // The caller's stream. INVALID_STATE, before anything is recorded, where it belongs to another capture than the
-  // model: CUDA would take the work into that graph, or lose the order. What follows on it comes after all replays so far.
+  // model: CUDA would take the work into that graph, or lose the order. What follows on it comes after all replays so
+  // far.
   device::Stream &caller_stream(fsdp_stream stream, const char *call) const;
   // The caller waits until every rank has published this version.
   void await_version();
@@ -93,19 +110,15 @@ class Runtime {
   void leave_window(device::Stream &caller) const;
   // Of a device: the calling thread waits for what the stream has been given.
   void synchronize(device::Stream &stream);
-  // The group's weights go to full buffers, on the gather stream. On the host they are pulled from where they are; of a device
-  // they are messages, and one that was given up since is an error.
+  // The group's weights go to full buffers, on the gather stream. On the host they are pulled from where they are; of a
+  // device they are messages, and one that was given up since is an error.
   void gather(std::span<const comm::GatherSpan> spans, const Group &group);
   std::vector<device::Stream *> library_streams() const;
   // What streams of the caller's and of the library wait for, of one another.
   std::vector<device::Event *> events() const;
   // Collectives that cannot complete end.
   void abandon();
-  // Errors that name the call expected.
-  void require_weights(const char *call) const;  // the window is closed
-  void require_window(const char *call) const;
-  void require_step(const char *call) const;     // ... and the step has not failed
-  void require_eager(const char *call) const;    // the call cannot be a part of a graph
+  void require_eager(const char *call) const;  // INVALID_STATE in a capture: the call cannot be a part of a graph
 
  private:
   void end_streams() noexcept;
@@ -121,7 +134,8 @@ class Runtime {
   void add_all_reduce(Group &group, const Bucket &bucket, const layout::SubBucket &sub, float factor);
   void add_whole_grads(Group &group, const Bucket &bucket, const layout::SubBucket &sub);
   void make_refresh(Group &group);
-  uint64_t add_gather(std::vector<comm::GatherSpan> &spans, const Bucket &bucket, std::byte *to) const;
+  uint64_t add_gather(std::vector<comm::GatherSpan> &spans, const Bucket &bucket, const Plane &compute,
+                      const Plane &to) const;
 
   uint32_t model_number_ = 0;  // in the timeline
 };
@@ -130,7 +144,8 @@ class Runtime {
 class CallSpan : public trace::Span {
  public:
   CallSpan(const Runtime &runtime, const char *name, const Group *group = nullptr, uint64_t bytes = 0)
-      : Span(runtime.timeline, trace::Kind::call, name, group ? group->trace_name : nullptr, runtime.version, bytes) {}
+      : Span(runtime.timeline, trace::Kind::call, name, group ? group->trace_name : nullptr, runtime.step.version(),
+             bytes) {}
 };
 
 // The caller waits, from here to the end of the scope: counted, and an event inside the one of its call.

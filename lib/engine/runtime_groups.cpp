@@ -29,14 +29,14 @@ std::vector<std::vector<uint32_t>> find_overlaps(const memory::PoolPlan &pool,
 
 float grad_factor(const memory::ModelSpec &spec) {
   switch (spec.grad_op) {
-    case FSDP_GRAD_SUM: return 1.0f;
-    case FSDP_GRAD_FACTOR: return static_cast<float>(spec.grad_factor);
+    case FSDP_GRAD_OP_SUM: return 1.0f;
+    case FSDP_GRAD_OP_FACTOR: return static_cast<float>(spec.grad_factor);
     default: return static_cast<float>(1.0 / spec.mesh.size());
   }
 }
 
 std::byte *wire_of(const Bucket &bucket, const layout::SubBucket &sub) {
-  return bucket.wire ? bucket.wire + sub.full_offset * dtype_size(bucket.plan->wire_dtype) : nullptr;
+  return bucket.has(PlaneKind::rounded) ? bucket.plane(PlaneKind::rounded).element(sub.full_offset) : nullptr;
 }
 
 }  // namespace
@@ -76,28 +76,25 @@ void Runtime::make_slots(Group &group) {
     if (!group.plan->copies) continue;
     for (const uint32_t b : group.plan->buckets) {
       const Bucket &bucket = storage->buckets()[b];
-      std::byte *to = storage->gather_pool() + plan.gather_pool.offsets[slot.key] + bucket.plan->gathered_offset;
-      const uint64_t bytes = add_gather(slot.spans, bucket, to);
+      const uint64_t bytes =
+          add_gather(slot.spans, bucket, bucket.plane(PlaneKind::compute), bucket.plane(PlaneKind::gathered, s));
       if (s == 0) group.pulled_bytes += bytes * inner().size();
     }
   }
 }
 
-// Every inner rank's part of a bucket's compute weights, to a full buffer. Returns the bytes of one part.
-uint64_t Runtime::add_gather(std::vector<comm::GatherSpan> &spans, const Bucket &bucket, std::byte *to) const {
-  const uint64_t element = dtype_size(bucket.plan->dtype);
+// Every inner rank's part of a plane of compute weights, to a full buffer. Returns the bytes of one part.
+uint64_t Runtime::add_gather(std::vector<comm::GatherSpan> &spans, const Bucket &bucket, const Plane &compute,
+                             const Plane &to) const {
+  const uint64_t element = dtype_size(compute.dtype());
   uint64_t sum = 0;
   for (const layout::SubBucket &sub : bucket.plan->layout.sub_buckets) {
     const uint64_t bytes = sub.shard_count * bucket.plan->slices * element;
     if (bytes == 0) continue;
-    comm::Source from = bucket.compute_source;
-    if (bucket.compute.extent == Extent::group) {
-      from.offset += sub.shard_offset * bucket.plan->slices * element;
-    } else {
-      from.offset += sub.full_offset * element;
-      from.stride += bytes;
-    }
-    spans.push_back({from, to + sub.full_offset * element, bytes});
+    comm::Source from = compute.source;
+    from.offset += compute.index_of(sub, bucket.plan->slices, 0) * element;
+    if (compute.plan->extent == Extent::whole) from.stride += bytes;
+    spans.push_back({from, to.element(sub.full_offset), bytes});
     sum += bytes;
   }
   return sum;
@@ -114,19 +111,20 @@ void Runtime::make_grads(Group &group) {
   grad.reduced = context.device().create_event();
   grad.summed = context.device().create_event();
   grad.opened = context.device().create_event();
+  grad.hidden = context.device().create_event();
   const float factor = grad_factor(spec);
   for (const uint32_t b : group.plan->buckets) {
     const Bucket &bucket = storage->buckets()[b];
     if (bucket.plan->frozen) continue;
-    group.partial = group.partial || bucket.plan->uses_partial;
+    group.partial = group.partial || bucket.has(PlaneKind::partial);
     for (const layout::SubBucket &sub : bucket.plan->layout.sub_buckets) {
       if (sub.shard_count == 0) continue;
-      if (bucket.plan->main_is_whole && !outer) {
+      if (bucket.is_whole() && !outer) {
         add_all_reduce(group, bucket, sub, factor);
         continue;
       }
       add_reduce(group, bucket, sub, factor);
-      if (bucket.plan->main_is_whole) add_whole_grads(group, bucket, sub);
+      if (bucket.is_whole()) add_whole_grads(group, bucket, sub);
     }
   }
   if (outer) outer->add_group(group, *storage);
@@ -135,13 +133,14 @@ void Runtime::make_grads(Group &group) {
 void Runtime::add_all_reduce(Group &group, const Bucket &bucket, const layout::SubBucket &sub, float factor) {
   const uint64_t element = dtype_size(bucket.plan->grad_dtype);
   const uint32_t ranks = inner().size();
-  comm::Source from = bucket.full_grad_source, whole = bucket.whole_grad_source;
+  const Plane &grad = bucket.plane(PlaneKind::grad);
+  comm::Source from = bucket.plane(PlaneKind::full_grad).source, whole = grad.source;
   from.offset += sub.full_offset * element;
   whole.offset += sub.full_offset * sizeof(float);
   group.reduced_bytes += sub.shard_count * element * ranks;
   group.all_reduced_bytes += sub.shard_count * (element * ranks + sizeof(float) * (ranks - 1));
   group.all_reduce_spans.push_back({from, bucket.plan->grad_dtype, bucket.plan->wire_dtype, sub.shard_count, whole,
-                                    bucket.grad.data + sub.full_offset * sizeof(float), factor, false, wire_of(bucket, sub)});
+                                    grad.element(sub.full_offset), factor, false, wire_of(bucket, sub)});
 }
 
 // This inner rank's sums: of all its slots.
@@ -149,32 +148,35 @@ void Runtime::add_reduce(Group &group, const Bucket &bucket, const layout::SubBu
   const memory::BucketPlan &plan = *bucket.plan;
   const uint64_t element = dtype_size(plan.grad_dtype);
   const uint64_t count = sub.shard_count * plan.slices;
-  comm::Source from = bucket.full_grad_source;
+  comm::Source from = bucket.plane(PlaneKind::full_grad).source;
   from.offset += sub.full_offset * element;
   group.reduced_bytes += count * element * inner().size();
-  const uint64_t own =
-      bucket.grad.extent == Extent::whole ? sub.full_offset + inner().rank() * count : sub.shard_offset * plan.slices;
-  for (uint32_t turn = 0; turn < 2; ++turn) {
-    float *to = plan.uses_partial ? bucket.partial[turn] + sub.shard_offset * plan.slices
-                                  : reinterpret_cast<float *>(bucket.grad.data) + own;
-    group.reduce_spans[turn].push_back({from, plan.grad_dtype, plan.wire_dtype, count, to, factor, false, wire_of(bucket, sub)});
+  for (uint32_t turn = 0; turn < memory::partial_turns; ++turn) {
+    const Plane &sums =
+        bucket.has(PlaneKind::partial) ? bucket.plane(PlaneKind::partial, turn) : bucket.plane(PlaneKind::grad);
+    float *to = sums.fp32(sums.index_of(sub, plan.slices, inner().rank()));
+    group.reduce_spans[turn].push_back(
+        {from, plan.grad_dtype, plan.wire_dtype, count, to, factor, false, wire_of(bucket, sub)});
   }
 }
 
 // After the last sum over the outer axis, the other inner ranks' parts of whole main grads.
 void Runtime::add_whole_grads(Group &group, const Bucket &bucket, const layout::SubBucket &sub) {
   const uint64_t bytes = sub.shard_count * bucket.plan->slices * sizeof(float);
-  comm::Source from = bucket.whole_grad_source;
+  const Plane &grad = bucket.plane(PlaneKind::grad);
+  comm::Source from = grad.source;
   from.offset += sub.full_offset * sizeof(float);
   from.stride += bytes;
-  group.whole_grads.push_back({from, bucket.grad.data + sub.full_offset * sizeof(float), bytes});
+  group.whole_grads.push_back({from, grad.element(sub.full_offset), bytes});
 }
 
 void Runtime::make_refresh(Group &group) {
-  if (group.plan->home != memory::ComputeHome::whole) return;
+  if (group.plan->compute.region != memory::RegionId::whole_compute || group.spec->strategy == FSDP_STRATEGY_NO_SHARD)
+    return;
   for (const uint32_t b : group.plan->buckets) {
     const Bucket &bucket = storage->buckets()[b];
-    group.pulled_bytes += add_gather(group.refresh_spans, bucket, bucket.compute.data) * (inner().size() - 1);
+    const Plane &compute = bucket.plane(PlaneKind::compute);
+    group.pulled_bytes += add_gather(group.refresh_spans, bucket, compute, compute) * (inner().size() - 1);
   }
 }
 

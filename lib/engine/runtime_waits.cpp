@@ -30,8 +30,14 @@ uint64_t &wait_counter(Stats &stats, Awaited what) {
 WaitSpan::WaitSpan(Runtime &runtime, Awaited what, const Group *group)
     : runtime_(runtime),
       counter_(wait_counter(runtime.stats, what)),
-      event_{wait_name(what), group ? group->trace_name : nullptr, 0, 0, 0, static_cast<uint32_t>(runtime.version),
-             trace::caller_lane, trace::Kind::wait} {
+      event_{wait_name(what),
+             group ? group->trace_name : nullptr,
+             0,
+             0,
+             0,
+             static_cast<uint32_t>(runtime.step.version()),
+             trace::caller_lane,
+             trace::Kind::wait} {
   if (runtime.timeline) trace::push_range(event_.name, event_.object);
   event_.begin_ns = trace::now_ns();
   runtime.context.flight().begin_wait(event_.name, group ? group->flight_name : nullptr, event_.begin_ns);
@@ -49,14 +55,14 @@ WaitSpan::~WaitSpan() {
 }
 
 void Runtime::await_version() {
-  if (version_ready) return;
-  if (!version_gate->reached(version)) {
+  if (step.version_ready()) return;
+  if (!gates.version->reached(step.version())) {
     const WaitSpan span(*this, Awaited::publish);
     // Its own part first: over hosts a stream writes it, which may wait for callers that wait for this one.
-    context.device().caller_stream(nullptr).wait(*published);
-    version_gate->await(version, "fsdp_publish_weights (or a step that publishes)");
+    context.device().caller_stream(nullptr).wait(*marks.published);
+    gates.version->await(step.version(), "fsdp_publish_weights (or a step that publishes)");
   }
-  version_ready = true;
+  step.see_version();
 }
 
 void Runtime::wait(const device::Event &event, Awaited what, device::Stream &caller, const Group *group) {
@@ -75,29 +81,29 @@ void Runtime::wait(const device::Event &event, Awaited what, device::Stream &cal
 }
 
 void Runtime::join_window(device::Stream &caller) const {
-  if (!context.on_host()) caller.wait(*window_work);
+  if (!context.on_host()) caller.wait(*marks.window_work);
 }
 
 void Runtime::leave_window(device::Stream &caller) const {
-  if (!context.on_host()) caller.record(*window_work);
+  if (!context.on_host()) caller.record(*marks.window_work);
 }
 
 void Runtime::synchronize(device::Stream &stream) {
-  stream.record(*order);
+  stream.record(*marks.order);
   const WaitSpan span(*this, Awaited::reduce);
-  context.device().synchronize(*order);
+  context.device().synchronize(*marks.order);
 }
 
 void Runtime::wait_idle(device::Stream &stream, Awaited what, device::Stream &caller) {
-  stream.record(*finished);
-  wait(*finished, what, caller);
+  stream.record(*marks.finished);
+  wait(*marks.finished, what, caller);
 }
 
 // The outer stream comes after the reduce stream, whose sums it takes.
 void Runtime::wait_idle(device::Stream &caller) {
-  wait_idle(*reduce_stream, Awaited::reduce, caller);
+  wait_idle(*reduces.stream, Awaited::reduce, caller);
   if (outer) wait_idle(outer->stream(), Awaited::reduce, caller);
-  wait_idle(*gather_stream, Awaited::gather, caller);
+  wait_idle(*gathers.stream, Awaited::gather, caller);
 }
 
 }  // namespace fsdp::engine

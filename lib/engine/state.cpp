@@ -28,9 +28,10 @@ std::string compare_grad(const GradState &expected, const GradState &found, cons
     return format_text("the gradient buffer of group '{}' is {}, and was {} then", group.name(), grad_name(found.state),
                        grad_name(expected.state));
   if (expected.given_count != found.given_count && (expected.given_count == 0 || found.given_count == 0))
-    return format_text("group '{}' has {} contributions in this step, and had {} then: the first overwrites and later ones "
-                       "add, which are two captures",
-                       group.name(), found.given_count, expected.given_count);
+    return format_text(
+        "group '{}' has {} contributions in this step, and had {} then: the first overwrites and later ones "
+        "add, which are two captures",
+        group.name(), found.given_count, expected.given_count);
   if (expected.last != found.last || expected.touched != found.touched || expected.acquired != found.acquired)
     return format_text("the gradients of group '{}' have not been written as they had been then", group.name());
   return {};
@@ -51,9 +52,9 @@ OuterState advance(const OuterState &now, const OuterState &before, const OuterS
 Stats advance(const Stats &now, const Stats &before, const Stats &after) {
   Stats stats = now;
   const auto add = [&](uint64_t Stats::*counter) { stats.*counter += after.*counter - before.*counter; };
-  for (auto counter : {&Stats::gathers, &Stats::reduces, &Stats::all_gathers, &Stats::reduce_scatters, &Stats::all_reduces,
-                       &Stats::gathered_bytes, &Stats::reduced_bytes, &Stats::prefetches, &Stats::dropped_prefetches,
-                       &Stats::reduce_scatter_bytes, &Stats::all_reduce_bytes})
+  for (auto counter : {&Stats::gathers, &Stats::reduces, &Stats::all_gathers, &Stats::reduce_scatters,
+                       &Stats::all_reduces, &Stats::gathered_bytes, &Stats::reduced_bytes, &Stats::prefetches,
+                       &Stats::dropped_prefetches, &Stats::reduce_scatter_bytes, &Stats::all_reduce_bytes})
     add(counter);
   stats.gathered_groups = after.gathered_groups;
   stats.pending_grads = after.pending_grads;
@@ -66,11 +67,7 @@ Stats advance(const Stats &now, const Stats &before, const Stats &after) {
 
 State read_state(const Runtime &runtime, const Gatherer &gatherer, const Reducer &reducer) {
   State state;
-  state.version = runtime.version;
-  state.adamw_step = runtime.adamw_step;
-  state.version_ready = runtime.version_ready;
-  state.window_open = runtime.window_open;
-  state.window_has_grads = runtime.window_has_grads;
+  state.step = runtime.step.state();
   state.cursors = gatherer.cursors();
   state.pool = reducer.pool();
   state.stats = runtime.stats;
@@ -83,11 +80,7 @@ State read_state(const Runtime &runtime, const Gatherer &gatherer, const Reducer
 }
 
 void write_state(const State &state, Runtime &runtime, Gatherer &gatherer, Reducer &reducer) {
-  runtime.version = state.version;
-  runtime.adamw_step = state.adamw_step;
-  runtime.version_ready = state.version_ready;
-  runtime.window_open = state.window_open;
-  runtime.window_has_grads = state.window_has_grads;
+  runtime.step.set_state(state.step);
   gatherer.set_cursors(state.cursors);
   reducer.set_pool(state.pool);
   runtime.stats = state.stats;
@@ -100,12 +93,12 @@ void write_state(const State &state, Runtime &runtime, Gatherer &gatherer, Reduc
 }
 
 std::string find_difference(const State &expected, const State &found, const Runtime &runtime) {
-  if (expected.window_open != found.window_open)
-    return format_text("the update window is {}, and was {} then", found.window_open ? "open" : "closed",
-                       expected.window_open ? "open" : "closed");
-  if (expected.window_has_grads != found.window_has_grads)
-    return format_text("the update window {} gradients, and {} then", found.window_has_grads ? "has" : "has no",
-                       expected.window_has_grads ? "had" : "had none");
+  if (expected.step.window_open != found.step.window_open)
+    return format_text("the update window is {}, and was {} then", found.step.window_open ? "open" : "closed",
+                       expected.step.window_open ? "open" : "closed");
+  if (expected.step.window_has_grads != found.step.window_has_grads)
+    return format_text("the update window {} gradients, and {} then", found.step.window_has_grads ? "has" : "has no",
+                       expected.step.window_has_grads ? "had" : "had none");
   size_t slot = 0;
   for (const Group &group : runtime.groups) {
     for (size_t s = 0; s < group.slots.size(); ++s, ++slot)
@@ -118,14 +111,14 @@ std::string find_difference(const State &expected, const State &found, const Run
 
 State advance(const State &now, const State &before, const State &after) {
   State state = after;
-  state.version = now.version + (after.version - before.version);
-  state.adamw_step = now.adamw_step + (after.adamw_step - before.adamw_step);
+  state.step.version = now.step.version + (after.step.version - before.step.version);
+  state.step.adamw_step = now.step.adamw_step + (after.step.adamw_step - before.step.adamw_step);
   state.stats = advance(now.stats, before.stats, after.stats);
   state.outer = advance(now.outer, before.outer, after.outer);
   for (size_t g = 0; g < state.grads.size(); ++g) {
     GradState &grad = state.grads[g];
     // A step that goes on has the contributions from before this graph too; one that ended in it starts again at 0.
-    if (after.version != before.version) continue;
+    if (after.step.version != before.step.version) continue;
     grad.reduced_count = now.grads[g].reduced_count + (grad.reduced_count - before.grads[g].reduced_count);
     grad.given_count = now.grads[g].given_count + (grad.given_count - before.grads[g].given_count);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What calls change in a sealed model, apart from its memory: a copy of it is a moment in a step, to come back to or to go
-// on from. Graphs need that (capture.h).
+// What calls change in a sealed model, apart from its memory: a copy of it is a moment in a step, to come back to or to
+// go on from. Graphs need that (capture.h).
 #pragma once
 
 #include <string>
@@ -13,8 +13,7 @@
 namespace fsdp::engine {
 
 struct State {
-  uint64_t version = 0, adamw_step = 0;
-  bool version_ready = false, window_open = false, window_has_grads = false;
+  StepState step;
   Gatherer::Cursors cursors;
   Reducer::Pool pool;
   std::vector<SlotState> slots;  // of all groups
@@ -26,8 +25,8 @@ struct State {
 State read_state(const Runtime &runtime, const Gatherer &gatherer, const Reducer &reducer);
 void write_state(const State &state, Runtime &runtime, Gatherer &gatherer, Reducer &reducer);
 
-// Where the calls of a step would not be the same: the first difference for people, empty if there is none. Counters, and how
-// many steps have been made, make none.
+// Where the calls of a step would not be the same: the first difference for people, empty if there is none. Counters,
+// and how many steps have been made, make none.
 std::string find_difference(const State &expected, const State &found, const Runtime &runtime);
 
 // The state after what led from `before` to `after` has happened to `now`.

@@ -5,6 +5,8 @@
 
 namespace fsdp::engine {
 
+Traced::Traced(const Group &group) noexcept : in_flight(group.flight_name), in_timeline(group.trace_name) {}
+
 void StreamTrace::record(trace::Event event) const noexcept {
   event.begin_ns = begin_ns_;
   event.end_ns = trace::now_ns();
@@ -25,9 +27,9 @@ void StreamTrace::await(comm::Gate &gate, uint64_t value, const char *what, cons
 // What a graph records has not happened; its replays are the caller's launches.
 bool StreamTrace::captured() const { return in_flight_ && stream_.capture_id() != 0; }
 
-void StreamTrace::begin(const char *name, const Group &group, uint64_t bytes) {
+void StreamTrace::begin(const char *name, const Traced &of, uint64_t bytes) {
   if (captured()) return;
-  handle_ = flights_.enqueue(name, group.flight_name, bytes);
+  handle_ = flights_.enqueue(name, of.in_flight, bytes);
   if (in_flight_) {
     begin_ns_ = trace::now_ns();
     flights_.flight().start(handle_);
@@ -39,17 +41,22 @@ void StreamTrace::begin(const char *name, const Group &group, uint64_t bytes) {
   });
 }
 
-void StreamTrace::end_of(const char *name, const Group &group, uint64_t bytes, uint64_t version, const void *comm, Broken broken) {
+void StreamTrace::end_of(const char *name, const Traced &of, uint64_t bytes, uint64_t version, const void *comm,
+                         Broken broken) {
   if (captured()) return;
   if (in_flight_) {
-    const trace::Event seen{name, group.trace_name, begin_ns_, 0, bytes, static_cast<uint32_t>(version), lane_, trace::Kind::seen};
+    const trace::Event seen{name,  of.in_timeline,   begin_ns_, 0, bytes, static_cast<uint32_t>(version),
+                            lane_, trace::Kind::seen};
     in_flight_->add(stream_, {handle_, seen, comm, broken});
     return;
   }
-  const trace::Event event{name, group.trace_name, 0, 0, bytes, static_cast<uint32_t>(version), 0, trace::Kind::collective};
+  const trace::Event event{name, of.in_timeline,         0, 0, bytes, static_cast<uint32_t>(version),
+                           0,    trace::Kind::collective};
   stream_.run([this, event, handle = handle_, comm, broken] {
-    if (comm && broken(comm)) flights_.flight().fail(handle);
-    else flights_.flight().complete(handle);
+    if (comm && broken(comm))
+      flights_.flight().fail(handle);
+    else
+      flights_.flight().complete(handle);
     if (timeline_) record(event);
   });
 }

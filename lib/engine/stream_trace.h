@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a library stream does: as entries of the flight recorder, and as events of its lane if there is a timeline. Streams of
-// the host write the times themselves; of those of a device only their events tell (in_flight.h).
+// What a library stream does: as entries of the flight recorder, and as events of its lane if there is a timeline.
+// Streams of the host write the times themselves; of those of a device only their events tell (in_flight.h).
 #pragma once
 
 #include "comm/communicator.h"
@@ -13,6 +13,13 @@ namespace fsdp::engine {
 
 struct Group;
 
+// What a collective is about, as the flight recorder and the timeline keep it.
+struct Traced {
+  const char *in_flight, *in_timeline;
+  Traced(const Group &group) noexcept;  // NOLINT: implicit on purpose
+  explicit Traced(const char *literal) noexcept : in_flight(literal), in_timeline(literal) {}
+};
+
 class StreamTrace {
  public:
   StreamTrace(Context &context, device::Stream &stream, trace::Lane lane, trace::FlightSequence flights)
@@ -24,17 +31,20 @@ class StreamTrace {
   StreamTrace(const StreamTrace &) = delete;
   StreamTrace &operator=(const StreamTrace &) = delete;
 
-  // The stream waits at the gate. what is for its errors, name and object for the event. Of a device: nothing to wait for.
-  void await(comm::Gate &gate, uint64_t value, const char *what, const char *name, const char *object, uint64_t version);
-  // The work that is enqueued between the two calls, a collective of the group. Its communicator, if given, knows whether
-  // it was skipped.
-  void begin(const char *name, const Group &group, uint64_t bytes);
+  // The stream waits at the gate. what is for its errors, name and object for the event. Of a device: nothing to wait
+  // for.
+  void await(comm::Gate &gate, uint64_t value, const char *what, const char *name, const char *object,
+             uint64_t version);
+  // The work that is enqueued between the two calls, a collective. Its communicator, if given, knows
+  // whether it was skipped.
+  void begin(const char *name, const Traced &of, uint64_t bytes);
   template <class Comm>
-  void end(const char *name, const Group &group, uint64_t bytes, uint64_t version, const Comm &of) {
-    end_of(name, group, bytes, version, &of, [](const void *comm) { return static_cast<const Comm *>(comm)->broken().has_value(); });
+  void end(const char *name, const Traced &of, uint64_t bytes, uint64_t version, const Comm &by) {
+    end_of(name, of, bytes, version, &by,
+           [](const void *comm) { return static_cast<const Comm *>(comm)->broken().has_value(); });
   }
-  void end(const char *name, const Group &group, uint64_t bytes, uint64_t version) {
-    end_of(name, group, bytes, version, nullptr, nullptr);
+  void end(const char *name, const Traced &of, uint64_t bytes, uint64_t version) {
+    end_of(name, of, bytes, version, nullptr, nullptr);
   }
   void next_round() noexcept { flights_.next_round(); }
   // Looks which work of a device's stream is done.
@@ -45,15 +55,15 @@ class StreamTrace {
  private:
   using Broken = InFlight::Broken;
   bool captured() const;
-  void end_of(const char *name, const Group &group, uint64_t bytes, uint64_t version, const void *comm, Broken broken);
+  void end_of(const char *name, const Traced &of, uint64_t bytes, uint64_t version, const void *comm, Broken broken);
   void record(trace::Event event) const noexcept;
 
   device::Stream &stream_;
   trace::Timeline *timeline_;
   trace::Lane lane_;
   trace::FlightSequence flights_;
-  uint64_t handle_ = 0;    // of the work between begin and end; the caller's
-  uint64_t begin_ns_ = 0;  // the stream's own; of a device the caller's
+  uint64_t handle_ = 0;                  // of the work between begin and end; the caller's
+  uint64_t begin_ns_ = 0;                // the stream's own; of a device the caller's
   std::unique_ptr<InFlight> in_flight_;  // NULL on the host
 };
 

@@ -4,8 +4,25 @@
 #include <algorithm>
 
 #include "engine/context.h"
+#include "engine/outcome.h"
 
 namespace fsdp::engine {
+
+std::string list_ranks(const comm::Team &team) {
+  std::string text;
+  for (uint32_t r = 0; r < team.size();) {
+    const uint32_t first = team.world_rank(r);
+    uint32_t last = first;
+    while (++r < team.size() && team.world_rank(r) == last + 1) ++last;
+    text += format_text("{}{}", text.empty() ? "" : ", ", first);
+    if (last > first) text += format_text("-{}", last);
+  }
+  return text;
+}
+
+std::string name_ranks(const comm::Team &team, uint32_t world_size) {
+  return team.size() < world_size ? list_ranks(team) : "";
+}
 
 Teams create_teams(Context &context, const layout::Mesh &mesh) {
   Teams teams;
@@ -21,9 +38,15 @@ void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh, bool 
     teams.outer = context.create_team(mesh.outer_ranks(rank), "the model's outer axis");
   }
   // One that only has memory needs no transport that must be opened.
-  teams.inner_data =
-      context.create_device_team(teams.inner, communicates ? context.transport() : comm::DeviceTransport::staging);
-  if (teams.outer) teams.outer_data = context.create_device_team(teams.outer, context.transport());
+  const auto make_inner = [&] {
+    teams.inner_data =
+        context.create_device_team(teams.inner, communicates ? context.transport() : comm::DeviceTransport::staging);
+  };
+  if (!teams.outer) return make_inner();
+  // What fails the ranks of one axis, say a host without NCCL, must fail those of the others.
+  share_outcome(*teams.all, catch_error(make_inner));
+  share_outcome(*teams.all,
+                catch_error([&] { teams.outer_data = context.create_device_team(teams.outer, context.transport()); }));
 }
 
 void TeamNews::tell() noexcept {
@@ -47,11 +70,20 @@ uint64_t count_device_bytes(const layout::Mesh &mesh, bool communicates, DeviceT
 }
 
 // Parameters (engine/params), and what is not NCCL's: sums and weights.
-uint64_t count_message_bytes(const Context &context, const layout::Mesh &mesh, DeviceTransport outer) {
-  if (mesh.outer_size == 1) return 0;
+uint64_t count_messages(DeviceTransport outer, uint64_t sums, uint64_t weights) {
+  return outer == DeviceTransport::nccl ? weights : sums + 2 * weights;
+}
+
+// Hosts that are only acted hold what real ones would, so that a plan is true of both.
+TeamMemory count_team_memory(const Context &context, const layout::Mesh &mesh, DeviceTransport outer,
+                             uint64_t device_bytes) {
+  if (mesh.outer_size == 1) return {device_bytes, 0, 0};
   const std::vector<uint32_t> ranks = outer_ranks(context, mesh);
-  const uint64_t weights = context.message_bytes(ranks, false);
-  return outer == DeviceTransport::nccl ? weights : context.message_bytes(ranks, true) + 2 * weights;
+  const uint64_t own = count_messages(outer, context.message_bytes(ranks, true), context.message_bytes(ranks, false));
+  if (!context.acts_hosts()) return {device_bytes, own, 0};
+  const uint64_t planned =
+      count_messages(outer, context.planned_message_bytes(ranks, true), context.planned_message_bytes(ranks, false));
+  return {device_bytes, std::max(own, planned), std::max(own, planned) - own};
 }
 
 // Messages between hosts are never NCCL's.
@@ -65,15 +97,16 @@ DeviceTransport plan_outer(const Context &context, const layout::Mesh &mesh) {
 }  // namespace
 
 TeamMemory plan_team_memory(const Context &context, const layout::Mesh &mesh, bool communicates) {
-  if (context.on_host()) return {0, count_message_bytes(context, mesh, DeviceTransport::automatic)};
+  if (context.on_host()) return count_team_memory(context, mesh, DeviceTransport::automatic, 0);
   const DeviceTransport outer = plan_outer(context, mesh);
-  return {count_device_bytes(mesh, communicates, context.transport(), outer), count_message_bytes(context, mesh, outer)};
+  return count_team_memory(context, mesh, outer, count_device_bytes(mesh, communicates, context.transport(), outer));
 }
 
 TeamMemory team_memory(const Teams &teams, const Context &context, const layout::Mesh &mesh, bool communicates) {
   const DeviceTransport outer = teams.outer ? teams.outer_data->transport() : DeviceTransport::automatic;
-  return {context.on_host() ? 0 : count_device_bytes(mesh, communicates, teams.inner_data->transport(), outer),
-          count_message_bytes(context, mesh, outer)};
+  return count_team_memory(
+      context, mesh, outer,
+      context.on_host() ? 0 : count_device_bytes(mesh, communicates, teams.inner_data->transport(), outer));
 }
 
 }  // namespace fsdp::engine

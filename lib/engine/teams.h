@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "comm/communicator.h"
 #include "layout/mesh.h"
@@ -12,6 +13,7 @@ namespace fsdp::engine {
 class Context;
 
 struct Teams {
+  uint32_t number = 0;                // of the model, among those of the same ranks: what messages call it
   std::shared_ptr<comm::Team> all;    // agree on steps; in the mesh's order
   std::shared_ptr<comm::Team> inner;  // share memory: gather weights, reduce gradients
   std::shared_ptr<comm::Team> outer;  // exchange what the outer axis divides or replicates; NULL: there is none
@@ -25,6 +27,10 @@ struct Teams {
     if (outer_data && outer_data != outer) visit(*outer_data);
   }
 };
+
+// "0, 2-5"; and the same, but empty if that is the whole job.
+std::string list_ranks(const comm::Team &team);
+std::string name_ranks(const comm::Team &team, uint32_t world_size);
 
 // Logs what teams find out after their creation, at the latest when all that uses them has ended.
 class TeamNews {
@@ -40,8 +46,8 @@ class TeamNews {
   const Teams &teams_;
 };
 
-// Collective over the mesh: all of them; then, once they are known to have the same mesh, its axes. communicates: over the
-// inner one.
+// Collective over the mesh: all of them; then, once they are known to have the same mesh, its axes. communicates: over
+// the inner one.
 Teams create_teams(Context &context, const layout::Mesh &mesh);
 void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh, bool communicates);
 
@@ -49,6 +55,7 @@ void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh, bool 
 struct TeamMemory {
   uint64_t device_bytes = 0;   // memory of a device, in both axes
   uint64_t message_bytes = 0;  // messages of the host, over the outer axis
+  uint64_t acted_bytes = 0;    // of these, what only real hosts would use
 };
 // Before there are teams: where the transport is chosen at the seal, the most that it can be.
 TeamMemory plan_team_memory(const Context &context, const layout::Mesh &mesh, bool communicates);

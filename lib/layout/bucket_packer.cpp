@@ -58,7 +58,7 @@ class Packer {
 
   uint64_t volume_of(const Indices &indices) const {
     uint64_t volume = 0;
-    for (uint32_t i : indices) volume += padded_count(items_[i]);
+    for (uint32_t i : indices) volume = checked_add(volume, padded_count(items_[i]), "elements of a sub-bucket");
     return volume;
   }
 

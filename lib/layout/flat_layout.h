@@ -60,8 +60,8 @@ struct FlatLayout {
   uint64_t hash = 0;        // of all the above, stable between builds and machines
 
   Slice slice(uint64_t tensor, uint32_t rank) const { return slice(tensor, rank, 1, 1); }
-  // What `count` ranks from `first` have of it together. They are within one group of `group` neighbours, whose slices of
-  // each sub-bucket are kept one after the other: group_offset is where the part begins in that.
+  // What `count` ranks from `first` have of it together. They are within one group of `group` neighbours, whose slices
+  // of each sub-bucket are kept one after the other: group_offset is where the part begins in that.
   Slice slice(uint64_t tensor, uint32_t first, uint32_t count, uint32_t group) const;
 };
 

@@ -16,14 +16,14 @@ constexpr int gap_attempts = 8;
 
 uint64_t align(uint64_t value) { return round_up(value, alignment, "tensor offset"); }
 
-bool fits_between(uint64_t start, uint64_t count, uint64_t shard) { return start % shard + count <= shard; }
+bool fits_between(uint64_t start, uint64_t count, uint64_t shard) { return count <= shard - start % shard; }
 
 // The smallest aligned start in [from, boundary) such that the boundary falls between two granules.
 std::optional<uint64_t> start_in_phase(const Item &item, uint64_t from, uint64_t boundary) {
   const uint64_t common = std::gcd(item.granule, alignment);
   if (boundary % common != 0) return std::nullopt;
   uint64_t start = from + (boundary - from) % item.granule;
-  for (uint64_t i = 0; i < alignment / common && start < boundary; ++i, start += item.granule)
+  for (uint64_t i = 0; i < alignment / common && start < boundary; ++i, start = saturating_add(start, item.granule))
     if (start % alignment == 0) return start;
   return std::nullopt;
 }
@@ -32,9 +32,9 @@ std::optional<uint64_t> start_in_phase(const Item &item, uint64_t from, uint64_t
 // granules.
 std::optional<uint64_t> find_crossing_start(const Item &item, uint64_t shard, uint64_t from, uint64_t boundary) {
   if (shard % item.granule == 0) return round_up(from, item.step, "tensor offset");
-  if (item.count > 2 * shard) return std::nullopt;
+  if (item.count > saturating_multiply(2, shard)) return std::nullopt;
   const auto start = start_in_phase(item, from, boundary);
-  return start && *start + item.count <= boundary + shard ? start : std::nullopt;
+  return start && saturating_add(*start, item.count) <= saturating_add(boundary, shard) ? start : std::nullopt;
 }
 
 }  // namespace

@@ -76,7 +76,7 @@ void HeavyAssignment::measure_fillers() {
 }
 
 uint64_t HeavyAssignment::slack(const Bucket &bucket) const {
-  const uint64_t taken = bucket.cursor + bucket.reserved;
+  const uint64_t taken = checked_add(bucket.cursor, bucket.reserved, "elements of a sub-bucket");
   return std::max(saturating_multiply(bucket.shard, rule.ranks), taken) - taken;
 }
 
@@ -99,7 +99,7 @@ bool HeavyAssignment::fits_existing(uint32_t index) {
   for (size_t b = std::min(buckets.size(), buckets_considered); b-- > 0;) {
     Bucket &bucket = buckets[b];
     if (bucket.granule % item.granule == 0) {
-      const uint64_t end = round_up(bucket.cursor, item.step) + item.count;
+      const uint64_t end = saturating_add(saturating_round_up(bucket.cursor, item.step), item.count);
       const bool fits =
           b == 0 ? host_shard(bucket.granule, end, slack_) == host_shard(bucket.granule, bucket.cursor, slack_)
                  : end - bucket.cursor <= slack(bucket);
@@ -123,7 +123,7 @@ HeavyAssignment::Outlook HeavyAssignment::outlook(uint32_t bucket, uint64_t gran
   const Bucket old = bucket < buckets.size() ? buckets[bucket] : Bucket{};
   Bucket joined = old;
   joined.granule = saturating_lcm(old.granule, granule);
-  joined.cursor = saturating_add(round_up(old.cursor, step), span);
+  joined.cursor = saturating_add(saturating_round_up(old.cursor, step), span);
   if (bucket == 0) {
     joined.shard = host_shard(joined.granule, joined.cursor, slack_);
     return {saturating_add(shards_, joined.shard), joined.granule, joined.shard};
@@ -157,16 +157,16 @@ void HeavyAssignment::place_together(std::span<const uint32_t> members) {
   if (best_bucket != 0) bucket.shard = best.shard;
   for (uint32_t i : members) add_heavy(best_bucket, i);
   if (best_bucket == 0) return;
-  shards_ += bucket.shard - old_shard;
-  slack_ += slack(bucket) - old_slack;
+  shards_ = checked_add(shards_ - old_shard, bucket.shard, "elements of a shard");
+  slack_ = saturating_add(slack_ - old_slack, slack(bucket));
 }
 
 void HeavyAssignment::add_heavy(uint32_t index_of_bucket, uint32_t index) {
   Bucket &bucket = buckets[index_of_bucket];
-  const uint64_t start = round_up(bucket.cursor, items_[index].step);
+  const uint64_t start = round_up(bucket.cursor, items_[index].step, "tensor offset");
   if (start != bucket.cursor) bucket.gaps.push_back({start - bucket.cursor, index_of_bucket, bucket.cursor});
   places[index] = {index_of_bucket, start};
-  bucket.cursor = start + items_[index].count;
+  bucket.cursor = checked_add(start, items_[index].count, "elements of a sub-bucket");
 }
 
 }  // namespace fsdp::layout

@@ -41,6 +41,8 @@ struct Mesh {
   uint32_t inner(uint32_t rank) const { return rank % inner_size; }
   uint32_t outer_index(uint32_t rank) const { return rank / inner_size; }
   uint32_t slot(uint32_t rank) const { return inner(rank) * slices() + outer_index(rank) % slices(); }
+  // The place in the mesh of a rank of the world; INVALID_ARGUMENT, naming the call, if it has none.
+  uint32_t index_of(uint32_t world_rank, const char *call) const;
   // A rank that holds the slot: the only one, or replica 0's.
   uint32_t holder(uint32_t slot) const { return slot % slices() * inner_size + slot / slices(); }
   std::vector<uint32_t> inner_ranks(uint32_t rank) const;  // of the world: those of the same outer index

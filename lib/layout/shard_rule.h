@@ -23,6 +23,10 @@ inline uint64_t saturating_multiply(uint64_t a, uint64_t b) {
 
 inline uint64_t saturating_lcm(uint64_t a, uint64_t b) { return saturating_multiply(a / std::gcd(a, b), b); }
 
+inline uint64_t saturating_round_up(uint64_t value, uint64_t multiple) {
+  return saturating_multiply(divide_up(value, multiple), multiple);
+}
+
 struct ShardRule {
   uint64_t ranks;
   uint64_t allowance;  // elements a rank that rounding a slice to a power of two may cost
@@ -35,8 +39,7 @@ struct ShardRule {
   uint64_t shard_for(uint64_t volume, uint64_t granule, uint64_t unit, uint64_t least) const {
     const uint64_t needed = std::max(divide_up(volume, ranks), least);
     const auto rounded = [&](uint64_t multiple) {
-      const uint64_t quantum = saturating_lcm(granule, multiple);
-      return saturating_multiply(divide_up(needed, quantum), quantum);
+      return saturating_round_up(needed, saturating_lcm(granule, multiple));
     };
     const uint64_t shard = rounded(unit);
     for (uint64_t wish : {128, 16, 8, 4, 2}) {

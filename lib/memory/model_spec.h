@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -30,11 +31,12 @@ struct ParamSpec {
 struct GroupSpec {
   std::string name;
   std::vector<ParamSpec> params;
-  fsdp_strategy strategy = FSDP_OPTIM_GRADS_PARAMS;
-  fsdp_reduce_policy reduce_policy = FSDP_REDUCE_EACH;
+  fsdp_strategy strategy = FSDP_STRATEGY_OPTIM_GRADS_PARAMS;
+  fsdp_reduce_policy reduce_policy = FSDP_REDUCE_POLICY_EACH;
   fsdp_dtype grad_dtype = 0;    // 0: each parameter's own
   fsdp_dtype reduce_dtype = 0;  // 0: the gradient's
   bool resident = false;
+  bool root = false;  // visited first and last in each direction
 
   bool trainable() const {
     for (const auto &param : params)
@@ -51,26 +53,35 @@ struct StateSpec {
 struct ModelSpec {
   layout::Mesh mesh;
   bool force_communication = false;
+  // Debug: buffers are never shared, and whole weights of the host are shown in a view that can be taken away.
+  bool debug = false;
   fsdp_unshard_mode unshard_mode = FSDP_UNSHARD_MAPPED;
-  fsdp_grad_op grad_op = FSDP_GRAD_MEAN;
+  fsdp_grad_op grad_op = FSDP_GRAD_OP_MEAN;
   double grad_factor = 1.0;
-  uint32_t prefetch_depth = 1;
+  bool prefetches = true;       // on its own, and not only where the caller asks for it
+  uint32_t prefetch_depth = 1;  // groups that there is room for ahead
   uint64_t prefetch_bytes = 0;
   uint32_t max_pending_groups = 2;
   fsdp_schedule_kind schedule = FSDP_SCHEDULE_SEQUENTIAL;
-  uint64_t message_bytes = 0;  // a rank's memory for messages over the outer axis
-  bool host_memory = true;     // compute weights and gradients lie where the ranks of a host can read each other's
+  uint64_t message_bytes = 0;      // a rank's memory for messages over the outer axis
+  bool host_memory = true;         // compute weights and gradients lie where the ranks of a host can read each other's
   uint64_t device_team_bytes = 0;  // else: a rank's memory for exchanging them
   fsdp_device_transport device_transport = 0;  // ... as declared
   bool rounds_before_sending = false;  // ... and gradients are rounded to their reduce dtype in a buffer of their own
   std::vector<fsdp_visit> visits;
   std::vector<StateSpec> states;
-  std::vector<GroupSpec> groups;
+  std::deque<GroupSpec> groups;  // names that were shown stay where they are
 
   // Over the inner axis, whose ranks share memory.
   bool communicates() const { return mesh.inner_size > 1 || force_communication; }
   // Does publishing bring the parts of other outer ranks?
   bool gathers_outer() const { return mesh.slices() > 1; }
+  // Root groups have theirs during a whole pass.
+  uint32_t pending_groups() const {
+    uint32_t count = max_pending_groups;
+    for (const auto &group : groups) count += group.root && group.trainable();
+    return count;
+  }
   bool mapped() const { return (unshard_mode == FSDP_UNSHARD_MAPPED && host_memory) || !communicates(); }
 };
 

@@ -2,6 +2,7 @@
 #include "memory/visit_order.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/error.h"
@@ -17,44 +18,71 @@ struct GroupVisits {
   uint32_t first_forward = never, last_forward = never, first_backward = never, last_backward = never;
 };
 
-std::vector<fsdp_visit> forward_and_backward(uint32_t groups) {
+// A direction: root groups come first, the others in order or in reverse, and the root groups again, in reverse of what
+// they came in.
+void add_direction(const std::vector<uint32_t> &order, const ScheduleSpec &spec, fsdp_phase phase,
+                   std::vector<fsdp_visit> &visits) {
+  const auto add = [&](auto begin, auto end, bool root) {
+    for (; begin != end; ++begin)
+      if (spec.groups[*begin].root == root) visits.push_back({*begin, phase});
+  };
+  add(order.begin(), order.end(), true);
+  add(order.begin(), order.end(), false);
+  add(order.rbegin(), order.rend(), true);
+}
+
+std::vector<fsdp_visit> forward_and_backward(const ScheduleSpec &spec) {
+  std::vector<uint32_t> order(spec.groups.size());
+  std::iota(order.begin(), order.end(), 0u);
   std::vector<fsdp_visit> visits;
-  for (uint32_t g = 0; g < groups; ++g) visits.push_back({g, FSDP_FORWARD});
-  for (uint32_t g = groups; g-- > 0;) visits.push_back({g, FSDP_BACKWARD});
+  add_direction(order, spec, FSDP_FORWARD, visits);
+  std::reverse(order.begin(), order.end());
+  add_direction(order, spec, FSDP_BACKWARD, visits);
   return visits;
 }
 
 std::vector<fsdp_visit> training_visits(const ScheduleSpec &spec) {
   switch (spec.kind) {
     case FSDP_SCHEDULE_SEQUENTIAL:
-    case FSDP_SCHEDULE_INTERLEAVED: return forward_and_backward(static_cast<uint32_t>(spec.groups.size()));
+    case FSDP_SCHEDULE_INTERLEAVED: return forward_and_backward(spec);
     case FSDP_SCHEDULE_VISITS: return spec.visits;
     default: fail(FSDP_INVALID_ARGUMENT, "unknown schedule {}", spec.kind);
   }
 }
 
-std::vector<GroupVisits> find_visits(const ScheduleSpec &spec, std::span<const fsdp_visit> visits) {
+// Notes in `violations` what does not fit; such visits count as not made.
+std::vector<GroupVisits> find_visits(const ScheduleSpec &spec, std::span<const fsdp_visit> visits,
+                                     std::vector<std::string> &violations) {
   std::vector<GroupVisits> found(spec.groups.size());
   for (uint32_t i = 0; i < visits.size(); ++i) {
     const auto [group, phase] = visits[i];
-    if (group >= found.size())
-      fail(FSDP_INVALID_ARGUMENT, "visit {}: group {} is outside [0, {})", i, group, found.size());
+    if (group >= found.size()) {
+      violations.push_back(format_text("visit {}: group {} is outside [0, {})", i, group, found.size()));
+      continue;
+    }
     GroupVisits &of_group = found[group];
     if (phase == FSDP_FORWARD) {
       of_group.first_forward = std::min(of_group.first_forward, i);
       of_group.last_forward = i;
     } else if (phase == FSDP_BACKWARD) {
       if (of_group.first_forward == never)
-        fail(FSDP_INVALID_ARGUMENT, "visit {}: BACKWARD of group {} before its first FORWARD", i, group);
+        violations.push_back(format_text("visit {}: BACKWARD of group {} before its first FORWARD", i, group));
       of_group.first_backward = std::min(of_group.first_backward, i);
       of_group.last_backward = i;
     } else {
-      fail(FSDP_INVALID_ARGUMENT, "visit {}: phase {} is neither FORWARD nor BACKWARD", i, phase);
+      violations.push_back(format_text("visit {}: phase {} is neither FORWARD nor BACKWARD", i, phase));
     }
   }
   for (size_t g = 0; g < found.size(); ++g)
     if (spec.groups[g].trainable && found[g].last_backward == never)
-      fail(FSDP_INVALID_ARGUMENT, "group {} is trainable, but has no BACKWARD visit", g);
+      violations.push_back(format_text("group {} is trainable, but has no BACKWARD visit", g));
+  return found;
+}
+
+std::vector<GroupVisits> check_visits(const ScheduleSpec &spec, std::span<const fsdp_visit> visits) {
+  std::vector<std::string> violations;
+  auto found = find_visits(spec, visits, violations);
+  if (!violations.empty()) fail(FSDP_INVALID_ARGUMENT, "{}", violations.front());
   return found;
 }
 
@@ -62,7 +90,7 @@ class Builder {
  public:
   explicit Builder(const ScheduleSpec &spec) : spec_(spec) {
     order_.train = training_visits(spec);
-    found_ = find_visits(spec, order_.train);
+    found_ = check_visits(spec, order_.train);
     for (const fsdp_visit &visit : order_.train)
       if (visit.phase == FSDP_FORWARD) order_.eval.push_back({visit.group_index, FSDP_EVAL});
   }
@@ -79,6 +107,7 @@ class Builder {
     keep_residents();
     plan_chain(order_.eval, 0, static_cast<uint32_t>(order_.eval.size()), eval_mode, order_.eval_prefetch);
     plan_grads();
+    if (spec_.apart) part();
     return std::move(order_);
   }
 
@@ -133,6 +162,12 @@ class Builder {
     }
   }
 
+  // All are live all the time.
+  void part() {
+    for (PoolRequest &request : order_.gathered) request.live = {{train_mode, 0, UINT64_MAX}};
+    for (PoolRequest &request : order_.grads) request.live = {{train_mode, 0, UINT64_MAX}};
+  }
+
   // Time counts the backward visits of groups with a transient buffer: opening one more drains the oldest.
   void plan_grads() {
     std::vector<uint64_t> time;  // by position
@@ -154,6 +189,12 @@ class Builder {
 };
 
 }  // namespace
+
+std::vector<std::string> find_violations(const ScheduleSpec &spec) {
+  std::vector<std::string> violations;
+  find_visits(spec, training_visits(spec), violations);
+  return violations;
+}
 
 VisitOrder build_visit_order(const ScheduleSpec &spec) { return Builder(spec).build(); }
 

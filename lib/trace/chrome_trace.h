@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A timeline in the Trace Event Format that Perfetto and chrome://tracing read. One event a line between a first and a last
-// line that are the same in every file, so that files are merged by joining their lines.
+// A timeline in the Trace Event Format that Perfetto and chrome://tracing read. One event a line between a first and a
+// last line that are the same in every file, so that files are merged by joining their lines.
 #pragma once
 
 #include <string>

@@ -2,27 +2,47 @@
 #include "trace/file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
+#include <utility>
 
 #include "base/error.h"
 
 namespace fsdp::trace {
 namespace {
 
-// A path that nobody else uses: what a crash left behind is passed over.
-int create_beside(const std::string &path, std::string &beside) {
-  for (int i = 0; i < 100; ++i) {
-    beside = format_text("{}.tmp.{}.{}", path, ::getpid(), i);
-    const int fd = ::open(beside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd >= 0 || errno != EEXIST) return fd;
+// A file beyond the process's limit (ulimit -f) would end it: here it is an error of the write alone.
+class NoSizeSignal {
+ public:
+  NoSizeSignal() noexcept {
+    sigemptyset(&one_);
+    sigaddset(&one_, SIGXFSZ);
+    sigset_t pending;
+    sigpending(&pending);
+    was_pending_ = sigismember(&pending, SIGXFSZ) == 1;
+    pthread_sigmask(SIG_BLOCK, &one_, &before_);
   }
-  return -1;
-}
+  ~NoSizeSignal() {
+    constexpr timespec at_once{};
+    while (!was_pending_ && sigtimedwait(&one_, nullptr, &at_once) < 0 && errno == EINTR) {
+    }
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  NoSizeSignal(const NoSizeSignal &) = delete;
+  NoSizeSignal &operator=(const NoSizeSignal &) = delete;
 
-int write_all(int fd, const std::string &text) {
+ private:
+  sigset_t one_, before_;
+  bool was_pending_;
+};
+
+// errno, or 0.
+int write_all(int fd, const std::string &text) noexcept {
+  const NoSizeSignal none;
   for (size_t done = 0; done < text.size();) {
     const ssize_t count = ::write(fd, text.data() + done, text.size() - done);
     if (count < 0 && errno != EINTR) return errno;
@@ -31,23 +51,92 @@ int write_all(int fd, const std::string &text) {
   return 0;
 }
 
+// A new file of this user's beside the path, gone again unless it becomes that.
+class Beside {
+ public:
+  explicit Beside(const std::string &path) : path_(path) {
+    for (int i = 0; i < 100; ++i) {  // what a crash left behind is passed over
+      name_ = format_text("{}.tmp.{}.{}", path, ::getpid(), i);
+      fd_ = ::open(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+      made_ = fd_ >= 0;
+      code_ = made_ ? 0 : errno;
+      if (code_ != EEXIST) return;
+    }
+  }
+  ~Beside() {
+    if (fd_ >= 0) ::close(fd_);
+    if (made_) ::unlink(name_.c_str());
+  }
+  Beside(const Beside &) = delete;
+  Beside &operator=(const Beside &) = delete;
+
+  const std::string &name() const noexcept { return name_; }
+  // Why there is none: errno, or 0. So are the results of the others.
+  int code() const noexcept { return code_; }
+  int write(const std::string &text) noexcept {
+    if (const int code = write_all(fd_, text)) return code;
+    return ::close(std::exchange(fd_, -1)) == 0 ? 0 : errno;
+  }
+  int become() noexcept {
+    if (::rename(name_.c_str(), path_.c_str()) != 0) return errno;
+    made_ = false;
+    return 0;
+  }
+
+ private:
+  const std::string &path_;
+  std::string name_;
+  int fd_ = -1, code_ = 0;
+  bool made_ = false;
+};
+
+const char *kind_of(mode_t mode) {
+  switch (mode & S_IFMT) {
+    case S_IFLNK: return "a symbolic link";
+    case S_IFIFO: return "a pipe";
+    case S_IFSOCK: return "a socket";
+    default: return "a device";
+  }
+}
+
+// A file, or nothing yet: a rename over anything else would take it away.
+void check_place(const std::string &path, const char *call) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode)) return;
+  if (S_ISDIR(status.st_mode)) fail_errno(EISDIR, format_text("{}: '{}'", call, path));
+  throw Error(FSDP_SYSTEM,
+              format_text("{}: '{}' is {}; a regular file, or a name that is free, is expected", call, path,
+                          kind_of(status.st_mode)),
+              -1, FSDP_ORIGIN_OS, EEXIST);
+}
+
 }  // namespace
 
 void replace_file(const std::string &path, const std::string &text, const char *call) {
-  std::string beside;
-  const int fd = create_beside(path, beside);
-  if (fd < 0) fail_errno(errno, format_text("{}: creating '{}'", call, beside));
-  int code = write_all(fd, text);
-  const char *what = "writing";
-  if (::close(fd) != 0 && !code) code = errno;
-  if (!code && ::rename(beside.c_str(), path.c_str()) != 0) code = errno, what = "renaming it from";
-  if (!code) return;
-  ::unlink(beside.c_str());
-  fail_errno(code, format_text("{}: '{}': {} '{}'", call, path, what, beside));
+  check_place(path, call);
+  Beside beside(path);
+  if (const int code = beside.code()) fail_errno(code, format_text("{}: creating '{}'", call, beside.name()));
+  if (const int code = beside.write(text))
+    fail_errno(code, format_text("{}: '{}': writing '{}'", call, path, beside.name()));
+  check_place(path, call);
+  if (const int code = beside.become())
+    fail_errno(code, format_text("{}: '{}': renaming it from '{}'", call, path, beside.name()));
+}
+
+// A pipe that somebody puts there after the look must not hold this thread up.
+void append_to_file(const std::string &path, const std::string &text, const char *call) {
+  check_place(path, call);
+  const int fd = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+  if (fd < 0) fail_errno(errno, format_text("{}: opening '{}'", call, path));
+  const int code = write_all(fd, text);
+  ::close(fd);
+  if (code) fail_errno(code, format_text("{}: writing '{}'", call, path));
 }
 
 // Not replacing: another process of this rank's may keep one at the same moment.
 void keep_earlier_file(const std::string &path) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return;
   for (int i = 1; i < 100; ++i) {
     const std::string kept = format_text("{}.{}", path, i);
     if (::renameat2(AT_FDCWD, path.c_str(), AT_FDCWD, kept.c_str(), RENAME_NOREPLACE) == 0 || errno != EEXIST) return;

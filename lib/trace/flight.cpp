@@ -74,6 +74,11 @@ const char *FlightRecorder::keep(std::string_view text) {
   return texts_.emplace(text).first->c_str();
 }
 
+uint32_t FlightRecorder::count_models(const std::string &ranks) const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<uint32_t>(std::ranges::count(models_, ranks, &Model::ranks));
+}
+
 uint16_t FlightRecorder::open_model(const std::string &ranks, const std::string &inner, const std::string &outer) {
   const std::lock_guard lock(mutex_);
   const auto number = std::ranges::count(models_, ranks, &Model::ranks);

@@ -98,6 +98,7 @@ class FlightRecorder {
   const char *keep(std::string_view text);
   // A model's ranks as text: all, and those of its axes; empty where they are the whole job, or all of the model's.
   // Models of the same ranks are numbered alike on all of them, others need not be. Returns what entries name it by.
+  uint32_t count_models(const std::string &ranks) const;  // the number of the next one of these
   uint16_t open_model(const std::string &ranks, const std::string &inner, const std::string &outer);
 
   struct Model {

@@ -9,7 +9,8 @@ namespace fsdp::trace {
 
 class Span {
  public:
-  Span(Timeline *timeline, Kind kind, const char *name, const char *object = nullptr, uint64_t version = 0, uint64_t bytes = 0)
+  Span(Timeline *timeline, Kind kind, const char *name, const char *object = nullptr, uint64_t version = 0,
+       uint64_t bytes = 0)
       : timeline_(timeline) {
     if (timeline) [[unlikely]]
       begin(kind, name, object, version, bytes);

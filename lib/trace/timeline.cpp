@@ -26,7 +26,8 @@ void Timeline::record(const Event &event) noexcept {
   Slot &slot = slots_[number % capacity_];
   uint64_t state = slot.state.load(std::memory_order_relaxed);
   if (state & 1 || state > 2 * number) return;
-  if (!slot.state.compare_exchange_strong(state, 2 * number + 1, std::memory_order_acquire, std::memory_order_relaxed)) return;
+  if (!slot.state.compare_exchange_strong(state, 2 * number + 1, std::memory_order_acquire, std::memory_order_relaxed))
+    return;
   slot.name.store(event.name, std::memory_order_release);
   slot.object.store(event.object, std::memory_order_release);
   slot.begin_ns.store(event.begin_ns, std::memory_order_release);
@@ -75,8 +76,10 @@ uint32_t Timeline::open_model() {
   const std::lock_guard lock(mutex_);
   const auto free = std::find(models_.begin(), models_.end(), false);
   const auto model = static_cast<uint32_t>(free - models_.begin());
-  if (free == models_.end()) models_.push_back(true);
-  else *free = true;
+  if (free == models_.end())
+    models_.push_back(true);
+  else
+    *free = true;
   return model;
 }
 

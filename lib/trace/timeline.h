@@ -2,8 +2,8 @@
 // The timeline of one context: the last events, in a ring that is allocated once. Any thread records without a lock, an
 // allocation or a system call, and any thread may read meanwhile: an event that is being written is left out.
 //
-// A lane is what events lie in without overlapping: the caller's calls, or the work of one stream. Texts are kept by the
-// timeline (or are literals), since a trace is written when models are long gone.
+// A lane is what events lie in without overlapping: the caller's calls, or the work of one stream. Texts are kept by
+// the timeline (or are literals), since a trace is written when models are long gone.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,8 @@
 
 namespace fsdp::trace {
 
-// seen: a collective on a device, from when it was enqueued (or the one before it was seen done) to when it was seen done.
+// seen: a collective on a device, from when it was enqueued (or the one before it was seen done) to when it was seen
+// done.
 enum class Kind : uint8_t { call, wait, collective, user, instant, seen };
 
 using Lane = uint16_t;
@@ -30,10 +31,10 @@ constexpr Lane outer_lane(uint32_t model) { return static_cast<Lane>(3 + 3 * mod
 
 struct Event {
   const char *name;
-  const char *object;  // a group's name, or NULL
+  const char *object;         // a group's name, or NULL
   uint64_t begin_ns, end_ns;  // of the clock below
-  uint64_t bytes;      // 0: none
-  uint32_t version;    // of the published weights; 0: none
+  uint64_t bytes;             // 0: none
+  uint32_t version;           // of the published weights; 0: none
   Lane lane;
   Kind kind;
 };

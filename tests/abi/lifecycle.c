@@ -75,7 +75,7 @@ static void check_layout(job *j) {
     owned += shard.element_count;
   }
   double sum = (double)owned;
-  OK(fsdp_all_reduce_values(j->context, &sum, 1, FSDP_VALUE_SUM));
+  OK(fsdp_all_reduce_values(j->context, NULL, &sum, 1, FSDP_VALUE_SUM));
   CHECK(sum == TRAINED);
   for (int g = 0; g < 2; ++g)
     for (int p = 0; p < 2; ++p) {
@@ -98,7 +98,7 @@ static void load(job *j) {
       /* One group from rank 0 alone, the other from every rank. */
       const int has_data = g == 1 || j->rank == 0;
       OK(fsdp_load_param(j->groups[g], (uint64_t)p, has_data ? data : NULL, FSDP_FLOAT32, counts[g][p],
-                         g == 1 ? FSDP_EVERY_RANK : 0));
+                         g == 1 ? FSDP_EVERY_RANK : 0, 0));
     }
   OK(fsdp_publish_weights(j->model, NULL));
 }
@@ -110,14 +110,14 @@ static double expected(int group, int param, uint64_t i, int steps) {
 }
 
 static void visit(job *j, int g, fsdp_phase phase, int steps) {
-  OK(fsdp_unshard(j->groups[g], phase, NULL));
+  OK(fsdp_unshard(j->groups[g], phase, 0, NULL));
   for (int p = 0; p < 2; ++p) {
     fsdp_tensor weight = FSDP_TENSOR_INIT;
     OK(fsdp_get_param(j->groups[g], (uint64_t)p, phase, &weight));
     CHECK(weight.element_count == counts[g][p] && weight.dtype == FSDP_FLOAT32);
     for (uint64_t i = 0; i < counts[g][p]; ++i) CHECK(near(((const float *)weight.data)[i], expected(g, p, i, steps)));
   }
-  OK(fsdp_reshard(j->groups[g], phase, NULL));
+  OK(fsdp_reshard(j->groups[g], phase, 0, NULL));
 }
 
 static void give_grad(job *j, int g, int p, int put) {
@@ -126,10 +126,10 @@ static void give_grad(job *j, int g, int p, int put) {
   int32_t accumulate = 7;
   for (uint64_t i = 0; i < counts[g][p]; ++i) own[i] = (float)(j->rank + 1);
   if (put) {
-    OK(fsdp_put_grad(j->groups[g], (uint64_t)p, own, FSDP_FLOAT32, counts[g][p], NULL));
+    OK(fsdp_put_grad(j->groups[g], (uint64_t)p, own, FSDP_FLOAT32, counts[g][p], 0, NULL));
     return;
   }
-  OK(fsdp_acquire_grad(j->groups[g], (uint64_t)p, NULL, &grad, &accumulate));
+  OK(fsdp_acquire_grad(j->groups[g], (uint64_t)p, 0, NULL, &grad, &accumulate));
   CHECK(accumulate == 0 && grad.element_count == counts[g][p] && grad.dtype == FSDP_FLOAT32);
   memcpy(grad.data, own, counts[g][p] * sizeof *own);
 }
@@ -147,17 +147,17 @@ static void step(job *j, int steps) {
   const int put = steps % 2;
   for (int g = 0; g < 2; ++g) visit(j, g, FSDP_FORWARD, steps);
   backward(j, steps, put);
-  OK(fsdp_finish_grads(j->model, 0.5, NULL));
+  OK(fsdp_finish_grads(j->model, 0.5, 0, NULL));
 
   double norm = 0, norms[4];
   const double whole = 0.5 * mean_grad(j) * sqrt(TRAINED);
-  OK(fsdp_get_grad_norm(j->model, NULL, &norm));
+  OK(fsdp_get_grad_norm(j->model, NULL, NULL, &norm));
   CHECK(near(norm, whole));
   OK(fsdp_get_param_grad_norms(j->model, NULL, norms, 4));
   CHECK(near(norms[0], 0.5 * mean_grad(j) * sqrt(EMBED)) && norms[1] == 0);
-  OK(fsdp_clip_grads(j->model, whole / 2, NULL, &norm));
+  OK(fsdp_clip_grads(j->model, NULL, whole / 2, NULL, &norm));
   CHECK(near(norm, whole));
-  OK(fsdp_get_grad_norm(j->model, NULL, &norm));
+  OK(fsdp_get_grad_norm(j->model, NULL, NULL, &norm));
   CHECK(near(norm, whole / 2));
   OK(fsdp_scale_grads(j->model, 2, NULL));
   int32_t found = 7;
@@ -171,20 +171,25 @@ static void read_back(job *j, int steps) {
   for (int g = 0; g < 2; ++g)
     for (int p = 0; p < 2; ++p) {
       float data[MOST];
-      OK(fsdp_read_param(j->groups[g], (uint64_t)p, data, FSDP_FLOAT32, counts[g][p]));
+      OK(fsdp_read_param(j->groups[g], (uint64_t)p, data, FSDP_FLOAT32, counts[g][p], FSDP_EVERY_RANK, 0));
       for (uint64_t i = 0; i < counts[g][p]; ++i) CHECK(near(data[i], expected(g, p, i, steps)));
     }
 }
 
 static void check_stats(job *j) {
   fsdp_stats stats = FSDP_STATS_INIT;
-  fsdp_memory memory = FSDP_MEMORY_INIT;
+  fsdp_model_info info = FSDP_MODEL_INFO_INIT;
   OK(fsdp_get_stats(j->model, &stats));
-  OK(fsdp_get_memory(j->model, j->rank, &memory));
+  OK(fsdp_get_model_info(j->model, &info));
   CHECK(stats.version == 5 && stats.step == 3); /* a load, three steps, an update by hand */
   CHECK(stats.gathered_groups == 0 && stats.pending_grad_groups == 0);
-  CHECK(memory.parameter_count == TRAINED + FROZEN);
-  for (int role = 0; role < 8; ++role) CHECK(stats.allocated_bytes[role] == memory.role_bytes[role]);
+  CHECK(info.element_count == TRAINED + FROZEN);
+  for (fsdp_role role = FSDP_ROLE_ALL; role <= FSDP_ROLE_STAGING; ++role) {
+    uint64_t planned = 0, allocated = 1;
+    OK(fsdp_get_role_bytes(j->model, role, j->rank, &planned));
+    OK(fsdp_get_allocated_bytes(j->model, role, &allocated));
+    CHECK(planned == allocated && (planned || role != FSDP_ROLE_ALL));
+  }
   CHECK(j->ranks == 1 ? stats.gathers == 0 && stats.reduces == 0 : stats.gathers > 0 && stats.reduces == 6);
 }
 
@@ -210,7 +215,7 @@ static void edit(job *j) {
   for (uint64_t s = 0; s < shard_count; ++s) {
     fsdp_shard shard = FSDP_SHARD_INIT;
     OK(fsdp_get_shard(j->model, s, &shard));
-    for (uint64_t i = 0; i < shard.element_count; ++i) shard.main_weight[i] += (float)(0.1 * shard.lr_scale);
+    for (uint64_t i = 0; i < shard.element_count; ++i) ((float *)shard.main_weight)[i] += (float)(0.1 * shard.lr_scale);
   }
   OK(fsdp_publish_weights(j->model, NULL));
 }
@@ -271,7 +276,7 @@ static void two_threads(void) {
 }
 
 int main(void) {
-  CHECK(strcmp(fsdp_get_version(), "0.1.0") == 0);
+  CHECK(strcmp(fsdp_get_version(), "0.2.0") == 0);
   world_of_one();
   two_threads();
   printf("lifecycle: ok, a world of one and two ranks as threads\n");

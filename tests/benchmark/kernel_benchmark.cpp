@@ -88,7 +88,7 @@ void adamw(benchmark::State &state) {
   const auto count = static_cast<uint64_t>(state.range(0));
   const auto dtype = static_cast<fsdp_dtype>(state.range(1));
   Buffer weight(count * 4), grad(count * 4), m(count * 4), v(count * 4), compute(count * 4);
-  const AdamW step{1e-6f, 0.9f, 0.999f, 1e-8f, 0.1f, 0.5f, 0.5f};
+  const AdamW step{1e-6f, average_of(0.9), average_of(0.999), 1e-8f, 0.1f, 0.5f, 0.5f};
   const AdamWSpan span{weight.floats(), grad.floats(), m.floats(), v.floats(), dtype ? compute.data() : nullptr,
                        dtype,           count};
   for (auto _ : state) kernels::adamw(step, {&span, 1});

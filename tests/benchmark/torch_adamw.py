@@ -31,7 +31,7 @@ class AdamWOptions(c.Structure):
                 ("weight_decay", c.c_double), ("step", c.c_uint64), ("flags", c.c_uint32), ("reserved", c.c_uint32)]
 
 
-FSDP_FLOAT32, FSDP_LAST, EVERY_RANK = 1, 1, -1
+FSDP_FLOAT32, FSDP_LAST, EVERY_RANK = 1, 1 << 18, -1
 LR, DECAY = 1e-3, 0.1
 
 
@@ -59,7 +59,7 @@ class Ours:
         self.call("fsdp_seal_model", self.model)
         for i, t in enumerate(tensors):
             self.call("fsdp_load_param", self.group, c.c_uint64(i), c.c_void_p(t.data_ptr()), FSDP_FLOAT32,
-                      c.c_uint64(t.numel()), EVERY_RANK)
+                      c.c_uint64(t.numel()), EVERY_RANK, c.c_uint32(0))
         self.call("fsdp_publish_weights", self.model, None)
         self.options = AdamWOptions(c.sizeof(AdamWOptions), 0, 0, 0, DECAY, 0, 0, 0)
 
@@ -71,16 +71,16 @@ class Ours:
     def set_grads(self, grads):
         for i, g in enumerate(grads):
             self.call("fsdp_put_grad", self.group, c.c_uint64(i), c.c_void_p(g.data_ptr()), FSDP_FLOAT32,
-                      c.c_uint64(g.numel()), None)
+                      c.c_uint64(g.numel()), c.c_uint32(0), None)
         self.call("fsdp_reduce_grad", self.group, c.c_uint32(FSDP_LAST), None)
-        self.call("fsdp_finish_grads", self.model, c.c_double(1.0), None)
+        self.call("fsdp_finish_grads", self.model, c.c_double(1.0), c.c_uint32(0), None)
 
     def step(self):
         self.call("fsdp_step_adamw", self.model, c.c_double(LR), c.byref(self.options), None)
 
     def read(self, i, tensor):
         self.call("fsdp_read_param", self.group, c.c_uint64(i), c.c_void_p(tensor.data_ptr()), FSDP_FLOAT32,
-                  c.c_uint64(tensor.numel()))
+                  c.c_uint64(tensor.numel()), EVERY_RANK, c.c_uint32(0))
 
 
 def timed(step):

@@ -15,12 +15,12 @@ struct NamedCall {
 inline fsdp_status acquire_grad(Rank &rank, cudaStream_t stream) {
   fsdp_tensor grad = FSDP_TENSOR_INIT;
   int32_t accumulate = 0;
-  return fsdp_acquire_grad(rank.groups[0], 0, stream, &grad, &accumulate);
+  return fsdp_acquire_grad(rank.groups[0], 0, 0, stream, &grad, &accumulate);
 }
 
 inline fsdp_status get_norm(Rank &rank, cudaStream_t stream) {
   double norm = 0;
-  return fsdp_get_grad_norm(rank.model, stream, &norm);
+  return fsdp_get_grad_norm(rank.model, nullptr, stream, &norm);
 }
 
 inline fsdp_status get_param_norms(Rank &rank, cudaStream_t stream) {
@@ -28,7 +28,9 @@ inline fsdp_status get_param_norms(Rank &rank, cudaStream_t stream) {
   return fsdp_get_param_grad_norms(rank.model, stream, norms, 10);
 }
 
-inline fsdp_status clip(Rank &rank, cudaStream_t stream) { return fsdp_clip_grads(rank.model, 1.0, stream, nullptr); }
+inline fsdp_status clip(Rank &rank, cudaStream_t stream) {
+  return fsdp_clip_grads(rank.model, nullptr, 1.0, stream, nullptr);
+}
 
 inline fsdp_status check_finite(Rank &rank, cudaStream_t stream) {
   int32_t found = 0;
@@ -44,7 +46,7 @@ inline fsdp_status apply(Rank &rank, cudaStream_t stream, double *norm) {
       grad.dtype = FSDP_FLOAT32;
       grads.push_back(grad);  // data NULL: none
     }
-  return fsdp_apply_grads(rank.model, grads.data(), grads.size(), 0.1, 0, nullptr, stream, norm);
+  return fsdp_apply_grads(rank.model, grads.data(), grads.size(), sizeof(fsdp_grad), 0.1, 0, nullptr, stream, norm);
 }
 
 inline fsdp_status apply_with_norm(Rank &rank, cudaStream_t stream) {
@@ -54,12 +56,12 @@ inline fsdp_status apply_with_norm(Rank &rank, cudaStream_t stream) {
 
 inline fsdp_status load_param(Rank &rank, cudaStream_t) {
   const std::vector<float> values(rank.def(0).params[0].count());
-  return fsdp_load_param(rank.groups[0], 0, values.data(), FSDP_FLOAT32, values.size(), FSDP_EVERY_RANK);
+  return fsdp_load_param(rank.groups[0], 0, values.data(), FSDP_FLOAT32, values.size(), FSDP_EVERY_RANK, 0);
 }
 
 inline fsdp_status read_param(Rank &rank, cudaStream_t) {
   std::vector<float> values(rank.def(0).params[0].count());
-  return fsdp_read_param(rank.groups[0], 0, values.data(), FSDP_FLOAT32, values.size());
+  return fsdp_read_param(rank.groups[0], 0, values.data(), FSDP_FLOAT32, values.size(), FSDP_EVERY_RANK, 0);
 }
 
 }  // namespace harness

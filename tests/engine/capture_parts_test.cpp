@@ -40,7 +40,7 @@ class Math {
     enqueue_grads(rank_, g, stream);
     fsdp_tensor grad = FSDP_TENSOR_INIT;
     int32_t accumulate = 0;
-    FSDP(fsdp_acquire_grad(rank_.groups[g], 0, stream, &grad, &accumulate));
+    FSDP(fsdp_acquire_grad(rank_.groups[g], 0, 0, stream, &grad, &accumulate));
     REQUIRE(accumulate == 1);
     CUDA(simulated::enqueue(stream, [from = activations_[g], to = static_cast<float *>(grad.data), count = counts_[g],
                                      factor = 0.125f * static_cast<float>(rank_.rank + 1)] {
@@ -56,14 +56,14 @@ class Math {
 
 void eager_step(Rank &rank, Math &math, cudaStream_t stream, double lr) {
   for (size_t g = 0; g < rank.groups.size(); ++g) {
-    FSDP(fsdp_unshard(rank.groups[g], FSDP_FORWARD, stream));
+    FSDP(fsdp_unshard(rank.groups[g], FSDP_FORWARD, 0, stream));
     math.forward(g, stream);
-    FSDP(fsdp_reshard(rank.groups[g], FSDP_FORWARD, stream));
+    FSDP(fsdp_reshard(rank.groups[g], FSDP_FORWARD, 0, stream));
   }
   for (size_t g = rank.groups.size(); g-- > 0;) {
-    FSDP(fsdp_unshard(rank.groups[g], FSDP_BACKWARD, stream));
+    FSDP(fsdp_unshard(rank.groups[g], FSDP_BACKWARD, 0, stream));
     math.backward(g, stream);
-    FSDP(fsdp_reshard(rank.groups[g], FSDP_BACKWARD, stream));
+    FSDP(fsdp_reshard(rank.groups[g], FSDP_BACKWARD, 0, stream));
     FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, stream));
   }
   update(rank, stream, lr);
@@ -100,9 +100,9 @@ struct GroupGraphs {
 
   void visit(Rank &rank, size_t g, fsdp_phase phase, cudaStream_t stream, Lazy &graph,
              const std::function<void()> &work, const std::function<void()> &reduce) {
-    const auto unshard = [&] { FSDP(fsdp_unshard(rank.groups[g], phase, stream)); };
+    const auto unshard = [&] { FSDP(fsdp_unshard(rank.groups[g], phase, 0, stream)); };
     const auto leave = [&] {
-      FSDP(fsdp_reshard(rank.groups[g], phase, stream));
+      FSDP(fsdp_reshard(rank.groups[g], phase, 0, stream));
       reduce();
     };
     const bool captured = only == SIZE_MAX || only == g;
@@ -125,15 +125,15 @@ struct GroupGraphs {
 
 // All math of an iteration in one graph, with all weights gathered before it and all gradients reduced behind it.
 void step_with_math_in_graph(Rank &rank, Math &math, cudaStream_t stream, double lr, Lazy &graph) {
-  for (fsdp_group *group : rank.groups) FSDP(fsdp_unshard(group, FSDP_FORWARD, stream));
-  for (fsdp_group *group : rank.groups) FSDP(fsdp_unshard(group, FSDP_BACKWARD, stream));
+  for (fsdp_group *group : rank.groups) FSDP(fsdp_unshard(group, FSDP_FORWARD, 0, stream));
+  for (fsdp_group *group : rank.groups) FSDP(fsdp_unshard(group, FSDP_BACKWARD, 0, stream));
   graph.replay(rank, stream, 0, [&] {
     for (size_t g = 0; g < rank.groups.size(); ++g) math.forward(g, stream);
     for (size_t g = rank.groups.size(); g-- > 0;) math.backward(g, stream);
   });
   for (fsdp_group *group : rank.groups) {
-    FSDP(fsdp_reshard(group, FSDP_FORWARD, stream));
-    FSDP(fsdp_reshard(group, FSDP_BACKWARD, stream));
+    FSDP(fsdp_reshard(group, FSDP_FORWARD, 0, stream));
+    FSDP(fsdp_reshard(group, FSDP_BACKWARD, 0, stream));
   }
   for (size_t g = rank.groups.size(); g-- > 0;) FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, stream));
   update(rank, stream, lr);
@@ -165,7 +165,7 @@ void expect_eager_bits(const Scenario &setup, const std::vector<std::function<St
 // most and least of the same things; whole steps of all of them over NCCL are in capture_test.cpp.
 std::vector<Scenario> scenarios(fsdp_strategy strategy, bool inside) {
   std::vector<Scenario> setups = {graph_scenario(strategy)};
-  if (strategy != FSDP_NO_SHARD && strategy != FSDP_OPTIM_GRADS_PARAMS) return setups;
+  if (strategy != FSDP_STRATEGY_NO_SHARD && strategy != FSDP_STRATEGY_OPTIM_GRADS_PARAMS) return setups;
   if (!inside) setups.push_back(graph_scenario(strategy, 2));
   if (has_nccl()) setups.push_back(nccl_scenario(strategy, 2));
   return setups;

@@ -12,11 +12,11 @@ namespace {
 // Between steps, and in the update window.
 std::vector<NamedCall> calls_between_steps() {
   return {
-      {"fsdp_prefetch", [](Rank &rank, cudaStream_t s) { return fsdp_prefetch(rank.groups[0], FSDP_FORWARD, s); }},
-      {"fsdp_unshard", [](Rank &rank, cudaStream_t s) { return fsdp_unshard(rank.groups[0], FSDP_FORWARD, s); }},
+      {"fsdp_prefetch", [](Rank &rank, cudaStream_t s) { return fsdp_prefetch(rank.groups[0], FSDP_FORWARD, 0, s); }},
+      {"fsdp_unshard", [](Rank &rank, cudaStream_t s) { return fsdp_unshard(rank.groups[0], FSDP_FORWARD, 0, s); }},
       {"fsdp_acquire_grad", acquire_grad},
       {"fsdp_put_grad",
-       [](Rank &rank, cudaStream_t s) { return fsdp_put_grad(rank.groups[0], 0, nullptr, FSDP_FLOAT32, 0, s); }},
+       [](Rank &rank, cudaStream_t s) { return fsdp_put_grad(rank.groups[0], 0, nullptr, FSDP_FLOAT32, 0, 0, s); }},
       {"fsdp_apply_grads", [](Rank &rank, cudaStream_t s) { return apply(rank, s, nullptr); }},
   };
 }
@@ -29,7 +29,7 @@ std::vector<NamedCall> calls_of_the_window() {
   };
 }
 
-const std::string not_in_capture = "not in the capture that fsdp_capture_begin was given";
+const std::string not_in_capture = "not in the capture that fsdp_begin_capture was given";
 const std::string without_model = "is being captured into a graph, and the model is not";
 
 // The step begins with calls on the captured stream, up to the one that is made on the other.
@@ -42,24 +42,25 @@ void expect_refused(Rank &rank, cudaStream_t stream, cudaStream_t other, const N
 }
 
 TEST(CaptureStream, AStreamThatIsNotInTheCaptureIsRefused) {
-  const Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS);
+  const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   const Weights expected = train_eagerly(setup, 1);
   const Weights weights = run(setup, [&](Rank &rank, cudaStream_t stream) {
     const Stream other;
     for (const NamedCall &call : calls_between_steps()) expect_refused(rank, stream, other, call, [] {});
-    expect_refused(rank, stream, other,
-                   {"fsdp_reshard", [](Rank &r, cudaStream_t s) { return fsdp_reshard(r.groups[0], FSDP_FORWARD, s); }},
-                   [&] { FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, stream)); });
+    expect_refused(
+        rank, stream, other,
+        {"fsdp_reshard", [](Rank &r, cudaStream_t s) { return fsdp_reshard(r.groups[0], FSDP_FORWARD, 0, s); }},
+        [&] { FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, 0, stream)); });
     expect_refused(rank, stream, other,
                    {"fsdp_reduce_grad", [](Rank &r, cudaStream_t s) { return fsdp_reduce_grad(r.groups[0], 0, s); }},
-                   [&] { FSDP(fsdp_put_grad(rank.groups[0], 0, nullptr, FSDP_FLOAT32, 0, stream)); });
+                   [&] { FSDP(fsdp_put_grad(rank.groups[0], 0, nullptr, FSDP_FLOAT32, 0, 0, stream)); });
     expect_refused(rank, stream, other,
-                   {"fsdp_finish_grads", [](Rank &r, cudaStream_t s) { return fsdp_finish_grads(r.model, 1, s); }},
+                   {"fsdp_finish_grads", [](Rank &r, cudaStream_t s) { return fsdp_finish_grads(r.model, 1, 0, s); }},
                    [&] { pass(rank, stream, true); });
     for (const NamedCall &call : calls_of_the_window())
       expect_refused(rank, stream, other, call, [&] {
         pass(rank, stream, true);
-        FSDP(fsdp_finish_grads(rank.model, 1, stream));
+        FSDP(fsdp_finish_grads(rank.model, 1, 0, stream));
       });
     for (int i = 0; i < steps; ++i) step(rank, stream, lr_of(i));  // as if nothing had been
   });
@@ -74,7 +75,7 @@ void expect_refused_eagerly(Rank &rank, cudaStream_t captured, const NamedCall &
 }
 
 TEST(CaptureStream, ACapturedStreamOfAModelThatIsNotIsRefused) {
-  const Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS);
+  const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   const Weights expected = train_eagerly(setup, 1);
   const std::vector<NamedCall> blocking = {{"fsdp_get_grad_norm", get_norm},
                                            {"fsdp_get_param_grad_norms", get_param_norms},
@@ -87,17 +88,17 @@ TEST(CaptureStream, ACapturedStreamOfAModelThatIsNotIsRefused) {
         rank, captured, {"fsdp_begin_update", [](Rank &r, cudaStream_t s) { return fsdp_begin_update(r.model, s); }});
     expect_refused_eagerly(
         rank, captured, {"fsdp_discard_step", [](Rank &r, cudaStream_t s) { return fsdp_discard_step(r.model, s); }});
-    FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, stream));
+    FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, 0, stream));
     expect_refused_eagerly(rank, captured, {"fsdp_reshard", [](Rank &r, cudaStream_t s) {
-                                              return fsdp_reshard(r.groups[0], FSDP_FORWARD, s);
+                                              return fsdp_reshard(r.groups[0], FSDP_FORWARD, 0, s);
                                             }});
-    FSDP(fsdp_reshard(rank.groups[0], FSDP_FORWARD, stream));
+    FSDP(fsdp_reshard(rank.groups[0], FSDP_FORWARD, 0, stream));
     for (int i = 0; i < steps; ++i) {
       pass(rank, stream, true);
       expect_refused_eagerly(rank, captured, {"fsdp_finish_grads", [](Rank &r, cudaStream_t s) {
-                                                return fsdp_finish_grads(r.model, 1, s);
+                                                return fsdp_finish_grads(r.model, 1, 0, s);
                                               }});
-      FSDP(fsdp_finish_grads(rank.model, 0.5, stream));
+      FSDP(fsdp_finish_grads(rank.model, 0.5, 0, stream));
       for (const NamedCall &call : calls_of_the_window()) expect_refused_eagerly(rank, captured, call);
       for (const NamedCall &call : blocking) expect_refused_eagerly(rank, captured, call);
       fsdp_adamw_options options = FSDP_ADAMW_OPTIONS_INIT;
@@ -111,10 +112,10 @@ TEST(CaptureStream, ACapturedStreamOfAModelThatIsNotIsRefused) {
 // The library remembers who wrote a gradient; by the time of the reduce that stream may be in a capture of the
 // program's.
 TEST(CaptureStream, AWriterThatIsCapturedMeanwhileIsRefused) {
-  const Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS);
+  const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   run(setup, [&](Rank &rank, cudaStream_t stream) {
     const Stream writer;
-    FSDP(fsdp_put_grad(rank.groups[0], 0, nullptr, FSDP_FLOAT32, 0, writer));
+    FSDP(fsdp_put_grad(rank.groups[0], 0, nullptr, FSDP_FLOAT32, 0, 0, writer));
     CUDA(cudaStreamBeginCapture(writer, cudaStreamCaptureModeThreadLocal));
     require_error(fsdp_reduce_grad(rank.groups[0], 0, stream), FSDP_INVALID_STATE,
                   {"fsdp_reduce_grad", "'embed'", "is being captured"});
@@ -128,7 +129,7 @@ TEST(CaptureStream, AWriterThatIsCapturedMeanwhileIsRefused) {
 
 // The legacy stream waits for a blocking one, so CUDA allows nothing on it while that is captured.
 TEST(CaptureStream, TheLegacyStreamIsRefusedWhileABlockingStreamIsCaptured) {
-  const Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS);
+  const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   run(setup, [&](Rank &rank, cudaStream_t) {
     const Stream blocking(cudaStreamDefault);
     CUDA(cudaStreamBeginCapture(blocking, cudaStreamCaptureModeThreadLocal));
@@ -141,18 +142,18 @@ TEST(CaptureStream, TheLegacyStreamIsRefusedWhileABlockingStreamIsCaptured) {
 
 // The NULL stream cannot be asked anything while a stream that is ordered with it is being captured.
 TEST(CaptureStream, AWriterOnTheNullStreamMayPrecedeTheCaptureOfABlockingStream) {
-  run(graph_scenario(FSDP_OPTIM_GRADS_PARAMS), [&](Rank &rank, cudaStream_t stream) {
+  run(graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS), [&](Rank &rank, cudaStream_t stream) {
     const Stream blocking(cudaStreamDefault);
-    FSDP(fsdp_unshard(rank.groups[3], FSDP_BACKWARD, blocking));
-    FSDP(fsdp_put_grad(rank.groups[3], 0, nullptr, FSDP_FLOAT32, 0, nullptr));
+    FSDP(fsdp_unshard(rank.groups[3], FSDP_BACKWARD, 0, blocking));
+    FSDP(fsdp_put_grad(rank.groups[3], 0, nullptr, FSDP_FLOAT32, 0, 0, nullptr));
     Graph graph(rank, blocking, [&] {
       enqueue_grads(rank, 3, blocking);
-      FSDP(fsdp_reshard(rank.groups[3], FSDP_BACKWARD, blocking));
+      FSDP(fsdp_reshard(rank.groups[3], FSDP_BACKWARD, 0, blocking));
       FSDP(fsdp_reduce_grad(rank.groups[3], 0, blocking));
     });
     graph.replay(0);
     begin_capture(rank, blocking);
-    require_error(fsdp_unshard(rank.groups[3], FSDP_BACKWARD, nullptr), FSDP_INVALID_STATE, {not_in_capture});
+    require_error(fsdp_unshard(rank.groups[3], FSDP_BACKWARD, 0, nullptr), FSDP_INVALID_STATE, {not_in_capture});
     end_spoilt_capture(rank, blocking, {"fsdp_unshard", not_in_capture});
     FSDP(fsdp_discard_step(rank.model, stream));
   });

@@ -99,7 +99,7 @@ TEST(Capture, ReplicasCaptureTheirOuterAxisToo) {
 }
 
 TEST(Capture, EagerStepsAndReplaysMix) {
-  const Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS);
+  const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   const Weights expected = train_eagerly(setup, 1);
   const Weights weights = run(setup, [&](Rank &rank, cudaStream_t stream) {
     const Stream other;
@@ -119,8 +119,8 @@ TEST(Capture, OverwritingAndAddingAreTwoCaptures) {
     const Scenario setup = graph_scenario(strategy);
     const auto clip_and_step = [](Rank &rank, cudaStream_t stream, int i) {
       double norm = 0;
-      FSDP(fsdp_finish_grads(rank.model, 1.0, stream));
-      FSDP(fsdp_clip_grads(rank.model, 0.5, stream, &norm));
+      FSDP(fsdp_finish_grads(rank.model, 1.0, 0, stream));
+      FSDP(fsdp_clip_grads(rank.model, nullptr, 0.5, stream, &norm));
       FSDP(fsdp_step_adamw(rank.model, lr_of(i), nullptr, stream));
     };
     const Weights expected = run(setup, [&](Rank &rank, cudaStream_t stream) {
@@ -146,7 +146,7 @@ TEST(Capture, OverwritingAndAddingAreTwoCaptures) {
 
 // A stream of the caller's that was forked into the capture is a part of it.
 TEST(Capture, AForkedStreamIsPartOfTheCapture) {
-  const Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS);
+  const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   const Weights expected = train_eagerly(setup, 1);
   const Weights weights = run(setup, [&](Rank &rank, cudaStream_t stream) {
     const Stream side;
@@ -162,7 +162,7 @@ TEST(Capture, AForkedStreamIsPartOfTheCapture) {
 }
 
 TEST(Capture, AModelMayEndBeforeItsCaptures) {
-  const Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS);
+  const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   fsdp_context *context = nullptr;
   FSDP(fsdp_create_local_contexts(1, &setup.context, &context));
   const Stream stream;
@@ -171,8 +171,8 @@ TEST(Capture, AModelMayEndBeforeItsCaptures) {
     Rank rank(context, setup);
     rank.load();
     begin_capture(rank, stream);
-    FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, stream));
-    FSDP(fsdp_capture_end(rank.model, stream, &capture));
+    FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, 0, stream));
+    FSDP(fsdp_end_capture(rank.model, stream, &capture));
     end_cuda_capture(stream);
     begin_capture(rank, stream);
   }
@@ -191,11 +191,11 @@ TEST(Capture, AModelMayEndBeforeItsCaptures) {
 }
 
 TEST(Capture, TheHostHasNoGraphs) {
-  Scenario setup = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 1, 0);
+  Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1, 0);
   setup.context.device = FSDP_DEVICE_HOST;
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
     Rank rank(context, setup);
-    require_error(fsdp_capture_begin(rank.model, nullptr), FSDP_UNSUPPORTED, {"host device has no graphs"});
+    require_error(fsdp_begin_capture(rank.model, nullptr), FSDP_UNSUPPORTED, {"host device has no graphs"});
     FSDP(fsdp_close_context(context));
   });
 }

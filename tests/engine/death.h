@@ -44,6 +44,8 @@ struct Report {
   int32_t rank = -1;
   Stage stage = Stage::start;
   int32_t recovered = 0;
+  uint64_t failed_count = 0;  // fsdp_get_failed_ranks
+  uint32_t failed[most_ranks] = {};
   double failed_at = 0;
   double destroy_seconds = 0;
   char message[1024] = {};
@@ -136,7 +138,7 @@ class World {
 
 inline Scenario mortal_scenario(uint32_t ranks, uint32_t timeout_ms) {
   Scenario scenario =
-      scenario_of(FSDP_OPTIM_GRADS_PARAMS, ranks, ranks % 2 ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED);
+      scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks, ranks % 2 ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED);
   scenario.context.timeout_ms = timeout_ms;
   return scenario;
 }
@@ -156,10 +158,10 @@ inline void live(const Scenario &scenario, uint32_t rank, const std::string &nam
     stage = Stage::backward;
     backward(self, step, 0, nullptr);
     stage = Stage::finish;
-    FSDP(fsdp_finish_grads(self.model, 1.0, nullptr));
+    FSDP(fsdp_finish_grads(self.model, 1.0, 0, nullptr));
     stage = Stage::step;
     double norm = 0;
-    FSDP(fsdp_get_grad_norm(self.model, nullptr, &norm));
+    FSDP(fsdp_get_grad_norm(self.model, nullptr, nullptr, &norm));
     FSDP(fsdp_step_adamw(self.model, 0.01, nullptr, nullptr));
     ++seen.steps[rank];
   }
@@ -187,6 +189,9 @@ inline Report live_until_failure(const Scenario &scenario, uint32_t rank, const 
     live(scenario, rank, name, seen, steps, context);
   } catch (const Failure &failure) {
     report = describe(failure, seen.stage[rank]);
+    report.failed_count = most_ranks;
+    if (!context || fsdp_get_failed_ranks(context, report.failed, &report.failed_count) != FSDP_OK)
+      report.failed_count = 0;
   }
   const double start = now();
   fsdp_destroy_context(context);

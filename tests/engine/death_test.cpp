@@ -191,6 +191,10 @@ TEST(Death, OfTwoRanksAtOnce) {
   EXPECT_EQ(world.report(0).rank, 1);
   EXPECT_STREQ(world.report(0).message, world.report(2).message);
   EXPECT_TRUE(std::string(world.report(0).message).ends_with(": ranks 1, 3 died")) << world.report(0).message;
+  for (const uint32_t survivor : {0u, 2u}) {
+    const Report &report = world.report(survivor);
+    EXPECT_EQ(std::vector<uint32_t>(report.failed, report.failed + report.failed_count), (std::vector<uint32_t>{1, 3}));
+  }
 }
 
 }  // namespace

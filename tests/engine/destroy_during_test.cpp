@@ -35,12 +35,12 @@ const Waiting waitings[] = {
     {"Load", true, [](Rank &) {},
      [](Rank &rank) {
        const auto data = some_data(rank);
-       return fsdp_load_param(rank.groups[0], 0, data.data(), FSDP_FLOAT32, data.size(), 1);
+       return fsdp_load_param(rank.groups[0], 0, data.data(), FSDP_FLOAT32, data.size(), 1, 0);
      }},
     {"Read", true, [](Rank &rank) { rank.load(); },
      [](Rank &rank) {
        auto data = some_data(rank);
-       return fsdp_read_param(rank.groups[0], 0, data.data(), FSDP_FLOAT32, data.size());
+       return fsdp_read_param(rank.groups[0], 0, data.data(), FSDP_FLOAT32, data.size(), FSDP_EVERY_RANK, 0);
      }},
     {"Step", true, finish, [](Rank &rank) { return fsdp_step_adamw(rank.model, 0.01, nullptr, nullptr); }},
     {"Reduce", true,
@@ -53,7 +53,7 @@ const Waiting waitings[] = {
      [](Rank &rank) {
        fsdp_tensor grad = FSDP_TENSOR_INIT;
        int32_t accumulate = 0;
-       return fsdp_acquire_grad(rank.groups[1], 0, nullptr, &grad, &accumulate);
+       return fsdp_acquire_grad(rank.groups[1], 0, 0, nullptr, &grad, &accumulate);
      }},
     {"Finish", true,
      [](Rank &rank) {
@@ -61,17 +61,17 @@ const Waiting waitings[] = {
        forward(rank, nullptr);
        if (rank.rank) backward_group(rank, 3, 0, 0, nullptr);
      },
-     [](Rank &rank) { return fsdp_finish_grads(rank.model, 1.0, nullptr); }},
+     [](Rank &rank) { return fsdp_finish_grads(rank.model, 1.0, 0, nullptr); }},
     {"Norm", true, finish,
      [](Rank &rank) {
        double norm = 0;
-       return fsdp_get_grad_norm(rank.model, nullptr, &norm);
+       return fsdp_get_grad_norm(rank.model, nullptr, nullptr, &norm);
      }},
     {"Discard", true, finish, [](Rank &rank) { return fsdp_discard_step(rank.model, nullptr); }},
     {"Values", true, finish,
      [](Rank &rank) {
        double value = 1;
-       return fsdp_all_reduce_values(rank.context, &value, 1, FSDP_VALUE_SUM);
+       return fsdp_all_reduce_values(rank.context, nullptr, &value, 1, FSDP_VALUE_SUM);
      }},
     {"Close", true, [](Rank &) {}, [](Rank &rank) { return fsdp_close_context(rank.context); }},
 };
@@ -84,7 +84,7 @@ TEST_P(DestroyDuring, ACallThatWaits) {
   const Waiting &waiting = GetParam();
   for (const Order &order :
        {Order{Handle::context, Handle::model, Handle::mesh}, Order{Handle::mesh, Handle::model, Handle::context}}) {
-    const Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 2);
+    const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
     std::vector<fsdp_context *> contexts(2);
     ASSERT_EQ(fsdp_create_local_contexts(2, &scenario.context, contexts.data()), FSDP_OK);
     std::barrier together(2);
@@ -104,10 +104,10 @@ TEST_P(DestroyDuring, ACallThatWaits) {
         while (destroyed == 0) pause_ms(1);
         const double start = now();
         double value = 1;
-        const fsdp_status status = fsdp_all_reduce_values(owner->context(), &value, 1, FSDP_VALUE_SUM);
+        const fsdp_status status = fsdp_all_reduce_values(owner->context(), nullptr, &value, 1, FSDP_VALUE_SUM);
         fsdp_error error = FSDP_ERROR_INIT;
         fsdp_get_last_error(nullptr, &error);
-        if (status != FSDP_PEER_FAILED || error.rank != 1 || now() - start >= 1) errors[r] = error.message;
+        if (status != FSDP_PEER_FAILED || error.rank != 1 || now() - start >= 3) errors[r] = error.message;
         return;
       }
       std::thread destroyer([&] {
@@ -117,7 +117,7 @@ TEST_P(DestroyDuring, ACallThatWaits) {
         for (const Handle handle : order) {
           const double start = now();
           owner->destroy(handle);
-          if (now() - start >= 1) errors[1] += "a destroy took " + std::to_string(now() - start) + " s; ";
+          if (now() - start >= 3) errors[1] += "a destroy took " + std::to_string(now() - start) + " s; ";
         }
         destroyed = now();
       });
@@ -128,7 +128,7 @@ TEST_P(DestroyDuring, ACallThatWaits) {
       destroyer.join();
       if (status != FSDP_INVALID_HANDLE || message.find("has been destroyed") == std::string::npos)
         errors[1] += std::string(fsdp_get_status_name(status)) + ", last message: " + message;
-      if (returned - destroyed >= 1)
+      if (returned - destroyed >= 3)
         errors[1] += "the call returned " + std::to_string(returned - destroyed) + " s later";
     };
     std::thread peer([&] { body(0); });
@@ -142,8 +142,8 @@ TEST_P(DestroyDuring, ACallThatWaits) {
 // A model that is gone on one rank while its context lives: no call waits longer than timeout_ms, and the error names
 // it.
 TEST(DestroyModel, OnOneRankOnlyIsATimeoutOfTheOthers) {
-  Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 3);
-  scenario.context.timeout_ms = 400;
+  Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
+  scenario.context.timeout_ms = 1500;
   std::barrier together(3);
   run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
     auto rank = std::make_unique<Rank>(context, scenario);
@@ -154,11 +154,11 @@ TEST(DestroyModel, OnOneRankOnlyIsATimeoutOfTheOthers) {
     } else {
       const double start = now();
       backward(*rank, 0, 0, nullptr);
-      const fsdp_status status = fsdp_finish_grads(rank->model, 1.0, nullptr);
+      const fsdp_status status = fsdp_finish_grads(rank->model, 1.0, 0, nullptr);
       fsdp_error error = FSDP_ERROR_INIT;
       fsdp_get_last_error(context, &error);
       if (status != FSDP_TIMEOUT || error.rank != 1) throw std::runtime_error(error.message);
-      REQUIRE(now() - start > 0.35 && now() - start < 2);
+      REQUIRE(now() - start > 1.4 && now() - start < 10);
     }
     together.arrive_and_wait();
   });
@@ -167,7 +167,7 @@ TEST(DestroyModel, OnOneRankOnlyIsATimeoutOfTheOthers) {
 // A context that failed on one rank comes to no meeting: the others are told, whatever that rank does next.
 TEST(FailedContext, OfAnInterruptedRankIsKnownToTheOthers) {
   static thread_local bool interrupted = false;
-  Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 3);
+  Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
   scenario.context.interrupted = [](void *) { return static_cast<int32_t>(interrupted); };
   std::barrier together(3);
   run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
@@ -177,20 +177,20 @@ TEST(FailedContext, OfAnInterruptedRankIsKnownToTheOthers) {
     if (r == 2) pause_ms(100);  // so that rank 1 waits
     const double start = now();
     double value = 1;
-    const fsdp_status status =
-        r == 2 ? fsdp_begin_update(rank.model, nullptr) : fsdp_all_reduce_values(context, &value, 1, FSDP_VALUE_SUM);
+    const fsdp_status status = r == 2 ? fsdp_begin_update(rank.model, nullptr)
+                                      : fsdp_all_reduce_values(context, nullptr, &value, 1, FSDP_VALUE_SUM);
     fsdp_error error = FSDP_ERROR_INIT;
     fsdp_get_last_error(context, &error);
     together.arrive_and_wait();
     const bool right = r == 1 ? status == FSDP_INTERRUPTED : status == FSDP_PEER_FAILED && error.rank == 1;
     if (!right) throw std::runtime_error(std::string(fsdp_get_status_name(status)) + ": " + error.message);
-    REQUIRE(now() - start < 2);
+    REQUIRE(now() - start < 10);
   });
 }
 
 // Nothing of a mesh is needed by models made from it.
 TEST(DestroyMesh, BeforeItsModelsAreDeclared) {
-  const Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 2);
+  const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   run_threads(scenario, [&](uint32_t, fsdp_context *context) {
     fsdp_mesh *mesh = nullptr;
     FSDP(fsdp_create_mesh(context, nullptr, &mesh));

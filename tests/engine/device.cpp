@@ -51,7 +51,8 @@ fsdp_context_options place(fsdp_context_options options) {
   if (!on_gpu() || options.device) return options;
   const char *transport = std::getenv("FSDP_TEST_TRANSPORT");
   options.device = FSDP_DEVICE_CUDA;
-  options.device_transport = transport && std::string(transport) == "nccl" ? FSDP_TRANSPORT_NCCL : FSDP_TRANSPORT_STAGING;
+  options.device_transport =
+      transport && std::string(transport) == "nccl" ? FSDP_TRANSPORT_NCCL : FSDP_TRANSPORT_STAGING;
   return options;
 }
 
@@ -66,7 +67,8 @@ struct OwnStream {
   fsdp_stream handle = nullptr;
   OwnStream() {
     constexpr unsigned non_blocking = 1;
-    check_cuda(find<int(fsdp_stream *, unsigned)>("cudaStreamCreateWithFlags")(&handle, non_blocking), "cudaStreamCreateWithFlags");
+    check_cuda(find<int(fsdp_stream *, unsigned)>("cudaStreamCreateWithFlags")(&handle, non_blocking),
+               "cudaStreamCreateWithFlags");
   }
   ~OwnStream() { find<int(fsdp_stream)>("cudaStreamDestroy")(handle); }
 };
@@ -109,8 +111,8 @@ void store_elements(void *data, fsdp_dtype dtype, const std::vector<float> &valu
 
 namespace {
 
-// cudaFree waits for all work of the GPU, also of other ranks, which may wait for this one: memory is kept for the next that
-// needs as much, until the thread ends.
+// cudaFree waits for all work of the GPU, also of other ranks, which may wait for this one: memory is kept for the next
+// that needs as much, until the thread ends.
 class KeptMemory {
  public:
   ~KeptMemory() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the tests' models lie: on the host, or with FSDP_TEST_DEVICE=cuda on the GPU of whichever CUDA runtime this process
-// has, which may be the simulated one. The programs are the same: the runtime is found by name.
+// Where the tests' models lie: on the host, or with FSDP_TEST_DEVICE=cuda on the GPU of whichever CUDA runtime this
+// process has, which may be the simulated one. The programs are the same: the runtime is found by name.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ fsdp_context_options place(fsdp_context_options options);
 // ... and a model's: mapped weights are copied ones there.
 fsdp_model_options place(fsdp_model_options options);
 
-// The calling thread's own stream; NULL on the host. Ranks that are threads of one process and share a GPU must not use the
-// stream NULL, which is one for all of them: a rank's work would wait behind another's that waits for it.
+// The calling thread's own stream; NULL on the host. Ranks that are threads of one process and share a GPU must not use
+// the stream NULL, which is one for all of them: a rank's work would wait behind another's that waits for it.
 fsdp_stream stream();
 // What the calling thread makes from now on lies on the host, whatever the environment says.
 void stay_on_host(bool host);

@@ -3,13 +3,13 @@
 
 #include <bit>
 #include <cmath>
-#include <stdexcept>
 
 namespace harness {
 namespace {
 
 float half_to_float(uint16_t bits) {
   const uint32_t exponent = bits >> 10 & 31, mantissa = bits & 1023;
+  if (exponent == 31) return mantissa ? std::nanf("") : bits >> 15 ? -HUGE_VALF : HUGE_VALF;
   const float magnitude = exponent == 0
                               ? std::ldexp(static_cast<float>(mantissa), -24)
                               : std::ldexp(static_cast<float>(mantissa | 1024), static_cast<int>(exponent) - 25);
@@ -19,6 +19,18 @@ float half_to_float(uint16_t bits) {
 uint16_t to_bf16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+// By looking for the nearest multiple of the last place, which doubles have exactly. Whatever is too large is infinite.
+uint16_t to_half(float value) {
+  const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+  const double magnitude = std::fabs(static_cast<double>(value));
+  if (std::isnan(value)) return 0x7E00 | sign;
+  if (magnitude >= 65520) return 0x7C00 | sign;
+  const int exponent = magnitude < 0x1p-14 ? -14 : std::ilogb(magnitude);
+  const auto places = static_cast<uint16_t>(std::nearbyint(std::ldexp(magnitude, 10 - exponent)));  // ties to even
+  // Above 1024 places there is an implicit one; a carry into 2048 is the next exponent.
+  return static_cast<uint16_t>(sign | ((exponent + 14) * 1024 + places));
 }
 
 }  // namespace
@@ -33,15 +45,13 @@ float load_element(const void *data, fsdp_dtype dtype, uint64_t i) {
 void store_element(void *data, fsdp_dtype dtype, uint64_t i, float value) {
   if (dtype == FSDP_FLOAT32)
     static_cast<float *>(data)[i] = value;
-  else if (dtype == FSDP_BFLOAT16)
-    static_cast<uint16_t *>(data)[i] = to_bf16(value);
   else
-    throw std::runtime_error("the harness writes no float16 gradients");
+    static_cast<uint16_t *>(data)[i] = dtype == FSDP_BFLOAT16 ? to_bf16(value) : to_half(value);
 }
 
 float round_to(float value, fsdp_dtype dtype) {
   if (dtype == FSDP_BFLOAT16) return std::bit_cast<float>(static_cast<uint32_t>(to_bf16(value)) << 16);
-  return value;
+  return dtype == FSDP_FLOAT16 ? half_to_float(to_half(value)) : value;
 }
 
 }  // namespace harness

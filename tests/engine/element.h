@@ -7,7 +7,7 @@
 namespace harness {
 
 float load_element(const void *data, fsdp_dtype dtype, uint64_t i);
-void store_element(void *data, fsdp_dtype dtype, uint64_t i, float value);  // no float16
-float round_to(float value, fsdp_dtype dtype);                              // no float16
+void store_element(void *data, fsdp_dtype dtype, uint64_t i, float value);
+float round_to(float value, fsdp_dtype dtype);  // to nearest, ties to even
 
 }  // namespace harness

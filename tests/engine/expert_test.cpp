@@ -14,12 +14,12 @@ constexpr uint32_t ranks = 4;
 
 struct Expert {
   explicit Expert(uint32_t rank) : members{rank % 2, rank % 2 + 2} {
-    setup = scenario_of(FSDP_OPTIM_GRADS_PARAMS, ranks, FSDP_UNSHARD_MAPPED);
+    setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks, FSDP_UNSHARD_MAPPED);
     setup.steps = 1;
     setup.mesh.ranks = members;
     setup.mesh.rank_count = 2;
     setup.mesh.shard_size = 2;
-    setup.model.grad_op = FSDP_GRAD_FACTOR;
+    setup.model.grad_op = FSDP_GRAD_OP_FACTOR;
     setup.model.grad_factor = 1.0 / ranks;
   }
   uint32_t members[2];
@@ -53,7 +53,7 @@ std::vector<std::vector<float>> expected_grads(const Expert &expert) {
 }
 
 TEST(Experts, AreSummedOverTheirRanksAndDividedByTheDenseOnes) {
-  Scenario dense = scenario_of(FSDP_OPTIM_GRADS_PARAMS, ranks, FSDP_UNSHARD_MAPPED);
+  Scenario dense = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks, FSDP_UNSHARD_MAPPED);
   dense.steps = 1;
   std::vector<Outcome> dense_outcomes(ranks), outcomes(ranks);
   run_threads(dense, [&](uint32_t r, fsdp_context *context) {
@@ -67,14 +67,15 @@ TEST(Experts, AreSummedOverTheirRanksAndDividedByTheDenseOnes) {
     EXPECT_TRUE(same_bits(join(outcomes[r].grads, outcomes[r + 2].grads), expected_grads(Expert(r))))
         << "experts of rank " << r;
   EXPECT_FALSE(same_bits(outcomes[0].weights, outcomes[1].weights)) << "other ranks, other experts";
-  auto grads = dense_outcomes[0].grads;
-  for (uint32_t r = 1; r < ranks; ++r) grads = join(grads, dense_outcomes[r].grads);
-  EXPECT_TRUE(same_bits(grads, reference(dense).grads));
+  for (uint32_t r = 0; r < 2; ++r)
+    EXPECT_TRUE(same_bits(outcomes[r].weights, outcomes[r + 2].weights))
+        << "experts of ranks " << r << " and " << r + 2;
+  EXPECT_EQ(difference(dense, dense_outcomes), "");
 }
 
 // Each wrong list is refused with what is wrong about it.
 TEST(MeshOptions, AreChecked) {
-  Scenario setup = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 4);
+  Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 4);
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {
     const auto refuse = [&](fsdp_mesh_options options, fsdp_status status, const std::vector<std::string> &words) {
       fsdp_mesh *mesh = nullptr;
@@ -111,7 +112,7 @@ TEST(MeshOptions, AreChecked) {
 // Three axes are none of this release's, and uneven hosts neither.
 TEST(MeshOptions, RefuseHostsThatCutAnAxisUnevenly) {
   for (const uint32_t ranks_per_host : {3u, 1u}) {
-    Scenario setup = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 4);
+    Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 4);
     setup.context.ranks_per_host = ranks_per_host;
     run_threads(setup, [&](uint32_t, fsdp_context *context) {
       fsdp_mesh_options options = FSDP_MESH_OPTIONS_INIT;
@@ -123,6 +124,74 @@ TEST(MeshOptions, RefuseHostsThatCutAnAxisUnevenly) {
       FSDP(fsdp_close_context(context));
     });
   }
+}
+
+// Ranks are those of the job, in every argument and every answer: a model of ranks 3 and 1, in this order.
+TEST(JobRanks, AreMeantByAModelOfSomeOfThem) {
+  const Scenario all = scenario_of(FSDP_STRATEGY_NO_SHARD, ranks, FSDP_UNSHARD_MAPPED);
+  run_threads(all, [&](uint32_t r, fsdp_context *context) {
+    if (r % 2 == 0) return FSDP(fsdp_close_context(context));
+    const uint32_t members[] = {3, 1};
+    Scenario setup = all;
+    setup.mesh.ranks = members;
+    setup.mesh.rank_count = 2;
+    setup.mesh.shard_size = 2;
+    Rank rank(context, setup);
+    rank.load();
+    const uint64_t count = rank.def(0).params[0].count();
+    std::vector<float> data(count, static_cast<float>(r));
+    FSDP(fsdp_begin_update(rank.model, nullptr));
+    FSDP(fsdp_load_param(rank.groups[0], 0, r == 3 ? data.data() : nullptr, FSDP_FLOAT32, count, 3, 0));
+    require_error(fsdp_load_param(rank.groups[0], 0, data.data(), FSDP_FLOAT32, count, 0, 0), FSDP_INVALID_ARGUMENT,
+                  {"root", "0"});
+    FSDP(fsdp_publish_weights(rank.model, nullptr));
+    std::vector<float> seen(count, -1);
+    FSDP(fsdp_read_param(rank.groups[0], 0, r == 1 ? seen.data() : nullptr, FSDP_FLOAT32, count, 1, 0));
+    REQUIRE(seen == std::vector<float>(count, r == 1 ? 3.0f : -1.0f));
+    fsdp_chunk chunk = FSDP_CHUNK_INIT;
+    for (const uint32_t of : {1u, 3u}) FSDP(fsdp_get_chunk(rank.groups[0], 0, of, &chunk));
+    for (const uint32_t of : {0u, 2u, 4u})
+      require_error(fsdp_get_chunk(rank.groups[0], 0, of, &chunk), FSDP_INVALID_ARGUMENT,
+                    {"rank " + std::to_string(of)});
+    for (int turn = 0; turn < 2; ++turn) {  // what ranks have waited is told in the meeting that follows
+      reduce_all(rank, 1);
+      if (r == 3) pause_ms(100);
+      FSDP(fsdp_finish_grads(rank.model, 1, 0, nullptr));
+      FSDP(fsdp_step_adamw(rank.model, 0.1, nullptr, nullptr));
+    }
+    reduce_all(rank, 1);
+    FSDP(fsdp_finish_grads(rank.model, 1, 0, nullptr));
+    REQUIRE(rank.stats().last_rank == 3);
+    FSDP(fsdp_publish_weights(rank.model, nullptr));
+    FSDP(fsdp_begin_update(rank.model, nullptr));
+    for (const fsdp_shard &shard : rank.shards())
+      if (r == 1) static_cast<float *>(shard.main_weight)[0] += 1;
+    FSDP(fsdp_publish_weights(rank.model, nullptr));
+    require_error(fsdp_check_replicas(rank.model, 0, nullptr), FSDP_MISMATCH, {"weights of rank 1", "those of rank 3"});
+    fsdp_error error = FSDP_ERROR_INIT;
+    FSDP(fsdp_get_last_error(context, &error));
+    REQUIRE(error.rank == 1);
+    FSDP(fsdp_close_context(context));
+  });
+}
+
+// Hosts of two: blocks are theirs, and no others.
+TEST(ReductionBlocks, OverHostsAreThoseOfTheHosts) {
+  Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks, FSDP_UNSHARD_MAPPED);
+  setup.context.ranks_per_host = 2;
+  run_threads(setup, [&](uint32_t, fsdp_context *context) {
+    fsdp_mesh_options options = FSDP_MESH_OPTIONS_INIT;
+    fsdp_mesh *mesh = nullptr;
+    for (const uint32_t block : {1u, 4u}) {
+      options.reduction_block_size = block;
+      require_error(fsdp_create_mesh(context, &options, &mesh), FSDP_UNSUPPORTED,
+                    {"reduction_block_size " + std::to_string(block), "in blocks of 2"});
+    }
+    options.reduction_block_size = 2;
+    FSDP(fsdp_create_mesh(context, &options, &mesh));
+    fsdp_destroy_mesh(mesh);
+    FSDP(fsdp_close_context(context));
+  });
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What models on GPUs are planned to take is what they take, whichever transport they name, and where none is named what the
-// seal has chosen. NCCL is its look-alike; all of it runs on the simulated CUDA.
+// What models on GPUs are planned to take is what they take, whichever transport they name, and where none is named
+// what the seal has chosen. NCCL is its look-alike; all of it runs on the simulated CUDA.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -14,7 +14,8 @@ using namespace harness;
 
 namespace {
 
-Scenario memory_scenario(uint32_t ranks, fsdp_device_transport transport, fsdp_strategy strategy = FSDP_OPTIM_GRADS_PARAMS) {
+Scenario memory_scenario(uint32_t ranks, fsdp_device_transport transport,
+                         fsdp_strategy strategy = FSDP_STRATEGY_OPTIM_GRADS_PARAMS) {
   Scenario setup = scenario_of(strategy, ranks, 0);
   setup.steps = 1;
   setup.model.reduce_dtype = FSDP_BFLOAT16;
@@ -23,20 +24,21 @@ Scenario memory_scenario(uint32_t ranks, fsdp_device_transport transport, fsdp_s
   return setup;
 }
 
-fsdp_memory plan_of(const Scenario &setup, uint32_t r) {
+Memory plan_of(const Scenario &setup, uint32_t r) {
   fsdp_context *planning = nullptr;
   FSDP(fsdp_create_plan_context(setup.ranks, r, &setup.context, &planning));
-  fsdp_memory planned = FSDP_MEMORY_INIT;
+  Memory planned;
   {
     const Rank rank(planning, setup);
-    FSDP(fsdp_get_memory(rank.model, r, &planned));
+    planned = memory_of(rank.model, r);
   }
   fsdp_destroy_context(planning);
   return planned;
 }
 
-void expect_equal(const uint64_t *a, const uint64_t *b, const std::string &what) {
-  for (int role = 0; role <= FSDP_ROLE_COUNT; ++role) EXPECT_EQ(a[role], b[role]) << what << ", role " << role;
+void expect_equal(const std::array<uint64_t, last_role + 1> &a, const std::array<uint64_t, last_role + 1> &b,
+                  const std::string &what) {
+  for (int role = 0; role <= last_role; ++role) EXPECT_EQ(a[role], b[role]) << what << ", role " << role;
 }
 
 void expect_as_planned(const Scenario &setup, const std::string &what) {
@@ -52,7 +54,7 @@ void let_nccl_share_gpus(bool allowed) { ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", 
 
 TEST(GpuMemory, ATransportThatIsNamedIsPlannedExactly) {
   let_nccl_share_gpus(true);
-  for (const fsdp_strategy strategy : {FSDP_NO_SHARD, FSDP_OPTIM_GRADS_PARAMS})
+  for (const fsdp_strategy strategy : {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM_GRADS_PARAMS})
     for (const fsdp_device_transport transport : {FSDP_TRANSPORT_NCCL, FSDP_TRANSPORT_STAGING})
       for (const uint32_t ranks : {1u, 2u}) {
         Scenario setup = memory_scenario(ranks, transport, strategy);
@@ -102,7 +104,7 @@ Made make(fsdp_device_transport transport) {
     Rank rank(context, setup);
     const auto meet = [&] {
       double one = 1;
-      FSDP(fsdp_all_reduce_values(context, &one, 1, FSDP_VALUE_SUM));
+      FSDP(fsdp_all_reduce_values(context, nullptr, &one, 1, FSDP_VALUE_SUM));
     };
     meet();
     if (r == 0) made = {simulated::pinned_bytes(), rank.stats().allocated_bytes[FSDP_ROLE_STAGING]};
@@ -112,8 +114,8 @@ Made make(fsdp_device_transport transport) {
   return made;
 }
 
-// What CUDA was asked for: with NCCL, none of the slots of 4 MiB, of which staging has 4 for gathers and 4 for reduces of each of
-// two ranks, in memory that each of them pins as it sees it. Events have pinned words too.
+// What CUDA was asked for: with NCCL, none of the slots of 4 MiB, of which staging has 4 for gathers and 4 for reduces
+// of each of two ranks, in memory that each of them pins as it sees it. Events have pinned words too.
 TEST(GpuMemory, WhatIsToldIsWhatCudaGave) {
   let_nccl_share_gpus(true);
   constexpr uint64_t mib = 1 << 20, ranks = 2, views = 2;
@@ -140,7 +142,7 @@ TEST(GpuMemory, WhatAStuckGpuKeepsIsLoggedOnce) {
     Rank rank(context, setup);
     rank.load();
     hold = std::make_unique<simulated::Hold>();
-    FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, stream()));
+    FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, 0, stream()));
   }
   fsdp_destroy_context(context);
   hold.reset();

@@ -25,16 +25,78 @@ void on_every_strategy(const std::function<void(Rank &)> &body) {
   }
 }
 
+// Of all that this rank owns; some rank owns each element.
+void expect_grads(Rank &rank, const std::function<float(const fsdp_shard &)> &expected) {
+  double owned = 0;
+  for (const fsdp_shard &shard : rank.shards()) {
+    for (uint64_t i = 0; i < shard.element_count; ++i) REQUIRE(main_grad(shard)[i] == expected(shard));
+    owned += static_cast<double>(shard.element_count);
+  }
+  FSDP(fsdp_all_reduce_values(rank.context, nullptr, &owned, 1, FSDP_VALUE_SUM));
+  double all = 0;
+  for (const GroupDef &group : rank.setup.groups)
+    for (const ParamDef &param : group.params) all += static_cast<double>(param.count());
+  REQUIRE(owned == (rank.setup.model.strategy == FSDP_STRATEGY_NO_SHARD ? rank.setup.ranks : 1) * all);
+}
+
 TEST(Grads, ComeInAnyOrder) {
   on_every_strategy([](Rank &rank) {
     for (const size_t g : {2u, 0u, 3u, 1u}) {
       put_all(rank, g, static_cast<float>(rank.rank));
       FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, nullptr));
     }
-    FSDP(fsdp_finish_grads(rank.model, 1.0, nullptr));
-    for (const fsdp_shard &shard : rank.shards()) REQUIRE(shard.main_grad[0] == 1.0f);
+    FSDP(fsdp_finish_grads(rank.model, 1.0, 0, nullptr));
+    expect_grads(rank, [](const fsdp_shard &) { return 1.0f; });
     FSDP(fsdp_publish_weights(rank.model, nullptr));
   });
+}
+
+// Tied embeddings: both are open while the layers between them come and go, with the default number of buffers.
+TEST(Grads, OfRootGroupsAreOpenBesidesThoseOfLayers) {
+  for (const fsdp_strategy strategy : {FSDP_STRATEGY_OPTIM_GRADS, FSDP_STRATEGY_OPTIM_GRADS_PARAMS}) {
+    Scenario setup = scenario_of(strategy, 2);
+    setup.groups = equal_groups(6, 8, 8);
+    run_threads(setup, [&](uint32_t, fsdp_context *context) {
+      fsdp_model *model = nullptr;
+      FSDP(fsdp_create_model(context, &setup.model, &model));
+      std::vector<fsdp_group *> groups(6);
+      const uint64_t shape[] = {8, 8};
+      for (size_t g = 0; g < groups.size(); ++g) {
+        fsdp_param param = FSDP_PARAM_INIT;
+        param.name = setup.groups[g].params[0].name.c_str();
+        param.shape = shape;
+        param.dimension_count = 2;
+        fsdp_group_options options = FSDP_GROUP_OPTIONS_INIT;
+        if (g == 0 || g == 5) options.flags = FSDP_GROUP_ROOT;
+        FSDP(fsdp_create_group(model, setup.groups[g].name.c_str(), &param, 1, sizeof param, &options, &groups[g]));
+      }
+      FSDP(fsdp_seal_model(model));
+      const std::vector<float> zeros(64);
+      for (fsdp_group *group : groups)
+        FSDP(fsdp_load_param(group, 0, zeros.data(), FSDP_FLOAT32, 64, FSDP_EVERY_RANK, 0));
+      FSDP(fsdp_publish_weights(model, nullptr));
+      const auto give = [&](size_t g) {
+        fsdp_tensor grad = FSDP_TENSOR_INIT;
+        int32_t accumulate = 0;
+        FSDP(fsdp_acquire_grad(groups[g], 0, 0, nullptr, &grad, &accumulate));
+        std::fill_n(static_cast<float *>(grad.data), 64, static_cast<float>(g + 1));
+      };
+      give(5);
+      give(0);
+      for (size_t g = 4; g >= 1; --g) {
+        give(g);
+        FSDP(fsdp_reduce_grad(groups[g], FSDP_LAST, nullptr));
+      }
+      for (const size_t g : {0u, 5u}) FSDP(fsdp_reduce_grad(groups[g], FSDP_LAST, nullptr));
+      FSDP(fsdp_finish_grads(model, 1, 0, nullptr));
+      double norms[6];
+      FSDP(fsdp_get_param_grad_norms(model, nullptr, norms, 6));
+      for (size_t g = 0; g < 6; ++g) EXPECT_DOUBLE_EQ(norms[g], 8.0 * static_cast<double>(g + 1));
+      FSDP(fsdp_discard_step(model, nullptr));
+      FSDP(fsdp_close_context(context));
+      fsdp_destroy_model(model);
+    });
+  }
 }
 
 TEST(Grads, NoneIsAnErrorUnlessSaidAndThenCountsAsZeros) {
@@ -47,13 +109,14 @@ TEST(Grads, NoneIsAnErrorUnlessSaidAndThenCountsAsZeros) {
       require_error(fsdp_reduce_grad(rank.groups[0], FSDP_LAST, nullptr), FSDP_INVALID_STATE, {"'embed.w'"});
       // Rank 1 has none, the others do: (3 + 0 + 3) / 3.
       if (rank.rank == 1)
-        FSDP(fsdp_put_grad(rank.groups[0], 0, nullptr, 0, 0, nullptr));
+        FSDP(fsdp_put_grad(rank.groups[0], 0, nullptr, 0, 0, 0, nullptr));
       else
         put_all(rank, 0, 3.0f);
       FSDP(fsdp_reduce_grad(rank.groups[0], FSDP_LAST, nullptr));
-      FSDP(fsdp_finish_grads(rank.model, 1.0, nullptr));
-      for (const fsdp_shard &shard : rank.shards())
-        if (shard.group == rank.groups[0]) REQUIRE(std::abs(shard.main_grad[0] - 2.0f) < 1e-6f);
+      FSDP(fsdp_finish_grads(rank.model, 1.0, 0, nullptr));
+      const float third = 1.0f / 3;
+      expect_grads(
+          rank, [&](const fsdp_shard &shard) { return shard.group == rank.groups[0] ? 6.0f * third : 3.0f * third; });
       FSDP(fsdp_publish_weights(rank.model, nullptr));
     }
   });
@@ -79,18 +142,19 @@ TEST(Grads, ApplyGradsEqualsTheCallsItStandsFor) {
         for (const auto &value : values) grads.push_back({value.data(), value.size(), FSDP_FLOAT32, 0});
         double norm = 0;
         if (at_once) {
-          FSDP(fsdp_apply_grads(rank.model, grads.data(), grads.size(), 0.01, 0.5, nullptr, nullptr, &norm));
+          FSDP(fsdp_apply_grads(rank.model, grads.data(), grads.size(), sizeof(fsdp_grad), 0.01, 0.5, nullptr, nullptr,
+                                &norm));
         } else {
           size_t end = grads.size();
           for (size_t g = rank.groups.size(); g-- > 0;) {
             end -= rank.def(g).params.size();
             for (size_t p = 0; p < rank.def(g).params.size(); ++p)
-              FSDP(fsdp_put_grad(rank.groups[g], p, grads[end + p].data, FSDP_FLOAT32, grads[end + p].element_count,
+              FSDP(fsdp_put_grad(rank.groups[g], p, grads[end + p].data, FSDP_FLOAT32, grads[end + p].element_count, 0,
                                  nullptr));
             FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, nullptr));
           }
-          FSDP(fsdp_finish_grads(rank.model, 1.0, nullptr));
-          FSDP(fsdp_clip_grads(rank.model, 0.5, nullptr, &norm));
+          FSDP(fsdp_finish_grads(rank.model, 1.0, 0, nullptr));
+          FSDP(fsdp_clip_grads(rank.model, nullptr, 0.5, nullptr, &norm));
           FSDP(fsdp_step_adamw(rank.model, 0.01, nullptr, nullptr));
         }
         const auto weights = rank.read_all();
@@ -101,6 +165,35 @@ TEST(Grads, ApplyGradsEqualsTheCallsItStandsFor) {
   }
 }
 
+// There is no factor that makes such gradients small: those that are finite keep their bits, and the norm tells.
+TEST(Grads, ANormThatIsNotFiniteClipsNothing) {
+  for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()})
+    on_every_strategy([bad](Rank &rank) {
+      for (size_t g = rank.groups.size(); g-- > 0;) {
+        put_all(rank, g, 3.0f);
+        if (g == 0 && rank.rank == 1) {
+          std::vector<float> values(37 * 24, 3.0f);
+          values[5] = bad;
+          FSDP(fsdp_put_grad(rank.groups[0], 0, values.data(), FSDP_FLOAT32, values.size(), 0, nullptr));
+        }
+        FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, nullptr));
+      }
+      FSDP(fsdp_finish_grads(rank.model, 1.0, 0, nullptr));
+      const auto grads = [&] {
+        std::vector<std::vector<float>> values;
+        for (const fsdp_shard &shard : rank.shards())
+          values.emplace_back(main_grad(shard), main_grad(shard) + shard.element_count);
+        return values;
+      };
+      const auto before = grads();
+      double norm = 0;
+      FSDP(fsdp_clip_grads(rank.model, nullptr, 0.5, nullptr, &norm));
+      REQUIRE(std::isinf(bad) ? std::isinf(norm) : std::isnan(norm));
+      REQUIRE(same_bits(grads(), before));
+      FSDP(fsdp_discard_step(rank.model, nullptr));
+    });
+}
+
 TEST(Grads, NormsNamesAndFoundInfAreTheSameOnEveryRank) {
   on_every_strategy([](Rank &rank) {
     for (int s = 0; s < 2; ++s) {
@@ -109,11 +202,11 @@ TEST(Grads, NormsNamesAndFoundInfAreTheSameOnEveryRank) {
         if (s == 1 && rank.rank == 1 && g == 2) {
           std::vector<float> bad(129 * 3, 1.0f);
           bad[200] = std::numeric_limits<float>::infinity();
-          FSDP(fsdp_put_grad(rank.groups[2], 1, bad.data(), FSDP_FLOAT32, bad.size(), nullptr));
+          FSDP(fsdp_put_grad(rank.groups[2], 1, bad.data(), FSDP_FLOAT32, bad.size(), 0, nullptr));
         }
         FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, nullptr));
       }
-      FSDP(fsdp_finish_grads(rank.model, 1.0, nullptr));
+      FSDP(fsdp_finish_grads(rank.model, 1.0, 0, nullptr));
       int32_t found = -1;
       const char *name = nullptr;
       FSDP(fsdp_check_grads(rank.model, nullptr, &found, &name));
@@ -134,11 +227,11 @@ TEST(Grads, NormsNamesAndFoundInfAreTheSameOnEveryRank) {
           ++i;
         }
       double norm = 0;
-      FSDP(fsdp_get_grad_norm(rank.model, nullptr, &norm));
+      FSDP(fsdp_get_grad_norm(rank.model, nullptr, nullptr, &norm));
       REQUIRE(std::abs(norm - std::sqrt(squares)) < 1e-9 * norm);
       FSDP(fsdp_scale_grads(rank.model, 0.5, nullptr));
       double half = 0;
-      FSDP(fsdp_get_grad_norm(rank.model, nullptr, &half));
+      FSDP(fsdp_get_grad_norm(rank.model, nullptr, nullptr, &half));
       REQUIRE(half == norm / 2);
       FSDP(fsdp_publish_weights(rank.model, nullptr));
     }

@@ -15,6 +15,10 @@ Stream::~Stream() {
   cudaStreamDestroy(stream_);
 }
 
+void nap(cudaStream_t stream, int ms) {
+  CUDA(simulated::enqueue(stream, [ms] { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }));
+}
+
 void chain(cudaStream_t earlier, cudaStream_t later) {
   cudaEvent_t event = nullptr;
   CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
@@ -26,7 +30,7 @@ void chain(cudaStream_t earlier, cudaStream_t later) {
 Graph::Graph(Rank &rank, cudaStream_t stream, const std::function<void()> &part) : stream_(stream) {
   begin_capture(rank, stream);
   part();
-  FSDP(fsdp_capture_end(rank.model, stream, &capture_));
+  FSDP(fsdp_end_capture(rank.model, stream, &capture_));
   cudaGraph_t recorded = nullptr;
   CUDA(cudaStreamEndCapture(stream, &recorded));
   CUDA(cudaGraphInstantiate(&graph_, recorded, 0));
@@ -47,12 +51,12 @@ void Graph::replay(double lr, cudaStream_t stream) {
 
 void begin_capture(Rank &rank, cudaStream_t stream) {
   CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  FSDP(fsdp_capture_begin(rank.model, stream));
+  FSDP(fsdp_begin_capture(rank.model, stream));
 }
 
 void end_spoilt_capture(Rank &rank, cudaStream_t stream, const std::vector<std::string> &words) {
   fsdp_capture *capture = nullptr;
-  require_error(fsdp_capture_end(rank.model, stream, &capture), FSDP_INVALID_STATE, words);
+  require_error(fsdp_end_capture(rank.model, stream, &capture), FSDP_INVALID_STATE, words);
   REQUIRE(capture == nullptr);
   end_cuda_capture(stream);
 }
@@ -88,7 +92,7 @@ void enqueue_grad(Rank &rank, size_t g, size_t p, cudaStream_t stream) {
   fsdp_tensor weight = FSDP_TENSOR_INIT, grad = FSDP_TENSOR_INIT;
   int32_t accumulate = 0;
   FSDP(fsdp_get_param(rank.groups[g], p, FSDP_BACKWARD, &weight));
-  FSDP(fsdp_acquire_grad(rank.groups[g], p, stream, &grad, &accumulate));
+  FSDP(fsdp_acquire_grad(rank.groups[g], p, 0, stream, &grad, &accumulate));
   CUDA(simulated::enqueue(stream, [from = static_cast<const float *>(weight.data), to = static_cast<float *>(grad.data),
                                    count = grad.element_count, accumulate] {
     for (uint64_t i = 0; i < count; ++i)
@@ -102,13 +106,13 @@ void enqueue_grads(Rank &rank, size_t g, cudaStream_t stream) {
 
 void pass(Rank &rank, cudaStream_t stream, bool last) {
   for (fsdp_group *group : rank.groups) {
-    FSDP(fsdp_unshard(group, FSDP_FORWARD, stream));
-    FSDP(fsdp_reshard(group, FSDP_FORWARD, stream));
+    FSDP(fsdp_unshard(group, FSDP_FORWARD, 0, stream));
+    FSDP(fsdp_reshard(group, FSDP_FORWARD, 0, stream));
   }
   for (size_t g = rank.groups.size(); g-- > 0;) {
-    FSDP(fsdp_unshard(rank.groups[g], FSDP_BACKWARD, stream));
+    FSDP(fsdp_unshard(rank.groups[g], FSDP_BACKWARD, 0, stream));
     enqueue_grads(rank, g, stream);
-    FSDP(fsdp_reshard(rank.groups[g], FSDP_BACKWARD, stream));
+    FSDP(fsdp_reshard(rank.groups[g], FSDP_BACKWARD, 0, stream));
     FSDP(fsdp_reduce_grad(rank.groups[g], last ? FSDP_LAST : 0, stream));
   }
 }
@@ -116,7 +120,7 @@ void pass(Rank &rank, cudaStream_t stream, bool last) {
 void update(Rank &rank, cudaStream_t stream, double lr) {
   fsdp_adamw_options options = FSDP_ADAMW_OPTIONS_INIT;
   options.weight_decay = 0.1;
-  FSDP(fsdp_finish_grads(rank.model, 0.5, stream));
+  FSDP(fsdp_finish_grads(rank.model, 0.5, 0, stream));
   FSDP(fsdp_step_adamw(rank.model, lr, &options, stream));
 }
 

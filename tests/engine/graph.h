@@ -3,7 +3,11 @@
 // Over the simulated CUDA, whose captures have CUDA's rules for forks, joins and isolation.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <functional>
+#include <memory>
+#include <thread>
 
 #include "harness.h"
 #include "simulated_cuda/simulated.h"
@@ -27,6 +31,24 @@ class Stream {
 // What follows on `later` comes after all that `earlier` was given; it joins the capture of `earlier`, or joins it to
 // its own.
 void chain(cudaStream_t earlier, cudaStream_t later);
+// What follows on the stream is late by so much.
+void nap(cudaStream_t stream, int ms);
+
+// Work in a stream that ends when the test says so. Longer than any timeout here it never takes.
+class Gate {
+ public:
+  ~Gate() { open(); }
+  void open() { *open_ = true; }
+  void close() { *open_ = false; }
+  void enqueue(cudaStream_t stream) {
+    CUDA(simulated::enqueue(stream, [open = open_] {
+      for (int i = 0; i < 30'000 && !*open; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }));
+  }
+
+ private:
+  std::shared_ptr<std::atomic<bool>> open_ = std::make_shared<std::atomic<bool>>(true);
+};
 
 // The calls of `part` as a graph.
 class Graph {
@@ -49,12 +71,13 @@ class Graph {
 
 // A capture that is begun and ended by hand, for those that come to nothing.
 void begin_capture(Rank &rank, cudaStream_t stream);
-// fsdp_capture_end must fail with all of the words. CUDA's capture ends too, its graph is dropped.
+// fsdp_end_capture must fail with all of the words. CUDA's capture ends too, its graph is dropped.
 void end_spoilt_capture(Rank &rank, cudaStream_t stream, const std::vector<std::string> &words);
 // How many nodes the capture has that ends here.
 size_t end_cuda_capture(cudaStream_t stream);
 
-constexpr fsdp_strategy strategies[] = {FSDP_NO_SHARD, FSDP_OPTIM, FSDP_OPTIM_GRADS, FSDP_OPTIM_GRADS_PARAMS};
+constexpr fsdp_strategy strategies[] = {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS,
+                                        FSDP_STRATEGY_OPTIM_GRADS_PARAMS};
 
 Scenario graph_scenario(fsdp_strategy strategy, uint32_t ranks = 1);  // ranks exchange by staging
 Scenario nccl_scenario(fsdp_strategy strategy, uint32_t ranks);

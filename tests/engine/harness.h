@@ -89,16 +89,44 @@ std::vector<GroupDef> equal_groups(uint32_t count, uint64_t rows, uint64_t colum
 // The odd groups, with a timeout below that of the tests.
 Scenario scenario_of(fsdp_strategy strategy, uint32_t ranks, fsdp_unshard_mode mode = FSDP_UNSHARD_COPIED);
 
+// What the plan says of a rank, by role ([FSDP_ROLE_ALL] is the sum), and of the model.
+constexpr int last_role = FSDP_ROLE_STAGING;
+struct Memory : fsdp_model_info {
+  Memory() : fsdp_model_info(FSDP_MODEL_INFO_INIT) {}
+  std::array<uint64_t, last_role + 1> role_bytes{};
+};
+Memory memory_of(fsdp_model *model, uint32_t rank);
+
+// Counters, and what was allocated.
+struct Stats : fsdp_stats {
+  Stats() : fsdp_stats(FSDP_STATS_INIT) {}
+  std::array<uint64_t, last_role + 1> allocated_bytes{};
+};
+
+// Compute weights that a rank has read while it held them.
+struct View {
+  uint32_t version, ordinal;
+  fsdp_phase phase;
+  uint64_t hash;  // of the values as fp32
+};
+
 struct Outcome {
   std::vector<std::vector<float>> weights;  // one a parameter, in declaration order
   std::vector<std::vector<float>>
-      grads;                  // whole main grads of the last step, read from the shards (zero where not owned)
-  std::vector<double> norms;  // one a step
-  fsdp_stats stats = FSDP_STATS_INIT;
-  fsdp_memory memory = FSDP_MEMORY_INIT;
-  std::vector<uint64_t> addresses;  // of every parameter seen in every visit, in order
+      grads;  // whole main grads of the last step, read from the shards (zero where not owned)
+  std::vector<std::vector<uint8_t>> owned;  // 1 where this rank owns the element
+  std::vector<double> norms;                // one a step
+  Stats stats;
+  Memory memory;
+  std::vector<uint64_t> addresses;              // of every parameter seen in every visit, in order
+  uint32_t version = 0;                         // that was published last
+  std::vector<View> views;                      // in every visit, in order
+  std::vector<std::vector<uint64_t>> versions;  // of the reference: a hash for each version and parameter
   std::string error;
 };
+
+inline float *main_weight(const fsdp_shard &shard) { return static_cast<float *>(shard.main_weight); }
+inline float *main_grad(const fsdp_shard &shard) { return static_cast<float *>(shard.main_grad); }
 
 // One rank's handles.
 class Rank {
@@ -112,7 +140,7 @@ class Rank {
   std::vector<float> read(size_t group, size_t param) const;
   std::vector<std::vector<float>> read_all() const;  // in declaration order
   std::vector<fsdp_shard> shards() const;
-  fsdp_stats stats() const;
+  Stats stats() const;
   // The compute weights as floats.
   std::vector<float> view(size_t group, size_t param, fsdp_phase phase, uint64_t *address = nullptr) const;
 
@@ -121,7 +149,6 @@ class Rank {
   fsdp_model *model = nullptr;
   std::vector<fsdp_group *> groups;
   uint32_t rank = 0;
-  uint32_t mesh_rank() const;  // where the mesh lists its ranks
 
  private:
   void declare(bool seal);
@@ -141,6 +168,10 @@ void update(Rank &rank);
 void clean_step(Rank &rank, uint32_t step);
 // Gives every parameter of the group a gradient of one value.
 void put_all(Rank &rank, size_t group, float value);
+// ... of every group, and reduces them: what fsdp_finish_grads ends.
+void reduce_all(Rank &rank, float value);
+// A mesh of one axis.
+fsdp_mesh *make_mesh(fsdp_context *context, const std::vector<uint32_t> &ranks);
 
 // This process as a rank of a world of processes.
 fsdp_context *join(const Scenario &setup, uint32_t rank, const std::string &rendezvous);
@@ -150,8 +181,17 @@ void run_threads(const Scenario &setup, const std::function<void(uint32_t, fsdp_
 std::vector<Outcome> train_threads(const Scenario &setup);
 std::vector<Outcome> train_processes(const Scenario &setup);
 
-// The same training by one process without the library, in fp32 with the documented order of additions.
+// The same training by one process without the library, in fp32 with the documented operations in the documented order.
+// Throws if its AdamW is not that of fp64, but for rounding.
 Outcome reference(const Scenario &setup);
+// What a job has computed otherwise than the reference: each rank's weights, main grads and norms, and what it has read
+// in every visit. Empty if there is nothing. The norms are added in another order, and compared to 12 digits.
+std::string difference(const Scenario &setup, const std::vector<Outcome> &outcomes, const Outcome &expected);
+std::string difference(const Scenario &setup, const std::vector<Outcome> &outcomes);
+// The same of the views alone, where sums may be added in any order: the first version is what was loaded, the last one
+// what was read at the end, and each other one the same on every rank and in every visit.
+std::string view_difference(const Scenario &setup, const std::vector<Outcome> &outcomes);
+uint64_t hash_of(const std::vector<float> &values);
 
 bool same_bits(const std::vector<std::vector<float>> &a, const std::vector<std::vector<float>> &b);
 double relative_l2(const std::vector<float> &a, const std::vector<float> &b);

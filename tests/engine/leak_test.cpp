@@ -156,15 +156,15 @@ TEST_F(Leak, AfterAnAbortInTheMiddle) {
           forward(rank, nullptr);
           if (r == static_cast<uint32_t>(i % 2)) {
             if (i % 3) backward_group(rank, 3, 0, 0, nullptr);
-            FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, nullptr));
+            FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, 0, nullptr));
             fsdp_abort_context(context, "enough");
-            REQUIRE(fsdp_finish_grads(rank.model, 1.0, nullptr) == FSDP_ABORTED);
+            REQUIRE(fsdp_finish_grads(rank.model, 1.0, 0, nullptr) == FSDP_ABORTED);
             ++ended;
             return;
           }
           try {
             backward(rank, 0, 0, nullptr);
-            FSDP(fsdp_finish_grads(rank.model, 1.0, nullptr));
+            FSDP(fsdp_finish_grads(rank.model, 1.0, 0, nullptr));
           } catch (const Failure &failure) {
             ended += failure.status == FSDP_PEER_FAILED;
           }
@@ -230,7 +230,7 @@ TEST_F(Leak, AfterADestroyWithWorkInFlight) {
       forward(rank, nullptr);
       if (r == 0)
         for (const size_t g : {3, 2}) backward_group(rank, g, 0, 0, nullptr);
-      FSDP(fsdp_unshard(rank.groups[1], FSDP_FORWARD, nullptr));
+      FSDP(fsdp_unshard(rank.groups[1], FSDP_FORWARD, 0, nullptr));
       together.arrive_and_wait();
       if (i % 3 == 0) fsdp_destroy_context(contexts[r]);
       fsdp_destroy_model(rank.model);

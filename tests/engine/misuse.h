@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <algorithm>
 #include <initializer_list>
 #include <memory>
 #include <string>
@@ -13,6 +13,12 @@
 #include "harness.h"
 
 namespace misuse {
+
+// Errors of use leave the context as it was (docs/contracts/errors.md).
+inline bool is_of_use(fsdp_status status) {
+  return status == FSDP_INVALID_ARGUMENT || status == FSDP_INVALID_STATE || status == FSDP_UNSUPPORTED ||
+         status == FSDP_BUSY;
+}
 
 // The call failed with this status, and this thread's message has all of the words.
 inline testing::AssertionResult fails(fsdp_status status, fsdp_status expected,
@@ -26,11 +32,24 @@ inline testing::AssertionResult fails(fsdp_status status, fsdp_status expected,
   for (const std::string &word : words)
     if (std::string(error.message).find(word) == std::string::npos)
       return testing::AssertionFailure() << "no '" << word << "' in: " << found;
+  if (std::string(error.message) != fsdp_get_last_message())
+    return testing::AssertionFailure() << "the last message is another one: " << fsdp_get_last_message();
+  if (is_of_use(status) && (error.context_failed || (error.origin == FSDP_ORIGIN_FSDP) != (error.origin_code == 0)))
+    return testing::AssertionFailure() << found << "; context_failed " << error.context_failed << ", origin "
+                                       << error.origin << ", code " << error.origin_code;
   return testing::AssertionSuccess();
 }
 
 // One case of misuse: the status, the call, and what its message must name.
 #define EXPECT_FAILS(expected, call, ...) EXPECT_TRUE(misuse::fails((call), (expected), {__VA_ARGS__})) << #call
+
+// The rank that this thread's last error names.
+inline int32_t blamed() {
+  fsdp_error error = FSDP_ERROR_INIT;
+  fsdp_get_last_error(nullptr, &error);
+  return error.rank;
+}
+#define EXPECT_BLAMES(expected) EXPECT_EQ(misuse::blamed(), (expected)) << harness::last_message()
 
 inline testing::AssertionResult works(fsdp_status status) {
   if (status == FSDP_OK) return testing::AssertionSuccess();
@@ -61,13 +80,13 @@ inline harness::Scenario small_setup() {
   return setup;
 }
 
-// Acquires, and writes zeros.
+// Acquires, and writes what no gradient of the harness is: wherever it is left, a step has other weights.
 inline fsdp_status acquire(fsdp_group *group, uint64_t param, fsdp_stream stream = nullptr) {
   fsdp_tensor grad = FSDP_TENSOR_INIT;
   int32_t accumulate = 7;
-  const fsdp_status status = fsdp_acquire_grad(group, param, stream, &grad, &accumulate);
+  const fsdp_status status = fsdp_acquire_grad(group, param, 0, stream, &grad, &accumulate);
   EXPECT_EQ(accumulate == 7, status != FSDP_OK);
-  if (status == FSDP_OK && !accumulate) std::memset(grad.data, 0, grad.element_count * fsdp_get_dtype_size(grad.dtype));
+  if (status == FSDP_OK && !accumulate) std::fill_n(static_cast<float *>(grad.data), grad.element_count, 1000.0f);
   return status;
 }
 
@@ -90,6 +109,13 @@ inline harness::Scenario gathering_setup() {
 
 enum class State { declared, sealed, published };
 
+// One step from the loaded weights, without the library: what clean_step must come to if nothing is left of the misuse.
+inline harness::Outcome one_step(harness::Scenario setup) {
+  setup.steps = 1;
+  setup.weight_decay = 0;
+  return harness::reference(setup);
+}
+
 // A world of one.
 class Solo {
  public:
@@ -110,12 +136,16 @@ class Solo {
   void finish_step() {
     harness::forward(*rank, nullptr);
     harness::backward(*rank, 0, 0, nullptr);
-    FSDP(fsdp_finish_grads(model, 1, nullptr));
+    FSDP(fsdp_finish_grads(model, 1, 0, nullptr));
   }
-  // A whole step, to show that the misuse before it did no harm.
+  // A whole step, to show that the misuse before it did no harm: the first one has the bits of the reference.
   void clean_step() {
+    const bool first = rank->stats().step == 0;
     finish_step();
     FSDP(fsdp_step_adamw(model, 0.01, nullptr, nullptr));
+    if (first) {
+      EXPECT_TRUE(harness::same_bits(rank->read_all(), one_step(setup).weights)) << "something was left of the misuse";
+    }
   }
 
   harness::Scenario setup;

@@ -124,14 +124,11 @@ TEST(MisusedContext, StructSizes) {
   fsdp_context_options options = {};
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(&options), "fsdp_context_options.struct_size is 0",
                "sizeof(fsdp_context_options)");
-  options.struct_size = offsetof(fsdp_context_options, debug_delay_us) - 1;
+  options.struct_size = sizeof options - 1;
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(&options), "struct_size");
   options.struct_size = uint64_t{1} << 40;  // not initialized, say: must not be read
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(&options), "struct_size");
-  // The struct of the first release. What lies behind it is not read.
   options = FSDP_CONTEXT_OPTIONS_INIT;
-  options.struct_size = offsetof(fsdp_context_options, debug_delay_us);
-  options.debug_failed_allocation = 1;
   fsdp_context *context = nullptr;
   EXPECT_WORKS(fsdp_create_local_contexts(1, &options, &context));
   Scenario setup = small_setup();
@@ -146,10 +143,57 @@ TEST(MisusedContext, StructSizes) {
 TEST(MisusedContext, LocalAndPlanningContexts) {
   fsdp_context *context = nullptr;
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_create_local_contexts(0, nullptr, &context), "world_size is 0");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_create_local_contexts(5000, nullptr, &context), "world_size is 5000");
+  std::vector<fsdp_context *> many(5000, nullptr);
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_create_local_contexts(5000, nullptr, many.data()), "world_size is 5000");
+  // Nobody has an array of more entries than a job has ranks: none is touched.
+  const auto untouched = reinterpret_cast<fsdp_context *>(uintptr_t{1});
+  for (const uint32_t ranks : {16385U, UINT32_MAX}) {
+    fsdp_context *one[2] = {untouched, untouched};
+    EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_create_local_contexts(ranks, nullptr, one),
+                 "world_size is " + std::to_string(ranks));
+    EXPECT_TRUE(one[0] == untouched && one[1] == untouched) << ranks;
+  }
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_create_plan_context(0, 0, nullptr, &context), "world_size is 0");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_create_plan_context(4, 4, nullptr, &context), "rank 4 is outside [0, 4)");
   EXPECT_EQ(context, nullptr);
+}
+
+// A binding decodes messages: what was no UTF-8 is shown as such, on every rank, and a long text ends with a whole
+// character.
+TEST(MisusedContext, ReasonsThatAreNoText) {
+  harness::Scenario setup;
+  setup.ranks = 2;
+  std::string pattern;
+  for (int i = 0; i < 700; ++i) pattern += "\xC3\xA9";
+  for (const std::string &reason : {std::string("a\xFF\xFE\xC3 b"), pattern, "x" + pattern}) {
+    harness::run_threads(setup, [&](uint32_t rank, fsdp_context *context) {
+      if (rank == 0) FSDP(fsdp_abort_context(context, reason.c_str()));
+      double one = 1;
+      if (rank == 1) {
+        EXPECT_EQ(fsdp_all_reduce_values(context, nullptr, &one, 1, FSDP_VALUE_SUM), FSDP_PEER_FAILED);
+      }
+      fsdp_error error = FSDP_ERROR_INIT;
+      FSDP(fsdp_get_context_error(context, &error));
+      const std::string text = error.message;
+      if (reason[0] == 'a') {
+        EXPECT_NE(text.find("a??? b"), std::string::npos) << text;
+      } else {
+        EXPECT_EQ(static_cast<unsigned char>(text.back()), 0xA9) << text;
+      }
+    });
+  }
+}
+
+// As many as a job: what is kept for each rank would fill the memory.
+TEST(MisusedContext, APlannedJobIsNoLargerThanAJob) {
+  fsdp_context *context = nullptr;
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_create_plan_context(16385, 0, nullptr, &context), "fsdp_create_plan_context",
+               "world_size is 16385", "16384");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_create_plan_context(UINT32_MAX, 0, nullptr, &context),
+               "world_size is 4294967295");
+  EXPECT_EQ(context, nullptr);
+  EXPECT_WORKS(fsdp_create_plan_context(16384, 16383, nullptr, &context));
+  fsdp_destroy_context(context);
 }
 
 TEST(MisusedContext, APlanningContextHasNoData) {
@@ -163,21 +207,22 @@ TEST(MisusedContext, APlanningContextHasNoData) {
     float data[32] = {};
     double value = 1;
     uint64_t count = 7;
-    EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_load_param(group, 0, data, FSDP_FLOAT32, 32, FSDP_EVERY_RANK),
+    EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_load_param(group, 0, data, FSDP_FLOAT32, 32, FSDP_EVERY_RANK, 0),
                  "fsdp_load_param", "only plans");
-    EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_unshard(group, FSDP_FORWARD, nullptr), "fsdp_unshard", "only plans");
+    EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_unshard(group, FSDP_FORWARD, 0, nullptr), "fsdp_unshard", "only plans");
     EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_publish_weights(rank.model, nullptr), "fsdp_publish_weights", "only plans");
-    EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_finish_grads(rank.model, 1, nullptr), "only plans");
+    EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_finish_grads(rank.model, 1, 0, nullptr), "only plans");
     EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_discard_step(rank.model, nullptr), "only plans");
     EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_get_stats(rank.model, &stats), "only plans");
     EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_get_shard_count(rank.model, &count), "only plans");
-    EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_all_reduce_values(context, &value, 1, FSDP_VALUE_SUM), "only plans");
+    EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_all_reduce_values(context, nullptr, &value, 1, FSDP_VALUE_SUM), "only plans");
     EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_close_context(context), "only plans");
     EXPECT_EQ(count, 7u);
-    fsdp_memory memory = FSDP_MEMORY_INIT;
-    EXPECT_WORKS(fsdp_get_memory(rank.model, 7, &memory));
-    EXPECT_GT(memory.role_bytes[0], 0u);
-    EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_memory(rank.model, 8, &memory), "rank 8 is outside [0, 8)");
+    uint64_t bytes = 0;
+    EXPECT_WORKS(fsdp_get_role_bytes(rank.model, FSDP_ROLE_ALL, 7, &bytes));
+    EXPECT_GT(bytes, 0u);
+    EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_role_bytes(rank.model, FSDP_ROLE_ALL, 8, &bytes),
+                 "rank 8 is not one of the 8 ranks");
   }
   fsdp_destroy_context(context);
 }
@@ -223,43 +268,57 @@ TEST(MisusedContext, AllReduceValues) {
   fsdp_context *context = nullptr;
   FSDP(fsdp_create_local_contexts(1, nullptr, &context));
   std::vector<double> values(513, 2.5);
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_all_reduce_values(context, values.data(), 513, FSDP_VALUE_SUM),
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_all_reduce_values(context, nullptr, values.data(), 513, FSDP_VALUE_SUM),
                "value_count is 513", "512");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_all_reduce_values(context, nullptr, 1, FSDP_VALUE_SUM), "values is NULL");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_all_reduce_values(context, values.data(), 1, 0),
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_all_reduce_values(context, nullptr, nullptr, 1, FSDP_VALUE_SUM),
+               "values is NULL");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_all_reduce_values(context, nullptr, values.data(), 1, 0),
                "0 is not an fsdp_value_op");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_all_reduce_values(context, values.data(), 1, 4),
-               "4 is not an fsdp_value_op");
-  EXPECT_WORKS(fsdp_all_reduce_values(context, values.data(), 512, FSDP_VALUE_MAX));
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_all_reduce_values(context, nullptr, values.data(), 1, 5),
+               "5 is not an fsdp_value_op");
+  EXPECT_WORKS(fsdp_all_reduce_values(context, nullptr, values.data(), 512, FSDP_VALUE_MAX));
   EXPECT_EQ(values[0], 2.5);
   EXPECT_WORKS(fsdp_close_context(context));
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_close_context(context), "rank 0", "closed", "destroy");
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_all_reduce_values(context, values.data(), 1, FSDP_VALUE_SUM), "closed");
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_all_reduce_values(context, nullptr, values.data(), 1, FSDP_VALUE_SUM),
+               "closed");
   fsdp_destroy_context(context);
 }
 
-// Both ranks learn what the other one does, and their values are as they were.
+// Both ranks are told the same, which names both, and their values are as they were.
 TEST(MisusedContext, AllReduceValuesOfDifferentCountsOrOps) {
   Scenario setup = small_setup();
   setup.ranks = 2;
   run_threads(setup, [](uint32_t rank, fsdp_context *context) {
     double values[2] = {1, 2};
-    EXPECT_FAILS(FSDP_MISMATCH, fsdp_all_reduce_values(context, values, 1 + rank, FSDP_VALUE_SUM),
-                 "fsdp_all_reduce_values", rank ? "rank 0 reduces 1 values" : "rank 1 reduces 2 values",
-                 rank ? "rank 1 reduces 2" : "rank 0 reduces 1");
-    EXPECT_FAILS(FSDP_MISMATCH, fsdp_all_reduce_values(context, values, 2, rank ? FSDP_VALUE_MIN : FSDP_VALUE_MAX),
-                 "op 3", "op 2");
+    EXPECT_FAILS(FSDP_MISMATCH, fsdp_all_reduce_values(context, nullptr, values, 1 + rank, FSDP_VALUE_SUM),
+                 "fsdp_all_reduce_values", "rank 1 reduces 2 values", "rank 0 reduces 1");
+    EXPECT_BLAMES(1);
+    EXPECT_FAILS(FSDP_MISMATCH,
+                 fsdp_all_reduce_values(context, nullptr, values, 2, rank ? FSDP_VALUE_MIN : FSDP_VALUE_MAX), "op 3",
+                 "op 2");
+    EXPECT_BLAMES(1);
     EXPECT_TRUE(values[0] == 1 && values[1] == 2);
-    EXPECT_WORKS(fsdp_all_reduce_values(context, values, 2, FSDP_VALUE_SUM));
+    EXPECT_WORKS(fsdp_all_reduce_values(context, nullptr, values, 2, FSDP_VALUE_SUM));
     EXPECT_TRUE(values[0] == 2 && values[1] == 4);
   });
 }
 
 TEST(MisusedContext, NamesOfStatusesAndSizesOfDtypes) {
-  EXPECT_STREQ(fsdp_get_status_name(FSDP_INTERNAL), "FSDP_INTERNAL");
+#define NAMED(status) \
+  { status, #status }
+  for (const auto &[status, name] : std::initializer_list<std::pair<fsdp_status, const char *>>{
+           NAMED(FSDP_OK), NAMED(FSDP_INVALID_ARGUMENT), NAMED(FSDP_INVALID_HANDLE), NAMED(FSDP_INVALID_STATE),
+           NAMED(FSDP_UNSUPPORTED), NAMED(FSDP_OUT_OF_MEMORY), NAMED(FSDP_BUSY), NAMED(FSDP_MISMATCH),
+           NAMED(FSDP_PEER_FAILED), NAMED(FSDP_TIMEOUT), NAMED(FSDP_ABORTED), NAMED(FSDP_INTERRUPTED),
+           NAMED(FSDP_SYSTEM), NAMED(FSDP_INTERNAL)})
+    EXPECT_STREQ(fsdp_get_status_name(status), name);
+#undef NAMED
   EXPECT_STREQ(fsdp_get_status_name(FSDP_INTERNAL + 1), "unknown status");
   EXPECT_STREQ(fsdp_get_status_name(-1), "unknown status");
+  EXPECT_EQ(fsdp_get_dtype_size(FSDP_FLOAT32), 4u);
   EXPECT_EQ(fsdp_get_dtype_size(FSDP_BFLOAT16), 2u);
+  EXPECT_EQ(fsdp_get_dtype_size(FSDP_FLOAT16), 2u);
   EXPECT_EQ(fsdp_get_dtype_size(0), 0u);
   EXPECT_EQ(fsdp_get_dtype_size(99), 0u);
   char buffer[8] = "kept";

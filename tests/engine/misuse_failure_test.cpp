@@ -6,7 +6,10 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdio>
+#include <functional>
 #include <thread>
+#include <utility>
 
 #include "misuse.h"
 
@@ -26,7 +29,7 @@ Scenario ranks(uint32_t count) {
 
 fsdp_status enter(fsdp_context *context) {
   double value = 1;
-  return fsdp_all_reduce_values(context, &value, 1, FSDP_VALUE_SUM);
+  return fsdp_all_reduce_values(context, nullptr, &value, 1, FSDP_VALUE_SUM);
 }
 
 // The same while another thread knocks.
@@ -109,8 +112,9 @@ TEST(MisusedThreads, AbortWakesWaitingCallsEverywhere) {
   EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(10));
   EXPECT_FAILS(FSDP_PEER_FAILED, enter(contexts[2]), "rank 0", "the test says so");
   // The failure is sticky, and the same from every call.
-  for (const fsdp_status status : {enter(contexts[0]), knock(contexts[0]), fsdp_close_context(contexts[0])})
-    EXPECT_FAILS(FSDP_ABORTED, status, "the test says so");
+  EXPECT_FAILS(FSDP_ABORTED, enter(contexts[0]), "the test says so");
+  EXPECT_FAILS(FSDP_ABORTED, knock(contexts[0]), "the test says so");
+  EXPECT_FAILS(FSDP_ABORTED, fsdp_close_context(contexts[0]), "the test says so");
   fsdp_error error = FSDP_ERROR_INIT;
   EXPECT_WORKS(fsdp_get_context_error(contexts[0], &error));
   EXPECT_EQ(error.status, FSDP_ABORTED);
@@ -170,6 +174,32 @@ TEST(MisusedThreads, TheInterruptedHookEndsAWait) {
   EXPECT_GT(calls, 0);
 }
 
+// Another thread sets the flag while the call waits. Unset, and NULL, it changes nothing.
+TEST(MisusedThreads, TheInterruptedFlagEndsAWait) {
+  int32_t flag = 0;
+  Scenario setup = ranks(2);
+  run_threads(setup, [](uint32_t, fsdp_context *context) { FSDP(enter(context)); });  // NULL: none
+  setup.context.interrupted_flag = &flag;
+  std::atomic<bool> waits{false};
+  run_threads(setup, [&](uint32_t rank, fsdp_context *context) {
+    FSDP(enter(context));  // not set: nothing changes
+    if (rank == 1) {
+      while (!waits) std::this_thread::yield();
+      pause_ms(100);
+      __atomic_store_n(&flag, 1, __ATOMIC_RELEASE);
+      return;
+    }
+    const auto start = steady_clock::now();
+    waits = true;
+    EXPECT_FAILS(FSDP_INTERRUPTED, enter(context), "interrupted flag");
+    EXPECT_GE(steady_clock::now() - start, std::chrono::milliseconds(50));
+    EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(10));
+    EXPECT_EQ(last_error().context_failed, 1);
+    __atomic_store_n(&flag, 0, __ATOMIC_RELEASE);
+    EXPECT_FAILS(FSDP_INTERRUPTED, knock(context), "interrupted flag");  // it stays so
+  });
+}
+
 TEST(MisusedThreads, ATimeoutNamesTheRankThatDidNotCome) {
   Scenario setup = ranks(2);
   setup.context.timeout_ms = 100;
@@ -178,6 +208,8 @@ TEST(MisusedThreads, ATimeoutNamesTheRankThatDidNotCome) {
   const auto start = steady_clock::now();
   EXPECT_FAILS(FSDP_TIMEOUT, enter(contexts[0]), "rank 1", "100 ms");
   EXPECT_EQ(last_error().rank, 1);
+  EXPECT_EQ(last_error().context_failed, 1);
+  EXPECT_GE(steady_clock::now() - start, std::chrono::milliseconds(100)) << "it gave up early";
   EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(20));
   EXPECT_FAILS(FSDP_TIMEOUT, knock(contexts[0]), "rank 1");
   for (fsdp_context *context : contexts) fsdp_destroy_context(context);
@@ -208,24 +240,31 @@ int wait_for(pid_t child) {
 
 TEST(MisusedFork, EveryCallInTheChildIsInvalidState) {
   Solo solo(State::published);
+  fsdp_model *model = nullptr;
+  fsdp_tensor tensor = FSDP_TENSOR_INIT;
+  int32_t accumulate = 0;
+  const std::pair<const char *, std::function<fsdp_status()>> calls[] = {
+      {"fsdp_all_reduce_values", [&] { return enter(solo.context); }},
+      {"fsdp_create_model", [&] { return fsdp_create_model(solo.context, nullptr, &model); }},
+      {"fsdp_unshard", [&] { return fsdp_unshard(solo.group(0), FSDP_FORWARD, 0, nullptr); }},
+      {"fsdp_acquire_grad", [&] { return fsdp_acquire_grad(solo.group(0), 0, 0, nullptr, &tensor, &accumulate); }},
+      {"fsdp_finish_grads", [&] { return fsdp_finish_grads(solo.model, 1, 0, nullptr); }},
+      {"fsdp_discard_step", [&] { return fsdp_discard_step(solo.model, nullptr); }},
+      {"fsdp_close_context", [&] { return fsdp_close_context(solo.context); }},
+      {"fsdp_abort_context", [&] { return fsdp_abort_context(solo.context, "from the child"); }}};
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
     ::alarm(20);
-    fsdp_model *model = nullptr;
-    fsdp_tensor tensor = FSDP_TENSOR_INIT;
-    int32_t accumulate = 0;
-    const fsdp_status statuses[] = {enter(solo.context),
-                                    fsdp_create_model(solo.context, nullptr, &model),
-                                    fsdp_unshard(solo.group(0), FSDP_FORWARD, nullptr),
-                                    fsdp_acquire_grad(solo.group(0), 0, nullptr, &tensor, &accumulate),
-                                    fsdp_finish_grads(solo.model, 1, nullptr),
-                                    fsdp_discard_step(solo.model, nullptr),
-                                    fsdp_close_context(solo.context),
-                                    fsdp_abort_context(solo.context, "from the child")};
-    for (int i = 0; i < 8; ++i)
-      if (statuses[i] != FSDP_INVALID_STATE) ::_exit(i + 1);
-    ::_exit(last_message().find("fork") == std::string::npos ? 100 : 0);
+    int number = 0;
+    for (const auto &[name, call] : calls) {
+      ++number;
+      const testing::AssertionResult refused = fails(call(), FSDP_INVALID_STATE, {"fork", "rank 0"});
+      if (refused) continue;
+      std::fprintf(stderr, "%s: %s\n", name, refused.message());
+      ::_exit(number);
+    }
+    ::_exit(0);
   }
   EXPECT_EQ(wait_for(child), 0);
   solo.clean_step();

@@ -12,15 +12,16 @@ namespace {
 constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 
 TEST(MisusedGrad, TooManyLentGroupsAreNamed) {
-  for (const uint32_t pending : {1u, 2u}) {
+  for (const uint32_t pending : {1u, 2u, 3u}) {
     Scenario setup = copied_setup();
     setup.model.max_pending_groups = pending;
     Solo solo(State::published, setup);
     for (uint32_t g = 0; g < pending; ++g) EXPECT_WORKS(acquire(solo.group(3 - g), 0));
-    const std::string names = pending == 1 ? "'layer.3'" : "'layer.2', 'layer.3'";
+    const char *const lent[] = {"'layer.3'", "'layer.2', 'layer.3'", "'layer.1', 'layer.2', 'layer.3'"};
+    const std::string names = lent[pending - 1];
     EXPECT_FAILS(FSDP_INVALID_STATE, acquire(solo.group(0), 0), "fsdp_acquire_grad", "'layer.0'", "lent to " + names,
                  "fsdp_reduce_grad", "max_pending_groups");
-    EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_put_grad(solo.group(0), 0, nullptr, 0, 0, nullptr), "fsdp_put_grad",
+    EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_put_grad(solo.group(0), 0, nullptr, 0, 0, 0, nullptr), "fsdp_put_grad",
                  "'layer.0'");
     for (uint32_t g = 0; g < pending; ++g) EXPECT_WORKS(fsdp_reduce_grad(solo.group(3 - g), 0, nullptr));
     EXPECT_WORKS(acquire(solo.group(0), 0));
@@ -36,20 +37,20 @@ TEST(MisusedGrad, Arguments) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, acquire(group, 2), "fsdp_acquire_grad", "param_index 2 is outside [0, 2)",
                "'alpha'");
   EXPECT_FAILS(FSDP_INVALID_STATE, acquire(group, 1), "fsdp_acquire_grad", "'alpha.frozen'", "'alpha'", "FROZEN");
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_put_grad(group, 1, data, FSDP_FLOAT32, 4, nullptr), "fsdp_put_grad",
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_put_grad(group, 1, data, FSDP_FLOAT32, 4, 0, nullptr), "fsdp_put_grad",
                "'alpha.frozen'", "FROZEN");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_put_grad(group, 5, data, FSDP_FLOAT32, 32, nullptr), "fsdp_put_grad",
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_put_grad(group, 5, data, FSDP_FLOAT32, 32, 0, nullptr), "fsdp_put_grad",
                "param_index 5");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_put_grad(group, 0, data, FSDP_FLOAT32, 31, nullptr), "'alpha.w'",
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_put_grad(group, 0, data, FSDP_FLOAT32, 31, 0, nullptr), "'alpha.w'",
                "32 elements", "element_count is 31");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_put_grad(group, 0, data, 0, 32, nullptr), "0 is not a dtype");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_put_grad(group, 0, data, 0, 32, 0, nullptr), "0 is not a dtype");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_reduce_grad(group, 2, nullptr), "fsdp_reduce_grad", "flags", "0x2");
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_reduce_grad(group, FSDP_LAST, nullptr), "'alpha'", "'alpha.w'",
                "fsdp_put_grad");
   EXPECT_WORKS(acquire(solo.group(1), 0));
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_reduce_grad(solo.group(1), FSDP_LAST, nullptr), "'beta'",
                "no gradient for 'beta.b'", "fsdp_acquire_grad", "data NULL");
-  EXPECT_WORKS(fsdp_put_grad(solo.group(1), 1, nullptr, 0, 0, nullptr));
+  EXPECT_WORKS(fsdp_put_grad(solo.group(1), 1, nullptr, 0, 0, 0, nullptr));
   EXPECT_WORKS(fsdp_reduce_grad(solo.group(1), FSDP_LAST, nullptr));
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_reduce_grad(solo.group(1), FSDP_LAST, nullptr), "'beta'",
                "already reduced with FSDP_LAST", "fsdp_finish_grads");
@@ -66,21 +67,21 @@ TEST(MisusedGrad, AStreamOfTheHostDeviceMustBeNull) {
   double norm = 0;
   int32_t found = 0;
   const std::string pass = "pass NULL";
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_unshard(solo.group(0), FSDP_FORWARD, stream), pass);
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_prefetch(solo.group(0), FSDP_FORWARD, stream), pass);
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_unshard(solo.group(0), FSDP_FORWARD, 0, stream), pass);
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_prefetch(solo.group(0), FSDP_FORWARD, 0, stream), pass);
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, acquire(solo.group(0), 0, stream), pass);
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_put_grad(solo.group(0), 0, nullptr, 0, 0, stream), pass);
-  EXPECT_WORKS(fsdp_unshard(solo.group(0), FSDP_FORWARD, nullptr));
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_reshard(solo.group(0), FSDP_FORWARD, stream), pass);
-  EXPECT_WORKS(fsdp_reshard(solo.group(0), FSDP_FORWARD, nullptr));
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_put_grad(solo.group(0), 0, nullptr, 0, 0, 0, stream), pass);
+  EXPECT_WORKS(fsdp_unshard(solo.group(0), FSDP_FORWARD, 0, nullptr));
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_reshard(solo.group(0), FSDP_FORWARD, 0, stream), pass);
+  EXPECT_WORKS(fsdp_reshard(solo.group(0), FSDP_FORWARD, 0, nullptr));
   forward(*solo.rank, nullptr);
   backward(*solo.rank, 0, 0, nullptr);
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_reduce_grad(solo.group(0), FSDP_LAST, stream), pass);
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_finish_grads(solo.model, 1, stream), pass);
-  EXPECT_WORKS(fsdp_finish_grads(solo.model, 1, nullptr));
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_grad_norm(solo.model, stream, &norm), pass);
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_finish_grads(solo.model, 1, 0, stream), pass);
+  EXPECT_WORKS(fsdp_finish_grads(solo.model, 1, 0, nullptr));
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_grad_norm(solo.model, nullptr, stream, &norm), pass);
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_scale_grads(solo.model, 2, stream), pass);
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_clip_grads(solo.model, 2, stream, &norm), pass);
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_clip_grads(solo.model, nullptr, 2, stream, &norm), pass);
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_check_grads(solo.model, stream, &found, nullptr), pass);
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_step_adamw(solo.model, 0.1, nullptr, stream), pass);
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_publish_weights(solo.model, stream), pass);
@@ -94,52 +95,55 @@ TEST(MisusedFinish, ListsAllThatIsMissing) {
   Scenario setup = gathering_setup();
   setup.groups.push_back({"delta", {{"delta.w", {3}}}});
   Solo solo(State::published, setup);
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_finish_grads(solo.model, nan, nullptr), "scale is nan");
-  EXPECT_WORKS(fsdp_unshard(solo.group(0), FSDP_FORWARD, nullptr));  // a hold left, not reduced
-  EXPECT_WORKS(acquire(solo.group(1), 0));                           // lent
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_finish_grads(solo.model, nan, 0, nullptr), "scale is nan");
+  EXPECT_WORKS(fsdp_unshard(solo.group(0), FSDP_FORWARD, 0, nullptr));  // a hold left, not reduced
+  EXPECT_WORKS(acquire(solo.group(1), 0));                              // lent
   EXPECT_WORKS(acquire(solo.group(2), 0));
   EXPECT_WORKS(fsdp_reduce_grad(solo.group(2), 0, nullptr));  // without LAST
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_close_context(solo.context), "fsdp_close_context", "'alpha'",
                "fsdp_discard_step");
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_finish_grads(solo.model, 1, nullptr), "fsdp_finish_grads", "rank 0",
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_finish_grads(solo.model, 1, 0, nullptr), "fsdp_finish_grads", "rank 0",
                "group 'alpha' was not reduced", "group 'beta' has gradients that were acquired but not reduced",
                "group 'gamma' was reduced without FSDP_LAST", "group 'delta' was not reduced: call fsdp_reduce_grad",
                "group 'alpha' is still held (FORWARD x 1): call fsdp_reshard", "fsdp_discard_step on every rank");
   // Until it is discarded, the step stays failed.
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_unshard(solo.group(1), FSDP_FORWARD, nullptr), "fsdp_unshard",
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_unshard(solo.group(1), FSDP_FORWARD, 0, nullptr), "fsdp_unshard",
                "fsdp_discard_step");
   EXPECT_FAILS(FSDP_INVALID_STATE, acquire(solo.group(1), 0), "must be discarded", "'gamma'");
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_reduce_grad(solo.group(3), FSDP_LAST, nullptr), "must be discarded");
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_finish_grads(solo.model, 1, nullptr), "must be discarded");
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_finish_grads(solo.model, 1, 0, nullptr), "must be discarded");
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_begin_update(solo.model, nullptr), "must be discarded");
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_publish_weights(solo.model, nullptr), "must be discarded");
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_close_context(solo.context), "failed", "fsdp_discard_step");
+  EXPECT_WORKS(fsdp_reshard(solo.group(0), FSDP_FORWARD, 0, nullptr));  // a guard's end, say
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_finish_grads(solo.model, 1, 0, nullptr), "must be discarded");
   EXPECT_WORKS(fsdp_discard_step(solo.model, nullptr));
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_reshard(solo.group(0), FSDP_FORWARD, nullptr), "no FORWARD hold");
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_reshard(solo.group(0), FSDP_FORWARD, 0, nullptr), "no FORWARD hold");
   solo.clean_step();
   EXPECT_WORKS(fsdp_close_context(solo.context));
 }
 
-// The same step in a model that never misused anything has the same bits.
+// Gradients that were lent, that were reduced without FSDP_LAST and with it: the discard leaves nothing of them.
 TEST(MisusedFinish, AStepAfterADiscardHasTheBitsOfAFirstOne) {
-  std::vector<std::vector<float>> weights;
-  for (const bool misuse : {false, true}) {
-    Solo solo(State::published, gathering_setup());
-    if (misuse) {
-      EXPECT_WORKS(acquire(solo.group(1), 0));
-      EXPECT_WORKS(fsdp_unshard(solo.group(2), FSDP_BACKWARD, nullptr));
-      EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_finish_grads(solo.model, 1, nullptr), "BACKWARD x 1");
-      EXPECT_WORKS(fsdp_discard_step(solo.model, nullptr));
-    }
+  for (const fsdp_reduce_policy policy : {FSDP_REDUCE_POLICY_EACH, FSDP_REDUCE_POLICY_LAST}) {
+    Scenario setup = gathering_setup();
+    setup.model.reduce_policy = policy;
+    Solo solo(State::published, setup);
+    EXPECT_WORKS(acquire(solo.group(2), 0));
+    EXPECT_WORKS(fsdp_reduce_grad(solo.group(2), FSDP_LAST, nullptr));
+    EXPECT_WORKS(acquire(solo.group(0), 0));
+    EXPECT_WORKS(fsdp_reduce_grad(solo.group(0), 0, nullptr));
+    EXPECT_WORKS(acquire(solo.group(1), 0));
+    EXPECT_WORKS(fsdp_unshard(solo.group(2), FSDP_BACKWARD, 0, nullptr));
+    EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_finish_grads(solo.model, 1, 0, nullptr), "BACKWARD x 1");
+    EXPECT_WORKS(fsdp_discard_step(solo.model, nullptr));
     solo.clean_step();
-    weights.push_back(solo.rank->read(1, 0));
   }
-  EXPECT_EQ(weights[0], weights[1]);
 }
 
 TEST(MisusedFinish, BeginUpdateWithAnUnfinishedStep) {
   Solo solo(State::published, gathering_setup());
-  EXPECT_WORKS(fsdp_unshard(solo.group(0), FSDP_EVAL, nullptr));
+  EXPECT_WORKS(fsdp_unshard(solo.group(0), FSDP_EVAL, 0, nullptr));
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_begin_update(solo.model, nullptr), "fsdp_begin_update", "'alpha'", "EVAL x 1",
                "fsdp_reshard");
   EXPECT_WORKS(fsdp_discard_step(solo.model, nullptr));
@@ -155,6 +159,7 @@ TEST(MisusedFinish, BeginUpdateWithAnUnfinishedStep) {
 TEST(MisusedFinish, WhatOneRankMissesIsListedOnAll) {
   Scenario setup = small_setup();
   setup.ranks = 2;
+  const auto expected = one_step(setup).weights;
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {
     Rank rank(context, setup);
     rank.load();
@@ -162,17 +167,20 @@ TEST(MisusedFinish, WhatOneRankMissesIsListedOnAll) {
     backward_group(rank, 2, 0, 0, nullptr);
     backward_group(rank, 1, 0, 0, nullptr);
     if (r == 0) backward_group(rank, 0, 0, 0, nullptr);
-    if (r == 1) FSDP(fsdp_unshard(rank.groups[1], FSDP_FORWARD, nullptr));
-    EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_finish_grads(rank.model, 1, nullptr), "rank 1", "'alpha' was not reduced",
+    if (r == 1) FSDP(fsdp_unshard(rank.groups[1], FSDP_FORWARD, 0, nullptr));
+    EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_finish_grads(rank.model, 1, 0, nullptr), "rank 1", "'alpha' was not reduced",
                  "'beta' is still held (FORWARD x 1)", "fsdp_discard_step");
     EXPECT_WORKS(fsdp_discard_step(rank.model, nullptr));
     forward(rank, nullptr);
     backward(rank, 0, 0, nullptr);
-    EXPECT_FAILS(FSDP_MISMATCH, fsdp_finish_grads(rank.model, 1 + r, nullptr),
-                 r ? "rank 0 gave scale 1" : "rank 1 gave scale 2", "fsdp_discard_step");
+    EXPECT_FAILS(FSDP_MISMATCH, fsdp_finish_grads(rank.model, 1 + r, 0, nullptr), "rank 1 gave scale 2, rank 0 gave 1",
+                 "fsdp_discard_step");
+    EXPECT_BLAMES(1);
     EXPECT_WORKS(fsdp_discard_step(rank.model, nullptr));
-    EXPECT_FAILS(FSDP_MISMATCH, r ? fsdp_begin_update(rank.model, nullptr) : fsdp_finish_grads(rank.model, 1, nullptr),
-                 r ? "rank 0 called fsdp_finish_grads" : "rank 1 called fsdp_begin_update");
+    EXPECT_FAILS(FSDP_MISMATCH,
+                 r ? fsdp_begin_update(rank.model, nullptr) : fsdp_finish_grads(rank.model, 1, 0, nullptr),
+                 "rank 0 called fsdp_finish_grads, rank 1 called fsdp_begin_update");
+    EXPECT_BLAMES(1);
     EXPECT_WORKS(fsdp_discard_step(rank.model, nullptr));
     // A rank that met an exception discards while the other one finishes: that one is told, and discards too.
     forward(rank, nullptr);
@@ -181,14 +189,30 @@ TEST(MisusedFinish, WhatOneRankMissesIsListedOnAll) {
       FSDP(fsdp_discard_step(rank.model, nullptr));
     } else {
       backward(rank, 0, 0, nullptr);
-      EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_finish_grads(rank.model, 1, nullptr), "rank 0 called fsdp_discard_step");
+      EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_finish_grads(rank.model, 1, 0, nullptr), "rank 0 called fsdp_discard_step");
       FSDP(fsdp_discard_step(rank.model, nullptr));
     }
     forward(rank, nullptr);
     backward(rank, 0, 0, nullptr);
-    EXPECT_WORKS(fsdp_finish_grads(rank.model, 1, nullptr));
+    EXPECT_WORKS(fsdp_finish_grads(rank.model, 1, 0, nullptr));
     EXPECT_WORKS(fsdp_step_adamw(rank.model, 0.01, nullptr, nullptr));
+    EXPECT_TRUE(same_bits(rank.read_all(), expected)) << "rank " << r;
     EXPECT_WORKS(fsdp_close_context(context));
+  });
+}
+
+// Rank 0 has done all that there was to do; its reduce only lacks what rank 1 did not give.
+TEST(MisusedFinish, WhoMissesAGroupIsBlamed) {
+  Scenario setup = small_setup();
+  setup.ranks = 2;
+  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, setup);
+    rank.load();
+    forward(rank, nullptr);
+    for (size_t g = 3; g-- > r;) backward_group(rank, g, 0, 0, nullptr);
+    EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_finish_grads(rank.model, 1, 0, nullptr), "rank 1", "'alpha' was not reduced");
+    EXPECT_BLAMES(1);
+    FSDP(fsdp_discard_step(rank.model, nullptr));
   });
 }
 

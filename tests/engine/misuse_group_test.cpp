@@ -53,6 +53,7 @@ TEST_F(MisusedGroup, Parameters) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::lr_scale, nan), field("lr_scale is nan"));
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::lr_scale, -0.5), field("lr_scale is -0.5"));
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::lr_scale, infinity), field("lr_scale is inf"));
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::lr_scale, 1e39), field("lr_scale is 1e+39"));
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::dimension_count, 17u), field("dimension_count is 17"),
                "16");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with<const uint64_t *>(&Param::shape, nullptr), field("shape is NULL"));
@@ -68,7 +69,28 @@ TEST_F(MisusedGroup, SizesThatOverflowLater) {
   fsdp_param p = param();
   p.shape = huge;
   EXPECT_WORKS(add_group("g", {p}));
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_seal_model(model), "64 bits");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_seal_model(model), "64 bits", "'g'", "'w'");
+}
+
+// Each plane counts in 64 bits, all of them together do not: no size that wrapped may be told.
+TEST(MisusedPlan, ARanksBytesThatOverflow) {
+  fsdp_context *context = nullptr;
+  fsdp_model *model = nullptr;
+  fsdp_group *group = nullptr;
+  FSDP(fsdp_create_plan_context(1, 0, nullptr, &context));
+  FSDP(fsdp_create_model(context, nullptr, &model));
+  const uint64_t huge[] = {uint64_t{1} << 60};
+  fsdp_param p = FSDP_PARAM_INIT;
+  p.name = "w";
+  p.shape = huge;
+  p.dimension_count = 1;
+  FSDP(fsdp_create_group(model, "g", &p, 1, sizeof p, nullptr, &group));
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_seal_model(model), "a rank's bytes in all roles", "64 bits");
+  uint64_t bytes = 7;
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_get_role_bytes(model, FSDP_ROLE_MAIN, 0, &bytes), "not sealed");
+  EXPECT_EQ(bytes, 7u);
+  fsdp_destroy_model(model);
+  fsdp_destroy_context(context);
 }
 
 TEST_F(MisusedGroup, ArraysAndOptions) {

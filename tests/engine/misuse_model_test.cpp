@@ -36,6 +36,7 @@ class MisusedModel : public Declared {
     fsdp_schedule_options options = FSDP_SCHEDULE_OPTIONS_INIT;
     options.visits = visits.data();
     options.visit_count = visits.size();
+    options.visit_stride = sizeof(fsdp_visit);
     return fsdp_set_schedule(model, FSDP_SCHEDULE_VISITS, &options);
   }
 };
@@ -56,18 +57,20 @@ TEST_F(MisusedModel, EnumFields) {
 
 TEST_F(MisusedModel, ContradictoryOptions) {
   fsdp_model_options options = FSDP_MODEL_OPTIONS_INIT;
-  options.strategy = FSDP_OPTIM;
-  options.reduce_policy = FSDP_REDUCE_EACH;
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(options), "FSDP_OPTIM", "FSDP_REDUCE_EACH", "FSDP_OPTIM_GRADS");
+  options.strategy = FSDP_STRATEGY_OPTIM;
+  options.reduce_policy = FSDP_REDUCE_POLICY_EACH;
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(options), "FSDP_STRATEGY_OPTIM", "FSDP_REDUCE_POLICY_EACH",
+               "FSDP_STRATEGY_OPTIM_GRADS");
   options = FSDP_MODEL_OPTIONS_INIT;
   options.flags = FSDP_MODEL_NO_PREFETCH;
   options.prefetch_depth = 2;
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(options), "FSDP_MODEL_NO_PREFETCH", "prefetch_depth 2");
-  options.prefetch_depth = 0;
+  EXPECT_WORKS(create(options));  // buffers for fsdp_prefetch
   options.prefetch_bytes = 77;
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(options), "FSDP_MODEL_NO_PREFETCH", "prefetch_bytes 77");
+  EXPECT_WORKS(create(options));
+  options.prefetch_depth = 0;
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(options), "FSDP_MODEL_NO_PREFETCH", "prefetch_bytes 77", "prefetch_depth");
   options = FSDP_MODEL_OPTIONS_INIT;
-  options.grad_op = FSDP_GRAD_FACTOR;
+  options.grad_op = FSDP_GRAD_OP_FACTOR;
   options.grad_factor = nan;
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(options), "grad_factor is nan");
   options.grad_factor = infinity;
@@ -79,11 +82,8 @@ TEST_F(MisusedModel, StructSizes) {
   options.struct_size = 8;
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(options), "fsdp_model_options.struct_size is 8",
                "sizeof(fsdp_model_options)");
-  // The struct of the first release: what follows it is not read, not even if it contradicts.
-  options.struct_size = offsetof(fsdp_model_options, prefetch_bytes);
-  options.flags = FSDP_MODEL_NO_PREFETCH;
-  options.prefetch_bytes = 77;
-  EXPECT_WORKS(create(options));
+  options.struct_size = sizeof options - 1;
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(options), "fsdp_model_options.struct_size");
   Newer<fsdp_model_options> newer(FSDP_MODEL_OPTIONS_INIT);
   EXPECT_FAILS(FSDP_UNSUPPORTED, create(newer.options), Newer<fsdp_model_options>::byte(), "fsdp_model_options");
 }
@@ -93,7 +93,8 @@ TEST_F(MisusedModel, SealedTwiceAndDeclaredLate) {
   fsdp_group *group = nullptr;
   alignas(4096) static char arena[4096];
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_seal_model(solo.model), "fsdp_seal_model", "sealed");
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_create_group(solo.model, "late", nullptr, 0, 0, nullptr, &group),
+  EXPECT_FAILS(FSDP_INVALID_STATE,
+               fsdp_create_group(solo.model, "late", nullptr, 0, sizeof(fsdp_param), nullptr, &group),
                "fsdp_create_group", "before fsdp_seal_model");
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_set_schedule(solo.model, FSDP_SCHEDULE_SEQUENTIAL, nullptr),
                "fsdp_set_schedule", "sealed");
@@ -105,7 +106,7 @@ TEST_F(MisusedModel, SealedTwiceAndDeclaredLate) {
 
 TEST_F(MisusedModel, CallsBeforeTheSeal) {
   Solo solo(State::declared);
-  fsdp_memory memory = FSDP_MEMORY_INIT;
+  uint64_t bytes = 0;
   fsdp_stats stats = FSDP_STATS_INIT;
   fsdp_tensor tensor = FSDP_TENSOR_INIT;
   fsdp_chunk chunk = FSDP_CHUNK_INIT;
@@ -114,20 +115,21 @@ TEST_F(MisusedModel, CallsBeforeTheSeal) {
   int32_t accumulate = 0;
   float data[32] = {};
   const std::string remedy = "fsdp_seal_model";
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_get_memory(solo.model, 0, &memory), "fsdp_get_memory", remedy);
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_get_role_bytes(solo.model, FSDP_ROLE_ALL, 0, &bytes), "fsdp_get_role_bytes",
+               remedy);
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_get_stats(solo.model, &stats), "fsdp_get_stats", remedy);
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_describe_model(solo.model, nullptr, &size), "fsdp_describe_model", remedy);
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_load_param(solo.group(0), 0, data, FSDP_FLOAT32, 32, -1), "fsdp_load_param",
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_load_param(solo.group(0), 0, data, FSDP_FLOAT32, 32, -1, 0), "fsdp_load_param",
                remedy);
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_read_param(solo.group(0), 0, data, FSDP_FLOAT32, 32), "fsdp_read_param",
-               remedy);
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_read_param(solo.group(0), 0, data, FSDP_FLOAT32, 32, FSDP_EVERY_RANK, 0),
+               "fsdp_read_param", remedy);
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_get_param(solo.group(0), 0, FSDP_FORWARD, &tensor), "fsdp_get_param", remedy);
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_get_chunk(solo.group(0), 0, 0, &chunk), "fsdp_get_chunk", remedy);
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_unshard(solo.group(0), FSDP_FORWARD, nullptr), "fsdp_unshard", remedy);
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_acquire_grad(solo.group(0), 0, nullptr, &tensor, &accumulate),
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_unshard(solo.group(0), FSDP_FORWARD, 0, nullptr), "fsdp_unshard", remedy);
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_acquire_grad(solo.group(0), 0, 0, nullptr, &tensor, &accumulate),
                "fsdp_acquire_grad", remedy);
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_reduce_grad(solo.group(0), FSDP_LAST, nullptr), "fsdp_reduce_grad", remedy);
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_finish_grads(solo.model, 1, nullptr), "fsdp_finish_grads", remedy);
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_finish_grads(solo.model, 1, 0, nullptr), "fsdp_finish_grads", remedy);
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_publish_weights(solo.model, nullptr), "fsdp_publish_weights", remedy);
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_begin_update(solo.model, nullptr), "fsdp_begin_update", remedy);
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_discard_step(solo.model, nullptr), "fsdp_discard_step", remedy);
@@ -145,6 +147,7 @@ TEST_F(MisusedModel, Schedules) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_schedule(model, FSDP_SCHEDULE_VISITS, nullptr), "visits", "visit_count");
   fsdp_schedule_options options = FSDP_SCHEDULE_OPTIONS_INIT;
   options.visit_count = 3;
+  options.visit_stride = sizeof(fsdp_visit);
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_schedule(model, FSDP_SCHEDULE_VISITS, &options),
                "FSDP_SCHEDULE_VISITS needs visits");
   options.struct_size = 1;
@@ -192,7 +195,8 @@ TEST_F(MisusedModel, Arenas) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_arena(model, FSDP_ROLE_OPTIMIZER, arena + 64, 4096),
                "not aligned to 4096");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_arena(model, 0, arena, 4096), "0 is not an fsdp_role");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_arena(model, FSDP_ROLE_COUNT + 1, arena, 4096), "8 is not an fsdp_role");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_arena(model, FSDP_ROLE_STAGING + 1, arena, 4096),
+               "8 is not an fsdp_role");
   for (const fsdp_role role : {FSDP_ROLE_COMPUTE, FSDP_ROLE_REDUCE, FSDP_ROLE_STAGING})
     EXPECT_FAILS(FSDP_UNSUPPORTED, fsdp_set_arena(model, role, arena, 4096), "role " + std::to_string(role),
                  "OPTIMIZER");
@@ -202,19 +206,44 @@ TEST_F(MisusedModel, Arenas) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_seal_model(model), "fsdp_set_arena", "optimizer state", "16 bytes",
                "rank 0");
   EXPECT_WORKS(fsdp_set_arena(model, FSDP_ROLE_OPTIMIZER, arena, sizeof arena));
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_arena(model, FSDP_ROLE_GRAD, arena + 4096, 4096),
+               "role 3 overlaps that for role 4");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_arena(model, FSDP_ROLE_GRAD, arena, UINT64_MAX - 4095),
+               "beyond the address space");
   EXPECT_WORKS(fsdp_seal_model(model));
+}
+
+// A binding keeps the pointer: it stays while groups are added.
+TEST_F(MisusedModel, NamesOfGroupsStay) {
+  EXPECT_WORKS(add_group("short", {param("w")}));
+  fsdp_group *first = nullptr;
+  fsdp_group_info info = FSDP_GROUP_INFO_INIT;
+  EXPECT_WORKS(fsdp_get_group(model, 0, &first));
+  EXPECT_WORKS(fsdp_get_group_info(first, &info));
+  const char *const name = info.name;
+  for (int g = 0; g < 100; ++g) {
+    const std::string group = "g" + std::to_string(g), weight = "w" + std::to_string(g);
+    EXPECT_WORKS(add_group(group.c_str(), {param(weight.c_str())}));
+  }
+  EXPECT_WORKS(fsdp_get_group_info(first, &info));
+  EXPECT_EQ(info.name, name);
+  EXPECT_STREQ(name, "short");
 }
 
 // NO_SHARD keeps main grads where peers read them: the header says such an arena is UNSUPPORTED.
 TEST_F(MisusedModel, NoArenaForGradsThatPeersRead) {
   alignas(4096) static char arena[8192];
   fsdp_model_options options = FSDP_MODEL_OPTIONS_INIT;
-  options.strategy = FSDP_NO_SHARD;
+  options.strategy = FSDP_STRATEGY_NO_SHARD;
   fsdp_model *whole = nullptr;
   FSDP(fsdp_create_model(context, &options, &whole));
   std::swap(model, whole);
   EXPECT_WORKS(add_group("g", {param("w")}));
   fsdp_status status = fsdp_set_arena(model, FSDP_ROLE_GRAD, arena, sizeof arena);
+  char text[1024];
+  uint64_t size = sizeof text;
+  EXPECT_WORKS(fsdp_check_model(model, text, &size));
+  EXPECT_NE(std::string(text).find("NO_SHARD"), std::string::npos) << text;
   if (status == FSDP_OK) status = fsdp_seal_model(model);
   EXPECT_FAILS(FSDP_UNSUPPORTED, status, "NO_SHARD");
   std::swap(model, whole);
@@ -223,13 +252,13 @@ TEST_F(MisusedModel, NoArenaForGradsThatPeersRead) {
 
 TEST_F(MisusedModel, IndicesOfASealedModel) {
   Solo solo(State::sealed);
-  fsdp_memory memory = FSDP_MEMORY_INIT;
+  uint64_t bytes = 0;
   fsdp_chunk chunk = FSDP_CHUNK_INIT;
   fsdp_param info = FSDP_PARAM_INIT;
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_memory(solo.model, 1, &memory), "fsdp_get_memory",
-               "rank 1 is outside [0, 1)");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_role_bytes(solo.model, FSDP_ROLE_ALL, 1, &bytes), "fsdp_get_role_bytes",
+               "rank 1 is not one of the 1 ranks");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_chunk(solo.group(0), 0, 1, &chunk), "fsdp_get_chunk",
-               "rank 1 is outside [0, 1)");
+               "rank 1 is not one of the 1 ranks");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_chunk(solo.group(0), 2, 0, &chunk), "param_index 2 is outside [0, 2)",
                "'alpha'");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_param_info(solo.group(2), 1, &info), "param_index 1 is outside [0, 1)",

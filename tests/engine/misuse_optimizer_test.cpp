@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Misuse of the calls on shards, main grads and the optimizer's step.
+#include <cmath>
 #include <limits>
 
 #include "misuse.h"
@@ -29,19 +30,51 @@ TEST(MisusedShard, IndicesAndNames) {
   EXPECT_EQ(shard.name, nullptr);
 }
 
+// Nothing is made before the seal, so there is nothing that a call could look at. (The sanitizer builds see it if one
+// does.)
+TEST(MisusedGrads, BeforeTheSeal) {
+  Solo solo(State::declared);
+  uint64_t count = 7;
+  double norm = 7, norms[5];
+  int32_t found = 7;
+  const char *name = "untouched";
+  fsdp_shard shard = FSDP_SHARD_INIT;
+  fsdp_tensor state = FSDP_TENSOR_INIT;
+  const fsdp_grad grads[4] = {};
+  const auto expect_unsealed = [](fsdp_status status, const char *call) {
+    EXPECT_FAILS(FSDP_INVALID_STATE, status, call, "not sealed", "fsdp_seal_model");
+  };
+  expect_unsealed(fsdp_get_shard_count(solo.model, &count), "fsdp_get_shard_count");
+  expect_unsealed(fsdp_get_shard(solo.model, 0, &shard), "fsdp_get_shard");
+  expect_unsealed(fsdp_get_shard_state(solo.model, 0, "exp_avg", &state), "fsdp_get_shard_state");
+  expect_unsealed(fsdp_get_grad_norm(solo.model, nullptr, nullptr, &norm), "fsdp_get_grad_norm");
+  expect_unsealed(fsdp_get_param_grad_norms(solo.model, nullptr, norms, 5), "fsdp_get_param_grad_norms");
+  expect_unsealed(fsdp_scale_grads(solo.model, 2, nullptr), "fsdp_scale_grads");
+  expect_unsealed(fsdp_clip_grads(solo.model, nullptr, 2, nullptr, &norm), "fsdp_clip_grads");
+  expect_unsealed(fsdp_check_grads(solo.model, nullptr, &found, &name), "fsdp_check_grads");
+  expect_unsealed(fsdp_step_adamw(solo.model, 0.1, nullptr, nullptr), "fsdp_step_adamw");
+  expect_unsealed(fsdp_apply_grads(solo.model, grads, 4, sizeof *grads, 0.1, 0, nullptr, nullptr, &norm),
+                  "fsdp_apply_grads");
+  EXPECT_EQ(count, 7u);
+  EXPECT_EQ(norm, 7);
+  EXPECT_EQ(found, 7);
+  EXPECT_STREQ(name, "untouched");
+  FSDP(fsdp_seal_model(solo.model));
+}
+
 TEST(MisusedGrads, OutsideTheWindow) {
   Solo solo(State::published);
   double norm = 7, norms[5];
   int32_t found = 7;
   const char *name = "untouched";
   const std::string remedy = "fsdp_finish_grads";
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_get_grad_norm(solo.model, nullptr, &norm), "fsdp_get_grad_norm",
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_get_grad_norm(solo.model, nullptr, nullptr, &norm), "fsdp_get_grad_norm",
                "window is closed", remedy);
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_get_param_grad_norms(solo.model, nullptr, norms, 5),
                "fsdp_get_param_grad_norms", "window is closed", remedy);
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_scale_grads(solo.model, 2, nullptr), "fsdp_scale_grads", "window is closed",
                remedy);
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_clip_grads(solo.model, 2, nullptr, &norm), "fsdp_clip_grads",
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_clip_grads(solo.model, nullptr, 2, nullptr, &norm), "fsdp_clip_grads",
                "window is closed", remedy);
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_check_grads(solo.model, nullptr, &found, &name), "fsdp_check_grads",
                "window is closed", remedy);
@@ -55,18 +88,40 @@ TEST(MisusedGrads, Numbers) {
   Solo solo(State::published);
   solo.finish_step();
   double norm = 0, after = 0, norms[5];
-  FSDP(fsdp_get_grad_norm(solo.model, nullptr, &norm));
+  FSDP(fsdp_get_grad_norm(solo.model, nullptr, nullptr, &norm));
+  const Outcome expected = one_step(solo.setup);
+  EXPECT_NEAR(norm, expected.norms[0], 1e-12 * expected.norms[0]);  // added in another order
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_param_grad_norms(solo.model, nullptr, norms, 4), "norm_count is 4",
                "5 parameters");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_scale_grads(solo.model, nan, nullptr), "factor is nan");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_scale_grads(solo.model, infinity, nullptr), "factor is inf");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_clip_grads(solo.model, 0, nullptr, nullptr), "fsdp_clip_grads",
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_scale_grads(solo.model, 1e39, nullptr), "factor is 1e+39", "fp32");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_clip_grads(solo.model, nullptr, 0, nullptr, nullptr), "fsdp_clip_grads",
                "max_norm is 0");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_clip_grads(solo.model, -1, nullptr, nullptr), "max_norm is -1");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_clip_grads(solo.model, nan, nullptr, nullptr), "max_norm is nan");
-  FSDP(fsdp_get_grad_norm(solo.model, nullptr, &after));
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_clip_grads(solo.model, nullptr, -1, nullptr, nullptr), "max_norm is -1");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_clip_grads(solo.model, nullptr, nan, nullptr, nullptr), "max_norm is nan");
+  FSDP(fsdp_get_grad_norm(solo.model, nullptr, nullptr, &after));
   EXPECT_EQ(norm, after);
   EXPECT_WORKS(fsdp_step_adamw(solo.model, 0.01, nullptr, nullptr));
+  EXPECT_TRUE(same_bits(solo.rank->read_all(), expected.weights)) << "a refused call has changed the gradients";
+}
+
+// 2^64 - 8 would read before the array.
+TEST(MisusedStep, StridesOfGrads) {
+  Solo solo(State::published);
+  fsdp_grad grads[4] = {};
+  for (const uint64_t stride : {uint64_t{0}, uint64_t{8}, sizeof(fsdp_grad) + 4, UINT64_MAX - 7, uint64_t{1} << 40})
+    EXPECT_FAILS(FSDP_INVALID_ARGUMENT,
+                 fsdp_apply_grads(solo.model, grads, 4, stride, 0.1, 0, nullptr, nullptr, nullptr),
+                 "grad_stride is " + std::to_string(stride), "sizeof(fsdp_grad)");
+  fsdp_tensor views[8];
+  int32_t accumulate[8];
+  for (const uint64_t stride : {uint64_t{0}, uint64_t{8}, sizeof(fsdp_tensor) + 4, UINT64_MAX - 7})
+    EXPECT_FAILS(
+        FSDP_INVALID_ARGUMENT,
+        fsdp_acquire_grads(solo.group(0), 0, nullptr, views, solo.setup.groups[0].params.size(), stride, accumulate),
+        "grad_stride is " + std::to_string(stride), "sizeof(fsdp_tensor)");
+  solo.clean_step();
 }
 
 TEST(MisusedStep, AdamWOptions) {
@@ -82,6 +137,10 @@ TEST(MisusedStep, AdamWOptions) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_step_adamw(solo.model, nan, nullptr, nullptr), "fsdp_step_adamw",
                "lr is nan");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_step_adamw(solo.model, infinity, nullptr, nullptr), "lr is inf");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_step_adamw(solo.model, 1e39, nullptr, nullptr), "lr is 1e+39", "fp32");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::step, UINT64_MAX),
+               "fsdp_adamw_options.step is 18446744073709551615");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::weight_decay, 1e39), "weight_decay is 1e+39");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::beta1, 1.0), "beta1 is 1", "[0, 1)");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::beta1, -0.1), "beta1 is -0.1");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::beta2, nan), "beta2 is nan");
@@ -91,7 +150,7 @@ TEST(MisusedStep, AdamWOptions) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::weight_decay, -1.0), "weight_decay is -1");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::weight_decay, infinity), "weight_decay is inf");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::flags, 2u), "fsdp_adamw_options.flags", "0x2");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::reserved, 1u), "fsdp_adamw_options.reserved", "0x1");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::reserved, 1u), "fsdp_adamw_options.reserved is 1");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::struct_size, uint64_t{48}),
                "fsdp_adamw_options.struct_size is 48");
   fsdp_adamw_options options = FSDP_ADAMW_OPTIONS_INIT;
@@ -105,7 +164,8 @@ TEST(MisusedStep, AdamWOptions) {
   EXPECT_EQ(solo.rank->read(0, 0), before);
   EXPECT_EQ(solo.rank->stats().step, 0u);
   EXPECT_WORKS(fsdp_step_adamw(solo.model, 0.01, nullptr, nullptr));
-  EXPECT_NE(solo.rank->read(0, 0), before);
+  EXPECT_EQ(solo.rank->stats().step, 1u);
+  EXPECT_TRUE(same_bits(solo.rank->read_all(), one_step(solo.setup).weights)) << "a refused step has left something";
 }
 
 TEST(MisusedStep, ACallersOptimizerHasNoAdamW) {
@@ -113,7 +173,8 @@ TEST(MisusedStep, ACallersOptimizerHasNoAdamW) {
   setup.model.optimizer = FSDP_OPTIMIZER_CALLER;
   Solo solo(State::published, setup);
   const fsdp_grad grads[4] = {};
-  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_apply_grads(solo.model, grads, 4, 0.1, 0, nullptr, nullptr, nullptr),
+  EXPECT_FAILS(FSDP_INVALID_STATE,
+               fsdp_apply_grads(solo.model, grads, 4, sizeof(fsdp_grad), 0.1, 0, nullptr, nullptr, nullptr),
                "fsdp_apply_grads", "FSDP_OPTIMIZER_CALLER");
   solo.finish_step();  // the refused call left no gradients, and the window closed
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_step_adamw(solo.model, 0.1, nullptr, nullptr), "fsdp_step_adamw",
@@ -126,7 +187,8 @@ TEST(MisusedStep, ACallersOptimizerHasNoAdamW) {
 
 TEST(MisusedStep, ApplyGrads) {
   Solo solo(State::published);
-  const std::vector<float> data(32, 1.0f), before = solo.rank->read(0, 0);
+  const std::vector<float> data(32, 1.0f);
+  const auto before = solo.rank->read_all();
   fsdp_grad grads[4] = {{data.data(), 32, FSDP_FLOAT32, 0},
                         {data.data(), 24, FSDP_FLOAT32, 0},
                         {data.data(), 6, FSDP_FLOAT32, 0},
@@ -134,8 +196,9 @@ TEST(MisusedStep, ApplyGrads) {
   const auto apply = [&](uint64_t count = 4, double max_norm = 0, double lr = 0.1,
                          const fsdp_adamw_options *options = nullptr) {
     double norm = 7;
-    const fsdp_status status = fsdp_apply_grads(solo.model, grads, count, lr, max_norm, options, nullptr, &norm);
-    EXPECT_EQ(norm == 7, status != FSDP_OK);
+    const fsdp_status status =
+        fsdp_apply_grads(solo.model, grads, count, sizeof(fsdp_grad), lr, max_norm, options, nullptr, &norm);
+    EXPECT_EQ(norm, status == FSDP_OK ? std::sqrt(32.0 + 24 + 6) : 7);
     return status;
   };
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, apply(3), "fsdp_apply_grads", "grad_count is 3", "4 trainable");
@@ -156,11 +219,15 @@ TEST(MisusedStep, ApplyGrads) {
   grads[3].reserved = 1;
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, apply(), "grads[3].reserved", "must be 0");
   grads[3].reserved = 0;
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_apply_grads(solo.model, grads, 4, 0.1, 0, nullptr, some_stream(), nullptr),
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT,
+               fsdp_apply_grads(solo.model, grads, 4, sizeof(fsdp_grad), 0.1, 0, nullptr, some_stream(), nullptr),
                "pass NULL");
-  EXPECT_EQ(solo.rank->read(0, 0), before);
+  EXPECT_TRUE(same_bits(solo.rank->read_all(), before)) << "a refused call has stepped";
   EXPECT_WORKS(apply());
-  EXPECT_NE(solo.rank->read(0, 0), before);
+  const auto after = solo.rank->read_all();
+  for (const size_t p : {0, 2, 3})  // alpha.w, beta.w, beta.b: a first step of AdamW is lr long
+    for (size_t i = 0; i < after[p].size(); ++i) EXPECT_NEAR(after[p][i], before[p][i] - 0.1, 2e-7) << p << ", " << i;
+  for (const size_t p : {1, 4}) EXPECT_EQ(after[p], before[p]);  // alpha.frozen; gamma.w, whose gradient is zeros
   solo.clean_step();
 }
 

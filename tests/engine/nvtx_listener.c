@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A tool as NVTX loads it (NVTX_INJECTION64_PATH): writes what it is told to the file that NVTX_LISTENER_LOG names, a line
- * "push DOMAIN: MESSAGE" or "pop" each.
+ * A tool as NVTX loads it (NVTX_INJECTION64_PATH): writes what it is told to the file that NVTX_LISTENER_LOG names, a
+ * line "push DOMAIN: MESSAGE" or "pop" each.
  */
 #include <nvtx3/nvToolsExt.h>
 #include <pthread.h>

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a program can see: log lines on its own thread, the layout as text, counters of time, and the build.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
-#include <chrono>
 #include <thread>
 
 #include "harness.h"
@@ -90,14 +91,14 @@ TEST(Observe, WaitingForASlowPeerIsCounted) {
     Rank rank(context, scenario);
     rank.load();
     forward(rank, nullptr);
-    if (r == 1) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    if (r == 1) pause_ms(600);
     backward(rank, 0, 0, nullptr);
-    FSDP(fsdp_finish_grads(rank.model, 1.0, nullptr));
+    FSDP(fsdp_finish_grads(rank.model, 1.0, 0, nullptr));
     waited[r] = rank.stats().wait_ns;
     FSDP(fsdp_publish_weights(rank.model, nullptr));
     FSDP(fsdp_close_context(context));
   });
-  EXPECT_GT(waited[0], 40'000'000u);
+  EXPECT_GT(waited[0], 300'000'000u);
 }
 
 TEST(Observe, TheBuildSaysWhatItContains) {
@@ -108,6 +109,35 @@ TEST(Observe, TheBuildSaysWhatItContains) {
   const std::string build(text.data());
   EXPECT_EQ(build.find(std::string("version: ") + fsdp_get_version()), 0u);
   EXPECT_NE(build.find("instruction set: "), std::string::npos);
+}
+
+// Also where the job then does not form: it is the most that the program gets to know of that.
+TEST(Observe, RankZeroLogsWhomItRefused) {
+  const std::string rendezvous = "refused-" + std::to_string(::getpid());
+  fsdp_context_options options = FSDP_CONTEXT_OPTIONS_INIT;
+  options.rendezvous = rendezvous.c_str();
+  options.timeout_ms = 1500;
+  const pid_t other = ::fork();
+  if (other == 0) {
+    options.world_size = 3;
+    options.rank = 1;
+    fsdp_context *context = nullptr;
+    ::_exit(fsdp_create_context(&options, &context) == FSDP_MISMATCH ? 0 : 1);
+  }
+  Log log;
+  options.world_size = 2;
+  options.log = Log::hook;
+  options.log_data = &log;
+  fsdp_context *context = nullptr;
+  EXPECT_EQ(fsdp_create_context(&options, &context), FSDP_TIMEOUT);
+  ASSERT_FALSE(log.lines.empty());
+  EXPECT_EQ(log.lines[0].first, FSDP_LOG_WARNING);
+  EXPECT_EQ(log.lines[0].second,
+            "rank 0: refused a process of this host: rank 1 says that the world has 3 ranks, rank 0 says 2");
+  EXPECT_EQ(log.threads[0], std::this_thread::get_id());
+  int status = -1;
+  ::waitpid(other, &status, 0);
+  EXPECT_EQ(status, 0) << "who was refused is not told so";
 }
 
 TEST(Observe, StepAndVersionAreCounted) {

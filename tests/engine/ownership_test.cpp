@@ -16,7 +16,7 @@ using namespace harness;
 namespace {
 
 TEST(Ownership, TheCallersMemoryServesForTheRoles) {
-  Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 2);
+  Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   scenario.set_dtype(FSDP_BFLOAT16);
   const auto expected = train_threads(scenario);
   run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
@@ -32,11 +32,11 @@ TEST(Ownership, TheCallersMemoryServesForTheRoles) {
       FSDP(fsdp_seal_model(rank.model));
       Outcome outcome;
       train(rank, outcome);
-      REQUIRE(same_bits(outcome.weights, expected[0].weights));
+      REQUIRE(same_bits(outcome.weights, reference(scenario).weights));
       uint64_t address = 0;
-      FSDP(fsdp_unshard(rank.groups[0], FSDP_EVAL, nullptr));
+      FSDP(fsdp_unshard(rank.groups[0], FSDP_EVAL, 0, nullptr));
       rank.view(0, 0, FSDP_EVAL, &address);
-      FSDP(fsdp_reshard(rank.groups[0], FSDP_EVAL, nullptr));
+      FSDP(fsdp_reshard(rank.groups[0], FSDP_EVAL, 0, nullptr));
       const auto pool = reinterpret_cast<uint64_t>(arenas[2]);
       REQUIRE(address >= pool && address < pool + expected[r].memory.role_bytes[FSDP_ROLE_GATHER]);
       FSDP(fsdp_close_context(context));
@@ -46,7 +46,7 @@ TEST(Ownership, TheCallersMemoryServesForTheRoles) {
 }
 
 TEST(Ownership, ChunksTileEveryParameterAndMatchTheShards) {
-  const Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 3);
+  const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
   run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
     Rank rank(context, scenario);
     for (size_t g = 0; g < rank.groups.size(); ++g)
@@ -100,7 +100,7 @@ TEST(Ownership, MetadataSurvives) {
 // ---- debug mode: what a view is after reshard ----
 
 Scenario debug_scenario(fsdp_unshard_mode mode) {
-  Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 2, mode);
+  Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, mode);
   scenario.context.flags = FSDP_CONTEXT_DEBUG;
   scenario.model.flags = FSDP_MODEL_NO_PREFETCH;
   scenario.groups = equal_groups(3, 64, 64);
@@ -110,10 +110,10 @@ Scenario debug_scenario(fsdp_unshard_mode mode) {
 // Views the first group's weights, sees that they are right, and returns them.
 fsdp_tensor use_and_return(Rank &rank) {
   fsdp_tensor view = FSDP_TENSOR_INIT;
-  FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, nullptr));
+  FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, 0, nullptr));
   FSDP(fsdp_get_param(rank.groups[0], 0, FSDP_FORWARD, &view));
   REQUIRE(*static_cast<const volatile float *>(view.data) == initial_weight(0, 0));
-  FSDP(fsdp_reshard(rank.groups[0], FSDP_FORWARD, nullptr));
+  FSDP(fsdp_reshard(rank.groups[0], FSDP_FORWARD, 0, nullptr));
   return view;
 }
 

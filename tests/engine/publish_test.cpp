@@ -12,7 +12,7 @@
 #include <random>
 #include <thread>
 
-#include "harness.h"
+#include "held_up.h"
 
 using namespace harness;
 
@@ -107,7 +107,7 @@ class VersionedRank {
     }
     // All reduces are on their way, some ranks are in the end of the step already: only that they wait protects this.
     pass(FSDP_EVAL);
-    FSDP(fsdp_finish_grads(rank_.model, 1.0, nullptr));
+    FSDP(fsdp_finish_grads(rank_.model, 1.0, 0, nullptr));
     check_grads(stress_.loop == Loop::accumulate ? 3 : stress_.loop == Loop::interleaved ? 4 : 1);
     publish();
   }
@@ -150,13 +150,13 @@ class VersionedRank {
   }
 
   void hold(size_t g, fsdp_phase phase) {
-    FSDP(fsdp_unshard(rank_.groups[g], phase, nullptr));
+    FSDP(fsdp_unshard(rank_.groups[g], phase, 0, nullptr));
     check(g, phase);
     linger();
   }
   void release(size_t g, fsdp_phase phase) {
     check(g, phase);
-    FSDP(fsdp_reshard(rank_.groups[g], phase, nullptr));
+    FSDP(fsdp_reshard(rank_.groups[g], phase, 0, nullptr));
     linger(8);
   }
 
@@ -205,7 +205,7 @@ class VersionedRank {
   void check_grads(uint32_t contributions) {
     for (const fsdp_shard &shard : rank_.shards())
       for (uint64_t i = 0; i < shard.element_count; ++i)
-        REQUIRE(shard.main_grad[i] == static_cast<float>(version_ * stress_.ranks * contributions));
+        REQUIRE(main_grad(shard)[i] == static_cast<float>(version_ * stress_.ranks * contributions));
   }
 
   Rank rank_;
@@ -219,7 +219,7 @@ Scenario stress_scenario(const Stress &stress) {
   Scenario scenario = scenario_of(stress.strategy, stress.ranks, stress.mode);
   scenario.set_dtype(stress.dtype);
   scenario.model.optimizer = FSDP_OPTIMIZER_CALLER;
-  scenario.model.grad_op = FSDP_GRAD_SUM;
+  scenario.model.grad_op = FSDP_GRAD_OP_SUM;
   scenario.model.grad_dtype = FSDP_FLOAT32;
   if (stress.loop == Loop::interleaved) scenario.schedule = FSDP_SCHEDULE_INTERLEAVED;
   return scenario;
@@ -247,8 +247,8 @@ std::vector<Stress> all_stresses() {
     for (const fsdp_unshard_mode mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED})
       for (const fsdp_dtype dtype : {FSDP_FLOAT32, FSDP_BFLOAT16})
         for (const Loop loop : {Loop::sequential, Loop::accumulate, Loop::interleaved, Loop::delayed})
-          all.push_back({ranks, mode, dtype, FSDP_OPTIM_GRADS_PARAMS, loop});
-  for (const fsdp_strategy strategy : {FSDP_NO_SHARD, FSDP_OPTIM, FSDP_OPTIM_GRADS})
+          all.push_back({ranks, mode, dtype, FSDP_STRATEGY_OPTIM_GRADS_PARAMS, loop});
+  for (const fsdp_strategy strategy : {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS})
     for (const fsdp_unshard_mode mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED})
       for (const fsdp_dtype dtype : {FSDP_FLOAT32, FSDP_BFLOAT16})
         all.push_back({3, mode, dtype, strategy, Loop::accumulate});
@@ -262,10 +262,37 @@ INSTANTIATE_TEST_SUITE_P(All, Publish, testing::ValuesIn(all_stresses()), [](con
          "Strategy" + std::to_string(stress.strategy);
 });
 
+// Rank 1 comes first and is held up; the others come, and need nothing more of it than its part of the new weights.
+// Where the strategy keeps weights whole they are there when the call returns, elsewhere when fsdp_unshard does.
+TEST(PublishWaits, ForThePartOfARankThatIsHeldUp) {
+  for (const fsdp_strategy strategy :
+       {FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS, FSDP_STRATEGY_OPTIM_GRADS_PARAMS})
+    for (const fsdp_unshard_mode mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED}) {
+      Scenario scenario = stress_scenario({3, mode, FSDP_BFLOAT16, strategy, Loop::sequential});
+      HeldUp::arm(scenario);
+      run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
+        Rank rank(context, scenario);
+        rank.load();
+        FSDP(fsdp_begin_update(rank.model, nullptr));
+        for (const fsdp_shard &shard : rank.shards()) std::fill_n(main_weight(shard), shard.element_count, 7.0f);
+        HeldUp::enter(r == 1);
+        FSDP(fsdp_publish_weights(rank.model, nullptr));
+        const bool whole = strategy != FSDP_STRATEGY_OPTIM_GRADS_PARAMS;
+        for (size_t g = 0; g < rank.groups.size(); ++g) {
+          if (!whole) FSDP(fsdp_unshard(rank.groups[g], FSDP_EVAL, 0, nullptr));
+          for (size_t p = 0; p < rank.def(g).params.size(); ++p)
+            for (const float seen : rank.view(g, p, FSDP_EVAL)) REQUIRE(seen == 7.0f);
+          if (!whole) FSDP(fsdp_reshard(rank.groups[g], FSDP_EVAL, 0, nullptr));
+        }
+        FSDP(fsdp_close_context(context));
+      });
+    }
+}
+
 // Two micro-batches hold one group at once, and return it one after the other, over a publish.
 TEST(PublishHolds, TwoMicrobatchesHoldOneGroup) {
   for (const fsdp_unshard_mode mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED}) {
-    const Stress stress{3, mode, FSDP_FLOAT32, FSDP_OPTIM_GRADS_PARAMS, Loop::sequential};
+    const Stress stress{3, mode, FSDP_FLOAT32, FSDP_STRATEGY_OPTIM_GRADS_PARAMS, Loop::sequential};
     const Scenario scenario = stress_scenario(stress);
     run_threads(scenario, [&](uint32_t, fsdp_context *context) {
       {
@@ -273,13 +300,13 @@ TEST(PublishHolds, TwoMicrobatchesHoldOneGroup) {
         Rank &rank = versioned.rank();
         for (int s = 0; s < 5; ++s) {
           const auto version = static_cast<float>(s + 1);
-          for (int hold = 0; hold < 2; ++hold) FSDP(fsdp_unshard(rank.groups[1], FSDP_FORWARD, nullptr));
-          FSDP(fsdp_reshard(rank.groups[1], FSDP_FORWARD, nullptr));
+          for (int hold = 0; hold < 2; ++hold) FSDP(fsdp_unshard(rank.groups[1], FSDP_FORWARD, 0, nullptr));
+          FSDP(fsdp_reshard(rank.groups[1], FSDP_FORWARD, 0, nullptr));
           for (const float seen : rank.view(1, 0, FSDP_FORWARD)) REQUIRE(seen == version);
-          FSDP(fsdp_unshard(rank.groups[1], FSDP_BACKWARD, nullptr));
-          FSDP(fsdp_reshard(rank.groups[1], FSDP_FORWARD, nullptr));
+          FSDP(fsdp_unshard(rank.groups[1], FSDP_BACKWARD, 0, nullptr));
+          FSDP(fsdp_reshard(rank.groups[1], FSDP_FORWARD, 0, nullptr));
           for (const float seen : rank.view(1, 0, FSDP_BACKWARD)) REQUIRE(seen == version);
-          FSDP(fsdp_reshard(rank.groups[1], FSDP_BACKWARD, nullptr));
+          FSDP(fsdp_reshard(rank.groups[1], FSDP_BACKWARD, 0, nullptr));
           versioned.step();
         }
       }

@@ -47,14 +47,10 @@ void Rank::declare(bool seal) {
     fsdp_schedule_options options = FSDP_SCHEDULE_OPTIONS_INIT;
     options.visits = setup.visits.data();
     options.visit_count = setup.visits.size();
+    options.visit_stride = sizeof(fsdp_visit);
     FSDP(fsdp_set_schedule(model, setup.schedule, &options));
   }
   if (seal) FSDP(fsdp_seal_model(model));
-}
-
-uint32_t Rank::mesh_rank() const {
-  const uint32_t *ranks = setup.mesh.ranks;
-  return ranks ? static_cast<uint32_t>(std::find(ranks, ranks + setup.mesh.rank_count, rank) - ranks) : rank;
 }
 
 Rank::~Rank() { fsdp_destroy_model(model); }
@@ -64,14 +60,14 @@ void Rank::load() {
     for (size_t p = 0; p < def(g).params.size(); ++p) {
       std::vector<float> data(def(g).params[p].count());
       for (uint64_t i = 0; i < data.size(); ++i) data[i] = initial_weight(setup.ordinal(g, p), i);
-      FSDP(fsdp_load_param(groups[g], p, data.data(), FSDP_FLOAT32, data.size(), FSDP_EVERY_RANK));
+      FSDP(fsdp_load_param(groups[g], p, data.data(), FSDP_FLOAT32, data.size(), FSDP_EVERY_RANK, 0));
     }
   FSDP(fsdp_publish_weights(model, stream()));
 }
 
 std::vector<float> Rank::read(size_t group, size_t param) const {
   std::vector<float> data(def(group).params[param].count());
-  FSDP(fsdp_read_param(groups[group], param, data.data(), FSDP_FLOAT32, data.size()));
+  FSDP(fsdp_read_param(groups[group], param, data.data(), FSDP_FLOAT32, data.size(), FSDP_EVERY_RANK, 0));
   return data;
 }
 
@@ -90,9 +86,19 @@ std::vector<fsdp_shard> Rank::shards() const {
   return shards;
 }
 
-fsdp_stats Rank::stats() const {
-  fsdp_stats stats = FSDP_STATS_INIT;
+Memory memory_of(fsdp_model *model, uint32_t rank) {
+  Memory memory;
+  FSDP(fsdp_get_model_info(model, &memory));
+  for (fsdp_role role = FSDP_ROLE_ALL; role <= last_role; ++role)
+    FSDP(fsdp_get_role_bytes(model, role, rank, &memory.role_bytes[role]));
+  return memory;
+}
+
+Stats Rank::stats() const {
+  Stats stats;
   FSDP(fsdp_get_stats(model, &stats));
+  for (fsdp_role role = FSDP_ROLE_ALL; role <= last_role; ++role)
+    FSDP(fsdp_get_allocated_bytes(model, role, &stats.allocated_bytes[role]));
   return stats;
 }
 

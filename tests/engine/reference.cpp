@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The same training by one process without the library.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -26,9 +27,9 @@ struct ReferenceParam {
   fsdp_dtype wire_dtype() const { return first_of(group.options.reduce_dtype, setup.model.reduce_dtype, grad_dtype()); }
   bool last_only() const {
     const fsdp_strategy strategy = group.options.strategy ? group.options.strategy : setup.model.strategy;
-    if (strategy == FSDP_OPTIM) return true;
-    if (setup.model.reduce_policy) return setup.model.reduce_policy == FSDP_REDUCE_LAST;
-    return strategy == FSDP_NO_SHARD;
+    if (strategy == FSDP_STRATEGY_OPTIM) return true;
+    if (setup.model.reduce_policy) return setup.model.reduce_policy == FSDP_REDUCE_POLICY_LAST;
+    return strategy == FSDP_STRATEGY_NO_SHARD;
   }
   uint32_t replicas() const { return std::max(setup.mesh.replicate_size, 1u); }
   // Ranks that are summed before others: a replica's, a host's, or what the mesh declares.
@@ -42,9 +43,9 @@ struct ReferenceParam {
   float sum_block(const std::vector<float> &values, uint32_t first) const {
     float sum = round_to(values[first], wire_dtype());
     for (uint32_t r = first + 1; r < first + block(); ++r) sum += round_to(values[r], wire_dtype());
-    const float factor = setup.model.grad_op == FSDP_GRAD_SUM      ? 1.0f
-                         : setup.model.grad_op == FSDP_GRAD_FACTOR ? static_cast<float>(setup.model.grad_factor)
-                                                                   : static_cast<float>(1.0 / setup.ranks);
+    const float factor = setup.model.grad_op == FSDP_GRAD_OP_SUM      ? 1.0f
+                         : setup.model.grad_op == FSDP_GRAD_OP_FACTOR ? static_cast<float>(setup.model.grad_factor)
+                                                                      : static_cast<float>(1.0 / setup.ranks);
     return factor == 1.0f ? sum : sum * factor;
   }
   // Adds the ranks' values of one contribution: replicas each to a total of its own, blocks of one replica one by one.
@@ -74,20 +75,101 @@ struct ReferenceParam {
   double squares() const {
     return std::accumulate(grad.begin(), grad.end(), 0.0, [](double sum, float g) { return sum + double(g) * g; });
   }
-  // In double from fp32 state: an independent calculation, close but not equal in bits.
-  void adamw(uint32_t step, double factor) {
-    const double c1 = 1 - std::pow(0.9, step + 1), c2 = 1 - std::pow(0.999, step + 1);
-    const double lr = 0.01 * (param.lr_scale != 0 ? param.lr_scale : 1);
-    const double decay = param.flags & FSDP_PARAM_NO_DECAY ? 0 : setup.weight_decay;
+  void clip(double factor) {
+    if (factor == 1) return;
+    for (float &g : grad) g *= static_cast<float>(factor);
+  }
+  // In fp32, one rounded operation at a time (docs/contracts/numerics.md), next to the formula in double from the same
+  // state.
+  void adamw(uint32_t step) {
+    const double wide_c1 = 1 - std::pow(0.9, step + 1), wide_c2 = 1 - std::pow(0.999, step + 1);
+    const double wide_lr = 0.01 * (param.lr_scale != 0 ? param.lr_scale : 1);
+    const double wide_decay = param.flags & FSDP_PARAM_NO_DECAY ? 0 : setup.weight_decay;
+    const auto c1 = static_cast<float>(wide_c1), c2 = static_cast<float>(wide_c2);
+    const auto rest1 = static_cast<float>(1 - 0.9), rest2 = static_cast<float>(1 - 0.999);
+    const auto lr = static_cast<float>(wide_lr), decay = lr * static_cast<float>(wide_decay);
     for (uint64_t i = 0; i < weight.size(); ++i) {
-      const double g = static_cast<float>(grad[i] * static_cast<float>(factor));
-      m[i] = static_cast<float>(0.9 * m[i] + 0.1 * g);
-      v[i] = static_cast<float>(0.999 * v[i] + 0.001 * g * g);
-      weight[i] =
-          static_cast<float>(weight[i] - lr * decay * weight[i] - lr * (m[i] / c1) / (std::sqrt(v[i] / c2) + 1e-8));
+      const double g = grad[i], w = weight[i];
+      const double wide_m = 0.9 * m[i] + 0.1 * g, wide_v = 0.999 * v[i] + 0.001 * g * g;
+      const double wide =
+          w - wide_lr * wide_decay * w - wide_lr * (wide_m / wide_c1) / (std::sqrt(wide_v / wide_c2) + 1e-8);
+      m[i] = m[i] + (rest1 * grad[i] - rest1 * m[i]);
+      v[i] = v[i] + (rest2 * grad[i] * grad[i] - rest2 * v[i]);
+      const float decayed = weight[i] - decay * weight[i];
+      weight[i] = decayed - lr * (m[i] / c1) / (std::sqrt(v[i] / c2) + 1e-8f);
+      require(!(std::abs(weight[i] - wide) > 1e-6), "the reference's AdamW is that of fp64, but for rounding");
     }
   }
 };
+
+uint64_t hash_rounded(std::vector<float> values, fsdp_dtype dtype) {
+  for (float &value : values) value = round_to(value, dtype);
+  return hash_of(values);
+}
+
+std::string name_of(const Scenario &setup, size_t ordinal) {
+  for (const GroupDef &group : setup.groups) {
+    if (ordinal < group.params.size()) return "'" + group.params[ordinal].name + "'";
+    ordinal -= group.params.size();
+  }
+  return "?";
+}
+
+std::string text_of(const Scenario &setup, const View &view) {
+  return name_of(setup, view.ordinal) + " in phase " + std::to_string(view.phase) + " of version " +
+         std::to_string(view.version);
+}
+
+std::string first_difference(const std::vector<std::vector<float>> &a, const std::vector<std::vector<float>> &b,
+                             const std::vector<std::vector<uint8_t>> *which, const Scenario &setup) {
+  if (a.size() != b.size()) return std::to_string(a.size()) + " parameters, not " + std::to_string(b.size());
+  for (size_t p = 0; p < a.size(); ++p) {
+    if (a[p].size() != b[p].size()) return "the size of " + name_of(setup, p);
+    for (size_t i = 0; i < a[p].size(); ++i)
+      if ((!which || (*which)[p][i]) && std::bit_cast<uint32_t>(a[p][i]) != std::bit_cast<uint32_t>(b[p][i]))
+        return name_of(setup, p) + "[" + std::to_string(i) + "] is " + std::to_string(a[p][i]) + ", not " +
+               std::to_string(b[p][i]);
+  }
+  return {};
+}
+
+// Every visit of every phase must have been seen.
+size_t view_count(const Scenario &setup) {
+  size_t params = 0;
+  for (const GroupDef &group : setup.groups) params += group.params.size();
+  return params * setup.steps * (setup.microbatches * (setup.recompute ? 3 : 2) + (setup.eval ? 1 : 0));
+}
+
+// All ranks together own all that is trained.
+std::string missing_owner(const Scenario &setup, const std::vector<Outcome> &outcomes) {
+  size_t ordinal = 0;
+  for (const GroupDef &group : setup.groups)
+    for (const ParamDef &param : group.params) {
+      for (uint64_t i = 0; i < param.count() && !(param.flags & FSDP_PARAM_FROZEN); ++i)
+        if (std::none_of(outcomes.begin(), outcomes.end(),
+                         [&](const Outcome &outcome) { return outcome.owned[ordinal][i] != 0; }))
+          return "nobody owns '" + param.name + "'[" + std::to_string(i) + "]";
+      ++ordinal;
+    }
+  return {};
+}
+
+std::string rank_difference(const Scenario &setup, const Outcome &outcome, const Outcome &expected) {
+  if (const auto text = first_difference(outcome.weights, expected.weights, nullptr, setup); !text.empty())
+    return "the weight " + text;
+  if (const auto text = first_difference(outcome.grads, expected.grads, &outcome.owned, setup); !text.empty())
+    return "the main grad " + text;
+  if (outcome.norms.size() != expected.norms.size()) return "the number of norms";
+  for (size_t s = 0; s < expected.norms.size(); ++s)
+    if (!(std::abs(outcome.norms[s] - expected.norms[s]) <= 1e-12 * expected.norms[s]))
+      return "the norm of step " + std::to_string(s) + " is " + std::to_string(outcome.norms[s]) + ", not " +
+             std::to_string(expected.norms[s]);
+  if (outcome.views.size() != view_count(setup)) return "the number of views: " + std::to_string(outcome.views.size());
+  for (const View &view : outcome.views)
+    if (view.hash != expected.versions.at(view.version - 1).at(view.ordinal))
+      return "what was read of " + text_of(setup, view);
+  return {};
+}
 
 }  // namespace
 
@@ -103,6 +185,11 @@ Outcome reference(const Scenario &setup) {
       params.push_back(std::move(p));
     }
   Outcome outcome;
+  const auto publish = [&] {
+    std::vector<uint64_t> &hashes = outcome.versions.emplace_back();
+    for (const auto &p : params) hashes.push_back(hash_rounded(p.weight, p.param.dtype));
+  };
+  publish();
   for (uint32_t step = 0; step < setup.steps; ++step) {
     double squares = 0;
     for (auto &p : params)
@@ -114,13 +201,59 @@ Outcome reference(const Scenario &setup) {
     outcome.norms.push_back(norm);
     const double factor = setup.clip > 0 && norm > setup.clip ? setup.clip / norm : 1;
     for (auto &p : params)
-      if (!(p.param.flags & FSDP_PARAM_FROZEN)) p.adamw(step, factor);
+      if (!(p.param.flags & FSDP_PARAM_FROZEN)) {
+        p.clip(factor);
+        p.adamw(step);
+      }
+    publish();
   }
   for (auto &p : params) {
+    // A frozen parameter is read back as it is kept.
+    if (p.param.flags & FSDP_PARAM_FROZEN)
+      for (float &value : p.weight) value = round_to(value, p.param.dtype);
     outcome.weights.push_back(p.weight);
     outcome.grads.push_back(p.grad);
   }
   return outcome;
+}
+
+std::string difference(const Scenario &setup, const std::vector<Outcome> &outcomes, const Outcome &expected) {
+  if (outcomes.size() != setup.ranks) return "there are " + std::to_string(outcomes.size()) + " ranks";
+  for (size_t r = 0; r < outcomes.size(); ++r)
+    if (const std::string text = rank_difference(setup, outcomes[r], expected); !text.empty())
+      return "rank " + std::to_string(r) + ": " + text;
+  return missing_owner(setup, outcomes);
+}
+
+std::string difference(const Scenario &setup, const std::vector<Outcome> &outcomes) {
+  return difference(setup, outcomes, reference(setup));
+}
+
+std::string view_difference(const Scenario &setup, const std::vector<Outcome> &outcomes) {
+  Scenario loaded = setup;
+  loaded.steps = 0;
+  std::vector<std::vector<uint64_t>> versions(setup.steps + 1);
+  versions.front() = reference(loaded).versions.front();
+  for (const GroupDef &group : setup.groups)
+    for (const ParamDef &param : group.params)
+      versions.back().push_back(hash_rounded(outcomes.at(0).weights.at(versions.back().size()), param.dtype));
+  for (auto &hashes : versions) hashes.resize(versions.front().size());
+  for (size_t r = 0; r < outcomes.size(); ++r) {
+    if (outcomes[r].views.size() != view_count(setup)) return "rank " + std::to_string(r) + ": the number of views";
+    for (const View &view : outcomes[r].views) {
+      uint64_t &expected = versions.at(view.version - 1).at(view.ordinal);
+      if (expected == 0) expected = view.hash;  // whoever comes first
+      if (view.hash != expected) return "rank " + std::to_string(r) + ": what was read of " + text_of(setup, view);
+    }
+  }
+  return {};
+}
+
+// FNV-1a.
+uint64_t hash_of(const std::vector<float> &values) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const float value : values) hash = (hash ^ std::bit_cast<uint32_t>(value)) * 0x100000001b3;
+  return hash;
 }
 
 bool same_bits(const std::vector<std::vector<float>> &a, const std::vector<std::vector<float>> &b) {

@@ -14,22 +14,6 @@ using namespace harness;
 
 namespace {
 
-// Work in a stream that ends when the test says so. Longer than any timeout here it never takes.
-class Gate {
- public:
-  ~Gate() { open(); }
-  void open() { *open_ = true; }
-  void close() { *open_ = false; }
-  void enqueue(cudaStream_t stream) {
-    CUDA(simulated::enqueue(stream, [open = open_] {
-      for (int i = 0; i < 30'000 && !*open; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }));
-  }
-
- private:
-  std::shared_ptr<std::atomic<bool>> open_ = std::make_shared<std::atomic<bool>>(true);
-};
-
 // A micro-batch behind the gate.
 std::unique_ptr<Graph> capture_gated_pass(Rank &rank, cudaStream_t stream, Gate &gate) {
   return std::make_unique<Graph>(rank, stream, [&] {
@@ -39,7 +23,7 @@ std::unique_ptr<Graph> capture_gated_pass(Rank &rank, cudaStream_t stream, Gate 
 }
 
 Scenario impatient_scenario() {
-  Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS);
+  Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   setup.context.timeout_ms = 1000;
   return setup;
 }
@@ -67,10 +51,10 @@ TEST(ReplayEnd, AHostThatWaitsForAReplayWithoutEndIsToldWhichItIs) {
   run_gated([](Rank &rank, cudaStream_t stream, Gate &gate, Graph &graph) {
     gate.close();
     graph.replay(0);
-    FSDP(fsdp_finish_grads(rank.model, 1, stream));
+    FSDP(fsdp_finish_grads(rank.model, 1, 0, stream));
     double norm = 0;
     const double begin = now();
-    require_error(fsdp_get_grad_norm(rank.model, stream, &norm), FSDP_TIMEOUT,
+    require_error(fsdp_get_grad_norm(rank.model, nullptr, stream, &norm), FSDP_TIMEOUT,
                   {"1000 ms", "the replay of capture 1 has not ended"});
     EXPECT_LT(now() - begin, 8.0);
   });
@@ -111,7 +95,7 @@ TEST(ReplayEnd, TimeBeforeTheGraphDoesNotCount) {
     }
     slow.open();
     double one = 1;
-    FSDP(fsdp_all_reduce_values(rank.context, &one, 1, FSDP_VALUE_SUM));
+    FSDP(fsdp_all_reduce_values(rank.context, nullptr, &one, 1, FSDP_VALUE_SUM));
     CUDA(cudaStreamSynchronize(stream));
     step(rank, stream, 0.1);
     FSDP(fsdp_close_context(rank.context));
@@ -121,7 +105,7 @@ TEST(ReplayEnd, TimeBeforeTheGraphDoesNotCount) {
 // More replays than the library keeps: the host waits for the GPU, and no longer than the timeout.
 TEST(ReplayEnd, TheHostIsAtMostSoManyReplaysAhead) {
   run_gated([](Rank &rank, cudaStream_t stream, Gate &gate, Graph &) {
-    FSDP(fsdp_unshard(rank.groups[3], FSDP_BACKWARD, stream));
+    FSDP(fsdp_unshard(rank.groups[3], FSDP_BACKWARD, 0, stream));
     Gate later;
     Graph math(rank, stream, [&] { later.enqueue(stream); });
     for (int i = 0; i < 200; ++i) math.replay(0);
@@ -174,7 +158,7 @@ TEST(ReplayEnd, AReplayUnderWayIsInTheFlightRecord) {
 
 // What the graph works on is given back after it. committed: the library was told of the launch.
 void expect_destroy_to_wait(bool committed) {
-  const Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS);
+  const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   simulated::set_strict(true);  // that memory is given back does not wait for the GPU
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
     const Stream stream;
@@ -205,14 +189,14 @@ TEST(ReplayEnd, AModelIsDestroyedAfterAReplayThatWasNotCommitted) { expect_destr
 
 // A graph that runs needs the capture no more, and one that was prepared is given up with it.
 TEST(ReplayEnd, ACaptureMayGoWhileItsReplayIsUnderWay) {
-  const Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS);
+  const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   const Weights expected = train_eagerly(setup, 1);
   const Weights weights = run(setup, [&](Rank &rank, cudaStream_t stream) {
     fsdp_capture *capture = nullptr;
     for (int i = 0; i < steps; ++i) {
       begin_capture(rank, stream);
       step(rank, stream, 0);
-      FSDP(fsdp_capture_end(rank.model, stream, &capture));
+      FSDP(fsdp_end_capture(rank.model, stream, &capture));
       cudaGraph_t recorded = nullptr;
       cudaGraphExec_t graph = nullptr;
       CUDA(cudaStreamEndCapture(stream, &recorded));

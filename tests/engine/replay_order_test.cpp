@@ -13,13 +13,9 @@ using namespace harness;
 
 namespace {
 
-void nap(cudaStream_t stream, int ms) {
-  CUDA(simulated::enqueue(stream, [ms] { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }));
-}
-
 // A zero, which opens the buffer.
 void acquire_first(Rank &rank, size_t g, cudaStream_t stream) {
-  FSDP(fsdp_put_grad(rank.groups[g], 0, nullptr, FSDP_FLOAT32, 0, stream));
+  FSDP(fsdp_put_grad(rank.groups[g], 0, nullptr, FSDP_FLOAT32, 0, 0, stream));
 }
 
 // What it comes after makes a difference.
@@ -27,7 +23,7 @@ void double_grads(Rank &rank, size_t g, cudaStream_t stream) {
   for (size_t p = 0; p < rank.def(g).params.size(); ++p) {
     fsdp_tensor grad = FSDP_TENSOR_INIT;
     int32_t accumulate = 0;
-    FSDP(fsdp_acquire_grad(rank.groups[g], p, stream, &grad, &accumulate));
+    FSDP(fsdp_acquire_grad(rank.groups[g], p, 0, stream, &grad, &accumulate));
     REQUIRE(accumulate == 1);
     CUDA(simulated::enqueue(stream, [to = static_cast<float *>(grad.data), count = grad.element_count] {
       for (uint64_t i = 0; i < count; ++i) to[i] *= 2;
@@ -39,7 +35,7 @@ void double_grads(Rank &rank, size_t g, cudaStream_t stream) {
 // the one before, whichever stream the graph is launched on. forked: the eager stream takes part in the capture, too.
 void contribute(Rank &rank, size_t g, const Stream &side, bool forked,
                 const std::function<void(const std::function<void()> &)> &replay, cudaStream_t captured) {
-  FSDP(fsdp_unshard(rank.groups[g], FSDP_BACKWARD, side));
+  FSDP(fsdp_unshard(rank.groups[g], FSDP_BACKWARD, 0, side));
   acquire_first(rank, g, side);
   nap(side, 10);
   enqueue_grads(rank, g, side);
@@ -51,7 +47,7 @@ void contribute(Rank &rank, size_t g, const Stream &side, bool forked,
     if (forked) chain(side, captured);
   });
   double_grads(rank, g, side);
-  FSDP(fsdp_reshard(rank.groups[g], FSDP_BACKWARD, side));
+  FSDP(fsdp_reshard(rank.groups[g], FSDP_BACKWARD, 0, side));
   FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, side));
 }
 
@@ -82,7 +78,8 @@ void expect_order_of_streams(const Scenario &setup, bool forked) {
 }
 
 TEST(Replay, WhatComesBeforeAndAfterIsOrderedOnEveryStream) {
-  for (const fsdp_strategy strategy : {FSDP_OPTIM, FSDP_OPTIM_GRADS_PARAMS})  // with persistent gradients, and without
+  for (const fsdp_strategy strategy :
+       {FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS_PARAMS})  // with persistent gradients, and without
     for (const bool forked : {false, true}) expect_order_of_streams(graph_scenario(strategy), forked);
 }
 
@@ -90,7 +87,7 @@ TEST(Replay, WhatComesBeforeAndAfterIsOrderedOnEveryStream) {
 void change_grad(Rank &rank, cudaStream_t stream, float times, float plus) {
   fsdp_tensor grad = FSDP_TENSOR_INIT;
   int32_t accumulate = 0;
-  FSDP(fsdp_acquire_grad(rank.groups[3], 0, stream, &grad, &accumulate));
+  FSDP(fsdp_acquire_grad(rank.groups[3], 0, 0, stream, &grad, &accumulate));
   CUDA(simulated::enqueue(stream, [=, to = static_cast<float *>(grad.data)] {
     for (uint64_t i = 0; i < grad.element_count; ++i) to[i] = to[i] * times + plus;
   }));
@@ -99,7 +96,7 @@ void change_grad(Rank &rank, cudaStream_t stream, float times, float plus) {
 // More streams than the library has wrappers for.
 TEST(Replay, WhatManyStreamsHaveWrittenIsOrdered) {
   float found = 0;
-  run(graph_scenario(FSDP_OPTIM_GRADS_PARAMS), [&](Rank &rank, cudaStream_t stream) {
+  run(graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS), [&](Rank &rank, cudaStream_t stream) {
     std::vector<std::unique_ptr<Stream>> streams(40);
     for (auto &own : streams) own = std::make_unique<Stream>();
     const auto write = [&] {
@@ -118,7 +115,7 @@ TEST(Replay, WhatManyStreamsHaveWrittenIsOrdered) {
     graph.replay(0);
     fsdp_tensor grad = FSDP_TENSOR_INIT;
     int32_t accumulate = 0;
-    FSDP(fsdp_acquire_grad(rank.groups[3], 0, *streams[1], &grad, &accumulate));
+    FSDP(fsdp_acquire_grad(rank.groups[3], 0, 0, *streams[1], &grad, &accumulate));
     CUDA(simulated::enqueue(*streams[1], [&found, from = static_cast<const float *>(grad.data)] { found = from[0]; }));
     CUDA(cudaStreamSynchronize(*streams[1]));
     FSDP(fsdp_discard_step(rank.model, stream));
@@ -136,7 +133,7 @@ uint64_t stream_commands() {
 
 // Of a replay whose launch is on another stream than that of the one before, which is under way.
 uint64_t count_replay_commands(uint32_t groups) {
-  Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS);
+  Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   setup.groups = equal_groups(groups, 8, 8);
   uint64_t count = 0;
   run(setup, [&](Rank &rank, cudaStream_t stream) {
@@ -162,7 +159,7 @@ TEST(Replay, TheCommandsAroundAGraphDoNotGrowWithTheGroups) {
 
 // Nothing is ordered behind its graph: the context has failed, and peers need not wait for their timeout.
 TEST(Replay, ACommitThatFailsIsToldToPeers) {
-  const Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS, 2);
+  const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   std::atomic<bool> told{false};
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {
     Rank rank(context, setup);
@@ -173,14 +170,14 @@ TEST(Replay, ACommitThatFailsIsToldToPeers) {
     math.launch(stream);
     CUDA(cudaStreamSynchronize(stream));
     double one = 1;
-    FSDP(fsdp_all_reduce_values(context, &one, 1, FSDP_VALUE_SUM));
+    FSDP(fsdp_all_reduce_values(context, nullptr, &one, 1, FSDP_VALUE_SUM));
     const double begin = now();
     if (r == 1) {
       simulated::fail_call("cudaEventRecord", 1, cudaErrorLaunchOutOfResources);
       require_error(fsdp_commit_replay(math.capture(), stream), FSDP_SYSTEM, {"cudaEventRecord"});
       while (!told && now() - begin < 30) pause_ms(5);
     } else {
-      require_error(fsdp_all_reduce_values(context, &one, 1, FSDP_VALUE_SUM), FSDP_PEER_FAILED,
+      require_error(fsdp_all_reduce_values(context, nullptr, &one, 1, FSDP_VALUE_SUM), FSDP_PEER_FAILED,
                     {"rank 1", "cudaEventRecord"});
       EXPECT_LT(now() - begin, 10.0) << "that is half the timeout";
       told = true;

@@ -12,21 +12,21 @@ using namespace harness;
 namespace {
 
 TEST(Replay, OneThatDoesNotFitIsRefusedAndHarmless) {
-  const Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS);
+  const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   run(setup, [&](Rank &rank, cudaStream_t stream) {
     Graph graph(rank, stream, [&] { step(rank, stream, 0); });
     require_error(fsdp_commit_replay(graph.capture(), stream), FSDP_INVALID_STATE,
                   {"fsdp_commit_replay", "fsdp_prepare_replay before"});
     require_error(fsdp_prepare_replay(graph.capture(), NAN, stream), FSDP_INVALID_ARGUMENT, {"lr is nan"});
-    FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, stream));
+    FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, 0, stream));
     require_error(fsdp_prepare_replay(graph.capture(), 0.1, stream), FSDP_INVALID_STATE,
                   {"rank 0", "not in the state in which capture 1 began", "'embed'"});
-    FSDP(fsdp_reshard(rank.groups[0], FSDP_FORWARD, stream));
+    FSDP(fsdp_reshard(rank.groups[0], FSDP_FORWARD, 0, stream));
     FSDP(fsdp_begin_update(rank.model, stream));
     require_error(fsdp_prepare_replay(graph.capture(), 0.1, stream), FSDP_INVALID_STATE, {"update window is open"});
     FSDP(fsdp_publish_weights(rank.model, stream));
     FSDP(fsdp_prepare_replay(graph.capture(), 0.1, stream));
-    require_error(fsdp_unshard(rank.groups[0], FSDP_FORWARD, stream), FSDP_INVALID_STATE,
+    require_error(fsdp_unshard(rank.groups[0], FSDP_FORWARD, 0, stream), FSDP_INVALID_STATE,
                   {"fsdp_unshard", "a replay of capture 1 was prepared", "fsdp_commit_replay", "fsdp_cancel_replay"});
     require_error(
         fsdp_close_context(rank.context), FSDP_INVALID_STATE,
@@ -37,7 +37,7 @@ TEST(Replay, OneThatDoesNotFitIsRefusedAndHarmless) {
 }
 
 TEST(Replay, TheLaunchBelongsOnTheStreamOfThePreparation) {
-  const Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS);
+  const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   const Weights expected = train_eagerly(setup, 1);
   const Weights weights = run(setup, [&](Rank &rank, cudaStream_t stream) {
     const Stream other;
@@ -62,7 +62,7 @@ TEST(Replay, TheLaunchBelongsOnTheStreamOfThePreparation) {
 
 // What a preparation has given to its stream must not come after what the next one gives to another.
 TEST(Replay, OneThatIsGivenUpLeavesNoTrace) {
-  const Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS);
+  const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   fsdp_stats eager = FSDP_STATS_INIT, replayed = FSDP_STATS_INIT;
   const Weights expected = train_eagerly(setup, 1, &eager);
   const Weights weights = run(
@@ -92,7 +92,7 @@ TEST(Replay, OneThatIsGivenUpLeavesNoTrace) {
 
 TEST(Replay, RanksThatReplayDifferentGraphsAreToldBeforeTheyRun) {
   NEEDS_NCCL();
-  run(nccl_scenario(FSDP_OPTIM_GRADS_PARAMS, 2), [&](Rank &rank, cudaStream_t stream) {
+  run(nccl_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2), [&](Rank &rank, cudaStream_t stream) {
     step(rank, stream, 0.1);
     Graph first(rank, stream, [&] { step(rank, stream, 0); }), second(rank, stream, [&] { step(rank, stream, 0); });
     Graph &own = rank.rank == 0 ? first : second;
@@ -105,10 +105,25 @@ TEST(Replay, RanksThatReplayDifferentGraphsAreToldBeforeTheyRun) {
   });
 }
 
+// The graph has the step's spans by lr_scale: it is of use where these are what they were.
+TEST(Replay, NeedsTheLrScalesOfTheCapture) {
+  NEEDS_NCCL();
+  run(nccl_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2), [&](Rank &rank, cudaStream_t stream) {
+    step(rank, stream, 0.1);
+    Graph graph(rank, stream, [&] { step(rank, stream, 0); });
+    FSDP(fsdp_set_param_lr_scale(rank.groups[0], 0, 0.25));
+    require_error(fsdp_prepare_replay(graph.capture(), 0.1, stream), FSDP_INVALID_STATE,
+                  {"an lr_scale was changed after capture 1"});
+    FSDP(fsdp_set_param_lr_scale(rank.groups[0], 0, 1));
+    graph.replay(0.1);
+    FSDP(fsdp_discard_step(rank.model, stream));
+  });
+}
+
 // Replicas share no gathers and no reduces of the inner axis: the meeting compares their captures themselves.
 TEST(Replay, ReplicasThatReplayDifferentGraphsAreTold) {
   NEEDS_NCCL();
-  Scenario setup = nccl_scenario(FSDP_OPTIM_GRADS_PARAMS, 2);
+  Scenario setup = nccl_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   setup.mesh.replicate_size = 2;
   setup.mesh.shard_size = 1;
   run(setup, [&](Rank &rank, cudaStream_t stream) {
@@ -122,7 +137,7 @@ TEST(Replay, ReplicasThatReplayDifferentGraphsAreTold) {
 }
 
 TEST(Replay, ARankThatCapturesWhatAnotherDoesIsTold) {
-  const Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS, 2);
+  const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {
     Rank rank(context, setup);
     const Stream stream;
@@ -138,28 +153,28 @@ std::unique_ptr<Graph> capture_math(Rank &rank, size_t g, cudaStream_t stream) {
 }
 
 TEST(Replay, ARankThatCannotReplayTellsTheOthers) {
-  Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS, 2);
+  Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   setup.model.flags = FSDP_MODEL_NO_PREFETCH;
   run(setup, [&](Rank &rank, cudaStream_t stream) {
     fsdp_group *head = rank.groups[3];
-    FSDP(fsdp_unshard(head, FSDP_BACKWARD, stream));
+    FSDP(fsdp_unshard(head, FSDP_BACKWARD, 0, stream));
     const auto math = capture_math(rank, 3, stream);
     const auto expect_refused = [&](const std::vector<std::string> &words) {
       const double begin = now();
       require_error(fsdp_prepare_replay(math->capture(), 0, stream), FSDP_INVALID_STATE, words);
       EXPECT_LT(now() - begin, 10.0) << "that is half the timeout";
     };
-    if (rank.rank == 1) FSDP(fsdp_unshard(head, FSDP_RECOMPUTE, stream));
+    if (rank.rank == 1) FSDP(fsdp_unshard(head, FSDP_RECOMPUTE, 0, stream));
     expect_refused({"fsdp_prepare_replay", "rank 1: the model is not in the state in which capture 1 began",
                     "'head' has 2 holds"});
-    if (rank.rank == 1) FSDP(fsdp_reshard(head, FSDP_RECOMPUTE, stream));
+    if (rank.rank == 1) FSDP(fsdp_reshard(head, FSDP_RECOMPUTE, 0, stream));
     const Stream captured;  // of the program's own
     if (rank.rank == 0) CUDA(cudaStreamBeginCapture(captured, cudaStreamCaptureModeThreadLocal));
     require_error(fsdp_prepare_replay(math->capture(), 0, rank.rank == 0 ? captured : stream), FSDP_INVALID_STATE,
                   {"rank 0", "is being captured into a graph, and the model is not"});
     if (rank.rank == 0) REQUIRE(end_cuda_capture(captured) == 0);
     math->replay(0);
-    FSDP(fsdp_reshard(head, FSDP_BACKWARD, stream));
+    FSDP(fsdp_reshard(head, FSDP_BACKWARD, 0, stream));
     FSDP(fsdp_reduce_grad(head, 0, stream));
     FSDP(fsdp_discard_step(rank.model, stream));
     step(rank, stream, 0.1);
@@ -167,11 +182,11 @@ TEST(Replay, ARankThatCannotReplayTellsTheOthers) {
 }
 
 TEST(Replay, ARankWhoseStepHasFailedTellsTheOthers) {
-  const Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS, 2);
+  const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   run(setup, [&](Rank &rank, cudaStream_t stream) {
-    FSDP(fsdp_unshard(rank.groups[3], FSDP_BACKWARD, stream));
+    FSDP(fsdp_unshard(rank.groups[3], FSDP_BACKWARD, 0, stream));
     const auto math = capture_math(rank, 3, stream);
-    require_error(fsdp_finish_grads(rank.model, 1, stream), FSDP_INVALID_STATE, {"'head' is still held"});
+    require_error(fsdp_finish_grads(rank.model, 1, 0, stream), FSDP_INVALID_STATE, {"'head' is still held"});
     require_error(fsdp_prepare_replay(math->capture(), 0, stream), FSDP_INVALID_STATE,
                   {"rank 0: this step has failed", "rank 1: this step has failed", "fsdp_discard_step"});
     FSDP(fsdp_discard_step(rank.model, stream));
@@ -181,9 +196,9 @@ TEST(Replay, ARankWhoseStepHasFailedTellsTheOthers) {
 
 // One rank launches, the other gives up: from there on they do different things.
 TEST(Replay, OneThatOnlySomeRanksGiveUpIsFoundAtTheNextMeeting) {
-  const Scenario setup = graph_scenario(FSDP_OPTIM_GRADS_PARAMS, 2);
+  const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   run(setup, [&](Rank &rank, cudaStream_t stream) {
-    FSDP(fsdp_unshard(rank.groups[3], FSDP_BACKWARD, stream));
+    FSDP(fsdp_unshard(rank.groups[3], FSDP_BACKWARD, 0, stream));
     const auto math = capture_math(rank, 3, stream);
     FSDP(fsdp_prepare_replay(math->capture(), 0, stream));
     if (rank.rank == 0) {

@@ -98,6 +98,8 @@ TEST(Slow, TwoRanksThatAreStoppedAtOnceAreASet) {
   for (uint32_t r = 0; r < 4; ++r) {
     EXPECT_EQ(world.report(r).status, FSDP_PEER_FAILED) << world.report(r).message;
     EXPECT_STREQ(world.report(r).message, world.report(0).message);
+    const auto &report = world.report(r);
+    EXPECT_EQ(std::vector<uint32_t>(report.failed, report.failed + report.failed_count), (std::vector<uint32_t>{1, 2}));
   }
   const std::string text = world.report(0).message;
   EXPECT_NE(text.find("ranks 1 (pid"), std::string::npos) << text;
@@ -140,7 +142,7 @@ TEST(Slow, ACallerThatComputesForLongerThanTheLimitIsNotStopped) {
         for (const double end = now() + 2.5; now() < end;) sum = sum + 1;
       }
       double value = 1;
-      FSDP(fsdp_all_reduce_values(context, &value, 1, FSDP_VALUE_SUM));
+      FSDP(fsdp_all_reduce_values(context, nullptr, &value, 1, FSDP_VALUE_SUM));
       FSDP(fsdp_close_context(context));
     } catch (const Failure &failure) {
       report = describe(failure, Stage::forward);
@@ -152,15 +154,21 @@ TEST(Slow, ACallerThatComputesForLongerThanTheLimitIsNotStopped) {
   for (uint32_t r = 0; r < 2; ++r) EXPECT_EQ(world.report(r).status, FSDP_OK) << world.report(r).message;
 }
 
-TEST(Slow, AHeartbeatLimitUnderASecondIsRefused) {
+TEST(Slow, AHeartbeatLimitUnderASecondIsRefusedEverywhere) {
   fsdp_context_options options = FSDP_CONTEXT_OPTIONS_INIT;
   options.world_size = 1;
   options.heartbeat_timeout_ms = 999;
-  fsdp_context *context = nullptr;
-  EXPECT_EQ(fsdp_create_context(&options, &context), FSDP_INVALID_ARGUMENT);
-  fsdp_error error = FSDP_ERROR_INIT;
-  (void)fsdp_get_last_error(nullptr, &error);
-  EXPECT_STREQ(error.message, "fsdp_context_options.heartbeat_timeout_ms: 999; it is at least 1000");
+  fsdp_context *contexts[2] = {};
+  const auto refused = [&](fsdp_status status) {
+    EXPECT_EQ(status, FSDP_INVALID_ARGUMENT);
+    fsdp_error error = FSDP_ERROR_INIT;
+    (void)fsdp_get_last_error(nullptr, &error);
+    EXPECT_STREQ(error.message, "fsdp_context_options.heartbeat_timeout_ms: 999; it is at least 1000");
+    for (fsdp_context *context : contexts) EXPECT_EQ(context, nullptr);
+  };
+  refused(fsdp_create_context(&options, contexts));
+  refused(fsdp_create_local_contexts(2, &options, contexts));
+  refused(fsdp_create_plan_context(2, 0, &options, contexts));
 }
 
 TEST(Slow, ARankThatNeverComesIsATimeoutThatNamesIt) {
@@ -189,7 +197,7 @@ TEST(Slow, ARankThatNeverComesIsATimeoutThatNamesIt) {
         if (absence(Stage::forward)) return report;
         forward(self, nullptr);
         backward(self, 0, 0, nullptr);
-        FSDP(fsdp_finish_grads(self.model, 1.0, nullptr));
+        FSDP(fsdp_finish_grads(self.model, 1.0, 0, nullptr));
         FSDP(fsdp_step_adamw(self.model, 0.01, nullptr, nullptr));
         if (absence(Stage::close)) return report;
         FSDP(fsdp_close_context(context));

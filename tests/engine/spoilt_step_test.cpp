@@ -20,8 +20,8 @@ fsdp_error error_of(fsdp_context *context) {
 
 // Trains with a spoilt step before each clean one; the bits must be those of undisturbed training. The spoilt step ends
 // within `limit` seconds on every rank.
-void expect_no_trace(const Scenario &scenario, const std::function<void(Rank &)> &spoil, double limit = 2.0) {
-  const auto expected = train_threads(scenario)[0].weights;
+void expect_no_trace(const Scenario &scenario, const std::function<void(Rank &)> &spoil, double limit = 5.0) {
+  const auto expected = reference(scenario).weights;
   run_threads(scenario, [&](uint32_t, fsdp_context *context) {
     {
       Rank rank(context, scenario);
@@ -49,18 +49,18 @@ INSTANTIATE_TEST_SUITE_P(All, SpoiltStep, testing::Combine(testing::Values(1, 2,
 TEST_P(SpoiltStep, OneRankDiscardsInForwardWhileTheOthersFinish) {
   expect_no_trace(scenario(), [](Rank &rank) {
     if (rank.rank == 1) {
-      FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, nullptr));
+      FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, 0, nullptr));
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       return;
     }
     forward(rank, nullptr);
     backward(rank, 7, 0, nullptr);
-    const fsdp_status status = fsdp_finish_grads(rank.model, 0.5, nullptr);
+    const fsdp_status status = fsdp_finish_grads(rank.model, 0.5, 0, nullptr);
     require_error(status, FSDP_INVALID_STATE, {"rank 1 called fsdp_discard_step", "call fsdp_discard_step"});
     REQUIRE(std::string(error_of(rank.context).message).find("scale") == std::string::npos);
     REQUIRE(!error_of(rank.context).context_failed);
     // Until then nothing of the step goes on.
-    const fsdp_status next = fsdp_unshard(rank.groups[0], FSDP_FORWARD, nullptr);
+    const fsdp_status next = fsdp_unshard(rank.groups[0], FSDP_FORWARD, 0, nullptr);
     require_error(next, FSDP_INVALID_STATE, {"fsdp_discard_step"});
   });
 }
@@ -71,14 +71,14 @@ TEST_P(SpoiltStep, OneRankDiscardsInBackwardWhileTheOthersFinish) {
     forward(rank, nullptr);
     if (rank.rank == 2) {
       backward_group(rank, 3, 7, 0, nullptr);
-      FSDP(fsdp_unshard(rank.groups[2], FSDP_BACKWARD, nullptr));
+      FSDP(fsdp_unshard(rank.groups[2], FSDP_BACKWARD, 0, nullptr));
       fsdp_tensor grad = FSDP_TENSOR_INIT;
       int32_t accumulate = 0;
-      FSDP(fsdp_acquire_grad(rank.groups[2], 0, nullptr, &grad, &accumulate));
+      FSDP(fsdp_acquire_grad(rank.groups[2], 0, 0, nullptr, &grad, &accumulate));
       return;
     }
     backward(rank, 7, 0, nullptr);
-    require_error(fsdp_finish_grads(rank.model, 1.0, nullptr), FSDP_INVALID_STATE,
+    require_error(fsdp_finish_grads(rank.model, 1.0, 0, nullptr), FSDP_INVALID_STATE,
                   {"rank 2 called fsdp_discard_step", "call fsdp_discard_step"});
   });
 }
@@ -87,7 +87,7 @@ TEST_P(SpoiltStep, OneRankForgetsTheLastReduce) {
   expect_no_trace(scenario(), [](Rank &rank) {
     forward(rank, nullptr);
     for (size_t g = rank.groups.size(); g-- > (rank.rank == 1 ? 1u : 0u);) backward_group(rank, g, 7, 0, nullptr);
-    require_error(fsdp_finish_grads(rank.model, 1.0, nullptr), FSDP_INVALID_STATE,
+    require_error(fsdp_finish_grads(rank.model, 1.0, 0, nullptr), FSDP_INVALID_STATE,
                   {"rank 1", "'embed'", "fsdp_reduce_grad", "fsdp_discard_step"});
     REQUIRE(!error_of(rank.context).context_failed);
   });
@@ -97,8 +97,8 @@ TEST_P(SpoiltStep, OneRankStillHoldsAGroup) {
   expect_no_trace(scenario(), [](Rank &rank) {
     forward(rank, nullptr);
     backward(rank, 7, 0, nullptr);
-    if (rank.rank == 0) FSDP(fsdp_unshard(rank.groups[2], FSDP_FORWARD, nullptr));
-    require_error(fsdp_finish_grads(rank.model, 1.0, nullptr), FSDP_INVALID_STATE,
+    if (rank.rank == 0) FSDP(fsdp_unshard(rank.groups[2], FSDP_FORWARD, 0, nullptr));
+    require_error(fsdp_finish_grads(rank.model, 1.0, 0, nullptr), FSDP_INVALID_STATE,
                   {"rank 0", "'layer.1'", "fsdp_reshard", "fsdp_discard_step"});
   });
 }
@@ -116,7 +116,7 @@ void expect_lost_job(const Scenario &scenario, const std::function<void(Rank &)>
     fsdp_status status = FSDP_OK;
     try {
       body(rank);
-      status = fsdp_finish_grads(rank.model, 1.0, nullptr);
+      status = fsdp_finish_grads(rank.model, 1.0, 0, nullptr);
     } catch (const Failure &failure) {
       status = failure.status;
     }
@@ -124,7 +124,7 @@ void expect_lost_job(const Scenario &scenario, const std::function<void(Rank &)>
     require_error(status, FSDP_MISMATCH, parts);
     REQUIRE(error_of(context).context_failed);
     REQUIRE(fsdp_step_adamw(rank.model, 0.01, nullptr, nullptr) == FSDP_MISMATCH);
-    REQUIRE(now() - start < 2.0);
+    REQUIRE(now() - start < 5.0);
   });
   printf("all ranks knew after %.1f ms\n", 1e3 * last_error);
 }

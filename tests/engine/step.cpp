@@ -20,26 +20,30 @@ void set_flush_to_zero(bool on) {
 #endif
 }
 
+std::vector<float> look(Rank &rank, size_t g, size_t p, fsdp_phase phase, Outcome *outcome) {
+  uint64_t address = 0;
+  std::vector<float> values = rank.view(g, p, phase, &address);
+  if (outcome) outcome->views.push_back({outcome->version, rank.setup.ordinal(g, p), phase, hash_of(values)});
+  if (outcome && (phase == FSDP_FORWARD || phase == FSDP_BACKWARD)) outcome->addresses.push_back(address);
+  return values;
+}
+
 void visit_forward(Rank &rank, size_t g, fsdp_phase phase, Outcome *outcome) {
-  FSDP(fsdp_unshard(rank.groups[g], phase, stream()));
-  for (size_t p = 0; p < rank.def(g).params.size(); ++p) {
-    uint64_t address = 0;
-    rank.view(g, p, phase, &address);
-    if (outcome) outcome->addresses.push_back(address);
-  }
-  FSDP(fsdp_reshard(rank.groups[g], phase, stream()));
+  FSDP(fsdp_unshard(rank.groups[g], phase, 0, stream()));
+  for (size_t p = 0; p < rank.def(g).params.size(); ++p) look(rank, g, p, phase, outcome);
+  FSDP(fsdp_reshard(rank.groups[g], phase, 0, stream()));
 }
 
 void give_grad(Rank &rank, size_t g, size_t p, const std::vector<float> &values) {
   const ParamDef &param = rank.def(g).params[p];
   if (rank.setup.put) {
     const Placed placed(values);
-    FSDP(fsdp_put_grad(rank.groups[g], p, placed.data(), FSDP_FLOAT32, param.count(), stream()));
+    FSDP(fsdp_put_grad(rank.groups[g], p, placed.data(), FSDP_FLOAT32, param.count(), 0, stream()));
     return;
   }
   fsdp_tensor grad = FSDP_TENSOR_INIT;
   int32_t accumulate = 0;
-  FSDP(fsdp_acquire_grad(rank.groups[g], p, stream(), &grad, &accumulate));
+  FSDP(fsdp_acquire_grad(rank.groups[g], p, 0, stream(), &grad, &accumulate));
   if (!accumulate) return store_elements(grad.data, grad.dtype, values);
   std::vector<float> sums = load_elements(grad.data, grad.dtype, grad.element_count);
   for (uint64_t i = 0; i < values.size(); ++i) sums[i] += values[i];
@@ -54,19 +58,17 @@ void forward(Rank &rank, Outcome *outcome) {
 
 void backward_group(Rank &rank, size_t g, uint32_t step, uint32_t microbatch, Outcome *outcome) {
   const Scenario &setup = rank.setup;
-  FSDP(fsdp_unshard(rank.groups[g], FSDP_BACKWARD, stream()));
-  if (setup.recompute) visit_forward(rank, g, FSDP_RECOMPUTE, nullptr);
+  FSDP(fsdp_unshard(rank.groups[g], FSDP_BACKWARD, 0, stream()));
+  if (setup.recompute) visit_forward(rank, g, FSDP_RECOMPUTE, outcome);
   for (size_t p = 0; p < rank.def(g).params.size(); ++p) {
+    std::vector<float> values = look(rank, g, p, FSDP_BACKWARD, outcome);
     if (rank.def(g).params[p].flags & FSDP_PARAM_FROZEN) continue;
-    uint64_t address = 0;
-    std::vector<float> values = rank.view(g, p, FSDP_BACKWARD, &address);
-    if (outcome) outcome->addresses.push_back(address);
     const uint32_t ordinal = setup.ordinal(g, p);
     for (uint64_t i = 0; i < values.size(); ++i)
       values[i] = gradient(rank.rank, step, microbatch, ordinal, i, values[i]);
     give_grad(rank, g, p, values);
   }
-  FSDP(fsdp_reshard(rank.groups[g], FSDP_BACKWARD, stream()));
+  FSDP(fsdp_reshard(rank.groups[g], FSDP_BACKWARD, 0, stream()));
   FSDP(fsdp_reduce_grad(rank.groups[g], microbatch + 1 == setup.microbatches ? FSDP_LAST : 0, stream()));
 }
 
@@ -79,12 +81,17 @@ namespace {
 void collect_grads(Rank &rank, Outcome &outcome) {
   const Scenario &setup = rank.setup;
   outcome.grads.clear();
+  outcome.owned.clear();
   for (const GroupDef &def : setup.groups)
-    for (const ParamDef &param : def.params) outcome.grads.emplace_back(param.count(), 0.0f);
+    for (const ParamDef &param : def.params) {
+      outcome.grads.emplace_back(param.count(), 0.0f);
+      outcome.owned.emplace_back(param.count(), uint8_t{0});
+    }
   for (const fsdp_shard &shard : rank.shards()) {
     const size_t g = static_cast<size_t>(std::ranges::find(rank.groups, shard.group) - rank.groups.begin());
-    copy(outcome.grads[setup.ordinal(g, shard.param_index)].data() + shard.element_offset, shard.main_grad,
-         shard.element_count * sizeof(float));
+    const uint32_t ordinal = setup.ordinal(g, shard.param_index);
+    copy(outcome.grads[ordinal].data() + shard.element_offset, shard.main_grad, shard.element_count * sizeof(float));
+    std::fill_n(outcome.owned[ordinal].data() + shard.element_offset, shard.element_count, uint8_t{1});
   }
 }
 
@@ -93,7 +100,7 @@ void collect_grads(Rank &rank, Outcome &outcome) {
 void finish_step(Rank &rank, uint32_t step) {
   forward(rank, nullptr);
   backward(rank, step, 0, nullptr);
-  FSDP(fsdp_finish_grads(rank.model, rank.setup.scale, stream()));
+  FSDP(fsdp_finish_grads(rank.model, rank.setup.scale, 0, stream()));
 }
 
 void update(Rank &rank) {
@@ -111,33 +118,52 @@ void put_all(Rank &rank, size_t g, float value) {
   for (size_t p = 0; p < rank.def(g).params.size(); ++p) {
     const std::vector<float> grad(rank.def(g).params[p].count(), value);
     const Placed placed(grad);
-    FSDP(fsdp_put_grad(rank.groups[g], p, placed.data(), FSDP_FLOAT32, grad.size(), stream()));
+    FSDP(fsdp_put_grad(rank.groups[g], p, placed.data(), FSDP_FLOAT32, grad.size(), 0, stream()));
   }
+}
+
+void reduce_all(Rank &rank, float value) {
+  for (size_t g = rank.groups.size(); g-- > 0;) {
+    put_all(rank, g, value);
+    FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, stream()));
+  }
+}
+
+fsdp_mesh *make_mesh(fsdp_context *context, const std::vector<uint32_t> &ranks) {
+  fsdp_mesh_options options = FSDP_MESH_OPTIONS_INIT;
+  options.ranks = ranks.data();
+  options.rank_count = static_cast<uint32_t>(ranks.size());
+  fsdp_mesh *mesh = nullptr;
+  FSDP(fsdp_create_mesh(context, &options, &mesh));
+  return mesh;
 }
 
 void train(Rank &rank, Outcome &outcome) {
   const Scenario &setup = rank.setup;
   set_flush_to_zero(setup.flush_to_zero);
   rank.load();
+  outcome.version = 1;
   for (uint32_t step = 0; step < setup.steps; ++step) {
     for (uint32_t m = 0; m < setup.microbatches; ++m) {
       forward(rank, &outcome);
       backward(rank, step, m, &outcome);
     }
-    FSDP(fsdp_finish_grads(rank.model, setup.scale, stream()));
+    FSDP(fsdp_finish_grads(rank.model, setup.scale, 0, stream()));
     double norm = 0;
     if (setup.clip > 0)
-      FSDP(fsdp_clip_grads(rank.model, setup.clip, stream(), &norm));
+      FSDP(fsdp_clip_grads(rank.model, nullptr, setup.clip, stream(), &norm));
     else
-      FSDP(fsdp_get_grad_norm(rank.model, stream(), &norm));
+      FSDP(fsdp_get_grad_norm(rank.model, nullptr, stream(), &norm));
     outcome.norms.push_back(norm);
     if (step + 1 == setup.steps) collect_grads(rank, outcome);
     update(rank);
+    ++outcome.version;
     if (setup.eval)
-      for (size_t g = 0; g < rank.groups.size(); ++g) visit_forward(rank, g, FSDP_EVAL, nullptr);
+      for (size_t g = 0; g < rank.groups.size(); ++g) visit_forward(rank, g, FSDP_EVAL, &outcome);
   }
   outcome.stats = rank.stats();
-  FSDP(fsdp_get_memory(rank.model, rank.mesh_rank(), &outcome.memory));
+  outcome.memory = memory_of(rank.model, rank.rank);
+  FSDP(fsdp_check_replicas(rank.model, 0, stream()));
   outcome.weights = rank.read_all();
 }
 

@@ -17,7 +17,8 @@ void check_nesting(const std::string &lane, const std::vector<Slice> &slices) {
   for (const Slice &slice : slices) {
     while (!open.empty() && open.back()->end_ns <= slice.begin_ns) open.pop_back();
     if (!open.empty() && slice.end_ns > open.back()->end_ns)
-      throw std::runtime_error("lane " + lane + ": '" + slice.name + "' ends after '" + open.back()->name + "', in which it begins");
+      throw std::runtime_error("lane " + lane + ": '" + slice.name + "' ends after '" + open.back()->name +
+                               "', in which it begins");
     open.push_back(&slice);
   }
 }
@@ -48,15 +49,18 @@ void TraceFile::add(const nlohmann::json &event) {
   const uint64_t begin = nanoseconds(event.at("ts"));
   const bool instant = event.at("ph") == "i";
   if (!instant && event.at("ph") != "X") throw std::runtime_error("an event that is neither complete nor instant");
-  lanes[{rank, threads_.at({rank, thread})}].push_back(
-      {event.at("name"), event.at("cat"), arguments.value("group", ""), begin,
-       begin + (instant ? 0 : nanoseconds(event.at("dur"))), arguments.value("bytes", uint64_t{0}),
-       arguments.value("version", uint64_t{0})});
+  lanes[{rank, threads_.at({rank, thread})}].push_back({event.at("name"), event.at("cat"), arguments.value("group", ""),
+                                                        begin, begin + (instant ? 0 : nanoseconds(event.at("dur"))),
+                                                        arguments.value("bytes", uint64_t{0}),
+                                                        arguments.value("version", uint64_t{0})});
 }
 
-const std::vector<Slice> &TraceFile::lane(uint32_t rank, const std::string &name) const { return lanes.at({rank, name}); }
+const std::vector<Slice> &TraceFile::lane(uint32_t rank, const std::string &name) const {
+  return lanes.at({rank, name});
+}
 
-std::vector<Slice> TraceFile::of_category(uint32_t rank, const std::string &lane_name, const std::string &category) const {
+std::vector<Slice> TraceFile::of_category(uint32_t rank, const std::string &lane_name,
+                                          const std::string &category) const {
   std::vector<Slice> found;
   for (const Slice &slice : lane(rank, lane_name))
     if (slice.category == category) found.push_back(slice);

@@ -46,8 +46,8 @@ class Solo {
   Solo(const Solo &) = delete;
   Solo &operator=(const Solo &) = delete;
   void span(const char *name) const {
-    FSDP(fsdp_trace_begin(context, name));
-    FSDP(fsdp_trace_end(context));
+    FSDP(fsdp_begin_span(context, name));
+    FSDP(fsdp_end_span(context));
   }
 
   fsdp_context *context = nullptr;
@@ -55,13 +55,13 @@ class Solo {
 
 TEST_F(CallerSpans, Nest) {
   const Solo solo;
-  FSDP(fsdp_trace_begin(solo.context, "step"));
+  FSDP(fsdp_begin_span(solo.context, "step"));
   solo.span("forward");
-  FSDP(fsdp_trace_begin(solo.context, "backward"));
+  FSDP(fsdp_begin_span(solo.context, "backward"));
   solo.span("forward");
-  FSDP(fsdp_trace_end(solo.context));
-  FSDP(fsdp_trace_end(solo.context));
-  FSDP(fsdp_trace_begin(solo.context, "never ended"));
+  FSDP(fsdp_end_span(solo.context));
+  FSDP(fsdp_end_span(solo.context));
+  FSDP(fsdp_begin_span(solo.context, "never ended"));
   FSDP(fsdp_write_trace(solo.context, path("trace").c_str()));
   const TraceFile trace(path("trace"));
   const auto spans = trace.of_category(0, "caller", "user");
@@ -83,29 +83,33 @@ TEST_F(CallerSpans, TheNameIsCopied) {
 
 TEST_F(CallerSpans, AreBounded) {
   const Solo solo;
-  require_error(fsdp_trace_end(solo.context), FSDP_INVALID_STATE, {"fsdp_trace_end", "no span is open", "fsdp_trace_begin"});
-  for (int i = 0; i < 64; ++i) FSDP(fsdp_trace_begin(solo.context, "deep"));
-  require_error(fsdp_trace_begin(solo.context, "deeper"), FSDP_INVALID_STATE, {"64 spans are open", "'deeper'", "fsdp_trace_end"});
-  for (int i = 0; i < 64; ++i) FSDP(fsdp_trace_end(solo.context));
+  require_error(fsdp_end_span(solo.context), FSDP_INVALID_STATE,
+                {"fsdp_end_span", "no span is open", "fsdp_begin_span"});
+  for (int i = 0; i < 64; ++i) FSDP(fsdp_begin_span(solo.context, "deep"));
+  require_error(fsdp_begin_span(solo.context, "deeper"), FSDP_INVALID_STATE,
+                {"64 spans are open", "'deeper'", "fsdp_end_span"});
+  for (int i = 0; i < 64; ++i) FSDP(fsdp_end_span(solo.context));
   for (int i = 2; i < 256; ++i) solo.span(("name " + std::to_string(i)).c_str());
-  require_error(fsdp_trace_begin(solo.context, "one more"), FSDP_INVALID_ARGUMENT, {"'one more'", "name 257", "at most 256"});
+  require_error(fsdp_begin_span(solo.context, "one more"), FSDP_INVALID_ARGUMENT,
+                {"'one more'", "name 257", "at most 256"});
   solo.span("deep");
 }
 
 TEST_F(CallerSpans, NamesAreChecked) {
   const Solo solo;
-  require_error(fsdp_trace_begin(solo.context, nullptr), FSDP_INVALID_ARGUMENT, {"fsdp_trace_begin: name is NULL"});
-  require_error(fsdp_trace_begin(solo.context, ""), FSDP_INVALID_ARGUMENT, {"name is empty"});
-  require_error(fsdp_trace_begin(solo.context, "\xff"), FSDP_INVALID_ARGUMENT, {"UTF-8"});
-  require_error(fsdp_trace_begin(solo.context, std::string(256, 'x').c_str()), FSDP_INVALID_ARGUMENT, {"255"});
+  require_error(fsdp_begin_span(solo.context, nullptr), FSDP_INVALID_ARGUMENT, {"fsdp_begin_span: name is NULL"});
+  require_error(fsdp_begin_span(solo.context, ""), FSDP_INVALID_ARGUMENT, {"name is empty"});
+  require_error(fsdp_begin_span(solo.context, "\xff"), FSDP_INVALID_ARGUMENT, {"UTF-8"});
+  require_error(fsdp_begin_span(solo.context, std::string(256, 'x').c_str()), FSDP_INVALID_ARGUMENT, {"255"});
 }
 
 TEST_F(TraceWriting, WithoutTheFlagThereIsNothingToWrite) {
   const Solo solo(0);
-  FSDP(fsdp_trace_begin(solo.context, "forward"));
-  FSDP(fsdp_trace_end(solo.context));
-  FSDP(fsdp_trace_end(solo.context));  // nothing is kept, so nothing can be missing
-  require_error(fsdp_write_trace(solo.context, path("trace").c_str()), FSDP_INVALID_STATE, {"fsdp_write_trace", "FSDP_CONTEXT_TRACE"});
+  FSDP(fsdp_begin_span(solo.context, "forward"));
+  FSDP(fsdp_end_span(solo.context));
+  FSDP(fsdp_end_span(solo.context));  // nothing is kept, so nothing can be missing
+  require_error(fsdp_write_trace(solo.context, path("trace").c_str()), FSDP_INVALID_STATE,
+                {"fsdp_write_trace", "FSDP_CONTEXT_TRACE"});
   EXPECT_EQ(file_count(), 0u);
 }
 
@@ -142,7 +146,8 @@ TEST_F(TraceWriting, FailuresNameThePathAndTheCause) {
   EXPECT_STREQ(of_context.message, error.message);
   EXPECT_EQ(of_context.context_failed, 0);
   fs::create_directory(path("folder"));
-  require_error(fsdp_write_trace(solo.context, path("folder").c_str()), FSDP_SYSTEM, {path("folder"), "Is a directory"});
+  require_error(fsdp_write_trace(solo.context, path("folder").c_str()), FSDP_SYSTEM,
+                {path("folder"), "Is a directory"});
   EXPECT_EQ(file_count(), 1u);  // what was written beside it is gone
 }
 
@@ -178,7 +183,7 @@ TEST_F(TraceRing, HasALargestSize) {
 
 // The ring is small enough that writers overtake the reader, and each other.
 TEST_F(TraceRing, IsReadWhileStreamsWrite) {
-  Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_COPIED);
+  Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_COPIED);
   scenario.context.flags = FSDP_CONTEXT_TRACE;
   scenario.context.trace_events = 32;
   scenario.groups = equal_groups(3, 16, 8);

@@ -22,7 +22,7 @@ std::string path_of(uint32_t rank) {
 
 // Two groups, gathered one at a time by copies.
 Scenario traced_scenario(fsdp_unshard_mode mode = FSDP_UNSHARD_COPIED) {
-  Scenario scenario = scenario_of(FSDP_OPTIM_GRADS_PARAMS, 2, mode);
+  Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, mode);
   scenario.context.flags = FSDP_CONTEXT_TRACE;
   scenario.model.flags = FSDP_MODEL_NO_PREFETCH;
   scenario.groups = equal_groups(2, 64, 32);
@@ -51,11 +51,12 @@ std::vector<TraceFile> trace(const Scenario &scenario, Body body) {
 
 TEST(Trace, ShowsEveryCallOfAStepInOrder) {
   const auto files = trace(traced_scenario(), [](Rank &rank) { clean_step(rank, 0); });
-  const Names expected = {"seal_model", "load_param layer.0", "load_param layer.1", "publish_weights",
-                          "unshard layer.0", "reshard layer.0", "unshard layer.1", "reshard layer.1",
-                          "unshard layer.1", "acquire_grad layer.1", "reshard layer.1", "reduce_grad layer.1",
-                          "unshard layer.0", "acquire_grad layer.0", "reshard layer.0", "reduce_grad layer.0",
-                          "finish_grads", "step_adamw"};
+  const Names expected = {"seal_model",           "load_param layer.0",   "load_param layer.1",
+                          "publish_weights",      "unshard layer.0",      "reshard layer.0",
+                          "unshard layer.1",      "reshard layer.1",      "unshard layer.1",
+                          "acquire_grad layer.1", "reshard layer.1",      "reduce_grad layer.1",
+                          "unshard layer.0",      "acquire_grad layer.0", "reshard layer.0",
+                          "reduce_grad layer.0",  "finish_grads",         "step_adamw"};
   for (uint32_t r = 0; r < 2; ++r) {
     const auto calls = files[r].of_category(r, "caller", "call");
     EXPECT_EQ(TraceFile::names(calls), expected);
@@ -70,7 +71,8 @@ TEST(Trace, GathersAndReducesHaveLanesOfTheirOwn) {
   const auto files = trace(traced_scenario(), [](Rank &rank) { clean_step(rank, 0); });
   for (uint32_t r = 0; r < 2; ++r) {
     const auto gathers = files[r].of_category(r, "gather", "collective");
-    EXPECT_EQ(TraceFile::names(gathers), (Names{"all_gather layer.0", "all_gather layer.1", "all_gather layer.1", "all_gather layer.0"}));
+    EXPECT_EQ(TraceFile::names(gathers),
+              (Names{"all_gather layer.0", "all_gather layer.1", "all_gather layer.1", "all_gather layer.0"}));
     for (const Slice &gather : gathers) EXPECT_EQ(gather.bytes, group_bytes);
     const auto reduces = files[r].of_category(r, "reduce", "collective");
     EXPECT_EQ(TraceFile::names(reduces), (Names{"reduce_scatter layer.1", "reduce_scatter layer.0"}));
@@ -85,7 +87,8 @@ TEST(Trace, GathersAndReducesHaveLanesOfTheirOwn) {
 // The clock is one for all ranks: what peers did together lies side by side in a merged trace.
 TEST(Trace, AReduceBeginsOnNoRankAfterItEndedOnAnother) {
   const auto files = trace(traced_scenario(), [](Rank &rank) { clean_step(rank, 0); });
-  const auto first = files[0].of_category(0, "reduce", "collective"), second = files[1].of_category(1, "reduce", "collective");
+  const auto first = files[0].of_category(0, "reduce", "collective"),
+             second = files[1].of_category(1, "reduce", "collective");
   ASSERT_EQ(first.size(), second.size());
   for (size_t i = 0; i < first.size(); ++i) {
     EXPECT_LT(first[i].begin_ns, second[i].end_ns);
@@ -113,12 +116,12 @@ TEST(Trace, PrefetchesShowInsideTheUnshardThatStartsThem) {
 TEST(Trace, OtherStrategiesNameTheirCollectives) {
   Scenario scenario = traced_scenario();
   scenario.model.flags = 0;
-  scenario.model.strategy = FSDP_NO_SHARD;
+  scenario.model.strategy = FSDP_STRATEGY_NO_SHARD;
   auto files = trace(scenario, [](Rank &rank) { clean_step(rank, 0); });
   auto reduces = files[0].of_category(0, "reduce", "collective");
   EXPECT_EQ(TraceFile::names(reduces), (Names{"all_reduce layer.1", "all_reduce layer.0"}));
   EXPECT_EQ(reduces[0].bytes, group_bytes + group_bytes / 2);
-  scenario.model.strategy = FSDP_OPTIM_GRADS;
+  scenario.model.strategy = FSDP_STRATEGY_OPTIM_GRADS;
   files = trace(scenario, [](Rank &rank) { clean_step(rank, 0); });
   const auto refreshes = files[0].of_category(0, "gather", "collective");
   EXPECT_EQ(refreshes.size(), 4u);  // both groups, for each of two versions
@@ -126,7 +129,8 @@ TEST(Trace, OtherStrategiesNameTheirCollectives) {
   EXPECT_EQ(refreshes[2].version, 2u);
   scenario.ranks = 1;
   files = trace(scenario, [](Rank &rank) { clean_step(rank, 0); });
-  EXPECT_EQ(TraceFile::names(files[0].of_category(0, "reduce", "collective")), (Names{"local_sum layer.1", "local_sum layer.0"}));
+  EXPECT_EQ(TraceFile::names(files[0].of_category(0, "reduce", "collective")),
+            (Names{"local_sum layer.1", "local_sum layer.0"}));
 }
 
 // Exposed communication: the wait slices of the caller's lane are the counter, to the nanosecond.
@@ -137,7 +141,7 @@ TEST(Trace, WaitsAddUpToTheCounter) {
       if (rank.rank == 1) pause_ms(100);
       finish_step(rank, step);
       double norm = 0;
-      FSDP(fsdp_get_grad_norm(rank.model, nullptr, &norm));
+      FSDP(fsdp_get_grad_norm(rank.model, nullptr, nullptr, &norm));
       update(rank);
       rank.read(0, 0);
     }
@@ -145,8 +149,9 @@ TEST(Trace, WaitsAddUpToTheCounter) {
   });
   for (uint32_t r = 0; r < 2; ++r) {
     const auto waits = files[r].of_category(r, "caller", "wait");
-    const uint64_t sum = std::accumulate(waits.begin(), waits.end(), uint64_t{0},
-                                         [](uint64_t total, const Slice &wait) { return total + wait.end_ns - wait.begin_ns; });
+    const uint64_t sum =
+        std::accumulate(waits.begin(), waits.end(), uint64_t{0},
+                        [](uint64_t total, const Slice &wait) { return total + wait.end_ns - wait.begin_ns; });
     EXPECT_EQ(sum, waited[r]) << "rank " << r;
   }
   EXPECT_GT(waited[0], 40'000'000u);
@@ -196,7 +201,7 @@ TEST(Trace, NamesAreQuoted) {
 TEST(Trace, ValuesReducedByTheContextShow) {
   const auto files = trace(traced_scenario(), [](Rank &rank) {
     double value = 1;
-    FSDP(fsdp_all_reduce_values(rank.context, &value, 1, FSDP_VALUE_SUM));
+    FSDP(fsdp_all_reduce_values(rank.context, nullptr, &value, 1, FSDP_VALUE_SUM));
   });
   const auto calls = files[0].of_category(0, "caller", "call");
   EXPECT_EQ(calls.back().name, "all_reduce_values");

@@ -94,7 +94,12 @@ bool read_all(int fd, void *data, size_t bytes) {
     }
     fsdp_destroy_context(context);
     for (const auto &weights : outcome.weights) write_all(fd, weights.data(), weights.size() * sizeof(float));
+    for (const auto &grads : outcome.grads) write_all(fd, grads.data(), grads.size() * sizeof(float));
+    for (const auto &owned : outcome.owned) write_all(fd, owned.data(), owned.size());
     write_all(fd, outcome.norms.data(), outcome.norms.size() * sizeof(double));
+    const uint64_t views = outcome.views.size();
+    write_all(fd, &views, sizeof views);
+    write_all(fd, outcome.views.data(), views * sizeof(View));
     ::_exit(0);
   } catch (const std::exception &error) {
     ::fprintf(stderr, "rank %u: %s\n", rank, error.what());
@@ -122,12 +127,22 @@ std::vector<Outcome> train_processes(const Scenario &setup) {
   for (uint32_t r = 0; r < setup.ranks; ++r) {
     Outcome &outcome = outcomes[r];
     for (const GroupDef &group : setup.groups)
-      for (const ParamDef &param : group.params) outcome.weights.emplace_back(param.count());
+      for (const ParamDef &param : group.params) {
+        outcome.weights.emplace_back(param.count());
+        outcome.grads.emplace_back(param.count());
+        outcome.owned.emplace_back(param.count());
+      }
     outcome.norms.resize(setup.steps);
     bool complete = true;
-    for (auto &weights : outcome.weights)
-      complete = complete && read_all(pipes[r], weights.data(), weights.size() * sizeof(float));
+    for (auto *values : {&outcome.weights, &outcome.grads})
+      for (auto &of_one : *values)
+        complete = complete && read_all(pipes[r], of_one.data(), of_one.size() * sizeof(float));
+    for (auto &owned : outcome.owned) complete = complete && read_all(pipes[r], owned.data(), owned.size());
     complete = complete && read_all(pipes[r], outcome.norms.data(), outcome.norms.size() * sizeof(double));
+    uint64_t views = 0;
+    complete = complete && read_all(pipes[r], &views, sizeof views);
+    outcome.views.resize(views);
+    complete = complete && read_all(pipes[r], outcome.views.data(), views * sizeof(View));
     ::close(pipes[r]);
     int status = 0;
     ::waitpid(children[r], &status, 0);

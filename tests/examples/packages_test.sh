@@ -42,17 +42,21 @@ check 'nothing is missing: silent' equal "$out" ''
 check 'and successful' equal $status 0
 need present absent
 check 'as root: prints the line' contains "$out" '+ apt-get update && env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends absent'
-check 'and runs it' contains "$out" 'apt-get install -y --no-install-recommends absent'
+# What was run stands in lines of its own, behind that one.
+check 'and runs it' contains "$out" 'apt-get update
+apt-get install -y --no-install-recommends absent'
 check 'successfully' equal $status 0
 export FAKE_ID=1000
 need absent
 check 'another user without a terminal: prints the line' contains "$out" '+ sudo apt-get update'
-check 'does not run it' lacks "$out" 'apt-get update
+check 'does not run it' lacks "$out" 'sudo
 apt-get'
 check 'and fails' equal $status 1
 need -y absent
 check 'with -y: runs it by sudo' contains "$out" 'sudo
-apt-get update'
+apt-get update
+sudo
+apt-get install -y --no-install-recommends absent'
 check 'and succeeds' equal $status 0
 export FAKE_FAILURE=1
 need -y absent

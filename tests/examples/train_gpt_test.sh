@@ -12,7 +12,8 @@ enter_scratch
 export OPENBLAS_NUM_THREADS=1
 small="--layers 2 --width 48 --heads 3 --context 24 --batch 12 --steps 6 --lr 1e-2 --quiet --json out.json --corpus $here"
 
-# train RANKS FLAGS...: as processes, or as threads where RANKS is threads:N. Output in log, numbers in out.json.
+# train RANKS FLAGS...: as processes, or as threads where RANKS is threads:N. Output in log, numbers in out.json, which
+# is not there after a run that failed, however late.
 train() {
   ranks=$1
   shift
@@ -21,7 +22,7 @@ train() {
   case $ranks in
     threads:*) "$train_gpt" --threads "${ranks#threads:}" $small "$@" >log 2>&1 ;;
     *) "$run" -n "$ranks" --no-prefix "$train_gpt" $small "$@" >log 2>&1 ;;
-  esac || sed 's/^/# /' log
+  esac || { sed 's/^/# /' log; rm -f out.json trace.json; }
 }
 
 field() { sed -n "s/.*\"$1\": \"\{0,1\}\([^,\"}]*\).*/\1/p" out.json 2>/dev/null; }
@@ -75,7 +76,8 @@ done
 train threads:2
 check 'same bits with threads' same_bits
 train 2 --seed 2
-check 'other bits with another seed' [ "$(numbers)" != "$expected" ]
+other_bits() { [ -n "$(numbers)" ] && [ "$(numbers)" != "$expected" ]; }
+check 'other bits with another seed' other_bits
 
 # Meshes: the sums are the same to the bit where gradients are added in the same blocks. Norms are summed shard by shard,
 # of which these meshes have different ones.

@@ -37,7 +37,7 @@ std::string problem_of(const desync::Case &of, const harness::Failure &failure) 
 
 void meet_all(fsdp_context *context) {
   double value = 0;
-  FSDP(fsdp_all_reduce_values(context, &value, 1, FSDP_VALUE_SUM));
+  FSDP(fsdp_all_reduce_values(context, nullptr, &value, 1, FSDP_VALUE_SUM));
 }
 
 // called_at: the last moment before the calls that differ. alone: they concern other ranks, so this one learns of it in
@@ -84,7 +84,9 @@ json live_one(const desync::Case &of, const Options &options) {
 json live_apart(const Options &options) {
   json results = json::array();
   int port = std::atoi(std::getenv("MASTER_PORT"));
-  for (const desync::Case &of : desync::cases) {
+  std::vector<desync::Case> cases(std::begin(desync::cases), std::end(desync::cases));
+  cases.insert(cases.end(), std::begin(desync::number_cases), std::end(desync::number_cases));
+  for (const desync::Case &of : cases) {
     if (!is_wanted(of, options.text("cases"))) continue;
     ::setenv("MASTER_PORT", std::to_string(port++).c_str(), 1);
     // A thread for each: a case keeps its second model until its thread ends.

@@ -8,10 +8,12 @@ import tap
 from job import Clean, Job, check_levels
 
 FEW = ["AnotherGroup", "AnotherOrder", "AnotherMicrobatch", "TheLastReduceLeftOut", "TheLastReduceAndValues",
-       "AnotherScale", "ValuesAndClose", "LoadOfAnotherDtype", "AnotherDtype", "AReduceAndSeal"]
+       "AnotherScale", "ValuesAndClose", "LoadOfAnotherDtype", "AnotherDtype", "AReduceAndSeal", "ValuesAndSealWithOneOther"]
 # What replicas of one rank each do alone is no difference between them.
 ALONE = ["AReduceAndRead", "StepAndNorm", "NormAndParamNorms", "LoadOfAnotherRoot", "LoadOfAnotherDtype", "LoadAndRead",
          "ReadOfAnotherParameter", "SealAndRead"]
+# Replicas of several ranks: those of the odd one know it from the norm already, and do not come to the step.
+CLIPS = ["AnotherMaxNorm", "ClipAndNorm"]
 LIMIT_S = 2.0
 
 # name: ranks of nodes, options; the odd rank is on another node than most, or its node's only odd one
@@ -40,7 +42,7 @@ def judge(ranks, number):
 
 def check(place):
     ranks_of_nodes, options = PLACES[place]
-    leave_out = ALONE if max(ranks_of_nodes) == 1 and "replicate" in options else []
+    leave_out = [] if "replicate" not in options else ALONE if max(ranks_of_nodes) == 1 else CLIPS
     options = dict(options, microbatches=1, timeout=15_000, cases="all" if tap.MANY else ",".join(FEW))
     with Clean(2) as network, Job(network, ranks_of_nodes, options) as job:
         ranks = job.collect(300)

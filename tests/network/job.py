@@ -52,17 +52,19 @@ class Rank:
 
 
 class Job:
-    """ranks_of_nodes: [2, 1] is two ranks on node 0 and one on node 1. special: options of single ranks."""
+    """ranks_of_nodes: [2, 1] is two ranks on node 0 and one on node 1. special: options of single ranks; environments: variables of
+    single ranks."""
     worst_delay = 0.0  # what the machine adds to every time measured here
 
-    def __init__(self, network, ranks_of_nodes, options, special=None, environment=None):
+    def __init__(self, network, ranks_of_nodes, options, special=None, environment=None, environments=None):
         self.network, self.ranks = network, []
         self.place = [node for node, count in enumerate(ranks_of_nodes) for _ in range(count)]
         self.port = fresh_port()
         self.selector = selectors.DefaultSelector()
         for rank, node in enumerate(self.place):
             own = dict(options, **(special or {}).get(rank, {}))
-            variables = dict(self.variables(rank, range(len(self.place)), self.port), **(environment or {}))
+            variables = dict(self.variables(rank, range(len(self.place)), self.port), **(environment or {}),
+                             **(environments or {}).get(rank, {}))
             process = network.start(node, [RANK_PROGRAM, *words(own)], variables, stdin=subprocess.PIPE,
                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             self._add(Rank(rank, node, process))
@@ -165,7 +167,9 @@ def on_one_process(count, options):
     done = subprocess.run([RANK_PROGRAM, *words(dict(options, threads=count))], capture_output=True, text=True, timeout=120)
     if done.returncode:
         raise AssertionError(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])["ranks"]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["difference"] == "", f"not what the reference computes: {result['difference']}"
+    return result["ranks"]
 
 
 def sockets_left(network):

@@ -31,6 +31,16 @@ std::string hash(const std::vector<std::vector<float>> &weights) {
   return hex(hash);
 }
 
+// What was read in every visit.
+std::string hash(const std::vector<harness::View> &views) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const harness::View &view : views)
+    for (const uint64_t part :
+         {uint64_t{view.version}, uint64_t{view.ordinal}, static_cast<uint64_t>(view.phase), view.hash})
+      hash = (hash ^ part) * 0x100000001b3;
+  return hex(hash);
+}
+
 // With reduces under way.
 void quit(fsdp_context *context, const std::string &how) {
   say({{"quit_at", now()}});
@@ -43,27 +53,29 @@ void train(harness::Rank &rank, harness::Outcome &outcome, Progress &progress, i
   const harness::Scenario &setup = rank.setup;
   progress.stage = Stage::load;
   rank.load();
+  outcome.version = 1;
   say({{"training", now()}});
   for (uint32_t step = 0; step < setup.steps; ++step) {
     if (pace_ms) harness::pause_ms(pace_ms);
     for (uint32_t m = 0; m < setup.microbatches; ++m) {
       progress.stage = Stage::forward;
-      harness::forward(rank, nullptr);
+      harness::forward(rank, &outcome);
       progress.stage = Stage::backward;
-      harness::backward(rank, step, m, nullptr);
+      harness::backward(rank, step, m, &outcome);
     }
     if (!progress.quit.empty() && step == progress.quit_step) quit(rank.context, progress.quit);
     progress.stage = Stage::finish;
-    FSDP(fsdp_finish_grads(rank.model, setup.scale, nullptr));
+    FSDP(fsdp_finish_grads(rank.model, setup.scale, 0, nullptr));
     progress.stage = Stage::step;
     double norm = 0;
-    FSDP(fsdp_clip_grads(rank.model, setup.clip, nullptr, &norm));
+    FSDP(fsdp_clip_grads(rank.model, nullptr, setup.clip, nullptr, &norm));
     outcome.norms.push_back(norm);
     harness::update(rank);
+    ++outcome.version;
     ++progress.steps;
   }
   outcome.stats = rank.stats();
-  FSDP(fsdp_get_memory(rank.model, rank.rank, &outcome.memory));
+  outcome.memory = harness::memory_of(rank.model, rank.rank);
   outcome.weights = rank.read_all();
 }
 
@@ -85,6 +97,11 @@ void doom(const std::string &plan, const Progress &progress) {
       static_cast<size_t>(std::find(std::begin(stage_names), std::end(stage_names), stage) - std::begin(stage_names));
   if (at == std::size(stage_names)) throw std::runtime_error("no stage " + stage);
   const auto wanted = static_cast<Stage>(at);
+  const auto die = [&progress] {
+    say({{"killed_at", now()}, {"killed_in", stage_names[static_cast<int>(progress.stage.load())]}});
+    ::kill(::getpid(), SIGKILL);
+  };
+  if (wanted == Stage::start && std::stoul(delay) == 0) die();  // before it has said anything to anybody
   std::thread([=, &progress, steps = std::stoul(steps), delay = std::stoul(delay)] {
     // A stage of some microseconds may be missed again and again.
     const auto come = [&] {
@@ -94,15 +111,17 @@ void doom(const std::string &plan, const Progress &progress) {
     };
     while (!come()) pause_us(20);
     pause_us(delay);
-    say({{"killed_at", now()}, {"killed_in", stage_names[static_cast<int>(progress.stage.load())]}});
-    ::kill(::getpid(), SIGKILL);
+    die();
   }).detach();
 }
 
 json describe(const harness::Outcome &outcome) {
-  json result = {{"status", "FSDP_OK"}, {"weights", hash(outcome.weights)}, {"norms", json::array()}};
+  json result = {{"status", "FSDP_OK"},
+                 {"weights", hash(outcome.weights)},
+                 {"views", hash(outcome.views)},
+                 {"norms", json::array()}};
   for (const double norm : outcome.norms) result["norms"].push_back(hex(std::bit_cast<uint64_t>(norm)));
-  const fsdp_stats &stats = outcome.stats;
+  const harness::Stats &stats = outcome.stats;
   result["counts"] = {{"reduce_scatters", stats.reduce_scatters},
                       {"outer_all_reduces", stats.outer_all_reduces},
                       {"outer_reduce_scatters", stats.outer_reduce_scatters},

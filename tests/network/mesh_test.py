@@ -42,7 +42,7 @@ def expected_counts(options):
 
 
 def same_bits(results, others, what):
-    for key in ("weights", "norms"):
+    for key in ("weights", "views", "norms"):
         values = {str(result[key]) for result in results + others}
         assert len(values) == 1, f"{what}: {key} {values}"
 
@@ -78,5 +78,15 @@ def dangers_are_logged():
                 assert levels == wanted, f"{threshold}: {rank.lines}"
 
 
+# On every rank the same, and nothing is left open.
+def tcp_needs_trust():
+    with Clean(2) as network, Job(network, [2, 1], {}, environment={"FSDP_UCX_TCP": ""}) as job:
+        results = [rank.result for rank in job.collect(60)]
+    assert all(result and result["status"] == "FSDP_UNSUPPORTED" for result in results), results
+    assert len({result["text"] for result in results}) == 1, results
+    assert "set FSDP_UCX_TCP=trusted on every rank" in results[0]["text"], results[0]["text"]
+
+
 tap.run([(name, lambda name=name: check(name)) for name in MESHES] +
-        [("blocks change bits", blocks_change_bits), ("dangerous settings are logged", dangers_are_logged)])
+        [("blocks change bits", blocks_change_bits), ("dangerous settings are logged", dangers_are_logged),
+         ("TCP needs a word of trust", tcp_needs_trust)])

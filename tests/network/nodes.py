@@ -106,7 +106,8 @@ class Nodes:
     def start(self, node, command, environment=None, **options):
         """A process on a node, a group of its own. Its UCX uses TCP, as between machines: the namespaces share a kernel, and
         UCX would find the shared memory that machines do not have."""
-        variables = dict(os.environ, UCX_TLS="tcp,self", UCX_NET_DEVICES="eth0", FSDP_JOB_SECRET_FILE=self.secret)
+        variables = dict(os.environ, UCX_TLS="tcp,self", UCX_NET_DEVICES="eth0", FSDP_UCX_TCP="trusted",
+                         FSDP_JOB_SECRET_FILE=self.secret)
         variables.update(environment or {})
         process = subprocess.Popen(["ip", "netns", "exec", self.name(node), *command], env=variables, start_new_session=True,
                                    **options)

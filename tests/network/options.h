@@ -35,9 +35,9 @@ class Options {
 };
 
 inline harness::Scenario scenario_from(const Options &options) {
-  harness::Scenario scenario =
-      harness::scenario_of(FSDP_OPTIM_GRADS_PARAMS, options.number("threads", 1),
-                           options.text("mode") == "copied" ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED);
+  harness::Scenario scenario = harness::scenario_of(
+      static_cast<fsdp_strategy>(options.number("strategy", FSDP_STRATEGY_OPTIM_GRADS_PARAMS)),
+      options.number("threads", 1), options.text("mode") == "copied" ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED);
   scenario.context.timeout_ms = options.number("timeout", 20'000);
   scenario.context.heartbeat_timeout_ms = options.number("heartbeat", 0);
   scenario.context.ranks_per_host = options.number("ranks_per_host", 0);
@@ -49,6 +49,10 @@ inline harness::Scenario scenario_from(const Options &options) {
   scenario.steps = options.number("steps", 3);
   scenario.microbatches = options.number("microbatches", 2);
   scenario.clip = 0.5;
+  if (options.text("dtype") == "bf16") {
+    scenario.set_dtype(FSDP_BFLOAT16);
+    scenario.model.grad_dtype = FSDP_FLOAT32;
+  }
   return scenario;
 }
 

@@ -4,6 +4,8 @@
 //
 // threads=N: the whole job in this process, for comparison.
 //
+// neighbours=N, gpus=nccl|staging, discard=1: it is the N ranks of its host, on GPUs, see neighbours.h.
+//
 // replicate, shard, block, ranks_per_host, outer=hfsdp, mode=copied, steps, microbatches, timeout, heartbeat, wide:
 // what is trained, see options.h. pace: milliseconds of pause in every step.
 //
@@ -18,6 +20,7 @@
 #include "apart.h"
 #include "levels.h"
 #include "life.h"
+#include "neighbours.h"
 #include "options.h"
 
 namespace network {
@@ -25,10 +28,12 @@ namespace {
 
 using nlohmann::json;
 
+// What other jobs are compared with is itself compared with the reference, which knows nothing of the library.
 json run_threads(const harness::Scenario &scenario) {
   json ranks = json::array();
-  for (const harness::Outcome &outcome : harness::train_threads(scenario)) ranks.push_back(describe(outcome));
-  return {{"ranks", ranks}};
+  const auto outcomes = harness::train_threads(scenario);
+  for (const harness::Outcome &outcome : outcomes) ranks.push_back(describe(outcome));
+  return {{"ranks", ranks}, {"difference", harness::difference(scenario, outcomes)}};
 }
 
 void set_variables(const std::string &list) {
@@ -76,7 +81,9 @@ json run_rank(const Options &options) {
 int run(int count, char **words) {
   try {
     const Options options(count, words);
-    say(options.number("threads", 0) ? run_threads(scenario_from(options)) : run_rank(options));
+    say(options.number("threads", 0)      ? run_threads(scenario_from(options))
+        : options.number("neighbours", 0) ? live_as_neighbours(options)
+                                          : run_rank(options));
     return 0;
   } catch (const std::exception &error) {
     std::fprintf(stderr, "network_rank: %s\n", error.what());

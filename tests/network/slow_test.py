@@ -33,6 +33,7 @@ def train_slowly(name):
         for rank in ranks:
             assert rank.result and rank.result["status"] == "FSDP_OK", str(rank)
             assert rank.result["weights"] == expected[rank.number]["weights"], f"other weights: {rank}"
+            assert rank.result["views"] == expected[rank.number]["views"], f"other weights were read: {rank}"
             assert rank.result["norms"] == expected[rank.number]["norms"], f"other norms: {rank}"
             check_levels(rank.result)
         assert seconds > LEAST_S, f"{seconds} s: the network was not slow"

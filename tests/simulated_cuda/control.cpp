@@ -34,6 +34,22 @@ void set_delay(uint32_t longest_us, uint64_t seed) {
   runtime().timing.longest_us = longest_us;
 }
 
+void set_stream_delay(cudaStream_t handle, uint32_t us) {
+  if (Stream *stream = runtime().streams.find(handle)) stream->delay_us = us;
+}
+
+std::vector<cudaStream_t> streams_of_this_thread() {
+  const uint64_t maker = this_thread().number;
+  std::vector<std::pair<uint64_t, cudaStream_t>> found;
+  runtime().streams.for_each([&](cudaStream_t handle, const Stream &stream) {
+    if (stream.maker == maker) found.emplace_back(stream.number, handle);
+  });
+  std::sort(found.begin(), found.end());
+  std::vector<cudaStream_t> handles;
+  for (const auto &[number, handle] : found) handles.push_back(handle);
+  return handles;
+}
+
 Hold::Hold() { ++runtime().timing.holds; }
 
 Hold::~Hold() {

@@ -46,8 +46,13 @@ class Handles {
 
   template <class Visit>
   void for_each_live(Visit visit) const {
+    for_each([&](Handle, T &object) { visit(object); });
+  }
+
+  template <class Visit>
+  void for_each(Visit visit) const {
     const std::shared_lock lock(mutex_);
-    for (const auto &[handle, object] : live_) visit(*object);
+    for (const auto &[handle, object] : live_) visit(handle, *object);
   }
 
   void clear() {

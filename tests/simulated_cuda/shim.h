@@ -7,7 +7,7 @@
 
 #define FSDP_SIMULATED_CUDA 1
 
-#include "device/host/float_environment.h"
+#include "base/float_environment.h"
 #include "simulated_cuda/enqueue.h"
 
 // CUDA's headers make attributes of these, which only nvcc knows.
@@ -36,7 +36,7 @@ void run_block(unsigned block, unsigned threads, const Run &run) {
 template <class RunBlock>
 int launch_blocks(unsigned blocks, CUstream_st *stream, const RunBlock &run_one) {
   const cudaError_t error = enqueue(stream, [blocks, run_one] {
-    const fsdp::device::FloatEnvironment standard;
+    const fsdp::FloatEnvironment standard;
     for (unsigned block = 0; block < blocks; ++block) run_one(block);
   });
   return static_cast<int>(error);

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "simulated_cuda/enqueue.h"
 
@@ -28,6 +29,13 @@ void set_strict(
 
 // Before each piece of work of a stream, and each node of a graph, a pause of 0 to longest_us. 0: none.
 void set_delay(uint32_t longest_us, uint64_t seed);
+
+// Before each piece of work of this stream, and of no other, a pause of that long more: who does not wait for it shows.
+// 0: none.
+void set_stream_delay(cudaStream_t stream, uint32_t us);
+// What the calling thread has created and nobody has destroyed, oldest first: also the streams that a library made in a
+// call.
+std::vector<cudaStream_t> streams_of_this_thread();
 
 // While one exists, no piece of work starts: what was not waited for shows.
 class Hold {

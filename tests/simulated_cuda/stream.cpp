@@ -84,8 +84,11 @@ void Stream::pause() {
     if (timing.stopping.load(std::memory_order_relaxed)) return;
     futex_wait(timing.holds, holds, std::chrono::milliseconds(100));
   }
+  if (timing.stopping.load(std::memory_order_relaxed)) return;
+  const uint32_t own = delay_us.load(std::memory_order_relaxed);
+  if (own != 0) std::this_thread::sleep_for(std::chrono::microseconds(own));
   const uint32_t longest = timing.longest_us.load(std::memory_order_relaxed);
-  if (longest == 0 || timing.stopping.load(std::memory_order_relaxed)) return;
+  if (longest == 0) return;
   std::this_thread::sleep_for(std::chrono::microseconds(next_random(random_) % (uint64_t{longest} + 1)));
 }
 

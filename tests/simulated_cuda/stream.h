@@ -36,6 +36,8 @@ class Stream {
   const uint64_t number;
   unsigned flags = 0;
   int priority = 0;
+  std::atomic<uint64_t> maker{0};  // the number of the thread that created it
+  Word delay_us{0};                // before each piece of work, beside the delay of all streams
 
   // Guarded by mutex(): what the stream is captured into, and what its next node depends on.
   Capture *capture = nullptr;

@@ -15,6 +15,7 @@ cudaError_t create(cudaStream_t *stream, unsigned flags, int priority) {
   if (!stream || flags > cudaStreamNonBlocking) return cudaErrorInvalidValue;
   auto [handle, created] = runtime().create_stream(runtime().current(), flags != cudaStreamNonBlocking);
   created->flags = flags;
+  created->maker = this_thread().number;
   created->priority = std::min(0, std::max(greatest_priority, priority));  // as documented: clamped
   *stream = handle;
   return cudaSuccess;

@@ -58,7 +58,7 @@ void meet(Lock &lock, Comm &comm, const std::vector<Collective> &launch) {
   const auto size = static_cast<size_t>(clique->size);
   Meeting &meeting = clique->meetings[number];
   meeting.launches.resize(size);
-  meeting.launches[static_cast<size_t>(comm.rank)] = &launch;
+  meeting.launches[static_cast<size_t>(comm.rank)] = std::make_shared<const std::vector<Collective>>(launch);
   ++meeting.came;
   state().changed.notify_all();
   if (!await(lock, comm, by_copies, [&] { return meeting.came == size; })) {
@@ -189,8 +189,8 @@ void State::breach(const Comm *comm, const std::string &what) {
 }
 
 State &state() {
-  static State the_state;
-  return the_state;
+  static State &only = *new State;  // never destroyed: an abort may still wait when the process ends
+  return only;
 }
 
 }  // namespace simulated::nccl

@@ -79,11 +79,11 @@ bool is_by_copies(const Comm &comm, const std::vector<Collective> &launch) {
 
 void inspect(const Comm &comm, const Meeting &meeting) {
   const std::vector<Collective> &mine = *meeting.launches[static_cast<size_t>(comm.rank)];
-  for (const auto *launch : meeting.launches)
+  for (const auto &launch : meeting.launches)
     if (launch->size() != mine.size())
       return state().breach(&comm, "ranks launch different numbers of collectives as one");
   for (size_t i = 0; i < mine.size(); ++i) {
-    for (const auto *launch : meeting.launches)
+    for (const auto &launch : meeting.launches)
       if (!same((*launch)[i], mine[i])) return state().breach(&comm, "ranks call different collectives");
     inspect_places(comm, mine[i]);
     inspect_windows(comm, meeting, i);

@@ -33,7 +33,9 @@ struct Collective {
 
 // The ranks of a communicator, and the n-th launch of each.
 struct Meeting {
-  std::vector<const std::vector<Collective> *> launches;  // by rank
+  // By rank. A rank that is aborted when all have come ends, and its kernel with it, while others look at what it
+  // launched.
+  std::vector<std::shared_ptr<const std::vector<Collective>>> launches;
   size_t came = 0, read = 0;
 };
 

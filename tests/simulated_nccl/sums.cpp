@@ -46,7 +46,7 @@ std::vector<std::byte> add_up(const Comm &comm, const Meeting &meeting, size_t i
   std::vector<std::byte> result(mine.count * size_of(mine.type));
   for (size_t i = 0; i < mine.count; ++i) {
     float total = 0;
-    for (const auto *launch : meeting.launches) {
+    for (const auto &launch : meeting.launches) {
       const Collective &call = (*launch)[index];
       const float value = scaled(comm, call, load(call.from, mine.type, first + i));
       total = launch == meeting.launches.front() ? value : total + value;
@@ -58,7 +58,7 @@ std::vector<std::byte> add_up(const Comm &comm, const Meeting &meeting, size_t i
 
 std::vector<std::byte> gather(const Meeting &meeting, size_t index, size_t bytes) {
   std::vector<std::byte> result;
-  for (const auto *launch : meeting.launches) {
+  for (const auto &launch : meeting.launches) {
     const std::byte *from = (*launch)[index].from;
     result.insert(result.end(), from, from + bytes);
   }

@@ -3,7 +3,7 @@
  * Unshards and reshards groups whose weights are resident already, PAIRS times, between two markers: writes to the
  * descriptor -1, which fail and do nothing, but stand in the list of system calls of the thread (syscall_test.sh).
  * usage: resident PAIRS MODE [RANKS]     MODE: mapped (published weights), held (copied, and held all the while), whole
- *                                        (FSDP_NO_SHARD); RANKS: as threads, without a launcher
+ *                                        (FSDP_STRATEGY_NO_SHARD); RANKS: as threads, without a launcher
  */
 #include <pthread.h>
 #include <string.h>
@@ -21,7 +21,7 @@ static void create_model(fsdp_context *context, fsdp_model **model, fsdp_group *
   static const char *const names[] = {"a", "b", "c"};
   fsdp_model_options options = FSDP_MODEL_OPTIONS_INIT;
   if (strcmp(mode, "held") == 0) options.unshard_mode = FSDP_UNSHARD_COPIED, options.prefetch_depth = GROUPS;
-  if (strcmp(mode, "whole") == 0) options.strategy = FSDP_NO_SHARD;
+  if (strcmp(mode, "whole") == 0) options.strategy = FSDP_STRATEGY_NO_SHARD;
   OK(fsdp_create_model(context, &options, model));
   for (int g = 0; g < GROUPS; ++g) {
     fsdp_param param = FSDP_PARAM_INIT;
@@ -31,15 +31,16 @@ static void create_model(fsdp_context *context, fsdp_model **model, fsdp_group *
     OK(fsdp_create_group(*model, names[g], &param, 1, sizeof param, NULL, &groups[g]));
   }
   OK(fsdp_seal_model(*model));
-  for (int g = 0; g < GROUPS; ++g) OK(fsdp_load_param(groups[g], 0, values, FSDP_FLOAT32, 256 * 64, FSDP_EVERY_RANK));
+  for (int g = 0; g < GROUPS; ++g)
+    OK(fsdp_load_param(groups[g], 0, values, FSDP_FLOAT32, 256 * 64, FSDP_EVERY_RANK, 0));
   OK(fsdp_publish_weights(*model, NULL));
 }
 
 /* A visit of every group: the first one of a version may wait and move bytes, those after it find the weights there. */
 static void visit(fsdp_group **groups) {
   for (int g = 0; g < GROUPS; ++g) {
-    OK(fsdp_unshard(groups[g], FSDP_EVAL, NULL));
-    OK(fsdp_reshard(groups[g], FSDP_EVAL, NULL));
+    OK(fsdp_unshard(groups[g], FSDP_EVAL, 0, NULL));
+    OK(fsdp_reshard(groups[g], FSDP_EVAL, 0, NULL));
   }
 }
 
@@ -49,16 +50,16 @@ static void *run_rank(void *argument) {
   fsdp_group *groups[GROUPS];
   const int held = strcmp(mode, "held") == 0;
   create_model(context, &model, groups);
-  if (held) OK(fsdp_unshard(groups[0], FSDP_EVAL, NULL));
+  if (held) OK(fsdp_unshard(groups[0], FSDP_EVAL, 0, NULL));
   for (int i = 0; i < 10 && !held; ++i) visit(groups);
   (void)!write(-1, "begin pairs", 11);
   for (unsigned long i = 0; i < pairs; ++i) {
     fsdp_group *group = groups[held ? 0 : i % GROUPS];
-    OK(fsdp_unshard(group, FSDP_EVAL, NULL));
-    OK(fsdp_reshard(group, FSDP_EVAL, NULL));
+    OK(fsdp_unshard(group, FSDP_EVAL, 0, NULL));
+    OK(fsdp_reshard(group, FSDP_EVAL, 0, NULL));
   }
   (void)!write(-1, "end pairs", 9);
-  if (held) OK(fsdp_reshard(groups[0], FSDP_EVAL, NULL));
+  if (held) OK(fsdp_reshard(groups[0], FSDP_EVAL, 0, NULL));
   OK(fsdp_close_context(context));
   fsdp_destroy_model(model);
   fsdp_destroy_context(context);

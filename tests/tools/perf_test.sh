@@ -16,10 +16,14 @@ lines = [json.loads(line) for line in open("out.jsonl")]
 print(eval(sys.argv[1]))' "$1"
 }
 
-measure() {
+# measure_sizes OPTIONS...: -b, -e and -f among them.
+measure_sizes() {
   rm -f out.jsonl
-  timeout 300 "$perf" -b 4K -e 64K -f 16 -p 3 -w 1 --json out.jsonl "$@" >out 2>err
+  timeout 300 "$perf" -p 3 -w 1 --json out.jsonl "$@" >out 2>err
   status=$?
+}
+measure() {
+  measure_sizes -b 4K -e 64K -f 16 "$@"
 }
 
 measure -n 2 -c --depth 3 --width 16 --plot out.svg
@@ -28,16 +32,29 @@ check "... every operation" equal "$(lines 'sorted({line["op"] for line in lines
   "['adamw', 'all_gather', 'all_reduce', 'barrier', 'layout', 'reduce_scatter', 'step', 'unshard', 'unshard_reshard']"
 check "... with the promised keys" equal "$(lines 'all({"op", "ranks", "bytes", "dtype", "time_us", "algbw_gbs", "busbw_gbs", "ref_gbs", "ratio", "pairs", "wrong", "peer", "peer_ratio"} <= set(line) for line in lines)')" True
 check "... nothing wrong in what was checked" equal "$(lines '{line["wrong"] for line in lines if line["wrong"] is not None}')" '{0}'
-check "... every collective was checked" equal "$(lines 'any(line["wrong"] is None for line in lines if line["op"] in ("all_gather", "reduce_scatter", "all_reduce"))')" False
+collectives='("all_gather", "reduce_scatter", "all_reduce")'
+check "... every collective was checked" equal "$(lines '{line["wrong"] for line in lines if line["op"] in '"$collectives"'}')" '{0}'
 check "... every time is positive" equal "$(lines 'all(line["time_us"] > 0 for line in lines)')" True
-check "... every ratio is positive" equal "$(lines 'all(line["ratio"] > 0 for line in lines if line["op"] == "all_gather")')" True
+check "... every ratio is positive" equal "$(lines '{line["ratio"] > 0 for line in lines if line["op"] == "all_gather"}')" '{True}'
 check "... mapped unshards move nothing" equal "$(lines '{line["bytes_moved"] for line in lines if line["variant"] == "mapped" and line["op"] == "unshard"}')" '{0.0}'
-check "... copied ones move all" equal "$(lines 'all(line["bytes_moved"] == line["bytes"] for line in lines if line["variant"] == "copied" and line["op"] == "unshard")')" True
+check "... copied ones move all" equal "$(lines '{line["bytes_moved"] == line["bytes"]
+  for line in lines if line["variant"] == "copied" and line["op"] == "unshard"}')" '{True}'
 check "the plot is XML with a curve" sh -c "python3 -c 'import xml.dom.minidom as x; assert x.parse(\"out.svg\").getElementsByTagName(\"polyline\")'"
 
 measure -n 3 --threads -c --op all_gather,reduce_scatter,unshard
 check "ranks as threads" equal $status 0
+check "... nothing wrong in what was checked" equal "$(lines '{line["wrong"] for line in lines if line["op"] in '"$collectives"'}')" '{0}'
 check "... as many as asked for" equal "$(lines '{line["ranks"] for line in lines}')" '{3}'
+
+# sizes: each size, and how often it was measured of one kind of line.
+sizes() {
+  lines 'sorted({(line["bytes"], sum(other["bytes"] == line["bytes"] and other["op"] == line["op"] and other["variant"] == line["variant"] and other["dtype"] == line["dtype"] for other in lines)) for line in lines})'
+}
+measure_sizes -n 2 -c -b 64 -e 256 -f 2 --op all_gather,reduce_scatter,all_reduce,unshard
+check "the smallest size" equal $status 0
+check "... every size is a multiple of 64 bytes a rank, and measured once" equal "$(sizes)" '[(128, 1), (256, 1)]'
+measure_sizes -n 9 --threads -c -b 64 -e 64 --op all_gather,unshard
+check "... also where it is less than a word for each rank" equal "$status$(sizes)" '0[(576, 1)]'
 
 measure -n 1 --op unshard_reshard,all_gather
 check "one rank has no peers to gather from" equal "$status$(lines '{line["op"] for line in lines}')" "0{'unshard_reshard'}"
@@ -45,8 +62,9 @@ check "one rank has no peers to gather from" equal "$status$(lines '{line["op"] 
 measure --op nonsense
 check "an unknown operation is a usage error" equal $status 2
 check "... that lists the known ones" contains "$(cat err)" all_gather
-measure -b 1M -e 1K
+measure_sizes -b 1M -e 1K
 check "sizes upside down are a usage error" equal $status 2
+check "... that names them" contains "$(cat err)" "sizes from 1048576 to 1024 bytes"
 "$perf" -n 2 --op barrier -p 3 --json /nonexistent/out.jsonl >out 2>err
 check "a file that cannot be written fails the run" equal $? 1
 check "... and is named" contains "$(cat err)" /nonexistent/out.jsonl

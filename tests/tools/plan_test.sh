@@ -33,21 +33,42 @@ check "... to the events of all of them" equal "$(python3 -c '
 import json
 print([(e["pid"], e.get("ts")) for e in json.load(open("merged"))["traceEvents"]])')" \
   "[(0, 123456789012.345), (0, None), (1, 123456789012.345), (1, None)]"
+# unmerged NAME TEXT OUT FILES...: it fails, with this text.
+unmerged() {
+  name=$1 text=$2
+  shift 2
+  capture "$info" trace "$@"
+  check "$name" contains "$status $err" "1 fsdp-info: $text"
+}
+unmerged "a trace is not overwritten where OUT was forgotten" "part0: the file to write exists already" part0 part1
+check "... but is as it was" equal "$(grep -c pid part0)" 2
 echo '[]' >none
-capture "$info" trace merged part0 none
-check "what is no trace is named" contains "$err" "none: this is no trace"
-check "... and nothing was written" equal "$(grep -c pid merged)" 4
-capture "$info" trace merged part0 missing
-check "what is missing is named" contains "$err" "missing: No such file"
-capture "$info" trace nowhere/merged part0
-check "so is what cannot be written" contains "$err" "nowhere/merged: No such file"
+unmerged "what is no trace is named" "none: this is no trace" other part0 none
+check "... and nothing was written" [ ! -e other ]
+unmerged "what is missing is named" "missing: No such file" other part0 missing
+unmerged "so is what cannot be written" "nowhere/merged: No such file" nowhere/merged part0
 capture "$info" trace merged
 check "a merge needs files" equal $status 2
 
-planned --layers 2 --width 64 --heads 4 --vocab 256 --ranks 4
+tiny='--layers 2 --width 64 --heads 4 --vocab 256 --ranks 4'
+# shellcheck disable=SC2086
+planned $tiny
 check "the table is printed" equal $status 0
-check "... with every role" contains "$out" "optimizer state"
 check "... and the padding" contains "$out" "padding:"
+# Of each role: what it is, and the last column.
+rows=$(sed -n 's/^  \([a-z][a-z0-9() ]*[a-z)]\)  .* \([0-9]*\)$/\1: \2/p' out)
+# shellcheck disable=SC2086
+planned $tiny --json
+check "... with every role and its bytes, as --json has them" equal "$rows" "\
+compute weights: $(value rank_bytes.compute)
+main weights (fp32): $(value rank_bytes.main)
+main gradients: $(value rank_bytes.grad)
+optimizer state: $(value rank_bytes.optimizer)
+gather buffers: $(value rank_bytes.gather)
+gradient buffers: $(value rank_bytes.reduce)
+control and exchange: $(value rank_bytes.staging)
+total: $(value rank_bytes.total)"
+check "... of which most hold something" [ "$(echo "$rows" | grep -c ': [1-9]')" -ge 6 ]
 
 small() { planned --layers 4 --width 128 --heads 4 --vocab 512 "$@"; }
 # 4 layers x (4 x 128 x 128 + 2 x 128 x 512 + 2 x 128) + 2 x 512 x 128 + 128
@@ -114,9 +135,12 @@ planned --json --layers 2 --width 256 --heads 4 --vocab 512 --ranks 16 --ranks-p
 check "hosts of a shard axis hold the compute weights once each" near "$(bytes compute)" $((2 * host))
 check "... and divide optimizer state by all ranks" near $((2 * $(bytes optimizer))) "$hsdp"
 planned --ranks 16 --ranks-per-host 3
-check "hosts that cut the shard axis unevenly are refused" contains "$err" "unevenly"
+check "hosts that cut the shard axis unevenly are refused" equal $status 1
+check "... which is said" contains "$err" "unevenly"
 planned --ranks 3 --replicate 2
-check "replicas that do not divide the ranks" contains "$err" "not a multiple of --replicate"
+check "replicas that do not divide the ranks" contains "$status $err" \
+  "1 fsdp-plan: --ranks 3 is not a multiple of --replicate 2"
 planned --strategy zero9
 check "an unknown strategy on the command line" equal $status 2
+check "... is named" contains "$err" "zero9"
 finish

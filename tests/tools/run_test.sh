@@ -1,17 +1,22 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: run_test.sh FSDP_RUN
+# usage: run_test.sh FSDP_RUN DOOMED_RANK
 set -u
 run=$(realpath "$1")
+doomed_rank=$(realpath "$2")
 # shellcheck source-path=SCRIPTDIR
 . "$(dirname "$0")/tap.sh"
 enter_scratch
 
-job() { capture "$run" "$@"; }
+# Ranks that sleep have nothing to report, so most cases do not wait for it.
+job() { capture "$run" --grace-seconds 0.1 "$@"; }
 
-# gone PIDS...: none of them is left after a second (a zombie is gone).
+# gone COUNT PIDS...: there are so many of them, and none of them is left after ten seconds (a zombie is gone).
 gone() {
-  for _ in 1 2 3 4 5 6 7 8 9 10; do
+  count=$1
+  shift
+  equal $# "$count" || return 1
+  for _ in $(seq 100); do
     left=
     for pid in "$@"; do
       case $(sed 's/.*) //' "/proc/$pid/stat" 2>/dev/null) in '' | Z*) ;; *) left="$left $pid" ;; esac
@@ -31,6 +36,35 @@ ready() {
   done
 }
 
+# said TEXT: waits until it is in the file err, at most ten seconds.
+said() {
+  for _ in $(seq 200); do
+    grep -qF -e "$1" err && return
+    sleep 0.05
+  done
+}
+
+# For the ranks' shells. come NAME: waits until another one has made that file, at most ten seconds. dead FILE: waits
+# until the process whose number it has is gone, or a zombie.
+cat >helpers <<'HELPERS'
+come() {
+  for _ in $(seq 200); do
+    [ -e "$1" ] && return
+    sleep 0.05
+  done
+}
+dead() {
+  for _ in $(seq 200); do
+    [ -s "$1" ] && break
+    sleep 0.05
+  done
+  for _ in $(seq 200); do
+    case $(sed 's/.*) //' "/proc/$(cat "$1")/stat" 2>/dev/null) in '' | Z*) return ;; esac
+    sleep 0.05
+  done
+}
+HELPERS
+
 # shellcheck disable=SC2016  # the ranks' shells expand the variables
 {
   job -n 2 sh -c 'echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR'
@@ -46,9 +80,10 @@ ready() {
   job -n 3 --no-prefix sh -c 'echo $MASTER_PORT $FSDP_JOB_SECRET'
   check "another job has another secret" lacks "$out" "$(echo "$first" | sed 's/.* //' | head -1)"
 
-  "$run" -n 1 --no-prefix sh -c 'echo $MASTER_PORT; sleep 1' >one &
-  "$run" -n 1 --no-prefix sh -c 'echo $MASTER_PORT; sleep 1' >two
+  "$run" -n 1 --no-prefix sh -c '. ./helpers; echo $MASTER_PORT; touch begun; come over' >one &
+  "$run" -n 1 --no-prefix sh -c '. ./helpers; come begun; echo $MASTER_PORT; touch over' >two
   wait
+  check "a job has a port" [ -s two ]
   check "jobs at the same time have different ports" lacks "$(cat one)" "$(cat two)"
 
   job -n 1 sh -c 'echo to-out; echo to-err >&2'
@@ -73,9 +108,22 @@ ready() {
   check "in a file each progress update is a line" equal "$out" "[0] step 1
 [0] step 2"
   if command -v script >/dev/null; then
-    script -qefc "'$run' -n 2 sh -c 'printf \"\rstep 1\"; sleep 0.3; printf \"\rstep 2\n\"'" /dev/null >screen </dev/null
+    # Rank 1 ends its line when rank 0 has ended, so that it does not come between rank 0's two.
+    cat >progress <<'PROGRESS'
+. ./helpers
+[ $RANK = 0 ] && echo $$ >zero
+printf "\rstep 1"
+[ $RANK = 0 ] && for _ in $(seq 200); do
+  grep -q "step 1" screen && break
+  sleep 0.05
+done
+[ $RANK = 1 ] && dead zero
+printf "\rstep 2\n"
+PROGRESS
+    script -qefc "'$run' -n 2 --grace-seconds 20 sh ./progress" /dev/null >screen </dev/null
     check "on a terminal rank 0 rewrites its line" contains "$(cat -v screen)" '^M^[[K[0] step 1^M^[[K[0] step 2'
     check "on a terminal other ranks show the last state" lacks "$(cat -v screen)" '[1] step 1'
+    check "... and that one" contains "$(cat -v screen)" '[1] step 2'
   else
     skip "progress on a terminal" "no script(1)"
   fi
@@ -83,27 +131,79 @@ ready() {
   job -n 1 -- printf '%s|' -n 2 -- --no-prefix
   check "the program's own options are left alone" equal "$out" "[0] -n|2|--|--no-prefix|"
 
-  job -n 3 sh -c 'echo $$; [ $RANK = 1 ] && exit 3; exec sleep 100'
+  job -n 3 sh -c '. ./helpers; echo $$; touch up.$RANK; [ $RANK = 1 ] && { come up.0; come up.2; exit 3; }
+    exec sleep 100'
   check "the failing rank's status is returned" equal $status 3
   check "... and named" contains "$err" "rank 1"
   check "... and explained" contains "$err" "exited with status 3"
+  check "all ranks were there" equal "$(wc -l <out)" 3
   # shellcheck disable=SC2046
-  check "the other ranks were ended" gone $(sed 's/^....//' out)
+  check "the other ranks were ended" gone 3 $(sed 's/^....//' out)
 
   job -n 2 sh -c '[ $RANK = 0 ] && kill -KILL $$; exec sleep 100'
   check "a killed rank gives 128 + signal" equal $status 137
   check "... and the signal is named" contains "$err" "rank 0 (pid"
   check "... with its number" contains "$err" "signal 9"
 
-  job -n 2 --grace 0.3 sh -c 'echo $$; [ $RANK = 0 ] && { sleep 0.3; exit 4; }; trap "" TERM; while :; do sleep 0.1; done'
+  job -n 2 --kill-seconds 0.3 sh -c '. ./helpers; echo $$; [ $RANK = 0 ] && { come deaf; exit 4; }
+    trap "" TERM; touch deaf; while :; do sleep 0.1; done'
   check "a rank that ignores SIGTERM is killed" equal $status 4
+  check "... of two" equal "$(wc -l <out)" 2
   # shellcheck disable=SC2046
-  check "... for good" gone $(sed 's/^....//' out)
+  check "... for good" gone 2 $(sed 's/^....//' out)
+
+  # The last words of those whose peer has died: they are not ended while they write them.
+  capture "$run" -n 3 --grace-seconds 30 sh -c '[ $RANK = 1 ] && exit 3; sleep 1; echo done; exit 1'
+  check "ranks that are left may end by themselves" equal "$(grep -c done out)" 2
+  check "... and the first one's status stays" equal $status 3
+  check "... and the wait is announced" contains "$err" "the other 2 have 30 s to report and end (--grace-seconds)"
+  before=$(date +%s%N)
+  capture "$run" -n 2 --grace-seconds 1 sh -c '[ $RANK = 1 ] && exit 3; trap "exit 9" TERM; while :; do sleep 0.1; done'
+  check "who does not end is ended" equal $status 3
+  check "... after the grace period" [ $(($(date +%s%N) - before)) -ge 1000000000 ]
+  check "... which is said" contains "$err" "1 rank(s) did not end by themselves within 1 s; ending them"
+  : >out
+  : >err
+  before=$(date +%s)
+  "$run" -n 2 --grace-seconds 60 sh -c '[ $RANK = 1 ] && exit 3; exec sleep 100' >out 2>err &
+  pid=$!
+  said "to report and end (--grace-seconds)"
+  kill -TERM $pid
+  wait $pid
+  check "a signal in the grace period leaves the status" equal $? 3
+  check "... and ends it" [ $(($(date +%s) - before)) -lt 40 ]
+
+  # While fsdp-run is stopped ranks end in an order that it can only learn from the kernel.
+  : >out
+  "$run" -n 3 sh -c '. ./helpers; echo $$ >pid.$RANK; echo ready; come stopped; [ $RANK = 1 ] && exit 3; dead pid.1
+    [ $RANK = 0 ] && exit 1; kill -ABRT $$' >out 2>err &
+  pid=$!
+  ready 3
+  kill -STOP $pid
+  touch stopped
+  # shellcheck source=/dev/null
+  (. ./helpers && for rank in 0 1 2; do dead pid.$rank; done)
+  kill -CONT $pid
+  wait $pid
+  check "the status is that of the rank that ended first" equal $? 3
+  check "... and that rank is named" contains "$(cat err)" "rank 1 (pid"
+  capture "$run" -n 2 --grace-seconds 30 sh -c '. ./helpers; [ $RANK = 0 ] && { echo $$ >failed; exit 1; }
+    dead failed; sleep 0.3; kill -KILL $$'
+  check "whom somebody killed is the cause, however late its end is seen" equal $status 137
+  check "... and is named" contains "$err" "rank 1 (pid"
+
+  # The command of docs/guides/debugging-a-hang.md, with its own default.
+  mkdir flight
+  FSDP_FLIGHT_DIRECTORY=$PWD/flight capture "$run" -n 4 "$doomed_rank" 2
+  check "without a word the wait is of 5 s" contains "$err" "have 5 s to report and end (--grace-seconds)"
+  check "a killed rank of a job gives 137" equal $status 137
+  check "... and every survivor leaves its flight record" equal "$(cd flight && echo *)" \
+    "flight-0.json flight-1.json flight-3.json"
 
   job -n 2 sh -c 'sleep 100 & echo $!; exit 0'
   check "a clean job succeeds" equal $status 0
   # shellcheck disable=SC2046
-  check "children that ranks left behind are ended" gone $(sed 's/^....//' out)
+  check "children that ranks left behind are ended" gone 2 $(sed 's/^....//' out)
 
   job -n 2 --timeout 0.3 sh -c 'exec sleep 100'
   check "a timeout gives 124" equal $status 124
@@ -128,13 +228,41 @@ ready() {
   kill -KILL $pid
   wait $pid 2>/dev/null
   # shellcheck disable=SC2046
-  check "ranks die with fsdp-run" gone $(sed 's/^....//' out)
+  check "ranks die with fsdp-run" gone 2 $(sed 's/^....//' out)
 
-  timeout 20 sh -c "'$run' -n 2 yes | head -1" >out 2>err
-  check "a reader that goes away ends the job" equal "$(cat out)" "[0] y"
+  # Whichever rank is first. A job that goes on would be ended by the timeout, whose status is 124.
+  timeout 30 sh -c "'$run' -n 2 yes | head -1" >out 2>err
+  check "a reader that goes away ends the job" equal $? 0
+  check "... and has read a line" equal "$(sed 's/^\[[01]\] //' out)" y
 
   FSDP_JOB_SECRET_FILE=/nowhere job -n 1 sh -c 'echo "${FSDP_JOB_SECRET_FILE-unset}"'
   check "the job's secret replaces a secret file" equal "$out" "[0] unset"
+}
+
+# shellcheck disable=SC2016
+{
+  unset FSDP_LOG FSDP_DEBUG FSDP_TRACE FSDP_TIMEOUT
+  help='echo ${FSDP_LOG-unset} ${FSDP_DEBUG-unset} ${FSDP_TRACE-unset} ${FSDP_TIMEOUT-unset}'
+  job -n 1 --log info --debug --trace traces --wait-timeout 20 sh -c "$help"
+  check "ranks get --log, --debug, --trace and --wait-timeout" equal "$out" "[0] info 1 $PWD/traces 20"
+  check "... and the trace's directory is made" [ -d traces ]
+  job -n 1 sh -c "$help"
+  check "... and nothing of it unless it is given" equal "$out" "[0] unset unset unset unset"
+  FSDP_LOG=debug FSDP_TIMEOUT=7 job -n 1 sh -c "$help"
+  check "... but what the environment has stays" equal "$out" "[0] debug unset unset 7"
+  FSDP_LOG=debug job -n 1 --log error sh -c 'echo $FSDP_LOG'
+  check "... unless an option says otherwise" equal "$out" "[0] error"
+  job -n 1 --log loud true
+  check "a level that is none is a usage error" equal $status 2
+  check "... which names those there are" contains "$err" "warning"
+  job -n 1 --wait-timeout 0 true
+  check "no seconds to wait is a usage error" equal $status 2
+  echo data >a-file
+  job -n 1 --trace a-file true
+  check "a trace directory that is a file is a usage error" equal $status 2
+  check "... which is named" contains "$err" "a-file"
+  capture "$run" -n 2 --grace-seconds 30 --trace lives "$doomed_rank" 0
+  check "a job leaves its traces" contains "$(cd lives && echo *)" "trace-1.json"
 }
 
 # shellcheck disable=SC2016
@@ -189,16 +317,18 @@ unset"
   ready 2
   kill -TERM $pid
   wait $pid
-  check "who ends a job by a signal does not start it again" lacks "$(cat err)" "restart 1"
+  check "who ends a job by a signal gets the ranks' status" equal $? 7
+  check "... and does not start it again" equal "$(grep -c ready out) $(grep -c 'restart 1' err)" '2 0'
   : >out
-  "$run" -n 2 --max-restarts 3 sh -c '[ $RANK = 0 ] && { sleep 0.5; exit 5; }
-    trap "sleep 1; exit 7" TERM; echo ready; while :; do sleep 0.1; done' >out 2>err &
+  : >err
+  "$run" -n 2 --max-restarts 3 --grace-seconds 30 sh -c '. ./helpers; [ $RANK = 0 ] && { come trapped; exit 5; }
+    trap "sleep 1; exit 7" TERM; echo trapped; touch trapped; while :; do sleep 0.1; done' >out 2>err &
   pid=$!
-  ready 1
-  sleep 1
+  said "to report and end (--grace-seconds)"
   kill -INT $pid
   wait $pid
-  check "... also while the ranks of one that failed are ending" lacks "$(cat err)" "restart 1"
+  check "... also while the ranks of one that failed are ending" equal $? 5
+  check "... of which there is no further one" equal "$(grep -c 'trapped' out) $(grep -c 'restart 1' err)" '1 0'
 }
 
 job -n 0 true

@@ -16,10 +16,9 @@ ARROWS = {
     "memory": {"layout", "base"},
     "device": {"base"},
     "comm": {"device", "base"},
-    "optim": {"device", "layout", "base"},
     "trace": {"base"},
-    "engine": {"layout", "memory", "device", "comm", "optim", "trace", "base"},
-    "abi": {"engine", "layout", "memory", "device", "comm", "optim", "trace", "base"},
+    "engine": {"layout", "memory", "device", "comm", "trace", "base"},
+    "abi": {"engine", "layout", "memory", "device", "comm", "trace", "base"},
 }
 # Pure functions of their arguments: no threads, no operating system.
 PURE = {"layout", "memory"}
@@ -36,6 +35,7 @@ BACKEND_FRIENDS = {("lib/device/cuda/", "device/host/"), ("lib/comm/bootstrap/",
                    ("lib/comm/shm/", "device/host/"), ("lib/comm/ucx/", "comm/shm/"), ("lib/comm/ucx/", "device/host/"),
                    ("lib/comm/hybrid/", "comm/shm/"), ("lib/comm/staging/", "comm/shm/")}
 LONGEST, LONG = 600, 300
+COLUMNS = 120
 # Names of other projects that look like ours.
 FOREIGN_NAMES = {"fsdp_unit_modules"}
 SOURCE_TREES = ["include", "lib", "tools", "examples", "tests", "bindings"]
@@ -114,8 +114,17 @@ def users_see_the_header_only(root):
 def file_length(root):
     for path, name, text in source_files(root):
         lines = text.count("\n")
-        if lines > LONGEST and name != "include/fsdp.h":
+        if lines > LONGEST and not name.endswith("fsdp.h"):  # the header, and those that releases had
             yield f"{name} has {lines} lines, more than {LONGEST}"
+
+
+def line_length(root):
+    for path, name, text in source_files(root):
+        if path.suffix in {".sh", ".py"} or "/frozen/" in name:  # a release's client is as it was
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            if len(line) > COLUMNS:
+                yield f"{name}:{number} has {len(line)} columns, more than {COLUMNS} (clang-format -i {name})"
 
 
 def license_lines(root):
@@ -148,18 +157,47 @@ def document_links(root):
                 yield f"{name} links to {link}: no such heading"
 
 
+def document_files(root):
+    """Every file of the project that the documents name in backticks is there: from the root or from lib, with or without its suffix."""
+    rooms = "abi|base|comm|device|engine|layout|memory|trace"
+    names = re.compile(rf"`((?:lib|tests|tools|docs|examples|include|bindings|{rooms})/[\w./*-]*[\w*])")
+    for path, name, prose, _ in documents(root):
+        for file in sorted(file for file in set(names.findall(prose)) if not re.search(r"\b[A-Z]{3,}\b", file)):
+            if not any(any(base.glob(pattern)) for base in (root, root / "lib") for pattern in (file, file + ".*")):
+                yield f"{name} names {file}: no such file"
+
+
 def document_names(root):
-    """Every fsdp_ or FSDP_ name in the documents is in the public header, or a variable that the library or an example reads."""
+    """Every fsdp_ or FSDP_ name in the documents is in the public header, or a variable that the library, an example or a test reads."""
     names = re.compile(r"\b(?:fsdp|FSDP)_[a-zA-Z]\w*")
     known = set(names.findall((root / "include/fsdp.h").read_text(encoding="utf-8"))) | FOREIGN_NAMES
     for path, name, text in source_files(root, "lib"):
         known.update(re.findall(r'getenv\("(FSDP_\w+)"\)', text))
-    for path in sorted((root / "examples").rglob("*.py")):
-        known.update(re.findall(r'environ\.get\("(FSDP_\w+)"', path.read_text(encoding="utf-8")))
+    for path in sorted((root / "tests").rglob("*.cpp")):
+        known.update(re.findall(r'getenv\("(FSDP_TEST_\w+)"\)', path.read_text(encoding="utf-8")))
+    for folder in ("examples", "tests"):
+        for path in sorted((root / folder).rglob("*.py")):
+            known.update(re.findall(r'environ\.get\("(FSDP_\w+)"', path.read_text(encoding="utf-8")))
     for path, name, _, text in documents(root):
         for word in sorted(set(names.findall(text)) - known):
             if not word.endswith("_"):  # a family, as FSDP_ROLE_*
                 yield f"{name} names {word}: not in fsdp.h"
+
+
+def one_type_a_name(root):
+    """No two files of the library define a type of one qualified name: the linker would take the functions of one for the other's."""
+    known = {}
+    for path, name, text in source_files(root, "lib"):
+        scopes = []
+        for line in text.splitlines():
+            if opened := re.match(r"namespace ([\w:]*) ?\{", line):
+                scopes.append(opened[1])
+            elif line.startswith("}  // namespace") and scopes:
+                scopes.pop()
+            elif "" not in scopes and (found := re.match(r"(?:struct|class) (?:alignas\(\w+\) )?(\w+)(?: final)?(?: :[^;]*)? \{", line)):
+                full = "::".join([*scopes, found[1]])
+                if known.setdefault(full, name) != name:
+                    yield f"{name} defines {full}, as {known[full]} does"
 
 
 # A file that breaks the rule.
@@ -171,9 +209,12 @@ RULES = {
     one_boundary: ("lib/comm/bad.cpp", 'extern "C" void fsdp_bad();\n'),
     users_see_the_header_only: ("tools/bad.cpp", '#include "engine/context.h"\n'),
     file_length: ("tests/bad.cpp", "\n" * (LONGEST + 1)),
+    line_length: ("tests/bad.cpp", "// " + "x" * COLUMNS + "\n"),
     license_lines: ("lib/base/bad.h", "// no license here\n"),
     document_links: ("docs/bad.md", "[nowhere](no-such-file.md)\n"),
+    document_files: ("docs/bad.md", "See `engine/no_such_file.h` and `lib`.\n"),
     document_names: ("docs/bad.md", "Call fsdp_no_such_call.\n"),
+    one_type_a_name: ("lib/base/bad.h", "namespace fsdp {\nstruct Twice {\n};\n}  // namespace fsdp\n"),
 }
 
 
@@ -185,6 +226,8 @@ def finds_bad_tree(rule):
         name, text = RULES[rule]
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
+        if rule is one_type_a_name:
+            (root / name).with_name("worse.h").write_text(text)
         return bool(list(rule(root)))
 
 

@@ -22,6 +22,7 @@ struct Report {
   std::atomic<int32_t> status, rank;
   std::atomic<int64_t> ended_ns;
   char text[512];
+  char logged[1024];
 };
 
 class Bootstrap : public ReportedProcesses<Report> {
@@ -36,6 +37,7 @@ class Bootstrap : public ReportedProcesses<Report> {
       RankOptions rank_options;
       rank_options.timeout_ms = world.timeout_ms;
       Rank rank(rank_options);
+      world.log = [&](fsdp_log_level, const std::string &line) { append(report.logged, line); };
       const Error error = error_of([&] {
         rank.world = create_process_world(world, rank.waiter, rank.failure, *rank.device);
         rank.make_team();

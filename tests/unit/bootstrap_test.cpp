@@ -18,7 +18,7 @@ TEST_F(Bootstrap, AnyOrder) {
 }
 
 TEST_F(Bootstrap, ATimeoutNamesTheMissing) {
-  options.timeout_ms = 500;
+  options.timeout_ms = 2000;
   options.size = 4;
   const size_t zero = start(0U), two = start(2);
   finish();
@@ -67,7 +67,7 @@ TEST_F(Bootstrap, WhoIsInTheHandshakeWhenTheJobFailsIsTold) {
   for (const uint32_t rank : {1, 2}) await_admission(rank);
   const Fd late = connect();
   ::kill(processes[two], SIGKILL);
-  std::this_thread::sleep_for(150ms);
+  await_end(one);  // rank 0 has told it
   answer(late, options.secret);
   EXPECT_TRUE(hear<wire::Proof>(late));
   join(late, 3);
@@ -111,12 +111,15 @@ TEST_F(Bootstrap, AnotherLibraryIsRefusedByBothVersions) {
   const auto refusal = hear<wire::Refusal>(socket);
   ASSERT_TRUE(refusal);
   EXPECT_EQ(refusal->status, FSDP_MISMATCH);
-  EXPECT_NE(std::string(refusal->text).find("rank 1 has libfsdp 9.8.7 (wire format 2), rank 0 has libfsdp"),
+  EXPECT_NE(std::string(refusal->text)
+                .find(fmt::format("rank 1 has libfsdp 9.8.7 (wire format {}), rank 0 has libfsdp", wire_version + 1)),
             std::string::npos)
       << refusal->text;
   const size_t one = start(1), two = start(2);
   finish();
   for (const size_t index : {zero, one, two}) expect(index, FSDP_OK);
+  EXPECT_EQ(std::string(reports[zero].logged), "refused a process of this host: " + std::string(refusal->text));
+  EXPECT_STREQ(reports[one].logged, "");
 }
 
 TEST_F(Bootstrap, WithoutRankZero) {
@@ -129,7 +132,7 @@ TEST_F(Bootstrap, WithoutRankZero) {
 
 TEST_F(Bootstrap, WrongRanksAreToldAndTheJobForms) {
   const size_t zero = start(0U), one = start(1);
-  std::this_thread::sleep_for(200ms);
+  await_admission(1);
   const size_t again = start(1);
   WorldOptions wrong = options;
   wrong.size = 5;
@@ -140,7 +143,7 @@ TEST_F(Bootstrap, WrongRanksAreToldAndTheJobForms) {
   wrong.secret = "another";
   wrong.timeout_ms = 500;
   const size_t other_secret = start(wrong);
-  std::this_thread::sleep_for(1s);
+  for (const size_t index : {again, other_size, other_secret}) await_end(index);
   const size_t two = start(2);
   finish();
   for (const size_t index : {zero, one, two}) expect(index, FSDP_OK);
@@ -151,11 +154,11 @@ TEST_F(Bootstrap, WrongRanksAreToldAndTheJobForms) {
 
 TEST_F(Bootstrap, ASecondRankZeroIsTold) {
   const size_t zero = start(0U);
-  std::this_thread::sleep_for(100ms);
+  connect();  // it listens
   WorldOptions second = options;
   second.timeout_ms = 300;
   const size_t again = start(second);
-  std::this_thread::sleep_for(600ms);
+  await_end(again);
   const size_t one = start(1), two = start(2);
   finish();
   expect(again, FSDP_INVALID_ARGUMENT, "another process does");

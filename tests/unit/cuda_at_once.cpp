@@ -54,11 +54,15 @@ TEST_F(CudaLaunch, ErrorsAreReturned) {
             error);
   EXPECT_EQ(cuda::sum_squares(nullptr, &sum, values, 8, 1, scratch), error);
   EXPECT_EQ(cuda::count_nonfinite(nullptr, &count, values, 8), error);
+  Norm norm{};
+  EXPECT_EQ(cuda::sum_values(nullptr, &sum, &sum, 1), error);
+  EXPECT_EQ(cuda::find_norm(nullptr, &norm, {&sum, 1, 1, 1, 0}), error);
+  EXPECT_EQ(cuda::scale_by(nullptr, values, values, 8), error);
   EXPECT_EQ(cuda::adamw(nullptr, step, {&span, 1}), error);
   EXPECT_EQ(cuda::adamw_from(nullptr, &step, {&span, 1}), error);
   EXPECT_EQ(cuda::store_step(nullptr, &step, step), error);
   EXPECT_EQ(cuda::delay(nullptr, 1), error);
-  EXPECT_EQ(launches, 10);  // what consists of two stops at the first
+  EXPECT_EQ(launches, 13);  // what consists of two stops at the first
 }
 
 TEST_F(CudaLaunch, NoElementsNoLaunch) {
@@ -66,6 +70,7 @@ TEST_F(CudaLaunch, NoElementsNoLaunch) {
   EXPECT_EQ(cuda::cast(nullptr, values, FSDP_BFLOAT16, values, FSDP_FLOAT32, 0), 0);
   EXPECT_EQ(cuda::add(nullptr, values, FSDP_FLOAT32, values, FSDP_FLOAT32, 0), 0);
   EXPECT_EQ(cuda::scale(nullptr, values, 2, 0), 0);
+  EXPECT_EQ(cuda::scale_by(nullptr, values, values, 0), 0);
   EXPECT_EQ(cuda::adamw(nullptr, AdamW{}, {&span, 1}), 0);
   EXPECT_EQ(launches, 0);
 }
@@ -76,10 +81,11 @@ TEST_F(CudaLaunch, SpansAreBatched) {
   EXPECT_EQ(launches, 3);
 }
 
-// Each of the 32 kernels (tests/gpu/kernels/code_test.py counts them), and the copy of 16-bit elements for both of their types.
+// Each of the 35 kernels (tests/gpu/kernels/code_test.py counts them), and the copy of 16-bit elements for both of
+// their types.
 TEST_F(CudaLaunch, PrepareRunsEveryKernel) {
   EXPECT_EQ(cuda::prepare(nullptr, scratch), 0);
-  EXPECT_EQ(launches, 33);
+  EXPECT_EQ(launches, 36);
   next_result = cudaErrorLaunchOutOfResources;
   EXPECT_EQ(cuda::prepare(nullptr, scratch), static_cast<int>(cudaErrorLaunchOutOfResources));
 }

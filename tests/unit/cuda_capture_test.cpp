@@ -137,7 +137,7 @@ TEST_F(CudaCaptureTest, ACaptureThatNobodyBeganIsRefused) {
   CUDA_OK(cudaStreamBeginCapture(own_->get(), cudaStreamCaptureModeGlobal));
   const Failed refused = failure_of([&] { caller().record(*a_); });
   EXPECT_EQ(FSDP_INVALID_STATE, refused.status);
-  EXPECT_NE(std::string::npos, refused.message.find("fsdp_capture_begin")) << refused.message;
+  EXPECT_NE(std::string::npos, refused.message.find("fsdp_begin_capture")) << refused.message;
   cudaGraph_t graph = nullptr;
   CUDA_OK(cudaStreamEndCapture(own_->get(), &graph));
   CUDA_OK(cudaGraphDestroy(graph));

@@ -13,8 +13,8 @@ namespace cuda = device::cuda::kernels;
 
 AdamW make_step(int number) {
   return {1e-3f,
-          0.9f,
-          0.999f,
+          average_of(0.9),
+          average_of(0.999),
           1e-8f,
           number % 2 ? 0.1f : 0.0f,
           static_cast<float>(1 - std::pow(0.9, number)),
@@ -165,6 +165,78 @@ TEST(CudaSumSquares, ManyPieces) {
   check_squares(65537, 1, 0, Values::ordinary);
   check_squares(400001, 3, 1, Values::ordinary);
   check_squares(3000000, 0, 0, Values::ordinary);
+}
+
+TEST(CudaSumValues, CountsInTheirOrder) {
+  for (const size_t count : {0, 1, 7, 8, 9, 1000}) {
+    std::vector<double> values(count + 1, 1e300);  // none is an address too, and nobody reads behind the end
+    for (size_t i = 0; i < count; ++i)
+      values[i] = std::ldexp(1.0 + static_cast<double>(i) / 7, static_cast<int>(i * 13 % 60));
+    OnGpu gpu_values(values.data(), count * sizeof(double), 0), result(sizeof(double));
+    ASSERT_LAUNCHED(cuda::sum_values(gpu::stream(), reinterpret_cast<double *>(result.data()),
+                                     reinterpret_cast<const double *>(gpu_values.data()), count));
+    const auto bytes = result.read();
+    double actual, expected = 0;
+    std::memcpy(&actual, bytes.data(), sizeof actual);
+    for (size_t i = 0; i < count; ++i) expected += values[i];
+    ASSERT_EQ(actual, expected) << count;
+    ASSERT_EQ(kernels::sum_values(values.data(), count), expected) << count;
+  }
+}
+
+// By hand: the shares of slots in their order, whose ranks are not; the root; the factor in fp32.
+TEST(CudaFindNorm, OrderRootAndFactor) {
+  struct Expected {
+    std::vector<double> shares;
+    uint32_t slices, inner;
+    double max_norm, squares, norm;
+    float factor;
+  };
+  const double tiny = std::ldexp(1.0, -53);
+  for (const Expected &of : {
+           Expected{{9}, 1, 1, 0, 9, 3, 1},
+           Expected{{4, 5}, 1, 2, 1.5, 9, 3, 0.5f},
+           Expected{{4, 5}, 1, 2, 3, 9, 3, 1},
+           Expected{{9}, 1, 1, 1, 9, 3, static_cast<float>(1.0 / 3)},
+           // 3 inner ranks, 2 slices: slot s is rank s % 2 * 3 + s / 2. Slot 0 is 1, 1 and 2 are half a step beyond.
+           Expected{{1, tiny, 0, tiny, 0, 0}, 2, 3, 0, 1, 1, 1},
+           Expected{{tiny, 1, 0, tiny, 0, 0}, 2, 3, 0, 1 + 2 * tiny, std::sqrt(1 + 2 * tiny), 1},
+           Expected{{HUGE_VAL, 1}, 1, 2, 1, HUGE_VAL, HUGE_VAL, 1},
+       }) {
+    OnGpu shares(of.shares.data(), of.shares.size() * sizeof(double), 0), result(sizeof(Norm));
+    const auto slots = static_cast<uint32_t>(of.shares.size());
+    ASSERT_LAUNCHED(
+        cuda::find_norm(gpu::stream(), reinterpret_cast<Norm *>(result.data()),
+                        {reinterpret_cast<const double *>(shares.data()), slots, of.slices, of.inner, of.max_norm}));
+    const auto bytes = result.read();
+    Norm actual;
+    std::memcpy(&actual, bytes.data(), sizeof actual);
+    for (const Norm &norm : {actual, kernels::find_norm({of.shares.data(), slots, of.slices, of.inner, of.max_norm})}) {
+      EXPECT_EQ(norm.squares, of.squares);
+      EXPECT_EQ(norm.norm, of.norm);
+      EXPECT_EQ(norm.factor, of.factor);
+    }
+  }
+  const double nan = std::nan("");
+  const Norm norm = kernels::find_norm({&nan, 1, 1, 1, 1});
+  EXPECT_TRUE(std::isnan(norm.norm));
+  EXPECT_EQ(norm.factor, 1);
+}
+
+TEST(CudaScaleBy, FactorsInMemory) {
+  for (const float factor : {1.0f, 0.3f, 0.0f})
+    for (const size_t count : {1, 5, 5001}) {
+      Elements values(FSDP_FLOAT32, count);
+      values.fill(9, Values::awkward);
+      OnGpu gpu_values(values.data(), count * 4, 4), gpu_factor(&factor, sizeof factor, 0);
+      ASSERT_LAUNCHED(cuda::scale_by(gpu::stream(), gpu_values.floats(), gpu_factor.floats(), count));
+      if (factor != 1) kernels::scale(values.floats(), factor, count);
+      const auto actual = gpu_values.read();
+      for (size_t i = 0; i < count; ++i) {
+        const float a = test::read(actual.data(), FSDP_FLOAT32, i), e = values[i];
+        ASSERT_TRUE(factor == 1 ? std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(e) : same(a, e)) << i;
+      }
+    }
 }
 
 TEST(CudaCountNonfinite, CountsAndAlignments) {

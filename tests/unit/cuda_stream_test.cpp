@@ -182,7 +182,7 @@ TEST_F(CudaStreamTest, NormsOnSeveralStreamsOfTheCaller) {
 TEST_F(CudaStreamTest, AdamWReadsItsStepFromTheDevice) {
   CudaContext context;
   Device &device = *context.device;
-  const AdamW step{0.1F, 0.9F, 0.99F, 1e-8F, 0.01F, 0.1F, 0.01F};
+  const AdamW step{0.1F, average_of(0.9), average_of(0.99), 1e-8F, 0.01F, 0.1F, 0.01F};
   const auto memory = device.allocate(count * 4 * 8 + sizeof step, "test");
   auto *base = reinterpret_cast<float *>(memory->data());
   auto *stored = reinterpret_cast<AdamW *>(base + 8 * count);
@@ -201,8 +201,15 @@ TEST_F(CudaStreamTest, AdamWReadsItsStepFromTheDevice) {
   stream->adamw_from(stored, {&from_memory, 1});
   stream->record(*done);
   device.synchronize(*done);
-  EXPECT_NE(numbers(count), read(device, base));
-  EXPECT_EQ(read(device, base), read(device, base + 4 * count));
+  // The weights and both moments, as the host has them.
+  std::vector<float> weight = numbers(count), grad = numbers(count, 7), exp_avg(count), exp_avg_sq(count);
+  const AdamWSpan host{weight.data(), grad.data(), exp_avg.data(), exp_avg_sq.data(), nullptr, FSDP_FLOAT32, count};
+  kernels::adamw(step, {&host, 1});
+  for (float *const at : {base, base + 4 * count}) {
+    EXPECT_EQ(weight, read(device, at));
+    EXPECT_EQ(exp_avg, read(device, at + 2 * count));
+    EXPECT_EQ(exp_avg_sq, read(device, at + 3 * count));
+  }
 }
 
 TEST_F(CudaStreamTest, RunsNoFunctionsOfTheHost) {

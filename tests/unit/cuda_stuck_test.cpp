@@ -96,7 +96,7 @@ TEST_F(CudaStuckTest, ItsEndIsNotWaitedForAndIsToldOnce) {
     much.reset();
     context.reset();
   })) << "a call waited for the GPU";
-  EXPECT_LT(steady_clock::now() - since, milliseconds(10 * patience_ms)) << "waited more than once";
+  EXPECT_LT(steady_clock::now() - since, milliseconds(20 * patience_ms)) << "waited more than once";
   for (size_t i = 0; i < std::size(waiting); ++i) EXPECT_EQ(before[i], simulated::calls(waiting[i])) << waiting[i];
   EXPECT_EQ(on_gpu, simulated::allocated_bytes());
   EXPECT_TRUE(Much::kept_mapped);
@@ -107,7 +107,7 @@ TEST_F(CudaStuckTest, ItsEndIsNotWaitedForAndIsToldOnce) {
 
 // What another thread destroys meanwhile waits without what this one needs.
 TEST_F(CudaStuckTest, OtherThreadsGoOnMeanwhile) {
-  constexpr uint32_t long_ms = 3000;
+  constexpr uint32_t long_ms = 8000;
   CudaContext context(options(), long_ms);
   auto memory = context.device->allocate(4096, "test");
   const auto stream = context.device->create_stream("test");
@@ -149,12 +149,14 @@ TEST_F(CudaStuckTest, WhatComesBackLeavesNothing) {
   EXPECT_TRUE(ends([&] { much.reset(); }));
   EXPECT_LT(at_first, simulated::allocated_bytes());
   go_on();
-  {
+  // Whatever ends looks again; on a busy machine the first look may come before the work that was late.
+  const auto since = steady_clock::now();
+  do {
     const auto event = context->device->create_event();
     const auto stream = context->device->create_stream("test");
     stream->record(*event);
     context->device->synchronize(*event);
-  }
+  } while (simulated::allocated_bytes() != at_first && steady_clock::now() - since < std::chrono::seconds(30));
   EXPECT_EQ(at_first, simulated::allocated_bytes());
   context.reset();
   EXPECT_EQ(0u, simulated::allocated_bytes());

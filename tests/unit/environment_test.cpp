@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the launcher's variables say, and what the socket's name and the job's secret are made of.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -56,6 +59,12 @@ TEST(LauncherEnvironment, WhatIsWrongIsNamed) {
       {{{"FSDP_RENDEZVOUS", "tcp://h:1"}}, FSDP_INVALID_ARGUMENT, {"FSDP_RENDEZVOUS is set, but RANK and WORLD_SIZE"}},
       {with({{"FSDP_RENDEZVOUS", "tcp://h"}}), FSDP_INVALID_ARGUMENT, {"'h' has no port"}},
       {with({{"FSDP_RENDEZVOUS", "name"}, {"LOCAL_WORLD_SIZE", "1"}}), FSDP_INVALID_ARGUMENT, {"'name' is a name"}},
+      {{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"FSDP_RENDEZVOUS", "name"}},
+       FSDP_INVALID_ARGUMENT,
+       {"LOCAL_RANK and LOCAL_WORLD_SIZE are not set", "'name' is a name"}},
+      {{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"FSDP_RENDEZVOUS", "name"}},
+       FSDP_INVALID_ARGUMENT,
+       {"LOCAL_WORLD_SIZE is not set", "'name' is a name"}},
       {with({{"FSDP_RESTART_COUNT", "x"}}), FSDP_INVALID_ARGUMENT, {"FSDP_RESTART_COUNT='x'"}},
       {with({{"LOCAL_WORLD_SIZE", "3"}}), FSDP_INVALID_ARGUMENT, {"LOCAL_WORLD_SIZE='3'"}},
       {with({{"LOCAL_RANK", "2"}}), FSDP_INVALID_ARGUMENT, {"LOCAL_RANK='2'"}},
@@ -71,15 +80,75 @@ TEST(LauncherEnvironment, WhatIsWrongIsNamed) {
   }
 }
 
-TEST(LauncherEnvironment, SecretFile) {
-  const auto path = std::filesystem::temp_directory_path() / ("secret-" + std::to_string(::getpid()));
-  std::ofstream(path) << "from a file\n";
-  {
+class SecretFile : public testing::Test {
+ protected:
+  SecretFile() : path(std::filesystem::temp_directory_path() / ("secret-" + std::to_string(::getpid()))) {}
+  ~SecretFile() override { std::filesystem::remove(path); }
+  void write(const std::string &text, mode_t mode = 0600) const {
+    std::ofstream(path) << text;
+    ::chmod(path.c_str(), mode);
+  }
+  std::string read(const std::string &name) const {
+    const Environment environment(with({{"FSDP_JOB_SECRET_FILE", name}}));
+    return read_job_secret();
+  }
+  void expect_refused(const std::string &name, std::initializer_list<const char *> words) const {
+    const Error error = error_of([&] { read(name); });
+    EXPECT_EQ(error.status, FSDP_INVALID_ARGUMENT) << error.message;
+    EXPECT_NE(error.message.find("FSDP_JOB_SECRET_FILE='" + name), std::string::npos) << error.message;
+    for (const char *word : words) EXPECT_NE(error.message.find(word), std::string::npos) << error.message;
+  }
+
+  const std::filesystem::path path;
+};
+
+TEST_F(SecretFile, IsRead) {
+  for (const mode_t mode : {0600, 0400, 0700}) {
+    write("from a file\n", mode);
     const Environment environment(with({{"FSDP_JOB_SECRET_FILE", path}}));
     EXPECT_EQ(read_launcher_environment().secret, "from a file");
     EXPECT_EQ(read_job_secret(), "from a file");
+    std::filesystem::remove(path);
   }
+}
+
+// As ssh refuses a key.
+TEST_F(SecretFile, ThatOthersMayReadIsRefused) {
+  for (const auto &[mode, text] : {std::pair<mode_t, const char *>{0644, "mode 0644"},
+                                   {0640, "mode 0640"},
+                                   {0604, "mode 0604"},
+                                   {0620, "mode 0620"}}) {
+    write("a secret", mode);
+    expect_refused(path, {text, "chmod 600"});
+  }
+  write("a secret");
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give a file away";
+  ASSERT_EQ(::chown(path.c_str(), 4711, static_cast<gid_t>(-1)), 0);
+  expect_refused(path, {"user 4711", "user 0"});
+}
+
+TEST_F(SecretFile, ThatIsNoFileIsRefusedAtOnce) {
+  expect_refused("/dev/null", {"not a regular file"});
+  expect_refused(std::filesystem::temp_directory_path(), {"not a regular file"});
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  const auto before = std::chrono::steady_clock::now();
+  ::alarm(5);
+  expect_refused(path, {"not a regular file"});
+  ::alarm(0);
+  EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(4));
   std::filesystem::remove(path);
+  ASSERT_EQ(::symlink("/etc/hostname", path.c_str()), 0);
+  expect_refused(path, {"symbolic link"});
+}
+
+TEST_F(SecretFile, ThatIsEmptyOrTooLongIsRefused) {
+  for (const std::string &text :
+       {std::string(), std::string("\n"), std::string(4097, 'x'), std::string(5'000'000, 'x')}) {
+    write(text);
+    expect_refused(path, {"1 to 4096 bytes"});
+  }
+  write(std::string(4096, 'x') + "\n");
+  EXPECT_EQ(read(path).size(), 4096u);
 }
 
 TEST(SocketName, DependsOnAllAndShowsNothing) {
@@ -91,11 +160,21 @@ TEST(SocketName, DependsOnAllAndShowsNothing) {
   EXPECT_EQ(name.size(), 5U + 32U);
 }
 
-TEST(Authentication, KnownAnswer) {  // RFC 4231, test case 2, behind the label's own end
+// The key and text of RFC 4231's test case 2, behind the label and its end. Python's hmac and hashlib gave the answer.
+TEST(Authentication, KnownAnswer) {
   const std::string text = "what do ya want for nothing?";
   const auto *bytes = reinterpret_cast<const uint8_t *>(text.data());
+  const Digest known = {0xe8, 0x64, 0xb6, 0x7e, 0x2d, 0xed, 0x97, 0xfe, 0xc1, 0x41, 0xf0, 0xb8, 0xfb, 0xd6, 0x5f, 0x9f,
+                        0x9b, 0xea, 0x3a, 0xa0, 0xb6, 0xac, 0xa3, 0x6d, 0xb1, 0x1a, 0xce, 0x8a, 0xfe, 0xcc, 0xa9, 0x8c};
   const Digest a = authenticate("Jefe", "label", {{bytes, text.size()}});
-  EXPECT_TRUE(equal(a, authenticate("Jefe", "label", {{bytes, text.size()}})));
+  EXPECT_EQ(a, known);
+  EXPECT_TRUE(equal(a, known));
+  EXPECT_EQ(authenticate("Jefe", "label", {{bytes, 5}, {bytes + 5, 0}, {bytes + 5, text.size() - 5}}), known);
+  for (const size_t byte : {0, 15, 31}) {
+    Digest other = known;
+    other[byte] ^= 0x80;
+    EXPECT_FALSE(equal(a, other)) << byte;
+  }
   EXPECT_FALSE(equal(a, authenticate("Jefe", "labe", {{bytes, text.size()}})));
   EXPECT_FALSE(equal(a, authenticate("jefe", "label", {{bytes, text.size()}})));
   EXPECT_FALSE(equal(a, authenticate("", "label", {{bytes, text.size()}})));

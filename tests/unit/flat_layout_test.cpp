@@ -292,6 +292,32 @@ TEST(FlatLayout, RejectsSizesThatOverflow) {
   EXPECT_EQ(status_of({tensor({8, 8}, FSDP_GRANULE_BLOCK, UINT64_MAX)}, 4), FSDP_OK);
 }
 
+// Sizes near 2^64 are refused, or the layout keeps its promises.
+TEST(FlatLayout, NoSumWraps) {
+  std::mt19937_64 random(11);
+  int made = 0, refused = 0;
+  for (int i = 0; i < 4000; ++i) {
+    Tensors tensors(1 + random() % 5);
+    for (TensorSpec &of : tensors) {
+      const uint64_t rows = 1 + (random() >> (random() % 60 + 1)), row = 1 + (random() >> (40 + random() % 24));
+      const fsdp_granule granules[] = {FSDP_GRANULE_ROW, FSDP_GRANULE_BLOCK, FSDP_GRANULE_TENSOR};
+      of = tensor({rows, row}, granules[random() % 3], 1 + (random() >> (random() % 60)));
+    }
+    const auto ranks = static_cast<uint32_t>(1 + random() % 9);
+    try {
+      const FlatLayout layout = build_flat_layout(tensors, ranks);
+      ++made;
+      ASSERT_EQ(validate(layout, tensors), "") << i;
+      ASSERT_GE(layout.full_count, layout.used_count);
+    } catch (const Error &error) {
+      ++refused;
+      ASSERT_EQ(error.status, FSDP_INVALID_ARGUMENT) << error.message;
+    }
+  }
+  EXPECT_GT(made, 500);
+  EXPECT_GT(refused, 500);
+}
+
 TEST(FlatLayout, ValidateNoticesWhatIsBroken) {
   const Tensors tensors = gpt2_layer();
   const FlatLayout good = build_flat_layout(tensors, 8);

@@ -59,6 +59,13 @@ class FormMesh : public testing::Test {
     if (!frame || !nodes::as<nodes::Hello>(*frame)) throw Error(FSDP_PEER_FAILED, "no hello has come");
     return stream;
   }
+  // Now that its host forms too.
+  void expect_links(std::future<std::vector<Stream>> &guest) {
+    auto host = form(0);
+    const auto of_guest = guest.get(), of_host = host.get();
+    ASSERT_TRUE(of_guest.at(0) && of_host.at(1));
+    EXPECT_TRUE(of_guest[0].open() && of_host[1].open());
+  }
   std::string error_of(std::future<std::vector<Stream>> &guest) {
     try {
       guest.get();
@@ -79,20 +86,14 @@ TEST_F(FormMesh, ConnectsAgain) {
   auto guest = form(1);
   next_connection();  // and its end
   next_connection();
-  auto host = form(0);
-  const auto of_guest = guest.get(), of_host = host.get();
-  ASSERT_TRUE(of_guest.at(0) && of_host.at(1));
-  EXPECT_TRUE(of_guest[0].open() && of_host[1].open());
+  expect_links(guest);
 }
 
 // It has said its hello, and does not take that for enough.
 TEST_F(FormMesh, ConnectsAgainUntilItIsAnswered) {
   auto guest = form(1);
   hear_hello();  // and the connection's end
-  auto host = form(0);
-  const auto of_guest = guest.get(), of_host = host.get();
-  ASSERT_TRUE(of_guest.at(0) && of_host.at(1));
-  EXPECT_TRUE(of_guest[0].open() && of_host[1].open());
+  expect_links(guest);
 }
 
 TEST_F(FormMesh, SaysWhatAnotherJobAnswers) {
@@ -115,7 +116,8 @@ TEST_F(FormMesh, SaysWhyItNeverCould) {
   const std::string text = error_of(guest);
   over = true;
   EXPECT_NE(text.find("rank 0 (leader of node 0, host a) did not connect while the job formed: the other end hung up"),
-            text.npos) << text;
+            text.npos)
+      << text;
 }
 
 }  // namespace

@@ -151,7 +151,7 @@ TEST_F(Forming, WhoIsInTheHandshakeWhenTheJobFailsIsTold) {
   Fd socket = connect();
   std::this_thread::sleep_for(200ms);
   two = Stream();
-  std::this_thread::sleep_for(200ms);
+  await_end(one);  // rank 0 has told it
   EXPECT_EQ(prove(socket, Role::guest, options.secret, "rendezvous of job ", limit(5s)), "");
   three = Stream(std::move(socket), 1 << 20);
   introduce(three, 3);
@@ -170,10 +170,12 @@ TEST_F(Forming, AnotherLibraryIsRefusedByBothVersions) {
   const auto word = hear<message::Refusal>(two);
   ASSERT_TRUE(word);
   EXPECT_EQ(word->status, FSDP_MISMATCH);
-  EXPECT_NE(word->text.find("rank 2 has libfsdp 9.8.7 (wire format 2), rank 0 has libfsdp " +
-                            std::string(library_version) + " (wire format 1)"),
-            std::string::npos)
+  EXPECT_NE(
+      word->text.find(fmt::format("rank 2 has libfsdp 9.8.7 (wire format {}), rank 0 has libfsdp {} (wire format {})",
+                                  wire_version + 1, library_version, wire_version)),
+      std::string::npos)
       << word->text;
+  EXPECT_EQ(std::string(reports[0].logged), "refused a process that knows the secret: " + word->text);
 }
 
 double cpu_seconds(pid_t process) {

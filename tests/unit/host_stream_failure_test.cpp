@@ -89,7 +89,7 @@ TEST(HostStreamFailure, WaitIsBoundedAndNamesTheStream) {
   }
   const auto took = std::chrono::steady_clock::now() - start;
   EXPECT_GE(took, 200ms);
-  EXPECT_LT(took, 2s);
+  EXPECT_LT(took, 5s);
   gate.open = true;
 }
 

@@ -51,7 +51,7 @@ TEST_P(HostStream, KernelsInStreamOrder) {
   stream->sum_squares(&squares, b.data(), 1000, 10);
   stream->count_nonfinite(&nonfinite, b.data(), 1000);
   const device::AdamWSpan span{a.data(), grad.data(), m.data(), v.data(), nullptr, 0, 1000};
-  stream->adamw({0.1f, 0.9f, 0.999f, 1e-8f, 0, 0.1f, 0.001f}, {&span, 1});
+  stream->adamw({0.1f, device::average_of(0.9), device::average_of(0.999), 1e-8f, 0, 0.1f, 0.001f}, {&span, 1});
   host_.finish(*stream);
   EXPECT_EQ(narrow[0], 0x4000);
   EXPECT_EQ(b[499], 4.0f);
@@ -177,6 +177,7 @@ TEST(HostWorker, ThreadsAreNamedBlockSignalsAndEnd) {
     host.finish(*stream);
     EXPECT_STREQ(name, "fsdp-gather-wit");
     for (const int signal : {SIGINT, SIGTERM, SIGALRM, SIGUSR1}) EXPECT_TRUE(sigismember(&blocked, signal));
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) EXPECT_FALSE(sigismember(&blocked, fault));
   }
   for (int i = 0; i < 20; ++i) {
     auto a = host.stream("a"), b = host.stream("b");

@@ -31,8 +31,8 @@ void check(CopyWay way, size_t bytes, size_t to_offset, size_t from_offset) {
 TEST(KernelCopy, EveryWayAtEverySizeAndAlignment) {
   on_every_target([] {
     for (const CopyWay way : ways)
-      for (const size_t bytes : {size_t{1}, size_t{63}, size_t{64}, size_t{4096}, size_t{4 * 4096 - 1}, size_t{4 * 4096},
-                                 size_t{8 * 4096 + 65}, size_t{100'003}})
+      for (const size_t bytes : {size_t{1}, size_t{63}, size_t{64}, size_t{4096}, size_t{4 * 4096 - 1},
+                                 size_t{4 * 4096}, size_t{8 * 4096 + 65}, size_t{100'003}})
         for (const size_t offset : {0u, 1u, 16u, 63u}) {
           check(way, bytes, offset, 0);
           check(way, bytes, 0, offset);
@@ -43,8 +43,7 @@ TEST(KernelCopy, EveryWayAtEverySizeAndAlignment) {
 
 TEST(KernelCopy, ChosenByItselfAcrossItsLimits) {
   for (const size_t limit : {size_t{64} << 10, size_t{1} << 20, size_t{16} << 20})
-    for (const size_t bytes : {limit - 1, limit, limit + 4097})
-      check(device::kernels::choose_copy(bytes), bytes, 4, 8);
+    for (const size_t bytes : {limit - 1, limit, limit + 4097}) check(device::kernels::choose_copy(bytes), bytes, 4, 8);
 }
 
 }  // namespace

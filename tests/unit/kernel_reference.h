@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "device/host/float_environment.h"
+#include "base/float_environment.h"
 #include "device/host/kernels.h"
 #include "device/host/simd_targets.h"
 

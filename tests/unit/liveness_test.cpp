@@ -142,6 +142,27 @@ TEST(Court, MergesDeathsWithinTheGrace) {
   EXPECT_STREQ(error.what(), "gather of 'x': ranks 1, 3 died");
 }
 
+TEST(Court, MergesStoppedRanksBySets) {
+  const MeshPlan plan = three_nodes();
+  Court court(plan);
+  const auto stopped = [](std::vector<uint32_t> ranks, const char *text) {
+    return accuse_ranks(Verdict::stopped, ranks, text);
+  };
+  court.hear(stopped({3}, "rank 3 is silent"), 1000);
+  EXPECT_FALSE(court.decide(1050));
+  court.hear(stopped({2}, "rank 2 is silent"), 1010);
+  court.hear(stopped({3}, "so it is"), 1020);
+  const Error two = error_of(court.decide(1200).value(), 0);
+  EXPECT_EQ(two.rank, 2);
+  EXPECT_EQ(two.ranks, (std::vector<uint32_t>{2, 3}));
+  EXPECT_STREQ(two.what(), "rank 3 is silent; rank 2 is silent");
+  court.hear(stopped({1, 2, 3}, "ranks 1, 2, 3 are silent"), 1030);
+  const Error all = error_of(court.decide(1200).value(), 0);
+  EXPECT_EQ(all.rank, 1);
+  EXPECT_EQ(all.ranks, (std::vector<uint32_t>{1, 2, 3}));
+  EXPECT_STREQ(all.what(), "ranks 1, 2, 3 are silent");
+}
+
 TEST(Court, DecidesAtOnceWhatComesAlone) {
   const MeshPlan plan = three_nodes();
   Court court(plan);
@@ -158,6 +179,7 @@ TEST(Court, NamesEachCutLinkOnce) {
   court.hear(accuse_links(plan, {{0, 2}, {1, 2}, {1, 77}}), 1010);
   const Error error = error_of(court.decide(1200).value(), 0);
   EXPECT_EQ(error.rank, -1);
+  EXPECT_TRUE(error.ranks.empty());
   EXPECT_STREQ(error.what(),
                "no contact between host a (node 0) and host c (node 2), between host b (node 1) and host c (node 2) "
                "for 8.0 s: the network between them is cut");

@@ -97,7 +97,7 @@ TEST(Failure, WhoWaitsElsewhereIsMissedAtAGate) {
     EXPECT_EQ(of.error.status, FSDP_MISMATCH) << of.error.message;
     EXPECT_NE(of.error.message.find("(await of version 1), rank 1 is in"), of.error.message.npos) << of.error.message;
     EXPECT_NE(of.error.message.find("they wait for each other"), of.error.message.npos) << of.error.message;
-    EXPECT_LT(of.seconds, 2);
+    EXPECT_LT(of.seconds, 5);
   }
 }
 
@@ -138,7 +138,7 @@ TEST(Failure, DifferentCollectivesAreNamed) {
               std::string::npos)
         << seen[r].error.message;
     EXPECT_NE(seen[r].error.message.find("called reduce_scatter of 'a' (#0, float32, 24 elements)"), std::string::npos);
-    EXPECT_LT(seen[r].seconds, 2);
+    EXPECT_LT(seen[r].seconds, 5);
   }
 }
 

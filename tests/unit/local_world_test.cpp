@@ -73,15 +73,23 @@ TEST(LocalWorld, TeamsOfSomeRanks) {
   }));
 }
 
-// Callers that have enqueued their arrivals miss each other's streams, not each other.
+// Callers that have enqueued their arrivals miss each other's streams, not each other; and nobody is let through before
+// every stream has done what came before.
 TEST_P(Sizes, StreamsMayComeToAGateLate) {
-  expect_well(run_threads(GetParam(), [](Rank &rank) {
+  std::vector<uint64_t> done(GetParam(), 0);  // no atomics: the gate makes it visible
+  expect_well(run_threads(GetParam(), [&done](Rank &rank) {
     auto gate = rank.team->create_gate("late gate");
     const auto stream = rank.device->create_stream("late");
     for (uint64_t value = 1; value <= 2; ++value) {
-      stream->run([] { std::this_thread::sleep_for(std::chrono::milliseconds(700)); });
+      stream->run([&mine = done[rank.rank()], value] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(700));
+        mine = value;
+      });
       gate->arrive(value, *stream);
       gate->await(value, "late gate");
+      for (uint64_t r = 0; r < done.size(); ++r)
+        require(done[r] == value, fmt::format("at {} rank {}'s stream is at {}", value, r, done[r]));
+      rank.meet();  // so that nobody goes on while others look
     }
     rank.leave();
   }));

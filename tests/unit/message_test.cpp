@@ -2,6 +2,8 @@
 // The messages of the rendezvous as bytes: what is written is read back, and nothing else is a message.
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 #include "comm/bootstrap/message.h"
 
 namespace fsdp::comm::message {
@@ -20,16 +22,30 @@ const Message all[] = {Join{3, 8, 1, "boot/4026531840", "node-a"},
                        Card{card},
                        Formed{}};
 
+// What comes of a message that is written and read.
+template <class Kind>
+Kind read_back(const Kind &message) {
+  const auto parsed = parse(Kind::kind, body(write(message)));
+  EXPECT_EQ(parsed.problem, "");
+  const auto *read = std::get_if<Kind>(&parsed.message);
+  EXPECT_TRUE(read) << "another kind than " << Kind::kind;
+  return read ? *read : Kind{};
+}
+
 TEST(Message, WhatIsWrittenIsReadBack) {
-  const auto frame = write(all[0]);
-  const auto parsed = parse(Join::kind, body(frame));
-  const auto *join = std::get_if<Join>(&parsed.message);
-  ASSERT_TRUE(join) << parsed.problem;
-  EXPECT_EQ(join->rank, 3U);
-  EXPECT_EQ(join->world_size, 8U);
-  EXPECT_EQ(join->attempt, 1U);
-  EXPECT_EQ(join->host_id, "boot/4026531840");
-  EXPECT_EQ(join->host, "node-a");
+  const Join join = read_back(std::get<Join>(all[0]));
+  EXPECT_EQ(std::tie(join.rank, join.world_size, join.attempt), std::make_tuple(3U, 8U, 1U));
+  EXPECT_EQ(std::tie(join.host_id, join.host), std::make_tuple("boot/4026531840", "node-a"));
+  const Refusal refusal = read_back(std::get<Refusal>(all[1]));
+  EXPECT_EQ(std::tie(refusal.status, refusal.rank, refusal.text), std::make_tuple(-5, 2, "rank 2 has not come"));
+  const Entry entry = read_back(std::get<Entry>(all[2]));
+  EXPECT_EQ(std::tie(entry.rank, entry.node, entry.host, entry.card), std::make_tuple(3U, 1U, "node-a", card));
+  const Start start = read_back(std::get<Start>(all[3]));
+  EXPECT_EQ(std::tie(start.world_size, start.session), std::make_tuple(8U, Nonce{1, 2, 3}));
+  const Hello hello = read_back(std::get<Hello>(all[4]));
+  EXPECT_EQ(std::tie(hello.wire_version, hello.rank, hello.library), std::make_tuple(1U, 3U, "0.1.0"));
+  EXPECT_EQ(read_back(std::get<Card>(all[5])).bytes, card);
+  read_back(Formed{});
 }
 
 TEST(Message, NoPrefixAndNoExtensionIsOne) {

@@ -5,6 +5,10 @@
 
 #include <gtest/gtest.h>
 
+#include <random>
+
+#include "base/error.h"
+
 namespace fsdp::memory {
 namespace {
 
@@ -57,9 +61,37 @@ TEST(ModelPlan, TheCheckNamesWhatIsBroken) {
   bad = good;
   bad.grad_pool.size_bytes = 0;
   EXPECT_TRUE(contains(validate(bad, spec), "the pool of full gradients: request ")) << validate(bad, spec);
+  bad = good;
+  bad.region(RegionId::grad).bytes -= 4;
+  EXPECT_TRUE(contains(validate(bad, spec), "a plane of group 'd' ends at byte ")) << validate(bad, spec);
+  bad = good;
+  for (PlanePlan &plane : bad.buckets[2].planes)
+    if (plane.kind == PlaneKind::grad) plane.offset = 0;
+  EXPECT_TRUE(contains(validate(bad, spec), "planes of the groups 'a' and 'b' share bytes of main grads"))
+      << validate(bad, spec);
 }
 
-// Memory that peers cannot read: a rank keeps its slices alone, and gathers fill pool buffers also where mapping was asked for.
+// While the outer axis reads the sums of one turn, the inner one writes those of the next.
+TEST(ModelPlan, TurnsOfPartialSumsLieApart) {
+  ModelSpec spec = copied_model();
+  spec.mesh = layout::arrange_mesh({.ranks = {0, 1, 2, 3}, .hosts = {0, 0, 1, 1}});
+  ASSERT_EQ(spec.mesh.outer, layout::OuterAxis::shard);
+  const ModelPlan plan = plan_model(spec);
+  EXPECT_EQ(validate(plan, spec), "");
+  const uint64_t turn = plan.region(RegionId::partial).bytes / 2;
+  for (const BucketPlan &bucket : plan.buckets) {
+    const uint64_t first = bucket.plane(PlaneKind::partial, 0).offset;
+    EXPECT_LE(first + bucket.count(Extent::group) * 4, turn);
+    EXPECT_EQ(bucket.plane(PlaneKind::partial, 1).offset, first + turn);
+  }
+  ModelPlan bad = plan;
+  for (PlanePlan &plane : bad.buckets[2].planes)
+    if (plane.kind == PlaneKind::partial) plane.offset = 0;
+  EXPECT_TRUE(contains(validate(bad, spec), "partial sums of turn 1 of group 'b'")) << validate(bad, spec);
+}
+
+// Memory that peers cannot read: a rank keeps its slices alone, and gathers fill pool buffers also where mapping was
+// asked for.
 TEST(ModelPlan, DevicesKeepTheirOwnSlicesAlone) {
   ModelSpec spec = copied_model();
   const ModelPlan host = plan_model(spec);
@@ -70,15 +102,16 @@ TEST(ModelPlan, DevicesKeepTheirOwnSlicesAlone) {
   EXPECT_EQ(plan.layout_hash, host.layout_hash);
   EXPECT_EQ(plan.gather_pool.size_bytes, host.gather_pool.size_bytes);
   EXPECT_EQ(plan.gather_pool.offsets, host.gather_pool.offsets);
-  EXPECT_EQ(plan.shared_compute_bytes, 0u);
+  EXPECT_EQ(plan.region(RegionId::mapped_compute).bytes, 0u);
   uint64_t end = 0;
   for (const BucketPlan &bucket : plan.buckets) {
-    EXPECT_EQ(plan.groups[bucket.group].home, ComputeHome::shard);
-    EXPECT_GE(bucket.compute_offset, end);  // of what lies before it
-    end = bucket.compute_offset + bucket.inner_count() * (bucket.dtype == FSDP_FLOAT32 ? 4 : 2);
+    const PlanePlan &compute = bucket.plane(PlaneKind::compute);
+    EXPECT_EQ(compute.region, RegionId::sharded_compute);
+    EXPECT_GE(compute.offset, end);  // of what lies before it
+    end = compute.offset + bucket.count(Extent::group) * (bucket.dtype == FSDP_FLOAT32 ? 4 : 2);
   }
-  EXPECT_LE(end, plan.shard_compute_bytes);
-  EXPECT_EQ(plan.role_bytes(0, 3)[FSDP_ROLE_COMPUTE], plan.shard_compute_bytes);
+  EXPECT_LE(end, plan.region(RegionId::sharded_compute).bytes);
+  EXPECT_EQ(plan.role_bytes(0, 3)[FSDP_ROLE_COMPUTE], plan.region(RegionId::sharded_compute).bytes);
   EXPECT_EQ(plan.role_bytes(0, 3), plan.role_bytes(2, 3));
 }
 
@@ -87,10 +120,10 @@ TEST(ModelPlan, ARankOfADeviceThatHasAllKeepsItInPlace) {
   spec.mesh = layout::one_axis(1);
   spec.host_memory = false;
   const ModelPlan plan = plan_model(spec);
-  EXPECT_EQ(plan.groups[0].home, ComputeHome::local);
-  EXPECT_EQ(plan.gather_bytes, 0u);
+  EXPECT_EQ(plan.groups[0].compute.region, RegionId::local_compute);
+  EXPECT_EQ(plan.region(RegionId::gathered).bytes, 0u);
   spec.force_communication = true;
-  EXPECT_EQ(plan_model(spec).groups[0].home, ComputeHome::shard);
+  EXPECT_EQ(plan_model(spec).groups[0].compute.region, RegionId::sharded_compute);
 }
 
 // One buffer for all groups, as large as the largest needs; none where nothing is rounded or somebody else rounds.
@@ -99,7 +132,7 @@ TEST(ModelPlan, GradientsAreRoundedInABufferOfTheLargestGroup) {
   spec.host_memory = false;
   spec.rounds_before_sending = true;
   const uint64_t without = plan_model(spec).role_bytes(0, 3)[FSDP_ROLE_REDUCE];
-  EXPECT_EQ(plan_model(spec).wire_bytes, 0u);
+  EXPECT_EQ(plan_model(spec).region(RegionId::rounded).bytes, 0u);
   for (GroupSpec &group : spec.groups) group.reduce_dtype = FSDP_BFLOAT16;
   const ModelPlan plan = plan_model(spec);
   uint64_t most = 0;
@@ -109,11 +142,78 @@ TEST(ModelPlan, GradientsAreRoundedInABufferOfTheLargestGroup) {
       if (plan.buckets[b].grad_dtype == FSDP_FLOAT32) bytes += plan.buckets[b].layout.full_count * 2;
     most = std::max(most, bytes);
   }
-  EXPECT_GE(plan.wire_bytes, most);
-  EXPECT_LT(plan.wire_bytes, most + 2 * buffer_alignment);
-  EXPECT_EQ(plan.role_bytes(0, 3)[FSDP_ROLE_REDUCE], without + plan.wire_bytes);
+  EXPECT_GE(plan.region(RegionId::rounded).bytes, most);
+  EXPECT_LT(plan.region(RegionId::rounded).bytes, most + 2 * buffer_alignment);
+  EXPECT_EQ(plan.role_bytes(0, 3)[FSDP_ROLE_REDUCE], without + plan.region(RegionId::rounded).bytes);
   spec.rounds_before_sending = false;
-  EXPECT_EQ(plan_model(spec).wire_bytes, 0u);
+  EXPECT_EQ(plan_model(spec).region(RegionId::rounded).bytes, 0u);
+}
+
+// The error of the plan; empty if there is one.
+std::string overflow_of(const ModelSpec &spec) {
+  try {
+    plan_model(spec);
+    return {};
+  } catch (const Error &error) {
+    EXPECT_EQ(error.status, FSDP_INVALID_ARGUMENT);
+    return error.message;
+  }
+}
+
+ModelSpec huge_model(std::vector<uint64_t> element_counts, fsdp_strategy strategy = FSDP_STRATEGY_OPTIM_GRADS_PARAMS) {
+  ModelSpec spec;
+  spec.mesh = layout::one_axis(1);
+  spec.states = {{"exp_avg", FSDP_FLOAT32}, {"exp_avg_sq", FSDP_FLOAT32}};
+  for (size_t g = 0; g < element_counts.size(); ++g) {
+    GroupSpec group;
+    group.name = "g" + std::to_string(g);
+    group.strategy = strategy;
+    group.params = {param(group.name + ".w", {element_counts[g]})};
+    group.params[0].element_count = element_counts[g];
+    spec.groups.push_back(group);
+  }
+  return spec;
+}
+
+TEST(ModelPlan, SizesThatOverflowNameWhatIsTooLarge) {
+  const auto expect_named = [](const ModelSpec &spec, const std::vector<std::string> &words) {
+    const std::string message = overflow_of(spec);
+    for (const std::string &word : words) EXPECT_TRUE(contains(message, word)) << word << " is not in: " << message;
+  };
+  // The bytes of one parameter; of one plane of all groups, at the group that is too much; of all planes of a rank.
+  expect_named(huge_model({8, 1ull << 62}), {"'g1'", "'g1.w'", "64 bits"});
+  expect_named(huge_model({1ull << 60, 1ull << 60, 1ull << 60, 1ull << 60}), {"'g3'", "64 bits"});
+  expect_named(huge_model({1ull << 60, 1ull << 60}), {"optimizer state", "'g1'", "64 bits"});
+  expect_named(huge_model({1ull << 60}), {"a rank's bytes in all roles", "64 bits"});
+  EXPECT_EQ(overflow_of(huge_model({1ull << 59})), "");
+}
+
+// Never less than the weights and states alone, which no alignment makes smaller: a sum that wraps would be.
+TEST(ModelPlan, NoSumWraps) {
+  std::mt19937_64 random(5);
+  int planned = 0, refused = 0;
+  for (int i = 0; i < 3000; ++i) {
+    std::vector<uint64_t> counts(1 + random() % 6);
+    long double least = 0;
+    for (uint64_t &count : counts) {
+      count = 1 + (random() >> (random() % 24 + 1));
+      least += static_cast<long double>(count) * 16;  // weight, gradient, two states
+    }
+    const ModelSpec spec = huge_model(counts, random() % 2 ? FSDP_STRATEGY_NO_SHARD : FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
+    try {
+      const ModelPlan plan = plan_model(spec);
+      const auto bytes = plan.role_bytes(0, 1);
+      ++planned;
+      ASSERT_GE(static_cast<long double>(bytes[0]), least);
+      for (int role = 1; role < 8; ++role) ASSERT_LE(bytes[role], bytes[0]);
+    } catch (const Error &error) {
+      ++refused;
+      ASSERT_TRUE(contains(error.message, "64 bits")) << error.message;
+      ASSERT_GT(least, 0x1p58L) << error.message;
+    }
+  }
+  EXPECT_GT(planned, 500);
+  EXPECT_GT(refused, 500);
 }
 
 }  // namespace

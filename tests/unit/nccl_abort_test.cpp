@@ -21,8 +21,9 @@ TEST_F(NcclTest, AllCommunicatorsOfAGpuAreAbortedAtOnce) {
       if (mine.rank() == 0) {
         bench.gather();
         other->barrier({2, "end"}, *reduces);
-        std::this_thread::sleep_for(100ms);
       }
+      mine.meet();  // nobody fails before all is enqueued
+      std::this_thread::sleep_for(100ms);
       mine.failure.set(Error(FSDP_ABORTED, "the test aborts"));
       expect_freed(mine, *bench.stream, 1);
       expect_freed(mine, *reduces, 1);
@@ -90,7 +91,7 @@ TEST_F(NcclTest, ALaunchThatDoesNotReturnEndsWithTheJob) {
     });
     const auto start = std::chrono::steady_clock::now();
     (void)error_of([&] { bench.gather(); });
-    EXPECT_LT(seconds_since(start), 2);
+    EXPECT_LT(seconds_since(start), 5);
     fails.join();
     expect_freed(mine, *bench.stream, 1);
   });
@@ -124,6 +125,9 @@ class FullStream final : public device::Stream {
   void sum_squares(double *, const float *, uint64_t, uint64_t) override {}
   void count_nonfinite(uint64_t *, const float *, uint64_t) override {}
   void adamw(const device::AdamW &, std::span<const device::AdamWSpan>) override {}
+  void sum_values(double *, const double *, uint64_t) override {}
+  void find_norm(device::Norm *, const device::NormShares &) override {}
+  void scale_by(float *, const float *, uint64_t) override {}
   void adamw_from(const device::AdamW *, std::span<const device::AdamWSpan>) override {}
   void store_step(device::AdamW *, const device::AdamW &) override {}
   fsdp_stream handle() const noexcept override { return stream_.handle(); }

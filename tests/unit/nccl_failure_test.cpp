@@ -73,7 +73,7 @@ TEST_F(NcclTest, AFailureFreesAGpuThatWaits) {
 
 TEST_F(NcclTest, AnAbortThatTakesLongHoldsNoCallerUp) {
   control().set(Knob::hang_collective, 1);
-  control().set(Knob::abort_ms, 1500);
+  control().set(Knob::abort_ms, 5000);
   run_ranks({2}, [](NcclRank &mine) {
     Bench bench(mine);
     bench.gather();
@@ -82,7 +82,7 @@ TEST_F(NcclTest, AnAbortThatTakesLongHoldsNoCallerUp) {
     const auto start = std::chrono::steady_clock::now();
     EXPECT_EQ(error_of([&] { bench.gather(); }).status, FSDP_ABORTED);
     EXPECT_TRUE(bench.communicator->released(Ticket{1}));
-    EXPECT_LT(seconds_since(start), 1.2);
+    EXPECT_LT(seconds_since(start), 3.5);
   });
 }
 

@@ -113,14 +113,14 @@ TEST_F(NcclTest, AnAbortHasThreeQuartersOfTheTimeout) {
 }
 
 TEST_F(NcclTest, AFailureEndsTheWaitForAnAbort) {
-  control().set(Knob::abort_ms, 3000);
+  control().set(Knob::abort_ms, 5000);
   run_ranks({2}, [](NcclRank &mine) {
     Bench bench(mine);
     mine.team->cut();
     mine.failure.set(Error(FSDP_ABORTED, "the test aborts"));
     const auto start = std::chrono::steady_clock::now();
     EXPECT_TRUE(has(error_of([&] { mine.team->renew(); }), "the test aborts"));
-    EXPECT_LT(seconds_since(start), 1.5);
+    EXPECT_LT(seconds_since(start), 3.5);
   });
 }
 

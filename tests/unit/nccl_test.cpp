@@ -36,6 +36,12 @@ struct Grads {
             accumulate,
             wire_memory};
   }
+  // What was reduced is so many sums, of this rank's slice of them. Small whole numbers: exact in any order.
+  void expect_sums(NcclRank &mine, float times, const std::string &what) {
+    const auto seen = mine.read<float>(to->data(), shard);
+    for (uint64_t i = 0; i < shard; ++i)
+      ASSERT_EQ(seen[i], times * sum(mine.size(), mine.rank() * shard + i)) << what << ' ' << i;
+  }
   static float sum(uint32_t size, uint64_t i) {
     float total = 0;
     for (uint32_t r = 0; r < size; ++r) total += value_of(r, i);
@@ -70,9 +76,9 @@ TEST_P(NcclSizes, GathersPiecesOfOneLaunch) {
     mine.synchronize(*stream);
     EXPECT_TRUE(communicator->released(ticket));
     const auto seen = mine.read<uint8_t>(pool->data(), mine.size() * part);
-    for (uint32_t r = 0; r < mine.size(); ++r) {
-      EXPECT_EQ(seen[r * cut + 5], r + 1);
-      EXPECT_EQ(seen[mine.size() * cut + (r + 1) * (part - cut) - 1], r + 1);
+    for (uint64_t i = 0; i < seen.size(); ++i) {
+      const uint64_t second = mine.size() * cut;
+      ASSERT_EQ(seen[i], (i < second ? i / cut : (i - second) / (part - cut)) + 1) << i;
     }
   }));
   EXPECT_EQ(control().count(Count::launches), 4 * GetParam());
@@ -95,7 +101,8 @@ TEST_P(NcclSizes, APieceAtItsPlaceIsGatheredInPlace) {
     const GatherSpan span{{arena.get(), 0, part + bytes}, whole, bytes};
     communicator->all_gather({&span, 1}, {1, "layer"}, *stream);
     mine.synchronize(*stream);
-    for (uint32_t r = 0; r < mine.size(); ++r) EXPECT_EQ(mine.read<uint8_t>(whole, part)[r * bytes + 9], 7 + r);
+    const auto seen = mine.read<uint8_t>(whole, part);
+    for (uint64_t i = 0; i < part; ++i) ASSERT_EQ(seen[i], 7 + i / bytes) << i;
   }));
   EXPECT_EQ(control().count(Count::in_place_gathers), GetParam());
 }
@@ -115,10 +122,8 @@ TEST_P(NcclSizes, ReducesInTheGradientItself) {
     };
     reduce(false);
     reduce(true);
-    const auto seen = mine.read<float>(b.to->data(), b.shard);
-    for (uint64_t i = 0; i < b.shard; ++i)
-      ASSERT_EQ(seen[i], 2 * 0.5F * Grads::sum(mine.size(), mine.rank() * b.shard + i)) << i;
-    EXPECT_EQ(mine.read<float>(a.to->data(), 1)[0], Grads::sum(mine.size(), mine.rank() * a.shard));
+    a.expect_sums(mine, 2 * 0.5F, "a");
+    b.expect_sums(mine, 2 * 0.5F, "b");
   }));
   EXPECT_EQ(control().count(Count::in_place_reduces), 4 * GetParam());
   EXPECT_EQ(control().count(Count::registered_collectives), 4 * GetParam());
@@ -133,11 +138,9 @@ TEST_P(NcclSizes, SendsInTheWiresDtype) {
     const ReduceSpan span = grads.span(FSDP_BFLOAT16, 1.0F, false, wire->data());
     communicator->reduce_scatter({&span, 1}, {1, "layer"}, *stream);
     mine.synchronize(*stream);
-    const auto seen = mine.read<float>(grads.to->data(), grads.shard);
-    for (uint64_t i = 0; i < grads.shard; ++i)
-      ASSERT_EQ(seen[i], Grads::sum(mine.size(), mine.rank() * grads.shard + i)) << i;
-    // The gradient itself is as it was.
-    EXPECT_EQ(mine.read<float>(grads.own, 5)[4], value_of(mine.rank(), 4));
+    grads.expect_sums(mine, 1, "of bfloat16");
+    const auto own = mine.read<float>(grads.own, mine.size() * grads.shard);  // the gradient itself is as it was
+    for (uint64_t i = 0; i < own.size(); ++i) ASSERT_EQ(own[i], value_of(mine.rank(), i)) << i;
   }));
 }
 
@@ -162,7 +165,8 @@ TEST_P(NcclSizes, AllReducesBroadcastsAndMeets) {
     communicator->broadcast({grads.full.get(), 0, grads.bytes}, root, to->data(), 16, {2, "param"}, *stream);
     communicator->barrier({3, "end"}, *stream);
     mine.synchronize(*stream);
-    EXPECT_EQ(mine.read<float>(to->data(), 4)[3], value_of(root, 3));
+    const auto sent = mine.read<float>(to->data(), 4);
+    for (uint64_t i = 0; i < 4; ++i) EXPECT_EQ(sent[i], value_of(root, i)) << i;
   }));
 }
 
@@ -182,19 +186,21 @@ TEST_P(NcclSizes, ExchangesMessages) {
     const SliceSumSpan slice{values, count, reinterpret_cast<float *>(to->data()), true};
     communicator->reduce_scatter({&slice, 1}, {1, "a"}, *stream);
     mine.synchronize(*stream);
-    EXPECT_EQ(mine.read<float>(to->data(), count)[7], Grads::sum(mine.size(), mine.rank() * count + 7));
+    const auto slices = mine.read<float>(to->data(), count);
+    for (uint64_t i = 0; i < count; ++i) ASSERT_EQ(slices[i], Grads::sum(mine.size(), mine.rank() * count + i)) << i;
     fill();
     const SumSpan sum{values, mine.size() * count};
     communicator->all_reduce({&sum, 1}, {1, "b"}, *stream);
     mine.synchronize(*stream);
-    EXPECT_EQ(values[11], Grads::sum(mine.size(), 11));
-    values[mine.rank() * count] = static_cast<float>(mine.rank());
+    for (uint64_t i = 0; i < mine.size() * count; ++i) ASSERT_EQ(values[i], Grads::sum(mine.size(), i)) << i;
+    fill();
     mine.meet();
     const WholeSpan whole{memory->data(), count * sizeof(float)};
     communicator->all_gather({&whole, 1}, {1, "c"}, *stream);
     communicator->barrier({1, "d"}, *stream);
     mine.synchronize(*stream);
-    for (uint32_t r = 0; r < mine.size(); ++r) EXPECT_EQ(values[r * count], static_cast<float>(r));
+    for (uint64_t i = 0; i < mine.size() * count; ++i)
+      ASSERT_EQ(values[i], value_of(static_cast<uint32_t>(i / count), i)) << i;
     communicator->quiesce();
     communicator->next_round();
     communicator->barrier({1, "e"}, *stream);
@@ -271,11 +277,13 @@ TEST_F(NcclTest, RanksThatShareAGpuTravelThroughTheHostUnlessNcclMay) {
 }
 
 TEST_F(NcclTest, SumsInBlocksAreRefused) {
-  for (const Error &error : run_ranks({4}, [](NcclRank &mine) {
-         (void)mine.team->create_communicator("reduce", 4);
-         (void)mine.team->create_communicator("reduce", 2);
-       }))
+  expect_well(run_ranks({4}, [](NcclRank &mine) {
+    EXPECT_NE(mine.team->create_communicator("reduce", 4), nullptr);  // a block of all is what it does
+    const Error error = error_of([&] { (void)mine.team->create_communicator("blocks", 2); });
     EXPECT_EQ(error.status, FSDP_UNSUPPORTED) << error.message;
+    for (const char *word : {"blocks: sums in blocks of 2 ranks by NCCL", "FSDP_TRANSPORT_STAGING"})
+      EXPECT_NE(error.message.find(word), std::string::npos) << error.message;
+  }));
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ struct NetRank {
 inline void use_loopback() {
   ::setenv("UCX_TLS", "tcp,self", 1);
   ::setenv("UCX_NET_DEVICES", "lo", 0);
-  ::setenv("UCX_HANDLE_ERRORS", "none", 0);
+  ::setenv("FSDP_UCX_TCP", "trusted", 1);
 }
 
 }  // namespace fsdp::comm::test

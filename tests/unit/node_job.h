@@ -243,8 +243,8 @@ class NodeJob {
     }
     ++common_->ready;  // nobody dies before all have its pidfd
     while (common_->ready < size()) pause_ms(1);
-    self.seat = std::make_shared<Seat>(self.rank, size(), controls_[node], std::move(links), *self.waiter,
-                                       self.failure, *self.device, limit_ms_);
+    self.seat = std::make_shared<Seat>(self.rank, size(), controls_[node], std::move(links), *self.waiter, self.failure,
+                                       *self.device, limit_ms_);
     std::unique_ptr<Chore> mesh;
     if (leads) mesh = make_mesh(self, listener);
     self.world = std::make_unique<ShmWorld>(self.seat, "test", std::make_unique<Monitor>(self.seat, std::move(mesh)));

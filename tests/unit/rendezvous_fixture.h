@@ -35,6 +35,7 @@ struct MeetingReport {
   char text[512];
   char cards_seen[512];  // joined by spaces
   char description[512];
+  char logged[1024];
 };
 
 class Rendezvous : public ReportedProcesses<MeetingReport> {
@@ -118,7 +119,8 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
   Waiter waiter{failure, nullptr, nullptr, 10'000};
 
  private:
-  static void meet(const WorldOptions &world, MeetingReport &report, std::chrono::milliseconds hold) {
+  static void meet(WorldOptions world, MeetingReport &report, std::chrono::milliseconds hold) {
+    world.log = [&](fsdp_log_level, const std::string &line) { append(report.logged, line); };
     Failure failure;
     const Waiter waiter(failure, nullptr, nullptr, world.timeout_ms);
     const auto make_card = [&](const std::string &address) {

@@ -91,7 +91,7 @@ TEST_F(Rendezvous, AnAddressOfAnotherHostCannotBeServed) {
 
 TEST_F(Rendezvous, ATimeoutNamesTheMissing) {
   options.size = 4;
-  options.timeout_ms = 700;
+  options.timeout_ms = 2000;
   const size_t zero = start(0U), two = start(2);
   finish();
   for (const size_t index : {zero, two}) {
@@ -113,7 +113,7 @@ TEST_F(Rendezvous, WhoDiesBeforeAllHaveJoinedIsNamed) {
   const size_t zero = start(0U), one = start(1);
   Stream dying = enter();
   join(dying, 2);
-  std::this_thread::sleep_for(300ms);
+  std::this_thread::sleep_for(1s);  // rank 1 has come
   dying = Stream();
   finish();
   for (const size_t index : {zero, one}) {
@@ -124,7 +124,7 @@ TEST_F(Rendezvous, WhoDiesBeforeAllHaveJoinedIsNamed) {
 
 TEST_F(Rendezvous, WrongRanksAreToldAndTheJobForms) {
   const size_t zero = start(0U), one = start(1);
-  std::this_thread::sleep_for(300ms);
+  std::this_thread::sleep_for(1s);  // rank 1 has come
   const size_t again = start(1);
   WorldOptions wrong = options;
   wrong.size = 5;
@@ -133,9 +133,9 @@ TEST_F(Rendezvous, WrongRanksAreToldAndTheJobForms) {
   wrong = options;
   wrong.rank = 2;
   wrong.secret = "another";
-  wrong.timeout_ms = 500;
+  wrong.timeout_ms = 1500;
   const size_t other_secret = start(wrong);
-  std::this_thread::sleep_for(1s);
+  for (const size_t index : {again, other_size, other_secret}) await_end(index);
   const size_t two = start(2);
   finish();
   for (const size_t index : {zero, one, two}) expect(index, FSDP_OK);
@@ -152,13 +152,13 @@ TEST_F(Rendezvous, AttemptsDoNotMix) {
   next.rank = 1;
   next.host_id = "one";
   const size_t one = start(next);
-  std::this_thread::sleep_for(500ms);
+  await_end(early_zero);
   next.rank = 0;
   next.host_id = "zero";
   const size_t zero = start(next);
-  std::this_thread::sleep_for(500ms);
+  connect();  // it listens
   const size_t early_two = start(2);
-  std::this_thread::sleep_for(500ms);
+  await_end(early_two);
   next.rank = 2;
   next.host_id = "two";
   const size_t two = start(next);
@@ -190,9 +190,9 @@ TEST_F(FileRendezvous, RanksFindRankZeroAndTheFileIsRemoved) {
 TEST_F(FileRendezvous, StaleFilesFoolNobody) {
   std::string problem;
   const Fd stranger = listen_at(Endpoint::resolve("127.0.0.1", 0, problem).at(0), 5);
-  for (const std::string &text :
-       {std::string("nonsense"), "fsdp-rendezvous 1 " + at.text() + "\n", std::string("fsdp-rendezvous 1 example.invalid:1\n"),
-        "fsdp-rendezvous 1 " + Endpoint::local(stranger).text() + "\n"}) {
+  for (const std::string &text : {std::string("nonsense"), "fsdp-rendezvous 1 " + at.text() + "\n",
+                                  std::string("fsdp-rendezvous 1 example.invalid:1\n"),
+                                  "fsdp-rendezvous 1 " + Endpoint::local(stranger).text() + "\n"}) {
     std::ofstream(notice) << text;
     const size_t one = start(1), two = start(2);
     std::this_thread::sleep_for(300ms);

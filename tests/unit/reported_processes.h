@@ -6,14 +6,23 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "shm_ranks.h"
 
 namespace fsdp::comm::test {
 
-// Report has at least `status`, atomic, and `text`.
+// What no longer fits is cut off.
+template <size_t size>
+void append(char (&to)[size], const std::string &text) {
+  std::strncat(to, text.c_str(), size - 1 - std::strlen(to));
+}
+
+// Report has at least `status` and `ended_ns`, atomic, and `text`; all zeros is an empty one.
 template <class Report>
 class ReportedProcesses : public testing::Test {
  protected:
@@ -31,6 +40,9 @@ class ReportedProcesses : public testing::Test {
   template <class Body>
   size_t run(Body &&body) {
     const size_t index = processes.size();
+    // Not of whoever had this number before; and one that ends without a word has not succeeded.
+    std::memset(static_cast<void *>(&reports[index]), 0, sizeof(Report));
+    reports[index].status = no_word;
     const pid_t process = ::fork();
     if (process == 0) {
       body(reports[index]);
@@ -40,18 +52,29 @@ class ReportedProcesses : public testing::Test {
     return index;
   }
   void finish() {
-    await_processes(processes);
+    codes = await_processes(processes);
     processes.clear();
+  }
+  // Until that process knows how it has ended, at most twenty seconds.
+  void await_end(size_t index) {
+    for (int ms = 0; reports[index].ended_ns == 0 && ms < 20'000; ++ms)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_NE(reports[index].ended_ns, 0) << "process " << index << " has not ended";
   }
   void expect(size_t index, fsdp_status status, const std::string &text = "") {
     EXPECT_EQ(reports[index].status, status) << "process " << index << ": " << reports[index].text;
+    if (index < codes.size()) {
+      EXPECT_EQ(codes[index], 0) << "process " << index << " has ended otherwise than by itself";
+    }
     EXPECT_NE(std::string(reports[index].text).find(text), std::string::npos) << reports[index].text;
   }
 
   Report *reports = nullptr;
   std::vector<pid_t> processes;
+  std::vector<int> codes;  // of those that have finished
 
  private:
+  static constexpr int32_t no_word = -1;
   static constexpr size_t most = 16;
 };
 

@@ -66,6 +66,7 @@ TEST(StagedMessages, DifferentCallsAreNamed) {
   });
   for (const Error &error : seen) {
     EXPECT_EQ(error.status, FSDP_MISMATCH) << error.message;
+    EXPECT_EQ(error.rank, 2) << error.message;
     EXPECT_NE(error.message.find("rank 2 called all_reduce of 'outer' (#0, float32, 200001 elements)"),
               std::string::npos)
         << error.message;
@@ -87,7 +88,10 @@ TEST(StagedMessages, DifferentSplitsOfTheSameSumAreAMismatch) {
       rank.meet();
     });
   });
-  for (const Error &error : seen) EXPECT_EQ(error.status, FSDP_MISMATCH) << error.message;
+  for (const Error &error : seen) {
+    EXPECT_EQ(error.status, FSDP_MISMATCH) << error.message;
+    EXPECT_EQ(error.rank, 1) << error.message;
+  }
 }
 
 TEST(StagedMessages, AbandonInTheMiddle) {

@@ -54,7 +54,7 @@ TEST_F(StagingFailureTest, DifferentLengthsAreAMismatchThatNamesBothCalls) {
     reduce(ways, 9000, "same");
     reduce(ways, rank.rank() == 2 ? 9001 : 9000, "other");
     const Error error = await_failure(rank);
-    require(error.status == FSDP_MISMATCH, error.message);
+    require(error.status == FSDP_MISMATCH && error.rank == 2, error.message);
     require_text(error, "called reduce_scatter of 'other' (#1, float32, 27000 elements)");
     require_text(error, "rank 2 called reduce_scatter of 'other' (#1, float32, 27003 elements)");
     require_end(ways);
@@ -69,7 +69,7 @@ TEST_F(StagingFailureTest, DifferentOperationsAreAMismatchThatNamesBothCalls) {
     else
       ways.communicator->barrier({7, "b"}, *ways.stream);
     const Error error = await_failure(rank);
-    require(error.status == FSDP_MISMATCH, error.message);
+    require(error.status == FSDP_MISMATCH && error.rank == 1, error.message);
     require_text(error, "reduce_scatter of 'a' (#0");
     require_text(error, "barrier of 'b' (#0)");
     require_end(ways);

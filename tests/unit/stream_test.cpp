@@ -79,7 +79,7 @@ TEST_F(Tcp, AMirrorIsRefused) {
 TEST_F(Tcp, SilenceEndsAtTheLimit) {
   const auto start = std::chrono::steady_clock::now();
   EXPECT_NE(prove(host, Role::host, "s", "x", limit(200ms)).find("in time"), std::string::npos);
-  EXPECT_LT(std::chrono::steady_clock::now() - start, 2s);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 4s);
 }
 
 TEST_F(Tcp, RandomBytesAreRefused) {

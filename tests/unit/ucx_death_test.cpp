@@ -4,8 +4,13 @@
 // FSDP_TEST_SEED: others; FSDP_TEST_AIMED: where it is easiest to end others.
 #include <gtest/gtest.h>
 
+#include <ucp/api/ucp_version.h>
+
+#include <algorithm>
 #include <csignal>
+#include <cstdio>
 #include <random>
+#include <string>
 
 #include "net_ranks.h"
 
@@ -77,6 +82,24 @@ void survive(Rank &rank, uint32_t victim, bool early, Microseconds moment, uint6
   require(seconds_since(end) < patience_seconds, "the end came late");
 }
 
+// UCX 1.13 ends a process by assertions of its own, seldom, where a worker ends while others connect to it and the
+// machine is busy (docs/guides/ucx.md): such an end proves nothing about the library, and is tried again. Any other end
+// counts, and with a later UCX this one too.
+template <class Run>
+std::vector<int> end_codes(const std::vector<int> &wanted, Run run) {
+  constexpr bool asserts = UCP_API_MAJOR == 1 && UCP_API_MINOR < 14;
+  for (int trial = 1;; ++trial) {
+    testing::internal::CaptureStderr();
+    const std::vector<int> codes = await_processes(run());
+    const std::string said = testing::internal::GetCapturedStderr();
+    std::fputs(said.c_str(), stderr);
+    const bool is_ucx =
+        said.find("Assertion `") != std::string::npos && std::count(codes.begin(), codes.end(), -SIGABRT);
+    if (codes == wanted || !asserts || !is_ucx || trial == 5) return codes;
+    std::printf("UCX 1.13 ended a survivor by an assertion of its own\n");
+  }
+}
+
 class Deaths : public testing::TestWithParam<std::tuple<uint32_t, bool>> {};
 INSTANTIATE_TEST_SUITE_P(UcxDeath, Deaths, testing::Combine(testing::Values(2, 3), testing::Bool()));
 
@@ -90,10 +113,12 @@ TEST_P(Deaths, EndNobodyElse) {
     const uint32_t victim = random() % (aimed() ? size - 1 : size);
     const auto moment = Microseconds(random() % (early ? 3'000 : 60'000));
     const uint64_t count = i % 2 ? 4'000'000 : 300'000;
-    const auto codes = await_processes(start_processes(
-        size, [&](Rank &rank) { survive(rank, victim, early, moment, count, sums); }, options));
     std::vector<int> wanted(size, 0);
     wanted[victim] = -SIGKILL;
+    const auto codes = end_codes(wanted, [&] {
+      return start_processes(
+          size, [&](Rank &rank) { survive(rank, victim, early, moment, count, sums); }, options);
+    });
     EXPECT_EQ(codes, wanted) << "death " << i << " at " << moment.count() << " us, of rank " << victim;
   }
 }
@@ -105,7 +130,8 @@ TEST_P(Deaths, OfTheConnectionAlone) {
   for (uint32_t i = 0; i < deaths(); ++i) {
     const uint32_t quitter = i % size;
     const auto moment = Microseconds(random() % 60'000);
-    const auto codes = await_processes(start_processes(size, [&, sums = sums](Rank &rank) {
+    const std::vector<int> wanted(size, 0);
+    const auto quit = [&, sums = sums](Rank &rank) {
       NetRank mine(rank);
       MessageBench bench = mine.bench();
       std::vector<float> values(4'000'000, 1.0F);
@@ -122,8 +148,9 @@ TEST_P(Deaths, OfTheConnectionAlone) {
       bench.communicator.reset();
       mine.net.reset();
       require(error.status == (rank.rank() == quitter ? FSDP_ABORTED : FSDP_PEER_FAILED), error.message);
-    }));
-    EXPECT_EQ(codes, std::vector<int>(size, 0)) << "end " << i << " at " << moment.count() << " us";
+    };
+    EXPECT_EQ(end_codes(wanted, [&, size = size] { return start_processes(size, quit); }), wanted)
+        << "end " << i << " at " << moment.count() << " us";
   }
 }
 

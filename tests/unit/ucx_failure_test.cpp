@@ -56,6 +56,7 @@ TEST(UcxFailure, DifferentCallsAreNamed) {
   });
   for (const Error &error : seen) {
     EXPECT_EQ(error.status, FSDP_MISMATCH) << error.message;
+    EXPECT_EQ(error.rank, 2) << error.message;
     EXPECT_NE(error.message.find("rank 2 called all_reduce of 'outer' (#0, float32, 200001 elements)"),
               std::string::npos)
         << error.message;
@@ -71,6 +72,7 @@ TEST(UcxFailure, DifferentExchangesAreNamed) {
   });
   for (const Error &error : seen) {
     EXPECT_EQ(error.status, FSDP_MISMATCH) << error.message;
+    EXPECT_EQ(error.rank, 1) << error.message;
     EXPECT_NE(error.message.find("'seal'"), std::string::npos) << error.message;
     EXPECT_NE(error.message.find("'norm'"), std::string::npos) << error.message;
   }
@@ -122,19 +124,20 @@ TEST(UcxFailure, ARefusedConnectionIsTriedAgain) {
 
 TEST(UcxFailure, TimeoutNamesWhoHasNotCome) {
   RankOptions options;
-  options.timeout_ms = 400;
+  options.timeout_ms = 1500;
   const auto seen = errors_of(
       3,
       [](NetRank &mine) {
         MessageBench bench = mine.bench();
-        if (mine.rank.rank() == 1) return std::this_thread::sleep_for(900ms);
+        if (mine.rank.rank() == 1) return std::this_thread::sleep_for(2500ms);
         bench.communicator->barrier({1, "layer.3"}, *bench.stream);
         bench.finish();
       },
       options);
   for (const uint32_t r : {0, 2}) {
     EXPECT_EQ(seen[r].status, FSDP_TIMEOUT);
-    EXPECT_EQ(seen[r].message, "barrier of 'layer.3' (#0): rank 1 has not come within 400 ms");
+    EXPECT_EQ(seen[r].rank, 1);
+    EXPECT_EQ(seen[r].message, "barrier of 'layer.3' (#0): rank 1 has not come within 1500 ms");
   }
 }
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -30,6 +31,8 @@ Json read_events(const std::string &path) {
 }  // namespace
 
 void merge_traces(const std::string &path, const std::vector<std::string> &files) {
+  // The first of a list of traces, given without OUT, would be taken for it.
+  if (std::filesystem::exists(path)) fail(path, "the file to write exists already; give a new name, or remove it");
   std::vector<Json> traces;
   for (const std::string &file : files) traces.push_back(read_events(file));
   std::ofstream out(path);

@@ -7,8 +7,9 @@
 
 namespace tools {
 
-// Reads files that fsdp_write_trace wrote; throws what is wrong with one, before anything is written. Their events are in
-// processes (ranks) of their own and have one clock if the ranks were on one machine, so that all there is to do is to join.
+// Reads files that fsdp_write_trace wrote; throws what is wrong with one, before anything is written. Their events are
+// in processes (ranks) of their own and have one clock if the ranks were on one machine, so that all there is to do is
+// to join.
 void merge_traces(const std::string &out, const std::vector<std::string> &files);
 
 }  // namespace tools

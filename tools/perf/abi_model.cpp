@@ -67,21 +67,21 @@ void AbiModel::load_pattern() {
     std::vector<float> values(shapes[g].elements);
     for (uint64_t i = 0; i < values.size(); ++i) values[i] = pattern(g, i);
     for (uint64_t p = 0; p < shapes[g].param_count; ++p)
-      check(fsdp_load_param(groups[g], p, values.data(), FSDP_FLOAT32, values.size(), FSDP_EVERY_RANK));
+      check(fsdp_load_param(groups[g], p, values.data(), FSDP_FLOAT32, values.size(), FSDP_EVERY_RANK, 0));
   }
   check(fsdp_publish_weights(model.get(), nullptr));
 }
 
 uint64_t AbiModel::count_wrong(size_t group) {
   uint64_t wrong = 0;
-  check(fsdp_unshard(groups[group], FSDP_EVAL, nullptr));
+  check(fsdp_unshard(groups[group], FSDP_EVAL, 0, nullptr));
   for (uint64_t p = 0; p < shapes[group].param_count; ++p) {
     fsdp_tensor tensor = FSDP_TENSOR_INIT;
     check(fsdp_get_param(groups[group], p, FSDP_EVAL, &tensor));
     for (uint64_t i = 0; i < tensor.element_count; ++i)
       wrong += static_cast<const float *>(tensor.data)[i] != pattern(group, i);
   }
-  check(fsdp_reshard(groups[group], FSDP_EVAL, nullptr));
+  check(fsdp_reshard(groups[group], FSDP_EVAL, 0, nullptr));
   return wrong;
 }
 

@@ -49,7 +49,8 @@ class AdamWKernel {
  private:
   AdamW step() const {
     AdamW step{};
-    step.lr = 1e-3F, step.beta1 = 0.9F, step.beta2 = 0.999F, step.epsilon = 1e-8F, step.weight_decay = 0.1F;
+    step.lr = 1e-3F, step.epsilon = 1e-8F, step.weight_decay = 0.1F;
+    step.first = fsdp::device::average_of(0.9), step.second = fsdp::device::average_of(0.999);
     step.correction1 = 0.1F, step.correction2 = 0.001F;
     return step;
   }
@@ -94,9 +95,9 @@ double step_seconds(Bench &bench, uint64_t tensors, uint64_t elements) {
   for (uint32_t i = 0; i < bench.request.pairs + bench.request.warmup; ++i) {
     fsdp_group *group = model.groups[0];
     for (uint64_t t = 0; t < tensors; ++t)
-      model.check(fsdp_put_grad(group, t, nullptr, FSDP_FLOAT32, elements, nullptr));
+      model.check(fsdp_put_grad(group, t, nullptr, FSDP_FLOAT32, elements, 0, nullptr));
     model.check(fsdp_reduce_grad(group, FSDP_LAST, nullptr));
-    model.check(fsdp_finish_grads(model.model.get(), 1.0, nullptr));
+    model.check(fsdp_finish_grads(model.model.get(), 1.0, 0, nullptr));
     const double start = now();
     model.check(fsdp_step_adamw(model.model.get(), 1e-3, nullptr, nullptr));
     if (i >= bench.request.warmup) seconds.push_back(now() - start);

@@ -79,6 +79,9 @@ class CopyReference {
   uint32_t kind_ = 0;
 };
 
+// What ranks add up: small whole numbers, exact in every dtype, whatever the order.
+inline float addend(uint32_t rank, uint64_t i) { return static_cast<float>((i + 3 * rank) % 8); }
+
 double median(std::vector<double> values);
 Line make_line(const Bench &bench, const char *operation, const char *variant, const char *dtype, uint64_t bytes,
                const Measured &measured);

@@ -39,8 +39,6 @@ struct Buffers {
 // What rank r holds at byte i of its part: the low bits of both, so that a misplaced byte shows.
 std::byte pattern(uint32_t r, uint64_t i) { return std::byte(static_cast<unsigned char>(31 * r + i + (i >> 8))); }
 
-void check_sizes(uint64_t &bytes, uint32_t ranks) { bytes = std::max<uint64_t>(bytes / (64 * ranks), 1) * 64 * ranks; }
-
 class AllGather {
  public:
   AllGather(Bench &bench, uint64_t bytes, bool in_place) : bench_(bench), buffers_(bench, bytes), in_place_(in_place) {
@@ -83,8 +81,6 @@ constexpr Reduction reductions[] = {
     {"fp32 as bf16", FSDP_FLOAT32, FSDP_BFLOAT16},
 };
 
-// Small whole numbers: exact in every dtype, whatever the order.
-float addend(uint32_t r, uint64_t i) { return static_cast<float>((i + 3 * r) % 8); }
 float expected_sum(uint32_t ranks, uint64_t i) {
   float sum = 0;
   for (uint32_t r = 0; r < ranks; ++r) sum += addend(r, i);
@@ -181,10 +177,7 @@ void report(Bench &bench, Operation &operation, const char *name, const char *va
 
 template <class Each>
 void for_sizes(Bench &bench, Each &&each) {
-  for (uint64_t bytes : bench.request.sizes()) {
-    check_sizes(bytes, bench.size());
-    each(bytes);
-  }
+  for (const uint64_t bytes : bench.request.shared_sizes()) each(bytes);
 }
 
 }  // namespace

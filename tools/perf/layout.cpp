@@ -54,9 +54,9 @@ Planned plan_model(const Shapes &shapes, uint32_t ranks) {
   const double start = now();
   tools::check(fsdp_seal_model(model), context);
   const double seconds = now() - start;
-  fsdp_memory memory = FSDP_MEMORY_INIT;
-  tools::check(fsdp_get_memory(model, 0, &memory), context);
-  return {seconds, static_cast<double>(memory.padding_count) / static_cast<double>(memory.parameter_count)};
+  fsdp_model_info info = FSDP_MODEL_INFO_INIT;
+  tools::check(fsdp_get_model_info(model, &info), context);
+  return {seconds, static_cast<double>(info.padding_count) / static_cast<double>(info.element_count)};
 }
 
 Planned plan_layout(const Shapes &shapes, uint32_t ranks) {

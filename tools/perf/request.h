@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -28,12 +29,21 @@ struct Request {
   std::vector<std::string> namespaces;  // of the network, one a rank; empty: this one
   std::string address = "127.0.0.1";    // rank 0's, for the raw socket
 
-  std::vector<uint64_t> sizes() const {
+  // What ranks share evenly comes in multiples of so many bytes for each.
+  static constexpr uint64_t bytes_per_rank = 64;
+
+  // Each of them once, also where several are the same multiple of `unit`.
+  std::vector<uint64_t> sizes(uint64_t unit = 1) const {
     std::vector<uint64_t> sizes;
-    for (uint64_t bytes = min_bytes; bytes <= max_bytes; bytes *= factor) sizes.push_back(bytes);
-    if (sizes.empty() || sizes.back() != max_bytes) sizes.push_back(max_bytes);
+    const auto add = [&](uint64_t bytes) {
+      const uint64_t size = std::max<uint64_t>(bytes / unit, 1) * unit;
+      if (sizes.empty() || sizes.back() != size) sizes.push_back(size);
+    };
+    for (uint64_t bytes = min_bytes; bytes <= max_bytes; bytes *= factor) add(bytes);
+    add(max_bytes);
     return sizes;
   }
+  std::vector<uint64_t> shared_sizes() const { return sizes(bytes_per_rank * ranks); }
 };
 
 }  // namespace perf

@@ -54,23 +54,23 @@ class Step {
     auto &groups = model_.groups;
     const double start = now();
     for (fsdp_group *group : groups) {
-      model_.check(fsdp_unshard(group, FSDP_FORWARD, nullptr));
+      model_.check(fsdp_unshard(group, FSDP_FORWARD, 0, nullptr));
       compute(times.forward);
-      model_.check(fsdp_reshard(group, FSDP_FORWARD, nullptr));
+      model_.check(fsdp_reshard(group, FSDP_FORWARD, 0, nullptr));
     }
     const double middle = now();
     for (size_t i = groups.size(); i-- > 0;) {
-      model_.check(fsdp_unshard(groups[i], FSDP_BACKWARD, nullptr));
+      model_.check(fsdp_unshard(groups[i], FSDP_BACKWARD, 0, nullptr));
       fsdp_tensor grad = FSDP_TENSOR_INIT;
       int32_t accumulate = 0;
-      model_.check(fsdp_acquire_grad(groups[i], 0, nullptr, &grad, &accumulate));
+      model_.check(fsdp_acquire_grad(groups[i], 0, 0, nullptr, &grad, &accumulate));
       if (fill_)
         std::fill_n(static_cast<float *>(grad.data), grad.element_count, static_cast<float>(bench_.rank() + 1));
       compute(times.backward);
-      model_.check(fsdp_reshard(groups[i], FSDP_BACKWARD, nullptr));
+      model_.check(fsdp_reshard(groups[i], FSDP_BACKWARD, 0, nullptr));
       model_.check(fsdp_reduce_grad(groups[i], FSDP_LAST, nullptr));
     }
-    model_.check(fsdp_finish_grads(model_.model.get(), 1.0, nullptr));
+    model_.check(fsdp_finish_grads(model_.model.get(), 1.0, 0, nullptr));
     return {middle - start, now() - middle};
   }
   void alone(const Compute &times) const {
@@ -90,7 +90,8 @@ class Step {
     for (uint64_t s = 0; s < shards; ++s) {
       fsdp_shard shard = FSDP_SHARD_INIT;
       model_.check(fsdp_get_shard(model_.model.get(), s, &shard));
-      for (uint64_t i = 0; i < shard.element_count; ++i) wrong += std::abs(shard.main_grad[i] - expected) > 1e-6F;
+      const auto *grads = static_cast<const float *>(shard.main_grad);
+      for (uint64_t i = 0; i < shard.element_count; ++i) wrong += std::abs(grads[i] - expected) > 1e-6F;
     }
     update();
     return bench_.lab.sum(wrong);

@@ -52,8 +52,8 @@ double mapped_bytes_moved(Bench &bench, uint64_t bytes) {
   fsdp_model_options options = FSDP_MODEL_OPTIONS_INIT;
   options.optimizer = FSDP_OPTIMIZER_CALLER;
   AbiModel model(bench, bench.size(), options, {{1, bytes / sizeof(float)}});
-  model.check(fsdp_unshard(model.groups[0], FSDP_EVAL, nullptr));
-  model.check(fsdp_reshard(model.groups[0], FSDP_EVAL, nullptr));
+  model.check(fsdp_unshard(model.groups[0], FSDP_EVAL, 0, nullptr));
+  model.check(fsdp_reshard(model.groups[0], FSDP_EVAL, 0, nullptr));
   fsdp_stats stats = FSDP_STATS_INIT;
   model.check(fsdp_get_stats(model.model.get(), &stats));
   bench.lab.meet();
@@ -61,7 +61,7 @@ double mapped_bytes_moved(Bench &bench, uint64_t bytes) {
 }
 
 void run_mapped(Bench &bench) {
-  for (const uint64_t bytes : bench.request.sizes()) {
+  for (const uint64_t bytes : bench.request.shared_sizes()) {
     MappedUnshard operation(bench, bytes);
     const uint64_t wrong = bench.request.check ? operation.check() : 0;
     Line line = make_line(bench, "unshard", "mapped", "bytes", bytes, measure_latency(bench, [&] { operation(); }));
@@ -74,7 +74,7 @@ void run_mapped(Bench &bench) {
 }
 
 void run_copied(Bench &bench) {
-  for (const uint64_t bytes : bench.request.sizes()) {
+  for (const uint64_t bytes : bench.request.shared_sizes()) {
     fsdp_model_options options = FSDP_MODEL_OPTIONS_INIT;
     options.unshard_mode = FSDP_UNSHARD_COPIED;
     options.flags = FSDP_MODEL_NO_PREFETCH;
@@ -94,8 +94,8 @@ void run_copied(Bench &bench) {
     uint32_t turn = 0;
     const Work work = [&] {
       fsdp_group *group = model.groups[++turn % 2];
-      model.check(fsdp_unshard(group, FSDP_EVAL, nullptr));
-      model.check(fsdp_reshard(group, FSDP_EVAL, nullptr));
+      model.check(fsdp_unshard(group, FSDP_EVAL, 0, nullptr));
+      model.check(fsdp_reshard(group, FSDP_EVAL, 0, nullptr));
     };
     const uint64_t before = stats().gathered_bytes;
     for (int i = 0; i < 8; ++i) work();
@@ -142,10 +142,10 @@ void run_unshard_reshard(Bench &bench) {
       options.unshard_mode = mode;
       AbiModel model(bench, bench.size(), options, {{params, 64}});
       fsdp_group *group = model.groups[0];
-      model.check(fsdp_unshard(group, FSDP_EVAL, nullptr));  // held, so it stays gathered
+      model.check(fsdp_unshard(group, FSDP_EVAL, 0, nullptr));  // held, so it stays gathered
       const Work work = [&] {
-        model.check(fsdp_unshard(group, FSDP_EVAL, nullptr));
-        model.check(fsdp_reshard(group, FSDP_EVAL, nullptr));
+        model.check(fsdp_unshard(group, FSDP_EVAL, 0, nullptr));
+        model.check(fsdp_reshard(group, FSDP_EVAL, 0, nullptr));
       };
       const auto [middle, tail] = time_single_pairs(work);
       const uint64_t repeats = bench.lab.repeats(work, 300e-6);
@@ -161,7 +161,7 @@ void run_unshard_reshard(Bench &bench) {
                    {"single_median_ns", middle * 1e9},
                    {"single_p99_ns", tail * 1e9}};
       bench.report.add(line);
-      model.check(fsdp_reshard(group, FSDP_EVAL, nullptr));
+      model.check(fsdp_reshard(group, FSDP_EVAL, 0, nullptr));
       bench.lab.meet();
     }
 }

@@ -81,17 +81,18 @@ Planned seal(const ModelSpec &spec, const Policy &policy) {
   return planned;
 }
 
-fsdp_memory read_memory(const Planned &planned, uint32_t rank) {
-  fsdp_memory memory = FSDP_MEMORY_INIT;
-  check(fsdp_get_memory(planned.model.get(), rank, &memory), planned.context.get());
+Memory read_memory(const Planned &planned, uint32_t rank) {
+  Memory memory;
+  for (fsdp_role role = FSDP_ROLE_ALL; role <= FSDP_ROLE_STAGING; ++role)
+    check(fsdp_get_role_bytes(planned.model.get(), role, rank, &memory.role_bytes[role]), planned.context.get());
   return memory;
 }
 
-fsdp_memory estimate_unsharded(const ModelSpec &spec, Policy policy) {
+Memory estimate_unsharded(const ModelSpec &spec, Policy policy) {
   policy.ranks = policy.replicate = 1;
   policy.outer = 0;
   policy.ranks_per_host = 0;
-  policy.strategy = FSDP_NO_SHARD;
+  policy.strategy = FSDP_STRATEGY_NO_SHARD;
   auto whole = spec;
   for (auto &group : whole.groups) group.strategy = 0;
   return read_memory(seal(whole, policy), 0);
@@ -102,14 +103,16 @@ fsdp_memory estimate_unsharded(const ModelSpec &spec, Policy policy) {
 Estimate estimate(const ModelSpec &spec, const Policy &policy) {
   Estimate result{};
   const auto planned = seal(spec, policy);
+  result.info = FSDP_MODEL_INFO_INIT;
+  check(fsdp_get_model_info(planned.model.get(), &result.info), planned.context.get());
   const auto shard_size = policy.ranks / policy.replicate;
   for (uint32_t rank = 0; rank < shard_size; ++rank) {
     const auto memory = read_memory(planned, rank);
-    if (rank == 0 || memory.role_bytes[0] > result.largest.role_bytes[0]) {
+    if (rank == 0 || memory.total() > result.largest.total()) {
       result.largest = memory;
       result.largest_rank = rank;
     }
-    if (rank == 0 || memory.role_bytes[0] < result.smallest_total) result.smallest_total = memory.role_bytes[0];
+    if (rank == 0 || memory.total() < result.smallest_total) result.smallest_total = memory.total();
   }
   result.unsharded = estimate_unsharded(spec, policy);
   result.groups = spec.groups.size();

@@ -2,16 +2,25 @@
 // Asks the library what a job will allocate, through a planning context.
 #pragma once
 
+#include <array>
+
 #include "fsdp.h"
 #include "plan/job_spec.h"
 
 namespace plan {
 
+// Bytes by role, and in all.
+struct Memory {
+  std::array<uint64_t, FSDP_ROLE_STAGING + 1> role_bytes{};
+  uint64_t total() const { return role_bytes[FSDP_ROLE_ALL]; }
+};
+
 struct Estimate {
-  fsdp_memory largest;        // of the rank with the most bytes
+  fsdp_model_info info;
+  Memory largest;             // of the rank with the most bytes
   uint32_t largest_rank = 0;  // in the shard axis
   uint64_t smallest_total = 0;
-  fsdp_memory unsharded;  // one rank that keeps everything whole
+  Memory unsharded;  // one rank that keeps everything whole
   uint64_t groups = 0;
   uint64_t params = 0;
 };

@@ -11,14 +11,14 @@ namespace plan {
 
 using Names = std::map<std::string, int32_t>;
 
-inline const Names strategies{{"no_shard", FSDP_NO_SHARD},
-                              {"optim", FSDP_OPTIM},
-                              {"optim_grads", FSDP_OPTIM_GRADS},
-                              {"optim_grads_params", FSDP_OPTIM_GRADS_PARAMS}};
+inline const Names strategies{{"no_shard", FSDP_STRATEGY_NO_SHARD},
+                              {"optim", FSDP_STRATEGY_OPTIM},
+                              {"optim_grads", FSDP_STRATEGY_OPTIM_GRADS},
+                              {"optim_grads_params", FSDP_STRATEGY_OPTIM_GRADS_PARAMS}};
 inline const Names dtypes{{"fp32", FSDP_FLOAT32}, {"bf16", FSDP_BFLOAT16}, {"fp16", FSDP_FLOAT16}};
 inline const Names granules{{"row", FSDP_GRANULE_ROW}, {"block", FSDP_GRANULE_BLOCK}, {"tensor", FSDP_GRANULE_TENSOR}};
 inline const Names unshard_modes{{"mapped", FSDP_UNSHARD_MAPPED}, {"copied", FSDP_UNSHARD_COPIED}};
-inline const Names reduce_policies{{"each", FSDP_REDUCE_EACH}, {"last", FSDP_REDUCE_LAST}};
+inline const Names reduce_policies{{"each", FSDP_REDUCE_POLICY_EACH}, {"last", FSDP_REDUCE_POLICY_LAST}};
 inline const Names optimizers{{"adamw", FSDP_OPTIMIZER_ADAMW}, {"none", FSDP_OPTIMIZER_CALLER}};
 inline const Names outer_strategies{{"no_shard", FSDP_OUTER_NO_SHARD}, {"optim", FSDP_OUTER_OPTIM}};
 inline const Names schedules{{"sequential", FSDP_SCHEDULE_SEQUENTIAL}, {"interleaved", FSDP_SCHEDULE_INTERLEAVED}};

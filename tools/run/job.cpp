@@ -12,9 +12,10 @@
 #include <csignal>
 #include <cstring>
 #include <optional>
-#include <system_error>
 
 #include "run/console.h"
+#include "run/exit_order.h"
+#include "run/failure.h"
 #include "run/job_environment.h"
 #include "run/rank_process.h"
 
@@ -23,8 +24,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int timeout_status = 124;  // as timeout(1)
-
-[[noreturn]] void fail(const char *what) { throw std::system_error(errno, std::generic_category(), what); }
 
 // A port that no other job on this machine gets while this object lives. It is bound but not listened on, and lets
 // others bind it (SO_REUSEADDR): a program may still use MASTER_PORT for its own purposes.
@@ -52,11 +51,12 @@ class ReservedPort {
 UniqueFd block_signals() {
   sigset_t set;
   sigemptyset(&set);
-  for (const int number : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&set, number);
+  for (const int number : {SIGINT, SIGTERM}) sigaddset(&set, number);
   struct sigaction hangup;
   if (sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);  // nohup
   if (sigprocmask(SIG_BLOCK, &set, nullptr) != 0) fail("cannot block signals");
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGCHLD, SIG_DFL);  // where it is ignored, ranks leave no status
   UniqueFd fd(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
   if (fd.get() < 0) fail("cannot make a signalfd");
   return fd;
@@ -108,7 +108,8 @@ class Job {
   void forget_attempt() {
     ranks_.clear();
     status_ = 0;
-    ending_ = failed_ = false;
+    ending_ = failed_ = killed_ = false;
+    end_at_.reset();
     kill_at_.reset();
   }
 
@@ -120,6 +121,7 @@ class Job {
       const auto prefix = options_.prefix ? fmt::format("[{:>{}}] ", world_rank(r), width) : std::string();
       ranks_.push_back({RankProcess(options_.command, environment_.of_rank(r, attempt_)),
                         LineSplitter(console_, 1, prefix, r == 0), LineSplitter(console_, 2, prefix, r == 0)});
+      exits_.watch(r, ranks_.back().process.ended.get());
     }
   }
 
@@ -129,7 +131,7 @@ class Job {
   }
 
   void wait() {
-    std::vector<pollfd> fds{{signals_.get(), POLLIN, 0}};
+    std::vector<pollfd> fds{{signals_.get(), POLLIN, 0}, {exits_.fd(), POLLIN, 0}};
     for (const auto &rank : ranks_)
       for (const auto *fd : {&rank.process.out, &rank.process.err})
         if (fd->get() >= 0) fds.push_back({fd->get(), POLLIN, 0});
@@ -143,8 +145,13 @@ class Job {
 
   std::optional<Clock::time_point> next_deadline() const {
     if (kill_at_) return kill_at_;
-    if (!ending_ && options_.timeout.count() > 0) return started_ + in_ticks(options_.timeout);
-    return std::nullopt;
+    if (ending_) return std::nullopt;
+    std::optional<Clock::time_point> next = end_at_;
+    if (options_.timeout.count() > 0) {
+      const auto timeout = started_ + in_ticks(options_.timeout);
+      next = next ? std::min(*next, timeout) : timeout;
+    }
+    return next;
   }
 
   static Clock::duration in_ticks(std::chrono::duration<double> seconds) {
@@ -155,7 +162,6 @@ class Job {
     signalfd_siginfo info;
     while (read(signals_.get(), &info, sizeof info) == sizeof info) {
       const int number = static_cast<int>(info.ssi_signo);
-      if (number == SIGCHLD) continue;
       if (forwarded_) {  // asked twice: now
         say("got a second signal; killing all ranks");
         kill_all();
@@ -174,7 +180,7 @@ class Job {
     }
     console_.flush();
     if (console_.closed() && !ending_) {  // as if SIGPIPE had ended us
-      status_ = 128 + SIGPIPE;
+      if (status_ == 0) status_ = 128 + SIGPIPE;
       end_all(SIGTERM);
     }
   }
@@ -195,42 +201,53 @@ class Job {
     }
   }
 
-  // Ranks that ended at the same moment are judged together: one that was killed is the cause, one that exited because
-  // its peer was gone is not.
+  // Each in the order in which they ended. Of those that failed by themselves the first is the cause, but for this: no
+  // rank gets SIGKILL because a peer has failed, so whoever got it is the cause, even if the others were faster to end.
   void check_exits() {
-    std::optional<std::pair<size_t, Exit>> cause;
-    for (size_t r = 0; r < ranks_.size(); ++r) {
+    for (const size_t r : exits_.take()) {
       const auto exit = ranks_[r].process.poll_exit();
       if (!exit || exit->status == 0) continue;
-      if (!cause || (cause->second.signal == 0 && exit->signal != 0)) cause = {r, *exit};
+      const bool killed = exit->signal == SIGKILL && !killed_ && !ending_;
+      if (status_ == 0 || killed) blame(r, *exit);
+      killed_ = killed_ || killed;
     }
-    if (!cause || status_ != 0) return;
+    if (status_ != 0 && running() > 0 && !ending_ && !end_at_) give_grace();
+  }
+
+  void blame(size_t r, const Exit &exit) {
     read_output();  // its last words come before ours
-    status_ = cause->second.status;
-    const auto left = running();
-    const auto what = fmt::format("rank {} (pid {}) {}", world_rank(cause->first), ranks_[cause->first].process.pid(),
-                                  describe(cause->second));
-    say(ending_ || left == 0 ? what : fmt::format("{}; ending the other {}", what, left));
-    if (ending_) return;
-    failed_ = true;
-    end_all(SIGTERM);
+    status_ = exit.status;
+    say(fmt::format("rank {} (pid {}) {}", world_rank(r), ranks_[r].process.pid(), describe(exit)));
+    failed_ = failed_ || !ending_;
+  }
+
+  void give_grace() {
+    if (options_.grace.count() > 0)
+      say(fmt::format("the other {} have {:g} s to report and end (--grace-seconds)", running(),
+                      options_.grace.count()));
+    end_at_ = Clock::now() + in_ticks(options_.grace);
   }
 
   void check_clock() {
     const auto next = next_deadline();
     if (!next || Clock::now() < *next || running() == 0) return;
     if (kill_at_) {
-      say(fmt::format("{} rank(s) did not end within {:g} s; killing", running(), options_.grace.count()));
+      say(fmt::format("{} rank(s) did not end within {:g} s; killing", running(), options_.kill.count()));
       return kill_all();
     }
-    status_ = timeout_status;
-    say(fmt::format("not done after {:g} s; ending {} rank(s)", options_.timeout.count(), running()));
+    if (end_at_ && *next == *end_at_) {
+      say(fmt::format("{} rank(s) did not end by themselves within {:g} s; ending them", running(),
+                      options_.grace.count()));
+    } else {
+      if (!failed_) status_ = timeout_status;
+      say(fmt::format("not done after {:g} s; ending {} rank(s)", options_.timeout.count(), running()));
+    }
     end_all(SIGTERM);
   }
 
   void end_all(int number) {
     ending_ = true;
-    kill_at_ = Clock::now() + in_ticks(options_.grace);
+    kill_at_ = Clock::now() + in_ticks(options_.kill);
     for (const auto &rank : ranks_) rank.process.signal(number);
   }
 
@@ -250,13 +267,16 @@ class Job {
   UniqueFd signals_;
   Clock::time_point started_;
   Console console_;
+  ExitOrder exits_;
   std::vector<Rank> ranks_;
   int status_ = 0;
   uint32_t attempt_ = 0;
-  bool failed_ = false;     // a rank ended by itself, and not well
-  bool ending_ = false;     // the ranks were told to end
-  bool forwarded_ = false;  // ... because somebody told us
-  std::optional<Clock::time_point> kill_at_;
+  bool failed_ = false;                       // a rank ended by itself, and not well
+  bool killed_ = false;                       // ... but by a SIGKILL that is not ours
+  bool ending_ = false;                       // the ranks were told to end
+  bool forwarded_ = false;                    // ... because somebody told us
+  std::optional<Clock::time_point> end_at_;   // of the grace period
+  std::optional<Clock::time_point> kill_at_;  // of those that SIGTERM did not end
 };
 
 }  // namespace

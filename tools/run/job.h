@@ -17,8 +17,14 @@ struct JobOptions {
   std::string rendezvous;                    // where the ranks meet; may be empty for one machine
   uint32_t max_restarts = 0;                 // how often the ranks are started again after one failed
   std::chrono::duration<double> timeout{0};  // 0: none
-  std::chrono::duration<double> grace{5};    // between SIGTERM and SIGKILL
+  std::chrono::duration<double> grace{5};    // what the others have to report and end after one failed
+  std::chrono::duration<double> kill{5};     // between SIGTERM and SIGKILL
   bool prefix = true;
+  // What ranks get in FSDP_LOG, FSDP_DEBUG, FSDP_TRACE and FSDP_TIMEOUT; where it is empty, what the environment has.
+  std::string log;
+  bool debug = false;
+  std::string trace;
+  uint32_t wait_seconds = 0;
   std::vector<std::string> command;
 };
 

@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <filesystem>
 #include <system_error>
 
 namespace run {
@@ -67,6 +68,24 @@ void add_place(const JobOptions &options, uint16_t port, RankProcess::Environmen
   }
 }
 
+// Ranks may be started elsewhere than where they work, so the directory is named from the root; and it must exist.
+std::string make_directory(const std::string &given) {
+  const std::filesystem::path directory = std::filesystem::absolute(given);
+  std::error_code code;
+  std::filesystem::create_directories(directory, code);
+  if (code || !std::filesystem::is_directory(directory))
+    throw UsageError(fmt::format("--trace {}: cannot make this directory: {}", given,
+                                 code ? code.message() : "a file has its name"));
+  return directory.string();
+}
+
+void add_help(const JobOptions &options, RankProcess::Environment &environment) {
+  if (!options.log.empty()) environment.emplace_back("FSDP_LOG", options.log);
+  if (options.debug) environment.emplace_back("FSDP_DEBUG", "1");
+  if (!options.trace.empty()) environment.emplace_back("FSDP_TRACE", make_directory(options.trace));
+  if (options.wait_seconds) environment.emplace_back("FSDP_TIMEOUT", std::to_string(options.wait_seconds));
+}
+
 }  // namespace
 
 JobEnvironment::JobEnvironment(const JobOptions &options, uint16_t port)
@@ -77,6 +96,8 @@ JobEnvironment::JobEnvironment(const JobOptions &options, uint16_t port)
   shared_.emplace_back("LOCAL_WORLD_SIZE", std::to_string(options.ranks));
   add_place(options, port, shared_);
   add_secret(options, shared_);
+  add_help(options, shared_);
+  if (options.debug) fault_lines_.emplace().add_to(shared_);
 }
 
 RankProcess::Environment JobEnvironment::of_rank(uint32_t local_rank, uint32_t attempt) const {

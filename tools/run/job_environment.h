@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
+#include "run/fault_lines.h"
 #include "run/job.h"
 #include "run/rank_process.h"
 
@@ -19,6 +21,7 @@ class JobEnvironment {
 
  private:
   uint32_t first_rank_;
+  std::optional<FaultLines> fault_lines_;  // in debug mode
   RankProcess::Environment shared_;
 };
 

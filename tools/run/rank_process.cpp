@@ -5,16 +5,17 @@
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
-#include <system_error>
+
+#include "run/failure.h"
 
 namespace run {
 namespace {
-
-[[noreturn]] void fail(const char *what) { throw std::system_error(errno, std::generic_category(), what); }
 
 struct Pipe {
   explicit Pipe(int read_flags = 0) {
@@ -83,6 +84,13 @@ RankProcess::RankProcess(const std::vector<std::string> &command, const Environm
   }
   out = std::move(out_pipe.from);
   err = std::move(err_pipe.from);
+  ended = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, child, 0)));  // close-on-exec by itself
+  if (ended.get() >= 0) return;
+  const int error = errno;
+  signal(SIGKILL);
+  waitpid(child, nullptr, 0);
+  errno = error;
+  fail("cannot watch for the end of a rank (pidfd_open)");
 }
 
 RankProcess::~RankProcess() {
@@ -104,6 +112,7 @@ std::optional<Exit> RankProcess::poll_exit() {
   kill(-pid(), SIGKILL);
   waitpid(pid(), nullptr, 0);
   running_.value = 0;
+  ended.reset();
   if (info.si_code == CLD_EXITED) return Exit{info.si_status, 0};
   return Exit{128 + info.si_status, info.si_status};
 }

@@ -45,6 +45,7 @@ class RankProcess {
   std::optional<Exit> poll_exit();
 
   UniqueFd out, err;  // ends to read from, non-blocking
+  UniqueFd ended;     // a pidfd: readable when the process has ended
 
  private:
   // A number that moves: the source is left with 0.

@@ -1,22 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // The world as the launcher's variables say it, whichever launcher it is.
-#include <cerrno>
-#include <cstring>
-#include <fstream>
-#include <iterator>
+#include <optional>
 
 #include "comm/bootstrap/launchers.h"
 #include "comm/bootstrap/meeting_point.h"
+#include "comm/bootstrap/secret_file.h"
 #include "comm/bootstrap/variables.h"
 #include "comm/communicator.h"
 
 namespace fsdp::comm {
 namespace {
 
-constexpr size_t longest_secret = 4096;
-
 // The first that has started this process, in the order that fsdp_create_context gives.
-std::optional<Launch> read_launch() {
+std::optional<LaunchedRank> read_launch() {
   if (auto launch = read_torchrun(false)) return launch;
   if (auto launch = read_open_mpi()) return launch;
   if (auto launch = read_slurm()) return launch;
@@ -25,13 +21,19 @@ std::optional<Launch> read_launch() {
 }
 
 // Ranks of one host need no network, so the text becomes a name.
-std::string choose_rendezvous(const Launch &launch) {
+std::string choose_rendezvous(const LaunchedRank &launch) {
   const auto elsewhere = variable("FSDP_RENDEZVOUS");
   if (elsewhere) {
     const MeetingPoint point = parse_meeting_point(*elsewhere);
     if (launch.one_host)
       return point.kind == MeetingPoint::Kind::name ? point.text
                                                     : "at " + elsewhere->substr(elsewhere->find("://") + 3);
+    if (point.kind == MeetingPoint::Kind::name && !launch.unplaced.empty())
+      fail(FSDP_INVALID_ARGUMENT,
+           "FSDP_RENDEZVOUS='{}' is a name, for ranks of one host, but {}, so the ranks may be on several: set "
+           "LOCAL_RANK and "
+           "LOCAL_WORLD_SIZE (to the value of WORLD_SIZE), or give tcp://HOST:PORT or file:///DIRECTORY",
+           *elsewhere, launch.unplaced);
     if (point.kind == MeetingPoint::Kind::name)
       fail(FSDP_INVALID_ARGUMENT,
            "FSDP_RENDEZVOUS='{}' is a name, for ranks of one host; ranks of several need tcp://HOST:PORT or "
@@ -58,16 +60,7 @@ std::string read_job_secret() {
   if (secret && path) fail(FSDP_INVALID_ARGUMENT, "FSDP_JOB_SECRET and FSDP_JOB_SECRET_FILE are both set; set one");
   if (secret) return *secret;
   if (!path) return {};
-  std::ifstream file(*path, std::ios::binary);
-  if (!file) fail(FSDP_INVALID_ARGUMENT, "FSDP_JOB_SECRET_FILE='{}': {}", *path, std::strerror(errno));
-  std::string text(longest_secret + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(file.gcount()));
-  while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
-  if (text.empty() || text.size() > longest_secret)
-    fail(FSDP_INVALID_ARGUMENT, "FSDP_JOB_SECRET_FILE='{}': a secret of 1 to {} bytes is expected", *path,
-         longest_secret);
-  return text;
+  return read_secret_file(*path);
 }
 
 WorldOptions read_launcher_environment() {

@@ -143,7 +143,11 @@ void Host::hear(Guest &guest) {
 
 bool Host::check_answer(Guest &guest, const Packet &packet) {
   const auto answer = packet.as<wire::Answer>();
-  if (!answer || !equal(answer->digest, wire::guest_digest(options_.secret, guest.nonce, answer->nonce))) return false;
+  if (!answer || !equal(answer->digest, wire::guest_digest(options_.secret, guest.nonce, answer->nonce))) {
+    if (options_.log)
+      options_.log(FSDP_LOG_WARNING, "refused a process of this host: it does not know the job secret of rank 0");
+    return false;
+  }
   auto proof = wire::make<wire::Proof>();
   proof.digest = wire::host_digest(options_.secret, guest.nonce, answer->nonce);
   return send_packet(guest.socket, &proof, sizeof proof) == Sent::yes;
@@ -152,6 +156,7 @@ bool Host::check_answer(Guest &guest, const Packet &packet) {
 void Host::join(Guest &guest, Packet &packet) {
   const auto join = *packet.as<wire::Join>();
   const auto refuse = [&](fsdp_status status, const std::string &text) {
+    if (options_.log) options_.log(FSDP_LOG_WARNING, format_text("refused a process of this host: {}", text));
     send_refusal(guest.socket, status, static_cast<int32_t>(join.rank), text);
   };
   const std::string library(join.library, ::strnlen(join.library, sizeof join.library));

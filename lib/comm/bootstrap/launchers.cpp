@@ -20,7 +20,7 @@ uint32_t value_of(const char *name, uint32_t least, uint32_t most) {
   return number(name, variable(name).value_or(""), least, most);
 }
 
-void read_place(const Place &names, Launch &launch) {
+void read_place(const Place &names, LaunchedRank &launch) {
   launch.size = value_of(names.size, 1, INT32_MAX);
   launch.rank = value_of(names.rank, 0, INT32_MAX);
   if (launch.rank >= launch.size)
@@ -78,7 +78,7 @@ std::string hydra_job() {
 
 }  // namespace
 
-std::optional<Launch> read_torchrun(bool alone) {
+std::optional<LaunchedRank> read_torchrun(bool alone) {
   const bool ranked = variable("RANK") || variable("WORLD_SIZE");
   const bool address = variable("MASTER_ADDR") || variable("MASTER_PORT");
   const bool elsewhere = variable("FSDP_RENDEZVOUS").has_value();
@@ -91,9 +91,12 @@ std::optional<Launch> read_torchrun(bool alone) {
   } else {
     check_complete("a launcher", {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"});
   }
-  Launch launch;
+  LaunchedRank launch;
   launch.launcher = "torchrun's variables (RANK, WORLD_SIZE)";
   read_place({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}, launch);
+  if (!variable("LOCAL_WORLD_SIZE"))
+    launch.unplaced =
+        variable("LOCAL_RANK") ? "LOCAL_WORLD_SIZE is not set" : "LOCAL_RANK and LOCAL_WORLD_SIZE are not set";
   launch.job = variable("TORCHELASTIC_RUN_ID").value_or("");
   const std::string host = variable("MASTER_ADDR").value_or("");
   if (!variable("LOCAL_WORLD_SIZE") && !elsewhere) launch.one_host = names_loopback(host);
@@ -107,12 +110,12 @@ std::optional<Launch> read_torchrun(bool alone) {
   return launch;
 }
 
-std::optional<Launch> read_open_mpi() {
+std::optional<LaunchedRank> read_open_mpi() {
   if (!variable("OMPI_COMM_WORLD_RANK") && !variable("OMPI_COMM_WORLD_SIZE")) return {};
   constexpr const char *name = "Open MPI's mpirun";
   check_complete(name, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
                         "OMPI_COMM_WORLD_LOCAL_SIZE"});
-  Launch launch;
+  LaunchedRank launch;
   launch.launcher = "Open MPI's variables";
   read_place(
       {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
@@ -127,10 +130,10 @@ std::optional<Launch> read_open_mpi() {
   return launch;
 }
 
-std::optional<Launch> read_slurm() {
+std::optional<LaunchedRank> read_slurm() {
   if (!variable("SLURM_PROCID") || !variable("SLURM_STEP_ID")) return {};  // else a shell of salloc or sbatch
   check_complete("srun", {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_ID"});
-  Launch launch;
+  LaunchedRank launch;
   launch.launcher = "Slurm's variables";
   read_place({"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", nullptr}, launch);
   const char *nodes = variable("SLURM_STEP_NUM_NODES") ? "SLURM_STEP_NUM_NODES" : "SLURM_NNODES";
@@ -151,11 +154,11 @@ std::optional<Launch> read_slurm() {
   return launch;
 }
 
-std::optional<Launch> read_mpich() {
+std::optional<LaunchedRank> read_mpich() {
   if (!variable("PMI_RANK") && !variable("PMI_SIZE")) return {};
   constexpr const char *name = "MPICH's mpiexec";
   check_complete(name, {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"});
-  Launch launch;
+  LaunchedRank launch;
   launch.launcher = "MPICH's variables";
   read_place({"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"}, launch);
   if (launch.one_host) launch.name = hydra_job();

@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::string_view tcp_scheme = "tcp://", file_scheme = "file://";
 
-[[noreturn]] void refuse(const std::string &text, const char *why) {
+[[noreturn]] void refuse_point(const std::string &text, const char *why) {
   fail(FSDP_INVALID_ARGUMENT,
        "rendezvous '{}': {} (known are tcp://HOST:PORT, file:///DIRECTORY and, for ranks of one host, any name)", text,
        why);
@@ -41,9 +41,9 @@ MeetingPoint parse_meeting_point(const std::string &rendezvous) {
   } else if (rendezvous.starts_with(file_scheme)) {
     point.kind = MeetingPoint::Kind::file;
     point.directory = rendezvous.substr(file_scheme.size());
-    if (!point.directory.starts_with('/')) refuse(rendezvous, "the directory is not absolute");
+    if (!point.directory.starts_with('/')) refuse_point(rendezvous, "the directory is not absolute");
   } else if (rendezvous.find("://") != std::string::npos) {
-    refuse(rendezvous, "this scheme is not known");
+    refuse_point(rendezvous, "this scheme is not known");
   }
   return point;
 }

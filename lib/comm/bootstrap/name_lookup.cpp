@@ -6,11 +6,11 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <csignal>
 #include <mutex>
 #include <thread>
 
 #include "base/error.h"
+#include "base/library_thread.h"
 
 namespace fsdp::comm {
 namespace {
@@ -43,15 +43,12 @@ NameLookup::~NameLookup() {
   if (!question_->done) keep_library_loaded();
 }
 
-// Signals belong to the host program's threads.
 void NameLookup::ask(const std::string &host, uint16_t port) {
   auto question = std::make_shared<Question>();
   question->host = host;
   question->port = port;
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
+    const BlockedSignals blocked;
     std::thread([question, resolver = resolver_] {
       std::string problem;
       auto found = resolver(question->host, question->port, problem);
@@ -62,10 +59,8 @@ void NameLookup::ask(const std::string &host, uint16_t port) {
       question->answered.notify_all();
     }).detach();
   } catch (const std::system_error &error) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     fail_errno(error.code().value(), "start a thread that asks for the address of a host");
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   question_ = std::move(question);
 }
 

@@ -18,7 +18,6 @@
 
 namespace fsdp::comm {
 
-constexpr uint32_t most_ranks = 16384;
 // Each rank has two descriptors for each peer of its host.
 constexpr uint32_t most_ranks_of_a_host = 1024;
 

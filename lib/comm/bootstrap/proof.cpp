@@ -10,9 +10,7 @@
 #include "comm/bootstrap/packet.h"
 
 namespace fsdp::comm {
-namespace {
-
-}  // namespace
+namespace {}  // namespace
 
 Handshake::Handshake(Role role, const std::string &secret, const std::string &label)
     : role_(role), secret_(&secret), label_(": " + label) {
@@ -139,8 +137,8 @@ Handshake::State Handshake::advance(const Fd &socket) {
   return state_;
 }
 
-std::string prove(const Fd &socket, Role role, const std::string &secret, const std::string &label,
-                  const Limit &limit, bool *ended) {
+std::string prove(const Fd &socket, Role role, const std::string &secret, const std::string &label, const Limit &limit,
+                  bool *ended) {
   Handshake handshake(role, secret, label);
   if (ended) *ended = true;
   for (;;) {

@@ -59,7 +59,8 @@ class Handshake {
 };
 
 // The whole handshake on a connected, nonblocking socket. Empty if both ends know the secret; else why not (also when
-// the limit is over). ended: set if it was the connection, or the limit, and nothing that came. Throws only what the waiter does.
+// the limit is over). ended: set if it was the connection, or the limit, and nothing that came. Throws only what the
+// waiter does.
 std::string prove(const Fd &socket, Role role, const std::string &secret, const std::string &label, const Limit &limit,
                   bool *ended = nullptr);
 

@@ -15,7 +15,7 @@ namespace fsdp::comm {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr auto bind_time = 5s;  // for the listener of a job that is just forming or ending
+constexpr auto tcp_bind_time = 5s;  // for the listener of a job that is just forming or ending
 
 bool is_local_name(const std::string &host) { return host == "localhost" || host.ends_with(".localhost"); }
 
@@ -24,7 +24,7 @@ bool is_local_name(const std::string &host) { return host == "localhost" || host
 TcpDoor::TcpDoor(const WorldOptions &options, const MeetingPoint &point, const Waiter &waiter,
                  Clock::time_point deadline, NameLookup &names)
     : options_(options), point_(point), waiter_(waiter) {
-  const auto last_try = std::min(deadline, Clock::now() + bind_time);
+  const auto last_try = std::min(deadline, Clock::now() + tcp_bind_time);
   const auto places = find_places(deadline, names);
   while (!open(places)) {
     const int code = errno;

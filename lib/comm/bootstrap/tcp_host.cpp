@@ -12,16 +12,18 @@
 namespace fsdp::comm {
 namespace {
 
+constexpr uint32_t most_notes = 32;
+
 using namespace std::chrono_literals;
 
 // Who has not joined costs no more than this; the rest waits in the kernel's queue. Where all places are taken, who has
 // proven nothing for a while makes room, so that silent strangers do not keep the ranks out.
-constexpr size_t most_guests = 256;
-constexpr auto guest_time = 10s;
+constexpr size_t most_tcp_guests = 256;
+constexpr auto tcp_guest_time = 10s;
 constexpr auto least_time = 500ms;
-constexpr auto descriptor_time = 12s;  // without one for anybody: longer than any stranger keeps his
+constexpr auto tcp_descriptor_time = 12s;  // without one for anybody: longer than any stranger keeps his
 // For ranks that come just when the job has failed: else they would look for rank 0 until their timeout.
-constexpr auto farewell_time = 400ms, late_farewell_time = 200ms;
+constexpr auto tcp_farewell_time = 400ms, late_tcp_farewell_time = 200ms;
 
 }  // namespace
 
@@ -70,7 +72,7 @@ bool TcpHost::complete() const {
   return std::all_of(parties.begin(), parties.end(), [](const Party &party) { return party.card.has_value(); });
 }
 
-bool TcpHost::has_room() { return guests_.size() < most_guests || drop_stranger(); }
+bool TcpHost::has_room() { return guests_.size() < most_tcp_guests || drop_stranger(); }
 
 bool TcpHost::drop_stranger() {
   const auto oldest = std::find_if(guests_.begin(), guests_.end(), [](const Guest &guest) { return !guest.proven(); });
@@ -88,7 +90,7 @@ void TcpHost::look_around() {
     if (party.stream && party.watched && !end_) polls.push_back({party.stream.socket().get(), POLLIN, 0});
   ::poll(polls.data(), polls.size(), slice_ms);
   const auto now = Clock::now();
-  std::erase_if(guests_, [&](Guest &guest) { return !hear(guest) || now - guest.since >= guest_time; });
+  std::erase_if(guests_, [&](Guest &guest) { return !hear(guest) || now - guest.since >= tcp_guest_time; });
   accept_guests();
 }
 
@@ -109,6 +111,8 @@ void TcpHost::accept_guests() {
 bool TcpHost::hear(Guest &guest) {
   if (!guest.proven() && guest.proof.advance(guest.stream.socket()) != Handshake::State::proven) {
     if (guest.proof.state() == Handshake::State::waiting) return true;
+    if (guest.proof.state() == Handshake::State::failed)
+      note("somebody who came to the rendezvous", guest.proof.problem(), false);
     if (guest.proof.of_another_version()) stranger_remark_ = "; of somebody who came: " + guest.proof.problem();
     return false;
   }
@@ -131,8 +135,19 @@ bool TcpHost::hear(Guest &guest) {
 bool TcpHost::greet(Guest &guest, const message::Hello &hello) {
   const std::string difference = compare_versions(hello.rank, hello.wire_version, hello.library, 0);
   guest.introduced = difference.empty();
-  if (!guest.introduced) refuse(guest, FSDP_MISMATCH, difference);
+  if (!guest.introduced) turn_away(guest, FSDP_MISMATCH, difference);
   return guest.introduced;
+}
+
+// Who knocks without end fills no log, and leaves room for those that belong here.
+void TcpHost::note(const std::string &who, const std::string &why, bool proven) {
+  uint32_t &notes = proven ? notes_ : stranger_notes_;
+  if (options_.log && notes++ < most_notes) options_.log(FSDP_LOG_WARNING, format_text("refused {}: {}", who, why));
+}
+
+void TcpHost::turn_away(Guest &guest, fsdp_status status, const std::string &text) {
+  note("a process that knows the secret", text, true);
+  refuse(guest, status, text);
 }
 
 void TcpHost::refuse(Guest &guest, fsdp_status status, const std::string &text, int32_t rank) {
@@ -141,7 +156,7 @@ void TcpHost::refuse(Guest &guest, fsdp_status status, const std::string &text, 
 }
 
 void TcpHost::join(Guest &guest, message::Join &join) {
-  const auto wrong = [&](fsdp_status status, const std::string &text) { refuse(guest, status, text); };
+  const auto wrong = [&](fsdp_status status, const std::string &text) { turn_away(guest, status, text); };
   if (join.attempt < options_.attempt)
     return wrong(FSDP_PEER_FAILED, format_text("rank 0 has begun attempt {} of this job, rank {} is of attempt {}",
                                                options_.attempt, join.rank, join.attempt));
@@ -183,7 +198,7 @@ void TcpHost::check_limits() {
   const std::vector<uint32_t> ranks = missing();
   const std::string problem = door_->pause().problem();
   if (ranks.empty()) return;
-  if (door_->pause().lasts(descriptor_time))
+  if (door_->pause().lasts(tcp_descriptor_time))
     fail(FSDP_SYSTEM, "rank 0 cannot take the connections of {}: {}", rank_list(ranks), problem);
   if (Clock::now() < deadline_) return;
   fail_rank(FSDP_TIMEOUT, static_cast<int32_t>(ranks.front()),
@@ -197,7 +212,7 @@ void TcpHost::say_farewell(const Error &error) noexcept {
   if (!door_) return;
   try {
     end_ = error;
-    const auto end = Clock::now() + (error.status == FSDP_PEER_FAILED ? farewell_time : late_farewell_time);
+    const auto end = Clock::now() + (error.status == FSDP_PEER_FAILED ? tcp_farewell_time : late_tcp_farewell_time);
     const size_t count = missing().size();
     while (Clock::now() < end && told_count_ < count) look_around();
     dismiss_guests();

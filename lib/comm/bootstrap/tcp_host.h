@@ -43,6 +43,8 @@ class TcpHost {
   bool hear(Guest &guest);  // false: its connection is of no more use
   bool greet(Guest &guest, const message::Hello &hello);
   void join(Guest &guest, message::Join &join);
+  void note(const std::string &who, const std::string &why, bool proven);
+  void turn_away(Guest &guest, fsdp_status status, const std::string &text);
   void refuse(Guest &guest, fsdp_status status, const std::string &text, int32_t rank = -1);
   void check_limits();
   void say_farewell(const Error &error) noexcept;
@@ -65,8 +67,9 @@ class TcpHost {
   std::optional<Error> end_;  // what everybody is told who comes now
   RankSet told_;              // of those who had not joined
   size_t told_count_ = 0;
-  bool outdated_ = false;        // a rank of a later attempt has come
-  std::string stranger_remark_;  // what was wrong with one, for who misses ranks
+  bool outdated_ = false;                    // a rank of a later attempt has come
+  uint32_t notes_ = 0, stranger_notes_ = 0;  // in the log
+  std::string stranger_remark_;              // what was wrong with one, for who misses ranks
 };
 
 }  // namespace fsdp::comm

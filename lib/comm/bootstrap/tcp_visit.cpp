@@ -14,7 +14,7 @@ namespace {
 using namespace std::chrono_literals;
 constexpr auto connect_time = 3s;  // for one try
 constexpr auto proof_time = 15s;   // of one try: strangers may have to make room first
-constexpr auto patience = 1s;      // beyond the timeout, for rank 0 to say who is missing
+constexpr auto tcp_patience = 1s;  // beyond the timeout, for rank 0 to say who is missing
 constexpr useconds_t pause_us = 50'000;
 
 }  // namespace
@@ -130,7 +130,7 @@ bool TcpVisit::take(const message::Entry &entry, Assembly &assembly) {
 std::optional<Assembly> TcpVisit::await_start() {
   Assembly assembly;
   node_count_ = 0;
-  const Limit until{deadline_ + patience, waiter_};
+  const Limit until{deadline_ + tcp_patience, waiter_};
   while (auto frame = stream_.receive(until)) {
     auto parsed = message::parse(frame->kind, frame->body);
     if (const auto *refusal = std::get_if<message::Refusal>(&parsed.message)) {

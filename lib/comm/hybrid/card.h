@@ -14,6 +14,7 @@ namespace fsdp::comm {
 struct Card {
   std::vector<std::byte> net;  // Net::address
   std::string leader;          // LeaderListener::address
+  std::string obstacle = {};   // why there is no net
 };
 
 std::vector<std::byte> write_card(const Card &card);

@@ -4,13 +4,13 @@
 #include <algorithm>
 #include <cstring>
 
-#include "comm/outcome.h"
 #include "comm/team_keys.h"
+#include "comm/together.h"
 
 namespace fsdp::comm {
 namespace {
 
-[[noreturn]] void refuse(const std::string &what, const char *thing) {
+[[noreturn]] void refuse_over_hosts(const std::string &what, const char *thing) {
   fail(FSDP_UNSUPPORTED, "{}: {} between ranks of several hosts; they share no memory", what, thing);
 }
 
@@ -25,11 +25,11 @@ HybridTeam::HybridTeam(std::shared_ptr<Net> net, TeamPlaces places, std::unique_
 }
 
 std::unique_ptr<Arena> HybridTeam::create_arena(uint64_t, std::span<const Range>, const std::string &what) {
-  refuse(what, "an arena");
+  refuse_over_hosts(what, "an arena");
 }
-std::unique_ptr<Gate> HybridTeam::create_gate(const std::string &what) { refuse(what, "a gate"); }
+std::unique_ptr<Gate> HybridTeam::create_gate(const std::string &what) { refuse_over_hosts(what, "a gate"); }
 std::unique_ptr<Communicator> HybridTeam::create_communicator(const std::string &what, uint32_t) {
-  refuse(what, "a communicator over shared memory");
+  refuse_over_hosts(what, "a communicator over shared memory");
 }
 
 // What this host's ranks say, in the team's order.
@@ -92,7 +92,7 @@ std::unique_ptr<MessageCommunicator> HybridTeam::create_message_communicator(con
   const Outcome mine = Outcome::of([&] { communicator = net_->create_communicator(places_.ranks, key, what, sums); });
   std::vector<Outcome> all(size());
   exchange_fixed(&mine, sizeof mine, all.data(), what.c_str());
-  for (uint32_t r = 0; r < size(); ++r) all[r].check(world_rank(r));
+  check_outcomes(*this, all);
   return communicator;
 }
 

@@ -11,7 +11,7 @@
 namespace fsdp::comm::nccl {
 namespace {
 
-constexpr auto look_again = std::chrono::milliseconds(1);
+constexpr auto poll_interval = std::chrono::milliseconds(1);
 constexpr auto handle_patience = std::chrono::seconds(10);
 
 }  // namespace
@@ -79,7 +79,7 @@ Comm *Handle::take(bool &known) noexcept {
     if (!started_) return nullptr;
   }
   const auto last = std::chrono::steady_clock::now() + handle_patience;
-  while (!written() && std::chrono::steady_clock::now() < last) std::this_thread::sleep_for(look_again);
+  while (!written() && std::chrono::steady_clock::now() < last) std::this_thread::sleep_for(poll_interval);
   Comm *comm = written();
   known = comm != nullptr;
   return comm;
@@ -94,7 +94,7 @@ bool Handle::end() noexcept {
 
 bool Handle::await_end(std::chrono::milliseconds patience) const noexcept {
   const auto last = std::chrono::steady_clock::now() + patience;
-  while (!ended() && std::chrono::steady_clock::now() < last) std::this_thread::sleep_for(look_again);
+  while (!ended() && std::chrono::steady_clock::now() < last) std::this_thread::sleep_for(poll_interval);
   return ended();
 }
 

@@ -72,7 +72,10 @@ std::shared_ptr<Team> create_team(std::shared_ptr<Team> host, device::Device &de
                                   Failure &failure, std::string *obstacle) {
   Choice choice = choose(*host, device);
   if (!choice.obstacle.empty()) {
-    if (!obstacle) fail(FSDP_UNSUPPORTED, "NCCL cannot serve these ranks: {}", choice.obstacle);
+    if (!obstacle) {
+      await_readers(*host);
+      fail(FSDP_UNSUPPORTED, "NCCL cannot serve these ranks: {}", choice.obstacle);
+    }
     *obstacle = std::move(choice.obstacle);
     return nullptr;
   }

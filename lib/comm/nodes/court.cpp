@@ -56,8 +56,10 @@ void Court::merge(const Accusation &other) {
     all.add(other.ranks);
     if (all.empty()) return;  // a peer wrote it
     first = accuse_dead(first.where_bytes ? first.where() : other.where(), all);
-  } else if (first.kind == Verdict::stopped && !first.ranks.contains(static_cast<uint32_t>(other.rank))) {
-    first.set_text(first.copy_text() + "; " + other.copy_text());
+  } else if (first.kind == Verdict::stopped && !first.ranks.contains(other.ranks)) {
+    // A report that says all that the first one does takes its place.
+    first.set_text(other.ranks.contains(first.ranks) ? other.copy_text()
+                                                     : first.copy_text() + "; " + other.copy_text());
     first.ranks.add(other.ranks);
     first.rank = std::min(first.rank, other.rank);
   } else if (first.kind == Verdict::cut) {

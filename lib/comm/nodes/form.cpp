@@ -20,7 +20,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr size_t most_strangers = 64;
 constexpr auto stranger_time = std::chrono::seconds(2);
-constexpr auto connect_time = std::chrono::seconds(3);  // of one try: a lost packet of it is sent again ever later
+constexpr auto try_time = std::chrono::seconds(3);  // of one connection: a lost packet of it is sent again ever later
 constexpr auto pause = std::chrono::milliseconds(50);
 constexpr int look_ms = 10;
 
@@ -58,8 +58,8 @@ class Forming {
               "{} did not connect while the job formed: {}", plan_.leader_text(node), why);
   }
 
-  // A connection that ended before it was answered is made again: the other end does not keep one on which nothing comes
-  // for a while, and the network may have been away for that long.
+  // A connection that ended before it was answered is made again: the other end does not keep one on which nothing
+  // comes for a while, and the network may have been away for that long.
   void dial(uint32_t node) {
     std::string problem, tried;
     while (!connect(node, tried)) {
@@ -71,7 +71,7 @@ class Forming {
   }
 
   bool connect(uint32_t node, std::string &problem) {
-    const Limit once{std::min(limit_.deadline, Clock::now() + connect_time), waiter_};
+    const Limit once{std::min(limit_.deadline, Clock::now() + try_time), waiter_};
     Fd socket = connect_to(parse_address(plan_.nodes[node].address), once, problem);
     if (!socket && errno == ECONNREFUSED) lose(node, problem);  // it no longer listens
     if (!socket) return false;

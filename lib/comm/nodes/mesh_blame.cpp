@@ -7,7 +7,7 @@
 namespace fsdp::comm {
 namespace {
 
-constexpr uint64_t answer_ms = 1000;  // for the coordinator
+constexpr uint64_t coordinator_answer_ms = 1000;  // for the coordinator
 
 }  // namespace
 
@@ -72,7 +72,7 @@ void NodeMesh::carry() {
   }
   if (const auto verdict = court_.decide(now_ms_))
     control_.decide(*verdict);
-  else if (!findings_.empty() && now_ms_ - found_ms_ >= answer_ms)
+  else if (!findings_.empty() && now_ms_ - found_ms_ >= coordinator_answer_ms)
     control_.decide(findings_.front());
 }
 

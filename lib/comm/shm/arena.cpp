@@ -45,12 +45,20 @@ ShmArena::ShmArena(const Fd &file, uint64_t bytes, std::span<const Range> writab
 }
 
 void ShmArena::protect(uint64_t offset, uint64_t bytes, bool readable) {
+  set_access(readable_, offset, bytes, readable ? Access::read : Access::none);
+}
+
+void ShmArena::protect_own(uint64_t offset, uint64_t bytes, Access access) {
+  set_access(writable_, offset, bytes, access);
+}
+
+void ShmArena::set_access(Mapping &view, uint64_t offset, uint64_t bytes, Access access) {
   const uint64_t page = page_size();
   const uint64_t begin = round_up(offset, page);
   const uint64_t end = (offset + bytes) / page * page;
   if (offset + bytes > bytes_) fail(FSDP_INTERNAL, "{}: protecting {} bytes at {} of {}", what_, bytes, offset, bytes_);
   if (begin >= end) return;
-  readable_.set_access(begin, end - begin, readable ? Access::read : Access::none, what_);
+  view.set_access(begin, end - begin, access, what_);
 }
 
 }  // namespace fsdp::comm

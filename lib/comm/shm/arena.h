@@ -19,8 +19,11 @@ class ShmArena final : public Arena {
   uint64_t size_bytes() const noexcept override { return bytes_; }
   std::byte *writable() const noexcept override { return writable_.data(); }
   void protect(uint64_t offset, uint64_t bytes, bool readable) override;
+  void protect_own(uint64_t offset, uint64_t bytes, Access access) override;
 
  private:
+  void set_access(Mapping &view, uint64_t offset, uint64_t bytes, Access access);
+
   std::string what_;
   uint64_t bytes_;  // as asked for; the views are whole pages
   Mapping readable_;

@@ -33,8 +33,8 @@ class Control {
   Control(const Fd &file, uint32_t world_size);
 
   uint32_t world_size() const noexcept { return world_size_; }
-  // More ranks of this node than the cores that those which have come may use between them: a waiting rank keeps another from
-  // coming. False if the kernel does not say which.
+  // More ranks of this node than the cores that those which have come may use between them: a waiting rank keeps
+  // another from coming. False if the kernel does not say which.
   bool crowded() const noexcept {
     const uint32_t cores = head().core_count.load(std::memory_order_relaxed);
     return cores != 0 && head().ranks_here > cores;
@@ -50,7 +50,9 @@ class Control {
   std::string host(uint32_t rank) const;
   // On another node: what is known of it here comes late.
   void set_remote(uint32_t rank) noexcept { waits()[rank].late.store(Late::remote, std::memory_order_relaxed); }
-  bool remote(uint32_t rank) const noexcept { return waits()[rank].late.load(std::memory_order_relaxed) == Late::remote; }
+  bool remote(uint32_t rank) const noexcept {
+    return waits()[rank].late.load(std::memory_order_relaxed) == Late::remote;
+  }
   // Any number that differs from the one before.
   void beat(uint32_t rank, uint64_t number) noexcept { member(rank).beat.store(number, std::memory_order_relaxed); }
   uint64_t last_beat(uint32_t rank) const noexcept { return member(rank).beat.load(std::memory_order_relaxed); }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "comm/access.h"
 #include "comm/fd.h"
 
 namespace fsdp::comm {
@@ -17,8 +18,6 @@ uint64_t page_size() noexcept;
 Fd create_memory_file(uint64_t bytes, const std::string &what);
 // What came from a peer: throws unless it is sealed as above and has the size expected.
 void check_memory_file(const Fd &file, uint64_t bytes, const std::string &what);
-
-enum class Access { none, read, read_write };
 
 // One view of a whole memory file. Not inherited by forked children.
 class Mapping {

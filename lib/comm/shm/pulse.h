@@ -28,8 +28,8 @@ class Pulse {
   // Beats, and looks at the others' beats, if it is time.
   void look() noexcept;
 
-  // Any thread. Of the members that concern the caller: those that have been silent for the limit, some intervals after the
-  // first of them, since ranks that stop at the same time are one failure.
+  // Any thread. Of the members that concern the caller: those that have been silent for the limit, some intervals after
+  // the first of them, since ranks that stop at the same time are one failure.
   std::vector<uint32_t> silent(const std::function<bool(uint32_t)> &concerns) const;
   // "rank 3 (pid 77, host a) has not responded for 8.0 s: it is stopped or its host is overloaded"
   std::string text(const std::vector<uint32_t> &ranks) const;

@@ -41,7 +41,7 @@ struct RoundWords {
   Word phase;
   struct alignas(64) {
     std::atomic<uint64_t> last;
-    std::atomic<uint64_t> flags;  // round << 32 | blamed rank of the team << 8 | flags; written after last
+    std::atomic<uint64_t> flags;   // round << 32 | blamed rank of the team << 8 | flags; written after last
     std::atomic<uint64_t> called;  // the caller has enqueued all collectives of lower phases: its stream comes to them
   } ended;
 };

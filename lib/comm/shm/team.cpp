@@ -9,6 +9,7 @@
 #include "comm/shm/communicator.h"
 #include "comm/shm/gate.h"
 #include "comm/shm/staged_communicator.h"
+#include "comm/together.h"
 
 namespace fsdp::comm {
 namespace {
@@ -110,12 +111,13 @@ void ShmTeam::agree(Outcome mine, uint64_t bytes, const std::string &what) {
   std::vector<Outcome> all(size());
   board_->exchange_fixed(&mine, sizeof mine, all.data(), what.c_str());
   for (uint32_t r = 0; r < size(); ++r) {
-    if (all[r].bytes != all[0].bytes)
-      fail_rank(FSDP_MISMATCH, static_cast<int32_t>(ranks_[r]),
-                "{}: rank {} creates {} bytes of shared memory, rank {} creates {}", what, ranks_[0], all[0].bytes,
-                ranks_[r], all[r].bytes);
-    all[r].check(ranks_[r]);
+    if (all[r].bytes == all[0].bytes) continue;
+    await_readers(*this);
+    fail_rank(FSDP_MISMATCH, static_cast<int32_t>(ranks_[r]),
+              "{}: rank {} creates {} bytes of shared memory, rank {} creates {}", what, ranks_[0], all[0].bytes,
+              ranks_[r], all[r].bytes);
   }
+  check_outcomes(*this, all);
 }
 
 void ShmTeam::pass(Fd &file, uint64_t bytes, const std::string &what) {

@@ -124,10 +124,10 @@ bool ShownWait::in_circle() const noexcept {
 }
 
 // What a peer shows may be older than what another did last: only when each of the circle has looked around twice
-// (where one of them is late: more often) again since this rank first saw it, and all are in the same waits for the same
-// ranks, does each know of everything that the next did before it began to wait. Then none of them can be the first to
-// go on. Each names the first rank that it misses. That is enough: whoever follows these names comes to a rank that
-// does not wait, or to a circle.
+// (where one of them is late: more often) again since this rank first saw it, and all are in the same waits for the
+// same ranks, does each know of everything that the next did before it began to wait. Then none of them can be the
+// first to go on. Each names the first rank that it misses. That is enough: whoever follows these names comes to a rank
+// that does not wait, or to a circle.
 std::vector<uint32_t> ShownWait::find_circle() {
   if (!in_circle()) {
     suspects_.clear();
@@ -148,8 +148,9 @@ std::vector<uint32_t> ShownWait::find_circle() {
     return {};
   }
   std::vector<uint32_t> ranks;
-  const bool late = std::any_of(circle.begin(), circle.end(),
-                                [&](const Seen &seen) { return entries_[seen.rank].late.load(std::memory_order_relaxed) != Late::no; });
+  const bool late = std::any_of(circle.begin(), circle.end(), [&](const Seen &seen) {
+    return entries_[seen.rank].late.load(std::memory_order_relaxed) != Late::no;
+  });
   const uint64_t looks = late ? late_looks : looks_of_a_neighbour;
   for (size_t i = 0; i < circle.size(); ++i) {
     if (circle[i].looks < suspects_[i].looks + looks) return {};

@@ -42,7 +42,7 @@ struct alignas(64) WaitEntry {
   std::atomic<uint64_t> looks;     // number of the wait << 32 | looks around since it began; 0 looks: none, or not yet
   std::atomic<uint32_t> for_rank;  // the first whose caller it misses; none: UINT32_MAX
   std::atomic<Late> late;
-  SharedText text;                 // written before the first look
+  SharedText text;  // written before the first look
 };
 
 // The first other rank that will not come before its caller makes a call.

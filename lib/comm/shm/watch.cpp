@@ -121,7 +121,7 @@ void Watch::look_at(std::span<const uint32_t> ranks, const std::string &what, bo
   }
   if (pulse_.silent(ours).empty()) return;
   const std::vector<uint32_t> silent = pulse_.silent([](uint32_t) { return true; });
-  condemn(Verdict::stopped, silent.front(), format_text("{}: {}", what, pulse_.text(silent)));
+  condemn(accuse_ranks(Verdict::stopped, silent, format_text("{}: {}", what, pulse_.text(silent))));
 }
 
 // One that closed its context or destroyed it is an error only to who waits for it. Its membership is read before what
@@ -169,7 +169,7 @@ void Watch::check_silence(Awaited &awaited) {
   if (pulse_.silent([&](uint32_t rank) { return awaited.misses(rank); }).empty() || awaited.come()) return;
   // One that did its part of this may have stopped as well.
   const std::vector<uint32_t> silent = pulse_.silent([](uint32_t) { return true; });
-  condemn(Verdict::stopped, silent.front(), format_text("{}: {}", awaited.text(), pulse_.text(silent)));
+  condemn(accuse_ranks(Verdict::stopped, silent, format_text("{}: {}", awaited.text(), pulse_.text(silent))));
 }
 
 // The callers of these ranks wait for each other, in a circle: none comes before another has come.
@@ -179,7 +179,9 @@ void Watch::condemn_cycle(const ShownWait &shown, const std::vector<uint32_t> &r
   std::string text;
   for (const uint32_t rank : sorted)
     text += format_text("{}rank {} is in {}", text.empty() ? "" : ", ", rank, shown.text(rank));
-  condemn(Verdict::mismatch, sorted.back(), text + ": they wait for each other");
+  Accusation accusation = accuse_ranks(Verdict::mismatch, sorted, text + ": they wait for each other");
+  accusation.rank = static_cast<int32_t>(sorted.back());
+  condemn(accusation);
 }
 
 void Watch::look(uint64_t thread) {
@@ -193,9 +195,9 @@ void Watch::time_out(Awaited &awaited) {
   for (uint32_t rank = 0; rank < control_.world_size(); ++rank)
     if (awaited.lags(rank)) missing.push_back(rank);
   if (missing.empty()) missing.push_back(rank_);
-  condemn(Verdict::timeout, missing.front(),
-          format_text("{}: {} {} not come within {} ms", awaited.text(), rank_list(missing),
-                      missing.size() == 1 ? "has" : "have", waiter_.timeout_ms()));
+  condemn(accuse_ranks(Verdict::timeout, missing,
+                       format_text("{}: {} {} not come within {} ms", awaited.text(), rank_list(missing),
+                                   missing.size() == 1 ? "has" : "have", waiter_.timeout_ms())));
 }
 
 void Watch::condemn(Verdict verdict, uint32_t rank, const std::string &text, fsdp_origin origin, int32_t origin_code) {

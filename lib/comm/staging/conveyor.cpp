@@ -43,7 +43,8 @@ void Conveyor::mark_taken(uint64_t chunk) {
 void refuse_capture(const device::Stream &stream, const Fingerprint &call) {
   if (stream.capture_id() == 0) return;
   fail(FSDP_UNSUPPORTED,
-       "{} cannot be part of a graph: these ranks exchange memory of GPUs through memory of the host (staging, UCX); use NCCL "
+       "{} cannot be part of a graph: these ranks exchange memory of GPUs through memory of the host (staging, UCX); "
+       "use NCCL "
        "for what is captured, or leave gathers and reduces outside of the capture",
        call.name);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks of a host team over memory of their devices, whose bytes go through pinned memory of the host. Works wherever that team's communicators do: between hosts there are
-// MessageCommunicators only.
+// The ranks of a host team over memory of their devices, whose bytes go through pinned memory of the host. Works
+// wherever that team's communicators do: between hosts there are MessageCommunicators only.
 #pragma once
 
 #include <memory>

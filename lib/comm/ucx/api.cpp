@@ -14,6 +14,16 @@ void find(void *library, const char *path, const char *name, Function &function)
   if (!function) fail(FSDP_UNSUPPORTED, "UCX: {} has no {}: UCX 1.13 or later is needed", path, name);
 }
 
+// UCX handles SIGSEGV, SIGHUP and others as soon as it is loaded, going by the environment, which is not ours to
+// change. So it gives them back, unless whoever set its variables wants that.
+void give_signals_back(void *library, const char *path) {
+  for (const char *name : {"UCX_HANDLE_ERRORS", "UCX_ERROR_SIGNALS", "UCX_DEBUG_SIGNO"})
+    if (std::getenv(name)) return;
+  void (*disable)() = nullptr;
+  find(library, path, "ucs_debug_disable_signals", disable);
+  disable();
+}
+
 }  // namespace
 
 Api load_api() {
@@ -26,6 +36,7 @@ Api load_api() {
          "messages between hosts need UCX: {}; install it (Debian: libucx0), or name libucp in FSDP_UCX_LIBRARY",
          why ? why : path);
   }
+  give_signals_back(library, path);
   Api api;
 #define FSDP_UCX_FIND(name) find(library, path, #name, api.name);
   FSDP_UCX_FUNCTIONS(FSDP_UCX_FIND)

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which collectives the callers of peers have enqueued. A peer whose stream is late tells nothing by that; one whose
 // caller waits elsewhere, and never comes to a call, may be in a circle of callers that wait for each other. So a rank
-// that waits long asks, again and again: an answer holds for the time at which it was asked. It comes by the same way as
-// the call, which may be lost and sent again long after the peer's leader has said that it waits. Where the peer has no
-// such channel yet its transport answers. A lower rank that has not connected to this one has no channel with it: it is in
-// no exchange with it, unless it is connecting. That it is taken for missing then makes no circle of ranks that make the same
-// call: all edges without an answer lead from higher to lower ranks.
+// that waits long asks, again and again: an answer holds for the time at which it was asked. It comes by the same way
+// as the call, which may be lost and sent again long after the peer's leader has said that it waits. Where the peer has
+// no such channel yet its transport answers. A lower rank that has not connected to this one has no channel with it: it
+// is in no exchange with it, unless it is connecting. That it is taken for missing then makes no circle of ranks that
+// make the same call: all edges without an answer lead from higher to lower ranks.
 #include <algorithm>
 #include <utility>
 

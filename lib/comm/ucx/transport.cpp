@@ -13,11 +13,11 @@ namespace fsdp::comm::ucx {
 namespace {
 
 constexpr unsigned message_id = 1;
-// The next message often comes soon, and waking up for it would take longer. Not while connections come and go: where a rank
-// ends in the middle of that, UCX 1.13 ends its peers' processes more often the more eagerly they are moved on.
+// The next message often comes soon, and waking up for it would take longer. Not while connections come and go: where a
+// rank ends in the middle of that, UCX 1.13 ends its peers' processes more often the more eagerly they are moved on.
 constexpr auto awake_time = std::chrono::microseconds(20);
 constexpr auto connecting_time = std::chrono::seconds(1);
-constexpr int look_ms = 100;               // in case that UCX misses an event
+constexpr int look_ms = 100;  // in case that UCX misses an event
 constexpr int connecting_look_ms = 10;
 constexpr auto last_greetings_time = std::chrono::milliseconds(500);  // for peers that have not yet connected
 
@@ -101,8 +101,10 @@ void Transport::run() noexcept {
       }
       if (!unopened_.empty()) ms = connecting_look_ms;
     }
-    if (sleeps) worker_.sleep(ms);
-    else if (!moved) ::sched_yield();
+    if (sleeps)
+      worker_.sleep(ms);
+    else if (!moved)
+      ::sched_yield();
   }
 }
 

@@ -4,11 +4,15 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <string_view>
 
+#include "base/library_thread.h"
+#include "comm/ucx/transports.h"
 #include "comm/ucx/wire.h"
 
 namespace fsdp::comm::ucx {
@@ -25,11 +29,11 @@ bool has_rdma() {
   return !std::filesystem::is_empty("/sys/class/infiniband", none) && !none;
 }
 
-// ... and may UCX use it? A list of transports that names TCP and no other network does not let it.
+// ... and may UCX use it? A list of transports that names TCP does not let it, unless it is one of those to leave out.
 bool uses_rdma() {
   const char *text = std::getenv("UCX_TLS");
   const std::string_view transports(text ? text : "");
-  return has_rdma() && transports.find("tcp") == std::string_view::npos;
+  return has_rdma() && (transports.starts_with('^') || transports.find("tcp") == std::string_view::npos);
 }
 
 // As UCX reads it: 8192, 64K, 1M. What is no number is no limit ("inf").
@@ -50,8 +54,10 @@ void Worker::check(ucs_status_t status, const char *what) const {
 }
 
 Worker::Worker(uint32_t rank, uint64_t chunk_bytes, unsigned message_id, ucp_am_recv_callback_t handler, void *self)
-    : api_(load_api()), rank_(rank) {
+    : rank_(rank), trusts_tcp_(trusts_tcp()) {
+  const BlockedSignals blocked;  // UCX starts a thread
   try {
+    api_ = load_api();
     create_context(chunk_bytes);
     create_worker(message_id, handler, self);
     read_address();
@@ -84,6 +90,9 @@ void Worker::warn(const std::string &text) { warnings_ += format_text("{}{}", wa
 // UCX 1.13 ends the process (assertion in uct_iface.h) if a TCP connection breaks while it sends from the caller's own
 // memory. So it copies, a chunk being one piece that needs no question first: questions cost round trips.
 void Worker::configure(ucp_config_t *config, uint64_t chunk_bytes) {
+  // Beside RDMA UCX would open a port for TCP that nobody needs.
+  without_tcp_ = has_rdma() && !trusts_tcp_ && !std::getenv("UCX_TLS");
+  if (without_tcp_) set(config, "", "TLS", "^tcp");
   if (uses_rdma()) return;
   const uint64_t piece = std::max(chunk_bytes + room_for_headers, usual_piece);
   const std::string bytes = format_text("{}", piece);
@@ -114,6 +123,37 @@ void Worker::create_context(uint64_t chunk_bytes) {
   check(api_.ucp_context_query(context_, &memory), "ucp_context_query");
   if (!(memory.memory_types & (uint64_t{1} << UCS_MEMORY_TYPE_HOST)))
     fail(FSDP_UNSUPPORTED, "UCX {} with these transports does not send host memory", api_.version);
+  check_trust();
+}
+
+// The port is open from the moment that there is a worker. What UCX may use is asked of UCX: variables, files of
+// settings and devices have a say in it.
+void Worker::check_trust() const {
+  if (trusts_tcp_) return;
+  char *text = nullptr;
+  size_t length = 0;
+  std::FILE *stream = ::open_memstream(&text, &length);
+  if (!stream) fail_errno(errno, "open_memstream for UCX's transports");
+  api_.ucp_context_print_info(context_, stream);
+  std::fclose(stream);
+  const auto transports = transports_of({text, length});
+  std::free(text);
+  const std::string listed =
+      transports.empty() ? "that it does not list" : format_text("{}", fmt::join(transports, ", "));
+  if (may_use_tcp(transports))
+    fail(FSDP_UNSUPPORTED,
+         "UCX {} may use TCP here (transports: {}), and whoever reaches its TCP port can write the memory of this "
+         "process without "
+         "the job's secret: where only trusted machines reach this network set FSDP_UCX_TCP=trusted on every rank; "
+         "where there "
+         "is RDMA leave TCP out, by UCX_TLS=^tcp",
+         api_.version, listed);
+  if (without_tcp_ && !leaves_host(transports))
+    fail(FSDP_UNSUPPORTED,
+         "UCX {} reaches no other host without TCP, though there is an RDMA device (transports: {}): make that usable, "
+         "or, where "
+         "only trusted machines reach this network, set FSDP_UCX_TCP=trusted on every rank",
+         api_.version, listed);
 }
 
 void Worker::create_worker(unsigned message_id, ucp_am_recv_callback_t callback, void *self) {

@@ -14,7 +14,8 @@ inline constexpr int last_words_ms = 1000;  // for what tells peers of the end t
 
 class Worker {
  public:
-  // chunk_bytes: of the largest message. Messages of that id go to `handler` with `self`.
+  // chunk_bytes: of the largest message. Messages of that id go to `handler` with `self`. Throws UNSUPPORTED, with no
+  // port open, if UCX may use TCP and the user has not said FSDP_UCX_TCP=trusted.
   Worker(uint32_t rank, uint64_t chunk_bytes, unsigned message_id, ucp_am_recv_callback_t handler, void *self);
   ~Worker() { end(); }
   Worker(const Worker &) = delete;
@@ -37,6 +38,7 @@ class Worker {
  private:
   void create_context(uint64_t chunk_bytes);
   void configure(ucp_config_t *config, uint64_t chunk_bytes);
+  void check_trust() const;
   void warn(const std::string &text);
   void set(ucp_config_t *config, const char *of, const char *name, const char *value);
   void create_worker(unsigned message_id, ucp_am_recv_callback_t handler, void *self);
@@ -50,6 +52,7 @@ class Worker {
   int event_fd_ = -1;
   std::vector<std::byte> address_;
   std::string warnings_;
+  bool trusts_tcp_, without_tcp_ = false;  // the user's word; we have left TCP out
 };
 
 }  // namespace fsdp::comm::ucx

@@ -32,23 +32,27 @@ FSDP_DEVICE void publish(Published, void *to, uint64_t index, const Pack<float, 
 template <class Published>
 struct Update {
   const AdamWSpan &span;
-  float lr, decay, beta1, rest1, beta2, rest2, correction1, correction2, epsilon;
+  Average first, second;
+  float lr, decay, correction1, correction2, epsilon;
 
   FSDP_DEVICE Update(const AdamW &step, const AdamWSpan &span)
       : span(span),
+        first(step.first),
+        second(step.second),
         lr(step.lr),
         decay(multiplied(step.lr, step.weight_decay)),
-        beta1(step.beta1),
-        rest1(subtracted(1.0f, step.beta1)),
-        beta2(step.beta2),
-        rest2(subtracted(1.0f, step.beta2)),
         correction1(step.correction1),
         correction2(step.correction2),
         epsilon(step.epsilon) {}
 
+  // weighted: rest times the value.
+  FSDP_DEVICE static float take(const Average &by, float average, float weighted) {
+    return added(multiplied(by.keep, average), subtracted(weighted, multiplied(by.less, average)));
+  }
+
   FSDP_DEVICE void update(float &weight, float grad, float &m, float &v) const {
-    m = added(multiplied(beta1, m), multiplied(rest1, grad));
-    v = added(multiplied(beta2, v), multiplied(multiplied(rest2, grad), grad));
+    m = take(first, m, multiplied(first.rest, grad));
+    v = take(second, v, multiplied(multiplied(second.rest, grad), grad));
     const float decayed = subtracted(weight, multiplied(decay, weight));
     const float denominator = added(root(divided(v, correction2)), epsilon);
     weight = subtracted(decayed, divided(multiplied(lr, divided(m, correction1)), denominator));

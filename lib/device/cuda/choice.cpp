@@ -93,8 +93,8 @@ std::unique_ptr<Device> create_cuda_device(int32_t index, const Options &options
 const char *cuda_description() noexcept {
   static const auto text = [] {
     std::array<char, 96> characters{};
-    std::snprintf(characters.data(), characters.size(), "toolkit %d.%d (" FSDP_CUDA_ARCHITECTURES ")", CUDART_VERSION / 1000,
-                  CUDART_VERSION % 1000 / 10);
+    std::snprintf(characters.data(), characters.size(), "toolkit %d.%d (" FSDP_CUDA_ARCHITECTURES ")",
+                  CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
     return characters;
   }();
   return text.data();

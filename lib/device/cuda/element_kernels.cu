@@ -76,6 +76,18 @@ struct Scale {
   }
 };
 
+// By a factor that is known when the kernel runs.
+struct ScaleBy {
+  static constexpr unsigned batch = Scale::batch;
+  float *values;
+  const float *factor;
+
+  template <unsigned n, unsigned m>
+  FSDP_DEVICE void run(uint64_t first, uint64_t step) const {
+    if (*factor != 1) Scale{values, *factor}.run<n, m>(first, step);
+  }
+};
+
 template <class To, class From>
 Division divide_two(const void *to, const void *from, uint64_t count) {
   const unsigned at = misfit(to, sizeof(typename To::Stored));
@@ -128,6 +140,10 @@ int add(kernels::Stream stream, void *to, fsdp_dtype to_dtype, const void *from,
     case FSDP_FLOAT16: return apply_from<Add, F16>(stream, to, from, from_dtype, count);
     default: return apply_from<Add, F32>(stream, to, from, from_dtype, count);
   }
+}
+
+int scale_by(kernels::Stream stream, float *values, const float *factor, uint64_t count) {
+  return for_each(ScaleBy{values, factor}, divide(count, misfit(values, sizeof(float)), true), stream);
 }
 
 int scale(kernels::Stream stream, float *values, float factor, uint64_t count) {

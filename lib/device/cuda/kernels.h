@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arithmetic of the CUDA device, enqueued on a stream of it. The bits are those of the host's kernels
-// (host/kernels.h defines them) for every input: casts, add, scale, rank_sum, adamw and sum_squares. The one thing left
+// (host/kernels.h defines them) for every input: casts, add, scale, rank_sum, adamw and norms. The one thing left
 // open, there as here, is the payload of a NaN that arithmetic makes: GPUs write 0x7fffffff, processors keep an
 // operand's.
 //
@@ -41,6 +41,13 @@ constexpr uint64_t scratch_bytes = (uint64_t{1} << 19) + 128;
 // granule 0: all is one granule. No elements: *result is 0.
 [[nodiscard]] int sum_squares(Stream stream, double *result, const float *values, uint64_t count, uint64_t granule,
                               void *scratch);
+
+// In order, by one thread: values of parameters, or one of a rank.
+[[nodiscard]] int sum_values(Stream stream, double *result, const double *values, uint64_t count);
+[[nodiscard]] int find_norm(Stream stream, Norm *norm, const NormShares &shares);
+
+// The factor is in device memory, and read when the kernel runs; 1 changes no bit.
+[[nodiscard]] int scale_by(Stream stream, float *values, const float *factor, uint64_t count);
 
 [[nodiscard]] int count_nonfinite(Stream stream, uint64_t *result, const float *values, uint64_t count);
 

@@ -129,6 +129,22 @@ struct CountNonfinite {
   }
 };
 
+__global__ void add_values(double *result, const double *values, uint64_t count) {
+  *result = add_chain(0, values, 0, count, 1, Itself());
+}
+
+constexpr double largest = 1.7976931348623157e308;  // that is finite; no NaN compares with it
+
+__global__ void make_norm(Norm *to, const NormShares shares) {
+  Norm norm{0, 0, 1};
+  for (uint32_t s = 0; s < shares.slots; ++s)
+    norm.squares = added(norm.squares, shares.shares[s % shares.slices * shares.inner + s / shares.slices]);
+  norm.norm = root(norm.squares);
+  if (shares.max_norm > 0 && norm.norm > shares.max_norm && norm.norm <= largest)
+    norm.factor = narrowed(divided(shares.max_norm, norm.norm));
+  *to = norm;
+}
+
 __global__ void set_count(uint64_t *count) { *count = 0; }
 
 __global__ void spend_time(uint32_t microseconds) { spend(microseconds); }
@@ -151,6 +167,14 @@ int sum_squares(Stream stream, double *result, const float *values, uint64_t cou
     first += taken;
   } while (first < pieces.total());
   return 0;
+}
+
+int sum_values(Stream stream, double *result, const double *values, uint64_t count) {
+  return FSDP_LAUNCH(add_values, 1, 1, stream, result, values, count);
+}
+
+int find_norm(Stream stream, Norm *norm, const NormShares &shares) {
+  return FSDP_LAUNCH(make_norm, 1, 1, stream, norm, shares);
 }
 
 int count_nonfinite(Stream stream, uint64_t *result, const float *values, uint64_t count) {

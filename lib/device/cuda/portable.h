@@ -40,6 +40,9 @@ FSDP_DEVICE float divided(float a, float b) { return __fdiv_rn(a, b); }
 FSDP_DEVICE float root(float value) { return __fsqrt_rn(value); }
 FSDP_DEVICE double added(double a, double b) { return __dadd_rn(a, b); }
 FSDP_DEVICE double multiplied(double a, double b) { return __dmul_rn(a, b); }
+FSDP_DEVICE double divided(double a, double b) { return __ddiv_rn(a, b); }
+FSDP_DEVICE double root(double value) { return __dsqrt_rn(value); }
+FSDP_DEVICE float narrowed(double value) { return __double2float_rn(value); }
 
 template <unsigned n, class T>
 FSDP_DEVICE Pack<T, n> load_pack(const T *from) {
@@ -83,6 +86,9 @@ FSDP_DEVICE float divided(float a, float b) { return a / b; }
 FSDP_DEVICE float root(float value) { return std::sqrt(value); }
 FSDP_DEVICE double added(double a, double b) { return a + b; }
 FSDP_DEVICE double multiplied(double a, double b) { return a * b; }
+FSDP_DEVICE double divided(double a, double b) { return a / b; }
+FSDP_DEVICE double root(double value) { return std::sqrt(value); }
+FSDP_DEVICE float narrowed(double value) { return static_cast<float>(value); }
 
 template <unsigned n, class T>
 FSDP_DEVICE Pack<T, n> load_pack(const T *from) {

@@ -34,9 +34,12 @@ int prepare(Stream stream, void *scratch) {
   const auto step = reinterpret_cast<AdamW *>(at(scratch, 4));
   auto *const sum = reinterpret_cast<double *>(at(scratch, 5));
   auto *const count = reinterpret_cast<uint64_t *>(at(scratch, 6));
-  for (const int error : {scale(stream, at(scratch, 0), 1, 1), adamw(stream, AdamW{}, {&span, 1}),
-                          store_step(stream, step, AdamW{}), sum_squares(stream, sum, at(scratch, 1), 1, 1, scratch),
-                          count_nonfinite(stream, count, at(scratch, 0), 1), delay(stream, 0)})
+  auto *const norm = reinterpret_cast<Norm *>(at(scratch, 7));
+  for (const int error :
+       {scale(stream, at(scratch, 0), 1, 1), scale_by(stream, at(scratch, 0), at(scratch, 1), 1),
+        sum_values(stream, sum, sum, 1), find_norm(stream, norm, {sum, 1, 1, 1, 1}), adamw(stream, AdamW{}, {&span, 1}),
+        store_step(stream, step, AdamW{}), sum_squares(stream, sum, at(scratch, 1), 1, 1, scratch),
+        count_nonfinite(stream, count, at(scratch, 0), 1), delay(stream, 0)})
     if (error) return error;
   return 0;
 }

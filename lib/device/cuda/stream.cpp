@@ -39,7 +39,7 @@ void CudaStream::record(Event &event) {
   const DeviceScope scope(core_);
   const uint64_t capture = capture_id();
   if (capture != core_.live_capture.load(std::memory_order_relaxed) && capture != 0)
-    fail(FSDP_INVALID_STATE, "{} is being captured into a graph without fsdp_capture_begin on it", name_);
+    fail(FSDP_INVALID_STATE, "{} is being captured into a graph without fsdp_begin_capture on it", name_);
   before();
   cuda_event(event).record(stream_, capture, name_);
 }
@@ -108,6 +108,18 @@ void CudaStream::sum_squares(double *result, const float *values, uint64_t count
 void CudaStream::launch_sum_squares(double *result, const float *values, uint64_t count, uint64_t granule,
                                     void *scratch) {
   enqueue("kernel sum_squares", [&] { return kernels::sum_squares(stream_, result, values, count, granule, scratch); });
+}
+
+void CudaStream::sum_values(double *result, const double *values, uint64_t count) {
+  enqueue("kernel sum_values", [&] { return kernels::sum_values(stream_, result, values, count); });
+}
+
+void CudaStream::find_norm(Norm *norm, const NormShares &shares) {
+  enqueue("kernel find_norm", [&] { return kernels::find_norm(stream_, norm, shares); });
+}
+
+void CudaStream::scale_by(float *values, const float *factor, uint64_t count) {
+  if (count) enqueue("kernel scale_by", [&] { return kernels::scale_by(stream_, values, factor, count); });
 }
 
 void CudaStream::count_nonfinite(uint64_t *result, const float *values, uint64_t count) {

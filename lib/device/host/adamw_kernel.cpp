@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "device/host/float_environment.h"
+#include "base/float_environment.h"
 #include "device/host/kernels.h"
 #include "device/host/simd_targets.h"
 
@@ -13,35 +13,41 @@ HWY_BEFORE_NAMESPACE();
 namespace fsdp::device::kernels::HWY_NAMESPACE {
 
 // Loshchilov and Hutter 2019, algorithm 2, in fp32. This is the definition; each operation is rounded by itself:
-//   rest1 = 1 - beta1;  rest2 = 1 - beta2;  decay = lr * weight_decay
-//   m = (beta1 * m) + (rest1 * grad)
-//   v = (beta2 * v) + ((rest2 * grad) * grad)
+//   decay = lr * weight_decay
+//   m = (keep1 * m) + ((rest1 * grad) - (less1 * m))                see Average in device/work.h
+//   v = (keep2 * v) + (((rest2 * grad) * grad) - (less2 * v))
 //   w = (w - decay * w) - (lr * (m / correction1)) / (sqrt(v / correction2) + epsilon)
 //   compute = round(w)
 // Published is the type of the copy for the math, void for none.
 template <class Published>
 struct Update {
   const AdamWSpan &span;
-  float lr, decay, beta1, rest1, beta2, rest2, correction1, correction2, epsilon;
+  Average first, second;
+  float lr, decay, correction1, correction2, epsilon;
 
   HWY_INLINE Update(const AdamW &step, const AdamWSpan &span)
       : span(span),
+        first(step.first),
+        second(step.second),
         lr(step.lr),
         decay(step.lr * step.weight_decay),
-        beta1(step.beta1),
-        rest1(1.0f - step.beta1),
-        beta2(step.beta2),
-        rest2(1.0f - step.beta2),
         correction1(step.correction1),
         correction2(step.correction2),
         epsilon(step.epsilon) {}
+
+  // weighted: rest times the value.
+  template <class D, class V>
+  static HWY_INLINE V take(D d, const Average &by, V average, V weighted) {
+    using hn::Add, hn::Mul, hn::Set, hn::Sub;
+    return Add(Mul(Set(d, by.keep), average), Sub(weighted, Mul(Set(d, by.less), average)));
+  }
 
   template <class D>
   HWY_INLINE void operator()(D d, size_t i) const {
     using hn::Add, hn::Mul, hn::Div, hn::Sub, hn::Set;
     const auto g = load<F32>(d, span.grad, i);
-    const auto m = Add(Mul(Set(d, beta1), load<F32>(d, span.exp_avg, i)), Mul(Set(d, rest1), g));
-    const auto v = Add(Mul(Set(d, beta2), load<F32>(d, span.exp_avg_sq, i)), Mul(Mul(Set(d, rest2), g), g));
+    const auto m = take(d, first, load<F32>(d, span.exp_avg, i), Mul(Set(d, first.rest), g));
+    const auto v = take(d, second, load<F32>(d, span.exp_avg_sq, i), Mul(Mul(Set(d, second.rest), g), g));
     const auto before = load<F32>(d, span.weight, i);
     const auto decayed = Sub(before, Mul(Set(d, decay), before));
     const auto denominator = Add(hn::Sqrt(Div(v, Set(d, correction2))), Set(d, epsilon));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/dtype.h"
-#include "device/host/float_environment.h"
+#include "base/float_environment.h"
 #include "device/host/kernels.h"
 #include "device/host/simd_targets.h"
 

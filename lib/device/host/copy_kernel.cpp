@@ -33,7 +33,8 @@ void copy_pages(std::byte *to, const std::byte *from, size_t bytes) {
   size_t done = 0;
   for (; done + pages * page <= bytes; done += pages * page)
     for (size_t at = 0; at < page; at += lines * line)
-      for (size_t p = 0; p < pages; ++p) copy_lines<streaming>(to + done + p * page + at, from + done + p * page + at, lines);
+      for (size_t p = 0; p < pages; ++p)
+        copy_lines<streaming>(to + done + p * page + at, from + done + p * page + at, lines);
   if (streaming) hwy::FlushStream();
   std::memcpy(to + done, from + done, bytes - done);
 }

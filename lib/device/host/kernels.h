@@ -29,6 +29,9 @@ void rank_sum(const RankSum &sum);
 // The order of the additions is at norm_piece in device/work.h. granule 0: all is one granule.
 double sum_squares(const float *values, uint64_t count, uint64_t granule);
 
+double sum_values(const double *values, uint64_t count);
+Norm find_norm(const NormShares &shares);
+
 uint64_t count_nonfinite(const float *values, uint64_t count);
 
 // See adamw_kernel.cpp for the order of operations.

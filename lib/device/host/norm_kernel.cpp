@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cmath>
 #include <cstring>
 
-#include "device/host/float_environment.h"
+#include "base/float_environment.h"
 #include "device/host/kernels.h"
 #include "device/host/simd_targets.h"
 
@@ -121,6 +122,24 @@ HWY_EXPORT(count_nonfinite_values);
 double sum_squares(const float *values, uint64_t count, uint64_t granule) {
   const FloatEnvironment standard;
   return HWY_DYNAMIC_DISPATCH(sum_granules)(values, count, granule ? granule : count);
+}
+
+double sum_values(const double *values, uint64_t count) {
+  const FloatEnvironment standard;
+  double sum = 0;
+  for (uint64_t i = 0; i < count; ++i) sum += values[i];
+  return sum;
+}
+
+Norm find_norm(const NormShares &shares) {
+  const FloatEnvironment standard;
+  Norm norm{0, 0, 1};
+  for (uint32_t s = 0; s < shares.slots; ++s)
+    norm.squares += shares.shares[s % shares.slices * shares.inner + s / shares.slices];
+  norm.norm = std::sqrt(norm.squares);
+  if (shares.max_norm > 0 && std::isfinite(norm.norm) && norm.norm > shares.max_norm)
+    norm.factor = static_cast<float>(shares.max_norm / norm.norm);
+  return norm;
 }
 
 uint64_t count_nonfinite(const float *values, uint64_t count) {

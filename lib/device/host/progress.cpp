@@ -50,7 +50,8 @@ class LookoutScope {
   Lookout *lookout_;
 };
 
-// The thread whose work this stream waits for in the end. Streams may change while they are followed: who asks looks again.
+// The thread whose work this stream waits for in the end. Streams may change while they are followed: who asks looks
+// again.
 uint64_t last_worker(const Progress &progress) noexcept {
   constexpr int most_streams = 16;
   const Progress *last = &progress;

@@ -37,6 +37,21 @@ void HostStream::sum_squares(double *result, const float *values, uint64_t count
   run([=] { *result = kernels::sum_squares(values, count, granule); });
 }
 
+void HostStream::sum_values(double *result, const double *values, uint64_t count) {
+  run([=] { *result = kernels::sum_values(values, count); });
+}
+
+void HostStream::find_norm(Norm *norm, const NormShares &shares) {
+  run([=] { *norm = kernels::find_norm(shares); });
+}
+
+void HostStream::scale_by(float *values, const float *factor, uint64_t count) {
+  if (!count) return;
+  run([=] {
+    if (*factor != 1) kernels::scale(values, *factor, count);
+  });
+}
+
 void HostStream::count_nonfinite(uint64_t *result, const float *values, uint64_t count) {
   run([=] { *result = kernels::count_nonfinite(values, count); });
 }

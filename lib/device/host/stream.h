@@ -22,6 +22,9 @@ class HostStream : public Stream {
   void scale(float *values, float factor, uint64_t count) override;
   void rank_sum(const RankSum &sum) override;
   void sum_squares(double *result, const float *values, uint64_t count, uint64_t granule) override;
+  void sum_values(double *result, const double *values, uint64_t count) override;
+  void find_norm(Norm *norm, const NormShares &shares) override;
+  void scale_by(float *values, const float *factor, uint64_t count) override;
   void count_nonfinite(uint64_t *result, const float *values, uint64_t count) override;
   void adamw(const AdamW &step, std::span<const AdamWSpan> spans) override;
   void adamw_from(const AdamW *step, std::span<const AdamWSpan> spans) override;

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
+#include "base/float_environment.h"
 #include "base/library_thread.h"
-#include "device/host/float_environment.h"
 
 namespace fsdp::device {
 

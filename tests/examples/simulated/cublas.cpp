@@ -11,7 +11,9 @@ struct cublasContext {
 
 namespace {
 
-CBLAS_TRANSPOSE transpose_of(cublasOperation_t operation) { return operation == CUBLAS_OP_N ? CblasNoTrans : CblasTrans; }
+CBLAS_TRANSPOSE transpose_of(cublasOperation_t operation) {
+  return operation == CUBLAS_OP_N ? CblasNoTrans : CblasTrans;
+}
 
 }  // namespace
 

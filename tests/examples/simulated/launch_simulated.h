@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Compiles train_gpt_cuda's kernels for the host: blocks one after the other on the simulated stream's thread, the threads of
- * a block as coroutines that change at __syncthreads. It shows that the example computes what train_gpt does; nothing of speed.
+ * Compiles train_gpt_cuda's kernels for the host: blocks one after the other on the simulated stream's thread, the
+ * threads of a block as coroutines that change at __syncthreads. It shows that the example computes what train_gpt
+ * does; nothing of speed.
  */
 #pragma once
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The IEEE default for as long as the object lives: round to nearest even, subnormals kept, no traps. Callers may have
-// set flush-to-zero or another rounding mode; the kernels' bits must not depend on it, and the caller gets it back.
+// set flush-to-zero or another rounding mode; no bit that is computed may depend on it, and the caller gets it back.
 #pragma once
 
 #if defined(__x86_64__) || defined(__SSE__)
@@ -9,7 +9,7 @@
 #include <cfenv>
 #endif
 
-namespace fsdp::device {
+namespace fsdp {
 
 #if defined(__x86_64__) || defined(__SSE__)
 
@@ -50,4 +50,4 @@ class FloatEnvironment {
 
 #endif
 
-}  // namespace fsdp::device
+}  // namespace fsdp

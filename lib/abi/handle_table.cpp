@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "abi/handle_table.h"
+
+#include <bit>
+#include <new>
+#include <thread>
+
+#include "base/error.h"
+
+namespace fsdp::abi {
+namespace {
+
+constexpr uint64_t kind_shift = 1, slot_shift = 4, generation_shift = slot_shift + HandleTable::slot_bits;
+constexpr uint64_t kind_mask = uint64_t{7} << kind_shift;
+static_assert(generation_shift + HandleTable::generation_bits == 64 && sizeof(void *) == 8);
+
+uint64_t encode(uint64_t generation, uint64_t index, HandleKind kind) {
+  return generation << generation_shift | index << slot_shift | static_cast<uint64_t>(kind) << kind_shift | 1;
+}
+uint64_t index_of(uint64_t handle) { return handle >> slot_shift & (HandleTable::most_slots - 1); }
+uint64_t generation_of(uint64_t handle) { return handle >> generation_shift; }
+HandleKind kind_in(uint64_t handle) { return static_cast<HandleKind>((handle & kind_mask) >> kind_shift); }
+
+}  // namespace
+
+HandleTable::~HandleTable() {
+  for (std::atomic<Slot *> &chunk : chunks_) delete[] chunk.load();
+}
+
+HandleTable::Slot &HandleTable::slot_at(uint64_t index) const noexcept {
+  const uint64_t chunk = std::bit_width((index >> first_chunk_bits) + 1) - 1;
+  const uint64_t first = ((uint64_t{1} << chunk) - 1) << first_chunk_bits;
+  return chunks_[chunk].load(std::memory_order_acquire)[index - first];
+}
+
+HandleTable::Slot *HandleTable::slot_of(uint64_t handle) const noexcept {
+  const uint64_t index = index_of(handle);
+  if (!(handle & 1) || index >= slot_count_.load(std::memory_order_acquire)) return nullptr;
+  return &slot_at(index);
+}
+
+uint64_t HandleTable::pop_free() noexcept {
+  uint64_t head = free_.load();
+  while (const uint32_t first = static_cast<uint32_t>(head)) {
+    const uint64_t rest = ((head >> 32) + 1) << 32 | slot_at(first - 1).next.load();
+    if (free_.compare_exchange_weak(head, rest)) return first;
+  }
+  return 0;
+}
+
+void HandleTable::push_free(uint64_t index) noexcept {
+  uint64_t head = free_.load(), mine = 0;
+  do {
+    slot_at(index).next.store(static_cast<uint32_t>(head));
+    mine = ((head >> 32) + 1) << 32 | (index + 1);
+  } while (!free_.compare_exchange_weak(head, mine));
+}
+
+// A free slot, or a new one. Of two threads that make the same chunk, one throws its own away.
+uint64_t HandleTable::take_slot() {
+  if (const uint64_t found = pop_free()) return found - 1;
+  for (uint64_t index = slot_count_.load();;) {
+    if (index == most_slots) fail(FSDP_OUT_OF_MEMORY, "{} handles are alive, which is the most", most_slots);
+    const uint64_t chunk = std::bit_width((index >> first_chunk_bits) + 1) - 1;
+    if (!chunks_[chunk].load()) {
+      auto made = std::make_unique<Slot[]>(uint64_t{1} << (first_chunk_bits + chunk));
+      Slot *none = nullptr;
+      if (chunks_[chunk].compare_exchange_strong(none, made.get())) made.release();
+    }
+    if (slot_count_.compare_exchange_weak(index, index + 1)) return index;
+  }
+}
+
+uint64_t HandleTable::add(HandleKind kind, std::shared_ptr<void> object, uint32_t number) {
+  const uint64_t index = take_slot();
+  Slot &slot = slot_at(index);
+  slot.object = std::move(object);
+  slot.number = number;
+  const uint64_t handle = encode(generation_of(slot.handle.load()) + 1, index, kind);
+  slot.handle.store(handle);
+  return handle;
+}
+
+// First the reader shows itself, then it looks whether the handle is alive; remove does these in the other order. So
+// one of the two sees the other.
+HandleTable::Found HandleTable::find(uint64_t handle, HandleKind kind) const noexcept {
+  Slot *const slot = slot_of(handle);
+  if (!slot || kind_in(handle) != kind) return {};
+  Found found;
+  slot->readers.fetch_add(1);
+  if (slot->handle.load() == handle) found = {slot->object, slot->number};
+  slot->readers.fetch_sub(1);
+  return found;
+}
+
+bool HandleTable::end(Slot &slot, uint64_t handle, HandleKind kind) noexcept {
+  return kind_in(handle) == kind && slot.handle.compare_exchange_strong(handle, handle & ~kind_mask);
+}
+
+std::shared_ptr<void> HandleTable::remove(uint64_t handle, HandleKind kind) noexcept {
+  Slot *const slot = slot_of(handle);
+  if (!slot || !end(*slot, handle, kind)) return nullptr;
+  while (slot->readers.load()) std::this_thread::yield();
+  std::shared_ptr<void> object = std::move(slot->object);
+  if (generation_of(handle) < last_generation_) push_free(index_of(handle));
+  return object;
+}
+
+void HandleTable::forget(uint64_t handle, HandleKind kind) noexcept {
+  if (Slot *const slot = slot_of(handle)) end(*slot, handle, kind);
+}
+
+HandleKind HandleTable::kind_of(uint64_t handle) const noexcept {
+  const Slot *const slot = slot_of(handle);
+  return slot && slot->handle.load() == handle ? kind_in(handle) : HandleKind::none;
+}
+
+bool HandleTable::destroyed(uint64_t handle) const noexcept {
+  const Slot *const slot = slot_of(handle);
+  if (!slot || kind_in(handle) == HandleKind::none || kind_in(handle) > HandleKind::capture) return false;
+  const uint64_t now = slot->handle.load();
+  const uint64_t dead = generation_of(now) - (kind_in(now) != HandleKind::none);  // the last one that is
+  return generation_of(handle) > 0 && generation_of(handle) <= dead;
+}
+
+}  // namespace fsdp::abi

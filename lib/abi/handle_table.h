@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which handles are alive: the one process-wide structure of the library. A handle is a number and never an address, so
+// that whatever a caller passes is compared and not read:
+//
+//   bits 63-28 generation | 27-4 slot | 3-1 kind | 0 is 1
+//
+// Slots are used again with the next generation, so a destroyed handle stays refused; one that has had its last
+// generation is used no more. No call waits for a lock: a forked child may use the table whatever the parent's threads
+// were doing.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+namespace fsdp::abi {
+
+enum class HandleKind : uint64_t { none, context, mesh, model, group, capture };
+
+class HandleTable {
+ public:
+  static constexpr uint64_t slot_bits = 24, generation_bits = 36;
+  static constexpr uint64_t most_generation = (uint64_t{1} << generation_bits) - 1;
+  static constexpr uint64_t most_slots = uint64_t{1} << slot_bits;
+
+  // last_generation: smaller in tests only.
+  constexpr explicit HandleTable(uint64_t last_generation = most_generation) : last_generation_(last_generation) {}
+  ~HandleTable();
+  HandleTable(const HandleTable &) = delete;
+  HandleTable &operator=(const HandleTable &) = delete;
+
+  struct Found {
+    std::shared_ptr<void> object;  // NULL: no such handle is alive
+    uint32_t number = 0;
+  };
+
+  // Never 0. Throws OUT_OF_MEMORY, and then the object is the caller's as before. number: what else the handle stands
+  // for.
+  uint64_t add(HandleKind kind, std::shared_ptr<void> object, uint32_t number = 0);
+  Found find(uint64_t handle, HandleKind kind) const noexcept;
+  // From here on the handle is refused. What it held goes to the one call that took it.
+  std::shared_ptr<void> remove(uint64_t handle, HandleKind kind) noexcept;
+  // The same where nothing may be given back: what it held stays for ever.
+  void forget(uint64_t handle, HandleKind kind) noexcept;
+
+  // The kind of a handle that is alive; none for any other value.
+  HandleKind kind_of(uint64_t handle) const noexcept;
+  // Was it a handle, and is it destroyed?
+  bool destroyed(uint64_t handle) const noexcept;
+  uint64_t slot_count() const noexcept { return slot_count_.load(); }
+
+ private:
+  struct Slot {
+    std::atomic<uint64_t> handle{0};           // kind none: nobody has it
+    mutable std::atomic<uint32_t> readers{0};  // calls that copy the object now
+    std::atomic<uint32_t> next{0};             // free slot + 1
+    uint32_t number = 0;
+    std::shared_ptr<void> object;
+  };
+  // Chunk c has 64 << c slots; none ever moves.
+  static constexpr uint64_t first_chunk_bits = 6;
+  static constexpr uint64_t chunk_count = slot_bits - first_chunk_bits + 1;
+
+  Slot &slot_at(uint64_t index) const noexcept;
+  Slot *slot_of(uint64_t handle) const noexcept;
+  uint64_t take_slot();
+  uint64_t pop_free() noexcept;
+  void push_free(uint64_t index) noexcept;
+  bool end(Slot &slot, uint64_t handle, HandleKind kind) noexcept;
+
+  uint64_t last_generation_;
+  std::array<std::atomic<Slot *>, chunk_count> chunks_{};
+  std::atomic<uint64_t> slot_count_{0};
+  std::atomic<uint64_t> free_{
+      0};  // turn << 32 | slot + 1: the turn tells a list from an earlier one with the same head
+};
+
+}  // namespace fsdp::abi

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parameters: descriptors in and out, views of weights, loads and reads, chunks.
+#include <algorithm>
+
+#include "abi/boundary.h"
+#include "abi/options.h"
+#include "abi/params.h"
+#include "abi/tensor.h"
+#include "base/checked.h"
+#include "base/dtype.h"
+
+using namespace fsdp;
+using namespace fsdp::abi;
+
+namespace {
+
+constexpr uint32_t most_dimensions = 16;
+
+// Names a field of one descriptor: "fsdp_create_group: params[3] ('wq').granule".
+std::string field_of(uint64_t index, const memory::ParamSpec &param, const char *field) {
+  return format_text("params[{}] ('{}').{}", index, param.name, field);
+}
+
+// What multiplies the learning rate, 0 or more.
+void check_lr_scale(double lr_scale, const char *call, const char *field) {
+  check_factor(lr_scale, call, field);
+  if (lr_scale < 0) fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}, it must not be negative", call, field, lr_scale);
+}
+
+void read_shape(const fsdp_param &given, uint64_t index, memory::ParamSpec &param, const char *call) {
+  if (given.dimension_count > most_dimensions)
+    fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}, at most {} are allowed", call, field_of(index, param, "dimension_count"),
+         given.dimension_count, most_dimensions);
+  if (given.dimension_count && !given.shape)
+    fail(FSDP_INVALID_ARGUMENT, "{}: {} is NULL", call, field_of(index, param, "shape"));
+  for (uint32_t d = 0; d < given.dimension_count; ++d) {
+    if (given.shape[d] == 0)
+      fail(FSDP_INVALID_ARGUMENT, "{}: {} is 0", call, field_of(index, param, format_text("shape[{}]", d).c_str()));
+    param.element_count =
+        checked_multiply(param.element_count, given.shape[d], field_of(index, param, "shape").c_str());
+    param.shape.push_back(given.shape[d]);
+  }
+}
+
+memory::ParamSpec read_param(const fsdp_param *at, uint64_t index, const char *call) {
+  const fsdp_param given = read_options(at, call, format_text("params[{}]", index).c_str());
+  memory::ParamSpec param;
+  param.name = read_name(given.name, 255, call, format_text("params[{}].name", index).c_str());
+  read_shape(given, index, param, call);
+  param.dtype =
+      read_enum(given.dtype, FSDP_FLOAT32 + 0, FSDP_FLOAT16 + 0, call, field_of(index, param, "dtype").c_str());
+  check_flags(given.flags, FSDP_PARAM_FROZEN | FSDP_PARAM_NO_DECAY | FSDP_PARAM_LR_ZERO, call,
+              field_of(index, param, "flags").c_str());
+  param.flags = given.flags;
+  param.granule = read_enum(given.granule, FSDP_GRANULE_ROW + 0, FSDP_GRANULE_TENSOR + 0, call,
+                            field_of(index, param, "granule").c_str());
+  if (param.granule == FSDP_GRANULE_BLOCK) {
+    if (given.granule_rows == 0)
+      fail(FSDP_INVALID_ARGUMENT, "{}: {} is 0, but the granule is FSDP_GRANULE_BLOCK", call,
+           field_of(index, param, "granule_rows"));
+    param.granule_rows = given.granule_rows;
+  }
+  check_lr_scale(given.lr_scale, call, field_of(index, param, "lr_scale").c_str());
+  param.lr_scale = read_value(given.lr_scale, 1.0, given.flags & FSDP_PARAM_LR_ZERO, "FSDP_PARAM_LR_ZERO", call,
+                              field_of(index, param, "lr_scale").c_str());
+  param.user_data = given.user_data;
+  return param;
+}
+
+const memory::ParamSpec &param_of(const HandledGroup &group, uint64_t index, const char *call) {
+  const memory::GroupSpec &spec = group.model->spec().groups[group.index];
+  if (index >= spec.params.size())
+    fail(FSDP_INVALID_ARGUMENT, "{}: param_index {} is outside [0, {}) of group '{}'", call, index, spec.params.size(),
+         spec.name);
+  return spec.params[index];
+}
+
+void require_readable(engine::Model &model, const engine::Runtime &runtime, engine::Group &group, fsdp_phase phase,
+                      const char *call) {
+  if (model.gatherer(call).readable(group, phase)) return;
+  fail(FSDP_INVALID_STATE, "{}: group '{}' is not readable now; {}", call, group.name(),
+       runtime.step.window_open() ? "the update window is open: publish first" : "call fsdp_unshard first");
+}
+
+fsdp_tensor weight_view(engine::Model &model, engine::Runtime &runtime, engine::Group &group, uint64_t index,
+                        fsdp_phase phase, const char *call) {
+  const engine::ParamPlace &place = group.places[index];
+  const memory::ParamSpec &param = runtime.param(group, index);
+  std::byte *const data = const_cast<std::byte *>(model.gatherer(call).view(group, phase, place.bucket)) +
+                          runtime.placement(place).full_offset * dtype_size(param.dtype);
+  return view_of(runtime.context, data, param.shape, param.dtype, FSDP_TENSOR_READ_ONLY);
+}
+
+fsdp_chunk make_chunk(const memory::ModelPlan &plan, const layout::Mesh &mesh, uint32_t group, uint64_t param_index,
+                      uint32_t rank) {
+  fsdp_chunk chunk = FSDP_CHUNK_INIT;
+  for (const uint32_t b : plan.groups[group].buckets) {
+    const memory::BucketPlan &bucket = plan.buckets[b];
+    for (uint32_t t = 0; t < bucket.params.size(); ++t) {
+      if (bucket.params[t] != param_index) continue;
+      const auto slice = memory::slice_of(bucket.layout, t, bucket.home().owned, mesh, rank);
+      const uint64_t row = bucket.layout.tensors[t].row;
+      chunk.element_offset = slice.tensor_offset;
+      chunk.element_count = slice.count;
+      chunk.row_offset = slice.tensor_offset / row;
+      chunk.row_count = slice.count / row;
+    }
+  }
+  return chunk;
+}
+
+}  // namespace
+
+namespace fsdp::abi {
+
+std::vector<memory::ParamSpec> read_params(const fsdp_param *params, uint64_t count, uint64_t stride,
+                                           const char *call) {
+  check_stride<fsdp_param>(stride, call, "param_stride", "fsdp_param");
+  if (count && !params) fail(FSDP_INVALID_ARGUMENT, "{}: params is NULL, param_count is {}", call, count);
+  std::vector<memory::ParamSpec> specs;
+  for (uint64_t i = 0; i < count; ++i) {
+    const auto *at = reinterpret_cast<const fsdp_param *>(reinterpret_cast<const char *>(params) + i * stride);
+    if (at->struct_size > stride)
+      fail(FSDP_INVALID_ARGUMENT, "{}: params[{}].struct_size is {}, but param_stride is {}", call, i, at->struct_size,
+           stride);
+    specs.push_back(read_param(at, i, call));
+  }
+  return specs;
+}
+
+}  // namespace fsdp::abi
+
+extern "C" {
+
+fsdp_status fsdp_find_param(const fsdp_model *model, const char *name, fsdp_group **group, uint64_t *param_index) {
+  constexpr auto call = "fsdp_find_param";
+  if (group) *group = nullptr;
+  return guard([&] {
+    const auto impl = acquire(model, call);
+    check_pointer(group, call, "group");
+    check_pointer(param_index, call, "param_index");
+    const std::string wanted = read_name(name, 255, call, "name");
+    const std::lock_guard lock(impl->mutex);
+    for (size_t g = 0; g < impl->groups.size(); ++g) {
+      const auto &params = impl->spec().groups[g].params;
+      const auto found =
+          std::find_if(params.begin(), params.end(), [&](const auto &param) { return param.name == wanted; });
+      if (found == params.end()) continue;
+      *group = impl->groups[g];
+      *param_index = static_cast<uint64_t>(found - params.begin());
+    }
+    if (!*group) fail(FSDP_INVALID_ARGUMENT, "{}: no parameter of the model is named '{}'", call, wanted);
+  });
+}
+
+fsdp_status fsdp_get_param_info(const fsdp_group *group, uint64_t param_index, fsdp_param *param) {
+  constexpr auto call = "fsdp_get_param_info";
+  return guard([&] {
+    const HandledGroup handle = acquire_group(group, call);
+    check_output(param, call, "fsdp_param");
+    const std::lock_guard lock(handle.model->mutex);
+    const memory::ParamSpec &spec = param_of(handle, param_index, call);
+    fsdp_param value = FSDP_PARAM_INIT;
+    value.name = spec.name.c_str();
+    value.shape = spec.shape.data();
+    value.dimension_count = static_cast<uint32_t>(spec.shape.size());
+    value.dtype = spec.dtype;
+    value.flags = spec.flags;
+    value.granule = spec.granule;
+    value.granule_rows = spec.granule_rows;
+    value.lr_scale = spec.lr_scale;
+    value.user_data = spec.user_data;
+    write_output(param, value);
+  });
+}
+
+fsdp_status fsdp_load_param(fsdp_group *group, uint64_t param_index, const void *data, fsdp_dtype dtype,
+                            uint64_t element_count, int32_t root, uint32_t flags) {
+  constexpr auto call = "fsdp_load_param";
+  return in_group(group, call, [&](engine::Model &model, engine::Runtime &, engine::Group &impl) {
+    check_flags(flags, 0, call, "flags");
+    model.params(call).load(impl, param_index, data, dtype, element_count, root);
+  });
+}
+
+fsdp_status fsdp_read_param(fsdp_group *group, uint64_t param_index, void *data, fsdp_dtype dtype,
+                            uint64_t element_count, int32_t root, uint32_t flags) {
+  constexpr auto call = "fsdp_read_param";
+  return in_group(group, call, [&](engine::Model &model, engine::Runtime &, engine::Group &impl) {
+    check_flags(flags, 0, call, "flags");
+    model.params(call).read(impl, param_index, data, dtype, element_count, root);
+  });
+}
+
+fsdp_status fsdp_get_param(fsdp_group *group, uint64_t param_index, fsdp_phase phase, fsdp_tensor *tensor) {
+  constexpr auto call = "fsdp_get_param";
+  return in_group(group, call, [&](engine::Model &model, engine::Runtime &runtime, engine::Group &impl) {
+    check_output(tensor, call, "fsdp_tensor");
+    check_phase(phase, call);
+    runtime.place(impl, param_index, call);
+    require_readable(model, runtime, impl, phase, call);
+    write_output(tensor, weight_view(model, runtime, impl, param_index, phase, call));
+  });
+}
+
+fsdp_status fsdp_get_params(fsdp_group *group, fsdp_phase phase, fsdp_tensor *tensors, uint64_t tensor_count,
+                            uint64_t tensor_stride) {
+  constexpr auto call = "fsdp_get_params";
+  return in_group(group, call, [&](engine::Model &model, engine::Runtime &runtime, engine::Group &impl) {
+    check_tensors(impl, tensors, tensor_count, tensor_stride, "tensor", call);
+    check_phase(phase, call);
+    require_readable(model, runtime, impl, phase, call);
+    for (uint64_t i = 0; i < tensor_count; ++i)
+      write_element(tensors, i, tensor_stride, weight_view(model, runtime, impl, i, phase, call));
+  });
+}
+
+fsdp_status fsdp_load_chunk(fsdp_group *group, uint64_t param_index, const void *data, fsdp_dtype dtype,
+                            uint64_t row_offset, uint64_t row_count, uint32_t flags) {
+  constexpr auto call = "fsdp_load_chunk";
+  return in_group(group, call, [&](engine::Model &model, engine::Runtime &, engine::Group &impl) {
+    check_flags(flags, 0, call, "flags");
+    model.params(call).load_rows(impl, param_index, data, dtype, row_offset, row_count);
+  });
+}
+
+fsdp_status fsdp_load_state(fsdp_group *group, uint64_t param_index, const char *name, const void *data,
+                            fsdp_dtype dtype, uint64_t element_count, int32_t root, uint32_t flags) {
+  constexpr auto call = "fsdp_load_state";
+  return in_group(group, call, [&](engine::Model &model, engine::Runtime &, engine::Group &impl) {
+    check_flags(flags, 0, call, "flags");
+    model.params(call).load_state(impl, param_index, read_name(name, 63, call, "name"), data, dtype, element_count,
+                                  root);
+  });
+}
+
+fsdp_status fsdp_read_state(fsdp_group *group, uint64_t param_index, const char *name, void *data, fsdp_dtype dtype,
+                            uint64_t element_count, int32_t root, uint32_t flags) {
+  constexpr auto call = "fsdp_read_state";
+  return in_group(group, call, [&](engine::Model &model, engine::Runtime &, engine::Group &impl) {
+    check_flags(flags, 0, call, "flags");
+    model.params(call).read_state(impl, param_index, read_name(name, 63, call, "name"), data, dtype, element_count,
+                                  root);
+  });
+}
+
+fsdp_status fsdp_set_param_lr_scale(fsdp_group *group, uint64_t param_index, double lr_scale) {
+  constexpr auto call = "fsdp_set_param_lr_scale";
+  return in_group(group, call, [&](HandledModel &model, engine::Runtime &runtime, engine::Group &impl) {
+    runtime.place(impl, param_index, call);
+    check_lr_scale(lr_scale, call, "lr_scale");
+    const std::lock_guard lock(model.mutex);  // other threads may ask for the descriptor
+    model.set_lr_scale(impl, param_index, lr_scale);
+  });
+}
+
+fsdp_status fsdp_get_chunk(const fsdp_group *group, uint64_t param_index, uint32_t rank, fsdp_chunk *chunk) {
+  constexpr auto call = "fsdp_get_chunk";
+  return guard([&] {
+    const HandledGroup handle = acquire_group(group, call);
+    check_output(chunk, call, "fsdp_chunk");
+    param_of(handle, param_index, call);
+    const memory::ModelPlan &plan = handle.model->plan(call);
+    const memory::ModelSpec &spec = handle.model->spec();
+    write_output(chunk, make_chunk(plan, spec.mesh, handle.index, param_index, spec.mesh.index_of(rank, call)));
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// UTF-8: what callers give and what messages hold.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace fsdp {
+
+bool is_utf8(std::string_view text);
+// Bytes that are none become '?': a binding that decodes a message must not fail at it.
+std::string as_utf8(std::string_view text);
+// At most so many bytes of a text in UTF-8, and no character in part.
+size_t cut_length(std::string_view text, size_t most) noexcept;
+
+}  // namespace fsdp

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Debug mode: what writes into a gradient that was given back is found. On the host it faults. On a device nothing can
+// be protected: the buffer is filled with 0xFF when it is free, and looked at when it is lent again and when the step
+// ends.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "base/dtype.h"
+#include "engine/reduce.h"
+
+namespace fsdp::engine {
+namespace {
+
+constexpr unsigned char pattern = 0xFF;  // NaN in every dtype
+
+bool is_untouched(device::Device &device, const std::byte *data, fsdp_dtype dtype, uint64_t count) {
+  constexpr uint64_t piece_bytes = uint64_t{1} << 20;
+  const uint64_t step = piece_bytes / dtype_size(dtype);
+  std::vector<std::byte> piece(std::min(piece_bytes, count * dtype_size(dtype)));
+  for (uint64_t first = 0; first < count; first += step) {
+    const uint64_t now = std::min(step, count - first);
+    device.transfer(piece.data(), dtype, data + first * dtype_size(dtype), dtype, now);
+    const auto end = piece.begin() + static_cast<std::ptrdiff_t>(now * dtype_size(dtype));
+    if (std::any_of(piece.begin(), end, [](std::byte byte) { return byte != std::byte{pattern}; })) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+// Nothing is looked at in a capture, where no bytes are yet.
+void Reducer::hide(Group &group, device::Stream &caller) {
+  if (!runtime_.context.debug() || !group.plan->trainable) return;
+  if (runtime_.context.on_host()) return set_access(group, comm::Access::none);
+  for (const uint32_t b : group.plan->buckets) {
+    const Bucket &bucket = runtime_.storage->buckets()[b];
+    if (!bucket.has(PlaneKind::full_grad)) continue;
+    const Plane &full_grad = bucket.plane(PlaneKind::full_grad);
+    caller.fill(full_grad.data, pattern, bucket.plan->layout.full_count * dtype_size(full_grad.dtype()));
+  }
+  if (runtime_.capture_id) return;
+  caller.record(*group.grad.hidden);
+  group.grad.is_hidden = true;
+}
+
+bool Reducer::written_late(Group &group) {
+  if (!group.grad.is_hidden || runtime_.capture_id) return false;
+  group.grad.is_hidden = false;
+  device::Device &device = runtime_.context.device();
+  device.synchronize(*group.grad.hidden);
+  for (const uint32_t b : group.plan->buckets) {
+    const Bucket &bucket = runtime_.storage->buckets()[b];
+    if (!bucket.has(PlaneKind::full_grad)) continue;
+    const Plane &full_grad = bucket.plane(PlaneKind::full_grad);
+    if (!is_untouched(device, full_grad.data, full_grad.dtype(), bucket.plan->layout.full_count)) return true;
+  }
+  return false;
+}
+
+// The step has all sums: what is in transient buffers is nobody's any more. Persistent ones may be the main grads.
+void Reducer::hide_grads(device::Stream &caller) {
+  for (Group &group : runtime_.groups)
+    if (!group.plan->persistent_grad) hide(group, caller);
+}
+
+std::string Reducer::list_late_writes() {
+  std::string text;
+  for (Group &group : runtime_.groups)
+    if (written_late(group))
+      text += format_text("{}a kernel wrote into the gradients of group '{}' after fsdp_reduce_grad",
+                          text.empty() ? "" : "; ", group.name());
+  return text;
+}
+
+void Reducer::forget_hidden() noexcept {
+  for (Group &group : runtime_.groups) group.grad.is_hidden = false;
+}
+
+}  // namespace fsdp::engine

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// The lr_scales of a model's parameters, which may change from step to step. Meetings compare a hash of what all
+// parameters have, and not of how they came to it: ranks that set different ones can set them alike again.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "comm/communicator.h"
+#include "memory/model_spec.h"
+
+namespace fsdp::engine {
+
+uint64_t hash_lr_scales(const memory::ModelSpec &spec) noexcept;
+
+// Collective over the team, whose ranks have come to know that these two of them differ: the first parameter that they
+// have otherwise, as text.
+std::string compare_lr_scales(const memory::ModelSpec &spec, comm::Team &team, uint32_t first, uint32_t odd);
+
+}  // namespace fsdp::engine

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the ranks of a model agree: what ends a step, publishes, discards, captures or replays makes all of them meet.
+// Each says why it came and what it misses, hears the same of all, and so comes to the same verdict and the same words.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/meeting.h"
+#include "engine/runtime.h"
+
+namespace fsdp::engine {
+
+class Meetings {
+ public:
+  explicit Meetings(Runtime &runtime);
+
+  // What this rank comes with. missing: why it cannot do what it came for; empty: its numbers can be compared.
+  struct Call {
+    Intent intent = Intent::finish;
+    double value = 1;
+    std::string missing = {};
+    int32_t blamed = -1;  // the rank of the job that is why; -1: this one
+    StepNumbers numbers = {};
+    uint64_t reduces = 0;  // of a step that finishes
+    uint32_t capture = 0;  // the number of the one under way, or to be replayed; 0: none
+  };
+  // Collective over the model. Then check: throws the same on all ranks if they did not come for the same, or one of
+  // them misses something; the step has failed then.
+  void meet(const Call &call);
+  void check(Intent intent);
+  // MISMATCH, which fails the context: ranks that have published different numbers of times hold different weights.
+  void check_versions();
+  // Did all come for this? Once more with the same words, to pass what follows together.
+  bool all_came_for(Intent intent) const;
+  void meet_again();
+  // Of the last one: is there a rank whose collectives cannot end by themselves?
+  void say_sound(bool sound) { meetings_.back().sound = sound; }
+  bool all_sound() const;
+
+  uint64_t count() const { return count_; }              // so many were there
+  uint32_t captures() const { return captures_; }        // the highest number that any rank has told of
+  int32_t last_rank() const { return last_rank_; }       // who came last to the end of a step, -1: not known
+  uint64_t last_lag_ns() const { return last_lag_ns_; }  // ... and how long after the first
+
+ private:
+  std::span<const Meeting> told() const { return std::span(meetings_).first(meetings_.size() - 1); }
+  void exchange();
+  void note_lag();
+  void compare_calls(Differences &found);
+  void compare(Differences &found);
+
+  Runtime &runtime_;
+  std::vector<Meeting> meetings_;  // one a rank, and this rank's own at the end
+  uint64_t count_ = 0;
+  uint32_t captures_ = 0;
+  uint64_t waited_ns_ = 0;  // for peers at the last end of a step, which the next meeting tells; 0: nothing to tell
+  int32_t last_rank_ = -1;
+  uint64_t last_lag_ns_ = 0;
+};
+
+}  // namespace fsdp::engine

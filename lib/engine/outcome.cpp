@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/outcome.h"
+
+#include <new>
+#include <span>
+#include <string_view>
+
+#include "comm/together.h"
+
+namespace fsdp::engine {
+
+std::optional<Error> catch_error(const std::function<void()> &body) {
+  try {
+    body();
+    return {};
+  } catch (const Error &error) {
+    return error;
+  } catch (const std::bad_alloc &) {
+    return Error(FSDP_OUT_OF_MEMORY, "the heap is exhausted");
+  } catch (const std::exception &error) {
+    return Error(FSDP_INTERNAL, error.what());
+  }
+}
+
+void share_outcome(comm::Team &team, const std::optional<Error> &mine) {
+  std::string message;
+  if (mine) message = format_text("{:02}{}", mine->status, mine->message);
+  const auto all = team.exchange(std::as_bytes(std::span(message)), "fsdp_seal_model");
+  for (uint32_t r = 0; r < all.size(); ++r) {
+    if (all[r].empty()) continue;
+    const std::string_view text(reinterpret_cast<const char *>(all[r].data()), all[r].size());
+    Error error((text[0] - '0') * 10 + (text[1] - '0'), format_text("rank {}: {}", team.world_rank(r), text.substr(2)),
+                static_cast<int32_t>(team.world_rank(r)));
+    if (r == team.rank()) error.origin = mine->origin, error.origin_code = mine->origin_code;
+    comm::await_readers(team);
+    throw error;
+  }
+}
+
+}  // namespace fsdp::engine

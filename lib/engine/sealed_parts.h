@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// What works on a sealed model's runtime. Each part knows those before it.
+#pragma once
+
+#include "engine/gather.h"
+#include "engine/graphs.h"
+#include "engine/meetings.h"
+#include "engine/optimizer.h"
+#include "engine/params.h"
+#include "engine/reduce.h"
+#include "engine/update.h"
+
+namespace fsdp::engine {
+
+struct SealedParts {
+  SealedParts(Runtime &runtime, bool adamw)
+      : gatherer(runtime),
+        reducer(runtime),
+        optimizer(runtime, adamw),
+        params(runtime),
+        meetings(runtime),
+        graphs(runtime, gatherer, reducer, optimizer, meetings),
+        update(runtime, gatherer, reducer, optimizer, meetings, graphs, adamw) {}
+
+  Gatherer gatherer;
+  Reducer reducer;
+  Optimizer optimizer;
+  Params params;
+  Meetings meetings;
+  Graphs graphs;
+  Update update;
+};
+
+}  // namespace fsdp::engine

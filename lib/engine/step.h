@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the steps of a model have come to on this rank: the version of its weights, the update window, the round of its
+// collectives, and why a step cannot go on. Every change is a transition below, and nobody else writes these.
+//
+//   closed  --open_window-->  open  --raise_version, close_window-->  closed
+//   closed or open  --fail-->  failed  --discard-->  closed, the version as it was
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "engine/step_numbers.h"
+
+namespace fsdp::engine {
+
+// What a graph's calls change of it (state.h).
+struct StepState {
+  uint64_t version = 0;
+  bool version_ready = false;  // every rank is known to have published it
+  bool window_open = true;     // a sealed model starts in the update window
+  bool window_has_grads = false;
+  uint64_t adamw_step = 0;
+  Scalings scalings;  // of the main grads in this update window
+};
+
+class Step : private StepState {
+ public:
+  uint64_t version() const { return StepState::version; }
+  bool version_ready() const { return StepState::version_ready; }
+  bool window_open() const { return StepState::window_open; }
+  bool window_has_grads() const { return StepState::window_has_grads; }
+  uint64_t adamw_step() const { return StepState::adamw_step; }
+  const Scalings &scalings() const { return StepState::scalings; }
+  bool failed() const { return !failure_.empty(); }
+  const std::string &failure() const { return failure_; }  // why this step can only be discarded
+  uint64_t round() const { return round_; }
+  bool round_entered() const { return round_entered_; }
+  uint64_t lr_scales() const { return lr_scales_; }
+
+  // finish_grads, with gradients, or begin_update.
+  void open_window(bool has_grads);
+  void scaled(const Scaling &scaling) { StepState::scalings.add(scaling); }
+  void stepped(uint64_t number) { StepState::adamw_step = number; }
+  // The compute weights of the next version are written. ready: nobody need wait for what peers publish.
+  uint64_t raise_version() { return ++StepState::version; }
+  void close_window(bool ready);
+  void see_version() { StepState::version_ready = true; }
+  void fail(const std::string &why) { failure_ = why; }
+  // Ranks gave it up together: the weights are those of the version that was published last.
+  void discard();
+  // Collectives start anew, and the first one waits for all ranks to have come to it.
+  uint64_t start_round();
+  void enter_round() { round_entered_ = true; }
+  void set_lr_scales(uint64_t hash) { lr_scales_ = hash; }
+
+  // Errors that name the call expected.
+  void require_unfailed(const char *call) const;
+  void require_weights(const char *call) const;  // ... and the window is closed
+  void require_window(const char *call) const;   // ... and it is open
+
+  const StepState &state() const { return *this; }
+  // A graph's moments: back to the one before its capture, or on to the one after its replay.
+  void set_state(const StepState &state) { static_cast<StepState &>(*this) = state; }
+  void set_failure(const std::string &failure) { failure_ = failure; }
+
+ private:
+  uint64_t round_ = 0;
+  bool round_entered_ = true;
+  std::string failure_;
+  uint64_t lr_scales_ = 0;  // a hash of those of all parameters
+};
+
+}  // namespace fsdp::engine

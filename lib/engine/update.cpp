@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// The end of a step. When all have met to finish, nobody holds weights and no gradient buffer is being read: the update
+// window may open.
+#include "engine/update.h"
+
+#include <utility>
+
+#include "base/dtype.h"
+
+namespace fsdp::engine {
+
+// Everything this rank has enqueued ends: completed, or given up because a peer does not take part.
+void Update::end_step(Meetings::Call call, device::Stream &caller) {
+  gatherer_.drop_all(false);
+  if (runtime_.context.on_host()) {
+    runtime_.reduces.comm->quiesce();
+    if (runtime_.outer) runtime_.outer->sum_comm().quiesce();
+  } else {
+    await_readers(caller);
+  }
+  runtime_.wait_idle(caller);
+  auto broken = runtime_.reduces.comm->broken();
+  if (!broken && runtime_.outer) broken = runtime_.outer->sum_comm().broken();
+  if (!broken && !runtime_.context.on_host()) broken = runtime_.gathers.comm->broken();
+  if (broken) {
+    if (call.missing.empty()) call.blamed = broken->rank;
+    call.missing += format_text("{}{}", call.missing.empty() ? "" : "; ", broken->message);
+  }
+  call.capture = graphs_.number();
+  meetings_.meet(call);
+  meetings_.check(call.intent);
+  runtime_.calls.restart();
+  realign();
+  runtime_.leave_window(caller);
+}
+
+// Weights that are kept in place are read by streams of the caller's, of which this is the only word.
+void Update::await_readers(device::Stream &caller) {
+  runtime_.join_window(caller);
+  for (Group &group : runtime_.groups)
+    for (GatherSlot &slot : group.slots)
+      if (!group.plan->copies) caller.wait(*slot.left);
+}
+
+void Update::finish_grads(double scale, fsdp_stream stream, const StepNumbers &numbers) {
+  constexpr auto call = "fsdp_finish_grads";
+  const CallSpan span(runtime_, "finish_grads");
+  runtime_.step.require_weights(call);
+  device::Stream &caller = runtime_.caller_stream(stream, call);
+  std::string missing = reducer_.list_missing();
+  if (const std::string holds = gatherer_.list_holds(); !holds.empty())
+    missing += (missing.empty() ? "" : "; ") + holds;
+  if (const std::string late = reducer_.list_late_writes(); !late.empty())
+    missing += (missing.empty() ? "" : "; ") + late;
+  if (missing.empty()) reducer_.gather_whole();
+  end_step({.intent = Intent::finish,
+            .value = scale,
+            .missing = std::move(missing),
+            .numbers = numbers,
+            .reduces = reducer_.count_reduces()},
+           caller);
+  runtime_.step.open_window(true);
+  gatherer_.show_whole(false);
+  reducer_.hide_grads(caller);
+  optimizer_.multiply_grads(scale, caller);
+}
+
+void Update::begin(fsdp_stream stream) {
+  constexpr auto call = "fsdp_begin_update";
+  runtime_.require_eager(call);
+  const CallSpan span(runtime_, "begin_update");
+  runtime_.step.require_weights(call);
+  device::Stream &caller = runtime_.caller_stream(stream, call);
+  end_step({.intent = Intent::update, .missing = list_unfinished()}, caller);
+  runtime_.step.open_window(false);
+  gatherer_.show_whole(false);
+}
+
+std::string Update::list_unfinished() const {
+  if (runtime_.step.failed()) return "a step that failed and was not discarded";
+  if (const std::string holds = gatherer_.list_holds(); !holds.empty()) return holds;
+  for (const Group &group : runtime_.groups)
+    if (group.grad.state != Contribution::State::idle || group.grad.given_count)
+      if (!runtime_.step.window_open())
+        return format_text("group '{}' has gradients of an unfinished step", group.name());
+  return {};
+}
+
+void Update::require_grads(const char *call) const {
+  runtime_.step.require_window(call);
+  if (!runtime_.step.window_has_grads())
+    fail(FSDP_INVALID_STATE,
+         "{}: there are no gradients in this update window; fsdp_finish_grads opens one that has them", call);
+}
+
+device::Stream &Update::require_measurable(fsdp_stream stream, const char *call) {
+  runtime_.require_eager(call);
+  require_grads(call);
+  return runtime_.caller_stream(stream, call);
+}
+
+void Update::require_adamw(const char *call) const {
+  if (!adamw_)
+    fail(FSDP_INVALID_STATE, "{}: the model was created with FSDP_OPTIMIZER_CALLER and has no AdamW states", call);
+}
+
+void Update::step_adamw(double lr, const fsdp_adamw_options &options, fsdp_stream stream) {
+  constexpr auto call = "fsdp_step_adamw";
+  const CallSpan span(runtime_, "step_adamw");
+  require_grads(call);
+  require_adamw(call);
+  device::Stream &caller = runtime_.caller_stream(stream, call);
+  // Before a weight is touched: if a rank discards this step instead, all of them still can.
+  meetings_.meet(
+      {.intent = Intent::step, .value = lr, .numbers = optimizer_.numbers(options), .capture = graphs_.number()});
+  meetings_.check(Intent::step);
+  if (Capture *const capture = graphs_.capture()) {
+    capture->add_step(options);
+    optimizer_.step_adamw_captured(caller);
+  } else {
+    optimizer_.step_adamw(lr, options, caller);
+  }
+  close_window(caller);
+}
+
+void Update::apply_grads(const Strided<fsdp_grad> &grads, double lr, double max_norm, const fsdp_adamw_options &options,
+                         fsdp_stream stream, double *norm) {
+  constexpr auto call = "fsdp_apply_grads";
+  const CallSpan span(runtime_, "apply_grads");
+  if (max_norm > 0 || norm) runtime_.require_eager(call);
+  runtime_.step.require_weights(call);
+  require_adamw(call);
+  runtime_.caller_stream(stream, call);
+  check_grads(grads, call);
+  put_grads(grads, stream);
+  // Known before anything is scaled, and before one rank asks for a norm that the others do not come for.
+  StepNumbers numbers;
+  numbers.max_norm = max_norm;
+  numbers.asks_norm = max_norm > 0 || norm;
+  finish_grads(1.0, stream, numbers);
+  device::Stream &caller = runtime_.caller_stream(stream, call);
+  double found = 0;
+  if (max_norm > 0)
+    optimizer_.clip_grads(nullptr, max_norm, caller, norm ? &found : nullptr);
+  else if (norm)
+    optimizer_.grad_norm(nullptr, caller, &found);
+  step_adamw(lr, options, stream);
+  if (norm) *norm = found;
+}
+
+// In backward order, as a backward pass would give them: what the gradient pool was planned for.
+void Update::put_grads(const Strided<fsdp_grad> &grads, fsdp_stream stream) {
+  uint64_t end = grads.size();
+  for (size_t g = runtime_.groups.size(); g-- > 0;) {
+    Group &group = runtime_.groups[g];
+    uint64_t own = 0;
+    for (const auto &param : group.spec->params) own += !param.frozen();
+    uint64_t next = end - own;
+    end = next;
+    for (uint32_t i = 0; i < group.spec->params.size(); ++i) {
+      if (group.spec->params[i].frozen()) continue;
+      const fsdp_grad grad = grads[next++];
+      reducer_.put(group, i, grad.data, grad.dtype, grad.element_count, stream);
+    }
+    reducer_.reduce(group, FSDP_LAST, stream);
+  }
+}
+
+// All of them before the first is put: a bad call leaves the step as it was.
+void Update::check_grads(const Strided<fsdp_grad> &grads, const char *call) const {
+  uint64_t expected = 0;
+  for (const auto &group : runtime_.spec.groups)
+    for (const auto &param : group.params) {
+      if (param.frozen()) continue;
+      const uint64_t index = expected++;
+      if (index >= grads.size()) continue;
+      const fsdp_grad grad = grads[index];
+      if (grad.reserved)
+        fail(FSDP_INVALID_ARGUMENT, "{}: grads[{}].reserved is {:#x}, it must be 0", call, index, grad.reserved);
+      if (const auto byte = grads.unknown_byte(index))
+        fail(FSDP_UNSUPPORTED, "{}: byte {} of grads[{}] is not zero, but this release knows only the first {} bytes",
+             call, *byte, index, sizeof grad);
+      if (!grad.data) continue;
+      if (grad.element_count != param.element_count)
+        fail(FSDP_INVALID_ARGUMENT, "{}: grads[{}] is parameter '{}' with {} elements, element_count is {}", call,
+             index, param.name, param.element_count, grad.element_count);
+      if (!dtype_size(grad.dtype))
+        fail(FSDP_INVALID_ARGUMENT, "{}: grads[{}].dtype: {} is not a dtype", call, index, grad.dtype);
+    }
+  if (grads.size() != expected)
+    fail(FSDP_INVALID_ARGUMENT, "{}: grad_count is {}, the model has {} trainable parameters", call, grads.size(),
+         expected);
+}
+
+}  // namespace fsdp::engine

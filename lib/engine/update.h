@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// The update window of a sealed model: what opens it, what happens in it to main weights, and what closes it. All ranks
+// meet at each of these.
+#pragma once
+
+#include "base/strided.h"
+#include "engine/gather.h"
+#include "engine/graphs.h"
+#include "engine/meetings.h"
+#include "engine/optimizer.h"
+#include "engine/reduce.h"
+
+namespace fsdp::engine {
+
+class Update {
+ public:
+  // adamw: else the optimizer is the caller's.
+  Update(Runtime &runtime, Gatherer &gatherer, Reducer &reducer, Optimizer &optimizer, Meetings &meetings,
+         Graphs &graphs, bool adamw)
+      : runtime_(runtime),
+        gatherer_(gatherer),
+        reducer_(reducer),
+        optimizer_(optimizer),
+        meetings_(meetings),
+        graphs_(graphs),
+        adamw_(adamw) {}
+
+  void finish_grads(double scale, fsdp_stream stream, const StepNumbers &numbers = {});
+  void begin(fsdp_stream stream);
+  void publish(fsdp_stream stream);
+  void step_adamw(double lr, const fsdp_adamw_options &options, fsdp_stream stream);
+  // A whole step from gradients that the caller has. norm: NULL if it was not asked for.
+  void apply_grads(const Strided<fsdp_grad> &grads, double lr, double max_norm, const fsdp_adamw_options &options,
+                   fsdp_stream stream, double *norm);
+  void discard(fsdp_stream stream);
+
+  // The window is open and holds the gradients of a finished step.
+  void require_grads(const char *call) const;
+  // ... and the host may wait for what it asks of them. The stream that it asks on.
+  device::Stream &require_measurable(fsdp_stream stream, const char *call);
+  // What a step still has to do before it can end, as text; empty if nothing.
+  std::string list_unfinished() const;
+
+ private:
+  void require_adamw(const char *call) const;
+  // -- how a step ends (update.cpp) --
+  void end_step(Meetings::Call call, device::Stream &caller);
+  void await_readers(device::Stream &caller);
+  void put_grads(const Strided<fsdp_grad> &grads, fsdp_stream stream);
+  void check_grads(const Strided<fsdp_grad> &grads, const char *call) const;
+  // -- publish.cpp --
+  void close_window(device::Stream &caller);
+  device::Stream &gather_outer_weights(device::Stream &caller);
+  void refresh_whole_weights(device::Stream &caller);
+  // -- discard.cpp --
+  void realign();
+  void end_messages(fsdp_stream stream);
+  void await_ended_steps();
+  void realign_messages();
+
+  Runtime &runtime_;
+  Gatherer &gatherer_;
+  Reducer &reducer_;
+  Optimizer &optimizer_;
+  Meetings &meetings_;
+  Graphs &graphs_;
+  bool adamw_;
+};
+
+}  // namespace fsdp::engine

@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/place_planes.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "base/checked.h"
+#include "base/dtype.h"
+
+namespace fsdp::memory {
+namespace {
+
+constexpr uint64_t staging_chunk_bytes = 256 * 1024;
+constexpr auto full_grads = "full gradients";
+
+// Takes `bytes` from the end of what is used, aligned; returns where they start. what: for people.
+uint64_t take(uint64_t &end, uint64_t bytes, const char *what, uint64_t alignment = buffer_alignment) {
+  const uint64_t offset = round_up(end, alignment, what);
+  end = checked_add(offset, bytes, what);
+  return offset;
+}
+
+uint64_t take(RegionPlan &region, uint64_t bytes, uint64_t alignment = buffer_alignment) {
+  return take(region.bytes, bytes, region.what, alignment);
+}
+
+uint64_t bytes_of(uint64_t count, fsdp_dtype dtype, const char *what) {
+  return checked_multiply(count, dtype_size(dtype), what);
+}
+
+bool is_whole(const ModelSpec &spec, const BucketPlan &bucket) {
+  return spec.groups[bucket.group].strategy == FSDP_STRATEGY_NO_SHARD;
+}
+
+// Where full gradients are reduced once a step in fp32, their own slice becomes the main grads. Not where the caller's
+// view of them is taken away: the sums must be written.
+bool keeps_sums_in_place(const ModelSpec &spec, const BucketPlan &bucket) {
+  return spec.groups[bucket.group].reduce_policy == FSDP_REDUCE_POLICY_LAST && bucket.grad_dtype == FSDP_FLOAT32 &&
+         !(spec.debug && spec.host_memory);
+}
+
+RegionId choose_home(const ModelSpec &spec, const GroupSpec &group) {
+  const bool shards_params = group.strategy == FSDP_STRATEGY_OPTIM_GRADS_PARAMS;
+  if (group.strategy == FSDP_STRATEGY_NO_SHARD)
+    return spec.debug && spec.host_memory ? RegionId::whole_compute : RegionId::local_compute;
+  if (!spec.host_memory && !spec.communicates()) return RegionId::local_compute;
+  if (!spec.host_memory && shards_params) return RegionId::sharded_compute;
+  return shards_params || spec.mapped() ? RegionId::mapped_compute : RegionId::whole_compute;
+}
+
+uint64_t grad_alignment(const ModelSpec &spec) { return spec.debug ? page_bytes : buffer_alignment; }
+
+void place_full_grad(ModelPlan &plan, GroupPlan &group, uint64_t offset) {
+  group.full_grad.offset = offset;
+  for (const uint32_t b : group.buckets)
+    for (PlanePlan &plane : plan.buckets[b].planes)
+      if (plane.kind == PlaneKind::full_grad || (plane.kind == PlaneKind::grad && plane.again)) {
+        plane.region = group.full_grad.region;
+        plane.offset = checked_add(plane.offset, offset, full_grads);
+      }
+}
+
+// One after the other in the group's buffer. Where sums stay in place the main grads are the same bytes.
+uint64_t add_full_grads(const ModelSpec &spec, ModelPlan &plan, const GroupPlan &group) {
+  uint64_t size = 0;
+  for (const uint32_t b : group.buckets) {
+    BucketPlan &bucket = plan.buckets[b];
+    if (bucket.frozen) continue;
+    const uint64_t offset =
+        take(size, bytes_of(bucket.count(Extent::whole), bucket.grad_dtype, full_grads), full_grads);
+    bucket.planes.push_back({.kind = PlaneKind::full_grad, .dtype = bucket.grad_dtype, .offset = offset});
+    if (keeps_sums_in_place(spec, bucket))
+      bucket.planes.push_back({.kind = PlaneKind::grad,
+                               .owned = is_whole(spec, bucket) ? Extent::whole : Extent::shard,
+                               .again = true,
+                               .offset = offset});
+  }
+  return size;
+}
+
+void add_main_grads(const ModelSpec &spec, ModelPlan &plan, const GroupPlan &group) {
+  for (const uint32_t b : group.buckets) {
+    BucketPlan &bucket = plan.buckets[b];
+    if (bucket.frozen || keeps_sums_in_place(spec, bucket)) continue;
+    const bool whole = is_whole(spec, bucket);
+    PlanePlan grad{.kind = PlaneKind::grad, .extent = Extent::shard, .owned = Extent::shard, .region = RegionId::grad};
+    if (whole)
+      grad.extent = grad.owned = Extent::whole, grad.region = RegionId::kept_grads;
+    else if (spec.mesh.outer == layout::OuterAxis::optim)
+      grad.extent = Extent::group;
+    grad.offset = take(plan.region(grad.region), bytes_of(bucket.count(grad.extent), FSDP_FLOAT32, "main grads"));
+    bucket.planes.push_back(grad);
+  }
+}
+
+// Inner sums that the outer axis adds to main grads slot by slot. All groups take turns with the same buffers.
+void add_partial_sums(const ModelSpec &spec, ModelPlan &plan, const GroupPlan &group) {
+  if (spec.mesh.outer != layout::OuterAxis::shard) return;
+  RegionPlan &region = plan.region(RegionId::partial);
+  uint64_t size = 0;
+  for (const uint32_t b : group.buckets) {
+    BucketPlan &bucket = plan.buckets[b];
+    if (bucket.frozen || keeps_sums_in_place(spec, bucket)) continue;
+    const uint64_t offset = take(size, bytes_of(bucket.count(Extent::group), FSDP_FLOAT32, region.what), region.what);
+    for (uint32_t turn = 0; turn < partial_turns; ++turn)
+      bucket.planes.push_back({.kind = PlaneKind::partial,
+                               .index = turn,
+                               .extent = Extent::group,
+                               .owned = Extent::group,
+                               .region = RegionId::partial,
+                               .offset = offset});
+  }
+  region.bytes = std::max(region.bytes,
+                          checked_multiply(partial_turns, round_up(size, buffer_alignment, region.what), region.what));
+}
+
+// When the largest group is known.
+void part_turns(ModelPlan &plan) {
+  const uint64_t stride = plan.region(RegionId::partial).bytes / partial_turns;
+  for (BucketPlan &bucket : plan.buckets)
+    for (PlanePlan &plane : bucket.planes)
+      if (plane.kind == PlaneKind::partial) plane.offset += plane.index * stride;
+}
+
+ScheduleSpec schedule_of(const ModelSpec &spec, const ModelPlan &plan) {
+  ScheduleSpec schedule;
+  schedule.kind = spec.schedule;
+  schedule.visits = spec.visits;
+  schedule.prefetch_depth = spec.prefetch_depth;
+  schedule.prefetch_bytes = spec.prefetch_bytes;
+  schedule.max_pending_groups = spec.pending_groups();
+  schedule.apart = spec.debug;
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    const GroupPlan &group = plan.groups[g];
+    ScheduledGroup scheduled;
+    scheduled.gathered_bytes = group.copies ? group.gathered_bytes : 0;
+    scheduled.prefetch_bytes = group.gathers ? group.gathered_bytes : 0;
+    scheduled.grad_bytes = group.trainable && !group.persistent_grad ? group.full_grad.bytes : 0;
+    scheduled.resident = spec.groups[g].resident && !spec.debug;
+    scheduled.root = spec.groups[g].root;
+    scheduled.trainable = group.trainable;
+    schedule.groups.push_back(scheduled);
+  }
+  return schedule;
+}
+
+// A row for each gather slot: until here the group's only row has its place in the group's buffer.
+void place_gathered(const ModelSpec &spec, ModelPlan &plan) {
+  const uint32_t slots = spec.schedule == FSDP_SCHEDULE_INTERLEAVED ? 2 : 1;
+  for (BucketPlan &bucket : plan.buckets) {
+    if (!plan.groups[bucket.group].copies) continue;
+    uint64_t offset = 0;
+    std::erase_if(bucket.planes, [&](const PlanePlan &plane) {
+      if (plane.kind == PlaneKind::gathered) offset = plane.offset;
+      return plane.kind == PlaneKind::gathered;
+    });
+    for (uint32_t slot = 0; slot < slots; ++slot) {
+      const uint32_t key = gathered_key(spec.schedule, bucket.group, slot ? FSDP_BACKWARD : FSDP_FORWARD);
+      bucket.planes.push_back({.kind = PlaneKind::gathered,
+                               .index = slot,
+                               .dtype = bucket.dtype,
+                               .region = RegionId::gathered,
+                               .offset = plan.gather_pool.offsets[key] + offset});
+    }
+  }
+}
+
+// Parameters of one kind share the numbers of a step of AdamW.
+uint64_t count_step_kinds(const ModelSpec &spec) {
+  std::set<std::pair<double, bool>> kinds;
+  for (const GroupSpec &group : spec.groups)
+    for (const ParamSpec &param : group.params)
+      if (!param.frozen()) kinds.insert({param.lr_scale, (param.flags & FSDP_PARAM_NO_DECAY) != 0});
+  return kinds.size();
+}
+
+}  // namespace
+
+void name_regions(ModelPlan &plan) {
+  using Id = RegionId;
+  const auto name = [&](Id id, fsdp_role role, const char *what, Reach reach = Reach::own) {
+    plan.region(id) = {.role = role, .what = what, .reach = reach};
+  };
+  name(Id::mapped_compute, FSDP_ROLE_COMPUTE, "compute weights", Reach::common);
+  name(Id::whole_compute, FSDP_ROLE_COMPUTE, "whole compute weights", Reach::parts);
+  name(Id::sharded_compute, FSDP_ROLE_COMPUTE, "compute weights", Reach::parts);
+  name(Id::local_compute, FSDP_ROLE_COMPUTE, "compute weights");
+  name(Id::main, FSDP_ROLE_MAIN, "main weights");
+  name(Id::optimizer, FSDP_ROLE_OPTIMIZER, "optimizer state");
+  name(Id::grad, FSDP_ROLE_GRAD, "main grads");
+  name(Id::kept_grads, FSDP_ROLE_GRAD, full_grads, Reach::parts);
+  name(Id::lent_grads, FSDP_ROLE_REDUCE, full_grads, Reach::parts);
+  name(Id::gathered, FSDP_ROLE_GATHER, "gather pool");
+  name(Id::partial, FSDP_ROLE_REDUCE, "partial sums");
+  name(Id::rounded, FSDP_ROLE_REDUCE, "rounded gradients");
+  name(Id::norms, FSDP_ROLE_STAGING, "norms");
+  name(Id::device_norms, FSDP_ROLE_STAGING, "norms of a device", Reach::parts);
+  name(Id::steps, FSDP_ROLE_STAGING, "the numbers of a step");
+  name(Id::staging, FSDP_ROLE_STAGING, "staging", Reach::parts);
+  name(Id::messages, FSDP_ROLE_STAGING, "messages");
+  name(Id::device_messages, FSDP_ROLE_STAGING, "messages of a device");
+  plan.region(Id::gathered).registered = plan.region(Id::rounded).registered = true;
+  // Norms are measured, and parameters staged, where the calling thread can read them.
+  plan.region(Id::norms).on_host = plan.region(Id::staging).on_host = plan.region(Id::messages).on_host = true;
+  plan.region(Id::messages).by_comm = plan.region(Id::device_messages).by_comm = true;
+}
+
+void place_compute(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
+  GroupPlan &group = plan.groups[g];
+  group.compute.region = choose_home(spec, spec.groups[g]);
+  group.gathers = spec.groups[g].strategy == FSDP_STRATEGY_OPTIM_GRADS_PARAMS && spec.communicates();
+  group.copies = group.gathers && !spec.mapped();
+  RegionPlan &region = plan.region(group.compute.region);
+  const bool sharded = group.compute.region == RegionId::sharded_compute;
+  uint64_t home = 0, own = 0;
+  for (const uint32_t b : group.buckets) {
+    BucketPlan &bucket = plan.buckets[b];
+    PlanePlan compute{.dtype = bucket.dtype, .region = group.compute.region};
+    compute.extent = sharded ? Extent::group : Extent::whole;
+    compute.owned = is_whole(spec, bucket) ? Extent::whole : Extent::group;
+    compute.offset = take(home, bytes_of(bucket.count(compute.extent), bucket.dtype, region.what), region.what);
+    own = checked_add(own, bytes_of(bucket.count(Extent::group), bucket.dtype, region.what), region.what);
+    bucket.planes.push_back(compute);
+    const uint64_t gathered =
+        take(group.gathered_bytes, bytes_of(bucket.count(Extent::whole), bucket.dtype, "full weights"), "full weights");
+    if (group.copies)
+      bucket.planes.push_back(
+          {.kind = PlaneKind::gathered, .dtype = bucket.dtype, .region = RegionId::gathered, .offset = gathered});
+  }
+  // A common group starts on a page, so that debug mode can take its pages away alone; there a whole one does too.
+  const bool paged = region.reach == Reach::common || (spec.debug && group.compute.region == RegionId::whole_compute);
+  group.compute.bytes = paged ? round_up(home, page_bytes, region.what) : home;
+  group.compute.offset = take(region, group.compute.bytes, paged ? page_bytes : buffer_alignment);
+  if (region.reach == Reach::common) region.own_bytes = checked_add(region.own_bytes, own, region.what);
+  for (const uint32_t b : group.buckets) {
+    PlanePlan &compute = plan.buckets[b].planes.front();
+    compute.offset = checked_add(compute.offset, group.compute.offset, region.what);
+  }
+}
+
+void place_grads(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
+  GroupPlan &group = plan.groups[g];
+  group.trainable = spec.groups[g].trainable();
+  group.persistent_grad = group.trainable && spec.groups[g].reduce_policy == FSDP_REDUCE_POLICY_LAST;
+  const uint64_t size = add_full_grads(spec, plan, group);
+  add_main_grads(spec, plan, group);
+  add_partial_sums(spec, plan, group);
+  // Whole pages of its own, which debug mode can take away alone.
+  group.full_grad.bytes = spec.debug ? round_up(size, page_bytes, full_grads) : size;
+  group.full_grad.region = group.persistent_grad ? RegionId::kept_grads : RegionId::lent_grads;
+  if (group.persistent_grad)
+    place_full_grad(plan, group, take(plan.region(RegionId::kept_grads), group.full_grad.bytes, grad_alignment(spec)));
+}
+
+// Where the communicator rounds gradients before it sends them: one buffer for all groups, since reduces come one after
+// the other.
+void place_rounded(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
+  if (!spec.rounds_before_sending || !spec.communicates()) return;
+  RegionPlan &region = plan.region(RegionId::rounded);
+  uint64_t size = 0;
+  for (const uint32_t b : plan.groups[g].buckets) {
+    BucketPlan &bucket = plan.buckets[b];
+    if (bucket.frozen || bucket.wire_dtype == bucket.grad_dtype) continue;
+    const uint64_t offset =
+        take(size, bytes_of(bucket.count(Extent::whole), bucket.wire_dtype, region.what), region.what);
+    bucket.planes.push_back(
+        {.kind = PlaneKind::rounded, .dtype = bucket.wire_dtype, .region = RegionId::rounded, .offset = offset});
+  }
+  region.bytes = std::max(region.bytes, round_up(size, buffer_alignment, region.what));
+}
+
+// fp32 compute weights are the main weights: the optimizer works on this rank's part of them.
+void place_optimizer_planes(const ModelSpec &spec, ModelPlan &plan, BucketPlan &bucket) {
+  if (bucket.frozen) return;
+  const Extent extent = is_whole(spec, bucket) ? Extent::whole : Extent::shard;
+  PlanePlan main{.kind = PlaneKind::main, .extent = extent, .owned = extent, .region = RegionId::main};
+  if (bucket.dtype == FSDP_FLOAT32) {
+    main = bucket.plane(PlaneKind::compute);
+    main.kind = PlaneKind::main, main.owned = extent, main.again = true;
+  } else {
+    main.offset = take(plan.region(RegionId::main), bytes_of(bucket.count(extent), FSDP_FLOAT32, "main weights"));
+  }
+  bucket.planes.push_back(main);
+  for (uint32_t s = 0; s < spec.states.size(); ++s) {
+    PlanePlan state{
+        .kind = PlaneKind::state, .index = s, .dtype = spec.states[s].dtype, .extent = extent, .owned = extent};
+    state.region = RegionId::optimizer;
+    state.offset =
+        take(plan.region(RegionId::optimizer), bytes_of(bucket.count(extent), state.dtype, "optimizer state"));
+    bucket.planes.push_back(state);
+  }
+}
+
+// What stays comes first in the rank's part of the arena of gradients, then the pool.
+void place_pools(const ModelSpec &spec, ModelPlan &plan) {
+  part_turns(plan);
+  plan.visits = build_visit_order(schedule_of(spec, plan));
+  plan_part("the pool of gathered weights",
+            [&] { plan.gather_pool = plan_pool(plan.visits.gathered, buffer_alignment); });
+  plan_part("the pool of full gradients", [&] { plan.grad_pool = plan_pool(plan.visits.grads, grad_alignment(spec)); });
+  plan.region(RegionId::gathered).bytes = plan.gather_pool.size_bytes;
+  place_gathered(spec, plan);
+  const uint64_t kept = plan.region(RegionId::kept_grads).bytes;
+  uint64_t part = kept;
+  const uint64_t pool = take(part, plan.grad_pool.size_bytes, full_grads, grad_alignment(spec)) - kept;
+  plan.region(RegionId::lent_grads).bytes = round_up(part, page_bytes, full_grads) - kept;
+  for (size_t g = 0; g < plan.groups.size(); ++g)
+    if (plan.groups[g].trainable && !plan.groups[g].persistent_grad)
+      place_full_grad(plan, plan.groups[g], checked_add(pool, plan.grad_pool.offsets[g], full_grads));
+}
+
+void size_scratch(const ModelSpec &spec, ModelPlan &plan) {
+  for (const RegionId id : {RegionId::whole_compute, RegionId::sharded_compute})
+    plan.region(id).bytes = round_up(plan.region(id).bytes, page_bytes, plan.region(id).what);
+  const auto norms_of = [&](uint64_t values_of_a_slot) {
+    const uint64_t values = checked_multiply(values_of_a_slot, spec.mesh.slots(), "norms");
+    const uint64_t bytes = checked_multiply(checked_add(plan.param_count, values, "norms"), sizeof(double), "norms");
+    return checked_add(norm_head_bytes, bytes, "norms");
+  };
+  plan.region(RegionId::norms).bytes = norms_of(norm_chunk);
+  plan.region(RegionId::device_norms).bytes = spec.host_memory ? 0 : round_up(norms_of(1), page_bytes, "norms");
+  plan.region(RegionId::steps).bytes = spec.host_memory ? 0 : count_step_kinds(spec) * adamw_step_bytes;
+  plan.region(RegionId::messages).bytes = spec.message_bytes;
+  plan.region(RegionId::device_messages).bytes = spec.device_team_bytes;
+  plan.region(RegionId::staging).bytes = spec.communicates() || spec.mesh.size() > 1 ? staging_chunk_bytes : 0;
+}
+
+}  // namespace fsdp::memory

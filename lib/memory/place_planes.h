@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gives every plane of a model its place in a region. Inside the memory room only.
+#pragma once
+
+#include <string>
+
+#include "base/error.h"
+#include "memory/model_plan.h"
+
+namespace fsdp::memory {
+
+// An error of the body says of what it is.
+template <class Body>
+void plan_part(const std::string &of, Body &&body) {
+  try {
+    body();
+  } catch (Error &error) {
+    error.message = format_text("{}: {}", of, error.message);
+    throw;
+  }
+}
+
+// The rows of the region table that a model of this kind has, without bytes.
+void name_regions(ModelPlan &plan);
+// Of one group whose buckets are made, in this order.
+void place_compute(const ModelSpec &spec, ModelPlan &plan, uint32_t group);
+void place_grads(const ModelSpec &spec, ModelPlan &plan, uint32_t group);
+void place_rounded(const ModelSpec &spec, ModelPlan &plan, uint32_t group);
+void place_optimizer_planes(const ModelSpec &spec, ModelPlan &plan, BucketPlan &bucket);
+// Of all groups, when they have their places: what takes turns.
+void place_pools(const ModelSpec &spec, ModelPlan &plan);
+// What no plane lies in: scratch, staging, messages.
+void size_scratch(const ModelSpec &spec, ModelPlan &plan);
+
+}  // namespace fsdp::memory

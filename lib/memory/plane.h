@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// The stored forms of a bucket's elements, and the memory they lie in: rows of two tables. Whoever allocates, accounts,
+// clears, registers, describes, updates, loads or compares walks these rows; what a row means is known to the planner
+// that adds it and to the calls that are about that kind.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "fsdp.h"
+#include "layout/flat_layout.h"
+#include "layout/mesh.h"
+
+namespace fsdp::memory {
+
+enum class PlaneKind : uint8_t {
+  compute,    // what the caller computes with, where this rank writes it; readers may see it there too
+  gathered,   // a copy of the whole compute weights, in the pool; index: the gather slot
+  main,       // fp32 weights that the optimizer works on
+  state,      // of the optimizer; index: in the order declared
+  grad,       // main grads
+  full_grad,  // a full gradient, for the caller to write
+  partial,    // inner sums that the outer axis has yet to add; index: the turn
+  rounded     // full gradients in their reduce dtype
+};
+inline constexpr size_t plane_kinds = 8;
+
+// Which elements: those of this rank's slot, of all slots of its inner rank, or of the full buffer.
+enum class Extent : uint8_t { shard, group, whole };
+
+enum class RegionId : uint8_t {
+  mapped_compute,   // whole buckets, each rank owning its slices of them: what a mapped unshard shows, or gathers pull
+  whole_compute,    // whole buckets on every rank, refreshed in place when weights are published
+  sharded_compute,  // slices alone, where peers cannot read them
+  local_compute,    // whole buckets that no peer reads
+  main,
+  optimizer,
+  grad,
+  kept_grads,  // main grads and full gradients that peers read and that stay for ever
+  lent_grads,  // the pool of full gradients, behind them in one arena
+  gathered,    // the pool of gathered weights
+  partial,
+  rounded,
+  norms,           // where ranks put what they measure of their gradients
+  device_norms,    // ... of a device, which the host does not wait for
+  steps,           // of a device: the numbers of a step that graphs read
+  staging,         // of parameters on their way in and out
+  messages,        // of ranks on the outer axis
+  device_messages  // ... and of those whose memory peers cannot read
+};
+inline constexpr size_t region_count = 18;
+
+// Who reads a region, and whose it is.
+enum class Reach : uint8_t {
+  own,    // private
+  parts,  // every rank's part is in one arena that the ranks of the inner axis read
+  common  // one arena, of which each rank writes its ranges
+};
+
+struct RegionPlan {
+  fsdp_role role = FSDP_ROLE_ALL;
+  const char *what = "";  // for messages
+  Reach reach = Reach::own;
+  bool on_host = false;     // in memory of the host also where the device's is another
+  bool by_comm = false;     // its transport allocates it
+  bool registered = false;  // collectives over memory of a device name it
+  uint64_t bytes = 0;       // of one rank; of a common region: of all
+  uint64_t own_bytes = 0;   // of a common one: what one rank writes
+
+  // What nobody writes of a common region is counted once, on rank 0.
+  uint64_t bytes_of(uint32_t rank, uint32_t ranks) const {
+    if (reach != Reach::common) return bytes;
+    return own_bytes + (rank == 0 ? bytes - own_bytes * ranks : 0);
+  }
+};
+
+struct PlanePlan {
+  PlaneKind kind = PlaneKind::compute;
+  uint32_t index = 0;
+  fsdp_dtype dtype = FSDP_FLOAT32;
+  Extent extent = Extent::whole;  // how it lies in memory
+  Extent owned = Extent::whole;   // what of it this rank writes
+  RegionId region = RegionId::local_compute;
+  bool again = false;   // another row has the same bytes
+  uint64_t offset = 0;  // of the first element, in this rank's part of the region, in bytes
+};
+
+// What of a tensor the extent covers on rank `rank` of the mesh.
+layout::Slice slice_of(const layout::FlatLayout &layout, uint64_t tensor, Extent extent, const layout::Mesh &mesh,
+                       uint32_t rank);
+
+}  // namespace fsdp::memory

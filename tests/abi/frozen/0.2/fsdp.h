@@ -1,0 +1,1275 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fsdp.h - fully sharded data parallel training as a library.
+ *
+ * The caller's framework does the math. libfsdp owns the memory of parameters, gradients and optimizer state,
+ * the communication, and the order of events, and it checks every call.
+ *
+ * The words (docs/glossary.md has all of them):
+ *   group      a PARAMETER group: the parameters that are gathered and reduced as one, say a transformer layer.
+ *              Not a process group and not an optimizer's group of hyper-parameters.
+ *   context    one rank's membership in the job. Everything hangs off it; nothing is global.
+ *   mesh       the ranks arranged as replicate x shard.
+ *   model      the ordered set of groups that train together.
+ *   full       a whole tensor.               shard       this rank's part of it.
+ *   compute weights  what the math reads, in the descriptor's dtype.
+ *   main weights, main grads  the fp32 shards that the optimizer owns.
+ *   unshard / reshard  make the full compute weights readable / give them back.
+ *   hold       one claim on an unsharded group, counted per phase.
+ *   update window  the time between fsdp_finish_grads and fsdp_publish_weights (or a step that publishes):
+ *              the only time when main weights may be written. A sealed model starts inside it.
+ *   publish    turn updated main weights into compute weights and raise their version.
+ *
+ * One training step, for every micro-batch and then once:
+ *
+ *   forward:   for each group   fsdp_unshard(g, FSDP_FORWARD) .. compute .. fsdp_reshard(g, FSDP_FORWARD)
+ *   backward:  for each group   fsdp_unshard(g, FSDP_BACKWARD) .. fsdp_acquire_grad per parameter .. compute ..
+ *              in reverse       fsdp_reshard(g, FSDP_BACKWARD), fsdp_reduce_grad(g, FSDP_LAST on the last micro-batch)
+ *   then       fsdp_finish_grads(model), fsdp_step_adamw(model)
+ *
+ * Rules that hold for every call, so that no docstring repeats them (docs/contracts/ has a page for each):
+ *   Errors     Every call returns fsdp_status; FSDP_OK is 0. fsdp_get_last_error tells exactly what was wrong.
+ *              On failure out-handles are set to NULL and other outputs are left untouched.
+ *   Options    A NULL options pointer means all defaults. In an options struct, struct_size is sizeof the struct and a
+ *              zero in any other field means the default. FSDP_X_OPTIONS_INIT is zero plus the size. Where a program
+ *              wants a zero that is not the default, there is a flag for it, FSDP_..._ZERO; the flag together with a
+ *              value is INVALID_ARGUMENT.
+ *   Flags      Unknown bits are INVALID_ARGUMENT. No flag has one of the lowest eight bits, where the values of enums
+ *              lie, and families of flags have bits of their own, so that what belongs to another argument is refused.
+ *   Arrays     of structs come with a stride, the bytes from one element to the next: sizeof the struct as the caller's
+ *              header has it, whatever the count. FSDP_ARRAY(array) writes pointer, count and stride of a C array.
+ *   Ranks      A rank or root that is passed, returned or told in a message is a rank of the job, never of a mesh.
+ *   Threads    One thread at a time inside a context; a second one gets FSDP_BUSY. Getters that say so, abort and
+ *              destroy may be called from any thread at any time.
+ *   Streams    fsdp_stream is a cudaStream_t on a CUDA device (NULL: the legacy default stream). On the host device it
+ *              must be NULL, which means the calling thread. See fsdp_device_kind.
+ *   Strings    UTF-8, copied in. Returned pointers belong to the object they came from and live as long as it does.
+ *   Numbers    The caller's floating-point modes (rounding, flushing of subnormals, traps) change no bit, and are kept.
+ *   Fork       A context does not survive fork(): calls in the child that do work return FSDP_INVALID_STATE.
+ *
+ * In the docstrings, "Collective: X" says that all ranks of X must make the call, in the same order; "Blocks" is one of
+ * no, local work, peers. "Window" says whether the call belongs inside or outside the update window.
+ */
+#ifndef FSDP_H
+#define FSDP_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define FSDP_VERSION_MAJOR 0
+#define FSDP_VERSION_MINOR 2
+#define FSDP_VERSION_PATCH 0
+
+#if defined(__GNUC__) || defined(__clang__)
+#define FSDP_API __attribute__((visibility("default")))
+#define FSDP_CHECKED __attribute__((warn_unused_result))
+#else
+#define FSDP_API
+#define FSDP_CHECKED
+#endif
+
+/* ---- handles ------------------------------------------------------------------------------------------------- */
+
+/* Numbers, not addresses: nothing can be read through them, and no bit of them is free. */
+typedef struct fsdp_context fsdp_context;
+typedef struct fsdp_mesh fsdp_mesh;
+typedef struct fsdp_model fsdp_model;
+typedef struct fsdp_group fsdp_group; /* belongs to its model and ends with it */
+
+/** The very type of cudaStream_t, without its header. */
+typedef struct CUstream_st *fsdp_stream;
+
+/* ---- status and errors --------------------------------------------------------------------------------------- */
+
+typedef int32_t fsdp_status;
+enum {
+  FSDP_OK = 0,
+  FSDP_INVALID_ARGUMENT = 1, /* a value that can never be right here */
+  FSDP_INVALID_HANDLE = 2,   /* NULL, of another type, of another context, or destroyed */
+  FSDP_INVALID_STATE = 3,    /* right call, wrong moment; the message names the call expected */
+  FSDP_UNSUPPORTED = 4,      /* this build, backend or release cannot do it */
+  FSDP_OUT_OF_MEMORY = 5,
+  FSDP_BUSY = 6,           /* another thread is inside this context */
+  FSDP_MISMATCH = 7,       /* ranks called or declared different things */
+  FSDP_PEER_FAILED = 8,    /* a rank died, left or aborted; the error names it */
+  FSDP_TIMEOUT = 9,        /* an operation outlasted its timeout_ms */
+  FSDP_ABORTED = 10,       /* fsdp_abort_context was called on this context */
+  FSDP_INTERRUPTED = 11,   /* the caller's interrupted hook asked to stop waiting */
+  FSDP_SYSTEM = 12,        /* the operating system or a backend failed; origin and origin_code say which */
+  FSDP_INTERNAL = 13       /* a bug in libfsdp: please report the message */
+};
+
+typedef int32_t fsdp_origin;
+enum { FSDP_ORIGIN_FSDP = 1, FSDP_ORIGIN_OS = 2, FSDP_ORIGIN_CUDA = 3, FSDP_ORIGIN_NCCL = 4, FSDP_ORIGIN_UCX = 5 };
+
+/** Detail of a failed call. Output only: set struct_size before the call. */
+typedef struct fsdp_error {
+  uint64_t struct_size;
+  fsdp_status status;
+  fsdp_origin origin;
+  int64_t origin_code;    /* errno, cudaError_t, ... of that origin; 0 if none */
+  int32_t rank;           /* the rank to blame, -1 if none; of ranks that differ, the lowest that differs from the first
+                             of its mesh */
+  int32_t context_failed; /* 1 if the context has failed for good and can only be destroyed */
+  char message[1024];     /* NUL-terminated; cut at the end if longer */
+} fsdp_error;
+#define FSDP_ERROR_INIT {sizeof(fsdp_error), 0, 0, 0, 0, 0, {0}}
+
+/**
+ * The detail of the last failing call: with a context, of that context (whichever thread made the call); with NULL, of
+ * the calling thread (any context, or none). status is FSDP_OK if there was none.
+ * Collective: no. Blocks: no. Threads: any. Errors: INVALID_ARGUMENT. Since 0.2.
+ */
+FSDP_API fsdp_status fsdp_get_last_error(const fsdp_context *context, fsdp_error *error);
+
+/**
+ * The message of the last failing call of the calling thread, on whichever context, or "". It lives until that thread's
+ * next failing call. Threads: any. Since 0.2.
+ */
+FSDP_API const char *fsdp_get_last_message(void);
+
+/** A short English name of a status, such as "FSDP_TIMEOUT"; static, never NULL. Threads: any. Since 0.2. */
+FSDP_API const char *fsdp_get_status_name(fsdp_status status);
+
+/** The library's version, "0.2.0"; static. Threads: any. Since 0.2. */
+FSDP_API const char *fsdp_get_version(void);
+
+/**
+ * What this build contains, as text lines of "key: value": version, backends, instruction set in use.
+ * buffer/size_bytes: see fsdp_describe_model. Threads: any. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_describe_build(char *buffer, uint64_t *size_bytes);
+
+/* ---- numbers ------------------------------------------------------------------------------------------------- */
+
+typedef int32_t fsdp_dtype;
+enum { FSDP_FLOAT32 = 1, FSDP_BFLOAT16 = 2, FSDP_FLOAT16 = 3 };
+
+/** Bytes of one element, 0 for an unknown dtype. Threads: any. Since 0.2. */
+FSDP_API uint64_t fsdp_get_dtype_size(fsdp_dtype dtype);
+
+/**
+ * Where a context keeps the memory of its models.
+ *
+ * On a CUDA device everything that a call names (weights, gradients, states) lies in the GPU's memory, and calls
+ * enqueue their work: fsdp_unshard makes the stream given wait for the weights and returns, fsdp_reduce_grad takes the
+ * gradients in that stream's order and returns. So far as docstrings say "Blocks: peers on the host device", they do
+ * not block here.
+ *   Streams      A call may name any stream of the device; what it enqueues comes after what earlier calls enqueued
+ *                that it needs, also on other streams. A stream named by fsdp_acquire_grad must live until
+ *                fsdp_reduce_grad. Ranks that are threads of one process and share a GPU each need streams of their
+ *                own: NULL, the legacy default stream, is one for all of them, and the work of one would wait behind
+ *                that of another which waits for it. Only calls that return values wait for the GPU:
+ *                fsdp_get_grad_norm, fsdp_clip_grads and fsdp_apply_grads where norm is not NULL, fsdp_get_last_norm,
+ *                fsdp_get_param_grad_norms, fsdp_check_grads, fsdp_check_replicas, fsdp_wait_stream, those that load
+ *                and read parameters and states, fsdp_discard_step, fsdp_begin_capture, and fsdp_prepare_replay with
+ *                64 under way. Ranks still meet on the host where a call says "Blocks: peers".
+ *   Gathers      are collective: the ranks of a shard axis must make the same fsdp_unshard, fsdp_reshard, fsdp_prefetch
+ *                and fsdp_reduce_grad calls in the same order. Calls that differ are MISMATCH at the latest at the end
+ *                of the step.
+ *   Unshard      always copies (FSDP_UNSHARD_COPIED), unless one rank has all: a GPU does not map the memory of others.
+ *   Pointers     given to fsdp_put_grad and fsdp_apply_grads must be readable by the GPU, those of fsdp_set_arena its
+ *                own memory; fsdp_load_param and fsdp_read_param take host or device memory.
+ */
+typedef int32_t fsdp_device_kind;
+enum { FSDP_DEVICE_HOST = 1, FSDP_DEVICE_CUDA = 2 };
+
+enum {
+  FSDP_TENSOR_READ_ONLY = 1u << 23 /* writing through data is an error, which a mapped view answers with SIGSEGV */
+};
+
+/**
+ * A view of memory that libfsdp owns, with what DLPack asks for (strides are those of C order). Output only: set
+ * struct_size before the call.
+ */
+typedef struct fsdp_tensor {
+  uint64_t struct_size;
+  void *data;               /* first element, contiguous in C order; NULL: there is no such tensor */
+  const uint64_t *shape;    /* dimension_count sizes, outermost first; lives as long as the model */
+  uint64_t element_count;
+  uint32_t dimension_count;
+  fsdp_dtype dtype;
+  uint32_t element_size;    /* bytes of an element */
+  uint32_t flags;           /* FSDP_TENSOR_* */
+  fsdp_device_kind device;
+  int32_t device_index;     /* of the GPU, as CUDA counts them; 0 on the host */
+} fsdp_tensor;
+#define FSDP_TENSOR_INIT {sizeof(fsdp_tensor), 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/** For the arguments "array, count, stride" of a C array. A pointer, which has no count, does not compile with GCC and
+ *  clang. */
+#define FSDP_ARRAY(array) (array), sizeof(array) / sizeof *(array) + FSDP_NO_POINTER(array), sizeof *(array)
+#if defined(__cplusplus) && (defined(__GNUC__) || defined(__clang__))
+#define FSDP_NO_POINTER(array) (0 * sizeof(char[__is_same(__typeof__(array), __typeof__(&*(array))) ? -1 : 1]))
+#elif defined(__GNUC__) || defined(__clang__)
+#define FSDP_NO_POINTER(array) \
+  (0 * sizeof(char[__builtin_types_compatible_p(__typeof__(array), __typeof__(&*(array))) ? -1 : 1]))
+#else
+#define FSDP_NO_POINTER(array) 0
+#endif
+
+/* ---- context ------------------------------------------------------------------------------------------------- */
+
+typedef int32_t fsdp_log_level;
+enum { FSDP_LOG_ERROR = 1, FSDP_LOG_WARNING = 2, FSDP_LOG_INFO = 3, FSDP_LOG_DEBUG = 4 };
+
+/** Returns non-zero to give up the wait. Runs on the thread that waits, about every 20 ms. It must return: no
+ *  exception or longjmp may leave it, and it may not call libfsdp on this context but for what any thread may call. */
+typedef int32_t (*fsdp_interrupted_hook)(void *user_data);
+/** Runs on the caller's thread only: lines of library threads are handed over in the caller's next call. While the job
+ *  forms, rank 0 is told at FSDP_LOG_WARNING, at once, whom it refused and why. A hook must return: no exception or
+ *  longjmp may leave it. */
+typedef void (*fsdp_log_hook)(void *user_data, fsdp_log_level level, const char *message);
+
+enum {
+  /** Catch use after reshard, and writes into a gradient after fsdp_reduce_grad (docs/contracts/memory.md): released
+   *  views show NaN or fault, on the host device from the call's return on. Nothing is gathered ahead, and more memory
+   *  is used. All ranks alike. */
+  FSDP_CONTEXT_DEBUG = 1u << 8,
+  /** Do the library's gather and reduce work on the calling thread, in call order. Same bits, easier to debug; calls
+   *  that do not block otherwise then wait for peers. */
+  FSDP_CONTEXT_NO_OVERLAP = 1u << 9,
+  /** Keep a timeline of calls, waits and collectives for fsdp_write_trace, and give them to NVTX tools as ranges. */
+  FSDP_CONTEXT_TRACE = 1u << 10
+};
+
+/** How ranks exchange what lies in the memory of GPUs. */
+typedef int32_t fsdp_device_transport;
+enum {
+  FSDP_TRANSPORT_NCCL = 1,   /* libnccl.so.2, opened at run time; each rank needs a GPU of its own before NCCL 2.30.3 */
+  FSDP_TRANSPORT_STAGING = 2 /* through pinned memory of the host, summed there: the bits of the host device; ranks may
+                                share a GPU */
+};
+
+/** For fsdp_context_options.device_index: GPU `index` as CUDA counts them. */
+#define FSDP_DEVICE_INDEX(index) ((index) + 1)
+
+typedef struct fsdp_context_options {
+  uint64_t struct_size;
+  /* who and where */
+  uint32_t flags;          /* FSDP_CONTEXT_*; FSDP_DEBUG=1 in the environment adds FSDP_CONTEXT_DEBUG */
+  uint32_t world_size;     /* 0: from the launcher's variables; else rank and rendezvous count */
+  uint32_t rank;           /* counts only with world_size */
+  uint32_t ranks_per_host; /* so many neighbouring ranks count as a host: for plans, and to try on one host what runs on
+                              several; 0: as it is */
+  const char *rendezvous;  /* counts only with world_size: where the ranks of the job meet: a name (ranks of one host),
+                              tcp://HOST:PORT or file:///DIRECTORY; NULL: FSDP_RENDEZVOUS, else the launcher's */
+  /* the device */
+  fsdp_device_kind device; /* 0: FSDP_DEVICE_HOST */
+  int32_t device_index;    /* counts only with FSDP_DEVICE_CUDA: FSDP_DEVICE_INDEX(i) for GPU i; 0: the calling thread's
+                              current one */
+  fsdp_device_transport device_transport; /* counts only with FSDP_DEVICE_CUDA; 0: NCCL where it can serve the ranks,
+                                             else staging */
+  /* waits */
+  uint32_t timeout_ms;     /* longest wait for peers in one operation; 0: FSDP_TIMEOUT of the environment, in seconds,
+                              else 300,000 */
+  uint32_t heartbeat_timeout_ms; /* a rank or host that is silent for so long counts as lost; at least 1,000; 0:
+                                    8,000 */
+  fsdp_log_level log_level; /* 0: FSDP_LOG of the environment, else FSDP_LOG_WARNING */
+  const int32_t *interrupted_flag;   /* read atomically while a call waits: not 0 gives the wait up, as the hook does;
+                                        must outlive the context; NULL: none */
+  fsdp_interrupted_hook interrupted; /* NULL: none */
+  void *interrupted_data;
+  /* what is told and kept */
+  fsdp_log_hook log;       /* NULL: none, or standard error if FSDP_LOG is set */
+  void *log_data;
+  const char *trace_directory;  /* trace-RANK.json is written into it when the context is destroyed, and a trace is kept
+                                   for it; NULL: FSDP_TRACE of the environment, else nowhere */
+  uint64_t trace_events;   /* counts only where a trace is kept: how many events, of 64 bytes; 0: 65,536 */
+  const char *flight_directory; /* flight-RANK.json is written into it if the context fails (an earlier one becomes
+                                   flight-RANK.json.1, and so on); NULL: FSDP_FLIGHT_DIRECTORY, else nowhere */
+  uint32_t flight_events;  /* recent calls and collectives that the flight recorder keeps, of 64 bytes; 0: 1,024 */
+  /* to shake out errors */
+  uint32_t debug_delay_us; /* longest random delay put before every piece of library work, to shake out races; 0:
+                              none */
+  uint64_t debug_delay_seed;
+  uint64_t debug_failed_allocation; /* make the n-th allocation of memory roles fail, n from 1; 0: none */
+} fsdp_context_options;
+#define FSDP_CONTEXT_OPTIONS_INIT \
+  {sizeof(fsdp_context_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/**
+ * Join the job. Without a world_size in the options the launcher's variables decide, the first of these that are set:
+ *   torchrun, fsdp-run  RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, with LOCAL_RANK and LOCAL_WORLD_SIZE; the port is
+ *                       MASTER_PORT + 1 where TORCHELASTIC_USE_AGENT_STORE is True, since torch's store has the other
+ *   Open MPI            OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
+ *   Slurm               SLURM_PROCID and SLURM_STEP_ID, with SLURM_NTASKS, SLURM_LOCALID, SLURM_JOB_ID
+ *   MPICH (Hydra)       PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
+ * None of them set: a world of one. Some variables of a launcher without the others: INVALID_ARGUMENT, and the message
+ * names what is missing. FSDP_RENDEZVOUS (as rendezvous in the options) says where to meet instead of MASTER_ADDR and
+ * MASTER_PORT; ranks of several hosts need it under Open MPI and MPICH, which give no address. Ranks with different
+ * FSDP_RESTART_COUNT (fsdp-run --max-restarts) do not meet. The log line at FSDP_LOG_INFO says what was used.
+ *
+ * Ranks that the launcher says are all on one host meet on a unix socket: same user, and the same job secret if
+ * FSDP_JOB_SECRET or FSDP_JOB_SECRET_FILE is set (a regular file of 1 to 4,096 bytes of the user's or root's, which
+ * nobody else may read). Otherwise they meet by TCP: rank 0 listens at the rendezvous until all have come, both ends of
+ * a connection prove the job secret before anything else is read, and without a secret only loopback addresses are
+ * served. At most 16,384 ranks, 1,024 on one host. See docs/guides/launchers.md.
+ * Collective: the job. Blocks: peers. Threads: any. Since 0.2.
+ * Errors: INVALID_ARGUMENT, TIMEOUT, PEER_FAILED, SYSTEM, OUT_OF_MEMORY, UNSUPPORTED (several hosts without UCX, or
+ * with UCX over TCP where FSDP_UCX_TCP=trusted is not set on every rank: whoever reaches its port can write the memory
+ * of that process).
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_create_context(const fsdp_context_options *options, fsdp_context **context);
+
+/**
+ * Make world_size contexts in this process, one for each thread that will act as a rank. contexts is an array of
+ * world_size, which is at most 1,024. Each context is then used by one thread at a time, and collective calls must be
+ * made from different threads. world_size and rank in the options are ignored. On failure all entries are NULL, but
+ * where world_size is beyond 16,384: then none is touched.
+ * Collective: no. Blocks: local work. Threads: any. Errors: INVALID_ARGUMENT, SYSTEM, OUT_OF_MEMORY. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_create_local_contexts(uint32_t world_size, const fsdp_context_options *options,
+                                                            fsdp_context **contexts);
+
+/**
+ * Make a context that only plans: rank `rank` of an imagined world. Meshes, models and groups are declared and sealed
+ * by the very calls of a real run, but nothing is allocated and nobody is contacted; fsdp_get_role_bytes (but see
+ * there), fsdp_get_model_info, fsdp_get_chunk and fsdp_describe_model answer as they would in that run, to the byte.
+ * Calls that would touch data return INVALID_STATE. Good for a job of 16,384 ranks, which is the most, on a laptop.
+ * Collective: no. Blocks: no. Threads: any. Errors: INVALID_ARGUMENT. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_create_plan_context(uint32_t world_size, uint32_t rank,
+                                                          const fsdp_context_options *options, fsdp_context **context);
+
+/**
+ * Leave the job in good order: waits until every rank has called it. Destroy the context afterwards, also on failure.
+ * Collective: the job. Blocks: peers. Errors: INVALID_STATE (a model has unfinished work), PEER_FAILED, TIMEOUT. Since
+ * 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_close_context(fsdp_context *context);
+
+/**
+ * Fail the context for good and wake its waiting calls, here and on the other ranks of the job. Sets a flag and
+ * returns. reason may be NULL. Collective: no. Blocks: no. Threads: any, also while another call runs. Since 0.2.
+ */
+FSDP_API fsdp_status fsdp_abort_context(fsdp_context *context, const char *reason);
+
+/**
+ * Give the handle back. Never waits for peers; models and meshes of the context become invalid to use but must still
+ * be destroyed, in any order. NULL is allowed. A rank that leaves without fsdp_close_context looks failed to peers
+ * that wait for it. Collective: no. Blocks: local work. Threads: any, also while another call runs. Since 0.2.
+ */
+FSDP_API void fsdp_destroy_context(fsdp_context *context);
+
+/** This context's rank, from 0. Threads: any. Since 0.2. */
+FSDP_API fsdp_status fsdp_get_rank(const fsdp_context *context, uint32_t *rank);
+/** The number of ranks of the job. Threads: any. Since 0.2. */
+FSDP_API fsdp_status fsdp_get_world_size(const fsdp_context *context, uint32_t *world_size);
+/** The error that failed the context for good, or status FSDP_OK. Threads: any. Since 0.2. */
+FSDP_API fsdp_status fsdp_get_context_error(const fsdp_context *context, fsdp_error *error);
+/**
+ * The ranks that the error of fsdp_get_context_error blames, ascending: all that died at the same time, stopped, or did
+ * not come in time; fsdp_error.rank is one of them. *rank_count: in, the room in ranks; out, how many they are. 0 if
+ * the context has not failed or nobody is to blame (a network that is cut, a wait that was interrupted). With ranks
+ * NULL only the number is given.
+ * Collective: no. Blocks: no. Threads: any, also while another call runs.
+ * Errors: INVALID_ARGUMENT (too little room: *rank_count says what is needed, and nothing else is written). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_get_failed_ranks(const fsdp_context *context, uint32_t *ranks,
+                                                 uint64_t *rank_count);
+
+typedef int32_t fsdp_value_op;
+enum {
+  FSDP_VALUE_SUM = 1,
+  FSDP_VALUE_MIN = 2,
+  FSDP_VALUE_MAX = 3,
+  FSDP_VALUE_MEAN = 4 /* the sum divided by the number of ranks */
+};
+
+/**
+ * Reduce a few doubles (at most 512) over the ranks of a mesh, in its order, or with NULL over all ranks of the job, in
+ * rank order, in place: say, the global loss. A value that is NaN on any rank is NaN in the end.
+ * Collective: the mesh, or the job. Blocks: peers. Errors: INVALID_ARGUMENT, MISMATCH (counts or ops differ),
+ * PEER_FAILED, TIMEOUT. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_all_reduce_values(fsdp_context *context, const fsdp_mesh *mesh, double *values,
+                                                        uint64_t value_count, fsdp_value_op op);
+
+/**
+ * Wait until all that the stream was given before this call is done: the program's work and the library's. Like
+ * cudaStreamSynchronize, but it ends: after a time, when the interrupted hook or flag says so, and when the context
+ * fails, with that failure. timeout_ms is the caller's own limit: TIMEOUT then ends this call alone, since a long
+ * kernel is nobody's failure. 0: the context's timeout_ms, whose TIMEOUT fails the context as in every other wait. On
+ * the host, where stream must be NULL, it returns at once. It makes and ends a CUDA event.
+ * Collective: no. Blocks: the GPU, and so the peers that its work waits for. Stream: any of the context's GPU that is
+ * not being captured. Errors: INVALID_ARGUMENT (host device: stream is not NULL), INVALID_STATE (a planning context, a
+ * capture), TIMEOUT, INTERRUPTED, PEER_FAILED, SYSTEM. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_wait_stream(fsdp_context *context, fsdp_stream stream, uint32_t timeout_ms);
+
+/* ---- mesh ---------------------------------------------------------------------------------------------------- */
+
+typedef struct fsdp_mesh_options {
+  uint64_t struct_size;
+  uint32_t replicate_size; /* 0: 1 */
+  uint32_t shard_size;     /* 0: ranks / replicate_size */
+  const uint32_t *ranks;   /* the ranks of the mesh in its order; NULL: the world */
+  uint32_t rank_count;     /* of ranks; 0 without */
+  uint32_t reduction_block_size; /* 0: see below */
+} fsdp_mesh_options;
+#define FSDP_MESH_OPTIONS_INIT {sizeof(fsdp_mesh_options), 0, 0, 0, 0, 0}
+
+/**
+ * Arrange ranks as replicate x shard; rank r of the mesh is replica r / shard_size, shard r % shard_size. With a list
+ * of ranks every rank of it passes the same list, and a rank may be in several meshes (say, one for dense and one for
+ * expert parameters).
+ *
+ * Replicas are joined by sums of gradients alone (HSDP; see fsdp_outer_strategy): they may be on different hosts, while
+ * each one's shard axis shares a host. A mesh of one replica may lie on several hosts, with the same number of
+ * neighbouring ranks on each: every host then keeps one copy of the compute weights, which are gathered over hosts once
+ * a step, and everything else is sharded over all ranks.
+ *
+ * Gradients of the shard axis are added in rank order. With reduction_block_size B, a divisor of shard_size, ranks [0,
+ * B) are added and scaled, then [B, 2 B), ...; then the blocks' sums in order. An axis over hosts is added so, a host
+ * being a block; an axis on one host that declares the same blocks gets the same bits. Over hosts B must be the ranks
+ * of a host, or 0; any other B is UNSUPPORTED.
+ *
+ * Collective: the ranks of the mesh. Blocks: no.
+ * Errors: INVALID_ARGUMENT (sizes do not multiply to the ranks), UNSUPPORTED (hosts cut an axis unevenly). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_create_mesh(fsdp_context *context, const fsdp_mesh_options *options,
+                                                  fsdp_mesh **mesh);
+/** Give the handle back; models made from it keep what they need. NULL is allowed. Threads: any. Since 0.2. */
+FSDP_API void fsdp_destroy_mesh(fsdp_mesh *mesh);
+
+/* ---- model --------------------------------------------------------------------------------------------------- */
+
+typedef int32_t fsdp_strategy;
+enum {
+  FSDP_STRATEGY_NO_SHARD = 1,           /* DDP: everything whole on every rank */
+  FSDP_STRATEGY_OPTIM = 2,              /* ZeRO-1: optimizer state and main weights sharded; one delayed reduce a
+                                           step */
+  FSDP_STRATEGY_OPTIM_GRADS = 3,        /* ZeRO-2: and main grads */
+  FSDP_STRATEGY_OPTIM_GRADS_PARAMS = 4  /* ZeRO-3, FSDP: and compute weights */
+};
+
+typedef int32_t fsdp_grad_op;
+enum {
+  FSDP_GRAD_OP_MEAN = 1,  /* (1 / data-parallel ranks) times the sum */
+  FSDP_GRAD_OP_SUM = 2,
+  FSDP_GRAD_OP_FACTOR = 3 /* grad_factor times the sum */
+};
+
+typedef int32_t fsdp_unshard_mode;
+enum {
+  FSDP_UNSHARD_MAPPED = 1, /* full weights are a read-only mapping of every rank's shard: no bytes move, one copy a
+                              node */
+  FSDP_UNSHARD_COPIED = 2  /* full weights are copied into private buffers of a pool */
+};
+
+typedef int32_t fsdp_reduce_policy;
+enum {
+  FSDP_REDUCE_POLICY_EACH = 1, /* every contribution is reduced and added to the main grads */
+  FSDP_REDUCE_POLICY_LAST = 2  /* contributions add up in a full local buffer; the last one is reduced (no_sync) */
+};
+
+/** What replicas divide among them. */
+typedef int32_t fsdp_outer_strategy;
+enum {
+  FSDP_OUTER_NO_SHARD = 1, /* HSDP: nothing; one all-reduce over replicas per group and step */
+  FSDP_OUTER_OPTIM = 2     /* HFSDP: main weights and optimizer state; one reduce-scatter per group and step, one gather
+                              at publish */
+};
+
+typedef int32_t fsdp_optimizer;
+enum {
+  FSDP_OPTIMIZER_ADAMW = 1, /* fp32 states "exp_avg" and "exp_avg_sq", for fsdp_step_adamw */
+  FSDP_OPTIMIZER_CALLER = 2 /* the caller's own, with states from fsdp_add_optimizer_state */
+};
+
+enum {
+  FSDP_MODEL_NO_PREFETCH = 1u << 11,       /* nothing is gathered ahead but by fsdp_prefetch */
+  FSDP_MODEL_FORCE_COMMUNICATION = 1u << 12 /* run the collectives also in a world of one, for tests */
+};
+
+typedef struct fsdp_model_options {
+  uint64_t struct_size;
+  const fsdp_mesh *mesh;           /* NULL: 1 x world */
+  /* what is sharded, and what travels */
+  uint32_t flags;                  /* FSDP_MODEL_* */
+  fsdp_strategy strategy;          /* 0: FSDP_STRATEGY_OPTIM_GRADS_PARAMS */
+  fsdp_outer_strategy outer_strategy; /* 0: FSDP_OUTER_NO_SHARD; the other one needs a mesh with replicas */
+  fsdp_unshard_mode unshard_mode;  /* 0: FSDP_UNSHARD_MAPPED; FSDP_UNSHARD_COPIED with FSDP_CONTEXT_DEBUG, and on a CUDA
+                                      device, which has no other */
+  /* gradients */
+  fsdp_dtype grad_dtype;           /* of full gradients; 0: the parameter's dtype */
+  fsdp_dtype reduce_dtype;         /* what gradients are rounded to before they are summed in fp32; 0: grad_dtype */
+  fsdp_grad_op grad_op;            /* 0: FSDP_GRAD_OP_MEAN */
+  fsdp_reduce_policy reduce_policy; /* 0: EACH; FSDP_STRATEGY_OPTIM is always LAST, FSDP_STRATEGY_NO_SHARD defaults to
+                                       LAST */
+  double grad_factor;              /* counts only with FSDP_GRAD_OP_FACTOR, where it is finite and not 0 */
+  /* optimizer, and what is in use at once */
+  fsdp_optimizer optimizer;        /* 0: FSDP_OPTIMIZER_ADAMW */
+  uint32_t max_pending_groups;     /* transient full gradient buffers alive at once, besides one for each
+                                      FSDP_GROUP_ROOT; 0: 2 */
+  uint32_t prefetch_depth;         /* groups that there is room for ahead; 0: 1, with FSDP_MODEL_NO_PREFETCH none */
+  uint32_t reserved;               /* 0 */
+  uint64_t prefetch_bytes;         /* do not prefetch beyond so many gathered bytes ahead; 0: no limit */
+} fsdp_model_options;
+#define FSDP_MODEL_OPTIONS_INIT {sizeof(fsdp_model_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/**
+ * An empty model. Collective: the mesh. Blocks: no. Memory: none until the seal.
+ * Errors: INVALID_ARGUMENT, INVALID_HANDLE, UNSUPPORTED. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_create_model(fsdp_context *context, const fsdp_model_options *options,
+                                                   fsdp_model **model);
+
+/**
+ * Give the handle back, with its groups and memory. NULL is allowed. Never waits for peers; peers that are in a
+ * collective of this model, or enter one, get TIMEOUT naming this rank unless they destroy theirs too. Threads: any.
+ * Since 0.2.
+ */
+FSDP_API void fsdp_destroy_model(fsdp_model *model);
+
+typedef int32_t fsdp_phase;
+enum {
+  FSDP_FORWARD = 1,
+  FSDP_BACKWARD = 2,
+  FSDP_RECOMPUTE = 3, /* a forward pass run again inside backward (activation checkpointing) */
+  FSDP_EVAL = 4       /* a forward pass without backward, between steps */
+};
+
+typedef int32_t fsdp_schedule_kind;
+enum {
+  FSDP_SCHEDULE_SEQUENTIAL = 1,  /* groups in declared order forward, reversed backward; one address per group for
+                                    ever */
+  FSDP_SCHEDULE_INTERLEAVED = 2, /* 1F1B: a forward and a backward pass run at once; one address per (group,
+                                    direction) */
+  FSDP_SCHEDULE_VISITS = 3       /* the list of visits below */
+};
+
+/** One stop of an explicit schedule: group_index counts groups in the order of their creation. May grow: it comes with
+ *  a stride. */
+typedef struct fsdp_visit {
+  uint32_t group_index;
+  fsdp_phase phase; /* FSDP_FORWARD or FSDP_BACKWARD */
+} fsdp_visit;
+
+typedef struct fsdp_schedule_options {
+  uint64_t struct_size;
+  const fsdp_visit *visits; /* counts only with FSDP_SCHEDULE_VISITS; every trainable group needs a BACKWARD visit */
+  uint64_t visit_count;
+  uint64_t visit_stride;    /* counts with visits: sizeof(fsdp_visit) */
+} fsdp_schedule_options;
+#define FSDP_SCHEDULE_OPTIONS_INIT {sizeof(fsdp_schedule_options), 0, 0, 0}
+
+/**
+ * The order in which groups will be visited. It decides prefetch and plans the buffers; the default is SEQUENTIAL.
+ * A training step may deviate from it: an unused prefetch is dropped, and a hold that does not fit is an error that
+ * names both groups. Collective: the mesh. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (sealed). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_set_schedule(fsdp_model *model, fsdp_schedule_kind kind,
+                                                   const fsdp_schedule_options *options);
+
+/**
+ * Add a named state tensor for the caller's own optimizer: as long as each main weight shard, zeroed at the seal.
+ * The model must have FSDP_OPTIMIZER_CALLER. Collective: the mesh. Blocks: no.
+ * Errors: INVALID_ARGUMENT (name taken or not UTF-8 of 1-63 bytes), INVALID_STATE. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_add_optimizer_state(fsdp_model *model, const char *name, fsdp_dtype dtype);
+
+typedef int32_t fsdp_role;
+enum {
+  FSDP_ROLE_ALL = 0,       /* the sum, where bytes are asked for */
+  FSDP_ROLE_COMPUTE = 1,   /* compute weights at rest (this rank's part; whole where the strategy keeps them whole) */
+  FSDP_ROLE_MAIN = 2,      /* fp32 main weights; 0 bytes where the compute weights are fp32, which are then the same */
+  FSDP_ROLE_GRAD = 3,      /* fp32 main grads; where they are reduced once a step, full gradients in grad_dtype too */
+  FSDP_ROLE_OPTIMIZER = 4, /* optimizer state */
+  FSDP_ROLE_GATHER = 5,    /* pool of gathered full weights; 0 when mapped */
+  FSDP_ROLE_REDUCE = 6,    /* pool of full gradients */
+  FSDP_ROLE_STAGING = 7    /* scratch for norms, and a small buffer for exchanges with peers */
+};
+
+/**
+ * Hand in the memory of a role, aligned to 4096 bytes and at least as large as fsdp_get_role_bytes of a planning
+ * context says. Only roles that peers do not read can be handed in: MAIN, OPTIMIZER, GATHER, and GRAD where no group is
+ * NO_SHARD or reduced once a step. Others are UNSUPPORTED. On a CUDA device it must be memory of that device. The
+ * memory must outlive the model. Collective: no. Blocks: no.
+ * Errors: INVALID_ARGUMENT, INVALID_STATE (sealed), UNSUPPORTED. A size too small is found by the seal. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_set_arena(fsdp_model *model, fsdp_role role, void *data, uint64_t size_bytes);
+
+/**
+ * All that fsdp_seal_model would refuse of what was declared on this rank, as text, one violation a line; empty if
+ * nothing. Sizes and arenas are looked at once groups and visits are right. What only shows when ranks are compared, or
+ * memory is allocated, is not in it. buffer/size_bytes: see fsdp_describe_model.
+ * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (too small; *size_bytes is set), INVALID_STATE (sealed). Since
+ * 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_check_model(const fsdp_model *model, char *buffer, uint64_t *size_bytes);
+
+/**
+ * Fix the layout, plan and allocate all memory, and compare what every rank declared (names, order, shapes, dtypes,
+ * flags, policy, layout hash). A model needs a group, though not one with parameters. The first difference is reported
+ * on every rank with both ranks' values. Afterwards the model is in its update window: load parameters, then
+ * fsdp_publish_weights.
+ * Collective: the mesh. Blocks: peers. Memory: all that the model will ever use.
+ * Errors: MISMATCH, INVALID_STATE, INVALID_ARGUMENT (also: a size beyond 64 bits), UNSUPPORTED, OUT_OF_MEMORY (also,
+ * with nothing allocated: ranks that share a memory cgroup need more than it has free), PEER_FAILED, TIMEOUT; what
+ * fails one rank fails all of them with its status. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_seal_model(fsdp_model *model);
+
+/**
+ * The bytes of a role, or of FSDP_ROLE_ALL, that a rank of a sealed model's mesh holds: what the plan says, for any
+ * rank. With a planning context on a GPU whose options name no transport, STAGING is the most that the seal may choose.
+ * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_get_role_bytes(const fsdp_model *model, fsdp_role role, uint32_t rank,
+                                                 uint64_t *bytes);
+
+/**
+ * The bytes of a role, or of FSDP_ROLE_ALL, that this rank has allocated, as the allocator counted them: those of
+ * fsdp_get_role_bytes. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, or only
+ * planned). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_get_allocated_bytes(const fsdp_model *model, fsdp_role role, uint64_t *bytes);
+
+/** What a sealed model consists of, the same on every rank. Output only: set struct_size before the call. */
+typedef struct fsdp_model_info {
+  uint64_t struct_size;
+  uint64_t group_count;
+  uint64_t param_count;              /* descriptors of all groups */
+  uint64_t element_count;            /* of all of them, without padding, whole */
+  uint64_t padding_count;            /* elements of padding, whole */
+  uint64_t gather_pool_bytes;        /* the pools, and the bytes alive at the schedule's peak: no pool can be smaller */
+  uint64_t gather_lower_bound_bytes;
+  uint64_t reduce_pool_bytes;
+  uint64_t reduce_lower_bound_bytes;
+  uint64_t layout_hash;
+} fsdp_model_info;
+#define FSDP_MODEL_INFO_INIT {sizeof(fsdp_model_info), 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/** Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_get_model_info(const fsdp_model *model, fsdp_model_info *info);
+
+/** Counters of one rank's model since its seal. Output only: set struct_size before the call. */
+typedef struct fsdp_stats {
+  uint64_t struct_size;
+  /* weights */
+  uint64_t version;             /* of the published weights, from 1; 0: none yet */
+  uint64_t step;                /* AdamW steps taken */
+  /* gathers */
+  uint64_t gathers;             /* transitions to gathered; without all_gathers: those that moved no bytes */
+  uint64_t all_gathers;         /* collectives that moved bytes */
+  uint64_t gathered_bytes;      /* that they copied on this rank */
+  uint64_t gathered_groups;     /* now */
+  uint64_t peak_gathered_groups;
+  uint64_t prefetches;          /* gathers started ahead */
+  uint64_t dropped_prefetches;  /* of these, given back unused */
+  /* reduces */
+  uint64_t reduces;             /* contributions reduced */
+  uint64_t reduced_bytes;       /* bytes of full gradients, of all ranks, that they read on this rank */
+  uint64_t reduce_scatters;     /* collectives, and bytes that they read on this rank */
+  uint64_t reduce_scatter_bytes;
+  uint64_t all_reduces;
+  uint64_t all_reduce_bytes;    /* both halves: the sum's and the gather's */
+  uint64_t pending_grad_groups; /* full transient gradient buffers now in use */
+  uint64_t peak_pending_grad_groups;
+  /* collectives over the outer axis (replicas, or hosts of a shard axis), not counted above */
+  uint64_t outer_all_gathers;
+  uint64_t outer_reduce_scatters;
+  uint64_t outer_all_reduces;
+  uint64_t outer_sent_bytes;    /* that this rank has sent in them */
+  /* the caller's time spent waiting: exposed communication */
+  uint64_t wait_ns;             /* the sum of the next three */
+  uint64_t gather_wait_ns;      /* for copies of weights */
+  uint64_t reduce_wait_ns;      /* for reduces to end, or for a gradient buffer to be free */
+  uint64_t peer_wait_ns;        /* for peers to publish, to end the step, to exchange norms and parameters */
+  /* the last end of a step whose waits the ranks have told each other, in the meeting after it */
+  uint64_t last_rank_lag_ns;    /* how long the rank that waited longest has waited beyond the one that waited least */
+  int32_t last_rank;            /* the one that waited least: all others have waited for it; -1: none yet, or a mesh of
+                                   one */
+  uint32_t reserved;            /* 0 */
+  /* memory */
+  uint64_t allocations;         /* of memory for roles, shared or not, by all models of the context since it began */
+} fsdp_stats;
+#define FSDP_STATS_INIT \
+  {sizeof(fsdp_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/** Counters since the seal. Collective: no. Blocks: no. Errors: INVALID_STATE (not sealed). Since 0.2. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_get_stats(const fsdp_model *model, fsdp_stats *stats);
+
+/**
+ * The layout of a sealed model as JSON: groups, buckets, parameters with offsets, padding, pool slots, hash.
+ * *size_bytes is the buffer's size on entry and the size needed (with the final NUL) on return; buffer may be NULL to
+ * ask.
+ * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (too small; *size_bytes is set), INVALID_STATE. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_describe_model(const fsdp_model *model, char *buffer, uint64_t *size_bytes);
+
+/* ---- group --------------------------------------------------------------------------------------------------- */
+
+typedef int32_t fsdp_granule;
+enum {
+  FSDP_GRANULE_ROW = 1,    /* rank boundaries may fall between rows (a row: all dimensions but the first) */
+  FSDP_GRANULE_BLOCK = 2,  /* ... between blocks of granule_rows rows (quantized parameters: 32 or 128) */
+  FSDP_GRANULE_TENSOR = 3  /* the tensor stays whole on one rank (matrix optimizers) */
+};
+
+enum {
+  FSDP_PARAM_FROZEN = 1u << 13,   /* no gradient, no optimizer state */
+  FSDP_PARAM_NO_DECAY = 1u << 14, /* no weight decay in fsdp_step_adamw */
+  FSDP_PARAM_LR_ZERO = 1u << 15   /* lr_scale is 0: the optimizer leaves the weights alone, but keeps its states */
+};
+
+typedef struct fsdp_param {
+  uint64_t struct_size;
+  const char *name;        /* unique in the model, 1-255 bytes */
+  const uint64_t *shape;   /* dimension_count sizes of 1 or more, C order; copied */
+  uint32_t dimension_count; /* at most 16; 0: a scalar */
+  fsdp_dtype dtype;        /* of the compute weights; 0: FSDP_FLOAT32 */
+  uint32_t flags;          /* FSDP_PARAM_* */
+  fsdp_granule granule;    /* 0: FSDP_GRANULE_ROW */
+  uint64_t granule_rows;   /* counts only with FSDP_GRANULE_BLOCK */
+  double lr_scale;         /* 0: 1 (see FSDP_PARAM_LR_ZERO) */
+  void *user_data;         /* kept and returned by fsdp_get_param_info; never read */
+} fsdp_param;
+#define FSDP_PARAM_INIT {sizeof(fsdp_param), 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+#ifndef __cplusplus
+/** In C, a shape as the two fields "shape, dimension_count" of fsdp_param: FSDP_SHAPE(3 * c, c). */
+#define FSDP_SHAPE(...) \
+  (const uint64_t[]){__VA_ARGS__}, (uint32_t)(sizeof((const uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t))
+/** In C, a descriptor: FSDP_PARAM("qkv", 3 * c, c) in fp32, FSDP_PARAM_OF(FSDP_BFLOAT16, FSDP_PARAM_NO_DECAY, "bias",
+ *  c). */
+#define FSDP_PARAM(name, ...) FSDP_PARAM_OF(FSDP_FLOAT32, 0, name, __VA_ARGS__)
+#define FSDP_PARAM_OF(dtype, flags, name, ...) \
+  (fsdp_param) { sizeof(fsdp_param), (name), FSDP_SHAPE(__VA_ARGS__), (dtype), (flags), 0, 0, 0, 0 }
+#endif
+
+enum {
+  FSDP_GROUP_RESIDENT = 1u << 16, /* stays gathered from its forward to its backward visit; not with INTERLEAVED */
+  FSDP_GROUP_ROOT = 1u << 22      /* visited first and last in each direction, as tied embeddings are; only with
+                                     SEQUENTIAL */
+};
+
+typedef struct fsdp_group_options {
+  uint64_t struct_size;
+  uint32_t flags;          /* FSDP_GROUP_* */
+  fsdp_strategy strategy;  /* 0: the model's */
+  fsdp_dtype grad_dtype;   /* 0: the model's */
+  fsdp_dtype reduce_dtype; /* 0: the model's */
+} fsdp_group_options;
+#define FSDP_GROUP_OPTIONS_INIT {sizeof(fsdp_group_options), 0, 0, 0, 0}
+
+/**
+ * Declare a group: param_count descriptors, each param_stride bytes after the one before (sizeof(fsdp_param)). The name
+ * is UTF-8 of 1-255 bytes, unique among the model's groups. Parameters of different dtypes, row sizes and trainability
+ * may mix; the group is split inside. A group without parameters is legal. Collective: the mesh (compared at the seal).
+ * Blocks: no. Memory: none until the seal.
+ * Errors: INVALID_ARGUMENT (naming the parameter and field), INVALID_STATE (sealed). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_create_group(fsdp_model *model, const char *name, const fsdp_param *params,
+                                                   uint64_t param_count, uint64_t param_stride,
+                                                   const fsdp_group_options *options, fsdp_group **group);
+
+/** What a group was declared as, with defaults filled in. Output only: set struct_size before the call. */
+typedef struct fsdp_group_info {
+  uint64_t struct_size;
+  const char *name;
+  uint64_t param_count;
+  uint32_t group_index;    /* in the order of creation */
+  uint32_t flags;          /* FSDP_GROUP_* */
+  fsdp_strategy strategy;
+  fsdp_reduce_policy reduce_policy;
+  fsdp_dtype grad_dtype;   /* 0: each parameter's own */
+  fsdp_dtype reduce_dtype; /* 0: the gradient's */
+} fsdp_group_info;
+#define FSDP_GROUP_INFO_INIT {sizeof(fsdp_group_info), 0, 0, 0, 0, 0, 0, 0, 0}
+
+/** The number of groups that were created. Threads: any, once sealed. Since 0.2. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_get_group_count(const fsdp_model *model, uint64_t *group_count);
+/** The group of that number, in the order of creation: the handle that fsdp_create_group gave. Threads: any, once
+ *  sealed. Since 0.2. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_get_group(const fsdp_model *model, uint64_t group_index, fsdp_group **group);
+/** The group of that name. Threads: any, once sealed. Errors: INVALID_ARGUMENT (no such group). Since 0.2. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_find_group(const fsdp_model *model, const char *name, fsdp_group **group);
+/** Strings live as long as the model. Threads: any, once sealed. Since 0.2. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_get_group_info(const fsdp_group *group, fsdp_group_info *info);
+/** The parameter of that name, which is unique in the model. Threads: any, once sealed. Errors: INVALID_ARGUMENT (no
+ *  such parameter). Since 0.2. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_find_param(const fsdp_model *model, const char *name, fsdp_group **group,
+                                                 uint64_t *param_index);
+
+/** The descriptor as declared, with defaults filled in and the lr_scale of now: fsdp_create_group takes it. Threads:
+ *  any, once sealed. Errors: INVALID_ARGUMENT. Since 0.2. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_get_param_info(const fsdp_group *group, uint64_t param_index, fsdp_param *param);
+
+#define FSDP_EVERY_RANK (-1)
+
+/**
+ * Load a parameter from full data: element_count elements of dtype, in C order. With root FSDP_EVERY_RANK every rank
+ * passes the same data and nothing is communicated; else rank `root` passes it and data may be NULL elsewhere. The data
+ * may be freed at return. flags must be 0. Collective: the mesh. Blocks: peers, if there is a root. Window: inside.
+ * Errors: INVALID_ARGUMENT, INVALID_STATE (window closed), PEER_FAILED, TIMEOUT. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_load_param(fsdp_group *group, uint64_t param_index, const void *data,
+                                                 fsdp_dtype dtype, uint64_t element_count, int32_t root,
+                                                 uint32_t flags);
+
+/**
+ * Copy a whole parameter out: the main weights (compute weights of a frozen one), converted to dtype. With root
+ * FSDP_EVERY_RANK every rank gets it; else rank `root` does, and data may be NULL elsewhere. flags must be 0. It is
+ * copied part by part as peers show theirs: where a peer fails meanwhile, some of data has been written.
+ * Collective: the mesh. Blocks: peers. Window: either; while it is open the caller must not write on any rank.
+ * Errors: INVALID_ARGUMENT, INVALID_STATE, PEER_FAILED, TIMEOUT. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_read_param(fsdp_group *group, uint64_t param_index, void *data, fsdp_dtype dtype,
+                                                 uint64_t element_count, int32_t root, uint32_t flags);
+
+/**
+ * The full compute weights: a read-only view, legal to read while the group is unsharded, or at any time outside the
+ * update window where the strategy keeps them whole. With SEQUENTIAL and VISITS schedules the address is the same from
+ * the seal on; with INTERLEAVED it is the one of the phase given. phase may be any.
+ * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed; not unsharded). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_get_param(fsdp_group *group, uint64_t param_index, fsdp_phase phase,
+                                                fsdp_tensor *tensor);
+
+/**
+ * The views of all parameters of a group, as fsdp_get_param gives each: for bindings, which may keep them where
+ * addresses are fixed. tensors is an array of tensor_count, the group's number of parameters; the call sets each
+ * struct_size to the stride, or to what it knows if that is less. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT,
+ * INVALID_STATE. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_get_params(fsdp_group *group, fsdp_phase phase, fsdp_tensor *tensors,
+                                                 uint64_t tensor_count, uint64_t tensor_stride);
+
+/** Which part of a parameter a rank has to load, by arithmetic alone. */
+typedef struct fsdp_chunk {
+  uint64_t struct_size;
+  uint64_t element_offset; /* in the parameter, C order */
+  uint64_t element_count;  /* 0: this rank owns nothing of it */
+  uint64_t row_offset;
+  uint64_t row_count;
+} fsdp_chunk;
+#define FSDP_CHUNK_INIT {sizeof(fsdp_chunk), 0, 0, 0, 0}
+
+/**
+ * The part of a parameter that rank `rank` stores: what fsdp_load_chunk takes there and, of parameters that are not
+ * FROZEN, what fsdp_get_shard shows. All of it where every rank has the whole (FSDP_STRATEGY_NO_SHARD); the same part
+ * on each replica.
+ * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_get_chunk(const fsdp_group *group, uint64_t param_index, uint32_t rank,
+                                                fsdp_chunk *chunk);
+
+/**
+ * Load rows of a parameter that this rank owns: row_count rows from row_offset on, in C order, say those of
+ * fsdp_get_chunk. They must lie in this rank's chunk; where the strategy keeps main weights whole that is all of them.
+ * Every rank, replicas too, loads its own. flags must be 0. Collective: no. Blocks: local work. Window: inside.
+ * Errors: INVALID_ARGUMENT (rows of another rank), INVALID_STATE (window closed). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_load_chunk(fsdp_group *group, uint64_t param_index, const void *data,
+                                                 fsdp_dtype dtype, uint64_t row_offset, uint64_t row_count,
+                                                 uint32_t flags);
+
+/**
+ * Load a named optimizer state of a parameter from full data, as fsdp_load_param does its weights: "exp_avg" and
+ * "exp_avg_sq" of AdamW, or the caller's own. The number of AdamW's steps is not part of it: fsdp_adamw_options.step
+ * sets it once, later steps count on, and no load changes it. flags must be 0. Collective: the mesh. Blocks: peers, if
+ * there is a root. Window: inside.
+ * Errors: as fsdp_load_param, and INVALID_ARGUMENT (no such state), INVALID_STATE (frozen). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_load_state(fsdp_group *group, uint64_t param_index, const char *name,
+                                                 const void *data, fsdp_dtype dtype, uint64_t element_count,
+                                                 int32_t root, uint32_t flags);
+/**
+ * Copy a whole optimizer state of a parameter out, as fsdp_read_param does its weights. flags must be 0. Collective:
+ * the mesh.
+ * Blocks: peers. Window: either. Errors: as fsdp_read_param, and INVALID_ARGUMENT (no such state), INVALID_STATE
+ * (frozen). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_read_state(fsdp_group *group, uint64_t param_index, const char *name, void *data,
+                                                 fsdp_dtype dtype, uint64_t element_count, int32_t root,
+                                                 uint32_t flags);
+
+/**
+ * Give a parameter another lr_scale from the next step on; 0 leaves its weights alone, and sets FSDP_PARAM_LR_ZERO in
+ * the descriptor, which another value clears. Call it alike on every rank: the next meeting compares the lr_scales that
+ * parameters have then, and its MISMATCH names the parameter and both values; ranks that make them equal again go on.
+ * The value that is there already is no change. A capture with a step of AdamW is not replayed while the lr_scales are
+ * not those of the capture.
+ * Collective: the mesh, though ranks meet only later. Blocks: no. Window: either.
+ * Errors: INVALID_ARGUMENT (negative or not finite in fp32), INVALID_STATE (not sealed; frozen; a capture is under
+ * way), OUT_OF_MEMORY (nothing has changed). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_set_param_lr_scale(fsdp_group *group, uint64_t param_index, double lr_scale);
+
+/* ---- gather -------------------------------------------------------------------------------------------------- */
+
+/**
+ * Start gathering a group ahead of its unshard. The schedule does this on its own; call it when the order differs. Free
+ * if the group is gathered; nothing happens if no buffer is free, nor with FSDP_CONTEXT_DEBUG. Collective: no (pulls
+ * what peers published); on a CUDA device the shard axis. flags must be 0. Blocks: no. Window: outside. Errors:
+ * INVALID_ARGUMENT, INVALID_STATE. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_prefetch(fsdp_group *group, fsdp_phase phase, uint32_t flags,
+                                                 fsdp_stream stream);
+
+/**
+ * Make the full compute weights readable for work that follows on the stream, and take a hold. Gathers once per version
+ * and release; costs nothing if the group is gathered already. A RECOMPUTE hold while a BACKWARD one is pending is
+ * free. flags must be 0.
+ * Collective: no; on a CUDA device the shard axis. Blocks: peers on the host device (until every rank has published
+ * this version). Window: outside.
+ * Errors: INVALID_STATE (window open; no buffer free, naming both groups), PEER_FAILED, TIMEOUT. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_unshard(fsdp_group *group, fsdp_phase phase, uint32_t flags, fsdp_stream stream);
+
+/**
+ * Return a hold of that phase. When the last hold is returned the group lets go of its buffer, once the work of all
+ * returning streams is done. flags must be 0. Collective: no; on a CUDA device the shard axis. Blocks: no. Errors:
+ * INVALID_STATE (no such hold). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_reshard(fsdp_group *group, fsdp_phase phase, uint32_t flags, fsdp_stream stream);
+
+/* ---- gradient ------------------------------------------------------------------------------------------------ */
+
+enum {
+  FSDP_GRAD_ZEROED = 1u << 17 /* where *accumulate would be 0 the gradient is cleared, and it is 1: for callers who only
+                                 add */
+};
+
+/**
+ * Borrow the full gradient of a parameter to write into, in grad_dtype. *accumulate is 0: overwrite it all, or 1: add
+ * to it; with FSDP_GRAD_ZEROED it is always 1, and accumulate may be NULL. Asking again before fsdp_reduce_grad (a tied
+ * or twice-used parameter) gives 1, and orders the second stream after the first. The view ends with fsdp_reduce_grad.
+ * Collective: no. Blocks: peers on the host device, if a buffer must be drained.
+ * Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; reduced with LAST; no buffer free, naming both groups). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_acquire_grad(fsdp_group *group, uint64_t param_index, uint32_t flags,
+                                                   fsdp_stream stream, fsdp_tensor *grad, int32_t *accumulate);
+
+/**
+ * fsdp_acquire_grad for all trainable parameters of a group at once. grads is an array of grad_count, the group's
+ * number of parameters, and accumulate one of as many, or NULL with FSDP_GRAD_ZEROED. Where a parameter is frozen, data
+ * is NULL and accumulate 0. struct_size: as fsdp_get_params. Collective, Blocks, Errors: as fsdp_acquire_grad. Since
+ * 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_acquire_grads(fsdp_group *group, uint32_t flags, fsdp_stream stream,
+                                                 fsdp_tensor *grads, uint64_t grad_count, uint64_t grad_stride,
+                                                 int32_t *accumulate);
+
+/**
+ * Hand in the caller's own full gradient: element_count elements of dtype, copied (or added, as acquire would say)
+ * before the call returns on the host device, in stream order on a GPU. data NULL means "no gradient": it counts as
+ * zeros. flags must be 0. Collective: no. Blocks: as fsdp_acquire_grad. Errors: as fsdp_acquire_grad. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_put_grad(fsdp_group *group, uint64_t param_index, const void *data,
+                                                 fsdp_dtype dtype, uint64_t element_count, uint32_t flags,
+                                                 fsdp_stream stream);
+
+enum {
+  FSDP_LAST = 1u << 18 /* the last contribution of this step */
+};
+
+/**
+ * The group's gradients of one contribution (micro-batch) are complete: reduce them into the main grads. Every
+ * trainable parameter must have been acquired or put. With FSDP_REDUCE_POLICY_LAST only the call with FSDP_LAST
+ * communicates. On return at most max_pending_groups full transient buffers are in use: older ones have been drained.
+ * Collective: the mesh. Blocks: peers on the host device, if an older buffer must be drained. Window: outside.
+ * Errors: INVALID_ARGUMENT, INVALID_STATE (a parameter without gradient, named; LAST twice), MISMATCH, PEER_FAILED,
+ * TIMEOUT. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_reduce_grad(fsdp_group *group, uint32_t flags, fsdp_stream stream);
+
+/**
+ * End the step's gradients: validate (every trainable group reduced with LAST, no hold of any phase left), wait for all
+ * reduces, multiply main grads by scale (1: leave as they are), and open the update window once every rank has come
+ * here. flags must be 0. What is missing anywhere is listed on every rank. After a failure that leaves the context
+ * alive the way out is fsdp_discard_step on every rank. Until then getters, traces, fsdp_reshard of what is held and
+ * destroying may be called too; fsdp_close_context and every other call of the step say INVALID_STATE.
+ * Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since
+ * 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_finish_grads(fsdp_model *model, double scale, uint32_t flags,
+                                                 fsdp_stream stream);
+
+/* ---- optimizer ----------------------------------------------------------------------------------------------- */
+
+/** What this rank owns of one parameter. Parameters of which it owns nothing, and frozen ones, are absent. */
+typedef struct fsdp_shard {
+  uint64_t struct_size;
+  fsdp_group *group;
+  uint64_t param_index;
+  const char *name;
+  void *main_weight;        /* element_count elements; writable in the update window only */
+  void *main_grad;          /* element_count elements; complete in the update window */
+  fsdp_dtype main_weight_dtype; /* FSDP_FLOAT32 */
+  fsdp_dtype main_grad_dtype;   /* FSDP_FLOAT32 */
+  uint64_t element_offset;  /* of the first element, in the parameter */
+  uint64_t element_count;   /* never 0 */
+  uint64_t row_offset;
+  uint64_t row_count;
+  double lr_scale;
+  uint32_t flags;           /* FSDP_PARAM_* */
+  uint32_t state_count;     /* optimizer states, in the order of fsdp_add_optimizer_state */
+} fsdp_shard;
+#define FSDP_SHARD_INIT {sizeof(fsdp_shard), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/** How many shards this rank owns; fixed from the seal on. Collective: no. Errors: INVALID_STATE (not sealed). Since
+ *  0.2. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard_count(const fsdp_model *model, uint64_t *shard_count);
+/**
+ * One of this rank's shards, in declaration order. Addresses are fixed from the seal on; lr_scale and flags are those
+ * of now.
+ * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard(const fsdp_model *model, uint64_t shard_index, fsdp_shard *shard);
+/** The address of a named optimizer state of a shard; element_count elements of the state's dtype. Since 0.2. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard_state(const fsdp_model *model, uint64_t shard_index, const char *name,
+                                                      fsdp_tensor *state);
+
+/**
+ * The L2 norm of all main grads of the model, the same double on every rank: fp64 partial sums, added in a fixed order,
+ * padding and copies not counted. With a mesh, whose ranks hold different parts of one network (pipeline stages, tensor
+ * parallel parts) and which has no two ranks of one model, the squares of their models' norms are added in the mesh's
+ * order; NULL: the model alone. norm may be NULL, also on some ranks only: fsdp_get_last_norm tells it later. Then,
+ * without a mesh, nothing waits for a GPU: ranks meet to compare what they ask for, and the norm is found in the order
+ * of the stream. On the host the calling thread is the stream. Collective: the model's mesh, and the one given.
+ * Blocks: peers; for the stream too if norm is not NULL, or with a mesh. Window: inside.
+ * Errors: INVALID_ARGUMENT, INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_get_grad_norm(fsdp_model *model, const fsdp_mesh *mesh, fsdp_stream stream,
+                                                 double *norm);
+/**
+ * The norm that the last fsdp_get_grad_norm, fsdp_clip_grads or fsdp_apply_grads of the model found, before clipping.
+ * Collective: no. Blocks: until it is known on this rank. Errors: INVALID_STATE (there was none yet), PEER_FAILED,
+ * TIMEOUT. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_get_last_norm(const fsdp_model *model, double *norm);
+/**
+ * The L2 norm of each parameter's main grad, group by group in declaration order; norm_count must be the number of
+ * parameters of the model. Frozen ones give 0. Collective: the mesh. Blocks: peers. Window: inside. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_get_param_grad_norms(fsdp_model *model, fsdp_stream stream, double *norms,
+                                                           uint64_t norm_count);
+/**
+ * Multiply this rank's main grads. Every rank must give the same factors in the same order: the next norm, clip or end
+ * of the step compares them (MISMATCH). Collective: no, but call it alike on every rank. Blocks: local work. Window:
+ * inside. Since 0.2. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_scale_grads(fsdp_model *model, double factor, fsdp_stream stream);
+/**
+ * Scale all main grads by max_norm / norm if norm > max_norm. A norm that is not finite leaves them alone and returns
+ * OK: test the norm. mesh and a norm of NULL: as for fsdp_get_grad_norm; what follows on the stream then works on
+ * scaled gradients. Collective: the model's mesh, and the one given. Blocks: as fsdp_get_grad_norm.
+ * Window: inside. Errors: INVALID_ARGUMENT (max_norm <= 0), INVALID_STATE, MISMATCH (on all ranks of both meshes:
+ * another max_norm, or a rank that only asks for the norm; nothing was scaled, and all can clip again), PEER_FAILED,
+ * TIMEOUT. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_clip_grads(fsdp_model *model, const fsdp_mesh *mesh, double max_norm,
+                                                 fsdp_stream stream, double *norm);
+/**
+ * Look for Inf and NaN in the main grads of all ranks. *found is 0 or 1, the same on every rank; *name (may be NULL)
+ * becomes the first such parameter's name, or NULL. Collective: the mesh. Blocks: peers. Window: inside. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_check_grads(fsdp_model *model, fsdp_stream stream, int32_t *found,
+                                                  const char **name);
+
+enum {
+  FSDP_ADAMW_BETA1_ZERO = 1u << 19,  /* no first moment: beta1 is 0 */
+  FSDP_ADAMW_BETA2_ZERO = 1u << 20,  /* beta2 is 0: the second moment is the last gradient's square */
+  FSDP_ADAMW_EPSILON_ZERO = 1u << 21 /* epsilon is 0; an element whose second moment is 0 then gives NaN */
+};
+
+typedef struct fsdp_adamw_options {
+  uint64_t struct_size;
+  double beta1;        /* 0: 0.9 (see FSDP_ADAMW_BETA1_ZERO) */
+  double beta2;        /* 0: 0.999 (see FSDP_ADAMW_BETA2_ZERO) */
+  double epsilon;      /* 0: 1e-8 (see FSDP_ADAMW_EPSILON_ZERO) */
+  double weight_decay; /* 0: none */
+  uint64_t step;       /* the number of this step, from 1; 0: the one after the last */
+  uint32_t flags;      /* FSDP_ADAMW_* */
+  uint32_t reserved;   /* must be 0 */
+} fsdp_adamw_options;
+#define FSDP_ADAMW_OPTIONS_INIT {sizeof(fsdp_adamw_options), 0, 0, 0, 0, 0, 0, 0}
+
+/**
+ * One step of AdamW (Loshchilov and Hutter 2019, decoupled weight decay) in fp32 on this rank's shards, then publish.
+ *   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g g;  w = w - lr s wd w - lr s (m / c1) / (sqrt(v / c2) +
+ *   eps)
+ * with s the parameter's lr_scale, c = 1 - beta^step computed in double. Collective: the mesh. Window: closes it.
+ * Blocks: peers: ranks agree to step before a weight is touched, so one that discards instead is an error here and all
+ * can discard. Errors: INVALID_STATE, INVALID_ARGUMENT, MISMATCH (another lr, beta, epsilon, weight_decay, step,
+ * lr_scale, or scaling of the gradients, which includes the norm that was clipped). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_step_adamw(fsdp_model *model, double lr, const fsdp_adamw_options *options,
+                                                 fsdp_stream stream);
+
+/**
+ * Publish the main weights: cast them to compute weights, raise the version, close the update window. Whole weights
+ * are refreshed before the call returns. Collective: the mesh. Blocks: peers.
+ * Window: closes it. Errors: INVALID_STATE, MISMATCH (a rank does something else instead, or numbers differ: fatal on
+ * all ranks, since weights were written here; before the first publish nothing is lost: make it the same and publish
+ * again), PEER_FAILED, TIMEOUT. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_publish_weights(fsdp_model *model, fsdp_stream stream);
+
+/**
+ * Open the update window outside a training step, to load or edit weights. No hold may be left and no gradient pending.
+ * Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, PEER_FAILED, TIMEOUT. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_begin_update(fsdp_model *model, fsdp_stream stream);
+
+/**
+ * Forget this step: holds, lent and pending gradients, whatever was reduced so far. From any state between two
+ * publishes, also after an exception in the middle of a pass; inside the window it closes it, and the version stays as
+ * it is (main weights must not have been written). Over NCCL, where ranks have enqueued different collectives,
+ * communicators are made anew, which graphs that captured theirs do not survive: the context then fails. Collective:
+ * the mesh. Blocks: peers. Errors: INVALID_STATE (nothing was published yet), PEER_FAILED, TIMEOUT. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_discard_step(fsdp_model *model, fsdp_stream stream);
+
+/**
+ * Compare what several ranks store alike, to find a replica that has drifted (a bit that flipped, a load or an edit
+ * that was not the same everywhere): main weights, optimizer states and compute weights of each parameter are hashed as
+ * they lie in memory, padding left out, and compared among the ranks that have the same elements: replicas of a mesh,
+ * and all ranks where each has the whole. What one rank alone has is not looked at. MISMATCH, with one text on all
+ * ranks, names the first such parameter, what differs, both ranks and hashes; fsdp_error.rank is the rank that fewer
+ * agree with, or the higher one. The model can be used as before. It reads that memory once, on a GPU through 1 MiB of
+ * host memory. flags: 0. Collective: the mesh. Blocks: peers, and the GPU.
+ * Window: outside. Errors: INVALID_ARGUMENT (flags), INVALID_STATE (inside the window, or captured), MISMATCH,
+ * PEER_FAILED, TIMEOUT. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_check_replicas(fsdp_model *model, uint32_t flags, fsdp_stream stream);
+
+/** One full gradient for fsdp_apply_grads. May grow: it comes with a stride. */
+typedef struct fsdp_grad {
+  const void *data; /* NULL: none, counts as zeros */
+  uint64_t element_count;
+  fsdp_dtype dtype;
+  uint32_t reserved; /* must be 0 */
+} fsdp_grad;
+
+/**
+ * A whole step in one call, for array frameworks: full gradients in, AdamW, published weights out. grads has one entry
+ * for each trainable parameter of the model, group by group in declaration order. Same bits as put, reduce, finish and
+ * step. If max_norm > 0 the gradients are clipped to it first; 0 leaves them. *norm (may be NULL) is the norm before
+ * clipping; gradients that are not finite are stepped with: to skip such a step, use the single calls. max_norm, and
+ * with 0 whether norm is NULL, must be alike on every rank.
+ * Collective: the mesh. Blocks: peers. Window: outside, and it ends outside. Errors: as the calls it stands for. Since
+ * 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_apply_grads(fsdp_model *model, const fsdp_grad *grads, uint64_t grad_count,
+                                                 uint64_t grad_stride, double lr, double max_norm,
+                                                 const fsdp_adamw_options *options, fsdp_stream stream, double *norm);
+
+/* ---- CUDA graphs --------------------------------------------------------------------------------------------- */
+
+/** A part of a step that was captured into a CUDA graph. Give it back with fsdp_destroy_capture. */
+typedef struct fsdp_capture fsdp_capture;
+
+/**
+ * From here to fsdp_end_capture the model's calls record their work into the graph that `stream` is being captured into
+ * (cudaStreamBeginCapture first, mode relaxed or thread-local), instead of doing it. Any part of a step can be
+ * captured, also all of it: prefetch, unshard, reshard, acquire, put and reduce gradients, finish_grads, scale_grads,
+ * publish_weights, step_adamw (once, with step 0 in its options; its lr is then that of each replay), and apply_grads
+ * without a norm. All streams given must be in the capture: `stream`, and those that were forked from it. Overwriting
+ * and adding gradients are two captures: of a first micro-batch, and of a later one. INVALID_STATE meanwhile: calls for
+ * which the host must wait (norms, clip_grads, check_grads, load, read), begin_update and discard_step; streams that
+ * are not in the capture; calls of the context's other models, whose work could be drawn into the graph; closing the
+ * context. A call of the model that fails, whatever its error, is missing in the graph: fsdp_end_capture fails then.
+ * (Not so BUSY and INVALID_HANDLE, which come before the model is looked at: a call that ends so must be made again, or
+ * the graph lacks it unnoticed.) Where this call itself has failed, fsdp_end_capture may be called all the same, for
+ * peers whose call has not failed: it fails on every rank with the error of this one, and the next capture is as good
+ * as any.
+ * Collective: the mesh, though ranks meet only in fsdp_end_capture: they must capture the same. Blocks: until the
+ * library's work on this rank is done. Errors: INVALID_STATE (the stream is not being captured, another capture is
+ * under way), UNSUPPORTED (host device; calls between here and the end: ranks that exchange through memory of the host,
+ * which no graph can hold), TIMEOUT (the library's work has not ended), SYSTEM. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_begin_capture(fsdp_model *model, fsdp_stream stream);
+
+/**
+ * Joins the library's streams to `stream`, so that its capture can end, and puts the model back into the state from
+ * before fsdp_begin_capture: nothing has been done yet. Afterwards the caller ends the capture, instantiates and keeps
+ * the graph. It fails on every rank, naming the rank, the call and its error, if a call since fsdp_begin_capture has
+ * failed on one of them, or if one cannot end its capture. Then too the capture is over and the model is as before;
+ * drop what cudaStreamEndCapture gives.
+ * Collective: the mesh (compares what was captured). Blocks: peers. Errors: INVALID_STATE, MISMATCH, PEER_FAILED,
+ * TIMEOUT. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_end_capture(fsdp_model *model, fsdp_stream stream, fsdp_capture **capture);
+
+/**
+ * Before each launch of the graph on `stream`: checks that the model is in the state in which it was captured, orders
+ * the graph after the library's earlier work, and gives the device the step's lr and bias corrections (lr counts only
+ * if the capture has a step; finite, the same on every rank). Then launch the graph and call fsdp_commit_replay, or
+ * fsdp_cancel_replay if there was no launch, with the same stream, which lives until then; in between other calls of
+ * the model are INVALID_STATE. If a rank cannot replay (another state, a step that failed, a capture under way), it
+ * fails on every rank, naming that rank and what differs, and the model is as before.
+ * Collective: the mesh. Blocks: peers; the GPU only with 64 replays under way. Errors: INVALID_STATE (says what
+ * differs), INVALID_ARGUMENT, INVALID_HANDLE (the model was destroyed), MISMATCH (ranks replay different captures or
+ * give another lr), PEER_FAILED, TIMEOUT (also: an earlier replay has not ended within timeout_ms), SYSTEM. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_prepare_replay(fsdp_capture *capture, double lr, fsdp_stream stream);
+
+/**
+ * After the graph was launched on `stream`: the model goes on as if the captured calls had been made, and later calls
+ * come after the graph. One that does not end, since a peer launched none, ends later waits by TIMEOUT, which names the
+ * capture.
+ * Collective: no. Blocks: no. Errors: INVALID_STATE (not prepared), INVALID_ARGUMENT (not the stream of the
+ * preparation), SYSTEM (nothing can be ordered behind the graph: the context has failed). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_commit_replay(fsdp_capture *capture, fsdp_stream stream);
+
+/**
+ * Instead of fsdp_commit_replay where the graph was not launched, say since its launch failed: the model is as before
+ * fsdp_prepare_replay. All ranks must do so: where some have committed and others given up, the next call in which they
+ * meet is a MISMATCH that names both.
+ * Collective: the mesh, though ranks meet only later. Blocks: no. Errors: as fsdp_commit_replay. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_cancel_replay(fsdp_capture *capture, fsdp_stream stream);
+
+/**
+ * Give the handle back; NULL is allowed. Between fsdp_prepare_replay and fsdp_commit_replay it gives the replay up, as
+ * fsdp_cancel_replay does. A graph that runs needs the handle no more. The graphs themselves, executable or not, are
+ * the caller's, who destroys them before the model: they refer to its memory, and NCCL does not end a communicator
+ * before the last graph that captured its collectives (the model's end then takes some seconds, and the log says so).
+ * Threads: any. Since 0.2.
+ */
+FSDP_API void fsdp_destroy_capture(fsdp_capture *capture);
+
+/* ---- trace --------------------------------------------------------------------------------------------------- */
+
+/**
+ * Write this rank's timeline to a file: the last trace_events events since the context began, in the Trace Event Format
+ * (JSON) that Perfetto and chrome://tracing read. The file appears, or replaces the one of that name, when it is whole.
+ * docs/guides/trace.md says what is in it and how files of several ranks become one.
+ * Collective: no. Blocks: local work. Threads: any, also while another call runs or after the context has failed. The
+ * file has mode 0600; only a regular file is replaced: a link, pipe, socket or device is SYSTEM, as is a limit of file
+ * sizes.
+ * Errors: INVALID_ARGUMENT, INVALID_STATE (no trace is kept), SYSTEM (errno is named). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_write_trace(const fsdp_context *context, const char *path);
+
+/**
+ * Write this rank's flight record to a file: its last calls and collectives (flight_events of both), what the caller
+ * waits for, and the error that failed the context, if any. It is written without this call when the context fails and
+ * a directory is given. `fsdp-info flight` reads the files of several ranks; docs/guides/debugging-a-hang.md explains.
+ * Collective: no. Blocks: local work. Threads: any, also while another call runs or after the context has failed.
+ * Errors: INVALID_ARGUMENT, INVALID_STATE (a planning context), SYSTEM (errno is named). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_write_flight_record(const fsdp_context *context, const char *path);
+
+/**
+ * Begin a span of the caller's own in the timeline, say "forward"; spans nest, up to 64. name is UTF-8 of 1-255 bytes;
+ * a context keeps at most 256 different ones. Does nothing without FSDP_CONTEXT_TRACE. Collective: no. Blocks: no.
+ * Errors: INVALID_ARGUMENT (one name too many), INVALID_STATE (64 are open). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_begin_span(fsdp_context *context, const char *name);
+/** End the span that was begun last. Collective: no. Blocks: no. Errors: INVALID_STATE (none is open). Since 0.2. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_end_span(fsdp_context *context);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* FSDP_H */

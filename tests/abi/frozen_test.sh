@@ -1,0 +1,80 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# usage: frozen_test.sh SOURCE_ROOT LIBRARY
+# Clients of every release that was frozen (tools/dev/freeze_abi.sh) go on: as they were compiled then, compiled now from the source of
+# then with the header of then and with today's. And abidiff finds no change of a call or struct but what was said to be added.
+set -u
+root=$(realpath "$1")
+library=$(realpath "$2")
+# shellcheck source-path=SCRIPTDIR
+. "$root/tests/tools/tap.sh"
+enter_scratch
+LD_LIBRARY_PATH=$(dirname "$library")
+export LD_LIBRARY_PATH
+
+# stub OUT FOLDER-OF-HEADER ABI-JSON: a library of the same calls, for its types alone.
+stub() {
+  python3 - "$3" >stub.c <<'EOF'
+import json, sys
+print("#include <fsdp.h>")
+for call in json.load(open(sys.argv[1]))["calls"]:
+    arguments = ", ".join(f"{a['type']} {a['name']}" for a in call["arguments"]) or "void"
+    print(f"{call['returns']} {call['name']}({arguments}) {{ {'' if call['returns'] == 'void' else 'return 0;'} }}")
+EOF
+  "${CC:-cc}" -g -O0 -w -shared -fPIC -I"$2" stub.c -o "$1"
+}
+runs() {
+  "$1" >log 2>&1 && return 0
+  sed 's/^/# /' log
+  return 1
+}
+# compile OUT FOLDER-OF-HEADER CLIENT
+compile() { "${CC:-cc}" -std=c99 -O1 -I"$2" "$3" -o "$1" "$library" -lpthread -lm; }
+# compare OLD NEW RELEASE-FOLDER: RELEASE-FOLDER/allowed, if it is there, names in abidiff's words what has been added to structs since.
+compare() {
+  if [ -f "$3/allowed" ]; then set -- "$1" "$2" --suppressions "$3/allowed"; else set -- "$1" "$2"; fi
+  abidiff --no-added-syms "$@" >difference
+}
+alike() {
+  compare "$@" && return 0
+  sed 's/^/# /' difference
+  return 1
+}
+# differ OLD NEW RELEASE-FOLDER WORDS: abidiff finds a change (4, with 8 for the worst), and nothing went wrong (1, 2).
+differ() {
+  compare "$1" "$2" "$3"
+  case $? in 4 | 12) contains "$(cat difference)" "$4" ;; *) return 1 ;; esac
+}
+
+stub today.so "$root/include" "$root/bindings/abi/abi.json" || echo '# no stub of the header'
+found=0
+for folder in "$root"/tests/abi/frozen/*/; do
+  release=$(basename "$folder")
+  found=$((found + 1))
+  program=$folder/client-$(uname -m)
+  if [ -f "$program" ]; then check "the program of $release runs" runs "$program"
+  else skip "the program of $release runs" "there is none for $(uname -m)"; fi
+  check "the source of $release compiles with its header" compile then "$folder" "$folder/client.c"
+  check "... and runs" runs ./then
+  check "the source of $release compiles with today's header" compile now "$root/include" "$folder/client.c"
+  check "... and runs" runs ./now
+  if command -v abidiff >/dev/null; then
+    check "the types of $release have a stub" stub then.so "$folder" "$folder/abi.json"
+    check "no call or struct of $release has changed" alike then.so today.so "$folder"
+    # The comparison itself: a field that becomes wider, and a call that is gone, are seen.
+    mkdir -p wider
+    sed 's/^  uint32_t rank_count;/  uint64_t rank_count;/' "$folder/fsdp.h" >wider/fsdp.h
+    stub wider.so wider "$folder/abi.json"
+    check "... which a wider field would show" differ then.so wider.so "$folder" "fsdp_mesh_options"
+    python3 -c 'import json, sys
+abi = json.load(open(sys.argv[1]))
+abi["calls"] = [call for call in abi["calls"] if call["name"] != "fsdp_get_rank"]
+json.dump(abi, sys.stdout)' "$folder/abi.json" >fewer.json
+    stub fewer.so "$folder" fewer.json
+    check "... and a call that is gone" differ then.so fewer.so "$folder" "1 Removed"
+  else
+    skip "no call or struct of $release has changed" 'abidiff is not installed'
+  fi
+done
+check "a release was frozen" [ "$found" -gt 0 ]
+finish

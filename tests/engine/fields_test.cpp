@@ -1,0 +1,421 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every field of every struct that callers fill, by a table: what it may be, what is refused, and that 0 is its
+// default. The table is held against bindings/abi/abi.json, so that a field without a line here is an error.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <map>
+#include <set>
+
+#include <nlohmann/json.hpp>
+
+#include "harness.h"
+
+using namespace harness;
+
+namespace {
+
+const nlohmann::json &abi() {
+  static const nlohmann::json described = nlohmann::json::parse(std::ifstream(FSDP_TEST_ABI));
+  return described;
+}
+
+struct Field {
+  std::string name;
+  std::vector<double> legal;    // beside 0
+  std::vector<double> refused;  // with the field's name in the message
+};
+
+const double nan = std::numeric_limits<double>::quiet_NaN(), infinite = std::numeric_limits<double>::infinity();
+const double unknown_flag = 1, next_flag = 1u << 31;
+
+// Pointers, and what only another field makes count, have neither. struct_size: options_test and misuse_*_test.
+const std::map<std::string, std::vector<Field>> table = {
+    {"fsdp_context_options",
+     {{"struct_size", {}, {0, 8}},
+      {"flags",
+       {FSDP_CONTEXT_DEBUG, FSDP_CONTEXT_NO_OVERLAP, FSDP_CONTEXT_TRACE},
+       {unknown_flag, next_flag, FSDP_LAST}},
+      {"world_size", {}, {}},
+      {"rank", {}, {}},
+      {"ranks_per_host", {1, 8}, {}},
+      {"rendezvous", {}, {}},
+      {"device", {FSDP_DEVICE_HOST}, {-1, 3}},
+      {"device_index", {5}, {-1}},
+      {"device_transport", {1, 2, 77}, {}},
+      {"timeout_ms", {1, 1000}, {}},
+      {"heartbeat_timeout_ms", {1000, 60000}, {1, 999}},
+      {"log_level", {1, 2, 3, 4}, {-1, 5}},
+      {"interrupted_flag", {}, {}},
+      {"interrupted", {}, {}},
+      {"interrupted_data", {}, {}},
+      {"log", {}, {}},
+      {"log_data", {}, {}},
+      {"trace_directory", {}, {}},
+      {"trace_events", {16, 65536}, {1e15}},
+      {"flight_directory", {}, {}},
+      {"flight_events", {2, 1024}, {4e9}},
+      {"debug_delay_us", {1, 50}, {}},
+      {"debug_delay_seed", {1, 9e15}, {}},
+      {"debug_failed_allocation", {9e15}, {}}}},
+    {"fsdp_mesh_options",
+     {{"struct_size", {}, {0, 8}},
+      {"replicate_size", {1}, {2}},
+      {"shard_size", {1}, {2}},
+      {"ranks", {}, {}},
+      {"rank_count", {}, {1}},
+      {"reduction_block_size", {1}, {3}}}},
+    {"fsdp_model_options",
+     {{"struct_size", {}, {0, 8}},
+      {"mesh", {}, {}},
+      {"flags",
+       {FSDP_MODEL_NO_PREFETCH, FSDP_MODEL_FORCE_COMMUNICATION},
+       {unknown_flag, next_flag, FSDP_CONTEXT_DEBUG}},
+      {"strategy", {1, 2, 3, 4}, {-1, 5}},
+      {"outer_strategy", {1}, {-1, 2, 3}},
+      {"unshard_mode", {1, 2}, {-1, 3}},
+      {"grad_dtype", {1, 2, 3}, {-1, 4}},
+      {"reduce_dtype", {1, 2, 3}, {-1, 4}},
+      {"grad_op", {1, 2}, {-1, 4}},
+      {"reduce_policy", {1, 2}, {-1, 3}},
+      {"grad_factor", {0.5, nan}, {}},
+      {"optimizer", {1, 2}, {-1, 3}},
+      {"max_pending_groups", {1, 100}, {}},
+      {"prefetch_depth", {1, 100}, {}},
+      {"reserved", {}, {1}},
+      {"prefetch_bytes", {1, 9e15}, {}}}},
+    {"fsdp_schedule_options",
+     {{"struct_size", {}, {0, 8}}, {"visits", {}, {}}, {"visit_count", {}, {}}, {"visit_stride", {}, {}}}},
+    {"fsdp_param",
+     {{"struct_size", {}, {0, 8}},
+      {"name", {}, {}},
+      {"shape", {}, {}},
+      {"dimension_count", {1}, {17}},
+      {"dtype", {1, 2, 3}, {-1, 4}},
+      {"flags",
+       {FSDP_PARAM_FROZEN, FSDP_PARAM_NO_DECAY, FSDP_PARAM_LR_ZERO},
+       {unknown_flag, next_flag, FSDP_GROUP_ROOT}},
+      {"granule", {1, 3}, {-1, 4}},
+      {"granule_rows", {7}, {}},
+      {"lr_scale", {0.25, 3}, {-1, nan, infinite}},
+      {"user_data", {}, {}}}},
+    {"fsdp_group_options",
+     {{"struct_size", {}, {0, 8}},
+      {"flags", {FSDP_GROUP_RESIDENT, FSDP_GROUP_ROOT}, {unknown_flag, next_flag, FSDP_PARAM_FROZEN}},
+      {"strategy", {1, 2, 3, 4}, {-1, 5}},
+      {"grad_dtype", {1, 2, 3}, {-1, 4}},
+      {"reduce_dtype", {1, 2, 3}, {-1, 4}}}},
+    {"fsdp_adamw_options",
+     {{"struct_size", {}, {0, 8}},
+      {"beta1", {0.5}, {-0.1, 1, nan}},
+      {"beta2", {0.5}, {-0.1, 1, nan}},
+      {"epsilon", {1e-3}, {-1, nan, infinite}},
+      {"weight_decay", {0.1}, {-1, nan, infinite}},
+      {"step", {7}, {}},
+      {"flags",
+       {FSDP_ADAMW_BETA1_ZERO, FSDP_ADAMW_BETA2_ZERO, FSDP_ADAMW_EPSILON_ZERO},
+       {unknown_flag, next_flag, FSDP_PARAM_LR_ZERO}},
+      {"reserved", {}, {1}}}},
+};
+// Elements of arrays, which have no struct_size: their own tests are misuse_model_test and misuse_optimizer_test.
+const std::set<std::string> elements = {"fsdp_visit", "fsdp_grad"};
+
+const nlohmann::json &struct_named(const std::string &name) {
+  for (const auto &one : abi()["structs"])
+    if (one["name"] == name) return one;
+  throw std::runtime_error("no struct " + name);
+}
+
+// Writes a number into a field as its type has it.
+template <class T>
+void poke(T &options, const std::string &of, const std::string &field, double value) {
+  for (const auto &one : struct_named(of)["fields"]) {
+    if (one["name"] != field) continue;
+    auto *at = reinterpret_cast<char *>(&options) + one["offset"].get<size_t>();
+    if (one["type"] == "double")
+      std::memcpy(at, &value, sizeof value);
+    else if (one["size"] == 8) {
+      const auto whole = static_cast<uint64_t>(value);
+      std::memcpy(at, &whole, sizeof whole);
+    } else {
+      const auto word = static_cast<uint32_t>(static_cast<int64_t>(value));
+      std::memcpy(at, &word, sizeof word);
+    }
+  }
+}
+
+// The call that takes the struct, in a world of one.
+class Calls {
+ public:
+  Calls() {
+    FSDP(fsdp_create_local_contexts(1, nullptr, &context_));
+    FSDP(fsdp_create_model(context_, nullptr, &model_));
+  }
+  ~Calls() {
+    fsdp_destroy_model(model_);
+    fsdp_destroy_context(context_);
+  }
+  fsdp_status operator()(const fsdp_context_options &options) {
+    fsdp_context *context = nullptr;
+    const fsdp_status status = fsdp_create_local_contexts(1, &options, &context);
+    fsdp_destroy_context(context);
+    return status;
+  }
+  fsdp_status operator()(const fsdp_mesh_options &options) {
+    fsdp_mesh *mesh = nullptr;
+    const fsdp_status status = fsdp_create_mesh(context_, &options, &mesh);
+    fsdp_destroy_mesh(mesh);
+    return status;
+  }
+  fsdp_status operator()(const fsdp_model_options &options) {
+    fsdp_model *model = nullptr;
+    const fsdp_status status = fsdp_create_model(context_, &options, &model);
+    fsdp_destroy_model(model);
+    return status;
+  }
+  fsdp_status operator()(const fsdp_schedule_options &options) {
+    return fsdp_set_schedule(model_, FSDP_SCHEDULE_SEQUENTIAL, &options);
+  }
+  fsdp_status operator()(fsdp_param param) {
+    const std::string name = "p" + std::to_string(++count_);
+    const uint64_t shape[16] = {4, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    param.name = name.c_str();
+    param.shape = shape;
+    fsdp_group *group = nullptr;
+    return fsdp_create_group(model_, name.c_str(), &param, 1, sizeof param, nullptr, &group);
+  }
+  fsdp_status operator()(const fsdp_group_options &options) {
+    const std::string name = "g" + std::to_string(++count_);
+    fsdp_group *group = nullptr;
+    return fsdp_create_group(model_, name.c_str(), nullptr, 0, sizeof(fsdp_param), &options, &group);
+  }
+
+ private:
+  fsdp_context *context_ = nullptr;
+  fsdp_model *model_ = nullptr;
+  int count_ = 0;
+};
+
+// message: of the last call.
+template <class T, class Call>
+void check_fields(const char *name, const T &init, Call &&call,
+                  const std::function<std::string()> &message = last_message) {
+  for (const Field &field : table.at(name)) {
+    for (const double value : field.legal) {
+      T options = init;
+      poke(options, name, field.name, value);
+      EXPECT_EQ(call(options), FSDP_OK) << name << "." << field.name << " = " << value << ": " << last_message();
+    }
+    for (const double value : field.refused) {
+      T options = init;
+      poke(options, name, field.name, value);
+      EXPECT_EQ(call(options), FSDP_INVALID_ARGUMENT) << name << "." << field.name << " = " << value;
+      EXPECT_NE(message().find(field.name), std::string::npos) << name << "." << field.name << ": " << message();
+    }
+  }
+}
+
+TEST(Fields, TheTableNamesThemAll) {
+  for (const auto &one : abi()["structs"]) {
+    const std::string name = one["name"];
+    const bool output = one["doc"].get<std::string>().find("Output only") != std::string::npos ||
+                        name == "fsdp_chunk" || name == "fsdp_shard";
+    if (output || elements.contains(name)) continue;
+    ASSERT_TRUE(table.contains(name)) << name << " has no line in the table";
+    std::vector<std::string> declared, listed;
+    for (const auto &field : one["fields"]) declared.push_back(field["name"]);
+    for (const Field &field : table.at(name)) listed.push_back(field.name);
+    EXPECT_EQ(declared, listed) << name;
+  }
+}
+
+TEST(Fields, TakeWhatIsLegalAndNameWhatIsNot) {
+  Calls calls;
+  check_fields("fsdp_context_options", fsdp_context_options(FSDP_CONTEXT_OPTIONS_INIT), calls);
+  check_fields("fsdp_model_options", fsdp_model_options(FSDP_MODEL_OPTIONS_INIT), calls);
+  check_fields("fsdp_schedule_options", fsdp_schedule_options(FSDP_SCHEDULE_OPTIONS_INIT), calls);
+  check_fields("fsdp_param", fsdp_param(FSDP_PARAM_INIT), calls);
+  check_fields("fsdp_group_options", fsdp_group_options(FSDP_GROUP_OPTIONS_INIT), calls);
+  check_fields("fsdp_mesh_options", fsdp_mesh_options(FSDP_MESH_OPTIONS_INIT), calls);
+}
+
+// A step with these options, from weights that are always the same; what the weights then are.
+std::vector<float> step_with(const fsdp_adamw_options &options, fsdp_status *status = nullptr, uint32_t param_flags = 0,
+                             double lr_scale = 0, std::string *message = nullptr) {
+  Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1);
+  scenario.groups[0].params[0].flags = param_flags;
+  scenario.groups[0].params[0].lr_scale = lr_scale;
+  std::vector<float> weights;
+  run_threads(scenario, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, scenario);
+    rank.load();
+    for (int step = 0; step < 2; ++step) {
+      for (size_t g = rank.groups.size(); g-- > 0;) {
+        put_all(rank, g, 0.25f + static_cast<float>(step));
+        FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, nullptr));
+      }
+      FSDP(fsdp_finish_grads(rank.model, 1.0, 0, nullptr));
+      const fsdp_status found = fsdp_step_adamw(rank.model, 0.01, &options, nullptr);
+      if (status) *status = found;
+      if (message) *message = fsdp_get_last_message();
+      if (found) FSDP(fsdp_discard_step(rank.model, nullptr));
+    }
+    weights = rank.read(0, 0);
+  });
+  return weights;
+}
+
+TEST(Fields, OfAdamW) {
+  std::string message;  // threads have messages of their own
+  const auto step = [&](const fsdp_adamw_options &options) {
+    fsdp_status status = FSDP_OK;
+    step_with(options, &status, 0, 0, &message);
+    return status;
+  };
+  check_fields("fsdp_adamw_options", fsdp_adamw_options(FSDP_ADAMW_OPTIONS_INIT), step, [&] { return message; });
+}
+
+TEST(Fields, AZeroIsTheDefaultAndAFlagMeansZero) {
+  fsdp_adamw_options zero = FSDP_ADAMW_OPTIONS_INIT, given = zero;
+  given.beta1 = 0.9;
+  given.beta2 = 0.999;
+  given.epsilon = 1e-8;
+  EXPECT_EQ(step_with(zero), step_with(given));
+  EXPECT_EQ(step_with(zero), step_with(zero, nullptr, 0, 1.0));
+  const std::pair<uint32_t, double fsdp_adamw_options::*> flags[] = {
+      {FSDP_ADAMW_BETA1_ZERO, &fsdp_adamw_options::beta1},
+      {FSDP_ADAMW_BETA2_ZERO, &fsdp_adamw_options::beta2},
+      {FSDP_ADAMW_EPSILON_ZERO, &fsdp_adamw_options::epsilon}};
+  for (const auto &[flag, field] : flags) {
+    fsdp_adamw_options meant = zero;
+    meant.flags = flag;
+    // Gradients of 1 leave no trace of an epsilon of 1e-8: it is measured by one that does.
+    if (flag != FSDP_ADAMW_EPSILON_ZERO) {
+      EXPECT_NE(step_with(zero), step_with(meant)) << flag;
+    }
+    meant.*field = 0.5;
+    fsdp_status status = FSDP_OK;
+    step_with(meant, &status);
+    EXPECT_EQ(status, FSDP_INVALID_ARGUMENT) << flag;
+  }
+  EXPECT_NE(step_with(zero), step_with(zero, nullptr, FSDP_PARAM_LR_ZERO));
+}
+
+// What one rank leaves 0 and another one writes out is one model, and with another value it is none: ranks compare what
+// they have declared when they seal it.
+struct Default {
+  const char *of, *field;
+  double meant, other;
+};
+const Default defaults[] = {
+    {"fsdp_model_options", "strategy", FSDP_STRATEGY_OPTIM_GRADS_PARAMS, FSDP_STRATEGY_OPTIM_GRADS},
+    {"fsdp_model_options", "unshard_mode", FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED},
+    {"fsdp_model_options", "grad_op", FSDP_GRAD_OP_MEAN, FSDP_GRAD_OP_SUM},
+    {"fsdp_model_options", "reduce_policy", FSDP_REDUCE_POLICY_EACH, FSDP_REDUCE_POLICY_LAST},
+    {"fsdp_model_options", "optimizer", FSDP_OPTIMIZER_ADAMW, FSDP_OPTIMIZER_CALLER},
+    {"fsdp_model_options", "max_pending_groups", 2, 3},
+    {"fsdp_model_options", "prefetch_depth", 1, 2},
+    {"fsdp_group_options", "strategy", FSDP_STRATEGY_OPTIM_GRADS_PARAMS, FSDP_STRATEGY_OPTIM_GRADS},
+    {"fsdp_param", "dtype", FSDP_FLOAT32, FSDP_FLOAT16},
+    {"fsdp_param", "granule", FSDP_GRANULE_ROW, FSDP_GRANULE_TENSOR},
+    {"fsdp_param", "lr_scale", 1, 0.5},
+    {"fsdp_mesh_options", "replicate_size", 1, 2},
+    {"fsdp_mesh_options", "shard_size", 2, 1},
+};
+
+// Rank 1 writes the value, rank 0 leaves 0.
+fsdp_status seal_with(const Default &one, double value) {
+  Scenario scenario;
+  scenario.ranks = 2;
+  std::atomic<fsdp_status> worst{FSDP_OK};
+  run_threads(scenario, [&](uint32_t rank, fsdp_context *context) {
+    const auto write = [&](auto &options, const std::string &name) {
+      if (rank == 1 && name == one.of) poke(options, name, one.field, value);
+    };
+    fsdp_mesh_options mesh_options = FSDP_MESH_OPTIONS_INIT;
+    fsdp_model_options model_options = FSDP_MODEL_OPTIONS_INIT;
+    fsdp_group_options group_options = FSDP_GROUP_OPTIONS_INIT;
+    fsdp_param param = FSDP_PARAM_INIT;
+    const uint64_t shape[] = {4, 8};
+    param.name = "w";
+    param.shape = shape;
+    param.dimension_count = 2;
+    write(mesh_options, "fsdp_mesh_options");
+    write(model_options, "fsdp_model_options");
+    write(group_options, "fsdp_group_options");
+    write(param, "fsdp_param");
+    fsdp_mesh *mesh = nullptr;
+    fsdp_model *model = nullptr;
+    fsdp_group *group = nullptr;
+    FSDP(fsdp_create_mesh(context, &mesh_options, &mesh));
+    model_options.mesh = mesh;
+    FSDP(fsdp_create_model(context, &model_options, &model));
+    FSDP(fsdp_create_group(model, "all", &param, 1, sizeof param, &group_options, &group));
+    if (const fsdp_status status = fsdp_seal_model(model)) worst = status;
+    fsdp_destroy_model(model);
+    fsdp_destroy_mesh(mesh);
+    FSDP(fsdp_close_context(context));
+  });
+  return worst;
+}
+
+TEST(Fields, AZeroIsWhatTheHeaderSays) {
+  for (const Default &one : defaults) {
+    EXPECT_EQ(seal_with(one, one.meant), FSDP_OK) << one.of << "." << one.field;
+    EXPECT_EQ(seal_with(one, one.other), FSDP_MISMATCH) << one.of << "." << one.field;
+  }
+}
+
+TEST(Flags, HaveBitsThatNothingElseHas) {
+  uint32_t seen = 0;
+  for (const auto &family : abi()["constants"]) {
+    if (!family["type"].is_null()) {
+      for (const auto &[name, value] : family["values"].items()) EXPECT_LT(value.get<int64_t>(), 256) << name;
+      continue;
+    }
+    for (const auto &[name, value] : family["values"].items()) {
+      const auto bit = value.get<uint32_t>();
+      EXPECT_EQ(bit & (bit - 1), 0u) << name << " is not one bit";
+      EXPECT_EQ(bit & 0xFF, 0u) << name << " lies where enums do";
+      EXPECT_EQ(seen & bit, 0u) << name << " has the bit of another flag";
+      seen |= bit;
+    }
+  }
+  EXPECT_NE(seen, 0u);
+}
+
+TEST(Flags, AValueOfAnEnumIsNone) {
+  const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1);
+  run_threads(scenario, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, scenario);
+    rank.load();
+    fsdp_group *group = rank.groups[0];
+    fsdp_tensor grad = FSDP_TENSOR_INIT;
+    int32_t accumulate = 0;
+    std::vector<float> data(scenario.groups[0].params[0].count());
+    for (const auto &family : abi()["constants"]) {
+      if (family["type"].is_null()) continue;
+      for (const auto &[name, value] : family["values"].items()) {
+        const auto number = value.get<uint32_t>();
+        if (!number) continue;
+        for (const fsdp_status status :
+             {fsdp_reduce_grad(group, number, nullptr), fsdp_unshard(group, FSDP_FORWARD, number, nullptr),
+              fsdp_reshard(group, FSDP_FORWARD, number, nullptr), fsdp_prefetch(group, FSDP_FORWARD, number, nullptr),
+              fsdp_acquire_grad(group, 0, number, nullptr, &grad, &accumulate),
+              fsdp_put_grad(group, 0, data.data(), FSDP_FLOAT32, data.size(), number, nullptr),
+              fsdp_finish_grads(rank.model, 1.0, number, nullptr),
+              fsdp_load_param(group, 0, data.data(), FSDP_FLOAT32, data.size(), FSDP_EVERY_RANK, number),
+              fsdp_read_param(group, 0, data.data(), FSDP_FLOAT32, data.size(), FSDP_EVERY_RANK, number)})
+          require_error(status, FSDP_INVALID_ARGUMENT, {});
+        require_error(fsdp_reduce_grad(group, number, nullptr), FSDP_INVALID_ARGUMENT, {"flags has unknown bits"});
+      }
+    }
+    FSDP(fsdp_close_context(context));
+  });
+}
+
+}  // namespace

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Over simulated GPUs, with a stream for each kind of work: whoever is late, everybody reads what a program on one
+// stream reads. docs/contracts/streams-and-threads.md lists what waits for what; these tests fail where one of those
+// waits is missing.
+#include <gtest/gtest.h>
+
+#include "gpu_order.h"
+
+using namespace order;
+
+namespace {
+
+struct Setup {
+  Layout layout;
+  fsdp_strategy strategy;
+};
+
+class GpuOrder : public testing::TestWithParam<Setup> {};
+
+TEST_P(GpuOrder, WhoeverIsLateNoBitChanges) {
+  const Scenario setup = order_scenario(GetParam().layout, GetParam().strategy);
+  const auto expected = run_program(setup, false, Late::nobody);
+  for (const Late late : all_late) {
+    if (late == Late::outer && GetParam().layout < Layout::hsdp) continue;
+    if (late == Late::rank && setup.ranks == 1) continue;
+    if (setup.ranks == 4 && late < Late::updates) continue;  // as with two ranks
+    EXPECT_EQ(compare(expected, run_program(setup, true, late)), "") << "late: " << late_names[static_cast<int>(late)];
+  }
+}
+
+// The calls of a step that is discarded have enqueued work that is late, and the GPU may still be at the step before,
+// which has ended well: that one is not given up, and the next one comes after it all.
+class GpuDiscard : public testing::TestWithParam<fsdp_strategy> {};
+
+TEST_P(GpuDiscard, WhoeverIsLateNothingIsLeftAndTheStepBeforeStays) {
+  const Scenario setup = order_scenario(Layout::flat, GetParam());
+  const auto expected = run_program(setup, false, Late::nobody, true);
+  for (const Late late : {Late::readers, Late::writers, Late::writer, Late::gathers, Late::reduces, Late::rank})
+    EXPECT_EQ(compare(expected, run_program(setup, true, late, true)), "")
+        << "late: " << late_names[static_cast<int>(late)];
+}
+
+std::vector<Setup> all_setups() {
+  std::vector<Setup> all;
+  for (const Layout layout : {Layout::one, Layout::flat, Layout::hfsdp})
+    for (const fsdp_strategy strategy : strategies) all.push_back({layout, strategy});
+  for (const Layout layout : {Layout::hsdp, Layout::hosts, Layout::debug})
+    for (const fsdp_strategy strategy : {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM_GRADS_PARAMS})
+      all.push_back({layout, strategy});
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, GpuOrder, testing::ValuesIn(all_setups()), [](const auto &info) {
+  return std::string(layout_names[static_cast<int>(info.param.layout)]) + "Strategy" +
+         std::to_string(info.param.strategy);
+});
+
+INSTANTIATE_TEST_SUITE_P(Each, GpuDiscard, testing::ValuesIn(strategies));
+
+}  // namespace

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// A program of its own, since its heap ends where a test says.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <new>
+
+#include "harness.h"
+
+namespace {
+std::atomic<int64_t> left{-1};  // allocations before one fails; below 0: none does
+}
+
+void *operator new(size_t bytes) {
+  if (left >= 0 && left-- == 0) throw std::bad_alloc();
+  if (void *data = std::malloc(bytes ? bytes : 1)) return data;
+  throw std::bad_alloc();
+}
+// A sanitizer has its own for each that a program leaves out, and they must not be mixed.
+void *operator new(size_t bytes, const std::nothrow_t &) noexcept { return std::malloc(bytes ? bytes : 1); }
+void operator delete(void *data, const std::nothrow_t &) noexcept { std::free(data); }
+void operator delete(void *data) noexcept { std::free(data); }
+void operator delete(void *data, size_t) noexcept { std::free(data); }
+
+using namespace harness;
+
+namespace {
+
+// A change that fails is none: the model trains as before.
+TEST(Heap, AnLrScaleThatCannotBeSetStaysAsItWas) {
+  for (int64_t allocations = 0, failures = 1; failures; ++allocations) {
+    failures = 0;
+    const Scenario scenario = scenario_of(FSDP_STRATEGY_NO_SHARD, 1);
+    run_threads(scenario, [&](uint32_t, fsdp_context *context) {
+      Rank rank(context, scenario);
+      rank.load();
+      const std::vector<float> before = rank.read(0, 0);
+      left = allocations;
+      const fsdp_status status = fsdp_set_param_lr_scale(rank.groups[0], 0, 3.0);
+      failures = left < 0;
+      left = -1;
+      REQUIRE(status == (failures ? FSDP_OUT_OF_MEMORY : FSDP_OK));
+      fsdp_param info = FSDP_PARAM_INIT;
+      FSDP(fsdp_get_param_info(rank.groups[0], 0, &info));
+      REQUIRE(info.lr_scale == (failures ? 1 : 3));
+      reduce_all(rank, 1);
+      FSDP(fsdp_finish_grads(rank.model, 1.0, 0, nullptr));
+      FSDP(fsdp_step_adamw(rank.model, 0.01, nullptr, nullptr));
+      const std::vector<float> after = rank.read(0, 0);
+      for (size_t i = 0; i < before.size(); ++i)
+        REQUIRE(std::abs(before[i] - after[i] - (failures ? 0.01f : 0.03f)) < 1e-5f);
+      FSDP(fsdp_close_context(context));
+    });
+    ASSERT_LT(allocations, 100);
+  }
+}
+
+}  // namespace

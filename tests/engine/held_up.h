@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// What comes late: a rank that is held up inside of a call, between what it waits for and what it does next; threads of
+// the library that stand still wherever they are.
+#pragma once
+
+#include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <utility>
+
+#include "harness.h"
+
+namespace harness {
+
+inline void await(const std::atomic<bool> &flag) {
+  for (const double begin = now(); !flag; pause_ms(1)) REQUIRE(now() - begin < 60);
+}
+
+// By a hook that the rank's wait asks. One such rank at a time.
+struct HeldUp {
+  static inline thread_local bool mine = false;
+  static inline std::atomic<bool> now{false};
+  static int32_t hook(void *) {
+    if (!std::exchange(mine, false)) return 0;
+    now = true;
+    pause_ms(150);
+    return 0;
+  }
+  // Before the ranks begin.
+  static void arm(Scenario &setup) {
+    setup.context.interrupted = hook;
+    now = false;
+  }
+  // Before the call: that rank comes first, and the others when it is held up.
+  static void enter(bool held) {
+    if (held)
+      mine = true;
+    else
+      await(now);
+  }
+};
+
+// The library leaves SIGILL to the program on its threads too, so that a handler of the program's can hold them.
+class StandStill {
+ public:
+  // All threads of that name stand still when this returns, for so long.
+  StandStill(const std::string &name, int ms) {
+    came = standing = 0;
+    longest_ms = ms;
+    struct sigaction action {};
+    action.sa_handler = stand;
+    REQUIRE(::sigaction(SIGILL, &action, &before_) == 0);
+    int found = 0;
+    for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
+      std::string own;
+      std::getline(std::ifstream(task.path() / "comm"), own);
+      if (own != name) continue;
+      REQUIRE(::syscall(SYS_tgkill, ::getpid(), std::stoi(task.path().filename()), SIGILL) == 0);
+      ++found;
+    }
+    REQUIRE(found > 0);
+    for (const double begin = now(); came < found; pause_ms(1)) REQUIRE(now() - begin < 60);
+  }
+  ~StandStill() {
+    while (standing > 0) pause_ms(1);
+    ::sigaction(SIGILL, &before_, nullptr);
+  }
+  StandStill(const StandStill &) = delete;
+  StandStill &operator=(const StandStill &) = delete;
+
+ private:
+  static void stand(int) {
+    const int error = errno;
+    ++standing;
+    ++came;
+    for (int i = 0; i < longest_ms; ++i) {
+      timespec one{0, 1'000'000};
+      ::nanosleep(&one, nullptr);
+    }
+    --standing;
+    errno = error;
+  }
+  static inline std::atomic<int> came{0}, standing{0}, longest_ms{0};
+  struct sigaction before_ {};
+};
+
+}  // namespace harness

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+// On the host, one edge a test: what comes after a rank or a stream of the library that is late, where whole programs
+// would not show it. Which edge it is stands in docs/contracts/streams-and-threads.md.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <span>
+
+#include "held_up.h"
+
+using namespace harness;
+
+namespace {
+
+enum class Axis { replicas, divided, hosts };
+constexpr Axis axes[] = {Axis::replicas, Axis::divided, Axis::hosts};
+constexpr fsdp_strategy strategies[] = {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS,
+                                        FSDP_STRATEGY_OPTIM_GRADS_PARAMS};
+
+// Two outer ranks, and so many inner ones.
+Scenario outer_scenario(Axis axis, uint32_t inner, fsdp_strategy strategy, fsdp_unshard_mode mode) {
+  Scenario setup = scenario_of(strategy, 2 * inner, mode);
+  if (axis == Axis::hosts) {
+    setup.context.ranks_per_host = inner;
+  } else {
+    setup.mesh.replicate_size = 2;
+    setup.mesh.shard_size = inner;
+  }
+  if (axis == Axis::divided) setup.model.outer_strategy = FSDP_OUTER_OPTIM;
+  return setup;
+}
+
+void expect_weights(Rank &rank, float expected) {
+  const bool whole = rank.setup.model.strategy != FSDP_STRATEGY_OPTIM_GRADS_PARAMS;
+  for (size_t g = rank.groups.size(); g-- > 0;) {
+    if (!whole) FSDP(fsdp_unshard(rank.groups[g], FSDP_EVAL, 0, nullptr));
+    for (size_t p = 0; p < rank.def(g).params.size(); ++p)
+      for (const float seen : rank.view(g, p, FSDP_EVAL)) REQUIRE(seen == expected);
+    if (!whole) FSDP(fsdp_reshard(rank.groups[g], FSDP_EVAL, 0, nullptr));
+  }
+}
+
+// The last rank is held up after the meeting. A rank of the other host waits for its part, and a neighbour of that one
+// for both.
+TEST(HostEdges, AVersionRisesAfterThePartsOfOtherHosts) {
+  for (const Axis axis : {Axis::divided, Axis::hosts})
+    for (const uint32_t inner : {1u, 2u})
+      for (const fsdp_strategy strategy : std::span(strategies).subspan(1))
+        for (const fsdp_unshard_mode mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED}) {
+          Scenario setup = outer_scenario(axis, inner, strategy, mode);
+          setup.set_dtype(FSDP_BFLOAT16);
+          HeldUp::arm(setup);
+          run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+            Rank rank(context, setup);
+            rank.load();
+            FSDP(fsdp_begin_update(rank.model, nullptr));
+            for (const fsdp_shard &shard : rank.shards()) std::fill_n(main_weight(shard), shard.element_count, 7.0f);
+            HeldUp::enter(r + 1 == setup.ranks);
+            FSDP(fsdp_publish_weights(rank.model, nullptr));
+            expect_weights(rank, 7.0f);
+            FSDP(fsdp_close_context(context));
+          });
+        }
+}
+
+// The library's streams take their time, and nothing but this call waits for them.
+TEST(HostEdges, MainGradsAreWholeWhenFinishReturns) {
+  for (const Axis axis : axes)
+    for (const uint32_t inner : {1u, 2u})
+      for (const fsdp_strategy strategy : strategies) {
+        Scenario setup = outer_scenario(axis, inner, strategy, FSDP_UNSHARD_COPIED);
+        setup.model.grad_op = FSDP_GRAD_OP_SUM;
+        setup.context.debug_delay_us = 5000;
+        run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+          Rank rank(context, setup);
+          rank.load();
+          reduce_all(rank, static_cast<float>(r + 1));
+          FSDP(fsdp_finish_grads(rank.model, 1, 0, nullptr));
+          const auto sum = static_cast<float>(setup.ranks * (setup.ranks + 1) / 2);
+          for (const fsdp_shard &shard : rank.shards())
+            for (uint64_t i = 0; i < shard.element_count; ++i) REQUIRE(main_grad(shard)[i] == sum);
+          FSDP(fsdp_discard_step(rank.model, nullptr));
+          FSDP(fsdp_close_context(context));
+        });
+      }
+}
+
+// Its peers wait for it over the outer axis, which must give up what will not come: then all know who misses what, and
+// no context has failed.
+TEST(HostEdges, AReduceThatAReplicaForgetsEndsTheStepAlone) {
+  for (const Axis axis : axes)
+    for (const uint32_t inner : {1u, 2u})
+      for (const fsdp_strategy strategy : strategies) {
+        Scenario setup = outer_scenario(axis, inner, strategy, FSDP_UNSHARD_COPIED);
+        setup.steps = 1;
+        const auto expected = reference(setup).weights;
+        run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+          Rank rank(context, setup);
+          rank.load();
+          for (size_t g = rank.groups.size(); g-- > (r == 1 ? 1u : 0u);) backward_group(rank, g, 7, 0, nullptr);
+          require_error(fsdp_finish_grads(rank.model, 1, 0, nullptr), FSDP_INVALID_STATE,
+                        {"rank 1", "'embed'", "fsdp_reduce_grad", "fsdp_discard_step"});
+          fsdp_error error = FSDP_ERROR_INIT;
+          FSDP(fsdp_get_context_error(context, &error));
+          REQUIRE(error.status == FSDP_OK);
+          FSDP(fsdp_discard_step(rank.model, nullptr));
+          clean_step(rank, 0);
+          REQUIRE(same_bits(rank.read_all(), expected));
+          FSDP(fsdp_close_context(context));
+        });
+      }
+}
+
+// Rank 1 is held up where all give a step up, and the others are in the next round of reduces before it is.
+TEST(HostEdges, ARoundOfReducesTakesInWhoIsLateToIt) {
+  for (const uint32_t inner : {1u, 2u})
+    for (const fsdp_strategy strategy : strategies) {
+      Scenario setup = inner == 1 ? scenario_of(strategy, 3, FSDP_UNSHARD_COPIED)
+                                  : outer_scenario(Axis::divided, inner, strategy, FSDP_UNSHARD_COPIED);
+      setup.steps = 1;
+      const auto expected = reference(setup).weights;
+      HeldUp::arm(setup);
+      run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+        Rank rank(context, setup);
+        rank.load();
+        for (size_t g = rank.groups.size(); g-- > (r == 1 ? 2u : 1u);) backward_group(rank, g, 7, 0, nullptr);
+        HeldUp::enter(r == 1);
+        FSDP(fsdp_discard_step(rank.model, nullptr));
+        clean_step(rank, 0);
+        REQUIRE(same_bits(rank.read_all(), expected));
+        FSDP(fsdp_close_context(context));
+      });
+    }
+}
+
+// Comes to the meeting, and stays there until the other has seen its timeout.
+struct Stays {
+  static inline thread_local bool mine = false;
+  static inline std::atomic<bool> now{false}, over{false};
+  static int32_t hook(void *) {
+    if (!std::exchange(mine, false)) return 0;
+    now = true;
+    for (const double begin = harness::now(); !over && harness::now() - begin < 60;) pause_ms(1);
+    return 0;
+  }
+};
+
+// Rank 1 is late with a part that rank 0 waits for on a stream. Rank 0 waits for that stream first, which knows whom it
+// misses, and not for itself.
+TEST(HostEdges, WhoWaitsForAPartOfAnotherHostDoesNotBlameItself) {
+  for (const Axis axis : {Axis::divided, Axis::hosts}) {
+    Scenario setup = outer_scenario(axis, 1, FSDP_STRATEGY_OPTIM_GRADS_PARAMS, FSDP_UNSHARD_COPIED);
+    setup.context.timeout_ms = 2000;
+    setup.context.interrupted = Stays::hook;
+    Stays::now = Stays::over = false;
+    run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+      Rank rank(context, setup);
+      rank.load();
+      FSDP(fsdp_begin_update(rank.model, nullptr));
+      if (r == 1)
+        Stays::mine = true;
+      else
+        await(Stays::now);
+      std::unique_ptr<StandStill> still;
+      if (r == 0) still = std::make_unique<StandStill>("fsdp-outer", 50);
+      const fsdp_status status = fsdp_publish_weights(rank.model, nullptr);
+      Stays::over = true;
+      require_error(status, FSDP_TIMEOUT, {});
+      fsdp_error error = FSDP_ERROR_INIT;
+      FSDP(fsdp_get_last_error(context, &error));
+      REQUIRE(error.rank != 0);
+    });
+  }
+}
+
+// Several pieces of the staging memory for each rank's part.
+Scenario staged_scenario() {
+  Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_MAPPED);
+  setup.groups = equal_groups(1, 2048, 1024);
+  return setup;
+}
+
+std::vector<float> numbers_from(float first) {
+  std::vector<float> values(2048 * 1024);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = first + static_cast<float>(i);
+  return values;
+}
+
+// late: rank 1 comes to the load or the read after the other, or first, to be held up when both have met there.
+enum class Comes { late, held };
+void come(Comes how, uint32_t rank) {
+  if (how == Comes::held) return HeldUp::enter(rank == 1);
+  if (rank == 1) pause_ms(150);
+}
+
+// The root is late, or who takes from it.
+TEST(HostEdges, AParameterIsLoadedPieceByPiece) {
+  for (const Comes how : {Comes::late, Comes::held}) {
+    Scenario setup = staged_scenario();
+    HeldUp::arm(setup);
+    run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+      Rank rank(context, setup);
+      rank.load();
+      FSDP(fsdp_begin_update(rank.model, nullptr));
+      const std::vector<float> values = numbers_from(1);
+      const uint32_t root = how == Comes::late ? 1 : 0;
+      come(how, r);
+      FSDP(fsdp_load_param(rank.groups[0], 0, r == root ? values.data() : nullptr, FSDP_FLOAT32, values.size(),
+                           static_cast<int32_t>(root), 0));
+      FSDP(fsdp_publish_weights(rank.model, nullptr));
+      FSDP(fsdp_unshard(rank.groups[0], FSDP_EVAL, 0, nullptr));
+      REQUIRE(rank.view(0, 0, FSDP_EVAL) == values);
+      FSDP(fsdp_reshard(rank.groups[0], FSDP_EVAL, 0, nullptr));
+      FSDP(fsdp_close_context(context));
+    });
+  }
+}
+
+// The owner of a part is late, or who reads it.
+TEST(HostEdges, AParameterIsReadPieceByPiece) {
+  for (const Comes how : {Comes::late, Comes::held}) {
+    Scenario setup = staged_scenario();
+    HeldUp::arm(setup);
+    run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+      Rank rank(context, setup);
+      const std::vector<float> values = numbers_from(3);
+      FSDP(fsdp_load_param(rank.groups[0], 0, values.data(), FSDP_FLOAT32, values.size(), FSDP_EVERY_RANK, 0));
+      FSDP(fsdp_publish_weights(rank.model, nullptr));
+      come(how, r);
+      REQUIRE(rank.read(0, 0) == values);
+      FSDP(fsdp_close_context(context));
+    });
+  }
+}
+
+}  // namespace

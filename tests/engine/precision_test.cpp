@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weights, gradients and sums in other dtypes than fp32, of a model and of single groups: the bits of the reference,
+// which rounds where docs/contracts/numerics.md says so.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "device.h"
+#include "element.h"
+#include "harness.h"
+
+using namespace harness;
+
+namespace {
+
+constexpr fsdp_strategy strategies[] = {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS,
+                                        FSDP_STRATEGY_OPTIM_GRADS_PARAMS};
+constexpr fsdp_dtype dtypes[] = {FSDP_FLOAT32, FSDP_BFLOAT16, FSDP_FLOAT16};
+
+Scenario make_setup(fsdp_strategy strategy, uint32_t ranks, fsdp_unshard_mode mode) {
+  Scenario setup = scenario_of(strategy, ranks, mode);
+  setup.steps = 3;
+  setup.microbatches = 2;
+  setup.scale = 0.5;
+  return setup;
+}
+
+void expect_reference(const Scenario &setup, const std::string &what) {
+  EXPECT_EQ(difference(setup, train_threads(setup)), "")
+      << what << ", strategy " << setup.model.strategy << ", mode " << setup.model.unshard_mode;
+}
+
+std::string text_of(fsdp_dtype compute, fsdp_dtype grad, fsdp_dtype reduce) {
+  return "compute " + std::to_string(compute) + ", grad " + std::to_string(grad) + ", reduce " + std::to_string(reduce);
+}
+
+// What the tests below compare with. Values between two neighbours go to the nearest, and to the even one from the
+// middle.
+TEST(Rounding, IsThatOfTheFormats) {
+  EXPECT_EQ(round_to(1.0f + 0x1p-11f, FSDP_FLOAT16), 1.0f);
+  EXPECT_EQ(round_to(1.0f + 0x1.004p-11f, FSDP_FLOAT16), 1.0f + 0x1p-10f);
+  EXPECT_EQ(round_to(1.0f + 0x3p-11f, FSDP_FLOAT16), 1.0f + 0x2p-10f);
+  EXPECT_EQ(round_to(-65519.0f, FSDP_FLOAT16), -65504.0f);
+  EXPECT_EQ(round_to(65520.0f, FSDP_FLOAT16), HUGE_VALF);
+  EXPECT_EQ(round_to(0x1.8p-24f, FSDP_FLOAT16), 0x1p-23f);
+  EXPECT_EQ(round_to(0x1p-25f, FSDP_FLOAT16), 0.0f);
+  EXPECT_EQ(round_to(0x1.ffep-15f, FSDP_FLOAT16),
+            0x1p-14f);  // from the largest subnormal's neighbour to a normal number
+  EXPECT_EQ(round_to(1.0f + 0x1p-8f, FSDP_BFLOAT16), 1.0f);
+  EXPECT_EQ(round_to(1.0f + 0x3p-8f, FSDP_BFLOAT16), 1.0f + 0x2p-7f);
+  for (uint32_t bits = 0; bits < 0x7C00; ++bits) {
+    const auto half = static_cast<uint16_t>(bits);
+    const float value = load_element(&half, FSDP_FLOAT16, 0);
+    uint16_t again = 0xFFFF;
+    store_element(&again, FSDP_FLOAT16, 0, value);
+    ASSERT_EQ(again, half);
+    if (bits) {
+      const auto below = static_cast<uint16_t>(bits - 1);
+      const float middle = (value + load_element(&below, FSDP_FLOAT16, 0)) / 2;
+      ASSERT_EQ(round_to(middle, FSDP_FLOAT16), load_element(bits % 2 ? &below : &half, FSDP_FLOAT16, 0)) << bits;
+    }
+  }
+}
+
+class Dtypes : public testing::TestWithParam<std::tuple<fsdp_dtype, fsdp_dtype, fsdp_dtype>> {};
+
+TEST_P(Dtypes, HaveTheReferencesBits) {
+  const auto [compute, grad, reduce] = GetParam();
+  for (const fsdp_strategy strategy : strategies)
+    for (const auto mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED}) {
+      Scenario setup = make_setup(strategy, 3, mode);
+      setup.set_dtype(compute);
+      setup.model.grad_dtype = grad;
+      setup.model.reduce_dtype = reduce;
+      setup.eval = true;
+      setup.put = mode == FSDP_UNSHARD_COPIED;
+      expect_reference(setup, text_of(compute, grad, reduce));
+    }
+}
+
+// 0: what follows from the parameter, and from the gradient.
+INSTANTIATE_TEST_SUITE_P(Training, Dtypes,
+                         testing::Combine(testing::ValuesIn(dtypes), testing::Values(0, 1, 2, 3),
+                                          testing::Values(0, 1, 2, 3)));
+
+// Each group has its own, and so do parameters of one group.
+TEST(Training, GroupsHaveDtypesOfTheirOwn) {
+  const fsdp_dtype own[][2] = {
+      {FSDP_FLOAT16, 0}, {FSDP_FLOAT32, FSDP_FLOAT16}, {0, FSDP_BFLOAT16}, {FSDP_BFLOAT16, FSDP_FLOAT32}};
+  for (const fsdp_dtype of_model : {0, FSDP_FLOAT32 + 0, FSDP_BFLOAT16 + 0, FSDP_FLOAT16 + 0})
+    for (const fsdp_strategy strategy : strategies)
+      for (const auto mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED})
+        for (const fsdp_reduce_policy policy : {FSDP_REDUCE_POLICY_EACH, FSDP_REDUCE_POLICY_LAST}) {
+          if (strategy == FSDP_STRATEGY_OPTIM && policy == FSDP_REDUCE_POLICY_EACH) continue;
+          Scenario setup = make_setup(strategy, 3, mode);
+          setup.model.grad_dtype = of_model;
+          setup.model.reduce_dtype = of_model == FSDP_FLOAT16 ? FSDP_BFLOAT16 : 0;
+          setup.model.reduce_policy = policy;
+          setup.groups.push_back({"as the model", {{"plain.w", {31, 5}}, {"plain.half", {7, 9}, FSDP_FLOAT16}}});
+          for (size_t g = 0; g < std::size(own); ++g) {
+            setup.groups[g].options.grad_dtype = own[g][0];
+            setup.groups[g].options.reduce_dtype = own[g][1];
+          }
+          setup.groups[1].params[0].dtype = FSDP_BFLOAT16;
+          setup.groups[1].params[2].dtype = FSDP_FLOAT16;
+          setup.groups[2].params[1].dtype = FSDP_FLOAT16;
+          expect_reference(setup, "of the model " + std::to_string(of_model) + ", policy " + std::to_string(policy));
+        }
+}
+
+// Replicas, and a shard axis over acted hosts: what travels between them is fp32 whatever the gradients are.
+TEST(Training, MeshesHaveTheReferencesBitsInEveryDtype) {
+  for (const fsdp_dtype compute : {FSDP_BFLOAT16, FSDP_FLOAT16})
+    for (const fsdp_dtype grad : {0, FSDP_FLOAT32 + 0})
+      for (const fsdp_strategy strategy : strategies)
+        for (const int kind : {0, 1, 2}) {
+          Scenario setup = make_setup(strategy, 4, FSDP_UNSHARD_MAPPED);
+          setup.set_dtype(compute);
+          setup.model.grad_dtype = grad;
+          setup.groups[1].options.reduce_dtype = FSDP_BFLOAT16;
+          setup.groups[2].options.grad_dtype = FSDP_FLOAT16;
+          if (kind == 2)
+            setup.context.ranks_per_host = 2;
+          else
+            setup.mesh.replicate_size = setup.mesh.shard_size = 2;
+          if (kind == 1) setup.model.outer_strategy = FSDP_OUTER_OPTIM;
+          expect_reference(setup, text_of(compute, grad, 0) + ", kind " + std::to_string(kind));
+        }
+}
+
+// Gradients that are beyond fp16 are infinite there, and only there; sums are fp32 and are not.
+TEST(Training, WhatFloat16CannotHoldIsInfinite) {
+  for (const bool narrow : {false, true}) {
+    Scenario setup = make_setup(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3, FSDP_UNSHARD_MAPPED);
+    setup.model.grad_op = FSDP_GRAD_OP_SUM;
+    setup.groups[1].options.grad_dtype = FSDP_FLOAT16;
+    run_threads(setup, [&](uint32_t, fsdp_context *context) {
+      Rank rank(context, setup);
+      rank.load();
+      reduce_all(rank, narrow ? 70'000.0f : 60'000.0f);
+      FSDP(fsdp_finish_grads(rank.model, 1, 0, stream()));
+      int32_t found = -1;
+      const char *name = nullptr;
+      FSDP(fsdp_check_grads(rank.model, stream(), &found, &name));
+      REQUIRE(found == narrow && (!narrow || std::string(name) == "l0.wq"));
+      for (const fsdp_shard &shard : rank.shards()) {
+        const bool infinite = narrow && shard.group == rank.groups[1];
+        std::vector<float> grads(shard.element_count);
+        copy(grads.data(), shard.main_grad, grads.size() * sizeof(float));
+        for (const float grad : grads) REQUIRE(grad == (infinite ? HUGE_VALF : narrow ? 210'000.0f : 180'000.0f));
+      }
+      FSDP(fsdp_discard_step(rank.model, stream()));
+      FSDP(fsdp_close_context(context));
+    });
+  }
+}
+
+}  // namespace

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "memory.h"
+
+namespace fuzz {
+namespace {
+
+constexpr uint64_t most_params = 4, param_room = 96;
+
+// Descriptors in memory of any stride up to param_room, with names and shapes of their own.
+struct Params {
+  explicit Params(Rank &rank) : bytes(most_params * 4096 + 8192) {
+    count = rank.random.below(most_params + 1);
+    stride = rank.wild() ? rank.nonsense() : rank.random.one_in(4) ? param_room : sizeof(fsdp_param);
+    for (uint64_t i = 0; i < count; ++i) declare(rank, i);
+  }
+
+  void declare(Rank &rank, uint64_t i) {
+    fsdp_param param = FSDP_PARAM_INIT;
+    param.struct_size = rank.number(sizeof(fsdp_param));
+    if (const char *const name = rank.name()) param.name = (names[i] = name).c_str();
+    uint64_t elements = 1;
+    for (auto &size : shapes[i])
+      size = rank.wild() ? (rank.random.one_in(2) ? 0 : uint64_t{1} << 63) : 1 + rank.random.below(12);
+    param.shape = rank.or_null(shapes[i]);
+    param.dimension_count = static_cast<uint32_t>(rank.random.below(4));
+    for (uint32_t d = 0; d < param.dimension_count; ++d) elements *= shapes[i][d];
+    if (rank.wild()) param.dimension_count = 17 + static_cast<uint32_t>(rank.random.below(47));
+    param.dtype = rank.random.one_in(2) ? 0 : rank.choice(FSDP_FLOAT16);
+    param.flags = rank.random.one_in(2) ? rank.flags(FSDP_PARAM_FROZEN | FSDP_PARAM_NO_DECAY | FSDP_PARAM_LR_ZERO)
+                                        : rank.flags(0);
+    param.granule = rank.random.one_in(2) ? 0 : rank.choice(FSDP_GRANULE_TENSOR);
+    param.granule_rows = rank.number(2);
+    param.lr_scale = rank.real(0);
+    param.user_data = reinterpret_cast<void *>(rank.nonsense());
+    if (stride <= 4096) std::memcpy(bytes.data() + i * stride, &param, sizeof param);
+    facts.push_back(
+        {elements, param.dtype ? param.dtype : FSDP_FLOAT32, (param.flags & FSDP_PARAM_FROZEN) != 0, names[i]});
+  }
+
+  std::vector<unsigned char> bytes;
+  std::string names[most_params];
+  uint64_t shapes[most_params][64];
+  uint64_t count, stride;
+  std::vector<ParamFacts> facts;
+};
+
+fsdp_status create_group(Rank &rank) {
+  fsdp_group_options options = FSDP_GROUP_OPTIONS_INIT;
+  options.flags = rank.random.one_in(4) ? rank.flags(FSDP_GROUP_RESIDENT | FSDP_GROUP_ROOT) : rank.flags(0);
+  options.strategy = rank.random.one_in(2) ? 0 : rank.choice(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
+  options.grad_dtype = rank.exactly(0);
+  options.reduce_dtype = rank.exactly(0);
+  const Input<fsdp_group_options> input(rank, options);
+  const Params params(rank);
+  const char *const name = rank.name();
+  const std::string kept = name ? name : "";
+  fsdp_model *const model = rank.model();
+  fsdp_group *made = nullptr;
+  const fsdp_status status = make<fsdp_group>(
+      rank, a_group,
+      [&](auto **out) {
+        const auto *first = rank.or_null(reinterpret_cast<const fsdp_param *>(params.bytes.data()));
+        return fsdp_create_group(model, name, first, params.count, params.stride, input.pointer(), out);
+      },
+      &made);
+  require(!made || is_stride<fsdp_param>(params.stride), "fsdp_create_group took a stride that cannot be");
+  if (made) rank.groups[made] = {model, params.facts, kept};
+  return status;
+}
+
+fsdp_status load_param(Rank &rank) {
+  const ParamFacts facts = rank.param();
+  fsdp_group *const group = rank.group();
+  std::fill_n(rank.buffer, buffer_bytes, static_cast<unsigned char>(rank.random.below(64)));
+  return fsdp_load_param(group, rank.number(rank.aim.param), rank.or_null(rank.buffer), rank.exactly(facts.dtype),
+                         rank.number(facts.element_count), rank.exactly(rank.random.one_in(2) ? FSDP_EVERY_RANK : 0),
+                         rank.flags(0));
+}
+
+const char *state_name(Rank &rank) {
+  return rank.wild() ? rank.name() : rank.random.one_in(2) ? "exp_avg" : "exp_avg_sq";
+}
+
+fsdp_status load_state(Rank &rank) {
+  const ParamFacts facts = rank.param();
+  fsdp_group *const group = rank.group();
+  std::fill_n(rank.buffer, buffer_bytes, static_cast<unsigned char>(rank.random.below(64)));
+  return fsdp_load_state(group, rank.number(rank.aim.param), state_name(rank), rank.or_null(rank.buffer),
+                         rank.exactly(static_cast<int32_t>(1 + rank.random.below(3))), rank.number(facts.element_count),
+                         rank.exactly(rank.random.one_in(2) ? FSDP_EVERY_RANK : 0), rank.flags(0));
+}
+
+// Rows of this rank's chunk, or of another's, which are refused unless all are kept here.
+fsdp_status load_chunk(Rank &rank) {
+  fsdp_chunk chunk = FSDP_CHUNK_INIT;
+  fsdp_group *const group = rank.group();
+  if (fsdp_get_chunk(group, rank.aim.param, static_cast<uint32_t>(rank.random.below(rank.world_size)), &chunk) !=
+      FSDP_OK)
+    chunk = {};
+  const uint64_t skipped = chunk.row_count ? rank.random.below(chunk.row_count) : 0;
+  std::fill_n(rank.buffer, buffer_bytes, static_cast<unsigned char>(rank.random.below(64)));
+  return fsdp_load_chunk(group, rank.number(rank.aim.param), rank.or_null(rank.buffer),
+                         rank.exactly(static_cast<int32_t>(1 + rank.random.below(3))),
+                         rank.number(chunk.row_offset + skipped), rank.number(chunk.row_count - skipped),
+                         rank.flags(0));
+}
+
+// A call that fills the buffer with a whole tensor.
+template <class Call>
+fsdp_status read_whole(Rank &rank, Call &&read_it) {
+  const ParamFacts facts = rank.param();
+  fsdp_group *const group = rank.group();
+  const fsdp_dtype dtype = rank.exactly(static_cast<int32_t>(1 + rank.random.below(3)));
+  std::fill_n(rank.buffer, buffer_bytes, static_cast<unsigned char>(0xA5));
+  const fsdp_status status = read_it(group, rank.number(rank.aim.param), rank.or_null(rank.buffer), dtype,
+                                     rank.number(facts.element_count), rank.exactly(FSDP_EVERY_RANK), rank.flags(0));
+  const bool refused =
+      status != FSDP_OK && status < FSDP_MISMATCH;  // otherwise parts may have come before a peer failed
+  const uint64_t may_write = refused ? 0 : most_elements * sizeof(float);
+  require(std::all_of(rank.buffer + may_write, rank.buffer + buffer_bytes, [](auto byte) { return byte == 0xA5; }),
+          "a call that reads wrote what it may not");
+  return status;
+}
+
+fsdp_status read_state(Rank &rank) {
+  const char *const given = state_name(rank);
+  return read_whole(rank, [&](fsdp_group *group, uint64_t param, auto... rest) {
+    return fsdp_read_state(group, param, given, rest...);
+  });
+}
+
+fsdp_status get_param(Rank &rank) {
+  Output<fsdp_tensor> tensor(rank);
+  fsdp_group *const group = rank.group();
+  const fsdp_status status =
+      tensor(fsdp_get_param(group, rank.number(rank.aim.param), rank.exactly(rank.aim.phase), tensor.pointer()));
+  if (status == FSDP_OK && rank.alone && tensor.whole())
+    read_all(tensor.value().data, tensor.value().element_count * tensor.value().element_size);
+  return status;
+}
+
+fsdp_status get_params(Rank &rank) {
+  Tensors tensors(rank);
+  fsdp_group *const group = rank.group();
+  const fsdp_status status = tensors(
+      fsdp_get_params(group, rank.exactly(rank.aim.phase), tensors.pointer(), tensors.count(), tensors.stride()));
+  for (uint64_t i = 0; status == FSDP_OK && rank.alone && i < tensors.count(); ++i)
+    read_all(tensors.at(i).data, tensors.at(i).element_count * tensors.at(i).element_size);
+  return status;
+}
+
+fsdp_status get_chunk(Rank &rank) {
+  Output<fsdp_chunk> chunk(rank);
+  return chunk(fsdp_get_chunk(rank.group(), rank.number(rank.aim.param), rank.number32(0), chunk.pointer()));
+}
+
+fsdp_status acquire_grad(Rank &rank) {
+  Output<fsdp_tensor> tensor(rank);
+  Output<int32_t> accumulate(rank);
+  fsdp_group *const group = rank.group();
+  const fsdp_status status = tensor(fsdp_acquire_grad(group, rank.number(rank.aim.param), rank.flags(FSDP_GRAD_ZEROED),
+                                                      rank.stream(), tensor.pointer(), accumulate.pointer()));
+  if (status == FSDP_OK && rank.alone && tensor.whole())
+    std::memset(tensor.value().data, static_cast<int>(rank.random.below(64)),
+                tensor.value().element_count * tensor.value().element_size);
+  return accumulate(status);
+}
+
+fsdp_status acquire_grads(Rank &rank) {
+  Tensors tensors(rank);
+  int32_t accumulate[8];
+  std::fill_n(accumulate, 8, -1);
+  fsdp_group *const group = rank.group();
+  const fsdp_status status =
+      tensors(fsdp_acquire_grads(group, rank.flags(FSDP_GRAD_ZEROED), rank.stream(), tensors.pointer(), tensors.count(),
+                                 tensors.stride(), rank.or_null(accumulate)));
+  const uint64_t written = status == FSDP_OK ? tensors.count() : 0;
+  require(std::all_of(accumulate + written, accumulate + 8, [](int32_t value) { return value == -1; }),
+          "fsdp_acquire_grads wrote an accumulate that it may not");
+  for (uint64_t i = 0; rank.alone && i < written; ++i)
+    if (const fsdp_tensor grad = tensors.at(i); grad.data)
+      std::memset(grad.data, static_cast<int>(rank.random.below(64)), grad.element_count * grad.element_size);
+  return status;
+}
+
+fsdp_status put_grad(Rank &rank) {
+  const ParamFacts facts = rank.param();
+  fsdp_group *const group = rank.group();
+  const void *const data = rank.random.one_in(8) ? nullptr : rank.buffer;
+  return fsdp_put_grad(group, rank.number(rank.aim.param), data, rank.exactly(FSDP_FLOAT32),
+                       rank.number(facts.element_count), rank.flags(0), rank.stream());
+}
+
+fsdp_status in_phase(Rank &rank, fsdp_status (*call)(fsdp_group *, fsdp_phase, uint32_t, fsdp_stream)) {
+  return call(rank.group(), rank.exactly(rank.aim.phase), rank.flags(0), rank.stream());
+}
+
+}  // namespace
+
+const std::vector<Case> &group_cases() {
+  static const std::vector<Case> cases = {
+      {"fsdp_create_group", create_group},
+      {"fsdp_load_param", load_param},
+      {"fsdp_read_param", [](Rank &rank) { return read_whole(rank, fsdp_read_param); }},
+      {"fsdp_load_state", load_state},
+      {"fsdp_read_state", read_state},
+      {"fsdp_load_chunk", load_chunk},
+      {"fsdp_set_param_lr_scale",
+       [](Rank &rank) {
+         fsdp_group *const group = rank.group();
+         const uint64_t param = rank.number(rank.aim.param);
+         return fsdp_set_param_lr_scale(group, param, rank.real(0.5));
+       }},
+      {"fsdp_get_param", get_param},
+      {"fsdp_get_params", get_params},
+      {"fsdp_get_chunk", get_chunk},
+      {"fsdp_prefetch", [](Rank &rank) { return in_phase(rank, fsdp_prefetch); }},
+      {"fsdp_unshard", [](Rank &rank) { return in_phase(rank, fsdp_unshard); }},
+      {"fsdp_reshard", [](Rank &rank) { return in_phase(rank, fsdp_reshard); }},
+      {"fsdp_acquire_grad", acquire_grad},
+      {"fsdp_acquire_grads", acquire_grads},
+      {"fsdp_put_grad", put_grad},
+      {"fsdp_reduce_grad",
+       [](Rank &rank) { return fsdp_reduce_grad(rank.group(), rank.number32(rank.aim.flags), rank.stream()); }},
+  };
+  return cases;
+}
+
+}  // namespace fuzz

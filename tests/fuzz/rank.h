@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank that makes random calls: what it has made so far, what it aims at, and the arguments that it chooses. Where
+// it is wild an argument is nonsense; otherwise it serves the aim. A pointer is NULL or a buffer that is large enough,
+// for any other is outside of the contract.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "fsdp.h"
+#include "random.h"
+
+namespace fuzz {
+
+// What a round is played in.
+enum World { world_of_one, world_of_two, plan_world, world_count };
+enum Kind { a_context, a_mesh, a_model, a_group, a_capture, kind_count };
+
+constexpr uint64_t buffer_bytes = 1 << 16;
+constexpr uint64_t most_elements = 2048;  // of a parameter of a context that has memory
+
+struct ParamFacts {
+  uint64_t element_count;
+  fsdp_dtype dtype;
+  bool frozen;
+  std::string name{};
+};
+
+struct GroupFacts {
+  fsdp_model *model;
+  std::vector<ParamFacts> params;
+  std::string name{};
+};
+
+// What the next call is to be about.
+struct Aim {
+  fsdp_context *context = nullptr;
+  fsdp_model *model = nullptr;
+  fsdp_group *group = nullptr;
+  uint64_t param = 0;
+  fsdp_phase phase = FSDP_FORWARD;
+  uint32_t flags = 0;
+};
+
+// Handles of all ranks of a round, alive or not: another rank's are as foreign as nonsense is.
+struct Elsewhere {
+  std::array<std::atomic<void *>, 16> handles{};
+  std::atomic<int> left = 0;  // ranks that destroy what they have
+};
+
+class Rank {
+ public:
+  Rank(uint64_t seed, Elsewhere &elsewhere);
+  void say_left() { ++elsewhere_.left; }
+  bool peer_left() const { return elsewhere_.left > 0; }  // before this one
+  Rank(const Rank &) = delete;
+
+  // Arguments.
+  bool wild() { return wildness && random.one_in(wildness); }
+  uint64_t nonsense();
+  uint64_t number(uint64_t sensible) { return wild() ? nonsense() : sensible; }
+  uint32_t number32(uint32_t sensible) { return wild() ? static_cast<uint32_t>(nonsense()) : sensible; }
+  double real(double sensible);
+  int32_t choice(int32_t last);  // a value of an enum, or 0
+  int32_t exactly(int32_t value) { return wild() ? static_cast<int32_t>(nonsense()) : value; }
+  uint32_t flags(uint32_t legal);
+  const char *name();
+  fsdp_stream stream() { return wild() ? reinterpret_cast<fsdp_stream>(nonsense() | 1) : nullptr; }
+  template <class T>
+  T *or_null(T *pointer) {
+    return wild() ? nullptr : pointer;
+  }
+
+  fsdp_context *context() { return static_cast<fsdp_context *>(handle(a_context, aim.context)); }
+  fsdp_mesh *mesh() { return static_cast<fsdp_mesh *>(handle(a_mesh, any(a_mesh))); }
+  fsdp_model *model() { return static_cast<fsdp_model *>(handle(a_model, aim.model)); }
+  fsdp_group *group() { return static_cast<fsdp_group *>(handle(a_group, aim.group)); }
+  fsdp_capture *capture() { return static_cast<fsdp_capture *>(handle(a_capture, nullptr)); }
+
+  World world() const { return plans ? plan_world : alone ? world_of_one : world_of_two; }
+
+  // What is known.
+  void add(Kind kind, void *handle);
+  void *any(Kind kind);  // NULL: there is none
+  void aim_anywhere();
+  ParamFacts param() const;
+  uint64_t param_count() const;  // of the group aimed at
+  std::vector<ParamFacts> trainable(const fsdp_model *model) const;
+
+  Random random;
+  uint64_t wildness = 0;  // one argument in so many is nonsense; 0: none
+  bool alone = true;      // no other rank can end what this one looks at
+  bool plans = false;
+  bool tame = false;  // from the first call to the last no rank of the round makes a wrong one but by chance
+  uint32_t world_size = 1;
+  uint32_t timeout_ms = 100;
+  Aim aim;
+  std::array<std::vector<void *>, kind_count> alive;
+  std::map<const void *, GroupFacts> groups;
+  unsigned char *buffer, *arena;
+
+ private:
+  void *handle(Kind kind, void *aimed);
+
+  Elsewhere &elsewhere_;
+  std::string name_;
+  uint64_t names_ = 0;
+  std::vector<unsigned char> memory_;
+};
+
+[[noreturn]] void give_up(const std::string &why);
+inline void require(bool holds, const char *what) {
+  if (!holds) give_up(what);
+}
+
+// One call of the header. Void ones count as FSDP_OK.
+struct Case {
+  const char *name;
+  fsdp_status (*run)(Rank &rank);
+  bool on_host = true;  // false: cannot be FSDP_OK without a GPU
+};
+const std::vector<Case> &context_cases();
+const std::vector<Case> &model_cases();
+const std::vector<Case> &group_cases();
+const std::vector<Case> &lookup_cases();
+const std::vector<Case> &optimizer_cases();
+const std::vector<Case> &all_cases();
+
+// Makes the call and holds its status against the contract.
+fsdp_status call(Rank &rank, const Case &chosen);
+fsdp_status call(Rank &rank, const char *name);
+void call_anything(Rank &rank);
+
+// What programs do, with calls of any kind between.
+void declare(Rank &rank);
+void train(Rank &rank);
+void leave(Rank &rank);
+
+}  // namespace fuzz

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls in the order in which programs make them, so that random ones meet every state.
+#include <algorithm>
+
+#include "memory.h"
+
+namespace fuzz {
+namespace {
+
+// Now and then any call at all between two of the program's.
+void go_on(Rank &rank, const char *name) {
+  const Aim aim = rank.aim;
+  if (rank.wildness && rank.random.one_in(2 + rank.wildness / 4)) call_anything(rank);
+  rank.aim = aim;
+  call(rank, name);
+}
+
+std::vector<void *> groups_of(const Rank &rank, const fsdp_model *model) {
+  std::vector<void *> found;
+  std::ranges::copy_if(rank.alive[a_group], std::back_inserter(found),
+                       [&](void *group) { return rank.groups.at(group).model == model; });
+  return found;
+}
+
+void visit_params(Rank &rank, const char *name, const char *other) {
+  const std::vector<ParamFacts> params = rank.groups.at(rank.aim.group).params;
+  for (rank.aim.param = 0; rank.aim.param < params.size(); ++rank.aim.param)
+    if (!params[rank.aim.param].frozen) go_on(rank, rank.random.one_in(3) ? other : name);
+  rank.aim.param = 0;
+}
+
+void pass(Rank &rank, fsdp_phase phase, bool last) {
+  auto groups = groups_of(rank, rank.aim.model);
+  if (phase == FSDP_BACKWARD) std::ranges::reverse(groups);
+  for (void *const group : groups) {
+    rank.aim.group = static_cast<fsdp_group *>(group);
+    rank.aim.phase = phase;
+    go_on(rank, "fsdp_unshard");
+    if (rank.random.one_in(3)) go_on(rank, rank.random.one_in(2) ? "fsdp_get_param" : "fsdp_get_params");
+    if (phase == FSDP_BACKWARD && rank.random.one_in(3))
+      go_on(rank, "fsdp_acquire_grads");
+    else if (phase == FSDP_BACKWARD)
+      visit_params(rank, "fsdp_acquire_grad", "fsdp_put_grad");
+    go_on(rank, "fsdp_reshard");
+    rank.aim.flags = last ? FSDP_LAST : 0;
+    if (phase == FSDP_BACKWARD) go_on(rank, "fsdp_reduce_grad");
+    if (phase == FSDP_BACKWARD && last && rank.random.one_in(8)) go_on(rank, "fsdp_acquire_grads");  // too late
+  }
+}
+
+void end_step(Rank &rank) {
+  static constexpr const char *between[] = {"fsdp_scale_grads",   "fsdp_clip_grads",           "fsdp_check_grads",
+                                            "fsdp_get_grad_norm", "fsdp_get_param_grad_norms", "fsdp_get_last_norm"};
+  go_on(rank, "fsdp_finish_grads");
+  for (uint64_t i = rank.random.below(4); i > 0; --i) go_on(rank, between[rank.random.below(std::size(between))]);
+  go_on(rank, rank.random.one_in(4) ? "fsdp_publish_weights" : "fsdp_step_adamw");
+  if (rank.random.one_in(4)) go_on(rank, "fsdp_check_replicas");
+}
+
+void step(Rank &rank) {
+  const uint64_t batches = 1 + rank.random.below(2);
+  for (uint64_t i = 0; i < batches; ++i) {
+    pass(rank, FSDP_FORWARD, false);
+    pass(rank, FSDP_BACKWARD, i + 1 == batches);
+  }
+  end_step(rank);
+}
+
+void load(Rank &rank) {
+  static constexpr const char *ways[] = {"fsdp_load_param",        "fsdp_load_param", "fsdp_load_chunk",
+                                         "fsdp_load_state",        "fsdp_read_param", "fsdp_read_state",
+                                         "fsdp_set_param_lr_scale"};
+  for (void *const group : groups_of(rank, rank.aim.model)) {
+    rank.aim.group = static_cast<fsdp_group *>(group);
+    const uint64_t count = rank.groups.at(group).params.size();
+    for (rank.aim.param = 0; rank.aim.param < count; ++rank.aim.param)
+      if (rank.random.one_in(2)) go_on(rank, ways[rank.random.below(std::size(ways))]);
+  }
+}
+
+}  // namespace
+
+void declare(Rank &rank) {
+  static constexpr const char *optional[] = {"fsdp_set_schedule", "fsdp_add_optimizer_state", "fsdp_set_arena",
+                                             "fsdp_check_model"};
+  rank.aim = {};
+  rank.aim.context =
+      static_cast<fsdp_context *>(rank.alive[a_context].empty() ? nullptr : rank.alive[a_context].front());
+  if (rank.random.one_in(2)) call(rank, "fsdp_create_mesh");
+  call(rank, "fsdp_create_model");
+  for (uint64_t i = 1 + rank.random.below(4); i > 0; --i) call(rank, "fsdp_create_group");
+  for (const char *name : optional)
+    if (rank.random.one_in(5)) call(rank, name);
+  go_on(rank, "fsdp_seal_model");
+  load(rank);
+  go_on(rank, "fsdp_publish_weights");
+}
+
+void train(Rank &rank) {
+  for (uint64_t i = rank.random.below(4); i > 0; --i) {
+    if (rank.random.one_in(4))
+      go_on(rank, "fsdp_apply_grads");
+    else
+      step(rank);
+    if (rank.random.one_in(4)) go_on(rank, "fsdp_discard_step");
+    if (rank.random.one_in(6)) {
+      go_on(rank, "fsdp_begin_update");
+      load(rank);
+      go_on(rank, "fsdp_publish_weights");
+    }
+  }
+}
+
+// Everything is given back, in any order, some of it twice.
+void leave(Rank &rank) {
+  if (rank.random.one_in(2)) call(rank, "fsdp_close_context");
+  rank.wildness = 0;
+  rank.say_left();
+  std::vector<std::pair<Kind, void *>> all;
+  for (const Kind kind : {a_context, a_mesh, a_model, a_capture})
+    for (void *handle : rank.alive[kind]) all.emplace_back(kind, handle);
+  for (size_t i = all.size(); i > 1; --i) std::swap(all[i - 1], all[rank.random.below(i)]);
+  for (const auto &[kind, handle] : all) {
+    if (kind == a_context) fsdp_destroy_context(static_cast<fsdp_context *>(handle));
+    if (kind == a_mesh) fsdp_destroy_mesh(static_cast<fsdp_mesh *>(handle));
+    if (kind == a_model) fsdp_destroy_model(static_cast<fsdp_model *>(handle));
+    if (kind == a_capture) fsdp_destroy_capture(static_cast<fsdp_capture *>(handle));
+  }
+}
+
+}  // namespace fuzz

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// What fails on one rank is refused on all, and no rank goes on with the error before all have read it: one that left
+// the job at once would be the reason that a slower one reports.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "comm/device_team.h"
+#include "comm/together.h"
+#include "engine/declaration.h"
+#include "engine/outcome.h"
+#include "memory/model_plan.h"
+#include "shm_ranks.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+// Has what the others say in time, and takes long to read it.
+class SlowReader final : public DeviceTeam {
+ public:
+  SlowReader(Rank &rank, std::atomic<int> &reads)
+      : DeviceTeam(std::move(rank.team), *rank.device), slow_(rank.rank() == 0), reads_(reads) {}
+
+  std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> mine, const std::string &what) override {
+    auto all = host_->exchange(mine, what);
+    read();
+    return all;
+  }
+  void exchange_fixed(const void *mine, uint64_t bytes, void *all, const char *what) override {
+    host_->exchange_fixed(mine, bytes, all, what);
+    read();
+  }
+  std::unique_ptr<Communicator> create_communicator(const std::string &, uint32_t) override { return {}; }
+  std::unique_ptr<MessageCommunicator> create_message_communicator(const std::string &, bool) override { return {}; }
+
+ private:
+  void read() {
+    if (!slow_) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    ++reads_;
+  }
+
+  bool slow_;
+  std::atomic<int> &reads_;
+};
+
+// refuse: throws on every rank, as rank 1 asks. exchanges: that tell all ranks that rank 1 does.
+void expect_read_by_all(int exchanges, const std::function<void(Team &)> &refuse) {
+  std::atomic<int> reads{0};
+  const auto problems = run_threads(3, [&](Rank &rank) {
+    SlowReader team(rank, reads);
+    const Error error = error_of([&] { refuse(team); });
+    const int seen = reads;
+    require(error.rank == 1, format_text("refused with: {} (of rank {})", error.message, error.rank));
+    require(seen >= exchanges, format_text("goes on after {} of {} exchanges are read", seen, exchanges));
+    rank.world->leave();
+  });
+  for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
+}
+
+TEST(Refusal, OfACommonStep) {
+  expect_read_by_all(1, [](Team &team) {
+    attempt_together(team, "a step", [&] {
+      if (team.rank() == 1) fail(FSDP_UNSUPPORTED, "not here");
+    });
+  });
+}
+
+TEST(Refusal, OfASeal) {
+  expect_read_by_all(1, [](Team &team) {
+    std::optional<Error> mine;
+    if (team.rank() == 1) mine.emplace(FSDP_UNSUPPORTED, "not here");
+    engine::share_outcome(team, mine);
+  });
+}
+
+TEST(Refusal, OfDeclarationsThatDiffer) {
+  expect_read_by_all(2, [](Team &team) {
+    memory::ModelSpec spec;
+    spec.mesh.ranks = {0, 1, 2};
+    spec.mesh.inner_size = team.rank() == 1 ? 3 : 1;
+    engine::verify_declarations(team, spec, memory::ModelPlan{}, 0);
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test

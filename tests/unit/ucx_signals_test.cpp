@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// The program's signals are its own: UCX, which takes some when it is loaded, and starts a thread, leaves them alone
+// here. First in its process: what was loaded before is as it was left.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+
+#include "net_ranks.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+constexpr int last_signal = 64;
+constexpr int set_by_libc = 0x04000000;  // SA_RESTORER, in whatever sigaction sets
+constexpr uint64_t bit(int number) { return uint64_t{1} << (number - 1); }
+// All but SIGKILL, SIGSTOP, the two that glibc keeps for itself, and the faults of the thread itself.
+constexpr uint64_t every_signal =
+    ~(bit(SIGKILL) | bit(SIGSTOP) | bit(32) | bit(33) | bit(SIGSEGV) | bit(SIGBUS) | bit(SIGFPE) | bit(SIGILL));
+
+std::atomic<pid_t> taken_by{0};
+void take(int) { taken_by = ::gettid(); }
+
+std::map<int, struct sigaction> actions() {
+  std::map<int, struct sigaction> all;
+  for (int number = 1; number <= last_signal; ++number) ::sigaction(number, nullptr, &all[number]);
+  return all;
+}
+
+uint64_t blocked_by(const std::string &task) {
+  std::ifstream file(task + "/status");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("SigBlk:")) return std::stoull(line.substr(7), nullptr, 16);
+  ADD_FAILURE() << task << " has no SigBlk";
+  return 0;
+}
+
+TEST(UcxSignals, HandlersAreTheProgramsOwn) {
+  ::unsetenv("UCX_HANDLE_ERRORS");
+  struct sigaction own {};
+  own.sa_handler = take;
+  for (const int number : {SIGSEGV, SIGUSR1}) ASSERT_EQ(::sigaction(number, &own, nullptr), 0);
+  const auto before = actions();
+  const auto net = create_net(0);
+  for (const auto &[number, action] : actions()) {
+    EXPECT_EQ(action.sa_handler, before.at(number).sa_handler) << "signal " << number;
+    EXPECT_EQ(action.sa_flags & ~set_by_libc, before.at(number).sa_flags & ~set_by_libc) << "signal " << number;
+  }
+  EXPECT_EQ(std::getenv("UCX_HANDLE_ERRORS"), nullptr) << "the environment is the program's too";
+}
+
+TEST(UcxSignals, NoThreadOfTheLibraryTakesOne) {
+  const auto net = create_net(0);
+  std::this_thread::sleep_for(
+      std::chrono::milliseconds(100));  // a thread begins with all blocked, whatever it was given
+  size_t others = 0;
+  for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
+    if (task.path().filename() == std::to_string(::getpid())) continue;
+    ++others;
+    std::string name;
+    std::getline(std::ifstream(task.path() / "comm"), name);
+    EXPECT_EQ(blocked_by(task.path()), every_signal) << name;
+  }
+  EXPECT_GE(others, 2u);  // fsdp-ucx and UCX's own
+  sigset_t set, before;
+  sigemptyset(&set);
+  sigaddset(&set, SIGUSR1);
+  ::pthread_sigmask(SIG_BLOCK, &set, &before);
+  ::kill(::getpid(), SIGUSR1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_EQ(taken_by, 0);
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  EXPECT_EQ(taken_by, ::getpid());
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test

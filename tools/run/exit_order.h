@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which ranks have ended, in the order in which they did: the first is the cause of the others' ends, more often than
+// not, and neither process ids nor the order of waiting for them tell it.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "run/unique_fd.h"
+
+namespace run {
+
+class ExitOrder {
+ public:
+  ExitOrder();
+  // pidfd: of rank `index`, watched until it is closed.
+  void watch(size_t index, int pidfd);
+  // Those that have ended since the last call, the earliest first.
+  std::vector<size_t> take();
+  // Readable when somebody has ended.
+  int fd() const { return epoll_.get(); }
+
+ private:
+  UniqueFd epoll_;
+};
+
+}  // namespace run
