@@ -24,7 +24,7 @@ TEST_F(NcclTest, AllCommunicatorsOfAGpuAreAbortedAtOnce) {
       }
       mine.meet();  // nobody fails before all is enqueued
       std::this_thread::sleep_for(100ms);
-      mine.failure.set(Error(FSDP_ABORTED, "the test aborts"));
+      mine.fail_with_all();
       expect_freed(mine, *bench.stream, 1);
       expect_freed(mine, *reduces, 1);
     }));
@@ -42,7 +42,7 @@ TEST_F(NcclTest, AGatherOverWindowsNoticesAnAbort) {
       bench.gather();
     }
     mine.meet();
-    mine.failure.set(Error(FSDP_ABORTED, "the test aborts"));
+    mine.fail_with_all();
     expect_freed(mine, *bench.stream, 1);
     if (mine.rank() == 0) control().set(Knob::let_copies_go, 1);
   }));

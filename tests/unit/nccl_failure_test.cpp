@@ -62,8 +62,8 @@ TEST_F(NcclTest, AFailureFreesAGpuThatWaits) {
   const auto problems = run_ranks({2}, [](NcclRank &mine) {
     Bench bench(mine);
     bench.gather();
-    std::this_thread::sleep_for(100ms);
-    mine.failure.set(Error(FSDP_ABORTED, "the test aborts"));
+    mine.meet();
+    mine.fail_with_all();
     expect_freed(mine, *bench.stream, 1);
     EXPECT_EQ(error_of([&] { bench.gather(); }).status, FSDP_ABORTED);
   });
@@ -77,7 +77,8 @@ TEST_F(NcclTest, AnAbortThatTakesLongHoldsNoCallerUp) {
   run_ranks({2}, [](NcclRank &mine) {
     Bench bench(mine);
     bench.gather();
-    mine.failure.set(Error(FSDP_ABORTED, "the test aborts"));
+    mine.meet();
+    mine.fail_with_all();
     std::this_thread::sleep_for(100ms);  // the guard is in it
     const auto start = std::chrono::steady_clock::now();
     EXPECT_EQ(error_of([&] { bench.gather(); }).status, FSDP_ABORTED);

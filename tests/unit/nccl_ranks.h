@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <barrier>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -31,8 +32,9 @@ inline const simulated::nccl::Control &control() {
 }
 
 struct NcclRank {
-  NcclRank(const std::shared_ptr<LocalJob> &job, uint32_t rank, int gpu, uint32_t timeout_ms)
-      : waiter(failure, nullptr, nullptr, timeout_ms),
+  NcclRank(const std::shared_ptr<LocalJob> &job, uint32_t rank, int gpu, uint32_t timeout_ms, std::barrier<> &all_bodies)
+      : bodies(all_bodies),
+        waiter(failure, nullptr, nullptr, timeout_ms),
         device(device::create_cuda_device(gpu, {}, waiter, failure)),
         world(create_local_world(job, rank, waiter, failure, *device)) {}
 
@@ -55,6 +57,11 @@ struct NcclRank {
     std::vector<char> all(size());
     host->exchange_fixed(&mine, 1, all.data(), "test meeting");
   }
+  // All ranks fail by themselves: one that left earlier would be what fails the others.
+  void fail_with_all() {
+    failure.set(Error(FSDP_ABORTED, "the test aborts"));
+    bodies.arrive_and_wait();
+  }
   template <class T>
   std::vector<T> read(const void *from, uint64_t count) {
     std::vector<T> values(count);
@@ -62,6 +69,7 @@ struct NcclRank {
     return values;
   }
 
+  std::barrier<> &bodies;
   Failure failure;
   Waiter waiter;
   std::unique_ptr<device::Device> device;
@@ -79,9 +87,11 @@ struct NcclJob {
 // What went wrong on each rank.
 inline std::vector<Error> run_ranks(const NcclJob &job, const std::function<void(NcclRank &)> &body) {
   auto local = create_local_job(job.size);
+  std::barrier bodies(job.size);
   std::vector<std::unique_ptr<NcclRank>> ranks;
   for (uint32_t r = 0; r < job.size; ++r)
-    ranks.push_back(std::make_unique<NcclRank>(local, r, job.share_gpu ? 0 : static_cast<int>(r), job.timeout_ms));
+    ranks.push_back(std::make_unique<NcclRank>(local, r, job.share_gpu ? 0 : static_cast<int>(r), job.timeout_ms,
+                                               bodies));
   std::vector<Error> problems(job.size, Error(FSDP_OK, ""));
   std::vector<std::thread> threads;
   for (uint32_t r = 0; r < job.size; ++r)
@@ -93,6 +103,7 @@ inline std::vector<Error> run_ranks(const NcclJob &job, const std::function<void
         problems[r] = error;
         ranks[r]->world->abort(error.what());
       }
+      bodies.arrive_and_drop();
       ranks[r]->team.reset();
       ranks[r]->host.reset();
     });

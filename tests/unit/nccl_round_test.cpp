@@ -117,7 +117,7 @@ TEST_F(NcclTest, AFailureEndsTheWaitForAnAbort) {
   run_ranks({2}, [](NcclRank &mine) {
     Bench bench(mine);
     mine.team->cut();
-    mine.failure.set(Error(FSDP_ABORTED, "the test aborts"));
+    mine.fail_with_all();
     const auto start = std::chrono::steady_clock::now();
     EXPECT_TRUE(has(error_of([&] { mine.team->renew(); }), "the test aborts"));
     EXPECT_LT(seconds_since(start), 3.5);
