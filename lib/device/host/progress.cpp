@@ -29,8 +29,9 @@ void Progress::sleep(uint64_t count, std::chrono::nanoseconds longest) noexcept 
 
 namespace {
 
-// The work itself times out too, with a better message: it gets this much longer.
-constexpr auto courtesy = 100ms;
+// The work itself times out too, with a better message that names who is late: it gets this much longer.
+constexpr auto courtesy = 500ms;
+constexpr auto longest_pause = 100ms;  // between two looks: more, and the process was stopped
 constexpr auto longest_common = 100ms;  // longer waits are told to the lookout, which takes memory
 
 // While this lives, the waiter's lookout knows what it waits for.
@@ -75,7 +76,7 @@ void sleep_until(Progress &progress, uint64_t count, const Waiter &waiter) {
     if (look - start >= longest_common) lookout.look(last_worker(progress));
     // A process that was stopped: its work was too, and has more to say about it.
     const auto now = std::chrono::steady_clock::now();
-    if (now - look > courtesy) since += now - look;
+    if (now - look > longest_pause) since += now - look;
     look = now;
     const auto idle = now - since;
     if (idle >= timeout)
