@@ -135,6 +135,8 @@ TEST_P(Deaths, OfTheConnectionAlone) {
       NetRank mine(rank);
       MessageBench bench = mine.bench();
       std::vector<float> values(4'000'000, 1.0F);
+      bench.communicator->barrier({1, "all are connected"}, *bench.stream);
+      bench.finish();
       rank.meet();
       std::thread ender;
       if (rank.rank() == quitter)
