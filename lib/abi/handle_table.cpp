@@ -24,16 +24,16 @@ HandleKind kind_in(uint64_t handle) { return static_cast<HandleKind>((handle & k
 }  // namespace
 
 HandleTable::~HandleTable() {
-  for (std::atomic<Slot *> &chunk : chunks_) delete[] chunk.load();
+  for (std::atomic<HandleSlot *> &chunk : chunks_) delete[] chunk.load();
 }
 
-HandleTable::Slot &HandleTable::slot_at(uint64_t index) const noexcept {
+HandleTable::HandleSlot &HandleTable::slot_at(uint64_t index) const noexcept {
   const uint64_t chunk = std::bit_width((index >> first_chunk_bits) + 1) - 1;
   const uint64_t first = ((uint64_t{1} << chunk) - 1) << first_chunk_bits;
   return chunks_[chunk].load(std::memory_order_acquire)[index - first];
 }
 
-HandleTable::Slot *HandleTable::slot_of(uint64_t handle) const noexcept {
+HandleTable::HandleSlot *HandleTable::slot_of(uint64_t handle) const noexcept {
   const uint64_t index = index_of(handle);
   if (!(handle & 1) || index >= slot_count_.load(std::memory_order_acquire)) return nullptr;
   return &slot_at(index);
@@ -63,8 +63,8 @@ uint64_t HandleTable::take_slot() {
     if (index == most_slots) fail(FSDP_OUT_OF_MEMORY, "{} handles are alive, which is the most", most_slots);
     const uint64_t chunk = std::bit_width((index >> first_chunk_bits) + 1) - 1;
     if (!chunks_[chunk].load()) {
-      auto made = std::make_unique<Slot[]>(uint64_t{1} << (first_chunk_bits + chunk));
-      Slot *none = nullptr;
+      auto made = std::make_unique<HandleSlot[]>(uint64_t{1} << (first_chunk_bits + chunk));
+      HandleSlot *none = nullptr;
       if (chunks_[chunk].compare_exchange_strong(none, made.get())) made.release();
     }
     if (slot_count_.compare_exchange_weak(index, index + 1)) return index;
@@ -73,7 +73,7 @@ uint64_t HandleTable::take_slot() {
 
 uint64_t HandleTable::add(HandleKind kind, std::shared_ptr<void> object, uint32_t number) {
   const uint64_t index = take_slot();
-  Slot &slot = slot_at(index);
+  HandleSlot &slot = slot_at(index);
   slot.object = std::move(object);
   slot.number = number;
   const uint64_t handle = encode(generation_of(slot.handle.load()) + 1, index, kind);
@@ -83,22 +83,22 @@ uint64_t HandleTable::add(HandleKind kind, std::shared_ptr<void> object, uint32_
 
 // First the reader shows itself, then it looks whether the handle is alive; remove does these in the other order. So
 // one of the two sees the other.
-HandleTable::Found HandleTable::find(uint64_t handle, HandleKind kind) const noexcept {
-  Slot *const slot = slot_of(handle);
+HandleTable::FoundObject HandleTable::find(uint64_t handle, HandleKind kind) const noexcept {
+  HandleSlot *const slot = slot_of(handle);
   if (!slot || kind_in(handle) != kind) return {};
-  Found found;
+  FoundObject found;
   slot->readers.fetch_add(1);
   if (slot->handle.load() == handle) found = {slot->object, slot->number};
   slot->readers.fetch_sub(1);
   return found;
 }
 
-bool HandleTable::end(Slot &slot, uint64_t handle, HandleKind kind) noexcept {
+bool HandleTable::end(HandleSlot &slot, uint64_t handle, HandleKind kind) noexcept {
   return kind_in(handle) == kind && slot.handle.compare_exchange_strong(handle, handle & ~kind_mask);
 }
 
 std::shared_ptr<void> HandleTable::remove(uint64_t handle, HandleKind kind) noexcept {
-  Slot *const slot = slot_of(handle);
+  HandleSlot *const slot = slot_of(handle);
   if (!slot || !end(*slot, handle, kind)) return nullptr;
   while (slot->readers.load()) std::this_thread::yield();
   std::shared_ptr<void> object = std::move(slot->object);
@@ -107,16 +107,16 @@ std::shared_ptr<void> HandleTable::remove(uint64_t handle, HandleKind kind) noex
 }
 
 void HandleTable::forget(uint64_t handle, HandleKind kind) noexcept {
-  if (Slot *const slot = slot_of(handle)) end(*slot, handle, kind);
+  if (HandleSlot *const slot = slot_of(handle)) end(*slot, handle, kind);
 }
 
 HandleKind HandleTable::kind_of(uint64_t handle) const noexcept {
-  const Slot *const slot = slot_of(handle);
+  const HandleSlot *const slot = slot_of(handle);
   return slot && slot->handle.load() == handle ? kind_in(handle) : HandleKind::none;
 }
 
 bool HandleTable::destroyed(uint64_t handle) const noexcept {
-  const Slot *const slot = slot_of(handle);
+  const HandleSlot *const slot = slot_of(handle);
   if (!slot || kind_in(handle) == HandleKind::none || kind_in(handle) > HandleKind::capture) return false;
   const uint64_t now = slot->handle.load();
   const uint64_t dead = generation_of(now) - (kind_in(now) != HandleKind::none);  // the last one that is

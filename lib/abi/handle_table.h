@@ -30,7 +30,7 @@ class HandleTable {
   HandleTable(const HandleTable &) = delete;
   HandleTable &operator=(const HandleTable &) = delete;
 
-  struct Found {
+  struct FoundObject {
     std::shared_ptr<void> object;  // NULL: no such handle is alive
     uint32_t number = 0;
   };
@@ -38,7 +38,7 @@ class HandleTable {
   // Never 0. Throws OUT_OF_MEMORY, and then the object is the caller's as before. number: what else the handle stands
   // for.
   uint64_t add(HandleKind kind, std::shared_ptr<void> object, uint32_t number = 0);
-  Found find(uint64_t handle, HandleKind kind) const noexcept;
+  FoundObject find(uint64_t handle, HandleKind kind) const noexcept;
   // From here on the handle is refused. What it held goes to the one call that took it.
   std::shared_ptr<void> remove(uint64_t handle, HandleKind kind) noexcept;
   // The same where nothing may be given back: what it held stays for ever.
@@ -51,7 +51,7 @@ class HandleTable {
   uint64_t slot_count() const noexcept { return slot_count_.load(); }
 
  private:
-  struct Slot {
+  struct HandleSlot {
     std::atomic<uint64_t> handle{0};           // kind none: nobody has it
     mutable std::atomic<uint32_t> readers{0};  // calls that copy the object now
     std::atomic<uint32_t> next{0};             // free slot + 1
@@ -62,15 +62,15 @@ class HandleTable {
   static constexpr uint64_t first_chunk_bits = 6;
   static constexpr uint64_t chunk_count = slot_bits - first_chunk_bits + 1;
 
-  Slot &slot_at(uint64_t index) const noexcept;
-  Slot *slot_of(uint64_t handle) const noexcept;
+  HandleSlot &slot_at(uint64_t index) const noexcept;
+  HandleSlot *slot_of(uint64_t handle) const noexcept;
   uint64_t take_slot();
   uint64_t pop_free() noexcept;
   void push_free(uint64_t index) noexcept;
-  bool end(Slot &slot, uint64_t handle, HandleKind kind) noexcept;
+  bool end(HandleSlot &slot, uint64_t handle, HandleKind kind) noexcept;
 
   uint64_t last_generation_;
-  std::array<std::atomic<Slot *>, chunk_count> chunks_{};
+  std::array<std::atomic<HandleSlot *>, chunk_count> chunks_{};
   std::atomic<uint64_t> slot_count_{0};
   std::atomic<uint64_t> free_{
       0};  // turn << 32 | slot + 1: the turn tells a list from an earlier one with the same head

@@ -73,7 +73,7 @@ std::vector<Card> read_cards(const Roster &roster) {
 }
 
 // All ranks read the same cards, so none has to be told of what is wrong with them.
-std::vector<Card> read_cards(Meeting &meeting) {
+std::vector<Card> read_cards(Rendezvous &meeting) {
   try {
     return read_cards(meeting.roster);
   } catch (const Error &) {
@@ -115,7 +115,7 @@ void await_all(World &world) {
       ->exchange_fixed(&here, sizeof here, all.data(), "the start of the job");
 }
 
-std::unique_ptr<World> join_hosts(const WorldOptions &options, Meeting &meeting, const std::vector<Card> &cards,
+std::unique_ptr<World> join_hosts(const WorldOptions &options, Rendezvous &meeting, const std::vector<Card> &cards,
                                   Threshold &threshold, const std::shared_ptr<Seat> &seat, const Waiter &waiter,
                                   uint32_t limit_ms) {
   MeshPlan plan = plan_mesh(options, meeting.roster, cards);
@@ -208,7 +208,7 @@ std::unique_ptr<World> create_process_world(const WorldOptions &options, const W
   if (options.size == 1) return create_local_world(create_local_job(1), 0, waiter, failure, device);
   const auto since = std::chrono::steady_clock::now();
   Threshold threshold;
-  Meeting meeting = meet_processes(
+  Rendezvous meeting = meet_processes(
       options, waiter, [&](const std::string &address) { return make_card(threshold, options.rank, address); });
   const bool alone = meeting.roster.node_count() <= 1;
   const std::vector<Card> cards = alone ? std::vector<Card>() : read_cards(meeting);

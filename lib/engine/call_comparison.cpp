@@ -8,8 +8,6 @@
 namespace fsdp::engine {
 namespace {
 
-using Call = CallSequence::Call;
-
 // What travels: the number of calls, then those that were kept.
 std::vector<std::byte> pack(const CallSequence &sequence) {
   const uint64_t count = sequence.count();
@@ -22,22 +20,22 @@ std::vector<std::byte> pack(const CallSequence &sequence) {
 
 struct Calls {
   uint64_t count = 0;
-  std::vector<Call> kept;
+  std::vector<SequencedCall> kept;
 
   explicit Calls(std::span<const std::byte> bytes)
-      : kept(bytes.size() > sizeof count ? (bytes.size() - sizeof count) / sizeof(Call) : 0) {
+      : kept(bytes.size() > sizeof count ? (bytes.size() - sizeof count) / sizeof(SequencedCall) : 0) {
     if (bytes.size() >= sizeof count) std::memcpy(&count, bytes.data(), sizeof count);
-    if (!kept.empty()) std::memcpy(kept.data(), bytes.data() + sizeof count, kept.size() * sizeof(Call));
+    if (!kept.empty()) std::memcpy(kept.data(), bytes.data() + sizeof count, kept.size() * sizeof(SequencedCall));
   }
 };
 
 std::string describe(const Runtime &state, const Calls &calls, size_t index) {
   if (index >= calls.kept.size()) return calls.count > calls.kept.size() ? "something later" : "nothing more";
-  const Call &call = calls.kept[index];
-  if (call.kind == CallSequence::Kind::replay) return format_text("replayed capture {}", call.group);
-  if (call.kind == CallSequence::Kind::cancel) return format_text("gave up the replay of capture {}", call.group);
+  const SequencedCall &call = calls.kept[index];
+  if (call.kind == CallKind::replay) return format_text("replayed capture {}", call.group);
+  if (call.kind == CallKind::cancel) return format_text("gave up the replay of capture {}", call.group);
   if (call.group >= state.groups.size()) return "a group that there is not";
-  return format_text("{} group '{}'", call.kind == CallSequence::Kind::gather ? "gathered" : "reduced",
+  return format_text("{} group '{}'", call.kind == CallKind::gather ? "gathered" : "reduced",
                      state.groups[call.group].name());
 }
 

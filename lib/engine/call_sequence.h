@@ -10,19 +10,21 @@
 
 namespace fsdp::engine {
 
+enum class CallKind : uint32_t { gather, reduce, replay, cancel };  // of two bits
+
+struct SequencedCall {
+  CallKind kind;
+  uint32_t group;  // of a replay, and of one that was given up: the capture's number
+  bool operator==(const SequencedCall &) const = default;
+};
+
 class CallSequence {
  public:
-  enum class Kind : uint32_t { gather, reduce, replay, cancel };  // of two bits
-  struct Call {
-    Kind kind;
-    uint32_t group;  // of a replay, and of one that was given up: the capture's number
-    bool operator==(const Call &) const = default;
-  };
   // The first ones of a step; of a difference after them only the numbers are told.
   static constexpr uint64_t most_kept = 8192;
 
   CallSequence() { calls_.reserve(most_kept); }
-  void add(Kind kind, uint32_t group) {
+  void add(CallKind kind, uint32_t group) {
     hash_ = mix(hash_ ^ (uint64_t{group} << 2 | static_cast<uint64_t>(kind)));
     ++count_;
     if (calls_.size() < most_kept) calls_.push_back({kind, group});
@@ -34,7 +36,7 @@ class CallSequence {
   // Also tells their number: none is 0.
   uint64_t hash() const { return count_ ? mix(hash_ + count_) | 1 : 0; }
   uint64_t count() const { return count_; }
-  std::span<const Call> calls() const { return calls_; }
+  std::span<const SequencedCall> calls() const { return calls_; }
 
  private:
   static constexpr uint64_t mix(uint64_t x) {
@@ -44,7 +46,7 @@ class CallSequence {
   }
 
   uint64_t hash_ = 0, count_ = 0;
-  std::vector<Call> calls_;
+  std::vector<SequencedCall> calls_;
 };
 
 }  // namespace fsdp::engine

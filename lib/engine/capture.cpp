@@ -45,8 +45,8 @@ Capture::~Capture() {
   if (under_way_) end();
 }
 
-State Capture::read() const { return read_state(runtime_, gatherer_, reducer_); }
-void Capture::write(const State &state) { write_state(state, runtime_, gatherer_, reducer_); }
+Moment Capture::read() const { return read_state(runtime_, gatherer_, reducer_); }
+void Capture::write(const Moment &state) { write_state(state, runtime_, gatherer_, reducer_); }
 
 // The graph's work cannot refer to what was recorded before it. This is no part of a step, so the host may wait.
 void Capture::await_library() {
@@ -130,7 +130,7 @@ void Capture::enter(double lr, fsdp_stream stream) {
 void Capture::leave(device::Stream &caller) {
   runtime_.replays.commit(caller);
   for (device::Stream *library : runtime_.library_streams()) runtime_.replays.join_last(*library);
-  State state = advance(read(), before_, after_);
+  Moment state = advance(read(), before_, after_);
   for (GradState &grad : state.grads) grad.streams.clear();
   write(state);
   if (after_.step.version != before_.step.version) runtime_.calls.restart();

@@ -53,8 +53,8 @@ class Capture {
  private:
   void await_library();
   void fork(device::Stream &caller);
-  State read() const;
-  void write(const State &state);
+  Moment read() const;
+  void write(const Moment &state);
 
   Runtime &runtime_;
   Gatherer &gatherer_;
@@ -64,7 +64,7 @@ class Capture {
   bool under_way_ = true;
   std::string failure_;
   const char *name_;  // the flight recorder's copy
-  State before_, after_;
+  Moment before_, after_;
   CallSequence calls_;        // before
   std::string step_failure_;  // before
   bool has_step_ = false;

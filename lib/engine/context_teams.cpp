@@ -81,7 +81,7 @@ Context::ValueTeam &Context::value_team(const std::vector<uint32_t> &ranks) {
 }
 
 void Context::exchange(comm::Team &team, const void *mine, uint64_t bytes, void *all, const char *what) {
-  const trace::Span wait(timeline(), trace::Kind::wait, "wait for peers");
+  const trace::Span wait(timeline(), trace::EventKind::wait, "wait for peers");
   const trace::FlightScope exchange(value_flights_, what, 0);
   flight_.begin_wait("wait for peers", nullptr, trace::now_ns());
   team.exchange_fixed(mine, bytes, all, what);
@@ -93,7 +93,7 @@ std::span<const Context::ValueMessage> Context::exchange_values(const layout::Me
                                                                 uint64_t count, fsdp_value_op op, const char *call) {
   require_world(call);
   if (closed_) fail(FSDP_INVALID_STATE, "{}: rank {} has closed this context; destroy it", call, rank_);
-  const trace::Span span(timeline(), trace::Kind::call, "all_reduce_values", nullptr, 0, count * sizeof *values);
+  const trace::Span span(timeline(), trace::EventKind::call, "all_reduce_values", nullptr, 0, count * sizeof *values);
   const std::vector<uint32_t> &ranks = mesh ? mesh->ranks : world_ranks();
   auto &[team, messages] = value_team(ranks);
   ValueMessage &mine = messages.back();

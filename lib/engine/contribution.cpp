@@ -7,8 +7,6 @@
 
 namespace fsdp::engine {
 
-using Phase = Contribution::State;
-
 void Reducer::check_open(const Group &group, uint64_t param_index, const char *call) const {
   const memory::ParamSpec &param = runtime_.param(group, param_index);
   if (param.frozen())
@@ -23,20 +21,20 @@ void Reducer::check_open(const Group &group, uint64_t param_index, const char *c
 std::string Reducer::list_lent() const {
   std::string text;
   for (const Group &group : runtime_.groups)
-    if (group.grad.state == Phase::lent && !group.plan->persistent_grad)
+    if (group.grad.stage == GradStage::lent && !group.plan->persistent_grad)
       text += format_text("{}'{}'", text.empty() ? "" : ", ", group.name());
   return text;
 }
 
 void Reducer::open(Group &group, device::Stream &caller, const char *call) {
   Contribution &grad = group.grad;
-  if (grad.state == Phase::lent) return;
+  if (grad.stage == GradStage::lent) return;
   if (written_late(group))
     fail(FSDP_INVALID_STATE, "{}: a kernel wrote into the gradients of group '{}' after fsdp_reduce_grad", call,
          group.name());
   if (!group.plan->persistent_grad) make_room(group, caller, call);
   set_access(group, comm::Access::read_write);
-  grad.state = Phase::lent;
+  grad.stage = GradStage::lent;
   std::fill(grad.acquired.begin(), grad.acquired.end(), uint8_t{0});
   grad.streams.clear();
   if (runtime_.context.on_host()) return;
@@ -47,7 +45,7 @@ void Reducer::open(Group &group, device::Stream &caller, const char *call) {
 }
 
 void Reducer::make_room(Group &group, device::Stream &caller, const char *call) {
-  if (group.grad.state == Phase::reducing) drain(group, caller);
+  if (group.grad.stage == GradStage::reducing) drain(group, caller);
   while (pool_.live >= most_live_) {
     if (pool_.reducing.empty())
       fail(
@@ -59,8 +57,8 @@ void Reducer::make_room(Group &group, device::Stream &caller, const char *call) 
   }
   for (const uint32_t index : group.grad_overlaps) {
     Group &other = runtime_.groups[index];
-    if (other.grad.state == Phase::reducing) drain(other, caller);
-    if (other.grad.state == Phase::lent)
+    if (other.grad.stage == GradStage::reducing) drain(other, caller);
+    if (other.grad.stage == GradStage::lent)
       fail(FSDP_INVALID_STATE,
            "{}: group '{}' needs the gradient buffer that is lent to group '{}'; call fsdp_reduce_grad for '{}' first, "
            "or "
@@ -75,19 +73,19 @@ void Reducer::make_room(Group &group, device::Stream &caller, const char *call) 
 // Peers have read the buffer: it may be written again.
 void Reducer::drain(Group &group, device::Stream &caller) {
   if (!runtime_.context.on_host()) {
-    runtime_.wait(*group.grad.reduced, Awaited::reduce, caller, &group);
+    runtime_.wait(*group.grad.reduced, WaitKind::reduce, caller, &group);
   } else if (runtime_.communicates()) {
     if (!runtime_.reduces.comm->released(group.grad.ticket)) {
-      const WaitSpan span(runtime_, Awaited::reduce, &group);
+      const WaitSpan span(runtime_, WaitKind::reduce, &group);
       runtime_.reduces.comm->await_release(group.grad.ticket, caller);
       runtime_.context.failure().check();  // a peer's end releases the buffer too
     }
     // So does the end of a round that broke, at once: this rank's own stream may still be at it.
-    if (runtime_.reduces.comm->broken()) runtime_.wait(*group.grad.reduced, Awaited::reduce, caller, &group);
+    if (runtime_.reduces.comm->broken()) runtime_.wait(*group.grad.reduced, WaitKind::reduce, caller, &group);
   } else {
-    runtime_.wait(*group.grad.reduced, Awaited::reduce, caller, &group);
+    runtime_.wait(*group.grad.reduced, WaitKind::reduce, caller, &group);
   }
-  group.grad.state = Phase::idle;
+  group.grad.stage = GradStage::idle;
   std::erase(pool_.reducing, group.index);
   runtime_.stats.pending_grads = --pool_.live;
   hide(group, caller);
@@ -163,7 +161,7 @@ void Reducer::check_complete(const Group &group) const {
   std::string missing;
   for (size_t i = 0; i < group.places.size(); ++i) {
     const memory::ParamSpec &param = runtime_.param(group, i);
-    if (param.frozen() || (group.grad.state == Phase::lent && group.grad.acquired[i])) continue;
+    if (param.frozen() || (group.grad.stage == GradStage::lent && group.grad.acquired[i])) continue;
     missing += format_text("{}'{}'", missing.empty() ? "" : ", ", param.name);
   }
   if (!missing.empty())
@@ -175,7 +173,7 @@ void Reducer::check_complete(const Group &group) const {
 }
 
 void Reducer::check_writers(const Group &group, const char *call) const {
-  if (runtime_.context.on_host() || group.grad.state != Phase::lent) return;
+  if (runtime_.context.on_host() || group.grad.stage != GradStage::lent) return;
   for (const fsdp_stream stream : group.grad.streams)
     if (const uint64_t id = runtime_.context.device().caller_stream(stream).capture_id();
         id != 0 && id != runtime_.capture_id)
@@ -212,7 +210,7 @@ void Reducer::chain_writers(Group &group) {
 
 void Reducer::await_writers(fsdp_stream stream) {
   for (Group &group : runtime_.groups) {
-    if (group.grad.state != Phase::lent) continue;
+    if (group.grad.stage != GradStage::lent) continue;
     chain_writers(group);
     runtime_.context.device().caller_stream(stream).wait(*group.grad.opened);
   }

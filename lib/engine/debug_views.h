@@ -30,7 +30,7 @@ class DebugViews {
   DebugViews &operator=(const DebugViews &) = delete;
 
  private:
-  struct Range {
+  struct WatchedBytes {
     std::span<const std::byte> bytes;
     const char *kind;
     std::string group;
@@ -43,7 +43,7 @@ class DebugViews {
   Context &context_;
   uint32_t model_;
   std::string path_;
-  std::vector<Range> ranges_;
+  std::vector<WatchedBytes> ranges_;
 };
 
 }  // namespace fsdp::engine

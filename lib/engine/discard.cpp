@@ -5,7 +5,7 @@
 namespace fsdp::engine {
 
 // Ranks that came to finish or to update learn from this meeting that the step is discarded, fail, and come again.
-void Update::discard(fsdp_stream stream) {
+void UpdateWindow::discard(fsdp_stream stream) {
   constexpr auto call = "fsdp_discard_step";
   runtime_.require_eager(call);
   const CallSpan span(runtime_, "discard_step");
@@ -35,16 +35,16 @@ void Update::discard(fsdp_stream stream) {
 
 // Of a device: what all ranks have enqueued in steps that ended well, and for a norm, may still be under way, and the
 // weights depend on it, or who reads the norm. It comes to its end by itself; only what came after it is given up.
-void Update::await_ended_steps() {
+void UpdateWindow::await_ended_steps() {
   if (runtime_.context.on_host()) return;
-  const WaitSpan span(runtime_, Awaited::reduce);
+  const WaitSpan span(runtime_, WaitKind::reduce);
   runtime_.context.device().synchronize(*runtime_.marks.window_work);
   runtime_.context.device().synchronize(*runtime_.marks.norm);
 }
 
 // A new round of reduces: sequence numbers agree again, and nobody starts before all have come. Messages of a step that
 // has ended well go on as they are: the GPU may still be at them.
-void Update::realign() {
+void UpdateWindow::realign() {
   if (!runtime_.context.on_host()) {
     runtime_.reduces.trace->next_round();
     if (runtime_.outer) runtime_.outer->trace_next_round();
@@ -58,7 +58,7 @@ void Update::realign() {
 
 // All ranks give this step up, and what some of them have enqueued others may not have: where that is so it is given up
 // too, so that the streams can be waited for. Only when those of all ranks are idle may their numbers be realigned.
-void Update::end_messages(fsdp_stream stream) {
+void UpdateWindow::end_messages(fsdp_stream stream) {
   bool sound = true;
   runtime_.teams.for_each_data([&](comm::Team &team) { sound = team.agree() && sound; });
   meetings_.say_sound(sound);
@@ -77,7 +77,7 @@ void Update::end_messages(fsdp_stream stream) {
 }
 
 // Nothing is under way any more. The exchange is what must be passed before the next collective.
-void Update::realign_messages() {
+void UpdateWindow::realign_messages() {
   runtime_.reduces.comm->next_round();
   runtime_.gathers.comm->next_round();
   runtime_.reduces.trace->next_round();

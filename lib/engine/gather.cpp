@@ -90,7 +90,7 @@ void Gatherer::unshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
     if (!slot.gathered) gather(group, slot, phase);
     if (phase != FSDP_RECOMPUTE) slot.position = find_position(group, phase);
     prefetch_after(phase, slot.position);
-    if (group.plan->copies) runtime_.wait(*slot.ready, Awaited::gather, caller, &group);
+    if (group.plan->copies) runtime_.wait(*slot.ready, WaitKind::gather, caller, &group);
     slot.prefetched = false;
   }
   if (!group.plan->copies) runtime_.join_window(caller);
@@ -187,7 +187,7 @@ void Gatherer::enqueue_copies(Group &group, GatherSlot &slot) {
   runtime_.gather(slot.spans, group);
   trace.end("all_gather", group, group.pulled_bytes, runtime_.step.version());
   stream.record(*slot.ready);
-  if (!runtime_.context.on_host()) runtime_.calls.add(CallSequence::Kind::gather, group.index);
+  if (!runtime_.context.on_host()) runtime_.calls.add(CallKind::gather, group.index);
   ++runtime_.stats.all_gathers;
   runtime_.stats.gathered_bytes += group.pulled_bytes;
 }
@@ -209,7 +209,7 @@ void Gatherer::poison(const GatherSlot &slot) {
   for (const comm::GatherSpan &span : slot.spans)
     runtime_.gathers.stream->fill(span.to, 0xFF, span.bytes * runtime_.inner().size());
   if (!runtime_.context.on_host()) return;
-  runtime_.wait_idle(*runtime_.gathers.stream, Awaited::gather, runtime_.context.device().caller_stream(nullptr));
+  runtime_.wait_idle(*runtime_.gathers.stream, WaitKind::gather, runtime_.context.device().caller_stream(nullptr));
 }
 
 // Copied weights are poisoned instead.

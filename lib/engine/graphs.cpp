@@ -24,10 +24,8 @@ void Graphs::begin_capture(fsdp_stream stream) {
 
 // The others have begun, perhaps, and wait: they are told why their graph is of no use.
 void Graphs::end_failed_begin() {
-  meetings_.meet({.intent = Intent::capture,
-                  .value = 0,
-                  .missing = failed_begin_,
-                  .capture = meetings_.captures() + 1});
+  meetings_.meet(
+      {.intent = Intent::capture, .value = 0, .missing = failed_begin_, .capture = meetings_.captures() + 1});
   meetings_.check(Intent::capture);
 }
 
@@ -86,7 +84,7 @@ void Graphs::prepare_replay(const std::shared_ptr<Capture> &capture, double lr, 
                   .numbers = numbers,
                   .capture = capture_ ? number() : capture->number()});
   meetings_.check(Intent::replay);
-  runtime_.calls.add(CallSequence::Kind::replay, capture->number());
+  runtime_.calls.add(CallKind::replay, capture->number());
   prepared_ = {capture->number(), capture, stream};
   const auto failed = catch_error([&] { capture->enter(lr, stream); });
   if (!failed) return;
@@ -120,7 +118,7 @@ void Graphs::cancel_replay(Capture &capture, fsdp_stream stream) {
 
 // Peers that do not give it up differ from here on: the next meeting tells.
 void Graphs::give_up_replay() {
-  runtime_.calls.add(CallSequence::Kind::cancel, prepared_.number);
+  runtime_.calls.add(CallKind::cancel, prepared_.number);
   prepared_ = {};
 }
 

@@ -32,10 +32,11 @@ struct GatherSlot : SlotState {
   std::vector<uint32_t> overlaps;        // keys whose buffers share bytes with this one
 };
 
+enum class GradStage { idle, lent, reducing };
+
 // What calls change of a group's gradient.
 struct GradState {
-  enum class State { idle, lent, reducing };
-  State state = State::idle;
+  GradStage stage = GradStage::idle;
   std::vector<uint8_t> acquired;     // parameters written in this contribution
   std::vector<uint8_t> touched;      // ... since the last publish (persistent buffers)
   std::vector<fsdp_stream> writers;  // the stream that wrote each parameter last

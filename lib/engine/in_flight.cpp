@@ -12,7 +12,7 @@ InFlight::InFlight(Context &context) : context_(context), entries_(most_entries)
 
 InFlight::~InFlight() { context_.remove_unsettled(this); }
 
-void InFlight::add(device::Stream &stream, const Entry &entry) {
+void InFlight::add(device::Stream &stream, const Tracked &entry) {
   settle();
   const std::lock_guard lock(mutex_);
   if (next_entry_ - first_entry_ == most_entries)
@@ -35,12 +35,12 @@ void InFlight::settle() noexcept {
 }
 
 // What is behind other work of its stream has not begun before that ended.
-void InFlight::complete(const Entry &entry) noexcept {
+void InFlight::complete(const Tracked &entry) noexcept {
   if (entry.comm && entry.broken(entry.comm))
     context_.flight().fail(entry.handle);
   else
     context_.flight().complete(entry.handle);
-  trace::Event event = entry.event;
+  trace::TimelineEvent event = entry.event;
   event.begin_ns = std::max(event.begin_ns, last_end_ns_);
   last_end_ns_ = event.end_ns = std::max(trace::now_ns(), event.begin_ns);
   if (context_.timeline()) context_.timeline()->record(event);

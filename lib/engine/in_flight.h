@@ -15,9 +15,9 @@ namespace fsdp::engine {
 class InFlight final : public Unsettled {
  public:
   using Broken = bool (*)(const void *comm);
-  struct Entry {
+  struct Tracked {
     uint64_t handle = 0;  // in the flight recorder
-    trace::Event event{};
+    trace::TimelineEvent event{};
     const void *comm = nullptr;  // NULL: it is never skipped
     Broken broken = nullptr;
   };
@@ -28,7 +28,7 @@ class InFlight final : public Unsettled {
   InFlight &operator=(const InFlight &) = delete;
 
   // All that the stream has been given until now includes the entry's work.
-  void add(device::Stream &stream, const Entry &entry);
+  void add(device::Stream &stream, const Tracked &entry);
   // Completes what is done. Nothing once the context has failed: then streams go on without having done their work. Any
   // thread.
   void settle() noexcept override;
@@ -39,12 +39,12 @@ class InFlight final : public Unsettled {
     std::unique_ptr<device::Event> event;
     uint64_t end = 0;  // entries before it are done when the event is
   };
-  void complete(const Entry &entry) noexcept;
+  void complete(const Tracked &entry) noexcept;
 
   Context &context_;
   std::mutex mutex_;
   std::array<Mark, most_marks> marks_;
-  std::vector<Entry> entries_;
+  std::vector<Tracked> entries_;
   uint64_t first_mark_ = 0, next_mark_ = 0;  // those between are pending, oldest first
   uint64_t first_entry_ = 0, next_entry_ = 0;
   uint64_t last_end_ns_ = 0;

@@ -9,7 +9,7 @@ namespace fsdp::engine {
 
 Meetings::Meetings(Runtime &runtime) : runtime_(runtime), meetings_(runtime.teams.all->size() + 1) {}
 
-void Meetings::meet(const Call &call) {
+void Meetings::meet(const Arrival &call) {
   runtime_.replays.check();
   Meeting &mine = meetings_.back();
   mine = {};
@@ -43,7 +43,7 @@ void Meetings::meet(const Call &call) {
 
 // One name for all intents: the meeting itself tells who called what.
 void Meetings::exchange() {
-  const WaitSpan span(runtime_, Awaited::peers);
+  const WaitSpan span(runtime_, WaitKind::peers);
   runtime_.teams.all->exchange_fixed(&meetings_.back(), sizeof(Meeting), meetings_.data(), "the end of a step");
 }
 

@@ -17,7 +17,7 @@ class Meetings {
   explicit Meetings(Runtime &runtime);
 
   // What this rank comes with. missing: why it cannot do what it came for; empty: its numbers can be compared.
-  struct Call {
+  struct Arrival {
     Intent intent = Intent::finish;
     double value = 1;
     std::string missing = {};
@@ -28,7 +28,7 @@ class Meetings {
   };
   // Collective over the model. Then check: throws the same on all ranks if they did not come for the same, or one of
   // them misses something; the step has failed then.
-  void meet(const Call &call);
+  void meet(const Arrival &call);
   void check(Intent intent);
   // MISMATCH, which fails the context: ranks that have published different numbers of times hold different weights.
   void check_versions();

@@ -24,7 +24,7 @@ void Model::seal() {
 // A rank whose plan fails (a schedule that names no group, say) still meets the others, so that they do not wait for
 // it.
 void Model::seal_running() {
-  const trace::Span span(context_->timeline(), trace::Kind::call, "seal_model");
+  const trace::Span span(context_->timeline(), trace::EventKind::call, "seal_model");
   const memory::ModelSpec &spec = declaration_.spec();
   Teams teams = create_teams(*context_, spec.mesh);
   comm::Team *const team = teams.all.get();
@@ -81,7 +81,7 @@ Runtime &Model::runtime(const char *call) {
   return *runtime_;
 }
 
-Update &Model::update(const char *call) {
+UpdateWindow &Model::update(const char *call) {
   runtime(call);
   return parts_->update;
 }

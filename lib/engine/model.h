@@ -36,7 +36,7 @@ class Model : public OpenModel {
   Graphs &graphs(const char *call) { return parts(call).graphs; }
   // These also while a replay is prepared.
   Runtime &runtime(const char *call);
-  Update &update(const char *call);
+  UpdateWindow &update(const char *call);
 
   // From the next step on; compared in the model's next meeting.
   void set_lr_scale(const Group &group, uint64_t param_index, double lr_scale);

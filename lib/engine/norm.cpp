@@ -33,7 +33,7 @@ comm::Team &Optimizer::holders() const {
 
 // Every holder's values go to all_values(), in the order of its ranks.
 void Optimizer::exchange(const double *own, size_t count, const char *what) {
-  const WaitSpan span(runtime_, Awaited::peers);
+  const WaitSpan span(runtime_, WaitKind::peers);
   const trace::FlightScope flight(*runtime_.flights.meetings, what, count * sizeof(double));
   holders().exchange_fixed(own, count * sizeof(double), all_values(), what);
 }
@@ -183,7 +183,7 @@ void Optimizer::clip_grads(const layout::Mesh *further, double max_norm, device:
   measure_norm(further, max_norm, caller);
   const bool known = further || runtime_.context.on_host();
   const double found = known ? *last_norm() : Scaling::of_the_model;
-  runtime_.step.scaled({Scaling::Kind::clip, max_norm, found});
+  runtime_.step.scaled({ScalingKind::clip, max_norm, found});
   if (!further)
     clip_to_norm(caller);
   else if (std::isfinite(found) && found > max_norm)

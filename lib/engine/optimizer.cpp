@@ -60,14 +60,14 @@ void merge_neighbours(std::vector<device::AdamWSpan> &spans) {
 }  // namespace
 
 // What is done to each element depends on nothing else, so neither order nor cuts change a bit.
-std::vector<Batch> Optimizer::make_batches(const memory::ParamSpec *changed, double lr_scale) const {
+std::vector<AdamWBatch> Optimizer::make_batches(const memory::ParamSpec *changed, double lr_scale) const {
   std::map<std::pair<double, bool>, std::vector<device::AdamWSpan>> alike;
   for (const Shard &shard : shards_) {
     const memory::ParamSpec &param = runtime_.param(runtime_.groups[shard.group], shard.param_index);
     alike[{&param == changed ? lr_scale : param.lr_scale, !(param.flags & FSDP_PARAM_NO_DECAY)}].push_back(
         span_of(shard));
   }
-  std::vector<Batch> batches;
+  std::vector<AdamWBatch> batches;
   for (auto &[key, spans] : alike) {
     merge_neighbours(spans);
     batches.push_back({key.first, key.second, {}, std::move(spans)});
@@ -112,7 +112,7 @@ void Optimizer::synchronize(device::Stream &stream) {
 
 void Optimizer::scale_grads(double factor, device::Stream &caller) {
   if (factor == 1.0) return;
-  runtime_.step.scaled({Scaling::Kind::scale, factor, 0});
+  runtime_.step.scaled({ScalingKind::scale, factor, 0});
   multiply_grads(factor, caller);
 }
 
@@ -143,7 +143,7 @@ void Optimizer::make_steps(double lr, const StepNumbers &numbers) {
   adamw.epsilon = static_cast<float>(numbers.epsilon);
   adamw.correction1 = static_cast<float>(1.0 - std::pow(numbers.beta1, step));
   adamw.correction2 = static_cast<float>(1.0 - std::pow(numbers.beta2, step));
-  for (Batch &batch : batches_) {
+  for (AdamWBatch &batch : batches_) {
     adamw.lr = static_cast<float>(lr * batch.lr_scale);
     adamw.weight_decay = batch.decays ? static_cast<float>(numbers.weight_decay) : 0.0f;
     batch.step = adamw;
@@ -154,7 +154,7 @@ void Optimizer::step_adamw(double lr, const fsdp_adamw_options &options, device:
   const StepNumbers given = numbers(options);
   runtime_.join_window(caller);
   make_steps(lr, given);
-  for (const Batch &batch : batches_) caller.adamw(batch.step, batch.spans);
+  for (const AdamWBatch &batch : batches_) caller.adamw(batch.step, batch.spans);
   runtime_.step.stepped(given.step);
 }
 
@@ -166,18 +166,18 @@ void Optimizer::step_adamw_captured(device::Stream &caller) {
          "sealed; a capture has no room for them",
          batches_.size());
   const device::AdamW *step = steps();
-  for (const Batch &batch : batches_) caller.adamw_from(step++, batch.spans);
+  for (const AdamWBatch &batch : batches_) caller.adamw_from(step++, batch.spans);
   runtime_.step.stepped(runtime_.step.adamw_step() + 1);
 }
 
 void Optimizer::store_steps(double lr, const fsdp_adamw_options &options, device::Stream &caller) {
   make_steps(lr, numbers(options));
   device::AdamW *step = steps();
-  for (const Batch &batch : batches_) caller.store_step(step++, batch.step);
+  for (const AdamWBatch &batch : batches_) caller.store_step(step++, batch.step);
 }
 
 void Optimizer::cast_weights(device::Stream &stream) {
-  for (const Batch &batch : batches_)
+  for (const AdamWBatch &batch : batches_)
     for (const device::AdamWSpan &span : batch.spans)
       if (span.compute) stream.cast(span.compute, span.compute_dtype, span.weight, FSDP_FLOAT32, span.count);
 }

@@ -24,7 +24,7 @@ struct Shard {
 
 // Shards that are updated alike, in the order of their addresses; those that lie one behind the other in every plane
 // are one span. The moments are NULL without AdamW.
-struct Batch {
+struct AdamWBatch {
   double lr_scale;
   bool decays;
   device::AdamW step{};  // of the last step
@@ -53,8 +53,8 @@ class Optimizer {
   // The last one that was found, here or to clip. The calling thread waits for it.
   std::optional<double> last_norm() const;
   // Batches with another lr_scale for one parameter, and their adoption, which cannot fail.
-  std::vector<Batch> make_batches(const memory::ParamSpec *changed = nullptr, double lr_scale = 0) const;
-  void adopt(std::vector<Batch> batches) noexcept { batches_ = std::move(batches); }
+  std::vector<AdamWBatch> make_batches(const memory::ParamSpec *changed = nullptr, double lr_scale = 0) const;
+  void adopt(std::vector<AdamWBatch> batches) noexcept { batches_ = std::move(batches); }
   void param_grad_norms(device::Stream &caller, double *norms, uint64_t count);
   // What scales is kept for the model's next meeting, where it must be the same on every rank.
   void scale_grads(double factor, device::Stream &caller);
@@ -106,7 +106,7 @@ class Optimizer {
   bool measured_ = false;            // a norm, ever
   std::optional<double> last_norm_;  // if the host has it; else norm_ has
   std::vector<Shard> shards_;
-  std::vector<Batch> batches_;       // of all of them
+  std::vector<AdamWBatch> batches_;  // of all of them
   std::vector<const char *> names_;  // of all parameters of the model
 };
 

@@ -32,7 +32,7 @@ uint64_t bytes_of(const std::vector<comm::WholeSpan> &spans) {
 
 }  // namespace
 
-Outer::Outer(Context &context, const memory::ModelSpec &spec, const Teams &teams, trace::Lane lane,
+Outer::Outer(Context &context, const memory::ModelSpec &spec, const Teams &teams, trace::TimelineLane lane,
              trace::FlightSequence flights)
     : mesh_(spec.mesh),
       rank_(teams.outer->rank()),

@@ -38,7 +38,7 @@ struct OuterState {
 class Outer {
  public:
   // Collective over the outer ranks.
-  Outer(Context &context, const memory::ModelSpec &spec, const Teams &teams, trace::Lane lane,
+  Outer(Context &context, const memory::ModelSpec &spec, const Teams &teams, trace::TimelineLane lane,
         trace::FlightSequence flights);
   ~Outer();
   Outer(const Outer &) = delete;

@@ -72,7 +72,7 @@ void Params::copy(std::byte *to, const std::byte *from, fsdp_dtype dtype, uint64
 }
 
 void Params::meet(const comm::Tag &tag, device::Stream &caller) {
-  const WaitSpan span(runtime_, Awaited::peers);
+  const WaitSpan span(runtime_, WaitKind::peers);
   const trace::FlightScope barrier(*runtime_.flights.params, "barrier", 0);
   runtime_.control_comm->await_release(runtime_.control_comm->barrier(tag, caller), caller);
 }
@@ -80,7 +80,7 @@ void Params::meet(const comm::Tag &tag, device::Stream &caller) {
 // The owner fills its part of the staging memory; where it lies on another outer rank, the outer ranks of its inner
 // index bring it into their own. One barrier says that it is there, another that everybody has taken it.
 template <class Fill, class Take>
-void Params::stage(const Piece &piece, Fill fill, Take take) {
+void Params::stage(const ShownBytes &piece, Fill fill, Take take) {
   device::Stream &caller = runtime_.context.device().calling_thread();
   // Ranks must agree on all of it, and those that do not get it as text: what may be cut off comes last.
   char text[64];
@@ -91,7 +91,7 @@ void Params::stage(const Piece &piece, Fill fill, Take take) {
   std::byte *own = runtime_.storage->own_part(memory::RegionId::staging);
   if (piece.owner == runtime_.teams.all->rank()) fill(own);
   if (outer_ && piece.travels && inner == runtime_.inner().rank()) {
-    const WaitSpan span(runtime_, Awaited::peers);
+    const WaitSpan span(runtime_, WaitKind::peers);
     outer_->broadcast(own, piece.bytes, runtime_.spec.mesh.outer_index(piece.owner), tag, caller);
   }
   meet(tag, caller);

@@ -46,7 +46,7 @@ class Params {
   std::vector<uint32_t> holders(const ParamPlace &place) const;
   bool travels(const ParamPlace &place) const;
   // Some bytes of one rank, shown to all ranks, or to those of its outer index.
-  struct Piece {
+  struct ShownBytes {
     const char *call;
     uint32_t owner;  // rank of the mesh
     uint32_t shown;  // the same on all ranks that compare
@@ -57,7 +57,7 @@ class Params {
   };
   // fill on the owner, then take on every rank.
   template <class Fill, class Take>
-  void stage(const Piece &piece, Fill fill, Take take);
+  void stage(const ShownBytes &piece, Fill fill, Take take);
   void copy(std::byte *to, const std::byte *from, fsdp_dtype dtype, uint64_t count);
   void meet(const comm::Tag &tag, device::Stream &caller);
   // The place in the mesh of a root, which is a rank of the job.

@@ -19,7 +19,7 @@ Error make_fatal(Error error) {
 
 }  // namespace
 
-void Update::publish(fsdp_stream stream) {
+void UpdateWindow::publish(fsdp_stream stream) {
   constexpr auto call = "fsdp_publish_weights";
   const CallSpan span(runtime_, "publish_weights");
   runtime_.step.require_window(call);
@@ -39,7 +39,7 @@ void Update::publish(fsdp_stream stream) {
 }
 
 // The parts of other outer ranks are written by their communicator: it raises the version when they have come.
-device::Stream &Update::gather_outer_weights(device::Stream &caller) {
+device::Stream &UpdateWindow::gather_outer_weights(device::Stream &caller) {
   caller.record(*runtime_.marks.order);
   device::Stream &stream = runtime_.outer->stream();
   if (!runtime_.marks.order->done()) stream.wait(*runtime_.marks.order);
@@ -48,7 +48,7 @@ device::Stream &Update::gather_outer_weights(device::Stream &caller) {
 }
 
 // The compute weights are written: raise the version and let readers in.
-void Update::close_window(device::Stream &caller) {
+void UpdateWindow::close_window(device::Stream &caller) {
   gatherer_.show_whole(true);
   const uint64_t version = runtime_.step.raise_version();
   device::Stream &writer = runtime_.outer && runtime_.outer->gathers() ? gather_outer_weights(caller) : caller;
@@ -56,8 +56,8 @@ void Update::close_window(device::Stream &caller) {
   writer.record(*runtime_.marks.published);
   if (runtime_.timeline) {
     const uint64_t now = trace::now_ns();
-    runtime_.timeline->record(
-        {"published", nullptr, now, now, 0, static_cast<uint32_t>(version), trace::caller_lane, trace::Kind::instant});
+    runtime_.timeline->record({"published", nullptr, now, now, 0, static_cast<uint32_t>(version), trace::caller_lane,
+                               trace::EventKind::instant});
   }
   runtime_.step.close_window(!runtime_.context.on_host() ||
                              (runtime_.inner().size() == 1 && !(runtime_.outer && runtime_.outer->gathers())));
@@ -69,7 +69,7 @@ void Update::close_window(device::Stream &caller) {
 }
 
 // Whole weights that peers have parts of: copied ones are pulled now, mapped ones are there when all have published.
-void Update::refresh_whole_weights(device::Stream &caller) {
+void UpdateWindow::refresh_whole_weights(device::Stream &caller) {
   // Nobody near has parts of them, but other outer ranks may.
   if (!runtime_.communicates()) {
     if (runtime_.outer && runtime_.outer->gathers()) runtime_.await_version();
@@ -95,7 +95,7 @@ void Update::refresh_whole_weights(device::Stream &caller) {
     ++runtime_.stats.all_gathers;
     runtime_.stats.gathered_bytes += group.pulled_bytes;
   }
-  if (copies) runtime_.wait_idle(*runtime_.gathers.stream, Awaited::gather, caller);
+  if (copies) runtime_.wait_idle(*runtime_.gathers.stream, WaitKind::gather, caller);
   if (any) runtime_.await_version();
 }
 

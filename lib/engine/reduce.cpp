@@ -7,8 +7,6 @@
 
 namespace fsdp::engine {
 
-using Phase = Contribution::State;
-
 Reducer::Reducer(Runtime &runtime) : runtime_(runtime), most_live_(runtime.spec.pending_groups()) {
   pool_.reducing.reserve(runtime.groups.size() + 1);
   size_t most = 0;
@@ -40,7 +38,7 @@ void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
   ++grad.given_count;
   grad.last = last;
   if (group.plan->persistent_grad && !last) {
-    grad.state = Phase::idle;  // the contributions add up where they are
+    grad.stage = GradStage::idle;  // the contributions add up where they are
     if (!runtime_.context.on_host()) chain_writers(group);
     return;
   }
@@ -58,7 +56,7 @@ void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
   if (runtime_.outer && runtime_.outer->sums(last))
     runtime_.outer->reduce(group, turn, group.partial && grad.reduced_count > 0, runtime_.step.version());
   ++grad.reduced_count;
-  grad.state = Phase::reducing;
+  grad.stage = GradStage::reducing;
   set_access(group, comm::Access::read);
   if (!group.plan->persistent_grad) pool_.reducing.push_back(group.index);
 }
@@ -75,7 +73,7 @@ void Reducer::enqueue(Group &group, uint32_t turn) {
   const comm::Tag tag{group.index, group.name()};
   const bool accumulate = group.grad.reduced_count > 0 && !group.partial;
   Stats &stats = runtime_.stats;
-  if (!runtime_.context.on_host()) runtime_.calls.add(CallSequence::Kind::reduce, group.index);
+  if (!runtime_.context.on_host()) runtime_.calls.add(CallKind::reduce, group.index);
   ++stats.reduces;
   stats.reduced_bytes += group.reduced_bytes;
   const comm::Communicator *comm = runtime_.reduces.comm.get();
@@ -139,7 +137,7 @@ std::string Reducer::list_missing() const {
   };
   for (const Group &group : runtime_.groups) {
     if (!group.plan->trainable) continue;
-    if (group.grad.state == Phase::lent)
+    if (group.grad.stage == GradStage::lent)
       add(group, "has gradients that were acquired but not reduced");
     else if (group.grad.given_count == 0)
       add(group, "was not reduced: call fsdp_reduce_grad");
@@ -159,7 +157,7 @@ uint64_t Reducer::count_reduces() const noexcept {
 void Reducer::start_step() {
   for (Group &group : runtime_.groups) {
     Contribution &grad = group.grad;
-    grad.state = Phase::idle;
+    grad.stage = GradStage::idle;
     set_access(group, comm::Access::none);
     grad.reduced_count = grad.given_count = 0;
     grad.last = false;

@@ -49,21 +49,21 @@ uint64_t saturated_add(uint64_t a, uint64_t b) noexcept { return a > no_room - b
 uint64_t saturated_multiply(uint64_t a, uint64_t b) noexcept { return b && a > no_room / b ? no_room : a * b; }
 
 // Of all ranks that live under one limit.
-struct Sum {
+struct ClaimSum {
   Claim first;
   uint32_t rank = 0, ranks = 0;  // the first one; how many
   uint64_t bytes = 0;
 };
 
-std::vector<Sum> add_claims(comm::Team &team, const std::vector<std::vector<std::byte>> &all) {
-  std::vector<Sum> sums;
+std::vector<ClaimSum> add_claims(comm::Team &team, const std::vector<std::vector<std::byte>> &all) {
+  std::vector<ClaimSum> sums;
   for (uint32_t r = 0; r < all.size(); ++r)
     for (size_t at = 0; at + sizeof(Claim) <= all[r].size(); at += sizeof(Claim)) {
       Claim claim;
       std::memcpy(&claim, all[r].data() + at, sizeof claim);
       auto sum = sums.begin();
       while (sum != sums.end() && sum->first.key() != claim.key()) ++sum;
-      if (sum == sums.end()) sum = sums.insert(sum, Sum{claim, team.world_rank(r), 0, 0});
+      if (sum == sums.end()) sum = sums.insert(sum, ClaimSum{claim, team.world_rank(r), 0, 0});
       ++sum->ranks;
       sum->bytes = saturated_add(sum->bytes, claim.bytes);
     }
@@ -88,7 +88,7 @@ uint64_t host_bytes(const memory::ModelPlan &plan, bool on_host, uint32_t inner,
 void check_room(comm::Team &team, uint64_t bytes, const std::vector<device::MemoryLimit> &limits) {
   const std::vector<Claim> claims = make_claims(bytes, limits);
   const auto all = team.exchange(std::as_bytes(std::span(claims)), "the room for the model");
-  for (const Sum &sum : add_claims(team, all))
+  for (const ClaimSum &sum : add_claims(team, all))
     if (sum.bytes > sum.first.free_bytes)
       fail(FSDP_OUT_OF_MEMORY,
            "fsdp_seal_model: {} rank(s) of one host, the first of them rank {}, need {} bytes together; their memory "

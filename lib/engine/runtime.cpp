@@ -151,7 +151,7 @@ void Runtime::end_streams() noexcept {
 bool Runtime::in_a_step() const {
   const auto open = [this](const Group &group) {
     const auto held = [](const GatherSlot &slot) { return slot.gathered || slot.hold_count() > 0; };
-    const bool given = group.grad.state != Contribution::State::idle || group.grad.given_count > 0;
+    const bool given = group.grad.stage != GradStage::idle || group.grad.given_count > 0;
     return (given && !step.window_open()) || std::any_of(group.slots.begin(), group.slots.end(), held);
   };
   return step.failed() || std::any_of(groups.begin(), groups.end(), open);

@@ -30,7 +30,7 @@ struct Stats {
 };
 
 // What the caller waits for. publish and peers have one counter, the others one each.
-enum class Awaited { gather, reduce, publish, peers };
+enum class WaitKind { gather, reduce, publish, peers };
 
 // An ordered sequence of collectives over the inner axis: those of one do not wait for those of another.
 struct CollectiveStream {
@@ -102,8 +102,8 @@ class Runtime {
   void await_version();
   // The caller waits for all that the streams of the library have been given.
   void wait_idle(device::Stream &caller);
-  void wait_idle(device::Stream &stream, Awaited what, device::Stream &caller);
-  void wait(const device::Event &event, Awaited what, device::Stream &caller, const Group *group = nullptr);
+  void wait_idle(device::Stream &stream, WaitKind what, device::Stream &caller);
+  void wait(const device::Event &event, WaitKind what, device::Stream &caller, const Group *group = nullptr);
   // Of a device: what follows on the stream comes after what earlier calls of the update window gave to theirs, and the
   // next ones come after what this one gave to it. On the host one thread does it all.
   void join_window(device::Stream &caller) const;
@@ -144,14 +144,14 @@ class Runtime {
 class CallSpan : public trace::Span {
  public:
   CallSpan(const Runtime &runtime, const char *name, const Group *group = nullptr, uint64_t bytes = 0)
-      : Span(runtime.timeline, trace::Kind::call, name, group ? group->trace_name : nullptr, runtime.step.version(),
-             bytes) {}
+      : Span(runtime.timeline, trace::EventKind::call, name, group ? group->trace_name : nullptr,
+             runtime.step.version(), bytes) {}
 };
 
 // The caller waits, from here to the end of the scope: counted, and an event inside the one of its call.
 class WaitSpan {
  public:
-  WaitSpan(Runtime &runtime, Awaited what, const Group *group = nullptr);
+  WaitSpan(Runtime &runtime, WaitKind what, const Group *group = nullptr);
   ~WaitSpan();
   WaitSpan(const WaitSpan &) = delete;
   WaitSpan &operator=(const WaitSpan &) = delete;
@@ -159,7 +159,7 @@ class WaitSpan {
  private:
   Runtime &runtime_;
   uint64_t &counter_;
-  trace::Event event_;
+  trace::TimelineEvent event_;
   int exceptions_;
 };
 

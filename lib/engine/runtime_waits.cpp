@@ -8,26 +8,26 @@ namespace fsdp::engine {
 
 namespace {
 
-const char *wait_name(Awaited what) {
+const char *wait_name(WaitKind what) {
   switch (what) {
-    case Awaited::gather: return "wait for gather";
-    case Awaited::reduce: return "wait for reduce";
-    case Awaited::publish: return "wait for publish";
+    case WaitKind::gather: return "wait for gather";
+    case WaitKind::reduce: return "wait for reduce";
+    case WaitKind::publish: return "wait for publish";
     default: return "wait for peers";
   }
 }
 
-uint64_t &wait_counter(Stats &stats, Awaited what) {
+uint64_t &wait_counter(Stats &stats, WaitKind what) {
   switch (what) {
-    case Awaited::gather: return stats.gather_wait_ns;
-    case Awaited::reduce: return stats.reduce_wait_ns;
+    case WaitKind::gather: return stats.gather_wait_ns;
+    case WaitKind::reduce: return stats.reduce_wait_ns;
     default: return stats.peer_wait_ns;
   }
 }
 
 }  // namespace
 
-WaitSpan::WaitSpan(Runtime &runtime, Awaited what, const Group *group)
+WaitSpan::WaitSpan(Runtime &runtime, WaitKind what, const Group *group)
     : runtime_(runtime),
       counter_(wait_counter(runtime.stats, what)),
       event_{wait_name(what),
@@ -37,7 +37,7 @@ WaitSpan::WaitSpan(Runtime &runtime, Awaited what, const Group *group)
              0,
              static_cast<uint32_t>(runtime.step.version()),
              trace::caller_lane,
-             trace::Kind::wait} {
+             trace::EventKind::wait} {
   if (runtime.timeline) trace::push_range(event_.name, event_.object);
   event_.begin_ns = trace::now_ns();
   runtime.context.flight().begin_wait(event_.name, group ? group->flight_name : nullptr, event_.begin_ns);
@@ -57,7 +57,7 @@ WaitSpan::~WaitSpan() {
 void Runtime::await_version() {
   if (step.version_ready()) return;
   if (!gates.version->reached(step.version())) {
-    const WaitSpan span(*this, Awaited::publish);
+    const WaitSpan span(*this, WaitKind::publish);
     // Its own part first: over hosts a stream writes it, which may wait for callers that wait for this one.
     context.device().caller_stream(nullptr).wait(*marks.published);
     gates.version->await(step.version(), "fsdp_publish_weights (or a step that publishes)");
@@ -65,7 +65,7 @@ void Runtime::await_version() {
   step.see_version();
 }
 
-void Runtime::wait(const device::Event &event, Awaited what, device::Stream &caller, const Group *group) {
+void Runtime::wait(const device::Event &event, WaitKind what, device::Stream &caller, const Group *group) {
   if (!context.on_host()) {
     caller.wait(event);
     context.failure().check();
@@ -90,20 +90,20 @@ void Runtime::leave_window(device::Stream &caller) const {
 
 void Runtime::synchronize(device::Stream &stream) {
   stream.record(*marks.order);
-  const WaitSpan span(*this, Awaited::reduce);
+  const WaitSpan span(*this, WaitKind::reduce);
   context.device().synchronize(*marks.order);
 }
 
-void Runtime::wait_idle(device::Stream &stream, Awaited what, device::Stream &caller) {
+void Runtime::wait_idle(device::Stream &stream, WaitKind what, device::Stream &caller) {
   stream.record(*marks.finished);
   wait(*marks.finished, what, caller);
 }
 
 // The outer stream comes after the reduce stream, whose sums it takes.
 void Runtime::wait_idle(device::Stream &caller) {
-  wait_idle(*reduces.stream, Awaited::reduce, caller);
-  if (outer) wait_idle(outer->stream(), Awaited::reduce, caller);
-  wait_idle(*gathers.stream, Awaited::gather, caller);
+  wait_idle(*reduces.stream, WaitKind::reduce, caller);
+  if (outer) wait_idle(outer->stream(), WaitKind::reduce, caller);
+  wait_idle(*gathers.stream, WaitKind::gather, caller);
 }
 
 }  // namespace fsdp::engine

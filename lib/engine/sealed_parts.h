@@ -28,7 +28,7 @@ struct SealedParts {
   Params params;
   Meetings meetings;
   Graphs graphs;
-  Update update;
+  UpdateWindow update;
 };
 
 }  // namespace fsdp::engine

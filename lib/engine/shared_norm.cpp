@@ -61,11 +61,11 @@ device::Stream &SharedNorm::gather(device::Stream &caller) {
   return runtime_.outer->stream();
 }
 
-void SharedNorm::await(device::Stream &caller) { runtime_.wait(*runtime_.marks.norm, Awaited::peers, caller); }
+void SharedNorm::await(device::Stream &caller) { runtime_.wait(*runtime_.marks.norm, WaitKind::peers, caller); }
 
 const device::Norm &SharedNorm::read() const {
   if (!runtime_.marks.norm->done()) {
-    const WaitSpan span(runtime_, Awaited::peers);
+    const WaitSpan span(runtime_, WaitKind::peers);
     runtime_.context.device().synchronize(*runtime_.marks.norm);
   }
   runtime_.context.failure().check();

@@ -6,10 +6,10 @@
 namespace fsdp::engine {
 namespace {
 
-const char *grad_name(GradState::State state) {
+const char *grad_name(GradStage state) {
   switch (state) {
-    case GradState::State::lent: return "lent";
-    case GradState::State::reducing: return "being reduced";
+    case GradStage::lent: return "lent";
+    case GradStage::reducing: return "being reduced";
     default: return "free";
   }
 }
@@ -24,9 +24,9 @@ std::string compare_slot(const SlotState &expected, const SlotState &found, cons
 }
 
 std::string compare_grad(const GradState &expected, const GradState &found, const Group &group) {
-  if (expected.state != found.state)
-    return format_text("the gradient buffer of group '{}' is {}, and was {} then", group.name(), grad_name(found.state),
-                       grad_name(expected.state));
+  if (expected.stage != found.stage)
+    return format_text("the gradient buffer of group '{}' is {}, and was {} then", group.name(), grad_name(found.stage),
+                       grad_name(expected.stage));
   if (expected.given_count != found.given_count && (expected.given_count == 0 || found.given_count == 0))
     return format_text(
         "group '{}' has {} contributions in this step, and had {} then: the first overwrites and later ones "
@@ -65,8 +65,8 @@ Stats advance(const Stats &now, const Stats &before, const Stats &after) {
 
 }  // namespace
 
-State read_state(const Runtime &runtime, const Gatherer &gatherer, const Reducer &reducer) {
-  State state;
+Moment read_state(const Runtime &runtime, const Gatherer &gatherer, const Reducer &reducer) {
+  Moment state;
   state.step = runtime.step.state();
   state.cursors = gatherer.cursors();
   state.pool = reducer.pool();
@@ -79,7 +79,7 @@ State read_state(const Runtime &runtime, const Gatherer &gatherer, const Reducer
   return state;
 }
 
-void write_state(const State &state, Runtime &runtime, Gatherer &gatherer, Reducer &reducer) {
+void write_state(const Moment &state, Runtime &runtime, Gatherer &gatherer, Reducer &reducer) {
   runtime.step.set_state(state.step);
   gatherer.set_cursors(state.cursors);
   reducer.set_pool(state.pool);
@@ -92,7 +92,7 @@ void write_state(const State &state, Runtime &runtime, Gatherer &gatherer, Reduc
   }
 }
 
-std::string find_difference(const State &expected, const State &found, const Runtime &runtime) {
+std::string find_difference(const Moment &expected, const Moment &found, const Runtime &runtime) {
   if (expected.step.window_open != found.step.window_open)
     return format_text("the update window is {}, and was {} then", found.step.window_open ? "open" : "closed",
                        expected.step.window_open ? "open" : "closed");
@@ -109,8 +109,8 @@ std::string find_difference(const State &expected, const State &found, const Run
   return {};
 }
 
-State advance(const State &now, const State &before, const State &after) {
-  State state = after;
+Moment advance(const Moment &now, const Moment &before, const Moment &after) {
+  Moment state = after;
   state.step.version = now.step.version + (after.step.version - before.step.version);
   state.step.adamw_step = now.step.adamw_step + (after.step.adamw_step - before.step.adamw_step);
   state.stats = advance(now.stats, before.stats, after.stats);

@@ -12,7 +12,7 @@
 
 namespace fsdp::engine {
 
-struct State {
+struct Moment {
   StepState step;
   Gatherer::Cursors cursors;
   Reducer::Pool pool;
@@ -22,14 +22,14 @@ struct State {
   OuterState outer;  // nothing without an outer axis
 };
 
-State read_state(const Runtime &runtime, const Gatherer &gatherer, const Reducer &reducer);
-void write_state(const State &state, Runtime &runtime, Gatherer &gatherer, Reducer &reducer);
+Moment read_state(const Runtime &runtime, const Gatherer &gatherer, const Reducer &reducer);
+void write_state(const Moment &state, Runtime &runtime, Gatherer &gatherer, Reducer &reducer);
 
 // Where the calls of a step would not be the same: the first difference for people, empty if there is none. Counters,
 // and how many steps have been made, make none.
-std::string find_difference(const State &expected, const State &found, const Runtime &runtime);
+std::string find_difference(const Moment &expected, const Moment &found, const Runtime &runtime);
 
 // The state after what led from `before` to `after` has happened to `now`.
-State advance(const State &now, const State &before, const State &after);
+Moment advance(const Moment &now, const Moment &before, const Moment &after);
 
 }  // namespace fsdp::engine

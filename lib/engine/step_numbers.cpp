@@ -13,8 +13,8 @@ uint64_t bits_of(double value) { return std::isnan(value) ? ~uint64_t{0} : std::
 
 std::string describe(const Scaling &scaling) {
   switch (scaling.kind) {
-    case Scaling::Kind::scale: return format_text("fsdp_scale_grads by {}", scaling.number);
-    case Scaling::Kind::clip:
+    case ScalingKind::scale: return format_text("fsdp_scale_grads by {}", scaling.number);
+    case ScalingKind::clip:
       if (scaling.norm == Scaling::of_the_model)
         return format_text("fsdp_clip_grads to max_norm {} at the norm of the model", scaling.number);
       return format_text("fsdp_clip_grads to max_norm {} at a norm of {}", scaling.number, scaling.norm);

@@ -11,10 +11,11 @@
 
 namespace fsdp::engine {
 
+enum class ScalingKind : uint64_t { none, scale, clip };
+
 // One scaling of the main grads.
 struct Scaling {
-  enum class Kind : uint64_t { none, scale, clip };
-  Kind kind = Kind::none;
+  ScalingKind kind = ScalingKind::none;
   double number = 0;  // the factor or max_norm
   static constexpr double of_the_model = -1;
   double norm = 0;  // that was clipped: with a further mesh on some ranks alone it is not the same on all

@@ -7,7 +7,7 @@ namespace fsdp::engine {
 
 Traced::Traced(const Group &group) noexcept : in_flight(group.flight_name), in_timeline(group.trace_name) {}
 
-void StreamTrace::record(trace::Event event) const noexcept {
+void StreamTrace::record(trace::TimelineEvent event) const noexcept {
   event.begin_ns = begin_ns_;
   event.end_ns = trace::now_ns();
   event.lane = lane_;
@@ -20,7 +20,7 @@ void StreamTrace::await(comm::Gate &gate, uint64_t value, const char *what, cons
   if (timeline_) stream_.run([this] { begin_ns_ = trace::now_ns(); });
   stream_.run([gate = &gate, value, what] { gate->await(value, what); });
   if (!timeline_) return;
-  const trace::Event event{name, object, 0, 0, 0, static_cast<uint32_t>(version), 0, trace::Kind::wait};
+  const trace::TimelineEvent event{name, object, 0, 0, 0, static_cast<uint32_t>(version), 0, trace::EventKind::wait};
   stream_.run([this, event] { record(event); });
 }
 
@@ -45,13 +45,13 @@ void StreamTrace::end_of(const char *name, const Traced &of, uint64_t bytes, uin
                          Broken broken) {
   if (captured()) return;
   if (in_flight_) {
-    const trace::Event seen{name,  of.in_timeline,   begin_ns_, 0, bytes, static_cast<uint32_t>(version),
-                            lane_, trace::Kind::seen};
+    const trace::TimelineEvent seen{name,  of.in_timeline,        begin_ns_, 0, bytes, static_cast<uint32_t>(version),
+                                    lane_, trace::EventKind::seen};
     in_flight_->add(stream_, {handle_, seen, comm, broken});
     return;
   }
-  const trace::Event event{name, of.in_timeline,         0, 0, bytes, static_cast<uint32_t>(version),
-                           0,    trace::Kind::collective};
+  const trace::TimelineEvent event{
+      name, of.in_timeline, 0, 0, bytes, static_cast<uint32_t>(version), 0, trace::EventKind::collective};
   stream_.run([this, event, handle = handle_, comm, broken] {
     if (comm && broken(comm))
       flights_.flight().fail(handle);

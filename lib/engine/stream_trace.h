@@ -22,7 +22,7 @@ struct Traced {
 
 class StreamTrace {
  public:
-  StreamTrace(Context &context, device::Stream &stream, trace::Lane lane, trace::FlightSequence flights)
+  StreamTrace(Context &context, device::Stream &stream, trace::TimelineLane lane, trace::FlightSequence flights)
       : stream_(stream),
         timeline_(context.timeline()),
         lane_(lane),
@@ -56,11 +56,11 @@ class StreamTrace {
   using Broken = InFlight::Broken;
   bool captured() const;
   void end_of(const char *name, const Traced &of, uint64_t bytes, uint64_t version, const void *comm, Broken broken);
-  void record(trace::Event event) const noexcept;
+  void record(trace::TimelineEvent event) const noexcept;
 
   device::Stream &stream_;
   trace::Timeline *timeline_;
-  trace::Lane lane_;
+  trace::TimelineLane lane_;
   trace::FlightSequence flights_;
   uint64_t handle_ = 0;                  // of the work between begin and end; the caller's
   uint64_t begin_ns_ = 0;                // the stream's own; of a device the caller's

@@ -10,7 +10,7 @@
 namespace fsdp::engine {
 
 // Everything this rank has enqueued ends: completed, or given up because a peer does not take part.
-void Update::end_step(Meetings::Call call, device::Stream &caller) {
+void UpdateWindow::end_step(Meetings::Arrival call, device::Stream &caller) {
   gatherer_.drop_all(false);
   if (runtime_.context.on_host()) {
     runtime_.reduces.comm->quiesce();
@@ -35,14 +35,14 @@ void Update::end_step(Meetings::Call call, device::Stream &caller) {
 }
 
 // Weights that are kept in place are read by streams of the caller's, of which this is the only word.
-void Update::await_readers(device::Stream &caller) {
+void UpdateWindow::await_readers(device::Stream &caller) {
   runtime_.join_window(caller);
   for (Group &group : runtime_.groups)
     for (GatherSlot &slot : group.slots)
       if (!group.plan->copies) caller.wait(*slot.left);
 }
 
-void Update::finish_grads(double scale, fsdp_stream stream, const StepNumbers &numbers) {
+void UpdateWindow::finish_grads(double scale, fsdp_stream stream, const StepNumbers &numbers) {
   constexpr auto call = "fsdp_finish_grads";
   const CallSpan span(runtime_, "finish_grads");
   runtime_.step.require_weights(call);
@@ -65,7 +65,7 @@ void Update::finish_grads(double scale, fsdp_stream stream, const StepNumbers &n
   optimizer_.multiply_grads(scale, caller);
 }
 
-void Update::begin(fsdp_stream stream) {
+void UpdateWindow::begin(fsdp_stream stream) {
   constexpr auto call = "fsdp_begin_update";
   runtime_.require_eager(call);
   const CallSpan span(runtime_, "begin_update");
@@ -76,35 +76,35 @@ void Update::begin(fsdp_stream stream) {
   gatherer_.show_whole(false);
 }
 
-std::string Update::list_unfinished() const {
+std::string UpdateWindow::list_unfinished() const {
   if (runtime_.step.failed()) return "a step that failed and was not discarded";
   if (const std::string holds = gatherer_.list_holds(); !holds.empty()) return holds;
   for (const Group &group : runtime_.groups)
-    if (group.grad.state != Contribution::State::idle || group.grad.given_count)
+    if (group.grad.stage != GradStage::idle || group.grad.given_count)
       if (!runtime_.step.window_open())
         return format_text("group '{}' has gradients of an unfinished step", group.name());
   return {};
 }
 
-void Update::require_grads(const char *call) const {
+void UpdateWindow::require_grads(const char *call) const {
   runtime_.step.require_window(call);
   if (!runtime_.step.window_has_grads())
     fail(FSDP_INVALID_STATE,
          "{}: there are no gradients in this update window; fsdp_finish_grads opens one that has them", call);
 }
 
-device::Stream &Update::require_measurable(fsdp_stream stream, const char *call) {
+device::Stream &UpdateWindow::require_measurable(fsdp_stream stream, const char *call) {
   runtime_.require_eager(call);
   require_grads(call);
   return runtime_.caller_stream(stream, call);
 }
 
-void Update::require_adamw(const char *call) const {
+void UpdateWindow::require_adamw(const char *call) const {
   if (!adamw_)
     fail(FSDP_INVALID_STATE, "{}: the model was created with FSDP_OPTIMIZER_CALLER and has no AdamW states", call);
 }
 
-void Update::step_adamw(double lr, const fsdp_adamw_options &options, fsdp_stream stream) {
+void UpdateWindow::step_adamw(double lr, const fsdp_adamw_options &options, fsdp_stream stream) {
   constexpr auto call = "fsdp_step_adamw";
   const CallSpan span(runtime_, "step_adamw");
   require_grads(call);
@@ -123,8 +123,8 @@ void Update::step_adamw(double lr, const fsdp_adamw_options &options, fsdp_strea
   close_window(caller);
 }
 
-void Update::apply_grads(const Strided<fsdp_grad> &grads, double lr, double max_norm, const fsdp_adamw_options &options,
-                         fsdp_stream stream, double *norm) {
+void UpdateWindow::apply_grads(const Strided<fsdp_grad> &grads, double lr, double max_norm,
+                               const fsdp_adamw_options &options, fsdp_stream stream, double *norm) {
   constexpr auto call = "fsdp_apply_grads";
   const CallSpan span(runtime_, "apply_grads");
   if (max_norm > 0 || norm) runtime_.require_eager(call);
@@ -149,7 +149,7 @@ void Update::apply_grads(const Strided<fsdp_grad> &grads, double lr, double max_
 }
 
 // In backward order, as a backward pass would give them: what the gradient pool was planned for.
-void Update::put_grads(const Strided<fsdp_grad> &grads, fsdp_stream stream) {
+void UpdateWindow::put_grads(const Strided<fsdp_grad> &grads, fsdp_stream stream) {
   uint64_t end = grads.size();
   for (size_t g = runtime_.groups.size(); g-- > 0;) {
     Group &group = runtime_.groups[g];
@@ -167,7 +167,7 @@ void Update::put_grads(const Strided<fsdp_grad> &grads, fsdp_stream stream) {
 }
 
 // All of them before the first is put: a bad call leaves the step as it was.
-void Update::check_grads(const Strided<fsdp_grad> &grads, const char *call) const {
+void UpdateWindow::check_grads(const Strided<fsdp_grad> &grads, const char *call) const {
   uint64_t expected = 0;
   for (const auto &group : runtime_.spec.groups)
     for (const auto &param : group.params) {

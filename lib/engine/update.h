@@ -12,11 +12,11 @@
 
 namespace fsdp::engine {
 
-class Update {
+class UpdateWindow {
  public:
   // adamw: else the optimizer is the caller's.
-  Update(Runtime &runtime, Gatherer &gatherer, Reducer &reducer, Optimizer &optimizer, Meetings &meetings,
-         Graphs &graphs, bool adamw)
+  UpdateWindow(Runtime &runtime, Gatherer &gatherer, Reducer &reducer, Optimizer &optimizer, Meetings &meetings,
+               Graphs &graphs, bool adamw)
       : runtime_(runtime),
         gatherer_(gatherer),
         reducer_(reducer),
@@ -44,7 +44,7 @@ class Update {
  private:
   void require_adamw(const char *call) const;
   // -- how a step ends (update.cpp) --
-  void end_step(Meetings::Call call, device::Stream &caller);
+  void end_step(Meetings::Arrival call, device::Stream &caller);
   void await_readers(device::Stream &caller);
   void put_grads(const Strided<fsdp_grad> &grads, fsdp_stream stream);
   void check_grads(const Strided<fsdp_grad> &grads, const char *call) const;

@@ -20,7 +20,7 @@ class Packer {
   }
 
  private:
-  void open_gaps(GapList &gaps, const Bucket &bucket, uint32_t index) const {
+  void open_gaps(GapList &gaps, const Bin &bucket, uint32_t index) const {
     for (const Gap &gap : bucket.gaps) gaps.add(gap);
     const uint64_t end = checked_multiply(bucket.shard, assigned_.rule.ranks, "elements of a sub-bucket");
     gaps.add({end - bucket.cursor, index, bucket.cursor});
@@ -29,7 +29,7 @@ class Packer {
   // Places what fits, in the order given; returns what does not.
   Indices place_all(GapList &gaps, const Indices &indices) {
     std::vector<uint64_t> shards;
-    for (const Bucket &bucket : assigned_.buckets) shards.push_back(bucket.shard);
+    for (const Bin &bucket : assigned_.buckets) shards.push_back(bucket.shard);
     Indices left;
     for (uint32_t i : indices) {
       if (const auto position = gaps.place(items_[i], shards))
@@ -64,7 +64,7 @@ class Packer {
 
   // Makes the host's slice just long enough.
   void pack_host(const Indices &indices) {
-    Bucket &host = assigned_.buckets[0];
+    Bin &host = assigned_.buckets[0];
     if (indices.empty() && host.cursor == 0) return;
     uint64_t least = 1;
     for (uint32_t i : indices) least = std::max(least, items_[i].granule);

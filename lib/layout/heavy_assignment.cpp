@@ -75,7 +75,7 @@ void HeavyAssignment::measure_fillers() {
   }
 }
 
-uint64_t HeavyAssignment::slack(const Bucket &bucket) const {
+uint64_t HeavyAssignment::slack(const Bin &bucket) const {
   const uint64_t taken = checked_add(bucket.cursor, bucket.reserved, "elements of a sub-bucket");
   return std::max(saturating_multiply(bucket.shard, rule.ranks), taken) - taken;
 }
@@ -97,7 +97,7 @@ void HeavyAssignment::assign_class(std::span<const uint32_t> members) {
 bool HeavyAssignment::fits_existing(uint32_t index) {
   const Item &item = items_[index];
   for (size_t b = std::min(buckets.size(), buckets_considered); b-- > 0;) {
-    Bucket &bucket = buckets[b];
+    Bin &bucket = buckets[b];
     if (bucket.granule % item.granule == 0) {
       const uint64_t end = saturating_add(saturating_round_up(bucket.cursor, item.step), item.count);
       const bool fits =
@@ -120,8 +120,8 @@ bool HeavyAssignment::fits_existing(uint32_t index) {
 
 HeavyAssignment::Outlook HeavyAssignment::outlook(uint32_t bucket, uint64_t granule, uint64_t step,
                                                   uint64_t span) const {
-  const Bucket old = bucket < buckets.size() ? buckets[bucket] : Bucket{};
-  Bucket joined = old;
+  const Bin old = bucket < buckets.size() ? buckets[bucket] : Bin{};
+  Bin joined = old;
   joined.granule = saturating_lcm(old.granule, granule);
   joined.cursor = saturating_add(saturating_round_up(old.cursor, step), span);
   if (bucket == 0) {
@@ -150,7 +150,7 @@ void HeavyAssignment::place_together(std::span<const uint32_t> members) {
   }
   if (best.shards == too_many) fail(FSDP_INVALID_ARGUMENT, "{} elements on {} ranks exceed 64 bits", span, rule.ranks);
   if (best_bucket == buckets.size()) buckets.emplace_back();
-  Bucket &bucket = buckets[best_bucket];
+  Bin &bucket = buckets[best_bucket];
   const uint64_t old_slack = best_bucket == 0 ? 0 : slack(bucket);
   const uint64_t old_shard = bucket.shard;
   bucket.granule = best.granule;
@@ -162,7 +162,7 @@ void HeavyAssignment::place_together(std::span<const uint32_t> members) {
 }
 
 void HeavyAssignment::add_heavy(uint32_t index_of_bucket, uint32_t index) {
-  Bucket &bucket = buckets[index_of_bucket];
+  Bin &bucket = buckets[index_of_bucket];
   const uint64_t start = round_up(bucket.cursor, items_[index].step, "tensor offset");
   if (start != bucket.cursor) bucket.gaps.push_back({start - bucket.cursor, index_of_bucket, bucket.cursor});
   places[index] = {index_of_bucket, start};

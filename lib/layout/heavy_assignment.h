@@ -18,7 +18,7 @@ namespace fsdp::layout {
 
 using Indices = std::vector<uint32_t>;
 
-struct Bucket {
+struct Bin {
   uint64_t granule = 1;   // least common multiple of its heavy tensors' granules
   uint64_t shard = 0;     // elements of each rank's slice
   uint64_t cursor = 0;    // end of the heavy tensors, which lie one after the other from 0
@@ -32,7 +32,7 @@ class HeavyAssignment {
 
   ShardRule rule;
   // Bucket 0 is the host: it takes what has no better place, and its slice is left open. The others' are final.
-  std::vector<Bucket> buckets;
+  std::vector<Bin> buckets;
   std::vector<Position> places;  // of heavy tensors; offsets count from the start of the bucket
   Indices guests;                // do not divide a slice, but fit into the slack of one of the buckets
   Indices fillers;               // all others, longest first
@@ -51,7 +51,7 @@ class HeavyAssignment {
   Outlook outlook(uint32_t bucket, uint64_t granule, uint64_t step, uint64_t span) const;
   void add_heavy(uint32_t bucket, uint32_t index);
   void measure_fillers();
-  uint64_t slack(const Bucket &bucket) const;
+  uint64_t slack(const Bin &bucket) const;
   // The host's slice if it had this granule and these heavy elements, and the others this much slack for its fillers.
   uint64_t host_shard(uint64_t granule, uint64_t heavy, uint64_t slack) const;
 

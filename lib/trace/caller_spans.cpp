@@ -33,7 +33,7 @@ void CallerSpans::begin(const char *name) {
 void CallerSpans::end() {
   if (depth_ == 0) fail(FSDP_INVALID_STATE, "fsdp_end_span: no span is open; fsdp_begin_span opens one");
   const Open &open = open_[--depth_];
-  timeline_.record({open.name, nullptr, open.begin_ns, now_ns(), 0, 0, caller_lane, Kind::user});
+  timeline_.record({open.name, nullptr, open.begin_ns, now_ns(), 0, 0, caller_lane, EventKind::user});
   pop_range();
 }
 

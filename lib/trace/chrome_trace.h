@@ -10,6 +10,6 @@
 namespace fsdp::trace {
 
 // The process is the rank, the thread the lane, times are microseconds of CLOCK_MONOTONIC.
-std::string format_chrome_trace(const Timeline::Snapshot &snapshot, uint32_t rank, uint32_t world_size);
+std::string format_chrome_trace(const TimelineSnapshot &snapshot, uint32_t rank, uint32_t world_size);
 
 }  // namespace fsdp::trace

@@ -76,17 +76,17 @@ const char *FlightRecorder::keep(std::string_view text) {
 
 uint32_t FlightRecorder::count_models(const std::string &ranks) const {
   const std::lock_guard lock(mutex_);
-  return static_cast<uint32_t>(std::ranges::count(models_, ranks, &Model::ranks));
+  return static_cast<uint32_t>(std::ranges::count(models_, ranks, &FlightModel::ranks));
 }
 
 uint16_t FlightRecorder::open_model(const std::string &ranks, const std::string &inner, const std::string &outer) {
   const std::lock_guard lock(mutex_);
-  const auto number = std::ranges::count(models_, ranks, &Model::ranks);
+  const auto number = std::ranges::count(models_, ranks, &FlightModel::ranks);
   models_.push_back({static_cast<uint32_t>(number), ranks, inner, outer});
   return static_cast<uint16_t>(models_.size() - 1);
 }
 
-bool FlightRecorder::read_call(uint64_t number, Call &call) const noexcept {
+bool FlightRecorder::read_call(uint64_t number, FlightCall &call) const noexcept {
   const CallSlot &slot = calls_[number & mask_];
   if (slot.state.load(std::memory_order_acquire) != 2 * number + 2) return false;
   call.number = number;
@@ -125,12 +125,12 @@ bool FlightRecorder::read_collective(uint64_t number, Collective &collective) co
   return slot.state.load(std::memory_order_relaxed) == 2 * number + 2;
 }
 
-FlightRecorder::Snapshot FlightRecorder::read() const {
-  Snapshot snapshot;
+FlightRecorder::FlightSnapshot FlightRecorder::read() const {
+  FlightSnapshot snapshot;
   snapshot.call_count = call_.load(std::memory_order_acquire);
   snapshot.collective_count = next_collective_.load(std::memory_order_acquire);
   const auto first = [&](uint64_t count) { return count > half_ ? count - half_ : 0; };
-  Call call;
+  FlightCall call;
   for (uint64_t number = first(snapshot.call_count); number < snapshot.call_count; ++number)
     if (read_call(number, call)) snapshot.calls.push_back(call);
   Collective collective;

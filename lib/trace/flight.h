@@ -101,11 +101,11 @@ class FlightRecorder {
   uint32_t count_models(const std::string &ranks) const;  // the number of the next one of these
   uint16_t open_model(const std::string &ranks, const std::string &inner, const std::string &outer);
 
-  struct Model {
+  struct FlightModel {
     uint32_t number = 0;  // among those of the same ranks
     std::string ranks, inner, outer;
   };
-  struct Call {
+  struct FlightCall {
     uint64_t number = 0;
     const char *name = nullptr, *object = nullptr;
     uint64_t begin_ns = 0, waited_ns = 0;
@@ -123,14 +123,14 @@ class FlightRecorder {
     const char *what = nullptr, *object = nullptr;  // what NULL: the caller waits for nothing
     uint64_t since_ns = 0;
   };
-  struct Snapshot {
-    std::vector<Call> calls;
+  struct FlightSnapshot {
+    std::vector<FlightCall> calls;
     std::vector<Collective> collectives;
-    std::vector<Model> models;
+    std::vector<FlightModel> models;
     uint64_t call_count = 0, collective_count = 0;  // since the start; what is not there is lost
     Wait wait;
   };
-  Snapshot read() const;
+  FlightSnapshot read() const;
 
  private:
   // `state` is 2 n + 1 while entry n is written here and 2 n + 2 when it is there.
@@ -163,7 +163,7 @@ class FlightRecorder {
   }
   CallSlot &present() noexcept { return calls_[(next_call_ - 1) & mask_]; }
   void advance(uint64_t handle, FlightState state) noexcept;
-  bool read_call(uint64_t number, Call &call) const noexcept;
+  bool read_call(uint64_t number, FlightCall &call) const noexcept;
   bool read_collective(uint64_t number, Collective &collective) const noexcept;
 
   const uint64_t half_, mask_;  // entries of each ring, a power of two
@@ -175,7 +175,7 @@ class FlightRecorder {
   std::atomic<const char *> wait_what_{}, wait_object_{};
   std::atomic<uint64_t> wait_since_{0};
   mutable std::mutex mutex_;  // what follows
-  std::vector<Model> models_;
+  std::vector<FlightModel> models_;
   std::unordered_set<std::string> texts_;
 };
 

@@ -33,9 +33,10 @@ const char *phase_text(fsdp_phase phase) {
 }
 
 // Ranks that make the same sequence give it the same name, and others do not.
-std::string sequence_name(const FlightRecorder::Collective &of, const std::vector<FlightRecorder::Model> &models) {
+std::string sequence_name(const FlightRecorder::Collective &of,
+                          const std::vector<FlightRecorder::FlightModel> &models) {
   if (of.sequence == Sequence::values || of.model >= models.size()) return "values";
-  const FlightRecorder::Model &model = models[of.model];
+  const FlightRecorder::FlightModel &model = models[of.model];
   const auto name = [&](const char *what, const std::string &among) {
     return format_text("{} of model {}{}{}{}{}", what, model.number, model.ranks.empty() ? "" : " on ranks ",
                        model.ranks, among.empty() ? "" : " among ranks ", among);
@@ -75,7 +76,7 @@ void format_object(Out out, const char *object) {
   if (object) fmt::format_to(out, ", \"group\": {}", quote_json(object));
 }
 
-void format_call(Out out, const FlightRecorder::Call &call) {
+void format_call(Out out, const FlightRecorder::FlightCall &call) {
   fmt::format_to(out, "{{\"entry\": {}, \"call\": {}", call.number, quote_json(call.name));
   format_object(out, call.object);
   if (call.phase) fmt::format_to(out, ", \"phase\": \"{}\"", phase_text(call.phase));
@@ -85,7 +86,7 @@ void format_call(Out out, const FlightRecorder::Call &call) {
 }
 
 void format_collective(Out out, const FlightRecorder::Collective &of,
-                       const std::vector<FlightRecorder::Model> &models) {
+                       const std::vector<FlightRecorder::FlightModel> &models) {
   fmt::format_to(out, "{{\"entry\": {}, \"sequence\": \"{}\", \"round\": {}, \"number\": {}, \"what\": {}", of.entry,
                  sequence_name(of, models), of.round, of.number, quote_json(of.what));
   format_object(out, of.object);
@@ -113,7 +114,7 @@ void format_entries(std::string &text, const char *name, uint64_t count, const E
 
 }  // namespace
 
-std::string format_flight_record(const FlightRecorder::Snapshot &snapshot, const FlightOwner &owner) {
+std::string format_flight_record(const FlightRecorder::FlightSnapshot &snapshot, const FlightOwner &owner) {
   std::string text = "{\"fsdp_flight\": 1, ";
   const Out out(text);
   format_owner(out, owner);

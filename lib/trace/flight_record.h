@@ -17,6 +17,6 @@ struct FlightOwner {
   std::optional<Error> error;  // what failed the context
 };
 
-std::string format_flight_record(const FlightRecorder::Snapshot &snapshot, const FlightOwner &owner);
+std::string format_flight_record(const FlightRecorder::FlightSnapshot &snapshot, const FlightOwner &owner);
 
 }  // namespace fsdp::trace

@@ -3,7 +3,7 @@
 
 namespace fsdp::trace {
 
-void Span::begin(Kind kind, const char *name, const char *object, uint64_t version, uint64_t bytes) noexcept {
+void Span::begin(EventKind kind, const char *name, const char *object, uint64_t version, uint64_t bytes) noexcept {
   push_range(name, object);
   event_ = {name, object, now_ns(), 0, bytes, static_cast<uint32_t>(version), caller_lane, kind};
 }

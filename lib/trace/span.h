@@ -9,7 +9,7 @@ namespace fsdp::trace {
 
 class Span {
  public:
-  Span(Timeline *timeline, Kind kind, const char *name, const char *object = nullptr, uint64_t version = 0,
+  Span(Timeline *timeline, EventKind kind, const char *name, const char *object = nullptr, uint64_t version = 0,
        uint64_t bytes = 0)
       : timeline_(timeline) {
     if (timeline) [[unlikely]]
@@ -23,11 +23,11 @@ class Span {
   Span &operator=(const Span &) = delete;
 
  private:
-  void begin(Kind kind, const char *name, const char *object, uint64_t version, uint64_t bytes) noexcept;
+  void begin(EventKind kind, const char *name, const char *object, uint64_t version, uint64_t bytes) noexcept;
   void end() noexcept;
 
   Timeline *timeline_;
-  Event event_;
+  TimelineEvent event_;
 };
 
 }  // namespace fsdp::trace

@@ -10,20 +10,20 @@ static_assert(std::chrono::steady_clock::period::num == 1 && std::chrono::steady
 
 namespace {
 
-uint64_t pack(const Event &event) {
+uint64_t pack(const TimelineEvent &event) {
   return uint64_t{event.version} << 32 | uint64_t{event.lane} << 8 | static_cast<uint64_t>(event.kind);
 }
 
 }  // namespace
 
 // Value-initialized: every page is touched now, and not by an event.
-Timeline::Timeline(uint64_t capacity) : capacity_(capacity), slots_(std::make_unique<Slot[]>(capacity)) {}
+Timeline::Timeline(uint64_t capacity) : capacity_(capacity), slots_(std::make_unique<Cell[]>(capacity)) {}
 
 // Only who finds the slot at rest may write it: one that laps a writer that was interrupted gives its event up. The
 // fields are released after the odd state, so that a reader that has seen one of them sees that the state has moved.
-void Timeline::record(const Event &event) noexcept {
+void Timeline::record(const TimelineEvent &event) noexcept {
   const uint64_t number = next_.fetch_add(1, std::memory_order_relaxed);
-  Slot &slot = slots_[number % capacity_];
+  Cell &slot = slots_[number % capacity_];
   uint64_t state = slot.state.load(std::memory_order_relaxed);
   if (state & 1 || state > 2 * number) return;
   if (!slot.state.compare_exchange_strong(state, 2 * number + 1, std::memory_order_acquire, std::memory_order_relaxed))
@@ -37,8 +37,8 @@ void Timeline::record(const Event &event) noexcept {
   slot.state.store(2 * number + 2, std::memory_order_release);
 }
 
-bool Timeline::read(uint64_t number, Event &event) const noexcept {
-  const Slot &slot = slots_[number % capacity_];
+bool Timeline::read(uint64_t number, TimelineEvent &event) const noexcept {
+  const Cell &slot = slots_[number % capacity_];
   if (slot.state.load(std::memory_order_acquire) != 2 * number + 2) return false;
   event.name = slot.name.load(std::memory_order_acquire);
   event.object = slot.object.load(std::memory_order_acquire);
@@ -47,21 +47,21 @@ bool Timeline::read(uint64_t number, Event &event) const noexcept {
   event.bytes = slot.bytes.load(std::memory_order_acquire);
   const uint64_t packed = slot.packed.load(std::memory_order_acquire);
   event.version = static_cast<uint32_t>(packed >> 32);
-  event.lane = static_cast<Lane>(packed >> 8);
-  event.kind = static_cast<Kind>(packed & 0xFF);
+  event.lane = static_cast<TimelineLane>(packed >> 8);
+  event.kind = static_cast<EventKind>(packed & 0xFF);
   return slot.state.load(std::memory_order_relaxed) == 2 * number + 2;
 }
 
-Timeline::Snapshot Timeline::read() const {
-  Snapshot snapshot;
+TimelineSnapshot Timeline::read() const {
+  TimelineSnapshot snapshot;
   const uint64_t end = next_.load(std::memory_order_acquire);
   const uint64_t first = end > capacity_ ? end - capacity_ : 0;
   snapshot.events.reserve(end - first);
-  Event event;
+  TimelineEvent event;
   for (uint64_t number = first; number < end; ++number)
     if (read(number, event)) snapshot.events.push_back(event);
   snapshot.lost = end - snapshot.events.size();
-  std::sort(snapshot.events.begin(), snapshot.events.end(), [](const Event &a, const Event &b) {
+  std::sort(snapshot.events.begin(), snapshot.events.end(), [](const TimelineEvent &a, const TimelineEvent &b) {
     return std::tuple(a.lane, a.begin_ns, b.end_ns) < std::tuple(b.lane, b.begin_ns, a.end_ns);
   });
   return snapshot;

@@ -20,29 +20,34 @@ namespace fsdp::trace {
 
 // seen: a collective on a device, from when it was enqueued (or the one before it was seen done) to when it was seen
 // done.
-enum class Kind : uint8_t { call, wait, collective, user, instant, seen };
+enum class EventKind : uint8_t { call, wait, collective, user, instant, seen };
 
-using Lane = uint16_t;
-inline constexpr Lane caller_lane = 0;
+using TimelineLane = uint16_t;
+inline constexpr TimelineLane caller_lane = 0;
 // Models have three lanes each, by their number in the timeline.
-constexpr Lane gather_lane(uint32_t model) { return static_cast<Lane>(1 + 3 * model); }
-constexpr Lane reduce_lane(uint32_t model) { return static_cast<Lane>(2 + 3 * model); }
-constexpr Lane outer_lane(uint32_t model) { return static_cast<Lane>(3 + 3 * model); }
+constexpr TimelineLane gather_lane(uint32_t model) { return static_cast<TimelineLane>(1 + 3 * model); }
+constexpr TimelineLane reduce_lane(uint32_t model) { return static_cast<TimelineLane>(2 + 3 * model); }
+constexpr TimelineLane outer_lane(uint32_t model) { return static_cast<TimelineLane>(3 + 3 * model); }
 
-struct Event {
+struct TimelineEvent {
   const char *name;
   const char *object;         // a group's name, or NULL
   uint64_t begin_ns, end_ns;  // of the clock below
   uint64_t bytes;             // 0: none
   uint32_t version;           // of the published weights; 0: none
-  Lane lane;
-  Kind kind;
+  TimelineLane lane;
+  EventKind kind;
 };
 
 // CLOCK_MONOTONIC: one for all processes of a machine.
 inline uint64_t now_ns() noexcept {
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
+
+struct TimelineSnapshot {
+  std::vector<TimelineEvent> events;  // by lane and begin; what contains others comes before them
+  uint64_t lost = 0;                  // overwritten since the start, or given up
+};
 
 class Timeline {
  public:
@@ -53,32 +58,28 @@ class Timeline {
   Timeline(const Timeline &) = delete;
   Timeline &operator=(const Timeline &) = delete;
 
-  void record(const Event &event) noexcept;
+  void record(const TimelineEvent &event) noexcept;
   // A copy of the text that lives as long as the timeline.
   const char *keep(std::string_view text);
   // The lowest number that no other model has.
   uint32_t open_model();
   void close_model(uint32_t model) noexcept;
 
-  struct Snapshot {
-    std::vector<Event> events;  // by lane and begin; what contains others comes before them
-    uint64_t lost = 0;          // overwritten since the start, or given up
-  };
-  Snapshot read() const;
+  TimelineSnapshot read() const;
 
  private:
   // `state` is 2 n + 1 while event n is written here and 2 n + 2 when it is there. Whoever finds it odd gives up.
-  struct alignas(64) Slot {
+  struct alignas(64) Cell {
     std::atomic<uint64_t> state{0};
     std::atomic<const char *> name{}, object{};
     std::atomic<uint64_t> begin_ns{0}, end_ns{0}, bytes{0};
     std::atomic<uint64_t> packed{0};  // version, lane, kind
   };
-  static_assert(sizeof(Slot) == 64);
-  bool read(uint64_t number, Event &event) const noexcept;
+  static_assert(sizeof(Cell) == 64);
+  bool read(uint64_t number, TimelineEvent &event) const noexcept;
 
   const uint64_t capacity_;
-  std::unique_ptr<Slot[]> slots_;
+  std::unique_ptr<Cell[]> slots_;
   alignas(64) std::atomic<uint64_t> next_{0};
   std::mutex mutex_;  // what follows
   std::unordered_set<std::string> texts_;

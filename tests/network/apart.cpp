@@ -41,11 +41,14 @@ void meet_all(fsdp_context *context) {
 }
 
 // called_at: the last moment before the calls that differ. alone: they concern other ranks, so this one learns of it in
-// its next call, and of what then happens to the others.
+// its next call, and of what then happens to the others. All ranks have come to the first meeting when others go on,
+// but one that is held up may still be in it when they fail.
 json call_apart(const desync::Case &of, harness::Rank &rank, const Options &options) {
-  if (rank.rank == options.number("late", UINT32_MAX)) harness::pause_ms(300);
-  json result = {{"case", of.name}, {"called_at", now()}, {"alone", false}};
+  json result = {{"case", of.name}, {"alone", false}};
   try {
+    meet_all(rank.context);
+    if (rank.rank == options.number("late", UINT32_MAX)) harness::pause_ms(300);
+    result["called_at"] = now();
     (rank.rank == options.number("odd", 0) ? of.odd : of.usual)(rank);
     result["alone"] = true;
     meet_all(rank.context);
@@ -70,7 +73,6 @@ json live_one(const desync::Case &of, const Options &options) {
     FSDP(fsdp_create_context(&scenario.context, &context));
     harness::Rank rank(context, scenario);
     rank.load();
-    meet_all(context);
     result = call_apart(of, rank, options);
   } catch (const std::exception &error) {
     result = {{"case", of.name}, {"problem", std::string("before the case: ") + error.what()}};

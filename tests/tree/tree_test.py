@@ -200,6 +200,22 @@ def one_type_a_name(root):
                     yield f"{name} defines {full}, as {known[full]} does"
 
 
+ROOMS_OF_ONE_MEANING = ("engine", "layout", "memory", "abi", "trace", "device")
+
+
+def one_meaning_a_name(root):
+    """A type of these rooms shares its name with no other type of the library, but for what both devices have."""
+    known = {}
+    for path, name, text in source_files(root, "lib"):
+        for found in re.findall(r"^ *(?:struct|class|enum class) (?:alignas\(\w+\) )?(\w+)(?: final)?(?: ?:[^:;{][^;{]*)? \{", text, re.M):
+            known.setdefault(found, set()).add(name)
+    for type_name, files in sorted(known.items()):
+        backends = [f.split("/")[2] for f in files if f.startswith(("lib/device/cuda/", "lib/device/host/"))]
+        twins = len(backends) == len(files) == len(set(backends))
+        if len(files) > 1 and not twins and any(f.split("/")[1] in ROOMS_OF_ONE_MEANING for f in files):
+            yield f"{type_name} means several things: {', '.join(sorted(files))}"
+
+
 # A file that breaks the rule.
 RULES = {
     arrows: ("lib/layout/bad.h", '#include "device/device.h"\n'),
@@ -215,6 +231,7 @@ RULES = {
     document_files: ("docs/bad.md", "See `engine/no_such_file.h` and `lib`.\n"),
     document_names: ("docs/bad.md", "Call fsdp_no_such_call.\n"),
     one_type_a_name: ("lib/base/bad.h", "namespace fsdp {\nstruct Twice {\n};\n}  // namespace fsdp\n"),
+    one_meaning_a_name: ("lib/trace/bad.h", "struct Owner {\n  enum class Twice : int { a };\n};\n"),
 }
 
 
@@ -226,7 +243,7 @@ def finds_bad_tree(rule):
         name, text = RULES[rule]
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-        if rule is one_type_a_name:
+        if rule in (one_type_a_name, one_meaning_a_name):
             (root / name).with_name("worse.h").write_text(text)
         return bool(list(rule(root)))
 

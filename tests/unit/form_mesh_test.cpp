@@ -36,7 +36,7 @@ class FormMesh : public testing::Test {
     plan.forming_ms = forming_ms;
     return plan;
   }
-  std::future<std::vector<Stream>> form(uint32_t rank, uint32_t forming_ms = 5000) {
+  std::future<std::vector<FrameStream>> form(uint32_t rank, uint32_t forming_ms = 5000) {
     return std::async(std::launch::async,
                       [=, this] { return form_mesh(plan(rank, forming_ms), rank ? others : listener, waiter); });
   }
@@ -50,23 +50,23 @@ class FormMesh : public testing::Test {
     }
   }
   // The next connection, up to the guest's hello.
-  Stream hear_hello() {
+  FrameStream hear_hello() {
     Fd accepted = next_connection();
     const std::string problem = prove(accepted, Role::host, "secret", "libfsdp node link job", soon());
     if (!problem.empty()) throw Error(FSDP_PEER_FAILED, problem);
-    Stream stream(std::move(accepted), nodes::longest);
+    FrameStream stream(std::move(accepted), nodes::longest);
     const auto frame = stream.receive(soon());
     if (!frame || !nodes::as<nodes::Hello>(*frame)) throw Error(FSDP_PEER_FAILED, "no hello has come");
     return stream;
   }
   // Now that its host forms too.
-  void expect_links(std::future<std::vector<Stream>> &guest) {
+  void expect_links(std::future<std::vector<FrameStream>> &guest) {
     auto host = form(0);
     const auto of_guest = guest.get(), of_host = host.get();
     ASSERT_TRUE(of_guest.at(0) && of_host.at(1));
     EXPECT_TRUE(of_guest[0].open() && of_host[1].open());
   }
-  std::string error_of(std::future<std::vector<Stream>> &guest) {
+  std::string error_of(std::future<std::vector<FrameStream>> &guest) {
     try {
       guest.get();
       return "it connected";
@@ -98,7 +98,7 @@ TEST_F(FormMesh, ConnectsAgainUntilItIsAnswered) {
 
 TEST_F(FormMesh, SaysWhatAnotherJobAnswers) {
   auto guest = form(1);
-  Stream host = hear_hello();
+  FrameStream host = hear_hello();
   const nodes::Hello other{nodes::version, 0, 3, 3, nodes::native_order};
   ASSERT_TRUE(host.send(static_cast<uint32_t>(other.kind), nodes::bytes_of(other), soon()));
   EXPECT_NE(error_of(guest).find("it answered as a node of another job"), std::string::npos);

@@ -48,7 +48,7 @@ class Forming : public Rendezvous {
   }
 
   size_t zero = 0, one = 0;
-  Stream two, three;
+  FrameStream two, three;
 };
 
 TEST_F(Forming, WhoDiesOverItsCardIsNamed) {
@@ -57,7 +57,7 @@ TEST_F(Forming, WhoDiesOverItsCardIsNamed) {
   introduce(two, 2);
   std::this_thread::sleep_for(100ms);
   const int64_t died_ns = now_ns();
-  two = Stream();
+  two = FrameStream();
   expect_told({zero, one}, 2, "rank 2 on far died before the job had formed", died_ns);
 }
 
@@ -66,7 +66,7 @@ TEST_F(Forming, WhoDiesAfterTheRosterIsNamed) {
   join_by_hand();
   await_meeting();
   const int64_t died_ns = now_ns();
-  two = Stream();
+  two = FrameStream();
   const auto word = hear<message::Refusal>(three);
   ASSERT_TRUE(word);
   EXPECT_EQ(word->rank, 2);
@@ -79,8 +79,8 @@ TEST_F(Forming, DeathsAtTheSameTimeAreOneFailure) {
   join_by_hand();
   await_meeting();
   const int64_t died_ns = now_ns();
-  two = Stream();
-  three = Stream();
+  two = FrameStream();
+  three = FrameStream();
   expect_told({zero, one}, 2, "ranks 2, 3 died before the job had formed", died_ns);
 }
 
@@ -111,7 +111,7 @@ TEST_F(Forming, TheDeadAreBlamedBeforeWhoEndedBecauseOfThem) {
   const int64_t died_ns = now_ns();
   two.queue(message::share(message::Refusal{FSDP_PEER_FAILED, 1, "rank 1 did not connect"}));
   EXPECT_TRUE(two.flush());
-  three = Stream();
+  three = FrameStream();
   expect_told({zero, one}, 3, "rank 3 on far died", died_ns);
 }
 
@@ -121,10 +121,10 @@ TEST_F(Forming, WhoHasFormedIsNotMissed) {
   start_two();
   join_by_hand();
   await_meeting();
-  for (Stream *stream : {&two, &three}) {
+  for (FrameStream *stream : {&two, &three}) {
     stream->queue(message::share(message::Formed{}));
     EXPECT_TRUE(stream->flush());
-    *stream = Stream();
+    *stream = FrameStream();
   }
   finish();
   for (const size_t index : {zero, one}) expect(index, FSDP_OK);
@@ -150,10 +150,10 @@ TEST_F(Forming, WhoIsInTheHandshakeWhenTheJobFailsIsTold) {
   join(two, 2);
   Fd socket = connect();
   std::this_thread::sleep_for(200ms);
-  two = Stream();
+  two = FrameStream();
   await_end(one);  // rank 0 has told it
   EXPECT_EQ(prove(socket, Role::guest, options.secret, "rendezvous of job ", limit(5s)), "");
-  three = Stream(std::move(socket), 1 << 20);
+  three = FrameStream(std::move(socket), 1 << 20);
   introduce(three, 3);
   const auto word = hear<message::Refusal>(three);
   ASSERT_TRUE(word);

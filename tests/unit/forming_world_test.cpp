@@ -47,7 +47,7 @@ class FormingWorld : public Rendezvous {
           message::share(message::Card{write_card({bytes_of("no worker"), listeners.back().address})}));
       EXPECT_TRUE(streams.back().flush());
     }
-    for (Stream &stream : streams) EXPECT_TRUE(hear<message::Start>(stream));
+    for (FrameStream &stream : streams) EXPECT_TRUE(hear<message::Start>(stream));
     std::this_thread::sleep_for(1500ms);  // longer than the heartbeat's limit: nobody gives up over that
   }
   void expect_told(std::initializer_list<size_t> survivors, int32_t rank, int64_t since_ns) {
@@ -62,7 +62,7 @@ class FormingWorld : public Rendezvous {
   }
 
   size_t zero = 0, one = 0;
-  std::vector<Stream> streams;
+  std::vector<FrameStream> streams;
   std::vector<LeaderListener> listeners;
 
  private:
@@ -82,7 +82,7 @@ class FormingWorld : public Rendezvous {
 TEST_F(FormingWorld, ALeaderThatDiesIsNamedAtOnce) {
   start_forming();
   const int64_t died_ns = now_ns();
-  streams[0] = Stream();
+  streams[0] = FrameStream();
   const auto word = hear<message::Refusal>(streams[1]);
   ASSERT_TRUE(word);
   EXPECT_EQ(word->rank, 2);

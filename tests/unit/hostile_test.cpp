@@ -39,7 +39,8 @@ class Hostile : public Rendezvous {
     ::send(socket.get(), data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
   }
   // Sends a frame that a proven rank may send, of this head and body.
-  static void send_frame(const Stream &stream, uint32_t kind, uint32_t announced, const std::vector<std::byte> &body) {
+  static void send_frame(const FrameStream &stream, uint32_t kind, uint32_t announced,
+                         const std::vector<std::byte> &body) {
     const uint32_t head[] = {FrameHead::magic, FrameHead::version, kind, announced};
     send(stream.socket(), head, sizeof head);
     if (!body.empty()) send(stream.socket(), body.data(), body.size());
@@ -129,7 +130,7 @@ TEST_F(Hostile, WrongSecretsVersionsAndReplays) {
 // Who knows the secret and talks nonsense is no better.
 TEST_F(Hostile, NonsenseBehindTheProof) {
   begin();
-  std::vector<Stream> streams;
+  std::vector<FrameStream> streams;
   std::mt19937 random(13);
   const auto start_entry = message::write(message::Start{3, {}});
   for (uint32_t i = 0; i < 60; ++i) {
@@ -152,7 +153,7 @@ TEST_F(Hostile, ADuplicateIsRefused) {
   begin();
   const size_t one = start(1);
   std::this_thread::sleep_for(300ms);
-  Stream stream = enter();
+  FrameStream stream = enter();
   join(stream, 1);
   const auto frame = stream.receive(limit(5s));
   ASSERT_TRUE(frame);

@@ -32,7 +32,8 @@ inline const simulated::nccl::Control &control() {
 }
 
 struct NcclRank {
-  NcclRank(const std::shared_ptr<LocalJob> &job, uint32_t rank, int gpu, uint32_t timeout_ms, std::barrier<> &all_bodies)
+  NcclRank(const std::shared_ptr<LocalJob> &job, uint32_t rank, int gpu, uint32_t timeout_ms,
+           std::barrier<> &all_bodies)
       : bodies(all_bodies),
         waiter(failure, nullptr, nullptr, timeout_ms),
         device(device::create_cuda_device(gpu, {}, waiter, failure)),
@@ -90,8 +91,8 @@ inline std::vector<Error> run_ranks(const NcclJob &job, const std::function<void
   std::barrier bodies(job.size);
   std::vector<std::unique_ptr<NcclRank>> ranks;
   for (uint32_t r = 0; r < job.size; ++r)
-    ranks.push_back(std::make_unique<NcclRank>(local, r, job.share_gpu ? 0 : static_cast<int>(r), job.timeout_ms,
-                                               bodies));
+    ranks.push_back(
+        std::make_unique<NcclRank>(local, r, job.share_gpu ? 0 : static_cast<int>(r), job.timeout_ms, bodies));
   std::vector<Error> problems(job.size, Error(FSDP_OK, ""));
   std::vector<std::thread> threads;
   for (uint32_t r = 0; r < job.size; ++r)

@@ -46,8 +46,8 @@ struct Killed {
   int64_t at_ns = 0;
 };
 
-// A job of these nodes whose victims die at once. A node that a busy machine holds up tells of its dead after the others
-// have agreed on theirs, as the witness shows: another job is tried then.
+// A job of these nodes whose victims die at once. A node that a busy machine holds up tells of its dead after the
+// others have agreed on theirs, as the witness shows: another job is tried then.
 void kill_at_once(const std::vector<uint32_t> &nodes, const std::vector<uint32_t> &victims, uint32_t witness,
                   Killed &killed) {
   for (int tries = 0; tries < 5; ++tries) {

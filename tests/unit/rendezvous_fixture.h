@@ -8,12 +8,12 @@
 #include <atomic>
 #include <fstream>
 
+#include "comm/bootstrap/frame_stream.h"
 #include "comm/bootstrap/meeting_point.h"
 #include "comm/bootstrap/message.h"
 #include "comm/bootstrap/packet.h"
 #include "comm/bootstrap/process_world.h"
 #include "comm/bootstrap/proof.h"
-#include "comm/bootstrap/stream.h"
 #include "comm/bootstrap/version.h"
 #include "reported_processes.h"
 
@@ -81,28 +81,28 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
     return {};
   }
   // A rank made by hand that has proven the secret.
-  Stream enter() const {
+  FrameStream enter() const {
     Fd socket = connect();
     const std::string wrong = prove(socket, Role::guest, options.secret, "rendezvous of job " + options.job, limit(5s));
     EXPECT_EQ(wrong, "");
-    return Stream(std::move(socket), 1 << 20);
+    return FrameStream(std::move(socket), 1 << 20);
   }
 
   // Its card is still to come.
-  void introduce(Stream &stream, uint32_t rank) const {
+  void introduce(FrameStream &stream, uint32_t rank) const {
     stream.queue(message::share(message::Hello{wire_version, rank, library_version}));
     stream.queue(
         message::share(message::Join{rank, options.size, options.attempt, "far away " + std::to_string(rank), "far"}));
     EXPECT_TRUE(stream.flush());
   }
-  void join(Stream &stream, uint32_t rank) const {
+  void join(FrameStream &stream, uint32_t rank) const {
     introduce(stream, rank);
     stream.queue(message::share(message::Card{bytes_of("by hand")}));
     EXPECT_TRUE(stream.flush());
   }
   // What rank 0 says to it; the next message of this kind.
   template <class M>
-  std::optional<M> hear(Stream &stream) const {
+  std::optional<M> hear(FrameStream &stream) const {
     while (const auto frame = stream.receive(limit(10s))) {
       const auto parsed = message::parse(frame->kind, frame->body);
       if (const auto *found = std::get_if<M>(&parsed.message)) return *found;
@@ -128,7 +128,7 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
       return bytes_of("card-" + std::to_string(world.rank) + "@" + address);
     };
     const Error error = error_of([&] {
-      const Meeting meeting = meet_processes(world, waiter, make_card);
+      const comm::Rendezvous meeting = meet_processes(world, waiter, make_card);
       note(meeting, report);
       report.met = true;
       exchange(world, meeting);
@@ -143,7 +143,7 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
     report.rank = error.rank;
     std::strncpy(report.text, error.what(), sizeof report.text - 1);
   }
-  static void note(const Meeting &meeting, MeetingReport &report) {
+  static void note(const comm::Rendezvous &meeting, MeetingReport &report) {
     std::string cards;
     for (size_t r = 0; r < meeting.roster.members.size(); ++r) {
       const Member &member = meeting.roster.members[r];
@@ -156,7 +156,7 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
     if (::fstat(meeting.control.get(), &status) == 0) report.control_size = static_cast<int32_t>(status.st_size);
   }
   // The ranks of a host reach each other by their ranks of the job: the lowest sends each a descriptor.
-  static void exchange(const WorldOptions &world, const Meeting &meeting) {
+  static void exchange(const WorldOptions &world, const comm::Rendezvous &meeting) {
     const auto ranks = meeting.roster.ranks_of(meeting.roster.members[world.rank].node);
     const auto deadline = std::chrono::steady_clock::now() + 5s;
     for (;;) {

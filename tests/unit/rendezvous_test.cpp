@@ -111,10 +111,10 @@ TEST_F(Rendezvous, WithoutRankZero) {
 TEST_F(Rendezvous, WhoDiesBeforeAllHaveJoinedIsNamed) {
   options.size = 4;
   const size_t zero = start(0U), one = start(1);
-  Stream dying = enter();
+  FrameStream dying = enter();
   join(dying, 2);
   std::this_thread::sleep_for(1s);  // rank 1 has come
-  dying = Stream();
+  dying = FrameStream();
   finish();
   for (const size_t index : {zero, one}) {
     expect(index, FSDP_PEER_FAILED, "rank 2 on far died before the job had formed");

@@ -11,11 +11,11 @@ using namespace fsdp::trace;
 
 namespace {
 
-Event event_of(uint64_t number, Lane lane) {
-  return {"event", nullptr, number, number + 1, 2 * number, static_cast<uint32_t>(number), lane, Kind::user};
+TimelineEvent event_of(uint64_t number, TimelineLane lane) {
+  return {"event", nullptr, number, number + 1, 2 * number, static_cast<uint32_t>(number), lane, EventKind::user};
 }
 
-bool whole(const Event &event) {
+bool whole(const TimelineEvent &event) {
   return event.end_ns == event.begin_ns + 1 && event.bytes == 2 * event.begin_ns && event.version == event.begin_ns;
 }
 
@@ -37,9 +37,9 @@ TEST(Timeline, KeepsTheNewest) {
 
 TEST(Timeline, OrdersByLaneThenBeginThenTheLongerFirst) {
   Timeline timeline(8);
-  timeline.record({"inner", nullptr, 5, 6, 0, 0, 1, Kind::wait});
-  timeline.record({"outer", nullptr, 5, 9, 0, 0, 1, Kind::call});
-  timeline.record({"late", nullptr, 7, 8, 0, 0, 0, Kind::call});
+  timeline.record({"inner", nullptr, 5, 6, 0, 0, 1, EventKind::wait});
+  timeline.record({"outer", nullptr, 5, 9, 0, 0, 1, EventKind::call});
+  timeline.record({"late", nullptr, 7, 8, 0, 0, 0, EventKind::call});
   const auto events = timeline.read().events;
   EXPECT_STREQ(events[0].name, "late");
   EXPECT_STREQ(events[1].name, "outer");
@@ -67,13 +67,13 @@ TEST(Timeline, NumbersOfModelsAreUsedAgain) {
 
 // The writers go on until the reader has seen enough, so that it reads while they write however slow the machine is.
 TEST(Timeline, WritersThatLapEachOtherTearNothing) {
-  constexpr Lane writers = 3;
+  constexpr TimelineLane writers = 3;
   constexpr uint64_t enough = 2'000'000;
   Timeline timeline(64);
   std::atomic<bool> stop = false;
   std::atomic<uint64_t> recorded = 0;
   std::vector<std::thread> threads;
-  for (Lane lane = 0; lane < writers; ++lane)
+  for (TimelineLane lane = 0; lane < writers; ++lane)
     threads.emplace_back([&, lane] {
       uint64_t i = 0;
       while (!stop) timeline.record(event_of(++i * writers + lane, lane));
@@ -81,14 +81,14 @@ TEST(Timeline, WritersThatLapEachOtherTearNothing) {
     });
   uint64_t torn = 0, seen = 0;
   while (seen < enough)
-    for (const Event &event : timeline.read().events) {
+    for (const TimelineEvent &event : timeline.read().events) {
       torn += !whole(event) || event.begin_ns % writers != event.lane;
       ++seen;
     }
   stop = true;
   for (auto &thread : threads) thread.join();
   const auto snapshot = timeline.read();
-  for (const Event &event : snapshot.events) torn += !whole(event);
+  for (const TimelineEvent &event : snapshot.events) torn += !whole(event);
   EXPECT_EQ(torn, 0u);
   EXPECT_EQ(snapshot.lost + snapshot.events.size(), recorded);
 }

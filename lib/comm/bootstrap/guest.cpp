@@ -29,7 +29,7 @@ Visit::Visit(const WorldOptions &options, std::span<const uint32_t> ranks, const
           format_text("nobody listens there; is rank {} running, with the same rendezvous and job secret?", ranks[0])),
       doors_(make_doors()) {}
 
-Meeting Visit::run() {
+Rendezvous Visit::run() {
   while (!connect() || !authenticate()) pause();
   join();
   return await_start();
@@ -103,7 +103,7 @@ void Visit::obey(const wire::Refusal &refusal) const {
   throw Error(refusal.status == FSDP_OK ? FSDP_INTERNAL : refusal.status, text, refusal.rank);
 }
 
-Meeting Visit::await_start() {
+Rendezvous Visit::await_start() {
   std::vector<PeerDoors> peers(options_.size);
   size_t known = 0;
   for (;;) {

@@ -18,7 +18,7 @@ class Visit {
  public:
   // ranks: those of this host, in order. Of a job on one host: all.
   Visit(const WorldOptions &options, std::span<const uint32_t> ranks, const Waiter &waiter);
-  Meeting run();
+  Rendezvous run();
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -27,7 +27,7 @@ class Visit {
   // The next packet; one of 0 bytes at the end of the connection. Throws at the deadline.
   Packet hear(Clock::time_point deadline, const char *waiting_for);
   void join();
-  Meeting await_start();
+  Rendezvous await_start();
   [[noreturn]] void obey(const wire::Refusal &refusal) const;
   void pause();
 

@@ -57,7 +57,7 @@ Host::Host(const WorldOptions &options, std::span<const uint32_t> ranks, const W
   seats_[ranks_[0]].taken = true;
 }
 
-Meeting Host::run() {
+Rendezvous Host::run() {
   listen();
   try {
     while (joined_ < ranks_.size()) {

@@ -20,7 +20,7 @@ class Host {
  public:
   // ranks: those of this host, in order. Of a job on one host: all.
   Host(const WorldOptions &options, std::span<const uint32_t> ranks, const Waiter &waiter);
-  Meeting run();
+  Rendezvous run();
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -59,7 +59,7 @@ void LocalJob::sleep(uint32_t ms) {
 // The first to come makes it, the last to come takes the job's own copy.
 Fd LocalJob::meet(Parcel parcel, size_t rank_count, const std::function<Fd()> &create) {
   std::lock_guard lock(mutex_);
-  auto found = std::find_if(meetings_.begin(), meetings_.end(), [&](const Meeting &m) { return m.parcel == parcel; });
+  auto found = std::find_if(meetings_.begin(), meetings_.end(), [&](const Handover &m) { return m.parcel == parcel; });
   if (found == meetings_.end()) {
     meetings_.push_back({parcel, create(), 0});
     found = meetings_.end() - 1;

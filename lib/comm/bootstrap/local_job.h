@@ -29,7 +29,7 @@ class LocalJob {
   Fd meet(Parcel parcel, size_t rank_count, const std::function<Fd()> &create);
 
  private:
-  struct Meeting {
+  struct Handover {
     Parcel parcel;
     Fd file;
     size_t taken = 0;
@@ -40,7 +40,7 @@ class LocalJob {
   std::condition_variable arrived_;
   std::vector<bool> claimed_;
   std::vector<std::vector<std::pair<Parcel, Fd>>> mailboxes_;
-  std::vector<Meeting> meetings_;
+  std::vector<Handover> meetings_;
 };
 
 class LocalLinks final : public Links {

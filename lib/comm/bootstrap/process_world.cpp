@@ -16,7 +16,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-Meeting meet_alone(const WorldOptions &options) {
+Rendezvous meet_alone(const WorldOptions &options) {
   Doors doors = make_doors();
   Fd control = create_memory_file(Control::size_bytes(options.size), "the job's control memory");
   Control::initialize(control, options.size, 1);
@@ -26,21 +26,22 @@ Meeting meet_alone(const WorldOptions &options) {
 }
 
 // The ranks of one host, by the name in the options.
-Meeting meet_on_host(const WorldOptions &options, std::span<const uint32_t> ranks, const Waiter &waiter) {
+Rendezvous meet_on_host(const WorldOptions &options, std::span<const uint32_t> ranks, const Waiter &waiter) {
   if (ranks.size() == 1) return meet_alone(options);
-  Meeting meeting = options.rank == ranks[0] ? Host(options, ranks, waiter).run() : Visit(options, ranks, waiter).run();
+  Rendezvous meeting =
+      options.rank == ranks[0] ? Host(options, ranks, waiter).run() : Visit(options, ranks, waiter).run();
   check_memory_file(meeting.control, Control::size_bytes(options.size), "the job's control memory");
   return meeting;
 }
 
-Meeting meet_by_name(const WorldOptions &options, const Waiter &waiter) {
+Rendezvous meet_by_name(const WorldOptions &options, const Waiter &waiter) {
   if (options.size > most_ranks_of_a_host)
     fail(FSDP_UNSUPPORTED, "{} ranks on one host; this release has at most {}", options.size, most_ranks_of_a_host);
   std::vector<uint32_t> ranks(options.size);
   std::iota(ranks.begin(), ranks.end(), 0);
   WorldOptions local = options;
   if (options.attempt) local.rendezvous += format_text(" (attempt {})", options.attempt);
-  Meeting meeting = meet_on_host(local, ranks, waiter);
+  Rendezvous meeting = meet_on_host(local, ranks, waiter);
   meeting.roster.members.assign(options.size, {0, host_name(), {}});
   return meeting;
 }
@@ -52,8 +53,8 @@ std::string name_of_node(const Nonce &session, uint32_t node) {
   return name;
 }
 
-Meeting meet_by_network(const WorldOptions &options, const MeetingPoint &point, const Waiter &waiter,
-                        const MakeCard &make_card) {
+Rendezvous meet_by_network(const WorldOptions &options, const MeetingPoint &point, const Waiter &waiter,
+                           const MakeCard &make_card) {
   const auto since = Clock::now();
   Assembly assembly = options.rank == 0 ? TcpHost(options, point, waiter, make_card).run()
                                         : TcpVisit(options, point, waiter, make_card).run();
@@ -62,7 +63,7 @@ Meeting meet_by_network(const WorldOptions &options, const MeetingPoint &point, 
   local.rendezvous = name_of_node(assembly.session, node);
   local.timeout_ms = forming_limit_ms(options, since);
   try {
-    Meeting meeting = meet_on_host(local, assembly.roster.ranks_of(node), waiter);
+    Rendezvous meeting = meet_on_host(local, assembly.roster.ranks_of(node), waiter);
     meeting.roster = std::move(assembly.roster);
     meeting.vigil = std::move(assembly.vigil);
     return meeting;
@@ -99,10 +100,10 @@ uint32_t forming_limit_ms(const WorldOptions &options, Clock::time_point since) 
   return static_cast<uint32_t>(std::clamp<int64_t>((options.timeout_ms - gone) * 3 / 4, least, patience));
 }
 
-Meeting meet_processes(const WorldOptions &options, const Waiter &waiter, const MakeCard &make_card) {
+Rendezvous meet_processes(const WorldOptions &options, const Waiter &waiter, const MakeCard &make_card) {
   const MeetingPoint point = parse_meeting_point(options.rendezvous);
-  Meeting meeting = point.kind == MeetingPoint::Kind::name ? meet_by_name(options, waiter)
-                                                           : meet_by_network(options, point, waiter, make_card);
+  Rendezvous meeting = point.kind == MeetingPoint::Kind::name ? meet_by_name(options, waiter)
+                                                              : meet_by_network(options, point, waiter, make_card);
   meeting.description = format_text("{} ranks as processes of {}, met at rendezvous '{}' ({}{}{})", options.size,
                                     describe_hosts(meeting.roster), options.rendezvous, describe_guard(options, point),
                                     options.source.empty() ? "" : "; world from ", options.source);

@@ -21,7 +21,7 @@ namespace fsdp::comm {
 // Each rank has two descriptors for each peer of its host.
 constexpr uint32_t most_ranks_of_a_host = 1024;
 
-struct Meeting {
+struct Rendezvous {
   Fd control;  // of this host, with room for every rank of the job
   std::unique_ptr<Links> links;
   std::string description;
@@ -39,6 +39,6 @@ uint32_t forming_limit_ms(const WorldOptions &options, std::chrono::steady_clock
 using MakeCard = std::function<std::vector<std::byte>(const std::string &address)>;
 
 // Blocks until all ranks have come. World sizes from 2.
-Meeting meet_processes(const WorldOptions &options, const Waiter &waiter, const MakeCard &make_card);
+Rendezvous meet_processes(const WorldOptions &options, const Waiter &waiter, const MakeCard &make_card);
 
 }  // namespace fsdp::comm

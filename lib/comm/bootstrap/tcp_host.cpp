@@ -101,8 +101,8 @@ void TcpHost::accept_guests() {
       if (!door_->pause().over()) drop_stranger();
       return;
     }
-    guests_.push_back(
-        {Stream(std::move(socket), message::longest), Handshake(Role::host, options_.secret, label_), Clock::now()});
+    guests_.push_back({FrameStream(std::move(socket), message::longest), Handshake(Role::host, options_.secret, label_),
+                       Clock::now()});
     if (!hear(guests_.back())) guests_.pop_back();  // sends the challenge
   }
 }

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "comm/bootstrap/assembly.h"
+#include "comm/bootstrap/frame_stream.h"
 #include "comm/bootstrap/message.h"
 #include "comm/bootstrap/proof.h"
-#include "comm/bootstrap/stream.h"
 #include "comm/bootstrap/tcp_door.h"
 
 namespace fsdp::comm {
@@ -27,7 +27,7 @@ class TcpHost {
   using Party = HostVigil::Party;
   // Who has not joined yet.
   struct Guest {
-    Stream stream;
+    FrameStream stream;
     Handshake proof;
     Clock::time_point since;
     bool welcomed = false;    // has been seen to be proven

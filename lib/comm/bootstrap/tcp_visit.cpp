@@ -84,7 +84,7 @@ bool TcpVisit::connect(const Endpoint &place) {
     return false;
   }
   problem = prove(socket, Role::guest, options_.secret, rendezvous_label(options_), limit(proof_time));
-  stream_ = Stream(std::move(socket), message::longest);
+  stream_ = FrameStream(std::move(socket), message::longest);
   if (problem.empty()) return true;
   refused_ = true;
   last_problem_ = format_text("{}: {}", place.text(), problem);

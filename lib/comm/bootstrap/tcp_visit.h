@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "comm/bootstrap/assembly.h"
+#include "comm/bootstrap/frame_stream.h"
 #include "comm/bootstrap/meeting_point.h"
 #include "comm/bootstrap/message.h"
 #include "comm/bootstrap/name_lookup.h"
 #include "comm/bootstrap/proof.h"
-#include "comm/bootstrap/stream.h"
 
 namespace fsdp::comm {
 
@@ -44,7 +44,7 @@ class TcpVisit {
   NameLookup names_;
   std::string last_problem_;
   bool refused_ = false;  // a proof has failed
-  Stream stream_;
+  FrameStream stream_;
   uint32_t node_count_ = 0;            // of the entries so far
   std::optional<message::Card> card_;  // once this rank has reached the rendezvous
 };

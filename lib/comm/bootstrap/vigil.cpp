@@ -41,7 +41,7 @@ Error late(Clock::time_point deadline) {
 }
 
 // What was queued goes out, if the other end takes it soon.
-void flush_soon(Stream &stream, Clock::time_point end) noexcept {
+void flush_soon(FrameStream &stream, Clock::time_point end) noexcept {
   try {
     while (!stream.flush() && stream.open() && Clock::now() < end) std::this_thread::sleep_for(1ms);
   } catch (...) {  // no memory for a text about it
@@ -189,12 +189,12 @@ void HostVigil::finish() noexcept {
   finished_ = true;
   waiter_.set_duty(nullptr);
   tell(message::Formed{});
-  for (Party &party : parties_) party.stream = Stream();
+  for (Party &party : parties_) party.stream = FrameStream();
 }
 
 // -- all others --
 
-GuestVigil::GuestVigil(uint32_t rank, Stream stream, std::string zero_host, Clock::time_point deadline,
+GuestVigil::GuestVigil(uint32_t rank, FrameStream stream, std::string zero_host, Clock::time_point deadline,
                        const Waiter &waiter)
     : rank_(rank), stream_(std::move(stream)), zero_host_(std::move(zero_host)), waiter_(waiter), deadline_(deadline) {
   waiter_.set_duty(this);
@@ -264,7 +264,7 @@ void GuestVigil::finish() noexcept {
   finished_ = true;
   waiter_.set_duty(nullptr);
   if (stream_.open()) tell(message::Formed{});
-  stream_ = Stream();
+  stream_ = FrameStream();
 }
 
 }  // namespace fsdp::comm

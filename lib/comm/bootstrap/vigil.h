@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "base/failure.h"
+#include "comm/bootstrap/frame_stream.h"
 #include "comm/bootstrap/message.h"
-#include "comm/bootstrap/stream.h"
 #include "comm/verdict.h"
 
 namespace fsdp::comm {
@@ -33,7 +33,7 @@ class HostVigil final : public Vigil {
   using Clock = std::chrono::steady_clock;
   // A rank that has joined.
   struct Party {
-    Stream stream;  // none: rank 0, or not joined yet
+    FrameStream stream;  // none: rank 0, or not joined yet
     std::string host_id, host;
     std::optional<std::vector<std::byte>> card;
     bool taken = false, watched = true;
@@ -69,7 +69,8 @@ class HostVigil final : public Vigil {
 class GuestVigil final : public Vigil {
  public:
   using Clock = std::chrono::steady_clock;
-  GuestVigil(uint32_t rank, Stream stream, std::string zero_host, Clock::time_point deadline, const Waiter &waiter);
+  GuestVigil(uint32_t rank, FrameStream stream, std::string zero_host, Clock::time_point deadline,
+             const Waiter &waiter);
   ~GuestVigil() override;
 
   void look() override;
@@ -82,7 +83,7 @@ class GuestVigil final : public Vigil {
   void tell(const message::Message &word) noexcept;
 
   const uint32_t rank_;
-  Stream stream_;
+  FrameStream stream_;
   const std::string zero_host_;
   const Waiter &waiter_;
   Clock::time_point deadline_, looked_{};
@@ -90,7 +91,7 @@ class GuestVigil final : public Vigil {
   bool formed_ = false, finished_ = false;  // rank 0 says so; this rank does
 };
 
-// With these codes of a Stream its other end's host is silent: nobody's process is to blame.
+// With these codes of a FrameStream its other end's host is silent: nobody's process is to blame.
 bool host_is_silent(int code) noexcept;
 Error lost_contact(const std::string &one, const std::string &other);
 

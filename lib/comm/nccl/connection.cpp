@@ -20,13 +20,13 @@ void pause(Clock::duration waited) {
 }
 
 // ncclGroupEnd must follow, whatever happens in between.
-class Group {
+class NcclGroup {
  public:
-  Group(const Connection &connection, const std::string &what, Comm *comm)
+  NcclGroup(const Connection &connection, const std::string &what, Comm *comm)
       : connection_(connection), what_(what), comm_(comm) {
     connection.check(connection.library().ncclGroupStart(), "ncclGroupStart", what, comm);
   }
-  ~Group() {
+  ~NcclGroup() {
     if (open_) (void)connection_.library().ncclGroupEnd();
   }
   void end() {
@@ -143,7 +143,7 @@ void Connection::join(const UniqueId &id, uint32_t timeout_ms) {
 
 void Connection::launch(const std::string &what, const std::function<void(Comm *)> &enqueue) {
   call("ncclGroupEnd", what, [&](Comm *comm) {
-    Group group(*this, what, comm);
+    NcclGroup group(*this, what, comm);
     enqueue(comm);
     group.end();
     return success;

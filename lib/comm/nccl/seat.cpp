@@ -101,13 +101,13 @@ void Seat::close(const std::shared_ptr<Launches> &launches) noexcept {
 
 // Without registered memory everything works, through NCCL's own buffers.
 void Seat::register_all(Launches &launches) {
-  for (const Memory &memory : memory_)
+  for (const KnownMemory &memory : memory_)
     if (!register_memory(launches.connection(), memory)) return start_over(launches);
 }
 
 // If one rank cannot use it, none may: NCCL's ranks would choose different algorithms. False: the communicator is of no
 // use any more, on any rank, and no memory is registered from now on.
-bool Seat::register_memory(Connection &connection, const Memory &memory) {
+bool Seat::register_memory(Connection &connection, const KnownMemory &memory) {
   const bool possible =
       features_.windows ? library_->ncclCommWindowRegister != nullptr : library_->ncclCommRegister != nullptr;
   if (!possible || !registers_) return true;
@@ -148,7 +148,7 @@ void Seat::forget(Connection &connection, void *data) noexcept {
 
 void Seat::drop_memory(std::byte *data) noexcept {
   for (const auto &launches : open_) forget(launches->connection(), data);
-  std::erase_if(memory_, [&](const Memory &memory) { return memory.data == data; });
+  std::erase_if(memory_, [&](const KnownMemory &memory) { return memory.data == data; });
 }
 
 }  // namespace fsdp::comm::nccl

@@ -52,7 +52,7 @@ class Seat {
   std::vector<Note> take_news() noexcept { return std::exchange(news_, {}); }
 
  private:
-  struct Memory {
+  struct KnownMemory {
     std::byte *data;
     uint64_t bytes;
   };
@@ -75,7 +75,7 @@ class Seat {
   // All are being aborted. Collective: of all of them, or an error that says why not.
   void await_ends(std::span<const std::shared_ptr<Launches>> all);
   void register_all(Launches &launches);
-  bool register_memory(Connection &connection, const Memory &memory);
+  bool register_memory(Connection &connection, const KnownMemory &memory);
   void start_over(Launches &launches);
   void forget(Connection &connection, void *data) noexcept;
   Rounds exchange_rounds(bool abandoned);
@@ -101,7 +101,7 @@ class Seat {
   std::shared_ptr<LaunchOrder> order_;
   uint64_t launched_ = 0;  // collectives of all communicators that are compared, since they were made anew
   std::vector<std::shared_ptr<Launches>> open_;  // in the order of their creation, as on every rank
-  std::vector<Memory> memory_;
+  std::vector<KnownMemory> memory_;
   bool registers_ = true, warned_ = false;  // with NCCL
   std::vector<Note> news_;
   Guard guard_;

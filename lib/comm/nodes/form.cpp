@@ -34,7 +34,7 @@ class Forming {
         label_("libfsdp node link " + plan.job),
         links_(plan.nodes.size()) {}
 
-  std::vector<Stream> run() {
+  std::vector<FrameStream> run() {
     for (uint32_t node = 0; node < plan_.node(); ++node) dial(node);
     while (missing() < plan_.nodes.size()) accept();
     return std::move(links_);
@@ -45,7 +45,7 @@ class Forming {
     Fd socket;
     Handshake handshake;
     Clock::time_point deadline;
-    Stream stream;  // once proven
+    FrameStream stream;  // once proven
   };
 
   nodes::Hello hello() const {
@@ -79,7 +79,7 @@ class Forming {
     problem = prove(socket, Role::guest, plan_.secret, label_, limit_, &ended);
     if (!problem.empty() && !ended) lose(node, problem);
     if (!problem.empty()) return false;
-    Stream stream(std::move(socket), nodes::longest);
+    FrameStream stream(std::move(socket), nodes::longest);
     const nodes::Hello mine = hello();
     const bool sent = stream.send(static_cast<uint32_t>(mine.kind), nodes::bytes_of(mine), limit_);
     const auto answer = sent ? stream.receive(limit_) : std::nullopt;
@@ -146,7 +146,7 @@ class Forming {
       const auto state = stranger.handshake.advance(stranger.socket);
       if (state == Handshake::State::failed) stranger.socket.reset();
       if (state != Handshake::State::proven) return;
-      stranger.stream = Stream(std::move(stranger.socket), nodes::longest);
+      stranger.stream = FrameStream(std::move(stranger.socket), nodes::longest);
     }
     const auto frame = stranger.stream.receive();
     if (!frame) return;
@@ -158,7 +158,7 @@ class Forming {
       stranger.stream.flush();  // what does not go now goes later, before all else
       if (stranger.stream.open()) links_[said->node] = std::move(stranger.stream);
     }
-    stranger.stream = Stream();
+    stranger.stream = FrameStream();
   }
 
   const MeshPlan &plan_;
@@ -166,14 +166,14 @@ class Forming {
   const Waiter &waiter_;
   Limit limit_;
   std::string label_;
-  std::vector<Stream> links_;
+  std::vector<FrameStream> links_;
   std::vector<Stranger> strangers_;
   AcceptPause pause_;
 };
 
 }  // namespace
 
-std::vector<Stream> form_mesh(const MeshPlan &plan, const Fd &listener, const Waiter &waiter) {
+std::vector<FrameStream> form_mesh(const MeshPlan &plan, const Fd &listener, const Waiter &waiter) {
   return Forming(plan, listener, waiter).run();
 }
 

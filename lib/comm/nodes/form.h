@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/failure.h"
-#include "comm/bootstrap/stream.h"
+#include "comm/bootstrap/frame_stream.h"
 #include "comm/nodes/listener.h"
 #include "comm/nodes/plan.h"
 
@@ -14,6 +14,6 @@ namespace fsdp::comm {
 
 // One stream for each other node; that of this node is empty. Blocks until all leaders have come, at most the plan's
 // forming_ms: they come out of one rendezvous.
-std::vector<Stream> form_mesh(const MeshPlan &plan, const Fd &listener, const Waiter &waiter);
+std::vector<FrameStream> form_mesh(const MeshPlan &plan, const Fd &listener, const Waiter &waiter);
 
 }  // namespace fsdp::comm

@@ -18,7 +18,7 @@ constexpr uint64_t farewell_ms = 200;
 
 }  // namespace
 
-NodeMesh::NodeMesh(Seat &seat, MeshPlan plan, std::vector<Stream> links, Fd datagrams)
+NodeMesh::NodeMesh(Seat &seat, MeshPlan plan, std::vector<FrameStream> links, Fd datagrams)
     : seat_(seat),
       control_(seat.control),
       plan_(std::move(plan)),
@@ -180,7 +180,7 @@ void NodeMesh::beat() {
 
 std::unique_ptr<Chore> lead_node(Seat &seat, const MeshPlan &plan, LeaderListener listener, const Waiter &waiter) {
   try {
-    std::vector<Stream> links = form_mesh(plan, listener.stream, waiter);
+    std::vector<FrameStream> links = form_mesh(plan, listener.stream, waiter);
     return std::make_unique<NodeMesh>(seat, plan, std::move(links), std::move(listener.datagrams));
   } catch (const Error &error) {
     // A leader that is missing may be so because of another rank.

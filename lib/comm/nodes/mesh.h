@@ -25,7 +25,7 @@ namespace fsdp::comm {
 class NodeMesh final : public Chore {
  public:
   // Of the leader. The seat outlives it: a Monitor holds both. links and datagrams: of form_mesh and LeaderListener.
-  NodeMesh(Seat &seat, MeshPlan plan, std::vector<Stream> links, Fd datagrams);
+  NodeMesh(Seat &seat, MeshPlan plan, std::vector<FrameStream> links, Fd datagrams);
 
   void run(int wake, uint32_t ms) noexcept override;
   void finish() noexcept override;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What leaders say to each other, over a Stream after the handshake: frames of a fixed length for each kind. Nodes of
-// one job run the same library on the same kind of processor, so that a message is its bytes in memory.
+// What leaders say to each other, over a FrameStream after the handshake: frames of a fixed length for each kind. Nodes
+// of one job run the same library on the same kind of processor, so that a message is its bytes in memory.
 #pragma once
 
 #include <cstddef>

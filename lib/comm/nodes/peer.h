@@ -5,21 +5,21 @@
 #include <cstdint>
 #include <optional>
 
-#include "comm/bootstrap/stream.h"
+#include "comm/bootstrap/frame_stream.h"
 
 namespace fsdp::comm {
 
 class NodePeer {
  public:
   NodePeer() = default;  // of this node itself
-  explicit NodePeer(Stream stream) : stream_(std::move(stream)), live_(true) {}
+  explicit NodePeer(FrameStream stream) : stream_(std::move(stream)), live_(true) {}
 
-  Stream &stream() noexcept { return stream_; }
+  FrameStream &stream() noexcept { return stream_; }
   // Neither ended in order nor lost.
   bool live() const noexcept { return live_; }
-  void end() noexcept { live_ = false, stream_ = Stream(); }
+  void end() noexcept { live_ = false, stream_ = FrameStream(); }
   // The connection is gone for a reason that says nothing of the process at its end.
-  void break_connection() noexcept { stream_ = Stream(); }
+  void break_connection() noexcept { stream_ = FrameStream(); }
 
   // -- silence, counted in this rank's own time: see Pulse --
   void heard() noexcept { silent_ms_ = 0; }
@@ -33,7 +33,7 @@ class NodePeer {
   bool trusted() const noexcept { return doubted_ms_ == 0; }
 
  private:
-  Stream stream_;
+  FrameStream stream_;
   bool live_ = false;
   uint32_t silent_ms_ = 0, unacknowledged_ms_ = 0, doubted_ms_ = 0;
 };

@@ -115,7 +115,7 @@ void DeviceCommunicator::carry_gather(const Fingerprint &call, uint64_t span_cou
     return fill_slot(
         from, span_count, slots_->part_bytes(),
         [&](uint64_t i) {
-          return Extent{span_at(i).bytes, 1};
+          return SpanSize{span_at(i).bytes, 1};
         },
         piece);
   };
@@ -188,7 +188,7 @@ void DeviceCommunicator::sum(const Reduced &span, const Piece &piece) {
 template <class SpanAt>
 void DeviceCommunicator::carry_reduce(const Fingerprint &call, uint64_t span_count, SpanAt &&span_at) {
   const auto fill = [&](Cursor from, auto &&piece) {
-    const auto extent = [&](uint64_t i) { return Extent{span_at(i).shard_count, dtype_size(span_at(i).dtype)}; };
+    const auto extent = [&](uint64_t i) { return SpanSize{span_at(i).shard_count, dtype_size(span_at(i).dtype)}; };
     return fill_slot(from, span_count, room_, extent, piece);
   };
   const auto bring = [&](Cursor from, uint64_t slot) {
@@ -257,7 +257,7 @@ Ticket DeviceCommunicator::broadcast(const Source &from, uint32_t root, std::byt
     return fill_slot(
         at, 1, slots_->part_bytes(),
         [&](uint64_t) {
-          return Extent{bytes, 1};
+          return SpanSize{bytes, 1};
         },
         piece);
   };

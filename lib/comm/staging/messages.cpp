@@ -83,7 +83,7 @@ void DeviceMessages::all_reduce(std::span<const SumSpan> spans, Tag tag, device:
     return fill_slot(
         from, spans.size(), sizes_.slot_bytes,
         [&](uint64_t i) {
-          return Extent{spans[i].count, sizeof(float)};
+          return SpanSize{spans[i].count, sizeof(float)};
         },
         piece);
   };
@@ -115,7 +115,7 @@ void DeviceMessages::reduce_scatter(std::span<const SliceSumSpan> spans, Tag tag
     return fill_slot(
         from, spans.size(), room,
         [&](uint64_t i) {
-          return Extent{spans[i].count, sizeof(float)};
+          return SpanSize{spans[i].count, sizeof(float)};
         },
         piece);
   };
@@ -153,7 +153,7 @@ void DeviceMessages::all_gather(std::span<const WholeSpan> spans, Tag tag, devic
     return fill_slot(
         from, spans.size(), room,
         [&](uint64_t i) {
-          return Extent{spans[i].bytes, 1};
+          return SpanSize{spans[i].bytes, 1};
         },
         piece);
   };
@@ -189,7 +189,7 @@ void DeviceMessages::broadcast(std::byte *data, uint64_t bytes, uint32_t root, T
     return fill_slot(
         from, 1, sizes_.slot_bytes,
         [&](uint64_t) {
-          return Extent{bytes, 1};
+          return SpanSize{bytes, 1};
         },
         piece);
   };

@@ -21,7 +21,7 @@ struct Piece {
   uint64_t place;
 };
 
-struct Extent {
+struct SpanSize {
   uint64_t count;  // elements
   uint64_t unit;   // bytes of one
 };
@@ -34,7 +34,7 @@ template <class ExtentOf, class Take>
 Cursor fill_slot(Cursor at, uint64_t span_count, uint64_t room, ExtentOf &&extent, Take &&take) {
   uint64_t used = 0;
   for (uint64_t pieces = 0; at.span < span_count;) {
-    const Extent whole = extent(at.span);
+    const SpanSize whole = extent(at.span);
     const uint64_t left = whole.count - at.element;
     const uint64_t count = used < room ? std::min(left, (room - used) / whole.unit) : 0;
     if (left && (count == 0 || pieces == most_pieces)) break;

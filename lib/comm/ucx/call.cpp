@@ -60,13 +60,13 @@ Call::Cut Call::cut(uint32_t r, uint64_t chunk) const noexcept {
   return {&piece, offset, std::min(chunk_bytes_, length - offset)};
 }
 
-Extent Call::slice(uint32_t r, uint64_t chunk) const noexcept {
+ByteSpan Call::slice(uint32_t r, uint64_t chunk) const noexcept {
   const Cut at = cut(r, chunk);
   // What reduce_scatter is given is only read.
   return {const_cast<std::byte *>(at.piece->values) + bounds(*at.piece, r).first + at.offset, at.bytes};
 }
 
-Extent Call::sum(uint64_t chunk, bool &accumulate) const noexcept {
+ByteSpan Call::sum(uint64_t chunk, bool &accumulate) const noexcept {
   const Cut at = cut(rank_, chunk);
   accumulate = at.piece->accumulate;
   if (operation() == Operation::all_reduce) return slice(rank_, chunk);

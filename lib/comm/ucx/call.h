@@ -13,7 +13,7 @@
 
 namespace fsdp::comm::ucx {
 
-struct Extent {
+struct ByteSpan {
   std::byte *data;
   uint64_t bytes;
 };
@@ -28,9 +28,9 @@ class Call {
   // Chunks that rank r sends to each other rank in the gather stage.
   uint64_t gathered_from(uint32_t r) const noexcept;
   // Chunk c of rank r's slice of what this rank has.
-  Extent slice(uint32_t r, uint64_t chunk) const noexcept;
+  ByteSpan slice(uint32_t r, uint64_t chunk) const noexcept;
   // Where the sum of this rank's slice goes, and whether it is added to what is there.
-  Extent sum(uint64_t chunk, bool &accumulate) const noexcept;
+  ByteSpan sum(uint64_t chunk, bool &accumulate) const noexcept;
 
  private:
   struct Cut {

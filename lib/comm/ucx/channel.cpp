@@ -145,7 +145,7 @@ Place Channel::place(const Header &header, uint64_t bytes) {
     return {scratch_->data() + (header.chunk % window_ * size() + r) * chunk_bytes_};
   }
   if (header.stage != Stage::gather || lanes_[r].gather_arrived >= call_.gathered_from(r)) return {};
-  const Extent extent = call_.slice(r, header.chunk);
+  const ByteSpan extent = call_.slice(r, header.chunk);
   if (bytes != extent.bytes) return {};
   ++receiving_;
   return {extent.data};

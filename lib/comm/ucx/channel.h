@@ -94,7 +94,7 @@ class Channel final : private Receiver {
   // Without the mutex.
   void begin(const Launch &launch);
   void sum_next();
-  void add_chunk(std::byte *row, const Extent &own, const Extent &to, bool accumulate) const;
+  void add_chunk(std::byte *row, const ByteSpan &own, const ByteSpan &to, bool accumulate) const;
   void give_up(const Launch &launch);
   void drop() noexcept;
   // Has this peer's caller not enqueued the launch that is run, as far as is known for sure?

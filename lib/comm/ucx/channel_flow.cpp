@@ -42,7 +42,7 @@ void Channel::post(uint32_t r) {
 }
 
 void Channel::post_chunk(uint32_t r, Stage stage, uint64_t chunk) {
-  const Extent extent = call_.slice(stage == Stage::reduce ? r : rank_, chunk);
+  const ByteSpan extent = call_.slice(stage == Stage::reduce ? r : rank_, chunk);
   transport_.prepare();
   Header message = header(Kind::data);
   message.stage = stage;

@@ -141,7 +141,7 @@ bool Channel::run(const Launch &launch, bool on_caller) {
 }
 
 // row: what the others sent. a + b and b + a are the same bits: of two ranks neither sum needs a copy.
-void Channel::add_chunk(std::byte *row, const Extent &own, const Extent &to, bool accumulate) const {
+void Channel::add_chunk(std::byte *row, const ByteSpan &own, const ByteSpan &to, bool accumulate) const {
   const uint64_t count = own.bytes / sizeof(float);
   const auto add = [&](const std::byte *from) {
     device::kernels::add(to.data, FSDP_FLOAT32, from, FSDP_FLOAT32, count);
@@ -161,7 +161,7 @@ void Channel::add_chunk(std::byte *row, const Extent &own, const Extent &to, boo
 void Channel::sum_next() {
   const uint64_t chunk = summed_;  // only this thread changes it
   bool accumulate = false;
-  const Extent own = call_.slice(rank_, chunk), to = call_.sum(chunk, accumulate);
+  const ByteSpan own = call_.slice(rank_, chunk), to = call_.sum(chunk, accumulate);
   add_chunk(scratch_->data() + chunk % window_ * size() * chunk_bytes_, own, to, accumulate);
   const auto lock = transport_.lock();
   ++summed_;

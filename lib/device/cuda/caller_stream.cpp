@@ -23,12 +23,12 @@ void CallerStream::sum_squares_in(double *result, const float *values, uint64_t 
 }
 
 CallerStreams::CallerStreams(Core &core) : core_(core), scratch_(core, "scratch of kernels"), scratch_free_(core) {
-  for (Slot &slot : slots_) slot.stream = std::make_unique<CallerStream>(core, *this);
+  for (KeptStream &slot : slots_) slot.stream = std::make_unique<CallerStream>(core, *this);
   core.add(*this);
 }
 
 CallerStream &CallerStreams::at(cudaStream_t stream) {
-  const auto same = [=](const Slot &slot) { return slot.used != 0 && slot.stream->stream() == stream; };
+  const auto same = [=](const KeptStream &slot) { return slot.used != 0 && slot.stream->stream() == stream; };
   auto slot = std::find_if(slots_.begin(), slots_.end(), same);
   if (slot == slots_.end()) {
     slot = std::min_element(slots_.begin(), slots_.end(), [](auto &a, auto &b) { return a.used < b.used; });

@@ -30,7 +30,7 @@ class CallerStream final : public CudaStream {
 };
 
 // A fixed number of wrappers; the one unused for longest is pointed at the next new stream.
-class CallerStreams final : private Worker {
+class CallerStreams final : private WorkSource {
  public:
   explicit CallerStreams(Core &core);
   ~CallerStreams();
@@ -43,7 +43,7 @@ class CallerStreams final : private Worker {
 
   friend class CallerStream;
   static constexpr size_t capacity = 32;
-  struct Slot {
+  struct KeptStream {
     std::unique_ptr<CallerStream> stream;
     uint64_t used = 0;
   };
@@ -51,7 +51,7 @@ class CallerStreams final : private Worker {
   Core &core_;
   Scratch scratch_;  // one for all, used in turn
   CudaEvent scratch_free_;
-  std::array<Slot, capacity> slots_;
+  std::array<KeptStream, capacity> slots_;
   uint64_t clock_ = 0;
 };
 

@@ -46,7 +46,7 @@ uint32_t Core::patience_ms() const noexcept {
 bool Core::mark_all(Due &due) noexcept {
   std::lock_guard lock(mutex_);
   if (lost_for_good_ || live_capture != 0) return false;
-  if (!std::all_of(workers_.begin(), workers_.end(), [](Worker *worker) { return worker->mark(); })) return false;
+  if (!std::all_of(sources_.begin(), sources_.end(), [](WorkSource *worker) { return worker->mark(); })) return false;
   try {
     if (!find_lost_streams()) return false;
     due.words = words.unwritten();
@@ -88,12 +88,12 @@ bool Core::is_captured(cudaStream_t stream) const noexcept {
 }
 
 // A GPU that has gone on since it was given up is given its time again.
-bool Core::await_all(const std::vector<Words::Awaited> &awaited) noexcept {
+bool Core::await_all(const std::vector<WordPool::AwaitedWord> &awaited) noexcept {
   using std::chrono::milliseconds, std::chrono::steady_clock, std::chrono::duration_cast;
   if (late_.word && late_.written()) impatient_ = false;
   late_ = {};
   const auto end = steady_clock::now() + milliseconds(patience_ms());
-  for (const Words::Awaited &next : awaited) {
+  for (const WordPool::AwaitedWord &next : awaited) {
     const auto left = std::max(duration_cast<milliseconds>(end - steady_clock::now()), milliseconds(0));
     if (await_word(*next.word, next.count, *this, static_cast<uint32_t>(left.count()))) continue;
     late_ = next;
@@ -166,14 +166,14 @@ void Core::begin_capture(uint64_t id) {
     fail(FSDP_INVALID_STATE, "a graph capture (CUDA's number {}) is under way in this context already", none);
 }
 
-void Core::add(Worker &worker) {
+void Core::add(WorkSource &worker) {
   std::lock_guard lock(mutex_);
-  workers_.push_back(&worker);
+  sources_.push_back(&worker);
 }
 
-void Core::remove(Worker &worker) noexcept {
+void Core::remove(WorkSource &worker) noexcept {
   std::lock_guard lock(mutex_);
-  std::erase(workers_, &worker);
+  std::erase(sources_, &worker);
 }
 
 // CUDA may find a lost GPU only when it enqueues something, or looks at something that is not done: of an event that is

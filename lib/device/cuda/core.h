@@ -89,13 +89,13 @@ class QuietScope {
 };
 
 // Somebody who gives work to the GPU.
-class Worker {
+class WorkSource {
  public:
   // Puts an event behind all that it has given so far, if there is none; returns whether there is one now.
   virtual bool mark() noexcept = 0;
 
  protected:
-  ~Worker() = default;
+  ~WorkSource() = default;
 };
 
 struct Core {
@@ -120,8 +120,8 @@ struct Core {
   void lose_patience() noexcept { impatient_.store(true, std::memory_order_relaxed); }
   // INVALID_STATE if there is one already.
   void begin_capture(uint64_t id);
-  void add(Worker &worker);
-  void remove(Worker &worker) noexcept;
+  void add(WorkSource &worker);
+  void remove(WorkSource &worker) noexcept;
   // The owner of the stream ended, and nobody can find out whether its work is done, as in a capture that an error has
   // ended: nothing is given back until that can be asked, say after cudaStreamEndCapture.
   void lose_track(cudaStream_t stream) noexcept;
@@ -145,28 +145,28 @@ struct Core {
   PrimaryContext context;
   // The graph capture that the engine has begun; 0: none.
   std::atomic<uint64_t> live_capture{0};
-  Words words;
+  WordPool words;
 
  private:
   // What is to be given back, and what must be written before.
   struct Due {
     std::vector<Remnant> remnants;
-    std::vector<Words::Awaited> words;
+    std::vector<WordPool::AwaitedWord> words;
   };
   bool mark_all(Due &due) noexcept;
   bool find_lost_streams();
-  bool await_all(const std::vector<Words::Awaited> &awaited) noexcept;
+  bool await_all(const std::vector<WordPool::AwaitedWord> &awaited) noexcept;
   void leave_the_rest() noexcept;
   void warn(uint64_t on_gpu, uint64_t pinned) const noexcept;
 
   std::mutex draining_;  // one thread at a time; before mutex_, which is not held while it waits
   std::mutex mutex_;
-  std::vector<Worker *> workers_;
+  std::vector<WorkSource *> sources_;
   std::vector<Remnant> remnants_;
   std::vector<cudaStream_t> lost_streams_;
   bool lost_for_good_ = false;  // no memory to remember a stream by
   std::atomic<bool> impatient_{false};
-  Words::Awaited late_;  // was waited for in vain
+  WordPool::AwaitedWord late_;  // was waited for in vain
   // Behind nothing but itself: see check_gpu.
   mutable std::mutex probe_mutex_;  // nobody waits for it inside a wait
   cudaStream_t probe_stream_ = nullptr;

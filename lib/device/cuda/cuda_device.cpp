@@ -11,7 +11,7 @@ CudaDevice::CudaDevice(int index, const Options &options, const Waiter &waiter, 
     : core_(index, options, waiter, failure),
       plan_(core_),
       callers_(core_),
-      calling_thread_(core_, std::make_unique<device::CallerStream>(waiter), false),
+      calling_thread_(core_, std::make_unique<device::HostCallerStream>(waiter), false),
       transfer_(core_, callers_) {
   transfer_.load_kernels();
 }
@@ -39,7 +39,7 @@ Stream &CudaDevice::caller_stream(fsdp_stream stream) { return callers_.at(strea
 std::unique_ptr<HostLane> CudaDevice::create_host_lane(const std::string &name) {
   std::lock_guard lock(mutex_);
   progress_.push_back(std::make_unique<Progress>(name));
-  return std::make_unique<Lane>(core_, name, *progress_.back());
+  return std::make_unique<CudaLane>(core_, name, *progress_.back());
 }
 
 void CudaDevice::register_host(void *data, uint64_t bytes) {

@@ -7,7 +7,7 @@
 
 namespace fsdp::device::cuda {
 
-Lane::Lane(Core &core, const std::string &name, Progress &progress) : core_(core) {
+CudaLane::CudaLane(Core &core, const std::string &name, Progress &progress) : core_(core) {
   for (Passed &passed : passed_) passed.event = std::make_unique<CudaEvent>(core);
   std::unique_ptr<HostStream> work;
   if (core.options.overlap) {
@@ -22,7 +22,7 @@ Lane::Lane(Core &core, const std::string &name, Progress &progress) : core_(core
 }
 
 // A word that streams still wait for is not given out again; its memory is given back when they are past it.
-Lane::~Lane() {
+CudaLane::~CudaLane() {
   stream_.reset();
   if (!word_) return;
   const auto past = [&](const Passed &passed) { return await_last(*passed.event, core_); };
@@ -33,7 +33,7 @@ Lane::~Lane() {
 }
 
 // The event is only for giving the word back: a stream that is released again and again needs no more than one.
-void Lane::release(Stream &device_stream) {
+void CudaLane::release(Stream &device_stream) {
   auto *stream = dynamic_cast<CudaStream *>(&device_stream);
   if (!stream) fail(FSDP_INTERNAL, "a lane was to release a stream that is not one of GPU {}", core_.index);
   const HostEvent so_far = stream_->point();
@@ -45,7 +45,7 @@ void Lane::release(Stream &device_stream) {
   unseen_ -= !marked_at_the_end;
 }
 
-CudaEvent &Lane::passed(cudaStream_t stream) {
+CudaEvent &CudaLane::passed(cudaStream_t stream) {
   auto found = std::find_if(passed_.begin(), passed_.end(), [=](const Passed &p) { return p.stream == stream; });
   if (found == passed_.end()) {
     found = passed_.begin() + static_cast<ptrdiff_t>(next_++ % passed_.size());

@@ -23,13 +23,13 @@
 
 namespace fsdp::device::cuda {
 
-class Lane final : public HostLane {
+class CudaLane final : public HostLane {
  public:
-  Lane(Core &core, const std::string &name, Progress &progress);
+  CudaLane(Core &core, const std::string &name, Progress &progress);
   // Finishes what the lane was given, or skips it if the context has failed, and sees the GPU past its waits.
-  ~Lane() override;
-  Lane(const Lane &) = delete;
-  Lane &operator=(const Lane &) = delete;
+  ~CudaLane() override;
+  CudaLane(const CudaLane &) = delete;
+  CudaLane &operator=(const CudaLane &) = delete;
 
   Stream &stream() override { return *stream_; }
   void wait(const Event &event) override { stream_->wait(event); }

@@ -6,27 +6,27 @@
 namespace fsdp::device::cuda {
 namespace {
 
-struct Outcome {
+struct CallOutcome {
   const char *call;
   cudaError_t code;
 };
 
-Outcome free_addresses(const Remnant &remnant, const Driver &driver) {
+CallOutcome free_addresses(const Remnant &remnant, const Driver &driver) {
   const auto address = reinterpret_cast<CUdeviceptr>(remnant.handle);
   return {"cuMemAddressFree", runtime_error(driver.mem_address_free(address, remnant.bytes))};
 }
 
 // Addresses that stay reserved are no memory: once it is unmapped there is nothing to try again.
-Outcome unmap(const Remnant &remnant, const Core &core) {
+CallOutcome unmap(const Remnant &remnant, const Core &core) {
   const auto address = reinterpret_cast<CUdeviceptr>(remnant.handle);
   const cudaError_t unmapped = runtime_error(core.driver.mem_unmap(address, remnant.bytes));
   if (unmapped != cudaSuccess) return {"cuMemUnmap", unmapped};
-  const Outcome freed = free_addresses(remnant, core.driver);
+  const CallOutcome freed = free_addresses(remnant, core.driver);
   core.check.note(freed.code, freed.call, "addresses of the GPU's memory");
   return {freed.call, cudaSuccess};
 }
 
-Outcome give_back(const Remnant &remnant, const Core &core) {
+CallOutcome give_back(const Remnant &remnant, const Core &core) {
   void *const handle = remnant.handle;
   switch (remnant.kind) {
     case Remnant::memory: return {"cudaFree", cudaFree(handle)};
@@ -45,7 +45,7 @@ Outcome give_back(const Remnant &remnant, const Core &core) {
 cudaError_t end(const Remnant &remnant, const Core &core) noexcept {
   const QuietScope scope(core, std::nothrow);
   if (!scope) return cudaErrorNotReady;
-  const Outcome outcome = give_back(remnant, core);
+  const CallOutcome outcome = give_back(remnant, core);
   core.check.note(outcome.code, outcome.call, "what the library had of the GPU");
   return outcome.code;
 }

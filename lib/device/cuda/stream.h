@@ -74,7 +74,7 @@ class CudaStream : public Stream {
 
 // One that the library has made: not ordered with the legacy stream, and of the highest priority, since what it does is
 // waited for. Without overlap, whatever it is given is done when the call returns (not in a graph capture).
-class LibraryStream final : public CudaStream, private Worker {
+class LibraryStream final : public CudaStream, private WorkSource {
  public:
   LibraryStream(Core &core, const std::string &name);
   // Waits until what was enqueued is done, as long as the core's patience lasts.

@@ -31,7 +31,7 @@ Transfer::Transfer(Core &core, CallerStreams &callers)
     halves_[i] = {bounce_.data() + i * half_bytes, std::make_unique<CudaEvent>(core)};
 }
 
-Transfer::Cast Transfer::Cast::part(uint64_t first, uint64_t elements) const {
+Transfer::TypedCopy Transfer::TypedCopy::part(uint64_t first, uint64_t elements) const {
   return {to + first * dtype_size(to_dtype), to_dtype, from + first * dtype_size(from_dtype), from_dtype, elements};
 }
 
@@ -54,12 +54,13 @@ void Transfer::operator()(void *to, fsdp_dtype to_dtype, const void *from, fsdp_
   try {
     move({static_cast<std::byte *>(to), to_dtype, static_cast<const std::byte *>(from), from_dtype, count});
   } catch (...) {
-    for (const Half &half : halves_) await_last(*half.copied, core_);  // nothing goes on behind the caller's back
+    for (const StagingHalf &half : halves_)
+      await_last(*half.copied, core_);  // nothing goes on behind the caller's back
     throw;
   }
 }
 
-void Transfer::move(const Cast &cast) {
+void Transfer::move(const TypedCopy &cast) {
   const bool to_is = on_gpu(cast.to, "where a transfer goes"),
              from_is = on_gpu(cast.from, "where a transfer comes from");
   if (!to_is && !from_is) return device::kernels::cast(cast.to, cast.to_dtype, cast.from, cast.from_dtype, cast.count);
@@ -77,29 +78,29 @@ void Transfer::clear(std::byte *data, uint64_t bytes) {
   await(*halves_[0].copied);
 }
 
-void Transfer::to_gpu(const Cast &cast) {
+void Transfer::to_gpu(const TypedCopy &cast) {
   for_each_piece(cast.count, cast.to_dtype, [&](uint64_t number, uint64_t first, uint64_t elements) {
-    const Cast part = cast.part(first, elements);
-    const Half &half = halves_[number % 2];
+    const TypedCopy part = cast.part(first, elements);
+    const StagingHalf &half = halves_[number % 2];
     await(*half.copied);
     device::kernels::cast(half.data, part.to_dtype, part.from, part.from_dtype, elements);
     stream_.copy(part.to, half.data, elements * dtype_size(part.to_dtype));
     stream_.record(*half.copied);
   });
-  for (const Half &half : halves_) await(*half.copied);
+  for (const StagingHalf &half : halves_) await(*half.copied);
 }
 
 // The next piece is on its way while one is cast.
-void Transfer::from_gpu(const Cast &cast) {
-  Cast arriving{};
-  const auto unpack = [&](const Half &half) {
+void Transfer::from_gpu(const TypedCopy &cast) {
+  TypedCopy arriving{};
+  const auto unpack = [&](const StagingHalf &half) {
     await(*half.copied);
     device::kernels::cast(arriving.to, arriving.to_dtype, half.data, arriving.from_dtype, arriving.count);
   };
   uint64_t pieces = 0;
   for_each_piece(cast.count, cast.from_dtype, [&](uint64_t number, uint64_t first, uint64_t elements) {
-    const Cast part = cast.part(first, elements);
-    const Half &half = halves_[number % 2];
+    const TypedCopy part = cast.part(first, elements);
+    const StagingHalf &half = halves_[number % 2];
     stream_.copy(half.data, part.from, elements * dtype_size(part.from_dtype));
     stream_.record(*half.copied);
     if (number > 0) unpack(halves_[(number - 1) % 2]);

@@ -20,30 +20,30 @@ class Transfer {
   void clear(std::byte *data, uint64_t bytes);
 
  private:
-  struct Cast {
+  struct TypedCopy {
     std::byte *to;
     fsdp_dtype to_dtype;
     const std::byte *from;
     fsdp_dtype from_dtype;
     uint64_t count;
-    Cast part(uint64_t first, uint64_t elements) const;
+    TypedCopy part(uint64_t first, uint64_t elements) const;
   };
-  struct Half {
+  struct StagingHalf {
     std::byte *data;
     std::unique_ptr<CudaEvent> copied;
   };
 
   bool on_gpu(const void *data, const char *what) const;
-  void move(const Cast &cast);
-  void to_gpu(const Cast &cast);
-  void from_gpu(const Cast &cast);
+  void move(const TypedCopy &cast);
+  void to_gpu(const TypedCopy &cast);
+  void from_gpu(const TypedCopy &cast);
   void await(const CudaEvent &event) const { await_event(event, core_, core_.waiter); }
 
   Core &core_;
   CallerStreams &callers_;
   PinnedMemory bounce_;
   CudaEvent before_;
-  std::array<Half, 2> halves_;
+  std::array<StagingHalf, 2> halves_;
   LibraryStream stream_;  // last: what it does with the rest is done before that goes
 };
 

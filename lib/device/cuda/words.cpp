@@ -15,7 +15,7 @@ constexpr size_t page_bytes = page_words * sizeof(PinnedWord);
 }  // namespace
 
 // The lists get their room here, so that give_back cannot fail.
-void Words::add_page() {
+void WordPool::add_page() {
   pages_.reserve(pages_.size() + 1);
   free_.reserve((pages_.size() + 1) * page_words);
   late_.reserve((pages_.size() + 1) * page_words);
@@ -28,13 +28,13 @@ void Words::add_page() {
   for (size_t i = page_words; i-- > 0;) free_.push_back(new (words + i) PinnedWord);
 }
 
-void Words::take_back_late() {
+void WordPool::take_back_late() {
   const auto still_late = std::partition(late_.begin(), late_.end(), [](auto *word) { return !word->written(); });
   free_.insert(free_.end(), still_late, late_.end());
   late_.erase(still_late, late_.end());
 }
 
-PinnedWord *Words::take() {
+PinnedWord *WordPool::take() {
   std::lock_guard lock(mutex_);
   if (free_.empty()) take_back_late();
   if (free_.empty()) add_page();
@@ -44,27 +44,27 @@ PinnedWord *Words::take() {
   return word;
 }
 
-void Words::give_back(PinnedWord *word) noexcept {
+void WordPool::give_back(PinnedWord *word) noexcept {
   std::lock_guard lock(mutex_);
   (word->written() ? free_ : late_).push_back(word);
 }
 
-void Words::abandon(PinnedWord *word) noexcept {
+void WordPool::abandon(PinnedWord *word) noexcept {
   std::lock_guard lock(mutex_);
   for (Page &page : pages_)
     if (word >= page.words && word < page.words + page_words) page.abandoned = true;
 }
 
-std::vector<Words::Awaited> Words::unwritten() {
+std::vector<WordPool::AwaitedWord> WordPool::unwritten() {
   std::lock_guard lock(mutex_);
-  std::vector<Awaited> found;
+  std::vector<AwaitedWord> found;
   for (const Page &page : pages_)
     for (const PinnedWord *word = page.words; word < page.words + page_words; ++word)
       if (!word->written()) found.push_back({word, word->last()});
   return found;
 }
 
-bool Words::all_written() noexcept {
+bool WordPool::all_written() noexcept {
   std::lock_guard lock(mutex_);
   const auto written = [](const Page &page) {
     return std::all_of(page.words, page.words + page_words, [](const PinnedWord &word) { return word.written(); });
@@ -72,12 +72,12 @@ bool Words::all_written() noexcept {
   return std::all_of(pages_.begin(), pages_.end(), written);
 }
 
-uint64_t Words::bytes() noexcept {
+uint64_t WordPool::bytes() noexcept {
   std::lock_guard lock(mutex_);
   return pages_.size() * page_bytes;
 }
 
-void Words::hand_over(Core &core) noexcept {
+void WordPool::hand_over(Core &core) noexcept {
   std::vector<Page> pages;
   {
     std::lock_guard lock(mutex_);

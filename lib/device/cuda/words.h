@@ -30,13 +30,13 @@ struct alignas(64) PinnedWord {
 };
 
 // Any thread. Words are given out again with the value that they had, once what streams were told is written.
-class Words {
+class WordPool {
  public:
-  explicit Words(const Core &core) : core_(core) {}
-  Words(const Words &) = delete;
-  Words &operator=(const Words &) = delete;
+  explicit WordPool(const Core &core) : core_(core) {}
+  WordPool(const WordPool &) = delete;
+  WordPool &operator=(const WordPool &) = delete;
 
-  struct Awaited {
+  struct AwaitedWord {
     const PinnedWord *word = nullptr;
     uint32_t count = 0;
     bool written() const noexcept { return word->reached(count); }
@@ -47,7 +47,7 @@ class Words {
   // The GPU may read this one for ever: its memory is never used for anything else, not even after the device.
   void abandon(PinnedWord *word) noexcept;
   // What streams have still to write, whoever has the words.
-  std::vector<Awaited> unwritten();
+  std::vector<AwaitedWord> unwritten();
   bool all_written() noexcept;
   uint64_t bytes() noexcept;
   // At the end, when no stream has one to write or to wait for: their memory is the core's to give back. Otherwise it

@@ -20,12 +20,12 @@ namespace fsdp::device::kernels::HWY_NAMESPACE {
 //   compute = round(w)
 // Published is the type of the copy for the math, void for none.
 template <class Published>
-struct Update {
+struct AdamWUpdate {
   const AdamWSpan &span;
   Average first, second;
   float lr, decay, correction1, correction2, epsilon;
 
-  HWY_INLINE Update(const AdamW &step, const AdamWSpan &span)
+  HWY_INLINE AdamWUpdate(const AdamW &step, const AdamWSpan &span)
       : span(span),
         first(step.first),
         second(step.second),
@@ -61,7 +61,7 @@ struct Update {
 
 template <class Published>
 void update(const AdamW &step, const AdamWSpan &span) {
-  for_each_vector(0, span.count, Update<Published>(step, span));
+  for_each_vector(0, span.count, AdamWUpdate<Published>(step, span));
 }
 
 void update_any(const AdamW &step, const AdamWSpan &span) {

@@ -43,7 +43,7 @@ class HostDevice final : public Device {
   const Waiter &waiter_;
   Failure &failure_;
   Waiter worker_waiter_;  // the same without the hook, which runs on the caller's thread only
-  CallerStream caller_;
+  HostCallerStream caller_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Progress>> progress_;
   std::atomic<uint64_t> allocations_{0};

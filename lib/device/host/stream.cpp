@@ -68,7 +68,7 @@ void HostStream::store_step(AdamW *to, const AdamW &step) {
   run([to, step] { *to = step; });
 }
 
-void CallerStream::run(const Task &task) {
+void HostCallerStream::run(const Task &task) {
   Task copy = task;  // as a queue would: the task may change its own state
   copy();
 }

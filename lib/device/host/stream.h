@@ -32,9 +32,9 @@ class HostStream : public Stream {
 };
 
 // The calling thread as a stream. What a task throws goes to the caller and does not fail the context.
-class CallerStream final : public HostStream {
+class HostCallerStream final : public HostStream {
  public:
-  explicit CallerStream(const Waiter &waiter) : waiter_(waiter) {}
+  explicit HostCallerStream(const Waiter &waiter) : waiter_(waiter) {}
   void record(Event &event) override { host_event(event).set(nullptr, 0); }
   void wait(const Event &event) override { await_event(event, waiter_); }
   void run(const Task &task) override;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Frames over a connected TCP socket that never blocks: endpoint.h connects, proof.h proves the job secret, then a
-// Stream takes the socket.
+// FrameStream takes the socket.
 #pragma once
 
 #include <array>
@@ -15,11 +15,11 @@
 
 namespace fsdp::comm {
 
-class Stream {
+class FrameStream {
  public:
-  Stream() = default;
+  FrameStream() = default;
   // A frame whose body is longer than most_bytes ends the stream.
-  Stream(Fd socket, uint32_t most_bytes) : socket_(std::move(socket)), most_bytes_(most_bytes) {}
+  FrameStream(Fd socket, uint32_t most_bytes) : socket_(std::move(socket)), most_bytes_(most_bytes) {}
 
   const Fd &socket() const noexcept { return socket_; }
   explicit operator bool() const noexcept { return static_cast<bool>(socket_); }

@@ -5,9 +5,9 @@
 #include <random>
 #include <thread>
 
+#include "comm/bootstrap/frame_stream.h"
 #include "comm/bootstrap/packet.h"
 #include "comm/bootstrap/proof.h"
-#include "comm/bootstrap/stream.h"
 
 namespace fsdp::comm::test {
 namespace {
@@ -118,7 +118,7 @@ TEST_F(Tcp, AnotherVersionIsNamed) {
 }
 
 TEST_F(Tcp, FramesOfAllSizesArrive) {
-  Stream from(std::move(guest), 0), to(std::move(host), 1 << 20);
+  FrameStream from(std::move(guest), 0), to(std::move(host), 1 << 20);
   std::thread sender([&] {
     for (const size_t bytes : {0, 1, 15, 16, 100'000, 1 << 20})
       EXPECT_TRUE(from.send(static_cast<uint32_t>(bytes % 7), std::vector<std::byte>(bytes, std::byte{42}), limit(5s)));
@@ -130,18 +130,18 @@ TEST_F(Tcp, FramesOfAllSizesArrive) {
     EXPECT_EQ(frame->body, std::vector<std::byte>(bytes, std::byte{42}));
   }
   sender.join();
-  from = Stream();
+  from = FrameStream();
   EXPECT_FALSE(to.receive(limit(5s)));
   EXPECT_EQ(to.problem(), "the other end closed the connection");
 }
 
 // The other end says its last words and closes although this end has sent more: the kernel resets the connection.
 TEST_F(Tcp, LastWordsAreHeardThoughSendingFails) {
-  Stream leaver(std::move(guest), 100), stays(std::move(host), 100);
+  FrameStream leaver(std::move(guest), 100), stays(std::move(host), 100);
   ASSERT_TRUE(stays.send(1, {}, limit(5s)));
   await_readable(leaver.socket(), 5000);
   ASSERT_TRUE(leaver.send(7, {}, limit(5s)));
-  leaver = Stream();
+  leaver = FrameStream();
   std::this_thread::sleep_for(50ms);
   EXPECT_FALSE(stays.send(2, {}, limit(5s)));
   EXPECT_FALSE(stays.open());
@@ -152,7 +152,7 @@ TEST_F(Tcp, LastWordsAreHeardThoughSendingFails) {
 }
 
 TEST_F(Tcp, AFrameThatIsTooLongEndsTheStream) {
-  Stream from(std::move(guest), 0), to(std::move(host), 100);
+  FrameStream from(std::move(guest), 0), to(std::move(host), 100);
   EXPECT_TRUE(from.send(1, std::vector<std::byte>(101), limit(5s)));
   EXPECT_FALSE(to.receive(limit(5s)));
   EXPECT_EQ(to.problem(), "a frame announces 101 bytes, at most 100 are allowed");

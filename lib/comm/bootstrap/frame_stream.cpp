@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/bootstrap/stream.h"
+#include "comm/bootstrap/frame_stream.h"
 
 #include <sys/socket.h>
 
@@ -17,21 +17,21 @@ constexpr size_t chunk_bytes = 16384;
 
 }  // namespace
 
-void Stream::end(std::string problem, int code) {
+void FrameStream::end(std::string problem, int code) {
   if (!problem_.empty()) return;
   problem_ = std::move(problem);
   code_ = code;
 }
 
-void Stream::queue(uint32_t kind, std::span<const std::byte> body) {
+void FrameStream::queue(uint32_t kind, std::span<const std::byte> body) {
   queue(std::make_shared<const std::vector<std::byte>>(write_frame(kind, body)));
 }
 
-void Stream::queue(std::shared_ptr<const std::vector<std::byte>> frames) {
+void FrameStream::queue(std::shared_ptr<const std::vector<std::byte>> frames) {
   if (!frames->empty()) out_.push_back(std::move(frames));
 }
 
-bool Stream::flush() {
+bool FrameStream::flush() {
   while (!out_.empty() && open()) {
     const auto &bytes = *out_.front();
     const ssize_t count = ::send(socket_.get(), bytes.data() + sent_, bytes.size() - sent_, MSG_NOSIGNAL);
@@ -50,7 +50,7 @@ bool Stream::flush() {
 }
 
 // 0: nothing there at the moment, or the stream has ended.
-size_t Stream::read_some(std::byte *to, size_t bytes) {
+size_t FrameStream::read_some(std::byte *to, size_t bytes) {
   for (;;) {
     const ssize_t count = ::recv(socket_.get(), to, bytes, 0);
     if (count > 0) return static_cast<size_t>(count);
@@ -64,7 +64,7 @@ size_t Stream::read_some(std::byte *to, size_t bytes) {
   }
 }
 
-void Stream::fill() {
+void FrameStream::fill() {
   while (head_got_ < FrameHead::size_bytes) {
     const size_t count = read_some(head_bytes_.data() + head_got_, FrameHead::size_bytes - head_got_);
     if (count == 0) return;
@@ -83,7 +83,7 @@ void Stream::fill() {
   }
 }
 
-std::optional<Frame> Stream::receive() {
+std::optional<Frame> FrameStream::receive() {
   if (heard_all_) return {};
   fill();
   if (heard_all_ || head_got_ < FrameHead::size_bytes || body_.size() < head_.body_bytes) return {};
@@ -93,7 +93,7 @@ std::optional<Frame> Stream::receive() {
   return frame;
 }
 
-bool Stream::send(uint32_t kind, std::span<const std::byte> body, const Limit &limit) {
+bool FrameStream::send(uint32_t kind, std::span<const std::byte> body, const Limit &limit) {
   queue(kind, body);
   while (!flush()) {
     if (!open() || limit.over()) return false;
@@ -103,7 +103,7 @@ bool Stream::send(uint32_t kind, std::span<const std::byte> body, const Limit &l
   return true;
 }
 
-std::optional<Frame> Stream::receive(const Limit &limit) {
+std::optional<Frame> FrameStream::receive(const Limit &limit) {
   for (;;) {
     if (auto frame = receive()) return frame;
     if (!open() || limit.over()) return {};
