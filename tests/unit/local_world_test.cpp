@@ -165,7 +165,7 @@ TEST(Arena, CountedAllocationFailsOnAllRanks) {
 
 TEST(LocalWorld, GivesEverythingBack) {
   expect_well(run_threads(2, collectives_body));  // what the C library keeps
-  const Holdings before;
+  const Holdings before = Holdings::without_threads();
   EXPECT_EQ(before.mappings, 0U);
   for (int i = 0; i < 3; ++i) expect_well(run_threads(4, collectives_body));
   run_threads(3, [](Rank &rank) {
@@ -173,7 +173,7 @@ TEST(LocalWorld, GivesEverythingBack) {
     if (rank.rank() == 1) throw std::runtime_error("gives up");
     rank.meet();
   });
-  EXPECT_EQ(Holdings().text(), before.text());
+  EXPECT_EQ(Holdings::await(before).text(), before.text());
 }
 
 // ---- rounds ----

@@ -58,7 +58,7 @@ struct NcclRank {
     std::vector<char> all(size());
     host->exchange_fixed(&mine, 1, all.data(), "test meeting");
   }
-  // All ranks fail by themselves: one that left earlier would be what fails the others.
+  // A rank whose failure the others hear of before they set their own names the same cause; one that has left does not.
   void fail_with_all() {
     failure.set(Error(FSDP_ABORTED, "the test aborts"));
     bodies.arrive_and_wait();

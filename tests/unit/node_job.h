@@ -100,7 +100,8 @@ inline void train(NodeRank &rank) {
 
 class NodeJob {
  public:
-  NodeJob(std::vector<uint32_t> ranks_of_nodes, uint32_t heartbeat_timeout_ms) : limit_ms_(heartbeat_timeout_ms) {
+  NodeJob(std::vector<uint32_t> ranks_of_nodes, uint32_t heartbeat_timeout_ms)
+      : forming_ms(heartbeat_timeout_ms), limit_ms_(heartbeat_timeout_ms) {
     static int count = 0;
     name_ = fmt::format("job-{}-{}", ::getpid(), ++count);
     common_ = static_cast<Common *>(
@@ -136,6 +137,7 @@ class NodeJob {
     namespaces_[node] = space;
     interfaces_[node] = address;
   }
+  uint32_t forming_ms;  // as the constructor's limit, unless it is set
   // In a leader, before it meets the others.
   std::function<void(uint32_t)> before_mesh;
   void set_secret(uint32_t node, const std::string &secret) { odd_node_ = node, odd_secret_ = secret; }
@@ -225,7 +227,7 @@ class NodeJob {
     return std::make_unique<ProcessLinks>(rank, std::move(doors.inbox), std::move(peers));
   }
   std::unique_ptr<Chore> make_mesh(NodeRank &self, LeaderListener &listener) {
-    MeshPlan plan{self.rank, node_of_, places_, "secret", name_, limit_ms_, limit_ms_};
+    MeshPlan plan{self.rank, node_of_, places_, "secret", name_, limit_ms_, forming_ms};
     if (node_of_[self.rank] == odd_node_) plan.secret = odd_secret_;
     for (size_t node = 0; node < places_.size(); ++node) plan.nodes[node].address = common_->address[node];
     if (before_mesh) before_mesh(self.rank);
@@ -258,8 +260,7 @@ class NodeJob {
     for (uint32_t r = 0; r < size(); ++r) self.ranks.push_back(r);
     self.waiter = std::make_unique<Waiter>(self.failure, nullptr, nullptr, 30'000);
     self.device = device::create_host_device({}, *self.waiter, self.failure);
-    std::thread([] {}).join();  // a sanitizer's own thread comes with the first
-    const std::string before = Holdings().text();
+    const Holdings before = Holdings::without_threads();
     const Error error = test::error_of([&] {
       join(self);
       body(self);
@@ -270,11 +271,10 @@ class NodeJob {
     std::strncpy(common_->text[rank], error.what(), sizeof common_->text[rank] - 1);
     self.world.reset();
     self.seat.reset();
-    std::string after = Holdings().text();
-    for (int tries = 0; after != before && tries < 50; ++tries, after = Holdings().text()) pause_ms(2);  // threads
-    if (after != before)
-      std::snprintf(common_->left_behind[rank], sizeof *common_->left_behind, "%s became %s", before.c_str(),
-                    after.c_str());
+    const Holdings after = Holdings::await(before);
+    if (after.text() != before.text())
+      std::snprintf(common_->left_behind[rank], sizeof *common_->left_behind, "%s became %s", before.text().c_str(),
+                    after.text().c_str());
     common_->done[rank] = true;
   }
 

@@ -19,16 +19,36 @@ namespace fsdp::comm::test {
 
 // What a job must give back: all that this process holds of the kind.
 struct Holdings {
-  size_t files = entries("/proc/self/fd"), threads = entries("/proc/self/task"), shm = entries("/dev/shm");
+  size_t files = entries("/proc/self/fd"), threads = library_threads();
   size_t mappings = shared_mappings();
 
   std::string text() const {
-    return fmt::format("{} descriptors, {} threads, {} files in /dev/shm, {} shared mappings", files, threads, shm,
-                       mappings);
+    return fmt::format("{} descriptors, {} threads, {} shared mappings", files, threads, mappings);
+  }
+  // A thread that was joined is still listed for a moment.
+  static Holdings await(const Holdings &wanted) {
+    Holdings found;
+    for (int tries = 0; found.text() != wanted.text() && tries < 5000; ++tries, found = Holdings())
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    return found;
+  }
+  static Holdings without_threads() {
+    for (int tries = 0; library_threads() > 0 && tries < 5000; ++tries)
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    return {};
   }
   static size_t entries(const char *path) {
     const std::filesystem::directory_iterator folder(path);
     return static_cast<size_t>(std::distance(begin(folder), end(folder)));
+  }
+  static size_t library_threads() {
+    size_t count = 0;
+    for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
+      std::string name;
+      std::getline(std::ifstream(task.path() / "comm"), name);
+      count += name.starts_with("fsdp-");
+    }
+    return count;
   }
   static size_t shared_mappings() {
     std::ifstream maps("/proc/self/maps");

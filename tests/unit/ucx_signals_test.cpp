@@ -53,14 +53,15 @@ TEST(UcxSignals, HandlersAreTheProgramsOwn) {
 
 TEST(UcxSignals, NoThreadOfTheLibraryTakesOne) {
   const auto net = create_net(0);
-  std::this_thread::sleep_for(
-      std::chrono::milliseconds(100));  // a thread begins with all blocked, whatever it was given
   size_t others = 0;
   for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
     if (task.path().filename() == std::to_string(::getpid())) continue;
     ++others;
     std::string name;
     std::getline(std::ifstream(task.path() / "comm"), name);
+    // A thread begins with more blocked, whatever it was given.
+    for (int tries = 0; tries < 10'000 && blocked_by(task.path()) != every_signal; ++tries)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     EXPECT_EQ(blocked_by(task.path()), every_signal) << name;
   }
   EXPECT_GE(others, 2u);  // fsdp-ucx and UCX's own

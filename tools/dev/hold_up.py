@@ -32,7 +32,7 @@ def run_test(test, library, folder, arguments):
     output = folder / f"{test['name'].replace('/', '_').replace(' ', '_')}.{arguments.seed}"
     with open(output, "wb") as file:
         try:
-            code = subprocess.run(test["cmd"], env=environment, cwd=test["workdir"] or None, stdin=subprocess.DEVNULL,
+            code = subprocess.run(test["cmd"], env=environment, cwd=test["workdir"] or arguments.build, stdin=subprocess.DEVNULL,
                                   stdout=file, stderr=subprocess.STDOUT, timeout=LIMIT_S).returncode
         except subprocess.TimeoutExpired:
             code = "no end"

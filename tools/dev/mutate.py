@@ -3,7 +3,7 @@
 """Breaks the library one line at a time, and says which broken lines no test notices.
 
 usage: tools/dev/mutate.py map [--suite S]... [--more]   which tests run which lines, by a build with coverage (30 minutes)
-       tools/dev/mutate.py run --sample N --seed S [--room engine]... [--jobs J]
+       tools/dev/mutate.py run --sample N --seed S [--room engine]... [--jobs J] [--budget SECONDS]
        tools/dev/mutate.py run --patch FILE        one mutant of your own, as a unified diff
        tools/dev/mutate.py report [--seed S]
 
@@ -36,6 +36,7 @@ RESULTS = STATE / "results.jsonl"
 EQUIVALENT = Path(__file__).parent / "equivalent_mutants.json"
 ROOMS = ["engine", "memory", "layout", "abi"]
 SETUP = ["-Dtests=enabled", "-Dexamples=enabled", "-Ddebug=false", "-Dwerror=false"]
+AT_ONCE = 4  # tests of one mutant: most wait for most of their time
 # Measure times, or take minutes for what others prove.
 LEFT_OUT = ("fsdp-perf", "benchmark", "steady", "network_", "tree", "header", "abi-frozen", "train_gpt_cuda", "hardening", "nvtx", "installed")
 
@@ -214,7 +215,8 @@ def draw(covering, arguments):
 
 
 class Job:
-    def __init__(self, tree, covering):
+    def __init__(self, tree, covering, budget_s):
+        self.budget_s = budget_s
         self.tree, self.covering, self.targets = tree, covering, tree.targets()
         self.tests, self.library = tree.tests(), tree.library()
 
@@ -240,6 +242,9 @@ class Job:
         finally:
             source.write_text(text)
 
+    def limit(self, name):
+        return 3 * self.covering.map["seconds"].get(name, 60) + 5
+
     def judge(self, mutant, before):
         made = self.tree.make("lib/libfsdp_objects.a", jobs=2)
         if made.returncode:
@@ -254,13 +259,15 @@ class Job:
             made = self.build_for(some)
             if made.returncode:
                 return {"result": "killed", "by": "the build", "tests": asked}
-            for name in some:
-                limit = 3 * self.covering.map["seconds"].get(name, 60) + 5
-                how, seconds = fails_twice(self.tests[name], limit)
-                asked, took = asked + 1, took + seconds
+            with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+                found = list(pool.map(lambda name: (name, *fails_twice(self.tests[name], self.limit(name))), some))
+            asked, took = asked + len(some), took + sum(seconds for _, _, seconds in found)
+            for name, how, _ in found:
                 if how:
                     return {"result": "killed", "by": f"{name} ({how})", "tests": asked, "seconds": round(took)}
-        return {"result": "survived", "tests": asked, "seconds": round(took)}
+            if took > self.budget_s:  # what is left might have killed it: it counts against the tests
+                break
+        return {"result": "survived", "tests": f"{asked} of {len(names)}", "seconds": round(took)}
 
 
 def known():
@@ -284,7 +291,7 @@ def run(arguments):
         made = tree.make(tree.library(), "lib/libfsdp_objects.a")
         if made.returncode:
             sys.exit(made.stdout[-4000:])
-        jobs.put(Job(tree, covering))
+        jobs.put(Job(tree, covering, arguments.budget))
     counted = 0
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool, open(RESULTS, "a") as results:
 
@@ -299,11 +306,15 @@ def run(arguments):
             finally:
                 jobs.put(job)
 
-        at = 0
-        while counted < wanted and at < len(drawn):
-            some = drawn[at:at + min(arguments.jobs, wanted - counted)]
-            at += len(some)
-            for mutant, outcome, is_new in pool.map(work, some):
+        waiting, rest = set(), iter(drawn)
+        while True:
+            # One that no test kills takes long: the next ones do not wait for it.
+            while counted + len(waiting) < wanted and len(waiting) < arguments.jobs and (mutant := next(rest, None)):
+                waiting.add(pool.submit(work, mutant))
+            if not waiting:
+                break
+            ended, waiting = concurrent.futures.wait(waiting, return_when=concurrent.futures.FIRST_COMPLETED)
+            for mutant, outcome, is_new in (future.result() for future in ended):
                 if is_new:
                     row = {"run": label, "key": mutant.key, "file": mutant.file, "line": mutant.line, "kind": mutant.kind,
                            "before": mutant.before, "after": mutant.after, **outcome}
@@ -354,6 +365,7 @@ def main():
     running.add_argument("--seed", type=int, default=1)
     running.add_argument("--room", action="append", choices=[*ROOMS, "base", "comm", "device", "trace"])
     running.add_argument("--jobs", type=int, default=1)
+    running.add_argument("--budget", type=float, default=float("inf"), help="seconds of tests after which a mutant counts as survived")
     running.add_argument("--patch")
     running.set_defaults(do=run)
     reporting = commands.add_parser("report")
