@@ -156,7 +156,7 @@ find_left_out() {
   if python3 tests/left_out.py $logs; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
 }
 
-# A minute of messages beside a minute of calls; counted as skipped where clang cannot do the messages.
+# A minute of parsers beside a minute of calls; counted as skipped where clang cannot do the parsers.
 fuzz() {
   printf '\n== fuzz\n'
   began=$(date +%s)

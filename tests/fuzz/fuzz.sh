@@ -1,9 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Fuzzes the parser of the rendezvous' messages, from the corpus that is in the repository, and then the public header: random
-# calls with random arguments against a build with AddressSanitizer and UndefinedBehaviorSanitizer.
+# Fuzzes the parsers of the rendezvous' messages and of a checkpoint's files, from the corpora that are in the repository,
+# and then the public header: random calls with random arguments against a build with AddressSanitizer and
+# UndefinedBehaviorSanitizer.
 #
-# usage: sh tests/fuzz/fuzz.sh [SECONDS [SEED]]        (default: 60 for both, one beside the other; a seed from the clock)
+# usage: sh tests/fuzz/fuzz.sh [SECONDS [SEED]]        (default: 60, parsers beside calls; a seed from the clock)
 #
 # Exits with 0 if nothing was found, 77 if clang with libFuzzer is not installed and the header's fuzzer found nothing, else
 # with an error. A message that failed is then in build-fuzz/; a round of calls that failed is played again by
@@ -12,19 +13,27 @@ set -eu
 cd "$(dirname "$0")/../.."
 seconds=${1:-60}
 seed=${2:-$(date +%s)000000}
-mkdir -p build-fuzz/corpus
+mkdir -p build-fuzz
 
-fuzz_messages() (
+# fuzz_parser NAME SECONDS LONGEST SOURCES...
+fuzz_parser() {
+  name=$1 time=$2 longest=$3
+  shift 3
+  mkdir -p "build-fuzz/corpus-$name"
+  clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -DFMT_HEADER_ONLY -Ilib -Iinclude \
+    "tests/fuzz/${name}_fuzzer.cpp" "$@" lib/base/error.cpp -o "build-fuzz/$name"
+  "build-fuzz/$name" -max_total_time="$time" -max_len="$longest" -rss_limit_mb=512 -print_final_stats=1 \
+    -artifact_prefix=build-fuzz/ "build-fuzz/corpus-$name" "tests/fuzz/corpus/$name"
+}
+
+fuzz_parsers() (
   echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char *, unsigned long) { return 0; }' >build-fuzz/probe.cpp
   if ! clang++ -fsanitize=fuzzer,address build-fuzz/probe.cpp -o build-fuzz/probe 2>build-fuzz/probe.log; then
-    echo "fuzz: messages skipped: clang++ with -fsanitize=fuzzer does not work here (see build-fuzz/probe.log)"
+    echo "fuzz: parsers skipped: clang++ with -fsanitize=fuzzer does not work here (see build-fuzz/probe.log)"
     return 77
   fi
-  clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -DFMT_HEADER_ONLY -Ilib -Iinclude \
-    tests/fuzz/message_fuzzer.cpp lib/comm/bootstrap/message.cpp lib/comm/bootstrap/frame.cpp lib/base/error.cpp \
-    -o build-fuzz/message
-  build-fuzz/message -max_total_time="$seconds" -max_len=40000 -rss_limit_mb=512 -print_final_stats=1 \
-    -artifact_prefix=build-fuzz/ build-fuzz/corpus tests/fuzz/corpus/message
+  fuzz_parser message $((seconds / 2)) 40000 lib/comm/bootstrap/message.cpp lib/comm/bootstrap/frame.cpp
+  fuzz_parser checkpoint $((seconds / 2)) 4000 lib/checkpoint/format/*.cpp lib/base/json.cpp
 )
 
 # The sanitizer build of tests/run.sh, or the same one anew; of it only the library and this program.
@@ -40,12 +49,12 @@ fuzz_calls() {
   sh tests/fuzz/replay.sh "$seed" --seconds "$seconds"
 }
 
-fuzz_messages >build-fuzz/message.log 2>&1 &
-messages=$!
-trap 'kill "$messages" 2>/dev/null || true' EXIT
+fuzz_parsers >build-fuzz/parsers.log 2>&1 &
+parsers=$!
+trap 'kill "$parsers" 2>/dev/null || true' EXIT
 fuzz_calls
 skipped=0
-wait "$messages" || skipped=$?
+wait "$parsers" || skipped=$?
 trap - EXIT
-cat build-fuzz/message.log
+cat build-fuzz/parsers.log
 exit "$skipped"

@@ -40,7 +40,7 @@ TEST_F(Partition, OfTwoNodesBlamesTheLinkOnBothSides) {
 
 TEST_F(Partition, OfOneOfThreeNodesBlamesItsLinks) {
   int64_t cut_ns = 0;
-  // A node that a busy machine holds up tells of its link after the others have agreed on theirs: then it is tried again.
+  // A node that a busy machine holds up tells of its link after the others have agreed on theirs: it is tried again.
   for (int tries = 0; tries < 5; ++tries) {
     job.reset();
     network.reset();

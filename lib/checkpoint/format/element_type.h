@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// How an element is kept in a safetensors file: the names of the format, and which of them libfsdp computes with.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "fsdp.h"
+
+namespace fsdp::checkpoint {
+
+struct ElementType {
+  std::string_view name;
+  uint32_t bits;
+  fsdp_dtype dtype;  // 0: it can be told from others, and stored, but not converted
+};
+
+// Of every release of the format so far. The rows never move.
+inline constexpr ElementType element_types[] = {{"F32", 32, FSDP_FLOAT32},
+                                                {"BF16", 16, FSDP_BFLOAT16},
+                                                {"F16", 16, FSDP_FLOAT16},
+                                                {"F64", 64, 0},
+                                                {"BOOL", 8, 0},
+                                                {"U8", 8, 0},
+                                                {"I8", 8, 0},
+                                                {"U16", 16, 0},
+                                                {"I16", 16, 0},
+                                                {"U32", 32, 0},
+                                                {"I32", 32, 0},
+                                                {"U64", 64, 0},
+                                                {"I64", 64, 0},
+                                                {"C64", 64, 0},
+                                                {"F8_E4M3", 8, 0},
+                                                {"F8_E5M2", 8, 0},
+                                                {"F8_E4M3FNUZ", 8, 0},
+                                                {"F8_E5M2FNUZ", 8, 0},
+                                                {"F8_E8M0", 8, 0},
+                                                {"F6_E2M3", 6, 0},
+                                                {"F6_E3M2", 6, 0},
+                                                {"F4", 4, 0}};
+
+// NULL: there is none of that name.
+constexpr const ElementType *find_element_type(std::string_view name) {
+  for (const ElementType &type : element_types)
+    if (type.name == name) return &type;
+  return nullptr;
+}
+
+constexpr const ElementType &element_type(fsdp_dtype dtype) {
+  for (const ElementType &type : element_types)
+    if (type.dtype == dtype) return type;
+  return element_types[0];
+}
+
+// Of so many elements; nothing if that is no whole number of bytes or exceeds 64 bits.
+constexpr std::optional<uint64_t> stored_bytes(const ElementType &type, uint64_t count) {
+  uint64_t bits = 0;
+  if (__builtin_mul_overflow(count, type.bits, &bits) || bits % 8) return std::nullopt;
+  return bits / 8;
+}
+
+}  // namespace fsdp::checkpoint

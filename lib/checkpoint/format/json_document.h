@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// JSON from files that nobody vouches for. It is read by JSON for Modern C++, within limits, and every value is asked
+// for by what it must be. Where it is something else, the error says where: "shard-1.safetensors: /a/shape/0 is -1, not
+// a number of 0 or more".
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+
+namespace fsdp::checkpoint {
+
+// The file is no such thing, or is damaged.
+template <class... Args>
+[[noreturn]] void refuse_file(std::string_view file, fmt::format_string<Args...> format, Args &&...args) {
+  fail(FSDP_INVALID_ARGUMENT, "{}: {}", file, format_text(format, std::forward<Args>(args)...));
+}
+
+struct JsonLimits {
+  size_t depth = 16;
+  uint64_t values = 20'000'000;  // of all kinds, members of objects too
+};
+
+// A value, and where it is in which file: the views live as long as the document and the file's name.
+class JsonValue {
+ public:
+  JsonValue(const nlohmann::json &value, std::string_view file, std::string path = {})
+      : value_(value), file_(file), path_(std::move(path)) {}
+
+  uint64_t unsigned_number() const;
+  const std::string &text() const;
+  std::vector<uint64_t> unsigned_numbers(size_t most) const;
+  // Its elements in order; it must be an array.
+  template <class Visit>
+  void for_each_element(Visit visit) const {
+    require(value_.is_array(), "an array");
+    for (size_t i = 0; i < value_.size(); ++i) visit(JsonValue(value_[i], file_, path_ + "/" + std::to_string(i)));
+  }
+  template <class Visit>  // (name, value)
+  void for_each_member(Visit visit) const {
+    require(value_.is_object(), "an object");
+    for (const auto &[name, value] : value_.items()) visit(name, JsonValue(value, file_, path_ + "/" + name));
+  }
+  bool has(const char *name) const { return value_.is_object() && value_.contains(name); }
+  bool is_null() const { return value_.is_null(); }
+  size_t size() const { return value_.size(); }
+  JsonValue operator[](const char *name) const;
+  // Of an array, as which it was checked.
+  JsonValue element(size_t index) const { return {value_[index], file_, path_ + "/" + std::to_string(index)}; }
+  // Throws, saying what it must be, if it is not.
+  void require(bool is, std::string_view what) const;
+
+ private:
+  const nlohmann::json &value_;
+  std::string_view file_;
+  std::string path_;
+};
+
+// Refused: what is no JSON in UTF-8, names that come twice in one object, and what exceeds the limits.
+nlohmann::json parse_json(std::string_view text, std::string_view file, const JsonLimits &limits = {});
+
+}  // namespace fsdp::checkpoint

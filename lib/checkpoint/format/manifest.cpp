@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/format/manifest.h"
+
+#include <algorithm>
+#include <charconv>
+#include <set>
+
+#include "base/json.h"
+#include "checkpoint/format/json_document.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+constexpr const char *format_name = "libfsdp checkpoint";
+constexpr size_t cut_numbers = 3;
+constexpr size_t most_parts = 4096;  // they are compared in pairs
+
+// ---- text ----
+
+template <class Range, class Write>
+void append_list(std::string &text, const char *name, const Range &range, Write write) {
+  text += format_text("\"{}\":[", name);
+  bool first = true;
+  for (const auto &value : range) {
+    text += first ? "\n" : ",\n";
+    first = false;
+    write(value);
+  }
+  text += "]";
+}
+
+void append_part(std::string &text, const ManifestPart &part) {
+  text += format_text(R"({{"offset":[{}],"shape":[{}],"cuts":[)", fmt::join(part.box.offset, ","),
+                      fmt::join(part.box.shape, ","));
+  for (const RowCut &cut : part.cuts)
+    text += format_text("{}[{},{},{}]", text.ends_with('[') ? "" : ",", cut.first_file, cut.files, cut.rows);
+  text += "]}";
+}
+
+void append_tensor(std::string &text, const ManifestTensor &tensor) {
+  text += format_text(R"({{"name":{},"dtype":"{}","shape":[{}],"parts":[)", quote_json(tensor.name), tensor.type->name,
+                      fmt::join(tensor.shape, ","));
+  for (size_t i = 0; i < tensor.parts.size(); ++i) {
+    if (i) text += ',';
+    append_part(text, tensor.parts[i]);
+  }
+  text += "]}";
+}
+
+// ---- values ----
+
+uint32_t number32(const JsonValue &value) {
+  const uint64_t number = value.unsigned_number();
+  value.require(number <= UINT32_MAX, "a number of 32 bits");
+  return static_cast<uint32_t>(number);
+}
+
+bool is_plain(std::string_view name) {
+  const auto plain = [](unsigned char c) { return std::isalnum(c) || c == '.' || c == '_' || c == '-'; };
+  return !name.empty() && name[0] != '.' && name.size() <= 255 && std::ranges::all_of(name, plain);
+}
+
+// A name becomes a path: it must be one of a file that a checkpoint can have.
+bool is_file_name(std::string_view name) {
+  for (int folders = 0; folders < 3; ++folders) {
+    const size_t slash = name.find('/');
+    if (slash == name.npos) return is_plain(name);
+    if (!is_plain(name.substr(0, slash))) return false;
+    name.remove_prefix(slash + 1);
+  }
+  return false;
+}
+
+bool is_sum(std::string_view text) {
+  return text.size() == 32 && text.find_first_not_of("0123456789abcdef") == text.npos;
+}
+
+ManifestFile parse_file(const JsonValue &value) {
+  value.require(value.size() == 3, "[name, bytes, sum]");
+  ManifestFile file{value.element(0).text(), value.element(1).unsigned_number(), value.element(2).text()};
+  value.element(0).require(is_file_name(file.name), "the name of a file in this folder");
+  value.element(2).require(is_sum(file.header_sum), "a sum of 32 hexadecimal digits");
+  return file;
+}
+
+ManifestModel parse_model(const JsonValue &value) {
+  ManifestModel model{value["name"].text(), value["description"].text(), 0};
+  const std::string &hash = value["layout_hash"].text();
+  const auto [end, error] = std::from_chars(hash.data(), hash.data() + hash.size(), model.layout_hash, 16);
+  value["layout_hash"].require(hash.size() == 16 && error == std::errc() && end == hash.data() + hash.size(),
+                               "a hash of 16 hexadecimal digits");
+  return model;
+}
+
+RowCut parse_cut(const JsonValue &value, uint64_t files) {
+  const std::vector<uint64_t> numbers = value.unsigned_numbers(cut_numbers);
+  value.require(
+      numbers.size() == cut_numbers && numbers[1] > 0 && numbers[0] <= files && numbers[1] <= files - numbers[0],
+      format_text("[first file, files, rows] of {} files", files));
+  return {static_cast<uint32_t>(numbers[0]), static_cast<uint32_t>(numbers[1]), numbers[2]};
+}
+
+ManifestPart parse_part(const JsonValue &value, std::span<const uint64_t> shape, uint64_t files) {
+  ManifestPart part;
+  part.box = {value["offset"].unsigned_numbers(most_dimensions), value["shape"].unsigned_numbers(most_dimensions)};
+  bool inside = part.box.offset.size() == shape.size() && part.box.shape.size() == shape.size();
+  for (size_t d = 0; inside && d < shape.size(); ++d)
+    inside = part.box.offset[d] <= shape[d] && part.box.shape[d] <= shape[d] - part.box.offset[d];
+  value.require(inside, "a part of its tensor");
+  uint64_t rows = 0;
+  value["cuts"].for_each_element([&](const JsonValue &cut) {
+    part.cuts.push_back(parse_cut(cut, files));
+    const RowCut &added = part.cuts.back();
+    uint64_t more = 0;
+    cut.require(!__builtin_mul_overflow(added.rows, added.files, &more) && !__builtin_add_overflow(rows, more, &rows),
+                "rows that 64 bits can count");
+  });
+  value["cuts"].require(rows == part.rows(), format_text("cuts of all {} rows", part.rows()));
+  return part;
+}
+
+std::vector<uint64_t> parse_shape(const JsonValue &value) {
+  std::vector<uint64_t> shape = value.unsigned_numbers(most_dimensions);
+  uint64_t count = 1;
+  for (const uint64_t size : shape)
+    value.require(!__builtin_mul_overflow(count, size, &count), "a shape whose elements 64 bits can count");
+  return shape;
+}
+
+// Disjoint parts that together are as large as the tensor fill it.
+void check_parts(const ManifestTensor &tensor, const JsonValue &value) {
+  uint64_t count = 0;
+  for (const ManifestPart &part : tensor.parts)
+    value["parts"].require(!__builtin_add_overflow(count, part.box.count(), &count), "parts that fill the tensor");
+  value["parts"].require(count == whole(tensor.shape).count(), "parts that fill the tensor");
+  for (size_t i = 0; i < tensor.parts.size(); ++i)
+    for (size_t j = 0; j < i; ++j)
+      value["parts"].require(!intersect(tensor.parts[i].box, tensor.parts[j].box), "parts that do not overlap");
+}
+
+ManifestTensor parse_tensor(const JsonValue &value, uint64_t files) {
+  ManifestTensor tensor{
+      value["name"].text(), find_element_type(value["dtype"].text()), parse_shape(value["shape"]), {}};
+  value["dtype"].require(tensor.type, "an element type that is known");
+  value["parts"].require(value["parts"].size() <= most_parts, format_text("at most {} parts", most_parts));
+  value["parts"].for_each_element(
+      [&](const JsonValue &part) { tensor.parts.push_back(parse_part(part, tensor.shape, files)); });
+  check_parts(tensor, value);
+  return tensor;
+}
+
+template <class Values>
+void require_different_names(const Values &values, const JsonValue &list) {
+  std::set<std::string_view> names;
+  for (const auto &value : values)
+    list.require(names.insert(value.name).second, format_text("one with {} once", quote_json(value.name)));
+}
+
+Manifest parse_document(const JsonValue &value) {
+  Manifest manifest;
+  manifest.sequence = value["sequence"].unsigned_number();
+  manifest.step = value["step"].unsigned_number();
+  manifest.ranks = number32(value["ranks"]);
+  value["models"].for_each_element([&](const JsonValue &model) { manifest.models.push_back(parse_model(model)); });
+  value["files"].for_each_element([&](const JsonValue &file) { manifest.files.push_back(parse_file(file)); });
+  require_different_names(manifest.files, value["files"]);
+  value["tensors"].for_each_element(
+      [&](const JsonValue &tensor) { manifest.tensors.push_back(parse_tensor(tensor, manifest.files.size())); });
+  require_different_names(manifest.tensors, value["tensors"]);
+  value["keys"].for_each_member(
+      [&](const std::string &key, const JsonValue &text) { manifest.keys[key] = text.text(); });
+  return manifest;
+}
+
+}  // namespace
+
+void ManifestPart::add_rows(uint32_t file, uint64_t more) {
+  if (!cuts.empty()) {
+    RowCut &last = cuts.back();
+    if (last.rows == more && last.first_file + last.files == file) {
+      ++last.files;
+      return;
+    }
+  }
+  cuts.push_back({file, 1, more});
+}
+
+std::string write_manifest(const Manifest &manifest) {
+  std::string text = format_text("{{\"format\":\"{}\",\"version\":{},\"sequence\":{},\"step\":{},\"ranks\":{},\n",
+                                 format_name, manifest_version, manifest.sequence, manifest.step, manifest.ranks);
+  append_list(text, "models", manifest.models, [&](const ManifestModel &model) {
+    text += format_text(R"({{"name":{},"description":{},"layout_hash":"{:016x}"}})", quote_json(model.name),
+                        quote_json(model.description), model.layout_hash);
+  });
+  text += ",\n";
+  append_list(text, "tensors", manifest.tensors, [&](const ManifestTensor &tensor) { append_tensor(text, tensor); });
+  text += ",\n";
+  append_list(text, "files", manifest.files, [&](const ManifestFile &file) {
+    text += format_text("[{},{},\"{}\"]", quote_json(file.name), file.bytes, file.header_sum);
+  });
+  text += ",\n\"keys\":{";
+  for (const auto &[key, value] : manifest.keys)
+    text += format_text("{}{}:{}", text.ends_with('{') ? "" : ",", quote_json(key), quote_json(value));
+  return text + "}}\n";
+}
+
+Manifest parse_manifest(std::string_view text, std::string_view file) {
+  const nlohmann::json document = parse_json(text, file);
+  const JsonValue value(document, file);
+  value["format"].require(value["format"].text() == format_name, format_text("\"{}\"", format_name));
+  if (const uint64_t version = value["version"].unsigned_number(); version != manifest_version)
+    fail(FSDP_UNSUPPORTED, "{}: it is of version {} of the format; this release reads version {}", file, version,
+         manifest_version);
+  return parse_document(value);
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// The header of a safetensors file: eight bytes of length (little-endian), that much JSON, then the tensors' data
+// without holes. Read from anybody's file within limits, and written such that data starts where direct I/O wants it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/format/element_type.h"
+
+namespace fsdp::checkpoint {
+
+inline constexpr size_t length_bytes = 8;
+inline constexpr uint64_t longest_header = 100'000'000;  // bytes of JSON, as in safetensors itself
+
+struct StoredTensor {
+  std::string name;
+  const ElementType *type = nullptr;
+  std::vector<uint64_t> shape;
+  uint64_t begin = 0, end = 0;  // bytes, from the file's first data byte on
+
+  bool operator==(const StoredTensor &) const = default;
+};
+
+struct SafetensorsHeader {
+  std::vector<StoredTensor> tensors;  // as their data follows
+  std::map<std::string, std::string> metadata;
+  uint64_t data_offset = 0;  // in the file, of the first data byte
+
+  uint64_t data_bytes() const { return tensors.empty() ? 0 : tensors.back().end; }
+  const StoredTensor *find(std::string_view name) const;  // NULL: there is none
+};
+
+// The JSON's bytes, which must fit into the file.
+uint64_t read_header_length(std::span<const std::byte, length_bytes> first, uint64_t file_bytes, std::string_view file);
+// Of the JSON alone. Refused is what safetensors refuses: data with holes, overlaps or a rest, sizes that overflow or
+// do not match, names that come twice, types it does not know, more than 16 dimensions.
+SafetensorsHeader parse_header(std::string_view json, uint64_t file_bytes, std::string_view file);
+
+// The tensors' begin and end, one behind the other in their order.
+void place_tensors(SafetensorsHeader &header);
+// Length and JSON, with spaces behind it until the data starts at a multiple of `alignment`: data_offset bytes.
+std::string write_header(SafetensorsHeader &header, uint64_t alignment);
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/format/manifest.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "checkpoint/format/block_sums.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+const std::string some_sum = "0123456789abcdef0123456789abcdef";
+
+// Two ranks that have 32 and 64 rows of "w"; "v" in two parts of tensor parallelism; a scalar.
+Manifest small() {
+  Manifest manifest{.sequence = 3,
+                    .step = 1200,
+                    .ranks = 2,
+                    .models = {{"", "2 ranks", 0xab}},
+                    .files = {},
+                    .tensors = {},
+                    .keys = {{"run", "a \"b\""}}};
+  manifest.files = {{"shard-00001-model-00001-of-00001.safetensors", 8192, some_sum},
+                    {"shard-00002-model-00001-of-00001.safetensors", 12288, some_sum},
+                    {"optimizer/0000/shard-00001.safetensors", 0, some_sum}};
+  ManifestTensor w{"w", find_element_type("F32"), {96, 32}, {{whole(std::vector<uint64_t>{96, 32}), {}}}};
+  w.parts[0].add_rows(0, 32);
+  w.parts[0].add_rows(1, 64);
+  ManifestTensor v{
+      "v", find_element_type("BF16"), {4, 6}, {{{{0, 0}, {4, 2}}, {{0, 1, 4}}}, {{{0, 2}, {4, 4}}, {{0, 2, 2}}}}};
+  ManifestTensor s{"state.\xc3\xa4.step", find_element_type("F64"), {}, {{{{}, {}}, {{2, 1, 1}}}}};
+  manifest.tensors = {w, v, s};
+  return manifest;
+}
+
+TEST(Manifest, IsReadAsItWasWritten) {
+  EXPECT_EQ(parse_manifest(write_manifest(small()), "m"), small());
+  const Manifest nothing;
+  EXPECT_EQ(parse_manifest(write_manifest(nothing), "m"), nothing);
+}
+
+TEST(Manifest, RowsThatRanksCutAlikeAreOneRun) {
+  ManifestPart part;
+  part.add_rows(4, 10);
+  part.add_rows(5, 10);
+  part.add_rows(6, 10);
+  part.add_rows(7, 3);
+  part.add_rows(9, 3);  // not the next file
+  EXPECT_EQ(part.cuts, (std::vector<RowCut>{{4, 3, 10}, {7, 1, 3}, {9, 1, 3}}));
+}
+
+// One thing is changed in the text of a good manifest.
+struct Damage {
+  const char *name, *from, *to, *text;
+};
+
+void PrintTo(const Damage &what, std::ostream *out) { *out << what.name; }
+
+class Damages : public testing::TestWithParam<Damage> {};
+
+TEST_P(Damages, AreRefused) {
+  std::string text = write_manifest(small());
+  const size_t at = text.find(GetParam().from);
+  ASSERT_NE(at, std::string::npos);
+  text.replace(at, std::string_view(GetParam().from).size(), GetParam().to);
+  try {
+    parse_manifest(text, "here/checkpoint.json");
+    FAIL() << "it was read";
+  } catch (const Error &error) {
+    EXPECT_EQ(error.message.find("here/checkpoint.json: "), 0u);
+    EXPECT_NE(error.message.find(GetParam().text), std::string::npos) << error.message;
+  }
+}
+
+const Damage damages[] = {
+    {"format", "libfsdp checkpoint", "another one", "/format is a text, not \"libfsdp checkpoint\""},
+    {"version", "\"version\":1", "\"version\":2", "of version 2 of the format; this release reads version 1"},
+    {"missing", "\"step\":1200,", "", "/step is missing"},
+    {"twice", "\"step\":1200,", "\"step\":1,\"step\":2,", "\"step\" comes twice"},
+    {"negative", "\"step\":1200", "\"step\":-1200", "/step is -1200"},
+    {"ranks", "\"ranks\":2", "\"ranks\":4294967296", "not a number of 32 bits"},
+    {"cut_off", "\n\"keys\":{\"run\":\"a \\\"b\\\"\"}}", "", "ends being JSON"},
+    {"path_up", "optimizer/0000/shard", "optimizer/../shard", "/files/2/0 is a text, not the name of a file"},
+    {"absolute", "optimizer/0000/shard", "/ptimizer/0000/shard", "not the name of a file"},
+    {"hidden", "optimizer/0000/shard", ".ptimizer/0000/shard", "not the name of a file"},
+    {"deep", "optimizer/0000/shard", "o/t/m/zer/0000/shard", "not the name of a file"},
+    {"slash_at_end", "shard-00002-model-00001-of-00001.safetensors", "shard/", "not the name of a file"},
+    {"nul_in_name", "shard-00002", "shard\\u0000", "not the name of a file"},
+    {"same_file", "shard-00002", "shard-00001", "once"},
+    {"sum", "0123456789abcdef0123456789abcdef", "0123456789ABCDEF0123456789abcdef", "a sum of 32 hexadecimal digits"},
+    {"short_sum", "0123456789abcdef0123456789abcdef", "0123456789abcdef", "a sum of 32 hexadecimal digits"},
+    {"file_fields", ",8192,", ",", "[name, bytes, sum]"},
+    {"hash", "00000000000000ab", "00000000000000xb", "a hash of 16 hexadecimal digits"},
+    {"type", "\"BF16\"", "\"BF17\"", "/tensors/1/dtype is a text, not an element type"},
+    {"same_tensor", "\"name\":\"v\"", "\"name\":\"w\"", "once"},
+    {"rows_missing", "[1,1,64]", "[1,1,63]", "/tensors/0/parts/0/cuts is [[0,1,32],[1,1,63]], not cuts of all 96 rows"},
+    {"rows_too_many", "[1,1,64]", "[1,1,65]", "cuts of all 96 rows"},
+    {"rows_overflow", "[1,1,64]", "[0,2,9223372036854775808]", "not rows that 64 bits can count"},
+    {"no_such_file", "[1,1,64]", "[3,1,64]", "of 3 files"},
+    {"no_such_files", "[1,1,64]", "[2,2,32]", "of 3 files"},
+    {"no_files", "[1,1,64]", "[1,0,64]", "of 3 files"},
+    {"cut_numbers", "[1,1,64]", "[1,1,64,0]", "an array of at most 3 numbers"},
+    {"overlap", "\"offset\":[0,2],\"shape\":[4,4]", "\"offset\":[0,1],\"shape\":[4,4]", "parts that do not overlap"},
+    {"outside", "\"offset\":[0,2],\"shape\":[4,4]", "\"offset\":[0,3],\"shape\":[4,4]", "a part of its tensor"},
+    {"part_missing", "\"offset\":[0,2],\"shape\":[4,4]", "\"offset\":[0,2],\"shape\":[4,3]",
+     "parts that fill the tensor"},
+    {"other_dimensions", "\"offset\":[0,2],\"shape\":[4,4]", "\"offset\":[0],\"shape\":[4]", "a part of its tensor"},
+    {"shape_overflows", "\"shape\":[4,6],", "\"shape\":[4294967296,4294967296],",
+     "not a shape whose elements 64 bits can count"},
+    {"key", "\"keys\":{\"run\":", "\"keys\":{\"run\":1,\"r\":", "/keys/run is 1, not a text"}};
+
+INSTANTIATE_TEST_SUITE_P(Manifest, Damages, testing::ValuesIn(damages),
+                         [](const auto &info) { return std::string(info.param.name); });
+
+// 10,000 tensors on 16,384 ranks, each rank with a part of each group of ten: what a rank has of a tensor is told by
+// runs, so that most of the text is one line for each file.
+TEST(Manifest, StaysSmallOnManyRanks) {
+  constexpr uint32_t ranks = 16'384, tensors = 10'000;
+  Manifest manifest{.sequence = 1, .step = 1, .ranks = ranks, .models = {}, .files = {}, .tensors = {}, .keys = {}};
+  for (const char *kind : {"", "optimizer/0000/"})
+    for (uint32_t r = 0; r < ranks; ++r)
+      manifest.files.push_back(
+          {format_text("{}shard-{:05}-model-00001-of-00001.safetensors", kind, r + 1), 1 << 30, some_sum});
+  for (uint32_t t = 0; t < tensors; ++t)
+    for (const char *name :
+         {"model.layers.{}.weight", "state.model.layers.{}.exp_avg", "state.model.layers.{}.exp_avg_sq"}) {
+      // A tenth of the ranks, with a short piece at either end.
+      const uint32_t first = t % 10 * 1638, rows = 4 * 1636 + 3;
+      ManifestPart part{whole(std::vector<uint64_t>{rows, 4096}), {}};
+      const uint32_t files = *name == 's' ? ranks : 0;
+      part.add_rows(files + first, 1);
+      for (uint32_t r = 1; r < 1637; ++r) part.add_rows(files + first + r, 4);
+      part.add_rows(files + first + 1637, 2);
+      manifest.tensors.push_back({format_text(fmt::runtime(name), t), find_element_type("F32"), {rows, 4096}, {part}});
+    }
+  const std::string text = write_manifest(manifest);
+  EXPECT_LE(text.size(), uint64_t{64} << 20);
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(parse_manifest(text, "m"), manifest);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  fmt::print("{:.1f} MiB, read in {:.2f} s\n", static_cast<double>(text.size()) / (1 << 20), took.count());
+}
+
+TEST(BlockSums, AreOfEachMebibyteWhateverThePieces) {
+  std::vector<std::byte> data((5 << 20) / 2 + 17);
+  for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i * 2654435761U >> 13);
+  const std::span<const std::byte> bytes = data;
+  const std::vector<uint64_t> wanted{sum_of(bytes.first(1 << 20)), sum_of(bytes.subspan(1 << 20, 1 << 20)),
+                                     sum_of(bytes.subspan(2 << 20))};
+  EXPECT_EQ(block_count(data.size()), 3u);
+  for (const size_t piece : {size_t{1000}, size_t{1} << 20, size_t{4096}, data.size()}) {
+    BlockSums sums;
+    for (size_t at = 0; at < data.size(); at += piece) sums.add(bytes.subspan(at, std::min(piece, data.size() - at)));
+    EXPECT_EQ(sums.finish(), wanted) << piece;
+    EXPECT_TRUE(sums.finish().empty());
+  }
+  EXPECT_EQ(block_count(0), 0u);
+}
+
+// As xxHash's own tests have them: of no bytes, XXH3 is this.
+TEST(BlockSums, AreXxh3) {
+  EXPECT_EQ(sum_of({}), 0x2D06800538D394C2U);
+  EXPECT_EQ(long_sum_of(""), "99aa06d3014798d86001c324468d497f");
+}
+
+TEST(BlockSums, TextIsOfOneLength) {
+  const std::vector<uint64_t> sums{0, UINT64_MAX, 0xab};
+  EXPECT_EQ(format_sums(sums), "0000000000000000ffffffffffffffff00000000000000ab");
+  EXPECT_EQ(parse_sums(format_sums(sums), 3, "f"), sums);
+  EXPECT_THROW(parse_sums(format_sums(sums), 2, "f"), Error);
+  EXPECT_THROW(parse_sums("00000000000000x0", 1, "f"), Error);
+  EXPECT_THROW(parse_sums("-000000000000010", 1, "f"), Error);
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint
