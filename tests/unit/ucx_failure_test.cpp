@@ -2,11 +2,15 @@
 // Messages over UCX that cannot complete: who is to blame is named, in bounded time, and nothing is left under way.
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 
+#include <atomic>
+#include <barrier>
 #include <csignal>
+#include <latch>
 
-#include "comm/fd.h"
+#include "base/fd.h"
 #include "net_ranks.h"
 
 namespace fsdp::comm::test {
@@ -36,12 +40,16 @@ uint16_t free_port() {
 std::vector<Error> errors_of(uint32_t size, const std::function<void(NetRank &)> &body,
                              const RankOptions &options = {}) {
   std::vector<Error> seen(size, Error(FSDP_OK, ""));
+  std::barrier bodies(size);
   run_threads(
       size,
       [&](Rank &rank) {
-        NetRank mine(rank);
-        seen[rank.rank()] = error_of([&] { body(mine); });
-        rank.meet();
+        std::unique_ptr<NetRank> mine;
+        seen[rank.rank()] = error_of([&] {
+          mine = std::make_unique<NetRank>(rank);
+          body(*mine);
+        });
+        bodies.arrive_and_wait();  // one that left earlier would be what fails the others
       },
       options);
   return seen;
@@ -124,20 +132,24 @@ TEST(UcxFailure, ARefusedConnectionIsTriedAgain) {
 
 TEST(UcxFailure, TimeoutNamesWhoHasNotCome) {
   RankOptions options;
-  options.timeout_ms = 1500;
+  options.timeout_ms = 3000;
+  std::latch over(2);
   const auto seen = errors_of(
       3,
-      [](NetRank &mine) {
+      [&over](NetRank &mine) {
         MessageBench bench = mine.bench();
-        if (mine.rank.rank() == 1) return std::this_thread::sleep_for(2500ms);
-        bench.communicator->barrier({1, "layer.3"}, *bench.stream);
-        bench.finish();
+        if (mine.rank.rank() == 1) return over.wait();
+        // On the caller's thread: where its stream came late, the caller would time out first.
+        const Error error = error_of(
+            [&] { bench.communicator->barrier({1, "layer.3"}, mine.rank.device->caller_stream(nullptr)); });
+        over.arrive_and_wait();
+        throw error;
       },
       options);
   for (const uint32_t r : {0, 2}) {
     EXPECT_EQ(seen[r].status, FSDP_TIMEOUT);
     EXPECT_EQ(seen[r].rank, 1);
-    EXPECT_EQ(seen[r].message, "barrier of 'layer.3' (#0): rank 1 has not come within 1500 ms");
+    EXPECT_EQ(seen[r].message, "barrier of 'layer.3' (#0): rank 1 has not come within 3000 ms");
   }
 }
 
@@ -181,7 +193,10 @@ TEST(UcxFailure, AnEarlyEndIsAMismatch) {
 }
 
 TEST(UcxFailure, ADeadRankIsNamed) {
-  const auto codes = await_processes(start_processes(3, [](Rank &rank) {
+  void *memory = ::mmap(nullptr, sizeof(std::atomic<int>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  auto &survivors = *new (memory) std::atomic<int>(0);
+  const auto codes = await_processes(start_processes(3, [&survivors](Rank &rank) {
     NetRank mine(rank);
     MessageBench bench = mine.bench();
     std::vector<float> values(4'000'000, 1.0F);
@@ -197,12 +212,17 @@ TEST(UcxFailure, ADeadRankIsNamed) {
         bench.finish();
       }
     });
+    const double seconds = seconds_since(start);
+    // One that left earlier would be what fails the other.
+    ++survivors;
+    for (int ms = 0; survivors < 2 && ms < 10'000; ++ms) std::this_thread::sleep_for(1ms);
     require(error.status == FSDP_PEER_FAILED && error.rank == 1, error.message);
     require(error.message.find("rank 1 cannot be reached: UCX") != std::string::npos, error.message);
     require(error.origin == FSDP_ORIGIN_UCX && error.origin_code < 0, fmt::format("origin {}", error.origin));
-    require(seconds_since(start) < patience_seconds, "the death was noticed late");
+    require(seconds < patience_seconds, "the death was noticed late");
   }));
   EXPECT_EQ(codes, (std::vector<int>{0, -SIGKILL, 0}));
+  ::munmap(memory, sizeof survivors);
 }
 
 // One rank's failure ends its call at any point; its net then ends in bounded time, and so do its peers' calls.

@@ -19,7 +19,7 @@ namespace {
 using fsdp::fail;
 
 void enter_namespace(const std::string &name) {
-  const fsdp::comm::Fd file(::open(("/run/netns/" + name).c_str(), O_RDONLY | O_CLOEXEC));
+  const fsdp::Fd file(::open(("/run/netns/" + name).c_str(), O_RDONLY | O_CLOEXEC));
   if (!file || ::setns(file.get(), CLONE_NEWNET) != 0)
     fsdp::fail_errno(errno, "network namespace '" + name + "' (made by: ip netns add; entering it takes root)");
   // UCX looks for devices in /sys, which shows those of the namespace that mounted it.

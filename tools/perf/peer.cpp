@@ -62,7 +62,7 @@ PeerJob::PeerJob(std::string name, std::vector<std::string> command)
   command.push_back(directory_of_this_program() + "/fsdp-perf-mpi");
   command.push_back(fmt::format("/proc/{}/fd/{}", owner_, file_.get()));
   process_ = start(command);
-  process_fd_ = fsdp::comm::Fd(static_cast<int>(::syscall(SYS_pidfd_open, process_, 0)));
+  process_fd_ = fsdp::Fd(static_cast<int>(::syscall(SYS_pidfd_open, process_, 0)));
   void *data = ::mmap(nullptr, sizeof(peer_memory), PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(), 0);
   if (!process_fd_ || data == MAP_FAILED) {
     ::kill(process_, SIGTERM);

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/fd.h"
+#include "base/fd.h"
 #include "perf/bench.h"
 #include "perf/peer_memory.h"
 
@@ -40,7 +40,7 @@ class PeerJob {
 
   std::string name_;
   int owner_, process_ = -1;
-  fsdp::comm::Fd file_, process_fd_;
+  fsdp::Fd file_, process_fd_;
   peer_memory *memory_ = nullptr;
 };
 

@@ -33,7 +33,7 @@ uint64_t moved(ssize_t result, const char *what) {
 }  // namespace
 
 void RawSocket::listen() {
-  listener_ = fsdp::comm::Fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  listener_ = fsdp::Fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in any{};
   any.sin_family = AF_INET;
   check(::bind(listener_.get(), reinterpret_cast<sockaddr *>(&any), sizeof any) == 0, "bind");
@@ -46,12 +46,12 @@ void RawSocket::listen() {
 void RawSocket::accept() {
   pollfd ready{listener_.get(), POLLIN, 0};
   if (::poll(&ready, 1, 10'000) != 1) fsdp::fail(FSDP_TIMEOUT, "the raw socket: rank 1 does not connect");
-  connection_ = fsdp::comm::Fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  connection_ = fsdp::Fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
   prepare();
 }
 
 void RawSocket::connect(const std::string &address, uint16_t port) {
-  connection_ = fsdp::comm::Fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  connection_ = fsdp::Fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in to{};
   to.sin_family = AF_INET;
   to.sin_port = htons(port);

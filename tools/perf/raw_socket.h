@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "comm/fd.h"
+#include "base/fd.h"
 
 namespace perf {
 
@@ -24,7 +24,7 @@ class RawSocket {
  private:
   void prepare();
 
-  fsdp::comm::Fd listener_, connection_;
+  fsdp::Fd listener_, connection_;
   uint16_t port_ = 0;
 };
 

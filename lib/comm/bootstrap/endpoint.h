@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/failure.h"
-#include "comm/fd.h"
+#include "base/fd.h"
 
 namespace fsdp::comm {
 

@@ -7,8 +7,8 @@
 #include <optional>
 #include <span>
 
+#include "base/fd.h"
 #include "comm/bootstrap/wire.h"
-#include "comm/fd.h"
 
 namespace fsdp::comm {
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/fd.h"
+#include "base/fd.h"
 #include "comm/shm/links.h"
 
 namespace fsdp::comm {

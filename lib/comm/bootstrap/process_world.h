@@ -10,10 +10,10 @@
 #include <memory>
 #include <string>
 
+#include "base/fd.h"
 #include "comm/bootstrap/roster.h"
 #include "comm/bootstrap/vigil.h"
 #include "comm/communicator.h"
-#include "comm/fd.h"
 #include "comm/shm/links.h"
 
 namespace fsdp::comm {

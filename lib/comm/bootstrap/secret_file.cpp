@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "comm/fd.h"
+#include "base/fd.h"
 
 namespace fsdp::comm {
 namespace {

@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/fd.h"
 #include "base/library_thread.h"
-#include "comm/fd.h"
 #include "comm/nccl/cuda.h"
 
 namespace fsdp::comm::nccl {

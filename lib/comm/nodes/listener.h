@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "comm/fd.h"
+#include "base/fd.h"
 
 namespace fsdp::comm {
 

@@ -8,7 +8,7 @@
 #include <optional>
 #include <span>
 
-#include "comm/fd.h"
+#include "base/fd.h"
 
 namespace fsdp::comm {
 

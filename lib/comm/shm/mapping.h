@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <string>
 
+#include "base/fd.h"
 #include "comm/access.h"
-#include "comm/fd.h"
 
 namespace fsdp::comm {
 

@@ -8,7 +8,7 @@
 #include <atomic>
 #include <memory>
 
-#include "comm/fd.h"
+#include "base/fd.h"
 #include "comm/shm/seat.h"
 
 namespace fsdp::comm {

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "comm/fd.h"
+#include "base/fd.h"
 
 namespace fsdp::comm {
 

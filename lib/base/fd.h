@@ -7,7 +7,7 @@
 
 #include <utility>
 
-namespace fsdp::comm {
+namespace fsdp {
 
 class Fd {
  public:
@@ -33,4 +33,4 @@ class Fd {
   int fd_ = -1;
 };
 
-}  // namespace fsdp::comm
+}  // namespace fsdp
