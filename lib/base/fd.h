@@ -25,6 +25,7 @@ class Fd {
     fd_ = fd;
   }
   int get() const noexcept { return fd_; }
+  int release() noexcept { return std::exchange(fd_, -1); }
   explicit operator bool() const noexcept { return fd_ >= 0; }
   // Empty, with errno set, if it fails.
   Fd duplicate() const noexcept { return Fd(::fcntl(fd_, F_DUPFD_CLOEXEC, 0)); }

@@ -95,7 +95,7 @@ std::vector<uint64_t> JsonValue::unsigned_numbers(size_t most) const {
   return numbers;
 }
 
-JsonValue JsonValue::operator[](const char *name) const {
+JsonValue JsonValue::operator[](const std::string &name) const {
   require(value_.is_object(), "an object");
   if (!value_.contains(name)) refuse_file(file_, "{}/{} is missing", path_, name);
   return {value_[name], file_, path_ + "/" + name};

@@ -45,10 +45,9 @@ class JsonValue {
     require(value_.is_object(), "an object");
     for (const auto &[name, value] : value_.items()) visit(name, JsonValue(value, file_, path_ + "/" + name));
   }
-  bool has(const char *name) const { return value_.is_object() && value_.contains(name); }
   bool is_null() const { return value_.is_null(); }
   size_t size() const { return value_.size(); }
-  JsonValue operator[](const char *name) const;
+  JsonValue operator[](const std::string &name) const;
   // Of an array, as which it was checked.
   JsonValue element(size_t index) const { return {value_[index], file_, path_ + "/" + std::to_string(index)}; }
   // Throws, saying what it must be, if it is not.

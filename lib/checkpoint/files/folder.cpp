@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/files/folder.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "base/error.h"
+#include "checkpoint/files/aligned_bytes.h"
+#include "checkpoint/files/folder_tree.h"
+#include "checkpoint/files/in_file.h"
+#include "checkpoint/files/owner.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+constexpr uint64_t longest_manifest = uint64_t{1} << 30;
+
+void make_path(const std::string &path) {
+  for (size_t slash = path.find('/', 1); slash != path.npos; slash = path.find('/', slash + 1))
+    ::mkdir(path.substr(0, slash).c_str(), 0700);  // open() says what is wrong
+  ::mkdir(path.c_str(), 0700);
+}
+
+bool is_checkpoint_name(const std::string &name) { return name.starts_with("step-"); }
+
+}  // namespace
+
+std::string step_name(uint64_t step) { return format_text("step-{:010}", step); }
+
+Folder Folder::make(const std::string &path) {
+  make_path(path);
+  return Folder(path);
+}
+
+Folder::Folder(std::string path)
+    : path_(std::move(path)), fd_(::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+  if (!fd_) fail_errno(errno, format_text("{}: cannot be opened as a folder", path_));
+}
+
+Manifest Folder::read_manifest(const std::string &name) const {
+  const std::string path = shown(name);
+  const Fd folder(::openat(fd(), name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!folder) fail_errno(errno, format_text("{}: cannot be opened as a folder", path));
+  const InFile file(folder.get(), manifest_name, path + "/" + manifest_name);
+  if (file.bytes() > longest_manifest)
+    fail(FSDP_INVALID_ARGUMENT, "{}: has {} bytes, of at most {}", file.shown(), file.bytes(), longest_manifest);
+  const AlignedBytes buffer(InFile::needed_for(0, file.bytes()));
+  const auto text = file.read(0, file.bytes(), buffer.bytes());
+  return parse_manifest({reinterpret_cast<const char *>(text.data()), text.size()}, file.shown());
+}
+
+std::vector<FolderEntry> Folder::list(std::vector<std::string> *problems) const {
+  std::vector<FolderEntry> entries;
+  for (const std::string &name : list_folder(fd(), path_)) {
+    if (!is_checkpoint_name(name)) continue;
+    try {
+      entries.push_back({name, read_manifest(name)});
+    } catch (const Error &error) {
+      if (error.status == FSDP_OUT_OF_MEMORY) throw;
+      if (problems) problems->push_back(error.message);
+    }
+  }
+  std::ranges::sort(entries, [](const FolderEntry &a, const FolderEntry &b) {
+    return std::tie(a.manifest.sequence, a.name) > std::tie(b.manifest.sequence, b.name);
+  });
+  return entries;
+}
+
+std::vector<std::string> Folder::remove_leftovers() const {
+  std::vector<std::string> removed;
+  for (const std::string &name : list_folder(fd(), path_)) {
+    if (!is_abandoned(fd(), name)) continue;
+    remove_tree(fd(), name, shown(name));
+    removed.push_back(name);
+  }
+  return removed;
+}
+
+void Folder::remove(const std::string &name) const {
+  NewCheckpoint grave(*this);
+  const std::string inside = grave.temporary_name() + "/" + name;
+  if (::renameat(fd(), name.c_str(), fd(), inside.c_str()) != 0)
+    fail_errno(errno, format_text("{}: removing it", shown(name)));
+}
+
+}  // namespace fsdp::checkpoint

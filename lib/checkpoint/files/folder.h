@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// A folder of checkpoints. What is being written lies in `.tmp-ID`, whose owner holds a lock as long as it lives; it
+// gets its name, and is one of the folder's checkpoints, at once and when it is whole.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "checkpoint/format/manifest.h"
+
+namespace fsdp::checkpoint {
+
+struct FolderEntry {
+  std::string name;  // step-0000001200
+  Manifest manifest;
+};
+
+class Folder {
+ public:
+  // Made if it is not there, and so are those above it. All of these throw SYSTEM with the path, the deed and errno.
+  static Folder make(const std::string &path);
+  explicit Folder(std::string path);
+
+  const std::string &path() const { return path_; }
+  int fd() const { return fd_.get(); }
+  std::string shown(const std::string &name) const { return path_ + "/" + name; }
+
+  // Those with a valid manifest, the newest first. Why others are passed over is added to `problems`, if that is given.
+  std::vector<FolderEntry> list(std::vector<std::string> *problems = nullptr) const;
+  // Of the checkpoint of that name: throws what is wrong with it.
+  Manifest read_manifest(const std::string &name) const;
+  // What jobs that no longer live were writing is removed. Returns the names.
+  std::vector<std::string> remove_leftovers() const;
+  // With all that is in it, through `.tmp-ID`: never half of it under its name.
+  void remove(const std::string &name) const;
+
+ private:
+  std::string path_;
+  Fd fd_;
+};
+
+// A checkpoint on its way. Until commit() it has no name; without one it is removed.
+class NewCheckpoint {
+ public:
+  // By one rank, which lives as long as it is written: it alone commits.
+  explicit NewCheckpoint(const Folder &folder);
+  // By the others: must see within `patience_ms` what the first one made, or the folder is not shared.
+  NewCheckpoint(const Folder &folder, const std::string &id, uint32_t patience_ms);
+  ~NewCheckpoint();
+  NewCheckpoint(const NewCheckpoint &) = delete;
+  NewCheckpoint &operator=(const NewCheckpoint &) = delete;
+
+  std::string temporary_name() const { return ".tmp-" + id_; }
+
+  const std::string &id() const { return id_; }
+  int fd() const { return fd_.get(); }
+  std::string shown(const std::string &name) const { return folder_.shown(temporary_name()) + "/" + name; }
+  // A folder inside, open; made if it is not there.
+  Fd make_folder(const std::string &name) const;
+  // All files are on the disk: so is the manifest now, and the checkpoint has its name. What had that name before is
+  // gone with `replace`; without, INVALID_STATE.
+  void commit(const std::string &name, const std::string &manifest, bool replace);
+
+ private:
+  void give_name(const std::string &name, bool replace);
+
+  const Folder &folder_;
+  std::string id_;
+  Fd fd_, owner_;
+  bool owns_ = false;
+};
+
+// step-0000001200
+std::string step_name(uint64_t step);
+
+}  // namespace fsdp::checkpoint

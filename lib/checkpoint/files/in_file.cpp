@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/files/in_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/files/aligned_bytes.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+uint64_t page_of(uint64_t offset) { return offset / io_alignment * io_alignment; }
+
+bool leave_direct(int fd) {
+  const int flags = ::fcntl(fd, F_GETFL);
+  return flags >= 0 && flags & O_DIRECT && ::fcntl(fd, F_SETFL, flags & ~O_DIRECT) == 0;
+}
+
+}  // namespace
+
+// O_NONBLOCK: opening a pipe would wait for somebody who writes.
+InFile::InFile(int folder, const std::string &name, std::string shown) : shown_(std::move(shown)) {
+  constexpr int flags = O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
+  fd_ = Fd(::openat(folder, name.c_str(), flags | O_DIRECT));
+  if (!fd_ && errno == EINVAL) fd_ = Fd(::openat(folder, name.c_str(), flags));
+  struct stat status {};
+  if (!fd_ || ::fstat(fd_.get(), &status) != 0) fail_errno(errno, format_text("{}: cannot be opened", shown_));
+  if (!S_ISREG(status.st_mode))
+    throw Error(FSDP_SYSTEM, format_text("{}: is no regular file", shown_), -1, FSDP_ORIGIN_OS, EINVAL);
+  bytes_ = static_cast<uint64_t>(status.st_size);
+}
+
+uint64_t InFile::needed_for(uint64_t offset, uint64_t count) {
+  return round_up(offset + count, io_alignment) - page_of(offset);
+}
+
+std::span<const std::byte> InFile::read(uint64_t offset, uint64_t count, std::span<std::byte> buffer) const {
+  const uint64_t first = page_of(offset), skipped = offset - first;
+  read_pages(first, buffer.first(needed_for(offset, count)), skipped + count);
+  return buffer.subspan(skipped, count);
+}
+
+void InFile::read_pages(uint64_t offset, std::span<std::byte> to, uint64_t needed) const {
+  for (uint64_t done = 0; done < needed;) {
+    const ssize_t got = ::pread(fd_.get(), to.data() + done, to.size() - done, static_cast<off_t>(offset + done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EINVAL && leave_direct(fd_.get())) continue;
+    if (got < 0) fail_errno(errno, format_text("{}: reading {} bytes at {}", shown_, to.size() - done, offset + done));
+    if (got == 0)
+      throw Error(FSDP_SYSTEM, format_text("{}: ends after {} bytes, and had {}", shown_, offset + done, bytes_), -1,
+                  FSDP_ORIGIN_OS, EIO);
+    done += static_cast<uint64_t>(got);
+    if (done % io_alignment) leave_direct(fd_.get());  // the rest begins inside a page
+  }
+}
+
+}  // namespace fsdp::checkpoint

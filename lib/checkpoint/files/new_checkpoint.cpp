@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "base/error.h"
+#include "checkpoint/files/aligned_bytes.h"
+#include "checkpoint/files/folder.h"
+#include "checkpoint/files/folder_tree.h"
+#include "checkpoint/files/out_file.h"
+#include "checkpoint/files/owner.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::string make_id() {
+  uint64_t random[2];
+  if (::getrandom(random, sizeof random, 0) != static_cast<ssize_t>(sizeof random))
+    fail_errno(errno, "random numbers for the name of a checkpoint");
+  return format_text("{:016x}{:016x}", random[0], random[1]);
+}
+
+void write_text(int folder, const std::string &name, const std::string &shown, const std::string &text) {
+  const AlignedBytes buffer(text.size());
+  std::memcpy(buffer.bytes().data(), text.data(), text.size());
+  std::memset(buffer.bytes().data() + text.size(), 0, buffer.bytes().size() - text.size());
+  OutFile file(folder, name, shown);
+  file.write(0, buffer.bytes());
+  file.finish(text.size());
+}
+
+}  // namespace
+
+NewCheckpoint::NewCheckpoint(const Folder &folder) : folder_(folder), id_(make_id()) {
+  const std::string unowned = unowned_prefix + id_, shown = folder_.shown(unowned);
+  if (::mkdirat(folder_.fd(), unowned.c_str(), 0700) != 0)
+    fail_errno(errno, format_text("{}: making the folder", shown));
+  fd_ = open_folder(folder_.fd(), unowned, shown);
+  owner_ = make_owner(fd_.get(), id_, shown);
+  if (::renameat(folder_.fd(), unowned.c_str(), folder_.fd(), temporary_name().c_str()) != 0)
+    fail_errno(errno, format_text("{}: renaming it to {}", shown, temporary_name()));
+  owns_ = true;
+}
+
+// Names that another host made come late where folders are cached.
+NewCheckpoint::NewCheckpoint(const Folder &folder, const std::string &id, uint32_t patience_ms)
+    : folder_(folder), id_(id) {
+  const auto end = Clock::now() + std::chrono::milliseconds(patience_ms);
+  do {
+    fd_ = Fd(::openat(folder_.fd(), temporary_name().c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    if (fd_ && read_owner(fd_.get()) == id_) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  } while (Clock::now() < end);
+  fail(FSDP_INVALID_STATE, "{}: the folder is not shared: this host does not see {}, which the first rank made there",
+       folder_.path(), temporary_name());
+}
+
+NewCheckpoint::~NewCheckpoint() {
+  if (!owns_) return;
+  try {
+    remove_tree(folder_.fd(), temporary_name(), folder_.shown(temporary_name()));
+  } catch (const Error &) {  // the next job removes it
+  }
+}
+
+Fd NewCheckpoint::make_folder(const std::string &name) const {
+  if (::mkdirat(fd(), name.c_str(), 0700) != 0 && errno != EEXIST)
+    fail_errno(errno, format_text("{}: making the folder", shown(name)));
+  return open_folder(fd(), name, shown(name));
+}
+
+void NewCheckpoint::commit(const std::string &name, const std::string &manifest, bool replace) {
+  write_text(fd(), manifest_name, shown(manifest_name), manifest);
+  sync_tree(fd(), shown("."));
+  if (::unlinkat(fd(), owner_name, 0) != 0) fail_errno(errno, format_text("{}: removing it", shown(owner_name)));
+  give_name(name, replace);
+  sync_folder(folder_.fd(), folder_.path());
+}
+
+// A rename never lands on a checkpoint that is there: it fails, or both names are exchanged at once.
+void NewCheckpoint::give_name(const std::string &name, bool replace) {
+  const std::string from = temporary_name();
+  int result = ::renameat2(folder_.fd(), from.c_str(), folder_.fd(), name.c_str(), RENAME_NOREPLACE);
+  if (result != 0 && errno == EINVAL) result = ::renameat(folder_.fd(), from.c_str(), folder_.fd(), name.c_str());
+  if (result == 0) {
+    owns_ = false;
+    return;
+  }
+  if (errno != EEXIST && errno != ENOTEMPTY)
+    fail_errno(errno, format_text("{}: giving it the name {}", folder_.shown(from), name));
+  if (!replace) fail(FSDP_INVALID_STATE, "{}: there is a checkpoint of that name already", folder_.shown(name));
+  if (::renameat2(folder_.fd(), from.c_str(), folder_.fd(), name.c_str(), RENAME_EXCHANGE) != 0)
+    fail_errno(errno, format_text("{}: exchanging it for {}", folder_.shown(name), from));
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/files/owner.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <ctime>
+
+#include "base/error.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+constexpr time_t day_s = 24 * 60 * 60;
+
+// Of the open file (F_OFD_SETLK), all of it. errno tells why not.
+bool take_lock(int fd) {
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  return ::fcntl(fd, F_OFD_SETLK, &lock) == 0;
+}
+
+bool is_a_day_old(int folder) {
+  struct stat status {};
+  return ::fstat(folder, &status) == 0 && std::time(nullptr) - status.st_mtime > day_s;
+}
+
+}  // namespace
+
+Fd make_owner(int folder, const std::string &text, const std::string &shown) {
+  Fd file(::openat(folder, owner_name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (!file) fail_errno(errno, format_text("{}/{}: cannot be created", shown, owner_name));
+  if (!take_lock(file.get()) && (errno == EAGAIN || errno == EACCES))
+    fail_errno(errno, format_text("{}/{}: another job has its lock", shown, owner_name));
+  if (::write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()))
+    fail_errno(errno, format_text("{}/{}: writing it", shown, owner_name));
+  return file;
+}
+
+std::string read_owner(int folder) {
+  const Fd file(::openat(folder, owner_name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+  char text[256];
+  const ssize_t size = file ? ::read(file.get(), text, sizeof text) : 0;
+  return {text, static_cast<size_t>(size > 0 ? size : 0)};
+}
+
+bool is_abandoned(int parent, const std::string &name) {
+  const bool unowned = name.starts_with(unowned_prefix);
+  if (!unowned && !name.starts_with(temporary_prefix)) return false;
+  const Fd folder(::openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!folder) return false;
+  if (unowned) return is_a_day_old(folder.get());
+  const Fd owner(::openat(folder.get(), owner_name, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+  if (!owner) return errno == ENOENT && is_a_day_old(folder.get());
+  return take_lock(owner.get());
+}
+
+}  // namespace fsdp::checkpoint

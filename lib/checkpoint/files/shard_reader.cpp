@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/files/shard_reader.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/json.h"
+#include "checkpoint/format/json_document.h"
+#include "checkpoint/format/shard_file.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+std::string_view text_of(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char *>(bytes.data()), bytes.size()};
+}
+
+std::string read_header_bytes(const InFile &file) {
+  const AlignedBytes first(io_alignment);
+  const uint64_t some = std::min<uint64_t>(file.bytes(), length_bytes);
+  std::array<std::byte, length_bytes> length{};
+  std::ranges::copy(file.read(0, some, first.bytes()), length.begin());
+  const uint64_t bytes = length_bytes + read_header_length(length, file.bytes(), file.shown());
+  const AlignedBytes buffer(InFile::needed_for(0, bytes));
+  return std::string(text_of(file.read(0, bytes, buffer.bytes())));
+}
+
+}  // namespace
+
+ShardReader::ShardReader(int folder, const std::string &name, std::string shown)
+    : file_(folder, name, std::move(shown)) {
+  const std::string bytes = read_header_bytes(file_);
+  header_ = parse_header(std::string_view(bytes).substr(length_bytes), file_.bytes(), file_.shown());
+  header_sum_ = long_sum_of(bytes);
+  offsets_ = saved_offsets(header_, file_.shown());
+  sums_ = read_sums(header_, file_.shown());
+}
+
+// The tensors that a damaged block is of, which is what their owner wants to know.
+void ShardReader::refuse_block(const ByteRange &block) const {
+  std::string names;
+  for (const StoredTensor &tensor : header_.tensors)
+    if (tensor.begin < block.end && block.begin < tensor.end)
+      names += (names.empty() ? "" : ", ") + quote_json(tensor.name);
+  refuse_file(file_.shown(), "bytes {} to {}, of {}, are not what was written there", header_.data_offset + block.begin,
+              header_.data_offset + block.end, names);
+}
+
+// At most a chunk, from the beginning of a block to the end of one.
+std::span<const std::byte> ShardReader::read_blocks(const ByteRange &range, std::span<std::byte> buffer) const {
+  const auto bytes = file_.read(header_.data_offset + range.begin, range.end - range.begin, buffer);
+  for (uint64_t at = range.begin; !sums_.empty() && at < range.end; at += block_bytes) {
+    const uint64_t end = std::min(at + block_bytes, range.end);
+    if (sum_of(bytes.subspan(at - range.begin, end - at)) != sums_[at / block_bytes]) refuse_block({at, end});
+  }
+  return bytes;
+}
+
+uint64_t ShardReader::verify(std::span<std::byte> buffer) const {
+  const uint64_t bytes = header_.data_bytes();
+  for (uint64_t at = 0; at < bytes; at += chunk_bytes) read_blocks({at, std::min(at + chunk_bytes, bytes)}, buffer);
+  return bytes;
+}
+
+// Reads on as runs, which come in the file's order, ask for it.
+class ShardReader::Chunk {
+ public:
+  Chunk(const ShardReader &reader, const WantedRuns &runs, std::span<std::byte> buffer)
+      : reader_(reader), buffer_(buffer), ranges_(blocks_of(runs, block_bytes, reader.header_.data_bytes())) {}
+
+  // From `at` on, up to `end` or the end of what is read at once.
+  std::span<const std::byte> get(uint64_t at, uint64_t end) {
+    if (at >= now_.end) move_to(at);
+    return bytes_.subspan(at - now_.begin, std::min(end, now_.end) - at);
+  }
+  uint64_t bytes_read() const { return bytes_read_; }
+
+ private:
+  void move_to(uint64_t at) {
+    while (ranges_[next_].end <= at) ++next_;
+    const uint64_t begin = std::max(ranges_[next_].begin, at / block_bytes * block_bytes);
+    now_ = {begin, std::min(begin + chunk_bytes, ranges_[next_].end)};
+    bytes_ = reader_.read_blocks(now_, buffer_);
+    bytes_read_ += bytes_.size();
+  }
+
+  const ShardReader &reader_;
+  std::span<std::byte> buffer_;
+  std::vector<ByteRange> ranges_;
+  size_t next_ = 0;
+  ByteRange now_{0, 0};
+  std::span<const std::byte> bytes_;
+  uint64_t bytes_read_ = 0;
+};
+
+// An element of a foreign file may lie across two chunks: its first bytes wait for the rest.
+ShardReader::Counts ShardReader::read(std::span<const WantedBox> wanted, std::span<std::byte> buffer,
+                                      const TakeElements &take) const {
+  const WantedRuns runs(header_, offsets_, wanted);
+  Chunk chunk(*this, runs, buffer);
+  runs.for_each([&](const WantedRun &run) {
+    const uint32_t element = header_.tensors[wanted[run.wanted].tensor].type->bits / 8;
+    std::array<std::byte, 8> cut;
+    uint64_t in_cut = 0, to = run.to;
+    for (uint64_t at = run.begin; at < run.end;) {
+      auto some = chunk.get(at, in_cut ? at + element - in_cut : run.end);
+      at += some.size();
+      const uint64_t whole = in_cut ? 0 : some.size() / element * element;
+      if (whole) take(run.wanted, to, some.first(whole)), to += whole / element;
+      some = some.subspan(whole);
+      std::ranges::copy(some, cut.begin() + static_cast<ptrdiff_t>(in_cut));
+      in_cut += some.size();
+      if (in_cut == element) take(run.wanted, to++, std::span(cut).first(element)), in_cut = 0;
+    }
+  });
+  return {runs.bytes(), chunk.bytes_read()};
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Takes boxes of tensors out of a safetensors file: the blocks that contain them are read once each, and verified where
+// the file has sums.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/files/aligned_bytes.h"
+#include "checkpoint/files/in_file.h"
+#include "checkpoint/format/block_sums.h"
+#include "checkpoint/format/safetensors.h"
+#include "checkpoint/format/wanted_bytes.h"
+
+namespace fsdp::checkpoint {
+
+// Elements of a box, as the file has them: `to` is the first one's place where the box is kept.
+using TakeElements = std::function<void(uint32_t wanted, uint64_t to, std::span<const std::byte> elements)>;
+
+class ShardReader {
+ public:
+  // Blocks that are read at once.
+  static constexpr uint64_t chunk_bytes = 8 * block_bytes;
+  // Memory that read() needs.
+  static constexpr uint64_t buffer_bytes = chunk_bytes + 2 * io_alignment;
+
+  // Reads and checks the header. INVALID_ARGUMENT, naming the file, where it is damaged.
+  ShardReader(int folder, const std::string &name, std::string shown);
+
+  const SafetensorsHeader &header() const { return header_; }
+  uint64_t file_bytes() const { return file_.bytes(); }
+  // As a manifest has it.
+  const std::string &header_sum() const { return header_sum_; }
+  // Where each tensor lies in the whole one.
+  const std::vector<std::vector<uint64_t>> &offsets() const { return offsets_; }
+
+  struct Counts {
+    uint64_t wanted = 0, read = 0;  // bytes
+  };
+  // Boxes in the order of the header's tensors. INVALID_ARGUMENT, naming file, tensor and bytes, where a block is not
+  // what was written; then some has been taken already.
+  Counts read(std::span<const WantedBox> wanted, std::span<std::byte> buffer, const TakeElements &take) const;
+  // All blocks, without taking anything: what differs from its sum is an error as above.
+  uint64_t verify(std::span<std::byte> buffer) const;
+
+ private:
+  class Chunk;
+  std::span<const std::byte> read_blocks(const ByteRange &range, std::span<std::byte> buffer) const;
+  [[noreturn]] void refuse_block(const ByteRange &block) const;
+
+  InFile file_;
+  SafetensorsHeader header_;
+  std::string header_sum_;
+  std::vector<std::vector<uint64_t>> offsets_;
+  std::vector<uint64_t> sums_;  // empty: the file has none
+};
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/files/shard_writer.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "checkpoint/files/out_file.h"
+#include "checkpoint/format/block_sums.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+// What a body of a thread throws, as one of ours.
+template <class Body>
+std::optional<Error> error_of(Body body) noexcept {
+  try {
+    body();
+    return std::nullopt;
+  } catch (const Error &error) {
+    return error;
+  } catch (const std::exception &) {
+    return Error(FSDP_OUT_OF_MEMORY, "no memory to save");
+  }
+}
+
+}  // namespace
+
+ShardWriter::ShardWriter(std::vector<ShardToWrite> shards) : shards_(std::move(shards)), staging_(staging_bytes) {
+  for (size_t i = 0; i < staging_blocks; ++i) free_.push_back(i);
+  for (const ShardToWrite &shard : shards_)
+    total_bytes_ += shard.file.header.data_offset + shard.file.header.data_bytes();
+}
+
+void ShardWriter::give_up(const Error &why) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_.emplace(why);
+  }
+  changed_.notify_all();
+}
+
+std::vector<WrittenShard> ShardWriter::result() const {
+  const std::lock_guard lock(mutex_);
+  if (failure_) throw *failure_;
+  return written_;
+}
+
+// ---- the packing thread ----
+
+void ShardWriter::pack() noexcept {
+  const std::optional<Error> error = error_of([&] {
+    for (size_t i = 0; i < shards_.size(); ++i) pack_shard(i);
+  });
+  if (error) give_up(*error);
+  {
+    const std::lock_guard lock(mutex_);
+    packed_.store(true, std::memory_order_release);
+  }
+  changed_.notify_all();
+}
+
+void ShardWriter::await_packed() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return is_packed(); });
+}
+
+void ShardWriter::pack_shard(size_t number) {
+  ShardToWrite &shard = shards_[number];
+  SafetensorsHeader &header = shard.file.header;
+  BlockSums sums;
+  for (uint64_t at = 0; at < header.data_bytes(); at += staging_block) {
+    const std::optional<size_t> staging = take_free();
+    if (!staging) return;
+    const uint64_t bytes = std::min(staging_block, header.data_bytes() - at);
+    const std::span<std::byte> block = staging_.bytes().subspan(*staging * staging_block, staging_block);
+    fill(shard, at, block.first(bytes));
+    std::memset(block.data() + bytes, 0, round_up(bytes, io_alignment) - bytes);
+    sums.add(block.first(bytes));
+    hand_over({number, header.data_offset + at, bytes, *staging, {}});
+  }
+  hand_over({number, 0, 0, 0, write_shard_header(header, sums.finish())});
+}
+
+// The data bytes from `at` on, of as many tensors as they are of.
+void ShardWriter::fill(const ShardToWrite &shard, uint64_t at, std::span<std::byte> block) const {
+  const std::vector<StoredTensor> &tensors = shard.file.header.tensors;
+  auto tensor = std::ranges::upper_bound(tensors, at, {}, &StoredTensor::end);
+  while (!block.empty()) {
+    const size_t some = std::min<uint64_t>(block.size(), tensor->end - at);
+    if (some) shard.rows[static_cast<size_t>(tensor - tensors.begin())](at - tensor->begin, block.first(some));
+    block = block.subspan(some);
+    at += some;
+    ++tensor;
+  }
+}
+
+std::optional<size_t> ShardWriter::take_free() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return failure_ || !free_.empty(); });
+  if (failure_) return std::nullopt;
+  const size_t staging = free_.back();
+  free_.pop_back();
+  return staging;
+}
+
+void ShardWriter::hand_over(Block block) {
+  {
+    const std::lock_guard lock(mutex_);
+    full_.push_back(std::move(block));
+  }
+  changed_.notify_all();
+}
+
+// ---- the writing thread ----
+
+void ShardWriter::write() noexcept {
+  if (const std::optional<Error> error = error_of([&] { write_shards(); })) give_up(*error);
+}
+
+void ShardWriter::write_shards() {
+  for (const ShardToWrite &shard : shards_) {
+    OutFile file(shard.folder, shard.name, shard.shown);
+    while (true) {
+      const std::optional<Block> block = take_full();
+      if (!block) return;
+      if (!block->header.empty()) {
+        const AlignedBytes header(block->header.size());
+        std::memcpy(header.bytes().data(), block->header.data(), block->header.size());
+        file.write(0, header.bytes());
+        const uint64_t bytes = block->header.size() + shard.file.header.data_bytes();
+        file.finish(bytes);
+        const std::lock_guard lock(mutex_);
+        written_.push_back({bytes, long_sum_of(block->header)});
+        written_bytes_ += block->header.size();
+        break;
+      }
+      file.write(block->offset,
+                 staging_.bytes().subspan(block->staging * staging_block, round_up(block->bytes, io_alignment)));
+      written_bytes_ += block->bytes;
+      give_back(block->staging);
+    }
+  }
+}
+
+std::optional<ShardWriter::Block> ShardWriter::take_full() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return failure_ || !full_.empty(); });
+  if (failure_) return std::nullopt;
+  Block block = std::move(full_.front());
+  full_.pop_front();
+  return block;
+}
+
+void ShardWriter::give_back(size_t staging) {
+  {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(staging);
+  }
+  changed_.notify_all();
+}
+
+}  // namespace fsdp::checkpoint

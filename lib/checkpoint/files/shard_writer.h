@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Brings a rank's part of a checkpoint to the disk. One thread copies it, block by block, out of where it lives, and
+// sums it; another writes the blocks that are full. So the memory that is copied may change as soon as the first thread
+// is through, however slow the disk is.
+//
+//   where it lives --packing thread--> a block of four --writing thread--> file          header: last, since it has the
+//   sums
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "checkpoint/files/aligned_bytes.h"
+#include "checkpoint/format/shard_file.h"
+
+namespace fsdp::checkpoint {
+
+// Bytes [first, first + to.size()) of a tensor's rows. Called on the packing thread, in rising order, each byte once.
+using ReadRows = std::function<void(uint64_t first, std::span<std::byte> to)>;
+
+struct ShardToWrite {
+  int folder;         // open until the writing ends
+  std::string name;   // in it
+  std::string shown;  // for messages
+  ShardFile file;
+  std::vector<ReadRows> rows;  // of the header's tensors, in their order
+};
+
+// Of a file that is on the disk.
+struct WrittenShard {
+  uint64_t bytes = 0;
+  std::string header_sum;
+};
+
+class ShardWriter {
+ public:
+  static constexpr uint64_t staging_block = uint64_t{8} << 20;
+  static constexpr size_t staging_blocks = 4;
+  // What a rank needs for it, whatever it writes.
+  static constexpr uint64_t staging_bytes = staging_blocks * staging_block;
+
+  explicit ShardWriter(std::vector<ShardToWrite> shards);
+
+  // Each is the body of a thread, and returns when its work is done or given up. The first error ends both.
+  void pack() noexcept;
+  void write() noexcept;
+  // From any thread: both return soon, though not before a call into the file system that they are in does.
+  void give_up(const Error &why) noexcept;
+
+  // All has been copied, or never will be.
+  bool is_packed() const { return packed_.load(std::memory_order_acquire); }
+  // Returns when it is so. Any thread.
+  void await_packed();
+  uint64_t bytes_written() const { return written_bytes_.load(std::memory_order_relaxed); }
+  uint64_t bytes_in_all() const { return total_bytes_; }
+  // After both threads have returned: the files, or why there are none.
+  std::vector<WrittenShard> result() const;
+
+ private:
+  struct Block {
+    size_t shard;
+    uint64_t offset;  // in the file
+    uint64_t bytes;   // 0: the file's data is complete
+    size_t staging;   // which block
+    std::string header;
+  };
+  void pack_shard(size_t number);
+  void fill(const ShardToWrite &shard, uint64_t at, std::span<std::byte> block) const;
+  std::optional<size_t> take_free();
+  void hand_over(Block block);
+  std::optional<Block> take_full();
+  void give_back(size_t staging);
+  void write_shards();
+
+  std::vector<ShardToWrite> shards_;
+  AlignedBytes staging_;
+  uint64_t total_bytes_ = 0;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Block> full_;
+  std::vector<size_t> free_;
+  std::optional<Error> failure_;
+  std::vector<WrittenShard> written_;
+  std::atomic<bool> packed_{false};
+  std::atomic<uint64_t> written_bytes_{0};
+};
+
+}  // namespace fsdp::checkpoint

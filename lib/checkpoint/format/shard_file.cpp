@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/format/shard_file.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/json.h"
+#include "checkpoint/format/block_sums.h"
+#include "checkpoint/format/json_document.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+constexpr const char *sharding_key = "DCP_SHARDING_INFO";
+constexpr const char *offsets_key = "saved_offsets";
+constexpr const char *sums_key = "libfsdp.sums";
+
+// One entry for every tensor: PyTorch cannot read the folder where one is missing.
+std::string sharding_text(std::span<const ShardTensor> tensors, std::span<const uint32_t> order) {
+  std::string text = "{";
+  for (const uint32_t index : order)
+    text += format_text(R"({}{}:{{"{}":[{}]}})", text.size() > 1 ? "," : "", quote_json(tensors[index].name),
+                        offsets_key, fmt::join(tensors[index].box.offset, ","));
+  return text + "}";
+}
+
+}  // namespace
+
+ShardFile plan_shard_file(std::span<const ShardTensor> tensors) {
+  ShardFile file;
+  file.order.resize(tensors.size());
+  std::iota(file.order.begin(), file.order.end(), 0);
+  std::ranges::stable_sort(file.order, std::greater<>(), [&](uint32_t index) { return tensors[index].type->bits; });
+  for (const uint32_t index : file.order)
+    file.header.tensors.push_back({tensors[index].name, tensors[index].type, tensors[index].box.shape});
+  place_tensors(file.header);
+  file.header.metadata = {{"DCP_VERSION", "1.0"}, {"format", "pt"}, {sharding_key, sharding_text(tensors, file.order)}};
+  write_shard_header(file.header, std::vector<uint64_t>(block_count(file.header.data_bytes())));
+  return file;
+}
+
+std::string write_shard_header(SafetensorsHeader &header, std::span<const uint64_t> sums) {
+  header.metadata[sums_key] = format_sums(sums);
+  return write_header(header, data_alignment);
+}
+
+std::vector<std::vector<uint64_t>> saved_offsets(const SafetensorsHeader &header, std::string_view file) {
+  std::vector<std::vector<uint64_t>> all;
+  const auto found = header.metadata.find(sharding_key);
+  const bool says = found != header.metadata.end();
+  const nlohmann::json document = says ? parse_json(found->second, file) : nlohmann::json();
+  for (const StoredTensor &tensor : header.tensors) {
+    all.emplace_back(tensor.shape.size());
+    if (!says) continue;
+    const JsonValue offsets = JsonValue(document, file)[tensor.name][offsets_key];
+    all.back() = offsets.unsigned_numbers(most_dimensions);
+    offsets.require(all.back().size() == tensor.shape.size(), format_text("{} numbers", tensor.shape.size()));
+  }
+  return all;
+}
+
+std::vector<uint64_t> read_sums(const SafetensorsHeader &header, std::string_view file) {
+  const auto found = header.metadata.find(sums_key);
+  if (found == header.metadata.end()) return {};
+  return parse_sums(found->second, block_count(header.data_bytes()), file);
+}
+
+std::string shard_name(uint32_t rank) {
+  return format_text("shard-{:05}-model-00001-of-00001.safetensors", uint64_t{rank} + 1);
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files and folders of checkpoints on real file systems, and with every one of their system calls failing or being the
+// process's last.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "base/error.h"
+#include "checkpoint/files/aligned_bytes.h"
+#include "checkpoint/files/folder.h"
+#include "checkpoint/files/folder_tree.h"
+#include "checkpoint/files/in_file.h"
+#include "checkpoint/files/out_file.h"
+#include "checkpoint/files/owner.h"
+#include "system_faults.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using test::FaultScope;
+using test::SystemFault;
+using Way = SystemFault::Way;
+
+// A folder of this test's, on the disk or in memory: where tmpfs has no direct I/O, the other way is taken.
+class Files : public testing::TestWithParam<const char *> {
+ protected:
+  Files() {
+    std::string name = std::string(GetParam()) + "/checkpoint-files-XXXXXX";
+    path = ::mkdtemp(name.data());
+    folder = Fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  }
+  ~Files() override { fs::remove_all(path); }
+
+  std::string text_of(const std::string &name) const {
+    std::ifstream file(path + "/" + name, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  void put(const std::string &name, const std::string &text) const { std::ofstream(path + "/" + name) << text; }
+
+  std::string path;
+  Fd folder;
+};
+
+INSTANTIATE_TEST_SUITE_P(On, Files, testing::Values("/var/tmp", "/dev/shm"),
+                         [](const auto &info) { return std::string(info.index ? "Memory" : "Disk"); });
+
+template <class Body>
+Error error_of(Body body) {
+  try {
+    body();
+  } catch (const Error &error) {
+    return error;
+  }
+  return Error(FSDP_OK, "no error");
+}
+
+bool has(const Error &error, const std::string &text) {
+  if (error.message.find(text) != std::string::npos) return true;
+  std::printf("# '%s' lacks '%s'\n", error.message.c_str(), text.c_str());
+  return false;
+}
+
+std::string random_text(size_t size) {
+  std::minstd_rand random(static_cast<uint32_t>(size));
+  std::string text(size, '\0');
+  for (char &c : text) c = static_cast<char>(random() >> 8);
+  return text;
+}
+
+void write_file(int folder, const std::string &name, const std::string &shown, const std::string &text) {
+  const AlignedBytes buffer(text.size());
+  std::memcpy(buffer.bytes().data(), text.data(), text.size());
+  OutFile file(folder, name, shown);
+  file.write(0, buffer.bytes());
+  file.finish(text.size());
+}
+
+TEST_P(Files, HoldWhatWasWrittenAndNoMore) {
+  for (const size_t size : {0, 1, 4095, 4096, 4097, 100'000}) {
+    const std::string name = "f" + std::to_string(size), text = random_text(size);
+    write_file(folder.get(), name, "shown", text);
+    EXPECT_EQ(text_of(name), text);
+    struct stat status {};
+    ASSERT_EQ(::stat((path + "/" + name).c_str(), &status), 0);
+    EXPECT_EQ(status.st_mode & 0777, 0600u);
+  }
+}
+
+TEST_P(Files, AreNewOnes) {
+  put("there", "x");
+  ASSERT_EQ(::symlink("elsewhere", (path + "/link").c_str()), 0);
+  for (const char *name : {"there", "link"}) {
+    const Error error = error_of([&] { OutFile(folder.get(), name, "a/file"); });
+    EXPECT_EQ(error.status, FSDP_SYSTEM);
+    EXPECT_EQ(error.origin_code, EEXIST);
+    EXPECT_TRUE(has(error, "a/file: cannot be created: File exists"));
+  }
+  EXPECT_EQ(text_of("there"), "x");
+}
+
+TEST_P(Files, AreReadFromAnyByteOn) {
+  const std::string text = random_text(50'001);
+  put("f", text);
+  const InFile file(folder.get(), "f", "f");
+  EXPECT_EQ(file.bytes(), text.size());
+  for (const auto &[offset, count] : std::vector<std::pair<uint64_t, uint64_t>>{
+           {0, 50'001}, {0, 1}, {4095, 2}, {4096, 4096}, {8191, 12'290}, {50'000, 1}, {49'000, 1001}, {77, 0}}) {
+    const AlignedBytes buffer(InFile::needed_for(offset, count));
+    const auto bytes = file.read(offset, count, buffer.bytes());
+    EXPECT_EQ(std::string(reinterpret_cast<const char *>(bytes.data()), bytes.size()), text.substr(offset, count));
+  }
+}
+
+// A pipe without a writer would hold an ordinary open up for ever.
+TEST_P(Files, AreNothingElse) {
+  ASSERT_EQ(::mkfifo((path + "/pipe").c_str(), 0600), 0);
+  ASSERT_EQ(::mkdir((path + "/folder").c_str(), 0700), 0);
+  put("there", "x");
+  ASSERT_EQ(::symlink("there", (path + "/link").c_str()), 0);
+  EXPECT_TRUE(has(error_of([&] { InFile(folder.get(), "pipe", "a/pipe"); }), "a/pipe: is no regular file"));
+  EXPECT_TRUE(has(error_of([&] { InFile(folder.get(), "folder", "a/folder"); }), "a/folder: "));
+  EXPECT_TRUE(has(error_of([&] { InFile(folder.get(), "link", "a/link"); }), "a/link: cannot be opened: "));
+  EXPECT_TRUE(has(error_of([&] { InFile(folder.get(), "none", "a/none"); }), "a/none: cannot be opened: No such file"));
+}
+
+TEST_P(Files, CutOffWhileTheyAreReadAreToldSo) {
+  put("f", random_text(20'000));
+  const InFile file(folder.get(), "f", "a/file");
+  fs::resize_file(path + "/f", 9000);
+  const AlignedBytes buffer(20'480);
+  EXPECT_TRUE(
+      has(error_of([&] { file.read(0, 20'000, buffer.bytes()); }), "a/file: ends after 9000 bytes, and had 20000"));
+}
+
+TEST_P(Files, AreWholeThoughCallsDoAPartOrAreInterrupted) {
+  const std::string text = random_text(40'000);
+  for (const int code : {EINTR, EINVAL, 0}) {
+    const std::string name = "f" + std::to_string(code);
+    {
+      const FaultScope fault({code ? Way::fails : Way::does_a_part, 0, code, "pwrite"});
+      write_file(folder.get(), name, name, text);
+      EXPECT_TRUE(fault.happened());
+    }
+    EXPECT_EQ(text_of(name), text);
+    const InFile file(folder.get(), name, name);
+    const AlignedBytes buffer(InFile::needed_for(10, 30'000));
+    const FaultScope fault({code ? Way::fails : Way::does_a_part, 0, code, "pread"});
+    const auto bytes = file.read(10, 30'000, buffer.bytes());
+    EXPECT_TRUE(fault.happened());
+    EXPECT_EQ(std::memcmp(bytes.data(), text.data() + 10, bytes.size()), 0);
+  }
+}
+
+// ---- folders ----
+
+Manifest manifest_of(uint64_t sequence, uint64_t step) {
+  Manifest manifest;
+  manifest.sequence = sequence;
+  manifest.step = step;
+  return manifest;
+}
+
+// A checkpoint of two files, one of them in a folder.
+void save(const std::string &path, uint64_t sequence, uint64_t step, bool replace = false) {
+  const Folder folder = Folder::make(path);
+  folder.remove_leftovers();
+  NewCheckpoint checkpoint(folder);
+  write_file(checkpoint.fd(), "shard", checkpoint.shown("shard"), random_text(9000 + step));
+  const Fd inside = checkpoint.make_folder("optimizer");
+  write_file(inside.get(), "shard", checkpoint.shown("optimizer/shard"), random_text(5000 + step));
+  checkpoint.commit(step_name(step), write_manifest(manifest_of(sequence, step)), replace);
+}
+
+// What must hold whenever somebody looks: each checkpoint that has a name is whole.
+std::vector<uint64_t> whole_steps(const std::string &path) {
+  std::vector<std::string> problems;
+  std::vector<uint64_t> steps;
+  for (const FolderEntry &entry : Folder(path).list(&problems)) {
+    const uint64_t step = entry.manifest.step;
+    EXPECT_EQ(entry.name, step_name(step));
+    const auto text = [&](const std::string &name) {
+      std::ifstream file(path + "/" + entry.name + "/" + name, std::ios::binary);
+      return std::string{std::istreambuf_iterator<char>(file), {}};
+    };
+    EXPECT_EQ(text("shard"), random_text(9000 + step));
+    EXPECT_EQ(text("optimizer/shard"), random_text(5000 + step));
+    steps.push_back(step);
+  }
+  EXPECT_TRUE(problems.empty()) << problems[0];
+  return steps;
+}
+
+size_t entries(const std::string &path) {
+  return static_cast<size_t>(std::distance(fs::directory_iterator(path), fs::directory_iterator{}));
+}
+
+TEST_P(Files, OfAFolderAreListedTheNewestFirst) {
+  const std::string runs = path + "/not/yet/there";
+  save(runs, 1, 30);
+  save(runs, 2, 10);  // went back to an earlier step
+  save(runs, 3, 20);
+  EXPECT_EQ(whole_steps(runs), (std::vector<uint64_t>{20, 10, 30}));
+  EXPECT_EQ(entries(runs), 3u);
+  std::ofstream(runs + "/step-0000000020/checkpoint.json") << "{";
+  fs::remove(runs + "/step-0000000010/checkpoint.json");
+  std::vector<std::string> problems;
+  EXPECT_EQ(Folder(runs).list(&problems).size(), 1u);
+  EXPECT_EQ(problems.size(), 2u);
+}
+
+TEST_P(Files, OfACheckpointThatIsThereAreReplacedOnlyOnRequest) {
+  save(path, 1, 5);
+  const Error error = error_of([&] { save(path, 2, 5); });
+  EXPECT_EQ(error.status, FSDP_INVALID_STATE);
+  EXPECT_TRUE(has(error, path + "/step-0000000005: there is a checkpoint of that name already"));
+  EXPECT_EQ(Folder(path).list().at(0).manifest.sequence, 1u);
+  EXPECT_EQ(entries(path), 1u);
+  save(path, 2, 5, true);
+  EXPECT_EQ(Folder(path).list().at(0).manifest.sequence, 2u);
+  EXPECT_EQ(whole_steps(path), std::vector<uint64_t>{5});
+  EXPECT_EQ(entries(path), 1u);
+}
+
+TEST_P(Files, OfAFolderThatIsNotSharedAreNotSeen) {
+  const Folder here = Folder::make(path + "/here"), there = Folder::make(path + "/there");
+  const NewCheckpoint first(here);
+  EXPECT_EQ(NewCheckpoint(here, first.id(), 10'000).shown("f"), first.shown("f"));
+  const Error error = error_of([&] { NewCheckpoint(there, first.id(), 50); });
+  EXPECT_TRUE(has(error, path + "/there: the folder is not shared: this host does not see .tmp-" + first.id()));
+}
+
+TEST_P(Files, OfAnotherLivingJobAreLeftAlone) {
+  const Folder folder = Folder::make(path);
+  const NewCheckpoint living(folder);
+  const NewCheckpoint member(folder, living.id(), 10'000);
+  EXPECT_TRUE(folder.remove_leftovers().empty());
+  ASSERT_EQ(::mkdir((path + "/.tmp-not-owned").c_str(), 0700), 0);
+  ASSERT_EQ(::mkdir((path + "/.new-not-owned").c_str(), 0700), 0);
+  EXPECT_TRUE(folder.remove_leftovers().empty());
+  const timespec old[2] = {{::time(nullptr) - 100'000, 0}, {::time(nullptr) - 100'000, 0}};
+  ASSERT_EQ(::utimensat(AT_FDCWD, (path + "/.tmp-not-owned").c_str(), old, 0), 0);
+  EXPECT_EQ(folder.remove_leftovers(), std::vector<std::string>{".tmp-not-owned"});
+  EXPECT_EQ(entries(path), 2u);
+}
+
+TEST_P(Files, OfACheckpointAreRemovedWithItsNameFirst) {
+  save(path, 1, 1);
+  save(path, 2, 2);
+  Folder(path).remove(step_name(1));
+  EXPECT_EQ(whole_steps(path), std::vector<uint64_t>{2});
+  EXPECT_EQ(entries(path), 1u);
+  EXPECT_TRUE(has(error_of([&] { Folder(path).remove(step_name(1)); }), "step-0000000001: removing it: No such file"));
+  EXPECT_EQ(entries(path), 1u);
+}
+
+// A link inside leads nowhere: what it names stays.
+TEST_P(Files, BehindLinksAreNotRemoved) {
+  fs::create_directories(path + "/outside/inner");
+  put("outside/inner/kept", "x");
+  fs::create_directory(path + "/tree");
+  fs::create_symlink(path + "/outside", path + "/tree/link");
+  remove_tree(folder.get(), "tree", "tree");
+  EXPECT_FALSE(fs::exists(path + "/tree"));
+  EXPECT_EQ(text_of("outside/inner/kept"), "x");
+}
+
+// ---- every call ----
+
+int calls_of_a_save(const std::string &path) {
+  const FaultScope count({});
+  save(path, 1, 1);
+  return count.calls();
+}
+
+TEST_P(Files, SurviveEveryFailedCall) {
+  const int calls = calls_of_a_save(path + "/count");
+  ASSERT_GT(calls, 25);
+  const std::string runs = path + "/runs";
+  for (const int code : {ENOSPC, EIO, EDQUOT, EROFS})
+    for (int at = 0; at < calls; ++at) {
+      fs::remove_all(runs);
+      save(runs, 1, 1);
+      Error error(FSDP_OK, "");
+      std::string call;
+      {
+        const FaultScope fault({Way::fails, at, code, ""});
+        error = error_of([&] { save(runs, 2, 2); });
+        call = fault.what();
+      }
+      const std::vector<uint64_t> steps = whole_steps(runs);
+      EXPECT_TRUE(steps == std::vector<uint64_t>{1} || steps == (std::vector<uint64_t>{2, 1})) << call << " " << at;
+      if (error.status != FSDP_OK) {
+        EXPECT_EQ(error.status, FSDP_SYSTEM) << error.message;
+        EXPECT_EQ(error.origin_code, code) << error.message;
+        EXPECT_TRUE(has(error, runs)) << call << " " << at;
+      } else {
+        EXPECT_EQ(steps[0], 2u) << call << " " << at;
+      }
+      save(runs, 3, 3);  // the next one succeeds
+      EXPECT_EQ(whole_steps(runs)[0], 3u);
+    }
+}
+
+TEST_P(Files, SurviveADeathAtEveryCall) {
+  const int calls = calls_of_a_save(path + "/count");
+  const std::string runs = path + "/runs";
+  for (const Way way : {Way::kills_before, Way::kills_after})
+    for (int at = 0; at < calls; ++at) {
+      fs::remove_all(runs);
+      save(runs, 1, 1);
+      const pid_t child = ::fork();
+      if (child == 0) {
+        const FaultScope fault({way, at, 0, ""});
+        save(runs, 2, 1 + static_cast<uint64_t>(at % 2), true);
+        ::_exit(0);
+      }
+      int status = 0;
+      ASSERT_EQ(::waitpid(child, &status, 0), child);
+      EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 99) << at;
+      const std::vector<uint64_t> steps = whole_steps(runs);
+      EXPECT_TRUE(!steps.empty() && (steps.back() == 1 || steps[0] == 2)) << at;
+      save(runs, 3, 3);
+      EXPECT_EQ(whole_steps(runs)[0], 3u);
+      for (const auto &entry : fs::directory_iterator(runs)) {
+        const std::string name = entry.path().filename();
+        EXPECT_TRUE(name.starts_with("step-") || name.starts_with(".new-") || !fs::exists(entry.path() / owner_name))
+            << name;
+      }
+    }
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// Both names of a call are defined here; with this macro the C library would make one of them an alias of the other.
+#undef _FILE_OFFSET_BITS
+
+#include "system_faults.h"
+
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdarg>
+#include <mutex>
+
+namespace fsdp::test {
+namespace {
+
+std::mutex mutex;
+bool active = false;
+SystemFault fault;
+int count = 0;
+const char *hit = nullptr;
+
+using Way = SystemFault::Way;
+
+// What this call is to suffer.
+Way next(const char *call) {
+  const std::lock_guard lock(mutex);
+  if (!active || (!fault.call.empty() && fault.call != call)) return Way::none;
+  if (count++ != fault.at || fault.way == Way::none) return Way::none;
+  hit = call;
+  return fault.way;
+}
+
+// The system call as it is, or as the fault has it. A part is of the `part` bytes that `less` is told.
+template <class Whole, class Less>
+long suffer(const char *call, Whole whole, Less less) {
+  switch (next(call)) {
+    case Way::fails: errno = fault.code; return -1;
+    case Way::does_a_part: return less();
+    case Way::kills_before: ::_exit(99);
+    case Way::kills_after: whole(); ::_exit(99);
+    default: return whole();
+  }
+}
+
+template <class Whole>
+long suffer(const char *call, Whole whole) {
+  return suffer(call, whole, whole);
+}
+
+}  // namespace
+
+FaultScope::FaultScope(SystemFault what) {
+  const std::lock_guard lock(mutex);
+  fault = std::move(what);
+  count = 0, hit = nullptr, active = true;
+}
+FaultScope::~FaultScope() {
+  const std::lock_guard lock(mutex);
+  active = false;
+}
+int FaultScope::calls() const { return count; }
+bool FaultScope::happened() const { return hit; }
+std::string FaultScope::what() const { return hit ? hit : ""; }
+
+}  // namespace fsdp::test
+
+using fsdp::test::suffer;
+
+// Under the names that a program calls with and without large file support.
+extern "C" {
+
+static int do_openat(int folder, const char *name, int flags, int mode) {
+  return static_cast<int>(suffer("openat", [&] { return ::syscall(SYS_openat, folder, name, flags, mode); }));
+}
+int openat(int folder, const char *name, int flags, ...) {
+  va_list more;
+  va_start(more, flags);
+  const int mode = flags & O_CREAT ? va_arg(more, int) : 0;
+  va_end(more);
+  return do_openat(folder, name, flags, mode);
+}
+int openat64(int folder, const char *name, int flags, ...) {
+  va_list more;
+  va_start(more, flags);
+  const int mode = flags & O_CREAT ? va_arg(more, int) : 0;
+  va_end(more);
+  return do_openat(folder, name, flags, mode);
+}
+
+static ssize_t do_pwrite(int fd, const void *data, size_t size, off_t offset) {
+  return suffer(
+      "pwrite", [&] { return ::syscall(SYS_pwrite64, fd, data, size, offset); },
+      [&] { return ::syscall(SYS_pwrite64, fd, data, size > 4096 ? 4096 : size, offset); });
+}
+ssize_t pwrite(int fd, const void *data, size_t size, off_t offset) { return do_pwrite(fd, data, size, offset); }
+ssize_t pwrite64(int fd, const void *data, size_t size, off64_t offset) { return do_pwrite(fd, data, size, offset); }
+
+static ssize_t do_pread(int fd, void *data, size_t size, off_t offset) {
+  return suffer(
+      "pread", [&] { return ::syscall(SYS_pread64, fd, data, size, offset); },
+      [&] { return ::syscall(SYS_pread64, fd, data, size > 4096 ? 4096 : size, offset); });
+}
+ssize_t pread(int fd, void *data, size_t size, off_t offset) { return do_pread(fd, data, size, offset); }
+ssize_t pread64(int fd, void *data, size_t size, off64_t offset) { return do_pread(fd, data, size, offset); }
+
+static int do_ftruncate(int fd, off_t size) {
+  return static_cast<int>(suffer("ftruncate", [&] { return ::syscall(SYS_ftruncate, fd, size); }));
+}
+int ftruncate(int fd, off_t size) noexcept { return do_ftruncate(fd, size); }
+int ftruncate64(int fd, off64_t size) noexcept { return do_ftruncate(fd, size); }
+
+int fsync(int fd) {
+  return static_cast<int>(suffer("fsync", [&] { return ::syscall(SYS_fsync, fd); }));
+}
+int mkdirat(int folder, const char *name, mode_t mode) noexcept {
+  return static_cast<int>(suffer("mkdirat", [&] { return ::syscall(SYS_mkdirat, folder, name, mode); }));
+}
+int unlinkat(int folder, const char *name, int flags) noexcept {
+  return static_cast<int>(suffer("unlinkat", [&] { return ::syscall(SYS_unlinkat, folder, name, flags); }));
+}
+int renameat(int from, const char *old, int to, const char *now) noexcept {
+  return static_cast<int>(suffer("renameat", [&] { return ::syscall(SYS_renameat2, from, old, to, now, 0); }));
+}
+int renameat2(int from, const char *old, int to, const char *now, unsigned flags) noexcept {
+  return static_cast<int>(suffer("renameat2", [&] { return ::syscall(SYS_renameat2, from, old, to, now, flags); }));
+}
+}
