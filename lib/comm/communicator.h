@@ -318,6 +318,8 @@ struct WorldOptions {
   std::string source = {};   // who said all this, for the log
   std::string host_id = {};  // for tests: this rank's host; empty: the one that it runs on
   uint32_t heartbeat_timeout_ms = 8000;  // a rank or node that is silent for so long is lost; at least 1000
+  // Rank 0 of a job that failed tells it to ranks that still come in this time: else they look for it until a timeout.
+  uint32_t farewell_ms = 400;
   std::function<void(fsdp_log_level, const std::string &)> log = {};  // on the caller's thread; may be empty
 };
 

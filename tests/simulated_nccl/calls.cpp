@@ -72,6 +72,14 @@ Result call(Collective collective, Comm *comm, fsdp_stream stream) {
   return group.depth ? success : flush();
 }
 
+bool hangs_in_init(int rank) {
+  if (int64_t &spared = state().knob(Knob::spared_inits); spared > 0) {
+    --spared;
+    return false;
+  }
+  return state().knob(Knob::hang_init_rank) == rank + 1;
+}
+
 // The caller may read it at any time.
 void write_handle(Comm **out, Comm *comm, int64_t late_ms) {
   const auto write = [=] { __atomic_store_n(out, comm, __ATOMIC_RELEASE); };
@@ -145,7 +153,7 @@ EXPORT Result ncclCommInitRankConfig(Comm **out, int ranks, UniqueId id, int ran
   comm->config = *config;
   comm->name = config->comm_name ? config->comm_name : "";
   comm->joining = true;
-  comm->hangs = state().knob(Knob::hang_init_rank) == rank + 1;
+  comm->hangs = hangs_in_init(rank);
   if (!comm->hangs) clique->joined[static_cast<size_t>(rank)] = true;
   state().comms[comm.get()] = comm;
   ++state().count(Count::communicators);

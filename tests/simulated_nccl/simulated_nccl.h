@@ -17,7 +17,8 @@ namespace simulated::nccl {
 enum class Knob : int {
   version,            // what ncclGetVersion says; 0: 2.32.3
   in_progress_polls,  // how often every call is in progress before it is done
-  hang_init_rank,     // 1 + the rank of a communicator that never joins
+  hang_init_rank,     // 1 + the rank of a communicator that never joins ...
+  spared_inits,       // ... but for the first so many calls that make one, of any rank
   hang_collective,    // the n-th from now on, of any rank, never ends unless it is aborted
   async_error,        // the result that the communicators of a rank report from now on ...
   async_error_rank,   // ... 1 + which

@@ -17,43 +17,10 @@ namespace fsdp::comm::test {
 
 using namespace std::chrono_literals;
 
-// Runs one rank in a child; it writes how its joining ended.
-struct Report {
-  std::atomic<int32_t> status, rank;
-  std::atomic<int64_t> ended_ns;
-  char text[512];
-  char logged[1024];
-};
+// Ranks made by hand, of the world of these options.
+struct RanksByHand {
+  WorldOptions options;
 
-class Bootstrap : public ReportedProcesses<Report> {
- protected:
-  void SetUp() override {
-    ReportedProcesses::SetUp();
-    options = {0, 3, unique_rendezvous(), "the secret", 10'000};
-  }
-
-  size_t start(WorldOptions world) {
-    return run([&](Report &report) {
-      RankOptions rank_options;
-      rank_options.timeout_ms = world.timeout_ms;
-      Rank rank(rank_options);
-      world.log = [&](fsdp_log_level, const std::string &line) { append(report.logged, line); };
-      const Error error = error_of([&] {
-        rank.world = create_process_world(world, rank.waiter, rank.failure, *rank.device);
-        rank.make_team();
-        rank.leave();
-      });
-      report.ended_ns = now_ns();
-      report.status = error.status;
-      report.rank = error.rank;
-      std::strncpy(report.text, error.what(), sizeof report.text - 1);
-    });
-  }
-  size_t start(uint32_t rank) {
-    WorldOptions world = options;
-    world.rank = rank;
-    return start(world);
-  }
   Fd connect() const {
     const Address address(options);
     Fd socket;
@@ -65,10 +32,6 @@ class Bootstrap : public ReportedProcesses<Report> {
     ADD_FAILURE() << "nobody listens";
     return socket;
   }
-
-  static int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
-
-  // -- a rank by hand --
   // The next message, if it is one of this kind.
   template <class Message>
   static std::optional<Message> hear(const Fd &socket) {
@@ -112,6 +75,49 @@ class Bootstrap : public ReportedProcesses<Report> {
       std::this_thread::sleep_for(1ms);
     }
   }
+};
+
+// Runs one rank in a child; it writes how its joining ended.
+struct Report {
+  std::atomic<int32_t> status, rank;
+  std::atomic<int64_t> ended_ns;
+  char text[512];
+  char logged[1024];
+};
+
+class Bootstrap : public ReportedProcesses<Report>, protected RanksByHand {
+ protected:
+  void SetUp() override {
+    ReportedProcesses::SetUp();
+    options = {0, 3, unique_rendezvous(), "the secret", 10'000};
+  }
+
+  size_t start(WorldOptions world) {
+    return run([&](Report &report) {
+      RankOptions rank_options;
+      rank_options.timeout_ms = world.timeout_ms;
+      Rank rank(rank_options);
+      world.log = [&](fsdp_log_level, const std::string &line) { append(report.logged, line); };
+      const Error error = error_of([&] {
+        rank.world = create_process_world(world, rank.waiter, rank.failure, *rank.device);
+        rank.make_team();
+        rank.leave();
+      });
+      const int64_t ended_ns = now_ns();
+      report.status = error.status;
+      report.rank = error.rank;
+      std::strncpy(report.text, error.what(), sizeof report.text - 1);
+      report.ended_ns = ended_ns;  // last: who waits for it reads the others
+    });
+  }
+  size_t start(uint32_t rank) {
+    WorldOptions world = options;
+    world.rank = rank;
+    return start(world);
+  }
+
+  static int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+
   // All of these end with the death of that rank, soon after it.
   void expect_death(std::initializer_list<size_t> survivors, int32_t rank, int64_t died_ns) {
     for (const size_t index : survivors) {
@@ -120,8 +126,6 @@ class Bootstrap : public ReportedProcesses<Report> {
       EXPECT_LT(static_cast<double>(reports[index].ended_ns - died_ns) * 1e-9, patience_seconds);
     }
   }
-
-  WorldOptions options;
 };
 
 }  // namespace fsdp::comm::test

@@ -95,7 +95,8 @@ TEST_F(CudaCaptureTest, WhatWasRecordedBeforeIsNotWaitedFor) {
 // What was recorded before and is not done keeps its place: for who waits for it after the capture, and for the next
 // record, on another stream.
 TEST_F(CudaCaptureTest, ARecordInItTakesNoOrderFromOneBefore) {
-  own_->be_late(50000);
+  GpuHeld held(*own_);
+  own_->be_late(50000);  // who does not wait for it comes before it
   caller().fill(values(), 0, count * 4);
   caller().record(*a_);
   begin();
@@ -110,6 +111,7 @@ TEST_F(CudaCaptureTest, ARecordInItTakesNoOrderFromOneBefore) {
   stream_->wait(*a_);
   stream_->fill(values(), 1, count * 4);
   stream_->record(*a_);
+  held.let_go();
   device().synchronize(*a_);
   EXPECT_EQ(cudaSuccess, cudaStreamQuery(own_->get())) << "the later record did not wait for the earlier one";
   float value = 0, ones = 0;

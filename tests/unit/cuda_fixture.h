@@ -6,9 +6,13 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "device/cuda/kernels.h"
@@ -61,6 +65,32 @@ class OwnStream {
 
  private:
   cudaStream_t stream_ = nullptr;
+};
+
+// Keeps a stream of the test's busy until it lets go: what comes later on it is not done before, however long the
+// test's own thread is held up meanwhile.
+class GpuHeld {
+ public:
+  explicit GpuHeld(const OwnStream &stream) : go_(new std::atomic<bool>(false)) {
+    const cudaError_t code = cudaLaunchHostFunc(stream.get(), await, go_);
+    EXPECT_EQ(cudaSuccess, code);
+    if (code != cudaSuccess) delete std::exchange(go_, nullptr);
+  }
+  ~GpuHeld() { let_go(); }
+  GpuHeld(const GpuHeld &) = delete;
+  GpuHeld &operator=(const GpuHeld &) = delete;
+  void let_go() {
+    if (go_) std::exchange(go_, nullptr)->store(true, std::memory_order_release);
+  }
+
+ private:
+  // The flag ends here, since who lets go does not wait for this.
+  static void await(void *data) {
+    const std::unique_ptr<std::atomic<bool>> go(static_cast<std::atomic<bool> *>(data));
+    while (!go->load(std::memory_order_acquire)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+
+  std::atomic<bool> *go_;
 };
 
 // What fails, and with which words; FSDP_OK if nothing does.

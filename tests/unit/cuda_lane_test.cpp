@@ -12,6 +12,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
+// Of tests of timeouts. Contexts are made under it too, by threads that a busy machine may hold up.
+constexpr uint32_t limit_ms = 3000;
+
 // Done within 10 s, whatever became of the context?
 bool goes_on(const Stream &stream) {
   for (int i = 0; i < 2000; ++i) {
@@ -164,21 +167,22 @@ TEST_F(CudaLaneTest, IsDestroyedWithWorkInFlight) {
 
 // The thread of a lane gives up on a GPU that takes too long, and what waits for the lane goes on when the GPU does.
 TEST_F(CudaLaneTest, ALateGpuIsATimeout) {
-  CudaContext context({}, 100);
+  CudaContext context({}, limit_ms);
   Device &device = *context.device;
   OwnStream own;
   const auto stream = device.create_stream("test");
   const auto lane = device.create_host_lane("lane");
   const auto event = device.create_event();
-  own.be_late(600000);
+  GpuHeld held(own);
   device.caller_stream(own.get()).record(*event);
   lane->wait(*event);
   lane->release(*stream);
-  for (int i = 0; i < 1000 && !context.failure.failed(); ++i) std::this_thread::sleep_for(1ms);
+  for (int i = 0; i < 20000 && !context.failure.failed(); ++i) std::this_thread::sleep_for(1ms);
   ASSERT_TRUE(context.failure.failed());
   EXPECT_EQ(FSDP_TIMEOUT, context.failure.get()->status);
   EXPECT_NE(std::string::npos, context.failure.get()->message.find("the caller's stream"))
       << context.failure.get()->message;
+  held.let_go();
   EXPECT_TRUE(goes_on(*stream));
   CUDA_OK(cudaStreamSynchronize(own.get()));
 }
@@ -196,22 +200,26 @@ TEST_F(CudaLaneTest, ReleasesOnlyStreamsOfTheGpu) {
 }
 
 TEST_F(CudaLaneTest, SynchronizeEndsAtTheTimeoutAndForTheHook) {
-  CudaContext context({}, 50);
+  CudaContext context({}, limit_ms);
   OwnStream own;
   const auto event = context.device->create_event();
-  own.be_late(300000);
+  std::optional<GpuHeld> held(std::in_place, own);
   context.device->caller_stream(own.get()).record(*event);
   const Failed late = failure_of([&] { context.device->synchronize(*event); });
   EXPECT_EQ(FSDP_TIMEOUT, late.status);
-  EXPECT_NE(std::string::npos, late.message.find("within 50 ms")) << late.message;
+  EXPECT_NE(std::string::npos, late.message.find("within 3000 ms")) << late.message;
+  held.reset();
   Failure failure;
-  const Waiter waiter(
-      failure, [](void *) { return int32_t{1}; }, nullptr, 20000);
+  std::atomic<bool> stops{false};  // not while the device is made, which waits too
+  const auto hook = [](void *data) -> int32_t { return static_cast<std::atomic<bool> *>(data)->load(); };
+  const Waiter waiter(failure, hook, &stops, 20000);
   const auto device = create_cuda_device(0, {}, waiter, failure);
   const auto other = device->create_event();
-  own.be_late(300000);  // again: making a device may have waited for the whole GPU
+  held.emplace(own);  // not before: making a device may wait for the whole GPU
   device->caller_stream(own.get()).record(*other);
+  stops = true;
   EXPECT_EQ(FSDP_INTERRUPTED, failure_of([&] { device->synchronize(*other); }).status);
+  held.reset();
   CUDA_OK(cudaStreamSynchronize(own.get()));
 }
 

@@ -75,9 +75,10 @@ TEST_F(CudaStreamTest, AnEventIsDoneWhenItsWorkIs) {
   OwnStream own;
   const auto event = context.device->create_event();
   EXPECT_TRUE(event->done()) << "never recorded";
-  own.be_late(100000);
+  GpuHeld held(own);
   context.device->caller_stream(own.get()).record(*event);
   EXPECT_FALSE(event->done());
+  held.let_go();
   context.device->synchronize(*event);
   EXPECT_TRUE(event->done());
 }

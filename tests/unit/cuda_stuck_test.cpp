@@ -13,7 +13,8 @@ namespace {
 
 using std::chrono::milliseconds, std::chrono::steady_clock;
 
-constexpr uint32_t patience_ms = 200;
+// Contexts are made and used under it too, by threads that a busy machine may hold up.
+constexpr uint32_t patience_ms = 3000;
 
 class CudaStuckTest : public CudaTest {
  protected:
@@ -96,7 +97,7 @@ TEST_F(CudaStuckTest, ItsEndIsNotWaitedForAndIsToldOnce) {
     much.reset();
     context.reset();
   })) << "a call waited for the GPU";
-  EXPECT_LT(steady_clock::now() - since, milliseconds(20 * patience_ms)) << "waited more than once";
+  EXPECT_LT(steady_clock::now() - since, milliseconds(2 * patience_ms)) << "waited more than once";
   for (size_t i = 0; i < std::size(waiting); ++i) EXPECT_EQ(before[i], simulated::calls(waiting[i])) << waiting[i];
   EXPECT_EQ(on_gpu, simulated::allocated_bytes());
   EXPECT_TRUE(Much::kept_mapped);

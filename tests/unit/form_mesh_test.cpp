@@ -105,7 +105,7 @@ TEST_F(FormMesh, SaysWhatAnotherJobAnswers) {
 }
 
 TEST_F(FormMesh, SaysWhyItNeverCould) {
-  auto guest = form(1, 500);
+  auto guest = form(1, 3000);
   std::atomic<bool> over{false};
   std::jthread host([&] {
     while (!over) {

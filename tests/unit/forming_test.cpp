@@ -37,6 +37,16 @@ class Forming : public Rendezvous {
     EXPECT_TRUE(hear<message::Start>(two));
     EXPECT_TRUE(hear<message::Start>(three));
   }
+  // Rank 0 sees all of this at once, however long this thread is held up in between.
+  template <class Events>
+  void at_the_same_time(Events &&events) {
+    ::kill(processes[zero], SIGSTOP);
+    int status = 0;
+    ASSERT_EQ(::waitpid(processes[zero], &status, WUNTRACED), processes[zero]);
+    ASSERT_TRUE(WIFSTOPPED(status));
+    events();
+    ::kill(processes[zero], SIGCONT);
+  }
   void expect_told(std::initializer_list<size_t> survivors, int32_t rank, const std::string &text, int64_t since_ns) {
     finish();
     for (const size_t index : survivors) {
@@ -55,7 +65,7 @@ TEST_F(Forming, WhoDiesOverItsCardIsNamed) {
   start_two();
   two = enter();
   introduce(two, 2);
-  std::this_thread::sleep_for(100ms);
+  await_join(one);
   const int64_t died_ns = now_ns();
   two = FrameStream();
   expect_told({zero, one}, 2, "rank 2 on far died before the job had formed", died_ns);
@@ -79,8 +89,10 @@ TEST_F(Forming, DeathsAtTheSameTimeAreOneFailure) {
   join_by_hand();
   await_meeting();
   const int64_t died_ns = now_ns();
-  two = FrameStream();
-  three = FrameStream();
+  at_the_same_time([&] {
+    two = FrameStream();
+    three = FrameStream();
+  });
   expect_told({zero, one}, 2, "ranks 2, 3 died before the job had formed", died_ns);
 }
 
@@ -109,9 +121,11 @@ TEST_F(Forming, TheDeadAreBlamedBeforeWhoEndedBecauseOfThem) {
   join_by_hand();
   await_meeting();
   const int64_t died_ns = now_ns();
-  two.queue(message::share(message::Refusal{FSDP_PEER_FAILED, 1, "rank 1 did not connect"}));
-  EXPECT_TRUE(two.flush());
-  three = FrameStream();
+  at_the_same_time([&] {
+    two.queue(message::share(message::Refusal{FSDP_PEER_FAILED, 1, "rank 1 did not connect"}));
+    EXPECT_TRUE(two.flush());
+    three = FrameStream();
+  });
   expect_told({zero, one}, 3, "rank 3 on far died", died_ns);
 }
 
@@ -132,7 +146,7 @@ TEST_F(Forming, WhoHasFormedIsNotMissed) {
 
 // Nobody ends, but the job does not form either: steps that have limits of their own do not add up.
 TEST_F(Forming, TheTimeoutHoldsForTheWhole) {
-  options.timeout_ms = 2000;
+  options.timeout_ms = 5000;
   const int64_t start_ns = now_ns();
   start_two();
   join_by_hand();
@@ -140,16 +154,18 @@ TEST_F(Forming, TheTimeoutHoldsForTheWhole) {
   finish();
   for (const size_t index : {zero, one}) {
     expect(index, FSDP_TIMEOUT, "all ranks came to the rendezvous, but not all have met since");
-    EXPECT_LT(static_cast<double>(reports[index].ended_ns - start_ns) * 1e-9, 2 + patience_seconds);
+    EXPECT_LT(static_cast<double>(reports[index].ended_ns - start_ns) * 1e-9, 5 + patience_seconds);
   }
 }
 
 TEST_F(Forming, WhoIsInTheHandshakeWhenTheJobFailsIsTold) {
+  options.farewell_ms = 10'000;  // rank 0 ends as soon as all are told
   start_two();
   two = enter();
   join(two, 2);
   Fd socket = connect();
-  std::this_thread::sleep_for(200ms);
+  await_readable(socket, 5000);  // rank 0's challenge
+  await_join(one);
   two = FrameStream();
   await_end(one);  // rank 0 has told it
   EXPECT_EQ(prove(socket, Role::guest, options.secret, "rendezvous of job ", limit(5s)), "");

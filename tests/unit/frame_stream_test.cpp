@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // TCP between ranks: who may connect, and what an end does with bytes that are no frames.
 #include <gtest/gtest.h>
+#include <poll.h>
 
 #include <random>
 #include <thread>
@@ -22,8 +23,13 @@ class Tcp : public testing::Test {
     at = Endpoint::local(listener);
     guest = connect_to(at, limit(5s), problem);
     ASSERT_TRUE(guest) << problem;
-    host = accept_from(listener);
+    host = accept();
     ASSERT_TRUE(host);
+  }
+  // The connection that was made last. The listener may learn of it a moment after who connected.
+  Fd accept() const {
+    await_readable(listener, 5000);
+    return accept_from(listener);
   }
   Limit limit(std::chrono::milliseconds time) const { return {std::chrono::steady_clock::now() + time, waiter}; }
   // How both ends judge each other.
@@ -65,7 +71,7 @@ TEST_F(Tcp, AMirrorIsRefused) {
   std::thread mirror([&] {
     char buffer[256];
     while (true) {
-      await_readable(guest, 1000);
+      await_readable(guest, 5000);
       const ssize_t got = ::recv(guest.get(), buffer, sizeof buffer, 0);
       if (got <= 0) return;
       ::send(guest.get(), buffer, static_cast<size_t>(got), MSG_NOSIGNAL);
@@ -97,14 +103,14 @@ TEST_F(Tcp, AReplayedAnswerIsRefused) {
     const std::string secret = "s";
     Handshake host_side(Role::host, secret, "x"), guest_side(Role::guest, secret, "x");
     host_side.advance(host);
-    std::this_thread::sleep_for(50ms);
+    await_readable(guest, 5000);
     guest_side.advance(guest);
-    std::this_thread::sleep_for(50ms);
+    await_readable(host, 5000);
     ASSERT_EQ(::recv(host.get(), recorded.data(), recorded.size(), MSG_PEEK), static_cast<ssize_t>(recorded.size()));
     ASSERT_EQ(host_side.advance(host), Handshake::State::proven);
   }
   const Fd again = connect_to(at, limit(5s), problem);
-  const Fd accepted = accept_from(listener);
+  const Fd accepted = accept();
   ASSERT_EQ(::send(again.get(), recorded.data(), recorded.size(), 0), static_cast<ssize_t>(recorded.size()));
   EXPECT_NE(prove(accepted, Role::host, "s", "x", limit(5s)).find("another job secret"), std::string::npos);
 }
@@ -142,7 +148,8 @@ TEST_F(Tcp, LastWordsAreHeardThoughSendingFails) {
   await_readable(leaver.socket(), 5000);
   ASSERT_TRUE(leaver.send(7, {}, limit(5s)));
   leaver = FrameStream();
-  std::this_thread::sleep_for(50ms);
+  pollfd reset{stays.socket().get(), 0, 0};
+  ASSERT_EQ(::poll(&reset, 1, 5000), 1);
   EXPECT_FALSE(stays.send(2, {}, limit(5s)));
   EXPECT_FALSE(stays.open());
   const auto frame = stays.receive();
@@ -160,7 +167,7 @@ TEST_F(Tcp, AFrameThatIsTooLongEndsTheStream) {
 
 TEST_F(Tcp, NobodyListens) {
   listener.reset();
-  EXPECT_FALSE(connect_to(at, limit(1s), problem));
+  EXPECT_FALSE(connect_to(at, limit(5s), problem));
   EXPECT_NE(problem.find("Connection refused"), std::string::npos) << problem;
 }
 

@@ -59,9 +59,9 @@ TEST(HostStreamFailure, CallerStreamThrowsWithoutFailingTheContext) {
 
 TEST(HostStreamFailure, FailureFromOutsideEndsAWait) {
   Host host;
+  Gate gate;
   auto stream = host.stream("waits");
   auto event = host.device->create_event();
-  Gate gate;
   stream->run([&] { gate.hold(host.failure); });
   stream->record(*event);
   std::thread breaker([&] {
@@ -74,9 +74,9 @@ TEST(HostStreamFailure, FailureFromOutsideEndsAWait) {
 
 TEST(HostStreamFailure, WaitIsBoundedAndNamesTheStream) {
   Host host({}, 200);
+  Gate gate;
   auto stream = host.stream("stuck");
   auto event = host.device->create_event();
-  Gate gate;
   stream->run([&] { gate.hold(host.failure); });
   stream->record(*event);
   const auto start = std::chrono::steady_clock::now();
@@ -96,9 +96,9 @@ TEST(HostStreamFailure, WaitIsBoundedAndNamesTheStream) {
 // A stream that waits for a stuck one times out too, and fails the context.
 TEST(HostStreamFailure, WaitOfAStreamIsBounded) {
   Host host({}, 100);
+  Gate gate;
   auto stuck = host.stream("stuck"), waiting = host.stream("waiting");
   auto event = host.device->create_event();
-  Gate gate;
   stuck->run([&] { gate.hold(host.failure); });
   stuck->record(*event);
   waiting->wait(*event);
@@ -107,9 +107,9 @@ TEST(HostStreamFailure, WaitOfAStreamIsBounded) {
 }
 
 TEST(HostStreamFailure, SlowProgressIsNoTimeout) {
-  Host host({}, 50);
+  Host host({}, 1000);
   auto stream = host.stream("slow");
-  for (int i = 0; i < 10; ++i) stream->run([] { std::this_thread::sleep_for(30ms); });
+  for (int i = 0; i < 10; ++i) stream->run([] { std::this_thread::sleep_for(250ms); });
   EXPECT_EQ(status_of([&] { host.finish(*stream); }), FSDP_OK);
 }
 

@@ -7,7 +7,9 @@
 #include <atomic>
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <memory>
+#include <string>
 #include <thread>
 
 #include "device/device.h"
@@ -43,9 +45,23 @@ struct Gate {
   }
 };
 
+// The library's own.
 inline size_t count_threads() {
-  const std::filesystem::directory_iterator tasks("/proc/self/task");
-  return static_cast<size_t>(std::distance(begin(tasks), end(tasks)));
+  size_t count = 0;
+  for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::getline(std::ifstream(task.path() / "comm"), name);
+    count += name.starts_with("fsdp-");
+  }
+  return count;
+}
+
+// Their number once it is the wanted one, or after 10 s: a thread that was joined is still listed for a moment.
+inline size_t await_threads(size_t wanted) {
+  size_t count = count_threads();
+  for (int tries = 0; count != wanted && tries < 10'000; ++tries, count = count_threads())
+    std::this_thread::sleep_for(1ms);
+  return count;
 }
 
 // The status of the Error that the work throws, FSDP_OK if it throws none.

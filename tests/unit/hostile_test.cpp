@@ -101,7 +101,7 @@ TEST_F(Hostile, WrongSecretsVersionsAndReplays) {
     const Fd socket = connect();
     wire::Challenge challenge;
     for (size_t got = 0; got < sizeof challenge;) {
-      await_readable(socket, 1000);
+      await_readable(socket, 5000);
       const ssize_t count = ::recv(socket.get(), reinterpret_cast<char *>(&challenge) + got, sizeof challenge - got, 0);
       ASSERT_GT(count, 0);
       got += static_cast<size_t>(count);
@@ -152,7 +152,7 @@ TEST_F(Hostile, NonsenseBehindTheProof) {
 TEST_F(Hostile, ADuplicateIsRefused) {
   begin();
   const size_t one = start(1);
-  std::this_thread::sleep_for(300ms);
+  await_join(one);
   FrameStream stream = enter();
   join(stream, 1);
   const auto frame = stream.receive(limit(5s));

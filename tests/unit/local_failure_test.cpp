@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <latch>
 
 #include "shm_bodies.h"
 
@@ -103,24 +104,33 @@ TEST(Failure, WhoWaitsElsewhereIsMissedAtAGate) {
 
 TEST(Failure, TimeoutNamesWhoHasNotCome) {
   RankOptions options;
-  options.timeout_ms = 1000;
+  options.timeout_ms = 3000;
+  std::latch over(2);
   const auto seen = failing_threads(
       4,
-      [](Rank &rank) {
+      [&over](Rank &rank) {
         Bench bench(rank);
         rank.meet();
-        if (rank.rank() == 0 || rank.rank() == 3)
-          bench.finish(bench.communicator->barrier({17, "layer.3"}, *bench.stream));
-        else
-          std::this_thread::sleep_for(2s);
+        if (rank.rank() == 0 || rank.rank() == 3) {
+          const Error error = error_of([&] {
+            // One waits on its own thread: where both streams came late, their callers would time out first.
+            if (rank.rank() == 0)
+              bench.communicator->barrier({17, "layer.3"}, rank.device->caller_stream(nullptr));
+            else
+              bench.finish(bench.communicator->barrier({17, "layer.3"}, *bench.stream));
+          });
+          over.count_down();
+          throw error;
+        }
+        over.wait();
         rank.meet();
       },
       options);
   for (uint32_t r = 0; r < 4; ++r) {
     EXPECT_EQ(seen[r].error.status, FSDP_TIMEOUT);
     EXPECT_EQ(seen[r].error.rank, 1);
-    EXPECT_EQ(seen[r].error.message, "barrier of 'layer.3' (#0): ranks 1, 2 have not come within 1000 ms");
-    EXPECT_LT(seen[r].seconds, 5);
+    EXPECT_EQ(seen[r].error.message, "barrier of 'layer.3' (#0): ranks 1, 2 have not come within 3000 ms");
+    EXPECT_LT(seen[r].seconds, 7);
   }
 }
 

@@ -103,7 +103,7 @@ TEST_F(NcclTest, AWindowThatOneRankSpoilsHoldsNobodyUp) {
     expect_told(gather_once(mine), mine.rank() == 1 ? "ncclCommWindowRegister returned 1"
                                                     : "ncclCommWindowRegister of NCCL 2.32.3 was still in progress");
   }));
-  EXPECT_LT(seconds_since(start), 4);
+  EXPECT_LT(seconds_since(start), 10);
 }
 
 TEST_F(NcclTest, BuffersThatAreRefusedAreCopied) {

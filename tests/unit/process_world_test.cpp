@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <random>
 
+#include "bootstrap_fixture.h"
 #include "shm_bodies.h"
 
 namespace fsdp::comm::test {
@@ -145,11 +146,13 @@ TEST_F(Kill, WhoDidItsPartMayEnd) {
 
 TEST_F(Kill, DuringTheMeeting) {
   const std::string rendezvous = unique_rendezvous();
+  const RanksByHand by_hand{{0, 3, rendezvous, "", 20'000}};
   const auto act = [&](uint32_t r) {
     const pid_t process = ::fork();
     if (process != 0) return process;
     Rank rank;
-    const WorldOptions world{r, 3, rendezvous, "", 20'000};
+    WorldOptions world = by_hand.options;
+    world.rank = r;
     const Error error =
         error_of([&] { rank.world = create_process_world(world, rank.waiter, rank.failure, *rank.device); });
     witness->status[r] = error.status;
@@ -160,7 +163,7 @@ TEST_F(Kill, DuringTheMeeting) {
   };
   for (const uint32_t victim : {1, 0}) {
     std::vector<pid_t> processes = {act(0), act(1)};
-    std::this_thread::sleep_for(300ms);  // both have met; rank 2 never comes
+    by_hand.await_admission(1);  // rank 2 never comes
     kill_and_check(processes, victim);
     EXPECT_STREQ(witness->text[1 - victim],
                  victim ? "rank 1 died before the job had formed"

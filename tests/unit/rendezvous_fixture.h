@@ -68,6 +68,13 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
     return {reports[index].nodes, reports[index].nodes + options.size};
   }
 
+  // Returns when that process has told rank 0 which rank it is, as it does before it makes its card: rank 0 hears
+  // whoever connects later after it.
+  void await_join(size_t index) const {
+    for (int ms = 0; reports[index].cards == 0 && ms < 20'000; ++ms) std::this_thread::sleep_for(1ms);
+    EXPECT_NE(reports[index].cards, 0) << "process " << index << " has not joined";
+  }
+
   Limit limit(std::chrono::milliseconds time) const { return {std::chrono::steady_clock::now() + time, waiter}; }
   // A connection of a stranger; waits until rank 0 listens.
   Fd connect() const {
@@ -138,10 +145,11 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
       }
       meeting.vigil->finish();
     });
-    report.ended_ns = now_ns();
+    const int64_t ended_ns = now_ns();
     report.status = error.status;
     report.rank = error.rank;
     std::strncpy(report.text, error.what(), sizeof report.text - 1);
+    report.ended_ns = ended_ns;  // last: who waits for it reads the others
   }
   static void note(const comm::Rendezvous &meeting, MeetingReport &report) {
     std::string cards;

@@ -120,10 +120,13 @@ TEST_F(SimulatedCuda, TimedEventsTellTheTimeBetweenThem) {
   const cudaEvent_t start = event(cudaEventDefault), end = event(cudaEventDefault), untimed = event();
   float ms = 0;
   EXPECT_CUDA(cudaErrorInvalidResourceHandle, cudaEventElapsedTime(&ms, start, end));
-  EXPECT_CUDA(cudaSuccess, cudaEventRecord(start, s));
-  EXPECT_CUDA(cudaSuccess, enqueue(s, [] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }));
-  EXPECT_CUDA(cudaSuccess, cudaEventRecord(end, s));
-  EXPECT_CUDA(cudaErrorNotReady, cudaEventElapsedTime(&ms, start, end));
+  {
+    const Hold hold;
+    EXPECT_CUDA(cudaSuccess, cudaEventRecord(start, s));
+    EXPECT_CUDA(cudaSuccess, enqueue(s, [] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }));
+    EXPECT_CUDA(cudaSuccess, cudaEventRecord(end, s));
+    EXPECT_CUDA(cudaErrorNotReady, cudaEventElapsedTime(&ms, start, end));
+  }
   EXPECT_CUDA(cudaSuccess, cudaEventSynchronize(end));
   EXPECT_CUDA(cudaSuccess, cudaEventElapsedTime(&ms, start, end));
   EXPECT_GE(ms, 20);

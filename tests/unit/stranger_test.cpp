@@ -82,7 +82,7 @@ TEST_F(Strangers, AFalseRankZeroIsNotTrusted) {
   const Fd listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   ASSERT_EQ(::bind(listener.get(), address.get(), address.length()), 0);
   ASSERT_EQ(::listen(listener.get(), 5), 0);
-  options.timeout_ms = 500;
+  options.timeout_ms = 3000;
   const size_t one = start(1);
   const Fd guest(::accept(listener.get(), nullptr, nullptr));
   const auto challenge = wire::make<wire::Challenge>();

@@ -26,8 +26,6 @@ constexpr size_t most_guests = 64;
 constexpr auto guest_time = 2s;
 constexpr auto bind_time = 5s;        // for the listener of a job that is just forming
 constexpr auto descriptor_time = 5s;  // without one for anybody: longer than any stranger keeps his
-// For ranks that come just when the job has failed: else they would look for this one until their timeout.
-constexpr auto farewell_time = 400ms, late_farewell_time = 200ms;
 
 void send_refusal(const Fd &socket, fsdp_status status, int32_t rank, const std::string &text) {
   auto refusal = wire::make<wire::Refusal>();
@@ -197,9 +195,10 @@ void Host::check_joined() {
     if (ready(seats_[r].connection)) lose(r);
 }
 
-// Its connection has ended: with its process, or because it gave up.
+// Its connection has ended: with its process, or because it gave up. A process that is killed closes its connection
+// some time before its end is seen: longer on a busy machine.
 void Host::lose(uint32_t rank) const {
-  for (int looks = 0; looks < 10 && !ready(seats_[rank].doors.process); ++looks) ::usleep(1000);
+  for (int looks = 0; looks < 300 && !ready(seats_[rank].doors.process); ++looks) ::usleep(1000);
   fail_rank(FSDP_PEER_FAILED, static_cast<int32_t>(rank), "rank {} {} before the job had formed", rank,
             ready(seats_[rank].doors.process) ? "died" : "gave up");
 }
@@ -248,7 +247,7 @@ void Host::cancel(const Error &error) {
 void Host::say_farewell() noexcept {
   if (!listener_ || ranks_.size() < options_.size) return;
   try {
-    const auto end = Clock::now() + (end_->status == FSDP_PEER_FAILED ? farewell_time : late_farewell_time);
+    const auto end = Clock::now() + std::chrono::milliseconds(options_.farewell_ms);
     const size_t count = missing().size();
     while (Clock::now() < end && told_ < count) look_around();
   } catch (...) {  // no memory: they will not find this rank

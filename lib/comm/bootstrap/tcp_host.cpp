@@ -22,8 +22,6 @@ constexpr size_t most_tcp_guests = 256;
 constexpr auto tcp_guest_time = 10s;
 constexpr auto least_time = 500ms;
 constexpr auto tcp_descriptor_time = 12s;  // without one for anybody: longer than any stranger keeps his
-// For ranks that come just when the job has failed: else they would look for rank 0 until their timeout.
-constexpr auto tcp_farewell_time = 400ms, late_tcp_farewell_time = 200ms;
 
 }  // namespace
 
@@ -212,7 +210,7 @@ void TcpHost::say_farewell(const Error &error) noexcept {
   if (!door_) return;
   try {
     end_ = error;
-    const auto end = Clock::now() + (error.status == FSDP_PEER_FAILED ? tcp_farewell_time : late_tcp_farewell_time);
+    const auto end = Clock::now() + std::chrono::milliseconds(options_.farewell_ms);
     const size_t count = missing().size();
     while (Clock::now() < end && told_count_ < count) look_around();
     dismiss_guests();
