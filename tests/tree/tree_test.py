@@ -13,7 +13,7 @@ from pathlib import Path
 ARROWS = {
     "base": set(),
     "layout": {"base"},
-    "checkpoint": {"layout", "base"},
+    "checkpoint": {"layout", "memory", "base"},
     "memory": {"layout", "base"},
     "device": {"base"},
     "comm": {"device", "base"},
@@ -22,7 +22,7 @@ ARROWS = {
     "abi": {"engine", "layout", "memory", "device", "comm", "trace", "base"},
 }
 # Pure functions of their arguments: no threads, no operating system.
-PURE = ("lib/layout/", "lib/memory/", "lib/checkpoint/format/")
+PURE = ("lib/layout/", "lib/memory/", "lib/checkpoint/format/", "lib/checkpoint/plan/")
 IMPURE = re.compile(
     r"<(thread|mutex|shared_mutex|atomic|condition_variable|future|chrono|random|fstream|unistd\.h|pthread\.h|sys/.*"
     r"|linux/.*|poll\.h|fcntl\.h|signal\.h)>")

@@ -25,8 +25,8 @@ struct WantedRun {
   uint64_t to;          // element, in the box where it is kept
 };
 
-// The runs of boxes, in the order of the file: the boxes are given in the order of the header's tensors, and those of one
-// tensor in the order of its rows, without common ones.
+// The runs of boxes, in the order of the file: the boxes are given in the order of the header's tensors, and those of
+// one tensor in the order of its rows, without common ones.
 class WantedRuns {
  public:
   // `offsets`: where each of the file's tensors lies in the whole one.

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/plan/model_shards.h"
+
+#include <algorithm>
+
+#include "base/checked.h"
+#include "base/dtype.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+using memory::Extent;
+using memory::PlaneKind;
+
+}  // namespace
+
+ModelShards::ModelShards(const memory::ModelSpec &spec, const memory::ModelPlan &plan) : spec_(spec) {
+  for (size_t g = 0; g < spec.groups.size(); ++g)
+    for (uint32_t p = 0; p < spec.groups[g].params.size(); ++p)
+      for (const uint32_t b : plan.groups[g].buckets) {
+        const memory::BucketPlan &bucket = plan.buckets[b];
+        const auto found = std::ranges::find(bucket.params, p);
+        if (found == bucket.params.end()) continue;
+        add(bucket, static_cast<uint32_t>(found - bucket.params.begin()), spec.groups[g].params[p]);
+      }
+  count_writers();
+  find_writers(ShardKind::weights);
+  find_writers(ShardKind::optimizer);
+}
+
+void ModelShards::add(const memory::BucketPlan &bucket, uint32_t tensor, const memory::ParamSpec &param) {
+  const memory::PlanePlan &home = bucket.home();
+  tensors_.push_back({param.name, &element_type(home.dtype), ShardKind::weights, &param, &bucket, tensor, &home});
+  for (const memory::PlanePlan &plane : bucket.planes)
+    if (plane.kind == PlaneKind::state)
+      tensors_.push_back({format_text("state.{}.{}", param.name, spec_.states[plane.index].name),
+                          &element_type(plane.dtype), ShardKind::optimizer, &param, &bucket, tensor, &plane});
+}
+
+// ---- places ----
+
+// Slots of an inner rank are neighbours, and so are replicas of it.
+uint32_t ModelShards::place_of(uint32_t rank) const {
+  const layout::Mesh &mesh = spec_.mesh;
+  return mesh.inner(rank) * mesh.outer_size + mesh.outer_index(rank);
+}
+
+uint32_t ModelShards::rank_at(uint32_t place) const {
+  const layout::Mesh &mesh = spec_.mesh;
+  return place % mesh.outer_size * mesh.inner_size + place / mesh.outer_size;
+}
+
+ModelShards::Holding ModelShards::holding(Extent extent, uint32_t place) const {
+  const layout::Mesh &mesh = spec_.mesh;
+  const bool alone = extent == Extent::shard && mesh.slices() > 1;
+  const uint32_t count = extent == Extent::whole ? mesh.size() : alone ? 1 : mesh.outer_size;
+  return {place / count * count, count, writers_of_[static_cast<size_t>(extent)]};
+}
+
+// The largest slice of all planes of an extent, which that many bytes of the full buffers are.
+void ModelShards::count_writers() {
+  std::array<uint64_t, 3> bytes{};
+  for (const KeptTensor &tensor : tensors_) {
+    uint64_t &sum = bytes[static_cast<size_t>(tensor.plane->owned)];
+    const uint64_t whole = checked_multiply(tensor.param->element_count, dtype_size(tensor.plane->dtype), "bytes");
+    sum = checked_add(sum, whole, "bytes of a checkpoint");
+  }
+  for (const Extent extent : {Extent::shard, Extent::group, Extent::whole}) {
+    const auto index = static_cast<size_t>(extent);
+    writers_of_[index] = 1;
+    const uint32_t holders = holding(extent, 0).count;
+    const uint64_t slice = bytes[index] / (spec_.mesh.size() / holders);
+    writers_of_[index] = static_cast<uint32_t>(std::clamp<uint64_t>(slice / least_share, 1, holders));
+  }
+}
+
+// ---- rows ----
+
+RowRange ModelShards::rows_at(const KeptTensor &tensor, uint32_t place) const {
+  const Holding held = holding(tensor.plane->owned, place);
+  const uint64_t number = place - held.first;
+  if (number >= held.writers) return {};
+  const layout::Slice slice =
+      memory::slice_of(tensor.bucket->layout, tensor.tensor, tensor.plane->owned, spec_.mesh, rank_at(place));
+  const uint64_t row = tensor.bucket->layout.tensors[tensor.tensor].row;
+  const uint64_t first = slice.tensor_offset / row, count = slice.count / row;
+  const uint64_t begin = count * number / held.writers, end = count * (number + 1) / held.writers;
+  return {first + begin, end - begin};
+}
+
+std::array<uint32_t, 2> ModelShards::places_of(const KeptTensor &tensor) const {
+  const layout::Mesh &mesh = spec_.mesh;
+  if (tensor.plane->owned == Extent::whole) return {0, mesh.size()};
+  const layout::Placement &placement = tensor.bucket->layout.tensors[tensor.tensor];
+  const layout::SubBucket &sub = tensor.bucket->layout.sub_buckets[placement.sub_bucket];
+  const uint64_t start = placement.full_offset - sub.full_offset;
+  const uint64_t first = start / sub.shard_count, last = (start + placement.count - 1) / sub.shard_count;
+  const uint32_t places = mesh.size() / mesh.slots();  // of a slot
+  const auto begin = static_cast<uint32_t>(first) * places, end = static_cast<uint32_t>(last + 1) * places;
+  const uint32_t group = tensor.plane->owned == Extent::group ? mesh.outer_size : 1;
+  return {begin / group * group, static_cast<uint32_t>(round_up(end, group))};
+}
+
+Box ModelShards::box_of(const KeptTensor &tensor, const RowRange &rows) {
+  Box box = whole(tensor.param->shape);
+  if (!box.shape.empty()) box.offset[0] = rows.first, box.shape[0] = rows.count;
+  return box;
+}
+
+std::vector<const KeptTensor *> ModelShards::written_by(uint32_t rank, ShardKind kind) const {
+  std::vector<const KeptTensor *> written;
+  for (const KeptTensor &tensor : tensors_)
+    if (tensor.kind == kind && rows(tensor, rank).count > 0) written.push_back(&tensor);
+  return written;
+}
+
+void ModelShards::find_writers(ShardKind kind) {
+  std::vector<bool> writes(spec_.mesh.size());
+  for (const KeptTensor &tensor : tensors_) {
+    if (tensor.kind != kind) continue;
+    const auto [begin, end] = places_of(tensor);
+    for (uint32_t place = begin; place < end; ++place)
+      if (!writes[place] && rows_at(tensor, place).count > 0) writes[place] = true;
+  }
+  for (uint32_t place = 0; place < writes.size(); ++place)
+    if (writes[place]) writers_[static_cast<size_t>(kind)].push_back(rank_at(place));
+}
+
+std::vector<ManifestTensor> ModelShards::manifest_tensors(ShardKind kind, uint32_t first_file) const {
+  std::vector<uint32_t> files(spec_.mesh.size());
+  for (uint32_t i = 0; i < writers(kind).size(); ++i) files[place_of(writers(kind)[i])] = first_file + i;
+  std::vector<ManifestTensor> described;
+  for (const KeptTensor &tensor : tensors_) {
+    if (tensor.kind != kind) continue;
+    ManifestPart part{whole(tensor.param->shape), {}};
+    const auto [begin, end] = places_of(tensor);
+    for (uint32_t place = begin; place < end; ++place)
+      if (const RowRange rows = rows_at(tensor, place); rows.count > 0) part.add_rows(files[place], rows.count);
+    described.push_back({tensor.name, tensor.type, tensor.param->shape, {std::move(part)}});
+  }
+  return described;
+}
+
+}  // namespace fsdp::checkpoint

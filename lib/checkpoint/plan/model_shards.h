@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a checkpoint keeps of a model, and which rank writes which rows: a pure function of the plan, the same on every
+// rank. So the first rank can write the manifest of all without asking anybody.
+//
+// Ranks take their places in the order in which slices lie behind each other: those that have the same slice are
+// neighbours, and the first of them share its rows. A file is numbered by its rank's place.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/shard_file.h"
+#include "memory/model_plan.h"
+
+namespace fsdp::checkpoint {
+
+enum class ShardKind : uint8_t { weights, optimizer };
+inline constexpr size_t shard_kinds = 2;
+
+// Ranks that have the same bytes share the writing where each has at least this much of it.
+inline constexpr uint64_t least_share = uint64_t{16} << 20;
+
+// A tensor of the checkpoint: a plane of a parameter.
+struct KeptTensor {
+  std::string name;  // the parameter's, or state.NAME.STATE
+  const ElementType *type = nullptr;
+  ShardKind kind = ShardKind::weights;
+  const memory::ParamSpec *param = nullptr;
+  const memory::BucketPlan *bucket = nullptr;
+  uint32_t tensor = 0;  // in the bucket
+  const memory::PlanePlan *plane = nullptr;
+};
+
+// Rows of a parameter: all dimensions but the first; a scalar is one.
+struct RowRange {
+  uint64_t first = 0, count = 0;
+
+  bool operator==(const RowRange &) const = default;
+};
+
+class ModelShards {
+ public:
+  // Both live as long as this.
+  ModelShards(const memory::ModelSpec &spec, const memory::ModelPlan &plan);
+
+  // Main weights (of frozen parameters compute weights) and optimizer states, by parameter in the order of declaration.
+  const std::vector<KeptTensor> &tensors() const { return tensors_; }
+  // What a rank of the mesh writes of one; count 0: nothing.
+  RowRange rows(const KeptTensor &tensor, uint32_t rank) const { return rows_at(tensor, place_of(rank)); }
+  // The same as a box of the tensor.
+  static Box box_of(const KeptTensor &tensor, const RowRange &rows);
+  // Which tensors are in a rank's file of a kind, in the order that plan_shard_file is given them; none: there is no
+  // file.
+  std::vector<const KeptTensor *> written_by(uint32_t rank, ShardKind kind) const;
+
+  // The ranks of the mesh that write a file of the kind, in the order of places.
+  const std::vector<uint32_t> &writers(ShardKind kind) const { return writers_[static_cast<size_t>(kind)]; }
+  // Of all tensors of the kind; the file of writers(kind)[i] has number first_file + i.
+  std::vector<ManifestTensor> manifest_tensors(ShardKind kind, uint32_t first_file) const;
+
+ private:
+  // Those that have the same slice, `count` places from `first` on, of which `writers` write.
+  struct Holding {
+    uint32_t first, count, writers;
+  };
+  uint32_t place_of(uint32_t rank) const;
+  uint32_t rank_at(uint32_t place) const;
+  Holding holding(memory::Extent extent, uint32_t place) const;
+  RowRange rows_at(const KeptTensor &tensor, uint32_t place) const;
+  // Places without the first of which and behind the last of which nobody has rows of it.
+  std::array<uint32_t, 2> places_of(const KeptTensor &tensor) const;
+  void add(const memory::BucketPlan &bucket, uint32_t tensor, const memory::ParamSpec &param);
+  void count_writers();
+  void find_writers(ShardKind kind);
+
+  const memory::ModelSpec &spec_;
+  std::vector<KeptTensor> tensors_;
+  std::array<uint32_t, 3> writers_of_;  // by extent
+  std::array<std::vector<uint32_t>, shard_kinds> writers_;
+};
+
+}  // namespace fsdp::checkpoint
