@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/plan/model_shards.h"
 
+#include "checkpoint/plan/load_plan.h"
+
 #include <gtest/gtest.h>
 
 #include <map>
@@ -153,6 +155,104 @@ TEST(ModelShards, AreSharedByReplicasWhereItPays) {
   }
   EXPECT_LT(most - least, most / 20);  // slices end with padding
   EXPECT_GE(least, least_share);
+}
+
+// ---- loading ----
+
+Manifest manifest_of(const ModelShards &shards) {
+  Manifest manifest;
+  manifest.tensors = shards.manifest_tensors(ShardKind::weights, 0);
+  const auto files = static_cast<uint32_t>(shards.writers(ShardKind::weights).size());
+  for (ManifestTensor &tensor : shards.manifest_tensors(ShardKind::optimizer, files))
+    manifest.tensors.push_back(tensor);
+  return manifest;
+}
+
+// Saved on one mesh and loaded on every other: each row that a rank keeps comes from one file, whose rank wrote it.
+TEST_P(ModelShardsOn, AreLoadedOnEveryMesh) {
+  const memory::ModelSpec from = model(meshes().at(GetParam()));
+  const memory::ModelPlan from_plan = plan_model(from);
+  const ModelShards saved(from, from_plan);
+  const Manifest manifest = manifest_of(saved);
+  const auto weights = static_cast<uint32_t>(saved.writers(ShardKind::weights).size());
+  const auto written = [&](uint32_t file, const KeptTensor &tensor) {
+    const uint32_t rank = file < weights ? saved.writers(ShardKind::weights)[file]
+                                         : saved.writers(ShardKind::optimizer).at(file - weights);
+    return saved.rows(tensor, rank);
+  };
+  for (const layout::Mesh &mesh : meshes()) {
+    const memory::ModelSpec to = model(mesh);
+    const memory::ModelPlan to_plan = plan_model(to);
+    const ModelShards loaded(to, to_plan);
+    for (uint32_t rank = 0; rank < mesh.size(); ++rank) {
+      const LoadPlan plan = plan_load(loaded, manifest, rank);
+      EXPECT_TRUE(plan.missing.empty() && plan.unexpected.empty() && plan.other.empty());
+      std::map<uint32_t, std::vector<RowRange>> rows;  // by tensor
+      for (const LoadedFile &file : plan.files)
+        for (const LoadedRows &some : file.rows) {
+          const RowRange got =
+              some.box.shape.empty() ? RowRange{0, 1} : RowRange{some.box.offset[0], some.box.shape[0]};
+          const RowRange has = written(file.file, saved.tensors()[some.tensor]);
+          EXPECT_TRUE(got.first >= has.first && got.first + got.count <= has.first + has.count);
+          rows[some.tensor].push_back(got);
+        }
+      for (uint32_t t = 0; t < loaded.tensors().size(); ++t) {
+        const RowRange kept = loaded.kept_rows(loaded.tensors()[t], rank);
+        std::ranges::sort(rows[t], {}, &RowRange::first);
+        uint64_t next = kept.first;
+        for (const RowRange &some : rows[t]) {
+          EXPECT_EQ(some.first, next);
+          next += some.count;
+        }
+        EXPECT_EQ(next, kept.count ? kept.first + kept.count : kept.first) << loaded.tensors()[t].name;
+      }
+    }
+  }
+}
+
+TEST(LoadPlan, TellsAllThatDoesNotFit) {
+  const memory::ModelSpec spec = model(layout::one_axis(2));
+  const memory::ModelPlan plan = plan_model(spec);
+  const ModelShards shards(spec, plan);
+  Manifest manifest = manifest_of(shards);
+  const auto at = [&](const std::string &name) {
+    return std::ranges::find(manifest.tensors, name, &ManifestTensor::name);
+  };
+  at("g1.w")->name = "another";
+  at("state.g2.b.exp_avg")->name = "state.another";
+  at("g3.w")->shape = {37, 25};
+  at("g4.b")->type = find_element_type("I32");
+  at("g4.w")->type = find_element_type("F64");  // is converted
+  const LoadPlan all = plan_load(shards, manifest, 0);
+  EXPECT_EQ(all.missing, (std::vector<std::string>{"g1.w", "state.g2.b.exp_avg"}));
+  EXPECT_EQ(all.unexpected, (std::vector<std::string>{"another", "state.another"}));
+  EXPECT_EQ(all.other,
+            (std::vector<std::string>{"\"g3.w\" has shape [37, 24] here and [37, 25] in the checkpoint",
+                                      "\"g4.b\" is of F32 here and of I32 in the checkpoint, which is not converted"}));
+  const LoadPlan weights = plan_load(shards, manifest, 1, {.states = false});
+  EXPECT_EQ(weights.missing, (std::vector<std::string>{"g1.w"}));
+  EXPECT_EQ(weights.unexpected, (std::vector<std::string>{"another"}));
+  for (const LoadedFile &file : weights.files)
+    for (const LoadedRows &rows : file.rows) EXPECT_EQ(shards.tensors()[rows.tensor].kind, ShardKind::weights);
+}
+
+// Parts of tensor parallelism, each of which ranks have cut by rows; one reads rows of both.
+TEST(LoadPlan, TakesRowsFromAllPartsOfATensor) {
+  memory::ModelSpec spec;
+  spec.mesh = layout::one_axis(1);
+  spec.groups.resize(1);
+  spec.groups[0].params = {param("w", {8, 6}, FSDP_FLOAT32, FSDP_PARAM_FROZEN)};
+  const memory::ModelPlan plan = plan_model(spec);
+  Manifest manifest;
+  manifest.tensors = {{"w",
+                       find_element_type("F32"),
+                       {8, 6},
+                       {{{{0, 0}, {8, 2}}, {{0, 2, 4}}}, {{{0, 2}, {8, 4}}, {{2, 1, 5}, {3, 1, 3}}}}}};
+  const LoadPlan load = plan_load(ModelShards(spec, plan), manifest, 0);
+  std::vector<Box> boxes;
+  for (const LoadedFile &file : load.files)
+    for (const LoadedRows &rows : file.rows) boxes.push_back(rows.box);
+  EXPECT_EQ(boxes, (std::vector<Box>{{{0, 0}, {4, 2}}, {{4, 0}, {4, 2}}, {{0, 2}, {5, 4}}, {{5, 2}, {3, 4}}}));
 }
 
 }  // namespace

@@ -204,6 +204,17 @@ TEST_F(Shards, OfOthersAreReadWhereverTheyBegin) {
   EXPECT_EQ(std::memcmp(found.data(), data.data() + 1 + 20, found.size()), 0);
 }
 
+TEST_F(Shards, ThatLackWhatIsWantedAreRefused) {
+  write("f", {saved("w", "F32", {{32, 0}, {32, 8}}, 1)});
+  const ShardReader file = reader("f");
+  for (const Box &box :
+       {Box{{31, 0}, {2, 8}}, Box{{63, 0}, {2, 8}}, Box{{32, 1}, {1, 8}}, Box{{0, 0}, {1, 8}}, Box{{32}, {1}}})
+    EXPECT_EQ(message_of([&] {
+                read_box(file, 0, box, box, buffer.bytes());
+              }).find("runs/f: tensor \"w\" is [32, 8] from [32, 0] on here, and ["),
+              0u);
+}
+
 TEST_F(Shards, AreTheSameForTheSameState) {
   const std::vector<Saved> some{saved("a", "F32", {{0}, {5000}}, 1), saved("b", "F16", {{3, 1}, {7, 9}}, 2)};
   const auto text = [&](const std::string &name) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both names of a call are defined here. With the first macro the C library would make one of them an alias of the other,
-// and with the second one an inline function.
+// Both names of a call are defined here. With the first macro the C library would make one of them an alias of the
+// other, and with the second one an inline function.
 #undef _FILE_OFFSET_BITS
 #undef _FORTIFY_SOURCE
 

@@ -93,9 +93,19 @@ class ShardReader::Chunk {
   uint64_t bytes_read_ = 0;
 };
 
+void ShardReader::check_has(const WantedBox &wanted) const {
+  const StoredTensor &tensor = header_.tensors[wanted.tensor];
+  const Box stored{offsets_[wanted.tensor], tensor.shape};
+  if (wanted.box.shape.size() == stored.shape.size() && intersect(wanted.box, stored) == wanted.box) return;
+  refuse_file(file_.shown(), "tensor {} is [{}] from [{}] on here, and [{}] from [{}] on are wanted",
+              quote_json(tensor.name), fmt::join(stored.shape, ", "), fmt::join(stored.offset, ", "),
+              fmt::join(wanted.box.shape, ", "), fmt::join(wanted.box.offset, ", "));
+}
+
 // An element of a foreign file may lie across two chunks: its first bytes wait for the rest.
 ShardReader::Counts ShardReader::read(std::span<const WantedBox> wanted, std::span<std::byte> buffer,
                                       const TakeElements &take) const {
+  for (const WantedBox &box : wanted) check_has(box);
   const WantedRuns runs(header_, offsets_, wanted);
   Chunk chunk(*this, runs, buffer);
   runs.for_each([&](const WantedRun &run) {

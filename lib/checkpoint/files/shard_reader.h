@@ -41,8 +41,9 @@ class ShardReader {
   struct Counts {
     uint64_t wanted = 0, read = 0;  // bytes
   };
-  // Boxes in the order of the header's tensors. INVALID_ARGUMENT, naming file, tensor and bytes, where a block is not
-  // what was written; then some has been taken already.
+  // Boxes in the order of the header's tensors, and those of one tensor in the order of its rows. INVALID_ARGUMENT,
+  // naming the file, where it does not have all of a box; INVALID_ARGUMENT, naming file, tensor and bytes, where a
+  // block is not what was written; then some has been taken already.
   Counts read(std::span<const WantedBox> wanted, std::span<std::byte> buffer, const TakeElements &take) const;
   // All blocks, without taking anything: what differs from its sum is an error as above.
   uint64_t verify(std::span<std::byte> buffer) const;
@@ -51,6 +52,7 @@ class ShardReader {
   class Chunk;
   std::span<const std::byte> read_blocks(const ByteRange &range, std::span<std::byte> buffer) const;
   [[noreturn]] void refuse_block(const ByteRange &block) const;
+  void check_has(const WantedBox &wanted) const;
 
   InFile file_;
   SafetensorsHeader header_;

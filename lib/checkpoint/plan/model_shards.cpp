@@ -76,16 +76,20 @@ void ModelShards::count_writers() {
 
 // ---- rows ----
 
+RowRange ModelShards::kept_rows(const KeptTensor &tensor, uint32_t rank) const {
+  const layout::Slice slice =
+      memory::slice_of(tensor.bucket->layout, tensor.tensor, tensor.plane->owned, spec_.mesh, rank);
+  const uint64_t row = tensor.bucket->layout.tensors[tensor.tensor].row;
+  return {slice.tensor_offset / row, slice.count / row};
+}
+
 RowRange ModelShards::rows_at(const KeptTensor &tensor, uint32_t place) const {
   const Holding held = holding(tensor.plane->owned, place);
   const uint64_t number = place - held.first;
   if (number >= held.writers) return {};
-  const layout::Slice slice =
-      memory::slice_of(tensor.bucket->layout, tensor.tensor, tensor.plane->owned, spec_.mesh, rank_at(place));
-  const uint64_t row = tensor.bucket->layout.tensors[tensor.tensor].row;
-  const uint64_t first = slice.tensor_offset / row, count = slice.count / row;
-  const uint64_t begin = count * number / held.writers, end = count * (number + 1) / held.writers;
-  return {first + begin, end - begin};
+  const RowRange kept = kept_rows(tensor, rank_at(place));
+  const uint64_t begin = kept.count * number / held.writers, end = kept.count * (number + 1) / held.writers;
+  return {kept.first + begin, end - begin};
 }
 
 std::array<uint32_t, 2> ModelShards::places_of(const KeptTensor &tensor) const {

@@ -50,6 +50,8 @@ class ModelShards {
   const std::vector<KeptTensor> &tensors() const { return tensors_; }
   // What a rank of the mesh writes of one; count 0: nothing.
   RowRange rows(const KeptTensor &tensor, uint32_t rank) const { return rows_at(tensor, place_of(rank)); }
+  // What it keeps of one, whoever writes it.
+  RowRange kept_rows(const KeptTensor &tensor, uint32_t rank) const;
   // The same as a box of the tensor.
   static Box box_of(const KeptTensor &tensor, const RowRange &rows);
   // Which tensors are in a rank's file of a kind, in the order that plan_shard_file is given them; none: there is no

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/plan/load_plan.h"
+
+#include <algorithm>
+#include <map>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "base/error.h"
+#include "base/json.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+using FileRows = std::map<uint32_t, std::vector<LoadedRows>>;
+
+// What each file has of the rows of `own`, a box of whole rows of the part's tensor.
+void add_files(const ManifestPart &part, uint32_t tensor, const Box &own, FileRows &files) {
+  const bool scalar = own.shape.empty();
+  const uint64_t first = scalar ? 0 : own.offset[0], end = scalar ? 1 : first + own.shape[0];
+  uint64_t row = scalar ? 0 : part.box.offset[0];
+  for (const RowCut &cut : part.cuts) {
+    const uint64_t begin = row;
+    row += cut.rows * cut.files;
+    if (row <= first || begin >= end || row == begin) continue;
+    for (uint64_t i = first > begin ? (first - begin) / cut.rows : 0; i < cut.files && begin + i * cut.rows < end;
+         ++i) {
+      Box stored = part.box;
+      if (!scalar) stored.offset[0] = begin + i * cut.rows, stored.shape[0] = cut.rows;
+      if (const auto common = intersect(own, stored))
+        files[cut.first_file + static_cast<uint32_t>(i)].push_back({tensor, *common});
+    }
+  }
+}
+
+bool is_float(const ElementType &type) { return type.dtype || type.name == "F64"; }
+
+// Empty, or how they differ.
+std::string difference(const KeptTensor &own, const ManifestTensor &stored) {
+  if (own.param->shape != stored.shape)
+    return format_text("{} has shape [{}] here and [{}] in the checkpoint", quote_json(own.name),
+                       fmt::join(own.param->shape, ", "), fmt::join(stored.shape, ", "));
+  if (!is_float(*stored.type))
+    return format_text("{} is of {} here and of {} in the checkpoint, which is not converted", quote_json(own.name),
+                       own.type->name, stored.type->name);
+  return "";
+}
+
+}  // namespace
+
+LoadPlan plan_load(const ModelShards &shards, const Manifest &manifest, uint32_t rank, const LoadChoice &choice) {
+  LoadPlan plan;
+  std::unordered_map<std::string_view, const ManifestTensor *> stored;
+  for (const ManifestTensor &tensor : manifest.tensors) stored[tensor.name] = &tensor;
+  std::unordered_set<std::string_view> known;
+  FileRows files;
+  for (uint32_t i = 0; i < shards.tensors().size(); ++i) {
+    const KeptTensor &own = shards.tensors()[i];
+    known.insert(own.name);
+    if (own.kind == ShardKind::optimizer && !choice.states) continue;
+    const auto found = stored.find(own.name);
+    if (found == stored.end()) {
+      plan.missing.push_back(own.name);
+    } else if (std::string text = difference(own, *found->second); !text.empty()) {
+      plan.other.push_back(std::move(text));
+    } else if (const RowRange rows = shards.kept_rows(own, rank); rows.count > 0) {
+      for (const ManifestPart &part : found->second->parts) add_files(part, i, ModelShards::box_of(own, rows), files);
+    }
+  }
+  for (const ManifestTensor &tensor : manifest.tensors)
+    if (!known.contains(tensor.name) && (choice.states || !tensor.name.starts_with("state.")))
+      plan.unexpected.push_back(tensor.name);
+  for (auto &[file, rows] : files) plan.files.push_back({file, std::move(rows)});
+  return plan;
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a rank reads of a checkpoint: the rows it keeps, from the files that have them, whoever wrote them. And what
+// does not fit: every rank finds the same, since it compares whole tensors.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/plan/model_shards.h"
+
+namespace fsdp::checkpoint {
+
+// Rows of a tensor that are in one file.
+struct LoadedRows {
+  uint32_t tensor;  // in ModelShards::tensors()
+  Box box;          // in the checkpoint's tensor
+};
+
+struct LoadedFile {
+  uint32_t file;  // in the manifest
+  std::vector<LoadedRows> rows;
+};
+
+struct LoadPlan {
+  std::vector<LoadedFile> files;  // by number
+  // Names, in the order of the model or of the manifest; of `other` what differs, for people.
+  std::vector<std::string> missing;     // the model has it, the checkpoint does not
+  std::vector<std::string> unexpected;  // the other way round
+  std::vector<std::string> other;       // they have it in another shape, or of numbers that are not converted
+};
+
+struct LoadChoice {
+  bool states = true;  // of the optimizer; else weights alone, and states in the checkpoint are not unexpected
+};
+
+// `rank` of the mesh.
+LoadPlan plan_load(const ModelShards &shards, const Manifest &manifest, uint32_t rank, const LoadChoice &choice = {});
+
+}  // namespace fsdp::checkpoint
