@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank that is killed, at any moment: every other one is told within a second and told whom, nobody hangs, nothing is
-// left behind, and the survivors can form a new job.
+// A rank that is killed, at any moment: every other one is told at once and told whom, nobody hangs, nothing is left
+// behind, and the survivors can form a new job.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <random>
 #include <set>
 
@@ -61,14 +63,15 @@ std::set<std::string> leftovers() {
 
 // Other tests come and go on this machine: what is left is what stays.
 std::string new_leftovers(const std::set<std::string> &before) {
-  std::string text;
-  for (int tries = 0; tries < 40; ++tries) {
-    text.clear();
-    for (const std::string &name : leftovers())
-      if (!before.contains(name)) text += name + " ";
-    if (text.empty()) break;
+  std::set<std::string> left = leftovers();
+  std::erase_if(left, [&](const std::string &name) { return before.contains(name); });
+  for (const double end = now() + 10; !left.empty() && now() < end;) {
     pause_us(50'000);
+    const auto still = leftovers();
+    std::erase_if(left, [&](const std::string &name) { return !still.contains(name); });
   }
+  std::string text;
+  for (const std::string &name : left) text += name + " ";
   return text;
 }
 
@@ -80,7 +83,7 @@ struct Kill {
 TEST(Death, AtFiftyMoments) {
   const auto before = leftovers();
   std::minstd_rand random(20260729);
-  double longest = 0;
+  double longest = 0, longest_destroy = 0;
   int killed_in[std::size(stage_names)] = {}, trial = 0, late = 0;
   for (const Kill &kill : {Kill{Stage::bootstrap, 6},
                            {Stage::seal, 9},
@@ -123,18 +126,19 @@ TEST(Death, AtFiftyMoments) {
         const std::string what = where + ": rank " + std::to_string(r) + " in " +
                                  stage_names[static_cast<int>(report.stage)] + ": " +
                                  fsdp_get_status_name(report.status) + " " + report.message;
-        EXPECT_LT(report.destroy_seconds, allowed_seconds()) << what;
+        EXPECT_LT(report.destroy_seconds, at_once) << what;
+        longest_destroy = std::max(longest_destroy, report.destroy_seconds);
         if (in == Stage::bootstrap && report.stage == Stage::bootstrap && report.status == FSDP_TIMEOUT) {
           // The victim had not joined yet, or this rank had not: it came after rank 0 gave up, and misses rank 0.
           ++late;
           const bool victim_joined = victim == 0 || world.report(0).status == FSDP_PEER_FAILED;
           EXPECT_EQ(report.rank, victim_joined ? 0 : static_cast<int32_t>(victim)) << what;
-          EXPECT_LT(report.failed_at - seen.killed_at, 2.5 + allowed_seconds()) << what;
+          EXPECT_LT(report.failed_at - seen.killed_at, 2.5 + at_once) << what;
           continue;
         }
         EXPECT_EQ(report.status, FSDP_PEER_FAILED) << what;
         EXPECT_EQ(report.rank, static_cast<int32_t>(victim)) << what;
-        EXPECT_LT(report.failed_at - seen.killed_at, allowed_seconds()) << what;
+        EXPECT_LT(report.failed_at - seen.killed_at, at_once) << what;
         longest = std::max(longest, report.failed_at - seen.killed_at);
         EXPECT_TRUE(report.recovered || in >= Stage::close) << what;
       }
@@ -144,55 +148,83 @@ TEST(Death, AtFiftyMoments) {
   for (size_t s = 0; s < std::size(stage_names); ++s)
     if (killed_in[s]) printf(" %d in %s", killed_in[s], stage_names[s]);
   printf(
-      "; slowest report %.1f ms after the kill, allowed %.0f ms (worst scheduling delay %.1f ms); %d reports were "
-      "timeouts of "
-      "a rank that had not joined\n",
-      1e3 * longest, 1e3 * allowed_seconds(), 1e3 * World::worst_delay, late);
+      "; slowest report %.1f ms after the kill, slowest destroy %.1f ms (worst scheduling delay %.1f ms); %d reports "
+      "were timeouts of a rank that had not joined\n",
+      1e3 * longest, 1e3 * longest_destroy, 1e3 * World::worst_delay, late);
+}
+
+// The last of the ranks never comes, and the victim dies while all others wait for it.
+void kill_while_forming(World &world, uint32_t victim) {
+  Seen &seen = world.seen();
+  world.start([&](uint32_t rank) {
+    if (rank + 1 == world.ranks()) {
+      while (seen.killed_at == 0) pause_us(1000);
+      pause_us(1'500'000);
+      return Report{};
+    }
+    if (rank == victim) doom(seen, rank, Stage::bootstrap, 0, 1'000'000);
+    return live_until_failure(mortal_scenario(world.ranks(), 15'000), rank, world.name(), seen, 1);
+  });
 }
 
 // A rank that has joined and waits for one that does not come: its death is known at once to all who wait with it.
 TEST(Death, WhileTheJobForms) {
   for (const uint32_t victim : {0u, 1u, 2u}) {
-    World world(4);
-    Seen &seen = world.seen();
-    world.start([&](uint32_t rank) {
-      if (rank == 3) {
-        while (seen.killed_at == 0) pause_us(1000);
-        pause_us(1'500'000);
-        return Report{};
-      }
-      if (rank == victim) doom(seen, rank, Stage::bootstrap, 0, 300'000);
-      return live_until_failure(mortal_scenario(4, 20'000), rank, world.name(), seen, 1);
-    });
-    ASSERT_TRUE(world.collect(30)) << "a rank hangs";
+    std::unique_ptr<World> world;
+    // Where a busy machine holds one up until the victim is dead, it or the victim has not joined: that is a timeout.
+    for (int tries = 0; tries < 5; ++tries) {
+      world = std::make_unique<World>(4);
+      kill_while_forming(*world, victim);
+      ASSERT_TRUE(world->collect(30)) << "a rank hangs";
+      bool joined = true;
+      for (uint32_t r = 0; r < 3; ++r)
+        if (r != victim) joined = joined && world->report(r).status != FSDP_TIMEOUT;
+      if (joined) break;
+    }
     for (uint32_t r = 0; r < 3; ++r) {
       if (r == victim) continue;
-      EXPECT_EQ(world.report(r).status, FSDP_PEER_FAILED) << world.report(r).message;
-      EXPECT_EQ(world.report(r).rank, static_cast<int32_t>(victim)) << world.report(r).message;
-      EXPECT_LT(world.report(r).failed_at - seen.killed_at, allowed_seconds());
+      const Report &report = world->report(r);
+      EXPECT_EQ(report.status, FSDP_PEER_FAILED) << report.message;
+      EXPECT_EQ(report.rank, static_cast<int32_t>(victim)) << report.message;
+      EXPECT_LT(report.failed_at - world->seen().killed_at, at_once);
       printf("rank %u knew of the death of rank %u after %.1f ms\n", r, victim,
-             1e3 * (world.report(r).failed_at - seen.killed_at));
+             1e3 * (report.failed_at - world->seen().killed_at));
     }
   }
 }
 
+// The seconds until both had ended.
+double kill_both(const World &world, uint32_t one, uint32_t other) {
+  const double start = now();
+  for (const uint32_t victim : {one, other}) ::kill(world.pid(victim), SIGKILL);
+  siginfo_t ended{};
+  for (const uint32_t victim : {one, other})
+    ::waitid(P_PID, static_cast<id_t>(world.pid(victim)), &ended, WEXITED | WNOWAIT);
+  return now() - start;
+}
+
 // Two at once are one failure: both are named, everywhere.
 TEST(Death, OfTwoRanksAtOnce) {
-  World world(4);
-  Seen &seen = world.seen();
-  world.start([&](uint32_t rank) {
-    return live_until_failure(mortal_scenario(4, 20'000), rank, world.name(), seen, 1'000'000);
-  });
-  while (seen.steps[0] < 3) pause_us(100);
-  for (const uint32_t victim : {1u, 3u}) ::kill(world.pid(victim), SIGKILL);
-  ASSERT_TRUE(world.collect(30)) << "a rank hangs";
-  EXPECT_EQ(world.report(0).status, FSDP_PEER_FAILED) << world.report(0).message;
-  EXPECT_EQ(world.report(2).status, FSDP_PEER_FAILED) << world.report(2).message;
-  EXPECT_EQ(world.report(0).rank, 1);
-  EXPECT_STREQ(world.report(0).message, world.report(2).message);
-  EXPECT_TRUE(std::string(world.report(0).message).ends_with(": ranks 1, 3 died")) << world.report(0).message;
+  std::unique_ptr<World> world;
+  // Who finds one dead looks for others for 40 ms: a busy machine may hold up the second death for longer.
+  for (int tries = 0; tries < 5; ++tries) {
+    world = std::make_unique<World>(4);
+    Seen &seen = world->seen();
+    world->start([&](uint32_t rank) {
+      return live_until_failure(mortal_scenario(4, 20'000), rank, world->name(), seen, 1'000'000);
+    });
+    while (seen.steps[0] < 3) pause_us(100);
+    const bool at_the_same_time = kill_both(*world, 1, 3) < 0.03;
+    ASSERT_TRUE(world->collect(30)) << "a rank hangs";
+    if (at_the_same_time || world->report(0).failed_count != 1) break;
+  }
+  EXPECT_EQ(world->report(0).status, FSDP_PEER_FAILED) << world->report(0).message;
+  EXPECT_EQ(world->report(2).status, FSDP_PEER_FAILED) << world->report(2).message;
+  EXPECT_EQ(world->report(0).rank, 1);
+  EXPECT_STREQ(world->report(0).message, world->report(2).message);
+  EXPECT_TRUE(std::string(world->report(0).message).ends_with(": ranks 1, 3 died")) << world->report(0).message;
   for (const uint32_t survivor : {0u, 2u}) {
-    const Report &report = world.report(survivor);
+    const Report &report = world->report(survivor);
     EXPECT_EQ(std::vector<uint32_t>(report.failed, report.failed + report.failed_count), (std::vector<uint32_t>{1, 3}));
   }
 }

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <barrier>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -76,6 +77,14 @@ const Waiting waitings[] = {
     {"Close", true, [](Rank &) {}, [](Rank &rank) { return fsdp_close_context(rank.context); }},
 };
 
+// Is another thread inside the context? A call that would do nothing there asks.
+bool is_busy(fsdp_context *context) {
+  fsdp_mesh_options options = FSDP_MESH_OPTIONS_INIT;
+  options.shard_size = 999;
+  fsdp_mesh *mesh = nullptr;
+  return fsdp_create_mesh(context, &options, &mesh) == FSDP_BUSY;
+}
+
 class DestroyDuring : public testing::TestWithParam<Waiting> {};
 INSTANTIATE_TEST_SUITE_P(All, DestroyDuring, testing::ValuesIn(waitings),
                          [](const auto &info) { return info.param.name; });
@@ -88,7 +97,7 @@ TEST_P(DestroyDuring, ACallThatWaits) {
     std::vector<fsdp_context *> contexts(2);
     ASSERT_EQ(fsdp_create_local_contexts(2, &scenario.context, contexts.data()), FSDP_OK);
     std::barrier together(2);
-    std::atomic<double> called{0}, destroyed{0}, returned{0};
+    std::atomic<double> destroyed{0}, returned{0};
     std::string errors[2];
     const auto body = [&](uint32_t r) {
       std::unique_ptr<Owner> owner;
@@ -111,7 +120,7 @@ TEST_P(DestroyDuring, ACallThatWaits) {
         return;
       }
       std::thread destroyer([&] {
-        while (called == 0) pause_ms(1);
+        for (const double end = now() + 30; returned == 0 && now() < end && !is_busy(owner->context());) pause_ms(1);
         pause_ms(30);
         if (returned != 0) errors[0] = "the call did not wait";
         for (const Handle handle : order) {
@@ -121,8 +130,8 @@ TEST_P(DestroyDuring, ACallThatWaits) {
         }
         destroyed = now();
       });
-      called = now();
-      const fsdp_status status = waiting.call(owner->rank());
+      fsdp_status status = FSDP_BUSY;  // also while the other thread asks
+      while (status == FSDP_BUSY) status = waiting.call(owner->rank());
       returned = now();
       const std::string message = last_message();
       destroyer.join();
@@ -145,6 +154,7 @@ TEST(DestroyModel, OnOneRankOnlyIsATimeoutOfTheOthers) {
   Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
   scenario.context.timeout_ms = 1500;
   std::barrier together(3);
+  std::atomic<double> first{std::numeric_limits<double>::max()};  // whoever began to wait first times out for both
   run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
     auto rank = std::make_unique<Rank>(context, scenario);
     rank->load();
@@ -153,12 +163,14 @@ TEST(DestroyModel, OnOneRankOnlyIsATimeoutOfTheOthers) {
       rank.reset();
     } else {
       const double start = now();
+      for (double earliest = first; start < earliest && !first.compare_exchange_weak(earliest, start);) {
+      }
       backward(*rank, 0, 0, nullptr);
       const fsdp_status status = fsdp_finish_grads(rank->model, 1.0, 0, nullptr);
       fsdp_error error = FSDP_ERROR_INIT;
       fsdp_get_last_error(context, &error);
       if (status != FSDP_TIMEOUT || error.rank != 1) throw std::runtime_error(error.message);
-      REQUIRE(now() - start > 1.4 && now() - start < 10);
+      REQUIRE(now() - first > 1.4 && now() - start < 10);
     }
     together.arrive_and_wait();
   });

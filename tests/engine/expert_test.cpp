@@ -4,6 +4,8 @@
 // ones.
 #include <gtest/gtest.h>
 
+#include <memory>
+
 #include "harness.h"
 
 using namespace harness;
@@ -153,9 +155,12 @@ TEST(JobRanks, AreMeantByAModelOfSomeOfThem) {
     for (const uint32_t of : {0u, 2u, 4u})
       require_error(fsdp_get_chunk(rank.groups[0], 0, of, &chunk), FSDP_INVALID_ARGUMENT,
                     {"rank " + std::to_string(of)});
+    const std::unique_ptr<fsdp_mesh, decltype(&fsdp_destroy_mesh)> mesh(make_mesh(context, {3, 1}), fsdp_destroy_mesh);
     for (int turn = 0; turn < 2; ++turn) {  // what ranks have waited is told in the meeting that follows
       reduce_all(rank, 1);
-      if (r == 3) pause_ms(100);
+      double together = 1;
+      FSDP(fsdp_all_reduce_values(context, mesh.get(), &together, 1, FSDP_VALUE_SUM));
+      if (r == 3) pause_ms(1500);
       FSDP(fsdp_finish_grads(rank.model, 1, 0, nullptr));
       FSDP(fsdp_step_adamw(rank.model, 0.1, nullptr, nullptr));
     }

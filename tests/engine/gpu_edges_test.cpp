@@ -146,9 +146,10 @@ TEST(GpuEdges, ReleasedViewsArePoisonedInDebugMode) {
         CUDA(simulated::enqueue(late, [&] { before = std::count_if(values, values + view.element_count, is_nan); }));
         FSDP(fsdp_reshard(rank.groups[g], phase, 0, late));
         CUDA(cudaStreamSynchronize(late));
-        for (const double begin = now(); now() - begin < 10 && !is_nan(values[0]);) pause_ms(1);
+        const auto all_are_nan = [&] { return std::all_of(values, values + view.element_count, is_nan); };
+        for (const double begin = now(); now() - begin < 10 && !all_are_nan();) pause_ms(1);
         REQUIRE(before == 0);
-        for (uint64_t i = 0; i < view.element_count; ++i) REQUIRE(is_nan(values[i]));
+        REQUIRE(all_are_nan());
       }
     FSDP(fsdp_discard_step(rank.model, late));
     CUDA(cudaStreamSynchronize(late));
@@ -274,7 +275,7 @@ TEST(GpuEdges, NumbersAreRealignedWhenAllRanksAreIdle) {
     if (r == 1) {
       FSDP(fsdp_unshard(rank.groups[0], FSDP_EVAL, 0, own));
       pause_ms(100);  // it waits by now
-      still = std::make_unique<StandStill>("fsdp-gather", 300);
+      still = std::make_unique<StandStill>("fsdp-gather", setup.ranks, 300);
     }
     FSDP(fsdp_all_reduce_values(context, nullptr, &one, 1, FSDP_VALUE_SUM));
     FSDP(fsdp_discard_step(rank.model, own));

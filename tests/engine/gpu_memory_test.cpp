@@ -131,7 +131,7 @@ void keep_line(void *lines, fsdp_log_level, const char *line) { static_cast<Line
 TEST(GpuMemory, WhatAStuckGpuKeepsIsLoggedOnce) {
   Scenario setup = memory_scenario(1, FSDP_TRANSPORT_STAGING);
   setup.model.flags = FSDP_MODEL_FORCE_COMMUNICATION;
-  setup.context.timeout_ms = 300;
+  setup.context.timeout_ms = 1200;  // its end waits for that three times
   Lines lines;
   setup.context.log = keep_line;
   setup.context.log_data = &lines;

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <utility>
 
 #include "harness.h"
@@ -49,23 +50,24 @@ struct HeldUp {
 // The library leaves SIGILL to the program on its threads too, so that a handler of the program's can hold them.
 class StandStill {
  public:
-  // All threads of that name stand still when this returns, for so long.
-  StandStill(const std::string &name, int ms) {
+  // All threads of that name, which are `count`, stand still when this returns, for so long. Those that were joined
+  // before may be listed still: they come no more.
+  StandStill(const std::string &name, uint32_t count, int ms) {
     came = standing = 0;
     longest_ms = ms;
     struct sigaction action {};
     action.sa_handler = stand;
     REQUIRE(::sigaction(SIGILL, &action, &before_) == 0);
-    int found = 0;
-    for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
-      std::string own;
-      std::getline(std::ifstream(task.path() / "comm"), own);
-      if (own != name) continue;
-      REQUIRE(::syscall(SYS_tgkill, ::getpid(), std::stoi(task.path().filename()), SIGILL) == 0);
-      ++found;
+    std::set<int> asked;
+    for (const double begin = now(); came < static_cast<int>(count); pause_ms(1)) {
+      REQUIRE(now() - begin < 60);
+      for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
+        std::string own;
+        std::getline(std::ifstream(task.path() / "comm"), own);
+        const int thread = std::stoi(task.path().filename());
+        if (own == name && asked.insert(thread).second) (void)::syscall(SYS_tgkill, ::getpid(), thread, SIGILL);
+      }
     }
-    REQUIRE(found > 0);
-    for (const double begin = now(); came < found; pause_ms(1)) REQUIRE(now() - begin < 60);
   }
   ~StandStill() {
     while (standing > 0) pause_ms(1);

@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "held_up.h"
 
@@ -147,31 +149,43 @@ struct Stays {
   }
 };
 
-// Rank 1 is late with a part that rank 0 waits for on a stream. Rank 0 waits for that stream first, which knows whom it
-// misses, and not for itself.
+// What ranks 0 and 1 are told where rank 1 is late with a part that rank 0 waits for on a stream, which stands still
+// for a moment.
+std::array<fsdp_error, 2> publish_with_a_late_part(Axis axis) {
+  Scenario setup = outer_scenario(axis, 1, FSDP_STRATEGY_OPTIM_GRADS_PARAMS, FSDP_UNSHARD_COPIED);
+  setup.context.timeout_ms = 2000;
+  setup.context.interrupted = Stays::hook;
+  Stays::now = Stays::over = false;
+  std::array<fsdp_error, 2> told = {{FSDP_ERROR_INIT, FSDP_ERROR_INIT}};
+  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, setup);
+    rank.load();
+    FSDP(fsdp_begin_update(rank.model, nullptr));
+    if (r == 1)
+      Stays::mine = true;
+    else
+      await(Stays::now);
+    std::unique_ptr<StandStill> still;
+    if (r == 0) still = std::make_unique<StandStill>("fsdp-outer", setup.ranks, 50);
+    const fsdp_status status = fsdp_publish_weights(rank.model, nullptr);
+    Stays::over = true;
+    REQUIRE(status != FSDP_OK);
+    FSDP(fsdp_get_last_error(context, &told[r]));
+  });
+  return told;
+}
+
+// Rank 0 waits for that stream first, which knows whom it misses, and not for itself.
 TEST(HostEdges, WhoWaitsForAPartOfAnotherHostDoesNotBlameItself) {
   for (const Axis axis : {Axis::divided, Axis::hosts}) {
-    Scenario setup = outer_scenario(axis, 1, FSDP_STRATEGY_OPTIM_GRADS_PARAMS, FSDP_UNSHARD_COPIED);
-    setup.context.timeout_ms = 2000;
-    setup.context.interrupted = Stays::hook;
-    Stays::now = Stays::over = false;
-    run_threads(setup, [&](uint32_t r, fsdp_context *context) {
-      Rank rank(context, setup);
-      rank.load();
-      FSDP(fsdp_begin_update(rank.model, nullptr));
-      if (r == 1)
-        Stays::mine = true;
-      else
-        await(Stays::now);
-      std::unique_ptr<StandStill> still;
-      if (r == 0) still = std::make_unique<StandStill>("fsdp-outer", 50);
-      const fsdp_status status = fsdp_publish_weights(rank.model, nullptr);
-      Stays::over = true;
-      require_error(status, FSDP_TIMEOUT, {});
-      fsdp_error error = FSDP_ERROR_INIT;
-      FSDP(fsdp_get_last_error(context, &error));
-      REQUIRE(error.rank != 0);
-    });
+    auto told = publish_with_a_late_part(axis);
+    // A stream that a busy machine holds up for 500 ms is one that does nothing: then it is tried again.
+    for (int tries = 1; tries < 5 && std::string(told[0].message).find("did nothing for") != std::string::npos; ++tries)
+      told = publish_with_a_late_part(axis);
+    for (const fsdp_error &error : told) {
+      EXPECT_EQ(error.status, FSDP_TIMEOUT) << error.message;
+      EXPECT_NE(error.rank, 0) << error.message;
+    }
   }
 }
 

@@ -7,7 +7,7 @@
 
 #include <atomic>
 #include <barrier>
-#include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <string>
@@ -41,20 +41,30 @@ uint64_t status_kib(const std::string &key) {
   return 0;
 }
 
+size_t library_threads() {
+  size_t count = 0;
+  for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::getline(std::ifstream(task.path() / "comm"), name);
+    count += name.starts_with("fsdp-");
+  }
+  return count;
+}
+
 struct Level {
-  size_t files = count_entries("/proc/self/fd"), threads = count_entries("/proc/self/task");
+  size_t files = count_entries("/proc/self/fd"), threads = library_threads();
   size_t mappings = count_lines("/proc/self/maps");
   uint64_t resident_kib = status_kib("VmRSS:"), shared_kib = status_kib("RssShmem:");
 };
 
 // Threads that were joined leave /proc a moment later.
-Level settled_level() {
-  Level level;
-  for (int tries = 0; tries < 100 && level.threads > 3; ++tries) {  // ".", ".." and this one
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    level = {};
-  }
-  return level;
+void await_threads(size_t that_stay) {
+  for (const double end = now() + 10; library_threads() > that_stay && now() < end;) pause_ms(1);
+}
+
+Level settled_level(size_t threads_that_stay) {
+  await_threads(threads_that_stay);
+  return {};
 }
 
 constexpr int rounds = 20;
@@ -67,13 +77,14 @@ constexpr bool sanitized = false;
 
 // A round that leaks one page, one mapping or one descriptor is seen: eighteen of them are more than the noise allowed.
 void expect_level(const std::function<void(int)> &round) {
+  const size_t standing = library_threads();  // of contexts that outlive the rounds
   Level second;
   for (int i = 0; i < rounds; ++i) {
     round(i);
     ::malloc_trim(0);
-    if (i == 1) second = settled_level();
+    if (i == 1) second = settled_level(standing);
   }
-  const Level last = settled_level();
+  const Level last = settled_level(standing);
   EXPECT_EQ(last.files, second.files);
   EXPECT_EQ(last.threads, second.threads);
   EXPECT_LE(last.shared_kib, second.shared_kib + 64);
@@ -106,6 +117,7 @@ class Leak : public testing::Test {
     ::mallopt(M_ARENA_MAX, 2);
     train_threads(leak_scenario());  // what the process needs once: lazily bound functions, locales, heaps
   }
+  void SetUp() override { await_threads(0); }
 };
 
 TEST_F(Leak, AfterTraining) {

@@ -91,7 +91,9 @@ TEST(Observe, WaitingForASlowPeerIsCounted) {
     Rank rank(context, scenario);
     rank.load();
     forward(rank, nullptr);
-    if (r == 1) pause_ms(600);
+    double together = 1;
+    FSDP(fsdp_all_reduce_values(context, nullptr, &together, 1, FSDP_VALUE_SUM));
+    if (r == 1) pause_ms(1500);
     backward(rank, 0, 0, nullptr);
     FSDP(fsdp_finish_grads(rank.model, 1.0, 0, nullptr));
     waited[r] = rank.stats().wait_ns;

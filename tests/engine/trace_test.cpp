@@ -159,7 +159,9 @@ TEST(Trace, WaitsAddUpToTheCounter) {
 
 TEST(Trace, WaitsSayForWhat) {
   const auto files = trace(traced_scenario(), [&](Rank &rank) {
-    if (rank.rank == 1) pause_ms(300);
+    double together = 1;
+    FSDP(fsdp_all_reduce_values(rank.context, nullptr, &together, 1, FSDP_VALUE_SUM));
+    if (rank.rank == 1) pause_ms(1500);
     clean_step(rank, 0);
   });
   bool reduce = false;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What only a real GPU and driver show of the CUDA device.
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <thread>
 
@@ -57,39 +59,46 @@ TEST_F(GpuDeviceTest, ABusyGpuHoldsUpNoEnd) {
   auto memory = context.device->allocate(bytes, "test");
   auto stream = context.device->create_stream("test");
   const auto event = context.device->create_event();
-  own.be_late(3000000);
+  own.be_late(6000000);
   context.device->caller_stream(own.get()).record(*event);
   stream->wait(*event);
   stream->fill(memory->data(), 1, bytes);
   const auto since = std::chrono::steady_clock::now();
   stream.reset();
   memory.reset();
-  EXPECT_LT(std::chrono::steady_clock::now() - since, std::chrono::milliseconds(2000));
+  EXPECT_LT(std::chrono::steady_clock::now() - since, std::chrono::milliseconds(5000));
   CUDA_OK(cudaStreamSynchronize(own.get()));
   context.device->create_stream("another").reset();  // whose end finds the work done
   CUDA_OK(cudaMemGetInfo(&after, &total));
   EXPECT_GE(after + bytes / 2, before);
 }
 
-// GPU to host to GPU. The bound is far above what is to be expected (some 10 us), since machines are shared.
+// GPU to host to GPU. The bound is far above what is to be expected (some 10 us), since machines are shared; of several
+// batches the one in the middle counts, since a thread may be held up in any of them.
 TEST_F(GpuDeviceTest, ALaneAnswersQuickly) {
   CudaContext context;
   const auto stream = context.device->create_stream("test");
   const auto lane = context.device->create_host_lane("lane");
   const auto event = context.device->create_event();
-  constexpr int rounds = 1000;
-  const auto since = std::chrono::steady_clock::now();
-  for (int round = 0; round < rounds; ++round) {
+  constexpr int rounds = 200;
+  std::array<double, 5> us{};
+  for (double &of_a_round : us) {
+    const auto since = std::chrono::steady_clock::now();
+    for (int round = 0; round < rounds; ++round) {
+      stream->record(*event);
+      lane->wait(*event);
+      lane->stream().run([] {});
+      lane->release(*stream);
+    }
     stream->record(*event);
-    lane->wait(*event);
-    lane->stream().run([] {});
-    lane->release(*stream);
+    context.device->synchronize(*event);
+    const std::chrono::duration<double, std::micro> time = std::chrono::steady_clock::now() - since;
+    of_a_round = time.count() / rounds;
   }
-  stream->record(*event);
-  context.device->synchronize(*event);
-  const std::chrono::duration<double, std::micro> time = std::chrono::steady_clock::now() - since;
-  std::printf("lane: %.1f us for a round trip\n", time.count() / rounds);
-  EXPECT_LT(time.count() / rounds, 1000);
+  std::sort(us.begin(), us.end());
+  const double median = us[us.size() / 2];
+  std::printf("lane: %.1f us for a round trip\n", median);
+  EXPECT_LT(median, 1000);
 }
 
 }  // namespace

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "apart.h"
 
+#include <poll.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <thread>
 
 #include "../engine/desync_cases.h"
+#include "life.h"
 
 namespace network {
 namespace {
@@ -40,6 +44,15 @@ void meet_all(fsdp_context *context) {
   FSDP(fsdp_all_reduce_values(context, nullptr, &value, 1, FSDP_VALUE_SUM));
 }
 
+// Others are to learn the cause, not what this rank does because of it: the driver says when all have.
+void await_others(const desync::Case &of) {
+  constexpr int longest_ms = 10'000;
+  say({{"told", of.name}, {"waits", of.name}});
+  pollfd entry{STDIN_FILENO, POLLIN, 0};
+  char line = 0;
+  if (::poll(&entry, 1, longest_ms) > 0) (void)!::read(STDIN_FILENO, &line, 1);
+}
+
 // called_at: the last moment before the calls that differ. alone: they concern other ranks, so this one learns of it in
 // its next call, and of what then happens to the others. All ranks have come to the first meeting when others go on,
 // but one that is held up may still be in it when they fail.
@@ -51,6 +64,7 @@ json call_apart(const desync::Case &of, harness::Rank &rank, const Options &opti
     result["called_at"] = now();
     (rank.rank == options.number("odd", 0) ? of.odd : of.usual)(rank);
     result["alone"] = true;
+    say({{"told", of.name}});
     meet_all(rank.context);
     result["problem"] = "no call failed";
   } catch (const harness::Failure &failure) {
@@ -58,7 +72,7 @@ json call_apart(const desync::Case &of, harness::Rank &rank, const Options &opti
     result["text"] = failure.what();
     if (const std::string problem = problem_of(of, failure); !problem.empty() && !result["alone"])
       result["problem"] = problem;
-    harness::pause_ms(500);  // others are to learn the cause, not what this rank does because of it
+    await_others(of);
     // One whose step failed goes on to end it: a peer that still waits must not hang for it.
     if (failure.status == FSDP_INVALID_STATE) fsdp_abort_context(rank.context, "the test ends");
   }

@@ -56,7 +56,7 @@ def long_stop(network, victim):
         return slowest
 
 
-STEPS = 60
+STEPS = 200  # longer than a driver that is held up before it stops a rank
 
 
 def short_stops():

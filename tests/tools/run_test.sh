@@ -45,7 +45,8 @@ said() {
 }
 
 # For the ranks' shells. come NAME: waits until another one has made that file, at most ten seconds. dead FILE: waits
-# until the process whose number it has is gone, or a zombie.
+# until the process whose number it has is gone, or a zombie. announced: waits until fsdp-run has said in the file err
+# that it waits for those who are left, at most ten seconds: they do not end before it has seen the first one's end.
 cat >helpers <<'HELPERS'
 come() {
   for _ in $(seq 200); do
@@ -60,6 +61,12 @@ dead() {
   done
   for _ in $(seq 200); do
     case $(sed 's/.*) //' "/proc/$(cat "$1")/stat" 2>/dev/null) in '' | Z*) return ;; esac
+    sleep 0.05
+  done
+}
+announced() {
+  for _ in $(seq 200); do
+    grep -q 'to report and end' err && return
     sleep 0.05
   done
 }
@@ -153,7 +160,7 @@ PROGRESS
   check "... for good" gone 2 $(sed 's/^....//' out)
 
   # The last words of those whose peer has died: they are not ended while they write them.
-  capture "$run" -n 3 --grace-seconds 30 sh -c '[ $RANK = 1 ] && exit 3; sleep 1; echo done; exit 1'
+  capture "$run" -n 3 --grace-seconds 30 sh -c '. ./helpers; [ $RANK = 1 ] && exit 3; announced; echo done; exit 1'
   check "ranks that are left may end by themselves" equal "$(grep -c done out)" 2
   check "... and the first one's status stays" equal $status 3
   check "... and the wait is announced" contains "$err" "the other 2 have 30 s to report and end (--grace-seconds)"
@@ -192,10 +199,11 @@ PROGRESS
   check "whom somebody killed is the cause, however late its end is seen" equal $status 137
   check "... and is named" contains "$err" "rank 1 (pid"
 
-  # The command of docs/guides/debugging-a-hang.md, with its own default.
+  capture "$run" -n 3 sh -c '. ./helpers; [ $RANK = 1 ] && exit 3; announced; exit 1'
+  check "without a word the wait is of 5 s" contains "$err" "have 5 s to report and end (--grace-seconds)"
+  # The command of docs/guides/debugging-a-hang.md.
   mkdir flight
   FSDP_FLIGHT_DIRECTORY=$PWD/flight capture "$run" -n 4 "$doomed_rank" 2
-  check "without a word the wait is of 5 s" contains "$err" "have 5 s to report and end (--grace-seconds)"
   check "a killed rank of a job gives 137" equal $status 137
   check "... and every survivor leaves its flight record" equal "$(cd flight && echo *)" \
     "flight-0.json flight-1.json flight-3.json"
