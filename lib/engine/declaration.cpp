@@ -35,7 +35,7 @@ void Declaration::require_unsealed(const char *call) const {
   if (sealed_) fail(FSDP_INVALID_STATE, "{}: the model is sealed; declare everything before fsdp_seal_model", call);
 }
 
-uint32_t Declaration::add_group(memory::GroupSpec group) {
+void Declaration::add_group(memory::GroupSpec group) {
   require_unsealed("fsdp_create_group");
   if (group_names_.contains(group.name))
     fail(FSDP_INVALID_ARGUMENT, "fsdp_create_group: the model has a group named '{}' already", group.name);
@@ -50,7 +50,6 @@ uint32_t Declaration::add_group(memory::GroupSpec group) {
   param_names_.merge(names);
   group_names_.insert(group.name);
   spec_.groups.push_back(std::move(group));
-  return static_cast<uint32_t>(spec_.groups.size() - 1);
 }
 
 void Declaration::set_schedule(fsdp_schedule_kind kind, std::vector<fsdp_visit> visits) {

@@ -34,7 +34,7 @@ class Declaration {
   void require_unsealed(const char *call) const;
 
   // Each of these is INVALID_STATE once it is sealed.
-  uint32_t add_group(memory::GroupSpec group);
+  void add_group(memory::GroupSpec group);
   void set_schedule(fsdp_schedule_kind kind, std::vector<fsdp_visit> visits);
   void add_state(memory::StateSpec state);
   void set_arena(fsdp_role role, void *data, uint64_t size_bytes);

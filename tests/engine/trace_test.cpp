@@ -67,6 +67,19 @@ TEST(Trace, ShowsEveryCallOfAStepInOrder) {
   }
 }
 
+// Each of what a lane did begins within or after the first call for its group that nothing on the lane has answered
+// yet.
+void expect_behind(const std::vector<Slice> &done, const std::vector<Slice> &calls, const std::string &call) {
+  auto asked = calls.begin();
+  for (size_t i = 0; i < done.size(); ++i) {
+    EXPECT_GE(done[i].begin_ns, i > 0 ? done[i - 1].end_ns : 0);
+    asked = std::find_if(asked, calls.end(), [&](const Slice &one) { return one.name == call + done[i].group; });
+    ASSERT_NE(asked, calls.end()) << done[i].name;
+    EXPECT_GE(done[i].begin_ns, asked->begin_ns) << done[i].name;
+    ++asked;
+  }
+}
+
 TEST(Trace, GathersAndReducesHaveLanesOfTheirOwn) {
   const auto files = trace(traced_scenario(), [](Rank &rank) { clean_step(rank, 0); });
   for (uint32_t r = 0; r < 2; ++r) {
@@ -76,6 +89,10 @@ TEST(Trace, GathersAndReducesHaveLanesOfTheirOwn) {
     for (const Slice &gather : gathers) EXPECT_EQ(gather.bytes, group_bytes);
     const auto reduces = files[r].of_category(r, "reduce", "collective");
     EXPECT_EQ(TraceFile::names(reduces), (Names{"reduce_scatter layer.1", "reduce_scatter layer.0"}));
+    // One begins when it is asked for, and not before the one before has ended.
+    const auto calls = files[r].of_category(r, "caller", "call");
+    expect_behind(gathers, calls, "unshard ");
+    expect_behind(reduces, calls, "reduce_grad ");
     for (const Slice &reduce : reduces) EXPECT_EQ(reduce.bytes, group_bytes);
     EXPECT_EQ(TraceFile::names(files[r].of_category(r, "caller", "instant")), (Names{"published", "published"}));
     EXPECT_EQ(files[r].timelines.at(r).at("lost"), 0);

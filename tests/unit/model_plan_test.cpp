@@ -88,6 +88,36 @@ TEST(ModelPlan, TurnsOfPartialSumsLieApart) {
   for (PlanePlan &plane : bad.buckets[2].planes)
     if (plane.kind == PlaneKind::partial) plane.offset = 0;
   EXPECT_TRUE(contains(validate(bad, spec), "partial sums of turn 1 of group 'b'")) << validate(bad, spec);
+  bad = plan;
+  for (PlanePlan &plane : bad.buckets[2].planes)
+    if (plane.kind == PlaneKind::partial && plane.index == 1) plane.offset = turn - buffer_alignment;
+  EXPECT_TRUE(contains(validate(bad, spec), "partial sums of turn 1 of group 'b'")) << validate(bad, spec);
+}
+
+// Full gradients that are reduced once a step in fp32 are the main grads themselves, and need no sums of turns: but not
+// where debug mode takes the caller's view of them away, which is on the host.
+TEST(ModelPlan, SumsStayWhereTheyAreIfNothingElseIsWrittenThere) {
+  for (const bool debug : {false, true})
+    for (const bool host : {false, true})
+      for (const fsdp_reduce_policy policy : {FSDP_REDUCE_POLICY_EACH, FSDP_REDUCE_POLICY_LAST}) {
+        ModelSpec spec = copied_model();
+        spec.mesh = layout::arrange_mesh({.ranks = {0, 1, 2, 3}, .hosts = {0, 0, 1, 1}});
+        spec.debug = debug;
+        spec.host_memory = host;
+        for (GroupSpec &group : spec.groups) {
+          group.reduce_policy = policy;
+          group.params.push_back(param(group.name + ".frozen", {64}, FSDP_FLOAT16));
+          group.params.back().flags = FSDP_PARAM_FROZEN;
+        }
+        const ModelPlan plan = plan_model(spec);
+        EXPECT_EQ(validate(plan, spec), "");
+        for (const BucketPlan &bucket : plan.buckets) {
+          const bool stay = policy == FSDP_REDUCE_POLICY_LAST && bucket.dtype == FSDP_FLOAT32 && !(debug && host);
+          EXPECT_EQ(bucket.find(PlaneKind::partial) != nullptr, !bucket.frozen && !stay);
+          if (bucket.frozen) continue;
+          EXPECT_EQ(bucket.plane(PlaneKind::grad).again, stay);
+        }
+      }
 }
 
 // Memory that peers cannot read: a rank keeps its slices alone, and gathers fill pool buffers also where mapping was

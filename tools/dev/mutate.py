@@ -35,7 +35,8 @@ MAP = STATE / "map.json"
 RESULTS = STATE / "results.jsonl"
 EQUIVALENT = Path(__file__).parent / "equivalent_mutants.json"
 ROOMS = ["engine", "memory", "layout", "abi"]
-SETUP = ["-Dtests=enabled", "-Dexamples=enabled", "-Ddebug=false", "-Dwerror=false"]
+# The standard library's checks of indices: CI's sanitizers have them, too.
+SETUP = ["-Dtests=enabled", "-Dexamples=enabled", "-Ddebug=false", "-Dwerror=false", "-Dcpp_args=-D_GLIBCXX_ASSERTIONS"]
 AT_ONCE = 4  # tests of one mutant: most wait for most of their time
 # Measure times, or take minutes for what others prove.
 LEFT_OUT = ("fsdp-perf", "benchmark", "steady", "network_", "tree", "header", "abi-frozen", "train_gpt_cuda", "hardening", "nvtx", "installed")
