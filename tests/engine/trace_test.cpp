@@ -92,6 +92,9 @@ TEST(Trace, GathersAndReducesHaveLanesOfTheirOwn) {
     // One begins when it is asked for, and not before the one before has ended.
     const auto calls = files[r].of_category(r, "caller", "call");
     expect_behind(gathers, calls, "unshard ");
+    const auto waits = files[r].of_category(r, "gather", "wait");
+    ASSERT_EQ(waits.size(), gathers.size());
+    for (size_t i = 0; i < waits.size(); ++i) EXPECT_GE(gathers[i].begin_ns, waits[i].end_ns);
     expect_behind(reduces, calls, "reduce_grad ");
     for (const Slice &reduce : reduces) EXPECT_EQ(reduce.bytes, group_bytes);
     EXPECT_EQ(TraceFile::names(files[r].of_category(r, "caller", "instant")), (Names{"published", "published"}));

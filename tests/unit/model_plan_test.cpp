@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 #include "base/error.h"
@@ -116,6 +117,7 @@ TEST(ModelPlan, SumsStayWhereTheyAreIfNothingElseIsWrittenThere) {
           EXPECT_EQ(bucket.find(PlaneKind::partial) != nullptr, !bucket.frozen && !stay);
           if (bucket.frozen) continue;
           EXPECT_EQ(bucket.plane(PlaneKind::grad).again, stay);
+          EXPECT_EQ(std::ranges::count(bucket.planes, PlaneKind::grad, &PlanePlan::kind), 1);
         }
       }
 }
