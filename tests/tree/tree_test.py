@@ -13,7 +13,7 @@ from pathlib import Path
 ARROWS = {
     "base": set(),
     "layout": {"base"},
-    "checkpoint": {"layout", "memory", "base"},
+    "checkpoint": {"comm", "layout", "memory", "base"},
     "memory": {"layout", "base"},
     "device": {"base"},
     "comm": {"device", "base"},

@@ -9,58 +9,13 @@
 #include <random>
 
 #include "base/error.h"
+#include "checkpoint_models.h"
 
 namespace fsdp::checkpoint {
+
+using test::mesh, test::meshes, test::model, test::param;
+
 namespace {
-
-memory::ParamSpec param(const std::string &name, std::vector<uint64_t> shape, fsdp_dtype dtype = FSDP_FLOAT32,
-                        uint32_t flags = 0) {
-  memory::ParamSpec spec;
-  spec.name = name;
-  spec.shape = std::move(shape);
-  for (const uint64_t size : spec.shape) spec.element_count *= size;
-  spec.dtype = dtype;
-  spec.flags = flags;
-  return spec;
-}
-
-layout::Mesh mesh(uint32_t inner, uint32_t outer, layout::OuterAxis axis) {
-  layout::Mesh mesh = layout::one_axis(inner * outer);
-  mesh.inner_size = inner;
-  mesh.outer_size = outer;
-  mesh.outer = outer > 1 ? axis : layout::OuterAxis::none;
-  mesh.replicate_size = mesh.outer == layout::OuterAxis::shard ? 1 : outer;
-  mesh.shard_size = inner * outer / mesh.replicate_size;
-  return mesh;
-}
-
-// A group of each strategy, with dtypes, frozen parameters, scalars and tensors that ranks do not cut evenly.
-memory::ModelSpec model(const layout::Mesh &mesh, uint64_t rows = 37) {
-  memory::ModelSpec spec;
-  spec.mesh = mesh;
-  spec.states = {{"exp_avg", FSDP_FLOAT32}, {"exp_avg_sq", FSDP_BFLOAT16}};
-  for (const fsdp_strategy strategy :
-       {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS, FSDP_STRATEGY_OPTIM_GRADS_PARAMS}) {
-    memory::GroupSpec group;
-    group.name = "g" + std::to_string(strategy);
-    group.strategy = strategy;
-    group.params = {param(group.name + ".w", {rows, 24}), param(group.name + ".half", {51, 3, 2}, FSDP_BFLOAT16),
-                    param(group.name + ".scalar", {}),
-                    param(group.name + ".frozen", {rows, 8}, FSDP_FLOAT16, FSDP_PARAM_FROZEN),
-                    param(group.name + ".b", {24})};
-    spec.groups.push_back(group);
-  }
-  return spec;
-}
-
-std::vector<layout::Mesh> meshes() {
-  using enum layout::OuterAxis;
-  std::vector<layout::Mesh> all;
-  for (const uint32_t ranks : {1, 2, 3, 8}) all.push_back(mesh(ranks, 1, none));
-  for (const auto axis : {replicate, optim, shard})
-    for (const auto &[inner, outer] : {std::pair{1, 2}, {3, 2}, {2, 4}}) all.push_back(mesh(inner, outer, axis));
-  return all;
-}
 
 class ModelShardsOn : public testing::TestWithParam<size_t> {};
 INSTANTIATE_TEST_SUITE_P(Meshes, ModelShardsOn, testing::Range(size_t{0}, size_t{13}));

@@ -25,7 +25,11 @@ void make_path(const std::string &path) {
   ::mkdir(path.c_str(), 0700);
 }
 
-bool is_checkpoint_name(const std::string &name) { return name.starts_with("step-"); }
+bool is_checkpoint_name(const std::string &name) {
+  constexpr std::string_view prefix = "step-";
+  return name.starts_with(prefix) && name.size() >= prefix.size() + 10 && name.size() <= prefix.size() + 20 &&
+         name.find_first_not_of("0123456789", prefix.size()) == name.npos;
+}
 
 }  // namespace
 

@@ -58,13 +58,14 @@ class NewCheckpoint {
   const std::string &id() const { return id_; }
   int fd() const { return fd_.get(); }
   std::string shown(const std::string &name) const { return folder_.shown(temporary_name()) + "/" + name; }
-  // A folder inside, open; made if it is not there.
+  // A folder inside, open, which may be in another one there; made if it is not there.
   Fd make_folder(const std::string &name) const;
   // All files are on the disk: so is the manifest now, and the checkpoint has its name. What had that name before is
   // gone with `replace`; without, INVALID_STATE.
   void commit(const std::string &name, const std::string &manifest, bool replace);
 
  private:
+  void clear(const std::string &name) const noexcept;
   void give_name(const std::string &name, bool replace);
 
   const Folder &folder_;

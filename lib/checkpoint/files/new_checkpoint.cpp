@@ -44,11 +44,24 @@ NewCheckpoint::NewCheckpoint(const Folder &folder) : folder_(folder), id_(make_i
   const std::string unowned = unowned_prefix + id_, shown = folder_.shown(unowned);
   if (::mkdirat(folder_.fd(), unowned.c_str(), 0700) != 0)
     fail_errno(errno, format_text("{}: making the folder", shown));
-  fd_ = open_folder(folder_.fd(), unowned, shown);
-  owner_ = make_owner(fd_.get(), id_, shown);
-  if (::renameat(folder_.fd(), unowned.c_str(), folder_.fd(), temporary_name().c_str()) != 0)
-    fail_errno(errno, format_text("{}: renaming it to {}", shown, temporary_name()));
+  try {
+    fd_ = open_folder(folder_.fd(), unowned, shown);
+    owner_ = make_owner(fd_.get(), id_, shown);
+    if (::renameat(folder_.fd(), unowned.c_str(), folder_.fd(), temporary_name().c_str()) != 0)
+      fail_errno(errno, format_text("{}: renaming it to {}", shown, temporary_name()));
+  } catch (...) {
+    clear(unowned);
+    throw;
+  }
   owns_ = true;
+}
+
+// What cannot be removed a later job removes.
+void NewCheckpoint::clear(const std::string &name) const noexcept {
+  try {
+    remove_tree(folder_.fd(), name, folder_.shown(name));
+  } catch (const std::exception &) {
+  }
 }
 
 // Names that another host made come late where folders are cached.
@@ -65,16 +78,16 @@ NewCheckpoint::NewCheckpoint(const Folder &folder, const std::string &id, uint32
 }
 
 NewCheckpoint::~NewCheckpoint() {
-  if (!owns_) return;
-  try {
-    remove_tree(folder_.fd(), temporary_name(), folder_.shown(temporary_name()));
-  } catch (const Error &) {  // the next job removes it
-  }
+  if (owns_) clear(temporary_name());
 }
 
 Fd NewCheckpoint::make_folder(const std::string &name) const {
-  if (::mkdirat(fd(), name.c_str(), 0700) != 0 && errno != EEXIST)
-    fail_errno(errno, format_text("{}: making the folder", shown(name)));
+  const auto make = [&](const std::string &path) {
+    if (::mkdirat(fd(), path.c_str(), 0700) != 0 && errno != EEXIST)
+      fail_errno(errno, format_text("{}: making the folder", shown(path)));
+  };
+  if (const size_t slash = name.find('/'); slash != name.npos) make(name.substr(0, slash));
+  make(name);
   return open_folder(fd(), name, shown(name));
 }
 

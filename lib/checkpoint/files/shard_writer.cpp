@@ -34,7 +34,7 @@ ShardWriter::ShardWriter(std::vector<ShardToWrite> shards) : shards_(std::move(s
 void ShardWriter::give_up(const Error &why) noexcept {
   {
     const std::lock_guard lock(mutex_);
-    if (!failure_) failure_.emplace(why);
+    if (!failure_ && !finished_) failure_.emplace(why);
   }
   changed_.notify_all();
 }
@@ -115,6 +115,16 @@ void ShardWriter::hand_over(Block block) {
 
 void ShardWriter::write() noexcept {
   if (const std::optional<Error> error = error_of([&] { write_shards(); })) give_up(*error);
+  {
+    const std::lock_guard lock(mutex_);
+    finished_.store(true, std::memory_order_release);
+  }
+  changed_.notify_all();
+}
+
+void ShardWriter::await_written(std::chrono::milliseconds longest) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, longest, [&] { return is_written(); });
 }
 
 void ShardWriter::write_shards() {

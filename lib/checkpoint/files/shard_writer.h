@@ -8,6 +8,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -54,13 +55,17 @@ class ShardWriter {
   // Each is the body of a thread, and returns when its work is done or given up. The first error ends both.
   void pack() noexcept;
   void write() noexcept;
-  // From any thread: both return soon, though not before a call into the file system that they are in does.
+  // From any thread: both return soon, though not before a call into the file system that they are in does. Changes
+  // nothing once all is on the disk.
   void give_up(const Error &why) noexcept;
 
   // All has been copied, or never will be.
   bool is_packed() const { return packed_.load(std::memory_order_acquire); }
   // Returns when it is so. Any thread.
   void await_packed();
+  // All is on the disk, or never will be; waits for it a while at most.
+  bool is_written() const { return finished_.load(std::memory_order_acquire); }
+  void await_written(std::chrono::milliseconds longest);
   uint64_t bytes_written() const { return written_bytes_.load(std::memory_order_relaxed); }
   uint64_t bytes_in_all() const { return total_bytes_; }
   // After both threads have returned: the files, or why there are none.
@@ -91,7 +96,7 @@ class ShardWriter {
   std::vector<size_t> free_;
   std::optional<Error> failure_;
   std::vector<WrittenShard> written_;
-  std::atomic<bool> packed_{false};
+  std::atomic<bool> packed_{false}, finished_{false};
   std::atomic<uint64_t> written_bytes_{0};
 };
 

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/job/load.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <tuple>
+#include <unordered_map>
+
+#include "base/json.h"
+#include "checkpoint/files/folder.h"
+#include "checkpoint/files/folder_tree.h"
+#include "checkpoint/files/shard_reader.h"
+#include "comm/together.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+// Which checkpoint the first rank has chosen.
+struct Choice {
+  char name[64] = {};  // empty: there is none left
+};
+
+// The folder that a file's name leads to, and its own name in that.
+std::pair<Fd, std::string> find_file(int folder, const std::string &name, const std::string &shown) {
+  Fd inside(::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!inside) fail_errno(errno, format_text("{}: cannot be opened as a folder", shown));
+  std::string rest = name;
+  for (size_t slash = rest.find('/'); slash != rest.npos; slash = rest.find('/')) {
+    inside = open_folder(inside.get(), rest.substr(0, slash), shown);
+    rest.erase(0, slash + 1);
+  }
+  return {std::move(inside), rest};
+}
+
+void list_names(std::string &text, const char *what, const std::vector<std::string> &names, bool quoted) {
+  if (names.empty()) return;
+  text += format_text("; {}: ", what);
+  for (size_t i = 0; i < names.size(); ++i) text += (i ? ", " : "") + (quoted ? quote_json(names[i]) : names[i]);
+}
+
+// One load, on this rank.
+class Loading {
+ public:
+  Loading(comm::Team &team, const Waiter &waiter, const std::string &path, const LoadedModel &model,
+          const LoadOptions &options)
+      : team_(team), waiter_(waiter), path_(path), model_(model), options_(options) {}
+
+  LoadResult run();
+
+ private:
+  bool first() const { return team_.rank() == 0; }
+  void find_candidates();
+  bool choose(size_t number);
+  void check_fit(const LoadPlan &plan) const;
+  void read(const LoadPlan &plan);
+  void read_file(const LoadedFile &file);
+  ShardReader open(const ManifestFile &file) const;
+
+  comm::Team &team_;
+  const Waiter &waiter_;
+  const std::string &path_;
+  const LoadedModel &model_;
+  const LoadOptions &options_;
+  std::optional<Folder> folder_;
+  std::vector<std::string> candidates_;  // on the first rank, the newest first
+  Fd checkpoint_;
+  AlignedBytes buffer_{ShardReader::buffer_bytes};
+  LoadResult result_;
+};
+
+// A checkpoint itself, or those that are in the folder.
+void Loading::find_candidates() {
+  comm::attempt_together(team_, "a load's folder", [&] {
+    folder_.emplace(path_);
+    if (!first()) return;
+    const std::vector<std::string> names = list_folder(folder_->fd(), path_);
+    if (std::ranges::find(names, manifest_name) != names.end()) {
+      candidates_ = {"."};
+      return;
+    }
+    for (const FolderEntry &entry : folder_->list(&result_.passed_over)) candidates_.push_back(entry.name);
+    if (!candidates_.empty()) return;
+    fail(FSDP_INVALID_ARGUMENT, "{}: there is no checkpoint in this folder{}{}", path_,
+         result_.passed_over.empty() ? "" : "; of what is there ", fmt::join(result_.passed_over, "; "));
+  });
+}
+
+// False: there are no more.
+bool Loading::choose(size_t number) {
+  Choice mine;
+  if (number < candidates_.size()) std::strncpy(mine.name, candidates_[number].c_str(), sizeof mine.name - 1);
+  std::vector<Choice> all(team_.size());
+  team_.exchange_fixed(&mine, sizeof mine, all.data(), "a load's checkpoint");
+  result_.name = all[0].name;
+  if (result_.name.empty()) return false;
+  comm::attempt_together(team_, "a load's manifest", [&] {
+    checkpoint_ = open_folder(folder_->fd(), result_.name, folder_->shown(result_.name));
+    result_.manifest = folder_->read_manifest(result_.name);
+  });
+  return true;
+}
+
+// The same on every rank, since they compare whole tensors.
+void Loading::check_fit(const LoadPlan &plan) const {
+  std::string text;
+  if (!options_.allow_missing) list_names(text, "missing", plan.missing, true);
+  if (!options_.allow_unexpected) list_names(text, "unexpected", plan.unexpected, true);
+  list_names(text, "different", plan.other, false);
+  if (!text.empty()) fail(FSDP_INVALID_ARGUMENT, "{} does not fit the model{}", folder_->shown(result_.name), text);
+}
+
+ShardReader Loading::open(const ManifestFile &file) const {
+  const std::string shown = folder_->shown(result_.name) + "/" + file.name;
+  auto [folder, name] = find_file(checkpoint_.get(), file.name, shown);
+  ShardReader reader(folder.get(), name, shown);
+  if (reader.file_bytes() != file.bytes || reader.header_sum() != file.header_sum)
+    fail(FSDP_INVALID_ARGUMENT,
+         "{}: is not the file that the manifest speaks of: it has {} bytes and header sum {}, not {} and {}", shown,
+         reader.file_bytes(), reader.header_sum(), file.bytes, file.header_sum);
+  return reader;
+}
+
+void Loading::read_file(const LoadedFile &file) {
+  const ShardReader reader = open(result_.manifest.files[file.file]);
+  const SafetensorsHeader &header = reader.header();
+  std::unordered_map<std::string_view, uint32_t> numbers;
+  for (uint32_t i = 0; i < header.tensors.size(); ++i) numbers[header.tensors[i].name] = i;
+  struct Wanted {
+    WantedBox box;
+    const KeptTensor *tensor;
+  };
+  std::vector<Wanted> wanted;
+  for (const LoadedRows &rows : file.rows) {
+    const KeptTensor &tensor = model_.shards.tensors()[rows.tensor];
+    const auto found = numbers.find(tensor.name);
+    if (found == numbers.end())
+      fail(FSDP_INVALID_ARGUMENT, "{}/{}: tensor {} is not in it", folder_->shown(result_.name),
+           result_.manifest.files[file.file].name, quote_json(tensor.name));
+    const Box kept = ModelShards::box_of(tensor, model_.shards.kept_rows(tensor, team_.rank()));
+    wanted.push_back({{found->second, rows.box, kept}, &tensor});
+  }
+  std::ranges::stable_sort(wanted, [](const Wanted &a, const Wanted &b) {
+    return std::tie(a.box.tensor, a.box.box.offset) < std::tie(b.box.tensor, b.box.box.offset);
+  });
+  std::vector<WantedBox> boxes;
+  for (const Wanted &one : wanted) boxes.push_back(one.box);
+  const auto counts =
+      reader.read(boxes, buffer_.bytes(), [&](uint32_t number, uint64_t to, std::span<const std::byte> elements) {
+        waiter_.poll();
+        model_.write(*wanted[number].tensor, to, *header.tensors[wanted[number].box.tensor].type, elements);
+      });
+  result_.wanted_bytes += counts.wanted;
+  result_.read_bytes += counts.read;
+}
+
+void Loading::read(const LoadPlan &plan) {
+  for (const LoadedFile &file : plan.files) read_file(file);
+}
+
+LoadResult Loading::run() {
+  find_candidates();
+  for (size_t number = 0; choose(number); ++number) {
+    const LoadPlan plan = plan_load(model_.shards, result_.manifest, team_.rank(), {options_.states});
+    check_fit(plan);
+    try {
+      comm::attempt_together(team_, "a load's files", [&] { read(plan); });
+      return std::move(result_);
+    } catch (const Error &error) {
+      // Not where the job is lost: only what a rank has found in its files leads to another checkpoint.
+      const bool damaged = error.status == FSDP_INVALID_ARGUMENT || error.status == FSDP_SYSTEM;
+      if (!options_.fall_back || !damaged || waiter_.failure().failed()) throw;
+      result_.passed_over.push_back(error.message);
+    }
+  }
+  comm::attempt_together(team_, "a load's end", [&] {
+    if (first())
+      fail(FSDP_INVALID_ARGUMENT, "{}: no checkpoint in this folder is whole: {}", path_,
+           fmt::join(result_.passed_over, "; "));
+  });
+  return std::move(result_);  // not reached
+}
+
+}  // namespace
+
+LoadResult load(comm::Team &team, const Waiter &waiter, const std::string &folder, const LoadedModel &model,
+                const LoadOptions &options) {
+  return Loading(team, waiter, folder, model, options).run();
+}
+
+}  // namespace fsdp::checkpoint

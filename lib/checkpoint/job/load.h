@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// All ranks of a model take what they keep out of a checkpoint, which may be of any number of ranks and strategies.
+// Each reads the ranges that it needs, and no other rank; in the end all have succeeded, or all report the first one's
+// error.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/failure.h"
+#include "checkpoint/plan/load_plan.h"
+#include "comm/communicator.h"
+
+namespace fsdp::checkpoint {
+
+// Elements of a tensor, as the file has them, from element `first` of what this rank keeps of it. On the caller's
+// thread.
+using WriteKept = std::function<void(const KeptTensor &tensor, uint64_t first, const ElementType &type,
+                                     std::span<const std::byte> elements)>;
+
+struct LoadedModel {
+  const ModelShards &shards;
+  WriteKept write;
+};
+
+struct LoadOptions {
+  bool states = true;             // of the optimizer, too
+  bool allow_missing = false;     // what the checkpoint lacks stays as it is
+  bool allow_unexpected = false;  // what only the checkpoint has is passed over
+  bool fall_back = false;         // to the next older one where one is damaged
+};
+
+struct LoadResult {
+  std::string name;  // of the checkpoint, in the folder
+  Manifest manifest;
+  uint64_t wanted_bytes = 0, read_bytes = 0;  // of files, by this rank
+  std::vector<std::string> passed_over;       // why, of damaged ones
+};
+
+// Collective over the team, which are the ranks of the mesh in its order. The newest whole checkpoint of the folder; or
+// the folder is one itself. Throws on all ranks: SYSTEM or INVALID_ARGUMENT, naming rank, file and bytes, and then some
+// rows may have been written; INVALID_ARGUMENT with all that does not fit the model, before anything is written.
+LoadResult load(comm::Team &team, const Waiter &waiter, const std::string &folder, const LoadedModel &model,
+                const LoadOptions &options = {});
+
+}  // namespace fsdp::checkpoint

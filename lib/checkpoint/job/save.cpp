@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/job/save.h"
+
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <thread>
+
+#include "base/checked.h"
+#include "base/library_thread.h"
+#include "checkpoint/files/folder.h"
+#include "checkpoint/files/shard_writer.h"
+#include "comm/together.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+constexpr uint32_t files_in_folder = 1024;
+
+// What the first rank tells of the checkpoint that it has begun.
+struct Beginning {
+  char id[40] = {};
+  uint64_t sequence = 0;
+};
+
+// What each rank tells of the files that it has written; without a sum it has none of the kind.
+struct WrittenFiles {
+  struct One {
+    uint64_t bytes = 0;
+    char header_sum[40] = {};
+  };
+  One kinds[shard_kinds];
+};
+
+// The disk's side of a save, while the calling thread copies.
+class WritingThread {
+ public:
+  explicit WritingThread(ShardWriter &writer)
+      : writer_(writer), thread_(LibraryThread{"fsdp-save", "a save"}.start(run, &writer)) {}
+  ~WritingThread() {
+    writer_.give_up(Error(FSDP_ABORTED, "the save was given up"));  // changes nothing where it is complete
+    pthread_join(thread_, nullptr);
+  }
+  WritingThread(const WritingThread &) = delete;
+  WritingThread &operator=(const WritingThread &) = delete;
+
+ private:
+  static void *run(void *writer) {
+    static_cast<ShardWriter *>(writer)->write();
+    return nullptr;
+  }
+  ShardWriter &writer_;
+  pthread_t thread_;
+};
+
+// One save, on this rank.
+class Saving {
+ public:
+  Saving(comm::Team &team, const Waiter &waiter, const std::string &path, const SavedModel &model,
+         const SaveChoice &choice)
+      : team_(team), waiter_(waiter), path_(path), model_(model), choice_(choice) {}
+
+  SaveResult run() {
+    begin();
+    join();
+    comm::attempt_together(team_, "a save's files", [&] { write(); });
+    const std::vector<WrittenFiles> all = tell();
+    comm::attempt_together(team_, "a save's commit", [&] {
+      if (first()) commit(all);
+    });
+    return result_;
+  }
+
+ private:
+  bool first() const { return team_.rank() == 0; }
+  void begin();
+  void join();
+  void write();
+  ShardToWrite shard_of(ShardKind kind, const std::vector<const KeptTensor *> &tensors);
+  std::vector<WrittenFiles> tell();
+  void commit(const std::vector<WrittenFiles> &all);
+  void remove_older() noexcept;
+  std::string folder_of(ShardKind kind, uint32_t place) const;
+  static Manifest describe(const SavedModel &model, uint32_t ranks, uint64_t sequence);
+
+  comm::Team &team_;
+  const Waiter &waiter_;
+  const std::string &path_;
+  const SavedModel &model_;
+  const SaveChoice &choice_;
+  std::optional<Folder> folder_;
+  std::optional<NewCheckpoint> made_;
+  std::vector<Fd> open_;  // folders that files are in
+  Beginning beginning_;
+  WrittenFiles written_;
+  SaveResult result_;
+};
+
+void Saving::begin() {
+  comm::attempt_together(team_, "a save's folder", [&] {
+    if (!first()) return;
+    folder_ = Folder::make(path_);
+    folder_->remove_leftovers();
+    const std::vector<FolderEntry> there = folder_->list();
+    beginning_.sequence =
+        there.empty() ? 1 : checked_add(there.front().manifest.sequence, 1, "a checkpoint's sequence");
+    made_.emplace(*folder_);
+    std::strncpy(beginning_.id, made_->id().c_str(), sizeof beginning_.id - 1);
+  });
+  std::vector<Beginning> all(team_.size());
+  team_.exchange_fixed(&beginning_, sizeof beginning_, all.data(), "a save's name");
+  beginning_ = all[0];
+  result_.name = step_name(model_.step);
+}
+
+// Names come late where another host has made them.
+void Saving::join() {
+  comm::attempt_together(team_, "a save's folder, seen by all", [&] {
+    if (first()) return;
+    const auto start = std::chrono::steady_clock::now();
+    const auto waited = [&] { return std::chrono::steady_clock::now() - start; };
+    const std::chrono::milliseconds patience(choice_.patience_ms);
+    while (!folder_) try {
+        folder_ = Folder(path_);
+      } catch (const Error &error) {
+        if (error.origin_code != ENOENT || waited() >= patience) throw;
+        waiter_.poll();
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+    made_.emplace(*folder_, beginning_.id, choice_.patience_ms);
+  });
+}
+
+ShardToWrite Saving::shard_of(ShardKind kind, const std::vector<const KeptTensor *> &tensors) {
+  std::vector<ShardTensor> parts;
+  for (const KeptTensor *tensor : tensors)
+    parts.push_back(
+        {tensor->name, tensor->type, ModelShards::box_of(*tensor, model_.shards.rows(*tensor, team_.rank()))});
+  const std::string folder = folder_of(kind, team_.rank());
+  int fd = made_->fd();
+  if (!folder.empty()) fd = open_.emplace_back(made_->make_folder(folder)).get();
+  const std::string name = shard_name(team_.world_rank(team_.rank()));
+  ShardToWrite shard{fd, name, made_->shown(folder.empty() ? name : folder + "/" + name), plan_shard_file(parts), {}};
+  for (const uint32_t index : shard.file.order) {
+    const KeptTensor &tensor = *tensors[index];
+    // What it writes begins behind what other holders of its rows write.
+    const RowRange kept = model_.shards.kept_rows(tensor, team_.rank()), own = model_.shards.rows(tensor, team_.rank());
+    const uint64_t row = *stored_bytes(*tensor.type, ModelShards::box_of(tensor, own).count()) / own.count;
+    shard.rows.push_back(
+        [this, &tensor, skipped = (own.first - kept.first) * row](uint64_t at, std::span<std::byte> to) {
+          waiter_.poll();
+          model_.read(tensor, skipped + at, to);
+        });
+  }
+  return shard;
+}
+
+void Saving::write() {
+  std::vector<ShardToWrite> shards;
+  std::vector<size_t> kinds;
+  for (const ShardKind kind : {ShardKind::weights, ShardKind::optimizer}) {
+    const std::vector<const KeptTensor *> tensors = model_.shards.written_by(team_.rank(), kind);
+    if (tensors.empty()) continue;
+    shards.push_back(shard_of(kind, tensors));
+    kinds.push_back(static_cast<size_t>(kind));
+  }
+  ShardWriter writer(std::move(shards));
+  {
+    const WritingThread thread(writer);
+    writer.pack();
+    while (!writer.is_written()) {
+      waiter_.poll();
+      writer.await_written(std::chrono::milliseconds(20));
+    }
+  }
+  const std::vector<WrittenShard> files = writer.result();
+  for (size_t i = 0; i < files.size(); ++i) {
+    WrittenFiles::One &one = written_.kinds[kinds[i]];
+    one.bytes = files[i].bytes;
+    std::strncpy(one.header_sum, files[i].header_sum.c_str(), sizeof one.header_sum - 1);
+    result_.bytes += one.bytes;
+  }
+}
+
+std::vector<WrittenFiles> Saving::tell() {
+  std::vector<WrittenFiles> all(team_.size());
+  team_.exchange_fixed(&written_, sizeof written_, all.data(), "a save's sums");
+  return all;
+}
+
+// Weights lie where PyTorch looks for them.
+std::string Saving::folder_of(ShardKind kind, uint32_t rank) const {
+  if (kind == ShardKind::weights) return "";
+  return format_text("optimizer/{:04}", rank / files_in_folder);
+}
+
+Manifest Saving::describe(const SavedModel &model, uint32_t ranks, uint64_t sequence) {
+  Manifest manifest;
+  manifest.sequence = sequence;
+  manifest.step = model.step;
+  manifest.ranks = ranks;
+  manifest.models = {model.described};
+  manifest.keys = model.keys;
+  return manifest;
+}
+
+void Saving::commit(const std::vector<WrittenFiles> &all) {
+  Manifest manifest = describe(model_, team_.size(), beginning_.sequence);
+  for (const ShardKind kind : {ShardKind::weights, ShardKind::optimizer}) {
+    auto tensors = model_.shards.manifest_tensors(kind, static_cast<uint32_t>(manifest.files.size()));
+    std::ranges::move(tensors, std::back_inserter(manifest.tensors));
+    for (const uint32_t rank : model_.shards.writers(kind)) {
+      const WrittenFiles::One &one = all[rank].kinds[static_cast<size_t>(kind)];
+      const std::string folder = folder_of(kind, rank), name = shard_name(team_.world_rank(rank));
+      manifest.files.push_back({folder.empty() ? name : folder + "/" + name, one.bytes, one.header_sum});
+    }
+  }
+  made_->commit(result_.name, write_manifest(manifest), choice_.replace);
+  remove_older();
+}
+
+// The checkpoint is there: what goes wrong now does not change that.
+void Saving::remove_older() noexcept {
+  if (choice_.keep == 0) return;
+  try {
+    const std::vector<FolderEntry> there = folder_->list();
+    for (size_t i = choice_.keep; i < there.size(); ++i) folder_->remove(there[i].name);
+  } catch (const std::exception &error) {
+    result_.warning = error.what();
+  }
+}
+
+}  // namespace
+
+SaveResult save(comm::Team &team, const Waiter &waiter, const std::string &folder, const SavedModel &model,
+                const SaveChoice &choice) {
+  return Saving(team, waiter, folder, model, choice).run();
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that save and load together, as threads that share a folder: on any mesh and from any other, with a fault in
+// each call of each rank, and with damage in each file.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
+
+#include "checkpoint/files/folder.h"
+#include "checkpoint/format/block_sums.h"
+#include "checkpoint/job/load.h"
+#include "checkpoint/job/save.h"
+#include "checkpoint_models.h"
+#include "shm_ranks.h"
+#include "system_faults.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using comm::test::Rank;
+using comm::test::require;
+using comm::test::run_threads;
+using fsdp::test::FaultScope;
+using fsdp::test::SystemFault;
+using test::mesh, test::meshes, test::model, test::param;
+
+// What a byte of a tensor is, in the checkpoint numbered `seed`.
+std::byte value_of(const std::string &name, uint64_t byte, uint64_t seed) {
+  return static_cast<std::byte>((std::hash<std::string>()(name) + seed * 77 + byte * 2654435761U) >> 11);
+}
+
+// A rank's part of a model: the bytes of what it keeps.
+struct Part {
+  Part(const memory::ModelSpec &given, uint32_t place)
+      : spec(given), plan(plan_model(spec)), shards(spec, plan), rank(place) {
+    for (const KeptTensor &tensor : shards.tensors()) {
+      const RowRange rows = shards.kept_rows(tensor, rank);
+      bytes[tensor.name].resize(rows.count ? *stored_bytes(*tensor.type, ModelShards::box_of(tensor, rows).count())
+                                           : 0);
+    }
+  }
+  template <class Visit>  // (name, byte in the tensor, byte here)
+  void for_each_byte(Visit visit) {
+    for (const KeptTensor &tensor : shards.tensors()) {
+      const RowRange rows = shards.kept_rows(tensor, rank);
+      if (rows.count == 0) continue;
+      const uint64_t row = bytes[tensor.name].size() / rows.count;
+      for (uint64_t i = 0; i < bytes[tensor.name].size(); ++i)
+        visit(tensor.name, rows.first * row + i, bytes[tensor.name][i]);
+    }
+  }
+  void fill(uint64_t seed) {
+    for_each_byte([&](const std::string &name, uint64_t byte, std::byte &here) { here = value_of(name, byte, seed); });
+  }
+  // Empty, or where it is something else.
+  std::string difference(uint64_t seed) {
+    std::string text;
+    for_each_byte([&](const std::string &name, uint64_t byte, std::byte &here) {
+      if (here != value_of(name, byte, seed) && text.empty()) text = name + " at byte " + std::to_string(byte);
+    });
+    return text;
+  }
+  SavedModel saved(uint64_t step) {
+    return {shards,
+            {"", "a test's model", plan.layout_hash},
+            step,
+            {{"note", "n"}},
+            [this](const KeptTensor &tensor, uint64_t first, std::span<std::byte> to) {
+              std::memcpy(to.data(), bytes.at(tensor.name).data() + first, to.size());
+            }};
+  }
+  LoadedModel loaded() {
+    return {shards, [this](const KeptTensor &tensor, uint64_t first, const ElementType &type,
+                           std::span<const std::byte> elements) {
+              require(type.name == tensor.type->name, "another type");
+              std::memcpy(bytes.at(tensor.name).data() + first * type.bits / 8, elements.data(), elements.size());
+            }};
+  }
+
+  memory::ModelSpec spec;
+  memory::ModelPlan plan;
+  ModelShards shards;
+  uint32_t rank;
+  std::map<std::string, std::vector<std::byte>> bytes;
+};
+
+class CheckpointJob : public testing::Test {
+ protected:
+  CheckpointJob() {
+    std::string name = "/var/tmp/checkpoint-job-XXXXXX";
+    path = ::mkdtemp(name.data());
+  }
+  ~CheckpointJob() override { fs::remove_all(path); }
+
+  static void expect_well(const std::vector<std::string> &problems) {
+    for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
+  }
+  void save_on(const layout::Mesh &on, uint64_t step, uint64_t rows = 37, SaveChoice choice = {}) const {
+    expect_well(run_threads(on.size(), [&](Rank &rank) {
+      Part part(model(on, rows), rank.rank());
+      part.fill(step);
+      const SaveResult result = save(*rank.team, rank.waiter, path, part.saved(step), choice);
+      require(result.name == step_name(step), result.name);
+    }));
+  }
+  // The errors of a load on so many ranks; empty texts: it was loaded, and is that of the step.
+  std::vector<std::string> load_on(const layout::Mesh &on, uint64_t step, LoadOptions options = {},
+                                   uint64_t rows = 37) const {
+    return run_threads(on.size(), [&](Rank &rank) {
+      Part part(model(on, rows), rank.rank());
+      const LoadResult result = load(*rank.team, rank.waiter, path, part.loaded(), options);
+      require(result.manifest.step == step, "step " + std::to_string(result.manifest.step));
+      require(part.difference(step).empty(), part.difference(step));
+    });
+  }
+  std::vector<std::string> names() const {
+    std::vector<std::string> all;
+    for (const auto &entry : fs::directory_iterator(path)) all.push_back(entry.path().filename());
+    std::ranges::sort(all);
+    return all;
+  }
+
+  std::string path;
+};
+
+TEST_F(CheckpointJob, IsLoadedOnEveryMesh) {
+  uint64_t step = 0;
+  for (const layout::Mesh &from : meshes()) {
+    save_on(from, ++step);
+    for (const layout::Mesh &to : meshes()) expect_well(load_on(to, step));
+  }
+  EXPECT_EQ(names().size(), meshes().size());
+}
+
+// Of what ranks have parts of; what all of them have lies among the parts of those that wrote it.
+TEST_F(CheckpointJob, ReadsLittleMoreThanItWants) {
+  const auto sharded = [](uint32_t ranks) {
+    memory::ModelSpec spec = model(mesh(ranks, 1, layout::OuterAxis::none), 60'000);
+    spec.groups.erase(spec.groups.begin(), spec.groups.begin() + 3);
+    return spec;
+  };
+  expect_well(run_threads(3, [&](Rank &rank) {
+    Part part(sharded(3), rank.rank());
+    save(*rank.team, rank.waiter, path, part.saved(1));
+  }));
+  for (const uint32_t ranks : {3u, 2u})
+    expect_well(run_threads(ranks, [&](Rank &rank) {
+      Part part(sharded(ranks), rank.rank());
+      const LoadResult result = load(*rank.team, rank.waiter, path, part.loaded());
+      uint64_t kept = 0;
+      for (const auto &[name, bytes] : part.bytes) kept += bytes.size();
+      require(result.wanted_bytes == kept, "wanted");
+      // On as many ranks each reads its own files; else a block too much at the ends of the two large tensors' rows.
+      const uint64_t most = ranks == 3 ? 0 : 8 * block_bytes;
+      require(result.read_bytes >= kept && result.read_bytes <= kept + most,
+              std::to_string(result.read_bytes) + " of " + std::to_string(kept));
+    }));
+}
+
+TEST_F(CheckpointJob, IsTheSameForTheSameState) {
+  const layout::Mesh two = mesh(2, 1, layout::OuterAxis::none);
+  std::map<std::string, std::string> files[2];
+  for (auto &these : files) {
+    save_on(two, 5);
+    for (const auto &entry : fs::recursive_directory_iterator(path)) {
+      if (!entry.is_regular_file()) continue;
+      std::ifstream file(entry.path(), std::ios::binary);
+      these[fs::relative(entry.path(), path)].assign(std::istreambuf_iterator<char>(file), {});
+    }
+    fs::remove_all(path + "/" + step_name(5));
+  }
+  EXPECT_EQ(files[0], files[1]);
+  std::vector<std::string> found;
+  for (const auto &[name, text] : files[0]) found.push_back(name);
+  EXPECT_EQ(found,
+            (std::vector<std::string>{"step-0000000005/checkpoint.json",
+                                      "step-0000000005/optimizer/0000/shard-00001-model-00001-of-00001.safetensors",
+                                      "step-0000000005/optimizer/0000/shard-00002-model-00001-of-00001.safetensors",
+                                      "step-0000000005/shard-00001-model-00001-of-00001.safetensors",
+                                      "step-0000000005/shard-00002-model-00001-of-00001.safetensors"}));
+}
+
+TEST_F(CheckpointJob, KeepsAsManyAsIsAsked) {
+  const layout::Mesh two = mesh(2, 1, layout::OuterAxis::none);
+  for (uint64_t step = 1; step <= 5; ++step) save_on(two, step, 37, {.keep = 2});
+  EXPECT_EQ(names(), (std::vector<std::string>{step_name(4), step_name(5)}));
+  save_on(two, 2, 37, {.keep = 2});  // the newest is the last that was saved
+  EXPECT_EQ(names(), (std::vector<std::string>{step_name(2), step_name(5)}));
+  expect_well(load_on(two, 2));
+}
+
+TEST_F(CheckpointJob, OfAStepThatIsThereIsRefusedOrReplaced) {
+  const layout::Mesh two = mesh(2, 1, layout::OuterAxis::none);
+  save_on(two, 3);
+  const auto problems = run_threads(2, [&](Rank &rank) {
+    Part part(model(two), rank.rank());
+    save(*rank.team, rank.waiter, path, part.saved(3));
+  });
+  for (const std::string &problem : problems)
+    EXPECT_EQ(problem, "rank 0: " + path + "/step-0000000003: there is a checkpoint of that name already");
+  EXPECT_EQ(names(), std::vector<std::string>{step_name(3)});
+  expect_well(load_on(two, 3));
+  save_on(two, 3, 37, {.replace = true});
+  EXPECT_EQ(names(), std::vector<std::string>{step_name(3)});
+  EXPECT_EQ(Folder(path).list().at(0).manifest.sequence, 2u);
+}
+
+// A call of any rank fails, each in turn: all ranks report the same, the one before is still there, nothing else is,
+// and the next save is well.
+TEST_F(CheckpointJob, ThatFailsAnywhereFailsEverywhere) {
+  const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none);
+  save_on(three, 1);
+  int failed = 0;
+  bool happened = true;
+  for (int at = 0; happened; at += 3) {
+    std::string call;
+    std::optional<FaultScope> fault;
+    std::vector<std::string> problems(3);
+    expect_well(run_threads(3, [&](Rank &rank) {
+      Part part(model(three), rank.rank());
+      part.fill(2);
+      rank.meet();
+      if (rank.rank() == 0) fault.emplace(SystemFault{SystemFault::Way::fails, at, ENOSPC, ""});
+      rank.meet();
+      const Error error = comm::test::error_of([&] { save(*rank.team, rank.waiter, path, part.saved(2)); });
+      rank.meet();
+      if (error.status != FSDP_OK) problems[rank.rank()] = error.message;
+    }));
+    happened = fault->happened();
+    call = fault->what();
+    fault.reset();
+    if (!problems[0].empty()) {
+      ++failed;
+      EXPECT_NE(problems[0].find(path), std::string::npos) << problems[0];
+      EXPECT_NE(problems[0].find("No space left on device"), std::string::npos) << problems[0];
+      EXPECT_EQ(problems[0].find("rank "), 0u) << problems[0];
+    }
+    for (const std::string &problem : problems) EXPECT_EQ(problem, problems[0]) << call << " " << at;
+    expect_well(load_on(three, fs::exists(path + "/" + step_name(2)) ? 2 : 1));
+    fs::remove_all(path + "/" + step_name(2));
+    Folder(path).remove_leftovers();
+    EXPECT_EQ(names(), std::vector<std::string>{step_name(1)}) << call << " " << at;
+  }
+  EXPECT_GT(failed, 15);
+}
+
+// Which of its files is damaged all ranks learn, whoever has read it; and the one before is loaded if that was allowed.
+TEST_F(CheckpointJob, ThatIsDamagedIsRefused) {
+  const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none), two = mesh(2, 1, layout::OuterAxis::none);
+  save_on(three, 1);
+  save_on(three, 2);
+  const std::string newest = path + "/" + step_name(2);
+  const auto expect_refused = [&](const std::string &text) {
+    const auto problems = load_on(two, 2);
+    for (const std::string &problem : problems) {
+      EXPECT_EQ(problem, problems[0]);
+      EXPECT_NE(problem.find(text), std::string::npos) << problem;
+    }
+    expect_well(load_on(two, 1, {.fall_back = true}));
+  };
+  for (const std::string name : {"shard-00003-model-00001-of-00001.safetensors",
+                                 "optimizer/0000/shard-00001-model-00001-of-00001.safetensors"}) {
+    const std::string file = newest + "/" + name, other = path + "/" + step_name(1) + "/" + name;
+    fs::copy_file(file, path + "/whole");
+    const auto put_back = [&] { fs::copy_file(path + "/whole", file, fs::copy_options::overwrite_existing); };
+    std::fstream(file, std::ios::in | std::ios::out | std::ios::binary).seekp(5000).put('\x5a').put('\x33').put('\x44');
+    expect_refused(file + ": bytes 4096 to ");
+    put_back();
+    std::fstream(file, std::ios::in | std::ios::out | std::ios::binary).seekp(4000).put('\t');  // behind the header
+    expect_refused(file + ": is not the file that the manifest speaks of");
+    put_back();
+    fs::resize_file(file, fs::file_size(file) - 1);
+    expect_refused(file + ": its header speaks of ");
+    fs::remove(file);
+    expect_refused(file + ": cannot be opened: No such file or directory");
+    fs::create_symlink(path + "/whole", file);
+    expect_refused(file + ": cannot be opened: ");
+    fs::remove(file);
+    fs::copy_file(newest + "/shard-00002-model-00001-of-00001.safetensors", file);
+    expect_refused(file + ": is not the file that the manifest speaks of");
+    put_back();
+    fs::remove(path + "/whole");
+  }
+  expect_well(load_on(two, 2));
+  fs::resize_file(newest + "/checkpoint.json", 100);
+  expect_well(load_on(two, 1));  // no checkpoint any more
+}
+
+TEST_F(CheckpointJob, ThatIsNotThereIsToldSo) {
+  const layout::Mesh two = mesh(2, 1, layout::OuterAxis::none);
+  for (const std::string &problem : load_on(two, 1))
+    EXPECT_EQ(problem, "rank 0: " + path + ": there is no checkpoint in this folder");
+  fs::remove_all(path);
+  for (const std::string &problem : load_on(two, 1))
+    EXPECT_EQ(problem, "rank 0: " + path + ": cannot be opened as a folder: No such file or directory");
+}
+
+TEST_F(CheckpointJob, OfAnotherModelListsAllThatDiffers) {
+  const layout::Mesh two = mesh(2, 1, layout::OuterAxis::none);
+  save_on(two, 1);
+  const auto load_other = [&](LoadOptions options) {
+    return run_threads(2, [&](Rank &rank) {
+      memory::ModelSpec other = model(two);
+      other.groups[0].params[0].name = "new";
+      other.groups[1].params[0].shape = {36, 24};
+      other.groups[1].params[0].element_count = 36 * 24;
+      Part part(other, rank.rank());
+      load(*rank.team, rank.waiter, path, part.loaded(), options);
+    });
+  };
+  const std::string different =
+      "; different: \"g2.w\" has shape [36, 24] here and [37, 24] in the checkpoint, \"state.g2.w.exp_avg\"";
+  for (const std::string &problem : load_other({})) {
+    EXPECT_EQ(problem.find(path +
+                           "/step-0000000001 does not fit the model; missing: \"new\", \"state.new.exp_avg\", "
+                           "\"state.new.exp_avg_sq\"; unexpected: \"g1.w\", \"state.g1.w.exp_avg\", "
+                           "\"state.g1.w.exp_avg_sq\"" +
+                           different),
+              0u)
+        << problem;
+  }
+  for (const std::string &problem : load_other({.allow_missing = true, .allow_unexpected = true}))
+    EXPECT_EQ(problem.find(path + "/step-0000000001 does not fit the model" + different), 0u) << problem;
+}
+
+// A reader's hook ends a save while it copies; the files go, and the job lives on.
+TEST_F(CheckpointJob, ThatIsInterruptedLeavesNothing) {
+  const layout::Mesh two = mesh(2, 1, layout::OuterAxis::none);
+  save_on(two, 1);
+  const auto problems = run_threads(2, [&](Rank &rank) {
+    Part part(model(two), rank.rank());
+    SavedModel saved = part.saved(2);
+    if (rank.rank() == 1)
+      saved.read = [](const KeptTensor &, uint64_t, std::span<std::byte>) { fail(FSDP_INTERRUPTED, "enough"); };
+    const Error error = comm::test::error_of([&] { save(*rank.team, rank.waiter, path, saved); });
+    require(error.message == "rank 1: enough", error.message);
+    part.fill(2);
+    save(*rank.team, rank.waiter, path, part.saved(2));
+  });
+  expect_well(problems);
+  EXPECT_EQ(names(), (std::vector<std::string>{step_name(1), step_name(2)}));
+  expect_well(load_on(two, 2));
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint
