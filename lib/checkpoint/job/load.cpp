@@ -20,7 +20,7 @@ namespace fsdp::checkpoint {
 namespace {
 
 // Which checkpoint the first rank has chosen.
-struct Choice {
+struct ChosenName {
   char name[64] = {};  // empty: there is none left
 };
 
@@ -91,9 +91,9 @@ void Loading::find_candidates() {
 
 // False: there are no more.
 bool Loading::choose(size_t number) {
-  Choice mine;
+  ChosenName mine;
   if (number < candidates_.size()) std::strncpy(mine.name, candidates_[number].c_str(), sizeof mine.name - 1);
-  std::vector<Choice> all(team_.size());
+  std::vector<ChosenName> all(team_.size());
   team_.exchange_fixed(&mine, sizeof mine, all.data(), "a load's checkpoint");
   result_.name = all[0].name;
   if (result_.name.empty()) return false;
