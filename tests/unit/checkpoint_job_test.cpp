@@ -348,5 +348,37 @@ TEST_F(CheckpointJob, ThatIsInterruptedLeavesNothing) {
   expect_well(load_on(two, 2));
 }
 
+// ---- ranks as processes ----
+
+// A rank ends at one of its calls: the others learn who died, the checkpoint of before is whole, or the new one is, and
+// another job saves and loads there.
+TEST_F(CheckpointJob, OfARankThatDiesIsWholeOrNotThere) {
+  const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none);
+  save_on(three, 1);
+  int deaths = 0;
+  for (const uint32_t victim : {0u, 2u})
+    for (int at = 0, dies = 1; dies; at += 5) {
+      const std::vector<int> codes = comm::test::await_processes(comm::test::start_processes(3, [&](Rank &rank) {
+        Part part(model(three), rank.rank());
+        part.fill(2);
+        rank.meet();
+        std::optional<FaultScope> fault;
+        if (rank.rank() == victim) fault.emplace(SystemFault{SystemFault::Way::kills_before, at, 0, ""});
+        const Error error = comm::test::error_of([&] { save(*rank.team, rank.waiter, path, part.saved(2)); });
+        if (error.status == FSDP_OK) return rank.leave();
+        require(error.status == FSDP_PEER_FAILED && error.rank == static_cast<int32_t>(victim), error.message);
+      }));
+      dies = codes[victim] == 99;
+      deaths += dies;
+      for (uint32_t r = 0; r < 3; ++r) EXPECT_EQ(codes[r], r == victim && dies ? 99 : 0) << victim << " " << at;
+      expect_well(load_on(three, fs::exists(path + "/" + step_name(2)) ? 2 : 1));
+      save_on(three, 3);
+      expect_well(load_on(three, 3));
+      for (const uint64_t step : {2, 3}) fs::remove_all(path + "/" + step_name(step));
+      for (const std::string &name : names()) EXPECT_TRUE(name == step_name(1) || name.starts_with(".new-")) << name;
+    }
+  EXPECT_GT(deaths, 8);
+}
+
 }  // namespace
 }  // namespace fsdp::checkpoint
