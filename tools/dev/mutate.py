@@ -5,6 +5,7 @@
 usage: tools/dev/mutate.py map [--suite S]... [--more]   which tests run which lines, by a build with coverage (30 minutes)
        tools/dev/mutate.py run --sample N --seed S [--room engine]... [--jobs J] [--budget SECONDS]
        tools/dev/mutate.py run --patch FILE        one mutant of your own, as a unified diff
+       tools/dev/mutate.py run --must-die          those of must_die.json, of which none may survive
        tools/dev/mutate.py report [--seed S]
 
 Everything is kept in build-mutate/: a copy of the tracked files for each job, the map, and results.jsonl, from which a run that
@@ -34,6 +35,7 @@ STATE = ROOT / "build-mutate"
 MAP = STATE / "map.json"
 RESULTS = STATE / "results.jsonl"
 EQUIVALENT = Path(__file__).parent / "equivalent_mutants.json"
+MUST_DIE = Path(__file__).parent / "must_die.json"
 ROOMS = ["engine", "memory", "layout", "abi"]
 # The standard library's checks of indices: CI's sanitizers have them, too.
 SETUP = ["-Dtests=enabled", "-Dexamples=enabled", "-Ddebug=false", "-Dwerror=false", "-Dcpp_args=-D_GLIBCXX_ASSERTIONS"]
@@ -281,10 +283,15 @@ def reasons():
 
 def run(arguments):
     covering = Covering()
-    drawn = [parse_patch(arguments.patch)] if arguments.patch else draw(covering, arguments)
-    label = f"patch {arguments.patch}" if arguments.patch else f"seed {arguments.seed}"
-    wanted = 1 if arguments.patch else arguments.sample
-    done = {r["key"]: r for r in known() if r["run"] == label and not arguments.patch}
+    if arguments.patch:
+        drawn, label = [parse_patch(arguments.patch)], f"patch {arguments.patch}"
+    elif arguments.must_die:
+        drawn, label = listed(), "must die"
+    else:
+        drawn, label = draw(covering, arguments), f"seed {arguments.seed}"
+    chosen = arguments.patch or arguments.must_die
+    wanted = len(drawn) if chosen else arguments.sample
+    done = {r["key"]: r for r in known() if r["run"] == label and not chosen}
     jobs = queue.Queue()
     for j in range(arguments.jobs):
         tree = Tree(f"tree{j}", "-Doptimization=g").update()
@@ -336,6 +343,16 @@ def parse_patch(file):
     return mutants.Mutant(name, lines.index(before) + 1, "patch", before, after)
 
 
+def listed():
+    found = []
+    for one in json.loads(MUST_DIE.read_text()):
+        lines = (ROOT / one["file"]).read_text().splitlines()
+        if one["before"] not in lines:
+            sys.exit(f"mutate.py: {one['file']} has no line like that any more ({one['what']}):\n{one['before']}")
+        found.append(mutants.Mutant(one["file"], lines.index(one["before"]) + 1, one["what"], one["before"], one["after"]))
+    return found
+
+
 def report(arguments):
     label = getattr(arguments, "run", None) or f"seed {arguments.seed}"
     rows = {r["key"]: r for r in known() if r["run"] == label}
@@ -368,6 +385,7 @@ def main():
     running.add_argument("--jobs", type=int, default=1)
     running.add_argument("--budget", type=float, default=float("inf"), help="seconds of tests after which a mutant counts as survived")
     running.add_argument("--patch")
+    running.add_argument("--must-die", action="store_true")
     running.set_defaults(do=run)
     reporting = commands.add_parser("report")
     reporting.add_argument("--seed", type=int, default=1)
