@@ -204,7 +204,7 @@ else
   prepare build-tests -Dexamples=enabled "-Dwerror=$werror" $units
   # -Og and line tables keep the reports readable and are fast enough for two cores. What is read behind the end of a vector
   # that has room is seen by the standard library alone.
-  sanitized="-Dexamples=disabled -Doptimization=g -Dcpp_args=-g1,-D_GLIBCXX_ASSERTIONS -Dc_args=-g1 -Db_lundef=false $units"
+  sanitized="-Dexamples=disabled -Doptimization=g -Dcpp_args=['-g1','-D_GLIBCXX_ASSERTIONS'] -Dc_args=-g1 -Db_lundef=false $units"
   # shellcheck disable=SC2086
   prepare build-asan $sanitized -Db_sanitize=address,undefined
   # shellcheck disable=SC2086

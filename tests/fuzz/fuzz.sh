@@ -39,7 +39,7 @@ fuzz_parsers() (
 # The sanitizer build of tests/run.sh, or the same one anew; of it only the library and this program.
 fuzz_calls() {
   [ -f build-asan/build.ninja ] ||
-    meson setup build-asan -Dtests=enabled -Dexamples=disabled -Doptimization=g -Ddebug=false -Dcpp_args=-g1,-D_GLIBCXX_ASSERTIONS -Dc_args=-g1 \
+    meson setup build-asan -Dtests=enabled -Dexamples=disabled -Doptimization=g -Ddebug=false "-Dcpp_args=['-g1','-D_GLIBCXX_ASSERTIONS']" -Dc_args=-g1 \
       -Db_lundef=false -Dunity=on -Dunity_size=12 -Db_sanitize=address,undefined
   ninja -C build-asan tests/fuzz/abi_fuzzer
   for known in $(sed 's/#.*//' tests/fuzz/corpus/abi/seeds); do
