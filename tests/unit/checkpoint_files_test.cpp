@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -285,8 +286,11 @@ TEST_P(Files, SurviveEveryFailedCall) {
   const int calls = calls_of_a_save(path + "/count");
   ASSERT_GT(calls, 25);
   const std::string runs = path + "/runs";
-  for (const int code : {ENOSPC, EIO, EDQUOT, EROFS})
+  constexpr int codes[] = {ENOSPC, EIO, EDQUOT, EROFS};
+  for (const int code : codes)
     for (int at = 0; at < calls; ++at) {
+      // Each call fails in one way; in all of them where there is time.
+      if (!std::getenv("FSDP_TEST_MANY") && codes[at % 4] != code) continue;
       fs::remove_all(runs);
       save(runs, 1, 1);
       Error error(FSDP_OK, "");

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -30,10 +31,12 @@ using fsdp::test::FaultScope;
 using fsdp::test::SystemFault;
 using test::mesh, test::meshes, test::model, test::param;
 
-// What a byte of a tensor is, in the checkpoint numbered `seed`.
-std::byte value_of(const std::string &name, uint64_t byte, uint64_t seed) {
-  return static_cast<std::byte>((std::hash<std::string>()(name) + seed * 77 + byte * 2654435761U) >> 11);
-}
+// What the bytes of a tensor are, in the checkpoint numbered `seed`.
+uint64_t first_value(const std::string &name, uint64_t seed) { return std::hash<std::string>()(name) + seed * 77; }
+std::byte value_of(uint64_t first, uint64_t byte) { return static_cast<std::byte>((first + byte * 2654435761U) >> 11); }
+
+// Long campaigns try everything: FSDP_TEST_MANY.
+int step_of(int usual) { return std::getenv("FSDP_TEST_MANY") ? 1 : usual; }
 
 // A rank's part of a model: the bytes of what it keeps.
 struct Part {
@@ -45,24 +48,27 @@ struct Part {
                                            : 0);
     }
   }
-  template <class Visit>  // (name, byte in the tensor, byte here)
-  void for_each_byte(Visit visit) {
+  template <class Visit>  // (name, first byte in the tensor, the bytes here)
+  void for_each_tensor(Visit visit) {
     for (const KeptTensor &tensor : shards.tensors()) {
       const RowRange rows = shards.kept_rows(tensor, rank);
-      if (rows.count == 0) continue;
-      const uint64_t row = bytes[tensor.name].size() / rows.count;
-      for (uint64_t i = 0; i < bytes[tensor.name].size(); ++i)
-        visit(tensor.name, rows.first * row + i, bytes[tensor.name][i]);
+      std::vector<std::byte> &here = bytes[tensor.name];
+      if (rows.count) visit(tensor.name, rows.first * (here.size() / rows.count), here);
     }
   }
   void fill(uint64_t seed) {
-    for_each_byte([&](const std::string &name, uint64_t byte, std::byte &here) { here = value_of(name, byte, seed); });
+    for_each_tensor([&](const std::string &name, uint64_t begin, std::vector<std::byte> &here) {
+      const uint64_t first = first_value(name, seed);
+      for (uint64_t i = 0; i < here.size(); ++i) here[i] = value_of(first, begin + i);
+    });
   }
   // Empty, or where it is something else.
   std::string difference(uint64_t seed) {
     std::string text;
-    for_each_byte([&](const std::string &name, uint64_t byte, std::byte &here) {
-      if (here != value_of(name, byte, seed) && text.empty()) text = name + " at byte " + std::to_string(byte);
+    for_each_tensor([&](const std::string &name, uint64_t begin, std::vector<std::byte> &here) {
+      const uint64_t first = first_value(name, seed);
+      for (uint64_t i = 0; i < here.size() && text.empty(); ++i)
+        if (here[i] != value_of(first, begin + i)) text = name + " at byte " + std::to_string(begin + i);
     });
     return text;
   }
@@ -131,11 +137,13 @@ class CheckpointJob : public testing::Test {
 
 TEST_F(CheckpointJob, IsLoadedOnEveryMesh) {
   uint64_t step = 0;
-  for (const layout::Mesh &from : meshes()) {
+  const std::vector<layout::Mesh> all = meshes();
+  for (const layout::Mesh &from : all) {
     save_on(from, ++step);
-    for (const layout::Mesh &to : meshes()) expect_well(load_on(to, step));
+    for (size_t to = step % all.size(); to < step + all.size(); to += static_cast<size_t>(step_of(5)))
+      expect_well(load_on(all[to % all.size()], step));
   }
-  EXPECT_EQ(names().size(), meshes().size());
+  EXPECT_EQ(names().size(), all.size());
 }
 
 // Of what ranks have parts of; what all of them have lies among the parts of those that wrote it.
@@ -218,7 +226,7 @@ TEST_F(CheckpointJob, ThatFailsAnywhereFailsEverywhere) {
   save_on(three, 1);
   int failed = 0;
   bool happened = true;
-  for (int at = 0; happened; at += 3) {
+  for (int at = 0; happened; at += step_of(4)) {
     std::string call;
     std::optional<FaultScope> fault;
     std::vector<std::string> problems(3);
@@ -247,7 +255,7 @@ TEST_F(CheckpointJob, ThatFailsAnywhereFailsEverywhere) {
     Folder(path).remove_leftovers();
     EXPECT_EQ(names(), std::vector<std::string>{step_name(1)}) << call << " " << at;
   }
-  EXPECT_GT(failed, 15);
+  EXPECT_GT(failed, 12);
 }
 
 // Which of its files is damaged all ranks learn, whoever has read it; and the one before is loaded if that was allowed.
@@ -357,7 +365,7 @@ TEST_F(CheckpointJob, OfARankThatDiesIsWholeOrNotThere) {
   save_on(three, 1);
   int deaths = 0;
   for (const uint32_t victim : {0u, 2u})
-    for (int at = 0, dies = 1; dies; at += 5) {
+    for (int at = 0, dies = 1; dies; at += step_of(7)) {
       const std::vector<int> codes = comm::test::await_processes(comm::test::start_processes(3, [&](Rank &rank) {
         Part part(model(three), rank.rank());
         part.fill(2);
@@ -377,7 +385,7 @@ TEST_F(CheckpointJob, OfARankThatDiesIsWholeOrNotThere) {
       for (const uint64_t step : {2, 3}) fs::remove_all(path + "/" + step_name(step));
       for (const std::string &name : names()) EXPECT_TRUE(name == step_name(1) || name.starts_with(".new-")) << name;
     }
-  EXPECT_GT(deaths, 8);
+  EXPECT_GT(deaths, 5);
 }
 
 }  // namespace
