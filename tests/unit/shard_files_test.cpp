@@ -215,6 +215,25 @@ TEST_F(Shards, ThatLackWhatIsWantedAreRefused) {
               0u);
 }
 
+// A manifest may name the same rows as two parts: the second would lie before what was read.
+TEST_F(Shards, AreNotReadTwice) {
+  write("f", {saved("w", "F32", {{0, 0}, {1'000'000, 6}}, 1)});
+  const ShardReader file = reader("f");
+  const Box left{{0, 0}, {1'000'000, 2}}, right{{0, 2}, {1'000'000, 4}};
+  const WantedBox wanted[] = {{0, left, left}, {0, right, right}};
+  EXPECT_NE(message_of([&] {
+              file.read(wanted, buffer.bytes(), [](uint32_t, uint64_t, std::span<const std::byte>) {});
+            }).find("runs/f: its bytes from 4104 on are wanted twice"),
+            std::string::npos);
+}
+
+TEST_F(Shards, HaveEachNameOnce) {
+  for (const std::vector<Saved> &some :
+       {std::vector{saved("a", "F32", {{0}, {1}}, 1), saved("a", "F32", {{0}, {1}}, 1)},
+        std::vector{saved("__metadata__", "F32", {{0}, {1}}, 1)}})
+    EXPECT_NE(message_of([&] { write("f", some); }).find("cannot be saved: the name is taken"), std::string::npos);
+}
+
 TEST_F(Shards, AreTheSameForTheSameState) {
   const std::vector<Saved> some{saved("a", "F32", {{0}, {5000}}, 1), saved("b", "F16", {{3, 1}, {7, 9}}, 2)};
   const auto text = [&](const std::string &name) {

@@ -19,10 +19,25 @@ namespace {
 
 constexpr uint64_t longest_manifest = uint64_t{1} << 30;
 
+// Its name is on the disk then, too. What is wrong open() says.
+void make_one(const std::string &path) {
+  if (::mkdir(path.c_str(), 0700) != 0) return;
+  const size_t slash = path.find_last_of('/');
+  const std::string parent = slash == path.npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+  const Fd folder(::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder) sync_folder(folder.get(), parent);
+}
+
 void make_path(const std::string &path) {
   for (size_t slash = path.find('/', 1); slash != path.npos; slash = path.find('/', slash + 1))
-    ::mkdir(path.substr(0, slash).c_str(), 0700);  // open() says what is wrong
-  ::mkdir(path.c_str(), 0700);
+    make_one(path.substr(0, slash));
+  make_one(path);
+}
+
+// There is no whole checkpoint of that name. What cannot be read now, or by this release, may be the newest one.
+bool is_none(const Error &error) {
+  const bool not_there = error.origin_code == ENOENT || error.origin_code == ENOTDIR || error.origin_code == ELOOP;
+  return error.status == FSDP_INVALID_ARGUMENT || (error.status == FSDP_SYSTEM && not_there);
 }
 
 bool is_checkpoint_name(const std::string &name) {
@@ -64,7 +79,7 @@ std::vector<FolderEntry> Folder::list(std::vector<std::string> *problems) const 
     try {
       entries.push_back({name, read_manifest(name)});
     } catch (const Error &error) {
-      if (error.status == FSDP_OUT_OF_MEMORY) throw;
+      if (!is_none(error)) throw;
       if (problems) problems->push_back(error.message);
     }
   }
@@ -78,8 +93,11 @@ std::vector<std::string> Folder::remove_leftovers() const {
   std::vector<std::string> removed;
   for (const std::string &name : list_folder(fd(), path_)) {
     if (!is_abandoned(fd(), name)) continue;
-    remove_tree(fd(), name, shown(name));
-    removed.push_back(name);
+    try {
+      remove_tree(fd(), name, shown(name));
+      removed.push_back(name);
+    } catch (const Error &) {  // it hinders nobody, and goes another time
+    }
   }
   return removed;
 }

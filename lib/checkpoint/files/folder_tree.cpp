@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "base/error.h"
+#include "checkpoint/files/owner.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -21,9 +22,14 @@ void remove_tree(int parent, const std::string &name, const std::string &shown, 
   if (::unlinkat(parent, name.c_str(), 0) == 0 || errno == ENOENT) return;
   if ((errno != EISDIR && errno != EPERM) || depth == deepest) fail_errno(errno, format_text("{}: removing it", shown));
   {
-    const Fd folder = open_folder(parent, name, shown);
+    const Fd folder(::openat(parent, name.c_str(), folder_flags));
+    if (!folder && errno == ENOENT) return;  // another job has removed it
+    if (!folder) fail_errno(errno, format_text("{}: cannot be opened as a folder", shown));
     for (const std::string &inside : list_folder(folder.get(), shown))
-      remove_tree(folder.get(), inside, shown + "/" + inside, depth + 1);
+      if (inside != owner_name) remove_tree(folder.get(), inside, shown + "/" + inside, depth + 1);
+    // Last: whoever finds the rest knows by it whose that was.
+    if (::unlinkat(folder.get(), owner_name, 0) != 0 && errno != ENOENT)
+      fail_errno(errno, format_text("{}/{}: removing it", shown, owner_name));
   }
   if (::unlinkat(parent, name.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT)
     fail_errno(errno, format_text("{}: removing it", shown));
@@ -43,9 +49,12 @@ std::vector<std::string> list_folder(int folder, const std::string &shown) {
   if (!entries) fail_errno(errno, format_text("{}: looking into it", shown));
   own.release();
   std::vector<std::string> names;
-  errno = 0;
-  while (const dirent *entry = ::readdir(entries.get()))
+  while (true) {
+    errno = 0;
+    const dirent *entry = ::readdir(entries.get());
+    if (!entry) break;
     if (const std::string name = entry->d_name; name != "." && name != "..") names.push_back(name);
+  }
   if (errno) fail_errno(errno, format_text("{}: looking into it", shown));
   std::ranges::sort(names);
   return names;
@@ -54,7 +63,8 @@ std::vector<std::string> list_folder(int folder, const std::string &shown) {
 void remove_tree(int parent, const std::string &name, const std::string &shown) { remove_tree(parent, name, shown, 0); }
 
 void sync_folder(int folder, const std::string &shown) {
-  if (::fsync(folder) != 0) fail_errno(errno, format_text("{}: bringing its names to the disk", shown));
+  while (::fsync(folder) != 0)
+    if (errno != EINTR) fail_errno(errno, format_text("{}: bringing its names to the disk", shown));
 }
 
 void sync_tree(int folder, const std::string &shown) {

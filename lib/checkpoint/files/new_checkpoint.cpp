@@ -41,7 +41,7 @@ void write_text(int folder, const std::string &name, const std::string &shown, c
 }  // namespace
 
 NewCheckpoint::NewCheckpoint(const Folder &folder) : folder_(folder), id_(make_id()) {
-  const std::string unowned = unowned_prefix + id_, shown = folder_.shown(unowned);
+  const std::string unowned = std::string(unowned_prefix) + id_, shown = folder_.shown(unowned);
   if (::mkdirat(folder_.fd(), unowned.c_str(), 0700) != 0)
     fail_errno(errno, format_text("{}: making the folder", shown));
   try {
@@ -94,8 +94,8 @@ Fd NewCheckpoint::make_folder(const std::string &name) const {
 void NewCheckpoint::commit(const std::string &name, const std::string &manifest, bool replace) {
   write_text(fd(), manifest_name, shown(manifest_name), manifest);
   sync_tree(fd(), shown("."));
-  if (::unlinkat(fd(), owner_name, 0) != 0) fail_errno(errno, format_text("{}: removing it", shown(owner_name)));
   give_name(name, replace);
+  ::unlinkat(fd(), owner_name, 0);  // not before: without it the folder would be nobody's; one that stays is no harm
   sync_folder(folder_.fd(), folder_.path());
 }
 

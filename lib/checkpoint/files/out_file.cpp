@@ -61,9 +61,10 @@ void OutFile::write(uint64_t offset, std::span<const std::byte> data) {
 
 // The disk may report an earlier write's failure at any of these.
 void OutFile::finish(uint64_t bytes) {
-  if (::ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0)
-    fail_errno(errno, format_text("{}: setting its length to {}", shown_, bytes));
-  if (::fsync(fd_.get()) != 0) fail_errno(errno, format_text("{}: bringing it to the disk", shown_));
+  while (::ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0)
+    if (errno != EINTR) fail_errno(errno, format_text("{}: setting its length to {}", shown_, bytes));
+  while (::fsync(fd_.get()) != 0)
+    if (errno != EINTR) fail_errno(errno, format_text("{}: bringing it to the disk", shown_));
   if (::close(fd_.release()) != 0 && errno != EINTR) fail_errno(errno, format_text("{}: closing it", shown_));
 }
 

@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <ctime>
+#include <string_view>
 
 #include "base/error.h"
 
@@ -21,6 +22,11 @@ bool take_lock(int fd) {
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
   return ::fcntl(fd, F_OFD_SETLK, &lock) == 0;
+}
+
+// Folders of others are left alone, whatever they are called.
+bool is_id(std::string_view text) {
+  return text.size() == 32 && text.find_first_not_of("0123456789abcdef") == text.npos;
 }
 
 bool is_a_day_old(int folder) {
@@ -51,7 +57,7 @@ bool is_abandoned(int parent, const std::string &name) {
   const bool unowned = name.starts_with(unowned_prefix);
   if (!unowned && !name.starts_with(temporary_prefix)) return false;
   const Fd folder(::openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  if (!folder) return false;
+  if (!folder || !is_id(name.substr(temporary_prefix.size()))) return false;
   if (unowned) return is_a_day_old(folder.get());
   const Fd owner(::openat(folder.get(), owner_name, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
   if (!owner) return errno == ENOENT && is_a_day_old(folder.get());

@@ -5,21 +5,23 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "base/fd.h"
 
 namespace fsdp::checkpoint {
 
 inline constexpr const char *owner_name = "owner";
-inline constexpr const char *temporary_prefix = ".tmp-";
-inline constexpr const char *unowned_prefix = ".new-";  // until its owner is there and locked
+inline constexpr std::string_view temporary_prefix = ".tmp-";
+inline constexpr std::string_view unowned_prefix = ".new-";  // until its owner is there and locked
 
 // Makes the file, with the text, and locks it; where the file system has no locks it is held without one.
 Fd make_owner(int folder, const std::string &text, const std::string &shown);
 // The text of a folder's owner; empty: none can be read.
 std::string read_owner(int folder);
-// Is this one of a job that no longer lives? Folders `.tmp-ID` whose lock can be taken are. Those that had no locked
-// owner for a day are, too: they were about to begin, or to end, when their job did.
+// Is this one of a job that no longer lives? Only folders with a name of ours are; of these, those `.tmp-ID` whose lock
+// can be taken are. Those that had no locked owner for a day are, too: they were about to begin, or to end, when their
+// job did.
 bool is_abandoned(int parent, const std::string &name);
 
 }  // namespace fsdp::checkpoint

@@ -102,11 +102,23 @@ void ShardReader::check_has(const WantedBox &wanted) const {
               fmt::join(wanted.box.shape, ", "), fmt::join(wanted.box.offset, ", "));
 }
 
+// A manifest may say that the same rows are two parts of a tensor: what was passed is not read again.
+void ShardReader::check_order(const WantedRuns &runs) const {
+  uint64_t end = 0;
+  runs.for_each([&](const WantedRun &run) {
+    if (run.begin < end)
+      refuse_file(file_.shown(), "its bytes from {} on are wanted twice, or after others behind them",
+                  header_.data_offset + run.begin);
+    end = run.end;
+  });
+}
+
 // An element of a foreign file may lie across two chunks: its first bytes wait for the rest.
 ShardReader::Counts ShardReader::read(std::span<const WantedBox> wanted, std::span<std::byte> buffer,
                                       const TakeElements &take) const {
   for (const WantedBox &box : wanted) check_has(box);
   const WantedRuns runs(header_, offsets_, wanted);
+  check_order(runs);
   Chunk chunk(*this, runs, buffer);
   runs.for_each([&](const WantedRun &run) {
     const uint32_t element = header_.tensors[wanted[run.wanted].tensor].type->bits / 8;

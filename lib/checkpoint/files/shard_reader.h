@@ -53,6 +53,7 @@ class ShardReader {
   std::span<const std::byte> read_blocks(const ByteRange &range, std::span<std::byte> buffer) const;
   [[noreturn]] void refuse_block(const ByteRange &block) const;
   void check_has(const WantedBox &wanted) const;
+  void check_order(const WantedRuns &runs) const;
 
   InFile file_;
   SafetensorsHeader header_;

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string_view>
+#include <unordered_set>
 
 #include "base/json.h"
 #include "checkpoint/format/block_sums.h"
@@ -27,6 +29,10 @@ std::string sharding_text(std::span<const ShardTensor> tensors, std::span<const 
 }  // namespace
 
 ShardFile plan_shard_file(std::span<const ShardTensor> tensors) {
+  std::unordered_set<std::string_view> names{"__metadata__"};
+  for (const ShardTensor &tensor : tensors)
+    if (!names.insert(tensor.name).second)
+      fail(FSDP_INVALID_ARGUMENT, "a tensor called {} cannot be saved: the name is taken", quote_json(tensor.name));
   ShardFile file;
   file.order.resize(tensors.size());
   std::iota(file.order.begin(), file.order.end(), 0);

@@ -68,6 +68,7 @@ class Loading {
   std::optional<Folder> folder_;
   std::vector<std::string> candidates_;  // on the first rank, the newest first
   Fd checkpoint_;
+  std::unordered_map<std::string_view, const ElementType *> types_;  // of the manifest's tensors
   AlignedBytes buffer_{ShardReader::buffer_bytes};
   LoadResult result_;
 };
@@ -140,6 +141,10 @@ void Loading::read_file(const LoadedFile &file) {
     if (found == numbers.end())
       fail(FSDP_INVALID_ARGUMENT, "{}/{}: tensor {} is not in it", folder_->shown(result_.name),
            result_.manifest.files[file.file].name, quote_json(tensor.name));
+    const ElementType *type = header.tensors[found->second].type;
+    if (type != types_.at(tensor.name))
+      fail(FSDP_INVALID_ARGUMENT, "{}/{}: tensor {} is of {}, and of {} in the manifest", folder_->shown(result_.name),
+           result_.manifest.files[file.file].name, quote_json(tensor.name), type->name, types_.at(tensor.name)->name);
     const Box kept = ModelShards::box_of(tensor, model_.shards.kept_rows(tensor, team_.rank()));
     wanted.push_back({{found->second, rows.box, kept}, &tensor});
   }
@@ -158,6 +163,8 @@ void Loading::read_file(const LoadedFile &file) {
 }
 
 void Loading::read(const LoadPlan &plan) {
+  types_.clear();
+  for (const ManifestTensor &tensor : result_.manifest.tensors) types_[tensor.name] = tensor.type;
   for (const LoadedFile &file : plan.files) read_file(file);
 }
 

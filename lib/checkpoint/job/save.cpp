@@ -215,7 +215,9 @@ void Saving::commit(const std::vector<WrittenFiles> &all) {
       manifest.files.push_back({folder.empty() ? name : folder + "/" + name, one.bytes, one.header_sum});
     }
   }
-  made_->commit(result_.name, write_manifest(manifest), choice_.replace);
+  const std::string text = write_manifest(manifest);
+  parse_manifest(text, made_->shown(manifest_name));  // nobody could load what it refuses: names that come twice
+  made_->commit(result_.name, text, choice_.replace);
   remove_older();
 }
 
