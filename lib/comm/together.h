@@ -14,6 +14,10 @@ namespace fsdp::comm {
 // Every rank of the team takes the step; if it fails on one, that rank's error is thrown on all.
 void attempt_together(Team &team, const std::string &what, const std::function<void()> &step);
 
+// What a rank says of itself, of at most 500 bytes, all ranks of the team must say; else MISMATCH on all of them, which
+// names the lowest rank that differs from the first one and quotes both.
+void agree_on(Team &team, const std::string &what, const std::string &said);
+
 // Throws the error of the lowest rank that has one, on all of them; outcomes: of every rank, as exchanged.
 void check_outcomes(Team &team, std::span<const Outcome> outcomes);
 

@@ -13,6 +13,7 @@
 #include <string>
 #include <thread>
 
+#include "../library_threads.h"
 #include "harness.h"
 
 using namespace harness;
@@ -41,29 +42,14 @@ uint64_t status_kib(const std::string &key) {
   return 0;
 }
 
-size_t library_threads() {
-  size_t count = 0;
-  for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
-    std::string name;
-    std::getline(std::ifstream(task.path() / "comm"), name);
-    count += name.starts_with("fsdp-");
-  }
-  return count;
-}
-
 struct Level {
-  size_t files = count_entries("/proc/self/fd"), threads = library_threads();
+  size_t files = count_entries("/proc/self/fd"), threads = fsdp::test::library_threads();
   size_t mappings = count_lines("/proc/self/maps");
   uint64_t resident_kib = status_kib("VmRSS:"), shared_kib = status_kib("RssShmem:");
 };
 
-// Threads that were joined leave /proc a moment later.
-void await_threads(size_t that_stay) {
-  for (const double end = now() + 10; library_threads() > that_stay && now() < end;) pause_ms(1);
-}
-
 Level settled_level(size_t threads_that_stay) {
-  await_threads(threads_that_stay);
+  fsdp::test::await_library_threads(threads_that_stay);
   return {};
 }
 
@@ -77,7 +63,7 @@ constexpr bool sanitized = false;
 
 // A round that leaks one page, one mapping or one descriptor is seen: eighteen of them are more than the noise allowed.
 void expect_level(const std::function<void(int)> &round) {
-  const size_t standing = library_threads();  // of contexts that outlive the rounds
+  const size_t standing = fsdp::test::library_threads();  // of contexts that outlive the rounds
   Level second;
   for (int i = 0; i < rounds; ++i) {
     round(i);
@@ -117,7 +103,7 @@ class Leak : public testing::Test {
     ::mallopt(M_ARENA_MAX, 2);
     train_threads(leak_scenario());  // what the process needs once: lazily bound functions, locales, heaps
   }
-  void SetUp() override { await_threads(0); }
+  void SetUp() override { fsdp::test::await_library_threads(0); }
 };
 
 TEST_F(Leak, AfterTraining) {

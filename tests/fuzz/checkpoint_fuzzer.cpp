@@ -11,6 +11,7 @@
 #include "checkpoint/format/block_sums.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/safetensors.h"
+#include "checkpoint/format/shard_file.h"
 
 namespace {
 
@@ -47,6 +48,9 @@ void read_file(std::string_view file) {
   const SafetensorsHeader again =
       parse_header(std::string_view(text).substr(length_bytes), text.size() + header.data_bytes(), "again");
   require(again.tensors == read.tensors && again.metadata == read.metadata);
+  const auto offsets = saved_offsets(read, "fuzzed");
+  require(offsets.size() == read.tensors.size());
+  (void)read_sums(read, "fuzzed");
 }
 
 void read_json(std::string_view json) {

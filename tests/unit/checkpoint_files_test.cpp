@@ -234,15 +234,24 @@ TEST_P(Files, OfACheckpointThatIsThereAreReplacedOnlyOnRequest) {
 TEST_P(Files, OfAFolderThatIsNotSharedAreNotSeen) {
   const Folder here = Folder::make(path + "/here"), there = Folder::make(path + "/there");
   const NewCheckpoint first(here);
-  EXPECT_EQ(NewCheckpoint(here, first.id(), 10'000).shown("f"), first.shown("f"));
-  const Error error = error_of([&] { NewCheckpoint(there, first.id(), 50); });
+  EXPECT_EQ(NewCheckpoint(here, first.id(), 10'000, [] {}).shown("f"), first.shown("f"));
+  const Error error = error_of([&] { NewCheckpoint(there, first.id(), 50, [] {}); });
   EXPECT_TRUE(has(error, path + "/there: the folder is not shared: this host does not see .tmp-" + first.id()));
+}
+
+// Whoever waits for another host can be told to stop.
+TEST_P(Files, OfAnotherHostAreAwaitedAsLongAsTheCallerLikes) {
+  const Folder there = Folder::make(path + "/there");
+  const Error error = error_of([&] {
+    NewCheckpoint(there, "0123456789abcdef0123456789abcdef", 60'000, [] { fail(FSDP_INTERRUPTED, "enough"); });
+  });
+  EXPECT_EQ(error.status, FSDP_INTERRUPTED);
 }
 
 TEST_P(Files, OfAnotherLivingJobAreLeftAlone) {
   const Folder folder = Folder::make(path);
   const NewCheckpoint living(folder);
-  const NewCheckpoint member(folder, living.id(), 10'000);
+  const NewCheckpoint member(folder, living.id(), 10'000, [] {});
   EXPECT_TRUE(folder.remove_leftovers().empty());
   // A folder of ours without an owner goes after a day; somebody else's stays.
   const std::string ours = ".tmp-0123456789abcdef0123456789abcdef", others = ".tmp-backup";
@@ -274,6 +283,46 @@ TEST_P(Files, BehindLinksAreNotRemoved) {
   remove_tree(folder.get(), "tree", "tree");
   EXPECT_FALSE(fs::exists(path + "/tree"));
   EXPECT_EQ(text_of("outside/inner/kept"), "x");
+}
+
+// ---- the order of what reaches the disk ----
+
+// All that a checkpoint consists of is on the disk before it has its name, and the name is before the caller is told.
+TEST_P(Files, AreOnTheDiskBeforeTheirName) {
+  save(path, 1, 1);
+  std::vector<std::string> log;
+  {
+    const FaultScope all({});
+    save(path, 2, 2);
+    log = all.log();
+  }
+  const auto named = std::ranges::find(log, "renameat2");
+  ASSERT_NE(named, log.end());
+  const std::vector<std::string> before(log.begin(), named), after(named, log.end());
+  // Two files of data, the manifest; the folder inside, the checkpoint's own.
+  EXPECT_EQ(std::ranges::count(before, "fsync"), 5);
+  const auto last_write = std::ranges::find(before.rbegin(), before.rend(), "pwrite");
+  const auto last_sync = std::ranges::find(before.rbegin(), before.rend(), "fsync");
+  EXPECT_LT(last_sync - before.rbegin(), last_write - before.rbegin());
+  EXPECT_EQ(std::ranges::count(after, "fsync"), 1);
+  EXPECT_EQ(std::ranges::count(after, "pwrite"), 0);
+}
+
+// A disk that cannot keep what was written: whichever it says so of, nothing gets the name; but of the name itself.
+TEST_P(Files, ThatDoNotReachTheDiskAreNoCheckpoint) {
+  save(path, 1, 1);
+  for (int at = 0; at < 6; ++at) {
+    Error error(FSDP_OK, "");
+    {
+      const FaultScope fault({Way::fails, at, EIO, "fsync"});
+      error = error_of([&] { save(path, 2, 2); });
+      ASSERT_TRUE(fault.happened()) << at;
+    }
+    EXPECT_EQ(error.origin_code, EIO) << at;
+    const bool named = at == 5;
+    EXPECT_EQ(whole_steps(path), named ? (std::vector<uint64_t>{2, 1}) : std::vector<uint64_t>{1}) << at;
+    EXPECT_TRUE(!named || has(error, path + "/step-0000000002 has its name, but might lose it with the power: "));
+  }
 }
 
 // ---- every call ----

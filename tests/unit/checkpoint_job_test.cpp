@@ -42,8 +42,9 @@ int step_of(int usual) { return std::getenv("FSDP_TEST_MANY") ? 1 : usual; }
 
 // A rank's part of a model: the bytes of what it keeps.
 struct Part {
+  // Few bytes are enough for ranks that have the same ones to share the writing.
   Part(const memory::ModelSpec &given, uint32_t place)
-      : spec(given), plan(plan_model(spec)), shards(spec, plan), rank(place) {
+      : spec(given), plan(plan_model(spec)), shards(spec, plan, 64), rank(place) {
     for (const KeptTensor &tensor : shards.tensors()) {
       const RowRange rows = shards.kept_rows(tensor, rank);
       bytes[tensor.name].resize(rows.count ? *stored_bytes(*tensor.type, ModelShards::box_of(tensor, rows).count())
@@ -84,11 +85,12 @@ struct Part {
             }};
   }
   LoadedModel loaded() {
-    return {shards, [this](const KeptTensor &tensor, uint64_t first, const ElementType &type,
-                           std::span<const std::byte> elements) {
-              require(type.name == tensor.type->name, "another type");
-              std::memcpy(bytes.at(tensor.name).data() + first * type.bits / 8, elements.data(), elements.size());
-            }};
+    return {
+        shards, plan.layout_hash,
+        [this](const KeptTensor &tensor, uint64_t first, const ElementType &type, std::span<const std::byte> elements) {
+          require(type.name == tensor.type->name, "another type");
+          std::memcpy(bytes.at(tensor.name).data() + first * type.bits / 8, elements.data(), elements.size());
+        }};
   }
 
   memory::ModelSpec spec;
@@ -219,6 +221,71 @@ TEST_F(CheckpointJob, OfAStepThatIsThereIsRefusedOrReplaced) {
   save_on(two, 3, 37, {.replace = true});
   EXPECT_EQ(names(), std::vector<std::string>{step_name(3)});
   EXPECT_EQ(Folder(path).list().at(0).manifest.sequence, 2u);
+}
+
+TEST_F(CheckpointJob, ThatWasLoadedCanBeSpared) {
+  const layout::Mesh two = mesh(2, 1, layout::OuterAxis::none);
+  for (uint64_t step = 1; step <= 3; ++step) save_on(two, step);
+  save_on(two, 4, 37, {.keep = 1, .spared = {step_name(2)}});
+  EXPECT_EQ(names(), (std::vector<std::string>{step_name(2), step_name(4)}));
+}
+
+// Whatever a rank has otherwise, all are told what, and nothing is written or read.
+TEST_F(CheckpointJob, OfRanksThatDifferIsRefusedOnAll) {
+  const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none);
+  save_on(three, 1);
+  struct Case {
+    uint64_t step = 2, rows = 37;
+    SaveChoice choice;
+    std::string text;
+  };
+  for (const Case &one : {Case{3, 37, {}, "says step 3, "}, Case{2, 36, {}, "says step 2, layout "},
+                          Case{2, 37, {.replace = true}, ", replace true, "}, Case{2, 37, {.keep = 5}, ", keep 5"}})
+    expect_well(run_threads(3, [&](Rank &rank) {
+      const bool other = rank.rank() == 1;
+      Part part(model(three, other ? one.rows : 37), rank.rank());
+      const Error error = comm::test::error_of([&] {
+        save(*rank.team, rank.waiter, path, part.saved(other ? one.step : 2), other ? one.choice : SaveChoice{});
+      });
+      require(error.status == FSDP_MISMATCH && error.rank == 1, error.message);
+      require(error.message.find("what is saved differs: rank 0 says step 2, layout ") == 0, error.message);
+      require(error.message.find("and rank 1 says ") != std::string::npos, error.message);
+      require(error.message.find(one.text) != std::string::npos, error.message);
+    }));
+  for (const LoadOptions &options : {LoadOptions{.states = false}, LoadOptions{.allow_missing = true},
+                                     LoadOptions{.allow_unexpected = true}, LoadOptions{.fall_back = true}})
+    expect_well(run_threads(3, [&](Rank &rank) {
+      Part part(model(three), rank.rank());
+      const Error error = comm::test::error_of(
+          [&] { load(*rank.team, rank.waiter, path, part.loaded(), rank.rank() == 2 ? options : LoadOptions{}); });
+      require(error.status == FSDP_MISMATCH && error.rank == 2, error.message);
+    }));
+  // A folder of the same name on each host, with checkpoints of their own.
+  fs::create_directory(path + "/elsewhere");
+  fs::copy(path + "/" + step_name(1), path + "/elsewhere/" + step_name(1), fs::copy_options::recursive);
+  save_on(three, 1, 37, {.replace = true});
+  expect_well(run_threads(3, [&](Rank &rank) {
+    Part part(model(three), rank.rank());
+    const std::string here = rank.rank() == 2 ? path + "/elsewhere" : path;
+    const Error error = comm::test::error_of([&] { load(*rank.team, rank.waiter, here, part.loaded()); });
+    require(error.status == FSDP_MISMATCH && error.rank == 2, error.message);
+    require(error.message.find("the manifest of ") == 0, error.message);
+  }));
+  fs::remove_all(path + "/elsewhere");
+  EXPECT_EQ(names(), std::vector<std::string>{step_name(1)});
+}
+
+TEST_F(CheckpointJob, OfAModelForOtherRanksIsRefused) {
+  const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none), two = mesh(2, 1, layout::OuterAxis::none);
+  save_on(two, 1);
+  expect_well(run_threads(2, [&](Rank &rank) {
+    Part part(model(three), rank.rank());
+    const std::string of = "rank 0: the model is of 3 ranks, and 2 ";
+    Error error = comm::test::error_of([&] { save(*rank.team, rank.waiter, path, part.saved(2)); });
+    require(error.status == FSDP_INVALID_ARGUMENT && error.message == of + "save it", error.message);
+    error = comm::test::error_of([&] { load(*rank.team, rank.waiter, path, part.loaded()); });
+    require(error.status == FSDP_INVALID_ARGUMENT && error.message == of + "load it", error.message);
+  }));
 }
 
 // A call of any rank fails, each in turn: all ranks report the same, the one before is still there, nothing else is,

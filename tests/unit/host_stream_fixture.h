@@ -6,12 +6,11 @@
 
 #include <atomic>
 #include <chrono>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
 
+#include "../library_threads.h"
 #include "device/device.h"
 
 namespace fsdp::test {
@@ -44,25 +43,6 @@ struct Gate {
     while (!open && !failure.failed()) std::this_thread::sleep_for(100us);
   }
 };
-
-// The library's own.
-inline size_t count_threads() {
-  size_t count = 0;
-  for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
-    std::string name;
-    std::getline(std::ifstream(task.path() / "comm"), name);
-    count += name.starts_with("fsdp-");
-  }
-  return count;
-}
-
-// Their number once it is the wanted one, or after 10 s: a thread that was joined is still listed for a moment.
-inline size_t await_threads(size_t wanted) {
-  size_t count = count_threads();
-  for (int tries = 0; count != wanted && tries < 10'000; ++tries, count = count_threads())
-    std::this_thread::sleep_for(1ms);
-  return count;
-}
 
 // The status of the Error that the work throws, FSDP_OK if it throws none.
 template <class Work>

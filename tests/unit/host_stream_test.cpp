@@ -163,11 +163,11 @@ TEST(HostWorker, FullRingMakesTheProducerWait) {
 }
 
 TEST(HostWorker, ThreadsAreNamedBlockSignalsAndEnd) {
-  ASSERT_EQ(await_threads(0), 0u);  // of earlier tests
+  ASSERT_EQ(fsdp::test::await_library_threads(0), 0u);  // of earlier tests
   Host host;
   {
     auto stream = host.stream("gather-with-a-long-name");
-    EXPECT_EQ(count_threads(), 1u);
+    EXPECT_EQ(fsdp::test::library_threads(), 1u);
     char name[16] = {};
     sigset_t blocked;
     stream->run([&] {
@@ -183,7 +183,7 @@ TEST(HostWorker, ThreadsAreNamedBlockSignalsAndEnd) {
     auto a = host.stream("a"), b = host.stream("b");
     a->run([] {});
   }
-  EXPECT_EQ(await_threads(0), 0u);
+  EXPECT_EQ(fsdp::test::await_library_threads(0), 0u);
 }
 
 TEST(HostDelay, DependsOnSeedAndNameOnly) {

@@ -21,10 +21,7 @@ class ModelShardsOn : public testing::TestWithParam<size_t> {};
 INSTANTIATE_TEST_SUITE_P(Meshes, ModelShardsOn, testing::Range(size_t{0}, size_t{13}));
 
 // Each row by one rank, which has it.
-TEST_P(ModelShardsOn, EveryRowIsWrittenOnce) {
-  const memory::ModelSpec spec = model(meshes().at(GetParam()));
-  const memory::ModelPlan plan = plan_model(spec);
-  const ModelShards shards(spec, plan);
+void expect_each_row_once(const memory::ModelSpec &spec, const ModelShards &shards) {
   EXPECT_EQ(shards.tensors().size(), 4u * (5 + 2 * 4));
   for (const KeptTensor &tensor : shards.tensors()) {
     const uint64_t all = tensor.param->shape.empty() ? 1 : tensor.param->shape[0];
@@ -42,11 +39,21 @@ TEST_P(ModelShardsOn, EveryRowIsWrittenOnce) {
   }
 }
 
+// Also where those that have the same rows share the writing of few bytes.
+TEST_P(ModelShardsOn, EveryRowIsWrittenOnce) {
+  const memory::ModelSpec spec = model(meshes().at(GetParam()));
+  const memory::ModelPlan plan = plan_model(spec);
+  expect_each_row_once(spec, ModelShards(spec, plan));
+  const ModelShards shared(spec, plan, 64);
+  expect_each_row_once(spec, shared);
+  EXPECT_EQ(shared.writers(ShardKind::weights).size(), spec.mesh.size());
+}
+
 // What the manifest says of each row is what its rank writes.
 TEST_P(ModelShardsOn, TheManifestSaysWhoHasWhichRows) {
   const memory::ModelSpec spec = model(meshes().at(GetParam()));
   const memory::ModelPlan plan = plan_model(spec);
-  const ModelShards shards(spec, plan);
+  const ModelShards shards(spec, plan, 64);
   for (const ShardKind kind : {ShardKind::weights, ShardKind::optimizer}) {
     const std::vector<uint32_t> &writers = shards.writers(kind);
     std::map<std::string, const KeptTensor *> kept;
@@ -127,7 +134,7 @@ Manifest manifest_of(const ModelShards &shards) {
 TEST_P(ModelShardsOn, AreLoadedOnEveryMesh) {
   const memory::ModelSpec from = model(meshes().at(GetParam()));
   const memory::ModelPlan from_plan = plan_model(from);
-  const ModelShards saved(from, from_plan);
+  const ModelShards saved(from, from_plan, 64);
   const Manifest manifest = manifest_of(saved);
   const auto weights = static_cast<uint32_t>(saved.writers(ShardKind::weights).size());
   const auto written = [&](uint32_t file, const KeptTensor &tensor) {

@@ -359,7 +359,7 @@ TEST_F(Shards, ThatAreGivenUpEndBothThreads) {
     std::thread packing([&] { writer.pack(); }), writing([&] {
       if (writes) writer.write();
     });
-    writer.give_up(Error(FSDP_ABORTED, "enough"));
+    writer.give_up(FSDP_ABORTED, "enough");
     packing.join();
     writing.join();
     EXPECT_EQ(message_of([&] { writer.result(); }), "enough");

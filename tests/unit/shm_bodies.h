@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "../library_threads.h"
 #include "base/checked.h"
 #include "base/dtype.h"
 #include "device/host/kernels.h"
@@ -19,7 +20,7 @@ namespace fsdp::comm::test {
 
 // What a job must give back: all that this process holds of the kind.
 struct Holdings {
-  size_t files = entries("/proc/self/fd"), threads = library_threads();
+  size_t files = entries("/proc/self/fd"), threads = fsdp::test::library_threads();
   size_t mappings = shared_mappings();
 
   std::string text() const {
@@ -33,22 +34,12 @@ struct Holdings {
     return found;
   }
   static Holdings without_threads() {
-    for (int tries = 0; library_threads() > 0 && tries < 5000; ++tries)
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    fsdp::test::await_library_threads(0);
     return {};
   }
   static size_t entries(const char *path) {
     const std::filesystem::directory_iterator folder(path);
     return static_cast<size_t>(std::distance(begin(folder), end(folder)));
-  }
-  static size_t library_threads() {
-    size_t count = 0;
-    for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
-      std::string name;
-      std::getline(std::ifstream(task.path() / "comm"), name);
-      count += name.starts_with("fsdp-");
-    }
-    return count;
   }
   static size_t shared_mappings() {
     std::ifstream maps("/proc/self/maps");

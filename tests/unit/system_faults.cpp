@@ -24,6 +24,7 @@ bool active = false;
 SystemFault fault;
 int count = 0;
 const char *hit = nullptr;
+std::vector<std::string> calls_made;
 
 using Way = SystemFault::Way;
 
@@ -31,6 +32,7 @@ using Way = SystemFault::Way;
 Way next(const char *call) {
   const std::lock_guard lock(mutex);
   if (!active || (!fault.call.empty() && fault.call != call)) return Way::none;
+  calls_made.push_back(call);
   if (count++ != fault.at || fault.way == Way::none) return Way::none;
   hit = call;
   return fault.way;
@@ -59,6 +61,7 @@ FaultScope::FaultScope(SystemFault what) {
   const std::lock_guard lock(mutex);
   fault = std::move(what);
   count = 0, hit = nullptr, active = true;
+  calls_made.clear();
 }
 FaultScope::~FaultScope() {
   const std::lock_guard lock(mutex);
@@ -66,6 +69,10 @@ FaultScope::~FaultScope() {
 }
 int FaultScope::calls() const { return count; }
 bool FaultScope::happened() const { return hit; }
+std::vector<std::string> FaultScope::log() const {
+  const std::lock_guard lock(mutex);
+  return calls_made;
+}
 std::string FaultScope::what() const { return hit ? hit : ""; }
 
 }  // namespace fsdp::test

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace fsdp::test {
 
@@ -25,9 +26,10 @@ class FaultScope {
   FaultScope(const FaultScope &) = delete;
   FaultScope &operator=(const FaultScope &) = delete;
 
-  int calls() const;         // that counted
-  bool happened() const;     // the fault
-  std::string what() const;  // the name of the call that it happened to
+  int calls() const;                     // that counted
+  bool happened() const;                 // the fault
+  std::string what() const;              // the name of the call that it happened to
+  std::vector<std::string> log() const;  // the names of all that counted, in their order
 };
 
 }  // namespace fsdp::test

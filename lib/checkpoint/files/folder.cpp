@@ -13,6 +13,7 @@
 #include "checkpoint/files/folder_tree.h"
 #include "checkpoint/files/in_file.h"
 #include "checkpoint/files/owner.h"
+#include "checkpoint/format/block_sums.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -60,7 +61,7 @@ Folder::Folder(std::string path)
   if (!fd_) fail_errno(errno, format_text("{}: cannot be opened as a folder", path_));
 }
 
-Manifest Folder::read_manifest(const std::string &name) const {
+Manifest Folder::read_manifest(const std::string &name, std::string *sum) const {
   const std::string path = shown(name);
   const Fd folder(::openat(fd(), name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!folder) fail_errno(errno, format_text("{}: cannot be opened as a folder", path));
@@ -68,8 +69,10 @@ Manifest Folder::read_manifest(const std::string &name) const {
   if (file.bytes() > longest_manifest)
     fail(FSDP_INVALID_ARGUMENT, "{}: has {} bytes, of at most {}", file.shown(), file.bytes(), longest_manifest);
   const AlignedBytes buffer(InFile::needed_for(0, file.bytes()));
-  const auto text = file.read(0, file.bytes(), buffer.bytes());
-  return parse_manifest({reinterpret_cast<const char *>(text.data()), text.size()}, file.shown());
+  const auto bytes = file.read(0, file.bytes(), buffer.bytes());
+  const std::string_view text(reinterpret_cast<const char *>(bytes.data()), bytes.size());
+  if (sum) *sum = long_sum_of(text);
+  return parse_manifest(text, file.shown());
 }
 
 std::vector<FolderEntry> Folder::list(std::vector<std::string> *problems) const {
@@ -87,6 +90,13 @@ std::vector<FolderEntry> Folder::list(std::vector<std::string> *problems) const 
     return std::tie(a.manifest.sequence, a.name) > std::tie(b.manifest.sequence, b.name);
   });
   return entries;
+}
+
+bool Folder::has(const std::string &name) const {
+  struct stat status {};
+  if (::fstatat(fd(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0) return true;
+  if (errno != ENOENT) fail_errno(errno, format_text("{}: looking for it", shown(name)));
+  return false;
 }
 
 std::vector<std::string> Folder::remove_leftovers() const {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -30,8 +31,10 @@ class Folder {
 
   // Those with a valid manifest, the newest first. Why others are passed over is added to `problems`, if that is given.
   std::vector<FolderEntry> list(std::vector<std::string> *problems = nullptr) const;
-  // Of the checkpoint of that name: throws what is wrong with it.
-  Manifest read_manifest(const std::string &name) const;
+  // Of the checkpoint of that name: throws what is wrong with it. Its text's long_sum_of goes to `sum`, if given.
+  Manifest read_manifest(const std::string &name, std::string *sum = nullptr) const;
+  // Is anything there under that name?
+  bool has(const std::string &name) const;
   // What jobs that no longer live were writing is removed. Returns the names.
   std::vector<std::string> remove_leftovers() const;
   // With all that is in it, through `.tmp-ID`: never half of it under its name.
@@ -47,8 +50,9 @@ class NewCheckpoint {
  public:
   // By one rank, which lives as long as it is written: it alone commits.
   explicit NewCheckpoint(const Folder &folder);
-  // By the others: must see within `patience_ms` what the first one made, or the folder is not shared.
-  NewCheckpoint(const Folder &folder, const std::string &id, uint32_t patience_ms);
+  // By the others: must see within `patience_ms` what the first one made, or the folder is not shared. `poll` is called
+  // while it waits, and throws what ends the wait.
+  NewCheckpoint(const Folder &folder, const std::string &id, uint32_t patience_ms, const std::function<void()> &poll);
   ~NewCheckpoint();
   NewCheckpoint(const NewCheckpoint &) = delete;
   NewCheckpoint &operator=(const NewCheckpoint &) = delete;
@@ -61,12 +65,13 @@ class NewCheckpoint {
   // A folder inside, open, which may be in another one there; made if it is not there.
   Fd make_folder(const std::string &name) const;
   // All files are on the disk: so is the manifest now, and the checkpoint has its name. What had that name before is
-  // gone with `replace`; without, INVALID_STATE.
+  // gone with `replace`; without, INVALID_STATE. UNSUPPORTED where the file system cannot exchange two names.
   void commit(const std::string &name, const std::string &manifest, bool replace);
 
  private:
   void clear(const std::string &name) const noexcept;
   void give_name(const std::string &name, bool replace);
+  void exchange_names(const std::string &from, const std::string &name);
 
   const Folder &folder_;
   std::string id_;

@@ -65,12 +65,16 @@ void NewCheckpoint::clear(const std::string &name) const noexcept {
 }
 
 // Names that another host made come late where folders are cached.
-NewCheckpoint::NewCheckpoint(const Folder &folder, const std::string &id, uint32_t patience_ms)
+NewCheckpoint::NewCheckpoint(const Folder &folder, const std::string &id, uint32_t patience_ms,
+                             const std::function<void()> &poll)
     : folder_(folder), id_(id) {
   const auto end = Clock::now() + std::chrono::milliseconds(patience_ms);
   do {
     fd_ = Fd(::openat(folder_.fd(), temporary_name().c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    if (!fd_ && errno != ENOENT && errno != ESTALE)
+      fail_errno(errno, format_text("{}: cannot be opened as a folder", folder_.shown(temporary_name())));
     if (fd_ && read_owner(fd_.get()) == id_) return;
+    poll();
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   } while (Clock::now() < end);
   fail(FSDP_INVALID_STATE, "{}: the folder is not shared: this host does not see {}, which the first rank made there",
@@ -96,14 +100,21 @@ void NewCheckpoint::commit(const std::string &name, const std::string &manifest,
   sync_tree(fd(), shown("."));
   give_name(name, replace);
   ::unlinkat(fd(), owner_name, 0);  // not before: without it the folder would be nobody's; one that stays is no harm
-  sync_folder(folder_.fd(), folder_.path());
+  try {
+    sync_folder(folder_.fd(), folder_.path());
+  } catch (Error &error) {
+    error.message =
+        format_text("{} has its name, but might lose it with the power: {}", folder_.shown(name), error.message);
+    throw;
+  }
 }
 
 // A rename never lands on a checkpoint that is there: it fails, or both names are exchanged at once.
 void NewCheckpoint::give_name(const std::string &name, bool replace) {
   const std::string from = temporary_name();
   int result = ::renameat2(folder_.fd(), from.c_str(), folder_.fd(), name.c_str(), RENAME_NOREPLACE);
-  if (result != 0 && errno == EINVAL) result = ::renameat(folder_.fd(), from.c_str(), folder_.fd(), name.c_str());
+  if (result != 0 && (errno == EINVAL || errno == ENOSYS))
+    result = ::renameat(folder_.fd(), from.c_str(), folder_.fd(), name.c_str());
   if (result == 0) {
     owns_ = false;
     return;
@@ -111,8 +122,16 @@ void NewCheckpoint::give_name(const std::string &name, bool replace) {
   if (errno != EEXIST && errno != ENOTEMPTY)
     fail_errno(errno, format_text("{}: giving it the name {}", folder_.shown(from), name));
   if (!replace) fail(FSDP_INVALID_STATE, "{}: there is a checkpoint of that name already", folder_.shown(name));
-  if (::renameat2(folder_.fd(), from.c_str(), folder_.fd(), name.c_str(), RENAME_EXCHANGE) != 0)
-    fail_errno(errno, format_text("{}: exchanging it for {}", folder_.shown(name), from));
+  exchange_names(from, name);
+}
+
+void NewCheckpoint::exchange_names(const std::string &from, const std::string &name) {
+  if (::renameat2(folder_.fd(), from.c_str(), folder_.fd(), name.c_str(), RENAME_EXCHANGE) == 0) return;
+  if (errno == EINVAL || errno == ENOSYS)
+    fail(FSDP_UNSUPPORTED,
+         "{}: this file system cannot exchange it for the new one; remove it first, or save elsewhere",
+         folder_.shown(name));
+  fail_errno(errno, format_text("{}: exchanging it for {}", folder_.shown(name), from));
 }
 
 }  // namespace fsdp::checkpoint

@@ -61,7 +61,9 @@ bool is_abandoned(int parent, const std::string &name) {
   if (unowned) return is_a_day_old(folder.get());
   const Fd owner(::openat(folder.get(), owner_name, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
   if (!owner) return errno == ENOENT && is_a_day_old(folder.get());
-  return take_lock(owner.get());
+  if (take_lock(owner.get())) return true;
+  const bool held = errno == EAGAIN || errno == EACCES;  // else this file system has no locks
+  return !held && is_a_day_old(folder.get());
 }
 
 }  // namespace fsdp::checkpoint

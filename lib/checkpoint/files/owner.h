@@ -21,7 +21,7 @@ Fd make_owner(int folder, const std::string &text, const std::string &shown);
 std::string read_owner(int folder);
 // Is this one of a job that no longer lives? Only folders with a name of ours are; of these, those `.tmp-ID` whose lock
 // can be taken are. Those that had no locked owner for a day are, too: they were about to begin, or to end, when their
-// job did.
+// job did; or the file system has no locks.
 bool is_abandoned(int parent, const std::string &name);
 
 }  // namespace fsdp::checkpoint

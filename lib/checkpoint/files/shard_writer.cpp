@@ -8,22 +8,6 @@
 #include "checkpoint/format/block_sums.h"
 
 namespace fsdp::checkpoint {
-namespace {
-
-// What a body of a thread throws, as one of ours.
-template <class Body>
-std::optional<Error> error_of(Body body) noexcept {
-  try {
-    body();
-    return std::nullopt;
-  } catch (const Error &error) {
-    return error;
-  } catch (const std::exception &) {
-    return Error(FSDP_OUT_OF_MEMORY, "no memory to save");
-  }
-}
-
-}  // namespace
 
 ShardWriter::ShardWriter(std::vector<ShardToWrite> shards) : shards_(std::move(shards)), staging_(staging_bytes) {
   for (size_t i = 0; i < staging_blocks; ++i) free_.push_back(i);
@@ -31,27 +15,46 @@ ShardWriter::ShardWriter(std::vector<ShardToWrite> shards) : shards_(std::move(s
     total_bytes_ += shard.file.header.data_offset + shard.file.header.data_bytes();
 }
 
-void ShardWriter::give_up(const Error &why) noexcept {
+void ShardWriter::fail_with(const Error &error) noexcept {
   {
     const std::lock_guard lock(mutex_);
-    if (!failure_ && !finished_) failure_.emplace(why);
+    if (!finished_) failure_.set(error);
   }
   changed_.notify_all();
 }
 
+void ShardWriter::give_up(fsdp_status status, const char *why) noexcept {
+  try {
+    fail_with(Error(status, why));
+  } catch (...) {  // no memory for the words
+    fail_with(Error(status, {}));
+  }
+}
+
+// What the body of a thread throws ends both.
+template <class Body>
+void ShardWriter::attempt(Body body) noexcept {
+  try {
+    body();
+  } catch (const Error &error) {
+    fail_with(error);
+  } catch (const std::exception &) {
+    give_up(FSDP_OUT_OF_MEMORY, "no memory to save");
+  }
+}
+
 std::vector<WrittenShard> ShardWriter::result() const {
+  failure_.check();
   const std::lock_guard lock(mutex_);
-  if (failure_) throw *failure_;
   return written_;
 }
 
 // ---- the packing thread ----
 
 void ShardWriter::pack() noexcept {
-  const std::optional<Error> error = error_of([&] {
+  attempt([&] {
     for (size_t i = 0; i < shards_.size(); ++i) pack_shard(i);
   });
-  if (error) give_up(*error);
   {
     const std::lock_guard lock(mutex_);
     packed_.store(true, std::memory_order_release);
@@ -96,8 +99,8 @@ void ShardWriter::fill(const ShardToWrite &shard, uint64_t at, std::span<std::by
 
 std::optional<size_t> ShardWriter::take_free() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return failure_ || !free_.empty(); });
-  if (failure_) return std::nullopt;
+  changed_.wait(lock, [&] { return failure_.failed() || !free_.empty(); });
+  if (failure_.failed()) return std::nullopt;
   const size_t staging = free_.back();
   free_.pop_back();
   return staging;
@@ -114,7 +117,7 @@ void ShardWriter::hand_over(Block block) {
 // ---- the writing thread ----
 
 void ShardWriter::write() noexcept {
-  if (const std::optional<Error> error = error_of([&] { write_shards(); })) give_up(*error);
+  attempt([&] { write_shards(); });
   {
     const std::lock_guard lock(mutex_);
     finished_.store(true, std::memory_order_release);
@@ -154,8 +157,8 @@ void ShardWriter::write_shards() {
 
 std::optional<ShardWriter::Block> ShardWriter::take_full() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return failure_ || !full_.empty(); });
-  if (failure_) return std::nullopt;
+  changed_.wait(lock, [&] { return failure_.failed() || !full_.empty(); });
+  if (failure_.failed()) return std::nullopt;
   Block block = std::move(full_.front());
   full_.pop_front();
   return block;

@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
+#include "base/failure.h"
 #include "checkpoint/files/aligned_bytes.h"
 #include "checkpoint/format/shard_file.h"
 
@@ -57,7 +57,7 @@ class ShardWriter {
   void write() noexcept;
   // From any thread: both return soon, though not before a call into the file system that they are in does. Changes
   // nothing once all is on the disk.
-  void give_up(const Error &why) noexcept;
+  void give_up(fsdp_status status, const char *why) noexcept;
 
   // All has been copied, or never will be.
   bool is_packed() const { return packed_.load(std::memory_order_acquire); }
@@ -79,6 +79,9 @@ class ShardWriter {
     size_t staging;   // which block
     std::string header;
   };
+  void fail_with(const Error &error) noexcept;
+  template <class Body>
+  void attempt(Body body) noexcept;
   void pack_shard(size_t number);
   void fill(const ShardToWrite &shard, uint64_t at, std::span<std::byte> block) const;
   std::optional<size_t> take_free();
@@ -94,7 +97,7 @@ class ShardWriter {
   std::condition_variable changed_;
   std::deque<Block> full_;
   std::vector<size_t> free_;
-  std::optional<Error> failure_;
+  Failure failure_;
   std::vector<WrittenShard> written_;
   std::atomic<bool> packed_{false}, finished_{false};
   std::atomic<uint64_t> written_bytes_{0};

@@ -107,6 +107,7 @@ ManifestPart parse_part(const JsonValue &value, std::span<const uint64_t> shape,
   for (size_t d = 0; inside && d < shape.size(); ++d)
     inside = part.box.offset[d] <= shape[d] && part.box.shape[d] <= shape[d] - part.box.offset[d];
   value.require(inside, "a part of its tensor");
+  value.require(part.box.count() > 0 || whole(shape).count() == 0, "a part that is not empty");
   uint64_t rows = 0;
   value["cuts"].for_each_element([&](const JsonValue &cut) {
     part.cuts.push_back(parse_cut(cut, files));

@@ -16,6 +16,8 @@ namespace fsdp::checkpoint {
 namespace {
 
 constexpr const char *metadata_name = "__metadata__";
+// A header of 100 MB could be made of values that take a hundred times its memory.
+constexpr uint64_t most_values = 4'000'000;
 
 // Nothing where sizes exceed 64 bits or end inside a byte.
 std::optional<uint64_t> bytes_of(const ElementType &type, std::span<const uint64_t> shape) {
@@ -84,7 +86,7 @@ uint64_t read_header_length(std::span<const std::byte, length_bytes> first, uint
 }
 
 SafetensorsHeader parse_header(std::string_view json, uint64_t file_bytes, std::string_view file) {
-  const nlohmann::json document = parse_json(json, file, {.depth = 4});
+  const nlohmann::json document = parse_json(json, file, {.depth = 4, .values = most_values});
   SafetensorsHeader header;
   header.data_offset = length_bytes + json.size();
   JsonValue(document, file).for_each_member([&](const std::string &name, const JsonValue &value) {

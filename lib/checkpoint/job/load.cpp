@@ -55,7 +55,8 @@ class Loading {
   bool first() const { return team_.rank() == 0; }
   void find_candidates();
   bool choose(size_t number);
-  void check_fit(const LoadPlan &plan) const;
+  LoadPlan plan_to_fit() const;
+  std::string list_misfits(const LoadPlan &plan) const;
   void read(const LoadPlan &plan);
   void read_file(const LoadedFile &file);
   ShardReader open(const ManifestFile &file) const;
@@ -69,13 +70,20 @@ class Loading {
   std::vector<std::string> candidates_;  // on the first rank, the newest first
   Fd checkpoint_;
   std::unordered_map<std::string_view, const ElementType *> types_;  // of the manifest's tensors
-  AlignedBytes buffer_{ShardReader::buffer_bytes};
+  std::optional<AlignedBytes> buffer_;
   LoadResult result_;
 };
 
 // A checkpoint itself, or those that are in the folder.
 void Loading::find_candidates() {
+  comm::agree_on(
+      team_, "what is loaded",
+      format_text("layout {:016x}, states {}, allow_missing {}, allow_unexpected {}, fall_back {}", model_.layout_hash,
+                  options_.states, options_.allow_missing, options_.allow_unexpected, options_.fall_back));
   comm::attempt_together(team_, "a load's folder", [&] {
+    if (model_.shards.ranks() != team_.size())
+      fail(FSDP_INVALID_ARGUMENT, "the model is of {} ranks, and {} load it", model_.shards.ranks(), team_.size());
+    buffer_.emplace(ShardReader::buffer_bytes);
     folder_.emplace(path_);
     if (!first()) return;
     const std::vector<std::string> names = list_folder(folder_->fd(), path_);
@@ -98,20 +106,34 @@ bool Loading::choose(size_t number) {
   team_.exchange_fixed(&mine, sizeof mine, all.data(), "a load's checkpoint");
   result_.name = all[0].name;
   if (result_.name.empty()) return false;
+  std::string sum;
   comm::attempt_together(team_, "a load's manifest", [&] {
     checkpoint_ = open_folder(folder_->fd(), result_.name, folder_->shown(result_.name));
-    result_.manifest = folder_->read_manifest(result_.name);
+    result_.manifest = folder_->read_manifest(result_.name, &sum);
   });
+  comm::agree_on(team_, "the manifest of " + result_.name, sum);
   return true;
 }
 
-// The same on every rank, since they compare whole tensors.
-void Loading::check_fit(const LoadPlan &plan) const {
+// Empty: it fits. The same on every rank, since they compare whole tensors.
+std::string Loading::list_misfits(const LoadPlan &plan) const {
   std::string text;
   if (!options_.allow_missing) list_names(text, "missing", plan.missing, true);
   if (!options_.allow_unexpected) list_names(text, "unexpected", plan.unexpected, true);
   list_names(text, "different", plan.other, false);
+  return text;
+}
+
+// A list may be longer than what ranks tell each other: each rank throws its own.
+LoadPlan Loading::plan_to_fit() const {
+  LoadPlan plan;
+  std::string text;
+  comm::attempt_together(team_, "a load's plan", [&] {
+    plan = plan_load(model_.shards, result_.manifest, team_.rank(), {options_.states});
+    text = list_misfits(plan);
+  });
   if (!text.empty()) fail(FSDP_INVALID_ARGUMENT, "{} does not fit the model{}", folder_->shown(result_.name), text);
+  return plan;
 }
 
 ShardReader Loading::open(const ManifestFile &file) const {
@@ -154,7 +176,7 @@ void Loading::read_file(const LoadedFile &file) {
   std::vector<WantedBox> boxes;
   for (const Wanted &one : wanted) boxes.push_back(one.box);
   const auto counts =
-      reader.read(boxes, buffer_.bytes(), [&](uint32_t number, uint64_t to, std::span<const std::byte> elements) {
+      reader.read(boxes, buffer_->bytes(), [&](uint32_t number, uint64_t to, std::span<const std::byte> elements) {
         waiter_.poll();
         model_.write(*wanted[number].tensor, to, *header.tensors[wanted[number].box.tensor].type, elements);
       });
@@ -171,8 +193,7 @@ void Loading::read(const LoadPlan &plan) {
 LoadResult Loading::run() {
   find_candidates();
   for (size_t number = 0; choose(number); ++number) {
-    const LoadPlan plan = plan_load(model_.shards, result_.manifest, team_.rank(), {options_.states});
-    check_fit(plan);
+    const LoadPlan plan = plan_to_fit();
     try {
       comm::attempt_together(team_, "a load's files", [&] { read(plan); });
       return std::move(result_);

@@ -23,6 +23,7 @@ using WriteKept = std::function<void(const KeptTensor &tensor, uint64_t first, c
 
 struct LoadedModel {
   const ModelShards &shards;
+  uint64_t layout_hash;  // of the model, which ranks compare
   WriteKept write;
 };
 
@@ -42,7 +43,8 @@ struct LoadResult {
 
 // Collective over the team, which are the ranks of the mesh in its order. The newest whole checkpoint of the folder; or
 // the folder is one itself. Throws on all ranks: SYSTEM or INVALID_ARGUMENT, naming rank, file and bytes, and then some
-// rows may have been written; INVALID_ARGUMENT with all that does not fit the model, before anything is written.
+// rows may have been written; INVALID_ARGUMENT with all that does not fit the model, and MISMATCH where ranks load
+// different models, with different options, or see different manifests, before anything is written.
 LoadResult load(comm::Team &team, const Waiter &waiter, const std::string &folder, const LoadedModel &model,
                 const LoadOptions &options = {});
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/job/save.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <optional>
@@ -38,7 +39,7 @@ class WritingThread {
   explicit WritingThread(ShardWriter &writer)
       : writer_(writer), thread_(LibraryThread{"fsdp-save", "a save"}.start(run, &writer)) {}
   ~WritingThread() {
-    writer_.give_up(Error(FSDP_ABORTED, "the save was given up"));  // changes nothing where it is complete
+    writer_.give_up(FSDP_ABORTED, "the save was given up");  // changes nothing where it is complete
     pthread_join(thread_, nullptr);
   }
   WritingThread(const WritingThread &) = delete;
@@ -61,6 +62,7 @@ class Saving {
       : team_(team), waiter_(waiter), path_(path), model_(model), choice_(choice) {}
 
   SaveResult run() {
+    comm::agree_on(team_, "what is saved", said());
     begin();
     join();
     comm::attempt_together(team_, "a save's files", [&] { write(); });
@@ -73,6 +75,7 @@ class Saving {
 
  private:
   bool first() const { return team_.rank() == 0; }
+  std::string said() const;
   void begin();
   void join();
   void write();
@@ -96,12 +99,24 @@ class Saving {
   SaveResult result_;
 };
 
+// All of it must be the same, or ranks would write parts of different checkpoints.
+std::string Saving::said() const {
+  return format_text("step {}, layout {:016x}, replace {}, keep {}", model_.step, model_.described.layout_hash,
+                     choice_.replace, choice_.keep);
+}
+
 void Saving::begin() {
   comm::attempt_together(team_, "a save's folder", [&] {
+    if (model_.shards.ranks() != team_.size())
+      fail(FSDP_INVALID_ARGUMENT, "the model is of {} ranks, and {} save it", model_.shards.ranks(), team_.size());
     if (!first()) return;
     folder_ = Folder::make(path_);
     folder_->remove_leftovers();
     const std::vector<FolderEntry> there = folder_->list();
+    // The commit would find it, too, after all the writing.
+    if (!choice_.replace && folder_->has(step_name(model_.step)))
+      fail(FSDP_INVALID_STATE, "{}: there is a checkpoint of that name already",
+           folder_->shown(step_name(model_.step)));
     beginning_.sequence =
         there.empty() ? 1 : checked_add(there.front().manifest.sequence, 1, "a checkpoint's sequence");
     made_.emplace(*folder_);
@@ -127,7 +142,7 @@ void Saving::join() {
         waiter_.poll();
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
       }
-    made_.emplace(*folder_, beginning_.id, choice_.patience_ms);
+    made_.emplace(*folder_, beginning_.id, choice_.patience_ms, [&] { waiter_.poll(); });
   });
 }
 
@@ -226,7 +241,8 @@ void Saving::remove_older() noexcept {
   if (choice_.keep == 0) return;
   try {
     const std::vector<FolderEntry> there = folder_->list();
-    for (size_t i = choice_.keep; i < there.size(); ++i) folder_->remove(there[i].name);
+    for (size_t i = choice_.keep; i < there.size(); ++i)
+      if (std::ranges::find(choice_.spared, there[i].name) == choice_.spared.end()) folder_->remove(there[i].name);
   } catch (const std::exception &error) {
     result_.warning = error.what();
   }

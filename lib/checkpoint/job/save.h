@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "base/failure.h"
 #include "checkpoint/plan/model_shards.h"
@@ -31,9 +32,10 @@ struct SavedModel {
 };
 
 struct SaveChoice {
-  bool replace = false;           // a checkpoint of this step that is there already
-  uint32_t keep = 0;              // so many of the newest stay in the folder; 0: all
-  uint32_t patience_ms = 30'000;  // for other hosts to see what the first rank made
+  bool replace = false;                  // a checkpoint of this step that is there already
+  uint32_t keep = 0;                     // so many of the newest stay in the folder; 0: all
+  uint32_t patience_ms = 30'000;         // for other hosts to see what the first rank made
+  std::vector<std::string> spared = {};  // checkpoints of the folder that stay whatever `keep` is
 };
 
 struct SaveResult {
@@ -43,7 +45,8 @@ struct SaveResult {
 };
 
 // Collective over the team, which are the ranks of the mesh in its order. Throws on all ranks, naming the rank and the
-// file.
+// file: SYSTEM; INVALID_STATE for a checkpoint of this step that is there and is not to be replaced; MISMATCH where
+// ranks save different steps, layouts or choices; UNSUPPORTED where the file system cannot exchange two names.
 SaveResult save(comm::Team &team, const Waiter &waiter, const std::string &folder, const SavedModel &model,
                 const SaveChoice &choice = {});
 

@@ -14,7 +14,7 @@ using memory::PlaneKind;
 
 }  // namespace
 
-ModelShards::ModelShards(const memory::ModelSpec &spec, const memory::ModelPlan &plan) : spec_(spec) {
+ModelShards::ModelShards(const memory::ModelSpec &spec, const memory::ModelPlan &plan, uint64_t least) : spec_(spec) {
   for (size_t g = 0; g < spec.groups.size(); ++g)
     for (uint32_t p = 0; p < spec.groups[g].params.size(); ++p)
       for (const uint32_t b : plan.groups[g].buckets) {
@@ -23,7 +23,7 @@ ModelShards::ModelShards(const memory::ModelSpec &spec, const memory::ModelPlan 
         if (found == bucket.params.end()) continue;
         add(bucket, static_cast<uint32_t>(found - bucket.params.begin()), spec.groups[g].params[p]);
       }
-  count_writers();
+  count_writers(least);
   find_writers(ShardKind::weights);
   find_writers(ShardKind::optimizer);
 }
@@ -58,7 +58,7 @@ ModelShards::Holding ModelShards::holding(Extent extent, uint32_t place) const {
 }
 
 // The largest slice of all planes of an extent, which that many bytes of the full buffers are.
-void ModelShards::count_writers() {
+void ModelShards::count_writers(uint64_t least) {
   std::array<uint64_t, 3> bytes{};
   for (const KeptTensor &tensor : tensors_) {
     uint64_t &sum = bytes[static_cast<size_t>(tensor.plane->owned)];
@@ -70,7 +70,7 @@ void ModelShards::count_writers() {
     writers_of_[index] = 1;
     const uint32_t holders = holding(extent, 0).count;
     const uint64_t slice = bytes[index] / (spec_.mesh.size() / holders);
-    writers_of_[index] = static_cast<uint32_t>(std::clamp<uint64_t>(slice / least_share, 1, holders));
+    writers_of_[index] = static_cast<uint32_t>(std::clamp<uint64_t>(slice / least, 1, holders));
   }
 }
 

@@ -20,7 +20,7 @@ namespace fsdp::checkpoint {
 enum class ShardKind : uint8_t { weights, optimizer };
 inline constexpr size_t shard_kinds = 2;
 
-// Ranks that have the same bytes share the writing where each has at least this much of it.
+// Fewer bytes are not worth a file of their own.
 inline constexpr uint64_t least_share = uint64_t{16} << 20;
 
 // A tensor of the checkpoint: a plane of a parameter.
@@ -43,8 +43,10 @@ struct RowRange {
 
 class ModelShards {
  public:
-  // Both live as long as this.
-  ModelShards(const memory::ModelSpec &spec, const memory::ModelPlan &plan);
+  // Both live as long as this. Ranks that have the same bytes share the writing where each has at least `least` of it.
+  ModelShards(const memory::ModelSpec &spec, const memory::ModelPlan &plan, uint64_t least = least_share);
+
+  uint32_t ranks() const { return spec_.mesh.size(); }
 
   // Main weights (of frozen parameters compute weights) and optimizer states, by parameter in the order of declaration.
   const std::vector<KeptTensor> &tensors() const { return tensors_; }
@@ -75,7 +77,7 @@ class ModelShards {
   // Places without the first of which and behind the last of which nobody has rows of it.
   std::array<uint32_t, 2> places_of(const KeptTensor &tensor) const;
   void add(const memory::BucketPlan &bucket, uint32_t tensor, const memory::ParamSpec &param);
-  void count_writers();
+  void count_writers(uint64_t least);
   void find_writers(ShardKind kind);
 
   const memory::ModelSpec &spec_;

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// The threads of the library that live in this process: what a test counts to see that they end.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+
+namespace fsdp::test {
+
+inline size_t library_threads() {
+  size_t count = 0;
+  for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::getline(std::ifstream(task.path() / "comm"), name);
+    count += name.starts_with("fsdp-");
+  }
+  return count;
+}
+
+// Their number once it is the wanted one, or after 10 s: a thread that was joined is still listed for a moment.
+inline size_t await_library_threads(size_t wanted) {
+  using namespace std::chrono_literals;
+  const auto end = std::chrono::steady_clock::now() + 10s;
+  size_t count = library_threads();
+  for (; count != wanted && std::chrono::steady_clock::now() < end; count = library_threads())
+    std::this_thread::sleep_for(1ms);
+  return count;
+}
+
+}  // namespace fsdp::test
