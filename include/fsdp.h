@@ -1161,6 +1161,89 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_apply_grads(fsdp_model *model, const fsdp
                                                  uint64_t grad_stride, double lr, double max_norm,
                                                  const fsdp_adamw_options *options, fsdp_stream stream, double *norm);
 
+/* ---- checkpoints --------------------------------------------------------------------------------------------- */
+
+enum {
+  FSDP_SAVE_REPLACE = 1u << 24 /* a checkpoint of this step that the folder has already, at once when the new one is
+                                  whole; else it is INVALID_STATE */
+};
+
+typedef struct fsdp_save_options {
+  uint64_t struct_size;
+  uint64_t step;  /* the checkpoint's; 0: that of AdamW's last step; with FSDP_OPTIMIZER_CALLER that of the checkpoint
+                     which was loaded, plus the number of versions published since; up to 2^53 */
+  uint32_t keep;  /* of the folder's checkpoints so many of the newest stay, and the one that was loaded; 0: all */
+  uint32_t flags; /* FSDP_SAVE_* */
+} fsdp_save_options;
+#define FSDP_SAVE_OPTIONS_INIT {sizeof(fsdp_save_options), 0, 0, 0}
+
+/**
+ * Save main weights (of frozen parameters the compute weights), optimizer states and AdamW's number of steps as a
+ * checkpoint of the folder, which is made if it is not there: DIR/step-0000001200/, safetensors files as PyTorch's
+ * distributed checkpoint writes them, and a manifest with sums of all (docs/guides/checkpoints.md). It has its name
+ * when it is whole and on the disk, or does not exist: whatever fails or is killed meanwhile, the checkpoints from
+ * before stay as they are. Main weights and states must not be written while it runs. Every rank must see the folder.
+ *
+ * What is saved is the version published last, also in the middle of a step. Ranks that have the same bytes share the
+ * writing, or one of them does it. Besides the model a save takes 32 MiB of memory a rank while it runs.
+ * Collective: the mesh. Blocks: the disk, and peers: a rank that is still writing after timeout_ms has not failed; one
+ * whose disk takes nothing for that long has, with errno ETIMEDOUT. Window: outside.
+ * Errors, the same on all ranks: SYSTEM (rank, file, what was done and errno; nothing of this checkpoint is left, the
+ * job can go on, and the next save may succeed), INVALID_STATE (the folder has this step; another host does not see
+ * what rank 0 has made in the folder; inside the window, or captured), INVALID_ARGUMENT (a tensor's name is not unique:
+ * a parameter may be called like a state of another), MISMATCH (another step, keep or flag), UNSUPPORTED (REPLACE where
+ * the file system cannot exchange two names), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_save(fsdp_model *model, const char *folder, const fsdp_save_options *options);
+
+enum {
+  FSDP_LOAD_WEIGHTS_ONLY = 1u << 25,     /* states and AdamW's number of steps stay as they are */
+  FSDP_LOAD_ALLOW_MISSING = 1u << 26,    /* what the checkpoint lacks stays as it is */
+  FSDP_LOAD_ALLOW_UNEXPECTED = 1u << 27, /* what the model lacks is passed over */
+  FSDP_LOAD_FALLBACK = 1u << 28,         /* where a file of the newest is damaged or missing, the next older one; a
+                                            WARNING of the log says so */
+  FSDP_LOAD_IF_ANY = 1u << 29            /* nothing is loaded where the folder is not there or has no checkpoint: for a
+                                            job that begins as for one that goes on */
+};
+
+typedef struct fsdp_load_options {
+  uint64_t struct_size;
+  uint32_t flags;    /* FSDP_LOAD_* */
+  uint32_t reserved; /* must be 0 */
+} fsdp_load_options;
+#define FSDP_LOAD_OPTIONS_INIT {sizeof(fsdp_load_options), 0, 0}
+
+/** What was loaded. Output only: set struct_size before the call. */
+typedef struct fsdp_loaded {
+  uint64_t struct_size;
+  uint64_t step;         /* the checkpoint's */
+  uint64_t sequence;     /* rises with every checkpoint of a folder */
+  uint64_t wanted_bytes; /* of its files, that this rank keeps */
+  uint64_t read_bytes;   /* ... that it has read for that: files are read and verified in blocks of 1 MiB */
+  uint32_t ranks;        /* that have saved it */
+  uint32_t passed_over;  /* newer ones that were damaged, see FSDP_LOAD_FALLBACK */
+  char name[32];         /* in the folder, "step-0000001200"; "": nothing was loaded, see FSDP_LOAD_IF_ANY */
+} fsdp_loaded;
+#define FSDP_LOADED_INIT {sizeof(fsdp_loaded), 0, 0, 0, 0, 0, 0, {0}}
+
+/**
+ * Load the folder's newest whole checkpoint (the last one saved there, whatever its step), or the checkpoint that the
+ * folder is itself: onto any number of ranks, mesh, strategy and unshard mode, whoever saved it. Each rank reads the
+ * rows that it keeps and verifies what it reads, with 8 MiB of memory. Publish then. *loaded (may be NULL) tells what
+ * it was.
+ *
+ * All or nothing: on failure no rank has loaded it, the window stays open, main weights may have been written in part,
+ * and another load, or the caller's own values, must come before the next publish.
+ * Collective: the mesh. Blocks: the disk and peers. Window: inside; the step's gradients, if any, stay.
+ * Errors, the same on all ranks: INVALID_ARGUMENT (no checkpoint there; tensors that are missing, unexpected, of
+ * another shape or no floating-point numbers, all of them listed; a damaged file, with the range of bytes and the
+ * tensors), SYSTEM (rank, file, what was done and errno), INVALID_STATE, UNSUPPORTED (written by a newer release),
+ * MISMATCH (another model, other flags, or hosts that see different checkpoints), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT.
+ * Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_load(fsdp_model *model, const char *folder, const fsdp_load_options *options,
+                                          fsdp_loaded *loaded);
+
 /* ---- CUDA graphs --------------------------------------------------------------------------------------------- */
 
 /** A part of a step that was captured into a CUDA graph. Give it back with fsdp_destroy_capture. */

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 
 #include "check.h"
+#include "checkpoint.h"
 #include "report.h"
 #include "trace.h"
 
@@ -34,10 +35,13 @@ static void train(struct rank *rank) {
   struct report report;
   struct step_result result;
   trainer_create(&trainer, rank->context, options, rank->corpus);
+  trainer.first_step = checkpoint_resume(&trainer);
   report_begin(&report, &trainer);
-  for (uint64_t step = 0; step < options->steps; ++step) {
+  int stopped = 0;
+  for (uint64_t step = trainer.first_step; step < options->steps && !stopped; ++step) {
     train_step(&trainer, step, &result);
     report_step(&report, step, &result);
+    stopped = checkpoint_after_step(&trainer, step + 1);
   }
   if (options->sample) {
     uint8_t *text = check_allocate(options->sample);
@@ -55,7 +59,7 @@ static void *run_rank(void *argument) {
   uint32_t index = 0, world_size = 0;
   CHECK(rank->context, fsdp_get_rank(rank->context, &index));
   CHECK(rank->context, fsdp_get_world_size(rank->context, &world_size));
-  if (options_batch_divides(rank->options, index, world_size)) {
+  if (options_batch_divides(rank->options, index, world_size) && checkpoint_folder_is_free(rank->options, index)) {
     if (rank->options->trace) trace_write_part(rank->context, rank->options->trace);
     train(rank);
     if (rank->options->trace) trace_write(rank->context, rank->options->trace);
@@ -117,7 +121,8 @@ int main(int argc, char **argv) {
       1); /* the ranks share the machine's cores; a BLAS with threads of its own would fight them */
 #endif
   corpus_load(&corpus, options.corpus, options.corpus_count);
+  if (options.save) checkpoint_listen();
   const int exit_status = options.threads ? run_threads(&options, &corpus) : run_process(&options, &corpus);
   corpus_free(&corpus);
-  return exit_status;
+  return exit_status ? exit_status : checkpoint_exit_status();
 }

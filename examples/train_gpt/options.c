@@ -82,6 +82,10 @@ static const struct flag flags[] = {
     {"--norm", CHOICE, FIELD(norm), 0, norms, "normalization"},
     {"--tied", SWITCH, FIELD(tied), 1, NULL, "the head is the token embedding again"},
     {"--corpus", PATHS, FIELD(corpus), 0, NULL, "files and directories; default: the repository's own sources"},
+    {"--save", STRING, FIELD(save), 0, NULL, "a folder for checkpoints: at the end, and at Ctrl-C or SIGTERM"},
+    {"--save-every", COUNT, FIELD(save_every), 0, NULL, "... and after every so many steps; 0: not"},
+    {"--keep", COUNT, FIELD(keep), 0, NULL, "so many of the newest checkpoints stay; 0: all"},
+    {"--resume", SWITCH, FIELD(resume), 1, NULL, "go on with the newest checkpoint of --save, if there is one"},
     {"--json", STRING, FIELD(json), 0, NULL, "a line of numbers for each step, and one at the end"},
     {"--trace", STRING, FIELD(trace), 0, NULL, "a timeline of all ranks, for Perfetto"},
     {"--sample", OPTIONAL, FIELD(sample), 256, NULL, "print text from the trained model (256 bytes)"},
@@ -96,7 +100,8 @@ enum { FLAG_COUNT = sizeof flags / sizeof *flags };
 static void set_defaults(struct options *options) {
   memset(options, 0, sizeof *options);
   options->layers = 4, options->width = 320, options->heads = 5, options->context = 128;
-  options->batch = 16, options->microbatches = 1, options->steps = 300, options->seed = 1, options->prefetch = 1;
+  options->batch = 16, options->microbatches = 1, options->steps = 300, options->keep = 2, options->seed = 1,
+  options->prefetch = 1;
   options->lr = 1e-3, options->weight_decay = 0.1, options->clip = 1.0;
   options->strategy = FSDP_STRATEGY_OPTIM_GRADS_PARAMS, options->compute_dtype = FSDP_FLOAT32;
   options->norm = LAYER_NORM;
@@ -113,7 +118,7 @@ static void print_value(const struct flag *flag, const struct options *defaults)
     case COUNT: printf(" N (%" PRIu64 ")", *(const uint64_t *)(const void *)field); break;
     case REAL: printf(" X (%g)", *(const double *)(const void *)field); break;
     case OPTIONAL: printf(" [N]"); break;
-    case STRING: printf(" FILE"); break;
+    case STRING: printf(" PATH"); break;
     case PATHS: printf(" PATH..."); break;
     case CHOICE: putchar(' '), print_choices(stdout, flag->choices); break;
     default: break;
@@ -201,6 +206,9 @@ void options_parse(struct options *options, int argc, char **argv) {
   }
   if (!device_has_graphs() && (options->graph || options->transport)) {
     fail("--graph and --transport", "need train_gpt_cuda", NULL);
+  }
+  if ((options->resume || options->save_every) && !options->save) {
+    fail("--resume and --save-every", "need --save", NULL);
   }
   if (options->width % options->heads) fail("--heads", "must divide --width", NULL);
   if (options->width > 1u << 14 || options->context > 1u << 14 || options->batch > 1u << 20 ||

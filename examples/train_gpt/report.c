@@ -39,13 +39,27 @@ static void print_header(const struct trainer *trainer) {
   fflush(stdout);
 }
 
+/* Of a run that goes on the lines of the steps before stay: those of steps that were not saved are made anew. */
+static FILE *open_json(const char *path, uint64_t first_step) {
+  FILE *file = first_step ? fopen(path, "r+") : NULL;
+  if (!file) return fopen(path, "w");
+  char line[512];
+  long kept = 0;
+  uint64_t step = 0;
+  while (fgets(line, sizeof line, file) && sscanf(line, "{\"step\": %" SCNu64, &step) == 1 && step <= first_step) {
+    kept = ftell(file);
+  }
+  if (fseek(file, kept, SEEK_SET) || ftruncate(fileno(file), kept)) return fclose(file), NULL;
+  return file;
+}
+
 void report_begin(struct report *report, struct trainer *trainer) {
   memset(report, 0, sizeof *report);
   if (trainer->rank != 0) return;
   const struct options *options = trainer->options;
   report->trainer = trainer;
   report->in_place = options->in_place || isatty(STDOUT_FILENO);
-  if (options->json && !(report->json = fopen(options->json, "w"))) {
+  if (options->json && !(report->json = open_json(options->json, trainer->first_step))) {
     fprintf(stderr, "train_gpt: --json %s: %s\n", options->json, strerror(errno));
     exit(2);
   }
@@ -56,8 +70,9 @@ void report_begin(struct report *report, struct trainer *trainer) {
 static void print_progress(struct report *report, uint64_t done, const struct step_result *result, double now) {
   const struct options *options = report->trainer->options;
   const double elapsed = now - report->started;
-  const double tokens = (double)(done * options->batch * options->context);
-  const unsigned left = (unsigned)(elapsed / (double)done * (double)(options->steps - done) + 0.5);
+  const uint64_t made = done - report->trainer->first_step; /* by this run */
+  const double tokens = (double)(made * options->batch * options->context);
+  const unsigned left = (unsigned)(elapsed / (double)made * (double)(options->steps - done) + 0.5);
   printf("%sstep %5" PRIu64 "/%" PRIu64 "  loss %.4f  %6.0f tokens/s  %2um%02us left%s", report->in_place ? "\r" : "",
          done, options->steps, result->loss, tokens / elapsed, left / 60, left % 60,
          report->in_place && done < options->steps ? "" : "\n");
@@ -68,7 +83,7 @@ static void print_progress(struct report *report, uint64_t done, const struct st
 /* On a terminal a few times a second; in a log about twenty lines. */
 static int is_due(const struct report *report, uint64_t done, double now) {
   const uint64_t steps = report->trainer->options->steps;
-  if (done == 1 || done == steps) return 1;
+  if (done == report->trainer->first_step + 1 || done == steps) return 1;
   return report->in_place ? now - report->last_line > 0.2 : done % (steps / 20 + 1) == 0;
 }
 
@@ -81,9 +96,10 @@ void report_step(struct report *report, uint64_t step, const struct step_result 
             "{\"step\": %" PRIu64 ", \"loss\": %.17g, \"grad_norm\": %.17g, \"lr\": %.17g, \"tokens_per_s\": %.1f}\n",
             step + 1, result->loss, result->grad_norm, result->lr,
             (double)(options->batch * options->context) / (now - report->last_step));
+    fflush(report->json); /* a run that is killed goes on behind its last checkpoint, which comes after this line */
   }
   report->last_step = now;
-  if (step + LATE_STEPS >= options->steps) report->late_loss += result->loss;
+  if (step + LATE_STEPS >= options->steps) report->late_loss += result->loss, ++report->late_steps;
   if (!options->quiet && is_due(report, step + 1, now)) print_progress(report, step + 1, result, now);
 }
 
@@ -102,9 +118,8 @@ static double to_mib(uint64_t bytes) { return (double)bytes / (1024.0 * 1024.0);
 
 /* One batch is noisy: the last steps together say where the training has come to. */
 static void print_result(const struct report *report) {
-  const uint64_t steps = report->trainer->options->steps;
-  const uint64_t late = steps < LATE_STEPS ? steps : LATE_STEPS;
-  if (steps == 0) return;
+  const uint64_t late = report->late_steps;
+  if (late == 0) return;
   printf("\nloss %.4f nats per byte, the mean of the last %" PRIu64 " steps\n", report->late_loss / (double)late, late);
 }
 

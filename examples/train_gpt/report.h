@@ -13,6 +13,7 @@ struct report {
   int in_place;                  /* a terminal: one progress line that is written over */
   double started, last_step, last_line;
   double late_loss; /* the sum over the last steps */
+  uint64_t late_steps;
 };
 
 /** Prints what is about to be trained. Exits with 2 if the JSON file cannot be written. */

@@ -171,7 +171,7 @@ void train_step(struct trainer *trainer, uint64_t step, struct step_result *resu
   for (uint64_t i = 0; i < microbatches; ++i) load_rows(trainer, step, i);
   device_zero(device, trainer->workspace.loss, sizeof loss);
   /* The first step is eager: what a library makes ready in its first calls cannot be captured. */
-  if (trainer->options->graph && step > 0) {
+  if (trainer->options->graph && step > trainer->first_step) {
     replay_passes(trainer);
   } else {
     run_passes(trainer);

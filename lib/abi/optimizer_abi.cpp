@@ -14,8 +14,6 @@ void check_beta(double beta, const char *call, const char *field) {
   if (!(beta >= 0 && beta < 1)) fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}, it must be in [0, 1)", call, field, beta);
 }
 
-constexpr uint64_t most_steps = uint64_t{1} << 53;  // what double counts exactly
-
 fsdp_adamw_options read_adamw_options(const fsdp_adamw_options *given, double lr, const char *call) {
   auto options = read_options(given, call, "fsdp_adamw_options");
   check_flags(options.flags, FSDP_ADAMW_BETA1_ZERO | FSDP_ADAMW_BETA2_ZERO | FSDP_ADAMW_EPSILON_ZERO, call,

@@ -128,6 +128,8 @@ inline double read_value(double value, double fallback, bool zero, const char *f
   return zero ? 0.0 : value != 0 ? value : fallback;
 }
 
+constexpr uint64_t most_steps = uint64_t{1} << 53;  // what double counts exactly
+
 inline void check_phase(fsdp_phase phase, const char *call) {
   if (phase < FSDP_FORWARD || phase > FSDP_EVAL)
     fail(FSDP_INVALID_ARGUMENT, "{}: {} is not a phase (FSDP_FORWARD .. FSDP_EVAL)", call, phase);

@@ -4,9 +4,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iterator>
 
 #include "base/dtype.h"
+#include "base/error.h"
 #include "base/json.h"
 
 namespace fsdp::engine {
@@ -71,6 +73,17 @@ std::string describe(const memory::ModelSpec &spec, const memory::ModelPlan &pla
     describe_group(out, spec, plan, g);
   }
   text += "\n]}\n";
+  return text;
+}
+
+std::string describe_mesh(const memory::ModelSpec &spec) {
+  std::string text = format_text("{} ranks, replicate {} x shard {}", spec.mesh.size(), spec.mesh.replicate_size,
+                                 spec.mesh.shard_size);
+  constexpr const char *names[] = {"no_shard", "optim", "optim_grads", "optim_grads_params"};
+  for (const fsdp_strategy strategy :
+       {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS, FSDP_STRATEGY_OPTIM_GRADS_PARAMS})
+    if (const auto count = std::ranges::count(spec.groups, strategy, &memory::GroupSpec::strategy))
+      text += format_text(", {} groups {}", count, names[strategy - FSDP_STRATEGY_NO_SHARD]);
   return text;
 }
 

@@ -33,6 +33,7 @@ class Model : public OpenModel {
   Reducer &reducer(const char *call) { return parts(call).reducer; }
   Optimizer &optimizer(const char *call) { return parts(call).optimizer; }
   Params &params(const char *call) { return parts(call).params; }
+  Checkpoints &checkpoints(const char *call) { return parts(call).checkpoints; }
   Graphs &graphs(const char *call) { return parts(call).graphs; }
   // These also while a replay is prepared.
   Runtime &runtime(const char *call);

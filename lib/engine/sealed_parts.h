@@ -2,6 +2,7 @@
 // What works on a sealed model's runtime. Each part knows those before it.
 #pragma once
 
+#include "engine/checkpoints.h"
 #include "engine/gather.h"
 #include "engine/graphs.h"
 #include "engine/meetings.h"
@@ -18,6 +19,7 @@ struct SealedParts {
         reducer(runtime),
         optimizer(runtime, adamw),
         params(runtime),
+        checkpoints(runtime, adamw),
         meetings(runtime),
         graphs(runtime, gatherer, reducer, optimizer, meetings),
         update(runtime, gatherer, reducer, optimizer, meetings, graphs, adamw) {}
@@ -26,6 +28,7 @@ struct SealedParts {
   Reducer reducer;
   Optimizer optimizer;
   Params params;
+  Checkpoints checkpoints;
   Meetings meetings;
   Graphs graphs;
   UpdateWindow update;

@@ -18,8 +18,8 @@ ARROWS = {
     "device": {"base"},
     "comm": {"device", "base"},
     "trace": {"base"},
-    "engine": {"layout", "memory", "device", "comm", "trace", "base"},
-    "abi": {"engine", "layout", "memory", "device", "comm", "trace", "base"},
+    "engine": {"checkpoint", "layout", "memory", "device", "comm", "trace", "base"},
+    "abi": {"engine", "checkpoint", "layout", "memory", "device", "comm", "trace", "base"},
 }
 # Pure functions of their arguments: no threads, no operating system.
 PURE = ("lib/layout/", "lib/memory/", "lib/checkpoint/format/", "lib/checkpoint/plan/")

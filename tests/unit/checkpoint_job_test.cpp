@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -12,6 +13,7 @@
 #include <map>
 #include <optional>
 
+#include "../library_threads.h"
 #include "checkpoint/files/folder.h"
 #include "checkpoint/format/block_sums.h"
 #include "checkpoint/job/load.h"
@@ -44,7 +46,7 @@ int step_of(int usual) { return std::getenv("FSDP_TEST_MANY") ? 1 : usual; }
 struct Part {
   // Few bytes are enough for ranks that have the same ones to share the writing.
   Part(const memory::ModelSpec &given, uint32_t place)
-      : spec(given), plan(plan_model(spec)), shards(spec, plan, 64), rank(place) {
+      : spec(given), plan(plan_model(spec)), shards(spec, plan, true, 64), rank(place) {
     for (const KeptTensor &tensor : shards.tensors()) {
       const RowRange rows = shards.kept_rows(tensor, rank);
       bytes[tensor.name].resize(rows.count ? *stored_bytes(*tensor.type, ModelShards::box_of(tensor, rows).count())
@@ -86,7 +88,7 @@ struct Part {
   }
   LoadedModel loaded() {
     return {
-        shards, plan.layout_hash,
+        shards, plan.layout_hash, [] {},
         [this](const KeptTensor &tensor, uint64_t first, const ElementType &type, std::span<const std::byte> elements) {
           require(type.name == tensor.type->name, "another type");
           std::memcpy(bytes.at(tensor.name).data() + first * type.bits / 8, elements.data(), elements.size());
@@ -168,8 +170,9 @@ TEST_F(CheckpointJob, ReadsLittleMoreThanItWants) {
       uint64_t kept = 0;
       for (const auto &[name, bytes] : part.bytes) kept += bytes.size();
       require(result.wanted_bytes == kept, "wanted");
-      // On as many ranks each reads its own files; else a block too much at the ends of the two large tensors' rows.
-      const uint64_t most = ranks == 3 ? 0 : 8 * block_bytes;
+      // On as many ranks each reads its own files, and of the first one's the block with the numbers of steps; else a
+      // block too much at the ends of the two large tensors' rows.
+      const uint64_t most = (ranks == 3 ? 1 : 8) * block_bytes;
       require(result.read_bytes >= kept && result.read_bytes <= kept + most,
               std::to_string(result.read_bytes) + " of " + std::to_string(kept));
     }));
@@ -252,8 +255,9 @@ TEST_F(CheckpointJob, OfRanksThatDifferIsRefusedOnAll) {
       require(error.message.find("and rank 1 says ") != std::string::npos, error.message);
       require(error.message.find(one.text) != std::string::npos, error.message);
     }));
-  for (const LoadOptions &options : {LoadOptions{.states = false}, LoadOptions{.allow_missing = true},
-                                     LoadOptions{.allow_unexpected = true}, LoadOptions{.fall_back = true}})
+  for (const LoadOptions &options :
+       {LoadOptions{.states = false}, LoadOptions{.allow_missing = true}, LoadOptions{.allow_unexpected = true},
+        LoadOptions{.fall_back = true}, LoadOptions{.if_any = true}})
     expect_well(run_threads(3, [&](Rank &rank) {
       Part part(model(three), rank.rank());
       const Error error = comm::test::error_of(
@@ -380,6 +384,29 @@ TEST_F(CheckpointJob, ThatIsNotThereIsToldSo) {
     EXPECT_EQ(problem, "rank 0: " + path + ": cannot be opened as a folder: No such file or directory");
 }
 
+// A new job, and one that goes on, make the same call.
+TEST_F(CheckpointJob, IsLoadedIfThereIsAny) {
+  const layout::Mesh two = mesh(2, 1, layout::OuterAxis::none);
+  const auto expect_none = [&] {
+    expect_well(run_threads(2, [&](Rank &rank) {
+      Part part(model(two), rank.rank());
+      part.fill(7);
+      const LoadResult result = load(*rank.team, rank.waiter, path, part.loaded(), {.if_any = true});
+      require(result.name.empty() && result.passed_over.empty(), result.name);
+      require(part.difference(7).empty(), "something was written");
+    }));
+  };
+  expect_none();
+  fs::remove_all(path);
+  expect_none();
+  save_on(two, 3);
+  expect_well(load_on(two, 3, {.if_any = true}));
+  fs::resize_file(path + "/" + step_name(3) + "/checkpoint.json", 10);  // there was one: it is not a new job
+  for (const std::string &problem : load_on(two, 3, {.if_any = true}))
+    EXPECT_EQ(problem.find("rank 0: " + path + ": there is no checkpoint in this folder; of what is there " + path), 0u)
+        << problem;
+}
+
 TEST_F(CheckpointJob, OfAnotherModelListsAllThatDiffers) {
   const layout::Mesh two = mesh(2, 1, layout::OuterAxis::none);
   save_on(two, 1);
@@ -396,12 +423,13 @@ TEST_F(CheckpointJob, OfAnotherModelListsAllThatDiffers) {
   const std::string different =
       "; different: \"g2.w\" has shape [36, 24] here and [37, 24] in the checkpoint, \"state.g2.w.exp_avg\"";
   for (const std::string &problem : load_other({})) {
-    EXPECT_EQ(problem.find(path +
-                           "/step-0000000001 does not fit the model; missing: \"new\", \"state.new.exp_avg\", "
-                           "\"state.new.exp_avg_sq\"; unexpected: \"g1.w\", \"state.g1.w.exp_avg\", "
-                           "\"state.g1.w.exp_avg_sq\"" +
-                           different),
-              0u)
+    EXPECT_EQ(
+        problem.find(path +
+                     "/step-0000000001 does not fit the model; missing: \"new\", \"state.new.exp_avg\", "
+                     "\"state.new.exp_avg_sq\", \"state.new.step\"; unexpected: \"g1.w\", \"state.g1.w.exp_avg\", "
+                     "\"state.g1.w.exp_avg_sq\", \"state.g1.w.step\"" +
+                     different),
+        0u)
         << problem;
   }
   for (const std::string &problem : load_other({.allow_missing = true, .allow_unexpected = true}))
@@ -425,6 +453,52 @@ TEST_F(CheckpointJob, ThatIsInterruptedLeavesNothing) {
   expect_well(problems);
   EXPECT_EQ(names(), (std::vector<std::string>{step_name(1), step_name(2)}));
   expect_well(load_on(two, 2));
+}
+
+const comm::test::RankOptions impatient{.timeout_ms = 1500, .device = {}};
+
+// One rank's disk is slow: the others wait longer than they would for a rank that is silent.
+TEST_F(CheckpointJob, OfASlowDiskTakesItsTime) {
+  const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none);
+  const auto start = std::chrono::steady_clock::now();
+  const FaultScope slow({SystemFault::Way::waits, -1, 700, "pwrite"});
+  expect_well(run_threads(
+      3,
+      [&](Rank &rank) {
+        Part part(model(three), rank.rank());
+        part.fill(1);
+        save(*rank.team, rank.waiter, path, part.saved(1));
+      },
+      impatient));
+  EXPECT_GT(comm::test::seconds_since(start), 2.5);
+  expect_well(load_on(three, 1));
+}
+
+// A disk that takes nothing any more ends the save and not the job, and the thread that it holds is not waited for.
+TEST_F(CheckpointJob, OfADeadDiskFailsAndTheJobGoesOn) {
+  const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none);
+  save_on(three, 1);
+  std::optional<FaultScope> dead;
+  expect_well(run_threads(
+      3,
+      [&](Rank &rank) {
+        Part part(model(three), rank.rank());
+        part.fill(2);
+        if (rank.rank() == 0) dead.emplace(SystemFault{SystemFault::Way::waits, 2, 8000, "pwrite"});
+        rank.meet();
+        const auto start = std::chrono::steady_clock::now();
+        const Error error = comm::test::error_of([&] { save(*rank.team, rank.waiter, path, part.saved(2)); });
+        require(comm::test::seconds_since(start) < 7, "it was waited for");
+        require(error.status == FSDP_SYSTEM && error.origin_code == ETIMEDOUT, error.message);
+        require(error.message.find("the disk has taken nothing for 1500 ms") != std::string::npos, error.message);
+        rank.meet();
+        if (rank.rank() == 0) dead.reset();
+        rank.meet();
+        save(*rank.team, rank.waiter, path, part.saved(2));
+      },
+      impatient));
+  expect_well(load_on(three, 2));
+  EXPECT_EQ(fsdp::test::await_library_threads(0), 0u);  // it ends when the disk lets it go
 }
 
 // ---- ranks as processes ----

@@ -21,18 +21,20 @@ class ModelShardsOn : public testing::TestWithParam<size_t> {};
 INSTANTIATE_TEST_SUITE_P(Meshes, ModelShardsOn, testing::Range(size_t{0}, size_t{13}));
 
 // Each row by one rank, which has it.
-void expect_each_row_once(const memory::ModelSpec &spec, const ModelShards &shards) {
-  EXPECT_EQ(shards.tensors().size(), 4u * (5 + 2 * 4));
+void expect_each_row_once(const memory::ModelSpec &spec, const ModelShards &shards, uint32_t states) {
+  EXPECT_EQ(shards.tensors().size(), 4u * (5 + states * 4));
   for (const KeptTensor &tensor : shards.tensors()) {
-    const uint64_t all = tensor.param->shape.empty() ? 1 : tensor.param->shape[0];
-    const uint64_t row = tensor.param->element_count / all;
+    const uint64_t all = tensor.shape().empty() ? 1 : tensor.shape()[0];
+    const uint64_t row = tensor.plane ? tensor.param->element_count / all : 1;
     std::vector<int> written(all);
     for (uint32_t rank = 0; rank < spec.mesh.size(); ++rank) {
       const RowRange rows = shards.rows(tensor, rank);
       if (rows.count == 0) continue;
-      const layout::Slice own = slice_of(tensor.bucket->layout, tensor.tensor, tensor.plane->owned, spec.mesh, rank);
-      EXPECT_GE(rows.first * row, own.tensor_offset);
-      EXPECT_LE((rows.first + rows.count) * row, own.tensor_offset + own.count);
+      if (tensor.plane) {
+        const layout::Slice own = slice_of(tensor.bucket->layout, tensor.tensor, tensor.plane->owned, spec.mesh, rank);
+        EXPECT_GE(rows.first * row, own.tensor_offset);
+        EXPECT_LE((rows.first + rows.count) * row, own.tensor_offset + own.count);
+      }
       for (uint64_t i = 0; i < rows.count; ++i) ++written.at(rows.first + i);
     }
     EXPECT_EQ(written, std::vector<int>(all, 1)) << tensor.name;
@@ -43,9 +45,9 @@ void expect_each_row_once(const memory::ModelSpec &spec, const ModelShards &shar
 TEST_P(ModelShardsOn, EveryRowIsWrittenOnce) {
   const memory::ModelSpec spec = model(meshes().at(GetParam()));
   const memory::ModelPlan plan = plan_model(spec);
-  expect_each_row_once(spec, ModelShards(spec, plan));
-  const ModelShards shared(spec, plan, 64);
-  expect_each_row_once(spec, shared);
+  expect_each_row_once(spec, ModelShards(spec, plan), 2);
+  const ModelShards shared(spec, plan, true, 64);
+  expect_each_row_once(spec, shared, 3);  // steps, too
   EXPECT_EQ(shared.writers(ShardKind::weights).size(), spec.mesh.size());
 }
 
@@ -53,7 +55,7 @@ TEST_P(ModelShardsOn, EveryRowIsWrittenOnce) {
 TEST_P(ModelShardsOn, TheManifestSaysWhoHasWhichRows) {
   const memory::ModelSpec spec = model(meshes().at(GetParam()));
   const memory::ModelPlan plan = plan_model(spec);
-  const ModelShards shards(spec, plan, 64);
+  const ModelShards shards(spec, plan, true, 64);
   for (const ShardKind kind : {ShardKind::weights, ShardKind::optimizer}) {
     const std::vector<uint32_t> &writers = shards.writers(kind);
     std::map<std::string, const KeptTensor *> kept;
@@ -86,6 +88,13 @@ TEST(ModelShards, AreNamedAsPyTorchNamesThem) {
   EXPECT_EQ(types.at("state.g4.half.exp_avg"), "F32");
   EXPECT_EQ(types.at("state.g4.half.exp_avg_sq"), "BF16");
   EXPECT_FALSE(types.contains("state.g4.frozen.exp_avg"));
+  EXPECT_FALSE(types.contains("state.g4.half.step"));
+  const ModelShards counted(spec, plan, true);
+  const auto step = std::ranges::find(counted.tensors(), "state.g4.half.step", &KeptTensor::name);
+  ASSERT_NE(step, counted.tensors().end());
+  EXPECT_EQ(step->type->name, "F64");
+  EXPECT_TRUE(step->shape().empty());
+  EXPECT_EQ(std::ranges::find(counted.tensors(), "state.g4.frozen.step", &KeptTensor::name), counted.tensors().end());
   EXPECT_EQ(ModelShards::box_of(shards.tensors()[0], {3, 5}), (Box{{3, 0}, {5, 24}}));
 }
 
@@ -134,7 +143,7 @@ Manifest manifest_of(const ModelShards &shards) {
 TEST_P(ModelShardsOn, AreLoadedOnEveryMesh) {
   const memory::ModelSpec from = model(meshes().at(GetParam()));
   const memory::ModelPlan from_plan = plan_model(from);
-  const ModelShards saved(from, from_plan, 64);
+  const ModelShards saved(from, from_plan, true, 64);
   const Manifest manifest = manifest_of(saved);
   const auto weights = static_cast<uint32_t>(saved.writers(ShardKind::weights).size());
   const auto written = [&](uint32_t file, const KeptTensor &tensor) {
@@ -145,7 +154,7 @@ TEST_P(ModelShardsOn, AreLoadedOnEveryMesh) {
   for (const layout::Mesh &mesh : meshes()) {
     const memory::ModelSpec to = model(mesh);
     const memory::ModelPlan to_plan = plan_model(to);
-    const ModelShards loaded(to, to_plan);
+    const ModelShards loaded(to, to_plan, true);
     for (uint32_t rank = 0; rank < mesh.size(); ++rank) {
       const LoadPlan plan = plan_load(loaded, manifest, rank);
       EXPECT_TRUE(plan.missing.empty() && plan.unexpected.empty() && plan.other.empty());

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
@@ -58,7 +59,7 @@ class Shards : public testing::Test {
   ShardToWrite shard(const std::string &name, const std::vector<Saved> &some) const {
     std::vector<ShardTensor> tensors;
     for (const Saved &one : some) tensors.push_back(one.tensor);
-    ShardToWrite shard{folder.get(), name, "runs/" + name, plan_shard_file(tensors), {}};
+    ShardToWrite shard{Fd(::dup(folder.get())), name, "runs/" + name, plan_shard_file(tensors), {}};
     for (const uint32_t index : shard.file.order)
       shard.rows.push_back([&bytes = some[index].bytes](uint64_t first, std::span<std::byte> to) {
         std::memcpy(to.data(), bytes.data() + first, to.size());
@@ -66,7 +67,7 @@ class Shards : public testing::Test {
     return shard;
   }
   static std::vector<WrittenShard> write(ShardWriter &writer) {
-    std::thread packing([&] { writer.pack(); }), writing([&] { writer.write(); });
+    std::thread packing([&] { writer.pack([] {}); }), writing([&] { writer.write(); });
     packing.join();
     writing.join();
     return writer.result();
@@ -301,7 +302,7 @@ TEST_F(Shards, MayChangeOnceTheyAreCopied) {
   std::vector<ShardToWrite> shards;
   shards.push_back(shard("f", some));
   ShardWriter writer(std::move(shards));
-  std::thread packing([&] { writer.pack(); });
+  std::thread packing([&] { writer.pack([] {}); });
   writer.await_packed();  // nobody writes yet
   EXPECT_EQ(writer.bytes_written(), 0u);
   std::ranges::fill(some[0].bytes, std::byte{0});
@@ -319,7 +320,7 @@ TEST_F(Shards, NeedNoMoreThanTheirStaging) {
   std::vector<ShardToWrite> shards;
   shards.push_back(shard("f", some));
   ShardWriter writer(std::move(shards));
-  std::thread packing([&] { writer.pack(); });
+  std::thread packing([&] { writer.pack([] {}); });
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   EXPECT_FALSE(writer.is_packed());  // four blocks are full, and nobody empties them
   std::thread writing([&] { writer.write(); });
@@ -356,7 +357,7 @@ TEST_F(Shards, ThatAreGivenUpEndBothThreads) {
     std::vector<ShardToWrite> shards;
     shards.push_back(shard(writes ? "a" : "b", some));
     ShardWriter writer(std::move(shards));
-    std::thread packing([&] { writer.pack(); }), writing([&] {
+    std::thread packing([&] { writer.pack([] {}); }), writing([&] {
       if (writes) writer.write();
     });
     writer.give_up(FSDP_ABORTED, "enough");

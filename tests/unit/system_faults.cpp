@@ -13,8 +13,10 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdarg>
 #include <mutex>
+#include <thread>
 
 namespace fsdp::test {
 namespace {
@@ -33,7 +35,8 @@ Way next(const char *call) {
   const std::lock_guard lock(mutex);
   if (!active || (!fault.call.empty() && fault.call != call)) return Way::none;
   calls_made.push_back(call);
-  if (count++ != fault.at || fault.way == Way::none) return Way::none;
+  const int number = count++;
+  if ((fault.at >= 0 && number != fault.at) || fault.way == Way::none) return Way::none;
   hit = call;
   return fault.way;
 }
@@ -46,6 +49,7 @@ long suffer(const char *call, Whole whole, Less less) {
     case Way::does_a_part: return less();
     case Way::kills_before: ::_exit(99);
     case Way::kills_after: whole(); ::_exit(99);
+    case Way::waits: std::this_thread::sleep_for(std::chrono::milliseconds(fault.code)); return whole();
     default: return whole();
   }
 }

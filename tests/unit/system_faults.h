@@ -10,10 +10,10 @@
 namespace fsdp::test {
 
 struct SystemFault {
-  enum class Way { none, fails, does_a_part, kills_before, kills_after };
+  enum class Way { none, fails, does_a_part, kills_before, kills_after, waits };
   Way way = Way::none;
-  int at = 0;    // the number of the call, from 0 on
-  int code = 0;  // errno
+  int at = 0;    // the number of the call, from 0 on; -1: all of them
+  int code = 0;  // errno; of one that waits, how many milliseconds
   // Only calls of this name count; empty: all.
   std::string call;
 };

@@ -5,7 +5,7 @@
 usage: tools/dev/mutate.py map [--suite S]... [--more]   which tests run which lines, by a build with coverage (30 minutes)
        tools/dev/mutate.py run --sample N --seed S [--room engine]... [--jobs J] [--budget SECONDS]
        tools/dev/mutate.py run --patch FILE        one mutant of your own, as a unified diff
-       tools/dev/mutate.py run --must-die          those of must_die.json, of which none may survive
+       tools/dev/mutate.py run --must-die          those of must_die.json, of which none may survive, by the tests named there
        tools/dev/mutate.py report [--seed S]
 
 Everything is kept in build-mutate/: a copy of the tracked files for each job, the map, and results.jsonl, from which a run that
@@ -282,7 +282,7 @@ def reasons():
 
 
 def run(arguments):
-    covering = Covering()
+    covering = Named() if arguments.must_die else Covering()
     if arguments.patch:
         drawn, label = [parse_patch(arguments.patch)], f"patch {arguments.patch}"
     elif arguments.must_die:
@@ -351,6 +351,18 @@ def listed():
             sys.exit(f"mutate.py: {one['file']} has no line like that any more ({one['what']}):\n{one['before']}")
         found.append(mutants.Mutant(one["file"], lines.index(one["before"]) + 1, one["what"], one["before"], one["after"]))
     return found
+
+
+class Named:
+    """In place of the map: the tests that each line of must_die.json names."""
+
+    def __init__(self):
+        self.map = {"seconds": {}}
+        self.names = {(one["file"], one["before"]): one["tests"] for one in json.loads(MUST_DIE.read_text())}
+
+    def __call__(self, mutant):
+        names = self.names[mutant.file, mutant.before]
+        return [f"{suite}/{name}" for name in names for suite in ("engine", "simulated", "unit")]
 
 
 def report(arguments):

@@ -62,7 +62,7 @@ class NewCheckpoint {
   const std::string &id() const { return id_; }
   int fd() const { return fd_.get(); }
   std::string shown(const std::string &name) const { return folder_.shown(temporary_name()) + "/" + name; }
-  // A folder inside, open, which may be in another one there; made if it is not there.
+  // A folder inside, open, which may be in another one there; made if it is not there. Without a name this one.
   Fd make_folder(const std::string &name) const;
   // All files are on the disk: so is the manifest now, and the checkpoint has its name. What had that name before is
   // gone with `replace`; without, INVALID_STATE. UNSUPPORTED where the file system cannot exchange two names.

@@ -86,6 +86,7 @@ NewCheckpoint::~NewCheckpoint() {
 }
 
 Fd NewCheckpoint::make_folder(const std::string &name) const {
+  if (name.empty()) return open_folder(fd(), ".", shown("."));
   const auto make = [&](const std::string &path) {
     if (::mkdirat(fd(), path.c_str(), 0700) != 0 && errno != EEXIST)
       fail_errno(errno, format_text("{}: making the folder", shown(path)));

@@ -8,6 +8,11 @@
 #include "checkpoint/format/block_sums.h"
 
 namespace fsdp::checkpoint {
+namespace {
+
+constexpr std::chrono::milliseconds poll_period(20);
+
+}  // namespace
 
 ShardWriter::ShardWriter(std::vector<ShardToWrite> shards) : shards_(std::move(shards)), staging_(staging_bytes) {
   for (size_t i = 0; i < staging_blocks; ++i) free_.push_back(i);
@@ -51,9 +56,9 @@ std::vector<WrittenShard> ShardWriter::result() const {
 
 // ---- the packing thread ----
 
-void ShardWriter::pack() noexcept {
+void ShardWriter::pack(const std::function<void()> &poll) noexcept {
   attempt([&] {
-    for (size_t i = 0; i < shards_.size(); ++i) pack_shard(i);
+    for (size_t i = 0; i < shards_.size(); ++i) pack_shard(i, poll);
   });
   {
     const std::lock_guard lock(mutex_);
@@ -67,12 +72,12 @@ void ShardWriter::await_packed() {
   changed_.wait(lock, [&] { return is_packed(); });
 }
 
-void ShardWriter::pack_shard(size_t number) {
+void ShardWriter::pack_shard(size_t number, const std::function<void()> &poll) {
   ShardToWrite &shard = shards_[number];
   SafetensorsHeader &header = shard.file.header;
   BlockSums sums;
   for (uint64_t at = 0; at < header.data_bytes(); at += staging_block) {
-    const std::optional<size_t> staging = take_free();
+    const std::optional<size_t> staging = take_free(poll);
     if (!staging) return;
     const uint64_t bytes = std::min(staging_block, header.data_bytes() - at);
     const std::span<std::byte> block = staging_.bytes().subspan(*staging * staging_block, staging_block);
@@ -97,9 +102,13 @@ void ShardWriter::fill(const ShardToWrite &shard, uint64_t at, std::span<std::by
   }
 }
 
-std::optional<size_t> ShardWriter::take_free() {
+std::optional<size_t> ShardWriter::take_free(const std::function<void()> &poll) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return failure_.failed() || !free_.empty(); });
+  while (!changed_.wait_for(lock, poll_period, [&] { return failure_.failed() || !free_.empty(); })) {
+    lock.unlock();
+    poll();
+    lock.lock();
+  }
   if (failure_.failed()) return std::nullopt;
   const size_t staging = free_.back();
   free_.pop_back();
@@ -132,7 +141,8 @@ void ShardWriter::await_written(std::chrono::milliseconds longest) {
 
 void ShardWriter::write_shards() {
   for (const ShardToWrite &shard : shards_) {
-    OutFile file(shard.folder, shard.name, shard.shown);
+    if (failure_.failed()) return;
+    OutFile file(shard.folder.get(), shard.name, shard.shown);
     while (true) {
       const std::optional<Block> block = take_full();
       if (!block) return;

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "base/failure.h"
+#include "base/fd.h"
 #include "checkpoint/files/aligned_bytes.h"
 #include "checkpoint/format/shard_file.h"
 
@@ -30,7 +31,7 @@ namespace fsdp::checkpoint {
 using ReadRows = std::function<void(uint64_t first, std::span<std::byte> to)>;
 
 struct ShardToWrite {
-  int folder;         // open until the writing ends
+  Fd folder;
   std::string name;   // in it
   std::string shown;  // for messages
   ShardFile file;
@@ -52,8 +53,9 @@ class ShardWriter {
 
   explicit ShardWriter(std::vector<ShardToWrite> shards);
 
-  // Each is the body of a thread, and returns when its work is done or given up. The first error ends both.
-  void pack() noexcept;
+  // Each is the body of a thread, and returns when its work is done or given up. The first error ends both. `poll` is
+  // called about every 20 ms while the disk is behind, and throws what ends the packing.
+  void pack(const std::function<void()> &poll) noexcept;
   void write() noexcept;
   // From any thread: both return soon, though not before a call into the file system that they are in does. Changes
   // nothing once all is on the disk.
@@ -82,9 +84,9 @@ class ShardWriter {
   void fail_with(const Error &error) noexcept;
   template <class Body>
   void attempt(Body body) noexcept;
-  void pack_shard(size_t number);
+  void pack_shard(size_t number, const std::function<void()> &poll);
   void fill(const ShardToWrite &shard, uint64_t at, std::span<std::byte> block) const;
-  std::optional<size_t> take_free();
+  std::optional<size_t> take_free(const std::function<void()> &poll);
   void hand_over(Block block);
   std::optional<Block> take_full();
   void give_back(size_t staging);

@@ -54,6 +54,7 @@ class Loading {
  private:
   bool first() const { return team_.rank() == 0; }
   void find_candidates();
+  void list_candidates();
   bool choose(size_t number);
   LoadPlan plan_to_fit() const;
   std::string list_misfits(const LoadPlan &plan) const;
@@ -74,28 +75,37 @@ class Loading {
   LoadResult result_;
 };
 
-// A checkpoint itself, or those that are in the folder.
+// A checkpoint itself, or those that are in the folder. Only the first rank decides that there is none: others may see
+// its folder later.
 void Loading::find_candidates() {
   comm::agree_on(
       team_, "what is loaded",
-      format_text("layout {:016x}, states {}, allow_missing {}, allow_unexpected {}, fall_back {}", model_.layout_hash,
-                  options_.states, options_.allow_missing, options_.allow_unexpected, options_.fall_back));
+      format_text("layout {:016x}, states {}, allow_missing {}, allow_unexpected {}, fall_back {}, if_any {}",
+                  model_.layout_hash, options_.states, options_.allow_missing, options_.allow_unexpected,
+                  options_.fall_back, options_.if_any));
   comm::attempt_together(team_, "a load's folder", [&] {
     if (model_.shards.ranks() != team_.size())
       fail(FSDP_INVALID_ARGUMENT, "the model is of {} ranks, and {} load it", model_.shards.ranks(), team_.size());
-    buffer_.emplace(ShardReader::buffer_bytes);
-    folder_.emplace(path_);
-    if (!first()) return;
-    const std::vector<std::string> names = list_folder(folder_->fd(), path_);
-    if (std::ranges::find(names, manifest_name) != names.end()) {
-      candidates_ = {"."};
-      return;
-    }
-    for (const FolderEntry &entry : folder_->list(&result_.passed_over)) candidates_.push_back(entry.name);
-    if (!candidates_.empty()) return;
-    fail(FSDP_INVALID_ARGUMENT, "{}: there is no checkpoint in this folder{}{}", path_,
-         result_.passed_over.empty() ? "" : "; of what is there ", fmt::join(result_.passed_over, "; "));
+    if (first()) list_candidates();
   });
+}
+
+void Loading::list_candidates() {
+  try {
+    folder_.emplace(path_);
+  } catch (const Error &error) {
+    if (options_.if_any && error.origin_code == ENOENT) return;
+    throw;
+  }
+  const std::vector<std::string> names = list_folder(folder_->fd(), path_);
+  if (std::ranges::find(names, manifest_name) != names.end()) {
+    candidates_ = {"."};
+    return;
+  }
+  for (const FolderEntry &entry : folder_->list(&result_.passed_over)) candidates_.push_back(entry.name);
+  if (!candidates_.empty() || (options_.if_any && result_.passed_over.empty())) return;
+  fail(FSDP_INVALID_ARGUMENT, "{}: there is no checkpoint in this folder{}{}", path_,
+       result_.passed_over.empty() ? "" : "; of what is there ", fmt::join(result_.passed_over, "; "));
 }
 
 // False: there are no more.
@@ -108,6 +118,8 @@ bool Loading::choose(size_t number) {
   if (result_.name.empty()) return false;
   std::string sum;
   comm::attempt_together(team_, "a load's manifest", [&] {
+    if (!folder_) folder_.emplace(path_);
+    if (!buffer_) buffer_.emplace(ShardReader::buffer_bytes);
     checkpoint_ = open_folder(folder_->fd(), result_.name, folder_->shown(result_.name));
     result_.manifest = folder_->read_manifest(result_.name, &sum);
   });
@@ -187,6 +199,7 @@ void Loading::read_file(const LoadedFile &file) {
 void Loading::read(const LoadPlan &plan) {
   types_.clear();
   for (const ManifestTensor &tensor : result_.manifest.tensors) types_[tensor.name] = tensor.type;
+  model_.begin();
   for (const LoadedFile &file : plan.files) read_file(file);
 }
 
@@ -205,11 +218,11 @@ LoadResult Loading::run() {
     }
   }
   comm::attempt_together(team_, "a load's end", [&] {
-    if (first())
+    if (first() && !result_.passed_over.empty())
       fail(FSDP_INVALID_ARGUMENT, "{}: no checkpoint in this folder is whole: {}", path_,
            fmt::join(result_.passed_over, "; "));
   });
-  return std::move(result_);  // not reached
+  return std::move(result_);  // there was none
 }
 
 }  // namespace

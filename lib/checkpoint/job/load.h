@@ -23,7 +23,8 @@ using WriteKept = std::function<void(const KeptTensor &tensor, uint64_t first, c
 
 struct LoadedModel {
   const ModelShards &shards;
-  uint64_t layout_hash;  // of the model, which ranks compare
+  uint64_t layout_hash;         // of the model, which ranks compare
+  std::function<void()> begin;  // a checkpoint is read from its first file on; another one may have been, in part
   WriteKept write;
 };
 
@@ -32,10 +33,11 @@ struct LoadOptions {
   bool allow_missing = false;     // what the checkpoint lacks stays as it is
   bool allow_unexpected = false;  // what only the checkpoint has is passed over
   bool fall_back = false;         // to the next older one where one is damaged
+  bool if_any = false;            // nothing is loaded from a folder that is not there or has nothing of ours
 };
 
 struct LoadResult {
-  std::string name;  // of the checkpoint, in the folder
+  std::string name;  // of the checkpoint, in the folder; empty: there was none, and the options allow that
   Manifest manifest;
   uint64_t wanted_bytes = 0, read_bytes = 0;  // of files, by this rank
   std::vector<std::string> passed_over;       // why, of damaged ones

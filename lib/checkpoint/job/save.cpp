@@ -2,8 +2,10 @@
 #include "checkpoint/job/save.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <thread>
 
@@ -15,6 +17,8 @@
 
 namespace fsdp::checkpoint {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 constexpr uint32_t files_in_folder = 1024;
 
@@ -33,24 +37,39 @@ struct WrittenFiles {
   One kinds[shard_kinds];
 };
 
+// How far a rank's writing is, as ranks tell each other while any of them is at it.
+enum class Way : uint8_t { writing, done, failed };
+
 // The disk's side of a save, while the calling thread copies.
 class WritingThread {
  public:
-  explicit WritingThread(ShardWriter &writer)
-      : writer_(writer), thread_(LibraryThread{"fsdp-save", "a save"}.start(run, &writer)) {}
+  // patience: how long it is waited for when it is given up; peers wait for this rank meanwhile.
+  WritingThread(std::shared_ptr<ShardWriter> writer, std::chrono::milliseconds patience)
+      : writer_(std::move(writer)), patience_(patience) {
+    auto kept = std::make_unique<std::shared_ptr<ShardWriter>>(writer_);
+    thread_ = LibraryThread{"fsdp-save", "a save"}.start(run, kept.get());
+    kept.release();  // the thread's own
+  }
+  // A thread that a dead disk holds is left alone: it owns what it works on, and ends when the disk lets it go.
   ~WritingThread() {
-    writer_.give_up(FSDP_ABORTED, "the save was given up");  // changes nothing where it is complete
-    pthread_join(thread_, nullptr);
+    writer_->give_up(FSDP_ABORTED, "the save was given up");  // changes nothing where it is complete
+    writer_->await_written(patience_);
+    if (writer_->is_written())
+      pthread_join(thread_, nullptr);
+    else
+      pthread_detach(thread_);
   }
   WritingThread(const WritingThread &) = delete;
   WritingThread &operator=(const WritingThread &) = delete;
 
  private:
-  static void *run(void *writer) {
-    static_cast<ShardWriter *>(writer)->write();
+  static void *run(void *kept) {
+    const std::unique_ptr<std::shared_ptr<ShardWriter>> writer(static_cast<std::shared_ptr<ShardWriter> *>(kept));
+    (*writer)->write();
     return nullptr;
   }
-  ShardWriter &writer_;
+  std::shared_ptr<ShardWriter> writer_;
+  std::chrono::milliseconds patience_;
   pthread_t thread_;
 };
 
@@ -65,7 +84,7 @@ class Saving {
     comm::agree_on(team_, "what is saved", said());
     begin();
     join();
-    comm::attempt_together(team_, "a save's files", [&] { write(); });
+    write();
     const std::vector<WrittenFiles> all = tell();
     comm::attempt_together(team_, "a save's commit", [&] {
       if (first()) commit(all);
@@ -79,6 +98,12 @@ class Saving {
   void begin();
   void join();
   void write();
+  void write_files();
+  void look_after(const ShardWriter &writer);
+  Way meet(Way mine);
+  std::chrono::milliseconds between_meetings() const {
+    return std::chrono::milliseconds(std::min<uint32_t>(1000, waiter_.timeout_ms() / 4));
+  }
   ShardToWrite shard_of(ShardKind kind, const std::vector<const KeptTensor *> &tensors);
   std::vector<WrittenFiles> tell();
   void commit(const std::vector<WrittenFiles> &all);
@@ -93,7 +118,10 @@ class Saving {
   const SaveChoice &choice_;
   std::optional<Folder> folder_;
   std::optional<NewCheckpoint> made_;
-  std::vector<Fd> open_;  // folders that files are in
+  bool gave_up_ = false;           // a rank's part has failed
+  std::optional<Error> lost_;      // ranks cannot meet any more
+  Clock::time_point met_, moved_;  // when ranks met last, and when this one's disk took something
+  uint64_t written_so_far_ = 0;
   Beginning beginning_;
   WrittenFiles written_;
   SaveResult result_;
@@ -132,8 +160,8 @@ void Saving::begin() {
 void Saving::join() {
   comm::attempt_together(team_, "a save's folder, seen by all", [&] {
     if (first()) return;
-    const auto start = std::chrono::steady_clock::now();
-    const auto waited = [&] { return std::chrono::steady_clock::now() - start; };
+    const auto start = Clock::now();
+    const auto waited = [&] { return Clock::now() - start; };
     const std::chrono::milliseconds patience(choice_.patience_ms);
     while (!folder_) try {
         folder_ = Folder(path_);
@@ -152,10 +180,12 @@ ShardToWrite Saving::shard_of(ShardKind kind, const std::vector<const KeptTensor
     parts.push_back(
         {tensor->name, tensor->type, ModelShards::box_of(*tensor, model_.shards.rows(*tensor, team_.rank()))});
   const std::string folder = folder_of(kind, team_.rank());
-  int fd = made_->fd();
-  if (!folder.empty()) fd = open_.emplace_back(made_->make_folder(folder)).get();
   const std::string name = shard_name(team_.world_rank(team_.rank()));
-  ShardToWrite shard{fd, name, made_->shown(folder.empty() ? name : folder + "/" + name), plan_shard_file(parts), {}};
+  ShardToWrite shard{made_->make_folder(folder),
+                     name,
+                     made_->shown(folder.empty() ? name : folder + "/" + name),
+                     plan_shard_file(parts),
+                     {}};
   for (const uint32_t index : shard.file.order) {
     const KeptTensor &tensor = *tensors[index];
     // What it writes begins behind what other holders of its rows write.
@@ -170,7 +200,53 @@ ShardToWrite Saving::shard_of(ShardKind kind, const std::vector<const KeptTensor
   return shard;
 }
 
+// A rank that is slower than others is waited for, however long: all meet while one of them is still writing.
 void Saving::write() {
+  std::optional<Error> failure;
+  try {
+    write_files();
+  } catch (const Error &error) {
+    if (!gave_up_) failure = error;  // else a peer has the reason
+  } catch (const std::exception &) {
+    failure.emplace(FSDP_OUT_OF_MEMORY, "no memory to save");
+  }
+  if (lost_) throw *lost_;
+  while (meet(failure ? Way::failed : Way::done) == Way::writing) {
+  }
+  comm::attempt_together(team_, "a save's files", [&] {
+    if (failure) throw *failure;
+  });
+}
+
+// What the slowest rank is at; failed where one is, and then nobody need go on.
+Way Saving::meet(Way mine) {
+  std::vector<Way> all(team_.size());
+  try {
+    team_.exchange_fixed(&mine, sizeof mine, all.data(), "a save under way");
+  } catch (const Error &error) {
+    lost_ = error;
+    throw;
+  }
+  met_ = Clock::now();
+  gave_up_ = gave_up_ || std::ranges::find(all, Way::failed) != all.end();
+  return std::ranges::find(all, Way::writing) != all.end() ? Way::writing : Way::done;
+}
+
+// Called while the disk is at work.
+void Saving::look_after(const ShardWriter &writer) {
+  waiter_.poll();
+  const std::chrono::milliseconds patience(waiter_.timeout_ms());
+  const auto now = Clock::now();
+  if (const uint64_t bytes = writer.bytes_written(); bytes != written_so_far_) written_so_far_ = bytes, moved_ = now;
+  if (now - moved_ > patience)
+    throw Error(FSDP_SYSTEM,
+                format_text("{}: the disk has taken nothing for {} ms", made_->shown("."), waiter_.timeout_ms()), -1,
+                FSDP_ORIGIN_OS, ETIMEDOUT);
+  if (now - met_ > between_meetings()) meet(Way::writing);
+  if (gave_up_) fail(FSDP_ABORTED, "another rank's part of this save has failed");
+}
+
+void Saving::write_files() {
   std::vector<ShardToWrite> shards;
   std::vector<size_t> kinds;
   for (const ShardKind kind : {ShardKind::weights, ShardKind::optimizer}) {
@@ -179,16 +255,18 @@ void Saving::write() {
     shards.push_back(shard_of(kind, tensors));
     kinds.push_back(static_cast<size_t>(kind));
   }
-  ShardWriter writer(std::move(shards));
+  met_ = moved_ = Clock::now();
+  const auto writer = std::make_shared<ShardWriter>(std::move(shards));
   {
-    const WritingThread thread(writer);
-    writer.pack();
-    while (!writer.is_written()) {
-      waiter_.poll();
-      writer.await_written(std::chrono::milliseconds(20));
+    const WritingThread thread(writer, between_meetings());
+    const auto poll = [&] { look_after(*writer); };
+    writer->pack(poll);
+    while (!writer->is_written()) {
+      poll();
+      writer->await_written(std::chrono::milliseconds(20));
     }
   }
-  const std::vector<WrittenShard> files = writer.result();
+  const std::vector<WrittenShard> files = writer->result();
   for (size_t i = 0; i < files.size(); ++i) {
     WrittenFiles::One &one = written_.kinds[kinds[i]];
     one.bytes = files[i].bytes;

@@ -38,9 +38,9 @@ bool is_float(const ElementType &type) { return type.dtype || type.name == "F64"
 
 // Empty, or how they differ.
 std::string difference(const KeptTensor &own, const ManifestTensor &stored) {
-  if (own.param->shape != stored.shape)
+  if (!std::ranges::equal(own.shape(), stored.shape))
     return format_text("{} has shape [{}] here and [{}] in the checkpoint", quote_json(own.name),
-                       fmt::join(own.param->shape, ", "), fmt::join(stored.shape, ", "));
+                       fmt::join(own.shape(), ", "), fmt::join(stored.shape, ", "));
   if (!is_float(*stored.type))
     return format_text("{} is of {} here and of {} in the checkpoint, which is not converted", quote_json(own.name),
                        own.type->name, stored.type->name);

@@ -14,27 +14,33 @@ using memory::PlaneKind;
 
 }  // namespace
 
-ModelShards::ModelShards(const memory::ModelSpec &spec, const memory::ModelPlan &plan, uint64_t least) : spec_(spec) {
+ModelShards::ModelShards(const memory::ModelSpec &spec, const memory::ModelPlan &plan, bool counts_steps,
+                         uint64_t least)
+    : spec_(spec) {
   for (size_t g = 0; g < spec.groups.size(); ++g)
     for (uint32_t p = 0; p < spec.groups[g].params.size(); ++p)
       for (const uint32_t b : plan.groups[g].buckets) {
         const memory::BucketPlan &bucket = plan.buckets[b];
         const auto found = std::ranges::find(bucket.params, p);
         if (found == bucket.params.end()) continue;
-        add(bucket, static_cast<uint32_t>(found - bucket.params.begin()), spec.groups[g].params[p]);
+        add(bucket, static_cast<uint32_t>(found - bucket.params.begin()), spec.groups[g].params[p], counts_steps);
       }
   count_writers(least);
   find_writers(ShardKind::weights);
   find_writers(ShardKind::optimizer);
 }
 
-void ModelShards::add(const memory::BucketPlan &bucket, uint32_t tensor, const memory::ParamSpec &param) {
+void ModelShards::add(const memory::BucketPlan &bucket, uint32_t tensor, const memory::ParamSpec &param,
+                      bool counts_steps) {
   const memory::PlanePlan &home = bucket.home();
   tensors_.push_back({param.name, &element_type(home.dtype), ShardKind::weights, &param, &bucket, tensor, &home});
   for (const memory::PlanePlan &plane : bucket.planes)
     if (plane.kind == PlaneKind::state)
       tensors_.push_back({format_text("state.{}.{}", param.name, spec_.states[plane.index].name),
                           &element_type(plane.dtype), ShardKind::optimizer, &param, &bucket, tensor, &plane});
+  if (counts_steps && !param.frozen())
+    tensors_.push_back({format_text("state.{}.step", param.name), find_element_type("F64"), ShardKind::optimizer,
+                        &param, &bucket, tensor, nullptr});
 }
 
 // ---- places ----
@@ -61,6 +67,7 @@ ModelShards::Holding ModelShards::holding(Extent extent, uint32_t place) const {
 void ModelShards::count_writers(uint64_t least) {
   std::array<uint64_t, 3> bytes{};
   for (const KeptTensor &tensor : tensors_) {
+    if (!tensor.plane) continue;  // few bytes
     uint64_t &sum = bytes[static_cast<size_t>(tensor.plane->owned)];
     const uint64_t whole = checked_multiply(tensor.param->element_count, dtype_size(tensor.plane->dtype), "bytes");
     sum = checked_add(sum, whole, "bytes of a checkpoint");
@@ -77,6 +84,7 @@ void ModelShards::count_writers(uint64_t least) {
 // ---- rows ----
 
 RowRange ModelShards::kept_rows(const KeptTensor &tensor, uint32_t rank) const {
+  if (!tensor.plane) return {0, 1};
   const layout::Slice slice =
       memory::slice_of(tensor.bucket->layout, tensor.tensor, tensor.plane->owned, spec_.mesh, rank);
   const uint64_t row = tensor.bucket->layout.tensors[tensor.tensor].row;
@@ -84,7 +92,7 @@ RowRange ModelShards::kept_rows(const KeptTensor &tensor, uint32_t rank) const {
 }
 
 RowRange ModelShards::rows_at(const KeptTensor &tensor, uint32_t place) const {
-  const Holding held = holding(tensor.plane->owned, place);
+  const Holding held = holding(tensor.owned(), place);
   const uint64_t number = place - held.first;
   if (number >= held.writers) return {};
   const RowRange kept = kept_rows(tensor, rank_at(place));
@@ -94,19 +102,19 @@ RowRange ModelShards::rows_at(const KeptTensor &tensor, uint32_t place) const {
 
 std::array<uint32_t, 2> ModelShards::places_of(const KeptTensor &tensor) const {
   const layout::Mesh &mesh = spec_.mesh;
-  if (tensor.plane->owned == Extent::whole) return {0, mesh.size()};
+  if (tensor.owned() == Extent::whole) return {0, mesh.size()};
   const layout::Placement &placement = tensor.bucket->layout.tensors[tensor.tensor];
   const layout::SubBucket &sub = tensor.bucket->layout.sub_buckets[placement.sub_bucket];
   const uint64_t start = placement.full_offset - sub.full_offset;
   const uint64_t first = start / sub.shard_count, last = (start + placement.count - 1) / sub.shard_count;
   const uint32_t places = mesh.size() / mesh.slots();  // of a slot
   const auto begin = static_cast<uint32_t>(first) * places, end = static_cast<uint32_t>(last + 1) * places;
-  const uint32_t group = tensor.plane->owned == Extent::group ? mesh.outer_size : 1;
+  const uint32_t group = tensor.owned() == Extent::group ? mesh.outer_size : 1;
   return {begin / group * group, static_cast<uint32_t>(round_up(end, group))};
 }
 
 Box ModelShards::box_of(const KeptTensor &tensor, const RowRange &rows) {
-  Box box = whole(tensor.param->shape);
+  Box box = whole(tensor.shape());
   if (!box.shape.empty()) box.offset[0] = rows.first, box.shape[0] = rows.count;
   return box;
 }
@@ -136,11 +144,11 @@ std::vector<ManifestTensor> ModelShards::manifest_tensors(ShardKind kind, uint32
   std::vector<ManifestTensor> described;
   for (const KeptTensor &tensor : tensors_) {
     if (tensor.kind != kind) continue;
-    ManifestPart part{whole(tensor.param->shape), {}};
+    ManifestPart part{whole(tensor.shape()), {}};
     const auto [begin, end] = places_of(tensor);
     for (uint32_t place = begin; place < end; ++place)
       if (const RowRange rows = rows_at(tensor, place); rows.count > 0) part.add_rows(files[place], rows.count);
-    described.push_back({tensor.name, tensor.type, tensor.param->shape, {std::move(part)}});
+    described.push_back({tensor.name, tensor.type, {tensor.shape().begin(), tensor.shape().end()}, {std::move(part)}});
   }
   return described;
 }

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,7 +24,8 @@ inline constexpr size_t shard_kinds = 2;
 // Fewer bytes are not worth a file of their own.
 inline constexpr uint64_t least_share = uint64_t{16} << 20;
 
-// A tensor of the checkpoint: a plane of a parameter.
+// A tensor of the checkpoint: a plane of a parameter; or without one the number of steps that the optimizer has made of
+// it, a scalar that every rank keeps.
 struct KeptTensor {
   std::string name;  // the parameter's, or state.NAME.STATE
   const ElementType *type = nullptr;
@@ -32,6 +34,11 @@ struct KeptTensor {
   const memory::BucketPlan *bucket = nullptr;
   uint32_t tensor = 0;  // in the bucket
   const memory::PlanePlan *plane = nullptr;
+
+  std::span<const uint64_t> shape() const {
+    return plane ? std::span<const uint64_t>(param->shape) : std::span<const uint64_t>();
+  }
+  memory::Extent owned() const { return plane ? plane->owned : memory::Extent::whole; }
 };
 
 // Rows of a parameter: all dimensions but the first; a scalar is one.
@@ -44,7 +51,9 @@ struct RowRange {
 class ModelShards {
  public:
   // Both live as long as this. Ranks that have the same bytes share the writing where each has at least `least` of it.
-  ModelShards(const memory::ModelSpec &spec, const memory::ModelPlan &plan, uint64_t least = least_share);
+  // counts_steps: the optimizer does, and PyTorch wants to know of each parameter.
+  ModelShards(const memory::ModelSpec &spec, const memory::ModelPlan &plan, bool counts_steps = false,
+              uint64_t least = least_share);
 
   uint32_t ranks() const { return spec_.mesh.size(); }
 
@@ -76,7 +85,7 @@ class ModelShards {
   RowRange rows_at(const KeptTensor &tensor, uint32_t place) const;
   // Places without the first of which and behind the last of which nobody has rows of it.
   std::array<uint32_t, 2> places_of(const KeptTensor &tensor) const;
-  void add(const memory::BucketPlan &bucket, uint32_t tensor, const memory::ParamSpec &param);
+  void add(const memory::BucketPlan &bucket, uint32_t tensor, const memory::ParamSpec &param, bool counts_steps);
   void count_writers(uint64_t least);
   void find_writers(ShardKind kind);
 

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Saving now and then, on request and at the end, and going on from there. */
+#ifndef TRAIN_GPT_CHECKPOINT_H
+#define TRAIN_GPT_CHECKPOINT_H
+
+#include "step.h"
+
+/** Is --save's folder one to begin with? Explains on rank 0 why not and returns 0. */
+int checkpoint_folder_is_free(const struct options *options, uint64_t rank);
+
+/** Ctrl-C and SIGTERM ask for a checkpoint and the end, instead of ending the program at once. */
+void checkpoint_listen(void);
+
+/** The number of steps that have been made: 0, or with --resume those of the newest checkpoint. Collective. */
+uint64_t checkpoint_resume(struct trainer *trainer);
+
+/** After `done` steps: saves if it is time to. Returns whether somebody asked for the end. Collective. */
+int checkpoint_after_step(struct trainer *trainer, uint64_t done);
+
+/** For a shell that wants to know: 0, or 128 and the signal that asked for the end, on whichever rank. */
+int checkpoint_exit_status(void);
+
+#endif

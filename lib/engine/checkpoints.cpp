@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/checkpoints.h"
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+
+#include "base/json.h"
+#include "engine/describe.h"
+
+namespace fsdp::engine {
+
+using checkpoint::ElementType;
+using checkpoint::KeptTensor;
+
+namespace {
+
+constexpr double most_steps = 9007199254740992.0;  // what double counts exactly
+
+// The folder's one name, however it was given; what cannot be found out does not matter.
+std::string canonical(const std::string &folder) {
+  std::error_code ignored;
+  return std::filesystem::weakly_canonical(folder, ignored).string();
+}
+
+}  // namespace
+
+checkpoint::ModelShards Checkpoints::shards() const { return {runtime_.spec, runtime_.plan, adamw_}; }
+
+const Plane &Checkpoints::plane_of(const KeptTensor &tensor) const {
+  const Bucket &bucket = runtime_.storage->buckets()[static_cast<size_t>(tensor.bucket - runtime_.plan.buckets.data())];
+  return bucket.planes[static_cast<size_t>(tensor.plane - tensor.bucket->planes.data())];
+}
+
+layout::Slice Checkpoints::slice_of(const KeptTensor &tensor) const {
+  return memory::slice_of(tensor.bucket->layout, tensor.tensor, tensor.plane->owned, runtime_.spec.mesh,
+                          runtime_.teams.all->rank());
+}
+
+uint64_t Checkpoints::step() const {
+  if (adamw_) return runtime_.step.adamw_step();
+  return loaded_step_ + runtime_.step.version() - loaded_version_;
+}
+
+// ---- save ----
+
+void Checkpoints::read(const KeptTensor &tensor, uint64_t first, std::span<std::byte> to) const {
+  if (!tensor.plane) {
+    const auto steps = static_cast<double>(runtime_.step.adamw_step());
+    std::memcpy(to.data(), reinterpret_cast<const std::byte *>(&steps) + first, to.size());
+    return;
+  }
+  const Plane &plane = plane_of(tensor);
+  const std::byte *from = plane.at(slice_of(tensor)) + first;
+  if (runtime_.context.on_host())
+    std::memcpy(to.data(), from, to.size());
+  else
+    runtime_.context.device().transfer(to.data(), plane.dtype(), from, plane.dtype(),
+                                       to.size() / dtype_size(plane.dtype()));
+}
+
+// The checkpoint that this model has come from, if it is one of the folder.
+std::string Checkpoints::spared(const std::string &folder) const {
+  return !loaded_name_.empty() && canonical(folder) == loaded_folder_ ? loaded_name_ : "";
+}
+
+void Checkpoints::save(const std::string &folder, std::optional<uint64_t> given, checkpoint::SaveChoice choice) {
+  constexpr auto call = "fsdp_save";
+  runtime_.step.require_weights(call);
+  runtime_.require_eager(call);
+  device::Stream &caller = runtime_.caller_stream(nullptr, call);
+  const CallSpan span(runtime_, "save");
+  runtime_.join_window(caller);
+  if (!runtime_.context.on_host()) runtime_.synchronize(caller);
+  if (const std::string name = spared(folder); !name.empty()) choice.spared = {name};
+  const checkpoint::ModelShards shards = this->shards();
+  const checkpoint::SavedModel model{
+      shards,
+      {"", describe_mesh(runtime_.spec), runtime_.plan.layout_hash},
+      given.value_or(step()),
+      {},
+      [this](const KeptTensor &tensor, uint64_t first, std::span<std::byte> to) { read(tensor, first, to); }};
+  const checkpoint::SaveResult result =
+      checkpoint::save(*runtime_.teams.all, runtime_.context.waiter(), folder, model, choice);
+  if (!result.warning.empty()) runtime_.context.log(FSDP_LOG_WARNING, "fsdp_save: " + result.warning);
+}
+
+// ---- load ----
+
+// Others keep what PyTorch's AdamW counts in one dtype or another.
+void Checkpoints::note_steps(const KeptTensor &tensor, const ElementType &type, std::span<const std::byte> element) {
+  double steps = 0;
+  if (type.dtype) {
+    float value = 0;
+    runtime_.context.device().transfer(&value, FSDP_FLOAT32, element.data(), type.dtype, 1);
+    steps = value;
+  } else {
+    std::memcpy(&steps, element.data(), sizeof steps);
+  }
+  if (!(steps >= 0 && steps <= most_steps) || steps != std::floor(steps))
+    fail(FSDP_INVALID_ARGUMENT, "{} is {}, which is no number of steps", quote_json(tensor.name), steps);
+  if (steps_.value_or(steps) != steps)
+    fail(FSDP_INVALID_ARGUMENT, "{} is {}, but of parameters before it {}; one optimizer steps all of them",
+         quote_json(tensor.name), steps, *steps_);
+  steps_ = steps;
+}
+
+void Checkpoints::write_float64(const Plane &plane, std::byte *to, std::span<const std::byte> elements) const {
+  std::array<float, 1024> rounded;
+  for (size_t done = 0, all = elements.size() / sizeof(double); done < all;) {
+    const size_t some = std::min(all - done, rounded.size());
+    for (size_t i = 0; i < some; ++i) {
+      double value = 0;
+      std::memcpy(&value, elements.data() + (done + i) * sizeof value, sizeof value);
+      rounded[i] = static_cast<float>(value);
+    }
+    runtime_.context.device().transfer(to + done * dtype_size(plane.dtype()), plane.dtype(), rounded.data(),
+                                       FSDP_FLOAT32, some);
+    done += some;
+  }
+}
+
+void Checkpoints::write(const KeptTensor &tensor, uint64_t first, const ElementType &type,
+                        std::span<const std::byte> elements) {
+  if (!tensor.plane) return note_steps(tensor, type, elements);
+  const Plane &plane = plane_of(tensor);
+  std::byte *to = plane.at(slice_of(tensor)) + first * dtype_size(plane.dtype());
+  if (type.dtype)
+    runtime_.context.device().transfer(to, plane.dtype(), elements.data(), type.dtype, elements.size() * 8 / type.bits);
+  else
+    write_float64(plane, to, elements);
+}
+
+checkpoint::LoadResult Checkpoints::load(const std::string &folder, const checkpoint::LoadOptions &options) {
+  constexpr auto call = "fsdp_load";
+  runtime_.step.require_window(call);
+  runtime_.require_eager(call);
+  device::Stream &caller = runtime_.caller_stream(nullptr, call);
+  const CallSpan span(runtime_, "load");
+  runtime_.join_window(caller);
+  const checkpoint::ModelShards shards = this->shards();
+  const checkpoint::LoadedModel model{
+      shards, runtime_.plan.layout_hash, [this] { steps_.reset(); },
+      [this](const KeptTensor &tensor, uint64_t first, const ElementType &type, std::span<const std::byte> elements) {
+        write(tensor, first, type, elements);
+      }};
+  checkpoint::LoadResult result =
+      checkpoint::load(*runtime_.teams.all, runtime_.context.waiter(), folder, model, options);
+  for (const std::string &problem : result.passed_over)
+    runtime_.context.log(FSDP_LOG_WARNING, "fsdp_load: passed over: " + problem);
+  if (result.name.empty()) return result;
+  if (steps_ && options.states) runtime_.step.stepped(static_cast<uint64_t>(*steps_));
+  loaded_step_ = result.manifest.step;
+  loaded_version_ = runtime_.step.version() + 1;
+  std::filesystem::path path = canonical(folder);
+  if (result.name != ".") path /= result.name;  // else the folder is the checkpoint
+  loaded_folder_ = path.parent_path(), loaded_name_ = result.name = path.filename();
+  return result;
+}
+
+}  // namespace fsdp::engine

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// A sealed model as what a checkpoint is made of and goes into: which of its memory has which of the checkpoint's
+// tensors, and the numbers of steps that belong to them.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "checkpoint/job/load.h"
+#include "checkpoint/job/save.h"
+#include "engine/runtime.h"
+
+namespace fsdp::engine {
+
+class Checkpoints {
+ public:
+  // adamw: the library's optimizer counts steps; else nobody does, and versions that are published are steps.
+  Checkpoints(Runtime &runtime, bool adamw) : runtime_(runtime), adamw_(adamw) {}
+
+  // step: of the checkpoint; nothing: the model's own.
+  void save(const std::string &folder, std::optional<uint64_t> step, checkpoint::SaveChoice choice);
+  checkpoint::LoadResult load(const std::string &folder, const checkpoint::LoadOptions &options);
+
+ private:
+  checkpoint::ModelShards shards() const;
+  const Plane &plane_of(const checkpoint::KeptTensor &tensor) const;
+  layout::Slice slice_of(const checkpoint::KeptTensor &tensor) const;
+  void read(const checkpoint::KeptTensor &tensor, uint64_t first, std::span<std::byte> to) const;
+  void write(const checkpoint::KeptTensor &tensor, uint64_t first, const checkpoint::ElementType &type,
+             std::span<const std::byte> elements);
+  void write_float64(const Plane &plane, std::byte *to, std::span<const std::byte> elements) const;
+  void note_steps(const checkpoint::KeptTensor &tensor, const checkpoint::ElementType &type,
+                  std::span<const std::byte> element);
+  uint64_t step() const;
+  std::string spared(const std::string &folder) const;
+
+  Runtime &runtime_;
+  bool adamw_;
+  std::optional<double> steps_;  // that the checkpoint being loaded says the optimizer has made
+  // The step that was loaded, and the version that it is published as.
+  uint64_t loaded_step_ = 0, loaded_version_ = 1;
+  std::string loaded_folder_, loaded_name_;
+};
+
+}  // namespace fsdp::engine

@@ -1,0 +1,462 @@
+// SPDX-License-Identifier: Apache-2.0
+// fsdp_save and fsdp_load through the public header: a job that ends and goes on computes the bits of one that did not
+// end, on other ranks and meshes it has what was saved, and whoever fails leaves the others as they were.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "device.h"
+#include "harness.h"
+#include "misuse.h"
+
+using namespace harness;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char *states[] = {"exp_avg", "exp_avg_sq"};
+
+class Checkpoint : public testing::Test {
+ protected:
+  Checkpoint() {
+    std::string name = "/var/tmp/checkpoint-engine-XXXXXX";
+    path = ::mkdtemp(name.data());
+  }
+  ~Checkpoint() override { fs::remove_all(path); }
+
+  std::vector<std::string> names() const {
+    std::vector<std::string> all;
+    for (const auto &entry : fs::directory_iterator(path)) all.push_back(entry.path().filename());
+    std::sort(all.begin(), all.end());
+    return all;
+  }
+  std::map<std::string, std::string> files(const std::string &checkpoint) const {
+    std::map<std::string, std::string> found;
+    for (const auto &entry : fs::recursive_directory_iterator(path + "/" + checkpoint)) {
+      if (!entry.is_regular_file()) continue;
+      std::ifstream file(entry.path(), std::ios::binary);
+      found[fs::relative(entry.path(), path + "/" + checkpoint)].assign(std::istreambuf_iterator<char>(file), {});
+    }
+    return found;
+  }
+
+  std::string path;
+};
+
+fsdp_status save(const Rank &rank, const std::string &folder, uint64_t step = 0, uint32_t keep = 0,
+                 uint32_t flags = 0) {
+  fsdp_save_options options = FSDP_SAVE_OPTIONS_INIT;
+  options.step = step;
+  options.keep = keep;
+  options.flags = flags;
+  return fsdp_save(rank.model, folder.c_str(), &options);
+}
+
+fsdp_status load(const Rank &rank, const std::string &folder, uint32_t flags = 0, fsdp_loaded *loaded = nullptr) {
+  fsdp_load_options options = FSDP_LOAD_OPTIONS_INIT;
+  options.flags = flags;
+  return fsdp_load(rank.model, folder.c_str(), &options, loaded);
+}
+
+// Weights and states of all trainable parameters, whole.
+std::vector<std::vector<float>> everything(const Rank &rank) {
+  std::vector<std::vector<float>> all = rank.read_all();
+  for (size_t g = 0; g < rank.groups.size(); ++g)
+    for (size_t p = 0; p < rank.def(g).params.size(); ++p)
+      for (const char *state : states) {
+        const ParamDef &param = rank.def(g).params[p];
+        if (param.flags & FSDP_PARAM_FROZEN) continue;
+        all.emplace_back(param.count());
+        FSDP(fsdp_read_state(rank.groups[g], p, state, all.back().data(), FSDP_FLOAT32, param.count(), FSDP_EVERY_RANK,
+                             0));
+      }
+  return all;
+}
+
+void expect_no_errors(const std::vector<std::string> &errors, const std::string &what) {
+  for (const std::string &error : errors) EXPECT_EQ(error, "") << what;
+}
+
+void run(const Scenario &setup, const std::string &what, const std::function<void(Rank &)> &body) {
+  std::vector<std::string> errors;
+  run_threads(
+      setup,
+      [&](uint32_t, fsdp_context *context) {
+        Rank rank(context, setup);
+        body(rank);
+        FSDP(fsdp_close_context(context));
+      },
+      &errors);
+  expect_no_errors(errors, what);
+}
+
+struct Way {
+  const char *name;
+  fsdp_strategy strategy;
+  uint32_t ranks, replicas;
+  fsdp_unshard_mode mode;
+  fsdp_dtype dtype;
+  bool hybrid;  // states over all ranks, replicas or not
+};
+
+void PrintTo(const Way &way, std::ostream *out) { *out << way.name; }
+
+constexpr Way ways[] = {
+    {"no_shard", FSDP_STRATEGY_NO_SHARD, 3, 1, FSDP_UNSHARD_COPIED, FSDP_FLOAT32, false},
+    {"optim", FSDP_STRATEGY_OPTIM, 2, 1, FSDP_UNSHARD_COPIED, FSDP_BFLOAT16, false},
+    {"optim_grads", FSDP_STRATEGY_OPTIM_GRADS, 3, 1, FSDP_UNSHARD_MAPPED, FSDP_FLOAT32, false},
+    {"full_mapped", FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 4, 1, FSDP_UNSHARD_MAPPED, FSDP_BFLOAT16, false},
+    {"full_copied", FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, 1, FSDP_UNSHARD_COPIED, FSDP_FLOAT32, false},
+    {"one_rank", FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1, 1, FSDP_UNSHARD_MAPPED, FSDP_FLOAT32, false},
+    {"hsdp", FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 4, 2, FSDP_UNSHARD_COPIED, FSDP_FLOAT32, false},
+    {"hfsdp", FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 4, 2, FSDP_UNSHARD_MAPPED, FSDP_BFLOAT16, true},
+};
+
+Scenario scenario_of(const Way &way) {
+  Scenario setup = harness::scenario_of(way.strategy, way.ranks, way.mode);
+  setup.set_dtype(way.dtype);
+  setup.groups[1].params[2].flags = FSDP_PARAM_FROZEN;
+  setup.groups[3].params[1].flags |= FSDP_PARAM_FROZEN;
+  if (way.replicas > 1) {
+    setup.mesh.replicate_size = way.replicas;
+    setup.mesh.shard_size = way.ranks / way.replicas;
+    if (way.hybrid) setup.model.outer_strategy = FSDP_OUTER_OPTIM;
+  }
+  return setup;
+}
+
+class Resumed : public Checkpoint, public testing::WithParamInterface<Way> {};
+INSTANTIATE_TEST_SUITE_P(Ways, Resumed, testing::ValuesIn(ways),
+                         [](const auto &info) { return std::string(info.param.name); });
+
+// Six steps, or three, and three of another job: the same bits on as many ranks.
+TEST_P(Resumed, GoesOnAsIfItHadNotEnded) {
+  const Scenario setup = scenario_of(GetParam());
+  std::vector<std::vector<float>> straight;
+  run(setup, "straight", [&](Rank &rank) {
+    rank.load();
+    for (uint32_t step = 0; step < 3; ++step) clean_step(rank, step);
+    FSDP(save(rank, path));
+    for (uint32_t step = 3; step < 6; ++step) clean_step(rank, step);
+    const auto all = everything(rank);
+    if (rank.rank == 0) straight = all;
+  });
+  EXPECT_EQ(names(), std::vector<std::string>{"step-0000000003"});
+  run(setup, "resumed", [&](Rank &rank) {
+    fsdp_loaded loaded = FSDP_LOADED_INIT;
+    FSDP(load(rank, path, 0, &loaded));
+    REQUIRE(std::string(loaded.name) == "step-0000000003" && loaded.step == 3 && loaded.sequence == 1);
+    REQUIRE(loaded.ranks == setup.ranks && loaded.passed_over == 0);
+    REQUIRE(loaded.wanted_bytes > 0 && loaded.read_bytes >= loaded.wanted_bytes);
+    FSDP(fsdp_publish_weights(rank.model, stream()));
+    FSDP(fsdp_check_replicas(rank.model, 0, stream()));
+    REQUIRE(rank.stats().step == 3);
+    for (uint32_t step = 3; step < 6; ++step) clean_step(rank, step);
+    REQUIRE(same_bits(everything(rank), straight));
+  });
+}
+
+// What one way has saved every other way loads: the same weights and states, and AdamW's number of steps.
+TEST_P(Resumed, HasWhatWasSavedWhateverItsRanksAndStrategy) {
+  Way from = GetParam();
+  const Scenario setup = scenario_of(from);
+  std::vector<std::vector<float>> saved;
+  run(setup, "saved", [&](Rank &rank) {
+    rank.load();
+    for (uint32_t step = 0; step < 2; ++step) clean_step(rank, step);
+    FSDP(save(rank, path));
+    const auto all = everything(rank);
+    if (rank.rank == 0) saved = all;
+  });
+  for (Way to : ways) {
+    to.dtype = from.dtype;  // of frozen parameters the compute weights are kept
+    run(scenario_of(to), to.name, [&](Rank &rank) {
+      FSDP(load(rank, path));
+      FSDP(fsdp_publish_weights(rank.model, stream()));
+      REQUIRE(same_bits(everything(rank), saved));
+      REQUIRE(rank.stats().step == 2);
+      FSDP(fsdp_check_replicas(rank.model, 0, stream()));
+      clean_step(rank, 2);
+    });
+  }
+}
+
+// In the middle of a step, and while groups are held: the version published last.
+TEST_F(Checkpoint, InTheMiddleOfAStepIsThatOfItsBeginning) {
+  Scenario setup = harness::scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3, FSDP_UNSHARD_MAPPED);
+  setup.set_dtype(FSDP_BFLOAT16);
+  run(setup, "save", [&](Rank &rank) {
+    rank.load();
+    clean_step(rank, 0);
+    FSDP(save(rank, path, 7));
+    forward(rank, nullptr);
+    FSDP(fsdp_unshard(rank.groups[3], FSDP_BACKWARD, 0, stream()));
+    FSDP(save(rank, path + "/other", 7));
+    FSDP(fsdp_reshard(rank.groups[3], FSDP_BACKWARD, 0, stream()));
+    backward(rank, 1, 0, nullptr);
+    FSDP(save(rank, path + "/third", 7));
+    FSDP(fsdp_finish_grads(rank.model, 1, 0, stream()));
+    update(rank);
+  });
+  const auto first = files("step-0000000007");
+  EXPECT_EQ(first.size(), 7u);  // two for each rank, and the manifest
+  EXPECT_EQ(files("other/step-0000000007"), first);
+  EXPECT_EQ(files("third/step-0000000007"), first);
+}
+
+// Without AdamW nobody counts steps: versions do, also across jobs.
+TEST_F(Checkpoint, OfTheCallersOptimizerCountsVersions) {
+  Scenario setup = harness::scenario_of(FSDP_STRATEGY_OPTIM_GRADS, 2);
+  setup.model.optimizer = FSDP_OPTIMIZER_CALLER;
+  const auto declare = [&](fsdp_context *context, const std::function<void(Rank &)> &body) {
+    Rank rank(context, setup, false);
+    FSDP(fsdp_add_optimizer_state(rank.model, "momentum", FSDP_BFLOAT16));
+    FSDP(fsdp_seal_model(rank.model));
+    body(rank);
+    FSDP(fsdp_close_context(context));
+  };
+  const auto update_once = [](Rank &rank, float value) {
+    finish_step(rank, 0);
+    const std::vector<float> momentum(rank.def(0).params[0].count(), value);
+    FSDP(fsdp_load_state(rank.groups[0], 0, "momentum", momentum.data(), FSDP_FLOAT32, momentum.size(), FSDP_EVERY_RANK,
+                         0));
+    FSDP(fsdp_publish_weights(rank.model, stream()));
+  };
+  std::vector<std::string> errors;
+  run_threads(
+      setup,
+      [&](uint32_t, fsdp_context *context) {
+        declare(context, [&](Rank &rank) {
+          rank.load();
+          FSDP(save(rank, path));
+          update_once(rank, 0.5f);
+          update_once(rank, 0.75f);
+          FSDP(save(rank, path));
+        });
+      },
+      &errors);
+  run_threads(
+      setup,
+      [&](uint32_t, fsdp_context *context) {
+        declare(context, [&](Rank &rank) {
+          FSDP(load(rank, path));
+          FSDP(fsdp_publish_weights(rank.model, stream()));
+          std::vector<float> momentum(rank.def(0).params[0].count());
+          FSDP(fsdp_read_state(rank.groups[0], 0, "momentum", momentum.data(), FSDP_FLOAT32, momentum.size(),
+                               FSDP_EVERY_RANK, 0));
+          REQUIRE(momentum == std::vector<float>(momentum.size(), 0.75f));
+          require_error(save(rank, path), FSDP_INVALID_STATE, {"/step-0000000002: there is a checkpoint of that name"});
+          update_once(rank, 0.25f);
+          FSDP(save(rank, path));
+        });
+      },
+      &errors);
+  expect_no_errors(errors, "");
+  EXPECT_EQ(names(), (std::vector<std::string>{"step-0000000000", "step-0000000002", "step-0000000003"}));
+}
+
+TEST_F(Checkpoint, ThatWasLoadedStays) {
+  const Scenario setup = harness::scenario_of(FSDP_STRATEGY_OPTIM_GRADS, 2);
+  run(setup, "", [&](Rank &rank) {
+    rank.load();
+    for (uint64_t step = 1; step <= 3; ++step) FSDP(save(rank, path, step));
+    FSDP(fsdp_begin_update(rank.model, stream()));
+    FSDP(load(rank, path + "/step-0000000002"));  // a checkpoint itself
+    FSDP(fsdp_publish_weights(rank.model, stream()));
+    FSDP(save(rank, path, 4, 1));
+    FSDP(save(rank, path, 5, 2));
+  });
+  EXPECT_EQ(names(), (std::vector<std::string>{"step-0000000002", "step-0000000004", "step-0000000005"}));
+}
+
+TEST_F(Checkpoint, IsLoadedIfThereIsAny) {
+  const Scenario setup = harness::scenario_of(FSDP_STRATEGY_OPTIM_GRADS, 2);
+  run(setup, "", [&](Rank &rank) {
+    fsdp_loaded loaded = FSDP_LOADED_INIT;
+    loaded.step = 99;
+    FSDP(load(rank, path + "/nothing", FSDP_LOAD_IF_ANY, &loaded));
+    REQUIRE(loaded.name[0] == 0 && loaded.step == 0 && loaded.read_bytes == 0);
+    require_error(load(rank, path + "/nothing"), FSDP_SYSTEM, {"rank 0: ", "/nothing: ", "No such file"});
+    require_error(load(rank, path), FSDP_INVALID_ARGUMENT, {"rank 0: ", "there is no checkpoint in this folder"});
+    rank.load();
+    FSDP(save(rank, path + "/nothing", 4));
+    FSDP(fsdp_begin_update(rank.model, stream()));
+    FSDP(load(rank, path + "/nothing", FSDP_LOAD_IF_ANY, &loaded));
+    REQUIRE(std::string(loaded.name) == "step-0000000004");
+    FSDP(fsdp_publish_weights(rank.model, stream()));
+  });
+}
+
+// A damaged one is refused on all ranks and the window stays open; with FALLBACK the one before is loaded.
+TEST_F(Checkpoint, ThatIsDamagedIsPassedOverOnlyOnRequest) {
+  const Scenario setup = harness::scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
+  run(setup, "saved", [&](Rank &rank) {
+    rank.load();
+    clean_step(rank, 0);
+    FSDP(save(rank, path));
+    clean_step(rank, 1);
+    FSDP(save(rank, path));
+  });
+  const std::string file = path + "/step-0000000002/shard-00002-model-00001-of-00001.safetensors";
+  const auto size = fs::file_size(file);
+  std::fstream(file, std::ios::in | std::ios::out | std::ios::binary)
+      .seekp(static_cast<std::streamoff>(size - 1))
+      .put(0x55);
+  std::mutex mutex;
+  std::vector<std::string> lines;
+  struct Log {
+    std::mutex &mutex;
+    std::vector<std::string> &lines;
+  } log{mutex, lines};
+  Scenario told = setup;
+  told.context.log_data = &log;
+  told.context.log_level = FSDP_LOG_WARNING;
+  told.context.log = [](void *user, fsdp_log_level, const char *message) {
+    auto &to = *static_cast<Log *>(user);
+    const std::lock_guard lock(to.mutex);
+    to.lines.push_back(message);
+  };
+  run(told, "loaded", [&](Rank &rank) {
+    require_error(load(rank, path), FSDP_INVALID_ARGUMENT, {"rank 1: ", file, "are not what was written there"});
+    fsdp_loaded loaded = FSDP_LOADED_INIT;
+    FSDP(load(rank, path, FSDP_LOAD_FALLBACK, &loaded));
+    REQUIRE(loaded.step == 1 && loaded.passed_over == 1);
+    FSDP(fsdp_publish_weights(rank.model, stream()));
+    REQUIRE(rank.stats().step == 1);
+    clean_step(rank, 1);
+  });
+  EXPECT_EQ(
+      std::ranges::count_if(
+          lines, [](const std::string &line) { return line.find("fsdp_load: passed over: ") != std::string::npos; }),
+      3);
+}
+
+// States stay as they are, and so does AdamW's number of steps.
+TEST_F(Checkpoint, GivesWeightsAlone) {
+  const Scenario setup = harness::scenario_of(FSDP_STRATEGY_OPTIM, 2);
+  run(setup, "", [&](Rank &rank) {
+    rank.load();
+    clean_step(rank, 0);
+    const auto weights = rank.read_all();
+    FSDP(save(rank, path));
+    clean_step(rank, 1);
+    const auto after = everything(rank);
+    FSDP(fsdp_begin_update(rank.model, stream()));
+    FSDP(load(rank, path, FSDP_LOAD_WEIGHTS_ONLY));
+    FSDP(fsdp_publish_weights(rank.model, stream()));
+    REQUIRE(same_bits(rank.read_all(), weights));
+    auto now = everything(rank);
+    REQUIRE(std::equal(now.begin() + static_cast<ptrdiff_t>(weights.size()), now.end(),
+                       after.begin() + static_cast<ptrdiff_t>(weights.size())));
+    REQUIRE(rank.stats().step == 2);
+  });
+}
+
+// What does not fit is listed, and nothing is written; what is allowed stays as it is.
+TEST_F(Checkpoint, OfAnotherModelIsRefusedOrTakenInPart) {
+  const Scenario setup = harness::scenario_of(FSDP_STRATEGY_OPTIM_GRADS, 2);
+  run(setup, "saved", [&](Rank &rank) {
+    rank.load();
+    FSDP(save(rank, path, 1));
+  });
+  Scenario other = setup;
+  other.groups[1].params[0].name = "new";
+  run(other, "loaded", [&](Rank &rank) {
+    rank.load();
+    const auto before = everything(rank);
+    FSDP(fsdp_begin_update(rank.model, stream()));
+    require_error(load(rank, path), FSDP_INVALID_ARGUMENT,
+                  {path + "/step-0000000001 does not fit the model", "missing: \"new\", \"state.new.exp_avg\"",
+                   "unexpected: \"l0.wq\""});
+    require_error(load(rank, path, FSDP_LOAD_ALLOW_MISSING), FSDP_INVALID_ARGUMENT, {"unexpected: \"l0.wq\""});
+    FSDP(fsdp_publish_weights(rank.model, stream()));
+    REQUIRE(same_bits(everything(rank), before));
+    FSDP(fsdp_begin_update(rank.model, stream()));
+    FSDP(load(rank, path, FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED));
+    FSDP(fsdp_publish_weights(rank.model, stream()));
+    REQUIRE(same_bits(everything(rank), before));
+  });
+}
+
+// The disk's trouble is told on all ranks; training goes on, and so does the next save.
+TEST_F(Checkpoint, ThatFailsLeavesTheJobAsItWas) {
+  const Scenario setup = harness::scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
+  run(setup, "", [&](Rank &rank) {
+    rank.load();
+    if (rank.rank == 0) std::ofstream(path + "/file") << "x";
+    clean_step(rank, 0);
+    require_error(save(rank, path + "/file"), FSDP_SYSTEM, {"rank 0: ", path + "/file: ", "Not a directory"});
+    fsdp_error error = FSDP_ERROR_INIT;
+    FSDP(fsdp_get_last_error(rank.context, &error));
+    REQUIRE(error.rank == 0 && error.origin == FSDP_ORIGIN_OS && error.origin_code == ENOTDIR);
+    REQUIRE(!error.context_failed);
+    clean_step(rank, 1);
+    FSDP(save(rank, path));
+    require_error(save(rank, path), FSDP_INVALID_STATE, {"/step-0000000002: there is a checkpoint of that name"});
+    FSDP(save(rank, path, 0, 0, FSDP_SAVE_REPLACE));
+    clean_step(rank, 2);
+  });
+  EXPECT_EQ(names(), (std::vector<std::string>{"file", "step-0000000002"}));
+}
+
+TEST_F(Checkpoint, OfRanksThatDifferIsRefusedOnAll) {
+  const Scenario setup = harness::scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
+  run(setup, "", [&](Rank &rank) {
+    rank.load();
+    require_error(save(rank, path, 5 + rank.rank), FSDP_MISMATCH, {"rank 0 says step 5, ", "rank 1 says step 6, "});
+    FSDP(save(rank, path, 5));
+    FSDP(fsdp_begin_update(rank.model, stream()));
+    require_error(load(rank, path, rank.rank == 2 ? FSDP_LOAD_FALLBACK : 0), FSDP_MISMATCH,
+                  {"rank 0 says ", "rank 2 says "});
+    FSDP(load(rank, path));
+    FSDP(fsdp_publish_weights(rank.model, stream()));
+  });
+}
+
+TEST_F(Checkpoint, IsRefusedAtTheWrongTimeOrWithWrongArguments) {
+  const Scenario setup = harness::scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1);
+  run(setup, "", [&](Rank &rank) {
+    EXPECT_FAILS(FSDP_INVALID_STATE, save(rank, path, 1), "fsdp_save", "the update window is open");
+    rank.load();
+    EXPECT_FAILS(FSDP_INVALID_STATE, load(rank, path), "fsdp_load", "the update window is closed");
+    EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_save(rank.model, nullptr, nullptr), "fsdp_save: folder is NULL");
+    EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_save(rank.model, "", nullptr), "fsdp_save: folder");
+    EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_save(rank.model, "\xff", nullptr), "fsdp_save: folder");
+    EXPECT_FAILS(FSDP_INVALID_ARGUMENT, save(rank, path, 1, 0, FSDP_LOAD_FALLBACK), "fsdp_save_options.flags",
+                 "unknown bits");
+    EXPECT_FAILS(FSDP_INVALID_ARGUMENT, save(rank, path, (uint64_t{1} << 53) + 1), "fsdp_save_options.step",
+                 "9007199254740993");
+    EXPECT_FAILS(FSDP_INVALID_HANDLE, fsdp_save(nullptr, path.c_str(), nullptr), "fsdp_save");
+    FSDP(fsdp_begin_update(rank.model, stream()));
+    EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_load(rank.model, nullptr, nullptr, nullptr), "fsdp_load: folder is NULL");
+    EXPECT_FAILS(FSDP_INVALID_ARGUMENT, load(rank, path, FSDP_SAVE_REPLACE), "fsdp_load_options.flags");
+    fsdp_load_options options = FSDP_LOAD_OPTIONS_INIT;
+    options.reserved = 3;
+    EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_load(rank.model, path.c_str(), &options, nullptr), "reserved is 3");
+    fsdp_loaded loaded = {};
+    EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_load(rank.model, path.c_str(), nullptr, &loaded),
+                 "fsdp_loaded.struct_size");
+    EXPECT_FAILS(FSDP_INVALID_HANDLE, fsdp_load(nullptr, path.c_str(), nullptr, nullptr), "fsdp_load");
+    FSDP(fsdp_publish_weights(rank.model, stream()));
+    EXPECT_TRUE(names().empty());
+  });
+  run_threads(setup, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, setup, false);
+    EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_save(rank.model, path.c_str(), nullptr), "fsdp_save", "fsdp_seal_model");
+    EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_load(rank.model, path.c_str(), nullptr, nullptr), "fsdp_load",
+                 "fsdp_seal_model");
+    FSDP(fsdp_seal_model(rank.model));
+    FSDP(fsdp_close_context(context));
+  });
+}
+
+}  // namespace
