@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <limits>
@@ -119,6 +121,18 @@ const std::map<std::string, std::vector<Field>> table = {
       {"flags",
        {FSDP_ADAMW_BETA1_ZERO, FSDP_ADAMW_BETA2_ZERO, FSDP_ADAMW_EPSILON_ZERO},
        {unknown_flag, next_flag, FSDP_PARAM_LR_ZERO}},
+      {"reserved", {}, {1}}}},
+    {"fsdp_save_options",
+     {{"struct_size", {}, {0, 8}},
+      {"step", {1, 9007199254740992.0}, {9007199254740994.0}},
+      {"keep", {1, 4e9}, {}},
+      {"flags", {FSDP_SAVE_REPLACE}, {unknown_flag, next_flag, FSDP_LOAD_FALLBACK}}}},
+    {"fsdp_load_options",
+     {{"struct_size", {}, {0, 8}},
+      {"flags",
+       {FSDP_LOAD_WEIGHTS_ONLY, FSDP_LOAD_ALLOW_MISSING, FSDP_LOAD_ALLOW_UNEXPECTED, FSDP_LOAD_FALLBACK,
+        FSDP_LOAD_IF_ANY},
+       {unknown_flag, next_flag, FSDP_SAVE_REPLACE}},
       {"reserved", {}, {1}}}},
 };
 // Elements of arrays, which have no struct_size: their own tests are misuse_model_test and misuse_optimizer_test.
@@ -277,6 +291,28 @@ TEST(Fields, OfAdamW) {
     return status;
   };
   check_fields("fsdp_adamw_options", fsdp_adamw_options(FSDP_ADAMW_OPTIONS_INIT), step, [&] { return message; });
+}
+
+// A folder each, since a step is saved once.
+TEST(Fields, OfSavesAndLoads) {
+  std::string path = "/var/tmp/fields-XXXXXX";
+  ASSERT_NE(::mkdtemp(path.data()), nullptr);
+  const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1);
+  run_threads(scenario, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, scenario);
+    rank.load();
+    int folders = 0;
+    check_fields("fsdp_save_options", fsdp_save_options(FSDP_SAVE_OPTIONS_INIT), [&](const fsdp_save_options &options) {
+      return fsdp_save(rank.model, (path + "/" + std::to_string(++folders)).c_str(), &options);
+    });
+    FSDP(fsdp_save(rank.model, (path + "/loaded").c_str(), nullptr));
+    FSDP(fsdp_begin_update(rank.model, nullptr));
+    check_fields("fsdp_load_options", fsdp_load_options(FSDP_LOAD_OPTIONS_INIT), [&](const fsdp_load_options &options) {
+      return fsdp_load(rank.model, (path + "/loaded").c_str(), &options, nullptr);
+    });
+    FSDP(fsdp_publish_weights(rank.model, nullptr));
+  });
+  std::filesystem::remove_all(path);
 }
 
 TEST(Fields, AZeroIsTheDefaultAndAFlagMeansZero) {

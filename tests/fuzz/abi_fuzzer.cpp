@@ -258,7 +258,8 @@ void give_up(const std::string &why) {
 const std::vector<Case> &all_cases() {
   static const std::vector<Case> all = [] {
     std::vector<Case> cases;
-    for (const auto *some : {&context_cases(), &model_cases(), &group_cases(), &lookup_cases(), &optimizer_cases()})
+    for (const auto *some :
+         {&checkpoint_cases(), &context_cases(), &model_cases(), &group_cases(), &lookup_cases(), &optimizer_cases()})
       cases.insert(cases.end(), some->begin(), some->end());
     return cases;
   }();

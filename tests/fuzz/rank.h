@@ -122,6 +122,7 @@ struct Case {
   fsdp_status (*run)(Rank &rank);
   bool on_host = true;  // false: cannot be FSDP_OK without a GPU
 };
+const std::vector<Case> &checkpoint_cases();
 const std::vector<Case> &context_cases();
 const std::vector<Case> &model_cases();
 const std::vector<Case> &group_cases();

@@ -106,8 +106,10 @@ void train(Rank &rank) {
     if (rank.random.one_in(6)) {
       go_on(rank, "fsdp_begin_update");
       load(rank);
+      if (rank.random.one_in(2)) go_on(rank, "fsdp_load");
       go_on(rank, "fsdp_publish_weights");
     }
+    if (rank.random.one_in(6)) go_on(rank, "fsdp_save");
   }
 }
 
