@@ -12,6 +12,8 @@ using namespace fsdp::abi;
 
 namespace {
 
+constexpr size_t most_name = 1024;  // of a tensor of somebody else's
+
 std::string read_folder(const char *folder, const char *call) {
   return read_name(folder, PATH_MAX - 256, call, "folder");
 }
@@ -24,17 +26,43 @@ fsdp_save_options read_save_options(const fsdp_save_options *given, const char *
   return options;
 }
 
-checkpoint::LoadOptions read_load_options(const fsdp_load_options *given, const char *call) {
+constexpr uint32_t load_flags = FSDP_LOAD_WEIGHTS_ONLY | FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED |
+                                FSDP_LOAD_FALLBACK | FSDP_LOAD_IF_ANY;
+constexpr uint32_t load_weights_flags = FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED;
+
+checkpoint::LoadOptions read_load_options(const fsdp_load_options *given, uint32_t flags, const char *call) {
   const auto options = read_options(given, call, "fsdp_load_options");
-  check_flags(options.flags,
-              FSDP_LOAD_WEIGHTS_ONLY | FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED | FSDP_LOAD_FALLBACK |
-                  FSDP_LOAD_IF_ANY,
-              call, "fsdp_load_options.flags");
+  check_flags(options.flags, flags, call, "fsdp_load_options.flags");
   if (options.reserved)
     fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_load_options.reserved is {}, it must be 0", call, options.reserved);
   const auto has = [&](uint32_t flag) { return (options.flags & flag) != 0; };
   return {!has(FSDP_LOAD_WEIGHTS_ONLY), has(FSDP_LOAD_ALLOW_MISSING), has(FSDP_LOAD_ALLOW_UNEXPECTED),
           has(FSDP_LOAD_FALLBACK), has(FSDP_LOAD_IF_ANY)};
+}
+
+checkpoint::Rename read_rename(const fsdp_rename &given, uint64_t index, const char *call) {
+  const auto field = [&](const char *name) { return format_text("renames[{}].{}", index, name); };
+  check_flags(given.flags, FSDP_RENAME_TRANSPOSED, call, field("flags").c_str());
+  if (given.reserved)
+    fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}, it must be 0", call, field("reserved"), given.reserved);
+  return {read_name(given.theirs, most_name, call, field("theirs").c_str()),
+          read_name(given.ours, most_name, call, field("ours").c_str()),
+          given.from_row,
+          given.to_row,
+          given.row_count,
+          (given.flags & FSDP_RENAME_TRANSPOSED) != 0};
+}
+
+std::vector<checkpoint::Rename> read_renames(const fsdp_rename *renames, uint64_t count, uint64_t stride,
+                                             const char *call) {
+  const auto array = read_array(renames, count, stride, call, "rename", "fsdp_rename");
+  std::vector<checkpoint::Rename> read;
+  for (uint64_t i = 0; i < count; ++i) {
+    check_known(array, i, call, "rename");
+    read.push_back(read_rename(array[i], i, call));
+  }
+  checkpoint::check_renames(read, call);
+  return read;
 }
 
 fsdp_loaded loaded_of(const checkpoint::LoadResult &result) {
@@ -68,9 +96,22 @@ fsdp_status fsdp_load(fsdp_model *model, const char *folder, const fsdp_load_opt
   constexpr auto call = "fsdp_load";
   return in_model(model, call, [&](engine::Model &impl) {
     const std::string path = read_folder(folder, call);
-    const checkpoint::LoadOptions given = read_load_options(options, call);
+    const checkpoint::LoadOptions given = read_load_options(options, load_flags, call);
     if (loaded) check_output(loaded, call, "fsdp_loaded");
     const checkpoint::LoadResult result = impl.checkpoints(call).load(path, given);
+    if (loaded) write_output(loaded, loaded_of(result));
+  });
+}
+
+fsdp_status fsdp_load_weights(fsdp_model *model, const char *path, const fsdp_rename *renames, uint64_t rename_count,
+                              uint64_t rename_stride, const fsdp_load_options *options, fsdp_loaded *loaded) {
+  constexpr auto call = "fsdp_load_weights";
+  return in_model(model, call, [&](engine::Model &impl) {
+    const std::string from = read_name(path, PATH_MAX - 256, call, "path");
+    const std::vector<checkpoint::Rename> given = read_renames(renames, rename_count, rename_stride, call);
+    const checkpoint::LoadOptions chosen = read_load_options(options, load_weights_flags, call);
+    if (loaded) check_output(loaded, call, "fsdp_loaded");
+    const checkpoint::LoadResult result = impl.checkpoints(call).load_weights(from, given, chosen);
     if (loaded) write_output(loaded, loaded_of(result));
   });
 }

@@ -132,21 +132,24 @@ void Checkpoints::write(const KeptTensor &tensor, uint64_t first, const ElementT
     write_float64(plane, to, elements);
 }
 
-checkpoint::LoadResult Checkpoints::load(const std::string &folder, const checkpoint::LoadOptions &options) {
-  constexpr auto call = "fsdp_load";
+checkpoint::LoadResult Checkpoints::load_into(const char *call, const LoadInto &take) {
   runtime_.step.require_window(call);
   runtime_.require_eager(call);
   device::Stream &caller = runtime_.caller_stream(nullptr, call);
-  const CallSpan span(runtime_, "load");
+  const CallSpan span(runtime_, call + std::string_view("fsdp_").size());
   runtime_.join_window(caller);
   const checkpoint::ModelShards shards = this->shards();
-  const checkpoint::LoadedModel model{
-      shards, runtime_.plan.layout_hash, [this] { steps_.reset(); },
-      [this](const KeptTensor &tensor, uint64_t first, const ElementType &type, std::span<const std::byte> elements) {
-        write(tensor, first, type, elements);
-      }};
-  checkpoint::LoadResult result =
-      checkpoint::load(*runtime_.teams.all, runtime_.context.waiter(), folder, model, options);
+  const checkpoint::WriteKept write = [this](const KeptTensor &tensor, uint64_t first, const ElementType &type,
+                                             std::span<const std::byte> elements) {
+    this->write(tensor, first, type, elements);
+  };
+  return take({shards, runtime_.plan.layout_hash, [this] { steps_.reset(); }, write});
+}
+
+checkpoint::LoadResult Checkpoints::load(const std::string &folder, const checkpoint::LoadOptions &options) {
+  checkpoint::LoadResult result = load_into("fsdp_load", [&](const checkpoint::LoadedModel &model) {
+    return checkpoint::load(*runtime_.teams.all, runtime_.context.waiter(), folder, model, options);
+  });
   for (const std::string &problem : result.passed_over)
     runtime_.context.log(FSDP_LOG_WARNING, "fsdp_load: passed over: " + problem);
   if (result.name.empty()) return result;
@@ -157,6 +160,13 @@ checkpoint::LoadResult Checkpoints::load(const std::string &folder, const checkp
   if (result.name != ".") path /= result.name;  // else the folder is the checkpoint
   loaded_folder_ = path.parent_path(), loaded_name_ = result.name = path.filename();
   return result;
+}
+
+checkpoint::LoadResult Checkpoints::load_weights(const std::string &path, std::span<const checkpoint::Rename> renames,
+                                                 const checkpoint::LoadOptions &options) {
+  return load_into("fsdp_load_weights", [&](const checkpoint::LoadedModel &model) {
+    return checkpoint::load_weights(*runtime_.teams.all, runtime_.context.waiter(), path, model, renames, options);
+  });
 }
 
 }  // namespace fsdp::engine

@@ -3,10 +3,13 @@
 // tensors, and the numbers of steps that belong to them.
 #pragma once
 
+#include <functional>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "checkpoint/job/load.h"
+#include "checkpoint/job/load_weights.h"
 #include "checkpoint/job/save.h"
 #include "engine/runtime.h"
 
@@ -20,8 +23,12 @@ class Checkpoints {
   // step: of the checkpoint; nothing: the model's own.
   void save(const std::string &folder, std::optional<uint64_t> step, checkpoint::SaveChoice choice);
   checkpoint::LoadResult load(const std::string &folder, const checkpoint::LoadOptions &options);
+  checkpoint::LoadResult load_weights(const std::string &path, std::span<const checkpoint::Rename> renames,
+                                      const checkpoint::LoadOptions &options);
 
  private:
+  using LoadInto = std::function<checkpoint::LoadResult(const checkpoint::LoadedModel &)>;
+  checkpoint::LoadResult load_into(const char *call, const LoadInto &take);
   checkpoint::ModelShards shards() const;
   const Plane &plane_of(const checkpoint::KeptTensor &tensor) const;
   layout::Slice slice_of(const checkpoint::KeptTensor &tensor) const;

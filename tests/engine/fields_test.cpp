@@ -135,8 +135,9 @@ const std::map<std::string, std::vector<Field>> table = {
        {unknown_flag, next_flag, FSDP_SAVE_REPLACE}},
       {"reserved", {}, {1}}}},
 };
-// Elements of arrays, which have no struct_size: their own tests are misuse_model_test and misuse_optimizer_test.
-const std::set<std::string> elements = {"fsdp_visit", "fsdp_grad"};
+// Elements of arrays, which have no struct_size: their own tests are misuse_model_test, misuse_optimizer_test and
+// load_weights_test.
+const std::set<std::string> elements = {"fsdp_visit", "fsdp_grad", "fsdp_rename"};
 
 const nlohmann::json &struct_named(const std::string &name) {
   for (const auto &one : abi()["structs"])

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <iterator>
+#include <string>
 
 #include "memory.h"
 
@@ -36,10 +37,37 @@ fsdp_status load_model(Rank &rank) {
   return loaded(fsdp_load(rank.model(), folder, input.pointer(), loaded.pointer()));
 }
 
+// Of a checkpoint as of any other files, under names that hardly anything has.
+fsdp_status load_weights(Rank &rank) {
+  constexpr uint32_t all = FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED;
+  constexpr uint32_t transposed = FSDP_RENAME_TRANSPOSED;
+  fsdp_load_options options = FSDP_LOAD_OPTIONS_INIT;
+  options.flags = rank.wild() ? rank.flags(all) : all;
+  const Input<fsdp_load_options> input(rank, options);
+  fsdp_rename renames[4] = {};
+  const std::string theirs = rank.wild() ? "*" : "p*", ours = rank.wild() ? rank.or_null(rank.name()) ? "x" : "" : "*";
+  for (fsdp_rename &one : renames)
+    one = {rank.or_null(theirs.c_str()),
+           rank.or_null(ours.c_str()),
+           rank.number(0),
+           rank.number(0),
+           rank.number(0),
+           rank.wild() ? rank.flags(transposed) : 0,
+           rank.wild() ? 1u : 0u};
+  uint64_t stride = rank.number(sizeof(fsdp_rename));
+  // Never further than the array goes.
+  if (stride > sizeof(fsdp_rename) && stride <= 4096) stride = sizeof(fsdp_rename);
+  Output<fsdp_loaded> loaded(rank);
+  const char *const folder = folder_of(rank);
+  return loaded(fsdp_load_weights(rank.model(), folder, rank.or_null(renames), rank.random.below(3), stride,
+                                  input.pointer(), loaded.pointer()));
+}
+
 }  // namespace
 
 const std::vector<Case> &checkpoint_cases() {
-  static const std::vector<Case> cases = {{"fsdp_save", save_model}, {"fsdp_load", load_model}};
+  static const std::vector<Case> cases = {
+      {"fsdp_save", save_model}, {"fsdp_load", load_model}, {"fsdp_load_weights", load_weights}};
   return cases;
 }
 

@@ -106,7 +106,7 @@ void train(Rank &rank) {
     if (rank.random.one_in(6)) {
       go_on(rank, "fsdp_begin_update");
       load(rank);
-      if (rank.random.one_in(2)) go_on(rank, "fsdp_load");
+      if (rank.random.one_in(2)) go_on(rank, rank.random.one_in(2) ? "fsdp_load" : "fsdp_load_weights");
       go_on(rank, "fsdp_publish_weights");
     }
     if (rank.random.one_in(6)) go_on(rank, "fsdp_save");

@@ -32,6 +32,9 @@ class ShardReader {
   ShardReader(int folder, const std::string &name, std::string shown);
 
   const SafetensorsHeader &header() const { return header_; }
+  const std::string &shown() const { return file_.shown(); }
+  // INVALID_ARGUMENT, naming the file, where it does not have all of a box.
+  void check_has(const WantedBox &wanted) const;
   uint64_t file_bytes() const { return file_.bytes(); }
   // As a manifest has it.
   const std::string &header_sum() const { return header_sum_; }
@@ -52,7 +55,6 @@ class ShardReader {
   class Chunk;
   std::span<const std::byte> read_blocks(const ByteRange &range, std::span<std::byte> buffer) const;
   [[noreturn]] void refuse_block(const ByteRange &block) const;
-  void check_has(const WantedBox &wanted) const;
   void check_order(const WantedRuns &runs) const;
 
   InFile file_;

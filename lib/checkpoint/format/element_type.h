@@ -47,6 +47,9 @@ constexpr const ElementType *find_element_type(std::string_view name) {
   return nullptr;
 }
 
+// Into the numbers that a model computes with.
+constexpr bool is_converted(const ElementType &type) { return type.dtype || type.name == "F64"; }
+
 constexpr const ElementType &element_type(fsdp_dtype dtype) {
   for (const ElementType &type : element_types)
     if (type.dtype == dtype) return type;

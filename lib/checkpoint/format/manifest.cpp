@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/json.h"
+#include "checkpoint/format/file_name.h"
 #include "checkpoint/format/json_document.h"
 
 namespace fsdp::checkpoint {
@@ -55,17 +56,12 @@ uint32_t number32(const JsonValue &value) {
   return static_cast<uint32_t>(number);
 }
 
-bool is_plain(std::string_view name) {
-  const auto plain = [](unsigned char c) { return std::isalnum(c) || c == '.' || c == '_' || c == '-'; };
-  return !name.empty() && name[0] != '.' && name.size() <= 255 && std::ranges::all_of(name, plain);
-}
-
 // A name becomes a path: it must be one of a file that a checkpoint can have.
 bool is_file_name(std::string_view name) {
   for (int folders = 0; folders < 3; ++folders) {
     const size_t slash = name.find('/');
-    if (slash == name.npos) return is_plain(name);
-    if (!is_plain(name.substr(0, slash))) return false;
+    if (slash == name.npos) return is_plain_name(name);
+    if (!is_plain_name(name.substr(0, slash))) return false;
     name.remove_prefix(slash + 1);
   }
   return false;

@@ -28,6 +28,11 @@ WantedRun WantedRuns::run(uint32_t wanted, uint64_t number) const {
   return {wanted, begin, begin + run.count * walk.element, run.to};
 }
 
+ByteRange WantedRuns::span() const {
+  const auto last = static_cast<uint32_t>(walks_.size() - 1);
+  return {run(0, 0).begin, run(last, walks_[last].runs.run_count() - 1).end};
+}
+
 std::vector<ByteRange> blocks_of(const WantedRuns &runs, uint64_t block, uint64_t data_bytes) {
   std::vector<ByteRange> ranges;
   runs.for_each([&](const WantedRun &run) {

@@ -25,6 +25,12 @@ struct WantedRun {
   uint64_t to;          // element, in the box where it is kept
 };
 
+struct ByteRange {
+  uint64_t begin, end;
+
+  bool operator==(const ByteRange &) const = default;
+};
+
 // The runs of boxes, in the order of the file: the boxes are given in the order of the header's tensors, and those of
 // one tensor in the order of its rows, without common ones.
 class WantedRuns {
@@ -34,6 +40,8 @@ class WantedRuns {
              std::span<const WantedBox> wanted);
 
   uint64_t bytes() const { return bytes_; }
+  // From the first byte of the first run to the last one of the last: there is one at least.
+  ByteRange span() const;
   template <class Visit>
   void for_each(Visit visit) const {
     for (uint32_t w = 0; w < walks_.size(); ++w)
@@ -50,12 +58,6 @@ class WantedRuns {
 
   std::vector<Walk> walks_;
   uint64_t bytes_ = 0;
-};
-
-struct ByteRange {
-  uint64_t begin, end;
-
-  bool operator==(const ByteRange &) const = default;
 };
 
 // The fewest ranges of whole blocks that contain all runs; the last block ends with the data. Those of one run and the

@@ -7,13 +7,11 @@
 #include <cerrno>
 #include <cstring>
 #include <optional>
-#include <tuple>
-#include <unordered_map>
 
-#include "base/json.h"
 #include "checkpoint/files/folder.h"
 #include "checkpoint/files/folder_tree.h"
-#include "checkpoint/files/shard_reader.h"
+#include "checkpoint/job/misfits.h"
+#include "checkpoint/job/row_taker.h"
 #include "comm/together.h"
 
 namespace fsdp::checkpoint {
@@ -36,12 +34,6 @@ std::pair<Fd, std::string> find_file(int folder, const std::string &name, const 
   return {std::move(inside), rest};
 }
 
-void list_names(std::string &text, const char *what, const std::vector<std::string> &names, bool quoted) {
-  if (names.empty()) return;
-  text += format_text("; {}: ", what);
-  for (size_t i = 0; i < names.size(); ++i) text += (i ? ", " : "") + (quoted ? quote_json(names[i]) : names[i]);
-}
-
 // One load, on this rank.
 class Loading {
  public:
@@ -57,9 +49,7 @@ class Loading {
   void list_candidates();
   bool choose(size_t number);
   LoadPlan plan_to_fit() const;
-  std::string list_misfits(const LoadPlan &plan) const;
   void read(const LoadPlan &plan);
-  void read_file(const LoadedFile &file);
   ShardReader open(const ManifestFile &file) const;
 
   comm::Team &team_;
@@ -70,8 +60,6 @@ class Loading {
   std::optional<Folder> folder_;
   std::vector<std::string> candidates_;  // on the first rank, the newest first
   Fd checkpoint_;
-  std::unordered_map<std::string_view, const ElementType *> types_;  // of the manifest's tensors
-  std::optional<AlignedBytes> buffer_;
   LoadResult result_;
 };
 
@@ -119,21 +107,11 @@ bool Loading::choose(size_t number) {
   std::string sum;
   comm::attempt_together(team_, "a load's manifest", [&] {
     if (!folder_) folder_.emplace(path_);
-    if (!buffer_) buffer_.emplace(ShardReader::buffer_bytes);
     checkpoint_ = open_folder(folder_->fd(), result_.name, folder_->shown(result_.name));
     result_.manifest = folder_->read_manifest(result_.name, &sum);
   });
   comm::agree_on(team_, "the manifest of " + result_.name, sum);
   return true;
-}
-
-// Empty: it fits. The same on every rank, since they compare whole tensors.
-std::string Loading::list_misfits(const LoadPlan &plan) const {
-  std::string text;
-  if (!options_.allow_missing) list_names(text, "missing", plan.missing, true);
-  if (!options_.allow_unexpected) list_names(text, "unexpected", plan.unexpected, true);
-  list_names(text, "different", plan.other, false);
-  return text;
 }
 
 // A list may be longer than what ranks tell each other: each rank throws its own.
@@ -142,7 +120,7 @@ LoadPlan Loading::plan_to_fit() const {
   std::string text;
   comm::attempt_together(team_, "a load's plan", [&] {
     plan = plan_load(model_.shards, result_.manifest, team_.rank(), {options_.states});
-    text = list_misfits(plan);
+    text = list_misfits(plan, options_);
   });
   if (!text.empty()) fail(FSDP_INVALID_ARGUMENT, "{} does not fit the model{}", folder_->shown(result_.name), text);
   return plan;
@@ -159,48 +137,12 @@ ShardReader Loading::open(const ManifestFile &file) const {
   return reader;
 }
 
-void Loading::read_file(const LoadedFile &file) {
-  const ShardReader reader = open(result_.manifest.files[file.file]);
-  const SafetensorsHeader &header = reader.header();
-  std::unordered_map<std::string_view, uint32_t> numbers;
-  for (uint32_t i = 0; i < header.tensors.size(); ++i) numbers[header.tensors[i].name] = i;
-  struct Wanted {
-    WantedBox box;
-    const KeptTensor *tensor;
-  };
-  std::vector<Wanted> wanted;
-  for (const LoadedRows &rows : file.rows) {
-    const KeptTensor &tensor = model_.shards.tensors()[rows.tensor];
-    const auto found = numbers.find(tensor.name);
-    if (found == numbers.end())
-      fail(FSDP_INVALID_ARGUMENT, "{}/{}: tensor {} is not in it", folder_->shown(result_.name),
-           result_.manifest.files[file.file].name, quote_json(tensor.name));
-    const ElementType *type = header.tensors[found->second].type;
-    if (type != types_.at(tensor.name))
-      fail(FSDP_INVALID_ARGUMENT, "{}/{}: tensor {} is of {}, and of {} in the manifest", folder_->shown(result_.name),
-           result_.manifest.files[file.file].name, quote_json(tensor.name), type->name, types_.at(tensor.name)->name);
-    const Box kept = ModelShards::box_of(tensor, model_.shards.kept_rows(tensor, team_.rank()));
-    wanted.push_back({{found->second, rows.box, kept}, &tensor});
-  }
-  std::ranges::stable_sort(wanted, [](const Wanted &a, const Wanted &b) {
-    return std::tie(a.box.tensor, a.box.box.offset) < std::tie(b.box.tensor, b.box.box.offset);
-  });
-  std::vector<WantedBox> boxes;
-  for (const Wanted &one : wanted) boxes.push_back(one.box);
-  const auto counts =
-      reader.read(boxes, buffer_->bytes(), [&](uint32_t number, uint64_t to, std::span<const std::byte> elements) {
-        waiter_.poll();
-        model_.write(*wanted[number].tensor, to, *header.tensors[wanted[number].box.tensor].type, elements);
-      });
-  result_.wanted_bytes += counts.wanted;
-  result_.read_bytes += counts.read;
-}
-
 void Loading::read(const LoadPlan &plan) {
-  types_.clear();
-  for (const ManifestTensor &tensor : result_.manifest.tensors) types_[tensor.name] = tensor.type;
+  const std::function<void()> poll = [&] { waiter_.poll(); };
+  RowTaker taker(model_.shards, model_.write, poll);
   model_.begin();
-  for (const LoadedFile &file : plan.files) read_file(file);
+  for (const LoadedFile &file : plan.files) taker.take(open(result_.manifest.files[file.file]), file.rows);
+  result_.wanted_bytes = taker.wanted_bytes(), result_.read_bytes = taker.read_bytes();
 }
 
 LoadResult Loading::run() {

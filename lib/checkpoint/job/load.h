@@ -11,15 +11,11 @@
 #include <vector>
 
 #include "base/failure.h"
+#include "checkpoint/job/row_taker.h"
 #include "checkpoint/plan/load_plan.h"
 #include "comm/communicator.h"
 
 namespace fsdp::checkpoint {
-
-// Elements of a tensor, as the file has them, from element `first` of what this rank keeps of it. On the caller's
-// thread.
-using WriteKept = std::function<void(const KeptTensor &tensor, uint64_t first, const ElementType &type,
-                                     std::span<const std::byte> elements)>;
 
 struct LoadedModel {
   const ModelShards &shards;

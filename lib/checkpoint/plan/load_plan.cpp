@@ -15,8 +15,14 @@ namespace {
 
 using FileRows = std::map<uint32_t, std::vector<LoadedRows>>;
 
-// What each file has of the rows of `own`, a box of whole rows of the part's tensor.
-void add_files(const ManifestPart &part, uint32_t tensor, const Box &own, FileRows &files) {
+LoadedRows at(LoadedRows rows, const Box &box) {
+  rows.box = box;
+  return rows;
+}
+
+// What each file has of the rows that are wanted.
+void add_files(const ManifestPart &part, const LoadedRows &wanted, FileRows &files) {
+  const Box &own = wanted.kept;
   const bool scalar = own.shape.empty();
   const uint64_t first = scalar ? 0 : own.offset[0], end = scalar ? 1 : first + own.shape[0];
   uint64_t row = scalar ? 0 : part.box.offset[0];
@@ -29,19 +35,17 @@ void add_files(const ManifestPart &part, uint32_t tensor, const Box &own, FileRo
       Box stored = part.box;
       if (!scalar) stored.offset[0] = begin + i * cut.rows, stored.shape[0] = cut.rows;
       if (const auto common = intersect(own, stored))
-        files[cut.first_file + static_cast<uint32_t>(i)].push_back({tensor, *common});
+        files[cut.first_file + static_cast<uint32_t>(i)].push_back(at(wanted, *common));
     }
   }
 }
-
-bool is_float(const ElementType &type) { return type.dtype || type.name == "F64"; }
 
 // Empty, or how they differ.
 std::string difference(const KeptTensor &own, const ManifestTensor &stored) {
   if (!std::ranges::equal(own.shape(), stored.shape))
     return format_text("{} has shape [{}] here and [{}] in the checkpoint", quote_json(own.name),
                        fmt::join(own.shape(), ", "), fmt::join(stored.shape, ", "));
-  if (!is_float(*stored.type))
+  if (!is_converted(*stored.type))
     return format_text("{} is of {} here and of {} in the checkpoint, which is not converted", quote_json(own.name),
                        own.type->name, stored.type->name);
   return "";
@@ -65,7 +69,8 @@ LoadPlan plan_load(const ModelShards &shards, const Manifest &manifest, uint32_t
     } else if (std::string text = difference(own, *found->second); !text.empty()) {
       plan.other.push_back(std::move(text));
     } else if (const RowRange rows = shards.kept_rows(own, rank); rows.count > 0) {
-      for (const ManifestPart &part : found->second->parts) add_files(part, i, ModelShards::box_of(own, rows), files);
+      const LoadedRows wanted{i, own.name, found->second->type, {}, ModelShards::box_of(own, rows)};
+      for (const ManifestPart &part : found->second->parts) add_files(part, wanted, files);
     }
   }
   for (const ManifestTensor &tensor : manifest.tensors)

@@ -12,14 +12,20 @@
 
 namespace fsdp::checkpoint {
 
-// Rows of a tensor that are in one file.
+// A box of a tensor that is in one file, and where its elements go: in their order behind each other from `first` on,
+// or transposed, of a matrix whose columns are the model's rows.
 struct LoadedRows {
-  uint32_t tensor;  // in ModelShards::tensors()
-  Box box;          // in the checkpoint's tensor
+  uint32_t tensor;          // in ModelShards::tensors()
+  std::string name;         // in the file
+  const ElementType *type;  // ... of which it must be there
+  Box box;                  // in the stored tensor
+  Box kept;                 // what this rank takes of the stored tensor, of this file and of others
+  uint64_t first = 0;       // element of what the rank keeps
+  bool transposed = false;
 };
 
 struct LoadedFile {
-  uint32_t file;  // in the manifest
+  uint32_t file;  // in the manifest, or of those that were given
   std::vector<LoadedRows> rows;
 };
 

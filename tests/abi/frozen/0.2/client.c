@@ -374,6 +374,7 @@ static void (*const every_call[])(void) = {
     (void (*)(void))fsdp_load_chunk,
     (void (*)(void))fsdp_load_param,
     (void (*)(void))fsdp_load_state,
+    (void (*)(void))fsdp_load_weights,
     (void (*)(void))fsdp_prefetch,
     (void (*)(void))fsdp_prepare_replay,
     (void (*)(void))fsdp_publish_weights,

@@ -1244,6 +1244,41 @@ typedef struct fsdp_loaded {
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load(fsdp_model *model, const char *folder, const fsdp_load_options *options,
                                           fsdp_loaded *loaded);
 
+enum {
+  FSDP_RENAME_TRANSPOSED = 1u << 30 /* theirs is a matrix whose columns are our rows, as GPT-2's Conv1D has it */
+};
+
+/** Where a weight of somebody else's files goes. May grow: it comes with a stride. */
+typedef struct fsdp_rename {
+  const char *theirs; /* a tensor's name in the files; one '*' in it stands for any text */
+  const char *ours;   /* the parameter's; a '*' in it stands for the same text */
+  uint64_t from_row;  /* the first row of theirs, as it is when it was transposed */
+  uint64_t to_row;    /* the row of ours that it becomes */
+  uint64_t row_count; /* 0: all that theirs has from from_row on */
+  uint32_t flags;     /* FSDP_RENAME_* */
+  uint32_t reserved;  /* must be 0 */
+} fsdp_rename;
+
+/**
+ * Load weights alone, out of safetensors files of anybody: path is such a file, or a folder with several of them, with
+ * Hugging Face's index (model.safetensors.index.json) or without, as PyTorch's distributed checkpoint writes them, too;
+ * or a checkpoint of libfsdp or a folder of them. Names are ours unless renames say otherwise. A tensor that several
+ * renames match goes to all of them: a fused one to its parts, a shared one to both of its names; parts that are fused
+ * here are several renames with a to_row each. Every row of a parameter must come once.
+ *
+ * F64, F32, F16 and BF16 are converted to what the model keeps, rounded to nearest even. Each rank reads what it keeps,
+ * in blocks of 1 MiB; a transposed matrix takes memory for this rank's part of it meanwhile. Files of libfsdp are
+ * verified, others have no sums. States and AdamW's number of steps stay. Of the flags count ALLOW_MISSING and
+ * ALLOW_UNEXPECTED; renames may be NULL. *loaded (may be NULL): its two numbers of bytes.
+ *
+ * All or nothing, as fsdp_load. Collective: the mesh; the same renames and flags on every rank. Blocks: the disk and
+ * peers. Window: inside. Errors: as fsdp_load; INVALID_ARGUMENT also lists rows that come twice or not at all, and
+ * shapes that do not fit. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_load_weights(fsdp_model *model, const char *path, const fsdp_rename *renames,
+                                                  uint64_t rename_count, uint64_t rename_stride,
+                                                  const fsdp_load_options *options, fsdp_loaded *loaded);
+
 /* ---- CUDA graphs --------------------------------------------------------------------------------------------- */
 
 /** A part of a step that was captured into a CUDA graph. Give it back with fsdp_destroy_capture. */

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/plan/weight_plan.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <unordered_map>
+
+#include "base/error.h"
+#include "base/json.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+// The text that the '*' of a pattern stands for in a name; "" where it has none and is the name; nothing: no match.
+std::optional<std::string> match(const std::string &pattern, const std::string &name) {
+  const size_t star = pattern.find('*');
+  if (star == pattern.npos) return pattern == name ? std::optional<std::string>("") : std::nullopt;
+  const std::string_view before = std::string_view(pattern).substr(0, star),
+                         behind = std::string_view(pattern).substr(star + 1);
+  if (name.size() < before.size() + behind.size() || !name.starts_with(before) || !name.ends_with(behind))
+    return std::nullopt;
+  return name.substr(before.size(), name.size() - before.size() - behind.size());
+}
+
+std::string fill(std::string pattern, const std::string &text) {
+  if (const size_t star = pattern.find('*'); star != pattern.npos) pattern.replace(star, 1, text);
+  return pattern;
+}
+
+// A tensor of theirs, in however many boxes.
+struct Theirs {
+  const ElementType *type = nullptr;
+  std::vector<uint64_t> shape;
+  std::vector<std::pair<uint32_t, const Box *>> boxes;  // in which file
+};
+
+// Rows [to_row, to_row + row_count) of ours.
+struct Use {
+  Rename rename;  // with the rows counted
+  const Theirs *theirs;
+  std::string name;  // theirs
+};
+
+// Sorted by their first row, boxes that may overlap are near each other.
+void check_boxes(const std::string &name, Theirs &theirs) {
+  const auto first = [](const auto &one) { return one.second->offset.empty() ? 0 : one.second->offset[0]; };
+  std::ranges::stable_sort(theirs.boxes, {}, first);
+  uint64_t count = 0;
+  for (size_t i = 0; i < theirs.boxes.size(); ++i) {
+    const Box &box = *theirs.boxes[i].second;
+    count += box.count();
+    const uint64_t end = box.offset.empty() ? 1 : box.offset[0] + box.shape[0];
+    for (size_t j = i + 1; j < theirs.boxes.size() && first(theirs.boxes[j]) < end; ++j)
+      if (intersect(box, *theirs.boxes[j].second))
+        fail(FSDP_INVALID_ARGUMENT, "tensor {} comes twice, in two files or more", quote_json(name));
+  }
+  if (count != whole(theirs.shape).count())
+    fail(FSDP_INVALID_ARGUMENT, "tensor {} of shape [{}] is not whole: its files have {} of its elements",
+         quote_json(name), fmt::join(theirs.shape, ", "), count);
+}
+
+std::map<std::string, Theirs> collect(std::span<const StoredFile> files) {
+  std::map<std::string, Theirs> all;
+  for (uint32_t f = 0; f < files.size(); ++f)
+    for (const StoredBox &one : files[f].boxes) {
+      Theirs &theirs = all[one.name];
+      if (theirs.type && (theirs.type != one.type || theirs.shape.size() != one.box.shape.size()))
+        fail(FSDP_INVALID_ARGUMENT, "tensor {} is not the same in all files that have it", quote_json(one.name));
+      theirs.type = one.type;
+      theirs.shape.resize(one.box.shape.size());
+      for (size_t d = 0; d < theirs.shape.size(); ++d)
+        theirs.shape[d] = std::max(theirs.shape[d], one.box.offset[d] + one.box.shape[d]);
+      theirs.boxes.emplace_back(f, &one.box);
+    }
+  for (auto &[name, theirs] : all) check_boxes(name, theirs);
+  return all;
+}
+
+uint64_t rows_of(std::span<const uint64_t> shape) { return shape.empty() ? 1 : shape[0]; }
+
+std::vector<uint64_t> as_seen(const Theirs &theirs, const Rename &rename) {
+  std::vector<uint64_t> shape = theirs.shape;
+  if (rename.transposed) std::ranges::reverse(shape);
+  return shape;
+}
+
+class WeightPlanner {
+ public:
+  WeightPlanner(const ModelShards &shards, std::span<const StoredFile> files, std::span<const Rename> renames)
+      : shards_(shards), renames_(renames), theirs_(collect(files)) {
+    for (uint32_t i = 0; i < shards.tensors().size(); ++i)
+      if (shards.tensors()[i].kind == ShardKind::weights) numbers_[shards.tensors()[i].name] = i;
+  }
+
+  LoadPlan plan(uint32_t rank) {
+    for (const auto &[name, theirs] : theirs_) find_uses(name, theirs);
+    for (uint32_t i = 0; i < shards_.tensors().size(); ++i)
+      if (shards_.tensors()[i].kind == ShardKind::weights) plan_tensor(i, rank);
+    for (auto &[file, rows] : files_) plan_.files.push_back({file, std::move(rows)});
+    return std::move(plan_);
+  }
+
+ private:
+  void find_uses(const std::string &name, const Theirs &theirs);
+  void use(const std::string &ours, Use use);
+  std::string difference(const KeptTensor &own, const Use &use) const;
+  bool covers(const KeptTensor &own, std::vector<Use> &uses);
+  void plan_tensor(uint32_t number, uint32_t rank);
+  void take(uint32_t number, const Use &use, const RowRange &kept);
+
+  const ModelShards &shards_;
+  std::span<const Rename> renames_;
+  std::map<std::string, Theirs> theirs_;
+  std::unordered_map<std::string_view, uint32_t> numbers_;  // of our weights
+  std::map<uint32_t, std::vector<Use>> uses_;               // by our number
+  std::map<uint32_t, std::vector<LoadedRows>> files_;
+  LoadPlan plan_;
+};
+
+void WeightPlanner::find_uses(const std::string &name, const Theirs &theirs) {
+  bool renamed = false;
+  for (const Rename &rename : renames_)
+    if (const auto text = match(rename.theirs, name)) {
+      renamed = true;
+      use(fill(rename.ours, *text), {rename, &theirs, name});
+    }
+  if (!renamed) use(name, {{}, &theirs, name});
+}
+
+void WeightPlanner::use(const std::string &ours, Use use) {
+  const auto found = numbers_.find(ours);
+  if (found == numbers_.end()) {
+    plan_.unexpected.push_back(use.name);
+    return;
+  }
+  const KeptTensor &own = shards_.tensors()[found->second];
+  if (std::string text = difference(own, use); !text.empty()) {
+    plan_.other.push_back(std::move(text));
+    return;
+  }
+  const uint64_t rows = rows_of(as_seen(*use.theirs, use.rename));
+  if (!use.rename.row_count) use.rename.row_count = rows - use.rename.from_row;
+  uses_[found->second].push_back(std::move(use));
+}
+
+// Empty, or why theirs cannot be those rows of ours.
+std::string WeightPlanner::difference(const KeptTensor &own, const Use &use) const {
+  const Rename &rename = use.rename;
+  const auto theirs = [&](std::string_view what) {
+    return format_text("{} has shape [{}] here; {} has [{}]{}, {}", quote_json(own.name), fmt::join(own.shape(), ", "),
+                       quote_json(use.name), fmt::join(use.theirs->shape, ", "), rename.transposed ? " transposed" : "",
+                       what);
+  };
+  if (!is_converted(*use.theirs->type))
+    return format_text("{} is of {}, which is not converted", quote_json(use.name), use.theirs->type->name);
+  if (rename.transposed && use.theirs->shape.size() != 2) return theirs("and only matrices are transposed");
+  const std::vector<uint64_t> seen = as_seen(*use.theirs, rename);
+  const uint64_t rows = rows_of(seen), own_rows = rows_of(own.shape());
+  if (seen.size() != own.shape().size() ||
+      !std::equal(seen.begin() + !seen.empty(), seen.end(), own.shape().begin() + !seen.empty()))
+    return theirs("whose rows are others");
+  if (rename.from_row >= rows || rename.row_count > rows - rename.from_row)
+    return theirs(format_text("not {} rows from {} on", rename.row_count, rename.from_row));
+  const uint64_t count = rename.row_count ? rename.row_count : rows - rename.from_row;
+  if (rename.to_row >= own_rows || count > own_rows - rename.to_row)
+    return theirs(format_text("and {} rows do not go to {}", count, rename.to_row));
+  return "";
+}
+
+// Each row comes from one place.
+bool WeightPlanner::covers(const KeptTensor &own, std::vector<Use> &uses) {
+  std::ranges::sort(uses, {}, [](const Use &use) { return use.rename.to_row; });
+  uint64_t next = 0;
+  for (const Use &use : uses) {
+    if (use.rename.to_row != next) {
+      const bool twice = use.rename.to_row < next;
+      plan_.other.push_back(format_text(
+          "rows {} to {} of {} come {}", std::min(next, use.rename.to_row), std::max(next, use.rename.to_row),
+          quote_json(own.name), twice ? format_text("twice, also from {}", quote_json(use.name)) : "from nowhere"));
+      return false;
+    }
+    next += use.rename.row_count;
+  }
+  if (next == rows_of(own.shape())) return true;
+  plan_.other.push_back(
+      format_text("rows {} to {} of {} come from nowhere", next, rows_of(own.shape()), quote_json(own.name)));
+  return false;
+}
+
+void WeightPlanner::plan_tensor(uint32_t number, uint32_t rank) {
+  const KeptTensor &own = shards_.tensors()[number];
+  const auto uses = uses_.find(number);
+  if (uses == uses_.end()) {
+    plan_.missing.push_back(own.name);
+    return;
+  }
+  if (!covers(own, uses->second)) return;
+  const RowRange kept = shards_.kept_rows(own, rank);
+  for (const Use &use : uses->second) take(number, use, kept);
+}
+
+void WeightPlanner::take(uint32_t number, const Use &use, const RowRange &kept) {
+  const Rename &rename = use.rename;
+  const uint64_t begin = std::max(kept.first, rename.to_row),
+                 end = std::min(kept.first + kept.count, rename.to_row + rename.row_count);
+  if (begin >= end) return;
+  const KeptTensor &own = shards_.tensors()[number];
+  const uint64_t row = own.param->element_count / rows_of(own.shape());
+  LoadedRows rows{
+      number, use.name, use.theirs->type, {}, whole(use.theirs->shape), (begin - kept.first) * row, rename.transposed};
+  if (const size_t axis = rename.transposed ? 1 : 0; !rows.kept.shape.empty())
+    rows.kept.offset[axis] = begin - rename.to_row + rename.from_row, rows.kept.shape[axis] = end - begin;
+  for (const auto &[file, box] : use.theirs->boxes)
+    if (const auto common = intersect(rows.kept, *box)) {
+      rows.box = *common;
+      files_[file].push_back(rows);
+    }
+}
+
+}  // namespace
+
+void check_renames(std::span<const Rename> renames, std::string_view call) {
+  for (size_t i = 0; i < renames.size(); ++i) {
+    const Rename &rename = renames[i];
+    const auto stars = [](const std::string &text) { return std::ranges::count(text, '*'); };
+    if (stars(rename.theirs) > 1 || stars(rename.ours) > stars(rename.theirs))
+      fail(FSDP_INVALID_ARGUMENT, "{}: renames[{}]: {} to {}: one '*' in theirs, and then one or none in ours", call, i,
+           quote_json(rename.theirs), quote_json(rename.ours));
+  }
+}
+
+LoadPlan plan_weights(const ModelShards &shards, std::span<const StoredFile> files, std::span<const Rename> renames,
+                      uint32_t rank) {
+  return WeightPlanner(shards, files, renames).plan(rank);
+}
+
+}  // namespace fsdp::checkpoint
