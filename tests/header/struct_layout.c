@@ -214,3 +214,34 @@ AT(fsdp_grad, data, 0);
 AT(fsdp_grad, element_count, 8);
 AT(fsdp_grad, dtype, 16);
 AT(fsdp_grad, reserved, 20);
+
+
+SIZE(fsdp_save_options, 24);
+AT(fsdp_save_options, struct_size, 0);
+AT(fsdp_save_options, step, 8);
+AT(fsdp_save_options, keep, 16);
+AT(fsdp_save_options, flags, 20);
+
+SIZE(fsdp_load_options, 16);
+AT(fsdp_load_options, struct_size, 0);
+AT(fsdp_load_options, flags, 8);
+AT(fsdp_load_options, reserved, 12);
+
+SIZE(fsdp_loaded, 80);
+AT(fsdp_loaded, struct_size, 0);
+AT(fsdp_loaded, step, 8);
+AT(fsdp_loaded, sequence, 16);
+AT(fsdp_loaded, wanted_bytes, 24);
+AT(fsdp_loaded, read_bytes, 32);
+AT(fsdp_loaded, ranks, 40);
+AT(fsdp_loaded, passed_over, 44);
+AT(fsdp_loaded, name, 48);
+
+SIZE(fsdp_rename, 48);
+AT(fsdp_rename, theirs, 0);
+AT(fsdp_rename, ours, 8);
+AT(fsdp_rename, from_row, 16);
+AT(fsdp_rename, to_row, 24);
+AT(fsdp_rename, row_count, 32);
+AT(fsdp_rename, flags, 40);
+AT(fsdp_rename, reserved, 44);
