@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -338,6 +339,44 @@ TEST_F(Checkpoint, ThatIsDamagedIsPassedOverOnlyOnRequest) {
       std::ranges::count_if(
           lines, [](const std::string &line) { return line.find("fsdp_load: passed over: ") != std::string::npos; }),
       3);
+}
+
+// Three ranks have 32 rows each, and write a file of a page of data each; two ranks, of blocks of 32 rows or of any
+// rows, read no more of them than they keep, but for the rest of a block.
+TEST_F(Checkpoint, IsReadByThoseBytesThatAreKept) {
+  const auto setup_of = [](uint32_t ranks, fsdp_granule granule) {
+    Scenario setup = harness::scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks);
+    setup.groups = {{"g", {{"w", {96, 32}, FSDP_FLOAT32, 0, granule, granule == FSDP_GRANULE_BLOCK ? 32u : 0u}}}};
+    return setup;
+  };
+  run(setup_of(3, FSDP_GRANULE_BLOCK), "saved", [&](Rank &rank) {
+    rank.load();
+    FSDP(save(rank, path, 1));
+  });
+  for (int file = 1; file <= 3; ++file) {
+    const std::string name = "shard-0000" + std::to_string(file) + "-model-00001-of-00001.safetensors";
+    const std::string text = files("step-0000000001").at(name);
+    uint64_t length = 0;
+    std::memcpy(&length, text.data(), sizeof length);
+    EXPECT_EQ(length + sizeof length, 4096u);
+    EXPECT_EQ(text.size(), 4096u + 4096u);
+    const std::string offsets = R"(\"saved_offsets\":[)" + std::to_string(32 * (file - 1)) + ",0]";
+    EXPECT_NE(text.find(offsets), std::string::npos) << text.substr(0, 400);
+  }
+  struct Case {
+    fsdp_granule granule;
+    uint64_t wanted[2], read[2];  // by rank
+  };
+  // A block of 1 MiB is the whole of a file here. By rows the second file is read by both.
+  for (const Case &one :
+       {Case{FSDP_GRANULE_BLOCK, {8192, 4096}, {8192, 4096}}, {FSDP_GRANULE_ROW, {6144, 6144}, {8192, 8192}}})
+    run(setup_of(2, one.granule), "loaded", [&](Rank &rank) {
+      fsdp_loaded loaded = FSDP_LOADED_INIT;
+      FSDP(load(rank, path, FSDP_LOAD_WEIGHTS_ONLY, &loaded));
+      REQUIRE(loaded.wanted_bytes == one.wanted[rank.rank]);
+      REQUIRE(loaded.read_bytes == one.read[rank.rank]);
+      FSDP(fsdp_publish_weights(rank.model, stream()));
+    });
 }
 
 // States stay as they are, and so does AdamW's number of steps.

@@ -215,7 +215,6 @@ AT(fsdp_grad, element_count, 8);
 AT(fsdp_grad, dtype, 16);
 AT(fsdp_grad, reserved, 20);
 
-
 SIZE(fsdp_save_options, 24);
 AT(fsdp_save_options, struct_size, 0);
 AT(fsdp_save_options, step, 8);
