@@ -3,8 +3,11 @@
  * frozen_base: a frozen base that every rank keeps whole, and a small adapter (LoRA of rank 1) that is trained sharded.
  *
  *   fsdp-run -n 2 frozen_base
+ *   fsdp-run -n 2 frozen_base DIR STEP    on from DIR's newest checkpoint up to that step, and saved there
  */
+#include <inttypes.h>
 #include <math.h>
+#include <stdlib.h>
 
 #include "check.h"
 
@@ -36,7 +39,25 @@ static float train(fsdp_model *model, fsdp_group *base, fsdp_group *adapter) {
   return loss;
 }
 
-int main(void) {
+/* The first weights; or those of an earlier run, the frozen base among them, and AdamW's states. */
+static uint64_t start(fsdp_model *model, fsdp_group *base, fsdp_group *adapter, const char *folder) {
+  fsdp_loaded loaded = FSDP_LOADED_INIT;
+  fsdp_load_options options = FSDP_LOAD_OPTIONS_INIT;
+  options.flags = FSDP_LOAD_IF_ANY;
+  if (folder) check(fsdp_load(model, folder, &options, &loaded));
+  if (!loaded.name[0]) {
+    float data[COUNT];
+    for (int i = 0; i < COUNT; ++i) data[i] = (float)i;
+    check(fsdp_load_param(base, 0, data, FSDP_FLOAT32, COUNT, FSDP_EVERY_RANK, 0));
+    for (int i = 0; i < SIZE; ++i) data[i] = 1.0f;
+    check(fsdp_load_param(adapter, 0, data, FSDP_FLOAT32, SIZE, FSDP_EVERY_RANK, 0)); /* down starts as zeros */
+  }
+  check(fsdp_publish_weights(model, NULL));
+  return loaded.step;
+}
+
+int main(int argc, char **argv) {
+  const char *folder = argc > 2 ? argv[1] : NULL;
   fsdp_context *context = NULL;
   fsdp_model *model = NULL;
   fsdp_group *base = NULL, *adapter = NULL;
@@ -56,15 +77,18 @@ int main(void) {
   check(fsdp_create_group(model, "adapter", params, 2, sizeof *params, NULL, &adapter));
   check(fsdp_seal_model(model));
 
-  float data[COUNT];
-  for (int i = 0; i < COUNT; ++i) data[i] = (float)i;
-  check(fsdp_load_param(base, 0, data, FSDP_FLOAT32, COUNT, FSDP_EVERY_RANK, 0));
-  for (int i = 0; i < SIZE; ++i) data[i] = 1.0f;
-  check(fsdp_load_param(adapter, 0, data, FSDP_FLOAT32, SIZE, FSDP_EVERY_RANK, 0)); /* down starts as zeros */
-  check(fsdp_publish_weights(model, NULL));
-
+  uint64_t step = start(model, base, adapter, folder);
+  const uint64_t end = folder ? strtoull(argv[2], NULL, 10) : STEPS;
   float loss = 0.0f;
-  for (int step = 0; step < STEPS; ++step) loss = train(model, base, adapter);
+  for (; step < end; ++step) loss = train(model, base, adapter);
+  if (folder && end < STEPS) {
+    check(fsdp_save(model, folder, NULL));
+    check(fsdp_close_context(context));
+    fsdp_destroy_model(model);
+    fsdp_destroy_context(context);
+    if (rank == 0) printf("frozen_base: saved after step %" PRIu64 "\n", end);
+    return 0;
+  }
   int wrong = !(loss < 1e-3f);
   const float *b = view(base, 0);
   for (int i = 0; i < COUNT; ++i) wrong += b[i] != (float)i;
@@ -72,6 +96,7 @@ int main(void) {
   fsdp_destroy_model(model);
   fsdp_destroy_context(context);
   if (wrong) return fprintf(stderr, "rank %u: loss %g, %d wrong\n", rank, loss, wrong), 1;
+  if (rank == 0 && folder) printf("frozen_base: loss %.9g\n", (double)loss);
   if (rank == 0) printf("frozen_base: ok, the adapter has learned, the base is untouched\n");
   return 0;
 }

@@ -3,8 +3,11 @@
  * own_optimizer: SGD with momentum, written here, over the shards that this rank owns.
  *
  *   fsdp-run -n 2 own_optimizer
+ *   fsdp-run -n 2 own_optimizer DIR STEP    on from DIR's newest checkpoint up to that step, and saved there
  */
+#include <inttypes.h>
 #include <math.h>
+#include <stdlib.h>
 
 #include "check.h"
 
@@ -40,7 +43,17 @@ static void step_momentum(fsdp_model *model, float lr) {
   }
 }
 
-int main(void) {
+/* The number of steps that an earlier run has made and saved, momentum and all. */
+static uint64_t go_on(fsdp_model *model, const char *folder) {
+  fsdp_load_options options = FSDP_LOAD_OPTIONS_INIT;
+  fsdp_loaded loaded = FSDP_LOADED_INIT;
+  options.flags = FSDP_LOAD_IF_ANY;
+  check(fsdp_load(model, folder, &options, &loaded));
+  return loaded.step;
+}
+
+int main(int argc, char **argv) {
+  const char *folder = argc > 2 ? argv[1] : NULL;
   fsdp_context *context = NULL;
   fsdp_model *model = NULL;
   fsdp_group *group = NULL;
@@ -58,13 +71,24 @@ int main(void) {
   check(fsdp_add_optimizer_state(model, "momentum", FSDP_FLOAT32));
   check(fsdp_create_group(model, "layer", &param, 1, sizeof param, NULL, &group));
   check(fsdp_seal_model(model)); /* weights start as zeros */
+  uint64_t step = folder ? go_on(model, folder) : 0;
   check(fsdp_publish_weights(model, NULL));
 
-  for (int step = 0; step < STEPS; ++step) {
+  const uint64_t end = folder ? strtoull(argv[2], NULL, 10) : STEPS;
+  for (; step < end; ++step) {
     backward(group, (float)rank - (float)(world_size - 1) / 2.0f);
     check(fsdp_finish_grads(model, 1.0, 0, NULL)); /* opens the update window */
     step_momentum(model, 0.1f);
     check(fsdp_publish_weights(model, NULL)); /* closes it */
+  }
+
+  if (folder && end < STEPS) {
+    check(fsdp_save(model, folder, NULL)); /* its number is that of the updates that were published */
+    check(fsdp_close_context(context));
+    fsdp_destroy_model(model);
+    fsdp_destroy_context(context);
+    if (rank == 0) printf("own_optimizer: saved after step %" PRIu64 "\n", end);
+    return 0;
   }
 
   float result[COUNT], worst = 0.0f;
@@ -74,6 +98,7 @@ int main(void) {
   fsdp_destroy_model(model);
   fsdp_destroy_context(context);
   if (!(worst < 0.1f)) return fprintf(stderr, "rank %u: off by %g\n", rank, worst), 1;
+  if (rank == 0 && folder) printf("own_optimizer: off by %.9g\n", (double)worst);
   if (rank == 0) printf("own_optimizer: ok, the target is reached with momentum\n");
   return 0;
 }

@@ -33,4 +33,16 @@ for name in shard_and_gather own_optimizer flat_step frozen_base pipeline_1f1b; 
   [ $name = pipeline_1f1b ] || check "$name alone" ends_well "$examples/$name"
   check "$name with 3 processes" ends_well "$run" -n 3 --no-prefix "$examples/$name"
 done
+# Saved on the way, and gone on with: the same last digits as in one go.
+enter_scratch
+for name in own_optimizer frozen_base; do
+  steps=150
+  [ $name = frozen_base ] && steps=400
+  expected=$(output "$run" -n 2 --no-prefix "$examples/$name" "$name-straight" $steps)
+  first=$(output "$run" -n 2 --no-prefix "$examples/$name" "$name" 60)
+  check "$name is saved" equal "$first" "$name: saved after step 60"
+  check "... as that step" equal "$(ls "$name")" step-0000000060
+  check '... and goes on' equal "$(output "$run" -n 2 --no-prefix "$examples/$name" "$name" $steps)" "$expected"
+  check '... as it would have' contains "$expected" "$name: ok, "
+done
 finish
