@@ -45,4 +45,16 @@ for name in own_optimizer frozen_base; do
   check '... and goes on' equal "$(output "$run" -n 2 --no-prefix "$examples/$name" "$name" $steps)" "$expected"
   check '... as it would have' contains "$expected" "$name: ok, "
 done
+# A folder of somebody else's model, on any number of ranks: the logits that check.py computes by itself.
+source=$here/../../examples/load_hf
+check 'make_folder.py makes a folder' python3 "$source/make_folder.py" gpt2
+"$run" -n 1 --no-prefix "$examples/load_hf" gpt2 5 17 42 95 0 >logits 2>&1
+check 'load_hf computes the right logits' python3 "$source/check.py" gpt2 logits 5 17 42 95 0
+expected=$(cat logits)
+for ranks in 2 3; do
+  check "... the same on $ranks ranks" equal "$("$run" -n $ranks --no-prefix "$examples/load_hf" gpt2 5 17 42 95 0 2>&1)" "$expected"
+done
+rm gpt2/model-00002-of-00002.safetensors
+check 'load_hf names the file that is missing' contains "$("$run" -n 2 --no-prefix "$examples/load_hf" gpt2 5 2>&1)" \
+  'gpt2/model-00002-of-00002.safetensors: cannot be opened: No such file'
 finish
