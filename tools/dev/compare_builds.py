@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-MODEL = ["--layers", "2", "--width", "64", "--heads", "2", "--context", "32", "--batch", "8", "--steps", "12", "--quiet"]
+MODEL = ["--layers", "2", "--width", "64", "--heads", "2", "--context", "32", "--batch", "16", "--steps", "12", "--quiet"]
 WAYS = {
     "no shard": ["--strategy", "no_shard"],
     "optim": ["--strategy", "optim"],
