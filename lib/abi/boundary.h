@@ -89,9 +89,9 @@ void run_call(engine::Model &model, const char *name, Body &&body) {
 // A call of a model; those that only read take the handle as const.
 template <class Handle, class Body>
 fsdp_status in_model(Handle *handle, const char *name, Body &&body) noexcept {
-  std::shared_ptr<HandledModel> model;
+  Pinned<HandledModel> model;
   try {
-    model = acquire(handle, name);
+    model = pin(handle, name);
     engine::CallScope scope(model->context(), name);
     run_call(*model, name, [&] { body(*model); });
     scope.done();
@@ -104,21 +104,20 @@ fsdp_status in_model(Handle *handle, const char *name, Body &&body) noexcept {
 // The body gets the sealed, running group.
 template <class Body>
 fsdp_status in_group(fsdp_group *handle, const char *name, Body &&body) noexcept {
-  HandledGroup found;
+  Pinned<HandledModel> model;
   try {
-    found = acquire_group(handle, name);
-    HandledModel &model = *found.model;
-    engine::CallScope scope(model.context(), name);
-    run_call(model, name, [&] {
-      engine::Runtime &runtime = model.runtime(name);
-      engine::Group &group = runtime.groups[found.index];
-      model.context().flight().describe(group.flight_name);
-      body(model, runtime, group);
+    model = pin(handle, name);
+    engine::CallScope scope(model->context(), name);
+    run_call(*model, name, [&] {
+      engine::Runtime &runtime = model->runtime(name);
+      engine::Group &group = runtime.groups[model.number()];
+      model->context().flight().describe(group.flight_name);
+      body(*model, runtime, group);
     });
     scope.done();
     return FSDP_OK;
   } catch (...) {
-    return report_current(found.model ? &found.model->context() : nullptr);
+    return report_current(model ? &model->context() : nullptr);
   }
 }
 

@@ -3,7 +3,6 @@
 
 #include <bit>
 #include <new>
-#include <thread>
 
 #include "base/error.h"
 
@@ -48,7 +47,7 @@ uint64_t HandleTable::pop_free() noexcept {
   return 0;
 }
 
-void HandleTable::push_free(uint64_t index) noexcept {
+void HandleTable::push_free(uint64_t index) const noexcept {
   uint64_t head = free_.load(), mine = 0;
   do {
     slot_at(index).next.store(static_cast<uint32_t>(head));
@@ -81,16 +80,33 @@ uint64_t HandleTable::add(HandleKind kind, std::shared_ptr<void> object, uint32_
   return handle;
 }
 
-// First the reader shows itself, then it looks whether the handle is alive; remove does these in the other order. So
-// one of the two sees the other.
-HandleTable::FoundObject HandleTable::find(uint64_t handle, HandleKind kind) const noexcept {
+// First the call shows itself, then it looks whether the handle is alive; remove does these in the other order. So one
+// of the two sees the other.
+HandleTable::HandleSlot *HandleTable::pin_slot(uint64_t handle, HandleKind kind) const noexcept {
   HandleSlot *const slot = slot_of(handle);
-  if (!slot || kind_in(handle) != kind) return {};
-  FoundObject found;
-  slot->readers.fetch_add(1);
-  if (slot->handle.load() == handle) found = {slot->object, slot->number};
-  slot->readers.fetch_sub(1);
-  return found;
+  if (!slot || kind_in(handle) != kind) return nullptr;
+  slot->pins.fetch_add(1);
+  if (slot->handle.load() == handle) return slot;
+  unpin(*slot);
+  return nullptr;
+}
+
+// Who has let go last clears what was removed; of a late visitor, whose handle is dead, and that one only one can.
+void HandleTable::unpin(HandleSlot &slot) const noexcept {
+  if (slot.pins.fetch_sub(1) != (removed | 1)) return;
+  uint32_t last = removed;
+  if (slot.pins.compare_exchange_strong(last, 0)) clear(slot);
+}
+
+void HandleTable::clear(HandleSlot &slot) const noexcept {
+  const uint64_t handle = slot.handle.load();
+  const std::shared_ptr<void> object = std::move(slot.object);
+  if (generation_of(handle) < last_generation_) push_free(index_of(handle));
+}
+
+HandleTable::FoundObject HandleTable::find(uint64_t handle, HandleKind kind) const noexcept {
+  const Pin pinned(*this, pin_slot(handle, kind));
+  return pinned.object() ? FoundObject{slot_of(handle)->object, pinned.number()} : FoundObject{};
 }
 
 bool HandleTable::end(HandleSlot &slot, uint64_t handle, HandleKind kind) noexcept {
@@ -98,12 +114,11 @@ bool HandleTable::end(HandleSlot &slot, uint64_t handle, HandleKind kind) noexce
 }
 
 std::shared_ptr<void> HandleTable::remove(uint64_t handle, HandleKind kind) noexcept {
-  HandleSlot *const slot = slot_of(handle);
+  const Pin pinned(*this, pin_slot(handle, kind));
+  HandleSlot *const slot = pinned.object() ? slot_of(handle) : nullptr;
   if (!slot || !end(*slot, handle, kind)) return nullptr;
-  while (slot->readers.load()) std::this_thread::yield();
-  std::shared_ptr<void> object = std::move(slot->object);
-  if (generation_of(handle) < last_generation_) push_free(index_of(handle));
-  return object;
+  slot->pins.fetch_or(removed);
+  return slot->object;
 }
 
 void HandleTable::forget(uint64_t handle, HandleKind kind) noexcept {

@@ -102,6 +102,30 @@ std::shared_ptr<ObjectOf<Handle>> find(Handle *handle) noexcept {
       handle_table().find(number_of(handle), TraitsOf<Handle>::kind).object);
 }
 
+// ... as long as this lives, and its handle may be destroyed meanwhile.
+template <class Object>
+class Pinned {
+ public:
+  Pinned() = default;
+  explicit Pinned(HandleTable::Pin pin) noexcept : pin_(std::move(pin)) {}
+  explicit operator bool() const noexcept { return pin_.object(); }
+  Object &operator*() const noexcept { return *static_cast<Object *>(pin_.object()); }
+  Object *operator->() const noexcept { return static_cast<Object *>(pin_.object()); }
+  uint32_t number() const noexcept { return pin_.number(); }
+
+ private:
+  HandleTable::Pin pin_;
+};
+
+// For the length of a call; INVALID_HANDLE if it is no such handle.
+template <class Handle>
+Pinned<ObjectOf<Handle>> pin(Handle *handle, const char *call) {
+  Pinned<ObjectOf<Handle>> pinned(handle_table().pin(number_of(handle), TraitsOf<Handle>::kind));
+  if (!pinned) [[unlikely]]
+    refuse_handle(handle, call, TraitsOf<Handle>::name);
+  return pinned;
+}
+
 // The same; INVALID_HANDLE if it is none.
 template <class Handle>
 std::shared_ptr<ObjectOf<Handle>> acquire(Handle *handle, const char *call) {

@@ -115,6 +115,35 @@ TEST(HandleTable, Grows) {
   }
 }
 
+// A call keeps what it uses, and keeps nobody from destroying the handle; the last call to end gives it back.
+TEST(HandleTable, WhatIsPinnedLivesAsLongAsThePins) {
+  HandleTable table;
+  auto mine = object();
+  const std::weak_ptr<void> watch = mine;
+  const void *const address = mine.get();
+  const uint64_t handle = table.add(HandleKind::group, std::move(mine), 7);
+  {
+    HandleTable::Pin first = table.pin(handle, HandleKind::group);
+    EXPECT_EQ(first.object(), address);
+    EXPECT_EQ(first.number(), 7u);
+    HandleTable::Pin second;
+    EXPECT_FALSE(second.object());
+    second = table.pin(handle, HandleKind::group);
+    EXPECT_FALSE(table.pin(handle, HandleKind::model).object());
+    EXPECT_TRUE(table.remove(handle, HandleKind::group));  // returns, though there are pins
+    EXPECT_FALSE(table.pin(handle, HandleKind::group).object());
+    EXPECT_FALSE(table.remove(handle, HandleKind::group));
+    table.add(HandleKind::group, object());
+    EXPECT_EQ(table.slot_count(), 2u);  // the slot is not free yet
+    first = HandleTable::Pin();
+    EXPECT_FALSE(watch.expired());
+    EXPECT_EQ(second.object(), address);
+  }
+  EXPECT_TRUE(watch.expired());
+  table.add(HandleKind::group, object());
+  EXPECT_EQ(table.slot_count(), 2u);  // now it was
+}
+
 // Whoever finds a handle gets its object and no other; exactly one remove gets it.
 TEST(HandleTable, OnManyThreads) {
   HandleTable table;
@@ -130,6 +159,11 @@ TEST(HandleTable, OnManyThreads) {
         if (const auto found = table.find(handle, HandleKind::model); found.object) {
           wrong += *std::static_pointer_cast<uint32_t>(found.object) != found.number;
           ++found_alive;
+        }
+        if (const auto pinned = table.pin(handle, HandleKind::model); pinned.object()) {
+          wrong += *static_cast<uint32_t *>(pinned.object()) != pinned.number();
+          if (pinned.number() % 3 == 0 && table.remove(handle, HandleKind::model)) ++removed;
+          wrong += *static_cast<uint32_t *>(pinned.object()) != pinned.number();
         }
         if (table.remove(handle, HandleKind::model)) ++removed;
       }

@@ -33,11 +33,12 @@ WAYS = {
 
 
 def measure(build, options):
-    """{(operation, size and so on): ratio to the reference}"""
+    """{operation, size and so on: ratio to the reference, or where it has none how many are done in a second}"""
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
         subprocess.run([build / "tools/fsdp-perf", *options, "--json", file.name], check=True, stdout=subprocess.DEVNULL)
         rows = [json.loads(line) for line in open(file.name)]
-    return {(row["op"], row.get("size_bytes", row.get("bytes", 0))): row["ratio"] for row in rows if row.get("ratio")}
+    return {(row["op"], row["variant"] + ("" if row["dtype"] in ("", "fp32") else " " + row["dtype"]), row["bytes"]):
+            row["ratio"] or 1e6 / row["time_us"] for row in rows if row["time_us"]}
 
 
 def speed(arguments, options):
@@ -47,7 +48,7 @@ def speed(arguments, options):
             found[name].append(measure(build, options))
             print(f"turn {turn + 1} of {arguments.turns}: {name}", file=sys.stderr, flush=True)
     worse = 0
-    print(f"{'operation':<28}{'bytes':>12}{'before':>10}{'after':>10}{'change':>9}")
+    print(f"{'operation':<44}{'bytes':>12}{'before':>14}{'after':>14}{'change':>9}")
     for key in found["before"][0]:
         values = [statistics.median(run[key] for run in found[name] if key in run) if any(key in run for run in found[name]) else None
                   for name in found]
@@ -55,7 +56,7 @@ def speed(arguments, options):
             continue
         change = 100 * (values[1] / values[0] - 1)
         worse += change < -arguments.worst
-        print(f"{key[0]:<28}{key[1]:>12}{values[0]:>10.3f}{values[1]:>10.3f}{change:>+8.1f}%")
+        print(f"{key[0] + ' ' + key[1]:<44}{key[2]:>12}{values[0]:>14.3f}{values[1]:>14.3f}{change:>+8.1f}%")
     print(f"{worse} of {len(found['before'][0])} are worse by more than {arguments.worst} %")
     return worse
 
