@@ -4,6 +4,7 @@
 same blocks. usage: gpt_test.py TRAIN_GPT ucx|no-ucx"""
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -91,6 +92,22 @@ def check(name):
     tap.note(f"{name}: losses {numbers['losses']}, weights {numbers['weights']}")
 
 
+# Ranks of both nodes write into one folder, and another job goes on with the same bits; threads of one process, too.
+def saved_and_resumed(name):
+    ranks_of_nodes, flags, blocks = MESHES[name]
+    with tempfile.TemporaryDirectory(prefix="fsdp-gpt-") as folder:
+        runs = os.path.join(folder, "runs")
+        straight = in_threads(sum(ranks_of_nodes), f"{flags} {blocks}", folder)
+        saving = f"{flags} --save {runs} --save-every 2"
+        assert over_nodes(ranks_of_nodes, saving, folder) == straight, "saving changed something"
+        assert sorted(os.listdir(runs)) == ["step-0000000002", "step-0000000004"], os.listdir(runs)
+        shutil.rmtree(os.path.join(runs, "step-0000000004"))
+        assert over_nodes(ranks_of_nodes, f"{saving} --resume", folder) == straight, "another job of the same mesh"
+        shutil.rmtree(os.path.join(runs, "step-0000000004"))
+        resumed = in_threads(sum(ranks_of_nodes), f"{saving} {blocks} --resume", folder)
+        assert resumed == straight, "threads that go on with what nodes have saved"
+
+
 # Those comparisons could not fail if the blocks changed nothing.
 def blocks_change_bits():
     with tempfile.TemporaryDirectory(prefix="fsdp-gpt-") as folder:
@@ -98,4 +115,7 @@ def blocks_change_bits():
     assert plain["weights"] != blocks["weights"] and plain["losses"] != blocks["losses"], plain
 
 
-tap.run([(name, lambda name=name: check(name)) for name in MESHES] + [("blocks change bits", blocks_change_bits)])
+tap.run([(name, lambda name=name: check(name)) for name in MESHES] +
+        [(f"saved and gone on with, {name}", lambda name=name: saved_and_resumed(name))
+         for name in ("2x2 over 2 nodes, HSDP", "2x2 over 2 nodes, HFSDP")] +
+        [("blocks change bits", blocks_change_bits)])
