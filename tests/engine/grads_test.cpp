@@ -190,6 +190,11 @@ TEST(Grads, ANormThatIsNotFiniteClipsNothing) {
       FSDP(fsdp_clip_grads(rank.model, nullptr, 0.5, nullptr, &norm));
       REQUIRE(std::isinf(bad) ? std::isinf(norm) : std::isnan(norm));
       REQUIRE(same_bits(grads(), before));
+      fsdp_mesh *further = make_mesh(rank.context, {rank.rank});  // as over the meshes of others
+      FSDP(fsdp_clip_grads(rank.model, further, 0.5, nullptr, &norm));
+      fsdp_destroy_mesh(further);
+      REQUIRE(std::isinf(bad) ? std::isinf(norm) : std::isnan(norm));
+      REQUIRE(same_bits(grads(), before));
       FSDP(fsdp_discard_step(rank.model, nullptr));
     });
 }
