@@ -8,7 +8,7 @@
 /** Is --save's folder one to begin with? Explains on rank 0 why not and returns 0. */
 int checkpoint_folder_is_free(const struct options *options, uint64_t rank);
 
-/** Ctrl-C and SIGTERM ask for a checkpoint and the end, instead of ending the program at once. */
+/** Ctrl-C and SIGTERM ask for a checkpoint and the end, instead of ending the program at once; twice, they end it. */
 void checkpoint_listen(void);
 
 /** The number of steps that have been made: 0, or with --resume those of the newest checkpoint. Collective. */

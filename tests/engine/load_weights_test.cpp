@@ -295,6 +295,15 @@ TEST_F(LoadWeights, OfPartsOfTensors) {
   expect_loaded(path);
   fs::remove(path + "/shard-00002-model-00001-of-00001.safetensors");
   expect_refused(path, {}, {"\"embed\" has shape [11, 6] here; \"embed\" has [11, 2]"});
+  offsets[1]["embed"] = {{"saved_offsets", {0, 3}}};  // a column is nowhere
+  write_file(path + "/shard-00002-model-00001-of-00001.safetensors", right, metadata(1));
+  expect_refused(path, {}, {"tensor \"embed\" of shape [11, 7] is not whole: its files have 66 of its elements"});
+  offsets[1]["embed"] = {{"saved_offsets", {0, 1}}};
+  write_file(path + "/shard-00002-model-00001-of-00001.safetensors", right, metadata(1));
+  expect_refused(path, {}, {"tensor \"embed\" comes twice"});
+  offsets[1]["embed"] = {{"saved_offsets", {0, UINT64_MAX}}};
+  write_file(path + "/shard-00002-model-00001-of-00001.safetensors", right, metadata(1));
+  expect_refused(path, {}, {"embed"});
 }
 
 TEST_F(LoadWeights, OfACheckpointTakesItsWeights) {

@@ -12,13 +12,14 @@
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/format/shard_file.h"
+#include "checkpoint/format/weight_index.h"
 
 namespace {
 
 using namespace fsdp::checkpoint;
 
 uint64_t inputs;
-std::array<uint64_t, 4> understood;  // by parser
+std::array<uint64_t, 5> understood;  // by parser
 
 // Not where a single input is played again.
 void look_back() {
@@ -70,13 +71,14 @@ extern "C" int LLVMFuzzerTestOneInput(const unsigned char *data, size_t size) {
   if (!size) return 0;
   const std::string_view bytes(reinterpret_cast<const char *>(data) + 1, size - 1);
   try {
-    switch (data[0] % 4) {
+    switch (data[0] % 5) {
       case 0: read_file(bytes); break;
       case 1: read_json(bytes); break;
       case 2: read_manifest(bytes); break;
+      case 3: (void)parse_weight_index(bytes, "fuzzed"); break;
       default: (void)parse_sums(bytes, bytes.size() / 16, "fuzzed");
     }
-    ++understood[data[0] % 4];
+    ++understood[data[0] % 5];
   } catch (const fsdp::Error &error) {
     require(error.message.starts_with("fuzzed: "));
   }

@@ -6,6 +6,7 @@
 #include <optional>
 #include <unordered_map>
 
+#include "base/checked.h"
 #include "base/error.h"
 #include "base/json.h"
 
@@ -55,7 +56,9 @@ void check_boxes(const std::string &name, Theirs &theirs) {
       if (intersect(box, *theirs.boxes[j].second))
         fail(FSDP_INVALID_ARGUMENT, "tensor {} comes twice, in two files or more", quote_json(name));
   }
-  if (count != whole(theirs.shape).count())
+  uint64_t all = 1;
+  for (const uint64_t size : theirs.shape) all = checked_multiply(all, size, name.c_str());
+  if (count != all)
     fail(FSDP_INVALID_ARGUMENT, "tensor {} of shape [{}] is not whole: its files have {} of its elements",
          quote_json(name), fmt::join(theirs.shape, ", "), count);
 }
@@ -70,7 +73,7 @@ std::map<std::string, Theirs> collect(std::span<const StoredFile> files) {
       theirs.type = one.type;
       theirs.shape.resize(one.box.shape.size());
       for (size_t d = 0; d < theirs.shape.size(); ++d)
-        theirs.shape[d] = std::max(theirs.shape[d], one.box.offset[d] + one.box.shape[d]);
+        theirs.shape[d] = std::max(theirs.shape[d], checked_add(one.box.offset[d], one.box.shape[d], one.name.c_str()));
       theirs.boxes.emplace_back(f, &one.box);
     }
   for (auto &[name, theirs] : all) check_boxes(name, theirs);
