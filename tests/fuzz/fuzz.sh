@@ -22,7 +22,7 @@ fuzz_parser() {
   mkdir -p "build-fuzz/corpus-$name"
   clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -DFMT_HEADER_ONLY -Ilib -Iinclude \
     "tests/fuzz/${name}_fuzzer.cpp" "$@" lib/base/error.cpp -o "build-fuzz/$name"
-  "build-fuzz/$name" -max_total_time="$time" -max_len="$longest" -rss_limit_mb=512 -print_final_stats=1 \
+  "build-fuzz/$name" -max_total_time="$time" -max_len="$longest" -rss_limit_mb=1024 -print_final_stats=1 \
     -artifact_prefix=build-fuzz/ "build-fuzz/corpus-$name" "tests/fuzz/corpus/$name"
 }
 
