@@ -30,26 +30,31 @@ std::vector<std::string> calls_made;
 
 using Way = SystemFault::Way;
 
-// What this call is to suffer.
-Way next(const char *call) {
+// What this call is to suffer: a copy, since a call that waits may outlive the scope.
+struct Suffering {
+  Way way = Way::none;
+  int code = 0;
+};
+Suffering next(const char *call) {
   const std::lock_guard lock(mutex);
-  if (!active || (!fault.call.empty() && fault.call != call)) return Way::none;
+  if (!active || (!fault.call.empty() && fault.call != call)) return {};
   calls_made.push_back(call);
   const int number = count++;
-  if ((fault.at >= 0 && number != fault.at) || fault.way == Way::none) return Way::none;
+  if ((fault.at >= 0 && number != fault.at) || fault.way == Way::none) return {};
   hit = call;
-  return fault.way;
+  return {fault.way, fault.code};
 }
 
 // The system call as it is, or as the fault has it. A part is of the `part` bytes that `less` is told.
 template <class Whole, class Less>
 long suffer(const char *call, Whole whole, Less less) {
-  switch (next(call)) {
-    case Way::fails: errno = fault.code; return -1;
+  const Suffering now = next(call);
+  switch (now.way) {
+    case Way::fails: errno = now.code; return -1;
     case Way::does_a_part: return less();
     case Way::kills_before: ::_exit(99);
     case Way::kills_after: whole(); ::_exit(99);
-    case Way::waits: std::this_thread::sleep_for(std::chrono::milliseconds(fault.code)); return whole();
+    case Way::waits: std::this_thread::sleep_for(std::chrono::milliseconds(now.code)); return whole();
     default: return whole();
   }
 }
@@ -71,13 +76,22 @@ FaultScope::~FaultScope() {
   const std::lock_guard lock(mutex);
   active = false;
 }
-int FaultScope::calls() const { return count; }
-bool FaultScope::happened() const { return hit; }
+int FaultScope::calls() const {
+  const std::lock_guard lock(mutex);
+  return count;
+}
+bool FaultScope::happened() const {
+  const std::lock_guard lock(mutex);
+  return hit;
+}
 std::vector<std::string> FaultScope::log() const {
   const std::lock_guard lock(mutex);
   return calls_made;
 }
-std::string FaultScope::what() const { return hit ? hit : ""; }
+std::string FaultScope::what() const {
+  const std::lock_guard lock(mutex);
+  return hit ? hit : "";
+}
 
 }  // namespace fsdp::test
 
