@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -301,6 +302,14 @@ class World {
   // Collective over the ranks named (which include this one, in the same order everywhere); a rank may be in several
   // teams. Waits for the team's first rank where ranks are processes, for nobody where they are threads.
   virtual std::unique_ptr<Team> create_team(std::span<const uint32_t> ranks, const std::string &what) = 0;
+  // A few bytes that a rank shows to others while all go on with something else; what it showed before is replaced.
+  // to: the rank of the job that reads them; nobody: all of them. One thread at a time; waits for nobody.
+  static constexpr size_t post_bytes = 496;
+  virtual void post(std::span<const std::byte> bytes, std::optional<uint32_t> to) noexcept = 0;
+  // The last ones of a rank that have come here; false: there are none. Any thread.
+  virtual bool read_post(uint32_t rank, std::span<std::byte> bytes) const noexcept = 0;
+  // Throws if the job or this context has failed. Any thread.
+  virtual void check() = 0;
   // Tell every rank of the job that this one failed: peers that wait get PEER_FAILED naming it. Any thread; no wait.
   virtual void abort(const std::string &reason) noexcept = 0;
   // This rank leaves in good order (after the closing barrier): later death of its process is not a failure.

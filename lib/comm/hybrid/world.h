@@ -25,6 +25,12 @@ class HybridWorld final : public World {
   uint32_t host_of(uint32_t rank) const override { return hosts_[rank]; }
   uint64_t message_bytes(std::span<const uint32_t> ranks, bool sums) const override;
   std::unique_ptr<Team> create_team(std::span<const uint32_t> ranks, const std::string &what) override;
+  // The leaders of the hosts bring them to each other.
+  void post(std::span<const std::byte> bytes, std::optional<uint32_t> to) noexcept override { near_->post(bytes, to); }
+  bool read_post(uint32_t rank, std::span<std::byte> bytes) const noexcept override {
+    return near_->read_post(rank, bytes);
+  }
+  void check() override { near_->check(); }
   void abort(const std::string &reason) noexcept override { near_->abort(reason); }
   void leave() noexcept override { near_->leave(); }
 

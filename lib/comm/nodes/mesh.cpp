@@ -65,6 +65,7 @@ void NodeMesh::work() {
   carry();
   announce();
   // After the blame: a rank that aborts and leaves is named for the abort.
+  mirror_.look_at_posts([this](const nodes::Post &post, std::optional<uint32_t> to) { tell(post, to); });
   mirror_.look(now_ms_, [this](const nodes::State &state) { tell(state); });
   beat();
   for (NodePeer &peer : peers_)
@@ -112,6 +113,7 @@ void NodeMesh::hear(uint32_t from, const Frame &frame) {
     if (!peers_[from].trusted()) heard.looks = 0;
     return mirror_.apply(from, heard);
   }
+  if (const auto post = nodes::as<nodes::Post>(frame)) return mirror_.apply(from, *post);
   if (nodes::as<nodes::Goodbye>(frame)) return peers_[from].end();
   if (const auto verdict = nodes::as<nodes::VerdictMessage>(frame)) {
     if (believable(verdict->accusation)) control_.decide(verdict->accusation);
@@ -135,6 +137,14 @@ void NodeMesh::tell(const nodes::State &state) {
   const bool waits = static_cast<uint32_t>(state.looks) != 0;
   for (uint32_t n = 0; n < peers_.size(); ++n)
     if (!waits || peers_[n].silent_ms() < 2 * beat_ms_) say(n, state);
+}
+
+void NodeMesh::tell(const nodes::Post &post, std::optional<uint32_t> to) {
+  if (to && *to < plan_.node_of.size()) {
+    if (plan_.node_of[*to] != node()) say(plan_.node_of[*to], post);
+  } else {
+    say_all(post);
+  }
 }
 
 bool NodeMesh::in_order(uint32_t of) const {

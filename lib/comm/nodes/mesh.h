@@ -9,6 +9,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "comm/nodes/court.h"
@@ -52,6 +53,7 @@ class NodeMesh final : public Chore {
     for (uint32_t n = 0; n < peers_.size(); ++n) say(n, message);
   }
   void tell(const nodes::State &state);
+  void tell(const nodes::Post &post, std::optional<uint32_t> to);
   bool in_order(uint32_t of) const;
 
   // -- this node --

@@ -15,8 +15,8 @@
 
 namespace fsdp::comm::nodes {
 
-enum class Kind : uint32_t { hello = 101, beat, report, verdict, state, goodbye };
-constexpr uint32_t version = 2;
+enum class Kind : uint32_t { hello = 101, beat, report, verdict, state, goodbye, post };
+constexpr uint32_t version = 3;
 
 // The first one, by who connected, and its answer.
 struct Hello {
@@ -44,6 +44,12 @@ struct State {
   uint32_t membership, for_rank;
   uint64_t looks;
   char text[SharedText::capacity];
+};
+// What a rank of the sender's node shows to others.
+struct Post {
+  static constexpr Kind kind = Kind::post;
+  uint32_t rank, unused;
+  PostEntry::Bytes bytes;
 };
 // The sender leaves in good order: the end of its connection is no failure.
 struct Goodbye {

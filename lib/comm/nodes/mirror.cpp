@@ -53,6 +53,23 @@ void Mirror::look(uint64_t now_ms, const std::function<void(const nodes::State &
   }
 }
 
+// One that is being written is seen the next time.
+void Mirror::look_at_posts(const std::function<void(const nodes::Post &, std::optional<uint32_t> to)> &say) {
+  for (Said &said : said_) {
+    const PostEntry &entry = control_.post(said.rank);
+    const uint64_t turn = entry.turn();
+    nodes::Post post{said.rank, 0, {}};
+    if (turn == said.post_turn || !entry.load(post.bytes)) continue;
+    said.post_turn = turn;
+    say(post, entry.to());
+  }
+}
+
+void Mirror::apply(uint32_t node, const nodes::Post &post) noexcept {
+  if (post.rank < plan_.node_of.size() && plan_.node_of[post.rank] == node)
+    control_.post(post.rank).store(post.bytes, std::nullopt);
+}
+
 void Mirror::apply(uint32_t node, const nodes::State &state) noexcept {
   if (state.rank >= plan_.node_of.size() || plan_.node_of[state.rank] != node) return;
   if (state.membership > static_cast<uint32_t>(Membership::gone)) return;

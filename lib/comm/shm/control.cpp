@@ -16,14 +16,14 @@ namespace fsdp::comm {
 namespace {
 
 constexpr uint64_t control_magic = 0x66736470'63746c31;  // "fsdpctl1"
-constexpr uint32_t control_version = 6;
+constexpr uint32_t control_version = 7;
 
 constexpr uint64_t answer_ms = 1000;  // for a leader to bring the job's verdict
 
 }  // namespace
 
 uint64_t Control::size_bytes(uint32_t world_size) noexcept {
-  return round_up(sizeof(Head) + world_size * (sizeof(Member) + sizeof(WaitEntry)), page_size());
+  return round_up(sizeof(Head) + world_size * (sizeof(Member) + sizeof(WaitEntry) + sizeof(PostEntry)), page_size());
 }
 
 void Control::initialize(const Fd &file, uint32_t world_size, uint32_t ranks_here) {

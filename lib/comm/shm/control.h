@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "comm/shm/mapping.h"
+#include "comm/shm/post.h"
 #include "comm/shm/waits.h"
 #include "comm/verdict.h"
 
@@ -78,6 +79,8 @@ class Control {
   Accusation verdict() const noexcept { return read(head().verdict); }
   // What the ranks' callers wait for: one entry a rank.
   WaitEntry *waits() const noexcept { return reinterpret_cast<WaitEntry *>(&member(world_size_)); }
+  // What a rank shows to others.
+  PostEntry &post(uint32_t rank) const noexcept { return reinterpret_cast<PostEntry *>(waits() + world_size_)[rank]; }
 
  private:
   // Written once, by who wins the swap.

@@ -28,6 +28,13 @@ class ShmWorld final : public World {
     return message_staging_bytes(static_cast<uint32_t>(ranks.size()));
   }
   std::unique_ptr<Team> create_team(std::span<const uint32_t> ranks, const std::string &what) override;
+  void post(std::span<const std::byte> bytes, std::optional<uint32_t> to) noexcept override {
+    seat_->control.post(rank()).store(bytes, to);
+  }
+  bool read_post(uint32_t rank, std::span<std::byte> bytes) const noexcept override {
+    return seat_->control.post(rank).load(bytes);
+  }
+  void check() override { seat_->watch.check(); }
   void abort(const std::string &reason) noexcept override;
   void leave() noexcept override { seat_->control.set_membership(rank(), Membership::left); }
 
