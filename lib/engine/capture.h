@@ -42,6 +42,10 @@ class Capture {
   // Streams of the library that were forked into the capture come back to the caller's.
   void join(fsdp_stream stream);
   bool has_step() const noexcept { return has_step_; }
+  // Main weights may be written in it, or after it, that nobody may write before it.
+  bool opens_window() const noexcept {
+    return !before_.step.window_open && (after_.step.window_open || after_.step.version != before_.step.version);
+  }
   const fsdp_adamw_options &adamw() const noexcept { return adamw_; }  // of that step
   // Ends it, with the state from before.
   void end();

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <thread>
 
 #include "base/json.h"
 #include "engine/describe.h"
@@ -45,19 +46,38 @@ uint64_t Checkpoints::step() const {
 
 // ---- save ----
 
+struct Checkpoints::CopyStream {
+  explicit CopyStream(device::Device &device)
+      : stream(device.create_stream("save")), before(device.create_event()), copied(device.create_event()) {}
+  std::unique_ptr<device::Stream> stream;
+  std::unique_ptr<device::Event> before, copied;
+};
+
+Checkpoints::Checkpoints(Runtime &runtime, bool adamw) : runtime_(runtime), adamw_(adamw) {}
+Checkpoints::~Checkpoints() = default;
+
+// On a thread of the save.
 void Checkpoints::read(const KeptTensor &tensor, uint64_t first, std::span<std::byte> to) const {
   if (!tensor.plane) {
-    const auto steps = static_cast<double>(runtime_.step.adamw_step());
-    std::memcpy(to.data(), reinterpret_cast<const std::byte *>(&steps) + first, to.size());
+    std::memcpy(to.data(), reinterpret_cast<const std::byte *>(&saved_steps_) + first, to.size());
     return;
   }
   const Plane &plane = plane_of(tensor);
   const std::byte *from = plane.at(slice_of(tensor)) + first;
-  if (runtime_.context.on_host())
+  if (!copies_)
     std::memcpy(to.data(), from, to.size());
   else
-    runtime_.context.device().transfer(to.data(), plane.dtype(), from, plane.dtype(),
-                                       to.size() / dtype_size(plane.dtype()));
+    read_device(from, to);
+}
+
+// Its own stream: the caller's go on.
+void Checkpoints::read_device(const std::byte *from, std::span<std::byte> to) const {
+  copies_->stream->copy(to.data(), from, to.size());
+  copies_->stream->record(*copies_->copied);
+  while (!copies_->copied->done()) {
+    runtime_.context.failure().check();
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
 }
 
 // The checkpoint that this model has come from, if it is one of the folder.
@@ -65,25 +85,57 @@ std::string Checkpoints::spared(const std::string &folder) const {
   return !loaded_name_.empty() && canonical(folder) == loaded_folder_ ? loaded_name_ : "";
 }
 
-void Checkpoints::save(const std::string &folder, std::optional<uint64_t> given, checkpoint::SaveChoice choice) {
-  constexpr auto call = "fsdp_save";
+void Checkpoints::add_to(checkpoint::SaveOrder &order, const std::string &name, const char *call) {
   runtime_.step.require_weights(call);
   runtime_.require_eager(call);
   device::Stream &caller = runtime_.caller_stream(nullptr, call);
-  const CallSpan span(runtime_, "save");
   runtime_.join_window(caller);
-  if (!runtime_.context.on_host()) runtime_.synchronize(caller);
-  if (const std::string name = spared(folder); !name.empty()) choice.spared = {name};
-  const checkpoint::ModelShards shards = this->shards();
-  const checkpoint::SavedModel model{
-      shards,
-      {"", describe_mesh(runtime_.spec), runtime_.plan.layout_hash},
-      given.value_or(step()),
+  if (!runtime_.context.on_host()) {
+    if (!copies_) copies_ = std::make_unique<CopyStream>(runtime_.context.device());
+    caller.record(*copies_->before);
+    copies_->stream->wait(*copies_->before);
+  }
+  saved_steps_ = static_cast<double>(runtime_.step.adamw_step());
+  if (std::string loaded = spared(order.folder); !loaded.empty()) order.choice.spared.push_back(std::move(loaded));
+  const comm::Team &team = *runtime_.teams.all;
+  checkpoint::SavedModel model{
+      std::make_shared<const checkpoint::ModelShards>(shards()),
+      {name, describe_mesh(runtime_.spec), runtime_.plan.layout_hash},
+      team.rank(),
       {},
       [this](const KeptTensor &tensor, uint64_t first, std::span<std::byte> to) { read(tensor, first, to); }};
+  for (uint32_t r = 0; r < team.size(); ++r) model.ranks.push_back(team.world_rank(r));
+  order.models.push_back(std::move(model));
+  const Region &staging = runtime_.storage->region(memory::RegionId::save_staging);
+  if (const uint64_t bytes = runtime_.plan.region(memory::RegionId::save_staging).bytes)
+    order.staging.add({staging.data, bytes}, staging.memory);
+}
+
+void Checkpoints::save(const std::string &folder, std::optional<uint64_t> given, checkpoint::SaveChoice choice) {
+  constexpr auto call = "fsdp_save";
+  Context &context = runtime_.context;
+  runtime_.step.require_weights(call);
+  const CallSpan span(runtime_, "save");
+  context.await_saving();
+  checkpoint::SaveOrder order{folder, given.value_or(step())};
+  order.choice = std::move(choice);
+  add_to(order, "", call);
   const checkpoint::SaveResult result =
-      checkpoint::save(*runtime_.teams.all, runtime_.context.waiter(), folder, model, choice);
-  if (!result.warning.empty()) runtime_.context.log(FSDP_LOG_WARNING, "fsdp_save: " + result.warning);
+      checkpoint::save({*runtime_.teams.all, context.world(), context.waiter()}, std::move(order));
+  if (!result.warning.empty()) context.log(FSDP_LOG_WARNING, "fsdp_save: " + result.warning);
+}
+
+void Checkpoints::await_copied() {
+  const std::shared_ptr<checkpoint::Save> save = save_.lock();
+  if (!save) return;
+  if (!save->progress().packed) {
+    const WaitSpan span(runtime_, WaitKind::checkpoint);
+    while (!save->progress().packed) {
+      runtime_.context.waiter().poll();
+      save->await_packed(std::chrono::milliseconds(20));
+    }
+  }
+  save_.reset();
 }
 
 // ---- load ----

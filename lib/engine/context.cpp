@@ -12,6 +12,7 @@
 #include "comm/net.h"
 #include "engine/environment.h"
 #include "engine/outcome.h"
+#include "engine/saving.h"
 #include "trace/chrome_trace.h"
 #include "trace/file.h"
 #include "trace/span.h"
@@ -226,11 +227,17 @@ void Context::close() {
          "publish, "
          "or with fsdp_discard_step",
          rank_, unfinished);
+  const auto unsaved = catch_error([&] {
+    if (const auto saving = this->saving()) saving->wait("fsdp_close_context");
+  });
+  if (unsaved && unsaved->status == FSDP_INTERRUPTED) throw *unsaved;
+  failure_.check();
   uint8_t here = 1;
   std::vector<uint8_t> all(world_size_);
   exchange(*value_team(world_ranks()).team, &here, 1, all.data(), "fsdp_close_context");
   world_->leave();
   closed_ = true;
+  if (unsaved) throw *unsaved;
 }
 
 void Context::add_model(const OpenModel *model) {

@@ -25,6 +25,7 @@
 namespace fsdp::engine {
 
 class Runtime;
+class Saving;
 
 // A word that fork() zeroes in the child: one load tells a forked child from its parent.
 class ForkGuard {
@@ -106,6 +107,14 @@ class Context {
   Failure &failure() noexcept { return failure_; }
   const Failure &failure() const noexcept { return failure_; }
   const Waiter &waiter() const noexcept { return waiter_; }
+  comm::World &world() noexcept { return *world_; }
+  // All ranks; collective when it is first asked for.
+  comm::Team &world_team() { return *value_team(world_ranks()).team; }
+  // The save that is under way in the background, one at most: it lives as long as the context keeps it. await: its
+  // end, whatever that is.
+  void set_saving(std::shared_ptr<Saving> saving);
+  void forget_saving(const Saving *saving) noexcept;
+  void await_saving();
   void require_world(const char *call) const;
   // Collective over the ranks.
   std::unique_ptr<comm::Team> create_team(std::span<const uint32_t> ranks, const std::string &what);
@@ -166,6 +175,8 @@ class Context {
   void flush_log() noexcept;
   void flush_log_outside() noexcept;
   void settle() const noexcept;
+  std::shared_ptr<Saving> saving() const;
+  void give_up_saving() noexcept;
 
   fsdp_context_options options_;
   fsdp_log_level log_level_;
@@ -193,6 +204,7 @@ class Context {
   std::atomic<bool> closed_{false};
   std::atomic<bool> ends_with_its_handle_{false};
   std::vector<const OpenModel *> models_;
+  std::shared_ptr<Saving> saving_;
   std::optional<Error> last_error_;
   mutable std::mutex unsettled_mutex_;
   std::vector<Unsettled *> unsettled_;

@@ -95,6 +95,7 @@ void Context::fail_for_good(const Error &error, bool peers_know) noexcept {
 }
 
 void Context::shut_down() noexcept {
+  give_up_saving();
   if (failure_.failed()) record_failure();
   flight_written_ = true;  // that the handle is gone is no failure
   write_trace_at_end();

@@ -75,6 +75,7 @@ std::string Graphs::find_obstacle(const Capture &capture, fsdp_stream stream) {
 void Graphs::prepare_replay(const std::shared_ptr<Capture> &capture, double lr, fsdp_stream stream) {
   require_no_replay("fsdp_prepare_replay");
   runtime_.replays.await_room();
+  if (capture->opens_window()) checkpoints_.await_copied();
   reducer_.forget_hidden();
   const double value = capture->has_step() ? lr : 0;
   const StepNumbers numbers = capture->has_step() ? optimizer_.numbers(capture->adamw()) : StepNumbers();

@@ -8,14 +8,21 @@
 #include <string>
 
 #include "engine/capture.h"
+#include "engine/checkpoints.h"
 #include "engine/meetings.h"
 
 namespace fsdp::engine {
 
 class Graphs {
  public:
-  Graphs(Runtime &runtime, Gatherer &gatherer, Reducer &reducer, Optimizer &optimizer, Meetings &meetings)
-      : runtime_(runtime), gatherer_(gatherer), reducer_(reducer), optimizer_(optimizer), meetings_(meetings) {}
+  Graphs(Runtime &runtime, Gatherer &gatherer, Reducer &reducer, Optimizer &optimizer, Checkpoints &checkpoints,
+         Meetings &meetings)
+      : runtime_(runtime),
+        gatherer_(gatherer),
+        reducer_(reducer),
+        optimizer_(optimizer),
+        checkpoints_(checkpoints),
+        meetings_(meetings) {}
   // A graph that was prepared may have been launched.
   ~Graphs() { await_prepared(); }
   Graphs(const Graphs &) = delete;
@@ -52,6 +59,7 @@ class Graphs {
   Gatherer &gatherer_;
   Reducer &reducer_;
   Optimizer &optimizer_;
+  Checkpoints &checkpoints_;
   Meetings &meetings_;
   std::shared_ptr<Capture> capture_;
   // What fsdp_end_capture tells the others, unless the ranks have met since; empty: none.

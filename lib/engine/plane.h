@@ -20,7 +20,7 @@ using memory::PlaneKind;
 // The memory of a row of the region table. Of parts and common ones, data and view are the same bytes, to write and to
 // read.
 struct Region {
-  std::unique_ptr<device::Memory> memory;  // private; NULL if the caller handed it in
+  std::shared_ptr<device::Memory> memory;  // private; NULL if the caller handed it in
   std::shared_ptr<comm::Arena> arena;
   std::byte *data = nullptr;        // where this rank writes: its part
   const std::byte *view = nullptr;  // where it reads that

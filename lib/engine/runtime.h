@@ -26,11 +26,11 @@ struct Stats {
   uint64_t gathered_bytes = 0, reduced_bytes = 0, prefetches = 0, dropped_prefetches = 0;
   uint64_t gathered_groups = 0, peak_gathered_groups = 0, pending_grads = 0, peak_pending_grads = 0;
   uint64_t reduce_scatter_bytes = 0, all_reduce_bytes = 0;
-  uint64_t gather_wait_ns = 0, reduce_wait_ns = 0, peer_wait_ns = 0;
+  uint64_t gather_wait_ns = 0, reduce_wait_ns = 0, peer_wait_ns = 0, checkpoint_stall_ns = 0;
 };
 
 // What the caller waits for. publish and peers have one counter, the others one each.
-enum class WaitKind { gather, reduce, publish, peers };
+enum class WaitKind { gather, reduce, publish, peers, checkpoint };
 
 // An ordered sequence of collectives over the inner axis: those of one do not wait for those of another.
 struct CollectiveStream {

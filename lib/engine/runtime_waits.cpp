@@ -13,6 +13,7 @@ const char *wait_name(WaitKind what) {
     case WaitKind::gather: return "wait for gather";
     case WaitKind::reduce: return "wait for reduce";
     case WaitKind::publish: return "wait for publish";
+    case WaitKind::checkpoint: return "wait for a checkpoint";
     default: return "wait for peers";
   }
 }
@@ -21,6 +22,7 @@ uint64_t &wait_counter(Stats &stats, WaitKind what) {
   switch (what) {
     case WaitKind::gather: return stats.gather_wait_ns;
     case WaitKind::reduce: return stats.reduce_wait_ns;
+    case WaitKind::checkpoint: return stats.checkpoint_stall_ns;
     default: return stats.peer_wait_ns;
   }
 }

@@ -21,8 +21,8 @@ struct SealedParts {
         params(runtime),
         checkpoints(runtime, adamw),
         meetings(runtime),
-        graphs(runtime, gatherer, reducer, optimizer, meetings),
-        update(runtime, gatherer, reducer, optimizer, meetings, graphs, adamw) {}
+        graphs(runtime, gatherer, reducer, optimizer, checkpoints, meetings),
+        update(runtime, gatherer, reducer, optimizer, checkpoints, meetings, graphs, adamw) {}
 
   Gatherer gatherer;
   Reducer reducer;

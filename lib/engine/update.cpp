@@ -53,6 +53,7 @@ void UpdateWindow::finish_grads(double scale, fsdp_stream stream, const StepNumb
   if (const std::string late = reducer_.list_late_writes(); !late.empty())
     missing += (missing.empty() ? "" : "; ") + late;
   if (missing.empty()) reducer_.gather_whole();
+  if (!graphs_.capture()) checkpoints_.await_copied();
   end_step({.intent = Intent::finish,
             .value = scale,
             .missing = std::move(missing),
@@ -71,6 +72,7 @@ void UpdateWindow::begin(fsdp_stream stream) {
   const CallSpan span(runtime_, "begin_update");
   runtime_.step.require_weights(call);
   device::Stream &caller = runtime_.caller_stream(stream, call);
+  checkpoints_.await_copied();
   end_step({.intent = Intent::update, .missing = list_unfinished()}, caller);
   runtime_.step.open_window(false);
   gatherer_.show_whole(false);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "base/strided.h"
+#include "engine/checkpoints.h"
 #include "engine/gather.h"
 #include "engine/graphs.h"
 #include "engine/meetings.h"
@@ -15,12 +16,13 @@ namespace fsdp::engine {
 class UpdateWindow {
  public:
   // adamw: else the optimizer is the caller's.
-  UpdateWindow(Runtime &runtime, Gatherer &gatherer, Reducer &reducer, Optimizer &optimizer, Meetings &meetings,
-               Graphs &graphs, bool adamw)
+  UpdateWindow(Runtime &runtime, Gatherer &gatherer, Reducer &reducer, Optimizer &optimizer, Checkpoints &checkpoints,
+               Meetings &meetings, Graphs &graphs, bool adamw)
       : runtime_(runtime),
         gatherer_(gatherer),
         reducer_(reducer),
         optimizer_(optimizer),
+        checkpoints_(checkpoints),
         meetings_(meetings),
         graphs_(graphs),
         adamw_(adamw) {}
@@ -62,6 +64,7 @@ class UpdateWindow {
   Gatherer &gatherer_;
   Reducer &reducer_;
   Optimizer &optimizer_;
+  Checkpoints &checkpoints_;
   Meetings &meetings_;
   Graphs &graphs_;
   bool adamw_;

@@ -63,6 +63,7 @@ struct ModelSpec {
   uint64_t prefetch_bytes = 0;
   uint32_t max_pending_groups = 2;
   fsdp_schedule_kind schedule = FSDP_SCHEDULE_SEQUENTIAL;
+  uint64_t save_staging_bytes = 0;  // for saves; 0: each allocates its own
   uint64_t message_bytes = 0;      // a rank's memory for messages over the outer axis
   bool host_memory = true;         // compute weights and gradients lie where the ranks of a host can read each other's
   uint64_t device_team_bytes = 0;  // else: a rank's memory for exchanging them

@@ -198,11 +198,13 @@ void name_regions(ModelPlan &plan) {
   name(Id::device_norms, FSDP_ROLE_STAGING, "norms of a device", Reach::parts);
   name(Id::steps, FSDP_ROLE_STAGING, "the numbers of a step");
   name(Id::staging, FSDP_ROLE_STAGING, "staging", Reach::parts);
+  name(Id::save_staging, FSDP_ROLE_STAGING, "checkpoints on their way to the disk");
   name(Id::messages, FSDP_ROLE_STAGING, "messages");
   name(Id::device_messages, FSDP_ROLE_STAGING, "messages of a device");
   plan.region(Id::gathered).registered = plan.region(Id::rounded).registered = true;
   // Norms are measured, and parameters staged, where the calling thread can read them.
   plan.region(Id::norms).on_host = plan.region(Id::staging).on_host = plan.region(Id::messages).on_host = true;
+  plan.region(Id::save_staging).on_host = true;
   plan.region(Id::messages).by_comm = plan.region(Id::device_messages).by_comm = true;
 }
 
@@ -321,6 +323,7 @@ void size_scratch(const ModelSpec &spec, ModelPlan &plan) {
   plan.region(RegionId::norms).bytes = norms_of(norm_chunk);
   plan.region(RegionId::device_norms).bytes = spec.host_memory ? 0 : round_up(norms_of(1), page_bytes, "norms");
   plan.region(RegionId::steps).bytes = spec.host_memory ? 0 : count_step_kinds(spec) * adamw_step_bytes;
+  plan.region(RegionId::save_staging).bytes = spec.save_staging_bytes;
   plan.region(RegionId::messages).bytes = spec.message_bytes;
   plan.region(RegionId::device_messages).bytes = spec.device_team_bytes;
   plan.region(RegionId::staging).bytes = spec.communicates() || spec.mesh.size() > 1 ? staging_chunk_bytes : 0;

@@ -39,6 +39,8 @@ uint64_t first_value(const std::string &name, uint64_t seed) {
 }
 std::byte value_of(uint64_t first, uint64_t byte) { return static_cast<std::byte>((first + byte * 2654435761U) >> 11); }
 
+SaveRanks ranks_of(Rank &rank) { return {*rank.team, *rank.world, rank.waiter}; }
+
 // Long campaigns try everything: FSDP_TEST_MANY.
 int step_of(int usual) { return std::getenv("FSDP_TEST_MANY") ? 1 : usual; }
 
@@ -77,14 +79,20 @@ struct Part {
     });
     return text;
   }
-  SavedModel saved(uint64_t step) {
-    return {shards,
-            {"", "a test's model", plan.layout_hash},
-            step,
-            {{"note", "n"}},
-            [this](const KeptTensor &tensor, uint64_t first, std::span<std::byte> to) {
-              std::memcpy(to.data(), bytes.at(tensor.name).data() + first, to.size());
-            }};
+  SaveOrder saved(const std::string &folder, uint64_t step, SaveChoice choice = {}) {
+    SaveOrder order{folder, step};
+    SavedModel model{std::shared_ptr<const ModelShards>(std::shared_ptr<void>(), &shards),
+                     {"", "a test's model", plan.layout_hash},
+                     rank,
+                     {},
+                     [this](const KeptTensor &tensor, uint64_t first, std::span<std::byte> to) {
+                       std::memcpy(to.data(), bytes.at(tensor.name).data() + first, to.size());
+                     }};
+    for (uint32_t r = 0; r < spec.mesh.size(); ++r) model.ranks.push_back(r);
+    order.models.push_back(std::move(model));
+    order.keys = {{"note", "n"}};
+    order.choice = std::move(choice);
+    return order;
   }
   LoadedModel loaded() {
     return {
@@ -117,7 +125,7 @@ class CheckpointJob : public testing::Test {
     expect_well(run_threads(on.size(), [&](Rank &rank) {
       Part part(model(on, rows), rank.rank());
       part.fill(step);
-      const SaveResult result = save(*rank.team, rank.waiter, path, part.saved(step), choice);
+      const SaveResult result = save(ranks_of(rank), part.saved(path, step, choice));
       require(result.name == step_name(step), result.name);
     }));
   }
@@ -161,7 +169,7 @@ TEST_F(CheckpointJob, ReadsLittleMoreThanItWants) {
   };
   expect_well(run_threads(3, [&](Rank &rank) {
     Part part(sharded(3), rank.rank());
-    save(*rank.team, rank.waiter, path, part.saved(1));
+    save(ranks_of(rank), part.saved(path, 1));
   }));
   for (const uint32_t ranks : {3u, 2u})
     expect_well(run_threads(ranks, [&](Rank &rank) {
@@ -215,7 +223,7 @@ TEST_F(CheckpointJob, OfAStepThatIsThereIsRefusedOrReplaced) {
   save_on(two, 3);
   const auto problems = run_threads(2, [&](Rank &rank) {
     Part part(model(two), rank.rank());
-    save(*rank.team, rank.waiter, path, part.saved(3));
+    save(ranks_of(rank), part.saved(path, 3));
   });
   for (const std::string &problem : problems)
     EXPECT_EQ(problem, "rank 0: " + path + "/step-0000000003: there is a checkpoint of that name already");
@@ -247,9 +255,8 @@ TEST_F(CheckpointJob, OfRanksThatDifferIsRefusedOnAll) {
     expect_well(run_threads(3, [&](Rank &rank) {
       const bool other = rank.rank() == 1;
       Part part(model(three, other ? one.rows : 37), rank.rank());
-      const Error error = comm::test::error_of([&] {
-        save(*rank.team, rank.waiter, path, part.saved(other ? one.step : 2), other ? one.choice : SaveChoice{});
-      });
+      const Error error = comm::test::error_of(
+          [&] { save(ranks_of(rank), part.saved(path, other ? one.step : 2, other ? one.choice : SaveChoice{})); });
       require(error.status == FSDP_MISMATCH && error.rank == 1, error.message);
       require(error.message.find("what is saved differs: rank 0 says step 2, layout ") == 0, error.message);
       require(error.message.find("and rank 1 says ") != std::string::npos, error.message);
@@ -285,7 +292,7 @@ TEST_F(CheckpointJob, OfAModelForOtherRanksIsRefused) {
   expect_well(run_threads(2, [&](Rank &rank) {
     Part part(model(three), rank.rank());
     const std::string of = "rank 0: the model is of 3 ranks, and 2 ";
-    Error error = comm::test::error_of([&] { save(*rank.team, rank.waiter, path, part.saved(2)); });
+    Error error = comm::test::error_of([&] { save(ranks_of(rank), part.saved(path, 2)); });
     require(error.status == FSDP_INVALID_ARGUMENT && error.message == of + "save it", error.message);
     error = comm::test::error_of([&] { load(*rank.team, rank.waiter, path, part.loaded()); });
     require(error.status == FSDP_INVALID_ARGUMENT && error.message == of + "load it", error.message);
@@ -309,7 +316,7 @@ TEST_F(CheckpointJob, ThatFailsAnywhereFailsEverywhere) {
       rank.meet();
       if (rank.rank() == 0) fault.emplace(SystemFault{SystemFault::Way::fails, at, ENOSPC, ""});
       rank.meet();
-      const Error error = comm::test::error_of([&] { save(*rank.team, rank.waiter, path, part.saved(2)); });
+      const Error error = comm::test::error_of([&] { save(ranks_of(rank), part.saved(path, 2)); });
       rank.meet();
       if (error.status != FSDP_OK) problems[rank.rank()] = error.message;
     }));
@@ -442,13 +449,15 @@ TEST_F(CheckpointJob, ThatIsInterruptedLeavesNothing) {
   save_on(two, 1);
   const auto problems = run_threads(2, [&](Rank &rank) {
     Part part(model(two), rank.rank());
-    SavedModel saved = part.saved(2);
+    SaveOrder saved = part.saved(path, 2);
     if (rank.rank() == 1)
-      saved.read = [](const KeptTensor &, uint64_t, std::span<std::byte>) { fail(FSDP_INTERRUPTED, "enough"); };
-    const Error error = comm::test::error_of([&] { save(*rank.team, rank.waiter, path, saved); });
+      saved.models[0].read = [](const KeptTensor &, uint64_t, std::span<std::byte>) {
+        fail(FSDP_INTERRUPTED, "enough");
+      };
+    const Error error = comm::test::error_of([&] { save(ranks_of(rank), saved); });
     require(error.message == "rank 1: enough", error.message);
     part.fill(2);
-    save(*rank.team, rank.waiter, path, part.saved(2));
+    save(ranks_of(rank), part.saved(path, 2));
   });
   expect_well(problems);
   EXPECT_EQ(names(), (std::vector<std::string>{step_name(1), step_name(2)}));
@@ -467,7 +476,7 @@ TEST_F(CheckpointJob, OfASlowDiskTakesItsTime) {
       [&](Rank &rank) {
         Part part(model(three), rank.rank());
         part.fill(1);
-        save(*rank.team, rank.waiter, path, part.saved(1));
+        save(ranks_of(rank), part.saved(path, 1));
       },
       impatient));
   EXPECT_GT(comm::test::seconds_since(start), 2.5);
@@ -487,14 +496,14 @@ TEST_F(CheckpointJob, OfADeadDiskFailsAndTheJobGoesOn) {
         if (rank.rank() == 0) dead.emplace(SystemFault{SystemFault::Way::waits, 2, 8000, "pwrite"});
         rank.meet();
         const auto start = std::chrono::steady_clock::now();
-        const Error error = comm::test::error_of([&] { save(*rank.team, rank.waiter, path, part.saved(2)); });
+        const Error error = comm::test::error_of([&] { save(ranks_of(rank), part.saved(path, 2)); });
         require(comm::test::seconds_since(start) < 7, "it was waited for");
         require(error.status == FSDP_SYSTEM && error.origin_code == ETIMEDOUT, error.message);
         require(error.message.find("the disk has taken nothing for 1500 ms") != std::string::npos, error.message);
         rank.meet();
         if (rank.rank() == 0) dead.reset();
         rank.meet();
-        save(*rank.team, rank.waiter, path, part.saved(2));
+        save(ranks_of(rank), part.saved(path, 2));
       },
       impatient));
   expect_well(load_on(three, 2));
@@ -517,7 +526,7 @@ TEST_F(CheckpointJob, OfARankThatDiesIsWholeOrNotThere) {
         rank.meet();
         std::optional<FaultScope> fault;
         if (rank.rank() == victim) fault.emplace(SystemFault{SystemFault::Way::kills_before, at, 0, ""});
-        const Error error = comm::test::error_of([&] { save(*rank.team, rank.waiter, path, part.saved(2)); });
+        const Error error = comm::test::error_of([&] { save(ranks_of(rank), part.saved(path, 2)); });
         if (error.status == FSDP_OK) return rank.leave();
         require(error.status == FSDP_PEER_FAILED && error.rank == static_cast<int32_t>(victim), error.message);
       }));

@@ -19,9 +19,10 @@ Manifest small() {
   Manifest manifest{.sequence = 3,
                     .step = 1200,
                     .ranks = 2,
-                    .models = {{"", "2 ranks", 0xab}},
+                    .models = {{"", "2 ranks", 0xab}, {"other", "1 rank", 0xcd}},
                     .files = {},
                     .tensors = {},
+                    .bytes = {},
                     .keys = {{"run", "a \"b\""}}};
   manifest.files = {{"shard-00001-model-00001-of-00001.safetensors", 8192, some_sum},
                     {"shard-00002-model-00001-of-00001.safetensors", 12288, some_sum},
@@ -32,7 +33,9 @@ Manifest small() {
   ManifestTensor v{
       "v", find_element_type("BF16"), {4, 6}, {{{{0, 0}, {4, 2}}, {{0, 1, 4}}}, {{{0, 2}, {4, 4}}, {{0, 2, 2}}}}};
   ManifestTensor s{"state.\xc3\xa4.step", find_element_type("F64"), {}, {{{{}, {}}, {{2, 1, 1}}}}};
+  v.model = 1;
   manifest.tensors = {w, v, s};
+  manifest.bytes = {{"bytes.rng.00001", find_element_type("U8"), {5}, {{{{0}, {5}}, {{2, 1, 5}}}}}};
   return manifest;
 }
 
@@ -113,6 +116,8 @@ const Damage damages[] = {
     {"other_dimensions", "\"offset\":[0,2],\"shape\":[4,4]", "\"offset\":[0],\"shape\":[4]", "a part of its tensor"},
     {"shape_overflows", "\"shape\":[4,6],", "\"shape\":[4294967296,4294967296],",
      "not a shape whose elements 64 bits can count"},
+    {"no_such_model", "\"model\":1}", "\"model\":2}", "/tensors/1/model is 2, not one of 2 models"},
+    {"bytes_of_floats", "\"dtype\":\"U8\"", "\"dtype\":\"F32\"", "/bytes/0 is"},
     {"key", "\"keys\":{\"run\":", "\"keys\":{\"run\":1,\"r\":", "/keys/run is 1, not a text"}};
 
 INSTANTIATE_TEST_SUITE_P(Manifest, Damages, testing::ValuesIn(damages),
@@ -122,7 +127,8 @@ INSTANTIATE_TEST_SUITE_P(Manifest, Damages, testing::ValuesIn(damages),
 // runs, so that most of the text is one line for each file.
 TEST(Manifest, StaysSmallOnManyRanks) {
   constexpr uint32_t ranks = 16'384, tensors = 10'000;
-  Manifest manifest{.sequence = 1, .step = 1, .ranks = ranks, .models = {}, .files = {}, .tensors = {}, .keys = {}};
+  Manifest manifest{
+      .sequence = 1, .step = 1, .ranks = ranks, .models = {}, .files = {}, .tensors = {}, .bytes = {}, .keys = {}};
   for (const char *kind : {"", "optimizer/0000/"})
     for (uint32_t r = 0; r < ranks; ++r)
       manifest.files.push_back(

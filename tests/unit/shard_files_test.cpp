@@ -75,7 +75,7 @@ class Shards : public testing::Test {
   WrittenShard write(const std::string &name, const std::vector<Saved> &some) const {
     std::vector<ShardToWrite> shards;
     shards.push_back(shard(name, some));
-    ShardWriter writer(std::move(shards));
+    ShardWriter writer(std::move(shards), Staging::allocate());
     return write(writer).at(0);
   }
   ShardReader reader(const std::string &name) const { return ShardReader(folder.get(), name, "runs/" + name); }
@@ -301,9 +301,10 @@ TEST_F(Shards, MayChangeOnceTheyAreCopied) {
   const Bytes before = some[0].bytes;
   std::vector<ShardToWrite> shards;
   shards.push_back(shard("f", some));
-  ShardWriter writer(std::move(shards));
+  ShardWriter writer(std::move(shards), Staging::allocate());
   std::thread packing([&] { writer.pack([] {}); });
-  writer.await_packed();  // nobody writes yet
+  writer.await_packed(std::chrono::milliseconds(60'000));
+  ASSERT_TRUE(writer.is_packed());  // nobody writes yet
   EXPECT_EQ(writer.bytes_written(), 0u);
   std::ranges::fill(some[0].bytes, std::byte{0});
   std::thread writing([&] { writer.write(); });
@@ -319,7 +320,7 @@ TEST_F(Shards, NeedNoMoreThanTheirStaging) {
   const std::vector<Saved> some{saved("w", "F32", {{0}, {10 << 20}}, 1)};  // 40 MiB
   std::vector<ShardToWrite> shards;
   shards.push_back(shard("f", some));
-  ShardWriter writer(std::move(shards));
+  ShardWriter writer(std::move(shards), Staging::allocate());
   std::thread packing([&] { writer.pack([] {}); });
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   EXPECT_FALSE(writer.is_packed());  // four blocks are full, and nobody empties them
@@ -336,7 +337,7 @@ TEST_F(Shards, ThatCannotBeWrittenNameTheFileAndEndBothThreads) {
   for (bool happened = true; happened; ++at) {
     std::vector<ShardToWrite> shards;
     shards.push_back(shard(format_text("f{}", at), some));
-    ShardWriter writer(std::move(shards));
+    ShardWriter writer(std::move(shards), Staging::allocate());
     const FaultScope fault({Way::fails, at, ENOSPC, ""});
     const std::string message = message_of([&] { write(writer); });
     happened = fault.happened();
@@ -356,7 +357,7 @@ TEST_F(Shards, ThatAreGivenUpEndBothThreads) {
   for (const bool writes : {false, true}) {
     std::vector<ShardToWrite> shards;
     shards.push_back(shard(writes ? "a" : "b", some));
-    ShardWriter writer(std::move(shards));
+    ShardWriter writer(std::move(shards), Staging::allocate());
     std::thread packing([&] { writer.pack([] {}); }), writing([&] {
       if (writes) writer.write();
     });

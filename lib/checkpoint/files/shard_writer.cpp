@@ -14,8 +14,20 @@ constexpr std::chrono::milliseconds poll_period(20);
 
 }  // namespace
 
-ShardWriter::ShardWriter(std::vector<ShardToWrite> shards) : shards_(std::move(shards)), staging_(staging_bytes) {
-  for (size_t i = 0; i < staging_blocks; ++i) free_.push_back(i);
+Staging Staging::allocate() {
+  const auto bytes = std::make_shared<AlignedBytes>(least_bytes);
+  Staging staging;
+  staging.add(bytes->bytes(), bytes);
+  return staging;
+}
+
+void Staging::add(std::span<std::byte> memory, std::shared_ptr<void> owner) {
+  for (; memory.size() >= block_bytes; memory = memory.subspan(block_bytes)) blocks.push_back(memory.data());
+  owners.push_back(std::move(owner));
+}
+
+ShardWriter::ShardWriter(std::vector<ShardToWrite> shards, Staging staging)
+    : shards_(std::move(shards)), staging_(std::move(staging)), free_(staging_.blocks) {
   for (const ShardToWrite &shard : shards_)
     total_bytes_ += shard.file.header.data_offset + shard.file.header.data_bytes();
 }
@@ -67,26 +79,25 @@ void ShardWriter::pack(const std::function<void()> &poll) noexcept {
   changed_.notify_all();
 }
 
-void ShardWriter::await_packed() {
+void ShardWriter::await_packed(std::chrono::milliseconds longest) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return is_packed(); });
+  changed_.wait_for(lock, longest, [&] { return is_packed(); });
 }
 
 void ShardWriter::pack_shard(size_t number, const std::function<void()> &poll) {
   ShardToWrite &shard = shards_[number];
   SafetensorsHeader &header = shard.file.header;
   BlockSums sums;
-  for (uint64_t at = 0; at < header.data_bytes(); at += staging_block) {
-    const std::optional<size_t> staging = take_free(poll);
-    if (!staging) return;
-    const uint64_t bytes = std::min(staging_block, header.data_bytes() - at);
-    const std::span<std::byte> block = staging_.bytes().subspan(*staging * staging_block, staging_block);
-    fill(shard, at, block.first(bytes));
-    std::memset(block.data() + bytes, 0, round_up(bytes, io_alignment) - bytes);
-    sums.add(block.first(bytes));
-    hand_over({number, header.data_offset + at, bytes, *staging, {}});
+  for (uint64_t at = 0; at < header.data_bytes(); at += Staging::block_bytes) {
+    std::byte *const data = take_free(poll);
+    if (!data) return;
+    const uint64_t bytes = std::min(Staging::block_bytes, header.data_bytes() - at);
+    fill(shard, at, {data, bytes});
+    std::memset(data + bytes, 0, round_up(bytes, io_alignment) - bytes);
+    sums.add({data, bytes});
+    hand_over({number, header.data_offset + at, bytes, data, {}});
   }
-  hand_over({number, 0, 0, 0, write_shard_header(header, sums.finish())});
+  hand_over({number, 0, 0, nullptr, write_shard_header(header, sums.finish())});
 }
 
 // The data bytes from `at` on, of as many tensors as they are of.
@@ -102,17 +113,17 @@ void ShardWriter::fill(const ShardToWrite &shard, uint64_t at, std::span<std::by
   }
 }
 
-std::optional<size_t> ShardWriter::take_free(const std::function<void()> &poll) {
+std::byte *ShardWriter::take_free(const std::function<void()> &poll) {
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, poll_period, [&] { return failure_.failed() || !free_.empty(); })) {
     lock.unlock();
     poll();
     lock.lock();
   }
-  if (failure_.failed()) return std::nullopt;
-  const size_t staging = free_.back();
+  if (failure_.failed()) return nullptr;
+  std::byte *const block = free_.back();
   free_.pop_back();
-  return staging;
+  return block;
 }
 
 void ShardWriter::hand_over(Block block) {
@@ -157,10 +168,9 @@ void ShardWriter::write_shards() {
         written_bytes_ += block->header.size();
         break;
       }
-      file.write(block->offset,
-                 staging_.bytes().subspan(block->staging * staging_block, round_up(block->bytes, io_alignment)));
+      file.write(block->offset, {block->data, round_up(block->bytes, io_alignment)});
       written_bytes_ += block->bytes;
-      give_back(block->staging);
+      give_back(block->data);
     }
   }
 }
@@ -174,10 +184,10 @@ std::optional<ShardWriter::Block> ShardWriter::take_full() {
   return block;
 }
 
-void ShardWriter::give_back(size_t staging) {
+void ShardWriter::give_back(std::byte *block) {
   {
     const std::lock_guard lock(mutex_);
-    free_.push_back(staging);
+    free_.push_back(block);
   }
   changed_.notify_all();
 }

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -44,14 +45,26 @@ struct WrittenShard {
   std::string header_sum;
 };
 
+// Memory that full blocks wait in for the disk: the more of it, the sooner everything has been copied.
+struct Staging {
+  static constexpr uint64_t block_bytes = uint64_t{8} << 20;
+  // So that copying and writing overlap.
+  static constexpr size_t least_blocks = 4;
+  static constexpr uint64_t least_bytes = least_blocks * block_bytes;
+
+  std::vector<std::byte *> blocks;             // where direct I/O wants them
+  std::vector<std::shared_ptr<void>> owners;  // keep them
+
+  // least_bytes of its own.
+  static Staging allocate();
+  // As many blocks as fit.
+  void add(std::span<std::byte> memory, std::shared_ptr<void> owner);
+};
+
 class ShardWriter {
  public:
-  static constexpr uint64_t staging_block = uint64_t{8} << 20;
-  static constexpr size_t staging_blocks = 4;
-  // What a rank needs for it, whatever it writes.
-  static constexpr uint64_t staging_bytes = staging_blocks * staging_block;
-
-  explicit ShardWriter(std::vector<ShardToWrite> shards);
+  // shards: at least one.
+  ShardWriter(std::vector<ShardToWrite> shards, Staging staging);
 
   // Each is the body of a thread, and returns when its work is done or given up. The first error ends both. `poll` is
   // called about every 20 ms while the disk is behind, and throws what ends the packing.
@@ -61,11 +74,10 @@ class ShardWriter {
   // nothing once all is on the disk.
   void give_up(fsdp_status status, const char *why) noexcept;
 
-  // All has been copied, or never will be.
+  // All has been copied, or never will be; waits for it a while at most. Any thread.
   bool is_packed() const { return packed_.load(std::memory_order_acquire); }
-  // Returns when it is so. Any thread.
-  void await_packed();
-  // All is on the disk, or never will be; waits for it a while at most.
+  void await_packed(std::chrono::milliseconds longest);
+  // All is on the disk, or never will be; as above.
   bool is_written() const { return finished_.load(std::memory_order_acquire); }
   void await_written(std::chrono::milliseconds longest);
   uint64_t bytes_written() const { return written_bytes_.load(std::memory_order_relaxed); }
@@ -78,7 +90,7 @@ class ShardWriter {
     size_t shard;
     uint64_t offset;  // in the file
     uint64_t bytes;   // 0: the file's data is complete
-    size_t staging;   // which block
+    std::byte *data;  // in the staging
     std::string header;
   };
   void fail_with(const Error &error) noexcept;
@@ -86,19 +98,19 @@ class ShardWriter {
   void attempt(Body body) noexcept;
   void pack_shard(size_t number, const std::function<void()> &poll);
   void fill(const ShardToWrite &shard, uint64_t at, std::span<std::byte> block) const;
-  std::optional<size_t> take_free(const std::function<void()> &poll);
+  std::byte *take_free(const std::function<void()> &poll);
   void hand_over(Block block);
   std::optional<Block> take_full();
-  void give_back(size_t staging);
+  void give_back(std::byte *block);
   void write_shards();
 
   std::vector<ShardToWrite> shards_;
-  AlignedBytes staging_;
+  Staging staging_;
   uint64_t total_bytes_ = 0;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Block> full_;
-  std::vector<size_t> free_;
+  std::vector<std::byte *> free_;
   Failure failure_;
   std::vector<WrittenShard> written_;
   std::atomic<bool> packed_{false}, finished_{false};

@@ -47,6 +47,7 @@ class JsonValue {
   }
   bool is_null() const { return value_.is_null(); }
   size_t size() const { return value_.size(); }
+  bool has(const std::string &name) const { return value_.is_object() && value_.contains(name); }
   JsonValue operator[](const std::string &name) const;
   // Of an array, as which it was checked.
   JsonValue element(size_t index) const { return {value_[index], file_, path_ + "/" + std::to_string(index)}; }

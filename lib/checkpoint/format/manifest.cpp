@@ -45,7 +45,9 @@ void append_tensor(std::string &text, const ManifestTensor &tensor) {
     if (i) text += ',';
     append_part(text, tensor.parts[i]);
   }
-  text += "]}";
+  text += "]";
+  if (tensor.model) text += format_text(R"(,"model":{})", tensor.model);
+  text += "}";
 }
 
 // ---- values ----
@@ -125,24 +127,25 @@ std::vector<uint64_t> parse_shape(const JsonValue &value) {
 }
 
 // Disjoint parts that together are as large as the tensor fill it.
-void check_parts(const ManifestTensor &tensor, const JsonValue &value) {
+void check_parts(const ManifestTensor &tensor, const JsonValue &value, bool whole_tensors) {
   uint64_t count = 0;
   for (const ManifestPart &part : tensor.parts)
     value["parts"].require(!__builtin_add_overflow(count, part.box.count(), &count), "parts that fill the tensor");
-  value["parts"].require(count == whole(tensor.shape).count(), "parts that fill the tensor");
+  value["parts"].require(count == whole(tensor.shape).count() || !whole_tensors, "parts that fill the tensor");
   for (size_t i = 0; i < tensor.parts.size(); ++i)
     for (size_t j = 0; j < i; ++j)
       value["parts"].require(!intersect(tensor.parts[i].box, tensor.parts[j].box), "parts that do not overlap");
 }
 
-ManifestTensor parse_tensor(const JsonValue &value, uint64_t files) {
+ManifestTensor parse_tensor(const JsonValue &value, const Manifest &manifest, bool whole_tensors) {
+  const uint64_t files = manifest.files.size();
   ManifestTensor tensor{
       value["name"].text(), find_element_type(value["dtype"].text()), parse_shape(value["shape"]), {}};
   value["dtype"].require(tensor.type, "an element type that is known");
   value["parts"].require(value["parts"].size() <= most_parts, format_text("at most {} parts", most_parts));
   value["parts"].for_each_element(
       [&](const JsonValue &part) { tensor.parts.push_back(parse_part(part, tensor.shape, files)); });
-  check_parts(tensor, value);
+  check_parts(tensor, value, whole_tensors);
   return tensor;
 }
 
@@ -153,7 +156,21 @@ void require_different_names(const Values &values, const JsonValue &list) {
     list.require(names.insert(value.name).second, format_text("one with {} once", quote_json(value.name)));
 }
 
-Manifest parse_document(const JsonValue &value) {
+// A tensor without a number is the first model's.
+uint32_t parse_model_number(const JsonValue &value, size_t models) {
+  if (!value.has("model")) return 0;
+  const uint32_t model = number32(value["model"]);
+  value["model"].require(model < models, format_text("one of {} models", models));
+  return model;
+}
+
+ManifestTensor parse_bytes(const JsonValue &value, const Manifest &manifest) {
+  ManifestTensor tensor = parse_tensor(value, manifest, true);
+  value.require(tensor.shape.size() == 1 && tensor.type == find_element_type("U8"), "bytes in one dimension");
+  return tensor;
+}
+
+Manifest parse_document(const JsonValue &value, bool whole_tensors) {
   Manifest manifest;
   manifest.sequence = value["sequence"].unsigned_number();
   manifest.step = value["step"].unsigned_number();
@@ -161,9 +178,14 @@ Manifest parse_document(const JsonValue &value) {
   value["models"].for_each_element([&](const JsonValue &model) { manifest.models.push_back(parse_model(model)); });
   value["files"].for_each_element([&](const JsonValue &file) { manifest.files.push_back(parse_file(file)); });
   require_different_names(manifest.files, value["files"]);
-  value["tensors"].for_each_element(
-      [&](const JsonValue &tensor) { manifest.tensors.push_back(parse_tensor(tensor, manifest.files.size())); });
+  value["tensors"].for_each_element([&](const JsonValue &tensor) {
+    manifest.tensors.push_back(parse_tensor(tensor, manifest, whole_tensors));
+    manifest.tensors.back().model = parse_model_number(tensor, manifest.models.size());
+  });
   require_different_names(manifest.tensors, value["tensors"]);
+  value["bytes"].for_each_element(
+      [&](const JsonValue &bytes) { manifest.bytes.push_back(parse_bytes(bytes, manifest)); });
+  require_different_names(manifest.bytes, value["bytes"]);
   value["keys"].for_each_member(
       [&](const std::string &key, const JsonValue &text) { manifest.keys[key] = text.text(); });
   return manifest;
@@ -192,6 +214,8 @@ std::string write_manifest(const Manifest &manifest) {
   text += ",\n";
   append_list(text, "tensors", manifest.tensors, [&](const ManifestTensor &tensor) { append_tensor(text, tensor); });
   text += ",\n";
+  append_list(text, "bytes", manifest.bytes, [&](const ManifestTensor &tensor) { append_tensor(text, tensor); });
+  text += ",\n";
   append_list(text, "files", manifest.files, [&](const ManifestFile &file) {
     text += format_text("[{},{},\"{}\"]", quote_json(file.name), file.bytes, file.header_sum);
   });
@@ -201,14 +225,21 @@ std::string write_manifest(const Manifest &manifest) {
   return text + "}}\n";
 }
 
-Manifest parse_manifest(std::string_view text, std::string_view file) {
+namespace {
+
+Manifest parse(std::string_view text, std::string_view file, bool whole_tensors) {
   const nlohmann::json document = parse_json(text, file);
   const JsonValue value(document, file);
   value["format"].require(value["format"].text() == format_name, format_text("\"{}\"", format_name));
   if (const uint64_t version = value["version"].unsigned_number(); version != manifest_version)
     fail(FSDP_UNSUPPORTED, "{}: it is of version {} of the format; this release reads version {}", file, version,
          manifest_version);
-  return parse_document(value);
+  return parse_document(value, whole_tensors);
 }
+
+}  // namespace
+
+Manifest parse_manifest(std::string_view text, std::string_view file) { return parse(text, file, true); }
+Manifest parse_manifest_part(std::string_view text, std::string_view file) { return parse(text, file, false); }
 
 }  // namespace fsdp::checkpoint

@@ -45,6 +45,7 @@ struct ManifestTensor {
   const ElementType *type = nullptr;
   std::vector<uint64_t> shape;
   std::vector<ManifestPart> parts;
+  uint32_t model = 0;  // whose it is
 
   bool operator==(const ManifestTensor &) const = default;
 };
@@ -72,6 +73,7 @@ struct Manifest {
   std::vector<ManifestModel> models;
   std::vector<ManifestFile> files;
   std::vector<ManifestTensor> tensors;
+  std::vector<ManifestTensor> bytes;        // the caller's own, one dimension of U8
   std::map<std::string, std::string> keys;  // the caller's
 
   bool operator==(const Manifest &) const = default;
@@ -81,5 +83,7 @@ std::string write_manifest(const Manifest &manifest);
 // Refuses what is damaged: names that lead out of the folder, parts that overlap or lie outside of their tensor, rows
 // that are missing or too many, files that are not there. `file` is for messages.
 Manifest parse_manifest(std::string_view text, std::string_view file);
+// ... of a part of one, whose tensors may lack parts that others have.
+Manifest parse_manifest_part(std::string_view text, std::string_view file);
 
 }  // namespace fsdp::checkpoint

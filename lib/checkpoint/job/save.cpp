@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
+// What callers do of a save: until all have seen the folder, and know what they write.
 #include "checkpoint/job/save.h"
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
+#include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <optional>
+#include <set>
 #include <thread>
 
 #include "base/checked.h"
-#include "base/library_thread.h"
-#include "checkpoint/files/folder.h"
-#include "checkpoint/files/shard_writer.h"
+#include "base/json.h"
+#include "checkpoint/job/save_keeper.h"
 #include "comm/together.h"
 
 namespace fsdp::checkpoint {
@@ -20,317 +19,225 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint32_t files_in_folder = 1024;
-
 // What the first rank tells of the checkpoint that it has begun.
 struct Beginning {
   char id[40] = {};
   uint64_t sequence = 0;
 };
 
-// What each rank tells of the files that it has written; without a sum it has none of the kind.
-struct WrittenFiles {
-  struct One {
-    uint64_t bytes = 0;
-    char header_sum[40] = {};
-  };
-  One kinds[shard_kinds];
-};
-
-// How far a rank's writing is, as ranks tell each other while any of them is at it.
-enum class Way : uint8_t { writing, done, failed };
-
-// The disk's side of a save, while the calling thread copies.
-class WritingThread {
+// The begin of a save, on this rank.
+class Beginner {
  public:
-  // patience: how long it is waited for when it is given up; peers wait for this rank meanwhile.
-  WritingThread(std::shared_ptr<ShardWriter> writer, std::chrono::milliseconds patience)
-      : writer_(std::move(writer)), patience_(patience) {
-    auto kept = std::make_unique<std::shared_ptr<ShardWriter>>(writer_);
-    thread_ = LibraryThread{"fsdp-save", "a save"}.start(run, kept.get());
-    kept.release();  // the thread's own
+  Beginner(const SaveRanks &ranks, const SaveOrder &order, SaveTask &task)
+      : team_(ranks.team), waiter_(ranks.waiter), order_(order), task_(task) {
+    for (uint32_t place = 0; place < team_.size(); ++place) places_[team_.world_rank(place)] = place;
   }
-  // A thread that a dead disk holds is left alone: it owns what it works on, and ends when the disk lets it go.
-  ~WritingThread() {
-    writer_->give_up(FSDP_ABORTED, "the save was given up");  // changes nothing where it is complete
-    writer_->await_written(patience_);
-    if (writer_->is_written())
-      pthread_join(thread_, nullptr);
-    else
-      pthread_detach(thread_);
-  }
-  WritingThread(const WritingThread &) = delete;
-  WritingThread &operator=(const WritingThread &) = delete;
 
- private:
-  static void *run(void *kept) {
-    const std::unique_ptr<std::shared_ptr<ShardWriter>> writer(static_cast<std::shared_ptr<ShardWriter> *>(kept));
-    (*writer)->write();
-    return nullptr;
-  }
-  std::shared_ptr<ShardWriter> writer_;
-  std::chrono::milliseconds patience_;
-  pthread_t thread_;
-};
-
-// One save, on this rank.
-class Saving {
- public:
-  Saving(comm::Team &team, const Waiter &waiter, const std::string &path, const SavedModel &model,
-         const SaveChoice &choice)
-      : team_(team), waiter_(waiter), path_(path), model_(model), choice_(choice) {}
-
-  SaveResult run() {
+  void run() {
     comm::agree_on(team_, "what is saved", said());
-    begin();
-    join();
-    write();
-    const std::vector<WrittenFiles> all = tell();
-    comm::attempt_together(team_, "a save's commit", [&] {
-      if (first()) commit(all);
-    });
-    return result_;
+    make_folder();
+    see_folder();
+    describe();
+    comm::attempt_together(team_, "a save's files", [&] { plan_files(); });
   }
 
  private:
   bool first() const { return team_.rank() == 0; }
+  uint32_t rank() const { return team_.world_rank(team_.rank()); }
   std::string said() const;
-  void begin();
-  void join();
-  void write();
-  void write_files();
-  void look_after(const ShardWriter &writer);
-  Way meet(Way mine);
-  std::chrono::milliseconds between_meetings() const {
-    return std::chrono::milliseconds(std::min<uint32_t>(1000, waiter_.timeout_ms() / 4));
-  }
-  ShardToWrite shard_of(ShardKind kind, const std::vector<const KeptTensor *> &tensors);
-  std::vector<WrittenFiles> tell();
-  void commit(const std::vector<WrittenFiles> &all);
-  void remove_older() noexcept;
-  std::string folder_of(ShardKind kind, uint32_t place) const;
-  static Manifest describe(const SavedModel &model, uint32_t ranks, uint64_t sequence);
+  void check_ranks(const SavedModel &model) const;
+  void make_folder();
+  void see_folder();
+  void describe();
+  void plan_files();
+  ShardToWrite plan_file(ShardKind kind, std::vector<ShardTensor> tensors, std::vector<ReadRows> rows) const;
+  void add_models(ShardKind kind, std::vector<ShardTensor> &tensors, std::vector<ReadRows> &rows) const;
+  void add_bytes(std::vector<ShardTensor> &tensors, std::vector<ReadRows> &rows) const;
 
   comm::Team &team_;
   const Waiter &waiter_;
-  const std::string &path_;
-  const SavedModel &model_;
-  const SaveChoice &choice_;
-  std::optional<Folder> folder_;
-  std::optional<NewCheckpoint> made_;
-  bool gave_up_ = false;           // a rank's part has failed
-  std::optional<Error> lost_;      // ranks cannot meet any more
-  Clock::time_point met_, moved_;  // when ranks met last, and when this one's disk took something
-  uint64_t written_so_far_ = 0;
-  Beginning beginning_;
-  WrittenFiles written_;
-  SaveResult result_;
+  const SaveOrder &order_;
+  SaveTask &task_;
+  std::map<uint32_t, uint32_t> places_;  // of ranks of the job
 };
 
 // All of it must be the same, or ranks would write parts of different checkpoints.
-std::string Saving::said() const {
-  return format_text("step {}, layout {:016x}, replace {}, keep {}", model_.step, model_.described.layout_hash,
-                     choice_.replace, choice_.keep);
+std::string Beginner::said() const {
+  std::string models;
+  // A model of all ranks is known to be the same on them; others may be several.
+  for (const SavedModel &model : order_.models)
+    if (model.ranks.size() == team_.size()) models += format_text(", layout {:016x}", model.described.layout_hash);
+  return format_text("step {}{}, replace {}, keep {}", order_.step, models, order_.choice.replace, order_.choice.keep);
 }
 
-void Saving::begin() {
+void Beginner::check_ranks(const SavedModel &model) const {
+  if (model.ranks.size() > team_.size())
+    fail(FSDP_INVALID_ARGUMENT, "the model is of {} ranks, and {} save it", model.ranks.size(), team_.size());
+  for (const uint32_t rank : model.ranks)
+    if (!places_.contains(rank))
+      fail(FSDP_INVALID_ARGUMENT, "the model is also of rank {}, which is not among those that save it", rank);
+}
+
+void Beginner::make_folder() {
+  Beginning beginning;
   comm::attempt_together(team_, "a save's folder", [&] {
-    if (model_.shards.ranks() != team_.size())
-      fail(FSDP_INVALID_ARGUMENT, "the model is of {} ranks, and {} save it", model_.shards.ranks(), team_.size());
+    for (const SavedModel &model : order_.models) check_ranks(model);
     if (!first()) return;
-    folder_ = Folder::make(path_);
-    folder_->remove_leftovers();
-    const std::vector<FolderEntry> there = folder_->list();
+    SaveFolder &there = *task_.folder;
+    there.folder = Folder::make(order_.folder);
+    there.folder->remove_leftovers();
+    const std::vector<FolderEntry> entries = there.folder->list();
     // The commit would find it, too, after all the writing.
-    if (!choice_.replace && folder_->has(step_name(model_.step)))
-      fail(FSDP_INVALID_STATE, "{}: there is a checkpoint of that name already",
-           folder_->shown(step_name(model_.step)));
-    beginning_.sequence =
-        there.empty() ? 1 : checked_add(there.front().manifest.sequence, 1, "a checkpoint's sequence");
-    made_.emplace(*folder_);
-    std::strncpy(beginning_.id, made_->id().c_str(), sizeof beginning_.id - 1);
+    if (!order_.choice.replace && there.folder->has(task_.name))
+      fail(FSDP_INVALID_STATE, "{}: there is a checkpoint of that name already", there.folder->shown(task_.name));
+    beginning.sequence =
+        entries.empty() ? 1 : checked_add(entries.front().manifest.sequence, 1, "a checkpoint's sequence");
+    there.made.emplace(*there.folder);
+    std::strncpy(beginning.id, there.made->id().c_str(), sizeof beginning.id - 1);
   });
   std::vector<Beginning> all(team_.size());
-  team_.exchange_fixed(&beginning_, sizeof beginning_, all.data(), "a save's name");
-  beginning_ = all[0];
-  result_.name = step_name(model_.step);
+  team_.exchange_fixed(&beginning, sizeof beginning, all.data(), "a save's name");
+  task_.id = std::string(all[0].id, ::strnlen(all[0].id, sizeof all[0].id));
+  task_.manifest.sequence = all[0].sequence;
 }
 
 // Names come late where another host has made them.
-void Saving::join() {
+void Beginner::see_folder() {
   comm::attempt_together(team_, "a save's folder, seen by all", [&] {
     if (first()) return;
+    SaveFolder &there = *task_.folder;
     const auto start = Clock::now();
     const auto waited = [&] { return Clock::now() - start; };
-    const std::chrono::milliseconds patience(choice_.patience_ms);
-    while (!folder_) try {
-        folder_ = Folder(path_);
+    const std::chrono::milliseconds patience(order_.choice.patience_ms);
+    while (!there.folder) try {
+        there.folder = Folder(order_.folder);
       } catch (const Error &error) {
         if (error.origin_code != ENOENT || waited() >= patience) throw;
         waiter_.poll();
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
       }
-    made_.emplace(*folder_, beginning_.id, choice_.patience_ms, [&] { waiter_.poll(); });
+    there.made.emplace(*there.folder, task_.id, order_.choice.patience_ms, [&] { waiter_.poll(); });
   });
 }
 
-ShardToWrite Saving::shard_of(ShardKind kind, const std::vector<const KeptTensor *> &tensors) {
-  std::vector<ShardTensor> parts;
-  for (const KeptTensor *tensor : tensors)
-    parts.push_back(
-        {tensor->name, tensor->type, ModelShards::box_of(*tensor, model_.shards.rows(*tensor, team_.rank()))});
-  const std::string folder = folder_of(kind, team_.rank());
-  const std::string name = shard_name(team_.world_rank(team_.rank()));
-  ShardToWrite shard{made_->make_folder(folder),
-                     name,
-                     made_->shown(folder.empty() ? name : folder + "/" + name),
-                     plan_shard_file(parts),
-                     {}};
-  for (const uint32_t index : shard.file.order) {
-    const KeptTensor &tensor = *tensors[index];
-    // What it writes begins behind what other holders of its rows write.
-    const RowRange kept = model_.shards.kept_rows(tensor, team_.rank()), own = model_.shards.rows(tensor, team_.rank());
-    const uint64_t row = *stored_bytes(*tensor.type, ModelShards::box_of(tensor, own).count()) / own.count;
-    shard.rows.push_back(
-        [this, &tensor, skipped = (own.first - kept.first) * row](uint64_t at, std::span<std::byte> to) {
-          waiter_.poll();
-          model_.read(tensor, skipped + at, to);
-        });
+// The first rank knows the models that it leads; of others their first ranks tell it.
+void Beginner::describe() {
+  Manifest mine;
+  comm::attempt_together(team_, "a save's description", [&] {
+    mine = describe_part(order_.models, order_.bytes, rank(), [&](uint32_t of) { return places_.at(of); });
+  });
+  const uint8_t tells = !first() && (!mine.tensors.empty() || !mine.bytes.empty());
+  std::vector<uint8_t> all(team_.size());
+  team_.exchange_fixed(&tells, 1, all.data(), "who describes what is saved");
+  std::vector<std::vector<std::byte>> told;
+  if (std::ranges::find(all, 1) != all.end()) {
+    const std::string text = tells ? write_manifest(mine) : std::string();
+    told = team_.exchange(std::as_bytes(std::span(text)), "what is saved by others than the first rank");
   }
+  comm::attempt_together(team_, "a save's manifest", [&] {
+    if (!first()) return;
+    Manifest &whole = task_.manifest;
+    whole.step = order_.step, whole.ranks = team_.size(), whole.keys = order_.keys;
+    add_part(whole, mine);
+    for (uint32_t r = 1; r < told.size(); ++r)
+      if (const std::string_view text(reinterpret_cast<const char *>(told[r].data()), told[r].size()); !text.empty())
+        add_part(whole, parse_manifest_part(text, format_text("what rank {} saves", team_.world_rank(r))));
+    // Nobody could load what it refuses: names that come twice, or parts that are missing.
+    parse_manifest(write_manifest(whole), task_.folder->made->shown(manifest_name));
+  });
+}
+
+ShardToWrite Beginner::plan_file(ShardKind kind, std::vector<ShardTensor> tensors, std::vector<ReadRows> rows) const {
+  std::set<std::string_view> names;
+  for (const ShardTensor &tensor : tensors)
+    if (!names.insert(tensor.name).second)
+      fail(FSDP_INVALID_ARGUMENT, "this rank saves two tensors {}; a checkpoint has each name once",
+           quote_json(tensor.name));
+  const NewCheckpoint &made = *task_.folder->made;
+  const std::string path = saved_file_name(kind, rank(), team_.rank());
+  const size_t slash = path.rfind('/');
+  const std::string folder = slash == path.npos ? "" : path.substr(0, slash);
+  ShardToWrite shard{made.make_folder(folder),
+                     path.substr(slash == path.npos ? 0 : slash + 1),
+                     made.shown(path),
+                     plan_shard_file(tensors),
+                     {}};
+  for (const uint32_t index : shard.file.order) shard.rows.push_back(std::move(rows[index]));
   return shard;
 }
 
-// A rank that is slower than others is waited for, however long: all meet while one of them is still writing.
-void Saving::write() {
-  std::optional<Error> failure;
-  try {
-    write_files();
-  } catch (const Error &error) {
-    if (!gave_up_) failure = error;  // else a peer has the reason
-  } catch (const std::exception &) {
-    failure.emplace(FSDP_OUT_OF_MEMORY, "no memory to save");
-  }
-  if (lost_) throw *lost_;
-  while (meet(failure ? Way::failed : Way::done) == Way::writing) {
-  }
-  comm::attempt_together(team_, "a save's files", [&] {
-    if (failure) throw *failure;
-  });
+// What it writes of a tensor begins behind what other holders of its rows write.
+void Beginner::add_models(ShardKind kind, std::vector<ShardTensor> &tensors, std::vector<ReadRows> &rows) const {
+  for (const SavedModel &model : order_.models)
+    for (const KeptTensor *tensor : model.shards->written_by(model.rank, kind)) {
+      const RowRange kept = model.shards->kept_rows(*tensor, model.rank), own = model.shards->rows(*tensor, model.rank);
+      const Box box = ModelShards::box_of(*tensor, own);
+      const uint64_t skipped = (own.first - kept.first) * (*stored_bytes(*tensor->type, box.count()) / own.count);
+      tensors.push_back({tensor->name, tensor->type, box});
+      rows.push_back([tensor, skipped, &read = model.read](uint64_t at, std::span<std::byte> to) {
+        read(*tensor, skipped + at, to);
+      });
+    }
 }
 
-// What the slowest rank is at; failed where one is, and then nobody need go on.
-Way Saving::meet(Way mine) {
-  std::vector<Way> all(team_.size());
-  try {
-    team_.exchange_fixed(&mine, sizeof mine, all.data(), "a save under way");
-  } catch (const Error &error) {
-    lost_ = error;
-    throw;
+void Beginner::add_bytes(std::vector<ShardTensor> &tensors, std::vector<ReadRows> &rows) const {
+  for (const SavedBytes &some : order_.bytes) {
+    if (!some.per_rank && !first()) continue;
+    tensors.push_back({some.per_rank ? bytes_name(some.name, rank()) : bytes_name(some.name),
+                       find_element_type("U8"),
+                       {{0}, {some.data.size()}}});
+    rows.push_back(
+        [&some](uint64_t at, std::span<std::byte> to) { std::memcpy(to.data(), some.data.data() + at, to.size()); });
   }
-  met_ = Clock::now();
-  gave_up_ = gave_up_ || std::ranges::find(all, Way::failed) != all.end();
-  return std::ranges::find(all, Way::writing) != all.end() ? Way::writing : Way::done;
 }
 
-// Called while the disk is at work.
-void Saving::look_after(const ShardWriter &writer) {
-  waiter_.poll();
-  const std::chrono::milliseconds patience(waiter_.timeout_ms());
-  const auto now = Clock::now();
-  if (const uint64_t bytes = writer.bytes_written(); bytes != written_so_far_) written_so_far_ = bytes, moved_ = now;
-  if (now - moved_ > patience)
-    throw Error(FSDP_SYSTEM,
-                format_text("{}: the disk has taken nothing for {} ms", made_->shown("."), waiter_.timeout_ms()), -1,
-                FSDP_ORIGIN_OS, ETIMEDOUT);
-  if (now - met_ > between_meetings()) meet(Way::writing);
-  if (gave_up_) fail(FSDP_ABORTED, "another rank's part of this save has failed");
-}
-
-void Saving::write_files() {
-  std::vector<ShardToWrite> shards;
-  std::vector<size_t> kinds;
-  for (const ShardKind kind : {ShardKind::weights, ShardKind::optimizer}) {
-    const std::vector<const KeptTensor *> tensors = model_.shards.written_by(team_.rank(), kind);
+void Beginner::plan_files() {
+  for (const ShardKind kind : {ShardKind::weights, ShardKind::optimizer, ShardKind::bytes}) {
+    std::vector<ShardTensor> tensors;
+    std::vector<ReadRows> rows;
+    if (kind == ShardKind::bytes)
+      add_bytes(tensors, rows);
+    else
+      add_models(kind, tensors, rows);
     if (tensors.empty()) continue;
-    shards.push_back(shard_of(kind, tensors));
-    kinds.push_back(static_cast<size_t>(kind));
-  }
-  met_ = moved_ = Clock::now();
-  const auto writer = std::make_shared<ShardWriter>(std::move(shards));
-  {
-    const WritingThread thread(writer, between_meetings());
-    const auto poll = [&] { look_after(*writer); };
-    writer->pack(poll);
-    while (!writer->is_written()) {
-      poll();
-      writer->await_written(std::chrono::milliseconds(20));
-    }
-  }
-  const std::vector<WrittenShard> files = writer->result();
-  for (size_t i = 0; i < files.size(); ++i) {
-    WrittenFiles::One &one = written_.kinds[kinds[i]];
-    one.bytes = files[i].bytes;
-    std::strncpy(one.header_sum, files[i].header_sum.c_str(), sizeof one.header_sum - 1);
-    result_.bytes += one.bytes;
-  }
-}
-
-std::vector<WrittenFiles> Saving::tell() {
-  std::vector<WrittenFiles> all(team_.size());
-  team_.exchange_fixed(&written_, sizeof written_, all.data(), "a save's sums");
-  return all;
-}
-
-// Weights lie where PyTorch looks for them.
-std::string Saving::folder_of(ShardKind kind, uint32_t rank) const {
-  if (kind == ShardKind::weights) return "";
-  return format_text("optimizer/{:04}", rank / files_in_folder);
-}
-
-Manifest Saving::describe(const SavedModel &model, uint32_t ranks, uint64_t sequence) {
-  Manifest manifest;
-  manifest.sequence = sequence;
-  manifest.step = model.step;
-  manifest.ranks = ranks;
-  manifest.models = {model.described};
-  manifest.keys = model.keys;
-  return manifest;
-}
-
-void Saving::commit(const std::vector<WrittenFiles> &all) {
-  Manifest manifest = describe(model_, team_.size(), beginning_.sequence);
-  for (const ShardKind kind : {ShardKind::weights, ShardKind::optimizer}) {
-    auto tensors = model_.shards.manifest_tensors(kind, static_cast<uint32_t>(manifest.files.size()));
-    std::ranges::move(tensors, std::back_inserter(manifest.tensors));
-    for (const uint32_t rank : model_.shards.writers(kind)) {
-      const WrittenFiles::One &one = all[rank].kinds[static_cast<size_t>(kind)];
-      const std::string folder = folder_of(kind, rank), name = shard_name(team_.world_rank(rank));
-      manifest.files.push_back({folder.empty() ? name : folder + "/" + name, one.bytes, one.header_sum});
-    }
-  }
-  const std::string text = write_manifest(manifest);
-  parse_manifest(text, made_->shown(manifest_name));  // nobody could load what it refuses: names that come twice
-  made_->commit(result_.name, text, choice_.replace);
-  remove_older();
-}
-
-// The checkpoint is there: what goes wrong now does not change that.
-void Saving::remove_older() noexcept {
-  if (choice_.keep == 0) return;
-  try {
-    const std::vector<FolderEntry> there = folder_->list();
-    for (size_t i = choice_.keep; i < there.size(); ++i)
-      if (std::ranges::find(choice_.spared, there[i].name) == choice_.spared.end()) folder_->remove(there[i].name);
-  } catch (const std::exception &error) {
-    result_.warning = error.what();
+    task_.shards.push_back(plan_file(kind, std::move(tensors), std::move(rows)));
+    task_.kinds.push_back(kind);
   }
 }
 
 }  // namespace
 
-SaveResult save(comm::Team &team, const Waiter &waiter, const std::string &folder, const SavedModel &model,
-                const SaveChoice &choice) {
-  return Saving(team, waiter, folder, model, choice).run();
+Save::Save(const SaveRanks &ranks, SaveOrder order) {
+  auto task = std::make_unique<SaveTask>();
+  task->order = std::move(order);
+  task->name = step_name(task->order.step);
+  Beginner(ranks, task->order, *task).run();
+  comm::attempt_together(ranks.team, "a save's start",
+                         [&] { keeper_ = std::make_unique<Keeper>(ranks, std::move(task)); });
+}
+
+Save::~Save() = default;
+
+const std::string &Save::name() const noexcept { return keeper_->name(); }
+SaveProgress Save::progress() const noexcept { return keeper_->progress(); }
+void Save::await_packed(std::chrono::milliseconds longest) const { keeper_->await_packed(longest); }
+void Save::await_end(std::chrono::milliseconds longest) const { keeper_->await_end(longest); }
+SaveResult Save::result() const { return keeper_->result(); }
+void Save::give_up(fsdp_status status, const char *why) noexcept { keeper_->give_up(status, why); }
+
+SaveResult save(const SaveRanks &ranks, SaveOrder order) {
+  Save one(ranks, std::move(order));
+  try {
+    while (!one.progress().ended) {
+      ranks.waiter.poll();
+      one.await_end(std::chrono::milliseconds(20));
+    }
+  } catch (Error &error) {  // this rank's caller waits no more; the ranks agree on what comes next
+    one.give_up(error.status, error.what());
+    error.ends_context = error.status != FSDP_INTERRUPTED;
+    throw;
+  }
+  return one.result();
 }
 
 }  // namespace fsdp::checkpoint

@@ -1,34 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-// All ranks of a model bring it to a folder as one checkpoint, which is there when it is whole, or not at all.
+// All ranks bring what they keep to a folder as one checkpoint, which is there when it is whole, or not at all; and
+// train on meanwhile.
 //
-//   first rank: makes .tmp-ID --id--> all: write their files --sizes and sums--> first rank: manifest, then the name
+//   callers        agree on what is saved; the first rank makes .tmp-ID, all see it; then they go on
+//   "fsdp-save"    copies and sums what this rank keeps, block by block; then shows how far its rank is (SaveReport),
+//                  and on the first rank has all reports before anything gets a name
+//   "fsdp-disk"    writes the blocks; on the first rank then the manifest, and gives the checkpoint its name
 //
-// Where a rank fails, all report its error, and nothing of the checkpoint is left. A rank that dies fails the others;
-// the next save removes what the job has left.
+// Where a rank fails, all learn its error, and nothing of the checkpoint is left. Where a rank dies before all have
+// written, so do the others; later its death changes nothing. The next save removes what a job has left.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/failure.h"
-#include "checkpoint/plan/model_shards.h"
+#include "checkpoint/files/shard_writer.h"
+#include "checkpoint/plan/save_plan.h"
 #include "comm/communicator.h"
 
 namespace fsdp::checkpoint {
 
-// Bytes [first, first + to.size()) of what this rank keeps of a tensor. Called on the caller's thread, in rising order;
-// the bytes do not change meanwhile.
-using ReadKept = std::function<void(const KeptTensor &tensor, uint64_t first, std::span<std::byte> to)>;
-
-struct SavedModel {
-  const ModelShards &shards;
-  ManifestModel described;
-  uint64_t step = 0;
-  std::map<std::string, std::string> keys;  // kept as they are
-  ReadKept read;
+// Who saves. All of it lives longer than the save.
+struct SaveRanks {
+  comm::Team &team;
+  comm::World &world;
+  const Waiter &waiter;  // of the caller
 };
 
 struct SaveChoice {
@@ -38,16 +38,57 @@ struct SaveChoice {
   std::vector<std::string> spared = {};  // checkpoints of the folder that stay whatever `keep` is
 };
 
+// What a rank brings.
+struct SaveOrder {
+  std::string folder;
+  uint64_t step = 0;
+  std::vector<SavedModel> models = {};
+  std::vector<SavedBytes> bytes = {};
+  std::map<std::string, std::string> keys = {};  // kept as they are
+  SaveChoice choice = {};
+  Staging staging = {};  // without blocks it gets its own
+};
+
 struct SaveResult {
   std::string name;     // of the checkpoint, in the folder
   uint64_t bytes = 0;   // that this rank has written
   std::string warning;  // the first rank's: older ones that could not be removed; empty: nothing
 };
 
-// Collective over the team, which are the ranks of the mesh in its order. Throws on all ranks, naming the rank and the
-// file: SYSTEM; INVALID_STATE for a checkpoint of this step that is there and is not to be replaced; MISMATCH where
-// ranks save different steps, layouts or choices; UNSUPPORTED where the file system cannot exchange two names.
-SaveResult save(comm::Team &team, const Waiter &waiter, const std::string &folder, const SavedModel &model,
-                const SaveChoice &choice = {});
+struct SaveProgress {
+  uint64_t bytes = 0, bytes_in_all = 0;  // of this rank's files
+  bool packed = false;                   // all was copied, or never will be: it may change
+  bool ended = false;
+};
+
+// A checkpoint on its way. Only what is called collective waits for other ranks.
+class Save {
+ public:
+  // Collective over the team. Throws on all ranks, naming the rank and the file: SYSTEM; INVALID_STATE for a checkpoint
+  // of this step that is there and is not to be replaced; MISMATCH where ranks save different steps or choices;
+  // INVALID_ARGUMENT for names that come twice.
+  Save(const SaveRanks &ranks, SaveOrder order);
+  // Gives up what has not been committed.
+  ~Save();
+  Save(const Save &) = delete;
+  Save &operator=(const Save &) = delete;
+
+  const std::string &name() const noexcept;  // the checkpoint's, in the folder
+  SaveProgress progress() const noexcept;
+  void await_packed(std::chrono::milliseconds longest) const;
+  void await_end(std::chrono::milliseconds longest) const;
+  // After its end, the same on all ranks but for the bytes. Throws why there is no checkpoint: as above; UNSUPPORTED
+  // where the file system cannot exchange two names; what ended the job, or this rank's save.
+  SaveResult result() const;
+  // Any thread; it ends soon, unless it is being committed. Changes nothing after its end.
+  void give_up(fsdp_status status, const char *why) noexcept;
+
+ private:
+  class Keeper;
+  std::unique_ptr<Keeper> keeper_;
+};
+
+// From its begin to its end, in one call.
+SaveResult save(const SaveRanks &ranks, SaveOrder order);
 
 }  // namespace fsdp::checkpoint

@@ -18,8 +18,8 @@
 
 namespace fsdp::checkpoint {
 
-enum class ShardKind : uint8_t { weights, optimizer };
-inline constexpr size_t shard_kinds = 2;
+enum class ShardKind : uint8_t { weights, optimizer, bytes };  // the last: of the caller's own
+inline constexpr size_t shard_kinds = 3;
 
 // Fewer bytes are not worth a file of their own.
 inline constexpr uint64_t least_share = uint64_t{16} << 20;

@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/job/save_keeper.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "base/library_thread.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+constexpr std::chrono::milliseconds longest_pause(20), job_period(100);
+
+template <class Body>
+std::optional<Error> attempt(Body body) {
+  try {
+    body();
+  } catch (const Error &error) {
+    return error;
+  } catch (const std::exception &) {
+    return Error(FSDP_OUT_OF_MEMORY, "no memory to save");
+  }
+  return std::nullopt;
+}
+
+// The checkpoint is there: what goes wrong now does not change that, and is told.
+std::string remove_older(const Folder &folder, const SaveChoice &choice) {
+  if (choice.keep == 0) return {};
+  try {
+    const std::vector<FolderEntry> there = folder.list();
+    for (size_t i = choice.keep; i < there.size(); ++i)
+      if (std::ranges::find(choice.spared, there[i].name) == choice.spared.end()) folder.remove(there[i].name);
+  } catch (const std::exception &error) {
+    return error.what();
+  }
+  return {};
+}
+
+// As every rank reports it.
+Error of_rank(const Error &error, uint32_t rank) {
+  Error told(error.status, format_text("rank {}: {}", rank, error.message), static_cast<int32_t>(rank), error.origin,
+             error.origin_code);
+  told.ends_context = false;
+  return told;
+}
+
+}  // namespace
+
+Save::Keeper::Keeper(const SaveRanks &ranks, std::unique_ptr<SaveTask> task)
+    : team_(ranks.team),
+      world_(ranks.world),
+      timeout_(ranks.waiter.timeout_ms()),
+      patience_(std::min<uint32_t>(1000, ranks.waiter.timeout_ms() / 4)),
+      task_(std::move(task)),
+      number_(std::strtoull(task_->id.substr(0, 16).c_str(), nullptr, 16)) {
+  result_.name = task_->name;
+  if (!task_->shards.empty()) {
+    if (task_->order.staging.blocks.empty()) task_->order.staging = Staging::allocate();
+    writer_ = std::make_shared<ShardWriter>(std::move(task_->shards), std::move(task_->order.staging));
+  }
+  disk_.emplace(task_->folder, writer_);
+  disk_->set_patience(patience_);
+  task_->folder.reset();  // the disk's thread has it
+  const auto body = [](void *self) -> void * {
+    static_cast<Keeper *>(self)->run();
+    return nullptr;
+  };
+  thread_ = LibraryThread{"fsdp-save", "a save"}.start(body, this);
+}
+
+Save::Keeper::~Keeper() {
+  give_up(FSDP_ABORTED, "the save was given up");
+  pthread_join(thread_, nullptr);
+}
+
+// ---- for callers ----
+
+SaveProgress Save::Keeper::progress() const noexcept {
+  SaveProgress progress;
+  progress.ended = ended_.load(std::memory_order_acquire);
+  progress.packed = packed_.load(std::memory_order_acquire);
+  if (writer_) progress.bytes = writer_->bytes_written(), progress.bytes_in_all = writer_->bytes_in_all();
+  return progress;
+}
+
+void Save::Keeper::await_packed(std::chrono::milliseconds longest) const {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, longest, [&] { return packed_.load(); });
+}
+
+void Save::Keeper::await_end(std::chrono::milliseconds longest) const {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, longest, [&] { return ended_.load(); });
+}
+
+SaveResult Save::Keeper::result() const {
+  const std::lock_guard lock(mutex_);
+  if (failure_) throw *failure_;
+  return result_;
+}
+
+void Save::Keeper::give_up(fsdp_status status, const char *why) noexcept {
+  try {
+    given_up_.set(Error(status, why));
+  } catch (...) {  // no memory for the words
+    given_up_.set(Error(status, {}));
+  }
+}
+
+// ---- the thread ----
+
+void Save::Keeper::run() noexcept {
+  post(SaveState::writing);
+  looked_ = moved_ = Clock::now();
+  std::optional<Error> failure = attempt([&] { write(); });
+  {
+    const std::lock_guard lock(mutex_);
+    packed_ = true;
+  }
+  changed_.notify_all();
+  if (failure && writer_) {
+    writer_->give_up(FSDP_ABORTED, "the save was given up");
+    writer_->await_written(patience_);  // nobody hears of it before the file is let go
+  }
+  if (const auto lost = attempt([&] { failure = first() ? lead(failure) : follow(failure); })) failure = lost;
+  finish(std::move(failure));
+}
+
+void Save::Keeper::finish(std::optional<Error> failure) noexcept {
+  disk_.reset();
+  {
+    const std::lock_guard lock(mutex_);
+    failure_ = std::move(failure);
+    ended_ = true;
+  }
+  changed_.notify_all();
+}
+
+// Short at first: a small model is saved in less than the longest one.
+void Save::Keeper::pause() {
+  pause_ = std::min<std::chrono::microseconds>(longest_pause, pause_ + pause_ / 4 + std::chrono::microseconds(200));
+  std::this_thread::sleep_for(pause_);
+}
+
+template <class Condition>
+void Save::Keeper::wait_until(Condition condition) {
+  for (pause_ = {}; !condition(); pause()) look();
+}
+
+// ---- this rank's files ----
+
+void Save::Keeper::write() {
+  if (!writer_) return;
+  const auto poll = [&] {
+    look();
+    watch_disk();
+  };
+  writer_->pack(poll);
+  {
+    const std::lock_guard lock(mutex_);
+    packed_ = true;
+  }
+  changed_.notify_all();
+  moved_ = Clock::now();
+  while (!writer_->is_written()) {
+    poll();
+    writer_->await_written(longest_pause);
+  }
+  note_files();
+}
+
+void Save::Keeper::note_files() {
+  const std::vector<WrittenShard> written = writer_->result();
+  for (size_t i = 0; i < written.size(); ++i) {
+    ReportedFile &file = report_.files[static_cast<size_t>(task_->kinds[i])];
+    file.bytes = written[i].bytes;
+    std::memcpy(file.header_sum.data(), written[i].header_sum.data(),
+                std::min(file.header_sum.size(), written[i].header_sum.size()));
+    result_.bytes += written[i].bytes;
+  }
+}
+
+// A slow disk takes its time; one that takes nothing has failed.
+void Save::Keeper::watch_disk() {
+  if (const uint64_t bytes = writer_->bytes_written(); bytes != moved_bytes_)
+    moved_bytes_ = bytes, moved_ = Clock::now();
+  if (Clock::now() - moved_ > timeout_)
+    throw Error(FSDP_SYSTEM,
+                format_text("{}/.tmp-{}: the disk has taken nothing for {} ms", task_->order.folder, task_->id,
+                            timeout_.count()),
+                -1, FSDP_ORIGIN_OS, ETIMEDOUT);
+}
+
+// ---- the other ranks ----
+
+SaveReport Save::Keeper::read(uint32_t place) const noexcept {
+  SaveReport report;
+  std::array<std::byte, sizeof report> bytes;
+  if (!world_.read_post(team_.world_rank(place), bytes)) return {};
+  std::memcpy(static_cast<void *>(&report), bytes.data(), sizeof report);
+  return report.save == number_ ? report : SaveReport{};
+}
+
+void Save::Keeper::post(SaveState state) noexcept {
+  report_.save = number_, report_.state = state;
+  const auto to = first() ? std::nullopt : std::optional(team_.world_rank(0));
+  world_.post(std::as_bytes(std::span(&report_, 1)), to);
+}
+
+void Save::Keeper::look() {
+  given_up_.check();
+  if (first()) {
+    for (uint32_t place = written_; place < team_.size(); ++place)
+      if (read(place).state == SaveState::failed) fail(FSDP_ABORTED, "another rank's part of this save has failed");
+  } else if (const SaveState state = read(0).state; state == SaveState::giving_up || state == SaveState::failed) {
+    fail(FSDP_ABORTED, "another rank's part of this save has failed");
+  }
+  look_at_job();
+}
+
+void Save::Keeper::look_at_job() {
+  if (Clock::now() - looked_ < job_period) return;
+  looked_ = Clock::now();
+  world_.check();
+  team_.look("a save under way", false);
+}
+
+// ---- the first rank ----
+
+std::optional<Error> Save::Keeper::lead(std::optional<Error> failure) {
+  if (!failure) failure = attempt([&] { await_written_by_all(); });
+  if (!failure) {
+    post(SaveState::committing);
+    failure = attempt([&] { commit(); });
+    if (!failure) {
+      post(SaveState::committed);
+      return std::nullopt;
+    }
+  }
+  report_.set(*failure);
+  post(SaveState::giving_up);
+  await_all_let_go();
+  failure = find_failure(failure);
+  // A disk that does not come back removes it when it does.
+  if (!writer_ || writer_->is_written())
+    attempt([&] { work_on_disk([](SaveFolder &folder) { folder.made.reset(); }); });
+  report_.set(*failure);
+  post(SaveState::failed);
+  return failure;
+}
+
+bool Save::Keeper::written_by_all() {
+  while (written_ < team_.size() && read(written_).state == SaveState::written) ++written_;
+  return written_ == team_.size();
+}
+
+// When they have written, it does not matter any more whether they live.
+void Save::Keeper::await_written_by_all() {
+  try {
+    wait_until([&] { return written_by_all(); });
+  } catch (const Error &) {
+    if (!written_by_all()) throw;
+  }
+}
+
+// The lowest rank's. What a rank has let go of only because another failed is none.
+std::optional<Error> Save::Keeper::find_failure(std::optional<Error> failure) const {
+  const bool others = failure->status == FSDP_ABORTED && !given_up_.failed();
+  if (!others) return failure->rank >= 0 ? *failure : of_rank(*failure, team_.world_rank(0));
+  for (uint32_t place = 1; place < team_.size(); ++place)
+    if (const SaveReport report = read(place); report.state == SaveState::failed && report.status != FSDP_ABORTED)
+      return of_rank(report.error(), team_.world_rank(place));
+  for (uint32_t place = 1; place < team_.size(); ++place)
+    if (const SaveReport report = read(place); report.state == SaveState::failed)
+      return of_rank(report.error(), team_.world_rank(place));
+  return failure;
+}
+
+// So that nobody writes into what is removed. Not longer than the job lives.
+void Save::Keeper::await_all_let_go() {
+  const auto start = Clock::now();
+  attempt([&] {
+    for (pause_ = {};; pause()) {
+      bool all = true;
+      for (uint32_t place = 1; place < team_.size() && all; ++place) {
+        const SaveState state = read(place).state;
+        all = state == SaveState::written || state == SaveState::failed;
+      }
+      if (all || Clock::now() - start > (given_up_.failed() ? patience_ : timeout_)) return;
+      look_at_job();
+    }
+  });
+}
+
+// The disk's thread does it; a disk that does not come back is given up.
+void Save::Keeper::work_on_disk(std::function<void(SaveFolder &)> work) {
+  const auto start = Clock::now();
+  disk_->begin(std::move(work));
+  while (!disk_->idle()) {
+    if (Clock::now() - start > (given_up_.failed() ? patience_ : timeout_))
+      throw Error(FSDP_SYSTEM,
+                  format_text("{}: the disk has not answered for {} ms; whether {} will be there is not known",
+                              task_->order.folder, timeout_.count(), task_->name),
+                  -1, FSDP_ORIGIN_OS, ETIMEDOUT);
+    disk_->await_idle(longest_pause);
+  }
+  disk_->result();
+}
+
+// The disk's thread may be alone with it in the end: what it needs it gets.
+void Save::Keeper::commit() {
+  Manifest &manifest = task_->manifest;
+  std::map<std::string_view, ManifestFile *> files;
+  for (ManifestFile &file : manifest.files) files[file.name] = &file;
+  for (uint32_t place = 0; place < team_.size(); ++place) {
+    const SaveReport report = place ? read(place) : report_;
+    for (const ShardKind kind : {ShardKind::weights, ShardKind::optimizer, ShardKind::bytes}) {
+      const ReportedFile &reported = report.files[static_cast<size_t>(kind)];
+      if (!reported.bytes) continue;
+      ManifestFile &file = *files.at(saved_file_name(kind, team_.world_rank(place), place));
+      file.bytes = reported.bytes;
+      file.header_sum.assign(reported.header_sum.data(), reported.header_sum.size());
+    }
+  }
+  const auto warning = std::make_shared<std::string>();
+  work_on_disk(
+      [text = write_manifest(manifest), name = task_->name, choice = task_->order.choice, warning](SaveFolder &folder) {
+        parse_manifest(text, folder.made->shown(manifest_name));
+        folder.made->commit(name, text, choice.replace);
+        *warning = remove_older(*folder.folder, choice);
+      });
+  result_.warning = *warning;
+}
+
+// ---- the others ----
+
+std::optional<Error> Save::Keeper::follow(std::optional<Error> failure) {
+  if (failure) report_.set(*failure);
+  post(failure ? SaveState::failed : SaveState::written);
+  std::optional<SaveReport> end;
+  const std::optional<Error> lost = attempt([&] {
+    for (pause_ = {}; !(end = read_end()); pause()) {
+      given_up_.check();
+      look_at_job();
+    }
+  });
+  if (lost) end = read_end();
+  if (end) return end->state == SaveState::committed ? std::nullopt : std::optional(end->error());
+  if (!failure) report_.set(*lost), post(SaveState::failed);
+  if (read(0).state != SaveState::committing) return failure && failure->status != FSDP_ABORTED ? failure : lost;
+  Error unknown = *lost;
+  unknown.message = format_text("whether {} was committed is not known: {}", task_->name, lost->message);
+  return unknown;
+}
+
+// What the first rank says in the end.
+std::optional<SaveReport> Save::Keeper::read_end() const noexcept {
+  const SaveReport report = read(0);
+  if (report.state == SaveState::committed || report.state == SaveState::failed) return report;
+  return std::nullopt;
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// A rank's part of a save from when all have seen the folder to its end: the thread that packs, watches over the disk,
+// and hears from the other ranks. It never waits for the disk itself, nor for a caller.
+#pragma once
+
+#include <pthread.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/job/disk_thread.h"
+#include "checkpoint/job/save.h"
+#include "checkpoint/job/save_report.h"
+
+namespace fsdp::checkpoint {
+
+// What a rank has to do.
+struct SaveTask {
+  SaveOrder order;
+  std::string name;  // the checkpoint's, when it is whole
+  std::string id;    // ... until then
+  std::shared_ptr<SaveFolder> folder = std::make_shared<SaveFolder>();
+  std::vector<ShardToWrite> shards;
+  std::vector<ShardKind> kinds;  // of the shards
+  Manifest manifest;             // on the first rank; files lack their sizes
+};
+
+class Save::Keeper {
+ public:
+  Keeper(const SaveRanks &ranks, std::unique_ptr<SaveTask> task);
+  ~Keeper();
+  Keeper(const Keeper &) = delete;
+  Keeper &operator=(const Keeper &) = delete;
+
+  const std::string &name() const noexcept { return result_.name; }
+  SaveProgress progress() const noexcept;
+  void await_packed(std::chrono::milliseconds longest) const;
+  void await_end(std::chrono::milliseconds longest) const;
+  SaveResult result() const;
+  void give_up(fsdp_status status, const char *why) noexcept;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void run() noexcept;
+  // -- this rank's files --
+  void write();
+  void note_files();
+  void watch_disk();
+  // -- the other ranks --
+  bool first() const { return team_.rank() == 0; }
+  SaveReport read(uint32_t place) const noexcept;
+  void post(SaveState state) noexcept;
+  void look();
+  void look_at_job();
+  void pause();
+  template <class Condition>
+  void wait_until(Condition condition);
+  // ... of the first rank, and of the others
+  std::optional<Error> lead(std::optional<Error> failure);
+  bool written_by_all();
+  void await_written_by_all();
+  std::optional<Error> find_failure(std::optional<Error> failure) const;
+  void await_all_let_go();
+  void work_on_disk(std::function<void(SaveFolder &)> work);
+  void commit();
+  std::optional<Error> follow(std::optional<Error> failure);
+  std::optional<SaveReport> read_end() const noexcept;
+  void finish(std::optional<Error> failure) noexcept;
+
+  comm::Team &team_;
+  comm::World &world_;
+  const std::chrono::milliseconds timeout_, patience_;
+  std::unique_ptr<SaveTask> task_;
+  std::shared_ptr<ShardWriter> writer_;  // NULL: this rank has no file
+  std::optional<DiskThread> disk_;
+  uint64_t number_ = 0;   // of the save, in reports
+  SaveReport report_;     // this rank's
+  uint32_t written_ = 1;  // on the first rank: so many places have written
+  Clock::time_point looked_, moved_;
+  uint64_t moved_bytes_ = 0;
+  std::chrono::microseconds pause_{0};
+  SaveResult result_;
+  Failure given_up_;  // by this rank's caller
+
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  std::optional<Error> failure_;
+  std::atomic<bool> packed_{false}, ended_{false};
+  pthread_t thread_;
+};
+
+}  // namespace fsdp::checkpoint

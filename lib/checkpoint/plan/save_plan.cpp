@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/plan/save_plan.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/json.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+constexpr uint32_t files_in_folder = 1024;
+const std::string no_sum(32, '0');  // it is not written yet
+
+// Those of a kind that `shards` has, with files numbered from the manifest's last on.
+void describe_model(Manifest &manifest, const SavedModel &model, uint32_t number,
+                    const std::function<uint32_t(uint32_t)> &place_of) {
+  for (const ShardKind kind : {ShardKind::weights, ShardKind::optimizer}) {
+    for (ManifestTensor &tensor : model.shards->manifest_tensors(kind, static_cast<uint32_t>(manifest.files.size()))) {
+      tensor.model = number;
+      manifest.tensors.push_back(std::move(tensor));
+    }
+    for (const uint32_t writer : model.shards->writers(kind)) {
+      const uint32_t rank = model.ranks[writer];
+      manifest.files.push_back({saved_file_name(kind, rank, place_of(rank)), 0, no_sum});
+    }
+  }
+}
+
+std::map<std::string, uint32_t> numbers_of(const std::vector<ManifestFile> &files) {
+  std::map<std::string, uint32_t> numbers;
+  for (uint32_t i = 0; i < files.size(); ++i) numbers.emplace(files[i].name, i);
+  return numbers;
+}
+
+// The same rows, of files by their new numbers.
+ManifestPart renumber(const ManifestPart &part, std::span<const uint32_t> numbers) {
+  ManifestPart renumbered{part.box, {}};
+  for (const RowCut &cut : part.cuts)
+    for (uint32_t i = 0; i < cut.files; ++i) renumbered.add_rows(numbers[cut.first_file + i], cut.rows);
+  return renumbered;
+}
+
+void add_tensor(std::vector<ManifestTensor> &tensors, std::map<std::string, size_t> &known, ManifestTensor tensor) {
+  const auto [found, is_new] = known.emplace(tensor.name, tensors.size());
+  if (is_new) return tensors.push_back(std::move(tensor));
+  ManifestTensor &there = tensors[found->second];
+  if (there.model != tensor.model)
+    fail(FSDP_INVALID_ARGUMENT, "two models have a tensor {}; a checkpoint has each name once",
+         quote_json(tensor.name));
+  if (there.shape != tensor.shape || there.type != tensor.type)
+    fail(FSDP_INVALID_ARGUMENT, "two ranks have parts of {} that are no parts of one tensor: of {} [{}] and of {} [{}]",
+         quote_json(tensor.name), there.type->name, fmt::join(there.shape, ","), tensor.type->name,
+         fmt::join(tensor.shape, ","));
+  std::ranges::move(tensor.parts, std::back_inserter(there.parts));
+}
+
+template <class Tensors>
+std::map<std::string, size_t> places_of(const Tensors &tensors) {
+  std::map<std::string, size_t> places;
+  for (size_t i = 0; i < tensors.size(); ++i) places.emplace(tensors[i].name, i);
+  return places;
+}
+
+}  // namespace
+
+std::string bytes_name(const std::string &name) { return "bytes." + name; }
+std::string bytes_name(const std::string &name, uint32_t rank) { return format_text("bytes.{}.{:05}", name, rank); }
+
+// Weights lie where PyTorch looks for them.
+std::string saved_file_name(ShardKind kind, uint32_t rank, uint32_t place) {
+  if (kind == ShardKind::weights) return shard_name(rank);
+  return format_text("{}/{:04}/{}", kind == ShardKind::bytes ? "bytes" : "optimizer", place / files_in_folder,
+                     shard_name(rank));
+}
+
+Manifest describe_part(std::span<const SavedModel> models, std::span<const SavedBytes> bytes, uint32_t rank,
+                       const std::function<uint32_t(uint32_t)> &place_of) {
+  Manifest manifest;
+  for (const SavedModel &model : models) {
+    if (model.rank != 0) continue;
+    Manifest part;
+    part.models = {model.described};
+    describe_model(part, model, 0, place_of);
+    add_part(manifest, part);
+  }
+  const uint32_t place = place_of(rank);
+  Manifest own;
+  own.files.push_back({saved_file_name(ShardKind::bytes, rank, place), 0, no_sum});
+  for (const SavedBytes &some : bytes) {
+    if (!some.per_rank && place != 0) continue;
+    const uint64_t size = some.data.size();
+    own.bytes.push_back({some.per_rank ? bytes_name(some.name, rank) : bytes_name(some.name),
+                         find_element_type("U8"),
+                         {size},
+                         {{{{0}, {size}}, {{0, 1, size}}}}});
+  }
+  if (!own.bytes.empty()) add_part(manifest, own);
+  return manifest;
+}
+
+void add_part(Manifest &manifest, const Manifest &part) {
+  std::map<std::string, uint32_t> files = numbers_of(manifest.files);
+  std::vector<uint32_t> file_numbers, model_numbers;
+  for (const ManifestFile &file : part.files) {
+    const auto [found, is_new] = files.emplace(file.name, static_cast<uint32_t>(manifest.files.size()));
+    if (is_new) manifest.files.push_back(file);
+    file_numbers.push_back(found->second);
+  }
+  for (const ManifestModel &model : part.models) {
+    const auto found = std::ranges::find(manifest.models, model.name, &ManifestModel::name);
+    model_numbers.push_back(static_cast<uint32_t>(found - manifest.models.begin()));
+    if (found == manifest.models.end()) manifest.models.push_back(model);
+  }
+  auto known = places_of(manifest.tensors), known_bytes = places_of(manifest.bytes);
+  const auto moved = [&](const ManifestTensor &tensor) {
+    ManifestTensor copy{tensor.name, tensor.type, tensor.shape, {}, tensor.model};
+    for (const ManifestPart &piece : tensor.parts) copy.parts.push_back(renumber(piece, file_numbers));
+    return copy;
+  };
+  for (const ManifestTensor &tensor : part.tensors) {
+    ManifestTensor copy = moved(tensor);
+    copy.model = model_numbers[tensor.model];
+    add_tensor(manifest.tensors, known, std::move(copy));
+  }
+  for (const ManifestTensor &tensor : part.bytes) add_tensor(manifest.bytes, known_bytes, moved(tensor));
+}
+
+}  // namespace fsdp::checkpoint
