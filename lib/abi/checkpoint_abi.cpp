@@ -28,6 +28,7 @@ fsdp_save_options read_save_options(const fsdp_save_options *given, const char *
 
 constexpr uint32_t load_flags = FSDP_LOAD_WEIGHTS_ONLY | FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED |
                                 FSDP_LOAD_FALLBACK | FSDP_LOAD_IF_ANY;
+constexpr uint32_t load_model_flags = FSDP_LOAD_WEIGHTS_ONLY | FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED;
 constexpr uint32_t load_weights_flags = FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED;
 
 checkpoint::LoadOptions read_load_options(const fsdp_load_options *given, uint32_t flags, const char *call) {
@@ -78,6 +79,72 @@ fsdp_loaded loaded_of(const checkpoint::LoadResult &result) {
   return loaded;
 }
 
+engine::Saving::SavingChoice read_saving_choice(const char *folder, const fsdp_save_options *options,
+                                                const char *call) {
+  const fsdp_save_options given = read_save_options(options, call);
+  return {read_folder(folder, call), given.step,
+          {.replace = (given.flags & FSDP_SAVE_REPLACE) != 0, .keep = given.keep}};
+}
+
+std::string read_model_name(const char *name, const char *call) {
+  return name && *name ? read_name(name, most_name, call, "name") : "";
+}
+
+// A call of a checkpoint, inside its context.
+template <class Handle, class Body>
+fsdp_status in_checkpoint(Handle *handle, const char *name, Body &&body) noexcept {
+  std::shared_ptr<HandledCheckpoint> held;
+  try {
+    held = acquire(handle, name);
+    engine::CallScope scope(*held->context, name);
+    body(*held);
+    scope.done();
+    return FSDP_OK;
+  } catch (...) {
+    return report_current(held ? held->context.get() : nullptr);
+  }
+}
+
+engine::Saving &saving_of(HandledCheckpoint &held, const char *call) {
+  if (!held.saving)
+    fail(FSDP_INVALID_STATE, "{}: this checkpoint was opened to be read; fsdp_begin_checkpoint begins one", call);
+  return *held.saving;
+}
+
+const checkpoint::OpenedCheckpoint &opened_of(const HandledCheckpoint &held, const char *call) {
+  if (held.saving)
+    fail(FSDP_INVALID_STATE, "{}: this checkpoint is one to be saved; fsdp_open_checkpoint opens one to be read", call);
+  return held.opened;
+}
+
+void write_name(char (&to)[32], const std::string &name) {
+  std::memcpy(to, name.data(), cut_length(name, sizeof to - 1));
+}
+
+fsdp_checkpoint_status status_of(const checkpoint::OpenedCheckpoint &opened) {
+  fsdp_checkpoint_status status = FSDP_CHECKPOINT_STATUS_INIT;
+  status.state = FSDP_CHECKPOINT_OPENED;
+  for (const checkpoint::ManifestFile &file : opened.manifest.files) status.bytes_in_all += file.bytes;
+  status.step = opened.manifest.step;
+  status.ranks = opened.manifest.ranks;
+  write_name(status.name, opened.name);
+  return status;
+}
+
+fsdp_checkpoint_status status_of(const engine::Saving &saving) {
+  const engine::Saving::SavingProgress progress = saving.progress();
+  fsdp_checkpoint_status status = FSDP_CHECKPOINT_STATUS_INIT;
+  status.state = FSDP_CHECKPOINT_OPEN;
+  if (!progress.committed) return status;
+  status.state = progress.save.packed ? FSDP_CHECKPOINT_WRITING : FSDP_CHECKPOINT_COPYING;
+  if (progress.save.ended) status.state = progress.failure ? FSDP_CHECKPOINT_FAILED : FSDP_CHECKPOINT_COMMITTED;
+  if (progress.failure) status.status = *progress.failure;
+  status.bytes = progress.save.bytes, status.bytes_in_all = progress.save.bytes_in_all;
+  status.step = progress.step;
+  write_name(status.name, progress.name);
+  return status;
+}
+
 }  // namespace
 
 extern "C" {
@@ -114,6 +181,126 @@ fsdp_status fsdp_load_weights(fsdp_model *model, const char *path, const fsdp_re
     const checkpoint::LoadResult result = impl.checkpoints(call).load_weights(from, given, chosen);
     if (loaded) write_output(loaded, loaded_of(result));
   });
+}
+
+fsdp_status fsdp_begin_checkpoint(fsdp_context *context, const char *folder, const fsdp_save_options *options,
+                                  fsdp_checkpoint **checkpoint) {
+  constexpr auto call = "fsdp_begin_checkpoint";
+  if (checkpoint) *checkpoint = nullptr;
+  return call_context(context, call, [&](auto &impl) {
+    check_pointer(checkpoint, call, "checkpoint");
+    impl->require_world(call);
+    const auto held = std::make_shared<HandledCheckpoint>();
+    held->context = impl;
+    held->saving = std::make_shared<engine::Saving>(*impl, read_saving_choice(folder, options, call));
+    *checkpoint = NewHandle<fsdp_checkpoint>(held).give_out();
+  });
+}
+
+fsdp_status fsdp_add_checkpoint_model(fsdp_checkpoint *checkpoint, const char *name, fsdp_model *model) {
+  constexpr auto call = "fsdp_add_checkpoint_model";
+  return in_checkpoint(checkpoint, call, [&](HandledCheckpoint &held) {
+    saving_of(held, call).add(acquire(model, call), read_model_name(name, call));
+  });
+}
+
+fsdp_status fsdp_add_checkpoint_bytes(fsdp_checkpoint *checkpoint, const char *name, const void *data,
+                                      uint64_t size_bytes, fsdp_bytes_owner owner) {
+  constexpr auto call = "fsdp_add_checkpoint_bytes";
+  return in_checkpoint(checkpoint, call, [&](HandledCheckpoint &held) {
+    engine::Saving &saving = saving_of(held, call);
+    if (owner != FSDP_BYTES_ONCE && owner != FSDP_BYTES_PER_RANK)
+      fail(FSDP_INVALID_ARGUMENT, "{}: {} is not an fsdp_bytes_owner", call, owner);
+    if (size_bytes) check_pointer(data, call, "data");
+    const auto *bytes = static_cast<const std::byte *>(data);
+    saving.add_bytes({read_name(name, most_name, call, "name"), owner == FSDP_BYTES_PER_RANK,
+                      std::vector<std::byte>(bytes, bytes + size_bytes)});
+  });
+}
+
+fsdp_status fsdp_commit_checkpoint(fsdp_checkpoint *checkpoint) {
+  constexpr auto call = "fsdp_commit_checkpoint";
+  return in_checkpoint(checkpoint, call, [&](HandledCheckpoint &held) {
+    saving_of(held, call);
+    engine::Saving::commit(held.saving, call);
+  });
+}
+
+fsdp_status fsdp_get_checkpoint_status(const fsdp_checkpoint *checkpoint, fsdp_checkpoint_status *status) {
+  constexpr auto call = "fsdp_get_checkpoint_status";
+  return guard([&] {
+    const auto held = acquire(checkpoint, call);
+    held->context->check_process();
+    check_output(status, call, "fsdp_checkpoint_status");
+    write_output(status, held->saving ? status_of(*held->saving) : status_of(held->opened));
+  });
+}
+
+fsdp_status fsdp_wait_checkpoint(fsdp_checkpoint *checkpoint) {
+  constexpr auto call = "fsdp_wait_checkpoint";
+  return in_checkpoint(checkpoint, call, [&](HandledCheckpoint &held) { saving_of(held, call).wait(call); });
+}
+
+fsdp_status fsdp_open_checkpoint(fsdp_context *context, const char *folder, fsdp_checkpoint **checkpoint) {
+  constexpr auto call = "fsdp_open_checkpoint";
+  if (checkpoint) *checkpoint = nullptr;
+  return call_context(context, call, [&](auto &impl) {
+    check_pointer(checkpoint, call, "checkpoint");
+    impl->require_world(call);
+    const std::string path = read_folder(folder, call);
+    const auto held = std::make_shared<HandledCheckpoint>();
+    held->context = impl;
+    NewHandle<fsdp_checkpoint> handle(held);
+    held->opened = checkpoint::open_checkpoint(impl->world_team(), path);
+    *checkpoint = handle.give_out();
+  });
+}
+
+fsdp_status fsdp_load_checkpoint_model(fsdp_checkpoint *checkpoint, const char *name, fsdp_model *model,
+                                       const fsdp_load_options *options, fsdp_loaded *loaded) {
+  constexpr auto call = "fsdp_load_checkpoint_model";
+  return in_model(model, call, [&](engine::Model &impl) {
+    const auto held = acquire(checkpoint, call);
+    if (held->context.get() != &impl.context())
+      fail(FSDP_INVALID_HANDLE, "{}: the model belongs to another context than the checkpoint", call);
+    const checkpoint::OpenedCheckpoint &opened = opened_of(*held, call);
+    checkpoint::LoadOptions given = read_load_options(options, load_model_flags, call);
+    given.model = read_model_name(name, call);
+    if (loaded) check_output(loaded, call, "fsdp_loaded");
+    const checkpoint::LoadResult result = impl.checkpoints(call).load(opened.path, given);
+    if (loaded) write_output(loaded, loaded_of(result));
+  });
+}
+
+fsdp_status fsdp_read_checkpoint_bytes(fsdp_checkpoint *checkpoint, const char *name, void *data,
+                                       uint64_t *size_bytes) {
+  constexpr auto call = "fsdp_read_checkpoint_bytes";
+  return in_checkpoint(checkpoint, call, [&](HandledCheckpoint &held) {
+    const checkpoint::OpenedCheckpoint &opened = opened_of(held, call);
+    check_pointer(size_bytes, call, "size_bytes");
+    const engine::Context &context = *held.context;
+    const checkpoint::ManifestTensor &bytes =
+        checkpoint::find_bytes(opened, read_name(name, most_name, call, "name"), context.rank());
+    const uint64_t room = *size_bytes, size = *size_bytes = bytes.shape[0];
+    if (!data) return;
+    if (room < size) fail(FSDP_INVALID_ARGUMENT, "{}: data has room for {} bytes, there are {}", call, room, size);
+    const std::vector<std::byte> read =
+        checkpoint::read_bytes(opened, bytes, [&] { context.waiter().poll(); });
+    std::memcpy(data, read.data(), read.size());
+  });
+}
+
+void fsdp_destroy_checkpoint(fsdp_checkpoint *checkpoint) {
+  const auto held = find(checkpoint);
+  if (!held) return;
+  if (held->context->in_child()) return forget(checkpoint);
+  remove(checkpoint);
+}
+
+fsdp_status fsdp_list_checkpoints(const char *folder, char *buffer, uint64_t *size_bytes) {
+  constexpr auto call = "fsdp_list_checkpoints";
+  return guard(
+      [&] { write_text(checkpoint::describe_checkpoints(read_folder(folder, call)), buffer, size_bytes, call); });
 }
 
 }  // extern "C"

@@ -17,7 +17,7 @@
 
 namespace fsdp::abi {
 
-enum class HandleKind : uint64_t { none, context, mesh, model, group, capture };
+enum class HandleKind : uint64_t { none, context, mesh, model, group, capture, checkpoint };
 
 class HandleTable {
  public:

@@ -10,9 +10,11 @@
 #include <vector>
 
 #include "abi/handle_table.h"
+#include "checkpoint/job/open.h"
 #include "engine/capture.h"
 #include "engine/context.h"
 #include "engine/model.h"
+#include "engine/saving.h"
 
 namespace fsdp::abi {
 
@@ -35,6 +37,13 @@ struct HandledMesh {
 struct HandledCapture {
   std::shared_ptr<engine::Capture> capture;
   std::weak_ptr<engine::Model> model;
+};
+
+// One that is saved, or one that was opened.
+struct HandledCheckpoint {
+  std::shared_ptr<engine::Context> context;
+  std::shared_ptr<engine::Saving> saving;
+  checkpoint::OpenedCheckpoint opened;
 };
 
 // A group is its model and a number.
@@ -74,6 +83,12 @@ struct HandleTraits<fsdp_capture> {
   using Object = HandledCapture;
   static constexpr HandleKind kind = HandleKind::capture;
   static constexpr auto name = "capture";
+};
+template <>
+struct HandleTraits<fsdp_checkpoint> {
+  using Object = HandledCheckpoint;
+  static constexpr HandleKind kind = HandleKind::checkpoint;
+  static constexpr auto name = "checkpoint";
 };
 template <class Handle>
 using TraitsOf = HandleTraits<std::remove_const_t<Handle>>;

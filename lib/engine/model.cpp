@@ -155,6 +155,7 @@ void Model::get_stats(fsdp_stats &stats) {
   stats.gather_wait_ns = counted.gather_wait_ns;
   stats.reduce_wait_ns = counted.reduce_wait_ns;
   stats.peer_wait_ns = counted.peer_wait_ns;
+  stats.checkpoint_stall_ns = counted.checkpoint_stall_ns;
   stats.wait_ns = counted.gather_wait_ns + counted.reduce_wait_ns + counted.peer_wait_ns;
   stats.reduce_scatter_bytes = counted.reduce_scatter_bytes;
   stats.all_reduce_bytes = counted.all_reduce_bytes;

@@ -68,12 +68,14 @@ void Saving::commit(const std::shared_ptr<Saving> &self, const char *call) {
   context.await_saving();
   checkpoint::SaveOrder order;
   comm::attempt_together(context.world_team(), "a checkpoint's models", [&] { order = self->prepare(call); });
+  const uint64_t step = order.step;
   auto save = std::make_shared<checkpoint::Save>(
       checkpoint::SaveRanks{context.world_team(), context.world(), context.waiter()}, std::move(order));
   for (const NamedModel &named : self->models_) named.model->checkpoints(call).watch(save);
   {
     const std::lock_guard lock(self->mutex_);
     self->save_ = std::move(save);
+    self->step_ = step;
     self->bytes_.clear();
   }
   context.set_saving(self);
@@ -102,7 +104,10 @@ void Saving::end() {
 Saving::SavingProgress Saving::progress() const {
   const std::lock_guard lock(mutex_);
   if (!save_) return {};
-  return {true, save_->progress(), save_->name()};
+  SavingProgress progress{true, save_->progress(), save_->name(), step_};
+  if (progress.save.ended)
+    if (const auto failure = catch_error([&] { save_->result(); })) progress.failure = failure->status;
+  return progress;
 }
 
 void Saving::give_up(fsdp_status status, const char *why) noexcept {

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,8 @@ class Saving {
     bool committed = false;  // it was asked to be: what follows counts
     checkpoint::SaveProgress save = {};
     std::string name = {};
+    uint64_t step = 0;
+    std::optional<fsdp_status> failure = {};  // of one that has ended
   };
 
   Saving(Context &context, SavingChoice choice) : context_(context), choice_(std::move(choice)) {}
@@ -60,6 +63,7 @@ class Saving {
   std::vector<checkpoint::SavedBytes> bytes_;
   mutable std::mutex mutex_;
   std::shared_ptr<checkpoint::Save> save_;  // once it is committed
+  uint64_t step_ = 0;
   bool told_ = false;                       // the first rank's warning
 };
 

@@ -73,7 +73,7 @@ AT(fsdp_mesh_options, ranks, 16);
 AT(fsdp_mesh_options, rank_count, 24);
 AT(fsdp_mesh_options, reduction_block_size, 28);
 
-SIZE(fsdp_model_options, 80);
+SIZE(fsdp_model_options, 88);
 AT(fsdp_model_options, struct_size, 0);
 AT(fsdp_model_options, mesh, 8);
 AT(fsdp_model_options, flags, 16);
@@ -90,6 +90,7 @@ AT(fsdp_model_options, max_pending_groups, 60);
 AT(fsdp_model_options, prefetch_depth, 64);
 AT(fsdp_model_options, reserved, 68);
 AT(fsdp_model_options, prefetch_bytes, 72);
+AT(fsdp_model_options, save_staging_bytes, 80);
 
 SIZE(fsdp_visit, 8);
 AT(fsdp_visit, group_index, 0);
@@ -113,7 +114,7 @@ AT(fsdp_model_info, reduce_pool_bytes, 56);
 AT(fsdp_model_info, reduce_lower_bound_bytes, 64);
 AT(fsdp_model_info, layout_hash, 72);
 
-SIZE(fsdp_stats, 232);
+SIZE(fsdp_stats, 240);
 AT(fsdp_stats, struct_size, 0);
 AT(fsdp_stats, version, 8);
 AT(fsdp_stats, step, 16);
@@ -144,6 +145,7 @@ AT(fsdp_stats, last_rank_lag_ns, 208);
 AT(fsdp_stats, last_rank, 216);
 AT(fsdp_stats, reserved, 220);
 AT(fsdp_stats, allocations, 224);
+AT(fsdp_stats, checkpoint_stall_ns, 232);
 
 SIZE(fsdp_param, 64);
 AT(fsdp_param, struct_size, 0);
@@ -225,6 +227,17 @@ SIZE(fsdp_load_options, 16);
 AT(fsdp_load_options, struct_size, 0);
 AT(fsdp_load_options, flags, 8);
 AT(fsdp_load_options, reserved, 12);
+
+SIZE(fsdp_checkpoint_status, 80);
+AT(fsdp_checkpoint_status, struct_size, 0);
+AT(fsdp_checkpoint_status, state, 8);
+AT(fsdp_checkpoint_status, status, 12);
+AT(fsdp_checkpoint_status, bytes, 16);
+AT(fsdp_checkpoint_status, bytes_in_all, 24);
+AT(fsdp_checkpoint_status, step, 32);
+AT(fsdp_checkpoint_status, ranks, 40);
+AT(fsdp_checkpoint_status, reserved, 44);
+AT(fsdp_checkpoint_status, name, 48);
 
 SIZE(fsdp_loaded, 80);
 AT(fsdp_loaded, struct_size, 0);

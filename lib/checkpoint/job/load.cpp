@@ -8,9 +8,11 @@
 #include <cstring>
 #include <optional>
 
+#include "base/json.h"
 #include "checkpoint/files/folder.h"
 #include "checkpoint/files/folder_tree.h"
 #include "checkpoint/job/misfits.h"
+#include "checkpoint/job/open.h"
 #include "checkpoint/job/row_taker.h"
 #include "comm/together.h"
 
@@ -22,16 +24,20 @@ struct ChosenName {
   char name[64] = {};  // empty: there is none left
 };
 
-// The folder that a file's name leads to, and its own name in that.
-std::pair<Fd, std::string> find_file(int folder, const std::string &name, const std::string &shown) {
-  Fd inside(::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!inside) fail_errno(errno, format_text("{}: cannot be opened as a folder", shown));
-  std::string rest = name;
-  for (size_t slash = rest.find('/'); slash != rest.npos; slash = rest.find('/')) {
-    inside = open_folder(inside.get(), rest.substr(0, slash), shown);
-    rest.erase(0, slash + 1);
+// What of the manifest is the model's. INVALID_ARGUMENT where it is not told which one that is.
+void restrict_to_model(Manifest &manifest, const std::optional<std::string> &name, const std::string &shown) {
+  const std::vector<ManifestModel> &models = manifest.models;
+  if (!name && models.size() <= 1) return;
+  const auto found = name ? std::ranges::find(models, *name, &ManifestModel::name) : models.end();
+  if (found == models.end()) {
+    std::string names;
+    for (const ManifestModel &model : models) names += (names.empty() ? "" : ", ") + quote_json(model.name);
+    fail(FSDP_INVALID_ARGUMENT, "{}: has {} models ({}){}", shown, models.size(), names,
+         name ? format_text(", and none is named {}", quote_json(*name))
+              : "; fsdp_load_checkpoint_model loads one of them by its name");
   }
-  return {std::move(inside), rest};
+  const auto number = static_cast<uint32_t>(found - models.begin());
+  std::erase_if(manifest.tensors, [&](const ManifestTensor &tensor) { return tensor.model != number; });
 }
 
 // One load, on this rank.
@@ -50,7 +56,6 @@ class Loading {
   bool choose(size_t number);
   LoadPlan plan_to_fit() const;
   void read(const LoadPlan &plan);
-  ShardReader open(const ManifestFile &file) const;
 
   comm::Team &team_;
   const Waiter &waiter_;
@@ -68,9 +73,9 @@ class Loading {
 void Loading::find_candidates() {
   comm::agree_on(
       team_, "what is loaded",
-      format_text("layout {:016x}, states {}, allow_missing {}, allow_unexpected {}, fall_back {}, if_any {}",
+      format_text("layout {:016x}, states {}, allow_missing {}, allow_unexpected {}, fall_back {}, if_any {}, model {}",
                   model_.layout_hash, options_.states, options_.allow_missing, options_.allow_unexpected,
-                  options_.fall_back, options_.if_any));
+                  options_.fall_back, options_.if_any, options_.model ? quote_json(*options_.model) : "any"));
   comm::attempt_together(team_, "a load's folder", [&] {
     if (model_.shards.ranks() != team_.size())
       fail(FSDP_INVALID_ARGUMENT, "the model is of {} ranks, and {} load it", model_.shards.ranks(), team_.size());
@@ -85,12 +90,7 @@ void Loading::list_candidates() {
     if (options_.if_any && error.origin_code == ENOENT) return;
     throw;
   }
-  const std::vector<std::string> names = list_folder(folder_->fd(), path_);
-  if (std::ranges::find(names, manifest_name) != names.end()) {
-    candidates_ = {"."};
-    return;
-  }
-  for (const FolderEntry &entry : folder_->list(&result_.passed_over)) candidates_.push_back(entry.name);
+  candidates_ = list_checkpoints(*folder_, result_.passed_over);
   if (!candidates_.empty() || (options_.if_any && result_.passed_over.empty())) return;
   fail(FSDP_INVALID_ARGUMENT, "{}: there is no checkpoint in this folder{}{}", path_,
        result_.passed_over.empty() ? "" : "; of what is there ", fmt::join(result_.passed_over, "; "));
@@ -109,6 +109,7 @@ bool Loading::choose(size_t number) {
     if (!folder_) folder_.emplace(path_);
     checkpoint_ = open_folder(folder_->fd(), result_.name, folder_->shown(result_.name));
     result_.manifest = folder_->read_manifest(result_.name, &sum);
+    restrict_to_model(result_.manifest, options_.model, folder_->shown(result_.name));
   });
   comm::agree_on(team_, "the manifest of " + result_.name, sum);
   return true;
@@ -126,22 +127,14 @@ LoadPlan Loading::plan_to_fit() const {
   return plan;
 }
 
-ShardReader Loading::open(const ManifestFile &file) const {
-  const std::string shown = folder_->shown(result_.name) + "/" + file.name;
-  auto [folder, name] = find_file(checkpoint_.get(), file.name, shown);
-  ShardReader reader(folder.get(), name, shown);
-  if (reader.file_bytes() != file.bytes || reader.header_sum() != file.header_sum)
-    fail(FSDP_INVALID_ARGUMENT,
-         "{}: is not the file that the manifest speaks of: it has {} bytes and header sum {}, not {} and {}", shown,
-         reader.file_bytes(), reader.header_sum(), file.bytes, file.header_sum);
-  return reader;
-}
-
 void Loading::read(const LoadPlan &plan) {
   const std::function<void()> poll = [&] { waiter_.poll(); };
   RowTaker taker(model_.shards, model_.write, poll);
   model_.begin();
-  for (const LoadedFile &file : plan.files) taker.take(open(result_.manifest.files[file.file]), file.rows);
+  for (const LoadedFile &rows : plan.files) {
+    const ManifestFile &file = result_.manifest.files[rows.file];
+    taker.take(open_shard(checkpoint_.get(), file, folder_->shown(result_.name) + "/" + file.name), rows.rows);
+  }
   result_.wanted_bytes = taker.wanted_bytes(), result_.read_bytes = taker.read_bytes();
 }
 

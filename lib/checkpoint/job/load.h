@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -30,6 +31,7 @@ struct LoadOptions {
   bool allow_unexpected = false;  // what only the checkpoint has is passed over
   bool fall_back = false;         // to the next older one where one is damaged
   bool if_any = false;            // nothing is loaded from a folder that is not there or has nothing of ours
+  std::optional<std::string> model = {};  // by name, of several in a checkpoint; nothing: the only one
 };
 
 struct LoadResult {

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// A checkpoint that all ranks have found in a folder, and what can be read of it without the others.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/failure.h"
+#include "checkpoint/files/folder.h"
+#include "checkpoint/files/shard_reader.h"
+#include "comm/communicator.h"
+
+namespace fsdp::checkpoint {
+
+struct OpenedCheckpoint {
+  std::string path;  // its own
+  std::string name;  // in its folder
+  Manifest manifest;
+};
+
+// Collective over the team: the newest of the folder, or the one that the folder is. Throws on all ranks:
+// INVALID_ARGUMENT where there is none, MISMATCH where they see different ones.
+OpenedCheckpoint open_checkpoint(comm::Team &team, const std::string &path);
+
+// The names of a folder's checkpoints, the newest first; "." if it is one itself. Why others are passed over is added
+// to `problems`.
+std::vector<std::string> list_checkpoints(const Folder &folder, std::vector<std::string> &problems);
+
+// A file of the checkpoint in the open folder. INVALID_ARGUMENT where it is not the one that the manifest speaks of.
+ShardReader open_shard(int checkpoint, const ManifestFile &file, const std::string &shown);
+
+// The caller's bytes of that name: those of the rank, else those of all. INVALID_ARGUMENT where there are none, or they
+// are damaged.
+const ManifestTensor &find_bytes(const OpenedCheckpoint &checkpoint, const std::string &name, uint32_t rank);
+std::vector<std::byte> read_bytes(const OpenedCheckpoint &checkpoint, const ManifestTensor &bytes,
+                                  const std::function<void()> &poll);
+
+// Of a folder, as JSON for people and scripts.
+std::string describe_checkpoints(const std::string &path);
+
+}  // namespace fsdp::checkpoint
