@@ -154,6 +154,7 @@ void Context::give_up_saving() noexcept {
   if (saving->under_way()) {
     log(FSDP_LOG_WARNING, "a checkpoint under way was given up with its context; fsdp_close_context waits for it");
     saving->give_up(FSDP_ABORTED, "the context was destroyed");
+    flush_log_outside();
   }
   forget_saving(saving.get());
 }
