@@ -66,13 +66,26 @@ uint64_t checkpoint_resume(struct trainer *trainer) {
   return loaded.step;
 }
 
+/* The one that is being saved while training goes on; what went wrong with it is told here. */
+static fsdp_checkpoint *under_way;
+
+static void settle(struct trainer *trainer) {
+  if (!under_way) return;
+  CHECK(trainer->context, fsdp_wait_checkpoint(under_way));
+  fsdp_destroy_checkpoint(under_way);
+  under_way = NULL;
+}
+
 static void save(struct trainer *trainer) {
   const struct options *options = trainer->options;
   fsdp_save_options settings = FSDP_SAVE_OPTIONS_INIT;
+  settle(trainer);
   settings.keep = (uint32_t)options->keep;
   /* What was passed over when this job went on is made anew. */
   if (options->resume) settings.flags = FSDP_SAVE_REPLACE;
-  CHECK(trainer->context, fsdp_save(trainer->model.handle, options->save, &settings));
+  CHECK(trainer->context, fsdp_begin_checkpoint(trainer->context, options->save, &settings, &under_way));
+  CHECK(trainer->context, fsdp_add_checkpoint_model(under_way, NULL, trainer->model.handle));
+  CHECK(trainer->context, fsdp_commit_checkpoint(under_way));
 }
 
 int checkpoint_after_step(struct trainer *trainer, uint64_t done) {
@@ -81,7 +94,9 @@ int checkpoint_after_step(struct trainer *trainer, uint64_t done) {
   double stop = asked; /* the signal may have come to one rank alone, or between two steps of ranks */
   CHECK(trainer->context, fsdp_all_reduce_values(trainer->context, NULL, &stop, 1, FSDP_VALUE_MAX));
   const int due = options->save_every && done % options->save_every == 0;
-  if (due || stop > 0 || done == options->steps) save(trainer);
+  const int last = stop > 0 || done == options->steps;
+  if (due || last) save(trainer);
+  if (last) settle(trainer);
   if (!(stop > 0)) return 0;
   ended = (int)stop;
   if (trainer->rank == 0) {

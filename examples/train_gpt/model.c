@@ -55,6 +55,7 @@ static void declare(struct model *model, const struct options *options) {
   settings.unshard_mode = (fsdp_unshard_mode)options->unshard_mode;
   settings.reduce_policy = (fsdp_reduce_policy)options->reduce_policy;
   settings.prefetch_depth = (uint32_t)options->prefetch;
+  if (options->save) settings.save_staging_bytes = 32u << 20; /* planned here, instead of at every save */
   if (options->prefetch == 0) settings.flags |= FSDP_MODEL_NO_PREFETCH;
   if (options->force) settings.flags |= FSDP_MODEL_FORCE_COMMUNICATION;
   /* A tied embedding's gradient is lent during the whole backward pass; leave two buffers for the layers all the same.

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 
 #include "device.h"
@@ -80,6 +82,30 @@ TEST(GpuEdges, ParametersAreLoadedAfterTheUpdate) {
         for (const auto &weights : rank.read_all())
           for (const float weight : weights) REQUIRE(weight == 5.0f);
       });
+}
+
+// What is saved is what the late update writes: what is loaded again is the same.
+TEST(GpuEdges, ACheckpointIsOfWhatTheUpdateWrites) {
+  for (const fsdp_strategy strategy : strategies) {
+    std::string path = "/var/tmp/gpu-edges-XXXXXX";
+    ASSERT_NE(::mkdtemp(path.data()), nullptr);
+    on_two_ranks(strategy, [&](Rank &rank, cudaStream_t late, cudaStream_t) {
+      const auto before = rank.read_all();
+      step_late(rank, late);
+      fsdp_checkpoint *checkpoint = nullptr;
+      FSDP(fsdp_begin_checkpoint(rank.context, path.c_str(), nullptr, &checkpoint));
+      FSDP(fsdp_add_checkpoint_model(checkpoint, nullptr, rank.model));
+      FSDP(fsdp_commit_checkpoint(checkpoint));
+      FSDP(fsdp_wait_checkpoint(checkpoint));
+      fsdp_destroy_checkpoint(checkpoint);
+      const auto after = rank.read_all();
+      FSDP(fsdp_begin_update(rank.model, late));
+      FSDP(fsdp_load(rank.model, path.c_str(), nullptr, nullptr));
+      FSDP(fsdp_publish_weights(rank.model, late));
+      REQUIRE(same_bits(after, rank.read_all()) && !same_bits(after, before));
+    });
+    std::filesystem::remove_all(path);
+  }
 }
 
 // On another stream, and on the same one: the host waits for what it asks.

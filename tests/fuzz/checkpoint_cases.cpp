@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <iterator>
 #include <string>
 
@@ -63,11 +64,106 @@ fsdp_status load_weights(Rank &rank) {
                                   input.pointer(), loaded.pointer()));
 }
 
+// ---- handles ----
+
+void make_room(Rank &rank) {
+  auto &checkpoints = rank.alive[a_checkpoint];
+  if (checkpoints.size() < 4) return;
+  fsdp_destroy_checkpoint(static_cast<fsdp_checkpoint *>(checkpoints.front()));
+  checkpoints.erase(checkpoints.begin());
+}
+
+fsdp_status begin_checkpoint(Rank &rank) {
+  make_room(rank);
+  fsdp_save_options options = FSDP_SAVE_OPTIONS_INIT;
+  options.step = rank.number(rank.random.below(4));
+  constexpr uint32_t replace = FSDP_SAVE_REPLACE;
+  options.flags = rank.wild() ? rank.flags(replace) : replace;
+  const Input<fsdp_save_options> input(rank, options);
+  const char *const folder = folder_of(rank);
+  return make<fsdp_checkpoint>(rank, a_checkpoint, [&](fsdp_checkpoint **checkpoint) {
+    return fsdp_begin_checkpoint(rank.context(), folder, input.pointer(), checkpoint);
+  });
+}
+
+fsdp_status open_checkpoint(Rank &rank) {
+  make_room(rank);
+  const char *const folder = folder_of(rank);
+  return make<fsdp_checkpoint>(rank, a_checkpoint, [&](fsdp_checkpoint **checkpoint) {
+    return fsdp_open_checkpoint(rank.context(), folder, checkpoint);
+  });
+}
+
+const char *entry_name(Rank &rank) {
+  static constexpr const char *some[] = {nullptr, "", "a", "b"};
+  return rank.wild() ? rank.name() : some[rank.random.below(std::size(some))];
+}
+
+fsdp_status add_model(Rank &rank) {
+  return fsdp_add_checkpoint_model(rank.checkpoint(), entry_name(rank), rank.model());
+}
+
+fsdp_status add_bytes(Rank &rank) {
+  const uint64_t size = rank.random.below(256);
+  return fsdp_add_checkpoint_bytes(rank.checkpoint(), entry_name(rank), rank.or_null(rank.buffer), size,
+                                   rank.choice(FSDP_BYTES_PER_RANK));
+}
+
+fsdp_status commit(Rank &rank) { return fsdp_commit_checkpoint(rank.checkpoint()); }
+fsdp_status wait(Rank &rank) { return fsdp_wait_checkpoint(rank.checkpoint()); }
+
+fsdp_status get_status(Rank &rank) {
+  Output<fsdp_checkpoint_status> status(rank);
+  return status(fsdp_get_checkpoint_status(rank.checkpoint(), status.pointer()));
+}
+
+fsdp_status load_checkpoint_model(Rank &rank) {
+  fsdp_load_options options = FSDP_LOAD_OPTIONS_INIT;
+  constexpr uint32_t all = FSDP_LOAD_WEIGHTS_ONLY | FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED;
+  options.flags = rank.wild() ? rank.flags(all) : FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED;
+  const Input<fsdp_load_options> input(rank, options);
+  Output<fsdp_loaded> loaded(rank);
+  return loaded(fsdp_load_checkpoint_model(rank.checkpoint(), entry_name(rank), rank.model(), input.pointer(),
+                                           loaded.pointer()));
+}
+
+fsdp_status read_bytes(Rank &rank) {
+  uint64_t size = rank.wild() ? rank.random.below(buffer_bytes) : buffer_bytes;
+  return fsdp_read_checkpoint_bytes(rank.checkpoint(), entry_name(rank), rank.or_null(rank.buffer),
+                                    rank.or_null(&size));
+}
+
+fsdp_status list(Rank &rank) {
+  uint64_t size = rank.wild() ? rank.random.below(buffer_bytes) : buffer_bytes;
+  const char *const folder = folder_of(rank);
+  return fsdp_list_checkpoints(folder, reinterpret_cast<char *>(rank.or_null(rank.buffer)), rank.or_null(&size));
+}
+
+fsdp_status destroy(Rank &rank) {
+  fsdp_checkpoint *const checkpoint = rank.checkpoint();
+  fsdp_destroy_checkpoint(checkpoint);
+  auto &alive = rank.alive[a_checkpoint];
+  alive.erase(std::remove(alive.begin(), alive.end(), checkpoint), alive.end());
+  return FSDP_OK;
+}
+
 }  // namespace
 
 const std::vector<Case> &checkpoint_cases() {
-  static const std::vector<Case> cases = {
-      {"fsdp_save", save_model}, {"fsdp_load", load_model}, {"fsdp_load_weights", load_weights}};
+  static const std::vector<Case> cases = {{"fsdp_save", save_model},
+                                          {"fsdp_load", load_model},
+                                          {"fsdp_load_weights", load_weights},
+                                          {"fsdp_begin_checkpoint", begin_checkpoint},
+                                          {"fsdp_add_checkpoint_model", add_model},
+                                          {"fsdp_add_checkpoint_bytes", add_bytes},
+                                          {"fsdp_commit_checkpoint", commit},
+                                          {"fsdp_wait_checkpoint", wait},
+                                          {"fsdp_get_checkpoint_status", get_status},
+                                          {"fsdp_open_checkpoint", open_checkpoint},
+                                          {"fsdp_load_checkpoint_model", load_checkpoint_model},
+                                          {"fsdp_read_checkpoint_bytes", read_bytes},
+                                          {"fsdp_list_checkpoints", list},
+                                          {"fsdp_destroy_checkpoint", destroy}};
   return cases;
 }
 

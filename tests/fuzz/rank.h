@@ -17,7 +17,7 @@ namespace fuzz {
 
 // What a round is played in.
 enum World { world_of_one, world_of_two, plan_world, world_count };
-enum Kind { a_context, a_mesh, a_model, a_group, a_capture, kind_count };
+enum Kind { a_context, a_mesh, a_model, a_group, a_capture, a_checkpoint, kind_count };
 
 constexpr uint64_t buffer_bytes = 1 << 16;
 constexpr uint64_t most_elements = 2048;  // of a parameter of a context that has memory
@@ -79,6 +79,8 @@ class Rank {
   fsdp_model *model() { return static_cast<fsdp_model *>(handle(a_model, aim.model)); }
   fsdp_group *group() { return static_cast<fsdp_group *>(handle(a_group, aim.group)); }
   fsdp_capture *capture() { return static_cast<fsdp_capture *>(handle(a_capture, nullptr)); }
+
+  fsdp_checkpoint *checkpoint() { return static_cast<fsdp_checkpoint *>(handle(a_checkpoint, any(a_checkpoint))); }
 
   World world() const { return plans ? plan_world : alone ? world_of_one : world_of_two; }
 

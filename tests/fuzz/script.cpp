@@ -119,7 +119,7 @@ void leave(Rank &rank) {
   rank.wildness = 0;
   rank.say_left();
   std::vector<std::pair<Kind, void *>> all;
-  for (const Kind kind : {a_context, a_mesh, a_model, a_capture})
+  for (const Kind kind : {a_context, a_mesh, a_model, a_capture, a_checkpoint})
     for (void *handle : rank.alive[kind]) all.emplace_back(kind, handle);
   for (size_t i = all.size(); i > 1; --i) std::swap(all[i - 1], all[rank.random.below(i)]);
   for (const auto &[kind, handle] : all) {
@@ -127,6 +127,7 @@ void leave(Rank &rank) {
     if (kind == a_mesh) fsdp_destroy_mesh(static_cast<fsdp_mesh *>(handle));
     if (kind == a_model) fsdp_destroy_model(static_cast<fsdp_model *>(handle));
     if (kind == a_capture) fsdp_destroy_capture(static_cast<fsdp_capture *>(handle));
+    if (kind == a_checkpoint) fsdp_destroy_checkpoint(static_cast<fsdp_checkpoint *>(handle));
   }
 }
 

@@ -26,6 +26,7 @@ fsdp_model_options describe_policy(const Policy &policy, const fsdp_mesh *mesh) 
   options.reduce_policy = policy.reduce_policy;
   options.optimizer = policy.optimizer;
   options.prefetch_depth = policy.prefetch;
+  options.save_staging_bytes = policy.save_staging;
   options.max_pending_groups = policy.max_pending_groups;
   options.outer_strategy = policy.outer;
   return options;
