@@ -737,8 +737,13 @@ typedef struct fsdp_param {
   uint64_t granule_rows;   /* counts only with FSDP_GRANULE_BLOCK */
   double lr_scale;         /* 0: 1 (see FSDP_PARAM_LR_ZERO) */
   void *user_data;         /* kept and returned by fsdp_get_param_info; never read */
+  /* What is declared here is a box of a larger tensor, of which others have the rest (tensor parallelism, a stack of
+     experts): the tensor's shape, and where the box begins; dimension_count numbers each, copied. Checkpoints then
+     speak of that tensor: this model saves its box of it, and loads it from whatever has it. NULL both: all of it. */
+  const uint64_t *global_shape;
+  const uint64_t *global_offset;
 } fsdp_param;
-#define FSDP_PARAM_INIT {sizeof(fsdp_param), 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define FSDP_PARAM_INIT {sizeof(fsdp_param), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 #ifndef __cplusplus
 /** In C, a shape as the two fields "shape, dimension_count" of fsdp_param: FSDP_SHAPE(3 * c, c). */
@@ -748,7 +753,7 @@ typedef struct fsdp_param {
  *  c). */
 #define FSDP_PARAM(name, ...) FSDP_PARAM_OF(FSDP_FLOAT32, 0, name, __VA_ARGS__)
 #define FSDP_PARAM_OF(dtype, flags, name, ...) \
-  (fsdp_param) { sizeof(fsdp_param), (name), FSDP_SHAPE(__VA_ARGS__), (dtype), (flags), 0, 0, 0, 0 }
+  (fsdp_param) { sizeof(fsdp_param), (name), FSDP_SHAPE(__VA_ARGS__), (dtype), (flags), 0, 0, 0, 0, 0, 0 }
 #endif
 
 enum {

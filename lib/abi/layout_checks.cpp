@@ -15,7 +15,7 @@ static_assert(sizeof(fsdp_visit) == 8 && offsetof(fsdp_visit, phase) == 4);
 static_assert(sizeof(fsdp_schedule_options) == 32 && offsetof(fsdp_schedule_options, visit_stride) == 24);
 static_assert(sizeof(fsdp_model_info) == 80 && offsetof(fsdp_model_info, layout_hash) == 72);
 static_assert(sizeof(fsdp_stats) == 240 && offsetof(fsdp_stats, checkpoint_stall_ns) == 232);
-static_assert(sizeof(fsdp_param) == 64 && offsetof(fsdp_param, user_data) == 56);
+static_assert(sizeof(fsdp_param) == 80 && offsetof(fsdp_param, global_offset) == 72);
 static_assert(sizeof(fsdp_group_options) == 24 && offsetof(fsdp_group_options, reduce_dtype) == 20);
 static_assert(sizeof(fsdp_group_info) == 48 && offsetof(fsdp_group_info, reduce_dtype) == 44);
 static_assert(sizeof(fsdp_chunk) == 40 && offsetof(fsdp_chunk, row_count) == 32);

@@ -42,11 +42,33 @@ void read_shape(const fsdp_param &given, uint64_t index, memory::ParamSpec &para
   }
 }
 
+// A tensor that 64 bits can count, and a box inside it.
+void read_box(const fsdp_param &given, uint64_t index, memory::ParamSpec &param, const char *call) {
+  const auto field = [&](const char *name) { return field_of(index, param, name); };
+  if (!given.global_shape && !given.global_offset) return;
+  if (!given.global_shape || !given.global_offset)
+    fail(FSDP_INVALID_ARGUMENT, "{}: {} is NULL, but {} is given; a box needs both", call,
+         field(given.global_shape ? "global_offset" : "global_shape"),
+         given.global_shape ? "global_shape" : "global_offset");
+  uint64_t count = 1;
+  for (uint32_t d = 0; d < given.dimension_count; ++d) {
+    const uint64_t size = given.global_shape[d], first = given.global_offset[d];
+    if (first > size || param.shape[d] > size - first)
+      fail(FSDP_INVALID_ARGUMENT,
+           "{}: {}[{}] is {}, which the box exceeds: its shape[{}] is {} and its global_offset[{}] {}", call,
+           field("global_shape"), d, size, d, param.shape[d], d, first);
+    count = checked_multiply(count, size, field("global_shape").c_str());
+  }
+  param.global_shape.assign(given.global_shape, given.global_shape + given.dimension_count);
+  param.global_offset.assign(given.global_offset, given.global_offset + given.dimension_count);
+}
+
 memory::ParamSpec read_param(const fsdp_param *at, uint64_t index, const char *call) {
   const fsdp_param given = read_options(at, call, format_text("params[{}]", index).c_str());
   memory::ParamSpec param;
   param.name = read_name(given.name, 255, call, format_text("params[{}].name", index).c_str());
   read_shape(given, index, param, call);
+  read_box(given, index, param, call);
   param.dtype =
       read_enum(given.dtype, FSDP_FLOAT32 + 0, FSDP_FLOAT16 + 0, call, field_of(index, param, "dtype").c_str());
   check_flags(given.flags, FSDP_PARAM_FROZEN | FSDP_PARAM_NO_DECAY | FSDP_PARAM_LR_ZERO, call,
@@ -170,6 +192,7 @@ fsdp_status fsdp_get_param_info(const fsdp_group *group, uint64_t param_index, f
     value.granule_rows = spec.granule_rows;
     value.lr_scale = spec.lr_scale;
     value.user_data = spec.user_data;
+    if (spec.is_box()) value.global_shape = spec.global_shape.data(), value.global_offset = spec.global_offset.data();
     write_output(param, value);
   });
 }

@@ -30,9 +30,13 @@ void describe_bucket(Out out, const memory::GroupSpec &group, const memory::Buck
   fmt::format_to(out, "], \"parameters\": [");
   for (size_t t = 0; t < bucket.params.size(); ++t) {
     const auto &param = group.params[bucket.params[t]];
-    fmt::format_to(out, "{}\n      {{\"name\": {}, \"shape\": [{}], \"full_offset\": {}, \"granule\": {}}}",
-                   t ? "," : "", quote_json(param.name), fmt::join(param.shape, ", "),
-                   bucket.layout.tensors[t].full_offset, bucket.layout.tensors[t].granule);
+    fmt::format_to(out, "{}\n      {{\"name\": {}, \"shape\": [{}], \"full_offset\": {}, \"granule\": {}", t ? "," : "",
+                   quote_json(param.name), fmt::join(param.shape, ", "), bucket.layout.tensors[t].full_offset,
+                   bucket.layout.tensors[t].granule);
+    if (param.is_box())
+      fmt::format_to(out, ", \"global_shape\": [{}], \"global_offset\": [{}]", fmt::join(param.global_shape, ", "),
+                     fmt::join(param.global_offset, ", "));
+    fmt::format_to(out, "}}");
   }
   fmt::format_to(out, "]}}");
 }

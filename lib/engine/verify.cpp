@@ -16,8 +16,11 @@ namespace fsdp::engine {
 namespace {
 
 std::string describe_param(const memory::GroupSpec &group, const memory::ParamSpec &param) {
-  return format_text("parameter '{}' of group '{}': shape [{}], dtype {}, flags {:#x}, granule {} x {}, lr_scale {}",
-                     param.name, group.name, fmt::join(param.shape, ", "), dtype_name(param.dtype), param.flags,
+  const std::string box = param.is_box() ? format_text(" from [{}] on of [{}]", fmt::join(param.global_offset, ", "),
+                                                       fmt::join(param.global_shape, ", "))
+                                         : "";
+  return format_text("parameter '{}' of group '{}': shape [{}]{}, dtype {}, flags {:#x}, granule {} x {}, lr_scale {}",
+                     param.name, group.name, fmt::join(param.shape, ", "), box, dtype_name(param.dtype), param.flags,
                      param.granule, param.granule_rows, param.lr_scale);
 }
 

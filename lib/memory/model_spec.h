@@ -16,6 +16,7 @@ namespace fsdp::memory {
 struct ParamSpec {
   std::string name;
   std::vector<uint64_t> shape;
+  std::vector<uint64_t> global_shape, global_offset;  // of the tensor that it is a box of; empty: it is all of one
   uint64_t element_count = 1;
   fsdp_dtype dtype = FSDP_FLOAT32;
   uint32_t flags = 0;
@@ -24,6 +25,7 @@ struct ParamSpec {
   double lr_scale = 1.0;
   void *user_data = nullptr;
 
+  bool is_box() const { return !global_shape.empty(); }
   bool frozen() const { return flags & FSDP_PARAM_FROZEN; }
   layout::TensorSpec tensor() const { return {shape, granule, granule_rows}; }
 };
@@ -64,9 +66,9 @@ struct ModelSpec {
   uint32_t max_pending_groups = 2;
   fsdp_schedule_kind schedule = FSDP_SCHEDULE_SEQUENTIAL;
   uint64_t save_staging_bytes = 0;  // for saves; 0: each allocates its own
-  uint64_t message_bytes = 0;      // a rank's memory for messages over the outer axis
-  bool host_memory = true;         // compute weights and gradients lie where the ranks of a host can read each other's
-  uint64_t device_team_bytes = 0;  // else: a rank's memory for exchanging them
+  uint64_t message_bytes = 0;       // a rank's memory for messages over the outer axis
+  bool host_memory = true;          // compute weights and gradients lie where the ranks of a host can read each other's
+  uint64_t device_team_bytes = 0;   // else: a rank's memory for exchanging them
   fsdp_device_transport device_transport = 0;  // ... as declared
   bool rounds_before_sending = false;  // ... and gradients are rounded to their reduce dtype in a buffer of their own
   std::vector<fsdp_visit> visits;

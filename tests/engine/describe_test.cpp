@@ -25,6 +25,8 @@ Scenario described_scenario() {
   setup.groups[1].options.grad_dtype = FSDP_FLOAT32;
   setup.groups[2].params[0].flags = FSDP_PARAM_FROZEN;
   setup.groups[3].options.reduce_dtype = FSDP_FLOAT16;
+  setup.groups[1].params[2].global_shape = {60, 30};
+  setup.groups[1].params[2].global_offset = {9, 6};
   return setup;
 }
 
@@ -86,6 +88,10 @@ TEST(Describe, ParametersLieWhereChunksSay) {
         const Place place = place_of(group, param.name);
         const fsdp_dtype grad = first_of(def.options.grad_dtype, setup.model.grad_dtype, param.dtype);
         REQUIRE(place.param["shape"] == param.shape);
+        REQUIRE(place.param.contains("global_shape") == !param.global_shape.empty());
+        if (!param.global_shape.empty())
+          REQUIRE(place.param["global_shape"] == param.global_shape &&
+                  place.param["global_offset"] == param.global_offset);
         REQUIRE(place.bucket["dtype"] == name_of(param.dtype) && place.bucket["grad_dtype"] == name_of(grad));
         REQUIRE(place.bucket["reduce_dtype"] ==
                 name_of(first_of(def.options.reduce_dtype, setup.model.reduce_dtype, grad)));

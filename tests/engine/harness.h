@@ -45,6 +45,7 @@ struct ParamDef {
   fsdp_granule granule = 0;
   uint64_t granule_rows = 0;
   double lr_scale = 0;
+  std::vector<uint64_t> global_shape = {}, global_offset = {};  // empty: it is no box of a larger tensor
 
   uint64_t count() const {
     uint64_t product = 1;

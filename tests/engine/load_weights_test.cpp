@@ -393,4 +393,56 @@ TEST_F(LoadWeights, AreRefusedWithWrongArguments) {
   });
 }
 
+// A model of a box of each takes its rows and columns of it: rows of a rename are those of the whole tensor.
+TEST_F(LoadWeights, GoesToBoxesOfTheTensors) {
+  constexpr uint64_t rows = 3 * width;
+  const std::vector<float> whole = values(1, rows * width);
+  const auto part = [&](uint64_t first, uint64_t count) {
+    return std::vector<float>(whole.begin() + static_cast<ptrdiff_t>(first * width),
+                              whole.begin() + static_cast<ptrdiff_t>((first + count) * width));
+  };
+  write_file(path + "/straight.safetensors", {{"qkv", "F32", {rows, width}, bytes_of(whole)}});
+  write_file(path + "/turned.safetensors", {{"qkv", "F32", {width, rows}, bytes_of(transposed(whole, rows, width))}});
+  write_file(path + "/three.safetensors", {{"q", "F32", {width, width}, bytes_of(part(0, width))},
+                                           {"k", "F32", {width, width}, bytes_of(part(width, width))},
+                                           {"v", "F32", {width, width}, bytes_of(part(2 * width, width))}});
+  const std::vector<fsdp_rename> three = {rename("q", "qkv", 0, 0), rename("k", "qkv", 0, width),
+                                          rename("v", "qkv", 0, 2 * width)};
+  struct Place {
+    uint64_t row, column, rows, columns;
+  };
+  for (const Place &box : {Place{0, 0, rows, width}, {4, 0, 9, width}, {0, 2, rows, 3}, {7, 1, 8, 4}, {13, 3, 2, 2}})
+    for (const uint32_t ranks : {1, 3}) {
+      Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks);
+      setup.groups = {{"g", {{"qkv", {box.rows, box.columns}}}}};
+      setup.groups[0].params[0].global_shape = {rows, width};
+      setup.groups[0].params[0].global_offset = {box.row, box.column};
+      std::vector<float> expected;
+      for (uint64_t r = 0; r < box.rows; ++r)
+        for (uint64_t c = 0; c < box.columns; ++c) expected.push_back(whole[(box.row + r) * width + box.column + c]);
+      std::vector<std::string> errors;
+      run_threads(
+          setup,
+          [&](uint32_t, fsdp_context *context) {
+            Rank rank(context, setup);
+            const auto take = [&](const char *file, const std::vector<fsdp_rename> &renames, uint32_t flags = 0) {
+              FSDP(load(rank, path + "/" + file, renames, flags));
+              REQUIRE(rank.read(0, 0) == expected);
+              const std::vector<float> zeros(expected.size());
+              FSDP(fsdp_load_param(rank.groups[0], 0, zeros.data(), FSDP_FLOAT32, zeros.size(), FSDP_EVERY_RANK, 0));
+            };
+            take("straight.safetensors", {});
+            take("turned.safetensors", {rename("qkv", "qkv", 0, 0, 0, FSDP_RENAME_TRANSPOSED)});
+            take("three.safetensors", three);
+            // Only what the box has needs to come.
+            if (box.row >= width)
+              take("three.safetensors", {three[1], three[2], rename("q", "nothing")}, FSDP_LOAD_ALLOW_UNEXPECTED);
+            rank.load();
+            FSDP(fsdp_close_context(context));
+          },
+          &errors);
+      for (const std::string &error : errors) EXPECT_EQ(error, "") << box.row << ", " << box.column;
+    }
+}
+
 }  // namespace

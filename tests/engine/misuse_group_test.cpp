@@ -64,6 +64,35 @@ TEST_F(MisusedGroup, Parameters) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::struct_size, uint64_t{16}), "params[1].struct_size is 16");
 }
 
+// A box needs its tensor's shape and a place inside it, in numbers that 64 bits can count.
+TEST_F(MisusedGroup, Boxes) {
+  const auto add_box = [&](const std::vector<uint64_t> &global, const std::vector<uint64_t> &offset) {
+    fsdp_param p = param();
+    p.global_shape = global.empty() ? nullptr : global.data();
+    p.global_offset = offset.empty() ? nullptr : offset.data();
+    return add_group("g", {param("before"), p});
+  };
+  constexpr uint64_t most = UINT64_MAX;
+  const std::string shape = "params[1] ('w').global_shape", offset = "params[1] ('w').global_offset";
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_box({8, 3}, {}), offset + " is NULL, but global_shape is given");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_box({}, {0, 0}), shape + " is NULL, but global_offset is given");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_box({8, 3}, {5, 0}),
+               shape + "[0] is 8, which the box exceeds: its shape[0] is 4 and its global_offset[0] 5");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_box({8, 5}, {4, 3}), shape + "[1] is 5", "shape[1] is 3", "[1] 3");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_box({3, 3}, {0, 0}), shape + "[0] is 3");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_box({8, 3}, {most - 1, 0}), shape + "[0] is 8", "18446744073709551614");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_box({uint64_t{1} << 62, 8}, {0, 0}), shape, "64 bits");
+  EXPECT_WORKS(add_box({8, 5}, {4, 2}));
+  fsdp_group *group = nullptr;
+  FSDP(fsdp_get_group(model, 0, &group));
+  fsdp_param info = FSDP_PARAM_INIT;
+  FSDP(fsdp_get_param_info(group, 0, &info));
+  EXPECT_TRUE(!info.global_shape && !info.global_offset);
+  FSDP(fsdp_get_param_info(group, 1, &info));
+  EXPECT_TRUE(info.global_shape[0] == 8 && info.global_shape[1] == 5);
+  EXPECT_TRUE(info.global_offset[0] == 4 && info.global_offset[1] == 2);
+}
+
 TEST_F(MisusedGroup, SizesThatOverflowLater) {
   const uint64_t huge[] = {uint64_t{1} << 62, 1};  // counts in 64 bits, its bytes do not
   fsdp_param p = param();

@@ -36,6 +36,10 @@ void Rank::declare(bool seal) {
       p.granule = param.granule;
       p.granule_rows = param.granule_rows;
       p.lr_scale = param.lr_scale;
+      if (!param.global_shape.empty()) {
+        p.global_shape = param.global_shape.data();
+        p.global_offset = param.global_offset.data();
+      }
       params.push_back(p);
     }
     fsdp_group *group = nullptr;

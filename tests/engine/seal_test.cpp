@@ -53,6 +53,12 @@ const Case cases[] = {
      },
      "[51, 24]", "[24, 51]"},
     {"Dimensions", [](Declaration &d) { d.scenario.groups[0].params[0].shape = {37 * 24}; }, "[37, 24]", "[888]"},
+    {"Box",
+     [](Declaration &d) {
+       d.scenario.groups[1].params[2].global_shape = {102, 24};
+       d.scenario.groups[1].params[2].global_offset = {51, 0};
+     },
+     "shape [51, 24], dtype", "shape [51, 24] from [51, 0] on of [102, 24], dtype"},
     {"Dtype", [](Declaration &d) { d.scenario.groups[2].params[1].dtype = FSDP_BFLOAT16; }, "dtype float32",
      "dtype bfloat16"},
     {"ParameterFlag", [](Declaration &d) { d.scenario.groups[1].params[0].flags = FSDP_PARAM_NO_DECAY; }, "flags 0x0",

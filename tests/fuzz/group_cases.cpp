@@ -34,6 +34,14 @@ struct Params {
     param.granule_rows = rank.number(2);
     param.lr_scale = rank.real(0);
     param.user_data = reinterpret_cast<void *>(rank.nonsense());
+    if (rank.random.one_in(4)) {
+      for (uint32_t d = 0; d < 64; ++d) {
+        offsets[i][d] = rank.wild() ? rank.nonsense() : rank.random.below(8);
+        wholes[i][d] = rank.wild() ? rank.nonsense() : shapes[i][d] + offsets[i][d];
+      }
+      param.global_shape = rank.or_null(wholes[i]);
+      param.global_offset = rank.or_null(offsets[i]);
+    }
     if (stride <= 4096) std::memcpy(bytes.data() + i * stride, &param, sizeof param);
     facts.push_back(
         {elements, param.dtype ? param.dtype : FSDP_FLOAT32, (param.flags & FSDP_PARAM_FROZEN) != 0, names[i]});
@@ -41,7 +49,7 @@ struct Params {
 
   std::vector<unsigned char> bytes;
   std::string names[most_params];
-  uint64_t shapes[most_params][64];
+  uint64_t shapes[most_params][64], wholes[most_params][64], offsets[most_params][64];
   uint64_t count, stride;
   std::vector<ParamFacts> facts;
 };

@@ -147,7 +147,7 @@ AT(fsdp_stats, reserved, 220);
 AT(fsdp_stats, allocations, 224);
 AT(fsdp_stats, checkpoint_stall_ns, 232);
 
-SIZE(fsdp_param, 64);
+SIZE(fsdp_param, 80);
 AT(fsdp_param, struct_size, 0);
 AT(fsdp_param, name, 8);
 AT(fsdp_param, shape, 16);
@@ -158,6 +158,8 @@ AT(fsdp_param, granule, 36);
 AT(fsdp_param, granule_rows, 40);
 AT(fsdp_param, lr_scale, 48);
 AT(fsdp_param, user_data, 56);
+AT(fsdp_param, global_shape, 64);
+AT(fsdp_param, global_offset, 72);
 
 SIZE(fsdp_group_options, 24);
 AT(fsdp_group_options, struct_size, 0);

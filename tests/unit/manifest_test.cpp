@@ -41,6 +41,9 @@ Manifest small() {
 
 TEST(Manifest, IsReadAsItWasWritten) {
   EXPECT_EQ(parse_manifest(write_manifest(small()), "m"), small());
+  Manifest partial = small();  // of what one model has saved of its tensor
+  partial.tensors[1].parts.pop_back();
+  EXPECT_EQ(parse_manifest(write_manifest(partial), "m"), partial);
   const Manifest nothing;
   EXPECT_EQ(parse_manifest(write_manifest(nothing), "m"), nothing);
 }
@@ -110,6 +113,9 @@ const Damage damages[] = {
     {"outside", "\"offset\":[0,2],\"shape\":[4,4]", "\"offset\":[0,3],\"shape\":[4,4]", "a part of its tensor"},
     {"part_missing", "\"offset\":[0,2],\"shape\":[4,4]", "\"offset\":[0,2],\"shape\":[4,3]",
      "parts that fill the tensor"},
+    {"part_not_missing", "\"cuts\":[[0,2,2]]}]", "\"cuts\":[[0,2,2]]}],\"partial\":true",
+     "not parts that lack some of the tensor"},
+    {"bytes_missing", "\"cuts\":[[2,1,5]]}]", "\"cuts\":[[2,1,5]]}],\"partial\":true", "/bytes/0"},
     {"empty_part", "\"parts\":[{\"offset\":[0,0],\"shape\":[4,2]",
      "\"parts\":[{\"offset\":[0,0],\"shape\":[0,2],\"cuts\":[]},{\"offset\":[0,0],\"shape\":[4,2]",
      "not a part that is not empty"},

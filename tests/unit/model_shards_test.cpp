@@ -226,5 +226,78 @@ TEST(LoadPlan, TakesRowsFromAllPartsOfATensor) {
   EXPECT_EQ(boxes, (std::vector<Box>{{{0, 0}, {4, 2}}, {{4, 0}, {4, 2}}, {{0, 2}, {5, 4}}, {{5, 2}, {3, 4}}}));
 }
 
+// A model of one tensor of [8, 6], or of a box of it, on so many ranks.
+memory::ModelSpec boxed(uint32_t ranks, const Box &box) {
+  memory::ModelSpec spec;
+  spec.mesh = layout::one_axis(ranks);
+  spec.states = {{"exp_avg", FSDP_FLOAT32}};
+  spec.groups.resize(1);
+  spec.groups[0].params = {param("w", box.shape)};
+  spec.groups[0].params[0].global_shape = {8, 6};
+  spec.groups[0].params[0].global_offset = box.offset;
+  return spec;
+}
+
+const std::vector<Box> cuts_of_8_by_6[] = {{{{0, 0}, {8, 6}}},
+                                           {{{0, 0}, {8, 2}}, {{0, 2}, {8, 4}}},
+                                           {{{0, 0}, {3, 6}}, {{3, 0}, {5, 6}}},
+                                           {{{0, 0}, {5, 3}}, {{0, 3}, {5, 3}}, {{5, 0}, {3, 4}}, {{5, 4}, {3, 2}}}};
+
+// Whatever boxes models have saved, each element of a box comes from the one file that has it.
+TEST(LoadPlan, TakesABoxFromBoxes) {
+  for (const auto &saved : cuts_of_8_by_6)
+    for (const auto &loaded : cuts_of_8_by_6)
+      for (const Box &wanted : loaded) {
+        Manifest manifest;
+        std::vector<Box> files;  // what each has of w
+        for (const Box &box : saved) {
+          const memory::ModelSpec spec = boxed(2, box);
+          const memory::ModelPlan plan = plan_model(spec);
+          const ModelShards shards(spec, plan);
+          auto tensors = shards.manifest_tensors(ShardKind::weights, static_cast<uint32_t>(files.size()));
+          EXPECT_EQ(tensors[0].shape, (std::vector<uint64_t>{8, 6}));
+          EXPECT_EQ(tensors[0].parts[0].box, box);
+          if (manifest.tensors.empty())
+            manifest.tensors = tensors;
+          else
+            manifest.tensors[0].parts.push_back(tensors[0].parts[0]);
+          for (const uint32_t writer : shards.writers(ShardKind::weights))
+            files.push_back(ModelShards::box_of(shards.tensors()[0], shards.rows(shards.tensors()[0], writer)));
+        }
+        const memory::ModelSpec spec = boxed(3, wanted);
+        const memory::ModelPlan plan = plan_model(spec);
+        const ModelShards shards(spec, plan);
+        uint64_t taken = 0;
+        for (uint32_t rank = 0; rank < 3; ++rank) {
+          const LoadPlan load = plan_load(shards, manifest, rank, {.states = false});
+          EXPECT_TRUE(load.missing.empty() && load.unexpected.empty() && load.other.empty());
+          const KeptTensor &own = shards.tensors()[0];
+          for (const LoadedFile &file : load.files)
+            for (const LoadedRows &rows : file.rows) {
+              EXPECT_EQ(rows.kept, ModelShards::box_of(own, shards.kept_rows(own, rank)));
+              EXPECT_EQ(intersect(rows.box, rows.kept), rows.box);
+              EXPECT_EQ(intersect(rows.box, files.at(file.file)), rows.box);
+              taken += rows.box.count();
+            }
+        }
+        EXPECT_EQ(taken, wanted.count());
+      }
+}
+
+// What others have, and have not saved, is missing where it is wanted, and only there.
+TEST(LoadPlan, TellsWhatABoxLacks) {
+  const auto plan_of = [](const Box &saved, const Box &wanted) {
+    const memory::ModelSpec from = boxed(2, saved), to = boxed(2, wanted);
+    const memory::ModelPlan from_plan = plan_model(from), to_plan = plan_model(to);
+    return plan_load(ModelShards(to, to_plan), manifest_of(ModelShards(from, from_plan)), 0);
+  };
+  EXPECT_TRUE(plan_of({{0, 0}, {8, 4}}, {{1, 1}, {7, 3}}).other.empty());
+  const LoadPlan lacking = plan_of({{0, 0}, {8, 4}}, {{0, 2}, {8, 4}});
+  EXPECT_EQ(lacking.other,
+            (std::vector<std::string>{
+                "\"w\" has [8, 4] from [0, 2] on here, and of these 32 elements the checkpoint has 16",
+                "\"state.w.exp_avg\" has [8, 4] from [0, 2] on here, and of these 32 elements the checkpoint has 16"}));
+}
+
 }  // namespace
 }  // namespace fsdp::checkpoint

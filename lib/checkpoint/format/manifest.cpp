@@ -46,6 +46,7 @@ void append_tensor(std::string &text, const ManifestTensor &tensor) {
     append_part(text, tensor.parts[i]);
   }
   text += "]";
+  if (!tensor.filled()) text += R"(,"partial":true)";
   if (tensor.model) text += format_text(R"(,"model":{})", tensor.model);
   text += "}";
 }
@@ -126,18 +127,21 @@ std::vector<uint64_t> parse_shape(const JsonValue &value) {
   return shape;
 }
 
-// Disjoint parts that together are as large as the tensor fill it.
-void check_parts(const ManifestTensor &tensor, const JsonValue &value, bool whole_tensors) {
+// Disjoint parts that together are as large as the tensor fill it; else the tensor says so.
+void check_parts(const ManifestTensor &tensor, const JsonValue &value) {
+  const bool partial = value.has("partial");
+  const char *const wanted = partial ? "parts that lack some of the tensor" : "parts that fill the tensor";
   uint64_t count = 0;
   for (const ManifestPart &part : tensor.parts)
-    value["parts"].require(!__builtin_add_overflow(count, part.box.count(), &count), "parts that fill the tensor");
-  value["parts"].require(count == whole(tensor.shape).count() || !whole_tensors, "parts that fill the tensor");
+    value["parts"].require(!__builtin_add_overflow(count, part.box.count(), &count), wanted);
+  const uint64_t all = whole(tensor.shape).count();
+  value["parts"].require(partial ? count < all : count == all, wanted);
   for (size_t i = 0; i < tensor.parts.size(); ++i)
     for (size_t j = 0; j < i; ++j)
       value["parts"].require(!intersect(tensor.parts[i].box, tensor.parts[j].box), "parts that do not overlap");
 }
 
-ManifestTensor parse_tensor(const JsonValue &value, const Manifest &manifest, bool whole_tensors) {
+ManifestTensor parse_tensor(const JsonValue &value, const Manifest &manifest) {
   const uint64_t files = manifest.files.size();
   ManifestTensor tensor{
       value["name"].text(), find_element_type(value["dtype"].text()), parse_shape(value["shape"]), {}};
@@ -145,7 +149,7 @@ ManifestTensor parse_tensor(const JsonValue &value, const Manifest &manifest, bo
   value["parts"].require(value["parts"].size() <= most_parts, format_text("at most {} parts", most_parts));
   value["parts"].for_each_element(
       [&](const JsonValue &part) { tensor.parts.push_back(parse_part(part, tensor.shape, files)); });
-  check_parts(tensor, value, whole_tensors);
+  check_parts(tensor, value);
   return tensor;
 }
 
@@ -165,12 +169,13 @@ uint32_t parse_model_number(const JsonValue &value, size_t models) {
 }
 
 ManifestTensor parse_bytes(const JsonValue &value, const Manifest &manifest) {
-  ManifestTensor tensor = parse_tensor(value, manifest, true);
-  value.require(tensor.shape.size() == 1 && tensor.type == find_element_type("U8"), "bytes in one dimension");
+  ManifestTensor tensor = parse_tensor(value, manifest);
+  value.require(tensor.shape.size() == 1 && tensor.type == find_element_type("U8") && !value.has("partial"),
+                "bytes in one dimension");
   return tensor;
 }
 
-Manifest parse_document(const JsonValue &value, bool whole_tensors) {
+Manifest parse_document(const JsonValue &value) {
   Manifest manifest;
   manifest.sequence = value["sequence"].unsigned_number();
   manifest.step = value["step"].unsigned_number();
@@ -179,7 +184,7 @@ Manifest parse_document(const JsonValue &value, bool whole_tensors) {
   value["files"].for_each_element([&](const JsonValue &file) { manifest.files.push_back(parse_file(file)); });
   require_different_names(manifest.files, value["files"]);
   value["tensors"].for_each_element([&](const JsonValue &tensor) {
-    manifest.tensors.push_back(parse_tensor(tensor, manifest, whole_tensors));
+    manifest.tensors.push_back(parse_tensor(tensor, manifest));
     manifest.tensors.back().model = parse_model_number(tensor, manifest.models.size());
   });
   require_different_names(manifest.tensors, value["tensors"]);
@@ -204,6 +209,12 @@ void ManifestPart::add_rows(uint32_t file, uint64_t more) {
   cuts.push_back({file, 1, more});
 }
 
+bool ManifestTensor::filled() const {
+  uint64_t count = 0;
+  for (const ManifestPart &part : parts) count += part.box.count();
+  return count == whole(shape).count();
+}
+
 std::string write_manifest(const Manifest &manifest) {
   std::string text = format_text("{{\"format\":\"{}\",\"version\":{},\"sequence\":{},\"step\":{},\"ranks\":{},\n",
                                  format_name, manifest_version, manifest.sequence, manifest.step, manifest.ranks);
@@ -225,21 +236,14 @@ std::string write_manifest(const Manifest &manifest) {
   return text + "}}\n";
 }
 
-namespace {
-
-Manifest parse(std::string_view text, std::string_view file, bool whole_tensors) {
+Manifest parse_manifest(std::string_view text, std::string_view file) {
   const nlohmann::json document = parse_json(text, file);
   const JsonValue value(document, file);
   value["format"].require(value["format"].text() == format_name, format_text("\"{}\"", format_name));
   if (const uint64_t version = value["version"].unsigned_number(); version != manifest_version)
     fail(FSDP_UNSUPPORTED, "{}: it is of version {} of the format; this release reads version {}", file, version,
          manifest_version);
-  return parse_document(value, whole_tensors);
+  return parse_document(value);
 }
-
-}  // namespace
-
-Manifest parse_manifest(std::string_view text, std::string_view file) { return parse(text, file, true); }
-Manifest parse_manifest_part(std::string_view text, std::string_view file) { return parse(text, file, false); }
 
 }  // namespace fsdp::checkpoint

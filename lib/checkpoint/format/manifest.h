@@ -44,9 +44,10 @@ struct ManifestTensor {
   std::string name;  // as in its files
   const ElementType *type = nullptr;
   std::vector<uint64_t> shape;
-  std::vector<ManifestPart> parts;
-  uint32_t model = 0;  // whose it is
+  std::vector<ManifestPart> parts;  // not all of it where only some of those who have it have saved
+  uint32_t model = 0;               // whose it is
 
+  bool filled() const;  // by its parts, which do not overlap
   bool operator==(const ManifestTensor &) const = default;
 };
 
@@ -81,9 +82,8 @@ struct Manifest {
 
 std::string write_manifest(const Manifest &manifest);
 // Refuses what is damaged: names that lead out of the folder, parts that overlap or lie outside of their tensor, rows
-// that are missing or too many, files that are not there. `file` is for messages.
+// that are missing or too many, files that are not there; parts that are missing, but for those of tensors which were
+// written without them. `file` is for messages.
 Manifest parse_manifest(std::string_view text, std::string_view file);
-// ... of a part of one, whose tensors may lack parts that others have.
-Manifest parse_manifest_part(std::string_view text, std::string_view file);
 
 }  // namespace fsdp::checkpoint

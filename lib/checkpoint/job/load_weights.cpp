@@ -54,8 +54,10 @@ class WeightFiles {
   Fd folder_;
   bool is_file_ = false;
   std::vector<std::string> names_;
-  std::map<std::string, std::string> index_;   // {tensor: file}; empty: there is none
-  std::map<std::string, ManifestFile> known_;  // of a checkpoint of ours
+  std::map<std::string, std::string> index_;  // {tensor: file}; empty: there is none
+  // Of a checkpoint of ours; the shapes of tensors that it has only parts of.
+  std::map<std::string, ManifestFile> known_;
+  std::map<std::string, std::vector<uint64_t>> partial_;
 };
 
 bool WeightFiles::open_file() {
@@ -92,7 +94,10 @@ void WeightFiles::open_folder_of_files() {
     std::ranges::sort(names_);
     names_.erase(std::unique(names_.begin(), names_.end()), names_.end());
   } else if (is_there(names, manifest_name)) {
-    for (const ManifestFile &file : Folder(path_).read_manifest(".").files) known_[file.name] = file;
+    const Manifest manifest = Folder(path_).read_manifest(".");
+    for (const ManifestFile &file : manifest.files) known_[file.name] = file;
+    for (const ManifestTensor &tensor : manifest.tensors)
+      if (!tensor.filled()) partial_[tensor.name] = tensor.shape;
   } else if (names_.empty()) {
     open_newest();
   }
@@ -129,6 +134,8 @@ std::vector<StoredFile> WeightFiles::list(std::string &sum) const {
       // What the index says is elsewhere is another one of that name.
       if (!index_.empty() && (indexed == index_.end() || indexed->second != names_[f])) continue;
       files[f].boxes.push_back({tensors[t].name, tensors[t].type, {reader.offsets()[t], tensors[t].shape}});
+      if (const auto partial = partial_.find(tensors[t].name); partial != partial_.end())
+        files[f].boxes.back().shape = partial->second;
     }
   }
   sum = long_sum_of(sums);

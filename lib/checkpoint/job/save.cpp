@@ -141,7 +141,7 @@ void Beginner::describe() {
     add_part(whole, mine);
     for (uint32_t r = 1; r < told.size(); ++r)
       if (const std::string_view text(reinterpret_cast<const char *>(told[r].data()), told[r].size()); !text.empty())
-        add_part(whole, parse_manifest_part(text, format_text("what rank {} saves", team_.world_rank(r))));
+        add_part(whole, parse_manifest(text, format_text("what rank {} saves", team_.world_rank(r))));
     // Nobody could load what it refuses: names that come twice, or parts that are missing.
     parse_manifest(write_manifest(whole), task_.folder->made->shown(manifest_name));
   });

@@ -40,14 +40,27 @@ void add_files(const ManifestPart &part, const LoadedRows &wanted, FileRows &fil
   }
 }
 
+// Of the elements that the model has of it. Parts do not overlap.
+uint64_t stored_count(const Box &own, const ManifestTensor &stored) {
+  uint64_t count = 0;
+  for (const ManifestPart &part : stored.parts)
+    if (const auto common = intersect(own, part.box)) count += common->count();
+  return count;
+}
+
 // Empty, or how they differ.
 std::string difference(const KeptTensor &own, const ManifestTensor &stored) {
-  if (!std::ranges::equal(own.shape(), stored.shape))
+  if (!std::ranges::equal(own.global_shape(), stored.shape))
     return format_text("{} has shape [{}] here and [{}] in the checkpoint", quote_json(own.name),
-                       fmt::join(own.shape(), ", "), fmt::join(stored.shape, ", "));
+                       fmt::join(own.global_shape(), ", "), fmt::join(stored.shape, ", "));
   if (!is_converted(*stored.type))
     return format_text("{} is of {} here and of {} in the checkpoint, which is not converted", quote_json(own.name),
                        own.type->name, stored.type->name);
+  const Box box = own.box();
+  if (const uint64_t count = stored_count(box, stored); count < box.count())
+    return format_text("{} has [{}] from [{}] on here, and of these {} elements the checkpoint has {}",
+                       quote_json(own.name), fmt::join(box.shape, ", "), fmt::join(box.offset, ", "), box.count(),
+                       count);
   return "";
 }
 

@@ -114,8 +114,8 @@ std::array<uint32_t, 2> ModelShards::places_of(const KeptTensor &tensor) const {
 }
 
 Box ModelShards::box_of(const KeptTensor &tensor, const RowRange &rows) {
-  Box box = whole(tensor.shape());
-  if (!box.shape.empty()) box.offset[0] = rows.first, box.shape[0] = rows.count;
+  Box box = tensor.box();
+  if (!box.shape.empty()) box.offset[0] += rows.first, box.shape[0] = rows.count;
   return box;
 }
 
@@ -144,11 +144,12 @@ std::vector<ManifestTensor> ModelShards::manifest_tensors(ShardKind kind, uint32
   std::vector<ManifestTensor> described;
   for (const KeptTensor &tensor : tensors_) {
     if (tensor.kind != kind) continue;
-    ManifestPart part{whole(tensor.shape()), {}};
+    ManifestPart part{tensor.box(), {}};
     const auto [begin, end] = places_of(tensor);
     for (uint32_t place = begin; place < end; ++place)
       if (const RowRange rows = rows_at(tensor, place); rows.count > 0) part.add_rows(files[place], rows.count);
-    described.push_back({tensor.name, tensor.type, {tensor.shape().begin(), tensor.shape().end()}, {std::move(part)}});
+    const std::span<const uint64_t> shape = tensor.global_shape();
+    described.push_back({tensor.name, tensor.type, {shape.begin(), shape.end()}, {std::move(part)}});
   }
   return described;
 }

@@ -35,13 +35,23 @@ struct KeptTensor {
   uint32_t tensor = 0;  // in the bucket
   const memory::PlanePlan *plane = nullptr;
 
+  // What the model has of it.
   std::span<const uint64_t> shape() const {
     return plane ? std::span<const uint64_t>(param->shape) : std::span<const uint64_t>();
+  }
+  // All of it, which the model may have a box of.
+  std::span<const uint64_t> global_shape() const {
+    return plane && param->is_box() ? std::span<const uint64_t>(param->global_shape) : shape();
+  }
+  Box box() const {
+    Box own = whole(shape());
+    if (plane && param->is_box()) own.offset = param->global_offset;
+    return own;
   }
   memory::Extent owned() const { return plane ? plane->owned : memory::Extent::whole; }
 };
 
-// Rows of a parameter: all dimensions but the first; a scalar is one.
+// Rows of what the model has of a parameter: all dimensions but the first; a scalar is one.
 struct RowRange {
   uint64_t first = 0, count = 0;
 
@@ -63,7 +73,7 @@ class ModelShards {
   RowRange rows(const KeptTensor &tensor, uint32_t rank) const { return rows_at(tensor, place_of(rank)); }
   // What it keeps of one, whoever writes it.
   RowRange kept_rows(const KeptTensor &tensor, uint32_t rank) const;
-  // The same as a box of the tensor.
+  // The same as a box of the tensor, which other models may have boxes of.
   static Box box_of(const KeptTensor &tensor, const RowRange &rows);
   // Which tensors are in a rank's file of a kind, in the order that plan_shard_file is given them; none: there is no
   // file.

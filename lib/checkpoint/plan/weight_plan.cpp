@@ -34,13 +34,17 @@ struct Theirs {
   const ElementType *type = nullptr;
   std::vector<uint64_t> shape;
   std::vector<std::pair<uint32_t, const Box *>> boxes;  // in which file
+  bool may_lack = false;                                // boxes of it, which others have
 };
 
-// Rows [to_row, to_row + row_count) of ours.
+// Rows [begin, end) of ours, of all of it.
 struct Use {
   Rename rename;  // with the rows counted
   const Theirs *theirs;
   std::string name;  // theirs
+
+  uint64_t begin() const { return rename.to_row; }
+  uint64_t end() const { return rename.to_row + rename.row_count; }
 };
 
 // Sorted by their first row, boxes that may overlap are near each other.
@@ -56,6 +60,7 @@ void check_boxes(const std::string &name, Theirs &theirs) {
       if (intersect(box, *theirs.boxes[j].second))
         fail(FSDP_INVALID_ARGUMENT, "tensor {} comes twice, in two files or more", quote_json(name));
   }
+  if (theirs.may_lack) return;
   uint64_t all = 1;
   for (const uint64_t size : theirs.shape) all = checked_multiply(all, size, name.c_str());
   if (count != all)
@@ -74,6 +79,7 @@ std::map<std::string, Theirs> collect(std::span<const StoredFile> files) {
       theirs.shape.resize(one.box.shape.size());
       for (size_t d = 0; d < theirs.shape.size(); ++d)
         theirs.shape[d] = std::max(theirs.shape[d], checked_add(one.box.offset[d], one.box.shape[d], one.name.c_str()));
+      if (!one.shape.empty()) theirs.shape = one.shape, theirs.may_lack = true;
       theirs.boxes.emplace_back(f, &one.box);
     }
   for (auto &[name, theirs] : all) check_boxes(name, theirs);
@@ -81,6 +87,7 @@ std::map<std::string, Theirs> collect(std::span<const StoredFile> files) {
 }
 
 uint64_t rows_of(std::span<const uint64_t> shape) { return shape.empty() ? 1 : shape[0]; }
+uint64_t first_row_of(const Box &box) { return box.offset.empty() ? 0 : box.offset[0]; }
 
 std::vector<uint64_t> as_seen(const Theirs &theirs, const Rename &rename) {
   std::vector<uint64_t> shape = theirs.shape;
@@ -109,6 +116,8 @@ class WeightPlanner {
   void use(const std::string &ours, Use use);
   std::string difference(const KeptTensor &own, const Use &use) const;
   bool covers(const KeptTensor &own, std::vector<Use> &uses);
+  static Box theirs_of(const KeptTensor &own, const Use &use, uint64_t begin, uint64_t end);
+  bool is_stored(const KeptTensor &own, const Use &use, const Box &wanted);
   void plan_tensor(uint32_t number, uint32_t rank);
   void take(uint32_t number, const Use &use, const RowRange &kept);
 
@@ -151,17 +160,17 @@ void WeightPlanner::use(const std::string &ours, Use use) {
 std::string WeightPlanner::difference(const KeptTensor &own, const Use &use) const {
   const Rename &rename = use.rename;
   const auto theirs = [&](std::string_view what) {
-    return format_text("{} has shape [{}] here; {} has [{}]{}, {}", quote_json(own.name), fmt::join(own.shape(), ", "),
-                       quote_json(use.name), fmt::join(use.theirs->shape, ", "), rename.transposed ? " transposed" : "",
-                       what);
+    return format_text("{} has shape [{}] here; {} has [{}]{}, {}", quote_json(own.name),
+                       fmt::join(own.global_shape(), ", "), quote_json(use.name), fmt::join(use.theirs->shape, ", "),
+                       rename.transposed ? " transposed" : "", what);
   };
   if (!is_converted(*use.theirs->type))
     return format_text("{} is of {}, which is not converted", quote_json(use.name), use.theirs->type->name);
   if (rename.transposed && use.theirs->shape.size() != 2) return theirs("and only matrices are transposed");
   const std::vector<uint64_t> seen = as_seen(*use.theirs, rename);
-  const uint64_t rows = rows_of(seen), own_rows = rows_of(own.shape());
-  if (seen.size() != own.shape().size() ||
-      !std::equal(seen.begin() + !seen.empty(), seen.end(), own.shape().begin() + !seen.empty()))
+  const uint64_t rows = rows_of(seen), own_rows = rows_of(own.global_shape());
+  if (seen.size() != own.global_shape().size() ||
+      !std::equal(seen.begin() + !seen.empty(), seen.end(), own.global_shape().begin() + !seen.empty()))
     return theirs("whose rows are others");
   if (rename.from_row >= rows || rename.row_count > rows - rename.from_row)
     return theirs(format_text("not {} rows from {} on", rename.row_count, rename.from_row));
@@ -171,23 +180,47 @@ std::string WeightPlanner::difference(const KeptTensor &own, const Use &use) con
   return "";
 }
 
-// Each row comes from one place.
+// Each row that the model has comes from one place. Uses of others' rows are dropped.
 bool WeightPlanner::covers(const KeptTensor &own, std::vector<Use> &uses) {
-  std::ranges::sort(uses, {}, [](const Use &use) { return use.rename.to_row; });
-  uint64_t next = 0;
+  const Box box = own.box();
+  const uint64_t first = first_row_of(box), end = first + rows_of(box.shape);
+  std::erase_if(uses, [&](const Use &use) { return use.begin() >= end || use.end() <= first; });
+  std::ranges::sort(uses, {}, [](const Use &use) { return use.begin(); });
+  uint64_t next = first;
   for (const Use &use : uses) {
-    if (use.rename.to_row != next) {
-      const bool twice = use.rename.to_row < next;
-      plan_.other.push_back(format_text(
-          "rows {} to {} of {} come {}", std::min(next, use.rename.to_row), std::max(next, use.rename.to_row),
-          quote_json(own.name), twice ? format_text("twice, also from {}", quote_json(use.name)) : "from nowhere"));
+    const uint64_t begin = std::max(use.begin(), first);
+    if (begin != next) {
+      const bool twice = begin < next;
+      plan_.other.push_back(
+          format_text("rows {} to {} of {} come {}", std::min(next, begin), std::max(next, begin), quote_json(own.name),
+                      twice ? format_text("twice, also from {}", quote_json(use.name)) : "from nowhere"));
       return false;
     }
-    next += use.rename.row_count;
+    next = std::min(use.end(), end);
+    if (!is_stored(own, use, theirs_of(own, use, begin, next))) return false;
   }
-  if (next == rows_of(own.shape())) return true;
-  plan_.other.push_back(
-      format_text("rows {} to {} of {} come from nowhere", next, rows_of(own.shape()), quote_json(own.name)));
+  if (next == end) return true;
+  plan_.other.push_back(format_text("rows {} to {} of {} come from nowhere", next, end, quote_json(own.name)));
+  return false;
+}
+
+// What theirs has of rows [begin, end) of ours, and of those columns that the model has.
+Box WeightPlanner::theirs_of(const KeptTensor &own, const Use &use, uint64_t begin, uint64_t end) {
+  Box box = own.box();
+  if (box.shape.empty()) return box;
+  box.offset[0] = begin - use.begin() + use.rename.from_row, box.shape[0] = end - begin;
+  if (use.rename.transposed) std::ranges::reverse(box.offset), std::ranges::reverse(box.shape);
+  return box;
+}
+
+bool WeightPlanner::is_stored(const KeptTensor &own, const Use &use, const Box &wanted) {
+  uint64_t count = 0;
+  for (const auto &[file, box] : use.theirs->boxes)
+    if (const auto common = intersect(wanted, *box)) count += common->count();
+  if (count == wanted.count()) return true;
+  plan_.other.push_back(format_text("{} takes [{}] from [{}] on of {}, and of these {} elements the files have {}",
+                                    quote_json(own.name), fmt::join(wanted.shape, ", "), fmt::join(wanted.offset, ", "),
+                                    quote_json(use.name), wanted.count(), count));
   return false;
 }
 
@@ -204,16 +237,18 @@ void WeightPlanner::plan_tensor(uint32_t number, uint32_t rank) {
 }
 
 void WeightPlanner::take(uint32_t number, const Use &use, const RowRange &kept) {
-  const Rename &rename = use.rename;
-  const uint64_t begin = std::max(kept.first, rename.to_row),
-                 end = std::min(kept.first + kept.count, rename.to_row + rename.row_count);
-  if (begin >= end) return;
   const KeptTensor &own = shards_.tensors()[number];
+  const uint64_t first = first_row_of(own.box()) + kept.first;
+  const uint64_t begin = std::max(first, use.begin()), end = std::min(first + kept.count, use.end());
+  if (begin >= end) return;
   const uint64_t row = own.param->element_count / rows_of(own.shape());
-  LoadedRows rows{
-      number, use.name, use.theirs->type, {}, whole(use.theirs->shape), (begin - kept.first) * row, rename.transposed};
-  if (const size_t axis = rename.transposed ? 1 : 0; !rows.kept.shape.empty())
-    rows.kept.offset[axis] = begin - rename.to_row + rename.from_row, rows.kept.shape[axis] = end - begin;
+  LoadedRows rows{number,
+                  use.name,
+                  use.theirs->type,
+                  {},
+                  theirs_of(own, use, begin, end),
+                  (begin - first) * row,
+                  use.rename.transposed};
   for (const auto &[file, box] : use.theirs->boxes)
     if (const auto common = intersect(rows.kept, *box)) {
       rows.box = *common;

@@ -15,7 +15,7 @@ namespace fsdp::checkpoint {
 // several of theirs.
 struct Rename {
   std::string theirs, ours;           // each with at most one '*', which stands for the same text in both
-  uint64_t from_row = 0, to_row = 0;  // of theirs as it is seen here, and of ours
+  uint64_t from_row = 0, to_row = 0;  // of theirs as it is seen here, and of all of ours, whatever box the model has
   uint64_t row_count = 0;             // 0: all from from_row on
   bool transposed = false;            // theirs is seen with its rows for columns
 };
@@ -25,6 +25,7 @@ struct StoredBox {
   std::string name;
   const ElementType *type;
   Box box;
+  std::vector<uint64_t> shape = {};  // of the tensor, whose other boxes may not be there; empty: all of them are
 };
 struct StoredFile {
   std::vector<StoredBox> boxes;
