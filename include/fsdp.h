@@ -1177,8 +1177,11 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_apply_grads(fsdp_model *model, const fsdp
 /* ---- checkpoints --------------------------------------------------------------------------------------------- */
 
 enum {
-  FSDP_SAVE_REPLACE = 1u << 24 /* a checkpoint of this step that the folder has already, at once when the new one is
-                                  whole; else it is INVALID_STATE */
+  FSDP_SAVE_REPLACE = 1u << 24,       /* a checkpoint of this step that the folder has already, at once when the new one
+                                         is whole; else it is INVALID_STATE */
+  FSDP_SAVE_COMMIT_MANIFEST = 1u << 8 /* for mounts of object stores, which rename no folders: it has its name from the
+                                         start, and its manifest, written last, makes it a checkpoint; not with
+                                         REPLACE */
 };
 
 typedef struct fsdp_save_options {
@@ -1205,8 +1208,9 @@ typedef struct fsdp_save_options {
  * Errors, the same on all ranks: SYSTEM (rank, file, what was done and errno; nothing of this checkpoint is left, the
  * job can go on, and the next save may succeed), INVALID_STATE (the folder has this step; another host does not see
  * what rank 0 has made in the folder; inside the window, or captured), INVALID_ARGUMENT (a tensor's name is not unique:
- * a parameter may be called like a state of another), MISMATCH (another step, keep or flag), UNSUPPORTED (REPLACE where
- * the file system cannot exchange two names), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT. Since 0.2.
+ * a parameter may be called like a state of another; REPLACE with COMMIT_MANIFEST), MISMATCH (another step, keep or
+ * flag), UNSUPPORTED (REPLACE where the file system cannot exchange two names), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT.
+ * Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_save(fsdp_model *model, const char *folder, const fsdp_save_options *options);
 

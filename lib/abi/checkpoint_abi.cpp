@@ -20,10 +20,19 @@ std::string read_folder(const char *folder, const char *call) {
 
 fsdp_save_options read_save_options(const fsdp_save_options *given, const char *call) {
   const auto options = read_options(given, call, "fsdp_save_options");
-  check_flags(options.flags, FSDP_SAVE_REPLACE, call, "fsdp_save_options.flags");
+  constexpr uint32_t known = FSDP_SAVE_REPLACE | FSDP_SAVE_COMMIT_MANIFEST;
+  check_flags(options.flags, known, call, "fsdp_save_options.flags");
+  if (options.flags == known)
+    fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_save_options.flags: without a rename nothing is replaced at once", call);
   if (options.step > most_steps)
     fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_save_options.step is {}, the highest is {}", call, options.step, most_steps);
   return options;
+}
+
+checkpoint::SaveChoice choice_of(const fsdp_save_options &options) {
+  return {.replace = (options.flags & FSDP_SAVE_REPLACE) != 0,
+          .commit_manifest = (options.flags & FSDP_SAVE_COMMIT_MANIFEST) != 0,
+          .keep = options.keep};
 }
 
 constexpr uint32_t load_flags = FSDP_LOAD_WEIGHTS_ONLY | FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED |
@@ -82,8 +91,7 @@ fsdp_loaded loaded_of(const checkpoint::LoadResult &result) {
 engine::Saving::SavingChoice read_saving_choice(const char *folder, const fsdp_save_options *options,
                                                 const char *call) {
   const fsdp_save_options given = read_save_options(options, call);
-  return {read_folder(folder, call), given.step,
-          {.replace = (given.flags & FSDP_SAVE_REPLACE) != 0, .keep = given.keep}};
+  return {read_folder(folder, call), given.step, choice_of(given)};
 }
 
 std::string read_model_name(const char *name, const char *call) {
@@ -155,7 +163,7 @@ fsdp_status fsdp_save(fsdp_model *model, const char *folder, const fsdp_save_opt
     const std::string path = read_folder(folder, call);
     const fsdp_save_options given = read_save_options(options, call);
     const std::optional<uint64_t> step = given.step ? std::optional(given.step) : std::nullopt;
-    impl.checkpoints(call).save(path, step, {.replace = (given.flags & FSDP_SAVE_REPLACE) != 0, .keep = given.keep});
+    impl.checkpoints(call).save(path, step, choice_of(given));
   });
 }
 

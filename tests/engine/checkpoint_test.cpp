@@ -280,6 +280,28 @@ TEST_F(Checkpoint, ThatWasLoadedStays) {
   EXPECT_EQ(names(), (std::vector<std::string>{"step-0000000002", "step-0000000004", "step-0000000005"}));
 }
 
+// Without a rename: the same files, removed in the same numbers, and loaded as any other.
+TEST_F(Checkpoint, WithItsNameFromTheStartIsTheSame) {
+  const Scenario setup = harness::scenario_of(FSDP_STRATEGY_OPTIM_GRADS, 2);
+  run(setup, "", [&](Rank &rank) {
+    rank.load();
+    const std::string other = path + "/other";
+    FSDP(save(rank, other, 3));
+    for (uint64_t step = 1; step <= 3; ++step) FSDP(save(rank, path, step, 2, FSDP_SAVE_COMMIT_MANIFEST));
+    require_error(save(rank, path, 3, 0, FSDP_SAVE_COMMIT_MANIFEST), FSDP_INVALID_STATE,
+                  {"rank 0: ", "/step-0000000003: there is a checkpoint of that name already"});
+    require_error(save(rank, path, 4, 0, rank.rank == 0 ? FSDP_SAVE_COMMIT_MANIFEST + 0u : 0u), FSDP_MISMATCH,
+                  {"commit_manifest true", "commit_manifest false"});
+    FSDP(fsdp_begin_update(rank.model, stream()));
+    FSDP(load(rank, path));
+    FSDP(fsdp_publish_weights(rank.model, stream()));
+  });
+  EXPECT_EQ(names(), (std::vector<std::string>{"other", "step-0000000002", "step-0000000003"}));
+  auto here = files("step-0000000003"), renamed = files("other/step-0000000003");
+  here.erase("checkpoint.json"), renamed.erase("checkpoint.json");  // it has another sequence
+  EXPECT_EQ(here, renamed);
+}
+
 TEST_F(Checkpoint, IsLoadedIfThereIsAny) {
   const Scenario setup = harness::scenario_of(FSDP_STRATEGY_OPTIM_GRADS, 2);
   run(setup, "", [&](Rank &rank) {

@@ -172,10 +172,10 @@ Manifest manifest_of(uint64_t sequence, uint64_t step) {
 }
 
 // A checkpoint of two files, one of them in a folder.
-void save(const std::string &path, uint64_t sequence, uint64_t step, bool replace = false) {
+void save(const std::string &path, uint64_t sequence, uint64_t step, bool replace = false, bool named = false) {
   const Folder folder = Folder::make(path);
   folder.remove_leftovers();
-  NewCheckpoint checkpoint(folder);
+  NewCheckpoint checkpoint(folder, named ? step_name(step) : "");
   write_file(checkpoint.fd(), "shard", checkpoint.shown("shard"), random_text(9000 + step));
   const Fd inside = checkpoint.make_folder("optimizer");
   write_file(inside.get(), "shard", checkpoint.shown("optimizer/shard"), random_text(5000 + step));
@@ -395,6 +395,119 @@ TEST_P(Files, SurviveADeathAtEveryCall) {
         EXPECT_TRUE(name.starts_with("step-") || name.starts_with(".new-") || replaced) << name;
       }
     }
+}
+
+// ---- with its name from the start ----
+
+void save_named(const std::string &path, uint64_t sequence, uint64_t step) { save(path, sequence, step, false, true); }
+
+// Nothing is renamed, and what the manifest speaks of is on the disk before there is a manifest.
+TEST_P(Files, OfACheckpointWithANameGetTheirManifestLast) {
+  save_named(path, 1, 1);
+  std::vector<std::string> log;
+  {
+    const FaultScope all({});
+    save_named(path, 2, 2);
+    log = all.log();
+  }
+  EXPECT_EQ(std::ranges::count_if(log, [](const std::string &call) { return call.starts_with("rename"); }), 0);
+  EXPECT_EQ(whole_steps(path), (std::vector<uint64_t>{2, 1}));
+  EXPECT_FALSE(fs::exists(path + "/step-0000000002/owner"));
+  const Error error = error_of([&] { save_named(path, 3, 2); });
+  EXPECT_EQ(error.status, FSDP_INVALID_STATE);
+  EXPECT_TRUE(has(error, path + "/step-0000000002: there is a checkpoint of that name already"));
+  EXPECT_EQ(whole_steps(path), (std::vector<uint64_t>{2, 1}));
+  Folder(path).remove_in_place(step_name(2));
+  EXPECT_EQ(whole_steps(path), std::vector<uint64_t>{1});
+  EXPECT_EQ(entries(path), 1u);
+  // All of the data before the manifest.
+  const auto last = std::find(log.rbegin(), log.rend(), "pwrite");
+  const std::vector<std::string> before(log.begin(), last.base() - 1);
+  EXPECT_GE(std::ranges::count(before, "fsync"), 4);
+}
+
+// Without its manifest it is nothing, and left alone as long as its owner lives; other folders always are.
+TEST_P(Files, OfALivingJobWithANameAreLeftAlone) {
+  const Folder folder = Folder::make(path);
+  save(path, 1, 1);
+  ASSERT_EQ(::mkdir((path + "/step-0000000007").c_str(), 0700), 0);
+  std::ofstream(path + "/step-0000000007/shard") << "somebody's";
+  {
+    const NewCheckpoint living(folder, step_name(2));
+    const NewCheckpoint member(
+        folder, living.id(), 10'000, [] {}, step_name(2));
+    EXPECT_TRUE(folder.remove_leftovers().empty());
+    std::vector<std::string> problems;
+    EXPECT_EQ(folder.list(&problems).size(), 1u);
+    EXPECT_EQ(problems.size(), 1u);  // of step 7
+    EXPECT_EQ(error_of([&] { NewCheckpoint(folder, step_name(2)); }).status, FSDP_INVALID_STATE);
+    EXPECT_TRUE(fs::exists(path + "/step-0000000002/owner"));
+  }
+  EXPECT_FALSE(fs::exists(path + "/step-0000000002"));
+  EXPECT_EQ(folder.remove_leftovers(), std::vector<std::string>{});
+  EXPECT_TRUE(fs::exists(path + "/step-0000000007/shard"));
+}
+
+int calls_of_a_named_save(const std::string &path) {
+  save_named(path, 1, 1);
+  const FaultScope count({});
+  save_named(path, 2, 2);
+  return count.calls();
+}
+
+TEST_P(Files, WithANameSurviveEveryFailedCall) {
+  const int calls = calls_of_a_named_save(path + "/count");
+  ASSERT_GT(calls, 20);
+  const std::string runs = path + "/runs";
+  for (int at = 0; at < calls; ++at) {
+    fs::remove_all(runs);
+    save_named(runs, 1, 1);
+    Error error(FSDP_OK, "");
+    std::string call;
+    {
+      const FaultScope fault({Way::fails, at, EIO, ""});
+      error = error_of([&] { save_named(runs, 2, 2); });
+      call = fault.what();
+    }
+    const std::vector<uint64_t> steps = whole_steps(runs);
+    EXPECT_TRUE(steps == std::vector<uint64_t>{1} || steps == (std::vector<uint64_t>{2, 1})) << call << " " << at;
+    EXPECT_TRUE(error.status != FSDP_OK || steps[0] == 2) << call << " " << at;
+    save_named(runs, 3, 3);
+    EXPECT_EQ(whole_steps(runs)[0], 3u);
+  }
+}
+
+// Also of the removal of an older one. What a dead job has left the next save removes, whatever it was at.
+TEST_P(Files, WithANameSurviveADeathAtEveryCall) {
+  const int calls = calls_of_a_named_save(path + "/count");
+  const std::string runs = path + "/runs";
+  for (const bool removes : {false, true})
+    for (const Way way : {Way::kills_before, Way::kills_after})
+      for (int at = 0; at < calls; ++at) {
+        fs::remove_all(runs);
+        save_named(runs, 1, 1);
+        if (removes) save_named(runs, 2, 2);
+        const pid_t child = ::fork();
+        if (child == 0) {
+          const FaultScope fault({way, at, 0, ""});
+          if (removes)
+            Folder(runs).remove_in_place(step_name(2));
+          else
+            save_named(runs, 2, 2);
+          ::_exit(0);
+        }
+        int status = 0;
+        ASSERT_EQ(::waitpid(child, &status, 0), child);
+        EXPECT_TRUE(WIFEXITED(status) && (WEXITSTATUS(status) == 99 || removes)) << at;
+        const std::vector<uint64_t> steps = whole_steps(runs);
+        EXPECT_TRUE(steps == std::vector<uint64_t>{1} || steps == (std::vector<uint64_t>{2, 1})) << at;
+        const bool whole = steps.size() == 2;
+        if (!whole) save_named(runs, 2, 2);  // its name is free
+        save_named(runs, 3, 3);
+        EXPECT_EQ(whole_steps(runs), (std::vector<uint64_t>{3, 2, 1})) << at;
+        EXPECT_EQ(entries(runs), 3u) << at;
+        if (removes && WEXITSTATUS(status) == 0) break;  // it has fewer calls
+      }
 }
 
 }  // namespace

@@ -83,7 +83,7 @@ std::vector<FolderEntry> Folder::list(std::vector<std::string> *problems) const 
       entries.push_back({name, read_manifest(name)});
     } catch (const Error &error) {
       if (!is_none(error)) throw;
-      if (problems) problems->push_back(error.message);
+      if (problems && !is_unfinished(name)) problems->push_back(error.message);
     }
   }
   std::ranges::sort(entries, [](const FolderEntry &a, const FolderEntry &b) {
@@ -99,10 +99,29 @@ bool Folder::has(const std::string &name) const {
   return false;
 }
 
+// Nothing is in it yet, or no more; or its owner tells.
+bool Folder::is_unfinished(const std::string &name) const {
+  if (has_named_owner(fd(), name)) return true;
+  const Fd folder(::openat(fd(), name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  return folder && list_folder(folder.get(), shown(name)).empty();
+}
+
+// Whoever is killed behind the manifest leaves a whole checkpoint, with its owner in it.
+bool Folder::is_leftover(const std::string &name) const {
+  if (!is_checkpoint_name(name)) return is_abandoned(fd(), name);
+  if (!is_abandoned_with_name(fd(), name)) return false;
+  try {
+    read_manifest(name);
+  } catch (const Error &error) {
+    return is_none(error);
+  }
+  return false;
+}
+
 std::vector<std::string> Folder::remove_leftovers() const {
   std::vector<std::string> removed;
   for (const std::string &name : list_folder(fd(), path_)) {
-    if (!is_abandoned(fd(), name)) continue;
+    if (!is_leftover(name)) continue;
     try {
       remove_tree(fd(), name, shown(name));
       removed.push_back(name);
@@ -114,9 +133,19 @@ std::vector<std::string> Folder::remove_leftovers() const {
 
 void Folder::remove(const std::string &name) const {
   NewCheckpoint grave(*this);
-  const std::string inside = grave.temporary_name() + "/" + name;
+  const std::string inside = grave.written_name() + "/" + name;
   if (::renameat(fd(), name.c_str(), fd(), inside.c_str()) != 0)
     fail_errno(errno, format_text("{}: removing it", shown(name)));
+}
+
+void Folder::remove_in_place(const std::string &name) const {
+  const Fd folder = open_folder(fd(), name, shown(name));
+  if (::unlinkat(folder.get(), owner_name, 0) != 0 && errno != ENOENT)  // of a job that is dead, or was this one
+    fail_errno(errno, format_text("{}/{}: removing it", shown(name), owner_name));
+  const Fd owner = make_owner(folder.get(), named_owner(make_id()), shown(name));
+  if (::unlinkat(folder.get(), manifest_name, 0) != 0)
+    fail_errno(errno, format_text("{}/{}: removing it", shown(name), manifest_name));
+  remove_tree(fd(), name, shown(name));
 }
 
 }  // namespace fsdp::checkpoint

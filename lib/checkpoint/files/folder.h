@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A folder of checkpoints. What is being written lies in `.tmp-ID`, whose owner holds a lock as long as it lives; it
-// gets its name, and is one of the folder's checkpoints, at once and when it is whole.
+// gets its name, and is one of the folder's checkpoints, at once and when it is whole. Where folders cannot be renamed,
+// as on mounts of object stores, it has its name from the start: its manifest makes it a checkpoint.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +30,8 @@ class Folder {
   int fd() const { return fd_.get(); }
   std::string shown(const std::string &name) const { return path_ + "/" + name; }
 
-  // Those with a valid manifest, the newest first. Why others are passed over is added to `problems`, if that is given.
+  // Those with a valid manifest, the newest first. Why others are passed over is added to `problems`, if that is given,
+  // but of those that are still written, or were not written to their end.
   std::vector<FolderEntry> list(std::vector<std::string> *problems = nullptr) const;
   // Of the checkpoint of that name: throws what is wrong with it. Its text's long_sum_of goes to `sum`, if given.
   Manifest read_manifest(const std::string &name, std::string *sum = nullptr) const;
@@ -39,8 +41,13 @@ class Folder {
   std::vector<std::string> remove_leftovers() const;
   // With all that is in it, through `.tmp-ID`: never half of it under its name.
   void remove(const std::string &name) const;
+  // ... without a rename: first the manifest, without which the rest is nothing, and which the next save removes.
+  void remove_in_place(const std::string &name) const;
 
  private:
+  bool is_unfinished(const std::string &name) const;
+  bool is_leftover(const std::string &name) const;
+
   std::string path_;
   Fd fd_;
 };
@@ -48,20 +55,22 @@ class Folder {
 // A checkpoint on its way. Until commit() it has no name; without one it is removed.
 class NewCheckpoint {
  public:
-  // By one rank, which lives as long as it is written: it alone commits.
-  explicit NewCheckpoint(const Folder &folder);
+  // By one rank, which lives as long as it is written: it alone commits. name: the checkpoint's from the start on;
+  // INVALID_STATE where something has it.
+  explicit NewCheckpoint(const Folder &folder, const std::string &name = "");
   // By the others: must see within `patience_ms` what the first one made, or the folder is not shared. `poll` is called
   // while it waits, and throws what ends the wait.
-  NewCheckpoint(const Folder &folder, const std::string &id, uint32_t patience_ms, const std::function<void()> &poll);
+  NewCheckpoint(const Folder &folder, const std::string &id, uint32_t patience_ms, const std::function<void()> &poll,
+                const std::string &name = "");
   ~NewCheckpoint();
   NewCheckpoint(const NewCheckpoint &) = delete;
   NewCheckpoint &operator=(const NewCheckpoint &) = delete;
 
-  std::string temporary_name() const { return ".tmp-" + id_; }
-
+  // What it is called as long as it is written.
+  std::string written_name() const { return name_.empty() ? ".tmp-" + id_ : name_; }
   const std::string &id() const { return id_; }
   int fd() const { return fd_.get(); }
-  std::string shown(const std::string &name) const { return folder_.shown(temporary_name()) + "/" + name; }
+  std::string shown(const std::string &name) const { return folder_.shown(written_name()) + "/" + name; }
   // A folder inside, open, which may be in another one there; made if it is not there. Without a name this one.
   Fd make_folder(const std::string &name) const;
   // All files are on the disk: so is the manifest now, and the checkpoint has its name. What had that name before is
@@ -69,12 +78,15 @@ class NewCheckpoint {
   void commit(const std::string &name, const std::string &manifest, bool replace);
 
  private:
+  void make_unnamed();
+  void make_named();
+  void write_manifest_last(const std::string &manifest);
   void clear(const std::string &name) const noexcept;
   void give_name(const std::string &name, bool replace);
   void exchange_names(const std::string &from, const std::string &name);
 
   const Folder &folder_;
-  std::string id_;
+  std::string id_, name_;  // the name: if it has it from the start on
   Fd fd_, owner_;
   bool owns_ = false;
 };

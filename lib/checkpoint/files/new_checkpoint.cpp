@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -22,13 +21,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-std::string make_id() {
-  uint64_t random[2];
-  if (::getrandom(random, sizeof random, 0) != static_cast<ssize_t>(sizeof random))
-    fail_errno(errno, "random numbers for the name of a checkpoint");
-  return format_text("{:016x}{:016x}", random[0], random[1]);
-}
-
 void write_text(int folder, const std::string &name, const std::string &shown, const std::string &text) {
   const AlignedBytes buffer(text.size());
   std::memcpy(buffer.bytes().data(), text.data(), text.size());
@@ -40,20 +32,44 @@ void write_text(int folder, const std::string &name, const std::string &shown, c
 
 }  // namespace
 
-NewCheckpoint::NewCheckpoint(const Folder &folder) : folder_(folder), id_(make_id()) {
+NewCheckpoint::NewCheckpoint(const Folder &folder, const std::string &name)
+    : folder_(folder), id_(make_id()), name_(name) {
+  if (name_.empty())
+    make_unnamed();
+  else
+    make_named();
+  owns_ = true;
+}
+
+void NewCheckpoint::make_named() {
+  const std::string shown = folder_.shown(name_);
+  ::unlinkat(folder_.fd(), name_.c_str(), AT_REMOVEDIR);  // of a job that died just here: nothing is in it
+  if (::mkdirat(folder_.fd(), name_.c_str(), 0700) != 0) {
+    if (errno == EEXIST) fail(FSDP_INVALID_STATE, "{}: there is a checkpoint of that name already", shown);
+    fail_errno(errno, format_text("{}: making the folder", shown));
+  }
+  try {
+    fd_ = open_folder(folder_.fd(), name_, shown);
+    owner_ = make_owner(fd_.get(), named_owner(id_), shown);
+  } catch (...) {
+    clear(name_);
+    throw;
+  }
+}
+
+void NewCheckpoint::make_unnamed() {
   const std::string unowned = std::string(unowned_prefix) + id_, shown = folder_.shown(unowned);
   if (::mkdirat(folder_.fd(), unowned.c_str(), 0700) != 0)
     fail_errno(errno, format_text("{}: making the folder", shown));
   try {
     fd_ = open_folder(folder_.fd(), unowned, shown);
     owner_ = make_owner(fd_.get(), id_, shown);
-    if (::renameat(folder_.fd(), unowned.c_str(), folder_.fd(), temporary_name().c_str()) != 0)
-      fail_errno(errno, format_text("{}: renaming it to {}", shown, temporary_name()));
+    if (::renameat(folder_.fd(), unowned.c_str(), folder_.fd(), written_name().c_str()) != 0)
+      fail_errno(errno, format_text("{}: renaming it to {}", shown, written_name()));
   } catch (...) {
     clear(unowned);
     throw;
   }
-  owns_ = true;
 }
 
 // What cannot be removed a later job removes.
@@ -66,23 +82,24 @@ void NewCheckpoint::clear(const std::string &name) const noexcept {
 
 // Names that another host made come late where folders are cached.
 NewCheckpoint::NewCheckpoint(const Folder &folder, const std::string &id, uint32_t patience_ms,
-                             const std::function<void()> &poll)
-    : folder_(folder), id_(id) {
+                             const std::function<void()> &poll, const std::string &name)
+    : folder_(folder), id_(id), name_(name) {
+  const std::string owner = name_.empty() ? id_ : named_owner(id_);
   const auto end = Clock::now() + std::chrono::milliseconds(patience_ms);
   do {
-    fd_ = Fd(::openat(folder_.fd(), temporary_name().c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    fd_ = Fd(::openat(folder_.fd(), written_name().c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     if (!fd_ && errno != ENOENT && errno != ESTALE)
-      fail_errno(errno, format_text("{}: cannot be opened as a folder", folder_.shown(temporary_name())));
-    if (fd_ && read_owner(fd_.get()) == id_) return;
+      fail_errno(errno, format_text("{}: cannot be opened as a folder", folder_.shown(written_name())));
+    if (fd_ && read_owner(fd_.get()) == owner) return;
     poll();
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   } while (Clock::now() < end);
   fail(FSDP_INVALID_STATE, "{}: the folder is not shared: this host does not see {}, which the first rank made there",
-       folder_.path(), temporary_name());
+       folder_.path(), written_name());
 }
 
 NewCheckpoint::~NewCheckpoint() {
-  if (owns_) clear(temporary_name());
+  if (owns_) clear(written_name());
 }
 
 Fd NewCheckpoint::make_folder(const std::string &name) const {
@@ -96,12 +113,24 @@ Fd NewCheckpoint::make_folder(const std::string &name) const {
   return open_folder(fd(), name, shown(name));
 }
 
-void NewCheckpoint::commit(const std::string &name, const std::string &manifest, bool replace) {
-  write_text(fd(), manifest_name, shown(manifest_name), manifest);
+// All that the manifest speaks of is there before it is.
+void NewCheckpoint::write_manifest_last(const std::string &manifest) {
   sync_tree(fd(), shown("."));
-  give_name(name, replace);
+  write_text(fd(), manifest_name, shown(manifest_name), manifest);
+  owns_ = false;
+}
+
+void NewCheckpoint::commit(const std::string &name, const std::string &manifest, bool replace) {
+  if (name_.empty()) {
+    write_text(fd(), manifest_name, shown(manifest_name), manifest);
+    sync_tree(fd(), shown("."));
+    give_name(name, replace);
+  } else {
+    write_manifest_last(manifest);
+  }
   ::unlinkat(fd(), owner_name, 0);  // not before: without it the folder would be nobody's; one that stays is no harm
   try {
+    if (!name_.empty()) sync_folder(fd(), shown("."));
     sync_folder(folder_.fd(), folder_.path());
   } catch (Error &error) {
     error.message =
@@ -112,7 +141,7 @@ void NewCheckpoint::commit(const std::string &name, const std::string &manifest,
 
 // A rename never lands on a checkpoint that is there: it fails, or both names are exchanged at once.
 void NewCheckpoint::give_name(const std::string &name, bool replace) {
-  const std::string from = temporary_name();
+  const std::string from = written_name();
   int result = ::renameat2(folder_.fd(), from.c_str(), folder_.fd(), name.c_str(), RENAME_NOREPLACE);
   if (result != 0 && (errno == EINVAL || errno == ENOSYS))
     result = ::renameat(folder_.fd(), from.c_str(), folder_.fd(), name.c_str());

@@ -2,6 +2,7 @@
 #include "checkpoint/files/owner.h"
 
 #include <fcntl.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,6 +15,7 @@
 namespace fsdp::checkpoint {
 namespace {
 
+constexpr std::string_view named_prefix = "named ";
 constexpr time_t day_s = 24 * 60 * 60;
 
 // Of the open file (F_OFD_SETLK), all of it. errno tells why not.
@@ -34,7 +36,22 @@ bool is_a_day_old(int folder) {
   return ::fstat(folder, &status) == 0 && std::time(nullptr) - status.st_mtime > day_s;
 }
 
+Fd open_owner(int folder) { return Fd(::openat(folder, owner_name, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK)); }
+
+bool is_dead(const Fd &owner, int folder) {
+  if (take_lock(owner.get())) return true;
+  const bool held = errno == EAGAIN || errno == EACCES;  // else this file system has no locks
+  return !held && is_a_day_old(folder);
+}
+
 }  // namespace
+
+std::string make_id() {
+  uint64_t random[2];
+  if (::getrandom(random, sizeof random, 0) != static_cast<ssize_t>(sizeof random))
+    fail_errno(errno, "random numbers for the name of a checkpoint");
+  return format_text("{:016x}{:016x}", random[0], random[1]);
+}
 
 Fd make_owner(int folder, const std::string &text, const std::string &shown) {
   Fd file(::openat(folder, owner_name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
@@ -59,11 +76,26 @@ bool is_abandoned(int parent, const std::string &name) {
   const Fd folder(::openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!folder || !is_id(name.substr(temporary_prefix.size()))) return false;
   if (unowned) return is_a_day_old(folder.get());
-  const Fd owner(::openat(folder.get(), owner_name, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+  const Fd owner = open_owner(folder.get());
   if (!owner) return errno == ENOENT && is_a_day_old(folder.get());
-  if (take_lock(owner.get())) return true;
-  const bool held = errno == EAGAIN || errno == EACCES;  // else this file system has no locks
-  return !held && is_a_day_old(folder.get());
+  return is_dead(owner, folder.get());
+}
+
+std::string named_owner(const std::string &id) { return std::string(named_prefix) + id; }
+
+// Others are there with their text before the folder has a name.
+bool has_named_owner(int parent, const std::string &name) {
+  const Fd folder(::openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!folder || ::faccessat(folder.get(), owner_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0) return false;
+  const std::string text = read_owner(folder.get());
+  return text.empty() || (text.starts_with(named_prefix) && is_id(std::string_view(text).substr(named_prefix.size())));
+}
+
+bool is_abandoned_with_name(int parent, const std::string &name) {
+  if (!has_named_owner(parent, name)) return false;
+  const Fd folder(::openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  const Fd owner = folder ? open_owner(folder.get()) : Fd();
+  return owner && is_dead(owner, folder.get());
 }
 
 }  // namespace fsdp::checkpoint

@@ -45,6 +45,7 @@ class Beginner {
   bool first() const { return team_.rank() == 0; }
   uint32_t rank() const { return team_.world_rank(team_.rank()); }
   std::string said() const;
+  std::string given_name() const { return order_.choice.commit_manifest ? task_.name : ""; }
   void check_ranks(const SavedModel &model) const;
   void make_folder();
   void see_folder();
@@ -67,7 +68,8 @@ std::string Beginner::said() const {
   // A model of all ranks is known to be the same on them; others may be several.
   for (const SavedModel &model : order_.models)
     if (model.ranks.size() == team_.size()) models += format_text(", layout {:016x}", model.described.layout_hash);
-  return format_text("step {}{}, replace {}, keep {}", order_.step, models, order_.choice.replace, order_.choice.keep);
+  return format_text("step {}{}, replace {}, commit_manifest {}, keep {}", order_.step, models, order_.choice.replace,
+                     order_.choice.commit_manifest, order_.choice.keep);
 }
 
 void Beginner::check_ranks(const SavedModel &model) const {
@@ -88,11 +90,11 @@ void Beginner::make_folder() {
     there.folder->remove_leftovers();
     const std::vector<FolderEntry> entries = there.folder->list();
     // The commit would find it, too, after all the writing.
-    if (!order_.choice.replace && there.folder->has(task_.name))
+    if (!order_.choice.replace && !order_.choice.commit_manifest && there.folder->has(task_.name))
       fail(FSDP_INVALID_STATE, "{}: there is a checkpoint of that name already", there.folder->shown(task_.name));
     beginning.sequence =
         entries.empty() ? 1 : checked_add(entries.front().manifest.sequence, 1, "a checkpoint's sequence");
-    there.made.emplace(*there.folder);
+    there.made.emplace(*there.folder, given_name());
     std::strncpy(beginning.id, there.made->id().c_str(), sizeof beginning.id - 1);
   });
   std::vector<Beginning> all(team_.size());
@@ -116,7 +118,8 @@ void Beginner::see_folder() {
         waiter_.poll();
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
       }
-    there.made.emplace(*there.folder, task_.id, order_.choice.patience_ms, [&] { waiter_.poll(); });
+    there.made.emplace(
+        *there.folder, task_.id, order_.choice.patience_ms, [&] { waiter_.poll(); }, given_name());
   });
 }
 

@@ -33,6 +33,7 @@ struct SaveRanks {
 
 struct SaveChoice {
   bool replace = false;                  // a checkpoint of this step that is there already
+  bool commit_manifest = false;          // it has its name from the start; not with replace
   uint32_t keep = 0;                     // so many of the newest stay in the folder; 0: all
   uint32_t patience_ms = 30'000;         // for other hosts to see what the first rank made
   std::vector<std::string> spared = {};  // checkpoints of the folder that stay whatever `keep` is

@@ -32,7 +32,8 @@ std::string remove_older(const Folder &folder, const SaveChoice &choice) {
   try {
     const std::vector<FolderEntry> there = folder.list();
     for (size_t i = choice.keep; i < there.size(); ++i)
-      if (std::ranges::find(choice.spared, there[i].name) == choice.spared.end()) folder.remove(there[i].name);
+      if (std::ranges::find(choice.spared, there[i].name) == choice.spared.end())
+        choice.commit_manifest ? folder.remove_in_place(there[i].name) : folder.remove(there[i].name);
   } catch (const std::exception &error) {
     return error.what();
   }
