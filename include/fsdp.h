@@ -1220,8 +1220,10 @@ enum {
   FSDP_LOAD_ALLOW_UNEXPECTED = 1u << 27, /* what the model lacks is passed over */
   FSDP_LOAD_FALLBACK = 1u << 28,         /* where a file of the newest is damaged or missing, the next older one; a
                                             WARNING of the log says so */
-  FSDP_LOAD_IF_ANY = 1u << 29            /* nothing is loaded where the folder is not there or has no checkpoint: for a
+  FSDP_LOAD_IF_ANY = 1u << 29,           /* nothing is loaded where the folder is not there or has no checkpoint: for a
                                             job that begins as for one that goes on */
+  FSDP_LOAD_ONE_REPLICA = 1u << 9        /* M ranks that keep the same rows read one M-th of them each, and give them to
+                                            each other: where the network is faster than the disk */
 };
 
 typedef struct fsdp_load_options {
@@ -1236,7 +1238,7 @@ typedef struct fsdp_loaded {
   uint64_t struct_size;
   uint64_t step;         /* the checkpoint's */
   uint64_t sequence;     /* rises with every checkpoint of a folder */
-  uint64_t wanted_bytes; /* of its files, that this rank keeps */
+  uint64_t wanted_bytes; /* of its files, that this rank keeps; with ONE_REPLICA its part of them */
   uint64_t read_bytes;   /* ... that it has read for that: files are read and verified in blocks of 1 MiB */
   uint32_t ranks;        /* that have saved it */
   uint32_t passed_over;  /* newer ones that were damaged, see FSDP_LOAD_FALLBACK */

@@ -36,8 +36,9 @@ checkpoint::SaveChoice choice_of(const fsdp_save_options &options) {
 }
 
 constexpr uint32_t load_flags = FSDP_LOAD_WEIGHTS_ONLY | FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED |
-                                FSDP_LOAD_FALLBACK | FSDP_LOAD_IF_ANY;
-constexpr uint32_t load_model_flags = FSDP_LOAD_WEIGHTS_ONLY | FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED;
+                                FSDP_LOAD_FALLBACK | FSDP_LOAD_IF_ANY | FSDP_LOAD_ONE_REPLICA;
+constexpr uint32_t load_model_flags =
+    FSDP_LOAD_WEIGHTS_ONLY | FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED | FSDP_LOAD_ONE_REPLICA;
 constexpr uint32_t load_weights_flags = FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED;
 
 checkpoint::LoadOptions read_load_options(const fsdp_load_options *given, uint32_t flags, const char *call) {
@@ -47,7 +48,7 @@ checkpoint::LoadOptions read_load_options(const fsdp_load_options *given, uint32
     fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_load_options.reserved is {}, it must be 0", call, options.reserved);
   const auto has = [&](uint32_t flag) { return (options.flags & flag) != 0; };
   return {!has(FSDP_LOAD_WEIGHTS_ONLY), has(FSDP_LOAD_ALLOW_MISSING), has(FSDP_LOAD_ALLOW_UNEXPECTED),
-          has(FSDP_LOAD_FALLBACK), has(FSDP_LOAD_IF_ANY)};
+          has(FSDP_LOAD_FALLBACK),      has(FSDP_LOAD_IF_ANY),        has(FSDP_LOAD_ONE_REPLICA)};
 }
 
 checkpoint::Rename read_rename(const fsdp_rename &given, uint64_t index, const char *call) {
@@ -292,8 +293,7 @@ fsdp_status fsdp_read_checkpoint_bytes(fsdp_checkpoint *checkpoint, const char *
     const uint64_t room = *size_bytes, size = *size_bytes = bytes.shape[0];
     if (!data) return;
     if (room < size) fail(FSDP_INVALID_ARGUMENT, "{}: data has room for {} bytes, there are {}", call, room, size);
-    const std::vector<std::byte> read =
-        checkpoint::read_bytes(opened, bytes, [&] { context.waiter().poll(); });
+    const std::vector<std::byte> read = checkpoint::read_bytes(opened, bytes, [&] { context.waiter().poll(); });
     std::memcpy(data, read.data(), read.size());
   });
 }

@@ -195,7 +195,12 @@ checkpoint::LoadResult Checkpoints::load_into(const char *call, const LoadInto &
                                              std::span<const std::byte> elements) {
     this->write(tensor, first, type, elements);
   };
-  return take({shards, runtime_.plan.layout_hash, [this] { steps_.reset(); }, write});
+  const checkpoint::ReadKept read = [this](const KeptTensor &tensor, uint64_t first, std::span<std::byte> to) {
+    const Plane &plane = plane_of(tensor);
+    runtime_.context.device().transfer(to.data(), plane.dtype(), plane.at(slice_of(tensor)) + first, plane.dtype(),
+                                       to.size() / dtype_size(plane.dtype()));
+  };
+  return take({shards, runtime_.plan.layout_hash, [this] { steps_.reset(); }, write, read, runtime_.teams.outer.get()});
 }
 
 checkpoint::LoadResult Checkpoints::load(const std::string &folder, const checkpoint::LoadOptions &options) {

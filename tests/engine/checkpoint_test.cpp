@@ -119,6 +119,7 @@ constexpr Way ways[] = {
     {"full_mapped", FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 4, 1, FSDP_UNSHARD_MAPPED, FSDP_BFLOAT16, false},
     {"full_copied", FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, 1, FSDP_UNSHARD_COPIED, FSDP_FLOAT32, false},
     {"one_rank", FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1, 1, FSDP_UNSHARD_MAPPED, FSDP_FLOAT32, false},
+    {"eight", FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 8, 1, FSDP_UNSHARD_COPIED, FSDP_FLOAT32, false},
     {"hsdp", FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 4, 2, FSDP_UNSHARD_COPIED, FSDP_FLOAT32, false},
     {"hfsdp", FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 4, 2, FSDP_UNSHARD_MAPPED, FSDP_BFLOAT16, true},
 };
@@ -190,6 +191,63 @@ TEST_P(Resumed, HasWhatWasSavedWhateverItsRanksAndStrategy) {
       clean_step(rank, 2);
     });
   }
+}
+
+// Ranks that keep the same rows read a part of them each, and have the same in the end.
+TEST_P(Resumed, HasTheSameWhereReplicasReadForEachOther) {
+  const Scenario setup = scenario_of(GetParam());
+  std::vector<std::vector<float>> saved;
+  run(setup, "saved", [&](Rank &rank) {
+    rank.load();
+    clean_step(rank, 0);
+    FSDP(save(rank, path));
+    const auto all = everything(rank);
+    if (rank.rank == 0) saved = all;
+  });
+  std::atomic<uint64_t> alone = 0, shared = 0;
+  run(setup, "loaded", [&](Rank &rank) {
+    fsdp_loaded loaded = FSDP_LOADED_INIT;
+    FSDP(load(rank, path, 0, &loaded));
+    alone += loaded.wanted_bytes;
+    FSDP(load(rank, path, FSDP_LOAD_ONE_REPLICA, &loaded));
+    shared += loaded.wanted_bytes;
+    FSDP(fsdp_publish_weights(rank.model, stream()));
+    REQUIRE(same_bits(everything(rank), saved));
+    REQUIRE(rank.stats().step == 1);
+    FSDP(fsdp_check_replicas(rank.model, 0, stream()));
+    clean_step(rank, 1);
+  });
+  const Way &way = GetParam();
+  const bool all = way.strategy == FSDP_STRATEGY_NO_SHARD;
+  EXPECT_EQ(shared < alone, (all && way.ranks > 1) || way.replicas > 1 || way.strategy == FSDP_STRATEGY_OPTIM ||
+                                way.strategy == FSDP_STRATEGY_OPTIM_GRADS)
+      << shared << " of " << alone;
+}
+
+// Each of four replicas wants and reads a fourth of the bytes, but for the rest of a block at either end.
+TEST_F(Checkpoint, IsReadOnceByAllReplicasTogether) {
+  Scenario setup = harness::scenario_of(FSDP_STRATEGY_NO_SHARD, 4);
+  constexpr uint64_t rows = 4096, columns = 512, bytes = rows * columns * 4;
+  setup.groups = {{"g", {{"w", {rows, columns}}}}};
+  run(setup, "", [&](Rank &rank) {
+    rank.load();
+    FSDP(save(rank, path, 1));
+    const auto weights = rank.read_all();
+    FSDP(fsdp_begin_update(rank.model, stream()));
+    const std::vector<float> zeros(rows * columns);
+    FSDP(fsdp_load_param(rank.groups[0], 0, zeros.data(), FSDP_FLOAT32, zeros.size(), FSDP_EVERY_RANK, 0));
+    fsdp_loaded loaded = FSDP_LOADED_INIT;
+    FSDP(load(rank, path, FSDP_LOAD_WEIGHTS_ONLY | FSDP_LOAD_ONE_REPLICA, &loaded));
+    REQUIRE(loaded.wanted_bytes == bytes / 4);
+    REQUIRE(loaded.read_bytes <= bytes / 4 + 2 * (uint64_t{1} << 20));
+    FSDP(fsdp_publish_weights(rank.model, stream()));
+    REQUIRE(same_bits(rank.read_all(), weights));
+    FSDP(fsdp_begin_update(rank.model, stream()));
+    require_error(load(rank, path, rank.rank == 3 ? FSDP_LOAD_ONE_REPLICA + 0u : 0u), FSDP_MISMATCH,
+                  {"one_replica false", "one_replica true"});
+    FSDP(load(rank, path, FSDP_LOAD_ONE_REPLICA));
+    FSDP(fsdp_publish_weights(rank.model, stream()));
+  });
 }
 
 // In the middle of a step, and while groups are held: the version published last.

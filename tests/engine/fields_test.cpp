@@ -136,7 +136,7 @@ const std::map<std::string, std::vector<Field>> table = {
      {{"struct_size", {}, {0, 8}},
       {"flags",
        {FSDP_LOAD_WEIGHTS_ONLY, FSDP_LOAD_ALLOW_MISSING, FSDP_LOAD_ALLOW_UNEXPECTED, FSDP_LOAD_FALLBACK,
-        FSDP_LOAD_IF_ANY},
+        FSDP_LOAD_IF_ANY, FSDP_LOAD_ONE_REPLICA},
        {unknown_flag, next_flag, FSDP_SAVE_REPLACE}},
       {"reserved", {}, {1}}}},
 };

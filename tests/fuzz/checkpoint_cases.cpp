@@ -27,7 +27,7 @@ fsdp_status save_model(Rank &rank) {
 // Of whichever model was saved last: what fits is taken.
 fsdp_status load_model(Rank &rank) {
   constexpr uint32_t all = FSDP_LOAD_WEIGHTS_ONLY | FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED |
-                           FSDP_LOAD_FALLBACK | FSDP_LOAD_IF_ANY;
+                           FSDP_LOAD_FALLBACK | FSDP_LOAD_IF_ANY | FSDP_LOAD_ONE_REPLICA;
   fsdp_load_options options = FSDP_LOAD_OPTIONS_INIT;
   options.flags =
       rank.wild() ? rank.flags(all) : FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED | FSDP_LOAD_IF_ANY;

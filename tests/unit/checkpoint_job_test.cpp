@@ -55,16 +55,21 @@ struct Part {
                                            : 0);
     }
   }
-  template <class Visit>  // (name, first byte in the tensor, the bytes here)
+  template <class Visit>  // (name, first byte in the whole tensor, the bytes here)
   void for_each_tensor(Visit visit) {
     for (const KeptTensor &tensor : shards.tensors()) {
       const RowRange rows = shards.kept_rows(tensor, rank);
-      std::vector<std::byte> &here = bytes[tensor.name];
-      if (rows.count) visit(tensor.name, rows.first * (here.size() / rows.count), here);
+      if (rows.count == 0) continue;
+      const Box kept = ModelShards::box_of(tensor, rows);
+      const RunWalk runs(kept, whole(tensor.global_shape()), kept);
+      const uint64_t element = tensor.type->bits / 8;
+      for (uint64_t i = 0; i < runs.run_count(); ++i)
+        visit(tensor.name, runs[i].from * element,
+              std::span(bytes[tensor.name]).subspan(runs[i].to * element, runs[i].count * element));
     }
   }
   void fill(uint64_t seed) {
-    for_each_tensor([&](const std::string &name, uint64_t begin, std::vector<std::byte> &here) {
+    for_each_tensor([&](const std::string &name, uint64_t begin, std::span<std::byte> here) {
       const uint64_t first = first_value(name, seed);
       for (uint64_t i = 0; i < here.size(); ++i) here[i] = value_of(first, begin + i);
     });
@@ -72,7 +77,7 @@ struct Part {
   // Empty, or where it is something else.
   std::string difference(uint64_t seed) {
     std::string text;
-    for_each_tensor([&](const std::string &name, uint64_t begin, std::vector<std::byte> &here) {
+    for_each_tensor([&](const std::string &name, uint64_t begin, std::span<std::byte> here) {
       const uint64_t first = first_value(name, seed);
       for (uint64_t i = 0; i < here.size() && text.empty(); ++i)
         if (here[i] != value_of(first, begin + i)) text = name + " at byte " + std::to_string(begin + i);
@@ -540,6 +545,46 @@ TEST_F(CheckpointJob, OfARankThatDiesIsWholeOrNotThere) {
       for (const std::string &name : names()) EXPECT_TRUE(name == step_name(1) || name.starts_with(".new-")) << name;
     }
   EXPECT_GT(deaths, 5);
+}
+
+// ---- boxes ----
+
+// Of a tensor of [40, 6], beside one that each model has whole.
+memory::ModelSpec boxed(uint32_t ranks, const Box &box) {
+  memory::ModelSpec spec;
+  spec.mesh = layout::one_axis(ranks);
+  spec.states = {{"exp_avg", FSDP_FLOAT32}};
+  spec.groups.resize(1);
+  spec.groups[0].params = {param("w", box.shape), param("b", {5})};
+  spec.groups[0].params[0].global_shape = {40, 6};
+  spec.groups[0].params[0].global_offset = box.offset;
+  return spec;
+}
+
+// Two models of two ranks each save their boxes together; models of other boxes, and of all of it, load them.
+TEST_F(CheckpointJob, OfSeveralBoxesIsLoadedByAnyOther) {
+  const std::vector<Box> ways[] = {{{{0, 0}, {40, 2}}, {{0, 2}, {40, 4}}}, {{{0, 0}, {17, 6}}, {{17, 0}, {23, 6}}}};
+  uint64_t step = 0;
+  for (const std::vector<Box> &saved : ways) {
+    ++step;
+    expect_well(run_threads(4, [&](Rank &rank) {
+      const uint32_t model = rank.rank() / 2;
+      Part part(boxed(2, saved[model]), rank.rank() % 2);
+      part.fill(step);
+      SaveOrder order = part.saved(path, step);
+      order.models[0].ranks = {2 * model, 2 * model + 1};
+      save(ranks_of(rank), std::move(order));
+    }));
+    const Manifest manifest = Folder(path).read_manifest(step_name(step));
+    EXPECT_EQ(std::ranges::find(manifest.tensors, "w", &ManifestTensor::name)->parts.size(), 2u);
+    EXPECT_EQ(std::ranges::find(manifest.tensors, "b", &ManifestTensor::name)->parts.size(), 1u);
+    for (const Box &wanted : {Box{{0, 0}, {40, 6}}, {{0, 0}, {40, 2}}, {{17, 0}, {23, 6}}, {{9, 1}, {20, 3}}})
+      expect_well(run_threads(3, [&](Rank &rank) {
+        Part part(boxed(3, wanted), rank.rank());
+        load(*rank.team, rank.waiter, path, part.loaded());
+        require(part.difference(step).empty(), part.difference(step));
+      }));
+  }
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "checkpoint/files/folder.h"
 #include "checkpoint/files/folder_tree.h"
+#include "checkpoint/job/gather_shares.h"
 #include "checkpoint/job/misfits.h"
 #include "checkpoint/job/open.h"
 #include "checkpoint/job/row_taker.h"
@@ -56,6 +57,7 @@ class Loading {
   bool choose(size_t number);
   LoadPlan plan_to_fit() const;
   void read(const LoadPlan &plan);
+  void share(const LoadPlan &plan);
 
   comm::Team &team_;
   const Waiter &waiter_;
@@ -73,9 +75,11 @@ class Loading {
 void Loading::find_candidates() {
   comm::agree_on(
       team_, "what is loaded",
-      format_text("layout {:016x}, states {}, allow_missing {}, allow_unexpected {}, fall_back {}, if_any {}, model {}",
+      format_text("layout {:016x}, states {}, allow_missing {}, allow_unexpected {}, fall_back {}, if_any {}, "
+                  "one_replica {}, model {}",
                   model_.layout_hash, options_.states, options_.allow_missing, options_.allow_unexpected,
-                  options_.fall_back, options_.if_any, options_.model ? quote_json(*options_.model) : "any"));
+                  options_.fall_back, options_.if_any, options_.one_replica,
+                  options_.model ? quote_json(*options_.model) : "any"));
   comm::attempt_together(team_, "a load's folder", [&] {
     if (model_.shards.ranks() != team_.size())
       fail(FSDP_INVALID_ARGUMENT, "the model is of {} ranks, and {} load it", model_.shards.ranks(), team_.size());
@@ -120,7 +124,7 @@ LoadPlan Loading::plan_to_fit() const {
   LoadPlan plan;
   std::string text;
   comm::attempt_together(team_, "a load's plan", [&] {
-    plan = plan_load(model_.shards, result_.manifest, team_.rank(), {options_.states});
+    plan = plan_load(model_.shards, result_.manifest, team_.rank(), {options_.states, options_.one_replica});
     text = list_misfits(plan, options_);
   });
   if (!text.empty()) fail(FSDP_INVALID_ARGUMENT, "{} does not fit the model{}", folder_->shown(result_.name), text);
@@ -138,12 +142,34 @@ void Loading::read(const LoadPlan &plan) {
   result_.wanted_bytes = taker.wanted_bytes(), result_.read_bytes = taker.read_bytes();
 }
 
+// Whole tensors among all ranks, others among those of one place on the inner axis.
+void Loading::share(const LoadPlan &plan) {
+  std::vector<const KeptTensor *> of_all, of_outer;
+  for (const uint32_t number : plan.shared) {
+    const KeptTensor &tensor = model_.shards.tensors()[number];
+    (tensor.owned() == memory::Extent::whole ? of_all : of_outer).push_back(&tensor);
+  }
+  std::vector<std::byte> staging;
+  comm::attempt_together(team_, "a load's memory", [&] { staging.resize(gather_bytes(team_.size())); });
+  const Shared shared{model_.shards, team_.rank(), model_.read, model_.write, staging};
+  std::optional<Error> failure;
+  if (!of_all.empty()) failure = gather_shares(team_, shared, of_all);
+  if (!of_outer.empty()) {
+    const auto outer = gather_shares(*model_.outer, shared, of_outer);
+    if (!failure) failure = outer;
+  }
+  comm::attempt_together(team_, "a load's shared rows", [&] {
+    if (failure) throw Error(*failure);
+  });
+}
+
 LoadResult Loading::run() {
   find_candidates();
   for (size_t number = 0; choose(number); ++number) {
     const LoadPlan plan = plan_to_fit();
     try {
       comm::attempt_together(team_, "a load's files", [&] { read(plan); });
+      if (options_.one_replica) share(plan);
       return std::move(result_);
     } catch (const Error &error) {
       // Not where the job is lost: only what a rank has found in its files leads to another checkpoint.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // All ranks of a model take what they keep out of a checkpoint, which may be of any number of ranks and strategies.
-// Each reads the ranges that it needs, and no other rank; in the end all have succeeded, or all report the first one's
-// error.
+// Each reads the ranges that it needs, or its part of what several need; in the end all have succeeded, or all report
+// the first one's error.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,7 @@
 #include "base/failure.h"
 #include "checkpoint/job/row_taker.h"
 #include "checkpoint/plan/load_plan.h"
+#include "checkpoint/plan/save_plan.h"
 #include "comm/communicator.h"
 
 namespace fsdp::checkpoint {
@@ -23,6 +24,10 @@ struct LoadedModel {
   uint64_t layout_hash;         // of the model, which ranks compare
   std::function<void()> begin;  // a checkpoint is read from its first file on; another one may have been, in part
   WriteKept write;
+  // For ranks that read for each other: what was written; and those of the same place on the inner axis, in the outer
+  // one's order, if there are several.
+  ReadKept read = {};
+  comm::Team *outer = nullptr;
 };
 
 struct LoadOptions {
@@ -31,6 +36,7 @@ struct LoadOptions {
   bool allow_unexpected = false;  // what only the checkpoint has is passed over
   bool fall_back = false;         // to the next older one where one is damaged
   bool if_any = false;            // nothing is loaded from a folder that is not there or has nothing of ours
+  bool one_replica = false;       // ranks that keep the same rows read a part of them each, and give it to each other
   std::optional<std::string> model = {};  // by name, of several in a checkpoint; nothing: the only one
 };
 

@@ -81,8 +81,14 @@ LoadPlan plan_load(const ModelShards &shards, const Manifest &manifest, uint32_t
       plan.missing.push_back(own.name);
     } else if (std::string text = difference(own, *found->second); !text.empty()) {
       plan.other.push_back(std::move(text));
-    } else if (const RowRange rows = shards.kept_rows(own, rank); rows.count > 0) {
-      const LoadedRows wanted{i, own.name, found->second->type, {}, ModelShards::box_of(own, rows)};
+    } else {
+      const RowRange kept = shards.kept_rows(own, rank);
+      const ModelShards::Holder holder = choice.one_replica ? shards.holder(own, rank) : ModelShards::Holder{};
+      if (holder.count > 1) plan.shared.push_back(i);
+      const RowRange share = ModelShards::share_of(kept.count, holder);
+      if (share.count == 0) continue;
+      const Box box = ModelShards::box_of(own, {kept.first + share.first, share.count});
+      const LoadedRows wanted{i, own.name, found->second->type, {}, box, share.first * (box.count() / share.count)};
       for (const ManifestPart &part : found->second->parts) add_files(part, wanted, files);
     }
   }

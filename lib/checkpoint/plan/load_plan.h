@@ -31,6 +31,7 @@ struct LoadedFile {
 
 struct LoadPlan {
   std::vector<LoadedFile> files;  // by number
+  std::vector<uint32_t> shared;   // tensors that ranks read parts of and then give to each other
   // Names, in the order of the model or of the manifest; of `other` what differs, for people.
   std::vector<std::string> missing;     // the model has it, the checkpoint does not
   std::vector<std::string> unexpected;  // the other way round
@@ -38,7 +39,8 @@ struct LoadPlan {
 };
 
 struct LoadChoice {
-  bool states = true;  // of the optimizer; else weights alone, and states in the checkpoint are not unexpected
+  bool states = true;        // of the optimizer; else weights alone, and states in the checkpoint are not unexpected
+  bool one_replica = false;  // ranks that keep the same rows read a part of them each
 };
 
 // `rank` of the mesh.

@@ -91,6 +91,14 @@ RowRange ModelShards::kept_rows(const KeptTensor &tensor, uint32_t rank) const {
   return {slice.tensor_offset / row, slice.count / row};
 }
 
+// Of steps each reads its own.
+ModelShards::Holder ModelShards::holder(const KeptTensor &tensor, uint32_t rank) const {
+  if (!tensor.plane) return {};
+  if (tensor.owned() == Extent::whole) return {rank, spec_.mesh.size()};
+  const uint32_t count = holding(tensor.owned(), place_of(rank)).count;
+  return count == 1 ? Holder{} : Holder{spec_.mesh.outer_index(rank), count};
+}
+
 RowRange ModelShards::rows_at(const KeptTensor &tensor, uint32_t place) const {
   const Holding held = holding(tensor.owned(), place);
   const uint64_t number = place - held.first;

@@ -73,6 +73,16 @@ class ModelShards {
   RowRange rows(const KeptTensor &tensor, uint32_t rank) const { return rows_at(tensor, place_of(rank)); }
   // What it keeps of one, whoever writes it.
   RowRange kept_rows(const KeptTensor &tensor, uint32_t rank) const;
+  // The ranks that keep the same rows of a tensor are numbered in their order: which one `rank` is, and of how many.
+  struct Holder {
+    uint32_t number = 0, count = 1;
+  };
+  Holder holder(const KeptTensor &tensor, uint32_t rank) const;
+  // Rows of what they keep, [0, rows), that one of them reads where each reads its part.
+  static RowRange share_of(uint64_t rows, const Holder &holder) {
+    const uint64_t begin = rows * holder.number / holder.count;
+    return {begin, rows * (holder.number + 1) / holder.count - begin};
+  }
   // The same as a box of the tensor, which other models may have boxes of.
   static Box box_of(const KeptTensor &tensor, const RowRange &rows);
   // Which tensors are in a rank's file of a kind, in the order that plan_shard_file is given them; none: there is no

@@ -52,7 +52,10 @@ void add_tensor(std::vector<ManifestTensor> &tensors, std::map<std::string, size
     fail(FSDP_INVALID_ARGUMENT, "two ranks have parts of {} that are no parts of one tensor: of {} [{}] and of {} [{}]",
          quote_json(tensor.name), there.type->name, fmt::join(there.shape, ","), tensor.type->name,
          fmt::join(tensor.shape, ","));
-  std::ranges::move(tensor.parts, std::back_inserter(there.parts));
+  // Of a box that several have, all have the same.
+  for (ManifestPart &part : tensor.parts)
+    if (std::ranges::find(there.parts, part.box, &ManifestPart::box) == there.parts.end())
+      there.parts.push_back(std::move(part));
 }
 
 template <class Tensors>
