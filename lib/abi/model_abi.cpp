@@ -40,7 +40,8 @@ void read_policy(const fsdp_model_options &options, const engine::Context &conte
   if (options.save_staging_bytes && options.save_staging_bytes < checkpoint::Staging::least_bytes)
     fail(FSDP_INVALID_ARGUMENT, "{}: save_staging_bytes is {}, it must be 0 or at least {}", call,
          options.save_staging_bytes, checkpoint::Staging::least_bytes);
-  spec.save_staging_bytes = options.save_staging_bytes / checkpoint::Staging::block_bytes * checkpoint::Staging::block_bytes;
+  spec.save_staging_bytes =
+      options.save_staging_bytes / checkpoint::Staging::block_bytes * checkpoint::Staging::block_bytes;
   spec.max_pending_groups = options.max_pending_groups ? options.max_pending_groups : default_pending;
 }
 
