@@ -47,7 +47,7 @@ class ShareWalk {
   uint64_t done_ = 0;  // bytes of its part of the tensor
 };
 
-std::vector<SharedRows> rows_of(const Shared &shared, std::span<const KeptTensor *const> tensors) {
+std::vector<SharedRows> rows_of(const KeptAccess &shared, std::span<const KeptTensor *const> tensors) {
   std::vector<SharedRows> all;
   for (const KeptTensor *tensor : tensors) {
     const RowRange kept = shared.shards.kept_rows(*tensor, shared.rank);
@@ -77,7 +77,7 @@ class Attempts {
 
 uint64_t gather_bytes(uint32_t holders) { return block_bytes + std::max(block_bytes, holders * piece_of(holders)); }
 
-std::optional<Error> gather_shares(comm::Team &holders, const Shared &shared,
+std::optional<Error> gather_shares(comm::Team &holders, const KeptAccess &shared,
                                    std::span<const KeptTensor *const> tensors) {
   const std::vector<SharedRows> rows = rows_of(shared, tensors);
   const uint32_t count = holders.size(), own = holders.rank();

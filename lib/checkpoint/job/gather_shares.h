@@ -14,7 +14,7 @@
 
 namespace fsdp::checkpoint {
 
-struct Shared {
+struct KeptAccess {
   const ModelShards &shards;
   uint32_t rank;  // of the mesh
   const ReadKept &read;
@@ -27,7 +27,7 @@ uint64_t gather_bytes(uint32_t holders);
 
 // Collective over those that keep the same rows of all these tensors, numbered as ModelShards::holder does. What
 // reading or writing throws comes back, when all have got what they wait for from this rank.
-std::optional<Error> gather_shares(comm::Team &holders, const Shared &shared,
+std::optional<Error> gather_shares(comm::Team &holders, const KeptAccess &shared,
                                    std::span<const KeptTensor *const> tensors);
 
 }  // namespace fsdp::checkpoint

@@ -151,7 +151,7 @@ void Loading::share(const LoadPlan &plan) {
   }
   std::vector<std::byte> staging;
   comm::attempt_together(team_, "a load's memory", [&] { staging.resize(gather_bytes(team_.size())); });
-  const Shared shared{model_.shards, team_.rank(), model_.read, model_.write, staging};
+  const KeptAccess shared{model_.shards, team_.rank(), model_.read, model_.write, staging};
   std::optional<Error> failure;
   if (!of_all.empty()) failure = gather_shares(team_, shared, of_all);
   if (!of_outer.empty()) {
