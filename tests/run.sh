@@ -67,17 +67,18 @@ prepare() {
   : >"$directory/prepared"
 }
 
-# build_early DIRECTORY TARGET: builds it in the time that tests leave idle; stop_early ends that, done or not. In the
-# session of the tests: each session may have a share of the processor to itself, and within one the idle get what is left.
+# build_early LOG COMMAND...: builds in the time that tests leave idle; stop_early ends that, done or not. In the session of
+# the tests: each session may have a share of the processor to itself, and within one the idle get what is left.
 early=
 build_early() {
   idle='nice -n 19'
   chrt -i 0 true 2>/dev/null && idle='chrt -i 0'
   # shellcheck disable=SC2086,SC2016  # a command and its words; the inner shell expands the rest
-  $idle sh -c 'build=
+  $idle sh -c 'log=$1 build=
+    shift
     end() { [ -z "$build" ] || { kill "$build"; wait "$build"; }; exit 143; }
     trap end TERM
-    ninja -j "$(nproc)" -C "$1" "$2" >>"$1/early.log" 2>&1 &
+    "$@" >>"$log" 2>&1 &
     build=$!
     wait "$build"' early "$@" </dev/null &
   early=$!
@@ -86,6 +87,10 @@ build_early() {
 stop_early() {
   [ -n "$early" ] || return 0
   kill "$early" 2>/dev/null
+  wait "$early"
+  early=
+}
+finish_early() {
   wait "$early"
   early=
 }
@@ -156,15 +161,18 @@ find_left_out() {
   if python3 tests/left_out.py $logs; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
 }
 
-# A minute of parsers beside a minute of calls; counted as skipped where clang cannot do the parsers.
-fuzz() {
-  printf '\n== fuzz\n'
-  began=$(date +%s)
+need_fuzzers() {
   # libFuzzer is in a package of clang's own version.
   runtime=$(apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-\([0-9]*\)$/libclang-rt-\1-dev/p')
   # shellcheck disable=SC2086  # may be empty
   need_packages $yes clang $runtime
   mkdir -p build-fuzz
+}
+
+# A minute of parsers beside a minute of calls; counted as skipped where clang cannot do the parsers.
+fuzz() {
+  printf '\n== fuzz\n'
+  began=$(date +%s)
   sh tests/fuzz/fuzz.sh 60 >build-fuzz/fuzz.log 2>&1 </dev/null
   case $? in
     0) passed=$((passed + 1)); grep -e '^Done' -e ' calls in ' build-fuzz/fuzz.log ;;
@@ -204,21 +212,23 @@ else
   prepare build-tests -Dexamples=enabled "-Dwerror=$werror" $units
   # -Og and line tables keep the reports readable and are fast enough for two cores. What is read behind the end of a vector
   # that has room is seen by the standard library alone.
-  sanitized="-Dexamples=disabled -Doptimization=g -Dcpp_args=['-g1','-D_GLIBCXX_ASSERTIONS'] -Dc_args=-g1 -Db_lundef=false $units"
+  sanitized="-Dexamples=disabled -Doptimization=g -Db_lundef=false $units"
+  # A check of UndefinedBehaviorSanitizer that fails is an illegal instruction, which AddressSanitizer reports with its frames:
+  # the texts that each check would have take a quarter of the compiler's time, and half of every program.
   # shellcheck disable=SC2086
-  prepare build-asan $sanitized -Db_sanitize=address,undefined
+  prepare build-asan $sanitized -Db_sanitize=address,undefined "-Dc_args=['-g1','-fsanitize-undefined-trap-on-error']" \
+    "-Dcpp_args=['-g1','-D_GLIBCXX_ASSERTIONS','-fsanitize-undefined-trap-on-error']"
   # shellcheck disable=SC2086
-  prepare build-tsan $sanitized -Db_sanitize=thread
+  prepare build-tsan $sanitized -Db_sanitize=thread -Dc_args=-g1 "-Dcpp_args=['-g1','-D_GLIBCXX_ASSERTIONS']"
   # Nothing beside these: some of them measure times, and UCX 1.13 ends processes more often where ranks wake up late.
   build build-tests all
   run_all_tests build-tests --no-suite sanitized
 
   # Frames that an exception leaves stay on the heap for a while and are looked through for a free one: a small heap, or tests of
   # a million errors take ten times as long.
-  export ASAN_OPTIONS=halt_on_error=1:abort_on_error=1:detect_stack_use_after_return=1:max_uar_stack_size_log=16
-  export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+  export ASAN_OPTIONS=halt_on_error=1:abort_on_error=1:handle_sigill=1:detect_stack_use_after_return=1:max_uar_stack_size_log=16
   build build-asan library-tests tests/fuzz/abi_fuzzer
-  build_early build-tsan threaded-tests
+  build_early build-tsan/early.log ninja -j "$(nproc)" -C build-tsan threaded-tests
   run_library_tests build-asan
   stop_early
 
@@ -226,7 +236,10 @@ else
   # Older ThreadSanitizers cannot place their shadow memory where the kernel randomizes addresses a lot.
   setarch -R true 2>/dev/null && launcher='setarch -R'
   build build-tsan threaded-tests
+  need_fuzzers
+  build_early build-fuzz/early.log sh tests/fuzz/fuzz.sh --build
   run_library_tests build-tsan --no-suite one-thread
+  finish_early
 
   find_left_out
   fuzz

@@ -28,7 +28,8 @@ void expect_reference(const Scenario &setup, const std::vector<Outcome> &outcome
       << what << " strategy " << setup.model.strategy << ", ranks " << setup.ranks;
 }
 
-class Strategies : public testing::TestWithParam<std::tuple<int, uint32_t, uint32_t>> {};
+using Param = std::tuple<int, uint32_t, uint32_t>;
+class Strategies : public testing::TestWithParam<Param> {};
 
 TEST_P(Strategies, TenStepsHaveTheReferencesBits) {
   const auto [strategy, ranks, microbatches] = GetParam();
@@ -51,9 +52,17 @@ TEST_P(Strategies, ProcessesHaveTheBitsOfThreads) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Strategies,
-                         testing::Combine(testing::ValuesIn({1, 2, 3, 4}), testing::Values(1u, 2u, 3u, 4u, 8u),
-                                          testing::Values(1u, 3u)));
+std::vector<Param> make_params() {
+  std::vector<Param> params;
+  Sample sample(3);
+  for (const int strategy : {1, 2, 3, 4})
+    for (const uint32_t ranks : {1u, 2u, 3u, 4u, 8u})
+      for (const uint32_t microbatches : {1u, 3u})
+        if (sample.takes_next()) params.emplace_back(strategy, ranks, microbatches);
+  return params;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Strategies, testing::ValuesIn(make_params()));
 
 TEST(Training, AllStrategiesHaveTheSameBitsAtOneMicrobatch) {
   for (const uint32_t ranks : {1u, 2u, 3u, 8u}) {

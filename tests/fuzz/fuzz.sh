@@ -5,41 +5,57 @@
 # UndefinedBehaviorSanitizer.
 #
 # usage: sh tests/fuzz/fuzz.sh [SECONDS [SEED]]        (default: 60, parsers beside calls; a seed from the clock)
+#        sh tests/fuzz/fuzz.sh --build                 (the parsers only, so that a later run finds them)
 #
 # Exits with 0 if nothing was found, 77 if clang with libFuzzer is not installed and the header's fuzzer found nothing, else
 # with an error. A message that failed is then in build-fuzz/; a round of calls that failed is played again by
 # `sh tests/fuzz/replay.sh SEED`. Seeds that have found something are in tests/fuzz/corpus/abi and come first.
 set -eu
 cd "$(dirname "$0")/../.."
+build_only=0
+[ "${1:-}" = --build ] && { build_only=1; shift; }
 seconds=${1:-60}
 seed=${2:-$(date +%s)000000}
 mkdir -p build-fuzz
 
-# fuzz_parser NAME SECONDS LONGEST SOURCES...
-fuzz_parser() {
-  name=$1 time=$2 longest=$3
-  shift 3
-  mkdir -p "build-fuzz/corpus-$name"
+# build_parser NAME SOURCES...: as build-fuzz/NAME, unless it is newer than all that it could be made of.
+build_parser() {
+  name=$1
+  shift
+  [ -f "build-fuzz/$name" ] && [ -z "$(find lib include tests/fuzz -newer "build-fuzz/$name" -name '*.[ch]*' | head -n 1)" ] && return
   clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -DFMT_HEADER_ONLY -Ilib -Iinclude \
-    "tests/fuzz/${name}_fuzzer.cpp" "$@" lib/base/error.cpp -o "build-fuzz/$name"
-  "build-fuzz/$name" -max_total_time="$time" -max_len="$longest" -rss_limit_mb=1024 -print_final_stats=1 \
-    -artifact_prefix=build-fuzz/ "build-fuzz/corpus-$name" "tests/fuzz/corpus/$name"
+    "tests/fuzz/${name}_fuzzer.cpp" "$@" lib/base/error.cpp -o "build-fuzz/$name.new"
+  mv "build-fuzz/$name.new" "build-fuzz/$name"
 }
 
-fuzz_parsers() (
+build_parsers() {
   echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char *, unsigned long) { return 0; }' >build-fuzz/probe.cpp
   if ! clang++ -fsanitize=fuzzer,address build-fuzz/probe.cpp -o build-fuzz/probe 2>build-fuzz/probe.log; then
     echo "fuzz: parsers skipped: clang++ with -fsanitize=fuzzer does not work here (see build-fuzz/probe.log)"
     return 77
   fi
-  fuzz_parser message $((seconds / 2)) 40000 lib/comm/bootstrap/message.cpp lib/comm/bootstrap/frame.cpp
-  fuzz_parser checkpoint $((seconds / 2)) 4000 lib/checkpoint/format/*.cpp lib/base/json.cpp
+  build_parser message lib/comm/bootstrap/message.cpp lib/comm/bootstrap/frame.cpp
+  build_parser checkpoint lib/checkpoint/format/*.cpp lib/base/json.cpp
+}
+
+# fuzz_parser NAME SECONDS LONGEST
+fuzz_parser() {
+  mkdir -p "build-fuzz/corpus-$1"
+  "build-fuzz/$1" -max_total_time="$2" -max_len="$3" -rss_limit_mb=1024 -print_final_stats=1 \
+    -artifact_prefix=build-fuzz/ "build-fuzz/corpus-$1" "tests/fuzz/corpus/$1"
+}
+
+fuzz_parsers() (
+  build_parsers
+  fuzz_parser message $((seconds / 2)) 40000
+  fuzz_parser checkpoint $((seconds / 2)) 4000
 )
 
 # The sanitizer build of tests/run.sh, or the same one anew; of it only the library and this program.
 fuzz_calls() {
   [ -f build-asan/build.ninja ] ||
-    meson setup build-asan -Dtests=enabled -Dexamples=disabled -Doptimization=g -Ddebug=false "-Dcpp_args=['-g1','-D_GLIBCXX_ASSERTIONS']" -Dc_args=-g1 \
+    meson setup build-asan -Dtests=enabled -Dexamples=disabled -Doptimization=g -Ddebug=false \
+      "-Dcpp_args=['-g1','-D_GLIBCXX_ASSERTIONS','-fsanitize-undefined-trap-on-error']" "-Dc_args=['-g1','-fsanitize-undefined-trap-on-error']" \
       -Db_lundef=false -Dunity=on -Dunity_size=12 -Db_sanitize=address,undefined
   ninja -C build-asan tests/fuzz/abi_fuzzer
   for known in $(sed 's/#.*//' tests/fuzz/corpus/abi/seeds); do
@@ -48,6 +64,11 @@ fuzz_calls() {
   echo "fuzz: calls from seed $seed"
   sh tests/fuzz/replay.sh "$seed" --seconds "$seconds"
 }
+
+if [ $build_only -eq 1 ]; then
+  build_parsers
+  exit
+fi
 
 fuzz_parsers >build-fuzz/parsers.log 2>&1 &
 parsers=$!

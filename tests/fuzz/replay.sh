@@ -12,5 +12,4 @@ shift
 abi=$PWD/bindings/abi/abi.json program=$PWD/build-asan/tests/fuzz/abi_fuzzer
 mkdir -p build-fuzz
 cd build-fuzz
-exec env ASAN_OPTIONS=halt_on_error=1:abort_on_error=1 UBSAN_OPTIONS=halt_on_error=1:abort_on_error=1:print_stacktrace=1 \
-  "$program" "$abi" --seed "$seed" "$@"
+exec env ASAN_OPTIONS=halt_on_error=1:abort_on_error=1:handle_sigill=1 "$program" "$abi" --seed "$seed" "$@"
