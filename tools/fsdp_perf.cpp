@@ -21,6 +21,7 @@ Examples:
   fsdp-perf -n 2 -c                                      everything, checked
   fsdp-perf --op all_gather -b 1M -e 256M --mpi          beside Open MPI
   fsdp-perf --op outer -b 1M                             between hosts' processes: UCX beside a raw TCP socket
+  fsdp-perf --op save,load -b 256M --dir /checkpoints    beside O_DIRECT writes and reads of as many bytes
   fsdp-perf --op reduce_scatter --json rs.jsonl --plot rs.svg)";
 
 std::vector<std::string> operation_names() {
@@ -30,7 +31,7 @@ std::vector<std::string> operation_names() {
 }
 
 void add_options(CLI::App &app, perf::Request &request) {
-  app.add_option("--op", request.operations, "operations to measure (all but outer)")
+  app.add_option("--op", request.operations, "operations to measure (all but outer, save and load)")
       ->check(CLI::IsMember(operation_names()))
       ->delimiter(',');
   app.add_option("-n,--ranks", request.ranks, "ranks (2)")->check(CLI::Range(1u, perf::most_ranks));
@@ -42,8 +43,9 @@ void add_options(CLI::App &app, perf::Request &request) {
   app.add_option("-w,--warmup", request.warmup, "runs before measuring (3)")->check(CLI::Range(0, 1 << 20));
   app.add_option("-p,--pairs", request.pairs, "measurements, each with its reference; medians are reported (25)")
       ->check(CLI::Range(1, 1 << 20));
-  app.add_flag("-c,--check", request.check,
-               "count wrong elements of collectives, unshards, AdamW and step; any makes the exit status 1");
+  app.add_flag(
+      "-c,--check", request.check,
+      "count wrong elements of collectives, unshards, AdamW, step, save and load; any makes the exit status 1");
   app.add_option("--json", request.json_file, "write a line of JSON for each result");
   app.add_option("--plot", request.plot_file, "write the ratios as a picture (SVG)");
   app.add_flag("--mpi", request.mpi, "measure Open MPI in turns: its shared memory and UCX, the faster one counts");
@@ -53,6 +55,8 @@ void add_options(CLI::App &app, perf::Request &request) {
   app.add_option("--prefetch", request.prefetch, "step: groups gathered ahead (1)")->check(CLI::Range(1, 10'000));
   app.add_option("--pending", request.pending, "step: full gradient buffers alive at once (2)")
       ->check(CLI::Range(1, 10'000));
+  app.add_option("--dir", request.directory, "save, load: where the files are made, and removed (.)")
+      ->check(CLI::ExistingDirectory);
   app.add_option("--netns", request.namespaces, "outer: the network namespace of each rank, two names (this one)")
       ->delimiter(',')
       ->expected(2);

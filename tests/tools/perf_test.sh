@@ -56,6 +56,18 @@ check "... every size is a multiple of 64 bytes a rank, and measured once" equal
 measure_sizes -n 9 --threads -c -b 64 -e 64 --op all_gather,unshard
 check "... also where it is less than a word for each rank" equal "$status$(sizes)" '0[(576, 1)]'
 
+mkdir files
+measure -n 2 -c --op save,load --dir files
+check "saves and loads" equal $status 0
+check "... each size of both, and what one rank has saved" equal "$(lines 'sorted((line["op"], line["variant"], line["bytes"]) for line in lines)')" \
+  "[('load', '', 4092), ('load', '', 65532), ('load', \"of 1 rank's files\", 4092), ('load', \"of 1 rank's files\", 65532), ('save', '', 4092), ('save', '', 65532)]"
+check "... nothing wrong in what came back" equal "$(lines '{line["wrong"] for line in lines if line["variant"] == ""}')" '{0}'
+check "... the file system is named" equal "$(lines '{line["dtype"] in ("disk", "tmpfs") for line in lines}')" '{True}'
+check "... loads read what they want, and little more" equal "$(lines 'all(line["read_over_wanted"] >= 1 for line in lines if line["op"] == "load")')" True
+check "... and leave nothing" equal "$(ls files)" ""
+measure -n 2 --op save --dir nowhere
+check "a folder that is not there is a usage error" equal $status 2
+
 measure -n 1 --op unshard_reshard,all_gather
 check "one rank has no peers to gather from" equal "$status$(lines '{line["op"] for line in lines}')" "0{'unshard_reshard'}"
 

@@ -97,5 +97,7 @@ void run_adamw(Bench &bench);
 void run_layout(Bench &bench);
 void run_step(Bench &bench);
 void run_outer(Bench &bench);
+void run_save(Bench &bench);
+void run_load(Bench &bench);
 
 }  // namespace perf

@@ -23,6 +23,8 @@ constexpr Operation operations[] = {
     {"layout", run_layout, false},
     {"step", run_step, true},
     {"outer", run_outer, true, true},
+    {"save", run_save, false, true},
+    {"load", run_load, false, true},
 };
 
 }  // namespace perf

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// Saves and loads through the public ABI, with their sums, beside as many bytes that each rank writes to and reads from
+// a file of its own, past the page cache where the file system has that.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <linux/magic.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <system_error>
+
+#include "perf/abi_model.h"
+#include "perf/bench.h"
+
+namespace perf {
+namespace {
+
+constexpr uint64_t page = 4096, block_bytes = uint64_t{8} << 20;
+constexpr uint64_t saved_bytes = 12;  // of an element: weight and both moments
+
+[[noreturn]] void fail_file(const std::string &file, const char *deed) {
+  throw std::system_error(errno, std::generic_category(), fmt::format("{}: {}", file, deed));
+}
+
+// A folder of this run in the one that was asked for; removed with all that is in it.
+class Scratch {
+ public:
+  explicit Scratch(Bench &bench) : bench_(bench) {
+    const uint64_t id = bench.lab.sum(bench.rank() == 0 ? static_cast<uint64_t>(::getpid()) : 0);
+    path_ = fmt::format("{}/fsdp-perf-{}", bench.request.directory, id);
+    if (bench.rank() == 0) std::filesystem::create_directory(path_);
+    bench.lab.meet();
+  }
+  ~Scratch() {
+    std::error_code ignored;  // what is left says where it is
+    if (bench_.rank() == 0) std::filesystem::remove_all(path_, ignored);
+  }
+  Scratch(const Scratch &) = delete;
+  Scratch &operator=(const Scratch &) = delete;
+
+  std::string file(const std::string &name) const { return path_ + "/" + name; }
+  // Memory is no disk: the figures say which it was.
+  const char *kind() const {
+    struct statfs status {};
+    if (::statfs(path_.c_str(), &status) != 0) fail_file(path_, "asking for its file system");
+    return status.f_type == TMPFS_MAGIC ? "tmpfs" : "disk";
+  }
+
+ private:
+  Bench &bench_;
+  std::string path_;
+};
+
+// The reference: one block after the other, a new file each time, on the disk and under its name when it is done.
+class RawFile {
+ public:
+  RawFile(Bench &bench, const Scratch &scratch, uint64_t bytes)
+      : file_(scratch.file(fmt::format("raw-{}", bench.rank()))),
+        bytes_((bytes / bench.size() + page - 1) / page * page),
+        block_(static_cast<char *>(std::aligned_alloc(page, block_bytes)), std::free) {
+    if (!block_) throw std::bad_alloc();
+    std::fill_n(block_.get(), block_bytes, 'x');
+    write();
+  }
+
+  void write() {
+    const std::string fresh = file_ + ".new";
+    const int fd = open(fresh, O_WRONLY | O_CREAT | O_TRUNC);
+    each_block([&](uint64_t at, uint64_t some) { return ::pwrite(fd, block_.get(), some, static_cast<off_t>(at)); });
+    if (::fsync(fd) != 0 || ::close(fd) != 0) fail_file(fresh, "bringing it to the disk");
+    if (std::rename(fresh.c_str(), file_.c_str()) != 0) fail_file(fresh, "naming it");
+  }
+  void read() {
+    const int fd = open(file_, O_RDONLY);
+    each_block([&](uint64_t at, uint64_t some) { return ::pread(fd, block_.get(), some, static_cast<off_t>(at)); });
+    ::close(fd);
+  }
+  bool is_direct() const { return direct_; }
+
+ private:
+  int open(const std::string &file, int flags) {
+    int fd = ::open(file.c_str(), flags | O_CLOEXEC | (direct_ ? O_DIRECT : 0), 0600);
+    if (fd < 0 && errno == EINVAL && direct_) {
+      direct_ = false;
+      fd = ::open(file.c_str(), flags | O_CLOEXEC, 0600);
+    }
+    if (fd < 0) fail_file(file, "opening it");
+    return fd;
+  }
+  template <class Move>
+  void each_block(Move &&move) {
+    for (uint64_t at = 0; at < bytes_; at += block_bytes) {
+      const uint64_t some = std::min(block_bytes, bytes_ - at);
+      if (move(at, some) != static_cast<ssize_t>(some)) fail_file(file_, "moving a block of it");
+    }
+  }
+
+  std::string file_;
+  uint64_t bytes_;
+  std::unique_ptr<char, void (*)(void *)> block_;
+  bool direct_ = true;
+};
+
+// A model of one weight tensor, with AdamW's states.
+class Saved {
+ public:
+  Saved(Bench &bench, uint32_t size, uint64_t elements, std::string folder)
+      : model_(bench, size, FSDP_MODEL_OPTIONS_INIT, {{1, elements}}), folder_(std::move(folder)) {
+    model_.load_pattern();
+  }
+
+  void save() {
+    fsdp_save_options options = FSDP_SAVE_OPTIONS_INIT;
+    options.step = 1;
+    options.flags = FSDP_SAVE_REPLACE;
+    model_.check(fsdp_save(model_.model.get(), folder_.c_str(), &options));
+  }
+  // In the window that open() opened.
+  void load(const std::string &folder) {
+    loaded_ = FSDP_LOADED_INIT;
+    model_.check(fsdp_load(model_.model.get(), folder.c_str(), nullptr, &loaded_));
+  }
+  void load() { load(folder_); }
+  void open() { model_.check(fsdp_begin_update(model_.model.get(), nullptr)); }
+  void publish() { model_.check(fsdp_publish_weights(model_.model.get(), nullptr)); }
+  const std::string &folder() const { return folder_; }
+  const fsdp_loaded &loaded() const { return loaded_; }
+
+  // What was saved comes back after other weights were there.
+  uint64_t check(Bench &bench) {
+    save();
+    open();
+    const std::vector<float> zeros(model_.shapes[0].elements);
+    model_.check(fsdp_load_param(model_.groups[0], 0, zeros.data(), FSDP_FLOAT32, zeros.size(), FSDP_EVERY_RANK, 0));
+    publish();
+    open();
+    load();
+    publish();
+    return bench.lab.sum(model_.count_wrong(0));
+  }
+
+ private:
+  AbiModel model_;
+  std::string folder_;
+  fsdp_loaded loaded_ = FSDP_LOADED_INIT;
+};
+
+std::vector<uint64_t> element_counts(const Bench &bench) {
+  std::vector<uint64_t> counts;
+  for (const uint64_t bytes : bench.request.sizes(saved_bytes)) counts.push_back(bytes / saved_bytes);
+  return counts;
+}
+
+void add_line(Bench &bench, Line line, const char *reference) {
+  line.reference = reference;
+  line.bus_factor = 1;
+  bench.report.add(line);
+}
+
+// Bytes of the files that all ranks keep, and have read for that.
+double read_over_wanted(Bench &bench, const fsdp_loaded &loaded) {
+  const uint64_t read = bench.lab.sum(loaded.read_bytes), wanted = bench.lab.sum(loaded.wanted_bytes);
+  return static_cast<double>(read) / static_cast<double>(wanted);
+}
+
+// Files of one rank, for all of them, against the files of as many ranks.
+void run_onto_others(Bench &bench, const Scratch &scratch, Saved &saved, uint64_t elements) {
+  const std::string folder = scratch.file("of-one");
+  if (bench.rank() == 0) Saved(bench, 1, elements, folder).save();
+  bench.lab.meet();
+  saved.open();
+  Line line = make_line(bench, "load", "of 1 rank's files", scratch.kind(), elements * saved_bytes,
+                        measure(
+                            bench, [&] { saved.load(folder); }, [&] { saved.load(); }));
+  saved.load(folder);
+  line.more = {{"read_over_wanted", read_over_wanted(bench, saved.loaded())}};
+  saved.publish();
+  add_line(bench, line, "load of as many ranks' files");
+}
+
+}  // namespace
+
+void run_save(Bench &bench) {
+  for (const uint64_t elements : element_counts(bench)) {
+    const Scratch scratch(bench);
+    Saved saved(bench, bench.size(), elements, scratch.file("saved"));
+    const uint64_t wrong = bench.request.check ? saved.check(bench) : 0;
+    RawFile raw(bench, scratch, elements * saved_bytes);
+    Line line = make_line(bench, "save", "", scratch.kind(), elements * saved_bytes,
+                          measure(
+                              bench, [&] { saved.save(); }, [&] { raw.write(); }));
+    line.checked = bench.request.check;
+    line.wrong = wrong;
+    add_line(bench, line, raw.is_direct() ? "O_DIRECT write" : "write and fsync");
+    bench.lab.meet();
+  }
+}
+
+void run_load(Bench &bench) {
+  for (const uint64_t elements : element_counts(bench)) {
+    const Scratch scratch(bench);
+    Saved saved(bench, bench.size(), elements, scratch.file("saved"));
+    saved.save();
+    const uint64_t wrong = bench.request.check ? saved.check(bench) : 0;
+    RawFile raw(bench, scratch, elements * saved_bytes);
+    saved.open();
+    Line line = make_line(bench, "load", "", scratch.kind(), elements * saved_bytes,
+                          measure(
+                              bench, [&] { saved.load(); }, [&] { raw.read(); }));
+    line.more = {{"read_over_wanted", read_over_wanted(bench, saved.loaded())}};
+    saved.publish();
+    line.checked = bench.request.check;
+    line.wrong = wrong;
+    add_line(bench, line, raw.is_direct() ? "O_DIRECT read" : "read");
+    if (bench.size() > 1) run_onto_others(bench, scratch, saved, elements);
+    bench.lab.meet();
+  }
+}
+
+}  // namespace perf
