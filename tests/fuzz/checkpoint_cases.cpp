@@ -19,7 +19,8 @@ fsdp_status save_model(Rank &rank) {
   options.step = rank.number(rank.random.below(4));
   options.keep = rank.number32(3);
   constexpr uint32_t all = FSDP_SAVE_REPLACE | FSDP_SAVE_COMMIT_MANIFEST;
-  options.flags = rank.wild() ? rank.flags(all) : rank.random.one_in(8) ? FSDP_SAVE_COMMIT_MANIFEST : FSDP_SAVE_REPLACE;
+  const uint32_t one = rank.random.one_in(8) ? +FSDP_SAVE_COMMIT_MANIFEST : +FSDP_SAVE_REPLACE;
+  options.flags = rank.wild() ? rank.flags(all) : one;
   const Input<fsdp_save_options> input(rank, options);
   return fsdp_save(rank.model(), folder_of(rank), input.pointer());
 }
