@@ -6,90 +6,25 @@
 #include <optional>
 #include <unordered_map>
 
-#include "base/checked.h"
 #include "base/error.h"
 #include "base/json.h"
 
 namespace fsdp::checkpoint {
 namespace {
 
-// The text that the '*' of a pattern stands for in a name; "" where it has none and is the name; nothing: no match.
-std::optional<std::string> match(const std::string &pattern, const std::string &name) {
-  const size_t star = pattern.find('*');
-  if (star == pattern.npos) return pattern == name ? std::optional<std::string>("") : std::nullopt;
-  const std::string_view before = std::string_view(pattern).substr(0, star),
-                         behind = std::string_view(pattern).substr(star + 1);
-  if (name.size() < before.size() + behind.size() || !name.starts_with(before) || !name.ends_with(behind))
-    return std::nullopt;
-  return name.substr(before.size(), name.size() - before.size() - behind.size());
-}
-
-std::string fill(std::string pattern, const std::string &text) {
-  if (const size_t star = pattern.find('*'); star != pattern.npos) pattern.replace(star, 1, text);
-  return pattern;
-}
-
-// A tensor of theirs, in however many boxes.
-struct Theirs {
-  const ElementType *type = nullptr;
-  std::vector<uint64_t> shape;
-  std::vector<std::pair<uint32_t, const Box *>> boxes;  // in which file
-  bool may_lack = false;                                // boxes of it, which others have
-};
-
 // Rows [begin, end) of ours, of all of it.
 struct Use {
   Rename rename;  // with the rows counted
-  const Theirs *theirs;
+  const SpreadTensor *theirs;
   std::string name;  // theirs
 
   uint64_t begin() const { return rename.to_row; }
   uint64_t end() const { return rename.to_row + rename.row_count; }
 };
 
-// Sorted by their first row, boxes that may overlap are near each other.
-void check_boxes(const std::string &name, Theirs &theirs) {
-  const auto first = [](const auto &one) { return one.second->offset.empty() ? 0 : one.second->offset[0]; };
-  std::ranges::stable_sort(theirs.boxes, {}, first);
-  uint64_t count = 0;
-  for (size_t i = 0; i < theirs.boxes.size(); ++i) {
-    const Box &box = *theirs.boxes[i].second;
-    count += box.count();
-    const uint64_t end = box.offset.empty() ? 1 : box.offset[0] + box.shape[0];
-    for (size_t j = i + 1; j < theirs.boxes.size() && first(theirs.boxes[j]) < end; ++j)
-      if (intersect(box, *theirs.boxes[j].second))
-        fail(FSDP_INVALID_ARGUMENT, "tensor {} comes twice, in two files or more", quote_json(name));
-  }
-  if (theirs.may_lack) return;
-  uint64_t all = 1;
-  for (const uint64_t size : theirs.shape) all = checked_multiply(all, size, name.c_str());
-  if (count != all)
-    fail(FSDP_INVALID_ARGUMENT, "tensor {} of shape [{}] is not whole: its files have {} of its elements",
-         quote_json(name), fmt::join(theirs.shape, ", "), count);
-}
-
-std::map<std::string, Theirs> collect(std::span<const StoredFile> files) {
-  std::map<std::string, Theirs> all;
-  for (uint32_t f = 0; f < files.size(); ++f)
-    for (const StoredBox &one : files[f].boxes) {
-      Theirs &theirs = all[one.name];
-      if (theirs.type && (theirs.type != one.type || theirs.shape.size() != one.box.shape.size()))
-        fail(FSDP_INVALID_ARGUMENT, "tensor {} is not the same in all files that have it", quote_json(one.name));
-      theirs.type = one.type;
-      theirs.shape.resize(one.box.shape.size());
-      for (size_t d = 0; d < theirs.shape.size(); ++d)
-        theirs.shape[d] = std::max(theirs.shape[d], checked_add(one.box.offset[d], one.box.shape[d], one.name.c_str()));
-      if (!one.shape.empty()) theirs.shape = one.shape, theirs.may_lack = true;
-      theirs.boxes.emplace_back(f, &one.box);
-    }
-  for (auto &[name, theirs] : all) check_boxes(name, theirs);
-  return all;
-}
-
-uint64_t rows_of(std::span<const uint64_t> shape) { return shape.empty() ? 1 : shape[0]; }
 uint64_t first_row_of(const Box &box) { return box.offset.empty() ? 0 : box.offset[0]; }
 
-std::vector<uint64_t> as_seen(const Theirs &theirs, const Rename &rename) {
+std::vector<uint64_t> as_seen(const SpreadTensor &theirs, const Rename &rename) {
   std::vector<uint64_t> shape = theirs.shape;
   if (rename.transposed) std::ranges::reverse(shape);
   return shape;
@@ -98,7 +33,7 @@ std::vector<uint64_t> as_seen(const Theirs &theirs, const Rename &rename) {
 class WeightPlanner {
  public:
   WeightPlanner(const ModelShards &shards, std::span<const StoredFile> files, std::span<const Rename> renames)
-      : shards_(shards), renames_(renames), theirs_(collect(files)) {
+      : shards_(shards), renames_(renames), theirs_(collect_tensors(files)) {
     for (uint32_t i = 0; i < shards.tensors().size(); ++i)
       if (shards.tensors()[i].kind == ShardKind::weights) numbers_[shards.tensors()[i].name] = i;
   }
@@ -112,7 +47,7 @@ class WeightPlanner {
   }
 
  private:
-  void find_uses(const std::string &name, const Theirs &theirs);
+  void find_uses(const std::string &name, const SpreadTensor &theirs);
   void use(const std::string &ours, Use use);
   std::string difference(const KeptTensor &own, const Use &use) const;
   bool covers(const KeptTensor &own, std::vector<Use> &uses);
@@ -123,19 +58,19 @@ class WeightPlanner {
 
   const ModelShards &shards_;
   std::span<const Rename> renames_;
-  std::map<std::string, Theirs> theirs_;
+  std::map<std::string, SpreadTensor> theirs_;
   std::unordered_map<std::string_view, uint32_t> numbers_;  // of our weights
   std::map<uint32_t, std::vector<Use>> uses_;               // by our number
   std::map<uint32_t, std::vector<LoadedRows>> files_;
   LoadPlan plan_;
 };
 
-void WeightPlanner::find_uses(const std::string &name, const Theirs &theirs) {
+void WeightPlanner::find_uses(const std::string &name, const SpreadTensor &theirs) {
   bool renamed = false;
   for (const Rename &rename : renames_)
-    if (const auto text = match(rename.theirs, name)) {
+    if (const auto text = match_name(rename.theirs, name)) {
       renamed = true;
-      use(fill(rename.ours, *text), {rename, &theirs, name});
+      use(fill_name(rename.ours, *text), {rename, &theirs, name});
     }
   if (!renamed) use(name, {{}, &theirs, name});
 }
@@ -257,16 +192,6 @@ void WeightPlanner::take(uint32_t number, const Use &use, const RowRange &kept) 
 }
 
 }  // namespace
-
-void check_renames(std::span<const Rename> renames, std::string_view call) {
-  for (size_t i = 0; i < renames.size(); ++i) {
-    const Rename &rename = renames[i];
-    const auto stars = [](const std::string &text) { return std::ranges::count(text, '*'); };
-    if (stars(rename.theirs) > 1 || stars(rename.ours) > stars(rename.theirs))
-      fail(FSDP_INVALID_ARGUMENT, "{}: renames[{}]: {} to {}: one '*' in theirs, and then one or none in ours", call, i,
-           quote_json(rename.theirs), quote_json(rename.ours));
-  }
-}
 
 LoadPlan plan_weights(const ModelShards &shards, std::span<const StoredFile> files, std::span<const Rename> renames,
                       uint32_t rank) {

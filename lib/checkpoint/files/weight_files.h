@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files of weights, whoever wrote them: a safetensors file, a folder of them with Hugging Face's index or without, what
+// PyTorch's distributed checkpoint writes, and a checkpoint of ours or a folder of these.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "checkpoint/files/shard_reader.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/spread_tensor.h"
+
+namespace fsdp::checkpoint {
+
+// The files of weights that a path leads to.
+class WeightFiles {
+ public:
+  explicit WeightFiles(const std::string &path);
+
+  size_t count() const { return names_.size(); }
+  ShardReader open(size_t number) const { return ShardReader(folder_.get(), names_[number], shown(number)); }
+  // What is in them, and a sum of all headers.
+  std::vector<StoredFile> list(std::string &sum) const;
+
+ private:
+  std::string shown(size_t number) const { return is_file_ ? path_ : path_ + "/" + names_[number]; }
+  bool open_file();
+  void open_folder_of_files();
+  void open_newest();
+  std::string read_text(const char *name) const;
+  void check(const ShardReader &reader, size_t number) const;
+
+  std::string path_;
+  Fd folder_;
+  bool is_file_ = false;
+  std::vector<std::string> names_;
+  std::map<std::string, std::string> index_;  // {tensor: file}; empty: there is none
+  // Of a checkpoint of ours; the shapes of tensors that it has only parts of.
+  std::map<std::string, ManifestFile> known_;
+  std::map<std::string, std::vector<uint64_t>> partial_;
+};
+
+}  // namespace fsdp::checkpoint
