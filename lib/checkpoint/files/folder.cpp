@@ -41,15 +41,15 @@ bool is_none(const Error &error) {
   return error.status == FSDP_INVALID_ARGUMENT || (error.status == FSDP_SYSTEM && not_there);
 }
 
+}  // namespace
+
+std::string step_name(uint64_t step) { return format_text("step-{:010}", step); }
+
 bool is_checkpoint_name(const std::string &name) {
   constexpr std::string_view prefix = "step-";
   return name.starts_with(prefix) && name.size() >= prefix.size() + 10 && name.size() <= prefix.size() + 20 &&
          name.find_first_not_of("0123456789", prefix.size()) == name.npos;
 }
-
-}  // namespace
-
-std::string step_name(uint64_t step) { return format_text("step-{:010}", step); }
 
 Folder Folder::make(const std::string &path) {
   make_path(path);

@@ -76,11 +76,16 @@ class NewCheckpoint {
   // All files are on the disk: so is the manifest now, and the checkpoint has its name. What had that name before is
   // gone with `replace`; without, INVALID_STATE. UNSUPPORTED where the file system cannot exchange two names.
   void commit(const std::string &name, const std::string &manifest, bool replace);
+  // The same of a folder that has no manifest, nor a name from the start on.
+  void commit(const std::string &name, bool replace);
+  // A small file in it.
+  void put(const std::string &name, const std::string &text) const;
 
  private:
   void make_unnamed();
   void make_named();
   void write_manifest_last(const std::string &manifest);
+  void leave(const std::string &name);
   void clear(const std::string &name) const noexcept;
   void give_name(const std::string &name, bool replace);
   void exchange_names(const std::string &from, const std::string &name);
@@ -93,5 +98,6 @@ class NewCheckpoint {
 
 // step-0000001200
 std::string step_name(uint64_t step);
+bool is_checkpoint_name(const std::string &name);
 
 }  // namespace fsdp::checkpoint

@@ -43,6 +43,17 @@ Fd open_folder(int parent, const std::string &name, const std::string &shown) {
   return folder;
 }
 
+std::pair<Fd, std::string> find_file(int folder, const std::string &name, const std::string &shown) {
+  Fd inside(::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!inside) fail_errno(errno, format_text("{}: cannot be opened as a folder", shown));
+  std::string rest = name;
+  for (size_t slash = rest.find('/'); slash != rest.npos; slash = rest.find('/')) {
+    inside = open_folder(inside.get(), rest.substr(0, slash), shown);
+    rest.erase(0, slash + 1);
+  }
+  return {std::move(inside), rest};
+}
+
 std::vector<std::string> list_folder(int folder, const std::string &shown) {
   Fd own(::openat(folder, ".", folder_flags));  // with a place of its own to read from
   const std::unique_ptr<DIR, int (*)(DIR *)> entries(own ? ::fdopendir(own.get()) : nullptr, ::closedir);

@@ -113,22 +113,36 @@ Fd NewCheckpoint::make_folder(const std::string &name) const {
   return open_folder(fd(), name, shown(name));
 }
 
+void NewCheckpoint::put(const std::string &name, const std::string &text) const {
+  write_text(fd(), name, shown(name), text);
+}
+
 // All that the manifest speaks of is there before it is.
 void NewCheckpoint::write_manifest_last(const std::string &manifest) {
   sync_tree(fd(), shown("."));
-  write_text(fd(), manifest_name, shown(manifest_name), manifest);
+  put(manifest_name, manifest);
   owns_ = false;
 }
 
 void NewCheckpoint::commit(const std::string &name, const std::string &manifest, bool replace) {
   if (name_.empty()) {
-    write_text(fd(), manifest_name, shown(manifest_name), manifest);
-    sync_tree(fd(), shown("."));
-    give_name(name, replace);
+    put(manifest_name, manifest);
+    commit(name, replace);
   } else {
     write_manifest_last(manifest);
+    leave(name);
   }
-  ::unlinkat(fd(), owner_name, 0);  // not before: without it the folder would be nobody's; one that stays is no harm
+}
+
+void NewCheckpoint::commit(const std::string &name, bool replace) {
+  sync_tree(fd(), shown("."));
+  give_name(name, replace);
+  leave(name);
+}
+
+// Its owner goes, not before: without it the folder would be nobody's; one that stays is no harm.
+void NewCheckpoint::leave(const std::string &name) {
+  ::unlinkat(fd(), owner_name, 0);
   try {
     if (!name_.empty()) sync_folder(fd(), shown("."));
     sync_folder(folder_.fd(), folder_.path());

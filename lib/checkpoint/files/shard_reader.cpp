@@ -56,10 +56,31 @@ std::span<const std::byte> ShardReader::read_blocks(const ByteRange &range, std:
   return bytes;
 }
 
-uint64_t ShardReader::verify(std::span<std::byte> buffer) const {
+uint64_t ShardReader::verify(std::span<std::byte> buffer, const std::function<void(const Error &)> &damaged,
+                             const std::function<void(uint64_t bytes)> &passed) const {
   const uint64_t bytes = header_.data_bytes();
-  for (uint64_t at = 0; at < bytes; at += chunk_bytes) read_blocks({at, std::min(at + chunk_bytes, bytes)}, buffer);
+  for (uint64_t at = 0; at < bytes; at += chunk_bytes) {
+    const ByteRange chunk{at, std::min(at + chunk_bytes, bytes)};
+    verify_chunk(chunk, buffer, damaged);
+    if (passed) passed(chunk.end - chunk.begin);
+  }
   return bytes;
+}
+
+// Block by block only where one of them is damaged.
+void ShardReader::verify_chunk(const ByteRange &chunk, std::span<std::byte> buffer,
+                               const std::function<void(const Error &)> &damaged) const {
+  try {
+    read_blocks(chunk, buffer);
+    return;
+  } catch (const Error &) {
+    if (!damaged) throw;
+  }
+  for (uint64_t at = chunk.begin; at < chunk.end; at += block_bytes) try {
+      read_blocks({at, std::min(at + block_bytes, chunk.end)}, buffer);
+    } catch (const Error &error) {
+      damaged(error);
+    }
 }
 
 // Reads on as runs, which come in the file's order, ask for it.

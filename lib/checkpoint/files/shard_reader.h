@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "checkpoint/files/aligned_bytes.h"
 #include "checkpoint/files/in_file.h"
 #include "checkpoint/format/block_sums.h"
@@ -48,11 +49,15 @@ class ShardReader {
   // naming the file, where it does not have all of a box; INVALID_ARGUMENT, naming file, tensor and bytes, where a
   // block is not what was written; then some has been taken already.
   Counts read(std::span<const WantedBox> wanted, std::span<std::byte> buffer, const TakeElements &take) const;
-  // All blocks, without taking anything: what differs from its sum is an error as above.
-  uint64_t verify(std::span<std::byte> buffer) const;
+  // All blocks, without taking anything. What differs from its sum, or cannot be read, is an error as above; given
+  // `damaged`, it is told of each such block, and the others are read all the same. `passed`: so many bytes have been.
+  uint64_t verify(std::span<std::byte> buffer, const std::function<void(const Error &)> &damaged = {},
+                  const std::function<void(uint64_t bytes)> &passed = {}) const;
 
  private:
   class Chunk;
+  void verify_chunk(const ByteRange &chunk, std::span<std::byte> buffer,
+                    const std::function<void(const Error &)> &damaged) const;
   std::span<const std::byte> read_blocks(const ByteRange &range, std::span<std::byte> buffer) const;
   [[noreturn]] void refuse_block(const ByteRange &block) const;
   void check_order(const WantedRuns &runs) const;

@@ -64,13 +64,22 @@ void WeightFiles::open_folder_of_files() {
     std::ranges::sort(names_);
     names_.erase(std::unique(names_.begin(), names_.end()), names_.end());
   } else if (is_there(names, manifest_name)) {
-    const Manifest manifest = Folder(path_).read_manifest(".");
-    for (const ManifestFile &file : manifest.files) known_[file.name] = file;
-    for (const ManifestTensor &tensor : manifest.tensors)
-      if (!tensor.filled()) partial_[tensor.name] = tensor.shape;
+    open_checkpoint();
   } else if (names_.empty()) {
     open_newest();
   }
+}
+
+// A file of weights that is not there would leave the last rows of tensors out.
+void WeightFiles::open_checkpoint() {
+  const Manifest manifest = Folder(path_).read_manifest(".");
+  for (const ManifestFile &file : manifest.files) {
+    known_[file.name] = file;
+    if (file.name.find('/') == file.name.npos && !is_there(names_, file.name))
+      refuse_file(path_, "{} is missing, of which the manifest speaks", file.name);
+  }
+  for (const ManifestTensor &tensor : manifest.tensors)
+    if (!tensor.filled()) partial_[tensor.name] = tensor.shape;
 }
 
 std::string WeightFiles::read_text(const char *name) const {

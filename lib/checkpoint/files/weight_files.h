@@ -19,6 +19,8 @@ class WeightFiles {
  public:
   explicit WeightFiles(const std::string &path);
 
+  // Is it one of ours? Then nothing of its weights is missing.
+  bool is_checkpoint() const { return !known_.empty(); }
   size_t count() const { return names_.size(); }
   ShardReader open(size_t number) const { return ShardReader(folder_.get(), names_[number], shown(number)); }
   // What is in them, and a sum of all headers.
@@ -29,6 +31,7 @@ class WeightFiles {
   bool open_file();
   void open_folder_of_files();
   void open_newest();
+  void open_checkpoint();
   std::string read_text(const char *name) const;
   void check(const ShardReader &reader, size_t number) const;
 

@@ -88,6 +88,11 @@ const std::string &JsonValue::text() const {
   return value_.get_ref<const std::string &>();
 }
 
+bool JsonValue::boolean() const {
+  require(value_.is_boolean(), "true or false");
+  return value_.get<bool>();
+}
+
 std::vector<uint64_t> JsonValue::unsigned_numbers(size_t most) const {
   require(value_.is_array() && value_.size() <= most, format_text("an array of at most {} numbers", most));
   std::vector<uint64_t> numbers;

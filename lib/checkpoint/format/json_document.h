@@ -33,6 +33,7 @@ class JsonValue {
 
   uint64_t unsigned_number() const;
   const std::string &text() const;
+  bool boolean() const;
   std::vector<uint64_t> unsigned_numbers(size_t most) const;
   // Its elements in order; it must be an array.
   template <class Visit>

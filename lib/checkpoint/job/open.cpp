@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/job/open.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <numeric>
@@ -22,18 +19,6 @@ namespace {
 struct FoundName {
   char name[64] = {};
 };
-
-// The folder that a file's name leads to, and its own name in that.
-std::pair<Fd, std::string> find_file(int folder, const std::string &name, const std::string &shown) {
-  Fd inside(::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!inside) fail_errno(errno, format_text("{}: cannot be opened as a folder", shown));
-  std::string rest = name;
-  for (size_t slash = rest.find('/'); slash != rest.npos; slash = rest.find('/')) {
-    inside = open_folder(inside.get(), rest.substr(0, slash), shown);
-    rest.erase(0, slash + 1);
-  }
-  return {std::move(inside), rest};
-}
 
 std::string describe_one(const FolderEntry &entry) {
   const Manifest &manifest = entry.manifest;
