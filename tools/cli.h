@@ -8,11 +8,27 @@
 
 namespace tools {
 
+// After a word that no command knows: what it would have known.
+inline std::string known_words(const CLI::App &app) {
+  const CLI::App *command = &app;
+  while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+  std::string words;
+  for (const CLI::App *one : command->get_subcommands([](const CLI::App *) { return true; }))
+    words += " " + one->get_name();
+  for (const CLI::Option *option : command->get_options())
+    if (!option->get_positional()) words += " " + option->get_name();
+  return words;
+}
+
 // Parses, or returns the status to exit with: 0 after --help, 2 after a usage error that was explained.
 inline std::optional<int> parse_command_line(CLI::App &app, int argc, char **argv) {
   app.failure_message([](const CLI::App *failed, const CLI::Error &error) {
     const auto &name = failed->get_name();
-    return name + ": " + error.what() + "\n" + name + ": try " + name + " --help\n";
+    const int code = error.get_exit_code();
+    const bool unknown = code == static_cast<int>(CLI::ExitCodes::ExtrasError) ||
+                         (code == static_cast<int>(CLI::ExitCodes::RequiredError) && failed->get_subcommands().empty());
+    return name + ": " + error.what() + "\n" + (unknown ? name + ": known are" + known_words(*failed) + "\n" : "") +
+           name + ": try " + name + " --help\n";
   });
   try {
     app.parse(argc, argv);

@@ -37,6 +37,8 @@ class Folder {
   Manifest read_manifest(const std::string &name, std::string *sum = nullptr) const;
   // Is anything there under that name?
   bool has(const std::string &name) const;
+  // Is it one without a manifest yet, whose job writes it or has died at it?
+  bool is_unfinished(const std::string &name) const;
   // What jobs that no longer live were writing is removed. Returns the names.
   std::vector<std::string> remove_leftovers() const;
   // With all that is in it, through `.tmp-ID`: never half of it under its name.
@@ -45,7 +47,6 @@ class Folder {
   void remove_in_place(const std::string &name) const;
 
  private:
-  bool is_unfinished(const std::string &name) const;
   bool is_leftover(const std::string &name) const;
 
   std::string path_;
