@@ -82,9 +82,8 @@ uint64_t next_sequence(const Folder &folder) {
   return there.empty() ? 1 : checked_add(there.front().manifest.sequence, 1, "a checkpoint's sequence");
 }
 
-void require_new(const Folder &folder, const std::string &name) {
-  if (folder.has(name))
-    fail(FSDP_INVALID_STATE, "{}: is there already, and nothing is overwritten", folder.shown(name));
+void require_new(const Folder &folder, const std::string &name, const std::string &shown) {
+  if (folder.has(name)) fail(FSDP_INVALID_STATE, "{}: is there already, and nothing is overwritten", shown);
 }
 
 }  // namespace
@@ -94,7 +93,7 @@ Converted consolidate(const std::string &checkpoint, const std::string &out, con
   check_renames(choice.renames, "renames");
   const auto [parent_path, name] = split_path(out);
   const Folder parent(parent_path);
-  require_new(parent, name);
+  require_new(parent, name, out);
   const WeightFiles source(checkpoint);
   if (!source.is_checkpoint()) fail(FSDP_INVALID_ARGUMENT, "{}: is no checkpoint of libfsdp", checkpoint);
   std::string sum;
@@ -123,7 +122,7 @@ Converted import_weights(const std::string &weights, const std::string &folder, 
   const std::vector<NewTensor> planned = plan_import(tensors, renames);
   if (planned.empty()) fail(FSDP_INVALID_ARGUMENT, "{}: there are no weights in it", weights);
   const Folder into = Folder::make(folder);
-  require_new(into, step_name(step));
+  require_new(into, step_name(step), into.shown(step_name(step)));
   into.remove_leftovers();
   NewCheckpoint made(into);
   std::vector<NewFile> files{{shard_name(0), {}, true}};

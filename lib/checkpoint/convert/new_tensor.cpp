@@ -139,9 +139,10 @@ void count_rows(const std::string &name, uint64_t rows, std::vector<WayBack> &wa
   uint64_t next = 0;
   for (size_t i = 0; i < ways.size(); ++i) {
     const uint64_t to = ways[i].rename->to_row, end = i + 1 < ways.size() ? ways[i + 1].rename->to_row : rows;
-    if (to != next || to > rows)
-      fail(FSDP_INVALID_ARGUMENT, "{} of {} go {}", rows_text(std::min(next, to), std::max(next, to)), quote_json(name),
-           to < next ? format_text("to two tensors, also to {}", quote_json(ways[i].theirs)) : "nowhere");
+    if (to > next) fail(FSDP_INVALID_ARGUMENT, "{} of {} go nowhere", rows_text(next, to), quote_json(name));
+    if (to < next || (i && to == ways[i - 1].rename->to_row))
+      fail(FSDP_INVALID_ARGUMENT, "row {} of {} goes to two tensors, also to {}", to, quote_json(name),
+           quote_json(ways[i].theirs));
     ways[i].count = ways[i].rename->row_count ? ways[i].rename->row_count : end > to ? end - to : 0;
     next = to + ways[i].count;
   }

@@ -1,0 +1,511 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weights from one form of files to another: which rows become which, and that every element comes where it belongs,
+// whatever the boxes it is kept in; nothing half-made is left behind.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <random>
+#include <thread>
+
+#include "base/error.h"
+#include "base/failure.h"
+#include "checkpoint/convert/convert.h"
+#include "checkpoint/convert/inspect.h"
+#include "checkpoint/convert/rename_file.h"
+#include "device/device.h"
+#include "system_faults.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using Bytes = std::vector<std::byte>;
+using fsdp::test::FaultScope;
+using fsdp::test::SystemFault;
+
+struct Tensor {
+  std::string type;
+  std::vector<uint64_t> shape;
+  Bytes bytes;
+  bool operator==(const Tensor &) const = default;
+};
+using Tensors = std::map<std::string, Tensor>;
+
+Tensor random_tensor(const std::string &type, std::vector<uint64_t> shape, uint32_t seed) {
+  std::minstd_rand random(seed);
+  Bytes bytes(whole(shape).count() * find_element_type(type)->bits / 8);
+  for (std::byte &byte : bytes) byte = static_cast<std::byte>(random() >> 8);
+  return {type, std::move(shape), std::move(bytes)};
+}
+
+// The definition of a transposed matrix.
+Tensor turned(const Tensor &tensor) {
+  Tensor result{tensor.type, {tensor.shape[1], tensor.shape[0]}, Bytes(tensor.bytes.size())};
+  const size_t size = find_element_type(tensor.type)->bits / 8;
+  for (uint64_t r = 0; r < tensor.shape[0]; ++r)
+    for (uint64_t c = 0; c < tensor.shape[1]; ++c)
+      std::memcpy(result.bytes.data() + (c * tensor.shape[0] + r) * size,
+                  tensor.bytes.data() + (r * tensor.shape[1] + c) * size, size);
+  return result;
+}
+
+Tensor rows_of(const Tensor &tensor, uint64_t first, uint64_t count) {
+  const size_t row = tensor.bytes.size() / tensor.shape[0];
+  Tensor result{tensor.type, tensor.shape, {}};
+  result.shape[0] = count;
+  result.bytes.assign(tensor.bytes.begin() + static_cast<ptrdiff_t>(first * row),
+                      tensor.bytes.begin() + static_cast<ptrdiff_t>((first + count) * row));
+  return result;
+}
+
+// As the format's description has it, without the library.
+void write_foreign(const fs::path &path, const Tensors &tensors) {
+  std::string header = "{", data;
+  for (const auto &[name, tensor] : tensors) {
+    header +=
+        format_text(R"({}"{}":{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", header.size() > 1 ? "," : "",
+                    name, tensor.type, fmt::join(tensor.shape, ","), data.size(), data.size() + tensor.bytes.size());
+    data.append(reinterpret_cast<const char *>(tensor.bytes.data()), tensor.bytes.size());
+  }
+  header += "}";
+  const uint64_t length = header.size();
+  std::ofstream file(path, std::ios::binary);
+  file.write(reinterpret_cast<const char *>(&length), sizeof length);
+  file << header << data;
+}
+
+class Convert : public testing::Test {
+ protected:
+  Convert() {
+    std::string name = "/var/tmp/checkpoint-convert-XXXXXX";
+    path = ::mkdtemp(name.data());
+  }
+  ~Convert() override { fs::remove_all(path); }
+
+  std::string at(const std::string &name) const { return path + "/" + name; }
+
+  // All tensors of a folder of files, by the library's reader, whole.
+  Tensors read(const std::string &folder) const {
+    const WeightFiles files(folder);
+    std::string sum;
+    Tensors all;
+    const AlignedBytes buffer(ShardReader::buffer_bytes);
+    for (size_t f = 0; f < files.list(sum).size(); ++f) {
+      const ShardReader reader = files.open(f);
+      for (uint32_t i = 0; i < reader.header().tensors.size(); ++i) {
+        const StoredTensor &stored = reader.header().tensors[i];
+        Tensor tensor{std::string(stored.type->name), stored.shape, Bytes(stored.end - stored.begin)};
+        const WantedBox wanted{i, whole(stored.shape), whole(stored.shape)};
+        if (!tensor.bytes.empty())
+          reader.read({&wanted, 1}, buffer.bytes(), [&](uint32_t, uint64_t to, std::span<const std::byte> elements) {
+            std::memcpy(tensor.bytes.data() + to * stored.type->bits / 8, elements.data(), elements.size());
+          });
+        all[stored.name] = std::move(tensor);
+      }
+    }
+    return all;
+  }
+  Converted import(const std::string &from, const std::vector<Rename> &renames = {}, uint64_t step = 7) const {
+    return import_weights(at(from), at("runs"), renames, step, cast, [](uint64_t, uint64_t) {});
+  }
+  Converted consolidate_to(const std::string &out, const ConsolidateChoice &choice = {}) const {
+    return consolidate(at("runs"), at(out), choice, cast, [](uint64_t, uint64_t) {});
+  }
+  // A checkpoint of some ranks, which cut the rows of every tensor as they like.
+  // half: each is the first half of a tensor whose rest nobody has saved.
+  void save_cut(const Tensors &tensors, uint32_t ranks, bool half = false) const {
+    const Folder folder = Folder::make(at("runs"));
+    NewCheckpoint made(folder);
+    Manifest manifest;
+    manifest.sequence = 1, manifest.step = 3, manifest.ranks = ranks, manifest.models = {{"", "cut", 1}};
+    for (const auto &[name, tensor] : tensors)
+      manifest.tensors.push_back({name, find_element_type(tensor.type), tensor.shape, {{whole(tensor.shape), {}}}});
+    if (half)
+      for (ManifestTensor &tensor : manifest.tensors) tensor.shape[0] *= 2;
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+      Tensors part;
+      std::vector<ShardTensor> shards;
+      for (size_t t = 0; auto &[name, tensor] : tensors) {
+        const uint64_t rows = tensor.shape[0], first = rows * rank / ranks, end = rows * (rank + 1) / ranks;
+        part[name] = rows_of(tensor, first, end - first);
+        Box box = whole(tensor.shape);
+        box.offset[0] = first, box.shape[0] = end - first;
+        shards.push_back({name, find_element_type(tensor.type), box});
+        manifest.tensors[t++].parts[0].add_rows(rank, end - first);
+      }
+      std::vector<ShardToWrite> shard;
+      shard.push_back({made.make_folder(""), shard_name(rank), shard_name(rank), plan_shard_file(shards), {}});
+      for (const uint32_t index : shard[0].file.order)
+        shard[0].rows.push_back([&part, name = shards[index].name](uint64_t from, std::span<std::byte> to) {
+          std::memcpy(to.data(), part.at(name).bytes.data() + from, to.size());
+        });
+      ShardWriter writer(std::move(shard), Staging::allocate());
+      std::thread writing([&] { writer.write(); });
+      writer.pack([] {});
+      writing.join();
+      manifest.files.push_back({shard_name(rank), writer.result()[0].bytes, writer.result()[0].header_sum});
+    }
+    made.commit(step_name(3), write_manifest(manifest), false);
+  }
+  // What is there beside what was there before.
+  std::vector<std::string> names(const std::string &folder = "") const {
+    std::vector<std::string> all;
+    for (const auto &entry : fs::directory_iterator(at(folder))) all.push_back(entry.path().filename());
+    std::ranges::sort(all);
+    return all;
+  }
+
+  std::string path;
+  Failure failure;
+  Waiter waiter{failure, nullptr, nullptr, 10'000};
+  std::unique_ptr<device::Device> device = device::create_host_device({}, waiter, failure);
+  CastElements cast = [this](void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) {
+    device->transfer(to, to_dtype, from, from_dtype, count);
+  };
+};
+
+std::string message_of(const std::function<void()> &body) {
+  try {
+    body();
+  } catch (const Error &error) {
+    return error.message;
+  }
+  return "no error";
+}
+#define EXPECT_SAYS(body, text) EXPECT_THAT_SAYS(message_of([&] { body; }), text)
+void EXPECT_THAT_SAYS(const std::string &message, const std::string &text) {
+  EXPECT_NE(message.find(text), std::string::npos) << message;
+}
+
+Tensors some_tensors() {
+  return {{"wide", random_tensor("F32", {300, 7001}, 1)}, {"half", random_tensor("BF16", {12'345'67}, 2)},
+          {"mask", random_tensor("U8", {1, 1, 5, 5}, 3)}, {"scalar", random_tensor("F64", {}, 4)},
+          {"none", random_tensor("F32", {0, 4}, 5)},      {"cube", random_tensor("F16", {3, 50, 41}, 6)}};
+}
+
+TEST_F(Convert, ThereAndBackTensorsAreTheSame) {
+  write_foreign(at("a.safetensors"), some_tensors());
+  const Converted imported = import("a.safetensors");
+  EXPECT_EQ(imported.path, at("runs/step-0000000007"));
+  EXPECT_EQ(read(imported.path), some_tensors());
+  EXPECT_EQ(verify_checkpoints(at("runs"), [](uint64_t, uint64_t) {}).damages.size(), 0u);
+  consolidate_to("one");
+  EXPECT_EQ(names("one"), std::vector<std::string>{"model.safetensors"});
+  EXPECT_EQ(read(at("one")), some_tensors());
+  // Each file has at most so many bytes, or one tensor.
+  const Converted several = consolidate_to("several", {.renames = {}, .most_bytes = 2'480'000, .copied_folder = {}});
+  EXPECT_EQ(several.files,
+            (std::vector<std::string>{"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors",
+                                      "model-00003-of-00003.safetensors"}));
+  EXPECT_EQ(read(at("several")), some_tensors());
+  EXPECT_TRUE(fs::exists(at("several/model.safetensors.index.json")));
+}
+
+TEST_F(Convert, RowsOfManyRanksAreOneTensorAgain) {
+  Tensors tensors = some_tensors();
+  tensors.erase("scalar");
+  tensors.erase("none");
+  save_cut(tensors, 5);
+  consolidate_to("out");
+  EXPECT_EQ(read(at("out")), tensors);
+}
+
+// Of two windows, out of the boxes of three ranks.
+TEST_F(Convert, TransposedTensorsAreTurnedBackByWindows) {
+  const Tensors tensors{{"w", random_tensor("F32", {3001, 5003}, 1)}, {"small", random_tensor("U8", {7, 5}, 2)}};
+  save_cut(tensors, 3);
+  consolidate_to("out", {.renames = {{.theirs = "*", .ours = "*", .transposed = true}}, .copied_folder = {}});
+  EXPECT_EQ(read(at("out")), (Tensors{{"w", turned(tensors.at("w"))}, {"small", turned(tensors.at("small"))}}));
+}
+
+TEST_F(Convert, ARowThatIsLongerThanAWindowIsTurnedInParts) {
+  const Tensors tensors{{"tall", random_tensor("F32", {NewTensorReader::window_bytes / 4 + 1000, 2}, 1)}};
+  save_cut(tensors, 2);
+  consolidate_to("out", {.renames = {{.theirs = "*", .ours = "*", .transposed = true}}, .copied_folder = {}});
+  EXPECT_EQ(read(at("out")).at("tall"), turned(tensors.at("tall")));
+}
+
+// q, k and v are one here, and transposed there; the embedding is two here; what is two here is one there, also turned.
+const std::vector<Rename> fused = {{.theirs = "h.*.q", .ours = "layer.*.qkv", .transposed = true},
+                                   {.theirs = "h.*.k", .ours = "layer.*.qkv", .to_row = 40, .transposed = true},
+                                   {.theirs = "h.*.v", .ours = "layer.*.qkv", .to_row = 56, .transposed = true},
+                                   {.theirs = "wte", .ours = "embed"},
+                                   {.theirs = "wte", .ours = "head"},
+                                   {.theirs = "both", .ours = "up", .row_count = 10},
+                                   {.theirs = "both", .ours = "down", .from_row = 10},
+                                   {.theirs = "conv", .ours = "left", .row_count = 20, .transposed = true},
+                                   {.theirs = "conv", .ours = "right", .from_row = 20, .transposed = true}};
+
+Tensors fused_tensors() {
+  return {{"h.0.q", random_tensor("F32", {24, 40}, 1)}, {"h.0.k", random_tensor("F32", {24, 16}, 2)},
+          {"h.0.v", random_tensor("F32", {24, 16}, 3)}, {"wte", random_tensor("BF16", {100, 24}, 4)},
+          {"both", random_tensor("F16", {25, 3}, 5)},   {"other", random_tensor("F32", {9}, 6)},
+          {"conv", random_tensor("F32", {8, 50}, 7)}};
+}
+
+TEST_F(Convert, FusedAndTransposedTensorsGoThereAndBack) {
+  const Tensors theirs = fused_tensors();
+  write_foreign(at("a.safetensors"), theirs);
+  const Tensors ours = read(import("a.safetensors", fused).path);
+  Tensor qkv = turned(theirs.at("h.0.q"));
+  for (const char *name : {"h.0.k", "h.0.v"}) {
+    const Tensor more = turned(theirs.at(name));
+    qkv.shape[0] += more.shape[0];
+    qkv.bytes.insert(qkv.bytes.end(), more.bytes.begin(), more.bytes.end());
+  }
+  EXPECT_EQ(ours, (Tensors{{"layer.0.qkv", qkv},
+                           {"embed", theirs.at("wte")},
+                           {"head", theirs.at("wte")},
+                           {"up", rows_of(theirs.at("both"), 0, 10)},
+                           {"down", rows_of(theirs.at("both"), 10, 15)},
+                           {"left", rows_of(turned(theirs.at("conv")), 0, 20)},
+                           {"right", rows_of(turned(theirs.at("conv")), 20, 30)},
+                           {"other", theirs.at("other")}}));
+  consolidate_to("out", {.renames = fused, .copied_folder = {}});
+  EXPECT_EQ(read(at("out")), theirs);
+}
+
+// Trained apart, they are no longer one tensor.
+TEST_F(Convert, TiedTensorsThatDifferAreRefused) {
+  Tensors ours{{"embed", random_tensor("F32", {50, 8}, 1)}};
+  ours["head"] = ours["embed"];
+  ours["head"].bytes.back() ^= std::byte{1};
+  save_cut(ours, 2);
+  EXPECT_SAYS(consolidate_to("out", {.renames = fused, .copied_folder = {}}),
+              "\"head\" and \"embed\" have different values, and would both be \"wte\"");
+  EXPECT_EQ(names(), std::vector<std::string>{"runs"});
+}
+
+TEST_F(Convert, FloatsAreRoundedAsLoadsDoAndOthersStay) {
+  const float values[] = {1.0F, 1.00390625F, 1.01171875F, -3.4e38F, 1e-40F};  // 1 + 2^-8, a tie, and 1 + 3 * 2^-8
+  const uint16_t expected[] = {0x3F80, 0x3F80, 0x3F82, 0xFF80, 0x0001};
+  Tensor floats{"F32", {5}, Bytes(sizeof values)}, halves{"BF16", {5}, Bytes(sizeof expected)};
+  std::memcpy(floats.bytes.data(), values, sizeof values);
+  std::memcpy(halves.bytes.data(), expected, sizeof expected);
+  const double wide[] = {1.0, 0.5};
+  const uint16_t narrow[] = {0x3F80, 0x3F00};
+  Tensor doubles{"F64", {2}, Bytes(sizeof wide)}, narrowed{"BF16", {2}, Bytes(sizeof narrow)};
+  std::memcpy(doubles.bytes.data(), wide, sizeof wide);
+  std::memcpy(narrowed.bytes.data(), narrow, sizeof narrow);
+  const Tensor mask = random_tensor("I64", {3}, 1);
+  write_foreign(at("a.safetensors"), {{"f", floats}, {"d", doubles}, {"i", mask}});
+  import("a.safetensors");
+  consolidate_to("out", {.renames = {}, .as = find_element_type("BF16"), .copied_folder = {}});
+  EXPECT_EQ(read(at("out")), (Tensors{{"f", halves}, {"d", narrowed}, {"i", mask}}));
+}
+
+TEST_F(Convert, PlansThatDoNotFitAreRefusedByName) {
+  write_foreign(at("a.safetensors"), fused_tensors());
+  const auto imports = [&](std::vector<Rename> renames) {
+    return message_of([&] { import("a.safetensors", renames); });
+  };
+  EXPECT_THAT_SAYS(imports({{.theirs = "h.0.q", .ours = "x", .to_row = 3}}), "rows 0 to 3 of \"x\" come from nowhere");
+  EXPECT_THAT_SAYS(imports({{.theirs = "other", .ours = "h.0.q"}}), "their rows differ");
+  EXPECT_THAT_SAYS(imports({{.theirs = "h.0.k", .ours = "h.0.v"}}), "rows 0 to 24 of \"h.0.v\" come twice, also from");
+  EXPECT_THAT_SAYS(imports({{.theirs = "other", .ours = "x", .transposed = true}}), "only matrices are transposed");
+  EXPECT_THAT_SAYS(imports({{.theirs = "other", .ours = "x", .from_row = 4, .row_count = 6}}),
+                   "\"other\" has 9 rows, not 6 from 4 on");
+  EXPECT_THAT_SAYS(imports({{.theirs = "wte", .ours = "x"}, {.theirs = "both", .ours = "x", .to_row = 100}}),
+                   "\"x\" would be of two types: \"wte\" is of BF16, and \"both\" of F16");
+  EXPECT_FALSE(fs::exists(at("runs")));
+  import("a.safetensors");
+  const auto exports = [&](std::vector<Rename> renames) {
+    return message_of([&] { consolidate_to("out", {.renames = renames, .copied_folder = {}}); });
+  };
+  EXPECT_THAT_SAYS(exports({{.theirs = "x", .ours = "wte", .row_count = 99}}), "rows 99 to 100 of \"wte\" go nowhere");
+  EXPECT_THAT_SAYS(exports({{.theirs = "x", .ours = "wte"}, {.theirs = "y", .ours = "wte", .to_row = 0}}),
+                   "row 0 of \"wte\" goes to two tensors, also to \"y\"");
+  EXPECT_THAT_SAYS(exports({{.theirs = "h.*.q", .ours = "wte"}}), "what '*' stood for is not known");
+  EXPECT_THAT_SAYS(exports({{.theirs = "h.0.q", .ours = "other"}}), "their rows differ");
+  EXPECT_EQ(names(), (std::vector<std::string>{"a.safetensors", "runs"}));
+}
+
+TEST_F(Convert, RenamesAreReadAndRefusedByName) {
+  const auto renames =
+      parse_renames(R"([{"theirs":"a.*","ours":"b.*"},)"
+                    R"({"theirs":"c","ours":"d","from_row":1,"to_row":2,"row_count":3,"transposed":true}])",
+                    "r.json");
+  ASSERT_EQ(renames.size(), 2u);
+  EXPECT_EQ(renames[0].theirs + renames[0].ours, "a.*b.*");
+  EXPECT_FALSE(renames[0].transposed);
+  EXPECT_EQ(renames[1].from_row * 100 + renames[1].to_row * 10 + renames[1].row_count, 123u);
+  EXPECT_TRUE(renames[1].transposed);
+  EXPECT_SAYS(parse_renames(R"([{"theirs":"a","ours":"b","rows":1}])", "r.json"), "r.json: /0/rows is 1, not a member");
+  EXPECT_SAYS(parse_renames(R"([{"theirs":"a"}])", "r.json"), "/0/ours is missing");
+  EXPECT_SAYS(parse_renames(R"([{"theirs":"a","ours":"b","transposed":1}])", "r.json"), "not true or false");
+  EXPECT_SAYS(parse_renames(R"([{"theirs":"a","ours":"b.*"}])", "r.json"), "one '*' in theirs");
+}
+
+// ---- damage ----
+
+void flip(const std::string &file, uint64_t at) {
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekg(static_cast<std::streamoff>(at));
+  const int byte = stream.get();
+  stream.seekp(static_cast<std::streamoff>(at));
+  stream.put(static_cast<char>(byte ^ 4));
+}
+
+TEST_F(Convert, VerifyFindsEachDamagedBlockAndFile) {
+  save_cut({{"a", random_tensor("F32", {20, 300'000}, 1)}, {"b", random_tensor("F32", {20, 10}, 2)}}, 4);
+  const std::string folder = at("runs/step-0000000003/");
+  const auto damages = [&] {
+    std::vector<std::string> all;
+    for (const Damage &damage : verify_checkpoints(at("runs"), [](uint64_t, uint64_t) {}).damages)
+      all.push_back(damage.what);
+    return all;
+  };
+  EXPECT_TRUE(damages().empty());
+  // Two blocks of one chunk, a header, a size, a file.
+  flip(folder + shard_name(0), 4096 + 5);
+  flip(folder + shard_name(0), 4096 + (3 << 20) + 5);
+  flip(folder + shard_name(1), 20);
+  fs::resize_file(folder + shard_name(2), 5000);
+  fs::remove(folder + shard_name(3));
+  std::ofstream(folder + "extra.safetensors") << "x";
+  const auto found = damages();
+  ASSERT_EQ(found.size(), 6u);
+  EXPECT_THAT_SAYS(found[0], shard_name(0) + ": bytes 4096 to 1052672, of \"a\", are not what was written there");
+  EXPECT_THAT_SAYS(found[1], shard_name(0) + ": bytes 3149824 to 4198400, of \"a\"");
+  EXPECT_THAT_SAYS(found[2], shard_name(1) + ": ");
+  EXPECT_THAT_SAYS(found[3], shard_name(2) + ": has 5000 bytes, and was written with ");
+  EXPECT_THAT_SAYS(found[4], shard_name(3) + ": is missing");
+  EXPECT_THAT_SAYS(found[5], "extra.safetensors: the manifest does not know it");
+  const auto listed = inspect_checkpoints(at("runs"));
+  ASSERT_EQ(listed.size(), 1u);
+  EXPECT_THAT_SAYS(listed[0].problem, shard_name(2) + ": has 5000 bytes");
+}
+
+TEST_F(Convert, VerifyFindsFilesThatHaveChangedTheirPlaces) {
+  save_cut({{"a", random_tensor("F32", {20, 30}, 1)}}, 2);
+  const std::string folder = at("runs/step-0000000003/");
+  fs::rename(folder + shard_name(0), at("kept"));
+  fs::rename(folder + shard_name(1), folder + shard_name(0));
+  fs::rename(at("kept"), folder + shard_name(1));
+  const auto damages = verify_checkpoints(at("runs"), [](uint64_t, uint64_t) {}).damages;
+  ASSERT_EQ(damages.size(), 2u);
+  for (uint32_t rank : {0, 1}) {
+    EXPECT_EQ(damages[rank].file, folder + shard_name(rank));
+    EXPECT_THAT_SAYS(damages[rank].what, "it is not the file that was written");
+  }
+}
+
+TEST_F(Convert, ListNamesWhatCannotBeRead) {
+  write_foreign(at("a.safetensors"), fused_tensors());
+  import("a.safetensors", {}, 9);
+  import("a.safetensors", {}, 4);
+  fs::create_directory(at("runs/step-0000000005"));
+  std::ofstream(at("runs/step-0000000005/checkpoint.json")) << "{";
+  std::vector<std::string> found;
+  for (const ListedCheckpoint &one : inspect_checkpoints(at("runs")))
+    found.push_back(one.name + (one.problem.empty() ? " whole" : " " + one.problem));
+  ASSERT_EQ(found.size(), 3u);
+  EXPECT_EQ(found[0], "step-0000000004 whole");  // the last that was made
+  EXPECT_EQ(found[1], "step-0000000009 whole");
+  EXPECT_THAT_SAYS(found[2], "step-0000000005/checkpoint.json: its JSON ends being JSON");
+  const Verified verified = verify_checkpoints(at("runs"), [](uint64_t, uint64_t) {});
+  EXPECT_EQ(verified.checkpoints, 3u);
+  ASSERT_EQ(verified.damages.size(), 1u);
+  EXPECT_EQ(inspect_checkpoints(at("runs/step-0000000004")).at(0).name, "step-0000000004");
+}
+
+TEST_F(Convert, DamagedAndIncompleteCheckpointsAreNotConsolidated) {
+  save_cut({{"a", random_tensor("F32", {40, 100}, 1)}}, 4);
+  flip(at("runs/step-0000000003/" + shard_name(1)), 4096 + 7);
+  EXPECT_SAYS(consolidate_to("out"), shard_name(1) + ": bytes 4096 to 8096, of \"a\", are not what was written there");
+  // Its rows are the last ones: without the manifest nobody would know.
+  fs::remove(at("runs/step-0000000003/" + shard_name(3)));
+  EXPECT_SAYS(consolidate_to("out"), shard_name(3) + " is missing");
+  EXPECT_EQ(names(), std::vector<std::string>{"runs"});
+}
+
+TEST_F(Convert, TensorsThatWereSavedInPartAreNotConsolidated) {
+  save_cut({{"a", random_tensor("F32", {40, 100}, 1)}}, 3, true);
+  EXPECT_SAYS(consolidate_to("out"),
+              "tensor \"a\" of shape [80, 100] is not whole: 4000 of its 8000 elements were saved");
+  EXPECT_EQ(names(), std::vector<std::string>{"runs"});
+}
+
+// One that has its name from the start on is none before its manifest is there.
+TEST_F(Convert, WhatIsStillWrittenIsNoDamage) {
+  const Folder folder = Folder::make(at("runs"));
+  const NewCheckpoint made(folder, step_name(5));
+  const auto listed = inspect_checkpoints(at("runs"));
+  ASSERT_EQ(listed.size(), 1u);
+  EXPECT_EQ(listed[0].problem, "it is being written, or was not to its end");
+  EXPECT_EQ(verify_checkpoints(at("runs"), [](uint64_t, uint64_t) {}).checkpoints, 0u);
+}
+
+// ---- nothing half-made ----
+
+TEST_F(Convert, NothingIsOverwritten) {
+  write_foreign(at("a.safetensors"), fused_tensors());
+  import("a.safetensors");
+  EXPECT_SAYS(import("a.safetensors"), "step-0000000007: is there already");
+  std::ofstream(at("out")) << "mine";
+  EXPECT_SAYS(consolidate_to("out"), "out: is there already");
+  EXPECT_EQ(fs::file_size(at("out")), 4u);
+  EXPECT_SAYS(consolidate(at("a.safetensors"), at("new"), {}, cast, [](uint64_t, uint64_t) {}), "is no checkpoint");
+}
+
+TEST_F(Convert, WhatIsInterruptedLeavesNothing) {
+  write_foreign(at("a.safetensors"), {{"w", random_tensor("F32", {30, 1'000'000}, 1)}});
+  import("a.safetensors");
+  uint64_t last = 0, calls = 0;
+  const auto stop = [&](uint64_t done, uint64_t) {
+    last = done;
+    if (++calls == 3) fail(FSDP_INTERRUPTED, "enough");
+  };
+  EXPECT_SAYS(consolidate(at("runs"), at("out"), {}, cast, stop), "enough");
+  EXPECT_SAYS(
+      import_weights(at("a.safetensors"), at("runs"), {}, 8, cast, [&](uint64_t, uint64_t) { calls = 2, stop(0, 0); }),
+      "enough");
+  EXPECT_EQ(names(), (std::vector<std::string>{"a.safetensors", "runs"}));
+  EXPECT_EQ(names("runs"), std::vector<std::string>{"step-0000000007"});
+}
+
+// Every call that writes fails once: the name is there whole, or not at all.
+TEST_F(Convert, NoFailureLeavesHalfAFolder) {
+  write_foreign(at("a.safetensors"), fused_tensors());
+  import("a.safetensors");
+  int failures = 0;
+  for (int call = 0;; ++call) {
+    bool happened = false;
+    std::string error;
+    {
+      const FaultScope scope({SystemFault::Way::fails, call, ENOSPC, "pwrite"});
+      error = message_of([&] { consolidate_to("out", {.renames = {}, .most_bytes = 4000, .copied_folder = {}}); });
+      happened = scope.happened();
+    }
+    if (!happened) break;
+    ++failures;
+    EXPECT_THAT_SAYS(error, "No space left on device");
+    EXPECT_EQ(names(), (std::vector<std::string>{"a.safetensors", "runs"}));
+  }
+  EXPECT_GE(failures, 4);
+  EXPECT_EQ(read(at("out")), fused_tensors());
+}
+
+TEST_F(Convert, ConfigurationAndTokenizerAreCopied) {
+  write_foreign(at("a.safetensors"), fused_tensors());
+  import("a.safetensors");
+  fs::create_directory(at("hf"));
+  for (const char *name : {"config.json", "tokenizer.model", "merges.txt", "LICENSE", "model.safetensors", "old.bin",
+                           "model.safetensors.index.json", ".hidden.json"})
+    std::ofstream(at("hf/") + name) << std::string(5000, 'x') << name;
+  consolidate_to("out", {.renames = {}, .copied_folder = at("hf")});
+  EXPECT_EQ(names("out"),
+            (std::vector<std::string>{"LICENSE", "config.json", "merges.txt", "model.safetensors", "tokenizer.model"}));
+  std::ifstream file(at("out/config.json"));
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_EQ(text, std::string(5000, 'x') + "config.json");
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint
