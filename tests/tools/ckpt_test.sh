@@ -59,7 +59,7 @@ check "... and leave nothing" [ ! -e other ]
 
 # What ranks load, and save.
 # ranks COUNT: load runs, and save to mineCOUNT.
-ranks() { "$run" -n "$1" "$rank" runs "mine$1" "values$1" >log 2>&1 || { explain "$(tail -n 5 log)"; false; }; }
+ranks() { "$run" -n "$1" "$rank" load runs "mine$1" "values$1" >log 2>&1 || { explain "$(tail -n 5 log)"; false; }; }
 for count in 1 3; do
   check "$count of ranks load what was imported, and save it" ranks $count
   check "... with the same bits" python3 "$weights" values hf values$count

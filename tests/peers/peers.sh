@@ -1,0 +1,43 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Checkpoints between libfsdp, safetensors and PyTorch: tests/peers/peers.py.
+#
+# usage: sh tests/peers/peers.sh [BUILD] [--quick]      BUILD: default build-tests
+#
+# --quick: safetensors alone, as CI does it; else PyTorch (CPU is enough) is installed, too: a minute, 5 GB while it runs.
+# PYTHON names a Python that has them already. Without one a venv is made and removed again; pip's own variables say from
+# where (PIP_INDEX_URL=https://download.pytorch.org/whl/cpu is smaller). Where that cannot be: says so, and skips.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+build=build-tests quick=
+for argument; do
+  case $argument in
+    --quick) quick=1 ;;
+    -*) echo "peers.sh: unknown argument '$argument' (known: --quick)" >&2; exit 2 ;;
+    *) build=$argument ;;
+  esac
+done
+for program in tools/fsdp-run tools/fsdp-ckpt tests/tools/checkpoint_rank; do
+  [ -x "$build/$program" ] || { echo "peers.sh: $build/$program is not built" >&2; exit 1; }
+done
+modules='numpy safetensors' also=
+[ -n "$quick" ] || { modules="$modules torch"; also=--torch; }
+
+has_modules() { "$1" -c "import $(echo "$modules" | tr ' ' ',')" 2>/dev/null; }
+
+skip() {
+  echo "1..0 # SKIP $1"
+  exit 0
+}
+
+python=${PYTHON:-python3}
+if ! has_modules "$python"; then
+  venv=$(mktemp -d)
+  trap 'rm -rf "$venv"' EXIT
+  "$python" -m venv "$venv" >"$venv/log" 2>&1 || skip "no venv can be made: $(tail -n 1 "$venv/log")"
+  # shellcheck disable=SC2086  # a list of words
+  "$venv/bin/python" -m pip install --quiet --retries 1 --timeout 15 $modules >"$venv/log" 2>&1 ||
+    skip "pip cannot install $modules: $(tail -n 1 "$venv/log")"
+  python=$venv/bin/python
+fi
+"$python" tests/peers/peers.py "$(realpath "$build")" $also
