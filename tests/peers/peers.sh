@@ -5,7 +5,7 @@
 # usage: sh tests/peers/peers.sh [BUILD] [--quick]      BUILD: default build-tests
 #
 # --quick: safetensors alone, as CI does it; else PyTorch (CPU is enough) is installed, too: a minute, 5 GB while it runs.
-# PYTHON names a Python that has them already. Without one a venv is made and removed again; pip's own variables say from
+# PYTHON names a Python that has them already. Without one they are put into a temporary folder; pip's own variables say from
 # where (PIP_INDEX_URL=https://download.pytorch.org/whl/cpu is smaller). Where that cannot be: says so, and skips.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -31,13 +31,24 @@ skip() {
 }
 
 python=${PYTHON:-python3}
-if ! has_modules "$python"; then
-  venv=$(mktemp -d)
-  trap 'rm -rf "$venv"' EXIT
-  "$python" -m venv "$venv" >"$venv/log" 2>&1 || skip "no venv can be made: $(tail -n 1 "$venv/log")"
+# install PIP...: with a Python's pip.
+install() {
   # shellcheck disable=SC2086  # a list of words
-  "$venv/bin/python" -m pip install --quiet --retries 1 --timeout 15 $modules >"$venv/log" 2>&1 ||
-    skip "pip cannot install $modules: $(tail -n 1 "$venv/log")"
-  python=$venv/bin/python
+  "$@" install --quiet --retries 1 --timeout 15 $modules >"$place/log" 2>&1 ||
+    skip "pip cannot install $modules: $(tail -n 1 "$place/log")"
+}
+
+if ! has_modules "$python"; then
+  place=$(mktemp -d)
+  trap 'rm -rf "$place"' EXIT
+  # A venv of its own takes longer.
+  if "$python" -m pip --version >"$place/log" 2>&1; then
+    export PIP_TARGET="$place/modules" PYTHONPATH="$place/modules"
+    install "$python" -m pip
+  else
+    "$python" -m venv "$place/venv" >"$place/log" 2>&1 || skip "no venv can be made: $(tail -n 1 "$place/log")"
+    python=$place/venv/bin/python
+    install "$python" -m pip
+  fi
 fi
 "$python" tests/peers/peers.py "$(realpath "$build")" $also
