@@ -337,8 +337,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_create_plan_context(uint32_t world_size, 
 
 /**
  * Leave the job in good order: waits until every rank has called it. Destroy the context afterwards, also on failure.
- * Collective: the job. Blocks: peers. Errors: INVALID_STATE (a model has unfinished work), PEER_FAILED, TIMEOUT. Since
- * 0.2.
+ * A checkpoint that is being saved is waited for; if that fails, so does this call, and the context is closed all the
+ * same. Collective: the job. Blocks: peers. Errors: INVALID_STATE (a model has unfinished work), PEER_FAILED, TIMEOUT,
+ * those of fsdp_wait_checkpoint. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_close_context(fsdp_context *context);
 
@@ -509,8 +510,12 @@ typedef struct fsdp_model_options {
   uint32_t prefetch_depth;         /* groups that there is room for ahead; 0: 1, with FSDP_MODEL_NO_PREFETCH none */
   uint32_t reserved;               /* 0 */
   uint64_t prefetch_bytes;         /* do not prefetch beyond so many gathered bytes ahead; 0: no limit */
+  /* checkpoints */
+  uint64_t save_staging_bytes;     /* memory of role STAGING for saves, at least 32 MiB; what a save has not copied when
+                                      the update window opens waits for the disk, unless it fits in here. 0: none is
+                                      planned, and each save takes 32 MiB while it runs */
 } fsdp_model_options;
-#define FSDP_MODEL_OPTIONS_INIT {sizeof(fsdp_model_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define FSDP_MODEL_OPTIONS_INIT {sizeof(fsdp_model_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /**
  * An empty model. Collective: the mesh. Blocks: no. Memory: none until the seal.
@@ -688,9 +693,12 @@ typedef struct fsdp_stats {
   uint32_t reserved;            /* 0 */
   /* memory */
   uint64_t allocations;         /* of memory for roles, shared or not, by all models of the context since it began */
+  /* checkpoints */
+  uint64_t checkpoint_stall_ns; /* the caller's time spent waiting, as the update window opened, for a save to copy what
+                                   may then be written; not a part of wait_ns */
 } fsdp_stats;
 #define FSDP_STATS_INIT \
-  {sizeof(fsdp_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+  {sizeof(fsdp_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /** Counters since the seal. Collective: no. Blocks: no. Errors: INVALID_STATE (not sealed). Since 0.2. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_stats(const fsdp_model *model, fsdp_stats *stats);
@@ -1193,15 +1201,16 @@ typedef struct fsdp_save_options {
  * before stay as they are. Main weights and states must not be written while it runs. Every rank must see the folder.
  *
  * What is saved is the version published last, also in the middle of a step. Ranks that have the same bytes share the
- * writing, or one of them does it. Besides the model a save takes 32 MiB of memory a rank while it runs.
+ * writing, or one of them does it. A save takes 32 MiB of memory a rank while it runs, or the model's
+ * save_staging_bytes. One that is under way in the background (fsdp_commit_checkpoint) is waited for first.
  * Collective: the mesh. Blocks: the disk, and peers: a rank that is still writing after timeout_ms has not failed; one
  * whose disk takes nothing for that long has, with errno ETIMEDOUT. Window: outside.
  * Errors, the same on all ranks: SYSTEM (rank, file, what was done and errno; nothing of this checkpoint is left, the
  * job can go on, and the next save may succeed), INVALID_STATE (the folder has this step; another host does not see
  * what rank 0 has made in the folder; inside the window, or captured), INVALID_ARGUMENT (a tensor's name is not unique:
  * a parameter may be called like a state of another; REPLACE with COMMIT_MANIFEST), MISMATCH (another step, keep or
- * flag), UNSUPPORTED (REPLACE where
- * the file system cannot exchange two names), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT. Since 0.2.
+ * flag), UNSUPPORTED (REPLACE where the file system cannot exchange two names), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT.
+ * Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_save(fsdp_model *model, const char *folder, const fsdp_save_options *options);
 
@@ -1211,8 +1220,10 @@ enum {
   FSDP_LOAD_ALLOW_UNEXPECTED = 1u << 27, /* what the model lacks is passed over */
   FSDP_LOAD_FALLBACK = 1u << 28,         /* where a file of the newest is damaged or missing, the next older one; a
                                             WARNING of the log says so */
-  FSDP_LOAD_IF_ANY = 1u << 29            /* nothing is loaded where the folder is not there or has no checkpoint: for a
+  FSDP_LOAD_IF_ANY = 1u << 29,           /* nothing is loaded where the folder is not there or has no checkpoint: for a
                                             job that begins as for one that goes on */
+  FSDP_LOAD_ONE_REPLICA = 1u << 9        /* M ranks that keep the same rows read one M-th of them each, and give them to
+                                            each other: where the network is faster than the disk */
 };
 
 typedef struct fsdp_load_options {
@@ -1227,7 +1238,7 @@ typedef struct fsdp_loaded {
   uint64_t struct_size;
   uint64_t step;         /* the checkpoint's */
   uint64_t sequence;     /* rises with every checkpoint of a folder */
-  uint64_t wanted_bytes; /* of its files, that this rank keeps */
+  uint64_t wanted_bytes; /* of its files, that this rank keeps; with ONE_REPLICA its part of them */
   uint64_t read_bytes;   /* ... that it has read for that: files are read and verified in blocks of 1 MiB */
   uint32_t ranks;        /* that have saved it */
   uint32_t passed_over;  /* newer ones that were damaged, see FSDP_LOAD_FALLBACK */
@@ -1287,6 +1298,139 @@ typedef struct fsdp_rename {
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_weights(fsdp_model *model, const char *path, const fsdp_rename *renames,
                                                   uint64_t rename_count, uint64_t rename_stride,
                                                   const fsdp_load_options *options, fsdp_loaded *loaded);
+
+/* ---- checkpoints in the background, of several models ---------------------------------------------------------- */
+
+/**
+ * A checkpoint that is being saved while training goes on, or one that was opened to be read:
+ *
+ *   save  fsdp_begin_checkpoint, fsdp_add_checkpoint_model .., fsdp_add_checkpoint_bytes .., fsdp_commit_checkpoint;
+ *         then train on; fsdp_get_checkpoint_status, fsdp_wait_checkpoint
+ *   load  fsdp_open_checkpoint, fsdp_load_checkpoint_model .., fsdp_read_checkpoint_bytes ..
+ *
+ * Give it back with fsdp_destroy_checkpoint.
+ */
+typedef struct fsdp_checkpoint fsdp_checkpoint;
+
+typedef int32_t fsdp_bytes_owner;
+enum {
+  FSDP_BYTES_ONCE = 1,    /* rank 0's are saved, and every rank reads them */
+  FSDP_BYTES_PER_RANK = 2 /* each rank's own: its random generator, say; read by the rank of the same number */
+};
+
+/**
+ * A checkpoint for the folder, nothing of it there yet. options as for fsdp_save; with step 0 it is the highest step of
+ * its models. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_HANDLE. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_begin_checkpoint(fsdp_context *context, const char *folder,
+                                                       const fsdp_save_options *options, fsdp_checkpoint **checkpoint);
+
+/**
+ * A sealed model of the context goes into the checkpoint, as it will be at the commit. name (NULL: "") is what it is
+ * loaded by. Ranks may add different models: those of one pipeline stage, or of one group of experts. Models of
+ * different ranks under one name are parts of one; names of tensors are unique over all models.
+ * Collective: no. Blocks: no. Memory: the model stays until the save has ended, also if its handle is destroyed.
+ * Errors: INVALID_ARGUMENT (a name or model that is in it), INVALID_STATE (not sealed; committed), INVALID_HANDLE.
+ * Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_add_checkpoint_model(fsdp_checkpoint *checkpoint, const char *name,
+                                                           fsdp_model *model);
+
+/**
+ * Bytes of the caller's own go into the checkpoint: the state of a random generator, the place in the data. They are
+ * copied at once. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (no name, or one that is in it),
+ * INVALID_STATE (committed), OUT_OF_MEMORY. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_add_checkpoint_bytes(fsdp_checkpoint *checkpoint, const char *name,
+                                                           const void *data, uint64_t size_bytes,
+                                                           fsdp_bytes_owner owner);
+
+/**
+ * Save it while training goes on: the call returns when the ranks have agreed and all see the folder. What is saved are
+ * the versions published last. Threads of the library copy main weights and states, and write them; what they have not
+ * copied when fsdp_finish_grads, fsdp_begin_update or fsdp_prepare_replay is called for the model, that call waits for
+ * (fsdp_stats.checkpoint_stall_ns). The checkpoint has its name as soon as all ranks have written, whoever is in a call
+ * then, and even if a rank has died since. One is under way at a time: the commit of the next waits for it.
+ * Collective: the world. Blocks: peers, and an earlier save. Window: outside, of all its models.
+ * Errors, the same on all ranks: as fsdp_save, but for those of the disk, which fsdp_wait_checkpoint tells;
+ * INVALID_STATE (nothing is in it, or committed before), INVALID_ARGUMENT (a tensor's name is not unique). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_commit_checkpoint(fsdp_checkpoint *checkpoint);
+
+typedef int32_t fsdp_checkpoint_state;
+enum {
+  FSDP_CHECKPOINT_OPEN = 1,      /* not committed: models and bytes may be added */
+  FSDP_CHECKPOINT_COPYING = 2,   /* what it saves is being read */
+  FSDP_CHECKPOINT_WRITING = 3,   /* all is copied; it is on its way to the disk */
+  FSDP_CHECKPOINT_COMMITTED = 4, /* it has its name, whatever happens now */
+  FSDP_CHECKPOINT_FAILED = 5,    /* there is none; fsdp_wait_checkpoint says why */
+  FSDP_CHECKPOINT_OPENED = 6     /* by fsdp_open_checkpoint */
+};
+
+/** How far a checkpoint is. Output only: set struct_size before the call. */
+typedef struct fsdp_checkpoint_status {
+  uint64_t struct_size;
+  fsdp_checkpoint_state state;
+  fsdp_status status;    /* of FAILED: what fsdp_wait_checkpoint returns */
+  uint64_t bytes;        /* that this rank has written, of its files */
+  uint64_t bytes_in_all; /* ... and will have; of an opened one: of all its files */
+  uint64_t step;         /* once it is known */
+  uint32_t ranks;        /* of an opened one: that have saved it */
+  uint32_t reserved;     /* 0 */
+  char name[32];         /* in the folder, "step-0000001200"; "": not committed */
+} fsdp_checkpoint_status;
+#define FSDP_CHECKPOINT_STATUS_INIT {sizeof(fsdp_checkpoint_status), 0, 0, 0, 0, 0, 0, 0, {0}}
+
+/** Collective: no. Blocks: no. Threads: any. Errors: INVALID_ARGUMENT, INVALID_HANDLE. Since 0.2. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_get_checkpoint_status(const fsdp_checkpoint *checkpoint,
+                                                            fsdp_checkpoint_status *status);
+
+/**
+ * Until the checkpoint is there, or is known to have failed; may be asked again. Collective: no. Blocks: the disk, and
+ * peers' disks. Errors, the same on all ranks, and the job can go on: SYSTEM (rank, file, what was done and errno;
+ * nothing of this checkpoint is left), INVALID_STATE (not committed), UNSUPPORTED, OUT_OF_MEMORY, INTERRUPTED (of the
+ * wait alone: it may be repeated); PEER_FAILED, and then, if rank 0 died as it gave the checkpoint its name, whether it
+ * has it is not known. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_wait_checkpoint(fsdp_checkpoint *checkpoint);
+
+/**
+ * Open the folder's newest checkpoint, or the checkpoint that the folder is, for the calls below. Collective: the
+ * world. Blocks: the disk and peers. Errors, the same on all ranks: INVALID_ARGUMENT (there is none), SYSTEM,
+ * UNSUPPORTED (written by a newer release), MISMATCH (hosts that see different ones). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_open_checkpoint(fsdp_context *context, const char *folder,
+                                                      fsdp_checkpoint **checkpoint);
+
+/**
+ * Load a model out of an opened checkpoint: of that name (NULL: ""). Otherwise as fsdp_load, without FALLBACK and
+ * IF_ANY. Collective: the model's mesh. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_load_checkpoint_model(fsdp_checkpoint *checkpoint, const char *name,
+                                                            fsdp_model *model, const fsdp_load_options *options,
+                                                            fsdp_loaded *loaded);
+
+/**
+ * Read bytes out of an opened checkpoint: those saved PER_RANK by the rank of this number, else those saved ONCE.
+ * *size_bytes is the buffer's size on entry and that of the bytes on return; data may be NULL to ask. They are
+ * verified. Collective: no. Blocks: the disk. Errors: INVALID_ARGUMENT (none of that name, or none of this rank; too
+ * small, and then *size_bytes is set; a damaged file), SYSTEM. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_read_checkpoint_bytes(fsdp_checkpoint *checkpoint, const char *name, void *data,
+                                                            uint64_t *size_bytes);
+
+/**
+ * Give the handle back. A save that is under way goes on: fsdp_close_context waits for it, and returns its failure;
+ * fsdp_destroy_context gives it up, with a WARNING. Threads: any. Never waits. Since 0.2.
+ */
+FSDP_API void fsdp_destroy_checkpoint(fsdp_checkpoint *checkpoint);
+
+/**
+ * The checkpoints of a folder as JSON, the newest first: name, step, sequence, ranks, models, bytes; and what is there
+ * but cannot be read, with the reason. Sizes as in fsdp_describe_model. Collective: no. Blocks: the disk. Threads: any.
+ * Errors: SYSTEM, INVALID_ARGUMENT (too small; *size_bytes is set). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_list_checkpoints(const char *folder, char *buffer, uint64_t *size_bytes);
 
 /* ---- CUDA graphs --------------------------------------------------------------------------------------------- */
 
