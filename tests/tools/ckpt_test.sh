@@ -155,7 +155,7 @@ killed() {
   return 1
 }
 check "SIGTERM comes in the middle" killed TERM
-check "... and ends it" equal $status 143
+check "... and ends it" equal "$status" 143
 check "... with words" contains "$(cat err)" "ended by a signal"
 check "nothing is under the name" [ ! -e big-out ]
 check "... nor under another" equal "$(find . -name '.tmp-*' | wc -l)" 0
