@@ -132,7 +132,7 @@ HandleKind HandleTable::kind_of(uint64_t handle) const noexcept {
 
 bool HandleTable::destroyed(uint64_t handle) const noexcept {
   const HandleSlot *const slot = slot_of(handle);
-  if (!slot || kind_in(handle) == HandleKind::none || kind_in(handle) > HandleKind::capture) return false;
+  if (!slot || kind_in(handle) == HandleKind::none || kind_in(handle) > last_handle_kind) return false;
   const uint64_t now = slot->handle.load();
   const uint64_t dead = generation_of(now) - (kind_in(now) != HandleKind::none);  // the last one that is
   return generation_of(handle) > 0 && generation_of(handle) <= dead;

@@ -18,6 +18,7 @@
 namespace fsdp::abi {
 
 enum class HandleKind : uint64_t { none, context, mesh, model, group, capture, checkpoint };
+inline constexpr HandleKind last_handle_kind = HandleKind::checkpoint;
 
 class HandleTable {
  public:

@@ -432,6 +432,10 @@ TEST_F(Saving, IsRefusedAtTheWrongTimeOrWithWrongArguments) {
                  "there is no checkpoint in this folder");
     FSDP(fsdp_open_checkpoint(rank.context, path.c_str(), &opened.handle));
     EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_commit_checkpoint(opened.handle), "was opened to be read");
+    EXPECT_FAILS(FSDP_INVALID_HANDLE, fsdp_wait_checkpoint(reinterpret_cast<fsdp_checkpoint *>(rank.model)),
+                 "given as checkpoint is an fsdp_model");
+    EXPECT_FAILS(FSDP_INVALID_HANDLE, fsdp_seal_model(reinterpret_cast<fsdp_model *>(opened.handle)),
+                 "given as model is an fsdp_checkpoint");
     fsdp_checkpoint *const gone = opened.handle;
     fsdp_destroy_checkpoint(gone);
     fsdp_destroy_checkpoint(gone);
