@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -12,12 +13,14 @@
 #include <fstream>
 #include <map>
 #include <optional>
+#include <thread>
 
 #include "../library_threads.h"
 #include "checkpoint/files/folder.h"
 #include "checkpoint/format/block_sums.h"
 #include "checkpoint/job/load.h"
 #include "checkpoint/job/save.h"
+#include "checkpoint/job/save_report.h"
 #include "checkpoint_models.h"
 #include "shm_ranks.h"
 #include "system_faults.h"
@@ -545,6 +548,68 @@ TEST_F(CheckpointJob, OfARankThatDiesIsWholeOrNotThere) {
       for (const std::string &name : names()) EXPECT_TRUE(name == step_name(1) || name.starts_with(".new-")) << name;
     }
   EXPECT_GT(deaths, 5);
+}
+
+// Of three ranks as processes, of which nobody may be silent for longer than a second.
+std::vector<int> run_processes(const std::function<void(Rank &)> &body) {
+  const std::string rendezvous = comm::test::unique_rendezvous();
+  std::vector<pid_t> processes;
+  for (uint32_t r = 0; r < 3; ++r) {
+    const pid_t process = ::fork();
+    if (process == 0) {
+      comm::WorldOptions world{r, 3, rendezvous, "secret"};
+      world.heartbeat_timeout_ms = 1000;
+      comm::test::act_as_process(world, body, {});
+    }
+    processes.push_back(process);
+  }
+  return comm::test::await_processes(processes);
+}
+
+// All have written, and a rank dies before the first has committed: that changes nothing.
+TEST_F(CheckpointJob, OfARankThatDiesAfterAllHaveWrittenIsThere) {
+  const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none);
+  const auto commits = [](const Rank &rank) {
+    SaveReport report;
+    std::array<std::byte, sizeof report> bytes;
+    if (!rank.world->read_post(0, bytes)) return false;
+    std::memcpy(static_cast<void *>(&report), bytes.data(), sizeof report);
+    return report.state == SaveState::committing;
+  };
+  const std::vector<int> codes = run_processes([&](Rank &rank) {
+    Part part(model(three), rank.rank());
+    part.fill(2);
+    std::optional<FaultScope> slow;
+    if (rank.rank() == 0) slow.emplace(SystemFault{SystemFault::Way::waits, -1, 2000, "renameat2"});
+    Save one(ranks_of(rank), part.saved(path, 2));
+    if (rank.rank() == 2) {
+      while (!commits(rank)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      ::_exit(99);
+    }
+    // Neither waits for anybody before the death is known.
+    while (comm::test::error_of([&] { rank.world->check(); }).status != FSDP_PEER_FAILED)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    require(!one.progress().ended, "the commit was not slow enough");
+    while (!one.progress().ended) one.await_end(std::chrono::milliseconds(20));
+    require(one.result().name == step_name(2), "another name");
+  });
+  EXPECT_EQ(codes, (std::vector<int>{0, 0, 99}));
+  expect_well(load_on(three, 2));
+}
+
+// A disk holds a rank for three times as long as a rank may be silent: its heart beats on, and the save ends well.
+TEST_F(CheckpointJob, OfADiskThatHangsIsNoDeath) {
+  const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none);
+  const std::vector<int> codes = run_processes([&](Rank &rank) {
+    Part part(model(three), rank.rank());
+    part.fill(2);
+    std::optional<FaultScope> slow;
+    if (rank.rank() == 1) slow.emplace(SystemFault{SystemFault::Way::waits, 0, 3000, "pwrite"});
+    save(ranks_of(rank), part.saved(path, 2));
+    rank.leave();
+  });
+  EXPECT_EQ(codes, (std::vector<int>{0, 0, 0}));
+  expect_well(load_on(three, 2));
 }
 
 // ---- boxes ----

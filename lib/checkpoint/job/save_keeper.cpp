@@ -12,7 +12,8 @@
 namespace fsdp::checkpoint {
 namespace {
 
-constexpr std::chrono::milliseconds longest_pause(20), job_period(100);
+// Reading a post is a few cache lines; who has many ranks to read, or asks the kernel, does so less often.
+constexpr std::chrono::milliseconds longest_pause(2), look_period(20), job_period(100);
 
 template <class Body>
 std::optional<Error> attempt(Body body) {
@@ -168,7 +169,7 @@ void Save::Keeper::write() {
   moved_ = Clock::now();
   while (!writer_->is_written()) {
     poll();
-    writer_->await_written(longest_pause);
+    writer_->await_written(look_period);
   }
   note_files();
 }
@@ -214,6 +215,8 @@ void Save::Keeper::post(SaveState state) noexcept {
 void Save::Keeper::look() {
   given_up_.check();
   if (first()) {
+    if (team_.size() > 64 && Clock::now() - looked_at_ranks_ < look_period) return;
+    looked_at_ranks_ = Clock::now();
     for (uint32_t place = written_; place < team_.size(); ++place)
       if (read(place).state == SaveState::failed) fail(FSDP_ABORTED, "another rank's part of this save has failed");
   } else if (const SaveState state = read(0).state; state == SaveState::giving_up || state == SaveState::failed) {
@@ -306,7 +309,7 @@ void Save::Keeper::work_on_disk(std::function<void(SaveFolder &)> work) {
                   format_text("{}: the disk has not answered for {} ms; whether {} will be there is not known",
                               task_->order.folder, timeout_.count(), task_->name),
                   -1, FSDP_ORIGIN_OS, ETIMEDOUT);
-    disk_->await_idle(longest_pause);
+    disk_->await_idle(look_period);
   }
   disk_->result();
 }
@@ -342,19 +345,29 @@ std::optional<Error> Save::Keeper::follow(std::optional<Error> failure) {
   if (failure) report_.set(*failure);
   post(failure ? SaveState::failed : SaveState::written);
   std::optional<SaveReport> end;
-  const std::optional<Error> lost = attempt([&] {
+  std::optional<Error> lost = attempt([&] {
     for (pause_ = {}; !(end = read_end()); pause()) {
       given_up_.check();
       look_at_job();
     }
   });
-  if (lost) end = read_end();
+  if (lost) end = await_first(*lost);
   if (end) return end->state == SaveState::committed ? std::nullopt : std::optional(end->error());
   if (!failure) report_.set(*lost), post(SaveState::failed);
   if (read(0).state != SaveState::committing) return failure && failure->status != FSDP_ABORTED ? failure : lost;
-  Error unknown = *lost;
-  unknown.message = format_text("whether {} was committed is not known: {}", task_->name, lost->message);
-  return unknown;
+  lost->message = format_text("whether {} was committed is not known: {}", task_->name, lost->message);
+  return lost;
+}
+
+// The job is lost, but if all have written the first rank commits all the same, as long as it lives.
+std::optional<SaveReport> Save::Keeper::await_first(const Error &lost) {
+  const auto start = Clock::now();
+  const uint32_t first_rank = team_.world_rank(0);
+  const bool lives =
+      lost.rank != static_cast<int32_t>(first_rank) && std::ranges::find(lost.ranks, first_rank) == lost.ranks.end();
+  std::optional<SaveReport> end;
+  for (pause_ = {}; !(end = read_end()) && lives && !given_up_.failed() && Clock::now() - start < timeout_;) pause();
+  return end;
 }
 
 // What the first rank says in the end.

@@ -71,6 +71,7 @@ class Save::Keeper {
   void work_on_disk(std::function<void(SaveFolder &)> work);
   void commit();
   std::optional<Error> follow(std::optional<Error> failure);
+  std::optional<SaveReport> await_first(const Error &lost);
   std::optional<SaveReport> read_end() const noexcept;
   void finish(std::optional<Error> failure) noexcept;
 
@@ -83,7 +84,7 @@ class Save::Keeper {
   uint64_t number_ = 0;   // of the save, in reports
   SaveReport report_;     // this rank's
   uint32_t written_ = 1;  // on the first rank: so many places have written
-  Clock::time_point looked_, moved_;
+  Clock::time_point looked_, looked_at_ranks_, moved_;
   uint64_t moved_bytes_ = 0;
   std::chrono::microseconds pause_{0};
   SaveResult result_;
