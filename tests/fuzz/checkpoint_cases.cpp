@@ -67,7 +67,7 @@ fsdp_status load_weights(Rank &rank) {
 
 // ---- handles ----
 
-void make_room(Rank &rank) {
+void make_room_for_checkpoint(Rank &rank) {
   auto &checkpoints = rank.alive[a_checkpoint];
   if (checkpoints.size() < 4) return;
   fsdp_destroy_checkpoint(static_cast<fsdp_checkpoint *>(checkpoints.front()));
@@ -75,7 +75,7 @@ void make_room(Rank &rank) {
 }
 
 fsdp_status begin_checkpoint(Rank &rank) {
-  make_room(rank);
+  make_room_for_checkpoint(rank);
   fsdp_save_options options = FSDP_SAVE_OPTIONS_INIT;
   options.step = rank.number(rank.random.below(4));
   constexpr uint32_t replace = FSDP_SAVE_REPLACE;
@@ -88,7 +88,7 @@ fsdp_status begin_checkpoint(Rank &rank) {
 }
 
 fsdp_status open_checkpoint(Rank &rank) {
-  make_room(rank);
+  make_room_for_checkpoint(rank);
   const char *const folder = folder_of(rank);
   return make<fsdp_checkpoint>(rank, a_checkpoint, [&](fsdp_checkpoint **checkpoint) {
     return fsdp_open_checkpoint(rank.context(), folder, checkpoint);
@@ -100,20 +100,20 @@ const char *entry_name(Rank &rank) {
   return rank.wild() ? rank.name() : some[rank.random.below(std::size(some))];
 }
 
-fsdp_status add_model(Rank &rank) {
+fsdp_status add_checkpoint_model(Rank &rank) {
   return fsdp_add_checkpoint_model(rank.checkpoint(), entry_name(rank), rank.model());
 }
 
-fsdp_status add_bytes(Rank &rank) {
+fsdp_status add_checkpoint_bytes(Rank &rank) {
   const uint64_t size = rank.random.below(256);
   return fsdp_add_checkpoint_bytes(rank.checkpoint(), entry_name(rank), rank.or_null(rank.buffer), size,
                                    rank.choice(FSDP_BYTES_PER_RANK));
 }
 
-fsdp_status commit(Rank &rank) { return fsdp_commit_checkpoint(rank.checkpoint()); }
-fsdp_status wait(Rank &rank) { return fsdp_wait_checkpoint(rank.checkpoint()); }
+fsdp_status commit_checkpoint(Rank &rank) { return fsdp_commit_checkpoint(rank.checkpoint()); }
+fsdp_status wait_checkpoint(Rank &rank) { return fsdp_wait_checkpoint(rank.checkpoint()); }
 
-fsdp_status get_status(Rank &rank) {
+fsdp_status get_checkpoint_status(Rank &rank) {
   Output<fsdp_checkpoint_status> status(rank);
   return status(fsdp_get_checkpoint_status(rank.checkpoint(), status.pointer()));
 }
@@ -124,23 +124,23 @@ fsdp_status load_checkpoint_model(Rank &rank) {
   options.flags = rank.wild() ? rank.flags(all) : FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED;
   const Input<fsdp_load_options> input(rank, options);
   Output<fsdp_loaded> loaded(rank);
-  return loaded(fsdp_load_checkpoint_model(rank.checkpoint(), entry_name(rank), rank.model(), input.pointer(),
-                                           loaded.pointer()));
+  return loaded(
+      fsdp_load_checkpoint_model(rank.checkpoint(), entry_name(rank), rank.model(), input.pointer(), loaded.pointer()));
 }
 
-fsdp_status read_bytes(Rank &rank) {
+fsdp_status read_checkpoint_bytes(Rank &rank) {
   uint64_t size = rank.wild() ? rank.random.below(buffer_bytes) : buffer_bytes;
   return fsdp_read_checkpoint_bytes(rank.checkpoint(), entry_name(rank), rank.or_null(rank.buffer),
                                     rank.or_null(&size));
 }
 
-fsdp_status list(Rank &rank) {
+fsdp_status list_checkpoints(Rank &rank) {
   uint64_t size = rank.wild() ? rank.random.below(buffer_bytes) : buffer_bytes;
   const char *const folder = folder_of(rank);
   return fsdp_list_checkpoints(folder, reinterpret_cast<char *>(rank.or_null(rank.buffer)), rank.or_null(&size));
 }
 
-fsdp_status destroy(Rank &rank) {
+fsdp_status destroy_checkpoint(Rank &rank) {
   fsdp_checkpoint *const checkpoint = rank.checkpoint();
   fsdp_destroy_checkpoint(checkpoint);
   auto &alive = rank.alive[a_checkpoint];
@@ -155,16 +155,16 @@ const std::vector<Case> &checkpoint_cases() {
                                           {"fsdp_load", load_model},
                                           {"fsdp_load_weights", load_weights},
                                           {"fsdp_begin_checkpoint", begin_checkpoint},
-                                          {"fsdp_add_checkpoint_model", add_model},
-                                          {"fsdp_add_checkpoint_bytes", add_bytes},
-                                          {"fsdp_commit_checkpoint", commit},
-                                          {"fsdp_wait_checkpoint", wait},
-                                          {"fsdp_get_checkpoint_status", get_status},
+                                          {"fsdp_add_checkpoint_model", add_checkpoint_model},
+                                          {"fsdp_add_checkpoint_bytes", add_checkpoint_bytes},
+                                          {"fsdp_commit_checkpoint", commit_checkpoint},
+                                          {"fsdp_wait_checkpoint", wait_checkpoint},
+                                          {"fsdp_get_checkpoint_status", get_checkpoint_status},
                                           {"fsdp_open_checkpoint", open_checkpoint},
                                           {"fsdp_load_checkpoint_model", load_checkpoint_model},
-                                          {"fsdp_read_checkpoint_bytes", read_bytes},
-                                          {"fsdp_list_checkpoints", list},
-                                          {"fsdp_destroy_checkpoint", destroy}};
+                                          {"fsdp_read_checkpoint_bytes", read_checkpoint_bytes},
+                                          {"fsdp_list_checkpoints", list_checkpoints},
+                                          {"fsdp_destroy_checkpoint", destroy_checkpoint}};
   return cases;
 }
 
