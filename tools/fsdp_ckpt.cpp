@@ -59,7 +59,8 @@ CLI::App *add_import(CLI::App &app, ckpt::Request &request) {
   command->add_option("WEIGHTS", request.source, "a safetensors file, or a folder of them")->required();
   command->add_option("FOLDER", request.target, "the folder of checkpoints")->required();
   add_renames(*command, request);
-  command->add_option("--step", request.step, "the number in the checkpoint's name (0)");
+  command->add_option("--step", request.step, "the number in the checkpoint's name (0)")
+      ->check(CLI::Range(uint64_t{0}, uint64_t{1} << 53));
   return command;
 }
 

@@ -66,14 +66,12 @@ uint64_t checkpoint_resume(struct trainer *trainer) {
   return loaded.step;
 }
 
-/* The one that is being saved while training goes on; what went wrong with it is told here. */
-static fsdp_checkpoint *under_way;
-
+/* What went wrong with the one that is being saved while training goes on is told here. */
 static void settle(struct trainer *trainer) {
-  if (!under_way) return;
-  CHECK(trainer->context, fsdp_wait_checkpoint(under_way));
-  fsdp_destroy_checkpoint(under_way);
-  under_way = NULL;
+  if (!trainer->saving) return;
+  CHECK(trainer->context, fsdp_wait_checkpoint(trainer->saving));
+  fsdp_destroy_checkpoint(trainer->saving);
+  trainer->saving = NULL;
 }
 
 static void save(struct trainer *trainer) {
@@ -83,9 +81,9 @@ static void save(struct trainer *trainer) {
   settings.keep = (uint32_t)options->keep;
   /* What was passed over when this job went on is made anew. */
   if (options->resume) settings.flags = FSDP_SAVE_REPLACE;
-  CHECK(trainer->context, fsdp_begin_checkpoint(trainer->context, options->save, &settings, &under_way));
-  CHECK(trainer->context, fsdp_add_checkpoint_model(under_way, NULL, trainer->model.handle));
-  CHECK(trainer->context, fsdp_commit_checkpoint(under_way));
+  CHECK(trainer->context, fsdp_begin_checkpoint(trainer->context, options->save, &settings, &trainer->saving));
+  CHECK(trainer->context, fsdp_add_checkpoint_model(trainer->saving, NULL, trainer->model.handle));
+  CHECK(trainer->context, fsdp_commit_checkpoint(trainer->saving));
 }
 
 int checkpoint_after_step(struct trainer *trainer, uint64_t done) {

@@ -18,6 +18,7 @@ struct trainer {
   struct workspace workspace;
   struct device_graph *graph; /* of all passes of a step; NULL: not captured */
   fsdp_capture *capture;
+  fsdp_checkpoint *saving; /* a checkpoint on its way, beside training; NULL: none */
   uint64_t first_step; /* that this run makes: not 0 where it goes on from a checkpoint */
 };
 

@@ -123,6 +123,7 @@ void fsdp_destroy_model(fsdp_model *model) {
   const std::lock_guard lock(impl->mutex);
   impl->ended = true;
   for (fsdp_group *group : impl->groups) in_child ? forget(group) : void(remove(group));
+  if (!in_child) impl->context().release_saved_models();
 }
 
 fsdp_status fsdp_set_schedule(fsdp_model *model, fsdp_schedule_kind kind, const fsdp_schedule_options *options) {

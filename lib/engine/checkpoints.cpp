@@ -136,6 +136,7 @@ void Checkpoints::await_copied() {
     }
   }
   save_.reset();
+  runtime_.context.release_saved_models();
 }
 
 // ---- load ----

@@ -213,6 +213,12 @@ void Context::close() {
   require_world("fsdp_close_context");
   if (closed_)
     fail(FSDP_INVALID_STATE, "fsdp_close_context: rank {} has closed this context before; destroy it", rank_);
+  // First: it may be all that keeps a model.
+  const auto unsaved = catch_error([&] {
+    if (const auto saving = this->saving()) saving->wait("fsdp_close_context");
+  });
+  if (unsaved && unsaved->status == FSDP_INTERRUPTED) throw *unsaved;
+  if (unsaved) log(FSDP_LOG_WARNING, format_text("rank {}: a checkpoint has failed: {}", rank_, unsaved->message));
   const auto find = [this](std::string (OpenModel::*question)() const) {
     const std::lock_guard lock(mutex_);  // a model may be destroyed by another thread now
     for (const OpenModel *model : models_)
@@ -227,10 +233,6 @@ void Context::close() {
          "publish, "
          "or with fsdp_discard_step",
          rank_, unfinished);
-  const auto unsaved = catch_error([&] {
-    if (const auto saving = this->saving()) saving->wait("fsdp_close_context");
-  });
-  if (unsaved && unsaved->status == FSDP_INTERRUPTED) throw *unsaved;
   failure_.check();
   uint8_t here = 1;
   std::vector<uint8_t> all(world_size_);

@@ -115,6 +115,8 @@ class Context {
   void set_saving(std::shared_ptr<Saving> saving);
   void forget_saving(const Saving *saving) noexcept;
   void await_saving();
+  // What it has copied it needs no more. Any thread.
+  void release_saved_models();
   void require_world(const char *call) const;
   // Collective over the ranks.
   std::unique_ptr<comm::Team> create_team(std::span<const uint32_t> ranks, const std::string &what);

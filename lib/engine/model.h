@@ -33,7 +33,11 @@ class Model : public OpenModel {
   Reducer &reducer(const char *call) { return parts(call).reducer; }
   Optimizer &optimizer(const char *call) { return parts(call).optimizer; }
   Params &params(const char *call) { return parts(call).params; }
-  Checkpoints &checkpoints(const char *call) { return parts(call).checkpoints; }
+  Checkpoints &checkpoints(const char *call) {
+    SealedParts &sealed = parts(call);
+    sealed.graphs.require_no_replay(call);
+    return sealed.checkpoints;
+  }
   Graphs &graphs(const char *call) { return parts(call).graphs; }
   // These also while a replay is prepared.
   Runtime &runtime(const char *call);

@@ -85,9 +85,14 @@ void Saving::wait(const char *call) {
   if (!save_)
     fail(FSDP_INVALID_STATE, "{}: this checkpoint was not committed; call fsdp_commit_checkpoint first", call);
   const trace::Span span(context_.timeline(), trace::EventKind::wait, "wait for a checkpoint");
-  while (!save_->progress().ended) {
-    context_.waiter().poll();
-    save_->await_end(poll_period);
+  try {
+    while (!save_->progress().ended) {
+      context_.waiter().poll();
+      save_->await_end(poll_period);
+    }
+  } catch (Error &error) {  // the wait ends, and nothing else
+    error.ends_context = error.status != FSDP_INTERRUPTED;
+    throw;
   }
   end();
   const checkpoint::SaveResult result = save_->result();
@@ -95,10 +100,16 @@ void Saving::wait(const char *call) {
     context_.log(FSDP_LOG_WARNING, "a checkpoint: " + result.warning);
 }
 
-// The models may go: nothing of them is read any more.
 void Saving::end() {
-  models_.clear();
+  release_models();
   context_.forget_saving(this);
+}
+
+// They may go when nothing of them is read any more.
+void Saving::release_models() {
+  std::vector<NamedModel> last;  // end outside the lock
+  const std::lock_guard lock(mutex_);
+  if (save_ && save_->progress().packed) last.swap(models_);
 }
 
 Saving::SavingProgress Saving::progress() const {
@@ -127,9 +138,13 @@ std::shared_ptr<Saving> Context::saving() const {
   return saving_;
 }
 
+void Context::release_saved_models() {
+  if (const auto saving = this->saving()) saving->release_models();
+}
+
 void Context::set_saving(std::shared_ptr<Saving> saving) {
   const std::lock_guard lock(mutex_);
-  saving_ = std::move(saving);
+  saving_.swap(saving);  // the one before ends outside the lock
 }
 
 void Context::forget_saving(const Saving *saving) noexcept {
@@ -143,8 +158,9 @@ void Context::await_saving() {
   const auto saving = this->saving();
   if (!saving) return;
   const auto error = catch_error([&] { saving->wait("a checkpoint that was committed before"); });
-  waiter_.poll();
   failure_.check();
+  if (error && error->status == FSDP_INTERRUPTED) throw *error;
+  if (error) log(FSDP_LOG_WARNING, format_text("rank {}: the checkpoint before has failed: {}", rank_, error->message));
 }
 
 // Its models may be all that keeps the context.

@@ -46,6 +46,7 @@ class Saving {
   SavingProgress progress() const;
   void give_up(fsdp_status status, const char *why) noexcept;
   bool under_way() const noexcept;
+  void release_models();
 
  private:
   struct NamedModel {
@@ -64,7 +65,7 @@ class Saving {
   mutable std::mutex mutex_;
   std::shared_ptr<checkpoint::Save> save_;  // once it is committed
   uint64_t step_ = 0;
-  bool told_ = false;                       // the first rank's warning
+  bool told_ = false;  // the first rank's warning
 };
 
 }  // namespace fsdp::engine

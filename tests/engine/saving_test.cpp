@@ -299,6 +299,125 @@ TEST_F(Saving, NamesAreUnique) {
   EXPECT_TRUE(names().empty());
 }
 
+// A parameter that is called like a state of another, of the same shape and type: one of them would be lost.
+TEST_F(Saving, AParameterIsNoStateOfAnother) {
+  Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
+  setup.groups = equal_groups(1, 4, 4);
+  setup.groups[0].params.resize(1);
+  setup.groups[0].params.push_back(setup.groups[0].params[0]);
+  setup.groups[0].params[1].name = "state." + setup.groups[0].params[0].name + ".exp_avg";
+  run(setup, [&](Rank &rank) {
+    rank.load();
+    require_error(fsdp_save(rank.model, path.c_str(), nullptr), FSDP_INVALID_ARGUMENT, {"is not unique"});
+    clean_step(rank, 0);
+  });
+  EXPECT_TRUE(names().empty());
+}
+
+// What is there and no checkpoint is not replaced, whatever it is called.
+TEST_F(Saving, NothingElseIsReplaced) {
+  const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
+  fs::create_directory(path + "/step-0000000000");
+  std::ofstream(path + "/step-0000000000/thesis.tex") << "x";
+  run(setup, [&](Rank &rank) {
+    rank.load();
+    fsdp_save_options options = FSDP_SAVE_OPTIONS_INIT;
+    options.flags = FSDP_SAVE_REPLACE;
+    require_error(fsdp_save(rank.model, path.c_str(), &options), FSDP_INVALID_STATE, {"it is no checkpoint"});
+  });
+  EXPECT_TRUE(fs::exists(path + "/step-0000000000/thesis.tex"));
+}
+
+// Ranks that give a model, or bytes, other names would each save what the other does not.
+TEST_F(Saving, OfRanksThatDifferIsRefusedOnAll) {
+  const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
+  run(setup, [&](Rank &rank) {
+    rank.load();
+    {
+      Handle checkpoint;
+      begin(rank, path, checkpoint, rank.rank ? "a" : "b");
+      require_error(fsdp_commit_checkpoint(checkpoint.handle), FSDP_MISMATCH, {"model \"a\"", "model \"b\""});
+    }
+    Handle checkpoint;
+    begin(rank, path, checkpoint);
+    FSDP(
+        fsdp_add_checkpoint_bytes(checkpoint.handle, "rng", "x", 1, rank.rank ? FSDP_BYTES_PER_RANK : FSDP_BYTES_ONCE));
+    require_error(fsdp_commit_checkpoint(checkpoint.handle), FSDP_MISMATCH, {"\"rng\" of each rank"});
+  });
+  EXPECT_TRUE(names().empty());
+}
+
+// A model of some of the ranks, which one of them does not add: its rows would be missing.
+TEST_F(Saving, OfAModelThatARankOfItsMeshLacksIsRefused) {
+  const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
+  for (const uint32_t lacks : {0u, 1u}) {
+    run(setup, [&](Rank &rank) {
+      rank.load();
+      Handle checkpoint;
+      begin(rank, path, checkpoint, "all");
+      std::optional<Rank> experts;
+      const uint32_t ranks[] = {0, 1};
+      Scenario own = setup;
+      own.groups = equal_groups(1, 6, 4);
+      for (ParamDef &param : own.groups[0].params) param.name = "expert." + param.name;
+      own.mesh.ranks = ranks, own.mesh.rank_count = 2, own.mesh.shard_size = 2;
+      if (rank.rank < 2) {
+        experts.emplace(rank.context, own);
+        experts->load();
+        if (rank.rank != lacks) FSDP(fsdp_add_checkpoint_model(checkpoint.handle, "experts", experts->model));
+      }
+      require_error(fsdp_commit_checkpoint(checkpoint.handle), FSDP_MISMATCH,
+                    {"\"experts\" of ranks 0, 1", lacks ? "of ranks 0 alone" : "of ranks 1 alone",
+                     "added on all ranks of its mesh"});
+      experts.reset();
+    });
+    EXPECT_TRUE(names().empty());
+  }
+}
+
+// The first rank begins another save, of some of the ranks, as soon as this one has ended: the others learn its end.
+TEST_F(Saving, OfSomeRanksFollowsOneOfAll) {
+  const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 4);
+  run(setup, [&](Rank &rank) {
+    rank.load();
+    std::optional<Rank> experts;
+    const uint32_t ranks[] = {0, 1};
+    Scenario own = setup;
+    own.mesh.ranks = ranks, own.mesh.rank_count = 2, own.mesh.shard_size = 2;
+    if (rank.rank < 2) {
+      experts.emplace(rank.context, own);
+      experts->load();
+    }
+    for (uint64_t step = 1; step <= 20; ++step) {
+      fsdp_save_options options = FSDP_SAVE_OPTIONS_INIT;
+      options.step = step;
+      FSDP(fsdp_save(rank.model, (path + "/all").c_str(), &options));
+      if (experts) FSDP(fsdp_save(experts->model, (path + "/experts").c_str(), &options));
+    }
+    experts.reset();
+  });
+}
+
+// A wait that was interrupted may be repeated, and the job lives on.
+TEST_F(Saving, AWaitMayBeInterruptedAndRepeated) {
+  Scenario setup = large();
+  int32_t flag = 0;
+  setup.context.interrupted_flag = &flag;
+  run(setup, [&](Rank &rank) {
+    rank.load();
+    Handle checkpoint;
+    const FaultScope slow({SystemFault::Way::waits, -1, 50, "pwrite"});
+    begin(rank, path, checkpoint);
+    FSDP(fsdp_commit_checkpoint(checkpoint.handle));
+    flag = 1;
+    require_error(fsdp_wait_checkpoint(checkpoint.handle), FSDP_INTERRUPTED, {"interrupted"});
+    flag = 0;
+    FSDP(fsdp_wait_checkpoint(checkpoint.handle));
+    clean_step(rank, 0);
+  });
+  EXPECT_EQ(names(), std::vector<std::string>{"step-0000000000"});
+}
+
 // The disk of one rank is full: all ranks are told which, training goes on, and the next save is well.
 TEST_F(Saving, ThatFailsIsToldByItsWait) {
   const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
@@ -427,8 +546,7 @@ TEST_F(Saving, IsRefusedAtTheWrongTimeOrWithWrongArguments) {
     Handle opened;
     EXPECT_FAILS(FSDP_SYSTEM, fsdp_open_checkpoint(rank.context, (path + "/no").c_str(), &opened.handle), "/no");
     fs::create_directory(path + "/none");
-    EXPECT_FAILS(FSDP_INVALID_ARGUMENT,
-                 fsdp_open_checkpoint(rank.context, (path + "/none").c_str(), &opened.handle),
+    EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_open_checkpoint(rank.context, (path + "/none").c_str(), &opened.handle),
                  "there is no checkpoint in this folder");
     FSDP(fsdp_open_checkpoint(rank.context, path.c_str(), &opened.handle));
     EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_commit_checkpoint(opened.handle), "was opened to be read");

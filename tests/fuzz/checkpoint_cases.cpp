@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 #include <string>
 
@@ -128,7 +129,28 @@ fsdp_status load_checkpoint_model(Rank &rank) {
       fsdp_load_checkpoint_model(rank.checkpoint(), entry_name(rank), rank.model(), input.pointer(), loaded.pointer()));
 }
 
+// Bytes that can be read: saved and opened for that.
+fsdp_status read_saved_bytes(Rank &rank) {
+  static constexpr char data[] = "bytes";
+  fsdp_save_options options = FSDP_SAVE_OPTIONS_INIT;
+  options.flags = FSDP_SAVE_REPLACE;
+  fsdp_checkpoint *checkpoint = nullptr;
+  uint64_t size = buffer_bytes;
+  fsdp_status status = fsdp_begin_checkpoint(rank.context(), "fuzz-checkpoints", &options, &checkpoint);
+  if (!status) status = fsdp_add_checkpoint_bytes(checkpoint, "a", data, sizeof data, FSDP_BYTES_ONCE);
+  if (!status) status = fsdp_commit_checkpoint(checkpoint);
+  if (!status) status = fsdp_wait_checkpoint(checkpoint);
+  fsdp_destroy_checkpoint(checkpoint);
+  checkpoint = nullptr;
+  if (!status) status = fsdp_open_checkpoint(rank.context(), "fuzz-checkpoints", &checkpoint);
+  if (!status) status = fsdp_read_checkpoint_bytes(checkpoint, "a", rank.buffer, &size);
+  if (!status) require(size == sizeof data && !std::memcmp(rank.buffer, data, size), "other bytes than were saved");
+  fsdp_destroy_checkpoint(checkpoint);
+  return status;
+}
+
 fsdp_status read_checkpoint_bytes(Rank &rank) {
+  if (rank.alone && rank.random.one_in(8)) return read_saved_bytes(rank);
   uint64_t size = rank.wild() ? rank.random.below(buffer_bytes) : buffer_bytes;
   return fsdp_read_checkpoint_bytes(rank.checkpoint(), entry_name(rank), rank.or_null(rank.buffer),
                                     rank.or_null(&size));

@@ -52,7 +52,8 @@ void NewCheckpoint::make_named() {
     fd_ = open_folder(folder_.fd(), name_, shown);
     owner_ = make_owner(fd_.get(), named_owner(id_), shown);
   } catch (...) {
-    clear(name_);
+    // It may be another job's by now: what is not empty is left.
+    ::unlinkat(folder_.fd(), name_.c_str(), AT_REMOVEDIR);
     throw;
   }
 }

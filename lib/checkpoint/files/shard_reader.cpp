@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/files/shard_reader.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <array>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <optional>
 
 #include "base/json.h"
+#include "base/library_thread.h"
 #include "checkpoint/format/json_document.h"
 #include "checkpoint/format/shard_file.h"
 
@@ -49,11 +56,15 @@ void ShardReader::refuse_block(const ByteRange &block) const {
 // At most a chunk, from the beginning of a block to the end of one.
 std::span<const std::byte> ShardReader::read_blocks(const ByteRange &range, std::span<std::byte> buffer) const {
   const auto bytes = file_.read(header_.data_offset + range.begin, range.end - range.begin, buffer);
+  check_sums(range, bytes);
+  return bytes;
+}
+
+void ShardReader::check_sums(const ByteRange &range, std::span<const std::byte> bytes) const {
   for (uint64_t at = range.begin; !sums_.empty() && at < range.end; at += block_bytes) {
     const uint64_t end = std::min(at + block_bytes, range.end);
     if (sum_of(bytes.subspan(at - range.begin, end - at)) != sums_[at / block_bytes]) refuse_block({at, end});
   }
-  return bytes;
 }
 
 uint64_t ShardReader::verify(std::span<std::byte> buffer, const std::function<void(const Error &)> &damaged,
@@ -83,35 +94,100 @@ void ShardReader::verify_chunk(const ByteRange &chunk, std::span<std::byte> buff
     }
 }
 
-// Reads on as runs, which come in the file's order, ask for it.
-class ShardReader::Chunk {
+// Chunks in the file's order, as runs ask for them. A thread reads the next one into the other half of the buffer while
+// the caller verifies and takes one: the disk and the processor work at once.
+class ShardReader::ReadAhead {
  public:
-  Chunk(const ShardReader &reader, const WantedRuns &runs, std::span<std::byte> buffer)
-      : reader_(reader), buffer_(buffer), ranges_(blocks_of(runs, block_bytes, reader.header_.data_bytes())) {}
+  ReadAhead(const ShardReader &reader, const WantedRuns &runs, std::span<std::byte> buffer)
+      : reader_(reader), buffer_(buffer) {
+    for (const ByteRange &range : blocks_of(runs, block_bytes, reader.header_.data_bytes()))
+      for (uint64_t at = range.begin; at < range.end; at += chunk_bytes)
+        chunks_.push_back({at, std::min(at + chunk_bytes, range.end)});
+    if (chunks_.size() < 2) return;
+    thread_ = LibraryThread{"fsdp-load", "a load"}.start(run, this);
+  }
+  ~ReadAhead() {
+    if (!thread_) return;
+    {
+      const std::lock_guard lock(mutex_);
+      taken_ = chunks_.size() + 1;  // there is room for all, and the thread ends
+      ends_ = true;
+    }
+    changed_.notify_all();
+    pthread_join(*thread_, nullptr);
+  }
+  ReadAhead(const ReadAhead &) = delete;
+  ReadAhead &operator=(const ReadAhead &) = delete;
 
   // From `at` on, up to `end` or the end of what is read at once.
   std::span<const std::byte> get(uint64_t at, uint64_t end) {
-    if (at >= now_.end) move_to(at);
+    while (at >= now_.end) move_on();
     return bytes_.subspan(at - now_.begin, std::min(end, now_.end) - at);
   }
   uint64_t bytes_read() const { return bytes_read_; }
 
  private:
-  void move_to(uint64_t at) {
-    while (ranges_[next_].end <= at) ++next_;
-    const uint64_t begin = std::max(ranges_[next_].begin, at / block_bytes * block_bytes);
-    now_ = {begin, std::min(begin + chunk_bytes, ranges_[next_].end)};
-    bytes_ = reader_.read_blocks(now_, buffer_);
+  std::span<const std::byte> read(size_t number) const {
+    const ByteRange &chunk = chunks_[number];
+    return reader_.file_.read(reader_.header_.data_offset + chunk.begin, chunk.end - chunk.begin,
+                              buffer_.subspan(number % 2 * half_bytes, half_bytes));
+  }
+  static void *run(void *self) {
+    static_cast<ReadAhead *>(self)->read_all();
+    return nullptr;
+  }
+  // At most one chunk ahead of the one that the caller has.
+  void read_all() noexcept {
+    for (size_t number = 0; number < chunks_.size(); ++number) {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return number <= taken_; });
+      if (ends_) return;
+      lock.unlock();
+      std::span<const std::byte> bytes;
+      std::exception_ptr failure;
+      try {
+        bytes = read(number);
+      } catch (...) {
+        failure = std::current_exception();
+      }
+      lock.lock();
+      halves_[number % 2] = bytes, failure_ = failure, read_ = number + 1;
+      changed_.notify_all();
+      if (failure) return;
+    }
+  }
+  void move_on() {
+    const size_t number = next_++;
+    now_ = chunks_[number];
+    if (thread_) {
+      std::unique_lock lock(mutex_);
+      taken_ = number;  // the caller is through with what was before
+      changed_.notify_all();
+      changed_.wait(lock, [&] { return read_ > number || failure_; });
+      if (read_ <= number || (failure_ && read_ == number + 1)) std::rethrow_exception(failure_);
+      bytes_ = halves_[number % 2];
+    } else {
+      bytes_ = read(number);
+    }
+    reader_.check_sums(now_, bytes_);
     bytes_read_ += bytes_.size();
   }
 
   const ShardReader &reader_;
   std::span<std::byte> buffer_;
-  std::vector<ByteRange> ranges_;
+  std::vector<ByteRange> chunks_;
   size_t next_ = 0;
   ByteRange now_{0, 0};
   std::span<const std::byte> bytes_;
   uint64_t bytes_read_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  size_t taken_ = 0, read_ = 0;  // the caller has the chunk of this number; so many have been read
+  std::array<std::span<const std::byte>, 2> halves_;
+  std::exception_ptr failure_;
+  bool ends_ = false;
+  std::optional<pthread_t> thread_;
 };
 
 void ShardReader::check_has(const WantedBox &wanted) const {
@@ -140,7 +216,7 @@ ShardReader::Counts ShardReader::read(std::span<const WantedBox> wanted, std::sp
   for (const WantedBox &box : wanted) check_has(box);
   const WantedRuns runs(header_, offsets_, wanted);
   check_order(runs);
-  Chunk chunk(*this, runs, buffer);
+  ReadAhead chunk(*this, runs, buffer);
   runs.for_each([&](const WantedRun &run) {
     const uint32_t element = header_.tensors[wanted[run.wanted].tensor].type->bits / 8;
     std::array<std::byte, 8> cut;

@@ -25,9 +25,10 @@ using TakeElements = std::function<void(uint32_t wanted, uint64_t to, std::span<
 class ShardReader {
  public:
   // Blocks that are read at once.
-  static constexpr uint64_t chunk_bytes = 8 * block_bytes;
-  // Memory that read() needs.
-  static constexpr uint64_t buffer_bytes = chunk_bytes + 2 * io_alignment;
+  static constexpr uint64_t chunk_bytes = 4 * block_bytes;
+  // Memory that read() needs: the next chunk is read while one is taken.
+  static constexpr uint64_t half_bytes = chunk_bytes + 2 * io_alignment;
+  static constexpr uint64_t buffer_bytes = 2 * half_bytes;
 
   // Reads and checks the header. INVALID_ARGUMENT, naming the file, where it is damaged.
   ShardReader(int folder, const std::string &name, std::string shown);
@@ -55,9 +56,10 @@ class ShardReader {
                   const std::function<void(uint64_t bytes)> &passed = {}) const;
 
  private:
-  class Chunk;
+  class ReadAhead;
   void verify_chunk(const ByteRange &chunk, std::span<std::byte> buffer,
                     const std::function<void(const Error &)> &damaged) const;
+  void check_sums(const ByteRange &range, std::span<const std::byte> bytes) const;
   std::span<const std::byte> read_blocks(const ByteRange &range, std::span<std::byte> buffer) const;
   [[noreturn]] void refuse_block(const ByteRange &block) const;
   void check_order(const WantedRuns &runs) const;

@@ -6,12 +6,14 @@
 #include <set>
 
 #include "base/json.h"
+#include "checkpoint/format/block_sums.h"
 #include "checkpoint/format/file_name.h"
 #include "checkpoint/format/json_document.h"
 
 namespace fsdp::checkpoint {
 namespace {
 
+constexpr std::string_view sum_name = ",\n\"sum\":\"";  // of all that stands before it
 constexpr const char *format_name = "libfsdp checkpoint";
 constexpr size_t cut_numbers = 3;
 constexpr size_t most_parts = 4096;  // they are compared in pairs
@@ -233,7 +235,8 @@ std::string write_manifest(const Manifest &manifest) {
   text += ",\n\"keys\":{";
   for (const auto &[key, value] : manifest.keys)
     text += format_text("{}{}:{}", text.ends_with('{') ? "" : ",", quote_json(key), quote_json(value));
-  return text + "}}\n";
+  text += "}";
+  return text + std::string(sum_name) + long_sum_of(text) + "\"}\n";
 }
 
 Manifest parse_manifest(std::string_view text, std::string_view file) {
@@ -243,7 +246,11 @@ Manifest parse_manifest(std::string_view text, std::string_view file) {
   if (const uint64_t version = value["version"].unsigned_number(); version != manifest_version)
     fail(FSDP_UNSUPPORTED, "{}: it is of version {} of the format; this release reads version {}", file, version,
          manifest_version);
-  return parse_document(value);
+  Manifest manifest = parse_document(value);
+  const size_t end = text.rfind(sum_name);
+  const std::string &sum = value["sum"].text();
+  value["sum"].require(end != text.npos && sum == long_sum_of(text.substr(0, end)), "the sum of what stands before it");
+  return manifest;
 }
 
 }  // namespace fsdp::checkpoint

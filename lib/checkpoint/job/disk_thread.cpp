@@ -43,10 +43,12 @@ void DiskThread::serve(DiskWork &state) {
   while (true) {
     state.changed.wait(lock, [&] { return state.work || state.ends; });
     if (!state.work) break;
+    const std::function<void(SaveFolder &)> work = std::move(state.work);  // its own: nobody takes it away meanwhile
+    state.work = nullptr;
     lock.unlock();
     std::optional<Error> failure;
     try {
-      state.work(*state.folder);
+      work(*state.folder);
     } catch (const Error &error) {
       failure = error;
     } catch (const std::exception &) {
@@ -54,7 +56,7 @@ void DiskThread::serve(DiskWork &state) {
     }
     lock.lock();
     state.failure = std::move(failure);
-    state.work = nullptr;
+    state.busy = false;
     state.changed.notify_all();
   }
   state.ended = true;
@@ -64,17 +66,18 @@ void DiskThread::serve(DiskWork &state) {
 void DiskThread::begin(std::function<void(SaveFolder &)> work) {
   const std::lock_guard lock(state_->mutex);
   state_->work = std::move(work);
+  state_->busy = true;
   state_->changed.notify_all();
 }
 
 bool DiskThread::idle() const {
   const std::lock_guard lock(state_->mutex);
-  return !state_->work;
+  return !state_->busy;
 }
 
 void DiskThread::await_idle(std::chrono::milliseconds longest) const {
   std::unique_lock lock(state_->mutex);
-  state_->changed.wait_for(lock, longest, [&] { return !state_->work; });
+  state_->changed.wait_for(lock, longest, [&] { return !state_->busy; });
 }
 
 void DiskThread::result() const {

@@ -48,7 +48,8 @@ class DiskThread {
     std::shared_ptr<ShardWriter> writer;
     mutable std::mutex mutex;
     mutable std::condition_variable changed;
-    std::function<void(SaveFolder &)> work;  // that is to be done, or is under way
+    std::function<void(SaveFolder &)> work;  // that is to be done
+    bool busy = false;                       // there is work, or it is under way
     std::optional<Error> failure;            // of the last one
     bool ends = false, ended = false;
   };

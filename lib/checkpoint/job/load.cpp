@@ -93,6 +93,11 @@ void Loading::list_candidates() {
     throw;
   }
   candidates_ = list_checkpoints(*folder_, result_.passed_over);
+  if (!candidates_.empty() && !options_.fall_back && !result_.passed_over.empty())
+    fail(FSDP_INVALID_ARGUMENT,
+         "{}: it may be the newest that is damaged: {}; remove it, or allow FSDP_LOAD_FALLBACK, or name the checkpoint "
+         "to be loaded",
+         path_, fmt::join(result_.passed_over, "; "));
   if (!candidates_.empty() || (options_.if_any && result_.passed_over.empty())) return;
   fail(FSDP_INVALID_ARGUMENT, "{}: there is no checkpoint in this folder{}{}", path_,
        result_.passed_over.empty() ? "" : "; of what is there ", fmt::join(result_.passed_over, "; "));

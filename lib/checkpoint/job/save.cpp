@@ -29,7 +29,7 @@ struct Beginning {
 class Beginner {
  public:
   Beginner(const SaveRanks &ranks, const SaveOrder &order, SaveTask &task)
-      : team_(ranks.team), waiter_(ranks.waiter), order_(order), task_(task) {
+      : team_(ranks.team), world_(ranks.world), waiter_(ranks.waiter), order_(order), task_(task) {
     for (uint32_t place = 0; place < team_.size(); ++place) places_[team_.world_rank(place)] = place;
   }
 
@@ -47,6 +47,9 @@ class Beginner {
   std::string said() const;
   std::string given_name() const { return order_.choice.commit_manifest ? task_.name : ""; }
   void check_ranks(const SavedModel &model) const;
+  void check_free(const Folder &folder) const;
+  void poll() const;
+  std::chrono::milliseconds patience() const;
   void make_folder();
   void see_folder();
   void describe();
@@ -56,6 +59,7 @@ class Beginner {
   void add_bytes(std::vector<ShardTensor> &tensors, std::vector<ReadRows> &rows) const;
 
   comm::Team &team_;
+  comm::World &world_;
   const Waiter &waiter_;
   const SaveOrder &order_;
   SaveTask &task_;
@@ -67,9 +71,13 @@ std::string Beginner::said() const {
   std::string models;
   // A model of all ranks is known to be the same on them; others may be several.
   for (const SavedModel &model : order_.models)
-    if (model.ranks.size() == team_.size()) models += format_text(", layout {:016x}", model.described.layout_hash);
-  return format_text("step {}{}, replace {}, commit_manifest {}, keep {}", order_.step, models, order_.choice.replace,
-                     order_.choice.commit_manifest, order_.choice.keep);
+    if (model.ranks.size() == team_.size())
+      models +=
+          format_text(", model {} of layout {:016x}", quote_json(model.described.name), model.described.layout_hash);
+  for (const SavedBytes &some : order_.bytes)
+    models += format_text(", bytes {} {}", quote_json(some.name), some.per_rank ? "of each rank" : "of the first");
+  return format_text("step {}, replace {}, commit_manifest {}, keep {}{}", order_.step, order_.choice.replace,
+                     order_.choice.commit_manifest, order_.choice.keep, models);
 }
 
 void Beginner::check_ranks(const SavedModel &model) const {
@@ -78,6 +86,15 @@ void Beginner::check_ranks(const SavedModel &model) const {
   for (const uint32_t rank : model.ranks)
     if (!places_.contains(rank))
       fail(FSDP_INVALID_ARGUMENT, "the model is also of rank {}, which is not among those that save it", rank);
+}
+
+// Only a checkpoint is replaced, whole or not.
+void Beginner::check_free(const Folder &folder) const {
+  if (!folder.has(task_.name)) return;
+  if (!folder.has(task_.name + "/" + manifest_name))
+    fail(FSDP_INVALID_STATE, "{}: something of that name is there, and it is no checkpoint", folder.shown(task_.name));
+  if (!order_.choice.replace)
+    fail(FSDP_INVALID_STATE, "{}: there is a checkpoint of that name already", folder.shown(task_.name));
 }
 
 void Beginner::make_folder() {
@@ -90,8 +107,7 @@ void Beginner::make_folder() {
     there.folder->remove_leftovers();
     const std::vector<FolderEntry> entries = there.folder->list();
     // The commit would find it, too, after all the writing.
-    if (!order_.choice.replace && !order_.choice.commit_manifest && there.folder->has(task_.name))
-      fail(FSDP_INVALID_STATE, "{}: there is a checkpoint of that name already", there.folder->shown(task_.name));
+    if (!order_.choice.commit_manifest) check_free(*there.folder);
     beginning.sequence =
         entries.empty() ? 1 : checked_add(entries.front().manifest.sequence, 1, "a checkpoint's sequence");
     there.made.emplace(*there.folder, given_name());
@@ -103,6 +119,18 @@ void Beginner::make_folder() {
   task_.manifest.sequence = all[0].sequence;
 }
 
+// The job may be over for a reason of others.
+void Beginner::poll() const {
+  waiter_.poll();
+  world_.check();
+}
+
+// Shorter than others wait for this rank.
+std::chrono::milliseconds Beginner::patience() const {
+  return std::chrono::milliseconds(
+      std::min<uint64_t>(order_.choice.patience_ms, waiter_.timeout_ms() * uint64_t{3} / 4));
+}
+
 // Names come late where another host has made them.
 void Beginner::see_folder() {
   comm::attempt_together(team_, "a save's folder, seen by all", [&] {
@@ -110,16 +138,18 @@ void Beginner::see_folder() {
     SaveFolder &there = *task_.folder;
     const auto start = Clock::now();
     const auto waited = [&] { return Clock::now() - start; };
-    const std::chrono::milliseconds patience(order_.choice.patience_ms);
     while (!there.folder) try {
         there.folder = Folder(order_.folder);
       } catch (const Error &error) {
-        if (error.origin_code != ENOENT || waited() >= patience) throw;
-        waiter_.poll();
+        if (error.origin_code != ENOENT) throw;
+        if (waited() >= patience())
+          fail(FSDP_INVALID_STATE,
+               "{}: the folder is not shared: this rank does not see it, and the first one has made it", order_.folder);
+        poll();
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
       }
     there.made.emplace(
-        *there.folder, task_.id, order_.choice.patience_ms, [&] { waiter_.poll(); }, given_name());
+        *there.folder, task_.id, static_cast<uint32_t>(patience().count()), [&] { poll(); }, given_name());
   });
 }
 
@@ -129,12 +159,15 @@ void Beginner::describe() {
   comm::attempt_together(team_, "a save's description", [&] {
     mine = describe_part(order_.models, order_.bytes, rank(), [&](uint32_t of) { return places_.at(of); });
   });
-  const uint8_t tells = !first() && (!mine.tensors.empty() || !mine.bytes.empty());
+  // Of a model of all ranks the first one knows that they save it.
+  bool of_some = false;
+  for (const SavedModel &model : order_.models) of_some = of_some || model.ranks.size() < team_.size();
+  const uint8_t tells = of_some || (!first() && !mine.bytes.empty());
   std::vector<uint8_t> all(team_.size());
   team_.exchange_fixed(&tells, 1, all.data(), "who describes what is saved");
   std::vector<std::vector<std::byte>> told;
   if (std::ranges::find(all, 1) != all.end()) {
-    const std::string text = tells ? write_manifest(mine) : std::string();
+    const std::string text = write_manifest(mine);
     told = team_.exchange(std::as_bytes(std::span(text)), "what is saved by others than the first rank");
   }
   comm::attempt_together(team_, "a save's manifest", [&] {
@@ -142,9 +175,14 @@ void Beginner::describe() {
     Manifest &whole = task_.manifest;
     whole.step = order_.step, whole.ranks = team_.size(), whole.keys = order_.keys;
     add_part(whole, mine);
-    for (uint32_t r = 1; r < told.size(); ++r)
-      if (const std::string_view text(reinterpret_cast<const char *>(told[r].data()), told[r].size()); !text.empty())
-        add_part(whole, parse_manifest(text, format_text("what rank {} saves", team_.world_rank(r))));
+    std::map<uint32_t, std::map<std::string, std::string>> keys{{rank(), mine.keys}};
+    for (uint32_t r = 1; r < told.size(); ++r) {
+      const std::string_view text(reinterpret_cast<const char *>(told[r].data()), told[r].size());
+      const Manifest part = parse_manifest(text, format_text("what rank {} saves", team_.world_rank(r)));
+      keys[team_.world_rank(r)] = part.keys;
+      add_part(whole, part);
+    }
+    if (!told.empty()) check_members(keys);
     // Nobody could load what it refuses: names that come twice, or parts that are missing.
     parse_manifest(write_manifest(whole), task_.folder->made->shown(manifest_name));
   });

@@ -27,18 +27,11 @@ std::optional<Error> attempt(Body body) {
   return std::nullopt;
 }
 
-// The checkpoint is there: what goes wrong now does not change that, and is told.
-std::string remove_older(const Folder &folder, const SaveChoice &choice) {
-  if (choice.keep == 0) return {};
-  try {
-    const std::vector<FolderEntry> there = folder.list();
-    for (size_t i = choice.keep; i < there.size(); ++i)
-      if (std::ranges::find(choice.spared, there[i].name) == choice.spared.end())
-        choice.commit_manifest ? folder.remove_in_place(there[i].name) : folder.remove(there[i].name);
-  } catch (const std::exception &error) {
-    return error.what();
-  }
-  return {};
+void remove_all_but(const SaveChoice &choice, const Folder &folder) {
+  const std::vector<FolderEntry> there = folder.list();
+  for (size_t i = choice.keep; i < there.size(); ++i)
+    if (std::ranges::find(choice.spared, there[i].name) == choice.spared.end())
+      choice.commit_manifest ? folder.remove_in_place(there[i].name) : folder.remove(there[i].name);
 }
 
 // As every rank reports it.
@@ -81,21 +74,22 @@ Save::Keeper::~Keeper() {
 // ---- for callers ----
 
 SaveProgress Save::Keeper::progress() const noexcept {
+  const std::lock_guard lock(mutex_);
+  if (ended_) return end_;
   SaveProgress progress;
-  progress.ended = ended_.load(std::memory_order_acquire);
-  progress.packed = packed_.load(std::memory_order_acquire);
+  progress.packed = packed_;
   if (writer_) progress.bytes = writer_->bytes_written(), progress.bytes_in_all = writer_->bytes_in_all();
   return progress;
 }
 
 void Save::Keeper::await_packed(std::chrono::milliseconds longest) const {
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, longest, [&] { return packed_.load(); });
+  changed_.wait_for(lock, longest, [&] { return packed_; });
 }
 
 void Save::Keeper::await_end(std::chrono::milliseconds longest) const {
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, longest, [&] { return ended_.load(); });
+  changed_.wait_for(lock, longest, [&] { return ended_; });
 }
 
 SaveResult Save::Keeper::result() const {
@@ -128,6 +122,10 @@ void Save::Keeper::run() noexcept {
     writer_->await_written(patience_);  // nobody hears of it before the file is let go
   }
   if (const auto lost = attempt([&] { failure = first() ? lead(failure) : follow(failure); })) failure = lost;
+  if (first())
+    await_heard();
+  else
+    post(heard_ ? SaveState::heard : SaveState::left);
   finish(std::move(failure));
 }
 
@@ -135,6 +133,8 @@ void Save::Keeper::finish(std::optional<Error> failure) noexcept {
   disk_.reset();
   {
     const std::lock_guard lock(mutex_);
+    end_ = {writer_ ? writer_->bytes_written() : 0, writer_ ? writer_->bytes_in_all() : 0, true, true};
+    writer_.reset();  // and its memory
     failure_ = std::move(failure);
     ended_ = true;
   }
@@ -166,7 +166,6 @@ void Save::Keeper::write() {
     packed_ = true;
   }
   changed_.notify_all();
-  moved_ = Clock::now();
   while (!writer_->is_written()) {
     poll();
     writer_->await_written(look_period);
@@ -218,7 +217,7 @@ void Save::Keeper::look() {
     if (team_.size() > 64 && Clock::now() - looked_at_ranks_ < look_period) return;
     looked_at_ranks_ = Clock::now();
     for (uint32_t place = written_; place < team_.size(); ++place)
-      if (read(place).state == SaveState::failed) fail(FSDP_ABORTED, "another rank's part of this save has failed");
+      if (has_failed(read(place).state)) fail(FSDP_ABORTED, "another rank's part of this save has failed");
   } else if (const SaveState state = read(0).state; state == SaveState::giving_up || state == SaveState::failed) {
     fail(FSDP_ABORTED, "another rank's part of this save has failed");
   }
@@ -241,6 +240,7 @@ std::optional<Error> Save::Keeper::lead(std::optional<Error> failure) {
     failure = attempt([&] { commit(); });
     if (!failure) {
       post(SaveState::committed);
+      remove_older();
       return std::nullopt;
     }
   }
@@ -249,7 +249,7 @@ std::optional<Error> Save::Keeper::lead(std::optional<Error> failure) {
   await_all_let_go();
   failure = find_failure(failure);
   // A disk that does not come back removes it when it does.
-  if (!writer_ || writer_->is_written())
+  if (disk_->idle() && (!writer_ || writer_->is_written()))
     attempt([&] { work_on_disk([](SaveFolder &folder) { folder.made.reset(); }); });
   report_.set(*failure);
   post(SaveState::failed);
@@ -275,10 +275,10 @@ std::optional<Error> Save::Keeper::find_failure(std::optional<Error> failure) co
   const bool others = failure->status == FSDP_ABORTED && !given_up_.failed();
   if (!others) return failure->rank >= 0 ? *failure : of_rank(*failure, team_.world_rank(0));
   for (uint32_t place = 1; place < team_.size(); ++place)
-    if (const SaveReport report = read(place); report.state == SaveState::failed && report.status != FSDP_ABORTED)
+    if (const SaveReport report = read(place); has_failed(report.state) && report.status != FSDP_ABORTED)
       return of_rank(report.error(), team_.world_rank(place));
   for (uint32_t place = 1; place < team_.size(); ++place)
-    if (const SaveReport report = read(place); report.state == SaveState::failed)
+    if (const SaveReport report = read(place); has_failed(report.state))
       return of_rank(report.error(), team_.world_rank(place));
   return failure;
 }
@@ -291,7 +291,7 @@ void Save::Keeper::await_all_let_go() {
       bool all = true;
       for (uint32_t place = 1; place < team_.size() && all; ++place) {
         const SaveState state = read(place).state;
-        all = state == SaveState::written || state == SaveState::failed;
+        all = state == SaveState::written || has_failed(state);
       }
       if (all || Clock::now() - start > (given_up_.failed() ? patience_ : timeout_)) return;
       look_at_job();
@@ -324,19 +324,56 @@ void Save::Keeper::commit() {
     for (const ShardKind kind : {ShardKind::weights, ShardKind::optimizer, ShardKind::bytes}) {
       const ReportedFile &reported = report.files[static_cast<size_t>(kind)];
       if (!reported.bytes) continue;
-      ManifestFile &file = *files.at(saved_file_name(kind, team_.world_rank(place), place));
+      const std::string name = saved_file_name(kind, team_.world_rank(place), place);
+      const auto found = files.find(name);
+      if (found == files.end())
+        fail(FSDP_MISMATCH,
+             "rank {} has written {}, which no rank has told of: a model is to be added on all ranks of its mesh",
+             team_.world_rank(place), name);
+      ManifestFile &file = *found->second;
       file.bytes = reported.bytes;
       file.header_sum.assign(reported.header_sum.data(), reported.header_sum.size());
     }
   }
-  const auto warning = std::make_shared<std::string>();
+  // Something is in every file, or a rank has not written what another has told of it.
+  for (const ManifestFile &file : manifest.files)
+    if (!file.bytes)
+      fail(FSDP_MISMATCH, "no rank has written {}: a model is to be added on all ranks of its mesh", file.name);
   work_on_disk(
-      [text = write_manifest(manifest), name = task_->name, choice = task_->order.choice, warning](SaveFolder &folder) {
+      [text = write_manifest(manifest), name = task_->name, replace = task_->order.choice.replace](SaveFolder &folder) {
         parse_manifest(text, folder.made->shown(manifest_name));
-        folder.made->commit(name, text, choice.replace);
-        *warning = remove_older(*folder.folder, choice);
+        folder.made->commit(name, text, replace);
+        folder.made.reset();  // here, if it has something to remove
       });
-  result_.warning = *warning;
+}
+
+// The checkpoint is there: what goes wrong now does not change that, and is told.
+void Save::Keeper::remove_older() {
+  if (task_->order.choice.keep == 0) return;
+  const auto failed = attempt([&] {
+    work_on_disk([choice = task_->order.choice](SaveFolder &folder) { remove_all_but(choice, *folder.folder); });
+  });
+  if (failed) result_.warning = format_text("older ones could not be removed: {}", failed->message);
+}
+
+// Another save of this rank takes the place of what it shows: all have read how this one has ended. Whoever shows
+// something of another save has.
+void Save::Keeper::await_heard() {
+  const auto start = Clock::now();
+  uint32_t place = 1;
+  attempt([&] {
+    for (pause_ = {}; place < team_.size(); pause()) {
+      for (; place < team_.size(); ++place) {
+        SaveReport report;
+        std::array<std::byte, sizeof report> bytes;
+        if (!world_.read_post(team_.world_rank(place), bytes)) break;
+        std::memcpy(static_cast<void *>(&report), bytes.data(), sizeof report);
+        if (report.save == number_ && report.state != SaveState::heard && report.state != SaveState::left) break;
+      }
+      if (Clock::now() - start > (given_up_.failed() ? patience_ : timeout_)) return;
+      look_at_job();
+    }
+  });
 }
 
 // ---- the others ----
@@ -352,6 +389,7 @@ std::optional<Error> Save::Keeper::follow(std::optional<Error> failure) {
     }
   });
   if (lost) end = await_first(*lost);
+  heard_ = end.has_value();
   if (end) return end->state == SaveState::committed ? std::nullopt : std::optional(end->error());
   if (!failure) report_.set(*lost), post(SaveState::failed);
   if (read(0).state != SaveState::committing) return failure && failure->status != FSDP_ABORTED ? failure : lost;

@@ -5,7 +5,6 @@
 
 #include <pthread.h>
 
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <memory>
@@ -70,6 +69,8 @@ class Save::Keeper {
   void await_all_let_go();
   void work_on_disk(std::function<void(SaveFolder &)> work);
   void commit();
+  void remove_older();
+  void await_heard();
   std::optional<Error> follow(std::optional<Error> failure);
   std::optional<SaveReport> await_first(const Error &lost);
   std::optional<SaveReport> read_end() const noexcept;
@@ -83,6 +84,7 @@ class Save::Keeper {
   std::optional<DiskThread> disk_;
   uint64_t number_ = 0;   // of the save, in reports
   SaveReport report_;     // this rank's
+  bool heard_ = false;    // on the others: how it ended, from the first
   uint32_t written_ = 1;  // on the first rank: so many places have written
   Clock::time_point looked_, looked_at_ranks_, moved_;
   uint64_t moved_bytes_ = 0;
@@ -93,7 +95,8 @@ class Save::Keeper {
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   std::optional<Error> failure_;
-  std::atomic<bool> packed_{false}, ended_{false};
+  bool packed_ = false, ended_ = false;
+  SaveProgress end_;
   pthread_t thread_;
 };
 

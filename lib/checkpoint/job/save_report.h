@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How far a rank is with its part of a save, as it shows that to others while all of them train on.
 //
-//   a rank     writing -> written | failed
+//   a rank     writing -> written | failed -> (the first has said how it ended) heard, or left without that
 //   the first  writing -> (written by all) committing -> committed | failed
 //              writing -> (a rank has failed) giving_up -> failed: by then all have let go of the folder
 #pragma once
@@ -19,7 +19,10 @@
 
 namespace fsdp::checkpoint {
 
-enum class SaveState : uint32_t { none, writing, written, giving_up, committing, committed, failed };
+enum class SaveState : uint32_t { none, writing, written, giving_up, committing, committed, failed, heard, left };
+
+// Of a rank that is not the first.
+constexpr bool has_failed(SaveState state) { return state == SaveState::failed || state == SaveState::left; }
 
 // A file that is on the disk; of no bytes: the rank has none of the kind.
 struct ReportedFile {

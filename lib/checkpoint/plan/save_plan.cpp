@@ -2,6 +2,8 @@
 #include "checkpoint/plan/save_plan.h"
 
 #include <algorithm>
+#include <set>
+#include <string_view>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -58,6 +60,17 @@ void add_tensor(std::vector<ManifestTensor> &tensors, std::map<std::string, size
       there.parts.push_back(std::move(part));
 }
 
+// Of one rank's description: nothing in it is a part of something else in it.
+void require_unique(const Manifest &part) {
+  std::set<std::string_view> names;
+  for (const ManifestTensor &tensor : part.tensors)
+    if (!names.insert(tensor.name).second)
+      fail(FSDP_INVALID_ARGUMENT,
+           "the name {} is not unique: a parameter is called like a state of another one, and a checkpoint has each "
+           "name once",
+           quote_json(tensor.name));
+}
+
 template <class Tensors>
 std::map<std::string, size_t> places_of(const Tensors &tensors) {
   std::map<std::string, size_t> places;
@@ -81,6 +94,8 @@ Manifest describe_part(std::span<const SavedModel> models, std::span<const Saved
                        const std::function<uint32_t(uint32_t)> &place_of) {
   Manifest manifest;
   for (const SavedModel &model : models) {
+    manifest.keys[format_text("{} of ranks {}", quote_json(model.described.name), fmt::join(model.ranks, ", "))] =
+        format_text("{} {:016x}", model.ranks.size(), model.described.layout_hash);
     if (model.rank != 0) continue;
     Manifest part;
     part.models = {model.described};
@@ -102,7 +117,20 @@ Manifest describe_part(std::span<const SavedModel> models, std::span<const Saved
   return manifest;
 }
 
+void check_members(const std::map<uint32_t, std::map<std::string, std::string>> &keys) {
+  std::map<std::pair<std::string, std::string>, std::vector<uint32_t>> members;
+  for (const auto &[rank, said] : keys)
+    for (const auto &one : said) members[one].push_back(rank);
+  for (const auto &[model, ranks] : members)
+    if (model.second.substr(0, model.second.find(' ')) != std::to_string(ranks.size()))
+      fail(FSDP_MISMATCH,
+           "the model {} is in the checkpoint of ranks {} alone; it is to be added on all ranks of its "
+           "mesh, under one name",
+           model.first, fmt::join(ranks, ", "));
+}
+
 void add_part(Manifest &manifest, const Manifest &part) {
+  require_unique(part);
   std::map<std::string, uint32_t> files = numbers_of(manifest.files);
   std::vector<uint32_t> file_numbers, model_numbers;
   for (const ManifestFile &file : part.files) {

@@ -44,9 +44,13 @@ std::string bytes_name(const std::string &name, uint32_t rank);
 std::string saved_file_name(ShardKind kind, uint32_t rank, uint32_t place);
 
 // The part of the manifest that this rank can tell: models whose mesh it leads, and its bytes. Files have no sizes yet.
+// Its keys say which models the rank saves, led by it or not: all ranks of each must say so (check_members).
 // place_of: a rank of the job among those that save.
 Manifest describe_part(std::span<const SavedModel> models, std::span<const SavedBytes> bytes, uint32_t rank,
                        const std::function<uint32_t(uint32_t)> &place_of);
+
+// The keys of all ranks' parts, by rank. MISMATCH: a model that not all ranks of its mesh save.
+void check_members(const std::map<uint32_t, std::map<std::string, std::string>> &keys);
 
 // Adds a part to a manifest: files and models of the same name are one, and so are tensors that are parts of one.
 // INVALID_ARGUMENT: of another shape or type, or of another model.

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Models of bytes that are known, on ranks that share a folder, for the tests of saves and loads by all ranks.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <thread>
+
+#include "../library_threads.h"
+#include "checkpoint/files/folder.h"
+#include "checkpoint/format/block_sums.h"
+#include "checkpoint/job/load.h"
+#include "checkpoint/job/save.h"
+#include "checkpoint/job/save_report.h"
+#include "checkpoint_models.h"
+#include "shm_ranks.h"
+#include "system_faults.h"
+
+namespace fsdp::checkpoint {
+
+namespace fs = std::filesystem;
+using comm::test::Rank;
+using comm::test::require;
+using comm::test::run_threads;
+using fsdp::test::FaultScope;
+using fsdp::test::SystemFault;
+using test::mesh, test::meshes, test::model, test::param;
+
+// What the bytes of a tensor are, in the checkpoint numbered `seed`.
+inline uint64_t first_value(const std::string &name, uint64_t seed) {
+  return std::hash<std::string>()(name) + seed * 0x9E3779B97F4A7C15U;
+}
+inline std::byte value_of(uint64_t first, uint64_t byte) {
+  return static_cast<std::byte>((first + byte * 2654435761U) >> 11);
+}
+
+inline SaveRanks ranks_of(Rank &rank) { return {*rank.team, *rank.world, rank.waiter}; }
+
+// Long campaigns try everything: FSDP_TEST_MANY.
+inline int step_of(int usual) { return std::getenv("FSDP_TEST_MANY") ? 1 : usual; }
+
+// A rank's part of a model: the bytes of what it keeps.
+struct Part {
+  // Few bytes are enough for ranks that have the same ones to share the writing.
+  Part(const memory::ModelSpec &given, uint32_t place)
+      : spec(given), plan(plan_model(spec)), shards(spec, plan, true, 64), rank(place) {
+    for (const KeptTensor &tensor : shards.tensors()) {
+      const RowRange rows = shards.kept_rows(tensor, rank);
+      bytes[tensor.name].resize(rows.count ? *stored_bytes(*tensor.type, ModelShards::box_of(tensor, rows).count())
+                                           : 0);
+    }
+  }
+  template <class Visit>  // (name, first byte in the whole tensor, the bytes here)
+  void for_each_tensor(Visit visit) {
+    for (const KeptTensor &tensor : shards.tensors()) {
+      const RowRange rows = shards.kept_rows(tensor, rank);
+      if (rows.count == 0) continue;
+      const Box kept = ModelShards::box_of(tensor, rows);
+      const RunWalk runs(kept, whole(tensor.global_shape()), kept);
+      const uint64_t element = tensor.type->bits / 8;
+      for (uint64_t i = 0; i < runs.run_count(); ++i)
+        visit(tensor.name, runs[i].from * element,
+              std::span(bytes[tensor.name]).subspan(runs[i].to * element, runs[i].count * element));
+    }
+  }
+  void fill(uint64_t seed) {
+    for_each_tensor([&](const std::string &name, uint64_t begin, std::span<std::byte> here) {
+      const uint64_t first = first_value(name, seed);
+      for (uint64_t i = 0; i < here.size(); ++i) here[i] = value_of(first, begin + i);
+    });
+  }
+  // Empty, or where it is something else.
+  std::string difference(uint64_t seed) {
+    std::string text;
+    for_each_tensor([&](const std::string &name, uint64_t begin, std::span<std::byte> here) {
+      const uint64_t first = first_value(name, seed);
+      for (uint64_t i = 0; i < here.size() && text.empty(); ++i)
+        if (here[i] != value_of(first, begin + i)) text = name + " at byte " + std::to_string(begin + i);
+    });
+    return text;
+  }
+  SaveOrder saved(const std::string &folder, uint64_t step, SaveChoice choice = {}) {
+    SaveOrder order{folder, step};
+    SavedModel model{std::shared_ptr<const ModelShards>(std::shared_ptr<void>(), &shards),
+                     {"", "a test's model", plan.layout_hash},
+                     rank,
+                     {},
+                     [this](const KeptTensor &tensor, uint64_t first, std::span<std::byte> to) {
+                       std::memcpy(to.data(), bytes.at(tensor.name).data() + first, to.size());
+                     }};
+    for (uint32_t r = 0; r < spec.mesh.size(); ++r) model.ranks.push_back(r);
+    order.models.push_back(std::move(model));
+    order.keys = {{"note", "n"}};
+    order.choice = std::move(choice);
+    return order;
+  }
+  LoadedModel loaded() {
+    return {
+        shards, plan.layout_hash, [] {},
+        [this](const KeptTensor &tensor, uint64_t first, const ElementType &type, std::span<const std::byte> elements) {
+          require(type.name == tensor.type->name, "another type");
+          std::memcpy(bytes.at(tensor.name).data() + first * type.bits / 8, elements.data(), elements.size());
+        }};
+  }
+
+  memory::ModelSpec spec;
+  memory::ModelPlan plan;
+  ModelShards shards;
+  uint32_t rank;
+  std::map<std::string, std::vector<std::byte>> bytes;
+};
+
+class CheckpointJob : public testing::Test {
+ protected:
+  CheckpointJob() {
+    std::string name = "/var/tmp/checkpoint-job-XXXXXX";
+    path = ::mkdtemp(name.data());
+  }
+  ~CheckpointJob() override { fs::remove_all(path); }
+
+  static void expect_well(const std::vector<std::string> &problems) {
+    for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
+  }
+  void save_on(const layout::Mesh &on, uint64_t step, uint64_t rows = 37, SaveChoice choice = {}) const {
+    expect_well(run_threads(on.size(), [&](Rank &rank) {
+      Part part(model(on, rows), rank.rank());
+      part.fill(step);
+      const SaveResult result = save(ranks_of(rank), part.saved(path, step, choice));
+      require(result.name == step_name(step), result.name);
+    }));
+  }
+  // The errors of a load on so many ranks; empty texts: it was loaded, and is that of the step.
+  std::vector<std::string> load_on(const layout::Mesh &on, uint64_t step, LoadOptions options = {},
+                                   uint64_t rows = 37) const {
+    return run_threads(on.size(), [&](Rank &rank) {
+      Part part(model(on, rows), rank.rank());
+      const LoadResult result = load(*rank.team, rank.waiter, path, part.loaded(), options);
+      require(result.manifest.step == step, "step " + std::to_string(result.manifest.step));
+      require(part.difference(step).empty(), part.difference(step));
+    });
+  }
+  std::vector<std::string> names() const {
+    std::vector<std::string> all;
+    for (const auto &entry : fs::directory_iterator(path)) all.push_back(entry.path().filename());
+    std::ranges::sort(all);
+    return all;
+  }
+
+  std::string path;
+};
+
+}  // namespace fsdp::checkpoint
