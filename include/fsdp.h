@@ -1320,7 +1320,8 @@ enum {
 
 /**
  * A checkpoint for the folder, nothing of it there yet. options as for fsdp_save; with step 0 it is the highest step of
- * the rank's models: ranks whose models are at different steps give one. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_HANDLE. Since 0.2.
+ * the rank's models: ranks whose models are at different steps give one. Collective: no. Blocks: no. Errors:
+ * INVALID_ARGUMENT, INVALID_HANDLE. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_begin_checkpoint(fsdp_context *context, const char *folder,
                                                        const fsdp_save_options *options, fsdp_checkpoint **checkpoint);

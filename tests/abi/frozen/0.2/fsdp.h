@@ -1187,7 +1187,7 @@ enum {
 typedef struct fsdp_save_options {
   uint64_t struct_size;
   uint64_t step;  /* the checkpoint's; 0: that of AdamW's last step; with FSDP_OPTIMIZER_CALLER that of the checkpoint
-                     which was loaded, plus the number of versions published since; up to 2^53 */
+                     which was loaded, plus the number of updates published since; what was loaded is none; to 2^53 */
   uint32_t keep;  /* of the folder's checkpoints so many of the newest stay, and the one that was loaded; 0: all */
   uint32_t flags; /* FSDP_SAVE_* */
 } fsdp_save_options;
@@ -1320,7 +1320,8 @@ enum {
 
 /**
  * A checkpoint for the folder, nothing of it there yet. options as for fsdp_save; with step 0 it is the highest step of
- * its models. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_HANDLE. Since 0.2.
+ * the rank's models: ranks whose models are at different steps give one. Collective: no. Blocks: no. Errors:
+ * INVALID_ARGUMENT, INVALID_HANDLE. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_begin_checkpoint(fsdp_context *context, const char *folder,
                                                        const fsdp_save_options *options, fsdp_checkpoint **checkpoint);
