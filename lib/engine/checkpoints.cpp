@@ -92,6 +92,7 @@ void Checkpoints::add_to(checkpoint::SaveOrder &order, const std::string &name, 
   runtime_.join_window(caller);
   if (!runtime_.context.on_host()) {
     if (!copies_) copies_ = std::make_unique<CopyStream>(runtime_.context.device());
+    order.piece_bytes = checkpoint::Staging::block_bytes;  // few copies of a device
     caller.record(*copies_->before);
     copies_->stream->wait(*copies_->before);
   }

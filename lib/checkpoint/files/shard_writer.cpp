@@ -26,8 +26,8 @@ void Staging::add(std::span<std::byte> memory, std::shared_ptr<void> owner) {
   owners.push_back(std::move(owner));
 }
 
-ShardWriter::ShardWriter(std::vector<ShardToWrite> shards, Staging staging)
-    : shards_(std::move(shards)), staging_(std::move(staging)), free_(staging_.blocks) {
+ShardWriter::ShardWriter(std::vector<ShardToWrite> shards, Staging staging, uint64_t piece_bytes)
+    : shards_(std::move(shards)), staging_(std::move(staging)), piece_bytes_(piece_bytes), free_(staging_.blocks) {
   for (const ShardToWrite &shard : shards_)
     total_bytes_ += shard.file.header.data_offset + shard.file.header.data_bytes();
 }
@@ -92,9 +92,12 @@ void ShardWriter::pack_shard(size_t number, const std::function<void()> &poll) {
     std::byte *const data = take_free(poll);
     if (!data) return;
     const uint64_t bytes = std::min(Staging::block_bytes, header.data_bytes() - at);
-    fill(shard, at, {data, bytes});
+    for (uint64_t done = 0; done < bytes; done += piece_bytes_) {
+      const std::span<std::byte> piece(data + done, std::min(piece_bytes_, bytes - done));
+      fill(shard, at + done, piece);
+      sums.add(piece);
+    }
     std::memset(data + bytes, 0, round_up(bytes, io_alignment) - bytes);
-    sums.add({data, bytes});
     hand_over({number, header.data_offset + at, bytes, data, {}});
   }
   hand_over({number, 0, 0, nullptr, write_shard_header(header, sums.finish())});

@@ -52,7 +52,7 @@ struct Staging {
   static constexpr size_t least_blocks = 4;
   static constexpr uint64_t least_bytes = least_blocks * block_bytes;
 
-  std::vector<std::byte *> blocks;             // where direct I/O wants them
+  std::vector<std::byte *> blocks;            // where direct I/O wants them
   std::vector<std::shared_ptr<void>> owners;  // keep them
 
   // least_bytes of its own.
@@ -63,8 +63,10 @@ struct Staging {
 
 class ShardWriter {
  public:
-  // shards: at least one.
-  ShardWriter(std::vector<ShardToWrite> shards, Staging staging);
+  // What is copied at once is summed while it is in the cache.
+  static constexpr uint64_t cached_bytes = uint64_t{256} << 10;
+  // shards: at least one. piece_bytes: how much is asked of ReadRows at once.
+  ShardWriter(std::vector<ShardToWrite> shards, Staging staging, uint64_t piece_bytes = cached_bytes);
 
   // Each is the body of a thread, and returns when its work is done or given up. The first error ends both. `poll` is
   // called about every 20 ms while the disk is behind, and throws what ends the packing.
@@ -106,6 +108,7 @@ class ShardWriter {
 
   std::vector<ShardToWrite> shards_;
   Staging staging_;
+  uint64_t piece_bytes_;
   uint64_t total_bytes_ = 0;
   mutable std::mutex mutex_;
   std::condition_variable changed_;

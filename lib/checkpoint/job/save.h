@@ -48,6 +48,7 @@ struct SaveOrder {
   std::map<std::string, std::string> keys = {};  // kept as they are
   SaveChoice choice = {};
   Staging staging = {};  // without blocks it gets its own
+  uint64_t piece_bytes = ShardWriter::cached_bytes;
 };
 
 struct SaveResult {

@@ -54,7 +54,8 @@ Save::Keeper::Keeper(const SaveRanks &ranks, std::unique_ptr<SaveTask> task)
   result_.name = task_->name;
   if (!task_->shards.empty()) {
     if (task_->order.staging.blocks.empty()) task_->order.staging = Staging::allocate();
-    writer_ = std::make_shared<ShardWriter>(std::move(task_->shards), std::move(task_->order.staging));
+    writer_ = std::make_shared<ShardWriter>(std::move(task_->shards), std::move(task_->order.staging),
+                                            task_->order.piece_bytes);
   }
   disk_.emplace(task_->folder, writer_);
   disk_->set_patience(patience_);
