@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoints: a model to a folder, and back.
+#include <algorithm>
 #include <climits>
 #include <cstring>
 
@@ -294,7 +295,7 @@ fsdp_status fsdp_read_checkpoint_bytes(fsdp_checkpoint *checkpoint, const char *
     if (!data) return;
     if (room < size) fail(FSDP_INVALID_ARGUMENT, "{}: data has room for {} bytes, there are {}", call, room, size);
     const std::vector<std::byte> read = checkpoint::read_bytes(opened, bytes, [&] { context.waiter().poll(); });
-    std::memcpy(data, read.data(), read.size());
+    std::ranges::copy(read, static_cast<std::byte *>(data));
   });
 }
 
