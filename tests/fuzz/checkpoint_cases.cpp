@@ -119,7 +119,27 @@ fsdp_status get_checkpoint_status(Rank &rank) {
   return status(fsdp_get_checkpoint_status(rank.checkpoint(), status.pointer()));
 }
 
+// A model that can be loaded: saved and opened for that.
+fsdp_status load_saved_model(Rank &rank) {
+  fsdp_save_options options = FSDP_SAVE_OPTIONS_INIT;
+  options.flags = FSDP_SAVE_REPLACE;
+  fsdp_model *const model = rank.aim.model;
+  fsdp_checkpoint *checkpoint = nullptr;
+  fsdp_status status = fsdp_begin_checkpoint(rank.context(), "fuzz-checkpoints", &options, &checkpoint);
+  if (!status) status = fsdp_add_checkpoint_model(checkpoint, "m", model);
+  if (!status) status = fsdp_commit_checkpoint(checkpoint);
+  if (!status) status = fsdp_wait_checkpoint(checkpoint);
+  fsdp_destroy_checkpoint(checkpoint);
+  checkpoint = nullptr;
+  if (!status) status = fsdp_begin_update(model, nullptr);
+  if (!status) status = fsdp_open_checkpoint(rank.context(), "fuzz-checkpoints", &checkpoint);
+  if (!status) status = fsdp_load_checkpoint_model(checkpoint, "m", model, nullptr, nullptr);
+  fsdp_destroy_checkpoint(checkpoint);
+  return status;
+}
+
 fsdp_status load_checkpoint_model(Rank &rank) {
+  if (rank.alone && rank.random.one_in(2)) return load_saved_model(rank);
   fsdp_load_options options = FSDP_LOAD_OPTIONS_INIT;
   constexpr uint32_t all = FSDP_LOAD_WEIGHTS_ONLY | FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED;
   options.flags = rank.wild() ? rank.flags(all) : FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED;

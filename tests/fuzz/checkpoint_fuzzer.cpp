@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 
 #include "base/error.h"
 #include "checkpoint/format/block_sums.h"
@@ -59,8 +60,10 @@ void read_json(std::string_view json) {
   (void)parse_header(json, length_bytes + json.size() + data_bytes, "fuzzed");
 }
 
+// With the sum that it must end with: no chance finds that.
 void read_manifest(std::string_view text) {
-  const Manifest manifest = parse_manifest(text, "fuzzed");
+  text = text.substr(0, text.find_last_of('}'));
+  const Manifest manifest = parse_manifest(std::string(text) + ",\n\"sum\":\"" + long_sum_of(text) + "\"}\n", "fuzzed");
   require(parse_manifest(write_manifest(manifest), "again") == manifest);
 }
 
