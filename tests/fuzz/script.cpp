@@ -66,6 +66,14 @@ void step(Rank &rank) {
   end_step(rank);
 }
 
+// A checkpoint of its own, from its begin to its end: no other handle is left that a call could take instead.
+void save_beside(Rank &rank) {
+  for (int tries = 0; tries < 16 && rank.any(a_checkpoint); ++tries) call(rank, "fsdp_destroy_checkpoint");
+  for (const char *name : {"fsdp_begin_checkpoint", "fsdp_add_checkpoint_model", "fsdp_commit_checkpoint",
+                           "fsdp_wait_checkpoint", "fsdp_destroy_checkpoint"})
+    call(rank, name);
+}
+
 void load(Rank &rank) {
   static constexpr const char *ways[] = {"fsdp_load_param",        "fsdp_load_param", "fsdp_load_chunk",
                                          "fsdp_load_state",        "fsdp_read_param", "fsdp_read_state",
@@ -110,6 +118,7 @@ void train(Rank &rank) {
       go_on(rank, "fsdp_publish_weights");
     }
     if (rank.random.one_in(6)) go_on(rank, "fsdp_save");
+    if (!rank.plans && rank.random.one_in(4)) save_beside(rank);
   }
 }
 
