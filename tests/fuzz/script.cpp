@@ -69,8 +69,10 @@ void step(Rank &rank) {
 // A checkpoint of its own, from its begin to its end: no other handle is left that a call could take instead.
 void save_beside(Rank &rank) {
   for (int tries = 0; tries < 16 && rank.any(a_checkpoint); ++tries) call(rank, "fsdp_destroy_checkpoint");
-  for (const char *name : {"fsdp_begin_checkpoint", "fsdp_add_checkpoint_model", "fsdp_commit_checkpoint",
-                           "fsdp_wait_checkpoint", "fsdp_destroy_checkpoint"})
+  for (const char *name :
+       {"fsdp_begin_checkpoint", "fsdp_add_checkpoint_model", "fsdp_add_checkpoint_bytes", "fsdp_commit_checkpoint",
+        "fsdp_wait_checkpoint", "fsdp_destroy_checkpoint", "fsdp_open_checkpoint", "fsdp_read_checkpoint_bytes",
+        "fsdp_begin_update", "fsdp_load_checkpoint_model", "fsdp_publish_weights", "fsdp_destroy_checkpoint"})
     call(rank, name);
 }
 
