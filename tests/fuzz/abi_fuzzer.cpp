@@ -18,6 +18,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -117,9 +118,43 @@ void play_one(uint64_t seed, Random &random, uint64_t wildness) {
   play(rank, random);
 }
 
+// A folder with one checkpoint: of a model that no round has, and of some bytes.
+void save_first(const char *folder) {
+  fsdp_context *context = nullptr;
+  fsdp_model *model = nullptr;
+  fsdp_checkpoint *checkpoint = nullptr;
+  const uint64_t shape[] = {3};
+  fsdp_param param = FSDP_PARAM_INIT;
+  param.name = "first";
+  param.shape = shape;
+  param.dimension_count = 1;
+  fsdp_group *group = nullptr;
+  std::filesystem::remove_all(folder);
+  fsdp_status status = fsdp_create_local_contexts(1, nullptr, &context);
+  if (!status) status = fsdp_create_model(context, nullptr, &model);
+  if (!status) status = fsdp_create_group(model, "g", &param, 1, sizeof param, nullptr, &group);
+  if (!status) status = fsdp_seal_model(model);
+  if (!status) status = fsdp_publish_weights(model, nullptr);
+  if (!status) status = fsdp_begin_checkpoint(context, folder, nullptr, &checkpoint);
+  if (!status) status = fsdp_add_checkpoint_model(checkpoint, nullptr, model);
+  if (!status) status = fsdp_add_checkpoint_bytes(checkpoint, "a", "bytes", 5, FSDP_BYTES_ONCE);
+  if (!status) status = fsdp_commit_checkpoint(checkpoint);
+  if (!status) status = fsdp_wait_checkpoint(checkpoint);
+  if (status) give_up(std::string("no first checkpoint: ") + fsdp_get_status_name(status));
+  fsdp_destroy_checkpoint(checkpoint);
+  fsdp_destroy_context(context);
+}
+
+// Every round meets the same files, whatever the ones before it have left.
+void begin_folder() {
+  std::filesystem::remove_all("fuzz-checkpoints");
+  std::filesystem::copy("fuzz-first", "fuzz-checkpoints", std::filesystem::copy_options::recursive);
+}
+
 void play_round(uint64_t seed) {
   static constexpr uint64_t wildnesses[] = {0, 8, 30, 100, 400};
   seed_now = seed;
+  begin_folder();
   Random random(seed);
   const uint64_t wildness = wildnesses[random.below(std::size(wildnesses))];
   if (random.one_in(5))
@@ -228,6 +263,7 @@ int run(int argc, char **argv) {
   const Options options = read(argc, argv);
   for (const Case &known : all_cases()) statuses[known.name];
   mkdir("fuzz-traces", 0777);
+  save_first("fuzz-first");
   const std::jthread watcher(watch);
   const auto start = Clock::now();
   const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };

@@ -96,18 +96,16 @@ fsdp_status open_checkpoint(Rank &rank) {
   });
 }
 
-const char *entry_name(Rank &rank) {
-  static constexpr const char *some[] = {nullptr, "a"};
-  return rank.wild() ? rank.name() : some[rank.random.below(std::size(some))];
-}
+const char *model_name(Rank &rank) { return rank.wild() ? rank.name() : nullptr; }
+const char *bytes_name(Rank &rank) { return rank.wild() ? rank.name() : "a"; }
 
 fsdp_status add_checkpoint_model(Rank &rank) {
-  return fsdp_add_checkpoint_model(rank.checkpoint(), entry_name(rank), rank.model());
+  return fsdp_add_checkpoint_model(rank.checkpoint(), model_name(rank), rank.model());
 }
 
 fsdp_status add_checkpoint_bytes(Rank &rank) {
   const uint64_t size = rank.random.below(256);
-  return fsdp_add_checkpoint_bytes(rank.checkpoint(), entry_name(rank), rank.or_null(rank.buffer), size,
+  return fsdp_add_checkpoint_bytes(rank.checkpoint(), bytes_name(rank), rank.or_null(rank.buffer), size,
                                    rank.choice(FSDP_BYTES_PER_RANK));
 }
 
@@ -146,7 +144,7 @@ fsdp_status load_checkpoint_model(Rank &rank) {
   const Input<fsdp_load_options> input(rank, options);
   Output<fsdp_loaded> loaded(rank);
   return loaded(
-      fsdp_load_checkpoint_model(rank.checkpoint(), entry_name(rank), rank.model(), input.pointer(), loaded.pointer()));
+      fsdp_load_checkpoint_model(rank.checkpoint(), model_name(rank), rank.model(), input.pointer(), loaded.pointer()));
 }
 
 // Bytes that can be read: saved and opened for that.
@@ -172,7 +170,7 @@ fsdp_status read_saved_bytes(Rank &rank) {
 fsdp_status read_checkpoint_bytes(Rank &rank) {
   if (rank.alone && rank.random.one_in(8)) return read_saved_bytes(rank);
   uint64_t size = rank.wild() ? rank.random.below(buffer_bytes) : buffer_bytes;
-  return fsdp_read_checkpoint_bytes(rank.checkpoint(), entry_name(rank), rank.or_null(rank.buffer),
+  return fsdp_read_checkpoint_bytes(rank.checkpoint(), bytes_name(rank), rank.or_null(rank.buffer),
                                     rank.or_null(&size));
 }
 
