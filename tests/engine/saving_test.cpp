@@ -1,58 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoints that are saved while training goes on, of several models and of the caller's bytes, over disks that are
 // slow or fail.
-#include <gtest/gtest.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <cstdlib>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <map>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "../unit/system_faults.h"
-#include "device.h"
-#include "harness.h"
-#include "misuse.h"
+#include "checkpoint_folder.h"
 
 using namespace harness;
 
 namespace {
 
-namespace fs = std::filesystem;
 using fsdp::test::FaultScope;
 using fsdp::test::SystemFault;
 
-class Saving : public testing::Test {
- protected:
-  Saving() {
-    std::string name = "/var/tmp/saving-XXXXXX";
-    path = ::mkdtemp(name.data());
-  }
-  ~Saving() override { fs::remove_all(path); }
-
-  std::vector<std::string> names() const {
-    std::vector<std::string> all;
-    for (const auto &entry : fs::directory_iterator(path)) all.push_back(entry.path().filename());
-    std::sort(all.begin(), all.end());
-    return all;
-  }
-  std::map<std::string, std::string> files(const std::string &checkpoint) const {
-    std::map<std::string, std::string> found;
-    for (const auto &entry : fs::recursive_directory_iterator(path + "/" + checkpoint)) {
-      if (!entry.is_regular_file()) continue;
-      std::ifstream file(entry.path(), std::ios::binary);
-      found[fs::relative(entry.path(), path + "/" + checkpoint)].assign(std::istreambuf_iterator<char>(file), {});
-    }
-    return found;
-  }
-  std::string path;
-};
+class Saving : public Checkpoint {};
 
 // A handle that its scope gives back.
 class Handle {
@@ -176,11 +138,11 @@ TEST_F(Saving, OneAtATime) {
     FSDP(fsdp_save(rank.model, (path + "/other").c_str(), nullptr));
     REQUIRE(second.status().state == FSDP_CHECKPOINT_COMMITTED);
     clean_step(rank, 2);
-    FSDP(fsdp_begin_update(rank.model, nullptr));
+    FSDP(fsdp_begin_update(rank.model, stream()));
     fsdp_loaded loaded = FSDP_LOADED_INIT;
     FSDP(fsdp_load(rank.model, path.c_str(), nullptr, &loaded));
     REQUIRE(loaded.step == 2 && loaded.sequence == 2);
-    FSDP(fsdp_publish_weights(rank.model, nullptr));
+    FSDP(fsdp_publish_weights(rank.model, stream()));
   });
   EXPECT_EQ(names(), (std::vector<std::string>{"other", "step-0000000001", "step-0000000002"}));
 }
@@ -233,7 +195,7 @@ TEST_F(Saving, OfSeveralModelsAndBytes) {
     const fsdp_checkpoint_status status = opened.status();
     REQUIRE(status.state == FSDP_CHECKPOINT_OPENED && status.step == 1 && status.ranks == 4);
     FSDP(fsdp_load_checkpoint_model(opened.handle, "dense", dense.model, nullptr, nullptr));
-    FSDP(fsdp_publish_weights(dense.model, nullptr));
+    FSDP(fsdp_publish_weights(dense.model, stream()));
     REQUIRE(same_bits(dense.read_all(), saved["dense"]));
     for (uint32_t part = 0; part < 2; ++part) {
       const Scenario own = experts_of(part);
@@ -244,7 +206,7 @@ TEST_F(Saving, OfSeveralModelsAndBytes) {
       require_error(fsdp_load_checkpoint_model(opened.handle, other, experts.model, nullptr, nullptr),
                     FSDP_INVALID_ARGUMENT, {"does not fit the model", "missing"});
       FSDP(fsdp_load_checkpoint_model(opened.handle, name, experts.model, nullptr, nullptr));
-      FSDP(fsdp_publish_weights(experts.model, nullptr));
+      FSDP(fsdp_publish_weights(experts.model, stream()));
       REQUIRE(same_bits(experts.read_all(), saved[name]));
     }
     const auto bytes = [&](const char *name) {
@@ -266,13 +228,13 @@ TEST_F(Saving, OfSeveralModelsAndBytes) {
                   {"no bytes \"no\" of rank"});
     require_error(fsdp_load_checkpoint_model(opened.handle, "x", dense.model, nullptr, nullptr), FSDP_INVALID_STATE,
                   {"update window"});
-    FSDP(fsdp_begin_update(dense.model, nullptr));
+    FSDP(fsdp_begin_update(dense.model, stream()));
     require_error(fsdp_load_checkpoint_model(opened.handle, "x", dense.model, nullptr, nullptr), FSDP_INVALID_ARGUMENT,
                   {"has 3 models", "\"dense\"", "\"even\"", "\"odd\"", "none is named \"x\""});
     require_error(fsdp_load(dense.model, path.c_str(), nullptr, nullptr), FSDP_INVALID_ARGUMENT,
                   {"has 3 models", "fsdp_load_checkpoint_model"});
     FSDP(fsdp_load_checkpoint_model(opened.handle, "dense", dense.model, nullptr, nullptr));
-    FSDP(fsdp_publish_weights(dense.model, nullptr));
+    FSDP(fsdp_publish_weights(dense.model, stream()));
   });
   uint64_t size = 0;
   ASSERT_EQ(fsdp_list_checkpoints(path.c_str(), nullptr, &size), FSDP_OK);
