@@ -1239,7 +1239,7 @@ typedef struct fsdp_loaded {
   uint64_t step;         /* the checkpoint's */
   uint64_t sequence;     /* rises with every checkpoint of a folder */
   uint64_t wanted_bytes; /* of its files, that this rank keeps; with ONE_REPLICA its part of them */
-  uint64_t read_bytes;   /* ... that it has read for that: files are read and verified in blocks of 1 MiB */
+  uint64_t read_bytes;   /* ... that it has read for that: files are read and verified in blocks of 256 KiB */
   uint32_t ranks;        /* that have saved it */
   uint32_t passed_over;  /* newer ones that were damaged, see FSDP_LOAD_FALLBACK */
   char name[32];         /* in the folder, "step-0000001200"; "": nothing was loaded, see FSDP_LOAD_IF_ANY */
@@ -1287,7 +1287,7 @@ typedef struct fsdp_rename {
  * here are several renames with a to_row each. Every row of a parameter must come once.
  *
  * F64, F32, F16 and BF16 are converted to what the model keeps, rounded to nearest even. Each rank reads what it keeps,
- * in blocks of 1 MiB; a transposed matrix takes memory for this rank's part of it meanwhile. Files of libfsdp are
+ * in blocks of 256 KiB; a transposed matrix takes memory for this rank's part of it meanwhile. Files of libfsdp are
  * verified, others have no sums. States and AdamW's number of steps stay. Of the flags count ALLOW_MISSING and
  * ALLOW_UNEXPECTED; renames may be NULL. *loaded (may be NULL): its two numbers of bytes.
  *

@@ -353,7 +353,7 @@ TEST_F(Checkpoint, IsReadByThoseBytesThatAreKept) {
     fsdp_granule granule;
     uint64_t wanted[2], read[2];  // by rank
   };
-  // A block of 1 MiB is the whole of a file here. By rows the second file is read by both.
+  // A block of 256 KiB is the whole of a file here. By rows the second file is read by both.
   for (const Case &one :
        {Case{FSDP_GRANULE_BLOCK, {8192, 4096}, {8192, 4096}}, {FSDP_GRANULE_ROW, {6144, 6144}, {8192, 8192}}})
     run(setup_of(2, one.granule), "loaded", [&](Rank &rank) {

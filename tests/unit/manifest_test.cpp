@@ -175,14 +175,14 @@ TEST(Manifest, StaysSmallOnManyRanks) {
   EXPECT_LE(ours, 6 * bare);
 }
 
-TEST(BlockSums, AreOfEachMebibyteWhateverThePieces) {
-  std::vector<std::byte> data((5 << 20) / 2 + 17);
+TEST(BlockSums, AreOfEachBlockWhateverThePieces) {
+  std::vector<std::byte> data((5 << 18) / 2 + 17);
   for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i * 2654435761U >> 13);
   const std::span<const std::byte> bytes = data;
-  const std::vector<uint64_t> wanted{sum_of(bytes.first(1 << 20)), sum_of(bytes.subspan(1 << 20, 1 << 20)),
-                                     sum_of(bytes.subspan(2 << 20))};
+  const std::vector<uint64_t> wanted{sum_of(bytes.first(1 << 18)), sum_of(bytes.subspan(1 << 18, 1 << 18)),
+                                     sum_of(bytes.subspan(2 << 18))};
   EXPECT_EQ(block_count(data.size()), 3u);
-  for (const size_t piece : {size_t{1000}, size_t{1} << 20, size_t{4096}, data.size()}) {
+  for (const size_t piece : {size_t{1000}, size_t{1} << 18, size_t{4096}, data.size()}) {
     BlockSums sums;
     for (size_t at = 0; at < data.size(); at += piece) sums.add(bytes.subspan(at, std::min(piece, data.size() - at)));
     EXPECT_EQ(sums.finish(), wanted) << piece;

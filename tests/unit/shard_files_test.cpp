@@ -170,7 +170,7 @@ TEST_F(Shards, OfThreeRanksAreReadByTwo) {
 
 // Columns of a large tensor: their blocks, once each, and no others.
 TEST_F(Shards, AreReadByBlocks) {
-  const Saved one = saved("w", "F32", {{0, 0, 0}, {40, 512, 256}}, 1);  // 20 MiB: a row is half a block
+  const Saved one = saved("w", "F32", {{0, 0, 0}, {40, 256, 128}}, 1);  // 5 MiB: a row is half a block
   write("f", {one});
   const ShardReader file = reader("f");
   ShardReader::Counts counts;
@@ -180,13 +180,13 @@ TEST_F(Shards, AreReadByBlocks) {
     for (uint64_t i = 0; i < runs.run_count(); ++i)
       ASSERT_EQ(std::memcmp(found.data() + runs[i].to * 4, one.bytes.data() + runs[i].from * 4, runs[i].count * 4), 0);
     EXPECT_EQ(counts.wanted, found.size());
-    EXPECT_EQ(counts.read, blocks << 20);
+    EXPECT_EQ(counts.read, blocks << 18);
   };
-  expect({{0, 0, 0}, {40, 512, 256}}, 20);
-  expect({{3, 0, 0}, {1, 512, 256}}, 1);
-  expect({{3, 0, 0}, {2, 512, 256}}, 2);
-  expect({{0, 0, 100}, {40, 512, 1}}, 20);  // a column of each row
-  expect({{5, 511, 255}, {30, 1, 1}}, 16);  // one element of each
+  expect({{0, 0, 0}, {40, 256, 128}}, 20);
+  expect({{3, 0, 0}, {1, 256, 128}}, 1);
+  expect({{3, 0, 0}, {2, 256, 128}}, 2);
+  expect({{0, 0, 100}, {40, 256, 1}}, 20);  // a column of each row
+  expect({{5, 255, 127}, {30, 1, 1}}, 16);  // one element of each
   expect({{5, 0, 0}, {1, 1, 1}}, 1);
 }
 
@@ -289,8 +289,25 @@ TEST_F(Shards, AreDamagedOnlyWhereTheyAreRead) {
   EXPECT_EQ(message_of([&] { read_box(file, 0, before, before, buffer.bytes()); }), "");
   EXPECT_NE(message_of([&] {
               read_box(file, 0, around, around, buffer.bytes());
-            }).find(format_text("bytes {} to {}, of \"w\", are not", data + (2 << 20), data + (3 << 20))),
+            }).find(format_text("bytes {} to {}, of \"w\", are not", data + (2 << 20), data + (2 << 20) + (1 << 18))),
             std::string::npos);
+}
+
+// While a chunk of 4 MiB is taken the next one is read, and no more than that.
+TEST_F(Shards, AreReadAChunkAheadOfWhoTakesThem) {
+  const Box all{{0}, {4 << 20}};
+  const Saved one = saved("w", "F32", all, 1);
+  write("f", {one});
+  const ShardReader file = reader("f");
+  const FaultScope reads({Way::none, 0, 0, "pread"});
+  const WantedBox wanted{0, all, all};
+  file.read({&wanted, 1}, buffer.bytes(), [&](uint32_t, uint64_t at, std::span<const std::byte> elements) {
+    const int ahead = std::min(static_cast<int>(at * 4 / ShardReader::chunk_bytes) + 2, 4);
+    for (int tries = 0; reads.calls() < ahead && tries < 10'000; ++tries)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_EQ(reads.calls(), ahead);
+    EXPECT_EQ(std::memcmp(elements.data(), one.bytes.data() + at * 4, elements.size()), 0);
+  });
 }
 
 // ---- the writer's two threads ----

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Saves and loads through the public ABI, with their sums, beside as many bytes that each rank writes to and reads from
-// a file of its own, past the page cache where the file system has that.
+// Saves and loads through the public ABI, with their sums, past the page cache where the file system has that. Beside a
+// save each rank writes as many bytes to a file of its own; beside a load the ranks read the same files, a part each.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <linux/magic.h>
@@ -55,30 +55,35 @@ class Scratch {
   std::string path_;
 };
 
-// The reference: one block after the other, a new file each time, on the disk and under its name when it is done.
-class RawFile {
+// Files block by block, past the page cache where that can be.
+class RawFiles {
  public:
-  RawFile(Bench &bench, const Scratch &scratch, uint64_t bytes)
-      : file_(scratch.file(fmt::format("raw-{}", bench.rank()))),
-        bytes_((bytes / bench.size() + page - 1) / page * page),
-        block_(static_cast<char *>(std::aligned_alloc(page, block_bytes)), std::free) {
+  RawFiles() : block_(static_cast<char *>(std::aligned_alloc(page, block_bytes)), std::free) {
     if (!block_) throw std::bad_alloc();
     std::fill_n(block_.get(), block_bytes, 'x');
-    write();
   }
 
-  void write() {
-    const std::string fresh = file_ + ".new";
+  // A new file, on the disk and under its name when it is done.
+  void write(const std::string &file, uint64_t bytes) {
+    const std::string fresh = file + ".new";
     const int fd = open(fresh, O_WRONLY | O_CREAT | O_TRUNC);
-    each_block([&](uint64_t at, uint64_t some) { return ::pwrite(fd, block_.get(), some, static_cast<off_t>(at)); });
+    for (uint64_t at = 0; at < bytes; at += block_bytes) {
+      const uint64_t some = std::min(block_bytes, bytes - at);
+      if (::pwrite(fd, block_.get(), some, static_cast<off_t>(at)) != static_cast<ssize_t>(some))
+        fail_file(fresh, "writing a block of it");
+    }
     if (::fsync(fd) != 0 || ::close(fd) != 0) fail_file(fresh, "bringing it to the disk");
-    if (std::rename(fresh.c_str(), file_.c_str()) != 0) fail_file(fresh, "naming it");
+    if (std::rename(fresh.c_str(), file.c_str()) != 0) fail_file(fresh, "naming it");
   }
-  void read() {
-    const int fd = open(file_, O_RDONLY);
-    each_block([&](uint64_t at, uint64_t some) { return ::pread(fd, block_.get(), some, static_cast<off_t>(at)); });
+  // From a page on, up to `end` or the end of the file.
+  void read(const std::string &file, uint64_t begin, uint64_t end) {
+    const int fd = open(file, O_RDONLY);
+    for (uint64_t at = begin; at < end; at += block_bytes)
+      if (::pread(fd, block_.get(), whole_pages(std::min(block_bytes, end - at)), static_cast<off_t>(at)) <= 0)
+        fail_file(file, "reading a block of it");
     ::close(fd);
   }
+  static uint64_t whole_pages(uint64_t bytes) { return (bytes + page - 1) / page * page; }
   bool is_direct() const { return direct_; }
 
  private:
@@ -91,19 +96,19 @@ class RawFile {
     if (fd < 0) fail_file(file, "opening it");
     return fd;
   }
-  template <class Move>
-  void each_block(Move &&move) {
-    for (uint64_t at = 0; at < bytes_; at += block_bytes) {
-      const uint64_t some = std::min(block_bytes, bytes_ - at);
-      if (move(at, some) != static_cast<ssize_t>(some)) fail_file(file_, "moving a block of it");
-    }
-  }
 
-  std::string file_;
-  uint64_t bytes_;
   std::unique_ptr<char, void (*)(void *)> block_;
   bool direct_ = true;
 };
+
+// Every file below a folder, of each of them a part by each rank.
+void read_raw(const Bench &bench, RawFiles &raw, const std::string &folder) {
+  for (const auto &entry : std::filesystem::recursive_directory_iterator(folder)) {
+    if (!entry.is_regular_file() || entry.file_size() == 0) continue;
+    const uint64_t bytes = entry.file_size(), part = RawFiles::whole_pages((bytes + bench.size() - 1) / bench.size());
+    raw.read(entry.path(), std::min(bytes, part * bench.rank()), std::min(bytes, part * (bench.rank() + 1)));
+  }
+}
 
 // A model of one weight tensor, with AdamW's states.
 class Saved {
@@ -167,19 +172,36 @@ double read_over_wanted(Bench &bench, const fsdp_loaded &loaded) {
   return static_cast<double>(read) / static_cast<double>(wanted);
 }
 
-// Files of one rank, for all of them, against the files of as many ranks.
+void add_load(Bench &bench, Saved &saved, Line line, const char *reference, uint64_t wrong) {
+  line.more = {{"read_over_wanted", read_over_wanted(bench, saved.loaded())}};
+  line.checked = bench.request.check;
+  line.wrong = wrong;
+  add_line(bench, line, reference);
+}
+
+// What is in a folder, against the same bytes of its files.
+void run_against_raw(Bench &bench, const Scratch &scratch, Saved &saved, const std::string &folder, const char *variant,
+                     uint64_t bytes, uint64_t wrong) {
+  RawFiles raw;
+  const Line line = make_line(bench, "load", variant, scratch.kind(), bytes,
+                              measure(
+                                  bench, [&] { saved.load(folder); }, [&] { read_raw(bench, raw, folder); }));
+  saved.load(folder);
+  add_load(bench, saved, line, raw.is_direct() ? "O_DIRECT read of its files" : "read of its files", wrong);
+}
+
+// Files of one rank, for all of them.
 void run_onto_others(Bench &bench, const Scratch &scratch, Saved &saved, uint64_t elements) {
   const std::string folder = scratch.file("of-one");
   if (bench.rank() == 0) Saved(bench, 1, elements, folder).save();
   bench.lab.meet();
-  saved.open();
-  Line line = make_line(bench, "load", "of 1 rank's files", scratch.kind(), elements * saved_bytes,
-                        measure(
-                            bench, [&] { saved.load(folder); }, [&] { saved.load(); }));
+  constexpr const char *variant = "of 1 rank's files";
+  run_against_raw(bench, scratch, saved, folder, variant, elements * saved_bytes, 0);
+  const Line line = make_line(bench, "load", variant, scratch.kind(), elements * saved_bytes,
+                              measure(
+                                  bench, [&] { saved.load(folder); }, [&] { saved.load(); }));
   saved.load(folder);
-  line.more = {{"read_over_wanted", read_over_wanted(bench, saved.loaded())}};
-  saved.publish();
-  add_line(bench, line, "load of as many ranks' files");
+  add_load(bench, saved, line, "load of as many ranks' files", 0);
 }
 
 }  // namespace
@@ -189,10 +211,13 @@ void run_save(Bench &bench) {
     const Scratch scratch(bench);
     Saved saved(bench, bench.size(), elements, scratch.file("saved"));
     const uint64_t wrong = bench.request.check ? saved.check(bench) : 0;
-    RawFile raw(bench, scratch, elements * saved_bytes);
-    Line line = make_line(bench, "save", "", scratch.kind(), elements * saved_bytes,
+    const uint64_t bytes = elements * saved_bytes, part = RawFiles::whole_pages(bytes / bench.size());
+    const std::string file = scratch.file(fmt::format("raw-{}", bench.rank()));
+    RawFiles raw;
+    raw.write(file, part);  // each save replaces the one before, and so does each reference
+    Line line = make_line(bench, "save", "", scratch.kind(), bytes,
                           measure(
-                              bench, [&] { saved.save(); }, [&] { raw.write(); }));
+                              bench, [&] { saved.save(); }, [&] { raw.write(file, part); }));
     line.checked = bench.request.check;
     line.wrong = wrong;
     add_line(bench, line, raw.is_direct() ? "O_DIRECT write" : "write and fsync");
@@ -206,17 +231,10 @@ void run_load(Bench &bench) {
     Saved saved(bench, bench.size(), elements, scratch.file("saved"));
     saved.save();
     const uint64_t wrong = bench.request.check ? saved.check(bench) : 0;
-    RawFile raw(bench, scratch, elements * saved_bytes);
     saved.open();
-    Line line = make_line(bench, "load", "", scratch.kind(), elements * saved_bytes,
-                          measure(
-                              bench, [&] { saved.load(); }, [&] { raw.read(); }));
-    line.more = {{"read_over_wanted", read_over_wanted(bench, saved.loaded())}};
-    saved.publish();
-    line.checked = bench.request.check;
-    line.wrong = wrong;
-    add_line(bench, line, raw.is_direct() ? "O_DIRECT read" : "read");
+    run_against_raw(bench, scratch, saved, saved.folder(), "", elements * saved_bytes, wrong);
     if (bench.size() > 1) run_onto_others(bench, scratch, saved, elements);
+    saved.publish();
     bench.lab.meet();
   }
 }

@@ -119,10 +119,11 @@ class ShardReader::ReadAhead {
   ReadAhead(const ReadAhead &) = delete;
   ReadAhead &operator=(const ReadAhead &) = delete;
 
-  // From `at` on, up to `end` or the end of what is read at once.
+  // From `at` on, up to `end` or the end of a block: the caller takes it while the sum has it in the cache.
   std::span<const std::byte> get(uint64_t at, uint64_t end) {
     while (at >= now_.end) move_on();
-    return bytes_.subspan(at - now_.begin, std::min(end, now_.end) - at);
+    while (at >= block_.end) check_next_block();
+    return bytes_.subspan(at - now_.begin, std::min(end, block_.end) - at);
   }
   uint64_t bytes_read() const { return bytes_read_; }
 
@@ -140,7 +141,7 @@ class ShardReader::ReadAhead {
   void read_all() noexcept {
     for (size_t number = 0; number < chunks_.size(); ++number) {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return number <= taken_; });
+      changed_.wait(lock, [&] { return number <= taken_ + 1; });
       if (ends_) return;
       lock.unlock();
       std::span<const std::byte> bytes;
@@ -169,15 +170,19 @@ class ShardReader::ReadAhead {
     } else {
       bytes_ = read(number);
     }
-    reader_.check_sums(now_, bytes_);
+    block_ = {now_.begin, now_.begin};
     bytes_read_ += bytes_.size();
+  }
+  void check_next_block() {
+    block_ = {block_.end, std::min(block_.end + block_bytes, now_.end)};
+    reader_.check_sums(block_, bytes_.subspan(block_.begin - now_.begin, block_.end - block_.begin));
   }
 
   const ShardReader &reader_;
   std::span<std::byte> buffer_;
   std::vector<ByteRange> chunks_;
   size_t next_ = 0;
-  ByteRange now_{0, 0};
+  ByteRange now_{0, 0}, block_{0, 0};  // the chunk that the caller has, and the block of it
   std::span<const std::byte> bytes_;
   uint64_t bytes_read_ = 0;
 

@@ -25,7 +25,7 @@ using TakeElements = std::function<void(uint32_t wanted, uint64_t to, std::span<
 class ShardReader {
  public:
   // Blocks that are read at once.
-  static constexpr uint64_t chunk_bytes = 4 * block_bytes;
+  static constexpr uint64_t chunk_bytes = uint64_t{4} << 20;
   // Memory that read() needs: the next chunk is read while one is taken.
   static constexpr uint64_t half_bytes = chunk_bytes + 2 * io_alignment;
   static constexpr uint64_t buffer_bytes = 2 * half_bytes;

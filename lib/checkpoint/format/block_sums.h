@@ -13,7 +13,8 @@
 
 namespace fsdp::checkpoint {
 
-inline constexpr uint64_t block_bytes = uint64_t{1} << 20;
+// Small enough that a part of a tensor reads little beside it, large enough for few sums: 64 bytes of a header a MiB.
+inline constexpr uint64_t block_bytes = uint64_t{256} << 10;
 
 uint64_t block_count(uint64_t data_bytes);
 // Sums as text: 16 hexadecimal digits each, whatever they are, so that a header's length is known before them.

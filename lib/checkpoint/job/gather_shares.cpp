@@ -4,15 +4,13 @@
 #include <algorithm>
 #include <vector>
 
-#include "checkpoint/format/block_sums.h"
-
 namespace fsdp::checkpoint {
 namespace {
 
-constexpr uint64_t least_piece = 512;
+constexpr uint64_t least_piece = 512, turn_bytes = uint64_t{1} << 20;
 
 // That each holder gives at once.
-uint64_t piece_of(uint32_t holders) { return std::max(block_bytes / holders / least_piece * least_piece, least_piece); }
+uint64_t piece_of(uint32_t holders) { return std::max(turn_bytes / holders / least_piece * least_piece, least_piece); }
 
 struct SharedRows {
   const KeptTensor *tensor;
@@ -75,7 +73,7 @@ class Attempts {
 
 }  // namespace
 
-uint64_t gather_bytes(uint32_t holders) { return block_bytes + std::max(block_bytes, holders * piece_of(holders)); }
+uint64_t gather_bytes(uint32_t holders) { return turn_bytes + std::max(turn_bytes, holders * piece_of(holders)); }
 
 std::optional<Error> gather_shares(comm::Team &holders, const KeptAccess &shared,
                                    std::span<const KeptTensor *const> tensors) {
