@@ -96,6 +96,7 @@ void run_unshard_reshard(Bench &bench);
 void run_adamw(Bench &bench);
 void run_layout(Bench &bench);
 void run_step(Bench &bench);
+void run_step_save(Bench &bench);
 void run_outer(Bench &bench);
 void run_save(Bench &bench);
 void run_load(Bench &bench);

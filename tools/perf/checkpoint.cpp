@@ -3,8 +3,6 @@
 // save each rank writes as many bytes to a file of its own; beside a load the ranks read the same files, a part each.
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <linux/magic.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,45 +13,13 @@
 
 #include "perf/abi_model.h"
 #include "perf/bench.h"
+#include "perf/scratch.h"
 
 namespace perf {
 namespace {
 
 constexpr uint64_t page = 4096, block_bytes = uint64_t{8} << 20;
 constexpr uint64_t saved_bytes = 12;  // of an element: weight and both moments
-
-[[noreturn]] void fail_file(const std::string &file, const char *deed) {
-  throw std::system_error(errno, std::generic_category(), fmt::format("{}: {}", file, deed));
-}
-
-// A folder of this run in the one that was asked for; removed with all that is in it.
-class Scratch {
- public:
-  explicit Scratch(Bench &bench) : bench_(bench) {
-    const uint64_t id = bench.lab.sum(bench.rank() == 0 ? static_cast<uint64_t>(::getpid()) : 0);
-    path_ = fmt::format("{}/fsdp-perf-{}", bench.request.directory, id);
-    if (bench.rank() == 0) std::filesystem::create_directory(path_);
-    bench.lab.meet();
-  }
-  ~Scratch() {
-    std::error_code ignored;  // what is left says where it is
-    if (bench_.rank() == 0) std::filesystem::remove_all(path_, ignored);
-  }
-  Scratch(const Scratch &) = delete;
-  Scratch &operator=(const Scratch &) = delete;
-
-  std::string file(const std::string &name) const { return path_ + "/" + name; }
-  // Memory is no disk: the figures say which it was.
-  const char *kind() const {
-    struct statfs status {};
-    if (::statfs(path_.c_str(), &status) != 0) fail_file(path_, "asking for its file system");
-    return status.f_type == TMPFS_MAGIC ? "tmpfs" : "disk";
-  }
-
- private:
-  Bench &bench_;
-  std::string path_;
-};
 
 // Files block by block, past the page cache where that can be.
 class RawFiles {

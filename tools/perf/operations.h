@@ -25,6 +25,7 @@ constexpr Operation operations[] = {
     {"outer", run_outer, true, true},
     {"save", run_save, false, true},
     {"load", run_load, false, true},
+    {"step_save", run_step_save, false, true},
 };
 
 }  // namespace perf

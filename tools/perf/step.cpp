@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // A training step of a synthetic model: how much of the communication shows beside the compute. Compute is a timed
 // wait, as an accelerator would be to the host, of 1.2 times the communication; the reference is the same waits alone.
+#include "perf/step.h"
+
 #include <sys/prctl.h>
 #include <sys/resource.h>
 
 #include <cmath>
 #include <ctime>
 
-#include "perf/abi_model.h"
 #include "perf/bench.h"
 
 namespace perf {
@@ -30,91 +31,72 @@ double cpu_seconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-// Seconds for each group, in each direction.
-struct Compute {
-  double forward = 0, backward = 0;
-};
-
-// What one pass takes, in each direction.
-struct Passed {
-  double forward, backward;
-};
-
 void compute(double seconds) {
   if (seconds > 0) wait_until(now() + seconds);
 }
 
-class Step {
- public:
-  Step(Bench &bench, fsdp_unshard_mode mode)
-      : bench_(bench), model_(bench, bench.size(), options(bench, mode), shapes(bench)) {}
+// A transformer layer has 12 * width * width weights.
+std::vector<GroupShape> shapes(const Bench &bench) {
+  return std::vector<GroupShape>(bench.request.depth, {1, uint64_t{12} * bench.request.width * bench.request.width});
+}
 
-  // From the first unshard to the update window.
-  Passed pass(const Compute &times) {
-    auto &groups = model_.groups;
-    const double start = now();
-    for (fsdp_group *group : groups) {
-      model_.check(fsdp_unshard(group, FSDP_FORWARD, 0, nullptr));
-      compute(times.forward);
-      model_.check(fsdp_reshard(group, FSDP_FORWARD, 0, nullptr));
-    }
-    const double middle = now();
-    for (size_t i = groups.size(); i-- > 0;) {
-      model_.check(fsdp_unshard(groups[i], FSDP_BACKWARD, 0, nullptr));
-      fsdp_tensor grad = FSDP_TENSOR_INIT;
-      int32_t accumulate = 0;
-      model_.check(fsdp_acquire_grad(groups[i], 0, 0, nullptr, &grad, &accumulate));
-      if (fill_)
-        std::fill_n(static_cast<float *>(grad.data), grad.element_count, static_cast<float>(bench_.rank() + 1));
-      compute(times.backward);
-      model_.check(fsdp_reshard(groups[i], FSDP_BACKWARD, 0, nullptr));
-      model_.check(fsdp_reduce_grad(groups[i], FSDP_LAST, nullptr));
-    }
-    model_.check(fsdp_finish_grads(model_.model.get(), 1.0, 0, nullptr));
-    return {middle - start, now() - middle};
-  }
-  void alone(const Compute &times) const {
-    for (size_t i = 0; i < model_.groups.size(); ++i) compute(times.forward);
-    for (size_t i = 0; i < model_.groups.size(); ++i) compute(times.backward);
-  }
-  void update() { model_.check(fsdp_publish_weights(model_.model.get(), nullptr)); }
+}  // namespace
 
-  // Rank r's gradients are r + 1 throughout: the mean of whole numbers is known.
-  uint64_t check() {
-    fill_ = true;
-    pass({});
-    fill_ = false;
-    uint64_t shards = 0, wrong = 0;
-    model_.check(fsdp_get_shard_count(model_.model.get(), &shards));
-    const auto expected = static_cast<float>((bench_.size() + 1) / 2.0);
-    for (uint64_t s = 0; s < shards; ++s) {
-      fsdp_shard shard = FSDP_SHARD_INIT;
-      model_.check(fsdp_get_shard(model_.model.get(), s, &shard));
-      const auto *grads = static_cast<const float *>(shard.main_grad);
-      for (uint64_t i = 0; i < shard.element_count; ++i) wrong += std::abs(grads[i] - expected) > 1e-6F;
-    }
-    update();
-    return bench_.lab.sum(wrong);
-  }
+Step::Step(Bench &bench, const fsdp_model_options &options)
+    : bench_(bench), model_(bench, bench.size(), options, shapes(bench)) {}
 
- private:
-  static fsdp_model_options options(const Bench &bench, fsdp_unshard_mode mode) {
-    fsdp_model_options options = FSDP_MODEL_OPTIONS_INIT;
-    options.unshard_mode = mode;
-    options.optimizer = FSDP_OPTIMIZER_CALLER;
-    options.prefetch_depth = bench.request.prefetch;
-    options.max_pending_groups = bench.request.pending;
-    return options;
-  }
-  // A transformer layer has 12 * width * width weights.
-  static std::vector<GroupShape> shapes(const Bench &bench) {
-    return std::vector<GroupShape>(bench.request.depth, {1, uint64_t{12} * bench.request.width * bench.request.width});
-  }
+fsdp_model_options Step::options(const Bench &bench) {
+  fsdp_model_options options = FSDP_MODEL_OPTIONS_INIT;
+  options.optimizer = FSDP_OPTIMIZER_CALLER;
+  options.prefetch_depth = bench.request.prefetch;
+  options.max_pending_groups = bench.request.pending;
+  return options;
+}
 
-  Bench &bench_;
-  AbiModel model_;
-  bool fill_ = false;
-};
+Passed Step::pass(const Compute &times) {
+  auto &groups = model_.groups;
+  const double start = now();
+  for (fsdp_group *group : groups) {
+    model_.check(fsdp_unshard(group, FSDP_FORWARD, 0, nullptr));
+    compute(times.forward);
+    model_.check(fsdp_reshard(group, FSDP_FORWARD, 0, nullptr));
+  }
+  const double middle = now();
+  for (size_t i = groups.size(); i-- > 0;) {
+    model_.check(fsdp_unshard(groups[i], FSDP_BACKWARD, 0, nullptr));
+    fsdp_tensor grad = FSDP_TENSOR_INIT;
+    int32_t accumulate = 0;
+    model_.check(fsdp_acquire_grad(groups[i], 0, 0, nullptr, &grad, &accumulate));
+    if (fill_) std::fill_n(static_cast<float *>(grad.data), grad.element_count, static_cast<float>(bench_.rank() + 1));
+    compute(times.backward);
+    model_.check(fsdp_reshard(groups[i], FSDP_BACKWARD, 0, nullptr));
+    model_.check(fsdp_reduce_grad(groups[i], FSDP_LAST, nullptr));
+  }
+  model_.check(fsdp_finish_grads(model_.model.get(), 1.0, 0, nullptr));
+  return {middle - start, now() - middle};
+}
+
+void Step::alone(const Compute &times) const {
+  for (size_t i = 0; i < model_.groups.size(); ++i) compute(times.forward);
+  for (size_t i = 0; i < model_.groups.size(); ++i) compute(times.backward);
+}
+
+uint64_t Step::check() {
+  fill_ = true;
+  pass({});
+  fill_ = false;
+  uint64_t shards = 0, wrong = 0;
+  model_.check(fsdp_get_shard_count(model_.model.get(), &shards));
+  const auto expected = static_cast<float>((bench_.size() + 1) / 2.0);
+  for (uint64_t s = 0; s < shards; ++s) {
+    fsdp_shard shard = FSDP_SHARD_INIT;
+    model_.check(fsdp_get_shard(model_.model.get(), s, &shard));
+    const auto *grads = static_cast<const float *>(shard.main_grad);
+    for (uint64_t i = 0; i < shard.element_count; ++i) wrong += std::abs(grads[i] - expected) > 1e-6F;
+  }
+  update();
+  return bench_.lab.sum(wrong);
+}
 
 // The communication alone: the pass without compute.
 Passed calibrate(Bench &bench, Step &step) {
@@ -129,8 +111,17 @@ Passed calibrate(Bench &bench, Step &step) {
   return {median(forward), median(backward)};
 }
 
+Compute compute_beside(const Bench &bench, const Passed &communication) {
+  const double scale = compute_factor / static_cast<double>(bench.request.depth);
+  return {scale * std::max(communication.forward, communication.backward / 2), scale * communication.backward};
+}
+
+namespace {
+
 void run_mode(Bench &bench, fsdp_unshard_mode mode) {
-  Step step(bench, mode);
+  fsdp_model_options options = Step::options(bench);
+  options.unshard_mode = mode;
+  Step step(bench, options);
   const uint64_t wrong = bench.request.check ? step.check() : 0;
   const auto timed = [&](const Compute &times) {
     const double seconds = bench.lab.time([&] { step.pass(times); }, 1);
@@ -138,10 +129,7 @@ void run_mode(Bench &bench, fsdp_unshard_mode mode) {
     return seconds;
   };
   const Passed communication = calibrate(bench, step);
-  const double scale = compute_factor / static_cast<double>(bench.request.depth);
-  // Where nothing moves in the forward pass it still computes: half of what the backward pass does.
-  const Compute times{scale * std::max(communication.forward, communication.backward / 2),
-                      scale * communication.backward};
+  const Compute times = compute_beside(bench, communication);
   std::vector<double> whole, alone, exposed;
   double cpu = 0;
   for (uint32_t i = 0; i < bench.request.pairs; ++i) {
