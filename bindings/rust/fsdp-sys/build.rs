@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Finds libfsdp, and builds nothing: FSDP_LIB_DIR names the folder with libfsdp.so, else the command pkg-config knows it.
 use std::env;
-use std::process::Command;
+use std::process::{exit, Command};
 
-const HELP: &str = "libfsdp was not found. Install it (its README says how) so that `pkg-config --libs fsdp` knows it, \
+const HELP: &str =
+    "libfsdp was not found. Install it (its README says how) so that `pkg-config --libs fsdp` knows it, \
                     or set FSDP_LIB_DIR to the folder that has libfsdp.so.";
 
 fn main() {
@@ -27,9 +28,9 @@ fn main() {
 fn ask_pkg_config() {
     let command = env::var("PKG_CONFIG").unwrap_or_else(|_| "pkg-config".to_string());
     let asked = Command::new(&command).args(["--libs", "fsdp >= 0.2"]).output();
-    let output = asked.unwrap_or_else(|error| panic!("{HELP} ({command}: {error})"));
+    let output = asked.unwrap_or_else(|error| give_up(&format!("{command}: {error}")));
     if !output.status.success() {
-        panic!("{HELP} ({command}: {})", String::from_utf8_lossy(&output.stderr).trim());
+        give_up(&format!("{command}: {}", String::from_utf8_lossy(&output.stderr).trim()));
     }
     for word in String::from_utf8_lossy(&output.stdout).split_whitespace() {
         if let Some(folder) = word.strip_prefix("-L") {
@@ -38,4 +39,9 @@ fn ask_pkg_config() {
             println!("cargo:rustc-link-lib=dylib={library}");
         }
     }
+}
+
+fn give_up(why: &str) -> ! {
+    eprintln!("{HELP} ({why})");
+    exit(1)
 }
