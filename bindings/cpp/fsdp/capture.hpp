@@ -11,7 +11,8 @@
 
 namespace fsdp {
 
-/** From here to Capture::end the model's calls record their work into the graph that the stream is being captured into. */
+/** From here to Capture::end the model's calls record their work into the graph that the stream is being captured into.
+ */
 inline void begin_capture(Model &model, fsdp_stream stream) { detail::check(fsdp_begin_capture(model.get(), stream)); }
 
 /** A part of a step that was captured into a CUDA graph. */

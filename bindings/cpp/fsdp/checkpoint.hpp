@@ -15,8 +15,12 @@
 namespace fsdp {
 
 enum class CheckpointState : fsdp_checkpoint_state {
-  open = FSDP_CHECKPOINT_OPEN, copying = FSDP_CHECKPOINT_COPYING, writing = FSDP_CHECKPOINT_WRITING,
-  committed = FSDP_CHECKPOINT_COMMITTED, failed = FSDP_CHECKPOINT_FAILED, opened = FSDP_CHECKPOINT_OPENED
+  open = FSDP_CHECKPOINT_OPEN,
+  copying = FSDP_CHECKPOINT_COPYING,
+  writing = FSDP_CHECKPOINT_WRITING,
+  committed = FSDP_CHECKPOINT_COMMITTED,
+  failed = FSDP_CHECKPOINT_FAILED,
+  opened = FSDP_CHECKPOINT_OPENED
 };
 
 /** A checkpoint that is being saved while training goes on, or one that was opened to be read. A save outlives it. */
@@ -38,7 +42,8 @@ class Checkpoint {
   void add_model(const std::string &name, const Model &model) {
     detail::check(fsdp_add_checkpoint_model(get(), name.c_str(), model.get()));
   }
-  void add_bytes(const std::string &name, const void *data, std::uint64_t size_bytes, BytesOwner owner = BytesOwner::once) {
+  void add_bytes(const std::string &name, const void *data, std::uint64_t size_bytes,
+                 BytesOwner owner = BytesOwner::once) {
     detail::check(
         fsdp_add_checkpoint_bytes(get(), name.c_str(), data, size_bytes, static_cast<fsdp_bytes_owner>(owner)));
   }

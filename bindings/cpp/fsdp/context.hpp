@@ -112,7 +112,8 @@ class Context {
  private:
   struct Nothing {};
   explicit Context(Nothing) {}
-  template <typename Call> void create(const ContextOptions &options, Call call) {
+  template <typename Call>
+  void create(const ContextOptions &options, Call call) {
     auto raw = detail::sized<fsdp_context_options>();
     hooks_ = detail::hand_over(options, raw);
     fsdp_context *made = nullptr;
@@ -142,8 +143,9 @@ inline std::string get_last_message() { return fsdp_get_last_message(); }
 inline std::string describe_build() { return detail::read_text(fsdp_describe_build); }
 /** The checkpoints of a folder as JSON, the newest first. */
 inline std::string list_checkpoints(const std::string &folder) {
-  return detail::read_text(
-      [&](char *buffer, std::uint64_t *size_bytes) { return fsdp_list_checkpoints(folder.c_str(), buffer, size_bytes); });
+  return detail::read_text([&](char *buffer, std::uint64_t *size_bytes) {
+    return fsdp_list_checkpoints(folder.c_str(), buffer, size_bytes);
+  });
 }
 
 }  // namespace fsdp

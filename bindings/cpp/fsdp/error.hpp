@@ -15,13 +15,27 @@
 namespace fsdp {
 
 enum class Status : fsdp_status {
-  ok = FSDP_OK, invalid_argument = FSDP_INVALID_ARGUMENT, invalid_handle = FSDP_INVALID_HANDLE,
-  invalid_state = FSDP_INVALID_STATE, unsupported = FSDP_UNSUPPORTED, out_of_memory = FSDP_OUT_OF_MEMORY,
-  busy = FSDP_BUSY, mismatch = FSDP_MISMATCH, peer_failed = FSDP_PEER_FAILED, timeout = FSDP_TIMEOUT,
-  aborted = FSDP_ABORTED, interrupted = FSDP_INTERRUPTED, system = FSDP_SYSTEM, internal = FSDP_INTERNAL
+  ok = FSDP_OK,
+  invalid_argument = FSDP_INVALID_ARGUMENT,
+  invalid_handle = FSDP_INVALID_HANDLE,
+  invalid_state = FSDP_INVALID_STATE,
+  unsupported = FSDP_UNSUPPORTED,
+  out_of_memory = FSDP_OUT_OF_MEMORY,
+  busy = FSDP_BUSY,
+  mismatch = FSDP_MISMATCH,
+  peer_failed = FSDP_PEER_FAILED,
+  timeout = FSDP_TIMEOUT,
+  aborted = FSDP_ABORTED,
+  interrupted = FSDP_INTERRUPTED,
+  system = FSDP_SYSTEM,
+  internal = FSDP_INTERNAL
 };
 enum class Origin : fsdp_origin {
-  fsdp = FSDP_ORIGIN_FSDP, os = FSDP_ORIGIN_OS, cuda = FSDP_ORIGIN_CUDA, nccl = FSDP_ORIGIN_NCCL, ucx = FSDP_ORIGIN_UCX
+  fsdp = FSDP_ORIGIN_FSDP,
+  os = FSDP_ORIGIN_OS,
+  cuda = FSDP_ORIGIN_CUDA,
+  nccl = FSDP_ORIGIN_NCCL,
+  ucx = FSDP_ORIGIN_UCX
 };
 
 /** What a call that fails throws: status, rank to blame, message. */
@@ -45,7 +59,8 @@ class Error : public std::runtime_error {
 
 namespace detail {
 
-template <typename Struct> Struct sized() {
+template <typename Struct>
+Struct sized() {
   Struct made{};
   made.struct_size = sizeof(Struct);
   return made;
@@ -86,7 +101,8 @@ inline void check(fsdp_status status) {
 }
 
 /** Text from a call with a buffer: its size first, then the text. What it describes may grow in between. */
-template <typename Call> std::string read_text(Call call) {
+template <typename Call>
+std::string read_text(Call call) {
   std::uint64_t size_bytes = 0;
   check(call(nullptr, &size_bytes));
   for (;;) {
@@ -101,7 +117,8 @@ template <typename Call> std::string read_text(Call call) {
 }
 
 /** A handle of the library's, given back at the end. */
-template <typename Raw, void (*destroy)(Raw *)> class Handle {
+template <typename Raw, void (*destroy)(Raw *)>
+class Handle {
  public:
   Handle() = default;
   explicit Handle(Raw *raw) noexcept : raw_(raw) {}

@@ -77,8 +77,8 @@ struct GroupEntry {
   std::vector<std::string> names;
   std::vector<std::uint64_t> element_counts;
   std::array<std::vector<fsdp_tensor>, 4> views;  // by phase
-  int rank = 0;                   // of the context
-  std::uint64_t discards = 0;     // of steps of the model
+  int rank = 0;                                   // of the context
+  std::uint64_t discards = 0;                     // of steps of the model
 
   std::uint64_t find(const ParamKey &key) const {
     if (!key.is_name()) return key.index();
@@ -94,7 +94,8 @@ struct GroupEntry {
 }  // namespace detail
 
 /**
- * The full compute weights of an unsharded group: a hold, which ends with the guard. weights["w"] is a view of one parameter:
+ * The full compute weights of an unsharded group: a hold, which ends with the guard. weights["w"] is a view of one
+ * parameter:
  *
  *   auto weights = group.unshard(fsdp::Phase::forward);
  *   fsdp::span<const float> w = weights["w"];
@@ -111,8 +112,12 @@ class Weights {
     views_ = views.data();
   }
   Weights(Weights &&other) noexcept
-      : group_(std::exchange(other.group_, nullptr)), entry_(std::move(other.entry_)), views_(other.views_),
-        phase_(other.phase_), stream_(other.stream_), discards_(other.discards_) {}
+      : group_(std::exchange(other.group_, nullptr)),
+        entry_(std::move(other.entry_)),
+        views_(other.views_),
+        phase_(other.phase_),
+        stream_(other.stream_),
+        discards_(other.discards_) {}
   Weights &operator=(Weights &&) = delete;
   ~Weights() {
     if (group_) (void)return_hold();  // fails where the hold has gone: with its model, or in a context that has failed
@@ -122,11 +127,15 @@ class Weights {
     if (!group_) refuse_gone();
     const std::uint64_t index = entry_->find(key);
     if (index >= entry_->names.size())
-      detail::refuse(FSDP_INVALID_ARGUMENT, "group " + entry_->name + " has no parameter number " + std::to_string(index));
+      detail::refuse(FSDP_INVALID_ARGUMENT,
+                     "group " + entry_->name + " has no parameter number " + std::to_string(index));
     return Tensor(views_[index]);
   }
   /** weights.get<float>("w") is weights["w"].as<const float>(). */
-  template <typename T> span<const T> get(const ParamKey &key) const { return (*this)[key].template as<const T>(); }
+  template <typename T>
+  span<const T> get(const ParamKey &key) const {
+    return (*this)[key].template as<const T>();
+  }
   std::size_t size() const noexcept { return entry_ ? entry_->names.size() : 0; }
 
   /** Returns the hold now, and throws if that fails. */
@@ -172,11 +181,18 @@ class Weights {
 struct Grad {
   Tensor tensor;
   bool accumulate = false;
-  template <typename T> span<T> as() const { return tensor.as<T>(); }
-  template <typename T> operator span<T>() const { return tensor.as<T>(); }
+  template <typename T>
+  span<T> as() const {
+    return tensor.as<T>();
+  }
+  template <typename T>
+  operator span<T>() const {
+    return tensor.as<T>();
+  }
 };
 
-/** A group of a model; copies name the same one. An array is whatever has data and size: std::vector, std::array, a span. */
+/** A group of a model; copies name the same one. An array is whatever has data and size: std::vector, std::array, a
+ * span. */
 class Group {
  public:
   Group() = default;
@@ -207,9 +223,11 @@ class Group {
   // ---- values
 
   /** From a whole array; with a root, other ranks may give an empty one. */
-  template <typename Array> void load_param(const ParamKey &key, const Array &values, int root = FSDP_EVERY_RANK) {
+  template <typename Array>
+  void load_param(const ParamKey &key, const Array &values, int root = FSDP_EVERY_RANK) {
     const std::uint64_t index = find(key);
-    detail::check(fsdp_load_param(raw_, index, data_of(values), dtype_in(values), count_of(values, index, root), root, 0));
+    detail::check(
+        fsdp_load_param(raw_, index, data_of(values), dtype_in(values), count_of(values, index, root), root, 0));
   }
   template <typename Array>
   void load_state(const ParamKey &key, const std::string &name, const Array &values, int root = FSDP_EVERY_RANK) {
@@ -218,14 +236,17 @@ class Group {
                                   count_of(values, index, root), root, 0));
   }
   /** Whole rows that this rank owns, from row_offset on. */
-  template <typename Array> void load_chunk(const ParamKey &key, const Array &values, std::uint64_t row_offset) {
+  template <typename Array>
+  void load_chunk(const ParamKey &key, const Array &values, std::uint64_t row_offset) {
     const std::uint64_t index = find(key), row_size = row_size_of(index);
     if (row_size == 0 || std::size(values) % row_size != 0)
       detail::refuse(FSDP_INVALID_ARGUMENT, "these elements are no whole rows of " + std::to_string(row_size));
-    detail::check(fsdp_load_chunk(raw_, index, data_of(values), dtype_in(values), row_offset, std::size(values) / row_size, 0));
+    detail::check(
+        fsdp_load_chunk(raw_, index, data_of(values), dtype_in(values), row_offset, std::size(values) / row_size, 0));
   }
   /** The whole main weights; with a root, empty on other ranks. */
-  template <typename T> std::vector<T> read_param(const ParamKey &key, int root = FSDP_EVERY_RANK) const {
+  template <typename T>
+  std::vector<T> read_param(const ParamKey &key, int root = FSDP_EVERY_RANK) const {
     const std::uint64_t index = find(key);
     return read_whole<T>(index, root, [&](void *data, std::uint64_t count) {
       return fsdp_read_param(raw_, index, data, raw_dtype<T>, count, root, 0);
@@ -276,7 +297,8 @@ class Group {
     return grads;
   }
   /** The caller's own gradient, copied or added. */
-  template <typename Array> void put_grad(const ParamKey &key, const Array &values, fsdp_stream stream = nullptr) {
+  template <typename Array>
+  void put_grad(const ParamKey &key, const Array &values, fsdp_stream stream = nullptr) {
     detail::check(fsdp_put_grad(raw_, find(key), data_of(values), dtype_in(values), std::size(values), 0, stream));
   }
   /** No gradient: it counts as zeros. */
@@ -295,11 +317,16 @@ class Group {
     return *entry_;
   }
   std::uint64_t find(const ParamKey &key) const { return entry().find(key); }
-  template <typename Array> static const void *data_of(const Array &values) { return std::data(values); }
-  template <typename Array> static constexpr fsdp_dtype dtype_in(const Array &values) {
+  template <typename Array>
+  static const void *data_of(const Array &values) {
+    return std::data(values);
+  }
+  template <typename Array>
+  static constexpr fsdp_dtype dtype_in(const Array &values) {
     return raw_dtype<std::remove_reference_t<decltype(*std::data(values))>>;
   }
-  template <typename Array> std::uint64_t count_of(const Array &values, std::uint64_t index, int root) const {
+  template <typename Array>
+  std::uint64_t count_of(const Array &values, std::uint64_t index, int root) const {
     return root != FSDP_EVERY_RANK && std::size(values) == 0 ? entry().element_count(index) : std::size(values);
   }
   std::uint64_t row_size_of(std::uint64_t index) const {
@@ -308,7 +335,8 @@ class Group {
     for (std::uint32_t d = 1; d < param.dimension_count; ++d) size *= param.shape[d];
     return size;
   }
-  template <typename T, typename Call> std::vector<T> read_whole(std::uint64_t index, int root, Call call) const {
+  template <typename T, typename Call>
+  std::vector<T> read_whole(std::uint64_t index, int root, Call call) const {
     const std::uint64_t count = entry().element_count(index);
     std::vector<T> values(static_cast<std::size_t>(count));
     detail::check(call(values.data(), count));

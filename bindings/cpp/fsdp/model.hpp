@@ -33,8 +33,10 @@ struct FullGrad : fsdp_grad {
   FullGrad() : fsdp_grad{} {}
   FullGrad(const void *data_, DType dtype_, std::uint64_t element_count_)
       : fsdp_grad{data_, element_count_, static_cast<fsdp_dtype>(dtype_), 0} {}
-  template <typename T> FullGrad(span<T> values) : FullGrad(values.data(), dtype_of<std::remove_cv_t<T>>::value, values.size()) {}
-  template <typename T> FullGrad(const std::vector<T> &values) : FullGrad(values.data(), dtype_of<T>::value, values.size()) {}
+  template <typename T>
+  FullGrad(span<T> values) : FullGrad(values.data(), dtype_of<std::remove_cv_t<T>>::value, values.size()) {}
+  template <typename T>
+  FullGrad(const std::vector<T> &values) : FullGrad(values.data(), dtype_of<T>::value, values.size()) {}
 };
 
 /** What this rank owns of one parameter; main weights may be written in the update window only. */
@@ -55,7 +57,9 @@ class Shard {
   }
 
  private:
-  span<float> floats(void *data) const { return {static_cast<float *>(data), static_cast<std::size_t>(raw_.element_count)}; }
+  span<float> floats(void *data) const {
+    return {static_cast<float *>(data), static_cast<std::size_t>(raw_.element_count)};
+  }
   fsdp_model *model_;
   std::uint64_t index_;
   fsdp_shard raw_;
@@ -87,7 +91,8 @@ class Model {
       entry->element_counts.push_back(count);
     }
     fsdp_group *made = nullptr;
-    detail::check(fsdp_create_group(get(), name.c_str(), raws.data(), raws.size(), sizeof(fsdp_param), &options, &made));
+    detail::check(
+        fsdp_create_group(get(), name.c_str(), raws.data(), raws.size(), sizeof(fsdp_param), &options, &made));
     groups_.emplace_back(made, std::move(entry));
     return groups_.back();
   }
@@ -159,12 +164,14 @@ class Model {
     return stats;
   }
   std::string describe() const {
-    return detail::read_text([&](char *buffer, std::uint64_t *size) { return fsdp_describe_model(get(), buffer, size); });
+    return detail::read_text(
+        [&](char *buffer, std::uint64_t *size) { return fsdp_describe_model(get(), buffer, size); });
   }
 
   // ---- the end of a step
 
-  /** Waits for all reduces, multiplies main grads by scale, and opens the update window once every rank has come here. */
+  /** Waits for all reduces, multiplies main grads by scale, and opens the update window once every rank has come here.
+   */
   void finish_grads(double scale = 1.0, fsdp_stream stream = nullptr) {
     detail::check(fsdp_finish_grads(get(), scale, 0, stream));
   }
@@ -174,7 +181,8 @@ class Model {
   }
   void publish_weights(fsdp_stream stream = nullptr) { detail::check(fsdp_publish_weights(get(), stream)); }
   void begin_update(fsdp_stream stream = nullptr) { detail::check(fsdp_begin_update(get(), stream)); }
-  /** Forgets this step, also after an exception in the middle of a pass. Weights that still live return nothing then. */
+  /** Forgets this step, also after an exception in the middle of a pass. Weights that still live return nothing then.
+   */
   void discard_step(fsdp_stream stream = nullptr) {
     detail::check(fsdp_discard_step(get(), stream));
     for (const Group &group : groups_) ++group.entry_->discards;
@@ -196,7 +204,9 @@ class Model {
     detail::check(fsdp_get_param_grad_norms(get(), stream, norms.data(), norms.size()));
     return norms;
   }
-  void scale_grads(double factor, fsdp_stream stream = nullptr) { detail::check(fsdp_scale_grads(get(), factor, stream)); }
+  void scale_grads(double factor, fsdp_stream stream = nullptr) {
+    detail::check(fsdp_scale_grads(get(), factor, stream));
+  }
   /** The norm before clipping; one that is not finite leaves the gradients alone. */
   double clip_grads(double max_norm, const Mesh *mesh = nullptr, fsdp_stream stream = nullptr) {
     double norm = 0;
@@ -218,10 +228,11 @@ class Model {
     return shards;
   }
   /** A whole step in one call. max_norm 0 does not clip; the norm before clipping is returned. */
-  double apply_grads(const std::vector<FullGrad> &grads, double lr, double max_norm = 0, const AdamwOptions &options = {},
-                     fsdp_stream stream = nullptr) {
+  double apply_grads(const std::vector<FullGrad> &grads, double lr, double max_norm = 0,
+                     const AdamwOptions &options = {}, fsdp_stream stream = nullptr) {
     double norm = 0;
-    detail::check(fsdp_apply_grads(get(), grads.data(), grads.size(), sizeof(FullGrad), lr, max_norm, &options, stream, &norm));
+    detail::check(
+        fsdp_apply_grads(get(), grads.data(), grads.size(), sizeof(FullGrad), lr, max_norm, &options, stream, &norm));
     return norm;
   }
 
@@ -236,12 +247,14 @@ class Model {
     return loaded;
   }
   /** Weights alone, out of safetensors files of anybody. */
-  Loaded load_weights(const std::string &path, const std::vector<Rename> &renames = {}, const LoadOptions &options = {}) {
+  Loaded load_weights(const std::string &path, const std::vector<Rename> &renames = {},
+                      const LoadOptions &options = {}) {
     std::vector<fsdp_rename> raws;
     for (const Rename &r : renames)
       raws.push_back({r.theirs.c_str(), r.ours.c_str(), r.from_row, r.to_row, r.row_count, r.flags, 0});
     auto loaded = detail::sized<fsdp_loaded>();
-    detail::check(fsdp_load_weights(get(), path.c_str(), raws.data(), raws.size(), sizeof(fsdp_rename), &options, &loaded));
+    detail::check(
+        fsdp_load_weights(get(), path.c_str(), raws.data(), raws.size(), sizeof(fsdp_rename), &options, &loaded));
     return loaded;
   }
 

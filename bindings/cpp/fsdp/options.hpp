@@ -15,7 +15,8 @@
 namespace fsdp {
 
 /** An options struct of the header: all zero, which is the defaults, and its size. */
-template <typename Struct> struct Options : Struct {
+template <typename Struct>
+struct Options : Struct {
   Options() : Struct(detail::sized<Struct>()) {}
 };
 using MeshOptions = Options<fsdp_mesh_options>;
@@ -26,20 +27,37 @@ using SaveOptions = Options<fsdp_save_options>;
 using LoadOptions = Options<fsdp_load_options>;
 
 enum class LogLevel : fsdp_log_level {
-  error = FSDP_LOG_ERROR, warning = FSDP_LOG_WARNING, info = FSDP_LOG_INFO, debug = FSDP_LOG_DEBUG
+  error = FSDP_LOG_ERROR,
+  warning = FSDP_LOG_WARNING,
+  info = FSDP_LOG_INFO,
+  debug = FSDP_LOG_DEBUG
 };
 enum class ValueOp : fsdp_value_op {
-  sum = FSDP_VALUE_SUM, min = FSDP_VALUE_MIN, max = FSDP_VALUE_MAX, mean = FSDP_VALUE_MEAN
+  sum = FSDP_VALUE_SUM,
+  min = FSDP_VALUE_MIN,
+  max = FSDP_VALUE_MAX,
+  mean = FSDP_VALUE_MEAN
 };
 enum class Phase : fsdp_phase {
-  forward = FSDP_FORWARD, backward = FSDP_BACKWARD, recompute = FSDP_RECOMPUTE, eval = FSDP_EVAL
+  forward = FSDP_FORWARD,
+  backward = FSDP_BACKWARD,
+  recompute = FSDP_RECOMPUTE,
+  eval = FSDP_EVAL
 };
 enum class ScheduleKind : fsdp_schedule_kind {
-  sequential = FSDP_SCHEDULE_SEQUENTIAL, interleaved = FSDP_SCHEDULE_INTERLEAVED, visits = FSDP_SCHEDULE_VISITS
+  sequential = FSDP_SCHEDULE_SEQUENTIAL,
+  interleaved = FSDP_SCHEDULE_INTERLEAVED,
+  visits = FSDP_SCHEDULE_VISITS
 };
 enum class Role : fsdp_role {
-  all = FSDP_ROLE_ALL, compute = FSDP_ROLE_COMPUTE, main = FSDP_ROLE_MAIN, grad = FSDP_ROLE_GRAD,
-  optimizer = FSDP_ROLE_OPTIMIZER, gather = FSDP_ROLE_GATHER, reduce = FSDP_ROLE_REDUCE, staging = FSDP_ROLE_STAGING
+  all = FSDP_ROLE_ALL,
+  compute = FSDP_ROLE_COMPUTE,
+  main = FSDP_ROLE_MAIN,
+  grad = FSDP_ROLE_GRAD,
+  optimizer = FSDP_ROLE_OPTIMIZER,
+  gather = FSDP_ROLE_GATHER,
+  reduce = FSDP_ROLE_REDUCE,
+  staging = FSDP_ROLE_STAGING
 };
 enum class BytesOwner : fsdp_bytes_owner { once = FSDP_BYTES_ONCE, per_rank = FSDP_BYTES_PER_RANK };
 

@@ -18,20 +18,36 @@ enum class DType : fsdp_dtype { float32 = FSDP_FLOAT32, bfloat16 = FSDP_BFLOAT16
 enum class DeviceKind : fsdp_device_kind { host = FSDP_DEVICE_HOST, cuda = FSDP_DEVICE_CUDA };
 
 /** A bfloat16 and an IEEE half as their bits. */
-struct bfloat16 { std::uint16_t bits; };
-struct float16 { std::uint16_t bits; };
+struct bfloat16 {
+  std::uint16_t bits;
+};
+struct float16 {
+  std::uint16_t bits;
+};
 
 /** The dtype of a C++ type; specialize it for one of your own that has such bits. */
-template <typename T> struct dtype_of;
-template <> struct dtype_of<float> { static constexpr DType value = DType::float32; };
-template <> struct dtype_of<bfloat16> { static constexpr DType value = DType::bfloat16; };
-template <> struct dtype_of<float16> { static constexpr DType value = DType::float16; };
-template <typename T> inline constexpr fsdp_dtype raw_dtype = static_cast<fsdp_dtype>(dtype_of<std::remove_cv_t<T>>::value);
+template <typename T>
+struct dtype_of;
+template <>
+struct dtype_of<float> {
+  static constexpr DType value = DType::float32;
+};
+template <>
+struct dtype_of<bfloat16> {
+  static constexpr DType value = DType::bfloat16;
+};
+template <>
+struct dtype_of<float16> {
+  static constexpr DType value = DType::float16;
+};
+template <typename T>
+inline constexpr fsdp_dtype raw_dtype = static_cast<fsdp_dtype>(dtype_of<std::remove_cv_t<T>>::value);
 
 inline std::uint64_t get_dtype_size(DType dtype) { return fsdp_get_dtype_size(static_cast<fsdp_dtype>(dtype)); }
 
 /** Elements one after the other, of somebody else's memory: what std::span is, and convertible to it. */
-template <typename T> class span {
+template <typename T>
+class span {
  public:
   using element_type = T;
   using value_type = std::remove_cv_t<T>;
@@ -59,12 +75,17 @@ class Tensor {
   explicit Tensor(const fsdp_tensor &raw) : raw_(raw) {}
 
   /** Throws where T is another type, may write what is read-only, or the memory is a GPU's. */
-  template <typename T> span<T> as() const {
-    if (raw_.dtype != raw_dtype<T> || raw_.device != FSDP_DEVICE_HOST || !raw_.data || (!std::is_const_v<T> && is_read_only()))
+  template <typename T>
+  span<T> as() const {
+    if (raw_.dtype != raw_dtype<T> || raw_.device != FSDP_DEVICE_HOST || !raw_.data ||
+        (!std::is_const_v<T> && is_read_only()))
       refuse_as(raw_dtype<T>);
     return {static_cast<T *>(raw_.data), static_cast<std::size_t>(raw_.element_count)};
   }
-  template <typename T> operator span<T>() const { return as<T>(); }
+  template <typename T>
+  operator span<T>() const {
+    return as<T>();
+  }
 
   void *data() const noexcept { return raw_.data; }
   explicit operator bool() const noexcept { return raw_.data != nullptr; }

@@ -173,7 +173,8 @@ TEST(Values, AreReducedOverTheWorldOrAMesh) {
   run_ranks(4, [](fsdp::Context &context) {
     const double rank = context.rank();
     EXPECT_EQ(context.all_reduce_value(rank, fsdp::ValueOp::max), 3);
-    const std::vector<std::uint32_t> half = rank < 2 ? std::vector<std::uint32_t>{0, 1} : std::vector<std::uint32_t>{2, 3};
+    const std::vector<std::uint32_t> half =
+        rank < 2 ? std::vector<std::uint32_t>{0, 1} : std::vector<std::uint32_t>{2, 3};
     fsdp::MeshOptions options;
     options.ranks = half.data();
     options.rank_count = 2;

@@ -3,8 +3,8 @@
 #ifndef FSDP_BINDINGS_CPP_TESTS_RANKS_H
 #define FSDP_BINDINGS_CPP_TESTS_RANKS_H
 
-#include <fsdp.hpp>
 #include <gtest/gtest.h>
+#include <fsdp.hpp>
 
 #include <cmath>
 #include <thread>
@@ -78,7 +78,8 @@ inline double adamw(double w, int steps, double lr) {
 }
 
 /** The status of what a call throws; ok if it does not. */
-template <typename Call> fsdp::Status status_of(Call call) {
+template <typename Call>
+fsdp::Status status_of(Call call) {
   try {
     call();
   } catch (const fsdp::Error &error) {

@@ -15,8 +15,8 @@ void expect_trained(const std::vector<float> &found, std::size_t count, int step
 
 TEST(Training, EveryStrategyTrainsAsOneWholeCopyDoes) {
   for (const std::uint32_t world_size : {1u, 2u, 4u})
-    for (const fsdp_strategy strategy : {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS,
-                                         FSDP_STRATEGY_OPTIM_GRADS_PARAMS})
+    for (const fsdp_strategy strategy :
+         {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS, FSDP_STRATEGY_OPTIM_GRADS_PARAMS})
       run_ranks(world_size, [&](fsdp::Context &context) {
         fsdp::ModelOptions options;
         options.strategy = strategy;
@@ -124,7 +124,8 @@ TEST(Training, LoadsComeFromARootOrInRows) {
     model.seal();
     group.load_param("frozen", std::array<float, 3>{1, 2, 3}, 1);
     const fsdp_chunk chunk = group.chunk("w", context.rank());
-    const std::vector<float> rows(static_cast<std::size_t>(chunk.element_count), static_cast<float>(context.rank() + 1));
+    const std::vector<float> rows(static_cast<std::size_t>(chunk.element_count),
+                                  static_cast<float>(context.rank() + 1));
     group.load_chunk("w", rows, chunk.row_offset);
     EXPECT_EQ(status_of([&] { group.load_chunk("w", std::vector<float>(3), 0); }), fsdp::Status::invalid_argument);
     model.publish_weights();
