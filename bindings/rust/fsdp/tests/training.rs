@@ -119,7 +119,7 @@ fn bf16_weights_are_rounded_main_weights() {
         let params = [Param::new("w", &[6]).dtype(Dtype::Bfloat16), Param::new("frozen", &[6]).frozen()];
         let group = model.create_group("g", &params, &Default::default()).unwrap();
         let mut window = model.seal().unwrap();
-        let values = [1.0f32, 1.00390625, 1.01171875, -3.1415927, 1e30, 0.0]; // two ties: down to even, up to even
+        let values = [1.0f32, 1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, -2.7, 1e30, 0.0]; // two ties: down to even, up to even
         let root_has = (context.rank() == 1).then_some(&values[..]);
         window.load_param_from(1, group, "w", root_has).unwrap();
         window.publish().unwrap();
