@@ -76,9 +76,9 @@ struct GroupEntry {
   std::string name;
   std::vector<std::string> names;
   std::vector<std::uint64_t> element_counts;
-  std::array<std::vector<fsdp_tensor>, 4> views;  // by phase
-  int rank = 0;                                   // of the context
-  std::uint64_t discards = 0;                     // of steps of the model
+  std::array<std::vector<Tensor>, 4> views;  // by phase
+  int rank = 0;                              // of the context
+  std::uint64_t discards = 0;                // of steps of the model
 
   std::uint64_t find(const ParamKey &key) const {
     if (!key.is_name()) return key.index();
@@ -123,13 +123,13 @@ class Weights {
     if (group_) (void)return_hold();  // fails where the hold has gone: with its model, or in a context that has failed
   }
 
-  Tensor operator[](const ParamKey &key) const {
+  const Tensor &operator[](const ParamKey &key) const {
     if (!group_) refuse_gone();
     const std::uint64_t index = entry_->find(key);
     if (index >= entry_->names.size())
       detail::refuse(FSDP_INVALID_ARGUMENT,
                      "group " + entry_->name + " has no parameter number " + std::to_string(index));
-    return Tensor(views_[index]);
+    return views_[index];
   }
   /** weights.get<float>("w") is weights["w"].as<const float>(). */
   template <typename T>
@@ -152,12 +152,14 @@ class Weights {
     if (discards_ != entry_->discards) return FSDP_OK;
     return fsdp_reshard(group_, static_cast<fsdp_phase>(phase_), 0, stream_);
   }
-  void ask_for(std::vector<fsdp_tensor> &views) {
-    views.resize(entry_->names.size());
+  void ask_for(std::vector<Tensor> &views) {
+    std::vector<fsdp_tensor> raws(entry_->names.size());
     const fsdp_status status =
-        fsdp_get_params(group_, static_cast<fsdp_phase>(phase_), views.data(), views.size(), sizeof(fsdp_tensor));
-    if (status == FSDP_OK) return;
-    views.clear();
+        fsdp_get_params(group_, static_cast<fsdp_phase>(phase_), raws.data(), raws.size(), sizeof(fsdp_tensor));
+    if (status == FSDP_OK) {
+      views = std::vector<Tensor>(raws.begin(), raws.end());
+      return;
+    }
     try {
       detail::check(status);
     } catch (...) {
@@ -171,7 +173,7 @@ class Weights {
 
   fsdp_group *group_;
   std::shared_ptr<detail::GroupEntry> entry_;
-  const fsdp_tensor *views_ = nullptr;
+  const Tensor *views_ = nullptr;
   Phase phase_;
   fsdp_stream stream_;
   std::uint64_t discards_;
