@@ -25,6 +25,18 @@ TEST(Lifetime, AnExceptionInTheMiddleOfAForwardLeavesAModelThatTrainsOn) {
   });
 }
 
+TEST(Lifetime, AGuardReturnsItsHoldWhereItsScopeEnds) {
+  run_ranks(2, [](fsdp::Context &context) {
+    TwoGroups net(context);
+    {
+      const fsdp::Weights weights = net.first.unshard(fsdp::Phase::forward);
+      const fsdp::Weights moved_twice = [&] { return net.second.unshard(fsdp::Phase::forward); }();
+    }
+    net.step(0.5);  // a hold that is left is an error of finish_grads
+    context.close();
+  });
+}
+
 TEST(Lifetime, ALeakedGuardIsFoundAndTheStepDiscarded) {
   run_ranks(2, [](fsdp::Context &context) {
     TwoGroups net(context);

@@ -48,17 +48,26 @@ fn values_are_reduced_and_a_mesh_has_its_ranks() {
     });
 }
 
+/// Lets rank 1 go, also where rank 0 has panicked.
+struct Done<'a>(&'a AtomicI32);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(1, Ordering::Release);
+    }
+}
+
 /// Rank 0 waits for a peer that never comes; the context's own means end the wait.
 fn wait_for_nobody(options: &ContextOptions, meanwhile: impl Fn(&Context) + Sync) -> (fsdp::Error, Duration) {
     let found = Mutex::new(None);
     let done = AtomicI32::new(0);
     run_ranks_with(2, options, |context| {
         if context.rank() == 0 {
+            let _done = Done(&done);
             meanwhile(&context);
             let began = Instant::now();
             let error = context.all_reduce_values(&mut [1.0], ValueOp::Sum).unwrap_err();
             *found.lock().unwrap() = Some((error, began.elapsed()));
-            done.store(1, Ordering::Release);
         } else {
             while done.load(Ordering::Acquire) == 0 {
                 std::thread::sleep(Duration::from_millis(5));
@@ -118,11 +127,11 @@ fn a_panic_of_a_hook_comes_out_of_the_call() {
             std::thread::sleep(Duration::from_millis(5));
         }
         if context.rank() == 0 {
+            let _done = Done(&done);
             let wait = std::panic::AssertUnwindSafe(|| context.all_reduce_values(&mut [1.0], ValueOp::Sum));
             let payload = std::panic::catch_unwind(wait).expect_err("the hook has panicked");
             assert_eq!(payload.downcast_ref(), Some(&42u32));
             context.abort("seen").unwrap(); // no later call panics
-            done.store(1, Ordering::Release);
         }
     });
 }
