@@ -10,7 +10,7 @@ from . import _abi
 from ._library import check, lib, make
 from .checkpoint import Checkpoint
 from .constants import DeviceKind
-from .errors import error_of
+from .errors import Error, PeerFailed, error_of
 from .handle import Handle, Owner
 from .mesh import Mesh
 from .model import Model
@@ -236,33 +236,36 @@ def create_local_contexts(world_size, **options):
 def run_local(world_size, function, **options):
     """function(context) on a thread for each rank; what they return, in the order of ranks.
 
-    The first exception, of a rank or of this thread (Ctrl-C), aborts all of them and is raised here when all have ended.
+    An exception of a rank aborts its context, so that the others end; when all have, it is raised here. Ctrl-C aborts all of them.
     """
     contexts = create_local_contexts(world_size, **options)
     results, errors = [None] * world_size, []
-
-    def fail(error):
-        errors.append(error)
-        for context in contexts:
-            with contextlib.suppress(Exception):
-                context.abort(f"{type(error).__name__}: {error}")
 
     def run(rank):
         try:
             with contexts[rank] as context:
                 results[rank] = function(context)
         except BaseException as error:
-            fail(error)
+            errors.append(error)
 
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(world_size)]
     for thread in threads:
         thread.start()
+    interrupted = None
     for thread in threads:
         while thread.is_alive():
             try:
                 thread.join()
             except BaseException as error:
-                fail(error)
-    if errors:
-        raise errors[0]
+                interrupted = interrupted or error
+                _abort_all(contexts, error)
+    if interrupted or errors:
+        # Those that only tell of a peer came after what the peer has raised, if perhaps sooner into the list.
+        raise interrupted or min(errors, key=lambda error: isinstance(error, PeerFailed))
     return results
+
+
+def _abort_all(contexts, error):
+    for context in contexts:
+        with contextlib.suppress(Error):  # one that has ended by itself
+            context.abort(f"{type(error).__name__}: {error}")
