@@ -8,6 +8,7 @@ Needs torch (CPU is enough) and numpy; ranks are threads. Reports in the Test An
 install.
 """
 import copy
+import gc
 import os
 import sys
 
@@ -41,8 +42,9 @@ class Block(nn.Module):
 class Tiny(nn.Module):
     """A transformer with a tied embedding, a frozen table and a head that a step may leave unused."""
 
-    def __init__(self, recomputes=False):
+    def __init__(self, recomputes=False, recomputes_layers=False):
         super().__init__()
+        self.recomputes_layers = recomputes_layers
         self.embed, self.place = nn.Embedding(VOCABULARY, WIDTH), nn.Parameter(torch.randn(LENGTH, WIDTH) / 8, requires_grad=False)
         self.blocks = nn.ModuleList(Block(recomputes) for _ in range(3))
         self.norm, self.head, self.unused = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False), nn.Linear(WIDTH, 3)
@@ -51,7 +53,7 @@ class Tiny(nn.Module):
     def forward(self, tokens):
         x = self.embed(tokens) + self.place
         for block in self.blocks:
-            x = block(x)
+            x = checkpoint(block, x, use_reentrant=False) if self.recomputes_layers else block(x)
         return self.head(self.norm(x))
 
 
@@ -190,6 +192,7 @@ def main():
         compare(f"{world_size} ranks", plain, world_size)
     compare("copied weights", plain, 2, unshard_mode=fsdp.UnshardMode.COPIED)
     compare("recomputing", recomputing, 2, unshard_mode=fsdp.UnshardMode.COPIED)
+    compare("recomputing whole layers, whose hooks run again", Tiny(recomputes_layers=True), 2, unshard_mode=fsdp.UnshardMode.COPIED)
     compare("two micro-batches", plain, 2, microbatches=2)
     for strategy in (fsdp.Strategy.NO_SHARD, fsdp.Strategy.OPTIM, fsdp.Strategy.OPTIM_GRADS):
         compare(f"strategy {strategy.name}", plain, 2, strategy=strategy)
@@ -201,6 +204,7 @@ def main():
     case("eval without gradients", in_one_rank(plain, lambda module, sharded: evaluates(module)))
     case("a compiled module is refused",
          refused(TypeError, "torch.compile", lambda: in_one_rank(nn.Sequential(torch.compile(nn.Linear(2, 2))), lambda *_: None)))
+    case("DLPack both ways, and given back", fsdp.run_local(1, exchanges)[0])
     os.environ["FSDP_DEBUG"] = "1"
 
     class Writes(nn.Module):
@@ -217,6 +221,35 @@ def main():
          in_one_rank(Writes(), lambda module, sharded: refused(RuntimeError, "mul_", lambda: module(torch.ones(4)))))
     print(f"1..{number}")
     return failed
+
+
+def exchanges(context):
+    """A view of the library's memory as a tensor of torch, a tensor of torch as a gradient."""
+    gc.collect()  # modules of earlier cases, whose parameters are views, too
+    exported = fsdp.tensor.dlpack._exported
+    before = len(exported)
+    with context.create_model() as model:
+        group = model.create_group("layer", [fsdp.Param("w", (3, 4)), fsdp.Param("h", (4,), fsdp.Dtype.BFLOAT16)])
+        model.seal()
+        group.load_param("w", torch.arange(12.0).reshape(3, 4))
+        group.load_param("h", torch.arange(4.0).bfloat16())
+        model.publish_weights()
+        with group.unsharded():
+            views = {name: torch.from_dlpack(view) for name, view in group.tensors().items()}
+            addresses = [views[name].data_ptr() == view.address for name, view in group.tensors().items()]
+            same = torch.equal(views["w"], torch.arange(12.0).reshape(3, 4)) and torch.equal(views["h"], torch.arange(4.0).bfloat16())
+        held = len(exported) - before
+        del views
+        if not (all(addresses) and same and held == 2 and len(exported) == before):
+            return False
+        group.put_grad("w", torch.full((3, 4), 2.0, requires_grad=True))
+        group.put_grad("h", torch.ones(4, dtype=torch.bfloat16))
+        is_refused = refused(ValueError, "contiguous", lambda: group.put_grad("w", torch.ones(4, 3).t()))
+        group.reduce_grad()
+        model.finish_grads()
+        grads = {shard.name: shard.main_grad.tolist() for shard in model.shards()}
+        model.discard_step()
+        return is_refused and grads == {"w": [2.0] * 12, "h": [1.0] * 4}
 
 
 def evaluates(module):

@@ -106,7 +106,7 @@ def empty(shape, dtype):
     return view, ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
-def _read_numpy(array):
+def read_numpy(array):
     types = {numpy_dtype(dtype): dtype for dtype in Dtype}
     types.setdefault(numpy.dtype("uint16"), Dtype.BFLOAT16)
     if array.dtype not in types:
@@ -130,7 +130,7 @@ def read(array):
         return array.address, array.dtype, array.shape, array
     if numpy and isinstance(array, (numpy.ndarray, numpy.generic, list, tuple, float)):
         made = numpy.asarray(array)
-        return _read_numpy(made.astype(numpy.float32) if made.dtype == numpy.float64 and not isinstance(array, numpy.ndarray) else made)
+        return read_numpy(made.astype(numpy.float32) if made.dtype == numpy.float64 and not isinstance(array, numpy.ndarray) else made)
     if hasattr(array, "__dlpack__"):
         return dlpack.read(array.detach() if hasattr(array, "detach") else array)
     return _read_buffer(array)
