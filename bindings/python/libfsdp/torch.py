@@ -38,10 +38,10 @@ def shard(module, context, layers=None, no_decay=lambda name, param: param.dim()
 
 
 def _find_layers(module):
-    for child in module.children():
-        if isinstance(child, (torch.nn.ModuleList, torch.nn.Sequential)):
-            yield from (element for element in child if any(True for _ in element.parameters()))
-        else:
+    if isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)):
+        yield from (element for element in module if any(True for _ in element.parameters()))
+    else:
+        for child in module.children():
             yield from _find_layers(child)
 
 
