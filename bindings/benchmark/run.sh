@@ -24,6 +24,18 @@ else
   echo 'rust: skipped: no cargo here'
 fi
 
+# Its arrays need numpy.
+python=
+if FSDP_LIBRARY=$build/lib/libfsdp.so PYTHONPATH=$PWD/bindings/python python3 bindings/python/benchmark.py --json >"$work/why" 2>&1; then
+  python=yes
+else
+  echo "python: skipped: $(tail -n 1 "$work/why")"
+fi
+measure_python() {
+  FSDP_LIBRARY=$build/lib/libfsdp.so PYTHONPATH=$PWD/bindings/python python3 bindings/python/benchmark.py --json |
+    sed -n 's/.*"visit_us": \([0-9.]*\).*/\1/p' | awk '{ printf "%.1f\n", 1000 * $1 }'
+}
+
 # measure NAME COMMAND...: a number more
 measure() {
   name=$1
@@ -39,14 +51,15 @@ for turn in 1 2 3 4 5 6 7; do
   measure c-kept "$build/bindings/benchmark/visit" kept
   measure cpp-by-name "$build/bindings/benchmark/visit_cpp" name
   [ -z "$rust" ] || measure rust-by-name "$rust" name
+  [ -z "$python" ] || measure python-by-name measure_python
 done
 
 median() { sort -n "$work/$1" | sed -n 4p; }
 slow=0
-for name in c c-one-by-one c-kept cpp cpp-by-name rust rust-by-name; do
+for name in c c-one-by-one c-kept cpp cpp-by-name rust rust-by-name python-by-name; do
   [ -f "$work/$name" ] || continue
   percent=$(awk -v a="$(median $name)" -v c="$(median c)" 'BEGIN { printf "%.0f", 100 * a / c }')
-  printf '%-14s %6.0f ns  %4d %% of C\n' $name "$(median $name)" "$percent"
+  printf '%-14s %6.0f ns  %5d %% of C\n' $name "$(median $name)" "$percent"
   case $name in cpp | rust) [ "$percent" -le 105 ] || slow=1 ;; esac
 done
 [ "$check" != --check ] || exit $slow
