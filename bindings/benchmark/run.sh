@@ -1,0 +1,65 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# What a visit of a group (unshard, 12 views, reshard) costs in each language that is there, beside C in the same run.
+#
+# usage: sh bindings/benchmark/run.sh BUILD_FOLDER [--check]
+#
+# The programs take turns, 7 times, and the median of each is told. --check: fails where C++ or Rust take more than 5 % longer
+# than C, which asks the library for all views of each visit by one call, as they need not.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+build=$(cd "$1" && pwd) || exit 1
+check=${2:-}
+LD_LIBRARY_PATH=$build/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+export LD_LIBRARY_PATH
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+
+rust=
+if cargo --version >/dev/null 2>&1; then
+  FSDP_LIB_DIR=$build/lib CARGO_TARGET_DIR=$build/bindings/rust \
+    cargo build --release --offline --quiet --manifest-path bindings/rust/Cargo.toml -p fsdp --example visit || exit 1
+  rust=$build/bindings/rust/release/examples/visit
+else
+  echo 'rust: skipped: no cargo here'
+fi
+
+# Its arrays need numpy.
+python=
+if FSDP_LIBRARY=$build/lib/libfsdp.so PYTHONPATH=$PWD/bindings/python python3 bindings/python/benchmark.py --json >"$work/why" 2>&1; then
+  python=yes
+else
+  echo "python: skipped: $(tail -n 1 "$work/why")"
+fi
+measure_python() {
+  FSDP_LIBRARY=$build/lib/libfsdp.so PYTHONPATH=$PWD/bindings/python python3 bindings/python/benchmark.py --json |
+    sed -n 's/.*"visit_us": \([0-9.]*\).*/\1/p' | awk '{ printf "%.1f\n", 1000 * $1 }'
+}
+
+# measure NAME COMMAND...: a number more
+measure() {
+  name=$1
+  shift
+  "$@" >>"$work/$name" || exit 1
+}
+for turn in 1 2 3 4 5 6 7; do
+  : "$turn"
+  measure c "$build/bindings/benchmark/visit" params
+  measure cpp "$build/bindings/benchmark/visit_cpp" index
+  [ -z "$rust" ] || measure rust "$rust" index
+  measure c-one-by-one "$build/bindings/benchmark/visit" param
+  measure c-kept "$build/bindings/benchmark/visit" kept
+  measure cpp-by-name "$build/bindings/benchmark/visit_cpp" name
+  [ -z "$rust" ] || measure rust-by-name "$rust" name
+  [ -z "$python" ] || measure python-by-name measure_python
+done
+
+median() { sort -n "$work/$1" | sed -n 4p; }
+slow=0
+for name in c c-one-by-one c-kept cpp cpp-by-name rust rust-by-name python-by-name; do
+  [ -f "$work/$name" ] || continue
+  percent=$(awk -v a="$(median $name)" -v c="$(median c)" 'BEGIN { printf "%.0f", 100 * a / c }')
+  printf '%-14s %6.0f ns  %5d %% of C\n' $name "$(median $name)" "$percent"
+  case $name in cpp | rust) [ "$percent" -le 105 ] || slow=1 ;; esac
+done
+[ "$check" != --check ] || exit $slow

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Calls of a step. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "rank.h"
+
+/* ---- gathers and gradients ----------------------------------------------------------------------------------- */
+
+fsdp_status do_unshard(rank_state *state, const line *words) {
+  return fsdp_unshard(handle(state, words, 1, 'g'), (fsdp_phase)integer(words, 2), 0, NULL);
+}
+fsdp_status do_reshard(rank_state *state, const line *words) {
+  return fsdp_reshard(handle(state, words, 1, 'g'), (fsdp_phase)integer(words, 2), 0, NULL);
+}
+fsdp_status do_prefetch(rank_state *state, const line *words) {
+  return fsdp_prefetch(handle(state, words, 1, 'g'), (fsdp_phase)integer(words, 2), 0, NULL);
+}
+
+fsdp_status do_get_params(rank_state *state, const line *words) {
+  const named *group = find_name(state, word(words, 1), 'g');
+  fsdp_tensor views[MOST_PARAMS] = {FSDP_TENSOR_INIT};
+  const fsdp_status status = fsdp_get_params(group->handle, (fsdp_phase)integer(words, 2), views, group->param_count,
+                                             sizeof *views);
+  uint32_t crc = 0;
+  for (uint64_t p = 0; status == FSDP_OK && p < group->param_count; ++p)
+    crc = crc32_of(crc, views[p].data, views[p].element_count * views[p].element_size);
+  give_crc(state, crc);
+  return status;
+}
+
+static void write_grad(const fsdp_tensor *grad, const void *data, bool adds) {
+  if (!adds) memcpy(grad->data, data, grad->element_count * grad->element_size);
+  for (uint64_t i = 0; adds && i < grad->element_count; ++i) ((float *)grad->data)[i] += ((const float *)data)[i];
+}
+
+fsdp_status do_acquire_grad(rank_state *state, const line *words) {
+  fsdp_tensor grad = FSDP_TENSOR_INIT;
+  int32_t accumulate = 0;
+  const fsdp_status status = fsdp_acquire_grad(handle(state, words, 1, 'g'), (uint64_t)integer(words, 2), 0, NULL,
+                                               &grad, &accumulate);
+  if (status != FSDP_OK) return status;
+  void *data = make_array(state, words, 3, 0, grad.element_count, grad.dtype);
+  write_grad(&grad, data, accumulate != 0);
+  free(data);
+  return status;
+}
+
+fsdp_status do_acquire_grads(rank_state *state, const line *words) {
+  const named *group = find_name(state, word(words, 1), 'g');
+  fsdp_tensor grads[MOST_PARAMS] = {FSDP_TENSOR_INIT};
+  const fsdp_status status = fsdp_acquire_grads(group->handle, FSDP_GRAD_ZEROED, NULL, grads, group->param_count,
+                                                sizeof *grads, NULL);
+  for (uint64_t p = 0; status == FSDP_OK && p < group->param_count; ++p) {
+    if (!grads[p].data) continue;
+    void *data = make_array(state, words, 2, (int64_t)p, grads[p].element_count, grads[p].dtype);
+    write_grad(&grads[p], data, true);
+    free(data);
+  }
+  return status;
+}
+
+fsdp_status do_put_grad(rank_state *state, const line *words) {
+  fsdp_group *group = handle(state, words, 1, 'g');
+  const uint64_t index = (uint64_t)integer(words, 2), elements = element_count(state, words, index);
+  if (strcmp(word(words, 3), "none") == 0) return fsdp_put_grad(group, index, NULL, FSDP_FLOAT32, 0, 0, NULL);
+  const fsdp_dtype dtype = (fsdp_dtype)key_or(words, "dtype", FSDP_FLOAT32);
+  void *data = make_array(state, words, 3, 0, elements, dtype);
+  const fsdp_status status = fsdp_put_grad(group, index, data, dtype, elements, 0, NULL);
+  free(data);
+  return status;
+}
+
+fsdp_status do_reduce_grad(rank_state *state, const line *words) {
+  return fsdp_reduce_grad(handle(state, words, 1, 'g'), (uint32_t)key_or(words, "flags", 0), NULL);
+}
+fsdp_status do_finish_grads(rank_state *state, const line *words) {
+  return fsdp_finish_grads(handle(state, words, 1, 'm'), number(words, 2), 0, NULL);
+}
+fsdp_status do_scale_grads(rank_state *state, const line *words) {
+  return fsdp_scale_grads(handle(state, words, 1, 'm'), number(words, 2), NULL);
+}
+
+fsdp_status do_get_grad_norm(rank_state *state, const line *words) {
+  double norm = 0;
+  const fsdp_status status = fsdp_get_grad_norm(handle(state, words, 1, 'm'), NULL, NULL, &norm);
+  give_double(state, norm);
+  return status;
+}
+fsdp_status do_clip_grads(rank_state *state, const line *words) {
+  double norm = 0;
+  const fsdp_status status = fsdp_clip_grads(handle(state, words, 1, 'm'), NULL, number(words, 2), NULL, &norm);
+  give_double(state, norm);
+  return status;
+}
+fsdp_status do_check_grads(rank_state *state, const line *words) {
+  int32_t found = 0;
+  const fsdp_status status = fsdp_check_grads(handle(state, words, 1, 'm'), NULL, &found, NULL);
+  give_integer(state, (uint64_t)found);
+  return status;
+}
+
+/* ---- steps --------------------------------------------------------------------------------------------------- */
+
+static fsdp_adamw_options adamw_options(const line *words) {
+  fsdp_adamw_options options = FSDP_ADAMW_OPTIONS_INIT;
+  options.beta1 = key_number(words, "beta1");
+  options.beta2 = key_number(words, "beta2");
+  options.epsilon = key_number(words, "epsilon");
+  options.weight_decay = key_number(words, "weight_decay");
+  options.step = (uint64_t)key_or(words, "step", 0);
+  options.flags = (uint32_t)key_or(words, "flags", 0);
+  return options;
+}
+fsdp_status do_step_adamw(rank_state *state, const line *words) {
+  const fsdp_adamw_options options = adamw_options(words);
+  return fsdp_step_adamw(handle(state, words, 1, 'm'), number(words, 2), &options, NULL);
+}
+
+fsdp_status do_apply_grads(rank_state *state, const line *words) {
+  const fsdp_adamw_options options = adamw_options(words);
+  fsdp_grad grads[MOST_NAMES * MOST_PARAMS];
+  uint64_t count = 0;
+  for (size_t n = 0; n < state->name_count; ++n)
+    for (uint64_t p = 0; p < state->names[n].param_count; ++p) {
+      const declared_param *declared = &state->names[n].params[p];
+      if (declared->flags & FSDP_PARAM_FROZEN) continue;
+      grads[count] = (fsdp_grad){make_array(state, words, 4, (int64_t)count, declared->element_count, FSDP_FLOAT32),
+                                 declared->element_count, FSDP_FLOAT32, 0};
+      ++count;
+    }
+  double norm = 0;
+  const fsdp_status status = fsdp_apply_grads(handle(state, words, 1, 'm'), grads, count, sizeof *grads,
+                                              number(words, 2), number(words, 3), &options, NULL, &norm);
+  for (uint64_t g = 0; g < count; ++g) free((void *)grads[g].data);
+  give_double(state, norm);
+  return status;
+}

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training that include/fsdp.h and docs/contracts/numerics.md describe, of all ranks at once, one rounded operation at a time.
+
+Plain Python, so that it runs wherever the tests do: an operation of two fp32 in double, rounded to fp32, is the fp32 operation (double
+has more than twice the bits).
+"""
+import ctypes
+import json
+import math
+import pathlib
+import struct
+import zlib
+from fractions import Fraction
+
+ABI = pathlib.Path(__file__).resolve().parents[1] / "abi" / "abi.json"
+
+
+def read_constants():
+    """{name without prefix: value}, of all that abi.json has."""
+    described = json.loads(ABI.read_text())
+    families = [family["values"] for family in described["constants"]]
+    return {name.removeprefix("FSDP_"): value for family in families for name, value in family.items()}
+
+
+CONSTANTS = read_constants()
+FLOAT32, BFLOAT16 = CONSTANTS["FLOAT32"], CONSTANTS["BFLOAT16"]
+
+
+def f32(x):
+    return ctypes.c_float(x).value
+
+
+def bits_of(x):
+    return struct.unpack("<I", struct.pack("<f", x))[0]
+
+
+def bf16(x):
+    """To nearest, ties to even."""
+    bits = bits_of(x)
+    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return struct.unpack("<f", struct.pack("<I", bits))[0]
+
+
+def rounded(x, dtype):
+    return bf16(x) if dtype == BFLOAT16 else f32(x)
+
+
+def bytes_of(values, dtype=FLOAT32):
+    if dtype == BFLOAT16:
+        return b"".join(struct.pack("<H", bits_of(bf16(x)) >> 16) for x in values)
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def crc(data):
+    return f"{zlib.crc32(data):08x}"
+
+
+def hex_of(x):
+    return struct.pack(">d", x).hex()
+
+
+def array(words, count, rank, shift=0):
+    a, b, c, m, k = map(int, words)
+    values = [((a * i + b + shift + c * rank) % m - m // 2) / 2**k for i in range(count)]
+    assert all(f32(x) == x for x in values), words
+    return values
+
+
+class Param:
+    def __init__(self, name, shape, keys):
+        self.name, self.count = name, math.prod(shape)
+        self.dtype = int(keys.get("dtype", FLOAT32))
+        self.flags, self.lr_scale = int(keys.get("flags", 0)), float(keys.get("lr_scale", 1))
+        self.main, self.weights = [0.0] * self.count, [0.0] * self.count
+        self.states = {"exp_avg": [0.0] * self.count, "exp_avg_sq": [0.0] * self.count}
+        self.forget()
+
+    def forget(self):
+        """No gradient of this step yet: neither the ranks' full ones nor the replicas' totals."""
+        self.local, self.totals, self.grad = {}, None, None
+
+    @property
+    def trainable(self):
+        return not self.flags & CONSTANTS["PARAM_FROZEN"]
+
+    def kept(self):
+        return self.main, self.states
+
+
+class Group:
+    def __init__(self, model, params, keys):
+        self.model, self.params, self.keys = model, params, keys
+
+    def option(self, name, default=0):
+        return int(self.keys.get(name, 0)) or int(self.model.keys.get(name, 0)) or default
+
+    def grad_dtype(self, param):
+        return self.option("grad_dtype", param.dtype)
+
+    def is_last_only(self):
+        strategy = self.option("strategy", CONSTANTS["STRATEGY_OPTIM_GRADS_PARAMS"])
+        if strategy == CONSTANTS["STRATEGY_OPTIM"]:
+            return True
+        default = "LAST" if strategy == CONSTANTS["STRATEGY_NO_SHARD"] else "EACH"
+        return self.option("reduce_policy", CONSTANTS["REDUCE_POLICY_" + default]) == CONSTANTS["REDUCE_POLICY_LAST"]
+
+    def contribute(self, rank, index, values):
+        """A rank writes a full gradient, or adds to the one it has."""
+        param, dtype = self.params[index], self.grad_dtype(self.params[index])
+        before = param.local.get(rank)
+        param.local[rank] = [rounded(x, dtype) for x in values] if before is None else [
+            rounded(x + y, dtype) for x, y in zip(before, values)]
+
+    def reduce(self, is_last):
+        if self.is_last_only() and not is_last:
+            return
+        self.model.reduces += self.model.world > 1
+        for param in filter(lambda param: param.trainable, self.params):
+            added = [self.sum_replica(param, replica) for replica in range(self.model.replicas)]
+            before, param.local = param.totals, {}
+            param.totals = added if before is None else [
+                [f32(x + y) for x, y in zip(*pair)] for pair in zip(before, added)]
+
+    def sum_replica(self, param, replica):
+        """The ranks of one replica in rank order, each rounded to what travels, then times the factor."""
+        size = self.model.world // self.model.replicas
+        wire = self.option("reduce_dtype", self.grad_dtype(param))
+        ranks = range(replica * size, (replica + 1) * size)
+        total = [rounded(x, wire) for x in param.local[ranks[0]]]
+        for rank in ranks[1:]:
+            total = [f32(x + rounded(y, wire)) for x, y in zip(total, param.local[rank])]
+        factor = self.model.factor()
+        return [f32(x * factor) for x in total]
+
+
+class Model:
+    def __init__(self, world, keys, replicas):
+        self.world, self.keys, self.replicas = world, keys, replicas
+        self.groups, self.version, self.step, self.reduces = [], 0, 0, 0
+
+    @property
+    def params(self):
+        return [param for group in self.groups for param in group.params]
+
+    @property
+    def trained(self):
+        return [param for param in self.params if param.trainable]
+
+    def factor(self):
+        op = int(self.keys.get("grad_op", CONSTANTS["GRAD_OP_MEAN"]))
+        if op == CONSTANTS["GRAD_OP_FACTOR"]:
+            return f32(float(self.keys["grad_factor"]))
+        return f32(1 / self.world) if op == CONSTANTS["GRAD_OP_MEAN"] else 1.0
+
+    def publish(self):
+        for param in self.params:
+            param.weights = [rounded(x, param.dtype) for x in param.main]
+            param.forget()
+        self.version += 1
+
+    def finish(self, scale):
+        for param in self.trained:
+            total = param.totals[0]
+            for other in param.totals[1:]:
+                total = [f32(x + y) for x, y in zip(total, other)]
+            param.grad = total
+        self.scale(scale)
+
+    def scale(self, factor):
+        if f32(factor) != 1:
+            for param in self.trained:
+                param.grad = [f32(x * f32(factor)) for x in param.grad]
+
+    def norm(self):
+        """Scenarios that ask for it have gradients whose squares add up exactly, in whatever order."""
+        squares = [Fraction(x) ** 2 for param in self.trained for x in param.grad]
+        assert float(sum(squares)) == sum(squares), "the norm depends on the order of additions"
+        return math.sqrt(sum(squares))
+
+    def clip(self, max_norm):
+        norm = self.norm()
+        if norm > max_norm:
+            self.scale(max_norm / norm)
+        return norm
+
+    def adamw(self, lr, keys):
+        self.step = int(keys.get("step", 0)) or self.step + 1
+        for param in self.trained:
+            self.update(param, f32(lr * param.lr_scale), keys)
+        self.publish()
+
+    def update(self, param, lr, keys):
+        """In fp32, one rounded operation at a time, as fsdp_step_adamw writes it."""
+        beta1, beta2 = float(keys.get("beta1", 0.9)), float(keys.get("beta2", 0.999))
+        decay = 0 if param.flags & CONSTANTS["PARAM_NO_DECAY"] else f32(lr * f32(float(keys.get("weight_decay", 0))))
+        rest1, rest2, epsilon = f32(1 - beta1), f32(1 - beta2), f32(float(keys.get("epsilon", 1e-8)))
+        c1, c2 = f32(1 - beta1**self.step), f32(1 - beta2**self.step)
+        first, second = param.states["exp_avg"], param.states["exp_avg_sq"]
+        for i, g in enumerate(param.grad):
+            first[i] = f32(first[i] + f32(f32(rest1 * g) - f32(rest1 * first[i])))
+            second[i] = f32(second[i] + f32(f32(f32(rest2 * g) * g) - f32(rest2 * second[i])))
+            w = f32(param.main[i] - f32(decay * param.main[i]))
+            root = f32(f32(math.sqrt(f32(second[i] / c2))) + epsilon)
+            param.main[i] = f32(w - f32(f32(lr * f32(first[i] / c1)) / root))

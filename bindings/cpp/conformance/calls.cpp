@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <stdexcept>
+
+#include "rank.h"
+
+std::uint32_t crc32_of(std::uint32_t before, const void *data, std::size_t size_bytes) {
+  std::uint32_t crc = ~before;
+  for (std::size_t i = 0; i < size_bytes; ++i) {
+    crc ^= static_cast<const unsigned char *>(data)[i];
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) ? 0xEDB88320u : 0u);
+  }
+  return ~crc;
+}
+
+std::string hex(std::uint64_t value, int digits) {
+  char text[20];
+  std::snprintf(text, sizeof text, "%0*llx", digits, static_cast<unsigned long long>(value));
+  return text;
+}
+
+namespace {
+
+std::string hex_of_double(double value) {
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof bits);
+  return hex(bits, 16);
+}
+template <typename T>
+std::string crc_of(const std::vector<T> &values) {
+  return hex(crc32_of(0, values.data(), values.size() * sizeof(T)), 8);
+}
+
+std::vector<fsdp::bfloat16> upper_halves(const std::vector<float> &values) {
+  std::vector<fsdp::bfloat16> halves;
+  for (const float value : values) {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, &value, sizeof bits);
+    halves.push_back({static_cast<std::uint16_t>(bits >> 16)});
+  }
+  return halves;
+}
+
+fsdp::AdamwOptions adamw_options(const Line &line) {
+  fsdp::AdamwOptions options;
+  options.beta1 = line.key_number("beta1");
+  options.beta2 = line.key_number("beta2");
+  options.epsilon = line.key_number("epsilon");
+  options.weight_decay = line.key_number("weight_decay");
+  options.step = static_cast<std::uint64_t>(line.key_or("step", 0));
+  options.flags = static_cast<std::uint32_t>(line.key_or("flags", 0));
+  return options;
+}
+
+}  // namespace
+
+std::uint64_t Rank::element_count(const NamedGroup &group, std::uint64_t index) const {
+  if (index >= group.params.size()) return 1;
+  std::uint64_t count = 1;
+  for (const std::uint64_t size : group.params[static_cast<std::size_t>(index)].own_shape) count *= size;
+  return count;
+}
+
+double Rank::value_at(const Line &line, std::size_t first, std::int64_t shift, std::uint64_t i) const {
+  const std::int64_t a = line.integer(first), b = line.integer(first + 1) + shift, c = line.integer(first + 2);
+  const std::int64_t m = line.integer(first + 3), k = line.integer(first + 4);
+  const std::int64_t numerator = (a * static_cast<std::int64_t>(i) + b + c * rank) % m - m / 2;
+  return static_cast<double>(numerator) / static_cast<double>(std::int64_t{1} << k);
+}
+
+std::vector<float> Rank::make_array(const Line &line, std::size_t first, std::int64_t shift,
+                                    std::uint64_t count) const {
+  std::vector<float> values;
+  for (std::uint64_t i = 0; i < count; ++i) values.push_back(static_cast<float>(value_at(line, first, shift, i)));
+  return values;
+}
+
+// ---- declaring ---------------------------------------------------------------------------------------------------
+
+void Rank::create_model(const Line &line) {
+  fsdp::ModelOptions options;
+  if (line.has("mesh")) options.mesh = meshes_.at(line.keys.at("mesh")).get();
+  const auto set = [&](auto &field, const char *name) {
+    field = static_cast<std::remove_reference_t<decltype(field)>>(line.key_or(name, 0));
+  };
+  set(options.flags, "flags");
+  set(options.strategy, "strategy");
+  set(options.outer_strategy, "outer_strategy");
+  set(options.unshard_mode, "unshard_mode");
+  set(options.grad_dtype, "grad_dtype");
+  set(options.reduce_dtype, "reduce_dtype");
+  set(options.grad_op, "grad_op");
+  set(options.reduce_policy, "reduce_policy");
+  set(options.optimizer, "optimizer");
+  set(options.max_pending_groups, "max_pending_groups");
+  set(options.prefetch_depth, "prefetch_depth");
+  options.grad_factor = line.key_number("grad_factor");
+  models_.insert_or_assign(line.word(1), fsdp::Model(context, options));
+}
+
+void Rank::create_group(const Line &line) {
+  fsdp::GroupOptions options;
+  options.flags = static_cast<std::uint32_t>(line.key_or("flags", 0));
+  options.strategy = static_cast<fsdp_strategy>(line.key_or("strategy", 0));
+  options.grad_dtype = static_cast<fsdp_dtype>(line.key_or("grad_dtype", 0));
+  options.reduce_dtype = static_cast<fsdp_dtype>(line.key_or("reduce_dtype", 0));
+  const std::vector<fsdp::Param> params = std::move(declared_);
+  declared_.clear();
+  const bool is_new = groups_.count(line.word(2)) == 0;
+  if (is_new) groups_[line.word(2)].params = params;
+  groups_[line.word(2)] = {model(line).create_group(line.word(2), params, options), params};
+  group_order_.push_back(line.word(2));
+}
+
+std::string Rank::declare(const Line &line) {
+  const std::string call = line.word(0);
+  if (call == "param") {
+    std::vector<std::uint64_t> shape;
+    for (std::size_t i = 2; i < line.words.size(); ++i) shape.push_back(static_cast<std::uint64_t>(line.integer(i)));
+    fsdp::Param param(line.word(1), shape, static_cast<fsdp::DType>(line.key_or("dtype", 0)),
+                      static_cast<std::uint32_t>(line.key_or("flags", 0)));
+    param.lr_scale = line.key_number("lr_scale");
+    declared_.push_back(param);
+  } else if (call == "create_mesh") {
+    fsdp::MeshOptions options;
+    options.replicate_size = static_cast<std::uint32_t>(line.key_or("replicate_size", 0));
+    options.shard_size = static_cast<std::uint32_t>(line.key_or("shard_size", 0));
+    meshes_.insert_or_assign(line.word(1), fsdp::Mesh(context, options));
+  } else if (call == "create_model") {
+    create_model(line);
+  } else if (call == "create_group") {
+    create_group(line);
+  } else if (call == "seal_model") {
+    model(line).seal();
+  } else if (call == "find_group") {
+    model(line).group(line.word(2));
+  } else if (call == "destroy_model") {
+    const fsdp::Model ended = std::move(model(line));  // what is left under the name is a handle that names nothing
+  } else if (call == "destroy_mesh") {
+    meshes_.erase(line.word(1));
+  } else if (call == "close_context") {
+    context.close();
+  } else if (call == "abort_context") {
+    context.abort("conformance");
+  } else {
+    return "";
+  }
+  return "-";
+}
+
+// ---- values ------------------------------------------------------------------------------------------------------
+
+/** Where types allow no such call, through the handle. */
+void Rank::load_param(const Line &line) {
+  NamedGroup &to = group(line);
+  const auto index = static_cast<std::uint64_t>(line.integer(2));
+  const std::vector<float> values = make_array(line, 3, 0, element_count(to, index));
+  if (!line.has("dtype") && !line.has("element_count") && !line.has("flags"))
+    return to.group.load_param(index, values, static_cast<int>(line.key_or("root", FSDP_EVERY_RANK)));
+  fsdp::detail::check(fsdp_load_param(
+      to.group.get(), index, values.data(), static_cast<fsdp_dtype>(line.key_or("dtype", FSDP_FLOAT32)),
+      static_cast<std::uint64_t>(line.key_or("element_count", static_cast<std::int64_t>(values.size()))),
+      static_cast<std::int32_t>(line.key_or("root", FSDP_EVERY_RANK)),
+      static_cast<std::uint32_t>(line.key_or("flags", 0))));
+}
+
+std::string Rank::move_values(const Line &line) {
+  const std::string call = line.word(0);
+  const auto index = static_cast<std::uint64_t>(line.integer(2));
+  if (call == "load_param") {
+    load_param(line);
+  } else if (call == "read_param") {
+    if (line.key_or("dtype", FSDP_FLOAT32) == FSDP_BFLOAT16)
+      return crc_of(group(line).group.read_param<fsdp::bfloat16>(index));
+    return crc_of(group(line).group.read_param<float>(index));
+  } else if (call == "load_state") {
+    group(line).group.load_state(index, line.word(3), make_array(line, 4, 0, element_count(group(line), index)));
+  } else if (call == "read_state") {
+    return crc_of(group(line).group.read_state<float>(index, line.word(3)));
+  } else if (call == "set_param_lr_scale") {
+    group(line).group.set_param_lr_scale(index, line.number(3));
+  } else {
+    return "";
+  }
+  return "-";
+}
+
+// ---- weights and gradients ---------------------------------------------------------------------------------------
+
+std::string Rank::gather(const Line &line) {
+  const std::string call = line.word(0);
+  if (call != "unshard" && call != "reshard" && call != "prefetch" && call != "get_params") return "";
+  const std::pair<std::string, std::int64_t> key(line.word(1), line.integer(2));
+  const auto phase = static_cast<fsdp::Phase>(line.integer(2));
+  fsdp::Group &of = group(line).group;
+  std::vector<fsdp::Weights> &holds = holds_[key];
+  if (call == "unshard") {
+    holds.push_back(of.unshard(phase));
+  } else if (call == "reshard" && !holds.empty()) {
+    fsdp::Weights last = std::move(holds.back());
+    holds.pop_back();
+    last.reshard();
+  } else if (call == "reshard") {
+    fsdp::detail::check(fsdp_reshard(of.get(), static_cast<fsdp_phase>(phase), 0, nullptr));  // a hold that nobody has
+  } else if (call == "prefetch") {
+    of.prefetch(phase);
+  } else {
+    std::uint32_t crc = 0;
+    for (std::size_t p = 0; p < group(line).params.size(); ++p) {
+      const fsdp::Tensor view = holds.empty() ? of.get_param(p, phase) : holds.back()[p];
+      crc = crc32_of(crc, view.data(), static_cast<std::size_t>(view.element_count() * view.raw().element_size));
+    }
+    return hex(crc, 8);
+  }
+  return "-";
+}
+
+void Rank::acquire_grad(const Line &line) {
+  const fsdp::Grad grad = group(line).group.acquire_grad(line.integer(2));
+  const std::vector<float> values = make_array(line, 3, 0, grad.tensor.element_count());
+  if (grad.tensor.dtype() == fsdp::DType::bfloat16) {
+    const std::vector<fsdp::bfloat16> halves = upper_halves(values);
+    std::copy(halves.begin(), halves.end(), grad.as<fsdp::bfloat16>().begin());
+    return;
+  }
+  const fsdp::span<float> to = grad;
+  for (std::size_t i = 0; i < to.size(); ++i) to[i] = grad.accumulate ? to[i] + values[i] : values[i];
+}
+
+void Rank::put_grad(const Line &line) {
+  NamedGroup &to = group(line);
+  const auto index = static_cast<std::uint64_t>(line.integer(2));
+  if (line.word(3) == "none") return to.group.put_no_grad(index);
+  const std::vector<float> values = make_array(line, 3, 0, element_count(to, index));
+  if (line.key_or("dtype", FSDP_FLOAT32) == FSDP_BFLOAT16) return to.group.put_grad(index, upper_halves(values));
+  to.group.put_grad(index, values);
+}
+
+std::string Rank::write_grads(const Line &line) {
+  const std::string call = line.word(0);
+  if (call == "acquire_grad") {
+    acquire_grad(line);
+  } else if (call == "acquire_grads") {
+    const std::vector<fsdp::Grad> grads = group(line).group.acquire_grads(FSDP_GRAD_ZEROED);
+    for (std::size_t p = 0; p < grads.size(); ++p) {
+      if (!grads[p].tensor) continue;
+      const fsdp::span<float> to = grads[p];
+      const std::vector<float> values = make_array(line, 2, static_cast<std::int64_t>(p), to.size());
+      for (std::size_t i = 0; i < to.size(); ++i) to[i] += values[i];
+    }
+  } else if (call == "put_grad") {
+    put_grad(line);
+  } else if (call == "reduce_grad") {
+    group(line).group.reduce_grad(static_cast<std::uint32_t>(line.key_or("flags", 0)));
+  } else {
+    return "";
+  }
+  return "-";
+}
+
+// ---- steps -------------------------------------------------------------------------------------------------------
+
+std::string Rank::apply_grads(const Line &line) {
+  std::vector<std::vector<float>> values;
+  for (const std::string &name : group_order_)
+    for (std::size_t p = 0; p < groups_.at(name).params.size(); ++p)
+      if (!(groups_.at(name).params[p].flags & FSDP_PARAM_FROZEN))
+        values.push_back(
+            make_array(line, 4, static_cast<std::int64_t>(values.size()), element_count(groups_.at(name), p)));
+  const std::vector<fsdp::FullGrad> grads(values.begin(), values.end());
+  return hex_of_double(model(line).apply_grads(grads, line.number(2), line.number(3), adamw_options(line)));
+}
+
+std::string Rank::end_step(const Line &line) {
+  const std::string call = line.word(0);
+  if (call == "finish_grads")
+    model(line).finish_grads(line.number(2));
+  else if (call == "step_adamw")
+    model(line).step_adamw(line.number(2), adamw_options(line));
+  else if (call == "publish_weights")
+    model(line).publish_weights();
+  else if (call == "begin_update")
+    model(line).begin_update();
+  else if (call == "check_replicas")
+    model(line).check_replicas();
+  else if (call == "scale_grads")
+    model(line).scale_grads(line.number(2));
+  else if (call == "get_grad_norm")
+    return hex_of_double(model(line).get_grad_norm());
+  else if (call == "clip_grads")
+    return hex_of_double(model(line).clip_grads(line.number(2)));
+  else if (call == "check_grads")
+    return model(line).check_grads().empty() ? "0" : "1";
+  else if (call == "apply_grads")
+    return apply_grads(line);
+  else if (call == "discard_step") {
+    model(line).discard_step();
+    holds_.clear();
+  } else
+    return "";
+  return "-";
+}
+
+// ---- the rest ----------------------------------------------------------------------------------------------------
+
+std::string Rank::all_reduce_values(const Line &line) {
+  std::vector<double> values;
+  for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(line.integer(2)); ++i)
+    values.push_back(value_at(line, 3, 0, i));
+  context.all_reduce_values({values.data(), values.size()}, static_cast<fsdp::ValueOp>(line.integer(1)));
+  return crc_of(values);
+}
+
+std::string Rank::ask(const Line &line) {
+  const std::string call = line.word(0), field = line.word(2);
+  if (call == "all_reduce_values") return all_reduce_values(line);
+  if (call != "get_stats" && call != "get_model_info") return "";
+  std::map<std::string, std::uint64_t> fields;
+  if (call == "get_stats") {
+    const fsdp_stats stats = model(line).stats();
+    fields = {{"version", stats.version},
+              {"step", stats.step},
+              {"reduces", stats.reduces},
+              {"gathered_groups", stats.gathered_groups},
+              {"pending_grad_groups", stats.pending_grad_groups}};
+  } else {
+    const fsdp_model_info info = model(line).info();
+    fields = {
+        {"group_count", info.group_count}, {"param_count", info.param_count}, {"element_count", info.element_count}};
+  }
+  return std::to_string(fields.at(field));
+}
+
+std::string Rank::use_checkpoint(const Line &line) {
+  const std::string call = line.word(0), name = line.word(1), last = line.word(3);
+  fsdp::LoadOptions options;
+  options.flags = static_cast<std::uint32_t>(line.key_or("flags", 0));
+  const auto load_path = [&] { return load_folder_ + line.word(2) + "/" + last; };
+  if (call == "save")
+    model(line).save(save_folder_ + line.word(2));
+  else if (call == "load")
+    return std::to_string(model(line).load(load_path(), options).step);
+  else if (call == "begin_checkpoint")
+    checkpoints_.insert_or_assign(name, fsdp::Checkpoint::begin(context, save_folder_ + line.word(2)));
+  else if (call == "open_checkpoint")
+    checkpoints_.insert_or_assign(name, fsdp::Checkpoint::open(context, load_path()));
+  else if (call == "destroy_checkpoint")
+    checkpoints_.erase(name);
+  else if (call == "add_checkpoint_model")
+    checkpoints_.at(name).add_model(line.word(2), models_.at(last));
+  else if (call == "load_checkpoint_model")
+    return std::to_string(checkpoints_.at(name).load_model(line.word(2), models_.at(last)).step);
+  else if (call == "add_checkpoint_bytes") {
+    const std::vector<float> values = make_array(line, 5, 0, static_cast<std::uint64_t>(line.integer(4)));
+    checkpoints_.at(name).add_bytes(line.word(2), values.data(), values.size() * sizeof(float),
+                                    static_cast<fsdp::BytesOwner>(line.integer(3)));
+  } else if (call == "read_checkpoint_bytes")
+    return crc_of(checkpoints_.at(name).read_bytes(line.word(2)));
+  else if (call == "commit_checkpoint")
+    checkpoints_.at(name).commit();
+  else if (call == "wait_checkpoint")
+    checkpoints_.at(name).wait();
+  else
+    return "";
+  return "-";
+}
+
+std::string Rank::execute(const Line &line) {
+  for (const auto kind : {&Rank::declare, &Rank::move_values, &Rank::gather, &Rank::write_grads, &Rank::end_step,
+                          &Rank::ask, &Rank::use_checkpoint}) {
+    const std::string gave = (this->*kind)(line);
+    if (!gave.empty()) return gave;
+  }
+  throw std::logic_error("unknown call: " + line.text);
+}

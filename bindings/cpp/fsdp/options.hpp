@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Options, and the enums of arguments. Included by fsdp.hpp.
+#ifndef FSDP_OPTIONS_HPP
+#define FSDP_OPTIONS_HPP
+
+#include <fsdp.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string_view>
+
+#include "error.hpp"
+
+namespace fsdp {
+
+/** An options struct of the header: all zero, which is the defaults, and its size. */
+template <typename Struct>
+struct Options : Struct {
+  Options() : Struct(detail::sized<Struct>()) {}
+};
+using MeshOptions = Options<fsdp_mesh_options>;
+using ModelOptions = Options<fsdp_model_options>;
+using GroupOptions = Options<fsdp_group_options>;
+using AdamwOptions = Options<fsdp_adamw_options>;
+using SaveOptions = Options<fsdp_save_options>;
+using LoadOptions = Options<fsdp_load_options>;
+
+enum class LogLevel : fsdp_log_level {
+  error = FSDP_LOG_ERROR,
+  warning = FSDP_LOG_WARNING,
+  info = FSDP_LOG_INFO,
+  debug = FSDP_LOG_DEBUG
+};
+enum class ValueOp : fsdp_value_op {
+  sum = FSDP_VALUE_SUM,
+  min = FSDP_VALUE_MIN,
+  max = FSDP_VALUE_MAX,
+  mean = FSDP_VALUE_MEAN
+};
+enum class Phase : fsdp_phase {
+  forward = FSDP_FORWARD,
+  backward = FSDP_BACKWARD,
+  recompute = FSDP_RECOMPUTE,
+  eval = FSDP_EVAL
+};
+enum class ScheduleKind : fsdp_schedule_kind {
+  sequential = FSDP_SCHEDULE_SEQUENTIAL,
+  interleaved = FSDP_SCHEDULE_INTERLEAVED,
+  visits = FSDP_SCHEDULE_VISITS
+};
+enum class Role : fsdp_role {
+  all = FSDP_ROLE_ALL,
+  compute = FSDP_ROLE_COMPUTE,
+  main = FSDP_ROLE_MAIN,
+  grad = FSDP_ROLE_GRAD,
+  optimizer = FSDP_ROLE_OPTIMIZER,
+  gather = FSDP_ROLE_GATHER,
+  reduce = FSDP_ROLE_REDUCE,
+  staging = FSDP_ROLE_STAGING
+};
+enum class BytesOwner : fsdp_bytes_owner { once = FSDP_BYTES_ONCE, per_rank = FSDP_BYTES_PER_RANK };
+
+/** fsdp_context_options, with hooks that are any function. What a hook throws comes out of the call in which it ran. */
+struct ContextOptions : Options<fsdp_context_options> {
+  std::function<void(LogLevel, std::string_view)> on_log;
+  std::function<bool()> on_interrupted;
+};
+
+namespace detail {
+
+/** The hooks of a context. Every handle of it keeps them, since calls of each may run them. */
+struct Hooks {
+  std::function<void(LogLevel, std::string_view)> on_log;
+  std::function<bool()> on_interrupted;
+};
+
+extern "C" inline void fsdp_hpp_log(void *data, fsdp_log_level level, const char *message) {
+  try {
+    static_cast<Hooks *>(data)->on_log(static_cast<LogLevel>(level), message);
+  } catch (...) {
+    keep_exception();
+  }
+}
+extern "C" inline std::int32_t fsdp_hpp_interrupted(void *data) {
+  try {
+    return static_cast<Hooks *>(data)->on_interrupted();
+  } catch (...) {
+    keep_exception();
+    return 1;
+  }
+}
+
+inline std::shared_ptr<Hooks> hand_over(const ContextOptions &options, fsdp_context_options &raw) {
+  auto hooks = std::make_shared<Hooks>(Hooks{options.on_log, options.on_interrupted});
+  raw = options;
+  if (hooks->on_log) {
+    raw.log = fsdp_hpp_log;
+    raw.log_data = hooks.get();
+  }
+  if (hooks->on_interrupted) {
+    raw.interrupted = fsdp_hpp_interrupted;
+    raw.interrupted_data = hooks.get();
+  }
+  return hooks;
+}
+
+}  // namespace detail
+
+}  // namespace fsdp
+
+#endif

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ranks.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <filesystem>
+
+namespace {
+
+void expect_trained(const std::vector<float> &found, std::size_t count, int steps, double lr) {
+  ASSERT_EQ(found.size(), count);
+  for (std::size_t i = 0; i < count; ++i) EXPECT_NEAR(found[i], adamw(ramp(count)[i], steps, lr), 4e-6);  // fp32
+}
+
+TEST(Training, EveryStrategyTrainsAsOneWholeCopyDoes) {
+  for (const std::uint32_t world_size : {1u, 2u, 4u})
+    for (const fsdp_strategy strategy :
+         {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS, FSDP_STRATEGY_OPTIM_GRADS_PARAMS})
+      run_ranks(world_size, [&](fsdp::Context &context) {
+        fsdp::ModelOptions options;
+        options.strategy = strategy;
+        TwoGroups net(context, options);
+        for (int step = 0; step < 5; ++step) net.step(0.125);
+        expect_trained(net.first.read_param<float>("first.weight"), 12, 5, 0.125);
+        expect_trained(net.first.read_param<float>("first.bias"), 4, 5, 0.125);
+        expect_trained(net.second.read_param<float>(0), 10, 5, 0.125);
+        EXPECT_EQ(net.model.stats().step, 5u);
+        context.close();
+      });
+}
+
+TEST(Training, ViewsAreTypedSpansOfTheLibrarysMemory) {
+  run_ranks(2, [](fsdp::Context &context) {
+    TwoGroups net(context);
+    fsdp::Weights weights = net.first.unshard(fsdp::Phase::forward);
+    fsdp::span<const float> w = weights["first.weight"];
+    EXPECT_EQ(std::vector<float>(w.begin(), w.end()), ramp(12));
+    EXPECT_EQ(weights["first.weight"].data(), net.first.get_param(0, fsdp::Phase::forward).data());
+    EXPECT_EQ(weights["first.weight"].shape()[0], 3u);
+    EXPECT_EQ(weights.get<float>(1).size(), 4u);
+    EXPECT_EQ(status_of([&] { weights["first.weight"].as<const fsdp::bfloat16>(); }), fsdp::Status::invalid_argument);
+    EXPECT_EQ(status_of([&] { weights["first.weight"].as<float>(); }), fsdp::Status::invalid_argument);  // read-only
+    EXPECT_EQ(status_of([&] { weights["no such"]; }), fsdp::Status::invalid_argument);
+    EXPECT_EQ(status_of([&] { weights[2]; }), fsdp::Status::invalid_argument);
+    weights.reshard();
+    EXPECT_EQ(status_of([&] { weights[0]; }), fsdp::Status::invalid_state);
+    context.close();
+  });
+}
+
+TEST(Training, GradientsArePutAddedUpAndLeftOut) {
+  run_ranks(2, [](fsdp::Context &context) {
+    TwoGroups net(context);
+    for (const std::uint32_t last : {0u, static_cast<std::uint32_t>(FSDP_LAST)}) {
+      net.first.put_grad("first.weight", ramp(12));
+      net.first.put_no_grad("first.bias");
+      net.first.reduce_grad(last);
+      std::vector<fsdp::Grad> grads = net.second.acquire_grads(FSDP_GRAD_ZEROED);
+      EXPECT_TRUE(grads[0].accumulate);
+      for (float &g : grads[0].as<float>()) g += 1;
+      net.second.reduce_grad(last);
+    }
+    net.model.finish_grads(0.5);
+    for (const fsdp::Shard &shard : net.model.shards())
+      for (std::size_t i = 0; i < shard.element_count(); ++i) {
+        const float whole = static_cast<float>(shard.raw().element_offset + i + 1) * 0.5f;
+        const float expected = shard.name() == "first.bias" ? 0 : shard.name() == "first.weight" ? whole : 1;
+        EXPECT_EQ(shard.main_grad()[i], expected) << shard.name();
+      }
+    EXPECT_EQ(net.model.get_param_grad_norms()[1], 0);
+    const double squares = 0.25 * 12 * 13 * 25 / 6 + 10;  // of the ramp, and of ten ones
+    EXPECT_NEAR(net.model.get_grad_norm(), std::sqrt(squares), 1e-12);
+    EXPECT_EQ(net.model.clip_grads(1e9), net.model.get_last_norm());
+    EXPECT_EQ(net.model.check_grads(), "");
+    net.model.discard_step();
+    context.close();
+  });
+}
+
+TEST(Training, TheCallersOwnOptimizerWritesItsShards) {
+  run_ranks(2, [](fsdp::Context &context) {
+    fsdp::ModelOptions options;
+    options.optimizer = FSDP_OPTIMIZER_CALLER;
+    fsdp::Model model(context, options);
+    model.add_optimizer_state("momentum");
+    fsdp::Group group = model.create_group("g", {fsdp::Param("w", {4, 2})});
+    EXPECT_EQ(model.check(), "");
+    model.seal();
+    model.publish_weights();
+    group.put_grad("w", ramp(8));
+    group.reduce_grad(FSDP_LAST);
+    model.finish_grads();
+    for (const fsdp::Shard &shard : model.shards()) {
+      const fsdp::span<float> momentum = shard.state("momentum");
+      for (std::size_t i = 0; i < shard.element_count(); ++i)
+        shard.main_weight()[i] -= 2 * (momentum[i] += shard.main_grad()[i]);
+    }
+    model.publish_weights();
+    const std::vector<float> found = group.read_param<float>("w");
+    for (std::size_t i = 0; i < 8; ++i) EXPECT_EQ(found[i], -2 * ramp(8)[i]);
+    EXPECT_EQ(group.read_state<float>("w", "momentum"), ramp(8));
+    EXPECT_EQ(group.read_state<float>("w", "momentum", 1).empty(), context.rank() != 1);
+    context.close();
+  });
+}
+
+TEST(Training, OneCallStepsAsTheSingleCallsDo) {
+  run_ranks(2, [](fsdp::Context &context) {
+    TwoGroups net(context);
+    const std::vector<float> weight = ramp(12), bias = ramp(4), second = ramp(10);
+    const double norm = net.model.apply_grads({weight, bias, second}, 0.125);
+    EXPECT_NEAR(norm, std::sqrt(0.25 * (12. * 13 * 25 + 4. * 5 * 9 + 10. * 11 * 21) / 6), 1e-12);
+    expect_trained(net.first.read_param<float>(0), 12, 1, 0.125);
+    context.close();
+  });
+}
+
+TEST(Training, LoadsComeFromARootOrInRows) {
+  run_ranks(2, [](fsdp::Context &context) {
+    fsdp::Model model(context);
+    fsdp::Param frozen("frozen", {3}, fsdp::DType::bfloat16, FSDP_PARAM_FROZEN);
+    fsdp::Group group = model.create_group("g", {fsdp::Param("w", {256, 2}), frozen});
+    model.seal();
+    group.load_param("frozen", std::array<float, 3>{1, 2, 3}, 1);
+    const fsdp_chunk chunk = group.chunk("w", context.rank());
+    const std::vector<float> rows(static_cast<std::size_t>(chunk.element_count),
+                                  static_cast<float>(context.rank() + 1));
+    group.load_chunk("w", rows, chunk.row_offset);
+    EXPECT_EQ(status_of([&] { group.load_chunk("w", std::vector<float>(3), 0); }), fsdp::Status::invalid_argument);
+    model.publish_weights();
+    const std::vector<float> found = group.read_param<float>("w");
+    EXPECT_EQ(found.front(), 1);
+    EXPECT_EQ(found.back(), 2);
+    fsdp::Weights weights = group.unshard(fsdp::Phase::eval);
+    EXPECT_EQ(weights.get<fsdp::bfloat16>("frozen")[1].bits, 0x4000);
+    EXPECT_FALSE(group.acquire_grads()[1].tensor);
+    weights.reshard();
+    model.discard_step();
+    context.close();
+  });
+}
+
+TEST(Training, WhatWasSavedIsLoaded) {
+  const std::string folder = ::testing::TempDir() + "fsdp_hpp_" + std::to_string(::getpid());
+  run_ranks(2, [&](fsdp::Context &context) {
+    TwoGroups net(context);
+    net.step(0.5);
+    net.model.save(folder);
+    const std::vector<float> saved = net.first.read_param<float>(0);
+    fsdp::Checkpoint save = fsdp::Checkpoint::begin(context, folder);
+    save.add_model("net", net.model);
+    save.add_bytes("place", "epoch 3", 7);
+    EXPECT_EQ(status_of([&] { save.commit(); }), fsdp::Status::invalid_state);  // the folder has this step
+    net.step(0.5);
+    save = fsdp::Checkpoint::begin(context, folder);
+    save.add_model("net", net.model);
+    save.add_bytes("place", "epoch 3", 7);
+    save.commit();
+    save.wait();
+    EXPECT_EQ(save.state(), fsdp::CheckpointState::committed);
+    const std::vector<float> later = net.first.read_param<float>(0);
+    net.model.begin_update();
+    EXPECT_EQ(net.model.load(folder + "/step-0000000001").step, 1u);
+    net.model.publish_weights();
+    EXPECT_EQ(net.first.read_param<float>(0), saved);
+    fsdp::Checkpoint opened = fsdp::Checkpoint::open(context, folder);
+    const std::vector<unsigned char> bytes = opened.read_bytes("place");
+    EXPECT_EQ(std::string(bytes.begin(), bytes.end()), "epoch 3");
+    net.model.begin_update();
+    EXPECT_EQ(opened.load_model("net", net.model).step, 2u);
+    net.model.publish_weights();
+    EXPECT_EQ(net.first.read_param<float>(0), later);
+    context.close();
+  });
+  EXPECT_NE(fsdp::list_checkpoints(folder).find("step-0000000002"), std::string::npos);
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Training, APlanAnswersWithoutMemory) {
+  fsdp::ContextOptions options;
+  options.device = FSDP_DEVICE_CUDA;
+  fsdp::Context context = fsdp::Context::plan(8, 3, options);
+  fsdp::Model model(context);
+  fsdp::Group group = model.create_group("g", {fsdp::Param("w", {64, 2}).global({128, 2}, {64, 0})});
+  model.set_schedule(fsdp::ScheduleKind::visits, {{0, FSDP_FORWARD}, {0, FSDP_BACKWARD}});
+  model.seal();
+  EXPECT_EQ(group.chunk("w", 3).row_offset, 24u);
+  EXPECT_EQ(group.param_info("w").global_shape[0], 128u);
+  EXPECT_EQ(model.info().element_count, 128u);
+  EXPECT_EQ(model.role_bytes(fsdp::Role::optimizer, 3) % 4, 0u);
+  EXPECT_NE(model.describe().find("\"w\""), std::string::npos);
+  EXPECT_EQ(status_of([&] { group.read_param<float>("w"); }), fsdp::Status::invalid_state);
+}
+
+}  // namespace

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libfsdp.so itself: where it is, its calls with their prototypes, and errors out of statuses.
+
+Calls release the GIL (ctypes.CDLL). The name of a call is that of the header without fsdp_: ``lib.get_version()``; ``check(status)``
+raises what the status and the thread's last error say.
+"""
+import ctypes
+import os
+import pathlib
+
+from . import _abi
+from .errors import error_of
+
+
+def find_library():
+    """FSDP_LIBRARY, else what the wheel has beside this file, else what the dynamic linker finds."""
+    if named := os.environ.get("FSDP_LIBRARY"):
+        return named
+    beside = pathlib.Path(__file__).resolve().parent / "libfsdp.so"
+    return str(beside) if beside.exists() else "libfsdp.so.1"
+
+
+class Library:
+    """The calls as attributes."""
+
+    def __init__(self, path):
+        self.path = path
+        handle = ctypes.CDLL(path)
+        for name, (returns, arguments, doc) in _abi.CALLS.items():
+            call = getattr(handle, name)
+            call.restype, call.argtypes, call.__doc__ = returns, arguments, doc
+            setattr(self, name[len("fsdp_"):], call)
+
+
+for _struct, _size in _abi.SIZES.items():
+    if ctypes.sizeof(_struct) != _size:
+        raise ImportError(f"{_struct.__name__} has {ctypes.sizeof(_struct)} bytes here and {_size} in fsdp.h")
+
+lib = Library(find_library())
+
+
+def last_error(context=None):
+    """The fsdp_error of this thread's last failing call, or of a context's."""
+    error = _abi.fsdp_error()
+    lib.get_last_error(context, error)
+    return error
+
+
+def check(status):
+    """Raises libfsdp.Error, of the status's class, unless the status is OK."""
+    if status:
+        raise error_of(last_error(), status)
+
+
+def read_text(call, *arguments):
+    """The text that a call writes into a buffer of the caller."""
+    size = ctypes.c_uint64(0)
+    check(call(*arguments, None, size))
+    while True:
+        buffer = ctypes.create_string_buffer(size.value)
+        status = call(*arguments, buffer, size)
+        if status != _abi.FSDP_INVALID_ARGUMENT or size.value <= len(buffer):
+            break
+    check(status)
+    return buffer.value.decode()
+
+
+def make(struct, fields):
+    """A struct out of keyword arguments: text as bytes, None as the default."""
+    filled = struct()
+    known = {name for name, _ in struct._fields_} - {"struct_size"}
+    for name, value in fields.items():
+        if name not in known:
+            raise TypeError(f"{struct.__name__} has no field {name!r}; it has {', '.join(sorted(known))}")
+        if value is not None:
+            setattr(filled, name, os.fsencode(value) if isinstance(value, (str, os.PathLike)) else value)
+    return filled

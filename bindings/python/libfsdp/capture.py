@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A part of a step that was captured into a CUDA graph."""
+from ._library import lib
+from .handle import Handle, Owner
+
+
+class Capture(Owner):
+    """Made by Model.end_capture."""
+
+    def __init__(self, model, number):
+        self.model = model
+        self._handle = Handle(lib.destroy_capture, number)
+
+    def prepare_replay(self, lr=0.0, stream=None):
+        """Before each launch of the graph on the stream."""
+        self.model.context.check(lib.prepare_replay(self.handle, lr, stream))
+
+    def commit_replay(self, stream=None):
+        """After the graph was launched."""
+        self.model.context.check(lib.commit_replay(self.handle, stream))
+
+    def cancel_replay(self, stream=None):
+        """Instead, where the graph was not launched."""
+        self.model.context.check(lib.cancel_replay(self.handle, stream))

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of several models, saved while training goes on, or opened to be read (docs/guides/checkpoints.md)."""
+import ctypes
+import json
+import os
+
+from . import _abi
+from ._library import check, lib, make, read_text
+from .handle import Handle, Owner
+
+
+class Checkpoint(Owner):
+    """Made by Context.begin_checkpoint or Context.open_checkpoint."""
+
+    def __init__(self, context, number):
+        self.context = context
+        self._handle = Handle(lib.destroy_checkpoint, number)
+
+    @classmethod
+    def begin(cls, context, folder, **options):
+        number = ctypes.c_void_p()
+        context.check(lib.begin_checkpoint(context.handle, os.fsencode(folder), make(_abi.fsdp_save_options, options), number))
+        return cls(context, number.value)
+
+    @classmethod
+    def open(cls, context, folder):
+        number = ctypes.c_void_p()
+        context.check(lib.open_checkpoint(context.handle, os.fsencode(folder), number))
+        return cls(context, number.value)
+
+    def add_model(self, model, name=""):
+        self.context.check(lib.add_checkpoint_model(self.handle, name.encode(), model.handle))
+
+    def add_bytes(self, name, data, owner=_abi.FSDP_BYTES_ONCE):
+        """data: bytes, or any buffer; they are copied at once."""
+        data = bytes(data)
+        self.context.check(lib.add_checkpoint_bytes(self.handle, name.encode(), data, len(data), owner))
+
+    def commit(self):
+        """Save it while training goes on."""
+        self.context.check(lib.commit_checkpoint(self.handle))
+
+    @property
+    def status(self):
+        """How far it is: an fsdp_checkpoint_status."""
+        found = _abi.fsdp_checkpoint_status()
+        self.context.check(lib.get_checkpoint_status(self.handle, found))
+        return found
+
+    def wait(self):
+        """Until it is there, or is known to have failed."""
+        self.context.check(lib.wait_checkpoint(self.handle))
+
+    def load_model(self, model, name="", **options):
+        """Keywords are the fields of fsdp_load_options. Returns the fsdp_loaded."""
+        loaded = _abi.fsdp_loaded()
+        self.context.check(lib.load_checkpoint_model(self.handle, name.encode(), model.handle,
+                                                     make(_abi.fsdp_load_options, options), loaded))
+        return loaded
+
+    def read_bytes(self, name):
+        size = ctypes.c_uint64(0)
+        self.context.check(lib.read_checkpoint_bytes(self.handle, name.encode(), None, size))
+        data = ctypes.create_string_buffer(size.value)
+        self.context.check(lib.read_checkpoint_bytes(self.handle, name.encode(), data, size))
+        return data.raw[:size.value]
+
+
+def list_checkpoints(folder):
+    """The checkpoints of a folder, the newest first, as what their JSON says."""
+    return json.loads(read_text(lib.list_checkpoints, os.fsencode(folder)))

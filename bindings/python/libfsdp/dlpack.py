@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DLPack (dmlc.github.io/dlpack), both ways, through ctypes: capsules of memory that the library owns, and addresses out of those
+that torch, JAX, MLX, tinygrad or numpy give."""
+import ctypes
+
+from .constants import DeviceKind, Dtype
+
+CPU, CUDA = 1, 2
+_NAME, _USED, _VERSIONED, _USED_VERSIONED = b"dltensor", b"used_dltensor", b"dltensor_versioned", b"used_dltensor_versioned"
+# (code, bits) of a DLDataType
+TYPES = {Dtype.FLOAT32: (2, 32), Dtype.FLOAT16: (2, 16), Dtype.BFLOAT16: (4, 16)}
+READ_ONLY = 1
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32),
+                ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+                ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64)]
+
+
+class _Managed(ctypes.Structure):
+    """DLManagedTensor."""
+    _fields_ = [("tensor", _Tensor), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+
+class _ManagedVersioned(ctypes.Structure):
+    """DLManagedTensorVersioned, of DLPack 1."""
+    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p),
+                ("flags", ctypes.c_uint64), ("tensor", _Tensor)]
+
+
+_api = ctypes.pythonapi
+_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(("PyCapsule_New", _api))
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
+_get = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
+_get_raw = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
+_is_valid_raw = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
+
+# What capsules keep alive until their consumer calls the deleter: {address of the managed struct: (struct, shape, owner)}.
+_exported = {}
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def _delete(address):
+    """The consumer is done, on whatever thread."""
+    _exported.pop(address, None)
+
+
+@ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+def _drop(capsule):
+    """A capsule that nobody consumed. The capsule is an address: it is being destroyed, and may not be kept."""
+    for name in (_NAME, _VERSIONED):
+        if _is_valid_raw(capsule, name):
+            _exported.pop(_get_raw(capsule, name), None)
+
+
+_kept_callbacks = (_delete, _drop)
+_deleter, _destructor = (ctypes.cast(callback, ctypes.c_void_p) for callback in _kept_callbacks)
+
+
+def device_of(kind, index):
+    """(device type, index) of DLPack."""
+    return (CUDA if kind == DeviceKind.CUDA else CPU, index)
+
+
+def export(tensor, owner, max_version=None):
+    """A capsule of a Tensor's memory, which owner keeps mapped. Of DLPack 1, with its read-only flag, where the consumer knows it."""
+    is_versioned = max_version is not None and max_version[0] >= 1
+    managed = (_ManagedVersioned if is_versioned else _Managed)()
+    shape = (ctypes.c_int64 * max(len(tensor.shape), 1))(*tensor.shape)
+    strides = (ctypes.c_int64 * max(len(tensor.shape), 1))()
+    step = 1
+    for axis in reversed(range(len(tensor.shape))):
+        strides[axis], step = step, step * tensor.shape[axis]
+    code, bits = TYPES[tensor.dtype]
+    kind, index = device_of(tensor.device, tensor.device_index)
+    managed.tensor = _Tensor(tensor.address, kind, index, len(tensor.shape), code, bits, 1, shape, strides, 0)
+    managed.deleter = _deleter.value
+    if is_versioned:
+        managed.major, managed.flags = 1, READ_ONLY if tensor.is_read_only else 0
+    address = ctypes.addressof(managed)
+    _exported[address] = (managed, shape, strides, owner)
+    return _new(address, _VERSIONED if is_versioned else _NAME, _destructor)
+
+
+def read(array):
+    """(address, dtype, shape, what keeps it alive) of an array that has __dlpack__: contiguous in C order, and of a dtype of fsdp.h."""
+    try:
+        capsule = array.__dlpack__(max_version=(1, 0))
+    except TypeError:  # older than DLPack 1
+        capsule = array.__dlpack__()
+    if _is_valid(capsule, _VERSIONED):
+        tensor = _ManagedVersioned.from_address(_get(capsule, _VERSIONED)).tensor
+    elif _is_valid(capsule, _NAME):
+        tensor = _Managed.from_address(_get(capsule, _NAME)).tensor
+    else:
+        raise ValueError("a DLPack capsule that was used before")
+    shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
+    types = {code: dtype for dtype, code in TYPES.items()}
+    dtype = types.get((tensor.code, tensor.bits))
+    if dtype is None or tensor.lanes != 1:
+        raise ValueError(f"an array of DLPack type ({tensor.code}, {tensor.bits}): float32, bfloat16 or float16 is expected")
+    if not _is_contiguous(tensor, shape):
+        raise ValueError("an array that is not contiguous in C order: make a copy of it")
+    # The capsule frees what the producer holds when it is collected: it is not consumed, only looked at.
+    return (tensor.data or 0) + tensor.byte_offset, dtype, shape, capsule
+
+
+def _is_contiguous(tensor, shape):
+    if not tensor.strides or 0 in shape:
+        return True
+    step = 1
+    for axis in reversed(range(len(shape))):
+        if shape[axis] != 1 and tensor.strides[axis] != step:
+            return False
+        step *= shape[axis]
+    return True

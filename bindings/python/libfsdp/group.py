@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A parameter group: the parameters that are gathered and reduced as one."""
+import ctypes
+
+from . import _abi
+from ._library import check, lib, make
+from .constants import EVERY_RANK, Dtype, Phase
+from .tensor import Tensor, empty, read
+
+_FORWARD = int(Phase.FORWARD)
+
+
+class Param:
+    """A parameter to declare: name, shape, dtype of the compute weights; keywords are further fields of fsdp_param."""
+
+    def __init__(self, name, shape, dtype=Dtype.FLOAT32, *, global_shape=None, global_offset=None, **fields):
+        self.name, self.shape, self.dtype = name, tuple(shape), Dtype(dtype)
+        self.global_shape, self.global_offset, self.fields = global_shape, global_offset, fields
+
+    @property
+    def is_trainable(self):
+        return not self.fields.get("flags", 0) & _abi.FSDP_PARAM_FROZEN
+
+    def declared(self):
+        """The fsdp_param."""
+        sizes = {name: (ctypes.c_uint64 * len(values))(*values) for name, values in
+                 (("shape", self.shape), ("global_shape", self.global_shape), ("global_offset", self.global_offset)) if values is not None}
+        return make(_abi.fsdp_param, dict(self.fields, name=self.name, dtype=self.dtype, dimension_count=len(self.shape), **sizes))
+
+
+class _Unsharded:
+    """What `with group.unsharded() as weights` enters and leaves. It keeps nothing of a visit, so that one serves all."""
+
+    __slots__ = ("group", "phase", "stream", "weights", "number", "unshard", "reshard")
+
+    def __init__(self, group, phase, stream):
+        self.group, self.phase, self.stream, self.weights = group, int(phase), stream, None
+        self.number, self.unshard, self.reshard = group.handle, lib.unshard, lib.reshard
+
+    def __enter__(self):
+        if status := self.unshard(self.number, self.phase, 0, self.stream):
+            self.group.check(status)
+        weights = self.weights
+        if weights is None:
+            weights = self.weights = self.group.weights(self.phase)
+        return weights
+
+    def __exit__(self, kind, error, trace):
+        status = self.reshard(self.number, self.phase, 0, self.stream)
+        if status and kind is None:  # else the block's own exception is told
+            self.group.check(status)
+
+
+class Group:
+    """Made by Model.create_group. A parameter is named by its name, or by its index in the group."""
+
+    def __init__(self, model, name, params, number):
+        self.model, self.name, self.params, self.handle = model, name, params, number
+        self._context = model.context
+        self._indices = {param.name: index for index, param in enumerate(params)}
+        self._unsharded, self._weights = {}, {}
+
+    def __repr__(self):
+        return f"Group({self.name!r}, {[param.name for param in self.params]})"
+
+    def check(self, status):
+        self._context.check(status)
+
+    def forget(self):
+        """The model is closed: calls are refused from here on; views stay with those who have them."""
+        self.handle = None
+        self._unsharded, self._weights = {}, {}
+
+    def index(self, param):
+        """The index of a parameter by its name; an integer is one already."""
+        if isinstance(param, int):
+            return param
+        if param not in self._indices:
+            raise KeyError(f"group {self.name!r} has {', '.join(self._indices) or 'no parameter'}, not {param!r}")
+        return self._indices[param]
+
+    def _shape(self, index):
+        return self.params[index].shape if 0 <= index < len(self.params) else (1,)
+
+    # -- what it is ---------------------------------------------------------------------------------------------
+
+    @property
+    def info(self):
+        """The fsdp_group_info."""
+        found = _abi.fsdp_group_info()
+        check(lib.get_group_info(self.handle, found))
+        return found
+
+    def param_info(self, param):
+        """The fsdp_param as declared, with the lr_scale of now."""
+        found = _abi.fsdp_param()
+        check(lib.get_param_info(self.handle, self.index(param), found))
+        return found
+
+    def chunk(self, param, rank=None):
+        """The fsdp_chunk of a rank, or of this one."""
+        found = _abi.fsdp_chunk()
+        check(lib.get_chunk(self.handle, self.index(param), self._context.rank if rank is None else rank, found))
+        return found
+
+    # -- loading and reading ------------------------------------------------------------------------------------
+
+    def load_param(self, param, data, root=EVERY_RANK):
+        """Load a whole parameter: any array. data may be None on ranks other than the root. Inside the update window."""
+        address, dtype, count, kept = _full(data)
+        self.check(lib.load_param(self.handle, self.index(param), address, dtype, count, root, 0))
+
+    def read_param(self, param, dtype=Dtype.FLOAT32, root=EVERY_RANK):
+        """The whole main weight as an array of the caller's own; None on ranks other than the root."""
+        index = self.index(param)
+        return self._read(root, dtype, index, lambda *to: lib.read_param(self.handle, index, *to))
+
+    def load_state(self, param, name, data, root=EVERY_RANK):
+        address, dtype, count, kept = _full(data)
+        self.check(lib.load_state(self.handle, self.index(param), name.encode(), address, dtype, count, root, 0))
+
+    def read_state(self, param, name, dtype=Dtype.FLOAT32, root=EVERY_RANK):
+        index = self.index(param)
+        return self._read(root, dtype, index, lambda *to: lib.read_state(self.handle, index, name.encode(), *to))
+
+    def _read(self, root, dtype, index, call):
+        array, address = empty(self._shape(index), dtype)
+        self.check(call(address, dtype, _count(self._shape(index)), root, 0))
+        return array if root in (EVERY_RANK, self._context.rank) else None
+
+    def load_chunk(self, param, data, row_offset, row_count):
+        """Load rows that this rank owns (see chunk)."""
+        address, dtype, _, kept = read(data)
+        self.check(lib.load_chunk(self.handle, self.index(param), address, dtype, row_offset, row_count, 0))
+
+    def set_param_lr_scale(self, param, lr_scale):
+        self.check(lib.set_param_lr_scale(self.handle, self.index(param), lr_scale))
+
+    # -- gathering ----------------------------------------------------------------------------------------------
+
+    def prefetch(self, phase=Phase.FORWARD, stream=None):
+        self.check(lib.prefetch(self.handle, phase, 0, stream))
+
+    def unshard(self, phase=Phase.FORWARD, stream=None):
+        """Take a hold. `with group.unsharded() as weights` also returns it."""
+        self.check(lib.unshard(self.handle, phase, 0, stream))
+
+    def reshard(self, phase=Phase.FORWARD, stream=None):
+        self.check(lib.reshard(self.handle, phase, 0, stream))
+
+    def unsharded(self, phase=_FORWARD, stream=None):
+        """`with group.unsharded() as weights:` holds the group; weights[name] are read-only arrays of the full compute weights.
+
+        They are read while the block runs; what is kept longer stays mapped, but shows whatever lies there.
+        """
+        key = phase if stream is None else (phase, stream)
+        found = self._unsharded.get(key)
+        if found is None:
+            found = self._unsharded[key] = _Unsharded(self, phase, stream)
+        return found
+
+    def tensors(self, phase=Phase.FORWARD):
+        """{name: Tensor} of the full compute weights, for DLPack. Legal while the group is unsharded."""
+        found = (_abi.fsdp_tensor * len(self.params))()
+        self.check(lib.get_params(self.handle, phase, found, len(found), ctypes.sizeof(_abi.fsdp_tensor)))
+        return {param.name: Tensor(view, self.model._handle) for param, view in zip(self.params, found)}
+
+    def weights(self, phase=Phase.FORWARD):
+        """{name: array} of the full compute weights, made once for each phase: their addresses stay."""
+        found = self._weights.get(int(phase))
+        if found is None:
+            found = self._weights[int(phase)] = {name: view.array() for name, view in self.tensors(phase).items()}
+        return found
+
+    # -- gradients ----------------------------------------------------------------------------------------------
+
+    def acquire_grad(self, param, flags=0, stream=None):
+        """(the full gradient to write into, whether to add to what is there instead of writing over it)"""
+        found, accumulate = _abi.fsdp_tensor(), ctypes.c_int32()
+        self.check(lib.acquire_grad(self.handle, self.index(param), flags, stream, found, accumulate))
+        return Tensor(found, self.model._handle).array(), bool(accumulate.value)
+
+    def acquire_grads(self, flags=_abi.FSDP_GRAD_ZEROED, stream=None):
+        """{name: full gradient} of all trainable parameters, to add to. With flags=0: {name: (gradient, accumulate)}."""
+        found, accumulate = (_abi.fsdp_tensor * len(self.params))(), (ctypes.c_int32 * len(self.params))()
+        self.check(lib.acquire_grads(self.handle, flags, stream, found, len(found), ctypes.sizeof(_abi.fsdp_tensor), accumulate))
+        grads = {param.name: (Tensor(view, self.model._handle).array(), bool(adds))
+                 for param, view, adds in zip(self.params, found, accumulate) if view.data}
+        return {name: grad for name, (grad, _) in grads.items()} if flags & _abi.FSDP_GRAD_ZEROED else grads
+
+    def put_grad(self, param, grad, stream=None):
+        """Hand in a full gradient, any array; None means that there is none."""
+        address, dtype, count, kept = _full(grad)
+        if status := lib.put_grad(self.handle, self.index(param), address, dtype, count, 0, stream):
+            self.check(status)
+
+    def reduce_grad(self, is_last=True, stream=None):
+        """This contribution's gradients are complete. is_last: it is the last one of the step."""
+        if status := lib.reduce_grad(self.handle, _abi.FSDP_LAST if is_last else 0, stream):
+            self.check(status)
+
+
+def _full(data):
+    """(address, dtype, element count, what keeps it alive) of an array, or of None."""
+    if data is None:
+        return None, Dtype.FLOAT32, 0, None
+    address, dtype, shape, kept = read(data)
+    return address, dtype, _count(shape), kept
+
+
+def _count(shape):
+    count = 1
+    for size in shape:
+        count *= size
+    return count

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What owns a handle of the library: it is destroyed once, when it is given back, collected, or left at the end of the process.
+
+The library's handles may be destroyed in any order and from any thread, and destroying never waits for peers: so collecting does.
+"""
+import weakref
+
+
+class Handle:
+    """The number, and who destroys it. Views keep it alive: memory is unmapped with the last one."""
+
+    __slots__ = ("number", "_finalizer", "__weakref__")
+
+    def __init__(self, destroy, number):
+        self.number = number
+        self._finalizer = weakref.finalize(self, destroy, number)
+
+    def destroy(self):
+        self._finalizer()
+
+
+class Owner:
+    """An object with a handle that close() gives back."""
+
+    _handle = None
+
+    @property
+    def handle(self):
+        """The number that the library's calls take; None once closed, which they refuse as INVALID_HANDLE."""
+        return self._handle.number if self._handle else None
+
+    @property
+    def is_closed(self):
+        return self._handle is None
+
+    def close(self):
+        """Give the handle back. May be called again."""
+        self._handle = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self.close()

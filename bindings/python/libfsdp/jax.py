@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters of JAX (any pytree of arrays) whose main weights, gradients and optimizer state libfsdp shards and owns.
+
+    sharded = libfsdp.jax.shard(params, context, strategy=libfsdp.Strategy.OPTIM_GRADS)
+    for batch in data:
+        loss, grads = jax.value_and_grad(loss_of)(sharded.params(), batch)
+        sharded.apply_grads(grads, lr=1e-3, max_norm=1.0)
+
+JAX computes a whole gradient at once, so a step is one call, fsdp_apply_grads, with the full gradients of this rank.
+"""
+import jax
+import numpy
+
+from .constants import Phase
+from .group import Param
+from .tensor import read_numpy
+
+
+def shard(params, context, no_decay=lambda name, leaf: leaf.ndim < 2, **options):
+    """A Sharded of a pytree. Each child of its root is a group; keywords are the fields of fsdp_model_options. The values are those of this
+    rank: let them be equal on all."""
+    return Sharded(params, context, no_decay, options)
+
+
+class Sharded:
+    """What shard() returns: model is the libfsdp.Model."""
+
+    def __init__(self, params, context, no_decay, options):
+        from . import ParamFlag
+        leaves, self._tree = jax.tree_util.tree_flatten_with_path(params)
+        self.context, self.model, self._places = context, context.create_model(**options), []
+        groups = {}
+        for path, leaf in leaves:
+            groups.setdefault(jax.tree_util.keystr(path[:1]), []).append((jax.tree_util.keystr(path), leaf))
+        for group, members in groups.items():
+            made = self.model.create_group(group, [
+                Param(name, leaf.shape, _dtype_of(leaf), flags=ParamFlag.NO_DECAY if no_decay(name, leaf) else 0)
+                for name, leaf in members])
+            self._places += [(made, name) for name, _ in members]
+        self.model.seal()
+        for (group, name), (_, leaf) in zip(self._places, (member for members in groups.values() for member in members)):
+            group.load_param(name, numpy.asarray(leaf))
+        self.model.publish_weights()
+        # Flattening goes child by child, so the groups' parameters are the leaves in order.
+        assert [name for _, name in self._places] == [jax.tree_util.keystr(path) for path, _ in leaves]
+
+    def params(self, phase=Phase.EVAL, unsafe_zero_copy=False):
+        """The full compute weights as a pytree of JAX arrays, which are copies: JAX takes arrays for immutable, and computes later.
+
+        With unsafe_zero_copy they are the library's own memory where it can be (CPU): wait with jax.block_until_ready for all that
+        was computed from them before the next apply_grads, and drop them then: what they show changes. The model must keep
+        compute weights whole (any strategy but OPTIM_GRADS_PARAMS) or map them.
+        """
+        leaves = {}
+        for group in self.model.groups.values():
+            with group.unsharded(phase):
+                for name, view in group.weights(phase).items():
+                    # jax.device_put takes memory of numpy over where it is aligned; a copy is nobody else's.
+                    leaves[name] = jax.device_put(view if unsafe_zero_copy else numpy.array(view))
+        return jax.tree_util.tree_unflatten(self._tree, [leaves[name] for _, name in self._places])
+
+    def apply_grads(self, grads, lr, max_norm=0.0, **options):
+        """A step of AdamW with this rank's full gradients, a pytree as the parameters'; waits for them. Returns their norm before clipping."""
+        leaves = jax.block_until_ready(jax.tree_util.tree_leaves(grads))
+        return self.model.apply_grads([numpy.asarray(leaf) for leaf in leaves], lr, max_norm=max_norm, **options)
+
+    def full_params(self):
+        """The main weights, whole, fp32, as a pytree of numpy arrays."""
+        return jax.tree_util.tree_unflatten(self._tree, [group.read_param(name) for group, name in self._places])
+
+    def close(self):
+        self.model.close()
+
+
+def _dtype_of(leaf):
+    return read_numpy(numpy.empty(0, leaf.dtype))[1]

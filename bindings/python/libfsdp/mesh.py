@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks arranged as replicate x shard."""
+import ctypes
+
+from . import _abi
+from ._library import lib, make
+from .handle import Handle, Owner
+
+
+class Mesh(Owner):
+    """Made by Context.create_mesh. Models that were made from it keep what they need."""
+
+    def __init__(self, context, ranks=None, **options):
+        if ranks is not None:
+            options.update(ranks=(ctypes.c_uint32 * len(ranks))(*ranks), rank_count=len(ranks))
+        number = ctypes.c_void_p()
+        context.check(lib.create_mesh(context.handle, make(_abi.fsdp_mesh_options, options), number))
+        self._handle = Handle(lib.destroy_mesh, number.value)

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ordered set of groups that train together."""
+import contextlib
+import ctypes
+import json
+import os
+
+from . import _abi, tensor
+from ._library import check, lib, make, read_text
+from .capture import Capture
+from .constants import Dtype
+from .group import Group, Param
+from .handle import Handle, Owner
+from .shard import Shard
+
+
+class Model(Owner):
+    """Made by Context.create_model. Declare groups, seal, load parameters, publish; then train.
+
+    At the end of a with block, and by close(), its handle is given back; memory is unmapped with the last view of it.
+    """
+
+    def __init__(self, context, mesh=None, **options):
+        number = ctypes.c_void_p()
+        options["mesh"] = mesh.handle if mesh else None
+        context.check(lib.create_model(context.handle, make(_abi.fsdp_model_options, options), number))
+        self.context, self.groups, self._arenas = context, {}, []
+        self._handle = Handle(lib.destroy_model, number.value)
+
+    def close(self):
+        for group in self.groups.values():
+            group.forget()
+        super().close()
+
+    # -- declaring ----------------------------------------------------------------------------------------------
+
+    def create_group(self, name, params, **options):
+        """A group of Params; keywords are the fields of fsdp_group_options."""
+        params = [param if isinstance(param, Param) else Param(*param) for param in params]
+        array = (_abi.fsdp_param * len(params))(*[param.declared() for param in params])
+        number = ctypes.c_void_p()
+        self.context.check(lib.create_group(self.handle, name.encode(), array, len(params), ctypes.sizeof(_abi.fsdp_param),
+                                            make(_abi.fsdp_group_options, options), number))
+        self.groups[name] = Group(self, name, params, number.value)
+        return self.groups[name]
+
+    def set_schedule(self, kind, visits=None):
+        """visits: (group_index, phase) of each, for ScheduleKind.VISITS."""
+        options = _abi.fsdp_schedule_options()
+        if visits is not None:
+            options.visits = (_abi.fsdp_visit * len(visits))(*visits)
+            options.visit_count, options.visit_stride = len(visits), ctypes.sizeof(_abi.fsdp_visit)
+        self.context.check(lib.set_schedule(self.handle, kind, options))
+
+    def add_optimizer_state(self, name, dtype=Dtype.FLOAT32):
+        self.context.check(lib.add_optimizer_state(self.handle, name.encode(), dtype))
+
+    def set_arena(self, role, address, size_bytes, owner=None):
+        """Memory of the caller for a role. owner is kept for as long as the model."""
+        self.context.check(lib.set_arena(self.handle, role, address, size_bytes))
+        self._arenas.append(owner)
+
+    def check(self):
+        """What seal would refuse, a violation a line; "" if nothing."""
+        return read_text(lib.check_model, self.handle)
+
+    def seal(self):
+        """Fix the layout, allocate all memory, compare all ranks. Afterwards the update window is open."""
+        self.context.check(lib.seal_model(self.handle))
+
+    # -- what it is ---------------------------------------------------------------------------------------------
+
+    def find_group(self, name):
+        """The group of that name."""
+        number = ctypes.c_void_p()
+        check(lib.find_group(self.handle, name.encode(), number))
+        return next(group for group in self.groups.values() if group.handle == number.value)
+
+    def find_param(self, name):
+        """(group, param_index) of the parameter of that name."""
+        number, index = ctypes.c_void_p(), ctypes.c_uint64()
+        check(lib.find_param(self.handle, name.encode(), number, index))
+        return next(group for group in self.groups.values() if group.handle == number.value), index.value
+
+    @property
+    def info(self):
+        """The fsdp_model_info."""
+        found = _abi.fsdp_model_info()
+        check(lib.get_model_info(self.handle, found))
+        return found
+
+    @property
+    def stats(self):
+        """This rank's counters: an fsdp_stats."""
+        found = _abi.fsdp_stats()
+        check(lib.get_stats(self.handle, found))
+        return found
+
+    def describe(self):
+        """The layout, as what its JSON says."""
+        return json.loads(read_text(lib.describe_model, self.handle))
+
+    def role_bytes(self, role=_abi.FSDP_ROLE_ALL, rank=None):
+        """The planned bytes of a role, of this rank or another one."""
+        count = ctypes.c_uint64()
+        check(lib.get_role_bytes(self.handle, role, self.context.rank if rank is None else rank, count))
+        return count.value
+
+    def allocated_bytes(self, role=_abi.FSDP_ROLE_ALL):
+        count = ctypes.c_uint64()
+        check(lib.get_allocated_bytes(self.handle, role, count))
+        return count.value
+
+    def shards(self):
+        """This rank's shards, in declaration order."""
+        count = ctypes.c_uint64()
+        check(lib.get_shard_count(self.handle, count))
+        return [Shard(self, index) for index in range(count.value)]
+
+    # -- a step -------------------------------------------------------------------------------------------------
+
+    def finish_grads(self, scale=1.0, stream=None):
+        self.context.check(lib.finish_grads(self.handle, scale, 0, stream))
+
+    def get_grad_norm(self, mesh=None, stream=None):
+        norm = ctypes.c_double()
+        self.context.check(lib.get_grad_norm(self.handle, mesh.handle if mesh else None, stream, norm))
+        return norm.value
+
+    @property
+    def last_norm(self):
+        norm = ctypes.c_double()
+        self.context.check(lib.get_last_norm(self.handle, norm))
+        return norm.value
+
+    def get_param_grad_norms(self, stream=None):
+        """{name of the parameter: norm}"""
+        names = [param.name for group in self.groups.values() for param in group.params]
+        norms = (ctypes.c_double * len(names))()
+        self.context.check(lib.get_param_grad_norms(self.handle, stream, norms, len(names)))
+        return dict(zip(names, norms))
+
+    def scale_grads(self, factor, stream=None):
+        self.context.check(lib.scale_grads(self.handle, factor, stream))
+
+    def clip_grads(self, max_norm, mesh=None, stream=None):
+        """Returns the norm before clipping."""
+        norm = ctypes.c_double()
+        self.context.check(lib.clip_grads(self.handle, mesh.handle if mesh else None, max_norm, stream, norm))
+        return norm.value
+
+    def check_grads(self, stream=None):
+        """The name of the first parameter whose gradient has Inf or NaN on any rank, or None."""
+        found, name = ctypes.c_int32(), ctypes.c_char_p()
+        self.context.check(lib.check_grads(self.handle, stream, found, name))
+        return name.value.decode() if found.value else None
+
+    def step_adamw(self, lr, *, stream=None, **options):
+        """One step of AdamW, which publishes. Keywords are the fields of fsdp_adamw_options."""
+        self.context.check(lib.step_adamw(self.handle, lr, make(_abi.fsdp_adamw_options, options), stream))
+
+    def apply_grads(self, grads, lr, *, max_norm=0.0, stream=None, **options):
+        """A whole step: a full gradient (or None) for each trainable parameter, group by group; returns their norm before clipping."""
+        array, kept = (_abi.fsdp_grad * len(grads))(), []
+        for at, grad in zip(array, grads):
+            if grad is not None:
+                address, dtype, shape, owner = tensor.read(grad)
+                at.data, at.element_count, at.dtype = address, _count(shape), dtype
+                kept.append(owner)
+        norm = ctypes.c_double()
+        self.context.check(lib.apply_grads(self.handle, array, len(grads), ctypes.sizeof(_abi.fsdp_grad), lr, max_norm,
+                                           make(_abi.fsdp_adamw_options, options), stream, norm))
+        return norm.value
+
+    def publish_weights(self, stream=None):
+        self.context.check(lib.publish_weights(self.handle, stream))
+
+    def begin_update(self, stream=None):
+        self.context.check(lib.begin_update(self.handle, stream))
+
+    @contextlib.contextmanager
+    def update(self, stream=None):
+        """A with block inside the update window, after which the weights are published."""
+        self.begin_update(stream)
+        yield self
+        self.publish_weights(stream)
+
+    def discard_step(self, stream=None):
+        """Forget this step, from any state between two publishes."""
+        self.context.check(lib.discard_step(self.handle, stream))
+
+    def check_replicas(self, stream=None):
+        self.context.check(lib.check_replicas(self.handle, 0, stream))
+
+    # -- checkpoints --------------------------------------------------------------------------------------------
+
+    def save(self, folder, **options):
+        """Keywords are the fields of fsdp_save_options."""
+        self.context.check(lib.save(self.handle, os.fsencode(folder), make(_abi.fsdp_save_options, options)))
+
+    def load(self, folder, **options):
+        """Keywords are the fields of fsdp_load_options. Returns the fsdp_loaded. Publish then."""
+        loaded = _abi.fsdp_loaded()
+        self.context.check(lib.load(self.handle, os.fsencode(folder), make(_abi.fsdp_load_options, options), loaded))
+        return loaded
+
+    def load_weights(self, path, renames=(), **options):
+        """Weights out of safetensors files; renames are dicts of the fields of fsdp_rename."""
+        array = (_abi.fsdp_rename * max(len(renames), 1))(*[make(_abi.fsdp_rename, dict(rename)) for rename in renames])
+        loaded = _abi.fsdp_loaded()
+        self.context.check(lib.load_weights(self.handle, os.fsencode(path), array if renames else None, len(renames),
+                                            ctypes.sizeof(_abi.fsdp_rename), make(_abi.fsdp_load_options, options), loaded))
+        return loaded
+
+    # -- CUDA graphs --------------------------------------------------------------------------------------------
+
+    def begin_capture(self, stream):
+        self.context.check(lib.begin_capture(self.handle, stream))
+
+    def end_capture(self, stream):
+        number = ctypes.c_void_p()
+        self.context.check(lib.end_capture(self.handle, stream, number))
+        return Capture(self, number.value)
+
+
+def _count(shape):
+    count = 1
+    for size in shape:
+        count *= size
+    return count

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that the library owns, and arrays of the caller: numpy's where numpy is, else memoryview; DLPack for all others."""
+import ctypes
+import math
+
+from . import _abi, dlpack
+from .constants import DeviceKind, Dtype
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+
+SIZES = {Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2, Dtype.FLOAT16: 2}
+_FORMATS = {Dtype.FLOAT32: "f", Dtype.BFLOAT16: "H", Dtype.FLOAT16: "e"}
+_TYPE_STRINGS = {Dtype.FLOAT32: "<f4", Dtype.BFLOAT16: "<u2", Dtype.FLOAT16: "<f2"}
+
+
+def numpy_dtype(dtype):
+    """numpy's type of a Dtype. It has no bfloat16: that of ml_dtypes where it is, else the bits, as uint16."""
+    if dtype == Dtype.BFLOAT16:
+        try:
+            import ml_dtypes
+            return numpy.dtype(ml_dtypes.bfloat16)
+        except ImportError:
+            return numpy.dtype("uint16")
+    return numpy.dtype(_TYPE_STRINGS[dtype])
+
+
+class Tensor:
+    """A view of memory that the library owns, contiguous in C order.
+
+    numpy(), memoryview() and __dlpack__ give it to others without a copy. The memory stays mapped for as long as one of them is
+    there, whatever was closed; what lies there is what fsdp.h says of fsdp_tensor.
+    """
+
+    __slots__ = ("address", "shape", "dtype", "device", "device_index", "is_read_only", "owner", "__weakref__")
+
+    def __init__(self, found, owner):
+        """found: an fsdp_tensor."""
+        self.address = found.data
+        self.shape = tuple(found.shape[axis] for axis in range(found.dimension_count))
+        self.dtype, self.device = Dtype(found.dtype), DeviceKind(found.device)
+        self.device_index, self.owner = found.device_index, owner
+        self.is_read_only = bool(found.flags & _abi.FSDP_TENSOR_READ_ONLY)
+
+    @classmethod
+    def of(cls, address, shape, dtype, owner, like=None):
+        """Memory at an address: on the device of another tensor, else on the host."""
+        made = cls.__new__(cls)
+        made.address, made.shape, made.dtype, made.owner, made.is_read_only = address, tuple(shape), Dtype(dtype), owner, False
+        made.device, made.device_index = like or (DeviceKind.HOST, 0)
+        return made
+
+    @property
+    def nbytes(self):
+        return math.prod(self.shape) * SIZES[self.dtype]
+
+    def __repr__(self):
+        return f"Tensor({self.shape}, {self.dtype.name}, {self.device.name}{', read-only' if self.is_read_only else ''})"
+
+    def _need_host(self):
+        if self.device != DeviceKind.HOST:
+            raise ValueError("memory of a GPU: take it through DLPack, as torch.from_dlpack(tensor)")
+
+    @property
+    def __array_interface__(self):
+        self._need_host()
+        return {"version": 3, "shape": self.shape, "typestr": _TYPE_STRINGS[self.dtype], "data": (self.address, self.is_read_only)}
+
+    def numpy(self):
+        """numpy's array of this memory, which it keeps mapped."""
+        return numpy.asarray(self).view(numpy_dtype(self.dtype))
+
+    def memoryview(self):
+        """A memoryview of this memory, which it keeps mapped. bfloat16 as its bits, "H"."""
+        self._need_host()
+        memory = (ctypes.c_char * self.nbytes).from_address(self.address)
+        memory.owner = self
+        view = memoryview(memory).cast("B").cast(_FORMATS[self.dtype], self.shape or (1,))
+        return view.toreadonly() if self.is_read_only else view
+
+    def array(self):
+        """What a program reads or writes: numpy's array, without numpy a memoryview; of a GPU the tensor itself."""
+        if self.device != DeviceKind.HOST:
+            return self
+        return self.numpy() if numpy else self.memoryview()
+
+    def __dlpack_device__(self):
+        return dlpack.device_of(self.device, self.device_index)
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        """The memory as it is, never a copy. A consumer of DLPack 1 is told that it is read-only; torch writes nothing by itself."""
+        if copy or (dl_device and tuple(dl_device) != self.__dlpack_device__()):
+            raise BufferError("libfsdp lends its memory where it is, and does not copy")
+        return dlpack.export(self, self.owner, max_version)
+
+
+def empty(shape, dtype):
+    """(an array of the caller's own for the library to write into, its address)."""
+    if numpy:
+        made = numpy.empty(shape, numpy_dtype(dtype))
+        return made, made.ctypes.data
+    memory = bytearray(math.prod(shape) * SIZES[dtype])
+    view = memoryview(memory).cast(_FORMATS[dtype], list(shape) or [1])
+    return view, ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def read_numpy(array):
+    types = {numpy_dtype(dtype): dtype for dtype in Dtype}
+    types.setdefault(numpy.dtype("uint16"), Dtype.BFLOAT16)
+    if array.dtype not in types:
+        raise ValueError(f"an array of {array.dtype}: float32, float16, or bfloat16 (its bits as uint16) is expected")
+    array = numpy.ascontiguousarray(array)
+    return array.ctypes.data, types[array.dtype], array.shape, array
+
+
+def _read_buffer(array):
+    view = memoryview(array)
+    types = {name: dtype for dtype, name in _FORMATS.items()}
+    if view.format not in types or not view.c_contiguous:
+        raise ValueError(f"a buffer of format {view.format!r}: contiguous 'f', 'e', or 'H' (bits of bfloat16) is expected")
+    kept = (ctypes.c_char * view.nbytes).from_buffer_copy(view) if view.readonly else (ctypes.c_char * view.nbytes).from_buffer(view.cast("B"))
+    return ctypes.addressof(kept), types[view.format], view.shape, kept
+
+
+def read(array):
+    """(address, dtype, shape, what keeps it alive) of an array of anybody's: numpy's, one that has DLPack, or a buffer."""
+    if isinstance(array, Tensor):
+        return array.address, array.dtype, array.shape, array
+    if numpy and isinstance(array, (numpy.ndarray, numpy.generic, list, tuple, float)):
+        made = numpy.asarray(array)
+        return read_numpy(made.astype(numpy.float32) if made.dtype == numpy.float64 and not isinstance(array, numpy.ndarray) else made)
+    if hasattr(array, "__dlpack__"):
+        return dlpack.read(array.detach() if hasattr(array, "detach") else array)
+    return _read_buffer(array)

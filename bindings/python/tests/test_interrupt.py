@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ctrl-C ends a wait, wherever it is, within a second and with KeyboardInterrupt."""
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import unittest
+import uuid
+
+PYTHON = pathlib.Path(__file__).resolve().parents[1]
+HEAD = f"""
+import signal, sys, time
+sys.path[:0] = [{str(PYTHON)!r}, {str(PYTHON / "tests")!r}]
+import libfsdp as fsdp
+from helper import small_model, train
+signal.signal(signal.SIGINT, signal.default_int_handler)
+def waits(function):
+    print("waits", flush=True)
+    try:
+        function()
+    except KeyboardInterrupt as error:
+        print("interrupted", flush=True)
+"""
+
+
+class Interrupt(unittest.TestCase):
+    def start(self, program, **environment):
+        process = subprocess.Popen([sys.executable, "-c", HEAD + program], stdout=subprocess.PIPE, text=True,
+                                   env=dict(os.environ, **environment))
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        return process
+
+    def interrupt(self, process):
+        """The seconds from the signal to the exception."""
+        self.assertEqual(process.stdout.readline(), "waits\n")
+        time.sleep(0.5)  # into the wait; where it is not there yet the signal is seen sooner
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.stdout.readline(), "interrupted\n")
+        return time.monotonic() - began
+
+    def test_while_the_job_forms(self):
+        name = uuid.uuid4().hex
+        process = self.start(f"waits(lambda: fsdp.Context(world_size=2, rank=0, rendezvous={name!r}))")
+        self.assertLess(self.interrupt(process), 1.0)
+        self.assertEqual(process.wait(10), 0)
+
+    def test_in_a_step(self):
+        name = uuid.uuid4().hex
+        program = f"""
+context = fsdp.Context(world_size=2, rank=RANK, rendezvous={name!r})
+model, group = small_model(context)
+if context.rank == 1:
+    print("waits", flush=True)
+    time.sleep(60)
+waits(model.begin_update)
+assert context.error.status == fsdp.Status.INTERRUPTED, context.error
+context.destroy()
+"""
+        peer = self.start(program.replace("RANK", "1"))
+        process = self.start(program.replace("RANK", "0"))
+        self.assertEqual(peer.stdout.readline(), "waits\n")
+        self.assertLess(self.interrupt(process), 1.0)
+        self.assertEqual(process.wait(10), 0)
+
+    def test_of_ranks_that_are_threads(self):
+        program = """
+import threading
+def run():
+    held = threading.Event()
+    def rank(context):
+        if context.rank == 1:
+            held.wait(60)
+        else:
+            try:
+                small_model(context)
+            finally:
+                held.set()
+    fsdp.run_local(2, rank)
+waits(run)
+"""
+        process = self.start(program)
+        self.assertLess(self.interrupt(process), 1.0)
+        self.assertEqual(process.wait(10), 0)
+
+    def test_other_handlers_exceptions_end_a_wait_too(self):
+        name = uuid.uuid4().hex
+        program = f"""
+def alarm(number, frame):
+    raise TimeoutError("enough")
+signal.signal(signal.SIGALRM, alarm)
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+began = time.monotonic()
+try:
+    fsdp.Context(world_size=2, rank=0, rendezvous={name!r})
+except TimeoutError as error:
+    print(error, time.monotonic() - began < 1.3, flush=True)
+"""
+        process = self.start(program)
+        self.assertEqual(process.stdout.readline(), "enough True\n")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training, errors as exceptions, and what an exception in the middle of a step leaves behind."""
+import logging
+import math
+import tempfile
+import unittest
+
+import libfsdp as fsdp
+from helper import COUNT, flat, floats, ramp, small_model, train
+
+
+class Training(unittest.TestCase):
+    def test_two_ranks_step_with_the_mean_of_their_gradients(self):
+        def rank(context):
+            model, group = small_model(context)
+            with model:
+                with self.assertRaisesRegex(fsdp.InvalidState, "no norm"):
+                    model.last_norm
+                group.put_grad("w", floats(*[1.0 + 2 * context.rank] * COUNT))
+                group.put_grad("b", None)
+                group.reduce_grad()
+                model.finish_grads()
+                norm = model.get_grad_norm()
+                model.step_adamw(0.5)
+                return flat(group.read_param("w")), flat(group.read_state("w", "exp_avg")), norm, model.last_norm
+
+        for weights, average, norm, last in fsdp.run_local(2, rank):
+            for i, weight in enumerate(weights):
+                self.assertAlmostEqual(weight, i - 0.5, places=5)  # m / sqrt(v) of a first step is the gradient's sign
+            for value in average:
+                self.assertAlmostEqual(value, 0.1 * 2, places=6)  # (1 - beta1) times the mean of 1 and 3
+            self.assertEqual(norm, last)
+            self.assertAlmostEqual(norm, math.sqrt(COUNT * 4), places=9)
+
+    def test_adds_to_gradients_that_are_lent(self):
+        def rank(context):
+            model, group = small_model(context)
+            with model:
+                grads = group.acquire_grads()
+                self.assertEqual(set(grads), {"w", "b"})
+                memoryview(grads["w"]).cast("B").cast("f")[0] = 5.0
+                grad, adds = group.acquire_grad("b")
+                self.assertTrue(adds)
+                group.reduce_grad()
+                model.finish_grads()
+                shards = {shard.name: flat(shard.main_grad) for shard in model.shards()}
+                norms = model.get_param_grad_norms()
+                self.assertIsNone(model.check_grads())
+                model.step_adamw(0.1)
+                return shards, norms
+
+        shards, norms = fsdp.run_local(1, rank)[0]
+        self.assertEqual(shards["w"], [5.0] + [0.0] * 31)
+        self.assertEqual(norms, {"w": 5.0, "b": 0.0})
+
+    def test_update_window_and_shards(self):
+        def rank(context):
+            model, group = small_model(context)
+            with model:
+                with model.update():
+                    for shard in model.shards():
+                        memoryview(shard.main_weight).cast("B").cast("f")[:] = floats(*[7.0] * shard.element_count)
+                with group.unsharded(fsdp.Phase.EVAL) as weights:
+                    return flat(weights["w"])
+
+        self.assertEqual(fsdp.run_local(2, rank), [[7.0] * 32] * 2)
+
+    def test_apply_grads_save_and_load(self):
+        with tempfile.TemporaryDirectory() as folder:
+            def saves(context):
+                model, group = small_model(context)
+                with model:
+                    self.assertAlmostEqual(model.apply_grads([ramp(), None], 0.01, max_norm=1.0), math.sqrt(sum(i * i for i in range(32))))
+                    model.save(folder)
+                    with context.begin_checkpoint(folder, step=9) as checkpoint:
+                        checkpoint.add_model(model)
+                        checkpoint.add_bytes("place", b"somewhere")
+                        checkpoint.commit()
+                        checkpoint.wait()
+                        self.assertEqual(checkpoint.status.state, fsdp.CheckpointState.COMMITTED)
+                    return flat(group.read_param("w"))
+
+            def loads(context):
+                model = context.create_model(strategy=fsdp.Strategy.NO_SHARD)
+                with model:
+                    group = model.create_group("layer", [fsdp.Param("w", (8, 4)), fsdp.Param("b", (4,))])
+                    model.seal()
+                    with context.open_checkpoint(folder) as checkpoint:
+                        self.assertEqual(checkpoint.load_model(model).step, 9)
+                        self.assertEqual(checkpoint.read_bytes("place"), b"somewhere")
+                    model.publish_weights()
+                    return flat(group.read_param("w"))
+
+            saved = fsdp.run_local(2, saves)
+            self.assertEqual([listed["step"] for listed in fsdp.list_checkpoints(folder)["checkpoints"]], [9, 1])
+            self.assertEqual(fsdp.run_local(1, loads), saved[:1])
+
+
+class Errors(unittest.TestCase):
+    def test_have_status_rank_and_message(self):
+        def rank(context):
+            model, group = small_model(context)
+            with model:
+                with self.assertRaises(fsdp.InvalidState) as caught:
+                    group.reshard()
+                self.assertIn("no FORWARD hold", caught.exception.message)
+                self.assertEqual((caught.exception.status, caught.exception.rank), (fsdp.Status.INVALID_STATE, None))
+                self.assertFalse(caught.exception.context_failed)
+                with self.assertRaises(ValueError):  # also what Python calls it
+                    group.put_grad("w", floats(1, 2, 3))
+                with self.assertRaisesRegex(KeyError, "not 'nothing'"):
+                    group.put_grad("nothing", ramp())
+                with self.assertRaisesRegex(TypeError, "no field 'strategi'"):
+                    context.create_model(strategi=1)
+                group.put_grad("w", ramp())
+                group.put_grad("b", None)
+                group.reduce_grad()
+                model.finish_grads()
+                with self.assertRaises(fsdp.Mismatch) as caught:
+                    model.step_adamw(0.1 if context.rank == 0 else 0.2)
+                self.assertEqual(caught.exception.rank, 1)
+                model.discard_step()
+                train(model, group)
+        fsdp.run_local(2, rank)
+
+    def test_an_exception_in_a_forward_leaves_a_model_that_trains_on(self):
+        class Spoilt(Exception):
+            pass
+
+        def rank(context):
+            model, group = small_model(context)
+            with model:
+                for _ in range(2):
+                    with self.assertRaises(Spoilt):
+                        with group.unsharded() as weights:
+                            group.put_grad("w", ramp(1000.0))
+                            raise Spoilt(len(weights))
+                    with self.assertRaisesRegex(fsdp.InvalidState, "no FORWARD hold"):  # the block has returned its own
+                        group.reshard()
+                    model.discard_step()
+                train(model, group)
+                return flat(group.read_param("w"))
+
+        def undisturbed(context):
+            model, group = small_model(context)
+            with model:
+                train(model, group)
+                return flat(group.read_param("w"))
+
+        self.assertEqual(fsdp.run_local(2, rank), fsdp.run_local(2, undisturbed))
+
+    def test_an_exception_that_leaves_a_context_tells_the_peers(self):
+        told = []
+
+        def rank(context):
+            model, group = small_model(context)
+            if context.rank == 1:
+                raise ZeroDivisionError("out of luck")
+            try:
+                model.begin_update()
+            except fsdp.PeerFailed as error:
+                told.append((error.rank, "ZeroDivisionError: out of luck" in error.message, context.error.rank, context.failed_ranks))
+                raise
+
+        with self.assertLogs("libfsdp", logging.ERROR), self.assertRaises(ZeroDivisionError):
+            fsdp.run_local(2, rank)
+        self.assertEqual(told, [(1, True, 1, [1])])
+
+    def test_log_lines_go_to_logging(self):
+        with self.assertLogs("libfsdp", logging.INFO) as logs, fsdp.Context(world_size=1, rendezvous="logged", log_level=fsdp.LogLevel.INFO):
+            pass
+        self.assertTrue(any("rank 0" in line for line in logs.output), logs.output)
+
+
+if __name__ == "__main__":
+    unittest.main()

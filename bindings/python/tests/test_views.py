@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Views of the library's memory: for how long, for whom, and handles that nobody gives back."""
+import gc
+import itertools
+import subprocess
+import sys
+import unittest
+
+import libfsdp as fsdp
+from helper import flat, ramp, small_model, train
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+
+
+def mappings():
+    """How often the library's shared memory is mapped."""
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        return sum("fsdp" in line and "memfd" in line for line in maps)
+
+
+class Views(unittest.TestCase):
+    def test_are_made_once_and_show_each_version(self):
+        def rank(context):
+            model, group = small_model(context)
+            with model:
+                with group.unsharded() as first:
+                    kept = first["w"]
+                    self.assertEqual(flat(kept), list(ramp()))
+                train(model, group)
+                with group.unsharded() as second:
+                    self.assertIs(second["w"], kept)
+                    self.assertAlmostEqual(flat(kept)[3], 2.5, places=5)
+        fsdp.run_local(2, rank)
+
+    def test_weights_are_read_only(self):
+        def rank(context):
+            model, group = small_model(context)
+            with model, group.unsharded() as weights:
+                with self.assertRaises((ValueError, TypeError)):
+                    weights["w"][0, 0] = 1.0
+                self.assertTrue(group.tensors()["w"].is_read_only)
+        fsdp.run_local(2, rank)
+
+    def test_stay_mapped_after_close(self):
+        def rank(context):
+            model, group = small_model(context)
+            with model, group.unsharded(fsdp.Phase.EVAL) as weights:
+                kept = weights["b"]
+            return kept
+
+        gc.collect()
+        before = mappings()
+        kept = fsdp.run_local(2, rank)
+        self.assertEqual([flat(view) for view in kept], [[1, 2, 3, 4]] * 2)
+        self.assertGreater(mappings(), before)
+        del kept
+        gc.collect()
+        self.assertEqual(mappings(), before)
+
+    def test_a_closed_model_refuses_calls_while_views_are_there(self):
+        def rank(context):
+            model, group = small_model(context)
+            with group.unsharded() as weights:
+                kept = weights["w"]
+            model.close()
+            for call in (group.unshard, model.finish_grads, lambda: model.stats):
+                with self.assertRaises(fsdp.InvalidHandle):
+                    call()
+            return flat(kept)
+        self.assertEqual(fsdp.run_local(1, rank), [list(ramp())])
+
+    def test_leaked_handles_end_in_any_order(self):
+        def leak(order):
+            context = fsdp.create_local_contexts(1)[0]
+            model, group = small_model(context)
+            things = {"context": context, "model": model, "group": group, "views": group.weights(), "mesh": context.create_mesh()}
+            del context, model, group
+            for name in order:
+                del things[name]
+                gc.collect()
+
+        gc.collect()
+        before = mappings()
+        for order in itertools.permutations(("context", "model", "group", "views", "mesh")):
+            leak(order)
+        self.assertEqual(mappings(), before)
+
+    def test_leaked_handles_end_with_the_process(self):
+        program = ("import sys; sys.path.insert(0, sys.argv[1]); import libfsdp as fsdp; from helper import small_model\n"
+                   "kept = [small_model(context) for context in fsdp.create_local_contexts(1)]\n"
+                   "weights = kept[0][1].weights(); mesh = kept[0][0].context.create_mesh(); print('left')")
+        done = subprocess.run([sys.executable, "-c", program, __file__.rpartition("/")[0]], capture_output=True, text=True, timeout=60)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "left\n", ""))
+
+
+class Dlpack(unittest.TestCase):
+    def test_both_ways_without_a_copy(self):
+        """The capsule of a tensor, read as a consumer does: the same address, type, shape."""
+        from libfsdp import dlpack
+
+        def rank(context):
+            model, group = small_model(context)
+            with model, group.unsharded():
+                view = group.tensors()["w"]
+                for max_version in (None, (1, 0)):
+                    capsule = view.__dlpack__(max_version=max_version)
+                    self.assertEqual(len(dlpack._exported), 1)
+
+                    class Producer:
+                        def __dlpack__(self, **_):
+                            return capsule
+
+                    address, dtype, shape, kept = dlpack.read(Producer())
+                    self.assertEqual((address, dtype, shape), (view.address, fsdp.Dtype.FLOAT32, (8, 4)))
+                    del capsule, kept, Producer
+                    self.assertEqual(len(dlpack._exported), 0)  # nobody consumed it
+                group.put_grad("w", group.tensors()["w"])  # any array is a gradient
+                group.put_grad("b", None)
+                group.reduce_grad()
+            context.abort("the step is not ended")
+
+        with self.assertRaises(fsdp.Error):
+            fsdp.run_local(1, rank)
+
+    @unittest.skipUnless(numpy, "no numpy")
+    def test_numpy(self):
+        def rank(context):
+            model, group = small_model(context)
+            with model:
+                with group.unsharded() as weights:
+                    self.assertIsInstance(weights["w"], numpy.ndarray)
+                    self.assertFalse(weights["w"].flags.writeable)
+                    there = numpy.from_dlpack(group.tensors()["w"])
+                    self.assertEqual(there.__array_interface__["data"][0], weights["w"].__array_interface__["data"][0])
+                group.put_grad("w", numpy.full((8, 4), 2, numpy.float32).T.copy().T)  # not in C order: a copy is made
+                group.put_grad("b", [1.0, 1.0, 1.0, 1.0])
+                with self.assertRaisesRegex(ValueError, "float64"):
+                    group.put_grad("b", numpy.ones(4))
+                group.reduce_grad()
+                model.finish_grads()
+                model.step_adamw(0.5)
+                numpy.testing.assert_allclose(group.read_param("w"), numpy.arange(32).reshape(8, 4) - 0.5, atol=1e-5)
+        fsdp.run_local(2, rank)
+
+
+if __name__ == "__main__":
+    unittest.main()

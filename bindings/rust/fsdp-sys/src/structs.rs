@@ -1,0 +1,980 @@
+// SPDX-License-Identifier: Apache-2.0
+// Written by bindings/rust/generate.py from bindings/abi/abi.json.
+use crate::types::*;
+use std::os::raw::{c_char, c_void};
+
+/// Detail of a failed call. Output only: set struct_size before the call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fsdp_error {
+    pub struct_size: u64,
+    pub status: fsdp_status,
+    pub origin: fsdp_origin,
+    /// errno, cudaError_t, ... of that origin; 0 if none
+    pub origin_code: i64,
+    /// the rank to blame, -1 if none; of ranks that differ, the lowest that differs from the first of its mesh
+    pub rank: i32,
+    /// 1 if the context has failed for good and can only be destroyed
+    pub context_failed: i32,
+    /// NUL-terminated; cut at the end if longer
+    pub message: [c_char; 1024],
+}
+
+impl Default for fsdp_error {
+    fn default() -> Self {
+        // SAFETY: zero is a value of every field: integers, doubles, null pointers, no hook.
+        let mut made: Self = unsafe { std::mem::zeroed() };
+        made.struct_size = std::mem::size_of::<Self>() as u64;
+        made
+    }
+}
+
+/// ```text
+/// A view of memory that libfsdp owns, with what DLPack asks for (strides are those of C order). Output only: set
+/// struct_size before the call.
+/// ```
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fsdp_tensor {
+    pub struct_size: u64,
+    /// first element, contiguous in C order; NULL: there is no such tensor
+    pub data: *mut c_void,
+    /// dimension_count sizes, outermost first; lives as long as the model
+    pub shape: *const u64,
+    pub element_count: u64,
+    pub dimension_count: u32,
+    pub dtype: fsdp_dtype,
+    /// bytes of an element
+    pub element_size: u32,
+    /// FSDP_TENSOR_\*
+    pub flags: u32,
+    pub device: fsdp_device_kind,
+    /// of the GPU, as CUDA counts them; 0 on the host
+    pub device_index: i32,
+}
+
+impl Default for fsdp_tensor {
+    fn default() -> Self {
+        // SAFETY: zero is a value of every field: integers, doubles, null pointers, no hook.
+        let mut made: Self = unsafe { std::mem::zeroed() };
+        made.struct_size = std::mem::size_of::<Self>() as u64;
+        made
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fsdp_context_options {
+    pub struct_size: u64,
+    /// FSDP_CONTEXT_\*; FSDP_DEBUG=1 in the environment adds FSDP_CONTEXT_DEBUG
+    pub flags: u32,
+    /// 0: from the launcher's variables; else rank and rendezvous count
+    pub world_size: u32,
+    /// counts only with world_size
+    pub rank: u32,
+    /// so many neighbouring ranks count as a host: for plans, and to try on one host what runs on several; 0: as it
+    /// is
+    pub ranks_per_host: u32,
+    /// counts only with world_size: where the ranks of the job meet: a name (ranks of one host), tcp://HOST:PORT or
+    /// file:///DIRECTORY; NULL: FSDP_RENDEZVOUS, else the launcher's
+    pub rendezvous: *const c_char,
+    /// 0: FSDP_DEVICE_HOST
+    pub device: fsdp_device_kind,
+    /// counts only with FSDP_DEVICE_CUDA: FSDP_DEVICE_INDEX(i) for GPU i; 0: the calling thread's current one
+    pub device_index: i32,
+    /// counts only with FSDP_DEVICE_CUDA; 0: NCCL where it can serve the ranks, else staging
+    pub device_transport: fsdp_device_transport,
+    /// longest wait for peers in one operation; 0: FSDP_TIMEOUT of the environment, in seconds, else 300,000
+    pub timeout_ms: u32,
+    /// a rank or host that is silent for so long counts as lost; at least 1,000; 0: 8,000
+    pub heartbeat_timeout_ms: u32,
+    /// 0: FSDP_LOG of the environment, else FSDP_LOG_WARNING
+    pub log_level: fsdp_log_level,
+    /// read atomically while a call waits: not 0 gives the wait up, as the hook does; must outlive the context; NULL:
+    /// none
+    pub interrupted_flag: *const i32,
+    /// NULL: none
+    pub interrupted: fsdp_interrupted_hook,
+    pub interrupted_data: *mut c_void,
+    /// NULL: none, or standard error if FSDP_LOG is set
+    pub log: fsdp_log_hook,
+    pub log_data: *mut c_void,
+    /// trace-RANK.json is written into it when the context is destroyed, and a trace is kept for it; NULL: FSDP_TRACE
+    /// of the environment, else nowhere
+    pub trace_directory: *const c_char,
+    /// counts only where a trace is kept: how many events, of 64 bytes; 0: 65,536
+    pub trace_events: u64,
+    /// flight-RANK.json is written into it if the context fails (an earlier one becomes flight-RANK.json.1, and so
+    /// on); NULL: FSDP_FLIGHT_DIRECTORY, else nowhere
+    pub flight_directory: *const c_char,
+    /// recent calls and collectives that the flight recorder keeps, of 64 bytes; 0: 1,024
+    pub flight_events: u32,
+    /// longest random delay put before every piece of library work, to shake out races; 0: none
+    pub debug_delay_us: u32,
+    pub debug_delay_seed: u64,
+    /// make the n-th allocation of memory roles fail, n from 1; 0: none
+    pub debug_failed_allocation: u64,
+}
+
+impl Default for fsdp_context_options {
+    fn default() -> Self {
+        // SAFETY: zero is a value of every field: integers, doubles, null pointers, no hook.
+        let mut made: Self = unsafe { std::mem::zeroed() };
+        made.struct_size = std::mem::size_of::<Self>() as u64;
+        made
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fsdp_mesh_options {
+    pub struct_size: u64,
+    /// 0: 1
+    pub replicate_size: u32,
+    /// 0: ranks / replicate_size
+    pub shard_size: u32,
+    /// the ranks of the mesh in its order; NULL: the world
+    pub ranks: *const u32,
+    /// of ranks; 0 without
+    pub rank_count: u32,
+    /// 0: see below
+    pub reduction_block_size: u32,
+}
+
+impl Default for fsdp_mesh_options {
+    fn default() -> Self {
+        // SAFETY: zero is a value of every field: integers, doubles, null pointers, no hook.
+        let mut made: Self = unsafe { std::mem::zeroed() };
+        made.struct_size = std::mem::size_of::<Self>() as u64;
+        made
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fsdp_model_options {
+    pub struct_size: u64,
+    /// NULL: 1 x world
+    pub mesh: *const fsdp_mesh,
+    /// FSDP_MODEL_\*
+    pub flags: u32,
+    /// 0: FSDP_STRATEGY_OPTIM_GRADS_PARAMS
+    pub strategy: fsdp_strategy,
+    /// 0: FSDP_OUTER_NO_SHARD; the other one needs a mesh with replicas
+    pub outer_strategy: fsdp_outer_strategy,
+    /// 0: FSDP_UNSHARD_MAPPED; FSDP_UNSHARD_COPIED with FSDP_CONTEXT_DEBUG, and on a CUDA device, which has no other
+    pub unshard_mode: fsdp_unshard_mode,
+    /// of full gradients; 0: the parameter's dtype
+    pub grad_dtype: fsdp_dtype,
+    /// what gradients are rounded to before they are summed in fp32; 0: grad_dtype
+    pub reduce_dtype: fsdp_dtype,
+    /// 0: FSDP_GRAD_OP_MEAN
+    pub grad_op: fsdp_grad_op,
+    /// 0: EACH; FSDP_STRATEGY_OPTIM is always LAST, FSDP_STRATEGY_NO_SHARD defaults to LAST
+    pub reduce_policy: fsdp_reduce_policy,
+    /// counts only with FSDP_GRAD_OP_FACTOR, where it is finite and not 0
+    pub grad_factor: f64,
+    /// 0: FSDP_OPTIMIZER_ADAMW
+    pub optimizer: fsdp_optimizer,
+    /// transient full gradient buffers alive at once, besides one for each FSDP_GROUP_ROOT; 0: 2
+    pub max_pending_groups: u32,
+    /// groups that there is room for ahead; 0: 1, with FSDP_MODEL_NO_PREFETCH none
+    pub prefetch_depth: u32,
+    /// 0
+    pub reserved: u32,
+    /// do not prefetch beyond so many gathered bytes ahead; 0: no limit
+    pub prefetch_bytes: u64,
+    /// memory of role STAGING for saves, at least 32 MiB; what a save has not copied when the update window opens
+    /// waits for the disk, unless it fits in here. 0: none is planned, and each save takes 32 MiB while it runs
+    pub save_staging_bytes: u64,
+}
+
+impl Default for fsdp_model_options {
+    fn default() -> Self {
+        // SAFETY: zero is a value of every field: integers, doubles, null pointers, no hook.
+        let mut made: Self = unsafe { std::mem::zeroed() };
+        made.struct_size = std::mem::size_of::<Self>() as u64;
+        made
+    }
+}
+
+/// ```text
+/// One stop of an explicit schedule: group_index counts groups in the order of their creation. May grow: it comes with
+///  a stride.
+/// ```
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fsdp_visit {
+    pub group_index: u32,
+    /// FSDP_FORWARD or FSDP_BACKWARD
+    pub phase: fsdp_phase,
+}
+
+impl Default for fsdp_visit {
+    fn default() -> Self {
+        // SAFETY: zero is a value of every field: integers, doubles, null pointers, no hook.
+        let made: Self = unsafe { std::mem::zeroed() };
+        made
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fsdp_schedule_options {
+    pub struct_size: u64,
+    /// counts only with FSDP_SCHEDULE_VISITS; every trainable group needs a BACKWARD visit
+    pub visits: *const fsdp_visit,
+    pub visit_count: u64,
+    /// counts with visits: sizeof(fsdp_visit)
+    pub visit_stride: u64,
+}
+
+impl Default for fsdp_schedule_options {
+    fn default() -> Self {
+        // SAFETY: zero is a value of every field: integers, doubles, null pointers, no hook.
+        let mut made: Self = unsafe { std::mem::zeroed() };
+        made.struct_size = std::mem::size_of::<Self>() as u64;
+        made
+    }
+}
+
+/// What a sealed model consists of, the same on every rank. Output only: set struct_size before the call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fsdp_model_info {
+    pub struct_size: u64,
+    pub group_count: u64,
+    /// descriptors of all groups
+    pub param_count: u64,
+    /// of all of them, without padding, whole
+    pub element_count: u64,
+    /// elements of padding, whole
+    pub padding_count: u64,
+    /// the pools, and the bytes alive at the schedule's peak: no pool can be smaller
+    pub gather_pool_bytes: u64,
+    pub gather_lower_bound_bytes: u64,
+    pub reduce_pool_bytes: u64,
+    pub reduce_lower_bound_bytes: u64,
+    pub layout_hash: u64,
+}
+
+impl Default for fsdp_model_info {
+    fn default() -> Self {
+        // SAFETY: zero is a value of every field: integers, doubles, null pointers, no hook.
+        let mut made: Self = unsafe { std::mem::zeroed() };
+        made.struct_size = std::mem::size_of::<Self>() as u64;
+        made
+    }
+}
+
+/// Counters of one rank's model since its seal. Output only: set struct_size before the call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fsdp_stats {
+    pub struct_size: u64,
+    /// of the published weights, from 1; 0: none yet
+    pub version: u64,
+    /// AdamW steps taken
+    pub step: u64,
+    /// transitions to gathered; without all_gathers: those that moved no bytes
+    pub gathers: u64,
+    /// collectives that moved bytes
+    pub all_gathers: u64,
+    /// that they copied on this rank
+    pub gathered_bytes: u64,
+    /// now
+    pub gathered_groups: u64,
+    pub peak_gathered_groups: u64,
+    /// gathers started ahead
+    pub prefetches: u64,
+    /// of these, given back unused
+    pub dropped_prefetches: u64,
+    /// contributions reduced
+    pub reduces: u64,
+    /// bytes of full gradients, of all ranks, that they read on this rank
+    pub reduced_bytes: u64,
+    /// collectives, and bytes that they read on this rank
+    pub reduce_scatters: u64,
+    pub reduce_scatter_bytes: u64,
+    pub all_reduces: u64,
+    /// both halves: the sum's and the gather's
+    pub all_reduce_bytes: u64,
+    /// full transient gradient buffers now in use
+    pub pending_grad_groups: u64,
+    pub peak_pending_grad_groups: u64,
+    pub outer_all_gathers: u64,
+    pub outer_reduce_scatters: u64,
+    pub outer_all_reduces: u64,
+    /// that this rank has sent in them
+    pub outer_sent_bytes: u64,
+    /// the sum of the next three
+    pub wait_ns: u64,
+    /// for copies of weights
+    pub gather_wait_ns: u64,
+    /// for reduces to end, or for a gradient buffer to be free
+    pub reduce_wait_ns: u64,
+    /// for peers to publish, to end the step, to exchange norms and parameters
+    pub peer_wait_ns: u64,
+    /// how long the rank that waited longest has waited beyond the one that waited least
+    pub last_rank_lag_ns: u64,
+    /// the one that waited least: all others have waited for it; -1: none yet, or a mesh of one
+    pub last_rank: i32,
+    /// 0
+    pub reserved: u32,
+    /// of memory for roles, shared or not, by all models of the context since it began
+    pub allocations: u64,
+    /// the caller's time spent waiting, as the update window opened, for a save to copy what may then be written; not
+    /// a part of wait_ns
+    pub checkpoint_stall_ns: u64,
+}
+
+impl Default for fsdp_stats {
+    fn default() -> Self {
+        // SAFETY: zero is a value of every field: integers, doubles, null pointers, no hook.
+        let mut made: Self = unsafe { std::mem::zeroed() };
+        made.struct_size = std::mem::size_of::<Self>() as u64;
+        made
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fsdp_param {
+    pub struct_size: u64,
+    /// unique in the model, 1-255 bytes
+    pub name: *const c_char,
+    /// dimension_count sizes of 1 or more, C order; copied
+    pub shape: *const u64,
+    /// at most 16; 0: a scalar
+    pub dimension_count: u32,
+    /// of the compute weights; 0: FSDP_FLOAT32
+    pub dtype: fsdp_dtype,
+    /// FSDP_PARAM_\*
+    pub flags: u32,
+    /// 0: FSDP_GRANULE_ROW
+    pub granule: fsdp_granule,
+    /// counts only with FSDP_GRANULE_BLOCK
+    pub granule_rows: u64,
+    /// 0: 1 (see FSDP_PARAM_LR_ZERO)
+    pub lr_scale: f64,
+    /// kept and returned by fsdp_get_param_info; never read
+    pub user_data: *mut c_void,
+    pub global_shape: *const u64,
+    pub global_offset: *const u64,
+}
+
+impl Default for fsdp_param {
+    fn default() -> Self {
+        // SAFETY: zero is a value of every field: integers, doubles, null pointers, no hook.
+        let mut made: Self = unsafe { std::mem::zeroed() };
+        made.struct_size = std::mem::size_of::<Self>() as u64;
+        made
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fsdp_group_options {
+    pub struct_size: u64,
+    /// FSDP_GROUP_\*
+    pub flags: u32,
+    /// 0: the model's
+    pub strategy: fsdp_strategy,
+    /// 0: the model's
+    pub grad_dtype: fsdp_dtype,
+    /// 0: the model's
+    pub reduce_dtype: fsdp_dtype,
+}
+
+impl Default for fsdp_group_options {
+    fn default() -> Self {
+        // SAFETY: zero is a value of every field: integers, doubles, null pointers, no hook.
+        let mut made: Self = unsafe { std::mem::zeroed() };
+        made.struct_size = std::mem::size_of::<Self>() as u64;
+        made
+    }
+}
+
+/// What a group was declared as, with defaults filled in. Output only: set struct_size before the call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fsdp_group_info {
+    pub struct_size: u64,
+    pub name: *const c_char,
+    pub param_count: u64,
+    /// in the order of creation
+    pub group_index: u32,
+    /// FSDP_GROUP_\*
+    pub flags: u32,
+    pub strategy: fsdp_strategy,
+    pub reduce_policy: fsdp_reduce_policy,
+    /// 0: each parameter's own
+    pub grad_dtype: fsdp_dtype,
+    /// 0: the gradient's
+    pub reduce_dtype: fsdp_dtype,
+}
+
+impl Default for fsdp_group_info {
+    fn default() -> Self {
+        // SAFETY: zero is a value of every field: integers, doubles, null pointers, no hook.
+        let mut made: Self = unsafe { std::mem::zeroed() };
+        made.struct_size = std::mem::size_of::<Self>() as u64;
+        made
+    }
+}
+
+/// Which part of a parameter a rank has to load, by arithmetic alone.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fsdp_chunk {
+    pub struct_size: u64,
+    /// in the parameter, C order
+    pub element_offset: u64,
+    /// 0: this rank owns nothing of it
+    pub element_count: u64,
+    pub row_offset: u64,
+    pub row_count: u64,
+}
+
+impl Default for fsdp_chunk {
+    fn default() -> Self {
+        // SAFETY: zero is a value of every field: integers, doubles, null pointers, no hook.
+        let mut made: Self = unsafe { std::mem::zeroed() };
+        made.struct_size = std::mem::size_of::<Self>() as u64;
+        made
+    }
+}
+
+/// What this rank owns of one parameter. Parameters of which it owns nothing, and frozen ones, are absent.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fsdp_shard {
+    pub struct_size: u64,
+    pub group: *mut fsdp_group,
+    pub param_index: u64,
+    pub name: *const c_char,
+    /// element_count elements; writable in the update window only
+    pub main_weight: *mut c_void,
+    /// element_count elements; complete in the update window
+    pub main_grad: *mut c_void,
+    /// FSDP_FLOAT32
+    pub main_weight_dtype: fsdp_dtype,
+    /// FSDP_FLOAT32
+    pub main_grad_dtype: fsdp_dtype,
+    /// of the first element, in the parameter
+    pub element_offset: u64,
+    /// never 0
+    pub element_count: u64,
+    pub row_offset: u64,
+    pub row_count: u64,
+    pub lr_scale: f64,
+    /// FSDP_PARAM_\*
+    pub flags: u32,
+    /// optimizer states, in the order of fsdp_add_optimizer_state
+    pub state_count: u32,
+}
+
+impl Default for fsdp_shard {
+    fn default() -> Self {
+        // SAFETY: zero is a value of every field: integers, doubles, null pointers, no hook.
+        let mut made: Self = unsafe { std::mem::zeroed() };
+        made.struct_size = std::mem::size_of::<Self>() as u64;
+        made
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fsdp_adamw_options {
+    pub struct_size: u64,
+    /// 0: 0.9 (see FSDP_ADAMW_BETA1_ZERO)
+    pub beta1: f64,
+    /// 0: 0.999 (see FSDP_ADAMW_BETA2_ZERO)
+    pub beta2: f64,
+    /// 0: 1e-8 (see FSDP_ADAMW_EPSILON_ZERO)
+    pub epsilon: f64,
+    /// 0: none
+    pub weight_decay: f64,
+    /// the number of this step, from 1; 0: the one after the last
+    pub step: u64,
+    /// FSDP_ADAMW_\*
+    pub flags: u32,
+    /// must be 0
+    pub reserved: u32,
+}
+
+impl Default for fsdp_adamw_options {
+    fn default() -> Self {
+        // SAFETY: zero is a value of every field: integers, doubles, null pointers, no hook.
+        let mut made: Self = unsafe { std::mem::zeroed() };
+        made.struct_size = std::mem::size_of::<Self>() as u64;
+        made
+    }
+}
+
+/// One full gradient for fsdp_apply_grads. May grow: it comes with a stride.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fsdp_grad {
+    /// NULL: none, counts as zeros
+    pub data: *const c_void,
+    pub element_count: u64,
+    pub dtype: fsdp_dtype,
+    /// must be 0
+    pub reserved: u32,
+}
+
+impl Default for fsdp_grad {
+    fn default() -> Self {
+        // SAFETY: zero is a value of every field: integers, doubles, null pointers, no hook.
+        let made: Self = unsafe { std::mem::zeroed() };
+        made
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fsdp_save_options {
+    pub struct_size: u64,
+    /// the checkpoint's; 0: that of AdamW's last step; with FSDP_OPTIMIZER_CALLER that of the checkpoint which was
+    /// loaded, plus the number of updates published since; what was loaded is none; to 2^53
+    pub step: u64,
+    /// of the folder's checkpoints so many of the newest stay, and the one that was loaded; 0: all
+    pub keep: u32,
+    /// FSDP_SAVE_\*
+    pub flags: u32,
+}
+
+impl Default for fsdp_save_options {
+    fn default() -> Self {
+        // SAFETY: zero is a value of every field: integers, doubles, null pointers, no hook.
+        let mut made: Self = unsafe { std::mem::zeroed() };
+        made.struct_size = std::mem::size_of::<Self>() as u64;
+        made
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fsdp_load_options {
+    pub struct_size: u64,
+    /// FSDP_LOAD_\*
+    pub flags: u32,
+    /// must be 0
+    pub reserved: u32,
+}
+
+impl Default for fsdp_load_options {
+    fn default() -> Self {
+        // SAFETY: zero is a value of every field: integers, doubles, null pointers, no hook.
+        let mut made: Self = unsafe { std::mem::zeroed() };
+        made.struct_size = std::mem::size_of::<Self>() as u64;
+        made
+    }
+}
+
+/// What was loaded. Output only: set struct_size before the call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fsdp_loaded {
+    pub struct_size: u64,
+    /// the checkpoint's
+    pub step: u64,
+    /// rises with every checkpoint of a folder
+    pub sequence: u64,
+    /// of its files, that this rank keeps; with ONE_REPLICA its part of them
+    pub wanted_bytes: u64,
+    /// ... that it has read for that: files are read and verified in blocks of 1 MiB
+    pub read_bytes: u64,
+    /// that have saved it
+    pub ranks: u32,
+    /// newer ones that were damaged, see FSDP_LOAD_FALLBACK
+    pub passed_over: u32,
+    /// in the folder, "step-0000001200"; "": nothing was loaded, see FSDP_LOAD_IF_ANY
+    pub name: [c_char; 32],
+}
+
+impl Default for fsdp_loaded {
+    fn default() -> Self {
+        // SAFETY: zero is a value of every field: integers, doubles, null pointers, no hook.
+        let mut made: Self = unsafe { std::mem::zeroed() };
+        made.struct_size = std::mem::size_of::<Self>() as u64;
+        made
+    }
+}
+
+/// Where a weight of somebody else's files goes. May grow: it comes with a stride.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fsdp_rename {
+    /// a tensor's name in the files; one '\*' in it stands for any text
+    pub theirs: *const c_char,
+    /// the parameter's; a '\*' in it stands for the same text
+    pub ours: *const c_char,
+    /// the first row of theirs, as it is when it was transposed
+    pub from_row: u64,
+    /// the row of ours that it becomes
+    pub to_row: u64,
+    /// 0: all that theirs has from from_row on
+    pub row_count: u64,
+    /// FSDP_RENAME_\*
+    pub flags: u32,
+    /// must be 0
+    pub reserved: u32,
+}
+
+impl Default for fsdp_rename {
+    fn default() -> Self {
+        // SAFETY: zero is a value of every field: integers, doubles, null pointers, no hook.
+        let made: Self = unsafe { std::mem::zeroed() };
+        made
+    }
+}
+
+/// How far a checkpoint is. Output only: set struct_size before the call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fsdp_checkpoint_status {
+    pub struct_size: u64,
+    pub state: fsdp_checkpoint_state,
+    /// of FAILED: what fsdp_wait_checkpoint returns
+    pub status: fsdp_status,
+    /// that this rank has written, of its files
+    pub bytes: u64,
+    /// ... and will have; of an opened one: of all its files
+    pub bytes_in_all: u64,
+    /// once it is known
+    pub step: u64,
+    /// of an opened one: that have saved it
+    pub ranks: u32,
+    /// 0
+    pub reserved: u32,
+    /// in the folder, "step-0000001200"; "": not committed
+    pub name: [c_char; 32],
+}
+
+impl Default for fsdp_checkpoint_status {
+    fn default() -> Self {
+        // SAFETY: zero is a value of every field: integers, doubles, null pointers, no hook.
+        let mut made: Self = unsafe { std::mem::zeroed() };
+        made.struct_size = std::mem::size_of::<Self>() as u64;
+        made
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    macro_rules! offset {
+        ($kind:ident, $field:ident) => {{
+            let made = $kind::default();
+            std::ptr::addr_of!(made.$field) as usize - std::ptr::addr_of!(made) as usize
+        }};
+    }
+
+    #[test]
+    fn fsdp_error_is_laid_out_as_the_compiler_says() {
+        assert_eq!(std::mem::size_of::<fsdp_error>(), 1056);
+        assert_eq!(offset!(fsdp_error, struct_size), 0);
+        assert_eq!(offset!(fsdp_error, status), 8);
+        assert_eq!(offset!(fsdp_error, origin), 12);
+        assert_eq!(offset!(fsdp_error, origin_code), 16);
+        assert_eq!(offset!(fsdp_error, rank), 24);
+        assert_eq!(offset!(fsdp_error, context_failed), 28);
+        assert_eq!(offset!(fsdp_error, message), 32);
+    }
+
+    #[test]
+    fn fsdp_tensor_is_laid_out_as_the_compiler_says() {
+        assert_eq!(std::mem::size_of::<fsdp_tensor>(), 56);
+        assert_eq!(offset!(fsdp_tensor, struct_size), 0);
+        assert_eq!(offset!(fsdp_tensor, data), 8);
+        assert_eq!(offset!(fsdp_tensor, shape), 16);
+        assert_eq!(offset!(fsdp_tensor, element_count), 24);
+        assert_eq!(offset!(fsdp_tensor, dimension_count), 32);
+        assert_eq!(offset!(fsdp_tensor, dtype), 36);
+        assert_eq!(offset!(fsdp_tensor, element_size), 40);
+        assert_eq!(offset!(fsdp_tensor, flags), 44);
+        assert_eq!(offset!(fsdp_tensor, device), 48);
+        assert_eq!(offset!(fsdp_tensor, device_index), 52);
+    }
+
+    #[test]
+    fn fsdp_context_options_is_laid_out_as_the_compiler_says() {
+        assert_eq!(std::mem::size_of::<fsdp_context_options>(), 144);
+        assert_eq!(offset!(fsdp_context_options, struct_size), 0);
+        assert_eq!(offset!(fsdp_context_options, flags), 8);
+        assert_eq!(offset!(fsdp_context_options, world_size), 12);
+        assert_eq!(offset!(fsdp_context_options, rank), 16);
+        assert_eq!(offset!(fsdp_context_options, ranks_per_host), 20);
+        assert_eq!(offset!(fsdp_context_options, rendezvous), 24);
+        assert_eq!(offset!(fsdp_context_options, device), 32);
+        assert_eq!(offset!(fsdp_context_options, device_index), 36);
+        assert_eq!(offset!(fsdp_context_options, device_transport), 40);
+        assert_eq!(offset!(fsdp_context_options, timeout_ms), 44);
+        assert_eq!(offset!(fsdp_context_options, heartbeat_timeout_ms), 48);
+        assert_eq!(offset!(fsdp_context_options, log_level), 52);
+        assert_eq!(offset!(fsdp_context_options, interrupted_flag), 56);
+        assert_eq!(offset!(fsdp_context_options, interrupted), 64);
+        assert_eq!(offset!(fsdp_context_options, interrupted_data), 72);
+        assert_eq!(offset!(fsdp_context_options, log), 80);
+        assert_eq!(offset!(fsdp_context_options, log_data), 88);
+        assert_eq!(offset!(fsdp_context_options, trace_directory), 96);
+        assert_eq!(offset!(fsdp_context_options, trace_events), 104);
+        assert_eq!(offset!(fsdp_context_options, flight_directory), 112);
+        assert_eq!(offset!(fsdp_context_options, flight_events), 120);
+        assert_eq!(offset!(fsdp_context_options, debug_delay_us), 124);
+        assert_eq!(offset!(fsdp_context_options, debug_delay_seed), 128);
+        assert_eq!(offset!(fsdp_context_options, debug_failed_allocation), 136);
+    }
+
+    #[test]
+    fn fsdp_mesh_options_is_laid_out_as_the_compiler_says() {
+        assert_eq!(std::mem::size_of::<fsdp_mesh_options>(), 32);
+        assert_eq!(offset!(fsdp_mesh_options, struct_size), 0);
+        assert_eq!(offset!(fsdp_mesh_options, replicate_size), 8);
+        assert_eq!(offset!(fsdp_mesh_options, shard_size), 12);
+        assert_eq!(offset!(fsdp_mesh_options, ranks), 16);
+        assert_eq!(offset!(fsdp_mesh_options, rank_count), 24);
+        assert_eq!(offset!(fsdp_mesh_options, reduction_block_size), 28);
+    }
+
+    #[test]
+    fn fsdp_model_options_is_laid_out_as_the_compiler_says() {
+        assert_eq!(std::mem::size_of::<fsdp_model_options>(), 88);
+        assert_eq!(offset!(fsdp_model_options, struct_size), 0);
+        assert_eq!(offset!(fsdp_model_options, mesh), 8);
+        assert_eq!(offset!(fsdp_model_options, flags), 16);
+        assert_eq!(offset!(fsdp_model_options, strategy), 20);
+        assert_eq!(offset!(fsdp_model_options, outer_strategy), 24);
+        assert_eq!(offset!(fsdp_model_options, unshard_mode), 28);
+        assert_eq!(offset!(fsdp_model_options, grad_dtype), 32);
+        assert_eq!(offset!(fsdp_model_options, reduce_dtype), 36);
+        assert_eq!(offset!(fsdp_model_options, grad_op), 40);
+        assert_eq!(offset!(fsdp_model_options, reduce_policy), 44);
+        assert_eq!(offset!(fsdp_model_options, grad_factor), 48);
+        assert_eq!(offset!(fsdp_model_options, optimizer), 56);
+        assert_eq!(offset!(fsdp_model_options, max_pending_groups), 60);
+        assert_eq!(offset!(fsdp_model_options, prefetch_depth), 64);
+        assert_eq!(offset!(fsdp_model_options, reserved), 68);
+        assert_eq!(offset!(fsdp_model_options, prefetch_bytes), 72);
+        assert_eq!(offset!(fsdp_model_options, save_staging_bytes), 80);
+    }
+
+    #[test]
+    fn fsdp_visit_is_laid_out_as_the_compiler_says() {
+        assert_eq!(std::mem::size_of::<fsdp_visit>(), 8);
+        assert_eq!(offset!(fsdp_visit, group_index), 0);
+        assert_eq!(offset!(fsdp_visit, phase), 4);
+    }
+
+    #[test]
+    fn fsdp_schedule_options_is_laid_out_as_the_compiler_says() {
+        assert_eq!(std::mem::size_of::<fsdp_schedule_options>(), 32);
+        assert_eq!(offset!(fsdp_schedule_options, struct_size), 0);
+        assert_eq!(offset!(fsdp_schedule_options, visits), 8);
+        assert_eq!(offset!(fsdp_schedule_options, visit_count), 16);
+        assert_eq!(offset!(fsdp_schedule_options, visit_stride), 24);
+    }
+
+    #[test]
+    fn fsdp_model_info_is_laid_out_as_the_compiler_says() {
+        assert_eq!(std::mem::size_of::<fsdp_model_info>(), 80);
+        assert_eq!(offset!(fsdp_model_info, struct_size), 0);
+        assert_eq!(offset!(fsdp_model_info, group_count), 8);
+        assert_eq!(offset!(fsdp_model_info, param_count), 16);
+        assert_eq!(offset!(fsdp_model_info, element_count), 24);
+        assert_eq!(offset!(fsdp_model_info, padding_count), 32);
+        assert_eq!(offset!(fsdp_model_info, gather_pool_bytes), 40);
+        assert_eq!(offset!(fsdp_model_info, gather_lower_bound_bytes), 48);
+        assert_eq!(offset!(fsdp_model_info, reduce_pool_bytes), 56);
+        assert_eq!(offset!(fsdp_model_info, reduce_lower_bound_bytes), 64);
+        assert_eq!(offset!(fsdp_model_info, layout_hash), 72);
+    }
+
+    #[test]
+    fn fsdp_stats_is_laid_out_as_the_compiler_says() {
+        assert_eq!(std::mem::size_of::<fsdp_stats>(), 240);
+        assert_eq!(offset!(fsdp_stats, struct_size), 0);
+        assert_eq!(offset!(fsdp_stats, version), 8);
+        assert_eq!(offset!(fsdp_stats, step), 16);
+        assert_eq!(offset!(fsdp_stats, gathers), 24);
+        assert_eq!(offset!(fsdp_stats, all_gathers), 32);
+        assert_eq!(offset!(fsdp_stats, gathered_bytes), 40);
+        assert_eq!(offset!(fsdp_stats, gathered_groups), 48);
+        assert_eq!(offset!(fsdp_stats, peak_gathered_groups), 56);
+        assert_eq!(offset!(fsdp_stats, prefetches), 64);
+        assert_eq!(offset!(fsdp_stats, dropped_prefetches), 72);
+        assert_eq!(offset!(fsdp_stats, reduces), 80);
+        assert_eq!(offset!(fsdp_stats, reduced_bytes), 88);
+        assert_eq!(offset!(fsdp_stats, reduce_scatters), 96);
+        assert_eq!(offset!(fsdp_stats, reduce_scatter_bytes), 104);
+        assert_eq!(offset!(fsdp_stats, all_reduces), 112);
+        assert_eq!(offset!(fsdp_stats, all_reduce_bytes), 120);
+        assert_eq!(offset!(fsdp_stats, pending_grad_groups), 128);
+        assert_eq!(offset!(fsdp_stats, peak_pending_grad_groups), 136);
+        assert_eq!(offset!(fsdp_stats, outer_all_gathers), 144);
+        assert_eq!(offset!(fsdp_stats, outer_reduce_scatters), 152);
+        assert_eq!(offset!(fsdp_stats, outer_all_reduces), 160);
+        assert_eq!(offset!(fsdp_stats, outer_sent_bytes), 168);
+        assert_eq!(offset!(fsdp_stats, wait_ns), 176);
+        assert_eq!(offset!(fsdp_stats, gather_wait_ns), 184);
+        assert_eq!(offset!(fsdp_stats, reduce_wait_ns), 192);
+        assert_eq!(offset!(fsdp_stats, peer_wait_ns), 200);
+        assert_eq!(offset!(fsdp_stats, last_rank_lag_ns), 208);
+        assert_eq!(offset!(fsdp_stats, last_rank), 216);
+        assert_eq!(offset!(fsdp_stats, reserved), 220);
+        assert_eq!(offset!(fsdp_stats, allocations), 224);
+        assert_eq!(offset!(fsdp_stats, checkpoint_stall_ns), 232);
+    }
+
+    #[test]
+    fn fsdp_param_is_laid_out_as_the_compiler_says() {
+        assert_eq!(std::mem::size_of::<fsdp_param>(), 80);
+        assert_eq!(offset!(fsdp_param, struct_size), 0);
+        assert_eq!(offset!(fsdp_param, name), 8);
+        assert_eq!(offset!(fsdp_param, shape), 16);
+        assert_eq!(offset!(fsdp_param, dimension_count), 24);
+        assert_eq!(offset!(fsdp_param, dtype), 28);
+        assert_eq!(offset!(fsdp_param, flags), 32);
+        assert_eq!(offset!(fsdp_param, granule), 36);
+        assert_eq!(offset!(fsdp_param, granule_rows), 40);
+        assert_eq!(offset!(fsdp_param, lr_scale), 48);
+        assert_eq!(offset!(fsdp_param, user_data), 56);
+        assert_eq!(offset!(fsdp_param, global_shape), 64);
+        assert_eq!(offset!(fsdp_param, global_offset), 72);
+    }
+
+    #[test]
+    fn fsdp_group_options_is_laid_out_as_the_compiler_says() {
+        assert_eq!(std::mem::size_of::<fsdp_group_options>(), 24);
+        assert_eq!(offset!(fsdp_group_options, struct_size), 0);
+        assert_eq!(offset!(fsdp_group_options, flags), 8);
+        assert_eq!(offset!(fsdp_group_options, strategy), 12);
+        assert_eq!(offset!(fsdp_group_options, grad_dtype), 16);
+        assert_eq!(offset!(fsdp_group_options, reduce_dtype), 20);
+    }
+
+    #[test]
+    fn fsdp_group_info_is_laid_out_as_the_compiler_says() {
+        assert_eq!(std::mem::size_of::<fsdp_group_info>(), 48);
+        assert_eq!(offset!(fsdp_group_info, struct_size), 0);
+        assert_eq!(offset!(fsdp_group_info, name), 8);
+        assert_eq!(offset!(fsdp_group_info, param_count), 16);
+        assert_eq!(offset!(fsdp_group_info, group_index), 24);
+        assert_eq!(offset!(fsdp_group_info, flags), 28);
+        assert_eq!(offset!(fsdp_group_info, strategy), 32);
+        assert_eq!(offset!(fsdp_group_info, reduce_policy), 36);
+        assert_eq!(offset!(fsdp_group_info, grad_dtype), 40);
+        assert_eq!(offset!(fsdp_group_info, reduce_dtype), 44);
+    }
+
+    #[test]
+    fn fsdp_chunk_is_laid_out_as_the_compiler_says() {
+        assert_eq!(std::mem::size_of::<fsdp_chunk>(), 40);
+        assert_eq!(offset!(fsdp_chunk, struct_size), 0);
+        assert_eq!(offset!(fsdp_chunk, element_offset), 8);
+        assert_eq!(offset!(fsdp_chunk, element_count), 16);
+        assert_eq!(offset!(fsdp_chunk, row_offset), 24);
+        assert_eq!(offset!(fsdp_chunk, row_count), 32);
+    }
+
+    #[test]
+    fn fsdp_shard_is_laid_out_as_the_compiler_says() {
+        assert_eq!(std::mem::size_of::<fsdp_shard>(), 104);
+        assert_eq!(offset!(fsdp_shard, struct_size), 0);
+        assert_eq!(offset!(fsdp_shard, group), 8);
+        assert_eq!(offset!(fsdp_shard, param_index), 16);
+        assert_eq!(offset!(fsdp_shard, name), 24);
+        assert_eq!(offset!(fsdp_shard, main_weight), 32);
+        assert_eq!(offset!(fsdp_shard, main_grad), 40);
+        assert_eq!(offset!(fsdp_shard, main_weight_dtype), 48);
+        assert_eq!(offset!(fsdp_shard, main_grad_dtype), 52);
+        assert_eq!(offset!(fsdp_shard, element_offset), 56);
+        assert_eq!(offset!(fsdp_shard, element_count), 64);
+        assert_eq!(offset!(fsdp_shard, row_offset), 72);
+        assert_eq!(offset!(fsdp_shard, row_count), 80);
+        assert_eq!(offset!(fsdp_shard, lr_scale), 88);
+        assert_eq!(offset!(fsdp_shard, flags), 96);
+        assert_eq!(offset!(fsdp_shard, state_count), 100);
+    }
+
+    #[test]
+    fn fsdp_adamw_options_is_laid_out_as_the_compiler_says() {
+        assert_eq!(std::mem::size_of::<fsdp_adamw_options>(), 56);
+        assert_eq!(offset!(fsdp_adamw_options, struct_size), 0);
+        assert_eq!(offset!(fsdp_adamw_options, beta1), 8);
+        assert_eq!(offset!(fsdp_adamw_options, beta2), 16);
+        assert_eq!(offset!(fsdp_adamw_options, epsilon), 24);
+        assert_eq!(offset!(fsdp_adamw_options, weight_decay), 32);
+        assert_eq!(offset!(fsdp_adamw_options, step), 40);
+        assert_eq!(offset!(fsdp_adamw_options, flags), 48);
+        assert_eq!(offset!(fsdp_adamw_options, reserved), 52);
+    }
+
+    #[test]
+    fn fsdp_grad_is_laid_out_as_the_compiler_says() {
+        assert_eq!(std::mem::size_of::<fsdp_grad>(), 24);
+        assert_eq!(offset!(fsdp_grad, data), 0);
+        assert_eq!(offset!(fsdp_grad, element_count), 8);
+        assert_eq!(offset!(fsdp_grad, dtype), 16);
+        assert_eq!(offset!(fsdp_grad, reserved), 20);
+    }
+
+    #[test]
+    fn fsdp_save_options_is_laid_out_as_the_compiler_says() {
+        assert_eq!(std::mem::size_of::<fsdp_save_options>(), 24);
+        assert_eq!(offset!(fsdp_save_options, struct_size), 0);
+        assert_eq!(offset!(fsdp_save_options, step), 8);
+        assert_eq!(offset!(fsdp_save_options, keep), 16);
+        assert_eq!(offset!(fsdp_save_options, flags), 20);
+    }
+
+    #[test]
+    fn fsdp_load_options_is_laid_out_as_the_compiler_says() {
+        assert_eq!(std::mem::size_of::<fsdp_load_options>(), 16);
+        assert_eq!(offset!(fsdp_load_options, struct_size), 0);
+        assert_eq!(offset!(fsdp_load_options, flags), 8);
+        assert_eq!(offset!(fsdp_load_options, reserved), 12);
+    }
+
+    #[test]
+    fn fsdp_loaded_is_laid_out_as_the_compiler_says() {
+        assert_eq!(std::mem::size_of::<fsdp_loaded>(), 80);
+        assert_eq!(offset!(fsdp_loaded, struct_size), 0);
+        assert_eq!(offset!(fsdp_loaded, step), 8);
+        assert_eq!(offset!(fsdp_loaded, sequence), 16);
+        assert_eq!(offset!(fsdp_loaded, wanted_bytes), 24);
+        assert_eq!(offset!(fsdp_loaded, read_bytes), 32);
+        assert_eq!(offset!(fsdp_loaded, ranks), 40);
+        assert_eq!(offset!(fsdp_loaded, passed_over), 44);
+        assert_eq!(offset!(fsdp_loaded, name), 48);
+    }
+
+    #[test]
+    fn fsdp_rename_is_laid_out_as_the_compiler_says() {
+        assert_eq!(std::mem::size_of::<fsdp_rename>(), 48);
+        assert_eq!(offset!(fsdp_rename, theirs), 0);
+        assert_eq!(offset!(fsdp_rename, ours), 8);
+        assert_eq!(offset!(fsdp_rename, from_row), 16);
+        assert_eq!(offset!(fsdp_rename, to_row), 24);
+        assert_eq!(offset!(fsdp_rename, row_count), 32);
+        assert_eq!(offset!(fsdp_rename, flags), 40);
+        assert_eq!(offset!(fsdp_rename, reserved), 44);
+    }
+
+    #[test]
+    fn fsdp_checkpoint_status_is_laid_out_as_the_compiler_says() {
+        assert_eq!(std::mem::size_of::<fsdp_checkpoint_status>(), 80);
+        assert_eq!(offset!(fsdp_checkpoint_status, struct_size), 0);
+        assert_eq!(offset!(fsdp_checkpoint_status, state), 8);
+        assert_eq!(offset!(fsdp_checkpoint_status, status), 12);
+        assert_eq!(offset!(fsdp_checkpoint_status, bytes), 16);
+        assert_eq!(offset!(fsdp_checkpoint_status, bytes_in_all), 24);
+        assert_eq!(offset!(fsdp_checkpoint_status, step), 32);
+        assert_eq!(offset!(fsdp_checkpoint_status, ranks), 40);
+        assert_eq!(offset!(fsdp_checkpoint_status, reserved), 44);
+        assert_eq!(offset!(fsdp_checkpoint_status, name), 48);
+    }
+}

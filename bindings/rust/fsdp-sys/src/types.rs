@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+// Written by bindings/rust/generate.py from bindings/abi/abi.json.
+use std::os::raw::{c_char, c_void};
+
+/// A number that names an object of the library; nothing can be read through it.
+#[repr(C)]
+pub struct fsdp_context {
+    _private: [u8; 0],
+}
+
+/// A number that names an object of the library; nothing can be read through it.
+#[repr(C)]
+pub struct fsdp_mesh {
+    _private: [u8; 0],
+}
+
+/// A number that names an object of the library; nothing can be read through it.
+#[repr(C)]
+pub struct fsdp_model {
+    _private: [u8; 0],
+}
+
+/// A number that names an object of the library; nothing can be read through it.
+#[repr(C)]
+pub struct fsdp_group {
+    _private: [u8; 0],
+}
+
+/// A number that names an object of the library; nothing can be read through it.
+#[repr(C)]
+pub struct fsdp_checkpoint {
+    _private: [u8; 0],
+}
+
+/// A number that names an object of the library; nothing can be read through it.
+#[repr(C)]
+pub struct fsdp_capture {
+    _private: [u8; 0],
+}
+
+/// The very type of cudaStream_t; null on the host.
+pub type fsdp_stream = *mut CUstream_st;
+#[repr(C)]
+pub struct CUstream_st {
+    _private: [u8; 0],
+}
+
+pub type fsdp_status = i32;
+
+pub type fsdp_origin = i32;
+
+pub type fsdp_dtype = i32;
+
+/// ```text
+/// Where a context keeps the memory of its models.
+///
+/// On a CUDA device everything that a call names (weights, gradients, states) lies in the GPU's memory, and calls
+/// enqueue their work: fsdp_unshard makes the stream given wait for the weights and returns, fsdp_reduce_grad takes the
+/// gradients in that stream's order and returns. So far as docstrings say "Blocks: peers on the host device", they do
+/// not block here.
+///   Streams      A call may name any stream of the device; what it enqueues comes after what earlier calls enqueued
+///                that it needs, also on other streams. A stream named by fsdp_acquire_grad must live until
+///                fsdp_reduce_grad. Ranks that are threads of one process and share a GPU each need streams of their
+///                own: NULL, the legacy default stream, is one for all of them, and the work of one would wait behind
+///                that of another which waits for it. Only calls that return values wait for the GPU:
+///                fsdp_get_grad_norm, fsdp_clip_grads and fsdp_apply_grads where norm is not NULL, fsdp_get_last_norm,
+///                fsdp_get_param_grad_norms, fsdp_check_grads, fsdp_check_replicas, fsdp_wait_stream, those that load
+///                and read parameters and states, fsdp_discard_step, fsdp_begin_capture, and fsdp_prepare_replay with
+///                64 under way. Ranks still meet on the host where a call says "Blocks: peers".
+///   Gathers      are collective: the ranks of a shard axis must make the same fsdp_unshard, fsdp_reshard, fsdp_prefetch
+///                and fsdp_reduce_grad calls in the same order. Calls that differ are MISMATCH at the latest at the end
+///                of the step.
+///   Unshard      always copies (FSDP_UNSHARD_COPIED), unless one rank has all: a GPU does not map the memory of others.
+///   Pointers     given to fsdp_put_grad and fsdp_apply_grads must be readable by the GPU, those of fsdp_set_arena its
+///                own memory; fsdp_load_param and fsdp_read_param take host or device memory.
+/// ```
+pub type fsdp_device_kind = i32;
+
+pub type fsdp_log_level = i32;
+
+/// How ranks exchange what lies in the memory of GPUs.
+pub type fsdp_device_transport = i32;
+
+pub type fsdp_value_op = i32;
+
+pub type fsdp_strategy = i32;
+
+pub type fsdp_grad_op = i32;
+
+pub type fsdp_unshard_mode = i32;
+
+pub type fsdp_reduce_policy = i32;
+
+/// What replicas divide among them.
+pub type fsdp_outer_strategy = i32;
+
+pub type fsdp_optimizer = i32;
+
+pub type fsdp_phase = i32;
+
+pub type fsdp_schedule_kind = i32;
+
+pub type fsdp_role = i32;
+
+pub type fsdp_granule = i32;
+
+pub type fsdp_bytes_owner = i32;
+
+pub type fsdp_checkpoint_state = i32;
+
+/// ```text
+/// Returns non-zero to give up the wait. Runs on the thread that waits, about every 20 ms. It must return: no
+///  exception or longjmp may leave it, and it may not call libfsdp on this context but for what any thread may call.
+/// ```
+pub type fsdp_interrupted_hook = Option<unsafe extern "C" fn(user_data: *mut c_void) -> i32>;
+
+/// ```text
+/// Runs on the caller's thread only: lines of library threads are handed over in the caller's next call. While the job
+///  forms, rank 0 is told at FSDP_LOG_WARNING, at once, whom it refused and why. A hook must return: no exception or
+///  longjmp may leave it.
+/// ```
+pub type fsdp_log_hook = Option<unsafe extern "C" fn(user_data: *mut c_void, level: fsdp_log_level, message: *const c_char)>;
+
+pub const FSDP_VERSION_MAJOR: u32 = 0;
+pub const FSDP_VERSION_MINOR: u32 = 2;
+pub const FSDP_VERSION_PATCH: u32 = 0;
+pub const FSDP_EVERY_RANK: i32 = -1;
+pub const FSDP_OK: fsdp_status = 0;
+pub const FSDP_INVALID_ARGUMENT: fsdp_status = 1;
+pub const FSDP_INVALID_HANDLE: fsdp_status = 2;
+pub const FSDP_INVALID_STATE: fsdp_status = 3;
+pub const FSDP_UNSUPPORTED: fsdp_status = 4;
+pub const FSDP_OUT_OF_MEMORY: fsdp_status = 5;
+pub const FSDP_BUSY: fsdp_status = 6;
+pub const FSDP_MISMATCH: fsdp_status = 7;
+pub const FSDP_PEER_FAILED: fsdp_status = 8;
+pub const FSDP_TIMEOUT: fsdp_status = 9;
+pub const FSDP_ABORTED: fsdp_status = 10;
+pub const FSDP_INTERRUPTED: fsdp_status = 11;
+pub const FSDP_SYSTEM: fsdp_status = 12;
+pub const FSDP_INTERNAL: fsdp_status = 13;
+pub const FSDP_ORIGIN_FSDP: fsdp_origin = 1;
+pub const FSDP_ORIGIN_OS: fsdp_origin = 2;
+pub const FSDP_ORIGIN_CUDA: fsdp_origin = 3;
+pub const FSDP_ORIGIN_NCCL: fsdp_origin = 4;
+pub const FSDP_ORIGIN_UCX: fsdp_origin = 5;
+pub const FSDP_FLOAT32: fsdp_dtype = 1;
+pub const FSDP_BFLOAT16: fsdp_dtype = 2;
+pub const FSDP_FLOAT16: fsdp_dtype = 3;
+pub const FSDP_DEVICE_HOST: fsdp_device_kind = 1;
+pub const FSDP_DEVICE_CUDA: fsdp_device_kind = 2;
+pub const FSDP_TENSOR_READ_ONLY: u32 = 8388608;
+pub const FSDP_LOG_ERROR: fsdp_log_level = 1;
+pub const FSDP_LOG_WARNING: fsdp_log_level = 2;
+pub const FSDP_LOG_INFO: fsdp_log_level = 3;
+pub const FSDP_LOG_DEBUG: fsdp_log_level = 4;
+pub const FSDP_CONTEXT_DEBUG: u32 = 256;
+pub const FSDP_CONTEXT_NO_OVERLAP: u32 = 512;
+pub const FSDP_CONTEXT_TRACE: u32 = 1024;
+pub const FSDP_TRANSPORT_NCCL: fsdp_device_transport = 1;
+pub const FSDP_TRANSPORT_STAGING: fsdp_device_transport = 2;
+pub const FSDP_VALUE_SUM: fsdp_value_op = 1;
+pub const FSDP_VALUE_MIN: fsdp_value_op = 2;
+pub const FSDP_VALUE_MAX: fsdp_value_op = 3;
+pub const FSDP_VALUE_MEAN: fsdp_value_op = 4;
+pub const FSDP_STRATEGY_NO_SHARD: fsdp_strategy = 1;
+pub const FSDP_STRATEGY_OPTIM: fsdp_strategy = 2;
+pub const FSDP_STRATEGY_OPTIM_GRADS: fsdp_strategy = 3;
+pub const FSDP_STRATEGY_OPTIM_GRADS_PARAMS: fsdp_strategy = 4;
+pub const FSDP_GRAD_OP_MEAN: fsdp_grad_op = 1;
+pub const FSDP_GRAD_OP_SUM: fsdp_grad_op = 2;
+pub const FSDP_GRAD_OP_FACTOR: fsdp_grad_op = 3;
+pub const FSDP_UNSHARD_MAPPED: fsdp_unshard_mode = 1;
+pub const FSDP_UNSHARD_COPIED: fsdp_unshard_mode = 2;
+pub const FSDP_REDUCE_POLICY_EACH: fsdp_reduce_policy = 1;
+pub const FSDP_REDUCE_POLICY_LAST: fsdp_reduce_policy = 2;
+pub const FSDP_OUTER_NO_SHARD: fsdp_outer_strategy = 1;
+pub const FSDP_OUTER_OPTIM: fsdp_outer_strategy = 2;
+pub const FSDP_OPTIMIZER_ADAMW: fsdp_optimizer = 1;
+pub const FSDP_OPTIMIZER_CALLER: fsdp_optimizer = 2;
+pub const FSDP_MODEL_NO_PREFETCH: u32 = 2048;
+pub const FSDP_MODEL_FORCE_COMMUNICATION: u32 = 4096;
+pub const FSDP_FORWARD: fsdp_phase = 1;
+pub const FSDP_BACKWARD: fsdp_phase = 2;
+pub const FSDP_RECOMPUTE: fsdp_phase = 3;
+pub const FSDP_EVAL: fsdp_phase = 4;
+pub const FSDP_SCHEDULE_SEQUENTIAL: fsdp_schedule_kind = 1;
+pub const FSDP_SCHEDULE_INTERLEAVED: fsdp_schedule_kind = 2;
+pub const FSDP_SCHEDULE_VISITS: fsdp_schedule_kind = 3;
+pub const FSDP_ROLE_ALL: fsdp_role = 0;
+pub const FSDP_ROLE_COMPUTE: fsdp_role = 1;
+pub const FSDP_ROLE_MAIN: fsdp_role = 2;
+pub const FSDP_ROLE_GRAD: fsdp_role = 3;
+pub const FSDP_ROLE_OPTIMIZER: fsdp_role = 4;
+pub const FSDP_ROLE_GATHER: fsdp_role = 5;
+pub const FSDP_ROLE_REDUCE: fsdp_role = 6;
+pub const FSDP_ROLE_STAGING: fsdp_role = 7;
+pub const FSDP_GRANULE_ROW: fsdp_granule = 1;
+pub const FSDP_GRANULE_BLOCK: fsdp_granule = 2;
+pub const FSDP_GRANULE_TENSOR: fsdp_granule = 3;
+pub const FSDP_PARAM_FROZEN: u32 = 8192;
+pub const FSDP_PARAM_NO_DECAY: u32 = 16384;
+pub const FSDP_PARAM_LR_ZERO: u32 = 32768;
+pub const FSDP_GROUP_RESIDENT: u32 = 65536;
+pub const FSDP_GROUP_ROOT: u32 = 4194304;
+pub const FSDP_GRAD_ZEROED: u32 = 131072;
+pub const FSDP_LAST: u32 = 262144;
+pub const FSDP_ADAMW_BETA1_ZERO: u32 = 524288;
+pub const FSDP_ADAMW_BETA2_ZERO: u32 = 1048576;
+pub const FSDP_ADAMW_EPSILON_ZERO: u32 = 2097152;
+pub const FSDP_SAVE_REPLACE: u32 = 16777216;
+pub const FSDP_SAVE_COMMIT_MANIFEST: u32 = 256;
+pub const FSDP_LOAD_WEIGHTS_ONLY: u32 = 33554432;
+pub const FSDP_LOAD_ALLOW_MISSING: u32 = 67108864;
+pub const FSDP_LOAD_ALLOW_UNEXPECTED: u32 = 134217728;
+pub const FSDP_LOAD_FALLBACK: u32 = 268435456;
+pub const FSDP_LOAD_IF_ANY: u32 = 536870912;
+pub const FSDP_LOAD_ONE_REPLICA: u32 = 512;
+pub const FSDP_RENAME_TRANSPOSED: u32 = 1073741824;
+pub const FSDP_BYTES_ONCE: fsdp_bytes_owner = 1;
+pub const FSDP_BYTES_PER_RANK: fsdp_bytes_owner = 2;
+pub const FSDP_CHECKPOINT_OPEN: fsdp_checkpoint_state = 1;
+pub const FSDP_CHECKPOINT_COPYING: fsdp_checkpoint_state = 2;
+pub const FSDP_CHECKPOINT_WRITING: fsdp_checkpoint_state = 3;
+pub const FSDP_CHECKPOINT_COMMITTED: fsdp_checkpoint_state = 4;
+pub const FSDP_CHECKPOINT_FAILED: fsdp_checkpoint_state = 5;
+pub const FSDP_CHECKPOINT_OPENED: fsdp_checkpoint_state = 6;

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The calls of a step. Holds last from line to line, longer than a guard can: they are leaked by unshard, read by a guard of
+//! their own, and returned by the model's reshard.
+use crate::line::Line;
+use crate::rank::{as_bytes, crc32, nothing, status, Rank};
+use fsdp::{sys, AdamwOptions, Bf16, Dtype, FullGrad, Phase, Result};
+use std::ptr::null_mut;
+
+impl Rank {
+    pub fn train(&mut self, line: &Line) -> Option<Result<String>> {
+        let name = line.word(1);
+        Some(match line.word(0) {
+            "seal_model" => nothing(self.model(name).and_then(|model| model.seal().map(drop))),
+            "unshard" => nothing(self.unshard(line)),
+            "reshard" => nothing(self.of_group(line).and_then(|(model, group)| {
+                // SAFETY: views end with get_params, below.
+                unsafe { model.reshard(group, phase(line).expect("a phase")) }
+            })),
+            "prefetch" => nothing(
+                self.of_group(line).and_then(|(model, group)| model.prefetch(group, phase(line).expect("a phase"))),
+            ),
+            "get_params" => self.get_params(line),
+            "acquire_grad" => nothing(self.acquire_grad(line)),
+            "acquire_grads" => nothing(self.acquire_grads(line)),
+            "put_grad" => nothing(self.put_grad(line)),
+            "reduce_grad" => nothing(self.reduce_grad(line)),
+            "finish_grads" => nothing(self.model(name).and_then(|model| model.finish_grads(line.number(2)).map(drop))),
+            "begin_update" => nothing(self.model(name).and_then(|model| model.begin_update().map(drop))),
+            "discard_step" => nothing(self.model(name).and_then(|model| model.discard_step())),
+            "check_replicas" => nothing(self.model(name).and_then(|model| model.check_replicas())),
+            "get_stats" => self.get_stats(line),
+            "get_model_info" => self.get_model_info(line),
+            "apply_grads" => self.apply_grads(line),
+            _ => return self.in_window(line),
+        })
+    }
+
+    fn in_window(&mut self, line: &Line) -> Option<Result<String>> {
+        let model = self.model(line.word(1));
+        let x = line.word(2).parse().unwrap_or(0.0);
+        Some(match line.word(0) {
+            "publish_weights" => nothing(model.and_then(|model| model.window()?.publish())),
+            "step_adamw" => nothing(model.and_then(|model| model.window()?.step_adamw(x, &adamw_options(line)))),
+            "scale_grads" => nothing(model.and_then(|model| model.window()?.scale_grads(x))),
+            "get_grad_norm" => model.and_then(|model| Ok(hex_of(model.window()?.grad_norm()?))),
+            "clip_grads" => model.and_then(|model| Ok(hex_of(model.window()?.clip_grads(x)?))),
+            "check_grads" => {
+                model.and_then(|model| Ok(u32::from(model.window()?.check_grads()?.is_some()).to_string()))
+            }
+            _ => return None,
+        })
+    }
+
+    // ---- weights ------------------------------------------------------------------------------------------------
+
+    fn unshard(&mut self, line: &Line) -> Result<()> {
+        let (model, group) = self.of_group(line)?;
+        match phase(line) {
+            Some(phase) => {
+                std::mem::forget(model.unshard(group, phase)?);
+                Ok(())
+            }
+            None => {
+                let raw = model.group_as_raw(group)?;
+                status(unsafe { sys::fsdp_unshard(raw, line.integer(2) as i32, 0, null_mut()) })
+            }
+        }
+    }
+
+    /// A second hold, for the time of the call; where there is no first one, views without a hold.
+    fn get_params(&mut self, line: &Line) -> Result<String> {
+        let (model, group) = self.of_group(line)?;
+        let phase = phase(line).expect("a phase");
+        model.param(group, 0, phase)?; // not unsharded: the library says so
+        let weights = model.unshard(group, phase)?;
+        let mut crc = 0;
+        for index in 0..weights.len() {
+            crc = match weights.tensor(index)?.dtype() {
+                Dtype::Float32 => crc32(crc, as_bytes(weights.get::<f32>(index)?)),
+                _ => crc32(crc, as_bytes(weights.get::<Bf16>(index)?)),
+            };
+        }
+        Ok(format!("{crc:08x}"))
+    }
+
+    // ---- gradients ----------------------------------------------------------------------------------------------
+
+    fn acquire_grad(&mut self, line: &Line) -> Result<()> {
+        let index = line.integer(2) as usize;
+        let values = self.array(line, 3, 0, self.element_count(line));
+        let (model, group) = self.of_group(line)?;
+        let dtype = match model.group_info(group)?.grad_dtype {
+            Some(dtype) => dtype,
+            None => model.param_info(group, index)?.dtype,
+        };
+        let mut grads = model.grads(group)?;
+        if dtype == Dtype::Bfloat16 {
+            grads.get::<Bf16>(index)?.data.copy_from_slice(&upper_halves(&values));
+            return Ok(());
+        }
+        let grad = grads.get::<f32>(index)?;
+        for (to, value) in grad.data.iter_mut().zip(values) {
+            *to = if grad.accumulate { *to + value } else { value };
+        }
+        Ok(())
+    }
+
+    fn acquire_grads(&mut self, line: &Line) -> Result<()> {
+        let frozen: Vec<bool> = self.named(line.word(1)).params.iter().map(|param| param.is_frozen()).collect();
+        let counts: Vec<usize> = self.named(line.word(1)).params.iter().map(|param| param.element_count()).collect();
+        let values: Vec<_> =
+            counts.iter().enumerate().map(|(p, count)| self.array(line, 2, p as i64, *count)).collect();
+        let (model, group) = self.of_group(line)?;
+        let mut grads = model.grads(group)?;
+        for (index, values) in values.iter().enumerate().filter(|(index, _)| !frozen[*index]) {
+            grads.get_zeroed::<f32>(index)?.iter_mut().zip(values).for_each(|(to, value)| *to += value);
+        }
+        Ok(())
+    }
+
+    fn put_grad(&mut self, line: &Line) -> Result<()> {
+        let index = line.integer(2) as usize;
+        let values = (line.word(3) != "none").then(|| self.array(line, 3, 0, self.element_count(line)));
+        let (model, group) = self.of_group(line)?;
+        let mut grads = model.grads(group)?;
+        match (values, line.key_integer("dtype")) {
+            (None, _) => grads.put::<f32>(index, None),
+            (Some(values), Some(2)) => grads.put(index, Some(&upper_halves(&values)[..])),
+            (Some(values), _) => grads.put(index, Some(&values[..])),
+        }
+    }
+
+    fn reduce_grad(&mut self, line: &Line) -> Result<()> {
+        let (model, group) = self.of_group(line)?;
+        match line.key_integer("flags").unwrap_or(0) as u32 {
+            0 => model.grads(group)?.reduce(),
+            sys::FSDP_LAST => model.grads(group)?.reduce_last(),
+            flags => status(unsafe { sys::fsdp_reduce_grad(model.group_as_raw(group)?, flags, null_mut()) }),
+        }
+    }
+
+    // ---- the rest -----------------------------------------------------------------------------------------------
+
+    fn apply_grads(&mut self, line: &Line) -> Result<String> {
+        let params = self.groups.iter().flat_map(|(_, group)| &group.params).filter(|param| !param.is_frozen());
+        let values: Vec<_> =
+            params.enumerate().map(|(j, param)| self.array(line, 4, j as i64, param.element_count())).collect();
+        let grads: Vec<_> = values.iter().map(|values| FullGrad::new(values)).collect();
+        let (lr, max_norm, options) = (line.number(2), line.number(3), adamw_options(line));
+        Ok(hex_of(self.model(line.word(1))?.apply_grads(&grads, lr, max_norm, &options)?))
+    }
+
+    fn get_stats(&mut self, line: &Line) -> Result<String> {
+        let stats = self.model(line.word(1))?.stats()?;
+        Ok(match line.word(2) {
+            "version" => stats.version,
+            "step" => stats.step,
+            "reduces" => stats.reduces,
+            "gathered_groups" => stats.gathered_groups,
+            "pending_grad_groups" => stats.pending_grad_groups,
+            field => panic!("unknown field: {field}"),
+        }
+        .to_string())
+    }
+
+    fn get_model_info(&mut self, line: &Line) -> Result<String> {
+        let info = self.model(line.word(1))?.info()?;
+        Ok(match line.word(2) {
+            "group_count" => info.group_count,
+            "param_count" => info.param_count,
+            "element_count" => info.element_count,
+            field => panic!("unknown field: {field}"),
+        }
+        .to_string())
+    }
+}
+
+fn phase(line: &Line) -> Option<Phase> {
+    Phase::from_raw(line.integer(2) as i32)
+}
+
+fn adamw_options(line: &Line) -> AdamwOptions {
+    let number = |key| line.key_number(key).unwrap_or(0.0);
+    let options = AdamwOptions::new().beta1(number("beta1")).beta2(number("beta2")).epsilon(number("epsilon"));
+    options.weight_decay(number("weight_decay")).step(line.key_integer("step").unwrap_or(0) as u64)
+}
+
+fn upper_halves(values: &[f32]) -> Vec<Bf16> {
+    values.iter().map(|value| Bf16((value.to_bits() >> 16) as u16)).collect()
+}
+
+fn hex_of(value: f64) -> String {
+    format!("{:016x}", value.to_bits())
+}

@@ -1,0 +1,554 @@
+// SPDX-License-Identifier: Apache-2.0
+// Written by bindings/rust/generate.py from bindings/abi/abi.json.
+use crate::sys;
+
+/// `fsdp_status` of fsdp.h.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum Status {
+    /// `FSDP_OK`
+    Ok = sys::FSDP_OK,
+    /// `FSDP_INVALID_ARGUMENT`
+    InvalidArgument = sys::FSDP_INVALID_ARGUMENT,
+    /// `FSDP_INVALID_HANDLE`
+    InvalidHandle = sys::FSDP_INVALID_HANDLE,
+    /// `FSDP_INVALID_STATE`
+    InvalidState = sys::FSDP_INVALID_STATE,
+    /// `FSDP_UNSUPPORTED`
+    Unsupported = sys::FSDP_UNSUPPORTED,
+    /// `FSDP_OUT_OF_MEMORY`
+    OutOfMemory = sys::FSDP_OUT_OF_MEMORY,
+    /// `FSDP_BUSY`
+    Busy = sys::FSDP_BUSY,
+    /// `FSDP_MISMATCH`
+    Mismatch = sys::FSDP_MISMATCH,
+    /// `FSDP_PEER_FAILED`
+    PeerFailed = sys::FSDP_PEER_FAILED,
+    /// `FSDP_TIMEOUT`
+    Timeout = sys::FSDP_TIMEOUT,
+    /// `FSDP_ABORTED`
+    Aborted = sys::FSDP_ABORTED,
+    /// `FSDP_INTERRUPTED`
+    Interrupted = sys::FSDP_INTERRUPTED,
+    /// `FSDP_SYSTEM`
+    System = sys::FSDP_SYSTEM,
+    /// `FSDP_INTERNAL`
+    Internal = sys::FSDP_INTERNAL,
+}
+
+impl Status {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_OK => Status::Ok,
+            sys::FSDP_INVALID_ARGUMENT => Status::InvalidArgument,
+            sys::FSDP_INVALID_HANDLE => Status::InvalidHandle,
+            sys::FSDP_INVALID_STATE => Status::InvalidState,
+            sys::FSDP_UNSUPPORTED => Status::Unsupported,
+            sys::FSDP_OUT_OF_MEMORY => Status::OutOfMemory,
+            sys::FSDP_BUSY => Status::Busy,
+            sys::FSDP_MISMATCH => Status::Mismatch,
+            sys::FSDP_PEER_FAILED => Status::PeerFailed,
+            sys::FSDP_TIMEOUT => Status::Timeout,
+            sys::FSDP_ABORTED => Status::Aborted,
+            sys::FSDP_INTERRUPTED => Status::Interrupted,
+            sys::FSDP_SYSTEM => Status::System,
+            sys::FSDP_INTERNAL => Status::Internal,
+            _ => return None,
+        })
+    }
+}
+
+/// `fsdp_origin` of fsdp.h.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum Origin {
+    /// `FSDP_ORIGIN_FSDP`
+    Fsdp = sys::FSDP_ORIGIN_FSDP,
+    /// `FSDP_ORIGIN_OS`
+    Os = sys::FSDP_ORIGIN_OS,
+    /// `FSDP_ORIGIN_CUDA`
+    Cuda = sys::FSDP_ORIGIN_CUDA,
+    /// `FSDP_ORIGIN_NCCL`
+    Nccl = sys::FSDP_ORIGIN_NCCL,
+    /// `FSDP_ORIGIN_UCX`
+    Ucx = sys::FSDP_ORIGIN_UCX,
+}
+
+impl Origin {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_ORIGIN_FSDP => Origin::Fsdp,
+            sys::FSDP_ORIGIN_OS => Origin::Os,
+            sys::FSDP_ORIGIN_CUDA => Origin::Cuda,
+            sys::FSDP_ORIGIN_NCCL => Origin::Nccl,
+            sys::FSDP_ORIGIN_UCX => Origin::Ucx,
+            _ => return None,
+        })
+    }
+}
+
+/// `fsdp_dtype` of fsdp.h.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum Dtype {
+    /// `FSDP_FLOAT32`
+    Float32 = sys::FSDP_FLOAT32,
+    /// `FSDP_BFLOAT16`
+    Bfloat16 = sys::FSDP_BFLOAT16,
+    /// `FSDP_FLOAT16`
+    Float16 = sys::FSDP_FLOAT16,
+}
+
+impl Dtype {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_FLOAT32 => Dtype::Float32,
+            sys::FSDP_BFLOAT16 => Dtype::Bfloat16,
+            sys::FSDP_FLOAT16 => Dtype::Float16,
+            _ => return None,
+        })
+    }
+}
+
+/// ```text
+/// Where a context keeps the memory of its models.
+///
+/// On a CUDA device everything that a call names (weights, gradients, states) lies in the GPU's memory, and calls
+/// enqueue their work: fsdp_unshard makes the stream given wait for the weights and returns, fsdp_reduce_grad takes the
+/// gradients in that stream's order and returns. So far as docstrings say "Blocks: peers on the host device", they do
+/// not block here.
+///   Streams      A call may name any stream of the device; what it enqueues comes after what earlier calls enqueued
+///                that it needs, also on other streams. A stream named by fsdp_acquire_grad must live until
+///                fsdp_reduce_grad. Ranks that are threads of one process and share a GPU each need streams of their
+///                own: NULL, the legacy default stream, is one for all of them, and the work of one would wait behind
+///                that of another which waits for it. Only calls that return values wait for the GPU:
+///                fsdp_get_grad_norm, fsdp_clip_grads and fsdp_apply_grads where norm is not NULL, fsdp_get_last_norm,
+///                fsdp_get_param_grad_norms, fsdp_check_grads, fsdp_check_replicas, fsdp_wait_stream, those that load
+///                and read parameters and states, fsdp_discard_step, fsdp_begin_capture, and fsdp_prepare_replay with
+///                64 under way. Ranks still meet on the host where a call says "Blocks: peers".
+///   Gathers      are collective: the ranks of a shard axis must make the same fsdp_unshard, fsdp_reshard, fsdp_prefetch
+///                and fsdp_reduce_grad calls in the same order. Calls that differ are MISMATCH at the latest at the end
+///                of the step.
+///   Unshard      always copies (FSDP_UNSHARD_COPIED), unless one rank has all: a GPU does not map the memory of others.
+///   Pointers     given to fsdp_put_grad and fsdp_apply_grads must be readable by the GPU, those of fsdp_set_arena its
+///                own memory; fsdp_load_param and fsdp_read_param take host or device memory.
+/// ```
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum DeviceKind {
+    /// `FSDP_DEVICE_HOST`
+    Host = sys::FSDP_DEVICE_HOST,
+    /// `FSDP_DEVICE_CUDA`
+    Cuda = sys::FSDP_DEVICE_CUDA,
+}
+
+impl DeviceKind {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_DEVICE_HOST => DeviceKind::Host,
+            sys::FSDP_DEVICE_CUDA => DeviceKind::Cuda,
+            _ => return None,
+        })
+    }
+}
+
+/// `fsdp_log_level` of fsdp.h.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum LogLevel {
+    /// `FSDP_LOG_ERROR`
+    Error = sys::FSDP_LOG_ERROR,
+    /// `FSDP_LOG_WARNING`
+    Warning = sys::FSDP_LOG_WARNING,
+    /// `FSDP_LOG_INFO`
+    Info = sys::FSDP_LOG_INFO,
+    /// `FSDP_LOG_DEBUG`
+    Debug = sys::FSDP_LOG_DEBUG,
+}
+
+impl LogLevel {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_LOG_ERROR => LogLevel::Error,
+            sys::FSDP_LOG_WARNING => LogLevel::Warning,
+            sys::FSDP_LOG_INFO => LogLevel::Info,
+            sys::FSDP_LOG_DEBUG => LogLevel::Debug,
+            _ => return None,
+        })
+    }
+}
+
+/// How ranks exchange what lies in the memory of GPUs.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum DeviceTransport {
+    /// `FSDP_TRANSPORT_NCCL`
+    Nccl = sys::FSDP_TRANSPORT_NCCL,
+    /// `FSDP_TRANSPORT_STAGING`
+    Staging = sys::FSDP_TRANSPORT_STAGING,
+}
+
+impl DeviceTransport {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_TRANSPORT_NCCL => DeviceTransport::Nccl,
+            sys::FSDP_TRANSPORT_STAGING => DeviceTransport::Staging,
+            _ => return None,
+        })
+    }
+}
+
+/// `fsdp_value_op` of fsdp.h.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum ValueOp {
+    /// `FSDP_VALUE_SUM`
+    Sum = sys::FSDP_VALUE_SUM,
+    /// `FSDP_VALUE_MIN`
+    Min = sys::FSDP_VALUE_MIN,
+    /// `FSDP_VALUE_MAX`
+    Max = sys::FSDP_VALUE_MAX,
+    /// `FSDP_VALUE_MEAN`
+    Mean = sys::FSDP_VALUE_MEAN,
+}
+
+impl ValueOp {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_VALUE_SUM => ValueOp::Sum,
+            sys::FSDP_VALUE_MIN => ValueOp::Min,
+            sys::FSDP_VALUE_MAX => ValueOp::Max,
+            sys::FSDP_VALUE_MEAN => ValueOp::Mean,
+            _ => return None,
+        })
+    }
+}
+
+/// `fsdp_strategy` of fsdp.h.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum Strategy {
+    /// `FSDP_STRATEGY_NO_SHARD`
+    NoShard = sys::FSDP_STRATEGY_NO_SHARD,
+    /// `FSDP_STRATEGY_OPTIM`
+    Optim = sys::FSDP_STRATEGY_OPTIM,
+    /// `FSDP_STRATEGY_OPTIM_GRADS`
+    OptimGrads = sys::FSDP_STRATEGY_OPTIM_GRADS,
+    /// `FSDP_STRATEGY_OPTIM_GRADS_PARAMS`
+    OptimGradsParams = sys::FSDP_STRATEGY_OPTIM_GRADS_PARAMS,
+}
+
+impl Strategy {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_STRATEGY_NO_SHARD => Strategy::NoShard,
+            sys::FSDP_STRATEGY_OPTIM => Strategy::Optim,
+            sys::FSDP_STRATEGY_OPTIM_GRADS => Strategy::OptimGrads,
+            sys::FSDP_STRATEGY_OPTIM_GRADS_PARAMS => Strategy::OptimGradsParams,
+            _ => return None,
+        })
+    }
+}
+
+/// `fsdp_grad_op` of fsdp.h.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum GradOp {
+    /// `FSDP_GRAD_OP_MEAN`
+    Mean = sys::FSDP_GRAD_OP_MEAN,
+    /// `FSDP_GRAD_OP_SUM`
+    Sum = sys::FSDP_GRAD_OP_SUM,
+    /// `FSDP_GRAD_OP_FACTOR`
+    Factor = sys::FSDP_GRAD_OP_FACTOR,
+}
+
+impl GradOp {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_GRAD_OP_MEAN => GradOp::Mean,
+            sys::FSDP_GRAD_OP_SUM => GradOp::Sum,
+            sys::FSDP_GRAD_OP_FACTOR => GradOp::Factor,
+            _ => return None,
+        })
+    }
+}
+
+/// `fsdp_unshard_mode` of fsdp.h.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum UnshardMode {
+    /// `FSDP_UNSHARD_MAPPED`
+    Mapped = sys::FSDP_UNSHARD_MAPPED,
+    /// `FSDP_UNSHARD_COPIED`
+    Copied = sys::FSDP_UNSHARD_COPIED,
+}
+
+impl UnshardMode {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_UNSHARD_MAPPED => UnshardMode::Mapped,
+            sys::FSDP_UNSHARD_COPIED => UnshardMode::Copied,
+            _ => return None,
+        })
+    }
+}
+
+/// `fsdp_reduce_policy` of fsdp.h.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum ReducePolicy {
+    /// `FSDP_REDUCE_POLICY_EACH`
+    Each = sys::FSDP_REDUCE_POLICY_EACH,
+    /// `FSDP_REDUCE_POLICY_LAST`
+    Last = sys::FSDP_REDUCE_POLICY_LAST,
+}
+
+impl ReducePolicy {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_REDUCE_POLICY_EACH => ReducePolicy::Each,
+            sys::FSDP_REDUCE_POLICY_LAST => ReducePolicy::Last,
+            _ => return None,
+        })
+    }
+}
+
+/// What replicas divide among them.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum OuterStrategy {
+    /// `FSDP_OUTER_NO_SHARD`
+    NoShard = sys::FSDP_OUTER_NO_SHARD,
+    /// `FSDP_OUTER_OPTIM`
+    Optim = sys::FSDP_OUTER_OPTIM,
+}
+
+impl OuterStrategy {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_OUTER_NO_SHARD => OuterStrategy::NoShard,
+            sys::FSDP_OUTER_OPTIM => OuterStrategy::Optim,
+            _ => return None,
+        })
+    }
+}
+
+/// `fsdp_optimizer` of fsdp.h.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum Optimizer {
+    /// `FSDP_OPTIMIZER_ADAMW`
+    Adamw = sys::FSDP_OPTIMIZER_ADAMW,
+    /// `FSDP_OPTIMIZER_CALLER`
+    Caller = sys::FSDP_OPTIMIZER_CALLER,
+}
+
+impl Optimizer {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_OPTIMIZER_ADAMW => Optimizer::Adamw,
+            sys::FSDP_OPTIMIZER_CALLER => Optimizer::Caller,
+            _ => return None,
+        })
+    }
+}
+
+/// `fsdp_phase` of fsdp.h.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum Phase {
+    /// `FSDP_FORWARD`
+    Forward = sys::FSDP_FORWARD,
+    /// `FSDP_BACKWARD`
+    Backward = sys::FSDP_BACKWARD,
+    /// `FSDP_RECOMPUTE`
+    Recompute = sys::FSDP_RECOMPUTE,
+    /// `FSDP_EVAL`
+    Eval = sys::FSDP_EVAL,
+}
+
+impl Phase {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_FORWARD => Phase::Forward,
+            sys::FSDP_BACKWARD => Phase::Backward,
+            sys::FSDP_RECOMPUTE => Phase::Recompute,
+            sys::FSDP_EVAL => Phase::Eval,
+            _ => return None,
+        })
+    }
+}
+
+/// `fsdp_schedule_kind` of fsdp.h.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum ScheduleKind {
+    /// `FSDP_SCHEDULE_SEQUENTIAL`
+    Sequential = sys::FSDP_SCHEDULE_SEQUENTIAL,
+    /// `FSDP_SCHEDULE_INTERLEAVED`
+    Interleaved = sys::FSDP_SCHEDULE_INTERLEAVED,
+    /// `FSDP_SCHEDULE_VISITS`
+    Visits = sys::FSDP_SCHEDULE_VISITS,
+}
+
+impl ScheduleKind {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_SCHEDULE_SEQUENTIAL => ScheduleKind::Sequential,
+            sys::FSDP_SCHEDULE_INTERLEAVED => ScheduleKind::Interleaved,
+            sys::FSDP_SCHEDULE_VISITS => ScheduleKind::Visits,
+            _ => return None,
+        })
+    }
+}
+
+/// `fsdp_role` of fsdp.h.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum Role {
+    /// `FSDP_ROLE_ALL`
+    All = sys::FSDP_ROLE_ALL,
+    /// `FSDP_ROLE_COMPUTE`
+    Compute = sys::FSDP_ROLE_COMPUTE,
+    /// `FSDP_ROLE_MAIN`
+    Main = sys::FSDP_ROLE_MAIN,
+    /// `FSDP_ROLE_GRAD`
+    Grad = sys::FSDP_ROLE_GRAD,
+    /// `FSDP_ROLE_OPTIMIZER`
+    Optimizer = sys::FSDP_ROLE_OPTIMIZER,
+    /// `FSDP_ROLE_GATHER`
+    Gather = sys::FSDP_ROLE_GATHER,
+    /// `FSDP_ROLE_REDUCE`
+    Reduce = sys::FSDP_ROLE_REDUCE,
+    /// `FSDP_ROLE_STAGING`
+    Staging = sys::FSDP_ROLE_STAGING,
+}
+
+impl Role {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_ROLE_ALL => Role::All,
+            sys::FSDP_ROLE_COMPUTE => Role::Compute,
+            sys::FSDP_ROLE_MAIN => Role::Main,
+            sys::FSDP_ROLE_GRAD => Role::Grad,
+            sys::FSDP_ROLE_OPTIMIZER => Role::Optimizer,
+            sys::FSDP_ROLE_GATHER => Role::Gather,
+            sys::FSDP_ROLE_REDUCE => Role::Reduce,
+            sys::FSDP_ROLE_STAGING => Role::Staging,
+            _ => return None,
+        })
+    }
+}
+
+/// `fsdp_granule` of fsdp.h.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum Granule {
+    /// `FSDP_GRANULE_ROW`
+    Row = sys::FSDP_GRANULE_ROW,
+    /// `FSDP_GRANULE_BLOCK`
+    Block = sys::FSDP_GRANULE_BLOCK,
+    /// `FSDP_GRANULE_TENSOR`
+    Tensor = sys::FSDP_GRANULE_TENSOR,
+}
+
+impl Granule {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_GRANULE_ROW => Granule::Row,
+            sys::FSDP_GRANULE_BLOCK => Granule::Block,
+            sys::FSDP_GRANULE_TENSOR => Granule::Tensor,
+            _ => return None,
+        })
+    }
+}
+
+/// `fsdp_bytes_owner` of fsdp.h.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum BytesOwner {
+    /// `FSDP_BYTES_ONCE`
+    Once = sys::FSDP_BYTES_ONCE,
+    /// `FSDP_BYTES_PER_RANK`
+    PerRank = sys::FSDP_BYTES_PER_RANK,
+}
+
+impl BytesOwner {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_BYTES_ONCE => BytesOwner::Once,
+            sys::FSDP_BYTES_PER_RANK => BytesOwner::PerRank,
+            _ => return None,
+        })
+    }
+}
+
+/// `fsdp_checkpoint_state` of fsdp.h.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum CheckpointState {
+    /// `FSDP_CHECKPOINT_OPEN`
+    Open = sys::FSDP_CHECKPOINT_OPEN,
+    /// `FSDP_CHECKPOINT_COPYING`
+    Copying = sys::FSDP_CHECKPOINT_COPYING,
+    /// `FSDP_CHECKPOINT_WRITING`
+    Writing = sys::FSDP_CHECKPOINT_WRITING,
+    /// `FSDP_CHECKPOINT_COMMITTED`
+    Committed = sys::FSDP_CHECKPOINT_COMMITTED,
+    /// `FSDP_CHECKPOINT_FAILED`
+    Failed = sys::FSDP_CHECKPOINT_FAILED,
+    /// `FSDP_CHECKPOINT_OPENED`
+    Opened = sys::FSDP_CHECKPOINT_OPENED,
+}
+
+impl CheckpointState {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_CHECKPOINT_OPEN => CheckpointState::Open,
+            sys::FSDP_CHECKPOINT_COPYING => CheckpointState::Copying,
+            sys::FSDP_CHECKPOINT_WRITING => CheckpointState::Writing,
+            sys::FSDP_CHECKPOINT_COMMITTED => CheckpointState::Committed,
+            sys::FSDP_CHECKPOINT_FAILED => CheckpointState::Failed,
+            sys::FSDP_CHECKPOINT_OPENED => CheckpointState::Opened,
+            _ => return None,
+        })
+    }
+}

@@ -1,0 +1,507 @@
+// SPDX-License-Identifier: Apache-2.0
+// Written by bindings/rust/generate.py from bindings/abi/abi.json.
+use crate::enums::*;
+use crate::error::{as_pointer, c_string, Result};
+use crate::hooks::OwnContextOptions;
+use crate::sys;
+use std::ffi::CString;
+
+/// `fsdp_context_options` of fsdp.h; what is not set has its default.
+#[derive(Clone, Default)]
+pub struct ContextOptions {
+    pub(crate) raw: sys::fsdp_context_options,
+    rendezvous: Option<Result<CString>>,
+    trace_directory: Option<Result<CString>>,
+    flight_directory: Option<Result<CString>>,
+    pub(crate) own: OwnContextOptions,
+}
+
+impl ContextOptions {
+    /// All defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets `FSDP_CONTEXT_DEBUG`.
+    pub fn debug(mut self) -> Self {
+        self.raw.flags |= sys::FSDP_CONTEXT_DEBUG;
+        self
+    }
+
+    /// Sets `FSDP_CONTEXT_NO_OVERLAP`.
+    pub fn no_overlap(mut self) -> Self {
+        self.raw.flags |= sys::FSDP_CONTEXT_NO_OVERLAP;
+        self
+    }
+
+    /// Sets `FSDP_CONTEXT_TRACE`.
+    pub fn trace(mut self) -> Self {
+        self.raw.flags |= sys::FSDP_CONTEXT_TRACE;
+        self
+    }
+
+    /// so many neighbouring ranks count as a host: for plans, and to try on one host what runs on several; 0: as it
+    /// is
+    pub fn ranks_per_host(mut self, ranks_per_host: u32) -> Self {
+        self.raw.ranks_per_host = ranks_per_host;
+        self
+    }
+
+    /// counts only with world_size: where the ranks of the job meet: a name (ranks of one host), tcp://HOST:PORT or
+    /// file:///DIRECTORY; NULL: FSDP_RENDEZVOUS, else the launcher's
+    pub fn rendezvous(mut self, rendezvous: &str) -> Self {
+        self.rendezvous = Some(c_string(rendezvous));
+        self
+    }
+
+    /// 0: FSDP_DEVICE_HOST
+    pub fn device(mut self, device: DeviceKind) -> Self {
+        self.raw.device = device as i32;
+        self
+    }
+
+    /// counts only with FSDP_DEVICE_CUDA; 0: NCCL where it can serve the ranks, else staging
+    pub fn device_transport(mut self, device_transport: DeviceTransport) -> Self {
+        self.raw.device_transport = device_transport as i32;
+        self
+    }
+
+    /// longest wait for peers in one operation; 0: FSDP_TIMEOUT of the environment, in seconds, else 300,000
+    pub fn timeout_ms(mut self, timeout_ms: u32) -> Self {
+        self.raw.timeout_ms = timeout_ms;
+        self
+    }
+
+    /// a rank or host that is silent for so long counts as lost; at least 1,000; 0: 8,000
+    pub fn heartbeat_timeout_ms(mut self, heartbeat_timeout_ms: u32) -> Self {
+        self.raw.heartbeat_timeout_ms = heartbeat_timeout_ms;
+        self
+    }
+
+    /// 0: FSDP_LOG of the environment, else FSDP_LOG_WARNING
+    pub fn log_level(mut self, log_level: LogLevel) -> Self {
+        self.raw.log_level = log_level as i32;
+        self
+    }
+
+    /// trace-RANK.json is written into it when the context is destroyed, and a trace is kept for it; NULL: FSDP_TRACE
+    /// of the environment, else nowhere
+    pub fn trace_directory(mut self, trace_directory: &str) -> Self {
+        self.trace_directory = Some(c_string(trace_directory));
+        self
+    }
+
+    /// counts only where a trace is kept: how many events, of 64 bytes; 0: 65,536
+    pub fn trace_events(mut self, trace_events: u64) -> Self {
+        self.raw.trace_events = trace_events;
+        self
+    }
+
+    /// flight-RANK.json is written into it if the context fails (an earlier one becomes flight-RANK.json.1, and so
+    /// on); NULL: FSDP_FLIGHT_DIRECTORY, else nowhere
+    pub fn flight_directory(mut self, flight_directory: &str) -> Self {
+        self.flight_directory = Some(c_string(flight_directory));
+        self
+    }
+
+    /// recent calls and collectives that the flight recorder keeps, of 64 bytes; 0: 1,024
+    pub fn flight_events(mut self, flight_events: u32) -> Self {
+        self.raw.flight_events = flight_events;
+        self
+    }
+
+    /// longest random delay put before every piece of library work, to shake out races; 0: none
+    pub fn debug_delay_us(mut self, debug_delay_us: u32) -> Self {
+        self.raw.debug_delay_us = debug_delay_us;
+        self
+    }
+
+    /// `debug_delay_seed` of fsdp.h.
+    pub fn debug_delay_seed(mut self, debug_delay_seed: u64) -> Self {
+        self.raw.debug_delay_seed = debug_delay_seed;
+        self
+    }
+
+    /// make the n-th allocation of memory roles fail, n from 1; 0: none
+    pub fn debug_failed_allocation(mut self, debug_failed_allocation: u64) -> Self {
+        self.raw.debug_failed_allocation = debug_failed_allocation;
+        self
+    }
+
+    /// The struct for a call; it points into `self`.
+    pub(crate) fn as_raw(&self) -> Result<sys::fsdp_context_options> {
+        let mut raw = self.raw;
+        raw.rendezvous = as_pointer(&self.rendezvous)?;
+        raw.trace_directory = as_pointer(&self.trace_directory)?;
+        raw.flight_directory = as_pointer(&self.flight_directory)?;
+        Ok(raw)
+    }
+}
+
+/// `fsdp_mesh_options` of fsdp.h; what is not set has its default.
+#[derive(Clone, Default)]
+pub struct MeshOptions {
+    pub(crate) raw: sys::fsdp_mesh_options,
+    ranks: Vec<u32>,
+}
+
+impl MeshOptions {
+    /// All defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// 0: 1
+    pub fn replicate_size(mut self, replicate_size: u32) -> Self {
+        self.raw.replicate_size = replicate_size;
+        self
+    }
+
+    /// 0: ranks / replicate_size
+    pub fn shard_size(mut self, shard_size: u32) -> Self {
+        self.raw.shard_size = shard_size;
+        self
+    }
+
+    /// the ranks of the mesh in its order; NULL: the world
+    pub fn ranks(mut self, ranks: &[u32]) -> Self {
+        self.ranks = ranks.to_vec();
+        self
+    }
+
+    /// 0: see below
+    pub fn reduction_block_size(mut self, reduction_block_size: u32) -> Self {
+        self.raw.reduction_block_size = reduction_block_size;
+        self
+    }
+
+    /// The struct for a call; it points into `self`.
+    pub(crate) fn as_raw(&self) -> Result<sys::fsdp_mesh_options> {
+        let mut raw = self.raw;
+        if !self.ranks.is_empty() {
+            raw.ranks = self.ranks.as_ptr();
+            raw.rank_count = self.ranks.len() as u32;
+        }
+        Ok(raw)
+    }
+}
+
+/// `fsdp_model_options` of fsdp.h; what is not set has its default.
+#[derive(Clone, Default)]
+pub struct ModelOptions {
+    pub(crate) raw: sys::fsdp_model_options,
+}
+
+impl ModelOptions {
+    /// All defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets `FSDP_MODEL_NO_PREFETCH`.
+    pub fn no_prefetch(mut self) -> Self {
+        self.raw.flags |= sys::FSDP_MODEL_NO_PREFETCH;
+        self
+    }
+
+    /// Sets `FSDP_MODEL_FORCE_COMMUNICATION`.
+    pub fn force_communication(mut self) -> Self {
+        self.raw.flags |= sys::FSDP_MODEL_FORCE_COMMUNICATION;
+        self
+    }
+
+    /// 0: FSDP_STRATEGY_OPTIM_GRADS_PARAMS
+    pub fn strategy(mut self, strategy: Strategy) -> Self {
+        self.raw.strategy = strategy as i32;
+        self
+    }
+
+    /// 0: FSDP_OUTER_NO_SHARD; the other one needs a mesh with replicas
+    pub fn outer_strategy(mut self, outer_strategy: OuterStrategy) -> Self {
+        self.raw.outer_strategy = outer_strategy as i32;
+        self
+    }
+
+    /// 0: FSDP_UNSHARD_MAPPED; FSDP_UNSHARD_COPIED with FSDP_CONTEXT_DEBUG, and on a CUDA device, which has no other
+    pub fn unshard_mode(mut self, unshard_mode: UnshardMode) -> Self {
+        self.raw.unshard_mode = unshard_mode as i32;
+        self
+    }
+
+    /// of full gradients; 0: the parameter's dtype
+    pub fn grad_dtype(mut self, grad_dtype: Dtype) -> Self {
+        self.raw.grad_dtype = grad_dtype as i32;
+        self
+    }
+
+    /// what gradients are rounded to before they are summed in fp32; 0: grad_dtype
+    pub fn reduce_dtype(mut self, reduce_dtype: Dtype) -> Self {
+        self.raw.reduce_dtype = reduce_dtype as i32;
+        self
+    }
+
+    /// 0: FSDP_GRAD_OP_MEAN
+    pub fn grad_op(mut self, grad_op: GradOp) -> Self {
+        self.raw.grad_op = grad_op as i32;
+        self
+    }
+
+    /// 0: EACH; FSDP_STRATEGY_OPTIM is always LAST, FSDP_STRATEGY_NO_SHARD defaults to LAST
+    pub fn reduce_policy(mut self, reduce_policy: ReducePolicy) -> Self {
+        self.raw.reduce_policy = reduce_policy as i32;
+        self
+    }
+
+    /// counts only with FSDP_GRAD_OP_FACTOR, where it is finite and not 0
+    pub fn grad_factor(mut self, grad_factor: f64) -> Self {
+        self.raw.grad_factor = grad_factor;
+        self
+    }
+
+    /// 0: FSDP_OPTIMIZER_ADAMW
+    pub fn optimizer(mut self, optimizer: Optimizer) -> Self {
+        self.raw.optimizer = optimizer as i32;
+        self
+    }
+
+    /// transient full gradient buffers alive at once, besides one for each FSDP_GROUP_ROOT; 0: 2
+    pub fn max_pending_groups(mut self, max_pending_groups: u32) -> Self {
+        self.raw.max_pending_groups = max_pending_groups;
+        self
+    }
+
+    /// groups that there is room for ahead; 0: 1, with FSDP_MODEL_NO_PREFETCH none
+    pub fn prefetch_depth(mut self, prefetch_depth: u32) -> Self {
+        self.raw.prefetch_depth = prefetch_depth;
+        self
+    }
+
+    /// do not prefetch beyond so many gathered bytes ahead; 0: no limit
+    pub fn prefetch_bytes(mut self, prefetch_bytes: u64) -> Self {
+        self.raw.prefetch_bytes = prefetch_bytes;
+        self
+    }
+
+    /// memory of role STAGING for saves, at least 32 MiB; what a save has not copied when the update window opens
+    /// waits for the disk, unless it fits in here. 0: none is planned, and each save takes 32 MiB while it runs
+    pub fn save_staging_bytes(mut self, save_staging_bytes: u64) -> Self {
+        self.raw.save_staging_bytes = save_staging_bytes;
+        self
+    }
+
+    /// The struct for a call; it points into `self`.
+    pub(crate) fn as_raw(&self) -> Result<sys::fsdp_model_options> {
+        Ok(self.raw)
+    }
+}
+
+/// `fsdp_group_options` of fsdp.h; what is not set has its default.
+#[derive(Clone, Default)]
+pub struct GroupOptions {
+    pub(crate) raw: sys::fsdp_group_options,
+}
+
+impl GroupOptions {
+    /// All defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets `FSDP_GROUP_RESIDENT`.
+    pub fn resident(mut self) -> Self {
+        self.raw.flags |= sys::FSDP_GROUP_RESIDENT;
+        self
+    }
+
+    /// Sets `FSDP_GROUP_ROOT`.
+    pub fn root(mut self) -> Self {
+        self.raw.flags |= sys::FSDP_GROUP_ROOT;
+        self
+    }
+
+    /// 0: the model's
+    pub fn strategy(mut self, strategy: Strategy) -> Self {
+        self.raw.strategy = strategy as i32;
+        self
+    }
+
+    /// 0: the model's
+    pub fn grad_dtype(mut self, grad_dtype: Dtype) -> Self {
+        self.raw.grad_dtype = grad_dtype as i32;
+        self
+    }
+
+    /// 0: the model's
+    pub fn reduce_dtype(mut self, reduce_dtype: Dtype) -> Self {
+        self.raw.reduce_dtype = reduce_dtype as i32;
+        self
+    }
+
+    /// The struct for a call; it points into `self`.
+    pub(crate) fn as_raw(&self) -> Result<sys::fsdp_group_options> {
+        Ok(self.raw)
+    }
+}
+
+/// `fsdp_adamw_options` of fsdp.h; what is not set has its default.
+#[derive(Clone, Default)]
+pub struct AdamwOptions {
+    pub(crate) raw: sys::fsdp_adamw_options,
+}
+
+impl AdamwOptions {
+    /// All defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets `FSDP_ADAMW_BETA1_ZERO`.
+    pub fn beta1_zero(mut self) -> Self {
+        self.raw.flags |= sys::FSDP_ADAMW_BETA1_ZERO;
+        self
+    }
+
+    /// Sets `FSDP_ADAMW_BETA2_ZERO`.
+    pub fn beta2_zero(mut self) -> Self {
+        self.raw.flags |= sys::FSDP_ADAMW_BETA2_ZERO;
+        self
+    }
+
+    /// Sets `FSDP_ADAMW_EPSILON_ZERO`.
+    pub fn epsilon_zero(mut self) -> Self {
+        self.raw.flags |= sys::FSDP_ADAMW_EPSILON_ZERO;
+        self
+    }
+
+    /// 0: 0.9 (see FSDP_ADAMW_BETA1_ZERO)
+    pub fn beta1(mut self, beta1: f64) -> Self {
+        self.raw.beta1 = beta1;
+        self
+    }
+
+    /// 0: 0.999 (see FSDP_ADAMW_BETA2_ZERO)
+    pub fn beta2(mut self, beta2: f64) -> Self {
+        self.raw.beta2 = beta2;
+        self
+    }
+
+    /// 0: 1e-8 (see FSDP_ADAMW_EPSILON_ZERO)
+    pub fn epsilon(mut self, epsilon: f64) -> Self {
+        self.raw.epsilon = epsilon;
+        self
+    }
+
+    /// 0: none
+    pub fn weight_decay(mut self, weight_decay: f64) -> Self {
+        self.raw.weight_decay = weight_decay;
+        self
+    }
+
+    /// the number of this step, from 1; 0: the one after the last
+    pub fn step(mut self, step: u64) -> Self {
+        self.raw.step = step;
+        self
+    }
+
+    /// The struct for a call; it points into `self`.
+    pub(crate) fn as_raw(&self) -> Result<sys::fsdp_adamw_options> {
+        Ok(self.raw)
+    }
+}
+
+/// `fsdp_save_options` of fsdp.h; what is not set has its default.
+#[derive(Clone, Default)]
+pub struct SaveOptions {
+    pub(crate) raw: sys::fsdp_save_options,
+}
+
+impl SaveOptions {
+    /// All defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets `FSDP_SAVE_REPLACE`.
+    pub fn replace(mut self) -> Self {
+        self.raw.flags |= sys::FSDP_SAVE_REPLACE;
+        self
+    }
+
+    /// Sets `FSDP_SAVE_COMMIT_MANIFEST`.
+    pub fn commit_manifest(mut self) -> Self {
+        self.raw.flags |= sys::FSDP_SAVE_COMMIT_MANIFEST;
+        self
+    }
+
+    /// the checkpoint's; 0: that of AdamW's last step; with FSDP_OPTIMIZER_CALLER that of the checkpoint which was
+    /// loaded, plus the number of updates published since; what was loaded is none; to 2^53
+    pub fn step(mut self, step: u64) -> Self {
+        self.raw.step = step;
+        self
+    }
+
+    /// of the folder's checkpoints so many of the newest stay, and the one that was loaded; 0: all
+    pub fn keep(mut self, keep: u32) -> Self {
+        self.raw.keep = keep;
+        self
+    }
+
+    /// The struct for a call; it points into `self`.
+    pub(crate) fn as_raw(&self) -> Result<sys::fsdp_save_options> {
+        Ok(self.raw)
+    }
+}
+
+/// `fsdp_load_options` of fsdp.h; what is not set has its default.
+#[derive(Clone, Default)]
+pub struct LoadOptions {
+    pub(crate) raw: sys::fsdp_load_options,
+}
+
+impl LoadOptions {
+    /// All defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets `FSDP_LOAD_WEIGHTS_ONLY`.
+    pub fn weights_only(mut self) -> Self {
+        self.raw.flags |= sys::FSDP_LOAD_WEIGHTS_ONLY;
+        self
+    }
+
+    /// Sets `FSDP_LOAD_ALLOW_MISSING`.
+    pub fn allow_missing(mut self) -> Self {
+        self.raw.flags |= sys::FSDP_LOAD_ALLOW_MISSING;
+        self
+    }
+
+    /// Sets `FSDP_LOAD_ALLOW_UNEXPECTED`.
+    pub fn allow_unexpected(mut self) -> Self {
+        self.raw.flags |= sys::FSDP_LOAD_ALLOW_UNEXPECTED;
+        self
+    }
+
+    /// Sets `FSDP_LOAD_FALLBACK`.
+    pub fn fallback(mut self) -> Self {
+        self.raw.flags |= sys::FSDP_LOAD_FALLBACK;
+        self
+    }
+
+    /// Sets `FSDP_LOAD_IF_ANY`.
+    pub fn if_any(mut self) -> Self {
+        self.raw.flags |= sys::FSDP_LOAD_IF_ANY;
+        self
+    }
+
+    /// Sets `FSDP_LOAD_ONE_REPLICA`.
+    pub fn one_replica(mut self) -> Self {
+        self.raw.flags |= sys::FSDP_LOAD_ONE_REPLICA;
+        self
+    }
+
+    /// The struct for a call; it points into `self`.
+    pub(crate) fn as_raw(&self) -> Result<sys::fsdp_load_options> {
+        Ok(self.raw)
+    }
+}

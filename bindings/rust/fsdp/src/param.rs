@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+use crate::enums::{Dtype, Granule, Status};
+use crate::error::{c_string, text, Error, Result};
+use crate::group::GroupEntry;
+use crate::sys;
+use std::ffi::CString;
+use std::os::raw::c_void;
+
+/// A parameter to be declared: `fsdp_param`.
+#[derive(Clone)]
+pub struct Param {
+    raw: sys::fsdp_param,
+    name: String,
+    shape: Vec<u64>,
+    global: Option<(Vec<u64>, Vec<u64>)>,
+}
+
+impl Param {
+    /// An fp32 parameter of that shape, outermost size first; a scalar has none. Names are unique in the model.
+    pub fn new(name: &str, shape: &[u64]) -> Self {
+        Param { raw: Default::default(), name: name.to_string(), shape: shape.to_vec(), global: None }
+    }
+
+    /// Of the compute weights.
+    pub fn dtype(mut self, dtype: Dtype) -> Self {
+        self.raw.dtype = dtype as i32;
+        self
+    }
+
+    /// No gradient, no optimizer state.
+    pub fn frozen(mut self) -> Self {
+        self.raw.flags |= sys::FSDP_PARAM_FROZEN;
+        self
+    }
+
+    /// No weight decay in `step_adamw`.
+    pub fn no_decay(mut self) -> Self {
+        self.raw.flags |= sys::FSDP_PARAM_NO_DECAY;
+        self
+    }
+
+    /// The optimizer leaves the weights alone, but keeps its states.
+    pub fn lr_zero(mut self) -> Self {
+        self.raw.flags |= sys::FSDP_PARAM_LR_ZERO;
+        self
+    }
+
+    /// Its learning rate is the step's times this.
+    pub fn lr_scale(mut self, lr_scale: f64) -> Self {
+        self.raw.lr_scale = lr_scale;
+        self
+    }
+
+    /// Where the boundary of two ranks may fall.
+    pub fn granule(mut self, granule: Granule) -> Self {
+        self.raw.granule = granule as i32;
+        self
+    }
+
+    /// ... between blocks of so many rows.
+    pub fn granule_rows(mut self, granule_rows: u64) -> Self {
+        self.raw.granule = sys::FSDP_GRANULE_BLOCK;
+        self.raw.granule_rows = granule_rows;
+        self
+    }
+
+    /// It is a box of a larger tensor: that one's shape, and where the box begins. Checkpoints speak of that tensor.
+    pub fn global(mut self, shape: &[u64], offset: &[u64]) -> Self {
+        self.global = Some((shape.to_vec(), offset.to_vec()));
+        self
+    }
+
+    /// Kept for the program, and never read: [`ParamInfo::user_data`] gives it back.
+    pub fn user_data(mut self, user_data: *mut c_void) -> Self {
+        self.raw.user_data = user_data;
+        self
+    }
+
+    pub(crate) fn element_count(&self) -> u64 {
+        self.shape.iter().fold(1, |count, size| count.saturating_mul(*size))
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The descriptor for a call, which points into `self` and `name`.
+    pub(crate) fn as_raw(&self, name: &CString) -> Result<sys::fsdp_param> {
+        let mut raw = self.raw;
+        raw.name = name.as_ptr();
+        raw.shape = self.shape.as_ptr();
+        raw.dimension_count = self.shape.len() as u32;
+        if let Some((shape, offset)) = &self.global {
+            if shape.len() != self.shape.len() || offset.len() != self.shape.len() {
+                let what = format!("global of {} needs {} sizes and offsets", self.name, self.shape.len());
+                return Err(Error::new(Status::InvalidArgument, what));
+            }
+            raw.global_shape = shape.as_ptr();
+            raw.global_offset = offset.as_ptr();
+        }
+        Ok(raw)
+    }
+
+    pub(crate) fn c_name(&self) -> Result<CString> {
+        c_string(&self.name)
+    }
+}
+
+/// What names a parameter of a group: its number in the order of declaration, or its name.
+pub trait ParamKey {
+    /// Its number.
+    #[doc(hidden)]
+    fn find(&self, names: &[String]) -> Option<usize>;
+    /// For the error that says there is none.
+    #[doc(hidden)]
+    fn describe(&self) -> String;
+}
+
+impl ParamKey for usize {
+    #[inline]
+    fn find(&self, names: &[String]) -> Option<usize> {
+        (*self < names.len()).then_some(*self)
+    }
+    fn describe(&self) -> String {
+        format!("number {self}")
+    }
+}
+
+impl ParamKey for &str {
+    fn find(&self, names: &[String]) -> Option<usize> {
+        names.iter().position(|name| name == self)
+    }
+    fn describe(&self) -> String {
+        format!("{self:?}")
+    }
+}
+
+#[inline]
+pub(crate) fn find(entry: &GroupEntry, key: impl ParamKey) -> Result<usize> {
+    match key.find(&entry.names) {
+        Some(index) => Ok(index),
+        None => Err(missing(entry, key.describe())),
+    }
+}
+
+#[cold]
+fn missing(entry: &GroupEntry, what: String) -> Error {
+    let has = entry.names.join(", ");
+    Error::new(Status::InvalidArgument, format!("group {} has no parameter {what}; it has {has}", entry.name))
+}
+
+/// A parameter as it was declared, with defaults filled in and the lr_scale of now.
+#[derive(Clone, Debug)]
+pub struct ParamInfo {
+    /// Unique in the model.
+    pub name: String,
+    /// Sizes, outermost first.
+    pub shape: Vec<u64>,
+    /// Of the compute weights.
+    pub dtype: Dtype,
+    /// `FSDP_PARAM_*`.
+    pub flags: u32,
+    /// Where rank boundaries may fall.
+    pub granule: Granule,
+    /// With blocks of rows.
+    pub granule_rows: u64,
+    /// Of now.
+    pub lr_scale: f64,
+    /// As it was given.
+    pub user_data: *mut c_void,
+    /// The larger tensor's shape, and where this box of it begins.
+    pub global: Option<(Vec<u64>, Vec<u64>)>,
+}
+
+impl ParamInfo {
+    pub(crate) fn from_raw(raw: &sys::fsdp_param) -> Self {
+        // SAFETY: dimension_count sizes of the model's, copied at once.
+        let sizes = |from: *const u64| match raw.dimension_count {
+            0 => Vec::new(),
+            count => unsafe { std::slice::from_raw_parts(from, count as usize) }.to_vec(),
+        };
+        ParamInfo {
+            name: unsafe { text(raw.name) }.unwrap_or_default(),
+            shape: sizes(raw.shape),
+            dtype: Dtype::from_raw(raw.dtype).expect("a dtype of this release"),
+            flags: raw.flags,
+            granule: Granule::from_raw(raw.granule).expect("a granule of this release"),
+            granule_rows: raw.granule_rows,
+            lr_scale: raw.lr_scale,
+            user_data: raw.user_data,
+            global: (!raw.global_shape.is_null() && !raw.global_offset.is_null())
+                .then(|| (sizes(raw.global_shape), sizes(raw.global_offset))),
+        }
+    }
+}
