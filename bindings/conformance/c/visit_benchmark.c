@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a visit of a group costs in C, for the bindings to be compared with: unshard, 12 views, reshard, in a world of one. Prints the
- * median of 9 rounds of 20,000 visits in microseconds, as "visit_us VALUE".
+ * What a visit of a group costs in C, for the bindings to be compared with: unshard, 12 views, reshard, in a world of
+ * one. Prints the median of 9 rounds of 20,000 visits in microseconds, as "visit_us VALUE".
  */
 #include <fsdp.h>
 #include <stdio.h>
