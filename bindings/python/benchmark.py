@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a visit of a group costs in Python: unshard, 12 views, reshard, in a world of one.
 
-Prints the median of 9 rounds of 20,000 visits in microseconds, as "visit_us VALUE". The arrays are made once, since their addresses are
-fixed; bindings/conformance/c/visit_benchmark.c is the same in C.
+Prints the median of 9 rounds of 20,000 visits in microseconds, as "visit_us VALUE". The arrays are made once, since
+their addresses are fixed; bindings/conformance/c/visit_benchmark.c is the same in C.
 """
+
 import statistics
 import time
 
