@@ -33,7 +33,8 @@ done
 # A file with a wrong value is noticed: the interpreters compare.
 sed '0,/-> [0-9a-f]\{8\}/s//-> 00000000/' bindings/conformance/scenarios.txt >"$work/wrong.txt"
 mkdir -p "$work/saved/1" "$work/saved/2" "$work/saved/4"
-if FSDP_BUILD=$2 sh bindings/conformance/languages/c.sh threads "$work/saved" "$work/saved" "$work/wrong.txt" >/dev/null 2>"$work/told"; then
+if FSDP_BUILD=$2 sh bindings/conformance/languages/c.sh threads "$work/saved" "$work/saved" "$work/wrong.txt" \
+  >/dev/null 2>"$work/told"; then
   report 'not ok' 'a wrong value is noticed'
 else
   grep -q '00000000' "$work/told" && report ok 'a wrong value is noticed' || report 'not ok' 'a wrong value is told'

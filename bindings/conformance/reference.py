@@ -7,6 +7,7 @@ usage: reference.py            writes bindings/conformance/scenarios.txt
 
 It knows include/fsdp.h and docs/contracts/numerics.md (training.py), and nothing of the library.
 """
+
 import argparse
 import difflib
 import json
@@ -149,8 +150,13 @@ class Run:
 
     def get_model_info(self, model, field):
         model = self.named[model]
-        return str({"group_count": len(model.groups), "param_count": len(model.params),
-                    "element_count": sum(param.count for param in model.params)}[field])
+        return str(
+            {
+                "group_count": len(model.groups),
+                "param_count": len(model.params),
+                "element_count": sum(param.count for param in model.params),
+            }[field]
+        )
 
     def save(self, model, folder, name=""):
         model = self.named[model]
@@ -192,7 +198,9 @@ def execute(line, run):
     call, _, _ = line.partition(" ->")
     words = [word.partition("=") if "=" in word else word for word in call.split()]
     names = [str(CONSTANTS.get(word, word)) for word in words if isinstance(word, str)]
-    keys = {key: str(CONSTANTS.get(value, value)) for key, _, value in (word for word in words if isinstance(word, tuple))}
+    keys = {
+        key: str(CONSTANTS.get(value, value)) for key, _, value in (word for word in words if isinstance(word, tuple))
+    }
     run.ranks = range(run.world)
     if names[0] in ("on", "off"):
         run.ranks = [rank for rank in run.ranks if (rank == int(names[1])) == (names[0] == "on")]
@@ -225,8 +233,11 @@ def write():
     saved, lines = {}, []
     for name, worlds, calls in scenarios.all_scenarios():
         lines += ["", *fill_in(name, worlds, calls, saved)]
-    head = ["# SPDX-License-Identifier: Apache-2.0",
-            "# Written by reference.py out of scenarios.py; README.md says how it is read.", ""]
+    head = [
+        "# SPDX-License-Identifier: Apache-2.0",
+        "# Written by reference.py out of scenarios.py; README.md says how it is read.",
+        "",
+    ]
     return "\n".join([*head, *used_constants(lines), *lines]) + "\n"
 
 

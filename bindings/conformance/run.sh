@@ -1,11 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Runs the scenarios through every language that is there, and fails if one of them is not as expected or if they differ.
+# Runs the scenarios through every language that is there, and fails if one of them is not as expected or if they
+# differ.
 #
 # usage: sh bindings/conformance/run.sh [BUILD_FOLDER]     (default: build-tests, else build)
 #
-# A line for each language: scenarios, hash of all results, seconds. First each language runs the worlds as threads, and saves; then
-# as processes, where it loads what the language before it has saved. FSDP_CONFORMANCE_ONLY="c python" picks languages.
+# A line for each language: scenarios, hash of all results, seconds. First each language runs the worlds as threads, and
+# saves; then as processes, where it loads what the language before it has saved. FSDP_CONFORMANCE_ONLY="c python" picks
+# languages.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=build
@@ -23,7 +25,8 @@ fail() {
   failed=1
 }
 
-# $here/languages/LANGUAGE.sh is an interpreter. "prepare" builds it, or ends with 77 and says why the language is not there.
+# $here/languages/LANGUAGE.sh is an interpreter. "prepare" builds it, or ends with 77 and says why the language is not
+# there.
 languages=
 for script in $here/languages/*.sh; do
   language=$(basename "$script" .sh)
@@ -49,7 +52,8 @@ run_processes() {
   : >"$work/$1.unsorted"
   for world in 1 2 4; do
     "$FSDP_BUILD/tools/fsdp-run" -n $world --no-prefix --timeout 120 -- sh "$here/languages/$1.sh" processes \
-      "$work/$1/processes" "$work/$2/threads" "$scenarios" >>"$work/$1.unsorted" || fail "$1: not as expected as $world processes"
+      "$work/$1/processes" "$work/$2/threads" "$scenarios" >>"$work/$1.unsorted" ||
+      fail "$1: not as expected as $world processes"
   done
   LC_ALL=C sort "$work/$1.unsorted" >"$work/$1.processes"
 }

@@ -5,9 +5,9 @@ Statuses and the rank of an error ("! STATUS RANK") are from the docstrings of i
 """
 
 ALL = (1, 2, 4)
-WEIGHTS = "40503 {} 0 16777213 24"     # in [-1/2, 1/2), every bit of an fp32 in use
+WEIGHTS = "40503 {} 0 16777213 24"  # in [-1/2, 1/2), every bit of an fp32 in use
 GRADS = "69069 {} 5570563 16777213 22"  # in [-2, 2): sums of ranks are rounded
-COARSE = "37 {} 29 251 6"              # exact in bf16, and their squares add up exactly
+COARSE = "37 {} 29 251 6"  # exact in bf16, and their squares add up exactly
 BODY = ["param w1 10 8", "param b1 10 flags=PARAM_NO_DECAY"]
 HEAD = ["param w2 6 10", "param b2 6"]
 
@@ -28,8 +28,11 @@ def read(groups, states=("exp_avg", "exp_avg_sq"), frozen=()):
 
 
 def forward(groups, phase="FORWARD"):
-    return [line for group, _ in groups
-            for line in (f"unshard {group} {phase}", f"get_params {group} {phase} ->", f"reshard {group} {phase}")]
+    return [
+        line
+        for group, _ in groups
+        for line in (f"unshard {group} {phase}", f"get_params {group} {phase} ->", f"reshard {group} {phase}")
+    ]
 
 
 def backward(groups, seed, is_last=True, values=GRADS, call="put_grad", frozen=()):
@@ -55,8 +58,16 @@ TWO = (("body", 2), ("head", 2))
 
 
 def two_groups(options="", group_options=""):
-    return [f"create_model m{options}", *BODY, f"create_group m body{group_options}", *HEAD, "create_group m head",
-            "seal_model m", *load(TWO), "publish_weights m"]
+    return [
+        f"create_model m{options}",
+        *BODY,
+        f"create_group m body{group_options}",
+        *HEAD,
+        "create_group m head",
+        "seal_model m",
+        *load(TWO),
+        "publish_weights m",
+    ]
 
 
 def counters(*fields):
@@ -83,44 +94,91 @@ def sum_and_options():
     adamw = "step_adamw m 0.003 beta1=0.8 beta2=0.95 epsilon=1e-6 weight_decay=0.2"
     lines += ["prefetch body FORWARD", *step(TWO, 1, adamw + " step=7", scale="0.25"), *step(TWO, 2, adamw)]
     lines += ["set_param_lr_scale body 0 0.5", "set_param_lr_scale head 1 0", *step(TWO, 3, adamw)]
-    return ending(*lines, *read(TWO), "get_stats m step ->", *[
-        f"get_model_info m {field} ->" for field in ("group_count", "param_count", "element_count")])
+    return ending(
+        *lines,
+        *read(TWO),
+        "get_stats m step ->",
+        *[f"get_model_info m {field} ->" for field in ("group_count", "param_count", "element_count")],
+    )
 
 
 def low_precision():
     declared = ["param w 12 8 dtype=BFLOAT16", "param scale 12", "create_group m body", "seal_model m"]
     groups = (("body", 2),)
-    for name, options, dtype in (("bf16", "", " dtype=BFLOAT16"), ("bf16_fp32_grads", " grad_dtype=FLOAT32 reduce_dtype=BFLOAT16", "")):
+    for name, options, dtype in (
+        ("bf16", "", " dtype=BFLOAT16"),
+        ("bf16_fp32_grads", " grad_dtype=FLOAT32 reduce_dtype=BFLOAT16", ""),
+    ):
         lines = ["create_model m" + options, *declared, *load(groups), "publish_weights m"]
         for n in range(5):
             w, scale = (COARSE if dtype else GRADS).format(n * 31), GRADS.format(n * 77)
-            lines += [*forward(groups), "unshard body BACKWARD", f"put_grad body 0 {w}{dtype}", f"put_grad body 1 {scale}",
-                      "reshard body BACKWARD", "reduce_grad body flags=LAST", "finish_grads m 1", "step_adamw m 0.01"]
+            lines += [
+                *forward(groups),
+                "unshard body BACKWARD",
+                f"put_grad body 0 {w}{dtype}",
+                f"put_grad body 1 {scale}",
+                "reshard body BACKWARD",
+                "reduce_grad body flags=LAST",
+                "finish_grads m 1",
+                "step_adamw m 0.01",
+            ]
         yield name, ALL, ending(*lines, *read(groups), "read_param body 0 dtype=BFLOAT16 ->", "check_replicas m")
 
 
 def tied():
     groups = (("embedding", 1), ("body", 2))
-    lines = ["create_model m", "param table 16 8", "create_group m embedding flags=GROUP_ROOT", *BODY, "create_group m body",
-             "seal_model m", *load(groups), "publish_weights m"]
+    lines = [
+        "create_model m",
+        "param table 16 8",
+        "create_group m embedding flags=GROUP_ROOT",
+        *BODY,
+        "create_group m body",
+        "seal_model m",
+        *load(groups),
+        "publish_weights m",
+    ]
     for n in range(5):
-        lines += ["unshard embedding FORWARD", "get_params embedding FORWARD ->", *forward(groups[1:]),
-                  "unshard embedding FORWARD", "reshard embedding FORWARD", "reshard embedding FORWARD",
-                  "unshard embedding BACKWARD", f"acquire_grad embedding 0 {GRADS.format(n)}",
-                  *backward(groups[1:], n), f"acquire_grad embedding 0 {GRADS.format(n + 500)}",
-                  "reshard embedding BACKWARD", "reduce_grad embedding flags=LAST", "finish_grads m 1", "step_adamw m 0.01"]
+        lines += [
+            "unshard embedding FORWARD",
+            "get_params embedding FORWARD ->",
+            *forward(groups[1:]),
+            "unshard embedding FORWARD",
+            "reshard embedding FORWARD",
+            "reshard embedding FORWARD",
+            "unshard embedding BACKWARD",
+            f"acquire_grad embedding 0 {GRADS.format(n)}",
+            *backward(groups[1:], n),
+            f"acquire_grad embedding 0 {GRADS.format(n + 500)}",
+            "reshard embedding BACKWARD",
+            "reduce_grad embedding flags=LAST",
+            "finish_grads m 1",
+            "step_adamw m 0.01",
+        ]
     return "tied", ALL, ending(*lines, *read(groups))
 
 
 def frozen():
     groups, fixed = (("base", 2), ("adapter", 2)), (("base", 0), ("base", 1), ("adapter", 0))
-    lines = ["create_model m", "param base.w 16 8 dtype=BFLOAT16 flags=PARAM_FROZEN", "param base.b 16 flags=PARAM_FROZEN",
-             "create_group m base", "param a 8 4 flags=PARAM_FROZEN", "param b 16 4", "create_group m adapter", "seal_model m",
-             *load(groups), "publish_weights m"]
+    lines = [
+        "create_model m",
+        "param base.w 16 8 dtype=BFLOAT16 flags=PARAM_FROZEN",
+        "param base.b 16 flags=PARAM_FROZEN",
+        "create_group m base",
+        "param a 8 4 flags=PARAM_FROZEN",
+        "param b 16 4",
+        "create_group m adapter",
+        "seal_model m",
+        *load(groups),
+        "publish_weights m",
+    ]
     for n in range(5):
         lines += [*forward(groups), *backward(groups[1:], n, frozen=fixed), "finish_grads m 1", "step_adamw m 0.01"]
     lines += [f"put_grad base 0 {GRADS.format(0)} ! INVALID_STATE -1", *forward(groups, "EVAL")]
-    return "frozen", ALL, ending(*lines, "read_param base 1 ->", *read(groups[1:], frozen=fixed), "get_stats m reduces ->")
+    return (
+        "frozen",
+        ALL,
+        ending(*lines, "read_param base 1 ->", *read(groups[1:], frozen=fixed), "get_stats m reduces ->"),
+    )
 
 
 def accumulation():
@@ -128,7 +186,9 @@ def accumulation():
         lines = two_groups(f" reduce_policy=REDUCE_POLICY_{policy}")
         for n in range(3):
             for k in range(3):
-                lines += forward(TWO) + backward(TWO, 10 * n + k, is_last=k == 2, call=("put_grad", "acquire_grad")[k % 2])
+                lines += forward(TWO) + backward(
+                    TWO, 10 * n + k, is_last=k == 2, call=("put_grad", "acquire_grad")[k % 2]
+                )
             lines += ["finish_grads m 0.3333333333333333", "step_adamw m 0.01"]
         yield "accumulate_" + policy.lower(), ALL, ending(*lines, *read(TWO), "get_stats m reduces ->")
 
@@ -138,8 +198,12 @@ def zeroed():
     for n in range(2):
         lines += forward(TWO)
         for group in ("head", "body"):
-            lines += [f"acquire_grads {group} {GRADS.format(n + 3)}", f"acquire_grads {group} {GRADS.format(n + 9)}",
-                      f"put_grad {group} 1 none", f"reduce_grad {group} flags=LAST"]
+            lines += [
+                f"acquire_grads {group} {GRADS.format(n + 3)}",
+                f"acquire_grads {group} {GRADS.format(n + 9)}",
+                f"put_grad {group} 1 none",
+                f"reduce_grad {group} flags=LAST",
+            ]
         lines += ["finish_grads m 1", "step_adamw m 0.01"]
     return "zeroed", ALL, ending(*lines, *read(TWO))
 
@@ -147,12 +211,29 @@ def zeroed():
 def discarded():
     """A step that goes wrong in the middle leaves nothing behind, wherever it does."""
     lines = two_groups() + step(TWO, 0)
-    lines += ["unshard body FORWARD", "unshard head FORWARD", "discard_step m", "reshard body FORWARD ! INVALID_STATE -1"]
+    lines += [
+        "unshard body FORWARD",
+        "unshard head FORWARD",
+        "discard_step m",
+        "reshard body FORWARD ! INVALID_STATE -1",
+    ]
     lines += step(TWO, 1)
-    lines += [*forward(TWO), "unshard head BACKWARD", f"put_grad head 0 {GRADS.format(9)}",
-              "reduce_grad head flags=LAST ! INVALID_STATE -1", "discard_step m", *step(TWO, 2)]
-    lines += [*forward(TWO), *backward(TWO[1:], 77), "finish_grads m 1 ! INVALID_STATE 0",
-              "unshard body FORWARD ! INVALID_STATE -1", "discard_step m", *step(TWO, 3)]
+    lines += [
+        *forward(TWO),
+        "unshard head BACKWARD",
+        f"put_grad head 0 {GRADS.format(9)}",
+        "reduce_grad head flags=LAST ! INVALID_STATE -1",
+        "discard_step m",
+        *step(TWO, 2),
+    ]
+    lines += [
+        *forward(TWO),
+        *backward(TWO[1:], 77),
+        "finish_grads m 1 ! INVALID_STATE 0",
+        "unshard body FORWARD ! INVALID_STATE -1",
+        "discard_step m",
+        *step(TWO, 3),
+    ]
     lines += [*forward(TWO), *backward(TWO, 78), "finish_grads m 1", "scale_grads m 3", "discard_step m", *step(TWO, 4)]
     return "discard", ALL, ending(*lines, *read(TWO), *counters("version", "step"))
 
@@ -160,21 +241,34 @@ def discarded():
 def norms():
     lines = two_groups()
     for n, max_norm in enumerate(("0.5", "100000", "1")):
-        lines += [*forward(TWO), *backward(TWO, n, values=COARSE), "finish_grads m 1", "check_grads m ->",
-                  "get_grad_norm m ->", f"clip_grads m {max_norm} ->", "step_adamw m 0.01"]
+        lines += [
+            *forward(TWO),
+            *backward(TWO, n, values=COARSE),
+            "finish_grads m 1",
+            "check_grads m ->",
+            "get_grad_norm m ->",
+            f"clip_grads m {max_norm} ->",
+            "step_adamw m 0.01",
+        ]
     return "clip", ALL, ending(*lines, *read(TWO))
 
 
 def applied():
     lines = two_groups(" strategy=STRATEGY_OPTIM_GRADS")
-    lines += [f"apply_grads m 0.01 {max_norm} {COARSE.format(n * 13)} weight_decay=0.1 ->"
-              for n, max_norm in enumerate(("0", "1", "0.25", "1000", "0"))]
+    lines += [
+        f"apply_grads m 0.01 {max_norm} {COARSE.format(n * 13)} weight_decay=0.1 ->"
+        for n, max_norm in enumerate(("0", "1", "0.25", "1000", "0"))
+    ]
     return "apply_grads", ALL, ending(*lines, *read(TWO), *counters("version", "step"))
 
 
 def replicated():
     for name, options in (("hsdp", ""), ("hfsdp", " outer_strategy=OUTER_OPTIM")):
-        lines = ["create_mesh mesh replicate_size=2 shard_size=2", *two_groups(" mesh=mesh" + options), "destroy_mesh mesh"]
+        lines = [
+            "create_mesh mesh replicate_size=2 shard_size=2",
+            *two_groups(" mesh=mesh" + options),
+            "destroy_mesh mesh",
+        ]
         for n in range(5):
             for k in range(2):
                 lines += forward(TWO) + backward(TWO, 10 * n + k, is_last=k == 1)
@@ -184,15 +278,22 @@ def replicated():
 
 def updated():
     lines = two_groups() + step(TWO, 0)
-    lines += ["begin_update m", f"load_param body 0 {WEIGHTS.format(5).replace(' 0 ', ' 77 ')} root=0",
-              f"load_state head 0 exp_avg {WEIGHTS.format(9)}", "load_state head 0 exp_avg_sq 1 2050 0 4099 14",
-              "publish_weights m"]
+    lines += [
+        "begin_update m",
+        f"load_param body 0 {WEIGHTS.format(5).replace(' 0 ', ' 77 ')} root=0",
+        f"load_state head 0 exp_avg {WEIGHTS.format(9)}",
+        "load_state head 0 exp_avg_sq 1 2050 0 4099 14",
+        "publish_weights m",
+    ]
     return "update", ALL, ending(*lines, *step(TWO, 1), *read(TWO))
 
 
 def values():
-    lines = [f"all_reduce_values VALUE_{op} {count} {COARSE.format(count)} ->"
-             for op in ("SUM", "MIN", "MAX", "MEAN") for count in (1, 512)]
+    lines = [
+        f"all_reduce_values VALUE_{op} {count} {COARSE.format(count)} ->"
+        for op in ("SUM", "MIN", "MAX", "MEAN")
+        for count in (1, 512)
+    ]
     return "values", ALL, ending(*lines, f"all_reduce_values VALUE_SUM 513 {COARSE.format(0)} ! INVALID_ARGUMENT -1")
 
 
@@ -202,61 +303,147 @@ def checkpoints():
     lines = two_groups()
     for n in range(3):
         lines += step(TWO, n)
-    yield "checkpoint_save", ALL, ending(*lines, "save m plain", "save m plain ! INVALID_STATE 0", *step(TWO, 3), "save m plain")
-    lines = [*two_groups(), *step(TWO, 5), "begin_checkpoint c behind", "add_checkpoint_model c net m",
-             f"add_checkpoint_bytes c cursor BYTES_ONCE 7 {COARSE.format(3).replace(' 29 ', ' 0 ')}", "commit_checkpoint c",
-             *step(TWO, 6), "wait_checkpoint c", "destroy_checkpoint c"]
+    yield (
+        "checkpoint_save",
+        ALL,
+        ending(*lines, "save m plain", "save m plain ! INVALID_STATE 0", *step(TWO, 3), "save m plain"),
+    )
+    lines = [
+        *two_groups(),
+        *step(TWO, 5),
+        "begin_checkpoint c behind",
+        "add_checkpoint_model c net m",
+        f"add_checkpoint_bytes c cursor BYTES_ONCE 7 {COARSE.format(3).replace(' 29 ', ' 0 ')}",
+        "commit_checkpoint c",
+        *step(TWO, 6),
+        "wait_checkpoint c",
+        "destroy_checkpoint c",
+    ]
     yield "checkpoint_behind_save", ALL, ending(*lines, *read(TWO))
     for world in ALL:
         declared = two_groups(kept)[:-1]
         after = [*step(TWO, 4), *read(TWO), "get_stats m step ->"]
-        yield f"checkpoint_load_of_{world}", ALL, ending(*declared, f"load m {world} plain ->", "publish_weights m", *read(TWO), *after)
-        opened = [f"open_checkpoint c {world} behind", "load_checkpoint_model c net m ->", "read_checkpoint_bytes c cursor ->",
-                  "read_checkpoint_bytes c nothing ! INVALID_ARGUMENT -1", "destroy_checkpoint c", "publish_weights m"]
+        yield (
+            f"checkpoint_load_of_{world}",
+            ALL,
+            ending(*declared, f"load m {world} plain ->", "publish_weights m", *read(TWO), *after),
+        )
+        opened = [
+            f"open_checkpoint c {world} behind",
+            "load_checkpoint_model c net m ->",
+            "read_checkpoint_bytes c cursor ->",
+            "read_checkpoint_bytes c nothing ! INVALID_ARGUMENT -1",
+            "destroy_checkpoint c",
+            "publish_weights m",
+        ]
         yield f"checkpoint_behind_load_of_{world}", ALL, ending(*declared, *opened, *after)
-    lines = [*two_groups()[:-1], "load m 2 plain flags=LOAD_WEIGHTS_ONLY ->", "publish_weights m", *step(TWO, 4), *read(TWO)]
+    lines = [
+        *two_groups()[:-1],
+        "load m 2 plain flags=LOAD_WEIGHTS_ONLY ->",
+        "publish_weights m",
+        *step(TWO, 4),
+        *read(TWO),
+    ]
     yield "checkpoint_load_weights", ALL, ending(*lines, "get_stats m step ->")
 
 
 def misuse():
     """Errors of use leave the context as it was: at the end a step is trained as if there had been none."""
     data = WEIGHTS.format(0)
-    lines = ["create_model bad strategy=9 ! INVALID_ARGUMENT -1", "create_model bad flags=1 ! INVALID_ARGUMENT -1",
-             "create_mesh bad replicate_size=3 shard_size=5 ! INVALID_ARGUMENT -1", "create_model m", *BODY,
-             "create_group m body", "param other 4", "create_group m body ! INVALID_ARGUMENT -1",
-             "unshard body FORWARD ! INVALID_STATE -1", f"load_param body 0 {data} ! INVALID_STATE -1",
-             "publish_weights m ! INVALID_STATE -1", *HEAD, "create_group m head", "seal_model m",
-             "seal_model m ! INVALID_STATE -1", "param late 4", "create_group m late ! INVALID_STATE -1",
-             "find_group m nothing ! INVALID_ARGUMENT -1", "unshard body FORWARD ! INVALID_STATE -1",
-             "reduce_grad body flags=LAST ! INVALID_STATE -1", "discard_step m ! INVALID_STATE -1",
-             f"load_param body 7 {data} ! INVALID_ARGUMENT -1", f"load_param body 0 {data} element_count=31 ! INVALID_ARGUMENT -1",
-             f"load_param body 0 {data} dtype=9 element_count=80 ! INVALID_ARGUMENT -1", f"load_param body 0 {data} flags=1 ! INVALID_ARGUMENT -1",
-             f"load_param body 0 {data} root=-2 ! INVALID_ARGUMENT -1",
-             "load m 1 there_is_none ! SYSTEM 0", *load(TWO), "publish_weights m",
-             "publish_weights m ! INVALID_STATE -1", f"load_param body 0 {data} ! INVALID_STATE -1",
-             "step_adamw m 0.01 ! INVALID_STATE -1", "unshard body 9 ! INVALID_ARGUMENT -1",
-             "reshard body FORWARD ! INVALID_STATE -1", "unshard body FORWARD",
-             "reshard body BACKWARD ! INVALID_STATE -1", "begin_update m ! INVALID_STATE 0", "reshard body FORWARD", "discard_step m",
-             "read_state body 0 momentum ! INVALID_ARGUMENT -1", "set_param_lr_scale body 0 -1 ! INVALID_ARGUMENT -1",
-             f"put_grad body 9 {data} ! INVALID_ARGUMENT -1", "reduce_grad body flags=MODEL_NO_PREFETCH ! INVALID_ARGUMENT -1",
-             f"put_grad body 0 {data}", "reduce_grad body flags=LAST ! INVALID_STATE -1", f"put_grad body 1 {data}",
-             "reduce_grad body flags=LAST", "reduce_grad body flags=LAST ! INVALID_STATE -1",
-             f"acquire_grad body 0 {data} ! INVALID_STATE -1", "discard_step m", *forward(TWO), *backward(TWO, 1),
-             "finish_grads m 1", "unshard body FORWARD ! INVALID_STATE -1", "clip_grads m 0 ! INVALID_ARGUMENT -1",
-             "save m never ! INVALID_STATE -1", "step_adamw m 0.01 beta1=-1 ! INVALID_ARGUMENT -1", "step_adamw m 0.01",
-             *read(TWO), "destroy_model m", "publish_weights m ! INVALID_HANDLE -1", "unshard body FORWARD ! INVALID_HANDLE -1"]
+    lines = [
+        "create_model bad strategy=9 ! INVALID_ARGUMENT -1",
+        "create_model bad flags=1 ! INVALID_ARGUMENT -1",
+        "create_mesh bad replicate_size=3 shard_size=5 ! INVALID_ARGUMENT -1",
+        "create_model m",
+        *BODY,
+        "create_group m body",
+        "param other 4",
+        "create_group m body ! INVALID_ARGUMENT -1",
+        "unshard body FORWARD ! INVALID_STATE -1",
+        f"load_param body 0 {data} ! INVALID_STATE -1",
+        "publish_weights m ! INVALID_STATE -1",
+        *HEAD,
+        "create_group m head",
+        "seal_model m",
+        "seal_model m ! INVALID_STATE -1",
+        "param late 4",
+        "create_group m late ! INVALID_STATE -1",
+        "find_group m nothing ! INVALID_ARGUMENT -1",
+        "unshard body FORWARD ! INVALID_STATE -1",
+        "reduce_grad body flags=LAST ! INVALID_STATE -1",
+        "discard_step m ! INVALID_STATE -1",
+        f"load_param body 7 {data} ! INVALID_ARGUMENT -1",
+        f"load_param body 0 {data} element_count=31 ! INVALID_ARGUMENT -1",
+        f"load_param body 0 {data} dtype=9 element_count=80 ! INVALID_ARGUMENT -1",
+        f"load_param body 0 {data} flags=1 ! INVALID_ARGUMENT -1",
+        f"load_param body 0 {data} root=-2 ! INVALID_ARGUMENT -1",
+        "load m 1 there_is_none ! SYSTEM 0",
+        *load(TWO),
+        "publish_weights m",
+        "publish_weights m ! INVALID_STATE -1",
+        f"load_param body 0 {data} ! INVALID_STATE -1",
+        "step_adamw m 0.01 ! INVALID_STATE -1",
+        "unshard body 9 ! INVALID_ARGUMENT -1",
+        "reshard body FORWARD ! INVALID_STATE -1",
+        "unshard body FORWARD",
+        "reshard body BACKWARD ! INVALID_STATE -1",
+        "begin_update m ! INVALID_STATE 0",
+        "reshard body FORWARD",
+        "discard_step m",
+        "read_state body 0 momentum ! INVALID_ARGUMENT -1",
+        "set_param_lr_scale body 0 -1 ! INVALID_ARGUMENT -1",
+        f"put_grad body 9 {data} ! INVALID_ARGUMENT -1",
+        "reduce_grad body flags=MODEL_NO_PREFETCH ! INVALID_ARGUMENT -1",
+        f"put_grad body 0 {data}",
+        "reduce_grad body flags=LAST ! INVALID_STATE -1",
+        f"put_grad body 1 {data}",
+        "reduce_grad body flags=LAST",
+        "reduce_grad body flags=LAST ! INVALID_STATE -1",
+        f"acquire_grad body 0 {data} ! INVALID_STATE -1",
+        "discard_step m",
+        *forward(TWO),
+        *backward(TWO, 1),
+        "finish_grads m 1",
+        "unshard body FORWARD ! INVALID_STATE -1",
+        "clip_grads m 0 ! INVALID_ARGUMENT -1",
+        "save m never ! INVALID_STATE -1",
+        "step_adamw m 0.01 beta1=-1 ! INVALID_ARGUMENT -1",
+        "step_adamw m 0.01",
+        *read(TWO),
+        "destroy_model m",
+        "publish_weights m ! INVALID_HANDLE -1",
+        "unshard body FORWARD ! INVALID_HANDLE -1",
+    ]
     yield "misuse", ALL, ending(*lines)
 
 
 def differing():
     """Ranks that differ: all get the error, with the rank that differs from the first."""
     several = (2, 4)
-    lines = [*two_groups(), *forward(TWO), *backward(TWO, 0), "finish_grads m 1",
-             "on 1 step_adamw m 0.02 ! MISMATCH 1", "off 1 step_adamw m 0.01 ! MISMATCH 1", "discard_step m"]
+    lines = [
+        *two_groups(),
+        *forward(TWO),
+        *backward(TWO, 0),
+        "finish_grads m 1",
+        "on 1 step_adamw m 0.02 ! MISMATCH 1",
+        "off 1 step_adamw m 0.01 ! MISMATCH 1",
+        "discard_step m",
+    ]
     yield "mismatch_lr", several, ending(*lines, *step(TWO, 1), *read(TWO))
-    lines = ["create_model m", "on 1 param w 9 8", "off 1 param w 8 8", "create_group m body", "seal_model m ! MISMATCH 1"]
+    lines = [
+        "create_model m",
+        "on 1 param w 9 8",
+        "off 1 param w 8 8",
+        "create_group m body",
+        "seal_model m ! MISMATCH 1",
+    ]
     yield "mismatch_shape", several, lines
-    lines = [*two_groups(), "on 0 abort_context", "on 0 begin_update m ! ABORTED 0", "off 0 begin_update m ! PEER_FAILED 0"]
+    lines = [
+        *two_groups(),
+        "on 0 abort_context",
+        "on 0 begin_update m ! ABORTED 0",
+        "off 0 begin_update m ! PEER_FAILED 0",
+    ]
     yield "abort", several, lines
 
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training that include/fsdp.h and docs/contracts/numerics.md describe, of all ranks at once, one rounded operation at a time.
+"""The training that include/fsdp.h and docs/contracts/numerics.md describe, of all ranks at once, one rounded operation
+at a time.
 
-Plain Python, so that it runs wherever the tests do: an operation of two fp32 in double, rounded to fp32, is the fp32 operation (double
-has more than twice the bits).
+Plain Python, so that it runs wherever the tests do: an operation of two fp32 in double, rounded to fp32, is the fp32
+operation (double has more than twice the bits).
 """
+
 import ctypes
 import json
 import math
@@ -108,8 +110,11 @@ class Group:
         """A rank writes a full gradient, or adds to the one it has."""
         param, dtype = self.params[index], self.grad_dtype(self.params[index])
         before = param.local.get(rank)
-        param.local[rank] = [rounded(x, dtype) for x in values] if before is None else [
-            rounded(x + y, dtype) for x, y in zip(before, values)]
+        param.local[rank] = (
+            [rounded(x, dtype) for x in values]
+            if before is None
+            else [rounded(x + y, dtype) for x, y in zip(before, values)]
+        )
 
     def reduce(self, is_last):
         if self.is_last_only() and not is_last:
@@ -118,8 +123,9 @@ class Group:
         for param in filter(lambda param: param.trainable, self.params):
             added = [self.sum_replica(param, replica) for replica in range(self.model.replicas)]
             before, param.local = param.totals, {}
-            param.totals = added if before is None else [
-                [f32(x + y) for x, y in zip(*pair)] for pair in zip(before, added)]
+            param.totals = (
+                added if before is None else [[f32(x + y) for x, y in zip(*pair)] for pair in zip(before, added)]
+            )
 
     def sum_replica(self, param, replica):
         """The ranks of one replica in rank order, each rounded to what travels, then times the factor."""

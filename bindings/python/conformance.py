@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The interpreter of bindings/conformance/scenarios.txt in Python; the README there says what it does."""
+
 import array
 import logging
 import os
@@ -63,8 +64,12 @@ def read_scenarios(path):
 
 def numbers(keys):
     """Keys as integers, or as doubles where they are written so."""
-    return {key: float(value) if key in ("grad_factor", "beta1", "beta2", "epsilon", "weight_decay", "lr_scale") else int(value)
-            for key, value in keys.items()}
+    return {
+        key: float(value)
+        if key in ("grad_factor", "beta1", "beta2", "epsilon", "weight_decay", "lr_scale")
+        else int(value)
+        for key, value in keys.items()
+    }
 
 
 class Rank:
@@ -127,11 +132,22 @@ class Rank:
 
     # -- parameters and states
 
-    def load_param(self, group, index, *values, dtype=fsdp.Dtype.FLOAT32, element_count=None, root=fsdp.EVERY_RANK, flags=0):
+    def load_param(
+        self, group, index, *values, dtype=fsdp.Dtype.FLOAT32, element_count=None, root=fsdp.EVERY_RANK, flags=0
+    ):
         data, group = self.values(values, self.elements(group, index)), self.named[group]
         if element_count or int(dtype) != fsdp.Dtype.FLOAT32 or int(flags):  # what the object has no words for
-            self.context.check(fsdp.lib.load_param(group.handle, int(index), data.buffer_info()[0], int(dtype),
-                                                   int(element_count or len(data)), int(root), int(flags)))
+            self.context.check(
+                fsdp.lib.load_param(
+                    group.handle,
+                    int(index),
+                    data.buffer_info()[0],
+                    int(dtype),
+                    int(element_count or len(data)),
+                    int(root),
+                    int(flags),
+                )
+            )
         else:
             group.load_param(int(index), data, root=int(root))
 
@@ -210,7 +226,9 @@ class Rank:
         self.named[model].step_adamw(float(lr), **numbers(keys))
 
     def apply_grads(self, model, lr, max_norm, *values, **keys):
-        trained = [(group, p) for group, params in self.params.items() for p, param in enumerate(params) if param.is_trainable]
+        trained = [
+            (group, p) for group, params in self.params.items() for p, param in enumerate(params) if param.is_trainable
+        ]
         grads = [self.values(values, self.elements(group, p), shift=j) for j, (group, p) in enumerate(trained)]
         norm = self.named[model].apply_grads(grads, float(lr), max_norm=float(max_norm), **numbers(keys))
         return struct.pack(">d", norm).hex()
@@ -295,8 +313,11 @@ class Run:
         given = line.given[min(world_index, len(line.given) - 1)] if line.given else value
         if (status, blamed) != wanted or (not status and value != given):
             self.is_as_expected = False
-            print(f"{line.text}, world {rank.world}, rank {rank.rank}\n  gave {status} {value}, rank {blamed}: {told if status else ''}",
-                  file=sys.stderr)
+            print(
+                f"{line.text}, world {rank.world}, rank {rank.rank}\n"
+                f"  gave {status} {value}, rank {blamed}: {told if status else ''}",
+                file=sys.stderr,
+            )
             if status != wanted[0]:
                 raise Wrong
         return f"{number} {status} {blamed} {value}\n"

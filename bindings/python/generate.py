@@ -5,6 +5,7 @@
 usage: generate.py            writes it
        generate.py --check    compares; the differences are printed, and the status is 1
 """
+
 import argparse
 import difflib
 import json
@@ -16,12 +17,18 @@ import textwrap
 HERE = pathlib.Path(__file__).resolve().parent
 ABI = HERE.parent / "abi" / "abi.json"
 TARGET = HERE / "libfsdp" / "_abi.py"
-NUMBERS = {"int32_t": "c_int32", "uint32_t": "c_uint32", "int64_t": "c_int64", "uint64_t": "c_uint64", "double": "c_double"}
+NUMBERS = {
+    "int32_t": "c_int32",
+    "uint32_t": "c_uint32",
+    "int64_t": "c_int64",
+    "uint64_t": "c_uint64",
+    "double": "c_double",
+}
 HEAD = '''# SPDX-License-Identifier: Apache-2.0
 # Written by generate.py out of bindings/abi/abi.json: do not edit.
 """What fsdp.h declares, for ctypes: constants, structs and the prototypes of its calls, by their names in C."""
-from ctypes import (CFUNCTYPE, POINTER, Structure, c_char, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p,
-                    sizeof)
+from ctypes import (CFUNCTYPE, POINTER, Structure, c_char, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64,
+                    c_void_p, sizeof)
 
 
 class Sized(Structure):
@@ -62,7 +69,7 @@ def docstring(text, indent):
         return []
     lines = textwrap.dedent("  " + text.replace("\n ", "\n ")).strip().splitlines()
     lines = [line.strip().replace("\\", "\\\\") for line in lines]
-    ends = '"""' if len(lines) == 1 else '\n' + indent + '"""'
+    ends = '"""' if len(lines) == 1 else "\n" + indent + '"""'
     return [indent + ('"""' + ("\n" + indent).join(lines) + ends)]
 
 

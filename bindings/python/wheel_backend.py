@@ -3,11 +3,12 @@
 
     pip wheel bindings/python --no-deps
 
-builds the library with Meson in build-wheel/, for the host device (CUDA and NCCL are never inside): libstdc++, libgcc and OpenSSL's
-HMAC are linked statically. The platform of the wheel is what the libraries ask of glibc: py3-none-manylinux_2_36_x86_64, say. With
-FSDP_WHEEL_LIBRARY=/path/to/libfsdp.so that library is taken instead; where it needs others that it does not find beside itself, the wheel
-is for this system alone (linux_x86_64).
+builds the library with Meson in build-wheel/, for the host device (CUDA and NCCL are never inside): libstdc++, libgcc
+and OpenSSL's HMAC are linked statically. The platform of the wheel is what the libraries ask of glibc:
+py3-none-manylinux_2_36_x86_64, say. With FSDP_WHEEL_LIBRARY=/path/to/libfsdp.so that library is taken instead; where it
+needs others that it does not find beside itself, the wheel is for this system alone (linux_x86_64).
 """
+
 import base64
 import hashlib
 import os
@@ -23,8 +24,14 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 # Libraries that every system has (PEP 600); others are put beside libfsdp.so.
 PROMISED = re.compile(r"lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+)\.so\.\d+|ld-linux.*")
-MESON = ["-Dtests=disabled", "-Dexamples=disabled", "-Dcuda=disabled", "-Ddebug=false", "-Dprefer_static=true",
-         "-Dcpp_link_args=['-static-libstdc++','-static-libgcc','-Wl,-rpath,$ORIGIN']"]
+MESON = [
+    "-Dtests=disabled",
+    "-Dexamples=disabled",
+    "-Dcuda=disabled",
+    "-Ddebug=false",
+    "-Dprefer_static=true",
+    "-Dcpp_link_args=['-static-libstdc++','-static-libgcc','-Wl,-rpath,$ORIGIN']",
+]
 
 
 def run(*command):
@@ -42,7 +49,13 @@ def build_library():
     if not (build / "build.ninja").exists():
         run("meson", "setup", build, ROOT, *MESON)
     target = f"lib/libfsdp.so.{read_version()}"
-    run("ninja", "-C", build, *(["-j", os.environ["FSDP_WHEEL_JOBS"]] if "FSDP_WHEEL_JOBS" in os.environ else []), target)
+    run(
+        "ninja",
+        "-C",
+        build,
+        *(["-j", os.environ["FSDP_WHEEL_JOBS"]] if "FSDP_WHEEL_JOBS" in os.environ else []),
+        target,
+    )
     return build / target
 
 
@@ -67,8 +80,11 @@ def stripped(library, folder, name):
 
 
 def platform_of(libraries, is_whole):
-    versions = [tuple(map(int, version.split(b"."))) for library in libraries
-                for version in re.findall(rb"GLIBC_(\d+\.\d+)\0", library.read_bytes())]
+    versions = [
+        tuple(map(int, version.split(b".")))
+        for library in libraries
+        for version in re.findall(rb"GLIBC_(\d+\.\d+)\0", library.read_bytes())
+    ]
     machine = sysconfig.get_platform().rpartition("-")[2]
     if not is_whole:
         return f"linux_{machine}"
@@ -76,9 +92,17 @@ def platform_of(libraries, is_whole):
 
 
 def metadata():
-    lines = ["Metadata-Version: 2.1", "Name: libfsdp", f"Version: {read_version()}",
-             "Summary: Fully sharded data parallel training as a library", "License: Apache-2.0", "Requires-Python: >=3.9",
-             "Description-Content-Type: text/markdown", "", (HERE / "README.md").read_text()]
+    lines = [
+        "Metadata-Version: 2.1",
+        "Name: libfsdp",
+        f"Version: {read_version()}",
+        "Summary: Fully sharded data parallel training as a library",
+        "License: Apache-2.0",
+        "Requires-Python: >=3.9",
+        "Description-Content-Type: text/markdown",
+        "",
+        (HERE / "README.md").read_text(),
+    ]
     return "\n".join(lines)
 
 
@@ -93,11 +117,16 @@ class Wheel:
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
         self.record.append(f"{name},sha256={digest},{len(data)}")
         entry = zipfile.ZipInfo(name)  # of a fixed date: the same files give the same wheel
-        entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, (0o755 if name.endswith((".so", ".1")) else 0o644) << 16
+        entry.compress_type, entry.external_attr = (
+            zipfile.ZIP_DEFLATED,
+            (0o755 if name.endswith((".so", ".1")) else 0o644) << 16,
+        )
         self.file.writestr(entry, data)
 
     def close(self):
-        self.file.writestr(zipfile.ZipInfo(f"{self.info}/RECORD"), "\n".join([*self.record, f"{self.info}/RECORD,,", ""]))
+        self.file.writestr(
+            zipfile.ZipInfo(f"{self.info}/RECORD"), "\n".join([*self.record, f"{self.info}/RECORD,,", ""])
+        )
         self.file.close()
 
 

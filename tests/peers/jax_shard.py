@@ -6,6 +6,7 @@ usage: FSDP_LIBRARY=BUILD/lib/libfsdp.so PYTHONPATH=bindings/python jax_shard.py
 
 Needs jax (CPU); ranks are threads. Reports in the Test Anything Protocol. Not a part of CI.
 """
+
 import sys
 
 import jax
@@ -28,8 +29,10 @@ def case(name, passed, told=""):
 
 def make_params():
     keys = jax.random.split(jax.random.PRNGKey(1), 3)
-    return {"hidden": {"w": jax.random.normal(keys[0], (16, 33)) / 4, "b": jnp.zeros(33)},
-            "out": [jax.random.normal(keys[1], (33, 5)) / 6, jnp.zeros(5)]}
+    return {
+        "hidden": {"w": jax.random.normal(keys[0], (16, 33)) / 4, "b": jnp.zeros(33)},
+        "out": [jax.random.normal(keys[1], (33, 5)) / 6, jnp.zeros(5)],
+    }
 
 
 def batch(step):
@@ -52,7 +55,11 @@ def train_alone():
         v = jax.tree_util.tree_map(lambda v, g: 0.999 * v + 0.001 * g * g, v, grads)
         c1, c2 = 1 - 0.9 ** (step + 1), 1 - 0.999 ** (step + 1)
         params = jax.tree_util.tree_map(
-            lambda p, m, v: p * (1 - 0.01 * (0.1 if p.ndim > 1 else 0)) - 0.01 * (m / c1) / (jnp.sqrt(v / c2) + 1e-8), params, m, v)
+            lambda p, m, v: p * (1 - 0.01 * (0.1 if p.ndim > 1 else 0)) - 0.01 * (m / c1) / (jnp.sqrt(v / c2) + 1e-8),
+            params,
+            m,
+            v,
+        )
         losses.append(float(loss))
     return losses, params
 
@@ -61,7 +68,7 @@ def train_sharded(world_size, zero_copy=False, **options):
     def rank(context):
         sharded, losses = libfsdp.jax.shard(make_params(), context, **options), []
         for step in range(STEPS):
-            x, y = (part[context.rank::world_size] for part in batch(step))
+            x, y = (part[context.rank :: world_size] for part in batch(step))
             params = sharded.params(unsafe_zero_copy=zero_copy)
             loss, grads = jax.block_until_ready(jax.value_and_grad(loss_of)(params, x, y))
             del params
@@ -70,21 +77,29 @@ def train_sharded(world_size, zero_copy=False, **options):
         full = sharded.full_params()
         sharded.close()
         return losses, full
+
     return fsdp.run_local(world_size, rank)
 
 
 def main():
     wanted, params = train_alone()
-    for world_size, zero_copy, options in ((1, False, {}), (2, False, {}), (4, False, {}), (2, True, {}),
-                                           (2, False, {"strategy": fsdp.Strategy.OPTIM_GRADS})):
+    for world_size, zero_copy, options in (
+        (1, False, {}),
+        (2, False, {}),
+        (4, False, {}),
+        (2, True, {}),
+        (2, False, {"strategy": fsdp.Strategy.OPTIM_GRADS}),
+    ):
         results = train_sharded(world_size, zero_copy, **options)
         losses, full = results[0]
         first, differ = abs(losses[0] - wanted[0]), max(abs(a - b) for a, b in zip(losses, wanted))
         weights = max(float(np.abs(a - b).max()) for a, b in zip(*map(jax.tree_util.tree_leaves, (full, params))))
         same = all(jax.tree_util.tree_all(jax.tree_util.tree_map(np.array_equal, full, other)) for _, other in results)
-        case(f"{world_size} ranks{', zero copy' if zero_copy else ''}{', ZeRO-2' if options else ''}",
-             first < 1e-5 and differ < 1e-5 and weights < 1e-4 and same,
-             f"first loss differs by {first:.1e}, losses by {differ:.1e}, weights by {weights:.1e}")
+        case(
+            f"{world_size} ranks{', zero copy' if zero_copy else ''}{', ZeRO-2' if options else ''}",
+            first < 1e-5 and differ < 1e-5 and weights < 1e-4 and same,
+            f"first loss differs by {first:.1e}, losses by {differ:.1e}, weights by {weights:.1e}",
+        )
     print(f"1..{number}")
     return failed
 

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""libfsdp.torch.shard: a module that is sharded trains as the same module of torch alone, and what is misused is refused.
+"""libfsdp.torch.shard: a module that is sharded trains as the same module of torch alone, and what is misused is
+refused.
 
 usage: FSDP_LIBRARY=BUILD/lib/libfsdp.so PYTHONPATH=bindings/python torch_shard.py
 
-Needs torch (CPU is enough) and numpy; ranks are threads. Reports in the Test Anything Protocol. Not a part of CI: torch takes a minute to
-install.
+Needs torch (CPU is enough) and numpy; ranks are threads. Reports in the Test Anything Protocol. Not a part of CI: torch
+takes a minute to install.
 """
+
 import copy
 import gc
 import os
@@ -45,9 +47,16 @@ class Tiny(nn.Module):
     def __init__(self, recomputes=False, recomputes_layers=False):
         super().__init__()
         self.recomputes_layers = recomputes_layers
-        self.embed, self.place = nn.Embedding(VOCABULARY, WIDTH), nn.Parameter(torch.randn(LENGTH, WIDTH) / 8, requires_grad=False)
+        self.embed, self.place = (
+            nn.Embedding(VOCABULARY, WIDTH),
+            nn.Parameter(torch.randn(LENGTH, WIDTH) / 8, requires_grad=False),
+        )
         self.blocks = nn.ModuleList(Block(recomputes) for _ in range(3))
-        self.norm, self.head, self.unused = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False), nn.Linear(WIDTH, 3)
+        self.norm, self.head, self.unused = (
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, VOCABULARY, bias=False),
+            nn.Linear(WIDTH, 3),
+        )
         self.head.weight = self.embed.weight
 
     def forward(self, tokens):
@@ -77,8 +86,13 @@ def loss_of(module, step, part=slice(None)):
 def train_alone(module, steps):
     module, losses = copy.deepcopy(module), []
     names = [param for param in module.parameters() if param.requires_grad]
-    groups = [{"params": [param for param in names if (param.dim() < 2) == no_decay], "weight_decay": 0.0 if no_decay else 0.1}
-              for no_decay in (False, True)]
+    groups = [
+        {
+            "params": [param for param in names if (param.dim() < 2) == no_decay],
+            "weight_decay": 0.0 if no_decay else 0.1,
+        }
+        for no_decay in (False, True)
+    ]
     optimizer = torch.optim.AdamW(groups, lr=0.01)
     for step in range(steps):
         loss = loss_of(module, step)
@@ -115,12 +129,13 @@ def train_sharded(module, steps, world_size, microbatches=1, **options):
 
 
 def comparable(state, is_sharded):
-    """Without what the two do not compute alike: the bias of keys, whose gradient is rounding noise (a softmax does not see it) that AdamW
-    makes steps of; and what no gradient came for, which torch's AdamW passes over and libfsdp's sees zeros for: it decays."""
+    """Without what the two do not compute alike: the bias of keys, whose gradient is rounding noise (a softmax does not
+    see it) that AdamW makes steps of; and what no gradient came for, which torch's AdamW passes over and libfsdp's sees
+    zeros for: it decays."""
     left = dict(state)
     for name in state:
         if name.endswith("in_proj_bias"):
-            left[name] = torch.cat([state[name][:WIDTH], state[name][2 * WIDTH:]])
+            left[name] = torch.cat([state[name][:WIDTH], state[name][2 * WIDTH :]])
     if not is_sharded:
         left["unused.weight"] = left["unused.weight"] * (1 - 0.01 * 0.1) ** 5
     return left
@@ -138,8 +153,12 @@ def compare(name, module, world_size, **options):
     weights = largest_difference(comparable(results[0][1], True), comparable(state, False))
     same = all(largest_difference(state, results[0][1]) == 0 for _, state, _ in results)
     is_whole = set(results[0][1]) == set(state)
-    case(name, first < 1e-5 and differ < 1e-4 and weights < 1e-4 and same and is_whole,
-         f"first loss differs by {first:.1e}, losses by {differ:.1e}, weights by {weights:.1e}; {results[0][2]} bytes a rank")
+    case(
+        name,
+        first < 1e-5 and differ < 1e-4 and weights < 1e-4 and same and is_whole,
+        f"first loss differs by {first:.1e}, losses by {differ:.1e}, weights by {weights:.1e}; "
+        f"{results[0][2]} bytes a rank",
+    )
 
 
 def refused(error, text, function):
@@ -155,11 +174,13 @@ def in_one_rank(module, function, **options):
         mine = copy.deepcopy(module)
         sharded = libfsdp.torch.shard(mine, context, **options)
         return function(mine, sharded)
+
     return fsdp.run_local(1, rank)[0]
 
 
 def recovers(module, sharded):
     """An exception in the middle of a forward, and one in the middle of a backward."""
+
     class Spoilt(Exception):
         pass
 
@@ -192,7 +213,12 @@ def main():
         compare(f"{world_size} ranks", plain, world_size)
     compare("copied weights", plain, 2, unshard_mode=fsdp.UnshardMode.COPIED)
     compare("recomputing", recomputing, 2, unshard_mode=fsdp.UnshardMode.COPIED)
-    compare("recomputing whole layers, whose hooks run again", Tiny(recomputes_layers=True), 2, unshard_mode=fsdp.UnshardMode.COPIED)
+    compare(
+        "recomputing whole layers, whose hooks run again",
+        Tiny(recomputes_layers=True),
+        2,
+        unshard_mode=fsdp.UnshardMode.COPIED,
+    )
     compare("two micro-batches", plain, 2, microbatches=2)
     for strategy in (fsdp.Strategy.NO_SHARD, fsdp.Strategy.OPTIM, fsdp.Strategy.OPTIM_GRADS):
         compare(f"strategy {strategy.name}", plain, 2, strategy=strategy)
@@ -202,8 +228,14 @@ def main():
     case("bfloat16", max(abs(a - b) for a, b in zip(losses, found)) < 0.1, f"{losses[-1]:.3f} and {found[-1]:.3f}")
     case("an exception leaves a model that trains on", in_one_rank(plain, recovers))
     case("eval without gradients", in_one_rank(plain, lambda module, sharded: evaluates(module)))
-    case("a compiled module is refused",
-         refused(TypeError, "torch.compile", lambda: in_one_rank(nn.Sequential(torch.compile(nn.Linear(2, 2))), lambda *_: None)))
+    case(
+        "a compiled module is refused",
+        refused(
+            TypeError,
+            "torch.compile",
+            lambda: in_one_rank(nn.Sequential(torch.compile(nn.Linear(2, 2))), lambda *_: None),
+        ),
+    )
     case("DLPack both ways, and given back", fsdp.run_local(1, exchanges)[0])
     os.environ["FSDP_DEBUG"] = "1"
 
@@ -217,8 +249,10 @@ def main():
                 self.weight.mul_(2)
             return x * self.weight
 
-    case("a write into weights is refused by name",
-         in_one_rank(Writes(), lambda module, sharded: refused(RuntimeError, "mul_", lambda: module(torch.ones(4)))))
+    case(
+        "a write into weights is refused by name",
+        in_one_rank(Writes(), lambda module, sharded: refused(RuntimeError, "mul_", lambda: module(torch.ones(4)))),
+    )
     print(f"1..{number}")
     return failed
 
@@ -237,7 +271,9 @@ def exchanges(context):
         with group.unsharded():
             views = {name: torch.from_dlpack(view) for name, view in group.tensors().items()}
             addresses = [views[name].data_ptr() == view.address for name, view in group.tensors().items()]
-            same = torch.equal(views["w"], torch.arange(12.0).reshape(3, 4)) and torch.equal(views["h"], torch.arange(4.0).bfloat16())
+            same = torch.equal(views["w"], torch.arange(12.0).reshape(3, 4)) and torch.equal(
+                views["h"], torch.arange(4.0).bfloat16()
+            )
         held = len(exported) - before
         del views
         if not (all(addresses) and same and held == 2 and len(exported) == before):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Written by generate.py out of bindings/abi/abi.json: do not edit.
 """What fsdp.h declares, for ctypes: constants, structs and the prototypes of its calls, by their names in C."""
-from ctypes import (CFUNCTYPE, POINTER, Structure, c_char, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p,
-                    sizeof)
+from ctypes import (CFUNCTYPE, POINTER, Structure, c_char, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64,
+                    c_void_p, sizeof)
 
 
 class Sized(Structure):

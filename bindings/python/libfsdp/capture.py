@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A part of a step that was captured into a CUDA graph."""
+
 from ._library import lib
 from .handle import Handle, Owner
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of several models, saved while training goes on, or opened to be read (docs/guides/checkpoints.md)."""
+
 import ctypes
 import json
 import os
 
 from . import _abi
-from ._library import check, lib, make, read_text
+from ._library import lib, make, read_text
 from .handle import Handle, Owner
 
 
@@ -19,7 +20,9 @@ class Checkpoint(Owner):
     @classmethod
     def begin(cls, context, folder, **options):
         number = ctypes.c_void_p()
-        context.check(lib.begin_checkpoint(context.handle, os.fsencode(folder), make(_abi.fsdp_save_options, options), number))
+        context.check(
+            lib.begin_checkpoint(context.handle, os.fsencode(folder), make(_abi.fsdp_save_options, options), number)
+        )
         return cls(context, number.value)
 
     @classmethod
@@ -54,8 +57,11 @@ class Checkpoint(Owner):
     def load_model(self, model, name="", **options):
         """Keywords are the fields of fsdp_load_options. Returns the fsdp_loaded."""
         loaded = _abi.fsdp_loaded()
-        self.context.check(lib.load_checkpoint_model(self.handle, name.encode(), model.handle,
-                                                     make(_abi.fsdp_load_options, options), loaded))
+        self.context.check(
+            lib.load_checkpoint_model(
+                self.handle, name.encode(), model.handle, make(_abi.fsdp_load_options, options), loaded
+            )
+        )
         return loaded
 
     def read_bytes(self, name):
@@ -63,7 +69,7 @@ class Checkpoint(Owner):
         self.context.check(lib.read_checkpoint_bytes(self.handle, name.encode(), None, size))
         data = ctypes.create_string_buffer(size.value)
         self.context.check(lib.read_checkpoint_bytes(self.handle, name.encode(), data, size))
-        return data.raw[:size.value]
+        return data.raw[: size.value]
 
 
 def list_checkpoints(folder):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The constants of fsdp.h as enums, without its prefixes. Where a call takes one it also takes the integer."""
+
 import enum
 
 from . import _abi
@@ -9,15 +10,33 @@ EVERY_RANK = _abi.FSDP_EVERY_RANK
 
 def _read(kind, name, prefix, *, only=None):
     """An enum of the constants that begin with the prefix, or of those that are listed."""
-    names = only or [constant[len(prefix):] for constant in vars(_abi) if constant.startswith(prefix)]
+    names = only or [constant[len(prefix) :] for constant in vars(_abi) if constant.startswith(prefix)]
     made = kind(name, {short: getattr(_abi, prefix + short) for short in names}, module=__name__)
     made.__doc__ = f"{prefix}* of fsdp.h."
     return made
 
 
-Status = _read(enum.IntEnum, "Status", "FSDP_", only=[
-    "OK", "INVALID_ARGUMENT", "INVALID_HANDLE", "INVALID_STATE", "UNSUPPORTED", "OUT_OF_MEMORY", "BUSY", "MISMATCH", "PEER_FAILED",
-    "TIMEOUT", "ABORTED", "INTERRUPTED", "SYSTEM", "INTERNAL"])
+Status = _read(
+    enum.IntEnum,
+    "Status",
+    "FSDP_",
+    only=[
+        "OK",
+        "INVALID_ARGUMENT",
+        "INVALID_HANDLE",
+        "INVALID_STATE",
+        "UNSUPPORTED",
+        "OUT_OF_MEMORY",
+        "BUSY",
+        "MISMATCH",
+        "PEER_FAILED",
+        "TIMEOUT",
+        "ABORTED",
+        "INTERRUPTED",
+        "SYSTEM",
+        "INTERNAL",
+    ],
+)
 Origin = _read(enum.IntEnum, "Origin", "FSDP_ORIGIN_")
 Dtype = _read(enum.IntEnum, "Dtype", "FSDP_", only=["FLOAT32", "BFLOAT16", "FLOAT16"])
 DeviceKind = _read(enum.IntEnum, "DeviceKind", "FSDP_DEVICE_")

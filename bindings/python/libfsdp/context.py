@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank's membership in the job, and the ranks as threads of one process."""
+
 import contextlib
 import ctypes
 import functools
@@ -16,8 +17,12 @@ from .mesh import Mesh
 from .model import Model
 
 logger = logging.getLogger("libfsdp")
-_LOGGED = {_abi.FSDP_LOG_ERROR: logging.ERROR, _abi.FSDP_LOG_WARNING: logging.WARNING, _abi.FSDP_LOG_INFO: logging.INFO,
-           _abi.FSDP_LOG_DEBUG: logging.DEBUG}
+_LOGGED = {
+    _abi.FSDP_LOG_ERROR: logging.ERROR,
+    _abi.FSDP_LOG_WARNING: logging.WARNING,
+    _abi.FSDP_LOG_INFO: logging.INFO,
+    _abi.FSDP_LOG_DEBUG: logging.DEBUG,
+}
 
 
 @_abi.fsdp_log_hook
@@ -34,8 +39,9 @@ def _wanted_level():
 class _Watch:
     """The interrupted hook of a context: gives a wait up when a handler of a signal raises, as that of Ctrl-C does.
 
-    Python runs handlers where its interpreter goes on: at the entry of a function, before any "try" of it. A generator goes on inside
-    its "try", so the hook is next() of one, a callable in C; nothing is raised where ctypes would only print it.
+    Python runs handlers where its interpreter goes on: at the entry of a function, before any "try" of it. A generator
+    goes on inside its "try", so the hook is next() of one, a callable in C; nothing is raised where ctypes would only
+    print it.
     """
 
     def __init__(self):
@@ -70,9 +76,9 @@ def _destroy(number):
 class Context(Owner):
     """This process's rank of the job: from the launcher's variables, or of world_size, rank and rendezvous.
 
-    Keywords are the fields of fsdp_context_options. Log lines go to the logger "libfsdp". Use it in a with block: at its end the
-    context is closed, or, after an exception, aborted with the exception as the reason, so that other ranks end at once.
-    Ctrl-C ends any wait with KeyboardInterrupt; the context has then failed.
+    Keywords are the fields of fsdp_context_options. Log lines go to the logger "libfsdp". Use it in a with block: at
+    its end the context is closed, or, after an exception, aborted with the exception as the reason, so that other ranks
+    end at once. Ctrl-C ends any wait with KeyboardInterrupt; the context has then failed.
     """
 
     def __init__(self, **options):
@@ -94,13 +100,17 @@ class Context(Owner):
 
     def _begin(self, number, watch, options):
         # (kind, index) of the memory of its models; a GPU's index is what DLPack says of the first view
-        self.device = (DeviceKind(options.get("device") or DeviceKind.HOST), max((options.get("device_index") or 0) - 1, 0))
+        self.device = (
+            DeviceKind(options.get("device") or DeviceKind.HOST),
+            max((options.get("device_index") or 0) - 1, 0),
+        )
         self._watch = watch
         _watches[number] = watch
         self._handle = Handle(_destroy, number)
 
     def check(self, status):
-        """Raises what a status of one of this context's calls stands for, and what a signal's handler raised during the call."""
+        """Raises what a status of one of this context's calls stands for, and what a signal's handler raised during the
+        call."""
         if raised := self._watch.take():
             raise raised
         check(status)
@@ -134,7 +144,7 @@ class Context(Owner):
         check(lib.get_failed_ranks(self.handle, None, count))
         ranks = (ctypes.c_uint32 * count.value)()
         check(lib.get_failed_ranks(self.handle, ranks, count))
-        return list(ranks[:count.value])
+        return list(ranks[: count.value])
 
     # -- what ranks do together ---------------------------------------------------------------------------------
 
@@ -236,7 +246,8 @@ def create_local_contexts(world_size, **options):
 def run_local(world_size, function, **options):
     """function(context) on a thread for each rank; what they return, in the order of ranks.
 
-    An exception of a rank aborts its context, so that the others end; when all have, it is raised here. Ctrl-C aborts all of them.
+    An exception of a rank aborts its context, so that the others end; when all have, it is raised here. Ctrl-C aborts
+    all of them.
     """
     contexts = create_local_contexts(world_size, **options)
     results, errors = [None] * world_size, []

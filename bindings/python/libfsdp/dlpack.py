@@ -1,32 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DLPack (dmlc.github.io/dlpack), both ways, through ctypes: capsules of memory that the library owns, and addresses out of those
-that torch, JAX, MLX, tinygrad or numpy give."""
+"""DLPack (dmlc.github.io/dlpack), both ways, through ctypes: capsules of memory that the library owns, and addresses
+out of those that torch, JAX, MLX, tinygrad or numpy give."""
+
 import ctypes
 
 from .constants import DeviceKind, Dtype
 
 CPU, CUDA = 1, 2
-_NAME, _USED, _VERSIONED, _USED_VERSIONED = b"dltensor", b"used_dltensor", b"dltensor_versioned", b"used_dltensor_versioned"
+_NAME, _USED, _VERSIONED, _USED_VERSIONED = (
+    b"dltensor",
+    b"used_dltensor",
+    b"dltensor_versioned",
+    b"used_dltensor_versioned",
+)
 # (code, bits) of a DLDataType
 TYPES = {Dtype.FLOAT32: (2, 32), Dtype.FLOAT16: (2, 16), Dtype.BFLOAT16: (4, 16)}
 READ_ONLY = 1
 
 
 class _Tensor(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32),
-                ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
-                ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64)]
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
 
 
 class _Managed(ctypes.Structure):
     """DLManagedTensor."""
+
     _fields_ = [("tensor", _Tensor), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
 
 
 class _ManagedVersioned(ctypes.Structure):
     """DLManagedTensorVersioned, of DLPack 1."""
-    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p),
-                ("flags", ctypes.c_uint64), ("tensor", _Tensor)]
+
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    ]
 
 
 _api = ctypes.pythonapi
@@ -36,7 +59,8 @@ _get = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("P
 _get_raw = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
 _is_valid_raw = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
 
-# What capsules keep alive until their consumer calls the deleter: {address of the managed struct: (struct, shape, owner)}.
+# What capsules keep alive until their consumer calls the deleter: {address of the managed struct: (struct, shape,
+# owner)}.
 _exported = {}
 
 
@@ -64,7 +88,8 @@ def device_of(kind, index):
 
 
 def export(tensor, owner, max_version=None):
-    """A capsule of a Tensor's memory, which owner keeps mapped. Of DLPack 1, with its read-only flag, where the consumer knows it."""
+    """A capsule of a Tensor's memory, which owner keeps mapped. Of DLPack 1, with its read-only flag, where the
+    consumer knows it."""
     is_versioned = max_version is not None and max_version[0] >= 1
     managed = (_ManagedVersioned if is_versioned else _Managed)()
     shape = (ctypes.c_int64 * max(len(tensor.shape), 1))(*tensor.shape)
@@ -84,7 +109,8 @@ def export(tensor, owner, max_version=None):
 
 
 def read(array):
-    """(address, dtype, shape, what keeps it alive) of an array that has __dlpack__: contiguous in C order, and of a dtype of fsdp.h."""
+    """(address, dtype, shape, what keeps it alive) of an array that has __dlpack__: contiguous in C order, and of a
+    dtype of fsdp.h."""
     try:
         capsule = array.__dlpack__(max_version=(1, 0))
     except TypeError:  # older than DLPack 1
@@ -99,7 +125,9 @@ def read(array):
     types = {code: dtype for dtype, code in TYPES.items()}
     dtype = types.get((tensor.code, tensor.bits))
     if dtype is None or tensor.lanes != 1:
-        raise ValueError(f"an array of DLPack type ({tensor.code}, {tensor.bits}): float32, bfloat16 or float16 is expected")
+        raise ValueError(
+            f"an array of DLPack type ({tensor.code}, {tensor.bits}): float32, bfloat16 or float16 is expected"
+        )
     if not _is_contiguous(tensor, shape):
         raise ValueError("an array that is not contiguous in C order: make a copy of it")
     # The capsule frees what the producer holds when it is collected: it is not consumed, only looked at.

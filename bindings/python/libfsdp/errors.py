@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of the library as exceptions: libfsdp.Error, and a class for each status (docs/contracts/errors.md)."""
+
 from . import _abi
 from .constants import Origin, Status
 
@@ -7,8 +8,8 @@ from .constants import Origin, Status
 class Error(Exception):
     """A call of libfsdp that failed.
 
-    status, rank (the rank to blame, or None), message, origin and origin_code (whose error it was: errno of the operating system,
-    say), context_failed (the context can only be destroyed).
+    status, rank (the rank to blame, or None), message, origin and origin_code (whose error it was: errno of the
+    operating system, say), context_failed (the context can only be destroyed).
     """
 
     def __init__(self, message, status=Status.INTERNAL, rank=None, origin=None, origin_code=0, context_failed=False):
@@ -72,10 +73,24 @@ class Internal(Error):
     """A bug in libfsdp: please report the message."""
 
 
-CLASSES = {Status[name]: kind for name, kind in {
-    "INVALID_ARGUMENT": InvalidArgument, "INVALID_HANDLE": InvalidHandle, "INVALID_STATE": InvalidState, "UNSUPPORTED": Unsupported,
-    "OUT_OF_MEMORY": OutOfMemory, "BUSY": Busy, "MISMATCH": Mismatch, "PEER_FAILED": PeerFailed, "TIMEOUT": Timeout,
-    "ABORTED": Aborted, "INTERRUPTED": Interrupted, "SYSTEM": System, "INTERNAL": Internal}.items()}
+CLASSES = {
+    Status[name]: kind
+    for name, kind in {
+        "INVALID_ARGUMENT": InvalidArgument,
+        "INVALID_HANDLE": InvalidHandle,
+        "INVALID_STATE": InvalidState,
+        "UNSUPPORTED": Unsupported,
+        "OUT_OF_MEMORY": OutOfMemory,
+        "BUSY": Busy,
+        "MISMATCH": Mismatch,
+        "PEER_FAILED": PeerFailed,
+        "TIMEOUT": Timeout,
+        "ABORTED": Aborted,
+        "INTERRUPTED": Interrupted,
+        "SYSTEM": System,
+        "INTERNAL": Internal,
+    }.items()
+}
 
 
 def error_of(found, status=None):
@@ -85,5 +100,11 @@ def error_of(found, status=None):
         return None
     known = Status(status)
     origin = Origin(found.origin) if found.origin in list(Origin) else None
-    return CLASSES[known](found.message.decode(errors="replace"), known, None if found.rank < 0 else found.rank, origin,
-                          found.origin_code, bool(found.context_failed))
+    return CLASSES[known](
+        found.message.decode(errors="replace"),
+        known,
+        None if found.rank < 0 else found.rank,
+        origin,
+        found.origin_code,
+        bool(found.context_failed),
+    )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A parameter group: the parameters that are gathered and reduced as one."""
+
 import ctypes
 
 from . import _abi
@@ -23,13 +24,24 @@ class Param:
 
     def declared(self):
         """The fsdp_param."""
-        sizes = {name: (ctypes.c_uint64 * len(values))(*values) for name, values in
-                 (("shape", self.shape), ("global_shape", self.global_shape), ("global_offset", self.global_offset)) if values is not None}
-        return make(_abi.fsdp_param, dict(self.fields, name=self.name, dtype=self.dtype, dimension_count=len(self.shape), **sizes))
+        sizes = {
+            name: (ctypes.c_uint64 * len(values))(*values)
+            for name, values in (
+                ("shape", self.shape),
+                ("global_shape", self.global_shape),
+                ("global_offset", self.global_offset),
+            )
+            if values is not None
+        }
+        return make(
+            _abi.fsdp_param,
+            dict(self.fields, name=self.name, dtype=self.dtype, dimension_count=len(self.shape), **sizes),
+        )
 
 
 class _Unsharded:
-    """What `with group.unsharded() as weights` enters and leaves. It keeps nothing of a visit, so that one serves all."""
+    """What `with group.unsharded() as weights` enters and leaves. It keeps nothing of a visit, so that one serves
+    all."""
 
     __slots__ = ("group", "phase", "stream", "weights", "number", "unshard", "reshard")
 
@@ -106,7 +118,8 @@ class Group:
     # -- loading and reading ------------------------------------------------------------------------------------
 
     def load_param(self, param, data, root=EVERY_RANK):
-        """Load a whole parameter: any array. data may be None on ranks other than the root. Inside the update window."""
+        """Load a whole parameter: any array. data may be None on ranks other than the root. Inside the update
+        window."""
         address, dtype, count, kept = _full(data)
         self.check(lib.load_param(self.handle, self.index(param), address, dtype, count, root, 0))
 
@@ -149,7 +162,8 @@ class Group:
         self.check(lib.reshard(self.handle, phase, 0, stream))
 
     def unsharded(self, phase=_FORWARD, stream=None):
-        """`with group.unsharded() as weights:` holds the group; weights[name] are read-only arrays of the full compute weights.
+        """`with group.unsharded() as weights:` holds the group; weights[name] are read-only arrays of the full compute
+        weights.
 
         They are read while the block runs; what is kept longer stays mapped, but shows whatever lies there.
         """
@@ -181,11 +195,18 @@ class Group:
         return Tensor(found, self.model._handle).array(), bool(accumulate.value)
 
     def acquire_grads(self, flags=_abi.FSDP_GRAD_ZEROED, stream=None):
-        """{name: full gradient} of all trainable parameters, to add to. With flags=0: {name: (gradient, accumulate)}."""
+        """{name: full gradient} of all trainable parameters, to add to; with flags=0 {name: (gradient, accumulate)}."""
         found, accumulate = (_abi.fsdp_tensor * len(self.params))(), (ctypes.c_int32 * len(self.params))()
-        self.check(lib.acquire_grads(self.handle, flags, stream, found, len(found), ctypes.sizeof(_abi.fsdp_tensor), accumulate))
-        grads = {param.name: (Tensor(view, self.model._handle).array(), bool(adds))
-                 for param, view, adds in zip(self.params, found, accumulate) if view.data}
+        self.check(
+            lib.acquire_grads(
+                self.handle, flags, stream, found, len(found), ctypes.sizeof(_abi.fsdp_tensor), accumulate
+            )
+        )
+        grads = {
+            param.name: (Tensor(view, self.model._handle).array(), bool(adds))
+            for param, view, adds in zip(self.params, found, accumulate)
+            if view.data
+        }
         return {name: grad for name, (grad, _) in grads.items()} if flags & _abi.FSDP_GRAD_ZEROED else grads
 
     def put_grad(self, param, grad, stream=None):

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What owns a handle of the library: it is destroyed once, when it is given back, collected, or left at the end of the process.
+"""What owns a handle of the library: it is destroyed once, when it is given back, collected, or left at the end of the
+process.
 
-The library's handles may be destroyed in any order and from any thread, and destroying never waits for peers: so collecting does.
+The library's handles may be destroyed in any order and from any thread, and destroying never waits for peers: so
+collecting does.
 """
+
 import weakref
 
 

@@ -8,6 +8,7 @@
 
 JAX computes a whole gradient at once, so a step is one call, fsdp_apply_grads, with the full gradients of this rank.
 """
+
 import jax
 import numpy
 
@@ -17,8 +18,8 @@ from .tensor import read_numpy
 
 
 def shard(params, context, no_decay=lambda name, leaf: leaf.ndim < 2, **options):
-    """A Sharded of a pytree. Each child of its root is a group; keywords are the fields of fsdp_model_options. The values are those of this
-    rank: let them be equal on all."""
+    """A Sharded of a pytree. Each child of its root is a group; keywords are the fields of fsdp_model_options. The
+    values are those of this rank: let them be equal on all."""
     return Sharded(params, context, no_decay, options)
 
 
@@ -27,29 +28,37 @@ class Sharded:
 
     def __init__(self, params, context, no_decay, options):
         from . import ParamFlag
+
         leaves, self._tree = jax.tree_util.tree_flatten_with_path(params)
         self.context, self.model, self._places = context, context.create_model(**options), []
         groups = {}
         for path, leaf in leaves:
             groups.setdefault(jax.tree_util.keystr(path[:1]), []).append((jax.tree_util.keystr(path), leaf))
         for group, members in groups.items():
-            made = self.model.create_group(group, [
-                Param(name, leaf.shape, _dtype_of(leaf), flags=ParamFlag.NO_DECAY if no_decay(name, leaf) else 0)
-                for name, leaf in members])
+            made = self.model.create_group(
+                group,
+                [
+                    Param(name, leaf.shape, _dtype_of(leaf), flags=ParamFlag.NO_DECAY if no_decay(name, leaf) else 0)
+                    for name, leaf in members
+                ],
+            )
             self._places += [(made, name) for name, _ in members]
         self.model.seal()
-        for (group, name), (_, leaf) in zip(self._places, (member for members in groups.values() for member in members)):
+        for (group, name), (_, leaf) in zip(
+            self._places, (member for members in groups.values() for member in members)
+        ):
             group.load_param(name, numpy.asarray(leaf))
         self.model.publish_weights()
         # Flattening goes child by child, so the groups' parameters are the leaves in order.
         assert [name for _, name in self._places] == [jax.tree_util.keystr(path) for path, _ in leaves]
 
     def params(self, phase=Phase.EVAL, unsafe_zero_copy=False):
-        """The full compute weights as a pytree of JAX arrays, which are copies: JAX takes arrays for immutable, and computes later.
+        """The full compute weights as a pytree of JAX arrays, which are copies: JAX takes arrays for immutable, and
+        computes later.
 
-        With unsafe_zero_copy they are the library's own memory where it can be (CPU): wait with jax.block_until_ready for all that
-        was computed from them before the next apply_grads, and drop them then: what they show changes. The model must keep
-        compute weights whole (any strategy but OPTIM_GRADS_PARAMS) or map them.
+        With unsafe_zero_copy they are the library's own memory where it can be (CPU): wait with jax.block_until_ready
+        for all that was computed from them before the next apply_grads, and drop them then: what they show changes. The
+        model must keep compute weights whole (any strategy but OPTIM_GRADS_PARAMS) or map them.
         """
         leaves = {}
         for group in self.model.groups.values():
@@ -60,7 +69,8 @@ class Sharded:
         return jax.tree_util.tree_unflatten(self._tree, [leaves[name] for _, name in self._places])
 
     def apply_grads(self, grads, lr, max_norm=0.0, **options):
-        """A step of AdamW with this rank's full gradients, a pytree as the parameters'; waits for them. Returns their norm before clipping."""
+        """A step of AdamW with this rank's full gradients, a pytree as the parameters'; waits for them. Returns their
+        norm before clipping."""
         leaves = jax.block_until_ready(jax.tree_util.tree_leaves(grads))
         return self.model.apply_grads([numpy.asarray(leaf) for leaf in leaves], lr, max_norm=max_norm, **options)
 

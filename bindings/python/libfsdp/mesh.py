@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks arranged as replicate x shard."""
+
 import ctypes
 
 from . import _abi

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ordered set of groups that train together."""
+
 import contextlib
 import ctypes
 import json
@@ -39,8 +40,17 @@ class Model(Owner):
         params = [param if isinstance(param, Param) else Param(*param) for param in params]
         array = (_abi.fsdp_param * len(params))(*[param.declared() for param in params])
         number = ctypes.c_void_p()
-        self.context.check(lib.create_group(self.handle, name.encode(), array, len(params), ctypes.sizeof(_abi.fsdp_param),
-                                            make(_abi.fsdp_group_options, options), number))
+        self.context.check(
+            lib.create_group(
+                self.handle,
+                name.encode(),
+                array,
+                len(params),
+                ctypes.sizeof(_abi.fsdp_param),
+                make(_abi.fsdp_group_options, options),
+                number,
+            )
+        )
         self.groups[name] = Group(self, name, params, number.value)
         return self.groups[name]
 
@@ -160,7 +170,8 @@ class Model(Owner):
         self.context.check(lib.step_adamw(self.handle, lr, make(_abi.fsdp_adamw_options, options), stream))
 
     def apply_grads(self, grads, lr, *, max_norm=0.0, stream=None, **options):
-        """A whole step: a full gradient (or None) for each trainable parameter, group by group; returns their norm before clipping."""
+        """A whole step: a full gradient (or None) for each trainable parameter, group by group; returns their norm
+        before clipping."""
         array, kept = (_abi.fsdp_grad * len(grads))(), []
         for at, grad in zip(array, grads):
             if grad is not None:
@@ -168,8 +179,19 @@ class Model(Owner):
                 at.data, at.element_count, at.dtype = address, _count(shape), dtype
                 kept.append(owner)
         norm = ctypes.c_double()
-        self.context.check(lib.apply_grads(self.handle, array, len(grads), ctypes.sizeof(_abi.fsdp_grad), lr, max_norm,
-                                           make(_abi.fsdp_adamw_options, options), stream, norm))
+        self.context.check(
+            lib.apply_grads(
+                self.handle,
+                array,
+                len(grads),
+                ctypes.sizeof(_abi.fsdp_grad),
+                lr,
+                max_norm,
+                make(_abi.fsdp_adamw_options, options),
+                stream,
+                norm,
+            )
+        )
         return norm.value
 
     def publish_weights(self, stream=None):
@@ -208,8 +230,17 @@ class Model(Owner):
         """Weights out of safetensors files; renames are dicts of the fields of fsdp_rename."""
         array = (_abi.fsdp_rename * max(len(renames), 1))(*[make(_abi.fsdp_rename, dict(rename)) for rename in renames])
         loaded = _abi.fsdp_loaded()
-        self.context.check(lib.load_weights(self.handle, os.fsencode(path), array if renames else None, len(renames),
-                                            ctypes.sizeof(_abi.fsdp_rename), make(_abi.fsdp_load_options, options), loaded))
+        self.context.check(
+            lib.load_weights(
+                self.handle,
+                os.fsencode(path),
+                array if renames else None,
+                len(renames),
+                ctypes.sizeof(_abi.fsdp_rename),
+                make(_abi.fsdp_load_options, options),
+                loaded,
+            )
+        )
         return loaded
 
     # -- CUDA graphs --------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What this rank owns of one parameter."""
+
 from . import _abi
 from ._library import check, lib
 from .constants import Dtype
@@ -7,7 +8,8 @@ from .tensor import Tensor
 
 
 class Shard:
-    """main_weight and main_grad are arrays of its elements, written in the update window only; the other fields are fsdp_shard's."""
+    """main_weight and main_grad are arrays of its elements, written in the update window only; the other fields are
+    fsdp_shard's."""
 
     def __init__(self, model, index):
         self._model, self._index = model, index
@@ -22,7 +24,9 @@ class Shard:
         self.main_grad = self._array(found.main_grad, found.main_grad_dtype)
 
     def _array(self, address, dtype):
-        return Tensor.of(address, (self.element_count,), Dtype(dtype), self._model._handle, self._model.context.device).array()
+        return Tensor.of(
+            address, (self.element_count,), Dtype(dtype), self._model._handle, self._model.context.device
+        ).array()
 
     def state(self, name):
         """The elements of a named optimizer state."""

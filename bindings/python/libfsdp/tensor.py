@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that the library owns, and arrays of the caller: numpy's where numpy is, else memoryview; DLPack for all others."""
+"""Memory that the library owns, and arrays of the caller: numpy's where numpy is, else memoryview; DLPack for all
+others."""
+
 import ctypes
 import math
 
@@ -21,6 +23,7 @@ def numpy_dtype(dtype):
     if dtype == Dtype.BFLOAT16:
         try:
             import ml_dtypes
+
             return numpy.dtype(ml_dtypes.bfloat16)
         except ImportError:
             return numpy.dtype("uint16")
@@ -30,8 +33,8 @@ def numpy_dtype(dtype):
 class Tensor:
     """A view of memory that the library owns, contiguous in C order.
 
-    numpy(), memoryview() and __dlpack__ give it to others without a copy. The memory stays mapped for as long as one of them is
-    there, whatever was closed; what lies there is what fsdp.h says of fsdp_tensor.
+    numpy(), memoryview() and __dlpack__ give it to others without a copy. The memory stays mapped for as long as one of
+    them is there, whatever was closed; what lies there is what fsdp.h says of fsdp_tensor.
     """
 
     __slots__ = ("address", "shape", "dtype", "device", "device_index", "is_read_only", "owner", "__weakref__")
@@ -48,7 +51,13 @@ class Tensor:
     def of(cls, address, shape, dtype, owner, like=None):
         """Memory at an address: on the device of another tensor, else on the host."""
         made = cls.__new__(cls)
-        made.address, made.shape, made.dtype, made.owner, made.is_read_only = address, tuple(shape), Dtype(dtype), owner, False
+        made.address, made.shape, made.dtype, made.owner, made.is_read_only = (
+            address,
+            tuple(shape),
+            Dtype(dtype),
+            owner,
+            False,
+        )
         made.device, made.device_index = like or (DeviceKind.HOST, 0)
         return made
 
@@ -57,7 +66,9 @@ class Tensor:
         return math.prod(self.shape) * SIZES[self.dtype]
 
     def __repr__(self):
-        return f"Tensor({self.shape}, {self.dtype.name}, {self.device.name}{', read-only' if self.is_read_only else ''})"
+        return (
+            f"Tensor({self.shape}, {self.dtype.name}, {self.device.name}{', read-only' if self.is_read_only else ''})"
+        )
 
     def _need_host(self):
         if self.device != DeviceKind.HOST:
@@ -66,7 +77,12 @@ class Tensor:
     @property
     def __array_interface__(self):
         self._need_host()
-        return {"version": 3, "shape": self.shape, "typestr": _TYPE_STRINGS[self.dtype], "data": (self.address, self.is_read_only)}
+        return {
+            "version": 3,
+            "shape": self.shape,
+            "typestr": _TYPE_STRINGS[self.dtype],
+            "data": (self.address, self.is_read_only),
+        }
 
     def numpy(self):
         """numpy's array of this memory, which it keeps mapped."""
@@ -90,7 +106,8 @@ class Tensor:
         return dlpack.device_of(self.device, self.device_index)
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        """The memory as it is, never a copy. A consumer of DLPack 1 is told that it is read-only; torch writes nothing by itself."""
+        """The memory as it is, never a copy. A consumer of DLPack 1 is told that it is read-only; torch writes nothing
+        by itself."""
         if copy or (dl_device and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError("libfsdp lends its memory where it is, and does not copy")
         return dlpack.export(self, self.owner, max_version)
@@ -119,18 +136,27 @@ def _read_buffer(array):
     view = memoryview(array)
     types = {name: dtype for dtype, name in _FORMATS.items()}
     if view.format not in types or not view.c_contiguous:
-        raise ValueError(f"a buffer of format {view.format!r}: contiguous 'f', 'e', or 'H' (bits of bfloat16) is expected")
-    kept = (ctypes.c_char * view.nbytes).from_buffer_copy(view) if view.readonly else (ctypes.c_char * view.nbytes).from_buffer(view.cast("B"))
+        raise ValueError(
+            f"a buffer of format {view.format!r}: contiguous 'f', 'e', or 'H' (bits of bfloat16) is expected"
+        )
+    kept = (
+        (ctypes.c_char * view.nbytes).from_buffer_copy(view)
+        if view.readonly
+        else (ctypes.c_char * view.nbytes).from_buffer(view.cast("B"))
+    )
     return ctypes.addressof(kept), types[view.format], view.shape, kept
 
 
 def read(array):
-    """(address, dtype, shape, what keeps it alive) of an array of anybody's: numpy's, one that has DLPack, or a buffer."""
+    """(address, dtype, shape, what keeps it alive) of an array of anybody's: numpy's, one that has DLPack, or a
+    buffer."""
     if isinstance(array, Tensor):
         return array.address, array.dtype, array.shape, array
     if numpy and isinstance(array, (numpy.ndarray, numpy.generic, list, tuple, float)):
         made = numpy.asarray(array)
-        return read_numpy(made.astype(numpy.float32) if made.dtype == numpy.float64 and not isinstance(array, numpy.ndarray) else made)
+        return read_numpy(
+            made.astype(numpy.float32) if made.dtype == numpy.float64 and not isinstance(array, numpy.ndarray) else made
+        )
     if hasattr(array, "__dlpack__"):
         return dlpack.read(array.detach() if hasattr(array, "detach") else array)
     return _read_buffer(array)

@@ -7,9 +7,11 @@
         loss.backward()
         sharded.step(lr=1e-3, max_norm=1.0)
 
-Hooks of the module's layers unshard and reshard them; each gradient is handed over when autograd has it, and not kept. Parameters are views
-of memory whose addresses stay, which is what a tape needs. Eager only: torch.compile would move or drop the hooks.
+Hooks of the module's layers unshard and reshard them; each gradient is handed over when autograd has it, and not kept.
+Parameters are views of memory whose addresses stay, which is what a tape needs. Eager only: torch.compile would move or
+drop the hooks.
 """
+
 import contextlib
 import os
 
@@ -26,12 +28,16 @@ DTYPES = {torch.float32: Dtype.FLOAT32, torch.bfloat16: Dtype.BFLOAT16, torch.fl
 def shard(module, context, layers=None, no_decay=lambda name, param: param.dim() < 2, **options):
     """Shards a module over the ranks of the context, and hooks it; returns a Sharded.
 
-    layers: the submodules that are a group each, in the order of the forward pass; default: the elements of each outermost ModuleList and
-    Sequential. What they do not have, and what several of them share, is the root group. no_decay says which parameters have no weight
-    decay. Further keywords are the fields of fsdp_model_options. The module's values are those of this rank: let them be equal on all.
+    layers: the submodules that are a group each, in the order of the forward pass; default: the elements of each
+    outermost ModuleList and Sequential. What they do not have, and what several of them share, is the root group.
+    no_decay says which parameters have no weight decay. Further keywords are the fields of fsdp_model_options. The
+    module's values are those of this rank: let them be equal on all.
     """
-    compiled = [name or "the module" for name, part in module.named_modules()
-                if hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None) is not None]
+    compiled = [
+        name or "the module"
+        for name, part in module.named_modules()
+        if hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None) is not None
+    ]
     if compiled:
         raise TypeError(f"libfsdp.torch.shard is for eager modules: torch.compile was applied to {', '.join(compiled)}")
     return Sharded(module, context, list(_find_layers(module)) if layers is None else list(layers), no_decay, options)
@@ -46,7 +52,8 @@ def _find_layers(module):
 
 
 class _Refuse(TorchDispatchMode):
-    """Refuses, by its name, an operation that would write into weights: where they are mapped it would kill the process."""
+    """Refuses, by its name, an operation that would write into weights: where they are mapped it would kill the
+    process."""
 
     def __init__(self, addresses):
         super().__init__()
@@ -56,7 +63,9 @@ class _Refuse(TorchDispatchMode):
         for argument, value in zip(function._schema.arguments, args):
             writes = argument.alias_info is not None and argument.alias_info.is_write
             if writes and isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in self.addresses:
-                raise RuntimeError(f"{function} would write into weights that libfsdp owns: change them in the update window")
+                raise RuntimeError(
+                    f"{function} would write into weights that libfsdp owns: change them in the update window"
+                )
         return function(*args, **(kwargs or {}))
 
 
@@ -71,7 +80,9 @@ class _Layer:
     def declare(self, flags, no_decay):
         declared = []
         for name, param in self.params:
-            bits = (0 if param.requires_grad else ParamFlag.FROZEN) | (ParamFlag.NO_DECAY if no_decay(name, param) else 0)
+            bits = (0 if param.requires_grad else ParamFlag.FROZEN) | (
+                ParamFlag.NO_DECAY if no_decay(name, param) else 0
+            )
             declared.append(Param(name, param.shape, DTYPES[param.dtype], flags=bits))
         self.group = self.owner.model.create_group(self.name, declared, flags=flags)
 
@@ -87,7 +98,9 @@ class _Layer:
         self.module.register_full_backward_pre_hook(self.before_backward)
 
     def before_forward(self, module, inputs):
-        phase = Phase.RECOMPUTE if self.owner.is_in_backward else Phase.FORWARD if torch.is_grad_enabled() else Phase.EVAL
+        phase = (
+            Phase.RECOMPUTE if self.owner.is_in_backward else Phase.FORWARD if torch.is_grad_enabled() else Phase.EVAL
+        )
         self.group.unshard(phase, self.owner.stream())
         self.phases.append(phase)
 
@@ -108,7 +121,11 @@ class _Layer:
         """autograd has added up a gradient: libfsdp takes it, and torch need not keep it."""
         self.owner.begin_backward()
         grad, param.grad = param.grad.contiguous(), None
-        self.group.check(lib.put_grad(self.group.handle, index, grad.data_ptr(), DTYPES[grad.dtype], grad.numel(), 0, self.owner.stream()))
+        self.group.check(
+            lib.put_grad(
+                self.group.handle, index, grad.data_ptr(), DTYPES[grad.dtype], grad.numel(), 0, self.owner.stream()
+            )
+        )
         self.given.add(index)
         if len(self.given) == len(self.trained):
             self.owner.reduce_ready()
@@ -133,7 +150,8 @@ class _Layer:
 
 
 class Sharded:
-    """What shard() returns: model is the libfsdp.Model, module the module, whose parameters are read inside its forward and backward only."""
+    """What shard() returns: model is the libfsdp.Model, module the module, whose parameters are read inside its forward
+    and backward only."""
 
     def __init__(self, module, context, layers, no_decay, options):
         self.module, self.context, self.is_last, self.is_in_backward = module, context, True, False
@@ -163,8 +181,12 @@ class Sharded:
             for param in layer.parameters():
                 users.setdefault(param, []).append(layer)
         root = [(name, param) for param, name in names.items() if len(users.get(param, ())) != 1]
-        outside = {param for part in self.module.modules() if not any(part in layer.modules() for layer in layers)
-                   for param in part.parameters(recurse=False)}
+        outside = {
+            param
+            for part in self.module.modules()
+            if not any(part in layer.modules() for layer in layers)
+            for param in part.parameters(recurse=False)
+        }
         root += [(name, param) for param, name in names.items() if len(users.get(param, ())) == 1 and param in outside]
         if root:
             yield _Layer(self, "root", self.module, root)
@@ -195,7 +217,8 @@ class Sharded:
     # -- backward -----------------------------------------------------------------------------------------------
 
     def begin_backward(self):
-        """At the first sign of a backward pass: its end is asked for, and the groups' order is fixed, which is the same on every rank."""
+        """At the first sign of a backward pass: its end is asked for, and the groups' order is fixed, which is the same
+        on every rank."""
         if not self.is_in_backward:
             self.is_in_backward = True
             self._to_reduce = [layer for layer in reversed(self.layers) if layer.trained]
@@ -226,7 +249,8 @@ class Sharded:
     # -- step ---------------------------------------------------------------------------------------------------
 
     def step(self, lr, max_norm=None, scale=1.0, **options):
-        """After the last backward pass: AdamW, whose options are keywords. Returns the norm of the gradients where max_norm is given."""
+        """After the last backward pass: AdamW, whose options are keywords. Returns the norm of the gradients where
+        max_norm is given."""
         self.model.finish_grads(scale, self.stream())
         norm = None if max_norm is None else self.model.clip_grads(max_norm, stream=self.stream())
         self.model.step_adamw(lr, stream=self.stream(), **options)
@@ -243,8 +267,11 @@ class Sharded:
 
     def full_state_dict(self):
         """{name: whole parameter, fp32, on the host} of all groups, on every rank."""
-        return {name: torch.from_numpy(layer.group.read_param(index)) for layer in self.layers
-                for index, (name, _) in enumerate(layer.params)}
+        return {
+            name: torch.from_numpy(layer.group.read_param(index))
+            for layer in self.layers
+            for index, (name, _) in enumerate(layer.params)
+        }
 
     def close(self):
         self.model.close()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tests share: a small model, and its training with gradients that are known."""
+
 import array
 
 import libfsdp as fsdp

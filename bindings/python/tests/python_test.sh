@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# The package's tests. usage: python_test.sh SOURCE_ROOT BUILD_ROOT     PYTHON names another one than the first that has numpy
+# The package's tests. usage: python_test.sh SOURCE_ROOT BUILD_ROOT     PYTHON names another one than the first that has
+# numpy
 set -u
 cd "$1" || exit 1
 export FSDP_LIBRARY="$2/lib/libfsdp.so" FSDP_RUN="$2/tools/fsdp-run" PYTHONPATH="$1/bindings/python"

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the tests of this folder and reports in the Test Anything Protocol, for Meson. usage: run.py [NAME_OF_A_TEST_FILE...]
+"""Runs the tests of this folder and reports in the Test Anything Protocol, for Meson. usage: run.py
+[NAME_OF_A_TEST_FILE...]
 
-FSDP_LIBRARY names the library, FSDP_RUN the launcher. `python3 -m unittest discover -s bindings/python/tests` or pytest do, too.
+FSDP_LIBRARY names the library, FSDP_RUN the launcher. `python3 -m unittest discover -s bindings/python/tests` or pytest
+do, too.
 """
+
 import pathlib
 import sys
 import unittest

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The low-level layer is abi.json's, and every call of the header can be reached."""
+
 import ctypes
 import json
 import pathlib
@@ -26,7 +27,9 @@ class Abi(unittest.TestCase):
             self.assertEqual(ctypes.sizeof(made), struct["size"], struct["name"])
             for field in struct["fields"]:
                 found = getattr(made, field["name"])
-                self.assertEqual((found.offset, found.size), (field["offset"], field["size"]), f"{struct['name']}.{field['name']}")
+                self.assertEqual(
+                    (found.offset, found.size), (field["offset"], field["size"]), f"{struct['name']}.{field['name']}"
+                )
 
     def test_constants_are_all_there(self):
         for family in DESCRIBED["constants"]:
@@ -38,7 +41,7 @@ class Abi(unittest.TestCase):
         used = set(re.findall(r"\blib\.(\w+)", source))
         # By status name and message errors are made of fsdp_error; the size of a dtype is Python's own.
         left = {"get_status_name", "get_last_message", "get_dtype_size", "get_param", "get_group", "get_group_count"}
-        self.assertEqual({call["name"][len("fsdp_"):] for call in DESCRIBED["calls"]} - used, left)
+        self.assertEqual({call["name"][len("fsdp_") :] for call in DESCRIBED["calls"]} - used, left)
         for name in left:
             self.assertTrue(callable(getattr(fsdp.lib, name)))
 
@@ -47,7 +50,9 @@ class Abi(unittest.TestCase):
         self.assertEqual(fsdp.Status(7).name, "MISMATCH")
         for status in fsdp.Status:
             self.assertEqual(fsdp.lib.get_status_name(status).decode(), "FSDP_" + status.name)
-        self.assertEqual(int(fsdp.ParamFlag.FROZEN | fsdp.ParamFlag.NO_DECAY), _abi.FSDP_PARAM_FROZEN | _abi.FSDP_PARAM_NO_DECAY)
+        self.assertEqual(
+            int(fsdp.ParamFlag.FROZEN | fsdp.ParamFlag.NO_DECAY), _abi.FSDP_PARAM_FROZEN | _abi.FSDP_PARAM_NO_DECAY
+        )
 
 
 if __name__ == "__main__":

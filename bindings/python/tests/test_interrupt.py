@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ctrl-C ends a wait, wherever it is, within a second and with KeyboardInterrupt."""
+
 import os
 import pathlib
 import signal
@@ -27,8 +28,12 @@ def waits(function):
 
 class Interrupt(unittest.TestCase):
     def start(self, program, **environment):
-        process = subprocess.Popen([sys.executable, "-c", HEAD + program], stdout=subprocess.PIPE, text=True,
-                                   env=dict(os.environ, **environment))
+        process = subprocess.Popen(
+            [sys.executable, "-c", HEAD + program],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=dict(os.environ, **environment),
+        )
         self.addCleanup(process.stdout.close)
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)

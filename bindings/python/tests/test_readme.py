@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program of the README trains, on one rank and on two alike."""
+
 import os
 import pathlib
 import re

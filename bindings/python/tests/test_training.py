@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training, errors as exceptions, and what an exception in the middle of a step leaves behind."""
+
 import logging
 import math
 import tempfile
@@ -67,10 +68,13 @@ class Training(unittest.TestCase):
 
     def test_apply_grads_save_and_load(self):
         with tempfile.TemporaryDirectory() as folder:
+
             def saves(context):
                 model, group = small_model(context)
                 with model:
-                    self.assertAlmostEqual(model.apply_grads([ramp(), None], 0.01, max_norm=1.0), math.sqrt(sum(i * i for i in range(32))))
+                    self.assertAlmostEqual(
+                        model.apply_grads([ramp(), None], 0.01, max_norm=1.0), math.sqrt(sum(i * i for i in range(32)))
+                    )
                     model.save(folder)
                     with context.begin_checkpoint(folder, step=9) as checkpoint:
                         checkpoint.add_model(model)
@@ -121,6 +125,7 @@ class Errors(unittest.TestCase):
                 self.assertEqual(caught.exception.rank, 1)
                 model.discard_step()
                 train(model, group)
+
         fsdp.run_local(2, rank)
 
     def test_an_exception_in_a_forward_leaves_a_model_that_trains_on(self):
@@ -159,7 +164,14 @@ class Errors(unittest.TestCase):
             try:
                 model.begin_update()
             except fsdp.PeerFailed as error:
-                told.append((error.rank, "ZeroDivisionError: out of luck" in error.message, context.error.rank, context.failed_ranks))
+                told.append(
+                    (
+                        error.rank,
+                        "ZeroDivisionError: out of luck" in error.message,
+                        context.error.rank,
+                        context.failed_ranks,
+                    )
+                )
                 raise
 
         with self.assertLogs("libfsdp", logging.ERROR), self.assertRaises(ZeroDivisionError):
@@ -167,7 +179,10 @@ class Errors(unittest.TestCase):
         self.assertEqual(told, [(1, True, 1, [1])])
 
     def test_log_lines_go_to_logging(self):
-        with self.assertLogs("libfsdp", logging.INFO) as logs, fsdp.Context(world_size=1, rendezvous="logged", log_level=fsdp.LogLevel.INFO):
+        with (
+            self.assertLogs("libfsdp", logging.INFO) as logs,
+            fsdp.Context(world_size=1, rendezvous="logged", log_level=fsdp.LogLevel.INFO),
+        ):
             pass
         self.assertTrue(any("rank 0" in line for line in logs.output), logs.output)
 

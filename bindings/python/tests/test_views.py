@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Views of the library's memory: for how long, for whom, and handles that nobody gives back."""
+
 import gc
 import itertools
 import subprocess
@@ -33,6 +34,7 @@ class Views(unittest.TestCase):
                 with group.unsharded() as second:
                     self.assertIs(second["w"], kept)
                     self.assertAlmostEqual(flat(kept)[3], 2.5, places=5)
+
         fsdp.run_local(2, rank)
 
     def test_weights_are_read_only(self):
@@ -42,6 +44,7 @@ class Views(unittest.TestCase):
                 with self.assertRaises((ValueError, TypeError)):
                     weights["w"][0, 0] = 1.0
                 self.assertTrue(group.tensors()["w"].is_read_only)
+
         fsdp.run_local(2, rank)
 
     def test_stay_mapped_after_close(self):
@@ -70,13 +73,20 @@ class Views(unittest.TestCase):
                 with self.assertRaises(fsdp.InvalidHandle):
                     call()
             return flat(kept)
+
         self.assertEqual(fsdp.run_local(1, rank), [list(ramp())])
 
     def test_leaked_handles_end_in_any_order(self):
         def leak(order):
             context = fsdp.create_local_contexts(1)[0]
             model, group = small_model(context)
-            things = {"context": context, "model": model, "group": group, "views": group.weights(), "mesh": context.create_mesh()}
+            things = {
+                "context": context,
+                "model": model,
+                "group": group,
+                "views": group.weights(),
+                "mesh": context.create_mesh(),
+            }
             del context, model, group
             for name in order:
                 del things[name]
@@ -89,10 +99,14 @@ class Views(unittest.TestCase):
         self.assertEqual(mappings(), before)
 
     def test_leaked_handles_end_with_the_process(self):
-        program = ("import sys; sys.path.insert(0, sys.argv[1]); import libfsdp as fsdp; from helper import small_model\n"
-                   "kept = [small_model(context) for context in fsdp.create_local_contexts(1)]\n"
-                   "weights = kept[0][1].weights(); mesh = kept[0][0].context.create_mesh(); print('left')")
-        done = subprocess.run([sys.executable, "-c", program, __file__.rpartition("/")[0]], capture_output=True, text=True, timeout=60)
+        program = (
+            "import sys; sys.path.insert(0, sys.argv[1]); import libfsdp as fsdp; from helper import small_model\n"
+            "kept = [small_model(context) for context in fsdp.create_local_contexts(1)]\n"
+            "weights = kept[0][1].weights(); mesh = kept[0][0].context.create_mesh(); print('left')"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program, __file__.rpartition("/")[0]], capture_output=True, text=True, timeout=60
+        )
         self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "left\n", ""))
 
 
@@ -143,6 +157,7 @@ class Dlpack(unittest.TestCase):
                 model.finish_grads()
                 model.step_adamw(0.5)
                 numpy.testing.assert_allclose(group.read_param("w"), numpy.arange(32).reshape(8, 4) - 0.5, atol=1e-5)
+
         fsdp.run_local(2, rank)
 
 

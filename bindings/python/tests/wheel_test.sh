@@ -28,7 +28,8 @@ python=${PYTHON:-python3}
 "$python" -m venv "$work/venv" >"$work/log" 2>&1 || skip "no venv can be made: $(tail -n 1 "$work/log")"
 python=$work/venv/bin/python
 # No index: neither the build nor the package needs anything.
-"$python" -m pip wheel --no-deps --no-index --disable-pip-version-check --wheel-dir "$work/dist" "$root/bindings/python" >"$work/log" 2>&1
+"$python" -m pip wheel --no-deps --no-index --disable-pip-version-check --wheel-dir "$work/dist" \
+  "$root/bindings/python" >"$work/log" 2>&1
 report $? 'pip wheel'
 ls "$work/dist" >"$work/log"
 grep -q '^libfsdp-[0-9.]*-py3-none-\(manylinux_2_[0-9]*\|linux\)_[a-z0-9_]*\.whl$' "$work/log"
