@@ -32,7 +32,11 @@ TEST_F(CheckpointJob, OfARankThatDiesIsWholeOrNotThere) {
       save_on(three, 3);
       expect_well(load_on(three, 3));
       for (const uint64_t step : {2, 3}) fs::remove_all(path + "/" + step_name(step));
-      for (const std::string &name : names()) EXPECT_TRUE(name == step_name(1) || name.starts_with(".new-")) << name;
+      // What died before its lock was there is left for a day, and each later save looks at it.
+      for (const std::string &name : names()) {
+        EXPECT_TRUE(name == step_name(1) || name.starts_with(".new-")) << name;
+        if (name != step_name(1)) fs::remove_all(path + "/" + name);
+      }
     }
   EXPECT_GT(deaths, 5);
 }
