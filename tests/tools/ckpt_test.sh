@@ -93,7 +93,7 @@ check "... nor in part" equal "$(find . -name wrong -o -name '.tmp-*' | wc -l)" 
 rm "$shard"
 capture "$ckpt" ls hurt
 check "a lost file is told by the list" contains "$out" "$shard: is missing"
-check "... which is no failure of the list" equal "$status" 0
+check "... and by its exit status" equal "$status" 1
 echo '{' >hurt/step-0000000002/checkpoint.json
 capture "$ckpt" ls hurt --json
 check "... and a damaged manifest" contains "$(value 0.problem)" "checkpoint.json"

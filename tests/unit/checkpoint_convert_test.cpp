@@ -277,7 +277,8 @@ TEST_F(Convert, TiedTensorsThatDifferAreRefused) {
   ours["head"] = ours["embed"];
   ours["head"].bytes.back() ^= std::byte{1};
   save_cut(ours, 2);
-  EXPECT_SAYS(consolidate_to("out", {.renames = fused, .copied_folder = {}}),
+  EXPECT_SAYS(consolidate_to("out", {.renames = {{.theirs = "wte", .ours = "embed"}, {.theirs = "wte", .ours = "head"}},
+                                     .copied_folder = {}}),
               "\"head\" and \"embed\" have different values, and would both be \"wte\"");
   EXPECT_EQ(names(), std::vector<std::string>{"runs"});
 }
@@ -313,6 +314,8 @@ TEST_F(Convert, PlansThatDoNotFitAreRefusedByName) {
                    "\"other\" has 9 rows, not 6 from 4 on");
   EXPECT_THAT_SAYS(imports({{.theirs = "wte", .ours = "x"}, {.theirs = "both", .ours = "x", .to_row = 100}}),
                    "\"x\" would be of two types: \"wte\" is of BF16, and \"both\" of F16");
+  EXPECT_THAT_SAYS(imports({{.theirs = "wte", .ours = "x"}, {.theirs = "wtf", .ours = "y"}}),
+                   "renames: no tensor is called \"wtf\"");
   EXPECT_FALSE(fs::exists(at("runs")));
   import("a.safetensors");
   const auto exports = [&](std::vector<Rename> renames) {
@@ -323,6 +326,7 @@ TEST_F(Convert, PlansThatDoNotFitAreRefusedByName) {
                    "row 0 of \"wte\" goes to two tensors, also to \"y\"");
   EXPECT_THAT_SAYS(exports({{.theirs = "h.*.q", .ours = "wte"}}), "what '*' stood for is not known");
   EXPECT_THAT_SAYS(exports({{.theirs = "h.0.q", .ours = "other"}}), "their rows differ");
+  EXPECT_THAT_SAYS(exports({{.theirs = "h.*.x", .ours = "g.*"}}), "renames: no tensor is called \"g.*\"");
   EXPECT_EQ(names(), (std::vector<std::string>{"a.safetensors", "runs"}));
 }
 

@@ -71,11 +71,13 @@ void print_table(const std::vector<Row> &rows) {
 
 int list(const Request &request) {
   const std::vector<ListedCheckpoint> all = fsdp::checkpoint::inspect_checkpoints(request.source);
+  const bool damaged =
+      std::ranges::any_of(all, [](const ListedCheckpoint &one) { return !one.problem.empty() && !one.unfinished; });
   if (request.json) {
     Json json = Json::array();
     for (const ListedCheckpoint &one : all) json.push_back(describe(one));
     fmt::print("{}\n", dump(json));
-    return 0;
+    return damaged ? 1 : 0;
   }
   if (all.empty()) {
     fmt::print("no checkpoints in {}\n", request.source);
@@ -84,7 +86,7 @@ int list(const Request &request) {
   std::vector<Row> rows{{"name", "step", "sequence", "ranks", "models", "tensors", "files", "bytes", "state"}};
   for (const ListedCheckpoint &one : all) rows.push_back(row_of(one));
   print_table(rows);
-  return 0;
+  return damaged ? 1 : 0;
 }
 
 int verify(const Request &request) {

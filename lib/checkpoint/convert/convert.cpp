@@ -82,6 +82,14 @@ uint64_t next_sequence(const Folder &folder) {
   return there.empty() ? 1 : checked_add(there.front().manifest.sequence, 1, "a checkpoint's sequence");
 }
 
+// A rename of nothing is a mistyped one.
+void require_used(std::span<const Rename> renames, const SpreadTensors &tensors, std::string Rename::*stored) {
+  for (const Rename &rename : renames)
+    if (std::ranges::none_of(tensors,
+                             [&](const auto &one) { return match_name(rename.*stored, one.first).has_value(); }))
+      fail(FSDP_INVALID_ARGUMENT, "renames: no tensor is called {}", quote_json(rename.*stored));
+}
+
 void require_new(const Folder &folder, const std::string &name, const std::string &shown) {
   if (folder.has(name)) fail(FSDP_INVALID_STATE, "{}: is there already, and nothing is overwritten", shown);
 }
@@ -99,6 +107,7 @@ Converted consolidate(const std::string &checkpoint, const std::string &out, con
   std::string sum;
   const std::vector<StoredFile> stored = source.list(sum);
   const SpreadTensors tensors = collect_tensors(stored);
+  require_used(choice.renames, tensors, &Rename::ours);
   const std::vector<NewTensor> planned = plan_export(tensors, choice.renames, choice.as);
   if (planned.empty()) fail(FSDP_INVALID_ARGUMENT, "{}: there are no weights in it", checkpoint);
   const std::vector<NewFile> files = split_files(planned, choice.most_bytes);
@@ -119,6 +128,7 @@ Converted import_weights(const std::string &weights, const std::string &folder, 
   std::string sum;
   const std::vector<StoredFile> stored = source.list(sum);
   const SpreadTensors tensors = collect_tensors(stored);
+  require_used(renames, tensors, &Rename::theirs);
   const std::vector<NewTensor> planned = plan_import(tensors, renames);
   if (planned.empty()) fail(FSDP_INVALID_ARGUMENT, "{}: there are no weights in it", weights);
   const Folder into = Folder::make(folder);

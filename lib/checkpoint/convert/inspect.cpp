@@ -53,7 +53,7 @@ struct FoundCheckpoints {
 };
 
 ListedCheckpoint look_at(const FoundCheckpoints &found, const std::string &name) {
-  ListedCheckpoint one{name == "." ? last_name(found.folder.path()) : name, std::nullopt, 0, ""};
+  ListedCheckpoint one{name == "." ? last_name(found.folder.path()) : name, std::nullopt, 0, "", false};
   try {
     one.manifest = found.folder.read_manifest(name);
     const Fd inside = open_folder(found.folder.fd(), name, found.shown(name));
@@ -62,8 +62,8 @@ ListedCheckpoint look_at(const FoundCheckpoints &found, const std::string &name)
       if (one.problem.empty()) one.problem = size_problem(inside.get(), file, found.shown(name) + "/" + file.name);
     }
   } catch (const Error &error) {
-    const bool unfinished = name != "." && found.folder.is_unfinished(name);
-    one.problem = unfinished ? "it is being written, or was not to its end" : error.message;
+    one.unfinished = name != "." && found.folder.is_unfinished(name);
+    one.problem = one.unfinished ? "it is being written, or was not to its end" : error.message;
   }
   return one;
 }

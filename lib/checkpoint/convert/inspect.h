@@ -18,6 +18,7 @@ struct ListedCheckpoint {
   std::optional<Manifest> manifest;  // none: it cannot be read
   uint64_t bytes = 0;                // of the files that the manifest speaks of
   std::string problem;               // empty: every file is there, in its size
+  bool unfinished = false;           // that is its problem: it is being written, or was not to its end
 };
 
 // Of a folder, the newest first, those without a manifest last; or the checkpoint that the folder is.
