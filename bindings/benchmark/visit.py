@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a visit of a group costs in Python: unshard, 12 views, reshard, in a world of one.
 
-Prints nanoseconds, the median of 9 rounds of 20,000 visits. The arrays are made once, since their addresses are fixed, and looked
-up by name at each visit; visit.c is the same in C.
+Prints nanoseconds, the median of 9 rounds of 20,000 visits. The arrays are made once, since their addresses are fixed,
+and looked up by name at each visit; visit.c is the same in C.
 """
 
 import statistics
