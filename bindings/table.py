@@ -168,9 +168,9 @@ class Binding:
         places = list(dict.fromkeys(self.found.get(call, [])))
         if call.startswith("fsdp_destroy_") and places:
             return f"end of `{call[len('fsdp_destroy_'):].capitalize()}`"
-        hidden = [name for _, name in places if not name or name.startswith(("-", "_")) and name != "__init__"]
+        hidden = [name for _, name in places if not name or name[0] in "-_" and name != "__init__"]
         if hidden:
-            raise SystemExit(f"table.py: {call} is made by {hidden} in {self.language}; IDIOMS must say what users write")
+            raise SystemExit(f"table.py: IDIOMS must say what {self.language} writes for {call}, made by {hidden}")
         low = f"`lib.{call[len('fsdp_'):]}`" if self.language == "Python" else f"`{call}`, low-level"
         return ", ".join(f"`{self.spelled(*place)}`" for place in places) or low
 
