@@ -28,9 +28,11 @@ for tool in $tools; do
   capture groff -man -Tascii -P-cbou -ww "$pages/$name.1"
   check "$name.1 is a page" equal "$status $err" '0 '
   mv out page
+  # shellcheck disable=SC2046  # a word each
   check '... which has its options' shows $(words_of "$tool")
   commands=$("$tool" --help | sed -n '/^[Ss][Uu][Bb][Cc][Oo][Mm][Mm][Aa][Nn][Dd][Ss]:/,/^$/s/^  \([a-z]*\) .*/\1/p')
   for command in $commands; do
+    # shellcheck disable=SC2046
     check "... and those of $command" shows "$command" $(words_of "$tool" "$command")
   done
 done

@@ -60,18 +60,22 @@ def split(lines):
             sections[-1][1].append(line)
         elif line or rest:
             rest.append(line)
+    while rest and not rest[-1]:
+        rest.pop()
     return about, usage, [(name, entries(block)) for name, block in sections], rest
 
 
 def prose(lines):
-    """Text as it is written: what is indented keeps its lines."""
+    """Text as it is written: what is indented, examples say, keeps its lines."""
+    as_is = False
     for line in lines:
-        if not line:
-            yield ".PP"
-        elif line.startswith("  ") or re.match(r"Examples?:", line):
-            yield from (".br", re.sub("^ +", lambda blanks: "\\ " * len(blanks[0]), escaped(line)), ".br")
-        else:
-            yield escaped(line)
+        indented = line.startswith("  ")
+        if indented != as_is and line:
+            yield ".nf" if indented else ".fi"
+            as_is = indented
+        yield escaped(line) if line else "" if as_is else ".PP"
+    if as_is:
+        yield ".fi"
 
 
 def options(sections, level):
@@ -115,9 +119,7 @@ def main():
     version, tool = sys.argv[1:]
     seconds = int(os.environ.get("SOURCE_DATE_EPOCH", time.time()))
     lines = list(page(version, tool, datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).date()))
-    # A paragraph without text, before a heading, is one that groff warns of.
-    after = lines[1:] + [".SH"]
-    print("\n".join(line for line, next in zip(lines, after) if line != ".PP" or not re.match(r"\.(SH|SS|PP)", next)))
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":
