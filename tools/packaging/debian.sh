@@ -103,14 +103,15 @@ printf '%s\n' usr/include 'usr/lib/*/libfsdp.so' 'usr/lib/*/libfsdp.a' 'usr/lib/
 printf '%s\n' usr/bin 'usr/lib/*/fsdp' usr/share/man >fsdp-tools.install
 printf '%s\n' README.md docs/bindings.md docs/contracts docs/guides >libfsdp-dev.docs
 
-# Tests are run from the tree (sh tests/run.sh); CUDA is not in Debian's main.
+# Tests are run from the tree (sh tests/run.sh); CUDA is not in Debian's main. In large units, since most of the compiler's time goes
+# into headers.
 cat >rules <<'END'
 #!/usr/bin/make -f
 export DEB_BUILD_MAINT_OPTIONS = hardening=+all optimize=-lto
 %:
 	dh $@ --buildsystem=meson
 override_dh_auto_configure:
-	dh_auto_configure -- -Dtests=disabled -Dexamples=disabled -Dcuda=disabled
+	dh_auto_configure -- -Dtests=disabled -Dexamples=disabled -Dcuda=disabled -Dunity=on -Dunity_size=12
 override_dh_makeshlibs:
 	dh_makeshlibs -V
 END
