@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the library takes from a newer glibc than 2.28, made of what 2.28 has. For the wheel of manylinux.sh alone, which
+ * What the library takes from a newer glibc than 2.28, made of what 2.28 has: for the wheel of manylinux.sh, which
  * gives it to every file by -include.
  */
 #ifndef FSDP_GLIBC_2_28_H
