@@ -30,6 +30,7 @@ for tool in $tools; do
   mv out page
   # shellcheck disable=SC2046  # a word each
   check '... which has its options' shows $(words_of "$tool")
+  check '... and its version' grep -q "^libfsdp $("$tool" --version | sed 's/.* //')  " page
   commands=$("$tool" --help | sed -n '/^[Ss][Uu][Bb][Cc][Oo][Mm][Mm][Aa][Nn][Dd][Ss]:/,/^$/s/^  \([a-z]*\) .*/\1/p')
   for command in $commands; do
     # shellcheck disable=SC2046
