@@ -122,7 +122,17 @@ IDIOMS = {
         "fsdp_get_grad_norm": "`Window::grad_norm`",
         "fsdp_clip_grads": "`Window::clip_grads`",
     },
-    "Julia": {},
+    "Julia": {
+        "fsdp_get_last_error": "`Error`",
+        "fsdp_get_dtype_size": "`sizeof` of a type",
+        "fsdp_abort_context": "`abort`",
+        "fsdp_get_params": "`unshard`: `Weights`",
+        "fsdp_unshard": "`unshard`",
+        "fsdp_reshard": "the block's end, `reshard`",
+        "fsdp_get_shard": "`shards`",
+        "fsdp_begin_span": "`span`",
+        "fsdp_end_span": "the block's end",
+    },
     "Python": {
         "fsdp_get_last_error": "`Error`",
         "fsdp_get_version": "`__version__`",
@@ -171,8 +181,8 @@ class Binding:
         hidden = [name for _, name in places if not name or name[0] in "-_" and name != "__init__"]
         if hidden:
             raise SystemExit(f"table.py: IDIOMS must say what {self.language} writes for {call}, made by {hidden}")
-        low = f"`lib.{call[len('fsdp_'):]}`" if self.language == "Python" else f"`{call}`, low-level"
-        return ", ".join(f"`{self.spelled(*place)}`" for place in places) or low
+        low = {"Python": f"lib.{call[len('fsdp_'):]}", "Julia": f"LibFSDP.{call}"}.get(self.language, call)
+        return ", ".join(f"`{self.spelled(*place)}`" for place in places) or f"`{low}`"
 
 
 def table():
