@@ -12,7 +12,7 @@
 set -eu
 cd "$(dirname "$0")/../.."
 root=$PWD
-what=-F
+what=all
 [ "${1:-}" != -S ] || { what=-S; shift; }
 folder=${1:-build-debian}
 version=$(sed -n "s/^  version: '\(.*\)',$/\1/p" meson.build)
@@ -117,6 +117,7 @@ override_dh_makeshlibs:
 END
 chmod +x rules
 cd ..
-# -nc: what an earlier run has compiled stays.
-if [ $what = -S ]; then dpkg-buildpackage -S -us -uc -d; else dpkg-buildpackage $what -us -uc -nc -j"${JOBS:-$(nproc)}"; fi
-ls -l ../libfsdp* ../fsdp-tools* 2>/dev/null | grep -v '^d'
+# The source package before anything is compiled in the tree. -nc: what an earlier run has compiled stays.
+[ -f "../libfsdp_$version-1.dsc" ] || dpkg-buildpackage -S -us -uc -d -nc
+[ "$what" = -S ] || dpkg-buildpackage -b -us -uc -nc -j"${JOBS:-$(nproc)}"
+ls -l ../*.dsc ../*.deb 2>/dev/null || ls -l ../*.dsc
