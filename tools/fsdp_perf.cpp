@@ -7,6 +7,7 @@
 #include <exception>
 
 #include "cli.h"
+#include "fsdp.h"
 #include "perf/operations.h"
 #include "perf/peer.h"
 #include "perf/ranks.h"
@@ -75,6 +76,7 @@ void check_request(const perf::Request &request) {
 
 int main(int argc, char **argv) {
   CLI::App app("Measures the collectives and the training step, each beside a reference in the same run", "fsdp-perf");
+  app.set_version_flag("--version", std::string(fsdp_get_version()));
   perf::Request request;
   add_options(app, request);
   app.callback([&] { check_request(request); });

@@ -32,6 +32,17 @@ capture c++ -std=c++17 -Wall -Wextra -Werror train.cpp $(pkg-config --cflags --l
 check 'pkg-config: it compiles' equal "$status $err" '0 '
 runs "$libraries" ./train
 
+# From C, with libfsdp.a in place of libfsdp.so: nothing of a C++ compiler, and nothing of libfsdp to find at run time.
+mkdir "$work/static" && cd "$work/static" || exit 1
+sed -n '/^```c$/,/^```$/{/^```/d;p}' "$root/README.md" | sed -n '/^#include <fsdp.h>$/,$p' >train.c
+# shellcheck disable=SC2046
+capture cc -std=c11 -Wall -Wextra -Werror train.c $(pkg-config --static --cflags --libs fsdp | sed 's/-lfsdp /-l:libfsdp.a /') -o train
+check 'pkg-config --static: a program in C links' equal "$status $err" '0 '
+capture ldd train
+check '... without libfsdp.so' lacks "$out" libfsdp
+LD_LIBRARY_PATH='' capture "$build/tools/fsdp-run" -n 2 --no-prefix ./train
+check '... and trains' equal "$status $err $(grep -c '^w\[0\] = 1\.0' out)" '0  2'
+
 consumer meson_installed
 printf 'project("consumer", "cpp", default_options: "cpp_std=c++17")\nexecutable("train", "train.cpp", dependencies: dependency("fsdp"))\n' |
   tr '"' "'" >meson.build

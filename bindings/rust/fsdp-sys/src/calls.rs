@@ -662,7 +662,7 @@ extern "C" {
     /// here are several renames with a to_row each. Every row of a parameter must come once.
     ///
     /// F64, F32, F16 and BF16 are converted to what the model keeps, rounded to nearest even. Each rank reads what it keeps,
-    /// in blocks of 1 MiB; a transposed matrix takes memory for this rank's part of it meanwhile. Files of libfsdp are
+    /// in blocks of 256 KiB; a transposed matrix takes memory for this rank's part of it meanwhile. Files of libfsdp are
     /// verified, others have no sums. States and AdamW's number of steps stay. Of the flags count ALLOW_MISSING and
     /// ALLOW_UNEXPECTED; renames may be NULL. *loaded (may be NULL): its two numbers of bytes.
     ///

@@ -584,7 +584,7 @@ pub struct fsdp_loaded {
     pub sequence: u64,
     /// of its files, that this rank keeps; with ONE_REPLICA its part of them
     pub wanted_bytes: u64,
-    /// ... that it has read for that: files are read and verified in blocks of 1 MiB
+    /// ... that it has read for that: files are read and verified in blocks of 256 KiB
     pub read_bytes: u64,
     /// that have saved it
     pub ranks: u32,
