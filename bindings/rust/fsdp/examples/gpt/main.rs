@@ -32,7 +32,11 @@ fn make_weight(number: u32, name: &str, shape: &[u64]) -> Vec<f32> {
         bits = bits.wrapping_mul(2_246_822_519);
         bits ^= bits >> 13;
         let value = ((bits & 0xffff) as f32 - 32768.0) / (1 << 19) as f32;
-        if is_gain { value + 1.0 } else { value }
+        if is_gain {
+            value + 1.0
+        } else {
+            value
+        }
     };
     (0..shape.iter().product::<u64>() as u32).map(value).collect()
 }
