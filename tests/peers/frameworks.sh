@@ -6,7 +6,7 @@
 # usage: sh tests/peers/frameworks.sh [BUILD]       BUILD: default build-tests
 #
 # PYTHON names Pythons that have torch, jax or mlx (default python3), LIBTORCH a folder with libtorch (default: that of torch's
-# wheel), CXX a compiler. What is not there is skipped with the reason; nothing is installed.
+# wheel), CXX a compiler, JULIA a Julia. What is not there is skipped with the reason; nothing is installed.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=$(realpath "${1:-build-tests}") here=$PWD
@@ -78,15 +78,22 @@ train_rust() {
     train rust "$work/cargo/debug/examples/gpt"
 }
 
+train_julia() {
+  [ -f bindings/julia/julia.sh ] || { skip julia 'bindings/julia is not there'; return; }
+  reason=$(sh bindings/julia/julia.sh "$build" --find) || { skip julia "$reason"; return; }
+  train julia sh bindings/julia/julia.sh "$build" bindings/julia/FSDP.jl/examples/gpt/main.jl
+}
+
 train_python torch torch
 train_python jax jax
 train_python mlx mlx.core
 train_libtorch
 train_rust
+train_julia
 
 # A row for each; a run that has failed above has no last line, or has said how it differs.
 set --
-for name in torch jax mlx libtorch rust; do
+for name in torch jax mlx libtorch rust julia; do
   [ -s "$work/$name" ] && set -- "$@" "$work/$name"
 done
 [ $# -gt 0 ] || { echo 'frameworks.sh: no framework is here'; exit 77; }
