@@ -41,6 +41,19 @@ for ranks in 1 2; do
   check '... each of which learns the weight' equal "$(grep -c '^w\[0\] = \(0\.9\|1\.0\)[0-9]$' out)" "$ranks"
 done
 
+# A tiny GPT beside the same math unsharded. torch, JAX and MLX find these losses, too, for its weights and its text
+# (tests/peers/frameworks.sh).
+capture cargo build --offline --manifest-path "$here/Cargo.toml" -p fsdp --example gpt
+check 'the GPT builds' equal "$status" 0
+[ $status -eq 0 ] || explain "$err"
+capture "$run" -n 2 --no-prefix "$CARGO_TARGET_DIR/debug/examples/gpt"
+check '... and trains on two ranks as unsharded' equal "$status $err" '0 '
+# is_loss STEP WANTED TOLERANCE
+is_loss() { awk -v "step=step $1:" -v "wanted=$2" -v "far=$3" 'index($0, step) == 1 { d = $4 - wanted } END { exit d < -far || d > far || NR != 9 }' out; }
+check '... from the first loss of other frameworks' is_loss 1 5.6068188 1e-5
+check '... to their last' is_loss 5 4.8584647 1e-4
+explain "$out"
+
 # An older cargo packages no crates that depend on each other before the first is published.
 capture cargo package --workspace --offline --allow-dirty --manifest-path "$here/Cargo.toml"
 if [ $status -ne 0 ] && contains "$err" 'no matching package named `fsdp-sys` found' >/dev/null; then
