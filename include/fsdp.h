@@ -668,7 +668,7 @@ typedef struct fsdp_stats {
   uint64_t prefetches;          /* gathers started ahead */
   uint64_t dropped_prefetches;  /* of these, given back unused */
   /* reduces */
-  uint64_t reduces;             /* contributions reduced */
+  uint64_t reduces;             /* contributions reduced; 0 where a rank has nobody to reduce with */
   uint64_t reduced_bytes;       /* bytes of full gradients, of all ranks, that they read on this rank */
   uint64_t reduce_scatters;     /* collectives, and bytes that they read on this rank */
   uint64_t reduce_scatter_bytes;
@@ -723,7 +723,8 @@ enum {
 enum {
   FSDP_PARAM_FROZEN = 1u << 13,   /* no gradient, no optimizer state */
   FSDP_PARAM_NO_DECAY = 1u << 14, /* no weight decay in fsdp_step_adamw */
-  FSDP_PARAM_LR_ZERO = 1u << 15   /* lr_scale is 0: the optimizer leaves the weights alone, but keeps its states */
+  FSDP_PARAM_LR_ZERO = 1u << 15   /* lr_scale is 0: the optimizer leaves the weights alone; its states
+                                     go on with the gradients */
 };
 
 typedef struct fsdp_param {
@@ -750,7 +751,7 @@ typedef struct fsdp_param {
 #define FSDP_SHAPE(...) \
   (const uint64_t[]){__VA_ARGS__}, (uint32_t)(sizeof((const uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t))
 /** In C, a descriptor: FSDP_PARAM("qkv", 3 * c, c) in fp32, FSDP_PARAM_OF(FSDP_BFLOAT16, FSDP_PARAM_NO_DECAY, "bias",
- *  c). */
+ *  c). Its shape lives as long as the block around it: in the body of a loop it is gone behind it. */
 #define FSDP_PARAM(name, ...) FSDP_PARAM_OF(FSDP_FLOAT32, 0, name, __VA_ARGS__)
 #define FSDP_PARAM_OF(dtype, flags, name, ...) \
   (fsdp_param) { sizeof(fsdp_param), (name), FSDP_SHAPE(__VA_ARGS__), (dtype), (flags), 0, 0, 0, 0, 0, 0 }
@@ -1027,8 +1028,8 @@ typedef struct fsdp_shard {
 } fsdp_shard;
 #define FSDP_SHARD_INIT {sizeof(fsdp_shard), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
-/** How many shards this rank owns; fixed from the seal on. Collective: no. Errors: INVALID_STATE (not sealed). Since
- *  0.2. */
+/** How many shards this rank owns; fixed from the seal on. Collective: no. Errors: INVALID_STATE (not sealed, or only
+ *  planned). Since 0.2. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard_count(const fsdp_model *model, uint64_t *shard_count);
 /**
  * One of this rank's shards, in declaration order. Addresses are fixed from the seal on; lr_scale and flags are those
@@ -1108,7 +1109,8 @@ typedef struct fsdp_adamw_options {
  * One step of AdamW (Loshchilov and Hutter 2019, decoupled weight decay) in fp32 on this rank's shards, then publish.
  *   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g g;  w = w - lr s wd w - lr s (m / c1) / (sqrt(v / c2) +
  *   eps)
- * with s the parameter's lr_scale, c = 1 - beta^step computed in double. Collective: the mesh. Window: closes it.
+ * with s the parameter's lr_scale, c = 1 - beta^step computed in double and rounded to fp32. Collective: the mesh.
+ * Window: closes it.
  * Blocks: peers: ranks agree to step before a weight is touched, so one that discards instead is an error here and all
  * can discard. Errors: INVALID_STATE, INVALID_ARGUMENT, MISMATCH (another lr, beta, epsilon, weight_decay, step,
  * lr_scale, or scaling of the gradients, which includes the norm that was clipped). Since 0.2.
@@ -1255,11 +1257,11 @@ typedef struct fsdp_loaded {
  * All or nothing: on failure no rank has loaded it, the window stays open, main weights may have been written in part,
  * and another load, or the caller's own values, must come before the next publish.
  * Collective: the mesh. Blocks: the disk and peers. Window: inside; the step's gradients, if any, stay.
- * Errors, the same on all ranks: INVALID_ARGUMENT (no checkpoint there; tensors that are missing, unexpected, of
- * another shape or no floating-point numbers, all of them listed; a damaged file, with the range of bytes and the
- * tensors), SYSTEM (rank, file, what was done and errno), INVALID_STATE, UNSUPPORTED (written by a newer release),
- * MISMATCH (another model, other flags, or hosts that see different checkpoints), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT.
- * Since 0.2.
+ * Errors, the same on all ranks: INVALID_ARGUMENT (no checkpoint in the folder; tensors that are missing, unexpected,
+ * of another shape or no floating-point numbers, all of them listed; a damaged file, with the range of bytes and the
+ * tensors), SYSTEM (rank, file, what was done and errno: ENOENT for a folder that is not there),
+ * INVALID_STATE, UNSUPPORTED (written by a newer release), MISMATCH (another model, other flags, or hosts that see
+ * different checkpoints), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load(fsdp_model *model, const char *folder, const fsdp_load_options *options,
                                           fsdp_loaded *loaded);
@@ -1422,7 +1424,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_read_checkpoint_bytes(fsdp_checkpoint *ch
 
 /**
  * Give the handle back. A save that is under way goes on: fsdp_close_context waits for it, and returns its failure;
- * fsdp_destroy_context gives it up, with a WARNING. Threads: any. Never waits. Since 0.2.
+ * fsdp_destroy_context gives it up, with a WARNING. Threads: any. Never waits. NULL is allowed. Since
+ * 0.2.
  */
 FSDP_API void fsdp_destroy_checkpoint(fsdp_checkpoint *checkpoint);
 

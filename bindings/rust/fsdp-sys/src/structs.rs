@@ -289,7 +289,7 @@ pub struct fsdp_stats {
     pub prefetches: u64,
     /// of these, given back unused
     pub dropped_prefetches: u64,
-    /// contributions reduced
+    /// contributions reduced; 0 where a rank has nobody to reduce with
     pub reduces: u64,
     /// bytes of full gradients, of all ranks, that they read on this rank
     pub reduced_bytes: u64,
