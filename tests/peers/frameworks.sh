@@ -5,8 +5,8 @@
 #
 # usage: sh tests/peers/frameworks.sh [BUILD]       BUILD: default build-tests
 #
-# PYTHON names Pythons that have torch, jax or mlx (default python3), LIBTORCH a folder with libtorch (default: that of torch's
-# wheel), CXX a compiler, JULIA a Julia. What is not there is skipped with the reason; nothing is installed.
+# PYTHON names Pythons that have torch, jax or mlx (default python3), LIBTORCH a folder with libtorch (default: that of
+# torch's wheel), CXX a compiler, JULIA a Julia. What is not there is skipped with the reason; nothing is installed.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=$(realpath "${1:-build-tests}") here=$PWD
@@ -67,19 +67,21 @@ train_libtorch() {
   [ -f "$libtorch/include/torch/csrc/api/include/torch/torch.h" ] ||
     { skip libtorch "no headers of libtorch: neither in LIBTORCH nor in a wheel of torch"; return; }
   compile libtorch "${CXX:-c++}" -std=c++20 -O1 -Iinclude -Ibindings/cpp -isystem "$libtorch/include" \
-    -isystem "$libtorch/include/torch/csrc/api/include" bindings/cpp/examples/gpt_libtorch/main.cpp -o "$work/gpt_libtorch" \
-    -L"$build/lib" -lfsdp -L"$libtorch/lib" -Wl,-rpath,"$libtorch/lib" -Wl,--no-as-needed -ltorch -ltorch_cpu -lc10 &&
+    -isystem "$libtorch/include/torch/csrc/api/include" bindings/cpp/examples/gpt_libtorch/main.cpp \
+    -o "$work/gpt_libtorch" -L"$build/lib" -lfsdp -L"$libtorch/lib" \
+    -Wl,-rpath,"$libtorch/lib" -Wl,--no-as-needed -ltorch -ltorch_cpu -lc10 &&
     train libtorch "$work/gpt_libtorch"
 }
 
 train_rust() {
   cargo --version >/dev/null 2>&1 || { skip rust 'no cargo here'; return; }
-  compile rust cargo build --offline --target-dir "$work/cargo" --manifest-path bindings/rust/Cargo.toml -p fsdp --example gpt &&
+  compile rust cargo build --offline --target-dir "$work/cargo" --manifest-path bindings/rust/Cargo.toml -p fsdp \
+    --example gpt &&
     train rust "$work/cargo/debug/examples/gpt"
 }
 
 train_julia() {
-  [ -f bindings/julia/julia.sh ] || { skip julia 'bindings/julia is not there'; return; }
+  [ -f bindings/julia/julia.sh ] || { skip julia 'bindings/julia/julia.sh is not there'; return; }
   reason=$(sh bindings/julia/julia.sh "$build" --find) || { skip julia "$reason"; return; }
   train julia sh bindings/julia/julia.sh "$build" bindings/julia/FSDP.jl/examples/gpt/main.jl
 }

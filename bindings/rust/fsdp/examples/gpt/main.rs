@@ -13,9 +13,9 @@ const BATCH: usize = 4;
 const STEPS: usize = 5;
 const LEARNING_RATE: f64 = 1e-3;
 const WEIGHT_DECAY: f64 = 0.1;
-const TEXT: &[u8] = b"Each rank of a sharded job keeps a part of every weight, of every gradient and of the state of the \
-optimizer. Before a layer is used its weights are gathered, and after it they are given back. What the ranks' gradients \
-add up to goes to the one that keeps the part. So all ranks together need the memory of one copy.";
+const TEXT: &[u8] = b"Each rank of a sharded job keeps a part of every weight, of every gradient and of the state \
+of the optimizer. Before a layer is used its weights are gathered, and after it they are given back. What the ranks' \
+gradients add up to goes to the one that keeps the part. So all ranks together need the memory of one copy.";
 
 /// The groups in the order of the forward pass: name and parameters.
 fn groups() -> Vec<(String, &'static [layers::Shape])> {
