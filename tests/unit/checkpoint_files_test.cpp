@@ -426,18 +426,6 @@ TEST_P(Files, OfACheckpointWithANameGetTheirManifestLast) {
   EXPECT_GE(std::ranges::count(before, "fsync"), 4);
 }
 
-// Its owner is made, locked and written in this order: without a text it may have no lock yet.
-TEST_P(Files, OfAJobThatIsAboutToTakeItsNameAreLeftAlone) {
-  const Folder folder = Folder::make(path);
-  const std::string name = path + "/" + step_name(2);
-  ASSERT_EQ(::mkdir(name.c_str(), 0700), 0);
-  std::ofstream(name + "/owner").flush();
-  EXPECT_TRUE(folder.remove_leftovers().empty());
-  const timespec old[2] = {{::time(nullptr) - 100'000, 0}, {::time(nullptr) - 100'000, 0}};
-  ASSERT_EQ(::utimensat(AT_FDCWD, name.c_str(), old, 0), 0);
-  EXPECT_EQ(folder.remove_leftovers(), std::vector<std::string>{step_name(2)});
-}
-
 // Without its manifest it is nothing, and left alone as long as its owner lives; other folders always are.
 TEST_P(Files, OfALivingJobWithANameAreLeftAlone) {
   const Folder folder = Folder::make(path);

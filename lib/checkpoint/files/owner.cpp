@@ -94,10 +94,7 @@ bool has_named_owner(int parent, const std::string &name) {
 bool is_abandoned_with_name(int parent, const std::string &name) {
   if (!has_named_owner(parent, name)) return false;
   const Fd folder(::openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  if (!folder) return false;
-  // It is being made: its lock may not be there yet, and is not to be taken from it.
-  if (read_owner(folder.get()).empty()) return is_a_day_old(folder.get());
-  const Fd owner = open_owner(folder.get());
+  const Fd owner = folder ? open_owner(folder.get()) : Fd();
   return owner && is_dead(owner, folder.get());
 }
 
