@@ -84,13 +84,13 @@ end
 end
 
 @testset "an exception of a rank ends the others" begin
-    error = thrown() do
+    cause = thrown() do
         run_local(2) do context
             rank(context) == 1 && error("rank 1 has no data")
             small_model(context)
         end
     end
-    @test error isa ErrorException && error.msg == "rank 1 has no data"
+    @test cause isa ErrorException && cause.msg == "rank 1 has no data"
 end
 
 @testset "log lines go to Julia's logging" begin
