@@ -105,11 +105,11 @@ end
 
 "`f(reference)` creates a handle: an object's, as soon as there is one, so that Ctrl-C loses none."
 function create(f, state::State, destroy, ::Type{T}) where {T}
-    number = Ref{Ptr{T}}(C_NULL)
-    caller = enter(state.number)
-    status = f(number)
-    handle = status == FSDP_OK ? add_handle(state, number[], destroy) : nothing
-    try
+    number, handle = Ref{Ptr{T}}(C_NULL), nothing
+    try  # with enter inside: at the end of a try block Julia defers Ctrl-C as at its beginning
+        caller = enter(state.number)
+        status = f(number)
+        handle = status == FSDP_OK ? add_handle(state, number[], destroy) : nothing
         leave(caller, state, status)
     catch
         handle === nothing || release(handle)

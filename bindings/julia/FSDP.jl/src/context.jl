@@ -47,11 +47,11 @@ function context_options(fields)
 end
 
 function new_context(f, wanted)
-    number = Ref{Ptr{fsdp_context}}(C_NULL)
-    caller = enter(C_NULL)
-    status = f(number)
-    context = status == FSDP_OK ? own(Context(number[], new_state(number[], wanted)...)) : nothing
+    number, context = Ref{Ptr{fsdp_context}}(C_NULL), nothing
     try
+        caller = enter(C_NULL)
+        status = f(number)
+        context = status == FSDP_OK ? own(Context(number[], new_state(number[], wanted)...)) : nothing
         leave_with(caller, nothing, status)
     catch
         context === nothing || close_at_once(context)

@@ -8,10 +8,11 @@ A context for each of `world_size` threads that act as ranks of this process. `r
 function local_contexts(world_size; fields...)
     wanted = context_options(fields)
     numbers = fill(Ptr{fsdp_context}(C_NULL), world_size)
-    caller = enter(C_NULL)
-    status = fsdp_create_local_contexts(world_size, wanted, numbers)
-    contexts = [own(Context(number, new_state(number, wanted)...)) for number in numbers if number != C_NULL]
+    contexts = Context[]
     try
+        caller = enter(C_NULL)
+        status = fsdp_create_local_contexts(world_size, wanted, numbers)
+        append!(contexts, [own(Context(n, new_state(n, wanted)...)) for n in numbers if n != C_NULL])
         leave_with(caller, nothing, status)
     catch
         foreach(close_at_once, contexts)
