@@ -32,3 +32,8 @@ end
 
 "What an object itself finds wrong."
 misuse(status, message) = Error(status, nothing, message, ORIGIN_FSDP, 0, false)
+
+"The header's name of a status, as \"FSDP_TIMEOUT\"."
+status_name(status::Status) = unsafe_string(fsdp_get_status_name(Int32(status)))
+"The text of this thread's last failing call, or \"\"."
+last_message() = unsafe_string(fsdp_get_last_message())
