@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Preloaded by tests: Julia 1.5 starts no more threads than there are processors, and four ranks as threads want four. */
+/* Preloaded by tests: Julia 1.5 starts no more threads than there are processors; four ranks as threads want four. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
