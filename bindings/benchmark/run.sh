@@ -35,6 +35,9 @@ else
   echo "python: skipped: $(tail -n 1 "$work/why")"
 fi
 
+julia=
+if sh bindings/julia/julia.sh "$build" --find >"$work/why"; then julia=yes; else echo "julia: skipped: $(cat "$work/why")"; fi
+
 # measure NAME COMMAND...: a number more
 measure() {
   name=$1
@@ -51,11 +54,12 @@ for turn in 1 2 3 4 5 6 7; do
   measure cpp-by-name "$build/bindings/benchmark/visit_cpp" name
   [ -z "$rust" ] || measure rust-by-name "$rust" name
   [ -z "$python" ] || measure python-by-name measure_python
+  [ -z "$julia" ] || measure julia-by-name sh bindings/julia/julia.sh "$build" bindings/julia/visit.jl
 done
 
 median() { sort -n "$work/$1" | sed -n 4p; }
 slow=0
-for name in c c-one-by-one c-kept cpp cpp-by-name rust rust-by-name python-by-name; do
+for name in c c-one-by-one c-kept cpp cpp-by-name rust rust-by-name python-by-name julia-by-name; do
   [ -f "$work/$name" ] || continue
   percent=$(awk -v a="$(median $name)" -v c="$(median c)" 'BEGIN { printf "%.0f", 100 * a / c }')
   printf '%-14s %6.0f ns  %5d %% of C\n' $name "$(median $name)" "$percent"

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Fully sharded data parallel training over libfsdp: the library owns weights, gradients and optimizer state and shards
+them over ranks; the program does the math on arrays over its memory. The README has a program, and says how Julia's
+names and shapes map to those of fsdp.h; `FSDP.LibFSDP` is the header itself.
+"""
+module FSDP
+
+include("library.jl")
+using .LibFSDP
+import Logging
+using Logging: @logmsg
+
+include("enums.jl")
+include("numbers.jl")
+include("options.jl")
+include("errors.jl")
+include("handles.jl")
+include("calls.jl")
+include("tensor.jl")
+include("context.jl")
+include("local.jl")
+include("group.jl")
+include("model.jl")
+include("gather.jl")
+include("gradient.jl")
+include("optimizer.jl")
+include("checkpoint.jl")
+include("capture.jl")
+
+export BFloat16, Capture, Checkpoint, Context, Group, Mesh, Model, Param, Shard, Tensor, Weights
+export create_group, create_mesh, create_model, find_group, find_param, run_local, plan_context, local_contexts
+export acquire_grad, acquire_grads, prefetch, put_grad, reduce_grad, reshard, unshard
+export load_chunk, load_param, load_state, read_param, read_state, set_param_lr_scale
+export apply_grads, begin_update, check_grads, check_replicas, clip_grads, discard_step, finish_grads, grad_norm,
+    last_norm, param_grad_norms, publish_weights, scale_grads, seal, shards, state, step_adamw
+export abort, all_reduce_values, rank, world_size
+
+function __init__()
+    LibFSDP.open_library()
+    begin_callers()
+    atexit(destroy_all)
+end
+
+end

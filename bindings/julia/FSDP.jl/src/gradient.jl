@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""
+    acquire_grad(group, param; flags = 0, stream)
+
+The full gradient as an Array to write into, and whether to add to what is there instead of writing over it. It is for
+writing until `reduce_grad`.
+"""
+function acquire_grad(group::Group, param; flags = 0, stream = C_NULL)
+    found, accumulate = blank(fsdp_tensor), Ref{Int32}(0)
+    index = param_index(group, param)
+    @call group.state fsdp_acquire_grad(group.number, index, flags, Ptr{Cvoid}(stream), found, accumulate)
+    return grad_view(group, Int(index) + 1, found.memory[]), accumulate[] != 0
+end
+
+"""
+    acquire_grads(group; stream)
+
+The full gradients of all trainable parameters by their names, to add to.
+"""
+function acquire_grads(group::Group; stream = C_NULL)
+    found = Vector{fsdp_tensor}(undef, length(group.params))
+    @call group.state fsdp_acquire_grads(group.number, FSDP_GRAD_ZEROED, Ptr{Cvoid}(stream), found, length(found),
+        sizeof(fsdp_tensor), C_NULL)
+    return Dict{String,Any}(group.params[index].name => grad_view(group, index, one)
+                            for (index, one) in enumerate(found) if one.data != C_NULL)
+end
+
+"The array of the last time, if it lies there again."
+function grad_view(group, index, found::fsdp_tensor)
+    kept = group.grads[index]
+    kept isa Array && Ptr{Cvoid}(pointer(kept)) == found.data && return kept
+    return group.grads[index] = view_of(Tensor(found, group.handle))
+end
+
+"""
+    put_grad(group, param, grad; stream)
+
+Hand in a full gradient; `nothing` means that there is none.
+"""
+function put_grad(group::Group, param, grad::AbstractArray; stream = C_NULL)
+    data, dtype = full(group, param, grad)
+    stream = Ptr{Cvoid}(stream)
+    GC.@preserve data @call group.state fsdp_put_grad(group.number, param_index(group, param), address(data), Int32(dtype),
+        length(data), 0, stream)
+end
+put_grad(group::Group, param, ::Nothing; stream = C_NULL) =
+    @call group.state fsdp_put_grad(group.number, param_index(group, param), C_NULL, FSDP_FLOAT32, 0, 0, Ptr{Cvoid}(stream))
+
+"""
+    reduce_grad(group; is_last = true, stream)
+
+This contribution's gradients are complete. `is_last`: it is the last one of the step.
+"""
+reduce_grad(group::Group; is_last = true, stream = C_NULL) =
+    @call group.state fsdp_reduce_grad(group.number, is_last ? FSDP_LAST : UInt32(0), Ptr{Cvoid}(stream))

@@ -1,0 +1,647 @@
+# SPDX-License-Identifier: Apache-2.0
+# Written by bindings/julia/generate.py from bindings/abi/abi.json: do not edit.
+# Handles, constants and structs as fsdp.h has them.
+struct fsdp_context end
+struct fsdp_mesh end
+struct fsdp_model end
+struct fsdp_group end
+struct fsdp_checkpoint end
+struct fsdp_capture end
+
+const FSDP_VERSION_MAJOR = UInt32(0)
+const FSDP_VERSION_MINOR = UInt32(2)
+const FSDP_VERSION_PATCH = UInt32(0)
+const FSDP_EVERY_RANK = Int32(-1)
+
+const fsdp_status = Int32
+const FSDP_OK = Int32(0)
+const FSDP_INVALID_ARGUMENT = Int32(1)
+const FSDP_INVALID_HANDLE = Int32(2)
+const FSDP_INVALID_STATE = Int32(3)
+const FSDP_UNSUPPORTED = Int32(4)
+const FSDP_OUT_OF_MEMORY = Int32(5)
+const FSDP_BUSY = Int32(6)
+const FSDP_MISMATCH = Int32(7)
+const FSDP_PEER_FAILED = Int32(8)
+const FSDP_TIMEOUT = Int32(9)
+const FSDP_ABORTED = Int32(10)
+const FSDP_INTERRUPTED = Int32(11)
+const FSDP_SYSTEM = Int32(12)
+const FSDP_INTERNAL = Int32(13)
+
+const fsdp_origin = Int32
+const FSDP_ORIGIN_FSDP = Int32(1)
+const FSDP_ORIGIN_OS = Int32(2)
+const FSDP_ORIGIN_CUDA = Int32(3)
+const FSDP_ORIGIN_NCCL = Int32(4)
+const FSDP_ORIGIN_UCX = Int32(5)
+
+const fsdp_dtype = Int32
+const FSDP_FLOAT32 = Int32(1)
+const FSDP_BFLOAT16 = Int32(2)
+const FSDP_FLOAT16 = Int32(3)
+
+const fsdp_device_kind = Int32
+const FSDP_DEVICE_HOST = Int32(1)
+const FSDP_DEVICE_CUDA = Int32(2)
+
+const FSDP_TENSOR_READ_ONLY = UInt32(8388608)
+
+const fsdp_log_level = Int32
+const FSDP_LOG_ERROR = Int32(1)
+const FSDP_LOG_WARNING = Int32(2)
+const FSDP_LOG_INFO = Int32(3)
+const FSDP_LOG_DEBUG = Int32(4)
+
+const FSDP_CONTEXT_DEBUG = UInt32(256)
+const FSDP_CONTEXT_NO_OVERLAP = UInt32(512)
+const FSDP_CONTEXT_TRACE = UInt32(1024)
+
+const fsdp_device_transport = Int32
+const FSDP_TRANSPORT_NCCL = Int32(1)
+const FSDP_TRANSPORT_STAGING = Int32(2)
+
+const fsdp_value_op = Int32
+const FSDP_VALUE_SUM = Int32(1)
+const FSDP_VALUE_MIN = Int32(2)
+const FSDP_VALUE_MAX = Int32(3)
+const FSDP_VALUE_MEAN = Int32(4)
+
+const fsdp_strategy = Int32
+const FSDP_STRATEGY_NO_SHARD = Int32(1)
+const FSDP_STRATEGY_OPTIM = Int32(2)
+const FSDP_STRATEGY_OPTIM_GRADS = Int32(3)
+const FSDP_STRATEGY_OPTIM_GRADS_PARAMS = Int32(4)
+
+const fsdp_grad_op = Int32
+const FSDP_GRAD_OP_MEAN = Int32(1)
+const FSDP_GRAD_OP_SUM = Int32(2)
+const FSDP_GRAD_OP_FACTOR = Int32(3)
+
+const fsdp_unshard_mode = Int32
+const FSDP_UNSHARD_MAPPED = Int32(1)
+const FSDP_UNSHARD_COPIED = Int32(2)
+
+const fsdp_reduce_policy = Int32
+const FSDP_REDUCE_POLICY_EACH = Int32(1)
+const FSDP_REDUCE_POLICY_LAST = Int32(2)
+
+const fsdp_outer_strategy = Int32
+const FSDP_OUTER_NO_SHARD = Int32(1)
+const FSDP_OUTER_OPTIM = Int32(2)
+
+const fsdp_optimizer = Int32
+const FSDP_OPTIMIZER_ADAMW = Int32(1)
+const FSDP_OPTIMIZER_CALLER = Int32(2)
+
+const FSDP_MODEL_NO_PREFETCH = UInt32(2048)
+const FSDP_MODEL_FORCE_COMMUNICATION = UInt32(4096)
+
+const fsdp_phase = Int32
+const FSDP_FORWARD = Int32(1)
+const FSDP_BACKWARD = Int32(2)
+const FSDP_RECOMPUTE = Int32(3)
+const FSDP_EVAL = Int32(4)
+
+const fsdp_schedule_kind = Int32
+const FSDP_SCHEDULE_SEQUENTIAL = Int32(1)
+const FSDP_SCHEDULE_INTERLEAVED = Int32(2)
+const FSDP_SCHEDULE_VISITS = Int32(3)
+
+const fsdp_role = Int32
+const FSDP_ROLE_ALL = Int32(0)
+const FSDP_ROLE_COMPUTE = Int32(1)
+const FSDP_ROLE_MAIN = Int32(2)
+const FSDP_ROLE_GRAD = Int32(3)
+const FSDP_ROLE_OPTIMIZER = Int32(4)
+const FSDP_ROLE_GATHER = Int32(5)
+const FSDP_ROLE_REDUCE = Int32(6)
+const FSDP_ROLE_STAGING = Int32(7)
+
+const fsdp_granule = Int32
+const FSDP_GRANULE_ROW = Int32(1)
+const FSDP_GRANULE_BLOCK = Int32(2)
+const FSDP_GRANULE_TENSOR = Int32(3)
+
+const FSDP_PARAM_FROZEN = UInt32(8192)
+const FSDP_PARAM_NO_DECAY = UInt32(16384)
+const FSDP_PARAM_LR_ZERO = UInt32(32768)
+
+const FSDP_GROUP_RESIDENT = UInt32(65536)
+const FSDP_GROUP_ROOT = UInt32(4194304)
+
+const FSDP_GRAD_ZEROED = UInt32(131072)
+
+const FSDP_LAST = UInt32(262144)
+
+const FSDP_ADAMW_BETA1_ZERO = UInt32(524288)
+const FSDP_ADAMW_BETA2_ZERO = UInt32(1048576)
+const FSDP_ADAMW_EPSILON_ZERO = UInt32(2097152)
+
+const FSDP_SAVE_REPLACE = UInt32(16777216)
+const FSDP_SAVE_COMMIT_MANIFEST = UInt32(256)
+
+const FSDP_LOAD_WEIGHTS_ONLY = UInt32(33554432)
+const FSDP_LOAD_ALLOW_MISSING = UInt32(67108864)
+const FSDP_LOAD_ALLOW_UNEXPECTED = UInt32(134217728)
+const FSDP_LOAD_FALLBACK = UInt32(268435456)
+const FSDP_LOAD_IF_ANY = UInt32(536870912)
+const FSDP_LOAD_ONE_REPLICA = UInt32(512)
+
+const FSDP_RENAME_TRANSPOSED = UInt32(1073741824)
+
+const fsdp_bytes_owner = Int32
+const FSDP_BYTES_ONCE = Int32(1)
+const FSDP_BYTES_PER_RANK = Int32(2)
+
+const fsdp_checkpoint_state = Int32
+const FSDP_CHECKPOINT_OPEN = Int32(1)
+const FSDP_CHECKPOINT_COPYING = Int32(2)
+const FSDP_CHECKPOINT_WRITING = Int32(3)
+const FSDP_CHECKPOINT_COMMITTED = Int32(4)
+const FSDP_CHECKPOINT_FAILED = Int32(5)
+const FSDP_CHECKPOINT_OPENED = Int32(6)
+
+raw"""
+Detail of a failed call. Output only: set struct_size before the call.
+"""
+struct fsdp_error
+    struct_size::UInt64
+    status::Int32
+    origin::Int32
+    # errno, cudaError_t, ... of that origin; 0 if none
+    origin_code::Int64
+    # the rank to blame, -1 if none; of ranks that differ, the lowest that differs from the first of its mesh
+    rank::Int32
+    # 1 if the context has failed for good and can only be destroyed
+    context_failed::Int32
+    # NUL-terminated; cut at the end if longer
+    message::NTuple{1024, UInt8}
+end
+
+raw"""
+```text
+A view of memory that libfsdp owns, with what DLPack asks for (strides are those of C order). Output only: set
+struct_size before the call.
+```
+"""
+struct fsdp_tensor
+    struct_size::UInt64
+    # first element, contiguous in C order; NULL: there is no such tensor
+    data::Ptr{Cvoid}
+    # dimension_count sizes, outermost first; lives as long as the model
+    shape::Ptr{UInt64}
+    element_count::UInt64
+    dimension_count::UInt32
+    dtype::Int32
+    # bytes of an element
+    element_size::UInt32
+    # FSDP_TENSOR_*
+    flags::UInt32
+    device::Int32
+    # of the GPU, as CUDA counts them; 0 on the host
+    device_index::Int32
+end
+
+struct fsdp_context_options
+    struct_size::UInt64
+    # FSDP_CONTEXT_*; FSDP_DEBUG=1 in the environment adds FSDP_CONTEXT_DEBUG
+    flags::UInt32
+    # 0: from the launcher's variables; else rank and rendezvous count
+    world_size::UInt32
+    # counts only with world_size
+    rank::UInt32
+    # so many neighbouring ranks count as a host: for plans, and to try on one host what runs on several; 0:
+    # as it is
+    ranks_per_host::UInt32
+    # counts only with world_size: where the ranks of the job meet: a name (ranks of one host),
+    # tcp://HOST:PORT or file:///DIRECTORY; NULL: FSDP_RENDEZVOUS, else the launcher's
+    rendezvous::Cstring
+    # 0: FSDP_DEVICE_HOST
+    device::Int32
+    # counts only with FSDP_DEVICE_CUDA: FSDP_DEVICE_INDEX(i) for GPU i; 0: the calling thread's current one
+    device_index::Int32
+    # counts only with FSDP_DEVICE_CUDA; 0: NCCL where it can serve the ranks, else staging
+    device_transport::Int32
+    # longest wait for peers in one operation; 0: FSDP_TIMEOUT of the environment, in seconds, else 300,000
+    timeout_ms::UInt32
+    # a rank or host that is silent for so long counts as lost; at least 1,000; 0: 8,000
+    heartbeat_timeout_ms::UInt32
+    # 0: FSDP_LOG of the environment, else FSDP_LOG_WARNING
+    log_level::Int32
+    # read atomically while a call waits: not 0 gives the wait up, as the hook does; must outlive the context;
+    # NULL: none
+    interrupted_flag::Ptr{Int32}
+    # NULL: none
+    interrupted::Ptr{Cvoid}
+    interrupted_data::Ptr{Cvoid}
+    # NULL: none, or standard error if FSDP_LOG is set
+    log::Ptr{Cvoid}
+    log_data::Ptr{Cvoid}
+    # trace-RANK.json is written into it when the context is destroyed, and a trace is kept for it; NULL:
+    # FSDP_TRACE of the environment, else nowhere
+    trace_directory::Cstring
+    # counts only where a trace is kept: how many events, of 64 bytes; 0: 65,536
+    trace_events::UInt64
+    # flight-RANK.json is written into it if the context fails (an earlier one becomes flight-RANK.json.1, and
+    # so on); NULL: FSDP_FLIGHT_DIRECTORY, else nowhere
+    flight_directory::Cstring
+    # recent calls and collectives that the flight recorder keeps, of 64 bytes; 0: 1,024
+    flight_events::UInt32
+    # longest random delay put before every piece of library work, to shake out races; 0: none
+    debug_delay_us::UInt32
+    debug_delay_seed::UInt64
+    # make the n-th allocation of memory roles fail, n from 1; 0: none
+    debug_failed_allocation::UInt64
+end
+
+struct fsdp_mesh_options
+    struct_size::UInt64
+    # 0: 1
+    replicate_size::UInt32
+    # 0: ranks / replicate_size
+    shard_size::UInt32
+    # the ranks of the mesh in its order; NULL: the world
+    ranks::Ptr{UInt32}
+    # of ranks; 0 without
+    rank_count::UInt32
+    # 0: see below
+    reduction_block_size::UInt32
+end
+
+struct fsdp_model_options
+    struct_size::UInt64
+    # NULL: 1 x world
+    mesh::Ptr{fsdp_mesh}
+    # FSDP_MODEL_*
+    flags::UInt32
+    # 0: FSDP_STRATEGY_OPTIM_GRADS_PARAMS
+    strategy::Int32
+    # 0: FSDP_OUTER_NO_SHARD; the other one needs a mesh with replicas
+    outer_strategy::Int32
+    # 0: FSDP_UNSHARD_MAPPED; FSDP_UNSHARD_COPIED with FSDP_CONTEXT_DEBUG, and on a CUDA device, which has no
+    # other
+    unshard_mode::Int32
+    # of full gradients; 0: the parameter's dtype
+    grad_dtype::Int32
+    # what gradients are rounded to before they are summed in fp32; 0: grad_dtype
+    reduce_dtype::Int32
+    # 0: FSDP_GRAD_OP_MEAN
+    grad_op::Int32
+    # 0: EACH; FSDP_STRATEGY_OPTIM is always LAST, FSDP_STRATEGY_NO_SHARD defaults to LAST
+    reduce_policy::Int32
+    # counts only with FSDP_GRAD_OP_FACTOR, where it is finite and not 0
+    grad_factor::Float64
+    # 0: FSDP_OPTIMIZER_ADAMW
+    optimizer::Int32
+    # transient full gradient buffers alive at once, besides one for each FSDP_GROUP_ROOT; 0: 2
+    max_pending_groups::UInt32
+    # groups that there is room for ahead; 0: 1, with FSDP_MODEL_NO_PREFETCH none
+    prefetch_depth::UInt32
+    # 0
+    reserved::UInt32
+    # do not prefetch beyond so many gathered bytes ahead; 0: no limit
+    prefetch_bytes::UInt64
+    # memory of role STAGING for saves, at least 32 MiB; what a save has not copied when the update window
+    # opens waits for the disk, unless it fits in here. 0: none is planned, and each save takes 32 MiB while
+    # it runs
+    save_staging_bytes::UInt64
+end
+
+raw"""
+```text
+One stop of an explicit schedule: group_index counts groups in the order of their creation. May grow: it comes with
+ a stride.
+```
+"""
+struct fsdp_visit
+    group_index::UInt32
+    # FSDP_FORWARD or FSDP_BACKWARD
+    phase::Int32
+end
+
+struct fsdp_schedule_options
+    struct_size::UInt64
+    # counts only with FSDP_SCHEDULE_VISITS; every trainable group needs a BACKWARD visit
+    visits::Ptr{fsdp_visit}
+    visit_count::UInt64
+    # counts with visits: sizeof(fsdp_visit)
+    visit_stride::UInt64
+end
+
+raw"""
+What a sealed model consists of, the same on every rank. Output only: set struct_size before the call.
+"""
+struct fsdp_model_info
+    struct_size::UInt64
+    group_count::UInt64
+    # descriptors of all groups
+    param_count::UInt64
+    # of all of them, without padding, whole
+    element_count::UInt64
+    # elements of padding, whole
+    padding_count::UInt64
+    # the pools, and the bytes alive at the schedule's peak: no pool can be smaller
+    gather_pool_bytes::UInt64
+    gather_lower_bound_bytes::UInt64
+    reduce_pool_bytes::UInt64
+    reduce_lower_bound_bytes::UInt64
+    layout_hash::UInt64
+end
+
+raw"""
+Counters of one rank's model since its seal. Output only: set struct_size before the call.
+"""
+struct fsdp_stats
+    struct_size::UInt64
+    # of the published weights, from 1; 0: none yet
+    version::UInt64
+    # AdamW steps taken
+    step::UInt64
+    # transitions to gathered; without all_gathers: those that moved no bytes
+    gathers::UInt64
+    # collectives that moved bytes
+    all_gathers::UInt64
+    # that they copied on this rank
+    gathered_bytes::UInt64
+    # now
+    gathered_groups::UInt64
+    peak_gathered_groups::UInt64
+    # gathers started ahead
+    prefetches::UInt64
+    # of these, given back unused
+    dropped_prefetches::UInt64
+    # contributions reduced
+    reduces::UInt64
+    # bytes of full gradients, of all ranks, that they read on this rank
+    reduced_bytes::UInt64
+    # collectives, and bytes that they read on this rank
+    reduce_scatters::UInt64
+    reduce_scatter_bytes::UInt64
+    all_reduces::UInt64
+    # both halves: the sum's and the gather's
+    all_reduce_bytes::UInt64
+    # full transient gradient buffers now in use
+    pending_grad_groups::UInt64
+    peak_pending_grad_groups::UInt64
+    outer_all_gathers::UInt64
+    outer_reduce_scatters::UInt64
+    outer_all_reduces::UInt64
+    # that this rank has sent in them
+    outer_sent_bytes::UInt64
+    # the sum of the next three
+    wait_ns::UInt64
+    # for copies of weights
+    gather_wait_ns::UInt64
+    # for reduces to end, or for a gradient buffer to be free
+    reduce_wait_ns::UInt64
+    # for peers to publish, to end the step, to exchange norms and parameters
+    peer_wait_ns::UInt64
+    # how long the rank that waited longest has waited beyond the one that waited least
+    last_rank_lag_ns::UInt64
+    # the one that waited least: all others have waited for it; -1: none yet, or a mesh of one
+    last_rank::Int32
+    # 0
+    reserved::UInt32
+    # of memory for roles, shared or not, by all models of the context since it began
+    allocations::UInt64
+    # the caller's time spent waiting, as the update window opened, for a save to copy what may then be
+    # written; not a part of wait_ns
+    checkpoint_stall_ns::UInt64
+end
+
+struct fsdp_param
+    struct_size::UInt64
+    # unique in the model, 1-255 bytes
+    name::Cstring
+    # dimension_count sizes of 1 or more, C order; copied
+    shape::Ptr{UInt64}
+    # at most 16; 0: a scalar
+    dimension_count::UInt32
+    # of the compute weights; 0: FSDP_FLOAT32
+    dtype::Int32
+    # FSDP_PARAM_*
+    flags::UInt32
+    # 0: FSDP_GRANULE_ROW
+    granule::Int32
+    # counts only with FSDP_GRANULE_BLOCK
+    granule_rows::UInt64
+    # 0: 1 (see FSDP_PARAM_LR_ZERO)
+    lr_scale::Float64
+    # kept and returned by fsdp_get_param_info; never read
+    user_data::Ptr{Cvoid}
+    global_shape::Ptr{UInt64}
+    global_offset::Ptr{UInt64}
+end
+
+struct fsdp_group_options
+    struct_size::UInt64
+    # FSDP_GROUP_*
+    flags::UInt32
+    # 0: the model's
+    strategy::Int32
+    # 0: the model's
+    grad_dtype::Int32
+    # 0: the model's
+    reduce_dtype::Int32
+end
+
+raw"""
+What a group was declared as, with defaults filled in. Output only: set struct_size before the call.
+"""
+struct fsdp_group_info
+    struct_size::UInt64
+    name::Cstring
+    param_count::UInt64
+    # in the order of creation
+    group_index::UInt32
+    # FSDP_GROUP_*
+    flags::UInt32
+    strategy::Int32
+    reduce_policy::Int32
+    # 0: each parameter's own
+    grad_dtype::Int32
+    # 0: the gradient's
+    reduce_dtype::Int32
+end
+
+raw"""
+Which part of a parameter a rank has to load, by arithmetic alone.
+"""
+struct fsdp_chunk
+    struct_size::UInt64
+    # in the parameter, C order
+    element_offset::UInt64
+    # 0: this rank owns nothing of it
+    element_count::UInt64
+    row_offset::UInt64
+    row_count::UInt64
+end
+
+raw"""
+What this rank owns of one parameter. Parameters of which it owns nothing, and frozen ones, are absent.
+"""
+struct fsdp_shard
+    struct_size::UInt64
+    group::Ptr{fsdp_group}
+    param_index::UInt64
+    name::Cstring
+    # element_count elements; writable in the update window only
+    main_weight::Ptr{Cvoid}
+    # element_count elements; complete in the update window
+    main_grad::Ptr{Cvoid}
+    # FSDP_FLOAT32
+    main_weight_dtype::Int32
+    # FSDP_FLOAT32
+    main_grad_dtype::Int32
+    # of the first element, in the parameter
+    element_offset::UInt64
+    # never 0
+    element_count::UInt64
+    row_offset::UInt64
+    row_count::UInt64
+    lr_scale::Float64
+    # FSDP_PARAM_*
+    flags::UInt32
+    # optimizer states, in the order of fsdp_add_optimizer_state
+    state_count::UInt32
+end
+
+struct fsdp_adamw_options
+    struct_size::UInt64
+    # 0: 0.9 (see FSDP_ADAMW_BETA1_ZERO)
+    beta1::Float64
+    # 0: 0.999 (see FSDP_ADAMW_BETA2_ZERO)
+    beta2::Float64
+    # 0: 1e-8 (see FSDP_ADAMW_EPSILON_ZERO)
+    epsilon::Float64
+    # 0: none
+    weight_decay::Float64
+    # the number of this step, from 1; 0: the one after the last
+    step::UInt64
+    # FSDP_ADAMW_*
+    flags::UInt32
+    # must be 0
+    reserved::UInt32
+end
+
+raw"""
+One full gradient for fsdp_apply_grads. May grow: it comes with a stride.
+"""
+struct fsdp_grad
+    # NULL: none, counts as zeros
+    data::Ptr{Cvoid}
+    element_count::UInt64
+    dtype::Int32
+    # must be 0
+    reserved::UInt32
+end
+
+struct fsdp_save_options
+    struct_size::UInt64
+    # the checkpoint's; 0: that of AdamW's last step; with FSDP_OPTIMIZER_CALLER that of the checkpoint which
+    # was loaded, plus the number of updates published since; what was loaded is none; to 2^53
+    step::UInt64
+    # of the folder's checkpoints so many of the newest stay, and the one that was loaded; 0: all
+    keep::UInt32
+    # FSDP_SAVE_*
+    flags::UInt32
+end
+
+struct fsdp_load_options
+    struct_size::UInt64
+    # FSDP_LOAD_*
+    flags::UInt32
+    # must be 0
+    reserved::UInt32
+end
+
+raw"""
+What was loaded. Output only: set struct_size before the call.
+"""
+struct fsdp_loaded
+    struct_size::UInt64
+    # the checkpoint's
+    step::UInt64
+    # rises with every checkpoint of a folder
+    sequence::UInt64
+    # of its files, that this rank keeps; with ONE_REPLICA its part of them
+    wanted_bytes::UInt64
+    # ... that it has read for that: files are read and verified in blocks of 256 KiB
+    read_bytes::UInt64
+    # that have saved it
+    ranks::UInt32
+    # newer ones that were damaged, see FSDP_LOAD_FALLBACK
+    passed_over::UInt32
+    # in the folder, "step-0000001200"; "": nothing was loaded, see FSDP_LOAD_IF_ANY
+    name::NTuple{32, UInt8}
+end
+
+raw"""
+Where a weight of somebody else's files goes. May grow: it comes with a stride.
+"""
+struct fsdp_rename
+    # a tensor's name in the files; one '*' in it stands for any text
+    theirs::Cstring
+    # the parameter's; a '*' in it stands for the same text
+    ours::Cstring
+    # the first row of theirs, as it is when it was transposed
+    from_row::UInt64
+    # the row of ours that it becomes
+    to_row::UInt64
+    # 0: all that theirs has from from_row on
+    row_count::UInt64
+    # FSDP_RENAME_*
+    flags::UInt32
+    # must be 0
+    reserved::UInt32
+end
+
+raw"""
+How far a checkpoint is. Output only: set struct_size before the call.
+"""
+struct fsdp_checkpoint_status
+    struct_size::UInt64
+    state::Int32
+    # of FAILED: what fsdp_wait_checkpoint returns
+    status::Int32
+    # that this rank has written, of its files
+    bytes::UInt64
+    # ... and will have; of an opened one: of all its files
+    bytes_in_all::UInt64
+    # once it is known
+    step::UInt64
+    # of an opened one: that have saved it
+    ranks::UInt32
+    # 0
+    reserved::UInt32
+    # in the folder, "step-0000001200"; "": not committed
+    name::NTuple{32, UInt8}
+end
+
+# What the compiler of C says: size, and offsets of the fields, in bytes.
+const LAYOUTS = (
+    (fsdp_error, 1056, (0, 8, 12, 16, 24, 28, 32,)),
+    (fsdp_tensor, 56, (0, 8, 16, 24, 32, 36, 40, 44, 48, 52,)),
+    (fsdp_context_options, 144, (0, 8, 12, 16, 20, 24, 32, 36, 40, 44, 48, 52, 56, 64, 72, 80, 88, 96, 104, 112,
+     120, 124, 128, 136,)),
+    (fsdp_mesh_options, 32, (0, 8, 12, 16, 24, 28,)),
+    (fsdp_model_options, 88, (0, 8, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 60, 64, 68, 72, 80,)),
+    (fsdp_visit, 8, (0, 4,)),
+    (fsdp_schedule_options, 32, (0, 8, 16, 24,)),
+    (fsdp_model_info, 80, (0, 8, 16, 24, 32, 40, 48, 56, 64, 72,)),
+    (fsdp_stats, 240, (0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160,
+     168, 176, 184, 192, 200, 208, 216, 220, 224, 232,)),
+    (fsdp_param, 80, (0, 8, 16, 24, 28, 32, 36, 40, 48, 56, 64, 72,)),
+    (fsdp_group_options, 24, (0, 8, 12, 16, 20,)),
+    (fsdp_group_info, 48, (0, 8, 16, 24, 28, 32, 36, 40, 44,)),
+    (fsdp_chunk, 40, (0, 8, 16, 24, 32,)),
+    (fsdp_shard, 104, (0, 8, 16, 24, 32, 40, 48, 52, 56, 64, 72, 80, 88, 96, 100,)),
+    (fsdp_adamw_options, 56, (0, 8, 16, 24, 32, 40, 48, 52,)),
+    (fsdp_grad, 24, (0, 8, 16, 20,)),
+    (fsdp_save_options, 24, (0, 8, 16, 20,)),
+    (fsdp_load_options, 16, (0, 8, 12,)),
+    (fsdp_loaded, 80, (0, 8, 16, 24, 32, 40, 44, 48,)),
+    (fsdp_rename, 48, (0, 8, 16, 24, 32, 40, 44,)),
+    (fsdp_checkpoint_status, 80, (0, 8, 12, 16, 24, 32, 40, 44, 48,)),
+)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+
+@testset "two ranks train" begin
+    steps = run_local(2) do context
+        model, group = small_model(context)
+        @test (rank(context), world_size(context)) in ((0, 2), (1, 2))
+        unshard(group) do weights
+            @test weights["w"] == ramp() && weights[2] == [1, 2, 3, 4]
+            @test size(weights["w"]) == (4, 8)
+            @test thrown(() -> weights["w"][1] = 0) isa ReadOnlyMemoryError
+        end
+        train(model, group)
+        @test read_param(group, "w") ≈ ramp() .- 0.5
+        @test read_param(group, "w"; root = 1) === nothing || rank(context) == 1
+        owned = shards(model)
+        @test all_reduce_values(context, sum(shard.element_count for shard in owned)) == 36
+        @test all(shard -> all(≈(0.1f0), state(shard, "exp_avg")), owned)
+        grads = acquire_grads(group)
+        grads["w"] .+= 2
+        grads["b"] .+= 0
+        reduce_grad(group)
+        finish_grads(model)
+        @test grad_norm(model) ≈ sqrt(32 * 4)
+        @test param_grad_norms(model)["b"] == 0
+        discard_step(model)
+        @test all_reduce_values(context, rank(context) + 1, FSDP.VALUE_SUM) == 3.0
+        FSDP.stats(model).step
+    end
+    @test steps == [1, 1]
+end
+
+@testset "checkpoints" begin
+    folder = mktempdir()
+    run_local(2) do context
+        model, group = small_model(context)
+        train(model, group)
+        FSDP.save(model, folder)
+        saved = FSDP.begin_checkpoint(context, folder; step = 7)
+        FSDP.add_model(saved, model)
+        FSDP.add_bytes(saved, "place", UInt8[1, 2, 3])
+        FSDP.commit(saved)
+        wait(saved)
+        @test FSDP.checkpoint_status(saved).state == FSDP.CHECKPOINT_COMMITTED
+        FSDP.open_checkpoint(context, folder) do opened
+            @test FSDP.read_bytes(opened, "place") == [1, 2, 3]
+        end
+        begin_update(model) do
+            load_param(group, "w", zeros(Float32, 4, 8))
+            @test FSDP.load(model, folder).step == 7
+        end
+        @test read_param(group, "w") ≈ ramp() .- 0.5
+    end
+    @test occursin("step-0000000007", FSDP.list_checkpoints(folder))
+end
+
+@testset "misuse" begin
+    context = FSDP.local_contexts(1)[1]
+    model, group = small_model(context)
+    @test thrown(() -> reshard(group, FSDP.FORWARD)).status == FSDP.INVALID_STATE
+    @test thrown(() -> put_grad(group, "w", zeros(Float32, 8, 4))) isa DimensionMismatch
+    @test thrown(() -> put_grad(group, "w", zeros(4, 8))) isa ArgumentError
+    @test thrown(() -> put_grad(group, "v", zeros(Float32, 4))) isa KeyError
+    weights = unshard(group)
+    reshard(weights)
+    @test thrown(() -> weights["w"]).status == FSDP.INVALID_STATE
+    error = thrown(() -> finish_grads(model))
+    @test error.status == FSDP.INVALID_STATE && error.rank == 0 && occursin("layer", error.message)
+    discard_step(model)
+    close(model)
+    @test thrown(() -> finish_grads(model)).status == FSDP.INVALID_HANDLE
+    @test thrown(() -> unshard(group)).status == FSDP.INVALID_HANDLE
+    close(context)
+end
+
+@testset "an exception in a forward, and training goes on" begin
+    run_local(2) do context
+        model, group = small_model(context)
+        @test_throws ErrorException unshard(weights -> error("in the middle"), group)
+        acquire_grad(group, "w")
+        discard_step(model)
+        train(model, group)
+        @test read_param(group, "w") ≈ ramp() .- 0.5
+    end
+end
+
+@testset "an exception of a rank ends the others" begin
+    cause = thrown() do
+        run_local(2) do context
+            rank(context) == 1 && error("rank 1 has no data")
+            small_model(context)
+        end
+    end
+    @test cause isa ErrorException && cause.msg == "rank 1 has no data"
+end
+
+@testset "log lines go to Julia's logging" begin
+    @test_logs (:info,) match_mode = :any close(Context(; world_size = 1, log_level = FSDP.LOG_INFO))
+end
