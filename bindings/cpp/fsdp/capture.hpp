@@ -21,8 +21,10 @@ class Capture {
   /** Ends the capture, before the caller ends that of the stream. */
   static Capture end(Model &model, fsdp_stream stream) {
     fsdp_capture *made = nullptr;
-    detail::check(fsdp_end_capture(model.get(), stream, &made));
-    return {model.hooks(), made};
+    const fsdp_status status = fsdp_end_capture(model.get(), stream, &made);
+    Capture capture(model.hooks(), made);
+    detail::check(status);
+    return capture;
   }
   /** Before each launch; lr counts only if the capture has a step. */
   void prepare_replay(double lr, fsdp_stream stream) { detail::check(fsdp_prepare_replay(get(), lr, stream)); }
@@ -34,9 +36,9 @@ class Capture {
   fsdp_capture *get() const noexcept { return raw_.get(); }
 
  private:
-  Capture(std::shared_ptr<detail::Hooks> hooks, fsdp_capture *raw) : hooks_(std::move(hooks)), raw_(raw) {}
+  Capture(detail::KeptHooks hooks, fsdp_capture *raw) : hooks_(std::move(hooks)), raw_(raw) {}
 
-  std::shared_ptr<detail::Hooks> hooks_;  // outlives raw_
+  detail::KeptHooks hooks_;  // outlives raw_
   detail::Handle<fsdp_capture, fsdp_destroy_capture> raw_;
 };
 

@@ -29,14 +29,14 @@ class Checkpoint {
   /** For the folder, nothing of it there yet. */
   static Checkpoint begin(const Context &context, const std::string &folder, const SaveOptions &options = {}) {
     fsdp_checkpoint *made = nullptr;
-    detail::check(fsdp_begin_checkpoint(context.get(), folder.c_str(), &options, &made));
-    return {context.hooks(), made};
+    const fsdp_status status = fsdp_begin_checkpoint(context.get(), folder.c_str(), &options, &made);
+    return own(context, made, status);
   }
   /** The folder's newest, or the checkpoint that the folder is. */
   static Checkpoint open(const Context &context, const std::string &folder) {
     fsdp_checkpoint *made = nullptr;
-    detail::check(fsdp_open_checkpoint(context.get(), folder.c_str(), &made));
-    return {context.hooks(), made};
+    const fsdp_status status = fsdp_open_checkpoint(context.get(), folder.c_str(), &made);
+    return own(context, made, status);
   }
 
   void add_model(const std::string &name, const Model &model) {
@@ -73,9 +73,14 @@ class Checkpoint {
   fsdp_checkpoint *get() const noexcept { return raw_.get(); }
 
  private:
-  Checkpoint(std::shared_ptr<detail::Hooks> hooks, fsdp_checkpoint *raw) : hooks_(std::move(hooks)), raw_(raw) {}
+  Checkpoint(detail::KeptHooks hooks, fsdp_checkpoint *raw) : hooks_(std::move(hooks)), raw_(raw) {}
+  static Checkpoint own(const Context &context, fsdp_checkpoint *made, fsdp_status status) {
+    Checkpoint checkpoint(context.hooks(), made);
+    detail::check(status);
+    return checkpoint;
+  }
 
-  std::shared_ptr<detail::Hooks> hooks_;  // outlives raw_
+  detail::KeptHooks hooks_;  // outlives raw_
   detail::Handle<fsdp_checkpoint, fsdp_destroy_checkpoint> raw_;
 };
 

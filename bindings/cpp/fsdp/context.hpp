@@ -25,7 +25,7 @@ class Mesh {
   fsdp_mesh *get() const noexcept { return raw_.get(); }
 
  private:
-  std::shared_ptr<detail::Hooks> hooks_;
+  detail::KeptHooks hooks_;
   detail::Handle<fsdp_mesh, fsdp_destroy_mesh> raw_;
 };
 
@@ -107,7 +107,7 @@ class Context {
   void end_span() { detail::check(fsdp_end_span(get())); }
 
   fsdp_context *get() const noexcept { return raw_.get(); }
-  const std::shared_ptr<detail::Hooks> &hooks() const noexcept { return hooks_; }
+  const detail::KeptHooks &hooks() const noexcept { return hooks_; }
 
  private:
   struct Nothing {};
@@ -117,8 +117,9 @@ class Context {
     auto raw = detail::sized<fsdp_context_options>();
     hooks_ = detail::hand_over(options, raw);
     fsdp_context *made = nullptr;
-    detail::check(call(&raw, &made));
-    raw_ = decltype(raw_)(made);
+    const fsdp_status status = call(&raw, &made);
+    raw_ = decltype(raw_)(made);  // before a hook's exception is thrown
+    detail::check(status);
   }
   std::uint32_t ask(fsdp_status (*getter)(const fsdp_context *, std::uint32_t *)) const {
     std::uint32_t value = 0;
@@ -126,14 +127,15 @@ class Context {
     return value;
   }
 
-  std::shared_ptr<detail::Hooks> hooks_;  // outlives raw_
+  detail::KeptHooks hooks_;  // outlives raw_
   detail::Handle<fsdp_context, fsdp_destroy_context> raw_;
 };
 
 inline Mesh::Mesh(const Context &context, const MeshOptions &options) : hooks_(context.hooks()) {
   fsdp_mesh *made = nullptr;
-  detail::check(fsdp_create_mesh(context.get(), &options, &made));
+  const fsdp_status status = fsdp_create_mesh(context.get(), &options, &made);
   raw_ = decltype(raw_)(made);
+  detail::check(status);
 }
 
 inline std::string get_version() { return fsdp_get_version(); }

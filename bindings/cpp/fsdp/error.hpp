@@ -95,6 +95,11 @@ inline void keep_exception() noexcept {
   message.copy(error.message, sizeof error.message - 1);
   throw Error(error);
 }
+/** Without data a gradient would count as zeros: an empty array is a mistake, and not meant so. */
+inline void refuse_no_data(const void *data) {
+  if (!data)
+    refuse(FSDP_INVALID_ARGUMENT, "this gradient has no elements; put_no_grad, or FullGrad(), says that there is none");
+}
 inline void check(fsdp_status status) {
   if (hook_has_thrown) rethrow_of_hook();
   if (status != FSDP_OK) fail(status);

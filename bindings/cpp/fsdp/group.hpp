@@ -107,8 +107,14 @@ class Weights {
   Weights(fsdp_group *group, std::shared_ptr<detail::GroupEntry> entry, Phase phase, fsdp_stream stream)
       : group_(group), entry_(std::move(entry)), phase_(phase), stream_(stream), discards_(entry_->discards) {
     auto &views = entry_->views[static_cast<std::size_t>(static_cast<fsdp_phase>(phase) - 1) % 4];
-    detail::check(fsdp_unshard(group, static_cast<fsdp_phase>(phase), 0, stream));
-    if (views.empty()) ask_for(views);
+    const fsdp_status status = fsdp_unshard(group, static_cast<fsdp_phase>(phase), 0, stream);
+    try {
+      detail::check(status);  // also throws what a hook has thrown
+      if (views.empty()) ask_for(views);
+    } catch (...) {
+      if (status == FSDP_OK) (void)return_hold();  // no destructor runs for an object that was never whole
+      throw;
+    }
     views_ = views.data();
   }
   Weights(Weights &&other) noexcept
@@ -156,16 +162,8 @@ class Weights {
     std::vector<fsdp_tensor> raws(entry_->names.size());
     const fsdp_status status =
         fsdp_get_params(group_, static_cast<fsdp_phase>(phase_), raws.data(), raws.size(), sizeof(fsdp_tensor));
-    if (status == FSDP_OK) {
-      views = std::vector<Tensor>(raws.begin(), raws.end());
-      return;
-    }
-    try {
-      detail::check(status);
-    } catch (...) {
-      (void)return_hold();  // no destructor runs for an object that was never whole
-      throw;
-    }
+    detail::check(status);
+    views = std::vector<Tensor>(raws.begin(), raws.end());
   }
   [[noreturn]] static void refuse_gone() {
     detail::refuse(FSDP_INVALID_STATE, "these weights were resharded or moved from");
@@ -301,6 +299,7 @@ class Group {
   /** The caller's own gradient, copied or added. */
   template <typename Array>
   void put_grad(const ParamKey &key, const Array &values, fsdp_stream stream = nullptr) {
+    detail::refuse_no_data(data_of(values));
     detail::check(fsdp_put_grad(raw_, find(key), data_of(values), dtype_in(values), std::size(values), 0, stream));
   }
   /** No gradient: it counts as zeros. */

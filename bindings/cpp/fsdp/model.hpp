@@ -32,7 +32,9 @@ struct FullGrad : fsdp_grad {
   /** None: it counts as zeros. */
   FullGrad() : fsdp_grad{} {}
   FullGrad(const void *data_, DType dtype_, std::uint64_t element_count_)
-      : fsdp_grad{data_, element_count_, static_cast<fsdp_dtype>(dtype_), 0} {}
+      : fsdp_grad{data_, element_count_, static_cast<fsdp_dtype>(dtype_), 0} {
+    detail::refuse_no_data(data_);
+  }
   template <typename T>
   FullGrad(span<T> values) : FullGrad(values.data(), dtype_of<std::remove_cv_t<T>>::value, values.size()) {}
   template <typename T>
@@ -70,8 +72,9 @@ class Model {
  public:
   explicit Model(const Context &context, const ModelOptions &options = {}) : hooks_(context.hooks()) {
     fsdp_model *made = nullptr;
-    detail::check(fsdp_create_model(context.get(), &options, &made));
+    const fsdp_status status = fsdp_create_model(context.get(), &options, &made);
     raw_ = decltype(raw_)(made);
+    detail::check(status);
     rank_ = static_cast<int>(context.rank());
   }
   fsdp_model *get() const noexcept { return raw_.get(); }
@@ -184,8 +187,10 @@ class Model {
   /** Forgets this step, also after an exception in the middle of a pass. Weights that still live return nothing then.
    */
   void discard_step(fsdp_stream stream = nullptr) {
-    detail::check(fsdp_discard_step(get(), stream));
-    for (const Group &group : groups_) ++group.entry_->discards;
+    const fsdp_status status = fsdp_discard_step(get(), stream);
+    if (status == FSDP_OK)
+      for (const Group &group : groups_) ++group.entry_->discards;
+    detail::check(status);
   }
   void check_replicas(fsdp_stream stream = nullptr) { detail::check(fsdp_check_replicas(get(), 0, stream)); }
 
@@ -258,7 +263,7 @@ class Model {
     return loaded;
   }
 
-  const std::shared_ptr<detail::Hooks> &hooks() const noexcept { return hooks_; }
+  const detail::KeptHooks &hooks() const noexcept { return hooks_; }
 
  private:
   Group group_of(fsdp_group *raw) const {
@@ -267,7 +272,7 @@ class Model {
     detail::refuse(FSDP_INTERNAL, "the library knows a group that was not created here");
   }
 
-  std::shared_ptr<detail::Hooks> hooks_;  // outlives raw_
+  detail::KeptHooks hooks_;  // outlives raw_
   detail::Handle<fsdp_model, fsdp_destroy_model> raw_;
   std::vector<Group> groups_;
   int rank_ = 0;

@@ -75,6 +75,24 @@ struct Hooks {
   std::function<bool()> on_interrupted;
 };
 
+/** The hooks of a handle that may still call them while it is destroyed. Assigned a new value, what was there lives on
+ * in the other, until the handle beside it has been given back. */
+class KeptHooks {
+ public:
+  KeptHooks() = default;
+  KeptHooks(std::shared_ptr<Hooks> hooks) noexcept : hooks_(std::move(hooks)) {}  // NOLINT: they are the same
+  KeptHooks(const KeptHooks &) = default;
+  KeptHooks(KeptHooks &&) noexcept = default;
+  KeptHooks &operator=(KeptHooks &&other) noexcept {
+    std::swap(hooks_, other.hooks_);
+    return *this;
+  }
+  KeptHooks &operator=(const KeptHooks &) = delete;
+
+ private:
+  std::shared_ptr<Hooks> hooks_;
+};
+
 extern "C" inline void fsdp_hpp_log(void *data, fsdp_log_level level, const char *message) {
   try {
     static_cast<Hooks *>(data)->on_log(static_cast<LogLevel>(level), message);

@@ -111,6 +111,44 @@ TEST(Lifetime, WhatWasMovedFromThrowsAndWhatWasMovedToGoesOn) {
   });
 }
 
+// A context that is destroyed may still log.
+struct Probe {
+  std::weak_ptr<fsdp::detail::Hooks> hooks;
+  bool *had_hooks;
+};
+void destroy_probe(Probe *probe) {
+  *probe->had_hooks = !probe->hooks.expired();
+  delete probe;
+}
+struct Owner {
+  fsdp::detail::KeptHooks hooks;
+  fsdp::detail::Handle<Probe, destroy_probe> raw;
+};
+
+TEST(Lifetime, HooksOutliveTheHandleThatIsAssignedOver) {
+  bool had_hooks = false;
+  const auto make = [&] {
+    auto hooks = std::make_shared<fsdp::detail::Hooks>();
+    auto *probe = new Probe{hooks, &had_hooks};
+    return Owner{std::move(hooks), fsdp::detail::Handle<Probe, destroy_probe>(probe)};
+  };
+  Owner owner = make();
+  owner = make();
+  EXPECT_TRUE(had_hooks);
+}
+
+// Not as zeros, which put_no_grad and FullGrad() ask for.
+TEST(Errors, AnEmptyGradientIsOne) {
+  run_ranks(1, [](fsdp::Context &context) {
+    TwoGroups net(context);
+    EXPECT_EQ(status_of([&] { net.first.put_grad("first.weight", std::vector<float>()); }),
+              fsdp::Status::invalid_argument);
+    EXPECT_EQ(status_of([&] { fsdp::FullGrad{std::vector<float>()}; }), fsdp::Status::invalid_argument);
+    net.model.discard_step();
+    context.close();
+  });
+}
+
 TEST(Errors, AnErrorHasStatusRankAndMessage) {
   run_ranks(2, [](fsdp::Context &context) {
     fsdp::Model model(context);
