@@ -59,12 +59,14 @@ check "... also where it is less than a word for each rank" equal "$status$(size
 mkdir files
 measure -n 2 -c --op save,load --dir files
 check "saves and loads" equal $status 0
-check "... each size of both, and what one rank has saved" equal "$(lines 'sorted((line["op"], line["variant"], line["bytes"]) for line in lines)')" \
-  "[('load', '', 4092), ('load', '', 65532), ('load', \"of 1 rank's files\", 4092), ('load', \"of 1 rank's files\", 65532), ('save', '', 4092), ('save', '', 65532)]"
+check "... each size of both, and what one rank has saved" equal "$(lines 'sorted((line["op"], line["variant"], line["ref"].startswith("load"), line["bytes"]) for line in lines)')" \
+  "[('load', '', False, 4092), ('load', '', False, 65532), ('load', \"of 1 rank's files\", False, 4092), ('load', \"of 1 rank's files\", False, 65532), ('load', \"of 1 rank's files\", True, 4092), ('load', \"of 1 rank's files\", True, 65532), ('save', '', False, 4092), ('save', '', False, 65532)]"
 check "... nothing wrong in what came back" equal "$(lines '{line["wrong"] for line in lines if line["variant"] == ""}')" '{0}'
 check "... the file system is named" equal "$(lines '{line["dtype"] in ("disk", "tmpfs") for line in lines}')" '{True}'
 check "... loads read what they want, and little more" equal "$(lines 'all(line["read_over_wanted"] >= 1 for line in lines if line["op"] == "load")')" True
 check "... and leave nothing" equal "$(ls files)" ""
+measure -n 2 --op step_save --dir files --depth 2 --width 64
+check "a step with a save under way, and the same step" equal "$status$(lines '{(line["op"], line["ref"]) for line in lines}')" "0{('step_save', 'the same step')}"
 measure -n 2 --op save --dir nowhere
 check "a folder that is not there is a usage error" equal $status 2
 

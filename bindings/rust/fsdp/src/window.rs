@@ -52,8 +52,12 @@ impl<'m> Window<'m> {
 
     /// After a failure the window is open still, but in a context that has failed, where peers may be anywhere.
     fn end(self, call: impl FnOnce(*mut sys::fsdp_model, sys::fsdp_stream) -> sys::fsdp_status) -> Result<()> {
-        let result = check(call(self.model.raw, self.model.stream.get()));
-        self.model.window_open = matches!(&result, Err(error) if !error.context_failed);
+        let status = call(self.model.raw, self.model.stream.get());
+        self.model.window_open = status != sys::FSDP_OK; // before a hook's panic goes on: the weights are shared again
+        let result = check(status);
+        if matches!(&result, Err(error) if error.context_failed) {
+            self.model.window_open = false;
+        }
         result
     }
 
