@@ -175,8 +175,7 @@ class Model(Owner):
         array, kept = (_abi.fsdp_grad * len(grads))(), []
         for at, grad in zip(array, grads):
             if grad is not None:
-                address, dtype, shape, owner = tensor.read(grad)
-                at.data, at.element_count, at.dtype = address, _count(shape), dtype
+                at.data, at.dtype, at.element_count, owner = tensor.read_grad(grad, self.context.device[0])
                 kept.append(owner)
         norm = ctypes.c_double()
         self.context.check(
@@ -252,10 +251,3 @@ class Model(Owner):
         number = ctypes.c_void_p()
         self.context.check(lib.end_capture(self.handle, stream, number))
         return Capture(self, number.value)
-
-
-def _count(shape):
-    count = 1
-    for size in shape:
-        count *= size
-    return count

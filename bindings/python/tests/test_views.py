@@ -127,8 +127,9 @@ class Dlpack(unittest.TestCase):
                         def __dlpack__(self, **_):
                             return capsule
 
-                    address, dtype, shape, kept = dlpack.read(Producer())
+                    address, dtype, shape, kept, device = dlpack.read(Producer())
                     self.assertEqual((address, dtype, shape), (view.address, fsdp.Dtype.FLOAT32, (8, 4)))
+                    self.assertEqual(device, fsdp.DeviceKind.HOST)
                     del capsule, kept, Producer
                     self.assertEqual(len(dlpack._exported), 0)  # nobody consumed it
                 group.put_grad("w", group.tensors()["w"])  # any array is a gradient
@@ -138,6 +139,62 @@ class Dlpack(unittest.TestCase):
 
         with self.assertRaises(fsdp.Error):
             fsdp.run_local(1, rank)
+
+    def test_memory_of_another_device_is_refused(self):
+        """What a capsule says of its device counts: reading a GPU's memory on the host would end the process."""
+        from libfsdp import dlpack
+
+        memory = ramp()
+        like = fsdp.Tensor.of(memory.buffer_info()[0], (8, 4), fsdp.Dtype.FLOAT32, memory, (fsdp.DeviceKind.CUDA, 3))
+
+        class OnGpu:
+            def __dlpack_device__(self):
+                return like.__dlpack_device__()
+
+            def __dlpack__(self, **versions):
+                return like.__dlpack__(**versions)
+
+        def rank(context):
+            model, group = small_model(context)
+            with model:
+                grad = "a gradient in memory of CUDA, for a context on HOST"
+                value = "values in memory of CUDA, for a context on HOST"
+                for array in (OnGpu(), like):
+                    for text, call in (
+                        (grad, lambda: group.put_grad("w", array)),
+                        (grad, lambda: model.apply_grads([array, None], 0.1)),
+                        (value, lambda: group.load_param("w", array)),
+                        (value, lambda: group.load_state("w", "exp_avg", array)),
+                        (value, lambda: group.load_chunk("w", array, 0, 8)),
+                    ):
+                        with self.assertRaisesRegex(ValueError, text):
+                            call()
+                train(model, group)
+
+        self.assertEqual(OnGpu().__dlpack_device__(), (dlpack.CUDA, 3))
+        fsdp.run_local(1, rank)
+
+    def test_memory_that_both_devices_read_suits_both(self):
+        from libfsdp import dlpack
+        from libfsdp.tensor import read_grad
+
+        memory = ramp()
+
+        class Pinned:
+            def __dlpack__(self, **_):
+                capsule = fsdp.Tensor.of(memory.buffer_info()[0], (8, 4), fsdp.Dtype.FLOAT32, memory).__dlpack__()
+                dlpack._Managed.from_address(dlpack._get(capsule, b"dltensor")).tensor.device_type = self.device_type
+                return capsule
+
+        array = Pinned()
+        for array.device_type in (dlpack.CUDA_HOST, dlpack.CUDA_MANAGED):
+            for kind in fsdp.DeviceKind:
+                self.assertEqual(read_grad(array, kind)[0], memory.buffer_info()[0])
+        array.device_type = 8  # Metal
+        with self.assertRaisesRegex(ValueError, "DLPack's type 8"):
+            read_grad(array, fsdp.DeviceKind.HOST)
+        with self.assertRaisesRegex(ValueError, "memory of HOST, for a context on CUDA"):
+            read_grad(memory, fsdp.DeviceKind.CUDA)
 
     @unittest.skipUnless(numpy, "no numpy")
     def test_numpy(self):
