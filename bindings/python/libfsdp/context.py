@@ -45,7 +45,7 @@ class _Watch:
     """
 
     def __init__(self):
-        self.raised = None
+        self.raised = self.options = None
         self.hook = _abi.fsdp_interrupted_hook(functools.partial(next, self._watch()))
 
     def _watch(self):
@@ -65,12 +65,13 @@ class _Watch:
         return raised
 
 
-_watches = {}  # what the library's hooks point to, until the context is destroyed
+_watches = {}  # what the library calls and reads until the context is destroyed: hooks, flags, and who has them
 
 
 def _destroy(number):
+    watch = _watches.pop(number)  # before another context can have the number
     lib.destroy_context(number)
-    _watches.pop(number, None)
+    watch.options = None
 
 
 class Context(Owner):
@@ -225,20 +226,22 @@ def _context_options(watch, options):
     options.setdefault("log", _log)
     options.setdefault("log_level", _wanted_level())
     options.setdefault("interrupted", watch.hook)
-    return make(_abi.fsdp_context_options, options)
+    watch.options = make(_abi.fsdp_context_options, options)  # which keeps what its fields point to
+    return watch.options
 
 
 def create_local_contexts(world_size, **options):
     """A context for each of world_size threads that act as ranks of one process."""
     numbers = (ctypes.c_void_p * world_size)()
-    watches = _Watch()
+    shared = _Watch()
     # One set of options serves all contexts, and so would one hook: a generator that only one thread may be in.
     options.setdefault("interrupted", _abi.fsdp_interrupted_hook())
-    check(lib.create_local_contexts(world_size, _context_options(watches, options), numbers))
+    check(lib.create_local_contexts(world_size, _context_options(shared, options), numbers))
     contexts = []
     for number in numbers:
-        made = Context.__new__(Context)
-        made._begin(number, _Watch(), options)
+        made, watch = Context.__new__(Context), _Watch()
+        watch.options = shared.options
+        made._begin(number, watch, options)
         contexts.append(made)
     return contexts
 
