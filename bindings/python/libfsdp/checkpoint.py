@@ -33,6 +33,8 @@ class Checkpoint(Owner):
 
     def add_model(self, model, name=""):
         self.context.check(lib.add_checkpoint_model(self.handle, name.encode(), model.handle))
+        # A save goes on when the handles of checkpoint and model are gone, and reads the model's arenas.
+        self.context._handle.kept.extend(model._handle.kept)
 
     def add_bytes(self, name, data, owner=_abi.FSDP_BYTES_ONCE):
         """data: bytes, or any buffer; they are copied at once."""

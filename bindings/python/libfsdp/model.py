@@ -25,7 +25,7 @@ class Model(Owner):
         number = ctypes.c_void_p()
         options["mesh"] = mesh.handle if mesh else None
         context.check(lib.create_model(context.handle, make(_abi.fsdp_model_options, options), number))
-        self.context, self.groups, self._arenas = context, {}, []
+        self.context, self.groups = context, {}
         self._handle = Handle(lib.destroy_model, number.value)
 
     def close(self):
@@ -66,9 +66,11 @@ class Model(Owner):
         self.context.check(lib.add_optimizer_state(self.handle, name.encode(), dtype))
 
     def set_arena(self, role, address, size_bytes, owner=None):
-        """Memory of the caller for a role. owner is kept for as long as the model."""
-        self.context.check(lib.set_arena(self.handle, role, address, size_bytes))
-        self._arenas.append(owner)
+        """Memory of the caller for a role. owner is kept for as long as the model or a view of its memory is there."""
+        status = lib.set_arena(self.handle, role, address, size_bytes)
+        if not status:
+            self._handle.kept.append(owner)
+        self.context.check(status)
 
     def check(self):
         """What seal would refuse, a violation a line; "" if nothing."""

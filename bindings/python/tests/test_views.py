@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Views of the library's memory: for how long, for whom, and handles that nobody gives back."""
 
+import ctypes
 import gc
 import itertools
+import mmap
 import subprocess
 import sys
+import tempfile
 import unittest
+import weakref
 
 import libfsdp as fsdp
-from helper import flat, ramp, small_model, train
+from helper import COUNT, flat, ramp, small_model, train
 
 try:
     import numpy
@@ -97,6 +101,57 @@ class Views(unittest.TestCase):
         for order in itertools.permutations(("context", "model", "group", "views", "mesh")):
             leak(order)
         self.assertEqual(mappings(), before)
+
+    def arena_model(self, context):
+        """(a model whose main weights lie in an arena, a weak reference to it)"""
+
+        def declare(context):
+            model = context.create_model()
+            return model, model.create_group("layer", [fsdp.Param("w", (8, 4), fsdp.Dtype.BFLOAT16)])
+
+        planned = fsdp.Context.plan(1)
+        model = declare(planned)[0]
+        model.seal()
+        size = model.role_bytes(fsdp.Role.MAIN)
+        planned.destroy()
+        arena = mmap.mmap(-1, size)
+        model, group = declare(context)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(arena))
+        model.set_arena(fsdp.Role.MAIN, address, size, arena)
+        model.seal()
+        group.load_param("w", ramp())
+        shard = model.shards()[0].main_weight
+        self.assertEqual(arena[: COUNT * 4], bytes(memoryview(shard).cast("B")))  # it lies there
+        return model, weakref.ref(arena)
+
+    def test_keep_the_owner_of_an_arena(self):
+        with fsdp.create_local_contexts(1)[0] as context:
+            model, arena = self.arena_model(context)
+            view = model.shards()[0].main_weight
+            model.close()
+            del model
+            gc.collect()
+            self.assertIsNotNone(arena())
+            self.assertEqual(flat(view), list(ramp()))
+            del view
+            gc.collect()
+            self.assertIsNone(arena())
+
+    def test_a_save_keeps_the_owner_of_an_arena(self):
+        with tempfile.TemporaryDirectory() as folder, fsdp.create_local_contexts(1)[0] as context:
+            model, arena = self.arena_model(context)
+            model.publish_weights()
+            checkpoint = context.begin_checkpoint(folder, step=1)
+            checkpoint.add_model(model)
+            checkpoint.commit()
+            checkpoint.close()
+            model.close()
+            del checkpoint, model
+            gc.collect()
+            self.assertIsNotNone(arena())
+            context.close()
+            self.assertIsNone(arena())
+            self.assertEqual([found["step"] for found in fsdp.list_checkpoints(folder)["checkpoints"]], [1])
 
     def test_leaked_handles_end_with_the_process(self):
         program = (
