@@ -167,7 +167,10 @@ def read_grad(array, device):
     address, dtype, shape, kept, where = read(array)
     if where not in (None, device):
         raise ValueError(f"a gradient in memory of {where.name}, for a context on {device.name}")
-    return address, dtype, math.prod(shape), kept
+    count = math.prod(shape)
+    if not address or not count:  # which the library would take for no gradient at all
+        raise ValueError(f"an empty gradient, of shape {tuple(shape)}: None says that there is none")
+    return address, dtype, count, kept
 
 
 def read_value(array, device):

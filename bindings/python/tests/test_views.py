@@ -229,6 +229,27 @@ class Dlpack(unittest.TestCase):
         self.assertEqual(OnGpu().__dlpack_device__(), (dlpack.CUDA, 3))
         fsdp.run_local(1, rank)
 
+    def test_an_empty_gradient_is_not_none(self):
+        """Nor is one without memory: the library would take both for no gradient, which trains with zeros."""
+        unmapped = fsdp.Tensor.of(None, (8, 4), fsdp.Dtype.FLOAT32, None)
+        empty = fsdp.Tensor.of(ramp().buffer_info()[0], (0, 4), fsdp.Dtype.FLOAT32, None)
+
+        class Lent:
+            def __dlpack__(self, **versions):
+                return unmapped.__dlpack__(**versions)
+
+        def rank(context):
+            model, group = small_model(context)
+            with model:
+                for grad in (unmapped, empty, Lent()):
+                    with self.assertRaisesRegex(ValueError, "an empty gradient"):
+                        group.put_grad("w", grad)
+                    with self.assertRaisesRegex(ValueError, "an empty gradient"):
+                        model.apply_grads([grad, None], 0.1)
+                train(model, group)
+
+        fsdp.run_local(1, rank)
+
     def test_memory_that_both_devices_read_suits_both(self):
         from libfsdp import dlpack
         from libfsdp.tensor import read_grad
