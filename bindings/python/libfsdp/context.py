@@ -4,10 +4,9 @@
 import contextlib
 import ctypes
 import functools
-import logging
 import threading
 
-from . import _abi
+from . import _abi, log
 from ._library import check, lib, make
 from .checkpoint import Checkpoint
 from .constants import DeviceKind
@@ -15,25 +14,6 @@ from .errors import Error, PeerFailed, error_of
 from .handle import Handle, Owner
 from .mesh import Mesh
 from .model import Model
-
-logger = logging.getLogger("libfsdp")
-_LOGGED = {
-    _abi.FSDP_LOG_ERROR: logging.ERROR,
-    _abi.FSDP_LOG_WARNING: logging.WARNING,
-    _abi.FSDP_LOG_INFO: logging.INFO,
-    _abi.FSDP_LOG_DEBUG: logging.DEBUG,
-}
-
-
-@_abi.fsdp_log_hook
-def _log(user_data, level, message):
-    logger.log(_LOGGED.get(level, logging.DEBUG), "%s", message.decode(errors="replace"))
-
-
-def _wanted_level():
-    """What the logger "libfsdp" would show; the library then does not make the other lines."""
-    wanted = logger.getEffectiveLevel()
-    return max((level for level, number in _LOGGED.items() if number >= wanted), default=_abi.FSDP_LOG_ERROR)
 
 
 class _Watch:
@@ -46,6 +26,7 @@ class _Watch:
 
     def __init__(self):
         self.raised = self.options = None
+        self.log_hook = log.make_hook(lambda raised: setattr(self, "raised", raised))
         self.hook = _abi.fsdp_interrupted_hook(functools.partial(next, self._watch()))
 
     def _watch(self):
@@ -54,13 +35,14 @@ class _Watch:
             try:
                 while True:
                     yield answer
-                    answer = 0
+                    answer = int(self.raised is not None)
             except GeneratorExit:
                 raise
             except BaseException as raised:
                 self.raised, answer = raised, 1
 
     def take(self):
+        """What was raised during a call, here or as a line was logged, or None."""
         raised, self.raised = self.raised, None
         return raised
 
@@ -223,8 +205,8 @@ class Context(Owner):
 
 
 def _context_options(watch, options):
-    options.setdefault("log", _log)
-    options.setdefault("log_level", _wanted_level())
+    options.setdefault("log", watch.log_hook)
+    options.setdefault("log_level", log.wanted_level())
     options.setdefault("interrupted", watch.hook)
     watch.options = make(_abi.fsdp_context_options, options)  # which keeps what its fields point to
     return watch.options
@@ -234,12 +216,14 @@ def create_local_contexts(world_size, **options):
     """A context for each of world_size threads that act as ranks of one process."""
     numbers = (ctypes.c_void_p * world_size)()
     shared = _Watch()
-    # One set of options serves all contexts, and so would one hook: a generator that only one thread may be in.
-    options.setdefault("interrupted", _abi.fsdp_interrupted_hook())
+    if world_size != 1:
+        # One set of options serves all contexts, and so would one hook: a generator that only one thread may be in.
+        options.setdefault("interrupted", _abi.fsdp_interrupted_hook())
+        options.setdefault("log", log.shared_hook)
     check(lib.create_local_contexts(world_size, _context_options(shared, options), numbers))
     contexts = []
     for number in numbers:
-        made, watch = Context.__new__(Context), _Watch()
+        made, watch = Context.__new__(Context), shared if world_size == 1 else _Watch()
         watch.options = shared.options
         made._begin(number, watch, options)
         contexts.append(made)

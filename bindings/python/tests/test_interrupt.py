@@ -31,10 +31,12 @@ class Interrupt(unittest.TestCase):
         process = subprocess.Popen(
             [sys.executable, "-c", HEAD + program],
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             env=dict(os.environ, **environment),
         )
         self.addCleanup(process.stdout.close)
+        self.addCleanup(process.stderr.close)
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
         return process
@@ -91,6 +93,30 @@ waits(run)
         process = self.start(program)
         self.assertLess(self.interrupt(process), 1.0)
         self.assertEqual(process.wait(10), 0)
+
+    def test_as_a_line_is_logged(self):
+        """The signal has come when the library logs, for libc's raise() is what it asks whether to go on."""
+        program = """
+import ctypes, logging, threading
+logging.basicConfig(level=logging.DEBUG)
+from libfsdp import _abi
+signalled = ctypes.cast(ctypes.CDLL(None)["raise"], _abi.fsdp_interrupted_hook)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+peers = []
+peer = threading.Thread(target=lambda: peers.append(fsdp.Context(world_size=2, rank=1, rendezvous=NAME)))
+peer.start()
+context = fsdp.Context(world_size=2, rank=0, rendezvous=NAME, timeout_ms=1000,
+    interrupted=signalled, interrupted_data=int(signal.SIGINT))
+peer.join()
+signal.signal(signal.SIGINT, signal.default_int_handler)
+waits(lambda: context.all_reduce_values(1.0))
+print(context.error.status.name, flush=True)
+""".replace("NAME", repr(uuid.uuid4().hex))
+        process = self.start(program)
+        output, errors = process.communicate(timeout=10)
+        self.assertEqual(output, "waits\ninterrupted\nTIMEOUT\n", errors)
+        self.assertRegex(errors, "ERROR:libfsdp:.*the context has failed")  # the line itself is shown
+        self.assertNotIn("Exception ignored", errors)
 
     def test_other_handlers_exceptions_end_a_wait_too(self):
         name = uuid.uuid4().hex
