@@ -65,21 +65,26 @@ class Context(Owner):
     """
 
     def __init__(self, **options):
-        watch = _Watch()
-        number = ctypes.c_void_p()
-        status = lib.create_context(_context_options(watch, options), number)
-        if raised := watch.take():
-            raise raised
-        check(status)
-        self._begin(number.value, watch, options)
+        self._create(_Watch(), options, lib.create_context)
 
     @classmethod
     def plan(cls, world_size, rank=0, **options):
         """A context that only plans (fsdp_create_plan_context)."""
-        made, watch, number = cls.__new__(cls), _Watch(), ctypes.c_void_p()
-        check(lib.create_plan_context(world_size, rank, _context_options(watch, options), number))
-        made._begin(number.value, watch, options)
+        made = cls.__new__(cls)
+        made._create(_Watch(), options, lib.create_plan_context, world_size, rank)
         return made
+
+    def _create(self, watch, options, call, *arguments):
+        number = ctypes.c_void_p()
+        status = call(*arguments, _context_options(watch, options), number)
+        self._watch = watch
+        if not status:
+            self._begin(number.value, watch, options)
+        try:
+            self.check(status)
+        except BaseException:
+            self.destroy()  # the call may have succeeded all the same
+            raise
 
     def _begin(self, number, watch, options):
         # (kind, index) of the memory of its models; a GPU's index is what DLPack says of the first view
@@ -97,6 +102,19 @@ class Context(Owner):
         if raised := self._watch.take():
             raise raised
         check(status)
+
+    def own(self, destroy, call, *arguments):
+        """The Handle of what a call makes; it is given back if a hook raised, whatever the call has returned."""
+        number = ctypes.c_void_p()
+        status = call(*arguments, number)
+        handle = None if status else Handle(destroy, number.value)
+        try:
+            self.check(status)
+        except BaseException:
+            if handle:
+                handle.destroy()
+            raise
+        return handle
 
     # -- what it is ---------------------------------------------------------------------------------------------
 

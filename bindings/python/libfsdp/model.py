@@ -11,7 +11,7 @@ from ._library import check, lib, make, read_text
 from .capture import Capture
 from .constants import Dtype
 from .group import Group, Param
-from .handle import Handle, Owner
+from .handle import Owner
 from .shard import Shard
 
 
@@ -22,11 +22,10 @@ class Model(Owner):
     """
 
     def __init__(self, context, mesh=None, **options):
-        number = ctypes.c_void_p()
         options["mesh"] = mesh.handle if mesh else None
-        context.check(lib.create_model(context.handle, make(_abi.fsdp_model_options, options), number))
         self.context, self.groups = context, {}
-        self._handle = Handle(lib.destroy_model, number.value)
+        made = make(_abi.fsdp_model_options, options)
+        self._handle = context.own(lib.destroy_model, lib.create_model, context.handle, made)
 
     def close(self):
         for group in self.groups.values():
@@ -40,18 +39,18 @@ class Model(Owner):
         params = [param if isinstance(param, Param) else Param(*param) for param in params]
         array = (_abi.fsdp_param * len(params))(*[param.declared() for param in params])
         number = ctypes.c_void_p()
-        self.context.check(
-            lib.create_group(
-                self.handle,
-                name.encode(),
-                array,
-                len(params),
-                ctypes.sizeof(_abi.fsdp_param),
-                make(_abi.fsdp_group_options, options),
-                number,
-            )
+        status = lib.create_group(
+            self.handle,
+            name.encode(),
+            array,
+            len(params),
+            ctypes.sizeof(_abi.fsdp_param),
+            make(_abi.fsdp_group_options, options),
+            number,
         )
-        self.groups[name] = Group(self, name, params, number.value)
+        if not status:  # it is the model's, whatever a hook raised
+            self.groups[name] = Group(self, name, params, number.value)
+        self.context.check(status)
         return self.groups[name]
 
     def set_schedule(self, kind, visits=None):
@@ -250,6 +249,4 @@ class Model(Owner):
         self.context.check(lib.begin_capture(self.handle, stream))
 
     def end_capture(self, stream):
-        number = ctypes.c_void_p()
-        self.context.check(lib.end_capture(self.handle, stream, number))
-        return Capture(self, number.value)
+        return Capture(self, self.context.own(lib.destroy_capture, lib.end_capture, self.handle, stream))

@@ -9,6 +9,10 @@ import sys
 import time
 import unittest
 import uuid
+from unittest import mock
+
+import libfsdp as fsdp
+from libfsdp import context as context_module
 
 PYTHON = pathlib.Path(__file__).resolve().parents[1]
 HEAD = f"""
@@ -117,6 +121,46 @@ print(context.error.status.name, flush=True)
         self.assertEqual(output, "waits\ninterrupted\nTIMEOUT\n", errors)
         self.assertRegex(errors, "ERROR:libfsdp:.*the context has failed")  # the line itself is shown
         self.assertNotIn("Exception ignored", errors)
+
+    def test_a_context_that_was_made_all_the_same_is_given_back(self):
+        def held():
+            return sorted(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+        watch, create_context = context_module._Watch(), fsdp.lib.create_context
+
+        def create(*arguments):
+            self.assertEqual(create_context(*arguments), 0)
+            self.assertNotEqual(held(), before)
+            watch.raised = KeyboardInterrupt("as the call ended")
+            return 0
+
+        before = held()
+        with (
+            mock.patch.object(context_module, "_Watch", lambda: watch),
+            mock.patch.object(fsdp.lib, "create_context", create),
+            self.assertRaisesRegex(KeyboardInterrupt, "as the call ended"),
+        ):
+            fsdp.Context(world_size=1, rendezvous=uuid.uuid4().hex)
+        self.assertEqual(held(), before)
+
+    def test_what_was_made_all_the_same_is_given_back(self):
+        made = []
+
+        def create(*arguments):
+            status = fsdp.lib.create_mesh(*arguments)
+            context._watch.raised = KeyboardInterrupt("as the call ended")
+            made.append((status, arguments[-1].value))
+            return status
+
+        def destroy(number):
+            made.append(number)
+            fsdp.lib.destroy_mesh(number)
+
+        with fsdp.create_local_contexts(1)[0] as context:
+            with self.assertRaisesRegex(KeyboardInterrupt, "as the call ended"):
+                context.own(destroy, create, context.handle, None)
+            (status, number), *destroyed = made
+            self.assertEqual((status, destroyed), (0, [number]))
 
     def test_other_handlers_exceptions_end_a_wait_too(self):
         name = uuid.uuid4().hex
