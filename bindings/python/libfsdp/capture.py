@@ -2,15 +2,14 @@
 """A part of a step that was captured into a CUDA graph."""
 
 from ._library import lib
-from .handle import Handle, Owner
+from .handle import Owner
 
 
 class Capture(Owner):
     """Made by Model.end_capture."""
 
-    def __init__(self, model, number):
-        self.model = model
-        self._handle = Handle(lib.destroy_capture, number)
+    def __init__(self, model, handle):
+        self.model, self._handle = model, handle
 
     def prepare_replay(self, lr=0.0, stream=None):
         """Before each launch of the graph on the stream."""

@@ -7,32 +7,28 @@ import os
 
 from . import _abi
 from ._library import lib, make, read_text
-from .handle import Handle, Owner
+from .handle import Owner
 
 
 class Checkpoint(Owner):
     """Made by Context.begin_checkpoint or Context.open_checkpoint."""
 
-    def __init__(self, context, number):
+    def __init__(self, context, call, *arguments):
         self.context = context
-        self._handle = Handle(lib.destroy_checkpoint, number)
+        self._handle = context.own(lib.destroy_checkpoint, call, context.handle, *arguments)
 
     @classmethod
     def begin(cls, context, folder, **options):
-        number = ctypes.c_void_p()
-        context.check(
-            lib.begin_checkpoint(context.handle, os.fsencode(folder), make(_abi.fsdp_save_options, options), number)
-        )
-        return cls(context, number.value)
+        return cls(context, lib.begin_checkpoint, os.fsencode(folder), make(_abi.fsdp_save_options, options))
 
     @classmethod
     def open(cls, context, folder):
-        number = ctypes.c_void_p()
-        context.check(lib.open_checkpoint(context.handle, os.fsencode(folder), number))
-        return cls(context, number.value)
+        return cls(context, lib.open_checkpoint, os.fsencode(folder))
 
     def add_model(self, model, name=""):
         self.context.check(lib.add_checkpoint_model(self.handle, name.encode(), model.handle))
+        # A save goes on when the handles of checkpoint and model are gone, and reads the model's arenas.
+        self.context._handle.kept.extend(model._handle.kept)
 
     def add_bytes(self, name, data, owner=_abi.FSDP_BYTES_ONCE):
         """data: bytes, or any buffer; they are copied at once."""

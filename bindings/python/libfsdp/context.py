@@ -4,10 +4,9 @@
 import contextlib
 import ctypes
 import functools
-import logging
 import threading
 
-from . import _abi
+from . import _abi, log
 from ._library import check, lib, make
 from .checkpoint import Checkpoint
 from .constants import DeviceKind
@@ -15,25 +14,6 @@ from .errors import Error, PeerFailed, error_of
 from .handle import Handle, Owner
 from .mesh import Mesh
 from .model import Model
-
-logger = logging.getLogger("libfsdp")
-_LOGGED = {
-    _abi.FSDP_LOG_ERROR: logging.ERROR,
-    _abi.FSDP_LOG_WARNING: logging.WARNING,
-    _abi.FSDP_LOG_INFO: logging.INFO,
-    _abi.FSDP_LOG_DEBUG: logging.DEBUG,
-}
-
-
-@_abi.fsdp_log_hook
-def _log(user_data, level, message):
-    logger.log(_LOGGED.get(level, logging.DEBUG), "%s", message.decode(errors="replace"))
-
-
-def _wanted_level():
-    """What the logger "libfsdp" would show; the library then does not make the other lines."""
-    wanted = logger.getEffectiveLevel()
-    return max((level for level, number in _LOGGED.items() if number >= wanted), default=_abi.FSDP_LOG_ERROR)
 
 
 class _Watch:
@@ -45,7 +25,8 @@ class _Watch:
     """
 
     def __init__(self):
-        self.raised = None
+        self.raised = self.options = None
+        self.log_hook = log.make_hook(lambda raised: setattr(self, "raised", raised))
         self.hook = _abi.fsdp_interrupted_hook(functools.partial(next, self._watch()))
 
     def _watch(self):
@@ -54,23 +35,25 @@ class _Watch:
             try:
                 while True:
                     yield answer
-                    answer = 0
+                    answer = int(self.raised is not None)
             except GeneratorExit:
                 raise
             except BaseException as raised:
                 self.raised, answer = raised, 1
 
     def take(self):
+        """What was raised during a call, here or as a line was logged, or None."""
         raised, self.raised = self.raised, None
         return raised
 
 
-_watches = {}  # what the library's hooks point to, until the context is destroyed
+_watches = {}  # what the library calls and reads until the context is destroyed: hooks, flags, and who has them
 
 
 def _destroy(number):
+    watch = _watches.pop(number)  # before another context can have the number
     lib.destroy_context(number)
-    _watches.pop(number, None)
+    watch.options = None
 
 
 class Context(Owner):
@@ -82,21 +65,26 @@ class Context(Owner):
     """
 
     def __init__(self, **options):
-        watch = _Watch()
-        number = ctypes.c_void_p()
-        status = lib.create_context(_context_options(watch, options), number)
-        if raised := watch.take():
-            raise raised
-        check(status)
-        self._begin(number.value, watch, options)
+        self._create(_Watch(), options, lib.create_context)
 
     @classmethod
     def plan(cls, world_size, rank=0, **options):
         """A context that only plans (fsdp_create_plan_context)."""
-        made, watch, number = cls.__new__(cls), _Watch(), ctypes.c_void_p()
-        check(lib.create_plan_context(world_size, rank, _context_options(watch, options), number))
-        made._begin(number.value, watch, options)
+        made = cls.__new__(cls)
+        made._create(_Watch(), options, lib.create_plan_context, world_size, rank)
         return made
+
+    def _create(self, watch, options, call, *arguments):
+        number = ctypes.c_void_p()
+        status = call(*arguments, _context_options(watch, options), number)
+        self._watch = watch
+        if not status:
+            self._begin(number.value, watch, options)
+        try:
+            self.check(status)
+        except BaseException:
+            self.destroy()  # the call may have succeeded all the same
+            raise
 
     def _begin(self, number, watch, options):
         # (kind, index) of the memory of its models; a GPU's index is what DLPack says of the first view
@@ -114,6 +102,19 @@ class Context(Owner):
         if raised := self._watch.take():
             raise raised
         check(status)
+
+    def own(self, destroy, call, *arguments):
+        """The Handle of what a call makes; it is given back if a hook raised, whatever the call has returned."""
+        number = ctypes.c_void_p()
+        status = call(*arguments, number)
+        handle = None if status else Handle(destroy, number.value)
+        try:
+            self.check(status)
+        except BaseException:
+            if handle:
+                handle.destroy()
+            raise
+        return handle
 
     # -- what it is ---------------------------------------------------------------------------------------------
 
@@ -222,23 +223,27 @@ class Context(Owner):
 
 
 def _context_options(watch, options):
-    options.setdefault("log", _log)
-    options.setdefault("log_level", _wanted_level())
+    options.setdefault("log", watch.log_hook)
+    options.setdefault("log_level", log.wanted_level())
     options.setdefault("interrupted", watch.hook)
-    return make(_abi.fsdp_context_options, options)
+    watch.options = make(_abi.fsdp_context_options, options)  # which keeps what its fields point to
+    return watch.options
 
 
 def create_local_contexts(world_size, **options):
     """A context for each of world_size threads that act as ranks of one process."""
     numbers = (ctypes.c_void_p * world_size)()
-    watches = _Watch()
-    # One set of options serves all contexts, and so would one hook: a generator that only one thread may be in.
-    options.setdefault("interrupted", _abi.fsdp_interrupted_hook())
-    check(lib.create_local_contexts(world_size, _context_options(watches, options), numbers))
+    shared = _Watch()
+    if world_size != 1:
+        # One set of options serves all contexts, and so would one hook: a generator that only one thread may be in.
+        options.setdefault("interrupted", _abi.fsdp_interrupted_hook())
+        options.setdefault("log", log.shared_hook)
+    check(lib.create_local_contexts(world_size, _context_options(shared, options), numbers))
     contexts = []
     for number in numbers:
-        made = Context.__new__(Context)
-        made._begin(number, _Watch(), options)
+        made, watch = Context.__new__(Context), shared if world_size == 1 else _Watch()
+        watch.options = shared.options
+        made._begin(number, watch, options)
         contexts.append(made)
     return contexts
 

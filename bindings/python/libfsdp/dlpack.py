@@ -6,7 +6,9 @@ import ctypes
 
 from .constants import DeviceKind, Dtype
 
-CPU, CUDA = 1, 2
+CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
+# Whose memory it is; None: both kinds of device read it.
+_DEVICES = {CPU: DeviceKind.HOST, CUDA: DeviceKind.CUDA, CUDA_HOST: None, CUDA_MANAGED: None}
 _NAME, _USED, _VERSIONED, _USED_VERSIONED = (
     b"dltensor",
     b"used_dltensor",
@@ -109,8 +111,8 @@ def export(tensor, owner, max_version=None):
 
 
 def read(array):
-    """(address, dtype, shape, what keeps it alive) of an array that has __dlpack__: contiguous in C order, and of a
-    dtype of fsdp.h."""
+    """(address, dtype, shape, what keeps it alive, device) of an array that has __dlpack__: contiguous in C order, and
+    of a dtype and a device of fsdp.h; device is None where host and GPU read it."""
     try:
         capsule = array.__dlpack__(max_version=(1, 0))
     except TypeError:  # older than DLPack 1
@@ -128,10 +130,12 @@ def read(array):
         raise ValueError(
             f"an array of DLPack type ({tensor.code}, {tensor.bits}): float32, bfloat16 or float16 is expected"
         )
+    if tensor.device_type not in _DEVICES:
+        raise ValueError(f"an array on a device of DLPack's type {tensor.device_type}: host or CUDA is expected")
     if not _is_contiguous(tensor, shape):
         raise ValueError("an array that is not contiguous in C order: make a copy of it")
     # The capsule frees what the producer holds when it is collected: it is not consumed, only looked at.
-    return (tensor.data or 0) + tensor.byte_offset, dtype, shape, capsule
+    return (tensor.data or 0) + tensor.byte_offset, dtype, shape, capsule, _DEVICES[tensor.device_type]
 
 
 def _is_contiguous(tensor, shape):

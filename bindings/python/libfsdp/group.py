@@ -6,9 +6,10 @@ import ctypes
 from . import _abi
 from ._library import check, lib, make
 from .constants import EVERY_RANK, Dtype, Phase
-from .tensor import Tensor, empty, read
+from .tensor import Tensor, empty, read_grad, read_value
 
 _FORWARD = int(Phase.FORWARD)
+_NONE = (None, Dtype.FLOAT32, 0, None)  # (address, dtype, element count, what keeps it alive) of no array
 
 
 class Param:
@@ -115,12 +116,15 @@ class Group:
         check(lib.get_chunk(self.handle, self.index(param), self._context.rank if rank is None else rank, found))
         return found
 
+    def _value(self, data):
+        return _NONE if data is None else read_value(data, self._context.device[0])
+
     # -- loading and reading ------------------------------------------------------------------------------------
 
     def load_param(self, param, data, root=EVERY_RANK):
         """Load a whole parameter: any array. data may be None on ranks other than the root. Inside the update
         window."""
-        address, dtype, count, kept = _full(data)
+        address, dtype, count, kept = self._value(data)
         self.check(lib.load_param(self.handle, self.index(param), address, dtype, count, root, 0))
 
     def read_param(self, param, dtype=Dtype.FLOAT32, root=EVERY_RANK):
@@ -129,7 +133,7 @@ class Group:
         return self._read(root, dtype, index, lambda *to: lib.read_param(self.handle, index, *to))
 
     def load_state(self, param, name, data, root=EVERY_RANK):
-        address, dtype, count, kept = _full(data)
+        address, dtype, count, kept = self._value(data)
         self.check(lib.load_state(self.handle, self.index(param), name.encode(), address, dtype, count, root, 0))
 
     def read_state(self, param, name, dtype=Dtype.FLOAT32, root=EVERY_RANK):
@@ -143,7 +147,7 @@ class Group:
 
     def load_chunk(self, param, data, row_offset, row_count):
         """Load rows that this rank owns (see chunk)."""
-        address, dtype, _, kept = read(data)
+        address, dtype, _, kept = read_value(data, self._context.device[0])
         self.check(lib.load_chunk(self.handle, self.index(param), address, dtype, row_offset, row_count, 0))
 
     def set_param_lr_scale(self, param, lr_scale):
@@ -211,7 +215,7 @@ class Group:
 
     def put_grad(self, param, grad, stream=None):
         """Hand in a full gradient, any array; None means that there is none."""
-        address, dtype, count, kept = _full(grad)
+        address, dtype, count, kept = _NONE if grad is None else read_grad(grad, self._context.device[0])
         if status := lib.put_grad(self.handle, self.index(param), address, dtype, count, 0, stream):
             self.check(status)
 
@@ -219,14 +223,6 @@ class Group:
         """This contribution's gradients are complete. is_last: it is the last one of the step."""
         if status := lib.reduce_grad(self.handle, _abi.FSDP_LAST if is_last else 0, stream):
             self.check(status)
-
-
-def _full(data):
-    """(address, dtype, element count, what keeps it alive) of an array, or of None."""
-    if data is None:
-        return None, Dtype.FLOAT32, 0, None
-    address, dtype, shape, kept = read(data)
-    return address, dtype, _count(shape), kept
 
 
 def _count(shape):

@@ -12,14 +12,19 @@ import weakref
 class Handle:
     """The number, and who destroys it. Views keep it alive: memory is unmapped with the last one."""
 
-    __slots__ = ("number", "_finalizer", "__weakref__")
+    __slots__ = ("number", "kept", "_finalizer", "__weakref__")
 
     def __init__(self, destroy, number):
-        self.number = number
-        self._finalizer = weakref.finalize(self, destroy, number)
+        self.number, self.kept = number, []  # kept: what the library uses until it has destroyed the number
+        self._finalizer = weakref.finalize(self, _destroy, destroy, number, self.kept)
 
     def destroy(self):
         self._finalizer()
+
+
+def _destroy(destroy, number, kept):
+    destroy(number)
+    kept.clear()
 
 
 class Owner:

@@ -5,7 +5,7 @@ import ctypes
 
 from . import _abi
 from ._library import lib, make
-from .handle import Handle, Owner
+from .handle import Owner
 
 
 class Mesh(Owner):
@@ -14,6 +14,5 @@ class Mesh(Owner):
     def __init__(self, context, ranks=None, **options):
         if ranks is not None:
             options.update(ranks=(ctypes.c_uint32 * len(ranks))(*ranks), rank_count=len(ranks))
-        number = ctypes.c_void_p()
-        context.check(lib.create_mesh(context.handle, make(_abi.fsdp_mesh_options, options), number))
-        self._handle = Handle(lib.destroy_mesh, number.value)
+        made = make(_abi.fsdp_mesh_options, options)
+        self._handle = context.own(lib.destroy_mesh, lib.create_mesh, context.handle, made)

@@ -11,7 +11,7 @@ from ._library import check, lib, make, read_text
 from .capture import Capture
 from .constants import Dtype
 from .group import Group, Param
-from .handle import Handle, Owner
+from .handle import Owner
 from .shard import Shard
 
 
@@ -22,11 +22,10 @@ class Model(Owner):
     """
 
     def __init__(self, context, mesh=None, **options):
-        number = ctypes.c_void_p()
         options["mesh"] = mesh.handle if mesh else None
-        context.check(lib.create_model(context.handle, make(_abi.fsdp_model_options, options), number))
-        self.context, self.groups, self._arenas = context, {}, []
-        self._handle = Handle(lib.destroy_model, number.value)
+        self.context, self.groups = context, {}
+        made = make(_abi.fsdp_model_options, options)
+        self._handle = context.own(lib.destroy_model, lib.create_model, context.handle, made)
 
     def close(self):
         for group in self.groups.values():
@@ -40,18 +39,18 @@ class Model(Owner):
         params = [param if isinstance(param, Param) else Param(*param) for param in params]
         array = (_abi.fsdp_param * len(params))(*[param.declared() for param in params])
         number = ctypes.c_void_p()
-        self.context.check(
-            lib.create_group(
-                self.handle,
-                name.encode(),
-                array,
-                len(params),
-                ctypes.sizeof(_abi.fsdp_param),
-                make(_abi.fsdp_group_options, options),
-                number,
-            )
+        status = lib.create_group(
+            self.handle,
+            name.encode(),
+            array,
+            len(params),
+            ctypes.sizeof(_abi.fsdp_param),
+            make(_abi.fsdp_group_options, options),
+            number,
         )
-        self.groups[name] = Group(self, name, params, number.value)
+        if not status:  # it is the model's, whatever a hook raised
+            self.groups[name] = Group(self, name, params, number.value)
+        self.context.check(status)
         return self.groups[name]
 
     def set_schedule(self, kind, visits=None):
@@ -66,9 +65,11 @@ class Model(Owner):
         self.context.check(lib.add_optimizer_state(self.handle, name.encode(), dtype))
 
     def set_arena(self, role, address, size_bytes, owner=None):
-        """Memory of the caller for a role. owner is kept for as long as the model."""
-        self.context.check(lib.set_arena(self.handle, role, address, size_bytes))
-        self._arenas.append(owner)
+        """Memory of the caller for a role. owner is kept for as long as the model or a view of its memory is there."""
+        status = lib.set_arena(self.handle, role, address, size_bytes)
+        if not status:
+            self._handle.kept.append(owner)
+        self.context.check(status)
 
     def check(self):
         """What seal would refuse, a violation a line; "" if nothing."""
@@ -175,8 +176,7 @@ class Model(Owner):
         array, kept = (_abi.fsdp_grad * len(grads))(), []
         for at, grad in zip(array, grads):
             if grad is not None:
-                address, dtype, shape, owner = tensor.read(grad)
-                at.data, at.element_count, at.dtype = address, _count(shape), dtype
+                at.data, at.dtype, at.element_count, owner = tensor.read_grad(grad, self.context.device[0])
                 kept.append(owner)
         norm = ctypes.c_double()
         self.context.check(
@@ -249,13 +249,4 @@ class Model(Owner):
         self.context.check(lib.begin_capture(self.handle, stream))
 
     def end_capture(self, stream):
-        number = ctypes.c_void_p()
-        self.context.check(lib.end_capture(self.handle, stream, number))
-        return Capture(self, number.value)
-
-
-def _count(shape):
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+        return Capture(self, self.context.own(lib.destroy_capture, lib.end_capture, self.handle, stream))

@@ -129,7 +129,7 @@ def read_numpy(array):
     if array.dtype not in types:
         raise ValueError(f"an array of {array.dtype}: float32, float16, or bfloat16 (its bits as uint16) is expected")
     array = numpy.ascontiguousarray(array)
-    return array.ctypes.data, types[array.dtype], array.shape, array
+    return array.ctypes.data, types[array.dtype], array.shape, array, DeviceKind.HOST
 
 
 def _read_buffer(array):
@@ -144,14 +144,14 @@ def _read_buffer(array):
         if view.readonly
         else (ctypes.c_char * view.nbytes).from_buffer(view.cast("B"))
     )
-    return ctypes.addressof(kept), types[view.format], view.shape, kept
+    return ctypes.addressof(kept), types[view.format], view.shape, kept, DeviceKind.HOST
 
 
 def read(array):
-    """(address, dtype, shape, what keeps it alive) of an array of anybody's: numpy's, one that has DLPack, or a
-    buffer."""
+    """(address, dtype, shape, what keeps it alive, device) of an array of anybody's: numpy's, one that has DLPack, or a
+    buffer. device is None where any device reads it."""
     if isinstance(array, Tensor):
-        return array.address, array.dtype, array.shape, array
+        return array.address, array.dtype, array.shape, array, array.device
     if numpy and isinstance(array, (numpy.ndarray, numpy.generic, list, tuple, float)):
         made = numpy.asarray(array)
         return read_numpy(
@@ -160,3 +160,22 @@ def read(array):
     if hasattr(array, "__dlpack__"):
         return dlpack.read(array.detach() if hasattr(array, "detach") else array)
     return _read_buffer(array)
+
+
+def read_grad(array, device):
+    """read() of a gradient, which the context's device must be able to read."""
+    address, dtype, shape, kept, where = read(array)
+    if where not in (None, device):
+        raise ValueError(f"a gradient in memory of {where.name}, for a context on {device.name}")
+    count = math.prod(shape)
+    if not address or not count:  # which the library would take for no gradient at all
+        raise ValueError(f"an empty gradient, of shape {tuple(shape)}: None says that there is none")
+    return address, dtype, count, kept
+
+
+def read_value(array, device):
+    """read() of what is loaded: a context on a GPU takes memory of the host, too."""
+    address, dtype, shape, kept, where = read(array)
+    if where == DeviceKind.CUDA and device == DeviceKind.HOST:
+        raise ValueError(f"values in memory of {where.name}, for a context on {device.name}")
+    return address, dtype, math.prod(shape), kept

@@ -35,6 +35,12 @@ class Tap(unittest.TestResult):
         self.line(False, test)
         print("# " + self.failures[-1][1].replace("\n", "\n# "))
 
+    def addSubTest(self, test, part, error):
+        super().addSubTest(test, part, error)
+        if error:
+            self.line(False, part)
+            print("# " + (self.failures + self.errors)[-1][1].replace("\n", "\n# "))
+
     def addError(self, test, error):
         super().addError(test, error)
         self.line(False, test)

@@ -9,6 +9,10 @@ import sys
 import time
 import unittest
 import uuid
+from unittest import mock
+
+import libfsdp as fsdp
+from libfsdp import context as context_module
 
 PYTHON = pathlib.Path(__file__).resolve().parents[1]
 HEAD = f"""
@@ -31,10 +35,12 @@ class Interrupt(unittest.TestCase):
         process = subprocess.Popen(
             [sys.executable, "-c", HEAD + program],
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             env=dict(os.environ, **environment),
         )
         self.addCleanup(process.stdout.close)
+        self.addCleanup(process.stderr.close)
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
         return process
@@ -91,6 +97,70 @@ waits(run)
         process = self.start(program)
         self.assertLess(self.interrupt(process), 1.0)
         self.assertEqual(process.wait(10), 0)
+
+    def test_as_a_line_is_logged(self):
+        """The signal has come when the library logs, for libc's raise() is what it asks whether to go on."""
+        program = """
+import ctypes, logging, threading
+logging.basicConfig(level=logging.DEBUG)
+from libfsdp import _abi
+signalled = ctypes.cast(ctypes.CDLL(None)["raise"], _abi.fsdp_interrupted_hook)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+peers = []
+peer = threading.Thread(target=lambda: peers.append(fsdp.Context(world_size=2, rank=1, rendezvous=NAME)))
+peer.start()
+context = fsdp.Context(world_size=2, rank=0, rendezvous=NAME, timeout_ms=1000,
+    interrupted=signalled, interrupted_data=int(signal.SIGINT))
+peer.join()
+signal.signal(signal.SIGINT, signal.default_int_handler)
+waits(lambda: context.all_reduce_values(1.0))
+print(context.error.status.name, flush=True)
+""".replace("NAME", repr(uuid.uuid4().hex))
+        process = self.start(program)
+        output, errors = process.communicate(timeout=10)
+        self.assertEqual(output, "waits\ninterrupted\nTIMEOUT\n", errors)
+        self.assertRegex(errors, "ERROR:libfsdp:.*the context has failed")  # the line itself is shown
+        self.assertNotIn("Exception ignored", errors)
+
+    def test_a_context_that_was_made_all_the_same_is_given_back(self):
+        def held():
+            return sorted(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+        watch, create_context = context_module._Watch(), fsdp.lib.create_context
+
+        def create(*arguments):
+            self.assertEqual(create_context(*arguments), 0)
+            self.assertNotEqual(held(), before)
+            watch.raised = KeyboardInterrupt("as the call ended")
+            return 0
+
+        before = held()
+        with (
+            mock.patch.object(context_module, "_Watch", lambda: watch),
+            mock.patch.object(fsdp.lib, "create_context", create),
+            self.assertRaisesRegex(KeyboardInterrupt, "as the call ended"),
+        ):
+            fsdp.Context(world_size=1, rendezvous=uuid.uuid4().hex)
+        self.assertEqual(held(), before)
+
+    def test_what_was_made_all_the_same_is_given_back(self):
+        made = []
+
+        def create(*arguments):
+            status = fsdp.lib.create_mesh(*arguments)
+            context._watch.raised = KeyboardInterrupt("as the call ended")
+            made.append((status, arguments[-1].value))
+            return status
+
+        def destroy(number):
+            made.append(number)
+            fsdp.lib.destroy_mesh(number)
+
+        with fsdp.create_local_contexts(1)[0] as context:
+            with self.assertRaisesRegex(KeyboardInterrupt, "as the call ended"):
+                context.own(destroy, create, context.handle, None)
+            (status, number), *destroyed = made
+            self.assertEqual((status, destroyed), (0, [number]))
 
     def test_other_handlers_exceptions_end_a_wait_too(self):
         name = uuid.uuid4().hex

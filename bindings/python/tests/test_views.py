@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Views of the library's memory: for how long, for whom, and handles that nobody gives back."""
 
+import ctypes
 import gc
 import itertools
+import mmap
 import subprocess
 import sys
+import tempfile
 import unittest
+import weakref
 
 import libfsdp as fsdp
-from helper import flat, ramp, small_model, train
+from helper import COUNT, flat, ramp, small_model, train
 
 try:
     import numpy
@@ -98,6 +102,57 @@ class Views(unittest.TestCase):
             leak(order)
         self.assertEqual(mappings(), before)
 
+    def arena_model(self, context):
+        """(a model whose main weights lie in an arena, a weak reference to it)"""
+
+        def declare(context):
+            model = context.create_model()
+            return model, model.create_group("layer", [fsdp.Param("w", (8, 4), fsdp.Dtype.BFLOAT16)])
+
+        planned = fsdp.Context.plan(1)
+        model = declare(planned)[0]
+        model.seal()
+        size = model.role_bytes(fsdp.Role.MAIN)
+        planned.destroy()
+        arena = mmap.mmap(-1, size)
+        model, group = declare(context)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(arena))
+        model.set_arena(fsdp.Role.MAIN, address, size, arena)
+        model.seal()
+        group.load_param("w", ramp())
+        shard = model.shards()[0].main_weight
+        self.assertEqual(arena[: COUNT * 4], bytes(memoryview(shard).cast("B")))  # it lies there
+        return model, weakref.ref(arena)
+
+    def test_keep_the_owner_of_an_arena(self):
+        with fsdp.create_local_contexts(1)[0] as context:
+            model, arena = self.arena_model(context)
+            view = model.shards()[0].main_weight
+            model.close()
+            del model
+            gc.collect()
+            self.assertIsNotNone(arena())
+            self.assertEqual(flat(view), list(ramp()))
+            del view
+            gc.collect()
+            self.assertIsNone(arena())
+
+    def test_a_save_keeps_the_owner_of_an_arena(self):
+        with tempfile.TemporaryDirectory() as folder, fsdp.create_local_contexts(1)[0] as context:
+            model, arena = self.arena_model(context)
+            model.publish_weights()
+            checkpoint = context.begin_checkpoint(folder, step=1)
+            checkpoint.add_model(model)
+            checkpoint.commit()
+            checkpoint.close()
+            model.close()
+            del checkpoint, model
+            gc.collect()
+            self.assertIsNotNone(arena())
+            context.close()
+            self.assertIsNone(arena())
+            self.assertEqual([found["step"] for found in fsdp.list_checkpoints(folder)["checkpoints"]], [1])
+
     def test_leaked_handles_end_with_the_process(self):
         program = (
             "import sys; sys.path.insert(0, sys.argv[1]); import libfsdp as fsdp; from helper import small_model\n"
@@ -127,8 +182,9 @@ class Dlpack(unittest.TestCase):
                         def __dlpack__(self, **_):
                             return capsule
 
-                    address, dtype, shape, kept = dlpack.read(Producer())
+                    address, dtype, shape, kept, device = dlpack.read(Producer())
                     self.assertEqual((address, dtype, shape), (view.address, fsdp.Dtype.FLOAT32, (8, 4)))
+                    self.assertEqual(device, fsdp.DeviceKind.HOST)
                     del capsule, kept, Producer
                     self.assertEqual(len(dlpack._exported), 0)  # nobody consumed it
                 group.put_grad("w", group.tensors()["w"])  # any array is a gradient
@@ -138,6 +194,83 @@ class Dlpack(unittest.TestCase):
 
         with self.assertRaises(fsdp.Error):
             fsdp.run_local(1, rank)
+
+    def test_memory_of_another_device_is_refused(self):
+        """What a capsule says of its device counts: reading a GPU's memory on the host would end the process."""
+        from libfsdp import dlpack
+
+        memory = ramp()
+        like = fsdp.Tensor.of(memory.buffer_info()[0], (8, 4), fsdp.Dtype.FLOAT32, memory, (fsdp.DeviceKind.CUDA, 3))
+
+        class OnGpu:
+            def __dlpack_device__(self):
+                return like.__dlpack_device__()
+
+            def __dlpack__(self, **versions):
+                return like.__dlpack__(**versions)
+
+        def rank(context):
+            model, group = small_model(context)
+            with model:
+                grad = "a gradient in memory of CUDA, for a context on HOST"
+                value = "values in memory of CUDA, for a context on HOST"
+                for array in (OnGpu(), like):
+                    for text, call in (
+                        (grad, lambda: group.put_grad("w", array)),
+                        (grad, lambda: model.apply_grads([array, None], 0.1)),
+                        (value, lambda: group.load_param("w", array)),
+                        (value, lambda: group.load_state("w", "exp_avg", array)),
+                        (value, lambda: group.load_chunk("w", array, 0, 8)),
+                    ):
+                        with self.assertRaisesRegex(ValueError, text):
+                            call()
+                train(model, group)
+
+        self.assertEqual(OnGpu().__dlpack_device__(), (dlpack.CUDA, 3))
+        fsdp.run_local(1, rank)
+
+    def test_an_empty_gradient_is_not_none(self):
+        """Nor is one without memory: the library would take both for no gradient, which trains with zeros."""
+        unmapped = fsdp.Tensor.of(None, (8, 4), fsdp.Dtype.FLOAT32, None)
+        empty = fsdp.Tensor.of(ramp().buffer_info()[0], (0, 4), fsdp.Dtype.FLOAT32, None)
+
+        class Lent:
+            def __dlpack__(self, **versions):
+                return unmapped.__dlpack__(**versions)
+
+        def rank(context):
+            model, group = small_model(context)
+            with model:
+                for grad in (unmapped, empty, Lent()):
+                    with self.assertRaisesRegex(ValueError, "an empty gradient"):
+                        group.put_grad("w", grad)
+                    with self.assertRaisesRegex(ValueError, "an empty gradient"):
+                        model.apply_grads([grad, None], 0.1)
+                train(model, group)
+
+        fsdp.run_local(1, rank)
+
+    def test_memory_that_both_devices_read_suits_both(self):
+        from libfsdp import dlpack
+        from libfsdp.tensor import read_grad
+
+        memory = ramp()
+
+        class Pinned:
+            def __dlpack__(self, **_):
+                capsule = fsdp.Tensor.of(memory.buffer_info()[0], (8, 4), fsdp.Dtype.FLOAT32, memory).__dlpack__()
+                dlpack._Managed.from_address(dlpack._get(capsule, b"dltensor")).tensor.device_type = self.device_type
+                return capsule
+
+        array = Pinned()
+        for array.device_type in (dlpack.CUDA_HOST, dlpack.CUDA_MANAGED):
+            for kind in fsdp.DeviceKind:
+                self.assertEqual(read_grad(array, kind)[0], memory.buffer_info()[0])
+        array.device_type = 8  # Metal
+        with self.assertRaisesRegex(ValueError, "DLPack's type 8"):
+            read_grad(array, fsdp.DeviceKind.HOST)
+        with self.assertRaisesRegex(ValueError, "memory of HOST, for a context on CUDA"):
+            read_grad(memory, fsdp.DeviceKind.CUDA)
 
     @unittest.skipUnless(numpy, "no numpy")
     def test_numpy(self):
