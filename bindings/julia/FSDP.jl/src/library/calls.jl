@@ -613,8 +613,8 @@ Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, MI
 
 raw"""
 ```text
-How many shards this rank owns; fixed from the seal on. Collective: no. Errors: INVALID_STATE (not sealed). Since
- 0.2.
+How many shards this rank owns; fixed from the seal on. Collective: no. Errors: INVALID_STATE (not sealed, or only
+ planned). Since 0.2.
 ```
 """
 @inline fsdp_get_shard_count(model, shard_count) =
@@ -712,7 +712,8 @@ raw"""
 One step of AdamW (Loshchilov and Hutter 2019, decoupled weight decay) in fp32 on this rank's shards, then publish.
   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g g;  w = w - lr s wd w - lr s (m / c1) / (sqrt(v / c2) +
   eps)
-with s the parameter's lr_scale, c = 1 - beta^step computed in double. Collective: the mesh. Window: closes it.
+with s the parameter's lr_scale, c = 1 - beta^step computed in double and rounded to fp32. Collective: the mesh.
+Window: closes it.
 Blocks: peers: ranks agree to step before a weight is touched, so one that discards instead is an error here and all
 can discard. Errors: INVALID_STATE, INVALID_ARGUMENT, MISMATCH (another lr, beta, epsilon, weight_decay, step,
 lr_scale, or scaling of the gradients, which includes the norm that was clipped). Since 0.2.
@@ -821,11 +822,11 @@ it was.
 All or nothing: on failure no rank has loaded it, the window stays open, main weights may have been written in part,
 and another load, or the caller's own values, must come before the next publish.
 Collective: the mesh. Blocks: the disk and peers. Window: inside; the step's gradients, if any, stay.
-Errors, the same on all ranks: INVALID_ARGUMENT (no checkpoint there; tensors that are missing, unexpected, of
-another shape or no floating-point numbers, all of them listed; a damaged file, with the range of bytes and the
-tensors), SYSTEM (rank, file, what was done and errno), INVALID_STATE, UNSUPPORTED (written by a newer release),
-MISMATCH (another model, other flags, or hosts that see different checkpoints), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT.
-Since 0.2.
+Errors, the same on all ranks: INVALID_ARGUMENT (no checkpoint in the folder; tensors that are missing, unexpected,
+of another shape or no floating-point numbers, all of them listed; a damaged file, with the range of bytes and the
+tensors), SYSTEM (rank, file, what was done and errno: ENOENT for a folder that is not there),
+INVALID_STATE, UNSUPPORTED (written by a newer release), MISMATCH (another model, other flags, or hosts that see
+different checkpoints), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT. Since 0.2.
 ```
 """
 @inline fsdp_load(model, folder, options, loaded) =
@@ -960,7 +961,8 @@ small, and then *size_bytes is set; a damaged file), SYSTEM. Since 0.2.
 raw"""
 ```text
 Give the handle back. A save that is under way goes on: fsdp_close_context waits for it, and returns its failure;
-fsdp_destroy_context gives it up, with a WARNING. Threads: any. Never waits. Since 0.2.
+fsdp_destroy_context gives it up, with a WARNING. Threads: any. Never waits. NULL is allowed. Since
+0.2.
 ```
 """
 @inline fsdp_destroy_checkpoint(checkpoint) =

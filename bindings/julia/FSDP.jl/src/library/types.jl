@@ -371,7 +371,7 @@ struct fsdp_stats
     prefetches::UInt64
     # of these, given back unused
     dropped_prefetches::UInt64
-    # contributions reduced
+    # contributions reduced; 0 where a rank has nobody to reduce with
     reduces::UInt64
     # bytes of full gradients, of all ranks, that they read on this rank
     reduced_bytes::UInt64
