@@ -87,11 +87,9 @@ class Context(Owner):
             raise
 
     def _begin(self, number, watch, options):
-        # (kind, index) of the memory of its models; a GPU's index is what DLPack says of the first view
-        self.device = (
-            DeviceKind(options.get("device") or DeviceKind.HOST),
-            max((options.get("device_index") or 0) - 1, 0),
-        )
+        self.device = DeviceKind(options.get("device") or DeviceKind.HOST)  # of its models; see Model.device
+        # None: the thread's current GPU, whose index only the library knows
+        self.device_index = options["device_index"] - 1 if options.get("device_index") else None
         self._watch = watch
         _watches[number] = watch
         self._handle = Handle(_destroy, number)
