@@ -211,6 +211,7 @@ class Context(Owner):
         handle, self._handle = self._handle, None
         if handle:
             handle.destroy()
+            self.check(_abi.FSDP_OK)  # a line that was logged may have raised
 
     def __exit__(self, kind, error, trace):
         if error is None:
