@@ -64,6 +64,8 @@ class Context(Owner):
     end at once. Ctrl-C ends any wait with KeyboardInterrupt; the context has then failed.
     """
 
+    _has_peers = True  # whom close() waits for
+
     def __init__(self, **options):
         self._create(_Watch(), options, lib.create_context)
 
@@ -71,6 +73,7 @@ class Context(Owner):
     def plan(cls, world_size, rank=0, **options):
         """A context that only plans (fsdp_create_plan_context)."""
         made = cls.__new__(cls)
+        made._has_peers = False
         made._create(_Watch(), options, lib.create_plan_context, world_size, rank)
         return made
 
@@ -198,7 +201,8 @@ class Context(Owner):
         if self._handle is None:
             return
         try:
-            self.check(lib.close_context(self.handle))
+            if self._has_peers:
+                self.check(lib.close_context(self.handle))
         finally:
             self.destroy()
 
