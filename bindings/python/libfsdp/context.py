@@ -64,6 +64,8 @@ class Context(Owner):
     end at once. Ctrl-C ends any wait with KeyboardInterrupt; the context has then failed.
     """
 
+    _has_peers = True  # whom close() waits for
+
     def __init__(self, **options):
         self._create(_Watch(), options, lib.create_context)
 
@@ -71,6 +73,7 @@ class Context(Owner):
     def plan(cls, world_size, rank=0, **options):
         """A context that only plans (fsdp_create_plan_context)."""
         made = cls.__new__(cls)
+        made._has_peers = False
         made._create(_Watch(), options, lib.create_plan_context, world_size, rank)
         return made
 
@@ -87,11 +90,9 @@ class Context(Owner):
             raise
 
     def _begin(self, number, watch, options):
-        # (kind, index) of the memory of its models; a GPU's index is what DLPack says of the first view
-        self.device = (
-            DeviceKind(options.get("device") or DeviceKind.HOST),
-            max((options.get("device_index") or 0) - 1, 0),
-        )
+        self.device = DeviceKind(options.get("device") or DeviceKind.HOST)  # of its models; see Model.device
+        # None: the thread's current GPU, whose index only the library knows
+        self.device_index = options["device_index"] - 1 if options.get("device_index") else None
         self._watch = watch
         _watches[number] = watch
         self._handle = Handle(_destroy, number)
@@ -200,7 +201,8 @@ class Context(Owner):
         if self._handle is None:
             return
         try:
-            self.check(lib.close_context(self.handle))
+            if self._has_peers:
+                self.check(lib.close_context(self.handle))
         finally:
             self.destroy()
 
@@ -213,6 +215,7 @@ class Context(Owner):
         handle, self._handle = self._handle, None
         if handle:
             handle.destroy()
+            self.check(_abi.FSDP_OK)  # a line that was logged may have raised
 
     def __exit__(self, kind, error, trace):
         if error is None:

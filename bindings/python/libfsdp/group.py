@@ -117,7 +117,7 @@ class Group:
         return found
 
     def _value(self, data):
-        return _NONE if data is None else read_value(data, self._context.device[0])
+        return _NONE if data is None else read_value(data, self._context.device)
 
     # -- loading and reading ------------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class Group:
 
     def load_chunk(self, param, data, row_offset, row_count):
         """Load rows that this rank owns (see chunk)."""
-        address, dtype, _, kept = read_value(data, self._context.device[0])
+        address, dtype, _, kept = read_value(data, self._context.device)
         self.check(lib.load_chunk(self.handle, self.index(param), address, dtype, row_offset, row_count, 0))
 
     def set_param_lr_scale(self, param, lr_scale):
@@ -181,6 +181,8 @@ class Group:
         """{name: Tensor} of the full compute weights, for DLPack. Legal while the group is unsharded."""
         found = (_abi.fsdp_tensor * len(self.params))()
         self.check(lib.get_params(self.handle, phase, found, len(found), ctypes.sizeof(_abi.fsdp_tensor)))
+        if self.params:
+            self.model.saw(found[0])
         return {param.name: Tensor(view, self.model._handle) for param, view in zip(self.params, found)}
 
     def weights(self, phase=Phase.FORWARD):
@@ -215,7 +217,7 @@ class Group:
 
     def put_grad(self, param, grad, stream=None):
         """Hand in a full gradient, any array; None means that there is none."""
-        address, dtype, count, kept = _NONE if grad is None else read_grad(grad, self._context.device[0])
+        address, dtype, count, kept = _NONE if grad is None else read_grad(grad, self._context.device)
         if status := lib.put_grad(self.handle, self.index(param), address, dtype, count, 0, stream):
             self.check(status)
 

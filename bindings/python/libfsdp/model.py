@@ -9,7 +9,7 @@ import os
 from . import _abi, tensor
 from ._library import check, lib, make, read_text
 from .capture import Capture
-from .constants import Dtype
+from .constants import DeviceKind, Dtype
 from .group import Group, Param
 from .handle import Owner
 from .shard import Shard
@@ -23,7 +23,7 @@ class Model(Owner):
 
     def __init__(self, context, mesh=None, **options):
         options["mesh"] = mesh.handle if mesh else None
-        self.context, self.groups = context, {}
+        self.context, self.groups, self._device, self._states = context, {}, None, []
         made = make(_abi.fsdp_model_options, options)
         self._handle = context.own(lib.destroy_model, lib.create_model, context.handle, made)
 
@@ -63,6 +63,7 @@ class Model(Owner):
 
     def add_optimizer_state(self, name, dtype=Dtype.FLOAT32):
         self.context.check(lib.add_optimizer_state(self.handle, name.encode(), dtype))
+        self._states.append(name)
 
     def set_arena(self, role, address, size_bytes, owner=None):
         """Memory of the caller for a role. owner is kept for as long as the model or a view of its memory is there."""
@@ -106,6 +107,34 @@ class Model(Owner):
         found = _abi.fsdp_stats()
         check(lib.get_stats(self.handle, found))
         return found
+
+    @property
+    def device(self):
+        """(kind, index) of its memory once it is sealed, as the library says of a view of it."""
+        if self.context.device == DeviceKind.HOST:
+            return DeviceKind.HOST, 0
+        if self._device is None:
+            self._look_at_states()
+        if self._device is None and self.context.device_index is not None:
+            self._device = self.context.device, self.context.device_index
+        if self._device is None:
+            raise ValueError(
+                "a model without optimizer states, on a GPU that is not known: name it by device_index, as the context "
+                "is made, or take a group's weights first"
+            )
+        return self._device
+
+    def saw(self, found):
+        """An fsdp_tensor of this model says where its memory is."""
+        self._device = DeviceKind(found.device), found.device_index
+
+    def _look_at_states(self):
+        count, found = ctypes.c_uint64(), _abi.fsdp_tensor()
+        check(lib.get_shard_count(self.handle, count))
+        for index in range(count.value):
+            for name in self._states or ["exp_avg"]:
+                if not lib.get_shard_state(self.handle, index, name.encode(), found):
+                    return self.saw(found)
 
     def describe(self):
         """The layout, as what its JSON says."""
@@ -176,7 +205,7 @@ class Model(Owner):
         array, kept = (_abi.fsdp_grad * len(grads))(), []
         for at, grad in zip(array, grads):
             if grad is not None:
-                at.data, at.dtype, at.element_count, owner = tensor.read_grad(grad, self.context.device[0])
+                at.data, at.dtype, at.element_count, owner = tensor.read_grad(grad, self.context.device)
                 kept.append(owner)
         norm = ctypes.c_double()
         self.context.check(

@@ -25,7 +25,7 @@ class Shard:
 
     def _array(self, address, dtype):
         return Tensor.of(
-            address, (self.element_count,), Dtype(dtype), self._model._handle, self._model.context.device
+            address, (self.element_count,), Dtype(dtype), self._model._handle, self._model.device
         ).array()
 
     def state(self, name):

@@ -162,6 +162,19 @@ print(context.error.status.name, flush=True)
             (status, number), *destroyed = made
             self.assertEqual((status, destroyed), (0, [number]))
 
+    def test_what_a_last_line_raises_is_not_lost(self):
+        def destroy_context(number):
+            real(number)
+            context._watch.raised = KeyboardInterrupt("as the context ended")
+
+        context, real = fsdp.create_local_contexts(1)[0], fsdp.lib.destroy_context
+        with (
+            mock.patch.object(fsdp.lib, "destroy_context", destroy_context),
+            self.assertRaisesRegex(KeyboardInterrupt, "as the context ended"),
+        ):
+            context.destroy()
+        self.assertTrue(context.is_closed)
+
     def test_other_handlers_exceptions_end_a_wait_too(self):
         name = uuid.uuid4().hex
         program = f"""

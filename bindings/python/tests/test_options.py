@@ -63,6 +63,11 @@ class Options(unittest.TestCase):
                 del flag
                 self.ends_with(context, kept)
 
+    def test_a_context_that_only_plans_ends_with_its_block(self):
+        with fsdp.Context.plan(2, rank=1) as planned:
+            self.assertEqual((planned.rank, planned.world_size), (1, 2))
+        self.assertTrue(planned.is_closed)
+
     def test_local_contexts_share_a_flag_that_ends_a_wait(self):
         flag = Flag(0)
         kept = weakref.ref(flag)

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import unittest
 import weakref
+from unittest import mock
 
 import libfsdp as fsdp
 from helper import COUNT, flat, ramp, small_model, train
@@ -228,6 +229,45 @@ class Dlpack(unittest.TestCase):
 
         self.assertEqual(OnGpu().__dlpack_device__(), (dlpack.CUDA, 3))
         fsdp.run_local(1, rank)
+
+    def on_gpu(self, context, index, **options):
+        """A model that the binding takes for one on a GPU, since what it reads of views says so."""
+        model = context.create_model(**options)
+        model.create_group("layer", [fsdp.Param("w", (8, 4))])
+        if options:
+            model.add_optimizer_state("momentum")
+        model.seal()
+        context.device = fsdp.DeviceKind.CUDA
+        get_shard_state = fsdp.lib.get_shard_state
+
+        def get(model, shard_index, name, found):
+            status = get_shard_state(model, shard_index, name, found)
+            found.device, found.device_index = fsdp.DeviceKind.CUDA, index
+            return status
+
+        return model, mock.patch.object(fsdp.lib, "get_shard_state", get)
+
+    def test_shards_are_on_the_gpu_that_the_library_names(self):
+        for options in ({}, {"optimizer": fsdp.Optimizer.CALLER}):
+            with fsdp.create_local_contexts(1)[0] as context:
+                model, patched = self.on_gpu(context, 3, **options)
+                with model, patched:
+                    shard = model.shards()[0]
+                    for view in (shard.main_weight, shard.main_grad):
+                        self.assertEqual(view.__dlpack_device__(), (2, 3))
+
+    def test_shards_on_a_gpu_that_nothing_names_are_refused(self):
+        with fsdp.create_local_contexts(1)[0] as context:
+            model = context.create_model(optimizer=fsdp.Optimizer.CALLER)
+            model.create_group("layer", [fsdp.Param("w", (8, 4))])
+            model.seal()
+            self.assertEqual(model.device, (fsdp.DeviceKind.HOST, 0))
+            context.device = fsdp.DeviceKind.CUDA
+            with self.assertRaisesRegex(ValueError, "name it by device_index"):
+                model.shards()
+            context.device_index = 5
+            self.assertEqual(model.shards()[0].main_weight.__dlpack_device__(), (2, 5))
+            model.close()
 
     def test_an_empty_gradient_is_not_none(self):
         """Nor is one without memory: the library would take both for no gradient, which trains with zeros."""
