@@ -426,6 +426,22 @@ TEST_P(Files, OfACheckpointWithANameGetTheirManifestLast) {
   EXPECT_GE(std::ranges::count(before, "fsync"), 4);
 }
 
+// Another job that looks into the folder meanwhile finds no owner, or one that is locked and says whose it is.
+TEST_P(Files, HaveNoOwnerThatHasNoLockYet) {
+  const Folder folder = Folder::make(path);
+  std::atomic<bool> made = false;
+  int removed = 0, seen = 0;
+  std::thread other([&] {
+    for (; !made; ++seen) removed += !folder.remove_leftovers().empty();
+  });
+  int failed = 0;
+  for (int i = 0; i < 1000; ++i) failed += error_of([&] { NewCheckpoint(folder, step_name(2)); }).status != FSDP_OK;
+  made = true;
+  other.join();
+  EXPECT_EQ(removed, 0) << seen;
+  EXPECT_EQ(failed, 0);
+}
+
 // Without its manifest it is nothing, and left alone as long as its owner lives; other folders always are.
 TEST_P(Files, OfALivingJobWithANameAreLeftAlone) {
   const Folder folder = Folder::make(path);

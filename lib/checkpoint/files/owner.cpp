@@ -54,12 +54,18 @@ std::string make_id() {
 }
 
 Fd make_owner(int folder, const std::string &text, const std::string &shown) {
-  Fd file(::openat(folder, owner_name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  // Without a name until it is locked and says whose it is: whoever finds it without a lock takes it for a dead job's.
+  Fd file(::openat(folder, ".", O_RDWR | O_TMPFILE | O_CLOEXEC, 0600));
+  const bool unnamed = static_cast<bool>(file);
+  if (!unnamed) file = Fd(::openat(folder, owner_name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!file) fail_errno(errno, format_text("{}/{}: cannot be created", shown, owner_name));
   if (!take_lock(file.get()) && (errno == EAGAIN || errno == EACCES))
     fail_errno(errno, format_text("{}/{}: another job has its lock", shown, owner_name));
   if (::write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()))
     fail_errno(errno, format_text("{}/{}: writing it", shown, owner_name));
+  const std::string itself = format_text("/proc/self/fd/{}", file.get());
+  if (unnamed && ::linkat(AT_FDCWD, itself.c_str(), folder, owner_name, AT_SYMLINK_FOLLOW) != 0)
+    fail_errno(errno, format_text("{}/{}: naming it", shown, owner_name));
   return file;
 }
 
