@@ -134,6 +134,7 @@ IDIOMS = {
         "fsdp_end_span": "the block's end",
     },
     "Python": {
+        "fsdp_get_shard_state": "`Shard.state`",
         "fsdp_get_shard_count": "`Model.shards`",
         "fsdp_get_last_error": "`Error`",
         "fsdp_get_version": "`__version__`",
