@@ -20,36 +20,36 @@ export PATH=/opt/python/cp311-cp311/bin:$PATH
 pip install --quiet 'meson>=1.0' ninja cmake
 dnf install -y -q perl-IPC-Cmd perl-Data-Dumper ucx-devel || dnf install -y -q perl-IPC-Cmd perl-Data-Dumper
 
-# get NAME REPOSITORY TAG: its sources in /work/NAME
-get() { git clone -q --depth 1 --branch "$3" "https://github.com/$2" "/work/$1"; }
+# get NAME REPOSITORY TAG: its sources in /build/NAME
+get() { git clone -q --depth 1 --branch "$3" "https://github.com/$2" "/build/$1"; }
 get fmt fmtlib/fmt 10.2.1
 get highway google/highway 1.2.0
 get json nlohmann/json v3.11.3
 get xxhash Cyan4973/xxHash v0.8.2
 get openssl openssl/openssl openssl-3.0.15
 build_cmake() {
-  cmake -S "/work/$1" -B "/work/$1/build" -DCMAKE_INSTALL_PREFIX=/usr/local -DCMAKE_INSTALL_LIBDIR=lib -DCMAKE_BUILD_TYPE=Release \
+  cmake -S "/build/$1" -B "/build/$1/build" -DCMAKE_INSTALL_PREFIX=/usr/local -DCMAKE_INSTALL_LIBDIR=lib -DCMAKE_BUILD_TYPE=Release \
     -DCMAKE_POSITION_INDEPENDENT_CODE=ON -DBUILD_SHARED_LIBS=OFF -DBUILD_TESTING=OFF "$2" >/dev/null
-  cmake --build "/work/$1/build" -j "$(nproc)" --target install >/dev/null
+  cmake --build "/build/$1/build" -j "$(nproc)" --target install >/dev/null
 }
 build_cmake fmt -DFMT_TEST=OFF
 build_cmake highway -DHWY_ENABLE_TESTS=OFF
 build_cmake json -DJSON_BuildTests=OFF
-make -s -C /work/xxhash install PREFIX=/usr/local
-(cd /work/openssl && ./Configure -fPIC no-shared no-tests --prefix=/usr/local --libdir=lib linux-x86_64 >/dev/null &&
+make -s -C /build/xxhash install PREFIX=/usr/local
+(cd /build/openssl && ./Configure -fPIC no-shared no-tests --prefix=/usr/local --libdir=lib linux-x86_64 >/dev/null &&
   make -s -j "$(nproc)" build_generated libcrypto.a libcrypto.pc && cp libcrypto.a /usr/local/lib && mkdir -p /usr/local/lib/pkgconfig &&
   cp libcrypto.pc /usr/local/lib/pkgconfig && cp -r include/openssl /usr/local/include)
 
 export PKG_CONFIG_PATH=/usr/local/lib/pkgconfig:/usr/local/share/pkgconfig
-cp -r /source /work/libfsdp
-rm -rf /work/libfsdp/build*
-export CFLAGS='-include /work/libfsdp/tools/packaging/glibc_2_28.h' CXXFLAGS='-include /work/libfsdp/tools/packaging/glibc_2_28.h'
-pip wheel --quiet --no-deps --no-index --wheel-dir /work/wheel /work/libfsdp/bindings/python
-ls /work/wheel | grep 'manylinux_2_\([0-9]\|1[0-9]\|2[0-8]\)_' || { echo "not for glibc 2.28: $(ls /work/wheel)"; exit 1; }
-cp /work/wheel/*.whl /dist
+cp -r /source /build/libfsdp
+rm -rf /build/libfsdp/build*
+export CFLAGS='-include /build/libfsdp/tools/packaging/glibc_2_28.h' CXXFLAGS='-include /build/libfsdp/tools/packaging/glibc_2_28.h'
+pip wheel --quiet --no-deps --no-index --wheel-dir /build/wheel /build/libfsdp/bindings/python
+ls /build/wheel | grep 'manylinux_2_\([0-9]\|1[0-9]\|2[0-8]\)_' || { echo "not for glibc 2.28: $(ls /build/wheel)"; exit 1; }
+cp /build/wheel/*.whl /dist
 
 # In an empty environment two ranks meet.
-python -m venv /work/venv
-/work/venv/bin/pip install --quiet --no-index /work/wheel/*.whl
-/work/venv/bin/python -c 'import libfsdp; print(libfsdp.__version__, libfsdp.run_local(2, lambda context: context.world_size))'
+python -m venv /build/venv
+/build/venv/bin/pip install --quiet --no-index /build/wheel/*.whl
+/build/venv/bin/python -c 'import libfsdp; print(libfsdp.__version__, libfsdp.run_local(2, lambda context: context.world_size))'
 INSIDE
