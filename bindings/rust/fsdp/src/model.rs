@@ -144,8 +144,8 @@ impl Model {
     /// Plans and allocates all memory, and compares what every rank declared. The model is then in its first update window:
     /// load parameters, then [`Window::publish`].
     pub fn seal(&mut self) -> Result<Window<'_>> {
-        check(unsafe { sys::fsdp_seal_model(self.raw) })?;
-        Ok(Window::open(self))
+        let status = unsafe { sys::fsdp_seal_model(self.raw) };
+        Window::opened_by(self, status)
     }
 
     // ---- asking -------------------------------------------------------------------------------------------------
@@ -311,14 +311,14 @@ impl Model {
     /// window once every rank has come here.
     pub fn finish_grads(&mut self, scale: f64) -> Result<Window<'_>> {
         self.forget_claims();
-        check(unsafe { sys::fsdp_finish_grads(self.raw, scale, 0, self.stream.get()) })?;
-        Ok(Window::open(self))
+        let status = unsafe { sys::fsdp_finish_grads(self.raw, scale, 0, self.stream.get()) };
+        Window::opened_by(self, status)
     }
 
     /// Opens the update window outside a training step, to load or edit weights.
     pub fn begin_update(&mut self) -> Result<Window<'_>> {
-        check(unsafe { sys::fsdp_begin_update(self.raw, self.stream.get()) })?;
-        Ok(Window::open(self))
+        let status = unsafe { sys::fsdp_begin_update(self.raw, self.stream.get()) };
+        Window::opened_by(self, status)
     }
 
     /// The update window that is open: after a `Window` was dropped, or a step of it has failed and left it open.
@@ -334,10 +334,12 @@ impl Model {
 
     /// Forgets this step, from any state between two publishes.
     pub fn discard_step(&mut self) -> Result<()> {
-        check(unsafe { sys::fsdp_discard_step(self.raw, self.stream.get()) })?;
-        self.forget_claims();
-        self.window_open = false;
-        Ok(())
+        let status = unsafe { sys::fsdp_discard_step(self.raw, self.stream.get()) };
+        if status == sys::FSDP_OK {
+            self.forget_claims();
+            self.window_open = false;
+        }
+        check(status)
     }
 
     /// A whole step in one call: `fsdp_apply_grads`. The norm before clipping is returned.

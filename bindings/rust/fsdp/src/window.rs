@@ -32,6 +32,13 @@ impl<'m> Window<'m> {
         Window { model }
     }
 
+    /// By a call with that status. A hook's panic goes on from here, and [`Model::window`] gives the window all the same.
+    pub(crate) fn opened_by(model: &'m mut Model, status: sys::fsdp_status) -> Result<Self> {
+        model.window_open |= status == sys::FSDP_OK;
+        check(status)?;
+        Ok(Self::open(model))
+    }
+
     // ---- its ends -----------------------------------------------------------------------------------------------
 
     /// One step of AdamW on this rank's shards, then publish.

@@ -137,6 +137,29 @@ fn a_panic_of_a_hook_comes_out_of_the_call() {
 }
 
 #[test]
+fn a_panic_of_the_log_leaves_the_window_as_the_library_has_it() {
+    let armed = Arc::new(AtomicI32::new(0));
+    let kept = armed.clone();
+    let options = ContextOptions::new().log_level(LogLevel::Debug).log(move |_, _| {
+        if kept.swap(0, Ordering::Relaxed) == 1 {
+            std::panic::resume_unwind(Box::new("the log is full"));
+        }
+    });
+    run_ranks_with(1, &options, |context| {
+        let (mut model, _, _) = two_groups(&context, &ModelOptions::new());
+        let window = model.begin_update().unwrap();
+        armed.store(1, Ordering::Relaxed);
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| window.discard())).is_err());
+        assert_eq!(model.window().map(drop).unwrap_err().status, Status::InvalidState); // the weights are shared again
+        let mut other = Model::new(&context, &ModelOptions::new()).unwrap();
+        other.create_group("g", &[Param::new("w", &[4])], &Default::default()).unwrap();
+        armed.store(1, Ordering::Relaxed);
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| other.seal().map(drop))).is_err());
+        other.window().unwrap().publish().unwrap();
+    });
+}
+
+#[test]
 fn log_lines_come_to_the_hook() {
     let lines = Arc::new(Mutex::new(Vec::new()));
     let kept = lines.clone();
