@@ -6,12 +6,14 @@ usage: generate.py            writes the files
        generate.py --check    compares; the differences are printed, and the status is 1
 """
 
-import difflib
 import json
 import pathlib
 import re
 import sys
 import textwrap
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "dev"))
+from written_files import write_or_compare  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
 ABI = json.loads((HERE.parent / "abi" / "abi.json").read_text())
@@ -176,18 +178,8 @@ FILES = {
 
 
 def main():
-    different = False
-    for path, write in FILES.items():
-        written = HEAD + "\n".join(write()) + "\n"
-        if sys.argv[1:] != ["--check"]:
-            path.write_text(written)
-            continue
-        there = path.read_text() if path.exists() else ""
-        name = str(path.relative_to(HERE))
-        lines = difflib.unified_diff(there.splitlines(True), written.splitlines(True), name, "generated")
-        sys.stdout.writelines(lines)
-        different |= there != written
-    return 1 if different else 0
+    files = {path: HEAD + "\n".join(write()) + "\n" for path, write in FILES.items()}
+    return write_or_compare(__doc__, files, "bindings/abi/abi.json")
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@ usage: generate.py            writes it
        generate.py --check    compares; the differences are printed, and the status is 1
 """
 
-import argparse
-import difflib
 import json
 import pathlib
 import re
 import sys
 import textwrap
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "dev"))
+from written_files import write_or_compare  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
 ABI = HERE.parent / "abi" / "abi.json"
@@ -129,16 +130,7 @@ def write():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    written = write()
-    if not parser.parse_args().check:
-        TARGET.write_text(written)
-        return 0
-    kept = TARGET.read_text() if TARGET.exists() else ""
-    for line in difflib.unified_diff(kept.splitlines(), written.splitlines(), TARGET.name, ABI.name, lineterm=""):
-        print(line)
-    return 0 if kept == written else 1
+    return write_or_compare(__doc__, {TARGET: write()}, "bindings/abi/abi.json")
 
 
 if __name__ == "__main__":

@@ -5,13 +5,14 @@
 usage: generate.py            writes the files
        generate.py --check    compares; the differences are printed, and the status is 1
 """
-import argparse
-import difflib
 import json
 import pathlib
 import re
 import sys
 import textwrap
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "dev"))
+from written_files import write_or_compare  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
 ABI = json.loads((HERE.parent / "abi" / "abi.json").read_text())
@@ -230,28 +231,10 @@ def safe_option_builders():
             "use std::ffi::CString;\n" + "".join(safe_options(struct) for struct in structs))
 
 
-def compare(path, written):
-    kept = path.read_text() if path.exists() else ""
-    name = str(path.relative_to(HERE.parents[1]))
-    for line in difflib.unified_diff(kept.splitlines(), written.splitlines(), name, "abi.json", lineterm=""):
-        print(line)
-    if kept != written:
-        print(f"abi.json and {name} differ: python3 bindings/rust/generate.py writes it anew.", file=sys.stderr)
-    return kept == written
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    arguments = parser.parse_args()
-    written = {"fsdp-sys/src/types.rs": sys_types(), "fsdp-sys/src/structs.rs": sys_structs(),
-               "fsdp-sys/src/calls.rs": sys_calls(), "fsdp/src/enums.rs": safe_enums(),
-               "fsdp/src/options.rs": safe_option_builders()}
-    if arguments.check:
-        return 0 if all([compare(HERE / name, text) for name, text in written.items()]) else 1
-    for name, text in written.items():
-        (HERE / name).write_text(text)
-    return 0
+    files = {"fsdp-sys/src/types.rs": sys_types(), "fsdp-sys/src/structs.rs": sys_structs(), "fsdp-sys/src/calls.rs": sys_calls(),
+             "fsdp/src/enums.rs": safe_enums(), "fsdp/src/options.rs": safe_option_builders()}
+    return write_or_compare(__doc__, {HERE / name: text for name, text in files.items()}, "bindings/abi/abi.json")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ usage: abi.py            writes bindings/abi/abi.json and lib/fsdp.map
 A change of the ABI is so seen in the change that makes it, and bindings are generated from the file. Needs a C compiler
 and pycparser (python3-pycparser): values, sizes and offsets are what the compiler says.
 """
-import argparse
-import difflib
 import json
 import os
 import pathlib
@@ -20,6 +18,8 @@ import sys
 import tempfile
 
 from pycparser import c_ast, c_generator, c_parser
+
+from written_files import write_or_compare
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEADER = ROOT / "include" / "fsdp.h"
@@ -190,27 +190,10 @@ def write_map(described, text):
     return "\n".join(lines) + "\n"
 
 
-def compare(path, written):
-    kept = path.read_text() if path.exists() else ""
-    name = str(path.relative_to(ROOT))
-    for line in difflib.unified_diff(kept.splitlines(), written.splitlines(), name, "include/fsdp.h", lineterm=""):
-        print(line)
-    if kept != written:
-        print(f"The header and {name} differ: python3 tools/dev/abi.py writes it anew.", file=sys.stderr)
-    return kept == written
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    arguments = parser.parse_args()
     described = describe(HEADER.read_text())
-    written = {TARGET: json.dumps(described, indent=1) + "\n", MAP: write_map(described, MAP.read_text())}
-    if arguments.check:
-        return 0 if all([compare(path, text) for path, text in written.items()]) else 1
-    for path, text in written.items():
-        path.write_text(text)
-    return 0
+    files = {TARGET: json.dumps(described, indent=1) + "\n", MAP: write_map(described, MAP.read_text())}
+    return write_or_compare(__doc__, files, "include/fsdp.h")
 
 
 if __name__ == "__main__":
