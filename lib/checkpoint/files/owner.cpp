@@ -38,6 +38,13 @@ bool is_a_day_old(int folder) {
 
 Fd open_owner(int folder) { return Fd(::openat(folder, owner_name, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK)); }
 
+void lock_and_write(const Fd &file, const std::string &text, const std::string &shown) {
+  if (!take_lock(file.get()) && (errno == EAGAIN || errno == EACCES))
+    fail_errno(errno, format_text("{}/{}: another job has its lock", shown, owner_name));
+  if (::write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()))
+    fail_errno(errno, format_text("{}/{}: writing it", shown, owner_name));
+}
+
 bool is_dead(const Fd &owner, int folder) {
   if (take_lock(owner.get())) return true;
   const bool held = errno == EAGAIN || errno == EACCES;  // else this file system has no locks
@@ -53,19 +60,17 @@ std::string make_id() {
   return format_text("{:016x}{:016x}", random[0], random[1]);
 }
 
+// Without a name until it is locked and says whose it is: whoever finds it without a lock takes it for a dead job's.
+// Not all file systems have files without names, and naming one takes /proc.
 Fd make_owner(int folder, const std::string &text, const std::string &shown) {
-  // Without a name until it is locked and says whose it is: whoever finds it without a lock takes it for a dead job's.
-  Fd file(::openat(folder, ".", O_RDWR | O_TMPFILE | O_CLOEXEC, 0600));
-  const bool unnamed = static_cast<bool>(file);
-  if (!unnamed) file = Fd(::openat(folder, owner_name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (Fd unnamed{::openat(folder, ".", O_RDWR | O_TMPFILE | O_CLOEXEC, 0600)}) {
+    lock_and_write(unnamed, text, shown);
+    const std::string itself = format_text("/proc/self/fd/{}", unnamed.get());
+    if (::linkat(AT_FDCWD, itself.c_str(), folder, owner_name, AT_SYMLINK_FOLLOW) == 0) return unnamed;
+  }
+  Fd file(::openat(folder, owner_name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!file) fail_errno(errno, format_text("{}/{}: cannot be created", shown, owner_name));
-  if (!take_lock(file.get()) && (errno == EAGAIN || errno == EACCES))
-    fail_errno(errno, format_text("{}/{}: another job has its lock", shown, owner_name));
-  if (::write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()))
-    fail_errno(errno, format_text("{}/{}: writing it", shown, owner_name));
-  const std::string itself = format_text("/proc/self/fd/{}", file.get());
-  if (unnamed && ::linkat(AT_FDCWD, itself.c_str(), folder, owner_name, AT_SYMLINK_FOLLOW) != 0)
-    fail_errno(errno, format_text("{}/{}: naming it", shown, owner_name));
+  lock_and_write(file, text, shown);
   return file;
 }
 
