@@ -148,6 +148,7 @@ void save_first(const char *folder) {
 // Every round meets the same files, whatever the ones before it have left.
 void begin_folder() {
   std::filesystem::remove_all("fuzz-checkpoints");
+  std::filesystem::remove_all("fuzz-own");
   std::filesystem::copy("fuzz-first", "fuzz-checkpoints", std::filesystem::copy_options::recursive);
 }
 

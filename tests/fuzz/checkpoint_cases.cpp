@@ -117,20 +117,24 @@ fsdp_status get_checkpoint_status(Rank &rank) {
   return status(fsdp_get_checkpoint_status(rank.checkpoint(), status.pointer()));
 }
 
+// Of what is saved and opened in one call. Another context's save may end at any time in the folder of all others, and
+// then that one is the newest.
+constexpr const char own_folder[] = "fuzz-own";
+
 // A model that can be loaded: saved and opened for that.
 fsdp_status load_saved_model(Rank &rank) {
   fsdp_save_options options = FSDP_SAVE_OPTIONS_INIT;
   options.flags = FSDP_SAVE_REPLACE;
   fsdp_model *const model = rank.aim.model;
   fsdp_checkpoint *checkpoint = nullptr;
-  fsdp_status status = fsdp_begin_checkpoint(rank.context(), "fuzz-checkpoints", &options, &checkpoint);
+  fsdp_status status = fsdp_begin_checkpoint(rank.context(), own_folder, &options, &checkpoint);
   if (!status) status = fsdp_add_checkpoint_model(checkpoint, "m", model);
   if (!status) status = fsdp_commit_checkpoint(checkpoint);
   if (!status) status = fsdp_wait_checkpoint(checkpoint);
   fsdp_destroy_checkpoint(checkpoint);
   checkpoint = nullptr;
   if (!status) status = fsdp_begin_update(model, nullptr);
-  if (!status) status = fsdp_open_checkpoint(rank.context(), "fuzz-checkpoints", &checkpoint);
+  if (!status) status = fsdp_open_checkpoint(rank.context(), own_folder, &checkpoint);
   if (!status) status = fsdp_load_checkpoint_model(checkpoint, "m", model, nullptr, nullptr);
   fsdp_destroy_checkpoint(checkpoint);
   return status;
@@ -154,13 +158,13 @@ fsdp_status read_saved_bytes(Rank &rank) {
   options.flags = FSDP_SAVE_REPLACE;
   fsdp_checkpoint *checkpoint = nullptr;
   uint64_t size = buffer_bytes;
-  fsdp_status status = fsdp_begin_checkpoint(rank.context(), "fuzz-checkpoints", &options, &checkpoint);
+  fsdp_status status = fsdp_begin_checkpoint(rank.context(), own_folder, &options, &checkpoint);
   if (!status) status = fsdp_add_checkpoint_bytes(checkpoint, "a", data, sizeof data, FSDP_BYTES_ONCE);
   if (!status) status = fsdp_commit_checkpoint(checkpoint);
   if (!status) status = fsdp_wait_checkpoint(checkpoint);
   fsdp_destroy_checkpoint(checkpoint);
   checkpoint = nullptr;
-  if (!status) status = fsdp_open_checkpoint(rank.context(), "fuzz-checkpoints", &checkpoint);
+  if (!status) status = fsdp_open_checkpoint(rank.context(), own_folder, &checkpoint);
   if (!status) status = fsdp_read_checkpoint_bytes(checkpoint, "a", rank.buffer, &size);
   if (!status) require(size == sizeof data && !std::memcmp(rank.buffer, data, size), "other bytes than were saved");
   fsdp_destroy_checkpoint(checkpoint);
