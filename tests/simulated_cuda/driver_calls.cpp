@@ -3,6 +3,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstring>
 #include <thread>
 
@@ -30,10 +31,11 @@ template <class Value>
 void wait_value(Value *address, Value wanted, unsigned flags) {
   const Clock::time_point end = Clock::now() + longest_wait;
   const Device &device = this_thread().stream->device;
-  while (!satisfied(std::atomic_ref(*address).load(std::memory_order_acquire), wanted, flags)) {
+  for (int64_t pause = 10; !satisfied(std::atomic_ref(*address).load(std::memory_order_acquire), wanted, flags);
+       pause = std::min<int64_t>(2 * pause, 160)) {
     if (!device.healthy()) return;
     if (Clock::now() > end) return fail_device_of_this_stream(cudaErrorLaunchTimeout);
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    std::this_thread::sleep_for(std::chrono::microseconds(pause));
   }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "simulated_cuda/runtime.h"
 
-#include <unistd.h>
+#include <pthread.h>
 
 #include <cstdlib>
 #include <string>
@@ -14,6 +14,15 @@ namespace {
 constexpr uint64_t first_memory = uint64_t{16} << 30;
 
 std::atomic<uint64_t> thread_number{0};
+
+std::atomic<uint32_t> generation{1};
+
+// Of this process and those it descends from, since the first look. Every call asks; getpid would be a system call.
+uint32_t forks_so_far() {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { ++generation; });
+  if (registered != 0) std::abort();
+  return generation.load(std::memory_order_relaxed);
+}
 
 // Its threads end before the process's static objects do. A forked child has no such threads.
 struct Ending {
@@ -75,8 +84,8 @@ void Runtime::set_memory(uint64_t bytes) {
 }
 
 bool Runtime::forked() const {
-  const pid_t me = getpid();
-  pid_t nobody = 0;
+  const uint32_t me = forks_so_far();
+  uint32_t nobody = 0;
   if (process_.compare_exchange_strong(nobody, me, std::memory_order_relaxed)) return false;
   return nobody != me;
 }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
-#include <sys/types.h>
 
 #include <atomic>
 #include <cstdint>
@@ -111,7 +110,7 @@ class Runtime {
   std::vector<Stream *> known_;  // public ones, also those destroyed: they may still work
   std::vector<Stream *> lanes_;
   std::atomic<uint64_t> stream_number_{0};
-  mutable std::atomic<pid_t> process_{0};
+  mutable std::atomic<uint32_t> process_{0};  // that used it first, as a number of forks; 0: none
 };
 
 Runtime &runtime();

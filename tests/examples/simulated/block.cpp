@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+// longjmp between stacks is what _FORTIFY_SOURCE takes for an error.
+#undef _FORTIFY_SOURCE
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <memory>
@@ -11,57 +14,95 @@ namespace {
 
 constexpr size_t stack_bytes = 64 * 1024;
 
+// Made once by makecontext, and from then on changed to by longjmp: swapcontext is two system calls.
 struct Coroutine {
-  ucontext_t context;
+  ucontext_t first;
+  jmp_buf place;
   std::unique_ptr<char[]> stack = std::make_unique<char[]>(stack_bytes);
+  unsigned thread = 0;  // whose kernel it runs
   bool ended = false;
 };
 
-// Of the stream's thread.
+// Of the stream's thread. Most kernels never await each other: a coroutine runs one thread after the other until one
+// awaits, and another coroutine goes on from there.
 struct Block {
-  ucontext_t scheduler;
-  std::vector<std::unique_ptr<Coroutine>> threads;
+  jmp_buf scheduler;
+  std::vector<std::unique_ptr<Coroutine>> coroutines;
+  Coroutine *running = nullptr;
   const std::function<void()> *kernel = nullptr;
+  unsigned begun = 0, threads = 0;
 };
 thread_local Block block;
 
-void run_thread() {
-  (*block.kernel)();
-  Coroutine &self = *block.threads[thread_index.x];
-  self.ended = true;
-  swapcontext(&self.context, &block.scheduler);
+void yield() {
+  if (_setjmp(block.running->place) == 0) _longjmp(block.scheduler, 1);
 }
 
-void start(Coroutine &thread) {
-  thread.ended = false;
-  getcontext(&thread.context);
-  thread.context.uc_stack.ss_sp = thread.stack.get();
-  thread.context.uc_stack.ss_size = stack_bytes;
-  thread.context.uc_link = nullptr;
-  makecontext(&thread.context, run_thread, 0);
+void run_threads() {
+  while (block.begun < block.threads) {
+    block.running->thread = thread_index.x = block.begun++;
+    (*block.kernel)();
+  }
+}
+
+void run_coroutine() {
+  for (;;) {
+    run_threads();
+    block.running->ended = true;
+    yield();  // until the next block
+  }
+}
+
+void resume(Coroutine &coroutine) {
+  block.running = &coroutine;
+  thread_index.x = coroutine.thread;
+  if (_setjmp(block.scheduler) == 0) _longjmp(coroutine.place, 1);
+}
+
+// Its first thread has come to an await or all have ended.
+void create(Coroutine &coroutine) {
+  getcontext(&coroutine.first);
+  coroutine.first.uc_stack.ss_sp = coroutine.stack.get();
+  coroutine.first.uc_stack.ss_size = stack_bytes;
+  coroutine.first.uc_link = nullptr;
+  makecontext(&coroutine.first, run_coroutine, 0);
+  block.running = &coroutine;
+  if (_setjmp(block.scheduler) == 0) setcontext(&coroutine.first);
+}
+
+void start(size_t number) {
+  const bool made = number < block.coroutines.size();
+  if (!made) block.coroutines.push_back(std::make_unique<Coroutine>());
+  Coroutine &coroutine = *block.coroutines[number];
+  coroutine.ended = false;
+  made ? resume(coroutine) : create(coroutine);
+}
+
+// Every thread has come to its first await, or to its end. How many coroutines it took.
+size_t begin_threads() {
+  size_t count = 0;
+  for (; block.begun < block.threads; ++count) start(count);
+  return count;
 }
 
 }  // namespace
 
 void run_block(unsigned threads, const std::function<void()> &kernel) {
-  while (block.threads.size() < threads) block.threads.push_back(std::make_unique<Coroutine>());
   block.kernel = &kernel;
-  for (unsigned t = 0; t < threads; ++t) start(*block.threads[t]);
+  block.begun = 0;
+  block.threads = threads;
+  const size_t count = begin_threads();
   for (bool any = true; any;) {
     any = false;
-    for (unsigned t = 0; t < threads; ++t) {
-      if (block.threads[t]->ended) continue;
-      thread_index.x = t;
-      swapcontext(&block.scheduler, &block.threads[t]->context);
-      any = any || !block.threads[t]->ended;
+    for (size_t i = 0; i < count; ++i) {
+      Coroutine &coroutine = *block.coroutines[i];
+      if (coroutine.ended) continue;
+      resume(coroutine);
+      any = any || !coroutine.ended;
     }
   }
 }
 
-void await_block() {
-  const unsigned own = thread_index.x;
-  swapcontext(&block.threads[own]->context, &block.scheduler);
-  thread_index.x = own;
-}
+void await_block() { yield(); }
 
 }  // namespace simulated
