@@ -40,7 +40,7 @@ class Sample {
  public:
   explicit Sample(unsigned n) : n_(n) {}
   bool takes_next() {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef FSDP_TEST_SANITIZED
     return next_++ % n_ == 0;
 #else
     return true;

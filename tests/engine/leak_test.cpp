@@ -55,7 +55,7 @@ Level settled_level(size_t threads_that_stay) {
 
 constexpr int rounds = 20;
 // Sanitizers keep freed memory back and look for leaks themselves.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef FSDP_TEST_SANITIZED
 constexpr bool sanitized = true;
 #else
 constexpr bool sanitized = false;

@@ -17,7 +17,7 @@ using namespace misuse;
 namespace {
 
 // Sanitizers make an error a hundred times as long; the plain build has them all.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef FSDP_TEST_SANITIZED
 constexpr size_t most = 5'000;
 #else
 constexpr size_t most = 100'000;
