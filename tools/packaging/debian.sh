@@ -19,7 +19,7 @@ version=$(sed -n "s/^  version: '\(.*\)',$/\1/p" meson.build)
 soversion=$(sed -n "s/^soversion = '\(.*\)'$/\1/p" meson.build)
 maintainer="${DEBFULLNAME:-libfsdp maintainers} <${DEBEMAIL:-libfsdp@localhost}>"
 . tools/dev/packages.sh
-need_packages dpkg-dev debhelper meson ninja-build pkg-config libfmt-dev libhwy-dev libxxhash-dev libssl-dev libucx-dev \
+need_packages git dpkg-dev debhelper meson ninja-build pkg-config libfmt-dev libhwy-dev libxxhash-dev libssl-dev libucx-dev \
   libcli11-dev nlohmann-json3-dev python3
 
 mkdir -p "$folder"
