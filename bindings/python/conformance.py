@@ -192,7 +192,7 @@ class Rank:
     def write(self, grad, values, shift, adds):
         bytes_of = memoryview(grad.reshape(-1).view("uint8") if hasattr(grad, "reshape") else grad).cast("B")
         kind = grad.dtype.char if hasattr(grad, "dtype") else grad.format  # what has bf16 has no letter of its own
-        dtype = {"f": fsdp.Dtype.FLOAT32, "e": fsdp.Dtype.FLOAT16, "h": fsdp.Dtype.FLOAT16}.get(kind, fsdp.Dtype.BFLOAT16)
+        dtype = fsdp.Dtype.FLOAT32 if kind == "f" else fsdp.Dtype.FLOAT16 if kind in "eh" else fsdp.Dtype.BFLOAT16
         flat = bytes_of.cast({fsdp.Dtype.FLOAT32: "f", fsdp.Dtype.FLOAT16: "h"}.get(dtype, "H"))
         data = self.values(values, len(flat), dtype, shift)
         flat[:] = array.array("f", (x + y for x, y in zip(flat, data))) if adds else data
