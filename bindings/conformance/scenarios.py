@@ -7,7 +7,7 @@ Statuses and the rank of an error ("! STATUS RANK") are from the docstrings of i
 ALL = (1, 2, 4)
 WEIGHTS = "40503 {} 0 16777213 24"  # in [-1/2, 1/2), every bit of an fp32 in use
 GRADS = "69069 {} 5570563 16777213 22"  # in [-2, 2): sums of ranks are rounded
-COARSE = "37 {} 29 251 6"  # exact in bf16, and their squares add up exactly
+COARSE = "37 {} 29 251 6"  # exact in bf16 and fp16, and their squares add up exactly
 BODY = ["param w1 10 8", "param b1 10 flags=PARAM_NO_DECAY"]
 HEAD = ["param w2 6 10", "param b2 6"]
 
@@ -103,26 +103,50 @@ def sum_and_options():
 
 
 def low_precision():
-    declared = ["param w 12 8 dtype=BFLOAT16", "param scale 12", "create_group m body", "seal_model m"]
     groups = (("body", 2),)
-    for name, options, dtype in (
-        ("bf16", "", " dtype=BFLOAT16"),
-        ("bf16_fp32_grads", " grad_dtype=FLOAT32 reduce_dtype=BFLOAT16", ""),
+    for name, dtype, options in (
+        ("bf16", "BFLOAT16", ""),
+        ("bf16_fp32_grads", "BFLOAT16", " grad_dtype=FLOAT32 reduce_dtype=BFLOAT16"),
+        ("fp16", "FLOAT16", ""),
+        ("fp16_fp32_grads", "FLOAT16", " grad_dtype=FLOAT32 reduce_dtype=FLOAT16"),
     ):
+        declared = [f"param w 12 8 dtype={dtype}", "param scale 12", "create_group m body", "seal_model m"]
         lines = ["create_model m" + options, *declared, *load(groups), "publish_weights m"]
         for n in range(5):
-            w, scale = (COARSE if dtype else GRADS).format(n * 31), GRADS.format(n * 77)
+            w, scale = (GRADS if options else COARSE).format(n * 31), GRADS.format(n * 77)
+            put = f"put_grad body 0 {w}" + ("" if options else f" dtype={dtype}")
             lines += [
                 *forward(groups),
                 "unshard body BACKWARD",
-                f"put_grad body 0 {w}{dtype}",
+                put if n % 2 == 0 else f"acquire_grad body 0 {w}",
                 f"put_grad body 1 {scale}",
                 "reshard body BACKWARD",
                 "reduce_grad body flags=LAST",
                 "finish_grads m 1",
                 "step_adamw m 0.01",
             ]
-        yield name, ALL, ending(*lines, *read(groups), "read_param body 0 dtype=BFLOAT16 ->", "check_replicas m")
+        yield name, ALL, ending(*lines, *read(groups), f"read_param body 0 dtype={dtype} ->", "check_replicas m")
+
+
+def scalars():
+    """Parameters without dimensions, of which most ranks hold nothing; one of them is a group."""
+    groups = (("alone", 1), ("body", 3))
+    declared = [
+        "create_model m",
+        "param shift",
+        "create_group m alone",
+        "param gate dtype=FLOAT16 flags=PARAM_NO_DECAY",
+        "param w 3 2",
+        "param temperature",
+        "create_group m body",
+        "seal_model m",
+    ]
+    lines = [*declared, *load(groups), "publish_weights m"]
+    for n in range(4):
+        lines += step(groups, n, values=COARSE, call=("put_grad", "acquire_grad")[n % 2])
+    yield "scalars", ALL, ending(*lines, *read(groups), "read_param body 0 dtype=FLOAT16 ->", "save m scalars")
+    lines = [*declared, "load m 2 scalars ->", "publish_weights m", *forward(groups), *step(groups, 4, values=COARSE)]
+    yield "scalars_load", ALL, ending(*lines, *read(groups), "get_stats m step ->")
 
 
 def tied():
@@ -451,6 +475,7 @@ def all_scenarios():
     """(name, worlds, calls) of each, in the order of the file."""
     yield from strategies()
     yield from low_precision()
+    yield from scalars()
     yield tied()
     yield frozen()
     yield from accumulation()

@@ -25,7 +25,7 @@ def read_constants():
 
 
 CONSTANTS = read_constants()
-FLOAT32, BFLOAT16 = CONSTANTS["FLOAT32"], CONSTANTS["BFLOAT16"]
+FLOAT32, BFLOAT16, FLOAT16 = CONSTANTS["FLOAT32"], CONSTANTS["BFLOAT16"], CONSTANTS["FLOAT16"]
 
 
 def f32(x):
@@ -43,14 +43,19 @@ def bf16(x):
     return struct.unpack("<f", struct.pack("<I", bits))[0]
 
 
+def f16(x):
+    """To nearest, ties to even, subnormal numbers too, as struct does it; scenarios stay below what is infinite."""
+    return struct.unpack("<e", struct.pack("<e", x))[0]
+
+
 def rounded(x, dtype):
-    return bf16(x) if dtype == BFLOAT16 else f32(x)
+    return {BFLOAT16: bf16, FLOAT16: f16}.get(dtype, f32)(x)
 
 
 def bytes_of(values, dtype=FLOAT32):
     if dtype == BFLOAT16:
         return b"".join(struct.pack("<H", bits_of(bf16(x)) >> 16) for x in values)
-    return struct.pack(f"<{len(values)}f", *values)
+    return struct.pack(f"<{len(values)}{'e' if dtype == FLOAT16 else 'f'}", *values)
 
 
 def crc(data):

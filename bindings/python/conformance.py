@@ -88,6 +88,8 @@ class Rank:
         made = array.array("f", (((a * i + b + shift + c * self.rank) % m - m // 2) / 2**k for i in range(count)))
         if dtype == fsdp.Dtype.BFLOAT16:
             return array.array("H", (bits >> 16 for bits in memoryview(made).cast("B").cast("I")))
+        if dtype == fsdp.Dtype.FLOAT16:
+            return array.array("h", struct.pack(f"{count}e", *made))
         return made
 
     def elements(self, group, index):
@@ -188,10 +190,11 @@ class Rank:
                 self.write(grads[param.name], values, p, True)
 
     def write(self, grad, values, shift, adds):
-        flat = memoryview(grad.view("uint8").reshape(-1) if hasattr(grad, "reshape") else grad).cast("B")
-        is_fp32 = grad.itemsize == 4
-        flat = flat.cast("f" if is_fp32 else "H")
-        data = self.values(values, len(flat), fsdp.Dtype.FLOAT32 if is_fp32 else fsdp.Dtype.BFLOAT16, shift)
+        bytes_of = memoryview(grad.reshape(-1).view("uint8") if hasattr(grad, "reshape") else grad).cast("B")
+        kind = grad.dtype.char if hasattr(grad, "dtype") else grad.format  # what has bf16 has no letter of its own
+        dtype = fsdp.Dtype.FLOAT32 if kind == "f" else fsdp.Dtype.FLOAT16 if kind in "eh" else fsdp.Dtype.BFLOAT16
+        flat = bytes_of.cast({fsdp.Dtype.FLOAT32: "f", fsdp.Dtype.FLOAT16: "h"}.get(dtype, "H"))
+        data = self.values(values, len(flat), dtype, shift)
         flat[:] = array.array("f", (x + y for x, y in zip(flat, data))) if adds else data
 
     def put_grad(self, group, index, *values, dtype=fsdp.Dtype.FLOAT32):

@@ -114,7 +114,7 @@ HELPERS
   job -n 1 printf 'step 1\rstep 2\r\n'
   check "in a file each progress update is a line" equal "$out" "[0] step 1
 [0] step 2"
-  if command -v script >/dev/null; then
+  if script -qec true /dev/null >/dev/null 2>&1 </dev/null; then
     # Rank 1 ends its line when rank 0 has ended, so that it does not come between rank 0's two.
     cat >progress <<'PROGRESS'
 . ./helpers
@@ -132,7 +132,7 @@ PROGRESS
     check "on a terminal other ranks show the last state" lacks "$(cat -v screen)" '[1] step 1'
     check "... and that one" contains "$(cat -v screen)" '[1] step 2'
   else
-    skip "progress on a terminal" "no script(1)"
+    skip "progress on a terminal" "no script(1), or no terminal that it can make"
   fi
 
   job -n 1 -- printf '%s|' -n 2 -- --no-prefix

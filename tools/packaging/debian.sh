@@ -19,7 +19,7 @@ version=$(sed -n "s/^  version: '\(.*\)',$/\1/p" meson.build)
 soversion=$(sed -n "s/^soversion = '\(.*\)'$/\1/p" meson.build)
 maintainer="${DEBFULLNAME:-libfsdp maintainers} <${DEBEMAIL:-libfsdp@localhost}>"
 . tools/dev/packages.sh
-need_packages dpkg-dev debhelper meson ninja-build pkg-config libfmt-dev libhwy-dev libxxhash-dev libssl-dev libucx-dev \
+need_packages git dpkg-dev debhelper meson ninja-build pkg-config libfmt-dev libhwy-dev libxxhash-dev libssl-dev libucx-dev \
   libcli11-dev nlohmann-json3-dev python3
 
 mkdir -p "$folder"
@@ -59,14 +59,15 @@ Package: libfsdp-dev
 Section: libdevel
 Architecture: linux-any
 Multi-Arch: same
-Depends: libfsdp$soversion (= \${binary:Version}), \${misc:Depends}
-Suggests: fsdp-tools, libhwy-dev, libssl-dev
+Depends: libfsdp$soversion (= \${binary:Version}), libhwy-dev, libssl-dev, \${misc:Depends}
+Suggests: fsdp-tools
 Description: fully sharded data parallel training as a library: headers
  libfsdp keeps a model's parameters, gradients and optimizer state sharded over
  ranks, for programs that train in C or in any language that calls C.
  .
  This package has the headers of C and C++, what pkg-config and CMake ask for,
- and a static library, which needs libhwy-dev and libssl-dev to be linked.
+ and a static library. It needs libhwy-dev and libssl-dev: of what fsdp.pc names
+ for the static library, pkg-config wants to see all for the shared one, too.
 
 Package: fsdp-tools
 Section: science

@@ -65,15 +65,25 @@ double value_at(const rank_state *state, const line *words, int first, int64_t s
   const int64_t m = integer(words, first + 3), k = integer(words, first + 4);
   return (double)((a * (int64_t)i + b + c * state->rank) % m - m / 2) / (double)((int64_t)1 << k);
 }
+/* An IEEE half of a number that is exact in it, and normal or zero. */
+static uint16_t half_bits(uint32_t bits) {
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  return (uint16_t)((bits >> 16 & 0x8000u) | (magnitude ? (magnitude >> 13) - (112u << 10) : 0));
+}
+
 void *make_array(const rank_state *state, const line *words, int first, int64_t shift, uint64_t count,
-                        fsdp_dtype dtype) {
+                 fsdp_dtype dtype) {
   float *array = calloc(count, sizeof *array);
   for (uint64_t i = 0; i < count; ++i) {
     const float value = (float)value_at(state, words, first, shift, i);
     uint32_t bits = 0;
     memcpy(&bits, &value, sizeof bits);
-    if (dtype == FSDP_BFLOAT16) ((uint16_t *)array)[i] = (uint16_t)(bits >> 16);
-    else array[i] = value;
+    if (dtype == FSDP_BFLOAT16)
+      ((uint16_t *)array)[i] = (uint16_t)(bits >> 16);
+    else if (dtype == FSDP_FLOAT16)
+      ((uint16_t *)array)[i] = half_bits(bits);
+    else
+      array[i] = value;
   }
   return array;
 }

@@ -6,4 +6,4 @@ if [ "$1" = prepare ]; then
   exec sh bindings/julia/julia.sh "$FSDP_BUILD" -e 'import FSDP' # which also compiles it
 fi
 export JULIA_NUM_THREADS=4
-exec sh bindings/julia/julia.sh "$FSDP_BUILD" -O1 bindings/julia/conformance.jl "$@"
+exec sh bindings/julia/julia.sh "$FSDP_BUILD" -O0 bindings/julia/conformance.jl "$@"

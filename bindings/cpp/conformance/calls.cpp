@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstring>
 #include <stdexcept>
+#include <type_traits>
 
 #include "rank.h"
 
@@ -33,14 +34,29 @@ std::string crc_of(const std::vector<T> &values) {
   return hex(crc32_of(0, values.data(), values.size() * sizeof(T)), 8);
 }
 
-std::vector<fsdp::bfloat16> upper_halves(const std::vector<float> &values) {
-  std::vector<fsdp::bfloat16> halves;
+/** Of an fp32 that is exact in T, and normal or zero. */
+template <typename T>
+std::uint32_t narrow(std::uint32_t bits) {
+  const std::uint32_t magnitude = bits & 0x7fffffffU;
+  if (std::is_same<T, fsdp::bfloat16>::value) return bits >> 16;
+  return (bits >> 16 & 0x8000U) | (magnitude != 0 ? (magnitude >> 13) - (112U << 10) : 0);
+}
+
+template <typename T>
+std::vector<T> halves_of(const std::vector<float> &values) {
+  std::vector<T> halves;
   for (const float value : values) {
     std::uint32_t bits = 0;
     std::memcpy(&bits, &value, sizeof bits);
-    halves.push_back({static_cast<std::uint16_t>(bits >> 16)});
+    halves.push_back({static_cast<std::uint16_t>(narrow<T>(bits))});
   }
   return halves;
+}
+
+template <typename T>
+void write_halves(const fsdp::Grad &grad, const std::vector<float> &values) {
+  const std::vector<T> halves = halves_of<T>(values);
+  std::copy(halves.begin(), halves.end(), grad.as<T>().begin());
 }
 
 fsdp::AdamwOptions adamw_options(const Line &line) {
@@ -172,8 +188,9 @@ std::string Rank::move_values(const Line &line) {
   if (call == "load_param") {
     load_param(line);
   } else if (call == "read_param") {
-    if (line.key_or("dtype", FSDP_FLOAT32) == FSDP_BFLOAT16)
-      return crc_of(group(line).group.read_param<fsdp::bfloat16>(index));
+    const std::int64_t dtype = line.key_or("dtype", FSDP_FLOAT32);
+    if (dtype == FSDP_BFLOAT16) return crc_of(group(line).group.read_param<fsdp::bfloat16>(index));
+    if (dtype == FSDP_FLOAT16) return crc_of(group(line).group.read_param<fsdp::float16>(index));
     return crc_of(group(line).group.read_param<float>(index));
   } else if (call == "load_state") {
     group(line).group.load_state(index, line.word(3), make_array(line, 4, 0, element_count(group(line), index)));
@@ -220,11 +237,8 @@ std::string Rank::gather(const Line &line) {
 void Rank::acquire_grad(const Line &line) {
   const fsdp::Grad grad = group(line).group.acquire_grad(line.integer(2));
   const std::vector<float> values = make_array(line, 3, 0, grad.tensor.element_count());
-  if (grad.tensor.dtype() == fsdp::DType::bfloat16) {
-    const std::vector<fsdp::bfloat16> halves = upper_halves(values);
-    std::copy(halves.begin(), halves.end(), grad.as<fsdp::bfloat16>().begin());
-    return;
-  }
+  if (grad.tensor.dtype() == fsdp::DType::bfloat16) return write_halves<fsdp::bfloat16>(grad, values);
+  if (grad.tensor.dtype() == fsdp::DType::float16) return write_halves<fsdp::float16>(grad, values);
   const fsdp::span<float> to = grad;
   for (std::size_t i = 0; i < to.size(); ++i) to[i] = grad.accumulate ? to[i] + values[i] : values[i];
 }
@@ -234,7 +248,9 @@ void Rank::put_grad(const Line &line) {
   const auto index = static_cast<std::uint64_t>(line.integer(2));
   if (line.word(3) == "none") return to.group.put_no_grad(index);
   const std::vector<float> values = make_array(line, 3, 0, element_count(to, index));
-  if (line.key_or("dtype", FSDP_FLOAT32) == FSDP_BFLOAT16) return to.group.put_grad(index, upper_halves(values));
+  const std::int64_t dtype = line.key_or("dtype", FSDP_FLOAT32);
+  if (dtype == FSDP_BFLOAT16) return to.group.put_grad(index, halves_of<fsdp::bfloat16>(values));
+  if (dtype == FSDP_FLOAT16) return to.group.put_grad(index, halves_of<fsdp::float16>(values));
   to.group.put_grad(index, values);
 }
 

@@ -14,7 +14,8 @@ except ImportError:
     numpy = None
 
 SIZES = {Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2, Dtype.FLOAT16: 2}
-_FORMATS = {Dtype.FLOAT32: "f", Dtype.BFLOAT16: "H", Dtype.FLOAT16: "e"}
+# memoryview cannot be cast to "e": the two of 16 bits are told apart by their sign.
+_FORMATS = {Dtype.FLOAT32: "f", Dtype.BFLOAT16: "H", Dtype.FLOAT16: "h"}
 _TYPE_STRINGS = {Dtype.FLOAT32: "<f4", Dtype.BFLOAT16: "<u2", Dtype.FLOAT16: "<f2"}
 
 
@@ -89,7 +90,7 @@ class Tensor:
         return numpy.asarray(self).view(numpy_dtype(self.dtype))
 
     def memoryview(self):
-        """A memoryview of this memory, which it keeps mapped. bfloat16 as its bits, "H"."""
+        """A memoryview of this memory, which it keeps mapped. bfloat16 as its bits, "H"; float16 as its bits, "h"."""
         self._need_host()
         memory = (ctypes.c_char * self.nbytes).from_address(self.address)
         memory.owner = self
@@ -134,10 +135,10 @@ def read_numpy(array):
 
 def _read_buffer(array):
     view = memoryview(array)
-    types = {name: dtype for dtype, name in _FORMATS.items()}
+    types = {"e": Dtype.FLOAT16, **{name: dtype for dtype, name in _FORMATS.items()}}
     if view.format not in types or not view.c_contiguous:
         raise ValueError(
-            f"a buffer of format {view.format!r}: contiguous 'f', 'e', or 'H' (bits of bfloat16) is expected"
+            f"a buffer of format {view.format!r}: contiguous 'f', 'e', 'h' (bits of float16) or 'H' (bits of bfloat16) is expected"
         )
     kept = (
         (ctypes.c_char * view.nbytes).from_buffer_copy(view)

@@ -82,14 +82,14 @@ function param_info(group::Group, param)
     found = blank(fsdp_param)
     check(fsdp_get_param_info(group.number, param_index(group, param), found))
     raw = found.memory[]
+    box(sizes) = sizes == C_NULL ? nothing : dims_of(sizes, raw)
     fields = (flags = raw.flags, granule = Granule(raw.granule), granule_rows = raw.granule_rows, lr_scale = raw.lr_scale,
-        global_dims = dims_of(raw.global_shape, raw), global_offset = dims_of(raw.global_offset, raw))
+        global_dims = box(raw.global_shape), global_offset = box(raw.global_offset))
     return Param(unsafe_string(raw.name), element_type(raw.dtype), dims_of(raw.shape, raw), fields)
 end
 
-"Julia's order of dims; `nothing` where there are none."
-dims_of(sizes::Ptr, raw) =
-    sizes == C_NULL ? nothing : ntuple(n -> Int(unsafe_load(sizes, raw.dimension_count - n + 1)), Int(raw.dimension_count))
+"Julia's order of dims; a scalar has none, and perhaps no address of them."
+dims_of(sizes::Ptr, raw) = ntuple(n -> Int(unsafe_load(sizes, raw.dimension_count - n + 1)), Int(raw.dimension_count))
 
 "The part of a parameter that a rank stores, this one's if none is given: fields of `fsdp_chunk`, offsets from 0."
 function chunk(group::Group, param, rank_of = rank(group.model.context))

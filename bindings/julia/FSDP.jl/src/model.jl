@@ -40,8 +40,10 @@ function Base.close(model::Model)
     is_closed(model) && return nothing
     foreach(forget, model.groups)
     invoke(close, Tuple{Owner}, model)
-    if model.handle.owners[] > 0
-        GC.gc()
+    # A whole collection takes some 50 ms, and stops every other rank of the process: first one of young objects.
+    for whole in (false, true)
+        model.handle.owners[] > 0 || break
+        GC.gc(whole)
         destroy_unowned(model.state)
     end
     return nothing

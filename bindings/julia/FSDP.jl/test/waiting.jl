@@ -11,7 +11,7 @@
         sleep_until = time() + 0.3
         while time() < sleep_until
         end
-        seconds = @elapsed GC.gc()
+        seconds = minimum(@elapsed(GC.gc()) for _ in 1:5)  # others may have the processor in some of them
         begin_update(model)
         seconds
     end

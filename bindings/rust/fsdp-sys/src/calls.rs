@@ -421,7 +421,8 @@ extern "C" {
     /// ```text
     /// Return a hold of that phase. When the last hold is returned the group lets go of its buffer, once the work of all
     /// returning streams is done. flags must be 0. Collective: no; on a CUDA device the shard axis. Blocks: no. Errors:
-    /// INVALID_STATE (no such hold). Since 0.2.
+    /// INVALID_STATE (no such hold). So it is after fsdp_discard_step, which has forgotten the holds: a scope that ends late
+    /// may pass over that error, which changes nothing. Since 0.2.
     /// ```
     #[must_use]
     pub fn fsdp_reshard(group: *mut fsdp_group, phase: fsdp_phase, flags: u32, stream: fsdp_stream) -> fsdp_status;
@@ -439,8 +440,8 @@ extern "C" {
     /// ```text
     /// fsdp_acquire_grad for all trainable parameters of a group at once. grads is an array of grad_count, the group's
     /// number of parameters, and accumulate one of as many, or NULL with FSDP_GRAD_ZEROED. Where a parameter is frozen, data
-    /// is NULL and accumulate 0. struct_size: as fsdp_get_params. Collective, Blocks, Errors: as fsdp_acquire_grad. Since
-    /// 0.2.
+    /// is NULL and accumulate 0. struct_size: as fsdp_get_params. Collective: no. Blocks: peers on the host device, if a
+    /// buffer must be drained. Errors: as fsdp_acquire_grad. Since 0.2.
     /// ```
     #[must_use]
     pub fn fsdp_acquire_grads(group: *mut fsdp_group, flags: u32, stream: fsdp_stream, grads: *mut fsdp_tensor, grad_count: u64, grad_stride: u64, accumulate: *mut i32) -> fsdp_status;
@@ -491,7 +492,10 @@ extern "C" {
     #[must_use]
     pub fn fsdp_get_shard(model: *const fsdp_model, shard_index: u64, shard: *mut fsdp_shard) -> fsdp_status;
 
-    /// The address of a named optimizer state of a shard; element_count elements of the state's dtype. Since 0.2.
+    /// ```text
+    /// The address of a named optimizer state of a shard; element_count elements of the state's dtype. Collective: no.
+    /// Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, or only planned). Since 0.2.
+    /// ```
     #[must_use]
     pub fn fsdp_get_shard_state(model: *const fsdp_model, shard_index: u64, name: *const c_char, state: *mut fsdp_tensor) -> fsdp_status;
 
@@ -738,7 +742,7 @@ extern "C" {
 
     /// ```text
     /// Load a model out of an opened checkpoint: of that name (NULL: ""). Otherwise as fsdp_load, without FALLBACK and
-    /// IF_ANY. Collective: the model's mesh. Since 0.2.
+    /// IF_ANY. Collective: the model's mesh. Blocks: the disk and peers. Errors: as fsdp_load. Since 0.2.
     /// ```
     #[must_use]
     pub fn fsdp_load_checkpoint_model(checkpoint: *mut fsdp_checkpoint, name: *const c_char, model: *mut fsdp_model, options: *const fsdp_load_options, loaded: *mut fsdp_loaded) -> fsdp_status;

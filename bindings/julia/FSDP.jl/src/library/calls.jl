@@ -542,7 +542,8 @@ raw"""
 ```text
 Return a hold of that phase. When the last hold is returned the group lets go of its buffer, once the work of all
 returning streams is done. flags must be 0. Collective: no; on a CUDA device the shard axis. Blocks: no. Errors:
-INVALID_STATE (no such hold). Since 0.2.
+INVALID_STATE (no such hold). So it is after fsdp_discard_step, which has forgotten the holds: a scope that ends late
+may pass over that error, which changes nothing. Since 0.2.
 ```
 """
 @inline fsdp_reshard(group, phase, flags, stream) =
@@ -565,8 +566,8 @@ raw"""
 ```text
 fsdp_acquire_grad for all trainable parameters of a group at once. grads is an array of grad_count, the group's
 number of parameters, and accumulate one of as many, or NULL with FSDP_GRAD_ZEROED. Where a parameter is frozen, data
-is NULL and accumulate 0. struct_size: as fsdp_get_params. Collective, Blocks, Errors: as fsdp_acquire_grad. Since
-0.2.
+is NULL and accumulate 0. struct_size: as fsdp_get_params. Collective: no. Blocks: peers on the host device, if a
+buffer must be drained. Errors: as fsdp_acquire_grad. Since 0.2.
 ```
 """
 @inline fsdp_acquire_grads(group, flags, stream, grads, grad_count, grad_stride, accumulate) =
@@ -631,10 +632,13 @@ Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed)
     @returns libfsdp.fsdp_get_shard(model::Ptr{fsdp_model}, shard_index::UInt64, shard::Ptr{fsdp_shard})::Int32
 
 raw"""
-The address of a named optimizer state of a shard; element_count elements of the state's dtype. Since 0.2.
+```text
+The address of a named optimizer state of a shard; element_count elements of the state's dtype. Collective: no.
+Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, or only planned). Since 0.2.
+```
 """
 @inline fsdp_get_shard_state(model, shard_index, name, state) =
-    @waits libfsdp.fsdp_get_shard_state(model::Ptr{fsdp_model}, shard_index::UInt64, name::Cstring,
+    @returns libfsdp.fsdp_get_shard_state(model::Ptr{fsdp_model}, shard_index::UInt64, name::Cstring,
         state::Ptr{fsdp_tensor})::Int32
 
 raw"""
@@ -939,7 +943,7 @@ UNSUPPORTED (written by a newer release), MISMATCH (hosts that see different one
 raw"""
 ```text
 Load a model out of an opened checkpoint: of that name (NULL: ""). Otherwise as fsdp_load, without FALLBACK and
-IF_ANY. Collective: the model's mesh. Since 0.2.
+IF_ANY. Collective: the model's mesh. Blocks: the disk and peers. Errors: as fsdp_load. Since 0.2.
 ```
 """
 @inline fsdp_load_checkpoint_model(checkpoint, name, model, options, loaded) =

@@ -3,7 +3,7 @@
 use crate::line::Line;
 use fsdp::{
     sys, Bf16, BytesOwner, Checkpoint, Context, Dtype, Element, Error, Group, GroupOptions, LoadOptions, Mesh,
-    MeshOptions, Model, ModelOptions, Param, Result, SaveOptions, Status, ValueOp,
+    MeshOptions, Model, ModelOptions, Param, Result, SaveOptions, Status, ValueOp, F16,
 };
 use std::collections::HashMap;
 
@@ -228,6 +228,7 @@ impl Rank {
             "load_param" => nothing(self.load_param(line, index)),
             "read_param" => self.of_group(line).and_then(|(model, group)| match line.key_integer("dtype") {
                 Some(2) => Ok(crc_of(&model.read_param::<Bf16>(group, index)?)),
+                Some(3) => Ok(crc_of(&model.read_param::<F16>(group, index)?)),
                 _ => Ok(crc_of(&model.read_param::<f32>(group, index)?)),
             }),
             "load_state" => {

@@ -3,7 +3,7 @@
 //! their own, and returned by the model's reshard.
 use crate::line::Line;
 use crate::rank::{as_bytes, crc32, nothing, status, Rank};
-use fsdp::{sys, AdamwOptions, Bf16, Dtype, FullGrad, Phase, Result};
+use fsdp::{sys, AdamwOptions, Bf16, Dtype, FullGrad, Grad, Phase, Result, F16};
 use std::ptr::null_mut;
 
 impl Rank {
@@ -77,7 +77,8 @@ impl Rank {
         for index in 0..weights.len() {
             crc = match weights.tensor(index)?.dtype() {
                 Dtype::Float32 => crc32(crc, as_bytes(weights.get::<f32>(index)?)),
-                _ => crc32(crc, as_bytes(weights.get::<Bf16>(index)?)),
+                Dtype::Bfloat16 => crc32(crc, as_bytes(weights.get::<Bf16>(index)?)),
+                _ => crc32(crc, as_bytes(weights.get::<F16>(index)?)),
             };
         }
         Ok(format!("{crc:08x}"))
@@ -94,13 +95,10 @@ impl Rank {
             None => model.param_info(group, index)?.dtype,
         };
         let mut grads = model.grads(group)?;
-        if dtype == Dtype::Bfloat16 {
-            grads.get::<Bf16>(index)?.data.copy_from_slice(&upper_halves(&values));
-            return Ok(());
-        }
-        let grad = grads.get::<f32>(index)?;
-        for (to, value) in grad.data.iter_mut().zip(values) {
-            *to = if grad.accumulate { *to + value } else { value };
+        match dtype {
+            Dtype::Bfloat16 => grads.get::<Bf16>(index)?.data.copy_from_slice(&upper_halves(&values)),
+            Dtype::Float16 => grads.get::<F16>(index)?.data.copy_from_slice(&halves(&values)),
+            _ => write(grads.get::<f32>(index)?, &values),
         }
         Ok(())
     }
@@ -126,6 +124,7 @@ impl Rank {
         match (values, line.key_integer("dtype")) {
             (None, _) => grads.put::<f32>(index, None),
             (Some(values), Some(2)) => grads.put(index, Some(&upper_halves(&values)[..])),
+            (Some(values), Some(3)) => grads.put(index, Some(&halves(&values)[..])),
             (Some(values), _) => grads.put(index, Some(&values[..])),
         }
     }
@@ -185,8 +184,23 @@ fn adamw_options(line: &Line) -> AdamwOptions {
     options.weight_decay(number("weight_decay")).step(line.key_integer("step").unwrap_or(0) as u64)
 }
 
+fn write(grad: Grad<f32>, values: &[f32]) {
+    for (to, value) in grad.data.iter_mut().zip(values) {
+        *to = if grad.accumulate { *to + value } else { *value };
+    }
+}
+
 fn upper_halves(values: &[f32]) -> Vec<Bf16> {
     values.iter().map(|value| Bf16((value.to_bits() >> 16) as u16)).collect()
+}
+
+/// Of numbers that are exact in fp16, and normal or zero.
+fn halves(values: &[f32]) -> Vec<F16> {
+    let half = |bits: u32| match bits & 0x7fff_ffff {
+        0 => bits >> 16,
+        magnitude => (bits >> 16 & 0x8000) | ((magnitude >> 13) - (112 << 10)),
+    };
+    values.iter().map(|value| F16(half(value.to_bits()) as u16)).collect()
 }
 
 fn hex_of(value: f64) -> String {
