@@ -30,6 +30,7 @@
 
 #include "base/failure.h"
 #include "comm/access.h"
+#include "comm/traits.h"
 #include "device/device.h"
 
 namespace fsdp::comm {
@@ -48,6 +49,8 @@ class Arena {
   virtual void protect(uint64_t offset, uint64_t bytes, bool readable) = 0;
   // The same of writable(), inside of this rank's ranges.
   virtual void protect_own(uint64_t offset, uint64_t bytes, Access access) = 0;
+  // Can it? Where it cannot, these are INTERNAL.
+  virtual bool protects() const noexcept = 0;
 };
 
 struct Range {
@@ -118,6 +121,8 @@ struct Ticket {
 class Gate {
  public:
   virtual ~Gate() = default;
+  // Does it ever make anybody wait? One that does not is always reached.
+  virtual bool holds_back() const noexcept = 0;
   // This rank has come to `value` (never less than before); everything it wrote before is visible to who waits for it.
   virtual void arrive(uint64_t value) = 0;
   // The same once the stream has done what was enqueued on it before. Peers know from now on that this rank's caller
@@ -216,6 +221,7 @@ struct Note {
 
 // How ranks exchange what lies in memory of a device that is not the host's.
 enum class DeviceTransport {
+  none,       // it is the host's, where ranks read it
   automatic,  // nccl where it can serve these ranks, else staging
   nccl,
   staging  // through pinned memory of the host, and from there as between ranks of the host
@@ -260,10 +266,11 @@ class Team {
   // the n-th on all, with the same offsets used: they may make themselves ready for it. It outlives the team.
   // Collective.
   virtual void register_memory(std::byte *data, uint64_t bytes, const std::string &what);
+  virtual const CollectiveTraits &traits() const noexcept = 0;
   // What was chosen at creation, and why.
   virtual std::vector<Note> notes() const { return {}; }
-  // ... of how memory of a device travels; automatic: it is the host's.
-  virtual DeviceTransport transport() const noexcept { return DeviceTransport::automatic; }
+  // ... of how memory of a device travels.
+  virtual DeviceTransport transport() const noexcept { return DeviceTransport::none; }
   // What has come up since, each told once. The caller's thread.
   virtual std::vector<Note> take_news() { return {}; }
 
@@ -287,6 +294,8 @@ std::shared_ptr<Team> create_device_team(std::shared_ptr<Team> team, device::Dev
 uint64_t device_team_bytes(uint32_t ranks, DeviceTransport transport) noexcept;
 // ... and for each MessageCommunicator of it, beside what World::message_bytes says of the host's.
 uint64_t device_message_bytes(uint32_t ranks, DeviceTransport transport) noexcept;
+// Of its teams, before there are any.
+const CollectiveTraits &traits_of(DeviceTransport transport) noexcept;
 
 // A rank's membership in the job: made by bootstrap, gives teams.
 class World {

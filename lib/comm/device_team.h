@@ -11,10 +11,18 @@
 
 namespace fsdp::comm {
 
+// What is in a stream of a device waits there for peers, and cannot be asked or skipped.
+inline constexpr CollectiveTraits device_traits{.gathers_meet = true,
+                                                .records_calls = true,
+                                                .rounds_end_with_steps = false,
+                                                .releases_tickets = false,
+                                                .rounds_before_sending = true};
+
 class DeviceTeam : public Team {
  public:
   DeviceTeam(std::shared_ptr<Team> host, device::Device &device) : host_(std::move(host)), device_(device) {}
 
+  const CollectiveTraits &traits() const noexcept override { return device_traits; }
   bool spans_hosts() const noexcept override { return host_->spans_hosts(); }
   uint32_t rank() const noexcept override { return host_->rank(); }
   uint32_t size() const noexcept override { return host_->size(); }

@@ -25,6 +25,7 @@ std::unique_ptr<comm::Team> Context::create_team(std::span<const uint32_t> ranks
 }
 
 comm::DeviceTransport Context::transport() const noexcept {
+  if (device_traits().host_memory) return comm::DeviceTransport::none;
   switch (options_.device_transport) {
     case FSDP_TRANSPORT_NCCL: return comm::DeviceTransport::nccl;
     case FSDP_TRANSPORT_STAGING: return comm::DeviceTransport::staging;

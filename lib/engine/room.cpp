@@ -72,10 +72,10 @@ std::vector<ClaimSum> add_claims(comm::Team &team, const std::vector<std::vector
 
 }  // namespace
 
-uint64_t host_bytes(const memory::ModelPlan &plan, bool on_host, uint32_t inner, uint32_t inner_size) noexcept {
+uint64_t host_bytes(const memory::ModelPlan &plan, bool host_memory, uint32_t inner, uint32_t inner_size) noexcept {
   uint64_t bytes = 0;
   for (const memory::RegionPlan &region : plan.regions) {
-    if (!region.on_host && (!on_host || region.by_comm)) continue;
+    if (!region.on_host && (!host_memory || region.by_comm)) continue;
     if (region.reach == memory::Reach::own)
       bytes = saturated_add(bytes, region.bytes);
     else if (inner == 0)

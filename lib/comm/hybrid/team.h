@@ -19,11 +19,19 @@ struct TeamPlaces {
   uint32_t host = 0;                         // this rank's, in `hosts`
 };
 
+// Messages alone, which free their buffers when the stream has come by.
+inline constexpr CollectiveTraits hybrid_traits{.gathers_meet = true,
+                                                .records_calls = false,
+                                                .rounds_end_with_steps = true,
+                                                .releases_tickets = false,
+                                                .rounds_before_sending = false};
+
 class HybridTeam final : public Team {
  public:
   // near: this host's ranks of the team, NULL if this is the only one. key: the same on all ranks, and of nothing else.
   HybridTeam(std::shared_ptr<Net> net, TeamPlaces places, std::unique_ptr<Team> near, uint64_t key);
 
+  const CollectiveTraits &traits() const noexcept override { return hybrid_traits; }
   bool spans_hosts() const noexcept override { return true; }
   uint32_t rank() const noexcept override { return places_.rank; }
   uint32_t size() const noexcept override { return static_cast<uint32_t>(places_.ranks.size()); }

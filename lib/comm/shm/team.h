@@ -12,11 +12,18 @@
 
 namespace fsdp::comm {
 
+inline constexpr CollectiveTraits shm_traits{.gathers_meet = false,
+                                             .records_calls = false,
+                                             .rounds_end_with_steps = true,
+                                             .releases_tickets = true,
+                                             .rounds_before_sending = false};
+
 class ShmTeam final : public Team {
  public:
   // `key` is the same on all ranks of the team and of no other team. Waits for the ranks if the links must.
   ShmTeam(std::shared_ptr<Seat> seat, std::vector<uint32_t> ranks, uint64_t key, const std::string &what);
 
+  const CollectiveTraits &traits() const noexcept override { return shm_traits; }
   bool spans_hosts() const noexcept override { return false; }
   uint32_t rank() const noexcept override { return rank_; }
   uint32_t size() const noexcept override { return static_cast<uint32_t>(ranks_.size()); }
