@@ -3,7 +3,7 @@
 // arenas. Backends: shm/, ucx/, hybrid/, and for memory of a device staging/ and nccl/; which one is decided in
 // factory.cpp alone.
 //
-//   Team          the ranks of one mesh axis: arenas, gates, small exchanges on the caller's thread
+//   Team          the ranks of one mesh axis: arenas, gates, and what they tell each other (exchange.h)
 //   Arena         memory that every rank of the team can read, each rank writing its own part; of a device that is not
 //                 the host, every rank has its own part alone
 //   Gate          one monotone number a rank: arrive with a value, wait until all have it (versions, windows)
@@ -30,6 +30,7 @@
 
 #include "base/failure.h"
 #include "comm/access.h"
+#include "comm/exchange.h"
 #include "comm/traits.h"
 #include "device/device.h"
 
@@ -228,14 +229,9 @@ enum class DeviceTransport {
 };
 
 // A team whose ranks are on several hosts has no arena, gate or Communicator: UNSUPPORTED.
-class Team {
+class Team : public Exchange {
  public:
-  virtual ~Team() = default;
   virtual bool spans_hosts() const noexcept = 0;
-  virtual uint32_t rank() const noexcept = 0;
-  virtual uint32_t size() const noexcept = 0;
-  // The rank of the job that is rank r of the team: what errors name.
-  virtual uint32_t world_rank(uint32_t r) const noexcept = 0;
 
   // Collective, on the caller's thread, in the same order on every rank. `what` is compared between ranks and shown in
   // messages. If a creation fails on one rank it throws that rank's error on all, and the team stays usable. A call
@@ -252,12 +248,6 @@ class Team {
   // sums: will it be asked for sums? One that is not needs no memory for them.
   virtual std::unique_ptr<MessageCommunicator> create_message_communicator(const std::string &what,
                                                                            bool sums = true) = 0;
-  // Every rank's bytes, in rank order; lengths may differ.
-  virtual std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> mine, const std::string &what) = 0;
-  // The same for a fixed length without allocation: rank r's `bytes` bytes go to all + r * bytes (any length, in
-  // chunks).
-  virtual void exchange_fixed(const void *mine, uint64_t bytes, void *all, const char *what) = 0;
-
   // Throws if the job or this context failed, or if a look finds that a rank of the team died or stopped: then the job
   // fails with that verdict. waited: this rank has waited for them for a while, so one that has left has failed as
   // well. No wait for peers. For library threads that watch over work which they cannot wait for themselves.
@@ -276,7 +266,7 @@ class Team {
 
   // -- after all ranks have abandoned a round, where what was enqueued cannot be taken back: it may wait for peers for
   // ever -- Have all ranks enqueued the same, so that all of it ends? Collective; waits for no stream.
-  virtual bool agree() { return true; }
+  virtual bool ends_alike() { return true; }
   // Everything that the communicators of this rank have enqueued is given up, so that streams go on. Local, does not
   // wait: with several teams on one device, all are cut before any is renewed. Then renew: the communicators are as
   // new. Collective.

@@ -110,10 +110,7 @@ std::unique_ptr<Monitor> start_monitor(const std::shared_ptr<Seat> &seat, const 
 void await_all(World &world) {
   std::vector<uint32_t> ranks(world.size());
   std::iota(ranks.begin(), ranks.end(), 0U);
-  const uint8_t here = 1;
-  std::vector<uint8_t> all(ranks.size());
-  world.create_team(ranks, "the start of the job")
-      ->exchange_fixed(&here, sizeof here, all.data(), "the start of the job");
+  world.create_team(ranks, "the start of the job")->barrier("the start of the job");
 }
 
 std::unique_ptr<World> join_hosts(const WorldOptions &options, Rendezvous &meeting, const std::vector<Card> &cards,

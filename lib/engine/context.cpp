@@ -234,9 +234,8 @@ void Context::close() {
          "or with fsdp_discard_step",
          rank_, unfinished);
   failure_.check();
-  uint8_t here = 1;
-  std::vector<uint8_t> all(world_size_);
-  exchange(*value_team(world_ranks()).team, &here, 1, all.data(), "fsdp_close_context");
+  comm::Team &all = *value_team(world_ranks()).team;
+  wait_for_ranks("fsdp_close_context", [&] { all.barrier("fsdp_close_context"); });
   world_->leave();
   closed_ = true;
   if (unsaved) throw *unsaved;

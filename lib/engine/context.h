@@ -168,8 +168,8 @@ class Context {
   };
   ValueTeam &value_team(const std::vector<uint32_t> &ranks);
   const std::vector<uint32_t> &world_ranks();
-  // Every rank's bytes, as comm::Team::exchange_fixed: waited for and recorded.
-  void exchange(comm::Team &team, const void *mine, uint64_t bytes, void *all, const char *what);
+  // What it tells others and hears of them is waited for and recorded.
+  void wait_for_ranks(const char *what, const std::function<void()> &tell);
   void log_device();
   void start_trace();
   void check_directories();

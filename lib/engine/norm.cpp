@@ -35,7 +35,7 @@ comm::Team &Optimizer::holders() const {
 void Optimizer::exchange(const double *own, size_t count, const char *what) {
   const WaitSpan span(runtime_, WaitKind::peers);
   const trace::FlightScope flight(*runtime_.flights.meetings, what, count * sizeof(double));
-  holders().exchange_fixed(own, count * sizeof(double), all_values(), what);
+  holders().all_gather(own, count * sizeof(double), all_values(), what);
 }
 
 // Hands every parameter's values of all slots, in order, to `take`, some parameters at a time.

@@ -137,7 +137,7 @@ std::optional<Difference> find_difference(const layout::Mesh &mesh, const std::v
   std::vector<uint64_t> mine;
   if (team.rank() == found.usual || team.rank() == found.odd)
     for (const Replica &replica : replicas) mine.push_back(replica.hash);
-  const auto all = team.exchange(std::as_bytes(std::span(mine)), call);
+  const auto all = team.all_gather(std::as_bytes(std::span(mine)), call);
   const auto hash = [&](uint32_t rank, size_t i) {
     uint64_t value = 0;
     if ((i + 1) * sizeof value <= all[rank].size())
@@ -171,7 +171,7 @@ void check_replicas(Runtime &runtime, fsdp_stream stream) {
   const std::vector<Replica> replicas = list_replicas(runtime);
   const Sums mine = sum_up(replicas);
   std::vector<Sums> all(runtime.teams.all->size());
-  runtime.teams.all->exchange_fixed(&mine, sizeof mine, all.data(), call);
+  runtime.teams.all->all_gather(&mine, sizeof mine, all.data(), call);
   for (const Holders holders : {Holders::all, Holders::inner, Holders::slot})
     if (const auto found = find_difference(runtime.spec.mesh, all, holders)) report(runtime, replicas, *found, call);
 }

@@ -87,7 +87,7 @@ uint64_t host_bytes(const memory::ModelPlan &plan, bool host_memory, uint32_t in
 
 void check_room(comm::Team &team, uint64_t bytes, const std::vector<device::MemoryLimit> &limits) {
   const std::vector<Claim> claims = make_claims(bytes, limits);
-  const auto all = team.exchange(std::as_bytes(std::span(claims)), "the room for the model");
+  const auto all = team.all_gather(std::as_bytes(std::span(claims)), "the room for the model");
   for (const ClaimSum &sum : add_claims(team, all))
     if (sum.bytes > sum.first.free_bytes)
       fail(FSDP_OUT_OF_MEMORY,
