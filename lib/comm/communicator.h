@@ -103,7 +103,7 @@ struct AllReduceSpan {
   std::byte *wire = nullptr;  // as in ReduceSpan
 };
 
-struct Fingerprint;  // comm/shm/fingerprint.h
+struct Fingerprint;  // comm/call/fingerprint.h
 
 // What the caller says a collective is, compared between ranks: an operation number is added by the communicator.
 struct Tag {
