@@ -14,10 +14,10 @@ namespace {
 void read_policy(const fsdp_model_options &options, const engine::Context &context, memory::ModelSpec &spec,
                  const char *call) {
   constexpr uint32_t default_pending = 2;
-  const bool on_host = context.on_host();
-  const fsdp_unshard_mode usual = on_host && !context.debug() ? FSDP_UNSHARD_MAPPED : FSDP_UNSHARD_COPIED;
+  const bool maps = context.device_traits().host_memory;
+  const fsdp_unshard_mode usual = maps && !context.debug() ? FSDP_UNSHARD_MAPPED : FSDP_UNSHARD_COPIED;
   spec.unshard_mode = read_enum(options.unshard_mode, usual, FSDP_UNSHARD_COPIED + 0, call, "unshard_mode");
-  if (!on_host && spec.unshard_mode == FSDP_UNSHARD_MAPPED)
+  if (!maps && spec.unshard_mode == FSDP_UNSHARD_MAPPED)
     fail(FSDP_UNSUPPORTED,
          "{}: FSDP_UNSHARD_MAPPED shows the shards where their ranks keep them, but a GPU does not map the memory "
          "of others; leave unshard_mode 0 or give FSDP_UNSHARD_COPIED",

@@ -31,7 +31,7 @@ void await_within(engine::Context &context, const device::Event &event, uint32_t
 void wait_stream(engine::Context &context, fsdp_stream handle, uint32_t timeout_ms, const char *call) {
   context.require_world(call);
   device::Stream &stream = context.device().caller_stream(handle);
-  if (context.on_host()) return;  // the calling thread has done all that it was given
+  if (stream.is_calling_thread()) return;  // it has done all that it was given
   if (stream.capture_id() != 0)
     fail(FSDP_INVALID_STATE,
          "{}: the stream of rank {} is being captured into a graph, and nothing of that is done yet", call,

@@ -2,6 +2,7 @@
 // Views of the library's memory, as callers get them.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <numeric>
 #include <span>
@@ -25,8 +26,8 @@ inline fsdp_tensor view_of(engine::Context &context, void *data, std::span<const
   view.dtype = dtype;
   view.element_size = static_cast<uint32_t>(dtype_size(dtype));
   view.flags = flags;
-  view.device = context.on_host() ? FSDP_DEVICE_HOST : FSDP_DEVICE_CUDA;
-  view.device_index = context.on_host() ? 0 : context.device().index();
+  view.device = context.device_kind();
+  view.device_index = std::max(0, context.device().index());
   return view;
 }
 

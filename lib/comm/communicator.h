@@ -3,7 +3,7 @@
 // arenas. Backends: shm/, ucx/, hybrid/, and for memory of a device staging/ and nccl/; which one is decided in
 // factory.cpp alone.
 //
-//   Team          the ranks of one mesh axis: arenas, gates, small exchanges on the caller's thread
+//   Team          the ranks of one mesh axis: arenas, gates, and what they tell each other (exchange.h)
 //   Arena         memory that every rank of the team can read, each rank writing its own part; of a device that is not
 //                 the host, every rank has its own part alone
 //   Gate          one monotone number a rank: arrive with a value, wait until all have it (versions, windows)
@@ -30,6 +30,8 @@
 
 #include "base/failure.h"
 #include "comm/access.h"
+#include "comm/exchange.h"
+#include "comm/traits.h"
 #include "device/device.h"
 
 namespace fsdp::comm {
@@ -48,6 +50,8 @@ class Arena {
   virtual void protect(uint64_t offset, uint64_t bytes, bool readable) = 0;
   // The same of writable(), inside of this rank's ranges.
   virtual void protect_own(uint64_t offset, uint64_t bytes, Access access) = 0;
+  // Can it? Where it cannot, these are INTERNAL.
+  virtual bool protects() const noexcept = 0;
 };
 
 struct Range {
@@ -99,7 +103,7 @@ struct AllReduceSpan {
   std::byte *wire = nullptr;  // as in ReduceSpan
 };
 
-struct Fingerprint;  // comm/shm/fingerprint.h
+struct Fingerprint;  // comm/call/fingerprint.h
 
 // What the caller says a collective is, compared between ranks: an operation number is added by the communicator.
 struct Tag {
@@ -118,6 +122,8 @@ struct Ticket {
 class Gate {
  public:
   virtual ~Gate() = default;
+  // Does it ever make anybody wait? One that does not is always reached.
+  virtual bool holds_back() const noexcept = 0;
   // This rank has come to `value` (never less than before); everything it wrote before is visible to who waits for it.
   virtual void arrive(uint64_t value) = 0;
   // The same once the stream has done what was enqueued on it before. Peers know from now on that this rank's caller
@@ -216,20 +222,16 @@ struct Note {
 
 // How ranks exchange what lies in memory of a device that is not the host's.
 enum class DeviceTransport {
+  none,       // it is the host's, where ranks read it
   automatic,  // nccl where it can serve these ranks, else staging
   nccl,
   staging  // through pinned memory of the host, and from there as between ranks of the host
 };
 
 // A team whose ranks are on several hosts has no arena, gate or Communicator: UNSUPPORTED.
-class Team {
+class Team : public Exchange {
  public:
-  virtual ~Team() = default;
   virtual bool spans_hosts() const noexcept = 0;
-  virtual uint32_t rank() const noexcept = 0;
-  virtual uint32_t size() const noexcept = 0;
-  // The rank of the job that is rank r of the team: what errors name.
-  virtual uint32_t world_rank(uint32_t r) const noexcept = 0;
 
   // Collective, on the caller's thread, in the same order on every rank. `what` is compared between ranks and shown in
   // messages. If a creation fails on one rank it throws that rank's error on all, and the team stays usable. A call
@@ -246,12 +248,6 @@ class Team {
   // sums: will it be asked for sums? One that is not needs no memory for them.
   virtual std::unique_ptr<MessageCommunicator> create_message_communicator(const std::string &what,
                                                                            bool sums = true) = 0;
-  // Every rank's bytes, in rank order; lengths may differ.
-  virtual std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> mine, const std::string &what) = 0;
-  // The same for a fixed length without allocation: rank r's `bytes` bytes go to all + r * bytes (any length, in
-  // chunks).
-  virtual void exchange_fixed(const void *mine, uint64_t bytes, void *all, const char *what) = 0;
-
   // Throws if the job or this context failed, or if a look finds that a rank of the team died or stopped: then the job
   // fails with that verdict. waited: this rank has waited for them for a while, so one that has left has failed as
   // well. No wait for peers. For library threads that watch over work which they cannot wait for themselves.
@@ -260,16 +256,17 @@ class Team {
   // the n-th on all, with the same offsets used: they may make themselves ready for it. It outlives the team.
   // Collective.
   virtual void register_memory(std::byte *data, uint64_t bytes, const std::string &what);
+  virtual const CollectiveTraits &traits() const noexcept = 0;
   // What was chosen at creation, and why.
   virtual std::vector<Note> notes() const { return {}; }
-  // ... of how memory of a device travels; automatic: it is the host's.
-  virtual DeviceTransport transport() const noexcept { return DeviceTransport::automatic; }
+  // ... of how memory of a device travels.
+  virtual DeviceTransport transport() const noexcept { return DeviceTransport::none; }
   // What has come up since, each told once. The caller's thread.
   virtual std::vector<Note> take_news() { return {}; }
 
   // -- after all ranks have abandoned a round, where what was enqueued cannot be taken back: it may wait for peers for
   // ever -- Have all ranks enqueued the same, so that all of it ends? Collective; waits for no stream.
-  virtual bool agree() { return true; }
+  virtual bool ends_alike() { return true; }
   // Everything that the communicators of this rank have enqueued is given up, so that streams go on. Local, does not
   // wait: with several teams on one device, all are cut before any is renewed. Then renew: the communicators are as
   // new. Collective.
@@ -287,6 +284,8 @@ std::shared_ptr<Team> create_device_team(std::shared_ptr<Team> team, device::Dev
 uint64_t device_team_bytes(uint32_t ranks, DeviceTransport transport) noexcept;
 // ... and for each MessageCommunicator of it, beside what World::message_bytes says of the host's.
 uint64_t device_message_bytes(uint32_t ranks, DeviceTransport transport) noexcept;
+// Of its teams, before there are any.
+const CollectiveTraits &traits_of(DeviceTransport transport) noexcept;
 
 // A rank's membership in the job: made by bootstrap, gives teams.
 class World {

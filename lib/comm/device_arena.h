@@ -19,6 +19,7 @@ class PartArena : public Arena {
   std::byte *writable() const noexcept override { return base_; }
   void protect(uint64_t offset, uint64_t bytes, bool readable) override;
   void protect_own(uint64_t offset, uint64_t bytes, Access access) override;
+  bool protects() const noexcept override { return false; }
   // What there is of it.
   device::Memory &own() const noexcept { return *memory_; }
 
@@ -34,6 +35,7 @@ class PartArena : public Arena {
 // What ranks exchange are messages, in the order of streams: who has received one need not ask whether it was sent.
 class OpenGate final : public Gate {
  public:
+  bool holds_back() const noexcept override { return false; }
   void arrive(uint64_t) override {}
   void arrive(uint64_t, device::Stream &) override {}
   bool reached(uint64_t) const noexcept override { return true; }

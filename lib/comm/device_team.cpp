@@ -2,7 +2,7 @@
 #include "comm/device_team.h"
 
 #include "comm/device_arena.h"
-#include "comm/together.h"
+#include "comm/exchange.h"
 
 namespace fsdp::comm {
 

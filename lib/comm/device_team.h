@@ -11,10 +11,18 @@
 
 namespace fsdp::comm {
 
+// What is in a stream of a device waits there for peers, and cannot be asked or skipped.
+inline constexpr CollectiveTraits device_traits{.gathers_meet = true,
+                                                .records_calls = true,
+                                                .rounds_end_with_steps = false,
+                                                .releases_tickets = false,
+                                                .rounds_before_sending = true};
+
 class DeviceTeam : public Team {
  public:
   DeviceTeam(std::shared_ptr<Team> host, device::Device &device) : host_(std::move(host)), device_(device) {}
 
+  const CollectiveTraits &traits() const noexcept override { return device_traits; }
   bool spans_hosts() const noexcept override { return host_->spans_hosts(); }
   uint32_t rank() const noexcept override { return host_->rank(); }
   uint32_t size() const noexcept override { return host_->size(); }
@@ -25,12 +33,14 @@ class DeviceTeam : public Team {
                                       const std::string &what) override;
   std::unique_ptr<Arena> create_parts(uint64_t part_bytes, const std::string &what) override;
   std::unique_ptr<Gate> create_gate(const std::string &what) override;
-  std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> mine, const std::string &what) override {
-    return host_->exchange(mine, what);
+  Ballot fold(const Ballot &mine, const char *what) override { return host_->fold(mine, what); }
+  void all_gather(const void *mine, uint64_t bytes, void *all, const char *what) override {
+    host_->all_gather(mine, bytes, all, what);
   }
-  void exchange_fixed(const void *mine, uint64_t bytes, void *all, const char *what) override {
-    host_->exchange_fixed(mine, bytes, all, what);
+  std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine, const std::string &what) override {
+    return host_->all_gather(mine, what);
   }
+  uint64_t meetings() const noexcept override { return host_->meetings(); }
   void look(const std::string &what, bool waited) override { host_->look(what, waited); }
   std::vector<Note> notes() const override { return notes_; }
   void add_note(Note note) { notes_.push_back(std::move(note)); }

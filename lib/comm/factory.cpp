@@ -15,6 +15,7 @@
 #include "comm/nodes/listener.h"
 #include "comm/nodes/mesh.h"
 #include "comm/shm/seat.h"
+#include "comm/shm/team.h"
 #include "comm/shm/world.h"
 #include "comm/staging/team.h"
 
@@ -109,10 +110,7 @@ std::unique_ptr<Monitor> start_monitor(const std::shared_ptr<Seat> &seat, const 
 void await_all(World &world) {
   std::vector<uint32_t> ranks(world.size());
   std::iota(ranks.begin(), ranks.end(), 0U);
-  const uint8_t here = 1;
-  std::vector<uint8_t> all(ranks.size());
-  world.create_team(ranks, "the start of the job")
-      ->exchange_fixed(&here, sizeof here, all.data(), "the start of the job");
+  world.create_team(ranks, "the start of the job")->barrier("the start of the job");
 }
 
 std::unique_ptr<World> join_hosts(const WorldOptions &options, Rendezvous &meeting, const std::vector<Card> &cards,
@@ -165,7 +163,7 @@ constexpr uint64_t nccl_word_bytes = sizeof(float);
 
 std::shared_ptr<Team> create_device_team(std::shared_ptr<Team> team, device::Device &device, DeviceTransport transport,
                                          const Waiter &waiter, Failure &failure) {
-  if (device.is_host()) return team;
+  if (device.traits().host_memory) return team;
   std::string obstacle;
   // Between hosts NCCL would open sockets that the job's secret does not guard; messages go through the host's memory
   // to UCX.
@@ -180,10 +178,16 @@ std::shared_ptr<Team> create_device_team(std::shared_ptr<Team> team, device::Dev
   return staged;
 }
 
+const CollectiveTraits &traits_of(DeviceTransport transport) noexcept {
+  return transport == DeviceTransport::none ? shm_traits : device_traits;
+}
+
 uint64_t device_team_bytes(uint32_t, DeviceTransport transport) noexcept {
+  if (transport == DeviceTransport::none) return 0;
   return 2 * (transport == DeviceTransport::nccl ? nccl_word_bytes : staging::communicator_bytes());
 }
 uint64_t device_message_bytes(uint32_t, DeviceTransport transport) noexcept {
+  if (transport == DeviceTransport::none) return 0;
   return transport == DeviceTransport::nccl ? nccl_word_bytes : staging::messages_bytes();
 }
 

@@ -49,10 +49,16 @@ class Task {
 
 class Stream {
  public:
+  Stream() = default;
   virtual ~Stream() = default;
+  // The caller's own, where that is the calling thread: what it is given has been done when the call returns, and its
+  // waits block. Else events alone order what it is given.
+  bool is_calling_thread() const noexcept { return is_calling_thread_; }
+  // Does it run host functions? Such a stream also ends by itself once its context has failed: what waits in it polls.
+  virtual bool runs_tasks() const noexcept { return false; }
   virtual void record(Event &event) = 0;      // done when all that was enqueued before is done
   virtual void wait(const Event &event) = 0;  // what follows starts after the event's last record
-  virtual void run(const Task &task) = 0;     // streams of the host only; others throw INTERNAL
+  virtual void run(const Task &task) = 0;     // where it runs_tasks; others throw INTERNAL
   virtual void copy(void *to, const void *from, size_t bytes) = 0;
   virtual void fill(void *to, uint8_t byte, size_t bytes) = 0;
   virtual void cast(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) = 0;
@@ -79,6 +85,12 @@ class Stream {
   virtual uint64_t capture_id() const { return 0; }
   // The device's own handle; NULL on the host.
   virtual fsdp_stream handle() const noexcept { return nullptr; }
+
+ protected:
+  explicit Stream(bool is_calling_thread) : is_calling_thread_(is_calling_thread) {}
+
+ private:
+  const bool is_calling_thread_ = false;
 };
 
 // Host work that belongs between pieces of device work: a stream of the host that waits for streams of the device and
@@ -98,6 +110,14 @@ class Memory {
   virtual std::byte *data() const noexcept = 0;
   virtual uint64_t size_bytes() const noexcept = 0;
 };
+
+// What a device is, where that shows outside of it: known of its kind, also where there is none (a context that plans).
+struct Traits {
+  bool host_memory;  // its memory is the host's: any thread reads it in place, and ranks of a host map each other's;
+                     // else what ranks exchange are messages in the order of streams
+  bool graphs;       // what its streams are given can be captured into graphs
+};
+const Traits &traits_of(fsdp_device_kind kind) noexcept;
 
 struct Options {
   bool overlap = true;    // false: streams do their work on the calling thread at once
@@ -120,9 +140,7 @@ class Device {
   virtual Stream &caller_stream(fsdp_stream stream) = 0;
   // The calling thread as a stream of the host, whatever the device.
   virtual Stream &calling_thread() = 0;
-  // Is its memory the host's, so that ranks of a host can read each other's? If not, what they exchange are messages in
-  // the order of streams.
-  virtual bool is_host() const noexcept = 0;
+  virtual const Traits &traits() const noexcept = 0;
   // Cast between this device's memory and the caller's, which may be the host's or the device's. In the order of the
   // caller's stream NULL; done when it returns.
   virtual void transfer(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) = 0;

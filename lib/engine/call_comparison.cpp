@@ -66,7 +66,7 @@ void Meetings::compare_calls(Differences &found) {
   }
   if (odd == 0) return;
   const std::vector<std::byte> mine = pack(state.calls);
-  const auto all = state.teams.all->exchange(mine, "gathers and reduces that differ");
+  const auto all = state.teams.all->all_gather(mine, "gathers and reduces that differ");
   const uint32_t first = first_of(odd);
   found.mismatch = true;
   found.add(state.teams.all->world_rank(odd),

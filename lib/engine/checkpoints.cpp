@@ -90,7 +90,7 @@ void Checkpoints::add_to(checkpoint::SaveOrder &order, const std::string &name, 
   runtime_.require_eager(call);
   device::Stream &caller = runtime_.caller_stream(nullptr, call);
   runtime_.join_window(caller);
-  if (!runtime_.context.on_host()) {
+  if (!runtime_.context.device_traits().host_memory) {
     if (!copies_) copies_ = std::make_unique<CopyStream>(runtime_.context.device());
     order.piece_bytes = checkpoint::Staging::block_bytes;  // few copies of a device
     caller.record(*copies_->before);

@@ -65,7 +65,7 @@ std::string find_trace_directory(const fsdp_context_options &options, bool plans
 
 // Only views of host memory fault, and only in debug mode.
 std::string find_views_directory(const fsdp_context_options &options, bool plans) {
-  const bool faults = options.flags & FSDP_CONTEXT_DEBUG && options.device != FSDP_DEVICE_CUDA && !plans;
+  const bool faults = options.flags & FSDP_CONTEXT_DEBUG && device::traits_of(options.device).host_memory && !plans;
   return faults ? debug_views_directory() : "";
 }
 
@@ -167,7 +167,7 @@ std::shared_ptr<Context> Context::create_planning(uint32_t world_size, uint32_t 
 }
 
 void Context::log_device() {
-  if (!on_host()) log(FSDP_LOG_INFO, format_text("rank {}: {}", rank_, device_->description()));
+  if (device_->index() >= 0) log(FSDP_LOG_INFO, format_text("rank {}: {}", rank_, device_->description()));
 }
 
 void Context::start_trace() {
@@ -234,9 +234,8 @@ void Context::close() {
          "or with fsdp_discard_step",
          rank_, unfinished);
   failure_.check();
-  uint8_t here = 1;
-  std::vector<uint8_t> all(world_size_);
-  exchange(*value_team(world_ranks()).team, &here, 1, all.data(), "fsdp_close_context");
+  comm::Team &all = *value_team(world_ranks()).team;
+  wait_for_ranks("fsdp_close_context", [&] { all.barrier("fsdp_close_context"); });
   world_->leave();
   closed_ = true;
   if (unsaved) throw *unsaved;

@@ -84,8 +84,9 @@ class Context {
   // Where sealed models say what lies where; empty: nowhere.
   const std::string &views_directory() const noexcept { return views_directory_; }
   device::Device &device() { return *device_; }
-  // Is the memory of models the host's? A context that only plans knows it without the device.
-  bool on_host() const noexcept { return options_.device != FSDP_DEVICE_CUDA; }
+  // Of the device that the options name: a context that only plans knows them without it.
+  const device::Traits &device_traits() const noexcept { return device::traits_of(options_.device); }
+  fsdp_device_kind device_kind() const noexcept { return options_.device; }
   // The model whose calls are recorded into a graph (capture.h); NULL: none. One at a time: what others enqueue
   // meanwhile could be drawn into that graph.
   const Runtime *captured() const noexcept { return captured_; }
@@ -167,8 +168,8 @@ class Context {
   };
   ValueTeam &value_team(const std::vector<uint32_t> &ranks);
   const std::vector<uint32_t> &world_ranks();
-  // Every rank's bytes, as comm::Team::exchange_fixed: waited for and recorded.
-  void exchange(comm::Team &team, const void *mine, uint64_t bytes, void *all, const char *what);
+  // What it tells others and hears of them is waited for and recorded.
+  void wait_for_ranks(const char *what, const std::function<void()> &tell);
   void log_device();
   void start_trace();
   void check_directories();

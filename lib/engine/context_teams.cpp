@@ -25,6 +25,7 @@ std::unique_ptr<comm::Team> Context::create_team(std::span<const uint32_t> ranks
 }
 
 comm::DeviceTransport Context::transport() const noexcept {
+  if (device_traits().host_memory) return comm::DeviceTransport::none;
   switch (options_.device_transport) {
     case FSDP_TRANSPORT_NCCL: return comm::DeviceTransport::nccl;
     case FSDP_TRANSPORT_STAGING: return comm::DeviceTransport::staging;
@@ -80,11 +81,11 @@ Context::ValueTeam &Context::value_team(const std::vector<uint32_t> &ranks) {
   return value_teams_.emplace(ranks, std::move(made)).first->second;
 }
 
-void Context::exchange(comm::Team &team, const void *mine, uint64_t bytes, void *all, const char *what) {
+void Context::wait_for_ranks(const char *what, const std::function<void()> &tell) {
   const trace::Span wait(timeline(), trace::EventKind::wait, "wait for peers");
   const trace::FlightScope exchange(value_flights_, what, 0);
   flight_.begin_wait("wait for peers", nullptr, trace::now_ns());
-  team.exchange_fixed(mine, bytes, all, what);
+  tell();
   flight_.end_wait(trace::now_ns());  // of one that failed, what it was for is kept
 }
 
@@ -100,7 +101,8 @@ std::span<const Context::ValueMessage> Context::exchange_values(const layout::Me
   mine.count = count;
   mine.op = op;
   std::copy_n(values, count, mine.values);
-  exchange(*team, &mine, sizeof mine, messages.data(), call);
+  wait_for_ranks(call,
+                 [&, &ranks = *team, &all = messages] { ranks.all_gather(&mine, sizeof mine, all.data(), call); });
   // The first rank is what others are measured by, so that all ranks say the same.
   const ValueMessage &first = messages[0];
   for (size_t r = 1; r < ranks.size(); ++r) {

@@ -37,7 +37,6 @@ void Reducer::open(Group &group, device::Stream &caller, const char *call) {
   grad.stage = GradStage::lent;
   std::fill(grad.acquired.begin(), grad.acquired.end(), uint8_t{0});
   grad.streams.clear();
-  if (runtime_.context.on_host()) return;
   // Streams that come later wait for this.
   caller.wait(*grad.opened);
   runtime_.join_window(caller);
@@ -72,9 +71,7 @@ void Reducer::make_room(Group &group, device::Stream &caller, const char *call) 
 
 // Peers have read the buffer: it may be written again.
 void Reducer::drain(Group &group, device::Stream &caller) {
-  if (!runtime_.context.on_host()) {
-    runtime_.wait(*group.grad.reduced, WaitKind::reduce, caller, &group);
-  } else if (runtime_.communicates()) {
+  if (runtime_.communicates() && runtime_.collectives().releases_tickets) {
     if (!runtime_.reduces.comm->released(group.grad.ticket)) {
       const WaitSpan span(runtime_, WaitKind::reduce, &group);
       runtime_.reduces.comm->await_release(group.grad.ticket, caller);
@@ -120,7 +117,7 @@ LentGrad Reducer::acquire(Group &group, uint64_t param_index, bool zeroed, fsdp_
   state.touched[param_index] = 1;
   state.writers[param_index] = stream;
   if (!wrote(stream)) {
-    if (!runtime_.context.on_host()) caller.wait(*state.opened);
+    caller.wait(*state.opened);
     state.streams.push_back(stream);
   }
   if (zeroed && !lent.accumulate) {
@@ -173,7 +170,7 @@ void Reducer::check_complete(const Group &group) const {
 }
 
 void Reducer::check_writers(const Group &group, const char *call) const {
-  if (runtime_.context.on_host() || group.grad.stage != GradStage::lent) return;
+  if (!runtime_.has_graphs || group.grad.stage != GradStage::lent) return;
   for (const fsdp_stream stream : group.grad.streams)
     if (const uint64_t id = runtime_.context.device().caller_stream(stream).capture_id();
         id != 0 && id != runtime_.capture_id)
@@ -198,7 +195,7 @@ void Reducer::wait_for_writers(Group &group) {
   }
 }
 
-// Of a device: whoever opens the buffer again comes after all that wrote into it.
+// Whoever opens the buffer again comes after all that wrote into it.
 void Reducer::chain_writers(Group &group) {
   for (const fsdp_stream stream : group.grad.streams) {
     device::Stream *const found = writer(stream);

@@ -22,12 +22,12 @@ Declaration::Declaration(const Context &context, memory::ModelSpec spec, fsdp_op
                          GroupDefaults defaults)
     : spec_(std::move(spec)), optimizer_(optimizer), defaults_(defaults) {
   if (adamw()) spec_.states = {{"exp_avg", FSDP_FLOAT32}, {"exp_avg_sq", FSDP_FLOAT32}};
-  spec_.host_memory = context.on_host();
+  spec_.host_memory = context.device_traits().host_memory;
   if (context.debug()) set_debug(spec_);
   const TeamMemory exchanges = plan_team_memory(context, spec_.mesh, spec_.communicates());
   spec_.message_bytes = exchanges.message_bytes;
   spec_.device_team_bytes = exchanges.device_bytes;
-  spec_.rounds_before_sending = !spec_.host_memory;
+  spec_.rounds_before_sending = comm::traits_of(context.transport()).rounds_before_sending;
   spec_.device_transport = context.device_transport();
 }
 

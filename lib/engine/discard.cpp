@@ -21,7 +21,7 @@ void UpdateWindow::discard(fsdp_stream stream) {
   do meetings_.meet({.intent = Intent::discard, .capture = graphs_.number()});
   while (!meetings_.all_came_for(Intent::discard));
   meetings_.check_versions();
-  if (runtime_.context.on_host())
+  if (runtime_.collectives().rounds_end_with_steps)
     realign();
   else
     end_messages(stream);
@@ -33,19 +33,19 @@ void UpdateWindow::discard(fsdp_stream stream) {
                                                    runtime_.teams.number, runtime_.step.version()));
 }
 
-// Of a device: what all ranks have enqueued in steps that ended well, and for a norm, may still be under way, and the
-// weights depend on it, or who reads the norm. It comes to its end by itself; only what came after it is given up.
+// What all ranks have enqueued in steps that ended well, and for a norm, may still be under way, and the weights depend
+// on it, or who reads the norm. It comes to its end by itself; only what came after it is given up.
 void UpdateWindow::await_ended_steps() {
-  if (runtime_.context.on_host()) return;
+  if (runtime_.collectives().rounds_end_with_steps) return;
   const WaitSpan span(runtime_, WaitKind::reduce);
   runtime_.context.device().synchronize(*runtime_.marks.window_work);
   runtime_.context.device().synchronize(*runtime_.marks.norm);
 }
 
 // A new round of reduces: sequence numbers agree again, and nobody starts before all have come. Messages of a step that
-// has ended well go on as they are: the GPU may still be at them.
+// has ended well go on as they are where streams may still be at them.
 void UpdateWindow::realign() {
-  if (!runtime_.context.on_host()) {
+  if (!runtime_.collectives().rounds_end_with_steps) {
     runtime_.reduces.trace->next_round();
     if (runtime_.outer) runtime_.outer->trace_next_round();
     return;
@@ -60,7 +60,7 @@ void UpdateWindow::realign() {
 // too, so that the streams can be waited for. Only when those of all ranks are idle may their numbers be realigned.
 void UpdateWindow::end_messages(fsdp_stream stream) {
   bool sound = true;
-  runtime_.teams.for_each_data([&](comm::Team &team) { sound = team.agree() && sound; });
+  runtime_.teams.for_each_data([&](comm::Team &team) { sound = team.ends_alike() && sound; });
   meetings_.say_sound(sound);
   meetings_.meet_again();
   if (!meetings_.all_sound()) {

@@ -106,7 +106,7 @@ void Gatherer::reshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
     fail(FSDP_INVALID_STATE, "fsdp_reshard: group '{}' has no {} hold to return; its holds are: {}", group.name(),
          phase_name(phase), describe_holds(slot));
   --slot.holds[static_cast<size_t>(phase)];
-  if (!group.plan->copies && !runtime_.context.on_host()) {
+  if (!group.plan->copies && !caller.is_calling_thread()) {
     // One event for all streams that read: each comes after those before.
     caller.wait(*slot.left);
     caller.record(*slot.left);
@@ -187,7 +187,7 @@ void Gatherer::enqueue_copies(Group &group, GatherSlot &slot) {
   runtime_.gather(slot.spans, group);
   trace.end("all_gather", group, group.pulled_bytes, runtime_.step.version());
   stream.record(*slot.ready);
-  if (!runtime_.context.on_host()) runtime_.calls.add(CallKind::gather, group.index);
+  if (runtime_.collectives().records_calls) runtime_.calls.add(CallKind::gather, group.index);
   ++runtime_.stats.all_gathers;
   runtime_.stats.gathered_bytes += group.pulled_bytes;
 }
@@ -203,19 +203,18 @@ void Gatherer::release(Group &group, GatherSlot &slot) {
   if (runtime_.context.debug() && group.plan->copies) poison(slot);
 }
 
-// Behind the copies on their stream. On the host it is done when the call returns.
+// Behind the copies on their stream. Where the caller's is the calling thread it is done when the call returns.
 void Gatherer::poison(const GatherSlot &slot) {
   // 0xFF bytes are a NaN in every dtype that we have.
   for (const comm::GatherSpan &span : slot.spans)
     runtime_.gathers.stream->fill(span.to, 0xFF, span.bytes * runtime_.inner().size());
-  if (!runtime_.context.on_host()) return;
-  runtime_.wait_idle(*runtime_.gathers.stream, WaitKind::gather, runtime_.context.device().caller_stream(nullptr));
+  device::Stream &caller = runtime_.context.device().caller_stream(nullptr);
+  if (caller.is_calling_thread()) runtime_.wait_idle(*runtime_.gathers.stream, WaitKind::gather, caller);
 }
 
 // Copied weights are poisoned instead.
 void Gatherer::set_readable(const Group &group, bool readable) {
-  const bool on_host = runtime_.context.on_host();
-  if (!runtime_.context.debug() || !on_host || group.plan->copies || group.plan->compute.bytes == 0) return;
+  if (!runtime_.context.debug() || group.plan->copies || group.plan->compute.bytes == 0) return;
   runtime_.storage->show_compute(*group.plan, readable);
 }
 

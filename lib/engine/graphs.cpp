@@ -10,7 +10,7 @@ namespace fsdp::engine {
 void Graphs::begin_capture(fsdp_stream stream) {
   constexpr auto call = "fsdp_begin_capture";
   require_no_replay(call);
-  if (runtime_.context.on_host()) fail(FSDP_UNSUPPORTED, "{}: the host device has no graphs", call);
+  if (!runtime_.has_graphs) fail(FSDP_UNSUPPORTED, "{}: the host device has no graphs", call);
   if (capture_) fail(FSDP_INVALID_STATE, "{}: the model is being captured already; call fsdp_end_capture first", call);
   const auto failed = catch_error([&] {
     runtime_.context.require_no_other_capture(&runtime_, call);
@@ -145,7 +145,7 @@ void Graphs::await_prepared() noexcept {
 void Graphs::note_failure(const char *call, Error &error) noexcept {
   try {
     if (capture_) capture_->spoil(call, error);
-    if (error.status != FSDP_TIMEOUT || runtime_.context.on_host()) return;
+    if (error.status != FSDP_TIMEOUT) return;
     const std::string replay = runtime_.replays.describe_oldest();
     if (!replay.empty() && error.message.find("the replay of") == std::string::npos) error.message += "; " + replay;
   } catch (...) {  // out of memory: the error itself stays as it is

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Debug mode: what writes into a gradient that was given back is found. On the host it faults. On a device nothing can
-// be protected: the buffer is filled with 0xFF when it is free, and looked at when it is lent again and when the step
-// ends.
+// Debug mode: what writes into a gradient that was given back is found. Where memory can be protected it faults. Else
+// the buffer is filled with 0xFF when it is free, and looked at when it is lent again and when the step ends.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -33,7 +32,7 @@ bool is_untouched(device::Device &device, const std::byte *data, fsdp_dtype dtyp
 // Nothing is looked at in a capture, where no bytes are yet.
 void Reducer::hide(Group &group, device::Stream &caller) {
   if (!runtime_.context.debug() || !group.plan->trainable) return;
-  if (runtime_.context.on_host()) return set_access(group, comm::Access::none);
+  if (runtime_.storage->protects_grads()) return set_access(group, comm::Access::none);
   for (const uint32_t b : group.plan->buckets) {
     const Bucket &bucket = runtime_.storage->buckets()[b];
     if (!bucket.has(PlaneKind::full_grad)) continue;

@@ -40,7 +40,7 @@ uint64_t hash_lr_scales(const memory::ModelSpec &spec) noexcept {
 std::string compare_lr_scales(const memory::ModelSpec &spec, comm::Team &team, uint32_t first, uint32_t odd) {
   std::vector<double> mine;
   if (team.rank() == first || team.rank() == odd) mine = list(spec);
-  const auto all = team.exchange(std::as_bytes(std::span(mine)), "lr_scales that differ");
+  const auto all = team.all_gather(std::as_bytes(std::span(mine)), "lr_scales that differ");
   size_t index = 0;
   for (const memory::GroupSpec &group : spec.groups)
     for (const memory::ParamSpec &param : group.params) {

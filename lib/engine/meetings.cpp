@@ -5,7 +5,19 @@
 #include <cstring>
 #include <utility>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 namespace fsdp::engine {
+namespace {
+
+// Of all that ranks may not tell differently.
+uint64_t hash(Meeting meeting) {
+  meeting.waited_ns = 0;
+  return XXH3_64bits(&meeting, sizeof meeting);
+}
+
+}  // namespace
 
 Meetings::Meetings(Runtime &runtime) : runtime_(runtime), meetings_(runtime.teams.all->size() + 1) {}
 
@@ -44,7 +56,11 @@ void Meetings::meet(const Arrival &call) {
 // One name for all intents: the meeting itself tells who called what.
 void Meetings::exchange() {
   const WaitSpan span(runtime_, WaitKind::peers);
-  runtime_.teams.all->exchange_fixed(&meetings_.back(), sizeof(Meeting), meetings_.data(), "the end of a step");
+  constexpr auto what = "the end of a step";
+  const Meeting &mine = meetings_.back();
+  ballot_ =
+      runtime_.teams.all->agree({.same = hash(mine), .troubled = mine.sound == 0, .waited_ns = mine.waited_ns}, what);
+  if (!ballot_.agreed()) runtime_.teams.all->all_gather(&mine, sizeof mine, meetings_.data(), what);
 }
 
 void Meetings::meet_again() { exchange(); }
@@ -59,14 +75,14 @@ bool Meetings::all_sound() const {
 
 // Clocks of hosts differ, so ranks tell how long they have waited: who waited least came last.
 void Meetings::note_lag() {
-  const auto all = told();
-  if (all.size() < 2 || std::ranges::any_of(all, [](const Meeting &one) { return one.waited_ns == 0; })) return;
-  const auto [least, most] = std::ranges::minmax_element(all, {}, &Meeting::waited_ns);
-  last_rank_ = static_cast<int32_t>(runtime_.teams.all->world_rank(static_cast<uint32_t>(least - all.begin())));
-  last_lag_ns_ = most->waited_ns - least->waited_ns;
+  const comm::Team &team = *runtime_.teams.all;
+  if (team.size() < 2 || ballot_.least_waited_ns == 0) return;
+  last_rank_ = static_cast<int32_t>(team.world_rank(ballot_.last));
+  last_lag_ns_ = ballot_.most_waited_ns - ballot_.least_waited_ns;
 }
 
 void Meetings::check(Intent intent) {
+  if (ballot_.agreed()) return;
   const auto all = told();
   const comm::Team &team = *runtime_.teams.all;
   Differences found;
@@ -90,6 +106,7 @@ void Meetings::check(Intent intent) {
 }
 
 void Meetings::check_versions() {
+  if (ballot_.agreed()) return;
   const comm::Team &team = *runtime_.teams.all;
   for (uint32_t r = 1; r < team.size(); ++r) {
     if (meetings_[r].version == meetings_[0].version) continue;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where the ranks of a model agree: what ends a step, publishes, discards, captures or replays makes all of them meet.
-// Each says why it came and what it misses, hears the same of all, and so comes to the same verdict and the same words.
+// Each says why it came and what it misses. In a run that goes well all say the same, which a hash tells; where they do
+// not, each hears all of it, and so comes to the same verdict and the same words.
 #pragma once
 
 #include <span>
@@ -45,14 +46,18 @@ class Meetings {
   uint64_t last_lag_ns() const { return last_lag_ns_; }  // ... and how long after the first
 
  private:
-  std::span<const Meeting> told() const { return std::span(meetings_).first(meetings_.size() - 1); }
+  // What all have told, which stands for itself where all have told the same.
+  std::span<const Meeting> told() const {
+    return ballot_.agreed() ? std::span(meetings_).last(1) : std::span(meetings_).first(meetings_.size() - 1);
+  }
   void exchange();
   void note_lag();
   void compare_calls(Differences &found);
   void compare(Differences &found);
 
   Runtime &runtime_;
-  std::vector<Meeting> meetings_;  // one a rank, and this rank's own at the end
+  std::vector<Meeting> meetings_;  // one a rank, where they differ, and this rank's own at the end
+  comm::Ballot ballot_;            // of the last one
   uint64_t count_ = 0;
   uint32_t captures_ = 0;
   uint64_t waited_ns_ = 0;  // for peers at the last end of a step, which the next meeting tells; 0: nothing to tell

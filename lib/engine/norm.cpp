@@ -35,7 +35,7 @@ comm::Team &Optimizer::holders() const {
 void Optimizer::exchange(const double *own, size_t count, const char *what) {
   const WaitSpan span(runtime_, WaitKind::peers);
   const trace::FlightScope flight(*runtime_.flights.meetings, what, count * sizeof(double));
-  holders().exchange_fixed(own, count * sizeof(double), all_values(), what);
+  holders().all_gather(own, count * sizeof(double), all_values(), what);
 }
 
 // Hands every parameter's values of all slots, in order, to `take`, some parameters at a time.
@@ -72,11 +72,11 @@ constexpr double scaled_otherwise = -2;  // in the place of a max_norm
 
 }  // namespace
 
-// What ranks do with the norm, so that those who would scale differently know it before any does. On the host their
-// shares come along.
+// What ranks do with the norm, so that those who would scale differently know it before any does. Where callers tell
+// their shares, these come along.
 NormDispute Optimizer::meet_for_norm(double max_norm) {
   constexpr size_t told = 3;
-  const double share = runtime_.context.on_host() ? *norm_.share() : 0;
+  const double share = norm_.callers_tell() ? *norm_.share() : 0;
   const double own[told] = {share, max_norm, std::bit_cast<double>(runtime_.step.scalings().hash())};
   exchange(own, told, "the gradient norm");
   comm::Team &team = holders();
@@ -87,7 +87,7 @@ NormDispute Optimizer::meet_for_norm(double max_norm) {
     if (scalings(r) != scalings(0)) return {odd, scaled_otherwise, first, scaled_otherwise};
     if (other != limit) return {odd, other, first, limit};
   }
-  if (runtime_.context.on_host())
+  if (norm_.callers_tell())
     for (uint32_t r = 0; r < team.size(); ++r) norm_.shares()[r] = all_values()[told * r];
   return {};
 }
@@ -181,7 +181,7 @@ void Optimizer::clip_grads(const layout::Mesh *further, double max_norm, device:
   if (!(max_norm > 0)) fail(FSDP_INVALID_ARGUMENT, "{}: max_norm is {}, it must be above 0", call, max_norm);
   const CallSpan span(runtime_, "clip_grads");
   measure_norm(further, max_norm, caller);
-  const bool known = further || runtime_.context.on_host();
+  const bool known = further || norm_.callers_tell();
   const double found = known ? *last_norm() : Scaling::of_the_model;
   runtime_.step.scaled({ScalingKind::clip, max_norm, found});
   if (!further)

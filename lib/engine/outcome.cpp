@@ -5,7 +5,7 @@
 #include <span>
 #include <string_view>
 
-#include "comm/together.h"
+#include "comm/exchange.h"
 
 namespace fsdp::engine {
 
@@ -23,18 +23,18 @@ std::optional<Error> catch_error(const std::function<void()> &body) {
 }
 
 void share_outcome(comm::Team &team, const std::optional<Error> &mine) {
+  const comm::Ballot told = team.agree({.troubled = mine.has_value()}, "fsdp_seal_model");
+  if (told.troubled == comm::Ballot::nobody) return;
   std::string message;
-  if (mine) message = format_text("{:02}{}", mine->status, mine->message);
-  const auto all = team.exchange(std::as_bytes(std::span(message)), "fsdp_seal_model");
-  for (uint32_t r = 0; r < all.size(); ++r) {
-    if (all[r].empty()) continue;
-    const std::string_view text(reinterpret_cast<const char *>(all[r].data()), all[r].size());
-    Error error((text[0] - '0') * 10 + (text[1] - '0'), format_text("rank {}: {}", team.world_rank(r), text.substr(2)),
-                static_cast<int32_t>(team.world_rank(r)));
-    if (r == team.rank()) error.origin = mine->origin, error.origin_code = mine->origin_code;
-    comm::await_readers(team);
-    throw error;
-  }
+  if (mine && told.troubled == team.rank()) message = format_text("{:02}{}", mine->status, mine->message);
+  const auto all = team.all_gather(std::as_bytes(std::span(message)), "fsdp_seal_model");
+  comm::await_readers(team);
+  const uint32_t r = told.troubled;
+  const std::string_view text(reinterpret_cast<const char *>(all[r].data()), all[r].size());
+  Error error((text[0] - '0') * 10 + (text[1] - '0'), format_text("rank {}: {}", team.world_rank(r), text.substr(2)),
+              static_cast<int32_t>(team.world_rank(r)));
+  if (r == team.rank()) error.origin = mine->origin, error.origin_code = mine->origin_code;
+  throw error;
 }
 
 }  // namespace fsdp::engine

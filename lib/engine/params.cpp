@@ -65,10 +65,7 @@ void Params::store(const Tensor &tensor, const std::byte *from, fsdp_dtype dtype
 
 // Without a change of dtype, so that the bits stay.
 void Params::copy(std::byte *to, const std::byte *from, fsdp_dtype dtype, uint64_t count) {
-  if (runtime_.context.on_host())
-    std::memcpy(to, from, count * dtype_size(dtype));
-  else
-    runtime_.context.device().transfer(to, dtype, from, dtype, count);
+  runtime_.context.device().transfer(to, dtype, from, dtype, count);
 }
 
 void Params::meet(const comm::Tag &tag, device::Stream &caller) {

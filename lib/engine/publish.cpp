@@ -52,16 +52,15 @@ void UpdateWindow::close_window(device::Stream &caller) {
   gatherer_.show_whole(true);
   const uint64_t version = runtime_.step.raise_version();
   device::Stream &writer = runtime_.outer && runtime_.outer->gathers() ? gather_outer_weights(caller) : caller;
-  if (runtime_.context.on_host()) runtime_.gates.version->arrive(version, writer);
+  runtime_.gates.version->arrive(version, writer);
   writer.record(*runtime_.marks.published);
   if (runtime_.timeline) {
     const uint64_t now = trace::now_ns();
     runtime_.timeline->record({"published", nullptr, now, now, 0, static_cast<uint32_t>(version), trace::caller_lane,
                                trace::EventKind::instant});
   }
-  runtime_.step.close_window(!runtime_.context.on_host() ||
-                             (runtime_.inner().size() == 1 && !(runtime_.outer && runtime_.outer->gathers())));
-  if (!runtime_.context.on_host()) caller.wait(*runtime_.marks.published);
+  runtime_.step.close_window(runtime_.gates.version->reached(version));
+  if (!caller.is_calling_thread()) caller.wait(*runtime_.marks.published);  // else await_version does, who must know
   refresh_whole_weights(caller);
   runtime_.leave_window(caller);
   reducer_.start_step();

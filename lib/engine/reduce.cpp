@@ -18,8 +18,7 @@ Reducer::Reducer(Runtime &runtime) : runtime_(runtime), most_live_(runtime.spec.
 }
 
 void Reducer::set_access(const Group &group, comm::Access access) {
-  if (runtime_.context.debug() && runtime_.context.on_host() && group.plan->trainable)
-    runtime_.storage->set_grad_access(*group.plan, access);
+  if (runtime_.context.debug() && group.plan->trainable) runtime_.storage->set_grad_access(*group.plan, access);
 }
 
 void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
@@ -39,7 +38,7 @@ void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
   grad.last = last;
   if (group.plan->persistent_grad && !last) {
     grad.stage = GradStage::idle;  // the contributions add up where they are
-    if (!runtime_.context.on_host()) chain_writers(group);
+    chain_writers(group);
     return;
   }
   wait_for_writers(group);
@@ -73,7 +72,7 @@ void Reducer::enqueue(Group &group, uint32_t turn) {
   const comm::Tag tag{group.index, group.name()};
   const bool accumulate = group.grad.reduced_count > 0 && !group.partial;
   Stats &stats = runtime_.stats;
-  if (!runtime_.context.on_host()) runtime_.calls.add(CallKind::reduce, group.index);
+  if (runtime_.collectives().records_calls) runtime_.calls.add(CallKind::reduce, group.index);
   ++stats.reduces;
   stats.reduced_bytes += group.reduced_bytes;
   const comm::Communicator *comm = runtime_.reduces.comm.get();

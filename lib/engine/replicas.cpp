@@ -52,9 +52,9 @@ bool has_peers(const layout::Mesh &mesh, Holders holders) {
 }
 
 // Memory of a device comes here in pieces.
-uint64_t hash_plane(device::Device &device, bool on_host, const std::byte *data, fsdp_dtype dtype, uint64_t count) {
+uint64_t hash_plane(device::Device &device, const std::byte *data, fsdp_dtype dtype, uint64_t count) {
   const uint64_t element = dtype_size(dtype);
-  if (on_host) return XXH3_64bits(data, count * element);
+  if (device.traits().host_memory) return XXH3_64bits(data, count * element);
   constexpr uint64_t piece_bytes = uint64_t{1} << 20;
   std::vector<std::byte> piece(std::min(piece_bytes, count * element));
   XXH3_state_t state;
@@ -93,9 +93,8 @@ std::vector<Replica> list_replicas(Runtime &runtime) {
     if (!has_peers(mesh, holders_of(kept))) return;
     const layout::Slice slice =
         memory::slice_of(own.bucket.plan->layout, own.tensor, kept, mesh, runtime.teams.all->rank());
-    const uint64_t hash = slice.count == 0 ? 0
-                                           : hash_plane(runtime.context.device(), runtime.context.on_host(),
-                                                        own.plane.at(slice), plane.dtype, slice.count);
+    const uint64_t hash =
+        slice.count == 0 ? 0 : hash_plane(runtime.context.device(), own.plane.at(slice), plane.dtype, slice.count);
     replicas.push_back({&own.group, own.param_index, describe(runtime, plane), holders_of(kept), hash});
   });
   return replicas;
@@ -138,7 +137,7 @@ std::optional<Difference> find_difference(const layout::Mesh &mesh, const std::v
   std::vector<uint64_t> mine;
   if (team.rank() == found.usual || team.rank() == found.odd)
     for (const Replica &replica : replicas) mine.push_back(replica.hash);
-  const auto all = team.exchange(std::as_bytes(std::span(mine)), call);
+  const auto all = team.all_gather(std::as_bytes(std::span(mine)), call);
   const auto hash = [&](uint32_t rank, size_t i) {
     uint64_t value = 0;
     if ((i + 1) * sizeof value <= all[rank].size())
@@ -168,11 +167,11 @@ void check_replicas(Runtime &runtime, fsdp_stream stream) {
   const CallSpan span(runtime, "check_replicas");
   runtime.await_version();
   runtime.join_window(caller);
-  if (!runtime.context.on_host()) runtime.synchronize(caller);
+  runtime.synchronize(caller);
   const std::vector<Replica> replicas = list_replicas(runtime);
   const Sums mine = sum_up(replicas);
   std::vector<Sums> all(runtime.teams.all->size());
-  runtime.teams.all->exchange_fixed(&mine, sizeof mine, all.data(), call);
+  runtime.teams.all->all_gather(&mine, sizeof mine, all.data(), call);
   for (const Holders holders : {Holders::all, Holders::inner, Holders::slot})
     if (const auto found = find_difference(runtime.spec.mesh, all, holders)) report(runtime, replicas, *found, call);
 }

@@ -72,10 +72,10 @@ std::vector<ClaimSum> add_claims(comm::Team &team, const std::vector<std::vector
 
 }  // namespace
 
-uint64_t host_bytes(const memory::ModelPlan &plan, bool on_host, uint32_t inner, uint32_t inner_size) noexcept {
+uint64_t host_bytes(const memory::ModelPlan &plan, bool host_memory, uint32_t inner, uint32_t inner_size) noexcept {
   uint64_t bytes = 0;
   for (const memory::RegionPlan &region : plan.regions) {
-    if (!region.on_host && (!on_host || region.by_comm)) continue;
+    if (!region.on_host && (!host_memory || region.by_comm)) continue;
     if (region.reach == memory::Reach::own)
       bytes = saturated_add(bytes, region.bytes);
     else if (inner == 0)
@@ -87,7 +87,7 @@ uint64_t host_bytes(const memory::ModelPlan &plan, bool on_host, uint32_t inner,
 
 void check_room(comm::Team &team, uint64_t bytes, const std::vector<device::MemoryLimit> &limits) {
   const std::vector<Claim> claims = make_claims(bytes, limits);
-  const auto all = team.exchange(std::as_bytes(std::span(claims)), "the room for the model");
+  const auto all = team.all_gather(std::as_bytes(std::span(claims)), "the room for the model");
   for (const ClaimSum &sum : add_claims(team, all))
     if (sum.bytes > sum.first.free_bytes)
       fail(FSDP_OUT_OF_MEMORY,

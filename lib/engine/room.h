@@ -14,7 +14,7 @@ namespace fsdp::engine {
 
 // What rank `inner` of the inner axis will allocate in the host's memory, that which it makes for all of its axis
 // included.
-uint64_t host_bytes(const memory::ModelPlan &plan, bool on_host, uint32_t inner, uint32_t inner_size) noexcept;
+uint64_t host_bytes(const memory::ModelPlan &plan, bool host_memory, uint32_t inner, uint32_t inner_size) noexcept;
 
 // Collective: throws OUT_OF_MEMORY, the same on every rank, if ranks that share a cgroup need more together than that
 // has free.

@@ -27,6 +27,7 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
       teams(std::move(teams_in)),
       team_news(context, teams),
       timeline(context.timeline()),
+      has_graphs(context.device_traits().graphs),
       replays(context) {
   device::Device &device = context.device();
   const auto early = catch_error([&] {
@@ -37,7 +38,7 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
     marks.order = device.create_event();
     marks.window_work = device.create_event();
     marks.norm = device.create_event();
-    if (!context.on_host()) replays.make_room();
+    if (has_graphs) replays.make_room();
   });
   storage = std::make_unique<Storage>(spec, plan, arenas, teams, device, early);
   if (timeline) model_number_ = timeline->open_model();
@@ -58,8 +59,8 @@ void Runtime::make_inner() {
   // What is never sent needs no communicator over the device's memory.
   comm::Team &data = communicates() ? *teams.inner_data : inner();
   if (communicates()) storage->register_with(data);
-  gates.version = data.create_gate("publish");
-  gates.round = data.create_gate("round of reduces");
+  gates.version = teams.inner_data->create_gate("publish");
+  gates.round = teams.inner_data->create_gate("round of reduces");
   gathers.comm = data.create_communicator("gather");
   reduces.comm = data.create_communicator("reduce", spec.mesh.reduction_block);
   control_comm = inner().create_communicator("control");
@@ -89,9 +90,9 @@ void Runtime::make_traces() {
 // Streams first: their work refers to everything else. A model that ends in the middle of a step leaves work that waits
 // for peers: reduces are abandoned, here and on the peers, and a gather that cannot end fails the context.
 Runtime::~Runtime() {
-  if (!context.on_host()) end_streams();
+  if (!gathers.stream->runs_tasks()) end_streams();
   abandon();
-  if (context.on_host() && gathers.stream && marks.finished && gates.version) {
+  if (gates.version->holds_back()) {
     gathers.stream->record(*marks.finished);
     if (!marks.finished->done() && !gates.version->reached(step.version()))
       context.fail_for_good(Error(FSDP_INVALID_STATE,
@@ -105,16 +106,17 @@ Runtime::~Runtime() {
 
 void Runtime::gather(std::span<const comm::GatherSpan> spans, const Group &group) {
   const comm::Tag tag{group.index, group.name()};
-  if (context.on_host()) return gathers.comm->gather_stable(spans, tag, *gathers.stream);
   if (auto error = gathers.comm->broken()) throw *std::move(error);
-  gathers.comm->all_gather(spans, tag, *gathers.stream);
+  if (collectives().gathers_meet)
+    gathers.comm->all_gather(spans, tag, *gathers.stream);
+  else
+    gathers.comm->gather_stable(spans, tag, *gathers.stream);
 }
 
 void Runtime::abandon() {
   if (reduces.comm) reduces.comm->abandon();
   if (outer) outer->abandon();
-  // On the host gathers pull what is there: nobody is waited for.
-  if (gathers.comm && !context.on_host()) gathers.comm->abandon();
+  if (gathers.comm && collectives().gathers_meet) gathers.comm->abandon();
 }
 
 // The device reads and writes memory that ends with this object. What all ranks have called comes to its end by itself,
@@ -179,7 +181,7 @@ ParamPlace &Runtime::place(Group &group, uint64_t param_index, const char *call)
 
 device::Stream &Runtime::caller_stream(fsdp_stream stream, const char *call) const {
   device::Stream &caller = context.device().caller_stream(stream);
-  if (context.on_host()) return caller;
+  if (!has_graphs) return caller;
   context.require_no_other_capture(this, call);
   uint64_t id = 0;
   try {

@@ -77,16 +77,19 @@ class Runtime {
   CollectiveStream gathers, reduces;
   std::unique_ptr<Outer> outer;  // NULL: the mesh has one axis
   Marks marks;
-  CallSequence calls;  // that peers must make too; empty on the host
+  CallSequence calls;  // that peers must make too, where the collectives leave it to who calls to keep them
   std::vector<Group> groups;
   Stats stats;
   trace::Timeline *timeline;  // NULL: no trace is kept
   Flights flights;
   Step step;
   uint64_t capture_id = 0;  // the graph that calls are recorded into (capture.h), as the device numbers it; 0: none
+  const bool has_graphs;    // of the device: can its streams be captured?
   Replays replays;
 
   comm::Team &inner() const { return *teams.inner; }
+  // Of both axes: how what they exchange behaves.
+  const comm::CollectiveTraits &collectives() const { return teams.inner_data->traits(); }
   bool communicates() const { return spec.communicates(); }
   const Bucket &bucket(const ParamPlace &place) const { return storage->buckets()[place.bucket]; }
   const layout::Placement &placement(const ParamPlace &place) const {
@@ -104,14 +107,14 @@ class Runtime {
   void wait_idle(device::Stream &caller);
   void wait_idle(device::Stream &stream, WaitKind what, device::Stream &caller);
   void wait(const device::Event &event, WaitKind what, device::Stream &caller, const Group *group = nullptr);
-  // Of a device: what follows on the stream comes after what earlier calls of the update window gave to theirs, and the
-  // next ones come after what this one gave to it. On the host one thread does it all.
+  // What follows on the stream comes after what earlier calls of the update window gave to theirs, and the next ones
+  // come after what this one gave to it. The calling thread does it all in that order anyway.
   void join_window(device::Stream &caller) const;
   void leave_window(device::Stream &caller) const;
-  // Of a device: the calling thread waits for what the stream has been given.
+  // The calling thread waits for what the stream has been given.
   void synchronize(device::Stream &stream);
-  // The group's weights go to full buffers, on the gather stream. On the host they are pulled from where they are; of a
-  // device they are messages, and one that was given up since is an error.
+  // The group's weights go to full buffers, on the gather stream: pulled from where they are, or as messages, of which
+  // one that was given up since is an error.
   void gather(std::span<const comm::GatherSpan> spans, const Group &group);
   std::vector<device::Stream *> library_streams() const;
   // What streams of the caller's and of the library wait for, of one another.

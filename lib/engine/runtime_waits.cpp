@@ -68,29 +68,25 @@ void Runtime::await_version() {
 }
 
 void Runtime::wait(const device::Event &event, WaitKind what, device::Stream &caller, const Group *group) {
-  if (!context.on_host()) {
+  if (!caller.is_calling_thread()) {
     caller.wait(event);
-    context.failure().check();
-    return;
+  } else if (!event.done()) {
+    const WaitSpan span(*this, what, group);
+    caller.wait(event);
   }
-  if (event.done()) {
-    context.failure().check();
-    return;
-  }
-  const WaitSpan span(*this, what, group);
-  caller.wait(event);
   context.failure().check();
 }
 
 void Runtime::join_window(device::Stream &caller) const {
-  if (!context.on_host()) caller.wait(*marks.window_work);
+  if (!caller.is_calling_thread()) caller.wait(*marks.window_work);
 }
 
 void Runtime::leave_window(device::Stream &caller) const {
-  if (!context.on_host()) caller.record(*marks.window_work);
+  if (!caller.is_calling_thread()) caller.record(*marks.window_work);
 }
 
 void Runtime::synchronize(device::Stream &stream) {
+  if (stream.is_calling_thread()) return;
   stream.record(*marks.order);
   const WaitSpan span(*this, WaitKind::reduce);
   context.device().synchronize(*marks.order);

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/json.h"
-#include "comm/together.h"
+#include "comm/exchange.h"
 #include "engine/model.h"
 #include "engine/outcome.h"
 #include "trace/span.h"

@@ -34,7 +34,7 @@ SharedNorm::SharedNorm(Runtime &runtime) : runtime_(runtime) {
 
 void SharedNorm::find(double max_norm, device::Stream &caller) {
   const layout::Mesh &mesh = runtime_.spec.mesh;
-  device::Stream &last = own_.from.arena ? gather(caller) : caller;
+  device::Stream &last = callers_tell() ? caller : gather(caller);
   last.find_norm(norm_, {shares_, mesh.slots(), mesh.slices(), mesh.inner_size, max_norm});
   if (copy_ != norm_) last.copy(copy_, norm_, sizeof *copy_);
   last.record(*runtime_.marks.norm);

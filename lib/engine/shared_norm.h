@@ -20,8 +20,11 @@ class SharedNorm {
   // Who asks again reads the last norm no more: its share may be overwritten on the way.
   double *squares() const { return squares_; }  // one a parameter, for who adds up the share
   double *share() const { return share_; }
+  // Do the shares of all travel in the meeting of the callers, who have them when they meet? Else by the library's
+  // streams.
+  bool callers_tell() const { return !own_.from.arena; }
   double *shares() const { return shares_; }  // one a rank that holds slots
-  // The share is written on the caller's stream, and on the host those of all ranks are there.
+  // The share is written on the caller's stream, and those of all ranks are there if callers tell them.
   void find(double max_norm, device::Stream &caller);
   // What follows on the stream comes after the norm. Then the factor may be read on it.
   void await(device::Stream &caller);

@@ -41,8 +41,8 @@ const CallerArena *Storage::handed_in(const memory::RegionPlan &plan) const {
 }
 
 uint64_t Storage::needed_bytes() const {
-  uint64_t bytes = host_bytes(plan_, device_.is_host(), host_team_.rank(), host_team_.size());
-  if (!device_.is_host()) return bytes;
+  uint64_t bytes = host_bytes(plan_, device_.traits().host_memory, host_team_.rank(), host_team_.size());
+  if (!device_.traits().host_memory) return bytes;
   for (const memory::RegionPlan &region : plan_.regions)
     if (handed_in(region)) bytes -= region.bytes;
   return bytes;
@@ -157,15 +157,21 @@ const std::byte *Storage::part_of(RegionId id, uint32_t inner_rank) const {
 
 void Storage::show_compute(const memory::GroupPlan &group, bool readable) const {
   const Region &home = region(group.compute.region);
+  if (!home.arena || !home.arena->protects()) return;
   home.arena->protect(home.arena_offset + team_.rank() * home.stride + group.compute.offset, group.compute.bytes,
                       readable);
 }
 
 void Storage::set_grad_access(const memory::GroupPlan &group, comm::Access access) const {
   const Region &home = region(group.full_grad.region);
-  if (group.full_grad.bytes)
+  if (group.full_grad.bytes && protects_grads())
     home.arena->protect_own(home.arena_offset + team_.rank() * home.stride + group.full_grad.offset,
                             group.full_grad.bytes, access);
+}
+
+bool Storage::protects_grads() const {
+  const Region &home = region(memory::RegionId::kept_grads);
+  return home.arena && home.arena->protects();
 }
 
 std::span<const std::byte> Storage::full_grad(const memory::GroupPlan &group) const {

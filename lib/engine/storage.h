@@ -43,9 +43,11 @@ class Storage {
   const std::byte *part_of(memory::RegionId id, uint32_t inner_rank) const;
   // Collective: private memory that collectives of the team will name.
   void register_with(comm::Team &team) const;
-  // Debug, on the host: what this rank may do with a group's full gradient. Peers read it in views of their own.
+  // Debug, where its arena protects: what this rank may do with a group's full gradient. Peers read it in views of
+  // their own.
   void set_grad_access(const memory::GroupPlan &group, comm::Access access) const;
-  // Debug, on the host: may readers see a group's weights, which lie in memory that is shared?
+  bool protects_grads() const;
+  // Debug, where its arena protects: may readers see a group's weights, which lie in memory that is shared?
   void show_compute(const memory::GroupPlan &group, bool readable) const;
   // The memory that these two are about, as this rank writes the one and reads the other.
   std::span<const std::byte> full_grad(const memory::GroupPlan &group) const;

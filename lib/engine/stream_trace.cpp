@@ -16,7 +16,7 @@ void StreamTrace::record(trace::TimelineEvent event) const noexcept {
 
 void StreamTrace::await(comm::Gate &gate, uint64_t value, const char *what, const char *name, const char *object,
                         uint64_t version) {
-  if (in_flight_) return;
+  if (!gate.holds_back()) return;
   if (timeline_) stream_.run([this] { begin_ns_ = trace::now_ns(); });
   stream_.run([gate = &gate, value, what] { gate->await(value, what); });
   if (!timeline_) return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a library stream does: as entries of the flight recorder, and as events of its lane if there is a timeline.
-// Streams of the host write the times themselves; of those of a device only their events tell (in_flight.h).
+// Streams that run tasks write the times themselves; of others only their events tell (in_flight.h).
 #pragma once
 
 #include "comm/communicator.h"
@@ -27,12 +27,11 @@ class StreamTrace {
         timeline_(context.timeline()),
         lane_(lane),
         flights_(flights),
-        in_flight_(context.on_host() ? nullptr : std::make_unique<InFlight>(context)) {}
+        in_flight_(stream.runs_tasks() ? nullptr : std::make_unique<InFlight>(context)) {}
   StreamTrace(const StreamTrace &) = delete;
   StreamTrace &operator=(const StreamTrace &) = delete;
 
-  // The stream waits at the gate. what is for its errors, name and object for the event. Of a device: nothing to wait
-  // for.
+  // The stream waits at the gate, if that holds anybody back. what is for its errors, name and object for the event.
   void await(comm::Gate &gate, uint64_t value, const char *what, const char *name, const char *object,
              uint64_t version);
   // The work that is enqueued between the two calls, a collective. Its communicator, if given, knows
@@ -63,8 +62,8 @@ class StreamTrace {
   trace::TimelineLane lane_;
   trace::FlightSequence flights_;
   uint64_t handle_ = 0;                  // of the work between begin and end; the caller's
-  uint64_t begin_ns_ = 0;                // the stream's own; of a device the caller's
-  std::unique_ptr<InFlight> in_flight_;  // NULL on the host
+  uint64_t begin_ns_ = 0;                // the stream's own; where it runs no tasks the caller's
+  std::unique_ptr<InFlight> in_flight_;  // NULL where it does
 };
 
 }  // namespace fsdp::engine

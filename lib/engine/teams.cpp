@@ -39,8 +39,8 @@ void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh, bool 
   }
   // One that only has memory needs no transport that must be opened.
   const auto make_inner = [&] {
-    teams.inner_data =
-        context.create_device_team(teams.inner, communicates ? context.transport() : comm::DeviceTransport::staging);
+    const comm::DeviceTransport needed = communicates ? context.transport() : comm::DeviceTransport::staging;
+    teams.inner_data = context.create_device_team(teams.inner, needed);
   };
   if (!teams.outer) return make_inner();
   // What fails the ranks of one axis, say a host without NCCL, must fail those of the others.
@@ -91,22 +91,21 @@ DeviceTransport plan_outer(const Context &context, const layout::Mesh &mesh) {
   if (mesh.outer_size == 1) return context.transport();
   const std::vector<uint32_t> hosts = context.hosts_of(outer_ranks(context, mesh));
   const bool spans_hosts = std::any_of(hosts.begin(), hosts.end(), [&](uint32_t host) { return host != hosts[0]; });
-  return spans_hosts ? DeviceTransport::staging : context.transport();
+  const DeviceTransport transport = context.transport();
+  return spans_hosts && transport != DeviceTransport::none ? DeviceTransport::staging : transport;
 }
 
 }  // namespace
 
 TeamMemory plan_team_memory(const Context &context, const layout::Mesh &mesh, bool communicates) {
-  if (context.on_host()) return count_team_memory(context, mesh, DeviceTransport::automatic, 0);
   const DeviceTransport outer = plan_outer(context, mesh);
   return count_team_memory(context, mesh, outer, count_device_bytes(mesh, communicates, context.transport(), outer));
 }
 
 TeamMemory team_memory(const Teams &teams, const Context &context, const layout::Mesh &mesh, bool communicates) {
-  const DeviceTransport outer = teams.outer ? teams.outer_data->transport() : DeviceTransport::automatic;
-  return count_team_memory(
-      context, mesh, outer,
-      context.on_host() ? 0 : count_device_bytes(mesh, communicates, teams.inner_data->transport(), outer));
+  const DeviceTransport outer = teams.outer ? teams.outer_data->transport() : DeviceTransport::none;
+  return count_team_memory(context, mesh, outer,
+                           count_device_bytes(mesh, communicates, teams.inner_data->transport(), outer));
 }
 
 }  // namespace fsdp::engine

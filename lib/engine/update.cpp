@@ -12,16 +12,15 @@ namespace fsdp::engine {
 // Everything this rank has enqueued ends: completed, or given up because a peer does not take part.
 void UpdateWindow::end_step(Meetings::Arrival call, device::Stream &caller) {
   gatherer_.drop_all(false);
-  if (runtime_.context.on_host()) {
+  if (runtime_.collectives().rounds_end_with_steps) {
     runtime_.reduces.comm->quiesce();
     if (runtime_.outer) runtime_.outer->sum_comm().quiesce();
-  } else {
-    await_readers(caller);
   }
+  await_readers(caller);
   runtime_.wait_idle(caller);
   auto broken = runtime_.reduces.comm->broken();
   if (!broken && runtime_.outer) broken = runtime_.outer->sum_comm().broken();
-  if (!broken && !runtime_.context.on_host()) broken = runtime_.gathers.comm->broken();
+  if (!broken) broken = runtime_.gathers.comm->broken();
   if (broken) {
     if (call.missing.empty()) call.blamed = broken->rank;
     call.missing += format_text("{}{}", call.missing.empty() ? "" : "; ", broken->message);

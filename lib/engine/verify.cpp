@@ -9,7 +9,7 @@
 #include <xxhash.h>
 
 #include "base/dtype.h"
-#include "comm/together.h"
+#include "comm/exchange.h"
 #include "engine/declaration.h"
 
 namespace fsdp::engine {
@@ -89,7 +89,7 @@ std::string excerpt(std::string_view line, std::string_view other) {
 
 // The same on every rank: the lowest rank that differs from rank 0, and where.
 [[noreturn]] void report_difference(comm::Team &team, const std::string &mine, uint32_t model) {
-  const auto all = team.exchange(std::as_bytes(std::span(mine)), "comparing declarations");
+  const auto all = team.all_gather(std::as_bytes(std::span(mine)), "comparing declarations");
   const auto text = [&](size_t r) {
     return std::string_view(reinterpret_cast<const char *>(all[r].data()), all[r].size());
   };
@@ -113,10 +113,7 @@ void verify_declarations(comm::Team &team, const memory::ModelSpec &spec, const 
                          uint32_t model) {
   const std::string mine = join(describe_declaration(spec, plan));
   const uint64_t hash = XXH64(mine.data(), mine.size(), 0);
-  std::vector<uint64_t> all(team.size());
-  team.exchange_fixed(&hash, sizeof hash, all.data(), "fsdp_seal_model");
-  for (const uint64_t other : all)
-    if (other != all.front()) report_difference(team, mine, model);
+  if (!team.agree({.same = hash}, "fsdp_seal_model").agreed()) report_difference(team, mine, model);
 }
 
 }  // namespace fsdp::engine

@@ -155,7 +155,7 @@ TEST(Failure, DifferentCollectivesAreNamed) {
 TEST(Failure, DifferentExchangesAreNamed) {
   const auto seen = failing_threads(2, [](Rank &rank) {
     uint64_t value = 0, all[2];
-    rank.team->exchange_fixed(&value, sizeof value, all, rank.rank() ? "norm" : "seal");
+    rank.team->all_gather(&value, sizeof value, all, rank.rank() ? "norm" : "seal");
   });
   for (const Seen &of : seen) {
     EXPECT_EQ(of.error.status, FSDP_MISMATCH);

@@ -63,7 +63,7 @@ TEST(LocalWorld, TeamsOfSomeRanks) {
     require(rank.team->world_rank(1) == mine[1], "rank of the job");
     const uint32_t self = rank.rank();
     uint32_t all[2];
-    rank.team->exchange_fixed(&self, sizeof self, all, "ranks");
+    rank.team->all_gather(&self, sizeof self, all, "ranks");
     require(all[0] == mine[0] && all[1] == mine[1], "order of the team");
     auto gate = rank.team->create_gate("half gate");
     gate->arrive(1);

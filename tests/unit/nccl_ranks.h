@@ -56,7 +56,7 @@ struct NcclRank {
   void meet() {
     const char mine = 0;
     std::vector<char> all(size());
-    host->exchange_fixed(&mine, 1, all.data(), "test meeting");
+    host->all_gather(&mine, 1, all.data(), "test meeting");
   }
   // A rank whose failure the others hear of before they set their own names the same cause; one that has left does not.
   void fail_with_all() {

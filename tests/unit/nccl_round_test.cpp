@@ -15,10 +15,10 @@ TEST_F(NcclTest, WhatOneRankCapturesIsNoDifference) {
     if (mine.rank() == 0) {
       const GatherGraph graph(mine, bench);
     }
-    EXPECT_TRUE(mine.team->agree());
+    EXPECT_TRUE(mine.team->ends_alike());
     bench.gather();
     mine.synchronize(*bench.stream);
-    EXPECT_TRUE(mine.team->agree());
+    EXPECT_TRUE(mine.team->ends_alike());
   }));
 }
 
@@ -34,7 +34,7 @@ TEST_F(NcclTest, TheOrderBetweenCommunicatorsIsCompared) {
         if (mine.rank() == 0) bench.gather();
         other->barrier({2, "end"}, *reduces);
         if (mine.rank() == 1) bench.gather();
-        EXPECT_FALSE(mine.team->agree());
+        EXPECT_FALSE(mine.team->ends_alike());
         mine.team->cut();
         mine.team->renew();
         expect_freed(mine, *bench.stream, 1);
@@ -43,7 +43,7 @@ TEST_F(NcclTest, TheOrderBetweenCommunicatorsIsCompared) {
         other->barrier({2, "end"}, *reduces);
         mine.synchronize(*bench.stream);
         mine.synchronize(*reduces);
-        EXPECT_TRUE(mine.team->agree());
+        EXPECT_TRUE(mine.team->ends_alike());
       }
     }));
   }
@@ -54,7 +54,7 @@ TEST_F(NcclTest, APeerThatAbortsFirstFailsNobody) {
   expect_well(run_ranks({2}, [](NcclRank &mine) {
     Bench bench(mine);
     if (mine.rank() == 0) bench.gather();
-    EXPECT_FALSE(mine.team->agree());
+    EXPECT_FALSE(mine.team->ends_alike());
     if (mine.rank() == 1) {
       control().set(Knob::async_error_rank, 2);
       control().set(Knob::async_error, 6);
@@ -71,7 +71,7 @@ TEST_F(NcclTest, APeerThatAbortsFirstFailsNobody) {
 TEST_F(NcclTest, AnErrorThatLastsIsBelievedAfterAnAgreement) {
   const auto problems = run_ranks({2, 4000}, [](NcclRank &mine) {
     Bench bench(mine);
-    EXPECT_TRUE(mine.team->agree());
+    EXPECT_TRUE(mine.team->ends_alike());
     if (mine.rank() == 1) {
       control().set(Knob::async_error_rank, 2);
       control().set(Knob::async_error, 6);
@@ -89,7 +89,7 @@ TEST_F(NcclTest, GraphsThatAreDestroyedDoNotKeepAStepFromBeingDiscarded) {
     Bench bench(mine);
     { const GatherGraph graph(mine, bench); }
     if (mine.rank() == 0) bench.gather();
-    EXPECT_FALSE(mine.team->agree());
+    EXPECT_FALSE(mine.team->ends_alike());
     mine.team->cut();
     mine.team->renew();
     bench.gather();

@@ -17,7 +17,7 @@ struct NetRank {
       : rank(rank),
         seat(create_lone_seat(rank.rank(), rank.size(), rank.waiter, rank.failure, *rank.device)),
         net(create_net(rank.rank())) {
-    net->join(rank.team->exchange(net->address(), "addresses"), seat);
+    net->join(rank.team->all_gather(net->address(), "addresses"), seat);
     for (uint32_t r = 0; r < rank.size(); ++r) all.push_back(r);
   }
   MessageBench bench(uint64_t key = messages_key) {

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "comm/device_team.h"
-#include "comm/together.h"
+#include "comm/exchange.h"
 #include "engine/declaration.h"
 #include "engine/outcome.h"
 #include "memory/model_plan.h"
@@ -23,13 +23,18 @@ class SlowReader final : public DeviceTeam {
   SlowReader(Rank &rank, std::atomic<int> &reads)
       : DeviceTeam(std::move(rank.team), *rank.device), slow_(rank.rank() == 0), reads_(reads) {}
 
-  std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> mine, const std::string &what) override {
-    auto all = host_->exchange(mine, what);
+  Ballot fold(const Ballot &mine, const char *what) override {
+    const Ballot told = host_->fold(mine, what);
+    read();
+    return told;
+  }
+  std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine, const std::string &what) override {
+    auto all = host_->all_gather(mine, what);
     read();
     return all;
   }
-  void exchange_fixed(const void *mine, uint64_t bytes, void *all, const char *what) override {
-    host_->exchange_fixed(mine, bytes, all, what);
+  void all_gather(const void *mine, uint64_t bytes, void *all, const char *what) override {
+    host_->all_gather(mine, bytes, all, what);
     read();
   }
   std::unique_ptr<Communicator> create_communicator(const std::string &, uint32_t) override { return {}; }

@@ -229,14 +229,14 @@ inline void exchange_body(Rank &rank) {
       for (uint64_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 3 + r);
       return bytes;
     };
-    const auto all = rank.team->exchange(text(rank.rank()), "lengths");
+    const auto all = rank.team->all_gather(text(rank.rank()), "lengths");
     require(all.size() == rank.size(), "exchange: number of ranks");
     for (uint32_t r = 0; r < rank.size(); ++r) require(all[r] == text(r), fmt::format("exchange: rank {}'s bytes", r));
     std::vector<std::byte> mine(base), fixed(base * rank.size());
     std::fill(mine.begin(), mine.end(), static_cast<std::byte>(rank.rank() + 1));
-    rank.team->exchange_fixed(mine.data(), base, fixed.data(), "fixed");
+    rank.team->all_gather(mine.data(), base, fixed.data(), "fixed");
     for (uint64_t i = 0; i < fixed.size(); ++i)
-      require(fixed[i] == static_cast<std::byte>(i / base + 1), "exchange_fixed: bytes");
+      require(fixed[i] == static_cast<std::byte>(i / base + 1), "all_gather: bytes");
   }
   rank.leave();
 }

@@ -54,7 +54,7 @@ struct Rank {
   void meet() {
     char mine = 0;
     std::vector<char> all(size());
-    team->exchange_fixed(&mine, 1, all.data(), "test meeting");
+    team->all_gather(&mine, 1, all.data(), "test meeting");
   }
   void leave() {
     meet();

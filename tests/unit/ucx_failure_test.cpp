@@ -112,7 +112,7 @@ TEST(UcxFailure, ARefusedConnectionIsTriedAgain) {
     ::setenv("UCX_LOG_LEVEL", "fatal", 1);
     if (rank.rank() == 1) ::setenv("UCX_TCP_PORT_RANGE", fmt::format("{}-{}", port, port).c_str(), 1);
     std::unique_ptr<Net> net = create_net(rank.rank());
-    const auto addresses = rank.team->exchange(net->address(), "addresses");
+    const auto addresses = rank.team->all_gather(net->address(), "addresses");
     if (rank.rank() == 1) {
       net.reset();
       rank.meet();

@@ -131,7 +131,7 @@ void disturb(const std::vector<std::byte> &address) {
 TEST(UcxMessages, AStrangersHellosDoNotKeepRanksApart) {
   expect_well(run_threads(2, [](Rank &rank) {
     NetRank mine(rank);
-    for (const auto &address : rank.team->exchange(mine.net->address(), "addresses"))
+    for (const auto &address : rank.team->all_gather(mine.net->address(), "addresses"))
       if (rank.rank() == 0) disturb(address);
     std::this_thread::sleep_for(std::chrono::milliseconds(200));  // all answers to these have come
     rank.meet();

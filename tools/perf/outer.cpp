@@ -42,7 +42,7 @@ class Outer {
   explicit Outer(Bench &bench) : bench_(bench), net_(fsdp::comm::create_net(bench.rank())) {
     Member &member = bench.member;
     seat_ = fsdp::comm::create_lone_seat(bench.rank(), 2, member.waiter, member.failure, *member.device);
-    net_->join(member.team->exchange(net_->address(), "addresses"), seat_);
+    net_->join(member.team->all_gather(net_->address(), "addresses"), seat_);
     communicator_ = net_->create_communicator({0, 1}, 1, "outer reduce");
     connect();
   }
@@ -75,7 +75,7 @@ class Outer {
       socket_.listen();
       port = socket_.port();
     }
-    bench_.member.team->exchange_fixed(&port, sizeof port, ports, "port");
+    bench_.member.team->all_gather(&port, sizeof port, ports, "port");
     if (bench_.rank() == 0)
       socket_.accept();
     else

@@ -88,7 +88,7 @@ std::optional<Error> gather_shares(comm::Team &holders, const KeptAccess &shared
     walks[own].take_piece(piece, [&](const SharedRows &from, uint64_t first, uint64_t at, uint64_t bytes) {
       attempts.attempt([&] { shared.read(*from.tensor, first, mine.subspan(at, bytes)); });
     });
-    holders.exchange_fixed(mine.data(), piece, all.data(), "rows that others have read");
+    holders.all_gather(mine.data(), piece, all.data(), "rows that others have read");
     for (uint32_t number = 0; number < count; ++number) {
       if (number == own) continue;
       const std::span<const std::byte> theirs = all.subspan(number * piece, piece);

@@ -13,7 +13,7 @@
 #include "checkpoint/job/misfits.h"
 #include "checkpoint/job/open.h"
 #include "checkpoint/job/row_taker.h"
-#include "comm/together.h"
+#include "comm/exchange.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -108,7 +108,7 @@ bool Loading::choose(size_t number) {
   ChosenName mine;
   if (number < candidates_.size()) std::strncpy(mine.name, candidates_[number].c_str(), sizeof mine.name - 1);
   std::vector<ChosenName> all(team_.size());
-  team_.exchange_fixed(&mine, sizeof mine, all.data(), "a load's checkpoint");
+  team_.all_gather(&mine, sizeof mine, all.data(), "a load's checkpoint");
   result_.name = all[0].name;
   if (result_.name.empty()) return false;
   std::string sum;

@@ -8,7 +8,7 @@
 #include "checkpoint/format/block_sums.h"
 #include "checkpoint/job/misfits.h"
 #include "checkpoint/job/row_taker.h"
-#include "comm/together.h"
+#include "comm/exchange.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -10,7 +10,7 @@
 #include "base/json.h"
 #include "checkpoint/files/folder_tree.h"
 #include "checkpoint/plan/save_plan.h"
-#include "comm/together.h"
+#include "comm/exchange.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -55,7 +55,7 @@ OpenedCheckpoint open_checkpoint(comm::Team &team, const std::string &path) {
     std::strncpy(mine.name, names[0].c_str(), sizeof mine.name - 1);
   });
   std::vector<FoundName> all(team.size());
-  team.exchange_fixed(&mine, sizeof mine, all.data(), "a checkpoint's name");
+  team.all_gather(&mine, sizeof mine, all.data(), "a checkpoint's name");
   OpenedCheckpoint opened{folder->shown(all[0].name), all[0].name, {}};
   std::string sum;
   comm::attempt_together(team, "a checkpoint's manifest",

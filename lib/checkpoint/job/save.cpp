@@ -12,7 +12,7 @@
 #include "base/checked.h"
 #include "base/json.h"
 #include "checkpoint/job/save_keeper.h"
-#include "comm/together.h"
+#include "comm/exchange.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -114,7 +114,7 @@ void Beginner::make_folder() {
     std::strncpy(beginning.id, there.made->id().c_str(), sizeof beginning.id - 1);
   });
   std::vector<Beginning> all(team_.size());
-  team_.exchange_fixed(&beginning, sizeof beginning, all.data(), "a save's name");
+  team_.all_gather(&beginning, sizeof beginning, all.data(), "a save's name");
   task_.id = std::string(all[0].id, ::strnlen(all[0].id, sizeof all[0].id));
   task_.manifest.sequence = all[0].sequence;
 }
@@ -164,11 +164,11 @@ void Beginner::describe() {
   for (const SavedModel &model : order_.models) of_some = of_some || model.ranks.size() < team_.size();
   const uint8_t tells = of_some || (!first() && !mine.bytes.empty());
   std::vector<uint8_t> all(team_.size());
-  team_.exchange_fixed(&tells, 1, all.data(), "who describes what is saved");
+  team_.all_gather(&tells, 1, all.data(), "who describes what is saved");
   std::vector<std::vector<std::byte>> told;
   if (std::ranges::find(all, 1) != all.end()) {
     const std::string text = write_manifest(mine);
-    told = team_.exchange(std::as_bytes(std::span(text)), "what is saved by others than the first rank");
+    told = team_.all_gather(std::as_bytes(std::span(text)), "what is saved by others than the first rank");
   }
   comm::attempt_together(team_, "a save's manifest", [&] {
     if (!first()) return;

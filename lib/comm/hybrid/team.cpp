@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "comm/exchange.h"
 #include "comm/team_keys.h"
-#include "comm/together.h"
 
 namespace fsdp::comm {
 namespace {
@@ -17,7 +17,11 @@ namespace {
 }  // namespace
 
 HybridTeam::HybridTeam(std::shared_ptr<Net> net, TeamPlaces places, std::unique_ptr<Team> near, uint64_t key)
-    : net_(std::move(net)), places_(std::move(places)), near_(std::move(near)), key_(key) {
+    : net_(std::move(net)),
+      places_(std::move(places)),
+      near_(std::move(near)),
+      key_(key),
+      circles_(circles_of(places_.host, static_cast<uint32_t>(places_.hosts.size()))) {
   for (const auto &host : places_.hosts) {
     speakers_.push_back(places_.ranks[host.front()]);
     widest_ = std::max<uint64_t>(widest_, host.size());
@@ -32,11 +36,38 @@ std::unique_ptr<Communicator> HybridTeam::create_communicator(const std::string 
   refuse_over_hosts(what, "a communicator over shared memory");
 }
 
+// The speakers of a circle's hosts. One circle of all hosts goes on with the exchanges of them all.
+std::vector<Ballot> HybridTeam::meet(const Circle &circle, size_t level, const Ballot &mine, const char *what) {
+  std::vector<uint32_t> speakers;
+  for (const uint32_t host : circle.hosts) speakers.push_back(speakers_[host]);
+  std::vector<Ballot> told(speakers.size());
+  if (speakers.size() == 1) return {mine};
+  const bool all = speakers.size() == speakers_.size();
+  const uint64_t key =
+      all ? key_ : TeamKeys::mix(key_, uint64_t{1} << 40 | uint64_t{level} << 32 | circle.hosts.front());
+  net_->exchange(speakers, key, &mine, sizeof mine, told.data(), what);
+  return told;
+}
+
+// First those of this host, each of whom then knows what the host says; one of them asks the other hosts.
+Ballot HybridTeam::fold(const Ballot &mine, const char *what) {
+  ++meetings_;
+  Ballot folded = near_ ? near_->fold(mine, what) : mine;
+  if (speaks())
+    folded = fold_circles(circles_, folded, [&](const Circle &circle, size_t level, const Ballot &ballot) {
+      return meet(circle, level, ballot, what);
+    });
+  if (!near_) return folded;
+  std::vector<Ballot> told(near_->size());
+  near_->all_gather(&folded, sizeof folded, told.data(), what);
+  return told.front();  // the speaker is the first of its host
+}
+
 // What this host's ranks say, in the team's order.
 std::span<const std::byte> HybridTeam::gather_host(const void *mine, uint64_t bytes, const char *what) {
   host_.resize(std::max(host_.size(), widest_ * bytes));
   if (near_)
-    near_->exchange_fixed(mine, bytes, host_.data(), what);
+    near_->all_gather(mine, bytes, host_.data(), what);
   else
     std::memcpy(host_.data(), mine, bytes);
   return {host_.data(), widest_ * bytes};
@@ -48,7 +79,7 @@ void HybridTeam::spread(uint64_t bytes, void *all, const char *what) {
   std::span<const std::byte> told(hosts_.data(), speaks() ? stride * speakers_.size() : 0);
   std::vector<std::vector<std::byte>> heard;
   if (near_) {
-    heard = near_->exchange(told, what);
+    heard = near_->all_gather(told, what);
     told = heard.front();  // the speaker is the first of its host
   }
   if (told.size() != stride * speakers_.size())
@@ -61,7 +92,8 @@ void HybridTeam::spread(uint64_t bytes, void *all, const char *what) {
                   bytes);
 }
 
-void HybridTeam::exchange_fixed(const void *mine, uint64_t bytes, void *all, const char *what) {
+void HybridTeam::all_gather(const void *mine, uint64_t bytes, void *all, const char *what) {
+  ++meetings_;
   const auto said = gather_host(mine, bytes, what);
   if (speaks()) {
     hosts_.resize(std::max<size_t>(hosts_.size(), said.size() * speakers_.size()));
@@ -70,16 +102,16 @@ void HybridTeam::exchange_fixed(const void *mine, uint64_t bytes, void *all, con
   spread(bytes, all, what);
 }
 
-std::vector<std::vector<std::byte>> HybridTeam::exchange(std::span<const std::byte> mine, const std::string &what) {
+std::vector<std::vector<std::byte>> HybridTeam::all_gather(std::span<const std::byte> mine, const std::string &what) {
   const uint64_t length = mine.size();
   std::vector<uint64_t> lengths(size());
-  exchange_fixed(&length, sizeof length, lengths.data(), what.c_str());
+  all_gather(&length, sizeof length, lengths.data(), what.c_str());
   const uint64_t longest = *std::max_element(lengths.begin(), lengths.end());
   std::vector<std::vector<std::byte>> result(size());
   if (longest == 0) return result;
   std::vector<std::byte> padded(mine.begin(), mine.end()), all(longest * size());
   padded.resize(longest);
-  exchange_fixed(padded.data(), longest, all.data(), what.c_str());
+  all_gather(padded.data(), longest, all.data(), what.c_str());
   for (uint32_t r = 0; r < size(); ++r)
     result[r].assign(all.begin() + static_cast<ptrdiff_t>(r * longest),
                      all.begin() + static_cast<ptrdiff_t>(r * longest + lengths[r]));
@@ -89,10 +121,7 @@ std::vector<std::vector<std::byte>> HybridTeam::exchange(std::span<const std::by
 std::unique_ptr<MessageCommunicator> HybridTeam::create_message_communicator(const std::string &what, bool sums) {
   std::unique_ptr<MessageCommunicator> communicator;
   const uint64_t key = TeamKeys::mix(key_, ++communicators_);
-  const Outcome mine = Outcome::of([&] { communicator = net_->create_communicator(places_.ranks, key, what, sums); });
-  std::vector<Outcome> all(size());
-  exchange_fixed(&mine, sizeof mine, all.data(), what.c_str());
-  check_outcomes(*this, all);
+  attempt_together(*this, what, [&] { communicator = net_->create_communicator(places_.ranks, key, what, sums); });
   return communicator;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/hybrid/circles.h"
 #include "comm/net.h"
 
 namespace fsdp::comm {
@@ -19,11 +20,19 @@ struct TeamPlaces {
   uint32_t host = 0;                         // this rank's, in `hosts`
 };
 
+// Messages alone, which free their buffers when the stream has come by.
+inline constexpr CollectiveTraits hybrid_traits{.gathers_meet = true,
+                                                .records_calls = false,
+                                                .rounds_end_with_steps = true,
+                                                .releases_tickets = false,
+                                                .rounds_before_sending = false};
+
 class HybridTeam final : public Team {
  public:
   // near: this host's ranks of the team, NULL if this is the only one. key: the same on all ranks, and of nothing else.
   HybridTeam(std::shared_ptr<Net> net, TeamPlaces places, std::unique_ptr<Team> near, uint64_t key);
 
+  const CollectiveTraits &traits() const noexcept override { return hybrid_traits; }
   bool spans_hosts() const noexcept override { return true; }
   uint32_t rank() const noexcept override { return places_.rank; }
   uint32_t size() const noexcept override { return static_cast<uint32_t>(places_.ranks.size()); }
@@ -34,8 +43,10 @@ class HybridTeam final : public Team {
   std::unique_ptr<Gate> create_gate(const std::string &what) override;
   std::unique_ptr<Communicator> create_communicator(const std::string &what, uint32_t reduction_block) override;
   std::unique_ptr<MessageCommunicator> create_message_communicator(const std::string &what, bool sums) override;
-  std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> mine, const std::string &what) override;
-  void exchange_fixed(const void *mine, uint64_t bytes, void *all, const char *what) override;
+  Ballot fold(const Ballot &mine, const char *what) override;
+  void all_gather(const void *mine, uint64_t bytes, void *all, const char *what) override;
+  std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine, const std::string &what) override;
+  uint64_t meetings() const noexcept override { return meetings_; }
   // Of its own host alone: the verdict on others reaches it through them.
   void look(const std::string &what, bool waited) override {
     if (near_) near_->look(what, waited);
@@ -45,12 +56,14 @@ class HybridTeam final : public Team {
   bool speaks() const { return places_.hosts[places_.host].front() == places_.rank; }
   std::span<const std::byte> gather_host(const void *mine, uint64_t bytes, const char *what);
   void spread(uint64_t bytes, void *all, const char *what);
+  std::vector<Ballot> meet(const Circle &circle, size_t level, const Ballot &mine, const char *what);
 
   std::shared_ptr<Net> net_;
   TeamPlaces places_;
   std::unique_ptr<Team> near_;
   uint64_t key_;
-  uint64_t communicators_ = 0;
+  uint64_t communicators_ = 0, meetings_ = 0;
+  std::vector<Circle> circles_;     // of hosts, by their places in `hosts`
   std::vector<uint32_t> speakers_;  // ranks of the job, one for each host
   uint64_t widest_ = 0;             // ranks of the host that has most
   std::vector<std::byte> host_, hosts_;

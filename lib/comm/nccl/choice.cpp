@@ -132,7 +132,7 @@ Choice choose(Team &host, const device::Device &device) {
   Choice choice;
   const Card mine = make_card(device, choice);
   std::vector<Card> cards(host.size());
-  host.exchange_fixed(&mine, sizeof mine, cards.data(), "NCCL of all ranks");
+  host.all_gather(&mine, sizeof mine, cards.data(), "NCCL of all ranks");
   bool share = false;
   choice.obstacle = find_obstacle(host, cards, share);
   if (!choice.obstacle.empty()) return choice;

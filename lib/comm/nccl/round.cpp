@@ -5,8 +5,8 @@
 #include <chrono>
 #include <cstring>
 
+#include "comm/exchange.h"
 #include "comm/nccl/seat.h"
-#include "comm/together.h"
 
 namespace fsdp::comm::nccl {
 namespace {
@@ -24,7 +24,7 @@ Seat::Rounds Seat::exchange_rounds(bool abandoned) {
     if (mine.count < Round::most) mine.histories[mine.count++] = launches->history();
   Rounds all(size());
   doubt();
-  host_->exchange_fixed(&mine, sizeof mine, all.data(), "the collectives of a round");
+  host_->all_gather(&mine, sizeof mine, all.data(), "the collectives of a round");
   return all;
 }
 
@@ -39,7 +39,7 @@ void Seat::trust() noexcept {
 
 // Other teams may differ where this one does not: the next collective, or the end of the round, shows that nobody has
 // cut anything.
-bool Seat::agree() {
+bool Seat::ends_alike() {
   const Rounds all = exchange_rounds(true);
   return std::all_of(all.begin(), all.end(), [&](const Round &round) { return same(round, all.front()); });
 }

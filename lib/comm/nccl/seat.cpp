@@ -5,7 +5,7 @@
 #include <chrono>
 #include <utility>
 
-#include "comm/together.h"
+#include "comm/exchange.h"
 
 namespace fsdp::comm::nccl {
 namespace {
@@ -39,7 +39,7 @@ UniqueId Seat::share_id(const std::string &what) {
     if (result != success) throw error_of(*library_, nullptr, result, {"ncclGetUniqueId", what, host_->world_rank(0)});
   });
   std::vector<UniqueId> ids(size());
-  host_->exchange_fixed(&id, sizeof id, ids.data(), what.c_str());
+  host_->all_gather(&id, sizeof id, ids.data(), what.c_str());
   return ids.front();
 }
 
@@ -121,7 +121,7 @@ bool Seat::register_memory(Connection &connection, const KnownMemory &memory) {
     throw;
   }
   std::vector<Registration> all(size());
-  host_->exchange_fixed(&mine, sizeof mine, all.data(), "memory registered with NCCL");
+  host_->all_gather(&mine, sizeof mine, all.data(), "memory registered with NCCL");
   const Registration worst = *std::max_element(all.begin(), all.end());
   if (worst != Registration::spoilt) connection.handle()->watch(true);
   if (worst == Registration::done) return true;

@@ -46,7 +46,7 @@ class Seat {
   // this one, all communicators are made anew; else MISMATCH, which fails the context.
   void end_round(Launches &ended);
   // See Team.
-  bool agree();
+  bool ends_alike();
   void cut() noexcept;
   void renew();
   std::vector<Note> take_news() noexcept { return std::exchange(news_, {}); }

@@ -3,10 +3,10 @@
 
 #include "comm/device_arena.h"
 #include "comm/device_team.h"
+#include "comm/exchange.h"
 #include "comm/nccl/choice.h"
 #include "comm/nccl/communicator.h"
 #include "comm/nccl/messages.h"
-#include "comm/together.h"
 
 namespace fsdp::comm::nccl {
 namespace {
@@ -50,7 +50,7 @@ class NcclTeam final : public DeviceTeam {
     seat_->add_memory(data, bytes);
   }
   std::vector<Note> take_news() override { return seat_->take_news(); }
-  bool agree() override { return seat_->agree(); }
+  bool ends_alike() override { return seat_->ends_alike(); }
   void cut() noexcept override { seat_->cut(); }
   void renew() override { seat_->renew(); }
 

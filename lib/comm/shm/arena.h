@@ -20,6 +20,7 @@ class ShmArena final : public Arena {
   std::byte *writable() const noexcept override { return writable_.data(); }
   void protect(uint64_t offset, uint64_t bytes, bool readable) override;
   void protect_own(uint64_t offset, uint64_t bytes, Access access) override;
+  bool protects() const noexcept override { return true; }
 
  private:
   void set_access(Mapping &view, uint64_t offset, uint64_t bytes, Access access);

@@ -8,11 +8,11 @@
 #include <memory>
 #include <vector>
 
+#include "comm/call/fingerprint.h"
+#include "comm/call/launch.h"
+#include "comm/call/round.h"
 #include "comm/communicator.h"
-#include "comm/shm/fingerprint.h"
-#include "comm/shm/launch.h"
 #include "comm/shm/mapping.h"
-#include "comm/shm/round.h"
 #include "comm/shm/seat.h"
 #include "comm/shm/words.h"
 

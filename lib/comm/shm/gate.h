@@ -17,6 +17,7 @@ class ShmGate final : public Gate {
   static uint64_t size_bytes(uint32_t team_size) { return team_size * sizeof(Word); }
   ShmGate(std::shared_ptr<Seat> seat, uint32_t rank, std::vector<uint32_t> ranks, Mapping memory);
 
+  bool holds_back() const noexcept override { return true; }
   void arrive(uint64_t value) override;
   void arrive(uint64_t value, device::Stream &stream) override;
   bool reached(uint64_t value) const noexcept override { return words_.reached(value); }

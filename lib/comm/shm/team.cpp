@@ -5,11 +5,11 @@
 #include <cstring>
 
 #include "base/checked.h"
+#include "comm/exchange.h"
 #include "comm/shm/arena.h"
 #include "comm/shm/communicator.h"
 #include "comm/shm/gate.h"
 #include "comm/shm/staged_communicator.h"
-#include "comm/together.h"
 
 namespace fsdp::comm {
 namespace {
@@ -106,18 +106,19 @@ void ShmTeam::meet(const std::string &what) {
   board_ = std::make_unique<Board>(*seat_, rank_, ranks_, std::move(memory));
 }
 
-void ShmTeam::agree(Outcome mine, uint64_t bytes, const std::string &what) {
-  mine.bytes = bytes;
-  std::vector<Outcome> all(size());
-  board_->exchange_fixed(&mine, sizeof mine, all.data(), what.c_str());
-  for (uint32_t r = 0; r < size(); ++r) {
-    if (all[r].bytes == all[0].bytes) continue;
-    await_readers(*this);
-    fail_rank(FSDP_MISMATCH, static_cast<int32_t>(ranks_[r]),
-              "{}: rank {} creates {} bytes of shared memory, rank {} creates {}", what, ranks_[0], all[0].bytes,
-              ranks_[r], all[r].bytes);
+// All of them create as many bytes; else each tells how many.
+void ShmTeam::compare(const Outcome &mine, uint64_t bytes, const std::string &what) {
+  const Ballot told = agree({.same = bytes, .troubled = mine.status != FSDP_OK}, what.c_str());
+  if (told.odd == Ballot::nobody) {
+    if (told.troubled != Ballot::nobody) throw_troubled(*this, told, mine, what);
+    return;
   }
-  check_outcomes(*this, all);
+  std::vector<uint64_t> all(size());
+  all_gather(&bytes, sizeof bytes, all.data(), what.c_str());
+  await_readers(*this);
+  fail_rank(FSDP_MISMATCH, static_cast<int32_t>(ranks_[told.odd]),
+            "{}: rank {} creates {} bytes of shared memory, rank {} creates {}", what, ranks_[0], all[0],
+            ranks_[told.odd], all[told.odd]);
 }
 
 void ShmTeam::pass(Fd &file, uint64_t bytes, const std::string &what) {
@@ -142,10 +143,10 @@ void ShmTeam::share_memory(uint64_t bytes, const std::string &what, Prepare &&pr
     prepare();
     if (rank_ == 0) file = create_memory_file(bytes, what);
   });
-  agree(prepared, bytes, what);
+  compare(prepared, bytes, what);
   pass(file, bytes, what);
   const Outcome used = Outcome::of([&] { use(file); });
-  agree(used, bytes, what);
+  compare(used, bytes, what);
 }
 
 Mapping ShmTeam::share_words(uint64_t bytes, const std::string &what) {

@@ -12,11 +12,18 @@
 
 namespace fsdp::comm {
 
+inline constexpr CollectiveTraits shm_traits{.gathers_meet = false,
+                                             .records_calls = false,
+                                             .rounds_end_with_steps = true,
+                                             .releases_tickets = true,
+                                             .rounds_before_sending = false};
+
 class ShmTeam final : public Team {
  public:
   // `key` is the same on all ranks of the team and of no other team. Waits for the ranks if the links must.
   ShmTeam(std::shared_ptr<Seat> seat, std::vector<uint32_t> ranks, uint64_t key, const std::string &what);
 
+  const CollectiveTraits &traits() const noexcept override { return shm_traits; }
   bool spans_hosts() const noexcept override { return false; }
   uint32_t rank() const noexcept override { return rank_; }
   uint32_t size() const noexcept override { return static_cast<uint32_t>(ranks_.size()); }
@@ -27,12 +34,14 @@ class ShmTeam final : public Team {
   std::unique_ptr<Gate> create_gate(const std::string &what) override;
   std::unique_ptr<Communicator> create_communicator(const std::string &what, uint32_t reduction_block) override;
   std::unique_ptr<MessageCommunicator> create_message_communicator(const std::string &what, bool sums) override;
-  std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> mine, const std::string &what) override {
-    return board_->exchange(mine, what);
+  Ballot fold(const Ballot &mine, const char *what) override { return board_->fold(mine, what); }
+  void all_gather(const void *mine, uint64_t bytes, void *all, const char *what) override {
+    board_->all_gather(mine, bytes, all, what);
   }
-  void exchange_fixed(const void *mine, uint64_t bytes, void *all, const char *what) override {
-    board_->exchange_fixed(mine, bytes, all, what);
+  std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine, const std::string &what) override {
+    return board_->all_gather(mine, what);
   }
+  uint64_t meetings() const noexcept override { return board_->meetings(); }
   void look(const std::string &what, bool waited) override { seat_->watch.look_at(ranks_, what, waited); }
 
  private:
@@ -41,7 +50,7 @@ class ShmTeam final : public Team {
   // the first, the file passed on, `use` of it on every rank.
   template <class Prepare, class Use>
   void share_memory(uint64_t bytes, const std::string &what, Prepare &&prepare, Use &&use);
-  void agree(Outcome mine, uint64_t bytes, const std::string &what);
+  void compare(const Outcome &mine, uint64_t bytes, const std::string &what);
   void pass(Fd &file, uint64_t bytes, const std::string &what);
   Mapping share_words(uint64_t bytes, const std::string &what);
 

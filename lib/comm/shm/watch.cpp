@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/slice.h"
-#include "comm/shm/word.h"
+#include "comm/call/word.h"
 
 namespace fsdp::comm {
 namespace {

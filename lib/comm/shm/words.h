@@ -7,8 +7,8 @@
 #include <span>
 #include <string>
 
+#include "comm/call/word.h"
 #include "comm/shm/watch.h"
-#include "comm/shm/word.h"
 
 namespace fsdp::comm {
 

@@ -4,7 +4,6 @@
 #include <optional>
 
 #include "base/dtype.h"
-#include "comm/staging/call.h"
 #include "comm/staging/renewal.h"
 
 namespace fsdp::comm::staging {
@@ -150,7 +149,7 @@ void DeviceCommunicator::gather_stable(std::span<const GatherSpan> spans, Tag ta
 }
 
 Ticket DeviceCommunicator::all_gather(std::span<const GatherSpan> spans, Tag tag, device::Stream &stream) {
-  Fingerprint call = describe(Operation::all_gather, tag);
+  Fingerprint call = Fingerprint::of(Operation::all_gather, tag);
   for (const GatherSpan &span : spans) call.add_span(0, 0, span.bytes);
   return enqueue(call, stream, [&] {
     carry_gather(call, spans.size(), [&](uint64_t i) {
@@ -222,7 +221,7 @@ DeviceCommunicator::Reduced DeviceCommunicator::reduced(const Span &span, float 
 }
 
 Ticket DeviceCommunicator::reduce_scatter(std::span<const ReduceSpan> spans, Tag tag, device::Stream &stream) {
-  Fingerprint call = describe(Operation::reduce_scatter, tag);
+  Fingerprint call = Fingerprint::of(Operation::reduce_scatter, tag);
   for (const ReduceSpan &span : spans) call.add_span(span.dtype, span.wire_dtype, span.shard_count * size_);
   return enqueue(call, stream, [&] {
     for (const ReduceSpan &span : spans) round_to_wire(span);
@@ -231,7 +230,7 @@ Ticket DeviceCommunicator::reduce_scatter(std::span<const ReduceSpan> spans, Tag
 }
 
 Ticket DeviceCommunicator::all_reduce(std::span<const AllReduceSpan> spans, Tag tag, device::Stream &stream) {
-  Fingerprint call = describe(Operation::all_reduce, tag);
+  Fingerprint call = Fingerprint::of(Operation::all_reduce, tag);
   for (const AllReduceSpan &span : spans) call.add_span(span.dtype, span.wire_dtype, span.shard_count * size_);
   const auto slice = [&](uint64_t i) {
     return reinterpret_cast<float *>(spans[i].whole_writable) + rank_ * spans[i].shard_count;
@@ -250,7 +249,7 @@ Ticket DeviceCommunicator::all_reduce(std::span<const AllReduceSpan> spans, Tag 
 Ticket DeviceCommunicator::broadcast(const Source &from, uint32_t root, std::byte *to, uint64_t bytes, Tag tag,
                                      device::Stream &stream) {
   if (root >= size_) fail(FSDP_INTERNAL, "broadcast from rank {} of {}", root, size_);
-  Fingerprint call = describe(Operation::broadcast, tag);
+  Fingerprint call = Fingerprint::of(Operation::broadcast, tag);
   call.add_span(0, static_cast<fsdp_dtype>(root), bytes);  // roots must agree
   const bool gives = rank_ == root;
   const auto fill = [&](Cursor at, auto &&piece) {
@@ -277,7 +276,7 @@ Ticket DeviceCommunicator::broadcast(const Source &from, uint32_t root, std::byt
 }
 
 Ticket DeviceCommunicator::barrier(Tag tag, device::Stream &stream) {
-  Fingerprint call = describe(Operation::barrier, tag);
+  Fingerprint call = Fingerprint::of(Operation::barrier, tag);
   const auto none = [](Cursor, uint64_t) { return Cursor{1, 0}; };
   return enqueue(call, stream, [&] { carry(call, 1, none, none); });
 }

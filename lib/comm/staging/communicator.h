@@ -9,8 +9,8 @@
 #include <memory>
 #include <string>
 
+#include "comm/call/fingerprint.h"
 #include "comm/communicator.h"
-#include "comm/shm/fingerprint.h"
 #include "comm/staging/conveyor.h"
 #include "comm/staging/pieces.h"
 #include "comm/staging/sizes.h"

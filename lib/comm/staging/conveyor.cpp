@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/staging/conveyor.h"
 
-#include "comm/shm/fingerprint.h"
+#include "comm/call/fingerprint.h"
 
 namespace fsdp::comm::staging {
 

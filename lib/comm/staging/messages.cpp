@@ -3,7 +3,6 @@
 
 #include <array>
 
-#include "comm/staging/call.h"
 #include "comm/staging/renewal.h"
 
 namespace fsdp::comm::staging {
@@ -77,7 +76,7 @@ void DeviceMessages::carry(const Fingerprint &call, uint64_t span_count, Bring &
 }
 
 void DeviceMessages::all_reduce(std::span<const SumSpan> spans, Tag tag, device::Stream &stream) {
-  Fingerprint call = describe(Operation::all_reduce, tag);
+  Fingerprint call = Fingerprint::of(Operation::all_reduce, tag);
   for (const SumSpan &span : spans) call.add_span(FSDP_FLOAT32, FSDP_FLOAT32, span.count);
   const auto fill = [&](Cursor from, auto &&piece) {
     return fill_slot(
@@ -108,7 +107,7 @@ void DeviceMessages::all_reduce(std::span<const SumSpan> spans, Tag tag, device:
 // Of a piece, the slot has every rank's slice and then what they are added to: the host adds each slice to it, in rank
 // order.
 void DeviceMessages::reduce_scatter(std::span<const SliceSumSpan> spans, Tag tag, device::Stream &stream) {
-  Fingerprint call = describe(Operation::reduce_scatter, tag);
+  Fingerprint call = Fingerprint::of(Operation::reduce_scatter, tag);
   for (const SliceSumSpan &span : spans) call.add_span(FSDP_FLOAT32, FSDP_FLOAT32, span.count * size_);
   const uint64_t room = sizes_.slot_bytes / (size_ + 1) / piece_alignment * piece_alignment;
   const auto fill = [&](Cursor from, auto &&piece) {
@@ -146,7 +145,7 @@ void DeviceMessages::reduce_scatter(std::span<const SliceSumSpan> spans, Tag tag
 }
 
 void DeviceMessages::all_gather(std::span<const WholeSpan> spans, Tag tag, device::Stream &stream) {
-  Fingerprint call = describe(Operation::all_gather, tag);
+  Fingerprint call = Fingerprint::of(Operation::all_gather, tag);
   for (const WholeSpan &span : spans) call.add_span(0, 0, span.bytes);
   const uint64_t room = sizes_.slot_bytes / size_ / piece_alignment * piece_alignment;
   const auto fill = [&](Cursor from, auto &&piece) {
@@ -183,7 +182,7 @@ void DeviceMessages::all_gather(std::span<const WholeSpan> spans, Tag tag, devic
 
 void DeviceMessages::broadcast(std::byte *data, uint64_t bytes, uint32_t root, Tag tag, device::Stream &stream) {
   if (root >= size_) fail(FSDP_INTERNAL, "broadcast from rank {} of {}", root, size_);
-  Fingerprint call = describe(Operation::broadcast, tag);
+  Fingerprint call = Fingerprint::of(Operation::broadcast, tag);
   call.add_span(0, static_cast<fsdp_dtype>(root), bytes);  // roots must agree
   const auto fill = [&](Cursor from, auto &&piece) {
     return fill_slot(
@@ -212,7 +211,7 @@ void DeviceMessages::broadcast(std::byte *data, uint64_t bytes, uint32_t root, T
 }
 
 void DeviceMessages::barrier(Tag tag, device::Stream &stream) {
-  Fingerprint call = describe(Operation::barrier, tag);
+  Fingerprint call = Fingerprint::of(Operation::barrier, tag);
   const auto none = [](Cursor, std::byte *) { return Cursor{1, 0}; };
   const auto send = [&](Cursor, std::byte *, const Tag &step) { host_->barrier(step, host_stream()); };
   enqueue(call, stream, [&] { carry(call, 1, none, send, none); });

@@ -4,9 +4,6 @@
 // that all ranks, at the same call, wait for each other and begin the next round.
 #pragma once
 
-#include <cstdint>
-#include <vector>
-
 #include "comm/communicator.h"
 
 namespace fsdp::comm::staging {
@@ -14,11 +11,7 @@ namespace fsdp::comm::staging {
 // next_round is called between two meetings, when the streams of all ranks have done `last`.
 template <class NextRound>
 void begin_new_round(Team &team, device::Device &device, const device::Event &last, NextRound &&next_round) {
-  const auto meet = [&] {
-    const uint8_t here = 1;
-    std::vector<uint8_t> all(team.size());
-    team.exchange_fixed(&here, sizeof here, all.data(), "a new round of collectives");
-  };
+  const auto meet = [&] { team.barrier("a new round of collectives"); };
   device.synchronize(last);
   meet();
   next_round();

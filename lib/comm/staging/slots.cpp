@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "comm/together.h"
+#include "comm/exchange.h"
 
 namespace fsdp::comm::staging {
 
@@ -20,7 +20,7 @@ bool pins(Team &team, const std::byte *view, const std::string &what) {
   };
   const Place mine{static_cast<uint64_t>(::getpid()), reinterpret_cast<uintptr_t>(view)};
   std::vector<Place> all(team.size());
-  team.exchange_fixed(&mine, sizeof mine, all.data(), what.c_str());
+  team.all_gather(&mine, sizeof mine, all.data(), what.c_str());
   for (uint32_t r = 0; r < team.rank(); ++r)
     if (all[r] == mine) return false;
   return true;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/staging/team.h"
 
+#include "comm/exchange.h"
 #include "comm/staging/communicator.h"
 #include "comm/staging/messages.h"
-#include "comm/together.h"
 
 namespace fsdp::comm::staging {
 

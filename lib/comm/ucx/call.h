@@ -8,7 +8,7 @@
 
 #include <vector>
 
-#include "comm/shm/launch.h"
+#include "comm/call/launch.h"
 #include "comm/ucx/wire.h"
 
 namespace fsdp::comm::ucx {

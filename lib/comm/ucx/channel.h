@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "comm/call/round.h"
 #include "comm/net.h"
-#include "comm/shm/round.h"
 #include "comm/shm/seat.h"
 #include "comm/ucx/call.h"
 #include "comm/ucx/transport.h"

@@ -2,7 +2,7 @@
 // The thread that a call of Channel's runs on: it waits, sums, and gives up.
 #include <algorithm>
 
-#include "comm/shm/message_launch.h"
+#include "comm/call/message_launch.h"
 #include "comm/ucx/channel.h"
 #include "device/host/kernels.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/ucx/communicator.h"
 
-#include "comm/shm/message_launch.h"
+#include "comm/call/message_launch.h"
 
 namespace fsdp::comm::ucx {
 

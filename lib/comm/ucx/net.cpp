@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "comm/shm/message_launch.h"
+#include "comm/call/message_launch.h"
 #include "comm/ucx/communicator.h"
 
 namespace fsdp::comm {

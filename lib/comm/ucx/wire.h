@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "comm/shm/fingerprint.h"
+#include "comm/call/fingerprint.h"
 
 namespace fsdp::comm::ucx {
 

@@ -10,6 +10,7 @@
 #include "device/cuda/caller_stream.h"
 #include "device/cuda/host_side_stream.h"
 #include "device/cuda/memory.h"
+#include "device/cuda/traits.h"
 #include "device/cuda/transfer.h"
 #include "device/device.h"
 #include "device/host/progress.h"
@@ -31,7 +32,7 @@ class CudaDevice final : public Device {
   // Good until the caller's streams of some later calls are more than it keeps (32).
   Stream &caller_stream(fsdp_stream stream) override;
   Stream &calling_thread() override { return calling_thread_; }
-  bool is_host() const noexcept override { return false; }
+  const Traits &traits() const noexcept override { return cuda_traits; }
   void transfer(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) override {
     transfer_(to, to_dtype, from, from_dtype, count);
   }

@@ -10,6 +10,7 @@
 #include "device/device.h"
 #include "device/host/progress.h"
 #include "device/host/stream.h"
+#include "device/host/traits.h"
 
 namespace fsdp::device {
 
@@ -24,7 +25,7 @@ class HostDevice final : public Device {
   std::unique_ptr<Memory> allocate_host(uint64_t bytes, const char *what) override { return allocate(bytes, what); }
   Stream &caller_stream(fsdp_stream stream) override;
   Stream &calling_thread() override { return caller_; }
-  bool is_host() const noexcept override { return true; }
+  const Traits &traits() const noexcept override { return host_traits; }
   void transfer(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) override {
     caller_.cast(to, to_dtype, from, from_dtype, count);
   }

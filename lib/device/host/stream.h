@@ -15,6 +15,9 @@ namespace fsdp::device {
 // Every piece of work is a task that calls a kernel; a subclass says where and when tasks run.
 class HostStream : public Stream {
  public:
+  using Stream::Stream;
+  HostStream() = default;
+  bool runs_tasks() const noexcept override { return true; }
   void copy(void *to, const void *from, size_t bytes) override;
   void fill(void *to, uint8_t byte, size_t bytes) override;
   void cast(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) override;
@@ -34,7 +37,7 @@ class HostStream : public Stream {
 // The calling thread as a stream. What a task throws goes to the caller and does not fail the context.
 class HostCallerStream final : public HostStream {
  public:
-  explicit HostCallerStream(const Waiter &waiter) : waiter_(waiter) {}
+  explicit HostCallerStream(const Waiter &waiter) : HostStream(true), waiter_(waiter) {}
   void record(Event &event) override { host_event(event).set(nullptr, 0); }
   void wait(const Event &event) override { await_event(event, waiter_); }
   void run(const Task &task) override;

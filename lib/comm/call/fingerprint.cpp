@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/shm/fingerprint.h"
+#include "comm/call/fingerprint.h"
 
 #include <cstring>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/shm/message_launch.h"
+#include "comm/call/message_launch.h"
 
 #include "device/host/kernels.h"
 

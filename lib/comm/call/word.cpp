@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/shm/word.h"
+#include "comm/call/word.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

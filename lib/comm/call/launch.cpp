@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/shm/launch.h"
+#include "comm/call/launch.h"
 
 namespace fsdp::comm {
 namespace {

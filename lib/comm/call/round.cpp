@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/shm/round.h"
+#include "comm/call/round.h"
 
 namespace fsdp::comm {
 

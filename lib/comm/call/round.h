@@ -11,7 +11,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "comm/shm/word.h"
+#include "comm/call/word.h"
 
 namespace fsdp::comm {
 

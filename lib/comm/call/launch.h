@@ -8,8 +8,8 @@
 #include <memory>
 #include <vector>
 
+#include "comm/call/fingerprint.h"
 #include "comm/communicator.h"
-#include "comm/shm/fingerprint.h"
 
 namespace fsdp::comm {
 

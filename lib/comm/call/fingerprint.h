@@ -25,6 +25,11 @@ struct Fingerprint {
   char name[52];  // may be cut
 
   void start(Operation operation, const Tag &tag) noexcept;
+  static Fingerprint of(Operation operation, const Tag &tag) noexcept {
+    Fingerprint call{};
+    call.start(operation, tag);
+    return call;
+  }
   void add_span(fsdp_dtype dtype, fsdp_dtype wire_dtype, uint64_t count) noexcept;
   // The collectives that this call is made of are named as it is.
   void number_call(uint64_t number) noexcept;

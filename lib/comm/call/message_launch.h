@@ -3,7 +3,7 @@
 // alike.
 #pragma once
 
-#include "comm/shm/launch.h"
+#include "comm/call/launch.h"
 
 namespace fsdp::comm {
 

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// How many hosts come to one ballot: neighbours in circles, whose first ones meet in circles again, until one circle is
+// left; then what that came to goes back the same way. Within a circle all tell all: that is one message's time where a
+// tree of pairs would need several. Few hosts are one circle, and nothing goes back.
+//
+//   17 hosts in circles of 16    [0 1 ... 15] [16]   ->   [0 16]   ->   [0 1 ... 15] [16]
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "comm/exchange.h"
+
+namespace fsdp::comm {
+
+constexpr uint32_t circle_size = 16;
+
+struct Circle {
+  std::vector<uint32_t> hosts;  // in rising order; the first one goes on to the next circle, if there is one
+  bool top = false;
+};
+
+// Those that this host meets in: the n-th is of level n, and each but the last one is led by it.
+inline std::vector<Circle> circles_of(uint32_t host, uint32_t host_count, uint32_t size = circle_size) {
+  std::vector<Circle> circles;
+  for (uint64_t step = 1;; step *= size) {  // of neighbours at this level
+    Circle circle;
+    const uint64_t first = host / (step * size) * (step * size);
+    for (uint64_t h = first; h < std::min<uint64_t>(host_count, first + step * size); h += step)
+      circle.hosts.push_back(static_cast<uint32_t>(h));
+    circle.top = step * size >= host_count;
+    const bool last = circle.top || circle.hosts.front() != host;
+    circles.push_back(std::move(circle));
+    if (last) return circles;
+  }
+}
+
+// meet(circle, level, ballot): the ballots of its hosts, in their order.
+template <class Meet>
+Ballot fold_circles(const std::vector<Circle> &circles, Ballot mine, Meet &&meet, size_t level = 0) {
+  const Circle &circle = circles[level];
+  std::vector<Ballot> told = meet(circle, level, mine);
+  Ballot folded = told.front();
+  for (size_t i = 1; i < told.size(); ++i) folded.add(told[i]);
+  if (circle.top) return folded;
+  if (level + 1 < circles.size()) folded = fold_circles(circles, folded, meet, level + 1);
+  return circle.hosts.size() == 1 ? folded : meet(circle, level, folded).front();
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// What ranks tell each other in ballots: what comes out of a fold, how often they meet for it, and who is named.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <barrier>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <thread>
+#include <tuple>
+
+#include "comm/exchange.h"
+#include "comm/hybrid/circles.h"
+#include "shm_ranks.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+std::vector<Saying> random_sayings(uint32_t count, std::mt19937_64 &random) {
+  std::vector<Saying> sayings(count);
+  const uint64_t odds = 1 + random() % 3;
+  for (Saying &saying : sayings)
+    saying = {random() % odds ? uint64_t{5} : uint64_t{6}, random() % 8 == 0, random() % 4};
+  return sayings;
+}
+
+// Looked for rank by rank, as one who had all of them would.
+void expect_ballot(const std::vector<Saying> &all, const Ballot &found, const std::string &where) {
+  uint32_t odd = Ballot::nobody, troubled = Ballot::nobody, last = 0;
+  uint64_t most = 0;
+  for (uint32_t r = 0; r < all.size(); ++r) {
+    if (all[r].same != all[0].same && odd == Ballot::nobody) odd = r;
+    if (all[r].troubled && troubled == Ballot::nobody) troubled = r;
+    if (all[r].waited_ns < all[last].waited_ns) last = r;
+    most = std::max(most, all[r].waited_ns);
+  }
+  const auto seen = std::tuple(found.same, found.first, found.odd, found.troubled, found.last, found.least_waited_ns,
+                               found.most_waited_ns);
+  EXPECT_EQ(seen, std::tuple(all[0].same, uint32_t{0}, odd, troubled, last, all[last].waited_ns, most)) << where;
+  EXPECT_EQ(found.agreed(), odd == Ballot::nobody && troubled == Ballot::nobody) << where;
+}
+
+TEST(Ballot, ComesToTheSameInAnyOrderAndGrouping) {
+  std::mt19937_64 random(17);
+  for (int turn = 0; turn < 2000; ++turn) {
+    const std::vector<Saying> sayings = random_sayings(1 + random() % 9, random);
+    std::vector<Ballot> left;
+    for (uint32_t r = 0; r < sayings.size(); ++r) left.push_back(Ballot::of(r, sayings[r]));
+    while (left.size() > 1) {  // any two of them
+      std::shuffle(left.begin(), left.end(), random);
+      left[0].add(left.back());
+      left.pop_back();
+    }
+    expect_ballot(sayings, left[0], format_text("turn {}", turn));
+  }
+}
+
+// Hosts as threads that meet in circles and nowhere else.
+class CircleRoom {
+ public:
+  std::vector<Ballot> meet(const Circle &circle, size_t level, uint32_t host, const Ballot &mine) {
+    Seats &seats = seats_of(circle, level);
+    const auto me = static_cast<size_t>(std::ranges::find(circle.hosts, host) - circle.hosts.begin());
+    seats.ballots[me] = mine;
+    seats.there.arrive_and_wait();
+    std::vector<Ballot> told = seats.ballots;
+    seats.there.arrive_and_wait();  // nobody writes before all have read
+    return told;
+  }
+
+ private:
+  struct Seats {
+    explicit Seats(size_t count) : ballots(count), there(static_cast<std::ptrdiff_t>(count)) {}
+    std::vector<Ballot> ballots;
+    std::barrier<> there;
+  };
+  Seats &seats_of(const Circle &circle, size_t level) {
+    const std::lock_guard lock(mutex_);
+    return seats_.try_emplace({level, circle.hosts.front()}, circle.hosts.size()).first->second;
+  }
+  std::mutex mutex_;
+  std::map<std::pair<size_t, uint32_t>, Seats> seats_;
+};
+
+TEST(Circles, BringOneBallotToEveryHost) {
+  std::mt19937_64 random(3);
+  for (const uint32_t size : {2U, 3U, 16U})
+    for (const uint32_t hosts : {1U, 2U, 3U, 4U, 8U, 9U, 16U, 17U, 27U, 28U, 40U}) {
+      const std::vector<Saying> sayings = random_sayings(hosts, random);
+      CircleRoom room;
+      std::vector<Ballot> found(hosts);
+      std::vector<int> met(hosts);
+      std::vector<std::thread> threads;
+      for (uint32_t host = 0; host < hosts; ++host)
+        threads.emplace_back([&, host] {
+          found[host] = fold_circles(circles_of(host, hosts, size), Ballot::of(host, sayings[host]),
+                                     [&](const Circle &circle, size_t level, const Ballot &ballot) {
+                                       ++met[host];
+                                       return room.meet(circle, level, host, ballot);
+                                     });
+        });
+      for (std::thread &thread : threads) thread.join();
+      const std::string where = format_text("{} hosts in circles of {}", hosts, size);
+      for (const Ballot &ballot : found) expect_ballot(sayings, ballot, where);
+      if (hosts <= size) {
+        EXPECT_EQ(met, std::vector<int>(hosts, 1)) << where;
+      }
+      for (const int times : met) EXPECT_LE(times, 11) << where;  // 40 hosts in pairs: 6 levels
+    }
+}
+
+void expect_well(const std::vector<std::string> &problems) {
+  for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
+}
+
+uint64_t meetings_of(Exchange &ranks, const std::function<void()> &body) {
+  const uint64_t before = ranks.meetings();
+  body();
+  return ranks.meetings() - before;
+}
+
+TEST(Exchange, MeetsOnceForWhatGoesWell) {
+  expect_well(run_threads(3, [](Rank &rank) {
+    Team &team = *rank.team;
+    require(meetings_of(team, [&] { team.barrier("a barrier"); }) == 1, "a barrier");
+    require(
+        meetings_of(team, [&] { require(team.agree({.same = 9}, "what is so").agreed(), "they do not agree"); }) == 1,
+        "an agreement");
+    require(meetings_of(team, [&] { attempt_together(team, "a step", [] {}); }) == 1, "a step");
+    require(meetings_of(team, [&] { agree_on(team, "a name", "the same"); }) == 1, "a name");
+    // Text, and who came has read.
+    require(meetings_of(
+                team,
+                [&] {
+                  const Error error = error_of([&] { agree_on(team, "a name", rank.rank() == 2 ? "other" : "usual"); });
+                  require(error.status == FSDP_MISMATCH && error.rank == 2, error.message);
+                  require(error.message == "a name differs: rank 0 says usual, and rank 2 says other", error.message);
+                }) == 3,
+            "a difference");
+  }));
+}
+
+TEST(Exchange, NamesTheLowestThatIsOddOrInTrouble) {
+  expect_well(run_threads(4, [](Rank &rank) {
+    const uint32_t r = rank.rank();
+    const Ballot told =
+        rank.team->agree({.same = r >= 2, .troubled = r == 1 || r == 3, .waited_ns = 40 - 10 * r}, "it");
+    expect_ballot({{0, false, 40}, {0, true, 30}, {1, false, 20}, {1, true, 10}}, told, "on the board");
+    const Error error = error_of([&] {
+      attempt_together(*rank.team, "a step", [&] {
+        if (r % 2) fail(FSDP_SYSTEM, "the disk of {} is full", r);
+      });
+    });
+    require(error.status == FSDP_SYSTEM && error.rank == 1, error.message);
+    require(error.message == "rank 1: the disk of 1 is full", error.message);
+  }));
+}
+
+TEST(Exchange, TellsAnAgreementFromBytesOfTheSameName) {
+  const auto problems = run_threads(2, [](Rank &rank) {
+    const Error error = error_of([&] {
+      uint64_t value = 0, all[2];
+      if (rank.rank())
+        rank.team->all_gather(&value, sizeof value, all, "norm");
+      else
+        rank.team->barrier("norm");
+    });
+    require(error.status == FSDP_MISMATCH, error.message);
+    require(error.message == "rank 0 called 'norm', rank 1 called 'norm' (8 bytes)", error.message);
+  });
+  expect_well(problems);
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test
