@@ -2,6 +2,7 @@
 // The ranks of a context's job: teams of some of them, and what all of them exchange.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numeric>
 
 #include "comm/net.h"
@@ -101,8 +102,10 @@ std::span<const Context::ValueMessage> Context::exchange_values(const layout::Me
   mine.count = count;
   mine.op = op;
   std::copy_n(values, count, mine.values);
-  wait_for_ranks(call,
-                 [&, &ranks = *team, &all = messages] { ranks.all_gather(&mine, sizeof mine, all.data(), call); });
+  const auto tell = [&mine, &ranks = *team, &all = messages, call] {
+    ranks.all_gather(&mine, sizeof mine, all.data(), call);
+  };
+  wait_for_ranks(call, std::cref(tell));  // a function object of its own would lie on the heap, in every step
   // The first rank is what others are measured by, so that all ranks say the same.
   const ValueMessage &first = messages[0];
   for (size_t r = 1; r < ranks.size(); ++r) {

@@ -113,7 +113,7 @@ void verify_declarations(comm::Team &team, const memory::ModelSpec &spec, const 
                          uint32_t model) {
   const std::string mine = join(describe_declaration(spec, plan));
   const uint64_t hash = XXH64(mine.data(), mine.size(), 0);
-  if (!team.agree({.same = hash}, "fsdp_seal_model").agreed()) report_difference(team, mine, model);
+  if (!team.agree({.same = hash}, "fsdp_seal_model: declarations").agreed()) report_difference(team, mine, model);
 }
 
 }  // namespace fsdp::engine

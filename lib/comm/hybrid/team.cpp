@@ -28,6 +28,21 @@ HybridTeam::HybridTeam(std::shared_ptr<Net> net, TeamPlaces places, std::unique_
   }
 }
 
+// Of hosts in circles only some may have come through when a call ends by an error: what they tell next must not be
+// taken for what they owe the others.
+class HybridTeam::Unbroken {
+ public:
+  Unbroken(HybridTeam &team, const char *what) : team_(team) {
+    if (team.torn_) fail(FSDP_INVALID_STATE, "{}: an earlier exchange of this team did not complete", what);
+    team.torn_ = true;
+    ++team.meetings_;
+  }
+  void done() noexcept { team_.torn_ = false; }
+
+ private:
+  HybridTeam &team_;
+};
+
 std::unique_ptr<Arena> HybridTeam::create_arena(uint64_t, std::span<const Range>, const std::string &what) {
   refuse_over_hosts(what, "an arena");
 }
@@ -51,16 +66,19 @@ std::vector<Ballot> HybridTeam::meet(const Circle &circle, size_t level, const B
 
 // First those of this host, each of whom then knows what the host says; one of them asks the other hosts.
 Ballot HybridTeam::fold(const Ballot &mine, const char *what) {
-  ++meetings_;
+  Unbroken unbroken(*this, what);
   Ballot folded = near_ ? near_->fold(mine, what) : mine;
   if (speaks())
     folded = fold_circles(circles_, folded, [&](const Circle &circle, size_t level, const Ballot &ballot) {
       return meet(circle, level, ballot, what);
     });
-  if (!near_) return folded;
-  std::vector<Ballot> told(near_->size());
-  near_->all_gather(&folded, sizeof folded, told.data(), what);
-  return told.front();  // the speaker is the first of its host
+  if (near_) {
+    std::vector<Ballot> told(near_->size());
+    near_->all_gather(&folded, sizeof folded, told.data(), what);
+    folded = told.front();  // the speaker is the first of its host
+  }
+  unbroken.done();
+  return folded;
 }
 
 // What this host's ranks say, in the team's order.
@@ -93,13 +111,14 @@ void HybridTeam::spread(uint64_t bytes, void *all, const char *what) {
 }
 
 void HybridTeam::all_gather(const void *mine, uint64_t bytes, void *all, const char *what) {
-  ++meetings_;
+  Unbroken unbroken(*this, what);
   const auto said = gather_host(mine, bytes, what);
   if (speaks()) {
     hosts_.resize(std::max<size_t>(hosts_.size(), said.size() * speakers_.size()));
     net_->exchange(speakers_, key_, said.data(), said.size(), hosts_.data(), what);
   }
   spread(bytes, all, what);
+  unbroken.done();
 }
 
 std::vector<std::vector<std::byte>> HybridTeam::all_gather(std::span<const std::byte> mine, const std::string &what) {

@@ -53,6 +53,7 @@ class HybridTeam final : public Team {
   }
 
  private:
+  class Unbroken;
   bool speaks() const { return places_.hosts[places_.host].front() == places_.rank; }
   std::span<const std::byte> gather_host(const void *mine, uint64_t bytes, const char *what);
   void spread(uint64_t bytes, void *all, const char *what);
@@ -63,6 +64,7 @@ class HybridTeam final : public Team {
   std::unique_ptr<Team> near_;
   uint64_t key_;
   uint64_t communicators_ = 0, meetings_ = 0;
+  bool torn_ = false;               // a call ended by an error: hosts no longer agree on the number of meetings
   std::vector<Circle> circles_;     // of hosts, by their places in `hosts`
   std::vector<uint32_t> speakers_;  // ranks of the job, one for each host
   uint64_t widest_ = 0;             // ranks of the host that has most

@@ -14,7 +14,7 @@ class HostSideStream final : public HostStream {
  public:
   // threaded: does it work on a thread of its own, or on the calling one?
   HostSideStream(Core &core, std::unique_ptr<HostStream> stream, bool threaded)
-      : HostStream(!threaded), core_(core), stream_(std::move(stream)), threaded_(threaded) {}
+      : HostStream(stream->is_calling_thread()), core_(core), stream_(std::move(stream)), threaded_(threaded) {}
   void record(Event &event) override;
   void wait(const Event &event) override;
   void run(const Task &task) override { stream_->run(task); }
