@@ -45,8 +45,13 @@ void lock_and_write(const Fd &file, const std::string &text, const std::string &
     fail_errno(errno, format_text("{}/{}: writing it", shown, owner_name));
 }
 
+// An owner that has been removed since it was opened has no lock either: its job is through with it, and the name of
+// its folder may be another's by now.
 bool is_dead(const Fd &owner, int folder) {
-  if (take_lock(owner.get())) return true;
+  if (take_lock(owner.get())) {
+    struct stat status {};
+    return ::fstat(owner.get(), &status) == 0 && status.st_nlink > 0;
+  }
   const bool held = errno == EAGAIN || errno == EACCES;  // else this file system has no locks
   return !held && is_a_day_old(folder);
 }
