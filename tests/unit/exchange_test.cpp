@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <barrier>
+#include <cstring>
 #include <map>
 #include <mutex>
+#include <new>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -13,6 +15,7 @@
 
 #include "comm/exchange.h"
 #include "comm/hybrid/circles.h"
+#include "comm/hybrid/team.h"
 #include "shm_ranks.h"
 
 namespace fsdp::comm::test {
@@ -171,6 +174,50 @@ TEST(Exchange, TellsAnAgreementFromBytesOfTheSameName) {
     require(error.message == "rank 0 called 'norm', rank 1 called 'norm' (8 bytes)", error.message);
   });
   expect_well(problems);
+}
+
+// 17 hosts: the first one meets its circle, the circle of the first ones, and its circle again. Memory ends at one of
+// them.
+class ShortNet final : public Net {
+ public:
+  explicit ShortNet(int fails_at) : fails_at_(fails_at) {}
+  std::vector<std::byte> address() const override { return {}; }
+  const std::string &warnings() const noexcept override { return none_; }
+  void join(std::vector<std::vector<std::byte>>, std::shared_ptr<Seat>) override {}
+  std::unique_ptr<MessageCommunicator> create_communicator(std::vector<uint32_t>, uint64_t, const std::string &,
+                                                           bool) override {
+    return nullptr;
+  }
+  void exchange(std::span<const uint32_t> ranks, uint64_t, const void *mine, uint64_t bytes, void *all,
+                const char *) override {
+    if (exchanges++ == fails_at_) throw std::bad_alloc();
+    for (size_t r = 0; r < ranks.size(); ++r) std::memcpy(static_cast<std::byte *>(all) + r * bytes, mine, bytes);
+  }
+  uint64_t scratch_bytes(uint32_t) const noexcept override { return 0; }
+  int exchanges = 0;
+
+ private:
+  const int fails_at_;
+  const std::string none_;
+};
+
+// What it told next would be taken for what it owes: its circle waits for the ballot that comes back.
+TEST(HybridTeam, TellsNothingAfterAMeetingThatBrokeOff) {
+  for (int fails_at = 0; fails_at < 3; ++fails_at) {
+    const auto net = std::make_shared<ShortNet>(fails_at);
+    TeamPlaces places;
+    for (uint32_t r = 0; r < 17; ++r) places.ranks.push_back(r), places.hosts.push_back({r});
+    HybridTeam team(net, places, nullptr, 5);
+    EXPECT_THROW(team.barrier("the end of a step"), std::bad_alloc);
+    uint64_t value = 0, all[17];
+    const auto barrier = [&] { team.barrier("the end of a step"); };
+    const auto gather = [&] { team.all_gather(&value, sizeof value, all, "a norm"); };
+    for (const Error &error : {error_of(barrier), error_of(gather)}) {
+      EXPECT_EQ(error.status, FSDP_INVALID_STATE) << fails_at;
+      EXPECT_NE(error.message.find("an earlier exchange of this team did not complete"), std::string::npos);
+    }
+    EXPECT_EQ(net->exchanges, fails_at + 1);
+  }
 }
 
 }  // namespace
