@@ -218,7 +218,7 @@ else
   sanitized="-Dexamples=disabled -Doptimization=g -Db_lundef=false $units"
   # A check of UndefinedBehaviorSanitizer that fails is an illegal instruction, which AddressSanitizer reports with its frames:
   # the texts that each check would have take a quarter of the compiler's time, and half of every program.
-  # A third of the time that the usual linker takes for programs of this size; it is beside it in binutils.
+  # Half of the time that the usual linker takes for programs of this size; it is beside it in binutils.
   command -v ld.gold >/dev/null && export CC_LD=gold CXX_LD=gold
   # shellcheck disable=SC2086
   prepare build-asan $sanitized -Db_sanitize=address,undefined "-Dc_args=['-g1','-fsanitize-undefined-trap-on-error']" \
