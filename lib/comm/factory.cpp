@@ -8,7 +8,7 @@
 #include "comm/bootstrap/process_world.h"
 #include "comm/communicator.h"
 #include "comm/description.h"
-#include "comm/hybrid/card.h"
+#include "comm/hybrid/choice.h"
 #include "comm/hybrid/world.h"
 #include "comm/nccl/team.h"
 #include "comm/net.h"
@@ -41,17 +41,23 @@ class NoLinks final : public Links {
 // What a rank has before it knows whether other hosts take part.
 struct Threshold {
   LeaderListener listener;
-  std::shared_ptr<Net> net;  // none: the card says why, an error only if there are other hosts
+  std::shared_ptr<Net> tcp, ucx;  // those that may be used
 };
 
 std::vector<std::byte> make_card(Threshold &threshold, uint32_t rank, const std::string &address) {
   Card card;
   threshold.listener = open_leader_listener(address);
   card.leader = threshold.listener.address;
+  card.asked = read_net_choice();
+  if (card.asked != NetChoice::ucx) {
+    threshold.tcp = create_tcp_net(rank, address);
+    card.tcp = threshold.tcp->address();
+  }
+  if (card.asked == NetChoice::tcp) return write_card(card);
   try {
-    threshold.net = create_net(rank);
-    card.net = threshold.net->address();
-  } catch (const Error &error) {
+    threshold.ucx = create_ucx_net(rank, card.asked == NetChoice::automatic);
+    card.ucx = threshold.ucx->address();
+  } catch (const Error &error) {  // one only if there are other hosts, and this was asked for
     if (error.status != FSDP_UNSUPPORTED) throw;
     card.obstacle = error.message;
   }
@@ -65,18 +71,29 @@ std::vector<Card> read_cards(const Roster &roster) {
     if (!card)
       fail_rank(FSDP_MISMATCH, static_cast<int32_t>(r),
                 "rank {} ({}) brought something to the rendezvous that is no card", r, roster.members[r].host);
-    if (card->net.empty())
-      fail_rank(FSDP_UNSUPPORTED, static_cast<int32_t>(r), "rank {} ({}) cannot send messages to other hosts: {}", r,
-                roster.members[r].host, card->obstacle);
     cards.push_back(std::move(*card));
   }
   return cards;
 }
 
+struct Cards {
+  std::vector<Card> of;  // each rank
+  NetDecision net;
+};
+
+Cards read_all(const Roster &roster) {
+  Cards cards;
+  cards.of = read_cards(roster);
+  std::vector<std::string> hosts;
+  for (const Member &member : roster.members) hosts.push_back(member.host);
+  cards.net = decide_net(cards.of, hosts);
+  return cards;
+}
+
 // All ranks read the same cards, so none has to be told of what is wrong with them.
-std::vector<Card> read_cards(Rendezvous &meeting) {
+Cards read_cards(Rendezvous &meeting) {
   try {
-    return read_cards(meeting.roster);
+    return read_all(meeting.roster);
   } catch (const Error &) {
     if (meeting.vigil) meeting.vigil->finish();
     throw;
@@ -113,17 +130,20 @@ void await_all(World &world) {
   world.create_team(ranks, "the start of the job")->barrier("the start of the job");
 }
 
-std::unique_ptr<World> join_hosts(const WorldOptions &options, Rendezvous &meeting, const std::vector<Card> &cards,
+std::unique_ptr<World> join_hosts(const WorldOptions &options, Rendezvous &meeting, const Cards &cards,
                                   Threshold &threshold, const std::shared_ptr<Seat> &seat, const Waiter &waiter,
                                   uint32_t limit_ms) {
-  MeshPlan plan = plan_mesh(options, meeting.roster, cards);
+  MeshPlan plan = plan_mesh(options, meeting.roster, cards.of);
   plan.forming_ms = limit_ms;
   auto monitor = start_monitor(seat, plan, std::move(threshold.listener), waiter);
-  std::vector<std::vector<std::byte>> addresses;
-  for (const Card &card : cards) addresses.push_back(card.net);
-  threshold.net->join(std::move(addresses), seat);
+  std::shared_ptr<Net> net = std::move(cards.net.ucx ? threshold.ucx : threshold.tcp);
+  threshold = {};
+  NetJob job{{}, options.secret, plan.job, options.heartbeat_timeout_ms};
+  for (const Card &card : cards.of) job.addresses.push_back(cards.net.ucx ? card.ucx : card.tcp);
+  net->join(std::move(job), seat);
+  meeting.description += "; " + cards.net.reason;
   auto near = std::make_unique<ShmWorld>(seat, std::move(meeting.description), std::move(monitor));
-  return std::make_unique<HybridWorld>(std::move(near), std::move(threshold.net), plan.node_of);
+  return std::make_unique<HybridWorld>(std::move(near), std::move(net), plan.node_of);
 }
 
 // The ranks of this host, which may wait in memory for this one. Without effect if they know.
@@ -215,7 +235,7 @@ std::unique_ptr<World> create_process_world(const WorldOptions &options, const W
   Rendezvous meeting = meet_processes(
       options, waiter, [&](const std::string &address) { return make_card(threshold, options.rank, address); });
   const bool alone = meeting.roster.node_count() <= 1;
-  const std::vector<Card> cards = alone ? std::vector<Card>() : read_cards(meeting);
+  const Cards cards = alone ? Cards() : read_cards(meeting);
   std::shared_ptr<Seat> seat;
   std::unique_ptr<World> world;
   try {

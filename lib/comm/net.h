@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages between ranks of different hosts. One Net per rank; the only backend is ucx/.
+// Messages between ranks of different hosts. One Net per rank, over TCP (tcp/) or UCX (ucx/).
 #pragma once
 
 #include <cstddef>
@@ -15,6 +15,14 @@ namespace fsdp::comm {
 
 struct Seat;
 
+// What all ranks know once they have met.
+struct NetJob {
+  std::vector<std::vector<std::byte>> addresses;  // by rank of the job; empty: that rank is not sent to
+  std::string secret;                             // of the job
+  std::string name;                               // differs between jobs of one secret
+  uint32_t heartbeat_timeout_ms = 8000;
+};
+
 class Net {
  public:
   virtual ~Net() = default;
@@ -22,8 +30,8 @@ class Net {
   virtual std::vector<std::byte> address() const = 0;
   // What the user should know of its settings, for the log; empty: nothing.
   virtual const std::string &warnings() const noexcept = 0;
-  // Before all below, once. By rank of the job; empty: that rank is not sent to. A message that comes earlier is kept.
-  virtual void join(std::vector<std::vector<std::byte>> addresses, std::shared_ptr<Seat> seat) = 0;
+  // Before all below, once. A message that comes earlier is kept.
+  virtual void join(NetJob job, std::shared_ptr<Seat> seat) = 0;
   // Collectives among `ranks` (of the job, in the same order everywhere, this one among them). key: the same on all of
   // them, and of nothing else that this Net is used for. Waits for nobody. The communicator ends before the Net.
   virtual std::unique_ptr<MessageCommunicator> create_communicator(std::vector<uint32_t> ranks, uint64_t key,
@@ -36,10 +44,18 @@ class Net {
   virtual uint64_t scratch_bytes(uint32_t ranks) const noexcept = 0;
 };
 
+// What FSDP_NET says: auto (or nothing), tcp, ucx. Throws INVALID_ARGUMENT.
+enum class NetChoice : uint32_t { automatic, tcp, ucx };
+NetChoice read_net_choice();
+
+// Listens at this numeric address, or at that of FSDP_NET_INTERFACE. Who connects proves the job's secret before
+// anything else is read.
+std::unique_ptr<Net> create_tcp_net(uint32_t rank, const std::string &address);
 // UNSUPPORTED where the library was built without UCX, or where UCX is not installed: the message says which.
-std::unique_ptr<Net> create_net(uint32_t rank);
+// guarded: only by hardware that guards memory with keys (FSDP_NET=auto); UNSUPPORTED where there is none.
+std::unique_ptr<Net> create_ucx_net(uint32_t rank, bool guarded);
 // What a Net's messages need, also where there is none yet. Chunks that a peer may be ahead, so that some are summed
-// while the next ones travel; FSDP_UCX_CHUNK_BYTES; what is left of it, and needed for sums, with so many ranks.
+// while the next ones travel; FSDP_NET_CHUNK_BYTES; what is left of it, and needed for sums, with so many ranks.
 uint64_t net_window(uint32_t ranks, uint64_t chunk_bytes) noexcept;
 uint64_t read_net_chunk_bytes();
 uint64_t net_chunk_bytes(uint32_t ranks, uint64_t largest) noexcept;

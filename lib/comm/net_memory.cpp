@@ -19,12 +19,12 @@ constexpr uint64_t least_window = 4, most_window = 64;
 }  // namespace
 
 uint64_t read_net_chunk_bytes() {
-  const char *text = std::getenv("FSDP_UCX_CHUNK_BYTES");
+  const char *text = std::getenv("FSDP_NET_CHUNK_BYTES");
   if (!text || !*text) return default_chunk_bytes;
   char *end = nullptr;
   const unsigned long long bytes = std::strtoull(text, &end, 10);
   if (*end || *text < '0' || *text > '9' || bytes < least_chunk_bytes || bytes > most_chunk_bytes || bytes % 64)
-    fail(FSDP_INVALID_ARGUMENT, "FSDP_UCX_CHUNK_BYTES is '{}': a multiple of 64 in [{}, {}] is needed", text,
+    fail(FSDP_INVALID_ARGUMENT, "FSDP_NET_CHUNK_BYTES is '{}': a multiple of 64 in [{}, {}] is needed", text,
          least_chunk_bytes, most_chunk_bytes);
   return bytes;
 }

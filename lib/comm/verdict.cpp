@@ -79,11 +79,12 @@ Accusation accuse_dead(const std::string &where, const RankSet &ranks) {
 
 Error error_of(const Accusation &accusation, uint32_t self) {
   const bool own_abort = accusation.kind == Verdict::aborted && accusation.rank == static_cast<int32_t>(self);
-  const bool by_ucx = accusation.origin == FSDP_ORIGIN_UCX;  // a peer may have written any other number
+  // A peer may have written any other number.
+  const bool known = accusation.origin == FSDP_ORIGIN_UCX || accusation.origin == FSDP_ORIGIN_OS;
   std::string text = accusation.copy_text();
   if (text.empty()) text = short_text(accusation.kind, accusation.rank);
   Error error(own_abort ? FSDP_ABORTED : status_of(accusation.kind), std::move(text), accusation.rank,
-              by_ucx ? FSDP_ORIGIN_UCX : FSDP_ORIGIN_FSDP, by_ucx ? accusation.origin_code : 0);
+              known ? accusation.origin : FSDP_ORIGIN_FSDP, known ? accusation.origin_code : 0);
   if (accusation.rank >= 0) error.ranks = accusation.ranks.list();  // a cut link blames no rank
   return error;
 }

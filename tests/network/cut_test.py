@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Networks that are cut silently: healed before the limit, training goes on with the same bits; else both sides name the link
 and no rank, in time, and once it is healed all train on in a new job of the same processes.
-usage: cut_test.py RANK_PROGRAM ucx|no-ucx (FSDP_TEST_MANY: 40 cuts)"""
+usage: cut_test.py RANK_PROGRAM (FSDP_TEST_MANY: 40 cuts)"""
 import os
 import random
 import time

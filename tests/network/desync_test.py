@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks of different nodes that call different things: every rank's error names both calls, soon after the later one's
 arrival. One process a rank lives through all cases, with a context for each.
-usage: desync_test.py RANK_PROGRAM ucx|no-ucx (FSDP_TEST_MANY: all cases in all places)"""
+usage: desync_test.py RANK_PROGRAM (FSDP_TEST_MANY: all cases in all places)"""
 import os
 
 import job as jobs

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """train_gpt over nodes: its losses and weights are, to the bit, those of threads of one process that add gradients in the
-same blocks. usage: gpt_test.py TRAIN_GPT ucx|no-ucx"""
+same blocks. usage: gpt_test.py TRAIN_GPT"""
 import json
 import os
 import shutil

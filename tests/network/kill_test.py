@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that are killed at random moments, also while the job forms and while it ends: all others are told whom, in time;
 nobody hangs; nothing is left; the survivors train on in a job of their own in the same processes.
-usage: kill_test.py RANK_PROGRAM ucx|no-ucx (FSDP_TEST_MANY: 200 kills)"""
+usage: kill_test.py RANK_PROGRAM (FSDP_TEST_MANY: 200 kills)"""
 import collections
 import os
 import random

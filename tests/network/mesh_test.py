@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Meshes over nodes: the bits of one-node runs that declare the same, in threads and in processes; the counts of inner and
-outer collectives; memory as planned. usage: mesh_test.py RANK_PROGRAM ucx|no-ucx"""
+outer collectives; memory as planned. usage: mesh_test.py RANK_PROGRAM"""
 import tap
 from job import Clean, Job, check_levels, on_one_process
 
@@ -87,6 +87,7 @@ def tcp_needs_trust():
     assert "set FSDP_UCX_TCP=trusted on every rank" in results[0]["text"], results[0]["text"]
 
 
-tap.run([(name, lambda name=name: check(name)) for name in MESHES] +
-        [("blocks change bits", blocks_change_bits), ("dangerous settings are logged", dangers_are_logged),
-         ("TCP needs a word of trust", tcp_needs_trust)])
+# What is UCX's own.
+UCX_CASES = [("dangerous settings are logged", dangers_are_logged), ("TCP needs a word of trust", tcp_needs_trust)]
+tap.run([(name, lambda name=name: check(name)) for name in MESHES] + [("blocks change bits", blocks_change_bits)] +
+        (UCX_CASES if tap.OVER_UCX else []))

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Meshes of GPUs over nodes, NCCL inside each and UCX between them: the bits of host runs, which are those of the
 reference; what the log says of the transport; steps that are discarded; a node that dies. GPUs and NCCL are simulated,
-in threads of one process for each node. usage: nccl_test.py RANK_PROGRAM ucx|no-ucx NCCL_LIBRARY"""
+in threads of one process for each node. usage: nccl_test.py RANK_PROGRAM NCCL_LIBRARY"""
 import os
 import signal
 import sys
@@ -11,7 +11,7 @@ import tap
 from job import Clean, Job, allowed, on_one_process
 
 NEAR = 2  # ranks of a node: two addends have one sum, whichever comes first
-NCCL = os.path.realpath(sys.argv[3])
+NCCL = os.path.realpath(sys.argv[2])
 STEPS, MICROBATCHES, GROUPS = 3, 2, 4
 
 HSDP = {"replicate": 2, "shard": 2}

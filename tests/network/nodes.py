@@ -104,10 +104,11 @@ class Nodes:
                 raise Unable(f"tc {' '.join(queue)}: {done.stderr.strip()}")
 
     def start(self, node, command, environment=None, **options):
-        """A process on a node, a group of its own. Its UCX uses TCP, as between machines: the namespaces share a kernel, and
-        UCX would find the shared memory that machines do not have."""
-        variables = dict(os.environ, UCX_TLS="tcp,self", UCX_NET_DEVICES="eth0", FSDP_UCX_TCP="trusted",
-                         FSDP_JOB_SECRET_FILE=self.secret)
+        """A process on a node, a group of its own. UCX, where FSDP_NET asks for it, uses TCP, as between machines: the
+        namespaces share a kernel, and UCX would find the shared memory that machines do not have."""
+        variables = dict(os.environ, FSDP_JOB_SECRET_FILE=self.secret)
+        if os.environ.get("FSDP_NET") == "ucx":
+            variables.update(UCX_TLS="tcp,self", UCX_NET_DEVICES="eth0", FSDP_UCX_TCP="trusted")
         variables.update(environment or {})
         process = subprocess.Popen(["ip", "netns", "exec", self.name(node), *command], env=variables, start_new_session=True,
                                    **options)

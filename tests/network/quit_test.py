@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that abort, or destroy their context without closing it, while reduces over hosts are under way: all others name them
 at once, nothing is left, and all train on in a new job of the same processes.
-usage: quit_test.py RANK_PROGRAM ucx|no-ucx"""
+usage: quit_test.py RANK_PROGRAM"""
 import job as jobs
 import tap
 from job import Clean, Job, check_levels, fresh_port

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that are stopped: for less than the heartbeat limit nothing happens and no bit changes; for longer, all others name
-them in time, and they learn it when they go on. usage: stop_test.py RANK_PROGRAM ucx|no-ucx (FSDP_TEST_MANY: 30 stops)"""
+them in time, and they learn it when they go on. usage: stop_test.py RANK_PROGRAM (FSDP_TEST_MANY: 30 stops)"""
 import random
 import signal
 import time

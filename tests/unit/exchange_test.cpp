@@ -183,7 +183,7 @@ class ShortNet final : public Net {
   explicit ShortNet(int fails_at) : fails_at_(fails_at) {}
   std::vector<std::byte> address() const override { return {}; }
   const std::string &warnings() const noexcept override { return none_; }
-  void join(std::vector<std::vector<std::byte>>, std::shared_ptr<Seat>) override {}
+  void join(NetJob, std::shared_ptr<Seat>) override {}
   std::unique_ptr<MessageCommunicator> create_communicator(std::vector<uint32_t>, uint64_t, const std::string &,
                                                            bool) override {
     return nullptr;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that end when all know who is in the job, but the leaders of the hosts have not found each other yet: whole
-// worlds over UCX, beside leaders made by hand that never connect.
+// worlds over TCP, beside leaders made by hand that never connect.
 #include "comm/hybrid/card.h"
 #include "comm/nodes/listener.h"
 #include "net_ranks.h"
@@ -43,8 +43,10 @@ class FormingWorld : public Rendezvous {
       streams.push_back(enter());
       listeners.push_back(open_leader_listener("127.0.0.1"));
       introduce(streams.back(), rank);
-      streams.back().queue(
-          message::share(message::Card{write_card({bytes_of("no worker"), listeners.back().address})}));
+      Card card;
+      card.tcp = bytes_of("127.0.0.1:1");
+      card.leader = listeners.back().address;
+      streams.back().queue(message::share(message::Card{write_card(card)}));
       EXPECT_TRUE(streams.back().flush());
     }
     for (FrameStream &stream : streams) EXPECT_TRUE(hear<message::Start>(stream));
@@ -122,6 +124,7 @@ TEST_F(FormingWorld, WhoNeverConnectsIsNamedAtTheLimit) {
 // Who misses the word, or all: every rank reports it alike, and of no rank it is said that its own error says why.
 TEST_F(FormingWorld, WithoutTrustInTcpAllRanksSayTheSame) {
   options.size = 3;
+  ::setenv("FSDP_NET", "ucx", 1);
   for (const std::vector<uint32_t> &without : {std::vector<uint32_t>{0, 1, 2}, {2}, {0}}) {
     std::vector<size_t> indices;
     for (uint32_t rank = 0; rank < 3; ++rank) {
@@ -139,6 +142,7 @@ TEST_F(FormingWorld, WithoutTrustInTcpAllRanksSayTheSame) {
     }
     options.attempt++;
   }
+  ::unsetenv("FSDP_NET");
 }
 
 }  // namespace

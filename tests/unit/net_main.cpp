@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Of tests whose ranks send each other messages over UCX: on this host's loopback device.
+// Of tests whose ranks send each other messages, over TCP or UCX (FSDP_NET): on this host's loopback device.
 #include <gtest/gtest.h>
 
 #include "net_ranks.h"

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdlib>
+#include <string>
 
 #include "comm/net.h"
 #include "message_bodies.h"
@@ -12,12 +13,24 @@ namespace fsdp::comm::test {
 
 constexpr uint64_t messages_key = 11, exchanges_key = 12;
 
+// FSDP_NET=ucx: UCX; else TCP.
+inline bool over_ucx() {
+  const char *wire = std::getenv("FSDP_NET");
+  return wire && std::string(wire) == "ucx";
+}
+inline std::unique_ptr<Net> create_test_net(uint32_t rank) {
+  return over_ucx() ? create_ucx_net(rank, false) : create_tcp_net(rank, "127.0.0.1");
+}
+inline NetJob test_job(std::vector<std::vector<std::byte>> addresses) {
+  return {std::move(addresses), "a secret of tests", "a job of tests", 8000};
+}
+
 struct NetRank {
   explicit NetRank(Rank &rank)
       : rank(rank),
         seat(create_lone_seat(rank.rank(), rank.size(), rank.waiter, rank.failure, *rank.device)),
-        net(create_net(rank.rank())) {
-    net->join(rank.team->all_gather(net->address(), "addresses"), seat);
+        net(create_test_net(rank.rank())) {
+    net->join(test_job(rank.team->all_gather(net->address(), "addresses")), seat);
     for (uint32_t r = 0; r < rank.size(); ++r) all.push_back(r);
   }
   MessageBench bench(uint64_t key = messages_key) {

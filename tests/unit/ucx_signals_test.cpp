@@ -43,7 +43,7 @@ TEST(UcxSignals, HandlersAreTheProgramsOwn) {
   own.sa_handler = take;
   for (const int number : {SIGSEGV, SIGUSR1}) ASSERT_EQ(::sigaction(number, &own, nullptr), 0);
   const auto before = actions();
-  const auto net = create_net(0);
+  const auto net = create_ucx_net(0, false);
   for (const auto &[number, action] : actions()) {
     EXPECT_EQ(action.sa_handler, before.at(number).sa_handler) << "signal " << number;
     EXPECT_EQ(action.sa_flags & ~set_by_libc, before.at(number).sa_flags & ~set_by_libc) << "signal " << number;
@@ -52,7 +52,7 @@ TEST(UcxSignals, HandlersAreTheProgramsOwn) {
 }
 
 TEST(UcxSignals, NoThreadOfTheLibraryTakesOne) {
-  const auto net = create_net(0);
+  const auto net = create_ucx_net(0, false);
   size_t others = 0;
   for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
     if (task.path().filename() == std::to_string(::getpid())) continue;

@@ -29,12 +29,12 @@ struct WithoutTrust {
 
 TEST(UcxTrust, TcpIsRefusedWithoutAWord) {
   {
-    const auto net = create_net(0);
+    const auto net = create_ucx_net(0, false);
     EXPECT_GE(listening_sockets(), 1u);  // what this is about
   }
   const WithoutTrust none;
   const size_t before = listening_sockets();
-  const Error error = error_of([] { create_net(0); });
+  const Error error = error_of([] { create_ucx_net(0, false); });
   EXPECT_EQ(error.status, FSDP_UNSUPPORTED);
   for (const char *word : {"tcp/lo", "FSDP_UCX_TCP=trusted", "write the memory", "on every rank"})
     EXPECT_NE(error.message.find(word), std::string::npos) << error.message;
@@ -45,7 +45,7 @@ TEST(UcxTrust, OtherWordsAreNone) {
   const WithoutTrust none;
   for (const char *word : {"1", "yes", "Trusted", "trusted "}) {
     ::setenv("FSDP_UCX_TCP", word, 1);
-    const Error error = error_of([] { create_net(0); });
+    const Error error = error_of([] { create_ucx_net(0, false); });
     EXPECT_EQ(error.status, FSDP_INVALID_ARGUMENT) << word;
     EXPECT_NE(error.message.find("FSDP_UCX_TCP='" + std::string(word)), std::string::npos) << error.message;
   }
@@ -55,7 +55,7 @@ TEST(UcxTrust, OthersNeedNone) {
   const WithoutTrust none;
   for (const char *transports : {"self,posix", "^tcp"}) {
     ::setenv("UCX_TLS", transports, 1);
-    EXPECT_FALSE(create_net(0)->address().empty()) << transports;
+    EXPECT_FALSE(create_ucx_net(0, false)->address().empty()) << transports;
     EXPECT_EQ(listening_sockets(), 0u) << transports;
   }
 }

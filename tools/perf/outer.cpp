@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reduce between hosts: two ranks that share no memory sum a buffer over UCX, beside a TCP connection that swaps as
-// many bytes. Each rank sends every byte once, and so does the reference. The ranks are on one host, if need be in
-// network namespaces of their own.
+// The reduce between hosts: two ranks that share no memory sum a buffer over TCP and by UCX, beside a TCP connection
+// that swaps as many bytes and sums nothing. Each rank sends every byte once, and so does the reference. The ranks are
+// on one host, if need be in network namespaces of their own.
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/mount.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -37,30 +38,46 @@ void choose_devices(const Request &request) {
   ::setenv("FSDP_UCX_TCP", "trusted", 1);
 }
 
+struct Wire {
+  const char *name;
+  std::unique_ptr<fsdp::comm::Net> net;
+  std::unique_ptr<fsdp::comm::MessageCommunicator> communicator;
+};
+
 class Outer {
  public:
-  explicit Outer(Bench &bench) : bench_(bench), net_(fsdp::comm::create_net(bench.rank())) {
+  explicit Outer(Bench &bench) : bench_(bench) {
     Member &member = bench.member;
     seat_ = fsdp::comm::create_lone_seat(bench.rank(), 2, member.waiter, member.failure, *member.device);
-    net_->join(member.team->all_gather(net_->address(), "addresses"), seat_);
-    communicator_ = net_->create_communicator({0, 1}, 1, "outer reduce");
     connect();
+    add("TCP", fsdp::comm::create_tcp_net(bench.rank(), socket_.local_address()));
+    try {
+      add("UCX", fsdp::comm::create_ucx_net(bench.rank(), false));
+    } catch (const fsdp::Error &error) {  // both ranks have the same library and settings
+      if (error.status != FSDP_UNSUPPORTED) throw;
+      std::fprintf(stderr, "without UCX: %s\n", error.message.c_str());
+    }
   }
 
   void measure_size(uint64_t bytes) {
     const auto values = bench_.member.device->allocate(bytes, "values");
     const auto other = bench_.member.device->allocate(bytes, "what the reference receives");
     auto *floats = reinterpret_cast<float *>(values->data());
-    const fsdp::comm::SumSpan span{floats, bytes / sizeof(float)};
-    const Work work = [&] { communicator_->all_reduce({&span, 1}, {1, "outer"}, bench_.stream()); };
     const Work reference = [&] { socket_.swap(values->data(), other->data(), bytes); };
-    Line line = make_line(bench_, "outer", "UCX", "fp32", bytes, measure(bench_, work, reference));
+    for (Wire &wire : wires_) measure_wire(wire, floats, bytes, reference);
+  }
+
+ private:
+  void measure_wire(Wire &wire, float *floats, uint64_t bytes, const Work &reference) {
+    const fsdp::comm::SumSpan span{floats, bytes / sizeof(float)};
+    const Work work = [&] { wire.communicator->all_reduce({&span, 1}, {1, "outer"}, bench_.stream()); };
+    Line line = make_line(bench_, "outer", wire.name, "fp32", bytes, measure(bench_, work, reference));
     line.reference = "raw TCP socket";
     if (bench_.request.check) {
       for (uint64_t i = 0; i < span.count; ++i) floats[i] = addend(bench_.rank(), i);
-      const uint64_t before = communicator_->sent_bytes();
+      const uint64_t before = wire.communicator->sent_bytes();
       work();
-      uint64_t wrong = communicator_->sent_bytes() - before != bytes;
+      uint64_t wrong = wire.communicator->sent_bytes() - before != bytes;
       for (uint64_t i = 0; i < span.count; ++i) wrong += floats[i] != addend(0, i) + addend(1, i);
       line.wrong = bench_.lab.sum(wrong);
       line.checked = true;
@@ -68,7 +85,13 @@ class Outer {
     bench_.report.add(line);
   }
 
- private:
+  void add(const char *name, std::unique_ptr<fsdp::comm::Net> net) {
+    auto addresses = bench_.member.team->all_gather(net->address(), "addresses");
+    net->join({std::move(addresses), "measured", "fsdp-perf", 8000}, seat_);
+    auto communicator = net->create_communicator({0, 1}, 1, "outer reduce");
+    wires_.push_back({name, std::move(net), std::move(communicator)});
+  }
+
   void connect() {
     uint16_t port = 0, ports[2];
     if (bench_.rank() == 0) {
@@ -84,9 +107,8 @@ class Outer {
 
   Bench &bench_;
   std::shared_ptr<fsdp::comm::Seat> seat_;
-  std::unique_ptr<fsdp::comm::Net> net_;
-  std::unique_ptr<fsdp::comm::MessageCommunicator> communicator_;
   RawSocket socket_;
+  std::vector<Wire> wires_;
 };
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <cerrno>
 
 #include "base/error.h"
+#include "comm/bootstrap/endpoint.h"
 
 namespace perf {
 namespace {
@@ -60,6 +61,8 @@ void RawSocket::connect(const std::string &address, uint16_t port) {
   check(::connect(connection_.get(), reinterpret_cast<sockaddr *>(&to), sizeof to) == 0, "connect");
   prepare();
 }
+
+std::string RawSocket::local_address() const { return fsdp::comm::Endpoint::local(connection_).address(); }
 
 void RawSocket::prepare() {
   const int yes = 1;

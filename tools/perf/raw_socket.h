@@ -18,6 +18,8 @@ class RawSocket {
   uint16_t port() const { return port_; }
   void accept();
   void connect(const std::string &address, uint16_t port);
+  // Of the interface that the connection uses here.
+  std::string local_address() const;
   // Sends `bytes` and receives as many.
   void swap(const std::byte *from, std::byte *to, uint64_t bytes);
 

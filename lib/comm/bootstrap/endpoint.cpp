@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/slice.h"
@@ -38,6 +39,12 @@ bool connected(const Fd &socket) {
 
 Endpoint::Endpoint(const sockaddr_in &address) noexcept : length_(sizeof address) {
   std::memcpy(&storage_, &address, sizeof address);
+}
+
+Endpoint::Endpoint(const sockaddr *address) noexcept
+    : length_(address->sa_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in)) {
+  std::memcpy(&storage_, address, length_);
+  set_port(0);
 }
 
 std::vector<Endpoint> Endpoint::resolve(const std::string &host, uint16_t port, std::string &problem) {
@@ -105,6 +112,17 @@ std::string Endpoint::text() const {
   return family() == AF_INET6 ? format_text("[{}]:{}", address(), port()) : format_text("{}:{}", address(), port());
 }
 
+Endpoint parse_address(const std::string &address) {
+  const size_t colon = address.rfind(':');
+  std::string host = address.substr(0, colon), problem = "it has no port";
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  const unsigned long port = colon == address.npos ? 0 : std::strtoul(address.c_str() + colon + 1, nullptr, 10);
+  std::vector<Endpoint> found;
+  if (port > 0 && port < 65536) found = Endpoint::numeric(host, static_cast<uint16_t>(port), problem);
+  if (found.empty()) fail(FSDP_INVALID_ARGUMENT, "the address '{}' of another rank: {}", address, problem);
+  return found.front();
+}
+
 Fd listen_at(const Endpoint &at, int backlog) {
   Fd socket = make_socket(at.family());
   if (!socket) return socket;
@@ -134,11 +152,28 @@ void notice_silence(const Fd &socket, uint32_t ms) noexcept {
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &unsent, sizeof unsent);
 }
 
-Fd connect_to(const Endpoint &to, const Limit &limit, std::string &problem) {
+Fd begin_connecting(const Endpoint &to, int &code) {
   Fd socket = make_socket(to.family());
-  if (!socket) fail_errno(errno, "a socket for a connection between ranks");
-  int code = ::connect(socket.get(), to.get(), to.length()) == 0 ? 0 : errno;
-  while (code == EINPROGRESS || code == EINTR) {
+  code = socket ? 0 : errno;
+  if (socket && ::connect(socket.get(), to.get(), to.length()) != 0) code = errno == EINTR ? EINPROGRESS : errno;
+  return socket;
+}
+
+int connecting_result(const Fd &socket, const Endpoint &to) {
+  if (const int code = pending_error(socket)) return code;
+  if (!connected(socket)) return EINPROGRESS;
+  // A port of this host that nobody listens at may connect to itself.
+  if (Endpoint::local(socket).text() == to.text()) return ECONNREFUSED;
+  set_flag(socket, IPPROTO_TCP, TCP_NODELAY);
+  return 0;
+}
+
+Fd connect_to(const Endpoint &to, const Limit &limit, std::string &problem) {
+  int code = 0;
+  Fd socket = begin_connecting(to, code);
+  if (!socket) fail_errno(code, "a socket for a connection between ranks");
+  if (code == 0) code = connecting_result(socket, to);
+  while (code == EINPROGRESS) {
     if (limit.over()) {
       problem = format_text("{} does not answer", to.text());
       socket.reset();
@@ -147,8 +182,7 @@ Fd connect_to(const Endpoint &to, const Limit &limit, std::string &problem) {
     }
     limit.waiter.poll();
     await_room(socket, slice_ms);
-    code = pending_error(socket);
-    if (code == 0 && !connected(socket)) code = EINPROGRESS;
+    code = connecting_result(socket, to);
   }
   if (code != 0) {
     problem = format_text("{}: {}", to.text(), std::strerror(code));
@@ -156,14 +190,6 @@ Fd connect_to(const Endpoint &to, const Limit &limit, std::string &problem) {
     errno = code;
     return {};
   }
-  // A port of this host that nobody listens at may connect to itself.
-  if (Endpoint::local(socket).text() == to.text()) {
-    problem = format_text("{}: {}", to.text(), std::strerror(ECONNREFUSED));
-    socket.reset();
-    errno = ECONNREFUSED;
-    return {};
-  }
-  set_flag(socket, IPPROTO_TCP, TCP_NODELAY);
   return socket;
 }
 

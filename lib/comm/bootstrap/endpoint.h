@@ -26,6 +26,8 @@ class Endpoint {
  public:
   Endpoint() = default;
   explicit Endpoint(const sockaddr_in &address) noexcept;
+  // IPv4 or IPv6; its port is 0.
+  explicit Endpoint(const sockaddr *address) noexcept;
   // The addresses of a host's name, or the one written as a number. Empty, with `problem` set, if there are none. For a
   // name it may take as long as the name service likes: see NameLookup.
   static std::vector<Endpoint> resolve(const std::string &host, uint16_t port, std::string &problem);
@@ -51,6 +53,9 @@ class Endpoint {
   socklen_t length_ = 0;
 };
 
+// Splits "10.0.0.1:29500" or "[::1]:29500". Throws INVALID_ARGUMENT.
+Endpoint parse_address(const std::string &address);
+
 // Listens at the interface of this address only; port 0: one that the kernel chooses (Endpoint::local tells). Empty if
 // it cannot: errno says why.
 Fd listen_at(const Endpoint &at, int backlog);
@@ -59,6 +64,10 @@ Fd accept_from(const Fd &listener);
 // The end of a connected socket whose host has vanished is noticed after so long, though nothing is sent. (A process
 // that ends is noticed at once.)
 void notice_silence(const Fd &socket, uint32_t ms) noexcept;
+// A socket that connects, or is connected: connecting_result tells. code: 0, EINPROGRESS or why it does neither.
+Fd begin_connecting(const Endpoint &to, int &code);
+// 0: connected. EINPROGRESS: not yet. Else why not.
+int connecting_result(const Fd &socket, const Endpoint &to);
 // Empty, with `problem` and errno set, if nobody listens there or no answer has come until the limit.
 Fd connect_to(const Endpoint &to, const Limit &limit, std::string &problem);
 

@@ -19,30 +19,37 @@ std::string_view text_of(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-// The lengths of the first two parts, then all three.
+// What was asked, the lengths of the first three parts, then all four.
 std::vector<std::byte> write_card(const Card &card) {
-  const uint32_t lengths[] = {length_of(card.net.size()), length_of(card.leader.size())};
+  const uint32_t head[] = {static_cast<uint32_t>(card.asked), length_of(card.tcp.size()), length_of(card.ucx.size()),
+                           length_of(card.leader.size())};
   const std::string texts = card.leader + card.obstacle.substr(0, longest_obstacle);
-  std::vector<std::byte> bytes(sizeof lengths + card.net.size() + texts.size());
-  std::memcpy(bytes.data(), lengths, sizeof lengths);
-  std::copy(card.net.begin(), card.net.end(), bytes.begin() + sizeof lengths);
-  std::memcpy(bytes.data() + sizeof lengths + card.net.size(), texts.data(), texts.size());
+  std::vector<std::byte> bytes;
+  const auto add = [&](std::span<const std::byte> part) { bytes.insert(bytes.end(), part.begin(), part.end()); };
+  add(std::as_bytes(std::span(head)));
+  add(card.tcp);
+  add(card.ucx);
+  add(std::as_bytes(std::span(texts)));
   return bytes;
 }
 
 std::optional<Card> read_card(std::span<const std::byte> bytes) {
-  uint32_t lengths[2];
-  if (bytes.size() < sizeof lengths) return {};
-  std::memcpy(lengths, bytes.data(), sizeof lengths);
-  bytes = bytes.subspan(sizeof lengths);
-  const auto [net, leader] = lengths;
-  if (net > bytes.size() || leader > bytes.size() - net || leader > longest_leader ||
-      bytes.size() - net - leader > longest_obstacle)
+  uint32_t head[4];
+  if (bytes.size() < sizeof head) return {};
+  std::memcpy(head, bytes.data(), sizeof head);
+  bytes = bytes.subspan(sizeof head);
+  const uint64_t tcp = head[1], ucx = head[2], leader = head[3];
+  if (head[0] > static_cast<uint32_t>(NetChoice::ucx) || tcp + ucx + leader > bytes.size() || leader > longest_leader ||
+      tcp > longest_leader || bytes.size() - tcp - ucx - leader > longest_obstacle)
     return {};
   Card card;
-  card.net.assign(bytes.begin(), bytes.begin() + net);
-  card.leader = text_of(bytes.subspan(net, leader));
-  card.obstacle = text_of(bytes.subspan(net + leader));
+  card.asked = static_cast<NetChoice>(head[0]);
+  card.tcp.assign(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(tcp));
+  bytes = bytes.subspan(tcp);
+  card.ucx.assign(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(ucx));
+  bytes = bytes.subspan(ucx);
+  card.leader = text_of(bytes.first(leader));
+  card.obstacle = text_of(bytes.subspan(leader));
   return card;
 }
 

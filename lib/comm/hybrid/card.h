@@ -9,12 +9,15 @@
 #include <string>
 #include <vector>
 
+#include "comm/net.h"
+
 namespace fsdp::comm {
 
 struct Card {
-  std::vector<std::byte> net;  // Net::address
-  std::string leader;          // LeaderListener::address
-  std::string obstacle = {};   // why there is no net
+  NetChoice asked = NetChoice::automatic;
+  std::vector<std::byte> tcp = {}, ucx = {};  // Net::address of each that there is
+  std::string leader = {};                    // LeaderListener::address
+  std::string obstacle = {};                  // why there is no ucx
 };
 
 std::vector<std::byte> write_card(const Card &card);

@@ -31,17 +31,6 @@ Digest prove_beat(const std::string &secret, const std::string &label, const Dat
 
 }  // namespace
 
-Endpoint parse_address(const std::string &address) {
-  const size_t colon = address.rfind(':');
-  std::string host = address.substr(0, colon), problem = "it has no port";
-  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
-  const unsigned long port = colon == address.npos ? 0 : std::strtoul(address.c_str() + colon + 1, nullptr, 10);
-  std::vector<Endpoint> found;
-  if (port > 0 && port < 65536) found = Endpoint::numeric(host, static_cast<uint16_t>(port), problem);
-  if (found.empty()) fail(FSDP_INVALID_ARGUMENT, "the address of a node's leader, '{}': {}", address, problem);
-  return found.front();
-}
-
 Datagrams::Datagrams(const MeshPlan &plan, Fd socket)
     : plan_(plan), socket_(std::move(socket)), label_("libfsdp beat " + plan.job), numbers_(plan.nodes.size()) {
   for (const NodePlace &place : plan.nodes) ends_.push_back(parse_address(place.address));

@@ -28,7 +28,4 @@ class Datagrams {
   std::vector<uint64_t> numbers_;  // the last of each node
 };
 
-// Splits "10.0.0.1:29500" or "[::1]:29500". Throws INVALID_ARGUMENT.
-Endpoint parse_address(const std::string &address);
-
 }  // namespace fsdp::comm

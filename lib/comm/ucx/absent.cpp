@@ -5,8 +5,8 @@
 
 namespace fsdp::comm {
 
-std::unique_ptr<Net> create_net(uint32_t) {
-  fail(FSDP_UNSUPPORTED, "ranks on several hosts need UCX: this library was built without it (-Ducx=enabled)");
+std::unique_ptr<Net> create_ucx_net(uint32_t, bool) {
+  fail(FSDP_UNSUPPORTED, "FSDP_NET=ucx: this library was built without it (-Ducx=enabled)");
 }
 const char *net_description() noexcept { return "no"; }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transport's connections: made, tried again, lost.
+// UcxTransport's connections: made, tried again, lost.
 #include <algorithm>
 
 #include "comm/ucx/transport.h"
@@ -12,11 +12,12 @@ constexpr auto first_pause = std::chrono::milliseconds(50), longest_pause = std:
 
 }  // namespace
 
-void Transport::fail_peer(uint32_t rank, ucs_status_t status, const char *what) noexcept {
+void UcxTransport::fail_peer(uint32_t rank, ucs_status_t status, const char *what) noexcept {
   Peer &peer = peers_[rank];
   if (peer.loss.text.empty()) {
     peer.loss.order = ++losses_;
-    peer.loss.status = status;
+    peer.loss.origin = FSDP_ORIGIN_UCX;
+    peer.loss.code = status;
     try {
       peer.loss.text = format_text("UCX: {}: {}", what, api_.ucs_status_string(status));
     } catch (const std::bad_alloc &) {
@@ -25,24 +26,24 @@ void Transport::fail_peer(uint32_t rank, ucs_status_t status, const char *what) 
   }
   for (Message *message : peer.waiting) give_back(*message);
   peer.waiting.clear();
-  for (const auto &[key, receiver] : receivers_) receiver->peer_failed(rank);
+  receivers_.each([rank](Receiver &receiver) { receiver.peer_failed(rank); });
   changed_.notify_all();
 }
 
 // Who has been told hello and has not answered may not have started, or its host has too much to do.
-void Transport::lose(Peer &peer, ucs_status_t status, const char *what) noexcept {
+void UcxTransport::lose(Peer &peer, ucs_status_t status, const char *what) noexcept {
   changed_at_ = Clock::now();
   if (peer.open || peer.index < rank_ || peer.heard || Clock::now() >= peer.expiry || !peer.loss.text.empty())
     return fail_peer(peer.index, status, what);
   peer.refused = true;
 }
 
-void Transport::on_failure(void *self, ucp_ep_h, ucs_status_t status) {
+void UcxTransport::on_failure(void *self, ucp_ep_h, ucs_status_t status) {
   auto &peer = *static_cast<Peer *>(self);
   peer.transport->lose(peer, status, "the connection was lost");
 }
 
-bool Transport::connect(uint32_t to) {
+bool UcxTransport::connect(uint32_t to) {
   Peer &peer = peers_[to];
   if (!peer.loss.text.empty()) return false;
   if (peer.endpoint) return true;
@@ -65,7 +66,7 @@ bool Transport::connect(uint32_t to) {
   return false;
 }
 
-void Transport::close(Peer &peer) noexcept {
+void UcxTransport::close(Peer &peer) noexcept {
   if (!peer.endpoint) return;
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
@@ -75,7 +76,7 @@ void Transport::close(Peer &peer) noexcept {
   worker_.await(request, last_words_ms);
 }
 
-void Transport::cut(uint32_t rank) noexcept {
+void UcxTransport::cut(uint32_t rank) noexcept {
   Peer &peer = peers_[rank];
   if (!peer.endpoint) return;
   if (peer.loss.text.empty()) {
@@ -85,7 +86,7 @@ void Transport::cut(uint32_t rank) noexcept {
   close(peer);
 }
 
-void Transport::greet(uint32_t to) {
+void UcxTransport::greet(uint32_t to) {
   if (to >= peers_.size() || to <= rank_) return;
   Peer &peer = peers_[to];
   if (peer.tried != Clock::time_point()) return;
@@ -97,7 +98,7 @@ void Transport::greet(uint32_t to) {
 }
 
 // Of UCX's kinds of message one that it sends without a handshake of its own; see Transport.
-void Transport::send_hello(Peer &peer) {
+void UcxTransport::send_hello(Peer &peer) {
   peer.tried = Clock::now();
   if (!connect(peer.index)) return;
   ucp_request_param_t param{};
@@ -108,7 +109,7 @@ void Transport::send_hello(Peer &peer) {
 }
 
 // Also what is none is taken: UCX would keep it.
-void Transport::read_hellos() {
+void UcxTransport::read_hellos() {
   ucp_tag_recv_info_t info;
   while (const ucp_tag_message_h message = api_.ucp_tag_probe_nb(worker_.handle(), 0, 0, 1, &info)) {
     ucp_request_param_t param{};
@@ -119,7 +120,7 @@ void Transport::read_hellos() {
   }
 }
 
-void Transport::take_hello(uint32_t from) {
+void UcxTransport::take_hello(uint32_t from) {
   if (peers_.empty()) {
     if (early_.size() < most_early) early_.insert(from);
     return;
@@ -131,7 +132,7 @@ void Transport::take_hello(uint32_t from) {
   from > rank_ ? send_greeting(peer) : send_hello(peer);
 }
 
-void Transport::send_greeting(Peer &peer) {
+void UcxTransport::send_greeting(Peer &peer) {
   Header header{};
   header.magic = header_magic;
   header.kind = Kind::greeting;
@@ -142,7 +143,7 @@ void Transport::send_greeting(Peer &peer) {
 }
 
 // In the middle of UCX's progress: no time to send.
-void Transport::take_greeting(uint32_t from) {
+void UcxTransport::take_greeting(uint32_t from) {
   if (from >= peers_.size()) return;
   Peer &peer = peers_[from];
   if (from == rank_ || peer.greeted) return;
@@ -151,7 +152,7 @@ void Transport::take_greeting(uint32_t from) {
 }
 
 // What has waited goes first.
-void Transport::open(Peer &peer) {
+void UcxTransport::open(Peer &peer) {
   peer.open = true;
   changed_at_ = Clock::now();
   std::vector<Message *> waiting;
@@ -160,7 +161,7 @@ void Transport::open(Peer &peer) {
   changed_.notify_all();
 }
 
-void Transport::see_to_connections() {
+void UcxTransport::see_to_connections() {
   if (unopened_.empty()) return;
   const auto now = Clock::now();
   for (const uint32_t rank : std::vector<uint32_t>(unopened_)) {

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/library_thread.h"
+#include "comm/message/net.h"
 
 namespace fsdp::comm::ucx {
 namespace {
@@ -23,23 +24,23 @@ constexpr auto last_greetings_time = std::chrono::milliseconds(500);  // for pee
 
 }  // namespace
 
-Transport::Transport(uint32_t rank, uint64_t chunk_bytes)
-    : rank_(rank), worker_(rank, chunk_bytes, message_id, on_message, this), api_(worker_.api()) {
+UcxTransport::UcxTransport(uint32_t rank, uint64_t chunk_bytes, bool guarded)
+    : Transport(rank), worker_(rank, chunk_bytes, guarded, message_id, on_message, this), api_(worker_.api()) {
   start_thread();
 }
 
-void Transport::start_thread() {
+void UcxTransport::start_thread() {
   const auto body = [](void *self) -> void * {
-    static_cast<Transport *>(self)->run();
+    static_cast<UcxTransport *>(self)->run();
     return nullptr;
   };
   thread_ = LibraryThread{"fsdp-ucx", format_text("UCX of rank {}", rank_), 0}.start(body, this);
 }
 
-Transport::~Transport() { stop(); }
+UcxTransport::~UcxTransport() { stop(); }
 
 // What was sent leaves this host, if it does so soon; nothing waits longer than that.
-void Transport::stop() noexcept {
+void UcxTransport::stop() noexcept {
   {
     std::unique_lock lock(mutex_);
     const auto none_waits = [this] {
@@ -58,20 +59,14 @@ void Transport::stop() noexcept {
   worker_.end();  // what it still calls back about is here
 }
 
-std::unique_lock<std::mutex> Transport::lock() noexcept {
-  wanting_.fetch_add(1, std::memory_order_relaxed);
-  std::unique_lock lock(mutex_);
-  wanting_.fetch_sub(1, std::memory_order_relaxed);
-  return lock;
-}
-
-void Transport::join(std::vector<std::vector<std::byte>> addresses, std::shared_ptr<Seat> seat) {
+void UcxTransport::join(NetJob job, std::shared_ptr<Seat> seat) {
   std::lock_guard lock(mutex_);
   if (!peers_.empty()) fail(FSDP_INTERNAL, "a Net joins once");
   seat_ = std::move(seat);
-  peers_.resize(addresses.size());
+  peers_.resize(job.addresses.size());
+  receivers_.set_world_size(peers_.size());
   for (uint32_t r = 0; r < peers_.size(); ++r) {
-    peers_[r].address = std::move(addresses[r]);
+    peers_[r].address = std::move(job.addresses[r]);
     peers_[r].index = r;
     peers_[r].transport = this;
   }
@@ -79,14 +74,13 @@ void Transport::join(std::vector<std::vector<std::byte>> addresses, std::shared_
   wake();
 }
 
-void Transport::run() noexcept {
+void UcxTransport::run() noexcept {
   auto moved_at = Clock::now();
   for (;;) {
     bool moved = false, sleeps = false;
     int ms = look_ms;
     {
-      // A mutex alone would let this thread have it again and again while others wait.
-      for (int i = 0; i < 100 && wanting_.load(std::memory_order_relaxed) > 0; ++i) ::sched_yield();
+      let_others_go_first();
       std::lock_guard lock(mutex_);
       if (stopping_) return;
       try {
@@ -109,24 +103,37 @@ void Transport::run() noexcept {
 }
 
 // Not until nothing moves: others want the mutex too.
-bool Transport::move() {
+bool UcxTransport::move() {
   bool moved = false;
   for (int i = 0; i < 64 && worker_.progress(); ++i) moved = true;
   read_hellos();
   see_to_connections();
   answer_for_nobody();
   // Also if UCX counted nothing: what it completes on the way is not always counted.
-  for (const auto &[key, receiver] : receivers_) receiver->move_on();
+  receivers_.each([](Receiver &receiver) { receiver.move_on(); });
   return moved;
 }
 
 // There was no memory for what peers wait for.
-void Transport::fail_context() noexcept {
+void UcxTransport::fail_context() noexcept {
   if (seat_) seat_->watch.fail(Error(FSDP_OUT_OF_MEMORY, "messages", static_cast<int32_t>(rank_)));
   changed_.notify_all();
 }
 
-void Transport::prepare() {
+void UcxTransport::remove(uint64_t key) noexcept {
+  Transport::remove(key);
+  for (const auto &message : messages_)
+    if (message->header.key == key) message->receiver = nullptr;
+}
+
+// Later: within a callback of UCX nothing is sent. What cannot be sent is asked again.
+void UcxTransport::answer_for_nobody() {
+  for (const Header &question : receivers_.take_questions())
+    if (question.from < peers_.size() && peers_[question.from].open)
+      send(question.from, take(messages::answer_of_nobody(question, rank_), nullptr), nullptr, 0);
+}
+
+void UcxTransport::prepare() {
   if (!free_.empty()) return;
   messages_.reserve(messages_.size() + 1);
   free_.reserve(messages_.size() + 1);
@@ -134,7 +141,7 @@ void Transport::prepare() {
   free_.push_back(messages_.back().get());
 }
 
-Transport::Message &Transport::take(const Header &header, Receiver *receiver) {
+UcxTransport::Message &UcxTransport::take(const Header &header, Receiver *receiver) {
   prepare();
   Message &message = *free_.back();
   free_.pop_back();
@@ -144,16 +151,16 @@ Transport::Message &Transport::take(const Header &header, Receiver *receiver) {
   return message;
 }
 
-void Transport::on_sent(void *request, ucs_status_t, void *self) {
+void UcxTransport::on_sent(void *request, ucs_status_t, void *self) {
   auto &message = *static_cast<Message *>(self);
-  Transport &transport = *message.transport;
+  UcxTransport &transport = *message.transport;
   if (message.receiver) message.receiver->sent(message.header.kind, message.to);
   transport.give_back(message);
   transport.api_.ucp_request_free(request);
 }
 
 // data: the message's own payload until the peer is open, so that it can wait.
-void Transport::send(uint32_t to, Message &message, const void *data, uint64_t bytes) {
+void UcxTransport::send(uint32_t to, Message &message, const void *data, uint64_t bytes) {
   ucs_status_ptr_t request = UCS_STATUS_PTR(UCS_ERR_CANCELED);
   message.to = to;
   if (connect(to)) {
@@ -175,10 +182,10 @@ void Transport::send(uint32_t to, Message &message, const void *data, uint64_t b
   give_back(message);
 }
 
-void Transport::send_control(uint32_t to, Header header, const void *payload, uint64_t bytes, Receiver &receiver) {
+void UcxTransport::send_control(uint32_t to, const Header &header, const void *payload, uint64_t bytes) {
   Peer &peer = peers_[to];
   peer.waiting.reserve(peer.waiting.size() + !peer.open);
-  Message &message = take(header, &receiver);
+  Message &message = take(header, receivers_.find(header.key));
   if (bytes) std::memcpy(message.payload, payload, bytes);
   message.payload_bytes = bytes;
   message.to = to;
@@ -188,16 +195,16 @@ void Transport::send_control(uint32_t to, Header header, const void *payload, ui
     peer.waiting.push_back(&message);
 }
 
-void Transport::send_data(uint32_t to, Header header, const void *data, Receiver &receiver) {
-  send(to, take(header, &receiver), data, header.bytes);
+void UcxTransport::send_data(uint32_t to, const Header &header, const void *data) {
+  send(to, take(header, receivers_.find(header.key)), data, header.bytes);
 }
 
-ucs_status_t Transport::on_message(void *self, const void *header, size_t header_bytes, void *data, size_t bytes,
-                                   const ucp_am_recv_param_t *param) {
+ucs_status_t UcxTransport::on_message(void *self, const void *header, size_t header_bytes, void *data, size_t bytes,
+                                      const ucp_am_recv_param_t *param) {
   Header copy;
   if (header_bytes != sizeof copy) return UCS_OK;
   std::memcpy(&copy, header, sizeof copy);
-  auto &transport = *static_cast<Transport *>(self);
+  auto &transport = *static_cast<UcxTransport *>(self);
   if (copy.magic != header_magic) return UCS_OK;
   if (!transport.peers_.empty() && copy.from >= transport.peers_.size()) return UCS_OK;
   try {
@@ -208,9 +215,9 @@ ucs_status_t Transport::on_message(void *self, const void *header, size_t header
   }
 }
 
-void Transport::on_received(void *request, ucs_status_t status, size_t, void *self) {
+void UcxTransport::on_received(void *request, ucs_status_t status, size_t, void *self) {
   auto &message = *static_cast<Message *>(self);
-  Transport &transport = *message.transport;
+  UcxTransport &transport = *message.transport;
   if (message.receiver && status == UCS_OK) message.receiver->arrived(message.header);
   if (message.receiver && status != UCS_OK) message.receiver->lost(message.header);
   if (status != UCS_OK) transport.fail_peer(message.header.from, status, "receiving");
@@ -218,15 +225,18 @@ void Transport::on_received(void *request, ucs_status_t status, size_t, void *se
   transport.api_.ucp_request_free(request);
 }
 
-ucs_status_t Transport::receive(const Header &header, void *data, uint64_t bytes, bool is_descriptor) {
+ucs_status_t UcxTransport::receive(const Header &header, void *data, uint64_t bytes, bool is_descriptor) {
   if (header.kind == Kind::greeting) {
     take_greeting(header.from);
     return UCS_OK;
   }
-  Receiver *receiver = find(header.key);
+  Receiver *receiver = receivers_.find(header.key);
   if (header.kind != Kind::data || !receiver) {
-    if (is_descriptor || bytes > payload_most) return UCS_OK;
-    receiver ? receiver->control(header, data, bytes) : hold(header, data, bytes);
+    if (is_descriptor || bytes > longest_control) return UCS_OK;
+    if (receiver)
+      receiver->control(header, data, bytes);
+    else if (!receivers_.keep(header, data, bytes))
+      fail_peer(header.from, UCS_ERR_EXCEEDS_LIMIT, "messages for communicators that do not exist here");
     return UCS_OK;
   }
   prepare();
@@ -256,3 +266,18 @@ ucs_status_t Transport::receive(const Header &header, void *data, uint64_t bytes
 }
 
 }  // namespace fsdp::comm::ucx
+
+namespace fsdp::comm {
+
+std::unique_ptr<Net> create_ucx_net(uint32_t rank, bool guarded) {
+  const uint64_t chunk_bytes = read_net_chunk_bytes();
+  return messages::create_net(std::make_unique<ucx::UcxTransport>(rank, chunk_bytes, guarded), chunk_bytes);
+}
+
+#define FSDP_TEXT_OF(x) #x
+#define FSDP_TEXT(x) FSDP_TEXT_OF(x)
+const char *net_description() noexcept {
+  return "yes (needs " FSDP_TEXT(UCP_API_MAJOR) "." FSDP_TEXT(UCP_API_MINOR) " or later at run time)";
+}
+
+}  // namespace fsdp::comm

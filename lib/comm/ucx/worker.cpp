@@ -12,8 +12,8 @@
 #include <string_view>
 
 #include "base/library_thread.h"
+#include "comm/message/wire.h"
 #include "comm/ucx/transports.h"
-#include "comm/ucx/wire.h"
 
 namespace fsdp::comm::ucx {
 namespace {
@@ -53,8 +53,10 @@ void Worker::check(ucs_status_t status, const char *what) const {
               static_cast<int32_t>(rank_), FSDP_ORIGIN_UCX, status);
 }
 
-Worker::Worker(uint32_t rank, uint64_t chunk_bytes, unsigned message_id, ucp_am_recv_callback_t handler, void *self)
-    : rank_(rank), trusts_tcp_(trusts_tcp()) {
+Worker::Worker(uint32_t rank, uint64_t chunk_bytes, bool guarded, unsigned message_id, ucp_am_recv_callback_t handler,
+               void *self)
+    : rank_(rank), trusts_tcp_(!guarded && trusts_tcp()), guarded_(guarded) {
+  if (guarded && !has_rdma()) fail(FSDP_UNSUPPORTED, "no RDMA device in /sys/class/infiniband");
   const BlockedSignals blocked;  // UCX starts a thread
   try {
     api_ = load_api();
@@ -92,7 +94,7 @@ void Worker::warn(const std::string &text) { warnings_ += format_text("{}{}", wa
 void Worker::configure(ucp_config_t *config, uint64_t chunk_bytes) {
   // Beside RDMA UCX would open a port for TCP that nobody needs.
   without_tcp_ = has_rdma() && !trusts_tcp_ && !std::getenv("UCX_TLS");
-  if (without_tcp_) set(config, "", "TLS", "^tcp");
+  if (without_tcp_) set(config, "", "TLS", guarded_ ? "rc,dc,self,cuda" : "^tcp");
   if (uses_rdma()) return;
   const uint64_t piece = std::max(chunk_bytes + room_for_headers, usual_piece);
   const std::string bytes = format_text("{}", piece);
@@ -173,9 +175,9 @@ void Worker::create_worker(unsigned message_id, ucp_am_recv_callback_t callback,
   ucp_worker_attr_t limits{};
   limits.field_mask = UCP_WORKER_ATTR_FIELD_MAX_AM_HEADER;
   check(api_.ucp_worker_query(worker_, &limits), "ucp_worker_query");
-  if (limits.max_am_header < sizeof(Header))
+  if (limits.max_am_header < sizeof(messages::Header))
     fail(FSDP_UNSUPPORTED, "UCX {} with these transports has message headers of {} bytes; {} are needed", api_.version,
-         limits.max_am_header, sizeof(Header));
+         limits.max_am_header, sizeof(messages::Header));
 }
 
 void Worker::read_address() {

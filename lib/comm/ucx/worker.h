@@ -15,8 +15,9 @@ inline constexpr int last_words_ms = 1000;  // for what tells peers of the end t
 class Worker {
  public:
   // chunk_bytes: of the largest message. Messages of that id go to `handler` with `self`. Throws UNSUPPORTED, with no
-  // port open, if UCX may use TCP and the user has not said FSDP_UCX_TCP=trusted.
-  Worker(uint32_t rank, uint64_t chunk_bytes, unsigned message_id, ucp_am_recv_callback_t handler, void *self);
+  // port open, if UCX may use TCP and the user has not said FSDP_UCX_TCP=trusted, or may not use it anyway (guarded).
+  Worker(uint32_t rank, uint64_t chunk_bytes, bool guarded, unsigned message_id, ucp_am_recv_callback_t handler,
+         void *self);
   ~Worker() { end(); }
   Worker(const Worker &) = delete;
   Worker &operator=(const Worker &) = delete;
@@ -52,7 +53,8 @@ class Worker {
   int event_fd_ = -1;
   std::vector<std::byte> address_;
   std::string warnings_;
-  bool trusts_tcp_, without_tcp_ = false;  // the user's word; we have left TCP out
+  // The user's word; only hardware that guards memory; we have left TCP out.
+  bool trusts_tcp_, guarded_, without_tcp_ = false;
 };
 
 }  // namespace fsdp::comm::ucx

@@ -7,7 +7,7 @@
 
 #include "comm/call/fingerprint.h"
 
-namespace fsdp::comm::ucx {
+namespace fsdp::comm::messages {
 
 enum class Kind : uint32_t {
   call = 1,  // this rank is in a collective; payload: its fingerprint. Its buffers are ready for the first chunks
@@ -16,7 +16,7 @@ enum class Kind : uint32_t {
   ended,     // payload: Ended
   ask,       // what has the receiver's caller enqueued? chunk: when it was asked
   answer,    // chunk: of the question; bytes: RoundWords::ended.called
-  greeting   // the first message with a header, in either direction; see Transport
+  greeting   // UCX's first message with a header, in either direction; see UcxTransport
 };
 
 enum class Stage : uint32_t { reduce, gather };
@@ -31,11 +31,9 @@ struct Header {
   uint64_t number;
   uint64_t chunk;
   uint64_t bytes;  // of data; of a chunk in a call
+  uint64_t call;   // Fingerprint::hash of the collective that this is of
 };
-constexpr uint32_t header_magic = 0x66736405;
-
-// The tag of a hello, which has no other content; see Transport.
-constexpr uint64_t hello_tag(uint32_t from) { return uint64_t{header_magic} << 32 | from; }
+constexpr uint32_t header_magic = 0x66736406;
 
 // RoundWords of a rank, and how far it had come when it wrote them.
 struct EndWords {
@@ -51,4 +49,4 @@ struct Ended {
   EndWords of_cause;
 };
 
-}  // namespace fsdp::comm::ucx
+}  // namespace fsdp::comm::messages

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "comm/call/launch.h"
-#include "comm/ucx/wire.h"
+#include "comm/message/wire.h"
 
-namespace fsdp::comm::ucx {
+namespace fsdp::comm::messages {
 
 struct ByteSpan {
   std::byte *data;
@@ -48,4 +48,4 @@ class Call {
   std::vector<uint64_t> first_;  // chunk of each piece
 };
 
-}  // namespace fsdp::comm::ucx
+}  // namespace fsdp::comm::messages

@@ -9,9 +9,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "comm/ucx/channel.h"
+#include "comm/message/channel.h"
 
-namespace fsdp::comm::ucx {
+namespace fsdp::comm::messages {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -39,11 +39,11 @@ void Channel::ask(uint32_t r) {
   lanes_[r].asked_ns = now;
   Header question = header(Kind::ask);
   question.chunk = now;
-  transport_.send_control(ranks_[r], question, nullptr, 0, *this);
+  transport_.send_control(ranks_[r], question, nullptr, 0);
   transport_.wake();
 }
 
-// Later: within a callback of UCX nothing is sent.
+// Later: within a transport's callback nothing is sent.
 void Channel::take_question(uint32_t r, const Header &header) noexcept {
   lanes_[r].question_ns = header.chunk;
   questions_ = true;
@@ -57,7 +57,7 @@ void Channel::answer_questions() {
     Header answer = header(Kind::answer);
     answer.chunk = std::exchange(lanes_[r].question_ns, 0);
     answer.bytes = words_[rank_].ended.called.load(std::memory_order_acquire);
-    transport_.send_control(ranks_[r], answer, nullptr, 0, *this);
+    transport_.send_control(ranks_[r], answer, nullptr, 0);
   }
 }
 
@@ -69,4 +69,4 @@ void Channel::take_answer(uint32_t r, const Header &header) noexcept {
   called.store(std::max(called.load(std::memory_order_relaxed), header.bytes), std::memory_order_release);
 }
 
-}  // namespace fsdp::comm::ucx
+}  // namespace fsdp::comm::messages

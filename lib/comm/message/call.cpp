@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/ucx/call.h"
+#include "comm/message/call.h"
 
 #include <algorithm>
 
-namespace fsdp::comm::ucx {
+namespace fsdp::comm::messages {
 namespace {
 
 // A short call has smaller chunks, so that its sums too are made while others travel.
@@ -73,4 +73,4 @@ ByteSpan Call::sum(uint64_t chunk, bool &accumulate) const noexcept {
   return {at.piece->to + at.offset, at.bytes};
 }
 
-}  // namespace fsdp::comm::ucx
+}  // namespace fsdp::comm::messages

@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "comm/call/message_launch.h"
-#include "comm/ucx/channel.h"
+#include "comm/message/channel.h"
 #include "device/host/kernels.h"
 
-namespace fsdp::comm::ucx {
+namespace fsdp::comm::messages {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -196,4 +196,4 @@ void Channel::drop() noexcept {
   transport_.changed().wait_for(lock, drop_time, [&] { return quiet(); });
 }
 
-}  // namespace fsdp::comm::ucx
+}  // namespace fsdp::comm::messages

@@ -2,12 +2,12 @@
 // Channel's data: what may go now, and what is still missing.
 #include <algorithm>
 
-#include "comm/ucx/channel.h"
+#include "comm/message/channel.h"
 
-namespace fsdp::comm::ucx {
+namespace fsdp::comm::messages {
 namespace {
 
-// What is under way to one peer; more would only wait inside UCX.
+// What is under way to one peer; more would only wait inside the transport.
 constexpr uint64_t in_flight_bytes = uint64_t{1} << 20;
 constexpr uint64_t least_in_flight = 4;
 
@@ -43,7 +43,7 @@ void Channel::post(uint32_t r) {
 
 void Channel::post_chunk(uint32_t r, Stage stage, uint64_t chunk) {
   const ByteSpan extent = call_.slice(stage == Stage::reduce ? r : rank_, chunk);
-  transport_.prepare();
+  transport_.prepare(ranks_[r]);
   Header message = header(Kind::data);
   message.stage = stage;
   message.chunk = chunk;
@@ -51,7 +51,7 @@ void Channel::post_chunk(uint32_t r, Stage stage, uint64_t chunk) {
   ++lanes_[r].in_flight;
   ++sending_;
   sent_bytes_.fetch_add(extent.bytes, std::memory_order_relaxed);
-  transport_.send_data(ranks_[r], message, extent.data, *this);
+  transport_.send_data(ranks_[r], message, extent.data);
 }
 
 bool Channel::misses_data(uint32_t r) const noexcept {
@@ -78,4 +78,4 @@ bool Channel::done() const noexcept {
   return true;
 }
 
-}  // namespace fsdp::comm::ucx
+}  // namespace fsdp::comm::messages

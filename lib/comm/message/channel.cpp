@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/ucx/channel.h"
+#include "comm/message/channel.h"
 
 #include <algorithm>
 #include <cstring>
 
-namespace fsdp::comm::ucx {
+namespace fsdp::comm::messages {
 
 Channel::Channel(Transport &transport, std::shared_ptr<Seat> seat, std::vector<uint32_t> ranks, uint64_t key,
                  uint64_t chunk_bytes, bool sums, const std::string &what)
@@ -46,6 +46,7 @@ Header Channel::header(Kind kind) const noexcept {
   if (!active_) return header;
   header.round = call_.launch().round;
   header.number = call_.launch().number;
+  header.call = call_.launch().fingerprint.hash;
   return header;
 }
 
@@ -54,8 +55,7 @@ bool Channel::is_active(const Header &header) const noexcept {
 }
 
 void Channel::tell(const Header &header, const void *payload, uint64_t bytes) {
-  for (uint32_t i = 1; i < size(); ++i)
-    transport_.send_control(ranks_[(rank_ + i) % size()], header, payload, bytes, *this);
+  for (uint32_t i = 1; i < size(); ++i) transport_.send_control(ranks_[(rank_ + i) % size()], header, payload, bytes);
   if (size() > 1) transport_.wake();
 }
 
@@ -133,22 +133,29 @@ void Channel::meet(Lane &lane, const Hello &hello) noexcept {
   attention_.store(true, std::memory_order_release);
 }
 
+// Of a call that was given up, or has not begun here: dropped. Of the call that is run only what it waits for is sent.
 Place Channel::place(const Header &header, uint64_t bytes) {
+  const Place misfit{nullptr, true};
   const uint32_t r = lane_of(header.from);
-  if (r >= size() || r == rank_ || !is_active(header) || header.chunk >= call_.chunks() || bytes != header.bytes)
-    return {};
-  if (header.stage == Stage::reduce) {
-    if (!call_.reduces() || header.chunk < summed_ || header.chunk >= summed_ + window_) return {};
-    if (bytes != call_.slice(rank_, header.chunk).bytes || lanes_[r].arrived[header.chunk % window_] > header.chunk)
-      return {};
-    ++receiving_;
-    return {scratch_->data() + (header.chunk % window_ * size() + r) * chunk_bytes_};
-  }
-  if (header.stage != Stage::gather || lanes_[r].gather_arrived >= call_.gathered_from(r)) return {};
+  if (r >= size() || r == rank_) return misfit;
+  if (!is_active(header)) return {};
+  if (header.call != call_.launch().fingerprint.hash || header.chunk >= call_.chunks() || bytes != header.bytes)
+    return misfit;
+  if (header.stage == Stage::reduce) return place_of_sum(r, header);
+  if (header.stage != Stage::gather || lanes_[r].gather_arrived >= call_.gathered_from(r)) return misfit;
   const ByteSpan extent = call_.slice(r, header.chunk);
-  if (bytes != extent.bytes) return {};
+  if (bytes != extent.bytes) return misfit;
   ++receiving_;
   return {extent.data};
+}
+
+Place Channel::place_of_sum(uint32_t r, const Header &header) noexcept {
+  const Place misfit{nullptr, true};
+  if (!call_.reduces() || header.chunk < summed_ || header.chunk >= summed_ + window_) return misfit;
+  if (header.bytes != call_.slice(rank_, header.chunk).bytes) return misfit;
+  if (lanes_[r].arrived[header.chunk % window_] > header.chunk) return misfit;
+  ++receiving_;
+  return {scratch_->data() + (header.chunk % window_ * size() + r) * chunk_bytes_};
 }
 
 void Channel::arrived(const Header &header) {
@@ -167,4 +174,4 @@ void Channel::sent(Kind kind, uint32_t to) {
   --sending_;
 }
 
-}  // namespace fsdp::comm::ucx
+}  // namespace fsdp::comm::messages

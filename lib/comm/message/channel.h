@@ -11,12 +11,12 @@
 #include <vector>
 
 #include "comm/call/round.h"
+#include "comm/message/call.h"
+#include "comm/message/transport.h"
 #include "comm/net.h"
 #include "comm/shm/seat.h"
-#include "comm/ucx/call.h"
-#include "comm/ucx/transport.h"
 
-namespace fsdp::comm::ucx {
+namespace fsdp::comm::messages {
 
 inline void raise(Word &word, uint64_t to) noexcept {
   if (!word.reached(to)) word.raise(to);
@@ -69,6 +69,7 @@ class Channel final : private Receiver {
   void peer_failed(uint32_t) override { attention_.store(true, std::memory_order_release); }
   void move_on() override;
 
+  Place place_of_sum(uint32_t r, const Header &header) noexcept;
   uint32_t lane_of(uint32_t world_rank) const noexcept;
   Header header(Kind kind) const noexcept;
   bool is_active(const Header &header) const noexcept;
@@ -122,4 +123,4 @@ class Channel final : private Receiver {
   std::atomic<uint64_t> sent_bytes_{0};
 };
 
-}  // namespace fsdp::comm::ucx
+}  // namespace fsdp::comm::messages

@@ -2,13 +2,13 @@
 // MessageCommunicator between hosts: a channel and what is enqueued on it.
 #pragma once
 
-#include "comm/ucx/channel.h"
+#include "comm/message/channel.h"
 
-namespace fsdp::comm::ucx {
+namespace fsdp::comm::messages {
 
-class UcxCommunicator final : public MessageCommunicator {
+class ChannelCommunicator final : public MessageCommunicator {
  public:
-  UcxCommunicator(std::shared_ptr<Seat> seat, std::unique_ptr<Channel> channel)
+  ChannelCommunicator(std::shared_ptr<Seat> seat, std::unique_ptr<Channel> channel)
       : seat_(std::move(seat)), channel_(std::move(channel)) {}
 
   void all_reduce(std::span<const SumSpan> spans, Tag tag, device::Stream &stream) override;
@@ -32,4 +32,4 @@ class UcxCommunicator final : public MessageCommunicator {
   LaunchPool launches_;
 };
 
-}  // namespace fsdp::comm::ucx
+}  // namespace fsdp::comm::messages

@@ -2,9 +2,9 @@
 // Channel's calls that cannot go on: who is to blame.
 #include <algorithm>
 
-#include "comm/ucx/channel.h"
+#include "comm/message/channel.h"
 
-namespace fsdp::comm::ucx {
+namespace fsdp::comm::messages {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -23,7 +23,7 @@ std::chrono::milliseconds Channel::verdict_time() const noexcept {
 // Throws if the call cannot go on.
 void Channel::look() {
   uint32_t different = size(), failed = size();
-  Transport::Loss why;
+  Loss why;
   {
     const auto lock = transport_.lock();
     for (uint32_t r = 0; r < size(); ++r) {
@@ -42,7 +42,7 @@ void Channel::look() {
     seat_->watch.condemn(Verdict::died, ranks_[failed],
                          format_text("{}: rank {} cannot be reached: {}",
                                      call_.launch().fingerprint.text(call_.launch().number), ranks_[failed], why.text),
-                         FSDP_ORIGIN_UCX, why.status);
+                         why.origin, why.code);
 }
 
 // Both sides see the difference and say the same.
@@ -60,10 +60,10 @@ void Channel::condemn_different(uint32_t r) {
   };
   std::string difference = format_text("{}, {}", text(first), text(second));
   if (theirs.fingerprint.hash == launch.fingerprint.hash)
-    difference = format_text("rank {} has chunks of {} bytes, rank {} of {}: FSDP_UCX_CHUNK_BYTES differs",
+    difference = format_text("rank {} has chunks of {} bytes, rank {} of {}: FSDP_NET_CHUNK_BYTES differs",
                              ranks_[first], first == rank_ ? chunk_bytes_ : theirs.chunk_bytes, ranks_[second],
                              second == rank_ ? chunk_bytes_ : theirs.chunk_bytes);
   seat_->watch.condemn(Verdict::mismatch, ranks_[second], difference);
 }
 
-}  // namespace fsdp::comm::ucx
+}  // namespace fsdp::comm::messages

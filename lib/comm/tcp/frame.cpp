@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/tcp/frame.h"
+
+namespace fsdp::comm::tcp {
+
+using messages::Kind;
+
+const char *find_misfit(const FrameHead &head, uint32_t from, uint64_t sequence) noexcept {
+  const messages::Header &header = head.header;
+  if (head.magic != frame_magic || header.magic != messages::header_magic) return "what came is no frame";
+  if (head.sequence != sequence) return "a frame is missing, or came twice";
+  if (header.from != from) return "a frame of another rank";
+  if (header.kind < Kind::call || header.kind > Kind::answer) return "a frame of an unknown kind";
+  if (header.kind == Kind::data) return head.payload_bytes == header.bytes ? nullptr : "a chunk of another length";
+  return head.payload_bytes <= messages::longest_control ? nullptr : "a frame that is too long";
+}
+
+}  // namespace fsdp::comm::tcp

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/tcp/interface.h"
+
+#include <ifaddrs.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <memory>
+
+#include "base/error.h"
+
+namespace fsdp::comm::tcp {
+namespace {
+
+Endpoint numeric(const std::string &address) {
+  std::string problem;
+  const auto found = Endpoint::numeric(address, 0, problem);
+  if (found.empty()) fail(FSDP_INVALID_ARGUMENT, "the interface '{}': {}", address, problem);
+  return found.front();
+}
+
+// A link-local address is of no use to a peer that does not know the link.
+bool is_usable(const sockaddr *address) noexcept {
+  if (!address || (address->sa_family != AF_INET && address->sa_family != AF_INET6)) return false;
+  return address->sa_family == AF_INET ||
+         !IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6 *>(address)->sin6_addr);
+}
+
+}  // namespace
+
+Endpoint find_interface(const std::string &address) {
+  const char *wanted = std::getenv("FSDP_NET_INTERFACE");
+  const Endpoint usual = numeric(address);
+  if (!wanted || !*wanted) return usual;
+  std::string problem;
+  if (const auto found = Endpoint::numeric(wanted, 0, problem); !found.empty()) return found.front();
+  ifaddrs *list = nullptr;
+  if (::getifaddrs(&list) != 0) fail_errno(errno, "the interfaces of this host");
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> guard(list, ::freeifaddrs);
+  const ifaddrs *best = nullptr;
+  std::string names;
+  for (const ifaddrs *entry = list; entry; entry = entry->ifa_next) {
+    if (!is_usable(entry->ifa_addr)) continue;
+    names += format_text("{}{}", names.empty() ? "" : ", ", entry->ifa_name);
+    if (std::string(wanted) == entry->ifa_name && (!best || entry->ifa_addr->sa_family == usual.family())) best = entry;
+  }
+  if (!best)
+    fail(FSDP_INVALID_ARGUMENT,
+         "FSDP_NET_INTERFACE is '{}': this host has no such interface with an address (it has {})", wanted, names);
+  return Endpoint(best->ifa_addr);
+}
+
+}  // namespace fsdp::comm::tcp

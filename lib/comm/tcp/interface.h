@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// At which address of this host a rank listens for messages.
+#pragma once
+
+#include <string>
+
+#include "comm/bootstrap/endpoint.h"
+
+namespace fsdp::comm::tcp {
+
+// That of FSDP_NET_INTERFACE (an interface's name, or a numeric address), in the family of `address` if it has one;
+// else `address` itself, by which this rank reached the rendezvous. Throws INVALID_ARGUMENT naming the interfaces there
+// are.
+Endpoint find_interface(const std::string &address);
+
+}  // namespace fsdp::comm::tcp

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// A connection from its first packet until both ends know which two ranks it joins. Of two ranks the lower one
+// connects.
+//
+//   both         prove the job's secret (bootstrap/proof.h), for this purpose, to this rank
+//   who connects Greeting: from which rank to which
+//   the other    Greeting back
+//
+// Until it is proven nothing that comes is read but the proof's fixed 88 bytes, and until it is greeted nothing but
+// that.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "comm/bootstrap/endpoint.h"
+#include "comm/bootstrap/proof.h"
+
+namespace fsdp::comm::tcp {
+
+// What both ends of all connections know.
+struct JobNames {
+  std::string secret;
+  std::string name;
+  uint32_t rank = 0, world_size = 0;
+
+  // What the proof of a connection to this rank is for.
+  std::string label(uint32_t to) const;
+};
+
+struct Greeting {
+  uint32_t magic, version, byte_order, world_size, from, to;
+};
+
+class Introduction {
+ public:
+  using Clock = std::chrono::steady_clock;
+  enum class State { waiting, done, failed };
+
+  // Connects. deadline: for all of it.
+  Introduction(const JobNames &job, uint32_t to, const Endpoint &place, Clock::time_point deadline);
+  // Somebody has connected.
+  Introduction(const JobNames &job, Fd socket, Clock::time_point deadline);
+
+  // Reads and writes what goes now, never waiting.
+  State advance();
+  const Fd &socket() const noexcept { return socket_; }
+  bool wants_room() const noexcept;  // to write; else it waits for what comes
+  Clock::time_point deadline() const noexcept { return deadline_; }
+  // Of a failed one. final: another try would end the same way.
+  const std::string &problem() const noexcept { return problem_; }
+  int code() const noexcept { return code_; }
+  bool final() const noexcept { return final_; }
+  // Of one that is done: the other rank.
+  uint32_t peer() const noexcept { return peer_; }
+  Fd take_socket() noexcept { return std::move(socket_); }
+
+ private:
+  State fail_with(std::string problem, int code, bool final);
+  State connect();
+  State prove();
+  State greet();
+  bool write_greeting();
+  bool read_greeting();
+  Greeting own_greeting() const noexcept;
+
+  const JobNames &job_;
+  Role role_;
+  uint32_t peer_ = 0;
+  Endpoint place_;
+  Clock::time_point deadline_;
+  Fd socket_;
+  bool connecting_ = false;
+  std::optional<Handshake> handshake_;
+  std::array<std::byte, sizeof(Greeting)> in_{}, out_{};
+  size_t got_ = 0, gone_ = 0, out_bytes_ = 0;
+  std::string problem_;
+  int code_ = 0;
+  bool final_ = false;
+};
+
+}  // namespace fsdp::comm::tcp

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/tcp/link.h"
+
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace fsdp::comm::tcp {
+namespace {
+
+// Before others have their turn.
+constexpr int most_reads = 16;
+constexpr int most_writes = 16;
+constexpr size_t most_parts = 64;  // of one system call: heads and payloads
+constexpr uint64_t most_at_once = uint64_t{1} << 20;
+constexpr size_t dropped_at_once = 16384;
+
+// Where a frame's part that has not gone begins, and how long it is.
+iovec part(const std::byte *from, uint64_t bytes, uint64_t gone) noexcept {
+  const uint64_t skipped = std::min(gone, bytes);
+  return {const_cast<std::byte *>(from) + skipped, bytes - skipped};
+}
+
+}  // namespace
+
+void Link::end(std::string problem, int code) {
+  if (!open()) return;
+  problem_ = std::move(problem);
+  code_ = code;
+}
+
+// ---- out ----
+
+void Link::take(std::vector<OutFrame> &frames) {
+  if (!writing()) {
+    out_.clear();
+    first_ = 0;
+    out_.swap(frames);
+    return;
+  }
+  out_.insert(out_.end(), frames.begin(), frames.end());
+  frames.clear();
+}
+
+const std::vector<OutFrame> &Link::unsent() noexcept {
+  out_.erase(out_.begin(), out_.begin() + static_cast<std::ptrdiff_t>(first_));
+  first_ = 0;
+  return out_;
+}
+
+size_t Link::fill(iovec *parts, size_t most) const noexcept {
+  size_t count = 0;
+  uint64_t bytes = 0;
+  for (size_t i = first_; i < out_.size() && count + 2 <= most && bytes < most_at_once; ++i) {
+    const OutFrame &frame = out_[i];
+    const auto *head = reinterpret_cast<const std::byte *>(&frame.head);
+    const uint64_t gone = frame.sent;
+    if (gone < sizeof frame.head) parts[count++] = part(head, sizeof frame.head, gone);
+    if (frame.head.payload_bytes)
+      parts[count++] = part(frame.payload(), frame.head.payload_bytes, gone - std::min(gone, sizeof frame.head));
+    bytes += frame.bytes() - gone;
+  }
+  return count;
+}
+
+void Link::note_sent(uint64_t bytes, std::vector<messages::Header> &sent) {
+  while (bytes > 0) {
+    OutFrame &frame = out_[first_];
+    const uint64_t of_this = std::min(bytes, frame.bytes() - frame.sent);
+    frame.sent += of_this;
+    bytes -= of_this;
+    if (!frame.done()) return;
+    if (frame.data) sent.push_back(frame.head.header);
+    ++first_;
+  }
+}
+
+void Link::write(std::vector<messages::Header> &sent) {
+  full_ = false;
+  for (int i = 0; i < most_writes && writing() && open(); ++i) {
+    iovec parts[most_parts];
+    msghdr message{};
+    message.msg_iov = parts;
+    message.msg_iovlen = fill(parts, most_parts);
+    const ssize_t count = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) {
+      full_ = errno == EAGAIN;
+      if (!full_) end(std::strerror(errno), errno);
+      return;
+    }
+    note_sent(static_cast<uint64_t>(count), sent);
+  }
+}
+
+void Link::send_now(const Fd &socket, OutFrame &frame) noexcept {
+  iovec parts[2] = {{&frame.head, sizeof frame.head},
+                    {const_cast<std::byte *>(frame.payload()), frame.head.payload_bytes}};
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = 2;
+  const ssize_t count = ::sendmsg(socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (count > 0) frame.sent = static_cast<uint64_t>(count);
+}
+
+bool Link::acknowledged() const noexcept {
+  int bytes = 0;
+  return ::ioctl(socket_.get(), SIOCOUTQ, &bytes) != 0 || bytes == 0;
+}
+
+// ---- in ----
+
+void Link::read(Sink &sink) {
+  for (int i = 0; i < most_reads && open(); ++i) {
+    std::byte dropped[dropped_at_once];
+    iovec parts[2] = {{to_ ? to_ : dropped, to_ ? left_ : std::min<uint64_t>(left_, sizeof dropped)},
+                      {staged_bytes_.data() + staged_, staged_bytes_.size() - staged_}};
+    // What is dropped comes in pieces: nothing behind it may be taken for what follows.
+    const bool all = to_ || left_ <= sizeof dropped;
+    msghdr message{};
+    message.msg_iov = parts;
+    message.msg_iovlen = all ? 2 : 1;
+    const ssize_t count = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && errno == EAGAIN) return;
+    if (count <= 0) {
+      end(count == 0 ? "the peer closed the connection" : std::strerror(errno), count == 0 ? ECONNRESET : errno);
+      return;
+    }
+    const auto got = static_cast<uint64_t>(count), of_chunk = std::min<uint64_t>(got, parts[0].iov_len);
+    if (left_) advance(of_chunk, sink);
+    staged_ += got - of_chunk;
+    if (!parse(sink)) return;
+    if (got < parts[0].iov_len + (all ? parts[1].iov_len : 0)) return;  // that was all
+  }
+}
+
+void Link::advance(uint64_t bytes, Sink &sink) {
+  left_ -= bytes;
+  if (to_) to_ += bytes;
+  if (left_ > 0) return;
+  to_ = nullptr;
+  if (std::exchange(placed_, false)) sink.arrived(header_);
+}
+
+bool Link::parse(Sink &sink) {
+  size_t at = 0;
+  while (left_ == 0 && staged_ - at >= sizeof(FrameHead)) {
+    FrameHead head;
+    std::memcpy(&head, staged_bytes_.data() + at, sizeof head);
+    if (const char *misfit = find_misfit(head, peer_, sequence_)) {
+      end(misfit, EPROTO);
+      return false;
+    }
+    const bool is_data = head.header.kind == messages::Kind::data;
+    if (!is_data && staged_ - at < sizeof head + head.payload_bytes) break;
+    ++sequence_;
+    at += sizeof head;
+    if (!(is_data ? begin_chunk(head, sink) : parse_control(head, staged_bytes_.data() + at, sink))) return false;
+    if (!is_data) {
+      at += head.payload_bytes;
+      continue;
+    }
+    const uint64_t here = std::min<uint64_t>(left_, staged_ - at);
+    if (to_ && here) std::memcpy(to_, staged_bytes_.data() + at, here);
+    at += here;
+    advance(here, sink);
+  }
+  std::memmove(staged_bytes_.data(), staged_bytes_.data() + at, staged_ - at);
+  staged_ -= at;
+  return true;
+}
+
+bool Link::parse_control(const FrameHead &head, const std::byte *payload, Sink &sink) {
+  if (sink.control(head.header, payload, head.payload_bytes)) return true;
+  end("messages for communicators that do not exist here", EPROTO);
+  return false;
+}
+
+bool Link::begin_chunk(const FrameHead &head, Sink &sink) {
+  const messages::Place place = sink.place(head.header);
+  if (place.misfit) {
+    end("a chunk that nobody waits for", EPROTO);
+    return false;
+  }
+  header_ = head.header;
+  left_ = head.payload_bytes;
+  to_ = place.to;
+  placed_ = place.to != nullptr;
+  return true;
+}
+
+}  // namespace fsdp::comm::tcp

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+// TcpTransport's thread: moves everything on, lets peers in, connects to others.
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "base/error.h"
+#include "base/library_thread.h"
+#include "comm/tcp/transport.h"
+
+namespace fsdp::comm::tcp {
+namespace {
+
+using messages::Kind;
+using messages::Receiver;
+
+// What an event is of, where it is no peer's.
+constexpr uint64_t wake_tag = UINT64_MAX, listener_tag = UINT64_MAX - 1, introduction_tag = UINT64_MAX - 2;
+
+// The next message often comes soon, and waking up for it would take longer.
+constexpr auto awake_time = std::chrono::microseconds(20);
+constexpr int look_ms = 1000, forming_look_ms = 10, stopping_look_ms = 1;
+constexpr auto longest_pause = std::chrono::milliseconds(1000);
+constexpr auto stranger_time = std::chrono::seconds(5);
+constexpr size_t most_strangers = 64;  // the oldest makes room
+
+}  // namespace
+
+void TcpTransport::start_thread() {
+  watch(wake_.get(), wake_tag, EPOLLIN, EPOLL_CTL_ADD);
+  const auto body = [](void *self) -> void * {
+    static_cast<TcpTransport *>(self)->run();
+    return nullptr;
+  };
+  thread_ = LibraryThread{"fsdp-tcp", format_text("messages of rank {}", rank_)}.start(body, this);
+}
+
+void TcpTransport::watch(int fd, uint64_t tag, uint32_t events, int operation) noexcept {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = tag;
+  ::epoll_ctl(events_.get(), operation, fd, &event);
+}
+
+void TcpTransport::run() noexcept {
+  for (;;) {
+    try {
+      if (!begin_round()) return;
+      do_round();
+    } catch (const std::bad_alloc &) {
+      fail_context();
+    }
+  }
+}
+
+// False: the end.
+bool TcpTransport::begin_round() {
+  let_others_go_first();
+  const std::lock_guard guard(mutex_);
+  stops_ = stopping_;
+  if (stops_ && may_stop()) return false;
+  answer_for_nobody();
+  // What this makes dirty is looked at in the next round.
+  const auto count = static_cast<std::ptrdiff_t>(dirty_.size());
+  for (std::ptrdiff_t i = 0; i < count; ++i) look_at(dirty_[static_cast<size_t>(i)]);
+  dirty_.erase(dirty_.begin(), dirty_.begin() + count);
+  const bool writes = std::ranges::any_of(writers_, [this](uint32_t r) { return !peers_[r].blocked; });
+  const bool awake = moved_ || Clock::now() - moved_at_ <= awake_time;
+  asleep_ = sleeps_ = dirty_.empty() && !writes && !awake;
+  return true;
+}
+
+void TcpTransport::do_round() {
+  moved_ = false;
+  introducing_ = forms() || !listening_;
+  for (const uint32_t r : writers_)
+    if (!peers_[r].blocked) write(r);
+  std::erase_if(writers_, [this](uint32_t r) { return !peers_[r].writing; });
+  await_events();
+  if (introducing_) introduce();
+  if (moved_) moved_at_ = Clock::now();
+  if (!moved_ && !sleeps_) ::sched_yield();
+}
+
+void TcpTransport::await_events() {
+  std::array<epoll_event, 64> events;
+  const int ms = !sleeps_ ? 0 : stops_ ? stopping_look_ms : forms() ? forming_look_ms : look_ms;
+  const int count = ::epoll_wait(events_.get(), events.data(), static_cast<int>(events.size()), ms);
+  if (sleeps_) {
+    const std::lock_guard guard(mutex_);
+    asleep_ = false;
+  }
+  for (int i = 0; i < count; ++i) {
+    const epoll_event &event = events[static_cast<size_t>(i)];
+    take_event(event.data.u64, event.events);
+  }
+}
+
+void TcpTransport::take_event(uint64_t tag, uint32_t what) {
+  if (tag == wake_tag) {
+    uint64_t times = 0;
+    while (::read(wake_.get(), &times, sizeof times) < 0 && errno == EINTR) {
+    }
+    return;
+  }
+  if (tag == listener_tag) accept();
+  introducing_ = introducing_ || tag >= introduction_tag;
+  if (tag >= introduction_tag) return;
+  const auto r = static_cast<uint32_t>(tag);
+  Peer &peer = peers_[r];
+  if (!peer.link) return;
+  if (what & EPOLLOUT && std::exchange(peer.blocked, false)) {
+    watch(peer.link->socket().get(), r, EPOLLIN, EPOLL_CTL_MOD);
+    moved_ = true;
+  }
+  if (what & ~EPOLLOUT) read(r);
+}
+
+// ---- peers ----
+
+void TcpTransport::write(uint32_t r) {
+  Peer &peer = peers_[r];
+  sent_.clear();
+  peer.link->write(sent_);
+  moved_ = true;
+  const std::lock_guard guard(mutex_);
+  for (const Header &header : sent_)
+    if (Receiver *receiver = receivers_.find(header.key)) {
+      receiver->sent(Kind::data, r);
+      receiver->move_on();
+    }
+  if (!peer.link->open()) return fail_peer(r, peer.link->problem(), peer.link->code());
+  if (!peer.queued.empty()) peer.link->take(peer.queued);
+  peer.writing = peer.link->writing();
+  if (!peer.writing || !peer.link->full()) return;
+  peer.blocked = true;
+  watch(peer.link->socket().get(), r, EPOLLIN | EPOLLOUT, EPOLL_CTL_MOD);
+}
+
+void TcpTransport::read(uint32_t r) {
+  Peer &peer = peers_[r];
+  peer.link->read(*this);
+  moved_ = true;
+  if (peer.link->open()) return;
+  const std::lock_guard guard(mutex_);
+  fail_peer(r, peer.link->problem(), peer.link->code());
+}
+
+bool TcpTransport::control(const Header &header, const std::byte *payload, uint64_t bytes) {
+  const std::lock_guard guard(mutex_);
+  Receiver *receiver = receivers_.find(header.key);
+  if (!receiver) return receivers_.keep(header, payload, bytes);
+  receiver->control(header, payload, bytes);
+  receiver->move_on();
+  return true;
+}
+
+messages::Place TcpTransport::place(const Header &header) {
+  const std::lock_guard guard(mutex_);
+  Receiver *receiver = receivers_.find(header.key);
+  return receiver ? receiver->place(header, header.bytes) : messages::Place{};
+}
+
+void TcpTransport::arrived(const Header &header) {
+  const std::lock_guard guard(mutex_);
+  Receiver *receiver = receivers_.find(header.key);
+  if (!receiver) return;
+  receiver->arrived(header);
+  receiver->move_on();
+}
+
+// ---- connections ----
+
+void TcpTransport::accept() {
+  while (pause_.over()) {
+    Fd socket = accept_from(listener_);
+    if (!socket) {
+      if (!pause_.note(errno)) return;
+      watch(listener_.get(), listener_tag, 0, EPOLL_CTL_DEL);
+      listening_ = false;
+      return;
+    }
+    pause_.clear();
+    if (strangers_.size() >= most_strangers) strangers_.erase(strangers_.begin());
+    strangers_.push_back(std::make_unique<Introduction>(names_, std::move(socket), Clock::now() + stranger_time));
+    watch(strangers_.back()->socket().get(), introduction_tag, EPOLLIN | EPOLLOUT | EPOLLET, EPOLL_CTL_ADD);
+  }
+}
+
+// Not before this rank has joined: it could not say for whom it proves anything.
+void TcpTransport::introduce() {
+  {
+    const std::lock_guard guard(mutex_);
+    if (peers_.empty()) return;
+  }
+  if (!listening_ && pause_.over()) {
+    watch(listener_.get(), listener_tag, EPOLLIN, EPOLL_CTL_ADD);
+    listening_ = true;
+  }
+  std::erase_if(strangers_, [this](const auto &stranger) {
+    const Introduction::State state = stranger->advance();
+    if (state == Introduction::State::done) let_in(*stranger);
+    return state != Introduction::State::waiting;
+  });
+  for (const uint32_t r : dialed_) see_to_dial(r);
+  const std::lock_guard guard(mutex_);
+  std::erase_if(dialed_, [this](uint32_t r) { return peers_[r].open || peers_[r].closing; });
+  dials_ = dialed_.size();
+}
+
+// A peer has one connection: another one that says it is from the same rank is none that this library makes.
+void TcpTransport::let_in(Introduction &stranger) {
+  const uint32_t r = stranger.peer();
+  const std::lock_guard guard(mutex_);
+  if (peers_[r].open || peers_[r].closing) return;
+  watch(stranger.socket().get(), 0, 0, EPOLL_CTL_DEL);
+  open(r, stranger.take_socket());
+}
+
+// What was refused is tried again, for as long as calls wait: the other side may have too much to do.
+void TcpTransport::see_to_dial(uint32_t r) {
+  Peer &peer = peers_[r];
+  const auto now = Clock::now();
+  if (!peer.dialing) {
+    if (now < peer.redial) return;
+    peer.dialing = std::make_unique<Introduction>(names_, r, peer.place, peer.expiry);
+    if (peer.dialing->socket())
+      watch(peer.dialing->socket().get(), introduction_tag, EPOLLIN | EPOLLOUT | EPOLLET, EPOLL_CTL_ADD);
+  }
+  const Introduction::State state = peer.dialing->advance();
+  if (state == Introduction::State::waiting) return;
+  const std::lock_guard guard(mutex_);
+  if (peer.closing) return;
+  if (state == Introduction::State::done) {
+    watch(peer.dialing->socket().get(), 0, 0, EPOLL_CTL_DEL);
+    open(r, peer.dialing->take_socket());
+  } else if (peer.dialing->final() || now >= peer.expiry) {
+    fail_peer(r, peer.dialing->problem(), peer.dialing->code());
+  }
+  peer.dialing.reset();
+  peer.redial = now + peer.pause;
+  peer.pause = std::min(2 * peer.pause, longest_pause);
+}
+
+}  // namespace fsdp::comm::tcp

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Messages between hosts, on the loopback device: the results are those of any other way.
+#include <gtest/gtest.h>
+
+#include "net_ranks.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+void expect_well(const std::vector<std::string> &problems) {
+  for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
+}
+
+void all_messages(Rank &rank) {
+  NetRank mine(rank);
+  MessageBench bench = mine.bench();
+  check_messages(bench, 0, odd_counts);
+  end_round(bench);
+  check_messages(bench, 1000, {5, 65'538});
+  rank.meet();
+}
+
+class Sizes : public testing::TestWithParam<uint32_t> {};
+INSTANTIATE_TEST_SUITE_P(NetMessages, Sizes, testing::Values(1, 2, 3, 4));
+
+TEST_P(Sizes, AreThePlainSums) { expect_well(run_threads(GetParam(), all_messages)); }
+
+// Chunks so small that every call is many windows long.
+TEST_P(Sizes, AreThePlainSumsInSmallChunks) {
+  ::setenv("FSDP_NET_CHUNK_BYTES", "4096", 1);
+  expect_well(run_threads(GetParam(), all_messages));
+  ::unsetenv("FSDP_NET_CHUNK_BYTES");
+}
+
+TEST_P(Sizes, AreThePlainSumsOnTheCallingThread) {
+  RankOptions options;
+  options.device.overlap = false;
+  expect_well(run_threads(GetParam(), all_messages, options));
+}
+
+TEST(NetMessages, DelaysDoNotMatter) {
+  RankOptions options;
+  options.device.delay_us = 300;
+  expect_well(run_threads(3, all_messages, options));
+}
+
+TEST(NetMessages, LargeOnesAreTheBitsOfSharedMemory) {
+  expect_well(run_threads(2, [](Rank &rank) {
+    NetRank mine(rank);
+    MessageBench over_net = mine.bench(), over_memory(rank);
+    const uint64_t count = (4 << 20) + 3;
+    std::vector<float> sent = rough_values(rank.rank(), count, 5), staged = sent;
+    const SumSpan by_net{sent.data(), count}, by_memory{staged.data(), count};
+    over_net.communicator->all_reduce(std::span(&by_net, 1), {1, "large"}, *over_net.stream);
+    over_memory.communicator->all_reduce(std::span(&by_memory, 1), {1, "large"}, *over_memory.stream);
+    over_net.finish();
+    over_memory.finish();
+    require_same(sent.data(), staged.data(), count, "all_reduce over both");
+    require(over_net.communicator->sent_bytes() == count * sizeof(float), "each byte crosses once");
+    rank.meet();
+  }));
+}
+
+TEST(NetMessages, SeveralCommunicatorsAtOnce) {
+  expect_well(run_threads(3, [](Rank &rank) {
+    NetRank mine(rank);
+    std::vector<std::thread> threads;
+    std::vector<std::string> problems(3);
+    for (uint64_t i = 0; i < 3; ++i)
+      threads.emplace_back([&, i] {
+        try {
+          // Not in the same order on all ranks: messages come for communicators that are not there yet.
+          std::this_thread::sleep_for(std::chrono::milliseconds(20 * ((i + rank.rank()) % 3)));
+          MessageBench bench = mine.bench(20 + i);
+          check_messages(bench, 100 * i, {1001, 65'537});
+        } catch (const std::exception &error) {
+          problems[i] = error.what();
+        }
+      });
+    for (auto &thread : threads) thread.join();
+    for (const std::string &problem : problems) require(problem.empty(), problem);
+    rank.meet();
+  }));
+}
+
+TEST(NetMessages, Exchanges) {
+  expect_well(run_threads(3, [](Rank &rank) {
+    NetRank mine(rank);
+    for (uint64_t bytes : {0, 1, 8, 1000, 3'000'000}) {
+      std::vector<std::byte> own(bytes), all(bytes * 3 + 1, std::byte{77});
+      for (uint64_t i = 0; i < bytes; ++i) own[i] = byte_of(rank.rank(), i, bytes);
+      mine.net->exchange(mine.all, exchanges_key, own.data(), bytes, all.data(), "numbers");
+      for (uint64_t i = 0; i < bytes * 3; ++i)
+        if (all[i] != byte_of(static_cast<uint32_t>(i / bytes), i % bytes, bytes)) throw std::runtime_error("a byte");
+      require(all.back() == std::byte{77}, "wrote past its end");
+    }
+    rank.meet();
+  }));
+}
+
+TEST(NetMessages, ScratchIsWhatItSays) {
+  expect_well(run_threads(2, [](Rank &rank) {
+    NetRank mine(rank);
+    require(mine.net->scratch_bytes(2) == 2 * 64 * 61440, fmt::format("{} bytes", mine.net->scratch_bytes(2)));
+    for (uint32_t ranks : {3, 16, 17, 100, 1000, 4000})
+      require(mine.net->scratch_bytes(ranks) <= 64 << 20, fmt::format("{} ranks", ranks));
+    rank.meet();
+  }));
+}
+
+TEST(NetOptions, AreChecked) {
+  for (const char *bad : {"x", "100", "4095", "4097", "-1", "1000000000000", "99999999999999999999999"}) {
+    ::setenv("FSDP_NET_CHUNK_BYTES", bad, 1);
+    EXPECT_EQ(error_of([] { create_test_net(0); }).status, FSDP_INVALID_ARGUMENT) << bad;
+  }
+  ::unsetenv("FSDP_NET_CHUNK_BYTES");
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test
