@@ -13,7 +13,7 @@ namespace {
 constexpr uint64_t default_chunk_bytes = uint64_t{60} << 10;
 constexpr uint64_t least_chunk_bytes = uint64_t{4} << 10, most_chunk_bytes = uint64_t{64} << 20;
 // No more where there are many hosts: they get fewer and smaller chunks instead.
-constexpr uint64_t places_of_a_rank = uint64_t{4} << 20, places_of_all = uint64_t{64} << 20;
+constexpr uint64_t places_of_a_rank = uint64_t{2} << 20, places_of_all = uint64_t{64} << 20;
 constexpr uint64_t least_window = 4, most_window = 64;
 
 }  // namespace

@@ -101,7 +101,7 @@ TEST(NetMessages, Exchanges) {
 TEST(NetMessages, ScratchIsWhatItSays) {
   expect_well(run_threads(2, [](Rank &rank) {
     NetRank mine(rank);
-    require(mine.net->scratch_bytes(2) == 2 * 64 * 61440, fmt::format("{} bytes", mine.net->scratch_bytes(2)));
+    require(mine.net->scratch_bytes(2) == 2 * 34 * 61440, fmt::format("{} bytes", mine.net->scratch_bytes(2)));
     for (uint32_t ranks : {3, 16, 17, 100, 1000, 4000})
       require(mine.net->scratch_bytes(ranks) <= 64 << 20, fmt::format("{} ranks", ranks));
     rank.meet();

@@ -24,4 +24,4 @@ for i in 0 1; do
   ip -n $name-$i link set lo up
   [ "$rate" = 0 ] || tc -n $name-$i qdisc add dev net0 root tbf rate "$rate" burst 1m latency 5ms
 done
-UCX_NET_DEVICES=net0 FSDP_UCX_TCP=trusted "$perf" --op outer --netns $name-0,$name-1 --address 10.213.77.1 "$@"
+UCX_NET_DEVICES=net0 FSDP_UCX_TCP=trusted "$perf" -n 2 --op outer --netns $name-0,$name-1 --address 10.213.77.1 "$@"

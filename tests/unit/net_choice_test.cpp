@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// TCP or UCX: one choice for the job, from what every rank has brought.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "base/error.h"
+#include "comm/hybrid/choice.h"
+
+namespace fsdp::comm {
+namespace {
+
+std::vector<std::byte> address() { return std::vector<std::byte>(20, std::byte{9}); }
+
+Card card(NetChoice asked, bool has_ucx, const char *obstacle = "") {
+  Card card;
+  card.asked = asked;
+  if (asked != NetChoice::ucx) card.tcp = address();
+  if (has_ucx) card.ucx = address();
+  card.leader = "10.0.0.1:4000";
+  card.obstacle = obstacle;
+  return card;
+}
+
+const std::vector<std::string> hosts{"a", "b", "c"};
+
+Error refusal_of(const std::vector<Card> &cards) {
+  try {
+    decide_net(cards, hosts);
+  } catch (const Error &error) {
+    return error;
+  }
+  return Error(FSDP_OK, "");
+}
+
+TEST(NetChoice, AutomaticTakesUcxWhereAllHaveTheHardware) {
+  const Card with = card(NetChoice::automatic, true), without = card(NetChoice::automatic, false, "no device");
+  EXPECT_TRUE(decide_net(std::vector{with, with, with}, hosts).ucx);
+  for (const auto &cards : {std::vector{with, without, with}, {without, without, without}, {with, with, without}}) {
+    const NetDecision decision = decide_net(cards, hosts);
+    EXPECT_FALSE(decision.ucx);
+    EXPECT_NE(decision.reason.find("no device"), std::string::npos) << decision.reason;
+    EXPECT_NE(decision.reason.find("FSDP_NET=ucx"), std::string::npos) << decision.reason;
+  }
+  const std::string reason = decide_net(std::vector{with, without, without}, hosts).reason;
+  EXPECT_NE(reason.find("rank 1 (b)"), std::string::npos) << reason;
+}
+
+TEST(NetChoice, WhatIsAskedForIsNotReplaced) {
+  const Card tcp = card(NetChoice::tcp, false), ucx = card(NetChoice::ucx, true);
+  EXPECT_FALSE(decide_net(std::vector{tcp, tcp, tcp}, hosts).ucx);
+  EXPECT_TRUE(decide_net(std::vector{ucx, ucx, ucx}, hosts).ucx);
+  const Error error = refusal_of({ucx, ucx, card(NetChoice::ucx, false, "it is not installed")});
+  EXPECT_EQ(error.status, FSDP_UNSUPPORTED);
+  EXPECT_EQ(error.rank, 2);
+  EXPECT_NE(error.message.find("rank 2 (c)"), std::string::npos) << error.message;
+  EXPECT_NE(error.message.find("it is not installed"), std::string::npos) << error.message;
+}
+
+TEST(NetChoice, RanksThatAskForDifferentOnesAreNamed) {
+  const Error error =
+      refusal_of({card(NetChoice::tcp, false), card(NetChoice::tcp, false), card(NetChoice::automatic, true)});
+  EXPECT_EQ(error.status, FSDP_MISMATCH);
+  EXPECT_EQ(error.rank, 2);
+  for (const char *word : {"'tcp' on rank 0 (a)", "'auto' on rank 2 (c)"})
+    EXPECT_NE(error.message.find(word), std::string::npos) << error.message;
+}
+
+TEST(NetChoice, IsReadFromTheEnvironment) {
+  const std::pair<const char *, NetChoice> words[] = {
+      {"", NetChoice::automatic}, {"auto", NetChoice::automatic}, {"tcp", NetChoice::tcp}, {"ucx", NetChoice::ucx}};
+  for (const auto &[word, choice] : words) {
+    ::setenv("FSDP_NET", word, 1);
+    EXPECT_EQ(read_net_choice(), choice) << word;
+  }
+  for (const char *word : {"TCP", "tcp ", "rdma"}) {
+    ::setenv("FSDP_NET", word, 1);
+    EXPECT_THROW(read_net_choice(), Error) << word;
+  }
+  ::unsetenv("FSDP_NET");
+}
+
+TEST(NetCard, IsReadBackAndNothingElseIs) {
+  const Card written = card(NetChoice::automatic, true, "a reason");
+  const std::vector<std::byte> bytes = write_card(written);
+  const auto read = read_card(bytes);
+  ASSERT_TRUE(read);
+  EXPECT_EQ(read->asked, written.asked);
+  EXPECT_EQ(read->tcp, written.tcp);
+  EXPECT_EQ(read->ucx, written.ucx);
+  EXPECT_EQ(read->leader, written.leader);
+  EXPECT_EQ(read->obstacle, written.obstacle);
+  // Shorter ones: what is cut off is the last part's, or the card is none.
+  const size_t texts = written.leader.size() + written.obstacle.size();
+  for (size_t length = 0; length < bytes.size() - texts + written.leader.size(); ++length)
+    EXPECT_FALSE(read_card(std::span(bytes).first(length))) << length;
+  for (size_t at = 0; at < 16; at += 4) {
+    std::vector<std::byte> spoilt = bytes;
+    for (size_t i = 0; i < 4; ++i) spoilt[at + i] = std::byte{0xff};
+    EXPECT_FALSE(read_card(spoilt)) << "2^32 - 1 at " << at;
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::comm

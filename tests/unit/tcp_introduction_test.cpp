@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// Connections between ranks begin with a proof of the job's secret, for this job and this rank: whoever lacks it, or
+// shows one that was made for something else, gets nowhere.
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "base/error.h"
+#include "comm/tcp/interface.h"
+#include "comm/tcp/introduction.h"
+
+namespace fsdp::comm::tcp {
+namespace {
+
+using namespace std::chrono_literals;
+using State = Introduction::State;
+
+struct Meeting {
+  State guest = State::waiting, host = State::waiting;
+  std::string guest_problem, host_problem;
+  bool guest_final = false;
+  uint32_t host_peer = 0;
+};
+
+Endpoint loopback() {
+  std::string problem;
+  return Endpoint::numeric("127.0.0.1", 0, problem).front();
+}
+
+// guest connects to rank `to`, where host listens.
+Meeting meet(const JobNames &guest_names, const JobNames &host_names, uint32_t to) {
+  const Fd listener = listen_at(loopback(), 4);
+  const auto deadline = Introduction::Clock::now() + 10s;
+  Introduction guest(guest_names, to, Endpoint::local(listener), deadline);
+  Fd socket;
+  for (int i = 0; i < 1000 && !(socket = accept_from(listener)); ++i) std::this_thread::sleep_for(1ms);
+  Introduction host(host_names, std::move(socket), deadline);
+  Meeting seen;
+  for (int i = 0; i < 3000 && (seen.guest == State::waiting || seen.host == State::waiting); ++i) {
+    if (seen.guest == State::waiting) seen.guest = guest.advance();
+    if (seen.host == State::waiting) seen.host = host.advance();
+    std::this_thread::sleep_for(100us);
+  }
+  seen.guest_problem = guest.problem();
+  seen.host_problem = host.problem();
+  seen.guest_final = guest.final();
+  seen.host_peer = host.peer();
+  return seen;
+}
+
+JobNames names(uint32_t rank) { return {"the secret", "a job", rank, 4}; }
+
+TEST(TcpIntroduction, TwoRanksOfAJobMeet) {
+  const Meeting seen = meet(names(1), names(3), 3);
+  EXPECT_EQ(seen.guest, State::done) << seen.guest_problem;
+  EXPECT_EQ(seen.host, State::done) << seen.host_problem;
+  EXPECT_EQ(seen.host_peer, 1u);
+}
+
+TEST(TcpIntroduction, OthersDoNot) {
+  struct Case {
+    const char *what;
+    JobNames guest, host;
+    uint32_t to;
+    bool proven;  // the secret is the right one
+  };
+  const Case cases[] = {
+      {"another secret", {"another", "a job", 1, 4}, names(3), 3, false},
+      {"no secret", {"", "a job", 1, 4}, names(3), 3, false},
+      {"another job", {"the secret", "another", 1, 4}, names(3), 3, false},
+      {"for another rank", names(1), names(3), 2, false},
+      {"another world size", {"the secret", "a job", 1, 5}, names(3), 3, true},
+      {"a rank that the world does not have", {"the secret", "a job", 4, 4}, names(3), 3, true},
+      {"the higher rank connects", names(3), names(2), 2, true},
+      {"a rank to itself", names(3), names(3), 3, true},
+  };
+  for (const Case &one : cases) {
+    const Meeting seen = meet(one.guest, one.host, one.to);
+    EXPECT_EQ(seen.host, State::failed) << one.what;
+    EXPECT_NE(seen.guest, State::done) << one.what;
+    EXPECT_NE(seen.host_problem, "") << one.what;
+    EXPECT_EQ(seen.host_problem.find("another job, or of another version") != std::string::npos, one.proven)
+        << one.what << ": " << seen.host_problem;
+  }
+}
+
+// What one has written of a right conversation opens no other one: both have numbers of their own.
+TEST(TcpIntroduction, AReplayGetsNowhere) {
+  const Fd listener = listen_at(loopback(), 4);
+  const Endpoint place = Endpoint::local(listener);
+  const JobNames right = names(1), here = names(3);
+  const auto deadline = Introduction::Clock::now() + 10s;
+
+  // A man in the middle of the right one keeps what the guest sends.
+  const Fd middle = listen_at(loopback(), 4);
+  Introduction guest(right, 3, Endpoint::local(middle), deadline);
+  Fd to_guest, to_host;
+  std::string problem;
+  int code = 0;
+  for (int i = 0; i < 1000 && !(to_guest = accept_from(middle)); ++i) std::this_thread::sleep_for(1ms);
+  to_host = begin_connecting(place, code);
+  Fd socket;
+  for (int i = 0; i < 1000 && !(socket = accept_from(listener)); ++i) std::this_thread::sleep_for(1ms);
+  Introduction host(here, std::move(socket), deadline);
+  std::vector<char> said;
+  State host_state = State::waiting, guest_state = State::waiting;
+  for (int i = 0; i < 3000 && (host_state == State::waiting || guest_state == State::waiting); ++i) {
+    char bytes[512];
+    if (guest_state == State::waiting) guest_state = guest.advance();
+    if (const ssize_t count = ::recv(to_guest.get(), bytes, sizeof bytes, MSG_DONTWAIT); count > 0) {
+      said.insert(said.end(), bytes, bytes + count);
+      ASSERT_EQ(::send(to_host.get(), bytes, static_cast<size_t>(count), MSG_NOSIGNAL), count);
+    }
+    if (host_state == State::waiting) host_state = host.advance();
+    if (const ssize_t count = ::recv(to_host.get(), bytes, sizeof bytes, MSG_DONTWAIT); count > 0) {
+      ASSERT_EQ(::send(to_guest.get(), bytes, static_cast<size_t>(count), MSG_NOSIGNAL), count);
+    }
+    std::this_thread::sleep_for(100us);
+  }
+  ASSERT_EQ(host_state, State::done) << host.problem();
+  ASSERT_GT(said.size(), sizeof(Greeting));
+
+  Fd again = begin_connecting(place, code);
+  for (int i = 0; i < 1000 && !(socket = accept_from(listener)); ++i) std::this_thread::sleep_for(1ms);
+  Introduction second(here, std::move(socket), deadline);
+  ASSERT_EQ(::send(again.get(), said.data(), said.size(), MSG_NOSIGNAL), static_cast<ssize_t>(said.size()));
+  State state = State::waiting;
+  for (int i = 0; i < 3000 && state == State::waiting; ++i) {
+    state = second.advance();
+    std::this_thread::sleep_for(100us);
+  }
+  EXPECT_EQ(state, State::failed);
+  EXPECT_NE(second.problem().find("another job secret"), std::string::npos) << second.problem();
+}
+
+// Nobody is there, and then: nobody answers.
+TEST(TcpIntroduction, TellsWhyItCannotConnect) {
+  Endpoint nobody;
+  {
+    const Fd listener = listen_at(loopback(), 4);
+    nobody = Endpoint::local(listener);
+  }
+  const JobNames mine = names(1);
+  Introduction refused(mine, 3, nobody, Introduction::Clock::now() + 10s);
+  State state = State::waiting;
+  for (int i = 0; i < 3000 && state == State::waiting; ++i) state = refused.advance();
+  EXPECT_EQ(state, State::failed);
+  EXPECT_EQ(refused.code(), ECONNREFUSED);
+  EXPECT_FALSE(refused.final());
+  EXPECT_NE(refused.problem().find(nobody.text()), std::string::npos) << refused.problem();
+
+  const Fd silent = listen_at(loopback(), 4);
+  Introduction late(mine, 3, Endpoint::local(silent), Introduction::Clock::now() + 50ms);
+  for (state = State::waiting; state == State::waiting;) state = late.advance();
+  EXPECT_EQ(late.code(), ETIMEDOUT);
+}
+
+TEST(TcpInterface, IsTheOneThatWasChosen) {
+  ::unsetenv("FSDP_NET_INTERFACE");
+  EXPECT_EQ(find_interface("127.0.0.1").address(), "127.0.0.1");
+  for (const char *chosen : {"lo", "127.0.0.1"}) {
+    ::setenv("FSDP_NET_INTERFACE", chosen, 1);
+    EXPECT_EQ(find_interface("127.0.0.5").address(), "127.0.0.1") << chosen;
+  }
+  ::setenv("FSDP_NET_INTERFACE", "127.0.0.9", 1);
+  EXPECT_EQ(find_interface("127.0.0.1").address(), "127.0.0.9");
+  ::setenv("FSDP_NET_INTERFACE", "nowhere7", 1);
+  try {
+    find_interface("127.0.0.1");
+    ADD_FAILURE() << "an interface that is not there";
+  } catch (const Error &error) {
+    EXPECT_EQ(error.status, FSDP_INVALID_ARGUMENT);
+    EXPECT_NE(error.message.find("'nowhere7'"), std::string::npos) << error.message;
+    EXPECT_NE(error.message.find("lo"), std::string::npos) << error.message;
+  }
+  ::unsetenv("FSDP_NET_INTERFACE");
+}
+
+}  // namespace
+}  // namespace fsdp::comm::tcp

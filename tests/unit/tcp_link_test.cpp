@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+// Frames of one connection: what goes out comes in, however the network cuts it; what does not fit ends the connection
+// and touches no memory.
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <cstring>
+#include <map>
+#include <random>
+
+#include "base/error.h"
+#include "comm/tcp/link.h"
+
+namespace fsdp::comm::tcp {
+namespace {
+
+using messages::Header;
+using messages::Kind;
+using messages::Place;
+
+constexpr uint32_t peer = 3;
+
+struct Pair {
+  Pair() {
+    int ends[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
+      throw std::runtime_error("pair");
+    near = Fd(ends[0]);
+    far = Fd(ends[1]);
+  }
+  Fd near, far;
+};
+
+Header header_of(Kind kind, uint64_t chunk, uint64_t bytes) {
+  Header header{};
+  header.magic = messages::header_magic;
+  header.kind = kind;
+  header.from = peer;
+  header.key = 7;
+  header.chunk = chunk;
+  header.bytes = bytes;
+  return header;
+}
+
+// All that comes is noted.
+class Notes final : public Sink {
+ public:
+  bool control(const Header &header, const std::byte *payload, uint64_t bytes) override {
+    controls.push_back({header.chunk, {payload, payload + bytes}});
+    return takes_controls;
+  }
+  Place place(const Header &header) override {
+    if (misfits) return {nullptr, true};
+    if (header.chunk == placeless) return {};
+    std::vector<std::byte> &chunk = chunks[header.chunk];
+    chunk.assign(header.bytes + 1, std::byte{0xee});  // one more, to see what is written behind the end
+    return {chunk.data()};
+  }
+  void arrived(const Header &header) override { came.push_back(header.chunk); }
+
+  std::vector<std::pair<uint64_t, std::vector<std::byte>>> controls;
+  std::map<uint64_t, std::vector<std::byte>> chunks;
+  std::vector<uint64_t> came;
+  bool takes_controls = true, misfits = false;
+  uint64_t placeless = UINT64_MAX;  // the chunk that has none
+};
+
+std::vector<std::byte> body_of(uint64_t chunk, uint64_t bytes) {
+  std::vector<std::byte> body(bytes);
+  for (uint64_t i = 0; i < bytes; ++i) body[i] = static_cast<std::byte>((chunk * 31 + i * 7 + i / 251) & 0xff);
+  return body;
+}
+
+OutFrame control_frame(uint64_t sequence, uint64_t chunk, uint64_t bytes) {
+  OutFrame frame = make_frame(header_of(Kind::credit, chunk, 0), sequence, bytes);
+  const auto body = body_of(chunk, bytes);
+  if (bytes) std::memcpy(frame.control, body.data(), bytes);
+  return frame;
+}
+
+OutFrame data_frame(uint64_t sequence, uint64_t chunk, const std::vector<std::byte> &body) {
+  OutFrame frame = make_frame(header_of(Kind::data, chunk, body.size()), sequence, body.size());
+  static const std::byte none{};
+  frame.data = body.empty() ? &none : body.data();
+  return frame;
+}
+
+// Control frames and chunks of all lengths in turn, through a socket that now and then is full.
+TEST(TcpLink, CarriesFramesInOrder) {
+  Pair pair;
+  Link out(std::move(pair.near), 0), in(std::move(pair.far), peer);
+  std::vector<std::vector<std::byte>> bodies;
+  for (const uint64_t bytes : {0, 1, 63, 4000, 4096, 5000, 61440, 300'000, 0, 8})
+    bodies.push_back(body_of(bodies.size(), bytes));
+  std::vector<OutFrame> frames;
+  for (uint64_t i = 0; i < bodies.size(); ++i) {
+    frames.push_back(control_frame(2 * i, 100 + i, i * messages::longest_control / bodies.size()));
+    frames.push_back(data_frame(2 * i + 1, i, bodies[i]));
+  }
+  out.take(frames);
+  EXPECT_TRUE(frames.empty());
+  Notes notes;
+  std::vector<Header> sent;
+  bool was_full = false;
+  for (int i = 0; i < 10'000 && notes.came.size() < bodies.size(); ++i) {
+    if (out.writing()) out.write(sent);
+    was_full |= out.full();
+    if (i % 3 == 2) in.read(notes);
+  }
+  ASSERT_TRUE(out.open() && in.open()) << out.problem() << in.problem();
+  EXPECT_TRUE(was_full) << "the socket took all at once";
+  EXPECT_FALSE(out.writing());
+  EXPECT_EQ(sent.size(), bodies.size()) << "of data alone";
+  for (uint64_t i = 0; i < bodies.size(); ++i) {
+    EXPECT_EQ(notes.came[i], i);
+    EXPECT_EQ(notes.chunks[i].back(), std::byte{0xee}) << "chunk " << i << ": written behind its end";
+    notes.chunks[i].pop_back();
+    EXPECT_EQ(notes.chunks[i], bodies[i]) << "chunk " << i;
+    EXPECT_EQ(notes.controls[i].first, 100 + i);
+    EXPECT_EQ(notes.controls[i].second, body_of(100 + i, i * messages::longest_control / bodies.size()));
+  }
+}
+
+std::vector<std::byte> bytes_of(const std::vector<OutFrame> &frames) {
+  std::vector<std::byte> bytes;
+  for (const OutFrame &frame : frames) {
+    const auto *head = reinterpret_cast<const std::byte *>(&frame.head);
+    bytes.insert(bytes.end(), head, head + sizeof frame.head);
+    bytes.insert(bytes.end(), frame.payload(), frame.payload() + frame.head.payload_bytes);
+  }
+  return bytes;
+}
+
+void put(const Fd &socket, const std::byte *bytes, size_t count) {
+  ASSERT_EQ(::send(socket.get(), bytes, count, MSG_NOSIGNAL), static_cast<ssize_t>(count));
+}
+
+TEST(TcpLink, DoesNotMindWhereTheNetworkCuts) {
+  const auto body = body_of(5, 1000);
+  const auto bytes = bytes_of({control_frame(0, 1, 20), data_frame(1, 5, body), control_frame(2, 2, 0)});
+  for (size_t piece = 1; piece < 400; piece += piece < 20 ? 1 : 37) {
+    Pair pair;
+    Link in(std::move(pair.far), peer);
+    Notes notes;
+    for (size_t at = 0; at < bytes.size(); at += piece) {
+      put(pair.near, bytes.data() + at, std::min(piece, bytes.size() - at));
+      in.read(notes);
+    }
+    ASSERT_TRUE(in.open()) << in.problem();
+    ASSERT_EQ(notes.controls.size(), 2u) << "pieces of " << piece;
+    ASSERT_EQ(notes.came, (std::vector<uint64_t>{5})) << "pieces of " << piece;
+    notes.chunks[5].pop_back();
+    EXPECT_EQ(notes.chunks[5], body);
+  }
+}
+
+// Of a call that was given up here.
+TEST(TcpLink, DropsWhatHasNoPlaceAndGoesOn) {
+  for (const uint64_t bytes : {1, 4000, 100'000}) {
+    Pair pair;
+    Link out(std::move(pair.near), 0), in(std::move(pair.far), peer);
+    const auto dropped = body_of(1, bytes), kept = body_of(2, 700);
+    std::vector<OutFrame> frames{data_frame(0, 1, dropped), control_frame(1, 9, 4), data_frame(2, 2, kept)};
+    out.take(frames);
+    Notes notes;
+    notes.placeless = 1;
+    std::vector<Header> sent;
+    for (int i = 0; i < 1000 && notes.came.empty(); ++i) {
+      if (out.writing()) out.write(sent);
+      in.read(notes);
+    }
+    ASSERT_TRUE(in.open()) << in.problem();
+    EXPECT_EQ(notes.controls.size(), 1u) << bytes;
+    EXPECT_EQ(notes.came, (std::vector<uint64_t>{2})) << bytes;
+    notes.chunks[2].pop_back();
+    EXPECT_EQ(notes.chunks[2], kept) << bytes;
+  }
+}
+
+TEST(TcpLink, KnowsWhichChunkIsIncomplete) {
+  Pair pair;
+  Link in(std::move(pair.far), peer);
+  const auto body = body_of(4, 500);
+  const auto bytes = bytes_of({data_frame(0, 4, body)});
+  Notes notes;
+  put(pair.near, bytes.data(), bytes.size() - 1);
+  in.read(notes);
+  ASSERT_NE(in.incomplete(), nullptr);
+  EXPECT_EQ(in.incomplete()->chunk, 4u);
+  EXPECT_TRUE(notes.came.empty());
+  pair.near.reset();
+  in.read(notes);
+  EXPECT_FALSE(in.open());
+  EXPECT_EQ(in.problem(), "the peer closed the connection");
+  EXPECT_NE(in.incomplete(), nullptr) << "who closes it tells its receiver";
+}
+
+TEST(TcpLink, WhatDoesNotFitEndsTheConnection) {
+  struct Case {
+    const char *what;
+    void (*spoil)(FrameHead &);
+    const char *problem;
+  };
+  const Case cases[] = {
+      {"magic", [](FrameHead &head) { head.magic ^= 1; }, "what came is no frame"},
+      {"header's magic", [](FrameHead &head) { head.header.magic ^= 0x8000; }, "what came is no frame"},
+      {"sequence, too high", [](FrameHead &head) { ++head.sequence; }, "a frame is missing, or came twice"},
+      {"sequence, 2^63", [](FrameHead &head) { head.sequence = uint64_t{1} << 63; },
+       "a frame is missing, or came twice"},
+      {"another rank", [](FrameHead &head) { head.header.from = peer + 1; }, "a frame of another rank"},
+      {"kind 0", [](FrameHead &head) { head.header.kind = Kind{0}; }, "a frame of an unknown kind"},
+      {"a greeting", [](FrameHead &head) { head.header.kind = Kind::greeting; }, "a frame of an unknown kind"},
+      {"kind 2^31", [](FrameHead &head) { head.header.kind = Kind{1U << 31}; }, "a frame of an unknown kind"},
+      {"length of the data", [](FrameHead &head) { ++head.payload_bytes; }, "a chunk of another length"},
+      {"a chunk of 2^63", [](FrameHead &head) { head.header.bytes = uint64_t{1} << 63; }, "a chunk of another length"},
+      {"a chunk of 2^32 more", [](FrameHead &head) { head.header.bytes += uint64_t{1} << 32; },
+       "a chunk of another length"},
+      {"a long control frame",
+       [](FrameHead &head) {
+         head.header.kind = Kind::call;
+         head.payload_bytes = messages::longest_control + 1;
+       },
+       "a frame that is too long"},
+      {"the longest control frame",
+       [](FrameHead &head) {
+         head.header.kind = Kind::ended;
+         head.payload_bytes = UINT32_MAX;
+       },
+       "a frame that is too long"},
+  };
+  const auto body = body_of(1, 200);
+  for (const Case &one : cases) {
+    Pair pair;
+    Link in(std::move(pair.far), peer);
+    OutFrame frame = data_frame(0, 1, body);
+    one.spoil(frame.head);
+    Notes notes;
+    put(pair.near, reinterpret_cast<const std::byte *>(&frame.head), sizeof frame.head);
+    put(pair.near, body.data(), body.size());
+    in.read(notes);
+    EXPECT_EQ(in.problem(), one.problem) << one.what;
+    EXPECT_EQ(in.code(), EPROTO) << one.what;
+    EXPECT_TRUE(notes.chunks.empty() && notes.controls.empty() && notes.came.empty()) << one.what;
+    in.read(notes);
+    EXPECT_TRUE(notes.chunks.empty()) << one.what << ": nothing is read any more";
+  }
+}
+
+TEST(TcpLink, AReplayedFrameEndsIt) {
+  Pair pair;
+  Link in(std::move(pair.far), peer);
+  const auto bytes = bytes_of({control_frame(0, 1, 8), control_frame(0, 1, 8)});
+  Notes notes;
+  put(pair.near, bytes.data(), bytes.size());
+  in.read(notes);
+  EXPECT_EQ(notes.controls.size(), 1u);
+  EXPECT_EQ(in.problem(), "a frame is missing, or came twice");
+}
+
+TEST(TcpLink, WhatItsTakerRefusesEndsIt) {
+  const auto body = body_of(1, 200);
+  Pair one, two;
+  Link first(std::move(one.far), peer), second(std::move(two.far), peer);
+  Notes notes;
+  notes.misfits = true;
+  notes.takes_controls = false;
+  const auto chunk = bytes_of({data_frame(0, 1, body)}), control = bytes_of({control_frame(0, 1, 3)});
+  put(one.near, chunk.data(), chunk.size());
+  put(two.near, control.data(), control.size());
+  first.read(notes);
+  second.read(notes);
+  EXPECT_EQ(first.problem(), "a chunk that nobody waits for");
+  EXPECT_EQ(second.problem(), "messages for communicators that do not exist here");
+}
+
+// Bytes of a right conversation with some of them changed: a link takes them or ends, and writes nowhere but into
+// places.
+TEST(TcpLink, RandomBytesAreTakenOrRefused) {
+  const auto body = body_of(5, 300);
+  const auto right =
+      bytes_of({control_frame(0, 1, 20), data_frame(1, 5, body), control_frame(2, 2, 0), data_frame(3, 6, body)});
+  std::minstd_rand random(20261125);
+  int ended = 0;
+  for (int trial = 0; trial < 5'000; ++trial) {
+    std::vector<std::byte> bytes = right;
+    for (uint32_t changes = random() % 4; changes > 0; --changes)
+      bytes[random() % bytes.size()] = static_cast<std::byte>(random() & 0xff);
+    if (random() % 8 == 0) bytes.resize(random() % bytes.size());
+    if (random() % 8 == 0)
+      for (std::byte &byte : bytes) byte = static_cast<std::byte>(random() & 0xff);
+    Pair pair;
+    Link in(std::move(pair.far), peer);
+    Notes notes;
+    put(pair.near, bytes.data(), bytes.size());
+    for (int i = 0; i < 4; ++i) in.read(notes);
+    ended += !in.open();
+    for (const auto &[chunk, kept] : notes.chunks) ASSERT_EQ(kept.back(), std::byte{0xee});
+  }
+  EXPECT_GT(ended, 1'000);
+}
+
+}  // namespace
+}  // namespace fsdp::comm::tcp

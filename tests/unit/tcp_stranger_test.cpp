@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whoever reaches the port of a rank without the job's secret changes nothing: the ranks connect, and their sums have
+// the bits that they have without him.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <cstring>
+#include <random>
+
+#include "comm/bootstrap/endpoint.h"
+#include "comm/bootstrap/wire.h"
+#include "comm/tcp/frame.h"
+#include "comm/tcp/introduction.h"
+#include "net_ranks.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+std::vector<std::byte> bytes_of(const void *data, size_t count) {
+  const auto *begin = static_cast<const std::byte *>(data);
+  return {begin, begin + count};
+}
+
+// The n-th kind of bytes that a stranger sends: noise, other protocols, the proof with a digest of his own, what would
+// follow a proof.
+std::vector<std::byte> kind_of_bytes(uint32_t n, const Endpoint &to) {
+  std::minstd_rand random(n + 1);
+  auto answer = wire::make<wire::Answer>();
+  for (auto &byte : answer.nonce) byte = static_cast<uint8_t>(random());
+  switch (n % 8) {
+    case 0: return {};
+    case 1: {
+      const std::string text = "GET / HTTP/1.1\r\nHost: " + to.text() + "\r\n\r\n";
+      return bytes_of(text.data(), text.size());
+    }
+    case 2:  // no digest at all
+      return bytes_of(&answer, sizeof answer);
+    case 3:  // one of another secret
+      answer.digest = wire::guest_digest("guess " + std::to_string(n), {}, answer.nonce, ": libfsdp messages");
+      return bytes_of(&answer, sizeof answer);
+    case 4: {  // as if both had greeted
+      messages::Header header{};
+      header.magic = messages::header_magic;
+      header.kind = messages::Kind::data;
+      header.bytes = uint64_t{1} << 63;
+      const tcp::OutFrame frame = tcp::make_frame(header, 0, UINT32_MAX);
+      return bytes_of(&frame.head, sizeof frame.head);
+    }
+    case 5: {
+      const tcp::Greeting greeting{0x66736768, 1, 0x01020304, 2, 0, 1};
+      return bytes_of(&greeting, sizeof greeting);
+    }
+    case 6: {  // another version, cut short
+      answer.head.version = static_cast<uint32_t>(random());
+      return bytes_of(&answer, random() % sizeof answer);
+    }
+    default: {
+      std::vector<std::byte> noise(random() % 5'000);
+      for (std::byte &byte : noise) byte = static_cast<std::byte>(random() & 0xff);
+      return noise;
+    }
+  }
+}
+
+Endpoint place_of(const std::vector<std::byte> &address) {
+  return parse_address({reinterpret_cast<const char *>(address.data()), address.size()});
+}
+
+// Connects and sends; keeps some of the connections open.
+class Stranger {
+ public:
+  explicit Stranger(Endpoint to) : to_(to) {}
+  void say(uint32_t n) {
+    int code = 0;
+    Fd socket = begin_connecting(to_, code);
+    for (int i = 0; i < 100 && connecting_result(socket, to_) == EINPROGRESS; ++i) std::this_thread::sleep_for(100us);
+    const auto bytes = kind_of_bytes(n, to_);
+    if (!bytes.empty() && ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) > 0) ++heard;
+    if (n % 3 == 0) kept_.push_back(std::move(socket));
+    if (kept_.size() > 200) kept_.erase(kept_.begin());
+  }
+  // What the ranks have answered on connections that are still there: nothing but a challenge each.
+  uint64_t longest_answer() {
+    uint64_t longest = 0;
+    for (const Fd &socket : kept_) {
+      char bytes[4096];
+      const ssize_t count = ::recv(socket.get(), bytes, sizeof bytes, MSG_DONTWAIT);
+      longest = std::max(longest, static_cast<uint64_t>(std::max<ssize_t>(count, 0)));
+    }
+    return longest;
+  }
+  uint32_t heard = 0;
+
+ private:
+  Endpoint to_;
+  std::vector<Fd> kept_;
+};
+
+void sum_and_compare(MessageBench &over_net, MessageBench &over_memory, uint64_t seed) {
+  const uint64_t count = 100'003;
+  std::vector<float> sent = rough_values(over_net.rank.rank(), count, seed), staged = sent;
+  const SumSpan by_net{sent.data(), count}, by_memory{staged.data(), count};
+  over_net.communicator->all_reduce(std::span(&by_net, 1), {1, "sums"}, *over_net.stream);
+  over_memory.communicator->all_reduce(std::span(&by_memory, 1), {1, "sums"}, *over_memory.stream);
+  over_net.finish();
+  over_memory.finish();
+  require_same(sent.data(), staged.data(), count, "sums beside strangers");
+}
+
+// A thousand kinds, at the ports of both ranks: before they have joined, while they connect, while they sum.
+TEST(TcpStranger, ChangesNothing) {
+  const auto problems = run_threads(2, [](Rank &rank) {
+    auto seat = create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure, *rank.device);
+    auto net = create_tcp_net(rank.rank(), "127.0.0.1");
+    const auto addresses = rank.team->all_gather(net->address(), "addresses");
+    Stranger stranger(place_of(addresses[1 - rank.rank()]));
+    for (uint32_t n = 0; n < 300; ++n) stranger.say(n);
+    std::atomic<bool> over{false};
+    std::thread other([&] {
+      for (uint32_t n = 300; n < 1000 || !over.load(); ++n) stranger.say(n);
+    });
+    std::string problem;
+    try {
+      net->join(test_job(addresses), seat);
+      MessageBench over_memory(rank);
+      MessageBench over_net(rank, net->create_communicator({0, 1}, messages_key, "messages"));
+      for (uint64_t i = 0; i < 30; ++i) sum_and_compare(over_net, over_memory, i);
+    } catch (const std::exception &error) {
+      problem = error.what();
+    }
+    over.store(true);
+    other.join();
+    require(problem.empty(), problem);
+    require(stranger.heard > 500, fmt::format("{} kinds were sent", stranger.heard));
+    require(stranger.longest_answer() <= sizeof(wire::Challenge), "more than a challenge was answered");
+    rank.meet();
+  });
+  for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
+}
+
+// More silent connections than a rank listens to at once are there before its peers.
+TEST(TcpStranger, SilentOnesDoNotKeepRanksApart) {
+  const auto problems = run_threads(3, [](Rank &rank) {
+    auto seat = create_lone_seat(rank.rank(), 3, rank.waiter, rank.failure, *rank.device);
+    auto net = create_tcp_net(rank.rank(), "127.0.0.1");
+    const auto addresses = rank.team->all_gather(net->address(), "addresses");
+    std::vector<Fd> silent;
+    int code = 0;
+    for (int i = 0; i < 150; ++i) silent.push_back(begin_connecting(place_of(addresses[(rank.rank() + 1) % 3]), code));
+    rank.meet();
+    const auto start = std::chrono::steady_clock::now();
+    net->join(test_job(addresses), seat);
+    MessageBench over_memory(rank);
+    MessageBench over_net(rank, net->create_communicator({0, 1, 2}, messages_key, "messages"));
+    sum_and_compare(over_net, over_memory, 1);
+    require(seconds_since(start) < patience_seconds, "the ranks connected late");
+    rank.meet();
+  });
+  for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test
