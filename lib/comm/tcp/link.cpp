@@ -15,8 +15,8 @@
 namespace fsdp::comm::tcp {
 namespace {
 
-// Before others have their turn. Little: what this rank has written is read by its peer while it is in the caches of both,
-// and what comes is summed while it is. (16 calls of up to 1 MiB each took twice the time.)
+// Before others have their turn. Little: what this rank has written is read by its peer while it is in the caches of
+// both, and what comes is summed while it is. (16 calls of up to 1 MiB each took twice the time.)
 constexpr int most_reads = 2;
 constexpr int most_writes = 1;
 constexpr size_t most_parts = 64;  // of one system call: heads and payloads

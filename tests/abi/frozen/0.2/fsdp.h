@@ -309,9 +309,11 @@ typedef struct fsdp_context_options {
  * a connection prove the job secret before anything else is read, and without a secret only loopback addresses are
  * served. At most 16,384 ranks, 1,024 on one host. See docs/guides/launchers.md.
  * Collective: the job. Blocks: peers. Threads: any. Since 0.2.
- * Errors: INVALID_ARGUMENT, TIMEOUT, PEER_FAILED, SYSTEM, OUT_OF_MEMORY, UNSUPPORTED (several hosts without UCX, or
- * with UCX over TCP where FSDP_UCX_TCP=trusted is not set on every rank: whoever reaches its port can write the memory
- * of that process).
+ * Between hosts messages go over TCP, whose connections prove the job secret as well, or by UCX where every rank has an
+ * RDMA device; FSDP_NET (auto, tcp, ucx; the same on every rank) chooses. See docs/guides/network.md.
+ * Errors: INVALID_ARGUMENT, MISMATCH (FSDP_NET differs), TIMEOUT, PEER_FAILED, SYSTEM, OUT_OF_MEMORY, UNSUPPORTED
+ * (FSDP_NET is ucx, and a rank has no UCX, or one that may use TCP while FSDP_UCX_TCP=trusted is not set on every rank:
+ * whoever reaches its port can write the memory of that process).
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_create_context(const fsdp_context_options *options, fsdp_context **context);
 
@@ -940,7 +942,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_unshard(fsdp_group *group, fsdp_phase pha
 /**
  * Return a hold of that phase. When the last hold is returned the group lets go of its buffer, once the work of all
  * returning streams is done. flags must be 0. Collective: no; on a CUDA device the shard axis. Blocks: no. Errors:
- * INVALID_STATE (no such hold). Since 0.2.
+ * INVALID_STATE (no such hold). So it is after fsdp_discard_step, which has forgotten the holds: a scope that ends late
+ * may pass over that error, which changes nothing. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_reshard(fsdp_group *group, fsdp_phase phase, uint32_t flags, fsdp_stream stream);
 
@@ -964,8 +967,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_acquire_grad(fsdp_group *group, uint64_t 
 /**
  * fsdp_acquire_grad for all trainable parameters of a group at once. grads is an array of grad_count, the group's
  * number of parameters, and accumulate one of as many, or NULL with FSDP_GRAD_ZEROED. Where a parameter is frozen, data
- * is NULL and accumulate 0. struct_size: as fsdp_get_params. Collective, Blocks, Errors: as fsdp_acquire_grad. Since
- * 0.2.
+ * is NULL and accumulate 0. struct_size: as fsdp_get_params. Collective: no. Blocks: peers on the host device, if a
+ * buffer must be drained. Errors: as fsdp_acquire_grad. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_acquire_grads(fsdp_group *group, uint32_t flags, fsdp_stream stream,
                                                  fsdp_tensor *grads, uint64_t grad_count, uint64_t grad_stride,
@@ -1037,7 +1040,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard_count(const fsdp_model *model, 
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard(const fsdp_model *model, uint64_t shard_index, fsdp_shard *shard);
-/** The address of a named optimizer state of a shard; element_count elements of the state's dtype. Since 0.2. */
+/**
+ * The address of a named optimizer state of a shard; element_count elements of the state's dtype. Collective: no.
+ * Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, or only planned). Since 0.2.
+ */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard_state(const fsdp_model *model, uint64_t shard_index, const char *name,
                                                       fsdp_tensor *state);
 
@@ -1407,7 +1413,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_open_checkpoint(fsdp_context *context, co
 
 /**
  * Load a model out of an opened checkpoint: of that name (NULL: ""). Otherwise as fsdp_load, without FALLBACK and
- * IF_ANY. Collective: the model's mesh. Since 0.2.
+ * IF_ANY. Collective: the model's mesh. Blocks: the disk and peers. Errors: as fsdp_load. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_checkpoint_model(fsdp_checkpoint *checkpoint, const char *name,
                                                             fsdp_model *model, const fsdp_load_options *options,

@@ -67,9 +67,11 @@ nobody else may read). Otherwise they meet by TCP: rank 0 listens at the rendezv
 a connection prove the job secret before anything else is read, and without a secret only loopback addresses are
 served. At most 16,384 ranks, 1,024 on one host. See docs/guides/launchers.md.
 Collective: the job. Blocks: peers. Threads: any. Since 0.2.
-Errors: INVALID_ARGUMENT, TIMEOUT, PEER_FAILED, SYSTEM, OUT_OF_MEMORY, UNSUPPORTED (several hosts without UCX, or
-with UCX over TCP where FSDP_UCX_TCP=trusted is not set on every rank: whoever reaches its port can write the memory
-of that process).
+Between hosts messages go over TCP, whose connections prove the job secret as well, or by UCX where every rank has an
+RDMA device; FSDP_NET (auto, tcp, ucx; the same on every rank) chooses. See docs/guides/network.md.
+Errors: INVALID_ARGUMENT, MISMATCH (FSDP_NET differs), TIMEOUT, PEER_FAILED, SYSTEM, OUT_OF_MEMORY, UNSUPPORTED
+(FSDP_NET is ucx, and a rank has no UCX, or one that may use TCP while FSDP_UCX_TCP=trusted is not set on every rank:
+whoever reaches its port can write the memory of that process).
 ```
 """
 @inline fsdp_create_context(options, context) =
