@@ -45,7 +45,7 @@ class ShareWalk {
   uint64_t done_ = 0;  // bytes of its part of the tensor
 };
 
-std::vector<SharedRows> rows_of(const KeptAccess &shared, std::span<const KeptTensor *const> tensors) {
+std::vector<SharedRows> shared_rows_of(const KeptAccess &shared, std::span<const KeptTensor *const> tensors) {
   std::vector<SharedRows> all;
   for (const KeptTensor *tensor : tensors) {
     const RowRange kept = shared.shards.kept_rows(*tensor, shared.rank);
@@ -77,7 +77,7 @@ uint64_t gather_bytes(uint32_t holders) { return turn_bytes + std::max(turn_byte
 
 std::optional<Error> gather_shares(comm::Team &holders, const KeptAccess &shared,
                                    std::span<const KeptTensor *const> tensors) {
-  const std::vector<SharedRows> rows = rows_of(shared, tensors);
+  const std::vector<SharedRows> rows = shared_rows_of(shared, tensors);
   const uint32_t count = holders.size(), own = holders.rank();
   const uint64_t piece = piece_of(count);
   const std::span<std::byte> mine = shared.staging.first(piece), all = shared.staging.subspan(piece, piece * count);
