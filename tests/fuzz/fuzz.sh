@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Fuzzes the parsers of the rendezvous' messages and of a checkpoint's files, from the corpora that are in the repository,
+# Fuzzes the parsers of the rendezvous' messages, of frames between hosts and of a checkpoint's files, from the corpora that are in the repository,
 # and then the public header: random calls with random arguments against a build with AddressSanitizer and
 # UndefinedBehaviorSanitizer.
 #
@@ -35,6 +35,7 @@ build_parsers() {
     return 77
   fi
   build_parser message lib/comm/bootstrap/message.cpp lib/comm/bootstrap/frame.cpp
+  build_parser link lib/comm/tcp/link.cpp lib/comm/tcp/frame.cpp
   build_parser checkpoint lib/checkpoint/format/*.cpp lib/base/json.cpp
 }
 
@@ -47,8 +48,9 @@ fuzz_parser() {
 
 fuzz_parsers() (
   build_parsers
-  fuzz_parser message $((seconds / 2)) 40000
-  fuzz_parser checkpoint $((seconds / 2)) 4000
+  fuzz_parser message $((seconds / 3)) 40000
+  fuzz_parser link $((seconds / 3)) 4096
+  fuzz_parser checkpoint $((seconds / 3)) 4000
 )
 
 # The sanitizer build of tests/run.sh, or the same one anew; of it only the library and this program.

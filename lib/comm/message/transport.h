@@ -18,9 +18,6 @@
 
 namespace fsdp::comm::messages {
 
-// The longest payload of a message that is no data.
-constexpr uint64_t longest_control = sizeof(Fingerprint);
-
 // Why a peer cannot be reached.
 struct Loss {
   std::string text;  // empty: it can

@@ -33,6 +33,8 @@ struct Header {
   uint64_t bytes;  // of data; of a chunk in a call
   uint64_t call;   // Fingerprint::hash of the collective that this is of
 };
+// The longest payload of a message that is no data.
+constexpr uint64_t longest_control = sizeof(Fingerprint);
 constexpr uint32_t header_magic = 0x66736406;
 
 // RoundWords of a rank, and how far it had come when it wrote them.

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "comm/message/transport.h"
+#include "comm/message/wire.h"
 
 namespace fsdp::comm::tcp {
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "comm/message/receiver.h"
 #include "comm/tcp/frame.h"
 
 namespace fsdp::comm::tcp {
