@@ -67,10 +67,25 @@ prepare() {
   : >"$directory/prepared"
 }
 
+clock=$(mktemp)
+# note_time WHAT SINCE: a line of the table at the end, with what the commands that ended since the line before have taken of
+# the processors.
+table='  wall  processor
+' used=0
+note_time() {
+  # In a shell of its own, as $() is, times knows no children.
+  times >"$clock"
+  now_used=$(sed -n '2s/[ms]/ /gp' "$clock" | awk '{ printf "%d", 60 * $1 + $2 + 60 * $3 + $4 }')
+  table="$table$(printf '%4d s %8d s  %s' $(($(date +%s) - $2)) $((now_used - used)) "$1")
+"
+  used=$now_used
+}
+
 # build_early LOG COMMAND...: builds in the time that tests leave idle; stop_early ends that, done or not. In the session of
 # the tests: each session may have a share of the processor to itself, and within one the idle get what is left.
 early=
 build_early() {
+  early_what="${1%/*}: built beside the tests above" early_began=$(date +%s)
   idle='nice -n 19'
   chrt -i 0 true 2>/dev/null && idle='chrt -i 0'
   # shellcheck disable=SC2086,SC2016  # a command and its words; the inner shell expands the rest
@@ -87,20 +102,15 @@ build_early() {
 stop_early() {
   [ -n "$early" ] || return 0
   kill "$early" 2>/dev/null
-  wait "$early"
-  early=
+  finish_early
 }
 finish_early() {
   wait "$early"
   early=
+  note_time "$early_what" "$early_began"
 }
-trap 'stop_early' EXIT
+trap 'stop_early; rm -f "$clock"' EXIT
 trap 'exit 130' HUP INT TERM
-
-# note_time WHAT SINCE: a line of the table at the end.
-times=
-note_time() { times="$times$(printf '%6d s  %s' $(($(date +%s) - $2)) "$1")
-"; }
 
 # build DIRECTORY TARGETS...
 build() {
@@ -137,23 +147,28 @@ run_tests() {
   note_time "$directory: $name tests, $1 passed, $2 failed, $3 skipped" "$began"
 }
 
-# Those that wait for most of their time: many at once. Over simulated GPUs half of the time is waiting. The others, of which
-# some measure times: on a processor each.
-run_all_tests() {
+# Those that wait for most of their time: many at once. Over simulated GPUs half of the time is waiting.
+run_waiting_tests() {
   directory=$1
   shift
   run_tests "$directory" waiting --suite waiting --suite waiting-ranks --num-processes $(($(nproc) * 4)) "$@"
   run_tests "$directory" simulated --suite simulated --no-suite waiting-ranks --num-processes $(($(nproc) * 2)) "$@"
+}
+
+# The others, of which some measure times: on a processor each.
+run_busy_tests() {
+  directory=$1
+  shift
   run_tests "$directory" busy --no-suite waiting --no-suite waiting-ranks --no-suite simulated "$@"
 }
 
-# What runs the library's code in its own process: sanitizers see nothing in others.
+# run_library_tests DIRECTORY NAME MESON_TEST_ARGUMENTS...: what runs the library's code in its own process, for sanitizers,
+# which see nothing in others. They measure no times: some wait while others compute.
 run_library_tests() {
   directory=$1
-  shift
-  run_tests "$directory" waiting --suite waiting --num-processes $(($(nproc) * 4)) --timeout-multiplier 4 "$@"
-  run_tests "$directory" busy --suite unit --suite engine --no-suite waiting --num-processes $(($(nproc) + 1)) \
-    --timeout-multiplier 4 "$@"
+  name=$2
+  shift 2
+  run_tests "$directory" "$name" --num-processes $(($(nproc) * 3)) --timeout-multiplier 4 "$@"
 }
 
 # Each stage picks its tests by their suites: nobody would miss one that none of them picks.
@@ -186,8 +201,9 @@ fuzz() {
 }
 
 report() {
+  used=0
   note_time 'in all' "$started"
-  printf '\n%s' "$times"
+  printf '\n%s' "$table"
   line="$passed passed, $failed failed"
   [ $skipped -gt 0 ] && line="$line, $skipped skipped"
   printf '\n%s\n' "$line"
@@ -205,36 +221,52 @@ launcher=
 # In large units, since most of the compiler's time goes into headers; --long shows that each file includes what it needs.
 # Without debug information, which is a third of what is left.
 units='-Ddebug=false -Dunity=on -Dunity_size=12'
+# GCC collects its garbage whenever there is a third more than 128 MiB: 6 % of its time, which half a GiB saves.
+roomy="'--param=ggc-min-heapsize=524288',"
+echo | c++ --param=ggc-min-heapsize=524288 -x c++ -fsyntax-only - 2>/dev/null || roomy=
 if [ $one_build -eq 1 ]; then
   prepare build-tests -Dexamples=enabled "-Dwerror=$werror" -Ddebug=false -Dunity=off -Dsanitized_tests=true
   build build-tests all library-tests
-  run_all_tests build-tests --timeout-multiplier $patience
+  run_waiting_tests build-tests --timeout-multiplier $patience
+  run_busy_tests build-tests --timeout-multiplier $patience
   find_left_out
 else
   # shellcheck disable=SC2086  # lists of words
-  prepare build-tests -Dexamples=enabled "-Dwerror=$werror" $units -Dsanitized_tests=false
+  prepare build-tests -Dexamples=enabled "-Dwerror=$werror" $units -Dsanitized_tests=false "-Dcpp_args=[$roomy]"
   # -Og and line tables keep the reports readable and are fast enough for two cores. What is read behind the end of a vector
   # that has room is seen by the standard library alone.
   sanitized="-Dexamples=disabled -Doptimization=g -Db_lundef=false $units"
   # A check of UndefinedBehaviorSanitizer that fails is an illegal instruction, which AddressSanitizer reports with its frames:
   # the texts that each check would have take a quarter of the compiler's time, and half of every program.
+  # A call for each access that AddressSanitizer looks at, and not its instructions: a tenth of the compiler's time.
+  called="'--param=asan-instrumentation-with-call-threshold=0',"
+  [ -n "$roomy" ] || called=
   # Half of the time that the usual linker takes for programs of this size; it is beside it in binutils.
   command -v ld.gold >/dev/null && export CC_LD=gold CXX_LD=gold
   # shellcheck disable=SC2086
   prepare build-asan $sanitized -Db_sanitize=address,undefined "-Dc_args=['-g1','-fsanitize-undefined-trap-on-error']" \
-    "-Dcpp_args=['-g1','-D_GLIBCXX_ASSERTIONS','-fsanitize-undefined-trap-on-error']"
+    "-Dcpp_args=[$roomy$called'-g1','-D_GLIBCXX_ASSERTIONS','-fsanitize-undefined-trap-on-error']"
   # shellcheck disable=SC2086
-  prepare build-tsan $sanitized -Db_sanitize=thread -Dc_args=-g1 "-Dcpp_args=['-g1','-D_GLIBCXX_ASSERTIONS']"
-  # Nothing beside these: some of them measure times, and UCX 1.13 ends processes more often where ranks wake up late.
+  prepare build-tsan $sanitized -Db_sanitize=thread -Dc_args=-g1 "-Dcpp_args=[$roomy'-g1','-D_GLIBCXX_ASSERTIONS']"
   build build-tests all
-  run_all_tests build-tests
+  # Limits of these are seconds, and who wakes up takes the processor from an idle build at once. (Beside another it does not: UCX
+  # 1.13 ends processes more often where ranks wake up late.)
+  build_early build-asan/early.log ninja -j "$(nproc)" -C build-asan unit-tests tests/fuzz/abi_fuzzer
+  run_waiting_tests build-tests --no-suite sanitized
+  stop_early
+  # Nothing beside these: some measure times.
+  run_busy_tests build-tests --no-suite sanitized
 
   # Frames that an exception leaves stay on the heap for a while and are looked through for a free one: a small heap, or tests of
   # a million errors take ten times as long.
   export ASAN_OPTIONS=halt_on_error=1:abort_on_error=1:handle_sigill=1:detect_stack_use_after_return=1:max_uar_stack_size_log=16
-  build build-asan library-tests tests/fuzz/abi_fuzzer
+  build build-asan unit-tests tests/fuzz/abi_fuzzer
   build_early build-tsan/early.log ninja -j "$(nproc)" -C build-tsan threaded-tests
-  run_library_tests build-asan
+  run_library_tests build-asan unit --suite unit
+  # Programs of the public header alone: those of the plain build over this library. (Meson adds the wrapper's name to the
+  # log's.)
+  [ ! -f build-asan/prepared ] || run_library_tests build-tests over-asan-sh --logbase over-asan --suite engine \
+    --wrapper "sh '$PWD/tests/over_asan.sh' '$PWD/build-asan'"
   stop_early
 
   export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:suppressions=$PWD/tests/tsan.supp"
@@ -243,7 +275,7 @@ else
   build build-tsan threaded-tests
   need_fuzzers
   build_early build-fuzz/early.log sh tests/fuzz/fuzz.sh --build
-  run_library_tests build-tsan --no-suite one-thread
+  run_library_tests build-tsan library --suite unit --suite engine --no-suite one-thread
   finish_early
 
   find_left_out

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <dlfcn.h>
+
 #include <chrono>
 #include <thread>
 
@@ -35,6 +37,11 @@ void require_error(fsdp_status status, fsdp_status expected, const std::vector<s
   if (!right)
     throw std::runtime_error("expected " + std::string(fsdp_get_status_name(expected)) + ", got " +
                              fsdp_get_status_name(status) + ": " + message);
+}
+
+bool is_sanitized() {
+  static const bool sanitized = ::dlsym(RTLD_DEFAULT, "__asan_init") || ::dlsym(RTLD_DEFAULT, "__tsan_init");
+  return sanitized;
 }
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }

@@ -34,21 +34,18 @@ void require(bool holds, const char *condition);
 // Throws unless the call that returned `status` failed as expected, with all of the words in its message.
 void require_error(fsdp_status status, fsdp_status expected, const std::vector<std::string> &words);
 
+// Whether the library of this process is AddressSanitizer's or ThreadSanitizer's: a program of the plain build may run
+// over either's.
+bool is_sanitized();
 // Of a matrix whose every entry other builds run: under a sanitizer, which looks for other faults than wrong bits, each
 // nth entry. Lengths of the loops that share no factor with n let each of their values come up.
 class Sample {
  public:
-  explicit Sample(unsigned n) : n_(n) {}
-  bool takes_next() {
-#ifdef FSDP_TEST_SANITIZED
-    return next_++ % n_ == 0;
-#else
-    return true;
-#endif
-  }
+  explicit Sample(unsigned n) : n_(is_sanitized() ? n : 1) {}
+  bool takes_next() { return next_++ % n_ == 0; }
 
  private:
-  [[maybe_unused]] unsigned n_, next_ = 0;
+  unsigned n_, next_ = 0;
 };
 
 double now();  // seconds, the same clock in all processes

@@ -54,12 +54,6 @@ Level settled_level(size_t threads_that_stay) {
 }
 
 constexpr int rounds = 20;
-// Sanitizers keep freed memory back and look for leaks themselves.
-#ifdef FSDP_TEST_SANITIZED
-constexpr bool sanitized = true;
-#else
-constexpr bool sanitized = false;
-#endif
 
 // A round that leaks one page, one mapping or one descriptor is seen: eighteen of them are more than the noise allowed.
 void expect_level(const std::function<void(int)> &round) {
@@ -74,7 +68,7 @@ void expect_level(const std::function<void(int)> &round) {
   EXPECT_EQ(last.files, second.files);
   EXPECT_EQ(last.threads, second.threads);
   EXPECT_LE(last.shared_kib, second.shared_kib + 64);
-  if (!sanitized) {
+  if (!is_sanitized()) {  // which keeps freed memory back and looks for leaks itself
     EXPECT_LT(last.mappings, second.mappings + 9);
     EXPECT_LT(last.resident_kib, second.resident_kib + 3072);
   }

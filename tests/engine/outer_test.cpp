@@ -96,9 +96,11 @@ TEST(OuterAxis, DiscardedStepsLeaveNothing) {
 
 // Weights that the strategy keeps whole may be read at once when the publish returns.
 TEST(OuterAxis, WholeWeightsAreThereWhenAPublishReturns) {
+  Sample sample(3);
   for (const Kind kind : {Kind::hfsdp, Kind::hosts})
     for (const uint32_t inner : {1u, 2u})
       for (const fsdp_strategy strategy : {FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS}) {
+        if (!sample.takes_next()) continue;
         Scenario setup = make_setup(kind, 2, inner, strategy);
         setup.groups = equal_groups(4, 512, 1024);
         run_threads(setup, [&](uint32_t, fsdp_context *context) {
@@ -110,9 +112,10 @@ TEST(OuterAxis, WholeWeightsAreThereWhenAPublishReturns) {
               FSDP(fsdp_load_param(rank.groups[g], 0, data.data(), FSDP_FLOAT32, data.size(), FSDP_EVERY_RANK, 0));
             }
             FSDP(fsdp_publish_weights(rank.model, nullptr));
-            for (size_t g = rank.groups.size(); g-- > 0;)
-              for (const float value : rank.view(g, 0, FSDP_EVAL))
-                REQUIRE(value == static_cast<float>(version + g + 1));
+            for (size_t g = rank.groups.size(); g-- > 0;) {
+              const std::vector<float> wanted(512 * 1024, static_cast<float>(version + g + 1));
+              REQUIRE(same_bits({rank.view(g, 0, FSDP_EVAL)}, {wanted}));
+            }
           }
           FSDP(fsdp_close_context(context));
         });
@@ -121,9 +124,11 @@ TEST(OuterAxis, WholeWeightsAreThereWhenAPublishReturns) {
 
 // Parameters from a root on any rank.
 TEST(OuterAxis, ParametersComeFromAnyRank) {
+  Sample sample(5);
   for (const Kind kind : {Kind::hsdp, Kind::hfsdp, Kind::hosts})
     for (const uint32_t inner : {1u, 2u})
       for (const fsdp_strategy strategy : strategies) {
+        if (!sample.takes_next()) continue;
         Scenario setup = make_setup(kind, 2, inner, strategy);
         setup.groups[0].params[0].shape = {700, 200};  // more than one chunk
         setup.groups[2].params[0].flags = FSDP_PARAM_FROZEN;
@@ -144,11 +149,9 @@ TEST(OuterAxis, ParametersComeFromAnyRank) {
             for (size_t g = 0; g < rank.groups.size(); ++g) {
               FSDP(fsdp_unshard(rank.groups[g], FSDP_EVAL, 0, nullptr));
               for (size_t p = 0; p < rank.def(g).params.size(); ++p) {
-                const auto seen = rank.view(g, p, FSDP_EVAL), read = rank.read(g, p);
-                for (size_t i = 0; i < seen.size(); ++i) {
-                  REQUIRE(seen[i] == static_cast<float>((i * 7 + root + g) % 128));
-                  REQUIRE(read[i] == seen[i]);
-                }
+                std::vector<float> wanted(rank.def(g).params[p].count());
+                for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = static_cast<float>((i * 7 + root + g) % 128);
+                REQUIRE(same_bits({rank.view(g, p, FSDP_EVAL), rank.read(g, p)}, {wanted, wanted}));
               }
               FSDP(fsdp_reshard(rank.groups[g], FSDP_EVAL, 0, nullptr));
             }

@@ -17,11 +17,7 @@ using namespace misuse;
 namespace {
 
 // Sanitizers make an error a hundred times as long; the plain build has them all.
-#ifdef FSDP_TEST_SANITIZED
-constexpr size_t most = 5'000;
-#else
-constexpr size_t most = 100'000;
-#endif
+const size_t most = is_sanitized() ? 5'000 : 100'000;
 
 fsdp_context *make_plan_context() {
   fsdp_context *context = nullptr;

@@ -40,8 +40,8 @@ using test::mesh, test::meshes, test::model, test::param;
 inline uint64_t first_value(const std::string &name, uint64_t seed) {
   return std::hash<std::string>()(name) + seed * 0x9E3779B97F4A7C15U;
 }
-inline std::byte value_of(uint64_t first, uint64_t byte) {
-  return static_cast<std::byte>((first + byte * 2654435761U) >> 11);
+FSDP_TEST_ALONE inline void fill_values(std::byte *to, uint64_t count, uint64_t first, uint64_t begin) {
+  for (uint64_t i = 0; i < count; ++i) to[i] = static_cast<std::byte>((first + (begin + i) * 2654435761U) >> 11);
 }
 
 inline SaveRanks ranks_of(Rank &rank) { return {*rank.team, *rank.world, rank.waiter}; }
@@ -75,17 +75,18 @@ struct Part {
   }
   void fill(uint64_t seed) {
     for_each_tensor([&](const std::string &name, uint64_t begin, std::span<std::byte> here) {
-      const uint64_t first = first_value(name, seed);
-      for (uint64_t i = 0; i < here.size(); ++i) here[i] = value_of(first, begin + i);
+      fill_values(here.data(), here.size(), first_value(name, seed), begin);
     });
   }
   // Empty, or where it is something else.
   std::string difference(uint64_t seed) {
     std::string text;
     for_each_tensor([&](const std::string &name, uint64_t begin, std::span<std::byte> here) {
-      const uint64_t first = first_value(name, seed);
-      for (uint64_t i = 0; i < here.size() && text.empty(); ++i)
-        if (here[i] != value_of(first, begin + i)) text = name + " at byte " + std::to_string(begin + i);
+      std::vector<std::byte> wanted(here.size());
+      fill_values(wanted.data(), wanted.size(), first_value(name, seed), begin);
+      if (here.empty() || !text.empty() || !std::memcmp(here.data(), wanted.data(), here.size())) return;
+      const auto found = std::ranges::mismatch(here, wanted).in1 - here.begin();
+      text = name + " at byte " + std::to_string(begin + static_cast<uint64_t>(found));
     });
     return text;
   }

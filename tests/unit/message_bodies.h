@@ -24,16 +24,20 @@ struct MessageBench {
 };
 
 // Values whose sum depends on the order of the additions.
-inline float rough_value(uint32_t rank, uint64_t i, uint64_t salt) {
+FSDP_TEST_ALONE inline float rough_value(uint32_t rank, uint64_t i, uint64_t salt) {
   uint64_t bits = (salt * 1009 + rank) * 0x9e3779b97f4a7c15 + i * 0xbf58476d1ce4e5b9;
   bits = (bits ^ bits >> 29) * 0x94d049bb133111eb;
   bits ^= bits >> 31;
   return static_cast<float>(static_cast<int32_t>(bits >> 32)) * (bits & 1 ? 1e-9F : 3e-5F);
 }
 
+FSDP_TEST_ALONE inline void fill_rough(float *values, uint32_t rank, uint64_t count, uint64_t salt) {
+  for (uint64_t i = 0; i < count; ++i) values[i] = rough_value(rank, i, salt);
+}
+
 inline std::vector<float> rough_values(uint32_t rank, uint64_t count, uint64_t salt) {
   std::vector<float> values(count);
-  for (uint64_t i = 0; i < count; ++i) values[i] = rough_value(rank, i, salt);
+  fill_rough(values.data(), rank, count, salt);
   return values;
 }
 
@@ -45,12 +49,16 @@ inline void require_same(const float *found, const float *wanted, uint64_t count
 }
 
 // What rank order gives for elements from `first` on.
-inline void add_in_rank_order(std::vector<float> &to, uint32_t size, uint64_t first, uint64_t salt, bool accumulate) {
+FSDP_TEST_ALONE inline void add_in_rank_order(float *to, uint64_t count, uint32_t size, uint64_t first, uint64_t salt,
+                                              bool accumulate) {
   for (uint32_t r = 0; r < size; ++r)
-    for (uint64_t i = 0; i < to.size(); ++i) {
+    for (uint64_t i = 0; i < count; ++i) {
       const float value = rough_value(r, first + i, salt);
       to[i] = r == 0 && !accumulate ? value : to[i] + value;
     }
+}
+inline void add_in_rank_order(std::vector<float> &to, uint32_t size, uint64_t first, uint64_t salt, bool accumulate) {
+  add_in_rank_order(to.data(), to.size(), size, first, salt, accumulate);
 }
 
 inline void check_message_all_reduce(MessageBench &bench, std::vector<uint64_t> counts, uint64_t salt) {
@@ -93,8 +101,13 @@ inline void check_message_reduce_scatter(MessageBench &bench, uint64_t count, In
                (size - me) * count - changed, "what reduce_scatter was given, after its slice");
 }
 
-inline std::byte byte_of(uint32_t rank, uint64_t i, uint64_t salt) {
-  return static_cast<std::byte>((i * 2654435761 >> 7) + rank * 31 + salt);
+FSDP_TEST_ALONE inline void fill_bytes(std::byte *to, uint64_t count, uint32_t rank, uint64_t salt) {
+  for (uint64_t i = 0; i < count; ++i) to[i] = static_cast<std::byte>((i * 2654435761 >> 7) + rank * 31 + salt);
+}
+inline std::vector<std::byte> bytes_of(uint32_t rank, uint64_t count, uint64_t salt) {
+  std::vector<std::byte> bytes(count);
+  fill_bytes(bytes.data(), count, rank, salt);
+  return bytes;
 }
 
 inline void check_message_all_gather(MessageBench &bench, std::vector<uint64_t> lengths, uint64_t salt) {
@@ -103,28 +116,25 @@ inline void check_message_all_gather(MessageBench &bench, std::vector<uint64_t> 
   std::vector<WholeSpan> spans;
   for (const uint64_t bytes : lengths) {
     wholes.emplace_back(bytes * size + 1, std::byte{77});
-    for (uint64_t i = 0; i < bytes; ++i) wholes.back()[me * bytes + i] = byte_of(me, i, salt);
+    fill_bytes(wholes.back().data() + me * bytes, bytes, me, salt);
     spans.push_back({wholes.back().data(), bytes});
   }
   bench.communicator->all_gather(spans, {static_cast<uint32_t>(salt), "gathered"}, *bench.stream);
   bench.finish();
   for (uint64_t s = 0; s < lengths.size(); ++s) {
     for (uint32_t r = 0; r < size; ++r)
-      for (uint64_t i = 0; i < lengths[s]; ++i)
-        if (wholes[s][r * lengths[s] + i] != byte_of(r, i, salt))
-          throw std::runtime_error(fmt::format("all_gather: byte {} of {}", i, r));
+      require_same_bytes(wholes[s].data() + r * lengths[s], bytes_of(r, lengths[s], salt).data(), lengths[s],
+                         fmt::format("all_gather of rank {}", r));
     require(wholes[s].back() == std::byte{77}, "all_gather wrote past its end");
   }
 }
 
 inline void check_message_broadcast(MessageBench &bench, uint64_t bytes, uint32_t root, uint64_t salt) {
   std::vector<std::byte> data(bytes + 1, std::byte{77});
-  if (bench.rank.rank() == root)
-    for (uint64_t i = 0; i < bytes; ++i) data[i] = byte_of(root, i, salt);
+  if (bench.rank.rank() == root) fill_bytes(data.data(), bytes, root, salt);
   bench.communicator->broadcast(data.data(), bytes, root, {static_cast<uint32_t>(salt), "sent to all"}, *bench.stream);
   bench.finish();
-  for (uint64_t i = 0; i < bytes; ++i)
-    if (data[i] != byte_of(root, i, salt)) throw std::runtime_error(fmt::format("broadcast: byte {}", i));
+  require_same_bytes(data.data(), bytes_of(root, bytes, salt).data(), bytes, "broadcast");
   require(data.back() == std::byte{77}, "broadcast wrote past its end");
 }
 

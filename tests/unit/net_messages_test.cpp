@@ -103,11 +103,12 @@ TEST(NetMessages, Exchanges) {
   expect_well(run_threads(3, [](Rank &rank) {
     NetRank mine(rank);
     for (uint64_t bytes : {0, 1, 8, 1000, 3'000'000}) {
-      std::vector<std::byte> own(bytes), all(bytes * 3 + 1, std::byte{77});
-      for (uint64_t i = 0; i < bytes; ++i) own[i] = byte_of(rank.rank(), i, bytes);
+      const std::vector<std::byte> own = bytes_of(rank.rank(), bytes, bytes);
+      std::vector<std::byte> all(bytes * 3 + 1, std::byte{77});
       mine.net->exchange(mine.all, exchanges_key, own.data(), bytes, all.data(), "numbers");
-      for (uint64_t i = 0; i < bytes * 3; ++i)
-        if (all[i] != byte_of(static_cast<uint32_t>(i / bytes), i % bytes, bytes)) throw std::runtime_error("a byte");
+      for (uint32_t r = 0; r < 3; ++r)
+        require_same_bytes(all.data() + r * bytes, bytes_of(r, bytes, bytes).data(), bytes,
+                           fmt::format("of rank {}", r));
       require(all.back() == std::byte{77}, "wrote past its end");
     }
     rank.meet();

@@ -50,7 +50,7 @@ struct Holdings {
 };
 
 // Small whole numbers: their sums are exact in every dtype.
-inline float value_of(uint32_t rank, uint64_t i, uint64_t salt) {
+FSDP_TEST_ALONE inline float value_of(uint32_t rank, uint64_t i, uint64_t salt) {
   return static_cast<float>((rank * 7 + i * 3 + salt) % 17) - 5.0F;
 }
 
@@ -84,16 +84,35 @@ struct Bench {
   std::unique_ptr<device::Stream> stream;
 };
 
+FSDP_TEST_ALONE inline void fill_floats(float *to, uint64_t count, uint32_t rank, uint64_t salt) {
+  for (uint64_t i = 0; i < count; ++i) to[i] = value_of(rank, i, salt);
+}
 inline void fill_values(std::byte *to, fsdp_dtype dtype, uint64_t count, uint32_t rank, uint64_t salt) {
   std::vector<float> values(count);
-  for (uint64_t i = 0; i < count; ++i) values[i] = value_of(rank, i, salt);
+  fill_floats(values.data(), count, rank, salt);
   if (count) device::kernels::cast(to, dtype, values.data(), FSDP_FLOAT32, count);
 }
 
-inline float expected_sum(uint32_t size, uint64_t i, uint64_t salt, float factor) {
-  float sum = 0;
-  for (uint32_t r = 0; r < size; ++r) sum += value_of(r, i, salt);
-  return sum * factor;
+// Of elements from `first` on, added to `before`.
+FSDP_TEST_ALONE inline void fill_sums(float *to, uint64_t count, uint32_t size, uint64_t first, uint64_t salt,
+                                      float factor, float before) {
+  for (uint64_t i = 0; i < count; ++i) {
+    float sum = 0;
+    for (uint32_t r = 0; r < size; ++r) sum += value_of(r, first + i, salt);
+    to[i] = sum * factor + before;
+  }
+}
+inline void require_sums(const float *found, uint64_t count, uint32_t size, uint64_t first, uint64_t salt, float factor,
+                         float before, const std::string &what) {
+  std::vector<float> wanted(count);
+  fill_sums(wanted.data(), count, size, first, salt, factor, before);
+  for (uint64_t i = 0; i < count; ++i)
+    if (found[i] != wanted[i])
+      throw std::runtime_error(fmt::format("{}: element {} is {}, not {}", what, i, found[i], wanted[i]));
+}
+
+FSDP_TEST_ALONE inline void fill_multiples(std::byte *to, uint64_t count, uint64_t factor, uint64_t salt) {
+  for (uint64_t i = 0; i < count; ++i) to[i] = static_cast<std::byte>(i * factor + salt);
 }
 
 // The same on every rank.
@@ -121,11 +140,8 @@ inline void check_reduce_scatter(Bench &bench, uint64_t seed, fsdp_dtype dtype) 
   bench.finish(bench.communicator->reduce_scatter(spans, {static_cast<uint32_t>(seed), "reduced"}, *bench.stream));
   for (uint64_t s = 0; s < span_count; ++s) {
     const uint64_t count = spans[s].shard_count;
-    for (uint64_t i = 0; i < count; ++i) {
-      const float want = expected_sum(size, me * count + i, seed + s, 0.5F) + (accumulate ? 1.0F : 0.0F);
-      require(results[s][i] == want,
-              fmt::format("reduce_scatter: element {} of span {} is {}, not {}", i, s, results[s][i], want));
-    }
+    require_sums(results[s].data(), count, size, me * count, seed + s, 0.5F, accumulate ? 1.0F : 0.0F,
+                 fmt::format("reduce_scatter, span {}", s));
     require(results[s][count] == 1.0F, "reduce_scatter wrote past its end");
   }
 }
@@ -177,23 +193,19 @@ inline void check_all_reduce(Bench &bench, uint64_t seed) {
   }
   bench.finish(bench.communicator->all_reduce(spans, {static_cast<uint32_t>(seed), "all-reduced"}, *bench.stream));
   for (uint64_t s = 0; s < spans.size(); ++s)
-    for (uint64_t i = 0; i < spans[s].shard_count * size; ++i) {
-      const float want = expected_sum(size, i, seed + s, 0.25F) + (accumulate ? 2.0F : 0.0F);
-      const float got = reinterpret_cast<const float *>(spans[s].whole_writable)[i];
-      require(got == want, fmt::format("all_reduce: element {} of span {} is {}, not {}", i, s, got, want));
-    }
+    require_sums(reinterpret_cast<const float *>(spans[s].whole_writable), spans[s].shard_count * size, size, 0,
+                 seed + s, 0.25F, accumulate ? 2.0F : 0.0F, fmt::format("all_reduce, span {}", s));
 }
 
 inline void check_broadcast(Bench &bench, uint64_t seed) {
   const uint32_t root = static_cast<uint32_t>(seed % bench.rank.size());
   const uint64_t bytes = Lengths(seed)(5000);
-  if (bench.rank.rank() == root)
-    for (uint64_t i = 0; i < bytes; ++i) bench.in.mine[i] = static_cast<std::byte>(i * 5 + seed);
-  std::vector<std::byte> result(bytes);
+  std::vector<std::byte> result(bytes), wanted(bytes);
+  fill_multiples(wanted.data(), bytes, 5, seed);
+  if (bench.rank.rank() == root) std::copy(wanted.begin(), wanted.end(), bench.in.mine);
   bench.finish(
       bench.communicator->broadcast(bench.in.at(0), root, result.data(), bytes, {1, "broadcast"}, *bench.stream));
-  for (uint64_t i = 0; i < bytes; ++i)
-    require(result[i] == static_cast<std::byte>(i * 5 + seed), fmt::format("broadcast: byte {} differs", i));
+  require_same_bytes(result.data(), wanted.data(), bytes, "broadcast");
 }
 
 inline void check_everything(Bench &bench, uint64_t seed) {
@@ -226,7 +238,7 @@ inline void exchange_body(Rank &rank) {
   for (const uint64_t base : {0, 1, 100, 32 * 1024 - 1, 32 * 1024, 32 * 1024 + 1, 200'000}) {
     const auto text = [&](uint32_t r) {
       std::vector<std::byte> bytes(base + r * 1000 * (base > 0));
-      for (uint64_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 3 + r);
+      fill_multiples(bytes.data(), bytes.size(), 3, r);
       return bytes;
     };
     const auto all = rank.team->all_gather(text(rank.rank()), "lengths");
@@ -235,8 +247,9 @@ inline void exchange_body(Rank &rank) {
     std::vector<std::byte> mine(base), fixed(base * rank.size());
     std::fill(mine.begin(), mine.end(), static_cast<std::byte>(rank.rank() + 1));
     rank.team->all_gather(mine.data(), base, fixed.data(), "fixed");
-    for (uint64_t i = 0; i < fixed.size(); ++i)
-      require(fixed[i] == static_cast<std::byte>(i / base + 1), "all_gather: bytes");
+    std::vector<std::byte> wanted;
+    for (uint32_t r = 0; r < rank.size(); ++r) wanted.insert(wanted.end(), base, static_cast<std::byte>(r + 1));
+    require_same_bytes(fixed.data(), wanted.data(), wanted.size(), "all_gather");
   }
   rank.leave();
 }
@@ -254,7 +267,8 @@ inline void gate_body(Rank &rank) {
     for (uint32_t r = 0; r < rank.size(); ++r) {
       uint64_t seen;
       std::memcpy(&seen, stripes.arena->data() + r * stripes.stride, sizeof seen);
-      require(seen == version * 100 + r, fmt::format("version {}: rank {} shows {}", version, r, seen));
+      if (seen != version * 100 + r)
+        throw std::runtime_error(fmt::format("version {}: rank {} shows {}", version, r, seen));
     }
     second->arrive(version);
     second->await(version, "await of the readers");

@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -15,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "alone.h"
 #include "comm/communicator.h"
 #include "device/device.h"
 
@@ -72,6 +74,15 @@ using Body = std::function<void(Rank &)>;
 
 inline void require(bool condition, const std::string &what) {
   if (!condition) throw std::runtime_error(what);
+}
+
+inline void require_same_bytes(const std::byte *found, const std::byte *wanted, uint64_t bytes,
+                               const std::string &what) {
+  if (bytes == 0 || std::memcmp(found, wanted, bytes) == 0) return;
+  uint64_t i = 0;
+  while (found[i] == wanted[i]) ++i;
+  throw std::runtime_error(fmt::format("{}: byte {} of {} is {}, not {}", what, i, bytes,
+                                       std::to_integer<int>(found[i]), std::to_integer<int>(wanted[i])));
 }
 
 // The error that a call ends with.

@@ -78,9 +78,8 @@ struct TwoWays {
     stream->copy(got.data(), part(), used);
     rank.synchronize(*stream);
     for (const Expected &one : expected)
-      for (uint64_t i = one.offset; i < one.offset + one.bytes; ++i)
-        require(got[i] == host_part()[i],
-                fmt::format("rank {}: {}: byte {} of {} differs", me(), one.what, i - one.offset, one.bytes));
+      require_same_bytes(got.data() + one.offset, host_part() + one.offset, one.bytes,
+                         fmt::format("rank {}: {}", me(), one.what));
     expected.clear();
     rank.meet();  // peers read the arena of the host
     used = 0;

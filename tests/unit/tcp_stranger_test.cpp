@@ -20,7 +20,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-std::vector<std::byte> bytes_of(const void *data, size_t count) {
+std::vector<std::byte> bytes_at(const void *data, size_t count) {
   const auto *begin = static_cast<const std::byte *>(data);
   return {begin, begin + count};
 }
@@ -35,28 +35,28 @@ std::vector<std::byte> kind_of_bytes(uint32_t n, const Endpoint &to) {
     case 0: return {};
     case 1: {
       const std::string text = "GET / HTTP/1.1\r\nHost: " + to.text() + "\r\n\r\n";
-      return bytes_of(text.data(), text.size());
+      return bytes_at(text.data(), text.size());
     }
     case 2:  // no digest at all
-      return bytes_of(&answer, sizeof answer);
+      return bytes_at(&answer, sizeof answer);
     case 3:  // one of another secret
       answer.digest = wire::guest_digest("guess " + std::to_string(n), {}, answer.nonce, ": libfsdp messages");
-      return bytes_of(&answer, sizeof answer);
+      return bytes_at(&answer, sizeof answer);
     case 4: {  // as if both had greeted
       messages::Header header{};
       header.magic = messages::header_magic;
       header.kind = messages::Kind::data;
       header.bytes = uint64_t{1} << 63;
       const tcp::OutFrame frame = tcp::make_frame(header, 0, UINT32_MAX);
-      return bytes_of(&frame.head, sizeof frame.head);
+      return bytes_at(&frame.head, sizeof frame.head);
     }
     case 5: {
       const tcp::Greeting greeting{0x66736768, 1, 0x01020304, 2, 0, 1};
-      return bytes_of(&greeting, sizeof greeting);
+      return bytes_at(&greeting, sizeof greeting);
     }
     case 6: {  // another version, cut short
       answer.head.version = static_cast<uint32_t>(random());
-      return bytes_of(&answer, random() % sizeof answer);
+      return bytes_at(&answer, random() % sizeof answer);
     }
     default: {
       std::vector<std::byte> noise(random() % 5'000);
