@@ -21,7 +21,6 @@ using State = Introduction::State;
 struct Meeting {
   State guest = State::waiting, host = State::waiting;
   std::string guest_problem, host_problem;
-  bool guest_final = false;
   uint32_t host_peer = 0;
 };
 
@@ -46,7 +45,6 @@ Meeting meet(const JobNames &guest_names, const JobNames &host_names, uint32_t t
   }
   seen.guest_problem = guest.problem();
   seen.host_problem = host.problem();
-  seen.guest_final = guest.final();
   seen.host_peer = host.peer();
   return seen;
 }
@@ -167,6 +165,10 @@ TEST(TcpInterface, IsTheOneThatWasChosen) {
   }
   ::setenv("FSDP_NET_INTERFACE", "127.0.0.9", 1);
   EXPECT_EQ(find_interface("127.0.0.1").address(), "127.0.0.9");
+  for (const char *none : {"0.0.0.0", "::", "224.0.0.1", "ff02::1"}) {
+    ::setenv("FSDP_NET_INTERFACE", none, 1);
+    EXPECT_THROW(find_interface("127.0.0.1"), Error) << none;
+  }
   ::setenv("FSDP_NET_INTERFACE", "nowhere7", 1);
   try {
     find_interface("127.0.0.1");

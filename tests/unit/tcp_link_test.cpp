@@ -7,8 +7,10 @@
 #include <cstring>
 #include <map>
 #include <random>
+#include <thread>
 
 #include "base/error.h"
+#include "comm/bootstrap/endpoint.h"
 #include "comm/tcp/link.h"
 
 namespace fsdp::comm::tcp {
@@ -271,6 +273,37 @@ TEST(TcpLink, WhatItsTakerRefusesEndsIt) {
   second.read(notes);
   EXPECT_EQ(first.problem(), "a chunk that nobody waits for");
   EXPECT_EQ(second.problem(), "messages for communicators that do not exist here");
+}
+
+// A peer has ended: what it said before is heard, also by who finds that it cannot write any more.
+TEST(TcpLink, LastWordsAreHeardAfterAWriteThatFailed) {
+  std::string problem;
+  const Fd listener = listen_at(Endpoint::numeric("127.0.0.1", 0, problem).front(), 1);
+  int code = 0;
+  Fd theirs = begin_connecting(Endpoint::local(listener), code), mine;
+  for (int i = 0; i < 1000 && !(mine = accept_from(listener)); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  Link link(std::move(mine), peer);
+  const auto words = bytes_of({control_frame(0, 1, 60)});
+  put(theirs, words.data(), words.size());
+  theirs.reset();
+  std::vector<Header> sent;
+  uint64_t sequence = 0;
+  for (int i = 0; i < 1000 && (i == 0 || !link.writing()); ++i) {  // until the kernel has heard of the end
+    std::vector<OutFrame> frames{control_frame(sequence++, 9, 8)};
+    link.take(frames);
+    link.write(sent);
+    if (!link.writing() && !link.unsent().empty()) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  ASSERT_FALSE(link.unsent().empty()) << "the write did not fail";
+  ASSERT_TRUE(link.open()) << link.problem();
+  Notes notes;
+  for (int i = 0; i < 3; ++i) link.read(notes);
+  ASSERT_EQ(notes.controls.size(), 1u);
+  EXPECT_EQ(notes.controls[0].second, body_of(1, 60));
+  EXPECT_FALSE(link.open());
+  EXPECT_NE(link.code(), 0);
 }
 
 // Bytes of a right conversation with some of them changed: a link takes them or ends, and writes nowhere but into

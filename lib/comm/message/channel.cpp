@@ -143,6 +143,7 @@ Place Channel::place(const Header &header, uint64_t bytes) {
     return misfit;
   if (header.stage == Stage::reduce) return place_of_sum(r, header);
   if (header.stage != Stage::gather || lanes_[r].gather_arrived >= call_.gathered_from(r)) return misfit;
+  if (transport_.traits().in_order && header.chunk != lanes_[r].gather_arrived) return misfit;
   const ByteSpan extent = call_.slice(r, header.chunk);
   if (bytes != extent.bytes) return misfit;
   ++receiving_;

@@ -193,7 +193,11 @@ void Channel::drop() noexcept {
   if (quiet()) return;
   for (uint32_t r = 0; r < size(); ++r)
     if (r != rank_) transport_.cut(ranks_[r]);
-  transport_.changed().wait_for(lock, drop_time, [&] { return quiet(); });
+  const auto ended = [&] { return quiet(); };
+  if (transport_.traits().cuts_surely)
+    transport_.changed().wait(lock, ended);
+  else
+    transport_.changed().wait_for(lock, drop_time, ended);
 }
 
 }  // namespace fsdp::comm::messages

@@ -18,8 +18,8 @@ Receiver *Receivers::find(uint64_t key) const noexcept {
 }
 
 void Receivers::add(uint64_t key, Receiver &receiver, uint32_t rank) {
-  if (!receivers_.emplace(key, &receiver).second || removed_.count(key))
-    fail(FSDP_INTERNAL, "rank {}: two communicators with the key {:x}", rank, key);
+  if (!known_.insert(key).second) fail(FSDP_INTERNAL, "rank {}: two communicators with the key {:x}", rank, key);
+  receivers_.emplace(key, &receiver);
   std::erase_if(held_, [&](const Held &held) {
     if (held.header.key != key) return false;
     receiver.control(held.header, held.payload.data(), held.payload.size());
@@ -28,14 +28,11 @@ void Receivers::add(uint64_t key, Receiver &receiver, uint32_t rank) {
   });
 }
 
-void Receivers::remove(uint64_t key) noexcept {
-  receivers_.erase(key);
-  removed_.insert(key);
-}
+void Receivers::remove(uint64_t key) noexcept { receivers_.erase(key); }
 
 bool Receivers::keep(const Header &header, const void *payload, uint64_t bytes) {
   if (header.kind == Kind::ask && questions_.size() < most_held) questions_.push_back(header);
-  if (header.kind == Kind::data || header.kind == Kind::ask || removed_.count(header.key)) return true;
+  if (header.kind == Kind::data || header.kind == Kind::ask || known_.count(header.key)) return true;
   if (header.from < held_of_.size() && ++held_of_[header.from] > most_held) return false;
   if (held_of_.empty() && held_.size() >= most_held_early) return true;
   const auto *begin = static_cast<const std::byte *>(payload);

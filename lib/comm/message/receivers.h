@@ -39,7 +39,7 @@ class Receivers {
   };
 
   std::map<uint64_t, Receiver *> receivers_;
-  std::set<uint64_t> removed_;
+  std::set<uint64_t> known_;  // also those that are gone
   std::vector<Held> held_;
   std::vector<uint32_t> held_of_;  // how many, by sender
   std::vector<Header> questions_;

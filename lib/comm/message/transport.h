@@ -33,6 +33,11 @@ class Transport {
   Transport &operator=(const Transport &) = delete;
 
   uint32_t rank() const noexcept { return rank_; }
+  struct Traits {
+    bool in_order;     // the data to one peer comes as it was sent
+    bool cuts_surely;  // after cut() all that was under way ends, whatever others do
+  };
+  virtual Traits traits() const noexcept = 0;
   // As Net.
   virtual std::vector<std::byte> address() const = 0;
   virtual const std::string &warnings() const noexcept = 0;

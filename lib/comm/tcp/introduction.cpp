@@ -26,11 +26,16 @@ Introduction::Introduction(const JobNames &job, uint32_t to, const Endpoint &pla
 Introduction::Introduction(const JobNames &job, Fd socket, Clock::time_point deadline)
     : job_(job), role_(Role::host), deadline_(deadline), socket_(std::move(socket)) {}
 
+void Introduction::hang_up() noexcept {
+  if (socket_) ::shutdown(socket_.get(), SHUT_RDWR);
+  socket_.reset();
+}
+
 Introduction::State Introduction::fail_with(std::string problem, int code, bool final) {
   problem_ = std::move(problem);
   code_ = code;
   final_ = final;
-  socket_.reset();
+  hang_up();
   return State::failed;
 }
 

@@ -44,6 +44,9 @@ class Introduction {
   Introduction(const JobNames &job, uint32_t to, const Endpoint &place, Clock::time_point deadline);
   // Somebody has connected.
   Introduction(const JobNames &job, Fd socket, Clock::time_point deadline);
+  ~Introduction() { hang_up(); }
+  Introduction(const Introduction &) = delete;
+  Introduction &operator=(const Introduction &) = delete;
 
   // Reads and writes what goes now, never waiting.
   State advance();
@@ -59,6 +62,7 @@ class Introduction {
   Fd take_socket() noexcept { return std::move(socket_); }
 
  private:
+  void hang_up() noexcept;  // also where a child of this process has the socket
   State fail_with(std::string problem, int code, bool final);
   State connect();
   State prove();

@@ -23,6 +23,9 @@ constexpr size_t most_parts = 64;  // of one system call: heads and payloads
 constexpr uint64_t most_at_once = uint64_t{64} << 10;
 constexpr size_t dropped_at_once = 16384;
 
+// The connection is well: the kernel has no room, or no memory, at the moment.
+bool is_later(int code) noexcept { return code == EAGAIN || code == ENOBUFS || code == ENOMEM; }
+
 // Where a frame's part that has not gone begins, and how long it is.
 iovec part(const std::byte *from, uint64_t bytes, uint64_t gone) noexcept {
   const uint64_t skipped = std::min(gone, bytes);
@@ -30,6 +33,10 @@ iovec part(const std::byte *from, uint64_t bytes, uint64_t gone) noexcept {
 }
 
 }  // namespace
+
+Link::~Link() {
+  if (socket_) ::shutdown(socket_.get(), SHUT_RDWR);
+}
 
 void Link::end(std::string problem, int code) {
   if (!open()) return;
@@ -40,7 +47,7 @@ void Link::end(std::string problem, int code) {
 // ---- out ----
 
 void Link::take(std::vector<OutFrame> &frames) {
-  if (!writing()) {
+  if (first_ == out_.size()) {
     out_.clear();
     first_ = 0;
     out_.swap(frames);
@@ -85,6 +92,7 @@ void Link::note_sent(uint64_t bytes, std::vector<messages::Header> &sent) {
 
 void Link::write(std::vector<messages::Header> &sent) {
   full_ = false;
+  sent.reserve(sent.size() + most_parts);  // what is noted later does not throw
   for (int i = 0; i < most_writes && writing() && open(); ++i) {
     iovec parts[most_parts];
     msghdr message{};
@@ -93,8 +101,9 @@ void Link::write(std::vector<messages::Header> &sent) {
     const ssize_t count = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) {
-      full_ = errno == EAGAIN;
-      if (!full_) end(std::strerror(errno), errno);
+      full_ = is_later(errno);
+      cannot_write_ = !full_;
+      write_code_ = full_ ? 0 : errno;
       return;
     }
     note_sent(static_cast<uint64_t>(count), sent);
@@ -130,7 +139,8 @@ void Link::read(Sink &sink) {
     message.msg_iovlen = all ? 2 : 1;
     const ssize_t count = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0 && errno == EAGAIN) return;
+    if (count < 0 && is_later(errno)) return;
+    if (count <= 0 && write_code_) return end(std::strerror(write_code_), write_code_);
     if (count <= 0) {
       end(count == 0 ? "the peer closed the connection" : std::strerror(errno), count == 0 ? ECONNRESET : errno);
       return;

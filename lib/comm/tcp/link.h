@@ -33,6 +33,9 @@ class Sink {
 class Link {
  public:
   Link(Fd socket, uint32_t peer) : socket_(std::move(socket)), peer_(peer) {}
+  ~Link();  // the connection ends, also where a child of this process has it
+  Link(const Link &) = delete;
+  Link &operator=(const Link &) = delete;
 
   const Fd &socket() const noexcept { return socket_; }
   bool open() const noexcept { return problem_.empty(); }
@@ -43,7 +46,7 @@ class Link {
 
   // Takes these frames behind those that it has, and leaves the vector empty.
   void take(std::vector<OutFrame> &frames);
-  bool writing() const noexcept { return first_ < out_.size(); }
+  bool writing() const noexcept { return first_ < out_.size() && !cannot_write_; }
   // Sends what goes, up to a limit; the headers of the data that has gone are added to `sent`.
   void write(std::vector<messages::Header> &sent);
   // Reads what is there, up to a limit.
@@ -75,6 +78,9 @@ class Link {
   std::vector<OutFrame> out_;
   size_t first_ = 0;  // of out_ that has not gone
   bool full_ = false;
+  // The peer takes no more: what it said before that is still read, and only then is this the end.
+  bool cannot_write_ = false;
+  int write_code_ = 0;
 
   std::array<std::byte, 4096> staged_bytes_{};
   size_t staged_ = 0;

@@ -24,7 +24,10 @@ constexpr auto awake_time = std::chrono::microseconds(20);
 constexpr int look_ms = 1000, forming_look_ms = 10, stopping_look_ms = 1;
 constexpr auto longest_pause = std::chrono::milliseconds(1000);
 constexpr auto stranger_time = std::chrono::seconds(5);
-constexpr size_t most_strangers = 64;  // the oldest makes room
+constexpr auto least_stranger_time = std::chrono::milliseconds(250);
+constexpr auto dial_time = std::chrono::seconds(10);  // of one try
+constexpr size_t most_strangers = 64;
+constexpr int most_accepted = 16;  // at once
 
 }  // namespace
 
@@ -37,11 +40,11 @@ void TcpTransport::start_thread() {
   thread_ = LibraryThread{"fsdp-tcp", format_text("messages of rank {}", rank_)}.start(body, this);
 }
 
-void TcpTransport::watch(int fd, uint64_t tag, uint32_t events, int operation) noexcept {
+bool TcpTransport::watch(int fd, uint64_t tag, uint32_t events, int operation) noexcept {
   epoll_event event{};
   event.events = events;
   event.data.u64 = tag;
-  ::epoll_ctl(events_.get(), operation, fd, &event);
+  return ::epoll_ctl(events_.get(), operation, fd, &event) == 0;
 }
 
 void TcpTransport::run() noexcept {
@@ -50,7 +53,9 @@ void TcpTransport::run() noexcept {
       if (!begin_round()) return;
       do_round();
     } catch (const std::bad_alloc &) {
-      fail_context();
+      fail_context(Error(FSDP_OUT_OF_MEMORY, "messages", static_cast<int32_t>(rank_)));
+    } catch (const Error &error) {
+      fail_context(error);
     }
   }
 }
@@ -60,12 +65,15 @@ bool TcpTransport::begin_round() {
   let_others_go_first();
   const std::lock_guard guard(mutex_);
   stops_ = stopping_;
+  joined_ = !peers_.empty();
   if (stops_ && may_stop()) return false;
   answer_for_nobody();
   // What this makes dirty is looked at in the next round.
-  const auto count = static_cast<std::ptrdiff_t>(dirty_.size());
-  for (std::ptrdiff_t i = 0; i < count; ++i) look_at(dirty_[static_cast<size_t>(i)]);
-  dirty_.erase(dirty_.begin(), dirty_.begin() + count);
+  for (size_t left = dirty_.size(); left > 0; --left) {
+    const uint32_t r = dirty_.front();
+    dirty_.erase(dirty_.begin());  // first: what follows may throw
+    look_at(r);
+  }
   const bool writes = std::ranges::any_of(writers_, [this](uint32_t r) { return !peers_[r].blocked; });
   const bool awake = moved_ || Clock::now() - moved_at_ <= awake_time;
   asleep_ = sleeps_ = dirty_.empty() && !writes && !awake;
@@ -74,12 +82,12 @@ bool TcpTransport::begin_round() {
 
 void TcpTransport::do_round() {
   moved_ = false;
-  introducing_ = forms() || !listening_;
+  introducing_ = forms() && Clock::now() - introduced_at_ >= std::chrono::milliseconds(forming_look_ms);
   for (const uint32_t r : writers_)
     if (!peers_[r].blocked) write(r);
   std::erase_if(writers_, [this](uint32_t r) { return !peers_[r].writing; });
   await_events();
-  if (introducing_) introduce();
+  if (introducing_ || !listening_) introduce();
   if (moved_) moved_at_ = Clock::now();
   if (!moved_ && !sleeps_) ::sched_yield();
 }
@@ -131,12 +139,11 @@ void TcpTransport::write(uint32_t r) {
       receiver->sent(Kind::data, r);
       receiver->move_on();
     }
-  if (!peer.link->open()) return fail_peer(r, peer.link->problem(), peer.link->code());
   if (!peer.queued.empty()) peer.link->take(peer.queued);
   peer.writing = peer.link->writing();
   if (!peer.writing || !peer.link->full()) return;
-  peer.blocked = true;
-  watch(peer.link->socket().get(), r, EPOLLIN | EPOLLOUT, EPOLL_CTL_MOD);
+  peer.blocked = watch(peer.link->socket().get(), r, EPOLLIN | EPOLLOUT, EPOLL_CTL_MOD);
+  if (!peer.blocked) fail_peer(r, "epoll does not take it", ENOMEM);
 }
 
 void TcpTransport::read(uint32_t r) {
@@ -173,17 +180,29 @@ void TcpTransport::arrived(const Header &header) {
 
 // ---- connections ----
 
+// A stranger has his seat for a moment, however many come: a rank that connects needs no longer. Else the oldest goes.
+bool TcpTransport::has_seat() {
+  if (strangers_.size() < most_strangers) return true;
+  if (Clock::now() < strangers_.front()->deadline() - stranger_time + least_stranger_time) return false;
+  strangers_.erase(strangers_.begin());
+  return true;
+}
+
+void TcpTransport::stop_listening() noexcept {
+  watch(listener_.get(), listener_tag, 0, EPOLL_CTL_DEL);
+  listening_ = false;
+}
+
+// A few at once: data that comes meanwhile is to be read.
 void TcpTransport::accept() {
-  while (pause_.over()) {
+  for (int i = 0; i < most_accepted; ++i) {
+    if (!has_seat()) return stop_listening();
     Fd socket = accept_from(listener_);
     if (!socket) {
-      if (!pause_.note(errno)) return;
-      watch(listener_.get(), listener_tag, 0, EPOLL_CTL_DEL);
-      listening_ = false;
+      if (pause_.note(errno)) stop_listening();
       return;
     }
     pause_.clear();
-    if (strangers_.size() >= most_strangers) strangers_.erase(strangers_.begin());
     strangers_.push_back(std::make_unique<Introduction>(names_, std::move(socket), Clock::now() + stranger_time));
     watch(strangers_.back()->socket().get(), introduction_tag, EPOLLIN | EPOLLOUT | EPOLLET, EPOLL_CTL_ADD);
   }
@@ -191,19 +210,18 @@ void TcpTransport::accept() {
 
 // Not before this rank has joined: it could not say for whom it proves anything.
 void TcpTransport::introduce() {
-  {
-    const std::lock_guard guard(mutex_);
-    if (peers_.empty()) return;
-  }
-  if (!listening_ && pause_.over()) {
-    watch(listener_.get(), listener_tag, EPOLLIN, EPOLL_CTL_ADD);
-    listening_ = true;
-  }
-  std::erase_if(strangers_, [this](const auto &stranger) {
+  if (!joined_) return;
+  introduced_at_ = Clock::now();
+  if (!listening_ && pause_.over() && has_seat())
+    listening_ = watch(listener_.get(), listener_tag, EPOLLIN, EPOLL_CTL_ADD);
+  std::erase(strangers_, nullptr);  // of a round that ended early
+  for (auto &stranger : strangers_) {
     const Introduction::State state = stranger->advance();
-    if (state == Introduction::State::done) let_in(*stranger);
-    return state != Introduction::State::waiting;
-  });
+    if (state == Introduction::State::waiting) continue;
+    const auto over = std::move(stranger);
+    if (state == Introduction::State::done) let_in(*over);
+  }
+  std::erase(strangers_, nullptr);
   for (const uint32_t r : dialed_) see_to_dial(r);
   const std::lock_guard guard(mutex_);
   std::erase_if(dialed_, [this](uint32_t r) { return peers_[r].open || peers_[r].closing; });
@@ -223,16 +241,20 @@ void TcpTransport::let_in(Introduction &stranger) {
 void TcpTransport::see_to_dial(uint32_t r) {
   Peer &peer = peers_[r];
   const auto now = Clock::now();
+  {
+    const std::lock_guard guard(mutex_);
+    if (peer.open || peer.closing) return;
+  }
   if (!peer.dialing) {
     if (now < peer.redial) return;
-    peer.dialing = std::make_unique<Introduction>(names_, r, peer.place, peer.expiry);
+    peer.dialing = std::make_unique<Introduction>(names_, r, peer.place, std::min(peer.expiry, now + dial_time));
     if (peer.dialing->socket())
       watch(peer.dialing->socket().get(), introduction_tag, EPOLLIN | EPOLLOUT | EPOLLET, EPOLL_CTL_ADD);
   }
   const Introduction::State state = peer.dialing->advance();
   if (state == Introduction::State::waiting) return;
   const std::lock_guard guard(mutex_);
-  if (peer.closing) return;
+  if (peer.closing) return peer.dialing.reset();
   if (state == Introduction::State::done) {
     watch(peer.dialing->socket().get(), 0, 0, EPOLL_CTL_DEL);
     open(r, peer.dialing->take_socket());

@@ -32,6 +32,12 @@ constexpr auto last_words_time = std::chrono::milliseconds(1000);
 // More than any rank sends while a peer does not read: a stopped one is found long before.
 constexpr size_t most_queued = 65536;
 
+Fd listen_for_messages(const Endpoint &place) {
+  Fd listener = listen_at(place, backlog);
+  if (!listener) fail_errno(errno, format_text("listening for messages at {}", place.address()));
+  return listener;
+}
+
 Fd check(int fd, const char *what) {
   if (fd < 0) fail_errno(errno, what);
   return Fd(fd);
@@ -42,10 +48,9 @@ Fd check(int fd, const char *what) {
 TcpTransport::TcpTransport(uint32_t rank, const std::string &address, uint64_t chunk_bytes)
     : Transport(rank),
       chunk_bytes_(chunk_bytes),
-      listener_(listen_at(find_interface(address), backlog)),
+      listener_(listen_for_messages(find_interface(address))),
       events_(check(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1 for messages")),
       wake_(check(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd for messages")) {
-  if (!listener_) fail_errno(errno, format_text("listening for messages at {}", find_interface(address).address()));
   start_thread();
 }
 
@@ -115,7 +120,10 @@ void TcpTransport::queue(uint32_t to, OutFrame &frame) {
   const bool idle = peer.open && !peer.writing && peer.queued.empty();
   if (idle && frame.head.payload_bytes <= short_data) Link::send_now(peer.link->socket(), frame);
   if (frame.done()) return give_up(frame, to);
-  if (peer.queued.size() >= most_queued) return fail_peer(to, "it has not read for too long", ETIMEDOUT);
+  if (peer.queued.size() >= most_queued) {
+    give_up(frame, to);
+    return fail_peer(to, "it has not read for too long", ETIMEDOUT);
+  }
   peer.queued.push_back(frame);
   if (peer.open) mark(to);
 }
@@ -123,6 +131,7 @@ void TcpTransport::queue(uint32_t to, OutFrame &frame) {
 void TcpTransport::send_control(uint32_t to, const Header &header, const void *payload, uint64_t bytes) {
   Peer &peer = peers_[to];
   if (!peer.loss.text.empty() || peer.closing) return;
+  prepare(to);  // before anything is counted or sent
   OutFrame frame = make_frame(header, peer.sequence++, bytes);
   if (bytes) std::memcpy(frame.control, payload, bytes);
   queue(to, frame);
@@ -160,7 +169,7 @@ void TcpTransport::open(uint32_t r, Fd socket) {
   peer.link = std::make_unique<Link>(std::move(socket), r);
   peer.open = true;
   peer.blocked = false;
-  watch(peer.link->socket().get(), r, EPOLLIN, EPOLL_CTL_ADD);
+  if (!watch(peer.link->socket().get(), r, EPOLLIN, EPOLL_CTL_ADD)) return fail_peer(r, std::strerror(errno), errno);
   mark(r);
   changed_.notify_all();
 }
@@ -193,7 +202,7 @@ void TcpTransport::cut(uint32_t r) noexcept {
 }
 
 // By the thread: nothing of what was under way is read or written afterwards.
-void TcpTransport::close(uint32_t r) noexcept {
+void TcpTransport::close(uint32_t r) {
   Peer &peer = peers_[r];
   peer.dialing.reset();
   if (peer.link) {
@@ -236,9 +245,9 @@ bool TcpTransport::may_stop() const noexcept {
   });
 }
 
-void TcpTransport::fail_context() noexcept {
+void TcpTransport::fail_context(const Error &error) noexcept {
   const auto guard = lock();
-  if (seat_) seat_->watch.fail(Error(FSDP_OUT_OF_MEMORY, "messages", static_cast<int32_t>(rank_)));
+  if (seat_) seat_->watch.fail(error);
   changed_.notify_all();
 }
 

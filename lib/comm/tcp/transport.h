@@ -31,6 +31,7 @@ class TcpTransport final : public messages::Transport, private Sink {
   TcpTransport(uint32_t rank, const std::string &address, uint64_t chunk_bytes);
   ~TcpTransport() override;
 
+  Traits traits() const noexcept override { return {true, true}; }
   std::vector<std::byte> address() const override;
   const std::string &warnings() const noexcept override { return warnings_; }
   void join(NetJob job, std::shared_ptr<Seat> seat) override;
@@ -80,7 +81,7 @@ class TcpTransport final : public messages::Transport, private Sink {
   void queue(uint32_t to, OutFrame &frame);
   void fail_peer(uint32_t r, const std::string &text, int code) noexcept;
   void give_up(const OutFrame &frame, uint32_t to) noexcept;
-  void close(uint32_t r) noexcept;
+  void close(uint32_t r);
   void look_at(uint32_t r);
   void open(uint32_t r, Fd socket);
   void answer_for_nobody();
@@ -95,13 +96,16 @@ class TcpTransport final : public messages::Transport, private Sink {
   void take_event(uint64_t tag, uint32_t events);
   void write(uint32_t r);
   void read(uint32_t r);
-  void watch(int fd, uint64_t tag, uint32_t events, int operation) noexcept;
+  bool watch(int fd, uint64_t tag, uint32_t events, int operation) noexcept;
+  bool has_seat();
+  void stop_listening() noexcept;
   void accept();
   void introduce();
   void let_in(Introduction &stranger);
   void see_to_dial(uint32_t r);
-  bool forms() const noexcept { return dials_ > 0 || !strangers_.empty() || !pause_.over(); }
-  void fail_context() noexcept;
+  // Connections are made, or are about to be.
+  bool forms() const noexcept { return dials_ > 0 || !strangers_.empty() || (joined_ && !listening_); }
+  void fail_context(const Error &error) noexcept;
 
   uint64_t chunk_bytes_;
   std::string warnings_;
@@ -123,7 +127,9 @@ class TcpTransport final : public messages::Transport, private Sink {
   size_t dials_ = 0;
   AcceptPause pause_;
   bool listening_ = false;
+  bool joined_ = false;       // peers are known
   bool introducing_ = false;  // one of them has something to do
+  Clock::time_point introduced_at_{};
   Clock::time_point moved_at_{};
   bool moved_ = false, sleeps_ = false, stops_ = false;
   pthread_t thread_{};
