@@ -25,6 +25,11 @@ struct Loss {
   uint64_t order = 0;  // who failed first of all is not one that gave up because of another
 };
 
+struct TransportTraits {
+  bool in_order;     // the data to one peer comes as it was sent
+  bool cuts_surely;  // after cut() all that was under way ends, whatever others do
+};
+
 class Transport {
  public:
   explicit Transport(uint32_t rank) : rank_(rank) {}
@@ -33,11 +38,7 @@ class Transport {
   Transport &operator=(const Transport &) = delete;
 
   uint32_t rank() const noexcept { return rank_; }
-  struct Traits {
-    bool in_order;     // the data to one peer comes as it was sent
-    bool cuts_surely;  // after cut() all that was under way ends, whatever others do
-  };
-  virtual Traits traits() const noexcept = 0;
+  virtual TransportTraits traits() const noexcept = 0;
   // As Net.
   virtual std::vector<std::byte> address() const = 0;
   virtual const std::string &warnings() const noexcept = 0;

@@ -31,7 +31,7 @@ class TcpTransport final : public messages::Transport, private Sink {
   TcpTransport(uint32_t rank, const std::string &address, uint64_t chunk_bytes);
   ~TcpTransport() override;
 
-  Traits traits() const noexcept override { return {true, true}; }
+  messages::TransportTraits traits() const noexcept override { return {true, true}; }
   std::vector<std::byte> address() const override;
   const std::string &warnings() const noexcept override { return warnings_; }
   void join(NetJob job, std::shared_ptr<Seat> seat) override;

@@ -38,7 +38,7 @@ class UcxTransport final : public messages::Transport {
   UcxTransport(uint32_t rank, uint64_t chunk_bytes, bool guarded);
   ~UcxTransport() override;
 
-  Traits traits() const noexcept override { return {false, false}; }
+  messages::TransportTraits traits() const noexcept override { return {false, false}; }
   std::vector<std::byte> address() const override { return worker_.address(); }
   const std::string &warnings() const noexcept override { return worker_.warnings(); }
   void join(NetJob job, std::shared_ptr<Seat> seat) override;
