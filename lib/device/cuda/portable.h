@@ -7,18 +7,18 @@
 #include <cstdint>
 #include <cstring>
 
+#include "device/both.h"
+
 #if defined(__CUDACC__)
 #ifdef __USE_FAST_MATH__
 #error "the kernels promise exact bits: compile them without --use_fast_math"
 #endif
 #define FSDP_DEVICE __device__ __forceinline__
-#define FSDP_BOTH __host__ __device__ __forceinline__
 #else
 #include <chrono>
 #include <cmath>
 #include <thread>
 #define FSDP_DEVICE inline
-#define FSDP_BOTH inline
 #endif
 
 namespace fsdp::device::cuda {
