@@ -55,7 +55,7 @@ FSDP_BOTH constexpr uint8_t float8_stored(float value) {
   return static_cast<uint8_t>(sign | (rounded < Layout::largest ? rounded : Layout::largest));
 }
 
-// Exact. Subnormal numbers are counts of the lowest one, and every count is an fp32.
+// Exact.
 template <class Layout>
 FSDP_BOTH constexpr float float8_value(uint8_t code) {
   const uint32_t magnitude = code & 0x7fu, sign = (code & 0x80u) << 24;
@@ -63,8 +63,8 @@ FSDP_BOTH constexpr float float8_value(uint8_t code) {
     return fp32_of(sign | fp32_infinity | (magnitude & Layout::top_mask) << Layout::cut);
   if (magnitude == Layout::largest + 1) return fp32_of(sign | fp32_infinity);
   if (magnitude > Layout::top_mask) return fp32_of(sign | ((magnitude << Layout::cut) + Layout::rebias));
-  const float count = static_cast<float>(static_cast<int>(magnitude));
-  return fp32_of(sign | fp32_bits(count * fp32_of(Layout::lowest - (Layout::mantissa_bits << 23))));
+  const float lowest = fp32_of(Layout::lowest), moved = fp32_of((magnitude << Layout::cut) + Layout::lowest);
+  return fp32_of(sign | fp32_bits(moved - lowest));  // exact: a subnormal number is a count of the lowest one
 }
 
 struct E4M3 {
