@@ -20,9 +20,10 @@ FSDP_DEVICE uint8_t block_code(float value, uint8_t scale) {
 
 struct QuantizeTile {
   static constexpr unsigned side = mxfp8_block, threads = 128;
-  struct Shared {
+  struct TileNumbers {
     float tile[side][threads + 1];  // one more, so that the threads of a warp use different banks
   };
+  using Shared = TileNumbers;
   Mxfp8Quantize work;
   uint64_t tiles_across;
   bool wide;  // the ROW plane is aligned to 16 bytes
