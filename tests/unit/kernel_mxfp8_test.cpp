@@ -194,6 +194,20 @@ TEST(KernelMxfp8, ZerosKeepTheirSigns) {
   check(filled(32 * 64, [](size_t i) { return i % 3 ? 0.0f : -0.0f; }), 32, 64);
 }
 
+// A tile without zeros, one number of which is or is not a subnormal code.
+TEST(KernelMxfp8, OneNumberBelowTheOthers) {
+  std::vector<float> x(32 * 64, 448.0f);
+  on_every_target([&] {
+    for (int quarters = 1; quarters < 80; ++quarters)
+      for (const float least :
+           {0x1p-11f * static_cast<float>(quarters), 0x1.000002p-11f * static_cast<float>(quarters)})
+        for (const ScaleRule rule : rules) {
+          x[17 * 64 + 40] = least;
+          ASSERT_EQ(Quantized(x, 32, 64, rule).planes(), quantized(x, 32, 64, rule)) << least;
+        }
+  });
+}
+
 TEST(KernelMxfp8, CountsScalesThatAreNoNumbers) {
   std::vector<uint8_t> scales(1000);
   for (size_t i = 0; i < scales.size(); ++i) scales[i] = static_cast<uint8_t>(i);
