@@ -32,7 +32,7 @@ std::vector<std::string> operation_names() {
 }
 
 void add_options(CLI::App &app, perf::Request &request) {
-  app.add_option("--op", request.operations, "operations to measure (all but outer, save and load)")
+  app.add_option("--op", request.operations, "operations to measure (all but quantize, outer, save and load)")
       ->check(CLI::IsMember(operation_names()))
       ->delimiter(',');
   app.add_option("-n,--ranks", request.ranks, "ranks (2)")->check(CLI::Range(1u, perf::most_ranks));
@@ -44,9 +44,9 @@ void add_options(CLI::App &app, perf::Request &request) {
   app.add_option("-w,--warmup", request.warmup, "runs before measuring (3)")->check(CLI::Range(0, 1 << 20));
   app.add_option("-p,--pairs", request.pairs, "measurements, each with its reference; medians are reported (25)")
       ->check(CLI::Range(1, 1 << 20));
-  app.add_flag(
-      "-c,--check", request.check,
-      "count wrong elements of collectives, unshards, AdamW, step, save and load; any makes the exit status 1");
+  app.add_flag("-c,--check", request.check,
+               "count wrong elements of collectives, unshards, AdamW, quantize, step, save and load; any makes the "
+               "exit status 1");
   app.add_option("--json", request.json_file, "write a line of JSON for each result");
   app.add_option("--plot", request.plot_file, "write the ratios as a picture (SVG)");
   app.add_flag("--mpi", request.mpi, "measure Open MPI in turns: its shared memory and UCX, the faster one counts");

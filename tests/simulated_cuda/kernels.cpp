@@ -4,5 +4,8 @@
 // The shim comes first.
 #include "device/cuda/adamw_kernel.cu"
 #include "device/cuda/element_kernels.cu"
+#include "device/cuda/float8_kernels.cu"
+#include "device/cuda/fp8_kernels.cu"
+#include "device/cuda/mxfp8_kernels.cu"
 #include "device/cuda/norm_kernel.cu"
 #include "device/cuda/rank_sum_kernel.cu"

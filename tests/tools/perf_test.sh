@@ -70,6 +70,10 @@ check "a step with a save under way, and the same step" equal "$status$(lines '{
 measure -n 2 --op save --dir nowhere
 check "a folder that is not there is a usage error" equal $status 2
 
+measure -n 2 -c --op quantize
+check "planes of 8 bits" equal "$status$(lines 'sorted({(line["variant"], line["wrong"]) for line in lines})')" \
+  "0[('fp8', 0), ('fp8_block', 0), ('mxfp8', 0)]"
+
 measure -n 1 --op unshard_reshard,all_gather
 check "one rank has no peers to gather from" equal "$status$(lines '{line["op"] for line in lines}')" "0{'unshard_reshard'}"
 

@@ -81,11 +81,31 @@ TEST_F(CudaLaunch, SpansAreBatched) {
   EXPECT_EQ(launches, 3);
 }
 
-// Each of the 35 kernels (tests/gpu/kernels/code_test.py counts them), and the copy of 16-bit elements for both of
+TEST_F(CudaLaunch, ErrorsOf8BitKernelsAreReturned) {
+  next_result = cudaErrorLaunchOutOfResources;
+  const int error = cudaErrorLaunchOutOfResources;
+  uint8_t codes[4096] = {};
+  const Mxfp8Form row = Mxfp8Form::row;
+  EXPECT_EQ(cuda::cast_to_float8(nullptr, codes, Float8::e4m3, values, FSDP_FLOAT32, 8), error);
+  EXPECT_EQ(cuda::cast_from_float8(nullptr, values, FSDP_FLOAT32, codes, Float8::e4m3, 8), error);
+  EXPECT_EQ(cuda::quantize_mxfp8(nullptr, {values, 32, 32, {}, false, codes, codes, codes, codes}), error);
+  EXPECT_EQ(cuda::dequantize_mxfp8(nullptr, values, FSDP_FLOAT32, {codes, codes, 32, 32, row}), error);
+  EXPECT_EQ(cuda::count_nonfinite_scales(nullptr, &count, codes, 8), error);
+  EXPECT_EQ(cuda::swizzle_scales(nullptr, {codes, 1, 1, row, codes}), error);
+  EXPECT_EQ(cuda::find_amax(nullptr, values, values, 8, false), error);
+  EXPECT_EQ(cuda::find_fp8_scales(nullptr, values, values, values, 8, false), error);
+  EXPECT_EQ(cuda::quantize_fp8(nullptr, {values, 8, false, values, codes}), error);
+  EXPECT_EQ(cuda::dequantize_fp8(nullptr, values, FSDP_FLOAT32, {codes, 8, values}), error);
+  EXPECT_EQ(cuda::quantize_fp8_blocks(nullptr, {values, 1, 8, false, false, codes, values}), error);
+  EXPECT_EQ(cuda::dequantize_fp8_blocks(nullptr, values, FSDP_FLOAT32, {codes, values, 1, 8}), error);
+  EXPECT_EQ(launches, 12);
+}
+
+// Each of the 64 kernels (tests/gpu/kernels/code_test.py counts them), and the copy of 16-bit elements for both of
 // their types.
 TEST_F(CudaLaunch, PrepareRunsEveryKernel) {
   EXPECT_EQ(cuda::prepare(nullptr, scratch), 0);
-  EXPECT_EQ(launches, 36);
+  EXPECT_EQ(launches, 65);
   next_result = cudaErrorLaunchOutOfResources;
   EXPECT_EQ(cuda::prepare(nullptr, scratch), static_cast<int>(cudaErrorLaunchOutOfResources));
 }

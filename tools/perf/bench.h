@@ -94,6 +94,7 @@ void run_barrier(Bench &bench);
 void run_unshard(Bench &bench);
 void run_unshard_reshard(Bench &bench);
 void run_adamw(Bench &bench);
+void run_quantize(Bench &bench);
 void run_layout(Bench &bench);
 void run_step(Bench &bench);
 void run_step_save(Bench &bench);

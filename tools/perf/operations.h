@@ -20,6 +20,7 @@ constexpr Operation operations[] = {
     {"unshard", run_unshard, true},
     {"unshard_reshard", run_unshard_reshard, false},
     {"adamw", run_adamw, false},
+    {"quantize", run_quantize, false, true},
     {"layout", run_layout, false},
     {"step", run_step, true},
     {"outer", run_outer, true, true},

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <span>
 
+#include "device/quantize.h"
 #include "device/work.h"
 
 struct CUstream_st;  // cudaStream_t is a pointer to it
@@ -25,6 +26,23 @@ using Stream = CUstream_st *;
 // Between equal types the bits are copied; to may then be from.
 [[nodiscard]] int cast(Stream stream, void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype,
                        uint64_t count);
+
+// Numbers of 8 bits and their scales: as the host's kernels. Scales and amaxes are in device memory.
+[[nodiscard]] int cast_to_float8(Stream stream, uint8_t *to, Float8 format, const void *from, fsdp_dtype from_dtype,
+                                 uint64_t count);
+[[nodiscard]] int cast_from_float8(Stream stream, void *to, fsdp_dtype to_dtype, const uint8_t *from, Float8 format,
+                                   uint64_t count);
+[[nodiscard]] int quantize_mxfp8(Stream stream, const Mxfp8Quantize &work);
+[[nodiscard]] int dequantize_mxfp8(Stream stream, void *to, fsdp_dtype to_dtype, const Mxfp8Dequantize &work);
+[[nodiscard]] int count_nonfinite_scales(Stream stream, uint64_t *result, const uint8_t *scales, uint64_t count);
+[[nodiscard]] int swizzle_scales(Stream stream, const Mxfp8Swizzle &work);
+[[nodiscard]] int find_amax(Stream stream, float *result, const float *values, uint64_t count, bool via_bf16);
+[[nodiscard]] int find_fp8_scales(Stream stream, float *scales, float *scale_inv, const float *amaxes, uint64_t count,
+                                  bool power_of_two);
+[[nodiscard]] int quantize_fp8(Stream stream, const Fp8Quantize &work);
+[[nodiscard]] int dequantize_fp8(Stream stream, void *to, fsdp_dtype to_dtype, const Fp8Dequantize &work);
+[[nodiscard]] int quantize_fp8_blocks(Stream stream, const Fp8BlockQuantize &work);
+[[nodiscard]] int dequantize_fp8_blocks(Stream stream, void *to, fsdp_dtype to_dtype, const Fp8BlockDequantize &work);
 
 // to += from in fp32, rounded once to to's dtype.
 [[nodiscard]] int add(Stream stream, void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype,
@@ -63,6 +81,7 @@ constexpr uint64_t scratch_bytes = (uint64_t{1} << 19) + 128;
 // Runs every kernel once in scratch memory, so that its code is loaded on the stream's device: see prepare.cpp. To be
 // called and waited for before any collective runs there.
 [[nodiscard]] int prepare(Stream stream, void *scratch);
+[[nodiscard]] int prepare_quantize(Stream stream, void *scratch);  // a part of prepare()
 
 // Keeps the stream busy for about so long. For tests of order: on one thread, so that other work can run beside it.
 [[nodiscard]] int delay(Stream stream, uint32_t microseconds);

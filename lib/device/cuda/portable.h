@@ -7,18 +7,18 @@
 #include <cstdint>
 #include <cstring>
 
+#include "device/both.h"
+
 #if defined(__CUDACC__)
 #ifdef __USE_FAST_MATH__
 #error "the kernels promise exact bits: compile them without --use_fast_math"
 #endif
 #define FSDP_DEVICE __device__ __forceinline__
-#define FSDP_BOTH __host__ __device__ __forceinline__
 #else
 #include <chrono>
 #include <cmath>
 #include <thread>
 #define FSDP_DEVICE inline
-#define FSDP_BOTH inline
 #endif
 
 namespace fsdp::device::cuda {
@@ -56,6 +56,8 @@ FSDP_DEVICE void store_pack(T *to, const Pack<T, n> &pack) {
 FSDP_DEVICE void add_atomically(uint64_t *to, uint64_t value) {
   atomicAdd(reinterpret_cast<unsigned long long *>(to), static_cast<unsigned long long>(value));
 }
+
+FSDP_DEVICE void raise_atomically(uint32_t *to, uint32_t value) { atomicMax(to, value); }
 
 FSDP_DEVICE uint64_t nanoseconds() {
   uint64_t now;
@@ -103,6 +105,9 @@ FSDP_DEVICE void store_pack(T *to, const Pack<T, n> &pack) {
 
 // The simulation runs the threads of a kernel one after the other.
 FSDP_DEVICE void add_atomically(uint64_t *to, uint64_t value) { *to += value; }
+FSDP_DEVICE void raise_atomically(uint32_t *to, uint32_t value) {
+  if (value > *to) *to = value;
+}
 
 FSDP_DEVICE void spend(uint32_t microseconds) { std::this_thread::sleep_for(std::chrono::microseconds(microseconds)); }
 

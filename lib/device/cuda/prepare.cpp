@@ -41,7 +41,7 @@ int prepare(Stream stream, void *scratch) {
         store_step(stream, step, AdamW{}), sum_squares(stream, sum, at(scratch, 1), 1, 1, scratch),
         count_nonfinite(stream, count, at(scratch, 0), 1), delay(stream, 0)})
     if (error) return error;
-  return 0;
+  return prepare_quantize(stream, scratch);
 }
 
 }  // namespace fsdp::device::cuda::kernels

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "device/device.h"
+#include "device/quantize.h"
 
 namespace fsdp::device::kernels {
 
@@ -16,6 +17,26 @@ void copy_bytes(void *to, const void *from, size_t bytes);
 
 // Round to nearest even, subnormals kept, overflow to Inf; a NaN stays one, quiet, with the top of its payload.
 void cast(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count);
+
+// As device/float8.h defines them; NaNs keep their sign and the top of their payload.
+void cast_to_float8(uint8_t *to, Float8 format, const void *from, fsdp_dtype from_dtype, uint64_t count);
+void cast_from_float8(void *to, fsdp_dtype to_dtype, const uint8_t *from, Float8 format, uint64_t count);
+
+// Both planes in one pass. Definitions: device/quantize.h.
+void quantize_mxfp8(const Mxfp8Quantize &work);
+// To fp32 or bf16, rounded once; exact in fp32 but for what is too large, which is Inf.
+void dequantize_mxfp8(void *to, fsdp_dtype to_dtype, const Mxfp8Dequantize &work);
+// Scales that stand for Inf or NaN.
+uint64_t count_nonfinite_scales(const uint8_t *scales, uint64_t count);
+void swizzle_scales(const Mxfp8Swizzle &work);
+
+// The largest magnitude; Inf where there is Inf or NaN, so that any way of taking the maximum over ranks keeps it.
+float find_amax(const float *values, uint64_t count, bool via_bf16);
+void find_fp8_scales(float *scales, float *scale_inv, const float *amaxes, uint64_t count, bool power_of_two);
+void quantize_fp8(const Fp8Quantize &work);
+void dequantize_fp8(void *to, fsdp_dtype to_dtype, const Fp8Dequantize &work);
+void quantize_fp8_blocks(const Fp8BlockQuantize &work);
+void dequantize_fp8_blocks(void *to, fsdp_dtype to_dtype, const Fp8BlockDequantize &work);
 
 // to += from in fp32, rounded once to to's dtype.
 void add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count);

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// 8-bit numbers from their definitions, in double: a code's value from its fields, a number's code by looking for the
+// nearest value. Scales by comparing with powers of two.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <vector>
+
+#include "device/quantize.h"
+#include "kernel_reference.h"
+
+namespace fsdp::test {
+
+struct Float8Format {
+  device::Float8 format;
+  int mantissa_bits, bias;
+  uint8_t largest;
+  uint8_t quiet;  // a NaN without payload
+};
+constexpr Float8Format e4m3{device::Float8::e4m3, 3, 7, 0x7e, 0x7f}, e5m2{device::Float8::e5m2, 2, 15, 0x7b, 0x7e};
+
+// Of a finite code.
+inline double value_of(uint8_t code, const Float8Format &f) {
+  const int magnitude = code & 0x7f, top = 1 << f.mantissa_bits;
+  const int exponent = magnitude / top, mantissa = magnitude % top;
+  const double value = exponent == 0 ? std::ldexp(mantissa, 1 - f.bias - f.mantissa_bits)
+                                     : std::ldexp(top + mantissa, exponent - f.bias - f.mantissa_bits);
+  return code & 0x80 ? -value : value;
+}
+
+inline const std::vector<double> &finite_values(const Float8Format &f) {
+  static const auto values = [] {
+    std::array<std::vector<double>, 2> all;
+    for (const Float8Format &format : {e4m3, e5m2})
+      for (int code = 0; code <= format.largest; ++code)
+        all[format.mantissa_bits - 2].push_back(value_of(static_cast<uint8_t>(code), format));
+    return all;
+  }();
+  return values[f.mantissa_bits - 2];
+}
+
+// The nearest of the finite codes, of two the even one; its sign as well.
+inline uint8_t nearest_code(double value, const Float8Format &f) {
+  const std::vector<double> &values = finite_values(f);
+  const double magnitude = std::fabs(value);
+  const uint8_t sign = std::signbit(value) ? 0x80 : 0;
+  const auto above = std::upper_bound(values.begin(), values.end(), magnitude);
+  if (above == values.end()) return sign | f.largest;
+  const auto high = static_cast<uint8_t>(above - values.begin()), low = static_cast<uint8_t>(high - 1);
+  const double over = magnitude - values[low], under = values[high] - magnitude;
+  if (over == under) return static_cast<uint8_t>(sign | (low % 2 == 0 ? low : high));
+  return static_cast<uint8_t>(sign | (over < under ? low : high));
+}
+
+inline uint8_t float8_of(float value, const Float8Format &f) {
+  if (!std::isnan(value)) return nearest_code(value, f);
+  const uint32_t payload = std::bit_cast<uint32_t>(value) & 0x7fffff;
+  return static_cast<uint8_t>((std::signbit(value) ? 0x80 : 0) | f.quiet | payload >> (23 - f.mantissa_bits));
+}
+
+inline uint8_t scale_of(float amax, device::ScaleRule rule) {
+  const bool up = rule == device::ScaleRule::round_up;
+  if (std::isnan(amax)) return 0xff;
+  if (std::isinf(amax)) return up ? 0xfe : 0xff;
+  if (amax == 0) return 0;
+  if (!up) return static_cast<uint8_t>(std::clamp(std::ilogb(amax) - 8 + 127, 0, 254));
+  // Exact in double, then rounded once.
+  const auto v = static_cast<float>(double{amax} * double{std::bit_cast<float>(0x3b124925u)});
+  for (int scale = 0; scale < 255; ++scale)
+    if (double{v} <= std::ldexp(1.0, scale - 127)) return static_cast<uint8_t>(scale);
+  std::abort();
+}
+
+inline uint8_t mxfp8_element(float value, uint8_t scale) {
+  if (scale == 0xff) return 0x7f;
+  return nearest_code(std::ldexp(double{value}, 127 - scale), e4m3);
+}
+
+// NaN is the largest of all.
+inline void raise(float &amax, float value) {
+  if (std::isnan(value) || std::fabs(value) > amax) amax = std::fabs(value);
+}
+
+struct Mxfp8Planes {
+  std::vector<uint8_t> row, row_scales, column, column_scales;
+  bool operator==(const Mxfp8Planes &) const = default;
+};
+
+inline Mxfp8Planes quantized(const std::vector<float> &x, size_t rows, size_t columns, device::ScaleRule rule) {
+  Mxfp8Planes planes{std::vector<uint8_t>(x.size()), std::vector<uint8_t>(x.size() / 32),
+                     std::vector<uint8_t>(x.size()), std::vector<uint8_t>(x.size() / 32)};
+  std::vector<float> row_amax(x.size() / 32), column_amax(x.size() / 32);
+  const auto row_block = [&](size_t r, size_t c) { return r * (columns / 32) + c / 32; };
+  const auto column_block = [&](size_t r, size_t c) { return r / 32 * columns + c; };
+  const auto each = [&](const auto &visit) {
+    for (size_t r = 0; r < rows; ++r)
+      for (size_t c = 0; c < columns; ++c) visit(r, c, x[r * columns + c]);
+  };
+  each([&](size_t r, size_t c, float value) {
+    raise(row_amax[row_block(r, c)], value), raise(column_amax[column_block(r, c)], value);
+  });
+  for (size_t i = 0; i < x.size() / 32; ++i)
+    planes.row_scales[i] = scale_of(row_amax[i], rule), planes.column_scales[i] = scale_of(column_amax[i], rule);
+  each([&](size_t r, size_t c, float value) {
+    planes.row[r * columns + c] = mxfp8_element(value, planes.row_scales[row_block(r, c)]);
+    planes.column[r * columns + c] = mxfp8_element(value, planes.column_scales[column_block(r, c)]);
+  });
+  return planes;
+}
+
+// zlib's.
+inline uint32_t crc32(const void *data, size_t bytes) {
+  uint32_t crc = 0xffffffff;
+  for (size_t i = 0; i < bytes; ++i) {
+    crc ^= static_cast<const uint8_t *>(data)[i];
+    for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320 : 0);
+  }
+  return ~crc;
+}
+inline uint32_t crc32(const std::vector<uint8_t> &bytes) { return crc32(bytes.data(), bytes.size()); }
+
+}  // namespace fsdp::test

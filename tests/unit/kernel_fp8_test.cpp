@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// FP8 with fp32 scales: one for a tensor, or one for 128 x 128 numbers.
+#include <functional>
+
+#include "float8_reference.h"
+
+namespace fsdp::test {
+namespace {
+
+using namespace device;
+
+float bits(uint32_t value) { return std::bit_cast<float>(value); }
+
+// The division is exact in double to far below fp32's last bit, and rounded once.
+float scale_for(float amax, bool power_of_two) {
+  if (amax == 0 || !std::isfinite(amax)) return 1;
+  const double exact = 448.0 / double{amax}, largest = std::ldexp(2 - std::ldexp(1, -23), 127);
+  const float scale = exact >= std::ldexp(1.0, 128) ? static_cast<float>(largest) : static_cast<float>(exact);
+  return power_of_two ? std::ldexp(1.0f, std::ilogb(scale)) : scale;
+}
+
+float inverse(float scale) { return static_cast<float>(1 / double{scale}); }
+
+// The product is exact in double, then rounded to fp32 once.
+uint8_t code_for(float value, float scale) {
+  if (std::isnan(value)) return std::signbit(value) ? 0xff : 0x7f;
+  return float8_of(static_cast<float>(double{value} * double{scale}), e4m3);
+}
+
+TEST(KernelFp8, CurrentScalingOfTwoShards) {
+  const float shards[2][3] = {{3, -3, 0.001f}, {5, 4.99f, 1e-6f}};
+  const uint8_t expected[2][3] = {{0x78, 0xf8, 0x1b}, {0x7e, 0x7e, 0x00}};
+  on_every_target([&] {
+    const float amax = std::max(kernels::find_amax(shards[0], 3, false), kernels::find_amax(shards[1], 3, false));
+    EXPECT_EQ(amax, 5);
+    float scale = 0, scale_inv = 0;
+    kernels::find_fp8_scales(&scale, &scale_inv, &amax, 1, false);
+    EXPECT_EQ(scale, bits(0x42b33333));
+    EXPECT_EQ(scale_inv, bits(0x3c36db6e));
+    for (int rank = 0; rank < 2; ++rank) {
+      uint8_t codes[3];
+      kernels::quantize_fp8({shards[rank], 3, false, &scale, codes});
+      for (int i = 0; i < 3; ++i) EXPECT_EQ(codes[i], expected[rank][i]) << rank << ' ' << i;
+    }
+  });
+}
+
+TEST(KernelFp8, Amax) {
+  on_every_target([] {
+    for (const size_t count : {0, 1, 5, 31, 64, 67, 1000})
+      for (const size_t offset : {0, 1, 3})
+        for (size_t at = 0; at < count; at += count / 5 + 1) {
+          Elements x(FSDP_FLOAT32, count, offset);
+          for (size_t i = 0; i < count; ++i) x.floats()[i] = i % 2 ? 1.0f : -0x1p-149f;
+          for (const float value : {-3.0f, 0x1.fffffep127f, -HUGE_VALF, -std::nanf("")}) {
+            x.floats()[at] = value;
+            const float expected = std::isfinite(value) ? std::fabs(value) : HUGE_VALF;
+            ASSERT_EQ(kernels::find_amax(x.floats(), count, false), expected) << count << " at " << at;
+          }
+        }
+    EXPECT_EQ(kernels::find_amax(nullptr, 0, false), 0);
+    const float values[] = {-0x1p-149f, 1.00390625f, 0};
+    EXPECT_EQ(kernels::find_amax(values, 1, false), 0x1p-149f);
+    EXPECT_EQ(kernels::find_amax(values, 1, true), 0);
+    EXPECT_EQ(kernels::find_amax(values, 3, true), 1);
+    EXPECT_EQ(kernels::find_amax(values + 2, 1, false), 0);
+  });
+}
+
+TEST(KernelFp8, Scales) {
+  std::vector<float> amaxes = {0,         HUGE_VALF, std::nanf(""),  448, 449, 447, 1, 3, 5,
+                               0x1p-149f, 0x1p-120f, 0x1.fffffep127f};
+  std::mt19937 random(3);
+  for (int i = 0; i < 10000; ++i) amaxes.push_back(std::fabs(bits(static_cast<uint32_t>(random()))));
+  for (const bool power_of_two : {false, true}) {
+    std::vector<float> scales(amaxes.size()), inverses(amaxes.size());
+    kernels::find_fp8_scales(scales.data(), inverses.data(), amaxes.data(), amaxes.size(), power_of_two);
+    for (size_t i = 0; i < amaxes.size(); ++i) {
+      ASSERT_EQ(scales[i], scale_for(amaxes[i], power_of_two)) << amaxes[i];
+      ASSERT_EQ(inverses[i], inverse(scales[i])) << amaxes[i];
+    }
+  }
+  EXPECT_EQ(scale_for(0x1p-149f, false), 0x1.fffffep127f);
+  EXPECT_EQ(scale_for(449, true), 0.5f);
+}
+
+void check_quantize(size_t count, size_t offset, float scale, bool via_bf16) {
+  Elements x(FSDP_FLOAT32, count, offset);
+  x.fill(static_cast<uint32_t>(count), Values::awkward);
+  std::vector<uint8_t> codes(offset + count + 1, 0xa5), expected = codes;
+  for (size_t i = 0; i < count; ++i)
+    expected[offset + i] = code_for(via_bf16 ? round_to(x[i], FSDP_BFLOAT16) : x[i], scale);
+  kernels::quantize_fp8({x.floats(), count, via_bf16, &scale, codes.data() + offset});
+  ASSERT_EQ(codes, expected) << count << " at " << offset << " by " << scale;
+}
+
+TEST(KernelFp8, Quantizes) {
+  on_every_target([] {
+    for (const float scale : {1.0f, 89.6f, 0x1p-20f, 1e10f, 0x1p127f, 0x1.fffffep127f, 1.3e-36f})
+      for (const size_t count : {0, 1, 7, 64, 67, 500})
+        for (const size_t offset : {0, 1, 3})
+          for (const bool via_bf16 : {false, true}) check_quantize(count, offset, scale, via_bf16);
+  });
+}
+
+TEST(KernelFp8, Dequantizes) {
+  std::vector<uint8_t> codes(256 + 5);
+  for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i);
+  on_every_target([&] {
+    for (const fsdp_dtype dtype : {FSDP_FLOAT32, FSDP_BFLOAT16})
+      for (const float scale_inv : {1.0f, 0.3f, 0x1p-149f, 0x1.fffffep127f}) {
+        Elements to(dtype, codes.size() + 1, 1);
+        write(to.data(), dtype, codes.size(), 7);
+        kernels::dequantize_fp8(to.data(), dtype, {codes.data(), codes.size(), &scale_inv});
+        for (size_t i = 0; i < codes.size(); ++i) {
+          const bool nan = (codes[i] & 0x7f) == 0x7f;
+          const auto value =
+              nan ? std::nanf("") : static_cast<float>(value_of(codes[i], e4m3) * static_cast<double>(scale_inv));
+          ASSERT_TRUE(same(to[i], round_to(value, dtype))) << int{codes[i]} << " by " << scale_inv;
+        }
+        ASSERT_EQ(to[codes.size()], 7);
+      }
+  });
+}
+
+struct Blocks {
+  std::vector<uint8_t> codes;
+  std::vector<float> scale_inv;
+};
+
+Blocks expected_blocks(const std::vector<float> &x, size_t rows, size_t columns, bool power_of_two) {
+  const size_t across = (columns + 127) / 128;
+  std::vector<float> amaxes((rows + 127) / 128 * across), scales;
+  for (size_t i = 0; i < x.size(); ++i) raise(amaxes[i / columns / 128 * across + i % columns / 128], x[i]);
+  Blocks blocks{std::vector<uint8_t>(x.size()), {}};
+  for (const float amax : amaxes) scales.push_back(scale_for(amax, power_of_two));
+  for (const float scale : scales) blocks.scale_inv.push_back(inverse(scale));
+  for (size_t i = 0; i < x.size(); ++i)
+    blocks.codes[i] = code_for(x[i], scales[i / columns / 128 * across + i % columns / 128]);
+  return blocks;
+}
+
+std::vector<float> block_values(size_t rows, size_t columns, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<float> x(rows * columns);
+  for (size_t i = 0; i < x.size(); ++i) {
+    const int top = static_cast<int>(i / columns / 128 * 7 + i % columns / 128 * 11) % 60 - 30;
+    x[i] = std::ldexp(std::normal_distribution<float>()(random), top - static_cast<int>(random() % 8));
+  }
+  return x;
+}
+
+void check_blocks(std::vector<float> x, size_t rows, size_t columns, bool power_of_two, bool via_bf16, size_t offset) {
+  std::vector<float> rounded = x;
+  if (via_bf16)
+    for (float &value : rounded) value = round_to(value, FSDP_BFLOAT16);
+  const Blocks expected = expected_blocks(rounded, rows, columns, power_of_two);
+  x.insert(x.begin(), offset, 0.0f);
+  on_every_target([&] {
+    std::vector<uint8_t> codes(offset + expected.codes.size() + 1, 0xa5);
+    std::vector<float> scale_inv(expected.scale_inv.size() + 1, 7);
+    kernels::quantize_fp8_blocks(
+        {x.data() + offset, rows, columns, power_of_two, via_bf16, codes.data() + offset, scale_inv.data()});
+    ASSERT_TRUE(
+        std::equal(expected.codes.begin(), expected.codes.end(), codes.begin() + static_cast<std::ptrdiff_t>(offset)))
+        << rows << " x " << columns << ", " << power_of_two << via_bf16;
+    ASSERT_TRUE(std::equal(expected.scale_inv.begin(), expected.scale_inv.end(), scale_inv.begin()));
+    ASSERT_TRUE(codes.back() == 0xa5 && scale_inv.back() == 7);
+    std::vector<float> back(expected.codes.size() + 1, 7);
+    kernels::dequantize_fp8_blocks(back.data(), FSDP_FLOAT32, {codes.data() + offset, scale_inv.data(), rows, columns});
+    const size_t across = (columns + 127) / 128;
+    for (size_t i = 0; i < expected.codes.size(); ++i) {
+      const float scale = expected.scale_inv[i / columns / 128 * across + i % columns / 128];
+      const bool nan = (expected.codes[i] & 0x7f) == 0x7f;
+      const double value = nan ? std::nan("") : value_of(expected.codes[i], e4m3) * double{scale};
+      ASSERT_TRUE(same(back[i], static_cast<float>(value))) << i;
+    }
+    ASSERT_EQ(back.back(), 7);
+  });
+}
+
+TEST(KernelFp8, Blocks) {
+  for (const bool power_of_two : {false, true})
+    for (const bool via_bf16 : {false, true}) {
+      check_blocks(block_values(128, 128, 1), 128, 128, power_of_two, via_bf16, 0);
+      check_blocks(block_values(256, 300, 2), 256, 300, power_of_two, via_bf16, 1);
+      check_blocks(block_values(130, 200, 3), 130, 200, power_of_two, via_bf16, 3);
+      check_blocks(block_values(3, 5, 4), 3, 5, power_of_two, via_bf16, 0);
+    }
+}
+
+TEST(KernelFp8, BlocksWithoutANumber) {
+  std::vector<float> x = block_values(128, 512, 5);
+  x[128 * 300 % x.size()] = std::nanf("");
+  for (size_t i = 0; i < x.size(); ++i)
+    if (i % 512 / 128 == 2) x[i] = i % 3 ? 0.0f : -0.0f;
+  x[512 * 127 + 511] = -HUGE_VALF;
+  for (const bool power_of_two : {false, true}) check_blocks(x, 128, 512, power_of_two, false, 0);
+}
+
+#if defined(__x86_64__)
+TEST(KernelFp8, DoesNotDependOnTheCallersModes) {
+  const std::vector<float> x = {0x1p-149f, -0x1.8p-130f, 0x1.234568p-127f, 0x1p-126f, 0x1.000002p-128f, 0x1.fp-131f};
+  const Blocks expected = expected_blocks(x, 2, 3, false);
+  const float amax = 449, least = 0x1p-140f;
+  on_every_target([&] {
+    std::vector<uint8_t> codes(6);
+    float scale_inv = 0, scales[2], inverses[2];
+    with_odd_modes([&] {
+      kernels::quantize_fp8_blocks({x.data(), 2, 3, false, false, codes.data(), &scale_inv});
+      kernels::find_fp8_scales(scales, inverses, &amax, 1, false);
+      kernels::find_fp8_scales(scales + 1, inverses + 1, &least, 1, false);
+    });
+    EXPECT_EQ(codes, expected.codes);
+    EXPECT_EQ(scale_inv, expected.scale_inv[0]);
+    EXPECT_EQ(scales[0], scale_for(449, false));
+    EXPECT_EQ(inverses[0], inverse(scales[0]));
+    EXPECT_EQ(scales[1], 0x1.fffffep127f);
+    EXPECT_EQ(std::bit_cast<uint32_t>(inverses[1]), 0x00200000u);  // a subnormal number
+  });
+}
+#endif
+
+}  // namespace
+}  // namespace fsdp::test
