@@ -176,8 +176,8 @@ TEST(OuterAxis, PlansCountWhatMessagesBetweenHostsNeed) {
     }
     fsdp_destroy_context(context);
   }
-  // 64 chunks of 60 KiB of both ranks, instead of three times two halves of staging memory.
-  EXPECT_EQ(staging[1] + 3 * (512u << 10), staging[0] + 2 * 64 * (60u << 10));
+  // 34 chunks of 60 KiB (2 MiB) of both ranks, instead of three times two halves of staging memory.
+  EXPECT_EQ(staging[1] + 3 * (512u << 10), staging[0] + 2 * 34 * (60u << 10));
 }
 
 // Hosts that are only acted hold what real ones would: what a planning context says, on every rank and in every role.

@@ -23,7 +23,9 @@ namespace fsdp::test {
 constexpr std::align_val_t alignment{256};
 void *gpu::allocate(size_t bytes) { return ::operator new(bytes, alignment); }
 void gpu::release(void *memory) { ::operator delete(memory, alignment); }
-void gpu::copy(void *to, const void *from, size_t bytes) { std::memcpy(to, from, bytes); }
+void gpu::copy(void *to, const void *from, size_t bytes) {
+  if (bytes) std::memcpy(to, from, bytes);
+}
 device::cuda::kernels::Stream gpu::stream() { return nullptr; }
 
 namespace {
