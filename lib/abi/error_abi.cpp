@@ -152,7 +152,8 @@ fsdp_status fsdp_describe_build(char *buffer, uint64_t *size_bytes) {
     const std::string cuda =
         has_cuda ? format_text("{}; here: {}", device::cuda_description(), at_run_time) : device::cuda_description();
     const std::string text = format_text(
-        "version: {}\ndevices: host{}\ncommunicators: shm{}\ncuda: {}\nnccl: {}\nucx: {}\nnvtx: {}\ninstruction set: "
+        "version: {}\ndevices: host{}\ncommunicators: shm, tcp{}\ncuda: {}\nnccl: {}\nucx: {}\nnvtx: {}\ninstruction "
+        "set: "
         "{}\n"
         "compiler: {}\n",
         FSDP_VERSION_TEXT, has_cuda ? ", cuda" : "", has_cuda ? ", staging" : "", cuda, comm::nccl_description(),

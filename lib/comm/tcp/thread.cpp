@@ -135,10 +135,10 @@ void TcpTransport::write(uint32_t r) {
   moved_ = true;
   const std::lock_guard guard(mutex_);
   for (const Header &header : sent_)
-    if (Receiver *receiver = receivers_.find(header.key)) {
-      receiver->sent(Kind::data, r);
-      receiver->move_on();
-    }
+    if (Receiver *receiver = receivers_.find(header.key)) receiver->sent(Kind::data, r);
+  // Behind all of these: it may throw, and what has gone is told once.
+  for (const Header &header : sent_)
+    if (Receiver *receiver = receivers_.find(header.key)) receiver->move_on();
   if (!peer.queued.empty()) peer.link->take(peer.queued);
   peer.writing = peer.link->writing();
   if (!peer.writing || !peer.link->full()) return;

@@ -45,9 +45,8 @@ Fd check(int fd, const char *what) {
 
 }  // namespace
 
-TcpTransport::TcpTransport(uint32_t rank, const std::string &address, uint64_t chunk_bytes)
+TcpTransport::TcpTransport(uint32_t rank, const std::string &address)
     : Transport(rank),
-      chunk_bytes_(chunk_bytes),
       listener_(listen_for_messages(find_interface(address))),
       events_(check(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1 for messages")),
       wake_(check(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd for messages")) {
@@ -257,7 +256,7 @@ namespace fsdp::comm {
 
 std::unique_ptr<Net> create_tcp_net(uint32_t rank, const std::string &address) {
   const uint64_t chunk_bytes = read_net_chunk_bytes();
-  return messages::create_net(std::make_unique<tcp::TcpTransport>(rank, address, chunk_bytes), chunk_bytes);
+  return messages::create_net(std::make_unique<tcp::TcpTransport>(rank, address), chunk_bytes);
 }
 
 }  // namespace fsdp::comm

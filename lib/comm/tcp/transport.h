@@ -28,7 +28,7 @@ namespace fsdp::comm::tcp {
 class TcpTransport final : public messages::Transport, private Sink {
  public:
   // address: numeric, of the interface to listen at.
-  TcpTransport(uint32_t rank, const std::string &address, uint64_t chunk_bytes);
+  TcpTransport(uint32_t rank, const std::string &address);
   ~TcpTransport() override;
 
   messages::TransportTraits traits() const noexcept override { return {true, true}; }
@@ -107,7 +107,6 @@ class TcpTransport final : public messages::Transport, private Sink {
   bool forms() const noexcept { return dials_ > 0 || !strangers_.empty() || (joined_ && !listening_); }
   void fail_context(const Error &error) noexcept;
 
-  uint64_t chunk_bytes_;
   std::string warnings_;
   Fd listener_, events_, wake_;
   std::shared_ptr<Seat> seat_;
