@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Casts, sums and products, element by element. Least traffic per element: a cast from fp32 to bf16 4 + 2 bytes, the
 // other way 2 + 4, between 16-bit types 2 + 2; add reads both and writes one; scale 4 + 4.
-#include "device/cuda/for_each.h"
+#include "device/cuda/cast.h"
 #include "device/cuda/kernels.h"
 
 namespace fsdp::device::cuda {
@@ -19,24 +19,6 @@ struct Copy {
     Pack<Bits, n> values[m];
     for (unsigned k = 0; k < m; ++k) values[k] = load_pack<n>(from + first + k * step);
     for (unsigned k = 0; k < m; ++k) store_pack<n>(to + first + k * step, values[k]);
-  }
-};
-
-template <class To, class From>
-struct Cast {
-  static constexpr unsigned batch = 4;
-  void *to;
-  const void *from;
-
-  template <unsigned n, unsigned m>
-  FSDP_DEVICE void run(uint64_t first, uint64_t step) const {
-    Pack<typename From::Stored, n> stored[m];
-    for (unsigned k = 0; k < m; ++k) stored[k] = load<From, n>(from, first + k * step);
-    for (unsigned k = 0; k < m; ++k) {
-      Pack<float, n> values;
-      for (unsigned j = 0; j < n; ++j) values.lane[j] = From::value(stored[k].lane[j]);
-      store<To, n>(to, first + k * step, values);
-    }
   }
 };
 
@@ -87,17 +69,6 @@ struct ScaleBy {
     if (*factor != 1) Scale{values, *factor}.run<n, m>(first, step);
   }
 };
-
-template <class To, class From>
-Division divide_two(const void *to, const void *from, uint64_t count) {
-  const unsigned at = misfit(to, sizeof(typename To::Stored));
-  return divide(count, at, misfit(from, sizeof(typename From::Stored)) == at);
-}
-
-template <template <class, class> class Work, class To, class From>
-int apply(kernels::Stream stream, void *to, const void *from, uint64_t count) {
-  return for_each(Work<To, From>{to, from}, divide_two<To, From>(to, from, count), stream);
-}
 
 template <template <class, class> class Work, class To>
 int apply_from(kernels::Stream stream, void *to, const void *from, fsdp_dtype from_dtype, uint64_t count) {
