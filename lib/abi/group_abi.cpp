@@ -9,7 +9,7 @@ using namespace fsdp::abi;
 
 namespace fsdp::abi {
 
-std::string read_name(const char *name, size_t most, const char *call, const char *field) {
+std::string read_name(const char *name, size_t most, const char *call, const Field &field) {
   if (!name || !*name) fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}", call, field, name ? "empty" : "NULL");
   const std::string text(name, strnlen(name, most + 1));
   if (text.size() > most)

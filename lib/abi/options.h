@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "abi/field.h"
 #include "base/error.h"
 #include "base/strided.h"
 #include "fsdp.h"
@@ -28,7 +29,7 @@ inline constexpr uint64_t first_size<fsdp_error> = 40;  // the message may be cu
 constexpr uint64_t most_size = 4096;
 
 template <class T>
-T read_options(const T *given, const char *call, const char *name) {
+T read_options(const T *given, const char *call, const Field &name) {
   T options{};
   options.struct_size = sizeof(T);
   if (!given) return options;
@@ -100,30 +101,30 @@ void check_known(const Strided<T> &array, uint64_t index, const char *call, cons
 void write_text(const std::string &text, char *buffer, uint64_t *size_bytes, const char *call);
 
 // A name: UTF-8 of 1 to `most` bytes.
-std::string read_name(const char *name, size_t most, const char *call, const char *field);
+std::string read_name(const char *name, size_t most, const char *call, const Field &field);
 
 // What fp32 arithmetic is given: a number that it can hold.
-inline void check_factor(double value, const char *call, const char *field) {
+inline void check_factor(double value, const char *call, const Field &field) {
   if (!std::isfinite(value) || std::abs(value) > static_cast<double>(std::numeric_limits<float>::max()))
     fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}, it must be finite in fp32", call, field, value);
 }
 
 // An enum field: 0 is the default, else it must be in [1, last].
 template <class E>
-E read_enum(E value, E fallback, E last, const char *call, const char *field) {
+E read_enum(E value, E fallback, E last, const char *call, const Field &field) {
   if (value == 0) return fallback;
   if (value < 1 || value > last)
     fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}, it must be 0 (default) or in [1, {}]", call, field, value, last);
   return value;
 }
 
-inline void check_flags(uint32_t flags, uint32_t known, const char *call, const char *field) {
+inline void check_flags(uint32_t flags, uint32_t known, const char *call, const Field &field) {
   if (flags & ~known) fail(FSDP_INVALID_ARGUMENT, "{}: {} has unknown bits {:#x}", call, field, flags & ~known);
 }
 
 // A double that is 0 for its default, unless the flag says that 0 is meant.
 inline double read_value(double value, double fallback, bool zero, const char *flag, const char *call,
-                         const char *field) {
+                         const Field &field) {
   if (zero && value != 0) fail(FSDP_INVALID_ARGUMENT, "{}: {} contradicts {} {}", call, flag, field, value);
   return zero ? 0.0 : value != 0 ? value : fallback;
 }

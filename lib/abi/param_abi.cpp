@@ -16,13 +16,13 @@ namespace {
 
 constexpr uint32_t most_dimensions = 16;
 
-// Names a field of one descriptor: "fsdp_create_group: params[3] ('wq').granule".
-std::string field_of(uint64_t index, const memory::ParamSpec &param, const char *field) {
-  return format_text("params[{}] ('{}').{}", index, param.name, field);
+// A field of one descriptor: "params[3] ('wq').granule".
+Field field_of(uint64_t index, const memory::ParamSpec &param, const char *field) {
+  return {"params", index, &param.name, field};
 }
 
 // What multiplies the learning rate, 0 or more.
-void check_lr_scale(double lr_scale, const char *call, const char *field) {
+void check_lr_scale(double lr_scale, const char *call, const Field &field) {
   check_factor(lr_scale, call, field);
   if (lr_scale < 0) fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}, it must not be negative", call, field, lr_scale);
 }
@@ -34,10 +34,8 @@ void read_shape(const fsdp_param &given, uint64_t index, memory::ParamSpec &para
   if (given.dimension_count && !given.shape)
     fail(FSDP_INVALID_ARGUMENT, "{}: {} is NULL", call, field_of(index, param, "shape"));
   for (uint32_t d = 0; d < given.dimension_count; ++d) {
-    if (given.shape[d] == 0)
-      fail(FSDP_INVALID_ARGUMENT, "{}: {} is 0", call, field_of(index, param, format_text("shape[{}]", d).c_str()));
-    param.element_count =
-        checked_multiply(param.element_count, given.shape[d], field_of(index, param, "shape").c_str());
+    if (given.shape[d] == 0) fail(FSDP_INVALID_ARGUMENT, "{}: {}[{}] is 0", call, field_of(index, param, "shape"), d);
+    param.element_count = checked_multiply(param.element_count, given.shape[d], field_of(index, param, "shape"));
     param.shape.push_back(given.shape[d]);
   }
 }
@@ -57,34 +55,33 @@ void read_box(const fsdp_param &given, uint64_t index, memory::ParamSpec &param,
       fail(FSDP_INVALID_ARGUMENT,
            "{}: {}[{}] is {}, which the box exceeds: its shape[{}] is {} and its global_offset[{}] {}", call,
            field("global_shape"), d, size, d, param.shape[d], d, first);
-    count = checked_multiply(count, size, field("global_shape").c_str());
+    count = checked_multiply(count, size, field("global_shape"));
   }
   param.global_shape.assign(given.global_shape, given.global_shape + given.dimension_count);
   param.global_offset.assign(given.global_offset, given.global_offset + given.dimension_count);
 }
 
 memory::ParamSpec read_param(const fsdp_param *at, uint64_t index, const char *call) {
-  const fsdp_param given = read_options(at, call, format_text("params[{}]", index).c_str());
+  const fsdp_param given = read_options(at, call, Field("params", index, nullptr, nullptr));
   memory::ParamSpec param;
-  param.name = read_name(given.name, 255, call, format_text("params[{}].name", index).c_str());
+  param.name = read_name(given.name, 255, call, Field("params", index, nullptr, "name"));
   read_shape(given, index, param, call);
   read_box(given, index, param, call);
-  param.dtype =
-      read_enum(given.dtype, FSDP_FLOAT32 + 0, FSDP_FLOAT16 + 0, call, field_of(index, param, "dtype").c_str());
+  param.dtype = read_enum(given.dtype, FSDP_FLOAT32 + 0, FSDP_FLOAT16 + 0, call, field_of(index, param, "dtype"));
   check_flags(given.flags, FSDP_PARAM_FROZEN | FSDP_PARAM_NO_DECAY | FSDP_PARAM_LR_ZERO, call,
-              field_of(index, param, "flags").c_str());
+              field_of(index, param, "flags"));
   param.flags = given.flags;
-  param.granule = read_enum(given.granule, FSDP_GRANULE_ROW + 0, FSDP_GRANULE_TENSOR + 0, call,
-                            field_of(index, param, "granule").c_str());
+  param.granule =
+      read_enum(given.granule, FSDP_GRANULE_ROW + 0, FSDP_GRANULE_TENSOR + 0, call, field_of(index, param, "granule"));
   if (param.granule == FSDP_GRANULE_BLOCK) {
     if (given.granule_rows == 0)
       fail(FSDP_INVALID_ARGUMENT, "{}: {} is 0, but the granule is FSDP_GRANULE_BLOCK", call,
            field_of(index, param, "granule_rows"));
     param.granule_rows = given.granule_rows;
   }
-  check_lr_scale(given.lr_scale, call, field_of(index, param, "lr_scale").c_str());
+  check_lr_scale(given.lr_scale, call, field_of(index, param, "lr_scale"));
   param.lr_scale = read_value(given.lr_scale, 1.0, given.flags & FSDP_PARAM_LR_ZERO, "FSDP_PARAM_LR_ZERO", call,
-                              field_of(index, param, "lr_scale").c_str());
+                              field_of(index, param, "lr_scale"));
   param.user_data = given.user_data;
   return param;
 }
