@@ -16,10 +16,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-void expect_well(const std::vector<std::string> &problems) {
-  for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
-}
-
 void sum_long(MessageBench &bench, std::vector<float> &values, const char *name) {
   const SumSpan span{values.data(), values.size()};
   bench.communicator->all_reduce(std::span(&span, 1), {1, name}, *bench.stream);

@@ -9,19 +9,6 @@
 namespace fsdp::comm::test {
 namespace {
 
-void expect_well(const std::vector<std::string> &problems) {
-  for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
-}
-
-void all_messages(Rank &rank) {
-  NetRank mine(rank);
-  MessageBench bench = mine.bench();
-  check_messages(bench, 0, odd_counts);
-  end_round(bench);
-  check_messages(bench, 1000, {5, 65'538});
-  rank.meet();
-}
-
 class Sizes : public testing::TestWithParam<uint32_t> {};
 #ifdef __SANITIZE_THREAD__
 INSTANTIATE_TEST_SUITE_P(NetMessages, Sizes, testing::Values(2, 3));  // as many threads as there is something to race

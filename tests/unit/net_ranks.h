@@ -3,6 +3,8 @@
 // Shared memory is used by the tests only, to pass addresses on and to meet.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cstdlib>
 #include <string>
 
@@ -41,6 +43,20 @@ struct NetRank {
   std::unique_ptr<Net> net;
   std::vector<uint32_t> all;
 };
+
+inline void expect_well(const std::vector<std::string> &problems) {
+  for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
+}
+
+// Every collective, in two rounds.
+inline void all_messages(Rank &rank) {
+  NetRank mine(rank);
+  MessageBench bench = mine.bench();
+  check_messages(bench, 0, odd_counts);
+  end_round(bench);
+  check_messages(bench, 1000, {5, 65'538});
+  rank.meet();
+}
 
 inline void use_loopback() {
   ::setenv("UCX_TLS", "tcp,self", 1);

@@ -12,19 +12,6 @@
 namespace fsdp::comm::test {
 namespace {
 
-void expect_well(const std::vector<std::string> &problems) {
-  for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
-}
-
-void all_messages(Rank &rank) {
-  NetRank mine(rank);
-  MessageBench bench = mine.bench();
-  check_messages(bench, 0, odd_counts);
-  end_round(bench);
-  check_messages(bench, 1000, {5, 65'538});
-  rank.meet();
-}
-
 // Whatever way UCX is told to send them.
 TEST(UcxMessages, AreThePlainSumsByEitherProtocol) {
   for (const char *threshold : {"0", "inf"}) {

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Loads, stores and atomic operations, lane by lane.
+#include "ptx/operations.h"
+#include "ptx/warp.h"
+
+namespace ptx {
+namespace {
+
+template <class T, class Change>
+void change(const Instruction &i, Warp &warp, Change changed) {
+  each_lane(warp.active, [&](unsigned lane) {
+    T *const at = reinterpret_cast<T *>(reach(i, warp, lane));
+    const T before = *at;
+    *at = changed(before, warp.lane<T>(i.from[1])[lane]);
+    warp.lane<T>(i.to[0])[lane] = before;
+  });
+}
+
+void add_u64(const Instruction &i, Warp &warp) {
+  change<uint64_t>(i, warp, [](uint64_t a, uint64_t b) { return a + b; });
+}
+void max_u32(const Instruction &i, Warp &warp) {
+  change<uint32_t>(i, warp, [](uint32_t a, uint32_t b) { return a > b ? a : b; });
+}
+
+}  // namespace
+
+// What is wider than what it loads is filled with zeros, or the sign.
+void load(const Instruction &i, Warp &warp) {
+  each_lane(warp.active, [&](unsigned lane) {
+    const std::byte *const from = reach(i, warp, lane);
+    for (unsigned k = 0; k < i.count; ++k) {
+      std::byte *const to = warp.registers + i.to[k] + lane * i.register_bytes;
+      const bool ones = i.sign_extends && (from[(k + 1) * i.bytes - 1] & std::byte{0x80}) != std::byte{0};
+      std::memset(to, ones ? 0xff : 0, i.register_bytes);
+      std::memcpy(to, from + k * i.bytes, i.bytes);
+    }
+  });
+}
+
+void store(const Instruction &i, Warp &warp) {
+  each_lane(warp.active, [&](unsigned lane) {
+    std::byte *const to = reach(i, warp, lane);
+    for (unsigned k = 0; k < i.count; ++k)
+      std::memcpy(to + k * i.bytes, warp.registers + i.to[k] + lane * i.register_bytes, i.bytes);
+  });
+}
+
+std::optional<Run> find_atomic(std::string_view name) {
+  if (name == "atom.global.add.u64") return add_u64;
+  if (name == "atom.global.max.u32") return max_u32;
+  return std::nullopt;
+}
+
+}  // namespace ptx

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operations that are known, by the names that PTX gives them.
+#pragma once
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "ptx/module.h"
+
+namespace ptx {
+
+// Bytes of a lane of each register that an operation writes and reads; 1 stands for a predicate.
+struct Operation {
+  Run run = nullptr;
+  std::vector<uint8_t> to, from;
+};
+
+// Of arithmetic, comparisons, moves and conversions.
+std::optional<Operation> find_operation(std::string_view name);
+
+// Accesses: their form is in the instruction.
+void load(const Instruction &, Warp &);
+void store(const Instruction &, Warp &);
+std::optional<Run> find_atomic(std::string_view name);
+
+}  // namespace ptx

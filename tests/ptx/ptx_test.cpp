@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// The library's launches run nvcc's PTX, over the memory of this process: the tests of the CUDA kernels, which compare
+// with the host's, are compiled into this program, too. It does not show ptxas, concurrency between blocks, or speed.
+//
+// usage: ptx FILE.ptx... [GoogleTest's options]
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <new>
+
+#include "cuda_memory.h"
+#include "device/host/kernels.h"
+#include "ptx/runtime.h"
+#include "ptx/warp.h"
+
+namespace {
+std::vector<std::pair<std::string, std::string>> files;  // name, text
+uint64_t bytes_read = 0;
+constexpr std::align_val_t alignment{256};
+}  // namespace
+
+namespace fsdp::test {
+
+void *gpu::allocate(size_t bytes) {
+  void *const memory = ::operator new(bytes, alignment);
+  ptx::own(memory, bytes);
+  return memory;
+}
+void gpu::release(void *memory) {
+  ptx::disown(memory);
+  ::operator delete(memory, alignment);
+}
+void gpu::copy(void *to, const void *from, size_t bytes) {
+  if (bytes) std::memcpy(to, from, bytes);
+  bytes_read += bytes;
+}
+device::cuda::kernels::Stream gpu::stream() { return nullptr; }
+
+namespace {
+
+namespace cuda = device::cuda::kernels;
+
+ptx::Module all_kernels() {
+  ptx::Module all;
+  for (const auto &[name, text] : files) all.merge(ptx::parse(text, name));
+  return all;
+}
+
+// Where the first kernel is whose name has `which` in it: behind its ".entry", and before the next.
+std::pair<size_t, size_t> find_kernel(const std::string &text, const std::string &which) {
+  for (size_t at = text.find(".entry "); at != text.npos; at = text.find(".entry ", at + 1))
+    if (text.substr(at, text.find('(', at) - at).find(which) != std::string::npos)
+      return {at, std::min(text.find(".entry ", at + 1), text.size())};
+  return {text.npos, text.npos};
+}
+
+// With `to` for each `from` in that kernel.
+ptx::Module spoilt_kernels(const std::string &which, const std::string &from, const std::string &to) {
+  ptx::Module all;
+  int done = 0;
+  for (auto [name, text] : files) {
+    if (const auto [first, end] = find_kernel(text, which); done == 0 && first != text.npos) {
+      std::string kernel = text.substr(first, end - first);
+      for (size_t at = kernel.find(from); at != kernel.npos; at = kernel.find(from, at + to.size()), ++done)
+        kernel.replace(at, from.size(), to);
+      text.replace(first, end - first, kernel);
+    }
+    all.merge(ptx::parse(text, name));
+  }
+  EXPECT_GT(done, 0) << "no " << from << " in " << which;
+  return all;
+}
+
+// What no fault of a launch passes by.
+class Faults : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    ptx::take_fault();
+    ptx::use(all_kernels());
+  }
+
+  static float scaled() {
+    const float given[] = {2.5f};
+    OnGpu values(given, sizeof given);
+    EXPECT_EQ(cuda::scale(gpu::stream(), values.floats(), 3.0f, 1), 0);
+    float value = 0;
+    std::memcpy(&value, values.read().data(), sizeof value);
+    return value;
+  }
+
+  static double squares() {
+    const std::vector<float> given(1000, 2.0f);
+    OnGpu values(given.data(), given.size() * sizeof(float)), result(sizeof(double)), scratch(cuda::scratch_bytes);
+    EXPECT_EQ(cuda::sum_squares(gpu::stream(), reinterpret_cast<double *>(result.data()), values.floats(), given.size(),
+                                given.size(), scratch.data()),
+              0);
+    double value = 0;
+    std::memcpy(&value, result.read().data(), sizeof value);
+    return value;
+  }
+};
+
+TEST_F(Faults, AProductThatIsASumIsSeen) {
+  EXPECT_EQ(scaled(), 7.5f);
+  ptx::use(spoilt_kernels("5Scale", "mul.rn.f32", "add.rn.f32"));
+  EXPECT_NE(scaled(), 7.5f);
+}
+
+TEST_F(Faults, AMissingBarrierIsSeen) {
+  EXPECT_EQ(squares(), 4000.0);
+  ptx::use(spoilt_kernels("SumPieces", "bar.sync \t0;", ""));
+  EXPECT_NE(squares(), 4000.0);
+}
+
+TEST_F(Faults, AnAccessThatIsNotAlignedIsRefused) {
+  OnGpu memory(64);
+  EXPECT_NE(cuda::scale(gpu::stream(), reinterpret_cast<float *>(memory.data() + 2), 3.0f, 1), 0);
+  EXPECT_NE(ptx::take_fault().find("not aligned"), std::string::npos);
+}
+
+TEST_F(Faults, AnAccessBehindTheEndIsRefused) {
+  OnGpu memory(64);
+  EXPECT_NE(cuda::scale(gpu::stream(), memory.floats(), 3.0f, 200), 0);  // what is around the 64 bytes is 256
+  EXPECT_NE(ptx::take_fault().find("nobody's memory"), std::string::npos);
+}
+
+TEST_F(Faults, AnOperationThatIsNotKnownIsNamed) {
+  try {
+    spoilt_kernels("5Scale", "mul.rn.f32", "fma.rn.f32");
+    FAIL() << "a fused operation was taken";
+  } catch (const ptx::Fault &fault) {
+    EXPECT_NE(std::string(fault.what()).find("not known here: fma.rn.f32"), std::string::npos) << fault.what();
+  }
+}
+
+TEST(Ptx, EveryKernelRuns) {
+  OnGpu scratch(cuda::scratch_bytes);
+  EXPECT_EQ(cuda::prepare(gpu::stream(), scratch.data()), 0) << ptx::take_fault();
+  EXPECT_EQ(ptx::idle_kernels(), std::vector<std::string>());
+}
+
+// Says what a launch was refused for, below the line that the test wrote of it.
+class TellFaults : public ::testing::EmptyTestEventListener {
+  void OnTestPartResult(const ::testing::TestPartResult &result) override {
+    if (const std::string fault = ptx::take_fault(); result.failed() && !fault.empty())
+      std::printf("%s", fault.c_str());
+  }
+};
+
+}  // namespace
+}  // namespace fsdp::test
+
+int main(int argc, char **argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  for (int i = 1; i < argc; ++i) {
+    std::ifstream file(argv[i]);
+    files.emplace_back(argv[i], std::string(std::istreambuf_iterator<char>(file), {}));
+  }
+  ptx::use(fsdp::test::all_kernels());
+  if (ptx::kernel_count() == 0) {
+    std::fprintf(stderr, "usage: ptx FILE.ptx... [GoogleTest's options]\n");
+    return 2;
+  }
+  ::testing::UnitTest::GetInstance()->listeners().Append(new fsdp::test::TellFaults);
+  const int failed = RUN_ALL_TESTS();
+  std::printf("%zu kernels, %llu bytes to and from their memory\n", ptx::kernel_count(),
+              static_cast<unsigned long long>(bytes_read));
+  return failed;
+}

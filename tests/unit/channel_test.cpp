@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// A channel's part of what comes from a peer, over a transport that the test plays: a chunk has a place only if it is
+// the one that the call under way waits for.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <thread>
+
+#include "comm/call/message_launch.h"
+#include "comm/message/channel.h"
+#include "net_ranks.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+using messages::Channel;
+using messages::Header;
+using messages::Kind;
+using messages::Loss;
+using messages::Place;
+using messages::Receiver;
+using messages::Stage;
+
+constexpr uint64_t key = 7, chunk_bytes = 61440;
+
+// Rank 0's; what goes out is noted, and gone at once.
+class PlayedTransport final : public messages::Transport {
+ public:
+  PlayedTransport() : Transport(0) {}
+  messages::TransportTraits traits() const noexcept override { return {true, true}; }
+  std::vector<std::byte> address() const override { return {}; }
+  const std::string &warnings() const noexcept override { return none_; }
+  void join(NetJob, std::shared_ptr<Seat>) override {}
+  bool connected(uint32_t) const noexcept override { return true; }
+  void greet(uint32_t) override {}
+  void send_control(uint32_t, const Header &header, const void *, uint64_t) override {
+    calls.fetch_add(header.kind == Kind::call);
+  }
+  void prepare(uint32_t) override {}
+  void send_data(uint32_t to, const Header &, const void *) override { receiver().sent(Kind::data, to); }
+  const Loss &loss_of(uint32_t) const noexcept override { return well_; }
+  void cut(uint32_t) noexcept override {}
+  void wake() noexcept override {}
+  Receiver &receiver() { return *receivers_.find(key); }
+
+  std::atomic<int> calls{0};
+
+ private:
+  std::string none_;
+  Loss well_;
+};
+
+// An all_reduce of 1,000 numbers of two ranks: a slice of 500, one chunk, each.
+TEST(Channel, TakesOnlyWhatItsCallWaitsFor) {
+  const auto problems = run_threads(1, [](Rank &rank) {
+    auto seat = create_lone_seat(0, 2, rank.waiter, rank.failure, *rank.device);
+    PlayedTransport transport;
+    Channel channel(transport, seat, {0, 1}, key, chunk_bytes, true, "a channel");
+    std::vector<float> values(1000, 1.0F);
+    const SumSpan span{values.data(), values.size()};
+    Launch launch;
+    launch.start(Operation::all_reduce, {1, "sum"});
+    add_spans(launch, std::span(&span, 1));
+    launch.round = channel.round().number();
+    launch.number = channel.round().enqueue();
+    bool well = false;
+    std::thread call([&] {
+      try {
+        well = channel.run(launch, false);
+      } catch (const Error &) {  // what the test has found is told by it
+      }
+    });
+    while (transport.calls.load() == 0) std::this_thread::yield();
+
+    Header right{};
+    right.magic = messages::header_magic;
+    right.from = 1;
+    right.key = key;
+    right.round = launch.round;
+    right.number = launch.number;
+    right.call = launch.fingerprint.hash;
+    Header hello = right, data = right;
+    hello.kind = Kind::call;
+    hello.bytes = chunk_bytes;
+    data.kind = Kind::data;
+    data.stage = Stage::reduce;
+    data.bytes = 2000;
+
+    auto lock = transport.lock();
+    Receiver &receiver = transport.receiver();
+    receiver.control(hello, &launch.fingerprint, sizeof launch.fingerprint);
+    receiver.move_on();
+    const auto place_of = [&](auto change) {
+      Header changed = data;
+      change(changed);
+      return receiver.place(changed, changed.bytes);
+    };
+    const std::pair<const char *, void (*)(Header &)> misfits[] = {
+        {"of another call", [](Header &header) { ++header.call; }},
+        {"of a rank that is none", [](Header &header) { header.from = 5; }},
+        {"of this rank itself", [](Header &header) { header.from = 0; }},
+        {"of a chunk that the call does not have", [](Header &header) { header.chunk = 1; }},
+        {"of a chunk 2^63", [](Header &header) { header.chunk = uint64_t{1} << 63; }},
+        {"shorter", [](Header &header) { header.bytes -= 4; }},
+        {"longer", [](Header &header) { header.bytes += 4; }},
+        {"of a stage that is none", [](Header &header) { header.stage = Stage{7}; }},
+    };
+    std::string problem;
+    for (const auto &[what, change] : misfits) {
+      const Place place = place_of(change);
+      if (place.to || !place.misfit) problem += std::string(" a chunk ") + what + " is taken;";
+    }
+    // Of calls that were given up, or have not begun here: dropped, and no fault of the peer's.
+    for (void (*change)(Header &) :
+         {+[](Header &header) { ++header.number; }, +[](Header &header) { ++header.round; }}) {
+      const Place place = place_of(change);
+      if (place.to || place.misfit) problem += " a chunk of another round is not dropped;";
+    }
+    for (const Stage stage : {Stage::reduce, Stage::gather}) {
+      data.stage = stage;
+      const Place place = receiver.place(data, data.bytes);
+      if (!place.to) {
+        problem += " the right chunk has no place;";
+        continue;
+      }
+      const std::vector<float> theirs(500, stage == Stage::reduce ? 2.0F : 40.0F);
+      std::memcpy(place.to, theirs.data(), 2000);
+      receiver.arrived(data);
+      if (const Place twice = receiver.place(data, data.bytes); twice.to || !twice.misfit)
+        problem += " a chunk is taken twice;";
+    }
+    receiver.move_on();
+    lock.unlock();
+    if (!problem.empty()) rank.failure.set(Error(FSDP_ABORTED, problem));  // the call would wait for ever
+    call.join();
+    require(problem.empty(), problem);
+    require(well, "the call was given up");
+    require(
+        values ==
+            [] {
+              std::vector<float> wanted(1000, 40.0F);
+              std::fill(wanted.begin(), wanted.begin() + 500, 3.0F);
+              return wanted;
+            }(),
+        "the sums");
+  });
+  EXPECT_EQ(problems[0], "");
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test
