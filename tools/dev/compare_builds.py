@@ -6,7 +6,8 @@ usage: tools/dev/compare_builds.py speed BEFORE AFTER [--turns N] [--worst PERCE
        tools/dev/compare_builds.py bits BEFORE AFTER
 
 BEFORE and AFTER are build folders (release, with examples). speed runs their fsdp-perf in turns: what counts of each
-figure is the median over the turns of its ratio to the reference of its own run, since machines drift. bits trains
+figure is the median over the turns of its ratio to the reference of its own run, since machines drift. Operations with
+rows that seem worse are measured again, in turns with BEFORE twice: worse is what is below both. bits trains
 examples/train_gpt ten ways with both, and compares the losses of all steps and the hash of the last weights.
 """
 import argparse
@@ -41,23 +42,45 @@ def measure(build, options):
             row["ratio"] or 1e6 / row["time_us"] for row in rows if row["time_us"]}
 
 
+def measure_in_turns(builds, turns, options):
+    """{row: [one ratio of each turn, for each of builds]}; rows that a build does not have are left out."""
+    found = [[] for _ in builds]
+    for turn in range(turns):
+        for i in sorted(range(len(builds)), reverse=turn % 2 == 1):
+            found[i].append(measure(builds[i], options))
+            print(f"turn {turn + 1} of {turns}: {builds[i]}", file=sys.stderr, flush=True)
+    return {row: medians for row in found[0][0]
+            if None not in (medians := [median([run[row] for run in runs if row in run]) for runs in found])}
+
+
+def median(values):
+    return statistics.median(values) if values else None
+
+
 def speed(arguments, options):
-    found = {"before": [], "after": []}
-    for turn in range(arguments.turns):
-        for name, build in (("before", arguments.before), ("after", arguments.after))[:: 1 if turn % 2 else -1]:
-            found[name].append(measure(build, options))
-            print(f"turn {turn + 1} of {arguments.turns}: {name}", file=sys.stderr, flush=True)
-    worse = 0
+    least = 1 - arguments.worst / 100
+    rows = measure_in_turns([arguments.before, arguments.after], arguments.turns, options)
     print(f"{'operation':<44}{'bytes':>12}{'before':>14}{'after':>14}{'change':>9}")
-    for key in found["before"][0]:
-        values = [statistics.median(run[key] for run in found[name] if key in run) if any(key in run for run in found[name]) else None
-                  for name in found]
-        if None in values:
-            continue
-        change = 100 * (values[1] / values[0] - 1)
-        worse += change < -arguments.worst
-        print(f"{key[0] + ' ' + key[1]:<44}{key[2]:>12}{values[0]:>14.3f}{values[1]:>14.3f}{change:>+8.1f}%")
-    print(f"{worse} of {len(found['before'][0])} are worse by more than {arguments.worst} %")
+    for row, (before, after) in rows.items():
+        print(f"{row[0] + ' ' + row[1]:<44}{row[2]:>12}{before:>14.3f}{after:>14.3f}{100 * (after / before - 1):>+8.1f}%")
+    seem_worse = [row for row, (before, after) in rows.items() if after < least * before]
+    print(f"{len(seem_worse)} of {len(rows)} seem worse by more than {arguments.worst} %", flush=True)
+    return confirm(seem_worse, arguments, least) if seem_worse else 0
+
+
+def confirm(seem_worse, arguments, least):
+    """Of a hundred rows some are worse by chance: measured again, beside the build before against itself."""
+    operations = [word for op in sorted({row[0] for row in seem_worse}) for word in ("--op", op)]
+    again = measure_in_turns([arguments.before, arguments.before, arguments.after], 2 * arguments.turns + 1, operations)
+    print(f"{'again':<44}{'bytes':>12}{'before':>14}{'before, too':>14}{'after':>14}{'change':>9}")
+    worse = 0
+    for row in seem_worse:
+        before, too, after = again[row]
+        is_worse = after < least * min(before, too)
+        worse += is_worse
+        print(f"{row[0] + ' ' + row[1]:<44}{row[2]:>12}{before:>14.3f}{too:>14.3f}{after:>14.3f}"
+              f"{200 * after / (before + too) - 100:>+8.1f}%{'  worse' if is_worse else ''}")
+    print(f"{worse} of {len(again)} are worse by more than {arguments.worst} %")
     return worse
 
 
