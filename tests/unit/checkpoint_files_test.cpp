@@ -368,6 +368,7 @@ TEST_P(Files, SurviveEveryFailedCall) {
     }
 }
 
+#ifndef __SANITIZE_THREAD__  // a process dies, and of one thread
 TEST_P(Files, SurviveADeathAtEveryCall) {
   const int calls = calls_of_a_save(path + "/count");
   const std::string runs = path + "/runs";
@@ -396,6 +397,7 @@ TEST_P(Files, SurviveADeathAtEveryCall) {
       }
     }
 }
+#endif
 
 // ---- with its name from the start ----
 
@@ -495,6 +497,7 @@ TEST_P(Files, WithANameSurviveEveryFailedCall) {
   }
 }
 
+#ifndef __SANITIZE_THREAD__  // a process dies, and of one thread
 // Also of the removal of an older one. What a dead job has left the next save removes, whatever it was at.
 TEST_P(Files, WithANameSurviveADeathAtEveryCall) {
   const int calls = calls_of_a_named_save(path + "/count");
@@ -527,6 +530,7 @@ TEST_P(Files, WithANameSurviveADeathAtEveryCall) {
         if (removes && WEXITSTATUS(status) == 0) break;  // it has fewer calls
       }
 }
+#endif
 
 }  // namespace
 }  // namespace fsdp::checkpoint

@@ -7,6 +7,11 @@
 #error "the kernels promise exact bits: compile them without -ffast-math"
 #endif
 
-#ifndef HWY_DISABLED_TARGETS
+// Sanitizers look at addresses, which only the width of a vector decides, and at threads, which nothing here does.
+#if defined(__SANITIZE_THREAD__)
+#define HWY_COMPILE_ONLY_STATIC
+#elif defined(__SANITIZE_ADDRESS__)
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
+#elif !defined(HWY_DISABLED_TARGETS)
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
 #endif
