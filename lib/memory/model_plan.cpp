@@ -15,15 +15,18 @@ namespace {
 // The planes of a parameter are at most fp32, and that is what its shards are on one rank.
 void check_params(const GroupSpec &group) {
   for (const ParamSpec &param : group.params)
-    plan_part(format_text("parameter '{}'", param.name), [&] {
+    plan_part("parameter", param.name, [&] {
       checked_multiply(param.element_count, dtype_size(param.frozen() ? param.dtype : FSDP_FLOAT32), "bytes");
     });
 }
+
+constexpr size_t most_planes = 8;  // of AdamW; more are only slower
 
 BucketPlan make_bucket(const ModelSpec &spec, uint32_t group_index, std::vector<uint32_t> params) {
   const GroupSpec &group = spec.groups[group_index];
   const ParamSpec &first = group.params[params.front()];
   BucketPlan bucket;
+  bucket.planes.reserve(most_planes);
   bucket.group = group_index;
   bucket.dtype = first.dtype;
   bucket.frozen = first.frozen();
@@ -128,13 +131,13 @@ ModelPlan plan_model(const ModelSpec &spec) {
   ModelPlan plan;
   name_regions(plan);
   plan.groups.resize(spec.groups.size());
+  plan.buckets.reserve(spec.groups.size());
   for (uint32_t g = 0; g < spec.groups.size(); ++g) {
-    plan_part(format_text("group '{}'", spec.groups[g].name), [&] { plan_group(spec, plan, g); });
+    plan_part("group", spec.groups[g].name, [&] { plan_group(spec, plan, g); });
     plan.param_count += spec.groups[g].params.size();
   }
   for (BucketPlan &bucket : plan.buckets)
-    plan_part(format_text("group '{}'", spec.groups[bucket.group].name),
-              [&] { place_optimizer_planes(spec, plan, bucket); });
+    plan_part("group", spec.groups[bucket.group].name, [&] { place_optimizer_planes(spec, plan, bucket); });
   place_pools(spec, plan);
   count_elements(plan);
   size_scratch(spec, plan);

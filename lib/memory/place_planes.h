@@ -9,13 +9,23 @@
 
 namespace fsdp::memory {
 
-// An error of the body says of what it is.
+// An error of the body says of what it is. A text only then: there are thousands of them.
 template <class Body>
-void plan_part(const std::string &of, Body &&body) {
+void plan_part(const char *kind, const std::string &name, Body &&body) {
   try {
     body();
   } catch (Error &error) {
-    error.message = format_text("{}: {}", of, error.message);
+    error.message = format_text("{} '{}': {}", kind, name, error.message);
+    throw;
+  }
+}
+
+template <class Body>
+void plan_part(const char *what, Body &&body) {
+  try {
+    body();
+  } catch (Error &error) {
+    error.message = format_text("{}: {}", what, error.message);
     throw;
   }
 }
