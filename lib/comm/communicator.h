@@ -329,6 +329,8 @@ struct WorldOptions {
   // Rank 0 of a job that failed tells it to ranks that still come in this time: else they look for it until a timeout.
   uint32_t farewell_ms = 400;
   std::function<void(fsdp_log_level, const std::string &)> log = {};  // on the caller's thread; may be empty
+  // From any thread, as long as the world or a team of it lives; may be empty.
+  std::function<void(fsdp_log_level, const std::string &)> log_later = {};
 };
 
 // The world as the launcher's variables say it: torchrun (and whoever sets RANK and WORLD_SIZE), else Open MPI, Slurm,

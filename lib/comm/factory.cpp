@@ -138,7 +138,7 @@ std::unique_ptr<World> join_hosts(const WorldOptions &options, Rendezvous &meeti
   auto monitor = start_monitor(seat, plan, std::move(threshold.listener), waiter);
   std::shared_ptr<Net> net = std::move(cards.net.ucx ? threshold.ucx : threshold.tcp);
   threshold = {};
-  NetJob job{{}, options.secret, plan.job, options.heartbeat_timeout_ms};
+  NetJob job{{}, options.secret, plan.job, options.heartbeat_timeout_ms, options.log_later};
   for (const Card &card : cards.of) job.addresses.push_back(cards.net.ucx ? card.ucx : card.tcp);
   net->join(std::move(job), seat);
   meeting.description += "; " + cards.net.reason;

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -15,12 +16,16 @@ namespace fsdp::comm {
 
 struct Seat;
 
+// From any thread; the line reaches the user when a call of the context ends. May be empty.
+using NetLog = std::function<void(fsdp_log_level, const std::string &)>;
+
 // What all ranks know once they have met.
 struct NetJob {
   std::vector<std::vector<std::byte>> addresses;  // by rank of the job; empty: that rank is not sent to
   std::string secret;                             // of the job
   std::string name;                               // differs between jobs of one secret
   uint32_t heartbeat_timeout_ms = 8000;
+  NetLog log = {};  // outlives the Net
 };
 
 class Net {

@@ -136,6 +136,10 @@ std::shared_ptr<Context> Context::create(const fsdp_context_options &options) {
     context->log(level, format_text("rank {}: {}", world.rank, text));
     context->flush_log();
   };
+  // Teams end before their context does.
+  world.log_later = [to = context.get()](fsdp_log_level level, const std::string &text) {
+    to->log(level, format_text("rank {}: {}", to->rank(), text));
+  };
   context->world_ = comm::create_process_world(world, context->waiter_, context->failure_, *context->device_);
   context->log_device();
   context->log(FSDP_LOG_INFO, format_text("rank {} of {}: {}", world.rank, world.size, context->world_->description()));

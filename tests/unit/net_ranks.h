@@ -24,7 +24,7 @@ inline std::unique_ptr<Net> create_test_net(uint32_t rank) {
   return over_ucx() ? create_ucx_net(rank, false) : create_tcp_net(rank, "127.0.0.1");
 }
 inline NetJob test_job(std::vector<std::vector<std::byte>> addresses) {
-  return {std::move(addresses), "a secret of tests", "a job of tests", 8000};
+  return {std::move(addresses), "a secret of tests", "a job of tests", 8000, {}};
 }
 
 struct NetRank {

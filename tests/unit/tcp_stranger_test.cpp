@@ -7,12 +7,14 @@
 
 #include <atomic>
 #include <cstring>
+#include <mutex>
 #include <random>
 
 #include "comm/bootstrap/endpoint.h"
 #include "comm/bootstrap/wire.h"
 #include "comm/tcp/frame.h"
 #include "comm/tcp/introduction.h"
+#include "comm/tcp/refusals.h"
 #include "net_ranks.h"
 
 namespace fsdp::comm::test {
@@ -161,6 +163,148 @@ TEST(TcpStranger, SilentOnesDoNotKeepRanksApart) {
     rank.meet();
   });
   for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
+}
+
+// What a rank logs.
+class Lines {
+ public:
+  NetLog log() {
+    return [this](fsdp_log_level level, const std::string &text) {
+      const std::lock_guard lock(mutex_);
+      lines_.push_back((level == FSDP_LOG_WARNING ? "" : "no warning: ") + text);
+    };
+  }
+  // The line about who came from there; empty if it does not come. Who says nothing has five seconds.
+  std::string about(const std::string &from) {
+    const auto start = std::chrono::steady_clock::now();
+    while (seconds_since(start) < 60) {
+      {
+        const std::lock_guard lock(mutex_);
+        for (const std::string &line : lines_)
+          if (line.starts_with("refused a connection for messages from " + from + ": ")) return line;
+      }
+      std::this_thread::sleep_for(1ms);
+    }
+    return {};
+  }
+  size_t count() {
+    const std::lock_guard lock(mutex_);
+    return lines_.size();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::string> lines_;
+};
+
+// One who knocks at a rank's port and says what he is told to.
+class Knock {
+ public:
+  explicit Knock(const Endpoint &to) {
+    int code = 0;
+    socket_ = begin_connecting(to, code);
+    for (int i = 0; i < 10'000 && connecting_result(socket_, to) == EINPROGRESS; ++i)
+      std::this_thread::sleep_for(100us);
+    from = Endpoint::local(socket_).text();
+  }
+  template <class M>
+  void say(const M &message) {
+    require(::send(socket_.get(), &message, sizeof message, MSG_NOSIGNAL) == sizeof message, "nobody listens");
+  }
+  template <class M>
+  M hear() {
+    M message;
+    size_t got = 0;
+    for (int i = 0; i < 100'000 && got < sizeof message; ++i) {
+      const ssize_t count = ::recv(socket_.get(), reinterpret_cast<char *>(&message) + got, sizeof message - got, 0);
+      if (count > 0) got += static_cast<size_t>(count);
+      if (count < 0) std::this_thread::sleep_for(100us);
+    }
+    require(got == sizeof message, "the rank has not said enough");
+    return message;
+  }
+  // The right proof, as if he knew the secret.
+  wire::Answer prove(const std::string &secret, uint32_t rank) {
+    const auto challenge = hear<wire::Challenge>();
+    auto answer = wire::make<wire::Answer>();
+    answer.nonce = make_nonce();
+    const std::string label = ": " + tcp::JobNames{secret, "a job of tests", rank, 2}.label(rank);
+    answer.digest = wire::guest_digest(secret, challenge.nonce, answer.nonce, label);
+    say(answer);
+    return answer;
+  }
+  void leave() { socket_.reset(); }
+
+  std::string from;
+
+ private:
+  Fd socket_;
+};
+
+void require_line(Lines &lines, const Knock &knock, const std::string &why) {
+  const std::string line = lines.about(knock.from);
+  require(line.find(why) != std::string::npos, fmt::format("of {}, who {}: '{}'", knock.from, why, line));
+}
+
+// Every kind of refusal, with the address of who was refused.
+void knock_in_every_way(const Endpoint &to, Lines &lines) {
+  Knock silent(to), gone(to), noise(to), guess(to), right(to), replay(to), double_of_0(to);
+  gone.leave();
+  require_line(lines, gone, "hung up before it had proven the job secret");
+  noise.say(std::array<char, 200>{'G', 'E', 'T', ' '});
+  require_line(lines, noise, "what came is not of libfsdp");
+  guess.prove("a guess", 1);
+  require_line(lines, guess, "has another job secret, repeats another one's proof");
+  const wire::Answer answer = right.prove("a secret of tests", 1);
+  right.say(tcp::Greeting{0x66736768, 1, 0x01020304, 3, 0, 1});
+  require_line(lines, right, "a rank of another job, or of another version");
+  replay.say(answer);
+  require_line(lines, replay, "has another job secret, repeats another one's proof");
+  double_of_0.prove("a secret of tests", 1);
+  double_of_0.say(tcp::Greeting{0x66736768, 1, 0x01020304, 2, 0, 1});
+  require_line(lines, double_of_0, "it says that it is rank 0, which has a connection already");
+  require_line(lines, silent, "it has said nothing");
+}
+
+TEST(TcpStranger, EachIsLoggedWithHisAddress) {
+  const auto problems = run_threads(2, [](Rank &rank) {
+    auto seat = create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure, *rank.device);
+    auto net = create_tcp_net(rank.rank(), "127.0.0.1");
+    const auto addresses = rank.team->all_gather(net->address(), "addresses");
+    Lines lines;
+    NetJob job = test_job(addresses);
+    job.log = lines.log();
+    net->join(std::move(job), seat);
+    {
+      MessageBench over_memory(rank);
+      MessageBench over_net(rank, net->create_communicator({0, 1}, messages_key, "messages"));
+      sum_and_compare(over_net, over_memory, 1);
+      if (rank.rank() == 1) knock_in_every_way(place_of(addresses[1]), lines);
+      rank.meet();
+      sum_and_compare(over_net, over_memory, 2);
+    }
+    net.reset();
+    require(lines.count() == (rank.rank() == 1 ? 7 : 0), fmt::format("{} lines", lines.count()));
+  });
+  for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
+}
+
+TEST(TcpStranger, WhoKnocksWithoutEndFillsNoLog) {
+  std::vector<std::string> lines;
+  tcp::Refusals refusals;
+  refusals.note("nobody", "there is no log", {});
+  refusals.set_log([&](fsdp_log_level, const std::string &text) { lines.push_back(text); });
+  tcp::Refusals::Clock::time_point now{1h};
+  for (int i = 0; i < 1'000; ++i) refusals.note("somebody", "a reason", now);
+  ASSERT_EQ(lines.size(), 8u);
+  EXPECT_EQ(lines.back(), "refused a connection for messages from somebody: a reason");
+  for (int i = 0; i < 60; ++i) refusals.note("somebody", "a reason", now += 1s);
+  ASSERT_EQ(lines.size(), 14u) << "one in ten seconds";
+  EXPECT_EQ(lines[8],
+            "refused a connection for messages from somebody: a reason; 1001 others were refused since the last line");
+  now += 1h;
+  for (int i = 0; i < 1'000; ++i) refusals.note("somebody", "a reason", now);
+  EXPECT_EQ(lines.size(), 22u);
 }
 
 }  // namespace

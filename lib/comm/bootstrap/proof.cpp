@@ -70,7 +70,8 @@ void Handshake::hear_answer() {
   if (!check_head(answer)) return;
   guest_nonce_ = answer.nonce;
   if (!equal(answer.digest, wire::guest_digest(*secret_, host_nonce_, guest_nonce_, label_)))
-    return refuse("who connected has another job secret, or connected for another purpose");
+    return refuse(
+        "who connected has another job secret, repeats another one's proof, or connected for another purpose");
   auto proof = wire::make<wire::Proof>();
   proof.digest = wire::host_digest(*secret_, host_nonce_, guest_nonce_, label_);
   say(proof);
@@ -113,6 +114,7 @@ bool Handshake::receive(const Fd &socket) {
       return false;
     }
     got_ += static_cast<size_t>(count);
+    heard_ = true;
   }
   return true;
 }

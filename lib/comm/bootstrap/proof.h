@@ -29,7 +29,8 @@ class Handshake {
   State advance(const Fd &socket);
   State state() const noexcept { return state_; }
   const std::string &problem() const noexcept { return problem_; }  // of a failed one
-  bool ended() const noexcept { return ended_; }  // the connection did: it has not failed by what came
+  bool ended() const noexcept { return ended_; }      // the connection did: it has not failed by what came
+  bool has_heard() const noexcept { return heard_; }  // something has come
   bool of_another_version() const noexcept { return other_version_; }
   bool wants_to_send() const noexcept { return sent_ < out_bytes_; }
 
@@ -50,7 +51,7 @@ class Handshake {
   std::string label_;
   State state_ = State::waiting;
   std::string problem_;
-  bool other_version_ = false, ended_ = false;
+  bool other_version_ = false, ended_ = false, heard_ = false;
   Nonce host_nonce_{}, guest_nonce_{};
   std::array<std::byte, sizeof(wire::Answer)> in_{}, out_{};
   bool challenged_ = false;        // a guest: the challenge has come

@@ -24,7 +24,10 @@ Introduction::Introduction(const JobNames &job, uint32_t to, const Endpoint &pla
 }
 
 Introduction::Introduction(const JobNames &job, Fd socket, Clock::time_point deadline)
-    : job_(job), role_(Role::host), deadline_(deadline), socket_(std::move(socket)) {}
+    : job_(job), role_(Role::host), deadline_(deadline), socket_(std::move(socket)) {
+  const Endpoint other = Endpoint::peer(socket_);
+  from_ = other.length() ? other.text() : "somebody who has gone";
+}
 
 void Introduction::hang_up() noexcept {
   if (socket_) ::shutdown(socket_.get(), SHUT_RDWR);
@@ -48,9 +51,13 @@ Introduction::State Introduction::advance() {
   State state = connecting_ ? connect() : State::done;
   if (state == State::done) state = prove();
   if (state == State::done) state = greet();
-  if (state == State::waiting && Clock::now() >= deadline_)
-    return fail_with("the other end has not answered in time", ETIMEDOUT, false);
+  if (state == State::waiting && Clock::now() >= deadline_) return fail_with(why_late(), ETIMEDOUT, false);
   return state;
+}
+
+std::string Introduction::why_late() const {
+  const bool silent = role_ == Role::host && !(handshake_ && handshake_->has_heard());
+  return silent ? "it has said nothing" : "the other end has not answered in time";
 }
 
 Introduction::State Introduction::connect() {

@@ -57,6 +57,8 @@ class Introduction {
   const std::string &problem() const noexcept { return problem_; }
   int code() const noexcept { return code_; }
   bool final() const noexcept { return final_; }
+  // Of who has connected: "10.0.0.7:51200".
+  const std::string &from() const noexcept { return from_; }
   // Of one that is done: the other rank.
   uint32_t peer() const noexcept { return peer_; }
   Fd take_socket() noexcept { return std::move(socket_); }
@@ -66,6 +68,7 @@ class Introduction {
   State fail_with(std::string problem, int code, bool final);
   State connect();
   State prove();
+  std::string why_late() const;
   State greet();
   bool write_greeting();
   bool read_greeting();
@@ -75,6 +78,7 @@ class Introduction {
   Role role_;
   uint32_t peer_ = 0;
   Endpoint place_;
+  std::string from_;
   Clock::time_point deadline_;
   Fd socket_;
   bool connecting_ = false;

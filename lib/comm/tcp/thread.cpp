@@ -184,6 +184,7 @@ void TcpTransport::arrived(const Header &header) {
 bool TcpTransport::has_seat() {
   if (strangers_.size() < most_strangers) return true;
   if (Clock::now() < strangers_.front()->deadline() - stranger_time + least_stranger_time) return false;
+  if (joined_) note_refusal(*strangers_.front(), "it had proven nothing yet, and made room for a later one");
   strangers_.erase(strangers_.begin());
   return true;
 }
@@ -212,14 +213,17 @@ void TcpTransport::accept() {
 void TcpTransport::introduce() {
   if (!joined_) return;
   introduced_at_ = Clock::now();
+  std::erase(strangers_, nullptr);  // of a round that ended early
   if (!listening_ && pause_.over() && has_seat())
     listening_ = watch(listener_.get(), listener_tag, EPOLLIN, EPOLL_CTL_ADD);
-  std::erase(strangers_, nullptr);  // of a round that ended early
   for (auto &stranger : strangers_) {
     const Introduction::State state = stranger->advance();
     if (state == Introduction::State::waiting) continue;
     const auto over = std::move(stranger);
-    if (state == Introduction::State::done) let_in(*over);
+    if (state == Introduction::State::done)
+      let_in(*over);
+    else
+      note_refusal(*over, over->problem());
   }
   std::erase(strangers_, nullptr);
   for (const uint32_t r : dialed_) see_to_dial(r);
@@ -228,11 +232,16 @@ void TcpTransport::introduce() {
   dials_ = dialed_.size();
 }
 
+void TcpTransport::note_refusal(const Introduction &stranger, const std::string &why) {
+  if (!stops_) refusals_.note(stranger.from(), why, Clock::now());
+}
+
 // A peer has one connection: another one that says it is from the same rank is none that this library makes.
 void TcpTransport::let_in(Introduction &stranger) {
   const uint32_t r = stranger.peer();
   const std::lock_guard guard(mutex_);
-  if (peers_[r].open || peers_[r].closing) return;
+  if (peers_[r].open || peers_[r].closing)
+    return note_refusal(stranger, format_text("it says that it is rank {}, which has a connection already", r));
   watch(stranger.socket().get(), 0, 0, EPOLL_CTL_DEL);
   open(r, stranger.take_socket());
 }

@@ -83,6 +83,7 @@ void TcpTransport::join(NetJob job, std::shared_ptr<Seat> seat) {
   receivers_.set_world_size(peers.size());
   names_ = {std::move(job.secret), std::move(job.name), rank_, static_cast<uint32_t>(peers.size())};
   user_timeout_ms_ = job.heartbeat_timeout_ms + beyond_heartbeats_ms;
+  refusals_.set_log(std::move(job.log));  // the thread refuses nobody before there are peers
   peers_ = std::move(peers);
   seat_ = std::move(seat);
   wake();

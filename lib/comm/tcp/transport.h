@@ -22,6 +22,7 @@
 #include "comm/shm/seat.h"
 #include "comm/tcp/introduction.h"
 #include "comm/tcp/link.h"
+#include "comm/tcp/refusals.h"
 
 namespace fsdp::comm::tcp {
 
@@ -102,6 +103,7 @@ class TcpTransport final : public messages::Transport, private Sink {
   void accept();
   void introduce();
   void let_in(Introduction &stranger);
+  void note_refusal(const Introduction &stranger, const std::string &why);
   void see_to_dial(uint32_t r);
   // Connections are made, or are about to be.
   bool forms() const noexcept { return dials_ > 0 || !strangers_.empty() || (joined_ && !listening_); }
@@ -125,6 +127,7 @@ class TcpTransport final : public messages::Transport, private Sink {
   std::vector<uint32_t> dialed_;  // peers that are, or are to be, connected to
   size_t dials_ = 0;
   AcceptPause pause_;
+  Refusals refusals_;
   bool listening_ = false;
   bool joined_ = false;       // peers are known
   bool introducing_ = false;  // one of them has something to do
