@@ -9,6 +9,7 @@
 #include "comm/communicator.h"
 #include "comm/description.h"
 #include "comm/hybrid/choice.h"
+#include "comm/hybrid/descriptors.h"
 #include "comm/hybrid/world.h"
 #include "comm/nccl/team.h"
 #include "comm/net.h"
@@ -49,6 +50,7 @@ std::vector<std::byte> make_card(Threshold &threshold, uint32_t rank, const std:
   threshold.listener = open_leader_listener(address);
   card.leader = threshold.listener.address;
   card.asked = read_net_choice();
+  card.descriptors = count_descriptors();
   if (card.asked != NetChoice::ucx) {
     threshold.tcp = create_tcp_net(rank, address);
     card.tcp = threshold.tcp->address();
@@ -85,8 +87,13 @@ Cards read_all(const Roster &roster) {
   Cards cards;
   cards.of = read_cards(roster);
   std::vector<std::string> hosts;
-  for (const Member &member : roster.members) hosts.push_back(member.host);
+  std::vector<uint32_t> node_of;
+  for (const Member &member : roster.members) {
+    hosts.push_back(member.host);
+    node_of.push_back(member.node);
+  }
   cards.net = decide_net(cards.of, hosts);
+  check_descriptors(cards.of, node_of, hosts);
   return cards;
 }
 

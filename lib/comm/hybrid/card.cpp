@@ -17,16 +17,22 @@ std::string_view text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char *>(bytes.data()), bytes.size()};
 }
 
+struct CardHead {
+  NetChoice asked;
+  uint32_t tcp, ucx, leader;  // lengths; the obstacle has the rest
+  Descriptors descriptors;
+};
+
 }  // namespace
 
-// What was asked, the lengths of the first three parts, then all four.
+// The head, then all four parts.
 std::vector<std::byte> write_card(const Card &card) {
-  const uint32_t head[] = {static_cast<uint32_t>(card.asked), length_of(card.tcp.size()), length_of(card.ucx.size()),
-                           length_of(card.leader.size())};
+  const CardHead head{card.asked, length_of(card.tcp.size()), length_of(card.ucx.size()), length_of(card.leader.size()),
+                      card.descriptors};
   const std::string texts = card.leader + card.obstacle.substr(0, longest_obstacle);
   std::vector<std::byte> bytes;
   const auto add = [&](std::span<const std::byte> part) { bytes.insert(bytes.end(), part.begin(), part.end()); };
-  add(std::as_bytes(std::span(head)));
+  add(std::as_bytes(std::span(&head, 1)));
   add(card.tcp);
   add(card.ucx);
   add(std::as_bytes(std::span(texts)));
@@ -34,16 +40,17 @@ std::vector<std::byte> write_card(const Card &card) {
 }
 
 std::optional<Card> read_card(std::span<const std::byte> bytes) {
-  uint32_t head[4];
+  CardHead head;
   if (bytes.size() < sizeof head) return {};
-  std::memcpy(head, bytes.data(), sizeof head);
+  std::memcpy(&head, bytes.data(), sizeof head);
   bytes = bytes.subspan(sizeof head);
-  const uint64_t tcp = head[1], ucx = head[2], leader = head[3];
-  if (head[0] > static_cast<uint32_t>(NetChoice::ucx) || tcp + ucx + leader > bytes.size() || leader > longest_leader ||
+  const uint64_t tcp = head.tcp, ucx = head.ucx, leader = head.leader;
+  if (head.asked > NetChoice::ucx || tcp + ucx + leader > bytes.size() || leader > longest_leader ||
       tcp > longest_leader || bytes.size() - tcp - ucx - leader > longest_obstacle)
     return {};
   Card card;
-  card.asked = static_cast<NetChoice>(head[0]);
+  card.asked = head.asked;
+  card.descriptors = head.descriptors;
   card.tcp.assign(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(tcp));
   bytes = bytes.subspan(tcp);
   card.ucx.assign(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(ucx));

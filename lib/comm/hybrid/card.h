@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/descriptors.h"
 #include "comm/net.h"
 
 namespace fsdp::comm {
@@ -18,6 +19,7 @@ struct Card {
   std::vector<std::byte> tcp = {}, ucx = {};  // Net::address of each that there is
   std::string leader = {};                    // LeaderListener::address
   std::string obstacle = {};                  // why there is no ucx
+  Descriptors descriptors = {};               // of its process
 };
 
 std::vector<std::byte> write_card(const Card &card);

@@ -4,12 +4,16 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <set>
 
 #include "comm/call/message_launch.h"
 #include "comm/message/communicator.h"
 
 namespace fsdp::comm::messages {
 namespace {
+
+// Sums go from each rank to each: more would be slow, and need many descriptors.
+constexpr size_t most_data_peers = 256;
 
 // One sequence of exchanges.
 struct Exchanges {
@@ -34,6 +38,7 @@ class ChannelNet final : public Net {
   }
   std::unique_ptr<MessageCommunicator> create_communicator(std::vector<uint32_t> ranks, uint64_t key,
                                                            const std::string &what, bool sums) override {
+    expect(ranks, what);
     const uint64_t chunk = net_chunk_bytes(static_cast<uint32_t>(ranks.size()), chunk_bytes_);
     return std::make_unique<ChannelCommunicator>(
         seat_, std::make_unique<Channel>(*transport_, seat_, std::move(ranks), key, chunk, sums, what));
@@ -43,11 +48,27 @@ class ChannelNet final : public Net {
   uint64_t scratch_bytes(uint32_t ranks) const noexcept override { return net_scratch_bytes(ranks, chunk_bytes_); }
 
  private:
+  void expect(std::span<const uint32_t> ranks, const std::string &what);
+
   uint64_t chunk_bytes_;
   std::shared_ptr<Seat> seat_;
   std::unique_ptr<Transport> transport_;
   std::map<uint64_t, std::unique_ptr<Exchanges>> exchanges_;  // of the caller's thread
+  std::set<uint32_t> data_peers_;                             // of all communicators, with this rank
 };
+
+// Each sends to each, and has places for what each of them sends.
+void ChannelNet::expect(std::span<const uint32_t> ranks, const std::string &what) {
+  std::set<uint32_t> peers = data_peers_;
+  peers.insert(ranks.begin(), ranks.end());
+  if (peers.size() > most_data_peers + 1)
+    fail_rank(FSDP_UNSUPPORTED, static_cast<int32_t>(transport_->rank()),
+              "{}: rank {} would exchange data with {} ranks of other hosts; this release connects a rank with {} at "
+              "most: choose a mesh whose outer axis has no more than {} ranks (replicate_size), or fewer such meshes",
+              what, transport_->rank(), peers.size() - 1, most_data_peers, most_data_peers + 1);
+  transport_->expect(ranks);
+  data_peers_ = std::move(peers);
+}
 
 void ChannelNet::exchange(std::span<const uint32_t> ranks, uint64_t key, const void *mine, uint64_t bytes, void *all,
                           const char *what) {

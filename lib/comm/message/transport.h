@@ -51,6 +51,8 @@ class Transport {
     wanting_.fetch_sub(1, std::memory_order_relaxed);
     return lock;
   }
+  // More ranks will be sent to, or heard from. Throws FSDP_SYSTEM if this process may not have the descriptors.
+  virtual void expect(std::span<const uint32_t>) {}  // here: how many it needs only its library knows
   std::condition_variable &changed() noexcept { return changed_; }
 
   // -- with the mutex held --

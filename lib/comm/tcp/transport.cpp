@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "comm/descriptors.h"
 #include "comm/message/net.h"
 #include "comm/tcp/interface.h"
 
@@ -87,6 +88,19 @@ void TcpTransport::join(NetJob job, std::shared_ptr<Seat> seat) {
   peers_ = std::move(peers);
   seat_ = std::move(seat);
   wake();
+}
+
+void TcpTransport::expect(std::span<const uint32_t> ranks) {
+  const Descriptors has = count_descriptors();
+  const auto guard = lock();
+  DescriptorNeed need;
+  const auto awaited = [&](uint32_t r) { return !peers_[r].open && peers_[r].loss.text.empty(); };
+  for (uint32_t r = 0; r < peers_.size(); ++r) need.messages += peers_[r].expected && awaited(r);
+  for (const uint32_t r : ranks) need.messages += r != rank_ && !peers_[r].expected && awaited(r);
+  if (const std::string shortage = find_shortage(has, need); !shortage.empty())
+    throw Error(FSDP_SYSTEM, format_text("rank {}: {}", rank_, shortage), static_cast<int32_t>(rank_), FSDP_ORIGIN_OS,
+                EMFILE);
+  for (const uint32_t r : ranks) peers_[r].expected = true;
 }
 
 void TcpTransport::wake() noexcept {

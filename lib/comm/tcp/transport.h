@@ -37,6 +37,8 @@ class TcpTransport final : public messages::Transport, private Sink {
   const std::string &warnings() const noexcept override { return warnings_; }
   void join(NetJob job, std::shared_ptr<Seat> seat) override;
 
+  void expect(std::span<const uint32_t> ranks) override;
+
   // -- with the mutex held --
   bool connected(uint32_t world_rank) const noexcept override { return peers_[world_rank].open; }
   void greet(uint32_t world_rank) override;
@@ -55,6 +57,7 @@ class TcpTransport final : public messages::Transport, private Sink {
     Endpoint place;
     bool known = false;  // it has an address
     messages::Loss loss;
+    bool expected = false;  // there will be a connection
     bool greeting = false;  // this rank is to connect to it
     bool open = false;      // both have greeted
     bool writing = false;   // the thread writes: nobody else may

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// A rank that may not have the descriptors that it needs says so before it runs out of them: all ranks alike when they
+// meet, and the ranks of a mesh when its communicators are made.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <cerrno>
+#include <numeric>
+
+#include "comm/hybrid/descriptors.h"
+#include "net_ranks.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+void expect_words(const Error &error, std::initializer_list<const char *> words) {
+  for (const char *word : words)
+    EXPECT_NE(error.message.find(word), std::string::npos) << word << ": " << error.message;
+}
+
+TEST(Descriptors, AreNeededByLeaders) {
+  const std::vector<uint32_t> node_of{0, 0, 1, 1, 2, 2};
+  for (uint32_t r = 0; r < node_of.size(); ++r) {
+    EXPECT_EQ(need_of(r, node_of).control, r % 2 ? 0 : 2) << r;
+    EXPECT_EQ(need_of(r, node_of).messages, r % 2 ? 0 : 2) << r;
+  }
+  std::vector<uint32_t> many(2048);
+  std::iota(many.begin(), many.end(), 0);
+  EXPECT_EQ(need_of(0, many).control, 2047);
+  EXPECT_EQ(need_of(0, many).messages, 15 + 15 + 7) << "16 hosts, 16 times 16, 8 times 256";
+  EXPECT_EQ(need_of(1, many).messages, 15);
+  EXPECT_EQ(need_of(16, many).messages, 15 + 15);
+}
+
+TEST(Descriptors, WhoLacksThemIsNamed) {
+  const std::vector<uint32_t> node_of{0, 0, 1, 1, 2, 2};
+  const std::vector<std::string> hosts{"a", "a", "b", "b", "c", "c"};
+  std::vector<Card> cards(6);
+  for (Card &card : cards) card.descriptors = {1024, 30};
+  const uint32_t need = 2 + 2 + spare_descriptors;
+  cards[2].descriptors = {need + 50, 50};
+  cards[3].descriptors = {need + 46, 50};
+  EXPECT_NO_THROW(check_descriptors(cards, node_of, hosts));
+  cards[2].descriptors = {need + 49, 50};
+  const Error error = error_of([&] { check_descriptors(cards, node_of, hosts); });
+  EXPECT_EQ(error.status, FSDP_SYSTEM);
+  EXPECT_EQ(error.rank, 2);
+  EXPECT_EQ(error.origin, FSDP_ORIGIN_OS);
+  EXPECT_EQ(error.origin_code, EMFILE);
+  expect_words(error, {"rank 2 (b): it needs 100 more descriptors (2 for connections to the leaders", "2 for messages",
+                       "may have 149 and has 50", "raise the limit to 150 or more (ulimit -n;"});
+  cards[2].descriptors = {1024, 30};
+  cards[3].descriptors = {spare_descriptors + 49, 50};
+  EXPECT_EQ(error_of([&] { check_descriptors(cards, node_of, hosts); }).rank, 3) << "also one that does not lead";
+}
+
+TEST(Descriptors, AreCounted) {
+  const Descriptors before = count_descriptors();
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_EQ(before.limit, std::min<rlim_t>(limit.rlim_cur, UINT32_MAX));
+  std::vector<Fd> more;
+  for (int i = 0; i < 5; ++i) more.emplace_back(::dup(0));
+  EXPECT_EQ(count_descriptors().open, before.open + 5);
+}
+
+// Nobody listens at the peers' addresses, and nobody is waited for.
+struct Crowd {
+  Crowd(Rank &rank, uint32_t size)
+      : seat(create_lone_seat(0, size, rank.waiter, rank.failure, *rank.device)), net(create_tcp_net(0, "127.0.0.1")) {
+    const std::string nowhere = "127.0.0.1:1";
+    const auto *bytes = reinterpret_cast<const std::byte *>(nowhere.data());
+    net->join(test_job(std::vector<std::vector<std::byte>>(size, {bytes, bytes + nowhere.size()})), seat);
+  }
+  void connect(uint32_t first, uint32_t end, uint64_t key) {
+    std::vector<uint32_t> ranks{0};
+    for (uint32_t r = std::max(first, 1U); r < end; ++r) ranks.push_back(r);
+    made.push_back(net->create_communicator(std::move(ranks), key, "outer axis", false));
+  }
+  std::shared_ptr<Seat> seat;
+  std::unique_ptr<Net> net;
+  std::vector<std::unique_ptr<MessageCommunicator>> made;
+};
+
+TEST(Descriptors, ARankHas256PeersAtMost) {
+  const auto problems = run_threads(1, [](Rank &rank) {
+    Crowd crowd(rank, 300);
+    const Error at_once = error_of([&] { crowd.connect(0, 258, 1); });
+    EXPECT_EQ(at_once.status, FSDP_UNSUPPORTED);
+    EXPECT_EQ(at_once.rank, 0);
+    expect_words(at_once, {"outer axis: rank 0 would exchange data with 257 ranks", "with 256 at most"});
+    crowd.connect(0, 200, 2);
+    crowd.connect(100, 257, 3);
+    const Error together = error_of([&] { crowd.connect(250, 258, 4); });
+    EXPECT_EQ(together.status, FSDP_UNSUPPORTED);
+    crowd.connect(1, 257, 5);
+  });
+  EXPECT_EQ(problems[0], "");
+}
+
+TEST(Descriptors, AreCheckedForEachPeer) {
+  const auto problems = run_threads(1, [](Rank &rank) {
+    Crowd crowd(rank, 300);
+    rlimit usual{};
+    ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &usual), 0);
+    // Those on their way to nowhere come and go.
+    rlimit low = usual;
+    low.rlim_cur = count_descriptors().open + spare_descriptors + 100;
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+    const Error error = error_of([&] { crowd.connect(0, 102, 1); });
+    const Error none = error_of([&] { crowd.connect(0, 61, 2); });
+    const Error together = error_of([&] { crowd.connect(61, 120, 3); });
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &usual), 0);
+    EXPECT_EQ(error.status, FSDP_SYSTEM);
+    EXPECT_EQ(error.rank, 0);
+    EXPECT_EQ(error.origin_code, EMFILE);
+    expect_words(error, {"rank 0: it needs 197 more descriptors (0 for connections to the leaders", "101 for messages",
+                         fmt::format("may have {} and has", low.rlim_cur).c_str()});
+    EXPECT_EQ(none.status, FSDP_OK) << none.message;
+    EXPECT_EQ(together.status, FSDP_SYSTEM) << "those that are expected count";
+    crowd.connect(0, 120, 4);
+  });
+  EXPECT_EQ(problems[0], "");
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test
