@@ -51,11 +51,16 @@ std::vector<std::byte> make_card(Threshold &threshold, uint32_t rank, const std:
   card.leader = threshold.listener.address;
   card.asked = read_net_choice();
   card.descriptors = count_descriptors();
+  card.protection = read_net_protection();
   if (card.asked != NetChoice::ucx) {
-    threshold.tcp = create_tcp_net(rank, address);
+    threshold.tcp = create_tcp_net(rank, address, card.protection);
     card.tcp = threshold.tcp->address();
   }
   if (card.asked == NetChoice::tcp) return write_card(card);
+  if (card.protection.any()) {
+    card.obstacle = "UCX has no FSDP_NET_CHECKSUM; TCP has (FSDP_NET=tcp)";
+    return write_card(card);
+  }
   try {
     threshold.ucx = create_ucx_net(rank, card.asked == NetChoice::automatic);
     card.ucx = threshold.ucx->address();

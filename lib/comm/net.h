@@ -53,9 +53,17 @@ class Net {
 enum class NetChoice : uint32_t { automatic, tcp, ucx };
 NetChoice read_net_choice();
 
+// What guards the bytes of messages over TCP on their way: FSDP_NET_CHECKSUM (none, crc32c).
+struct NetProtection {
+  bool checksum = false;
+  bool any() const noexcept { return checksum; }
+};
+// Throws INVALID_ARGUMENT.
+NetProtection read_net_protection();
+
 // Listens at this numeric address, or at that of FSDP_NET_INTERFACE. Who connects proves the job's secret before
 // anything else is read.
-std::unique_ptr<Net> create_tcp_net(uint32_t rank, const std::string &address);
+std::unique_ptr<Net> create_tcp_net(uint32_t rank, const std::string &address, NetProtection protection = {});
 // UNSUPPORTED where the library was built without UCX, or where UCX is not installed: the message says which.
 // guarded: only by hardware that guards memory with keys (FSDP_NET=auto); UNSUPPORTED where there is none.
 std::unique_ptr<Net> create_ucx_net(uint32_t rank, bool guarded);

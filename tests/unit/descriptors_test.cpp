@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <numeric>
 
+#include "base/fd.h"
 #include "comm/hybrid/descriptors.h"
 #include "net_ranks.h"
 

@@ -80,8 +80,43 @@ TEST(NetChoice, IsReadFromTheEnvironment) {
   ::unsetenv("FSDP_NET");
 }
 
+TEST(NetChoice, ChecksumsAreTheSameEverywhere) {
+  std::vector<Card> cards(3, card(NetChoice::tcp, false));
+  for (Card &one : cards) one.protection.checksum = true;
+  EXPECT_FALSE(decide_net(cards, hosts).ucx);
+  cards[1].protection.checksum = false;
+  const Error error = refusal_of(cards);
+  EXPECT_EQ(error.status, FSDP_MISMATCH);
+  EXPECT_EQ(error.rank, 1);
+  for (const char *word : {"FSDP_NET_CHECKSUM", "'crc32c' on rank 0 (a)", "'none' on rank 1 (b)"})
+    EXPECT_NE(error.message.find(word), std::string::npos) << error.message;
+}
+
+TEST(NetChoice, ChecksumIsReadFromTheEnvironment) {
+  ::unsetenv("FSDP_NET_CHECKSUM");
+  EXPECT_FALSE(read_net_protection().checksum);
+  const std::pair<const char *, bool> words[] = {{"", false}, {"none", false}, {"crc32c", true}};
+  for (const auto &[word, wanted] : words) {
+    ::setenv("FSDP_NET_CHECKSUM", word, 1);
+    EXPECT_EQ(read_net_protection().checksum, wanted) << word;
+  }
+  for (const char *word : {"CRC32C", "crc32", "1", "on"}) {
+    ::setenv("FSDP_NET_CHECKSUM", word, 1);
+    try {
+      read_net_protection();
+      ADD_FAILURE() << word;
+    } catch (const Error &error) {
+      EXPECT_EQ(error.status, FSDP_INVALID_ARGUMENT);
+      EXPECT_NE(error.message.find("none or crc32c is expected"), std::string::npos) << error.message;
+    }
+  }
+  ::unsetenv("FSDP_NET_CHECKSUM");
+}
+
 TEST(NetCard, IsReadBackAndNothingElseIs) {
-  const Card written = card(NetChoice::automatic, true, "a reason");
+  Card written = card(NetChoice::automatic, true, "a reason");
+  written.descriptors = {1024, 30};
+  written.protection.checksum = true;
   const std::vector<std::byte> bytes = write_card(written);
   const auto read = read_card(bytes);
   ASSERT_TRUE(read);
@@ -90,6 +125,9 @@ TEST(NetCard, IsReadBackAndNothingElseIs) {
   EXPECT_EQ(read->ucx, written.ucx);
   EXPECT_EQ(read->leader, written.leader);
   EXPECT_EQ(read->obstacle, written.obstacle);
+  EXPECT_EQ(read->descriptors.limit, 1024u);
+  EXPECT_EQ(read->descriptors.open, 30u);
+  EXPECT_TRUE(read->protection.checksum);
   // Shorter ones: what is cut off is the last part's, or the card is none.
   const size_t texts = written.leader.size() + written.obstacle.size();
   for (size_t length = 0; length < bytes.size() - texts + written.leader.size(); ++length)

@@ -88,9 +88,9 @@ OutFrame data_frame(uint64_t sequence, uint64_t chunk, const std::vector<std::by
 }
 
 // Control frames and chunks of all lengths in turn, through a socket that now and then is full.
-TEST(TcpLink, CarriesFramesInOrder) {
+void carry_frames_in_order(bool checksum) {
   Pair pair;
-  Link out(std::move(pair.near), 0), in(std::move(pair.far), peer);
+  Link out(std::move(pair.near), {0, peer, checksum}), in(std::move(pair.far), {peer, 0, checksum});
   std::vector<std::vector<std::byte>> bodies;
   for (const uint64_t bytes : {0, 1, 63, 4000, 4096, 5000, 61440, 300'000, 0, 8})
     bodies.push_back(body_of(bodies.size(), bytes));
@@ -123,6 +123,9 @@ TEST(TcpLink, CarriesFramesInOrder) {
   }
 }
 
+TEST(TcpLink, CarriesFramesInOrder) { carry_frames_in_order(false); }
+TEST(TcpLink, CarriesFramesInOrderWithChecksums) { carry_frames_in_order(true); }
+
 std::vector<std::byte> bytes_of(const std::vector<OutFrame> &frames) {
   std::vector<std::byte> bytes;
   for (const OutFrame &frame : frames) {
@@ -142,7 +145,7 @@ TEST(TcpLink, DoesNotMindWhereTheNetworkCuts) {
   const auto bytes = bytes_of({control_frame(0, 1, 20), data_frame(1, 5, body), control_frame(2, 2, 0)});
   for (size_t piece = 1; piece < 400; piece += piece < 20 ? 1 : 37) {
     Pair pair;
-    Link in(std::move(pair.far), peer);
+    Link in(std::move(pair.far), {peer});
     Notes notes;
     for (size_t at = 0; at < bytes.size(); at += piece) {
       put(pair.near, bytes.data() + at, std::min(piece, bytes.size() - at));
@@ -160,7 +163,7 @@ TEST(TcpLink, DoesNotMindWhereTheNetworkCuts) {
 TEST(TcpLink, DropsWhatHasNoPlaceAndGoesOn) {
   for (const uint64_t bytes : {1, 4000, 100'000}) {
     Pair pair;
-    Link out(std::move(pair.near), 0), in(std::move(pair.far), peer);
+    Link out(std::move(pair.near), {0}), in(std::move(pair.far), {peer});
     const auto dropped = body_of(1, bytes), kept = body_of(2, 700);
     std::vector<OutFrame> frames{data_frame(0, 1, dropped), control_frame(1, 9, 4), data_frame(2, 2, kept)};
     out.take(frames);
@@ -181,7 +184,7 @@ TEST(TcpLink, DropsWhatHasNoPlaceAndGoesOn) {
 
 TEST(TcpLink, KnowsWhichChunkIsIncomplete) {
   Pair pair;
-  Link in(std::move(pair.far), peer);
+  Link in(std::move(pair.far), {peer});
   const auto body = body_of(4, 500);
   const auto bytes = bytes_of({data_frame(0, 4, body)});
   Notes notes;
@@ -233,7 +236,7 @@ TEST(TcpLink, WhatDoesNotFitEndsTheConnection) {
   const auto body = body_of(1, 200);
   for (const Case &one : cases) {
     Pair pair;
-    Link in(std::move(pair.far), peer);
+    Link in(std::move(pair.far), {peer});
     OutFrame frame = data_frame(0, 1, body);
     one.spoil(frame.head);
     Notes notes;
@@ -248,9 +251,51 @@ TEST(TcpLink, WhatDoesNotFitEndsTheConnection) {
   }
 }
 
+// What is heard of these bytes by a link that compares sums, or does not.
+struct Heard {
+  Heard(const std::vector<std::byte> &bytes, bool checksum) {
+    Pair pair;
+    Link in(std::move(pair.far), {peer, 0, checksum});
+    put(pair.near, bytes.data(), bytes.size());
+    for (int i = 0; i < 4; ++i) in.read(notes);
+    problem = in.problem();
+    code = in.code();
+    lost = in.incomplete() != nullptr;
+  }
+  Notes notes;
+  std::string problem;
+  int code;
+  bool lost;
+};
+
+// One bit of every byte, of heads, messages and a chunk: nothing of it is taken for what was sent.
+TEST(TcpLink, AChangedBitIsNoticedByTheChecksum) {
+  const auto body = body_of(5, 1000);
+  std::vector<OutFrame> frames{control_frame(0, 1, 20), data_frame(1, 5, body)};
+  for (OutFrame &frame : frames) seal(frame);
+  const auto right = bytes_of(frames);
+  ASSERT_EQ(Heard(right, true).notes.came.size(), 1u) << Heard(right, true).problem;
+  const size_t chunk_at = right.size() - body.size();
+  int passed = 0;
+  for (size_t at = 0; at < right.size(); ++at) {
+    auto bytes = right;
+    bytes[at] ^= static_cast<std::byte>(1 << at % 8);
+    const Heard heard(bytes, true);
+    ASSERT_EQ(heard.code, EBADMSG) << at << ": " << heard.problem;
+    ASSERT_NE(heard.problem.find("from rank 3 to rank 0 was changed on its way"), std::string::npos) << heard.problem;
+    ASSERT_TRUE(heard.notes.came.empty()) << at;
+    ASSERT_EQ(heard.notes.controls.size(), at < sizeof(FrameHead) + 20 ? 0u : 1u) << at;
+    if (at < chunk_at) continue;
+    ASSERT_NE(heard.problem.find("chunk 5 of call 0 (1000 bytes) from rank 3"), std::string::npos) << heard.problem;
+    ASSERT_TRUE(heard.lost) << "who closes it tells its receiver";
+    passed += !Heard(bytes, false).notes.came.empty();
+  }
+  EXPECT_EQ(passed, 1000) << "without sums nobody sees it";
+}
+
 TEST(TcpLink, AReplayedFrameEndsIt) {
   Pair pair;
-  Link in(std::move(pair.far), peer);
+  Link in(std::move(pair.far), {peer});
   const auto bytes = bytes_of({control_frame(0, 1, 8), control_frame(0, 1, 8)});
   Notes notes;
   put(pair.near, bytes.data(), bytes.size());
@@ -262,7 +307,7 @@ TEST(TcpLink, AReplayedFrameEndsIt) {
 TEST(TcpLink, WhatItsTakerRefusesEndsIt) {
   const auto body = body_of(1, 200);
   Pair one, two;
-  Link first(std::move(one.far), peer), second(std::move(two.far), peer);
+  Link first(std::move(one.far), {peer}), second(std::move(two.far), {peer});
   Notes notes;
   notes.misfits = true;
   notes.takes_controls = false;
@@ -283,7 +328,7 @@ TEST(TcpLink, LastWordsAreHeardAfterAWriteThatFailed) {
   Fd theirs = begin_connecting(Endpoint::local(listener), code), mine;
   for (int i = 0; i < 1000 && !(mine = accept_from(listener)); ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  Link link(std::move(mine), peer);
+  Link link(std::move(mine), {peer});
   const auto words = bytes_of({control_frame(0, 1, 60)});
   put(theirs, words.data(), words.size());
   theirs.reset();
@@ -322,7 +367,7 @@ TEST(TcpLink, RandomBytesAreTakenOrRefused) {
     if (random() % 8 == 0)
       for (std::byte &byte : bytes) byte = static_cast<std::byte>(random() & 0xff);
     Pair pair;
-    Link in(std::move(pair.far), peer);
+    Link in(std::move(pair.far), {peer});
     Notes notes;
     put(pair.near, bytes.data(), bytes.size());
     for (int i = 0; i < 4; ++i) in.read(notes);

@@ -53,7 +53,7 @@ std::vector<std::byte> kind_of_bytes(uint32_t n, const Endpoint &to) {
       return bytes_at(&frame.head, sizeof frame.head);
     }
     case 5: {
-      const tcp::Greeting greeting{0x66736768, 1, 0x01020304, 2, 0, 1};
+      const tcp::Greeting greeting{0x66736768, 1, 0x01020304, 2, 0, 1, 0};
       return bytes_at(&greeting, sizeof greeting);
     }
     case 6: {  // another version, cut short
@@ -256,12 +256,12 @@ void knock_in_every_way(const Endpoint &to, Lines &lines) {
   guess.prove("a guess", 1);
   require_line(lines, guess, "has another job secret, repeats another one's proof");
   const wire::Answer answer = right.prove("a secret of tests", 1);
-  right.say(tcp::Greeting{0x66736768, 1, 0x01020304, 3, 0, 1});
+  right.say(tcp::Greeting{0x66736768, 1, 0x01020304, 3, 0, 1, 0});
   require_line(lines, right, "a rank of another job, or of another version");
   replay.say(answer);
   require_line(lines, replay, "has another job secret, repeats another one's proof");
   double_of_0.prove("a secret of tests", 1);
-  double_of_0.say(tcp::Greeting{0x66736768, 1, 0x01020304, 2, 0, 1});
+  double_of_0.say(tcp::Greeting{0x66736768, 1, 0x01020304, 2, 0, 1, 0});
   require_line(lines, double_of_0, "it says that it is rank 0, which has a connection already");
   require_line(lines, silent, "it has said nothing");
 }

@@ -21,14 +21,16 @@ struct CardHead {
   NetChoice asked;
   uint32_t tcp, ucx, leader;  // lengths; the obstacle has the rest
   Descriptors descriptors;
+  uint32_t checksum;
 };
 
 }  // namespace
 
 // The head, then all four parts.
 std::vector<std::byte> write_card(const Card &card) {
-  const CardHead head{card.asked, length_of(card.tcp.size()), length_of(card.ucx.size()), length_of(card.leader.size()),
-                      card.descriptors};
+  const CardHead head{
+      card.asked,       length_of(card.tcp.size()), length_of(card.ucx.size()), length_of(card.leader.size()),
+      card.descriptors, card.protection.checksum};
   const std::string texts = card.leader + card.obstacle.substr(0, longest_obstacle);
   std::vector<std::byte> bytes;
   const auto add = [&](std::span<const std::byte> part) { bytes.insert(bytes.end(), part.begin(), part.end()); };
@@ -51,6 +53,7 @@ std::optional<Card> read_card(std::span<const std::byte> bytes) {
   Card card;
   card.asked = head.asked;
   card.descriptors = head.descriptors;
+  card.protection.checksum = head.checksum != 0;
   card.tcp.assign(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(tcp));
   bytes = bytes.subspan(tcp);
   card.ucx.assign(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(ucx));

@@ -20,6 +20,7 @@ struct Card {
   std::string leader = {};                    // LeaderListener::address
   std::string obstacle = {};                  // why there is no ucx
   Descriptors descriptors = {};               // of its process
+  NetProtection protection = {};
 };
 
 std::vector<std::byte> write_card(const Card &card);

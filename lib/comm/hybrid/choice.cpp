@@ -2,6 +2,7 @@
 #include "comm/hybrid/choice.h"
 
 #include <cstdlib>
+#include <string_view>
 
 #include "base/error.h"
 
@@ -12,12 +13,29 @@ constexpr const char *names[] = {"auto", "tcp", "ucx"};
 
 const char *name_of(NetChoice choice) { return names[static_cast<size_t>(choice)]; }
 
-void check_equal(std::span<const Card> cards, std::span<const std::string> hosts) {
+constexpr const char *checksums[] = {"none", "crc32c"};
+
+const char *checksum_of(const Card &card) { return checksums[card.protection.checksum]; }
+const char *asked_of(const Card &card) { return name_of(card.asked); }
+
+// value_of: the variable's on the rank with this card.
+void check_equal(const char *variable, const char *(*value_of)(const Card &), std::span<const Card> cards,
+                 std::span<const std::string> hosts) {
+  const std::string_view wanted = value_of(cards[0]);
   for (size_t r = 1; r < cards.size(); ++r)
-    if (cards[r].asked != cards[0].asked)
+    if (value_of(cards[r]) != wanted)
       fail_rank(FSDP_MISMATCH, static_cast<int32_t>(r),
-                "FSDP_NET is '{}' on rank 0 ({}) and '{}' on rank {} ({}): it must be the same everywhere",
-                name_of(cards[0].asked), hosts[0], name_of(cards[r].asked), r, hosts[r]);
+                "{} is '{}' on rank 0 ({}) and '{}' on rank {} ({}): it must be the same everywhere", variable, wanted,
+                hosts[0], value_of(cards[r]), r, hosts[r]);
+}
+
+// Is this variable the second of the words? The first one is the default.
+bool read_switch(const char *variable, const char *const (&words)[2]) {
+  const char *text = std::getenv(variable);
+  const std::string_view word(text && *text ? text : words[0]);
+  if (word != words[0] && word != words[1])
+    fail(FSDP_INVALID_ARGUMENT, "{} is '{}': {} or {} is expected", variable, word, words[0], words[1]);
+  return word == words[1];
 }
 
 size_t first_without_ucx(std::span<const Card> cards) {
@@ -36,8 +54,11 @@ NetChoice read_net_choice() {
   fail(FSDP_INVALID_ARGUMENT, "FSDP_NET is '{}': auto, tcp or ucx is expected", text);
 }
 
+NetProtection read_net_protection() { return {read_switch("FSDP_NET_CHECKSUM", checksums)}; }
+
 NetDecision decide_net(std::span<const Card> cards, std::span<const std::string> hosts) {
-  check_equal(cards, hosts);
+  check_equal("FSDP_NET", asked_of, cards, hosts);
+  check_equal("FSDP_NET_CHECKSUM", checksum_of, cards, hosts);
   const NetChoice asked = cards[0].asked;
   if (asked == NetChoice::tcp) return {false, "messages between hosts over TCP (FSDP_NET=tcp)"};
   const size_t without = first_without_ucx(cards);

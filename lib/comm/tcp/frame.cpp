@@ -1,9 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/tcp/frame.h"
 
+#include <cstddef>
+
+#include "base/crc32c.h"
+
 namespace fsdp::comm::tcp {
 
 using messages::Kind;
+
+uint32_t sum_of(const FrameHead &head) noexcept { return crc32c(0, &head, offsetof(FrameHead, head_sum)); }
+
+void seal(OutFrame &frame) noexcept {
+  if (frame.sealed) return;
+  frame.head.payload_sum = crc32c(0, frame.payload(), frame.head.payload_bytes);
+  frame.head.head_sum = sum_of(frame.head);
+  frame.sealed = true;
+}
 
 const char *find_misfit(const FrameHead &head, uint32_t from, uint64_t sequence) noexcept {
   const messages::Header &header = head.header;

@@ -80,7 +80,7 @@ Introduction::State Introduction::prove() {
 }
 
 Greeting Introduction::own_greeting() const noexcept {
-  return {greeting_magic, greeting_version, native_order, job_.world_size, job_.rank, peer_};
+  return {greeting_magic, greeting_version, native_order, job_.world_size, job_.rank, peer_, job_.protection.checksum};
 }
 
 // Who connects speaks first.
@@ -95,6 +95,7 @@ Introduction::State Introduction::greet() {
                     said.world_size == mine.world_size && said.to == job_.rank && said.from == peer_;
   if (!fits || peer_ >= job_.world_size || (role_ == Role::host && peer_ >= job_.rank))
     return fail_with("the other end is a rank of another job, or of another version of this library", EPROTO, true);
+  if (said.checksum != mine.checksum) return fail_with("the other end has another FSDP_NET_CHECKSUM", EPROTO, true);
   if (role_ == Role::host && !write_greeting()) return problem_.empty() ? State::waiting : State::failed;
   return State::done;
 }

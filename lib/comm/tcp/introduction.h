@@ -18,6 +18,7 @@
 
 #include "comm/bootstrap/endpoint.h"
 #include "comm/bootstrap/proof.h"
+#include "comm/net.h"
 
 namespace fsdp::comm::tcp {
 
@@ -26,13 +27,14 @@ struct JobNames {
   std::string secret;
   std::string name;
   uint32_t rank = 0, world_size = 0;
+  NetProtection protection = {};
 
   // What the proof of a connection to this rank is for.
   std::string label(uint32_t to) const;
 };
 
 struct Greeting {
-  uint32_t magic, version, byte_order, world_size, from, to;
+  uint32_t magic, version, byte_order, world_size, from, to, checksum;
 };
 
 class Introduction {

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/crc32c.h"
 #include "base/error.h"
 
 namespace fsdp::comm::tcp {
@@ -63,11 +64,12 @@ const std::vector<OutFrame> &Link::unsent() noexcept {
   return out_;
 }
 
-size_t Link::fill(iovec *parts, size_t most) const noexcept {
+size_t Link::fill(iovec *parts, size_t most) noexcept {
   size_t count = 0;
   uint64_t bytes = 0;
   for (size_t i = first_; i < out_.size() && count + 2 <= most && bytes < most_at_once; ++i) {
-    const OutFrame &frame = out_[i];
+    OutFrame &frame = out_[i];
+    if (options_.checksum) seal(frame);
     const auto *head = reinterpret_cast<const std::byte *>(&frame.head);
     const uint64_t gone = frame.sent;
     if (gone < sizeof frame.head) parts[count++] = part(head, sizeof frame.head, gone);
@@ -110,13 +112,14 @@ void Link::write(std::vector<messages::Header> &sent) {
   }
 }
 
-void Link::send_now(const Fd &socket, OutFrame &frame) noexcept {
+void Link::send_now(OutFrame &frame) const noexcept {
+  if (options_.checksum) seal(frame);
   iovec parts[2] = {{&frame.head, sizeof frame.head},
                     {const_cast<std::byte *>(frame.payload()), frame.head.payload_bytes}};
   msghdr message{};
   message.msg_iov = parts;
   message.msg_iovlen = 2;
-  const ssize_t count = ::sendmsg(socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  const ssize_t count = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (count > 0) frame.sent = static_cast<uint64_t>(count);
 }
 
@@ -146,19 +149,49 @@ void Link::read(Sink &sink) {
       return;
     }
     const auto got = static_cast<uint64_t>(count), of_chunk = std::min<uint64_t>(got, parts[0].iov_len);
-    if (left_) advance(of_chunk, sink);
+    if (left_ && !advance(of_chunk, sink)) return;
     staged_ += got - of_chunk;
     if (!parse(sink)) return;
     if (got < parts[0].iov_len + (all ? parts[1].iov_len : 0)) return;  // that was all
   }
 }
 
-void Link::advance(uint64_t bytes, Sink &sink) {
+// The next bytes of the chunk are in their place, or dropped. False: they are not what was sent.
+bool Link::advance(uint64_t bytes, Sink &sink) {
+  if (options_.checksum && to_) sum_ = crc32c(sum_, to_, bytes);
   left_ -= bytes;
   if (to_) to_ += bytes;
-  if (left_ > 0) return;
+  if (left_ > 0) return true;
   to_ = nullptr;
-  if (std::exchange(placed_, false)) sink.arrived(header_);
+  if (!placed_) return true;
+  if (options_.checksum && sum_ != wanted_sum_) {
+    end_changed(header_, sum_, wanted_sum_);
+    return false;
+  }
+  placed_ = false;
+  sink.arrived(header_);
+  return true;
+}
+
+void Link::end_changed(const messages::Header &header, uint32_t found, uint32_t wanted) {
+  const std::string what = header.kind != messages::Kind::data ? "a message"
+                                                               : format_text("chunk {} of call {} ({} bytes)",
+                                                                             header.chunk, header.number, header.bytes);
+  end(format_text("{} from rank {} to rank {} was changed on its way: its CRC32C is {:08x}, and {:08x} was sent", what,
+                  options_.peer, options_.rank, found, wanted),
+      EBADMSG);
+}
+
+bool Link::check_head(const FrameHead &head) {
+  if (options_.checksum && sum_of(head) != head.head_sum) {
+    end(format_text("the head of frame {} from rank {} to rank {} was changed on its way: its CRC32C is wrong",
+                    sequence_, options_.peer, options_.rank),
+        EBADMSG);
+    return false;
+  }
+  const char *misfit = find_misfit(head, options_.peer, sequence_);
+  if (misfit) end(misfit, EPROTO);
+  return !misfit;
 }
 
 bool Link::parse(Sink &sink) {
@@ -166,10 +199,7 @@ bool Link::parse(Sink &sink) {
   while (left_ == 0 && staged_ - at >= sizeof(FrameHead)) {
     FrameHead head;
     std::memcpy(&head, staged_bytes_.data() + at, sizeof head);
-    if (const char *misfit = find_misfit(head, peer_, sequence_)) {
-      end(misfit, EPROTO);
-      return false;
-    }
+    if (!check_head(head)) return false;
     const bool is_data = head.header.kind == messages::Kind::data;
     if (!is_data && staged_ - at < sizeof head + head.payload_bytes) break;
     ++sequence_;
@@ -182,7 +212,7 @@ bool Link::parse(Sink &sink) {
     const uint64_t here = std::min<uint64_t>(left_, staged_ - at);
     if (to_ && here) std::memcpy(to_, staged_bytes_.data() + at, here);
     at += here;
-    advance(here, sink);
+    if (!advance(here, sink)) return false;
   }
   std::memmove(staged_bytes_.data(), staged_bytes_.data() + at, staged_ - at);
   staged_ -= at;
@@ -190,6 +220,12 @@ bool Link::parse(Sink &sink) {
 }
 
 bool Link::parse_control(const FrameHead &head, const std::byte *payload, Sink &sink) {
+  if (options_.checksum) {
+    if (const uint32_t sum = crc32c(0, payload, head.payload_bytes); sum != head.payload_sum) {
+      end_changed(head.header, sum, head.payload_sum);
+      return false;
+    }
+  }
   if (sink.control(head.header, payload, head.payload_bytes)) return true;
   end("messages for communicators that do not exist here", EPROTO);
   return false;
@@ -203,6 +239,8 @@ bool Link::begin_chunk(const FrameHead &head, Sink &sink) {
   }
   header_ = head.header;
   left_ = head.payload_bytes;
+  sum_ = 0;
+  wanted_sum_ = head.payload_sum;
   to_ = place.to;
   placed_ = place.to != nullptr;
   return true;

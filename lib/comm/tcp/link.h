@@ -30,9 +30,15 @@ class Sink {
   ~Sink() = default;
 };
 
+struct LinkOptions {
+  uint32_t peer = 0;  // rank of the job
+  uint32_t rank = 0;  // this one
+  bool checksum = false;
+};
+
 class Link {
  public:
-  Link(Fd socket, uint32_t peer) : socket_(std::move(socket)), peer_(peer) {}
+  Link(Fd socket, const LinkOptions &options) : socket_(std::move(socket)), options_(options) {}
   ~Link();  // the connection ends, also where a child of this process has it
   Link(const Link &) = delete;
   Link &operator=(const Link &) = delete;
@@ -42,7 +48,8 @@ class Link {
   // A call of write() came to what the socket does not take at the moment.
   bool full() const noexcept { return full_; }
   const std::string &problem() const noexcept { return problem_; }
-  int code() const noexcept { return code_; }  // errno; EPROTO: what came fits nothing
+  // errno; EPROTO: what came fits nothing; EBADMSG: it was changed on its way.
+  int code() const noexcept { return code_; }
 
   // Takes these frames behind those that it has, and leaves the vector empty.
   void take(std::vector<OutFrame> &frames);
@@ -59,19 +66,21 @@ class Link {
   bool acknowledged() const noexcept;
 
   // By who keeps others from writing: sends as much of the frame as goes at once. What is wrong is seen by write().
-  static void send_now(const Fd &socket, OutFrame &frame) noexcept;
+  void send_now(OutFrame &frame) const noexcept;
 
  private:
   void end(std::string problem, int code);
-  void advance(uint64_t bytes, Sink &sink);
+  bool advance(uint64_t bytes, Sink &sink);
+  bool check_head(const FrameHead &head);
+  void end_changed(const messages::Header &header, uint32_t found, uint32_t wanted);
   bool parse(Sink &sink);
   bool parse_control(const FrameHead &head, const std::byte *payload, Sink &sink);
   bool begin_chunk(const FrameHead &head, Sink &sink);
-  size_t fill(struct iovec *parts, size_t most) const noexcept;
+  size_t fill(struct iovec *parts, size_t most) noexcept;
   void note_sent(uint64_t bytes, std::vector<messages::Header> &sent);
 
   Fd socket_;
-  uint32_t peer_;
+  LinkOptions options_;
   std::string problem_;
   int code_ = 0;
 
@@ -87,7 +96,9 @@ class Link {
   uint64_t sequence_ = 0;
   messages::Header header_{};  // of the chunk that comes
   uint64_t left_ = 0;          // of it
-  std::byte *to_ = nullptr;    // of what is left; NULL: dropped
+  uint32_t sum_ = 0;           // of what has come of it
+  uint32_t wanted_sum_ = 0;
+  std::byte *to_ = nullptr;  // of what is left; NULL: dropped
   bool placed_ = false;
 };
 

@@ -46,8 +46,9 @@ Fd check(int fd, const char *what) {
 
 }  // namespace
 
-TcpTransport::TcpTransport(uint32_t rank, const std::string &address)
+TcpTransport::TcpTransport(uint32_t rank, const std::string &address, NetProtection protection)
     : Transport(rank),
+      protection_(protection),
       listener_(listen_for_messages(find_interface(address))),
       events_(check(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1 for messages")),
       wake_(check(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd for messages")) {
@@ -82,7 +83,7 @@ void TcpTransport::join(NetJob job, std::shared_ptr<Seat> seat) {
   }
   dirty_.reserve(2 * peers.size());  // what a round makes dirty is behind what it looks at
   receivers_.set_world_size(peers.size());
-  names_ = {std::move(job.secret), std::move(job.name), rank_, static_cast<uint32_t>(peers.size())};
+  names_ = {std::move(job.secret), std::move(job.name), rank_, static_cast<uint32_t>(peers.size()), protection_};
   user_timeout_ms_ = job.heartbeat_timeout_ms + beyond_heartbeats_ms;
   refusals_.set_log(std::move(job.log));  // the thread refuses nobody before there are peers
   peers_ = std::move(peers);
@@ -132,7 +133,7 @@ void TcpTransport::prepare(uint32_t to) { peers_[to].queued.reserve(peers_[to].q
 void TcpTransport::queue(uint32_t to, OutFrame &frame) {
   Peer &peer = peers_[to];
   const bool idle = peer.open && !peer.writing && peer.queued.empty();
-  if (idle && frame.head.payload_bytes <= short_data) Link::send_now(peer.link->socket(), frame);
+  if (idle && frame.head.payload_bytes <= short_data) peer.link->send_now(frame);
   if (frame.done()) return give_up(frame, to);
   if (peer.queued.size() >= most_queued) {
     give_up(frame, to);
@@ -180,7 +181,7 @@ void TcpTransport::open(uint32_t r, Fd socket) {
   Peer &peer = peers_[r];
   const unsigned ms = user_timeout_ms_;
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
-  peer.link = std::make_unique<Link>(std::move(socket), r);
+  peer.link = std::make_unique<Link>(std::move(socket), LinkOptions{r, rank_, names_.protection.checksum});
   peer.open = true;
   peer.blocked = false;
   if (!watch(peer.link->socket().get(), r, EPOLLIN, EPOLL_CTL_ADD)) return fail_peer(r, std::strerror(errno), errno);
@@ -269,9 +270,9 @@ void TcpTransport::fail_context(const Error &error) noexcept {
 
 namespace fsdp::comm {
 
-std::unique_ptr<Net> create_tcp_net(uint32_t rank, const std::string &address) {
+std::unique_ptr<Net> create_tcp_net(uint32_t rank, const std::string &address, NetProtection protection) {
   const uint64_t chunk_bytes = read_net_chunk_bytes();
-  return messages::create_net(std::make_unique<tcp::TcpTransport>(rank, address), chunk_bytes);
+  return messages::create_net(std::make_unique<tcp::TcpTransport>(rank, address, protection), chunk_bytes);
 }
 
 }  // namespace fsdp::comm

@@ -29,7 +29,7 @@ namespace fsdp::comm::tcp {
 class TcpTransport final : public messages::Transport, private Sink {
  public:
   // address: numeric, of the interface to listen at.
-  TcpTransport(uint32_t rank, const std::string &address);
+  TcpTransport(uint32_t rank, const std::string &address, NetProtection protection);
   ~TcpTransport() override;
 
   messages::TransportTraits traits() const noexcept override { return {true, true}; }
@@ -112,6 +112,7 @@ class TcpTransport final : public messages::Transport, private Sink {
   bool forms() const noexcept { return dials_ > 0 || !strangers_.empty() || (joined_ && !listening_); }
   void fail_context(const Error &error) noexcept;
 
+  NetProtection protection_;
   std::string warnings_;
   Fd listener_, events_, wake_;
   std::shared_ptr<Seat> seat_;

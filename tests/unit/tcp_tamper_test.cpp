@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// A man in the middle of two ranks passes on what they say, and changes one bit of it: what guards the bytes notices
+// him, and without a guard the sums are wrong without a word.
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <atomic>
+
+#include "comm/bootstrap/endpoint.h"
+#include "net_ranks.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr uint64_t nowhere = UINT64_MAX;
+
+// Between who connects to him and who listens there.
+class Middle {
+ public:
+  // changed_at: the byte from who connects whose lowest bit he changes.
+  Middle(const Endpoint &to, uint64_t changed_at) : changed_at_(changed_at) {
+    std::string problem;
+    listener_ = listen_at(Endpoint::numeric("127.0.0.1", 0, problem).front(), 4);
+    place = Endpoint::local(listener_).text();
+    thread_ = std::thread([this, to] { pass_on(to); });
+  }
+  ~Middle() {
+    over_.store(true);
+    thread_.join();
+  }
+  bool changed() const { return changed_.load(); }
+
+  std::string place;
+
+ private:
+  void pass_on(const Endpoint &to) {
+    Fd ends[2];
+    while (!over_.load() && !(ends[0] = accept_from(listener_))) std::this_thread::sleep_for(1ms);
+    int code = 0;
+    ends[1] = begin_connecting(to, code);
+    while (!over_.load() && connecting_result(ends[1], to) == EINPROGRESS) std::this_thread::sleep_for(1ms);
+    while (!over_.load()) {
+      pollfd polls[2] = {{ends[0].get(), POLLIN, 0}, {ends[1].get(), POLLIN, 0}};
+      ::poll(polls, 2, 10);
+      for (const int from : {0, 1})
+        if (polls[from].revents && !pass(ends[from], ends[1 - from], from == 0)) return;
+    }
+  }
+  bool pass(const Fd &from, const Fd &to, bool forth) {
+    std::array<char, 65536> bytes;
+    const ssize_t count = ::recv(from.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (count <= 0) return count < 0 && errno == EAGAIN;
+    const auto got = static_cast<uint64_t>(count);
+    if (forth && changed_at_ != nowhere && changed_at_ >= passed_ && changed_at_ < passed_ + got) {
+      bytes[changed_at_ - passed_] ^= 1;
+      changed_.store(true);
+    }
+    if (forth) passed_ += got;
+    for (uint64_t gone = 0; gone < got && !over_.load();) {
+      const ssize_t sent = ::send(to.get(), bytes.data() + gone, got - gone, MSG_NOSIGNAL);
+      if (sent > 0) gone += static_cast<uint64_t>(sent);
+      if (sent < 0 && errno != EAGAIN) return false;
+      if (sent < 0) std::this_thread::sleep_for(1ms);
+    }
+    return true;
+  }
+
+  const uint64_t changed_at_;
+  Fd listener_;
+  uint64_t passed_ = 0;
+  std::atomic<bool> over_{false}, changed_{false};
+  std::thread thread_;
+};
+
+struct Seen {
+  Error errors[2] = {Error(FSDP_OK, ""), Error(FSDP_OK, "")};
+  bool right[2] = {false, false};  // the sums
+  bool changed = false;
+};
+
+void sum(Rank &rank, Net &net, Seen &seen) {
+  const uint64_t count = 100'003;
+  const std::vector<uint32_t> both{0, 1};
+  MessageBench bench(rank, net.create_communicator(both, messages_key, "messages"));
+  std::vector<float> values = rough_values(rank.rank(), count, 7), wanted(count);
+  const SumSpan span{values.data(), count};
+  bench.communicator->all_reduce(std::span(&span, 1), {1, "sums"}, *bench.stream);
+  bench.finish();
+  add_in_rank_order(wanted, 2, 0, 7, false);
+  seen.right[rank.rank()] = std::memcmp(values.data(), wanted.data(), count * sizeof(float)) == 0;
+}
+
+// Rank 0 sums with rank 1, with the man in the middle.
+Seen sum_through(uint64_t changed_at, NetProtection protection) {
+  Seen seen;
+  const auto problems = run_threads(2, [&](Rank &rank) {
+    std::unique_ptr<Middle> middle;
+    {
+      auto seat = create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure, *rank.device);
+      auto net = create_tcp_net(rank.rank(), "127.0.0.1", protection);
+      auto addresses = rank.team->all_gather(net->address(), "addresses");
+      if (rank.rank() == 0) {
+        auto &other = addresses[1];
+        middle = std::make_unique<Middle>(parse_address({reinterpret_cast<const char *>(other.data()), other.size()}),
+                                          changed_at);
+        const auto *text = reinterpret_cast<const std::byte *>(middle->place.data());
+        other.assign(text, text + middle->place.size());
+      }
+      net->join(test_job(std::move(addresses)), seat);
+      seen.errors[rank.rank()] = error_of([&] { sum(rank, *net, seen); });
+    }
+    if (middle) seen.changed = middle->changed();
+  });
+  for (const std::string &problem : problems) EXPECT_EQ(problem, "");
+  return seen;
+}
+
+void expect_well(const Seen &seen) {
+  for (size_t r = 0; r < 2; ++r) {
+    EXPECT_EQ(seen.errors[r].status, FSDP_OK) << seen.errors[r].message;
+    EXPECT_TRUE(seen.right[r]) << r;
+  }
+}
+
+// Within the second chunk of data.
+constexpr uint64_t in_a_chunk = 90'000;
+
+TEST(TcpTamper, NobodyIsNoticedWhoChangesNothing) {
+  expect_well(sum_through(nowhere, {}));
+  expect_well(sum_through(nowhere, {.checksum = true}));
+}
+
+TEST(TcpTamper, WithoutAGuardSumsAreWrongWithoutAWord) {
+  const Seen seen = sum_through(in_a_chunk, {});
+  EXPECT_TRUE(seen.changed);
+  EXPECT_EQ(seen.errors[0].status, FSDP_OK) << seen.errors[0].message;
+  EXPECT_EQ(seen.errors[1].status, FSDP_OK) << seen.errors[1].message;
+  EXPECT_FALSE(seen.right[0] && seen.right[1]);
+}
+
+TEST(TcpTamper, AChecksumNoticesAChangedBit) {
+  const Seen seen = sum_through(in_a_chunk, {.checksum = true});
+  EXPECT_TRUE(seen.changed);
+  for (const Error &error : seen.errors) EXPECT_EQ(error.status, FSDP_PEER_FAILED) << error.message;
+  EXPECT_EQ(seen.errors[1].rank, 0);
+  EXPECT_EQ(seen.errors[1].origin_code, EBADMSG);
+  for (const char *word : {"chunk ", " of call 0 (", "from rank 0 to rank 1 was changed on its way: its CRC32C is"})
+    EXPECT_NE(seen.errors[1].message.find(word), std::string::npos) << seen.errors[1].message;
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test
