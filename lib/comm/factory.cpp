@@ -45,24 +45,36 @@ struct Threshold {
   std::shared_ptr<Net> tcp, ucx;  // those that may be used
 };
 
-std::vector<std::byte> make_card(Threshold &threshold, uint32_t rank, const std::string &address) {
+// The secret is what a key comes from; the nonce makes it another one for each job.
+void prepare_encryption(Card &card, const WorldOptions &options) {
+  if (options.secret.empty())
+    fail(FSDP_INVALID_ARGUMENT,
+         "FSDP_NET_ENCRYPTION=on needs a job secret: set FSDP_JOB_SECRET_FILE or FSDP_JOB_SECRET on every rank");
+  if (options.rank != 0) return;
+  const Nonce nonce = make_nonce();
+  const auto bytes = std::as_bytes(std::span(nonce));
+  card.nonce.assign(bytes.begin(), bytes.end());
+}
+
+std::vector<std::byte> make_card(Threshold &threshold, const WorldOptions &options, const std::string &address) {
   Card card;
   threshold.listener = open_leader_listener(address);
   card.leader = threshold.listener.address;
   card.asked = read_net_choice();
   card.descriptors = count_descriptors();
   card.protection = read_net_protection();
+  if (card.protection.encryption) prepare_encryption(card, options);
   if (card.asked != NetChoice::ucx) {
-    threshold.tcp = create_tcp_net(rank, address, card.protection);
+    threshold.tcp = create_tcp_net(options.rank, address, card.protection);
     card.tcp = threshold.tcp->address();
   }
   if (card.asked == NetChoice::tcp) return write_card(card);
   if (card.protection.any()) {
-    card.obstacle = "UCX has no FSDP_NET_CHECKSUM; TCP has (FSDP_NET=tcp)";
+    card.obstacle = "UCX has no FSDP_NET_CHECKSUM and no FSDP_NET_ENCRYPTION; TCP has (FSDP_NET=tcp)";
     return write_card(card);
   }
   try {
-    threshold.ucx = create_ucx_net(rank, card.asked == NetChoice::automatic);
+    threshold.ucx = create_ucx_net(options.rank, card.asked == NetChoice::automatic);
     card.ucx = threshold.ucx->address();
   } catch (const Error &error) {  // one only if there are other hosts, and this was asked for
     if (error.status != FSDP_UNSUPPORTED) throw;
@@ -150,7 +162,7 @@ std::unique_ptr<World> join_hosts(const WorldOptions &options, Rendezvous &meeti
   auto monitor = start_monitor(seat, plan, std::move(threshold.listener), waiter);
   std::shared_ptr<Net> net = std::move(cards.net.ucx ? threshold.ucx : threshold.tcp);
   threshold = {};
-  NetJob job{{}, options.secret, plan.job, options.heartbeat_timeout_ms, options.log_later};
+  NetJob job{{}, options.secret, plan.job, options.heartbeat_timeout_ms, options.log_later, cards.of[0].nonce};
   for (const Card &card : cards.of) job.addresses.push_back(cards.net.ucx ? card.ucx : card.tcp);
   net->join(std::move(job), seat);
   meeting.description += "; " + cards.net.reason;
@@ -245,7 +257,7 @@ std::unique_ptr<World> create_process_world(const WorldOptions &options, const W
   const auto since = std::chrono::steady_clock::now();
   Threshold threshold;
   Rendezvous meeting = meet_processes(
-      options, waiter, [&](const std::string &address) { return make_card(threshold, options.rank, address); });
+      options, waiter, [&](const std::string &address) { return make_card(threshold, options, address); });
   const bool alone = meeting.roster.node_count() <= 1;
   const Cards cards = alone ? Cards() : read_cards(meeting);
   std::shared_ptr<Seat> seat;

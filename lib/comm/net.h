@@ -25,7 +25,8 @@ struct NetJob {
   std::string secret;                             // of the job
   std::string name;                               // differs between jobs of one secret
   uint32_t heartbeat_timeout_ms = 8000;
-  NetLog log = {};  // outlives the Net
+  NetLog log = {};                    // outlives the Net
+  std::vector<std::byte> nonce = {};  // of the job, random and no secret: for FSDP_NET_ENCRYPTION=on
 };
 
 class Net {
@@ -53,16 +54,17 @@ class Net {
 enum class NetChoice : uint32_t { automatic, tcp, ucx };
 NetChoice read_net_choice();
 
-// What guards the bytes of messages over TCP on their way: FSDP_NET_CHECKSUM (none, crc32c).
+// What guards the bytes of messages over TCP on their way: FSDP_NET_CHECKSUM (none, crc32c), FSDP_NET_ENCRYPTION (off,
+// on).
 struct NetProtection {
-  bool checksum = false;
-  bool any() const noexcept { return checksum; }
+  bool checksum = false, encryption = false;
+  bool any() const noexcept { return checksum || encryption; }
 };
 // Throws INVALID_ARGUMENT.
 NetProtection read_net_protection();
 
 // Listens at this numeric address, or at that of FSDP_NET_INTERFACE. Who connects proves the job's secret before
-// anything else is read.
+// anything else is read. UNSUPPORTED where it is to encrypt and there is no libssl.
 std::unique_ptr<Net> create_tcp_net(uint32_t rank, const std::string &address, NetProtection protection = {});
 // UNSUPPORTED where the library was built without UCX, or where UCX is not installed: the message says which.
 // guarded: only by hardware that guards memory with keys (FSDP_NET=auto); UNSUPPORTED where there is none.

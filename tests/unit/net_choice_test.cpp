@@ -113,10 +113,32 @@ TEST(NetChoice, ChecksumIsReadFromTheEnvironment) {
   ::unsetenv("FSDP_NET_CHECKSUM");
 }
 
+TEST(NetChoice, EncryptionIsTheSameEverywhere) {
+  std::vector<Card> cards(3, card(NetChoice::automatic, false));
+  cards[2].protection.encryption = true;
+  const Error error = refusal_of(cards);
+  EXPECT_EQ(error.status, FSDP_MISMATCH);
+  EXPECT_EQ(error.rank, 2);
+  for (const char *word : {"FSDP_NET_ENCRYPTION", "'off' on rank 0 (a)", "'on' on rank 2 (c)"})
+    EXPECT_NE(error.message.find(word), std::string::npos) << error.message;
+}
+
+TEST(NetChoice, EncryptionIsReadFromTheEnvironment) {
+  const std::pair<const char *, bool> words[] = {{"", false}, {"off", false}, {"on", true}};
+  for (const auto &[word, wanted] : words) {
+    ::setenv("FSDP_NET_ENCRYPTION", word, 1);
+    EXPECT_EQ(read_net_protection().encryption, wanted) << word;
+  }
+  ::setenv("FSDP_NET_ENCRYPTION", "yes", 1);
+  EXPECT_THROW(read_net_protection(), Error);
+  ::unsetenv("FSDP_NET_ENCRYPTION");
+}
+
 TEST(NetCard, IsReadBackAndNothingElseIs) {
   Card written = card(NetChoice::automatic, true, "a reason");
   written.descriptors = {1024, 30};
-  written.protection.checksum = true;
+  written.protection = {true, false};
+  written.nonce = std::vector<std::byte>(32, std::byte{3});
   const std::vector<std::byte> bytes = write_card(written);
   const auto read = read_card(bytes);
   ASSERT_TRUE(read);
@@ -128,11 +150,13 @@ TEST(NetCard, IsReadBackAndNothingElseIs) {
   EXPECT_EQ(read->descriptors.limit, 1024u);
   EXPECT_EQ(read->descriptors.open, 30u);
   EXPECT_TRUE(read->protection.checksum);
+  EXPECT_FALSE(read->protection.encryption);
+  EXPECT_EQ(read->nonce, written.nonce);
   // Shorter ones: what is cut off is the last part's, or the card is none.
   const size_t texts = written.leader.size() + written.obstacle.size();
   for (size_t length = 0; length < bytes.size() - texts + written.leader.size(); ++length)
     EXPECT_FALSE(read_card(std::span(bytes).first(length))) << length;
-  for (size_t at = 0; at < 16; at += 4) {
+  for (size_t at = 0; at < 20; at += 4) {
     std::vector<std::byte> spoilt = bytes;
     for (size_t i = 0; i < 4; ++i) spoilt[at + i] = std::byte{0xff};
     EXPECT_FALSE(read_card(spoilt)) << "2^32 - 1 at " << at;

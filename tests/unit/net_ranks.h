@@ -21,7 +21,7 @@ inline bool over_ucx() {
   return wire && std::string(wire) == "ucx";
 }
 inline std::unique_ptr<Net> create_test_net(uint32_t rank) {
-  return over_ucx() ? create_ucx_net(rank, false) : create_tcp_net(rank, "127.0.0.1");
+  return over_ucx() ? create_ucx_net(rank, false) : create_tcp_net(rank, "127.0.0.1", read_net_protection());
 }
 inline NetJob test_job(std::vector<std::vector<std::byte>> addresses) {
   return {std::move(addresses), "a secret of tests", "a job of tests", 8000, {}};

@@ -22,6 +22,7 @@ struct Meeting {
   State guest = State::waiting, host = State::waiting;
   std::string guest_problem, host_problem;
   uint32_t host_peer = 0;
+  bool encrypted = false;
 };
 
 Endpoint loopback() {
@@ -46,16 +47,42 @@ Meeting meet(const JobNames &guest_names, const JobNames &host_names, uint32_t t
   seen.guest_problem = guest.problem();
   seen.host_problem = host.problem();
   seen.host_peer = host.peer();
+  seen.encrypted = guest.take_tls() && host.take_tls();
   return seen;
 }
 
-JobNames names(uint32_t rank) { return {"the secret", "a job", rank, 4}; }
+JobNames names(uint32_t rank) { return {"the secret", "a job", rank, 4, {}, nullptr, {}}; }
+
+JobNames guarded(uint32_t rank, NetProtection protection) {
+  JobNames names{"the secret", "a job", rank, 4, protection, nullptr, {}};
+  static const TlsLibrary library = load_tls_library();
+  if (protection.encryption) names.tls = &library;
+  return names;
+}
 
 TEST(TcpIntroduction, TwoRanksOfAJobMeet) {
   const Meeting seen = meet(names(1), names(3), 3);
   EXPECT_EQ(seen.guest, State::done) << seen.guest_problem;
   EXPECT_EQ(seen.host, State::done) << seen.host_problem;
   EXPECT_EQ(seen.host_peer, 1u);
+}
+
+TEST(TcpIntroduction, TwoRanksAgreeOnWhatGuardsThem) {
+  for (const bool checksum : {false, true})
+    for (const bool encryption : {false, true}) {
+      const Meeting seen = meet(guarded(1, {checksum, encryption}), guarded(3, {checksum, encryption}), 3);
+      EXPECT_EQ(seen.guest, State::done) << seen.guest_problem;
+      EXPECT_EQ(seen.host, State::done) << seen.host_problem;
+      EXPECT_EQ(seen.encrypted, encryption);
+    }
+  const std::pair<NetProtection, NetProtection> differ[] = {
+      {{false, true}, {}}, {{}, {false, true}}, {{true, false}, {}}, {{}, {true, false}}};
+  for (const auto &[guest, host] : differ) {
+    const Meeting seen = meet(guarded(1, guest), guarded(3, host), 3);
+    EXPECT_NE(seen.guest, State::done);
+    EXPECT_EQ(seen.host, State::failed);
+    EXPECT_NE(seen.host_problem.find("another FSDP_NET_CHECKSUM or FSDP_NET_ENCRYPTION"), std::string::npos);
+  }
 }
 
 TEST(TcpIntroduction, OthersDoNot) {
@@ -66,12 +93,12 @@ TEST(TcpIntroduction, OthersDoNot) {
     bool proven;  // the secret is the right one
   };
   const Case cases[] = {
-      {"another secret", {"another", "a job", 1, 4}, names(3), 3, false},
-      {"no secret", {"", "a job", 1, 4}, names(3), 3, false},
-      {"another job", {"the secret", "another", 1, 4}, names(3), 3, false},
+      {"another secret", {"another", "a job", 1, 4, {}, nullptr, {}}, names(3), 3, false},
+      {"no secret", {"", "a job", 1, 4, {}, nullptr, {}}, names(3), 3, false},
+      {"another job", {"the secret", "another", 1, 4, {}, nullptr, {}}, names(3), 3, false},
       {"for another rank", names(1), names(3), 2, false},
-      {"another world size", {"the secret", "a job", 1, 5}, names(3), 3, true},
-      {"a rank that the world does not have", {"the secret", "a job", 4, 4}, names(3), 3, true},
+      {"another world size", {"the secret", "a job", 1, 5, {}, nullptr, {}}, names(3), 3, true},
+      {"a rank that the world does not have", {"the secret", "a job", 4, 4, {}, nullptr, {}}, names(3), 3, true},
       {"the higher rank connects", names(3), names(2), 2, true},
       {"a rank to itself", names(3), names(3), 3, true},
   };

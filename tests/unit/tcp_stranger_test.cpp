@@ -53,7 +53,7 @@ std::vector<std::byte> kind_of_bytes(uint32_t n, const Endpoint &to) {
       return bytes_at(&frame.head, sizeof frame.head);
     }
     case 5: {
-      const tcp::Greeting greeting{0x66736768, 1, 0x01020304, 2, 0, 1, 0};
+      const tcp::Greeting greeting{0x66736768, 1, 0x01020304, 2, 0, 1, 0, 0};
       return bytes_at(&greeting, sizeof greeting);
     }
     case 6: {  // another version, cut short
@@ -228,7 +228,7 @@ class Knock {
     const auto challenge = hear<wire::Challenge>();
     auto answer = wire::make<wire::Answer>();
     answer.nonce = make_nonce();
-    const std::string label = ": " + tcp::JobNames{secret, "a job of tests", rank, 2}.label(rank);
+    const std::string label = ": " + tcp::JobNames{secret, "a job of tests", rank, 2, {}, nullptr, {}}.label(rank);
     answer.digest = wire::guest_digest(secret, challenge.nonce, answer.nonce, label);
     say(answer);
     return answer;
@@ -256,12 +256,12 @@ void knock_in_every_way(const Endpoint &to, Lines &lines) {
   guess.prove("a guess", 1);
   require_line(lines, guess, "has another job secret, repeats another one's proof");
   const wire::Answer answer = right.prove("a secret of tests", 1);
-  right.say(tcp::Greeting{0x66736768, 1, 0x01020304, 3, 0, 1, 0});
+  right.say(tcp::Greeting{0x66736768, 1, 0x01020304, 3, 0, 1, 0, 0});
   require_line(lines, right, "a rank of another job, or of another version");
   replay.say(answer);
   require_line(lines, replay, "has another job secret, repeats another one's proof");
   double_of_0.prove("a secret of tests", 1);
-  double_of_0.say(tcp::Greeting{0x66736768, 1, 0x01020304, 2, 0, 1, 0});
+  double_of_0.say(tcp::Greeting{0x66736768, 1, 0x01020304, 2, 0, 1, 0, 0});
   require_line(lines, double_of_0, "it says that it is rank 0, which has a connection already");
   require_line(lines, silent, "it has said nothing");
 }
@@ -285,6 +285,42 @@ TEST(TcpStranger, EachIsLoggedWithHisAddress) {
     }
     net.reset();
     require(lines.count() == (rank.rank() == 1 ? 7 : 0), fmt::format("{} lines", lines.count()));
+  });
+  for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
+}
+
+// He knows the secret, and speaks plainly where ranks encrypt: as one who leaves the job's protection out does, or as
+// one who has listened to a rank and goes on for it.
+TEST(TcpStranger, WhoSpeaksPlainlyAtAnEncryptedPortIsRefused) {
+  const auto problems = run_threads(2, [](Rank &rank) {
+    auto seat = create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure, *rank.device);
+    auto net = create_tcp_net(rank.rank(), "127.0.0.1", {.encryption = true});
+    const auto addresses = rank.team->all_gather(net->address(), "addresses");
+    Lines lines;
+    NetJob job = test_job(addresses);
+    job.log = lines.log();
+    net->join(std::move(job), seat);
+    if (rank.rank() == 1) {
+      Knock plain(place_of(addresses[1])), greeted(place_of(addresses[1]));
+      plain.prove("a secret of tests", 1);
+      plain.hear<wire::Proof>();
+      plain.say(tcp::Greeting{0x66736768, 1, 0x01020304, 2, 0, 1, 0, 0});
+      require_line(lines, plain, "has another FSDP_NET_CHECKSUM or FSDP_NET_ENCRYPTION");
+      greeted.prove("a secret of tests", 1);
+      greeted.hear<wire::Proof>();
+      greeted.say(tcp::Greeting{0x66736768, 1, 0x01020304, 2, 0, 1, 0, 1});
+      greeted.hear<tcp::Greeting>();
+      messages::Header header{};
+      header.magic = messages::header_magic;
+      header.kind = messages::Kind::ask;
+      greeted.say(tcp::make_frame(header, 0, 0).head);
+      require_line(lines, greeted, "TLS: ");
+    }
+    rank.meet();
+    MessageBench over_memory(rank);
+    MessageBench over_net(rank, net->create_communicator({0, 1}, messages_key, "messages"));
+    sum_and_compare(over_net, over_memory, 1);
+    rank.meet();
   });
   for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
 }

@@ -95,9 +95,11 @@ void sum(Rank &rank, Net &net, Seen &seen) {
 }
 
 // Rank 0 sums with rank 1, with the man in the middle.
-Seen sum_through(uint64_t changed_at, NetProtection protection) {
+Seen sum_through(uint64_t changed_at, NetProtection protection, bool same_job = true) {
   Seen seen;
-  const auto problems = run_threads(2, [&](Rank &rank) {
+  RankOptions options;
+  if (!same_job) options.timeout_ms = 2'000;  // for who waits for one that never comes
+  const auto sums = [&](Rank &rank) {
     std::unique_ptr<Middle> middle;
     {
       auto seat = create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure, *rank.device);
@@ -110,11 +112,14 @@ Seen sum_through(uint64_t changed_at, NetProtection protection) {
         const auto *text = reinterpret_cast<const std::byte *>(middle->place.data());
         other.assign(text, text + middle->place.size());
       }
-      net->join(test_job(std::move(addresses)), seat);
+      NetJob job = test_job(std::move(addresses));
+      job.nonce.assign(32, std::byte{static_cast<unsigned char>(same_job ? 7 : rank.rank())});
+      net->join(std::move(job), seat);
       seen.errors[rank.rank()] = error_of([&] { sum(rank, *net, seen); });
     }
     if (middle) seen.changed = middle->changed();
-  });
+  };
+  const auto problems = run_threads(2, sums, options);
   for (const std::string &problem : problems) EXPECT_EQ(problem, "");
   return seen;
 }
@@ -132,6 +137,8 @@ constexpr uint64_t in_a_chunk = 90'000;
 TEST(TcpTamper, NobodyIsNoticedWhoChangesNothing) {
   expect_well(sum_through(nowhere, {}));
   expect_well(sum_through(nowhere, {.checksum = true}));
+  expect_well(sum_through(nowhere, {.encryption = true}));
+  expect_well(sum_through(nowhere, {.checksum = true, .encryption = true}));
 }
 
 TEST(TcpTamper, WithoutAGuardSumsAreWrongWithoutAWord) {
@@ -150,6 +157,25 @@ TEST(TcpTamper, AChecksumNoticesAChangedBit) {
   EXPECT_EQ(seen.errors[1].origin_code, EBADMSG);
   for (const char *word : {"chunk ", " of call 0 (", "from rank 0 to rank 1 was changed on its way: its CRC32C is"})
     EXPECT_NE(seen.errors[1].message.find(word), std::string::npos) << seen.errors[1].message;
+}
+
+TEST(TcpTamper, EncryptionNoticesAChangedBit) {
+  const Seen seen = sum_through(in_a_chunk, {.encryption = true});
+  EXPECT_TRUE(seen.changed);
+  for (const Error &error : seen.errors) EXPECT_EQ(error.status, FSDP_PEER_FAILED) << error.message;
+  EXPECT_EQ(seen.errors[1].rank, 0);
+  EXPECT_EQ(seen.errors[1].origin_code, EBADMSG);
+  EXPECT_NE(seen.errors[1].message.find("what came from rank 0 to rank 1 was changed on its way: TLS: "),
+            std::string::npos)
+      << seen.errors[1].message;
+}
+
+// The ranks know one secret, and are of two jobs: what one of them said in its job is of no use in the other.
+TEST(TcpTamper, KeysAreOfOneJob) {
+  const Seen seen = sum_through(nowhere, {.encryption = true}, false);
+  EXPECT_EQ(seen.errors[0].status, FSDP_PEER_FAILED) << seen.errors[0].message;
+  EXPECT_NE(seen.errors[0].message.find("TLS: "), std::string::npos) << seen.errors[0].message;
+  EXPECT_NE(seen.errors[1].status, FSDP_OK);
 }
 
 }  // namespace

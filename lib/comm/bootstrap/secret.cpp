@@ -48,6 +48,15 @@ Digest authenticate(const std::string &secret, std::string_view label,
   return hmac(secret, message);
 }
 
+// Extract, then the first block of expand, which is as long as the key.
+Digest derive_key(const std::string &secret, std::span<const uint8_t> salt, std::string_view use) {
+  const std::string salt_text(salt.begin(), salt.end());
+  const Digest extracted = hmac(salt_text, {reinterpret_cast<const uint8_t *>(secret.data()), secret.size()});
+  std::vector<uint8_t> block(use.begin(), use.end());
+  block.push_back(1);
+  return hmac({extracted.begin(), extracted.end()}, block);
+}
+
 bool equal(const Digest &a, const Digest &b) noexcept { return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0; }
 
 std::string socket_name(const std::string &rendezvous, const std::string &secret, uint32_t user) {

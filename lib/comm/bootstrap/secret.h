@@ -18,6 +18,8 @@ Nonce make_nonce();
 // HMAC-SHA256 over the label and the parts, each of fixed length.
 Digest authenticate(const std::string &secret, std::string_view label,
                     std::initializer_list<std::span<const uint8_t>> parts);
+// HKDF-SHA256 (RFC 5869): a key for one use of the secret.
+Digest derive_key(const std::string &secret, std::span<const uint8_t> salt, std::string_view use);
 // In constant time.
 bool equal(const Digest &a, const Digest &b) noexcept;
 

@@ -9,7 +9,7 @@
 namespace fsdp::comm {
 namespace {
 
-constexpr size_t longest_leader = 64, longest_obstacle = 1024;
+constexpr size_t longest_leader = 64, longest_obstacle = 1024, longest_nonce = 64;
 
 uint32_t length_of(size_t size) { return static_cast<uint32_t>(size); }
 
@@ -20,23 +20,31 @@ std::string_view text_of(std::span<const std::byte> bytes) {
 struct CardHead {
   NetChoice asked;
   uint32_t tcp, ucx, leader;  // lengths; the obstacle has the rest
+  uint32_t nonce;
   Descriptors descriptors;
-  uint32_t checksum;
+  uint32_t checksum, encryption;
 };
 
 }  // namespace
 
-// The head, then all four parts.
+// The head, then all parts.
 std::vector<std::byte> write_card(const Card &card) {
-  const CardHead head{
-      card.asked,       length_of(card.tcp.size()), length_of(card.ucx.size()), length_of(card.leader.size()),
-      card.descriptors, card.protection.checksum};
+  const auto &[checksum, encryption] = card.protection;
+  const CardHead head{card.asked,
+                      length_of(card.tcp.size()),
+                      length_of(card.ucx.size()),
+                      length_of(card.leader.size()),
+                      length_of(card.nonce.size()),
+                      card.descriptors,
+                      checksum,
+                      encryption};
   const std::string texts = card.leader + card.obstacle.substr(0, longest_obstacle);
   std::vector<std::byte> bytes;
   const auto add = [&](std::span<const std::byte> part) { bytes.insert(bytes.end(), part.begin(), part.end()); };
   add(std::as_bytes(std::span(&head, 1)));
   add(card.tcp);
   add(card.ucx);
+  add(card.nonce);
   add(std::as_bytes(std::span(texts)));
   return bytes;
 }
@@ -46,18 +54,22 @@ std::optional<Card> read_card(std::span<const std::byte> bytes) {
   if (bytes.size() < sizeof head) return {};
   std::memcpy(&head, bytes.data(), sizeof head);
   bytes = bytes.subspan(sizeof head);
-  const uint64_t tcp = head.tcp, ucx = head.ucx, leader = head.leader;
-  if (head.asked > NetChoice::ucx || tcp + ucx + leader > bytes.size() || leader > longest_leader ||
-      tcp > longest_leader || bytes.size() - tcp - ucx - leader > longest_obstacle)
+  const uint64_t tcp = head.tcp, ucx = head.ucx, leader = head.leader, nonce = head.nonce;
+  if (head.asked > NetChoice::ucx || tcp + ucx + nonce + leader > bytes.size() || leader > longest_leader ||
+      tcp > longest_leader || nonce > longest_nonce || bytes.size() - tcp - ucx - nonce - leader > longest_obstacle)
     return {};
   Card card;
   card.asked = head.asked;
   card.descriptors = head.descriptors;
-  card.protection.checksum = head.checksum != 0;
-  card.tcp.assign(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(tcp));
-  bytes = bytes.subspan(tcp);
-  card.ucx.assign(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(ucx));
-  bytes = bytes.subspan(ucx);
+  card.protection = {head.checksum != 0, head.encryption != 0};
+  const auto take = [&bytes](uint64_t length) {
+    const auto part = bytes.first(length);
+    bytes = bytes.subspan(length);
+    return std::vector<std::byte>(part.begin(), part.end());
+  };
+  card.tcp = take(tcp);
+  card.ucx = take(ucx);
+  card.nonce = take(nonce);
   card.leader = text_of(bytes.first(leader));
   card.obstacle = text_of(bytes.subspan(leader));
   return card;

@@ -21,6 +21,7 @@ struct Card {
   std::string obstacle = {};                  // why there is no ucx
   Descriptors descriptors = {};               // of its process
   NetProtection protection = {};
+  std::vector<std::byte> nonce = {};  // rank 0's is the job's
 };
 
 std::vector<std::byte> write_card(const Card &card);

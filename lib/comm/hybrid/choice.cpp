@@ -14,8 +14,10 @@ constexpr const char *names[] = {"auto", "tcp", "ucx"};
 const char *name_of(NetChoice choice) { return names[static_cast<size_t>(choice)]; }
 
 constexpr const char *checksums[] = {"none", "crc32c"};
+constexpr const char *encryptions[] = {"off", "on"};
 
 const char *checksum_of(const Card &card) { return checksums[card.protection.checksum]; }
+const char *encryption_of(const Card &card) { return encryptions[card.protection.encryption]; }
 const char *asked_of(const Card &card) { return name_of(card.asked); }
 
 // value_of: the variable's on the rank with this card.
@@ -30,8 +32,7 @@ void check_equal(const char *variable, const char *(*value_of)(const Card &), st
 }
 
 // Is this variable the second of the words? The first one is the default.
-bool read_switch(const char *variable, const char *const (&words)[2]) {
-  const char *text = std::getenv(variable);
+bool read_switch(const char *variable, const char *text, const char *const (&words)[2]) {
   const std::string_view word(text && *text ? text : words[0]);
   if (word != words[0] && word != words[1])
     fail(FSDP_INVALID_ARGUMENT, "{} is '{}': {} or {} is expected", variable, word, words[0], words[1]);
@@ -54,11 +55,15 @@ NetChoice read_net_choice() {
   fail(FSDP_INVALID_ARGUMENT, "FSDP_NET is '{}': auto, tcp or ucx is expected", text);
 }
 
-NetProtection read_net_protection() { return {read_switch("FSDP_NET_CHECKSUM", checksums)}; }
+NetProtection read_net_protection() {
+  return {read_switch("FSDP_NET_CHECKSUM", std::getenv("FSDP_NET_CHECKSUM"), checksums),
+          read_switch("FSDP_NET_ENCRYPTION", std::getenv("FSDP_NET_ENCRYPTION"), encryptions)};
+}
 
 NetDecision decide_net(std::span<const Card> cards, std::span<const std::string> hosts) {
   check_equal("FSDP_NET", asked_of, cards, hosts);
   check_equal("FSDP_NET_CHECKSUM", checksum_of, cards, hosts);
+  check_equal("FSDP_NET_ENCRYPTION", encryption_of, cards, hosts);
   const NetChoice asked = cards[0].asked;
   if (asked == NetChoice::tcp) return {false, "messages between hosts over TCP (FSDP_NET=tcp)"};
   const size_t without = first_without_ucx(cards);

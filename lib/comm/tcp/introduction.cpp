@@ -2,6 +2,7 @@
 #include "comm/tcp/introduction.h"
 
 #include <sys/socket.h>
+#include <sys/uio.h>
 
 #include <cerrno>
 #include <cstring>
@@ -43,14 +44,15 @@ Introduction::State Introduction::fail_with(std::string problem, int code, bool 
 }
 
 bool Introduction::wants_room() const noexcept {
-  return connecting_ || (handshake_ && handshake_->wants_to_send()) || gone_ < out_bytes_;
+  return connecting_ || (handshake_ && handshake_->wants_to_send()) || gone_ < out_bytes_ || (tls_ && tls_->unsent());
 }
 
 Introduction::State Introduction::advance() {
   if (!problem_.empty()) return State::failed;
   State state = connecting_ ? connect() : State::done;
   if (state == State::done) state = prove();
-  if (state == State::done) state = greet();
+  if (state == State::done && !greeted_) state = greet();
+  if (state == State::done && job_.protection.encryption) state = encrypt();
   if (state == State::waiting && Clock::now() >= deadline_) return fail_with(why_late(), ETIMEDOUT, false);
   return state;
 }
@@ -80,7 +82,8 @@ Introduction::State Introduction::prove() {
 }
 
 Greeting Introduction::own_greeting() const noexcept {
-  return {greeting_magic, greeting_version, native_order, job_.world_size, job_.rank, peer_, job_.protection.checksum};
+  return {greeting_magic,           greeting_version,          native_order, job_.world_size, job_.rank, peer_,
+          job_.protection.checksum, job_.protection.encryption};
 }
 
 // Who connects speaks first.
@@ -95,8 +98,10 @@ Introduction::State Introduction::greet() {
                     said.world_size == mine.world_size && said.to == job_.rank && said.from == peer_;
   if (!fits || peer_ >= job_.world_size || (role_ == Role::host && peer_ >= job_.rank))
     return fail_with("the other end is a rank of another job, or of another version of this library", EPROTO, true);
-  if (said.checksum != mine.checksum) return fail_with("the other end has another FSDP_NET_CHECKSUM", EPROTO, true);
+  if (said.checksum != mine.checksum || said.encryption != mine.encryption)
+    return fail_with("the other end has another FSDP_NET_CHECKSUM or FSDP_NET_ENCRYPTION", EPROTO, true);
   if (role_ == Role::host && !write_greeting()) return problem_.empty() ? State::waiting : State::failed;
+  greeted_ = true;
   return State::done;
 }
 
@@ -124,6 +129,66 @@ bool Introduction::read_greeting() {
     if (count <= 0) {
       const int code = count == 0 ? ECONNRESET : errno;
       fail_with(std::strerror(code), code, false);
+      return false;
+    }
+    got_ += static_cast<size_t>(count);
+  }
+  return true;
+}
+
+Introduction::State Introduction::encrypt() {
+  if (!tls_) {
+    const uint32_t guest = role_ == Role::guest ? job_.rank : peer_, host = role_ == Role::guest ? peer_ : job_.rank;
+    const std::string identity = format_text("libfsdp messages, rank {} to rank {}", guest, host);
+    tls_ = std::make_unique<Tls>(*job_.tls, role_, job_.key, identity);
+  }
+  if (!shaken_) {
+    const Tls::State state = tls_->shake_hands(socket_);
+    if (state == Tls::State::waiting) return State::waiting;
+    if (state == Tls::State::failed) return fail_with(tls_->problem(), EPROTO, !tls_->hung_up());
+    own_binding_ = binding_of(role_);
+    gone_ = got_ = 0;
+    out_bytes_ = own_binding_.size();
+    shaken_ = true;
+  }
+  return bind();
+}
+
+Binding Introduction::binding_of(Role role) const {
+  const Greeting mine = own_greeting();
+  const bool guest = role == Role::guest;
+  const uint32_t ranks[] = {role == role_ ? mine.from : mine.to, role == role_ ? mine.to : mine.from, mine.world_size};
+  const Digest exported = tls_->exported();
+  return authenticate(job_.secret, guest ? "libfsdp messages bound by the guest" : "libfsdp messages bound by the host",
+                      {exported, {reinterpret_cast<const uint8_t *>(ranks), sizeof ranks}});
+}
+
+Introduction::State Introduction::bind() {
+  const bool written = gone_ == out_bytes_ || write_binding();
+  if (!problem_.empty()) return State::failed;
+  if (!read_binding()) return problem_.empty() ? State::waiting : State::failed;
+  if (!bound_ && !equal(said_binding_, binding_of(role_ == Role::guest ? Role::host : Role::guest)))
+    return fail_with("what the other end says within TLS is of another connection", EPROTO, true);
+  bound_ = true;
+  return written && !tls_->unsent() ? State::done : State::waiting;
+}
+
+bool Introduction::write_binding() {
+  const iovec part{own_binding_.data() + gone_, out_bytes_ - gone_};
+  const ssize_t count = tls_->send(socket_, &part, 1);
+  if (count < 0 && errno != EAGAIN) fail_with(std::strerror(errno), errno, false);
+  if (count > 0) gone_ += static_cast<size_t>(count);
+  return gone_ == out_bytes_;
+}
+
+bool Introduction::read_binding() {
+  while (got_ < said_binding_.size()) {
+    const iovec part{said_binding_.data() + got_, said_binding_.size() - got_};
+    const ssize_t count = tls_->receive(socket_, &part, 1);
+    if (count < 0 && errno == EAGAIN) return false;
+    if (count <= 0) {
+      const int code = count == 0 ? ECONNRESET : errno;
+      fail_with(tls_->problem().empty() ? std::strerror(code) : tls_->problem(), code, false);
       return false;
     }
     got_ += static_cast<size_t>(count);

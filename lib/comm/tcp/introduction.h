@@ -5,6 +5,9 @@
 //   both         prove the job's secret (bootstrap/proof.h), for this purpose, to this rank
 //   who connects Greeting: from which rank to which
 //   the other    Greeting back
+//   both         with FSDP_NET_ENCRYPTION=on: TLS by a key of the job, for these two ranks; and within it a Binding,
+//   which
+//                proves the secret once more, over a value that only the two ends of this TLS connection know
 //
 // Until it is proven nothing that comes is read but the proof's fixed 88 bytes, and until it is greeted nothing but
 // that.
@@ -13,12 +16,14 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "comm/bootstrap/endpoint.h"
 #include "comm/bootstrap/proof.h"
 #include "comm/net.h"
+#include "comm/tcp/tls.h"
 
 namespace fsdp::comm::tcp {
 
@@ -28,14 +33,18 @@ struct JobNames {
   std::string name;
   uint32_t rank = 0, world_size = 0;
   NetProtection protection = {};
+  const TlsLibrary *tls = nullptr;  // where connections are encrypted
+  Digest key = {};                  // then: of this job
 
   // What the proof of a connection to this rank is for.
   std::string label(uint32_t to) const;
 };
 
 struct Greeting {
-  uint32_t magic, version, byte_order, world_size, from, to, checksum;
+  uint32_t magic, version, byte_order, world_size, from, to, checksum, encryption;
 };
+// The first that is said within TLS: it is the same connection as before.
+using Binding = Digest;
 
 class Introduction {
  public:
@@ -64,6 +73,7 @@ class Introduction {
   // Of one that is done: the other rank.
   uint32_t peer() const noexcept { return peer_; }
   Fd take_socket() noexcept { return std::move(socket_); }
+  std::unique_ptr<Tls> take_tls() noexcept { return std::move(tls_); }  // NULL: it is not encrypted
 
  private:
   void hang_up() noexcept;  // also where a child of this process has the socket
@@ -75,6 +85,11 @@ class Introduction {
   bool write_greeting();
   bool read_greeting();
   Greeting own_greeting() const noexcept;
+  State encrypt();
+  State bind();
+  bool write_binding();
+  bool read_binding();
+  Binding binding_of(Role role) const;
 
   const JobNames &job_;
   Role role_;
@@ -87,6 +102,9 @@ class Introduction {
   std::optional<Handshake> handshake_;
   std::array<std::byte, sizeof(Greeting)> in_{}, out_{};
   size_t got_ = 0, gone_ = 0, out_bytes_ = 0;
+  bool greeted_ = false, shaken_ = false, bound_ = false;
+  std::unique_ptr<Tls> tls_;
+  Binding own_binding_{}, said_binding_{};
   std::string problem_;
   int code_ = 0;
   bool final_ = false;

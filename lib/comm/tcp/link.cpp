@@ -92,15 +92,20 @@ void Link::note_sent(uint64_t bytes, std::vector<messages::Header> &sent) {
   }
 }
 
+ssize_t Link::transmit(iovec *parts, size_t count) {
+  if (tls_) return tls_->send(socket_, parts, count);
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = count;
+  return ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
 void Link::write(std::vector<messages::Header> &sent) {
   full_ = false;
   sent.reserve(sent.size() + most_parts);  // what is noted later does not throw
   for (int i = 0; i < most_writes && writing() && open(); ++i) {
     iovec parts[most_parts];
-    msghdr message{};
-    message.msg_iov = parts;
-    message.msg_iovlen = fill(parts, most_parts);
-    const ssize_t count = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t count = transmit(parts, fill(parts, most_parts));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) {
       full_ = is_later(errno);
@@ -125,34 +130,48 @@ void Link::send_now(OutFrame &frame) const noexcept {
 
 bool Link::acknowledged() const noexcept {
   int bytes = 0;
-  return ::ioctl(socket_.get(), SIOCOUTQ, &bytes) != 0 || bytes == 0;
+  return !(tls_ && tls_->unsent()) && (::ioctl(socket_.get(), SIOCOUTQ, &bytes) != 0 || bytes == 0);
 }
 
 // ---- in ----
 
+ssize_t Link::receive(iovec *parts, size_t count) {
+  if (tls_) return tls_->receive(socket_, parts, count);
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = count;
+  return ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+}
+
+// Nothing came, and nothing will.
+void Link::end_reading(ssize_t count) {
+  const int code = errno;
+  if (tls_ && !tls_->problem().empty())
+    return end(format_text("what came from rank {} to rank {} was changed on its way: {}", options_.peer, options_.rank,
+                           tls_->problem()),
+               EBADMSG);
+  if (write_code_) return end(std::strerror(write_code_), write_code_);
+  end(count == 0 ? "the peer closed the connection" : std::strerror(code), count == 0 ? ECONNRESET : code);
+}
+
+// What TLS has in memory is read to its end: the socket does not tell of it.
 void Link::read(Sink &sink) {
-  for (int i = 0; i < most_reads && open(); ++i) {
+  for (int i = 0; (i < most_reads || (tls_ && tls_->has_more())) && open(); ++i) {
     std::byte dropped[dropped_at_once];
     iovec parts[2] = {{to_ ? to_ : dropped, to_ ? left_ : std::min<uint64_t>(left_, sizeof dropped)},
                       {staged_bytes_.data() + staged_, staged_bytes_.size() - staged_}};
     // What is dropped comes in pieces: nothing behind it may be taken for what follows.
     const bool all = to_ || left_ <= sizeof dropped;
-    msghdr message{};
-    message.msg_iov = parts;
-    message.msg_iovlen = all ? 2 : 1;
-    const ssize_t count = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+    const ssize_t count = receive(parts, all ? 2 : 1);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && is_later(errno)) return;
-    if (count <= 0 && write_code_) return end(std::strerror(write_code_), write_code_);
-    if (count <= 0) {
-      end(count == 0 ? "the peer closed the connection" : std::strerror(errno), count == 0 ? ECONNRESET : errno);
-      return;
-    }
+    if (count <= 0) return end_reading(count);
     const auto got = static_cast<uint64_t>(count), of_chunk = std::min<uint64_t>(got, parts[0].iov_len);
     if (left_ && !advance(of_chunk, sink)) return;
     staged_ += got - of_chunk;
     if (!parse(sink)) return;
-    if (got < parts[0].iov_len + (all ? parts[1].iov_len : 0)) return;  // that was all
+    const bool more = tls_ && tls_->has_more();
+    if (!more && got < parts[0].iov_len + (all ? parts[1].iov_len : 0)) return;  // that was all
   }
 }
 

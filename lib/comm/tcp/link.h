@@ -15,6 +15,7 @@
 #include "base/fd.h"
 #include "comm/message/receiver.h"
 #include "comm/tcp/frame.h"
+#include "comm/tcp/tls.h"
 
 namespace fsdp::comm::tcp {
 
@@ -38,7 +39,9 @@ struct LinkOptions {
 
 class Link {
  public:
-  Link(Fd socket, const LinkOptions &options) : socket_(std::move(socket)), options_(options) {}
+  // tls: NULL, or what both ends have agreed on.
+  Link(Fd socket, const LinkOptions &options, std::unique_ptr<Tls> tls = nullptr)
+      : socket_(std::move(socket)), options_(options), tls_(std::move(tls)) {}
   ~Link();  // the connection ends, also where a child of this process has it
   Link(const Link &) = delete;
   Link &operator=(const Link &) = delete;
@@ -53,7 +56,7 @@ class Link {
 
   // Takes these frames behind those that it has, and leaves the vector empty.
   void take(std::vector<OutFrame> &frames);
-  bool writing() const noexcept { return first_ < out_.size() && !cannot_write_; }
+  bool writing() const noexcept { return (first_ < out_.size() || (tls_ && tls_->unsent())) && !cannot_write_; }
   // Sends what goes, up to a limit; the headers of the data that has gone are added to `sent`.
   void write(std::vector<messages::Header> &sent);
   // Reads what is there, up to a limit.
@@ -65,12 +68,16 @@ class Link {
   // Bytes that the peer's kernel has not acknowledged.
   bool acknowledged() const noexcept;
 
-  // By who keeps others from writing: sends as much of the frame as goes at once. What is wrong is seen by write().
+  // By who keeps others from writing, and not within TLS: sends as much of the frame as goes at once. What is wrong is
+  // seen by write().
   void send_now(OutFrame &frame) const noexcept;
 
  private:
   void end(std::string problem, int code);
   bool advance(uint64_t bytes, Sink &sink);
+  ssize_t transmit(struct iovec *parts, size_t count);
+  ssize_t receive(struct iovec *parts, size_t count);
+  void end_reading(ssize_t count);
   bool check_head(const FrameHead &head);
   void end_changed(const messages::Header &header, uint32_t found, uint32_t wanted);
   bool parse(Sink &sink);
@@ -81,6 +88,7 @@ class Link {
 
   Fd socket_;
   LinkOptions options_;
+  std::unique_ptr<Tls> tls_;
   std::string problem_;
   int code_ = 0;
 

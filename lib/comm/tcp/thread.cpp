@@ -88,6 +88,9 @@ void TcpTransport::do_round() {
   std::erase_if(writers_, [this](uint32_t r) { return !peers_[r].writing; });
   await_events();
   if (introducing_ || !listening_) introduce();
+  for (const uint32_t r : fresh_)
+    if (peers_[r].link) read(r);
+  fresh_.clear();
   if (moved_) moved_at_ = Clock::now();
   if (!moved_ && !sleeps_) ::sched_yield();
 }
@@ -243,7 +246,7 @@ void TcpTransport::let_in(Introduction &stranger) {
   if (peers_[r].open || peers_[r].closing)
     return note_refusal(stranger, format_text("it says that it is rank {}, which has a connection already", r));
   watch(stranger.socket().get(), 0, 0, EPOLL_CTL_DEL);
-  open(r, stranger.take_socket());
+  open(r, stranger);
 }
 
 // What was refused is tried again, for as long as calls wait: the other side may have too much to do.
@@ -266,7 +269,7 @@ void TcpTransport::see_to_dial(uint32_t r) {
   if (peer.closing) return peer.dialing.reset();
   if (state == Introduction::State::done) {
     watch(peer.dialing->socket().get(), 0, 0, EPOLL_CTL_DEL);
-    open(r, peer.dialing->take_socket());
+    open(r, *peer.dialing);
   } else if (peer.dialing->final() || now >= peer.expiry) {
     fail_peer(r, peer.dialing->problem(), peer.dialing->code());
   }

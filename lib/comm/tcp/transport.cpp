@@ -49,6 +49,7 @@ Fd check(int fd, const char *what) {
 TcpTransport::TcpTransport(uint32_t rank, const std::string &address, NetProtection protection)
     : Transport(rank),
       protection_(protection),
+      tls_(protection.encryption ? std::optional(load_tls_library()) : std::nullopt),
       listener_(listen_for_messages(find_interface(address))),
       events_(check(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1 for messages")),
       wake_(check(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd for messages")) {
@@ -83,7 +84,13 @@ void TcpTransport::join(NetJob job, std::shared_ptr<Seat> seat) {
   }
   dirty_.reserve(2 * peers.size());  // what a round makes dirty is behind what it looks at
   receivers_.set_world_size(peers.size());
-  names_ = {std::move(job.secret), std::move(job.name), rank_, static_cast<uint32_t>(peers.size()), protection_};
+  names_ = {
+      std::move(job.secret), std::move(job.name), rank_, static_cast<uint32_t>(peers.size()), protection_, nullptr, {}};
+  if (tls_) {
+    names_.tls = &*tls_;
+    names_.key = derive_key(names_.secret, {reinterpret_cast<const uint8_t *>(job.nonce.data()), job.nonce.size()},
+                            "libfsdp messages, TLS: " + names_.name);
+  }
   user_timeout_ms_ = job.heartbeat_timeout_ms + beyond_heartbeats_ms;
   refusals_.set_log(std::move(job.log));  // the thread refuses nobody before there are peers
   peers_ = std::move(peers);
@@ -133,7 +140,7 @@ void TcpTransport::prepare(uint32_t to) { peers_[to].queued.reserve(peers_[to].q
 void TcpTransport::queue(uint32_t to, OutFrame &frame) {
   Peer &peer = peers_[to];
   const bool idle = peer.open && !peer.writing && peer.queued.empty();
-  if (idle && frame.head.payload_bytes <= short_data) peer.link->send_now(frame);
+  if (idle && !tls_ && frame.head.payload_bytes <= short_data) peer.link->send_now(frame);
   if (frame.done()) return give_up(frame, to);
   if (peer.queued.size() >= most_queued) {
     give_up(frame, to);
@@ -177,14 +184,16 @@ void TcpTransport::answer_for_nobody() {
 
 // ---- connections ----
 
-void TcpTransport::open(uint32_t r, Fd socket) {
+void TcpTransport::open(uint32_t r, Introduction &known) {
   Peer &peer = peers_[r];
+  Fd socket = known.take_socket();
   const unsigned ms = user_timeout_ms_;
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
-  peer.link = std::make_unique<Link>(std::move(socket), LinkOptions{r, rank_, names_.protection.checksum});
+  peer.link = std::make_unique<Link>(std::move(socket), LinkOptions{r, rank_, protection_.checksum}, known.take_tls());
   peer.open = true;
   peer.blocked = false;
   if (!watch(peer.link->socket().get(), r, EPOLLIN, EPOLL_CTL_ADD)) return fail_peer(r, std::strerror(errno), errno);
+  fresh_.push_back(r);
   mark(r);
   changed_.notify_all();
 }

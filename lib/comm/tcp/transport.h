@@ -14,6 +14,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/fd.h"
@@ -87,7 +88,7 @@ class TcpTransport final : public messages::Transport, private Sink {
   void give_up(const OutFrame &frame, uint32_t to) noexcept;
   void close(uint32_t r);
   void look_at(uint32_t r);
-  void open(uint32_t r, Fd socket);
+  void open(uint32_t r, Introduction &known);
   void answer_for_nobody();
   bool may_stop() const noexcept;
 
@@ -113,6 +114,7 @@ class TcpTransport final : public messages::Transport, private Sink {
   void fail_context(const Error &error) noexcept;
 
   NetProtection protection_;
+  std::optional<TlsLibrary> tls_;
   std::string warnings_;
   Fd listener_, events_, wake_;
   std::shared_ptr<Seat> seat_;
@@ -127,6 +129,7 @@ class TcpTransport final : public messages::Transport, private Sink {
   // -- of the thread --
   std::vector<uint32_t> writers_;  // peers with something to write
   std::vector<Header> sent_;
+  std::vector<uint32_t> fresh_;  // peers whose first bytes may have come behind their introduction
   std::vector<std::unique_ptr<Introduction>> strangers_;
   std::vector<uint32_t> dialed_;  // peers that are, or are to be, connected to
   size_t dials_ = 0;

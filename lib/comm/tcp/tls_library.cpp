@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/tcp/tls_library.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+
+#include "base/error.h"
+
+namespace fsdp::comm::tcp {
+namespace {
+
+template <class Function>
+void find_function(void *library, const char *path, const char *name, Function &function) {
+  function = reinterpret_cast<Function>(::dlsym(library, name));
+  if (!function)
+    fail(FSDP_UNSUPPORTED, "FSDP_NET_ENCRYPTION=on: {} has no {}: libssl of OpenSSL 3.0 or later is needed", path,
+         name);
+}
+
+}  // namespace
+
+TlsLibrary load_tls_library() {
+  const char *named = std::getenv("FSDP_SSL_LIBRARY");
+  const char *path = named && *named ? named : "libssl.so.3";
+  void *library = ::dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (!library) {
+    const char *why = ::dlerror();
+    fail(FSDP_UNSUPPORTED,
+         "FSDP_NET_ENCRYPTION=on needs OpenSSL's libssl: {}; install it (Debian: libssl3), or name it in "
+         "FSDP_SSL_LIBRARY",
+         why ? why : path);
+  }
+  TlsLibrary found;
+#define FSDP_TLS_FIND(name) find_function(library, path, #name, found.name);
+  FSDP_TLS_FUNCTIONS(FSDP_TLS_FIND)
+#undef FSDP_TLS_FIND
+  unsigned long (*version)() = nullptr;
+  find_function(library, path, "OpenSSL_version_num", version);
+  if (version() < 0x30000000UL)
+    fail(FSDP_UNSUPPORTED, "FSDP_NET_ENCRYPTION=on: {} is of OpenSSL {:x}: 3.0 or later is needed", path, version());
+  return found;
+}
+
+}  // namespace fsdp::comm::tcp

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// TLS by a key that both ends have beforehand: bytes go through as they are, keys change under way, and who has another
+// key, names other ranks or changes a bit gets nowhere.
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <random>
+
+#include "base/error.h"
+#include "comm/bootstrap/secret.h"
+#include "comm/net.h"
+#include "comm/tcp/tls.h"
+
+namespace fsdp::comm::tcp {
+namespace {
+
+using State = Tls::State;
+
+Digest key_of(uint8_t first) {
+  Digest key;
+  std::iota(key.begin(), key.end(), first);
+  return key;
+}
+
+struct Ends {
+  Ends(const Digest &guest_key, const Digest &host_key, const std::string &guest_name, const std::string &host_name,
+       uint64_t key_bytes = Tls::usual_key_bytes)
+      : library(load_tls_library()),
+        guest(library, Role::guest, guest_key, guest_name, key_bytes),
+        host(library, Role::host, host_key, host_name, key_bytes) {
+    int ends[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) throw std::bad_alloc();
+    of_guest = Fd(ends[0]);
+    of_host = Fd(ends[1]);
+  }
+  void shake_hands() {
+    for (int i = 0; i < 100 && (guest_state == State::waiting || host_state == State::waiting); ++i) {
+      if (guest_state == State::waiting) guest_state = guest.shake_hands(of_guest);
+      if (host_state == State::waiting) host_state = host.shake_hands(of_host);
+    }
+  }
+  TlsLibrary library;
+  Tls guest, host;
+  Fd of_guest, of_host;
+  State guest_state = State::waiting, host_state = State::waiting;
+};
+
+std::vector<std::byte> noise(size_t count, uint32_t seed) {
+  std::minstd_rand random(seed);
+  std::vector<std::byte> bytes(count);
+  for (std::byte &byte : bytes) byte = static_cast<std::byte>(random() >> 8 & 0xff);
+  return bytes;
+}
+
+// Both directions at once, in parts of many lengths.
+struct Stream {
+  explicit Stream(size_t count, uint32_t seed) : bytes(noise(count, seed)), came(count) {}
+  void move(Tls &from, const Fd &out, Tls &to, const Fd &in, std::minstd_rand &random) {
+    if (gone < bytes.size() || from.unsent()) {
+      const size_t first = std::min<size_t>(random() % 200, bytes.size() - gone);
+      const size_t second = std::min<size_t>(random() % 90'000, bytes.size() - gone - first);
+      const iovec parts[2] = {{bytes.data() + gone, first}, {bytes.data() + gone + first, second}};
+      const ssize_t count = from.send(out, parts, 2);
+      if (count > 0) gone += static_cast<size_t>(count);
+      ASSERT_TRUE(count >= 0 || errno == EAGAIN) << from.problem();
+      full += count < 0;
+    }
+    do {
+      const size_t first = std::min<size_t>(random() % 50'000, came.size() - got), second = came.size() - got - first;
+      const iovec parts[2] = {{came.data() + got, first}, {came.data() + got + first, second}};
+      const ssize_t count = to.receive(in, parts, got == came.size() ? 0 : 2);
+      if (count > 0) got += static_cast<size_t>(count);
+      ASSERT_TRUE(count >= 0 || errno == EAGAIN) << to.problem();
+    } while (to.has_more() && got < came.size());
+  }
+  std::vector<std::byte> bytes, came;
+  size_t gone = 0, got = 0;
+  int full = 0;
+};
+
+TEST(TcpTls, CarriesBytesBothWaysAndChangesKeys) {
+  Ends ends(key_of(1), key_of(1), "rank 0 to rank 1", "rank 0 to rank 1", 300'000);
+  ends.shake_hands();
+  ASSERT_EQ(ends.guest_state, State::done) << ends.guest.problem();
+  ASSERT_EQ(ends.host_state, State::done) << ends.host.problem();
+  EXPECT_EQ(ends.guest.exported(), ends.host.exported());
+  std::minstd_rand random(7);
+  Stream forth(3'000'000, 1), back(1'000'000, 2);
+  for (int i = 0; i < 100'000 && (forth.got < forth.bytes.size() || back.got < back.bytes.size()); ++i) {
+    forth.move(ends.guest, ends.of_guest, ends.host, ends.of_host, random);
+    back.move(ends.host, ends.of_host, ends.guest, ends.of_guest, random);
+  }
+  EXPECT_EQ(forth.came, forth.bytes);
+  EXPECT_EQ(back.came, back.bytes);
+  EXPECT_GE(ends.guest.key_updates(), 8u);
+  EXPECT_GE(ends.host.key_updates(), 2u);
+}
+
+// Nothing that comes afterwards is given to who reads.
+TEST(TcpTls, AChangedBitEndsIt) {
+  for (const size_t at : {size_t{0}, size_t{6}, size_t{500}, size_t{20'000}}) {
+    Ends ends(key_of(1), key_of(1), "a", "a");
+    ends.shake_hands();
+    std::vector<std::byte> bytes = noise(40'000, 3);
+    const iovec part{bytes.data(), bytes.size()};
+    ASSERT_EQ(ends.guest.send(ends.of_guest, &part, 1), static_cast<ssize_t>(bytes.size()));
+    std::vector<std::byte> records(100'000);
+    const ssize_t length = ::recv(ends.of_host.get(), records.data(), records.size(), MSG_DONTWAIT);
+    ASSERT_GT(length, 40'000);
+    records[at] ^= std::byte{1};
+    ASSERT_EQ(::send(ends.of_guest.get(), records.data(), static_cast<size_t>(length), MSG_NOSIGNAL), length);
+    std::vector<std::byte> came(40'000);
+    size_t got = 0;
+    ssize_t count = 1;
+    for (int i = 0; i < 10 && (count > 0 || errno == EAGAIN); ++i) {
+      const iovec place{came.data() + got, came.size() - got};
+      count = ends.host.receive(ends.of_host, &place, 1);
+      if (count > 0) got += static_cast<size_t>(count);
+    }
+    EXPECT_EQ(count, -1);
+    EXPECT_EQ(errno, EBADMSG) << at;
+    EXPECT_NE(ends.host.problem(), "") << at;
+    EXPECT_LE(got, at) << "only records before it";
+    EXPECT_TRUE(std::equal(came.begin(), came.begin() + static_cast<std::ptrdiff_t>(got), bytes.begin()));
+    const iovec place{came.data(), came.size()};
+    EXPECT_EQ(ends.host.receive(ends.of_host, &place, 1), -1);
+    EXPECT_EQ(errno, EBADMSG);
+  }
+}
+
+TEST(TcpTls, AnotherKeyAndOtherRanksAreRefused) {
+  Ends other_key(key_of(1), key_of(2), "a", "a"),
+      other_ranks(key_of(1), key_of(1), "rank 0 to rank 1", "rank 0 to rank 2");
+  for (Ends *ends : {&other_key, &other_ranks}) {
+    ends->shake_hands();
+    EXPECT_EQ(ends->host_state, State::failed);
+    EXPECT_EQ(ends->guest_state, State::failed);
+    EXPECT_TRUE(ends->guest.problem().starts_with("TLS: ")) << ends->guest.problem();
+    EXPECT_FALSE(ends->guest.hung_up()) << "it was refused, which is no matter of the network";
+  }
+}
+
+TEST(TcpTls, WhoSpeaksPlainlyIsRefused) {
+  Ends ends(key_of(1), key_of(1), "a", "a");
+  const std::string words(300, 'x');
+  ASSERT_GT(::send(ends.of_guest.get(), words.data(), words.size(), MSG_NOSIGNAL), 0);
+  EXPECT_EQ(ends.host.shake_hands(ends.of_host), State::failed);
+  EXPECT_TRUE(ends.host.problem().starts_with("TLS: ")) << ends.host.problem();
+}
+
+TEST(TcpTls, ItsLibraryIsOpenedWhenItIsAskedFor) {
+  const auto refusal_over = [](const char *path) {
+    ::setenv("FSDP_SSL_LIBRARY", path, 1);
+    std::string text;
+    try {
+      create_tcp_net(0, "127.0.0.1", {.encryption = true});
+    } catch (const Error &error) {
+      EXPECT_EQ(error.status, FSDP_UNSUPPORTED);
+      text = error.message;
+    }
+    EXPECT_NO_THROW(create_tcp_net(0, "127.0.0.1")) << "who does not encrypt needs none";
+    ::unsetenv("FSDP_SSL_LIBRARY");
+    return text;
+  };
+  const std::string missing = refusal_over("/nowhere/libssl.so.3"), other = refusal_over("libm.so.6");
+  EXPECT_NE(missing.find("/nowhere/libssl.so.3"), std::string::npos) << missing;
+  EXPECT_NE(missing.find("name it in FSDP_SSL_LIBRARY"), std::string::npos) << missing;
+  EXPECT_NE(other.find("libm.so.6 has no TLS_method: libssl of OpenSSL 3.0 or later is needed"), std::string::npos)
+      << other;
+  EXPECT_NO_THROW(create_tcp_net(0, "127.0.0.1", {.encryption = true}));
+}
+
+// RFC 5869, A.1 and A.3 (the first 32 bytes of each).
+TEST(TcpTls, ItsKeyIsThatOfHkdf) {
+  std::vector<uint8_t> salt(13);
+  std::iota(salt.begin(), salt.end(), 0);
+  std::string use(10, '\0');
+  std::iota(use.begin(), use.end(), static_cast<char>(0xf0));
+  const std::string secret(22, '\x0b');
+  const Digest first{0x3c, 0xb2, 0x5f, 0x25, 0xfa, 0xac, 0xd5, 0x7a, 0x90, 0x43, 0x4f, 0x64, 0xd0, 0x36, 0x2f, 0x2a,
+                     0x2d, 0x2d, 0x0a, 0x90, 0xcf, 0x1a, 0x5a, 0x4c, 0x5d, 0xb0, 0x2d, 0x56, 0xec, 0xc4, 0xc5, 0xbf};
+  const Digest third{0x8d, 0xa4, 0xe7, 0x75, 0xa5, 0x63, 0xc1, 0x8f, 0x71, 0x5f, 0x80, 0x2a, 0x06, 0x3c, 0x5a, 0x31,
+                     0xb8, 0xa1, 0x1f, 0x5c, 0x5e, 0xe1, 0x87, 0x9e, 0xc3, 0x45, 0x4e, 0x5f, 0x3c, 0x73, 0x8d, 0x2d};
+  EXPECT_EQ(derive_key(secret, salt, use), first);
+  EXPECT_EQ(derive_key(secret, {}, ""), third);
+}
+
+}  // namespace
+}  // namespace fsdp::comm::tcp
