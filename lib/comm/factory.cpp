@@ -76,6 +76,7 @@ std::vector<std::byte> make_card(Threshold &threshold, const WorldOptions &optio
   try {
     threshold.ucx = create_ucx_net(options.rank, card.asked == NetChoice::automatic);
     card.ucx = threshold.ucx->address();
+    card.ucx_major = threshold.ucx->library_major();
   } catch (const Error &error) {  // one only if there are other hosts, and this was asked for
     if (error.status != FSDP_UNSUPPORTED) throw;
     card.obstacle = error.message;

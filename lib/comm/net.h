@@ -36,6 +36,9 @@ class Net {
   virtual std::vector<std::byte> address() const = 0;
   // What the user should know of its settings, for the log; empty: nothing.
   virtual const std::string &warnings() const noexcept = 0;
+  // Of the library that carries its messages: what ranks of different ones say they need not understand. 0: none but
+  // this one.
+  virtual uint32_t library_major() const noexcept { return 0; }
   // Before all below, once. A message that comes earlier is kept.
   virtual void join(NetJob job, std::shared_ptr<Seat> seat) = 0;
   // Collectives among `ranks` (of the job, in the same order everywhere, this one among them). key: the same on all of

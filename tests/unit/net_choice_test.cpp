@@ -17,6 +17,7 @@ Card card(NetChoice asked, bool has_ucx, const char *obstacle = "") {
   card.asked = asked;
   if (asked != NetChoice::ucx) card.tcp = address();
   if (has_ucx) card.ucx = address();
+  if (has_ucx) card.ucx_major = 1;
   card.leader = "10.0.0.1:4000";
   card.obstacle = obstacle;
   return card;
@@ -55,6 +56,29 @@ TEST(NetChoice, WhatIsAskedForIsNotReplaced) {
   EXPECT_EQ(error.rank, 2);
   EXPECT_NE(error.message.find("rank 2 (c)"), std::string::npos) << error.message;
   EXPECT_NE(error.message.find("it is not installed"), std::string::npos) << error.message;
+}
+
+// What UCX 1 and UCX 2 say to each other nobody has promised.
+TEST(NetChoice, UcxIsOfOneMajorVersion) {
+  for (const NetChoice asked : {NetChoice::automatic, NetChoice::ucx}) {
+    std::vector<Card> cards(3, card(asked, true));
+    for (Card &one : cards) one.ucx_major = 2;
+    EXPECT_TRUE(decide_net(cards, hosts).ucx);
+    cards[1].ucx_major = 1;
+    const std::string difference = "rank 0 (a) has UCX 2 and rank 1 (b) has UCX 1";
+    if (asked == NetChoice::automatic) {
+      const NetDecision decision = decide_net(cards, hosts);
+      EXPECT_FALSE(decision.ucx);
+      EXPECT_NE(decision.reason.find(difference), std::string::npos) << decision.reason;
+      cards[2] = card(asked, false, "no device");
+      EXPECT_NE(decide_net(cards, hosts).reason.find("rank 2 (c) has no RDMA"), std::string::npos);
+      continue;
+    }
+    const Error error = refusal_of(cards);
+    EXPECT_EQ(error.status, FSDP_MISMATCH);
+    EXPECT_EQ(error.rank, 1);
+    EXPECT_NE(error.message.find(difference), std::string::npos) << error.message;
+  }
 }
 
 TEST(NetChoice, RanksThatAskForDifferentOnesAreNamed) {
@@ -152,6 +176,7 @@ TEST(NetCard, IsReadBackAndNothingElseIs) {
   EXPECT_TRUE(read->protection.checksum);
   EXPECT_FALSE(read->protection.encryption);
   EXPECT_EQ(read->nonce, written.nonce);
+  EXPECT_EQ(read->ucx_major, 1u);
   // Shorter ones: what is cut off is the last part's, or the card is none.
   const size_t texts = written.leader.size() + written.obstacle.size();
   for (size_t length = 0; length < bytes.size() - texts + written.leader.size(); ++length)

@@ -22,7 +22,7 @@ struct CardHead {
   uint32_t tcp, ucx, leader;  // lengths; the obstacle has the rest
   uint32_t nonce;
   Descriptors descriptors;
-  uint32_t checksum, encryption;
+  uint32_t checksum, encryption, ucx_major;
 };
 
 }  // namespace
@@ -37,7 +37,8 @@ std::vector<std::byte> write_card(const Card &card) {
                       length_of(card.nonce.size()),
                       card.descriptors,
                       checksum,
-                      encryption};
+                      encryption,
+                      card.ucx_major};
   const std::string texts = card.leader + card.obstacle.substr(0, longest_obstacle);
   std::vector<std::byte> bytes;
   const auto add = [&](std::span<const std::byte> part) { bytes.insert(bytes.end(), part.begin(), part.end()); };
@@ -61,6 +62,7 @@ std::optional<Card> read_card(std::span<const std::byte> bytes) {
   Card card;
   card.asked = head.asked;
   card.descriptors = head.descriptors;
+  card.ucx_major = head.ucx_major;
   card.protection = {head.checksum != 0, head.encryption != 0};
   const auto take = [&bytes](uint64_t length) {
     const auto part = bytes.first(length);

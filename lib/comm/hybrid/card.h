@@ -21,6 +21,7 @@ struct Card {
   std::string obstacle = {};                  // why there is no ucx
   Descriptors descriptors = {};               // of its process
   NetProtection protection = {};
+  uint32_t ucx_major = 0;             // of what ucx is of
   std::vector<std::byte> nonce = {};  // rank 0's is the job's
 };
 

@@ -45,6 +45,27 @@ size_t first_without_ucx(std::span<const Card> cards) {
   return r;
 }
 
+// The first whose UCX need not understand rank 0's.
+size_t first_of_another_ucx(std::span<const Card> cards) {
+  size_t r = 0;
+  while (r < cards.size() && cards[r].ucx_major == cards[0].ucx_major) ++r;
+  return r;
+}
+
+std::string ucx_difference(std::span<const Card> cards, std::span<const std::string> hosts, size_t r) {
+  return format_text("rank 0 ({}) has UCX {} and rank {} ({}) has UCX {}", hosts[0], cards[0].ucx_major, r, hosts[r],
+                     cards[r].ucx_major);
+}
+
+NetDecision choose_net(std::span<const Card> cards, std::span<const std::string> hosts, size_t without, size_t other) {
+  if (without < cards.size())
+    return {false, format_text(
+                       "messages between hosts over TCP: rank {} ({}) has no RDMA for UCX{}{} (FSDP_NET=ucx to insist)",
+                       without, hosts[without], cards[without].obstacle.empty() ? "" : ", ", cards[without].obstacle)};
+  if (other < cards.size()) return {false, "messages between hosts over TCP: " + ucx_difference(cards, hosts, other)};
+  return {true, "messages between hosts by UCX: all have RDMA (FSDP_NET=tcp for TCP)"};
+}
+
 }  // namespace
 
 NetChoice read_net_choice() {
@@ -66,18 +87,19 @@ NetDecision decide_net(std::span<const Card> cards, std::span<const std::string>
   check_equal("FSDP_NET_ENCRYPTION", encryption_of, cards, hosts);
   const NetChoice asked = cards[0].asked;
   if (asked == NetChoice::tcp) return {false, "messages between hosts over TCP (FSDP_NET=tcp)"};
-  const size_t without = first_without_ucx(cards);
+  const size_t without = first_without_ucx(cards), other = first_of_another_ucx(cards);
   if (asked == NetChoice::ucx) {
     if (without < cards.size())
       fail_rank(FSDP_UNSUPPORTED, static_cast<int32_t>(without),
                 "rank {} ({}) cannot send messages to other hosts by UCX, as FSDP_NET=ucx asks: {}", without,
                 hosts[without], cards[without].obstacle);
+    if (other < cards.size())
+      fail_rank(FSDP_MISMATCH, static_cast<int32_t>(other),
+                "{}: FSDP_NET=ucx needs the same major version everywhere (FSDP_NET=tcp needs none)",
+                ucx_difference(cards, hosts, other));
     return {true, "messages between hosts by UCX (FSDP_NET=ucx)"};
   }
-  if (without == cards.size()) return {true, "messages between hosts by UCX: all have RDMA (FSDP_NET=tcp for TCP)"};
-  return {false,
-          format_text("messages between hosts over TCP: rank {} ({}) has no RDMA for UCX{}{} (FSDP_NET=ucx to insist)",
-                      without, hosts[without], cards[without].obstacle.empty() ? "" : ", ", cards[without].obstacle)};
+  return choose_net(cards, hosts, without, other);
 }
 
 }  // namespace fsdp::comm

@@ -15,7 +15,8 @@ struct NetDecision {
 };
 
 // hosts: of each rank, for messages. UCX where all ranks ask for it, or where they leave it open and each has hardware
-// for it. Throws MISMATCH where ranks ask for different ones, UNSUPPORTED naming the first that lacks what all ask for.
+// for it and the same major version. Throws MISMATCH where ranks ask for different ones, or have different versions of
+// UCX and ask for it, UNSUPPORTED naming the first that lacks what all ask for.
 NetDecision decide_net(std::span<const Card> cards, std::span<const std::string> hosts);
 
 }  // namespace fsdp::comm

@@ -32,6 +32,7 @@ class ChannelNet final : public Net {
 
   std::vector<std::byte> address() const override { return transport_->address(); }
   const std::string &warnings() const noexcept override { return transport_->warnings(); }
+  uint32_t library_major() const noexcept override { return transport_->library_major(); }
   void join(NetJob job, std::shared_ptr<Seat> seat) override {
     seat_ = seat;
     transport_->join(std::move(job), std::move(seat));

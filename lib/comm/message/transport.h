@@ -42,6 +42,7 @@ class Transport {
   // As Net.
   virtual std::vector<std::byte> address() const = 0;
   virtual const std::string &warnings() const noexcept = 0;
+  virtual uint32_t library_major() const noexcept { return 0; }
   virtual void join(NetJob job, std::shared_ptr<Seat> seat) = 0;
 
   // The thread that moves everything on lets others go first.

@@ -46,6 +46,7 @@ Api load_api() {
   if (major != UCP_API_MAJOR || minor < UCP_API_MINOR)
     fail(FSDP_UNSUPPORTED, "UCX: {} is version {}.{}.{}; this library was built with {}.{} and needs that or later",
          path, major, minor, release, UCP_API_MAJOR, UCP_API_MINOR);
+  api.major = major;
   api.version = format_text("{}.{}.{}", major, minor, release);
   return api;
 }

@@ -41,6 +41,7 @@ class UcxTransport final : public messages::Transport {
   messages::TransportTraits traits() const noexcept override { return {false, false}; }
   std::vector<std::byte> address() const override { return worker_.address(); }
   const std::string &warnings() const noexcept override { return worker_.warnings(); }
+  uint32_t library_major() const noexcept override { return worker_.api().major; }
   void join(NetJob job, std::shared_ptr<Seat> seat) override;
 
   // -- with the mutex held --
