@@ -53,10 +53,10 @@ class Rank:
 
 class Job:
     """ranks_of_nodes: [2, 1] is two ranks on node 0 and one on node 1. special: options of single ranks; environments: variables of
-    single ranks."""
+    single ranks; under: commands that start single ranks."""
     worst_delay = 0.0  # what the machine adds to every time measured here
 
-    def __init__(self, network, ranks_of_nodes, options, special=None, environment=None, environments=None):
+    def __init__(self, network, ranks_of_nodes, options, special=None, environment=None, environments=None, under=None):
         self.network, self.ranks = network, []
         self.place = [node for node, count in enumerate(ranks_of_nodes) for _ in range(count)]
         self.port = fresh_port()
@@ -65,7 +65,7 @@ class Job:
             own = dict(options, **(special or {}).get(rank, {}))
             variables = dict(self.variables(rank, range(len(self.place)), self.port), **(environment or {}),
                              **(environments or {}).get(rank, {}))
-            process = network.start(node, [RANK_PROGRAM, *words(own)], variables, stdin=subprocess.PIPE,
+            process = network.start(node, [*(under or {}).get(rank, []), RANK_PROGRAM, *words(own)], variables, stdin=subprocess.PIPE,
                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             self._add(Rank(rank, node, process))
 

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Meshes over nodes: the bits of one-node runs that declare the same, in threads and in processes; the counts of inner and
 outer collectives; memory as planned. usage: mesh_test.py RANK_PROGRAM"""
+import subprocess
+
 import tap
 from job import Clean, Job, check_levels, on_one_process
 
@@ -87,7 +89,83 @@ def tcp_needs_trust():
     assert "set FSDP_UCX_TCP=trusted on every rank" in results[0]["text"], results[0]["text"]
 
 
+# ---- variables of TCP ----
+
+def refused(ranks_of_nodes, **job):
+    with Clean(len(ranks_of_nodes)) as network, Job(network, ranks_of_nodes, {}, **job) as jobs:
+        results = [rank.result for rank in jobs.collect(60)]
+    assert all(results), results
+    return results
+
+
+# Every rank names both, in the same words.
+def variables_are_the_same_everywhere():
+    for name, usual, other in (("FSDP_NET", "tcp", "auto"), ("FSDP_NET_CHECKSUM", "none", "crc32c"),
+                               ("FSDP_NET_ENCRYPTION", "off", "on")):
+        results = refused([2, 1], environments={2: {name: other}})
+        assert {result["status"] for result in results} == {"FSDP_MISMATCH"}, results
+        assert len({result["text"] for result in results}) == 1 and results[0]["blamed"] == 2, results
+        for word in (f"{name} is '{usual}' on rank 0 (", f"'{other}' on rank 2 ("):
+            assert word in results[0]["text"], results[0]["text"]
+
+
+# The rank with the wrong word says what is wrong, and the others say it of that rank, at once.
+def wrong_words_are_told():
+    for name, value, word in (("FSDP_NET", "rdma", "FSDP_NET is 'rdma': auto, tcp or ucx is expected"),
+                              ("FSDP_NET_INTERFACE", "nowhere", "FSDP_NET_INTERFACE is 'nowhere': this host has no such interface"),
+                              ("FSDP_NET_CHECKSUM", "md5", "FSDP_NET_CHECKSUM is 'md5': none or crc32c is expected"),
+                              ("FSDP_NET_ENCRYPTION", "yes", "FSDP_NET_ENCRYPTION is 'yes': off or on is expected")):
+        results = refused([2, 1], environments={2: {name: value}})
+        assert [result["status"] for result in results] == ["FSDP_PEER_FAILED"] * 2 + ["FSDP_INVALID_ARGUMENT"], results
+        assert all(word in result["text"] for result in results), results
+        assert all(result["blamed"] == 2 for result in results[:2]), results
+
+
+def few_descriptors_are_told():
+    results = refused([2, 1], under={2: ["prlimit", "--nofile=64"]})
+    assert {result["status"] for result in results} == {"FSDP_SYSTEM"}, results
+    assert len({result["text"] for result in results}) == 1 and results[0]["blamed"] == 2, results
+    for word in ("rank 2 (", "1 for connections to the leaders", "its process may have 64", "ulimit -n"):
+        assert word in results[0]["text"], results[0]["text"]
+
+
+def guards_change_no_bit():
+    options = {"replicate": 2, "shard": 2, "outer": "hfsdp", "wide": 1}
+    plain = on_one_process(4, options)
+    for guards in ({"FSDP_NET_CHECKSUM": "crc32c"}, {"FSDP_NET_ENCRYPTION": "on"}):
+        with Clean(2) as network, Job(network, [2, 2], options, environment=guards) as job:
+            ranks = job.collect(80)
+            for rank in ranks:
+                assert rank.result and rank.result["status"] == "FSDP_OK", str(rank)
+                check_levels(rank.result)
+        same_bits([rank.result for rank in ranks], plain, str(guards))
+
+
+KNOCK = "import socket, sys; s = socket.create_connection((sys.argv[1], int(sys.argv[2]))); s.send(b'GET / HTTP/1.1' * 20); s.recv(999)"
+
+
+# A line in the rank's log, by way of its context, and nothing else.
+def strangers_are_logged():
+    with Clean(2) as network, Job(network, [1, 1], {"replicate": 2, "shard": 1, "pace": 200, "steps": 8}) as job:
+        job.await_training()
+        listing = subprocess.run(["ip", "netns", "exec", network.name(1), "ss", "-Hltn"], capture_output=True, text=True, check=True)
+        ports = [line.split()[3].rsplit(":", 1)[1] for line in listing.stdout.splitlines()]
+        assert ports, "no port is open on node 1"
+        for port in ports:
+            subprocess.run(["ip", "netns", "exec", network.name(0), "python3", "-c", KNOCK, network.address(1), port], timeout=20)
+        ranks = job.collect(80)
+        for rank in ranks:
+            assert rank.result and rank.result["status"] == "FSDP_OK", str(rank)
+        lines = [line for line in ranks[1].lines if "refused a connection for messages" in line.get("log", "")]
+        assert len(lines) == 1 and lines[0]["level"] == 2, ranks[1].lines  # FSDP_LOG_WARNING
+        assert f"rank 1: refused a connection for messages from {network.address(0)}:" in lines[0]["log"], lines
+        assert "what came is not of libfsdp" in lines[0]["log"], lines
+
+
+TCP_CASES = [("variables are the same everywhere", variables_are_the_same_everywhere), ("wrong words are told", wrong_words_are_told),
+             ("few descriptors are told", few_descriptors_are_told), ("guards change no bit", guards_change_no_bit),
+             ("strangers are logged", strangers_are_logged)]
 # What is UCX's own.
 UCX_CASES = [("dangerous settings are logged", dangers_are_logged), ("TCP needs a word of trust", tcp_needs_trust)]
 tap.run([(name, lambda name=name: check(name)) for name in MESHES] + [("blocks change bits", blocks_change_bits)] +
-        (UCX_CASES if tap.OVER_UCX else []))
+        (UCX_CASES if tap.OVER_UCX else TCP_CASES))

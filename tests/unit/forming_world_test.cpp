@@ -46,6 +46,7 @@ class FormingWorld : public Rendezvous {
       Card card;
       card.tcp = bytes_of("127.0.0.1:1");
       card.leader = listeners.back().address;
+      card.descriptors = count_descriptors();
       streams.back().queue(message::share(message::Card{write_card(card)}));
       EXPECT_TRUE(streams.back().flush());
     }

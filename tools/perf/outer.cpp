@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The reduce between hosts: two ranks that share no memory sum a buffer over TCP and by UCX, beside a TCP connection
-// that swaps as many bytes and sums nothing. Each rank sends every byte once, and so does the reference. The ranks are
-// on one host, if need be in network namespaces of their own.
+// that swaps as many bytes and sums nothing; over TCP also with sums of its messages, and within TLS. Each rank sends
+// every byte once, and so does the reference. The ranks are on one host, if need be in network namespaces of their own.
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/mount.h>
@@ -50,13 +50,13 @@ class Outer {
     Member &member = bench.member;
     seat_ = fsdp::comm::create_lone_seat(bench.rank(), 2, member.waiter, member.failure, *member.device);
     connect();
-    add("TCP", fsdp::comm::create_tcp_net(bench.rank(), socket_.local_address()));
-    try {
-      add("UCX", fsdp::comm::create_ucx_net(bench.rank(), false));
-    } catch (const fsdp::Error &error) {  // both ranks have the same library and settings
-      if (error.status != FSDP_UNSUPPORTED) throw;
-      std::fprintf(stderr, "without UCX: %s\n", error.message.c_str());
-    }
+    const auto tcp = [&](fsdp::comm::NetProtection guarded) {
+      return fsdp::comm::create_tcp_net(bench.rank(), socket_.local_address(), guarded);
+    };
+    add("TCP", tcp({}));
+    add("TCP CRC32C", tcp({.checksum = true}));
+    try_to_add("TCP TLS", [&] { return tcp({.encryption = true}); });
+    try_to_add("UCX", [&] { return fsdp::comm::create_ucx_net(bench.rank(), false); });
   }
 
   void measure_size(uint64_t bytes) {
@@ -83,6 +83,20 @@ class Outer {
       line.checked = true;
     }
     bench_.report.add(line);
+  }
+
+  // Both ranks have the same libraries and settings.
+  template <class Make>
+  void try_to_add(const char *name, Make &&make) {
+    std::unique_ptr<fsdp::comm::Net> net;
+    try {
+      net = make();
+    } catch (const fsdp::Error &error) {
+      if (error.status != FSDP_UNSUPPORTED) throw;
+      std::fprintf(stderr, "without %s: %s\n", name, error.message.c_str());
+      return;
+    }
+    add(name, std::move(net));
   }
 
   void add(const char *name, std::unique_ptr<fsdp::comm::Net> net) {

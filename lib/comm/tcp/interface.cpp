@@ -8,6 +8,9 @@
 #include <cerrno>
 #include <cstdlib>
 #include <memory>
+#include <set>
+
+#include <fmt/format.h>
 
 #include "base/error.h"
 
@@ -53,17 +56,18 @@ Endpoint find_interface(const std::string &address) {
   if (::getifaddrs(&list) != 0) fail_errno(errno, "the interfaces of this host");
   const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> guard(list, ::freeifaddrs);
   const ifaddrs *best = nullptr;
-  std::string names;
+  std::set<std::string> names;
   for (const ifaddrs *entry = list; entry; entry = entry->ifa_next) {
     if (!(entry->ifa_flags & IFF_UP) || !is_usable(entry->ifa_addr)) continue;
-    names += format_text("{}{}", names.empty() ? "" : ", ", entry->ifa_name);
+    names.insert(entry->ifa_name);
     if (std::string(wanted) == entry->ifa_name &&
         (!best || (best->ifa_addr->sa_family != usual.family() && entry->ifa_addr->sa_family == usual.family())))
       best = entry;
   }
   if (!best)
     fail(FSDP_INVALID_ARGUMENT,
-         "FSDP_NET_INTERFACE is '{}': this host has no such interface with an address (it has {})", wanted, names);
+         "FSDP_NET_INTERFACE is '{}': this host has no such interface with an address (it has {})", wanted,
+         fmt::join(names, ", "));
   return Endpoint(best->ifa_addr);
 }
 
