@@ -35,7 +35,7 @@ build_parsers() {
     return 77
   fi
   build_parser message lib/comm/bootstrap/message.cpp lib/comm/bootstrap/frame.cpp
-  build_parser link lib/comm/tcp/link.cpp lib/comm/tcp/frame.cpp
+  build_parser link lib/comm/tcp/link.cpp lib/comm/tcp/frame.cpp lib/comm/tcp/tls.cpp lib/base/crc32c.cpp
   build_parser checkpoint lib/checkpoint/format/*.cpp lib/base/json.cpp
 }
 

@@ -57,9 +57,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   int ends[2];
   require(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
   const Fd near(ends[0]);
-  fsdp::comm::tcp::Link link(Fd(ends[1]), 3);
+  const bool checksum = data[0] & 0x80;  // the first byte says this, and cuts the others
+  fsdp::comm::tcp::Link link(Fd(ends[1]), {3, 0, checksum});
   Places places;
-  const size_t piece = size_t{1} + data[0] * 8;  // the first byte cuts the others
+  const size_t piece = size_t{1} + (data[0] & 0x7f) * 8;
   for (size_t at = 1; at < size && link.open(); at += piece) {
     const size_t count = std::min(piece, size - at);
     require(::send(near.get(), data + at, count, MSG_NOSIGNAL) == static_cast<ssize_t>(count));

@@ -146,5 +146,21 @@ TEST_F(FormingWorld, WithoutTrustInTcpAllRanksSayTheSame) {
   ::unsetenv("FSDP_NET");
 }
 
+// The key of the connections comes from it. Ranks without one meet at loopback addresses.
+TEST_F(FormingWorld, EncryptionNeedsASecret) {
+  ::setenv("FSDP_NET_ENCRYPTION", "on", 1);
+  options.size = 2;
+  options.secret.clear();
+  zero = start_world(0, "near");
+  one = start_world(1, "far");
+  ::unsetenv("FSDP_NET_ENCRYPTION");
+  finish();
+  for (const size_t index : {zero, one})
+    EXPECT_NE(
+        std::string(reports[index].text).find("FSDP_NET_ENCRYPTION=on needs a job secret: set FSDP_JOB_SECRET_FILE"),
+        std::string::npos)
+        << reports[index].text;
+}
+
 }  // namespace
 }  // namespace fsdp::comm::test

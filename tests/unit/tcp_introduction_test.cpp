@@ -3,6 +3,7 @@
 // shows one that was made for something else, gets nowhere.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -83,6 +84,52 @@ TEST(TcpIntroduction, TwoRanksAgreeOnWhatGuardsThem) {
     EXPECT_EQ(seen.host, State::failed);
     EXPECT_NE(seen.host_problem.find("another FSDP_NET_CHECKSUM or FSDP_NET_ENCRYPTION"), std::string::npos);
   }
+}
+
+// One who knows all that a rank knows, up to what he says first within TLS.
+struct Pretender {
+  Pretender(const JobNames &names, const Endpoint &to)
+      : proof(Role::guest, names.secret, names.label(3)),
+        greeting{0x66736768, 1, 0x01020304, 4, 1, 3, 0, 1},
+        tls(*names.tls, Role::guest, names.key, "libfsdp messages, rank 1 to rank 3") {
+    int code = 0;
+    socket = begin_connecting(to, code);
+  }
+  // In turns with the host.
+  void go_on() {
+    if (proof.advance(socket) != Handshake::State::proven) return;
+    if (!greeted) greeted = ::send(socket.get(), &greeting, sizeof greeting, MSG_NOSIGNAL) > 0;
+    Greeting answer;
+    if (!answered) answered = ::recv(socket.get(), &answer, sizeof answer, MSG_DONTWAIT) == sizeof answer;
+    if (!answered || said || tls.shake_hands(socket) != Tls::State::done) return;
+    iovec part{const_cast<uint8_t *>(binding.data()), binding.size()};
+    said = tls.send(socket, &part, 1) > 0;
+  }
+  Handshake proof;
+  Greeting greeting;
+  Tls tls;
+  Fd socket;
+  const Binding binding{};
+  bool greeted = false, answered = false, said = false;
+};
+
+// A proof that belongs to another connection than what follows it.
+TEST(TcpIntroduction, WhatIsSaidFirstWithinTlsBindsItToTheProof) {
+  const JobNames names_of_3 = guarded(3, {false, true});
+  const Fd listener = listen_at(loopback(), 4);
+  Pretender guest(names_of_3, Endpoint::local(listener));
+  Fd socket;
+  for (int i = 0; i < 1000 && !(socket = accept_from(listener)); ++i) std::this_thread::sleep_for(1ms);
+  Introduction host(names_of_3, std::move(socket), Introduction::Clock::now() + 10s);
+  State state = State::waiting;
+  for (int i = 0; i < 3000 && state == State::waiting; ++i) {
+    guest.go_on();
+    state = host.advance();
+    std::this_thread::sleep_for(100us);
+  }
+  EXPECT_TRUE(guest.said);
+  EXPECT_EQ(state, State::failed);
+  EXPECT_EQ(host.problem(), "what the other end says within TLS is of another connection");
 }
 
 TEST(TcpIntroduction, OthersDoNot) {

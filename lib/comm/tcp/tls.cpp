@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/tcp/tls.h"
 
-#include <openssl/crypto.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -16,7 +16,7 @@
 namespace fsdp::comm::tcp {
 namespace {
 
-constexpr size_t most_at_once = size_t{64} << 10;
+constexpr size_t most_taken_at_once = size_t{64} << 10;
 constexpr size_t read_at_once = size_t{32} << 10;
 constexpr const char *cipher_name = "TLS_AES_128_GCM_SHA256";
 constexpr unsigned char cipher_id[] = {0x13, 0x01};
@@ -78,7 +78,7 @@ Tls::Tls(const TlsLibrary &library, Role role, const Digest &key, std::string id
   (role == Role::host ? library.SSL_set_accept_state : library.SSL_set_connect_state)(ssl_.get());
 }
 
-Tls::~Tls() { OPENSSL_cleanse(key_.data(), key_.size()); }
+Tls::~Tls() { ::explicit_bzero(key_.data(), key_.size()); }
 
 // The key as a session of TLS 1.3 that both ends could resume. NULL: no memory.
 SSL_SESSION *Tls::make_session() const noexcept {
@@ -174,8 +174,8 @@ Digest Tls::exported() const {
 ssize_t Tls::send(const Fd &socket, const iovec *parts, size_t count) {
   if (!flush(socket)) return -1;
   size_t taken = 0;
-  for (size_t i = 0; i < count && taken < most_at_once; ++i) {
-    const size_t bytes = std::min(parts[i].iov_len, most_at_once - taken);
+  for (size_t i = 0; i < count && taken < most_taken_at_once; ++i) {
+    const size_t bytes = std::min(parts[i].iov_len, most_taken_at_once - taken);
     size_t written = 0;
     library_.ERR_clear_error();
     if (bytes > 0 && library_.SSL_write_ex(ssl_.get(), parts[i].iov_base, bytes, &written) != 1) {
