@@ -165,7 +165,16 @@ def strangers_are_logged():
 TCP_CASES = [("variables are the same everywhere", variables_are_the_same_everywhere), ("wrong words are told", wrong_words_are_told),
              ("few descriptors are told", few_descriptors_are_told), ("guards change no bit", guards_change_no_bit),
              ("strangers are logged", strangers_are_logged)]
+# UCX has neither, and explicit UCX is not replaced.
+def guards_are_tcp_s():
+    for guard in ({"FSDP_NET_CHECKSUM": "crc32c"}, {"FSDP_NET_ENCRYPTION": "on"}):
+        results = refused([2, 1], environment=guard)
+        assert {result["status"] for result in results} == {"FSDP_UNSUPPORTED"}, results
+        assert len({result["text"] for result in results}) == 1, results
+        assert "UCX has no FSDP_NET_CHECKSUM and no FSDP_NET_ENCRYPTION" in results[0]["text"], results
+
+
 # What is UCX's own.
-UCX_CASES = [("dangerous settings are logged", dangers_are_logged), ("TCP needs a word of trust", tcp_needs_trust)]
+UCX_CASES = [("guards are TCP's", guards_are_tcp_s), ("dangerous settings are logged", dangers_are_logged), ("TCP needs a word of trust", tcp_needs_trust)]
 tap.run([(name, lambda name=name: check(name)) for name in MESHES] + [("blocks change bits", blocks_change_bits)] +
         (UCX_CASES if tap.OVER_UCX else TCP_CASES))
