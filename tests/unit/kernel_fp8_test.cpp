@@ -155,6 +155,14 @@ void check_blocks(std::vector<float> x, size_t rows, size_t columns, bool power_
   if (via_bf16)
     for (float &value : rounded) value = round_to(value, FSDP_BFLOAT16);
   const Blocks expected = expected_blocks(rounded, rows, columns, power_of_two);
+  const size_t across = (columns + 127) / 128;
+  std::vector<float> expected_back;
+  for (size_t i = 0; i < expected.codes.size(); ++i) {
+    const float scale = expected.scale_inv[i / columns / 128 * across + i % columns / 128];
+    const bool nan = (expected.codes[i] & 0x7f) == 0x7f;
+    expected_back.push_back(nan ? std::nanf("")
+                                : static_cast<float>(value_of(expected.codes[i], e4m3) * double{scale}));
+  }
   x.insert(x.begin(), offset, 0.0f);
   on_every_target([&] {
     std::vector<uint8_t> codes(offset + expected.codes.size() + 1, 0xa5);
@@ -168,13 +176,7 @@ void check_blocks(std::vector<float> x, size_t rows, size_t columns, bool power_
     ASSERT_TRUE(codes.back() == 0xa5 && scale_inv.back() == 7);
     std::vector<float> back(expected.codes.size() + 1, 7);
     kernels::dequantize_fp8_blocks(back.data(), FSDP_FLOAT32, {codes.data() + offset, scale_inv.data(), rows, columns});
-    const size_t across = (columns + 127) / 128;
-    for (size_t i = 0; i < expected.codes.size(); ++i) {
-      const float scale = expected.scale_inv[i / columns / 128 * across + i % columns / 128];
-      const bool nan = (expected.codes[i] & 0x7f) == 0x7f;
-      const double value = nan ? std::nan("") : value_of(expected.codes[i], e4m3) * double{scale};
-      ASSERT_TRUE(same(back[i], static_cast<float>(value))) << i;
-    }
+    ASSERT_TRUE(std::equal(expected_back.begin(), expected_back.end(), back.begin(), same));
     ASSERT_EQ(back.back(), 7);
   });
 }
@@ -182,6 +184,7 @@ void check_blocks(std::vector<float> x, size_t rows, size_t columns, bool power_
 TEST(KernelFp8, Blocks) {
   for (const bool power_of_two : {false, true})
     for (const bool via_bf16 : {false, true}) {
+      if (sanitized && via_bf16 != power_of_two) continue;
       check_blocks(block_values(128, 128, 1), 128, 128, power_of_two, via_bf16, 0);
       check_blocks(block_values(256, 300, 2), 256, 300, power_of_two, via_bf16, 1);
       check_blocks(block_values(130, 200, 3), 130, 200, power_of_two, via_bf16, 3);
