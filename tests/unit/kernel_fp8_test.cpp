@@ -205,15 +205,26 @@ TEST(KernelFp8, BlocksWithoutANumber) {
 TEST(KernelFp8, DoesNotDependOnTheCallersModes) {
   const std::vector<float> x = {0x1p-149f, -0x1.8p-130f, 0x1.234568p-127f, 0x1p-126f, 0x1.000002p-128f, 0x1.fp-131f};
   const Blocks expected = expected_blocks(x, 2, 3, false);
-  const float amax = 449, least = 0x1p-140f;
+  const float amax = 449, least = 0x1p-140f, large = 0x1p127f;
+  const std::vector<float> subnormal = {0x1.8p-127f, -0x1.4p-128f, 0x1p-129f};
+  const std::vector<uint8_t> one_and_a_half = {0x3c, 0xb2, 0x28}, codes_of_one = {0x38, 0xb8, 0x01};
   on_every_target([&] {
-    std::vector<uint8_t> codes(6);
-    float scale_inv = 0, scales[2], inverses[2];
+    std::vector<uint8_t> codes(6), by_large(3);
+    std::vector<float> by_least(3), blocks_by_least(3);
+    float scale_inv = 0, scales[2], inverses[2], found = 0;
     with_odd_modes([&] {
+      kernels::quantize_fp8({subnormal.data(), 3, false, &large, by_large.data()});
+      kernels::dequantize_fp8(by_least.data(), FSDP_FLOAT32, {codes_of_one.data(), 3, &least});
+      kernels::dequantize_fp8_blocks(blocks_by_least.data(), FSDP_FLOAT32, {codes_of_one.data(), &least, 1, 3});
+      found = kernels::find_amax(subnormal.data(), 3, false);
       kernels::quantize_fp8_blocks({x.data(), 2, 3, false, false, codes.data(), &scale_inv});
       kernels::find_fp8_scales(scales, inverses, &amax, 1, false);
       kernels::find_fp8_scales(scales + 1, inverses + 1, &least, 1, false);
     });
+    EXPECT_EQ(by_large, one_and_a_half);
+    EXPECT_EQ(by_least, (std::vector<float>{least, -least, 0x1p-149f}));
+    EXPECT_EQ(blocks_by_least, by_least);
+    EXPECT_EQ(found, subnormal[0]);
     EXPECT_EQ(codes, expected.codes);
     EXPECT_EQ(scale_inv, expected.scale_inv[0]);
     EXPECT_EQ(scales[0], scale_for(449, false));

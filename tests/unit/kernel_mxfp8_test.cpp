@@ -182,6 +182,12 @@ TEST(KernelMxfp8, EveryMagnitude) {
   check(wide_values(128, 128, 7, -149, 127), 128, 128);
 }
 
+// All scales of a tile are at the least, or the largest, that are not computed by the definition, and beside it.
+TEST(KernelMxfp8, MagnitudesAtTheEndsOfTheFastWay) {
+  for (const int end : {-113, 121})
+    for (int top = end - 4; top <= end + 4; ++top) check(wide_values(32, 64, 21, top, top), 32, 64);
+}
+
 TEST(KernelMxfp8, NaNAndInfSpoilTheirBlocksOnly) {
   std::vector<float> x = wide_values(64, 160, 9, -3, 3);
   x[5 * 160 + 40] = HUGE_VALF, x[40 * 160 + 70] = std::nanf(""), x[41 * 160 + 150] = -HUGE_VALF;
