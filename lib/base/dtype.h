@@ -12,17 +12,26 @@ constexpr size_t dtype_size(fsdp_dtype dtype) {
     case FSDP_FLOAT32: return 4;
     case FSDP_BFLOAT16:
     case FSDP_FLOAT16: return 2;
+    case FSDP_FLOAT8_E4M3: return 1;
     default: return 0;
   }
 }
+
+// Of what callers compute with and hand in; the others are stored forms.
+constexpr bool is_number(fsdp_dtype dtype) { return dtype >= FSDP_FLOAT32 && dtype <= FSDP_FLOAT16; }
 
 constexpr const char *dtype_name(fsdp_dtype dtype) {
   switch (dtype) {
     case FSDP_FLOAT32: return "float32";
     case FSDP_BFLOAT16: return "bfloat16";
     case FSDP_FLOAT16: return "float16";
+    case FSDP_FLOAT8_E4M3: return "float8_e4m3";
     default: return "unknown";
   }
+}
+
+constexpr const char *quantization_name(fsdp_quantization quantization) {
+  return quantization == FSDP_QUANTIZE_FP8_BLOCK ? "fp8_block" : "none";
 }
 
 }  // namespace fsdp

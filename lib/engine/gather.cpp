@@ -228,10 +228,10 @@ bool Gatherer::readable(Group &group, fsdp_phase phase) const {
   return group.slot(phase).hold_count() > 0;
 }
 
-const std::byte *Gatherer::view(Group &group, fsdp_phase phase, uint32_t index) const {
+const std::byte *Gatherer::view(Group &group, fsdp_phase phase, uint32_t index, PlaneKind published) const {
   const Bucket &bucket = runtime_.storage->buckets()[index];
-  if (!group.plan->copies) return bucket.plane(PlaneKind::compute).view;
-  return bucket.plane(PlaneKind::gathered, group.slot_index(phase)).view;
+  if (!group.plan->copies) return bucket.plane(published).view;
+  return bucket.plane(memory::gathered_from(published), group.slot_index(phase)).view;
 }
 
 std::string Gatherer::list_holds() const {

@@ -16,9 +16,9 @@ class Gatherer {
   void prefetch(Group &group, fsdp_phase phase);
   void unshard(Group &group, fsdp_phase phase, fsdp_stream stream);
   void reshard(Group &group, fsdp_phase phase, fsdp_stream stream);
-  // Is the group readable, and at which address does the bucket's full buffer start?
+  // Is the group readable, and at which address does a published plane of the bucket start, whole?
   bool readable(Group &group, fsdp_phase phase) const;
-  const std::byte *view(Group &group, fsdp_phase phase, uint32_t bucket) const;
+  const std::byte *view(Group &group, fsdp_phase phase, uint32_t bucket, PlaneKind published) const;
   // Groups that still have holds, as text; empty if none.
   std::string list_holds() const;
   // Lets go of what was gathered without a hold. With force also of what is held.

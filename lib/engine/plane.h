@@ -31,6 +31,7 @@ struct Region {
 // One stored form of elements on this rank.
 struct Plane {
   const memory::PlanePlan *plan = nullptr;
+  const layout::FlatLayout *layout = nullptr;  // of its numbers
   std::byte *data = nullptr;
   const std::byte *view = nullptr;
   comm::Source source;  // of the first element, for collectives; no arena: peers cannot read it

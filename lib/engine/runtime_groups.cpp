@@ -76,24 +76,27 @@ void Runtime::make_slots(Group &group) {
     if (!group.plan->copies) continue;
     for (const uint32_t b : group.plan->buckets) {
       const Bucket &bucket = storage->buckets()[b];
-      const uint64_t bytes =
-          add_gather(slot.spans, bucket, bucket.plane(PlaneKind::compute), bucket.plane(PlaneKind::gathered, s));
-      if (s == 0) group.pulled_bytes += bytes * inner().size();
+      for (const Plane &plane : bucket.planes) {
+        if (!memory::is_published(plane.plan->kind)) continue;
+        const Plane &to = bucket.plane(memory::gathered_from(plane.plan->kind), s);
+        const uint64_t bytes = add_gather(slot.spans, bucket, plane, to);
+        if (s == 0) group.pulled_bytes += bytes * inner().size();
+      }
     }
   }
 }
 
-// Every inner rank's part of a plane of compute weights, to a full buffer. Returns the bytes of one part.
-uint64_t Runtime::add_gather(std::vector<comm::GatherSpan> &spans, const Bucket &bucket, const Plane &compute,
+// Every inner rank's part of a published plane, to a full buffer. Returns the bytes of one part.
+uint64_t Runtime::add_gather(std::vector<comm::GatherSpan> &spans, const Bucket &bucket, const Plane &published,
                              const Plane &to) const {
-  const uint64_t element = dtype_size(compute.dtype());
+  const uint64_t number = dtype_size(published.dtype());
   uint64_t sum = 0;
-  for (const layout::SubBucket &sub : bucket.plan->layout.sub_buckets) {
-    const uint64_t bytes = sub.shard_count * bucket.plan->slices * element;
+  for (const layout::SubBucket &sub : published.layout->sub_buckets) {
+    const uint64_t bytes = sub.shard_count * bucket.plan->slices * number;
     if (bytes == 0) continue;
-    comm::Source from = compute.source;
-    from.offset += compute.index_of(sub, bucket.plan->slices, 0) * element;
-    if (compute.plan->extent == Extent::whole) from.stride += bytes;
+    comm::Source from = published.source;
+    from.offset += published.index_of(sub, bucket.plan->slices, 0) * number;
+    if (published.plan->extent == Extent::whole) from.stride += bytes;
     spans.push_back({from, to.element(sub.full_offset), bytes});
     sum += bytes;
   }
@@ -175,8 +178,9 @@ void Runtime::make_refresh(Group &group) {
     return;
   for (const uint32_t b : group.plan->buckets) {
     const Bucket &bucket = storage->buckets()[b];
-    const Plane &compute = bucket.plane(PlaneKind::compute);
-    group.pulled_bytes += add_gather(group.refresh_spans, bucket, compute, compute) * (inner().size() - 1);
+    for (const Plane &plane : bucket.planes)
+      if (memory::is_published(plane.plan->kind))
+        group.pulled_bytes += add_gather(group.refresh_spans, bucket, plane, plane) * (inner().size() - 1);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "fsdp.h"
+#include "quantized.h"
 
 namespace harness {
 
@@ -60,6 +61,7 @@ struct ParamDef {
   uint64_t granule_rows = 0;
   double lr_scale = 0;
   std::vector<uint64_t> global_shape = {}, global_offset = {};  // empty: it is no box of a larger tensor
+  fsdp_quantization quantization = 0;
 
   uint64_t count() const {
     uint64_t product = 1;
@@ -156,8 +158,10 @@ class Rank {
   std::vector<std::vector<float>> read_all() const;  // in declaration order
   std::vector<fsdp_shard> shards() const;
   Stats stats() const;
-  // The compute weights as floats.
+  // The compute weights as floats; of a quantized parameter what its planes stand for.
   std::vector<float> view(size_t group, size_t param, fsdp_phase phase, uint64_t *address = nullptr) const;
+  // Of an FP8_BLOCK parameter, as they are stored.
+  Blocks planes(size_t group, size_t param, fsdp_phase phase, uint64_t *address = nullptr) const;
 
   const Scenario &setup;
   fsdp_context *context;

@@ -44,6 +44,9 @@ enum class Phase : fsdp_phase {
   recompute = FSDP_RECOMPUTE,
   eval = FSDP_EVAL
 };
+enum class Quantization : fsdp_quantization { fp8_block = FSDP_QUANTIZE_FP8_BLOCK };
+enum class ScaleRounding : fsdp_scale_rounding { exact = FSDP_SCALE_EXACT, power_of_two = FSDP_SCALE_POWER_OF_TWO };
+enum class Plane : fsdp_plane { row = FSDP_PLANE_ROW, row_scale = FSDP_PLANE_ROW_SCALE };
 enum class ScheduleKind : fsdp_schedule_kind {
   sequential = FSDP_SCHEDULE_SEQUENTIAL,
   interleaved = FSDP_SCHEDULE_INTERLEAVED,

@@ -38,7 +38,7 @@ Status = _read(
     ],
 )
 Origin = _read(enum.IntEnum, "Origin", "FSDP_ORIGIN_")
-Dtype = _read(enum.IntEnum, "Dtype", "FSDP_", only=["FLOAT32", "BFLOAT16", "FLOAT16"])
+Dtype = _read(enum.IntEnum, "Dtype", "FSDP_", only=["FLOAT32", "BFLOAT16", "FLOAT16", "FLOAT8_E4M3"])
 DeviceKind = _read(enum.IntEnum, "DeviceKind", "FSDP_DEVICE_")
 DeviceTransport = _read(enum.IntEnum, "DeviceTransport", "FSDP_TRANSPORT_")
 LogLevel = _read(enum.IntEnum, "LogLevel", "FSDP_LOG_")
@@ -53,6 +53,9 @@ Phase = _read(enum.IntEnum, "Phase", "FSDP_", only=["FORWARD", "BACKWARD", "RECO
 ScheduleKind = _read(enum.IntEnum, "ScheduleKind", "FSDP_SCHEDULE_")
 Role = _read(enum.IntEnum, "Role", "FSDP_ROLE_")
 Granule = _read(enum.IntEnum, "Granule", "FSDP_GRANULE_")
+Quantization = _read(enum.IntEnum, "Quantization", "FSDP_QUANTIZE_")
+ScaleRounding = _read(enum.IntEnum, "ScaleRounding", "FSDP_SCALE_")
+Plane = _read(enum.IntEnum, "Plane", "FSDP_PLANE_")
 BytesOwner = _read(enum.IntEnum, "BytesOwner", "FSDP_BYTES_")
 CheckpointState = _read(enum.IntEnum, "CheckpointState", "FSDP_CHECKPOINT_")
 ContextFlag = _read(enum.IntFlag, "ContextFlag", "FSDP_CONTEXT_")

@@ -102,6 +102,8 @@ pub enum Dtype {
     Bfloat16 = sys::FSDP_BFLOAT16,
     /// `FSDP_FLOAT16`
     Float16 = sys::FSDP_FLOAT16,
+    /// `FSDP_FLOAT8_E4M3`
+    Float8E4m3 = sys::FSDP_FLOAT8_E4M3,
 }
 
 impl Dtype {
@@ -111,6 +113,7 @@ impl Dtype {
             sys::FSDP_FLOAT32 => Dtype::Float32,
             sys::FSDP_BFLOAT16 => Dtype::Bfloat16,
             sys::FSDP_FLOAT16 => Dtype::Float16,
+            sys::FSDP_FLOAT8_E4M3 => Dtype::Float8E4m3,
             _ => return None,
         })
     }
@@ -379,6 +382,28 @@ impl Optimizer {
     }
 }
 
+/// How the scale of FP8 numbers is rounded.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum ScaleRounding {
+    /// `FSDP_SCALE_EXACT`
+    Exact = sys::FSDP_SCALE_EXACT,
+    /// `FSDP_SCALE_POWER_OF_TWO`
+    PowerOfTwo = sys::FSDP_SCALE_POWER_OF_TWO,
+}
+
+impl ScaleRounding {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_SCALE_EXACT => ScaleRounding::Exact,
+            sys::FSDP_SCALE_POWER_OF_TWO => ScaleRounding::PowerOfTwo,
+            _ => return None,
+        })
+    }
+}
+
 /// `fsdp_phase` of fsdp.h.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -492,6 +517,58 @@ impl Granule {
             sys::FSDP_GRANULE_ROW => Granule::Row,
             sys::FSDP_GRANULE_BLOCK => Granule::Block,
             sys::FSDP_GRANULE_TENSOR => Granule::Tensor,
+            _ => return None,
+        })
+    }
+}
+
+/// ```text
+/// What the compute weights of a parameter are. Codes and scales are made of the fp32 main weights whenever these are
+/// published; gradients, main weights and states are as those of other parameters of its dtype. fsdp_get_plane shows
+/// what is stored. More will come; a number that this header does not name is INVALID_ARGUMENT.
+///   FP8_BLOCK   E4M3 codes and an fp32 scale for each block of 128 x 128, smaller at the right and lower edges; number
+///               = code times scale. With f = 448 / the largest magnitude of the block (1 where that is 0 or not finite)
+///               codes are the numbers times f, to the nearest, ties to even, at most 448 in magnitude; NaN stays NaN.
+///               The scale is 1 / f. One plane serves all phases. The matrix is that of the last two dimensions; of more
+///               dimensions, the last but one must be a multiple of 128. Rank boundaries fall between blocks: whatever
+///               its granule, 128 rows stay together, and a granule of BLOCK must be a multiple of that. Not of FROZEN
+///               parameters.
+/// ```
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum Quantization {
+    /// `FSDP_QUANTIZE_FP8_BLOCK`
+    Fp8Block = sys::FSDP_QUANTIZE_FP8_BLOCK,
+}
+
+impl Quantization {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_QUANTIZE_FP8_BLOCK => Quantization::Fp8Block,
+            _ => return None,
+        })
+    }
+}
+
+/// `fsdp_plane` of fsdp.h.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum Plane {
+    /// `FSDP_PLANE_ROW`
+    Row = sys::FSDP_PLANE_ROW,
+    /// `FSDP_PLANE_ROW_SCALE`
+    RowScale = sys::FSDP_PLANE_ROW_SCALE,
+}
+
+impl Plane {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_PLANE_ROW => Plane::Row,
+            sys::FSDP_PLANE_ROW_SCALE => Plane::RowScale,
             _ => return None,
         })
     }
