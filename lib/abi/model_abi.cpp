@@ -98,6 +98,9 @@ fsdp_status fsdp_create_model(fsdp_context *context, const fsdp_model_options *o
     spec.scale_rounding =
         read_enum(given.scale_rounding, FSDP_SCALE_EXACT + 0, FSDP_SCALE_POWER_OF_TWO + 0, call, "scale_rounding");
     spec.quantize_from = read_enum(given.quantize_from, FSDP_FLOAT32 + 0, FSDP_BFLOAT16 + 0, call, "quantize_from");
+    spec.scale_rule = read_enum(given.scale_rule, FSDP_SCALE_ROUND_UP + 0, FSDP_SCALE_FLOOR + 0, call, "scale_rule");
+    spec.plane_policy =
+        read_enum(given.plane_policy, FSDP_PLANES_BY_PHASE + 0, FSDP_PLANES_BOTH + 0, call, "plane_policy");
     engine::GroupDefaults defaults;
     defaults.strategy = read_enum(given.strategy, FSDP_STRATEGY_OPTIM_GRADS_PARAMS + 0,
                                   FSDP_STRATEGY_OPTIM_GRADS_PARAMS + 0, call, "strategy");

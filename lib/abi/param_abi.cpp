@@ -63,9 +63,13 @@ void read_box(const fsdp_param &given, uint64_t index, memory::ParamSpec &param,
 }
 
 void read_quantization(const fsdp_param &given, uint64_t index, memory::ParamSpec &param, const char *call) {
-  if (given.quantization != 0 && given.quantization != FSDP_QUANTIZE_FP8_BLOCK)
-    fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}, it must be 0 (none) or FSDP_QUANTIZE_FP8_BLOCK ({})", call,
-         field_of(index, param, "quantization"), given.quantization, FSDP_QUANTIZE_FP8_BLOCK + 0);
+  if (given.quantization != 0 && given.quantization != FSDP_QUANTIZE_MXFP8 &&
+      given.quantization != FSDP_QUANTIZE_FP8_BLOCK)
+    fail(FSDP_INVALID_ARGUMENT,
+         "{}: {} is {}, it must be 0 (none), FSDP_QUANTIZE_MXFP8 ({}) or "
+         "FSDP_QUANTIZE_FP8_BLOCK ({})",
+         call, field_of(index, param, "quantization"), given.quantization, FSDP_QUANTIZE_MXFP8 + 0,
+         FSDP_QUANTIZE_FP8_BLOCK + 0);
   if (given.reserved)
     fail(FSDP_INVALID_ARGUMENT, "{}: {} is {:#x}, it must be 0", call, field_of(index, param, "reserved"),
          given.reserved);
@@ -113,11 +117,22 @@ void require_readable(engine::Model &model, const engine::Runtime &runtime, engi
        runtime.step.window_open() ? "the update window is open: publish first" : "call fsdp_unshard first");
 }
 
-// Where a published plane of the parameter begins, whole.
+// A published plane as the engine has it.
+struct Published {
+  PlaneKind kind;
+  uint32_t form;
+};
+
+Published published(fsdp_plane plane) {
+  const bool scales = plane == FSDP_PLANE_ROW_SCALE || plane == FSDP_PLANE_COLUMN_SCALE;
+  return {scales ? PlaneKind::compute_scales : PlaneKind::compute, plane >= FSDP_PLANE_COLUMN ? 1u : 0u};
+}
+
+// Where it begins for the parameter, whole.
 std::byte *plane_data(engine::Model &model, engine::Runtime &runtime, engine::Group &group,
-                      const engine::ParamPlace &place, fsdp_phase phase, PlaneKind kind, const char *call) {
-  const engine::Plane &plane = runtime.bucket(place).plane(kind);
-  return const_cast<std::byte *>(model.gatherer(call).view(group, phase, place.bucket, kind)) +
+                      const engine::ParamPlace &place, fsdp_phase phase, Published which, const char *call) {
+  const engine::Plane &plane = runtime.bucket(place).plane(which.kind, which.form);
+  return const_cast<std::byte *>(model.gatherer(call).view(group, phase, place.bucket, which.kind, which.form)) +
          plane.layout->tensors[place.tensor].full_offset * dtype_size(plane.dtype());
 }
 
@@ -126,18 +141,33 @@ fsdp_tensor weight_view(engine::Model &model, engine::Runtime &runtime, engine::
   const engine::ParamPlace &place = group.places[index];
   const memory::ParamSpec &param = runtime.param(group, index);
   std::byte *const data =
-      param.quantized() ? nullptr : plane_data(model, runtime, group, place, phase, PlaneKind::compute, call);
+      param.quantized() ? nullptr : plane_data(model, runtime, group, place, phase, {PlaneKind::compute, 0}, call);
   return view_of(runtime.context, data, param.shape, param.dtype, FSDP_TENSOR_READ_ONLY);
 }
 
 fsdp_tensor plane_view(engine::Model &model, engine::Runtime &runtime, engine::Group &group, uint64_t index,
-                       fsdp_phase phase, fsdp_plane which, const char *call) {
+                       fsdp_phase phase, Published which, const char *call) {
   const engine::ParamPlace &place = group.places[index];
-  const PlaneKind kind = which == FSDP_PLANE_ROW ? PlaneKind::compute : PlaneKind::compute_scales;
-  const std::vector<uint64_t> &shape =
-      kind == PlaneKind::compute ? runtime.param(group, index).shape : group.plan->scale_shapes[index];
-  return view_of(runtime.context, plane_data(model, runtime, group, place, phase, kind, call), shape,
-                 runtime.bucket(place).plane(kind).dtype(), FSDP_TENSOR_READ_ONLY);
+  const std::vector<uint64_t> &shape = which.kind == PlaneKind::compute ? runtime.param(group, index).shape
+                                                                        : group.plan->scale_shapes[index][which.form];
+  return view_of(runtime.context, plane_data(model, runtime, group, place, phase, which, call), shape,
+                 runtime.bucket(place).plane(which.kind, which.form).dtype(), FSDP_TENSOR_READ_ONLY);
+}
+
+// One that the parameter has, and that the phase holds.
+void require_plane(const engine::Runtime &runtime, const engine::Group &group, uint64_t index, fsdp_phase phase,
+                   Published which, const char *call) {
+  const memory::ParamSpec &param = runtime.param(group, index);
+  if (which.form >= runtime.bucket(group.places[index]).plan->forms())
+    fail(FSDP_INVALID_ARGUMENT,
+         "{}: parameter '{}' of group '{}' has no COLUMN planes, its ROW planes serve all phases", call, param.name,
+         group.name());
+  const bool columns = phase == FSDP_BACKWARD;
+  if (group.plan->by_phase && (which.form == 1) != columns && runtime.bucket(group.places[index]).plan->forms() == 2)
+    fail(FSDP_INVALID_STATE,
+         "{}: phase {} of group '{}' gathers {} planes; ask for those of parameter '{}', or create the model with "
+         "FSDP_PLANES_BOTH",
+         call, engine::phase_name(phase), group.name(), columns ? "COLUMN" : "ROW", param.name);
 }
 
 void require_quantized(const engine::Runtime &runtime, const engine::Group &group, uint64_t index, bool quantized,
@@ -270,11 +300,12 @@ fsdp_status fsdp_get_plane(fsdp_group *group, uint64_t param_index, fsdp_phase p
     check_output(tensor, call, "fsdp_tensor");
     check_phase(phase, call);
     runtime.place(impl, param_index, call);
-    if (plane < FSDP_PLANE_ROW || plane > FSDP_PLANE_ROW_SCALE)
-      fail(FSDP_INVALID_ARGUMENT, "{}: {} is not a plane (FSDP_PLANE_ROW, FSDP_PLANE_ROW_SCALE)", call, plane);
+    if (plane < FSDP_PLANE_ROW || plane > FSDP_PLANE_COLUMN_SCALE)
+      fail(FSDP_INVALID_ARGUMENT, "{}: {} is not a plane (FSDP_PLANE_ROW .. FSDP_PLANE_COLUMN_SCALE)", call, plane);
     require_quantized(runtime, impl, param_index, true, call);
+    require_plane(runtime, impl, param_index, phase, published(plane), call);
     require_readable(model, runtime, impl, phase, call);
-    write_output(tensor, plane_view(model, runtime, impl, param_index, phase, plane, call));
+    write_output(tensor, plane_view(model, runtime, impl, param_index, phase, published(plane), call));
   });
 }
 

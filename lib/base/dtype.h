@@ -12,7 +12,8 @@ constexpr size_t dtype_size(fsdp_dtype dtype) {
     case FSDP_FLOAT32: return 4;
     case FSDP_BFLOAT16:
     case FSDP_FLOAT16: return 2;
-    case FSDP_FLOAT8_E4M3: return 1;
+    case FSDP_FLOAT8_E4M3:
+    case FSDP_E8M0: return 1;
     default: return 0;
   }
 }
@@ -26,12 +27,17 @@ constexpr const char *dtype_name(fsdp_dtype dtype) {
     case FSDP_BFLOAT16: return "bfloat16";
     case FSDP_FLOAT16: return "float16";
     case FSDP_FLOAT8_E4M3: return "float8_e4m3";
+    case FSDP_E8M0: return "e8m0";
     default: return "unknown";
   }
 }
 
 constexpr const char *quantization_name(fsdp_quantization quantization) {
-  return quantization == FSDP_QUANTIZE_FP8_BLOCK ? "fp8_block" : "none";
+  switch (quantization) {
+    case FSDP_QUANTIZE_MXFP8: return "mxfp8";
+    case FSDP_QUANTIZE_FP8_BLOCK: return "fp8_block";
+    default: return "none";
+  }
 }
 
 }  // namespace fsdp

@@ -64,6 +64,7 @@ class Stream {
   virtual void fill(void *to, uint8_t byte, size_t bytes) = 0;
   virtual void cast(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) = 0;
   // fp32 to codes with a scale for each block, see device/quantize.h
+  virtual void quantize_mxfp8(const Mxfp8Quantize &work) = 0;
   virtual void quantize_fp8_blocks(const Fp8BlockQuantize &work) = 0;
   // to += from in to's dtype, computed in fp32 and rounded once
   virtual void add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) = 0;

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "engine/runtime.h"
+#include "engine/plane_slices.h"
 
 namespace fsdp::engine {
 
@@ -16,7 +16,11 @@ class Quantizer {
   void quantize(device::Stream &stream) const;
 
  private:
-  std::vector<device::Fp8BlockQuantize> blocks_;  // this rank's parts
+  void add(const Runtime &runtime, const PlaneSlice &main);
+
+  // This rank's parts.
+  std::vector<device::Mxfp8Quantize> mxfp8_;
+  std::vector<device::Fp8BlockQuantize> blocks_;
 };
 
 }  // namespace fsdp::engine

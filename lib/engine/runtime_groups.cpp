@@ -66,21 +66,20 @@ void Runtime::make_groups() {
 }
 
 void Runtime::make_slots(Group &group) {
-  const bool two = spec.schedule == FSDP_SCHEDULE_INTERLEAVED;
-  group.slots.resize(two ? 2 : 1);
+  group.slots.resize(group.plan->slots);
   for (uint32_t s = 0; s < group.slots.size(); ++s) {
     GatherSlot &slot = group.slots[s];
-    slot.key = memory::gathered_key(spec.schedule, group.index, s ? FSDP_BACKWARD : FSDP_FORWARD);
+    slot.key = plan.visits.slots * group.index + s;
     slot.ready = context.device().create_event();
     slot.left = context.device().create_event();
     if (!group.plan->copies) continue;
     for (const uint32_t b : group.plan->buckets) {
       const Bucket &bucket = storage->buckets()[b];
-      for (const Plane &plane : bucket.planes) {
-        if (!memory::is_published(plane.plan->kind)) continue;
-        const Plane &to = bucket.plane(memory::gathered_from(plane.plan->kind), s);
-        const uint64_t bytes = add_gather(slot.spans, bucket, plane, to);
-        if (s == 0) group.pulled_bytes += bytes * inner().size();
+      for (const Plane &to : bucket.planes) {
+        if (!memory::is_gathered(to.plan->kind) || to.plan->slot != s) continue;
+        const Plane &from = bucket.plane(memory::published_into(to.plan->kind), to.plan->index);
+        const uint64_t bytes = add_gather(slot.spans, bucket, from, to);
+        if (s == 0) group.pulled_bytes += bytes * inner().size();  // the other slot has as many
       }
     }
   }

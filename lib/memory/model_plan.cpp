@@ -64,7 +64,7 @@ void split_group(const ModelSpec &spec, uint32_t group_index, ModelPlan &plan) {
 void plan_group(const ModelSpec &spec, ModelPlan &plan, uint32_t group) {
   check_params(spec.groups[group]);
   for (const ParamSpec &param : spec.groups[group].params)
-    plan.groups[group].scale_shapes.push_back(scale_shape(param));
+    plan.groups[group].scale_shapes.push_back(scale_shapes(param));
   split_group(spec, group, plan);
   place_compute(spec, plan, group);
   place_grads(spec, plan, group);
@@ -125,6 +125,12 @@ std::vector<std::string> find_violations(const ModelSpec &spec) {
           format_text("group '{}' is RESIDENT, but FSDP_SCHEDULE_INTERLEAVED keeps forward and backward weights "
                       "apart; drop the flag or choose another schedule",
                       group.name));
+    if (spec.plane_policy == FSDP_PLANES_BY_PHASE_AND_RECOMPUTE && spec.schedule == FSDP_SCHEDULE_INTERLEAVED &&
+        has_forms(group))
+      violations.push_back(format_text(
+          "group '{}' has planes by phase, but FSDP_SCHEDULE_INTERLEAVED has no buffer for what a RECOMPUTE "
+          "in a BACKWARD visit reads; take FSDP_PLANES_BY_PHASE, FSDP_PLANES_BOTH or another schedule",
+          group.name));
     if (group.root && spec.schedule != FSDP_SCHEDULE_SEQUENTIAL)
       violations.push_back(
           format_text("group '{}' is ROOT, but only FSDP_SCHEDULE_SEQUENTIAL visits such a group first and last; drop "
@@ -155,7 +161,8 @@ ModelPlan plan_model(const ModelSpec &spec) {
   count_elements(plan);
   size_scratch(spec, plan);
   for (BucketPlan &bucket : plan.buckets)
-    std::ranges::sort(bucket.planes, {}, [](const PlanePlan &plane) { return std::tuple(plane.kind, plane.index); });
+    std::ranges::sort(bucket.planes, {},
+                      [](const PlanePlan &plane) { return std::tuple(plane.kind, plane.slot, plane.index); });
   plan.role_bytes(0, spec.mesh.inner_size);  // the largest sums: whoever asks for them later gets no error
   return plan;
 }

@@ -8,6 +8,7 @@
 //   region   the memory that planes lie in: a row too
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -41,6 +42,10 @@ struct BucketPlan {
   const PlanePlan &plane(PlaneKind kind, uint32_t index = 0) const { return *find(kind, index); }
   // Where the elements that this rank answers for are kept: loads write there.
   const PlanePlan &home() const { return plane(frozen ? PlaneKind::compute : PlaneKind::main); }
+  // Ways in which its compute weights are stored.
+  uint32_t forms() const {
+    return static_cast<uint32_t>(std::ranges::count(planes, PlaneKind::compute, &PlanePlan::kind));
+  }
   const layout::FlatLayout &layout_of(const PlanePlan &plane) const {
     return is_scales(plane.kind) ? scale_layout : layout;
   }
@@ -61,15 +66,19 @@ struct GroupBytes {
 };
 
 struct GroupPlan {
-  bool gathers = false;  // unshard must gather (ZeRO-3 that communicates)
-  bool copies = false;   // ... by copying into a pool buffer
+  bool gathers = false;   // unshard must gather (ZeRO-3 that communicates)
+  bool copies = false;    // ... by copying into a pool buffer
+  bool by_phase = false;  // BACKWARD gathers other planes than the other phases
+  uint32_t slots = 1;     // buffers, or holds, that it has
   bool trainable = false;
   bool persistent_grad = false;  // the full gradient buffer is its own for ever
   std::vector<uint32_t> buckets;
   GroupBytes compute;  // whole pages where debug mode takes them away
   GroupBytes full_grad;
-  uint64_t gathered_bytes = 0;                      // of a copy of the full weights
-  std::vector<std::vector<uint64_t>> scale_shapes;  // by parameter; empty: it has no scales
+  uint64_t gathered_bytes = 0;                                   // of a copy of the full weights
+  std::vector<std::vector<std::vector<uint64_t>>> scale_shapes;  // by parameter and form
+
+  uint32_t slot_of(fsdp_phase phase) const { return gather_slot(slots, by_phase, phase); }
 };
 
 struct ModelPlan {

@@ -69,6 +69,8 @@ struct ModelSpec {
   // Of quantized parameters: how scales are rounded, and what numbers are rounded to first.
   fsdp_scale_rounding scale_rounding = FSDP_SCALE_EXACT;
   fsdp_dtype quantize_from = FSDP_FLOAT32;
+  fsdp_scale_rule scale_rule = FSDP_SCALE_ROUND_UP;
+  fsdp_plane_policy plane_policy = FSDP_PLANES_BY_PHASE;
   uint64_t save_staging_bytes = 0;  // for saves; 0: each allocates its own
   uint64_t message_bytes = 0;       // a rank's memory for messages over the outer axis
   bool host_memory = true;          // compute weights and gradients lie where the ranks of a host can read each other's

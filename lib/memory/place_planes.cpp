@@ -123,6 +123,7 @@ ScheduleSpec schedule_of(const ModelSpec &spec, const ModelPlan &plan) {
   schedule.prefetch_bytes = spec.prefetch_bytes;
   schedule.max_pending_groups = spec.pending_groups();
   schedule.apart = spec.debug;
+  schedule.recompute = spec.plane_policy == FSDP_PLANES_BY_PHASE_AND_RECOMPUTE;
   for (size_t g = 0; g < plan.groups.size(); ++g) {
     const GroupPlan &group = plan.groups[g];
     ScheduledGroup scheduled;
@@ -131,28 +132,38 @@ ScheduleSpec schedule_of(const ModelSpec &spec, const ModelPlan &plan) {
     scheduled.grad_bytes = group.trainable && !group.persistent_grad ? group.full_grad.bytes : 0;
     scheduled.resident = spec.groups[g].resident && !spec.debug;
     scheduled.root = spec.groups[g].root;
+    scheduled.by_phase = group.by_phase;
     scheduled.trainable = group.trainable;
     schedule.groups.push_back(scheduled);
   }
   return schedule;
 }
 
-// Rows for each gather slot: until here the group's only ones have their places in the group's buffer.
-void place_gathered(const ModelSpec &spec, ModelPlan &plan) {
-  const uint32_t slots = spec.schedule == FSDP_SCHEDULE_INTERLEAVED ? 2 : 1;
-  for (BucketPlan &bucket : plan.buckets) {
-    std::vector<PlanePlan> placed;
-    for (const PlanePlan &plane : bucket.planes)
-      if (is_gathered(plane.kind)) placed.push_back(plane);
-    std::erase_if(bucket.planes, [](const PlanePlan &plane) { return is_gathered(plane.kind); });
-    for (uint32_t slot = 0; slot < slots; ++slot) {
-      const uint32_t key = gathered_key(spec.schedule, bucket.group, slot ? FSDP_BACKWARD : FSDP_FORWARD);
-      for (PlanePlan plane : placed) {
-        plane.index = slot;
-        plane.offset += plan.gather_pool.offsets[key];
-        bucket.planes.push_back(plane);
+// Until here they have their places in the group's buffers.
+void place_gathered(ModelPlan &plan) {
+  for (BucketPlan &bucket : plan.buckets)
+    for (PlanePlan &plane : bucket.planes)
+      if (is_gathered(plane.kind))
+        plane.offset += plan.gather_pool.offsets[plan.visits.slots * bucket.group + plane.slot];
+}
+
+// Rows for each buffer of the group. Those by phase have one form each of what is quantized in two.
+void add_gathered(ModelPlan &plan, GroupPlan &group) {
+  for (uint32_t slot = 0; slot < group.slots; ++slot) {
+    uint64_t end = 0;
+    for (const uint32_t b : group.buckets) {
+      BucketPlan &bucket = plan.buckets[b];
+      const bool by_phase = group.by_phase && bucket.forms() == 2;
+      for (const PlanePlan &published : std::vector(bucket.planes)) {
+        if (!is_published(published.kind) || (by_phase && published.index != slot)) continue;
+        PlanePlan gathered{.kind = gathered_from(published.kind), .index = published.index, .slot = slot};
+        gathered.dtype = published.dtype;
+        gathered.region = RegionId::gathered;
+        gathered.offset = take(end, bucket.bytes(gathered, "full weights"), "full weights");
+        if (group.copies) bucket.planes.push_back(gathered);
       }
     }
+    group.gathered_bytes = std::max(group.gathered_bytes, end);
   }
 }
 
@@ -214,12 +225,9 @@ void place_compute(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
       plane.owned = is_whole(spec, bucket) ? Extent::whole : Extent::group;
       plane.offset = take(home, bucket.bytes(plane, region.what), region.what);
       bucket.planes.push_back(plane);
-      PlanePlan part = plane, gathered{.kind = gathered_from(plane.kind), .dtype = plane.dtype};
+      PlanePlan part = plane;
       part.extent = Extent::group;
       own = checked_add(own, bucket.bytes(part, region.what), region.what);
-      gathered.region = RegionId::gathered;
-      gathered.offset = take(group.gathered_bytes, bucket.bytes(gathered, "full weights"), "full weights");
-      if (group.copies) bucket.planes.push_back(gathered);
     }
   }
   // A common group starts on a page, so that debug mode can take its pages away alone; there a whole one does too.
@@ -230,6 +238,10 @@ void place_compute(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
   for (const uint32_t b : group.buckets)
     for (PlanePlan &plane : plan.buckets[b].planes)
       if (is_published(plane.kind)) plane.offset = checked_add(plane.offset, group.compute.offset, region.what);
+  group.by_phase =
+      group.gathers && !spec.groups[g].resident && spec.plane_policy != FSDP_PLANES_BOTH && has_forms(spec.groups[g]);
+  group.slots = gather_slots(spec.schedule, group.by_phase);
+  add_gathered(plan, group);
 }
 
 void place_grads(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
@@ -291,7 +303,7 @@ void place_pools(const ModelSpec &spec, ModelPlan &plan) {
             [&] { plan.gather_pool = plan_pool(plan.visits.gathered, buffer_alignment); });
   plan_part("the pool of full gradients", [&] { plan.grad_pool = plan_pool(plan.visits.grads, grad_alignment(spec)); });
   plan.region(RegionId::gathered).bytes = plan.gather_pool.size_bytes;
-  place_gathered(spec, plan);
+  place_gathered(plan);
   const uint64_t kept = plan.region(RegionId::kept_grads).bytes;
   uint64_t part = kept;
   const uint64_t pool = take(part, plan.grad_pool.size_bytes, full_grads, grad_alignment(spec)) - kept;

@@ -56,6 +56,10 @@ uint8_t to_e4m3(float value) {
 }  // namespace
 
 float load_element(const void *data, fsdp_dtype dtype, uint64_t i) {
+  if (dtype == FSDP_E8M0) {
+    const uint8_t code = static_cast<const uint8_t *>(data)[i];
+    return code == 255 ? std::nanf("") : std::ldexp(1.0f, code - 127);
+  }
   if (dtype == FSDP_FLOAT8_E4M3) return e4m3_to_float(static_cast<const uint8_t *>(data)[i]);
   if (dtype == FSDP_FLOAT32) return static_cast<const float *>(data)[i];
   const uint16_t bits = static_cast<const uint16_t *>(data)[i];

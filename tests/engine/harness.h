@@ -135,10 +135,11 @@ struct Outcome {
   std::vector<double> norms;                // one a step
   Stats stats;
   Memory memory;
-  std::vector<uint64_t> addresses;              // of every parameter seen in every visit, in order
-  uint32_t version = 0;                         // that was published last
-  std::vector<View> views;                      // in every visit, in order
-  std::vector<std::vector<uint64_t>> versions;  // of the reference: a hash for each version and parameter
+  std::vector<uint64_t> addresses;  // of every parameter seen in every visit, in order
+  uint32_t version = 0;             // that was published last
+  std::vector<View> views;          // in every visit, in order
+  // Of the reference: a hash for each version and parameter, of what BACKWARD reads and of what the other phases read.
+  std::vector<std::vector<uint64_t>> versions, backward_versions;
   std::string error;
 };
 
@@ -160,7 +161,7 @@ class Rank {
   Stats stats() const;
   // The compute weights as floats; of a quantized parameter what its planes stand for.
   std::vector<float> view(size_t group, size_t param, fsdp_phase phase, uint64_t *address = nullptr) const;
-  // Of an FP8_BLOCK parameter, as they are stored.
+  // Of a quantized parameter, as they are stored: of MXFP8 those of the phase.
   Blocks planes(size_t group, size_t param, fsdp_phase phase, uint64_t *address = nullptr) const;
 
   const Scenario &setup;

@@ -244,7 +244,8 @@ TEST(QuantizedMisuseOfViews, NamesTheCallExpected) {
   EXPECT_FAILS(FSDP_INVALID_STATE, get(0, FSDP_PLANE_ROW), "fsdp_get_plane", "'beta'", "fsdp_unshard");
   FSDP(fsdp_unshard(solo.group(1), FSDP_FORWARD, 0, nullptr));
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, get(0, 0), "0 is not a plane");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, get(0, 3), "3 is not a plane");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, get(0, 5), "5 is not a plane");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, get(0, FSDP_PLANE_COLUMN), "'beta.w'", "no COLUMN planes");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, get(2, FSDP_PLANE_ROW), "param_index 2");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, get(1, FSDP_PLANE_ROW), "'beta.b'", "not quantized", "fsdp_get_param");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_plane(solo.group(1), 0, 9, FSDP_PLANE_ROW, &tensor), "9 is not a phase");

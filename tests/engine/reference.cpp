@@ -16,10 +16,15 @@ namespace {
 fsdp_dtype first_of(fsdp_dtype a, fsdp_dtype b, fsdp_dtype c) { return a ? a : b ? b : c; }
 
 // What is computed with when these are the main weights.
-std::vector<float> seen_of(const Scenario &setup, const ParamDef &param, std::vector<float> values) {
+std::vector<float> seen_of(const Scenario &setup, const ParamDef &param, std::vector<float> values, bool backward) {
+  const fsdp_model_options &model = setup.model;
+  const BlockShape block = block_of(param.quantization, backward);
+  if (param.quantization == FSDP_QUANTIZE_MXFP8)
+    return dequantize(quantize_mxfp8(values, param.shape, backward, model.scale_rule, model.quantize_from), param.shape,
+                      block);
   if (param.quantization)
-    return dequantize(quantize_blocks(values, param.shape, setup.model.scale_rounding, setup.model.quantize_from),
-                      param.shape);
+    return dequantize(quantize_blocks(values, param.shape, model.scale_rounding, model.quantize_from), param.shape,
+                      block);
   for (float &value : values) value = round_to(value, param.dtype);
   return values;
 }
@@ -30,7 +35,7 @@ struct ReferenceParam {
   const GroupDef &group;
   const ParamDef &param;
   uint32_t ordinal;
-  std::vector<float> weight, m, v, grad, seen;  // seen: the compute weights
+  std::vector<float> weight, m, v, grad, seen;  // seen: the compute weights, as BACKWARD reads them
 
   fsdp_dtype grad_dtype() const { return first_of(group.options.grad_dtype, setup.model.grad_dtype, param.dtype); }
   fsdp_dtype wire_dtype() const { return first_of(group.options.reduce_dtype, setup.model.reduce_dtype, grad_dtype()); }
@@ -65,7 +70,6 @@ struct ReferenceParam {
       total = sets ? sum_block(values, b * block()) : total + sum_block(values, b * block());
     }
   }
-  void publish() { seen = seen_of(setup, param, weight); }
   void differentiate(uint32_t step) {
     for (uint64_t i = 0; i < weight.size(); ++i) {
       std::vector<float> local(setup.ranks), totals(replicas());
@@ -170,7 +174,8 @@ std::string rank_difference(const Scenario &setup, const Outcome &outcome, const
              std::to_string(expected.norms[s]);
   if (outcome.views.size() != view_count(setup)) return "the number of views: " + std::to_string(outcome.views.size());
   for (const View &view : outcome.views)
-    if (view.hash != expected.versions.at(view.version - 1).at(view.ordinal))
+    if (const auto &versions = view.phase == FSDP_BACKWARD ? expected.backward_versions : expected.versions;
+        view.hash != versions.at(view.version - 1).at(view.ordinal))
       return "what was read of " + text_of(setup, view);
   return {};
 }
@@ -190,8 +195,14 @@ Outcome reference(const Scenario &setup) {
     }
   Outcome outcome;
   const auto publish = [&] {
-    std::vector<uint64_t> &hashes = outcome.versions.emplace_back();
-    for (auto &p : params) p.publish(), hashes.push_back(hash_of(p.seen));
+    std::vector<uint64_t> &forward = outcome.versions.emplace_back();
+    std::vector<uint64_t> &backward = outcome.backward_versions.emplace_back();
+    for (auto &p : params) {
+      p.seen = seen_of(setup, p.param, p.weight, true);
+      backward.push_back(hash_of(p.seen));
+      forward.push_back(p.param.quantization == FSDP_QUANTIZE_MXFP8 ? hash_of(seen_of(setup, p.param, p.weight, false))
+                                                                    : backward.back());
+    }
   };
   publish();
   for (uint32_t step = 0; step < setup.steps; ++step) {
@@ -240,7 +251,8 @@ std::string view_difference(const Scenario &setup, const std::vector<Outcome> &o
   versions.front() = reference(loaded).versions.front();
   for (const GroupDef &group : setup.groups)
     for (const ParamDef &param : group.params)
-      versions.back().push_back(hash_of(seen_of(setup, param, outcomes.at(0).weights.at(versions.back().size()))));
+      versions.back().push_back(
+          hash_of(seen_of(setup, param, outcomes.at(0).weights.at(versions.back().size()), false)));
   for (auto &hashes : versions) hashes.resize(versions.front().size());
   for (size_t r = 0; r < outcomes.size(); ++r) {
     if (outcomes[r].views.size() != view_count(setup)) return "rank " + std::to_string(r) + ": the number of views";

@@ -44,6 +44,12 @@ struct Params {
     }
     const bool fits = param.dimension_count == 2 && !(param.flags & FSDP_PARAM_FROZEN);
     param.quantization = rank.exactly(fits && rank.random.one_in(4) ? FSDP_QUANTIZE_FP8_BLOCK + 0 : 0);
+    // Blocks of 32 fit hardly any of these sizes.
+    if (fits && rank.random.one_in(8)) {
+      shapes[i][0] = shapes[i][1] = 32;
+      param.quantization = rank.exactly(FSDP_QUANTIZE_MXFP8);
+      elements = 32 * 32;
+    }
     param.reserved = rank.flags(0);
     if (stride <= 4096) std::memcpy(bytes.data() + i * stride, &param, sizeof param);
     facts.push_back(
@@ -166,7 +172,7 @@ fsdp_status get_params(Rank &rank) {
 fsdp_status get_plane(Rank &rank) {
   Output<fsdp_tensor> tensor(rank);
   fsdp_group *const group = rank.group();
-  const fsdp_plane plane = rank.exactly(rank.random.one_in(2) ? FSDP_PLANE_ROW : FSDP_PLANE_ROW_SCALE);
+  const fsdp_plane plane = rank.exactly(rank.choice(FSDP_PLANE_COLUMN_SCALE));
   const fsdp_status status =
       tensor(fsdp_get_plane(group, rank.number(rank.aim.param), rank.exactly(rank.aim.phase), plane, tensor.pointer()));
   if (status == FSDP_OK && rank.alone && tensor.whole())

@@ -122,10 +122,46 @@ TEST(ModelPlan, SumsStayWhereTheyAreIfNothingElseIsWrittenThere) {
       }
 }
 
-ParamSpec quantized(const std::string &name, std::vector<uint64_t> shape) {
+using Shapes = std::vector<std::vector<uint64_t>>;
+
+ParamSpec quantized(const std::string &name, std::vector<uint64_t> shape,
+                    fsdp_quantization quantization = FSDP_QUANTIZE_FP8_BLOCK) {
   ParamSpec spec = param(name, std::move(shape), FSDP_BFLOAT16);
-  spec.quantization = FSDP_QUANTIZE_FP8_BLOCK;
+  spec.quantization = quantization;
   return spec;
+}
+
+// ROW planes in the one buffer, COLUMN planes in the other, where a phase reads one of them; else both in each.
+TEST(ModelPlan, FormsAreGatheredByPhase) {
+  for (const fsdp_plane_policy policy : {FSDP_PLANES_BY_PHASE, FSDP_PLANES_BY_PHASE_AND_RECOMPUTE, FSDP_PLANES_BOTH})
+    for (const bool resident : {false, true})
+      for (const fsdp_schedule_kind schedule : {FSDP_SCHEDULE_SEQUENTIAL, FSDP_SCHEDULE_INTERLEAVED}) {
+        ModelSpec spec = copied_model();
+        spec.plane_policy = policy;
+        spec.schedule = schedule;
+        for (GroupSpec &group : spec.groups) {
+          group.params = {quantized(group.name, {64, 96}, FSDP_QUANTIZE_MXFP8)};
+          group.resident = resident;
+        }
+        const bool interleaved = schedule == FSDP_SCHEDULE_INTERLEAVED;
+        const auto violations = find_violations(spec).size();
+        EXPECT_EQ(violations, interleaved ? 4 * ((policy == FSDP_PLANES_BY_PHASE_AND_RECOMPUTE) + resident) : 0);
+        if (violations) continue;
+        const ModelPlan plan = plan_model(spec);
+        EXPECT_EQ(validate(plan, spec), "");
+        const bool by_phase = policy != FSDP_PLANES_BOTH && !resident;
+        const GroupPlan &group = plan.groups[0];
+        EXPECT_EQ(group.by_phase, by_phase);
+        EXPECT_EQ(group.slots, by_phase || interleaved ? 2u : 1u);
+        // On 3 ranks 64 x 96 has 3 granules of 32 rows, and a scale for 32 codes; planes begin at multiples of 512.
+        EXPECT_EQ(group.gathered_bytes, by_phase ? 9216u + 288 : 9216u + 512 + 9216 + 288);
+        const BucketPlan &bucket = plan.buckets[0];
+        EXPECT_EQ(bucket.forms(), 2u);
+        EXPECT_EQ(std::ranges::count(bucket.planes, PlaneKind::gathered, &PlanePlan::kind), by_phase      ? 2
+                                                                                            : interleaved ? 4
+                                                                                                          : 2);
+        EXPECT_EQ(group.scale_shapes.at(0), (Shapes{{64, 3}, {2, 96}}));
+      }
 }
 
 // Codes and scales beside the weights of others, in every form that a model has.
@@ -160,8 +196,9 @@ TEST(ModelPlan, QuantizedPlanesKeepThePromises) {
                                                               : 1);
           }
           EXPECT_EQ(found, spec.groups.size());
-          EXPECT_EQ(plan.groups[0].scale_shapes.at(3), (std::vector<uint64_t>{3, 1}));
-          EXPECT_EQ(plan.groups[0].scale_shapes.at(4), (std::vector<uint64_t>{3, 1, 1}));
+          EXPECT_EQ(plan.groups[0].scale_shapes.at(3), (Shapes{{3, 1}}));
+          EXPECT_EQ(plan.groups[0].scale_shapes.at(4), (Shapes{{3, 1, 1}}));
+          EXPECT_TRUE(plan.groups[0].scale_shapes.at(0).empty());
         }
 }
 

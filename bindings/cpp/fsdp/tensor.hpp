@@ -18,7 +18,8 @@ enum class DType : fsdp_dtype {
   float32 = FSDP_FLOAT32,
   bfloat16 = FSDP_BFLOAT16,
   float16 = FSDP_FLOAT16,
-  float8_e4m3 = FSDP_FLOAT8_E4M3
+  float8_e4m3 = FSDP_FLOAT8_E4M3,
+  e8m0 = FSDP_E8M0
 };
 enum class DeviceKind : fsdp_device_kind { host = FSDP_DEVICE_HOST, cuda = FSDP_DEVICE_CUDA };
 
@@ -29,8 +30,12 @@ struct bfloat16 {
 struct float16 {
   std::uint16_t bits;
 };
-/** The codes of quantized weights; calls take no data of it. */
+/** The codes of quantized weights, and their scales 2^(bits - 127) where these are powers of two; calls take no data of
+ * either. */
 struct float8_e4m3 {
+  std::uint8_t bits;
+};
+struct e8m0 {
   std::uint8_t bits;
 };
 
@@ -48,6 +53,10 @@ struct dtype_of<bfloat16> {
 template <>
 struct dtype_of<float16> {
   static constexpr DType value = DType::float16;
+};
+template <>
+struct dtype_of<e8m0> {
+  static constexpr DType value = DType::e8m0;
 };
 template <>
 struct dtype_of<float8_e4m3> {

@@ -13,11 +13,11 @@ try:
 except ImportError:
     numpy = None
 
-SIZES = {Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2, Dtype.FLOAT16: 2, Dtype.FLOAT8_E4M3: 1}
+SIZES = {Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2, Dtype.FLOAT16: 2, Dtype.FLOAT8_E4M3: 1, Dtype.E8M0: 1}
 _HANDED_IN = (Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16)
 # memoryview cannot be cast to "e": the two of 16 bits are told apart by their sign.
-_FORMATS = {Dtype.FLOAT32: "f", Dtype.BFLOAT16: "H", Dtype.FLOAT16: "h", Dtype.FLOAT8_E4M3: "B"}
-_TYPE_STRINGS = {Dtype.FLOAT32: "<f4", Dtype.BFLOAT16: "<u2", Dtype.FLOAT16: "<f2", Dtype.FLOAT8_E4M3: "|u1"}
+_FORMATS = {Dtype.FLOAT32: "f", Dtype.BFLOAT16: "H", Dtype.FLOAT16: "h", Dtype.FLOAT8_E4M3: "B", Dtype.E8M0: "B"}
+_TYPE_STRINGS = {Dtype.FLOAT32: "<f4", Dtype.BFLOAT16: "<u2", Dtype.FLOAT16: "<f2", Dtype.FLOAT8_E4M3: "|u1", Dtype.E8M0: "|u1"}
 
 
 def numpy_dtype(dtype):

@@ -21,6 +21,10 @@ void HostStream::cast(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtyp
   if (count) run([=] { kernels::cast(to, to_dtype, from, from_dtype, count); });
 }
 
+void HostStream::quantize_mxfp8(const Mxfp8Quantize &work) {
+  run([work] { kernels::quantize_mxfp8(work); });
+}
+
 void HostStream::quantize_fp8_blocks(const Fp8BlockQuantize &work) {
   run([work] { kernels::quantize_fp8_blocks(work); });
 }

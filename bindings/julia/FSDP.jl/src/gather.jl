@@ -94,7 +94,8 @@ end
 """
     plane(group, param, which = PLANE_ROW, phase = FORWARD)
 
-The `Tensor` of a quantized parameter's codes, as their bits, or with `PLANE_ROW_SCALE` of their scales.
+The `Tensor` of a quantized parameter's codes, as their bits, or with `PLANE_ROW_SCALE` of their scales; of MXFP8 parameters
+there are COLUMN planes, too, and a phase has one of the two.
 """
 function plane(group::Group, param, which::Plane = PLANE_ROW, phase::Phase = FORWARD)
     found = blank(fsdp_tensor)

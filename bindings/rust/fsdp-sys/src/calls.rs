@@ -353,9 +353,10 @@ extern "C" {
 
     /// ```text
     /// A whole plane of a quantized parameter's compute weights: a read-only view, legal to read as that of fsdp_get_param
-    /// is, at addresses that follow the same rules. Collective: no. Blocks: no.
-    /// Errors: INVALID_ARGUMENT (no such plane; the parameter is not quantized), INVALID_STATE (not sealed; not unsharded).
-    /// Since 0.2.
+    /// is, at addresses that follow the same rules; where planes are gathered by phase it is legal while a hold of the phase
+    /// given lasts, and ROW planes of a group have other addresses than its COLUMN planes. Collective: no. Blocks: no.
+    /// Errors: INVALID_ARGUMENT (no such plane; the parameter is not quantized), INVALID_STATE (not sealed; not unsharded;
+    /// the phase has other planes). Since 0.2.
     /// ```
     #[must_use]
     pub fn fsdp_get_plane(group: *mut fsdp_group, param_index: u64, phase: fsdp_phase, plane: fsdp_plane, tensor: *mut fsdp_tensor) -> fsdp_status;

@@ -192,6 +192,10 @@ pub struct fsdp_model_options {
     /// what main weights are rounded to before they are quantized; 0: FSDP_FLOAT32, which is not at all;
     /// FSDP_BFLOAT16: twice, with the bits of TransformerEngine
     pub quantize_from: fsdp_dtype,
+    /// 0: FSDP_SCALE_ROUND_UP
+    pub scale_rule: fsdp_scale_rule,
+    /// 0: FSDP_PLANES_BY_PHASE
+    pub plane_policy: fsdp_plane_policy,
 }
 
 impl Default for fsdp_model_options {
@@ -211,7 +215,8 @@ impl Default for fsdp_model_options {
 #[derive(Clone, Copy)]
 pub struct fsdp_visit {
     pub group_index: u32,
-    /// FSDP_FORWARD or FSDP_BACKWARD
+    /// FSDP_FORWARD, FSDP_BACKWARD, or FSDP_RECOMPUTE, whose weights are then gathered ahead as well; without such
+    /// visits a recompute belongs to a BACKWARD one
     pub phase: fsdp_phase,
 }
 
@@ -751,7 +756,7 @@ mod tests {
 
     #[test]
     fn fsdp_model_options_is_laid_out_as_the_compiler_says() {
-        assert_eq!(std::mem::size_of::<fsdp_model_options>(), 96);
+        assert_eq!(std::mem::size_of::<fsdp_model_options>(), 104);
         assert_eq!(offset!(fsdp_model_options, struct_size), 0);
         assert_eq!(offset!(fsdp_model_options, mesh), 8);
         assert_eq!(offset!(fsdp_model_options, flags), 16);
@@ -771,6 +776,8 @@ mod tests {
         assert_eq!(offset!(fsdp_model_options, save_staging_bytes), 80);
         assert_eq!(offset!(fsdp_model_options, scale_rounding), 88);
         assert_eq!(offset!(fsdp_model_options, quantize_from), 92);
+        assert_eq!(offset!(fsdp_model_options, scale_rule), 96);
+        assert_eq!(offset!(fsdp_model_options, plane_policy), 100);
     }
 
     #[test]

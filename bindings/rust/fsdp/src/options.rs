@@ -302,6 +302,18 @@ impl ModelOptions {
         self
     }
 
+    /// 0: FSDP_SCALE_ROUND_UP
+    pub fn scale_rule(mut self, scale_rule: ScaleRule) -> Self {
+        self.raw.scale_rule = scale_rule as i32;
+        self
+    }
+
+    /// 0: FSDP_PLANES_BY_PHASE
+    pub fn plane_policy(mut self, plane_policy: PlanePolicy) -> Self {
+        self.raw.plane_policy = plane_policy as i32;
+        self
+    }
+
     /// The struct for a call; it points into `self`.
     pub(crate) fn as_raw(&self) -> Result<sys::fsdp_model_options> {
         Ok(self.raw)

@@ -33,6 +33,11 @@ pub struct F16(pub u16);
 #[repr(transparent)]
 pub struct E4m3(pub u8);
 
+/// A scale of MXFP8 weights: 2^(self.0 - 127), 255 is NaN.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct ScaleE8m0(pub u8);
+
 impl From<Bf16> for f32 {
     fn from(value: Bf16) -> f32 {
         f32::from_bits(u32::from(value.0) << 16)
@@ -66,7 +71,7 @@ macro_rules! elements {
         }
     )*};
 }
-elements!(f32: Float32, Bf16: Bfloat16, F16: Float16, E4m3: Float8E4m3);
+elements!(f32: Float32, Bf16: Bfloat16, F16: Float16, E4m3: Float8E4m3, ScaleE8m0: E8m0);
 
 /// Where a tensor lies and what it is. The address is for foreign code: reading through it is `unsafe`, and legal as long as
 /// the text of the call that gave it says.

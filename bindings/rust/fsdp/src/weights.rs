@@ -52,7 +52,8 @@ impl<'m> Weights<'m> {
         Ok(Tensor::new(self.views[find(self.entry, param)?]))
     }
 
-    /// A plane of a quantized parameter as a slice: codes are [`E4m3`](crate::E4m3), scales `f32`.
+    /// A plane of a quantized parameter as a slice: codes are [`E4m3`](crate::E4m3), scales `f32` or of MXFP8
+    /// [`ScaleE8m0`](crate::ScaleE8m0).
     pub fn plane<T: Element>(&self, param: impl ParamKey, plane: Plane) -> Result<&[T]> {
         let (index, mut view) = (find(self.entry, param)?, sys::fsdp_tensor::default());
         check(unsafe {

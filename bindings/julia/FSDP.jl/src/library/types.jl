@@ -41,6 +41,7 @@ const FSDP_FLOAT32 = Int32(1)
 const FSDP_BFLOAT16 = Int32(2)
 const FSDP_FLOAT16 = Int32(3)
 const FSDP_FLOAT8_E4M3 = Int32(4)
+const FSDP_E8M0 = Int32(6)
 
 const fsdp_device_kind = Int32
 const FSDP_DEVICE_HOST = Int32(1)
@@ -102,6 +103,15 @@ const fsdp_scale_rounding = Int32
 const FSDP_SCALE_EXACT = Int32(1)
 const FSDP_SCALE_POWER_OF_TWO = Int32(2)
 
+const fsdp_scale_rule = Int32
+const FSDP_SCALE_ROUND_UP = Int32(1)
+const FSDP_SCALE_FLOOR = Int32(2)
+
+const fsdp_plane_policy = Int32
+const FSDP_PLANES_BY_PHASE = Int32(1)
+const FSDP_PLANES_BY_PHASE_AND_RECOMPUTE = Int32(2)
+const FSDP_PLANES_BOTH = Int32(3)
+
 const fsdp_phase = Int32
 const FSDP_FORWARD = Int32(1)
 const FSDP_BACKWARD = Int32(2)
@@ -133,6 +143,7 @@ const FSDP_PARAM_NO_DECAY = UInt32(16384)
 const FSDP_PARAM_LR_ZERO = UInt32(32768)
 
 const fsdp_quantization = Int32
+const FSDP_QUANTIZE_MXFP8 = Int32(2)
 const FSDP_QUANTIZE_FP8_BLOCK = Int32(3)
 
 const FSDP_GROUP_RESIDENT = UInt32(65536)
@@ -141,6 +152,8 @@ const FSDP_GROUP_ROOT = UInt32(4194304)
 const fsdp_plane = Int32
 const FSDP_PLANE_ROW = Int32(1)
 const FSDP_PLANE_ROW_SCALE = Int32(2)
+const FSDP_PLANE_COLUMN = Int32(3)
+const FSDP_PLANE_COLUMN_SCALE = Int32(4)
 
 const FSDP_GRAD_ZEROED = UInt32(131072)
 
@@ -323,6 +336,10 @@ struct fsdp_model_options
     # what main weights are rounded to before they are quantized; 0: FSDP_FLOAT32, which is not at all;
     # FSDP_BFLOAT16: twice, with the bits of TransformerEngine
     quantize_from::Int32
+    # 0: FSDP_SCALE_ROUND_UP
+    scale_rule::Int32
+    # 0: FSDP_PLANES_BY_PHASE
+    plane_policy::Int32
 end
 
 raw"""
@@ -333,7 +350,8 @@ One stop of an explicit schedule: group_index counts groups in the order of thei
 """
 struct fsdp_visit
     group_index::UInt32
-    # FSDP_FORWARD or FSDP_BACKWARD
+    # FSDP_FORWARD, FSDP_BACKWARD, or FSDP_RECOMPUTE, whose weights are then gathered ahead as well; without
+    # such visits a recompute belongs to a BACKWARD one
     phase::Int32
 end
 
@@ -647,7 +665,7 @@ const LAYOUTS = (
     (fsdp_context_options, 144, (0, 8, 12, 16, 20, 24, 32, 36, 40, 44, 48, 52, 56, 64, 72, 80, 88, 96, 104, 112,
      120, 124, 128, 136,)),
     (fsdp_mesh_options, 32, (0, 8, 12, 16, 24, 28,)),
-    (fsdp_model_options, 96, (0, 8, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 60, 64, 68, 72, 80, 88, 92,)),
+    (fsdp_model_options, 104, (0, 8, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 60, 64, 68, 72, 80, 88, 92, 96, 100,)),
     (fsdp_visit, 8, (0, 4,)),
     (fsdp_schedule_options, 32, (0, 8, 16, 24,)),
     (fsdp_model_info, 80, (0, 8, 16, 24, 32, 40, 48, 56, 64, 72,)),
