@@ -92,7 +92,7 @@ void Gatherer::unshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
   if (group.plan->gathers) {
     if (!slot.gathered) gather(group, slot, phase);
     const uint32_t position = find_position(group, phase);
-    if (phase != FSDP_RECOMPUTE || position != UINT32_MAX) slot.position = position;
+    if (phase != FSDP_RECOMPUTE) slot.position = position;
     prefetch_after(phase, position);
     if (group.plan->copies) runtime_.wait(*slot.ready, WaitKind::gather, caller, &group);
     slot.prefetched = false;

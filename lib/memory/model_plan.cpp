@@ -63,8 +63,9 @@ void split_group(const ModelSpec &spec, uint32_t group_index, ModelPlan &plan) {
 
 void plan_group(const ModelSpec &spec, ModelPlan &plan, uint32_t group) {
   check_params(spec.groups[group]);
-  for (const ParamSpec &param : spec.groups[group].params)
-    plan.groups[group].scale_shapes.push_back(scale_shapes(param));
+  const auto &params = spec.groups[group].params;
+  if (std::ranges::any_of(params, &ParamSpec::quantized))
+    for (const ParamSpec &param : params) plan.groups[group].scale_shapes.push_back(scale_shapes(param));
   split_group(spec, group, plan);
   place_compute(spec, plan, group);
   place_grads(spec, plan, group);

@@ -76,7 +76,7 @@ struct GroupPlan {
   GroupBytes compute;  // whole pages where debug mode takes them away
   GroupBytes full_grad;
   uint64_t gathered_bytes = 0;                                   // of a copy of the full weights
-  std::vector<std::vector<std::vector<uint64_t>>> scale_shapes;  // by parameter and form
+  std::vector<std::vector<std::vector<uint64_t>>> scale_shapes;  // by parameter and form; empty: no scales
 
   uint32_t slot_of(fsdp_phase phase) const { return gather_slot(slots, by_phase, phase); }
 };

@@ -154,7 +154,8 @@ void add_gathered(ModelPlan &plan, GroupPlan &group) {
     for (const uint32_t b : group.buckets) {
       BucketPlan &bucket = plan.buckets[b];
       const bool by_phase = group.by_phase && bucket.forms() == 2;
-      for (const PlanePlan &published : std::vector(bucket.planes)) {
+      for (size_t i = 0, count = bucket.planes.size(); i < count; ++i) {
+        const PlanePlan published = bucket.planes[i];
         if (!is_published(published.kind) || (by_phase && published.index != slot)) continue;
         PlanePlan gathered{.kind = gathered_from(published.kind), .index = published.index, .slot = slot};
         gathered.dtype = published.dtype;

@@ -94,18 +94,39 @@ TEST(QuantizedPlanes, GatheredBytesAndKeptBytes) {
   EXPECT_EQ(train_threads(setup)[0].stats.gathered_bytes, 3 * 2 * 2 * 2 * codes);
 }
 
-// Three granules on two ranks: the second has one, and a granule of padding.
+// Three blocks of rows on two ranks: two and one, as ROW granules and as those of 256 rows, or all on one rank.
 TEST(QuantizedPlanes, RankBoundariesFallBetweenBlocks) {
-  const Scenario setup = one_matrix({300, 64}, 2);
-  run_threads(setup, [&](uint32_t, fsdp_context *context) {
+  for (const fsdp_granule granule : {FSDP_GRANULE_ROW, FSDP_GRANULE_BLOCK, FSDP_GRANULE_TENSOR}) {
+    Scenario setup = one_matrix({300, 64}, 2);
+    setup.groups[0].params[0].granule = granule;
+    setup.groups[0].params[0].granule_rows = granule == FSDP_GRANULE_BLOCK ? 256 : 0;
+    const uint64_t first = granule == FSDP_GRANULE_TENSOR ? 300 : 256;
+    run_threads(setup, [&](uint32_t, fsdp_context *context) {
+      Rank rank(context, setup);
+      for (uint32_t r = 0; r < 2; ++r) {
+        fsdp_chunk chunk = FSDP_CHUNK_INIT;
+        FSDP(fsdp_get_chunk(rank.groups[0], 0, r, &chunk));
+        EXPECT_EQ(chunk.row_count, r ? 300 - first : first) << "granule " << granule;
+      }
+      const uint64_t shard = granule == FSDP_GRANULE_TENSOR ? 384 : 256;
+      EXPECT_EQ(memory_of(rank.model, 0).padding_count, (2 * shard - 300) * 64);
+    });
+  }
+}
+
+// Codes are as they were, and main weights: what has changed behind the library's back is a scale.
+TEST(QuantizedPlanes, ScalesOfReplicasAreCompared) {
+  Scenario setup = one_matrix({130, 40}, 2);
+  setup.model.strategy = FSDP_STRATEGY_NO_SHARD;
+  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
     Rank rank(context, setup);
-    for (uint32_t r = 0; r < 2; ++r) {
-      fsdp_chunk chunk = FSDP_CHUNK_INIT;
-      FSDP(fsdp_get_chunk(rank.groups[0], 0, r, &chunk));
-      EXPECT_EQ(chunk.row_offset, r ? 256u : 0u);
-      EXPECT_EQ(chunk.row_count, r ? 44u : 256u);
-    }
-    EXPECT_EQ(memory_of(rank.model, 0).padding_count, 4u * 128 * 64 - 300 * 64);
+    rank.load();
+    FSDP(fsdp_check_replicas(rank.model, 0, nullptr));
+    fsdp_tensor scales = FSDP_TENSOR_INIT;
+    FSDP(fsdp_get_plane(rank.groups[0], 0, FSDP_EVAL, FSDP_PLANE_ROW_SCALE, &scales));
+    if (r == 1) static_cast<float *>(scales.data)[1] *= 2;
+    EXPECT_FAILS(FSDP_MISMATCH, fsdp_check_replicas(rank.model, 0, nullptr), "parameter 'w' of group 'g'",
+                 "the scales of compute weights of rank 1 have the hash");
   });
 }
 
