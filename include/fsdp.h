@@ -19,6 +19,7 @@
  *   update window  the time between fsdp_finish_grads and fsdp_publish_weights (or a step that publishes):
  *              the only time when main weights may be written. A sealed model starts inside it.
  *   publish    turn updated main weights into compute weights and raise their version.
+ *   plane      one stored form of a quantized parameter's compute weights: its codes, or their scales.
  *
  * One training step, for every micro-batch and then once:
  *
@@ -146,7 +147,14 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_describe_build(char *buffer, uint64_t *si
 /* ---- numbers ------------------------------------------------------------------------------------------------- */
 
 typedef int32_t fsdp_dtype;
-enum { FSDP_FLOAT32 = 1, FSDP_BFLOAT16 = 2, FSDP_FLOAT16 = 3 };
+enum {
+  FSDP_FLOAT32 = 1,
+  FSDP_BFLOAT16 = 2,
+  FSDP_FLOAT16 = 3,
+  FSDP_FLOAT8_E4M3 = 4, /* of the OCP, without Inf: what quantized weights are stored as. Views have it; calls take no
+                           data of it, nor is it a dtype of parameters, gradients or states */
+  FSDP_E8M0 = 6         /* likewise, of scales: 2^(code - 127), 255 is NaN */
+};
 
 /** Bytes of one element, 0 for an unknown dtype. Threads: any. Since 0.2. */
 FSDP_API uint64_t fsdp_get_dtype_size(fsdp_dtype dtype);
@@ -489,6 +497,30 @@ enum {
   FSDP_MODEL_FORCE_COMMUNICATION = 1u << 12 /* run the collectives also in a world of one, for tests */
 };
 
+/** How the scale of FP8 numbers is rounded. */
+typedef int32_t fsdp_scale_rounding;
+enum {
+  FSDP_SCALE_EXACT = 1,       /* 448 / the largest magnitude, in fp32 */
+  FSDP_SCALE_POWER_OF_TWO = 2 /* ... down to a power of two */
+};
+
+/** How the scale of an MXFP8 block comes from the largest magnitude in it. */
+typedef int32_t fsdp_scale_rule;
+enum {
+  FSDP_SCALE_ROUND_UP = 1, /* the least power of two by which no code saturates: magnitude / 448, rounded up. What
+                              TransformerEngine and cuBLAS do; Inf gives 254, NaN 255 */
+  FSDP_SCALE_FLOOR = 2     /* of the OCP's MX 1.0: the magnitude's exponent less 8; codes may saturate. Inf, NaN: 255 */
+};
+
+/** Which planes an unshard gathers of parameters that are stored in two forms (MXFP8). */
+typedef int32_t fsdp_plane_policy;
+enum {
+  FSDP_PLANES_BY_PHASE = 1, /* COLUMN planes for FSDP_BACKWARD, ROW planes for the other phases. A RECOMPUTE hold
+                               and a BACKWARD one of a group cannot be held at once: recompute first */
+  FSDP_PLANES_BY_PHASE_AND_RECOMPUTE = 2, /* ... and there is a buffer for both; not with INTERLEAVED */
+  FSDP_PLANES_BOTH = 3      /* all of them in every phase: 2.0625 bytes an element, more than bf16's 2 */
+};
+
 typedef struct fsdp_model_options {
   uint64_t struct_size;
   const fsdp_mesh *mesh;           /* NULL: 1 x world */
@@ -516,8 +548,15 @@ typedef struct fsdp_model_options {
   uint64_t save_staging_bytes;     /* memory of role STAGING for saves, at least 32 MiB; what a save has not copied when
                                       the update window opens waits for the disk, unless it fits in here. 0: none is
                                       planned, and each save takes 32 MiB while it runs */
+  /* quantized parameters */
+  fsdp_scale_rounding scale_rounding; /* 0: FSDP_SCALE_EXACT */
+  fsdp_dtype quantize_from;        /* what main weights are rounded to before they are quantized; 0: FSDP_FLOAT32, which
+                                      is not at all; FSDP_BFLOAT16: twice, with the bits of TransformerEngine */
+  fsdp_scale_rule scale_rule;      /* 0: FSDP_SCALE_ROUND_UP */
+  fsdp_plane_policy plane_policy;  /* 0: FSDP_PLANES_BY_PHASE */
 } fsdp_model_options;
-#define FSDP_MODEL_OPTIONS_INIT {sizeof(fsdp_model_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define FSDP_MODEL_OPTIONS_INIT \
+  {sizeof(fsdp_model_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /**
  * An empty model. Collective: the mesh. Blocks: no. Memory: none until the seal.
@@ -554,7 +593,8 @@ enum {
  *  a stride. */
 typedef struct fsdp_visit {
   uint32_t group_index;
-  fsdp_phase phase; /* FSDP_FORWARD or FSDP_BACKWARD */
+  fsdp_phase phase; /* FSDP_FORWARD, FSDP_BACKWARD, or FSDP_RECOMPUTE, whose weights are then gathered ahead as well;
+                       without such visits a recompute belongs to a BACKWARD one */
 } fsdp_visit;
 
 typedef struct fsdp_schedule_options {
@@ -718,7 +758,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_describe_model(const fsdp_model *model, c
 typedef int32_t fsdp_granule;
 enum {
   FSDP_GRANULE_ROW = 1,    /* rank boundaries may fall between rows (a row: all dimensions but the first) */
-  FSDP_GRANULE_BLOCK = 2,  /* ... between blocks of granule_rows rows (quantized parameters: 32 or 128) */
+  FSDP_GRANULE_BLOCK = 2,  /* ... between blocks of granule_rows rows */
   FSDP_GRANULE_TENSOR = 3  /* the tensor stays whole on one rank (matrix optimizers) */
 };
 
@@ -729,12 +769,37 @@ enum {
                                      go on with the gradients */
 };
 
+/**
+ * What the compute weights of a parameter are. Codes and scales are made of the fp32 main weights whenever these are
+ * published; gradients, main weights and states are as those of other parameters of its dtype. fsdp_get_plane shows
+ * what is stored. More will come; a number that this header does not name is INVALID_ARGUMENT.
+ *   MXFP8       E4M3 codes and an E8M0 scale for each 32 of them (OCP MX 1.0): number = code times scale, in two forms.
+ *               ROW planes have blocks of 32 in a row, for a product with the matrix; COLUMN planes 32 in a column, for
+ *               one with its transpose; codes lie in C order in both. Scales by fsdp_scale_rule; codes are numbers
+ *               divided by the scale, to the nearest, ties to even; with a NaN in a block all of it is NaN. Rows and
+ *               columns must be multiples of 32, of each matrix of three or more dimensions; 32 rows stay together. An
+ *               unshard gathers one form, by its phase: see fsdp_plane_policy. FSDP_GROUP_RESIDENT groups have both, as
+ *               have those whose strategy keeps weights whole. Not of FROZEN parameters.
+ *   FP8_BLOCK   E4M3 codes and an fp32 scale for each block of 128 x 128, smaller at the right and lower edges; number
+ *               = code times scale. With f = 448 / the largest magnitude of the block (1 where that is 0 or not finite)
+ *               codes are the numbers times f, to the nearest, ties to even, at most 448 in magnitude; NaN stays NaN.
+ *               The scale is 1 / f. One plane serves all phases. The matrix is that of the last two dimensions; of more
+ *               dimensions, the last but one must be a multiple of 128. Rank boundaries fall between blocks: whatever
+ *               its granule, 128 rows stay together, and a granule of BLOCK must be a multiple of that. Not of FROZEN
+ *               parameters.
+ */
+typedef int32_t fsdp_quantization;
+enum {
+  FSDP_QUANTIZE_MXFP8 = 2,
+  FSDP_QUANTIZE_FP8_BLOCK = 3
+};
+
 typedef struct fsdp_param {
   uint64_t struct_size;
   const char *name;        /* unique in the model, 1-255 bytes */
   const uint64_t *shape;   /* dimension_count sizes of 1 or more, C order; copied */
   uint32_t dimension_count; /* at most 16; 0: a scalar */
-  fsdp_dtype dtype;        /* of the compute weights; 0: FSDP_FLOAT32 */
+  fsdp_dtype dtype;        /* of the compute weights, unless they are quantized; 0: FSDP_FLOAT32 */
   uint32_t flags;          /* FSDP_PARAM_* */
   fsdp_granule granule;    /* 0: FSDP_GRANULE_ROW */
   uint64_t granule_rows;   /* counts only with FSDP_GRANULE_BLOCK */
@@ -745,8 +810,10 @@ typedef struct fsdp_param {
      speak of that tensor: this model saves its box of it, and loads it from whatever has it. NULL both: all of it. */
   const uint64_t *global_shape;
   const uint64_t *global_offset;
+  fsdp_quantization quantization; /* 0: none */
+  uint32_t reserved;              /* 0 */
 } fsdp_param;
-#define FSDP_PARAM_INIT {sizeof(fsdp_param), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define FSDP_PARAM_INIT {sizeof(fsdp_param), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 #ifndef __cplusplus
 /** In C, a shape as the two fields "shape, dimension_count" of fsdp_param: FSDP_SHAPE(3 * c, c). */
@@ -756,7 +823,7 @@ typedef struct fsdp_param {
  *  c). Its shape lives as long as the block around it: in the body of a loop it is gone behind it. */
 #define FSDP_PARAM(name, ...) FSDP_PARAM_OF(FSDP_FLOAT32, 0, name, __VA_ARGS__)
 #define FSDP_PARAM_OF(dtype, flags, name, ...) \
-  (fsdp_param) { sizeof(fsdp_param), (name), FSDP_SHAPE(__VA_ARGS__), (dtype), (flags), 0, 0, 0, 0, 0, 0 }
+  (fsdp_param) { sizeof(fsdp_param), (name), FSDP_SHAPE(__VA_ARGS__), (dtype), (flags), 0, 0, 0, 0, 0, 0, 0, 0 }
 #endif
 
 enum {
@@ -843,19 +910,40 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_read_param(fsdp_group *group, uint64_t pa
  * The full compute weights: a read-only view, legal to read while the group is unsharded, or at any time outside the
  * update window where the strategy keeps them whole. With SEQUENTIAL and VISITS schedules the address is the same from
  * the seal on; with INTERLEAVED it is the one of the phase given. phase may be any.
- * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed; not unsharded). Since 0.2.
+ * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (also: the parameter is quantized, see fsdp_get_plane),
+ * INVALID_STATE (not sealed; not unsharded). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_param(fsdp_group *group, uint64_t param_index, fsdp_phase phase,
                                                 fsdp_tensor *tensor);
 
 /**
  * The views of all parameters of a group, as fsdp_get_param gives each: for bindings, which may keep them where
- * addresses are fixed. tensors is an array of tensor_count, the group's number of parameters; the call sets each
- * struct_size to the stride, or to what it knows if that is less. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT,
- * INVALID_STATE. Since 0.2.
+ * addresses are fixed. Where a parameter is quantized, data is NULL. tensors is an array of tensor_count, the group's
+ * number of parameters; the call sets each struct_size to the stride, or to what it knows if that is less. Collective:
+ * no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_params(fsdp_group *group, fsdp_phase phase, fsdp_tensor *tensors,
                                                  uint64_t tensor_count, uint64_t tensor_stride);
+
+typedef int32_t fsdp_plane;
+enum {
+  FSDP_PLANE_ROW = 1,      /* the codes of a quantized parameter: E4M3, of the parameter's shape */
+  FSDP_PLANE_ROW_SCALE = 2, /* what codes are multiplied by. FP8_BLOCK: fp32, of that shape with the last two sizes
+                               divided by 128, rounded up; without padding, so that the first element is aligned to 4
+                               bytes alone. MXFP8: E8M0, with the last size divided by 32 */
+  FSDP_PLANE_COLUMN = 3,    /* MXFP8: the codes of blocks in columns, of the parameter's shape */
+  FSDP_PLANE_COLUMN_SCALE = 4 /* ... and their scales, with the last size but one divided by 32 */
+};
+
+/**
+ * A whole plane of a quantized parameter's compute weights: a read-only view, legal to read as that of fsdp_get_param
+ * is, at addresses that follow the same rules; where planes are gathered by phase it is legal while a hold of the phase
+ * given lasts, and ROW planes of a group have other addresses than its COLUMN planes. Collective: no. Blocks: no.
+ * Errors: INVALID_ARGUMENT (no such plane; the parameter is not quantized), INVALID_STATE (not sealed; not unsharded;
+ * the phase has other planes). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_get_plane(fsdp_group *group, uint64_t param_index, fsdp_phase phase,
+                                                fsdp_plane plane, fsdp_tensor *tensor);
 
 /** Which part of a parameter a rank has to load, by arithmetic alone. */
 typedef struct fsdp_chunk {

@@ -26,14 +26,14 @@ A model file lists groups in the order of the forward pass; "{}" in names counts
     {"name": "embedding", "params": [{"name": "embedding", "shape": [50257, 768]}]},
     {"name": "layer.{}", "repeat": 12, "params": [{"name": "layer.{}.qkv", "shape": [2304, 768]}]}]}
 Groups may have: strategy, grad_dtype, reduce_dtype, resident. Parameters: dtype, frozen, no_decay, granule,
-granule_rows.
+granule_rows, quantization.
 
 Example: fsdp-plan --layers 32 --width 4096 --heads 32 --kv-heads 8 --ffn 14336 --vocab 128256 --gated --ranks 64
 )";
 
 template <class Value>
-void add_choice(CLI::App &app, const char *name, Value &value, const plan::Names &names, const char *text) {
-  app.add_option(name, value, text)->transform(CLI::CheckedTransformer(names, CLI::ignore_case));
+CLI::Option *add_choice(CLI::App &app, const char *name, Value &value, const plan::Names &names, const char *text) {
+  return app.add_option(name, value, text)->transform(CLI::CheckedTransformer(names, CLI::ignore_case));
 }
 
 void add_model_options(CLI::App &app, Request &request) {
@@ -50,6 +50,10 @@ void add_model_options(CLI::App &app, Request &request) {
   add("--kv-heads", shape.kv_heads, "key and value heads (as --heads)");
   add("--ffn", shape.ffn, "width of the feed-forward layer (4 x width)");
   add("--vocab", shape.vocab, "vocabulary (50257)");
+  add_choice(app, "--quantize", shape.quantization, plan::quantizations,
+             "what the matrices of layers are stored as (none)")
+      ->excludes(file)
+      ->group("Model");
   app.add_flag("--gated", shape.gated, "gate and up projection, as SwiGLU")->excludes(file)->group("Model");
   app.add_flag("--tied", shape.tied, "the head shares the embedding's weights")->excludes(file)->group("Model");
 }

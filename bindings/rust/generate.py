@@ -149,9 +149,9 @@ def sys_calls():
 
 
 def strip_prefix(names):
-    """What names of one family begin with, up to a '_'."""
+    """What names of one family begin with, up to a '_'; of a single name FSDP and a word."""
     first = min(names, key=len).split("_")
-    count = len(first) - 1
+    count = len(first) - 1 if len(names) > 1 else 2
     while not all(name.split("_")[:count] == first[:count] for name in names):
         count -= 1
     return "_".join(first[:count]) + "_"

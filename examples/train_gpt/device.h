@@ -33,6 +33,13 @@ void device_download(struct device *device, void *to, const void *from, size_t s
 void device_zero(struct device *device, void *memory, size_t size_bytes);
 /** out = in as fp32 */
 void device_widen_bfloat16(struct device *device, float *out, const uint16_t *in, uint64_t count);
+/** A matrix of E4M3 codes, and fp32 or E8M0 scales of blocks of it. */
+struct quantized {
+  fsdp_tensor codes, scales;
+  uint64_t block_rows, block_columns;
+};
+/** out = codes times scales */
+void device_dequantize(struct device *device, float *out, const struct quantized *weights);
 
 /** Heads whose attention is in work at once, each with a square of scratch. */
 size_t device_parallel_heads(size_t heads);

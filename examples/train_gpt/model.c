@@ -23,6 +23,7 @@ static void declare_group(struct model *model, struct parameter_group *group) {
     params[i].shape = parameter->shape;
     params[i].dimension_count = parameter->dimension_count;
     params[i].dtype = parameter->dtype;
+    params[i].quantization = parameter->quantization;
     if (parameter->dimension_count < 2) params[i].flags = FSDP_PARAM_NO_DECAY;
   }
   CHECK(model->context,
@@ -116,7 +117,7 @@ void model_create(struct model *model, fsdp_context *context, struct device *dev
   CHECK(context, fsdp_seal_model(model->handle));
   load_first_weights(model, options);
   CHECK(context, fsdp_publish_weights(model->handle, device_stream(device)));
-  if (options->compute_dtype != FSDP_FLOAT32) {
+  if (options->compute_dtype != FSDP_FLOAT32 || options->quantization) {
     model->converted = device_allocate(device, find_largest(model, 1) * sizeof *model->converted);
   }
 }
@@ -148,15 +149,24 @@ uint64_t model_hash_weights(struct model *model) {
   return hash;
 }
 
+/* MXFP8 has two forms of a byte each, with a scale for 32; FP8 blocks have a scale for 128 x 128. */
+static uint64_t count_compute_bytes(const struct parameter *parameter) {
+  const uint64_t *shape = parameter->shape;
+  switch (parameter->quantization) {
+    case FSDP_QUANTIZE_MXFP8: return 2 * (parameter->count + parameter->count / 32);
+    case FSDP_QUANTIZE_FP8_BLOCK: return parameter->count + 4 * ((shape[0] + 127) / 128) * ((shape[1] + 127) / 128);
+    default: return parameter->count * fsdp_get_dtype_size(parameter->dtype);
+  }
+}
+
 uint64_t model_count_unsharded_bytes(const struct model *model) {
   uint64_t bytes = 0;
   for (size_t i = 0; i < model->group_count; ++i) {
     const struct parameter_group *group = &model->groups[i];
     for (size_t k = 0; k < group->count; ++k) {
       const struct parameter *parameter = &group->parameters[k];
-      const uint64_t fp32_copies =
-          parameter->dtype == FSDP_FLOAT32 ? 3 : 4; /* fp32 compute weights are the main weights */
-      bytes += parameter->count * (fsdp_get_dtype_size(parameter->dtype) + fp32_copies * sizeof(float));
+      const int are_main = parameter->dtype == FSDP_FLOAT32 && !parameter->quantization; /* fp32 compute weights */
+      bytes += count_compute_bytes(parameter) + parameter->count * (are_main ? 3 : 4) * sizeof(float);
     }
   }
   return bytes;

@@ -17,7 +17,7 @@ struct model {
   size_t group_count;
   size_t layers;
   int tied;
-  float *converted; /* one group's bf16 weights as fp32; NULL with fp32 compute weights */
+  float *converted; /* one group's other weights as fp32; NULL where all are */
 };
 
 /** Which slots a visit needs. With a tied head the head's visit reads the embedding's group. */

@@ -25,6 +25,8 @@ static const struct choice strategies[] = {{"no_shard", FSDP_STRATEGY_NO_SHARD},
                                            {"zero3", FSDP_STRATEGY_OPTIM_GRADS_PARAMS},
                                            {NULL, 0}};
 static const struct choice dtypes[] = {{"fp32", FSDP_FLOAT32}, {"bf16", FSDP_BFLOAT16}, {NULL, 0}};
+static const struct choice quantizations[] = {
+    {"none", 0}, {"mxfp8", FSDP_QUANTIZE_MXFP8}, {"fp8_block", FSDP_QUANTIZE_FP8_BLOCK}, {NULL, 0}};
 static const struct choice unshard_modes[] = {
     {"mapped", FSDP_UNSHARD_MAPPED}, {"copied", FSDP_UNSHARD_COPIED}, {NULL, 0}};
 static const struct choice outer_strategies[] = {{"no_shard", FSDP_OUTER_NO_SHARD},
@@ -77,6 +79,8 @@ static const struct flag flags[] = {
     {"--graph", SWITCH, FIELD(graph), 1, NULL, "of train_gpt_cuda: forward and backward passes as a CUDA graph"},
     {"--recompute", SWITCH, FIELD(recompute), 1, NULL, "keep only each block's input and run it again in backward"},
     {"--compute-dtype", CHOICE, FIELD(compute_dtype), 0, dtypes, "of the compute weights (the math itself is fp32)"},
+    {"--quantize", CHOICE, FIELD(quantization), 0, quantizations,
+     "what the matrices of blocks are stored as (the compute dtype)"},
     {"--reduce-dtype", CHOICE, FIELD(reduce_dtype), 0, dtypes,
      "what gradients are rounded to before they are summed; default: fp32"},
     {"--norm", CHOICE, FIELD(norm), 0, norms, "normalization"},

@@ -19,7 +19,7 @@ struct options {
   uint64_t debug_delay_us;
   uint64_t replicas, reduction_block, ranks_per_host; /* of the mesh; 0: the library's defaults */
   uint64_t save_every, keep;
-  uint64_t strategy, compute_dtype, reduce_dtype, unshard_mode, reduce_policy, norm, outer_strategy,
+  uint64_t strategy, compute_dtype, quantization, reduce_dtype, unshard_mode, reduce_policy, norm, outer_strategy,
       transport; /* the enums' values; 0: libfsdp's default */
   uint64_t recompute, tied, no_overlap, quiet, in_place, force, graph, resume; /* switches */
   double lr, weight_decay, clip;

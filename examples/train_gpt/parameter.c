@@ -52,7 +52,8 @@ static int is_norm_bias(enum gpt_slot slot) {
   return slot == NORM1_BIAS || slot == NORM2_BIAS || slot == FINAL_NORM_BIAS;
 }
 
-/* Vectors stay fp32 whatever the compute dtype: they are small, and rounding a norm's weight costs accuracy. */
+/* Vectors stay fp32 whatever the compute dtype: they are small, and rounding a norm's weight costs accuracy. So does
+ * quantizing what turns bytes into numbers and back: the embedding and the head stay as they are. */
 static void add(struct parameter_group *group, const struct options *options, const struct declaration *list,
                 size_t count, const char *prefix) {
   for (const struct declaration *d = list; d < list + count; ++d) {
@@ -65,6 +66,7 @@ static void add(struct parameter_group *group, const struct options *options, co
     parameter->shape[0] = measure(d->rows, options);
     parameter->shape[1] = d->columns == NONE ? 1 : measure(d->columns, options);
     parameter->dtype = d->columns == NONE ? FSDP_FLOAT32 : (fsdp_dtype)options->compute_dtype;
+    parameter->quantization = d->columns == NONE || !*prefix ? 0 : (fsdp_quantization)options->quantization;
     parameter->count = parameter->shape[0] * parameter->shape[1];
   }
 }

@@ -20,7 +20,8 @@ struct parameter {
   uint64_t shape[2];
   uint32_t dimension_count;
   fsdp_dtype dtype;
-  uint64_t count; /* elements */
+  fsdp_quantization quantization; /* 0: none */
+  uint64_t count;                 /* elements */
 };
 
 struct parameter_group {

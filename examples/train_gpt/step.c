@@ -70,7 +70,6 @@ static void backward_block(struct trainer *trainer, size_t layer, int last) {
   struct workspace *work = &trainer->workspace;
   struct gpt_weights weights;
   struct gpt_gradients gradients;
-  model_unshard(model, PART_BLOCK, layer, FSDP_BACKWARD, &weights);
   if (trainer->options->recompute) { /* the output is not needed again: its place is free for any use */
     model_unshard(model, PART_BLOCK, layer, FSDP_RECOMPUTE, &weights);
     begin_span(trainer, "recompute block");
@@ -78,6 +77,7 @@ static void backward_block(struct trainer *trainer, size_t layer, int last) {
     end_span(trainer);
     model_reshard(model, PART_BLOCK, layer, FSDP_RECOMPUTE);
   }
+  model_unshard(model, PART_BLOCK, layer, FSDP_BACKWARD, &weights); /* of MXFP8 other codes than a recompute reads */
   model_acquire_grads(model, PART_BLOCK, layer, &gradients);
   begin_span(trainer, "backward block");
   block_backward(work->d, work->x[layer], &weights, &gradients, &work->kept[layer], &work->scratch, &trainer->shape);

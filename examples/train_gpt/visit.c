@@ -32,6 +32,24 @@ static const float *read_as_float(struct model *model, const fsdp_tensor *tensor
   return out;
 }
 
+/* So are codes, times their scales. What is multiplied by the transpose, as BACKWARD does, reads those of columns. */
+static const float *read_quantized(struct model *model, const struct parameter_group *group, size_t index,
+                                   fsdp_phase phase, uint64_t *converted) {
+  struct quantized weights = {.codes = FSDP_TENSOR_INIT, .scales = FSDP_TENSOR_INIT};
+  const int is_mxfp8 = group->parameters[index].quantization == FSDP_QUANTIZE_MXFP8;
+  const int columns = is_mxfp8 && phase == FSDP_BACKWARD;
+  weights.block_rows = !is_mxfp8 ? 128 : columns ? 32 : 1;
+  weights.block_columns = !is_mxfp8 ? 128 : columns ? 1 : 32;
+  CHECK(model->context,
+        fsdp_get_plane(group->handle, index, phase, columns ? FSDP_PLANE_COLUMN : FSDP_PLANE_ROW, &weights.codes));
+  CHECK(model->context, fsdp_get_plane(group->handle, index, phase,
+                                       columns ? FSDP_PLANE_COLUMN_SCALE : FSDP_PLANE_ROW_SCALE, &weights.scales));
+  float *out = model->converted + *converted;
+  device_dequantize(model->device, out, &weights);
+  *converted += weights.codes.element_count;
+  return out;
+}
+
 void model_unshard(struct model *model, enum model_part part, size_t layer, fsdp_phase phase,
                    struct gpt_weights *weights) {
   struct parameter_group *group = model_get_group(model, part, layer);
@@ -41,6 +59,10 @@ void model_unshard(struct model *model, enum model_part part, size_t layer, fsdp
   for (size_t k = 0; k < group->count; ++k) {
     const enum gpt_slot slot = group->parameters[k].slot;
     if (!needs(model, part, slot)) continue;
+    if (group->parameters[k].quantization) {
+      weights->of[place(part, slot)] = read_quantized(model, group, k, phase, &converted);
+      continue;
+    }
     fsdp_tensor tensor = FSDP_TENSOR_INIT;
     CHECK(model->context, fsdp_get_param(group->handle, k, phase, &tensor));
     weights->of[place(part, slot)] = read_as_float(model, &tensor, &converted);

@@ -98,6 +98,45 @@ void device_widen_bfloat16(struct device *gpu, float *out, const uint16_t *in, u
   CUDA(cudaPeekAtLastError());
 }
 
+struct blocks {
+  const uint8_t *codes;
+  const void *scales;
+  uint64_t count, columns, block_rows, block_columns, across;
+  int are_powers; /* E8M0, else fp32 */
+};
+
+__device__ float e4m3_value(uint8_t code) {
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  const float magnitude = exponent ? ldexpf(8.0f + mantissa, exponent - 10) : ldexpf(mantissa, -9);
+  return (code & 0x7f) == 0x7f ? nanf("") : code >> 7 ? -magnitude : magnitude;
+}
+
+__device__ float e8m0_value(uint8_t code) { return code == 255 ? nanf("") : ldexpf(1.0f, code - 127); }
+
+__global__ void dequantize(float *out, blocks from) {
+  const uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= from.count) return;
+  const uint64_t row = i / from.columns, column = i % from.columns;
+  const uint64_t block = row / from.block_rows * from.across + column / from.block_columns;
+  const float scale = from.are_powers ? e8m0_value(static_cast<const uint8_t *>(from.scales)[block])
+                                      : static_cast<const float *>(from.scales)[block];
+  out[i] = e4m3_value(from.codes[i]) * scale;
+}
+
+void device_dequantize(struct device *gpu, float *out, const struct quantized *weights) {
+  const fsdp_tensor &codes = weights->codes, &scales = weights->scales;
+  const blocks from{static_cast<const uint8_t *>(codes.data),
+                    scales.data,
+                    codes.element_count,
+                    codes.shape[1],
+                    weights->block_rows,
+                    weights->block_columns,
+                    scales.shape[1],
+                    scales.dtype == FSDP_E8M0};
+  LAUNCH(dequantize, blocks_for(codes.element_count), THREADS, gpu->stream, out, from);
+  CUDA(cudaPeekAtLastError());
+}
+
 size_t device_parallel_heads(size_t heads) { return heads; }
 
 int device_has_graphs(void) { return 1; }

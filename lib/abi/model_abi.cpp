@@ -95,6 +95,12 @@ fsdp_status fsdp_create_model(fsdp_context *context, const fsdp_model_options *o
     read_policy(given, *impl, spec, call);
     const auto optimizer =
         read_enum(given.optimizer, FSDP_OPTIMIZER_ADAMW + 0, FSDP_OPTIMIZER_CALLER + 0, call, "optimizer");
+    spec.scale_rounding =
+        read_enum(given.scale_rounding, FSDP_SCALE_EXACT + 0, FSDP_SCALE_POWER_OF_TWO + 0, call, "scale_rounding");
+    spec.quantize_from = read_enum(given.quantize_from, FSDP_FLOAT32 + 0, FSDP_BFLOAT16 + 0, call, "quantize_from");
+    spec.scale_rule = read_enum(given.scale_rule, FSDP_SCALE_ROUND_UP + 0, FSDP_SCALE_FLOOR + 0, call, "scale_rule");
+    spec.plane_policy =
+        read_enum(given.plane_policy, FSDP_PLANES_BY_PHASE + 0, FSDP_PLANES_BOTH + 0, call, "plane_policy");
     engine::GroupDefaults defaults;
     defaults.strategy = read_enum(given.strategy, FSDP_STRATEGY_OPTIM_GRADS_PARAMS + 0,
                                   FSDP_STRATEGY_OPTIM_GRADS_PARAMS + 0, call, "strategy");
@@ -149,7 +155,7 @@ fsdp_status fsdp_set_schedule(fsdp_model *model, fsdp_schedule_kind kind, const 
 fsdp_status fsdp_add_optimizer_state(fsdp_model *model, const char *name, fsdp_dtype dtype) {
   constexpr auto call = "fsdp_add_optimizer_state";
   return in_model(model, call, [&](engine::Model &impl) {
-    if (!dtype_size(dtype)) fail(FSDP_INVALID_ARGUMENT, "{}: {} is not a dtype", call, dtype);
+    if (!is_number(dtype)) fail(FSDP_INVALID_ARGUMENT, "{}: {} is not a dtype", call, dtype);
     impl.declaration().add_state({read_name(name, 63, call, "name"), dtype});
   });
 }

@@ -11,6 +11,7 @@
 
 using namespace fsdp;
 using namespace fsdp::abi;
+using fsdp::memory::PlaneKind;
 
 namespace {
 
@@ -61,6 +62,20 @@ void read_box(const fsdp_param &given, uint64_t index, memory::ParamSpec &param,
   param.global_offset.assign(given.global_offset, given.global_offset + given.dimension_count);
 }
 
+void read_quantization(const fsdp_param &given, uint64_t index, memory::ParamSpec &param, const char *call) {
+  if (given.quantization != 0 && given.quantization != FSDP_QUANTIZE_MXFP8 &&
+      given.quantization != FSDP_QUANTIZE_FP8_BLOCK)
+    fail(FSDP_INVALID_ARGUMENT,
+         "{}: {} is {}, it must be 0 (none), FSDP_QUANTIZE_MXFP8 ({}) or "
+         "FSDP_QUANTIZE_FP8_BLOCK ({})",
+         call, field_of(index, param, "quantization"), given.quantization, FSDP_QUANTIZE_MXFP8 + 0,
+         FSDP_QUANTIZE_FP8_BLOCK + 0);
+  if (given.reserved)
+    fail(FSDP_INVALID_ARGUMENT, "{}: {} is {:#x}, it must be 0", call, field_of(index, param, "reserved"),
+         given.reserved);
+  param.quantization = given.quantization;
+}
+
 memory::ParamSpec read_param(const fsdp_param *at, uint64_t index, const char *call) {
   const fsdp_param given = read_options(at, call, Field("params", index, nullptr, nullptr));
   memory::ParamSpec param;
@@ -83,6 +98,7 @@ memory::ParamSpec read_param(const fsdp_param *at, uint64_t index, const char *c
   param.lr_scale = read_value(given.lr_scale, 1.0, given.flags & FSDP_PARAM_LR_ZERO, "FSDP_PARAM_LR_ZERO", call,
                               field_of(index, param, "lr_scale"));
   param.user_data = given.user_data;
+  read_quantization(given, index, param, call);
   return param;
 }
 
@@ -101,13 +117,65 @@ void require_readable(engine::Model &model, const engine::Runtime &runtime, engi
        runtime.step.window_open() ? "the update window is open: publish first" : "call fsdp_unshard first");
 }
 
+// A published plane as the engine has it.
+struct Published {
+  PlaneKind kind;
+  uint32_t form;
+};
+
+Published published(fsdp_plane plane) {
+  const bool scales = plane == FSDP_PLANE_ROW_SCALE || plane == FSDP_PLANE_COLUMN_SCALE;
+  return {scales ? PlaneKind::compute_scales : PlaneKind::compute, plane >= FSDP_PLANE_COLUMN ? 1u : 0u};
+}
+
+// Where it begins for the parameter, whole.
+std::byte *plane_data(engine::Model &model, engine::Runtime &runtime, engine::Group &group,
+                      const engine::ParamPlace &place, fsdp_phase phase, Published which, const char *call) {
+  const engine::Plane &plane = runtime.bucket(place).plane(which.kind, which.form);
+  return const_cast<std::byte *>(model.gatherer(call).view(group, phase, place.bucket, which.kind, which.form)) +
+         plane.layout->tensors[place.tensor].full_offset * dtype_size(plane.dtype());
+}
+
 fsdp_tensor weight_view(engine::Model &model, engine::Runtime &runtime, engine::Group &group, uint64_t index,
                         fsdp_phase phase, const char *call) {
   const engine::ParamPlace &place = group.places[index];
   const memory::ParamSpec &param = runtime.param(group, index);
-  std::byte *const data = const_cast<std::byte *>(model.gatherer(call).view(group, phase, place.bucket)) +
-                          runtime.placement(place).full_offset * dtype_size(param.dtype);
+  std::byte *const data =
+      param.quantized() ? nullptr : plane_data(model, runtime, group, place, phase, {PlaneKind::compute, 0}, call);
   return view_of(runtime.context, data, param.shape, param.dtype, FSDP_TENSOR_READ_ONLY);
+}
+
+fsdp_tensor plane_view(engine::Model &model, engine::Runtime &runtime, engine::Group &group, uint64_t index,
+                       fsdp_phase phase, Published which, const char *call) {
+  const engine::ParamPlace &place = group.places[index];
+  const std::vector<uint64_t> &shape = which.kind == PlaneKind::compute ? runtime.param(group, index).shape
+                                                                        : group.plan->scale_shapes[index][which.form];
+  return view_of(runtime.context, plane_data(model, runtime, group, place, phase, which, call), shape,
+                 runtime.bucket(place).plane(which.kind, which.form).dtype(), FSDP_TENSOR_READ_ONLY);
+}
+
+// One that the parameter has, and that the phase holds.
+void require_plane(const engine::Runtime &runtime, const engine::Group &group, uint64_t index, fsdp_phase phase,
+                   Published which, const char *call) {
+  const memory::ParamSpec &param = runtime.param(group, index);
+  if (which.form >= runtime.bucket(group.places[index]).plan->forms())
+    fail(FSDP_INVALID_ARGUMENT,
+         "{}: parameter '{}' of group '{}' has no COLUMN planes, its ROW planes serve all phases", call, param.name,
+         group.name());
+  const bool columns = phase == FSDP_BACKWARD;
+  if (group.plan->by_phase && (which.form == 1) != columns && runtime.bucket(group.places[index]).plan->forms() == 2)
+    fail(FSDP_INVALID_STATE,
+         "{}: phase {} of group '{}' gathers {} planes; ask for those of parameter '{}', or create the model with "
+         "FSDP_PLANES_BOTH",
+         call, engine::phase_name(phase), group.name(), columns ? "COLUMN" : "ROW", param.name);
+}
+
+void require_quantized(const engine::Runtime &runtime, const engine::Group &group, uint64_t index, bool quantized,
+                       const char *call) {
+  const memory::ParamSpec &param = runtime.param(group, index);
+  if (param.quantized() == quantized) return;
+  fail(FSDP_INVALID_ARGUMENT, "{}: parameter '{}' of group '{}' is {}", call, param.name, group.name(),
+       quantized ? "not quantized; call fsdp_get_param" : "quantized, its weights are planes; call fsdp_get_plane");
 }
 
 fsdp_chunk make_chunk(const memory::ModelPlan &plan, const layout::Mesh &mesh, uint32_t group, uint64_t param_index,
@@ -189,6 +257,7 @@ fsdp_status fsdp_get_param_info(const fsdp_group *group, uint64_t param_index, f
     value.granule_rows = spec.granule_rows;
     value.lr_scale = spec.lr_scale;
     value.user_data = spec.user_data;
+    value.quantization = spec.quantization;
     if (spec.is_box()) value.global_shape = spec.global_shape.data(), value.global_offset = spec.global_offset.data();
     write_output(param, value);
   });
@@ -218,8 +287,25 @@ fsdp_status fsdp_get_param(fsdp_group *group, uint64_t param_index, fsdp_phase p
     check_output(tensor, call, "fsdp_tensor");
     check_phase(phase, call);
     runtime.place(impl, param_index, call);
+    require_quantized(runtime, impl, param_index, false, call);
     require_readable(model, runtime, impl, phase, call);
     write_output(tensor, weight_view(model, runtime, impl, param_index, phase, call));
+  });
+}
+
+fsdp_status fsdp_get_plane(fsdp_group *group, uint64_t param_index, fsdp_phase phase, fsdp_plane plane,
+                           fsdp_tensor *tensor) {
+  constexpr auto call = "fsdp_get_plane";
+  return in_group(group, call, [&](engine::Model &model, engine::Runtime &runtime, engine::Group &impl) {
+    check_output(tensor, call, "fsdp_tensor");
+    check_phase(phase, call);
+    runtime.place(impl, param_index, call);
+    if (plane < FSDP_PLANE_ROW || plane > FSDP_PLANE_COLUMN_SCALE)
+      fail(FSDP_INVALID_ARGUMENT, "{}: {} is not a plane (FSDP_PLANE_ROW .. FSDP_PLANE_COLUMN_SCALE)", call, plane);
+    require_quantized(runtime, impl, param_index, true, call);
+    require_plane(runtime, impl, param_index, phase, published(plane), call);
+    require_readable(model, runtime, impl, phase, call);
+    write_output(tensor, plane_view(model, runtime, impl, param_index, phase, published(plane), call));
   });
 }
 

@@ -12,16 +12,31 @@ constexpr size_t dtype_size(fsdp_dtype dtype) {
     case FSDP_FLOAT32: return 4;
     case FSDP_BFLOAT16:
     case FSDP_FLOAT16: return 2;
+    case FSDP_FLOAT8_E4M3:
+    case FSDP_E8M0: return 1;
     default: return 0;
   }
 }
+
+// Of what callers compute with and hand in; the others are stored forms.
+constexpr bool is_number(fsdp_dtype dtype) { return dtype >= FSDP_FLOAT32 && dtype <= FSDP_FLOAT16; }
 
 constexpr const char *dtype_name(fsdp_dtype dtype) {
   switch (dtype) {
     case FSDP_FLOAT32: return "float32";
     case FSDP_BFLOAT16: return "bfloat16";
     case FSDP_FLOAT16: return "float16";
+    case FSDP_FLOAT8_E4M3: return "float8_e4m3";
+    case FSDP_E8M0: return "e8m0";
     default: return "unknown";
+  }
+}
+
+constexpr const char *quantization_name(fsdp_quantization quantization) {
+  switch (quantization) {
+    case FSDP_QUANTIZE_MXFP8: return "mxfp8";
+    case FSDP_QUANTIZE_FP8_BLOCK: return "fp8_block";
+    default: return "none";
   }
 }
 

@@ -13,6 +13,7 @@
 #include <type_traits>
 
 #include "base/failure.h"
+#include "device/quantize.h"
 #include "device/work.h"
 #include "fsdp.h"
 
@@ -62,6 +63,9 @@ class Stream {
   virtual void copy(void *to, const void *from, size_t bytes) = 0;
   virtual void fill(void *to, uint8_t byte, size_t bytes) = 0;
   virtual void cast(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) = 0;
+  // fp32 to codes with a scale for each block, see device/quantize.h
+  virtual void quantize_mxfp8(const Mxfp8Quantize &work) = 0;
+  virtual void quantize_fp8_blocks(const Fp8BlockQuantize &work) = 0;
   // to += from in to's dtype, computed in fp32 and rounded once
   virtual void add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) = 0;
   virtual void scale(float *values, float factor, uint64_t count) = 0;

@@ -34,9 +34,11 @@ std::string describe(const Runtime &state, const Calls &calls, size_t index) {
   const SequencedCall &call = calls.kept[index];
   if (call.kind == CallKind::replay) return format_text("replayed capture {}", call.group);
   if (call.kind == CallKind::cancel) return format_text("gave up the replay of capture {}", call.group);
-  if (call.group >= state.groups.size()) return "a group that there is not";
-  return format_text("{} group '{}'", call.kind == CallKind::gather ? "gathered" : "reduced",
-                     state.groups[call.group].name());
+  const bool gather = call.kind == CallKind::gather;
+  const uint32_t slots = gather ? state.plan.visits.slots : 1, group = call.group / slots;
+  if (group >= state.groups.size()) return "a group that there is not";
+  return format_text("{} group '{}'{}", gather ? "gathered" : "reduced", state.groups[group].name(),
+                     call.group % slots ? " for BACKWARD" : "");
 }
 
 std::string describe_difference(const Runtime &state, uint32_t a, const Calls &of_a, uint32_t b, const Calls &of_b) {

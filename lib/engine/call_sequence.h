@@ -14,7 +14,7 @@ enum class CallKind : uint32_t { gather, reduce, replay, cancel };  // of two bi
 
 struct SequencedCall {
   CallKind kind;
-  uint32_t group;  // of a replay, and of one that was given up: the capture's number
+  uint32_t group;  // of a gather: its slot's key; of a replay, and of one that was given up: the capture's number
   bool operator==(const SequencedCall &) const = default;
 };
 

@@ -143,7 +143,7 @@ void Reducer::put(Group &group, uint64_t param_index, const void *data, fsdp_dty
   if (data && element_count != param.element_count)
     fail(FSDP_INVALID_ARGUMENT, "{}: parameter '{}' of group '{}' has {} elements, element_count is {}", call,
          param.name, group.name(), param.element_count, element_count);
-  if (data && !dtype_size(dtype)) fail(FSDP_INVALID_ARGUMENT, "{}: {} is not a dtype", call, dtype);
+  if (data && !is_number(dtype)) fail(FSDP_INVALID_ARGUMENT, "{}: {} is not a dtype", call, dtype);
   const LentGrad lent = acquire(group, param_index, !data, stream, call);
   if (!data) return;
   device::Stream &caller = runtime_.context.device().caller_stream(stream);

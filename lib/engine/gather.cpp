@@ -4,7 +4,6 @@
 #include <algorithm>
 
 namespace fsdp::engine {
-namespace {
 
 const char *phase_name(fsdp_phase phase) {
   switch (phase) {
@@ -16,7 +15,12 @@ const char *phase_name(fsdp_phase phase) {
   }
 }
 
-bool is_backward(fsdp_phase phase) { return phase == FSDP_BACKWARD || phase == FSDP_RECOMPUTE; }
+namespace {
+
+// Training visits of a group, by what they are.
+size_t visits_of(uint32_t group, fsdp_phase phase) {
+  return 3 * size_t{group} + (phase == FSDP_BACKWARD ? 1 : phase == FSDP_RECOMPUTE ? 2 : 0);
+}
 
 std::string describe_holds(const GatherSlot &slot) {
   std::string text;
@@ -28,12 +32,10 @@ std::string describe_holds(const GatherSlot &slot) {
 
 }  // namespace
 
-Gatherer::Gatherer(Runtime &runtime)
-    : runtime_(runtime), keys_per_group_(runtime.spec.schedule == FSDP_SCHEDULE_INTERLEAVED ? 2 : 1) {
+Gatherer::Gatherer(Runtime &runtime) : runtime_(runtime) {
   const auto &train = runtime.plan.visits.train;
-  positions_.resize(2 * runtime.groups.size());
-  for (uint32_t i = 0; i < train.size(); ++i)
-    positions_[2 * train[i].group_index + is_backward(train[i].phase)].push_back(i);
+  positions_.resize(3 * runtime.groups.size());
+  for (uint32_t i = 0; i < train.size(); ++i) positions_[visits_of(train[i].group_index, train[i].phase)].push_back(i);
   eval_positions_.resize(runtime.groups.size());
   for (uint32_t i = 0; i < runtime.plan.visits.eval.size(); ++i)
     eval_positions_[runtime.plan.visits.eval[i].group_index].push_back(i);
@@ -46,7 +48,7 @@ const std::vector<fsdp_visit> &Gatherer::visits(fsdp_phase phase) const {
 
 // A group that is visited more than once: the next visit from where the pass has come to.
 uint32_t Gatherer::find_position(const Group &group, fsdp_phase phase) {
-  const auto &found = training(phase) ? positions_[2 * group.index + is_backward(phase)] : eval_positions_[group.index];
+  const auto &found = training(phase) ? positions_[visits_of(group.index, phase)] : eval_positions_[group.index];
   uint32_t &cursor = training(phase) ? cursors_.train : cursors_.eval;
   if (found.empty()) return UINT32_MAX;
   uint32_t position = found.front();
@@ -73,8 +75,8 @@ void Gatherer::prefetch(Group &group, fsdp_phase phase) {
 }
 
 void Gatherer::prefetch_after(fsdp_phase phase, uint32_t position) {
-  // A recompute is a visit inside another one: what comes next is already known from there.
-  if (!runtime_.spec.prefetches || phase == FSDP_RECOMPUTE || position == UINT32_MAX) return;
+  // A recompute without visits is inside another visit: what comes next is already known from there.
+  if (!runtime_.spec.prefetches || position == UINT32_MAX) return;
   const auto &lists = training(phase) ? runtime_.plan.visits.train_prefetch : runtime_.plan.visits.eval_prefetch;
   for (const uint32_t next : lists[position]) {
     const fsdp_visit &visit = visits(phase)[next];
@@ -86,16 +88,31 @@ void Gatherer::unshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
   const CallSpan span(runtime_, "unshard", &group);
   device::Stream &caller = runtime_.caller_stream(stream, "fsdp_unshard");
   GatherSlot &slot = group.slot(phase);
+  require_form(group, phase);
   if (group.plan->gathers) {
     if (!slot.gathered) gather(group, slot, phase);
-    if (phase != FSDP_RECOMPUTE) slot.position = find_position(group, phase);
-    prefetch_after(phase, slot.position);
+    const uint32_t position = find_position(group, phase);
+    if (phase != FSDP_RECOMPUTE) slot.position = position;
+    prefetch_after(phase, position);
     if (group.plan->copies) runtime_.wait(*slot.ready, WaitKind::gather, caller, &group);
     slot.prefetched = false;
   }
   if (!group.plan->copies) runtime_.join_window(caller);
   runtime_.await_version();
   ++slot.holds[static_cast<size_t>(phase)];
+}
+
+// What FORWARD and what BACKWARD gathers are held at once only where the model was planned for it.
+void Gatherer::require_form(Group &group, fsdp_phase phase) const {
+  if (!group.plan->by_phase || runtime_.spec.plane_policy == FSDP_PLANES_BY_PHASE_AND_RECOMPUTE) return;
+  const fsdp_phase other = phase == FSDP_RECOMPUTE ? FSDP_BACKWARD : FSDP_RECOMPUTE;
+  if ((phase != FSDP_RECOMPUTE && phase != FSDP_BACKWARD) || !group.slot(other).holds[static_cast<size_t>(other)])
+    return;
+  fail(FSDP_INVALID_STATE,
+       "fsdp_unshard: group '{}': {} needs its {} planes while {} holds the {} ones; create the model with "
+       "FSDP_PLANES_BY_PHASE_AND_RECOMPUTE, or recompute before unsharding for BACKWARD",
+       group.name(), phase_name(phase), phase == FSDP_BACKWARD ? "COLUMN" : "ROW", phase_name(other),
+       other == FSDP_BACKWARD ? "COLUMN" : "ROW");
 }
 
 void Gatherer::reshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
@@ -124,13 +141,14 @@ void Gatherer::reshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
 // The weights stay where the next visits would gather them again.
 bool Gatherer::keeps(const Group &group, const GatherSlot &slot, fsdp_phase phase) const {
   if (runtime_.context.debug()) return false;
-  if (phase == FSDP_RECOMPUTE) return true;
+  if (phase == FSDP_RECOMPUTE) return !group.plan->by_phase;  // BACKWARD reads other planes
   if (phase == FSDP_FORWARD && group.spec->resident) return true;
   if (slot.position == UINT32_MAX) return false;
   const auto &list = visits(phase);
   for (uint32_t ahead = 1; ahead <= runtime_.spec.prefetch_depth && slot.position + ahead < list.size(); ++ahead) {
     const fsdp_visit &next = list[slot.position + ahead];
-    if (memory::gathered_key(runtime_.spec.schedule, next.group_index, next.phase) == slot.key) return true;
+    const Group &other = runtime_.groups[next.group_index];
+    if (&other == &group && other.plan->slot_of(next.phase) == group.plan->slot_of(phase)) return true;
   }
   return false;
 }
@@ -187,7 +205,7 @@ void Gatherer::enqueue_copies(Group &group, GatherSlot &slot) {
   runtime_.gather(slot.spans, group);
   trace.end("all_gather", group, group.pulled_bytes, runtime_.step.version());
   stream.record(*slot.ready);
-  if (runtime_.collectives().records_calls) runtime_.calls.add(CallKind::gather, group.index);
+  if (runtime_.collectives().records_calls) runtime_.calls.add(CallKind::gather, slot.key);
   ++runtime_.stats.all_gathers;
   runtime_.stats.gathered_bytes += group.pulled_bytes;
 }
@@ -228,10 +246,11 @@ bool Gatherer::readable(Group &group, fsdp_phase phase) const {
   return group.slot(phase).hold_count() > 0;
 }
 
-const std::byte *Gatherer::view(Group &group, fsdp_phase phase, uint32_t index) const {
+const std::byte *Gatherer::view(Group &group, fsdp_phase phase, uint32_t index, PlaneKind published,
+                                uint32_t form) const {
   const Bucket &bucket = runtime_.storage->buckets()[index];
-  if (!group.plan->copies) return bucket.plane(PlaneKind::compute).view;
-  return bucket.plane(PlaneKind::gathered, group.slot_index(phase)).view;
+  if (!group.plan->copies) return bucket.plane(published, form).view;
+  return bucket.gathered(published, form, group.plan->slot_of(phase)).view;
 }
 
 std::string Gatherer::list_holds() const {

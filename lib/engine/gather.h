@@ -9,6 +9,8 @@
 
 namespace fsdp::engine {
 
+const char *phase_name(fsdp_phase phase);
+
 class Gatherer {
  public:
   explicit Gatherer(Runtime &runtime);
@@ -16,9 +18,9 @@ class Gatherer {
   void prefetch(Group &group, fsdp_phase phase);
   void unshard(Group &group, fsdp_phase phase, fsdp_stream stream);
   void reshard(Group &group, fsdp_phase phase, fsdp_stream stream);
-  // Is the group readable, and at which address does the bucket's full buffer start?
+  // Is the group readable, and at which address does a published plane of the bucket start, whole?
   bool readable(Group &group, fsdp_phase phase) const;
-  const std::byte *view(Group &group, fsdp_phase phase, uint32_t bucket) const;
+  const std::byte *view(Group &group, fsdp_phase phase, uint32_t bucket, PlaneKind published, uint32_t form) const;
   // Groups that still have holds, as text; empty if none.
   std::string list_holds() const;
   // Lets go of what was gathered without a hold. With force also of what is held.
@@ -37,6 +39,7 @@ class Gatherer {
   static bool training(fsdp_phase phase) { return phase != FSDP_EVAL; }
   const std::vector<fsdp_visit> &visits(fsdp_phase phase) const;
   uint32_t find_position(const Group &group, fsdp_phase phase);
+  void require_form(Group &group, fsdp_phase phase) const;
   void prefetch_after(fsdp_phase phase, uint32_t position);
   // Enqueues the gather. Throws if a group with holds has the buffer; drops one without.
   void gather(Group &group, GatherSlot &slot, fsdp_phase phase);
@@ -48,12 +51,11 @@ class Gatherer {
   void release(Group &group, GatherSlot &slot);
   void set_readable(const Group &group, bool readable);
   void poison(const GatherSlot &slot);
-  Group &group_of(uint32_t key) { return runtime_.groups[keys_per_group_ == 2 ? key / 2 : key]; }
-  GatherSlot &slot_of(uint32_t key) { return group_of(key).slots[keys_per_group_ == 2 ? key % 2 : 0]; }
+  Group &group_of(uint32_t key) { return runtime_.groups[key / runtime_.plan.visits.slots]; }
+  GatherSlot &slot_of(uint32_t key) { return group_of(key).slots[key % runtime_.plan.visits.slots]; }
 
   Runtime &runtime_;
-  uint32_t keys_per_group_;
-  std::vector<std::vector<uint32_t>> positions_;       // in train, by 2 * group + backward
+  std::vector<std::vector<uint32_t>> positions_;       // in train, by group and phase
   std::vector<std::vector<uint32_t>> eval_positions_;  // by group
   Cursors cursors_;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a parameter group of a sealed model knows about itself. A group has one slot of gathered weights, or two where
-// the schedule keeps forward and backward apart, and one full gradient.
+// the schedule keeps forward and backward apart or planes are gathered by phase, and one full gradient.
 #pragma once
 
 #include <array>
@@ -85,10 +85,7 @@ struct Group {
   const char *trace_name = nullptr;   // the timeline's copy; NULL if there is none
 
   const char *name() const { return spec->name.c_str(); }
-  uint32_t slot_index(fsdp_phase phase) const {
-    return slots.size() == 2 && (phase == FSDP_BACKWARD || phase == FSDP_RECOMPUTE) ? 1 : 0;
-  }
-  GatherSlot &slot(fsdp_phase phase) { return slots[slot_index(phase)]; }
+  GatherSlot &slot(fsdp_phase phase) { return slots[plan->slot_of(phase)]; }
 };
 
 }  // namespace fsdp::engine

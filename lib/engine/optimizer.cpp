@@ -11,7 +11,8 @@
 
 namespace fsdp::engine {
 
-Optimizer::Optimizer(Runtime &runtime, bool adamw) : runtime_(runtime), adamw_(adamw), norm_(runtime) {
+Optimizer::Optimizer(Runtime &runtime, bool adamw)
+    : runtime_(runtime), adamw_(adamw), norm_(runtime), quantizer_(runtime) {
   for (const Group &group : runtime.groups)
     for (const memory::ParamSpec &param : group.spec->params) names_.push_back(param.name.c_str());
   for_each_slice(runtime, {PlaneKind::main}, [&](const PlaneSlice &main) {
@@ -27,8 +28,9 @@ device::AdamWSpan Optimizer::span_of(const Shard &shard) const {
   const auto state = [&](uint32_t index) {
     return adamw_ ? reinterpret_cast<float *>(shard.bucket->plane(PlaneKind::state, index).at(shard.slice)) : nullptr;
   };
-  return {main_weight(shard), main_grad(shard),          state(0),         state(1),
-          compute(shard),     shard.bucket->plan->dtype, shard.slice.count};
+  return {main_weight(shard), main_grad(shard), state(0),
+          state(1),           compute(shard),   shard.bucket->plane(PlaneKind::compute).dtype(),
+          shard.slice.count};
 }
 
 namespace {
@@ -89,9 +91,9 @@ float *Optimizer::main_grad(const Shard &shard) const {
   return reinterpret_cast<float *>(shard.bucket->plane(PlaneKind::grad).at(shard.slice));
 }
 
-// NULL where the main weights are the compute weights.
+// NULL where the main weights are the compute weights, and where these are codes, which more than an element makes.
 std::byte *Optimizer::compute(const Shard &shard) const {
-  if (shard.bucket->plane(PlaneKind::main).plan->again) return nullptr;
+  if (shard.bucket->plane(PlaneKind::main).plan->again || shard.bucket->plan->quantization) return nullptr;
   return shard.bucket->plane(PlaneKind::compute).at(shard.slice);
 }
 
@@ -155,6 +157,7 @@ void Optimizer::step_adamw(double lr, const fsdp_adamw_options &options, device:
   runtime_.join_window(caller);
   make_steps(lr, given);
   for (const AdamWBatch &batch : batches_) caller.adamw(batch.step, batch.spans);
+  quantizer_.quantize(caller);
   runtime_.step.stepped(given.step);
 }
 
@@ -167,6 +170,7 @@ void Optimizer::step_adamw_captured(device::Stream &caller) {
          batches_.size());
   const device::AdamW *step = steps();
   for (const AdamWBatch &batch : batches_) caller.adamw_from(step++, batch.spans);
+  quantizer_.quantize(caller);
   runtime_.step.stepped(runtime_.step.adamw_step() + 1);
 }
 
@@ -180,6 +184,7 @@ void Optimizer::cast_weights(device::Stream &stream) {
   for (const AdamWBatch &batch : batches_)
     for (const device::AdamWSpan &span : batch.spans)
       if (span.compute) stream.cast(span.compute, span.compute_dtype, span.weight, FSDP_FLOAT32, span.count);
+  quantizer_.quantize(stream);
 }
 
 }  // namespace fsdp::engine

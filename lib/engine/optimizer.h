@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/quantizer.h"
 #include "engine/shared_norm.h"
 
 namespace fsdp::engine {
@@ -70,7 +71,7 @@ class Optimizer {
   // The same in a graph: lr and corrections are what store_steps has given to the device before the replay.
   void step_adamw_captured(device::Stream &caller);
   void store_steps(double lr, const fsdp_adamw_options &options, device::Stream &caller);
-  // Casts main weights to compute weights where they are not the same.
+  // Makes compute weights of main weights where they are not the same.
   void cast_weights(device::Stream &stream);
 
  private:
@@ -103,6 +104,7 @@ class Optimizer {
   Runtime &runtime_;
   bool adamw_;  // else the optimizer is the caller's
   SharedNorm norm_;
+  Quantizer quantizer_;
   bool measured_ = false;            // a norm, ever
   std::optional<double> last_norm_;  // if the host has it; else norm_ has
   std::vector<Shard> shards_;

@@ -54,6 +54,9 @@ void Outer::add_group(Group &group, const Storage &storage) {
     if (bucket.plan->frozen) continue;
     for (const layout::SubBucket &sub : bucket.plan->layout.sub_buckets)
       if (sub.shard_count) add_sub_bucket(group, bucket, sub);
+    for (const Plane &plane : bucket.planes)
+      if (gathers_ && !bucket.is_whole() && memory::is_published(plane.plan->kind))
+        add_weights(group, plane, bucket.plan->slices);
   }
 }
 
@@ -72,14 +75,16 @@ void Outer::add_sub_bucket(Group &group, const Bucket &bucket, const layout::Sub
       group.outer_slices[turn].push_back({sums.fp32(sums.index_of(sub, slices, inner_)), sub.shard_count, own, false});
     }
   }
-  if (!gathers_) return;
-  if (!whole_state) {
-    const Plane &compute = bucket.plane(PlaneKind::compute);
-    group.outer_weights.push_back(
-        {compute.element(compute.index_of(sub, slices, inner_)), sub.shard_count * dtype_size(compute.dtype())});
-  } else if (mesh_.outer == layout::OuterAxis::shard) {
+  if (gathers_ && whole_state && mesh_.outer == layout::OuterAxis::shard)
     group.outer_grads.push_back({reinterpret_cast<std::byte *>(grouped), sub.shard_count * sizeof(float)});
-  }
+}
+
+// The slots of this inner rank's part, each published by its own outer rank.
+void Outer::add_weights(Group &group, const Plane &plane, uint32_t slices) const {
+  const uint64_t number = dtype_size(plane.dtype());
+  for (const layout::SubBucket &sub : plane.layout->sub_buckets)
+    if (sub.shard_count)
+      group.outer_weights.push_back({plane.element(plane.index_of(sub, slices, inner_)), sub.shard_count * number});
 }
 
 uint32_t Outer::take_turn(const Group &group, device::Stream &reduce_stream) {

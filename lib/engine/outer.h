@@ -74,6 +74,7 @@ class Outer {
 
  private:
   void gather(comm::MessageCommunicator &by, const std::vector<comm::WholeSpan> &spans, Group &group, uint64_t version);
+  void add_weights(Group &group, const Plane &plane, uint32_t slices) const;
   void add_sub_bucket(Group &group, const Bucket &bucket, const layout::SubBucket &sub) const;
 
   const layout::Mesh &mesh_;

@@ -15,7 +15,7 @@ Params::Params(Runtime &runtime) : runtime_(runtime) {
 void Params::check(const Group &group, uint64_t param_index, fsdp_dtype dtype, uint64_t element_count,
                    const char *call) {
   const memory::ParamSpec &param = runtime_.param(group, param_index);
-  if (!dtype_size(dtype)) fail(FSDP_INVALID_ARGUMENT, "{}: {} is not a dtype", call, dtype);
+  if (!is_number(dtype)) fail(FSDP_INVALID_ARGUMENT, "{}: {} is not a dtype", call, dtype);
   if (element_count != param.element_count)
     fail(FSDP_INVALID_ARGUMENT, "{}: parameter '{}' of group '{}' has {} elements, element_count is {}", call,
          param.name, group.name(), param.element_count, element_count);

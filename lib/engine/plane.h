@@ -2,6 +2,7 @@
 // Where the planes of a bucket are in memory.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <memory>
@@ -31,6 +32,7 @@ struct Region {
 // One stored form of elements on this rank.
 struct Plane {
   const memory::PlanePlan *plan = nullptr;
+  const layout::FlatLayout *layout = nullptr;  // of its numbers
   std::byte *data = nullptr;
   const std::byte *view = nullptr;
   comm::Source source;  // of the first element, for collectives; no arena: peers cannot read it
@@ -63,6 +65,13 @@ struct Bucket {
 
   bool has(PlaneKind kind) const { return first[static_cast<size_t>(kind)] != nullptr; }
   const Plane &plane(PlaneKind kind, uint32_t index = 0) const { return first[static_cast<size_t>(kind)][index]; }
+  // What is gathered of a published plane into a buffer of the group.
+  const Plane &gathered(PlaneKind published, uint32_t form, uint32_t slot) const {
+    return *std::ranges::find_if(planes, [&](const Plane &plane) {
+      return plane.plan->kind == memory::gathered_from(published) && plane.plan->index == form &&
+             plane.plan->slot == slot;
+    });
+  }
   const Plane &home() const { return plane(plan->home().kind); }
   // Whole main weights, main grads and states on every rank.
   bool is_whole() const { return plan->home().owned == Extent::whole; }

@@ -35,7 +35,7 @@ void for_each_slice(const Runtime &runtime, std::initializer_list<PlaneKind> kin
         for (const PlaneKind kind : kinds)
           if (plane.plan->kind == kind)
             visit(PlaneSlice{group, p, ordinal, bucket, place.tensor, plane,
-                             memory::slice_of(bucket.plan->layout, place.tensor, plane.plan->owned, mesh, rank)});
+                             memory::slice_of(*plane.layout, place.tensor, plane.plan->owned, mesh, rank)});
     }
 }
 

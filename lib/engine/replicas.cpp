@@ -71,6 +71,7 @@ uint64_t hash_plane(device::Device &device, const std::byte *data, fsdp_dtype dt
 std::string describe(const Runtime &runtime, const memory::PlanePlan &plane) {
   switch (plane.kind) {
     case PlaneKind::main: return "main weights";
+    case PlaneKind::compute_scales: return "scales of compute weights";
     case PlaneKind::state: return "optimizer state '" + runtime.spec.states[plane.index].name + "'";
     default: return "compute weights";
   }
@@ -84,19 +85,19 @@ Holders holders_of(Extent extent) {
 std::vector<Replica> list_replicas(Runtime &runtime) {
   const layout::Mesh &mesh = runtime.spec.mesh;
   std::vector<Replica> replicas;
-  for_each_slice(runtime, {PlaneKind::main, PlaneKind::state, PlaneKind::compute}, [&](const PlaneSlice &own) {
+  const auto list = [&](const PlaneSlice &own) {
     const memory::PlanePlan &plane = *own.plane.plan;
     if (plane.again) return;
     // What ranks of one host map is one memory: each looks at its own part.
     const bool common = runtime.plan.region(plane.region).reach == memory::Reach::common;
     const Extent kept = common ? plane.owned : plane.extent;
     if (!has_peers(mesh, holders_of(kept))) return;
-    const layout::Slice slice =
-        memory::slice_of(own.bucket.plan->layout, own.tensor, kept, mesh, runtime.teams.all->rank());
+    const layout::Slice slice = memory::slice_of(*own.plane.layout, own.tensor, kept, mesh, runtime.teams.all->rank());
     const uint64_t hash =
         slice.count == 0 ? 0 : hash_plane(runtime.context.device(), own.plane.at(slice), plane.dtype, slice.count);
     replicas.push_back({&own.group, own.param_index, describe(runtime, plane), holders_of(kept), hash});
-  });
+  };
+  for_each_slice(runtime, {PlaneKind::main, PlaneKind::state, PlaneKind::compute, PlaneKind::compute_scales}, list);
   return replicas;
 }
 

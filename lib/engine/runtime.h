@@ -137,7 +137,7 @@ class Runtime {
   void add_all_reduce(Group &group, const Bucket &bucket, const layout::SubBucket &sub, float factor);
   void add_whole_grads(Group &group, const Bucket &bucket, const layout::SubBucket &sub);
   void make_refresh(Group &group);
-  uint64_t add_gather(std::vector<comm::GatherSpan> &spans, const Bucket &bucket, const Plane &compute,
+  uint64_t add_gather(std::vector<comm::GatherSpan> &spans, const Bucket &bucket, const Plane &published,
                       const Plane &to) const;
 
   uint32_t model_number_ = 0;  // in the timeline

@@ -66,34 +66,36 @@ void Runtime::make_groups() {
 }
 
 void Runtime::make_slots(Group &group) {
-  const bool two = spec.schedule == FSDP_SCHEDULE_INTERLEAVED;
-  group.slots.resize(two ? 2 : 1);
+  group.slots.resize(group.plan->slots);
   for (uint32_t s = 0; s < group.slots.size(); ++s) {
     GatherSlot &slot = group.slots[s];
-    slot.key = memory::gathered_key(spec.schedule, group.index, s ? FSDP_BACKWARD : FSDP_FORWARD);
+    slot.key = plan.visits.slots * group.index + s;
     slot.ready = context.device().create_event();
     slot.left = context.device().create_event();
     if (!group.plan->copies) continue;
     for (const uint32_t b : group.plan->buckets) {
       const Bucket &bucket = storage->buckets()[b];
-      const uint64_t bytes =
-          add_gather(slot.spans, bucket, bucket.plane(PlaneKind::compute), bucket.plane(PlaneKind::gathered, s));
-      if (s == 0) group.pulled_bytes += bytes * inner().size();
+      for (const Plane &to : bucket.planes) {
+        if (!memory::is_gathered(to.plan->kind) || to.plan->slot != s) continue;
+        const Plane &from = bucket.plane(memory::published_into(to.plan->kind), to.plan->index);
+        const uint64_t bytes = add_gather(slot.spans, bucket, from, to);
+        if (s == 0) group.pulled_bytes += bytes * inner().size();  // the other slot has as many
+      }
     }
   }
 }
 
-// Every inner rank's part of a plane of compute weights, to a full buffer. Returns the bytes of one part.
-uint64_t Runtime::add_gather(std::vector<comm::GatherSpan> &spans, const Bucket &bucket, const Plane &compute,
+// Every inner rank's part of a published plane, to a full buffer. Returns the bytes of one part.
+uint64_t Runtime::add_gather(std::vector<comm::GatherSpan> &spans, const Bucket &bucket, const Plane &published,
                              const Plane &to) const {
-  const uint64_t element = dtype_size(compute.dtype());
+  const uint64_t number = dtype_size(published.dtype());
   uint64_t sum = 0;
-  for (const layout::SubBucket &sub : bucket.plan->layout.sub_buckets) {
-    const uint64_t bytes = sub.shard_count * bucket.plan->slices * element;
+  for (const layout::SubBucket &sub : published.layout->sub_buckets) {
+    const uint64_t bytes = sub.shard_count * bucket.plan->slices * number;
     if (bytes == 0) continue;
-    comm::Source from = compute.source;
-    from.offset += compute.index_of(sub, bucket.plan->slices, 0) * element;
-    if (compute.plan->extent == Extent::whole) from.stride += bytes;
+    comm::Source from = published.source;
+    from.offset += published.index_of(sub, bucket.plan->slices, 0) * number;
+    if (published.plan->extent == Extent::whole) from.stride += bytes;
     spans.push_back({from, to.element(sub.full_offset), bytes});
     sum += bytes;
   }
@@ -175,8 +177,9 @@ void Runtime::make_refresh(Group &group) {
     return;
   for (const uint32_t b : group.plan->buckets) {
     const Bucket &bucket = storage->buckets()[b];
-    const Plane &compute = bucket.plane(PlaneKind::compute);
-    group.pulled_bytes += add_gather(group.refresh_spans, bucket, compute, compute) * (inner().size() - 1);
+    for (const Plane &plane : bucket.planes)
+      if (memory::is_published(plane.plan->kind))
+        group.pulled_bytes += add_gather(group.refresh_spans, bucket, plane, plane) * (inner().size() - 1);
   }
 }
 

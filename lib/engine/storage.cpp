@@ -125,15 +125,15 @@ void Storage::allocate_parts(RegionId id, uint64_t bytes_behind) {
 // Each rank writes its slices of every sub-bucket.
 std::vector<comm::Range> Storage::own_ranges(RegionId id) const {
   std::vector<comm::Range> own;
-  for (const memory::BucketPlan &bucket : plan_.buckets) {
-    const memory::PlanePlan &plane = bucket.plane(PlaneKind::compute);
-    if (plane.region != id) continue;
-    const uint64_t element = dtype_size(plane.dtype);
-    for (const layout::SubBucket &sub : bucket.layout.sub_buckets) {
-      const uint64_t count = sub.shard_count * bucket.slices;
-      if (count) own.push_back({plane.offset + (sub.full_offset + team_.rank() * count) * element, count * element});
+  for (const memory::BucketPlan &bucket : plan_.buckets)
+    for (const memory::PlanePlan &plane : bucket.planes) {
+      if (!memory::is_published(plane.kind) || plane.region != id) continue;
+      const uint64_t number = dtype_size(plane.dtype);
+      for (const layout::SubBucket &sub : bucket.layout_of(plane).sub_buckets) {
+        const uint64_t count = sub.shard_count * bucket.slices;
+        if (count) own.push_back({plane.offset + (sub.full_offset + team_.rank() * count) * number, count * number});
+      }
     }
-  }
   return own;
 }
 
@@ -188,6 +188,7 @@ void Storage::place(const memory::BucketPlan &plan, Bucket &bucket) const {
   for (const memory::PlanePlan &row : plan.planes) {
     const Region &home = region(row.region);
     Plane plane{&row,
+                &plan.layout_of(row),
                 home.data + row.offset,
                 home.view + row.offset,
                 {home.arena.get(), home.arena_offset + row.offset, home.stride}};

@@ -185,7 +185,7 @@ void UpdateWindow::check_grads(const Strided<fsdp_grad> &grads, const char *call
       if (grad.element_count != param.element_count)
         fail(FSDP_INVALID_ARGUMENT, "{}: grads[{}] is parameter '{}' with {} elements, element_count is {}", call,
              index, param.name, param.element_count, grad.element_count);
-      if (!dtype_size(grad.dtype))
+      if (!is_number(grad.dtype))
         fail(FSDP_INVALID_ARGUMENT, "{}: grads[{}].dtype: {} is not a dtype", call, index, grad.dtype);
     }
   if (grads.size() != expected)

@@ -19,9 +19,11 @@ std::string describe_param(const memory::GroupSpec &group, const memory::ParamSp
   const std::string box = param.is_box() ? format_text(" from [{}] on of [{}]", fmt::join(param.global_offset, ", "),
                                                        fmt::join(param.global_shape, ", "))
                                          : "";
-  return format_text("parameter '{}' of group '{}': shape [{}]{}, dtype {}, flags {:#x}, granule {} x {}, lr_scale {}",
-                     param.name, group.name, fmt::join(param.shape, ", "), box, dtype_name(param.dtype), param.flags,
-                     param.granule, param.granule_rows, param.lr_scale);
+  return format_text(
+      "parameter '{}' of group '{}': shape [{}]{}, dtype {}, flags {:#x}, granule {} x {}, lr_scale {}{}", param.name,
+      group.name, fmt::join(param.shape, ", "), box, dtype_name(param.dtype), param.flags, param.granule,
+      param.granule_rows, param.lr_scale,
+      param.quantized() ? format_text(", quantization {}", quantization_name(param.quantization)) : "");
 }
 
 void describe_group(std::vector<std::string> &lines, const memory::GroupSpec &group) {
@@ -40,10 +42,12 @@ std::vector<std::string> describe_declaration(const memory::ModelSpec &spec, con
   lines.push_back(
       format_text("policy: debug {}, unshard mode {}, grad op {}, grad factor {}, prefetches {}, prefetch depth {}, "
                   "prefetch bytes {}, "
-                  "max pending groups {}, force communication {}, GPUs {}, device transport {}, save staging bytes {}",
+                  "max pending groups {}, force communication {}, GPUs {}, device transport {}, save staging bytes {}, "
+                  "scale rounding {}, quantize from {}, scale rule {}, plane policy {}",
                   spec.debug, spec.unshard_mode, spec.grad_op, spec.grad_factor, spec.prefetches, spec.prefetch_depth,
                   spec.prefetch_bytes, spec.max_pending_groups, spec.force_communication, !spec.host_memory,
-                  spec.device_transport, spec.save_staging_bytes));
+                  spec.device_transport, spec.save_staging_bytes, spec.scale_rounding, dtype_name(spec.quantize_from),
+                  spec.scale_rule, spec.plane_policy));
   lines.push_back(format_text("schedule: kind {}, {} visits", spec.schedule, spec.visits.size()));
   for (const auto &visit : spec.visits)
     lines.push_back(format_text("visit: group {}, phase {}", visit.group_index, visit.phase));

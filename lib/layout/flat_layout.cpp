@@ -8,6 +8,7 @@
 
 #include "base/checked.h"
 #include "layout/bucket_packer.h"
+#include "layout/scale_layout.h"
 
 namespace fsdp::layout {
 namespace {
@@ -19,7 +20,7 @@ uint64_t granule_rows(const TensorSpec &spec, uint64_t rows, uint64_t index) {
     case FSDP_GRANULE_TENSOR: return rows;
     case FSDP_GRANULE_BLOCK:
       if (spec.granule_rows == 0) fail(FSDP_INVALID_ARGUMENT, "tensor {}: a granule of 0 rows", index);
-      return std::min(spec.granule_rows, rows);
+      return spec.scaled() ? spec.granule_rows : std::min(spec.granule_rows, rows);
     default: fail(FSDP_INVALID_ARGUMENT, "tensor {}: unknown granule {}", index, spec.granule);
   }
 }
@@ -32,7 +33,7 @@ Placement measure(const TensorSpec &spec, uint64_t index) {
     if (d > 0) row = checked_multiply(row, spec.shape[d], "elements of a row");
   }
   const uint64_t count = checked_multiply(rows, row, "elements of a tensor");
-  return {0, 0, count, row, granule_rows(spec, rows, index) * row};
+  return {0, 0, count, row, checked_multiply(granule_rows(spec, rows, index), row, "elements of a granule")};
 }
 
 std::vector<Item> items_of(std::span<const Placement> tensors) {
@@ -99,7 +100,9 @@ FlatLayout build_flat_layout(std::span<const TensorSpec> tensors, uint32_t ranks
     layout.tensors.push_back(measure(tensors[i], i));
     layout.used_count = checked_add(layout.used_count, layout.tensors.back().count, "elements of all tensors");
   }
-  assemble(layout, pack_buckets(items_of(layout.tensors), ranks));
+  const bool scaled = !tensors.empty() && tensors.front().scaled();
+  assemble(layout,
+           scaled ? pack_granules(layout.tensors, tensors, ranks) : pack_buckets(items_of(layout.tensors), ranks));
   layout.hash = hash_of(layout, tensors);
   return layout;
 }

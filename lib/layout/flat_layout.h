@@ -6,7 +6,8 @@
 //   shard         the rank's slices of the sub-buckets one after the other
 //
 // Promises: tensors are contiguous, disjoint and in bounds; every tensor starts at a multiple of `alignment` in the
-// full buffer; a rank boundary k * shard_count_b never cuts a granule of a tensor.
+// full buffer; a rank boundary k * shard_count_b never cuts a granule of a tensor. Quantized tensors start at granules
+// of their sub-bucket, which has no others.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +25,11 @@ struct TensorSpec {
   std::vector<uint64_t> shape;  // C order; empty: a scalar
   fsdp_granule granule = FSDP_GRANULE_ROW;
   uint64_t granule_rows = 0;  // counts only with FSDP_GRANULE_BLOCK
+  // Of a quantized tensor, else 0: how many scales a whole granule has, and the tensor. It may be less than a granule.
+  // All tensors of a layout are quantized, or none is.
+  uint64_t granule_scales = 0, scale_count = 0;
+
+  bool scaled() const { return granule_scales != 0; }
 };
 
 struct SubBucket {
@@ -68,7 +74,9 @@ struct FlatLayout {
 // Throws INVALID_ARGUMENT on sizes that overflow, a dimension of 0 or a granule that makes no sense.
 FlatLayout build_flat_layout(std::span<const TensorSpec> tensors, uint32_t ranks);
 
-// Checks every promise above; returns an empty string or what is broken. For tests and debug mode.
+// Checks every promise above, and of the scales of `layout` that ranks have those of the elements they have; returns an
+// empty string or what is broken. For tests and debug mode.
 std::string validate(const FlatLayout &layout, std::span<const TensorSpec> tensors);
+std::string validate_scales(const FlatLayout &layout, const FlatLayout &scales, std::span<const TensorSpec> tensors);
 
 }  // namespace fsdp::layout

@@ -7,7 +7,9 @@
 
 #include "base/checked.h"
 #include "base/dtype.h"
+#include "layout/scale_layout.h"
 #include "memory/place_planes.h"
+#include "memory/quantization.h"
 
 namespace fsdp::memory {
 namespace {
@@ -29,23 +31,26 @@ BucketPlan make_bucket(const ModelSpec &spec, uint32_t group_index, std::vector<
   bucket.planes.reserve(most_planes);
   bucket.group = group_index;
   bucket.dtype = first.dtype;
+  bucket.quantization = first.quantization;
   bucket.frozen = first.frozen();
   bucket.grad_dtype = group.grad_dtype ? group.grad_dtype : first.dtype;
   bucket.wire_dtype = group.reduce_dtype ? group.reduce_dtype : bucket.grad_dtype;
   std::vector<layout::TensorSpec> tensors;
-  for (const uint32_t index : params) tensors.push_back(group.params[index].tensor());
+  for (const uint32_t index : params) tensors.push_back(tensor_of(group.params[index]));
   bucket.layout = layout::build_flat_layout(tensors, spec.mesh.slots());
+  if (bucket.quantization) bucket.scale_layout = layout::build_scale_layout(bucket.layout, tensors);
   bucket.slices = spec.mesh.slices();
   bucket.params = std::move(params);
   return bucket;
 }
 
-// One bucket for each (dtype, trainability) of the group, in order of first appearance.
+// One bucket for each (dtype, trainability, quantization) of the group, in order of first appearance.
 void split_group(const ModelSpec &spec, uint32_t group_index, ModelPlan &plan) {
   const GroupSpec &group = spec.groups[group_index];
-  std::vector<std::pair<std::pair<fsdp_dtype, bool>, std::vector<uint32_t>>> kinds;
+  using Kind = std::tuple<fsdp_dtype, bool, fsdp_quantization>;
+  std::vector<std::pair<Kind, std::vector<uint32_t>>> kinds;
   for (uint32_t i = 0; i < group.params.size(); ++i) {
-    const std::pair kind{group.params[i].dtype, group.params[i].frozen()};
+    const Kind kind{group.params[i].dtype, group.params[i].frozen(), group.params[i].quantization};
     auto found = std::find_if(kinds.begin(), kinds.end(), [&](const auto &entry) { return entry.first == kind; });
     if (found == kinds.end()) found = kinds.insert(kinds.end(), {kind, {}});
     found->second.push_back(i);
@@ -58,6 +63,9 @@ void split_group(const ModelSpec &spec, uint32_t group_index, ModelPlan &plan) {
 
 void plan_group(const ModelSpec &spec, ModelPlan &plan, uint32_t group) {
   check_params(spec.groups[group]);
+  const auto &params = spec.groups[group].params;
+  if (std::ranges::any_of(params, &ParamSpec::quantized))
+    for (const ParamSpec &param : params) plan.groups[group].scale_shapes.push_back(scale_shapes(param));
   split_group(spec, group, plan);
   place_compute(spec, plan, group);
   place_grads(spec, plan, group);
@@ -91,6 +99,10 @@ const PlanePlan *BucketPlan::find(PlaneKind kind, uint32_t index) const {
   return found == planes.end() ? nullptr : &*found;
 }
 
+uint64_t BucketPlan::bytes(const PlanePlan &plane, const char *what) const {
+  return checked_multiply(count(plane), dtype_size(plane.dtype), what);
+}
+
 std::array<uint64_t, 8> ModelPlan::role_bytes(uint32_t rank, uint32_t ranks) const {
   std::array<uint64_t, 8> bytes{};
   for (const RegionPlan &region : regions) {
@@ -114,11 +126,19 @@ std::vector<std::string> find_violations(const ModelSpec &spec) {
           format_text("group '{}' is RESIDENT, but FSDP_SCHEDULE_INTERLEAVED keeps forward and backward weights "
                       "apart; drop the flag or choose another schedule",
                       group.name));
+    if (spec.plane_policy == FSDP_PLANES_BY_PHASE_AND_RECOMPUTE && spec.schedule == FSDP_SCHEDULE_INTERLEAVED &&
+        has_forms(group))
+      violations.push_back(format_text(
+          "group '{}' has planes by phase, but FSDP_SCHEDULE_INTERLEAVED has no buffer for what a RECOMPUTE "
+          "in a BACKWARD visit reads; take FSDP_PLANES_BY_PHASE, FSDP_PLANES_BOTH or another schedule",
+          group.name));
     if (group.root && spec.schedule != FSDP_SCHEDULE_SEQUENTIAL)
       violations.push_back(
           format_text("group '{}' is ROOT, but only FSDP_SCHEDULE_SEQUENTIAL visits such a group first and last; drop "
                       "the flag, or name its visits with FSDP_SCHEDULE_VISITS",
                       group.name));
+    for (const ParamSpec &param : group.params)
+      if (auto misfit = find_misfit(param, group.name)) violations.push_back(std::move(*misfit));
     ScheduledGroup scheduled;
     scheduled.trainable = group.trainable();
     schedule.groups.push_back(scheduled);
@@ -142,7 +162,8 @@ ModelPlan plan_model(const ModelSpec &spec) {
   count_elements(plan);
   size_scratch(spec, plan);
   for (BucketPlan &bucket : plan.buckets)
-    std::ranges::sort(bucket.planes, {}, [](const PlanePlan &plane) { return std::tuple(plane.kind, plane.index); });
+    std::ranges::sort(bucket.planes, {},
+                      [](const PlanePlan &plane) { return std::tuple(plane.kind, plane.slot, plane.index); });
   plan.role_bytes(0, spec.mesh.inner_size);  // the largest sums: whoever asks for them later gets no error
   return plan;
 }

@@ -3,11 +3,12 @@
 // allocates, no more and no less.
 //
 //   group    parameters that are gathered and reduced together, in buckets
-//   bucket   those of one dtype and trainability, with a flat layout
+//   bucket   those of one dtype, trainability and quantization, with a flat layout
 //   plane    one stored form of a bucket's elements: a row (plane.h)
 //   region   the memory that planes lie in: a row too
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -23,7 +24,8 @@ namespace fsdp::memory {
 
 struct BucketPlan {
   uint32_t group = 0;
-  fsdp_dtype dtype = FSDP_FLOAT32;       // of the compute weights
+  fsdp_dtype dtype = FSDP_FLOAT32;       // of the parameters
+  fsdp_quantization quantization = 0;    // what their compute weights are; 0: numbers of that dtype
   fsdp_dtype grad_dtype = FSDP_FLOAT32;  // of full gradients
   fsdp_dtype wire_dtype = FSDP_FLOAT32;  // what each addend is rounded to
   bool frozen = false;
@@ -32,16 +34,28 @@ struct BucketPlan {
   uint32_t slices = 1;
   std::vector<uint32_t> params;  // indices in the group, in the layout's order
   layout::FlatLayout layout;
-  std::vector<PlanePlan> planes;  // by kind, then index
+  layout::FlatLayout scale_layout;  // of quantized parameters, else empty
+  std::vector<PlanePlan> planes;    // by kind, then index
 
   // NULL: it has none.
   const PlanePlan *find(PlaneKind kind, uint32_t index = 0) const;
   const PlanePlan &plane(PlaneKind kind, uint32_t index = 0) const { return *find(kind, index); }
   // Where the elements that this rank answers for are kept: loads write there.
   const PlanePlan &home() const { return plane(frozen ? PlaneKind::compute : PlaneKind::main); }
-  uint64_t count(Extent extent) const {
-    return extent == Extent::whole ? layout.full_count : layout.shard_count * (extent == Extent::group ? slices : 1);
+  // Ways in which its compute weights are stored.
+  uint32_t forms() const {
+    return static_cast<uint32_t>(std::ranges::count(planes, PlaneKind::compute, &PlanePlan::kind));
   }
+  const layout::FlatLayout &layout_of(const PlanePlan &plane) const {
+    return is_scales(plane.kind) ? scale_layout : layout;
+  }
+  // Numbers that a plane has.
+  uint64_t count(const PlanePlan &plane) const {
+    const layout::FlatLayout &numbers = layout_of(plane);
+    return plane.extent == Extent::whole ? numbers.full_count
+                                         : numbers.shard_count * (plane.extent == Extent::group ? slices : 1);
+  }
+  uint64_t bytes(const PlanePlan &plane, const char *what) const;
 };
 
 // A group's bytes in a region, where all of its buckets lie together.
@@ -52,14 +66,19 @@ struct GroupBytes {
 };
 
 struct GroupPlan {
-  bool gathers = false;  // unshard must gather (ZeRO-3 that communicates)
-  bool copies = false;   // ... by copying into a pool buffer
+  bool gathers = false;   // unshard must gather (ZeRO-3 that communicates)
+  bool copies = false;    // ... by copying into a pool buffer
+  bool by_phase = false;  // BACKWARD gathers other planes than the other phases
+  uint32_t slots = 1;     // buffers, or holds, that it has
   bool trainable = false;
   bool persistent_grad = false;  // the full gradient buffer is its own for ever
   std::vector<uint32_t> buckets;
   GroupBytes compute;  // whole pages where debug mode takes them away
   GroupBytes full_grad;
-  uint64_t gathered_bytes = 0;  // of a copy of the full weights
+  uint64_t gathered_bytes = 0;                                   // of a copy of the full weights
+  std::vector<std::vector<std::vector<uint64_t>>> scale_shapes;  // by parameter and form; empty: no scales
+
+  uint32_t slot_of(fsdp_phase phase) const { return gather_slot(slots, by_phase, phase); }
 };
 
 struct ModelPlan {

@@ -6,14 +6,16 @@
 #include "base/dtype.h"
 #include "base/error.h"
 #include "memory/model_plan.h"
+#include "memory/quantization.h"
 
 namespace fsdp::memory {
 namespace {
 
 std::string check_bucket(const BucketPlan &bucket, const GroupSpec &group) {
   std::vector<layout::TensorSpec> tensors;
-  for (const uint32_t index : bucket.params) tensors.push_back(group.params[index].tensor());
-  const std::string broken = validate(bucket.layout, tensors);
+  for (const uint32_t index : bucket.params) tensors.push_back(tensor_of(group.params[index]));
+  std::string broken = validate(bucket.layout, tensors);
+  if (broken.empty() && bucket.quantization) broken = validate_scales(bucket.layout, bucket.scale_layout, tensors);
   return broken.empty() ? broken : format_text("a bucket of group '{}': {}", group.name, broken);
 }
 
@@ -39,7 +41,7 @@ std::string check_planes(const ModelPlan &plan, const ModelSpec &spec) {
   for (const BucketPlan &bucket : plan.buckets)
     for (const PlanePlan &plane : bucket.planes) {
       const RegionPlan &region = plan.region(plane.region);
-      const uint64_t bytes = bucket.count(plane.extent) * dtype_size(plane.dtype);
+      const uint64_t bytes = bucket.count(plane) * dtype_size(plane.dtype);
       if (plane.offset > region.bytes || bytes > region.bytes - plane.offset)
         return format_text("a plane of group '{}' ends at byte {} of {}, which have {}", spec.groups[bucket.group].name,
                            plane.offset + bytes, region.what, region.bytes);

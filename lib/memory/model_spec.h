@@ -23,11 +23,12 @@ struct ParamSpec {
   fsdp_granule granule = FSDP_GRANULE_ROW;
   uint64_t granule_rows = 0;
   double lr_scale = 1.0;
+  fsdp_quantization quantization = 0;  // 0: none
   void *user_data = nullptr;
 
   bool is_box() const { return !global_shape.empty(); }
   bool frozen() const { return flags & FSDP_PARAM_FROZEN; }
-  layout::TensorSpec tensor() const { return {shape, granule, granule_rows}; }
+  bool quantized() const { return quantization != 0; }
 };
 
 struct GroupSpec {
@@ -65,6 +66,11 @@ struct ModelSpec {
   uint64_t prefetch_bytes = 0;
   uint32_t max_pending_groups = 2;
   fsdp_schedule_kind schedule = FSDP_SCHEDULE_SEQUENTIAL;
+  // Of quantized parameters: how scales are rounded, and what numbers are rounded to first.
+  fsdp_scale_rounding scale_rounding = FSDP_SCALE_EXACT;
+  fsdp_dtype quantize_from = FSDP_FLOAT32;
+  fsdp_scale_rule scale_rule = FSDP_SCALE_ROUND_UP;
+  fsdp_plane_policy plane_policy = FSDP_PLANES_BY_PHASE;
   uint64_t save_staging_bytes = 0;  // for saves; 0: each allocates its own
   uint64_t message_bytes = 0;       // a rank's memory for messages over the outer axis
   bool host_memory = true;          // compute weights and gradients lie where the ranks of a host can read each other's

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/checked.h"
-#include "base/dtype.h"
+#include "memory/quantization.h"
 
 namespace fsdp::memory {
 namespace {
@@ -23,10 +23,6 @@ uint64_t take(uint64_t &end, uint64_t bytes, const char *what, uint64_t alignmen
 
 uint64_t take(RegionPlan &region, uint64_t bytes, uint64_t alignment = buffer_alignment) {
   return take(region.bytes, bytes, region.what, alignment);
-}
-
-uint64_t bytes_of(uint64_t count, fsdp_dtype dtype, const char *what) {
-  return checked_multiply(count, dtype_size(dtype), what);
 }
 
 bool is_whole(const ModelSpec &spec, const BucketPlan &bucket) {
@@ -67,14 +63,14 @@ uint64_t add_full_grads(const ModelSpec &spec, ModelPlan &plan, const GroupPlan 
   for (const uint32_t b : group.buckets) {
     BucketPlan &bucket = plan.buckets[b];
     if (bucket.frozen) continue;
-    const uint64_t offset =
-        take(size, bytes_of(bucket.count(Extent::whole), bucket.grad_dtype, full_grads), full_grads);
-    bucket.planes.push_back({.kind = PlaneKind::full_grad, .dtype = bucket.grad_dtype, .offset = offset});
+    PlanePlan grad{.kind = PlaneKind::full_grad, .dtype = bucket.grad_dtype};
+    grad.offset = take(size, bucket.bytes(grad, full_grads), full_grads);
+    bucket.planes.push_back(grad);
     if (keeps_sums_in_place(spec, bucket))
       bucket.planes.push_back({.kind = PlaneKind::grad,
                                .owned = is_whole(spec, bucket) ? Extent::whole : Extent::shard,
                                .again = true,
-                               .offset = offset});
+                               .offset = grad.offset});
   }
   return size;
 }
@@ -89,7 +85,7 @@ void add_main_grads(const ModelSpec &spec, ModelPlan &plan, const GroupPlan &gro
       grad.extent = grad.owned = Extent::whole, grad.region = RegionId::kept_grads;
     else if (spec.mesh.outer == layout::OuterAxis::optim)
       grad.extent = Extent::group;
-    grad.offset = take(plan.region(grad.region), bytes_of(bucket.count(grad.extent), FSDP_FLOAT32, "main grads"));
+    grad.offset = take(plan.region(grad.region), bucket.bytes(grad, "main grads"));
     bucket.planes.push_back(grad);
   }
 }
@@ -102,14 +98,10 @@ void add_partial_sums(const ModelSpec &spec, ModelPlan &plan, const GroupPlan &g
   for (const uint32_t b : group.buckets) {
     BucketPlan &bucket = plan.buckets[b];
     if (bucket.frozen || keeps_sums_in_place(spec, bucket)) continue;
-    const uint64_t offset = take(size, bytes_of(bucket.count(Extent::group), FSDP_FLOAT32, region.what), region.what);
-    for (uint32_t turn = 0; turn < partial_turns; ++turn)
-      bucket.planes.push_back({.kind = PlaneKind::partial,
-                               .index = turn,
-                               .extent = Extent::group,
-                               .owned = Extent::group,
-                               .region = RegionId::partial,
-                               .offset = offset});
+    PlanePlan sums{
+        .kind = PlaneKind::partial, .extent = Extent::group, .owned = Extent::group, .region = RegionId::partial};
+    sums.offset = take(size, bucket.bytes(sums, region.what), region.what);
+    for (; sums.index < partial_turns; ++sums.index) bucket.planes.push_back(sums);
   }
   region.bytes = std::max(region.bytes,
                           checked_multiply(partial_turns, round_up(size, buffer_alignment, region.what), region.what));
@@ -131,6 +123,7 @@ ScheduleSpec schedule_of(const ModelSpec &spec, const ModelPlan &plan) {
   schedule.prefetch_bytes = spec.prefetch_bytes;
   schedule.max_pending_groups = spec.pending_groups();
   schedule.apart = spec.debug;
+  schedule.recompute = spec.plane_policy == FSDP_PLANES_BY_PHASE_AND_RECOMPUTE;
   for (size_t g = 0; g < plan.groups.size(); ++g) {
     const GroupPlan &group = plan.groups[g];
     ScheduledGroup scheduled;
@@ -139,30 +132,39 @@ ScheduleSpec schedule_of(const ModelSpec &spec, const ModelPlan &plan) {
     scheduled.grad_bytes = group.trainable && !group.persistent_grad ? group.full_grad.bytes : 0;
     scheduled.resident = spec.groups[g].resident && !spec.debug;
     scheduled.root = spec.groups[g].root;
+    scheduled.by_phase = group.by_phase;
     scheduled.trainable = group.trainable;
     schedule.groups.push_back(scheduled);
   }
   return schedule;
 }
 
-// A row for each gather slot: until here the group's only row has its place in the group's buffer.
-void place_gathered(const ModelSpec &spec, ModelPlan &plan) {
-  const uint32_t slots = spec.schedule == FSDP_SCHEDULE_INTERLEAVED ? 2 : 1;
-  for (BucketPlan &bucket : plan.buckets) {
-    if (!plan.groups[bucket.group].copies) continue;
-    uint64_t offset = 0;
-    std::erase_if(bucket.planes, [&](const PlanePlan &plane) {
-      if (plane.kind == PlaneKind::gathered) offset = plane.offset;
-      return plane.kind == PlaneKind::gathered;
-    });
-    for (uint32_t slot = 0; slot < slots; ++slot) {
-      const uint32_t key = gathered_key(spec.schedule, bucket.group, slot ? FSDP_BACKWARD : FSDP_FORWARD);
-      bucket.planes.push_back({.kind = PlaneKind::gathered,
-                               .index = slot,
-                               .dtype = bucket.dtype,
-                               .region = RegionId::gathered,
-                               .offset = plan.gather_pool.offsets[key] + offset});
+// Until here they have their places in the group's buffers.
+void place_gathered(ModelPlan &plan) {
+  for (BucketPlan &bucket : plan.buckets)
+    for (PlanePlan &plane : bucket.planes)
+      if (is_gathered(plane.kind))
+        plane.offset += plan.gather_pool.offsets[plan.visits.slots * bucket.group + plane.slot];
+}
+
+// Rows for each buffer of the group. Those by phase have one form each of what is quantized in two.
+void add_gathered(ModelPlan &plan, GroupPlan &group) {
+  for (uint32_t slot = 0; slot < group.slots; ++slot) {
+    uint64_t end = 0;
+    for (const uint32_t b : group.buckets) {
+      BucketPlan &bucket = plan.buckets[b];
+      const bool by_phase = group.by_phase && bucket.forms() == 2;
+      for (size_t i = 0, count = bucket.planes.size(); i < count; ++i) {
+        const PlanePlan published = bucket.planes[i];
+        if (!is_published(published.kind) || (by_phase && published.index != slot)) continue;
+        PlanePlan gathered{.kind = gathered_from(published.kind), .index = published.index, .slot = slot};
+        gathered.dtype = published.dtype;
+        gathered.region = RegionId::gathered;
+        gathered.offset = take(end, bucket.bytes(gathered, "full weights"), "full weights");
+        if (group.copies) bucket.planes.push_back(gathered);
+      }
     }
+    group.gathered_bytes = std::max(group.gathered_bytes, end);
   }
 }
 
@@ -218,27 +220,29 @@ void place_compute(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
   uint64_t home = 0, own = 0;
   for (const uint32_t b : group.buckets) {
     BucketPlan &bucket = plan.buckets[b];
-    PlanePlan compute{.dtype = bucket.dtype, .region = group.compute.region};
-    compute.extent = sharded ? Extent::group : Extent::whole;
-    compute.owned = is_whole(spec, bucket) ? Extent::whole : Extent::group;
-    compute.offset = take(home, bytes_of(bucket.count(compute.extent), bucket.dtype, region.what), region.what);
-    own = checked_add(own, bytes_of(bucket.count(Extent::group), bucket.dtype, region.what), region.what);
-    bucket.planes.push_back(compute);
-    const uint64_t gathered =
-        take(group.gathered_bytes, bytes_of(bucket.count(Extent::whole), bucket.dtype, "full weights"), "full weights");
-    if (group.copies)
-      bucket.planes.push_back(
-          {.kind = PlaneKind::gathered, .dtype = bucket.dtype, .region = RegionId::gathered, .offset = gathered});
+    for (PlanePlan plane : published_planes(bucket.dtype, bucket.quantization)) {
+      plane.region = group.compute.region;
+      plane.extent = sharded ? Extent::group : Extent::whole;
+      plane.owned = is_whole(spec, bucket) ? Extent::whole : Extent::group;
+      plane.offset = take(home, bucket.bytes(plane, region.what), region.what);
+      bucket.planes.push_back(plane);
+      PlanePlan part = plane;
+      part.extent = Extent::group;
+      own = checked_add(own, bucket.bytes(part, region.what), region.what);
+    }
   }
   // A common group starts on a page, so that debug mode can take its pages away alone; there a whole one does too.
   const bool paged = region.reach == Reach::common || (spec.debug && group.compute.region == RegionId::whole_compute);
   group.compute.bytes = paged ? round_up(home, page_bytes, region.what) : home;
   group.compute.offset = take(region, group.compute.bytes, paged ? page_bytes : buffer_alignment);
   if (region.reach == Reach::common) region.own_bytes = checked_add(region.own_bytes, own, region.what);
-  for (const uint32_t b : group.buckets) {
-    PlanePlan &compute = plan.buckets[b].planes.front();
-    compute.offset = checked_add(compute.offset, group.compute.offset, region.what);
-  }
+  for (const uint32_t b : group.buckets)
+    for (PlanePlan &plane : plan.buckets[b].planes)
+      if (is_published(plane.kind)) plane.offset = checked_add(plane.offset, group.compute.offset, region.what);
+  group.by_phase =
+      group.gathers && !spec.groups[g].resident && spec.plane_policy != FSDP_PLANES_BOTH && has_forms(spec.groups[g]);
+  group.slots = gather_slots(spec.schedule, group.by_phase);
+  add_gathered(plan, group);
 }
 
 void place_grads(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
@@ -264,10 +268,9 @@ void place_rounded(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
   for (const uint32_t b : plan.groups[g].buckets) {
     BucketPlan &bucket = plan.buckets[b];
     if (bucket.frozen || bucket.wire_dtype == bucket.grad_dtype) continue;
-    const uint64_t offset =
-        take(size, bytes_of(bucket.count(Extent::whole), bucket.wire_dtype, region.what), region.what);
-    bucket.planes.push_back(
-        {.kind = PlaneKind::rounded, .dtype = bucket.wire_dtype, .region = RegionId::rounded, .offset = offset});
+    PlanePlan rounded{.kind = PlaneKind::rounded, .dtype = bucket.wire_dtype, .region = RegionId::rounded};
+    rounded.offset = take(size, bucket.bytes(rounded, region.what), region.what);
+    bucket.planes.push_back(rounded);
   }
   region.bytes = std::max(region.bytes, round_up(size, buffer_alignment, region.what));
 }
@@ -277,19 +280,18 @@ void place_optimizer_planes(const ModelSpec &spec, ModelPlan &plan, BucketPlan &
   if (bucket.frozen) return;
   const Extent extent = is_whole(spec, bucket) ? Extent::whole : Extent::shard;
   PlanePlan main{.kind = PlaneKind::main, .extent = extent, .owned = extent, .region = RegionId::main};
-  if (bucket.dtype == FSDP_FLOAT32) {
+  if (bucket.plane(PlaneKind::compute).dtype == FSDP_FLOAT32) {
     main = bucket.plane(PlaneKind::compute);
     main.kind = PlaneKind::main, main.owned = extent, main.again = true;
   } else {
-    main.offset = take(plan.region(RegionId::main), bytes_of(bucket.count(extent), FSDP_FLOAT32, "main weights"));
+    main.offset = take(plan.region(RegionId::main), bucket.bytes(main, "main weights"));
   }
   bucket.planes.push_back(main);
   for (uint32_t s = 0; s < spec.states.size(); ++s) {
     PlanePlan state{
         .kind = PlaneKind::state, .index = s, .dtype = spec.states[s].dtype, .extent = extent, .owned = extent};
     state.region = RegionId::optimizer;
-    state.offset =
-        take(plan.region(RegionId::optimizer), bytes_of(bucket.count(extent), state.dtype, "optimizer state"));
+    state.offset = take(plan.region(RegionId::optimizer), bucket.bytes(state, "optimizer state"));
     bucket.planes.push_back(state);
   }
 }
@@ -302,7 +304,7 @@ void place_pools(const ModelSpec &spec, ModelPlan &plan) {
             [&] { plan.gather_pool = plan_pool(plan.visits.gathered, buffer_alignment); });
   plan_part("the pool of full gradients", [&] { plan.grad_pool = plan_pool(plan.visits.grads, grad_alignment(spec)); });
   plan.region(RegionId::gathered).bytes = plan.gather_pool.size_bytes;
-  place_gathered(spec, plan);
+  place_gathered(plan);
   const uint64_t kept = plan.region(RegionId::kept_grads).bytes;
   uint64_t part = kept;
   const uint64_t pool = take(part, plan.grad_pool.size_bytes, full_grads, grad_alignment(spec)) - kept;

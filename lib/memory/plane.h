@@ -14,8 +14,10 @@
 namespace fsdp::memory {
 
 enum class PlaneKind : uint8_t {
-  compute,    // what the caller computes with, where this rank writes it; readers may see it there too
-  gathered,   // a copy of the whole compute weights, in the pool; index: the gather slot
+  compute,  // what the caller computes with, where this rank writes it; readers may see it there too; index: form
+  compute_scales,  // ... where that is codes: their scales, which lie as they do (layout/scale_layout.h)
+  gathered,        // a copy of the whole compute weights, in the pool, of the same index
+  gathered_scales,
   main,       // fp32 weights that the optimizer works on
   state,      // of the optimizer; index: in the order declared
   grad,       // main grads
@@ -23,7 +25,20 @@ enum class PlaneKind : uint8_t {
   partial,    // inner sums that the outer axis has yet to add; index: the turn
   rounded     // full gradients in their reduce dtype
 };
-inline constexpr size_t plane_kinds = 8;
+inline constexpr size_t plane_kinds = 10;
+
+// What is published, and gathered into the kind behind.
+constexpr bool is_published(PlaneKind kind) { return kind == PlaneKind::compute || kind == PlaneKind::compute_scales; }
+constexpr bool is_gathered(PlaneKind kind) { return kind == PlaneKind::gathered || kind == PlaneKind::gathered_scales; }
+constexpr bool is_scales(PlaneKind kind) {
+  return kind == PlaneKind::compute_scales || kind == PlaneKind::gathered_scales;
+}
+constexpr PlaneKind published_into(PlaneKind gathered) {
+  return gathered == PlaneKind::gathered ? PlaneKind::compute : PlaneKind::compute_scales;
+}
+constexpr PlaneKind gathered_from(PlaneKind published) {
+  return published == PlaneKind::compute ? PlaneKind::gathered : PlaneKind::gathered_scales;
+}
 
 // Which elements: those of this rank's slot, of all slots of its inner rank, or of the full buffer.
 enum class Extent : uint8_t { shard, group, whole };
@@ -78,6 +93,7 @@ struct RegionPlan {
 struct PlanePlan {
   PlaneKind kind = PlaneKind::compute;
   uint32_t index = 0;
+  uint32_t slot = 0;  // of gathered: which of the group's buffers it is in
   fsdp_dtype dtype = FSDP_FLOAT32;
   Extent extent = Extent::whole;  // how it lies in memory
   Extent owned = Extent::whole;   // what of it this rank writes

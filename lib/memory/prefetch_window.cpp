@@ -11,8 +11,11 @@ class Windows {
  public:
   Windows(std::span<const fsdp_visit> visits, const ScheduleSpec &spec, std::span<const uint32_t> resident_from)
       : visits_(visits), spec_(spec), resident_from_(resident_from), previous_(visits.size(), never) {
-    std::vector<uint32_t> last(spec.groups.size(), never);
-    for (uint32_t i = 0; i < visits.size(); ++i) previous_[i] = std::exchange(last[visits[i].group_index], i);
+    std::vector<uint32_t> last(2 * spec.groups.size(), never);
+    for (uint32_t i = 0; i < visits.size(); ++i) {
+      const auto [group, phase] = visits[i];
+      previous_[i] = std::exchange(last[2 * group + gather_slot(spec, group, phase)], i);
+    }
   }
 
   // The positions that the visit at `position` gathers ahead. A resident group that is gathered already is skipped.
@@ -41,7 +44,7 @@ class Windows {
   std::span<const fsdp_visit> visits_;
   const ScheduleSpec &spec_;
   std::span<const uint32_t> resident_from_;
-  std::vector<uint32_t> previous_;  // the visit of the same group before this one
+  std::vector<uint32_t> previous_;  // the visit before this one that used the same buffer
 };
 
 }  // namespace

@@ -69,8 +69,10 @@ std::vector<GroupVisits> find_visits(const ScheduleSpec &spec, std::span<const f
         violations.push_back(format_text("visit {}: BACKWARD of group {} before its first FORWARD", i, group));
       of_group.first_backward = std::min(of_group.first_backward, i);
       of_group.last_backward = i;
-    } else {
-      violations.push_back(format_text("visit {}: phase {} is neither FORWARD nor BACKWARD", i, phase));
+    } else if (phase != FSDP_RECOMPUTE) {
+      violations.push_back(format_text("visit {}: phase {} is none of FORWARD, BACKWARD and RECOMPUTE", i, phase));
+    } else if (of_group.first_forward == never) {
+      violations.push_back(format_text("visit {}: RECOMPUTE of group {} before its first FORWARD", i, group));
     }
   }
   for (size_t g = 0; g < found.size(); ++g)
@@ -90,6 +92,8 @@ class Builder {
  public:
   explicit Builder(const ScheduleSpec &spec) : spec_(spec) {
     order_.train = training_visits(spec);
+    const bool by_phase = std::ranges::any_of(spec.groups, &ScheduledGroup::by_phase);
+    order_.slots = gather_slots(spec.kind, by_phase);
     found_ = check_visits(spec, order_.train);
     for (const fsdp_visit &visit : order_.train)
       if (visit.phase == FSDP_FORWARD) order_.eval.push_back({visit.group_index, FSDP_EVAL});
@@ -115,14 +119,17 @@ class Builder {
   bool interleaved() const { return spec_.kind == FSDP_SCHEDULE_INTERLEAVED; }
 
   PoolRequest &gathered(uint32_t group, fsdp_phase phase) {
-    return order_.gathered[gathered_key(spec_.kind, group, phase)];
+    return order_.gathered[order_.slots * group + gather_slot(spec_, group, phase)];
   }
 
   void request_buffers() {
     for (const ScheduledGroup &group : spec_.groups) {
       order_.gathered.push_back({group.gathered_bytes, {}, 0});
       // The backward pass advances independently of the forward pass of another micro-batch.
-      if (interleaved()) order_.gathered.push_back({group.gathered_bytes, {}, 1});
+      if (interleaved())
+        order_.gathered.push_back({group.gathered_bytes, {}, 1});
+      else if (order_.slots == 2)
+        order_.gathered.push_back({group.by_phase ? group.gathered_bytes : 0, {}, 0});
       order_.grads.push_back({group.grad_bytes, {}, 0});
     }
   }
@@ -133,7 +140,10 @@ class Builder {
     const auto chain = visits.subspan(start, count);
     PrefetchWindow window = open_windows(chain, spec_, resident_from(mode, start));
     for (uint32_t i = 0; i < count; ++i) {
-      gathered(chain[i].group_index, chain[i].phase).live.push_back({mode, start + window.begins[i], start + i + 1ull});
+      const auto [group, phase] = chain[i];
+      gathered(group, phase).live.push_back({mode, start + window.begins[i], start + i + 1ull});
+      if (spec_.recompute && spec_.groups[group].by_phase && phase == FSDP_BACKWARD)
+        gathered(group, FSDP_RECOMPUTE).live.push_back({mode, start + i, start + i + 1ull});
       for (uint32_t &ahead : window.ahead[i]) ahead += start;
       prefetch.push_back(std::move(window.ahead[i]));
     }

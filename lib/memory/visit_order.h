@@ -18,7 +18,8 @@ struct ScheduledGroup {
   uint64_t prefetch_bytes = 0;  // what a gather of this group counts against the byte limit
   uint64_t grad_bytes = 0;      // of the transient full gradient buffer; 0: frozen or persistent
   bool resident = false;
-  bool root = false;  // with FSDP_SCHEDULE_SEQUENTIAL: visited first and last in each direction
+  bool root = false;      // with FSDP_SCHEDULE_SEQUENTIAL: visited first and last in each direction
+  bool by_phase = false;  // BACKWARD gathers other planes than the other phases, into a buffer of its own
   bool trainable = true;
 };
 
@@ -29,7 +30,8 @@ struct ScheduleSpec {
   uint32_t prefetch_depth = 1;  // 0: none
   uint64_t prefetch_bytes = 0;  // 0: no limit
   uint32_t max_pending_groups = 2;
-  bool apart = false;  // every buffer has bytes of its own
+  bool recompute = false;  // groups by phase hold in a BACKWARD visit also what FORWARD gathers
+  bool apart = false;      // every buffer has bytes of its own
 };
 
 struct VisitOrder {
@@ -38,19 +40,26 @@ struct VisitOrder {
   std::vector<fsdp_visit> eval;  // forward visits, phase FSDP_EVAL
   // For position i of each list: positions of the same list whose groups are to be gathered ahead, nearest first.
   std::vector<std::vector<uint32_t>> train_prefetch, eval_prefetch;
-  // Pool requests. Gathered buffers: one a group, or with INTERLEAVED two a group (2 * group + (phase is backward)).
+  // Pool requests. Gathered buffers: `slots` numbers a group, key = slots * group + slot.
+  uint32_t slots = 1;
   std::vector<PoolRequest> gathered;
   std::vector<PoolRequest> grads;  // one a group
 };
 
-// The number of the gathered buffer that a phase of a group uses.
-constexpr uint32_t gathered_key(fsdp_schedule_kind kind, uint32_t group, fsdp_phase phase) {
-  if (kind != FSDP_SCHEDULE_INTERLEAVED) return group;
-  return 2 * group + (phase == FSDP_BACKWARD || phase == FSDP_RECOMPUTE ? 1 : 0);
+// Which of a group's buffers a phase uses. INTERLEAVED has one for each direction, groups by phase one for BACKWARD.
+constexpr uint32_t gather_slot(uint32_t slots, bool by_phase, fsdp_phase phase) {
+  return slots == 2 && (phase == FSDP_BACKWARD || (phase == FSDP_RECOMPUTE && !by_phase)) ? 1 : 0;
+}
+constexpr uint32_t gather_slots(fsdp_schedule_kind kind, bool by_phase) {
+  return kind == FSDP_SCHEDULE_INTERLEAVED || by_phase ? 2 : 1;
+}
+inline uint32_t gather_slot(const ScheduleSpec &spec, uint32_t group, fsdp_phase phase) {
+  const bool by_phase = spec.groups[group].by_phase;
+  return gather_slot(gather_slots(spec.kind, by_phase), by_phase, phase);
 }
 
-// What is wrong with the visits: a group out of range, a phase other than FORWARD and BACKWARD, a trainable group
-// without BACKWARD visit, a BACKWARD visit before the group's first FORWARD one.
+// What is wrong with the visits: a group out of range, a phase other than FORWARD, BACKWARD and RECOMPUTE, a trainable
+// group without BACKWARD visit, a BACKWARD or RECOMPUTE visit before the group's first FORWARD one.
 std::vector<std::string> find_violations(const ScheduleSpec &spec);
 // Throws INVALID_ARGUMENT with the first of them.
 VisitOrder build_visit_order(const ScheduleSpec &spec);

@@ -33,9 +33,34 @@ uint16_t to_half(float value) {
   return static_cast<uint16_t>(sign | ((exponent + 14) * 1024 + places));
 }
 
+// E4M3: 8 places to an exponent, subnormals below 2^-6, and no Inf.
+float e4m3_to_float(uint8_t code) {
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  if ((code & 0x7F) == 0x7F) return std::nanf("");
+  const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
+                                        : std::ldexp(static_cast<float>(mantissa + 8), exponent - 10);
+  return code >> 7 ? -magnitude : magnitude;
+}
+
+// As to_half does, but what is too large becomes the largest.
+uint8_t to_e4m3(float value) {
+  const uint8_t sign = std::signbit(value) ? 0x80 : 0;
+  const double magnitude = std::fabs(static_cast<double>(value));
+  if (std::isnan(value)) return 0x7F | sign;
+  if (magnitude >= 448) return 0x7E | sign;
+  const int exponent = magnitude < 0x1p-6 ? -6 : std::ilogb(magnitude);
+  const auto places = static_cast<int>(std::nearbyint(std::ldexp(magnitude, 3 - exponent)));  // ties to even
+  return static_cast<uint8_t>(sign | ((exponent + 6) * 8 + places));
+}
+
 }  // namespace
 
 float load_element(const void *data, fsdp_dtype dtype, uint64_t i) {
+  if (dtype == FSDP_E8M0) {
+    const uint8_t code = static_cast<const uint8_t *>(data)[i];
+    return code == 255 ? std::nanf("") : std::ldexp(1.0f, code - 127);
+  }
+  if (dtype == FSDP_FLOAT8_E4M3) return e4m3_to_float(static_cast<const uint8_t *>(data)[i]);
   if (dtype == FSDP_FLOAT32) return static_cast<const float *>(data)[i];
   const uint16_t bits = static_cast<const uint16_t *>(data)[i];
   if (dtype == FSDP_BFLOAT16) return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
@@ -43,7 +68,9 @@ float load_element(const void *data, fsdp_dtype dtype, uint64_t i) {
 }
 
 void store_element(void *data, fsdp_dtype dtype, uint64_t i, float value) {
-  if (dtype == FSDP_FLOAT32)
+  if (dtype == FSDP_FLOAT8_E4M3)
+    static_cast<uint8_t *>(data)[i] = to_e4m3(value);
+  else if (dtype == FSDP_FLOAT32)
     static_cast<float *>(data)[i] = value;
   else
     static_cast<uint16_t *>(data)[i] = dtype == FSDP_BFLOAT16 ? to_bf16(value) : to_half(value);

@@ -291,6 +291,25 @@ TEST(Gpu, AGatherThatAPeerDoesNotMakeIsFoundAtTheMeeting) {
   });
 }
 
+// ROW planes on one rank and COLUMN planes on the other are as many bytes, and no message says which they are.
+TEST(Gpu, GathersOfOtherPlanesAreFoundAtTheMeeting) {
+  Scenario setup = gpu_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
+  setup.groups = equal_groups(1, 64, 32);
+  setup.groups[0].params[0].quantization = FSDP_QUANTIZE_MXFP8;
+  setup.model.flags = FSDP_MODEL_NO_PREFETCH;
+  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, setup);
+    rank.load();
+    const fsdp_phase phase = r == 1 ? FSDP_BACKWARD : FSDP_FORWARD;
+    FSDP(fsdp_unshard(rank.groups[0], phase, 0, stream()));
+    FSDP(fsdp_reshard(rank.groups[0], phase, 0, stream()));
+    require_error(fsdp_begin_update(rank.model, stream()), FSDP_MISMATCH,
+                  {"as number 1", "rank 0 gathered group 'layer.0', rank 1 gathered group 'layer.0' for BACKWARD"});
+    FSDP(fsdp_discard_step(rank.model, stream()));
+    FSDP(fsdp_close_context(context));
+  });
+}
+
 TEST(Gpu, WhatMakesNoSenseOnAGpuIsRefused) {
   Scenario setup = gpu_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1);
   fsdp_context *context = nullptr;

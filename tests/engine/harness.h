@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "fsdp.h"
+#include "quantized.h"
 
 namespace harness {
 
@@ -60,6 +61,7 @@ struct ParamDef {
   uint64_t granule_rows = 0;
   double lr_scale = 0;
   std::vector<uint64_t> global_shape = {}, global_offset = {};  // empty: it is no box of a larger tensor
+  fsdp_quantization quantization = 0;
 
   uint64_t count() const {
     uint64_t product = 1;
@@ -133,10 +135,11 @@ struct Outcome {
   std::vector<double> norms;                // one a step
   Stats stats;
   Memory memory;
-  std::vector<uint64_t> addresses;              // of every parameter seen in every visit, in order
-  uint32_t version = 0;                         // that was published last
-  std::vector<View> views;                      // in every visit, in order
-  std::vector<std::vector<uint64_t>> versions;  // of the reference: a hash for each version and parameter
+  std::vector<uint64_t> addresses;  // of every parameter seen in every visit, in order
+  uint32_t version = 0;             // that was published last
+  std::vector<View> views;          // in every visit, in order
+  // Of the reference: a hash for each version and parameter, of what BACKWARD reads and of what the other phases read.
+  std::vector<std::vector<uint64_t>> versions, backward_versions;
   std::string error;
 };
 
@@ -156,8 +159,10 @@ class Rank {
   std::vector<std::vector<float>> read_all() const;  // in declaration order
   std::vector<fsdp_shard> shards() const;
   Stats stats() const;
-  // The compute weights as floats.
+  // The compute weights as floats; of a quantized parameter what its planes stand for.
   std::vector<float> view(size_t group, size_t param, fsdp_phase phase, uint64_t *address = nullptr) const;
+  // Of a quantized parameter, as they are stored: of MXFP8 those of the phase.
+  Blocks planes(size_t group, size_t param, fsdp_phase phase, uint64_t *address = nullptr) const;
 
   const Scenario &setup;
   fsdp_context *context;

@@ -36,6 +36,7 @@ void Rank::declare(bool seal) {
       p.granule = param.granule;
       p.granule_rows = param.granule_rows;
       p.lr_scale = param.lr_scale;
+      p.quantization = param.quantization;
       if (!param.global_shape.empty()) {
         p.global_shape = param.global_shape.data();
         p.global_offset = param.global_offset.data();
@@ -106,7 +107,29 @@ Stats Rank::stats() const {
   return stats;
 }
 
+Blocks Rank::planes(size_t group, size_t param, fsdp_phase phase, uint64_t *address) const {
+  const ParamDef &known = def(group).params[param];
+  const bool columns = known.quantization == FSDP_QUANTIZE_MXFP8 && phase == FSDP_BACKWARD;
+  fsdp_tensor codes = FSDP_TENSOR_INIT, scales = FSDP_TENSOR_INIT;
+  FSDP(fsdp_get_plane(groups[group], param, phase, columns ? FSDP_PLANE_COLUMN : FSDP_PLANE_ROW, &codes));
+  FSDP(fsdp_get_plane(groups[group], param, phase, columns ? FSDP_PLANE_COLUMN_SCALE : FSDP_PLANE_ROW_SCALE, &scales));
+  REQUIRE(codes.dtype == FSDP_FLOAT8_E4M3 && codes.element_size == 1);
+  REQUIRE(scales.dtype == (known.quantization == FSDP_QUANTIZE_MXFP8 ? FSDP_E8M0 + 0 : FSDP_FLOAT32 + 0));
+  const std::vector<uint64_t> scale = scale_shape(known.shape, block_of(known.quantization, columns));
+  REQUIRE(std::equal(known.shape.begin(), known.shape.end(), codes.shape, codes.shape + codes.dimension_count));
+  REQUIRE(std::equal(scale.begin(), scale.end(), scales.shape, scales.shape + scales.dimension_count));
+  if (address) *address = reinterpret_cast<uint64_t>(codes.data);
+  Blocks blocks{std::vector<uint8_t>(codes.element_count),
+                load_elements(scales.data, scales.dtype, scales.element_count)};
+  copy(blocks.codes.data(), codes.data, blocks.codes.size());
+  return blocks;
+}
+
 std::vector<float> Rank::view(size_t group, size_t param, fsdp_phase phase, uint64_t *address) const {
+  const ParamDef &known = def(group).params[param];
+  if (known.quantization)
+    return dequantize(planes(group, param, phase, address), known.shape,
+                      block_of(known.quantization, phase == FSDP_BACKWARD));
   fsdp_tensor tensor = FSDP_TENSOR_INIT;
   FSDP(fsdp_get_param(groups[group], param, phase, &tensor));
   if (address) *address = reinterpret_cast<uint64_t>(tensor.data);

@@ -15,13 +15,27 @@ namespace {
 
 fsdp_dtype first_of(fsdp_dtype a, fsdp_dtype b, fsdp_dtype c) { return a ? a : b ? b : c; }
 
+// What is computed with when these are the main weights.
+std::vector<float> seen_of(const Scenario &setup, const ParamDef &param, std::vector<float> values, bool backward) {
+  const fsdp_model_options &model = setup.model;
+  const BlockShape block = block_of(param.quantization, backward);
+  if (param.quantization == FSDP_QUANTIZE_MXFP8)
+    return dequantize(quantize_mxfp8(values, param.shape, backward, model.scale_rule, model.quantize_from), param.shape,
+                      block);
+  if (param.quantization)
+    return dequantize(quantize_blocks(values, param.shape, model.scale_rounding, model.quantize_from), param.shape,
+                      block);
+  for (float &value : values) value = round_to(value, param.dtype);
+  return values;
+}
+
 // What one parameter's training needs, element by element.
 struct ReferenceParam {
   const Scenario &setup;
   const GroupDef &group;
   const ParamDef &param;
   uint32_t ordinal;
-  std::vector<float> weight, m, v, grad;
+  std::vector<float> weight, m, v, grad, seen;  // seen: the compute weights, as BACKWARD reads them
 
   fsdp_dtype grad_dtype() const { return first_of(group.options.grad_dtype, setup.model.grad_dtype, param.dtype); }
   fsdp_dtype wire_dtype() const { return first_of(group.options.reduce_dtype, setup.model.reduce_dtype, grad_dtype()); }
@@ -58,11 +72,10 @@ struct ReferenceParam {
   }
   void differentiate(uint32_t step) {
     for (uint64_t i = 0; i < weight.size(); ++i) {
-      const float seen = round_to(weight[i], param.dtype);
       std::vector<float> local(setup.ranks), totals(replicas());
       for (uint32_t k = 0; k < setup.microbatches; ++k) {
         for (uint32_t r = 0; r < setup.ranks; ++r) {
-          const float g = gradient(r, step, k, ordinal, i, seen);
+          const float g = gradient(r, step, k, ordinal, i, seen[i]);
           local[r] = round_to(k && last_only() ? local[r] + g : g, grad_dtype());
         }
         if (!last_only()) contribute(totals, local, k == 0);
@@ -101,11 +114,6 @@ struct ReferenceParam {
     }
   }
 };
-
-uint64_t hash_rounded(std::vector<float> values, fsdp_dtype dtype) {
-  for (float &value : values) value = round_to(value, dtype);
-  return hash_of(values);
-}
 
 std::string name_of(const Scenario &setup, size_t ordinal) {
   for (const GroupDef &group : setup.groups) {
@@ -166,7 +174,8 @@ std::string rank_difference(const Scenario &setup, const Outcome &outcome, const
              std::to_string(expected.norms[s]);
   if (outcome.views.size() != view_count(setup)) return "the number of views: " + std::to_string(outcome.views.size());
   for (const View &view : outcome.views)
-    if (view.hash != expected.versions.at(view.version - 1).at(view.ordinal))
+    if (const auto &versions = view.phase == FSDP_BACKWARD ? expected.backward_versions : expected.versions;
+        view.hash != versions.at(view.version - 1).at(view.ordinal))
       return "what was read of " + text_of(setup, view);
   return {};
 }
@@ -177,7 +186,7 @@ Outcome reference(const Scenario &setup) {
   std::vector<ReferenceParam> params;
   for (const GroupDef &group : setup.groups)
     for (const ParamDef &param : group.params) {
-      ReferenceParam p{setup, group, param, static_cast<uint32_t>(params.size()), {}, {}, {}, {}};
+      ReferenceParam p{setup, group, param, static_cast<uint32_t>(params.size()), {}, {}, {}, {}, {}};
       for (uint64_t i = 0; i < param.count(); ++i) p.weight.push_back(initial_weight(p.ordinal, i));
       p.m.assign(p.weight.size(), 0);
       p.v.assign(p.weight.size(), 0);
@@ -186,8 +195,14 @@ Outcome reference(const Scenario &setup) {
     }
   Outcome outcome;
   const auto publish = [&] {
-    std::vector<uint64_t> &hashes = outcome.versions.emplace_back();
-    for (const auto &p : params) hashes.push_back(hash_rounded(p.weight, p.param.dtype));
+    std::vector<uint64_t> &forward = outcome.versions.emplace_back();
+    std::vector<uint64_t> &backward = outcome.backward_versions.emplace_back();
+    for (auto &p : params) {
+      p.seen = seen_of(setup, p.param, p.weight, true);
+      backward.push_back(hash_of(p.seen));
+      forward.push_back(p.param.quantization == FSDP_QUANTIZE_MXFP8 ? hash_of(seen_of(setup, p.param, p.weight, false))
+                                                                    : backward.back());
+    }
   };
   publish();
   for (uint32_t step = 0; step < setup.steps; ++step) {
@@ -236,7 +251,8 @@ std::string view_difference(const Scenario &setup, const std::vector<Outcome> &o
   versions.front() = reference(loaded).versions.front();
   for (const GroupDef &group : setup.groups)
     for (const ParamDef &param : group.params)
-      versions.back().push_back(hash_rounded(outcomes.at(0).weights.at(versions.back().size()), param.dtype));
+      versions.back().push_back(
+          hash_of(seen_of(setup, param, outcomes.at(0).weights.at(versions.back().size()), false)));
   for (auto &hashes : versions) hashes.resize(versions.front().size());
   for (size_t r = 0; r < outcomes.size(); ++r) {
     if (outcomes[r].views.size() != view_count(setup)) return "rank " + std::to_string(r) + ": the number of views";

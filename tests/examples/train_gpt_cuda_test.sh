@@ -42,6 +42,9 @@ train threads "$cuda" --threads 2 --transport staging --debug-delay-us 500
 check 'and the same bits as threads, with delays' same staged threads
 train narrow "$cuda" --threads 2 --transport staging --compute-dtype bf16 --recompute
 check 'bf16 weights train' within 0.5 host narrow
+train codes "$host" --threads 2 --quantize mxfp8
+train cuda_codes "$cuda" --threads 2 --transport staging --quantize mxfp8
+check 'MXFP8 weights train' within 0.01 codes cuda_codes
 "$cuda" --graph --threads 2 --transport staging $small >log 2>&1
 check 'a graph of staged exchanges is refused with the reason' contains "$(cat log)" 'cannot be part of'
 "$host" --graph $small >log 2>&1

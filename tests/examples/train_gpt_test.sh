@@ -116,6 +116,26 @@ for flags in '--tied' '--norm rmsnorm --tied --recompute' '--compute-dtype bf16'
   train threads:2 $flags --unshard copied
   check "same bits copied with $flags" same_bits
 done
+# near_narrow: the last loss is within 2 % of that with bf16 weights.
+near_narrow() {
+  field loss | tail -n 1 | awk -v narrow="$narrow" '{ d = $1 / narrow - 1; exit !(d < 0.02 && d > -0.02) }'
+}
+wide='--width 64 --heads 4'  # multiples of 32, as MXFP8 wants
+# shellcheck disable=SC2086
+train 2 $wide --compute-dtype bf16
+narrow=$(field loss | tail -n 1)
+for flags in '--quantize mxfp8' '--quantize fp8_block'; do
+  # shellcheck disable=SC2086
+  train 2 $wide $flags
+  check "learns with $flags" falls
+  check "... as with bf16 weights" near_narrow
+  expected=$(numbers)
+  # shellcheck disable=SC2086
+  train threads:2 $wide $flags --unshard copied --recompute
+  check "same bits copied and recomputed with $flags" same_bits
+done
+train 2 --quantize mxfp8
+check 'what does not fit is refused by name' contains "$(cat log)" "parameter 'layers.0.attention.qkv.weight' of group 'layers.0': FSDP_QUANTIZE_MXFP8 needs"
 # trace_shows RANKS: trace.json is JSON, has every rank as a process, and in each what a step consists of.
 trace_shows() {
   python3 -m json.tool trace.json >/dev/null && python3 - "$1" <<'EOF'

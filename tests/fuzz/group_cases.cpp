@@ -42,6 +42,15 @@ struct Params {
       param.global_shape = rank.or_null(wholes[i]);
       param.global_offset = rank.or_null(offsets[i]);
     }
+    const bool fits = param.dimension_count == 2 && !(param.flags & FSDP_PARAM_FROZEN);
+    param.quantization = rank.exactly(fits && rank.random.one_in(4) ? FSDP_QUANTIZE_FP8_BLOCK + 0 : 0);
+    // Blocks of 32 fit hardly any of these sizes.
+    if (fits && rank.random.one_in(8)) {
+      shapes[i][0] = shapes[i][1] = 32;
+      param.quantization = rank.exactly(FSDP_QUANTIZE_MXFP8);
+      elements = 32 * 32;
+    }
+    param.reserved = rank.flags(0);
     if (stride <= 4096) std::memcpy(bytes.data() + i * stride, &param, sizeof param);
     facts.push_back(
         {elements, param.dtype ? param.dtype : FSDP_FLOAT32, (param.flags & FSDP_PARAM_FROZEN) != 0, names[i]});
@@ -155,7 +164,19 @@ fsdp_status get_params(Rank &rank) {
   const fsdp_status status = tensors(
       fsdp_get_params(group, rank.exactly(rank.aim.phase), tensors.pointer(), tensors.count(), tensors.stride()));
   for (uint64_t i = 0; status == FSDP_OK && rank.alone && i < tensors.count(); ++i)
-    read_all(tensors.at(i).data, tensors.at(i).element_count * tensors.at(i).element_size);
+    if (const fsdp_tensor view = tensors.at(i); view.data)  // of what is quantized there is none
+      read_all(view.data, view.element_count * view.element_size);
+  return status;
+}
+
+fsdp_status get_plane(Rank &rank) {
+  Output<fsdp_tensor> tensor(rank);
+  fsdp_group *const group = rank.group();
+  const fsdp_plane plane = rank.exactly(rank.choice(FSDP_PLANE_COLUMN_SCALE));
+  const fsdp_status status =
+      tensor(fsdp_get_plane(group, rank.number(rank.aim.param), rank.exactly(rank.aim.phase), plane, tensor.pointer()));
+  if (status == FSDP_OK && rank.alone && tensor.whole())
+    read_all(tensor.value().data, tensor.value().element_count * tensor.value().element_size);
   return status;
 }
 
@@ -223,6 +244,7 @@ const std::vector<Case> &group_cases() {
        }},
       {"fsdp_get_param", get_param},
       {"fsdp_get_params", get_params},
+      {"fsdp_get_plane", get_plane},
       {"fsdp_get_chunk", get_chunk},
       {"fsdp_prefetch", [](Rank &rank) { return in_phase(rank, fsdp_prefetch); }},
       {"fsdp_unshard", [](Rank &rank) { return in_phase(rank, fsdp_unshard); }},

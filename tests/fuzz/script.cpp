@@ -36,7 +36,8 @@ void pass(Rank &rank, fsdp_phase phase, bool last) {
     rank.aim.group = static_cast<fsdp_group *>(group);
     rank.aim.phase = phase;
     go_on(rank, "fsdp_unshard");
-    if (rank.random.one_in(3)) go_on(rank, rank.random.one_in(2) ? "fsdp_get_param" : "fsdp_get_params");
+    static constexpr const char *views[] = {"fsdp_get_param", "fsdp_get_params", "fsdp_get_plane"};
+    if (rank.random.one_in(3)) go_on(rank, views[rank.random.below(std::size(views))]);
     if (phase == FSDP_BACKWARD && rank.random.one_in(3))
       go_on(rank, "fsdp_acquire_grads");
     else if (phase == FSDP_BACKWARD)

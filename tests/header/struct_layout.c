@@ -73,7 +73,7 @@ AT(fsdp_mesh_options, ranks, 16);
 AT(fsdp_mesh_options, rank_count, 24);
 AT(fsdp_mesh_options, reduction_block_size, 28);
 
-SIZE(fsdp_model_options, 88);
+SIZE(fsdp_model_options, 104);
 AT(fsdp_model_options, struct_size, 0);
 AT(fsdp_model_options, mesh, 8);
 AT(fsdp_model_options, flags, 16);
@@ -91,6 +91,10 @@ AT(fsdp_model_options, prefetch_depth, 64);
 AT(fsdp_model_options, reserved, 68);
 AT(fsdp_model_options, prefetch_bytes, 72);
 AT(fsdp_model_options, save_staging_bytes, 80);
+AT(fsdp_model_options, scale_rounding, 88);
+AT(fsdp_model_options, quantize_from, 92);
+AT(fsdp_model_options, scale_rule, 96);
+AT(fsdp_model_options, plane_policy, 100);
 
 SIZE(fsdp_visit, 8);
 AT(fsdp_visit, group_index, 0);
@@ -147,7 +151,7 @@ AT(fsdp_stats, reserved, 220);
 AT(fsdp_stats, allocations, 224);
 AT(fsdp_stats, checkpoint_stall_ns, 232);
 
-SIZE(fsdp_param, 80);
+SIZE(fsdp_param, 88);
 AT(fsdp_param, struct_size, 0);
 AT(fsdp_param, name, 8);
 AT(fsdp_param, shape, 16);
@@ -160,6 +164,8 @@ AT(fsdp_param, lr_scale, 48);
 AT(fsdp_param, user_data, 56);
 AT(fsdp_param, global_shape, 64);
 AT(fsdp_param, global_offset, 72);
+AT(fsdp_param, quantization, 80);
+AT(fsdp_param, reserved, 84);
 
 SIZE(fsdp_group_options, 24);
 AT(fsdp_group_options, struct_size, 0);

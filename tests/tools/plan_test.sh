@@ -87,6 +87,8 @@ small --ranks 2 --unshard copied --prefetch 0 --json
 check "... that is smaller without prefetch" sh -c "[ $(value rank_bytes.gather) -lt $gather ]"
 small --ranks 2 --optimizer none --json
 check "no optimizer, no state" equal "$(value rank_bytes.optimizer)" 0
+small --ranks 2 --unshard copied --quantize fp8_block --json
+check "codes take less of it than bf16, padding included" sh -c "[ $(value rank_bytes.gather) -lt $((gather * 3 / 4)) ]"
 small --ranks 16384 --json
 check "16384 ranks are planned" equal "$status$(value ranks)" 016384
 
@@ -100,6 +102,22 @@ JSON
 planned --model model.json --ranks 2 --json
 check "a model file is read" equal "$status" 0
 check "... with its repeats" equal "$(value groups) $(value parameter_tensors) $(value parameter_count)" "4 7 115072"
+
+# 512 x 512 codes and 4 x 4 fp32 scales; what is nobody's of the page behind them counts for the first rank.
+quantized() {
+  printf '{"groups": [{"name": "g", "params": [{"name": "p", "shape": %s, "quantization": "%s"}]}]}' "$1" "${2:-fp8_block}" >quantized.json
+  planned --model quantized.json --ranks 2 --unshard copied --prefetch 0 --json
+}
+quantized '[512, 512]'
+check "codes and scales at rest" equal "$(value rank_bytes.compute)" $(((262144 + 64) / 2 + 4096 - 64))
+check "... and gathered" equal "$(value rank_bytes.gather)" $((262144 + 512))
+check "... beside fp32 main weights" equal "$(value rank_bytes.main)" $((4 * 262144 / 2))
+quantized '[512, 512]' mxfp8
+check "MXFP8 keeps two forms" equal "$(value rank_bytes.compute)" $((262144 + 8192))
+check "... and gathers them one after the other" equal "$(value rank_bytes.gather)" $((262144 + 8192))
+quantized '[512]'
+check "what cannot be quantized is refused" contains "$status $err" "1 fsdp-plan: "
+check "... by name and number" contains "$err" "parameter 'p' of group 'g': FSDP_QUANTIZE_FP8_BLOCK needs a matrix, 2 dimensions or more, but it has 1"
 
 # refuses JSON TEXT: a model file like this is refused with this text.
 refuses() {

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "layout/scale_layout.h"
 
 namespace fsdp::layout {
 namespace {
@@ -316,6 +317,77 @@ TEST(FlatLayout, NoSumWraps) {
   }
   EXPECT_GT(made, 500);
   EXPECT_GT(refused, 500);
+}
+
+// As quantized parameters are: granules of so many rows, with so many scales each.
+TensorSpec scaled(std::vector<uint64_t> shape, uint64_t granule_rows, uint64_t granule_scales, uint64_t scale_count) {
+  TensorSpec spec = tensor(std::move(shape), FSDP_GRANULE_BLOCK, granule_rows);
+  spec.granule_scales = granule_scales;
+  spec.scale_count = scale_count;
+  return spec;
+}
+
+// By hand: granules of 128 x 300 with 3 scales and of 128 x 96 with 1, five of the one and two of the other. A tensor
+// of fewer rows than a granule has takes all of one, so that the next starts where its scales do.
+TEST(ScaleLayout, FollowsTheGranules) {
+  const Tensors tensors = {scaled({300, 300}, 128, 3, 9), scaled({100, 96}, 128, 1, 1), scaled({256, 300}, 128, 3, 6),
+                           scaled({128, 96}, 128, 1, 1)};
+  const FlatLayout layout = build_flat_layout(tensors, 3);
+  const FlatLayout scales = build_scale_layout(layout, tensors);
+  EXPECT_EQ(validate(layout, tensors), "");
+  EXPECT_EQ(validate_scales(layout, scales, tensors), "");
+  ASSERT_EQ(layout.sub_buckets.size(), 2u);
+  EXPECT_EQ(layout.sub_buckets[0].shard_count, 2u * 128 * 300);
+  EXPECT_EQ(layout.sub_buckets[1].shard_count, 128u * 96);
+  EXPECT_EQ(layout.tensors[2].full_offset, 3u * 128 * 300);
+  EXPECT_EQ(layout.tensors[3].full_offset, 6u * 128 * 300 + 128 * 96);
+  EXPECT_EQ(scales.sub_buckets[0].shard_count, 6u);
+  EXPECT_EQ(scales.sub_buckets[1].full_offset, 18u);
+  EXPECT_EQ(scales.sub_buckets[1].shard_offset, 6u);
+  EXPECT_EQ(scales.full_count, 21u);
+  EXPECT_EQ(scales.used_count, 17u);
+  EXPECT_EQ(scales.tensors[2].full_offset, 9u);
+  EXPECT_EQ(scales.tensors[3].full_offset, 19u);
+  // Rank 1: the last 44 rows of the first tensor, and the first 128 of the third.
+  EXPECT_EQ(layout.slice(0, 1).count, 44u * 300);
+  EXPECT_EQ(scales.slice(0, 1).tensor_offset, 6u);
+  EXPECT_EQ(scales.slice(0, 1).count, 3u);
+  EXPECT_EQ(layout.slice(2, 1).count, 128u * 300);
+  EXPECT_EQ(scales.slice(2, 1).count, 3u);
+}
+
+TEST(ScaleLayout, AnySizesOnAnyRanks) {
+  std::mt19937_64 random(5);
+  for (int i = 0; i < 300; ++i) {
+    Tensors tensors(1 + random() % 6);
+    for (TensorSpec &of : tensors) {
+      const uint64_t rows = 1 + random() % 700, columns = 1 + random() % 300, across = (columns + 127) / 128;
+      const uint64_t blocks = 1 + random() % 3;
+      of = scaled({rows, columns}, 128 * blocks, across * blocks, (rows + 127) / 128 * across);
+    }
+    for (const uint32_t ranks : {1u, 2u, 3u, 7u, 16u}) {
+      const FlatLayout layout = build_flat_layout(tensors, ranks);
+      ASSERT_EQ(validate(layout, tensors), "") << i;
+      ASSERT_EQ(validate_scales(layout, build_scale_layout(layout, tensors), tensors), "") << i << " on " << ranks;
+    }
+  }
+}
+
+TEST(ScaleLayout, ValidateNoticesWhatIsBroken) {
+  const Tensors tensors = {scaled({300, 300}, 128, 3, 9), scaled({256, 300}, 128, 3, 6)};
+  const FlatLayout layout = build_flat_layout(tensors, 2), good = build_scale_layout(layout, tensors);
+  const auto broken = [&](auto change) {
+    FlatLayout scales = good;
+    change(scales);
+    return !validate_scales(layout, scales, tensors).empty();
+  };
+  EXPECT_TRUE(broken([](FlatLayout &l) { l.tensors[1].full_offset += 1; }));
+  EXPECT_TRUE(broken([](FlatLayout &l) { l.tensors[0].count -= 1; }));
+  EXPECT_TRUE(broken([](FlatLayout &l) { l.tensors.pop_back(); }));
+  EXPECT_TRUE(broken([](FlatLayout &l) { l.sub_buckets[0].shard_count += 3; }));
+  FlatLayout late = layout;
+  late.tensors[1].full_offset += 128;
+  EXPECT_FALSE(validate(late, tensors).empty()) << "a quantized tensor between two granules";
 }
 
 TEST(FlatLayout, ValidateNoticesWhatIsBroken) {

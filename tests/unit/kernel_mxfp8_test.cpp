@@ -160,6 +160,7 @@ std::vector<float> rounded_to_bf16(std::vector<float> x) {
 void check(const std::vector<float> &x, size_t rows, size_t columns, size_t offset = 0) {
   for (const ScaleRule rule : rules)
     for (const bool via_bf16 : {false, true}) {
+      if (sanitized && via_bf16 != (rule == ScaleRule::floor)) continue;
       const Mxfp8Planes expected = quantized(via_bf16 ? rounded_to_bf16(x) : x, rows, columns, rule);
       on_every_target([&] {
         ASSERT_EQ(Quantized(x, rows, columns, rule, via_bf16, offset).planes(), expected)
@@ -176,8 +177,15 @@ TEST(KernelMxfp8, Shapes) {
 }
 
 TEST(KernelMxfp8, EveryMagnitude) {
-  for (int top = -149; top <= 127; top += 12) check(wide_values(64, 96, 5, top, std::min(top + 12, 127)), 64, 96);
+  for (int top = -149; top <= 127; top += 12 * sampled(4))
+    check(wide_values(64, 96, 5, top, std::min(top + 12, 127)), 64, 96);
   check(wide_values(128, 128, 7, -149, 127), 128, 128);
+}
+
+// All scales of a tile are at the least, or the largest, that are not computed by the definition, and beside it.
+TEST(KernelMxfp8, MagnitudesAtTheEndsOfTheFastWay) {
+  for (const int end : {-113, 121})
+    for (int top = end - 4; top <= end + 4; ++top) check(wide_values(32, 64, 21, top, top), 32, 64);
 }
 
 TEST(KernelMxfp8, NaNAndInfSpoilTheirBlocksOnly) {
@@ -194,16 +202,21 @@ TEST(KernelMxfp8, ZerosKeepTheirSigns) {
   check(filled(32 * 64, [](size_t i) { return i % 3 ? 0.0f : -0.0f; }), 32, 64);
 }
 
-// A tile without zeros, one number of which is or is not a subnormal code.
+// A tile without zeros, one number of which is or is not a subnormal code. It changes nothing of what is beside it.
 TEST(KernelMxfp8, OneNumberBelowTheOthers) {
+  constexpr size_t at = 17 * 64 + 40;
   std::vector<float> x(32 * 64, 448.0f);
+  std::vector<Mxfp8Planes> usual;
+  for (const ScaleRule rule : rules) usual.push_back(quantized(x, 32, 64, rule));
   on_every_target([&] {
-    for (int quarters = 1; quarters < 80; ++quarters)
-      for (const float least :
-           {0x1p-11f * static_cast<float>(quarters), 0x1.000002p-11f * static_cast<float>(quarters)})
-        for (const ScaleRule rule : rules) {
-          x[17 * 64 + 40] = least;
-          ASSERT_EQ(Quantized(x, 32, 64, rule).planes(), quantized(x, 32, 64, rule)) << least;
+    for (int quarters = 1; quarters < 80; quarters += sampled(5))
+      for (const float unit : {0x1p-11f, 0x1.000002p-11f})
+        for (size_t rule = 0; rule < std::size(rules); ++rule) {
+          Mxfp8Planes expected = usual[rule];
+          x[at] = unit * static_cast<float>(quarters);
+          expected.row[at] = mxfp8_element(x[at], expected.row_scales[at / 32]);
+          expected.column[at] = mxfp8_element(x[at], expected.column_scales[at % 64]);
+          ASSERT_EQ(Quantized(x, 32, 64, rules[rule]).planes(), expected) << x[at];
         }
   });
 }
@@ -234,39 +247,65 @@ TEST(KernelMxfp8, ByWayOfBf16RoundsTwice) {
   }
 }
 
-// Large enough to be written past the caches; slices of granules are not.
+// A plane that begins at a cache line, with bytes around it that must stay.
+class LinedPlane {
+ public:
+  explicit LinedPlane(size_t count) : bytes_(count + 128, mark), count_(count) {}
+  uint8_t *data() { return bytes_.data() + before(); }
+  bool operator==(LinedPlane &other) { return std::memcmp(data(), other.data(), count_) == 0; }
+  bool stays_inside() const {
+    const auto touched = [](uint8_t byte) { return byte != mark; };
+    const auto begin = bytes_.begin() + static_cast<std::ptrdiff_t>(before());
+    const auto end = begin + static_cast<std::ptrdiff_t>(count_);
+    return std::none_of(bytes_.begin(), begin, touched) && std::none_of(end, bytes_.end(), touched);
+  }
+
+ private:
+  static constexpr uint8_t mark = 0xa5;
+  size_t before() const { return 64 - reinterpret_cast<uintptr_t>(bytes_.data()) % 64; }
+  std::vector<uint8_t> bytes_;
+  size_t count_;
+};
+
+// Large enough to be written past the caches; slices of granules are not, and are quantized once, for the other tests
+// show that all targets give the same. AddressSanitizer does not see such writes, and the reads are those of the other
+// tests.
 TEST(KernelMxfp8, SlicesAreTheWhole) {
+  if (sanitized) GTEST_SKIP() << "nothing that a sanitizer sees";
   constexpr size_t rows = 2080, columns = 4096, count = rows * columns;
   static_assert(count >= kernels::streaming_bytes);
   Elements x(FSDP_FLOAT32, count);
   x.fill(11, Values::ordinary);
   struct Planes {
-    Elements row{FSDP_FLOAT32, count / 4 + 16}, column{FSDP_FLOAT32, count / 4 + 16};
-    std::vector<uint8_t> row_scales = std::vector<uint8_t>(count / 32), column_scales = row_scales;
-    static uint8_t *aligned(Elements &e) {
-      return reinterpret_cast<uint8_t *>((reinterpret_cast<uintptr_t>(e.data()) + 63) / 64 * 64);
-    }
+    LinedPlane row{count}, column{count}, row_scales{count / 32}, column_scales{count / 32};
     Mxfp8Quantize work(float *from, size_t first, size_t number) {
       const size_t e = first * columns;
+      const ScaleRule rule = ScaleRule::round_up;
       return {from + e,
               number,
               columns,
-              ScaleRule::round_up,
+              rule,
               false,
-              aligned(row) + e,
-              &row_scales[e / 32],
-              aligned(column) + e,
-              &column_scales[e / 32]};
+              row.data() + e,
+              row_scales.data() + e / 32,
+              column.data() + e,
+              column_scales.data() + e / 32};
+    }
+    bool operator==(Planes &other) {
+      return row == other.row && column == other.column && row_scales == other.row_scales &&
+             column_scales == other.column_scales;
+    }
+    bool stay_inside() const {
+      return row.stays_inside() && column.stays_inside() && row_scales.stays_inside() && column_scales.stays_inside();
     }
   };
+  const auto slices = std::make_unique<Planes>();
+  for (size_t r = 0; r < rows; r += 416) kernels::quantize_mxfp8(slices->work(x.floats(), r, 416));
   on_every_target([&] {
-    auto whole = std::make_unique<Planes>(), slices = std::make_unique<Planes>();
+    const auto whole = std::make_unique<Planes>();
     kernels::quantize_mxfp8(whole->work(x.floats(), 0, rows));
-    for (size_t r = 0; r < rows; r += 416) kernels::quantize_mxfp8(slices->work(x.floats(), r, 416));
-    EXPECT_EQ(std::memcmp(Planes::aligned(whole->row), Planes::aligned(slices->row), count), 0);
-    EXPECT_EQ(std::memcmp(Planes::aligned(whole->column), Planes::aligned(slices->column), count), 0);
-    EXPECT_EQ(whole->row_scales, slices->row_scales);
-    EXPECT_EQ(whole->column_scales, slices->column_scales);
+    EXPECT_TRUE(*whole == *slices);
+    EXPECT_TRUE(whole->stay_inside());
   });
 }
 

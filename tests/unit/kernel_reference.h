@@ -142,6 +142,15 @@ void with_odd_modes(const Work &work) {
 }
 #endif
 
+// Sanitizers look for other faults than wrong bits, and take many times as long: of what comes up in all combinations
+// they see each n-th.
+#ifdef __SANITIZE_ADDRESS__
+constexpr bool sanitized = true;
+#else
+constexpr bool sanitized = false;
+#endif
+constexpr int sampled(int n) { return sanitized ? n : 1; }
+
 // Runs the test once for every SIMD target that was compiled and that this processor has.
 template <class Test>
 void on_every_target(const Test &test) {

@@ -82,7 +82,7 @@ TEST(ModelPlan, TurnsOfPartialSumsLieApart) {
   const uint64_t turn = plan.region(RegionId::partial).bytes / 2;
   for (const BucketPlan &bucket : plan.buckets) {
     const uint64_t first = bucket.plane(PlaneKind::partial, 0).offset;
-    EXPECT_LE(first + bucket.count(Extent::group) * 4, turn);
+    EXPECT_LE(first + bucket.count(bucket.plane(PlaneKind::partial)) * 4, turn);
     EXPECT_EQ(bucket.plane(PlaneKind::partial, 1).offset, first + turn);
   }
   ModelPlan bad = plan;
@@ -122,6 +122,95 @@ TEST(ModelPlan, SumsStayWhereTheyAreIfNothingElseIsWrittenThere) {
       }
 }
 
+using Shapes = std::vector<std::vector<uint64_t>>;
+
+ParamSpec quantized(const std::string &name, std::vector<uint64_t> shape,
+                    fsdp_quantization quantization = FSDP_QUANTIZE_FP8_BLOCK) {
+  ParamSpec spec = param(name, std::move(shape), FSDP_BFLOAT16);
+  spec.quantization = quantization;
+  return spec;
+}
+
+// ROW planes in the one buffer, COLUMN planes in the other, where a phase reads one of them; else both in each.
+TEST(ModelPlan, FormsAreGatheredByPhase) {
+  for (const fsdp_plane_policy policy : {FSDP_PLANES_BY_PHASE, FSDP_PLANES_BY_PHASE_AND_RECOMPUTE, FSDP_PLANES_BOTH})
+    for (const bool resident : {false, true})
+      for (const fsdp_schedule_kind schedule : {FSDP_SCHEDULE_SEQUENTIAL, FSDP_SCHEDULE_INTERLEAVED}) {
+        ModelSpec spec = copied_model();
+        spec.plane_policy = policy;
+        spec.schedule = schedule;
+        for (GroupSpec &group : spec.groups) {
+          group.params = {quantized(group.name, {64, 96}, FSDP_QUANTIZE_MXFP8)};
+          group.resident = resident;
+        }
+        const bool interleaved = schedule == FSDP_SCHEDULE_INTERLEAVED;
+        const auto violations = find_violations(spec).size();
+        EXPECT_EQ(violations, interleaved ? 4 * ((policy == FSDP_PLANES_BY_PHASE_AND_RECOMPUTE) + resident) : 0);
+        if (violations) continue;
+        const ModelPlan plan = plan_model(spec);
+        EXPECT_EQ(validate(plan, spec), "");
+        const bool by_phase = policy != FSDP_PLANES_BOTH && !resident;
+        const GroupPlan &group = plan.groups[0];
+        EXPECT_EQ(group.by_phase, by_phase);
+        EXPECT_EQ(group.slots, by_phase || interleaved ? 2u : 1u);
+        // On 3 ranks 64 x 96 has 3 granules of 32 rows, and a scale for 32 codes; planes begin at multiples of 512.
+        EXPECT_EQ(group.gathered_bytes, by_phase ? 9216u + 288 : 9216u + 512 + 9216 + 288);
+        const BucketPlan &bucket = plan.buckets[0];
+        EXPECT_EQ(bucket.forms(), 2u);
+        EXPECT_EQ(std::ranges::count(bucket.planes, PlaneKind::gathered, &PlanePlan::kind), by_phase      ? 2
+                                                                                            : interleaved ? 4
+                                                                                                          : 2);
+        EXPECT_EQ(group.scale_shapes.at(0), (Shapes{{64, 3}, {2, 96}}));
+      }
+}
+
+// Codes and scales beside the weights of others, in every form that a model has.
+TEST(ModelPlan, QuantizedPlanesKeepThePromises) {
+  for (const fsdp_unshard_mode mode : {FSDP_UNSHARD_COPIED, FSDP_UNSHARD_MAPPED})
+    for (const fsdp_schedule_kind schedule : {FSDP_SCHEDULE_SEQUENTIAL, FSDP_SCHEDULE_INTERLEAVED})
+      for (const fsdp_strategy strategy : {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM_GRADS_PARAMS})
+        for (const bool host : {false, true}) {
+          ModelSpec spec = copied_model();
+          spec.unshard_mode = mode;
+          spec.schedule = schedule;
+          spec.host_memory = host;
+          for (GroupSpec &group : spec.groups) {
+            group.strategy = strategy;
+            group.params.push_back(quantized(group.name + ".quantized", {300, 70}));
+            group.params.push_back(quantized(group.name + ".stack", {3, 128, 20}));
+          }
+          const ModelPlan plan = plan_model(spec);
+          EXPECT_EQ(validate(plan, spec), "");
+          uint32_t found = 0;
+          for (const BucketPlan &bucket : plan.buckets) {
+            if (!bucket.quantization) continue;
+            ++found;
+            EXPECT_EQ(bucket.params.size(), 2u);
+            EXPECT_EQ(bucket.plane(PlaneKind::compute).dtype, FSDP_FLOAT8_E4M3);
+            EXPECT_EQ(bucket.plane(PlaneKind::compute_scales).dtype, FSDP_FLOAT32);
+            EXPECT_FALSE(bucket.plane(PlaneKind::main).again);
+            const bool gathers = plan.groups[bucket.group].copies;
+            EXPECT_EQ(std::ranges::count(bucket.planes, PlaneKind::gathered_scales, &PlanePlan::kind),
+                      !gathers                                ? 0
+                      : schedule == FSDP_SCHEDULE_INTERLEAVED ? 2
+                                                              : 1);
+          }
+          EXPECT_EQ(found, spec.groups.size());
+          EXPECT_EQ(plan.groups[0].scale_shapes.at(3), (Shapes{{3, 1}}));
+          EXPECT_EQ(plan.groups[0].scale_shapes.at(4), (Shapes{{3, 1, 1}}));
+          EXPECT_TRUE(plan.groups[0].scale_shapes.at(0).empty());
+        }
+}
+
+TEST(ModelPlan, TheCheckSeesScalesThatDoNotFollow) {
+  ModelSpec spec = copied_model();
+  spec.groups[1].params = {quantized("q", {300, 70})};
+  ModelPlan bad = plan_model(spec);
+  for (BucketPlan &bucket : bad.buckets)
+    if (bucket.quantization) bucket.scale_layout.tensors[0].full_offset += 1;
+  EXPECT_TRUE(contains(validate(bad, spec), "a bucket of group 'b': ")) << validate(bad, spec);
+}
+
 // Memory that peers cannot read: a rank keeps its slices alone, and gathers fill pool buffers also where mapping was
 // asked for.
 TEST(ModelPlan, DevicesKeepTheirOwnSlicesAlone) {
@@ -140,7 +229,7 @@ TEST(ModelPlan, DevicesKeepTheirOwnSlicesAlone) {
     const PlanePlan &compute = bucket.plane(PlaneKind::compute);
     EXPECT_EQ(compute.region, RegionId::sharded_compute);
     EXPECT_GE(compute.offset, end);  // of what lies before it
-    end = compute.offset + bucket.count(Extent::group) * (bucket.dtype == FSDP_FLOAT32 ? 4 : 2);
+    end = compute.offset + bucket.count(compute) * (bucket.dtype == FSDP_FLOAT32 ? 4 : 2);
   }
   EXPECT_LE(end, plan.region(RegionId::sharded_compute).bytes);
   EXPECT_EQ(plan.role_bytes(0, 3)[FSDP_ROLE_COMPUTE], plan.region(RegionId::sharded_compute).bytes);

@@ -34,7 +34,9 @@ uint32_t live_count(const std::vector<PoolRequest> &requests, uint32_t mode, uin
 // one of the next visits is to the same group. What is gathered must be live in the plan.
 void play(const ScheduleSpec &spec, const VisitOrder &order, const std::vector<fsdp_visit> &visits,
           const std::vector<std::vector<uint32_t>> &prefetch, uint32_t mode) {
-  const auto key = [&](uint32_t i) { return gathered_key(spec.kind, visits[i].group_index, visits[i].phase); };
+  const auto key = [&](uint32_t i) {
+    return order.slots * visits[i].group_index + gather_slot(spec, visits[i].group_index, visits[i].phase);
+  };
   const uint32_t residents =
       static_cast<uint32_t>(std::ranges::count_if(spec.groups, [](const auto &g) { return g.resident; }));
   std::set<uint32_t> gathered;
@@ -176,8 +178,8 @@ TEST(VisitOrder, InterleavedKeepsDirectionsApart) {
     EXPECT_EQ(plan.lower_bound_bytes, plan.size_bytes);
     for (uint32_t f = 0; f < 8; ++f)
       for (uint32_t b = 0; b < 8; ++b) {
-        const uint64_t forward = plan.offsets[gathered_key(spec.kind, f, FSDP_FORWARD)];
-        const uint64_t backward = plan.offsets[gathered_key(spec.kind, b, FSDP_BACKWARD)];
+        const uint64_t forward = plan.offsets[2 * f + gather_slot(spec, f, FSDP_FORWARD)];
+        const uint64_t backward = plan.offsets[2 * b + gather_slot(spec, b, FSDP_BACKWARD)];
         EXPECT_TRUE(forward + 1024 <= backward || backward + 1024 <= forward);
       }
     // No prefetch leads from one half into the other.
@@ -218,6 +220,39 @@ TEST(VisitOrder, VisitsAGroupTwice) {
   for (uint64_t time = 0; time < 6; ++time) EXPECT_TRUE(live_at(order.grads[0], 0, time)) << time;
 }
 
+// BACKWARD has a buffer of its own: neither is kept from a group's forward visit to its backward one, nor live in
+// between; what is recomputed inside of a BACKWARD visit is live only then.
+TEST(VisitOrder, GroupsByPhaseHaveTwoBuffers) {
+  for (const bool recompute : {false, true}) {
+    ScheduleSpec spec = layers(3);
+    for (ScheduledGroup &group : spec.groups) group.by_phase = true;
+    spec.recompute = recompute;
+    const VisitOrder order = build_visit_order(spec);
+    ASSERT_EQ(order.slots, 2u);
+    ASSERT_EQ(order.gathered.size(), 6u);
+    const PoolRequest &rows = order.gathered[2 * 2], &columns = order.gathered[2 * 2 + 1];
+    EXPECT_TRUE(live_at(rows, 0, 1) && live_at(rows, 0, 2));        // ahead, and in its forward visit
+    EXPECT_TRUE(live_at(columns, 0, 2) && live_at(columns, 0, 3));  // ahead, and in its backward visit
+    EXPECT_FALSE(live_at(columns, 0, 1));
+    EXPECT_EQ(live_at(rows, 0, 3), recompute);
+    EXPECT_FALSE(live_at(rows, 0, 4));
+    EXPECT_EQ(order.train_prefetch[2], (std::vector<uint32_t>{3}));
+    EXPECT_EQ(plan_pool(order.gathered, 256).lower_bound_bytes, (recompute ? 3 : 2) * 1024u);
+  }
+  // A recompute that is visited is gathered ahead, and the columns behind it in its visit.
+  ScheduleSpec spec = layers(2);
+  spec.groups[0].by_phase = spec.groups[1].by_phase = true;
+  spec.kind = FSDP_SCHEDULE_VISITS;
+  spec.visits = {{0, FSDP_FORWARD},  {1, FSDP_FORWARD},   {1, FSDP_RECOMPUTE},
+                 {1, FSDP_BACKWARD}, {0, FSDP_RECOMPUTE}, {0, FSDP_BACKWARD}};
+  const VisitOrder order = build_visit_order(spec);
+  EXPECT_EQ(order.train_prefetch[3], (std::vector<uint32_t>{4}));
+  EXPECT_EQ(order.train_prefetch[4], (std::vector<uint32_t>{5}));
+  EXPECT_TRUE(live_at(order.gathered[0], 0, 3) && live_at(order.gathered[0], 0, 4));
+  EXPECT_FALSE(live_at(order.gathered[0], 0, 5));
+  EXPECT_EQ(order.eval.size(), 2u);
+}
+
 TEST(VisitOrder, KeepsItsPromisesOnRandomVisits) {
   for (uint32_t seed = 0; seed < 1000; ++seed) {
     SCOPED_TRACE(seed);
@@ -231,13 +266,15 @@ TEST(VisitOrder, KeepsItsPromisesOnRandomVisits) {
       group.prefetch_bytes = group.gathered_bytes;
       group.grad_bytes = random() % 4 ? 2 * group.gathered_bytes : 0;
       group.resident = random() % 5 == 0;
+      group.by_phase = !group.resident && random() % 3 == 0;
     }
     for (uint32_t g = 0; g < spec.groups.size(); ++g) spec.visits.push_back({g, FSDP_FORWARD});
     for (uint32_t i = random() % 4; i-- > 0;)
       spec.visits.push_back({static_cast<uint32_t>(random() % spec.groups.size()), FSDP_FORWARD});
     for (uint32_t g = 0; g < spec.groups.size(); ++g) spec.visits.push_back({g, FSDP_BACKWARD});
     for (uint32_t i = random() % 4; i-- > 0;)
-      spec.visits.push_back({static_cast<uint32_t>(random() % spec.groups.size()), FSDP_BACKWARD});
+      spec.visits.push_back({static_cast<uint32_t>(random() % spec.groups.size()),
+                             random() % 2 ? FSDP_BACKWARD + 0 : FSDP_RECOMPUTE + 0});
     std::shuffle(spec.visits.begin() + static_cast<ptrdiff_t>(spec.groups.size()), spec.visits.end(), random);
     ASSERT_NO_FATAL_FAILURE(check(spec));
   }
@@ -265,8 +302,13 @@ TEST(VisitOrder, RejectsWhatMakesNoSense) {
   spec.visits[2].group_index = 4;
   EXPECT_EQ(error_of(spec), "visit 2: group 4 is outside [0, 4)");
   spec = tied_embedding();
+  spec.visits[2].phase = FSDP_EVAL;
+  EXPECT_EQ(error_of(spec), "visit 2: phase 4 is none of FORWARD, BACKWARD and RECOMPUTE");
   spec.visits[2].phase = FSDP_RECOMPUTE;
-  EXPECT_EQ(error_of(spec), "visit 2: phase 3 is neither FORWARD nor BACKWARD");
+  EXPECT_EQ(error_of(spec), "visit 2: RECOMPUTE of group 2 before its first FORWARD");
+  spec = tied_embedding();
+  spec.visits.insert(spec.visits.begin() + 6, {3, FSDP_RECOMPUTE});
+  EXPECT_EQ(error_of(spec), "");
   spec = tied_embedding();
   spec.visits.erase(spec.visits.begin() + 8);
   EXPECT_EQ(error_of(spec), "group 1 is trainable, but has no BACKWARD visit");

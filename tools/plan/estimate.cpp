@@ -43,6 +43,7 @@ void add_group(Planned &planned, const GroupSpec &group, const Policy &policy) {
     param.flags = spec.flags;
     param.granule = spec.granule;
     param.granule_rows = spec.granule_rows;
+    param.quantization = spec.quantization;
     params.push_back(param);
   }
   fsdp_group_options options = FSDP_GROUP_OPTIONS_INIT;

@@ -17,6 +17,7 @@ struct ParamSpec {
   uint32_t flags = 0;
   fsdp_granule granule = 0;
   uint64_t granule_rows = 0;
+  fsdp_quantization quantization = 0;
 };
 
 struct GroupSpec {
@@ -59,8 +60,9 @@ struct TransformerShape {
   uint64_t kv_heads = 0;  // 0: heads
   uint64_t ffn = 0;       // 0: 4 x width
   uint64_t vocab = 50257;
-  bool gated = false;  // gate and up projections (SwiGLU) instead of one
-  bool tied = false;   // the head uses the embedding's weights
+  bool gated = false;                  // gate and up projections (SwiGLU) instead of one
+  bool tied = false;                   // the head uses the embedding's weights
+  fsdp_quantization quantization = 0;  // of the layers' matrices
 };
 
 // Throws std::invalid_argument.

@@ -101,6 +101,7 @@ ParamSpec read_param(const Json &json, const std::string &where) {
   param.flags = object.flag("frozen", FSDP_PARAM_FROZEN) | object.flag("no_decay", FSDP_PARAM_NO_DECAY);
   param.granule = object.word("granule", granules);
   param.granule_rows = object.number("granule_rows", 0);
+  param.quantization = object.word("quantization", quantizations);
   object.refuse_unknown();
   return param;
 }

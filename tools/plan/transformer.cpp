@@ -30,6 +30,8 @@ GroupSpec build_layer(const TransformerShape &shape, uint64_t index) {
   if (shape.gated) group.params.push_back(matrix(name + ".gate", shape.ffn, shape.width));
   group.params.push_back(matrix(name + ".up", shape.ffn, shape.width));
   group.params.push_back(matrix(name + ".down", shape.width, shape.ffn));
+  for (ParamSpec &param : group.params)
+    if (param.shape.size() == 2) param.quantization = shape.quantization;
   return group;
 }
 

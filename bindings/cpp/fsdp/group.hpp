@@ -27,6 +27,11 @@ struct Param : Options<fsdp_param> {
     dtype = static_cast<fsdp_dtype>(dtype_);
     flags = flags_;
   }
+  /** What its compute weights are stored as. */
+  Param &quantize(Quantization to) {
+    quantization = static_cast<fsdp_quantization>(to);
+    return *this;
+  }
   /** A box of a larger tensor: that one's shape, and where the box begins. */
   Param &global(std::vector<std::uint64_t> shape_, std::vector<std::uint64_t> offset_) {
     if (shape_.size() != own_shape.size() || offset_.size() != own_shape.size())
@@ -274,6 +279,13 @@ class Group {
   Tensor get_param(const ParamKey &key, Phase phase) const {
     auto tensor = detail::sized<fsdp_tensor>();
     detail::check(fsdp_get_param(raw_, find(key), static_cast<fsdp_phase>(phase), &tensor));
+    return Tensor(tensor);
+  }
+  /** A plane of a quantized parameter, without a hold as well. */
+  Tensor get_plane(const ParamKey &key, Phase phase, Plane plane) const {
+    auto tensor = detail::sized<fsdp_tensor>();
+    detail::check(
+        fsdp_get_plane(raw_, find(key), static_cast<fsdp_phase>(phase), static_cast<fsdp_plane>(plane), &tensor));
     return Tensor(tensor);
   }
 

@@ -44,6 +44,20 @@ enum class Phase : fsdp_phase {
   recompute = FSDP_RECOMPUTE,
   eval = FSDP_EVAL
 };
+enum class Quantization : fsdp_quantization { mxfp8 = FSDP_QUANTIZE_MXFP8, fp8_block = FSDP_QUANTIZE_FP8_BLOCK };
+enum class ScaleRounding : fsdp_scale_rounding { exact = FSDP_SCALE_EXACT, power_of_two = FSDP_SCALE_POWER_OF_TWO };
+enum class ScaleRule : fsdp_scale_rule { round_up = FSDP_SCALE_ROUND_UP, floor = FSDP_SCALE_FLOOR };
+enum class PlanePolicy : fsdp_plane_policy {
+  by_phase = FSDP_PLANES_BY_PHASE,
+  by_phase_and_recompute = FSDP_PLANES_BY_PHASE_AND_RECOMPUTE,
+  both = FSDP_PLANES_BOTH
+};
+enum class Plane : fsdp_plane {
+  row = FSDP_PLANE_ROW,
+  row_scale = FSDP_PLANE_ROW_SCALE,
+  column = FSDP_PLANE_COLUMN,
+  column_scale = FSDP_PLANE_COLUMN_SCALE
+};
 enum class ScheduleKind : fsdp_schedule_kind {
   sequential = FSDP_SCHEDULE_SEQUENTIAL,
   interleaved = FSDP_SCHEDULE_INTERLEAVED,

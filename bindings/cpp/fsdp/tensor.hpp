@@ -14,7 +14,13 @@
 
 namespace fsdp {
 
-enum class DType : fsdp_dtype { float32 = FSDP_FLOAT32, bfloat16 = FSDP_BFLOAT16, float16 = FSDP_FLOAT16 };
+enum class DType : fsdp_dtype {
+  float32 = FSDP_FLOAT32,
+  bfloat16 = FSDP_BFLOAT16,
+  float16 = FSDP_FLOAT16,
+  float8_e4m3 = FSDP_FLOAT8_E4M3,
+  e8m0 = FSDP_E8M0
+};
 enum class DeviceKind : fsdp_device_kind { host = FSDP_DEVICE_HOST, cuda = FSDP_DEVICE_CUDA };
 
 /** A bfloat16 and an IEEE half as their bits. */
@@ -23,6 +29,14 @@ struct bfloat16 {
 };
 struct float16 {
   std::uint16_t bits;
+};
+/** The codes of quantized weights, and their scales 2^(bits - 127) where these are powers of two; calls take no data of
+ * either. */
+struct float8_e4m3 {
+  std::uint8_t bits;
+};
+struct e8m0 {
+  std::uint8_t bits;
 };
 
 /** The dtype of a C++ type; specialize it for one of your own that has such bits. */
@@ -39,6 +53,14 @@ struct dtype_of<bfloat16> {
 template <>
 struct dtype_of<float16> {
   static constexpr DType value = DType::float16;
+};
+template <>
+struct dtype_of<e8m0> {
+  static constexpr DType value = DType::e8m0;
+};
+template <>
+struct dtype_of<float8_e4m3> {
+  static constexpr DType value = DType::float8_e4m3;
 };
 template <typename T>
 inline constexpr fsdp_dtype raw_dtype = static_cast<fsdp_dtype>(dtype_of<std::remove_cv_t<T>>::value);
@@ -99,7 +121,9 @@ class Tensor {
 
  private:
   [[noreturn]] void refuse_as(fsdp_dtype wanted) const {
-    if (!raw_.data) detail::refuse(FSDP_INVALID_STATE, "there is no such tensor (a gradient of a frozen parameter?)");
+    if (!raw_.data)
+      detail::refuse(FSDP_INVALID_STATE,
+                     "there is no such tensor (a gradient of a frozen parameter? weights of a quantized one?)");
     if (raw_.device != FSDP_DEVICE_HOST)
       detail::refuse(FSDP_UNSUPPORTED, "memory of a GPU is no span: data() gives its address");
     if (raw_.dtype == wanted) detail::refuse(FSDP_INVALID_ARGUMENT, "the tensor is read-only: ask for a const type");

@@ -49,6 +49,25 @@ TEST(Training, ViewsAreTypedSpansOfTheLibrarysMemory) {
   });
 }
 
+TEST(Training, QuantizedParametersAreCodesAndScales) {
+  run_ranks(2, [](fsdp::Context &context) {
+    fsdp::Model model(context);
+    fsdp::Group group = model.create_group("only", {fsdp::Param("w", {1, 2}).quantize(fsdp::Quantization::fp8_block)});
+    model.seal();
+    group.load_param("w", std::vector<float>{448, 1});
+    model.publish_weights();
+    const fsdp::Weights weights = group.unshard(fsdp::Phase::forward);
+    fsdp::span<const fsdp::float8_e4m3> codes = group.get_plane("w", fsdp::Phase::forward, fsdp::Plane::row);
+    ASSERT_EQ(codes.size(), 2u);
+    EXPECT_EQ(codes[0].bits, 0x7e);
+    EXPECT_EQ(codes[1].bits, 0x38);
+    fsdp::span<const float> scales = group.get_plane(0, fsdp::Phase::forward, fsdp::Plane::row_scale);
+    EXPECT_EQ(std::vector<float>(scales.begin(), scales.end()), std::vector<float>{1});
+    EXPECT_FALSE(weights["w"]);
+    EXPECT_EQ(status_of([&] { weights["w"].as<const float>(); }), fsdp::Status::invalid_state);
+  });
+}
+
 TEST(Training, GradientsArePutAddedUpAndLeftOut) {
   run_ranks(2, [](fsdp::Context &context) {
     TwoGroups net(context);

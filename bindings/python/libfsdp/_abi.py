@@ -44,6 +44,8 @@ FSDP_ORIGIN_UCX = 5
 FSDP_FLOAT32 = 1
 FSDP_BFLOAT16 = 2
 FSDP_FLOAT16 = 3
+FSDP_FLOAT8_E4M3 = 4
+FSDP_E8M0 = 6
 
 # fsdp_device_kind
 FSDP_DEVICE_HOST = 1
@@ -101,6 +103,19 @@ FSDP_OPTIMIZER_CALLER = 2
 FSDP_MODEL_NO_PREFETCH = 2048
 FSDP_MODEL_FORCE_COMMUNICATION = 4096
 
+# fsdp_scale_rounding
+FSDP_SCALE_EXACT = 1
+FSDP_SCALE_POWER_OF_TWO = 2
+
+# fsdp_scale_rule
+FSDP_SCALE_ROUND_UP = 1
+FSDP_SCALE_FLOOR = 2
+
+# fsdp_plane_policy
+FSDP_PLANES_BY_PHASE = 1
+FSDP_PLANES_BY_PHASE_AND_RECOMPUTE = 2
+FSDP_PLANES_BOTH = 3
+
 # fsdp_phase
 FSDP_FORWARD = 1
 FSDP_BACKWARD = 2
@@ -131,8 +146,18 @@ FSDP_PARAM_FROZEN = 8192
 FSDP_PARAM_NO_DECAY = 16384
 FSDP_PARAM_LR_ZERO = 32768
 
+# fsdp_quantization
+FSDP_QUANTIZE_MXFP8 = 2
+FSDP_QUANTIZE_FP8_BLOCK = 3
+
 FSDP_GROUP_RESIDENT = 65536
 FSDP_GROUP_ROOT = 4194304
+
+# fsdp_plane
+FSDP_PLANE_ROW = 1
+FSDP_PLANE_ROW_SCALE = 2
+FSDP_PLANE_COLUMN = 3
+FSDP_PLANE_COLUMN_SCALE = 4
 
 FSDP_GRAD_ZEROED = 131072
 
@@ -260,6 +285,10 @@ class fsdp_model_options(Sized):
         ("reserved", c_uint32),  # 0
         ("prefetch_bytes", c_uint64),  # do not prefetch beyond so many gathered bytes ahead; 0: no limit
         ("save_staging_bytes", c_uint64),  # memory of role STAGING for saves, at least 32 MiB; what a save has not copied when the update window opens waits for the disk, unless it fits in here. 0: none is planned, and each save takes 32 MiB while it runs
+        ("scale_rounding", c_int32),  # 0: FSDP_SCALE_EXACT
+        ("quantize_from", c_int32),  # what main weights are rounded to before they are quantized; 0: FSDP_FLOAT32, which is not at all; FSDP_BFLOAT16: twice, with the bits of TransformerEngine
+        ("scale_rule", c_int32),  # 0: FSDP_SCALE_ROUND_UP
+        ("plane_policy", c_int32),  # 0: FSDP_PLANES_BY_PHASE
     ]
 
 
@@ -269,7 +298,7 @@ class fsdp_visit(Structure):
     """
     _fields_ = [
         ("group_index", c_uint32),
-        ("phase", c_int32),  # FSDP_FORWARD or FSDP_BACKWARD
+        ("phase", c_int32),  # FSDP_FORWARD, FSDP_BACKWARD, or FSDP_RECOMPUTE, whose weights are then gathered ahead as well; without such visits a recompute belongs to a BACKWARD one
     ]
 
 
@@ -341,7 +370,7 @@ class fsdp_param(Sized):
         ("name", c_char_p),  # unique in the model, 1-255 bytes
         ("shape", POINTER(c_uint64)),  # dimension_count sizes of 1 or more, C order; copied
         ("dimension_count", c_uint32),  # at most 16; 0: a scalar
-        ("dtype", c_int32),  # of the compute weights; 0: FSDP_FLOAT32
+        ("dtype", c_int32),  # of the compute weights, unless they are quantized; 0: FSDP_FLOAT32
         ("flags", c_uint32),  # FSDP_PARAM_*
         ("granule", c_int32),  # 0: FSDP_GRANULE_ROW
         ("granule_rows", c_uint64),  # counts only with FSDP_GRANULE_BLOCK
@@ -349,6 +378,8 @@ class fsdp_param(Sized):
         ("user_data", c_void_p),  # kept and returned by fsdp_get_param_info; never read
         ("global_shape", POINTER(c_uint64)),
         ("global_offset", POINTER(c_uint64)),
+        ("quantization", c_int32),  # 0: none
+        ("reserved", c_uint32),  # 0
     ]
 
 
@@ -492,8 +523,8 @@ class fsdp_checkpoint_status(Sized):
 
 
 # What the compiler says of each struct, in bytes.
-SIZES = {fsdp_error: 1056, fsdp_tensor: 56, fsdp_context_options: 144, fsdp_mesh_options: 32, fsdp_model_options: 88,
-         fsdp_visit: 8, fsdp_schedule_options: 32, fsdp_model_info: 80, fsdp_stats: 240, fsdp_param: 80,
+SIZES = {fsdp_error: 1056, fsdp_tensor: 56, fsdp_context_options: 144, fsdp_mesh_options: 32, fsdp_model_options: 104,
+         fsdp_visit: 8, fsdp_schedule_options: 32, fsdp_model_info: 80, fsdp_stats: 240, fsdp_param: 88,
          fsdp_group_options: 24, fsdp_group_info: 48, fsdp_chunk: 40, fsdp_shard: 104, fsdp_adamw_options: 56,
          fsdp_grad: 24, fsdp_save_options: 24, fsdp_load_options: 16, fsdp_loaded: 80, fsdp_rename: 48,
          fsdp_checkpoint_status: 80}
@@ -541,8 +572,9 @@ CALLS = {
     "fsdp_get_param_info": (c_int32, [c_void_p, c_uint64, POINTER(fsdp_param)], 'The descriptor as declared, with defaults filled in and the lr_scale of now: fsdp_create_group takes it. Threads: any, once sealed. Errors: INVALID_ARGUMENT. Since 0.2.'),
     "fsdp_load_param": (c_int32, [c_void_p, c_uint64, c_void_p, c_int32, c_uint64, c_int32, c_uint32], 'Load a parameter from full data: element_count elements of dtype, in C order. With root FSDP_EVERY_RANK every rank passes the same data and nothing is communicated; else rank `root` passes it and data may be NULL elsewhere. The data may be freed at return. flags must be 0. Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Errors: INVALID_ARGUMENT, INVALID_STATE (window closed), PEER_FAILED, TIMEOUT. Since 0.2.'),
     "fsdp_read_param": (c_int32, [c_void_p, c_uint64, c_void_p, c_int32, c_uint64, c_int32, c_uint32], 'Copy a whole parameter out: the main weights (compute weights of a frozen one), converted to dtype. With root FSDP_EVERY_RANK every rank gets it; else rank `root` does, and data may be NULL elsewhere. flags must be 0. It is copied part by part as peers show theirs: where a peer fails meanwhile, some of data has been written. Collective: the mesh. Blocks: peers. Window: either; while it is open the caller must not write on any rank. Errors: INVALID_ARGUMENT, INVALID_STATE, PEER_FAILED, TIMEOUT. Since 0.2.'),
-    "fsdp_get_param": (c_int32, [c_void_p, c_uint64, c_int32, POINTER(fsdp_tensor)], 'The full compute weights: a read-only view, legal to read while the group is unsharded, or at any time outside the update window where the strategy keeps them whole. With SEQUENTIAL and VISITS schedules the address is the same from the seal on; with INTERLEAVED it is the one of the phase given. phase may be any. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed; not unsharded). Since 0.2.'),
-    "fsdp_get_params": (c_int32, [c_void_p, c_int32, POINTER(fsdp_tensor), c_uint64, c_uint64], "The views of all parameters of a group, as fsdp_get_param gives each: for bindings, which may keep them where addresses are fixed. tensors is an array of tensor_count, the group's number of parameters; the call sets each struct_size to the stride, or to what it knows if that is less. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE. Since 0.2."),
+    "fsdp_get_param": (c_int32, [c_void_p, c_uint64, c_int32, POINTER(fsdp_tensor)], 'The full compute weights: a read-only view, legal to read while the group is unsharded, or at any time outside the update window where the strategy keeps them whole. With SEQUENTIAL and VISITS schedules the address is the same from the seal on; with INTERLEAVED it is the one of the phase given. phase may be any. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (also: the parameter is quantized, see fsdp_get_plane), INVALID_STATE (not sealed; not unsharded). Since 0.2.'),
+    "fsdp_get_params": (c_int32, [c_void_p, c_int32, POINTER(fsdp_tensor), c_uint64, c_uint64], "The views of all parameters of a group, as fsdp_get_param gives each: for bindings, which may keep them where addresses are fixed. Where a parameter is quantized, data is NULL. tensors is an array of tensor_count, the group's number of parameters; the call sets each struct_size to the stride, or to what it knows if that is less. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE. Since 0.2."),
+    "fsdp_get_plane": (c_int32, [c_void_p, c_uint64, c_int32, c_int32, POINTER(fsdp_tensor)], "A whole plane of a quantized parameter's compute weights: a read-only view, legal to read as that of fsdp_get_param is, at addresses that follow the same rules; where planes are gathered by phase it is legal while a hold of the phase given lasts, and ROW planes of a group have other addresses than its COLUMN planes. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (no such plane; the parameter is not quantized), INVALID_STATE (not sealed; not unsharded; the phase has other planes). Since 0.2."),
     "fsdp_get_chunk": (c_int32, [c_void_p, c_uint64, c_uint32, POINTER(fsdp_chunk)], 'The part of a parameter that rank `rank` stores: what fsdp_load_chunk takes there and, of parameters that are not FROZEN, what fsdp_get_shard shows. All of it where every rank has the whole (FSDP_STRATEGY_NO_SHARD); the same part on each replica. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2.'),
     "fsdp_load_chunk": (c_int32, [c_void_p, c_uint64, c_void_p, c_int32, c_uint64, c_uint64, c_uint32], "Load rows of a parameter that this rank owns: row_count rows from row_offset on, in C order, say those of fsdp_get_chunk. They must lie in this rank's chunk; where the strategy keeps main weights whole that is all of them. Every rank, replicas too, loads its own. flags must be 0. Collective: no. Blocks: local work. Window: inside. Errors: INVALID_ARGUMENT (rows of another rank), INVALID_STATE (window closed). Since 0.2."),
     "fsdp_load_state": (c_int32, [c_void_p, c_uint64, c_char_p, c_void_p, c_int32, c_uint64, c_int32, c_uint32], 'Load a named optimizer state of a parameter from full data, as fsdp_load_param does its weights: "exp_avg" and "exp_avg_sq" of AdamW, or the caller\'s own. The number of AdamW\'s steps is not part of it: fsdp_adamw_options.step sets it once, later steps count on, and no load changes it. flags must be 0. Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Errors: as fsdp_load_param, and INVALID_ARGUMENT (no such state), INVALID_STATE (frozen). Since 0.2.'),

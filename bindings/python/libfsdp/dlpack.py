@@ -17,6 +17,7 @@ _NAME, _USED, _VERSIONED, _USED_VERSIONED = (
 )
 # (code, bits) of a DLDataType
 TYPES = {Dtype.FLOAT32: (2, 32), Dtype.FLOAT16: (2, 16), Dtype.BFLOAT16: (4, 16)}
+_CODES = {**TYPES, Dtype.FLOAT8_E4M3: (1, 8), Dtype.E8M0: (1, 8)}  # unsigned bytes: few consumers know DLPack's own
 READ_ONLY = 1
 
 
@@ -99,7 +100,7 @@ def export(tensor, owner, max_version=None):
     step = 1
     for axis in reversed(range(len(tensor.shape))):
         strides[axis], step = step, step * tensor.shape[axis]
-    code, bits = TYPES[tensor.dtype]
+    code, bits = _CODES[tensor.dtype]
     kind, index = device_of(tensor.device, tensor.device_index)
     managed.tensor = _Tensor(tensor.address, kind, index, len(tensor.shape), code, bits, 1, shape, strides, 0)
     managed.deleter = _deleter.value

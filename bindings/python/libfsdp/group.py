@@ -5,7 +5,7 @@ import ctypes
 
 from . import _abi
 from ._library import check, lib, make
-from .constants import EVERY_RANK, Dtype, Phase
+from .constants import EVERY_RANK, Dtype, Phase, Plane
 from .tensor import Tensor, empty, read_grad, read_value
 
 _FORWARD = int(Phase.FORWARD)
@@ -178,12 +178,22 @@ class Group:
         return found
 
     def tensors(self, phase=Phase.FORWARD):
-        """{name: Tensor} of the full compute weights, for DLPack. Legal while the group is unsharded."""
+        """{name: Tensor} of the full compute weights, for DLPack. Legal while the group is unsharded. Quantized
+        parameters are not among them: see plane."""
         found = (_abi.fsdp_tensor * len(self.params))()
         self.check(lib.get_params(self.handle, phase, found, len(found), ctypes.sizeof(_abi.fsdp_tensor)))
         if self.params:
             self.model.saw(found[0])
-        return {param.name: Tensor(view, self.model._handle) for param, view in zip(self.params, found)}
+        return {
+            param.name: Tensor(view, self.model._handle) for param, view in zip(self.params, found) if view.data
+        }
+
+    def plane(self, param, plane=Plane.ROW, phase=Phase.FORWARD):
+        """The Tensor of a quantized parameter's codes (bytes), or with Plane.ROW_SCALE of their scales. Legal while the
+        group is unsharded."""
+        found = _abi.fsdp_tensor()
+        self.check(lib.get_plane(self.handle, self.index(param), phase, plane, found))
+        return Tensor(found, self.model._handle)
 
     def weights(self, phase=Phase.FORWARD):
         """{name: array} of the full compute weights, made once for each phase: their addresses stay."""

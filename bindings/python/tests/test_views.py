@@ -13,7 +13,7 @@ import weakref
 from unittest import mock
 
 import libfsdp as fsdp
-from helper import COUNT, flat, ramp, small_model, train
+from helper import COUNT, flat, floats, ramp, small_model, train
 
 try:
     import numpy
@@ -49,6 +49,27 @@ class Views(unittest.TestCase):
                 with self.assertRaises((ValueError, TypeError)):
                     weights["w"][0, 0] = 1.0
                 self.assertTrue(group.tensors()["w"].is_read_only)
+
+        fsdp.run_local(2, rank)
+
+    def test_quantized_parameters_are_codes_and_scales(self):
+        def rank(context):
+            model = context.create_model()
+            params = [fsdp.Param("q", (1, 2), quantization=fsdp.Quantization.FP8_BLOCK), fsdp.Param("b", (4,))]
+            group = model.create_group("layer", params)
+            with model:
+                model.seal()
+                group.load_param("q", floats(448, 1))
+                model.publish_weights()
+                with group.unsharded() as weights:
+                    self.assertEqual(list(weights), ["b"])
+                    codes, scales = group.plane("q"), group.plane("q", fsdp.Plane.ROW_SCALE)
+                    self.assertEqual((codes.dtype, codes.shape), (fsdp.Dtype.FLOAT8_E4M3, (1, 2)))
+                    self.assertEqual(bytes(codes.memoryview()), b"\x7e\x38")
+                    self.assertEqual(bytes(codes.array()), b"\x7e\x38")
+                    self.assertEqual(flat(scales.array()), [1.0])
+                    with self.assertRaises(fsdp.Error):
+                        group.plane("b")
 
         fsdp.run_local(2, rank)
 

@@ -88,6 +88,14 @@ void CudaStream::cast(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtyp
   if (count) enqueue("kernel cast", [&] { return kernels::cast(stream_, to, to_dtype, from, from_dtype, count); });
 }
 
+void CudaStream::quantize_mxfp8(const Mxfp8Quantize &work) {
+  enqueue("kernel quantize_mxfp8", [&] { return kernels::quantize_mxfp8(stream_, work); });
+}
+
+void CudaStream::quantize_fp8_blocks(const Fp8BlockQuantize &work) {
+  enqueue("kernel quantize_fp8_blocks", [&] { return kernels::quantize_fp8_blocks(stream_, work); });
+}
+
 void CudaStream::add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) {
   if (count) enqueue("kernel add", [&] { return kernels::add(stream_, to, to_dtype, from, from_dtype, count); });
 }

@@ -21,6 +21,14 @@ void HostStream::cast(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtyp
   if (count) run([=] { kernels::cast(to, to_dtype, from, from_dtype, count); });
 }
 
+void HostStream::quantize_mxfp8(const Mxfp8Quantize &work) {
+  run([work] { kernels::quantize_mxfp8(work); });
+}
+
+void HostStream::quantize_fp8_blocks(const Fp8BlockQuantize &work) {
+  run([work] { kernels::quantize_fp8_blocks(work); });
+}
+
 void HostStream::add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) {
   if (count) run([=] { kernels::add(to, to_dtype, from, from_dtype, count); });
 }

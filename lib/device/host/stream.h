@@ -21,6 +21,8 @@ class HostStream : public Stream {
   void copy(void *to, const void *from, size_t bytes) override;
   void fill(void *to, uint8_t byte, size_t bytes) override;
   void cast(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) override;
+  void quantize_mxfp8(const Mxfp8Quantize &work) override;
+  void quantize_fp8_blocks(const Fp8BlockQuantize &work) override;
   void add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) override;
   void scale(float *values, float factor, uint64_t count) override;
   void rank_sum(const RankSum &sum) override;

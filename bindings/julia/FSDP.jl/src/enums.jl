@@ -31,6 +31,8 @@ end
     FLOAT32 = LibFSDP.FSDP_FLOAT32
     BFLOAT16 = LibFSDP.FSDP_BFLOAT16
     FLOAT16 = LibFSDP.FSDP_FLOAT16
+    FLOAT8_E4M3 = LibFSDP.FSDP_FLOAT8_E4M3
+    E8M0 = LibFSDP.FSDP_E8M0
 end
 
 @enum DeviceKind::Int32 begin
@@ -99,6 +101,22 @@ end
 const MODEL_NO_PREFETCH = LibFSDP.FSDP_MODEL_NO_PREFETCH
 const MODEL_FORCE_COMMUNICATION = LibFSDP.FSDP_MODEL_FORCE_COMMUNICATION
 
+@enum ScaleRounding::Int32 begin
+    SCALE_EXACT = LibFSDP.FSDP_SCALE_EXACT
+    SCALE_POWER_OF_TWO = LibFSDP.FSDP_SCALE_POWER_OF_TWO
+end
+
+@enum ScaleRule::Int32 begin
+    SCALE_ROUND_UP = LibFSDP.FSDP_SCALE_ROUND_UP
+    SCALE_FLOOR = LibFSDP.FSDP_SCALE_FLOOR
+end
+
+@enum PlanePolicy::Int32 begin
+    PLANES_BY_PHASE = LibFSDP.FSDP_PLANES_BY_PHASE
+    PLANES_BY_PHASE_AND_RECOMPUTE = LibFSDP.FSDP_PLANES_BY_PHASE_AND_RECOMPUTE
+    PLANES_BOTH = LibFSDP.FSDP_PLANES_BOTH
+end
+
 @enum Phase::Int32 begin
     FORWARD = LibFSDP.FSDP_FORWARD
     BACKWARD = LibFSDP.FSDP_BACKWARD
@@ -133,8 +151,20 @@ const PARAM_FROZEN = LibFSDP.FSDP_PARAM_FROZEN
 const PARAM_NO_DECAY = LibFSDP.FSDP_PARAM_NO_DECAY
 const PARAM_LR_ZERO = LibFSDP.FSDP_PARAM_LR_ZERO
 
+@enum Quantization::Int32 begin
+    QUANTIZE_MXFP8 = LibFSDP.FSDP_QUANTIZE_MXFP8
+    QUANTIZE_FP8_BLOCK = LibFSDP.FSDP_QUANTIZE_FP8_BLOCK
+end
+
 const GROUP_RESIDENT = LibFSDP.FSDP_GROUP_RESIDENT
 const GROUP_ROOT = LibFSDP.FSDP_GROUP_ROOT
+
+@enum Plane::Int32 begin
+    PLANE_ROW = LibFSDP.FSDP_PLANE_ROW
+    PLANE_ROW_SCALE = LibFSDP.FSDP_PLANE_ROW_SCALE
+    PLANE_COLUMN = LibFSDP.FSDP_PLANE_COLUMN
+    PLANE_COLUMN_SCALE = LibFSDP.FSDP_PLANE_COLUMN_SCALE
+end
 
 const GRAD_ZEROED = LibFSDP.FSDP_GRAD_ZEROED
 
@@ -192,9 +222,14 @@ const FIELD_ENUMS = Dict(
     (LibFSDP.fsdp_model_options, :grad_op) => GradOp,
     (LibFSDP.fsdp_model_options, :reduce_policy) => ReducePolicy,
     (LibFSDP.fsdp_model_options, :optimizer) => Optimizer,
+    (LibFSDP.fsdp_model_options, :scale_rounding) => ScaleRounding,
+    (LibFSDP.fsdp_model_options, :quantize_from) => Dtype,
+    (LibFSDP.fsdp_model_options, :scale_rule) => ScaleRule,
+    (LibFSDP.fsdp_model_options, :plane_policy) => PlanePolicy,
     (LibFSDP.fsdp_visit, :phase) => Phase,
     (LibFSDP.fsdp_param, :dtype) => Dtype,
     (LibFSDP.fsdp_param, :granule) => Granule,
+    (LibFSDP.fsdp_param, :quantization) => Quantization,
     (LibFSDP.fsdp_group_options, :strategy) => Strategy,
     (LibFSDP.fsdp_group_options, :grad_dtype) => Dtype,
     (LibFSDP.fsdp_group_options, :reduce_dtype) => Dtype,
@@ -233,6 +268,8 @@ const CONSTANTS = (
     (FLOAT32, 1),
     (BFLOAT16, 2),
     (FLOAT16, 3),
+    (FLOAT8_E4M3, 4),
+    (E8M0, 6),
     (DEVICE_HOST, 1),
     (DEVICE_CUDA, 2),
     (TENSOR_READ_ONLY, 8388608),
@@ -266,6 +303,13 @@ const CONSTANTS = (
     (OPTIMIZER_CALLER, 2),
     (MODEL_NO_PREFETCH, 2048),
     (MODEL_FORCE_COMMUNICATION, 4096),
+    (SCALE_EXACT, 1),
+    (SCALE_POWER_OF_TWO, 2),
+    (SCALE_ROUND_UP, 1),
+    (SCALE_FLOOR, 2),
+    (PLANES_BY_PHASE, 1),
+    (PLANES_BY_PHASE_AND_RECOMPUTE, 2),
+    (PLANES_BOTH, 3),
     (FORWARD, 1),
     (BACKWARD, 2),
     (RECOMPUTE, 3),
@@ -287,8 +331,14 @@ const CONSTANTS = (
     (PARAM_FROZEN, 8192),
     (PARAM_NO_DECAY, 16384),
     (PARAM_LR_ZERO, 32768),
+    (QUANTIZE_MXFP8, 2),
+    (QUANTIZE_FP8_BLOCK, 3),
     (GROUP_RESIDENT, 65536),
     (GROUP_ROOT, 4194304),
+    (PLANE_ROW, 1),
+    (PLANE_ROW_SCALE, 2),
+    (PLANE_COLUMN, 3),
+    (PLANE_COLUMN_SCALE, 4),
     (GRAD_ZEROED, 131072),
     (LAST, 262144),
     (ADAMW_BETA1_ZERO, 524288),

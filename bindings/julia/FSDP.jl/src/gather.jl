@@ -68,7 +68,7 @@ Base.show(io::IO, weights::Weights) = print(io, "Weights(", weights.group, ", ",
 
 "Views of all parameters, made once for each phase."
 @noinline function find_views(group, phase)
-    views = Any[view_of(tensor) for tensor in tensors(group, phase)]
+    views = Any[tensor.address == C_NULL ? nothing : view_of(tensor) for tensor in tensors(group, phase)]
     group.views[Int(phase)] = views
     return views
 end
@@ -76,7 +76,7 @@ end
 """
     tensors(group, phase = FORWARD)
 
-A `Tensor` for each parameter, while the group is unsharded.
+A `Tensor` for each parameter, while the group is unsharded; of a quantized one its address is `C_NULL`.
 """
 function tensors(group::Group, phase::Phase = FORWARD)
     found = Vector{fsdp_tensor}(undef, length(group.params))
@@ -88,6 +88,18 @@ end
 function tensor(group::Group, param, phase::Phase = FORWARD)
     found = blank(fsdp_tensor)
     @call group.state fsdp_get_param(group.number, param_index(group, param), Int32(phase), found)
+    return Tensor(found.memory[], group.handle)
+end
+
+"""
+    plane(group, param, which = PLANE_ROW, phase = FORWARD)
+
+The `Tensor` of a quantized parameter's codes, as their bits, or with `PLANE_ROW_SCALE` of their scales; of MXFP8 parameters
+there are COLUMN planes, too, and a phase has one of the two.
+"""
+function plane(group::Group, param, which::Plane = PLANE_ROW, phase::Phase = FORWARD)
+    found = blank(fsdp_tensor)
+    @call group.state fsdp_get_plane(group.number, param_index(group, param), Int32(phase), Int32(which), found)
     return Tensor(found.memory[], group.handle)
 end
 

@@ -45,6 +45,7 @@ dtype_of(::Type{T}) where {T} =
 
 element_type(dtype::Integer) =
     dtype == FSDP_FLOAT32 ? Float32 : dtype == FSDP_BFLOAT16 ? BFloat16 : dtype == FSDP_FLOAT16 ? Float16 :
+    dtype in (FSDP_FLOAT8_E4M3, FSDP_E8M0) ? UInt8 :  # a code's bits
     throw(ArgumentError("no dtype $dtype is known, of $(fsdp_get_dtype_size(dtype)) bytes"))
 
 # Contiguous memory with the numbers of an array: the array itself, unless it is a view or computed.

@@ -336,19 +336,30 @@ extern "C" {
     /// The full compute weights: a read-only view, legal to read while the group is unsharded, or at any time outside the
     /// update window where the strategy keeps them whole. With SEQUENTIAL and VISITS schedules the address is the same from
     /// the seal on; with INTERLEAVED it is the one of the phase given. phase may be any.
-    /// Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed; not unsharded). Since 0.2.
+    /// Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (also: the parameter is quantized, see fsdp_get_plane),
+    /// INVALID_STATE (not sealed; not unsharded). Since 0.2.
     /// ```
     #[must_use]
     pub fn fsdp_get_param(group: *mut fsdp_group, param_index: u64, phase: fsdp_phase, tensor: *mut fsdp_tensor) -> fsdp_status;
 
     /// ```text
     /// The views of all parameters of a group, as fsdp_get_param gives each: for bindings, which may keep them where
-    /// addresses are fixed. tensors is an array of tensor_count, the group's number of parameters; the call sets each
-    /// struct_size to the stride, or to what it knows if that is less. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT,
-    /// INVALID_STATE. Since 0.2.
+    /// addresses are fixed. Where a parameter is quantized, data is NULL. tensors is an array of tensor_count, the group's
+    /// number of parameters; the call sets each struct_size to the stride, or to what it knows if that is less. Collective:
+    /// no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE. Since 0.2.
     /// ```
     #[must_use]
     pub fn fsdp_get_params(group: *mut fsdp_group, phase: fsdp_phase, tensors: *mut fsdp_tensor, tensor_count: u64, tensor_stride: u64) -> fsdp_status;
+
+    /// ```text
+    /// A whole plane of a quantized parameter's compute weights: a read-only view, legal to read as that of fsdp_get_param
+    /// is, at addresses that follow the same rules; where planes are gathered by phase it is legal while a hold of the phase
+    /// given lasts, and ROW planes of a group have other addresses than its COLUMN planes. Collective: no. Blocks: no.
+    /// Errors: INVALID_ARGUMENT (no such plane; the parameter is not quantized), INVALID_STATE (not sealed; not unsharded;
+    /// the phase has other planes). Since 0.2.
+    /// ```
+    #[must_use]
+    pub fn fsdp_get_plane(group: *mut fsdp_group, param_index: u64, phase: fsdp_phase, plane: fsdp_plane, tensor: *mut fsdp_tensor) -> fsdp_status;
 
     /// ```text
     /// The part of a parameter that rank `rank` stores: what fsdp_load_chunk takes there and, of parameters that are not
@@ -935,6 +946,7 @@ mod tests {
             fsdp_read_param as *const () as usize,
             fsdp_get_param as *const () as usize,
             fsdp_get_params as *const () as usize,
+            fsdp_get_plane as *const () as usize,
             fsdp_get_chunk as *const () as usize,
             fsdp_load_chunk as *const () as usize,
             fsdp_load_state as *const () as usize,

@@ -187,6 +187,15 @@ pub struct fsdp_model_options {
     /// memory of role STAGING for saves, at least 32 MiB; what a save has not copied when the update window opens
     /// waits for the disk, unless it fits in here. 0: none is planned, and each save takes 32 MiB while it runs
     pub save_staging_bytes: u64,
+    /// 0: FSDP_SCALE_EXACT
+    pub scale_rounding: fsdp_scale_rounding,
+    /// what main weights are rounded to before they are quantized; 0: FSDP_FLOAT32, which is not at all;
+    /// FSDP_BFLOAT16: twice, with the bits of TransformerEngine
+    pub quantize_from: fsdp_dtype,
+    /// 0: FSDP_SCALE_ROUND_UP
+    pub scale_rule: fsdp_scale_rule,
+    /// 0: FSDP_PLANES_BY_PHASE
+    pub plane_policy: fsdp_plane_policy,
 }
 
 impl Default for fsdp_model_options {
@@ -206,7 +215,8 @@ impl Default for fsdp_model_options {
 #[derive(Clone, Copy)]
 pub struct fsdp_visit {
     pub group_index: u32,
-    /// FSDP_FORWARD or FSDP_BACKWARD
+    /// FSDP_FORWARD, FSDP_BACKWARD, or FSDP_RECOMPUTE, whose weights are then gathered ahead as well; without such
+    /// visits a recompute belongs to a BACKWARD one
     pub phase: fsdp_phase,
 }
 
@@ -347,7 +357,7 @@ pub struct fsdp_param {
     pub shape: *const u64,
     /// at most 16; 0: a scalar
     pub dimension_count: u32,
-    /// of the compute weights; 0: FSDP_FLOAT32
+    /// of the compute weights, unless they are quantized; 0: FSDP_FLOAT32
     pub dtype: fsdp_dtype,
     /// FSDP_PARAM_\*
     pub flags: u32,
@@ -361,6 +371,10 @@ pub struct fsdp_param {
     pub user_data: *mut c_void,
     pub global_shape: *const u64,
     pub global_offset: *const u64,
+    /// 0: none
+    pub quantization: fsdp_quantization,
+    /// 0
+    pub reserved: u32,
 }
 
 impl Default for fsdp_param {
@@ -742,7 +756,7 @@ mod tests {
 
     #[test]
     fn fsdp_model_options_is_laid_out_as_the_compiler_says() {
-        assert_eq!(std::mem::size_of::<fsdp_model_options>(), 88);
+        assert_eq!(std::mem::size_of::<fsdp_model_options>(), 104);
         assert_eq!(offset!(fsdp_model_options, struct_size), 0);
         assert_eq!(offset!(fsdp_model_options, mesh), 8);
         assert_eq!(offset!(fsdp_model_options, flags), 16);
@@ -760,6 +774,10 @@ mod tests {
         assert_eq!(offset!(fsdp_model_options, reserved), 68);
         assert_eq!(offset!(fsdp_model_options, prefetch_bytes), 72);
         assert_eq!(offset!(fsdp_model_options, save_staging_bytes), 80);
+        assert_eq!(offset!(fsdp_model_options, scale_rounding), 88);
+        assert_eq!(offset!(fsdp_model_options, quantize_from), 92);
+        assert_eq!(offset!(fsdp_model_options, scale_rule), 96);
+        assert_eq!(offset!(fsdp_model_options, plane_policy), 100);
     }
 
     #[test]
@@ -831,7 +849,7 @@ mod tests {
 
     #[test]
     fn fsdp_param_is_laid_out_as_the_compiler_says() {
-        assert_eq!(std::mem::size_of::<fsdp_param>(), 80);
+        assert_eq!(std::mem::size_of::<fsdp_param>(), 88);
         assert_eq!(offset!(fsdp_param, struct_size), 0);
         assert_eq!(offset!(fsdp_param, name), 8);
         assert_eq!(offset!(fsdp_param, shape), 16);
@@ -844,6 +862,8 @@ mod tests {
         assert_eq!(offset!(fsdp_param, user_data), 56);
         assert_eq!(offset!(fsdp_param, global_shape), 64);
         assert_eq!(offset!(fsdp_param, global_offset), 72);
+        assert_eq!(offset!(fsdp_param, quantization), 80);
+        assert_eq!(offset!(fsdp_param, reserved), 84);
     }
 
     #[test]

@@ -96,6 +96,15 @@ pub type fsdp_outer_strategy = i32;
 
 pub type fsdp_optimizer = i32;
 
+/// How the scale of FP8 numbers is rounded.
+pub type fsdp_scale_rounding = i32;
+
+/// How the scale of an MXFP8 block comes from the largest magnitude in it.
+pub type fsdp_scale_rule = i32;
+
+/// Which planes an unshard gathers of parameters that are stored in two forms (MXFP8).
+pub type fsdp_plane_policy = i32;
+
 pub type fsdp_phase = i32;
 
 pub type fsdp_schedule_kind = i32;
@@ -103,6 +112,29 @@ pub type fsdp_schedule_kind = i32;
 pub type fsdp_role = i32;
 
 pub type fsdp_granule = i32;
+
+/// ```text
+/// What the compute weights of a parameter are. Codes and scales are made of the fp32 main weights whenever these are
+/// published; gradients, main weights and states are as those of other parameters of its dtype. fsdp_get_plane shows
+/// what is stored. More will come; a number that this header does not name is INVALID_ARGUMENT.
+///   MXFP8       E4M3 codes and an E8M0 scale for each 32 of them (OCP MX 1.0): number = code times scale, in two forms.
+///               ROW planes have blocks of 32 in a row, for a product with the matrix; COLUMN planes 32 in a column, for
+///               one with its transpose; codes lie in C order in both. Scales by fsdp_scale_rule; codes are numbers
+///               divided by the scale, to the nearest, ties to even; with a NaN in a block all of it is NaN. Rows and
+///               columns must be multiples of 32, of each matrix of three or more dimensions; 32 rows stay together. An
+///               unshard gathers one form, by its phase: see fsdp_plane_policy. FSDP_GROUP_RESIDENT groups have both, as
+///               have those whose strategy keeps weights whole. Not of FROZEN parameters.
+///   FP8_BLOCK   E4M3 codes and an fp32 scale for each block of 128 x 128, smaller at the right and lower edges; number
+///               = code times scale. With f = 448 / the largest magnitude of the block (1 where that is 0 or not finite)
+///               codes are the numbers times f, to the nearest, ties to even, at most 448 in magnitude; NaN stays NaN.
+///               The scale is 1 / f. One plane serves all phases. The matrix is that of the last two dimensions; of more
+///               dimensions, the last but one must be a multiple of 128. Rank boundaries fall between blocks: whatever
+///               its granule, 128 rows stay together, and a granule of BLOCK must be a multiple of that. Not of FROZEN
+///               parameters.
+/// ```
+pub type fsdp_quantization = i32;
+
+pub type fsdp_plane = i32;
 
 pub type fsdp_bytes_owner = i32;
 
@@ -147,6 +179,8 @@ pub const FSDP_ORIGIN_UCX: fsdp_origin = 5;
 pub const FSDP_FLOAT32: fsdp_dtype = 1;
 pub const FSDP_BFLOAT16: fsdp_dtype = 2;
 pub const FSDP_FLOAT16: fsdp_dtype = 3;
+pub const FSDP_FLOAT8_E4M3: fsdp_dtype = 4;
+pub const FSDP_E8M0: fsdp_dtype = 6;
 pub const FSDP_DEVICE_HOST: fsdp_device_kind = 1;
 pub const FSDP_DEVICE_CUDA: fsdp_device_kind = 2;
 pub const FSDP_TENSOR_READ_ONLY: u32 = 8388608;
@@ -180,6 +214,13 @@ pub const FSDP_OPTIMIZER_ADAMW: fsdp_optimizer = 1;
 pub const FSDP_OPTIMIZER_CALLER: fsdp_optimizer = 2;
 pub const FSDP_MODEL_NO_PREFETCH: u32 = 2048;
 pub const FSDP_MODEL_FORCE_COMMUNICATION: u32 = 4096;
+pub const FSDP_SCALE_EXACT: fsdp_scale_rounding = 1;
+pub const FSDP_SCALE_POWER_OF_TWO: fsdp_scale_rounding = 2;
+pub const FSDP_SCALE_ROUND_UP: fsdp_scale_rule = 1;
+pub const FSDP_SCALE_FLOOR: fsdp_scale_rule = 2;
+pub const FSDP_PLANES_BY_PHASE: fsdp_plane_policy = 1;
+pub const FSDP_PLANES_BY_PHASE_AND_RECOMPUTE: fsdp_plane_policy = 2;
+pub const FSDP_PLANES_BOTH: fsdp_plane_policy = 3;
 pub const FSDP_FORWARD: fsdp_phase = 1;
 pub const FSDP_BACKWARD: fsdp_phase = 2;
 pub const FSDP_RECOMPUTE: fsdp_phase = 3;
@@ -201,8 +242,14 @@ pub const FSDP_GRANULE_TENSOR: fsdp_granule = 3;
 pub const FSDP_PARAM_FROZEN: u32 = 8192;
 pub const FSDP_PARAM_NO_DECAY: u32 = 16384;
 pub const FSDP_PARAM_LR_ZERO: u32 = 32768;
+pub const FSDP_QUANTIZE_MXFP8: fsdp_quantization = 2;
+pub const FSDP_QUANTIZE_FP8_BLOCK: fsdp_quantization = 3;
 pub const FSDP_GROUP_RESIDENT: u32 = 65536;
 pub const FSDP_GROUP_ROOT: u32 = 4194304;
+pub const FSDP_PLANE_ROW: fsdp_plane = 1;
+pub const FSDP_PLANE_ROW_SCALE: fsdp_plane = 2;
+pub const FSDP_PLANE_COLUMN: fsdp_plane = 3;
+pub const FSDP_PLANE_COLUMN_SCALE: fsdp_plane = 4;
 pub const FSDP_GRAD_ZEROED: u32 = 131072;
 pub const FSDP_LAST: u32 = 262144;
 pub const FSDP_ADAMW_BETA1_ZERO: u32 = 524288;

@@ -102,6 +102,10 @@ pub enum Dtype {
     Bfloat16 = sys::FSDP_BFLOAT16,
     /// `FSDP_FLOAT16`
     Float16 = sys::FSDP_FLOAT16,
+    /// `FSDP_FLOAT8_E4M3`
+    Float8E4m3 = sys::FSDP_FLOAT8_E4M3,
+    /// `FSDP_E8M0`
+    E8m0 = sys::FSDP_E8M0,
 }
 
 impl Dtype {
@@ -111,6 +115,8 @@ impl Dtype {
             sys::FSDP_FLOAT32 => Dtype::Float32,
             sys::FSDP_BFLOAT16 => Dtype::Bfloat16,
             sys::FSDP_FLOAT16 => Dtype::Float16,
+            sys::FSDP_FLOAT8_E4M3 => Dtype::Float8E4m3,
+            sys::FSDP_E8M0 => Dtype::E8m0,
             _ => return None,
         })
     }
@@ -379,6 +385,75 @@ impl Optimizer {
     }
 }
 
+/// How the scale of FP8 numbers is rounded.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum ScaleRounding {
+    /// `FSDP_SCALE_EXACT`
+    Exact = sys::FSDP_SCALE_EXACT,
+    /// `FSDP_SCALE_POWER_OF_TWO`
+    PowerOfTwo = sys::FSDP_SCALE_POWER_OF_TWO,
+}
+
+impl ScaleRounding {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_SCALE_EXACT => ScaleRounding::Exact,
+            sys::FSDP_SCALE_POWER_OF_TWO => ScaleRounding::PowerOfTwo,
+            _ => return None,
+        })
+    }
+}
+
+/// How the scale of an MXFP8 block comes from the largest magnitude in it.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum ScaleRule {
+    /// `FSDP_SCALE_ROUND_UP`
+    RoundUp = sys::FSDP_SCALE_ROUND_UP,
+    /// `FSDP_SCALE_FLOOR`
+    Floor = sys::FSDP_SCALE_FLOOR,
+}
+
+impl ScaleRule {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_SCALE_ROUND_UP => ScaleRule::RoundUp,
+            sys::FSDP_SCALE_FLOOR => ScaleRule::Floor,
+            _ => return None,
+        })
+    }
+}
+
+/// Which planes an unshard gathers of parameters that are stored in two forms (MXFP8).
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum PlanePolicy {
+    /// `FSDP_PLANES_BY_PHASE`
+    ByPhase = sys::FSDP_PLANES_BY_PHASE,
+    /// `FSDP_PLANES_BY_PHASE_AND_RECOMPUTE`
+    ByPhaseAndRecompute = sys::FSDP_PLANES_BY_PHASE_AND_RECOMPUTE,
+    /// `FSDP_PLANES_BOTH`
+    Both = sys::FSDP_PLANES_BOTH,
+}
+
+impl PlanePolicy {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_PLANES_BY_PHASE => PlanePolicy::ByPhase,
+            sys::FSDP_PLANES_BY_PHASE_AND_RECOMPUTE => PlanePolicy::ByPhaseAndRecompute,
+            sys::FSDP_PLANES_BOTH => PlanePolicy::Both,
+            _ => return None,
+        })
+    }
+}
+
 /// `fsdp_phase` of fsdp.h.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -492,6 +567,74 @@ impl Granule {
             sys::FSDP_GRANULE_ROW => Granule::Row,
             sys::FSDP_GRANULE_BLOCK => Granule::Block,
             sys::FSDP_GRANULE_TENSOR => Granule::Tensor,
+            _ => return None,
+        })
+    }
+}
+
+/// ```text
+/// What the compute weights of a parameter are. Codes and scales are made of the fp32 main weights whenever these are
+/// published; gradients, main weights and states are as those of other parameters of its dtype. fsdp_get_plane shows
+/// what is stored. More will come; a number that this header does not name is INVALID_ARGUMENT.
+///   MXFP8       E4M3 codes and an E8M0 scale for each 32 of them (OCP MX 1.0): number = code times scale, in two forms.
+///               ROW planes have blocks of 32 in a row, for a product with the matrix; COLUMN planes 32 in a column, for
+///               one with its transpose; codes lie in C order in both. Scales by fsdp_scale_rule; codes are numbers
+///               divided by the scale, to the nearest, ties to even; with a NaN in a block all of it is NaN. Rows and
+///               columns must be multiples of 32, of each matrix of three or more dimensions; 32 rows stay together. An
+///               unshard gathers one form, by its phase: see fsdp_plane_policy. FSDP_GROUP_RESIDENT groups have both, as
+///               have those whose strategy keeps weights whole. Not of FROZEN parameters.
+///   FP8_BLOCK   E4M3 codes and an fp32 scale for each block of 128 x 128, smaller at the right and lower edges; number
+///               = code times scale. With f = 448 / the largest magnitude of the block (1 where that is 0 or not finite)
+///               codes are the numbers times f, to the nearest, ties to even, at most 448 in magnitude; NaN stays NaN.
+///               The scale is 1 / f. One plane serves all phases. The matrix is that of the last two dimensions; of more
+///               dimensions, the last but one must be a multiple of 128. Rank boundaries fall between blocks: whatever
+///               its granule, 128 rows stay together, and a granule of BLOCK must be a multiple of that. Not of FROZEN
+///               parameters.
+/// ```
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum Quantization {
+    /// `FSDP_QUANTIZE_MXFP8`
+    Mxfp8 = sys::FSDP_QUANTIZE_MXFP8,
+    /// `FSDP_QUANTIZE_FP8_BLOCK`
+    Fp8Block = sys::FSDP_QUANTIZE_FP8_BLOCK,
+}
+
+impl Quantization {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_QUANTIZE_MXFP8 => Quantization::Mxfp8,
+            sys::FSDP_QUANTIZE_FP8_BLOCK => Quantization::Fp8Block,
+            _ => return None,
+        })
+    }
+}
+
+/// `fsdp_plane` of fsdp.h.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum Plane {
+    /// `FSDP_PLANE_ROW`
+    Row = sys::FSDP_PLANE_ROW,
+    /// `FSDP_PLANE_ROW_SCALE`
+    RowScale = sys::FSDP_PLANE_ROW_SCALE,
+    /// `FSDP_PLANE_COLUMN`
+    Column = sys::FSDP_PLANE_COLUMN,
+    /// `FSDP_PLANE_COLUMN_SCALE`
+    ColumnScale = sys::FSDP_PLANE_COLUMN_SCALE,
+}
+
+impl Plane {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_PLANE_ROW => Plane::Row,
+            sys::FSDP_PLANE_ROW_SCALE => Plane::RowScale,
+            sys::FSDP_PLANE_COLUMN => Plane::Column,
+            sys::FSDP_PLANE_COLUMN_SCALE => Plane::ColumnScale,
             _ => return None,
         })
     }

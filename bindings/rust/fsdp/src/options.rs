@@ -289,6 +289,31 @@ impl ModelOptions {
         self
     }
 
+    /// 0: FSDP_SCALE_EXACT
+    pub fn scale_rounding(mut self, scale_rounding: ScaleRounding) -> Self {
+        self.raw.scale_rounding = scale_rounding as i32;
+        self
+    }
+
+    /// what main weights are rounded to before they are quantized; 0: FSDP_FLOAT32, which is not at all;
+    /// FSDP_BFLOAT16: twice, with the bits of TransformerEngine
+    pub fn quantize_from(mut self, quantize_from: Dtype) -> Self {
+        self.raw.quantize_from = quantize_from as i32;
+        self
+    }
+
+    /// 0: FSDP_SCALE_ROUND_UP
+    pub fn scale_rule(mut self, scale_rule: ScaleRule) -> Self {
+        self.raw.scale_rule = scale_rule as i32;
+        self
+    }
+
+    /// 0: FSDP_PLANES_BY_PHASE
+    pub fn plane_policy(mut self, plane_policy: PlanePolicy) -> Self {
+        self.raw.plane_policy = plane_policy as i32;
+        self
+    }
+
     /// The struct for a call; it points into `self`.
     pub(crate) fn as_raw(&self) -> Result<sys::fsdp_model_options> {
         Ok(self.raw)

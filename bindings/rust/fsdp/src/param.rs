@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-use crate::enums::{Dtype, Granule, Status};
+use crate::enums::{Dtype, Granule, Quantization, Status};
 use crate::error::{c_string, text, Error, Result};
 use crate::group::GroupEntry;
 use crate::sys;
@@ -61,6 +61,12 @@ impl Param {
     pub fn granule_rows(mut self, granule_rows: u64) -> Self {
         self.raw.granule = sys::FSDP_GRANULE_BLOCK;
         self.raw.granule_rows = granule_rows;
+        self
+    }
+
+    /// What its compute weights are stored as: [`Weights::plane`](crate::Weights::plane) shows it.
+    pub fn quantization(mut self, quantization: Quantization) -> Self {
+        self.raw.quantization = quantization as i32;
         self
     }
 

@@ -28,6 +28,16 @@ pub struct Bf16(pub u16);
 #[repr(transparent)]
 pub struct F16(pub u16);
 
+/// A code of quantized weights; calls take no data of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct E4m3(pub u8);
+
+/// A scale of MXFP8 weights: 2^(self.0 - 127), 255 is NaN.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct ScaleE8m0(pub u8);
+
 impl From<Bf16> for f32 {
     fn from(value: Bf16) -> f32 {
         f32::from_bits(u32::from(value.0) << 16)
@@ -61,7 +71,7 @@ macro_rules! elements {
         }
     )*};
 }
-elements!(f32: Float32, Bf16: Bfloat16, F16: Float16);
+elements!(f32: Float32, Bf16: Bfloat16, F16: Float16, E4m3: Float8E4m3, ScaleE8m0: E8m0);
 
 /// Where a tensor lies and what it is. The address is for foreign code: reading through it is `unsafe`, and legal as long as
 /// the text of the call that gave it says.
@@ -128,7 +138,10 @@ pub(crate) fn typed<T: Element>(tensor: &sys::fsdp_tensor) -> Result<*mut T> {
 #[cold]
 fn refuse(tensor: &sys::fsdp_tensor, wanted: Dtype) -> Error {
     if tensor.data.is_null() {
-        return Error::new(Status::InvalidState, "there is no such tensor (a gradient of a frozen parameter?)");
+        return Error::new(
+            Status::InvalidState,
+            "there is no such tensor (a gradient of a frozen parameter? weights of a quantized one?)",
+        );
     }
     if tensor.device != sys::FSDP_DEVICE_HOST {
         return Error::new(Status::Unsupported, "memory of a GPU is no slice: tensor() gives its address");

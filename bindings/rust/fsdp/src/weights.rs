@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-use crate::enums::Phase;
+use crate::enums::{Phase, Plane};
 use crate::error::{check, Result};
 use crate::group::GroupEntry;
 use crate::param::find;
@@ -50,6 +50,18 @@ impl<'m> Weights<'m> {
     /// Where a parameter's weights lie, what they are, and their shape.
     pub fn tensor(&self, param: impl ParamKey) -> Result<Tensor<'_>> {
         Ok(Tensor::new(self.views[find(self.entry, param)?]))
+    }
+
+    /// A plane of a quantized parameter as a slice: codes are [`E4m3`](crate::E4m3), scales `f32` or of MXFP8
+    /// [`ScaleE8m0`](crate::ScaleE8m0).
+    pub fn plane<T: Element>(&self, param: impl ParamKey, plane: Plane) -> Result<&[T]> {
+        let (index, mut view) = (find(self.entry, param)?, sys::fsdp_tensor::default());
+        check(unsafe {
+            sys::fsdp_get_plane(self.entry.raw, index as u64, self.phase as i32, plane as i32, &mut view)
+        })?;
+        let data = typed::<T>(&view)?;
+        // SAFETY: as in get.
+        Ok(unsafe { std::slice::from_raw_parts(data, view.element_count as usize) })
     }
 
     /// How many parameters the group has.

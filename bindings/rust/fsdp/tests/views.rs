@@ -2,7 +2,7 @@
 //! What is found at run time, and what leaked guards and handles leave behind.
 mod common;
 use common::{ramp, run_ranks, step, two_groups};
-use fsdp::{Model, ModelOptions, Param, Phase, Status};
+use fsdp::{E4m3, Model, ModelOptions, Param, Phase, Plane, Quantization, Status};
 
 #[test]
 fn a_second_claim_of_gradients_is_an_error_until_the_first_ends() {
@@ -218,4 +218,22 @@ fn memory_of_a_gpu_is_no_slice() {
     drop(window);
     let mut grads = model.grads(group).unwrap();
     assert_eq!(grads.put(0, Some(&[0f32; 8][..])).unwrap_err().status, Status::Unsupported);
+}
+
+#[test]
+fn a_quantized_parameter_is_codes_and_scales() {
+    run_ranks(2, |context| {
+        let mut model = Model::new(&context, &ModelOptions::new()).unwrap();
+        let param = Param::new("w", &[1, 2]).quantization(Quantization::Fp8Block);
+        let group = model.create_group("only", &[param], &Default::default()).unwrap();
+        let mut window = model.seal().unwrap();
+        window.load_param(group, 0, &[448.0f32, 1.0]).unwrap();
+        window.publish().unwrap();
+        let weights = model.unshard(group, Phase::Forward).unwrap();
+        assert_eq!(weights.plane::<E4m3>("w", Plane::Row).unwrap(), [E4m3(0x7e), E4m3(0x38)]);
+        assert_eq!(weights.plane::<f32>(0, Plane::RowScale).unwrap(), [1.0]);
+        let error = weights.get::<f32>("w").unwrap_err();
+        assert!(error.message.contains("quantized"), "{error}");
+        assert_eq!(weights.plane::<f32>("w", Plane::Row).unwrap_err().status, Status::InvalidArgument);
+    });
 }

@@ -367,6 +367,7 @@ static void (*const every_call[])(void) = {
     (void (*)(void))fsdp_get_param_grad_norms,
     (void (*)(void))fsdp_get_param_info,
     (void (*)(void))fsdp_get_params,
+    (void (*)(void))fsdp_get_plane,
     (void (*)(void))fsdp_get_rank,
     (void (*)(void))fsdp_get_role_bytes,
     (void (*)(void))fsdp_get_shard,

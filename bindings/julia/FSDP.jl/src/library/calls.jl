@@ -433,7 +433,8 @@ raw"""
 The full compute weights: a read-only view, legal to read while the group is unsharded, or at any time outside the
 update window where the strategy keeps them whole. With SEQUENTIAL and VISITS schedules the address is the same from
 the seal on; with INTERLEAVED it is the one of the phase given. phase may be any.
-Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed; not unsharded). Since 0.2.
+Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (also: the parameter is quantized, see fsdp_get_plane),
+INVALID_STATE (not sealed; not unsharded). Since 0.2.
 ```
 """
 @inline fsdp_get_param(group, param_index, phase, tensor) =
@@ -443,14 +444,27 @@ Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed;
 raw"""
 ```text
 The views of all parameters of a group, as fsdp_get_param gives each: for bindings, which may keep them where
-addresses are fixed. tensors is an array of tensor_count, the group's number of parameters; the call sets each
-struct_size to the stride, or to what it knows if that is less. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT,
-INVALID_STATE. Since 0.2.
+addresses are fixed. Where a parameter is quantized, data is NULL. tensors is an array of tensor_count, the group's
+number of parameters; the call sets each struct_size to the stride, or to what it knows if that is less. Collective:
+no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE. Since 0.2.
 ```
 """
 @inline fsdp_get_params(group, phase, tensors, tensor_count, tensor_stride) =
     @returns libfsdp.fsdp_get_params(group::Ptr{fsdp_group}, phase::Int32, tensors::Ptr{fsdp_tensor},
         tensor_count::UInt64, tensor_stride::UInt64)::Int32
+
+raw"""
+```text
+A whole plane of a quantized parameter's compute weights: a read-only view, legal to read as that of fsdp_get_param
+is, at addresses that follow the same rules; where planes are gathered by phase it is legal while a hold of the phase
+given lasts, and ROW planes of a group have other addresses than its COLUMN planes. Collective: no. Blocks: no.
+Errors: INVALID_ARGUMENT (no such plane; the parameter is not quantized), INVALID_STATE (not sealed; not unsharded;
+the phase has other planes). Since 0.2.
+```
+"""
+@inline fsdp_get_plane(group, param_index, phase, plane, tensor) =
+    @returns libfsdp.fsdp_get_plane(group::Ptr{fsdp_group}, param_index::UInt64, phase::Int32, plane::Int32,
+        tensor::Ptr{fsdp_tensor})::Int32
 
 raw"""
 ```text

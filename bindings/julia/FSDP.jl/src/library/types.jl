@@ -40,6 +40,8 @@ const fsdp_dtype = Int32
 const FSDP_FLOAT32 = Int32(1)
 const FSDP_BFLOAT16 = Int32(2)
 const FSDP_FLOAT16 = Int32(3)
+const FSDP_FLOAT8_E4M3 = Int32(4)
+const FSDP_E8M0 = Int32(6)
 
 const fsdp_device_kind = Int32
 const FSDP_DEVICE_HOST = Int32(1)
@@ -97,6 +99,19 @@ const FSDP_OPTIMIZER_CALLER = Int32(2)
 const FSDP_MODEL_NO_PREFETCH = UInt32(2048)
 const FSDP_MODEL_FORCE_COMMUNICATION = UInt32(4096)
 
+const fsdp_scale_rounding = Int32
+const FSDP_SCALE_EXACT = Int32(1)
+const FSDP_SCALE_POWER_OF_TWO = Int32(2)
+
+const fsdp_scale_rule = Int32
+const FSDP_SCALE_ROUND_UP = Int32(1)
+const FSDP_SCALE_FLOOR = Int32(2)
+
+const fsdp_plane_policy = Int32
+const FSDP_PLANES_BY_PHASE = Int32(1)
+const FSDP_PLANES_BY_PHASE_AND_RECOMPUTE = Int32(2)
+const FSDP_PLANES_BOTH = Int32(3)
+
 const fsdp_phase = Int32
 const FSDP_FORWARD = Int32(1)
 const FSDP_BACKWARD = Int32(2)
@@ -127,8 +142,18 @@ const FSDP_PARAM_FROZEN = UInt32(8192)
 const FSDP_PARAM_NO_DECAY = UInt32(16384)
 const FSDP_PARAM_LR_ZERO = UInt32(32768)
 
+const fsdp_quantization = Int32
+const FSDP_QUANTIZE_MXFP8 = Int32(2)
+const FSDP_QUANTIZE_FP8_BLOCK = Int32(3)
+
 const FSDP_GROUP_RESIDENT = UInt32(65536)
 const FSDP_GROUP_ROOT = UInt32(4194304)
+
+const fsdp_plane = Int32
+const FSDP_PLANE_ROW = Int32(1)
+const FSDP_PLANE_ROW_SCALE = Int32(2)
+const FSDP_PLANE_COLUMN = Int32(3)
+const FSDP_PLANE_COLUMN_SCALE = Int32(4)
 
 const FSDP_GRAD_ZEROED = UInt32(131072)
 
@@ -306,6 +331,15 @@ struct fsdp_model_options
     # opens waits for the disk, unless it fits in here. 0: none is planned, and each save takes 32 MiB while
     # it runs
     save_staging_bytes::UInt64
+    # 0: FSDP_SCALE_EXACT
+    scale_rounding::Int32
+    # what main weights are rounded to before they are quantized; 0: FSDP_FLOAT32, which is not at all;
+    # FSDP_BFLOAT16: twice, with the bits of TransformerEngine
+    quantize_from::Int32
+    # 0: FSDP_SCALE_ROUND_UP
+    scale_rule::Int32
+    # 0: FSDP_PLANES_BY_PHASE
+    plane_policy::Int32
 end
 
 raw"""
@@ -316,7 +350,8 @@ One stop of an explicit schedule: group_index counts groups in the order of thei
 """
 struct fsdp_visit
     group_index::UInt32
-    # FSDP_FORWARD or FSDP_BACKWARD
+    # FSDP_FORWARD, FSDP_BACKWARD, or FSDP_RECOMPUTE, whose weights are then gathered ahead as well; without
+    # such visits a recompute belongs to a BACKWARD one
     phase::Int32
 end
 
@@ -418,7 +453,7 @@ struct fsdp_param
     shape::Ptr{UInt64}
     # at most 16; 0: a scalar
     dimension_count::UInt32
-    # of the compute weights; 0: FSDP_FLOAT32
+    # of the compute weights, unless they are quantized; 0: FSDP_FLOAT32
     dtype::Int32
     # FSDP_PARAM_*
     flags::UInt32
@@ -432,6 +467,10 @@ struct fsdp_param
     user_data::Ptr{Cvoid}
     global_shape::Ptr{UInt64}
     global_offset::Ptr{UInt64}
+    # 0: none
+    quantization::Int32
+    # 0
+    reserved::UInt32
 end
 
 struct fsdp_group_options
@@ -626,13 +665,13 @@ const LAYOUTS = (
     (fsdp_context_options, 144, (0, 8, 12, 16, 20, 24, 32, 36, 40, 44, 48, 52, 56, 64, 72, 80, 88, 96, 104, 112,
      120, 124, 128, 136,)),
     (fsdp_mesh_options, 32, (0, 8, 12, 16, 24, 28,)),
-    (fsdp_model_options, 88, (0, 8, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 60, 64, 68, 72, 80,)),
+    (fsdp_model_options, 104, (0, 8, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 60, 64, 68, 72, 80, 88, 92, 96, 100,)),
     (fsdp_visit, 8, (0, 4,)),
     (fsdp_schedule_options, 32, (0, 8, 16, 24,)),
     (fsdp_model_info, 80, (0, 8, 16, 24, 32, 40, 48, 56, 64, 72,)),
     (fsdp_stats, 240, (0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160,
      168, 176, 184, 192, 200, 208, 216, 220, 224, 232,)),
-    (fsdp_param, 80, (0, 8, 16, 24, 28, 32, 36, 40, 48, 56, 64, 72,)),
+    (fsdp_param, 88, (0, 8, 16, 24, 28, 32, 36, 40, 48, 56, 64, 72, 80, 84,)),
     (fsdp_group_options, 24, (0, 8, 12, 16, 20,)),
     (fsdp_group_info, 48, (0, 8, 16, 24, 28, 32, 36, 40, 44,)),
     (fsdp_chunk, 40, (0, 8, 16, 24, 32,)),

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/quantization.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
+#include "base/checked.h"
+#include "base/error.h"
+
+namespace fsdp::memory {
+namespace {
+
+// What of a matrix shares a scale.
+struct BlockSize {
+  uint64_t rows, columns;
+};
+
+struct Quantization {
+  const char *name;
+  uint64_t granule_rows;  // rows of a matrix that stay together: a block of every form
+  bool edges;             // may blocks at the edges be smaller?
+  fsdp_dtype scale_dtype;
+  std::vector<BlockSize> forms;
+};
+
+const Quantization &find_quantization(fsdp_quantization number) {
+  static const Quantization mxfp8{"FSDP_QUANTIZE_MXFP8", 32, false, FSDP_E8M0, {{1, 32}, {32, 1}}};
+  static const Quantization fp8_block{"FSDP_QUANTIZE_FP8_BLOCK", 128, true, FSDP_FLOAT32, {{128, 128}}};
+  return number == FSDP_QUANTIZE_MXFP8 ? mxfp8 : fp8_block;
+}
+
+uint64_t product(std::span<const uint64_t> sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), uint64_t{1}, std::multiplies<>());
+}
+
+// Rows of the first dimension that stay together: whole blocks. A matrix among others has whole blocks by itself.
+uint64_t granule_rows(const ParamSpec &param, uint64_t least) {
+  const uint64_t unit = param.shape.size() == 2 ? least : 1;
+  switch (param.granule) {
+    case FSDP_GRANULE_BLOCK: return param.granule_rows;
+    case FSDP_GRANULE_TENSOR: return round_up(param.shape.front(), unit, "rows of a granule");
+    default: return unit;
+  }
+}
+
+}  // namespace
+
+std::vector<PlanePlan> published_planes(fsdp_dtype dtype, fsdp_quantization quantization) {
+  if (!quantization) return {{.kind = PlaneKind::compute, .dtype = dtype}};
+  const Quantization &kind = find_quantization(quantization);
+  std::vector<PlanePlan> planes;
+  for (uint32_t form = 0; form < kind.forms.size(); ++form) {
+    planes.push_back({.kind = PlaneKind::compute, .index = form, .dtype = FSDP_FLOAT8_E4M3});
+    planes.push_back({.kind = PlaneKind::compute_scales, .index = form, .dtype = kind.scale_dtype});
+  }
+  return planes;
+}
+
+bool has_forms(const GroupSpec &group) {
+  return std::ranges::any_of(group.params, [](const ParamSpec &param) {
+    return param.quantized() && find_quantization(param.quantization).forms.size() > 1;
+  });
+}
+
+// All forms have as many scales for a granule, so that one layout serves them.
+layout::TensorSpec tensor_of(const ParamSpec &param) {
+  layout::TensorSpec tensor{param.shape, param.granule, param.granule_rows};
+  if (!param.quantized()) return tensor;
+  const Quantization &kind = find_quantization(param.quantization);
+  tensor.granule = FSDP_GRANULE_BLOCK;
+  tensor.granule_rows = granule_rows(param, kind.granule_rows);
+  const uint64_t columns = param.shape.back();
+  const uint64_t matrix_rows =
+      checked_multiply(tensor.granule_rows, product(std::span(param.shape).subspan(1)) / columns, "rows of a granule");
+  const BlockSize block = kind.forms.front();
+  tensor.granule_scales =
+      checked_multiply(divide_up(matrix_rows, block.rows), divide_up(columns, block.columns), "scales of a granule");
+  tensor.scale_count = product(scale_shapes(param).front());
+  return tensor;
+}
+
+std::vector<std::vector<uint64_t>> scale_shapes(const ParamSpec &param) {
+  std::vector<std::vector<uint64_t>> shapes;
+  if (!param.quantized()) return shapes;
+  for (const BlockSize block : find_quantization(param.quantization).forms) {
+    std::vector<uint64_t> &shape = shapes.emplace_back(param.shape);
+    shape.back() = divide_up(shape.back(), block.columns);
+    shape[shape.size() - 2] = divide_up(shape[shape.size() - 2], block.rows);
+  }
+  return shapes;
+}
+
+std::optional<std::string> find_misfit(const ParamSpec &param, const std::string &group) {
+  if (!param.quantized()) return {};
+  const Quantization &kind = find_quantization(param.quantization);
+  const std::string which = format_text("parameter '{}' of group '{}': {}", param.name, group, kind.name);
+  const size_t dimensions = param.shape.size();
+  if (param.frozen())
+    return format_text("{} makes its codes of main weights, which an FSDP_PARAM_FROZEN parameter has not", which);
+  if (dimensions < 2) return format_text("{} needs a matrix, 2 dimensions or more, but it has {}", which, dimensions);
+  const uint64_t rows = param.shape[dimensions - 2], least = kind.granule_rows;
+  if ((dimensions > 2 || !kind.edges) && rows % least)
+    return format_text("{} needs matrices of a multiple of {} rows{}, but shape[{}] is {}", which, least,
+                       kind.edges ? " where there are several" : "", dimensions - 2, rows);
+  if (!kind.edges && param.shape.back() % least)
+    return format_text("{} needs matrices of a multiple of {} columns, but shape[{}] is {}", which, least,
+                       dimensions - 1, param.shape.back());
+  if (dimensions == 2 && param.granule == FSDP_GRANULE_BLOCK && param.granule_rows % least)
+    return format_text("{} needs granules of a multiple of {} rows, but granule_rows is {}", which, least,
+                       param.granule_rows);
+  return {};
+}
+
+}  // namespace fsdp::memory

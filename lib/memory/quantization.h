@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a quantization stores of a parameter, and what it asks of it: the one place that knows the kinds. Pure.
+//
+//   MXFP8       codes in E4M3 and an E8M0 scale for 32 of them, in two forms: blocks in rows, and in columns. What is
+//               multiplied from the left reads one of them, its gradient the other, and neither can be made of the
+//               other
+//   FP8_BLOCK   codes in E4M3 and an fp32 scale for 128 x 128 of them, one form for all phases
+//
+// The matrix is that of the last two dimensions, all before them count matrices: a block lies in one matrix.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "memory/model_spec.h"
+#include "memory/plane.h"
+
+namespace fsdp::memory {
+
+// What is published of a bucket: kinds, forms and dtypes, without a place.
+std::vector<PlanePlan> published_planes(fsdp_dtype dtype, fsdp_quantization quantization);
+
+// Is a parameter of the group stored in two forms?
+bool has_forms(const GroupSpec &group);
+
+// Where a parameter may be cut, and how many scales it has.
+layout::TensorSpec tensor_of(const ParamSpec &param);
+
+// By form, in C order; empty for a parameter that has none.
+std::vector<std::vector<uint64_t>> scale_shapes(const ParamSpec &param);
+
+// Why a parameter cannot be quantized as it was declared, by name and number; nothing if it can.
+std::optional<std::string> find_misfit(const ParamSpec &param, const std::string &group);
+
+}  // namespace fsdp::memory
