@@ -136,6 +136,8 @@ class FullStream final : public device::Stream {
   void scale_by(float *, const float *, uint64_t) override {}
   void adamw_from(const device::AdamW *, std::span<const device::AdamWSpan>) override {}
   void store_step(device::AdamW *, const device::AdamW &) override {}
+  void quantize_mxfp8(const device::Mxfp8Quantize &) override {}
+  void quantize_fp8_blocks(const device::Fp8BlockQuantize &) override {}
   fsdp_stream handle() const noexcept override { return stream_.handle(); }
 
  private:
