@@ -232,7 +232,7 @@ TEST(Mxfp8, RecomputeComesFirstUnlessItWasPlannedFor) {
       fsdp_group *const group = solo.group(0);
       const auto hold = [&](fsdp_phase phase) { return fsdp_unshard(group, phase, 0, nullptr); };
       const auto give_back = [&](fsdp_phase phase) { FSDP(fsdp_reshard(group, phase, 0, nullptr)); };
-      for (const auto [first, second] :
+      for (const auto &[first, second] :
            {std::pair(FSDP_BACKWARD, FSDP_RECOMPUTE), std::pair(FSDP_RECOMPUTE, FSDP_BACKWARD)}) {
         FSDP(hold(first));
         if (policy == FSDP_PLANES_BY_PHASE) {
