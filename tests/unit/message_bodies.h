@@ -13,6 +13,7 @@
 
 namespace fsdp::comm::test {
 
+// What it sends is declared before it: a rank that fails unwinds while its stream may still read that.
 struct MessageBench {
   MessageBench(Rank &rank, std::unique_ptr<MessageCommunicator> made)
       : rank(rank), communicator(std::move(made)), stream(rank.device->create_stream("messages")) {}

@@ -130,8 +130,8 @@ TEST_P(Deaths, OfTheConnectionAlone) {
     const std::vector<int> wanted(size, 0);
     const auto quit = [&, sums = sums](Rank &rank) {
       NetRank mine(rank);
-      MessageBench bench = mine.bench();
       std::vector<float> values(4'000'000, 1.0F);
+      MessageBench bench = mine.bench();
       bench.communicator->barrier({1, "all are connected"}, *bench.stream);
       bench.finish();
       rank.meet();

@@ -41,8 +41,8 @@ std::vector<Error> errors_of(uint32_t size, const std::function<void(NetRank &)>
 
 TEST(NetFailure, DifferentCallsAreNamed) {
   const auto seen = errors_of(3, [](NetRank &mine) {
-    MessageBench bench = mine.bench();
     std::vector<float> values(mine.rank.rank() == 2 ? 200'001 : 200'000);
+    MessageBench bench = mine.bench();
     sum_long(bench, values, "outer");
     bench.finish();
   });
@@ -75,8 +75,8 @@ TEST(NetFailure, DifferentChunksAreNamed) {
     if (rank.rank() == 1) ::setenv("FSDP_NET_CHUNK_BYTES", "8192", 1);
     const Error error = error_of([&] {
       NetRank mine(rank);
-      MessageBench bench = mine.bench();
       std::vector<float> values(1000);
+      MessageBench bench = mine.bench();
       sum_long(bench, values, "outer");
       bench.finish();
     });
@@ -137,8 +137,8 @@ TEST(NetFailure, AbandonInTheMiddle) {
 TEST(NetFailure, AnEarlyEndIsAMismatch) {
   expect_well(run_threads(3, [](Rank &rank) {
     NetRank mine(rank);
-    MessageBench bench = mine.bench();
     std::vector<float> values(1000);
+    MessageBench bench = mine.bench();
     for (int i = 0; i < (rank.rank() == 1 ? 1 : 2); ++i) sum_long(bench, values, "outer");
     bench.communicator->quiesce();
     bench.finish();
@@ -157,8 +157,8 @@ TEST(NetFailure, ADeadRankIsNamed) {
   auto &survivors = *new (memory) std::atomic<int>(0);
   const auto codes = await_processes(start_processes(3, [&survivors](Rank &rank) {
     NetRank mine(rank);
-    MessageBench bench = mine.bench();
     std::vector<float> values(4'000'000, 1.0F);
+    MessageBench bench = mine.bench();
     auto start = std::chrono::steady_clock::now();
     const Error error = error_of([&] {
       for (int i = 0; i < 2'000; ++i) {

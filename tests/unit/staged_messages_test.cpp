@@ -44,8 +44,8 @@ TEST(StagedMessages, DelaysDoNotMatter) {
 
 TEST(StagedMessages, CountsWhatOthersGet) {
   expect_well(run_threads(4, [](Rank &rank) {
-    MessageBench bench(rank);
     std::vector<float> values(400);
+    MessageBench bench(rank);
     const SumSpan span{values.data(), values.size()};
     bench.communicator->all_reduce(std::span(&span, 1), {1, "a"}, *bench.stream);
     bench.finish();
@@ -60,8 +60,8 @@ TEST(StagedMessages, DifferentCallsAreNamed) {
   std::vector<Error> seen(3, Error(FSDP_OK, ""));
   run_threads(3, [&](Rank &rank) {
     seen[rank.rank()] = error_of([&] {
-      MessageBench bench(rank);
       std::vector<float> values(300'000);
+      MessageBench bench(rank);
       const uint64_t count = rank.rank() == 2 ? 200'001 : 200'000;
       const SumSpan span{values.data(), count};
       bench.communicator->all_reduce(std::span(&span, 1), {3, "outer"}, *bench.stream);
@@ -84,8 +84,8 @@ TEST(StagedMessages, DifferentSplitsOfTheSameSumAreAMismatch) {
   std::vector<Error> seen(2, Error(FSDP_OK, ""));
   run_threads(2, [&](Rank &rank) {
     seen[rank.rank()] = error_of([&] {
-      MessageBench bench(rank);
       std::vector<float> values(100);
+      MessageBench bench(rank);
       const uint64_t first = rank.rank() ? 60 : 40;
       const SumSpan spans[] = {{values.data(), first}, {values.data() + first, 100 - first}};
       bench.communicator->all_reduce(spans, {3, "outer"}, *bench.stream);
@@ -109,8 +109,8 @@ TEST(StagedMessages, AbandonInTheMiddle) {
 
 TEST(StagedMessages, AnEarlyEndIsAMismatch) {
   expect_well(run_threads(3, [](Rank &rank) {
-    MessageBench bench(rank);
     std::vector<float> values(1000);
+    MessageBench bench(rank);
     const SumSpan span{values.data(), values.size()};
     for (int i = 0; i < (rank.rank() == 1 ? 1 : 2); ++i)
       bench.communicator->all_reduce(std::span(&span, 1), {1, "outer"}, *bench.stream);
@@ -124,8 +124,8 @@ TEST(StagedMessages, AnEarlyEndIsAMismatch) {
 
 TEST(StagedMessages, ADeadRankIsNamed) {
   const auto codes = await_processes(start_processes(3, [](Rank &rank) {
-    MessageBench bench(rank);
     std::vector<float> values(4'000'000, 1.0F);
+    MessageBench bench(rank);
     const SumSpan span{values.data(), values.size()};
     auto start = std::chrono::steady_clock::now();
     const Error error = error_of([&] {

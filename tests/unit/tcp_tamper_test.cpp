@@ -85,8 +85,8 @@ struct Seen {
 void sum(Rank &rank, Net &net, Seen &seen) {
   const uint64_t count = 100'003;
   const std::vector<uint32_t> both{0, 1};
-  MessageBench bench(rank, net.create_communicator(both, messages_key, "messages"));
   std::vector<float> values = rough_values(rank.rank(), count, 7), wanted(count);
+  MessageBench bench(rank, net.create_communicator(both, messages_key, "messages"));
   const SumSpan span{values.data(), count};
   bench.communicator->all_reduce(std::span(&span, 1), {1, "sums"}, *bench.stream);
   bench.finish();
