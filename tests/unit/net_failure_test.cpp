@@ -9,6 +9,7 @@
 #include <csignal>
 #include <latch>
 
+#include "comm/tcp/transport.h"
 #include "net_ranks.h"
 
 namespace fsdp::comm::test {
@@ -216,6 +217,60 @@ TEST(NetFailure, TheEndWithWorkUnderWay) {
     EXPECT_EQ(seen[1].rank, 0);
     EXPECT_LT(seconds_since(start), 2 * patience_seconds);
   }
+}
+
+class Ear final : public messages::Receiver {
+ public:
+  void control(const messages::Header &header, const void *, uint64_t) override { heard = header.number; }
+  messages::Place place(const messages::Header &, uint64_t) override { return {}; }
+  void arrived(const messages::Header &) override {}
+  void lost(const messages::Header &) override {}
+  void sent(messages::Kind, uint32_t) override {}
+  void peer_failed(uint32_t) override {}
+  void move_on() override {}
+  uint64_t heard = 0;
+};
+
+messages::Header word_of(uint32_t rank) {
+  messages::Header header{};
+  header.magic = messages::header_magic;
+  header.kind = messages::Kind::call;
+  header.from = rank;
+  header.key = messages_key;
+  header.number = 5;
+  return header;
+}
+
+// Who gives a call up at once has told what he called: within TLS it waits for the thread, which is to end the
+// connection as well.
+TEST(NetFailure, WhatWasSaidBeforeAnEndIsHeard) {
+  if (over_ucx()) GTEST_SKIP() << "of TCP";
+  expect_well(run_threads(2, [](Rank &rank) {
+    auto seat = create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure, *rank.device);
+    tcp::TcpTransport net(rank.rank(), "127.0.0.1", {false, true});
+    Ear ear;
+    net.join(test_job(rank.team->all_gather(net.address(), "addresses")), seat);
+    auto lock = net.lock();
+    net.add(messages_key, ear);
+    const uint32_t other = 1 - rank.rank();
+    net.greet(other);
+    const auto await = [&](auto come) { require(net.changed().wait_for(lock, 20s, come), "nothing has come"); };
+    await([&] { return net.connected(other); });
+    lock.unlock();
+    rank.meet();
+    lock.lock();
+    if (rank.rank() == 0) {
+      net.send_control(1, word_of(0), nullptr, 0);
+      net.cut(1);
+    } else {
+      await([&] { return !net.loss_of(0).text.empty(); });
+      require(ear.heard == 5, "the connection ended without a word");
+    }
+    lock.unlock();
+    rank.meet();
+    lock.lock();
+    net.remove(messages_key);
+  }));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <cstring>
 #include <map>
 #include <random>
@@ -85,6 +86,41 @@ OutFrame data_frame(uint64_t sequence, uint64_t chunk, const std::vector<std::by
   static const std::byte none{};
   frame.data = body.empty() ? &none : body.data();
   return frame;
+}
+
+// Before an end that this rank makes: no data goes any more, and nothing that was said behind it.
+TEST(TcpLink, LastWordsAreThoseBeforeTheData) {
+  Pair pair;
+  Link out(std::move(pair.near), {0, peer, true}), in(std::move(pair.far), {peer, 0, true});
+  const auto body = body_of(1, 100);
+  std::vector<OutFrame> frames{control_frame(0, 1, 30), control_frame(1, 2, 0), data_frame(2, 3, body),
+                               control_frame(3, 4, 8)};
+  out.take(frames);
+  out.send_last_words();
+  Notes notes;
+  in.read(notes);
+  ASSERT_EQ(notes.controls.size(), 2U);
+  EXPECT_EQ(notes.controls[0], std::make_pair(uint64_t{1}, body_of(1, 30)));
+  EXPECT_EQ(notes.controls[1].first, 2U);
+  EXPECT_TRUE(notes.chunks.empty());
+  EXPECT_TRUE(in.open()) << in.problem();
+}
+
+// Of a word that has gone in part the rest goes, and behind half a chunk nothing: the peer would take it for data.
+TEST(TcpLink, LastWordsGoOnWhereTheyStopped) {
+  const auto body = body_of(1, 100);
+  const OutFrame word = control_frame(0, 1, 30);
+  for (const bool data : {false, true}) {
+    Pair pair;
+    Link out(std::move(pair.near), {0, peer});
+    std::vector<OutFrame> frames{data ? data_frame(0, 3, body) : word, control_frame(1, 2, 0)};
+    frames.front().sent = 10;
+    out.take(frames);
+    out.send_last_words();
+    std::array<std::byte, 1000> bytes;
+    const ssize_t count = ::recv(pair.far.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+    EXPECT_EQ(count, data ? -1 : static_cast<ssize_t>(word.bytes() - 10 + control_frame(1, 2, 0).bytes()));
+  }
 }
 
 // Control frames and chunks of all lengths in turn, through a socket that now and then is full.

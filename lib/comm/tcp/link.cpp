@@ -64,11 +64,12 @@ const std::vector<OutFrame> &Link::unsent() noexcept {
   return out_;
 }
 
-size_t Link::fill(iovec *parts, size_t most) noexcept {
+size_t Link::fill(iovec *parts, size_t most, bool words_only) noexcept {
   size_t count = 0;
   uint64_t bytes = 0;
   for (size_t i = first_; i < out_.size() && count + 2 <= most && bytes < most_at_once; ++i) {
     OutFrame &frame = out_[i];
+    if (words_only && frame.data) break;
     if (options_.checksum) seal(frame);
     const auto *head = reinterpret_cast<const std::byte *>(&frame.head);
     const uint64_t gone = frame.sent;
@@ -115,6 +116,12 @@ void Link::write(std::vector<messages::Header> &sent) {
     }
     note_sent(static_cast<uint64_t>(count), sent);
   }
+}
+
+void Link::send_last_words() {
+  if (!open() || cannot_write_) return;
+  iovec parts[most_parts];
+  if (const size_t count = fill(parts, most_parts, true); count > 0) transmit(parts, count);
 }
 
 void Link::send_now(OutFrame &frame) const noexcept {

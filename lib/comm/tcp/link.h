@@ -59,6 +59,8 @@ class Link {
   bool writing() const noexcept { return (first_ < out_.size() || (tls_ && tls_->unsent())) && !cannot_write_; }
   // Sends what goes, up to a limit; the headers of the data that has gone are added to `sent`.
   void write(std::vector<messages::Header> &sent);
+  // Before an end that this rank makes: what it said before any data that has not gone, if that goes at once.
+  void send_last_words();
   // Reads what is there, up to a limit.
   void read(Sink &sink);
   // The chunk that has come in part, and has a place; NULL: none.
@@ -83,7 +85,7 @@ class Link {
   bool parse(Sink &sink);
   bool parse_control(const FrameHead &head, const std::byte *payload, Sink &sink);
   bool begin_chunk(const FrameHead &head, Sink &sink);
-  size_t fill(struct iovec *parts, size_t most) noexcept;
+  size_t fill(struct iovec *parts, size_t most, bool words_only = false) noexcept;
   void note_sent(uint64_t bytes, std::vector<messages::Header> &sent);
 
   Fd socket_;

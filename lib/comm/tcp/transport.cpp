@@ -225,12 +225,22 @@ void TcpTransport::cut(uint32_t r) noexcept {
   mark(r);
 }
 
+// A call that differs from the peer's is given up by both: each has to hear what the other called.
+void TcpTransport::say_last_words(Peer &peer) noexcept {
+  try {
+    if (!peer.queued.empty()) peer.link->take(peer.queued);
+    peer.link->send_last_words();
+  } catch (const std::exception &) {  // without memory it ends without them
+  }
+}
+
 // By the thread: nothing of what was under way is read or written afterwards.
 void TcpTransport::close(uint32_t r) {
   Peer &peer = peers_[r];
   peer.dialing.reset();
   if (peer.link) {
     watch(peer.link->socket().get(), r, 0, EPOLL_CTL_DEL);
+    say_last_words(peer);
     for (const OutFrame &frame : peer.link->unsent()) give_up(frame, r);
     if (const Header *header = peer.link->incomplete())
       if (Receiver *receiver = receivers_.find(header->key)) receiver->lost(*header);

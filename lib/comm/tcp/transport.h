@@ -86,6 +86,7 @@ class TcpTransport final : public messages::Transport, private Sink {
   void queue(uint32_t to, OutFrame &frame);
   void fail_peer(uint32_t r, const std::string &text, int code) noexcept;
   void give_up(const OutFrame &frame, uint32_t to) noexcept;
+  static void say_last_words(Peer &peer) noexcept;
   void close(uint32_t r);
   void look_at(uint32_t r);
   void open(uint32_t r, Introduction &known);
