@@ -11,7 +11,7 @@ Quantizer::Quantizer(const Runtime &runtime) {
 
 void Quantizer::add(const Runtime &runtime, const PlaneSlice &main) {
   const memory::ModelSpec &spec = runtime.spec;
-  const layout::Slice scale_slice = memory::slice_of(main.bucket.plan->scale_layout, main.tensor,
+  const layout::Slice scale_slice = memory::slice_of(*main.bucket.plan->scale_layout, main.tensor,
                                                      main.plane.plan->owned, spec.mesh, runtime.teams.all->rank());
   const auto codes = [&](uint32_t form) {
     return reinterpret_cast<uint8_t *>(main.bucket.plane(PlaneKind::compute, form).at(main.slice));

@@ -38,7 +38,9 @@ BucketPlan make_bucket(const ModelSpec &spec, uint32_t group_index, std::vector<
   std::vector<layout::TensorSpec> tensors;
   for (const uint32_t index : params) tensors.push_back(tensor_of(group.params[index]));
   bucket.layout = layout::build_flat_layout(tensors, spec.mesh.slots());
-  if (bucket.quantization) bucket.scale_layout = layout::build_scale_layout(bucket.layout, tensors);
+  if (bucket.quantization)
+    bucket.scale_layout =
+        std::make_shared<const layout::FlatLayout>(layout::build_scale_layout(bucket.layout, tensors));
   bucket.slices = spec.mesh.slices();
   bucket.params = std::move(params);
   return bucket;
@@ -81,6 +83,11 @@ void count_elements(ModelPlan &plan) {
   }
 }
 
+// By kind, then slot, then index.
+uint32_t place_in_list(const PlanePlan &plane) {
+  return static_cast<uint32_t>(plane.kind) << 24 | uint32_t{plane.slot} << 16 | plane.index;
+}
+
 }  // namespace
 
 layout::Slice slice_of(const layout::FlatLayout &layout, uint64_t tensor, Extent extent, const layout::Mesh &mesh,
@@ -120,6 +127,7 @@ std::vector<std::string> find_violations(const ModelSpec &spec) {
   ScheduleSpec schedule;
   schedule.kind = spec.schedule;
   schedule.visits = spec.visits;
+  schedule.groups.reserve(spec.groups.size());
   for (const GroupSpec &group : spec.groups) {
     if (group.resident && spec.schedule == FSDP_SCHEDULE_INTERLEAVED)
       violations.push_back(
@@ -161,9 +169,7 @@ ModelPlan plan_model(const ModelSpec &spec) {
   place_pools(spec, plan);
   count_elements(plan);
   size_scratch(spec, plan);
-  for (BucketPlan &bucket : plan.buckets)
-    std::ranges::sort(bucket.planes, {},
-                      [](const PlanePlan &plane) { return std::tuple(plane.kind, plane.slot, plane.index); });
+  for (BucketPlan &bucket : plan.buckets) std::ranges::sort(bucket.planes, {}, place_in_list);
   plan.role_bytes(0, spec.mesh.inner_size);  // the largest sums: whoever asks for them later gets no error
   return plan;
 }

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -34,8 +35,8 @@ struct BucketPlan {
   uint32_t slices = 1;
   std::vector<uint32_t> params;  // indices in the group, in the layout's order
   layout::FlatLayout layout;
-  layout::FlatLayout scale_layout;  // of quantized parameters, else empty
-  std::vector<PlanePlan> planes;    // by kind, then index
+  std::shared_ptr<const layout::FlatLayout> scale_layout;  // of quantized parameters, else NULL
+  std::vector<PlanePlan> planes;                           // by kind, then slot, then index
 
   // NULL: it has none.
   const PlanePlan *find(PlaneKind kind, uint32_t index = 0) const;
@@ -47,7 +48,7 @@ struct BucketPlan {
     return static_cast<uint32_t>(std::ranges::count(planes, PlaneKind::compute, &PlanePlan::kind));
   }
   const layout::FlatLayout &layout_of(const PlanePlan &plane) const {
-    return is_scales(plane.kind) ? scale_layout : layout;
+    return is_scales(plane.kind) ? *scale_layout : layout;
   }
   // Numbers that a plane has.
   uint64_t count(const PlanePlan &plane) const {

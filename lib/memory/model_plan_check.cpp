@@ -15,7 +15,7 @@ std::string check_bucket(const BucketPlan &bucket, const GroupSpec &group) {
   std::vector<layout::TensorSpec> tensors;
   for (const uint32_t index : bucket.params) tensors.push_back(tensor_of(group.params[index]));
   std::string broken = validate(bucket.layout, tensors);
-  if (broken.empty() && bucket.quantization) broken = validate_scales(bucket.layout, bucket.scale_layout, tensors);
+  if (broken.empty() && bucket.quantization) broken = validate_scales(bucket.layout, *bucket.scale_layout, tensors);
   return broken.empty() ? broken : format_text("a bucket of group '{}': {}", group.name, broken);
 }
 

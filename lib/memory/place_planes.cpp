@@ -123,6 +123,7 @@ ScheduleSpec schedule_of(const ModelSpec &spec, const ModelPlan &plan) {
   schedule.prefetch_bytes = spec.prefetch_bytes;
   schedule.max_pending_groups = spec.pending_groups();
   schedule.apart = spec.debug;
+  schedule.groups.reserve(plan.groups.size());
   schedule.recompute = spec.plane_policy == FSDP_PLANES_BY_PHASE_AND_RECOMPUTE;
   for (size_t g = 0; g < plan.groups.size(); ++g) {
     const GroupPlan &group = plan.groups[g];
@@ -157,7 +158,8 @@ void add_gathered(ModelPlan &plan, GroupPlan &group) {
       for (size_t i = 0, count = bucket.planes.size(); i < count; ++i) {
         const PlanePlan published = bucket.planes[i];
         if (!is_published(published.kind) || (by_phase && published.index != slot)) continue;
-        PlanePlan gathered{.kind = gathered_from(published.kind), .index = published.index, .slot = slot};
+        PlanePlan gathered{
+            .kind = gathered_from(published.kind), .index = published.index, .slot = static_cast<uint8_t>(slot)};
         gathered.dtype = published.dtype;
         gathered.region = RegionId::gathered;
         gathered.offset = take(end, bucket.bytes(gathered, "full weights"), "full weights");
@@ -288,8 +290,11 @@ void place_optimizer_planes(const ModelSpec &spec, ModelPlan &plan, BucketPlan &
   }
   bucket.planes.push_back(main);
   for (uint32_t s = 0; s < spec.states.size(); ++s) {
-    PlanePlan state{
-        .kind = PlaneKind::state, .index = s, .dtype = spec.states[s].dtype, .extent = extent, .owned = extent};
+    PlanePlan state{.kind = PlaneKind::state,
+                    .index = static_cast<uint16_t>(s),
+                    .dtype = spec.states[s].dtype,
+                    .extent = extent,
+                    .owned = extent};
     state.region = RegionId::optimizer;
     state.offset = take(plan.region(RegionId::optimizer), bucket.bytes(state, "optimizer state"));
     bucket.planes.push_back(state);

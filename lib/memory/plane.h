@@ -90,10 +90,11 @@ struct RegionPlan {
   }
 };
 
+// Small: a model has a few for each of its buckets, which may be ten thousand.
 struct PlanePlan {
   PlaneKind kind = PlaneKind::compute;
-  uint32_t index = 0;
-  uint32_t slot = 0;  // of gathered: which of the group's buffers it is in
+  uint16_t index = 0;
+  uint8_t slot = 0;  // of gathered: which of the group's buffers it is in
   fsdp_dtype dtype = FSDP_FLOAT32;
   Extent extent = Extent::whole;  // how it lies in memory
   Extent owned = Extent::whole;   // what of it this rank writes

@@ -50,7 +50,7 @@ std::vector<PlanePlan> published_planes(fsdp_dtype dtype, fsdp_quantization quan
   if (!quantization) return {{.kind = PlaneKind::compute, .dtype = dtype}};
   const Quantization &kind = find_quantization(quantization);
   std::vector<PlanePlan> planes;
-  for (uint32_t form = 0; form < kind.forms.size(); ++form) {
+  for (uint16_t form = 0; form < kind.forms.size(); ++form) {
     planes.push_back({.kind = PlaneKind::compute, .index = form, .dtype = FSDP_FLOAT8_E4M3});
     planes.push_back({.kind = PlaneKind::compute_scales, .index = form, .dtype = kind.scale_dtype});
   }
