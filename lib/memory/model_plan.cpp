@@ -63,6 +63,11 @@ void split_group(const ModelSpec &spec, uint32_t group_index, ModelPlan &plan) {
   }
 }
 
+// By kind, then slot, then index.
+uint32_t place_in_list(const PlanePlan &plane) {
+  return static_cast<uint32_t>(plane.kind) << 24 | uint32_t{plane.slot} << 16 | plane.index;
+}
+
 void plan_group(const ModelSpec &spec, ModelPlan &plan, uint32_t group) {
   check_params(spec.groups[group]);
   const auto &params = spec.groups[group].params;
@@ -72,6 +77,10 @@ void plan_group(const ModelSpec &spec, ModelPlan &plan, uint32_t group) {
   place_compute(spec, plan, group);
   place_grads(spec, plan, group);
   place_rounded(spec, plan, group);
+  for (const uint32_t b : plan.groups[group].buckets) {
+    place_optimizer_planes(spec, plan, plan.buckets[b]);
+    std::ranges::sort(plan.buckets[b].planes, {}, place_in_list);
+  }
 }
 
 void count_elements(ModelPlan &plan) {
@@ -81,11 +90,6 @@ void count_elements(ModelPlan &plan) {
         checked_add(plan.padding_count, bucket.layout.full_count - bucket.layout.used_count, "padding of the model");
     plan.layout_hash = plan.layout_hash * 0x9E3779B97F4A7C15ull + bucket.layout.hash;
   }
-}
-
-// By kind, then slot, then index.
-uint32_t place_in_list(const PlanePlan &plane) {
-  return static_cast<uint32_t>(plane.kind) << 24 | uint32_t{plane.slot} << 16 | plane.index;
 }
 
 }  // namespace
@@ -164,12 +168,9 @@ ModelPlan plan_model(const ModelSpec &spec) {
     plan_part("group", spec.groups[g].name, [&] { plan_group(spec, plan, g); });
     plan.param_count += spec.groups[g].params.size();
   }
-  for (BucketPlan &bucket : plan.buckets)
-    plan_part("group", spec.groups[bucket.group].name, [&] { place_optimizer_planes(spec, plan, bucket); });
   place_pools(spec, plan);
   count_elements(plan);
   size_scratch(spec, plan);
-  for (BucketPlan &bucket : plan.buckets) std::ranges::sort(bucket.planes, {}, place_in_list);
   plan.role_bytes(0, spec.mesh.inner_size);  // the largest sums: whoever asks for them later gets no error
   return plan;
 }

@@ -110,6 +110,7 @@ void add_partial_sums(const ModelSpec &spec, ModelPlan &plan, const GroupPlan &g
 // When the largest group is known.
 void part_turns(ModelPlan &plan) {
   const uint64_t stride = plan.region(RegionId::partial).bytes / partial_turns;
+  if (!stride) return;
   for (BucketPlan &bucket : plan.buckets)
     for (PlanePlan &plane : bucket.planes)
       if (plane.kind == PlaneKind::partial) plane.offset += plane.index * stride;
@@ -142,6 +143,7 @@ ScheduleSpec schedule_of(const ModelSpec &spec, const ModelPlan &plan) {
 
 // Until here they have their places in the group's buffers.
 void place_gathered(ModelPlan &plan) {
+  if (!plan.gather_pool.size_bytes) return;
   for (BucketPlan &bucket : plan.buckets)
     for (PlanePlan &plane : bucket.planes)
       if (is_gathered(plane.kind))
