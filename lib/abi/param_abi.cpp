@@ -163,7 +163,8 @@ void require_plane(const engine::Runtime &runtime, const engine::Group &group, u
          "{}: parameter '{}' of group '{}' has no COLUMN planes, its ROW planes serve all phases", call, param.name,
          group.name());
   const bool columns = phase == FSDP_BACKWARD;
-  if (group.plan->by_phase && (which.form == 1) != columns && runtime.bucket(group.places[index]).plan->forms() == 2)
+  if (group.plan->parts_phases && (which.form == 1) != columns &&
+      runtime.bucket(group.places[index]).plan->forms() == 2)
     fail(FSDP_INVALID_STATE,
          "{}: phase {} of group '{}' gathers {} planes; ask for those of parameter '{}', or create the model with "
          "FSDP_PLANES_BOTH",

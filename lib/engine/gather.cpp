@@ -92,7 +92,7 @@ void Gatherer::unshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
   if (group.plan->gathers) {
     if (!slot.gathered) gather(group, slot, phase);
     const uint32_t position = find_position(group, phase);
-    if (phase != FSDP_RECOMPUTE) slot.position = position;
+    if (phase != FSDP_RECOMPUTE || position != UINT32_MAX) slot.position = position;
     prefetch_after(phase, position);
     if (group.plan->copies) runtime_.wait(*slot.ready, WaitKind::gather, caller, &group);
     slot.prefetched = false;
@@ -104,7 +104,7 @@ void Gatherer::unshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
 
 // What FORWARD and what BACKWARD gathers are held at once only where the model was planned for it.
 void Gatherer::require_form(Group &group, fsdp_phase phase) const {
-  if (!group.plan->by_phase || runtime_.spec.plane_policy == FSDP_PLANES_BY_PHASE_AND_RECOMPUTE) return;
+  if (!group.plan->parts_phases || runtime_.spec.plane_policy == FSDP_PLANES_BY_PHASE_AND_RECOMPUTE) return;
   const fsdp_phase other = phase == FSDP_RECOMPUTE ? FSDP_BACKWARD : FSDP_RECOMPUTE;
   if ((phase != FSDP_RECOMPUTE && phase != FSDP_BACKWARD) || !group.slot(other).holds[static_cast<size_t>(other)])
     return;
@@ -141,11 +141,13 @@ void Gatherer::reshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
 // The weights stay where the next visits would gather them again.
 bool Gatherer::keeps(const Group &group, const GatherSlot &slot, fsdp_phase phase) const {
   if (runtime_.context.debug()) return false;
-  if (phase == FSDP_RECOMPUTE) return !group.plan->by_phase;  // BACKWARD reads other planes
+  const bool visited = phase != FSDP_RECOMPUTE || !positions_[visits_of(group.index, phase)].empty();
+  if (!visited) return !group.plan->by_phase;  // it is inside a BACKWARD visit, or before one, which reads these planes
   if (phase == FSDP_FORWARD && group.spec->resident) return true;
   if (slot.position == UINT32_MAX) return false;
   const auto &list = visits(phase);
-  for (uint32_t ahead = 1; ahead <= runtime_.spec.prefetch_depth && slot.position + ahead < list.size(); ++ahead) {
+  const uint32_t depth = std::max(runtime_.spec.prefetch_depth, phase == FSDP_RECOMPUTE ? 1U : 0U);
+  for (uint32_t ahead = 1; ahead <= depth && slot.position + ahead < list.size(); ++ahead) {
     const fsdp_visit &next = list[slot.position + ahead];
     const Group &other = runtime_.groups[next.group_index];
     if (&other == &group && other.plan->slot_of(next.phase) == group.plan->slot_of(phase)) return true;
@@ -168,6 +170,13 @@ std::string Gatherer::advise_residence(const Group &held, const GatherSlot &slot
       held.name());
 }
 
+// There a buffer for BACKWARD serves what recomputes as well.
+std::string Gatherer::advise_planes(const Group &group, fsdp_phase phase) const {
+  if (phase != FSDP_RECOMPUTE || !group.plan->by_phase || runtime_.spec.schedule != FSDP_SCHEDULE_INTERLEAVED)
+    return {};
+  return ", or create the model with FSDP_PLANES_BOTH: by phase a RECOMPUTE has the buffer of forward passes";
+}
+
 void Gatherer::evict(Group &group, GatherSlot &slot, fsdp_phase phase) {
   for (const uint32_t key : slot.overlaps) {
     GatherSlot &other = slot_of(key);
@@ -175,9 +184,9 @@ void Gatherer::evict(Group &group, GatherSlot &slot, fsdp_phase phase) {
     fail(
         FSDP_INVALID_STATE,
         "fsdp_unshard: group '{}' ({}) needs the buffer that group '{}' holds ({}); return that hold with fsdp_reshard "
-        "first, or give fsdp_set_schedule the order of visits in which both are held at once{}",
+        "first, or give fsdp_set_schedule the order of visits in which both are held at once{}{}",
         group.name(), phase_name(phase), group_of(key).name(), describe_holds(other),
-        advise_residence(group_of(key), other));
+        advise_residence(group_of(key), other), advise_planes(group, phase));
   }
   for (const uint32_t key : slot.overlaps)
     if (slot_of(key).gathered) release(group_of(key), slot_of(key));

@@ -45,6 +45,7 @@ class Gatherer {
   void gather(Group &group, GatherSlot &slot, fsdp_phase phase);
   bool blocked(const GatherSlot &slot) const;
   std::string advise_residence(const Group &held, const GatherSlot &slot) const;
+  std::string advise_planes(const Group &group, fsdp_phase phase) const;
   void evict(Group &group, GatherSlot &slot, fsdp_phase phase);
   void enqueue_copies(Group &group, GatherSlot &slot);
   bool keeps(const Group &group, const GatherSlot &slot, fsdp_phase phase) const;

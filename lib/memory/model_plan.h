@@ -67,10 +67,11 @@ struct GroupBytes {
 };
 
 struct GroupPlan {
-  bool gathers = false;   // unshard must gather (ZeRO-3 that communicates)
-  bool copies = false;    // ... by copying into a pool buffer
-  bool by_phase = false;  // BACKWARD gathers other planes than the other phases
-  uint32_t slots = 1;     // buffers, or holds, that it has
+  bool gathers = false;       // unshard must gather (ZeRO-3 that communicates)
+  bool copies = false;        // ... by copying into a pool buffer
+  bool parts_phases = false;  // BACKWARD reads other planes than the other phases
+  bool by_phase = false;      // ... and gathers them
+  uint32_t slots = 1;         // buffers, or holds, that it has
   bool trainable = false;
   bool persistent_grad = false;  // the full gradient buffer is its own for ever
   std::vector<uint32_t> buckets;

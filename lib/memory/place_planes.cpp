@@ -243,8 +243,10 @@ void place_compute(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
   for (const uint32_t b : group.buckets)
     for (PlanePlan &plane : plan.buckets[b].planes)
       if (is_published(plane.kind)) plane.offset = checked_add(plane.offset, group.compute.offset, region.what);
-  group.by_phase =
-      group.gathers && !spec.groups[g].resident && spec.plane_policy != FSDP_PLANES_BOTH && has_forms(spec.groups[g]);
+  // On one rank, too: a program that runs there runs on many.
+  group.parts_phases = spec.groups[g].strategy == FSDP_STRATEGY_OPTIM_GRADS_PARAMS && !spec.groups[g].resident &&
+                       spec.plane_policy != FSDP_PLANES_BOTH && has_forms(spec.groups[g]);
+  group.by_phase = group.gathers && group.parts_phases;
   group.slots = gather_slots(spec.schedule, group.by_phase);
   add_gathered(plan, group);
 }

@@ -38,7 +38,7 @@ uint64_t product(std::span<const uint64_t> sizes) {
 uint64_t granule_rows(const ParamSpec &param, uint64_t least) {
   const uint64_t unit = param.shape.size() == 2 ? least : 1;
   switch (param.granule) {
-    case FSDP_GRANULE_BLOCK: return param.granule_rows;
+    case FSDP_GRANULE_BLOCK: return std::min(param.granule_rows, round_up(param.shape.front(), unit, "rows"));
     case FSDP_GRANULE_TENSOR: return round_up(param.shape.front(), unit, "rows of a granule");
     default: return unit;
   }

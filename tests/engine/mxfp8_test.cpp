@@ -153,6 +153,54 @@ TEST(Mxfp8, OptionsAndSchedules) {
   EXPECT_EQ(train(resident), "");
 }
 
+// As in quantized_test.cpp, of two forms whose buffers others take meanwhile.
+TEST(Mxfp8, NoReaderSeesAnotherVersion) {
+  for (const auto mode : modes) {
+    Scenario setup = mixed(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3, mode);
+    setup.context.debug_delay_us = 300;
+    setup.context.debug_delay_seed = 7;
+    setup.steps = is_sanitized() ? 2 : 4;
+    EXPECT_EQ(train(setup), "") << "mode " << mode;
+  }
+}
+
+// One NaN makes its block of each form NaN, an Inf the largest code with the largest scale; other blocks know nothing
+// of them.
+TEST(Mxfp8, NumbersThatAreNoneStayInTheirBlocks) {
+  std::vector<float> x(64 * 96, 1.0F);
+  x[5 * 96 + 40] = NAN, x[40 * 96 + 70] = -INFINITY;
+  run_threads(one_matrix(2), [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, one_matrix(2));
+    FSDP(fsdp_load_param(rank.groups[0], 0, x.data(), FSDP_FLOAT32, x.size(), FSDP_EVERY_RANK, 0));
+    FSDP(fsdp_publish_weights(rank.model, nullptr));
+    const auto look = [&](fsdp_phase phase, fsdp_plane codes_plane, fsdp_plane scales_plane, auto block_of) {
+      fsdp_tensor codes = FSDP_TENSOR_INIT, scales = FSDP_TENSOR_INIT;
+      FSDP(fsdp_unshard(rank.groups[0], phase, 0, nullptr));
+      FSDP(fsdp_get_plane(rank.groups[0], 0, phase, codes_plane, &codes));
+      FSDP(fsdp_get_plane(rank.groups[0], 0, phase, scales_plane, &scales));
+      const size_t nan = block_of(5, 40), inf = block_of(40, 70);
+      size_t wrong = 0;
+      for (size_t r = 0; r < 64; ++r)
+        for (size_t c = 0; c < 96; ++c) {
+          const size_t block = block_of(r, c);
+          const bool is_inf = r == 40 && c == 70;
+          const uint8_t code = static_cast<const uint8_t *>(codes.data)[r * 96 + c];
+          const uint8_t scale = static_cast<const uint8_t *>(scales.data)[block];
+          if (block == nan)
+            wrong += scale != 0xff || code != 0x7f;
+          else if (block == inf)
+            wrong += scale != 0xfe || code != (is_inf ? 0xfe : 0x00);
+          else
+            wrong += scale != 119 || code != 0x78;
+        }
+      EXPECT_EQ(wrong, 0u) << "phase " << phase;
+      FSDP(fsdp_reshard(rank.groups[0], phase, 0, nullptr));
+    };
+    look(FSDP_FORWARD, FSDP_PLANE_ROW, FSDP_PLANE_ROW_SCALE, [](size_t r, size_t c) { return r * 3 + c / 32; });
+    look(FSDP_BACKWARD, FSDP_PLANE_COLUMN, FSDP_PLANE_COLUMN_SCALE, [](size_t r, size_t c) { return r / 32 * 96 + c; });
+  });
+}
+
 // 64 x 96: 6,144 codes and 192 scales for a form.
 TEST(Mxfp8, GatheredBytes) {
   constexpr uint64_t form = 6336;

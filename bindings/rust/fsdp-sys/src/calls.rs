@@ -335,7 +335,8 @@ extern "C" {
     /// ```text
     /// The full compute weights: a read-only view, legal to read while the group is unsharded, or at any time outside the
     /// update window where the strategy keeps them whole. With SEQUENTIAL and VISITS schedules the address is the same from
-    /// the seal on; with INTERLEAVED it is the one of the phase given. phase may be any.
+    /// the seal on, in every phase; with INTERLEAVED, and in a group with planes by phase (fsdp_plane_policy), it is the one
+    /// of the phase given: BACKWARD has one address, and the other phases have one. phase may be any.
     /// Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (also: the parameter is quantized, see fsdp_get_plane),
     /// INVALID_STATE (not sealed; not unsharded). Since 0.2.
     /// ```
@@ -423,10 +424,11 @@ extern "C" {
     /// ```text
     /// Make the full compute weights readable for work that follows on the stream, and take a hold. Gathers once per version
     /// and release; costs nothing if the group is gathered already. A RECOMPUTE hold while a BACKWARD one is pending is
-    /// free. flags must be 0.
+    /// free, but where planes are gathered by phase (fsdp_plane_policy). flags must be 0.
     /// Collective: no; on a CUDA device the shard axis. Blocks: peers on the host device (until every rank has published
     /// this version). Window: outside.
-    /// Errors: INVALID_STATE (window open; no buffer free, naming both groups), PEER_FAILED, TIMEOUT. Since 0.2.
+    /// Errors: INVALID_STATE (window open; no buffer free, naming both groups; RECOMPUTE and BACKWARD at once, with planes
+    /// by phase), PEER_FAILED, TIMEOUT. Since 0.2.
     /// ```
     #[must_use]
     pub fn fsdp_unshard(group: *mut fsdp_group, phase: fsdp_phase, flags: u32, stream: fsdp_stream) -> fsdp_status;

@@ -363,7 +363,7 @@ pub struct fsdp_param {
     pub flags: u32,
     /// 0: FSDP_GRANULE_ROW
     pub granule: fsdp_granule,
-    /// counts only with FSDP_GRANULE_BLOCK
+    /// of the first dimension; counts only with FSDP_GRANULE_BLOCK; more than there are: all
     pub granule_rows: u64,
     /// 0: 1 (see FSDP_PARAM_LR_ZERO)
     pub lr_scale: f64,

@@ -459,7 +459,7 @@ struct fsdp_param
     flags::UInt32
     # 0: FSDP_GRANULE_ROW
     granule::Int32
-    # counts only with FSDP_GRANULE_BLOCK
+    # of the first dimension; counts only with FSDP_GRANULE_BLOCK; more than there are: all
     granule_rows::UInt64
     # 0: 1 (see FSDP_PARAM_LR_ZERO)
     lr_scale::Float64
