@@ -239,6 +239,7 @@ else
   # -Og and line tables keep the reports readable and are fast enough for two cores. What is read behind the end of a vector
   # that has room is seen by the standard library alone.
   sanitized="-Dexamples=disabled -Doptimization=g -Db_lundef=false $units"
+  kernels=$PWD/build-tests/lib/device/cuda  # no sanitizer sees what runs on a GPU
   # A check of UndefinedBehaviorSanitizer that fails is an illegal instruction, which AddressSanitizer reports with its frames:
   # the texts that each check would have take a quarter of the compiler's time, and half of every program.
   # A call for each access that AddressSanitizer looks at, and not its instructions: a tenth of the compiler's time.
@@ -247,10 +248,12 @@ else
   # Half of the time that the usual linker takes for programs of this size; it is beside it in binutils.
   command -v ld.gold >/dev/null && export CC_LD=gold CXX_LD=gold
   # shellcheck disable=SC2086
-  prepare build-asan $sanitized -Db_sanitize=address,undefined "-Dc_args=['-g1','-fsanitize-undefined-trap-on-error']" \
+  prepare build-asan $sanitized "-Dkernel_objects=$kernels" -Db_sanitize=address,undefined \
+    "-Dc_args=['-g1','-fsanitize-undefined-trap-on-error']" \
     "-Dcpp_args=[$roomy$called'-g1','-D_GLIBCXX_ASSERTIONS','-fsanitize-undefined-trap-on-error']"
   # shellcheck disable=SC2086
-  prepare build-tsan $sanitized -Db_sanitize=thread -Dc_args=-g1 "-Dcpp_args=[$roomy'-g1','-D_GLIBCXX_ASSERTIONS']"
+  prepare build-tsan $sanitized "-Dkernel_objects=$kernels" -Db_sanitize=thread -Dc_args=-g1 \
+    "-Dcpp_args=[$roomy'-g1','-D_GLIBCXX_ASSERTIONS']"
   build build-tests all
   # Limits of these are seconds, and who wakes up takes the processor from an idle build at once. (Beside another it does not: UCX
   # 1.13 ends processes more often where ranks wake up late.)

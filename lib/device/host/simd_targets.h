@@ -7,11 +7,12 @@
 #error "the kernels promise exact bits: compile them without -ffast-math"
 #endif
 
-// Sanitizers look at addresses, which only the width of a vector decides, and at threads, which nothing here does.
+// Sanitizers look at addresses, which only the width of a vector decides: the shortest and the longest are enough. And at
+// threads, which nothing here has.
 #if defined(__SANITIZE_THREAD__)
 #define HWY_COMPILE_ONLY_STATIC
 #elif defined(__SANITIZE_ADDRESS__)
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX2 | HWY_AVX3_DL)
 #elif !defined(HWY_DISABLED_TARGETS)
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
 #endif
