@@ -176,7 +176,8 @@ Introduction::State Introduction::bind() {
 bool Introduction::write_binding() {
   const iovec part{own_binding_.data() + gone_, out_bytes_ - gone_};
   const ssize_t count = tls_->send(socket_, &part, 1);
-  if (count < 0 && errno != EAGAIN) fail_with(std::strerror(errno), errno, false);
+  if (count < 0 && errno != EAGAIN)
+    fail_with(tls_->write_problem().empty() ? std::strerror(errno) : tls_->write_problem(), errno, false);
   if (count > 0) gone_ += static_cast<size_t>(count);
   return gone_ == out_bytes_;
 }

@@ -142,6 +142,7 @@ void TcpTransport::write(uint32_t r) {
   // Behind all of these: it may throw, and what has gone is told once.
   for (const Header &header : sent_)
     if (Receiver *receiver = receivers_.find(header.key)) receiver->move_on();
+  if (!peer.link->open()) return fail_peer(r, peer.link->problem(), peer.link->code());
   if (!peer.queued.empty()) peer.link->take(peer.queued);
   peer.writing = peer.link->writing();
   if (!peer.writing || !peer.link->full()) return;
