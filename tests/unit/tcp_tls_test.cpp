@@ -167,6 +167,26 @@ TEST(TcpTls, AnotherKeyAndOtherRanksAreRefused) {
   }
 }
 
+// Whatever libssl is configured to: the key of the job has been used, and one of this connection on top.
+TEST(TcpTls, AHandshakeWithoutTheKeyIsRefused) {
+  Ends ends(key_of(1), key_of(1), "a", "a");
+  ends.library.SSL_session_reused = [](const SSL *) { return 0; };
+  ends.shake_hands();
+  for (Tls *end : {&ends.guest, &ends.host}) {
+    EXPECT_EQ(end->problem(), "TLS: the handshake has not used the key that both ends have beforehand");
+    EXPECT_FALSE(end->hung_up());
+  }
+  EXPECT_TRUE(ends.guest_state == State::failed && ends.host_state == State::failed);
+}
+
+TEST(TcpTls, KeysNeverComeOfTheSecretAlone) {
+  TlsLibrary library = load_tls_library();
+  static uint64_t cleared = 0;
+  library.SSL_CTX_clear_options = [](SSL_CTX *, uint64_t options) { return cleared |= options; };
+  const Tls made(library, Role::guest, key_of(1), "a");
+  EXPECT_TRUE(cleared & SSL_OP_ALLOW_NO_DHE_KEX);
+}
+
 TEST(TcpTls, WhoSpeaksPlainlyIsRefused) {
   Ends ends(key_of(1), key_of(1), "a", "a");
   const std::string words(300, 'x');

@@ -69,6 +69,8 @@ Tls::Tls(const TlsLibrary &library, Role role, const Digest &key, std::string id
   check(library.SSL_CTX_ctrl(context, SSL_CTRL_SET_MIN_PROTO_VERSION, TLS1_3_VERSION, nullptr) == 1 &&
         library.SSL_CTX_set_ciphersuites(context, cipher_name) == 1 &&
         library.SSL_CTX_set_num_tickets(context, 0) == 1);
+  // The system's configuration may allow keys that come of the secret alone.
+  library.SSL_CTX_clear_options(context, SSL_OP_ALLOW_NO_DHE_KEX);
   library.SSL_CTX_set_psk_find_session_callback(context, Callbacks::find_session);
   library.SSL_CTX_set_psk_use_session_callback(context, Callbacks::use_session);
   ssl_.reset(library.SSL_new(context));
@@ -158,6 +160,7 @@ Tls::State Tls::shake_hands(const Fd &socket) {
     const bool gone = flush(socket);  // an alert, too
     if (code_) return State::failed;
     if (!gone && errno != EAGAIN) return fail_handshake(std::strerror(errno));
+    if (!waits && !library_.SSL_session_reused(ssl_.get())) return fail_without_key();
     if (!waits) return gone ? State::done : State::waiting;
     const ssize_t count = fill(socket);
     if (count > 0) continue;
@@ -169,6 +172,13 @@ Tls::State Tls::shake_hands(const Fd &socket) {
 Tls::State Tls::fail_handshake(const char *why) {
   problem_ = format_text("TLS: {}", why);
   hung_up_ = true;
+  return State::failed;
+}
+
+// Without certificates there is no other way to come through; but that is for this library to say.
+Tls::State Tls::fail_without_key() {
+  code_ = EPROTO;
+  problem_ = "TLS: the handshake has not used the key that both ends have beforehand";
   return State::failed;
 }
 

@@ -59,6 +59,7 @@ class Tls {
   struct Callbacks;
   SSL_SESSION *make_session() const noexcept;
   State fail_handshake(const char *why);
+  State fail_without_key();
   bool flush(const Fd &socket);
   ssize_t fill(const Fd &socket);
   bool take(std::byte *to, size_t bytes, size_t &got);
