@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
@@ -327,6 +328,26 @@ TEST(TcpTls, ItsLibraryIsOpenedWhenItIsAskedFor) {
   EXPECT_NE(other.find("libm.so.6 has no TLS_method: libssl of OpenSSL 3.0 or later is needed"), std::string::npos)
       << other;
   EXPECT_NO_THROW(create_tcp_net(0, "127.0.0.1", {.encryption = true}));
+}
+
+// exit() runs what was registered later first: who has come before libcrypto sees what its cleanup has left.
+[[noreturn]] void exit_and_look(void (*use)()) {
+  std::atexit([] {
+    try {
+      authenticate("secret", "label", {});
+      ::_exit(0);
+    } catch (const Error &) {
+      ::_exit(7);
+    }
+  });
+  use();
+  std::exit(1);
+}
+
+TEST(TcpTlsDeathTest, NothingIsCleanedUpAtExit) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // libcrypto is fresh there
+  EXPECT_EXIT(exit_and_look([] { authenticate("secret", "label", {}); }), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(exit_and_look([] { load_tls_library(); }), testing::ExitedWithCode(0), "");
 }
 
 // RFC 5869, A.1 and A.3 (the first 32 bytes of each).

@@ -14,7 +14,15 @@
 namespace fsdp::comm {
 namespace {
 
+// Threads of the library may be within libcrypto while the program ends, so nothing of it is cleaned up at exit. Who
+// uses it first decides: where the program did, its cleanup stays.
+void keep_libcrypto() noexcept {
+  static const int kept = OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
+  (void)kept;
+}
+
 Digest hmac(const std::string &secret, std::span<const uint8_t> message) {
+  keep_libcrypto();
   Digest digest;
   unsigned length = 0;
   if (!HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()), message.data(), message.size(), digest.data(),

@@ -9,6 +9,7 @@
 namespace fsdp::comm::tcp {
 
 #define FSDP_TLS_FUNCTIONS(X)                                                                                         \
+  X(OPENSSL_init_ssl)                                                                                                 \
   X(TLS_method)                                                                                                       \
   X(SSL_CTX_new)                                                                                                      \
   X(SSL_CTX_free)                                                                                                     \
