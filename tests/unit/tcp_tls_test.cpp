@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // TLS by a key that both ends have beforehand: bytes go through as they are, keys change under way, and who has another
 // key, names other ranks or changes a bit gets nowhere.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -22,8 +24,17 @@
 namespace {
 
 thread_local bool starving = false;
+int sizes_set = 0;
 
 }  // namespace
+
+// In the place of the C library's: who asks for a stack of another size is counted.
+extern "C" int pthread_attr_setstacksize(pthread_attr_t *attributes, size_t bytes) noexcept {
+  ++sizes_set;
+  static const auto usual =
+      reinterpret_cast<int (*)(pthread_attr_t *, size_t)>(::dlsym(RTLD_NEXT, "pthread_attr_setstacksize"));
+  return usual(attributes, bytes);
+}
 
 #if defined(__GNUC__) && !defined(__clang__)
 // GCC sees free() where it inlines the operator below, and takes the operator above for the library's.
@@ -348,6 +359,15 @@ TEST(TcpTlsDeathTest, NothingIsCleanedUpAtExit) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");  // libcrypto is fresh there
   EXPECT_EXIT(exit_and_look([] { authenticate("secret", "label", {}); }), testing::ExitedWithCode(0), "");
   EXPECT_EXIT(exit_and_look([] { load_tls_library(); }), testing::ExitedWithCode(0), "");
+}
+
+// libssl's code is not ours: it has the stack that threads of this system have.
+TEST(TcpTls, ItsThreadHasTheUsualStack) {
+  sizes_set = 0;
+  create_tcp_net(0, "127.0.0.1", {.encryption = true});
+  EXPECT_EQ(sizes_set, 0);
+  create_tcp_net(0, "127.0.0.1");
+  EXPECT_EQ(sizes_set, 1);
 }
 
 // RFC 5869, A.1 and A.3 (the first 32 bytes of each).

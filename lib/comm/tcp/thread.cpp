@@ -37,7 +37,8 @@ void TcpTransport::start_thread() {
     static_cast<TcpTransport *>(self)->run();
     return nullptr;
   };
-  thread_ = LibraryThread{"fsdp-tcp", format_text("messages of rank {}", rank_)}.start(body, this);
+  const size_t stack = tls_ ? 0 : LibraryThread::small_stack;  // libssl is code of others
+  thread_ = LibraryThread{"fsdp-tcp", format_text("messages of rank {}", rank_), stack}.start(body, this);
 }
 
 bool TcpTransport::watch(int fd, uint64_t tag, uint32_t events, int operation) noexcept {
