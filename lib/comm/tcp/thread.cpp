@@ -218,19 +218,21 @@ void TcpTransport::accept() {
 void TcpTransport::introduce() {
   if (!joined_) return;
   introduced_at_ = Clock::now();
-  std::erase(strangers_, nullptr);  // of a round that ended early
   if (!listening_ && pause_.over() && has_seat())
     listening_ = watch(listener_.get(), listener_tag, EPOLLIN, EPOLL_CTL_ADD);
-  for (auto &stranger : strangers_) {
-    const Introduction::State state = stranger->advance();
-    if (state == Introduction::State::waiting) continue;
-    const auto over = std::move(stranger);
+  for (size_t i = 0; i < strangers_.size();) {
+    const Introduction::State state = strangers_[i]->advance();
+    if (state == Introduction::State::waiting) {
+      ++i;
+      continue;
+    }
+    const auto over = std::move(strangers_[i]);
+    strangers_.erase(strangers_.begin() + static_cast<std::ptrdiff_t>(i));  // first: what follows may throw
     if (state == Introduction::State::done)
       let_in(*over);
     else
       note_refusal(*over, over->problem());
   }
-  std::erase(strangers_, nullptr);
   for (const uint32_t r : dialed_) see_to_dial(r);
   const std::lock_guard guard(mutex_);
   std::erase_if(dialed_, [this](uint32_t r) { return peers_[r].open || peers_[r].closing; });
