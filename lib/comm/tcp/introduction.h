@@ -68,6 +68,8 @@ class Introduction {
   const std::string &problem() const noexcept { return problem_; }
   int code() const noexcept { return code_; }
   bool final() const noexcept { return final_; }
+  // The other end knows the job's secret.
+  bool proven() const noexcept { return handshake_ && handshake_->state() == Handshake::State::proven; }
   // Of who has connected: "10.0.0.7:51200".
   const std::string &from() const noexcept { return from_; }
   // Of one that is done: the other rank.

@@ -186,11 +186,16 @@ void TcpTransport::arrived(const Header &header) {
 // ---- connections ----
 
 // A stranger has his seat for a moment, however many come: a rank that connects needs no longer. Else the oldest goes.
+// Who has proven the secret takes no stranger's seat, and makes room for nobody; of those there are no more than ranks.
 bool TcpTransport::has_seat() {
-  if (strangers_.size() < most_strangers) return true;
-  if (Clock::now() < strangers_.front()->deadline() - stranger_time + least_stranger_time) return false;
-  if (joined_) note_refusal(*strangers_.front(), "it had proven nothing yet, and made room for a later one");
-  strangers_.erase(strangers_.begin());
+  const auto unproven = [](const auto &stranger) { return !stranger->proven(); };
+  const auto strangers = static_cast<size_t>(std::ranges::count_if(strangers_, unproven));
+  if (strangers < most_strangers && strangers_.size() - strangers <= peers_.size()) return true;
+  const auto oldest = std::ranges::find_if(strangers_, unproven);
+  if (oldest == strangers_.end()) return false;
+  if (Clock::now() < (*oldest)->deadline() - stranger_time + least_stranger_time) return false;
+  if (joined_) note_refusal(**oldest, "it had proven nothing yet, and made room for a later one");
+  strangers_.erase(oldest);
   return true;
 }
 
