@@ -65,6 +65,21 @@ TEST(Descriptors, AreCounted) {
   EXPECT_EQ(count_descriptors().open, before.open + 5);
 }
 
+// To count them takes one.
+TEST(Descriptors, NoneIsLeftToCountThem) {
+  rlimit usual{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &usual), 0);
+  rlimit low = usual;
+  const Fd highest(::dup(0));  // all below it are taken
+  low.rlim_cur = static_cast<rlim_t>(highest.get()) + 1;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+  const Descriptors none = count_descriptors();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &usual), 0);
+  EXPECT_EQ(none.open, low.rlim_cur);
+  EXPECT_EQ(none.limit, low.rlim_cur);
+  EXPECT_NE(find_shortage(none, {}), "");
+}
+
 // Nobody listens at the peers' addresses, and nobody is waited for.
 struct Crowd {
   Crowd(Rank &rank, uint32_t size)
