@@ -76,7 +76,10 @@ void ChannelNet::exchange(std::span<const uint32_t> ranks, uint64_t key, const v
   seat_->watch.enter_caller();
   seat_->watch.check();  // a context that failed does not come: its peers are told
   std::unique_ptr<Exchanges> &found = exchanges_[key];
-  if (!found) found = std::make_unique<Exchanges>(*transport_, seat_, ranks, key, chunk_bytes_);
+  if (!found) {
+    transport_->expect(ranks);
+    found = std::make_unique<Exchanges>(*transport_, seat_, ranks, key, chunk_bytes_);
+  }
   Exchanges &exchanges = *found;
   if (exchanges.torn) fail(FSDP_INVALID_STATE, "{}: an earlier exchange of these ranks did not complete", what);
   if (!std::ranges::equal(ranks, exchanges.channel.ranks())) fail(FSDP_INTERNAL, "{}: other ranks than before", what);
