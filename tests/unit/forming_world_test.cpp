@@ -122,6 +122,30 @@ TEST_F(FormingWorld, WhoNeverConnectsIsNamedAtTheLimit) {
   }
 }
 
+// Rank 0 is made by hand, and its roster says that all have UCX: rank 1 has asked for TCP, and opened nothing else.
+TEST_F(FormingWorld, WhatTheRosterSaysOfARankIsWhatItBrought) {
+  options.size = 2;
+  const Fd listener = listen_at(at, 4);
+  ::setenv("FSDP_NET", "tcp", 1);
+  one = start_world(1, "near");
+  ::unsetenv("FSDP_NET");
+  await_readable(listener, 10'000);
+  FrameStream stream = let_in(accept_from(listener));
+  const auto brought = hear<message::Card>(stream);
+  ASSERT_TRUE(brought);
+  Card card = read_card(brought->bytes).value();
+  card.asked = NetChoice::ucx;
+  card.ucx = card.tcp;
+  for (uint32_t r = 0; r < 2; ++r) stream.queue(message::share(message::Entry{r, r, "a host", write_card(card)}));
+  stream.queue(message::share(message::Start{2, {}}));
+  EXPECT_TRUE(stream.flush());
+  const auto word = hear<message::Refusal>(stream);
+  finish();
+  expect(one, FSDP_MISMATCH, "rank 0 says of rank 1 (a host) what that rank has not brought to the rendezvous");
+  ASSERT_TRUE(word) << "the others are told";
+  EXPECT_EQ(word->rank, 1);
+}
+
 // Who misses the word, or all: every rank reports it alike, and of no rank it is said that its own error says why.
 TEST_F(FormingWorld, WithoutTrustInTcpAllRanksSayTheSame) {
   options.size = 3;
