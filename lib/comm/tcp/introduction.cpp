@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/tcp/introduction.h"
 
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -15,6 +16,11 @@ namespace {
 constexpr uint32_t greeting_magic = 0x66736768, greeting_version = 1, native_order = 0x01020304;
 
 }  // namespace
+
+JobNames::~JobNames() {
+  ::explicit_bzero(secret.data(), secret.size());
+  ::explicit_bzero(key.data(), key.size());
+}
 
 std::string JobNames::label(uint32_t to) const { return format_text("libfsdp messages to rank {} of {}", to, name); }
 

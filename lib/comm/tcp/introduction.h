@@ -27,7 +27,7 @@
 
 namespace fsdp::comm::tcp {
 
-// What both ends of all connections know.
+// What both ends of all connections know. Wiped when it ends.
 struct JobNames {
   std::string secret;
   std::string name;
@@ -36,6 +36,7 @@ struct JobNames {
   const TlsLibrary *tls = nullptr;  // where connections are encrypted
   Digest key = {};                  // then: of this job
 
+  ~JobNames();
   // What the proof of a connection to this rank is for.
   std::string label(uint32_t to) const;
 };
