@@ -108,6 +108,10 @@ TEST(Descriptors, ARankHas256PeersAtMost) {
     const Error together = error_of([&] { crowd.connect(250, 258, 4); });
     EXPECT_EQ(together.status, FSDP_UNSUPPORTED);
     crowd.connect(1, 257, 5);
+    crowd.made.clear();
+    const Error later = error_of([&] { crowd.connect(250, 258, 6); });
+    EXPECT_EQ(later.status, FSDP_UNSUPPORTED) << "connections last";
+    expect_words(later, {"in the life of a context"});
   });
   EXPECT_EQ(problems[0], "");
 }
