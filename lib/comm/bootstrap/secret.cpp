@@ -4,10 +4,12 @@
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
+#include <openssl/sha.h>
 #include <string.h>
 #include <sys/random.h>
 
 #include <cerrno>
+#include <cstring>
 #include <vector>
 
 #include "base/error.h"
@@ -82,6 +84,27 @@ Digest derive_key(const std::string &secret, std::span<const uint8_t> salt, std:
   Digest extracted = hmac(salt, bytes_of(secret));
   const Wiped wiped(extracted.data(), extracted.size());
   return hmac(extracted, block);
+}
+
+StreamKeys::~StreamKeys() {
+  ::explicit_bzero(out.data(), out.size());
+  ::explicit_bzero(in.data(), in.size());
+}
+
+Digest digest_of(std::span<const std::byte> bytes) {
+  keep_libcrypto();
+  Digest digest;
+  if (!SHA256(reinterpret_cast<const uint8_t *>(bytes.data()), bytes.size(), digest.data()))
+    fail(FSDP_SYSTEM, "SHA256 of the bootstrap failed in libcrypto");
+  return digest;
+}
+
+Digest tag_of(const Digest &key, uint64_t number, std::span<const std::byte, 16> head, const Digest &body) {
+  std::array<uint8_t, sizeof number + head.size() + sizeof body> said;
+  std::memcpy(said.data(), &number, sizeof number);
+  std::memcpy(said.data() + sizeof number, head.data(), head.size());
+  std::memcpy(said.data() + sizeof number + head.size(), body.data(), sizeof body);
+  return hmac(key, said);
 }
 
 bool equal(const Digest &a, const Digest &b) noexcept { return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0; }
