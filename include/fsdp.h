@@ -637,7 +637,8 @@ enum {
  * Hand in the memory of a role, aligned to 4096 bytes and at least as large as fsdp_get_role_bytes of a planning
  * context says. Only roles that peers do not read can be handed in: MAIN, OPTIMIZER, GATHER, and GRAD where no group is
  * NO_SHARD or reduced once a step. Others are UNSUPPORTED. On a CUDA device it must be memory of that device. The
- * memory must outlive the model. Collective: no. Blocks: no.
+ * memory must outlive the model: one that a save still holds, or that another thread is inside of, has not ended when
+ * fsdp_destroy_model returns. Collective: no. Blocks: no.
  * Errors: INVALID_ARGUMENT, INVALID_STATE (sealed), UNSUPPORTED. A size too small is found by the seal. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_set_arena(fsdp_model *model, fsdp_role role, void *data, uint64_t size_bytes);

@@ -18,7 +18,10 @@ Descriptors count_descriptors() {
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) fail_errno(errno, "getrlimit of descriptors");
   count.limit = static_cast<uint32_t>(std::min<rlim_t>(limit.rlim_cur, UINT32_MAX));
   const std::unique_ptr<DIR, int (*)(DIR *)> folder(::opendir("/proc/self/fd"), ::closedir);
-  if (!folder) return count;  // without /proc only the limit is known
+  if (!folder) {  // without /proc only the limit is known; but none may be left to look with
+    if (errno == EMFILE || errno == ENFILE) count.open = count.limit;
+    return count;
+  }
   while (::readdir(folder.get())) ++count.open;
   count.open -= std::min(count.open, 3U);  // ".", ".." and the folder
   return count;

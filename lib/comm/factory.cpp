@@ -41,6 +41,7 @@ class NoLinks final : public Links {
 
 // What a rank has before it knows whether other hosts take part.
 struct Threshold {
+  std::vector<std::byte> card;  // what it has brought
   LeaderListener listener;
   std::shared_ptr<Net> tcp, ucx;  // those that may be used
 };
@@ -56,7 +57,7 @@ void prepare_encryption(Card &card, const WorldOptions &options) {
   card.nonce.assign(bytes.begin(), bytes.end());
 }
 
-std::vector<std::byte> make_card(Threshold &threshold, const WorldOptions &options, const std::string &address) {
+std::vector<std::byte> fill_card(Threshold &threshold, const WorldOptions &options, const std::string &address) {
   Card card;
   threshold.listener = open_leader_listener(address);
   card.leader = threshold.listener.address;
@@ -82,6 +83,20 @@ std::vector<std::byte> make_card(Threshold &threshold, const WorldOptions &optio
     card.obstacle = error.message;
   }
   return write_card(card);
+}
+
+std::vector<std::byte> make_card(Threshold &threshold, const WorldOptions &options, const std::string &address) {
+  return threshold.card = fill_card(threshold, options, address);
+}
+
+// Of a roster this is what a rank knows itself. What it has opened is by its own card, and what it does by the
+// roster's.
+void check_own_card(const Roster &roster, uint32_t rank, const std::vector<std::byte> &card, const Waiter &waiter) {
+  if (roster.members[rank].card == card) return;
+  throw waiter.settle(Error(FSDP_MISMATCH,
+                            format_text("rank 0 says of rank {} ({}) what that rank has not brought to the rendezvous",
+                                        rank, roster.members[rank].host),
+                            static_cast<int32_t>(rank)));
 }
 
 std::vector<Card> read_cards(const Roster &roster) {
@@ -163,6 +178,7 @@ std::unique_ptr<World> join_hosts(const WorldOptions &options, Rendezvous &meeti
   auto monitor = start_monitor(seat, plan, std::move(threshold.listener), waiter);
   std::shared_ptr<Net> net = std::move(cards.net.ucx ? threshold.ucx : threshold.tcp);
   threshold = {};
+  if (!net) fail(FSDP_INTERNAL, "{}, but rank {} has not opened that", cards.net.reason, options.rank);
   NetJob job{{}, options.secret, plan.job, options.heartbeat_timeout_ms, options.log_later, cards.of[0].nonce};
   for (const Card &card : cards.of) job.addresses.push_back(cards.net.ucx ? card.ucx : card.tcp);
   net->join(std::move(job), seat);
@@ -260,6 +276,7 @@ std::unique_ptr<World> create_process_world(const WorldOptions &options, const W
   Rendezvous meeting = meet_processes(
       options, waiter, [&](const std::string &address) { return make_card(threshold, options, address); });
   const bool alone = meeting.roster.node_count() <= 1;
+  if (!alone) check_own_card(meeting.roster, options.rank, threshold.card, waiter);
   const Cards cards = alone ? Cards() : read_cards(meeting);
   std::shared_ptr<Seat> seat;
   std::unique_ptr<World> world;

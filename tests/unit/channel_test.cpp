@@ -37,14 +37,25 @@ class PlayedTransport final : public messages::Transport {
   void send_control(uint32_t, const Header &header, const void *, uint64_t) override {
     calls.fetch_add(header.kind == Kind::call);
   }
-  void prepare(uint32_t) override {}
-  void send_data(uint32_t to, const Header &, const void *) override { receiver().sent(Kind::data, to); }
+  void prepare(uint32_t) override {
+    if (keeps_data && under_way > 0) throw std::bad_alloc();
+  }
+  void send_data(uint32_t to, const Header &, const void *) override {
+    ++under_way;
+    if (keeps_data) return;
+    --under_way;
+    receiver().sent(Kind::data, to);
+  }
   const Loss &loss_of(uint32_t) const noexcept override { return well_; }
-  void cut(uint32_t) noexcept override {}
+  void cut(uint32_t to) noexcept override {
+    for (; under_way > 0; --under_way) receiver().sent(Kind::data, to);
+  }
   void wake() noexcept override {}
   Receiver &receiver() { return *receivers_.find(key); }
 
   std::atomic<int> calls{0};
+  bool keeps_data = false;  // until it is cut; and there is memory for one message only
+  int under_way = 0;
 
  private:
   std::string none_;
@@ -144,6 +155,48 @@ TEST(Channel, TakesOnlyWhatItsCallWaitsFor) {
               return wanted;
             }(),
         "the sums");
+  });
+  EXPECT_EQ(problems[0], "");
+}
+
+// The peer has come first, so data goes out as soon as the call begins. When it throws nobody may go on to read what
+// its caller then gives back.
+TEST(Channel, ACallThatFailsAsItBeginsLeavesNothingUnderWay) {
+  const auto problems = run_threads(1, [](Rank &rank) {
+    auto seat = create_lone_seat(0, 2, rank.waiter, rank.failure, *rank.device);
+    PlayedTransport transport;
+    Channel channel(transport, seat, {0, 1}, key, chunk_bytes, true, "a channel");
+    std::vector<float> values(100'000, 1.0F);
+    const SumSpan span{values.data(), values.size()};
+    Launch launch;
+    launch.start(Operation::all_reduce, {1, "sum"});
+    add_spans(launch, std::span(&span, 1));
+    launch.round = channel.round().number();
+    launch.number = channel.round().enqueue();
+    Header hello{};
+    hello.magic = messages::header_magic;
+    hello.kind = Kind::call;
+    hello.from = 1;
+    hello.key = key;
+    hello.round = launch.round;
+    hello.number = launch.number;
+    hello.call = launch.fingerprint.hash;
+    hello.bytes = chunk_bytes;
+    {
+      const auto lock = transport.lock();
+      transport.receiver().control(hello, &launch.fingerprint, sizeof launch.fingerprint);
+    }
+    transport.keeps_data = true;
+    bool starved = false;
+    try {
+      channel.run(launch, false);
+    } catch (const std::bad_alloc &) {
+      starved = true;
+    }
+    const int left = std::exchange(transport.under_way, 0);
+    for (int i = 0; i < left; ++i) transport.receiver().sent(Kind::data, 1);
+    require(starved, "it did not fail");
+    require(left == 0, fmt::format("{} messages of the call's memory are under way", left));
   });
   EXPECT_EQ(problems[0], "");
 }

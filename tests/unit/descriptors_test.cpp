@@ -28,9 +28,7 @@ TEST(Descriptors, AreNeededByLeaders) {
   std::vector<uint32_t> many(2048);
   std::iota(many.begin(), many.end(), 0);
   EXPECT_EQ(need_of(0, many).control, 2047);
-  EXPECT_EQ(need_of(0, many).messages, 15 + 15 + 7) << "16 hosts, 16 times 16, 8 times 256";
-  EXPECT_EQ(need_of(1, many).messages, 15);
-  EXPECT_EQ(need_of(16, many).messages, 15 + 15);
+  for (const uint32_t leader : {0, 1, 16}) EXPECT_EQ(need_of(leader, many).messages, 2047) << "all tell all";
 }
 
 TEST(Descriptors, WhoLacksThemIsNamed) {
@@ -65,6 +63,21 @@ TEST(Descriptors, AreCounted) {
   EXPECT_EQ(count_descriptors().open, before.open + 5);
 }
 
+// To count them takes one.
+TEST(Descriptors, NoneIsLeftToCountThem) {
+  rlimit usual{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &usual), 0);
+  rlimit low = usual;
+  const Fd highest(::dup(0));  // all below it are taken
+  low.rlim_cur = static_cast<rlim_t>(highest.get()) + 1;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+  const Descriptors none = count_descriptors();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &usual), 0);
+  EXPECT_EQ(none.open, low.rlim_cur);
+  EXPECT_EQ(none.limit, low.rlim_cur);
+  EXPECT_NE(find_shortage(none, {}), "");
+}
+
 // Nobody listens at the peers' addresses, and nobody is waited for.
 struct Crowd {
   Crowd(Rank &rank, uint32_t size)
@@ -95,6 +108,10 @@ TEST(Descriptors, ARankHas256PeersAtMost) {
     const Error together = error_of([&] { crowd.connect(250, 258, 4); });
     EXPECT_EQ(together.status, FSDP_UNSUPPORTED);
     crowd.connect(1, 257, 5);
+    crowd.made.clear();
+    const Error later = error_of([&] { crowd.connect(250, 258, 6); });
+    EXPECT_EQ(later.status, FSDP_UNSUPPORTED) << "connections last";
+    expect_words(later, {"in the life of a context"});
   });
   EXPECT_EQ(problems[0], "");
 }
@@ -120,6 +137,28 @@ TEST(Descriptors, AreCheckedForEachPeer) {
     EXPECT_EQ(none.status, FSDP_OK) << none.message;
     EXPECT_EQ(together.status, FSDP_SYSTEM) << "those that are expected count";
     crowd.connect(0, 120, 4);
+  });
+  EXPECT_EQ(problems[0], "");
+}
+
+// Of a rank that speaks for its host in a mesh, too.
+TEST(Descriptors, AreCheckedForExchanges) {
+  const auto problems = run_threads(1, [](Rank &rank) {
+    Crowd crowd(rank, 300);
+    rlimit usual{};
+    ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &usual), 0);
+    rlimit low = usual;
+    low.rlim_cur = count_descriptors().open + spare_descriptors + 100;
+    std::vector<uint32_t> ranks(200);
+    std::iota(ranks.begin(), ranks.end(), 0);
+    std::vector<uint64_t> all(ranks.size());
+    const uint64_t mine = 0;
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+    const Error error = error_of([&] { crowd.net->exchange(ranks, 5, &mine, sizeof mine, all.data(), "exchange"); });
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &usual), 0);
+    EXPECT_EQ(error.status, FSDP_SYSTEM);
+    EXPECT_EQ(error.origin_code, EMFILE);
+    expect_words(error, {"199 for messages"});
   });
   EXPECT_EQ(problems[0], "");
 }

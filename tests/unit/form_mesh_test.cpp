@@ -8,8 +8,11 @@
 #include <thread>
 
 #include "comm/bootstrap/proof.h"
+#include "comm/net.h"
 #include "comm/nodes/form.h"
+#include "comm/nodes/mesh.h"
 #include "comm/nodes/message.h"
+#include "shm_ranks.h"
 
 namespace fsdp::comm::test {
 namespace {
@@ -52,9 +55,10 @@ class FormMesh : public testing::Test {
   // The next connection, up to the guest's hello.
   FrameStream hear_hello() {
     Fd accepted = next_connection();
-    const std::string problem = prove(accepted, Role::host, "secret", "libfsdp node link job", soon());
+    StreamKeys keys;
+    const std::string problem = prove(accepted, Role::host, "secret", "libfsdp node link job", soon(), &keys);
     if (!problem.empty()) throw Error(FSDP_PEER_FAILED, problem);
-    FrameStream stream(std::move(accepted), nodes::longest);
+    FrameStream stream(std::move(accepted), nodes::longest, keys);
     const auto frame = stream.receive(soon());
     if (!frame || !nodes::as<nodes::Hello>(*frame)) throw Error(FSDP_PEER_FAILED, "no hello has come");
     return stream;
@@ -118,6 +122,34 @@ TEST_F(FormMesh, SaysWhyItNeverCould) {
   EXPECT_NE(text.find("rank 0 (leader of node 0, host a) did not connect while the job formed: the other end hung up"),
             text.npos)
       << text;
+}
+
+// Somebody between two leaders says something for one of them: nobody has died, and no rank is to blame. Both say so.
+TEST_F(FormMesh, AFrameThatIsForgedBlamesTheLink) {
+  auto guest = form(1), host = form(0);
+  auto of_guest = guest.get(), of_host = host.get();
+  Rank rank;
+  auto seat = create_lone_seat(0, 2, rank.waiter, rank.failure, *rank.device);
+  NodeMesh mesh(*seat, plan(0), std::move(of_host), std::move(open_leader_listener("127.0.0.1").datagrams));
+  nodes::VerdictMessage lie{};
+  lie.accusation = accuse_rank(Verdict::failed, 1, "a lie");
+  const auto forged = write_frame(static_cast<uint32_t>(lie.kind), nodes::bytes_of(lie));
+  for (int i = 0; i < 2; ++i) ::send(of_guest[0].socket().get(), forged.data(), forged.size(), MSG_NOSIGNAL);
+  for (int i = 0; i < 300 && !seat->control.accused(); ++i) mesh.run(-1, 10);
+  for (int i = 0; i < 3; ++i) mesh.run(-1, 1);
+  ASSERT_TRUE(seat->control.accused());
+  const Accusation verdict = seat->control.verdict();
+  EXPECT_EQ(verdict.rank, -1);
+  EXPECT_TRUE(verdict.copy_text().starts_with("host a (node 0) cannot hear host b (node 1): what came was not said by"))
+      << verdict.copy_text();
+  EXPECT_EQ(comm::error_of(verdict, 0).status, FSDP_PEER_FAILED);
+  while (const auto frame = of_guest[0].receive(soon())) {
+    const auto told = nodes::as<nodes::VerdictMessage>(*frame);
+    if (!told) continue;
+    EXPECT_EQ(told->accusation.copy_text(), verdict.copy_text());
+    return;
+  }
+  ADD_FAILURE() << "the other leader is not told: " << of_guest[0].problem();
 }
 
 }  // namespace

@@ -158,6 +158,23 @@ TEST_F(Forming, TheTimeoutHoldsForTheWhole) {
   }
 }
 
+// Somebody on the way has added something to what rank 2 says: it has not died, and is no more to blame than rank 0.
+TEST_F(Forming, AFrameThatIsForgedBlamesNoRank) {
+  start_two();
+  join_by_hand();
+  await_meeting();
+  const auto forged = message::write(message::Refusal{FSDP_ABORTED, 3, "a lie"});
+  const int64_t since_ns = now_ns();
+  for (int i = 0; i < 2; ++i) ::send(two.socket().get(), forged.data(), forged.size(), MSG_NOSIGNAL);
+  for (FrameStream *stream : {&two, &three}) {
+    const auto word = hear<message::Refusal>(*stream);
+    ASSERT_TRUE(word);
+    EXPECT_EQ(word->rank, -1);
+  }
+  expect_told({zero, one}, -1, "cannot hear rank 2 (host far) before the job has formed: what came was not said by",
+              since_ns);
+}
+
 TEST_F(Forming, WhoIsInTheHandshakeWhenTheJobFailsIsTold) {
   options.farewell_ms = 10'000;  // rank 0 ends as soon as all are told
   start_two();
@@ -168,8 +185,7 @@ TEST_F(Forming, WhoIsInTheHandshakeWhenTheJobFailsIsTold) {
   await_join(one);
   two = FrameStream();
   await_end(one);  // rank 0 has told it
-  EXPECT_EQ(prove(socket, Role::guest, options.secret, "rendezvous of job ", limit(5s)), "");
-  three = FrameStream(std::move(socket), 1 << 20);
+  three = prove_to(std::move(socket), Role::guest);
   introduce(three, 3);
   const auto word = hear<message::Refusal>(three);
   ASSERT_TRUE(word);

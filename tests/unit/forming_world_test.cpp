@@ -122,6 +122,65 @@ TEST_F(FormingWorld, WhoNeverConnectsIsNamedAtTheLimit) {
   }
 }
 
+// Rank 0 is made by hand, and its roster says that all have UCX: rank 1 has asked for TCP, and opened nothing else.
+TEST_F(FormingWorld, WhatTheRosterSaysOfARankIsWhatItBrought) {
+  options.size = 2;
+  const Fd listener = listen_at(at, 4);
+  ::setenv("FSDP_NET", "tcp", 1);
+  one = start_world(1, "near");
+  ::unsetenv("FSDP_NET");
+  await_readable(listener, 10'000);
+  FrameStream stream = let_in(accept_from(listener));
+  const auto brought = hear<message::Card>(stream);
+  ASSERT_TRUE(brought);
+  Card card = read_card(brought->bytes).value();
+  card.asked = NetChoice::ucx;
+  card.ucx = card.tcp;
+  message::Entries entries;
+  for (uint32_t r = 0; r < 2; ++r) entries.list.push_back({r, r, "a host", write_card(card)});
+  stream.queue(message::share(entries));
+  stream.queue(message::share(message::Start{2, {}}));
+  EXPECT_TRUE(stream.flush());
+  const auto word = hear<message::Refusal>(stream);
+  finish();
+  expect(one, FSDP_MISMATCH, "rank 0 says of rank 1 (a host) what that rank has not brought to the rendezvous");
+  ASSERT_TRUE(word) << "the others are told";
+  EXPECT_EQ(word->rank, 1);
+}
+
+// The same of what rank 0 says, before the roster and after it.
+TEST_F(FormingWorld, ForgedWordsOfRankZeroBlameNoRank) {
+  options.size = 2;
+  const LeaderListener leader = open_leader_listener("127.0.0.1");
+  for (const bool met : {false, true}) {
+    at = free_place();
+    options.rendezvous = "tcp://" + at.text();
+    const Fd listener = listen_at(at, 4);
+    one = start_world(1, "near");
+    await_readable(listener, 10'000);
+    FrameStream stream = let_in(accept_from(listener));
+    const auto brought = hear<message::Card>(stream);
+    ASSERT_TRUE(brought);
+    Card card;
+    card.tcp = bytes_of("127.0.0.1:1");
+    card.leader = leader.address;
+    card.descriptors = count_descriptors();
+    if (met) {
+      stream.queue(message::share(message::Entries{{{0, 0, "a", write_card(card)}, {1, 1, "b", brought->bytes}}}));
+      stream.queue(message::share(message::Start{2, {}}));
+      EXPECT_TRUE(stream.flush());
+    }
+    const auto forged = message::write(message::Refusal{FSDP_ABORTED, 0, "a lie"});
+    for (int i = 0; i < 2; ++i) ::send(stream.socket().get(), forged.data(), forged.size(), MSG_NOSIGNAL);
+    const auto word = hear<message::Refusal>(stream);
+    finish();
+    expect(one, FSDP_PEER_FAILED, "before the job has formed: what came was not said by the other end");
+    EXPECT_EQ(reports[one].rank, -1) << reports[one].text;
+    ASSERT_TRUE(word) << "rank 0 is told";
+    EXPECT_EQ(word->rank, -1);
+  }
+}
+
 // Who misses the word, or all: every rank reports it alike, and of no rank it is said that its own error says why.
 TEST_F(FormingWorld, WithoutTrustInTcpAllRanksSayTheSame) {
   options.size = 3;

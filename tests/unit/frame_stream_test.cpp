@@ -6,6 +6,7 @@
 #include <random>
 #include <thread>
 
+#include "base/error.h"
 #include "comm/bootstrap/frame_stream.h"
 #include "comm/bootstrap/packet.h"
 #include "comm/bootstrap/proof.h"
@@ -45,6 +46,7 @@ class Tcp : public testing::Test {
     return {of_host, of_guest};
   }
 
+  const StreamKeys keys{};  // of both ends, where it does not matter who is between them
   Failure failure;
   Waiter waiter{failure, nullptr, nullptr, 10'000};
   std::string problem;
@@ -124,7 +126,7 @@ TEST_F(Tcp, AnotherVersionIsNamed) {
 }
 
 TEST_F(Tcp, FramesOfAllSizesArrive) {
-  FrameStream from(std::move(guest), 0), to(std::move(host), 1 << 20);
+  FrameStream from(std::move(guest), 0, keys), to(std::move(host), 1 << 20, keys);
   std::thread sender([&] {
     for (const size_t bytes : {0, 1, 15, 16, 100'000, 1 << 20})
       EXPECT_TRUE(from.send(static_cast<uint32_t>(bytes % 7), std::vector<std::byte>(bytes, std::byte{42}), limit(5s)));
@@ -143,7 +145,7 @@ TEST_F(Tcp, FramesOfAllSizesArrive) {
 
 // The other end says its last words and closes although this end has sent more: the kernel resets the connection.
 TEST_F(Tcp, LastWordsAreHeardThoughSendingFails) {
-  FrameStream leaver(std::move(guest), 100), stays(std::move(host), 100);
+  FrameStream leaver(std::move(guest), 100, keys), stays(std::move(host), 100, keys);
   ASSERT_TRUE(stays.send(1, {}, limit(5s)));
   await_readable(leaver.socket(), 5000);
   ASSERT_TRUE(leaver.send(7, {}, limit(5s)));
@@ -159,10 +161,121 @@ TEST_F(Tcp, LastWordsAreHeardThoughSendingFails) {
 }
 
 TEST_F(Tcp, AFrameThatIsTooLongEndsTheStream) {
-  FrameStream from(std::move(guest), 0), to(std::move(host), 100);
+  FrameStream from(std::move(guest), 0, keys), to(std::move(host), 100, keys);
   EXPECT_TRUE(from.send(1, std::vector<std::byte>(101), limit(5s)));
   EXPECT_FALSE(to.receive(limit(5s)));
   EXPECT_EQ(to.problem(), "a frame announces 101 bytes, at most 100 are allowed");
+  EXPECT_EQ(to.code(), EBADMSG) << "whoever has announced it";
+}
+
+// Two ends that have proven the secret to each other, and somebody between them who has all that they say.
+class Between : public Tcp {
+ protected:
+  void SetUp() override {
+    Tcp::SetUp();
+    ASSERT_FALSE(HasFatalFailure());
+    StreamKeys host_keys;
+    std::string of_host;
+    std::thread other([&] { of_host = prove(host, Role::host, "s", "x", limit(5s), &host_keys); });
+    ASSERT_EQ(prove(guest, Role::guest, "s", "x", limit(5s), &guest_keys), "");
+    other.join();
+    ASSERT_EQ(of_host, "");
+    to = FrameStream(std::move(host), 100, host_keys);
+  }
+  // The bytes of the frames of one who has these keys, one frame each.
+  std::vector<std::vector<std::byte>> frames_of(const StreamKeys &with) {
+    int ends[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) throw std::bad_alloc();
+    const Fd out(ends[1]);
+    FrameStream from{Fd(ends[0]), 0, with};
+    std::vector<std::vector<std::byte>> frames;
+    for (uint32_t i = 0; i < 3; ++i) {
+      from.queue(7, std::vector<std::byte>(20, std::byte{42}));
+      EXPECT_TRUE(from.flush());
+      frames.emplace_back(1000);
+      frames.back().resize(static_cast<size_t>(::recv(out.get(), frames.back().data(), 1000, MSG_DONTWAIT)));
+    }
+    return frames;
+  }
+  void pass_on(const std::vector<std::byte> &bytes) const {
+    ASSERT_EQ(::send(guest.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+  }
+  // How many frames are heard; the stream has ended over what came behind them.
+  size_t heard_before_the_end() {
+    size_t count = 0;
+    while (to.receive(limit(5s))) ++count;
+    EXPECT_EQ(to.code(), EBADMSG) << to.problem();
+    EXPECT_TRUE(to.speaks()) << "the other end may hear of it";
+    return count;
+  }
+
+  StreamKeys guest_keys;
+  FrameStream to;
+};
+
+TEST_F(Between, WhoChangesNothingIsNotNoticed) {
+  for (const auto &frame : frames_of(guest_keys)) {
+    pass_on(frame);
+    const auto heard = to.receive(limit(5s));
+    ASSERT_TRUE(heard) << to.problem();
+    EXPECT_EQ(heard->kind, 7U);
+    EXPECT_EQ(heard->body, std::vector<std::byte>(20, std::byte{42}));
+  }
+}
+
+TEST_F(Between, AFrameThatIsLeftOutEndsIt) {
+  const auto frames = frames_of(guest_keys);
+  pass_on(frames[0]);
+  pass_on(frames[2]);
+  EXPECT_EQ(heard_before_the_end(), 1U);
+}
+
+TEST_F(Between, AFrameThatIsRepeatedEndsIt) {
+  const auto frames = frames_of(guest_keys);
+  pass_on(frames[0]);
+  pass_on(frames[0]);
+  EXPECT_EQ(heard_before_the_end(), 1U);
+}
+
+TEST_F(Between, WhatThisEndHasSaidItselfEndsIt) {
+  pass_on(frames_of({guest_keys.in, guest_keys.out})[0]);
+  EXPECT_EQ(heard_before_the_end(), 0U);
+}
+
+// The same secret, the same purpose, and other nonces.
+TEST_F(Between, AFrameOfAnotherConnectionEndsIt) {
+  const std::string secret = "s";
+  pass_on(frames_of(Handshake(Role::guest, secret, "x").keys())[0]);
+  EXPECT_EQ(heard_before_the_end(), 0U);
+}
+
+TEST_F(Between, AFrameWithoutATagIsNotHeard) {
+  auto frame = frames_of(guest_keys)[0];
+  frame.resize(FrameHead::size_bytes + 20);
+  pass_on(frame);
+  EXPECT_FALSE(to.receive(limit(100ms)));
+  EXPECT_TRUE(to.open()) << "it may still come";
+  pass_on(std::vector<std::byte>(32));
+  EXPECT_EQ(heard_before_the_end(), 0U);
+}
+
+// Of every byte: of the head, where the length is that of another frame, of the body and of the tag.
+class ABit : public Between, public testing::WithParamInterface<size_t> {};
+TEST_P(ABit, ThatIsChangedEndsIt) {
+  auto frame = frames_of(guest_keys)[0];
+  ASSERT_EQ(frame.size(), 16U + 20 + 32);
+  frame[GetParam()] ^= std::byte{1};
+  pass_on(frame);
+  pass_on(frame);  // where it seems to be longer
+  EXPECT_EQ(heard_before_the_end(), 0U);
+}
+INSTANTIATE_TEST_SUITE_P(Between, ABit, testing::Range(size_t{0}, size_t{16 + 20 + 32}, size_t{3}));
+
+TEST_F(Tcp, NothingIsSaidBeforeTheProof) {
+  FrameStream stream(std::move(guest), 100);
+  stream.queue(1, {});
+  EXPECT_THROW(stream.flush(), Error);
+  EXPECT_THROW(stream.receive(), Error);
 }
 
 TEST_F(Tcp, NobodyListens) {

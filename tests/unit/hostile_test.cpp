@@ -132,7 +132,6 @@ TEST_F(Hostile, NonsenseBehindTheProof) {
   begin();
   std::vector<FrameStream> streams;
   std::mt19937 random(13);
-  const auto start_entry = message::write(message::Start{3, {}});
   for (uint32_t i = 0; i < 60; ++i) {
     streams.push_back(enter());
     std::vector<std::byte> noise(random() % 2000);
@@ -141,11 +140,12 @@ TEST_F(Hostile, NonsenseBehindTheProof) {
       case 0: send(streams.back().socket(), noise.data(), noise.size()); break;
       case 1: send_frame(streams.back(), 1, UINT32_MAX, noise); break;     // longer than any message
       case 2: send_frame(streams.back(), 1, message::longest, {}); break;  // announced and never sent
-      case 3: send_frame(streams.back(), 1, static_cast<uint32_t>(noise.size()), noise); break;
-      case 4: send(streams.back().socket(), start_entry.data(), start_entry.size()); break;  // rank 0's to say
+      case 3: streams.back().queue(1, noise); break;
+      case 4: streams.back().queue(message::share(message::Start{3, {}})); break;  // rank 0's to say
       default: join(streams.back(), 77);
     }
   }
+  for (FrameStream &stream : streams) stream.flush();
   expect_the_job_forms();
 }
 

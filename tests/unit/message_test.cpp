@@ -16,7 +16,7 @@ std::span<const std::byte> body(const std::vector<std::byte> &frame) {
 const std::vector<std::byte> card = {std::byte{1}, std::byte{0}, std::byte{255}};
 const Message all[] = {Join{3, 8, 1, "boot/4026531840", "node-a"},
                        Refusal{-5, 2, "rank 2 has not come"},
-                       Entry{3, 1, "node-a", card},
+                       Entries{{{3, 1, "node-a", card}, {4, 2, "node-b", {}}}},
                        Start{8, Nonce{1, 2, 3}},
                        Hello{1, 3, "0.1.0"},
                        Card{card},
@@ -38,7 +38,10 @@ TEST(Message, WhatIsWrittenIsReadBack) {
   EXPECT_EQ(std::tie(join.host_id, join.host), std::make_tuple("boot/4026531840", "node-a"));
   const Refusal refusal = read_back(std::get<Refusal>(all[1]));
   EXPECT_EQ(std::tie(refusal.status, refusal.rank, refusal.text), std::make_tuple(-5, 2, "rank 2 has not come"));
-  const Entry entry = read_back(std::get<Entry>(all[2]));
+  const Entries entries = read_back(std::get<Entries>(all[2]));
+  ASSERT_EQ(entries.list.size(), 2U);
+  const Entry &entry = entries.list[0];
+  EXPECT_EQ(entries.list[1].host, "node-b");
   EXPECT_EQ(std::tie(entry.rank, entry.node, entry.host, entry.card), std::make_tuple(3U, 1U, "node-a", card));
   const Start start = read_back(std::get<Start>(all[3]));
   EXPECT_EQ(std::tie(start.world_size, start.session), std::make_tuple(8U, Nonce{1, 2, 3}));
@@ -66,13 +69,33 @@ TEST(Message, LimitsHold) {
   Entry entry;
   entry.host = std::string(1000, 'x');
   entry.card.resize(most_card_bytes);
-  const auto frame = write(entry);
+  const auto frame = write(Entries{{entry}});
   EXPECT_LE(frame.size(), FrameHead::size_bytes + longest);
-  EXPECT_EQ(parse(Entry::kind, body(frame)).problem, "");
+  EXPECT_EQ(parse(Entries::kind, body(frame)).problem, "");
   entry.card.resize(most_card_bytes + 1);
-  EXPECT_EQ(parse(Entry::kind, body(write(entry))).problem, "a part announces 16385 bytes, at most 16384 are allowed");
+  EXPECT_EQ(parse(Entries::kind, body(write(Entries{{entry}}))).problem,
+            "a part announces 16385 bytes, at most 16384 are allowed");
   EXPECT_EQ(parse(0, {}).problem, "no message has kind 0");
   EXPECT_EQ(parse(8, {}).problem, "no message has kind 8");
+}
+
+TEST(Message, EntriesComeInFewFrames) {
+  std::vector<Entry> entries;
+  for (uint32_t r = 0; r < 300; ++r)
+    entries.push_back({r, r, "node " + std::to_string(r), std::vector<std::byte>(r == 7 ? most_card_bytes : 150)});
+  const auto frames = share_entries(entries);
+  uint32_t next = 0;
+  for (const SharedFrame &frame : frames) {
+    EXPECT_LE(frame->bytes.size(), FrameHead::size_bytes + longest);
+    const auto parsed = parse(Entries::kind, body(frame->bytes));
+    ASSERT_EQ(parsed.problem, "");
+    for (const Entry &entry : std::get<Entries>(parsed.message).list) {
+      EXPECT_EQ(entry.rank, next);
+      EXPECT_EQ(entry.card.size(), entries[next++].card.size());
+    }
+  }
+  EXPECT_EQ(next, 300U);
+  EXPECT_EQ(frames.size(), 5U);
 }
 
 TEST(Message, TextsAreForLogs) {

@@ -207,7 +207,11 @@ TEST(ModelPlan, TheCheckSeesScalesThatDoNotFollow) {
   spec.groups[1].params = {quantized("q", {300, 70})};
   ModelPlan bad = plan_model(spec);
   for (BucketPlan &bucket : bad.buckets)
-    if (bucket.quantization) bucket.scale_layout.tensors[0].full_offset += 1;
+    if (bucket.quantization) {
+      layout::FlatLayout odd = *bucket.scale_layout;
+      odd.tensors[0].full_offset += 1;
+      bucket.scale_layout = std::make_shared<const layout::FlatLayout>(std::move(odd));
+    }
   EXPECT_TRUE(contains(validate(bad, spec), "a bucket of group 'b': ")) << validate(bad, spec);
 }
 

@@ -147,6 +147,20 @@ TEST(NetChoice, EncryptionIsTheSameEverywhere) {
     EXPECT_NE(error.message.find(word), std::string::npos) << error.message;
 }
 
+// Else every attempt of a job would have the same keys.
+TEST(NetChoice, EncryptionNeedsRankZerosNonce) {
+  std::vector<Card> cards(3, card(NetChoice::tcp, false));
+  for (Card &one : cards) one.protection.encryption = true;
+  for (const size_t bytes : {0, 31, 64}) {
+    cards[0].nonce.assign(bytes, std::byte{1});
+    const Error error = refusal_of(cards);
+    EXPECT_EQ(error.status, FSDP_MISMATCH) << bytes;
+    EXPECT_EQ(error.rank, 0);
+  }
+  cards[0].nonce.resize(32);
+  EXPECT_FALSE(decide_net(cards, hosts).ucx);
+}
+
 TEST(NetChoice, EncryptionIsReadFromTheEnvironment) {
   const std::pair<const char *, bool> words[] = {{"", false}, {"off", false}, {"on", true}};
   for (const auto &[word, wanted] : words) {

@@ -7,15 +7,19 @@
 #include <cstdlib>
 #include <new>
 
+#include "comm/bootstrap/endpoint.h"
+#include "comm/tcp/link.h"
 #include "net_ranks.h"
 
 namespace {
 
 std::atomic<bool> starving{false};
+std::atomic<size_t> starving_size{0};  // then: only who wants that many bytes
 
-bool starves() {
+bool starves(size_t bytes) {
   char name[16] = {};
-  return starving.load() && ::pthread_getname_np(::pthread_self(), name, sizeof name) == 0 &&
+  const bool wanted = starving.load() || (bytes != 0 && bytes == starving_size.load());
+  return wanted && ::pthread_getname_np(::pthread_self(), name, sizeof name) == 0 &&
          (std::strcmp(name, "fsdp-ucx") == 0 || std::strcmp(name, "fsdp-tcp") == 0);
 }
 
@@ -27,7 +31,7 @@ bool starves() {
 #endif
 
 void *operator new(size_t bytes) {
-  void *memory = starves() ? nullptr : std::malloc(bytes ? bytes : 1);
+  void *memory = starves(bytes) ? nullptr : std::malloc(bytes ? bytes : 1);
   if (!memory) throw std::bad_alloc();
   return memory;
 }
@@ -63,6 +67,36 @@ TEST(NetMemory, NoneFailsTheContext) {
         require(error.status == (starved ? FSDP_OUT_OF_MEMORY : FSDP_TIMEOUT) ||
                     (!starved && error.status == FSDP_PEER_FAILED),
                 fmt::format("{}: {}", error.status, error.message));
+      },
+      options));
+  EXPECT_EQ(codes, (std::vector<int>{0, 0}));
+}
+
+// There is none for the link of a peer that has been let in. Who connects later meets no remains of it.
+TEST(NetMemory, NoneForALinkFailsTheContextAlone) {
+  if (over_ucx()) GTEST_SKIP() << "of TCP's thread";
+  RankOptions options;
+  options.timeout_ms = 3'000;
+  const auto codes = await_processes(start_processes(
+      2,
+      [](Rank &rank) {
+        NetRank mine(rank);
+        if (rank.rank() == 1) starving_size.store(sizeof(tcp::Link));
+        rank.meet();
+        const Error error = error_of([&] {
+          MessageBench bench = mine.bench(20);
+          bench.communicator->barrier({1, "both are here"}, *bench.stream);
+          bench.finish();
+        });
+        starving_size.store(0);
+        require(rank.rank() == 0 || error.status == FSDP_OUT_OF_MEMORY, error.message);
+        const auto address = mine.net->address();
+        const Endpoint place = parse_address({reinterpret_cast<const char *>(address.data()), address.size()});
+        for (int i = 0; i < 3; ++i) {
+          int code = 0;
+          const Fd stranger = begin_connecting(place, code);
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        }
       },
       options));
   EXPECT_EQ(codes, (std::vector<int>{0, 0}));

@@ -90,9 +90,15 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
   // A rank made by hand that has proven the secret.
   FrameStream enter() const {
     Fd socket = connect();
-    const std::string wrong = prove(socket, Role::guest, options.secret, "rendezvous of job " + options.job, limit(5s));
-    EXPECT_EQ(wrong, "");
-    return FrameStream(std::move(socket), 1 << 20);
+    return prove_to(std::move(socket), Role::guest);
+  }
+
+  // Rank 0 made by hand: who connects has proven the secret.
+  FrameStream let_in(Fd socket) const { return prove_to(std::move(socket), Role::host); }
+  FrameStream prove_to(Fd socket, Role role) const {
+    StreamKeys keys;
+    EXPECT_EQ(prove(socket, role, options.secret, "rendezvous of job " + options.job, limit(5s), &keys), "");
+    return FrameStream(std::move(socket), 1 << 20, keys);
   }
 
   // Its card is still to come.

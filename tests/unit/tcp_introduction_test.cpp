@@ -68,6 +68,16 @@ TEST(TcpIntroduction, TwoRanksOfAJobMeet) {
   EXPECT_EQ(seen.host_peer, 1u);
 }
 
+TEST(TcpIntroduction, NothingIsLeftOfTheSecretAndTheKey) {
+  alignas(JobNames) unsigned char memory[sizeof(JobNames)] = {};
+  auto *names = new (memory) JobNames{"secretsecret", "a job", 1, 4, {}, nullptr, {}};
+  names->key.fill(0x5a);
+  names->~JobNames();
+  const std::string left(reinterpret_cast<const char *>(memory), sizeof memory);
+  EXPECT_EQ(left.find("secret"), std::string::npos);
+  EXPECT_EQ(left.find("ZZ"), std::string::npos);
+}
+
 TEST(TcpIntroduction, TwoRanksAgreeOnWhatGuardsThem) {
   for (const bool checksum : {false, true})
     for (const bool encryption : {false, true}) {

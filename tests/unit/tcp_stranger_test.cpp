@@ -234,6 +234,10 @@ class Knock {
     return answer;
   }
   void leave() { socket_.reset(); }
+  bool connected() const {
+    char byte;
+    return ::recv(socket_.get(), &byte, 1, MSG_DONTWAIT | MSG_PEEK) < 0 && errno == EAGAIN;
+  }
 
   std::string from;
 
@@ -323,6 +327,35 @@ TEST(TcpStranger, WhoSpeaksPlainlyAtAnEncryptedPortIsRefused) {
     rank.meet();
   });
   for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
+}
+
+// A rank that has proven the secret is in the middle of TLS, and more strangers come than there are seats.
+TEST(TcpStranger, ManyDoNotPushOutWhoHasProvenTheSecret) {
+  const auto problems = run_threads(1, [](Rank &rank) {
+    auto seat = create_lone_seat(1, 2, rank.waiter, rank.failure, *rank.device);
+    auto net = create_tcp_net(1, "127.0.0.1", {.encryption = true});
+    const Endpoint place = place_of(net->address());
+    Lines lines;
+    NetJob job = test_job({net->address(), net->address()});
+    job.log = lines.log();
+    net->join(std::move(job), seat);
+    Knock proven(place);
+    proven.prove("a secret of tests", 1);
+    proven.hear<wire::Proof>();
+    proven.say(tcp::Greeting{0x66736768, 1, 0x01020304, 2, 0, 1, 0, 1});
+    proven.hear<tcp::Greeting>();
+    std::vector<Fd> strangers;
+    for (int round = 0; round < 2; ++round) {
+      int code = 0;
+      for (int i = 0; i < 100; ++i) strangers.push_back(begin_connecting(place, code));
+      std::this_thread::sleep_for(300ms);
+    }
+    Knock last(place);
+    last.hear<wire::Challenge>();  // so there has been room for all of them
+    require(lines.count() > 0, "nobody has made room");
+    require(proven.connected(), "who had proven the secret has made room for strangers");
+  });
+  EXPECT_EQ(problems[0], "");
 }
 
 TEST(TcpStranger, WhoKnocksWithoutEndFillsNoLog) {

@@ -95,10 +95,10 @@ void sum(Rank &rank, Net &net, Seen &seen) {
 }
 
 // Rank 0 sums with rank 1, with the man in the middle.
-Seen sum_through(uint64_t changed_at, NetProtection protection, bool same_job = true) {
+Seen sum_through(uint64_t changed_at, NetProtection protection, bool same_job = true, uint32_t timeout_ms = 0) {
   Seen seen;
   RankOptions options;
-  if (!same_job) options.timeout_ms = 2'000;  // for who waits for one that never comes
+  if (timeout_ms) options.timeout_ms = timeout_ms;  // for who waits for one that never comes
   const auto sums = [&](Rank &rank) {
     std::unique_ptr<Middle> middle;
     {
@@ -170,11 +170,21 @@ TEST(TcpTamper, EncryptionNoticesAChangedBit) {
       << seen.errors[1].message;
 }
 
+// Of the first words within TLS, which come behind the proof and the greeting.
+TEST(TcpTamper, AHandshakeThatIsChangedIsNotTriedAgain) {
+  const Seen seen = sum_through(200, {.encryption = true}, true, 2'000);
+  EXPECT_TRUE(seen.changed);
+  EXPECT_EQ(seen.errors[0].status, FSDP_PEER_FAILED) << seen.errors[0].message;
+  EXPECT_EQ(seen.errors[0].origin_code, EPROTO) << seen.errors[0].message;
+  EXPECT_NE(seen.errors[1].status, FSDP_OK);
+}
+
 // The ranks know one secret, and are of two jobs: what one of them said in its job is of no use in the other.
 TEST(TcpTamper, KeysAreOfOneJob) {
-  const Seen seen = sum_through(nowhere, {.encryption = true}, false);
+  const Seen seen = sum_through(nowhere, {.encryption = true}, false, 2'000);
   EXPECT_EQ(seen.errors[0].status, FSDP_PEER_FAILED) << seen.errors[0].message;
   EXPECT_NE(seen.errors[0].message.find("TLS: "), std::string::npos) << seen.errors[0].message;
+  EXPECT_EQ(seen.errors[0].origin_code, EPROTO);
   EXPECT_NE(seen.errors[1].status, FSDP_OK);
 }
 

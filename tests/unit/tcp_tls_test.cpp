@@ -1,20 +1,54 @@
 // SPDX-License-Identifier: Apache-2.0
 // TLS by a key that both ends have beforehand: bytes go through as they are, keys change under way, and who has another
 // key, names other ranks or changes a bit gets nowhere.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <numeric>
 #include <random>
 
 #include "base/error.h"
 #include "comm/bootstrap/secret.h"
 #include "comm/net.h"
+#include "comm/tcp/link.h"
 #include "comm/tcp/tls.h"
+
+namespace {
+
+thread_local bool starving = false;
+int sizes_set = 0;
+
+}  // namespace
+
+// In the place of the C library's: who asks for a stack of another size is counted.
+extern "C" int pthread_attr_setstacksize(pthread_attr_t *attributes, size_t bytes) noexcept {
+  ++sizes_set;
+  static const auto usual =
+      reinterpret_cast<int (*)(pthread_attr_t *, size_t)>(::dlsym(RTLD_NEXT, "pthread_attr_setstacksize"));
+  return usual(attributes, bytes);
+}
+
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC sees free() where it inlines the operator below, and takes the operator above for the library's.
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
+#endif
+
+// libssl has an allocator of its own.
+void *operator new(size_t bytes) {
+  void *memory = starving ? nullptr : std::malloc(bytes ? bytes : 1);
+  if (!memory) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void *memory) noexcept { std::free(memory); }
+void operator delete(void *memory, size_t) noexcept { std::free(memory); }
 
 namespace fsdp::comm::tcp {
 namespace {
@@ -145,12 +179,144 @@ TEST(TcpTls, AnotherKeyAndOtherRanksAreRefused) {
   }
 }
 
+// Whatever libssl is configured to: the key of the job has been used, and one of this connection on top.
+TEST(TcpTls, AHandshakeWithoutTheKeyIsRefused) {
+  Ends ends(key_of(1), key_of(1), "a", "a");
+  ends.library.SSL_session_reused = [](const SSL *) { return 0; };
+  ends.shake_hands();
+  for (Tls *end : {&ends.guest, &ends.host}) {
+    EXPECT_EQ(end->problem(), "TLS: the handshake has not used the key that both ends have beforehand");
+    EXPECT_FALSE(end->hung_up());
+  }
+  EXPECT_TRUE(ends.guest_state == State::failed && ends.host_state == State::failed);
+}
+
+TEST(TcpTls, KeysNeverComeOfTheSecretAlone) {
+  TlsLibrary library = load_tls_library();
+  static uint64_t cleared = 0;
+  library.SSL_CTX_clear_options = [](SSL_CTX *, uint64_t options) { return cleared |= options; };
+  const Tls made(library, Role::guest, key_of(1), "a");
+  EXPECT_TRUE(cleared & SSL_OP_ALLOW_NO_DHE_KEX);
+}
+
 TEST(TcpTls, WhoSpeaksPlainlyIsRefused) {
   Ends ends(key_of(1), key_of(1), "a", "a");
   const std::string words(300, 'x');
   ASSERT_GT(::send(ends.of_guest.get(), words.data(), words.size(), MSG_NOSIGNAL), 0);
   EXPECT_EQ(ends.host.shake_hands(ends.of_host), State::failed);
   EXPECT_TRUE(ends.host.problem().starts_with("TLS: ")) << ends.host.problem();
+}
+
+// Bytes that this end has for the other one.
+ssize_t send_all(Tls &from, const Fd &out, std::vector<std::byte> &bytes) {
+  const iovec part{bytes.data(), bytes.size()};
+  return from.send(out, &part, 1);
+}
+std::vector<std::byte> receive_all(Tls &to, const Fd &in) {
+  std::vector<std::byte> bytes(200'000);
+  size_t got = 0;
+  for (int i = 0; i < 10; ++i) {
+    const iovec place{bytes.data() + got, bytes.size() - got};
+    if (const ssize_t count = to.receive(in, &place, 1); count > 0) got += static_cast<size_t>(count);
+  }
+  bytes.resize(got);
+  return bytes;
+}
+
+// libssl has taken the bytes when there is no memory any more: who sends must not take them for not sent.
+TEST(TcpTls, WhatWasTakenIsNotSentTwice) {
+  Ends ends(key_of(1), key_of(1), "a", "a");
+  ends.shake_hands();
+  ASSERT_EQ(ends.guest_state, State::done) << ends.guest.problem();
+  static const auto usual = ends.library.SSL_write_ex;
+  ends.library.SSL_write_ex = [](SSL *ssl, const void *bytes, size_t count, size_t *written) {
+    const int result = usual(ssl, bytes, count, written);
+    starving = true;
+    return result;
+  };
+  auto bytes = noise(60'000, 3);
+  ssize_t count = -1;
+  EXPECT_NO_THROW(count = send_all(ends.guest, ends.of_guest, bytes));
+  starving = false;
+  EXPECT_EQ(count, static_cast<ssize_t>(bytes.size()));
+  EXPECT_EQ(receive_all(ends.host, ends.of_host), bytes);
+}
+
+// Two ranks that have made their TLS, and their links.
+struct Linked {
+  Linked() : library(load_tls_library()) {
+    int ends[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) throw std::bad_alloc();
+    Fd sockets[2] = {Fd(ends[0]), Fd(ends[1])};
+    std::unique_ptr<Tls> tls[2] = {std::make_unique<Tls>(library, Role::guest, key_of(1), "a"),
+                                   std::make_unique<Tls>(library, Role::host, key_of(1), "a")};
+    for (int i = 0; i < 6; ++i) tls[i % 2]->shake_hands(sockets[i % 2]);
+    for (uint32_t r = 0; r < 2; ++r)
+      links[r] = std::make_unique<Link>(std::move(sockets[r]), LinkOptions{1 - r, r}, std::move(tls[r]));
+  }
+  // A word without a payload.
+  void say(uint32_t rank) {
+    messages::Header header{};
+    header.magic = messages::header_magic;
+    header.kind = messages::Kind::credit;
+    header.from = rank;
+    std::vector<OutFrame> frames{make_frame(header, said[rank]++, 0)};
+    std::vector<messages::Header> sent;
+    links[rank]->take(frames);
+    links[rank]->write(sent);
+  }
+  TlsLibrary library;
+  std::unique_ptr<Link> links[2];
+  uint64_t said[2] = {0, 0};
+};
+
+class Words final : public Sink {
+ public:
+  bool control(const messages::Header &, const std::byte *, uint64_t) override { return ++count > 0; }
+  messages::Place place(const messages::Header &) override { return {}; }
+  void arrived(const messages::Header &) override {}
+  int count = 0;
+};
+
+// The socket has given bytes, and there is no memory for them: what comes later cannot be read without them.
+TEST(TcpTls, WhatIsLostIsTheEnd) {
+  Linked ends;
+  Words words;
+  ends.say(0);
+  ends.links[1]->read(words);
+  EXPECT_EQ(words.count, 1) << ends.links[1]->problem();
+  const auto usual = ends.library.BIO_write;
+  ends.library.BIO_write = [](BIO *, const void *, int) { return -1; };
+  ends.say(0);
+  ends.links[1]->read(words);
+  ends.library.BIO_write = usual;
+  ends.say(0);
+  ends.links[1]->read(words);
+  EXPECT_EQ(words.count, 1);
+  EXPECT_FALSE(ends.links[1]->open());
+  EXPECT_EQ(ends.links[1]->code(), ENOMEM) << ends.links[1]->problem();
+}
+
+TEST(TcpTls, WhatCannotBeEncryptedEndsTheLinkAndIsNoFaultOfWhatComes) {
+  Linked ends;
+  Words words;
+  ends.say(1);
+  ends.library.SSL_write_ex = [](SSL *, const void *, size_t, size_t *) { return 0; };
+  ends.say(0);
+  EXPECT_FALSE(ends.links[0]->open());
+  EXPECT_EQ(ends.links[0]->code(), EPROTO);
+  EXPECT_EQ(ends.links[0]->problem(), "what goes from rank 0 to rank 1 cannot be encrypted: TLS: it cannot go on");
+
+  Ends pair(key_of(1), key_of(1), "a", "a");
+  pair.shake_hands();
+  auto bytes = noise(100, 1);
+  const auto usual = pair.library.SSL_write_ex;
+  pair.library.SSL_write_ex = ends.library.SSL_write_ex;
+  EXPECT_EQ(send_all(pair.guest, pair.of_guest, bytes), -1);
+  pair.library.SSL_write_ex = usual;
+  EXPECT_EQ(pair.guest.problem(), "");
+  EXPECT_EQ(send_all(pair.host, pair.of_host, bytes), static_cast<ssize_t>(bytes.size()));
+  EXPECT_EQ(receive_all(pair.guest, pair.of_guest), bytes);
 }
 
 TEST(TcpTls, ItsLibraryIsOpenedWhenItIsAskedFor) {
@@ -173,6 +339,35 @@ TEST(TcpTls, ItsLibraryIsOpenedWhenItIsAskedFor) {
   EXPECT_NE(other.find("libm.so.6 has no TLS_method: libssl of OpenSSL 3.0 or later is needed"), std::string::npos)
       << other;
   EXPECT_NO_THROW(create_tcp_net(0, "127.0.0.1", {.encryption = true}));
+}
+
+// exit() runs what was registered later first: who has come before libcrypto sees what its cleanup has left.
+[[noreturn]] void exit_and_look(void (*use)()) {
+  std::atexit([] {
+    try {
+      authenticate("secret", "label", {});
+      ::_exit(0);
+    } catch (const Error &) {
+      ::_exit(7);
+    }
+  });
+  use();
+  std::exit(1);
+}
+
+TEST(TcpTlsDeathTest, NothingIsCleanedUpAtExit) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // libcrypto is fresh there
+  EXPECT_EXIT(exit_and_look([] { authenticate("secret", "label", {}); }), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(exit_and_look([] { load_tls_library(); }), testing::ExitedWithCode(0), "");
+}
+
+// libssl's code is not ours: it has the stack that threads of this system have.
+TEST(TcpTls, ItsThreadHasTheUsualStack) {
+  sizes_set = 0;
+  create_tcp_net(0, "127.0.0.1", {.encryption = true});
+  EXPECT_EQ(sizes_set, 0);
+  create_tcp_net(0, "127.0.0.1");
+  EXPECT_EQ(sizes_set, 1);
 }
 
 // RFC 5869, A.1 and A.3 (the first 32 bytes of each).

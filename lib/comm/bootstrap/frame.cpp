@@ -19,6 +19,11 @@ std::vector<std::byte> write_frame(uint32_t kind, std::span<const std::byte> bod
   return bytes;
 }
 
+SharedFrame share_frame(std::vector<std::byte> bytes) {
+  const Digest body = digest_of(std::span(bytes).subspan(FrameHead::size_bytes));
+  return std::make_shared<const WholeFrame>(WholeFrame{std::move(bytes), body});
+}
+
 std::string read_head(std::span<const std::byte, FrameHead::size_bytes> bytes, uint32_t most_bytes, FrameHead &head) {
   uint32_t words[4];
   std::memcpy(words, bytes.data(), sizeof words);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/error.h"
 
@@ -64,6 +65,7 @@ class Reader {
     const auto part = take(to.size());
     if (!part.empty()) std::memcpy(to.data(), part.data(), to.size());
   }
+  bool well() const { return problem_.empty(); }
   std::string finish() {
     if (at_ < body_.size()) wrong(format_text("{} bytes follow the message", body_.size() - at_));
     return problem_;
@@ -112,6 +114,10 @@ void put(Writer &to, const Entry &entry) {
   to.text(entry.host, most_name_bytes);
   to.block(entry.card);
 }
+void put(Writer &to, const Entries &entries) {
+  to.number(static_cast<uint32_t>(entries.list.size()));
+  for (const Entry &entry : entries.list) put(to, entry);
+}
 void put(Writer &to, const Start &start) {
   to.number(start.world_size);
   to.bytes(start.session.data(), start.session.size());
@@ -140,6 +146,9 @@ void get(Reader &from, Entry &entry) {
   entry.host = from.text(most_name_bytes);
   entry.card = from.card();
 }
+void get(Reader &from, Entries &entries) {
+  for (uint32_t left = from.number(); left > 0 && from.well(); --left) get(from, entries.list.emplace_back());
+}
 void get(Reader &from, Start &start) {
   start.world_size = from.number();
   from.nonce(start.session);
@@ -167,15 +176,30 @@ std::vector<std::byte> write(const Message &message) {
       message);
 }
 
-std::shared_ptr<const std::vector<std::byte>> share(const Message &message) {
-  return std::make_shared<const std::vector<std::byte>>(write(message));
+SharedFrame share(const Message &message) { return share_frame(write(message)); }
+
+std::vector<SharedFrame> share_entries(std::vector<Entry> entries) {
+  std::vector<SharedFrame> frames;
+  Entries some;
+  size_t bytes = sizeof(uint32_t);
+  for (Entry &entry : entries) {
+    const size_t more = 4 * sizeof(uint32_t) + entry.host.size() + entry.card.size();
+    if (!some.list.empty() && bytes + more > longest) {
+      frames.push_back(share(std::exchange(some, {})));
+      bytes = sizeof(uint32_t);
+    }
+    bytes += more;
+    some.list.push_back(std::move(entry));
+  }
+  if (!some.list.empty()) frames.push_back(share(some));
+  return frames;
 }
 
 Parsed parse(uint32_t kind, std::span<const std::byte> body) {
   switch (kind) {
     case Join::kind: return parse_as<Join>(body);
     case Refusal::kind: return parse_as<Refusal>(body);
-    case Entry::kind: return parse_as<Entry>(body);
+    case Entries::kind: return parse_as<Entries>(body);
     case Start::kind: return parse_as<Start>(body);
     case Hello::kind: return parse_as<Hello>(body);
     case Card::kind: return parse_as<Card>(body);

@@ -3,7 +3,7 @@
 // Pure functions of bytes: a body is a message exactly, or a reason why it is none.
 //
 //   rank r -> 0   Hello, Join and, when it has one, its Card
-//   0 -> r        Refusal, or when all have joined: one Entry a rank, in their order, and Start
+//   0 -> r        Refusal, or when all have joined: an Entry of each rank, in their order, in some Entries; and Start
 //
 // and from then on, until all have met:
 //
@@ -49,10 +49,14 @@ struct Refusal {
   std::string text;
 };
 struct Entry {
-  static constexpr uint32_t kind = 3;
   uint32_t rank = 0, node = 0;
   std::string host;
   std::vector<std::byte> card;
+};
+// As many as fit: each frame costs rank 0 a tag for each rank.
+struct Entries {
+  static constexpr uint32_t kind = 3;
+  std::vector<Entry> list;
 };
 struct Start {
   static constexpr uint32_t kind = 4;
@@ -64,14 +68,16 @@ struct Formed {
   static constexpr uint32_t kind = 7;
 };
 
-using Message = std::variant<Join, Refusal, Entry, Start, Hello, Card, Formed>;
+using Message = std::variant<Join, Refusal, Entries, Start, Hello, Card, Formed>;
 
 // The whole frame, as a stream sends it. Texts that are too long are cut, what is not printable becomes '?'.
 std::vector<std::byte> write(const Message &message);
-std::shared_ptr<const std::vector<std::byte>> share(const Message &message);
+SharedFrame share(const Message &message);
+// These in as few frames as they fit into.
+std::vector<SharedFrame> share_entries(std::vector<Entry> entries);
 
 struct Parsed {
-  std::variant<std::monostate, Join, Refusal, Entry, Start, Hello, Card, Formed> message;
+  std::variant<std::monostate, Join, Refusal, Entries, Start, Hello, Card, Formed> message;
   std::string problem;  // of none
 };
 Parsed parse(uint32_t kind, std::span<const std::byte> body);

@@ -10,7 +10,6 @@
 #include "comm/bootstrap/packet.h"
 
 namespace fsdp::comm {
-namespace {}  // namespace
 
 Handshake::Handshake(Role role, const std::string &secret, const std::string &label)
     : role_(role), secret_(&secret), label_(": " + label) {
@@ -139,13 +138,23 @@ Handshake::State Handshake::advance(const Fd &socket) {
   return state_;
 }
 
+StreamKeys Handshake::keys() const {
+  const auto key_of = [this](const std::string &end) {
+    return authenticate(*secret_, "libfsdp frames of the " + end + label_, {host_nonce_, guest_nonce_});
+  };
+  const Digest guest = key_of("guest"), host = key_of("host");
+  return role_ == Role::guest ? StreamKeys{guest, host} : StreamKeys{host, guest};
+}
+
 std::string prove(const Fd &socket, Role role, const std::string &secret, const std::string &label, const Limit &limit,
-                  bool *ended) {
+                  StreamKeys *keys, bool *ended) {
   Handshake handshake(role, secret, label);
   if (ended) *ended = true;
   for (;;) {
     switch (handshake.advance(socket)) {
-      case Handshake::State::proven: return {};
+      case Handshake::State::proven:
+        if (keys) *keys = handshake.keys();
+        return {};
       case Handshake::State::failed:
         if (ended) *ended = handshake.ended();
         return handshake.problem();

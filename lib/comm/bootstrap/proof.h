@@ -29,6 +29,8 @@ class Handshake {
   State advance(const Fd &socket);
   State state() const noexcept { return state_; }
   const std::string &problem() const noexcept { return problem_; }  // of a failed one
+  // Of one that is proven: for what follows it on this connection alone.
+  StreamKeys keys() const;
   bool ended() const noexcept { return ended_; }      // the connection did: it has not failed by what came
   bool has_heard() const noexcept { return heard_; }  // something has come
   bool of_another_version() const noexcept { return other_version_; }
@@ -60,9 +62,9 @@ class Handshake {
 };
 
 // The whole handshake on a connected, nonblocking socket. Empty if both ends know the secret; else why not (also when
-// the limit is over). ended: set if it was the connection, or the limit, and nothing that came. Throws only what the
-// waiter does.
+// the limit is over). keys: those of the connection. ended: set if it was the connection, or the limit, and nothing
+// that came. Throws only what the waiter does.
 std::string prove(const Fd &socket, Role role, const std::string &secret, const std::string &label, const Limit &limit,
-                  bool *ended = nullptr);
+                  StreamKeys *keys = nullptr, bool *ended = nullptr);
 
 }  // namespace fsdp::comm

@@ -4,9 +4,12 @@
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
+#include <openssl/sha.h>
+#include <string.h>
 #include <sys/random.h>
 
 #include <cerrno>
+#include <cstring>
 #include <vector>
 
 #include "base/error.h"
@@ -14,11 +17,37 @@
 namespace fsdp::comm {
 namespace {
 
-Digest hmac(const std::string &secret, std::span<const uint8_t> message) {
+// What is of the secret does not stay in memory that others are given.
+class Wiped {
+ public:
+  Wiped(void *data, size_t bytes) : data_(data), bytes_(bytes) {}
+  ~Wiped() { ::explicit_bzero(data_, bytes_); }
+  Wiped(const Wiped &) = delete;
+  Wiped &operator=(const Wiped &) = delete;
+
+ private:
+  void *data_;
+  size_t bytes_;
+};
+
+std::span<const uint8_t> bytes_of(const std::string &text) {
+  return {reinterpret_cast<const uint8_t *>(text.data()), text.size()};
+}
+
+// Threads of the library may be within libcrypto while the program ends, so nothing of it is cleaned up at exit. Who
+// uses it first decides: where the program did, its cleanup stays.
+void keep_libcrypto() noexcept {
+  static const int kept = OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
+  (void)kept;
+}
+
+Digest hmac(std::span<const uint8_t> key, std::span<const uint8_t> message) {
+  keep_libcrypto();
   Digest digest;
   unsigned length = 0;
-  if (!HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()), message.data(), message.size(), digest.data(),
-            &length) ||
+  constexpr uint8_t none = 0;  // NULL would not be a key of no bytes
+  if (!HMAC(EVP_sha256(), key.empty() ? &none : key.data(), static_cast<int>(key.size()), message.data(),
+            message.size(), digest.data(), &length) ||
       length != digest.size())
     fail(FSDP_SYSTEM, "HMAC-SHA256 of the bootstrap failed in libcrypto");
   return digest;
@@ -45,16 +74,37 @@ Digest authenticate(const std::string &secret, std::string_view label,
   std::vector<uint8_t> message(label.begin(), label.end());
   message.push_back(0);  // ends the label, so that no label is the start of another
   for (const auto part : parts) message.insert(message.end(), part.begin(), part.end());
-  return hmac(secret, message);
+  return hmac(bytes_of(secret), message);
 }
 
 // Extract, then the first block of expand, which is as long as the key.
 Digest derive_key(const std::string &secret, std::span<const uint8_t> salt, std::string_view use) {
-  const std::string salt_text(salt.begin(), salt.end());
-  const Digest extracted = hmac(salt_text, {reinterpret_cast<const uint8_t *>(secret.data()), secret.size()});
   std::vector<uint8_t> block(use.begin(), use.end());
   block.push_back(1);
-  return hmac({extracted.begin(), extracted.end()}, block);
+  Digest extracted = hmac(salt, bytes_of(secret));
+  const Wiped wiped(extracted.data(), extracted.size());
+  return hmac(extracted, block);
+}
+
+StreamKeys::~StreamKeys() {
+  ::explicit_bzero(out.data(), out.size());
+  ::explicit_bzero(in.data(), in.size());
+}
+
+Digest digest_of(std::span<const std::byte> bytes) {
+  keep_libcrypto();
+  Digest digest;
+  if (!SHA256(reinterpret_cast<const uint8_t *>(bytes.data()), bytes.size(), digest.data()))
+    fail(FSDP_SYSTEM, "SHA256 of the bootstrap failed in libcrypto");
+  return digest;
+}
+
+Digest tag_of(const Digest &key, uint64_t number, std::span<const std::byte, 16> head, const Digest &body) {
+  std::array<uint8_t, sizeof number + head.size() + sizeof body> said;
+  std::memcpy(said.data(), &number, sizeof number);
+  std::memcpy(said.data() + sizeof number, head.data(), head.size());
+  std::memcpy(said.data() + sizeof number + head.size(), body.data(), sizeof body);
+  return hmac(key, said);
 }
 
 bool equal(const Digest &a, const Digest &b) noexcept { return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0; }

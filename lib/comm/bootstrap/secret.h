@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <span>
@@ -20,6 +21,15 @@ Digest authenticate(const std::string &secret, std::string_view label,
                     std::initializer_list<std::span<const uint8_t>> parts);
 // HKDF-SHA256 (RFC 5869): a key for one use of the secret.
 Digest derive_key(const std::string &secret, std::span<const uint8_t> salt, std::string_view use);
+// Of one connection, for the frames of each direction. Wiped when they end.
+struct StreamKeys {
+  Digest out{}, in{};
+  ~StreamKeys();
+};
+// SHA-256.
+Digest digest_of(std::span<const std::byte> bytes);
+// HMAC-SHA256 of the n-th frame of a direction: its number, its head and the digest of its body.
+Digest tag_of(const Digest &key, uint64_t number, std::span<const std::byte, 16> head, const Digest &body);
 // In constant time.
 bool equal(const Digest &a, const Digest &b) noexcept;
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "base/slice.h"
 #include "comm/bootstrap/version.h"
@@ -116,6 +117,7 @@ bool TcpHost::hear(Guest &guest) {
   }
   if (!guest.welcomed) {
     guest.welcomed = true;
+    guest.stream.guard(guest.proof.keys());
     guest.since = Clock::now();  // a slow handshake must not cost the time to join
   }
   while (auto frame = guest.stream.receive()) {
@@ -126,6 +128,10 @@ bool TcpHost::hear(Guest &guest) {
     if (words && guest.introduced) join(guest, *words);
     return false;
   }
+  if (guest.stream.code() == EBADMSG)
+    turn_away(
+        guest, FSDP_PEER_FAILED,
+        changed_contact(format_text("rank 0 (host {})", host_name()), "who connects", guest.stream.problem()).message);
   return guest.stream.open();
 }
 
@@ -248,18 +254,16 @@ Roster TcpHost::make_roster() {
 
 // Who does not take it because it died is found by the vigil.
 void TcpHost::send_roster(const Assembly &assembly) {
-  auto all = std::make_shared<std::vector<std::byte>>();
-  const auto add = [&](const message::Message &message) {
-    const auto frame = message::write(message);
-    all->insert(all->end(), frame.begin(), frame.end());
-  };
+  std::vector<message::Entry> entries;
   for (uint32_t r = 0; r < options_.size; ++r) {
     const Member &member = assembly.roster.members[r];
-    add(message::Entry{r, member.node, member.host, member.card});
+    entries.push_back({r, member.node, member.host, member.card});
   }
-  add(message::Start{options_.size, assembly.session});
+  auto frames = message::share_entries(std::move(entries));
+  frames.push_back(message::share(message::Start{options_.size, assembly.session}));
   for (Party &party : vigil_->parties())
-    if (party.stream) party.stream.queue(all);
+    if (party.stream)
+      for (const SharedFrame &frame : frames) party.stream.queue(frame);
   for (;;) {
     std::vector<pollfd> polls;
     for (Party &party : vigil_->parties())

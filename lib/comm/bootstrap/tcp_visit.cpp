@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "comm/bootstrap/packet.h"
 #include "comm/bootstrap/version.h"
@@ -68,7 +69,7 @@ std::optional<Assembly> TcpVisit::visit(const Endpoint &place) {
 // Else rank 0 would take this rank for dead.
 void TcpVisit::report(const Error &error) noexcept {
   try {
-    if (!stream_.open()) return;
+    if (!stream_.speaks()) return;
     stream_.queue(message::share(report_of(error, options_.rank)));
     stream_.flush();
   } catch (...) {  // no memory: then it looks like a death
@@ -83,8 +84,9 @@ bool TcpVisit::connect(const Endpoint &place) {
     if (!refused_ || Clock::now() < deadline_) last_problem_ = problem;
     return false;
   }
-  problem = prove(socket, Role::guest, options_.secret, rendezvous_label(options_), limit(proof_time));
-  stream_ = FrameStream(std::move(socket), message::longest);
+  StreamKeys keys;
+  problem = prove(socket, Role::guest, options_.secret, rendezvous_label(options_), limit(proof_time), &keys);
+  stream_ = FrameStream(std::move(socket), message::longest, keys);
   if (problem.empty()) return true;
   refused_ = true;
   last_problem_ = format_text("{}: {}", place.text(), problem);
@@ -118,12 +120,14 @@ void TcpVisit::obey(const message::Refusal &refusal) {
 }
 
 // Hosts are numbered in the order of their lowest ranks.
-bool TcpVisit::take(const message::Entry &entry, Assembly &assembly) {
+bool TcpVisit::take(const message::Entries &entries, Assembly &assembly) {
   auto &members = assembly.roster.members;
-  if (entry.rank != members.size() || entry.rank >= options_.size) return false;
-  if (entry.node > node_count_) return false;
-  node_count_ = std::max(node_count_, entry.node + 1);
-  members.push_back({entry.node, entry.host, entry.card});
+  for (const message::Entry &entry : entries.list) {
+    if (entry.rank != members.size() || entry.rank >= options_.size) return false;
+    if (entry.node > node_count_) return false;
+    node_count_ = std::max(node_count_, entry.node + 1);
+    members.push_back({entry.node, entry.host, entry.card});
+  }
   return true;
 }
 
@@ -137,7 +141,8 @@ std::optional<Assembly> TcpVisit::await_start() {
       obey(*refusal);
       return {};
     }
-    if (const auto *entry = std::get_if<message::Entry>(&parsed.message); entry && take(*entry, assembly)) continue;
+    const auto *entries = std::get_if<message::Entries>(&parsed.message);
+    if (entries && take(*entries, assembly)) continue;
     const auto *start = std::get_if<message::Start>(&parsed.message);
     if (!start || start->world_size != options_.size || assembly.roster.members.size() != options_.size)
       fail_rank(FSDP_SYSTEM, 0, "rendezvous '{}': what rank 0 says is wrong: {}", options_.rendezvous,
@@ -150,6 +155,8 @@ std::optional<Assembly> TcpVisit::await_start() {
   if (stream_.open())
     fail_rank(FSDP_TIMEOUT, 0, "rendezvous '{}': rank 0 has not sent the start of the job within {} ms",
               options_.rendezvous, options_.timeout_ms);
+  if (stream_.code() == EBADMSG)
+    throw changed_contact(format_text("rank {} (host {})", options_.rank, host_name()), "rank 0", stream_.problem());
   if (host_is_silent(stream_.code()))
     throw lost_contact(format_text("rank {} (host {})", options_.rank, host_name()),
                        format_text("rank 0 (rendezvous {})", options_.rendezvous));

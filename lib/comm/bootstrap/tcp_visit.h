@@ -31,7 +31,7 @@ class TcpVisit {
   void say(const message::Message &message);
   std::optional<Assembly> await_start();
   void report(const Error &error) noexcept;
-  bool take(const message::Entry &entry, Assembly &assembly);
+  bool take(const message::Entries &entries, Assembly &assembly);
   void obey(const message::Refusal &refusal);
   [[noreturn]] void give_up() const;
   Limit limit(Clock::duration most) const { return {std::min(deadline_, Clock::now() + most), waiter_}; }

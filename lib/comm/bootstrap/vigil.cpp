@@ -43,7 +43,7 @@ Error late(Clock::time_point deadline) {
 // What was queued goes out, if the other end takes it soon.
 void flush_soon(FrameStream &stream, Clock::time_point end) noexcept {
   try {
-    while (!stream.flush() && stream.open() && Clock::now() < end) std::this_thread::sleep_for(1ms);
+    while (!stream.flush() && stream.speaks() && Clock::now() < end) std::this_thread::sleep_for(1ms);
   } catch (...) {  // no memory for a text about it
   }
 }
@@ -64,6 +64,10 @@ Error lost_contact(const std::string &one, const std::string &other) {
                format_text("no contact between {} and {} before the job had formed: the network between "
                            "them is cut, or a host is down",
                            one, other));
+}
+
+Error changed_contact(const std::string &one, const std::string &other, const std::string &problem) {
+  return Error(FSDP_PEER_FAILED, format_text("{} cannot hear {} before the job has formed: {}", one, other, problem));
 }
 
 message::Refusal report_of(const Error &error, uint32_t rank) {
@@ -138,6 +142,13 @@ void HostVigil::hear(uint32_t rank) {
 
 void HostVigil::check_end(uint32_t rank) {
   parties_[rank].watched = false;
+  if (parties_[rank].stream.code() == EBADMSG) {
+    if (report_) return;
+    report_ =
+        changed_contact(format_text("rank 0 (host {})", parties_[0].host),
+                        format_text("rank {} (host {})", rank, parties_[rank].host), parties_[rank].stream.problem());
+    return;
+  }
   (host_is_silent(parties_[rank].stream.code()) ? lost_ : dead_).add(rank);
 }
 
@@ -177,10 +188,10 @@ void HostVigil::tell(const message::Message &word) noexcept {
   try {
     const auto bytes = message::share(word);
     for (Party &party : parties_)
-      if (party.stream && party.stream.open()) party.stream.queue(bytes);
+      if (party.stream && party.stream.speaks()) party.stream.queue(bytes);
     const auto end = Clock::now() + farewell;
     for (Party &party : parties_)
-      if (party.stream && party.stream.open()) flush_soon(party.stream, end);
+      if (party.stream && party.stream.speaks()) flush_soon(party.stream, end);
   } catch (...) {  // no memory: the end of the connections says that something is wrong
   }
 }
@@ -228,6 +239,11 @@ void GuestVigil::hear() {
       end_ = Error(FSDP_PEER_FAILED, "rank 0 sent what is no message of this version of the library", 0);
   }
   if (formed_ || end_ || stream_.open()) return;
+  if (stream_.code() == EBADMSG) {
+    end_ = changed_contact(format_text("rank {} (host {})", rank_, host_name()),
+                           format_text("rank 0 (host {})", zero_host_), stream_.problem());
+    return tell(report_of(*end_, rank_));  // else it would take the end of the connection for a death
+  }
   if (host_is_silent(stream_.code()))
     end_ =
         lost_contact(format_text("rank {} (host {})", rank_, host_name()), format_text("rank 0 (host {})", zero_host_));

@@ -94,6 +94,8 @@ class GuestVigil final : public Vigil {
 // With these codes of a FrameStream its other end's host is silent: nobody's process is to blame.
 bool host_is_silent(int code) noexcept;
 Error lost_contact(const std::string &one, const std::string &other);
+// EBADMSG: so is none whose words somebody changed on their way.
+Error changed_contact(const std::string &one, const std::string &other, const std::string &problem);
 
 // What a rank tells the others of an error that ends its forming: one of its own is its failure.
 message::Refusal report_of(const Error &error, uint32_t rank);

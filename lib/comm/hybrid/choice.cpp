@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "comm/bootstrap/secret.h"
 
 namespace fsdp::comm {
 namespace {
@@ -85,6 +86,9 @@ NetDecision decide_net(std::span<const Card> cards, std::span<const std::string>
   check_equal("FSDP_NET", asked_of, cards, hosts);
   check_equal("FSDP_NET_CHECKSUM", checksum_of, cards, hosts);
   check_equal("FSDP_NET_ENCRYPTION", encryption_of, cards, hosts);
+  if (cards[0].protection.encryption && cards[0].nonce.size() != sizeof(Nonce))
+    fail_rank(FSDP_MISMATCH, 0, "rank 0 ({}) has brought {} random bytes for FSDP_NET_ENCRYPTION=on, {} are expected",
+              hosts[0], cards[0].nonce.size(), sizeof(Nonce));
   const NetChoice asked = cards[0].asked;
   if (asked == NetChoice::tcp) return {false, "messages between hosts over TCP (FSDP_NET=tcp)"};
   const size_t without = first_without_ucx(cards), other = first_of_another_ucx(cards);

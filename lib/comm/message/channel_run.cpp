@@ -116,8 +116,8 @@ bool Channel::run(const Launch &launch, bool on_caller) {
     tell_end();
     return false;
   }
-  begin(launch);
   try {
+    begin(launch);  // it may throw behind what it has sent
     for (;;) {
       AwaitedCall awaited(*this, launch, on_caller);
       if (!seat_->watch.wait(awaited)) {

@@ -55,7 +55,8 @@ class ChannelNet final : public Net {
   std::shared_ptr<Seat> seat_;
   std::unique_ptr<Transport> transport_;
   std::map<uint64_t, std::unique_ptr<Exchanges>> exchanges_;  // of the caller's thread
-  std::set<uint32_t> data_peers_;                             // of all communicators, with this rank
+  // Of all communicators that there have been, with this rank: connections last as long as the context.
+  std::set<uint32_t> data_peers_;
 };
 
 // Each sends to each, and has places for what each of them sends.
@@ -65,7 +66,8 @@ void ChannelNet::expect(std::span<const uint32_t> ranks, const std::string &what
   if (peers.size() > most_data_peers + 1)
     fail_rank(FSDP_UNSUPPORTED, static_cast<int32_t>(transport_->rank()),
               "{}: rank {} would exchange data with {} ranks of other hosts; this release connects a rank with {} at "
-              "most: choose a mesh whose outer axis has no more than {} ranks (replicate_size), or fewer such meshes",
+              "most in the life of a context: choose a mesh whose outer axis has no more than {} ranks "
+              "(replicate_size), or fewer such meshes",
               what, transport_->rank(), peers.size() - 1, most_data_peers, most_data_peers + 1);
   transport_->expect(ranks);
   data_peers_ = std::move(peers);
@@ -76,7 +78,10 @@ void ChannelNet::exchange(std::span<const uint32_t> ranks, uint64_t key, const v
   seat_->watch.enter_caller();
   seat_->watch.check();  // a context that failed does not come: its peers are told
   std::unique_ptr<Exchanges> &found = exchanges_[key];
-  if (!found) found = std::make_unique<Exchanges>(*transport_, seat_, ranks, key, chunk_bytes_);
+  if (!found) {
+    transport_->expect(ranks);
+    found = std::make_unique<Exchanges>(*transport_, seat_, ranks, key, chunk_bytes_);
+  }
   Exchanges &exchanges = *found;
   if (exchanges.torn) fail(FSDP_INVALID_STATE, "{}: an earlier exchange of these ranks did not complete", what);
   if (!std::ranges::equal(ranks, exchanges.channel.ranks())) fail(FSDP_INTERNAL, "{}: other ranks than before", what);

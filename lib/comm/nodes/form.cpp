@@ -76,10 +76,11 @@ class Forming {
     if (!socket && errno == ECONNREFUSED) lose(node, problem);  // it no longer listens
     if (!socket) return false;
     bool ended = false;
-    problem = prove(socket, Role::guest, plan_.secret, label_, limit_, &ended);
+    StreamKeys keys;
+    problem = prove(socket, Role::guest, plan_.secret, label_, limit_, &keys, &ended);
     if (!problem.empty() && !ended) lose(node, problem);
     if (!problem.empty()) return false;
-    FrameStream stream(std::move(socket), nodes::longest);
+    FrameStream stream(std::move(socket), nodes::longest, keys);
     const nodes::Hello mine = hello();
     const bool sent = stream.send(static_cast<uint32_t>(mine.kind), nodes::bytes_of(mine), limit_);
     const auto answer = sent ? stream.receive(limit_) : std::nullopt;
@@ -146,7 +147,7 @@ class Forming {
       const auto state = stranger.handshake.advance(stranger.socket);
       if (state == Handshake::State::failed) stranger.socket.reset();
       if (state != Handshake::State::proven) return;
-      stranger.stream = FrameStream(std::move(stranger.socket), nodes::longest);
+      stranger.stream = FrameStream(std::move(stranger.socket), nodes::longest, stranger.handshake.keys());
     }
     const auto frame = stranger.stream.receive();
     if (!frame) return;

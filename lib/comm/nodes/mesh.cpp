@@ -39,7 +39,8 @@ void NodeMesh::sleep(int wake, uint32_t ms) {
   for (NodePeer &peer : peers_)
     if (peer.stream())
       polls.push_back(
-          {peer.stream().socket().get(), static_cast<short>(POLLIN | (peer.stream().sending() ? POLLOUT : 0)), 0});
+          {peer.stream().socket().get(),
+           static_cast<short>((peer.stream().open() ? POLLIN : 0) | (peer.stream().sending() ? POLLOUT : 0)), 0});
   ::poll(polls.data(), polls.size(), static_cast<int>(ms));
 }
 
@@ -135,8 +136,9 @@ void NodeMesh::hear(uint32_t from, const Frame &frame) {
 // acknowledges nothing more, and it would be taken for one behind a cut network.
 void NodeMesh::tell(const nodes::State &state) {
   const bool waits = static_cast<uint32_t>(state.looks) != 0;
+  const SharedFrame frame = frame_of(state);
   for (uint32_t n = 0; n < peers_.size(); ++n)
-    if (!waits || peers_[n].silent_ms() < 2 * beat_ms_) say(n, state);
+    if (!waits || peers_[n].silent_ms() < 2 * beat_ms_) say(n, frame);
 }
 
 void NodeMesh::tell(const nodes::Post &post, std::optional<uint32_t> to) {
@@ -157,14 +159,24 @@ void NodeMesh::check_connection(uint32_t of) {
   const uint32_t leader = plan_.nodes[of].leader;
   const int code = peers_[of].stream().code();
   if (in_order(of)) return peers_[of].end();
-  if (code != 0 && code != ECONNRESET && code != EPIPE && code != EPROTO) return peers_[of].break_connection();
-  const std::string problem = peers_[of].stream().problem();
+  if (code == EBADMSG) return blame_link(of, peers_[of].stream().problem());
+  if (code != 0 && code != ECONNRESET && code != EPIPE) return peers_[of].break_connection();
   peers_[of].end();
-  if (code == EPROTO)
-    return accuse(accuse_rank(Verdict::failed, leader, format_text("{}: {}", plan_.leader_text(of), problem)));
   RankSet dead;
   dead.add(leader);
   accuse(accuse_dead({}, dead));
+}
+
+// The other leader is told, too, so the connection stays: its end would look like a death there.
+void NodeMesh::blame_link(uint32_t to, const std::string &problem) {
+  const uint32_t leader = plan_.nodes[to].leader;
+  if (reported_.contains(leader)) return;
+  reported_.add(leader);
+  const auto name = [this](uint32_t node) { return format_text("host {} (node {})", plan_.nodes[node].host, node); };
+  Accusation accusation;
+  accusation.kind = Verdict::failed;  // of no rank
+  accusation.set_text(format_text("{} cannot hear {}: {}", name(node()), name(to), problem));
+  accuse(accusation);
 }
 
 void NodeMesh::count_silence() {

@@ -3,9 +3,10 @@
 // that it reaches) what its node's ranks suspect and what it sees itself, writes the verdict that comes back into its
 // node's control memory, and mirrors its ranks' states to the other nodes.
 //
-// A leader whose connection ends died. One that is silent for the heartbeat limit is stopped if its kernel still
-// acknowledges what is sent to it; else the network is cut, and the link is to blame, no rank. A verdict that does not
-// come within a second is made here.
+// A leader whose connection ends died. Where what came over it is not what the other one has said, the link is to
+// blame. One that is silent for the heartbeat limit is stopped if its kernel still acknowledges what is sent to it;
+// else the network is cut, and the link is to blame, no rank. A verdict that does not come within a second is made
+// here.
 #pragma once
 
 #include <memory>
@@ -40,17 +41,26 @@ class NodeMesh final : public Chore {
   void hear_all();
   void hear(uint32_t from, const Frame &frame);
   void check_connection(uint32_t of);
+  void blame_link(uint32_t to, const std::string &problem);
   void count_silence();
   void judge_silence();
   void beat();
   template <class M>
-  void say(uint32_t to, const M &message) {
+  static SharedFrame frame_of(const M &message) {
+    return share_frame(write_frame(static_cast<uint32_t>(M::kind), nodes::bytes_of(message)));
+  }
+  void say(uint32_t to, const SharedFrame &frame) {
     NodePeer &peer = peers_[to];
-    if (peer.live() && peer.stream()) peer.stream().queue(static_cast<uint32_t>(M::kind), nodes::bytes_of(message));
+    if (peer.live() && peer.stream()) peer.stream().queue(frame);
+  }
+  template <class M>
+  void say(uint32_t to, const M &message) {
+    say(to, frame_of(message));
   }
   template <class M>
   void say_all(const M &message) {
-    for (uint32_t n = 0; n < peers_.size(); ++n) say(n, message);
+    const SharedFrame frame = frame_of(message);
+    for (uint32_t n = 0; n < peers_.size(); ++n) say(n, frame);
   }
   void tell(const nodes::State &state);
   void tell(const nodes::Post &post, std::optional<uint32_t> to);
@@ -77,7 +87,7 @@ class NodeMesh final : public Chore {
   std::vector<NodePeer> peers_;
   uint64_t now_ms_, counted_ms_, beaten_ms_ = 0, beats_ = 0;
   uint32_t beat_ms_;
-  RankSet reported_;  // dead or silent ranks of this node, and leaders of others
+  RankSet reported_;  // dead or silent ranks of this node, and leaders of others, or the links to them
   bool suspicion_carried_ = false, links_reported_ = false, announced_ = false;
   std::vector<Accusation> findings_;  // of this node
   size_t carried_ = 0;                // of them, to carried_to_

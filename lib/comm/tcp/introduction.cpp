@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/tcp/introduction.h"
 
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -15,6 +16,11 @@ namespace {
 constexpr uint32_t greeting_magic = 0x66736768, greeting_version = 1, native_order = 0x01020304;
 
 }  // namespace
+
+JobNames::~JobNames() {
+  ::explicit_bzero(secret.data(), secret.size());
+  ::explicit_bzero(key.data(), key.size());
+}
 
 std::string JobNames::label(uint32_t to) const { return format_text("libfsdp messages to rank {} of {}", to, name); }
 
@@ -176,7 +182,8 @@ Introduction::State Introduction::bind() {
 bool Introduction::write_binding() {
   const iovec part{own_binding_.data() + gone_, out_bytes_ - gone_};
   const ssize_t count = tls_->send(socket_, &part, 1);
-  if (count < 0 && errno != EAGAIN) fail_with(std::strerror(errno), errno, false);
+  if (count < 0 && errno != EAGAIN)
+    fail_with(tls_->write_problem().empty() ? std::strerror(errno) : tls_->write_problem(), errno, false);
   if (count > 0) gone_ += static_cast<size_t>(count);
   return gone_ == out_bytes_;
 }

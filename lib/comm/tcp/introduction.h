@@ -27,7 +27,7 @@
 
 namespace fsdp::comm::tcp {
 
-// What both ends of all connections know.
+// What both ends of all connections know. Wiped when it ends.
 struct JobNames {
   std::string secret;
   std::string name;
@@ -36,6 +36,7 @@ struct JobNames {
   const TlsLibrary *tls = nullptr;  // where connections are encrypted
   Digest key = {};                  // then: of this job
 
+  ~JobNames();
   // What the proof of a connection to this rank is for.
   std::string label(uint32_t to) const;
 };
@@ -68,6 +69,8 @@ class Introduction {
   const std::string &problem() const noexcept { return problem_; }
   int code() const noexcept { return code_; }
   bool final() const noexcept { return final_; }
+  // The other end knows the job's secret.
+  bool proven() const noexcept { return handshake_ && handshake_->state() == Handshake::State::proven; }
   // Of who has connected: "10.0.0.7:51200".
   const std::string &from() const noexcept { return from_; }
   // Of one that is done: the other rank.

@@ -108,14 +108,21 @@ void Link::write(std::vector<messages::Header> &sent) {
     iovec parts[most_parts];
     const ssize_t count = transmit(parts, fill(parts, most_parts));
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) {
-      full_ = is_later(errno);
-      cannot_write_ = !full_;
-      write_code_ = full_ ? 0 : errno;
-      return;
-    }
+    if (count < 0) return note_unsent(errno);
     note_sent(static_cast<uint64_t>(count), sent);
   }
+}
+
+// Where the peer is gone it may have said why: that is read first. But what cannot be encrypted is no matter of the
+// peer's, which waits for it and ends nothing.
+void Link::note_unsent(int code) {
+  if (tls_ && !tls_->write_problem().empty())
+    return end(format_text("what goes from rank {} to rank {} cannot be encrypted: {}", options_.rank, options_.peer,
+                           tls_->write_problem()),
+               code);
+  full_ = is_later(code);
+  cannot_write_ = !full_;
+  write_code_ = full_ ? 0 : code;
 }
 
 void Link::send_last_words() {
@@ -153,10 +160,11 @@ ssize_t Link::receive(iovec *parts, size_t count) {
 // Nothing came, and nothing will.
 void Link::end_reading(ssize_t count) {
   const int code = errno;
-  if (tls_ && !tls_->problem().empty())
+  if (tls_ && tls_->code() == EBADMSG)
     return end(format_text("what came from rank {} to rank {} was changed on its way: {}", options_.peer, options_.rank,
                            tls_->problem()),
                EBADMSG);
+  if (tls_ && tls_->code()) return end(tls_->problem(), tls_->code());
   if (write_code_) return end(std::strerror(write_code_), write_code_);
   end(count == 0 ? "the peer closed the connection" : std::strerror(code), count == 0 ? ECONNRESET : code);
 }
@@ -171,7 +179,7 @@ void Link::read(Sink &sink) {
     const bool all = to_ || left_ <= sizeof dropped;
     const ssize_t count = receive(parts, all ? 2 : 1);
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0 && is_later(errno)) return;
+    if (count < 0 && is_later(errno) && !(tls_ && tls_->code())) return;
     if (count <= 0) return end_reading(count);
     const auto got = static_cast<uint64_t>(count), of_chunk = std::min<uint64_t>(got, parts[0].iov_len);
     if (left_ && !advance(of_chunk, sink)) return;

@@ -87,6 +87,7 @@ class Link {
   bool begin_chunk(const FrameHead &head, Sink &sink);
   size_t fill(struct iovec *parts, size_t most, bool words_only = false) noexcept;
   void note_sent(uint64_t bytes, std::vector<messages::Header> &sent);
+  void note_unsent(int code);
 
   Fd socket_;
   LinkOptions options_;

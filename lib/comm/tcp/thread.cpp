@@ -37,7 +37,8 @@ void TcpTransport::start_thread() {
     static_cast<TcpTransport *>(self)->run();
     return nullptr;
   };
-  thread_ = LibraryThread{"fsdp-tcp", format_text("messages of rank {}", rank_)}.start(body, this);
+  const size_t stack = tls_ ? 0 : LibraryThread::small_stack;  // libssl is code of others
+  thread_ = LibraryThread{"fsdp-tcp", format_text("messages of rank {}", rank_), stack}.start(body, this);
 }
 
 bool TcpTransport::watch(int fd, uint64_t tag, uint32_t events, int operation) noexcept {
@@ -142,6 +143,7 @@ void TcpTransport::write(uint32_t r) {
   // Behind all of these: it may throw, and what has gone is told once.
   for (const Header &header : sent_)
     if (Receiver *receiver = receivers_.find(header.key)) receiver->move_on();
+  if (!peer.link->open()) return fail_peer(r, peer.link->problem(), peer.link->code());
   if (!peer.queued.empty()) peer.link->take(peer.queued);
   peer.writing = peer.link->writing();
   if (!peer.writing || !peer.link->full()) return;
@@ -184,11 +186,16 @@ void TcpTransport::arrived(const Header &header) {
 // ---- connections ----
 
 // A stranger has his seat for a moment, however many come: a rank that connects needs no longer. Else the oldest goes.
+// Who has proven the secret takes no stranger's seat, and makes room for nobody; of those there are no more than ranks.
 bool TcpTransport::has_seat() {
-  if (strangers_.size() < most_strangers) return true;
-  if (Clock::now() < strangers_.front()->deadline() - stranger_time + least_stranger_time) return false;
-  if (joined_) note_refusal(*strangers_.front(), "it had proven nothing yet, and made room for a later one");
-  strangers_.erase(strangers_.begin());
+  const auto unproven = [](const auto &stranger) { return !stranger->proven(); };
+  const auto strangers = static_cast<size_t>(std::ranges::count_if(strangers_, unproven));
+  if (strangers < most_strangers && strangers_.size() - strangers <= peers_.size()) return true;
+  const auto oldest = std::ranges::find_if(strangers_, unproven);
+  if (oldest == strangers_.end()) return false;
+  if (Clock::now() < (*oldest)->deadline() - stranger_time + least_stranger_time) return false;
+  if (joined_) note_refusal(**oldest, "it had proven nothing yet, and made room for a later one");
+  strangers_.erase(oldest);
   return true;
 }
 
@@ -216,19 +223,21 @@ void TcpTransport::accept() {
 void TcpTransport::introduce() {
   if (!joined_) return;
   introduced_at_ = Clock::now();
-  std::erase(strangers_, nullptr);  // of a round that ended early
   if (!listening_ && pause_.over() && has_seat())
     listening_ = watch(listener_.get(), listener_tag, EPOLLIN, EPOLL_CTL_ADD);
-  for (auto &stranger : strangers_) {
-    const Introduction::State state = stranger->advance();
-    if (state == Introduction::State::waiting) continue;
-    const auto over = std::move(stranger);
+  for (size_t i = 0; i < strangers_.size();) {
+    const Introduction::State state = strangers_[i]->advance();
+    if (state == Introduction::State::waiting) {
+      ++i;
+      continue;
+    }
+    const auto over = std::move(strangers_[i]);
+    strangers_.erase(strangers_.begin() + static_cast<std::ptrdiff_t>(i));  // first: what follows may throw
     if (state == Introduction::State::done)
       let_in(*over);
     else
       note_refusal(*over, over->problem());
   }
-  std::erase(strangers_, nullptr);
   for (const uint32_t r : dialed_) see_to_dial(r);
   const std::lock_guard guard(mutex_);
   std::erase_if(dialed_, [this](uint32_t r) { return peers_[r].open || peers_[r].closing; });

@@ -18,6 +18,7 @@ namespace {
 
 constexpr size_t most_taken_at_once = size_t{64} << 10;
 constexpr size_t read_at_once = size_t{32} << 10;
+constexpr size_t record_bytes = 16384, record_overhead = 64;  // at most that much more than what it carries
 constexpr const char *cipher_name = "TLS_AES_128_GCM_SHA256";
 constexpr unsigned char cipher_id[] = {0x13, 0x01};
 constexpr std::string_view export_label = "EXPORTER-libfsdp-messages";
@@ -68,6 +69,8 @@ Tls::Tls(const TlsLibrary &library, Role role, const Digest &key, std::string id
   check(library.SSL_CTX_ctrl(context, SSL_CTRL_SET_MIN_PROTO_VERSION, TLS1_3_VERSION, nullptr) == 1 &&
         library.SSL_CTX_set_ciphersuites(context, cipher_name) == 1 &&
         library.SSL_CTX_set_num_tickets(context, 0) == 1);
+  // The system's configuration may allow keys that come of the secret alone.
+  library.SSL_CTX_clear_options(context, SSL_OP_ALLOW_NO_DHE_KEX);
   library.SSL_CTX_set_psk_find_session_callback(context, Callbacks::find_session);
   library.SSL_CTX_set_psk_use_session_callback(context, Callbacks::use_session);
   ssl_.reset(library.SSL_new(context));
@@ -93,9 +96,16 @@ SSL_SESSION *Tls::make_session() const noexcept {
 }
 
 // What libssl says of the last call that failed.
-void Tls::note_problem() {
+std::string Tls::reason() const {
   const char *reason = library_.ERR_reason_error_string(library_.ERR_get_error());
-  if (problem_.empty()) problem_ = format_text("TLS: {}", reason ? reason : "it cannot go on");
+  return format_text("TLS: {}", reason ? reason : "it cannot go on");
+}
+
+// The code first: there may be no memory for the text.
+void Tls::note_problem(int code) {
+  if (code_) return;
+  code_ = code;
+  problem_ = reason();
 }
 
 // ---- the socket ----
@@ -120,7 +130,8 @@ bool Tls::flush(const Fd &socket) {
   return true;
 }
 
-// Reads the socket once. What it says when nothing came: as recv.
+// Reads the socket once. What it says when nothing came: as recv. What the socket gave and no memory took is gone, so
+// that is the end.
 ssize_t Tls::fill(const Fd &socket) {
   std::byte bytes[read_at_once];
   ssize_t count;
@@ -129,7 +140,9 @@ ssize_t Tls::fill(const Fd &socket) {
   } while (count < 0 && errno == EINTR);
   if (count <= 0) return count;
   if (library_.BIO_write(in_, bytes, static_cast<int>(count)) != count) {
-    errno = ENOMEM;
+    code_ = ENOMEM;
+    problem_ = "TLS: there is no memory for what came";
+    errno = code_;
     return -1;
   }
   more_ = true;
@@ -143,10 +156,11 @@ Tls::State Tls::shake_hands(const Fd &socket) {
     library_.ERR_clear_error();
     const int result = library_.SSL_do_handshake(ssl_.get());
     const bool waits = result != 1 && library_.SSL_get_error(ssl_.get(), result) == SSL_ERROR_WANT_READ;
-    if (result != 1 && !waits) note_problem();
+    if (result != 1 && !waits) note_problem(EPROTO);
     const bool gone = flush(socket);  // an alert, too
-    if (!problem_.empty()) return State::failed;
+    if (code_) return State::failed;
     if (!gone && errno != EAGAIN) return fail_handshake(std::strerror(errno));
+    if (!waits && !library_.SSL_session_reused(ssl_.get())) return fail_without_key();
     if (!waits) return gone ? State::done : State::waiting;
     const ssize_t count = fill(socket);
     if (count > 0) continue;
@@ -161,6 +175,13 @@ Tls::State Tls::fail_handshake(const char *why) {
   return State::failed;
 }
 
+// Without certificates there is no other way to come through; but that is for this library to say.
+Tls::State Tls::fail_without_key() {
+  code_ = EPROTO;
+  problem_ = "TLS: the handshake has not used the key that both ends have beforehand";
+  return State::failed;
+}
+
 Digest Tls::exported() const {
   Digest value;
   if (library_.SSL_export_keying_material(ssl_.get(), value.data(), value.size(), export_label.data(),
@@ -171,15 +192,17 @@ Digest Tls::exported() const {
 
 // ---- bytes ----
 
+// Once libssl has taken bytes nothing may throw: who calls would take them for not sent, and send them again.
 ssize_t Tls::send(const Fd &socket, const iovec *parts, size_t count) {
   if (!flush(socket)) return -1;
+  out_.reserve(most_taken_at_once + (most_taken_at_once / record_bytes + count + 1) * record_overhead);
   size_t taken = 0;
   for (size_t i = 0; i < count && taken < most_taken_at_once; ++i) {
     const size_t bytes = std::min(parts[i].iov_len, most_taken_at_once - taken);
     size_t written = 0;
     library_.ERR_clear_error();
     if (bytes > 0 && library_.SSL_write_ex(ssl_.get(), parts[i].iov_base, bytes, &written) != 1) {
-      note_problem();
+      write_problem_ = reason();
       errno = EPROTO;
       return -1;
     }
@@ -202,7 +225,7 @@ bool Tls::take(std::byte *to, size_t bytes, size_t &got) {
   more_ = false;
   const int why = library_.SSL_get_error(ssl_.get(), result);
   if (why == SSL_ERROR_ZERO_RETURN) ended_ = true;
-  if (why != SSL_ERROR_WANT_READ && why != SSL_ERROR_ZERO_RETURN) note_problem();
+  if (why != SSL_ERROR_WANT_READ && why != SSL_ERROR_ZERO_RETURN) note_problem(EBADMSG);
   return false;
 }
 
@@ -217,7 +240,7 @@ ssize_t Tls::receive(const Fd &socket, const iovec *parts, size_t count) {
       if (!take(static_cast<std::byte *>(parts[i].iov_base) + at, parts[i].iov_len - at, got)) break;
   if (total > 0) return static_cast<ssize_t>(total);  // what is wrong behind it the next call finds
   if (ended_) return 0;
-  errno = problem_.empty() ? EAGAIN : EBADMSG;
+  errno = code_ ? code_ : EAGAIN;
   return -1;
 }
 

@@ -43,11 +43,15 @@ class Tls {
   // gone).
   ssize_t send(const Fd &socket, const iovec *parts, size_t count);
   bool unsent() const noexcept { return gone_ < out_.size(); }
-  // As recvmsg. EBADMSG: what came is not what was sent, see problem().
+  // As recvmsg; see code().
   ssize_t receive(const Fd &socket, const iovec *parts, size_t count);
   // There may be more in memory, of which the socket knows nothing.
-  bool has_more() const noexcept { return more_ || !problem_.empty(); }
+  bool has_more() const noexcept { return more_ || code_ != 0; }
+  // Why nothing more is read. EBADMSG: what came is not what was sent; ENOMEM: what came is lost.
+  int code() const noexcept { return code_; }
   const std::string &problem() const noexcept { return problem_; }
+  // Why nothing more is sent, which says nothing of what comes.
+  const std::string &write_problem() const noexcept { return write_problem_; }
   bool hung_up() const noexcept { return hung_up_; }  // it failed by the end of the connection
   uint64_t key_updates() const noexcept { return key_updates_; }
 
@@ -55,10 +59,12 @@ class Tls {
   struct Callbacks;
   SSL_SESSION *make_session() const noexcept;
   State fail_handshake(const char *why);
+  State fail_without_key();
   bool flush(const Fd &socket);
   ssize_t fill(const Fd &socket);
   bool take(std::byte *to, size_t bytes, size_t &got);
-  void note_problem();
+  std::string reason() const;
+  void note_problem(int code);
 
   const TlsLibrary &library_;
   Role role_;
@@ -71,7 +77,8 @@ class Tls {
   std::vector<std::byte> out_;            // records on their way
   size_t gone_ = 0;
   bool more_ = false, ended_ = false, hung_up_ = false;
-  std::string problem_;
+  int code_ = 0;
+  std::string problem_, write_problem_;
 };
 
 }  // namespace fsdp::comm::tcp

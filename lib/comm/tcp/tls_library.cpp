@@ -39,6 +39,9 @@ TlsLibrary load_tls_library() {
   find_function(library, path, "OpenSSL_version_num", version);
   if (version() < 0x30000000UL)
     fail(FSDP_UNSUPPORTED, "FSDP_NET_ENCRYPTION=on: {} is of OpenSSL {:x}: 3.0 or later is needed", path, version());
+  // Its cleanup would come while the library's thread is within it: exit() does not wait for threads.
+  if (found.OPENSSL_init_ssl(OPENSSL_INIT_NO_ATEXIT, nullptr) != 1)
+    fail(FSDP_SYSTEM, "FSDP_NET_ENCRYPTION=on: {} cannot be set up", path);
   return found;
 }
 

@@ -58,7 +58,7 @@ class TcpTransport final : public messages::Transport, private Sink {
     Endpoint place;
     bool known = false;  // it has an address
     messages::Loss loss;
-    bool expected = false;  // there will be a connection
+    bool expected = false;  // there will be a connection, which then lasts
     bool greeting = false;  // this rank is to connect to it
     bool open = false;      // both have greeted
     bool writing = false;   // the thread writes: nobody else may
