@@ -61,7 +61,7 @@ Result flush() {
 }
 
 Result call(Collective collective, Comm *comm, fsdp_stream stream) {
-  if (!collective.from || !collective.to) return invalid_argument;
+  if (!is_message(collective) && (!collective.from || !collective.to)) return invalid_argument;
   if (group.comm && (group.comm != comm || group.stream != stream)) {
     const Lock lock(state().mutex);
     state().breach(comm, "a group of several communicators or streams");
@@ -70,6 +70,16 @@ Result call(Collective collective, Comm *comm, fsdp_stream stream) {
   group.stream = stream;
   group.calls.push_back(collective);
   return group.depth ? success : flush();
+}
+
+// Alone, each would wait for a peer that waits for another.
+Result send_or_receive(const Collective &message, Comm *comm, fsdp_stream stream) {
+  if (!message.from && !message.to) return invalid_argument;
+  if (group.depth == 0) {
+    const Lock lock(state().mutex);
+    state().breach(comm, "a message outside of a group");
+  }
+  return call(message, comm, stream);
 }
 
 bool hangs_in_init(int rank) {
@@ -255,6 +265,14 @@ EXPORT Result ncclAllReduce(const void *from, void *to, size_t count, DataType t
 EXPORT Result ncclBroadcast(const void *from, void *to, size_t count, DataType type, int root, Comm *comm,
                             fsdp_stream stream) {
   return call({Kind::broadcast, bytes(from), bytes(to), count, type, sum, root}, comm, stream);
+}
+
+EXPORT Result ncclSend(const void *from, size_t count, DataType type, int peer, Comm *comm, fsdp_stream stream) {
+  return send_or_receive({Kind::send, bytes(from), nullptr, count, type, sum, peer}, comm, stream);
+}
+
+EXPORT Result ncclRecv(void *to, size_t count, DataType type, int peer, Comm *comm, fsdp_stream stream) {
+  return send_or_receive({Kind::receive, nullptr, bytes(to), count, type, sum, peer}, comm, stream);
 }
 
 EXPORT Result ncclRedOpCreatePreMulSum(Operation *operation, void *scalar, DataType type, ScalarResidence residence,

@@ -7,7 +7,9 @@
 namespace simulated::nccl {
 namespace {
 
+// Messages are compared with those of the peer.
 bool same(const Collective &a, const Collective &b) {
+  if (is_message(a) && is_message(b)) return true;
   return a.kind == b.kind && a.count == b.count && a.type == b.type && a.operation == b.operation && a.root == b.root;
 }
 
@@ -30,6 +32,30 @@ void inspect_places(const Comm &comm, const Collective &call) {
     else if (overlap(call.to, piece, call.from, piece * size))
       state().breach(&comm, "a reduce_scatter overlaps itself");
   }
+}
+
+struct Bytes {
+  const std::byte *at;
+  size_t count;
+};
+
+Bytes bytes_of(const Collective &message) {
+  return {message.kind == Kind::send ? message.from : message.to, message.count * size_of(message.type)};
+}
+
+void inspect_message(const Comm &comm, const Meeting &meeting, size_t index) {
+  const std::vector<Collective> &launch = *meeting.launches[static_cast<size_t>(comm.rank)];
+  const Collective &mine = launch[index];
+  const Collective *theirs = counterpart(comm, meeting, index);
+  if (!theirs) return state().breach(&comm, "a message that its peer knows nothing of");
+  if (theirs->count != mine.count || theirs->type != mine.type)
+    state().breach(&comm, "a message that its peer calls with another size");
+  if (mine.kind == Kind::send) return (void)++state().count(Count::messages);
+  const Bytes to = bytes_of(mine);
+  for (size_t i = 0; i < launch.size(); ++i)
+    if (const Bytes other = i != index && is_message(launch[i]) ? bytes_of(launch[i]) : Bytes{};
+        overlap(to.at, to.count, other.at, other.count))
+      state().breach(&comm, "a message is received where another one of the launch is");
 }
 
 const Comm *comm_of(const Comm &comm, size_t rank) {
@@ -68,7 +94,28 @@ void count(const Comm &comm, const Collective &call) {
     ++state().count(Count::copy_engine_gathers);
 }
 
+// How many messages of this kind and to this peer were called before.
+size_t number_of(const std::vector<Collective> &launch, size_t index) {
+  size_t number = 0;
+  for (size_t i = 0; i < index; ++i)
+    number += launch[i].kind == launch[index].kind && launch[i].root == launch[index].root;
+  return number;
+}
+
 }  // namespace
+
+bool is_message(const Collective &call) { return call.kind == Kind::send || call.kind == Kind::receive; }
+
+const Collective *counterpart(const Comm &comm, const Meeting &meeting, size_t index) {
+  const std::vector<Collective> &launch = *meeting.launches[static_cast<size_t>(comm.rank)];
+  const Kind wanted = launch[index].kind == Kind::send ? Kind::receive : Kind::send;
+  size_t before = number_of(launch, index);
+  const auto peer = static_cast<size_t>(launch[index].root);
+  if (peer >= meeting.launches.size()) return nullptr;
+  for (const Collective &call : *meeting.launches[peer])
+    if (call.kind == wanted && call.root == comm.rank && before-- == 0) return &call;
+  return nullptr;
+}
 
 bool is_by_copies(const Comm &comm, const std::vector<Collective> &launch) {
   if (comm.config.cta_policy != cta_policy_zero || launch.empty()) return false;
@@ -85,6 +132,10 @@ void inspect(const Comm &comm, const Meeting &meeting) {
   for (size_t i = 0; i < mine.size(); ++i) {
     for (const auto &launch : meeting.launches)
       if (!same((*launch)[i], mine[i])) return state().breach(&comm, "ranks call different collectives");
+    if (is_message(mine[i])) {
+      inspect_message(comm, meeting, i);
+      continue;
+    }
     inspect_places(comm, mine[i]);
     inspect_windows(comm, meeting, i);
     count(comm, mine[i]);

@@ -4,8 +4,9 @@
 // opens as it opens the real one (FSDP_NCCL_LIBRARY). Stricter than NCCL: it compares what the ranks call, and notes
 // every breach of its rules. What hurts in NCCL hurts here: an abort waits for all kernels of its GPU, and for the
 // graphs that captured something of the communicator, as finalizing does; copy engines that wait for peers notice no
-// abort; an error stays on its communicator. Sums are in rank order in fp32, rounded once; NCCL promises no order. It
-// says nothing about NCCL's speed, or its faults.
+// abort; an error stays on its communicator; what is summed in 16 bits is rounded at each
+// hop of a ring. Sums in fp32 are in rank order, though NCCL promises none. It says nothing about NCCL's speed, or its
+// faults.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +31,7 @@ enum class Knob : int {
   late_handle_ms,     // the communicator's handle is written by a thread, so long after ncclCommInitRankConfig returned
   hang_launch,        // the n-th launch from now on stays in progress until its communicator is aborted
   let_copies_go,      // collectives by copy engines that wait for peers give up; nothing else ends them
+  round_sums_once,    // 16-bit sums are made in rank order in fp32 and rounded once, as no NCCL does
 };
 
 enum class Count : int {
@@ -39,6 +41,7 @@ enum class Count : int {
   in_place_gathers,
   reduce_scatters,
   in_place_reduces,
+  messages,  // that were sent
   scaled_sums,
   windows,                 // alive
   buffers,                 // alive, of ncclCommRegister

@@ -92,6 +92,8 @@ struct Config {
   X(ncclReduceScatter, Result(const void *from, void *to, size_t count, DataType, Operation, Comm *, fsdp_stream)) \
   X(ncclAllReduce, Result(const void *from, void *to, size_t count, DataType, Operation, Comm *, fsdp_stream))     \
   X(ncclBroadcast, Result(const void *from, void *to, size_t count, DataType, int root, Comm *, fsdp_stream))      \
+  X(ncclSend, Result(const void *from, size_t count, DataType, int peer, Comm *, fsdp_stream))                     \
+  X(ncclRecv, Result(void *to, size_t count, DataType, int peer, Comm *, fsdp_stream))                             \
   X(ncclRedOpCreatePreMulSum, Result(Operation *, void *scalar, DataType, ScalarResidence, Comm *))                \
   X(ncclRedOpDestroy, Result(Operation, Comm *))
 
