@@ -39,6 +39,7 @@ void Model::seal_running() {
   plan_->region(memory::RegionId::messages).bytes = exchanges.message_bytes;
   plan_->acted_message_bytes = exchanges.acted_bytes;
   plan_->region(memory::RegionId::device_messages).bytes = exchanges.device_bytes;
+  if (!teams.inner_data->traits().receives_slices) drop_received(*plan_);
   runtime_ = std::make_unique<Runtime>(*context_, spec, *plan_, declaration_.arenas(), teams);
   runtime_->step.set_lr_scales(hash_lr_scales(spec));
   // Where another rank fails, this one has no parts either: the model is not sealed.

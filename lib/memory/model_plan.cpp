@@ -69,7 +69,7 @@ void plan_group(const ModelSpec &spec, ModelPlan &plan, uint32_t group) {
   split_group(spec, group, plan);
   place_compute(spec, plan, group);
   place_grads(spec, plan, group);
-  place_rounded(spec, plan, group);
+  place_sent(spec, plan, group);
 }
 
 void count_elements(ModelPlan &plan) {

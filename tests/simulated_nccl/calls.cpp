@@ -275,21 +275,6 @@ EXPORT Result ncclRecv(void *to, size_t count, DataType type, int peer, Comm *co
   return send_or_receive({Kind::receive, nullptr, bytes(to), count, type, sum, peer}, comm, stream);
 }
 
-EXPORT Result ncclRedOpCreatePreMulSum(Operation *operation, void *scalar, DataType type, ScalarResidence residence,
-                                       Comm *handle) {
-  const Lock lock(state().mutex);
-  const auto comm = find(handle);
-  if (!comm || type != float16 || residence != scalar_host)
-    return refuse(invalid_argument, "float16 from the host only");
-  _Float16 factor;
-  std::memcpy(&factor, scalar, sizeof factor);
-  comm->scales.push_back(static_cast<float>(factor));
-  *operation = 4 + static_cast<int>(comm->scales.size());
-  return success;
-}
-
-EXPORT Result ncclRedOpDestroy(Operation, Comm *) { return success; }
-
 EXPORT Result ncclCommWindowRegister(Comm *handle, void *data, size_t size, Window **window, int flags) {
   const Lock lock(state().mutex);
   const auto comm = find(handle);

@@ -89,7 +89,6 @@ void inspect_windows(const Comm &comm, const Meeting &meeting, size_t index) {
 void count(const Comm &comm, const Collective &call) {
   if (call.kind == Kind::all_gather) ++state().count(Count::all_gathers);
   if (call.kind == Kind::reduce_scatter) ++state().count(Count::reduce_scatters);
-  if (call.operation != sum) ++state().count(Count::scaled_sums);
   if (call.kind == Kind::all_gather && comm.config.cta_policy == cta_policy_zero && window_offset(comm, call.to) >= 0)
     ++state().count(Count::copy_engine_gathers);
 }

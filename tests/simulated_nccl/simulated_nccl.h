@@ -41,8 +41,7 @@ enum class Count : int {
   in_place_gathers,
   reduce_scatters,
   in_place_reduces,
-  messages,  // that were sent
-  scaled_sums,
+  messages,                // that were sent
   windows,                 // alive
   buffers,                 // alive, of ncclCommRegister
   registered_collectives,  // whose memory lies in windows

@@ -78,7 +78,6 @@ struct Comm : std::enable_shared_from_this<Comm> {
   int graphs = 0;          // launches that graphs alive have captured
   std::vector<std::unique_ptr<Window>> windows;
   std::vector<std::unique_ptr<simulated::nccl::Region>> buffers;
-  std::vector<float> scales;  // of made-up operations
 };
 
 }  // namespace fsdp::comm::nccl

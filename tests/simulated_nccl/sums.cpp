@@ -37,11 +37,6 @@ void save(std::byte *to, DataType type, size_t index, float value) {
   std::memcpy(to + index * sizeof bits, &bits, sizeof bits);
 }
 
-float scaled(const Comm &comm, const Collective &call, float value) {
-  if (call.operation == sum) return value;
-  return static_cast<float>(static_cast<_Float16>(value * comm.scales.at(static_cast<size_t>(call.operation) - 5)));
-}
-
 // As it is after a hop: what travels has the type of what is summed.
 float sent_on(DataType type, float value) {
   if (type == float32 || state().knob(Knob::round_sums_once)) return value;
@@ -56,14 +51,14 @@ size_t first_of_ring(const Meeting &meeting, DataType type, size_t chunk) {
 }
 
 // chunk: of which rank it is, where all sums are made of as many chunks.
-float add_place(const Comm &comm, const Meeting &meeting, size_t index, size_t place, size_t chunk) {
+float add_place(const Meeting &meeting, size_t index, size_t place, size_t chunk) {
   const size_t size = meeting.launches.size();
   const DataType type = (*meeting.launches.front())[index].type;
   const size_t start = first_of_ring(meeting, type, chunk);
   float total = 0;
   for (size_t hop = 0; hop < size; ++hop) {
     const Collective &call = (*meeting.launches[(start + hop) % size])[index];
-    const float value = scaled(comm, call, load(call.from, type, place));
+    const float value = load(call.from, type, place);
     total = hop == 0 ? value : sent_on(type, total + value);
   }
   return total;
@@ -74,15 +69,15 @@ std::vector<std::byte> scatter_sums(const Comm &comm, const Meeting &meeting, si
   const Collective &mine = (*meeting.launches[rank])[index];
   std::vector<std::byte> result(mine.count * size_of(mine.type));
   for (size_t i = 0; i < mine.count; ++i)
-    save(result.data(), mine.type, i, add_place(comm, meeting, index, rank * mine.count + i, rank));
+    save(result.data(), mine.type, i, add_place(meeting, index, rank * mine.count + i, rank));
   return result;
 }
 
-std::vector<std::byte> all_sums(const Comm &comm, const Meeting &meeting, size_t index) {
+std::vector<std::byte> all_sums(const Meeting &meeting, size_t index) {
   const Collective &mine = (*meeting.launches.front())[index];
   std::vector<std::byte> result(mine.count * size_of(mine.type));
   for (size_t i = 0; i < mine.count; ++i)
-    save(result.data(), mine.type, i, add_place(comm, meeting, index, i, i * meeting.launches.size() / mine.count));
+    save(result.data(), mine.type, i, add_place(meeting, index, i, i * meeting.launches.size() / mine.count));
   return result;
 }
 
@@ -121,7 +116,7 @@ std::vector<std::vector<std::byte>> results(const Comm &comm, const Meeting &mee
     switch (call.kind) {
       case Kind::all_gather: all.push_back(gather(meeting, i, bytes)); break;
       case Kind::reduce_scatter: all.push_back(scatter_sums(comm, meeting, i)); break;
-      case Kind::all_reduce: all.push_back(all_sums(comm, meeting, i)); break;
+      case Kind::all_reduce: all.push_back(all_sums(meeting, i)); break;
       case Kind::broadcast: all.push_back(sent_by(meeting, i, bytes)); break;
       case Kind::send: all.emplace_back(); break;
       case Kind::receive: all.push_back(received(comm, meeting, i)); break;

@@ -15,13 +15,13 @@ struct Card {
   int32_t version;  // 0: none was found
   uint8_t may_share_gpu;
   // The same on all ranks: what the environment says.
-  uint8_t windows, no_windows, copy_engines, premultiply, ordered;
+  uint8_t windows, no_windows, copy_engines, ordered;
   char why[480];
 };
 
 bool same_settings(const Card &a, const Card &b) {
   return a.windows == b.windows && a.no_windows == b.no_windows && a.copy_engines == b.copy_engines &&
-         a.premultiply == b.premultiply && a.ordered == b.ordered;
+         a.ordered == b.ordered;
 }
 
 bool equals(const char *value, const char *expected) { return value && std::strcmp(value, expected) == 0; }
@@ -39,7 +39,6 @@ Card make_card(const device::Device &device, Choice &choice) {
   card.windows = equals(std::getenv("FSDP_NCCL_WINDOWS"), "1");
   card.no_windows = equals(std::getenv("FSDP_NCCL_WINDOWS"), "0");
   card.copy_engines = equals(std::getenv("FSDP_NCCL_COPY_ENGINES"), "1");
-  card.premultiply = equals(std::getenv("FSDP_NCCL_PREMUL"), "1");
   card.ordered = equals(std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT"), "1");
   return card;
 }
@@ -55,8 +54,7 @@ std::string find_obstacle(Team &host, const std::vector<Card> &cards, bool &shar
                          version_text(cards[0].version), host.world_rank(r), version_text(cards[r].version));
     if (!same_settings(cards[r], cards[0]))
       return format_text(
-          "FSDP_NCCL_WINDOWS, FSDP_NCCL_COPY_ENGINES, FSDP_NCCL_PREMUL or NCCL_LAUNCH_ORDER_IMPLICIT differs between "
-          "rank {} and rank {}",
+          "FSDP_NCCL_WINDOWS, FSDP_NCCL_COPY_ENGINES or NCCL_LAUNCH_ORDER_IMPLICIT differs between rank {} and rank {}",
           host.world_rank(0), host.world_rank(r));
     for (uint32_t other = 0; other < r; ++other) {
       if (cards[other].gpu != cards[r].gpu) continue;
@@ -80,7 +78,6 @@ Features choose_features(const Library &library, const Card &card, bool share) {
   features.windows = !card.no_windows && library.since(asked ? Library::windows : Library::windows_abort) &&
                      library.ncclCommWindowRegister;
   features.copy_engines = features.windows && card.copy_engines && library.since(Library::copy_engines);
-  features.premultiply = card.premultiply;
   const bool by_environment = card.ordered && library.since(Library::launch_order_by_environment);
   features.order_implicit = !share && (library.since(Library::launch_order_in_config) || by_environment);
   return features;
@@ -107,11 +104,10 @@ void note(Choice &choice) {
   const Features &features = choice.features;
   choice.notes.push_back(
       {FSDP_LOG_INFO,
-       format_text("NCCL {} ({}, {}): memory is registered as {}, gathers are by {}, launches are ordered by {}{}",
+       format_text("NCCL {} ({}, {}): memory is registered as {}, gathers are by {}, launches are ordered by {}",
                    version_text(library.version), library.path, library.found, features.windows ? "windows" : "buffers",
                    features.copy_engines ? "copy engines where NCCL can" : "kernels",
-                   features.order_implicit ? "NCCL" : "events",
-                   features.premultiply ? ", float16 sums are scaled first" : "")});
+                   features.order_implicit ? "NCCL" : "events")});
   if (const std::string what = deaf_to_aborts(library, features); !what.empty())
     choice.notes.push_back(
         {FSDP_LOG_WARNING,

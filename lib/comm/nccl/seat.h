@@ -19,7 +19,6 @@ struct Features {
   bool windows = false;         // memory is registered as windows, else as buffers
   bool copy_engines = false;    // gathers
   bool order_implicit = false;  // NCCL keeps the order of launches
-  bool premultiply = false;     // float16 sums: FSDP_NCCL_PREMUL
 };
 
 class Seat {
