@@ -82,6 +82,11 @@ Result send_or_receive(const Collective &message, Comm *comm, fsdp_stream stream
   return call(message, comm, stream);
 }
 
+bool refuses_window(const Comm &comm) {
+  const int64_t rank = state().knob(Knob::refuse_rank);
+  return state().knob(Knob::refuse_windows) != 0 && (rank == 0 || rank == comm.rank + 1);
+}
+
 bool hangs_in_init(int rank) {
   if (int64_t &spared = state().knob(Knob::spared_inits); spared > 0) {
     --spared;
@@ -296,7 +301,7 @@ EXPORT Result ncclCommWindowRegister(Comm *handle, void *data, size_t size, Wind
     if (other != size) state().breach(comm.get(), "ranks register windows of different sizes");
   sizes.push_back(size);
   comm->waits_for_windows = true;
-  if (!state().knob(Knob::refuse_windows)) {
+  if (!refuses_window(*comm)) {
     comm->windows.push_back(std::make_unique<Window>(Window{{bytes(data), size}}));
     *window = comm->windows.back().get();
     ++state().count(Count::windows);

@@ -72,12 +72,19 @@ int64_t window_offset(const Comm &comm, const std::byte *data) {
   return -1;
 }
 
+bool in_buffer(const Comm &comm, const std::byte *data) {
+  for (const auto &buffer : comm.buffers)
+    if (data >= buffer->data && data < buffer->data + buffer->bytes) return true;
+  return false;
+}
+
 // What peers read or write lies at the same place of everybody's window, or in nobody's.
 void inspect_windows(const Comm &comm, const Meeting &meeting, size_t index) {
   const auto shared = [](const Collective &call) { return call.kind == Kind::all_gather ? call.to : call.from; };
   const Collective &mine = (*meeting.launches[static_cast<size_t>(comm.rank)])[index];
   const int64_t offset = window_offset(comm, shared(mine));
   if (offset >= 0) ++state().count(Count::registered_collectives);
+  if (in_buffer(comm, shared(mine))) ++state().count(Count::buffered_collectives);
   if (mine.kind == Kind::broadcast) return;
   for (size_t r = 0; r < meeting.launches.size(); ++r) {
     const Comm *other = comm_of(comm, r);

@@ -24,7 +24,8 @@ enum class Knob : int {
   async_error,        // the result that the communicators of a rank report from now on ...
   async_error_rank,   // ... 1 + which
   abort_ms,           // how long ncclCommAbort takes beside what it waits for
-  refuse_windows,     // windows are NULL
+  refuse_windows,     // windows are NULL ...
+  refuse_rank,        // ... 1 + the rank for which they are; 0: for all
   window_error,       // the result that registering windows leaves on the communicators of a rank ...
   window_error_rank,  // ... 1 + which; 0: of all
   buffer_error,       // the result of ncclCommRegister, which leaves the communicator as it was
@@ -45,6 +46,7 @@ enum class Count : int {
   windows,                 // alive
   buffers,                 // alive, of ncclCommRegister
   registered_collectives,  // whose memory lies in windows
+  buffered_collectives,    // ... or in buffers
   copy_engine_gathers,
   aborts,
   finished,  // communicators that ended in good order
