@@ -163,7 +163,7 @@ cudaError_t CUDARTAPI cudaDeviceGetPCIBusId(char *text, int length, int index) {
 cudaError_t CUDARTAPI cudaDeviceCanAccessPeer(int *can, int device, int peer) {
   return call("cudaDeviceCanAccessPeer", no_context, [&] {
     if (!runtime().device(device) || !runtime().device(peer)) return cudaErrorInvalidDevice;
-    *can = device != peer;
+    *can = device != peer && runtime().peers;
     return cudaSuccess;
   });
 }

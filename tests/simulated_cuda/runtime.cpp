@@ -118,7 +118,8 @@ void Runtime::reset() {
   calls.clear();
   timing.longest_us = 0;
   timing.seed = 0;
-  strict = false;
+  strict = fabric = false;
+  peers = true;
   kernels = pageable_copies = faulty_kernel = 0;
   foreign_calls = implicit_contexts = 0;
   device_memory = first_memory;

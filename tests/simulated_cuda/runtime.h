@@ -85,7 +85,7 @@ class Runtime {
   Handles<GraphExec, cudaGraphExec_t> graph_execs{0x54000000};
 
   std::atomic<uint64_t> life{1};
-  std::atomic<bool> strict{false};
+  std::atomic<bool> strict{false}, fabric{false}, peers{true};
   std::atomic<uint64_t> kernels{0}, pageable_copies{0};
   std::atomic<uint64_t> foreign_calls{0}, implicit_contexts{0};
   std::atomic<uint64_t> faulty_kernel{0};  // counts down to the one that fails

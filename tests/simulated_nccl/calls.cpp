@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The functions of NCCL, and those for tests.
+#include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 
 #include <chrono>
@@ -60,12 +61,36 @@ Result flush() {
   return begin(*comm);
 }
 
+// Memory that is not of cuMemCreate is open to all, for NCCL opens it.
+uint32_t find_readers(const void *data) {
+  void *function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  (void)cudaGetDriverEntryPointByVersion("cuMemGetAccess", &function, 12000, cudaEnableDefault, &found);
+  const auto get_access = reinterpret_cast<PFN_cuMemGetAccess_v10020>(function);
+  uint32_t readers = 0;
+  for (int device = 0; device < 8; ++device) {  // simulated::most_devices
+    CUmemLocation location{};
+    location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    location.id = device;
+    unsigned long long flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    (void)get_access(&flags, &location, reinterpret_cast<CUdeviceptr>(data));
+    if (flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE) readers |= 1u << device;
+  }
+  return readers;
+}
+
+bool is_older_than(int code) {
+  const Lock lock(state().mutex);
+  return simulated::nccl::version() < code;
+}
+
 Result call(Collective collective, Comm *comm, fsdp_stream stream) {
   if (!is_message(collective) && (!collective.from || !collective.to)) return invalid_argument;
   if (group.comm && (group.comm != comm || group.stream != stream)) {
     const Lock lock(state().mutex);
     state().breach(comm, "a group of several communicators or streams");
   }
+  if (collective.from && is_older_than(version_code(2, 24))) collective.readers = find_readers(collective.from);
   group.comm = comm;
   group.stream = stream;
   group.calls.push_back(collective);
@@ -139,8 +164,7 @@ const Control simulated_nccl_control{reset, set, count, breaches};
 
 EXPORT Result ncclGetVersion(int *version) {
   const Lock lock(state().mutex);
-  const int64_t wanted = state().knob(Knob::version);
-  *version = wanted ? static_cast<int>(wanted) : version_code(2, 32, 3);
+  *version = simulated::nccl::version();
   return success;
 }
 

@@ -78,6 +78,12 @@ bool in_buffer(const Comm &comm, const std::byte *data) {
   return false;
 }
 
+// Before 2.24 ranks of one process reach into each other's memory by its address, whatever it was made by.
+void inspect_access(const Comm &comm, const Collective &call) {
+  if (version() < version_code(2, 24) && (call.readers >> comm.device & 1) == 0)
+    state().breach(&comm, "a GPU reaches into memory of another one that it has no access to");
+}
+
 // What peers read or write lies at the same place of everybody's window, or in nobody's.
 void inspect_windows(const Comm &comm, const Meeting &meeting, size_t index) {
   const auto shared = [](const Collective &call) { return call.kind == Kind::all_gather ? call.to : call.from; };
@@ -142,6 +148,7 @@ void inspect(const Comm &comm, const Meeting &meeting) {
       inspect_message(comm, meeting, i);
       continue;
     }
+    for (const auto &launch : meeting.launches) inspect_access(comm, (*launch)[i]);
     inspect_places(comm, mine[i]);
     inspect_windows(comm, meeting, i);
     count(comm, mine[i]);

@@ -28,7 +28,8 @@ struct Collective {
   size_t count;
   DataType type;
   Operation operation;
-  int root;  // of messages: the peer
+  int root;                // of messages: the peer
+  uint32_t readers = ~0u;  // GPUs that may access what is read here, by bit
 };
 
 // The ranks of a communicator, and the n-th launch of each.

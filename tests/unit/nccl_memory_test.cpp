@@ -137,6 +137,16 @@ TEST_F(NcclTest, AWindowThatOneRankSpoilsHoldsNobodyUp) {
   EXPECT_LT(seconds_since(start), 10);
 }
 
+// Before 2.24 by its address, which the look-alike looks at.
+TEST_F(NcclTest, MemoryOfARankIsOpenToTheGpusOfItsProcess) {
+  control().set(Knob::version, 22304);
+  expect_well(run_ranks({3}, [](NcclRank &mine) { (void)gather_once(mine); }));
+  simulated::set_peers(false);
+  expect_well(run_ranks({1}, [](NcclRank &mine) {
+    EXPECT_EQ(mine.device->description().find("for this GPU alone"), std::string::npos);
+  }));
+}
+
 TEST_F(NcclTest, BuffersThatAreRefusedAreCopied) {
   control().set(Knob::version, 22403);
   control().set(Knob::buffer_error, 2);
