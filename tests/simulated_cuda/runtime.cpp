@@ -120,6 +120,7 @@ void Runtime::reset() {
   timing.seed = 0;
   strict = fabric = false;
   peers = true;
+  capability = first_capability;
   kernels = pageable_copies = faulty_kernel = 0;
   foreign_calls = implicit_contexts = 0;
   device_memory = first_memory;

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 
@@ -107,6 +108,16 @@ Result send_or_receive(const Collective &message, Comm *comm, fsdp_stream stream
   return call(message, comm, stream);
 }
 
+// Where it is asked for all of them; from 2.29.2 on large ones without that, where GPUs can.
+size_t find_copied_counts(const Config &config, int device) {
+  if (config.cta_policy == cta_policy_zero) return 0;
+  int capability = 0;
+  (void)cudaDeviceGetAttribute(&capability, cudaDevAttrComputeCapabilityMajor, device);
+  if (simulated::nccl::version() < version_code(2, 29, 2) || capability < 10) return SIZE_MAX;
+  const char *limit = std::getenv("NCCL_SYM_CE_THRESHOLD");
+  return limit ? std::strtoull(limit, nullptr, 10) : size_t{8} << 20;
+}
+
 bool refuses_window(const Comm &comm) {
   const int64_t rank = state().knob(Knob::refuse_rank);
   return state().knob(Knob::refuse_windows) != 0 && (rank == 0 || rank == comm.rank + 1);
@@ -189,6 +200,7 @@ EXPORT Result ncclCommInitRankConfig(Comm **out, int ranks, UniqueId id, int ran
   comm->rank = rank;
   comm->owner = std::this_thread::get_id();
   (void)cudaGetDevice(&comm->device);
+  comm->copied_counts = find_copied_counts(*config, comm->device);
   comm->config = *config;
   comm->name = config->comm_name ? config->comm_name : "";
   comm->joining = true;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What NCCL asks of its callers and does not check itself.
+#include <algorithm>
 #include <functional>
 
 #include "simulated_nccl/state.h"
@@ -99,11 +100,14 @@ void inspect_windows(const Comm &comm, const Meeting &meeting, size_t index) {
   }
 }
 
+bool is_by_copies(const Comm &comm, const Collective &call) {
+  return call.kind == Kind::all_gather && call.count > comm.copied_counts && window_offset(comm, call.to) >= 0;
+}
+
 void count(const Comm &comm, const Collective &call) {
   if (call.kind == Kind::all_gather) ++state().count(Count::all_gathers);
   if (call.kind == Kind::reduce_scatter) ++state().count(Count::reduce_scatters);
-  if (call.kind == Kind::all_gather && comm.config.cta_policy == cta_policy_zero && window_offset(comm, call.to) >= 0)
-    ++state().count(Count::copy_engine_gathers);
+  if (is_by_copies(comm, call)) ++state().count(Count::copy_engine_gathers);
 }
 
 // How many messages of this kind and to this peer were called before.
@@ -130,10 +134,8 @@ const Collective *counterpart(const Comm &comm, const Meeting &meeting, size_t i
 }
 
 bool is_by_copies(const Comm &comm, const std::vector<Collective> &launch) {
-  if (comm.config.cta_policy != cta_policy_zero || launch.empty()) return false;
-  for (const Collective &call : launch)
-    if (call.kind != Kind::all_gather || window_offset(comm, call.to) < 0) return false;
-  return true;
+  return !launch.empty() &&
+         std::all_of(launch.begin(), launch.end(), [&](const Collective &call) { return is_by_copies(comm, call); });
 }
 
 void inspect(const Comm &comm, const Meeting &meeting) {

@@ -64,6 +64,7 @@ struct Window {
 struct Comm : std::enable_shared_from_this<Comm> {
   std::shared_ptr<simulated::nccl::Clique> clique;
   int rank = 0, device = 0;
+  size_t copied_counts = SIZE_MAX;  // gathers over windows of more than that are by copy engines
   Config config;
   std::string name;
   int polls = 0;  // left until what was called is done
