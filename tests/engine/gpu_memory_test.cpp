@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 
 #include "device.h"
 #include "harness.h"
@@ -121,6 +122,38 @@ TEST(GpuMemory, WhatTheSealChoosesIsToldAfterwards) {
       expect_equal(plan_of(setup, r).role_bytes, most_of(setup, r), what + ": planned is the most that it can be");
     }
   }
+}
+
+// What ranks that share a GPU log at their seals, where CUDA has so many queues; NULL: as many as it has usually.
+std::string lines_of(uint32_t ranks, const char *queues) {
+  queues ? ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues, 1) : ::unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  Scenario setup = memory_scenario(ranks, FSDP_TRANSPORT_STAGING);
+  std::mutex mutex;
+  std::pair<std::mutex &, std::string> log(mutex, "");
+  setup.context.log_data = &log;
+  setup.context.log = [](void *data, fsdp_log_level level, const char *line) {
+    auto &[guard, lines] = *static_cast<std::pair<std::mutex &, std::string> *>(data);
+    const std::lock_guard lock(guard);
+    if (level == FSDP_LOG_WARNING) lines += std::string(line) + '\n';
+  };
+  run_threads(setup, [&](uint32_t, fsdp_context *context) {
+    { Rank rank(context, setup); }
+    FSDP(fsdp_close_context(context));
+  });
+  return log.second;
+}
+
+// Two ranks with a model each over staging have more than 8 streams and fewer than 33, five have more than 32.
+TEST(GpuMemory, RanksWithMoreStreamsThanQueuesAreWarned) {
+  const std::string lines = lines_of(2, nullptr);
+  for (const char *word : {"2 ranks are threads of one process and share GPU 0", "more than the 8 queues",
+                           "CUDA_DEVICE_MAX_CONNECTIONS, at most 32"})
+    EXPECT_NE(lines.find(word), std::string::npos) << lines;
+  EXPECT_EQ(lines.find("2 ranks are"), lines.rfind("2 ranks are")) << lines;  // one of them
+  EXPECT_EQ(lines_of(2, "32"), "");
+  EXPECT_NE(lines_of(5, "99").find("more than the 32 queues"), std::string::npos);
+  EXPECT_EQ(lines_of(1, "1"), "");
+  ::unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
 }
 
 struct Made {
