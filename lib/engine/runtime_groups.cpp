@@ -72,7 +72,7 @@ void Runtime::make_slots(Group &group) {
     GatherSlot &slot = group.slots[s];
     slot.key = plan.visits.slots * group.index + s;
     slot.ready = context.device().create_event();
-    slot.left = context.device().create_event();
+    slot.left.create(context.device());
     if (!group.plan->copies) continue;
     for (const uint32_t b : group.plan->buckets) {
       const Bucket &bucket = storage->buckets()[b];
@@ -110,7 +110,7 @@ void Runtime::make_grads(Group &group) {
   grad.touched.assign(params, 0);
   grad.writers.assign(params, nullptr);
   grad.streams.reserve(16);
-  grad.written = context.device().create_event();
+  grad.written.create(context.device());
   grad.reduced = context.device().create_event();
   grad.summed = context.device().create_event();
   grad.opened = context.device().create_event();
