@@ -176,6 +176,28 @@ TEST_F(CudaFaultTest, WhereGpusCannotLetEachOtherInTheyAreAlone) {
   expect_described("; for this GPU alone, since cuMemSetAccess failed with cudaErrorInvalidDevice");
 }
 
+// Its word is written by then: who waits for it must not come after the record before.
+TEST_F(CudaFaultTest, ARecordThatCudaRefusesIsWaitedForAllTheSame) {
+  CudaContext context;
+  const auto first = context.device->create_stream("first"), second = context.device->create_stream("second");
+  const auto event = context.device->create_event();
+  first->record(*event);
+  context.device->synchronize(*event);
+  std::atomic<bool> go{false}, came_late{false};
+  CUDA_OK(simulated::enqueue(static_cast<cudaStream_t>(first->handle()), [&] {
+    while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }));
+  simulated::fail_call("cudaEventRecord", 1, cudaErrorInvalidValue);
+  EXPECT_EQ(failure_of([&] { first->record(*event); }).code, cudaErrorInvalidValue);
+  EXPECT_FALSE(event->done());
+  second->wait(*event);
+  CUDA_OK(simulated::enqueue(static_cast<cudaStream_t>(second->handle()), [&] { came_late = go.load(); }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  go = true;
+  CUDA_OK(cudaStreamSynchronize(static_cast<cudaStream_t>(second->handle())));
+  EXPECT_TRUE(came_late);
+}
+
 TEST_F(CudaFaultTest, ALostGpuEndsWaitsAndFailsTheContext) {
   CudaContext context;
   const auto memory = context.device->allocate(4096, "test");
