@@ -28,6 +28,7 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "base/failure.h"
 #include "comm/access.h"
 #include "comm/exchange.h"
@@ -83,9 +84,15 @@ struct ReduceSpan {
   float *to;
   float factor;
   bool accumulate;
-  // Of a device, where wire_dtype is not dtype: size() * shard_count elements of it for the communicator to work in.
-  // Where they are the same it may work in this rank's own part of `from`, which is lost.
+  // Of a device, all three for the communicator to work in, with size() * shard_count elements each. This rank's own
+  // part of `from`, which is lost. Where wire_dtype is smaller than dtype: `wire`, of wire_dtype. Where the ranks of a
+  // team that receives slices send fewer than 32 bits: `received`, of what they send; NULL: `from` has room for it, and
+  // `to` is not there.
   std::byte *wire = nullptr;
+  std::byte *received = nullptr;
+
+  // What an addend travels in: rounding what travels and what is summed are the same.
+  fsdp_dtype sent_dtype() const noexcept { return dtype_size(wire_dtype) < dtype_size(dtype) ? wire_dtype : dtype; }
 };
 
 // One all-reduce of a launch: reduce-scatter into `whole`'s own slice (accumulating there if asked), then all-gather of
@@ -100,7 +107,7 @@ struct AllReduceSpan {
   std::byte *whole_writable;  // this rank's copy
   float factor;
   bool accumulate;
-  std::byte *wire = nullptr;  // as in ReduceSpan
+  std::byte *wire = nullptr, *received = nullptr;  // as in ReduceSpan
 };
 
 struct Fingerprint;  // comm/call/fingerprint.h

@@ -16,7 +16,8 @@ inline constexpr CollectiveTraits device_traits{.gathers_meet = true,
                                                 .records_calls = true,
                                                 .rounds_end_with_steps = false,
                                                 .releases_tickets = false,
-                                                .rounds_before_sending = true};
+                                                .rounds_before_sending = true,
+                                                .receives_slices = false};
 
 class DeviceTeam : public Team {
  public:

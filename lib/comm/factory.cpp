@@ -240,7 +240,8 @@ std::shared_ptr<Team> create_device_team(std::shared_ptr<Team> team, device::Dev
 }
 
 const CollectiveTraits &traits_of(DeviceTransport transport) noexcept {
-  return transport == DeviceTransport::none ? shm_traits : device_traits;
+  if (transport == DeviceTransport::none) return shm_traits;
+  return transport == DeviceTransport::staging ? device_traits : nccl::nccl_traits;
 }
 
 uint64_t device_team_bytes(uint32_t, DeviceTransport transport) noexcept {

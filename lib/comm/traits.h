@@ -18,6 +18,9 @@ struct CollectiveTraits {
   bool releases_tickets;
   // Gradients whose reduce dtype is another are rounded before they travel, in a buffer of their own.
   bool rounds_before_sending;
+  // Slices of fewer than 32 bits are summed by the rank that they are for, in rank order, and received in a buffer of
+  // the caller's.
+  bool receives_slices;
 };
 
 }  // namespace fsdp::comm

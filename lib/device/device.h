@@ -168,6 +168,8 @@ class Device {
   virtual uint64_t allocations() const noexcept = 0;  // counted so far
   // Which of the machine's devices of its kind, as its libraries count them; -1 for the host.
   virtual int32_t index() const noexcept { return -1; }
+  // Those of the device that the library has made here and that are alive; 0: they are threads of the host.
+  virtual uint32_t streams() const noexcept { return 0; }
   // Runs it while this device is the calling thread's current one, as the device's own libraries want it.
   virtual void with_current(const std::function<void()> &body) const { body(); }
 

@@ -37,10 +37,20 @@ void Reducer::open(Group &group, device::Stream &caller, const char *call) {
   grad.stage = GradStage::lent;
   std::fill(grad.acquired.begin(), grad.acquired.end(), uint8_t{0});
   grad.streams.clear();
-  // Streams that come later wait for this.
-  caller.wait(*grad.opened);
+}
+
+// Every stream that writes waits for this itself, and not for the stream that came first.
+void Reducer::await_free(Group &group, device::Stream &caller) {
+  if (caller.is_calling_thread()) return;  // which has waited when it opened the buffer
   runtime_.join_window(caller);
-  caller.record(*grad.opened);
+  caller.wait(*group.grad.opened);
+  if (group.plan->persistent_grad) return;
+  const auto await = [&](const Group &before) {
+    caller.wait(*before.grad.reduced);
+    caller.wait(*before.grad.hidden);
+  };
+  await(group);
+  for (const uint32_t index : group.grad_overlaps) await(runtime_.groups[index]);
 }
 
 void Reducer::make_room(Group &group, device::Stream &caller, const char *call) {
@@ -117,7 +127,7 @@ LentGrad Reducer::acquire(Group &group, uint64_t param_index, bool zeroed, fsdp_
   state.touched[param_index] = 1;
   state.writers[param_index] = stream;
   if (!wrote(stream)) {
-    caller.wait(*state.opened);
+    await_free(group, caller);
     state.streams.push_back(stream);
   }
   if (zeroed && !lent.accumulate) {
@@ -190,8 +200,9 @@ void Reducer::wait_for_writers(Group &group) {
   for (const fsdp_stream stream : group.grad.streams) {
     device::Stream *const found = writer(stream);
     if (!found) continue;
-    found->record(*group.grad.written);
-    if (!group.grad.written->done()) runtime_.reduces.stream->wait(*group.grad.written);
+    device::Event &written = group.grad.written.of(stream);
+    found->record(written);
+    if (!written.done()) runtime_.reduces.stream->wait(written);
   }
 }
 

@@ -27,7 +27,9 @@ Declaration::Declaration(const Context &context, memory::ModelSpec spec, fsdp_op
   const TeamMemory exchanges = plan_team_memory(context, spec_.mesh, spec_.communicates());
   spec_.message_bytes = exchanges.message_bytes;
   spec_.device_team_bytes = exchanges.device_bytes;
-  spec_.rounds_before_sending = comm::traits_of(context.transport()).rounds_before_sending;
+  const comm::CollectiveTraits &traits = comm::traits_of(context.transport());
+  spec_.rounds_before_sending = traits.rounds_before_sending;
+  spec_.receives_slices = traits.receives_slices;
   spec_.device_transport = context.device_transport();
 }
 

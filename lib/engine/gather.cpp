@@ -123,17 +123,11 @@ void Gatherer::reshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
     fail(FSDP_INVALID_STATE, "fsdp_reshard: group '{}' has no {} hold to return; its holds are: {}", group.name(),
          phase_name(phase), describe_holds(slot));
   --slot.holds[static_cast<size_t>(phase)];
-  if (!group.plan->copies && !caller.is_calling_thread()) {
-    // One event for all streams that read: each comes after those before.
-    caller.wait(*slot.left);
-    caller.record(*slot.left);
-  }
+  device::Event &left = slot.left.of(stream);
+  if (group.plan->copies || !caller.is_calling_thread()) caller.record(left);
   if (!group.plan->gathers) return;
-  if (group.plan->copies) {
-    // The buffer's next gather runs on the gather stream: it comes after every stream that returned a hold.
-    caller.record(*slot.left);
-    if (!slot.left->done()) runtime_.gathers.stream->wait(*slot.left);
-  }
+  // The buffer's next gather runs on the gather stream: it comes after every stream that returned a hold.
+  if (group.plan->copies && !left.done()) runtime_.gathers.stream->wait(left);
   if (slot.hold_count()) return;
   if (!keeps(group, slot, phase)) release(group, slot);
 }

@@ -10,6 +10,7 @@
 #include "comm/communicator.h"
 #include "device/device.h"
 #include "engine/storage.h"
+#include "engine/stream_events.h"
 #include "memory/model_plan.h"
 
 namespace fsdp::engine {
@@ -27,7 +28,7 @@ struct SlotState {
 struct GatherSlot : SlotState {
   uint32_t key = 0;                      // number of the pool request
   std::unique_ptr<device::Event> ready;  // the copies have arrived
-  std::unique_ptr<device::Event> left;   // the streams that read have passed their reshard
+  StreamEvents left;                     // the streams that read have passed their reshard
   std::vector<comm::GatherSpan> spans;   // of a copied gather
   std::vector<uint32_t> overlaps;        // keys whose buffers share bytes with this one
 };
@@ -48,8 +49,9 @@ struct GradState {
 };
 
 struct Contribution : GradState {
-  std::unique_ptr<device::Event> written, reduced, summed;  // summed: over the outer axis too
-  std::unique_ptr<device::Event> opened;  // of a device: the buffer may be written, and earlier contributions are in it
+  StreamEvents written;
+  std::unique_ptr<device::Event> reduced, summed;  // summed: over the outer axis too
+  std::unique_ptr<device::Event> opened;  // of a device: earlier contributions are in a buffer that keeps them
   // Debug, of a device: every byte of the buffer is 0xFF once the event is done, unless something has written there.
   std::unique_ptr<device::Event> hidden;
   bool is_hidden = false;

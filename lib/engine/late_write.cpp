@@ -39,9 +39,8 @@ void Reducer::hide(Group &group, device::Stream &caller) {
     const Plane &full_grad = bucket.plane(PlaneKind::full_grad);
     caller.fill(full_grad.data, pattern, bucket.plan->layout.full_count * dtype_size(full_grad.dtype()));
   }
-  if (runtime_.capture_id) return;
   caller.record(*group.grad.hidden);
-  group.grad.is_hidden = true;
+  group.grad.is_hidden = runtime_.capture_id == 0;
 }
 
 bool Reducer::written_late(Group &group) {

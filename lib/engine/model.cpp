@@ -5,6 +5,7 @@
 
 #include "engine/lr_scales.h"
 #include "engine/outcome.h"
+#include "engine/queues.h"
 
 namespace fsdp::engine {
 
@@ -39,12 +40,14 @@ void Model::seal_running() {
   plan_->region(memory::RegionId::messages).bytes = exchanges.message_bytes;
   plan_->acted_message_bytes = exchanges.acted_bytes;
   plan_->region(memory::RegionId::device_messages).bytes = exchanges.device_bytes;
+  if (!teams.inner_data->traits().receives_slices) drop_received(*plan_);
   runtime_ = std::make_unique<Runtime>(*context_, spec, *plan_, declaration_.arenas(), teams);
   runtime_->step.set_lr_scales(hash_lr_scales(spec));
   // Where another rank fails, this one has no parts either: the model is not sealed.
   std::unique_ptr<SealedParts> parts;
   share_outcome(*team, catch_error([&] { parts = std::make_unique<SealedParts>(*runtime_, declaration_.adamw()); }));
   parts_ = std::move(parts);
+  warn_of_queues(*context_, *team);
   if (context_->debug()) views_.emplace(*runtime_, runtime_->teams.number);
   declaration_.seal();
   context_->log(FSDP_LOG_INFO,

@@ -60,6 +60,7 @@ class Reducer {
  private:
   void check_open(const Group &group, uint64_t param_index, const char *call) const;
   void open(Group &group, device::Stream &caller, const char *call);
+  void await_free(Group &group, device::Stream &caller);
   void make_room(Group &group, device::Stream &caller, const char *call);
   void drain(Group &group, device::Stream &caller);
   // Debug: a late write into a gradient faults on the host.

@@ -129,7 +129,8 @@ void Runtime::end_streams() noexcept {
   try {
     if (gathers.stream && marks.order)
       for (const Group &group : groups)
-        for (const GatherSlot &slot : group.slots) gathers.stream->wait(*slot.left);
+        for (const GatherSlot &slot : group.slots)
+          slot.left.for_each([this](const device::Event &event) { gathers.stream->wait(event); });
     if (!context.failure().failed()) {
       if (streams_end(in_a_step() ? own_end : longest)) return;
       context.log(FSDP_LOG_WARNING,
@@ -214,10 +215,14 @@ std::vector<device::Stream *> Runtime::library_streams() const {
 std::vector<device::Event *> Runtime::events() const {
   std::vector<device::Event *> events{marks.published.get(), marks.window_work.get(), marks.norm.get()};
   if (outer) events.insert(events.end(), {outer->partial_free(0), outer->partial_free(1)});
+  const auto add = [&](device::Event &event) { events.push_back(&event); };
   for (const Group &group : groups) {
-    for (const GatherSlot &slot : group.slots) events.insert(events.end(), {slot.ready.get(), slot.left.get()});
-    events.insert(events.end(), {group.grad.written.get(), group.grad.reduced.get(), group.grad.summed.get(),
-                                 group.grad.opened.get()});
+    for (const GatherSlot &slot : group.slots) {
+      add(*slot.ready);
+      slot.left.for_each(add);
+    }
+    group.grad.written.for_each(add);
+    events.insert(events.end(), {group.grad.reduced.get(), group.grad.summed.get(), group.grad.opened.get()});
   }
   return events;
 }

@@ -35,8 +35,9 @@ float grad_factor(const memory::ModelSpec &spec) {
   }
 }
 
-std::byte *wire_of(const Bucket &bucket, const layout::SubBucket &sub) {
-  return bucket.has(PlaneKind::rounded) ? bucket.plane(PlaneKind::rounded).element(sub.full_offset) : nullptr;
+// NULL: there is none.
+std::byte *place_in(PlaneKind kind, const Bucket &bucket, const layout::SubBucket &sub) {
+  return bucket.has(kind) ? bucket.plane(kind).element(sub.full_offset) : nullptr;
 }
 
 }  // namespace
@@ -71,7 +72,7 @@ void Runtime::make_slots(Group &group) {
     GatherSlot &slot = group.slots[s];
     slot.key = plan.visits.slots * group.index + s;
     slot.ready = context.device().create_event();
-    slot.left = context.device().create_event();
+    slot.left.create(context.device());
     if (!group.plan->copies) continue;
     for (const uint32_t b : group.plan->buckets) {
       const Bucket &bucket = storage->buckets()[b];
@@ -109,7 +110,7 @@ void Runtime::make_grads(Group &group) {
   grad.touched.assign(params, 0);
   grad.writers.assign(params, nullptr);
   grad.streams.reserve(16);
-  grad.written = context.device().create_event();
+  grad.written.create(context.device());
   grad.reduced = context.device().create_event();
   grad.summed = context.device().create_event();
   grad.opened = context.device().create_event();
@@ -141,8 +142,9 @@ void Runtime::add_all_reduce(Group &group, const Bucket &bucket, const layout::S
   whole.offset += sub.full_offset * sizeof(float);
   group.reduced_bytes += sub.shard_count * element * ranks;
   group.all_reduced_bytes += sub.shard_count * (element * ranks + sizeof(float) * (ranks - 1));
-  group.all_reduce_spans.push_back({from, bucket.plan->grad_dtype, bucket.plan->wire_dtype, sub.shard_count, whole,
-                                    grad.element(sub.full_offset), factor, false, wire_of(bucket, sub)});
+  group.all_reduce_spans.push_back(
+      {from, bucket.plan->grad_dtype, bucket.plan->wire_dtype, sub.shard_count, whole, grad.element(sub.full_offset),
+       factor, false, place_in(PlaneKind::rounded, bucket, sub), place_in(PlaneKind::received, bucket, sub)});
 }
 
 // This inner rank's sums: of all its slots.
@@ -157,8 +159,9 @@ void Runtime::add_reduce(Group &group, const Bucket &bucket, const layout::SubBu
     const Plane &sums =
         bucket.has(PlaneKind::partial) ? bucket.plane(PlaneKind::partial, turn) : bucket.plane(PlaneKind::grad);
     float *to = sums.fp32(sums.index_of(sub, plan.slices, inner().rank()));
-    group.reduce_spans[turn].push_back(
-        {from, plan.grad_dtype, plan.wire_dtype, count, to, factor, false, wire_of(bucket, sub)});
+    group.reduce_spans[turn].push_back({from, plan.grad_dtype, plan.wire_dtype, count, to, factor, false,
+                                        place_in(PlaneKind::rounded, bucket, sub),
+                                        place_in(PlaneKind::received, bucket, sub)});
   }
 }
 

@@ -38,7 +38,7 @@ void UpdateWindow::await_readers(device::Stream &caller) {
   runtime_.join_window(caller);
   for (Group &group : runtime_.groups)
     for (GatherSlot &slot : group.slots)
-      if (!group.plan->copies) caller.wait(*slot.left);
+      if (!group.plan->copies) slot.left.for_each([&](const device::Event &event) { caller.wait(event); });
 }
 
 void UpdateWindow::finish_grads(double scale, fsdp_stream stream, const StepNumbers &numbers) {

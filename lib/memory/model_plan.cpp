@@ -76,7 +76,7 @@ void plan_group(const ModelSpec &spec, ModelPlan &plan, uint32_t group) {
   split_group(spec, group, plan);
   place_compute(spec, plan, group);
   place_grads(spec, plan, group);
-  place_rounded(spec, plan, group);
+  place_sent(spec, plan, group);
   for (const uint32_t b : plan.groups[group].buckets) {
     place_optimizer_planes(spec, plan, plan.buckets[b]);
     std::ranges::sort(plan.buckets[b].planes, {}, place_in_list);

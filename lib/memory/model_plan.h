@@ -114,6 +114,8 @@ inline constexpr uint32_t partial_turns = 2;  // buffers of inner sums, which ta
 std::vector<std::string> find_violations(const ModelSpec &spec);
 
 ModelPlan plan_model(const ModelSpec &spec);
+// Without what a transport that receives slices needs: another one was chosen at the seal.
+void drop_received(ModelPlan &plan);
 
 // Empty, or which promise of a bucket's layout, of the planes' places or of a pool is broken. For tests and debug mode.
 std::string validate(const ModelPlan &plan, const ModelSpec &spec);

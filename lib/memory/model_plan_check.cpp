@@ -27,7 +27,7 @@ std::string check_pool(const char *name, const PoolPlan &pool, std::span<const P
 // All planes that lie in a region for ever; pools and buffers that take turns are looked at by themselves.
 bool lies_alone(const PlanePlan &plane) {
   return !plane.again && plane.region != RegionId::gathered && plane.region != RegionId::lent_grads &&
-         plane.region != RegionId::partial && plane.region != RegionId::rounded;
+         plane.region != RegionId::partial && plane.region != RegionId::rounded && plane.region != RegionId::received;
 }
 
 struct Lies {

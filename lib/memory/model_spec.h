@@ -77,6 +77,7 @@ struct ModelSpec {
   uint64_t device_team_bytes = 0;   // else: a rank's memory for exchanging them
   fsdp_device_transport device_transport = 0;  // ... as declared
   bool rounds_before_sending = false;  // ... and gradients are rounded to their reduce dtype in a buffer of their own
+  bool receives_slices = false;        // ... and those of fewer than 32 bits are received in one before they are summed
   std::vector<fsdp_visit> visits;
   std::vector<StateSpec> states;
   std::deque<GroupSpec> groups;  // names that were shown stay where they are

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "base/dtype.h"
 #include "memory/quantization.h"
 
 namespace fsdp::memory {
@@ -34,6 +35,20 @@ bool is_whole(const ModelSpec &spec, const BucketPlan &bucket) {
 bool keeps_sums_in_place(const ModelSpec &spec, const BucketPlan &bucket) {
   return spec.groups[bucket.group].reduce_policy == FSDP_REDUCE_POLICY_LAST && bucket.grad_dtype == FSDP_FLOAT32 &&
          !(spec.debug && spec.host_memory);
+}
+
+// Gradients are rounded before they travel where that makes less of them: the sum of what is rounded already is the
+// same.
+bool is_rounded(const BucketPlan &bucket) {
+  return !bucket.frozen && dtype_size(bucket.wire_dtype) < dtype_size(bucket.grad_dtype);
+}
+
+fsdp_dtype sent_dtype(const BucketPlan &bucket) { return is_rounded(bucket) ? bucket.wire_dtype : bucket.grad_dtype; }
+
+// What is rounded leaves the gradient free for what comes in, unless sums are made there. One rank receives nothing.
+bool is_received_apart(const ModelSpec &spec, const BucketPlan &bucket) {
+  if (bucket.frozen || spec.mesh.inner_size == 1 || sent_dtype(bucket) == FSDP_FLOAT32) return false;
+  return !is_rounded(bucket) || keeps_sums_in_place(spec, bucket);
 }
 
 RegionId choose_home(const ModelSpec &spec, const GroupSpec &group) {
@@ -200,6 +215,7 @@ void name_regions(ModelPlan &plan) {
   name(Id::gathered, FSDP_ROLE_GATHER, "gather pool");
   name(Id::partial, FSDP_ROLE_REDUCE, "partial sums");
   name(Id::rounded, FSDP_ROLE_REDUCE, "rounded gradients");
+  name(Id::received, FSDP_ROLE_REDUCE, "gradients of all ranks");
   name(Id::norms, FSDP_ROLE_STAGING, "norms");
   name(Id::device_norms, FSDP_ROLE_STAGING, "norms of a device", Reach::parts);
   name(Id::steps, FSDP_ROLE_STAGING, "the numbers of a step");
@@ -207,7 +223,7 @@ void name_regions(ModelPlan &plan) {
   name(Id::save_staging, FSDP_ROLE_STAGING, "checkpoints on their way to the disk");
   name(Id::messages, FSDP_ROLE_STAGING, "messages");
   name(Id::device_messages, FSDP_ROLE_STAGING, "messages of a device");
-  plan.region(Id::gathered).registered = plan.region(Id::rounded).registered = true;
+  for (const Id id : {Id::gathered, Id::rounded, Id::received}) plan.region(id).registered = true;
   // Norms are measured, and parameters staged, where the calling thread can read them.
   plan.region(Id::norms).on_host = plan.region(Id::staging).on_host = plan.region(Id::messages).on_host = true;
   plan.region(Id::save_staging).on_host = true;
@@ -265,20 +281,34 @@ void place_grads(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
     place_full_grad(plan, group, take(plan.region(RegionId::kept_grads), group.full_grad.bytes, grad_alignment(spec)));
 }
 
-// Where the communicator rounds gradients before it sends them: one buffer for all groups, since reduces come one after
-// the other.
-void place_rounded(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
-  if (!spec.rounds_before_sending || !spec.communicates()) return;
-  RegionPlan &region = plan.region(RegionId::rounded);
-  uint64_t size = 0;
+// Where the communicator rounds gradients before it sends them, and where it puts those of other ranks: a buffer each
+// for all groups, since reduces come one after the other.
+void place_sent(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
+  if (!spec.communicates()) return;
+  uint64_t sizes[2] = {};
+  const auto add = [&](BucketPlan &bucket, PlanePlan plane, uint64_t &size) {
+    plane.offset = take(size, bucket.bytes(plane, plan.region(plane.region).what), plan.region(plane.region).what);
+    bucket.planes.push_back(plane);
+  };
   for (const uint32_t b : plan.groups[g].buckets) {
     BucketPlan &bucket = plan.buckets[b];
-    if (bucket.frozen || bucket.wire_dtype == bucket.grad_dtype) continue;
-    PlanePlan rounded{.kind = PlaneKind::rounded, .dtype = bucket.wire_dtype, .region = RegionId::rounded};
-    rounded.offset = take(size, bucket.bytes(rounded, region.what), region.what);
-    bucket.planes.push_back(rounded);
+    if (spec.rounds_before_sending && is_rounded(bucket))
+      add(bucket, {.kind = PlaneKind::rounded, .dtype = bucket.wire_dtype, .region = RegionId::rounded}, sizes[0]);
+    if (spec.receives_slices && is_received_apart(spec, bucket))
+      add(bucket, {.kind = PlaneKind::received, .dtype = sent_dtype(bucket), .region = RegionId::received}, sizes[1]);
   }
-  region.bytes = std::max(region.bytes, round_up(size, buffer_alignment, region.what));
+  const auto enlarge = [&](RegionId id, uint64_t size) {
+    RegionPlan &region = plan.region(id);
+    region.bytes = std::max(region.bytes, round_up(size, buffer_alignment, region.what));
+  };
+  enlarge(RegionId::rounded, sizes[0]);
+  enlarge(RegionId::received, sizes[1]);
+}
+
+void drop_received(ModelPlan &plan) {
+  for (BucketPlan &bucket : plan.buckets)
+    std::erase_if(bucket.planes, [](const PlanePlan &plane) { return plane.kind == PlaneKind::received; });
+  plan.region(RegionId::received).bytes = 0;
 }
 
 // fp32 compute weights are the main weights: the optimizer works on this rank's part of them.

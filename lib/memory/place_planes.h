@@ -35,7 +35,7 @@ void name_regions(ModelPlan &plan);
 // Of one group whose buckets are made, in this order.
 void place_compute(const ModelSpec &spec, ModelPlan &plan, uint32_t group);
 void place_grads(const ModelSpec &spec, ModelPlan &plan, uint32_t group);
-void place_rounded(const ModelSpec &spec, ModelPlan &plan, uint32_t group);
+void place_sent(const ModelSpec &spec, ModelPlan &plan, uint32_t group);
 void place_optimizer_planes(const ModelSpec &spec, ModelPlan &plan, BucketPlan &bucket);
 // Of all groups, when they have their places: what takes turns.
 void place_pools(const ModelSpec &spec, ModelPlan &plan);

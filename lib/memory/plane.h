@@ -23,9 +23,10 @@ enum class PlaneKind : uint8_t {
   grad,       // main grads
   full_grad,  // a full gradient, for the caller to write
   partial,    // inner sums that the outer axis has yet to add; index: the turn
-  rounded     // full gradients in their reduce dtype
+  rounded,    // full gradients in their reduce dtype
+  received    // the slices of all ranks that this one sums
 };
-inline constexpr size_t plane_kinds = 10;
+inline constexpr size_t plane_kinds = 11;
 
 // What is published, and gathered into the kind behind.
 constexpr bool is_published(PlaneKind kind) { return kind == PlaneKind::compute || kind == PlaneKind::compute_scales; }
@@ -56,6 +57,7 @@ enum class RegionId : uint8_t {
   gathered,    // the pool of gathered weights
   partial,
   rounded,
+  received,
   norms,           // where ranks put what they measure of their gradients
   device_norms,    // ... of a device, which the host does not wait for
   steps,           // of a device: the numbers of a step that graphs read
@@ -64,7 +66,7 @@ enum class RegionId : uint8_t {
   messages,        // of ranks on the outer axis
   device_messages  // ... and of those whose memory peers cannot read
 };
-inline constexpr size_t region_count = 19;
+inline constexpr size_t region_count = 20;
 
 // Who reads a region, and whose it is.
 enum class Reach : uint8_t {

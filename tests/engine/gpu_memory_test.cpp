@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 
 #include "device.h"
 #include "harness.h"
@@ -65,6 +66,23 @@ TEST(GpuMemory, ATransportThatIsNamedIsPlannedExactly) {
       }
 }
 
+// Of gradients that travel in 16 bits: received in a buffer of their own, in the gradient, or apart since it has the
+// sums.
+TEST(GpuMemory, WhatIsReceivedIsPlannedExactly) {
+  let_nccl_share_gpus(true);
+  for (const fsdp_device_transport transport : {FSDP_TRANSPORT_NCCL, FSDP_TRANSPORT_STAGING})
+    for (const fsdp_dtype grad : {FSDP_BFLOAT16, FSDP_FLOAT32})
+      for (const fsdp_reduce_policy policy : {FSDP_REDUCE_POLICY_EACH, FSDP_REDUCE_POLICY_LAST})
+        for (const uint32_t ranks : {1u, 3u}) {
+          Scenario setup = memory_scenario(ranks, transport);
+          setup.model.flags = FSDP_MODEL_FORCE_COMMUNICATION;
+          setup.model.grad_dtype = grad;
+          setup.model.reduce_policy = policy;
+          expect_as_planned(setup, "transport " + std::to_string(transport) + ", grad " + std::to_string(grad) +
+                                       ", policy " + std::to_string(policy) + ", ranks " + std::to_string(ranks));
+        }
+}
+
 TEST(GpuMemory, ReplicasToo) {
   let_nccl_share_gpus(true);
   for (const fsdp_device_transport transport : {FSDP_TRANSPORT_NCCL, FSDP_TRANSPORT_STAGING})
@@ -77,20 +95,65 @@ TEST(GpuMemory, ReplicasToo) {
     }
 }
 
+// NCCL needs most for gradients, staging for what travels.
+std::array<uint64_t, last_role + 1> most_of(Scenario setup, uint32_t r) {
+  setup.context.device_transport = FSDP_TRANSPORT_NCCL;
+  const Memory nccl = plan_of(setup, r);
+  setup.context.device_transport = FSDP_TRANSPORT_STAGING;
+  Memory most = plan_of(setup, r);
+  EXPECT_GT(nccl.role_bytes[FSDP_ROLE_REDUCE], most.role_bytes[FSDP_ROLE_REDUCE]);
+  most.role_bytes[0] += nccl.role_bytes[FSDP_ROLE_REDUCE] - most.role_bytes[FSDP_ROLE_REDUCE];
+  most.role_bytes[FSDP_ROLE_REDUCE] = nccl.role_bytes[FSDP_ROLE_REDUCE];
+  return most.role_bytes;
+}
+
 TEST(GpuMemory, WhatTheSealChoosesIsToldAfterwards) {
   for (const bool nccl : {true, false}) {
     let_nccl_share_gpus(nccl);
-    const Scenario setup = memory_scenario(2, 0);
-    const auto named = memory_scenario(2, nccl ? FSDP_TRANSPORT_NCCL : FSDP_TRANSPORT_STAGING);
+    Scenario setup = memory_scenario(2, 0);
+    setup.model.grad_dtype = FSDP_BFLOAT16;
+    Scenario named = setup;
+    named.context.device_transport = nccl ? FSDP_TRANSPORT_NCCL : FSDP_TRANSPORT_STAGING;
     const auto outcomes = train_threads(setup);
     for (uint32_t r = 0; r < setup.ranks; ++r) {
       const std::string what = nccl ? "NCCL was chosen" : "staging was chosen";
       expect_equal(outcomes[r].stats.allocated_bytes, outcomes[r].memory.role_bytes, what + ": allocated and told");
       expect_equal(outcomes[r].memory.role_bytes, plan_of(named, r).role_bytes, what + ": as if it had been named");
-      expect_equal(plan_of(setup, r).role_bytes, plan_of(memory_scenario(2, FSDP_TRANSPORT_STAGING), r).role_bytes,
-                   what + ": planned is the most that it can be");
+      expect_equal(plan_of(setup, r).role_bytes, most_of(setup, r), what + ": planned is the most that it can be");
     }
   }
+}
+
+// What ranks that share a GPU log at their seals, where CUDA has so many queues; NULL: as many as it has usually.
+std::string lines_of(uint32_t ranks, const char *queues) {
+  queues ? ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues, 1) : ::unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  Scenario setup = memory_scenario(ranks, FSDP_TRANSPORT_STAGING);
+  std::mutex mutex;
+  std::pair<std::mutex &, std::string> log(mutex, "");
+  setup.context.log_data = &log;
+  setup.context.log = [](void *data, fsdp_log_level level, const char *line) {
+    auto &[guard, lines] = *static_cast<std::pair<std::mutex &, std::string> *>(data);
+    const std::lock_guard lock(guard);
+    if (level == FSDP_LOG_WARNING) lines += std::string(line) + '\n';
+  };
+  run_threads(setup, [&](uint32_t, fsdp_context *context) {
+    { Rank rank(context, setup); }
+    FSDP(fsdp_close_context(context));
+  });
+  return log.second;
+}
+
+// Two ranks with a model each over staging have more than 8 streams and fewer than 33, five have more than 32.
+TEST(GpuMemory, RanksWithMoreStreamsThanQueuesAreWarned) {
+  const std::string lines = lines_of(2, nullptr);
+  for (const char *word : {"2 ranks are threads of one process and share GPU 0", "more than the 8 queues",
+                           "CUDA_DEVICE_MAX_CONNECTIONS, at most 32"})
+    EXPECT_NE(lines.find(word), std::string::npos) << lines;
+  EXPECT_EQ(lines.find("2 ranks are"), lines.rfind("2 ranks are")) << lines;  // one of them
+  EXPECT_EQ(lines_of(2, "32"), "");
+  EXPECT_NE(lines_of(5, "99").find("more than the 32 queues"), std::string::npos);
+  EXPECT_EQ(lines_of(1, "1"), "");
+  ::unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
 }
 
 struct Made {

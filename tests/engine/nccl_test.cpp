@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Training whose bytes NCCL's look-alike carries, between threads with a simulated GPU each: the reference's bits, and
-// steps that ranks give up in the middle. It says nothing about NCCL's speed, nor about its sums.
+// steps that ranks give up in the middle. It says nothing about NCCL's speed, nor about its sums in fp32.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -34,8 +34,9 @@ Scenario with_replicas(Scenario setup, fsdp_outer_strategy outer) {
   return setup;
 }
 
-// The look-alike adds in rank order and in fp32, as the reference does: all bits are its, whatever the number of ranks.
-// (Where NCCL has an order of its own only two addends have one sum.)
+// What is sent in 16 bits the library adds, with the bits of any transport. In fp32 the look-alike adds in rank order,
+// as the reference does: all bits are its, whatever the number of ranks. (Where NCCL has an order of its own only two
+// addends have one sum.)
 void expect_trains(Scenario setup, const std::string &what) {
   setup.eval = setup.recompute = true;
   const auto outcomes = train_threads(setup);
@@ -65,26 +66,40 @@ TEST(Nccl, ForcedCommunicationOfOneRankMatchesTheReference) {
   }
 }
 
+// Gradients of 16 bits, gradients that are rounded to them (also where the sums stay in the gradient itself), and those
+// that are rounded to nothing.
 TEST(Nccl, LowPrecisionMatchesTheReference) {
-  for (const fsdp_strategy strategy : {FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS_PARAMS}) {
-    Scenario setup = nccl_scenario(strategy, 3);
+  for (const fsdp_strategy strategy : {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS_PARAMS})
+    for (const fsdp_dtype grad : {fsdp_dtype{0}, fsdp_dtype{FSDP_FLOAT32}})
+      for (const fsdp_dtype reduce : {fsdp_dtype{0}, fsdp_dtype{FSDP_BFLOAT16}, fsdp_dtype{FSDP_FLOAT32}}) {
+        Scenario setup = nccl_scenario(strategy, 3);
+        setup.set_dtype(FSDP_BFLOAT16);
+        setup.model.grad_dtype = grad;
+        setup.model.reduce_dtype = reduce;
+        setup.model.reduce_policy = strategy == FSDP_STRATEGY_OPTIM ? FSDP_REDUCE_POLICY_LAST : 0;
+        expect_trains(setup, "strategy " + std::to_string(strategy) + ", grad " + std::to_string(grad) + ", reduce " +
+                                 std::to_string(reduce));
+      }
+}
+
+TEST(Nccl, LowPrecisionOfReplicasMatchesTheReference) {
+  for (const fsdp_outer_strategy outer : {FSDP_OUTER_NO_SHARD, FSDP_OUTER_OPTIM}) {
+    Scenario setup = with_replicas(nccl_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 4), outer);
     setup.set_dtype(FSDP_BFLOAT16);
-    setup.model.grad_dtype = setup.model.reduce_dtype = FSDP_FLOAT32;
-    expect_trains(setup, "strategy " + std::to_string(strategy));
+    expect_trains(setup, "outer " + std::to_string(outer));
   }
 }
 
-// NCCL rounds the sum of what travels in 16 bits to 16 bits; one rank's gradient is rounded once.
 TEST(Nccl, TypesOfGroupsMatchTheReference) {
   for (const fsdp_strategy strategy : strategies)
     for (const fsdp_dtype compute : {FSDP_BFLOAT16, FSDP_FLOAT16})
-      for (const uint32_t ranks : {1u, 2u}) {
+      for (const uint32_t ranks : {1u, 3u}) {
         Scenario setup = nccl_scenario(strategy, ranks);
         setup.model.flags = FSDP_MODEL_FORCE_COMMUNICATION;
         setup.set_dtype(compute);
         setup.model.grad_dtype = FSDP_FLOAT32;
-        setup.groups[1].options.grad_dtype = ranks == 1 ? FSDP_FLOAT16 : 0;
-        setup.groups[2].options.reduce_dtype = ranks == 1 ? FSDP_BFLOAT16 : 0;
+        setup.groups[1].options.grad_dtype = FSDP_FLOAT16;
+        setup.groups[2].options.reduce_dtype = FSDP_BFLOAT16;
         expect_trains(setup, "strategy " + std::to_string(strategy) + ", compute " + std::to_string(compute));
       }
 }

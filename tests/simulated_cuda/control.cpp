@@ -27,6 +27,9 @@ void run_faulty() { fail_device(static_cast<cudaError_t>(runtime().kernel_fault.
 void reset() { runtime().reset(); }
 void set_device_count(int count) { runtime().set_devices(std::clamp(count, 0, most_devices)); }
 void set_device_memory(uint64_t bytes) { runtime().set_memory(bytes); }
+void set_fabric(bool allowed) { runtime().fabric = allowed; }
+void set_compute_capability(int major) { runtime().capability = major; }
+void set_peers(bool peers) { runtime().peers = peers; }
 void set_strict(bool strict) { runtime().strict = strict; }
 
 void set_delay(uint32_t longest_us, uint64_t seed) {

@@ -38,7 +38,6 @@ const std::map<cudaDeviceAttr, int> attributes{
     {cudaDevAttrUnifiedAddressing, 1},
     {cudaDevAttrMaxThreadsPerMultiProcessor, 2048},
     {cudaDevAttrMaxBlocksPerMultiprocessor, 32},
-    {cudaDevAttrComputeCapabilityMajor, 9},
     {cudaDevAttrComputeCapabilityMinor, 0},
     {cudaDevAttrStreamPrioritiesSupported, 1},
     {cudaDevAttrManagedMemory, 0},
@@ -62,7 +61,7 @@ void describe(cudaDeviceProp &properties, const Device &device) {
   properties.maxThreadsPerBlock = 1024;
   properties.maxThreadsPerMultiProcessor = 2048;
   properties.multiProcessorCount = attributes.at(cudaDevAttrMultiProcessorCount);
-  properties.major = 9;
+  properties.major = runtime().capability;
   properties.asyncEngineCount = 3;
   properties.unifiedAddressing = 1;
   properties.canMapHostMemory = 1;
@@ -142,6 +141,8 @@ cudaError_t CUDARTAPI cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribut
     const auto found = attributes.find(attribute);
     if (attribute == cudaDevAttrPciBusId) {
       *value = bus_of_first + index;
+    } else if (attribute == cudaDevAttrComputeCapabilityMajor) {
+      *value = runtime().capability;
     } else if (found != attributes.end()) {
       *value = found->second;
     } else {
@@ -163,7 +164,7 @@ cudaError_t CUDARTAPI cudaDeviceGetPCIBusId(char *text, int length, int index) {
 cudaError_t CUDARTAPI cudaDeviceCanAccessPeer(int *can, int device, int peer) {
   return call("cudaDeviceCanAccessPeer", no_context, [&] {
     if (!runtime().device(device) || !runtime().device(peer)) return cudaErrorInvalidDevice;
-    *can = device != peer;
+    *can = device != peer && runtime().peers;
     return cudaSuccess;
   });
 }

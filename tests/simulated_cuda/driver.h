@@ -24,6 +24,7 @@ CUresult CUDAAPI memory_map(CUdeviceptr pointer, size_t size, size_t offset, CUm
                             unsigned long long flags);
 CUresult CUDAAPI memory_unmap(CUdeviceptr pointer, size_t size);
 CUresult CUDAAPI memory_set_access(CUdeviceptr pointer, size_t size, const CUmemAccessDesc *descriptions, size_t count);
+CUresult CUDAAPI memory_get_access(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr pointer);
 CUresult CUDAAPI allocation_granularity(size_t *granularity, const CUmemAllocationProp *properties,
                                         CUmemAllocationGranularity_flags option);
 CUresult CUDAAPI export_handle(void *handle_out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,

@@ -103,11 +103,11 @@ CUresult CUDAAPI device_get_attribute(int *value, CUdevice_attribute attribute, 
     switch (attribute) {
       case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
       case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
+      case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED:
       case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS:
       case CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR: *value = 1; return CUDA_SUCCESS;
       case CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES:
       case CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED:
-      case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED:
       case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED: *value = 0; return CUDA_SUCCESS;
       // The rest has the runtime's numbers.
       default:
@@ -159,6 +159,7 @@ const Entry entries[] = {
     {"cuMemMap", 10020, pointer(memory_map)},
     {"cuMemUnmap", 10020, pointer(memory_unmap)},
     {"cuMemSetAccess", 10020, pointer(memory_set_access)},
+    {"cuMemGetAccess", 10020, pointer(memory_get_access)},
     {"cuMemGetAllocationGranularity", 10020, pointer(allocation_granularity)},
     {"cuMemExportToShareableHandle", 10020, pointer(export_handle)},
     {"cuMemImportFromShareableHandle", 10020, pointer(import_handle)},

@@ -24,7 +24,13 @@ bool whole(size_t bytes) { return bytes != 0 && bytes % granularity == 0; }
 bool valid(const CUmemAllocationProp *properties) {
   return properties && properties->type == CU_MEM_ALLOCATION_TYPE_PINNED &&
          properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE && runtime().device(properties->location.id) &&
-         (properties->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0;
+         (properties->requestedHandleTypes & ~(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | CU_MEM_HANDLE_TYPE_FABRIC)) ==
+             0;
+}
+
+// The GPU could, and the program may not: as on a machine without IMEX channels.
+bool lacks_fabric(const CUmemAllocationProp &properties) {
+  return (properties.requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC) && !runtime().fabric;
 }
 
 // A file of that many bytes which nobody wrote; -1: the system has no more.
@@ -112,6 +118,7 @@ CUresult CUDAAPI memory_create(CUmemGenericAllocationHandle *handle, size_t size
                                unsigned long long flags) {
   return driver_call("cuMemCreate", driver_no_capture, [&] {
     if (!handle || flags != 0 || !whole(size) || !valid(properties)) return CUDA_ERROR_INVALID_VALUE;
+    if (lacks_fabric(*properties)) return CUDA_ERROR_NOT_PERMITTED;
     Device &device = *runtime().device(properties->location.id);
     if (!take(device, size)) return CUDA_ERROR_OUT_OF_MEMORY;
     const int file = create_file(size);
@@ -183,24 +190,37 @@ CUresult CUDAAPI memory_unmap(CUdeviceptr pointer, size_t size) {
   });
 }
 
-// Until then nobody can touch it: all devices may, once one may.
+// Until then nobody can touch it.
 CUresult CUDAAPI memory_set_access(CUdeviceptr pointer, size_t size, const CUmemAccessDesc *descriptions,
                                    size_t count) {
   return driver_call("cuMemSetAccess", driver_no_capture, [&] {
     if (!descriptions || count == 0) return CUDA_ERROR_INVALID_VALUE;
+    uint32_t readers = 0;
     for (size_t index = 0; index < count; ++index) {
       const CUmemAccessDesc &access = descriptions[index];
       if (access.location.type != CU_MEM_LOCATION_TYPE_DEVICE || !runtime().device(access.location.id) ||
           access.flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
         return CUDA_ERROR_INVALID_VALUE;
       }
+      readers |= 1u << access.location.id;
     }
     const std::lock_guard lock(state().mutex);
-    const bool found = for_each_mapping(pointer, size, [](uintptr_t begin, const Physical &physical) {
+    const bool found = for_each_mapping(pointer, size, [&](uintptr_t begin, const Physical &physical) {
       mprotect(address(begin), physical.size, PROT_READ | PROT_WRITE);
-      runtime().memory.map(address(begin), physical.size, physical.device.index);
+      runtime().memory.map(address(begin), physical.size, physical.device.index, readers);
     });
     return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  });
+}
+
+CUresult CUDAAPI memory_get_access(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr pointer) {
+  return driver_call("cuMemGetAccess", driver_healthy, [&] {
+    const Place place = runtime().memory.find(address(pointer), 1);
+    if (!flags || !location || place.kind != Place::device || !place.inside || !runtime().device(location->id))
+      return CUDA_ERROR_INVALID_VALUE;
+    const bool allowed = place.readers >> location->id & 1;
+    *flags = allowed ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    return CUDA_SUCCESS;
   });
 }
 

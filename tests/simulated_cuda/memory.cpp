@@ -90,9 +90,9 @@ void Memory::release(void *pointer) {
   reserved_.erase(number(pointer));
 }
 
-void Memory::map(void *pointer, size_t bytes, int device) {
+void Memory::map(void *pointer, size_t bytes, int device, uint32_t readers) {
   const std::unique_lock lock(mutex_);
-  device_[number(pointer)] = {bytes, device};
+  device_[number(pointer)] = {bytes, device, 0, false, readers};
 }
 
 bool Memory::unmap(void *pointer, size_t bytes) {
@@ -120,7 +120,13 @@ Place Memory::find(const void *pointer, size_t bytes) const {
   const uintptr_t address = number(pointer);
   const auto place = [&](Place::Kind kind, const Ranges::value_type &range) {
     const bool inside = bytes <= range.second.size - (address - range.first);
-    return Place{kind, range.second.device, inside, range.first, range.second.size, range.second.allocated};
+    return Place{kind,
+                 range.second.device,
+                 inside,
+                 range.first,
+                 range.second.size,
+                 range.second.allocated,
+                 range.second.readers};
   };
   if (const auto *range = at(device_, address)) return place(Place::device, *range);
   if (const auto *range = at(pinned_, address)) return place(Place::pinned, *range);

@@ -18,6 +18,7 @@ struct Place {
   uintptr_t begin = 0;    // of the allocation
   size_t size = 0;
   bool allocated = false;  // pinned: by cudaHostAlloc, not registered
+  uint32_t readers = ~0u;  // of a device: which devices may access it, by bit
 };
 
 class Memory {
@@ -35,7 +36,7 @@ class Memory {
   // them.
   void reserve(void *pointer, size_t bytes, int device);
   void release(void *pointer);
-  void map(void *pointer, size_t bytes, int device);
+  void map(void *pointer, size_t bytes, int device, uint32_t readers);
   bool unmap(void *pointer, size_t bytes);
 
   Place find(const void *pointer, size_t bytes) const;
@@ -48,6 +49,7 @@ class Memory {
     int device;
     size_t mapped = 0;       // allocate(): with the pages around it; 0: of somebody else
     bool allocated = false;  // allocate_pinned()
+    uint32_t readers = ~0u;
   };
   using Ranges = std::map<uintptr_t, Range>;
   static const Ranges::value_type *at(const Ranges &ranges, uintptr_t address);

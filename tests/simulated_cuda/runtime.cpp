@@ -118,7 +118,9 @@ void Runtime::reset() {
   calls.clear();
   timing.longest_us = 0;
   timing.seed = 0;
-  strict = false;
+  strict = fabric = false;
+  peers = true;
+  capability = first_capability;
   kernels = pageable_copies = faulty_kernel = 0;
   foreign_calls = implicit_contexts = 0;
   device_memory = first_memory;

@@ -24,6 +24,8 @@
 
 namespace simulated {
 
+inline constexpr int first_capability = 9;  // major
+
 // Read without edges: pauses order nothing.
 struct Timing {
   std::atomic<uint32_t> longest_us{0};
@@ -85,7 +87,8 @@ class Runtime {
   Handles<GraphExec, cudaGraphExec_t> graph_execs{0x54000000};
 
   std::atomic<uint64_t> life{1};
-  std::atomic<bool> strict{false};
+  std::atomic<bool> strict{false}, fabric{false}, peers{true};
+  std::atomic<int> capability{first_capability};
   std::atomic<uint64_t> kernels{0}, pageable_copies{0};
   std::atomic<uint64_t> foreign_calls{0}, implicit_contexts{0};
   std::atomic<uint64_t> faulty_kernel{0};  // counts down to the one that fails

@@ -22,6 +22,9 @@ void reset();
 
 void set_device_count(int count);  // 0 to 8; 0: CUDA calls return cudaErrorNoDevice. Takes effect with a reset inside.
 void set_device_memory(uint64_t bytes);  // of each device; more than that: cudaErrorMemoryAllocation. 16 GiB at first
+void set_fabric(bool allowed);           // memory with handles for the fabric; at first it is CUDA_ERROR_NOT_PERMITTED
+void set_compute_capability(int major);  // of all devices; 9 at first
+void set_peers(bool peers);              // may devices access each other's memory? At first they may
 void set_strict(
     bool strict);  // cudaFree and cudaFreeHost do not wait for the device's work, so that pending use faults
 

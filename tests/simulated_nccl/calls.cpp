@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The functions of NCCL, and those for tests.
+#include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 
@@ -60,16 +62,65 @@ Result flush() {
   return begin(*comm);
 }
 
+// Memory that is not of cuMemCreate is open to all, for NCCL opens it.
+uint32_t find_readers(const void *data) {
+  void *function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  (void)cudaGetDriverEntryPointByVersion("cuMemGetAccess", &function, 12000, cudaEnableDefault, &found);
+  const auto get_access = reinterpret_cast<PFN_cuMemGetAccess_v10020>(function);
+  uint32_t readers = 0;
+  for (int device = 0; device < 8; ++device) {  // simulated::most_devices
+    CUmemLocation location{};
+    location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    location.id = device;
+    unsigned long long flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    (void)get_access(&flags, &location, reinterpret_cast<CUdeviceptr>(data));
+    if (flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE) readers |= 1u << device;
+  }
+  return readers;
+}
+
+bool is_older_than(int code) {
+  const Lock lock(state().mutex);
+  return simulated::nccl::version() < code;
+}
+
 Result call(Collective collective, Comm *comm, fsdp_stream stream) {
-  if (!collective.from || !collective.to) return invalid_argument;
+  if (!is_message(collective) && (!collective.from || !collective.to)) return invalid_argument;
   if (group.comm && (group.comm != comm || group.stream != stream)) {
     const Lock lock(state().mutex);
     state().breach(comm, "a group of several communicators or streams");
   }
+  if (collective.from && is_older_than(version_code(2, 24))) collective.readers = find_readers(collective.from);
   group.comm = comm;
   group.stream = stream;
   group.calls.push_back(collective);
   return group.depth ? success : flush();
+}
+
+// Alone, each would wait for a peer that waits for another.
+Result send_or_receive(const Collective &message, Comm *comm, fsdp_stream stream) {
+  if (!message.from && !message.to) return invalid_argument;
+  if (group.depth == 0) {
+    const Lock lock(state().mutex);
+    state().breach(comm, "a message outside of a group");
+  }
+  return call(message, comm, stream);
+}
+
+// Where it is asked for all of them; from 2.29.2 on large ones without that, where GPUs can.
+size_t find_copied_counts(const Config &config, int device) {
+  if (config.cta_policy == cta_policy_zero) return 0;
+  int capability = 0;
+  (void)cudaDeviceGetAttribute(&capability, cudaDevAttrComputeCapabilityMajor, device);
+  if (simulated::nccl::version() < version_code(2, 29, 2) || capability < 10) return SIZE_MAX;
+  const char *limit = std::getenv("NCCL_SYM_CE_THRESHOLD");
+  return limit ? std::strtoull(limit, nullptr, 10) : size_t{8} << 20;
+}
+
+bool refuses_window(const Comm &comm) {
+  const int64_t rank = state().knob(Knob::refuse_rank);
+  return state().knob(Knob::refuse_windows) != 0 && (rank == 0 || rank == comm.rank + 1);
 }
 
 bool hangs_in_init(int rank) {
@@ -124,8 +175,7 @@ const Control simulated_nccl_control{reset, set, count, breaches};
 
 EXPORT Result ncclGetVersion(int *version) {
   const Lock lock(state().mutex);
-  const int64_t wanted = state().knob(Knob::version);
-  *version = wanted ? static_cast<int>(wanted) : version_code(2, 32, 3);
+  *version = simulated::nccl::version();
   return success;
 }
 
@@ -150,6 +200,7 @@ EXPORT Result ncclCommInitRankConfig(Comm **out, int ranks, UniqueId id, int ran
   comm->rank = rank;
   comm->owner = std::this_thread::get_id();
   (void)cudaGetDevice(&comm->device);
+  comm->copied_counts = find_copied_counts(*config, comm->device);
   comm->config = *config;
   comm->name = config->comm_name ? config->comm_name : "";
   comm->joining = true;
@@ -257,20 +308,13 @@ EXPORT Result ncclBroadcast(const void *from, void *to, size_t count, DataType t
   return call({Kind::broadcast, bytes(from), bytes(to), count, type, sum, root}, comm, stream);
 }
 
-EXPORT Result ncclRedOpCreatePreMulSum(Operation *operation, void *scalar, DataType type, ScalarResidence residence,
-                                       Comm *handle) {
-  const Lock lock(state().mutex);
-  const auto comm = find(handle);
-  if (!comm || type != float16 || residence != scalar_host)
-    return refuse(invalid_argument, "float16 from the host only");
-  _Float16 factor;
-  std::memcpy(&factor, scalar, sizeof factor);
-  comm->scales.push_back(static_cast<float>(factor));
-  *operation = 4 + static_cast<int>(comm->scales.size());
-  return success;
+EXPORT Result ncclSend(const void *from, size_t count, DataType type, int peer, Comm *comm, fsdp_stream stream) {
+  return send_or_receive({Kind::send, bytes(from), nullptr, count, type, sum, peer}, comm, stream);
 }
 
-EXPORT Result ncclRedOpDestroy(Operation, Comm *) { return success; }
+EXPORT Result ncclRecv(void *to, size_t count, DataType type, int peer, Comm *comm, fsdp_stream stream) {
+  return send_or_receive({Kind::receive, nullptr, bytes(to), count, type, sum, peer}, comm, stream);
+}
 
 EXPORT Result ncclCommWindowRegister(Comm *handle, void *data, size_t size, Window **window, int flags) {
   const Lock lock(state().mutex);
@@ -293,7 +337,7 @@ EXPORT Result ncclCommWindowRegister(Comm *handle, void *data, size_t size, Wind
     if (other != size) state().breach(comm.get(), "ranks register windows of different sizes");
   sizes.push_back(size);
   comm->waits_for_windows = true;
-  if (!state().knob(Knob::refuse_windows)) {
+  if (!refuses_window(*comm)) {
     comm->windows.push_back(std::make_unique<Window>(Window{{bytes(data), size}}));
     *window = comm->windows.back().get();
     ++state().count(Count::windows);

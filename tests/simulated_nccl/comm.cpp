@@ -188,6 +188,11 @@ void State::breach(const Comm *comm, const std::string &what) {
   breaches.push_back((comm ? "'" + comm->name + "' of rank " + std::to_string(comm->rank) + ": " : "") + what);
 }
 
+int version() {
+  const int64_t wanted = state().knob(Knob::version);
+  return wanted ? static_cast<int>(wanted) : version_code(2, 32, 3);
+}
+
 State &state() {
   static State &only = *new State;  // never destroyed: an abort may still wait when the process ends
   return only;

@@ -4,8 +4,9 @@
 // opens as it opens the real one (FSDP_NCCL_LIBRARY). Stricter than NCCL: it compares what the ranks call, and notes
 // every breach of its rules. What hurts in NCCL hurts here: an abort waits for all kernels of its GPU, and for the
 // graphs that captured something of the communicator, as finalizing does; copy engines that wait for peers notice no
-// abort; an error stays on its communicator. Sums are in rank order in fp32, rounded once; NCCL promises no order. It
-// says nothing about NCCL's speed, or its faults.
+// abort; an error stays on its communicator; what is summed in 16 bits is rounded at each
+// hop of a ring. Sums in fp32 are in rank order, though NCCL promises none. It says nothing about NCCL's speed, or its
+// faults.
 #pragma once
 
 #include <cstdint>
@@ -23,13 +24,15 @@ enum class Knob : int {
   async_error,        // the result that the communicators of a rank report from now on ...
   async_error_rank,   // ... 1 + which
   abort_ms,           // how long ncclCommAbort takes beside what it waits for
-  refuse_windows,     // windows are NULL
+  refuse_windows,     // windows are NULL ...
+  refuse_rank,        // ... 1 + the rank for which they are; 0: for all
   window_error,       // the result that registering windows leaves on the communicators of a rank ...
   window_error_rank,  // ... 1 + which; 0: of all
   buffer_error,       // the result of ncclCommRegister, which leaves the communicator as it was
   late_handle_ms,     // the communicator's handle is written by a thread, so long after ncclCommInitRankConfig returned
   hang_launch,        // the n-th launch from now on stays in progress until its communicator is aborted
   let_copies_go,      // collectives by copy engines that wait for peers give up; nothing else ends them
+  round_sums_once,    // 16-bit sums are made in rank order in fp32 and rounded once, as no NCCL does
 };
 
 enum class Count : int {
@@ -39,10 +42,11 @@ enum class Count : int {
   in_place_gathers,
   reduce_scatters,
   in_place_reduces,
-  scaled_sums,
+  messages,                // that were sent
   windows,                 // alive
   buffers,                 // alive, of ncclCommRegister
   registered_collectives,  // whose memory lies in windows
+  buffered_collectives,    // ... or in buffers
   copy_engine_gathers,
   aborts,
   finished,  // communicators that ended in good order

@@ -18,9 +18,9 @@ namespace simulated::nccl {
 
 using namespace fsdp::comm::nccl;  // its C types are the interface
 
-enum class Kind { all_gather, reduce_scatter, all_reduce, broadcast };
+enum class Kind { all_gather, reduce_scatter, all_reduce, broadcast, send, receive };
 
-// One collective, as one rank calls it.
+// One collective, as one rank calls it; or a message to or from one peer.
 struct Collective {
   Kind kind;
   const std::byte *from;
@@ -28,7 +28,8 @@ struct Collective {
   size_t count;
   DataType type;
   Operation operation;
-  int root;
+  int root;                // of messages: the peer
+  uint32_t readers = ~0u;  // GPUs that may access what is read here, by bit
 };
 
 // The ranks of a communicator, and the n-th launch of each.
@@ -63,6 +64,7 @@ struct Window {
 struct Comm : std::enable_shared_from_this<Comm> {
   std::shared_ptr<simulated::nccl::Clique> clique;
   int rank = 0, device = 0;
+  size_t copied_counts = SIZE_MAX;  // gathers over windows of more than that are by copy engines
   Config config;
   std::string name;
   int polls = 0;  // left until what was called is done
@@ -78,7 +80,6 @@ struct Comm : std::enable_shared_from_this<Comm> {
   int graphs = 0;          // launches that graphs alive have captured
   std::vector<std::unique_ptr<Window>> windows;
   std::vector<std::unique_ptr<simulated::nccl::Region>> buffers;
-  std::vector<float> scales;  // of made-up operations
 };
 
 }  // namespace fsdp::comm::nccl
@@ -91,7 +92,7 @@ struct State {
   std::map<std::string, std::shared_ptr<Clique>> cliques;  // by unique id
   std::map<Comm *, std::shared_ptr<Comm>> comms;
   std::map<std::pair<int, std::thread::id>, std::map<Comm *, int>> running;  // kernels by (device, rank's thread)
-  std::array<int64_t, 16> knobs{}, counts{};
+  std::array<int64_t, 32> knobs{}, counts{};
   std::vector<std::string> breaches;
   std::string shown;
   std::string last_error;
@@ -111,6 +112,9 @@ void forget(const std::shared_ptr<Comm> &comm);
 // Without. As long as its kernels run.
 void abort(const std::shared_ptr<Comm> &comm);
 size_t size_of(DataType type);
+bool is_message(const Collective &call);
+// What the peer of a message calls for it, in a launch that all have come to; NULL: nothing.
+const Collective *counterpart(const Comm &comm, const Meeting &meeting, size_t index);
 // What rank `comm` gets of a launch that all have come to, in memory of its own, in the order of the collectives.
 std::vector<std::vector<std::byte>> results(const Comm &comm, const Meeting &meeting);
 void store(const Comm &comm, const std::vector<Collective> &launch, const std::vector<std::vector<std::byte>> &results);

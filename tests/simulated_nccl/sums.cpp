@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the collectives compute.
+#include <array>
 #include <bit>
 #include <cstring>
 
@@ -36,24 +37,54 @@ void save(std::byte *to, DataType type, size_t index, float value) {
   std::memcpy(to + index * sizeof bits, &bits, sizeof bits);
 }
 
-float scaled(const Comm &comm, const Collective &call, float value) {
-  if (call.operation == sum) return value;
-  return static_cast<float>(static_cast<_Float16>(value * comm.scales.at(static_cast<size_t>(call.operation) - 5)));
+// As it is after a hop: what travels has the type of what is summed.
+float sent_on(DataType type, float value) {
+  if (type == float32 || state().knob(Knob::round_sums_once)) return value;
+  std::array<std::byte, sizeof value> wire;
+  save(wire.data(), type, 0, value);
+  return load(wire.data(), type, 0);
 }
 
-std::vector<std::byte> add_up(const Comm &comm, const Meeting &meeting, size_t index, size_t first) {
-  const Collective &mine = (*meeting.launches[static_cast<size_t>(comm.rank)])[index];
-  std::vector<std::byte> result(mine.count * size_of(mine.type));
-  for (size_t i = 0; i < mine.count; ++i) {
-    float total = 0;
-    for (const auto &launch : meeting.launches) {
-      const Collective &call = (*launch)[index];
-      const float value = scaled(comm, call, load(call.from, mine.type, first + i));
-      total = launch == meeting.launches.front() ? value : total + value;
-    }
-    save(result.data(), mine.type, i, total);
+// Who sends a chunk on first: in a ring the rank behind the one that it is for.
+size_t first_of_ring(const Meeting &meeting, DataType type, size_t chunk) {
+  return type == float32 || state().knob(Knob::round_sums_once) ? 0 : (chunk + 1) % meeting.launches.size();
+}
+
+// chunk: of which rank it is, where all sums are made of as many chunks.
+float add_place(const Meeting &meeting, size_t index, size_t place, size_t chunk) {
+  const size_t size = meeting.launches.size();
+  const DataType type = (*meeting.launches.front())[index].type;
+  const size_t start = first_of_ring(meeting, type, chunk);
+  float total = 0;
+  for (size_t hop = 0; hop < size; ++hop) {
+    const Collective &call = (*meeting.launches[(start + hop) % size])[index];
+    const float value = load(call.from, type, place);
+    total = hop == 0 ? value : sent_on(type, total + value);
   }
+  return total;
+}
+
+std::vector<std::byte> scatter_sums(const Comm &comm, const Meeting &meeting, size_t index) {
+  const auto rank = static_cast<size_t>(comm.rank);
+  const Collective &mine = (*meeting.launches[rank])[index];
+  std::vector<std::byte> result(mine.count * size_of(mine.type));
+  for (size_t i = 0; i < mine.count; ++i)
+    save(result.data(), mine.type, i, add_place(meeting, index, rank * mine.count + i, rank));
   return result;
+}
+
+std::vector<std::byte> all_sums(const Meeting &meeting, size_t index) {
+  const Collective &mine = (*meeting.launches.front())[index];
+  std::vector<std::byte> result(mine.count * size_of(mine.type));
+  for (size_t i = 0; i < mine.count; ++i)
+    save(result.data(), mine.type, i, add_place(meeting, index, i, i * meeting.launches.size() / mine.count));
+  return result;
+}
+
+std::vector<std::byte> received(const Comm &comm, const Meeting &meeting, size_t index) {
+  const Collective *sent = counterpart(comm, meeting, index);
+  if (!sent) return {};
+  return {sent->from, sent->from + sent->count * size_of(sent->type)};
 }
 
 std::vector<std::byte> gather(const Meeting &meeting, size_t index, size_t bytes) {
@@ -63,6 +94,12 @@ std::vector<std::byte> gather(const Meeting &meeting, size_t index, size_t bytes
     result.insert(result.end(), from, from + bytes);
   }
   return result;
+}
+
+std::vector<std::byte> sent_by(const Meeting &meeting, size_t index, size_t bytes) {
+  const auto root = static_cast<size_t>((*meeting.launches.front())[index].root);
+  const std::byte *from = (*meeting.launches[root])[index].from;
+  return {from, from + bytes};
 }
 
 }  // namespace
@@ -76,19 +113,21 @@ std::vector<std::vector<std::byte>> results(const Comm &comm, const Meeting &mee
   for (size_t i = 0; i < mine.size(); ++i) {
     const Collective &call = mine[i];
     const size_t bytes = call.count * size_of(call.type);
-    const std::byte *root = (*meeting.launches[static_cast<size_t>(call.root)])[i].from;
     switch (call.kind) {
       case Kind::all_gather: all.push_back(gather(meeting, i, bytes)); break;
-      case Kind::reduce_scatter: all.push_back(add_up(comm, meeting, i, rank * call.count)); break;
-      case Kind::all_reduce: all.push_back(add_up(comm, meeting, i, 0)); break;
-      case Kind::broadcast: all.emplace_back(root, root + bytes); break;
+      case Kind::reduce_scatter: all.push_back(scatter_sums(comm, meeting, i)); break;
+      case Kind::all_reduce: all.push_back(all_sums(meeting, i)); break;
+      case Kind::broadcast: all.push_back(sent_by(meeting, i, bytes)); break;
+      case Kind::send: all.emplace_back(); break;
+      case Kind::receive: all.push_back(received(comm, meeting, i)); break;
     }
   }
   return all;
 }
 
 void store(const Comm &, const std::vector<Collective> &launch, const std::vector<std::vector<std::byte>> &results) {
-  for (size_t i = 0; i < launch.size(); ++i) std::memcpy(launch[i].to, results[i].data(), results[i].size());
+  for (size_t i = 0; i < launch.size(); ++i)
+    if (!results[i].empty()) std::memcpy(launch[i].to, results[i].data(), results[i].size());
 }
 
 }  // namespace simulated::nccl

@@ -25,7 +25,16 @@ bool may_fail_silently(const std::string &name, uint64_t nth) {
                              "cuMemAddressFree", "cuDevicePrimaryCtxRelease", "cuCtxPopCurrent", "cudaGetErrorName",
                              "cudaGetErrorString", "cudaStreamIsCapturing", "cudaStreamQuery"})
     if (name == silent) return true;
-  return (name == "cuMemCreate" || name == "cuMemRelease") && nth == 1;  // the trial of the memory plan
+  struct Trial {
+    const char *name;
+    uint64_t first, last;
+  };
+  // Of the memory plan: handles for the fabric, files, and peers' access.
+  for (const Trial &trial :
+       {Trial{"cuMemCreate", 1, 3}, Trial{"cuMemRelease", 1, 2}, Trial{"cuDeviceGetAttribute", 4, 4},
+        Trial{"cuMemAddressReserve", 1, 1}, Trial{"cuMemMap", 1, 1}, Trial{"cuMemSetAccess", 1, 1}})
+    if (name == trial.name && nth >= trial.first && nth <= trial.last) return true;
+  return false;
 }
 
 // What a destructor asks for may fail it, without an error.
@@ -43,9 +52,9 @@ void expect_nothing_left() {
 }
 
 void expect_error(const std::string &name, int error, const Failed &failed) {
-  // Whatever the count of GPUs fails with: there is none to be used.
-  const auto status =
-      name == "cudaGetDeviceCount" ? FSDP_UNSUPPORTED : cuda::status_of(static_cast<cudaError_t>(error));
+  // Whatever the first count of GPUs fails with: there is none to be used.
+  const bool first_count = name == "cudaGetDeviceCount" && failed.message.find("which GPUs reach") == std::string::npos;
+  const auto status = first_count ? FSDP_UNSUPPORTED : cuda::status_of(static_cast<cudaError_t>(error));
   EXPECT_EQ(status, failed.status) << failed.message;
   EXPECT_EQ(FSDP_ORIGIN_CUDA, failed.origin);
   EXPECT_EQ(error, failed.code);
@@ -144,6 +153,49 @@ TEST_F(CudaFaultTest, WithoutVirtualMemoryItIsCudaMalloc) {
   const auto memory = context.device->allocate(1 << 20, "test");
   EXPECT_TRUE(simulated::is_device(memory->data(), 1 << 20));
   EXPECT_GE(simulated::calls("cudaMalloc"), 1u);
+}
+
+void expect_described(const std::string &text) {
+  const CudaContext context;
+  EXPECT_NE(std::string::npos, context.device->description().find(text)) << context.device->description();
+  const auto memory = context.device->allocate(1 << 20, "test");
+  EXPECT_TRUE(simulated::is_device(memory->data(), 1 << 20));
+}
+
+// The GPU says that it can, and only a trial shows that the machine does not let it.
+TEST_F(CudaFaultTest, MemoryHasHandlesForTheFabricWhereThatIsAllowed) {
+  expect_described("by cuMemCreate, exportable; not over the fabric, since cuMemCreate failed with");
+  simulated::set_fabric(true);
+  expect_described("by cuMemCreate, exportable, also over the fabric");
+  EXPECT_EQ(simulated::calls("cuMemCreate"), 5u);  // two and one trials, and memory twice
+}
+
+TEST_F(CudaFaultTest, WhereGpusCannotLetEachOtherInTheyAreAlone) {
+  simulated::set_device_count(2);
+  simulated::fail_call("cuMemSetAccess", 1, CUDA_ERROR_INVALID_DEVICE);
+  expect_described("; for this GPU alone, since cuMemSetAccess failed with cudaErrorInvalidDevice");
+}
+
+// Its word is written by then: who waits for it must not come after the record before.
+TEST_F(CudaFaultTest, ARecordThatCudaRefusesIsWaitedForAllTheSame) {
+  CudaContext context;
+  const auto first = context.device->create_stream("first"), second = context.device->create_stream("second");
+  const auto event = context.device->create_event();
+  first->record(*event);
+  context.device->synchronize(*event);
+  std::atomic<bool> go{false}, came_late{false};
+  CUDA_OK(simulated::enqueue(static_cast<cudaStream_t>(first->handle()), [&] {
+    while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }));
+  simulated::fail_call("cudaEventRecord", 1, cudaErrorInvalidValue);
+  EXPECT_EQ(failure_of([&] { first->record(*event); }).code, cudaErrorInvalidValue);
+  EXPECT_FALSE(event->done());
+  second->wait(*event);
+  CUDA_OK(simulated::enqueue(static_cast<cudaStream_t>(second->handle()), [&] { came_late = go.load(); }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  go = true;
+  CUDA_OK(cudaStreamSynchronize(static_cast<cudaStream_t>(second->handle())));
+  EXPECT_TRUE(came_late);
 }
 
 TEST_F(CudaFaultTest, ALostGpuEndsWaitsAndFailsTheContext) {

@@ -274,6 +274,37 @@ TEST(ModelPlan, GradientsAreRoundedInABufferOfTheLargestGroup) {
   EXPECT_EQ(plan_model(spec).region(RegionId::rounded).bytes, 0u);
 }
 
+// One more buffer for what comes from peers: of the largest group's gradients that are sent in 16 bits and lie where
+// they are sent from. Rounded ones leave room in the gradient, unless the sums are made there.
+TEST(ModelPlan, SlicesOfPeersAreReceivedInABufferOfTheLargestGroup) {
+  ModelSpec spec = copied_model();
+  spec.host_memory = false;
+  spec.rounds_before_sending = spec.receives_slices = true;
+  for (GroupSpec &group : spec.groups) group.grad_dtype = FSDP_FLOAT32;
+  const auto received = [&] { return plan_model(spec).region(RegionId::received).bytes; };
+  EXPECT_EQ(received(), 0u);
+  for (GroupSpec &group : spec.groups) group.reduce_dtype = FSDP_BFLOAT16;
+  EXPECT_EQ(received(), 0u);
+  for (GroupSpec &group : spec.groups) group.reduce_policy = FSDP_REDUCE_POLICY_LAST;
+  const ModelPlan in_place = plan_model(spec);
+  EXPECT_EQ(in_place.region(RegionId::received).bytes, in_place.region(RegionId::rounded).bytes);
+  EXPECT_EQ(validate(in_place, spec), "");
+  for (GroupSpec &group : spec.groups) group.reduce_policy = FSDP_REDUCE_POLICY_EACH, group.grad_dtype = FSDP_BFLOAT16;
+  EXPECT_EQ(received(), in_place.region(RegionId::received).bytes);
+  ModelPlan plan = plan_model(spec);
+  EXPECT_EQ(plan.region(RegionId::rounded).bytes, 0u);
+  const uint64_t with = plan.role_bytes(0, 3)[FSDP_ROLE_REDUCE], bytes = received();
+  drop_received(plan);
+  EXPECT_EQ(plan.role_bytes(0, 3)[FSDP_ROLE_REDUCE], with - bytes);
+  EXPECT_EQ(plan.buckets[0].find(PlaneKind::received), nullptr);
+  spec.mesh = layout::one_axis(1);
+  spec.force_communication = true;
+  EXPECT_EQ(received(), 0u);
+  spec.mesh = layout::one_axis(3);
+  spec.receives_slices = false;
+  EXPECT_EQ(received(), 0u);
+}
+
 // The error of the plan; empty if there is one.
 std::string overflow_of(const ModelSpec &spec) {
   try {

@@ -15,14 +15,14 @@ static_assert(version_code(NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH) == NCCL_VERSION_C
 static_assert(sizeof(UniqueId) == sizeof(ncclUniqueId) && sizeof(UniqueId) == NCCL_UNIQUE_ID_BYTES);
 static_assert(alignof(UniqueId) == alignof(ncclUniqueId));
 static_assert(sizeof(Result) == sizeof(ncclResult_t) && sizeof(DataType) == sizeof(ncclDataType_t));
-static_assert(sizeof(Operation) == sizeof(ncclRedOp_t) && sizeof(ScalarResidence) == sizeof(ncclScalarResidence_t));
+static_assert(sizeof(Operation) == sizeof(ncclRedOp_t));
 static_assert(int{success} == ncclSuccess && int{unhandled_cuda_error} == ncclUnhandledCudaError);
 static_assert(int{system_error} == ncclSystemError && int{internal_error} == ncclInternalError);
 static_assert(int{invalid_argument} == ncclInvalidArgument && int{invalid_usage} == ncclInvalidUsage);
 static_assert(int{remote_error} == ncclRemoteError && int{in_progress} == ncclInProgress);
 static_assert(int{uint8} == ncclUint8 && int{float16} == ncclFloat16);
 static_assert(int{float32} == ncclFloat32 && int{bfloat16} == ncclBfloat16);
-static_assert(sum == ncclSum && int{scalar_host} == ncclScalarHostImmediate && int{scalar_device} == ncclScalarDevice);
+static_assert(sum == ncclSum);
 static_assert(undefined == NCCL_CONFIG_UNDEF_INT);
 
 static_assert(offsetof(Config, size) == offsetof(ncclConfig_t, size));
@@ -96,10 +96,6 @@ struct Theirs<DataType> {
   using type = ncclDataType_t;
 };
 template <>
-struct Theirs<ScalarResidence> {
-  using type = ncclScalarResidence_t;
-};
-template <>
 struct Theirs<Window *> {
   using type = ncclWindow_t;
 };
@@ -108,11 +104,10 @@ struct Theirs<Window **> {
   using type = ncclWindow_t *;
 };
 
-// ncclRedOp_t is an enum there, an int here: made-up operations have values that the enum does not name.
+// ncclRedOp_t is an enum there, an int here.
 template <class Ours, class Real>
 constexpr bool same_argument = std::is_same_v<typename Theirs<Ours>::type, Real> ||
-                               (std::is_same_v<Ours, Operation> && std::is_same_v<Real, ncclRedOp_t>) ||
-                               (std::is_same_v<Ours, Operation *> && std::is_same_v<Real, ncclRedOp_t *>);
+                               (std::is_same_v<Ours, Operation> && std::is_same_v<Real, ncclRedOp_t>);
 
 template <class Ours, class Real>
 struct Same : std::false_type {};

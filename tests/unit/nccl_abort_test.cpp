@@ -49,6 +49,52 @@ TEST_F(NcclTest, AGatherOverWindowsNoticesAnAbort) {
   }));
 }
 
+// From 2.29.2 on NCCL takes copy engines for large gathers over windows by itself, on GPUs that can: there windows are
+// used where they are asked for, or where NCCL is kept from it.
+TEST_F(NcclTest, ALargeGatherOnABlackwellNoticesAnAbort) {
+  simulated::set_device_count(2);
+  simulated::set_compute_capability(10);
+  expect_well(run_ranks({2}, [](NcclRank &mine) {
+    EXPECT_NE(mine.team->notes().at(0).text.find("NCCL_SYM_CE_THRESHOLD=1099511627776 keeps it from that"),
+              std::string::npos);
+    Bench bench(mine, uint64_t{9} << 20);
+    mine.team->register_memory(bench.pool->data(), bench.pool->size_bytes(), "pool");
+    EXPECT_EQ(control().count(Count::windows), 0);
+    if (mine.rank() == 0) bench.gather();
+    mine.meet();
+    mine.fail_with_all();
+    expect_freed(mine, *bench.stream, 1);
+    if (mine.rank() == 0) control().set(Knob::let_copies_go, 1);
+  }));
+}
+
+TEST_F(NcclTest, OnABlackwellWindowsAreUsedWhereTheyCannotHang) {
+  simulated::set_device_count(2);
+  simulated::set_compute_capability(10);
+  struct Case {
+    const char *windows, *threshold;
+    int64_t version, count;
+    const char *note;
+  };
+  for (const Case &one : {Case{nullptr, nullptr, 22907, 0, nullptr}, Case{nullptr, "1099511627776", 22907, 2, nullptr},
+                          Case{nullptr, "1000", 22907, 0, nullptr}, Case{"1", nullptr, 22901, 2, "before NCCL 2.29.7"},
+                          Case{"1", nullptr, 22907, 2, "that NCCL takes for large gathers"}}) {
+    one.windows ? ::setenv("FSDP_NCCL_WINDOWS", one.windows, 1) : ::unsetenv("FSDP_NCCL_WINDOWS");
+    one.threshold ? ::setenv("NCCL_SYM_CE_THRESHOLD", one.threshold, 1) : ::unsetenv("NCCL_SYM_CE_THRESHOLD");
+    control().set(Knob::version, one.version);
+    expect_well(run_ranks({2}, [&](NcclRank &mine) {
+      const auto arena = mine.team->create_parts(4096, "weights");
+      const auto gather = mine.team->create_communicator("gather");
+      mine.meet();
+      EXPECT_EQ(control().count(Count::windows), one.count) << one.version;
+      const auto notes = mine.team->notes();
+      EXPECT_EQ(notes.size(), one.note ? 2U : 1U);
+      EXPECT_NE(notes.back().text.find(one.note ? one.note : "NCCL"), std::string::npos) << notes.back().text;
+      mine.meet();
+    }));
+  }
+}
+
 // NCCL may write a communicator's handle when the call that makes it has returned.
 TEST_F(NcclTest, AHandleMayComeLate) {
   control().set(Knob::late_handle_ms, 200);

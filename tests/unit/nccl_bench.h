@@ -14,16 +14,18 @@ inline bool has(const Error &error, const char *text) { return error.message.fin
 
 // A collective of two ranks whose peer may not come.
 struct Bench {
-  explicit Bench(NcclRank &mine)
-      : stream(mine.device->create_stream("gather")),
-        arena(mine.team->create_parts(part, "weights")),
-        pool(mine.device->allocate(mine.size() * part, "pool")),
+  explicit Bench(NcclRank &mine, uint64_t part_bytes = part)
+      : bytes(part_bytes),
+        stream(mine.device->create_stream("gather")),
+        arena(mine.team->create_parts(bytes, "weights")),
+        pool(mine.device->allocate(mine.size() * bytes, "pool")),
         communicator(mine.team->create_communicator("gather")) {}
   void gather() {
-    const GatherSpan span{{arena.get(), 0, part}, pool->data(), part};
+    const GatherSpan span{{arena.get(), 0, bytes}, pool->data(), bytes};
     communicator->all_gather({&span, 1}, {1, "layer.3"}, *stream);
   }
   static constexpr uint64_t part = 4096;
+  const uint64_t bytes;
   std::unique_ptr<device::Stream> stream;
   std::unique_ptr<Arena> arena;
   std::unique_ptr<device::Memory> pool;

@@ -73,12 +73,43 @@ TEST_F(NcclTest, CopyEnginesThatNcclDoesNotHaveChangeNothing) {
   }));
 }
 
-TEST_F(NcclTest, WhereWindowsAreRefusedThereAreNone) {
+// Of one rank, or of all: the others' windows are of no use alone.
+TEST_F(NcclTest, WhereWindowsAreRefusedThereAreBuffers) {
+  for (const int64_t rank : {0, 2}) {
+    control().reset();
+    control().set(Knob::refuse_windows, 1);
+    control().set(Knob::refuse_rank, rank);
+    expect_well(run_ranks({2}, [&](NcclRank &mine) {
+      const std::vector<Note> news = gather_once(mine);
+      ASSERT_EQ(news.size(), 1U);
+      EXPECT_EQ(news[0].level, FSDP_LOG_INFO);
+      const char *why = rank == 0 || mine.rank() == 1 ? "NCCL has no use for such memory" : "another rank's cannot be";
+      for (const char *word : {"registered as buffers instead of windows: rank ", why})
+        EXPECT_NE(news[0].text.find(word), std::string::npos) << news[0].text;
+    }));
+    EXPECT_EQ(control().count(Count::registered_collectives), 0);
+    EXPECT_EQ(control().count(Count::buffered_collectives), 2);
+    expect_well(run_ranks({2}, [](NcclRank &mine) {
+      const auto arena = mine.team->create_parts(4096, "weights");
+      const auto gather = mine.team->create_communicator("gather");
+      mine.meet();
+      EXPECT_EQ(control().count(Count::windows), 0);
+      EXPECT_EQ(control().count(Count::buffers), 2);
+      mine.meet();
+    }));
+    EXPECT_EQ(control().count(Count::aborts), 0);
+  }
+}
+
+TEST_F(NcclTest, WhereBothAreRefusedMemoryIsCopied) {
   control().set(Knob::refuse_windows, 1);
-  expect_well(
-      run_ranks({2}, [](NcclRank &mine) { expect_told(gather_once(mine), "NCCL has no use for such memory"); }));
-  EXPECT_EQ(control().count(Count::registered_collectives), 0);
-  EXPECT_EQ(control().count(Count::aborts), 0);
+  control().set(Knob::buffer_error, 2);
+  expect_well(run_ranks({2}, [](NcclRank &mine) {
+    const std::vector<Note> news = gather_once(mine);
+    ASSERT_EQ(news.size(), 2U);
+    expect_told({news[1]}, "ncclCommRegister returned 2");
+  }));
+  EXPECT_EQ(control().count(Count::buffered_collectives), 0);
 }
 
 // NCCL keeps the error of a window: nothing else works on that communicator any more.
@@ -104,6 +135,16 @@ TEST_F(NcclTest, AWindowThatOneRankSpoilsHoldsNobodyUp) {
                                                     : "ncclCommWindowRegister of NCCL 2.32.3 was still in progress");
   }));
   EXPECT_LT(seconds_since(start), 10);
+}
+
+// Before 2.24 by its address, which the look-alike looks at.
+TEST_F(NcclTest, MemoryOfARankIsOpenToTheGpusOfItsProcess) {
+  control().set(Knob::version, 22304);
+  expect_well(run_ranks({3}, [](NcclRank &mine) { (void)gather_once(mine); }));
+  simulated::set_peers(false);
+  expect_well(run_ranks({1}, [](NcclRank &mine) {
+    EXPECT_EQ(mine.device->description().find("for this GPU alone"), std::string::npos);
+  }));
 }
 
 TEST_F(NcclTest, BuffersThatAreRefusedAreCopied) {

@@ -121,7 +121,7 @@ class NcclTest : public testing::Test {
  protected:
   void SetUp() override {
     ::setenv("FSDP_NCCL_LIBRARY", SIMULATED_NCCL, 1);
-    for (const char *name : {"FSDP_NCCL_PREMUL", "FSDP_NCCL_WINDOWS", "FSDP_NCCL_COPY_ENGINES", "NCCL_CTA_POLICY",
+    for (const char *name : {"FSDP_NCCL_WINDOWS", "FSDP_NCCL_COPY_ENGINES", "NCCL_CTA_POLICY", "NCCL_SYM_CE_THRESHOLD",
                              "NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_LAUNCH_ORDER_IMPLICIT"})
       ::unsetenv(name);
     control().reset();

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives by NCCL, over the simulated one: what they compute, and how they are called.
-#include <cmath>
-
 #include "nccl_ranks.h"
 
 namespace fsdp::comm::test {
@@ -129,21 +127,6 @@ TEST_P(NcclSizes, ReducesInTheGradientItself) {
   EXPECT_EQ(control().count(Count::registered_collectives), 4 * GetParam());
 }
 
-TEST_P(NcclSizes, SendsInTheWiresDtype) {
-  expect_well(run_ranks({GetParam()}, [](NcclRank &mine) {
-    const auto stream = mine.device->create_stream("reduce");
-    Grads grads(mine, 256);
-    const auto wire = mine.device->allocate(mine.size() * grads.shard * 2, "wire");
-    const auto communicator = mine.team->create_communicator("reduce");
-    const ReduceSpan span = grads.span(FSDP_BFLOAT16, 1.0F, false, wire->data());
-    communicator->reduce_scatter({&span, 1}, {1, "layer"}, *stream);
-    mine.synchronize(*stream);
-    grads.expect_sums(mine, 1, "of bfloat16");
-    const auto own = mine.read<float>(grads.own, mine.size() * grads.shard);  // the gradient itself is as it was
-    for (uint64_t i = 0; i < own.size(); ++i) ASSERT_EQ(own[i], value_of(mine.rank(), i)) << i;
-  }));
-}
-
 TEST_P(NcclSizes, AllReducesBroadcastsAndMeets) {
   expect_well(run_ranks({GetParam()}, [](NcclRank &mine) {
     const auto stream = mine.device->create_stream("reduce");
@@ -206,29 +189,6 @@ TEST_P(NcclSizes, ExchangesMessages) {
     communicator->barrier({1, "e"}, *stream);
     mine.synchronize(*stream);
   }));
-}
-
-TEST_F(NcclTest, SumsOfFloat16AreScaledFirstIfAskedFor) {
-  for (const bool scaled : {false, true}) {
-    if (scaled) ::setenv("FSDP_NCCL_PREMUL", "1", 1);
-    expect_well(run_ranks({4}, [&](NcclRank &mine) {
-      const auto stream = mine.device->create_stream("reduce");
-      Grads grads(mine, 8);
-      auto *values = reinterpret_cast<float *>(grads.own);
-      for (uint64_t i = 0; i < 4 * grads.shard; ++i) values[i] = 40000;
-      const auto wire = mine.device->allocate(4 * grads.shard * 2, "wire");
-      const auto communicator = mine.team->create_communicator("reduce");
-      const ReduceSpan span = grads.span(FSDP_FLOAT16, 0.25F, false, wire->data());
-      communicator->reduce_scatter({&span, 1}, {1, "layer"}, *stream);
-      mine.synchronize(*stream);
-      const float seen = mine.read<float>(grads.to->data(), 1)[0];
-      if (scaled)
-        EXPECT_EQ(seen, 40000);
-      else
-        EXPECT_TRUE(std::isinf(seen)) << seen;
-    }));
-  }
-  EXPECT_EQ(control().count(Count::scaled_sums), 4);
 }
 
 // Without an order the simulated NCCL sees kernels of both on one GPU at the same time.

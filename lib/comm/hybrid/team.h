@@ -25,7 +25,8 @@ inline constexpr CollectiveTraits hybrid_traits{.gathers_meet = true,
                                                 .records_calls = false,
                                                 .rounds_end_with_steps = true,
                                                 .releases_tickets = false,
-                                                .rounds_before_sending = false};
+                                                .rounds_before_sending = false,
+                                                .receives_slices = false};
 
 class HybridTeam final : public Team {
  public:

@@ -33,7 +33,6 @@ enum Result : int {
 enum DataType : int { uint8 = 1, float16 = 6, float32 = 7, bfloat16 = 9 };
 using Operation = int;
 constexpr Operation sum = 0;
-enum ScalarResidence : int { scalar_device = 0, scalar_host = 1 };
 
 struct UniqueId {
   char bytes[128];
@@ -92,8 +91,8 @@ struct Config {
   X(ncclReduceScatter, Result(const void *from, void *to, size_t count, DataType, Operation, Comm *, fsdp_stream)) \
   X(ncclAllReduce, Result(const void *from, void *to, size_t count, DataType, Operation, Comm *, fsdp_stream))     \
   X(ncclBroadcast, Result(const void *from, void *to, size_t count, DataType, int root, Comm *, fsdp_stream))      \
-  X(ncclRedOpCreatePreMulSum, Result(Operation *, void *scalar, DataType, ScalarResidence, Comm *))                \
-  X(ncclRedOpDestroy, Result(Operation, Comm *))
+  X(ncclSend, Result(const void *from, size_t count, DataType, int peer, Comm *, fsdp_stream))                     \
+  X(ncclRecv, Result(void *to, size_t count, DataType, int peer, Comm *, fsdp_stream))
 
 // Of later versions: NULL where they are missing.
 #define FSDP_NCCL_LATER_FUNCTIONS(X)                                                        \

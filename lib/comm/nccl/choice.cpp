@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/nccl/choice.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -12,16 +13,31 @@ namespace {
 // What a rank tells the others.
 struct Card {
   GpuIdentity gpu;
-  int32_t version;  // 0: none was found
+  int32_t version;         // 0: none was found
+  int32_t gpu_generation;  // the major number of its compute capability
+  uint64_t copied_bytes;   // what NCCL_SYM_CE_THRESHOLD says
   uint8_t may_share_gpu;
   // The same on all ranks: what the environment says.
-  uint8_t windows, no_windows, copy_engines, premultiply, ordered;
+  uint8_t windows, no_windows, copy_engines, ordered;
   char why[480];
 };
 
 bool same_settings(const Card &a, const Card &b) {
   return a.windows == b.windows && a.no_windows == b.no_windows && a.copy_engines == b.copy_engines &&
-         a.premultiply == b.premultiply && a.ordered == b.ordered;
+         a.ordered == b.ordered;
+}
+
+// From this compute capability on NCCL takes copy engines by itself, for gathers over windows of more bytes than its
+// variable says, or than 8 MiB; no gather has as many as these.
+constexpr int32_t copying_generation = 10;
+constexpr uint64_t most_bytes = uint64_t{1} << 40;
+
+// The same on all ranks, since it is asked of the cards of all.
+bool copies_unasked(const Library &library, const std::vector<Card> &cards) {
+  const auto copies = [](const Card &card) {
+    return card.gpu_generation >= copying_generation && card.copied_bytes < most_bytes;
+  };
+  return library.since(Library::copies_unasked) && std::any_of(cards.begin(), cards.end(), copies);
 }
 
 bool equals(const char *value, const char *expected) { return value && std::strcmp(value, expected) == 0; }
@@ -30,6 +46,7 @@ Card make_card(const device::Device &device, Choice &choice) {
   Card card{};
   try {
     card.gpu = gpu_identity(device.index());
+    card.gpu_generation = gpu_generation(device.index());
     choice.library = load_library();
     card.version = choice.library->version;
   } catch (const Error &error) {
@@ -39,7 +56,8 @@ Card make_card(const device::Device &device, Choice &choice) {
   card.windows = equals(std::getenv("FSDP_NCCL_WINDOWS"), "1");
   card.no_windows = equals(std::getenv("FSDP_NCCL_WINDOWS"), "0");
   card.copy_engines = equals(std::getenv("FSDP_NCCL_COPY_ENGINES"), "1");
-  card.premultiply = equals(std::getenv("FSDP_NCCL_PREMUL"), "1");
+  const char *copied = std::getenv("NCCL_SYM_CE_THRESHOLD");
+  card.copied_bytes = copied ? std::strtoull(copied, nullptr, 0) : 0;
   card.ordered = equals(std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT"), "1");
   return card;
 }
@@ -55,8 +73,7 @@ std::string find_obstacle(Team &host, const std::vector<Card> &cards, bool &shar
                          version_text(cards[0].version), host.world_rank(r), version_text(cards[r].version));
     if (!same_settings(cards[r], cards[0]))
       return format_text(
-          "FSDP_NCCL_WINDOWS, FSDP_NCCL_COPY_ENGINES, FSDP_NCCL_PREMUL or NCCL_LAUNCH_ORDER_IMPLICIT differs between "
-          "rank {} and rank {}",
+          "FSDP_NCCL_WINDOWS, FSDP_NCCL_COPY_ENGINES or NCCL_LAUNCH_ORDER_IMPLICIT differs between rank {} and rank {}",
           host.world_rank(0), host.world_rank(r));
     for (uint32_t other = 0; other < r; ++other) {
       if (cards[other].gpu != cards[r].gpu) continue;
@@ -74,13 +91,12 @@ std::string find_obstacle(Team &host, const std::vector<Card> &cards, bool &shar
 
 // What does not notice an abort is used only where it is asked for: a failure of one rank must free the GPUs of all.
 // Ranks that share a GPU as threads of a process would race for it, which NCCL's own order of launches does not bear.
-Features choose_features(const Library &library, const Card &card, bool share) {
+Features choose_features(const Library &library, const Card &card, bool share, bool unasked) {
   Features features;
   const bool asked = card.windows || (card.copy_engines && library.since(Library::copy_engines));
   features.windows = !card.no_windows && library.since(asked ? Library::windows : Library::windows_abort) &&
-                     library.ncclCommWindowRegister;
+                     (asked || !unasked) && library.ncclCommWindowRegister;
   features.copy_engines = features.windows && card.copy_engines && library.since(Library::copy_engines);
-  features.premultiply = card.premultiply;
   const bool by_environment = card.ordered && library.since(Library::launch_order_by_environment);
   features.order_implicit = !share && (library.since(Library::launch_order_in_config) || by_environment);
   return features;
@@ -95,24 +111,37 @@ bool environment_wants_copies() {
   return (end != policy && (bits & cta_policy_zero) != 0) || ::strcasestr(policy, "ZERO");
 }
 
-std::string deaf_to_aborts(const Library &library, const Features &features) {
+std::string deaf_to_aborts(const Library &library, const Features &features, bool unasked) {
   if (features.copy_engines || (features.windows && environment_wants_copies())) return "gathers by copy engines";
   if (features.windows && !library.since(Library::windows_abort))
     return format_text("kernels over windows before NCCL {}", version_text(Library::windows_abort));
+  if (features.windows && unasked)
+    return format_text(
+        "the copy engines that NCCL takes for large gathers over windows on GPUs of compute capability {}",
+        copying_generation);
   return {};
 }
 
-void note(Choice &choice) {
+// Why there are no windows where the version has them.
+std::string no_windows(const Features &features, const Card &card, bool unasked) {
+  if (features.windows || !unasked || card.no_windows) return {};
+  return format_text(
+      " (over windows NCCL would take copy engines for large gathers on GPUs of compute capability {} and later, which "
+      "notice no abort; NCCL_SYM_CE_THRESHOLD={} keeps it from that)",
+      copying_generation, most_bytes);
+}
+
+void note(Choice &choice, const Card &card, bool unasked) {
   const Library &library = *choice.library;
   const Features &features = choice.features;
   choice.notes.push_back(
       {FSDP_LOG_INFO,
-       format_text("NCCL {} ({}, {}): memory is registered as {}, gathers are by {}, launches are ordered by {}{}",
+       format_text("NCCL {} ({}, {}): memory is registered as {}{}, gathers are by {}, launches are ordered by {}",
                    version_text(library.version), library.path, library.found, features.windows ? "windows" : "buffers",
+                   no_windows(features, card, unasked),
                    features.copy_engines ? "copy engines where NCCL can" : "kernels",
-                   features.order_implicit ? "NCCL" : "events",
-                   features.premultiply ? ", float16 sums are scaled first" : "")});
-  if (const std::string what = deaf_to_aborts(library, features); !what.empty())
+                   features.order_implicit ? "NCCL" : "events")});
+  if (const std::string what = deaf_to_aborts(library, features, unasked); !what.empty())
     choice.notes.push_back(
         {FSDP_LOG_WARNING,
          format_text("{} do not notice when a job has failed: a rank whose peers are gone may hang until its process "
@@ -136,8 +165,9 @@ Choice choose(Team &host, const device::Device &device) {
   bool share = false;
   choice.obstacle = find_obstacle(host, cards, share);
   if (!choice.obstacle.empty()) return choice;
-  choice.features = choose_features(*choice.library, mine, share);
-  note(choice);
+  const bool unasked = copies_unasked(*choice.library, cards);
+  choice.features = choose_features(*choice.library, mine, share, unasked);
+  note(choice, mine, unasked);
   return choice;
 }
 

@@ -15,17 +15,23 @@ uint64_t sum_bytes(const Spans &spans, BytesOf &&bytes_of) {
 }
 
 uint64_t sent_bytes(std::span<const ReduceSpan> spans) {
-  return sum_bytes(spans, [](const ReduceSpan &span) { return span.shard_count * dtype_size(span.wire_dtype); });
+  return sum_bytes(spans, [](const ReduceSpan &span) { return span.shard_count * dtype_size(span.sent_dtype()); });
 }
 
-// What NCCL sums in, and what it then leaves there: this rank's slice.
-struct WorkPlace {
-  std::byte *whole, *slice;
-};
+// Where it rounds at no hop.
+bool nccl_adds(const ReduceSpan &span) { return span.sent_dtype() == FSDP_FLOAT32; }
 
-WorkPlace work_place(const ReduceSpan &span, std::byte *own, uint32_t rank) {
-  std::byte *whole = span.wire_dtype == span.dtype ? own : span.wire;
-  return {whole, whole + rank * span.shard_count * dtype_size(span.wire_dtype)};
+bool is_rounded(const ReduceSpan &span) { return span.sent_dtype() != span.dtype; }
+
+uint64_t slice_bytes(const ReduceSpan &span) { return span.shard_count * dtype_size(span.sent_dtype()); }
+
+// The slices that this rank sends, by the rank that each is for.
+std::byte *sent(const ReduceSpan &span, std::byte *own) { return is_rounded(span) ? span.wire : own; }
+
+// ... and those that are for it, by the rank that they are of.
+std::byte *received(const ReduceSpan &span, std::byte *own, uint32_t ranks) {
+  if (ranks == 1) return sent(span, own);
+  return span.received ? span.received : own;
 }
 
 }  // namespace
@@ -59,35 +65,62 @@ Ticket NcclCommunicator::all_gather(std::span<const GatherSpan> spans, Tag tag, 
   return gather("all_gather", spans, tag, stream);
 }
 
-// Sums of float16 may leave its range before the factor is applied.
-Operation NcclCommunicator::operation_of(const ReduceSpan &span) const {
-  const bool scaled = seat_->features().premultiply && span.wire_dtype == FSDP_FLOAT16 && span.factor != 1.0F;
-  return scaled ? launches_->connection().scaled_sum(span.factor) : sum;
+// Its own slice a rank does not send.
+void NcclCommunicator::prepare(const ReduceSpan &span, device::Stream &stream) const {
+  if (nccl_adds(span)) return;
+  std::byte *const mine = own(span.from);
+  if (is_rounded(span)) stream.cast(span.wire, span.wire_dtype, mine, span.dtype, seat_->size() * span.shard_count);
+  if (seat_->size() == 1) return;
+  const uint64_t place = seat_->rank() * slice_bytes(span);
+  stream.copy(received(span, mine, seat_->size()) + place, sent(span, mine) + place, slice_bytes(span));
+}
+
+// A message to each peer, and one of each.
+void NcclCommunicator::exchange(const ReduceSpan &span, Comm *comm, device::Stream &stream) const {
+  const Library &library = launches_->library();
+  const DataType type = data_type_of(span.sent_dtype());
+  for (uint32_t r = 0; r < seat_->size(); ++r) {
+    if (r == seat_->rank()) continue;
+    const uint64_t place = r * slice_bytes(span);
+    launches_->check(library.ncclSend(sent(span, own(span.from)) + place, span.shard_count, type, static_cast<int>(r),
+                                      comm, stream.handle()),
+                     "ncclSend", comm);
+    launches_->check(library.ncclRecv(received(span, own(span.from), seat_->size()) + place, span.shard_count, type,
+                                      static_cast<int>(r), comm, stream.handle()),
+                     "ncclRecv", comm);
+  }
+}
+
+// Of what NCCL has added there is one addend.
+void NcclCommunicator::add(const ReduceSpan &span, device::Stream &stream) const {
+  std::byte *const mine = own(span.from);
+  const uint64_t bytes = slice_bytes(span);
+  if (nccl_adds(span))
+    stream.rank_sum({mine + seat_->rank() * bytes, 0, 1, FSDP_FLOAT32, FSDP_FLOAT32, span.to, span.shard_count,
+                     span.factor, span.accumulate});
+  else
+    stream.rank_sum({received(span, mine, seat_->size()), bytes, seat_->size(), span.sent_dtype(), span.wire_dtype,
+                     span.to, span.shard_count, span.factor, span.accumulate});
 }
 
 void NcclCommunicator::reduce(std::span<const ReduceSpan> spans, device::Stream &stream) {
-  const uint32_t rank = seat_->rank();
-  for (const ReduceSpan &span : spans) {
-    (void)operation_of(span);  // made outside of the group
-    if (span.wire_dtype != span.dtype && span.shard_count)
-      stream.cast(span.wire, span.wire_dtype, own(span.from), span.dtype, seat_->size() * span.shard_count);
-  }
+  for (const ReduceSpan &span : spans)
+    if (span.shard_count) prepare(span, stream);
   launches_->run(stream, [&](Comm *comm) {
     for (const ReduceSpan &span : spans) {
       if (span.shard_count == 0) continue;
-      const WorkPlace place = work_place(span, own(span.from), rank);
-      launches_->check(launches_->library().ncclReduceScatter(place.whole, place.slice, span.shard_count,
-                                                              data_type_of(span.wire_dtype), operation_of(span), comm,
-                                                              stream.handle()),
+      if (!nccl_adds(span)) {
+        exchange(span, comm, stream);
+        continue;
+      }
+      std::byte *const whole = own(span.from);
+      launches_->check(launches_->library().ncclReduceScatter(whole, whole + seat_->rank() * slice_bytes(span),
+                                                              span.shard_count, float32, sum, comm, stream.handle()),
                        "ncclReduceScatter", comm);
     }
   });
-  for (const ReduceSpan &span : spans) {
-    if (span.shard_count == 0) continue;
-    const float factor = operation_of(span) == sum ? span.factor : 1.0F;
-    stream.rank_sum({work_place(span, own(span.from), rank).slice, 0, 1, span.wire_dtype, span.wire_dtype, span.to,
-                     span.shard_count, factor, span.accumulate});
-  }
+  for (const ReduceSpan &span : spans)
+    if (span.shard_count) add(span, stream);
 }
 
 Ticket NcclCommunicator::reduce_scatter(std::span<const ReduceSpan> spans, Tag tag, device::Stream &stream) {
@@ -103,7 +136,7 @@ Ticket NcclCommunicator::all_reduce(std::span<const AllReduceSpan> spans, Tag ta
   reductions_.clear();
   for (const AllReduceSpan &span : spans)
     reductions_.push_back({span.from, span.dtype, span.wire_dtype, span.shard_count, slice(span), span.factor,
-                           span.accumulate, span.wire});
+                           span.accumulate, span.wire, span.received});
   launches_->begin("all_reduce", tag, sent_bytes(reductions_), stream);
   reduce(reductions_, stream);
   launches_->run(stream, [&](Comm *comm) {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives over memory of devices by NCCL. A gather is one grouped launch. A reduce-scatter works in the full
-// gradient itself where what is sent has its dtype: this rank's slice of it becomes the sum, which one kernel then
-// scales and adds to where it belongs. NCCL adds in an order of its own: equal bits are promised for repeats alone.
+// Collectives over memory of devices by NCCL. A gather is one grouped launch. Sums of what is sent in fp32 are NCCL's:
+// a reduce-scatter in the full gradient itself, where this rank's slice becomes the sum, which one kernel then scales
+// and adds to where it belongs. NCCL adds in an order of its own: equal bits are promised for repeats alone. What is
+// sent in 16 bits NCCL would round again at each hop: there ranks send each other their slices, and one kernel adds
+// them in rank order, with the bits of the host.
 //
 // What is enqueued cannot be taken back, so a round ends in one of two ways: all ranks have enqueued the same, and all
 // of it completes; or they have not, and the context fails, which frees the GPU's streams.
@@ -38,7 +40,9 @@ class NcclCommunicator final : public Communicator {
  private:
   Ticket gather(const char *operation, std::span<const GatherSpan> spans, const Tag &tag, device::Stream &stream);
   void reduce(std::span<const ReduceSpan> spans, device::Stream &stream);
-  Operation operation_of(const ReduceSpan &span) const;
+  void exchange(const ReduceSpan &span, Comm *comm, device::Stream &stream) const;
+  void prepare(const ReduceSpan &span, device::Stream &stream) const;
+  void add(const ReduceSpan &span, device::Stream &stream) const;
   // This rank's own bytes of a source: there are no others.
   std::byte *own(const Source &from) const {
     return from.arena->writable() + from.offset + seat_->rank() * from.stride;

@@ -4,7 +4,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <bit>
 #include <thread>
 
 namespace fsdp::comm::nccl {
@@ -151,25 +150,12 @@ void Connection::launch(const std::string &what, const std::function<void(Comm *
   settle("ncclGroupEnd", what, waiter_.timeout_ms(), [this] { waiter_.poll(); });
 }
 
-Operation Connection::scaled_sum(float factor) {
-  for (const ScaledSum &made : sums_)
-    if (std::bit_cast<uint32_t>(made.factor) == std::bit_cast<uint32_t>(factor)) return made.operation;
-  auto half = static_cast<_Float16>(factor);
-  Operation operation = sum;
-  call("ncclRedOpCreatePreMulSum", "a sum of scaled float16 values",
-       [&](Comm *comm) { return library_->ncclRedOpCreatePreMulSum(&operation, &half, float16, scalar_host, comm); });
-  sums_.push_back({factor, operation});
-  return operation;
-}
-
 bool Connection::finish(uint32_t timeout_ms) noexcept {
   try {
     const std::string what = format_text("the end of NCCL communicator '{}'", plan_.name);
     for (auto &registered : *memory_)
       if (!deregister(*registered)) return false;
     memory_->clear();
-    for (const ScaledSum &made : sums_)
-      call("ncclRedOpDestroy", what, [&](Comm *comm) { return library_->ncclRedOpDestroy(made.operation, comm); });
     call("ncclCommFinalize", what, [&](Comm *comm) { return library_->ncclCommFinalize(comm); });
     settle("ncclCommFinalize", what, timeout_ms, [this] { waiter_.failure().check(); });
     call("ncclCommDestroy", what, [&](Comm *) { return library_->ncclCommDestroy(handle_->leave()); });

@@ -59,8 +59,6 @@ class Connection {
   Registration register_memory(void *data, uint64_t bytes, bool windows, uint32_t timeout_ms, std::string &why);
   // False: NCCL may go on using it, and the communicator can only be aborted.
   bool forget_memory(void *data) noexcept;
-  // NULL-operand sum with a factor on every operand before it is sent, made when it is first asked for.
-  Operation scaled_sum(float factor);
   // A graph has captured something of it: NCCL does not let it end before the graph is destroyed.
   void note_capture() noexcept { captured_ = true; }
   bool captured() const noexcept { return captured_; }
@@ -72,10 +70,6 @@ class Connection {
     void *data;
     void *handle = nullptr;
     Window *window = nullptr;
-  };
-  struct ScaledSum {
-    float factor;
-    Operation operation;
   };
 
   Comm *alive(const std::string &what) const;
@@ -101,7 +95,6 @@ class Connection {
   bool captured_ = false;
   // NCCL may write a window after the call: it lives as long as the handle does.
   std::shared_ptr<std::vector<std::unique_ptr<Registered>>> memory_;
-  std::vector<ScaledSum> sums_;
 };
 
 template <class Function>

@@ -28,6 +28,12 @@ GpuIdentity gpu_identity(int32_t index) {
   return identity;
 }
 
+int32_t gpu_generation(int32_t index) {
+  int major = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index), "cudaDeviceGetAttribute");
+  return major;
+}
+
 void allow_calls_during_captures() noexcept {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   (void)cudaThreadExchangeStreamCaptureMode(&mode);

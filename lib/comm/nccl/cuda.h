@@ -13,6 +13,9 @@ namespace fsdp::comm::nccl {
 using GpuIdentity = std::array<uint8_t, 16>;
 GpuIdentity gpu_identity(int32_t index);
 
+// The major number of its compute capability.
+int32_t gpu_generation(int32_t index);
+
 // This thread asks about events while another one captures: that must not spoil the capture.
 void allow_calls_during_captures() noexcept;
 

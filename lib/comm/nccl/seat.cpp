@@ -27,6 +27,7 @@ Seat::Seat(std::shared_ptr<Team> host, device::Device &device, std::shared_ptr<c
       waiter_(waiter),
       failure_(failure),
       order_(features.order_implicit ? nullptr : LaunchOrder::of(device)),
+      windows_(features.windows),
       guard_(host_, failure, "NCCL") {}
 
 // The first rank's, or what went wrong there.
@@ -105,17 +106,16 @@ void Seat::register_all(Launches &launches) {
     if (!register_memory(launches.connection(), memory)) return start_over(launches);
 }
 
-// If one rank cannot use it, none may: NCCL's ranks would choose different algorithms. False: the communicator is of no
-// use any more, on any rank, and no memory is registered from now on.
-bool Seat::register_memory(Connection &connection, const KnownMemory &memory) {
-  const bool possible =
-      features_.windows ? library_->ncclCommWindowRegister != nullptr : library_->ncclCommRegister != nullptr;
-  if (!possible || !registers_) return true;
-  std::string why;
+bool Seat::can_register(bool windows) const noexcept {
+  return windows ? library_->ncclCommWindowRegister != nullptr : library_->ncclCommRegister != nullptr;
+}
+
+// What is worst of all ranks.
+Registration Seat::register_everywhere(Connection &connection, const KnownMemory &memory, std::string &why) {
   Registration mine;
   try {
     // Ranks that wait in vain for one that has failed must come to the exchange in time.
-    mine = connection.register_memory(memory.data, memory.bytes, features_.windows, waiter_.timeout_ms() / 4, why);
+    mine = connection.register_memory(memory.data, memory.bytes, windows_, waiter_.timeout_ms() / 4, why);
   } catch (const Error &error) {
     failure_.set(error);
     throw;
@@ -124,12 +124,34 @@ bool Seat::register_memory(Connection &connection, const KnownMemory &memory) {
   host_->all_gather(&mine, sizeof mine, all.data(), "memory registered with NCCL");
   const Registration worst = *std::max_element(all.begin(), all.end());
   if (worst != Registration::spoilt) connection.handle()->watch(true);
+  if (worst != Registration::done && why.empty()) why = "another rank's cannot be";
+  return worst;
+}
+
+// From 2.29.7 on a window that NCCL has no use for is registered in no other way either.
+bool Seat::take_buffers(const std::string &why) {
+  if (!windows_ || !can_register(false)) return false;
+  windows_ = false;
+  tell(FSDP_LOG_INFO, "NCCL's memory is registered as buffers instead of windows: rank {}: {}",
+       host_->world_rank(rank()), why);
+  return true;
+}
+
+// If one rank cannot use it, none may: NCCL's ranks would choose different algorithms. False: the communicator is of no
+// use any more, on any rank, and no memory is registered from now on.
+bool Seat::register_memory(Connection &connection, const KnownMemory &memory) {
+  if (!registers_ || !can_register(windows_)) return true;
+  std::string why;
+  const Registration worst = register_everywhere(connection, memory, why);
   if (worst == Registration::done) return true;
+  if (worst == Registration::refused) {
+    forget(connection, memory.data);
+    if (take_buffers(why)) return register_memory(connection, memory);
+  }
   if (!std::exchange(warned_, true))
     tell(FSDP_LOG_WARNING, "NCCL works with copies of memory that is not registered, which costs speed: rank {}: {}",
-         host_->world_rank(rank()), why.empty() ? "another rank's cannot be" : why);
+         host_->world_rank(rank()), why);
   registers_ = worst != Registration::spoilt;
-  if (registers_) forget(connection, memory.data);
   return registers_;
 }
 

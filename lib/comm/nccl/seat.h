@@ -19,7 +19,6 @@ struct Features {
   bool windows = false;         // memory is registered as windows, else as buffers
   bool copy_engines = false;    // gathers
   bool order_implicit = false;  // NCCL keeps the order of launches
-  bool premultiply = false;     // float16 sums: FSDP_NCCL_PREMUL
 };
 
 class Seat {
@@ -76,6 +75,9 @@ class Seat {
   void await_ends(std::span<const std::shared_ptr<Launches>> all);
   void register_all(Launches &launches);
   bool register_memory(Connection &connection, const KnownMemory &memory);
+  Registration register_everywhere(Connection &connection, const KnownMemory &memory, std::string &why);
+  bool can_register(bool windows) const noexcept;
+  bool take_buffers(const std::string &why);
   void start_over(Launches &launches);
   void forget(Connection &connection, void *data) noexcept;
   Rounds exchange_rounds(bool abandoned);
@@ -103,6 +105,7 @@ class Seat {
   std::vector<std::shared_ptr<Launches>> open_;  // in the order of their creation, as on every rank
   std::vector<KnownMemory> memory_;
   bool registers_ = true, warned_ = false;  // with NCCL
+  bool windows_;                            // ... as windows; else as buffers
   std::vector<Note> news_;
   Guard guard_;
 };

@@ -27,6 +27,8 @@ class NcclTeam final : public DeviceTeam {
   NcclTeam(std::shared_ptr<Team> host, std::shared_ptr<Seat> seat)
       : DeviceTeam(std::move(host), seat->device()), seat_(std::move(seat)) {}
 
+  const CollectiveTraits &traits() const noexcept override { return nccl_traits; }
+
   std::unique_ptr<Arena> create_parts(uint64_t part_bytes, const std::string &what) override {
     std::unique_ptr<NcclArena> arena;
     attempt_together(*host_, what, [&] { arena = std::make_unique<NcclArena>(seat_, part_bytes, what); });
@@ -37,9 +39,11 @@ class NcclTeam final : public DeviceTeam {
   // One block of all ranks is what it does anyway.
   std::unique_ptr<Communicator> create_communicator(const std::string &what, uint32_t reduction_block) override {
     if (reduction_block && reduction_block < size())
-      fail(FSDP_UNSUPPORTED,
-           "{}: sums in blocks of {} ranks by NCCL, which adds in an order of its own; FSDP_TRANSPORT_STAGING does it",
-           what, reduction_block);
+      fail(
+          FSDP_UNSUPPORTED,
+          "{}: sums in blocks of {} ranks by NCCL, which adds fp32 in an order of its own; FSDP_TRANSPORT_STAGING does "
+          "it",
+          what, reduction_block);
     return create<NcclCommunicator>(what);
   }
   std::unique_ptr<MessageCommunicator> create_message_communicator(const std::string &what, bool) override {

@@ -7,8 +7,15 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/device_team.h"
 
 namespace fsdp::comm::nccl {
+
+inline constexpr CollectiveTraits nccl_traits = [] {
+  CollectiveTraits traits = device_traits;
+  traits.receives_slices = true;
+  return traits;
+}();
 
 // Collective. With `obstacle`, what stands in the way is written there and NULL returned, on all ranks alike; without,
 // it is thrown as UNSUPPORTED.

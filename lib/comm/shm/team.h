@@ -16,7 +16,8 @@ inline constexpr CollectiveTraits shm_traits{.gathers_meet = false,
                                              .records_calls = false,
                                              .rounds_end_with_steps = true,
                                              .releases_tickets = true,
-                                             .rounds_before_sending = false};
+                                             .rounds_before_sending = false,
+                                             .receives_slices = false};
 
 class ShmTeam final : public Team {
  public:

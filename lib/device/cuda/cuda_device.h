@@ -46,6 +46,7 @@ class CudaDevice final : public Device {
   uint64_t allocations() const noexcept override { return allocations_.load(std::memory_order_relaxed); }
   std::string description() const override;
   int32_t index() const noexcept override { return core_.index; }
+  uint32_t streams() const noexcept override { return core_.streams.load(std::memory_order_relaxed); }
   void with_current(const std::function<void()> &body) const override {
     const DeviceScope scope(core_);
     body();

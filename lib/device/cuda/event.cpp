@@ -40,13 +40,15 @@ void CudaEvent::record(cudaStream_t stream, uint64_t capture, const std::string 
     on_host_ = false;
   }
   cudaEvent_t event = capture == 0 ? event_ : captured_event();
+  if (capture == 0) behind_ = true;  // its word is ahead of it, should CUDA refuse
   core_.check(cudaEventRecord(event, stream), "cudaEventRecord", stream_name);
+  if (capture == 0) behind_ = false;
   capture_ = capture;
   std::snprintf(stream_name_, sizeof stream_name_, "%s", stream_name.c_str());
 }
 
 void CudaEvent::write(cudaStream_t stream, const std::string &stream_name) {
-  if (stream != stream_ && !written()) enqueue_wait(event_, stream, stream_name);
+  if (stream != stream_ && !written()) enqueue_wait_outside(stream, stream_name);
   core_.check(core_.driver.stream_write_value(stream, word_->address(), count_ + 1, CU_STREAM_WRITE_VALUE_DEFAULT),
               "cuStreamWriteValue32", stream_name);
   word_->expect(++count_);
@@ -62,11 +64,17 @@ cudaEvent_t CudaEvent::captured_event() {
 }
 
 void CudaEvent::enqueue_wait(cudaStream_t stream, const std::string &stream_name) const {
-  enqueue_wait(capture() == 0 ? event_ : captured_event_, stream, stream_name);
+  if (capture() == 0) return enqueue_wait_outside(stream, stream_name);
+  core_.check(cudaStreamWaitEvent(stream, captured_event_, 0), "cudaStreamWaitEvent", stream_name);
 }
 
-void CudaEvent::enqueue_wait(cudaEvent_t event, cudaStream_t stream, const std::string &stream_name) const {
-  core_.check(cudaStreamWaitEvent(stream, event, 0), "cudaStreamWaitEvent", stream_name);
+// CUDA's event may be that of the record before: then who waits for it would come too early.
+void CudaEvent::enqueue_wait_outside(cudaStream_t stream, const std::string &stream_name) const {
+  if (behind_)
+    core_.check(core_.driver.stream_wait_value(stream, word_->address(), count_, CU_STREAM_WAIT_VALUE_GEQ),
+                "cuStreamWaitValue32", stream_name);
+  else
+    core_.check(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent", stream_name);
 }
 
 void CudaEvent::set_host(const HostEvent &host) noexcept {

@@ -45,7 +45,7 @@ class CudaEvent final : public Event {
  private:
   void write(cudaStream_t stream, const std::string &stream_name);
   cudaEvent_t captured_event();
-  void enqueue_wait(cudaEvent_t event, cudaStream_t stream, const std::string &stream_name) const;
+  void enqueue_wait_outside(cudaStream_t stream, const std::string &stream_name) const;
   bool written() const noexcept { return word_->reached(count_); }
 
   Core &core_;
@@ -55,6 +55,7 @@ class CudaEvent final : public Event {
   uint32_t count_;                 // the word's value when the last record outside of captures is done
   uint64_t capture_ = 0;           // of the last record
   cudaStream_t stream_ = nullptr;  // of the last record outside of captures
+  bool behind_ = false;            // CUDA refused the last record outside, whose word a stream writes all the same
   bool on_host_ = false;           // the last one outside was on a stream of the host
   HostEvent host_;
   char stream_name_[name_bytes] = "a stream";

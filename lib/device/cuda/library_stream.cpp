@@ -28,11 +28,13 @@ LibraryStream::LibraryStream(Core &core, const std::string &name)
       delay_(core.options, name) {
   stream_ = create(core, name_);
   core.add(*this);
+  ++core.streams;
 }
 
 // CUDA may wait for a stream that is not done.
 LibraryStream::~LibraryStream() {
   core_.remove(*this);
+  --core_.streams;
   const bool captured = core_.is_captured(stream_), marked = !captured && mark();
   const Remnant remnant{Remnant::stream, stream_};
   if (captured || (!marked && !is_known_to_be_done()))

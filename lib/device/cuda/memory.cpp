@@ -49,10 +49,9 @@ void DeviceMemory::map(const MemoryPlan &plan, const std::string &what) {
   mapped_ = mapped == CUDA_SUCCESS;
   core_.check(mapped, "cuMemMap", what);
   core_.check(released, "cuMemRelease", what);
-  CUmemAccessDesc access{};
-  access.location = plan.properties().location;
-  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  core_.check(core_.driver.mem_set_access(address_of(data_), reserved_bytes_, &access, 1), "cuMemSetAccess", what);
+  core_.check(
+      core_.driver.mem_set_access(address_of(data_), reserved_bytes_, plan.accesses().data(), plan.accesses().size()),
+      "cuMemSetAccess", what);
 }
 
 DeviceMemory::~DeviceMemory() { core_.give_back(remnant()); }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "device/cuda/core.h"
 
@@ -13,22 +14,25 @@ namespace fsdp::device::cuda {
 // windows and network cards can reach, or by cudaMalloc where it cannot be.
 class MemoryPlan {
  public:
-  explicit MemoryPlan(const Core &core);
+  explicit MemoryPlan(Core &core);
 
   bool is_virtual() const noexcept { return virtual_; }
   uint64_t granularity() const noexcept { return granularity_; }
   const CUmemAllocationProp &properties() const noexcept { return properties_; }
+  const std::vector<CUmemAccessDesc> &accesses() const noexcept { return accesses_; }
   const std::string &description() const noexcept { return description_; }  // with the reason, where it is not the best
 
  private:
   bool attribute(const Core &core, CUdevice_attribute which) const;
   void choose(const Core &core);
-  CUresult probe(const Core &core) const;
+  CUresult attempt(const Core &core, int handle_types, bool rdma);
+  void choose_readers(Core &core);
 
   bool virtual_ = false;
   uint64_t granularity_ = 0;
   CUdevice device_ = 0;
   CUmemAllocationProp properties_{};
+  std::vector<CUmemAccessDesc> accesses_;  // of this GPU, and of those of the process that can reach it
   std::string description_;
 };
 

@@ -7,8 +7,8 @@
 #error "the kernels promise exact bits: compile them without -ffast-math"
 #endif
 
-// Sanitizers look at addresses, which only the width of a vector decides: the shortest and the longest are enough. And at
-// threads, which nothing here has.
+// Sanitizers look at addresses, which only the width of a vector decides: the shortest and the longest are enough. And
+// at threads, which nothing here has.
 #if defined(__SANITIZE_THREAD__)
 #define HWY_COMPILE_ONLY_STATIC
 #elif defined(__SANITIZE_ADDRESS__)

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/queues.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <random>
+#include <vector>
+
+#include "engine/context.h"
+#include "engine/teams.h"
+
+namespace fsdp::engine {
+namespace {
+
+constexpr long usual_queues = 8, most_queues = 32;  // CUDA's
+
+struct Share {
+  uint64_t process;
+  int32_t gpu;
+  uint32_t streams;
+};
+
+// The same for two ranks exactly if they are of one process: process numbers are those of a host, or of a container.
+uint64_t name_process() {
+  static const uint64_t name = (uint64_t{std::random_device{}()} << 32) | std::random_device{}();
+  return name;
+}
+
+long count_queues() {
+  const char *text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");  // NOLINT(concurrency-mt-unsafe): the program owns it
+  const long asked = text ? std::strtol(text, nullptr, 10) : 0;
+  return asked < 1 ? usual_queues : std::min(asked, most_queues);
+}
+
+}  // namespace
+
+void warn_of_queues(Context &context, comm::Team &team) {
+  const device::Device &device = context.device();
+  if (device.traits().host_memory) return;
+  const Share mine{name_process(), device.index(), device.streams()};
+  std::vector<Share> all(team.size());
+  team.all_gather(&mine, sizeof mine, all.data(), "the streams of a GPU");
+  uint32_t ranks = 0, streams = 0, first = team.size();
+  for (uint32_t r = 0; r < team.size(); ++r) {
+    if (all[r].process != mine.process || all[r].gpu != mine.gpu) continue;
+    first = std::min(first, r);
+    ++ranks;
+    streams += all[r].streams;
+  }
+  const long queues = count_queues();
+  if (ranks == 1 || first != team.rank() || streams <= static_cast<uint32_t>(queues)) return;
+  context.log(
+      FSDP_LOG_WARNING,
+      format_text("{} ranks are threads of one process and share GPU {}: the {} streams that libfsdp has there are "
+                  "more than the {} queues that CUDA puts them into (CUDA_DEVICE_MAX_CONNECTIONS, at most {}), and "
+                  "streams of one queue may wait for each other for ever; take fewer ranks, processes or more "
+                  "GPUs",
+                  ranks, mine.gpu, streams, queues, most_queues));
+}
+
+}  // namespace fsdp::engine

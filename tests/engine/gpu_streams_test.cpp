@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// Streams of the caller's over simulated GPUs: those that the library has no reason to order do not wait for each
+// other, and those that it has do.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+
+#include "device.h"
+#include "graph.h"
+
+using namespace harness;
+
+namespace {
+
+constexpr size_t groups = 6;
+
+Scenario streams_scenario(uint32_t ranks) {
+  Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks);
+  setup.groups.clear();
+  for (size_t g = 0; g < groups; ++g) {
+    const std::string name = "layer." + std::to_string(g);
+    setup.groups.push_back({name, {{name + ".w", {64, 32}}, {name + ".v", {64}}}});
+  }
+  setup.set_dtype(FSDP_BFLOAT16);
+  setup.model.grad_dtype = FSDP_FLOAT32;
+  setup.model.max_pending_groups = groups;
+  setup.model.flags = FSDP_MODEL_FORCE_COMMUNICATION;
+  return setup;
+}
+
+void write(Rank &rank, size_t g, size_t p, cudaStream_t stream, float value, std::atomic<int> &written) {
+  fsdp_tensor grad = FSDP_TENSOR_INIT;
+  int32_t accumulate = 0;
+  FSDP(fsdp_acquire_grad(rank.groups[g], p, 0, stream, &grad, &accumulate));
+  CUDA(simulated::enqueue(stream, [=, &written, to = static_cast<float *>(grad.data), count = grad.element_count] {
+    for (uint64_t i = 0; i < count; ++i) to[i] = (accumulate ? to[i] : 0.0f) + value;
+    ++written;
+  }));
+}
+
+// Until so many kernels have run, or for so long.
+bool await(const std::atomic<int> &count, int wanted, double seconds) {
+  const double start = now();
+  while (count < wanted && now() - start < seconds) pause_ms(1);
+  return count >= wanted;
+}
+
+void expect_sums(Rank &rank, float first, float second) {
+  uint64_t count = 0;
+  FSDP(fsdp_get_shard_count(rank.model, &count));
+  EXPECT_GT(count, 0u);
+  for (uint64_t i = 0; i < count; ++i) {
+    fsdp_shard shard = FSDP_SHARD_INIT;
+    FSDP(fsdp_get_shard(rank.model, i, &shard));
+    std::vector<float> seen(shard.element_count);
+    std::memcpy(seen.data(), shard.main_grad, seen.size() * sizeof(float));  // simulated memory is the host's
+    for (const float sum : seen) ASSERT_EQ(sum, shard.param_index == 0 ? first : second) << shard.name;
+  }
+}
+
+// The gradients of every group come from two streams, of which the first is held up: nobody but the reduces waits for
+// it.
+void expect_apart(Scenario setup, bool slow_first) {
+  run_threads(setup, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, setup);
+    rank.load();
+    const Stream slow, quick;
+    std::atomic<bool> go{false};
+    std::atomic<int> slow_ones{0}, quick_ones{0};
+    for (int step = 0; step < 2; ++step) {
+      go = false;
+      CUDA(simulated::enqueue(slow, [&] {
+        while (!go) pause_ms(1);
+      }));
+      for (size_t g = groups; g-- > 0;) {
+        if (slow_first) write(rank, g, 0, slow, 3, slow_ones);
+        write(rank, g, 1, quick, 5, quick_ones);
+        if (!slow_first) write(rank, g, 0, slow, 3, slow_ones);
+        FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, quick));
+      }
+      EXPECT_TRUE(await(quick_ones, (step + 1) * int{groups}, 5)) << "step " << step << ", slow first " << slow_first;
+      EXPECT_EQ(slow_ones, step * int{groups});
+      go = true;
+      FSDP(fsdp_finish_grads(rank.model, 1, 0, quick));
+      CUDA(cudaStreamSynchronize(quick));
+      expect_sums(rank, 3, 5);
+      FSDP(fsdp_step_adamw(rank.model, 0.125, nullptr, quick));
+    }
+    CUDA(cudaStreamSynchronize(slow));
+    CUDA(cudaStreamSynchronize(quick));
+    FSDP(fsdp_close_context(context));
+  });
+}
+
+TEST(GpuStreams, WritersDoNotWaitForEachOther) {
+  for (const bool slow_first : {true, false}) expect_apart(streams_scenario(2), slow_first);
+}
+
+// More streams than there are events for: they share some, and what they wrote is there all the same.
+TEST(GpuStreams, ManyWritersAreAllWaitedFor) {
+  Scenario setup = streams_scenario(1);
+  setup.model.max_pending_groups = 2;
+  run_threads(setup, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, setup);
+    rank.load();
+    const std::vector<Stream> streams(7);
+    std::atomic<int> written{0};
+    for (size_t g = groups; g-- > 0;) {
+      for (size_t s = 0; s < streams.size(); ++s) {
+        nap(streams[s], 3);
+        write(rank, g, s % 2, streams[s], static_cast<float>(1 << s), written);
+      }
+      FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, streams[g]));
+    }
+    FSDP(fsdp_finish_grads(rank.model, 1, 0, streams[0]));
+    CUDA(cudaStreamSynchronize(streams[0]));
+    expect_sums(rank, 1 + 4 + 16 + 64, 2 + 8 + 32);
+    for (const Stream &stream : streams) CUDA(cudaStreamSynchronize(stream));
+    FSDP(fsdp_close_context(context));
+  });
+}
+
+// What kernels find in the weights of all groups, by group, each behind a nap on one of these streams.
+std::vector<std::vector<std::byte>> look(Rank &rank, const std::vector<Stream> &streams, int nap_ms) {
+  std::vector<std::vector<std::byte>> found(groups);
+  for (size_t g = 0; g < groups; ++g) {
+    const cudaStream_t stream = streams[g % streams.size()];
+    FSDP(fsdp_unshard(rank.groups[g], FSDP_FORWARD, 0, stream));
+    fsdp_tensor view = FSDP_TENSOR_INIT;
+    FSDP(fsdp_get_param(rank.groups[g], 0, FSDP_FORWARD, &view));
+    if (nap_ms) nap(stream, nap_ms);
+    found[g].resize(view.element_count * view.element_size);
+    CUDA(simulated::enqueue(stream, [from = view.data, &to = found[g]] { std::memcpy(to.data(), from, to.size()); }));
+    FSDP(fsdp_reshard(rank.groups[g], FSDP_FORWARD, 0, stream));
+  }
+  for (const Stream &stream : streams) CUDA(cudaStreamSynchronize(stream));
+  return found;
+}
+
+// The next gather into a buffer comes after all that read it, however slow they are on streams of their own.
+TEST(GpuStreams, AGatherWaitsForReaders) {
+  const Scenario setup = streams_scenario(2);
+  run_threads(setup, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, setup);
+    rank.load();
+    const std::vector<Stream> one(1), two(2), many(5);
+    const auto expected = look(rank, one, 0);
+    for (size_t g = 1; g < groups; ++g) EXPECT_NE(expected[g], expected[0]) << g;
+    for (const auto *streams : {&one, &two, &many})
+      EXPECT_EQ(look(rank, *streams, 20), expected) << streams->size() << " streams";
+    FSDP(fsdp_discard_step(rank.model, one[0]));
+    FSDP(fsdp_close_context(context));
+  });
+}
+
+}  // namespace
