@@ -172,7 +172,7 @@ TEST(TcpTamper, EncryptionNoticesAChangedBit) {
 
 // Of the first words within TLS, which come behind the proof and the greeting.
 TEST(TcpTamper, AHandshakeThatIsChangedIsNotTriedAgain) {
-  const Seen seen = sum_through(200, {.encryption = true}, true, 2'000);
+  const Seen seen = sum_through(200, {.encryption = true}, true, 1'000);
   EXPECT_TRUE(seen.changed);
   EXPECT_EQ(seen.errors[0].status, FSDP_PEER_FAILED) << seen.errors[0].message;
   EXPECT_EQ(seen.errors[0].origin_code, EPROTO) << seen.errors[0].message;

@@ -283,7 +283,7 @@ TEST(TcpTls, WhatIsLostIsTheEnd) {
   Linked ends;
   Words words;
   ends.say(0);
-  ends.links[1]->read(words);
+  for (int i = 0; i < 2; ++i) ends.links[1]->read(words);  // the first looks for what came with the handshake
   EXPECT_EQ(words.count, 1) << ends.links[1]->problem();
   const auto usual = ends.library.BIO_write;
   ends.library.BIO_write = [](BIO *, const void *, int) { return -1; };
@@ -336,7 +336,8 @@ TEST(TcpTls, ItsLibraryIsOpenedWhenItIsAskedFor) {
   const std::string missing = refusal_over("/nowhere/libssl.so.3"), other = refusal_over("libm.so.6");
   EXPECT_NE(missing.find("/nowhere/libssl.so.3"), std::string::npos) << missing;
   EXPECT_NE(missing.find("name it in FSDP_SSL_LIBRARY"), std::string::npos) << missing;
-  EXPECT_NE(other.find("libm.so.6 has no TLS_method: libssl of OpenSSL 3.0 or later is needed"), std::string::npos)
+  EXPECT_NE(other.find("libm.so.6 has no OPENSSL_init_ssl: libssl of OpenSSL 3.0 or later is needed"),
+            std::string::npos)
       << other;
   EXPECT_NO_THROW(create_tcp_net(0, "127.0.0.1", {.encryption = true}));
 }
