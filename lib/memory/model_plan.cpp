@@ -77,10 +77,6 @@ void plan_group(const ModelSpec &spec, ModelPlan &plan, uint32_t group) {
   place_compute(spec, plan, group);
   place_grads(spec, plan, group);
   place_sent(spec, plan, group);
-  for (const uint32_t b : plan.groups[group].buckets) {
-    place_optimizer_planes(spec, plan, plan.buckets[b]);
-    std::ranges::sort(plan.buckets[b].planes, {}, place_in_list);
-  }
 }
 
 void count_elements(ModelPlan &plan) {
@@ -167,6 +163,10 @@ ModelPlan plan_model(const ModelSpec &spec) {
   for (uint32_t g = 0; g < spec.groups.size(); ++g) {
     plan_part("group", spec.groups[g].name, [&] { plan_group(spec, plan, g); });
     plan.param_count += spec.groups[g].params.size();
+  }
+  for (BucketPlan &bucket : plan.buckets) {
+    plan_part("group", spec.groups[bucket.group].name, [&] { place_optimizer_planes(spec, plan, bucket); });
+    std::ranges::sort(bucket.planes, {}, place_in_list);
   }
   place_pools(spec, plan);
   count_elements(plan);
