@@ -38,7 +38,10 @@ BucketPlan make_bucket(const ModelSpec &spec, uint32_t group_index, std::vector<
   std::vector<layout::TensorSpec> tensors;
   for (const uint32_t index : params) tensors.push_back(tensor_of(group.params[index]));
   bucket.layout = layout::build_flat_layout(tensors, spec.mesh.slots());
-  if (bucket.quantization) bucket.scale_layout = layout::build_scale_layout(bucket.layout, tensors);
+  if (bucket.quantization)
+    bucket.scale_layout = scales_whole_tensors(bucket.quantization)
+                              ? layout::build_tensor_scale_layout(bucket.layout)
+                              : layout::build_scale_layout(bucket.layout, tensors);
   bucket.slices = spec.mesh.slices();
   bucket.params = std::move(params);
   return bucket;

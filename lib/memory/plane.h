@@ -58,13 +58,14 @@ enum class RegionId : uint8_t {
   rounded,
   norms,           // where ranks put what they measure of their gradients
   device_norms,    // ... of a device, which the host does not wait for
+  amaxes,          // the largest magnitudes of parameters with one scale, of this rank and of all, and the scales
   steps,           // of a device: the numbers of a step that graphs read
   staging,         // of parameters on their way in and out
   save_staging,    // of checkpoints on their way to the disk
   messages,        // of ranks on the outer axis
   device_messages  // ... and of those whose memory peers cannot read
 };
-inline constexpr size_t region_count = 19;
+inline constexpr size_t region_count = 20;
 
 // Who reads a region, and whose it is.
 enum class Reach : uint8_t {
