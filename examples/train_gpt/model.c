@@ -149,10 +149,11 @@ uint64_t model_hash_weights(struct model *model) {
   return hash;
 }
 
-/* MXFP8 has two forms of a byte each, with a scale for 32; FP8 blocks have a scale for 128 x 128. */
+/* MXFP8 has two forms of a byte each, with a scale for 32; FP8 has one scale, FP8 blocks one for 128 x 128. */
 static uint64_t count_compute_bytes(const struct parameter *parameter) {
   const uint64_t *shape = parameter->shape;
   switch (parameter->quantization) {
+    case FSDP_QUANTIZE_FP8: return parameter->count + 4;
     case FSDP_QUANTIZE_MXFP8: return 2 * (parameter->count + parameter->count / 32);
     case FSDP_QUANTIZE_FP8_BLOCK: return parameter->count + 4 * ((shape[0] + 127) / 128) * ((shape[1] + 127) / 128);
     default: return parameter->count * fsdp_get_dtype_size(parameter->dtype);

@@ -26,7 +26,11 @@ static const struct choice strategies[] = {{"no_shard", FSDP_STRATEGY_NO_SHARD},
                                            {NULL, 0}};
 static const struct choice dtypes[] = {{"fp32", FSDP_FLOAT32}, {"bf16", FSDP_BFLOAT16}, {NULL, 0}};
 static const struct choice quantizations[] = {
-    {"none", 0}, {"mxfp8", FSDP_QUANTIZE_MXFP8}, {"fp8_block", FSDP_QUANTIZE_FP8_BLOCK}, {NULL, 0}};
+    {"none", 0},
+    {"fp8", FSDP_QUANTIZE_FP8},
+    {"mxfp8", FSDP_QUANTIZE_MXFP8},
+    {"fp8_block", FSDP_QUANTIZE_FP8_BLOCK},
+    {NULL, 0}};
 static const struct choice unshard_modes[] = {
     {"mapped", FSDP_UNSHARD_MAPPED}, {"copied", FSDP_UNSHARD_COPIED}, {NULL, 0}};
 static const struct choice outer_strategies[] = {{"no_shard", FSDP_OUTER_NO_SHARD},

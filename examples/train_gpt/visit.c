@@ -32,18 +32,31 @@ static const float *read_as_float(struct model *model, const fsdp_tensor *tensor
   return out;
 }
 
+/* What shares a scale. */
+static void set_block(struct quantized *weights, fsdp_quantization quantization, int columns) {
+  switch (quantization) {
+    case FSDP_QUANTIZE_MXFP8:
+      weights->block_rows = columns ? 32 : 1;
+      weights->block_columns = columns ? 1 : 32;
+      return;
+    case FSDP_QUANTIZE_FP8_BLOCK: weights->block_rows = weights->block_columns = 128; return;
+    default: /* all of it */
+      weights->block_rows = weights->codes.shape[0];
+      weights->block_columns = weights->codes.shape[1];
+  }
+}
+
 /* So are codes, times their scales. What is multiplied by the transpose, as BACKWARD does, reads those of columns. */
 static const float *read_quantized(struct model *model, const struct parameter_group *group, size_t index,
                                    fsdp_phase phase, uint64_t *converted) {
   struct quantized weights = {.codes = FSDP_TENSOR_INIT, .scales = FSDP_TENSOR_INIT};
-  const int is_mxfp8 = group->parameters[index].quantization == FSDP_QUANTIZE_MXFP8;
-  const int columns = is_mxfp8 && phase == FSDP_BACKWARD;
-  weights.block_rows = !is_mxfp8 ? 128 : columns ? 32 : 1;
-  weights.block_columns = !is_mxfp8 ? 128 : columns ? 1 : 32;
+  const fsdp_quantization quantization = group->parameters[index].quantization;
+  const int columns = quantization == FSDP_QUANTIZE_MXFP8 && phase == FSDP_BACKWARD;
   CHECK(model->context,
         fsdp_get_plane(group->handle, index, phase, columns ? FSDP_PLANE_COLUMN : FSDP_PLANE_ROW, &weights.codes));
   CHECK(model->context, fsdp_get_plane(group->handle, index, phase,
                                        columns ? FSDP_PLANE_COLUMN_SCALE : FSDP_PLANE_ROW_SCALE, &weights.scales));
+  set_block(&weights, quantization, columns);
   float *out = model->converted + *converted;
   device_dequantize(model->device, out, &weights);
   *converted += weights.codes.element_count;

@@ -63,13 +63,12 @@ void read_box(const fsdp_param &given, uint64_t index, memory::ParamSpec &param,
 }
 
 void read_quantization(const fsdp_param &given, uint64_t index, memory::ParamSpec &param, const char *call) {
-  if (given.quantization != 0 && given.quantization != FSDP_QUANTIZE_MXFP8 &&
-      given.quantization != FSDP_QUANTIZE_FP8_BLOCK)
+  if (given.quantization < 0 || given.quantization > FSDP_QUANTIZE_FP8_BLOCK)
     fail(FSDP_INVALID_ARGUMENT,
-         "{}: {} is {}, it must be 0 (none), FSDP_QUANTIZE_MXFP8 ({}) or "
+         "{}: {} is {}, it must be 0 (none), FSDP_QUANTIZE_FP8 ({}), FSDP_QUANTIZE_MXFP8 ({}) or "
          "FSDP_QUANTIZE_FP8_BLOCK ({})",
-         call, field_of(index, param, "quantization"), given.quantization, FSDP_QUANTIZE_MXFP8 + 0,
-         FSDP_QUANTIZE_FP8_BLOCK + 0);
+         call, field_of(index, param, "quantization"), given.quantization, FSDP_QUANTIZE_FP8 + 0,
+         FSDP_QUANTIZE_MXFP8 + 0, FSDP_QUANTIZE_FP8_BLOCK + 0);
   if (given.reserved)
     fail(FSDP_INVALID_ARGUMENT, "{}: {} is {:#x}, it must be 0", call, field_of(index, param, "reserved"),
          given.reserved);

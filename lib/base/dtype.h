@@ -34,6 +34,7 @@ constexpr const char *dtype_name(fsdp_dtype dtype) {
 
 constexpr const char *quantization_name(fsdp_quantization quantization) {
   switch (quantization) {
+    case FSDP_QUANTIZE_FP8: return "fp8";
     case FSDP_QUANTIZE_MXFP8: return "mxfp8";
     case FSDP_QUANTIZE_FP8_BLOCK: return "fp8_block";
     default: return "none";

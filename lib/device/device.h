@@ -66,6 +66,10 @@ class Stream {
   // fp32 to codes with a scale for each block, see device/quantize.h
   virtual void quantize_mxfp8(const Mxfp8Quantize &work) = 0;
   virtual void quantize_fp8_blocks(const Fp8BlockQuantize &work) = 0;
+  // ... or one for all, of the largest magnitude that any rank has of them: *amax = this rank's, 0 of no numbers
+  virtual void find_amax(float *amax, const float *values, uint64_t count, bool via_bf16) = 0;
+  virtual void find_fp8_scales(const Fp8Scales &work) = 0;
+  virtual void quantize_fp8(const Fp8Quantize &work) = 0;
   // to += from in to's dtype, computed in fp32 and rounded once
   virtual void add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) = 0;
   virtual void scale(float *values, float factor, uint64_t count) = 0;

@@ -54,6 +54,15 @@ struct Fp8BlockDequantize {
   uint64_t rows, columns;
 };
 
+// Of `count` tensors: each rank has told the largest magnitude that it has of each, one rank after the other.
+struct Fp8Scales {
+  const float *amaxes;
+  uint32_t ranks;
+  uint64_t count;
+  bool power_of_two;
+  float *scales, *scale_inv;
+};
+
 // One scale for all numbers.
 struct Fp8Quantize {
   const float *from;
@@ -118,6 +127,16 @@ FSDP_BOTH constexpr float fp8_scale(float amax, bool power_of_two) {
   const uint32_t scale = fp32_bits(E4M3::value(E4M3::Layout::largest) / fp32_of(bits));
   const uint32_t finite = scale < fp32_infinity ? scale : fp32_infinity - 1;
   return fp32_of(power_of_two ? finite & fp32_infinity : finite);
+}
+
+// Magnitudes, of which NaN is none: their bits have the same order.
+FSDP_BOTH constexpr float largest_amax(const Fp8Scales &work, uint64_t index) {
+  uint32_t largest = 0;
+  for (uint32_t r = 0; r < work.ranks; ++r) {
+    const uint32_t told = fp32_bits(work.amaxes[r * work.count + index]);
+    largest = told > largest ? told : largest;
+  }
+  return fp32_of(largest);
 }
 
 // The sign is the number's, also of a NaN: GPUs give the NaNs that they make no sign.

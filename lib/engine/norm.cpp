@@ -26,16 +26,11 @@ void Optimizer::measure_squares(double *squares, device::Stream &caller) {
   }
 }
 
-// The ranks that hold different slots: replicas hold the same, and come to the same.
-comm::Team &Optimizer::holders() const {
-  return runtime_.spec.mesh.slices() > 1 ? *runtime_.teams.all : runtime_.inner();
-}
-
 // Every holder's values go to all_values(), in the order of its ranks.
 void Optimizer::exchange(const double *own, size_t count, const char *what) {
   const WaitSpan span(runtime_, WaitKind::peers);
   const trace::FlightScope flight(*runtime_.flights.meetings, what, count * sizeof(double));
-  holders().all_gather(own, count * sizeof(double), all_values(), what);
+  runtime_.holders().all_gather(own, count * sizeof(double), all_values(), what);
 }
 
 // Hands every parameter's values of all slots, in order, to `take`, some parameters at a time.
@@ -79,7 +74,7 @@ NormDispute Optimizer::meet_for_norm(double max_norm) {
   const double share = norm_.callers_tell() ? *norm_.share() : 0;
   const double own[told] = {share, max_norm, std::bit_cast<double>(runtime_.step.scalings().hash())};
   exchange(own, told, "the gradient norm");
-  comm::Team &team = holders();
+  comm::Team &team = runtime_.holders();
   const auto scalings = [&](uint32_t r) { return std::bit_cast<uint64_t>(all_values()[told * r + 2]); };
   for (uint32_t r = 1; r < team.size(); ++r) {
     const double limit = all_values()[1], other = all_values()[told * r + 1];

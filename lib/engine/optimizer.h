@@ -83,7 +83,6 @@ class Optimizer {
   NormDispute meet_for_norm(double max_norm);
   // squares: of the model, then of all of the further mesh.
   NormDispute exchange_further(const layout::Mesh &further, double max_norm, double &squares, const NormDispute &own);
-  comm::Team &holders() const;
   void exchange(const double *own, size_t count, const char *what);
   template <class Take>
   void exchange_values(Take take);

@@ -142,13 +142,13 @@ void Outer::gather_grads(Group &group, uint64_t version) {
   stream_->record(*group.grad.summed);
 }
 
-void Outer::gather_norm(std::byte *whole, uint64_t bytes, const device::Event &after, uint64_t version) {
+void Outer::gather_values(const Traced &of, std::byte *whole, uint64_t bytes, const device::Event &after,
+                          uint64_t version) {
   stream_->wait(after);
   const comm::WholeSpan span{whole, bytes};
-  const Traced norm("the gradient norm");
-  trace_->begin("all_gather", norm, bytes * mesh_.outer_size);
-  sums_->all_gather({&span, 1}, {norm_tag, norm.in_flight}, *stream_);
-  trace_->end("all_gather", norm, bytes * mesh_.outer_size, version, *sums_);
+  trace_->begin("all_gather", of, bytes * mesh_.outer_size);
+  sums_->all_gather({&span, 1}, {no_group, of.in_flight}, *stream_);
+  trace_->end("all_gather", of, bytes * mesh_.outer_size, version, *sums_);
 }
 
 void Outer::gather_weights(Group &group, uint64_t version) {

@@ -26,8 +26,8 @@ struct OuterStats {
   uint64_t sent_bytes = 0;
 };
 
-// The number of the collectives that are about a norm and no group.
-inline constexpr uint32_t norm_tag = ~uint32_t{0};
+// The number of the collectives that are about no group: numbers of all parameters.
+inline constexpr uint32_t no_group = ~uint32_t{0};
 
 // What calls change of it (state.h).
 struct OuterState {
@@ -55,8 +55,8 @@ class Outer {
   void reduce(Group &group, uint32_t turn, bool accumulate, uint64_t version);
   // Whole main grads of no_shard groups: brings the slots of other outer ranks, where they are divided.
   void gather_grads(Group &group, uint64_t version);
-  // The shares that other outer ranks have of a norm, each a piece of so many bytes at its place, after the event.
-  void gather_norm(std::byte *whole, uint64_t bytes, const device::Event &after, uint64_t version);
+  // What other outer ranks have of such numbers, each a piece of so many bytes at its place, after the event.
+  void gather_values(const Traced &of, std::byte *whole, uint64_t bytes, const device::Event &after, uint64_t version);
   // Brings the updated compute weights of other outer ranks.
   void gather_weights(Group &group, uint64_t version);
   bool gathers() const { return gathers_; }

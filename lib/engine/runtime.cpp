@@ -38,6 +38,7 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
     marks.order = device.create_event();
     marks.window_work = device.create_event();
     marks.norm = device.create_event();
+    marks.amaxes = device.create_event();
     if (has_graphs) replays.make_room();
   });
   storage = std::make_unique<Storage>(spec, plan, arenas, teams, device, early);
@@ -213,7 +214,8 @@ std::vector<device::Stream *> Runtime::library_streams() const {
 }
 
 std::vector<device::Event *> Runtime::events() const {
-  std::vector<device::Event *> events{marks.published.get(), marks.window_work.get(), marks.norm.get()};
+  std::vector<device::Event *> events{marks.published.get(), marks.window_work.get(), marks.norm.get(),
+                                      marks.amaxes.get()};
   if (outer) events.insert(events.end(), {outer->partial_free(0), outer->partial_free(1)});
   const auto add = [&](device::Event &event) { events.push_back(&event); };
   for (const Group &group : groups) {

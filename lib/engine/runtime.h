@@ -50,6 +50,7 @@ struct Marks {
   std::unique_ptr<device::Event> published;        // the compute weights of this version are written
   std::unique_ptr<device::Event> window_work;      // what calls of the update window have given to their streams
   std::unique_ptr<device::Event> norm;             // the last norm that was asked for is known
+  std::unique_ptr<device::Event> amaxes;           // the scales of what is being published are
   std::unique_ptr<device::Event> finished, order;  // of the moment: until when somebody waits, who comes after whom
 };
 
@@ -88,6 +89,8 @@ class Runtime {
   Replays replays;
 
   comm::Team &inner() const { return *teams.inner; }
+  // The ranks that hold different slots: replicas hold the same, and come to the same.
+  comm::Team &holders() const { return spec.mesh.slices() > 1 ? *teams.all : inner(); }
   // Of both axes: how what they exchange behaves.
   const comm::CollectiveTraits &collectives() const { return teams.inner_data->traits(); }
   bool communicates() const { return spec.communicates(); }

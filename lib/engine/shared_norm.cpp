@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/shared_norm.h"
 
+#include "engine/gather_values.h"
+
 namespace fsdp::engine {
 namespace {
 
@@ -26,10 +28,7 @@ SharedNorm::SharedNorm(Runtime &runtime) : runtime_(runtime) {
   share_ = reinterpret_cast<double *>(head);
   norm_ = norm_at(head);
   copy_ = norm_at(host);
-  const uint32_t neighbours = mesh.slices() > 1 ? mesh.outer_index(runtime.teams.all->rank()) * mesh.inner_size : 0;
-  own_ = {{device.arena.get(), device.arena_offset, device.stride},
-          reinterpret_cast<std::byte *>(shares_ + neighbours),
-          sizeof(double)};
+  own_ = {device.arena.get(), device.arena_offset, device.stride};
 }
 
 void SharedNorm::find(double max_norm, device::Stream &caller) {
@@ -40,25 +39,11 @@ void SharedNorm::find(double max_norm, device::Stream &caller) {
   last.record(*runtime_.marks.norm);
 }
 
-// Of the ranks of the inner axis first, then of those of the outer one where it divides slots.
 device::Stream &SharedNorm::gather(device::Stream &caller) {
-  CollectiveStream &reduces = runtime_.reduces;
-  const layout::Mesh &mesh = runtime_.spec.mesh;
-  const uint64_t bytes = own_.bytes * mesh.inner_size, version = runtime_.step.version();
-  caller.record(*runtime_.marks.order);
-  if (!runtime_.marks.order->done()) reduces.stream->wait(*runtime_.marks.order);
-  if (runtime_.communicates()) {
-    const Traced norm("the gradient norm");
-    reduces.trace->begin("all_gather", norm, bytes);
-    reduces.comm->all_gather({&own_, 1}, {norm_tag, norm.in_flight}, *reduces.stream);
-    reduces.trace->end("all_gather", norm, bytes, version, *reduces.comm);
-  } else {
-    reduces.stream->copy(own_.to, share_, own_.bytes);
-  }
-  if (mesh.slices() == 1) return *reduces.stream;
-  reduces.stream->record(*runtime_.marks.norm);
-  runtime_.outer->gather_norm(reinterpret_cast<std::byte *>(shares_), bytes, *runtime_.marks.norm, version);
-  return runtime_.outer->stream();
+  return gather_values(runtime_,
+                       {Traced("the gradient norm"), own_, reinterpret_cast<std::byte *>(share_),
+                        reinterpret_cast<std::byte *>(shares_), sizeof(double), *runtime_.marks.norm},
+                       caller);
 }
 
 void SharedNorm::await(device::Stream &caller) { runtime_.wait(*runtime_.marks.norm, WaitKind::peers, caller); }

@@ -22,7 +22,7 @@ class SharedNorm {
   double *share() const { return share_; }
   // Do the shares of all travel in the meeting of the callers, who have them when they meet? Else by the library's
   // streams.
-  bool callers_tell() const { return !own_.from.arena; }
+  bool callers_tell() const { return !own_.arena; }
   double *shares() const { return shares_; }  // one a rank that holds slots
   // The share is written on the caller's stream, and those of all ranks are there if callers tell them.
   void find(double max_norm, device::Stream &caller);
@@ -37,9 +37,9 @@ class SharedNorm {
 
   Runtime &runtime_;
   double *squares_, *share_, *shares_;
-  device::Norm *norm_;    // on the device
-  device::Norm *copy_;    // ... and for the host
-  comm::GatherSpan own_;  // this rank's share, to all inner ranks
+  device::Norm *norm_;  // on the device
+  device::Norm *copy_;  // ... and for the host
+  comm::Source own_;    // this rank's share, for all inner ranks
 };
 
 }  // namespace fsdp::engine

@@ -105,6 +105,7 @@ void Storage::allocate_arenas() {
     allocated(plan_.region(RegionId::lent_grads)) += lent;
   }
   allocate_parts(RegionId::device_norms, 0);
+  if (plan_.region(RegionId::amaxes).reach == Reach::parts) allocate_parts(RegionId::amaxes, 0);
   allocate_parts(RegionId::staging, 0);
   for (const memory::RegionPlan &plan : plan_.regions)
     if (plan.by_comm) allocated(plan) += plan.bytes;  // the outer axis and the device's teams have made it

@@ -78,5 +78,7 @@ FlatLayout build_flat_layout(std::span<const TensorSpec> tensors, uint32_t ranks
 // empty string or what is broken. For tests and debug mode.
 std::string validate(const FlatLayout &layout, std::span<const TensorSpec> tensors);
 std::string validate_scales(const FlatLayout &layout, const FlatLayout &scales, std::span<const TensorSpec> tensors);
+// ... where each tensor has one.
+std::string validate_tensor_scales(const FlatLayout &layout, const FlatLayout &scales);
 
 }  // namespace fsdp::layout

@@ -110,4 +110,15 @@ std::string validate_scales(const FlatLayout &layout, const FlatLayout &scales, 
   return check_overlap(scales);
 }
 
+std::string validate_tensor_scales(const FlatLayout &layout, const FlatLayout &scales) {
+  if (scales.tensors.size() != layout.tensors.size() || scales.ranks != layout.ranks)
+    return format_text("scales of {} tensors on {} ranks, elements of {} on {}", scales.tensors.size(), scales.ranks,
+                       layout.tensors.size(), layout.ranks);
+  if (std::string broken = check_sub_buckets(scales); !broken.empty()) return format_text("scales: {}", broken);
+  for (size_t i = 0; i < scales.tensors.size(); ++i)
+    if (const Placement &placed = scales.tensors[i]; placed.count != 1 || placed.full_offset >= scales.full_count)
+      return format_text("tensor {}: {} scales at {} of {}", i, placed.count, placed.full_offset, scales.full_count);
+  return check_overlap(scales);
+}
+
 }  // namespace fsdp::layout

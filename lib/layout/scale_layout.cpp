@@ -58,4 +58,16 @@ FlatLayout build_scale_layout(const FlatLayout &elements, std::span<const Tensor
   return layout;
 }
 
+FlatLayout build_tensor_scale_layout(const FlatLayout &elements) {
+  FlatLayout layout;
+  layout.ranks = elements.ranks;
+  layout.hash = elements.hash;
+  layout.used_count = elements.tensors.size();
+  layout.shard_count = divide_up(layout.used_count, uint64_t{layout.ranks});
+  layout.full_count = checked_multiply(layout.shard_count, layout.ranks, "scales of the full buffer");
+  layout.sub_buckets = {{1, layout.shard_count, 0, 0}};
+  for (uint64_t i = 0; i < layout.used_count; ++i) layout.tensors.push_back({0, i, 1, 1, 1});
+  return layout;
+}
+
 }  // namespace fsdp::layout

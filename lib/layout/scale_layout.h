@@ -18,4 +18,7 @@ Packing pack_granules(std::span<const Placement> tensors, std::span<const Tensor
 // the elements do.
 FlatLayout build_scale_layout(const FlatLayout &elements, std::span<const TensorSpec> specs);
 
+// One scale for each tensor, in their order, wherever its elements are: what all ranks know, each writes its share of.
+FlatLayout build_tensor_scale_layout(const FlatLayout &elements);
+
 }  // namespace fsdp::layout

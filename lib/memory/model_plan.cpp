@@ -39,8 +39,9 @@ BucketPlan make_bucket(const ModelSpec &spec, uint32_t group_index, std::vector<
   for (const uint32_t index : params) tensors.push_back(tensor_of(group.params[index]));
   bucket.layout = layout::build_flat_layout(tensors, spec.mesh.slots());
   if (bucket.quantization)
-    bucket.scale_layout =
-        std::make_shared<const layout::FlatLayout>(layout::build_scale_layout(bucket.layout, tensors));
+    bucket.scale_layout = std::make_shared<const layout::FlatLayout>(
+        scales_whole_tensors(bucket.quantization) ? layout::build_tensor_scale_layout(bucket.layout)
+                                                  : layout::build_scale_layout(bucket.layout, tensors));
   bucket.slices = spec.mesh.slices();
   bucket.params = std::move(params);
   return bucket;

@@ -92,6 +92,7 @@ struct ModelPlan {
   PoolPlan grad_pool;
   uint64_t acted_message_bytes = 0;  // of RegionId::messages, what only real hosts would use
   uint64_t param_count = 0;          // parameters of the model
+  uint64_t amax_count = 0;           // ... of which the ranks find one scale together
   uint64_t element_count = 0;
   uint64_t padding_count = 0;
   uint64_t layout_hash = 0;
@@ -105,6 +106,7 @@ struct ModelPlan {
 // Parameters whose norms travel at once: scratch must not grow as parameters times ranks.
 inline constexpr uint64_t norm_chunk = 64;
 inline constexpr uint64_t norm_head_bytes = 128;  // a rank's share of the norm of all, and that norm: shared_norm.h
+inline constexpr uint64_t amax_chunk = 512;       // ... and parameters whose amaxes do
 inline constexpr uint64_t page_bytes = 4096;
 inline constexpr uint64_t adamw_step_bytes = 64;  // the numbers of one step, with room
 inline constexpr uint64_t buffer_alignment = 512;

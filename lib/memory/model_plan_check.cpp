@@ -15,7 +15,9 @@ std::string check_bucket(const BucketPlan &bucket, const GroupSpec &group) {
   std::vector<layout::TensorSpec> tensors;
   for (const uint32_t index : bucket.params) tensors.push_back(tensor_of(group.params[index]));
   std::string broken = validate(bucket.layout, tensors);
-  if (broken.empty() && bucket.quantization) broken = validate_scales(bucket.layout, *bucket.scale_layout, tensors);
+  if (broken.empty() && bucket.quantization)
+    broken = scales_whole_tensors(bucket.quantization) ? validate_tensor_scales(bucket.layout, *bucket.scale_layout)
+                                                       : validate_scales(bucket.layout, *bucket.scale_layout, tensors);
   return broken.empty() ? broken : format_text("a bucket of group '{}': {}", group.name, broken);
 }
 

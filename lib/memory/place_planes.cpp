@@ -218,6 +218,7 @@ void name_regions(ModelPlan &plan) {
   name(Id::received, FSDP_ROLE_REDUCE, "gradients of all ranks");
   name(Id::norms, FSDP_ROLE_STAGING, "norms");
   name(Id::device_norms, FSDP_ROLE_STAGING, "norms of a device", Reach::parts);
+  name(Id::amaxes, FSDP_ROLE_STAGING, "amaxes of parameters");
   name(Id::steps, FSDP_ROLE_STAGING, "the numbers of a step");
   name(Id::staging, FSDP_ROLE_STAGING, "staging", Reach::parts);
   name(Id::save_staging, FSDP_ROLE_STAGING, "checkpoints on their way to the disk");
@@ -353,6 +354,20 @@ void place_pools(const ModelSpec &spec, ModelPlan &plan) {
       place_full_grad(plan, plan.groups[g], checked_add(pool, plan.grad_pool.offsets[g], full_grads));
 }
 
+// This rank's, those of all ranks that hold slots, then scales and their inverses. Ranks of a host tell each other when
+// they meet; those of a device read each other's.
+void size_amaxes(const ModelSpec &spec, ModelPlan &plan) {
+  for (const BucketPlan &bucket : plan.buckets)
+    if (!bucket.frozen && scales_whole_tensors(bucket.quantization)) plan.amax_count += bucket.params.size();
+  if (!plan.amax_count) return;
+  RegionPlan &region = plan.region(RegionId::amaxes);
+  const uint64_t told = checked_multiply(std::min(plan.amax_count, amax_chunk), spec.mesh.slots(), region.what);
+  region.bytes = checked_multiply(checked_add(3 * plan.amax_count, told, region.what), sizeof(float), region.what);
+  if (spec.host_memory) return;
+  region.reach = Reach::parts;
+  region.bytes = round_up(region.bytes, page_bytes, region.what);
+}
+
 void size_scratch(const ModelSpec &spec, ModelPlan &plan) {
   for (const RegionId id : {RegionId::whole_compute, RegionId::sharded_compute})
     plan.region(id).bytes = round_up(plan.region(id).bytes, page_bytes, plan.region(id).what);
@@ -363,6 +378,7 @@ void size_scratch(const ModelSpec &spec, ModelPlan &plan) {
   };
   plan.region(RegionId::norms).bytes = norms_of(norm_chunk);
   plan.region(RegionId::device_norms).bytes = spec.host_memory ? 0 : round_up(norms_of(1), page_bytes, "norms");
+  size_amaxes(spec, plan);
   plan.region(RegionId::steps).bytes = spec.host_memory ? 0 : count_step_kinds(spec) * adamw_step_bytes;
   plan.region(RegionId::save_staging).bytes = spec.save_staging_bytes;
   plan.region(RegionId::messages).bytes = spec.message_bytes;

@@ -60,6 +60,7 @@ enum class RegionId : uint8_t {
   received,
   norms,           // where ranks put what they measure of their gradients
   device_norms,    // ... of a device, which the host does not wait for
+  amaxes,          // the largest magnitudes of parameters with one scale, of this rank and of all, and the scales
   steps,           // of a device: the numbers of a step that graphs read
   staging,         // of parameters on their way in and out
   save_staging,    // of checkpoints on their way to the disk

@@ -11,22 +11,24 @@
 namespace fsdp::memory {
 namespace {
 
-// What of a matrix shares a scale.
+// What of a matrix shares a scale; 0 x 0: all of the parameter.
 struct BlockSize {
   uint64_t rows, columns;
 };
 
 struct Quantization {
   const char *name;
-  uint64_t granule_rows;  // rows of a matrix that stay together: a block of every form
+  uint64_t granule_rows;  // rows of a matrix that stay together: a block of every form; 0: no matter which
   bool edges;             // may blocks at the edges be smaller?
   fsdp_dtype scale_dtype;
   std::vector<BlockSize> forms;
 };
 
 const Quantization &find_quantization(fsdp_quantization number) {
+  static const Quantization fp8{"FSDP_QUANTIZE_FP8", 0, true, FSDP_FLOAT32, {{0, 0}}};
   static const Quantization mxfp8{"FSDP_QUANTIZE_MXFP8", 32, false, FSDP_E8M0, {{1, 32}, {32, 1}}};
   static const Quantization fp8_block{"FSDP_QUANTIZE_FP8_BLOCK", 128, true, FSDP_FLOAT32, {{128, 128}}};
+  if (number == FSDP_QUANTIZE_FP8) return fp8;
   return number == FSDP_QUANTIZE_MXFP8 ? mxfp8 : fp8_block;
 }
 
@@ -63,10 +65,14 @@ bool has_forms(const GroupSpec &group) {
   });
 }
 
+bool scales_whole_tensors(fsdp_quantization quantization) {
+  return quantization && find_quantization(quantization).granule_rows == 0;
+}
+
 // All forms have as many scales for a granule, so that one layout serves them.
 layout::TensorSpec tensor_of(const ParamSpec &param) {
   layout::TensorSpec tensor{param.shape, param.granule, param.granule_rows};
-  if (!param.quantized()) return tensor;
+  if (!param.quantized() || scales_whole_tensors(param.quantization)) return tensor;
   const Quantization &kind = find_quantization(param.quantization);
   tensor.granule = FSDP_GRANULE_BLOCK;
   tensor.granule_rows = granule_rows(param, kind.granule_rows);
@@ -83,6 +89,7 @@ layout::TensorSpec tensor_of(const ParamSpec &param) {
 std::vector<std::vector<uint64_t>> scale_shapes(const ParamSpec &param) {
   std::vector<std::vector<uint64_t>> shapes;
   if (!param.quantized()) return shapes;
+  if (scales_whole_tensors(param.quantization)) return {std::vector<uint64_t>(param.shape.size(), 1)};
   for (const BlockSize block : find_quantization(param.quantization).forms) {
     std::vector<uint64_t> &shape = shapes.emplace_back(param.shape);
     shape.back() = divide_up(shape.back(), block.columns);
@@ -98,6 +105,7 @@ std::optional<std::string> find_misfit(const ParamSpec &param, const std::string
   const size_t dimensions = param.shape.size();
   if (param.frozen())
     return format_text("{} makes its codes of main weights, which an FSDP_PARAM_FROZEN parameter has not", which);
+  if (scales_whole_tensors(param.quantization)) return {};
   if (dimensions < 2) return format_text("{} needs a matrix, 2 dimensions or more, but it has {}", which, dimensions);
   const uint64_t rows = param.shape[dimensions - 2], least = kind.granule_rows;
   if ((dimensions > 2 || !kind.edges) && rows % least)

@@ -5,6 +5,7 @@
 //               multiplied from the left reads one of them, its gradient the other, and neither can be made of the
 //               other
 //   FP8_BLOCK   codes in E4M3 and an fp32 scale for 128 x 128 of them, one form for all phases
+//   FP8         codes in E4M3 and one fp32 scale for all of them, which the ranks that have parts find together
 //
 // The matrix is that of the last two dimensions, all before them count matrices: a block lies in one matrix.
 #pragma once
@@ -24,7 +25,10 @@ std::vector<PlanePlan> published_planes(fsdp_dtype dtype, fsdp_quantization quan
 // Is a parameter of the group stored in two forms?
 bool has_forms(const GroupSpec &group);
 
-// Where a parameter may be cut, and how many scales it has.
+// Has a parameter one scale for all of its elements? Then these lie as if they were not quantized.
+bool scales_whole_tensors(fsdp_quantization quantization);
+
+// Where a parameter may be cut, and how many scales it has of each whole granule.
 layout::TensorSpec tensor_of(const ParamSpec &param);
 
 // By form, in C order; empty for a parameter that has none.

@@ -98,6 +98,26 @@ TEST(Capture, ReplicasCaptureTheirOuterAxisToo) {
     }
 }
 
+// Amaxes travel in the graph, over one axis and over two, and each replay has scales of its own.
+TEST(Capture, ScalesThatRanksFindTogether) {
+  NEEDS_NCCL();
+  for (const uint32_t ranks : {2u, 4u}) {
+    Scenario setup = nccl_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks);
+    for (GroupDef &group : setup.groups)
+      for (ParamDef &param : group.params)
+        if (!(param.flags & FSDP_PARAM_FROZEN)) param.quantization = FSDP_QUANTIZE_FP8;
+    if (ranks == 4) setup.mesh.replicate_size = setup.mesh.shard_size = 2;
+    if (ranks == 4) setup.model.outer_strategy = FSDP_OUTER_OPTIM;
+    const Weights expected = train_eagerly(setup, 1);
+    const Weights weights = run(setup, [&](Rank &rank, cudaStream_t stream) {
+      step(rank, stream, lr_of(0));
+      Graph graph(rank, stream, [&] { step(rank, stream, 0); });
+      for (int i = 1; i < steps; ++i) graph.replay(lr_of(i));
+    });
+    EXPECT_TRUE(same_bits(weights, expected)) << ranks << " ranks";
+  }
+}
+
 TEST(Capture, EagerStepsAndReplaysMix) {
   const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   const Weights expected = train_eagerly(setup, 1);

@@ -112,7 +112,7 @@ const std::map<std::string, std::vector<Field>> table = {
       {"user_data", {}, {}},
       {"global_shape", {}, {}},
       {"global_offset", {}, {}},
-      {"quantization", {2, 3}, {-1, 1, 4}},
+      {"quantization", {1, 2, 3}, {-1, 4}},
       {"reserved", {}, {1}}}},
     {"fsdp_group_options",
      {{"struct_size", {}, {0, 8}},

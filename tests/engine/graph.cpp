@@ -88,7 +88,23 @@ bool has_nccl() {
   return library && *library;
 }
 
+// Of weights that have one scale: what tells the codes apart, times that.
+void enqueue_grad_of_codes(Rank &rank, size_t g, size_t p, cudaStream_t stream) {
+  fsdp_tensor codes = FSDP_TENSOR_INIT, scale = FSDP_TENSOR_INIT, grad = FSDP_TENSOR_INIT;
+  int32_t accumulate = 0;
+  FSDP(fsdp_get_plane(rank.groups[g], p, FSDP_BACKWARD, FSDP_PLANE_ROW, &codes));
+  FSDP(fsdp_get_plane(rank.groups[g], p, FSDP_BACKWARD, FSDP_PLANE_ROW_SCALE, &scale));
+  FSDP(fsdp_acquire_grad(rank.groups[g], p, 0, stream, &grad, &accumulate));
+  CUDA(simulated::enqueue(
+      stream, [from = static_cast<const uint8_t *>(codes.data), factor = static_cast<const float *>(scale.data),
+               to = static_cast<float *>(grad.data), count = grad.element_count, accumulate] {
+        for (uint64_t i = 0; i < count; ++i)
+          to[i] = (accumulate ? to[i] : 0.0f) + static_cast<float>(from[i]) * *factor;
+      }));
+}
+
 void enqueue_grad(Rank &rank, size_t g, size_t p, cudaStream_t stream) {
+  if (rank.def(g).params[p].quantization) return enqueue_grad_of_codes(rank, g, p, stream);
   fsdp_tensor weight = FSDP_TENSOR_INIT, grad = FSDP_TENSOR_INIT;
   int32_t accumulate = 0;
   FSDP(fsdp_get_param(rank.groups[g], p, FSDP_BACKWARD, &weight));

@@ -13,11 +13,12 @@ namespace {
 struct ScaleIndex {
   ScaleIndex(const std::vector<uint64_t> &shape, BlockShape of)
       : block(of),
-        rows(shape[shape.size() - 2]),
-        columns(shape.back()),
-        across((columns + of.columns - 1) / of.columns),
-        down((rows + of.rows - 1) / of.rows) {}
+        rows(of.rows ? shape[shape.size() - 2] : 1),
+        columns(of.rows ? shape.back() : 1),
+        across(of.rows ? (columns + of.columns - 1) / of.columns : 1),
+        down(of.rows ? (rows + of.rows - 1) / of.rows : 1) {}
   uint64_t operator()(uint64_t element) const {
+    if (!block.rows) return 0;
     const uint64_t row = element / columns, matrix = row / rows;
     return (matrix * down + row % rows / block.rows) * across + element % columns / block.columns;
   }
@@ -65,13 +66,14 @@ float factor_of(double amax, fsdp_scale_rounding rounding) {
 }  // namespace
 
 BlockShape block_of(fsdp_quantization quantization, bool columns) {
+  if (quantization == FSDP_QUANTIZE_FP8) return {0, 0};
   if (quantization == FSDP_QUANTIZE_FP8_BLOCK) return {128, 128};
   return columns ? BlockShape{32, 1} : BlockShape{1, 32};
 }
 
 Blocks quantize_blocks(const std::vector<float> &values, const std::vector<uint64_t> &shape,
-                       fsdp_scale_rounding rounding, fsdp_dtype from) {
-  const ScaleIndex scale_of(shape, {128, 128});
+                       fsdp_scale_rounding rounding, fsdp_dtype from, bool whole) {
+  const ScaleIndex scale_of(shape, block_of(whole ? FSDP_QUANTIZE_FP8 : FSDP_QUANTIZE_FP8_BLOCK, false));
   const std::vector<float> numbers = rounded(values, from);
   Blocks blocks;
   std::vector<float> factors;
@@ -120,6 +122,7 @@ std::vector<float> dequantize(const Blocks &blocks, const std::vector<uint64_t> 
 }
 
 std::vector<uint64_t> scale_shape(std::vector<uint64_t> shape, BlockShape block) {
+  if (!block.rows) return std::vector<uint64_t>(shape.size(), 1);
   shape.back() = (shape.back() + block.columns - 1) / block.columns;
   uint64_t &rows = shape[shape.size() - 2];
   rows = (rows + block.rows - 1) / block.rows;

@@ -17,12 +17,13 @@ struct Blocks {
 };
 
 // The matrix is that of the last two dimensions; scales in C order, too.
+// whole: one scale for all, whatever the shape.
 Blocks quantize_blocks(const std::vector<float> &values, const std::vector<uint64_t> &shape,
-                       fsdp_scale_rounding rounding, fsdp_dtype from);
+                       fsdp_scale_rounding rounding, fsdp_dtype from, bool whole = false);
 // MXFP8: blocks of 32 in a row, or in a column. Scales are numbers here, too.
 Blocks quantize_mxfp8(const std::vector<float> &values, const std::vector<uint64_t> &shape, bool columns,
                       fsdp_scale_rule rule, fsdp_dtype from);
-// rows x columns of a block
+// Rows x columns of a block; 0 x 0: all of it.
 struct BlockShape {
   uint64_t rows, columns;
 };

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint_folder.h"
+#include "device.h"
 
 using namespace harness;
 using namespace misuse;
@@ -19,15 +20,21 @@ Scenario one_matrix(std::vector<uint64_t> shape, uint32_t ranks, fsdp_unshard_mo
   return setup;
 }
 
+Scenario one_scaled(std::vector<uint64_t> shape, uint32_t ranks, fsdp_unshard_mode mode = FSDP_UNSHARD_COPIED) {
+  Scenario setup = one_matrix(std::move(shape), ranks, mode);
+  setup.groups[0].params[0].quantization = FSDP_QUANTIZE_FP8;
+  return setup;
+}
+
 void publish(Rank &rank, const std::vector<float> &values) {
   FSDP(fsdp_load_param(rank.groups[0], 0, values.data(), FSDP_FLOAT32, values.size(), FSDP_EVERY_RANK, 0));
-  FSDP(fsdp_publish_weights(rank.model, nullptr));
+  FSDP(fsdp_publish_weights(rank.model, stream()));
 }
 
 Blocks planes_of(Rank &rank, fsdp_phase phase) {
-  FSDP(fsdp_unshard(rank.groups[0], phase, 0, nullptr));
+  FSDP(fsdp_unshard(rank.groups[0], phase, 0, stream()));
   Blocks planes = rank.planes(0, 0, phase);
-  FSDP(fsdp_reshard(rank.groups[0], phase, 0, nullptr));
+  FSDP(fsdp_reshard(rank.groups[0], phase, 0, stream()));
   return planes;
 }
 
@@ -43,6 +50,25 @@ TEST(QuantizedPlanes, KnownCodes) {
         EXPECT_TRUE(planes_of(rank, phase) == expected) << phase;
     });
   }
+}
+
+// A row for each of two ranks, of which only the second has the largest number; others have nothing of them.
+TEST(QuantizedPlanes, KnownCodesOfOneScale) {
+  for (uint32_t ranks = 1; ranks <= 4; ++ranks)
+    for (const auto mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED}) {
+      const Scenario setup = one_scaled({2, 3}, ranks, mode);
+      run_threads(setup, [&](uint32_t, fsdp_context *context) {
+        Rank rank(context, setup);
+        publish(rank, {3, -3, 0.001f, 5, 4.99f, 1e-6f});
+        const Blocks expected{{0x78, 0xf8, 0x1b, 0x7e, 0x7e, 0x00}, {std::bit_cast<float>(0x3c36db6eu)}};
+        for (const fsdp_phase phase : {FSDP_FORWARD, FSDP_BACKWARD, FSDP_RECOMPUTE, FSDP_EVAL})
+          EXPECT_TRUE(planes_of(rank, phase) == expected) << ranks << " ranks, phase " << phase;
+        // What the ranks told each other before is forgotten: the largest number is smaller now.
+        FSDP(fsdp_begin_update(rank.model, stream()));
+        publish(rank, {0.5f, -0.25f, 0, 0.125f, 0, 0});
+        EXPECT_TRUE(planes_of(rank, FSDP_FORWARD) == (Blocks{{0x7e, 0xf6, 0, 0x6e, 0, 0}, {1.0f / 896}}));
+      });
+    }
 }
 
 std::vector<float> awkward_values(uint64_t count) {
@@ -69,6 +95,49 @@ TEST(QuantizedPlanes, AreTheReferencesForAnyNumbers) {
           EXPECT_TRUE(planes_of(rank, FSDP_FORWARD) == expected) << ranks << " ranks, mode " << mode;
         });
       }
+}
+
+// Of numbers that are all finite, beside Inf, and beside NaN on another rank.
+TEST(QuantizedPlanes, OfOneScaleAreTheReferences) {
+  for (const int spoilt : {0, 1, 2})
+    for (const uint32_t ranks : {1u, 3u})
+      for (const fsdp_scale_rounding rounding : {FSDP_SCALE_EXACT, FSDP_SCALE_POWER_OF_TWO})
+        for (const fsdp_dtype from : {FSDP_FLOAT32, FSDP_BFLOAT16}) {
+          std::vector<float> values = awkward_values(30 * 27);
+          values[values.size() / 2] = spoilt == 2 ? std::nanf("") : 1;
+          values.back() = spoilt == 1 ? -HUGE_VALF : 2;
+          Scenario setup = one_scaled({30, 27}, ranks);
+          setup.model.scale_rounding = rounding;
+          setup.model.quantize_from = from;
+          const Blocks expected = quantize_blocks(values, {30, 27}, rounding, from, true);
+          EXPECT_EQ(expected.scales[0] == 1, spoilt != 0);
+          run_threads(setup, [&](uint32_t, fsdp_context *context) {
+            Rank rank(context, setup);
+            publish(rank, values);
+            EXPECT_TRUE(planes_of(rank, FSDP_FORWARD) == expected) << ranks << " ranks, spoilt " << spoilt;
+          });
+        }
+}
+
+// 65,536 codes and a scale for each rank to write; four bytes in staging of this rank's amax, of each rank's, of what
+// codes are made with and of its inverse.
+TEST(QuantizedPlanes, BytesOfOneScale) {
+  Scenario setup = one_scaled({256, 256}, 2);
+  setup.steps = 3;
+  setup.microbatches = 2;
+  constexpr uint64_t codes = 65536, scales = 8, page = 4096;
+  const auto outcomes = train_threads(setup);
+  for (const Outcome &outcome : outcomes) {
+    EXPECT_EQ(outcome.stats.gathered_bytes, 3 * 2 * 2 * (codes + scales));
+    EXPECT_EQ(outcome.stats.all_gathers, 3u * 2 * 2);
+    EXPECT_EQ(outcome.memory.role_bytes[FSDP_ROLE_MAIN], 4 * codes / 2);
+    EXPECT_EQ(outcome.memory.role_bytes[FSDP_ROLE_GATHER], codes + 512);
+  }
+  EXPECT_EQ(outcomes[1].memory.role_bytes[FSDP_ROLE_COMPUTE], (codes + scales) / 2);
+  EXPECT_EQ(outcomes[0].memory.role_bytes[FSDP_ROLE_COMPUTE], (codes + scales) / 2 + page - scales);
+  const uint64_t staging = outcomes[0].memory.role_bytes[FSDP_ROLE_STAGING];
+  setup.groups[0].params[0].quantization = 0;
+  EXPECT_EQ(staging - train_threads(setup)[0].memory.role_bytes[FSDP_ROLE_STAGING], 4u * (1 + 2 + 1 + 1));
 }
 
 // 256 x 256: 65,536 codes and 4 scales, a gather in each direction; of bf16 it would be 131,072 bytes.
@@ -174,26 +243,30 @@ class QuantizedCheckpoint : public Checkpoint {};
 
 // What is saved are main weights: other ranks make the same planes of them.
 TEST_F(QuantizedCheckpoint, PlanesAreMadeAgain) {
-  Scenario setup = one_matrix({300, 70}, 3);
-  std::vector<Blocks> planes;
-  for (const uint32_t ranks : {3u, 1u, 2u}) {
-    setup.ranks = ranks;
-    run_threads(setup, [&](uint32_t r, fsdp_context *context) {
-      Rank rank(context, setup);
-      if (ranks == 3) {
-        rank.load();
-        clean_step(rank, 0);
-        FSDP(save(rank, path));
-      } else {
-        FSDP(fsdp_load(rank.model, path.c_str(), nullptr, nullptr));
-        FSDP(fsdp_publish_weights(rank.model, nullptr));
-      }
-      const Blocks seen = planes_of(rank, FSDP_FORWARD);
-      if (r == 0) planes.push_back(seen);
-    });
+  for (const fsdp_quantization quantization : {FSDP_QUANTIZE_FP8_BLOCK, FSDP_QUANTIZE_FP8}) {
+    const std::string folder = path + "/" + std::to_string(quantization);
+    Scenario setup = one_matrix({300, 70}, 3);
+    setup.groups[0].params[0].quantization = quantization;
+    std::vector<Blocks> planes;
+    for (const uint32_t ranks : {3u, 1u, 2u}) {
+      setup.ranks = ranks;
+      run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+        Rank rank(context, setup);
+        if (ranks == 3) {
+          rank.load();
+          clean_step(rank, 0);
+          FSDP(save(rank, folder));
+        } else {
+          FSDP(fsdp_load(rank.model, folder.c_str(), nullptr, nullptr));
+          FSDP(fsdp_publish_weights(rank.model, nullptr));
+        }
+        const Blocks seen = planes_of(rank, FSDP_FORWARD);
+        if (r == 0) planes.push_back(seen);
+      });
+    }
+    ASSERT_EQ(planes.size(), 3u);
+    EXPECT_TRUE(planes[1] == planes[0] && planes[2] == planes[0]) << quantization;
   }
-  ASSERT_EQ(planes.size(), 3u);
-  EXPECT_TRUE(planes[1] == planes[0] && planes[2] == planes[0]);
 }
 
 class QuantizedMisuse : public Declared {

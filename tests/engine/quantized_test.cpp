@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Models with FP8_BLOCK parameters train to the bits of the reference, whatever the ranks, their mesh and the way of
-// the gathers.
+// Models with FP8_BLOCK and FP8 parameters train to the bits of the reference, whatever the ranks, their mesh and the
+// way of the gathers.
 #include <gtest/gtest.h>
 
 #include "device.h"
@@ -13,23 +13,33 @@ namespace {
 constexpr fsdp_strategy strategies[] = {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS,
                                         FSDP_STRATEGY_OPTIM_GRADS_PARAMS};
 
-ParamDef quantized(ParamDef param) {
-  param.quantization = FSDP_QUANTIZE_FP8_BLOCK;
+ParamDef quantized(ParamDef param, fsdp_quantization quantization = FSDP_QUANTIZE_FP8_BLOCK) {
+  param.quantization = quantization;
   return param;
 }
 
+// One scale for all of it.
+ParamDef scaled(ParamDef param) { return quantized(std::move(param), FSDP_QUANTIZE_FP8); }
+
 // Blocks that are cut short at either edge, less than a block, several matrices, granules of their own, beside others.
+// One scale each for what all ranks, some and one of them have parts of, in buckets of one, two and three of them.
 std::vector<GroupDef> quantized_groups() {
-  return {{"first", {quantized({"edges", {200, 150}, FSDP_BFLOAT16}), {"bias", {24}, FSDP_BFLOAT16}}},
+  return {{"first",
+           {quantized({"edges", {200, 150}, FSDP_BFLOAT16}),
+            {"bias", {24}, FSDP_BFLOAT16},
+            scaled({"all", {37, 24}, FSDP_BFLOAT16})}},
           {"second",
            {quantized({"small", {3, 5}}),
             quantized({"tall", {300, 7}}),
             quantized({"stack", {2, 128, 20}}),
             {"usual", {24, 24}, FSDP_BFLOAT16},
-            {"frozen", {24}, FSDP_FLOAT32, FSDP_PARAM_FROZEN}}},
+            {"frozen", {24}, FSDP_FLOAT32, FSDP_PARAM_FROZEN},
+            scaled({"some", {2, 200}}),
+            scaled({"one", {1, 77}})}},
           {"third",
            {quantized({"whole", {130, 40}, FSDP_FLOAT32, FSDP_PARAM_NO_DECAY, FSDP_GRANULE_TENSOR}),
-            quantized({"blocks", {400, 6}, FSDP_FLOAT32, 0, FSDP_GRANULE_BLOCK, 256, 0.5})}}};
+            quantized({"blocks", {400, 6}, FSDP_FLOAT32, 0, FSDP_GRANULE_BLOCK, 256, 0.5}), scaled({"scalar", {}}),
+            scaled({"vector", {301}}), scaled({"cube", {3, 4, 5}, FSDP_FLOAT32, 0, FSDP_GRANULE_TENSOR})}}};
 }
 
 Scenario make_setup(fsdp_strategy strategy, uint32_t ranks, fsdp_unshard_mode mode = FSDP_UNSHARD_COPIED) {
@@ -92,6 +102,17 @@ TEST(QuantizedModels, WithForwardAndBackwardApart) {
   setup.schedule = FSDP_SCHEDULE_INTERLEAVED;
   setup.microbatches = 2;
   EXPECT_EQ(train(setup), "");
+}
+
+// More amaxes than travel at once.
+TEST(QuantizedModels, WithManyScalesOfWholeParameters) {
+  for (const uint32_t ranks : {1u, 3u}) {
+    Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks);
+    setup.groups = {{"many", {}}};
+    for (int i = 0; i < 515; ++i) setup.groups[0].params.push_back(scaled({"w" + std::to_string(i), {5}}));
+    setup.steps = 1;
+    EXPECT_EQ(train(setup), "") << ranks << " ranks";
+  }
 }
 
 TEST(QuantizedModels, InDebugMode) {

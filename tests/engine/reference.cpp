@@ -23,8 +23,9 @@ std::vector<float> seen_of(const Scenario &setup, const ParamDef &param, std::ve
     return dequantize(quantize_mxfp8(values, param.shape, backward, model.scale_rule, model.quantize_from), param.shape,
                       block);
   if (param.quantization)
-    return dequantize(quantize_blocks(values, param.shape, model.scale_rounding, model.quantize_from), param.shape,
-                      block);
+    return dequantize(quantize_blocks(values, param.shape, model.scale_rounding, model.quantize_from,
+                                      param.quantization == FSDP_QUANTIZE_FP8),
+                      param.shape, block);
   for (float &value : values) value = round_to(value, param.dtype);
   return values;
 }

@@ -124,7 +124,7 @@ wide='--width 64 --heads 4'  # multiples of 32, as MXFP8 wants
 # shellcheck disable=SC2086
 train 2 $wide --compute-dtype bf16
 narrow=$(field loss | tail -n 1)
-for flags in '--quantize mxfp8' '--quantize fp8_block'; do
+for flags in '--quantize mxfp8' '--quantize fp8_block' '--quantize fp8'; do
   # shellcheck disable=SC2086
   train 2 $wide $flags
   check "learns with $flags" falls

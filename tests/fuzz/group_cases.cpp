@@ -43,7 +43,8 @@ struct Params {
       param.global_offset = rank.or_null(offsets[i]);
     }
     const bool fits = param.dimension_count == 2 && !(param.flags & FSDP_PARAM_FROZEN);
-    param.quantization = rank.exactly(fits && rank.random.one_in(4) ? FSDP_QUANTIZE_FP8_BLOCK + 0 : 0);
+    const fsdp_quantization kind = rank.random.one_in(2) ? FSDP_QUANTIZE_FP8_BLOCK : FSDP_QUANTIZE_FP8;
+    param.quantization = rank.exactly(fits && rank.random.one_in(4) ? kind : 0);
     // Blocks of 32 fit hardly any of these sizes.
     if (fits && rank.random.one_in(8)) {
       shapes[i][0] = shapes[i][1] = 32;

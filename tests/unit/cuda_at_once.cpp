@@ -95,7 +95,7 @@ TEST_F(CudaLaunch, ErrorsOf8BitKernelsAreReturned) {
   EXPECT_EQ(cuda::count_nonfinite_scales(nullptr, &count, codes, 8), error);
   EXPECT_EQ(cuda::swizzle_scales(nullptr, {codes, 1, 1, row, codes}), error);
   EXPECT_EQ(cuda::find_amax(nullptr, values, values, 8, false), error);
-  EXPECT_EQ(cuda::find_fp8_scales(nullptr, values, values, values, 8, false), error);
+  EXPECT_EQ(cuda::find_fp8_scales(nullptr, {values, 1, 8, false, values, values}), error);
   EXPECT_EQ(cuda::quantize_fp8(nullptr, {values, 8, false, values, codes}), error);
   EXPECT_EQ(cuda::dequantize_fp8(nullptr, values, FSDP_FLOAT32, {codes, 8, values}), error);
   EXPECT_EQ(cuda::quantize_fp8_blocks(nullptr, {values, 1, 8, false, false, codes, values}), error);

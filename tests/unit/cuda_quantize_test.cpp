@@ -239,22 +239,26 @@ TEST(CudaFp8, AmaxesAndScales) {
         ASSERT_EQ(read(result.read().data(), FSDP_FLOAT32, 0), expected) << count;
         for (const bool power_of_two : {false, true}) {
           float both[2];
-          kernels::find_fp8_scales(both, both + 1, &expected, 1, power_of_two);
-          ASSERT_LAUNCHED(cuda::find_fp8_scales(gpu::stream(), scales.floats(), scales.floats() + 1, result.floats(), 1,
-                                                power_of_two));
+          kernels::find_fp8_scales({&expected, 1, 1, power_of_two, both, both + 1});
+          ASSERT_LAUNCHED(cuda::find_fp8_scales(
+              gpu::stream(), {result.floats(), 1, 1, power_of_two, scales.floats(), scales.floats() + 1}));
           ASSERT_EQ(std::memcmp(scales.read().data(), both, 8), 0) << expected;
         }
       }
 }
 
-TEST(CudaFp8, ScalesOfManyAmaxes) {
+TEST(CudaFp8, ScalesOfManyAmaxesOfRanks) {
   std::vector<float> amaxes = awkward(3000, 9);
-  for (float &amax : amaxes) amax = std::fabs(amax);
-  std::vector<float> expected(6000);
-  kernels::find_fp8_scales(expected.data(), &expected[3000], amaxes.data(), 3000, false);
-  OnGpu from(amaxes.data(), 12000), to(24000);
-  ASSERT_LAUNCHED(cuda::find_fp8_scales(gpu::stream(), to.floats(), to.floats() + 3000, from.floats(), 3000, false));
-  EXPECT_EQ(std::memcmp(to.read().data(), expected.data(), 24000), 0);
+  for (float &amax : amaxes) amax = std::isnan(amax) ? HUGE_VALF : std::fabs(amax);
+  for (const uint32_t ranks : {1u, 3u}) {
+    const uint64_t count = 3000 / ranks;
+    std::vector<float> expected(6000);
+    kernels::find_fp8_scales({amaxes.data(), ranks, count, false, expected.data(), &expected[count]});
+    OnGpu from(amaxes.data(), 12000), to(24000);
+    ASSERT_LAUNCHED(
+        cuda::find_fp8_scales(gpu::stream(), {from.floats(), ranks, count, false, to.floats(), to.floats() + count}));
+    EXPECT_EQ(std::memcmp(to.read().data(), expected.data(), 8 * count), 0) << ranks;
+  }
 }
 
 TEST(CudaFp8, Quantizes) {

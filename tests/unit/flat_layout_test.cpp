@@ -373,6 +373,34 @@ TEST(ScaleLayout, AnySizesOnAnyRanks) {
   }
 }
 
+// One for each tensor, wherever that is: three ranks have two of five each, the last has one and room for another.
+TEST(ScaleLayout, OfWholeTensors) {
+  Tensors tensors;
+  for (const uint64_t rows : {1, 7, 40, 3, 900}) tensors.push_back(tensor({rows, 24}));
+  const FlatLayout layout = build_flat_layout(tensors, 3), scales = build_tensor_scale_layout(layout);
+  EXPECT_EQ(validate_tensor_scales(layout, scales), "");
+  EXPECT_EQ(scales.shard_count, 2u);
+  EXPECT_EQ(scales.full_count, 6u);
+  EXPECT_EQ(scales.used_count, 5u);
+  for (uint64_t i = 0; i < 5; ++i)
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(scales.slice(i, rank).count, rank == i / 2 ? 1u : 0u) << i;
+      if (rank == i / 2) {
+        EXPECT_EQ(scales.slice(i, rank).shard_offset, i % 2) << i;
+      }
+    }
+  const auto broken = [&](auto change) {
+    FlatLayout changed = scales;
+    change(changed);
+    return !validate_tensor_scales(layout, changed).empty();
+  };
+  EXPECT_TRUE(broken([](FlatLayout &l) { l.tensors[4].full_offset = 3; })) << "two at one place";
+  EXPECT_TRUE(broken([](FlatLayout &l) { l.tensors[4].full_offset = 6; })) << "behind the end";
+  EXPECT_TRUE(broken([](FlatLayout &l) { l.tensors[0].count = 2; }));
+  EXPECT_TRUE(broken([](FlatLayout &l) { l.tensors.pop_back(); }));
+  EXPECT_TRUE(broken([](FlatLayout &l) { l.sub_buckets[0].shard_offset = 1; }));
+}
+
 TEST(ScaleLayout, ValidateNoticesWhatIsBroken) {
   const Tensors tensors = {scaled({300, 300}, 128, 3, 9), scaled({256, 300}, 128, 3, 6)};
   const FlatLayout layout = build_flat_layout(tensors, 2), good = build_scale_layout(layout, tensors);

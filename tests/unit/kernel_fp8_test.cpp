@@ -31,10 +31,11 @@ TEST(KernelFp8, CurrentScalingOfTwoShards) {
   const float shards[2][3] = {{3, -3, 0.001f}, {5, 4.99f, 1e-6f}};
   const uint8_t expected[2][3] = {{0x78, 0xf8, 0x1b}, {0x7e, 0x7e, 0x00}};
   on_every_target([&] {
-    const float amax = std::max(kernels::find_amax(shards[0], 3, false), kernels::find_amax(shards[1], 3, false));
-    EXPECT_EQ(amax, 5);
+    const float amaxes[] = {kernels::find_amax(shards[0], 3, false), kernels::find_amax(shards[1], 3, false)};
+    EXPECT_EQ(amaxes[0], 3);
+    EXPECT_EQ(amaxes[1], 5);
     float scale = 0, scale_inv = 0;
-    kernels::find_fp8_scales(&scale, &scale_inv, &amax, 1, false);
+    kernels::find_fp8_scales({amaxes, 2, 1, false, &scale, &scale_inv});
     EXPECT_EQ(scale, bits(0x42b33333));
     EXPECT_EQ(scale_inv, bits(0x3c36db6e));
     for (int rank = 0; rank < 2; ++rank) {
@@ -43,6 +44,18 @@ TEST(KernelFp8, CurrentScalingOfTwoShards) {
       for (int i = 0; i < 3; ++i) EXPECT_EQ(codes[i], expected[rank][i]) << rank << ' ' << i;
     }
   });
+}
+
+// Of each tensor the largest that any rank has; Inf is the largest of all, 0 of who has nothing.
+TEST(KernelFp8, ScalesOfWhatRanksHave) {
+  const float amaxes[3][4] = {{2, 0, 0x1p-149f, 1}, {4, 0, 0, HUGE_VALF}, {3, 7, 0, 9}};
+  float scales[4], inverses[4];
+  kernels::find_fp8_scales({amaxes[0], 3, 4, false, scales, inverses});
+  const float largest[] = {4, 7, 0x1p-149f, HUGE_VALF};
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(scales[i], scale_for(largest[i], false)) << i;
+    EXPECT_EQ(inverses[i], inverse(scales[i])) << i;
+  }
 }
 
 TEST(KernelFp8, Amax) {
@@ -74,7 +87,7 @@ TEST(KernelFp8, Scales) {
   for (int i = 0; i < 10000; ++i) amaxes.push_back(std::fabs(bits(static_cast<uint32_t>(random()))));
   for (const bool power_of_two : {false, true}) {
     std::vector<float> scales(amaxes.size()), inverses(amaxes.size());
-    kernels::find_fp8_scales(scales.data(), inverses.data(), amaxes.data(), amaxes.size(), power_of_two);
+    kernels::find_fp8_scales({amaxes.data(), 1, amaxes.size(), power_of_two, scales.data(), inverses.data()});
     for (size_t i = 0; i < amaxes.size(); ++i) {
       ASSERT_EQ(scales[i], scale_for(amaxes[i], power_of_two)) << amaxes[i];
       ASSERT_EQ(inverses[i], inverse(scales[i])) << amaxes[i];
@@ -218,8 +231,8 @@ TEST(KernelFp8, DoesNotDependOnTheCallersModes) {
       kernels::dequantize_fp8_blocks(blocks_by_least.data(), FSDP_FLOAT32, {codes_of_one.data(), &least, 1, 3});
       found = kernels::find_amax(subnormal.data(), 3, false);
       kernels::quantize_fp8_blocks({x.data(), 2, 3, false, false, codes.data(), &scale_inv});
-      kernels::find_fp8_scales(scales, inverses, &amax, 1, false);
-      kernels::find_fp8_scales(scales + 1, inverses + 1, &least, 1, false);
+      kernels::find_fp8_scales({&amax, 1, 1, false, scales, inverses});
+      kernels::find_fp8_scales({&least, 1, 1, false, scales + 1, inverses + 1});
     });
     EXPECT_EQ(by_large, one_and_a_half);
     EXPECT_EQ(by_least, (std::vector<float>{least, -least, 0x1p-149f}));

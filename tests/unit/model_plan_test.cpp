@@ -202,6 +202,34 @@ TEST(ModelPlan, QuantizedPlanesKeepThePromises) {
         }
 }
 
+// Elements lie as if they were not quantized, and each parameter has a scale somewhere.
+TEST(ModelPlan, ScalesOfWholeParameters) {
+  for (const bool host : {false, true}) {
+    ModelSpec spec = copied_model();
+    spec.host_memory = host;
+    spec.groups[1].params.push_back(quantized("p", {300, 70}, FSDP_QUANTIZE_FP8));
+    spec.groups[1].params.push_back(quantized("q", {7}, FSDP_QUANTIZE_FP8));
+    spec.groups[2].params.push_back(quantized("r", {}, FSDP_QUANTIZE_FP8));
+    spec.groups[3].params.push_back(quantized("s", {300, 70}));
+    EXPECT_TRUE(find_violations(spec).empty());
+    ModelPlan plan = plan_model(spec);
+    EXPECT_EQ(validate(plan, spec), "");
+    EXPECT_EQ(plan.amax_count, 3u);
+    EXPECT_EQ(plan.region(RegionId::amaxes).bytes, host ? 4u * (3 + 3 * 3 + 3 + 3) : page_bytes);
+    EXPECT_EQ(plan.groups[1].scale_shapes.at(3), (Shapes{{1, 1}}));
+    EXPECT_EQ(plan.groups[1].scale_shapes.at(4), (Shapes{{1}}));
+    EXPECT_EQ(plan.groups[2].scale_shapes.at(3), (Shapes{{}}));
+    for (BucketPlan &bucket : plan.buckets)
+      if (bucket.quantization == FSDP_QUANTIZE_FP8) {
+        layout::FlatLayout odd = *bucket.scale_layout;
+        odd.tensors[0].full_offset += 3;
+        bucket.scale_layout = std::make_shared<const layout::FlatLayout>(std::move(odd));
+      }
+    EXPECT_TRUE(contains(validate(plan, spec), "a bucket of group 'b': tensor 0: 1 scales at 3 of 3"))
+        << validate(plan, spec);
+  }
+}
+
 TEST(ModelPlan, TheCheckSeesScalesThatDoNotFollow) {
   ModelSpec spec = copied_model();
   spec.groups[1].params = {quantized("q", {300, 70})};

@@ -184,6 +184,9 @@ class FullStream final : public device::Stream {
   void store_step(device::AdamW *, const device::AdamW &) override {}
   void quantize_mxfp8(const device::Mxfp8Quantize &) override {}
   void quantize_fp8_blocks(const device::Fp8BlockQuantize &) override {}
+  void find_amax(float *, const float *, uint64_t, bool) override {}
+  void find_fp8_scales(const device::Fp8Scales &) override {}
+  void quantize_fp8(const device::Fp8Quantize &) override {}
   fsdp_stream handle() const noexcept override { return stream_.handle(); }
 
  private:

@@ -42,7 +42,7 @@ class Planes {
     const bool via_bf16 = way == Way::mxfp8_via_bf16;
     if (way == Way::fp8) {
       const float amax = kernels::find_amax(numbers(), count(), false);
-      kernels::find_fp8_scales(floats(0), floats(1), &amax, 1, false);
+      kernels::find_fp8_scales({&amax, 1, 1, false, floats(0), floats(1)});
       kernels::quantize_fp8({numbers(), count(), false, floats(0), codes(0)});
     } else if (way == Way::fp8_block) {
       kernels::quantize_fp8_blocks({numbers(), rows_, columns_, false, false, codes(0), floats(0)});

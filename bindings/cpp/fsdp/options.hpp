@@ -44,7 +44,11 @@ enum class Phase : fsdp_phase {
   recompute = FSDP_RECOMPUTE,
   eval = FSDP_EVAL
 };
-enum class Quantization : fsdp_quantization { mxfp8 = FSDP_QUANTIZE_MXFP8, fp8_block = FSDP_QUANTIZE_FP8_BLOCK };
+enum class Quantization : fsdp_quantization {
+  fp8 = FSDP_QUANTIZE_FP8,
+  mxfp8 = FSDP_QUANTIZE_MXFP8,
+  fp8_block = FSDP_QUANTIZE_FP8_BLOCK
+};
 enum class ScaleRounding : fsdp_scale_rounding { exact = FSDP_SCALE_EXACT, power_of_two = FSDP_SCALE_POWER_OF_TWO };
 enum class ScaleRule : fsdp_scale_rule { round_up = FSDP_SCALE_ROUND_UP, floor = FSDP_SCALE_FLOOR };
 enum class PlanePolicy : fsdp_plane_policy {

@@ -46,12 +46,12 @@ struct FindAmax {
 
 __global__ void no_amax(uint32_t *result) { *result = 0; }
 
-__global__ void make_scales(float *scales, float *scale_inv, const float *amaxes, uint64_t count, bool power_of_two) {
+__global__ void make_scales(Fp8Scales work) {
   const uint64_t i = uint64_t{blockIdx.x} * threads + threadIdx.x;
-  if (i >= count) return;
-  const float scale = fp8_scale(amaxes[i], power_of_two);
-  scales[i] = scale;
-  scale_inv[i] = divided(1, scale);
+  if (i >= work.count) return;
+  const float scale = fp8_scale(largest_amax(work, i), work.power_of_two);
+  work.scales[i] = scale;
+  work.scale_inv[i] = divided(1, scale);
 }
 
 struct QuantizeFp8 {
@@ -119,10 +119,8 @@ int find_amax(Stream stream, float *result, const float *values, uint64_t count,
   return blocks ? FSDP_LAUNCH_PHASED(work, static_cast<unsigned>(blocks), work.threads, stream) : 0;
 }
 
-int find_fp8_scales(Stream stream, float *scales, float *scale_inv, const float *amaxes, uint64_t count,
-                    bool power_of_two) {
-  if (count == 0) return 0;
-  return FSDP_LAUNCH(make_scales, blocks_for(count), threads, stream, scales, scale_inv, amaxes, count, power_of_two);
+int find_fp8_scales(Stream stream, const Fp8Scales &work) {
+  return work.count ? FSDP_LAUNCH(make_scales, blocks_for(work.count), threads, stream, work) : 0;
 }
 
 int quantize_fp8(Stream stream, const Fp8Quantize &work) {

@@ -37,8 +37,7 @@ using Stream = CUstream_st *;
 [[nodiscard]] int count_nonfinite_scales(Stream stream, uint64_t *result, const uint8_t *scales, uint64_t count);
 [[nodiscard]] int swizzle_scales(Stream stream, const Mxfp8Swizzle &work);
 [[nodiscard]] int find_amax(Stream stream, float *result, const float *values, uint64_t count, bool via_bf16);
-[[nodiscard]] int find_fp8_scales(Stream stream, float *scales, float *scale_inv, const float *amaxes, uint64_t count,
-                                  bool power_of_two);
+[[nodiscard]] int find_fp8_scales(Stream stream, const Fp8Scales &work);
 [[nodiscard]] int quantize_fp8(Stream stream, const Fp8Quantize &work);
 [[nodiscard]] int dequantize_fp8(Stream stream, void *to, fsdp_dtype to_dtype, const Fp8Dequantize &work);
 [[nodiscard]] int quantize_fp8_blocks(Stream stream, const Fp8BlockQuantize &work);

@@ -39,7 +39,7 @@ int prepare_quantize(Stream stream, void *scratch) {
   for (const int error :
        {quantize_mxfp8(stream, both), count_nonfinite_scales(stream, count, codes, 1),
         swizzle_scales(stream, {codes, 1, 1, Mxfp8Form::row, codes + tile}), find_amax(stream, scale, values, 1, false),
-        find_fp8_scales(stream, scale, scale + 1, scale, 1, false),
+        find_fp8_scales(stream, {scale, 1, 1, false, scale + 1, scale + 2}),
         quantize_fp8(stream, {values, 1, false, scale, codes}),
         quantize_fp8_blocks(stream, {values, 1, 1, false, false, codes, scale})})
     if (error) return error;

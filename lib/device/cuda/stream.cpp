@@ -96,6 +96,18 @@ void CudaStream::quantize_fp8_blocks(const Fp8BlockQuantize &work) {
   enqueue("kernel quantize_fp8_blocks", [&] { return kernels::quantize_fp8_blocks(stream_, work); });
 }
 
+void CudaStream::find_amax(float *amax, const float *values, uint64_t count, bool via_bf16) {
+  enqueue("kernel find_amax", [&] { return kernels::find_amax(stream_, amax, values, count, via_bf16); });
+}
+
+void CudaStream::find_fp8_scales(const Fp8Scales &work) {
+  enqueue("kernel find_fp8_scales", [&] { return kernels::find_fp8_scales(stream_, work); });
+}
+
+void CudaStream::quantize_fp8(const Fp8Quantize &work) {
+  enqueue("kernel quantize_fp8", [&] { return kernels::quantize_fp8(stream_, work); });
+}
+
 void CudaStream::add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) {
   if (count) enqueue("kernel add", [&] { return kernels::add(stream_, to, to_dtype, from, from_dtype, count); });
 }

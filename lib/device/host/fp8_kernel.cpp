@@ -115,11 +115,11 @@ float find_amax(const float *values, uint64_t count, bool via_bf16) {
   return fp32_of(bits < fp32_infinity ? bits : fp32_infinity);
 }
 
-void find_fp8_scales(float *scales, float *scale_inv, const float *amaxes, uint64_t count, bool power_of_two) {
+void find_fp8_scales(const Fp8Scales &work) {
   const FloatEnvironment standard;
-  for (uint64_t i = 0; i < count; ++i) {
-    scales[i] = fp8_scale(amaxes[i], power_of_two);
-    scale_inv[i] = 1 / scales[i];
+  for (uint64_t i = 0; i < work.count; ++i) {
+    work.scales[i] = fp8_scale(largest_amax(work, i), work.power_of_two);
+    work.scale_inv[i] = 1 / work.scales[i];
   }
 }
 

@@ -32,7 +32,7 @@ void swizzle_scales(const Mxfp8Swizzle &work);
 
 // The largest magnitude; Inf where there is Inf or NaN, so that any way of taking the maximum over ranks keeps it.
 float find_amax(const float *values, uint64_t count, bool via_bf16);
-void find_fp8_scales(float *scales, float *scale_inv, const float *amaxes, uint64_t count, bool power_of_two);
+void find_fp8_scales(const Fp8Scales &work);
 void quantize_fp8(const Fp8Quantize &work);
 void dequantize_fp8(void *to, fsdp_dtype to_dtype, const Fp8Dequantize &work);
 void quantize_fp8_blocks(const Fp8BlockQuantize &work);

@@ -29,6 +29,18 @@ void HostStream::quantize_fp8_blocks(const Fp8BlockQuantize &work) {
   run([work] { kernels::quantize_fp8_blocks(work); });
 }
 
+void HostStream::find_amax(float *amax, const float *values, uint64_t count, bool via_bf16) {
+  run([=] { *amax = kernels::find_amax(values, count, via_bf16); });
+}
+
+void HostStream::find_fp8_scales(const Fp8Scales &work) {
+  run([work] { kernels::find_fp8_scales(work); });
+}
+
+void HostStream::quantize_fp8(const Fp8Quantize &work) {
+  run([work] { kernels::quantize_fp8(work); });
+}
+
 void HostStream::add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) {
   if (count) run([=] { kernels::add(to, to_dtype, from, from_dtype, count); });
 }

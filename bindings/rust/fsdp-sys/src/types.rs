@@ -117,6 +117,12 @@ pub type fsdp_granule = i32;
 /// What the compute weights of a parameter are. Codes and scales are made of the fp32 main weights whenever these are
 /// published; gradients, main weights and states are as those of other parameters of its dtype. fsdp_get_plane shows
 /// what is stored. More will come; a number that this header does not name is INVALID_ARGUMENT.
+///   FP8         E4M3 codes and one fp32 scale for all of them; number = code times scale. With f = 448 / the largest
+///               magnitude of the parameter (1 where that is 0 or not finite; FSDP_SCALE_POWER_OF_TWO: down to a power
+///               of two) codes are the numbers times f, to the nearest, ties to even, at most 448 in magnitude; NaN
+///               stays NaN. The scale is 1 / f. One plane serves all phases. Any shape and granule. Publishing tells the
+///               ranks that hold different parts each other's largest magnitudes, 4 bytes a parameter, all at once: it
+///               blocks for that. Not of FROZEN parameters.
 ///   MXFP8       E4M3 codes and an E8M0 scale for each 32 of them (OCP MX 1.0): number = code times scale, in two forms.
 ///               ROW planes have blocks of 32 in a row, for a product with the matrix; COLUMN planes 32 in a column, for
 ///               one with its transpose; codes lie in C order in both. Scales by fsdp_scale_rule; codes are numbers
@@ -125,12 +131,10 @@ pub type fsdp_granule = i32;
 ///               unshard gathers one form, by its phase: see fsdp_plane_policy. FSDP_GROUP_RESIDENT groups have both, as
 ///               have those whose strategy keeps weights whole. Not of FROZEN parameters.
 ///   FP8_BLOCK   E4M3 codes and an fp32 scale for each block of 128 x 128, smaller at the right and lower edges; number
-///               = code times scale. With f = 448 / the largest magnitude of the block (1 where that is 0 or not finite)
-///               codes are the numbers times f, to the nearest, ties to even, at most 448 in magnitude; NaN stays NaN.
-///               The scale is 1 / f. One plane serves all phases. The matrix is that of the last two dimensions; of more
-///               dimensions, the last but one must be a multiple of 128. Rank boundaries fall between blocks: whatever
-///               its granule, 128 rows stay together, and a granule of BLOCK must be a multiple of that. Not of FROZEN
-///               parameters.
+///               = code times scale, both made for each block as FP8 makes them for all. One plane serves all phases.
+///               The matrix is that of the last two dimensions; of more dimensions, the last but one must be a multiple
+///               of 128. Rank boundaries fall between blocks: whatever its granule, 128 rows stay together, and a
+///               granule of BLOCK must be a multiple of that. Not of FROZEN parameters.
 /// ```
 pub type fsdp_quantization = i32;
 
@@ -242,6 +246,7 @@ pub const FSDP_GRANULE_TENSOR: fsdp_granule = 3;
 pub const FSDP_PARAM_FROZEN: u32 = 8192;
 pub const FSDP_PARAM_NO_DECAY: u32 = 16384;
 pub const FSDP_PARAM_LR_ZERO: u32 = 32768;
+pub const FSDP_QUANTIZE_FP8: fsdp_quantization = 1;
 pub const FSDP_QUANTIZE_MXFP8: fsdp_quantization = 2;
 pub const FSDP_QUANTIZE_FP8_BLOCK: fsdp_quantization = 3;
 pub const FSDP_GROUP_RESIDENT: u32 = 65536;

@@ -143,6 +143,7 @@ const FSDP_PARAM_NO_DECAY = UInt32(16384)
 const FSDP_PARAM_LR_ZERO = UInt32(32768)
 
 const fsdp_quantization = Int32
+const FSDP_QUANTIZE_FP8 = Int32(1)
 const FSDP_QUANTIZE_MXFP8 = Int32(2)
 const FSDP_QUANTIZE_FP8_BLOCK = Int32(3)
 
