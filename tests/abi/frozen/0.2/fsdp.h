@@ -516,7 +516,8 @@ enum {
 typedef int32_t fsdp_plane_policy;
 enum {
   FSDP_PLANES_BY_PHASE = 1, /* COLUMN planes for FSDP_BACKWARD, ROW planes for the other phases. A RECOMPUTE hold
-                               and a BACKWARD one of a group cannot be held at once: recompute first */
+                               and a BACKWARD one of a group cannot be held at once: recompute first. With INTERLEAVED
+                               a RECOMPUTE has the buffer of forward passes, where other micro-batches may be */
   FSDP_PLANES_BY_PHASE_AND_RECOMPUTE = 2, /* ... and there is a buffer for both; not with INTERLEAVED */
   FSDP_PLANES_BOTH = 3      /* all of them in every phase: 2.0625 bytes an element, more than bf16's 2 */
 };
@@ -636,7 +637,8 @@ enum {
  * Hand in the memory of a role, aligned to 4096 bytes and at least as large as fsdp_get_role_bytes of a planning
  * context says. Only roles that peers do not read can be handed in: MAIN, OPTIMIZER, GATHER, and GRAD where no group is
  * NO_SHARD or reduced once a step. Others are UNSUPPORTED. On a CUDA device it must be memory of that device. The
- * memory must outlive the model. Collective: no. Blocks: no.
+ * memory must outlive the model: one that a save still holds, or that another thread is inside of, has not ended when
+ * fsdp_destroy_model returns. Collective: no. Blocks: no.
  * Errors: INVALID_ARGUMENT, INVALID_STATE (sealed), UNSUPPORTED. A size too small is found by the seal. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_set_arena(fsdp_model *model, fsdp_role role, void *data, uint64_t size_bytes);
@@ -807,7 +809,7 @@ typedef struct fsdp_param {
   fsdp_dtype dtype;        /* of the compute weights, unless they are quantized; 0: FSDP_FLOAT32 */
   uint32_t flags;          /* FSDP_PARAM_* */
   fsdp_granule granule;    /* 0: FSDP_GRANULE_ROW */
-  uint64_t granule_rows;   /* counts only with FSDP_GRANULE_BLOCK */
+  uint64_t granule_rows;   /* of the first dimension; counts only with FSDP_GRANULE_BLOCK; more than there are: all */
   double lr_scale;         /* 0: 1 (see FSDP_PARAM_LR_ZERO) */
   void *user_data;         /* kept and returned by fsdp_get_param_info; never read */
   /* What is declared here is a box of a larger tensor, of which others have the rest (tensor parallelism, a stack of
@@ -914,7 +916,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_read_param(fsdp_group *group, uint64_t pa
 /**
  * The full compute weights: a read-only view, legal to read while the group is unsharded, or at any time outside the
  * update window where the strategy keeps them whole. With SEQUENTIAL and VISITS schedules the address is the same from
- * the seal on; with INTERLEAVED it is the one of the phase given. phase may be any.
+ * the seal on, in every phase; with INTERLEAVED, and in a group with planes by phase (fsdp_plane_policy), it is the one
+ * of the phase given: BACKWARD has one address, and the other phases have one. phase may be any.
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (also: the parameter is quantized, see fsdp_get_plane),
  * INVALID_STATE (not sealed; not unsharded). Since 0.2.
  */
@@ -1026,10 +1029,11 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_prefetch(fsdp_group *group, fsdp_phase ph
 /**
  * Make the full compute weights readable for work that follows on the stream, and take a hold. Gathers once per version
  * and release; costs nothing if the group is gathered already. A RECOMPUTE hold while a BACKWARD one is pending is
- * free. flags must be 0.
+ * free, but where planes are gathered by phase (fsdp_plane_policy). flags must be 0.
  * Collective: no; on a CUDA device the shard axis. Blocks: peers on the host device (until every rank has published
  * this version). Window: outside.
- * Errors: INVALID_STATE (window open; no buffer free, naming both groups), PEER_FAILED, TIMEOUT. Since 0.2.
+ * Errors: INVALID_STATE (window open; no buffer free, naming both groups; RECOMPUTE and BACKWARD at once, with planes
+ * by phase), PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unshard(fsdp_group *group, fsdp_phase phase, uint32_t flags, fsdp_stream stream);
 
