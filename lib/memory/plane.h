@@ -26,7 +26,7 @@ enum class PlaneKind : uint8_t {
   rounded,    // full gradients in their reduce dtype
   received    // the slices of all ranks that this one sums
 };
-inline constexpr size_t plane_kinds = 11;
+inline constexpr auto plane_kinds = static_cast<size_t>(PlaneKind::received) + 1;
 
 // What is published, and gathered into the kind behind.
 constexpr bool is_published(PlaneKind kind) { return kind == PlaneKind::compute || kind == PlaneKind::compute_scales; }
@@ -67,7 +67,7 @@ enum class RegionId : uint8_t {
   messages,        // of ranks on the outer axis
   device_messages  // ... and of those whose memory peers cannot read
 };
-inline constexpr size_t region_count = 20;
+inline constexpr auto region_count = static_cast<size_t>(RegionId::device_messages) + 1;
 
 // Who reads a region, and whose it is.
 enum class Reach : uint8_t {
