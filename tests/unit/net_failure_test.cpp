@@ -215,7 +215,7 @@ TEST(NetFailure, TheEndWithWorkUnderWay) {
     EXPECT_EQ(seen[0].status, FSDP_ABORTED) << seen[0].message;
     EXPECT_EQ(seen[1].status, FSDP_PEER_FAILED) << seen[1].message;
     EXPECT_EQ(seen[1].rank, 0);
-    EXPECT_LT(seconds_since(start), 2 * patience_seconds);
+    EXPECT_LT(seconds_since(start), 15) << "of 20 until a wait ends by itself; sanitizers on loaded machines take half";
   }
 }
 

