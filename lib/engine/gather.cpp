@@ -137,7 +137,7 @@ bool Gatherer::keeps(const Group &group, const GatherSlot &slot, fsdp_phase phas
   if (runtime_.context.debug()) return false;
   const bool visited = phase != FSDP_RECOMPUTE || !positions_[visits_of(group.index, phase)].empty();
   if (!visited) return !group.plan->by_phase;  // it is inside a BACKWARD visit, or before one, which reads these planes
-  if (phase == FSDP_FORWARD && group.spec->resident) return true;
+  if ((phase == FSDP_FORWARD || phase == FSDP_RECOMPUTE) && group.spec->resident) return true;
   if (slot.position == UINT32_MAX) return false;
   const auto &list = visits(phase);
   const uint32_t depth = std::max(runtime_.spec.prefetch_depth, phase == FSDP_RECOMPUTE ? 1U : 0U);

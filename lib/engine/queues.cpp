@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/queues.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <random>
@@ -23,7 +25,7 @@ struct Share {
 // The same for two ranks exactly if they are of one process: process numbers are those of a host, or of a container.
 uint64_t name_process() {
   static const uint64_t name = (uint64_t{std::random_device{}()} << 32) | std::random_device{}();
-  return name;
+  return name ^ static_cast<uint64_t>(::getpid());  // a forked process has the parent's
 }
 
 long count_queues() {

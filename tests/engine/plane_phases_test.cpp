@@ -131,6 +131,30 @@ TEST(PlanePhases, RecomputedSegmentsAreGatheredAhead) {
   }
 }
 
+// A resident group has its buffer until its backward visit ends, whatever visits there are between.
+TEST(PlanePhases, ResidentGroupsStayThroughTheirRecompute) {
+  Scenario setup = layers(2, 3, 0, FSDP_UNSHARD_COPIED);
+  setup.groups[0].options.flags = FSDP_GROUP_RESIDENT;
+  setup.model.flags = FSDP_MODEL_NO_PREFETCH;
+  setup.schedule = FSDP_SCHEDULE_VISITS;
+  for (const fsdp_phase phase : {FSDP_FORWARD, FSDP_RECOMPUTE})
+    for (uint32_t g = 0; g < 3; ++g) setup.visits.push_back({g, phase});
+  for (uint32_t g = 3; g-- > 0;) setup.visits.push_back({g, FSDP_BACKWARD});
+  run_threads(setup, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, setup);
+    rank.load();
+    forward(rank, nullptr);
+    for (size_t g = 0; g < 3; ++g) {
+      FSDP(fsdp_unshard(rank.groups[g], FSDP_RECOMPUTE, 0, nullptr));
+      FSDP(fsdp_reshard(rank.groups[g], FSDP_RECOMPUTE, 0, nullptr));
+    }
+    for (size_t g = 3; g-- > 0;) backward_group(rank, g, 0, 0, nullptr);
+    // Once for the resident group; of the others each visit gathers, but the last one's backward visit comes next.
+    EXPECT_EQ(rank.stats().gathers, 1u + 3 + 2);
+    FSDP(fsdp_discard_step(rank.model, nullptr));
+  });
+}
+
 // A recompute that comes next to its backward visit leaves its weights there, also where nothing is gathered ahead.
 TEST(PlanePhases, ARecomputeLeavesItsWeightsToTheVisitBehind) {
   Scenario setup = layers(2, 3, 0, FSDP_UNSHARD_COPIED);
