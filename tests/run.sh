@@ -272,16 +272,22 @@ else
   # Programs of the public header alone: those of the plain build over this library. (Meson adds the wrapper's name to the
   # log's.)
   [ ! -f build-asan/prepared ] || run_library_tests build-tests over-asan-sh --logbase over-asan --suite engine \
-    --wrapper "sh '$PWD/tests/over_asan.sh' '$PWD/build-asan'"
+    --wrapper "sh '$PWD/tests/over_sanitizer.sh' '$PWD/build-asan'"
   stop_early
 
   export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:suppressions=$PWD/tests/tsan.supp"
   # Older ThreadSanitizers cannot place their shadow memory where the kernel randomizes addresses a lot.
   setarch -R true 2>/dev/null && launcher='setarch -R'
+  # Calls and their errors: programs of the plain build, too. They wait for most of their time, which the others' build takes.
+  build build-tsan library
+  build_early build-tsan/early.log ninja -j "$(nproc)" -C build-tsan threaded-tests
+  [ ! -f build-tsan/prepared ] || run_library_tests build-tests over-tsan-sh --logbase over-tsan --suite over-tsan \
+    --wrapper "sh '$PWD/tests/over_sanitizer.sh' '$PWD/build-tsan'"
+  stop_early
   build build-tsan threaded-tests
   need_fuzzers
   build_early build-fuzz/early.log sh tests/fuzz/fuzz.sh --build
-  run_library_tests build-tsan library --suite unit --suite engine --no-suite one-thread
+  run_library_tests build-tsan library --suite unit --suite engine --no-suite one-thread --no-suite over-tsan
   finish_early
 
   find_left_out

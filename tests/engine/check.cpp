@@ -39,8 +39,13 @@ void require_error(fsdp_status status, fsdp_status expected, const std::vector<s
                              fsdp_get_status_name(status) + ": " + message);
 }
 
+bool is_thread_sanitized() {
+  static const bool sanitized = ::dlsym(RTLD_DEFAULT, "__tsan_init");
+  return sanitized;
+}
+
 bool is_sanitized() {
-  static const bool sanitized = ::dlsym(RTLD_DEFAULT, "__asan_init") || ::dlsym(RTLD_DEFAULT, "__tsan_init");
+  static const bool sanitized = ::dlsym(RTLD_DEFAULT, "__asan_init") || is_thread_sanitized();
   return sanitized;
 }
 

@@ -228,6 +228,9 @@ TEST_F(Convert, RowsOfManyRanksAreOneTensorAgain) {
 
 // Of two windows, out of the boxes of three ranks.
 TEST_F(Convert, TransposedTensorsAreTurnedBackByWindows) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer takes half a minute for 15 million elements, which one thread turns one by one";
+#endif
   const Tensors tensors{{"w", random_tensor("F32", {3001, 5003}, 1)}, {"small", random_tensor("U8", {7, 5}, 2)}};
   save_cut(tensors, 3);
   consolidate_to("out", {.renames = {{.theirs = "*", .ours = "*", .transposed = true}}, .copied_folder = {}});

@@ -64,9 +64,9 @@ void expect_error(const std::string &name, int error, const Failed &failed) {
       << failed.message;
 }
 
-// ThreadSanitizer makes a round ten times as long, and most rounds have the same threads: each third.
+// ThreadSanitizer makes a round ten times as long, and most rounds have the same threads: each seventh.
 #ifdef __SANITIZE_THREAD__
-constexpr uint64_t stride = 3;
+constexpr uint64_t stride = 7;
 #else
 constexpr uint64_t stride = 1;
 #endif
