@@ -299,6 +299,8 @@ TEST_P(Conformance, AReaderSeesTheVersionThatItAwaited) {
       rig.finish();
       for (uint64_t i = 0; i < 3 * 1024; ++i)
         require_byte(whole.own[i], static_cast<std::byte>(version * 3 + i / 1024), "a version", i);
+      for (uint32_t r = 0; left && r < rig.size(); ++r)  // mapped: where it was written
+        require_byte(own.at(1000).of(r)[0], static_cast<std::byte>(version * 3 + r), "a mapped version", r);
       if (left) left->arrive(version);
     }
   });
