@@ -131,15 +131,16 @@ struct Summing {
     if (rig.transport.on_gpu && sum.sent_dtype() != kind.dtype) sum.rounded = rounded.own;
     if (rig.transport.on_gpu) sum.received = received.own;
   }
+  // What is there when a sum is added to it.
+  static float before(uint64_t i) { return static_cast<float>(3 + i % 5); }
   bool in_place(const Rig &rig) const { return everywhere && rig.plain(); }
   void fill(const Rig &rig) {
     for (uint64_t i = 0; i < count; ++i) write(from.own, kind.dtype, i, addend(rig, kind.dtype, rig.me(), i));
-    std::fill_n(result.floats(), count + 1, 3.0F);
+    for (uint64_t i = 0; i <= count; ++i) result.floats()[i] = before(i);
   }
   // A block's ranks are added, scaled, and then added to what is there: of plain sums each rank is a block.
-  float expected(const Rig &rig, uint64_t i, bool accumulate) const {
+  float expected(const Rig &rig, uint64_t i, float result, bool accumulate) const {
     const uint32_t block = rig.plain() ? 1 : rig.block_ranks();
-    float result = 3;
     for (uint32_t first = 0; first < rig.size(); first += block) {
       float sum = 0;
       for (uint32_t r = first; r < std::min(first + block, rig.size()); ++r) {
@@ -155,10 +156,10 @@ struct Summing {
                    length = everywhere ? count : count / rig.size();
     const float *found = sum.to.floats();
     for (uint64_t i = 0; i < length; ++i)
-      if (const float wanted = expected(rig, own + i, accumulate); !fsdp::test::same(found[i], wanted))
+      if (const float wanted = expected(rig, own + i, before(i), accumulate); !fsdp::test::same(found[i], wanted))
         require(false, fmt::format("{} as {}, {} elements: element {} is {}, not {}", dtype_name(kind.dtype),
                                    dtype_name(kind.wire), count, i, found[i], wanted));
-    if (!in_place(rig)) require(found[length] == 3, "a sum wrote past its end");
+    if (!in_place(rig)) require(found[length] == before(length), "a sum wrote past its end");
   }
 
   Addends kind;
@@ -225,7 +226,10 @@ TEST_P(Conformance, ManySumsAreOneCall) {
 TEST_P(Conformance, RefusesSumsThatItsShapeHasNot) {
   run(2, [](Rig &rig) {
     const auto refused = [&](const std::vector<Sum> &sums, bool accumulate, const char *text) {
-      const Error error = error_of([&] { rig.collectives->sum(sums, accumulate, {1, "refused"}, *rig.stream); });
+      const Error error = error_of([&] {
+        rig.collectives->sum(sums, accumulate, {1, "refused"}, *rig.stream);
+        rig.finish();
+      });
       require(error.status == FSDP_INTERNAL && error.message.find(text) != std::string::npos, error.message);
     };
     const Summing one(rig, {}, 64, false), whole(rig, {}, 64, true);
