@@ -36,16 +36,4 @@ void require_root(uint32_t root, uint32_t ranks) {
   if (root >= ranks) fail(FSDP_INTERNAL, "broadcast from rank {} of {}", root, ranks);
 }
 
-void describe(Fingerprint &call, std::span<const Gather> gathers) noexcept {
-  for (const Gather &gather : gathers) call.add_span(0, 0, gather.bytes);
-}
-
-void describe(Fingerprint &call, std::span<const Sum> sums) noexcept {
-  for (const Sum &sum : sums) call.add_span(sum.dtype, sum.wire, sum.count);
-}
-
-void describe_broadcast(Fingerprint &call, uint64_t bytes, uint32_t root) noexcept {
-  call.add_span(0, static_cast<fsdp_dtype>(root), bytes);  // roots must agree
-}
-
 }  // namespace fsdp::comm

@@ -28,8 +28,15 @@ Operation operation_of(std::span<const Sum> sums, bool accumulate, const Shape &
 // INTERNAL if there is none.
 void require_root(uint32_t root, uint32_t ranks);
 
-void describe(Fingerprint &call, std::span<const Gather> gathers) noexcept;
-void describe(Fingerprint &call, std::span<const Sum> sums) noexcept;
-void describe_broadcast(Fingerprint &call, uint64_t bytes, uint32_t root) noexcept;
+// Here, since small calls feel each call of theirs.
+inline void describe(Fingerprint &call, const Gather &gather) noexcept { call.add_span(0, 0, gather.bytes); }
+inline void describe(Fingerprint &call, const Sum &sum) noexcept { call.add_span(sum.dtype, sum.wire, sum.count); }
+template <class Span>
+void describe(Fingerprint &call, std::span<const Span> spans) noexcept {
+  for (const Span &span : spans) describe(call, span);
+}
+inline void describe_broadcast(Fingerprint &call, uint64_t bytes, uint32_t root) noexcept {
+  call.add_span(0, static_cast<fsdp_dtype>(root), bytes);  // roots must agree
+}
 
 }  // namespace fsdp::comm

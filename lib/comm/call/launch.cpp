@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/call/launch.h"
 
-#include "comm/call/describe.h"
-
 namespace fsdp::comm {
 namespace {
 
@@ -16,23 +14,6 @@ std::unique_ptr<Launch> make_launch(uint64_t piece_count) {
 }
 
 }  // namespace
-
-void Launch::add(std::span<const Gather> gathers) {
-  for (const Gather &gather : gathers) pieces.push_back({gather.from, Part::alone(gather.to), gather.bytes});
-  describe(fingerprint, gathers);
-}
-
-void Launch::add(std::span<const Sum> sums, bool accumulate) {
-  for (const Sum &sum : sums)
-    pieces.push_back({sum.from, sum.to, sum.count, sum.dtype, sum.wire, sum.factor, accumulate});
-  describe(fingerprint, sums);
-}
-
-void Launch::add_broadcast(const Part &data, uint64_t bytes, uint32_t from_root) {
-  root = from_root;
-  pieces.push_back({data, data, bytes});
-  describe_broadcast(fingerprint, bytes, root);
-}
 
 LaunchPool::LaunchPool() {
   for (size_t i = 0; i < first_launches; ++i) launches_.push_back(make_launch(0));

@@ -9,8 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "comm/call/fingerprint.h"
-#include "comm/collectives.h"
+#include "comm/call/describe.h"
 
 namespace fsdp::comm {
 
@@ -29,9 +28,23 @@ struct Launch {
     fingerprint.start(of, tag);
   }
   // What is done, and what messages call it. The caller has room for so many pieces.
-  void add(std::span<const Gather> gathers);
-  void add(std::span<const Sum> sums, bool accumulate);
-  void add_broadcast(const Part &data, uint64_t bytes, uint32_t from_root);
+  void add(std::span<const Gather> gathers) {
+    for (const Gather &gather : gathers) {
+      pieces.push_back({gather.from, Part::alone(gather.to), gather.bytes});
+      describe(fingerprint, gather);
+    }
+  }
+  void add(std::span<const Sum> sums, bool accumulate) {
+    for (const Sum &sum : sums) {
+      pieces.push_back({sum.from, sum.to, sum.count, sum.dtype, sum.wire, sum.factor, accumulate});
+      describe(fingerprint, sum);
+    }
+  }
+  void add_broadcast(const Part &data, uint64_t bytes, uint32_t from_root) {
+    root = from_root;
+    pieces.push_back({data, data, bytes});
+    describe_broadcast(fingerprint, bytes, root);
+  }
 
   Operation operation;      // what is done
   Fingerprint fingerprint;  // what messages call it
