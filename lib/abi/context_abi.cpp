@@ -2,7 +2,7 @@
 #include "abi/boundary.h"
 #include "abi/options.h"
 #include "base/text.h"
-#include "comm/communicator.h"
+#include "comm/team.h"
 #include "engine/environment.h"
 
 using namespace fsdp;

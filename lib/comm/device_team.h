@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "comm/team.h"
 
 namespace fsdp::comm {
 

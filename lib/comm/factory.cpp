@@ -6,7 +6,6 @@
 
 #include "comm/bootstrap/local_job.h"
 #include "comm/bootstrap/process_world.h"
-#include "comm/communicator.h"
 #include "comm/description.h"
 #include "comm/hybrid/choice.h"
 #include "comm/hybrid/descriptors.h"
@@ -19,6 +18,7 @@
 #include "comm/shm/team.h"
 #include "comm/shm/world.h"
 #include "comm/staging/team.h"
+#include "comm/team.h"
 
 namespace fsdp::comm {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "comm/team.h"
 
 namespace fsdp::comm {
 
@@ -42,14 +42,14 @@ class Net {
   // Before all below, once. A message that comes earlier is kept.
   virtual void join(NetJob job, std::shared_ptr<Seat> seat) = 0;
   // Collectives among `ranks` (of the job, in the same order everywhere, this one among them). key: the same on all of
-  // them, and of nothing else that this Net is used for. Waits for nobody. The communicator ends before the Net.
-  virtual std::unique_ptr<MessageCommunicator> create_communicator(std::vector<uint32_t> ranks, uint64_t key,
-                                                                   const std::string &what, bool sums = true) = 0;
+  // them, and of nothing else that this Net is used for. Waits for nobody. They end before the Net.
+  virtual std::unique_ptr<Collectives> create_collectives(std::vector<uint32_t> ranks, uint64_t key,
+                                                          const std::string &what, bool sums = true) = 0;
   // On the caller's thread: every rank's `bytes` bytes go to all + r * bytes. key as above. `what` and `bytes` are
   // compared. After an exchange that did not complete those of this key are INVALID_STATE.
   virtual void exchange(std::span<const uint32_t> ranks, uint64_t key, const void *mine, uint64_t bytes, void *all,
                         const char *what) = 0;
-  // What create_communicator allocates for sums of this many ranks; without sums nothing.
+  // What create_collectives allocates for sums of this many ranks; without sums nothing.
   virtual uint64_t scratch_bytes(uint32_t ranks) const noexcept = 0;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "comm/team.h"
 #include "base/checked.h"
-#include "comm/communicator.h"
 
 namespace fsdp::comm {
 

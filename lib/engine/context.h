@@ -13,7 +13,7 @@
 
 #include "base/failure.h"
 #include "base/float_environment.h"
-#include "comm/communicator.h"
+#include "comm/team.h"
 #include "device/device.h"
 #include "fsdp.h"
 #include "layout/mesh.h"

@@ -205,7 +205,7 @@ void Gatherer::enqueue_copies(Group &group, GatherSlot &slot) {
   trace.await(*runtime_.gates.version, runtime_.step.version(), group.name(), "wait for publish", group.trace_name,
               runtime_.step.version());
   trace.begin("all_gather", group, group.pulled_bytes);
-  runtime_.gather(slot.spans, group);
+  runtime_.gather(slot.gathers, group);
   trace.end("all_gather", group, group.pulled_bytes, runtime_.step.version());
   stream.record(*slot.ready);
   if (runtime_.collectives().records_calls) runtime_.calls.add(CallKind::gather, slot.key);
@@ -227,8 +227,8 @@ void Gatherer::release(Group &group, GatherSlot &slot) {
 // Behind the copies on their stream. Where the caller's is the calling thread it is done when the call returns.
 void Gatherer::poison(const GatherSlot &slot) {
   // 0xFF bytes are a NaN in every dtype that we have.
-  for (const comm::GatherSpan &span : slot.spans)
-    runtime_.gathers.stream->fill(span.to, 0xFF, span.bytes * runtime_.inner().size());
+  for (const comm::Gather &gather : slot.gathers)
+    runtime_.gathers.stream->fill(gather.to, 0xFF, gather.bytes * runtime_.inner().size());
   device::Stream &caller = runtime_.context.device().caller_stream(nullptr);
   if (caller.is_calling_thread()) runtime_.wait_idle(*runtime_.gathers.stream, WaitKind::gather, caller);
 }

@@ -9,15 +9,15 @@ device::Stream &gather_values(Runtime &runtime, const ValuesGather &gather, devi
   const layout::Mesh &mesh = runtime.spec.mesh;
   const uint64_t bytes = gather.bytes * mesh.inner_size, version = runtime.step.version();
   const uint32_t part = mesh.slices() > 1 ? mesh.outer_index(runtime.teams.all->rank()) : 0;
-  const comm::GatherSpan near{gather.from, gather.whole + part * bytes, gather.bytes};
+  const comm::Gather near{gather.from, gather.whole + part * bytes, gather.bytes};
   caller.record(*runtime.marks.order);
   if (!runtime.marks.order->done()) reduces.stream->wait(*runtime.marks.order);
   if (runtime.communicates()) {
     reduces.trace->begin("all_gather", gather.of, bytes);
-    reduces.comm->all_gather({&near, 1}, {no_group, gather.of.in_flight}, *reduces.stream);
+    reduces.comm->gather({&near, 1}, {no_group, gather.of.in_flight}, *reduces.stream);
     reduces.trace->end("all_gather", gather.of, bytes, version, *reduces.comm);
   } else {
-    reduces.stream->copy(near.to, gather.own, near.bytes);
+    reduces.stream->copy(near.to, near.from.own, near.bytes);
   }
   if (mesh.slices() == 1) return *reduces.stream;
   reduces.stream->record(gather.event);

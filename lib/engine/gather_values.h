@@ -10,10 +10,9 @@ namespace fsdp::engine {
 // of: what they are, for traces. event: reusable; between the two axes.
 struct ValuesGather {
   Traced of;
-  comm::Source from;     // of each inner rank's piece
-  const std::byte *own;  // this rank's
-  std::byte *whole;      // all pieces, in the order of the ranks that hold slots
-  uint64_t bytes;        // of a piece
+  comm::Part from;   // each inner rank's piece
+  std::byte *whole;  // all pieces, in the order of the ranks that hold slots
+  uint64_t bytes;    // of a piece
   device::Event &event;
 };
 

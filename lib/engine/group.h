@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "comm/team.h"
 #include "device/device.h"
 #include "engine/storage.h"
 #include "engine/stream_events.h"
@@ -29,7 +29,7 @@ struct GatherSlot : SlotState {
   uint32_t key = 0;                      // number of the pool request
   std::unique_ptr<device::Event> ready;  // the copies have arrived
   StreamEvents left;                     // the streams that read have passed their reshard
-  std::vector<comm::GatherSpan> spans;   // of a copied gather
+  std::vector<comm::Gather> gathers;     // copied ones
   std::vector<uint32_t> overlaps;        // keys whose buffers share bytes with this one
 };
 
@@ -51,7 +51,7 @@ struct GradState {
 struct Contribution : GradState {
   StreamEvents written;
   std::unique_ptr<device::Event> reduced, summed;  // summed: over the outer axis too
-  std::unique_ptr<device::Event> opened;  // of a device: earlier contributions are in a buffer that keeps them
+  std::unique_ptr<device::Event> opened;           // of a device: earlier contributions are in a buffer that keeps them
   // Debug, of a device: every byte of the buffer is 0xFF once the event is done, unless something has written there.
   std::unique_ptr<device::Event> hidden;
   bool is_hidden = false;
@@ -69,19 +69,19 @@ struct Group {
   std::vector<ParamPlace> places;
   std::vector<GatherSlot> slots;
   Contribution grad;
-  std::array<std::vector<comm::ReduceSpan>, 2> reduce_spans;  // by turn; without a partial buffer the first
-  bool partial = false;                                       // inner sums go to a partial buffer
-  std::vector<comm::AllReduceSpan> all_reduce_spans;
-  // Over the outer axis: sums by turn, and what publishing and finishing gather.
-  std::vector<comm::SumSpan> outer_sums;
-  std::array<std::vector<comm::SliceSumSpan>, 2> outer_slices;
-  std::vector<comm::WholeSpan> outer_weights, outer_grads;
-  std::vector<comm::GatherSpan> whole_grads;    // no_shard with an outer axis: the other inner ranks' sums, at the end
-  std::vector<uint32_t> grad_overlaps;          // groups whose full gradient buffers share bytes with this one's
-  std::vector<comm::GatherSpan> refresh_spans;  // whole compute weights, at publish
-  uint64_t pulled_bytes = 0;                    // that one gather or refresh copies
-  uint64_t reduced_bytes = 0;                   // of full gradients that one reduce reads
-  uint64_t all_reduced_bytes = 0;               // that one all-reduce reads: those, and the other ranks' sums
+  std::array<std::vector<comm::Sum>, 2> sums;  // by turn; without a partial buffer the first
+  bool partial = false;                        // inner sums go to a partial buffer
+  bool everywhere = false;                     // ... to whole main grads of every rank
+  // Over the outer axis: sums everywhere, of slots by turn, and what publishing and finishing gather.
+  std::vector<comm::Sum> outer_sums;
+  std::array<std::vector<comm::Sum>, 2> outer_slices;
+  std::vector<comm::Gather> outer_weights, outer_grads;
+  std::vector<comm::Gather> whole_grads;  // no_shard with an outer axis: the other inner ranks' sums, at the end
+  std::vector<uint32_t> grad_overlaps;    // groups whose full gradient buffers share bytes with this one's
+  std::vector<comm::Gather> refresh;      // whole compute weights, at publish
+  uint64_t pulled_bytes = 0;              // that one gather or refresh copies
+  uint64_t reduced_bytes = 0;             // of full gradients that one reduce reads
+  uint64_t all_reduced_bytes = 0;         // that one all-reduce reads: those, and the other ranks' sums
 
   const char *flight_name = nullptr;  // the flight recorder's copy
   const char *trace_name = nullptr;   // the timeline's copy; NULL if there is none

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "comm/communicator.h"
+#include "comm/team.h"
 #include "memory/model_spec.h"
 
 namespace fsdp::engine {

@@ -8,7 +8,7 @@
 #include <string>
 #include <type_traits>
 
-#include "comm/communicator.h"
+#include "comm/team.h"
 #include "engine/step_numbers.h"
 
 namespace fsdp::engine {

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "base/error.h"
-#include "comm/communicator.h"
+#include "comm/team.h"
 
 namespace fsdp::engine {
 

@@ -9,25 +9,33 @@
 namespace fsdp::engine {
 namespace {
 
+comm::Sum plain_sum(float *from, float *to, uint64_t count, bool everywhere) {
+  return {.from = comm::Part::alone(from), .to = comm::Part::alone(to), .count = count, .everywhere = everywhere};
+}
+
 // Neighbours in memory go as one.
-void add_sum(std::vector<comm::SumSpan> &spans, float *values, uint64_t count) {
-  if (!spans.empty() && spans.back().values + spans.back().count == values)
-    spans.back().count += count;
+void add_sum(std::vector<comm::Sum> &sums, float *values, uint64_t count) {
+  if (!sums.empty() && sums.back().from.floats() + sums.back().count == values)
+    sums.back().count += count;
   else
-    spans.push_back({values, count});
+    sums.push_back(plain_sum(values, values, count, true));
 }
 
-template <class Span>
-uint64_t bytes_of(const std::vector<Span> &spans) {
+uint64_t bytes_of(const std::vector<comm::Sum> &sums) {
   uint64_t bytes = 0;
-  for (const Span &span : spans) bytes += span.count * sizeof(float);
+  for (const comm::Sum &sum : sums) bytes += sum.count * sizeof(float);
   return bytes;
 }
 
-uint64_t bytes_of(const std::vector<comm::WholeSpan> &spans) {
+uint64_t bytes_of(const std::vector<comm::Gather> &gathers) {
   uint64_t bytes = 0;
-  for (const comm::WholeSpan &span : spans) bytes += span.bytes;
+  for (const comm::Gather &gather : gathers) bytes += gather.bytes;
   return bytes;
+}
+
+// This rank's piece is at its place.
+comm::Gather gather_in(std::byte *whole, uint64_t bytes, uint32_t rank) {
+  return {comm::Part::alone(whole + rank * bytes), whole, bytes};
 }
 
 }  // namespace
@@ -38,8 +46,8 @@ Outer::Outer(Context &context, const memory::ModelSpec &spec, const Teams &teams
       rank_(teams.outer->rank()),
       inner_(teams.inner->rank()),
       gathers_(spec.gathers_outer()),
-      sums_(teams.outer_data->create_message_communicator("outer sums")),
-      weights_(teams.outer_data->create_message_communicator("outer weights", false)),
+      sums_(teams.outer_data->create_collectives("outer sums", comm::Shape::messages())),
+      weights_(teams.outer_data->create_collectives("outer weights", comm::Shape::messages(false))),
       stream_(context.device().create_stream("outer")),
       trace_(std::make_unique<StreamTrace>(context, *stream_, lane, flights)) {
   for (auto &event : partial_free_) event = context.device().create_event();
@@ -72,11 +80,13 @@ void Outer::add_sub_bucket(Group &group, const Bucket &bucket, const layout::Sub
     float *own = grad.plan->extent == Extent::shard ? grouped : grouped + rank_ * sub.shard_count;
     for (uint32_t turn = 0; turn < memory::partial_turns; ++turn) {
       const Plane &sums = bucket.has(PlaneKind::partial) ? bucket.plane(PlaneKind::partial, turn) : grad;
-      group.outer_slices[turn].push_back({sums.fp32(sums.index_of(sub, slices, inner_)), sub.shard_count, own, false});
+      group.outer_slices[turn].push_back(
+          plain_sum(sums.fp32(sums.index_of(sub, slices, inner_)), own, sub.shard_count * mesh_.outer_size, false));
     }
   }
   if (gathers_ && whole_state && mesh_.outer == layout::OuterAxis::shard)
-    group.outer_grads.push_back({reinterpret_cast<std::byte *>(grouped), sub.shard_count * sizeof(float)});
+    group.outer_grads.push_back(
+        gather_in(reinterpret_cast<std::byte *>(grouped), sub.shard_count * sizeof(float), rank_));
 }
 
 // The slots of this inner rank's part, each published by its own outer rank.
@@ -84,7 +94,8 @@ void Outer::add_weights(Group &group, const Plane &plane, uint32_t slices) const
   const uint64_t number = dtype_size(plane.dtype());
   for (const layout::SubBucket &sub : plane.layout->sub_buckets)
     if (sub.shard_count)
-      group.outer_weights.push_back({plane.element(plane.index_of(sub, slices, inner_)), sub.shard_count * number});
+      group.outer_weights.push_back(
+          gather_in(plane.element(plane.index_of(sub, slices, inner_)), sub.shard_count * number, rank_));
 }
 
 uint32_t Outer::take_turn(const Group &group, device::Stream &reduce_stream) {
@@ -111,15 +122,14 @@ void Outer::reduce(Group &group, uint32_t turn, bool accumulate, uint64_t versio
   if (!group.outer_sums.empty()) {
     const uint64_t bytes = bytes_of(group.outer_sums);
     trace_->begin("all_reduce", group, bytes);
-    sums_->all_reduce(group.outer_sums, tag, *stream_);
+    sums_->sum(group.outer_sums, false, tag, *stream_);
     trace_->end("all_reduce", group, bytes, version, *sums_);
     ++state_.stats.all_reduces;
   }
-  if (auto &slices = group.outer_slices[turn]; !slices.empty()) {
-    for (auto &slice : slices) slice.accumulate = accumulate;
-    const uint64_t bytes = bytes_of(slices) * mesh_.outer_size;
+  if (const auto &slices = group.outer_slices[turn]; !slices.empty()) {
+    const uint64_t bytes = bytes_of(slices);
     trace_->begin("reduce_scatter", group, bytes);
-    sums_->reduce_scatter(slices, tag, *stream_);
+    sums_->sum(slices, accumulate, tag, *stream_);
     trace_->end("reduce_scatter", group, bytes, version, *sums_);
     ++state_.stats.reduce_scatters;
   }
@@ -127,11 +137,10 @@ void Outer::reduce(Group &group, uint32_t turn, bool accumulate, uint64_t versio
   stream_->record(*group.grad.summed);
 }
 
-void Outer::gather(comm::MessageCommunicator &by, const std::vector<comm::WholeSpan> &spans, Group &group,
-                   uint64_t version) {
-  const uint64_t bytes = bytes_of(spans) * mesh_.outer_size;
+void Outer::gather(comm::Collectives &by, const std::vector<comm::Gather> &gathers, Group &group, uint64_t version) {
+  const uint64_t bytes = bytes_of(gathers) * mesh_.outer_size;
   trace_->begin("all_gather", group, bytes);
-  by.all_gather(spans, {group.index, group.name()}, *stream_);
+  by.gather(gathers, {group.index, group.name()}, *stream_);
   trace_->end("all_gather", group, bytes, version, by);
   ++state_.stats.all_gathers;
 }
@@ -145,9 +154,9 @@ void Outer::gather_grads(Group &group, uint64_t version) {
 void Outer::gather_values(const Traced &of, std::byte *whole, uint64_t bytes, const device::Event &after,
                           uint64_t version) {
   stream_->wait(after);
-  const comm::WholeSpan span{whole, bytes};
+  const comm::Gather gather = gather_in(whole, bytes, rank_);
   trace_->begin("all_gather", of, bytes * mesh_.outer_size);
-  sums_->all_gather({&span, 1}, {no_group, of.in_flight}, *stream_);
+  sums_->gather({&gather, 1}, {no_group, of.in_flight}, *stream_);
   trace_->end("all_gather", of, bytes * mesh_.outer_size, version, *sums_);
 }
 

@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "comm/team.h"
 #include "device/device.h"
 #include "engine/group.h"
 #include "engine/stream_trace.h"
@@ -62,7 +62,7 @@ class Outer {
   bool gathers() const { return gathers_; }
 
   device::Stream &stream() { return *stream_; }
-  comm::MessageCommunicator &sum_comm() { return *sums_; }
+  comm::Collectives &sum_comm() { return *sums_; }
   void next_round();
   void trace_next_round() { trace_->next_round(); }
   void abandon();
@@ -73,7 +73,7 @@ class Outer {
   device::Event *partial_free(uint32_t turn) const { return partial_free_[turn].get(); }
 
  private:
-  void gather(comm::MessageCommunicator &by, const std::vector<comm::WholeSpan> &spans, Group &group, uint64_t version);
+  void gather(comm::Collectives &by, const std::vector<comm::Gather> &gathers, Group &group, uint64_t version);
   void add_weights(Group &group, const Plane &plane, uint32_t slices) const;
   void add_sub_bucket(Group &group, const Bucket &bucket, const layout::SubBucket &sub) const;
 
@@ -81,7 +81,7 @@ class Outer {
   uint32_t rank_;   // of the outer team
   uint32_t inner_;  // of the inner team
   bool gathers_;
-  std::unique_ptr<comm::MessageCommunicator> sums_, weights_;
+  std::unique_ptr<comm::Collectives> sums_, weights_;
   std::unique_ptr<device::Stream> stream_;
   std::unique_ptr<StreamTrace> trace_;
   std::unique_ptr<device::Event> partial_free_[2];

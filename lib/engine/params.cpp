@@ -9,7 +9,8 @@
 namespace fsdp::engine {
 
 Params::Params(Runtime &runtime) : runtime_(runtime) {
-  if (runtime.teams.outer) outer_ = runtime.teams.outer->create_message_communicator("outer parameters", false);
+  if (runtime.teams.outer)
+    outer_ = runtime.teams.outer->create_collectives("outer parameters", comm::Shape::messages(false));
 }
 
 void Params::check(const Group &group, uint64_t param_index, fsdp_dtype dtype, uint64_t element_count,
@@ -89,7 +90,7 @@ void Params::stage(const ShownBytes &piece, Fill fill, Take take) {
   if (piece.owner == runtime_.teams.all->rank()) fill(own);
   if (outer_ && piece.travels && inner == runtime_.inner().rank()) {
     const WaitSpan span(runtime_, WaitKind::peers);
-    outer_->broadcast(own, piece.bytes, runtime_.spec.mesh.outer_index(piece.owner), tag, caller);
+    outer_->broadcast(comm::Part::alone(own), piece.bytes, runtime_.spec.mesh.outer_index(piece.owner), tag, caller);
   }
   meet(tag, caller);
   take(runtime_.storage->part_of(memory::RegionId::staging, inner));

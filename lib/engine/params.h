@@ -65,7 +65,7 @@ class Params {
   void check(const Group &group, uint64_t param_index, fsdp_dtype dtype, uint64_t element_count, const char *call);
 
   Runtime &runtime_;
-  std::unique_ptr<comm::MessageCommunicator> outer_;  // NULL: there is no outer axis
+  std::unique_ptr<comm::Collectives> outer_;  // NULL: there is no outer axis
 };
 
 }  // namespace fsdp::engine

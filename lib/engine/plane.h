@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "comm/communicator.h"
+#include "comm/team.h"
 #include "device/device.h"
 #include "memory/model_plan.h"
 
@@ -27,6 +27,8 @@ struct Region {
   const std::byte *view = nullptr;  // where it reads that
   uint64_t arena_offset = 0;        // of rank 0's part
   uint64_t stride = 0;              // to the next rank's part; 0: one for all
+
+  comm::Part part() const { return {data, arena.get(), arena_offset, stride}; }
 };
 
 // One stored form of elements on this rank.
@@ -35,7 +37,7 @@ struct Plane {
   const layout::FlatLayout *layout = nullptr;  // of its numbers
   std::byte *data = nullptr;
   const std::byte *view = nullptr;
-  comm::Source source;  // of the first element, for collectives; no arena: peers cannot read it
+  comm::Part part;  // from the first element on, for collectives
 
   fsdp_dtype dtype() const { return plan->dtype; }
   std::byte *element(uint64_t index) const { return data + index * dtype_size(plan->dtype); }

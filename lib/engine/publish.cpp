@@ -81,7 +81,7 @@ void UpdateWindow::refresh_whole_weights(device::Stream &caller) {
     if (group.plan->gathers || own) continue;
     any = true;
     ++runtime_.stats.gathers;
-    if (group.refresh_spans.empty()) continue;
+    if (group.refresh.empty()) continue;
     if (!copies) {
       runtime_.gathers.stream->wait(*runtime_.marks.published);
       runtime_.gathers.trace->await(*runtime_.gates.version, runtime_.step.version(), "the refresh of whole weights",
@@ -89,7 +89,7 @@ void UpdateWindow::refresh_whole_weights(device::Stream &caller) {
     }
     copies = true;
     runtime_.gathers.trace->begin("all_gather", group, group.pulled_bytes);
-    runtime_.gather(group.refresh_spans, group);
+    runtime_.gather(group.refresh, group);
     runtime_.gathers.trace->end("all_gather", group, group.pulled_bytes, runtime_.step.version());
     ++runtime_.stats.all_gathers;
     runtime_.stats.gathered_bytes += group.pulled_bytes;

@@ -4,7 +4,7 @@
 // ends.
 #pragma once
 
-#include "comm/communicator.h"
+#include "comm/team.h"
 
 namespace fsdp::engine {
 

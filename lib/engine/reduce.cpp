@@ -75,40 +75,22 @@ void Reducer::enqueue(Group &group, uint32_t turn) {
   if (runtime_.collectives().records_calls) runtime_.calls.add(CallKind::reduce, group.index);
   ++stats.reduces;
   stats.reduced_bytes += group.reduced_bytes;
-  const comm::Communicator *comm = runtime_.reduces.comm.get();
-  if (group.spec->strategy == FSDP_STRATEGY_NO_SHARD && !runtime_.outer) {
-    for (auto &span : group.all_reduce_spans) span.accumulate = accumulate;
-    runtime_.reduces.trace->begin("all_reduce", group, group.all_reduced_bytes);
-    group.grad.ticket = runtime_.reduces.comm->all_reduce(group.all_reduce_spans, tag, *runtime_.reduces.stream);
-    ++stats.all_reduces;
-    stats.all_reduce_bytes += group.all_reduced_bytes;
-    runtime_.reduces.trace->end("all_reduce", group, group.all_reduced_bytes, runtime_.step.version(), *comm);
-    return;
-  }
-  auto &spans = group.reduce_spans[turn];
-  for (auto &span : spans) span.accumulate = accumulate;
-  runtime_.reduces.trace->begin("reduce_scatter", group, group.reduced_bytes);
-  group.grad.ticket = runtime_.reduces.comm->reduce_scatter(spans, tag, *runtime_.reduces.stream);
-  ++stats.reduce_scatters;
-  stats.reduce_scatter_bytes += group.reduced_bytes;
-  runtime_.reduces.trace->end("reduce_scatter", group, group.reduced_bytes, runtime_.step.version(), *comm);
+  const char *name = group.everywhere ? "all_reduce" : "reduce_scatter";
+  const uint64_t bytes = group.everywhere ? group.all_reduced_bytes : group.reduced_bytes;
+  runtime_.reduces.trace->begin(name, group, bytes);
+  group.grad.ticket = runtime_.reduces.comm->sum(group.sums[turn], accumulate, tag, *runtime_.reduces.stream);
+  ++(group.everywhere ? stats.all_reduces : stats.reduce_scatters);
+  (group.everywhere ? stats.all_reduce_bytes : stats.reduce_scatter_bytes) += bytes;
+  runtime_.reduces.trace->end(name, group, bytes, runtime_.step.version(), *runtime_.reduces.comm);
 }
 
 // A world of one: a copy with explicit scale.
 void Reducer::enqueue_local(Group &group, uint32_t turn) {
   const bool accumulate = group.grad.reduced_count > 0 && !group.partial;
-  const auto sum = [&](const comm::Source &from, fsdp_dtype dtype, fsdp_dtype wire, uint64_t count, float *to,
-                       float factor) {
-    const bool in_place = reinterpret_cast<std::byte *>(to) == from.arena->writable() + from.offset;
-    runtime_.reduces.stream->rank_sum(
-        {from.arena->data() + from.offset, 0, 1, dtype, wire, to, count, factor, accumulate, in_place});
-  };
   runtime_.reduces.trace->begin("local_sum", group, group.reduced_bytes);
-  for (const auto &span : group.reduce_spans[turn])
-    sum(span.from, span.dtype, span.wire_dtype, span.shard_count, span.to, span.factor);
-  for (const auto &span : group.all_reduce_spans)
-    sum(span.from, span.dtype, span.wire_dtype, span.shard_count, reinterpret_cast<float *>(span.whole_writable),
-        span.factor);
+  for (const comm::Sum &sum : group.sums[turn])
+    runtime_.reduces.stream->rank_sum({sum.from.of(0), 0, 1, sum.dtype, sum.wire, sum.to.floats(), sum.count,
+                                       sum.factor, accumulate, sum.to.own == sum.from.own});
   runtime_.reduces.trace->end("local_sum", group, group.reduced_bytes, runtime_.step.version());
 }
 
@@ -122,7 +104,7 @@ void Reducer::gather_whole() {
     if (!runtime_.communicates()) continue;
     runtime_.reduces.stream->wait(*group.grad.summed);
     runtime_.reduces.trace->begin("all_gather", group, group.reduced_bytes);
-    runtime_.reduces.comm->all_gather(group.whole_grads, {group.index, group.name()}, *runtime_.reduces.stream);
+    runtime_.reduces.comm->gather(group.whole_grads, {group.index, group.name()}, *runtime_.reduces.stream);
     runtime_.reduces.trace->end("all_gather", group, group.reduced_bytes, runtime_.step.version(),
                                 *runtime_.reduces.comm);
     ++runtime_.stats.all_gathers;

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "comm/team.h"
 #include "device/memory_limit.h"
 #include "memory/model_plan.h"
 

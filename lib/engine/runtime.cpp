@@ -57,14 +57,14 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
 }
 
 void Runtime::make_inner() {
-  // What is never sent needs no communicator over the device's memory.
+  // What is never sent needs no collectives over the device's memory.
   comm::Team &data = communicates() ? *teams.inner_data : inner();
   if (communicates()) storage->register_with(data);
   gates.version = teams.inner_data->create_gate("publish");
   gates.round = teams.inner_data->create_gate("round of reduces");
-  gathers.comm = data.create_communicator("gather");
-  reduces.comm = data.create_communicator("reduce", spec.mesh.reduction_block);
-  control_comm = inner().create_communicator("control");
+  gathers.comm = data.create_collectives("gather");
+  reduces.comm = data.create_collectives("reduce", {.block = spec.mesh.reduction_block});
+  control_comm = inner().create_collectives("control");
 }
 
 void Runtime::make_parts() {
@@ -105,13 +105,13 @@ Runtime::~Runtime() {
   if (timeline) timeline->close_model(model_number_);
 }
 
-void Runtime::gather(std::span<const comm::GatherSpan> spans, const Group &group) {
+void Runtime::gather(std::span<const comm::Gather> given, const Group &group) {
   const comm::Tag tag{group.index, group.name()};
   if (auto error = gathers.comm->broken()) throw *std::move(error);
   if (collectives().gathers_meet)
-    gathers.comm->all_gather(spans, tag, *gathers.stream);
+    gathers.comm->gather(given, tag, *gathers.stream);
   else
-    gathers.comm->gather_stable(spans, tag, *gathers.stream);
+    gathers.comm->gather_stable(given, tag, *gathers.stream);
 }
 
 void Runtime::abandon() {

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "comm/team.h"
 #include "device/device.h"
 #include "engine/call_sequence.h"
 #include "engine/context.h"
@@ -34,7 +34,7 @@ enum class WaitKind { gather, reduce, publish, peers, checkpoint };
 
 // An ordered sequence of collectives over the inner axis: those of one do not wait for those of another.
 struct CollectiveStream {
-  std::unique_ptr<comm::Communicator> comm;
+  std::unique_ptr<comm::Collectives> comm;
   std::unique_ptr<device::Stream> stream;
   std::unique_ptr<StreamTrace> trace;
 };
@@ -74,7 +74,7 @@ class Runtime {
   TeamNews team_news;  // before what uses the teams
   std::unique_ptr<Storage> storage;
   Gates gates;
-  std::unique_ptr<comm::Communicator> control_comm;  // of calls that wait for peers on the calling thread
+  std::unique_ptr<comm::Collectives> control_comm;  // of calls that wait for peers on the calling thread
   CollectiveStream gathers, reduces;
   std::unique_ptr<Outer> outer;  // NULL: the mesh has one axis
   Marks marks;
@@ -118,7 +118,7 @@ class Runtime {
   void synchronize(device::Stream &stream);
   // The group's weights go to full buffers, on the gather stream: pulled from where they are, or as messages, of which
   // one that was given up since is an error.
-  void gather(std::span<const comm::GatherSpan> spans, const Group &group);
+  void gather(std::span<const comm::Gather> gathers, const Group &group);
   std::vector<device::Stream *> library_streams() const;
   // What streams of the caller's and of the library wait for, of one another.
   std::vector<device::Event *> events() const;
@@ -140,7 +140,7 @@ class Runtime {
   void add_all_reduce(Group &group, const Bucket &bucket, const layout::SubBucket &sub, float factor);
   void add_whole_grads(Group &group, const Bucket &bucket, const layout::SubBucket &sub);
   void make_refresh(Group &group);
-  uint64_t add_gather(std::vector<comm::GatherSpan> &spans, const Bucket &bucket, const Plane &published,
+  uint64_t add_gather(std::vector<comm::Gather> &gathers, const Bucket &bucket, const Plane &published,
                       const Plane &to) const;
 
   uint32_t model_number_ = 0;  // in the timeline

@@ -79,7 +79,7 @@ void Runtime::make_slots(Group &group) {
       for (const Plane &to : bucket.planes) {
         if (!memory::is_gathered(to.plan->kind) || to.plan->slot != s) continue;
         const Plane &from = bucket.plane(memory::published_into(to.plan->kind), to.plan->index);
-        const uint64_t bytes = add_gather(slot.spans, bucket, from, to);
+        const uint64_t bytes = add_gather(slot.gathers, bucket, from, to);
         if (s == 0) group.pulled_bytes += bytes * inner().size();  // the other slot has as many
       }
     }
@@ -87,17 +87,16 @@ void Runtime::make_slots(Group &group) {
 }
 
 // Every inner rank's part of a published plane, to a full buffer. Returns the bytes of one part.
-uint64_t Runtime::add_gather(std::vector<comm::GatherSpan> &spans, const Bucket &bucket, const Plane &published,
+uint64_t Runtime::add_gather(std::vector<comm::Gather> &gathers, const Bucket &bucket, const Plane &published,
                              const Plane &to) const {
   const uint64_t number = dtype_size(published.dtype());
   uint64_t sum = 0;
   for (const layout::SubBucket &sub : published.layout->sub_buckets) {
     const uint64_t bytes = sub.shard_count * bucket.plan->slices * number;
     if (bytes == 0) continue;
-    comm::Source from = published.source;
-    from.offset += published.index_of(sub, bucket.plan->slices, 0) * number;
-    if (published.plan->extent == Extent::whole) from.stride += bytes;
-    spans.push_back({from, to.element(sub.full_offset), bytes});
+    comm::Part from = published.part.at(published.index_of(sub, bucket.plan->slices, 0) * number);
+    if (published.plan->extent == Extent::whole) from = from.slice(bytes, inner().rank());
+    gathers.push_back({from, to.element(sub.full_offset), bytes});
     sum += bytes;
   }
   return sum;
@@ -137,14 +136,13 @@ void Runtime::add_all_reduce(Group &group, const Bucket &bucket, const layout::S
   const uint64_t element = dtype_size(bucket.plan->grad_dtype);
   const uint32_t ranks = inner().size();
   const Plane &grad = bucket.plane(PlaneKind::grad);
-  comm::Source from = bucket.plane(PlaneKind::full_grad).source, whole = grad.source;
-  from.offset += sub.full_offset * element;
-  whole.offset += sub.full_offset * sizeof(float);
   group.reduced_bytes += sub.shard_count * element * ranks;
   group.all_reduced_bytes += sub.shard_count * (element * ranks + sizeof(float) * (ranks - 1));
-  group.all_reduce_spans.push_back(
-      {from, bucket.plan->grad_dtype, bucket.plan->wire_dtype, sub.shard_count, whole, grad.element(sub.full_offset),
-       factor, false, place_in(PlaneKind::rounded, bucket, sub), place_in(PlaneKind::received, bucket, sub)});
+  group.everywhere = true;
+  group.sums[0].push_back({bucket.plane(PlaneKind::full_grad).part.at(sub.full_offset * element),
+                           grad.part.at(sub.full_offset * sizeof(float)), bucket.plan->grad_dtype,
+                           bucket.plan->wire_dtype, sub.shard_count * ranks, factor, true,
+                           place_in(PlaneKind::rounded, bucket, sub), place_in(PlaneKind::received, bucket, sub)});
 }
 
 // This inner rank's sums: of all its slots.
@@ -152,16 +150,15 @@ void Runtime::add_reduce(Group &group, const Bucket &bucket, const layout::SubBu
   const memory::BucketPlan &plan = *bucket.plan;
   const uint64_t element = dtype_size(plan.grad_dtype);
   const uint64_t count = sub.shard_count * plan.slices;
-  comm::Source from = bucket.plane(PlaneKind::full_grad).source;
-  from.offset += sub.full_offset * element;
+  const comm::Part from = bucket.plane(PlaneKind::full_grad).part.at(sub.full_offset * element);
   group.reduced_bytes += count * element * inner().size();
   for (uint32_t turn = 0; turn < memory::partial_turns; ++turn) {
     const Plane &sums =
         bucket.has(PlaneKind::partial) ? bucket.plane(PlaneKind::partial, turn) : bucket.plane(PlaneKind::grad);
     float *to = sums.fp32(sums.index_of(sub, plan.slices, inner().rank()));
-    group.reduce_spans[turn].push_back({from, plan.grad_dtype, plan.wire_dtype, count, to, factor, false,
-                                        place_in(PlaneKind::rounded, bucket, sub),
-                                        place_in(PlaneKind::received, bucket, sub)});
+    group.sums[turn].push_back({from, comm::Part::alone(to), plan.grad_dtype, plan.wire_dtype, count * inner().size(),
+                                factor, false, place_in(PlaneKind::rounded, bucket, sub),
+                                place_in(PlaneKind::received, bucket, sub)});
   }
 }
 
@@ -169,9 +166,7 @@ void Runtime::add_reduce(Group &group, const Bucket &bucket, const layout::SubBu
 void Runtime::add_whole_grads(Group &group, const Bucket &bucket, const layout::SubBucket &sub) {
   const uint64_t bytes = sub.shard_count * bucket.plan->slices * sizeof(float);
   const Plane &grad = bucket.plane(PlaneKind::grad);
-  comm::Source from = grad.source;
-  from.offset += sub.full_offset * sizeof(float);
-  from.stride += bytes;
+  const comm::Part from = grad.part.at(sub.full_offset * sizeof(float)).slice(bytes, inner().rank());
   group.whole_grads.push_back({from, grad.element(sub.full_offset), bytes});
 }
 
@@ -182,7 +177,7 @@ void Runtime::make_refresh(Group &group) {
     const Bucket &bucket = storage->buckets()[b];
     for (const Plane &plane : bucket.planes)
       if (memory::is_published(plane.plan->kind))
-        group.pulled_bytes += add_gather(group.refresh_spans, bucket, plane, plane) * (inner().size() - 1);
+        group.pulled_bytes += add_gather(group.refresh, bucket, plane, plane) * (inner().size() - 1);
   }
 }
 

@@ -38,12 +38,8 @@ device::Stream &SharedAmaxes::gather(uint64_t first, uint64_t count, device::Str
   const Region &region = runtime_.storage->region(memory::RegionId::amaxes);
   if (region.arena)
     return gather_values(runtime_,
-                         {Traced(what),
-                          {region.arena.get(), region.arena_offset + first * sizeof(float), region.stride},
-                          reinterpret_cast<std::byte *>(own_ + first),
-                          reinterpret_cast<std::byte *>(all_),
-                          bytes,
-                          *runtime_.marks.amaxes},
+                         {Traced(what), region.part().at(first * sizeof(float)), reinterpret_cast<std::byte *>(all_),
+                          bytes, *runtime_.marks.amaxes},
                          caller);
   const WaitSpan span(runtime_, WaitKind::peers);
   const trace::FlightScope flight(*runtime_.flights.meetings, what, bytes);

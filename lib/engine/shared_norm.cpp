@@ -28,7 +28,7 @@ SharedNorm::SharedNorm(Runtime &runtime) : runtime_(runtime) {
   share_ = reinterpret_cast<double *>(head);
   norm_ = norm_at(head);
   copy_ = norm_at(host);
-  own_ = {device.arena.get(), device.arena_offset, device.stride};
+  own_ = device.part();
 }
 
 void SharedNorm::find(double max_norm, device::Stream &caller) {
@@ -40,10 +40,10 @@ void SharedNorm::find(double max_norm, device::Stream &caller) {
 }
 
 device::Stream &SharedNorm::gather(device::Stream &caller) {
-  return gather_values(runtime_,
-                       {Traced("the gradient norm"), own_, reinterpret_cast<std::byte *>(share_),
-                        reinterpret_cast<std::byte *>(shares_), sizeof(double), *runtime_.marks.norm},
-                       caller);
+  return gather_values(
+      runtime_,
+      {Traced("the gradient norm"), own_, reinterpret_cast<std::byte *>(shares_), sizeof(double), *runtime_.marks.norm},
+      caller);
 }
 
 void SharedNorm::await(device::Stream &caller) { runtime_.wait(*runtime_.marks.norm, WaitKind::peers, caller); }

@@ -39,7 +39,7 @@ class SharedNorm {
   double *squares_, *share_, *shares_;
   device::Norm *norm_;  // on the device
   device::Norm *copy_;  // ... and for the host
-  comm::Source own_;    // this rank's share, for all inner ranks
+  comm::Part own_;      // this rank's share, for all inner ranks
 };
 
 }  // namespace fsdp::engine

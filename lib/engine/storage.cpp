@@ -188,11 +188,7 @@ void Storage::place(const memory::BucketPlan &plan, Bucket &bucket) const {
   bucket.planes.reserve(plan.planes.size());
   for (const memory::PlanePlan &row : plan.planes) {
     const Region &home = region(row.region);
-    Plane plane{&row,
-                &plan.layout_of(row),
-                home.data + row.offset,
-                home.view + row.offset,
-                {home.arena.get(), home.arena_offset + row.offset, home.stride}};
+    Plane plane{&row, &plan.layout_of(row), home.data + row.offset, home.view + row.offset, home.part().at(row.offset)};
     bucket.planes.push_back(plane);
     const Plane *&first = bucket.first[static_cast<size_t>(row.kind)];
     if (!first) first = &bucket.planes.back();

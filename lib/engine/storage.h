@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "comm/team.h"
 #include "device/device.h"
 #include "engine/plane.h"
 #include "engine/teams.h"

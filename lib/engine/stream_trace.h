@@ -3,7 +3,7 @@
 // Streams that run tasks write the times themselves; of others only their events tell (in_flight.h).
 #pragma once
 
-#include "comm/communicator.h"
+#include "comm/team.h"
 #include "device/device.h"
 #include "engine/in_flight.h"
 #include "trace/flight_sequence.h"

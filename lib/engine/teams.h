@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "comm/communicator.h"
+#include "comm/team.h"
 #include "layout/mesh.h"
 
 namespace fsdp::engine {

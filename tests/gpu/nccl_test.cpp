@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "comm/nccl/library.h"
+#include "comm/team.h"
 
 namespace fsdp::comm::test {
 namespace {
@@ -96,18 +96,20 @@ int exchange(GpuRank &rank) {
              grads = rank.team->create_parts(size * bytes, "grads");
   const auto pool = rank.device->allocate(size * bytes, "pool"), to = rank.device->allocate(bytes, "to");
   rank.team->register_memory(pool->data(), size * bytes, "pool");
-  const auto gather = rank.team->create_communicator("gather"), reduce = rank.team->create_communicator("reduce");
+  const auto gather = rank.team->create_collectives("gather"), reduce = rank.team->create_collectives("reduce");
   std::vector<float> values(size * shard);
   for (uint64_t i = 0; i < values.size(); ++i) values[i] = value_of(mine, i);
   std::byte *own_grads = grads->writable() + mine * size * bytes;
   rank.device->transfer(weights->writable() + mine * bytes, FSDP_FLOAT32, values.data(), FSDP_FLOAT32, shard);
-  const GatherSpan gathered{{weights.get(), 0, bytes}, pool->data(), bytes};
-  const ReduceSpan reduced{{grads.get(), 0, size * bytes},        FSDP_FLOAT32, FSDP_FLOAT32, shard,
-                           reinterpret_cast<float *>(to->data()), 0.5F,         false};
+  const Gather gathered{Part::in(*weights, 0, bytes, mine), pool->data(), bytes};
+  const Sum reduced{.from = Part::in(*grads, 0, size * bytes, mine),
+                    .to = Part::alone(to->data()),
+                    .count = size * shard,
+                    .factor = 0.5F};
   for (int step = 0; step < 20; ++step) {
     rank.device->transfer(own_grads, FSDP_FLOAT32, values.data(), FSDP_FLOAT32, values.size());
     gather->gather_stable({&gathered, 1}, {1, "layer"}, *gathers);
-    reduce->reduce_scatter({&reduced, 1}, {1, "layer"}, *reduces);
+    reduce->sum({&reduced, 1}, false, {1, "layer"}, *reduces);
     rank.synchronize(*gathers);
     rank.synchronize(*reduces);
   }
@@ -141,11 +143,11 @@ int fail_while_waiting(GpuRank &rank) {
   const auto weights = rank.team->create_parts(bytes, "weights");
   const auto pool = rank.device->allocate(rank.team->size() * bytes, "pool");
   rank.team->register_memory(pool->data(), rank.team->size() * bytes, "pool");
-  const auto gather = rank.team->create_communicator("gather"), reduce = rank.team->create_communicator("reduce");
+  const auto gather = rank.team->create_collectives("gather"), reduce = rank.team->create_collectives("reduce");
   const auto gathered = rank.device->create_event(), reduced = rank.device->create_event();
-  const GatherSpan span{{weights.get(), 0, bytes}, pool->data(), bytes};
+  const Gather span{Part::in(*weights, 0, bytes, rank.team->rank()), pool->data(), bytes};
   const auto enqueue = [&] {
-    gather->all_gather({&span, 1}, {1, "layer"}, *gathers);
+    gather->gather({&span, 1}, {1, "layer"}, *gathers);
     reduce->barrier({2, "end"}, *reduces);
     gathers->record(*gathered);
     reduces->record(*reduced);
@@ -158,7 +160,7 @@ int fail_while_waiting(GpuRank &rank) {
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   const bool waits = rank.team->rank() != 0 || !gathered->done();
   rank.team->all_gather({}, "both have looked");  // who fails before that frees the other one's GPU
-  if (!waits) return 1;                         // nothing is tested
+  if (!waits) return 1;                           // nothing is tested
   rank.failure.set(Error(FSDP_ABORTED, "the test aborts"));
   return ends(*gathered) && ends(*reduced) ? 0 : 1;
 }

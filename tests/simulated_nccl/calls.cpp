@@ -290,7 +290,7 @@ EXPORT Result ncclGroupEnd() {
 }
 
 EXPORT Result ncclAllGather(const void *from, void *to, size_t count, DataType type, Comm *comm, fsdp_stream stream) {
-  return call({Kind::all_gather, bytes(from), bytes(to), count, type, sum, 0}, comm, stream);
+  return call({Kind::all_gather, bytes(from), bytes(to), count, type, addition, 0}, comm, stream);
 }
 
 EXPORT Result ncclReduceScatter(const void *from, void *to, size_t count, DataType type, Operation operation,
@@ -305,15 +305,15 @@ EXPORT Result ncclAllReduce(const void *from, void *to, size_t count, DataType t
 
 EXPORT Result ncclBroadcast(const void *from, void *to, size_t count, DataType type, int root, Comm *comm,
                             fsdp_stream stream) {
-  return call({Kind::broadcast, bytes(from), bytes(to), count, type, sum, root}, comm, stream);
+  return call({Kind::broadcast, bytes(from), bytes(to), count, type, addition, root}, comm, stream);
 }
 
 EXPORT Result ncclSend(const void *from, size_t count, DataType type, int peer, Comm *comm, fsdp_stream stream) {
-  return send_or_receive({Kind::send, bytes(from), nullptr, count, type, sum, peer}, comm, stream);
+  return send_or_receive({Kind::send, bytes(from), nullptr, count, type, addition, peer}, comm, stream);
 }
 
 EXPORT Result ncclRecv(void *to, size_t count, DataType type, int peer, Comm *comm, fsdp_stream stream) {
-  return send_or_receive({Kind::receive, nullptr, bytes(to), count, type, sum, peer}, comm, stream);
+  return send_or_receive({Kind::receive, nullptr, bytes(to), count, type, addition, peer}, comm, stream);
 }
 
 EXPORT Result ncclCommWindowRegister(Comm *handle, void *data, size_t size, Window **window, int flags) {

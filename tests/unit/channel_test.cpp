@@ -7,7 +7,7 @@
 #include <cstring>
 #include <thread>
 
-#include "comm/call/message_launch.h"
+#include "comm/call/launch.h"
 #include "comm/message/channel.h"
 #include "net_ranks.h"
 
@@ -69,10 +69,10 @@ TEST(Channel, TakesOnlyWhatItsCallWaitsFor) {
     PlayedTransport transport;
     Channel channel(transport, seat, {0, 1}, key, chunk_bytes, true, "a channel");
     std::vector<float> values(1000, 1.0F);
-    const SumSpan span{values.data(), values.size()};
+    const Sum span = everywhere_in_place(values.data(), values.size());
     Launch launch;
     launch.start(Operation::all_reduce, {1, "sum"});
-    add_spans(launch, std::span(&span, 1));
+    launch.add(std::span(&span, 1), false);
     launch.round = channel.round().number();
     launch.number = channel.round().enqueue();
     bool well = false;
@@ -167,10 +167,10 @@ TEST(Channel, ACallThatFailsAsItBeginsLeavesNothingUnderWay) {
     PlayedTransport transport;
     Channel channel(transport, seat, {0, 1}, key, chunk_bytes, true, "a channel");
     std::vector<float> values(100'000, 1.0F);
-    const SumSpan span{values.data(), values.size()};
+    const Sum span = everywhere_in_place(values.data(), values.size());
     Launch launch;
     launch.start(Operation::all_reduce, {1, "sum"});
-    add_spans(launch, std::span(&span, 1));
+    launch.add(std::span(&span, 1), false);
     launch.round = channel.round().number();
     launch.number = channel.round().enqueue();
     Header hello{};

@@ -89,11 +89,11 @@ struct Crowd {
   void connect(uint32_t first, uint32_t end, uint64_t key) {
     std::vector<uint32_t> ranks{0};
     for (uint32_t r = std::max(first, 1U); r < end; ++r) ranks.push_back(r);
-    made.push_back(net->create_communicator(std::move(ranks), key, "outer axis", false));
+    made.push_back(net->create_collectives(std::move(ranks), key, "outer axis", false));
   }
   std::shared_ptr<Seat> seat;
   std::unique_ptr<Net> net;
-  std::vector<std::unique_ptr<MessageCommunicator>> made;
+  std::vector<std::unique_ptr<Collectives>> made;
 };
 
 TEST(Descriptors, ARankHas256PeersAtMost) {

@@ -184,8 +184,7 @@ class ShortNet final : public Net {
   std::vector<std::byte> address() const override { return {}; }
   const std::string &warnings() const noexcept override { return none_; }
   void join(NetJob, std::shared_ptr<Seat>) override {}
-  std::unique_ptr<MessageCommunicator> create_communicator(std::vector<uint32_t>, uint64_t, const std::string &,
-                                                           bool) override {
+  std::unique_ptr<Collectives> create_collectives(std::vector<uint32_t>, uint64_t, const std::string &, bool) override {
     return nullptr;
   }
   void exchange(std::span<const uint32_t> ranks, uint64_t, const void *mine, uint64_t bytes, void *all,

@@ -138,8 +138,8 @@ TEST(Failure, DifferentCollectivesAreNamed) {
   const auto seen = failing_threads(3, [](Rank &rank) {
     Bench bench(rank);
     float result[8];
-    const ReduceSpan span{bench.in.at(0), FSDP_FLOAT32, FSDP_FLOAT32, rank.rank() == 1 ? 4U : 8U, result, 1.0F, false};
-    bench.finish(bench.communicator->reduce_scatter(std::span(&span, 1), {3, "a"}, *bench.stream));
+    const Sum span = slice_sum(bench.in.at(0), rank.rank() == 1 ? 4U : 8U, rank.size(), result);
+    bench.finish(bench.communicator->sum(std::span(&span, 1), false, {3, "a"}, *bench.stream));
     rank.meet();
   });
   for (uint32_t r = 0; r < 3; ++r) {

@@ -209,8 +209,8 @@ TEST(Rounds, AbandonSkipsWhatCannotComplete) {
       const bool quitter = rank.rank() == static_cast<uint32_t>(round) % 4;
       Ticket last;
       for (int i = 0; i < (quitter ? 3 : 40); ++i) {
-        std::vector<GatherSpan> spans;
-        last = bench.communicator->all_gather(spans, {7, "gathered"}, *bench.stream);
+        std::vector<Gather> spans;
+        last = bench.communicator->gather(spans, {7, "gathered"}, *bench.stream);
       }
       bench.communicator->await_release(last, *bench.stream);
       if (quitter)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the ranks do in the tests of messages, whichever way they travel: every collective against a plain loop, whose
-// additions are those of communicator.h in their order.
+// additions are those of collectives.h in their order.
 #pragma once
 
 #include <chrono>
@@ -15,12 +15,13 @@ namespace fsdp::comm::test {
 
 // What it sends is declared before it: a rank that fails unwinds while its stream may still read that.
 struct MessageBench {
-  MessageBench(Rank &rank, std::unique_ptr<MessageCommunicator> made)
+  MessageBench(Rank &rank, std::unique_ptr<Collectives> made)
       : rank(rank), communicator(std::move(made)), stream(rank.device->create_stream("messages")) {}
-  explicit MessageBench(Rank &rank) : MessageBench(rank, rank.team->create_message_communicator("messages")) {}
+  explicit MessageBench(Rank &rank)
+      : MessageBench(rank, rank.team->create_collectives("messages", Shape::messages())) {}
   void finish() { rank.synchronize(*stream); }
   Rank &rank;
-  std::unique_ptr<MessageCommunicator> communicator;
+  std::unique_ptr<Collectives> communicator;
   std::unique_ptr<device::Stream> stream;
 };
 
@@ -65,13 +66,13 @@ inline void add_in_rank_order(std::vector<float> &to, uint32_t size, uint64_t fi
 inline void check_message_all_reduce(MessageBench &bench, std::vector<uint64_t> counts, uint64_t salt) {
   const uint32_t me = bench.rank.rank(), size = bench.rank.size();
   std::vector<std::vector<float>> values;
-  std::vector<SumSpan> spans;
+  std::vector<Sum> spans;
   for (const uint64_t count : counts) {
     values.push_back(rough_values(me, count, salt + spans.size()));
     values.back().push_back(7.0F);
-    spans.push_back({values.back().data(), count});
+    spans.push_back(everywhere_in_place(values.back().data(), count));
   }
-  bench.communicator->all_reduce(spans, {static_cast<uint32_t>(salt), "summed"}, *bench.stream);
+  bench.communicator->sum(spans, false, {static_cast<uint32_t>(salt), "summed"}, *bench.stream);
   bench.finish();
   for (uint64_t s = 0; s < counts.size(); ++s) {
     std::vector<float> want(counts[s]);
@@ -91,8 +92,9 @@ inline void check_message_reduce_scatter(MessageBench &bench, uint64_t count, In
   result.push_back(7.0F);
   add_in_rank_order(want, size, me * count, salt, into == Into::other_accumulating);
   float *to = into == Into::own_slice ? values.data() + me * count : result.data();
-  const SliceSumSpan span{values.data(), count, to, into == Into::other_accumulating};
-  bench.communicator->reduce_scatter(std::span(&span, 1), {static_cast<uint32_t>(salt), "sliced"}, *bench.stream);
+  const Sum span = slice_sum(Part::alone(values.data()), count, size, to);
+  bench.communicator->sum(std::span(&span, 1), into == Into::other_accumulating,
+                          {static_cast<uint32_t>(salt), "sliced"}, *bench.stream);
   bench.finish();
   require_same(to, want.data(), count, "reduce_scatter");
   require(result.back() == 7.0F, "reduce_scatter wrote past its end");
@@ -114,13 +116,13 @@ inline std::vector<std::byte> bytes_of(uint32_t rank, uint64_t count, uint64_t s
 inline void check_message_all_gather(MessageBench &bench, std::vector<uint64_t> lengths, uint64_t salt) {
   const uint32_t me = bench.rank.rank(), size = bench.rank.size();
   std::vector<std::vector<std::byte>> wholes;
-  std::vector<WholeSpan> spans;
+  std::vector<Gather> spans;
   for (const uint64_t bytes : lengths) {
     wholes.emplace_back(bytes * size + 1, std::byte{77});
     fill_bytes(wholes.back().data() + me * bytes, bytes, me, salt);
-    spans.push_back({wholes.back().data(), bytes});
+    spans.push_back(in_place(wholes.back().data(), bytes, me));
   }
-  bench.communicator->all_gather(spans, {static_cast<uint32_t>(salt), "gathered"}, *bench.stream);
+  bench.communicator->gather(spans, {static_cast<uint32_t>(salt), "gathered"}, *bench.stream);
   bench.finish();
   for (uint64_t s = 0; s < lengths.size(); ++s) {
     for (uint32_t r = 0; r < size; ++r)
@@ -133,7 +135,8 @@ inline void check_message_all_gather(MessageBench &bench, std::vector<uint64_t> 
 inline void check_message_broadcast(MessageBench &bench, uint64_t bytes, uint32_t root, uint64_t salt) {
   std::vector<std::byte> data(bytes + 1, std::byte{77});
   if (bench.rank.rank() == root) fill_bytes(data.data(), bytes, root, salt);
-  bench.communicator->broadcast(data.data(), bytes, root, {static_cast<uint32_t>(salt), "sent to all"}, *bench.stream);
+  bench.communicator->broadcast(Part::alone(data.data()), bytes, root, {static_cast<uint32_t>(salt), "sent to all"},
+                                *bench.stream);
   bench.finish();
   require_same_bytes(data.data(), bytes_of(root, bytes, salt).data(), bytes, "broadcast");
   require(data.back() == std::byte{77}, "broadcast wrote past its end");
@@ -169,11 +172,11 @@ inline void end_round(MessageBench &bench) {
 inline void abandon_in_the_middle(MessageBench &bench, uint32_t rounds, std::chrono::microseconds longer) {
   Rank &rank = bench.rank;
   std::vector<float> values(1'000'000, 1.0F);
-  const SumSpan span{values.data(), values.size()};
+  const Sum span = everywhere_in_place(values.data(), values.size());
   for (uint32_t round = 0; round < rounds; ++round) {
     const bool quitter = rank.rank() == round % 3;
     for (int i = 0; i < (quitter ? 2 : 3); ++i)
-      bench.communicator->all_reduce(std::span(&span, 1), {1, "long"}, *bench.stream);
+      bench.communicator->sum(std::span(&span, 1), false, {1, "long"}, *bench.stream);
     if (quitter) {
       std::this_thread::sleep_for(longer * round);
       bench.communicator->abandon();

@@ -22,7 +22,7 @@ static_assert(int{invalid_argument} == ncclInvalidArgument && int{invalid_usage}
 static_assert(int{remote_error} == ncclRemoteError && int{in_progress} == ncclInProgress);
 static_assert(int{uint8} == ncclUint8 && int{float16} == ncclFloat16);
 static_assert(int{float32} == ncclFloat32 && int{bfloat16} == ncclBfloat16);
-static_assert(sum == ncclSum);
+static_assert(addition == ncclSum);
 static_assert(undefined == NCCL_CONFIG_UNDEF_INT);
 
 static_assert(offsetof(Config, size) == offsetof(ncclConfig_t, size));

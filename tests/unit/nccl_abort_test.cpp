@@ -17,7 +17,7 @@ TEST_F(NcclTest, AllCommunicatorsOfAGpuAreAbortedAtOnce) {
     control().set(Knob::version, version);
     expect_well(run_ranks({2}, [](NcclRank &mine) {
       Bench bench(mine);
-      const auto other = mine.team->create_communicator("reduce");
+      const auto other = mine.team->create_collectives("reduce");
       const auto reduces = mine.device->create_stream("reduce");
       if (mine.rank() == 0) {
         bench.gather();
@@ -84,7 +84,7 @@ TEST_F(NcclTest, OnABlackwellWindowsAreUsedWhereTheyCannotHang) {
     control().set(Knob::version, one.version);
     expect_well(run_ranks({2}, [&](NcclRank &mine) {
       const auto arena = mine.team->create_parts(4096, "weights");
-      const auto gather = mine.team->create_communicator("gather");
+      const auto gather = mine.team->create_collectives("gather");
       mine.meet();
       EXPECT_EQ(control().count(Count::windows), one.count) << one.version;
       const auto notes = mine.team->notes();
@@ -204,8 +204,8 @@ TEST_F(NcclTest, ACallerThatCudaHoldsUpIsFreed) {
       bench.gather();
       FullStream full(*bench.stream);
       std::thread caller([&] {
-        const GatherSpan span{{bench.arena.get(), 0, Bench::part}, bench.pool->data(), Bench::part};
-        (void)error_of([&] { bench.communicator->all_gather({&span, 1}, {1, "layer.4"}, full); });
+        const Gather span{Part::in(*bench.arena, 0, Bench::part, bench.rank), bench.pool->data(), Bench::part};
+        (void)error_of([&] { bench.communicator->gather({&span, 1}, {1, "layer.4"}, full); });
       });
       const auto start = std::chrono::steady_clock::now();
       while (!mine.failure.failed() && seconds_since(start) < 12) std::this_thread::sleep_for(1ms);

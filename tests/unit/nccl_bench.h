@@ -16,20 +16,22 @@ inline bool has(const Error &error, const char *text) { return error.message.fin
 struct Bench {
   explicit Bench(NcclRank &mine, uint64_t part_bytes = part)
       : bytes(part_bytes),
+        rank(mine.rank()),
         stream(mine.device->create_stream("gather")),
         arena(mine.team->create_parts(bytes, "weights")),
         pool(mine.device->allocate(mine.size() * bytes, "pool")),
-        communicator(mine.team->create_communicator("gather")) {}
+        communicator(mine.team->create_collectives("gather")) {}
   void gather() {
-    const GatherSpan span{{arena.get(), 0, bytes}, pool->data(), bytes};
-    communicator->all_gather({&span, 1}, {1, "layer.3"}, *stream);
+    const Gather span{Part::in(*arena, 0, bytes, rank), pool->data(), bytes};
+    communicator->gather({&span, 1}, {1, "layer.3"}, *stream);
   }
   static constexpr uint64_t part = 4096;
   const uint64_t bytes;
+  const uint32_t rank;
   std::unique_ptr<device::Stream> stream;
   std::unique_ptr<Arena> arena;
   std::unique_ptr<device::Memory> pool;
-  std::unique_ptr<Communicator> communicator;
+  std::unique_ptr<Collectives> communicator;
 };
 
 // A graph of a rank's, with one gather.

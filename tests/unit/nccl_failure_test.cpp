@@ -177,7 +177,7 @@ TEST_F(NcclTest, RanksThatEnqueuedDifferentThingsLearnOfItAtTheEndOfTheRound) {
 TEST_F(NcclTest, WhatAllRanksAbandonIsAbortedAndMadeAnew) {
   expect_well(run_ranks({2}, [](NcclRank &mine) {
     Bench bench(mine);
-    const auto other = mine.team->create_communicator("reduce");
+    const auto other = mine.team->create_collectives("reduce");
     const auto reduces = mine.device->create_stream("reduce");
     for (int round = 0; round < 3; ++round) {
       bench.gather();

@@ -36,7 +36,7 @@ TEST_F(NcclTest, MemoryIsRegisteredAsTheVersionHasIt) {
     one.windows ? ::setenv("FSDP_NCCL_WINDOWS", one.windows, 1) : ::unsetenv("FSDP_NCCL_WINDOWS");
     expect_well(run_ranks({2}, [&](NcclRank &mine) {
       const auto early = mine.team->create_parts(4096, "early");
-      const auto gather = mine.team->create_communicator("gather");
+      const auto gather = mine.team->create_collectives("gather");
       const auto late = mine.team->create_parts(8192, "late");
       mine.meet();
       EXPECT_EQ(control().count(one.kind), 4) << one.version;
@@ -67,7 +67,7 @@ TEST_F(NcclTest, CopyEnginesThatNcclDoesNotHaveChangeNothing) {
   expect_well(run_ranks({2}, [](NcclRank &mine) {
     EXPECT_EQ(mine.team->notes().size(), 1U);
     const auto arena = mine.team->create_parts(4096, "weights");
-    const auto gather = mine.team->create_communicator("gather");
+    const auto gather = mine.team->create_collectives("gather");
     EXPECT_EQ(control().count(Count::windows), 0);
     mine.meet();
   }));
@@ -91,7 +91,7 @@ TEST_F(NcclTest, WhereWindowsAreRefusedThereAreBuffers) {
     EXPECT_EQ(control().count(Count::buffered_collectives), 2);
     expect_well(run_ranks({2}, [](NcclRank &mine) {
       const auto arena = mine.team->create_parts(4096, "weights");
-      const auto gather = mine.team->create_communicator("gather");
+      const auto gather = mine.team->create_collectives("gather");
       mine.meet();
       EXPECT_EQ(control().count(Count::windows), 0);
       EXPECT_EQ(control().count(Count::buffers), 2);
@@ -117,7 +117,7 @@ TEST_F(NcclTest, ACommunicatorThatAWindowSpoiltIsMadeAnewWithout) {
   control().set(Knob::window_error, 1);
   expect_well(run_ranks({2}, [](NcclRank &mine) {
     expect_told(gather_once(mine), "ncclCommWindowRegister returned 1");
-    const auto next = mine.team->create_communicator("reduce");
+    const auto next = mine.team->create_collectives("reduce");
     const auto stream = mine.device->create_stream("reduce");
     next->barrier({1, "end"}, *stream);
     mine.synchronize(*stream);

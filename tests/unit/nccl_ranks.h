@@ -15,10 +15,11 @@
 #include <thread>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "comm/team.h"
 #include "device/device.h"
 #include "simulated_cuda/simulated.h"
 #include "simulated_nccl/simulated_nccl.h"
+#include "sums.h"
 
 namespace fsdp::comm::test {
 

@@ -28,7 +28,7 @@ TEST_F(NcclTest, TheOrderBetweenCommunicatorsIsCompared) {
     control().set(Knob::version, version);
     expect_well(run_ranks({2}, [](NcclRank &mine) {
       Bench bench(mine);
-      const auto other = mine.team->create_communicator("reduce");
+      const auto other = mine.team->create_collectives("reduce");
       const auto reduces = mine.device->create_stream("reduce");
       for (int round = 0; round < 2; ++round) {
         if (mine.rank() == 0) bench.gather();

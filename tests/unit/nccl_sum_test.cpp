@@ -36,9 +36,9 @@ float reduce_by_nccl(NcclRank &mine) {
   auto *values = reinterpret_cast<uint16_t *>(memory->data());
   for (uint32_t r = 0; r < mine.size(); ++r) values[r] = bfloat16_of(probe[mine.rank()]);
   connection.launch("probe", [&](nccl::Comm *comm) {
-    EXPECT_EQ(
-        library->ncclReduceScatter(values, values + mine.rank(), 1, nccl::bfloat16, nccl::sum, comm, stream->handle()),
-        nccl::success);
+    EXPECT_EQ(library->ncclReduceScatter(values, values + mine.rank(), 1, nccl::bfloat16, nccl::addition, comm,
+                                         stream->handle()),
+              nccl::success);
   });
   mine.synchronize(*stream);
   EXPECT_TRUE(connection.finish(10'000));
@@ -81,18 +81,14 @@ class Reduced {
     for (uint64_t i = 0; i < shard; ++i) to()[i] = static_cast<float>(i);
   }
   float *to() const { return reinterpret_cast<float *>(to_->data()); }
-  ReduceSpan span() const {
+  Sum span() const {
     const bool rounded = dtype_size(sums_.wire) < dtype_size(sums_.dtype);
     std::byte *const received = sums_.apart || !rounded ? received_->data() : nullptr;
-    return {{full_.get(), 0, bytes_},
-            sums_.dtype,
-            sums_.wire,
-            shard,
-            to(),
-            0.3F,
-            true,
-            rounded ? wire_->data() : nullptr,
-            mine_.size() > 1 ? received : nullptr};
+    Sum sum =
+        slice_sum(Part::in(*full_, 0, bytes_, mine_.rank()), sums_.dtype, sums_.wire, shard, mine_.size(), to(), 0.3F);
+    sum.rounded = rounded ? wire_->data() : nullptr;
+    sum.received = mine_.size() > 1 ? received : nullptr;
+    return sum;
   }
   // What the host's kernel makes of the same gradients, onto what is there.
   std::vector<float> expected() const {
@@ -118,9 +114,9 @@ void expect_bits_of_the_host(NcclRank &mine, const Sums &sums) {
   const Reduced reduced(mine, sums);
   const std::vector<float> expected = reduced.expected();
   const auto stream = mine.device->create_stream("reduce");
-  const auto communicator = mine.team->create_communicator("reduce");
-  const ReduceSpan span = reduced.span();
-  communicator->reduce_scatter({&span, 1}, {1, "layer"}, *stream);
+  const auto communicator = mine.team->create_collectives("reduce");
+  const Sum span = reduced.span();
+  communicator->sum({&span, 1}, true, {1, "layer"}, *stream);
   mine.synchronize(*stream);
   const auto seen = mine.read<float>(reduced.to(), Reduced::shard);
   EXPECT_EQ(std::memcmp(seen.data(), expected.data(), Reduced::shard * sizeof(float)), 0)
@@ -146,15 +142,14 @@ TEST_P(NcclSums, OfFewerBitsThan32HaveTheHostsBits) {
 TEST_F(NcclTest, NoHopLosesWhatIsSmall) {
   expect_well(run_ranks({ranks}, [&](NcclRank &mine) {
     const Reduced reduced(mine, {FSDP_BFLOAT16, FSDP_BFLOAT16, true});
-    ReduceSpan span = reduced.span();
+    Sum span = reduced.span();
     span.factor = 1;
-    span.accumulate = false;
-    std::byte *const own = span.from.arena->writable() + mine.rank() * span.from.stride;
+    std::byte *const own = span.from.own;
     for (uint64_t i = 0; i < ranks * Reduced::shard; ++i)
       reinterpret_cast<uint16_t *>(own)[i] = bfloat16_of(probe[mine.rank()]);
     const auto stream = mine.device->create_stream("reduce");
-    const auto communicator = mine.team->create_communicator("reduce");
-    communicator->reduce_scatter({&span, 1}, {1, "layer"}, *stream);
+    const auto communicator = mine.team->create_collectives("reduce");
+    communicator->sum({&span, 1}, false, {1, "layer"}, *stream);
     mine.synchronize(*stream);
     for (const float sum : mine.read<float>(reduced.to(), Reduced::shard)) ASSERT_EQ(sum, 258);
   }));

@@ -24,16 +24,8 @@ struct Grads {
     auto *values = reinterpret_cast<float *>(own);
     for (uint64_t i = 0; i < mine.size() * shard; ++i) values[i] = value_of(mine.rank(), i);
   }
-  ReduceSpan span(fsdp_dtype wire, float factor, bool accumulate, std::byte *wire_memory) {
-    return {{full.get(), 0, bytes},
-            FSDP_FLOAT32,
-            wire,
-            shard,
-            reinterpret_cast<float *>(to->data()),
-            factor,
-            accumulate,
-            wire_memory};
-  }
+  Part part() const { return {own, full.get(), 0, bytes}; }
+  Sum span(NcclRank &mine, float factor) const { return slice_sum(part(), shard, mine.size(), to->data(), factor); }
   // What was reduced is so many sums, of this rank's slice of them. Small whole numbers: exact in any order.
   void expect_sums(NcclRank &mine, float times, const std::string &what) {
     const auto seen = mine.read<float>(to->data(), shard);
@@ -64,13 +56,13 @@ TEST_P(NcclSizes, GathersPiecesOfOneLaunch) {
     const auto pool = mine.device->allocate(mine.size() * part, "pool");
     mine.team->register_memory(pool->data(), pool->size_bytes(), "pool");
     EXPECT_NE(mine.team->notes().at(1).text.find("gathers by copy engines do not notice"), std::string::npos);
-    const auto communicator = mine.team->create_communicator("gather");
+    const auto communicator = mine.team->create_collectives("gather");
     std::memset(arena->writable() + mine.rank() * part, static_cast<int>(mine.rank() + 1), part);
     const uint64_t cut = 3000;
-    const GatherSpan spans[] = {{{arena.get(), 0, part}, pool->data(), cut},
-                                {{arena.get(), cut, part}, pool->data() + mine.size() * cut, part - cut}};
+    const Gather spans[] = {{Part::in(*arena, 0, part, mine.rank()), pool->data(), cut},
+                            {Part::in(*arena, cut, part, mine.rank()), pool->data() + mine.size() * cut, part - cut}};
     for (int i = 0; i < 3; ++i) communicator->gather_stable(spans, {1, "layer"}, *stream);
-    const Ticket ticket = communicator->all_gather(spans, {1, "layer"}, *stream);
+    const Ticket ticket = communicator->gather(spans, {1, "layer"}, *stream);
     mine.synchronize(*stream);
     EXPECT_TRUE(communicator->released(ticket));
     const auto seen = mine.read<uint8_t>(pool->data(), mine.size() * part);
@@ -93,11 +85,11 @@ TEST_P(NcclSizes, APieceAtItsPlaceIsGatheredInPlace) {
     const uint64_t part = mine.size() * bytes;
     const auto stream = mine.device->create_stream("gather");
     const auto arena = mine.team->create_parts(part, "whole weights");
-    const auto communicator = mine.team->create_communicator("gather");
+    const auto communicator = mine.team->create_collectives("gather");
     std::byte *whole = arena->writable() + mine.rank() * part;
     std::memset(whole + mine.rank() * bytes, 7 + static_cast<int>(mine.rank()), bytes);
-    const GatherSpan span{{arena.get(), 0, part + bytes}, whole, bytes};
-    communicator->all_gather({&span, 1}, {1, "layer"}, *stream);
+    const Gather span{Part::in(*arena, 0, part + bytes, mine.rank()), whole, bytes};
+    communicator->gather({&span, 1}, {1, "layer"}, *stream);
     mine.synchronize(*stream);
     const auto seen = mine.read<uint8_t>(whole, part);
     for (uint64_t i = 0; i < part; ++i) ASSERT_EQ(seen[i], 7 + i / bytes) << i;
@@ -109,13 +101,12 @@ TEST_P(NcclSizes, ReducesInTheGradientItself) {
   expect_well(run_ranks({GetParam()}, [](NcclRank &mine) {
     const auto stream = mine.device->create_stream("reduce");
     Grads a(mine, 100), b(mine, 1024);
-    const auto communicator = mine.team->create_communicator("reduce");
+    const auto communicator = mine.team->create_collectives("reduce");
     const auto reduce = [&](bool accumulate) {
       a.fill(mine);
       b.fill(mine);
-      const ReduceSpan spans[] = {a.span(FSDP_FLOAT32, 0.5F, accumulate, nullptr),
-                                  b.span(FSDP_FLOAT32, 0.5F, accumulate, nullptr)};
-      communicator->reduce_scatter(spans, {1, "layer"}, *stream);
+      const Sum spans[] = {a.span(mine, 0.5F), b.span(mine, 0.5F)};
+      communicator->sum(spans, accumulate, {1, "layer"}, *stream);
       mine.synchronize(*stream);
     };
     reduce(false);
@@ -133,22 +124,21 @@ TEST_P(NcclSizes, AllReducesBroadcastsAndMeets) {
     Grads grads(mine, 64);
     const uint64_t whole_bytes = mine.size() * grads.shard * sizeof(float);
     const auto whole = mine.team->create_parts(whole_bytes, "whole");
-    const auto communicator = mine.team->create_communicator("reduce");
+    const auto communicator = mine.team->create_collectives("reduce");
     std::byte *mine_whole = whole->writable() + mine.rank() * whole_bytes;
-    const AllReduceSpan span{{grads.full.get(), 0, grads.bytes}, FSDP_FLOAT32, FSDP_FLOAT32, grads.shard,
-                             {whole.get(), 0, whole_bytes},      mine_whole,   0.25F,        false};
-    communicator->all_reduce({&span, 1}, {1, "layer"}, *stream);
+    const Sum span =
+        everywhere(grads.part(), {mine_whole, whole.get(), 0, whole_bytes}, mine.size() * grads.shard, 0.25F);
+    communicator->sum({&span, 1}, false, {1, "layer"}, *stream);
     mine.synchronize(*stream);
     const auto seen = mine.read<float>(mine_whole, mine.size() * grads.shard);
     for (uint64_t i = 0; i < seen.size(); ++i) ASSERT_EQ(seen[i], 0.25F * Grads::sum(mine.size(), i)) << i;
 
     const uint32_t root = mine.size() - 1;
-    const auto to = mine.device->allocate(16, "to");
     grads.fill(mine);
-    communicator->broadcast({grads.full.get(), 0, grads.bytes}, root, to->data(), 16, {2, "param"}, *stream);
+    communicator->broadcast(grads.part(), 16, root, {2, "param"}, *stream);
     communicator->barrier({3, "end"}, *stream);
     mine.synchronize(*stream);
-    const auto sent = mine.read<float>(to->data(), 4);
+    const auto sent = mine.read<float>(grads.own, 4);
     for (uint64_t i = 0; i < 4; ++i) EXPECT_EQ(sent[i], value_of(root, i)) << i;
   }));
 }
@@ -160,26 +150,26 @@ TEST_P(NcclSizes, ExchangesMessages) {
     const auto memory = mine.device->allocate(mine.size() * count * sizeof(float), "values");
     const auto to = mine.device->allocate(count * sizeof(float), "to");
     auto *values = reinterpret_cast<float *>(memory->data());
-    const auto communicator = mine.team->create_message_communicator("outer");
+    const auto communicator = mine.team->create_collectives("outer", Shape::messages());
     const auto fill = [&] {
       for (uint64_t i = 0; i < mine.size() * count; ++i) values[i] = value_of(mine.rank(), i);
     };
     fill();
     std::memset(to->data(), 0, count * sizeof(float));
-    const SliceSumSpan slice{values, count, reinterpret_cast<float *>(to->data()), true};
-    communicator->reduce_scatter({&slice, 1}, {1, "a"}, *stream);
+    const Sum slice = slice_sum(Part::alone(values), count, mine.size(), to->data());
+    communicator->sum({&slice, 1}, true, {1, "a"}, *stream);
     mine.synchronize(*stream);
     const auto slices = mine.read<float>(to->data(), count);
     for (uint64_t i = 0; i < count; ++i) ASSERT_EQ(slices[i], Grads::sum(mine.size(), mine.rank() * count + i)) << i;
     fill();
-    const SumSpan sum{values, mine.size() * count};
-    communicator->all_reduce({&sum, 1}, {1, "b"}, *stream);
+    const Sum sum = everywhere_in_place(values, mine.size() * count);
+    communicator->sum({&sum, 1}, false, {1, "b"}, *stream);
     mine.synchronize(*stream);
     for (uint64_t i = 0; i < mine.size() * count; ++i) ASSERT_EQ(values[i], Grads::sum(mine.size(), i)) << i;
     fill();
     mine.meet();
-    const WholeSpan whole{memory->data(), count * sizeof(float)};
-    communicator->all_gather({&whole, 1}, {1, "c"}, *stream);
+    const Gather whole = in_place(memory->data(), count * sizeof(float), mine.rank());
+    communicator->gather({&whole, 1}, {1, "c"}, *stream);
     communicator->barrier({1, "d"}, *stream);
     mine.synchronize(*stream);
     for (uint64_t i = 0; i < mine.size() * count; ++i)
@@ -202,12 +192,12 @@ TEST_F(NcclTest, TwoCommunicatorsLaunchInOneOrder) {
       const auto arena = mine.team->create_parts(part, "weights");
       const auto pool = mine.device->allocate(mine.size() * part, "pool");
       Grads grads(mine, 64);
-      const auto gather = mine.team->create_communicator("gather"), reduce = mine.team->create_communicator("reduce");
-      const GatherSpan span{{arena.get(), 0, part}, pool->data(), part};
-      const ReduceSpan sum = grads.span(FSDP_FLOAT32, 1, false, nullptr);
+      const auto gather = mine.team->create_collectives("gather"), reduce = mine.team->create_collectives("reduce");
+      const Gather span{Part::in(*arena, 0, part, mine.rank()), pool->data(), part};
+      const Sum sum = grads.span(mine, 1);
       for (int i = 0; i < 20; ++i) {
         gather->gather_stable({&span, 1}, {1, "layer"}, *gathers);
-        reduce->reduce_scatter({&sum, 1}, {1, "layer"}, *reduces);
+        reduce->sum({&sum, 1}, false, {1, "layer"}, *reduces);
       }
       reduce->quiesce();
       mine.synchronize(*gathers);
@@ -238,8 +228,8 @@ TEST_F(NcclTest, RanksThatShareAGpuTravelThroughTheHostUnlessNcclMay) {
 
 TEST_F(NcclTest, SumsInBlocksAreRefused) {
   expect_well(run_ranks({4}, [](NcclRank &mine) {
-    EXPECT_NE(mine.team->create_communicator("reduce", 4), nullptr);  // a block of all is what it does
-    const Error error = error_of([&] { (void)mine.team->create_communicator("blocks", 2); });
+    EXPECT_NE(mine.team->create_collectives("reduce", {.block = 4}), nullptr);  // a block of all is what it does
+    const Error error = error_of([&] { (void)mine.team->create_collectives("blocks", {.block = 2}); });
     EXPECT_EQ(error.status, FSDP_UNSUPPORTED) << error.message;
     for (const char *word : {"blocks: sums in blocks of 2 ranks by NCCL", "FSDP_TRANSPORT_STAGING"})
       EXPECT_NE(error.message.find(word), std::string::npos) << error.message;

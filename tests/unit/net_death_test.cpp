@@ -34,13 +34,13 @@ bool aimed() { return std::getenv("FSDP_TEST_AIMED") != nullptr; }
 // Sums, or gathers, which keep no places free: one after the other until an error ends it.
 void send_for_ever(MessageBench &bench, std::vector<float> &values, bool sums) {
   const uint64_t share = values.size() / bench.rank.size();
-  const SumSpan sum{values.data(), values.size()};
-  const WholeSpan whole{reinterpret_cast<std::byte *>(values.data()), share * sizeof(float)};
+  const Sum sum = everywhere_in_place(values.data(), values.size());
+  const Gather whole = in_place(reinterpret_cast<std::byte *>(values.data()), share * sizeof(float), bench.rank.rank());
   for (;;) {
     if (sums)
-      bench.communicator->all_reduce(std::span(&sum, 1), {1, "long"}, *bench.stream);
+      bench.communicator->sum(std::span(&sum, 1), false, {1, "long"}, *bench.stream);
     else
-      bench.communicator->all_gather(std::span(&whole, 1), {1, "long"}, *bench.stream);
+      bench.communicator->gather(std::span(&whole, 1), {1, "long"}, *bench.stream);
     bench.finish();
   }
 }

@@ -18,8 +18,8 @@ namespace {
 using namespace std::chrono_literals;
 
 void sum_long(MessageBench &bench, std::vector<float> &values, const char *name) {
-  const SumSpan span{values.data(), values.size()};
-  bench.communicator->all_reduce(std::span(&span, 1), {1, name}, *bench.stream);
+  const Sum span = everywhere_in_place(values.data(), values.size());
+  bench.communicator->sum(std::span(&span, 1), false, {1, name}, *bench.stream);
 }
 
 std::vector<Error> errors_of(uint32_t size, const std::function<void(NetRank &)> &body,

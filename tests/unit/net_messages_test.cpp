@@ -43,9 +43,9 @@ TEST(NetMessages, LargeOnesAreTheBitsOfSharedMemory) {
     MessageBench over_net = mine.bench(), over_memory(rank);
     const uint64_t count = (4 << 20) + 3;
     std::vector<float> sent = rough_values(rank.rank(), count, 5), staged = sent;
-    const SumSpan by_net{sent.data(), count}, by_memory{staged.data(), count};
-    over_net.communicator->all_reduce(std::span(&by_net, 1), {1, "large"}, *over_net.stream);
-    over_memory.communicator->all_reduce(std::span(&by_memory, 1), {1, "large"}, *over_memory.stream);
+    const Sum by_net = everywhere_in_place(sent.data(), count), by_memory = everywhere_in_place(staged.data(), count);
+    over_net.communicator->sum(std::span(&by_net, 1), false, {1, "large"}, *over_net.stream);
+    over_memory.communicator->sum(std::span(&by_memory, 1), false, {1, "large"}, *over_memory.stream);
     over_net.finish();
     over_memory.finish();
     require_same(sent.data(), staged.data(), count, "all_reduce over both");
@@ -66,8 +66,8 @@ TEST(NetMessages, SeveralCommunicatorsAtOnce) {
       MessageBench &bench = benches.emplace(key, mine.bench(key)).first->second;
       std::vector<float> &own = values[key] = rough_values(rank.rank(), count, key);
       for (uint64_t call = 0; call < calls; ++call) {
-        const SumSpan span{own.data() + call, count - call};
-        bench.communicator->all_reduce(std::span(&span, 1), {1, "one of several"}, *bench.stream);
+        const Sum span = everywhere_in_place(own.data() + call, count - call);
+        bench.communicator->sum(std::span(&span, 1), false, {1, "one of several"}, *bench.stream);
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
@@ -76,8 +76,8 @@ TEST(NetMessages, SeveralCommunicatorsAtOnce) {
     for (auto &[key, summed] : values) {
       std::vector<float> expected = rough_values(rank.rank(), count, key);
       for (uint64_t call = 0; call < calls; ++call) {
-        const SumSpan span{expected.data() + call, count - call};
-        over_memory.communicator->all_reduce(std::span(&span, 1), {1, "one of several"}, *over_memory.stream);
+        const Sum span = everywhere_in_place(expected.data() + call, count - call);
+        over_memory.communicator->sum(std::span(&span, 1), false, {1, "one of several"}, *over_memory.stream);
       }
       over_memory.finish();
       require_same(summed.data(), expected.data(), count, "one of several");

@@ -36,7 +36,7 @@ struct NetRank {
     for (uint32_t r = 0; r < rank.size(); ++r) all.push_back(r);
   }
   MessageBench bench(uint64_t key = messages_key) {
-    return MessageBench(rank, net->create_communicator(all, key, "messages"));
+    return MessageBench(rank, net->create_collectives(all, key, "messages"));
   }
   Rank &rank;
   std::shared_ptr<Seat> seat;

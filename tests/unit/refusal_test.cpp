@@ -37,8 +37,7 @@ class SlowReader final : public DeviceTeam {
     host_->all_gather(mine, bytes, all, what);
     read();
   }
-  std::unique_ptr<Communicator> create_communicator(const std::string &, uint32_t) override { return {}; }
-  std::unique_ptr<MessageCommunicator> create_message_communicator(const std::string &, bool) override { return {}; }
+  std::unique_ptr<Collectives> create_collectives(const std::string &, const Shape &) override { return {}; }
 
  private:
   void read() {

@@ -58,11 +58,13 @@ FSDP_TEST_ALONE inline float value_of(uint32_t rank, uint64_t i, uint64_t salt) 
 struct Stripes {
   Stripes(Rank &rank, uint64_t stride_bytes, const std::string &what) : stride(stride_bytes) {
     const Range own{rank.rank() * stride, stride};
+    me = rank.rank();
     arena = rank.team->create_arena(stride * rank.size(), std::span(&own, 1), what);
     mine = arena->writable() + own.offset;
   }
-  Source at(uint64_t offset) const { return {arena.get(), offset, stride}; }
+  Part at(uint64_t offset) const { return Part::in(*arena, offset, stride, me); }
   uint64_t stride;
+  uint32_t me;
   std::unique_ptr<Arena> arena;
   std::byte *mine;
 };
@@ -72,7 +74,7 @@ struct Bench {
       : rank(rank),
         in(rank, stride, "inputs"),
         out(rank, stride, "outputs"),
-        communicator(rank.team->create_communicator("test collectives")),
+        communicator(rank.team->create_collectives("test collectives")),
         stream(rank.device->create_stream("test")) {}
   void finish(Ticket ticket) {
     communicator->await_release(ticket, *stream);
@@ -80,7 +82,7 @@ struct Bench {
   }
   Rank &rank;
   Stripes in, out;
-  std::unique_ptr<Communicator> communicator;
+  std::unique_ptr<Collectives> communicator;
   std::unique_ptr<device::Stream> stream;
 };
 
@@ -126,7 +128,7 @@ inline void check_reduce_scatter(Bench &bench, uint64_t seed, fsdp_dtype dtype) 
   Lengths lengths(seed);
   const uint32_t size = bench.rank.size(), me = bench.rank.rank();
   const uint64_t span_count = 1 + seed % 5;
-  std::vector<ReduceSpan> spans;
+  std::vector<Sum> spans;
   std::vector<std::vector<float>> results;
   uint64_t offset = 0;
   const bool accumulate = seed % 2;
@@ -134,12 +136,12 @@ inline void check_reduce_scatter(Bench &bench, uint64_t seed, fsdp_dtype dtype) 
     const uint64_t count = lengths(1500);
     fill_values(bench.in.mine + offset, dtype, count * size, me, seed + s);
     results.emplace_back(count + 1, 1.0F);
-    spans.push_back({bench.in.at(offset), dtype, FSDP_FLOAT32, count, results.back().data(), 0.5F, accumulate});
+    spans.push_back(slice_sum(bench.in.at(offset), dtype, FSDP_FLOAT32, count, size, results.back().data(), 0.5F));
     offset += round_up(count * size * 4, 128);
   }
-  bench.finish(bench.communicator->reduce_scatter(spans, {static_cast<uint32_t>(seed), "reduced"}, *bench.stream));
+  bench.finish(bench.communicator->sum(spans, accumulate, {static_cast<uint32_t>(seed), "reduced"}, *bench.stream));
   for (uint64_t s = 0; s < span_count; ++s) {
-    const uint64_t count = spans[s].shard_count;
+    const uint64_t count = spans[s].count / size;
     require_sums(results[s].data(), count, size, me * count, seed + s, 0.5F, accumulate ? 1.0F : 0.0F,
                  fmt::format("reduce_scatter, span {}", s));
     require(results[s][count] == 1.0F, "reduce_scatter wrote past its end");
@@ -149,7 +151,7 @@ inline void check_reduce_scatter(Bench &bench, uint64_t seed, fsdp_dtype dtype) 
 inline void check_all_gather(Bench &bench, uint64_t seed, bool stable) {
   Lengths lengths(seed);
   const uint32_t size = bench.rank.size(), me = bench.rank.rank();
-  std::vector<GatherSpan> spans;
+  std::vector<Gather> spans;
   std::vector<std::vector<std::byte>> results;
   uint64_t offset = 0;
   for (uint64_t s = 0; s < 1 + seed % 7; ++s) {
@@ -166,7 +168,7 @@ inline void check_all_gather(Bench &bench, uint64_t seed, bool stable) {
     bench.rank.synchronize(*bench.stream);
     bench.rank.meet();
   } else {
-    bench.finish(bench.communicator->all_gather(spans, tag, *bench.stream));
+    bench.finish(bench.communicator->gather(spans, tag, *bench.stream));
   }
   for (uint64_t s = 0; s < spans.size(); ++s)
     for (uint32_t r = 0; r < size; ++r) {
@@ -180,32 +182,30 @@ inline void check_all_gather(Bench &bench, uint64_t seed, bool stable) {
 inline void check_all_reduce(Bench &bench, uint64_t seed) {
   Lengths lengths(seed);
   const uint32_t size = bench.rank.size(), me = bench.rank.rank();
-  std::vector<AllReduceSpan> spans;
+  std::vector<Sum> spans;
   uint64_t offset = 0;
   const bool accumulate = seed % 2;
   for (uint64_t s = 0; s < 1 + seed % 3; ++s) {
     const uint64_t count = lengths(1500);
     fill_values(bench.in.mine + offset, FSDP_FLOAT32, count * size, me, seed + s);
     std::fill_n(reinterpret_cast<float *>(bench.out.mine + offset), count * size, 2.0F);
-    spans.push_back({bench.in.at(offset), FSDP_FLOAT32, FSDP_FLOAT32, count, bench.out.at(offset),
-                     bench.out.mine + offset, 0.25F, accumulate});
+    spans.push_back(everywhere(bench.in.at(offset), bench.out.at(offset), count * size, 0.25F));
     offset += round_up(count * size * 4, 128);
   }
-  bench.finish(bench.communicator->all_reduce(spans, {static_cast<uint32_t>(seed), "all-reduced"}, *bench.stream));
+  bench.finish(bench.communicator->sum(spans, accumulate, {static_cast<uint32_t>(seed), "all-reduced"}, *bench.stream));
   for (uint64_t s = 0; s < spans.size(); ++s)
-    require_sums(reinterpret_cast<const float *>(spans[s].whole_writable), spans[s].shard_count * size, size, 0,
-                 seed + s, 0.25F, accumulate ? 2.0F : 0.0F, fmt::format("all_reduce, span {}", s));
+    require_sums(spans[s].to.floats(), spans[s].count, size, 0, seed + s, 0.25F, accumulate ? 2.0F : 0.0F,
+                 fmt::format("all_reduce, span {}", s));
 }
 
 inline void check_broadcast(Bench &bench, uint64_t seed) {
   const uint32_t root = static_cast<uint32_t>(seed % bench.rank.size());
   const uint64_t bytes = Lengths(seed)(5000);
-  std::vector<std::byte> result(bytes), wanted(bytes);
+  std::vector<std::byte> wanted(bytes);
   fill_multiples(wanted.data(), bytes, 5, seed);
   if (bench.rank.rank() == root) std::copy(wanted.begin(), wanted.end(), bench.in.mine);
-  bench.finish(
-      bench.communicator->broadcast(bench.in.at(0), root, result.data(), bytes, {1, "broadcast"}, *bench.stream));
-  require_same_bytes(result.data(), wanted.data(), bytes, "broadcast");
+  bench.finish(bench.communicator->broadcast(bench.in.at(0), bytes, root, {1, "broadcast"}, *bench.stream));
+  require_same_bytes(bench.in.mine, wanted.data(), bytes, "broadcast");
 }
 
 inline void check_everything(Bench &bench, uint64_t seed) {

@@ -17,8 +17,9 @@
 #include <vector>
 
 #include "alone.h"
-#include "comm/communicator.h"
+#include "comm/team.h"
 #include "device/device.h"
+#include "sums.h"
 
 namespace fsdp::comm::test {
 

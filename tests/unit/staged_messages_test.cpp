@@ -46,8 +46,8 @@ TEST(StagedMessages, CountsWhatOthersGet) {
   expect_well(run_threads(4, [](Rank &rank) {
     std::vector<float> values(400);
     MessageBench bench(rank);
-    const SumSpan span{values.data(), values.size()};
-    bench.communicator->all_reduce(std::span(&span, 1), {1, "a"}, *bench.stream);
+    const Sum span = everywhere_in_place(values.data(), values.size());
+    bench.communicator->sum(std::span(&span, 1), false, {1, "a"}, *bench.stream);
     bench.finish();
     require(bench.communicator->sent_bytes() == 2 * 300 * sizeof(float),
             fmt::format("{} bytes", bench.communicator->sent_bytes()));
@@ -63,8 +63,8 @@ TEST(StagedMessages, DifferentCallsAreNamed) {
       std::vector<float> values(300'000);
       MessageBench bench(rank);
       const uint64_t count = rank.rank() == 2 ? 200'001 : 200'000;
-      const SumSpan span{values.data(), count};
-      bench.communicator->all_reduce(std::span(&span, 1), {3, "outer"}, *bench.stream);
+      const Sum span = everywhere_in_place(values.data(), count);
+      bench.communicator->sum(std::span(&span, 1), false, {3, "outer"}, *bench.stream);
       bench.finish();
       rank.meet();
     });
@@ -87,8 +87,9 @@ TEST(StagedMessages, DifferentSplitsOfTheSameSumAreAMismatch) {
       std::vector<float> values(100);
       MessageBench bench(rank);
       const uint64_t first = rank.rank() ? 60 : 40;
-      const SumSpan spans[] = {{values.data(), first}, {values.data() + first, 100 - first}};
-      bench.communicator->all_reduce(spans, {3, "outer"}, *bench.stream);
+      const Sum spans[] = {everywhere_in_place(values.data(), first),
+                           everywhere_in_place(values.data() + first, 100 - first)};
+      bench.communicator->sum(spans, false, {3, "outer"}, *bench.stream);
       bench.finish();
       rank.meet();
     });
@@ -111,9 +112,9 @@ TEST(StagedMessages, AnEarlyEndIsAMismatch) {
   expect_well(run_threads(3, [](Rank &rank) {
     std::vector<float> values(1000);
     MessageBench bench(rank);
-    const SumSpan span{values.data(), values.size()};
+    const Sum span = everywhere_in_place(values.data(), values.size());
     for (int i = 0; i < (rank.rank() == 1 ? 1 : 2); ++i)
-      bench.communicator->all_reduce(std::span(&span, 1), {1, "outer"}, *bench.stream);
+      bench.communicator->sum(std::span(&span, 1), false, {1, "outer"}, *bench.stream);
     bench.communicator->quiesce();
     bench.finish();
     const auto broken = bench.communicator->broken();
@@ -126,12 +127,12 @@ TEST(StagedMessages, ADeadRankIsNamed) {
   const auto codes = await_processes(start_processes(3, [](Rank &rank) {
     std::vector<float> values(4'000'000, 1.0F);
     MessageBench bench(rank);
-    const SumSpan span{values.data(), values.size()};
+    const Sum span = everywhere_in_place(values.data(), values.size());
     auto start = std::chrono::steady_clock::now();
     const Error error = error_of([&] {
       for (int i = 0; i < 2'000; ++i) {
         start = std::chrono::steady_clock::now();
-        bench.communicator->all_reduce(std::span(&span, 1), {1, "long"}, *bench.stream);
+        bench.communicator->sum(std::span(&span, 1), false, {1, "long"}, *bench.stream);
         if (rank.rank() == 1 && i == 3) ::kill(::getpid(), SIGKILL);  // its stream is inside a call
         bench.finish();
       }

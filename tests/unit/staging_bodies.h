@@ -12,38 +12,37 @@ namespace fsdp::comm::test {
 inline void reduce_both(TwoWays &ways, uint64_t seed) {
   Dice dice(seed);
   const uint32_t size = ways.size();
-  std::vector<ReduceSpan> host, spans;
+  std::vector<Sum> host, spans;
+  const bool accumulate = dice.flip();
   for (uint64_t s = 0, count = dice.below(6); s < count; ++s) {
     const fsdp_dtype dtype = dice.dtype(), wire = dice.dtype();
     const uint64_t length = dice.length(s == 0 ? 9000 : 1200);
     const float factor = dice.flip() ? 1.0F : 1.0F / 3;
-    const bool accumulate = dice.flip(), in_place = dtype == FSDP_FLOAT32 && !accumulate && dice.flip();
+    const bool in_place = dtype == FSDP_FLOAT32 && !accumulate && dice.flip();
     const uint64_t from = ways.take(length * size * dtype_size(dtype));
     const uint64_t to = in_place ? from + ways.me() * length * sizeof(float) : ways.take(length * sizeof(float));
     ways.fill(from, dtype, length * size, seed * 16 + s);
     if (!in_place) ways.fill(to, FSDP_FLOAT32, length, seed * 16 + s + 1000);
-    std::byte *rounded = dice.flip() ? ways.part() + ways.take(length * size * dtype_size(wire)) : nullptr;
-    host.push_back({ways.host_at(from), dtype, wire, length, reinterpret_cast<float *>(ways.host_part() + to), factor,
-                    accumulate});
-    spans.push_back(
-        {ways.at(from), dtype, wire, length, reinterpret_cast<float *>(ways.part() + to), factor, accumulate, rounded});
+    host.push_back(slice_sum(ways.host_at(from), dtype, wire, length, size, ways.host_part() + to, factor));
+    spans.push_back(slice_sum(ways.at(from), dtype, wire, length, size, ways.part() + to, factor));
+    if (dice.flip()) spans.back().rounded = ways.part() + ways.take(length * size * dtype_size(wire));
     ways.expect_equal(to, length * sizeof(float), fmt::format("span {} of reduce_scatter {}", s, seed));
   }
   const Tag tag{static_cast<uint32_t>(seed), "reduced"};
-  ways.communicator->reduce_scatter(spans, tag, *ways.stream);
-  ways.host->await_release(ways.host->reduce_scatter(host, tag, ways.host_stream()), ways.host_stream());
+  ways.communicator->sum(spans, accumulate, tag, *ways.stream);
+  ways.host->await_release(ways.host->sum(host, accumulate, tag, ways.host_stream()), ways.host_stream());
 }
 
 inline void gather_both(TwoWays &ways, uint64_t seed, bool stable) {
   Dice dice(seed);
   const uint32_t size = ways.size();
-  std::vector<GatherSpan> host, spans;
+  std::vector<Gather> host, spans;
   for (uint64_t s = 0, count = dice.below(12); s < count; ++s) {
     const uint64_t bytes = 2 * dice.length(s == 0 ? 30000 : 900);
     const uint64_t from = ways.take(bytes), to = ways.take(bytes * size);
     ways.fill(from, FSDP_BFLOAT16, bytes / 2, seed * 16 + s);
     host.push_back({ways.host_at(from), ways.host_part() + to, bytes});
-    Source source = ways.at(from);
+    Part source = ways.at(from);
     if (dice.flip()) {  // in place
       source = ways.at(to + ways.me() * bytes);
       ways.stream->copy(ways.part() + to + ways.me() * bytes, ways.part() + from, bytes);
@@ -55,43 +54,41 @@ inline void gather_both(TwoWays &ways, uint64_t seed, bool stable) {
   if (stable)
     ways.communicator->gather_stable(spans, tag, *ways.stream);
   else
-    ways.communicator->all_gather(spans, tag, *ways.stream);
-  ways.host->await_release(ways.host->all_gather(host, tag, ways.host_stream()), ways.host_stream());
+    ways.communicator->gather(spans, tag, *ways.stream);
+  ways.host->await_release(ways.host->gather(host, tag, ways.host_stream()), ways.host_stream());
 }
 
 inline void all_reduce_both(TwoWays &ways, uint64_t seed) {
   Dice dice(seed);
   const uint32_t size = ways.size();
-  std::vector<AllReduceSpan> host, spans;
+  std::vector<Sum> host, spans;
+  const bool accumulate = dice.flip();
   for (uint64_t s = 0, count = dice.below(4); s < count; ++s) {
     const fsdp_dtype dtype = dice.dtype(), wire = dice.dtype();
     const uint64_t length = dice.length(s == 0 ? 9000 : 1200);
-    const bool accumulate = dice.flip();
     const uint64_t from = ways.take(length * size * dtype_size(dtype)),
                    whole = ways.take(length * size * sizeof(float));
     ways.fill(from, dtype, length * size, seed * 16 + s);
     ways.fill(whole, FSDP_FLOAT32, length * size, seed * 16 + s + 1000);
-    host.push_back(
-        {ways.host_at(from), dtype, wire, length, ways.host_at(whole), ways.host_part() + whole, 0.3F, accumulate});
-    spans.push_back({ways.at(from), dtype, wire, length, ways.at(whole), ways.part() + whole, 0.3F, accumulate});
+    host.push_back({ways.host_at(from), ways.host_at(whole), dtype, wire, length * size, 0.3F, true});
+    spans.push_back({ways.at(from), ways.at(whole), dtype, wire, length * size, 0.3F, true});
     ways.expect_equal(whole, length * size * sizeof(float), fmt::format("span {} of all_reduce {}", s, seed));
   }
   const Tag tag{static_cast<uint32_t>(seed), "all-reduced"};
-  ways.communicator->all_reduce(spans, tag, *ways.stream);
-  ways.host->await_release(ways.host->all_reduce(host, tag, ways.host_stream()), ways.host_stream());
+  ways.communicator->sum(spans, accumulate, tag, *ways.stream);
+  ways.host->await_release(ways.host->sum(host, accumulate, tag, ways.host_stream()), ways.host_stream());
 }
 
 inline void broadcast_both(TwoWays &ways, uint64_t seed) {
   Dice dice(seed);
   const auto root = static_cast<uint32_t>(dice.below(ways.size()));
-  const uint64_t count = dice.length(30000), from = ways.take(4 * count), to = ways.take(4 * count);
-  ways.fill(from, FSDP_FLOAT32, count, seed);
+  const uint64_t count = dice.length(30000), at = ways.take(4 * count);
+  ways.fill(at, FSDP_FLOAT32, count, seed);
   const Tag tag{static_cast<uint32_t>(seed), "broadcast"};
-  ways.communicator->broadcast(ways.at(from), root, ways.part() + to, 4 * count, tag, *ways.stream);
-  ways.host->await_release(
-      ways.host->broadcast(ways.host_at(from), root, ways.host_part() + to, 4 * count, tag, ways.host_stream()),
-      ways.host_stream());
-  ways.expect_equal(to, 4 * count, fmt::format("broadcast {}", seed));
+  ways.communicator->broadcast(ways.at(at), 4 * count, root, tag, *ways.stream);
+  ways.host->await_release(ways.host->broadcast(ways.host_at(at), 4 * count, root, tag, ways.host_stream()),
+                           ways.host_stream());
+  ways.expect_equal(at, 4 * count, fmt::format("broadcast {}", seed));
 }
 
 inline void every_collective(TwoWays &ways, uint64_t seed) {

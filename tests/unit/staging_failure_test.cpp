@@ -38,9 +38,8 @@ Error await_failure(Rank &rank) {
 
 void reduce(TwoWays &ways, uint64_t count, const char *name) {
   const uint64_t from = ways.take(count * ways.size() * 4), to = ways.take(count * 4);
-  const ReduceSpan span{ways.at(from), FSDP_FLOAT32, FSDP_FLOAT32, count, reinterpret_cast<float *>(ways.part() + to),
-                        1.0F,          false};
-  ways.communicator->reduce_scatter({&span, 1}, {1, name}, *ways.stream);
+  const Sum span = slice_sum(ways.at(from), count, ways.size(), ways.part() + to);
+  ways.communicator->sum({&span, 1}, false, {1, name}, *ways.stream);
 }
 
 void require_text(const Error &error, const std::string &text) {
@@ -158,7 +157,7 @@ TEST_F(StagingFailureTest, AGatherThatAPeerLeavesFailsTheContext) {
     if (rank.rank() == 1) {
       ways->communicator.reset();
     } else {
-      const GatherSpan span{ways->at(0), ways->part() + 1024, 512};
+      const Gather span{ways->at(0), ways->part() + 1024, 512};
       ways->communicator->gather_stable({&span, 1}, {1, "left alone"}, *ways->stream);
       const Error error = await_failure(rank);
       require_text(error, "all_gather of 'left alone'");
@@ -184,15 +183,16 @@ TEST_F(StagingFailureTest, AFailedAllocationFailsTheCreationOnAllRanks) {
               create();
             };
             std::unique_ptr<Arena> arena;
-            std::unique_ptr<Communicator> communicator;
-            std::unique_ptr<MessageCommunicator> messages;
+            std::unique_ptr<Collectives> communicator;
+            std::unique_ptr<Collectives> messages;
             attempt([&] { arena = team.create_parts(4096, "parts"); });
-            attempt([&] { communicator = team.create_communicator("collectives", 0); });
-            attempt([&] { messages = team.create_message_communicator("messages", true); });
+            attempt([&] { communicator = team.create_collectives("collectives", {}); });
+            attempt([&] { messages = team.create_collectives("messages", Shape::messages()); });
             require(failures == 1, "no allocation failed");
             auto stream = rank.device->create_stream("test");
-            const GatherSpan span{{arena.get(), 0, 4096}, arena->writable() + rank.rank() * 4096 + 1024, 512};
-            communicator->all_gather({&span, 1}, {1, "after a failure"}, *stream);
+            const Gather span{Part::in(*arena, 0, 4096, rank.rank()), arena->writable() + rank.rank() * 4096 + 1024,
+                              512};
+            communicator->gather({&span, 1}, {1, "after a failure"}, *stream);
             rank.synchronize(*stream);
             rank.meet();
           }
@@ -207,11 +207,11 @@ TEST_F(StagingFailureTest, MemoryThatCannotBePinnedFailsTheCreationOnAllRanks) {
     {
       auto host = std::shared_ptr<Team>(std::shared_ptr<void>(), rank.team.get());
       staging::StagedTeam team(host, *rank.device, small_sizes);
-      const Error error = error_of([&] { team.create_communicator("collectives", 0); });
+      const Error error = error_of([&] { team.create_collectives("collectives", {}); });
       require(error.status == FSDP_OUT_OF_MEMORY, error.message);
       require(error.origin == FSDP_ORIGIN_CUDA, "the origin is CUDA");
       require_text(error, "cudaHostRegister");
-      require(team.create_communicator("collectives", 0) != nullptr, "the next attempt");
+      require(team.create_collectives("collectives", {}) != nullptr, "the next attempt");
       rank.meet();
     }
     rank.leave();

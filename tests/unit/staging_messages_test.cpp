@@ -8,65 +8,66 @@
 namespace fsdp::comm::test {
 namespace {
 
-// Beside the communicators of TwoWays, those of messages.
+// Beside the collectives of TwoWays, those of messages.
 struct Messages : TwoWays {
   explicit Messages(Rank &rank, const staging::Sizes &sizes = small_sizes)
       : TwoWays(rank, 0, sizes),
-        host_messages(host_team->create_message_communicator("host messages")),
-        messages(team->create_message_communicator("device messages", true)) {}
+        host_messages(host_team->create_collectives("host messages", Shape::messages())),
+        messages(team->create_collectives("device messages", Shape::messages())) {}
   float *host_floats(uint64_t offset) const { return reinterpret_cast<float *>(host_part() + offset); }
   float *floats(uint64_t offset) const { return reinterpret_cast<float *>(part() + offset); }
-  std::unique_ptr<MessageCommunicator> host_messages, messages;
+  std::unique_ptr<Collectives> host_messages, messages;
 };
 
 void sum_both(Messages &both, Dice &dice, uint64_t seed) {
-  std::vector<SumSpan> host, spans;
+  std::vector<Sum> host, spans;
   for (uint64_t s = 0, count = dice.below(12); s < count; ++s) {
     const uint64_t length = dice.length(s == 0 ? 20'000 : 900), at = both.take(4 * length);
     both.fill(at, FSDP_FLOAT32, length, seed * 32 + s);
-    host.push_back({both.host_floats(at), length});
-    spans.push_back({both.floats(at), length});
+    host.push_back(everywhere_in_place(both.host_floats(at), length));
+    spans.push_back(everywhere_in_place(both.floats(at), length));
     both.expect_equal(at, 4 * length, fmt::format("span {} of all_reduce {}", s, seed));
   }
-  both.messages->all_reduce(spans, {1, "summed"}, *both.stream);
-  both.host_messages->all_reduce(host, {1, "summed"}, both.host_stream());
+  both.messages->sum(spans, false, {1, "summed"}, *both.stream);
+  both.host_messages->sum(host, false, {1, "summed"}, both.host_stream());
 }
 
 void sum_slices_both(Messages &both, Dice &dice, uint64_t seed) {
-  std::vector<SliceSumSpan> host, spans;
+  std::vector<Sum> host, spans;
+  const bool accumulate = dice.flip();
   for (uint64_t s = 0, count = dice.below(12); s < count; ++s) {
     const uint64_t length = dice.length(s == 0 ? 20'000 : 900), at = both.take(4 * length * both.size());
-    const bool accumulate = dice.flip();
     const uint64_t to = accumulate || dice.flip() ? both.take(4 * length) : at + 4 * length * both.me();
     both.fill(at, FSDP_FLOAT32, length * both.size(), seed * 32 + s + 4000);
     if (accumulate) both.fill(to, FSDP_FLOAT32, length, seed * 32 + s + 8000);
-    host.push_back({both.host_floats(at), length, both.host_floats(to), accumulate});
-    spans.push_back({both.floats(at), length, both.floats(to), accumulate});
+    host.push_back(slice_sum(Part::alone(both.host_floats(at)), length, both.size(), both.host_floats(to)));
+    spans.push_back(slice_sum(Part::alone(both.floats(at)), length, both.size(), both.floats(to)));
     both.expect_equal(to, 4 * length, fmt::format("span {} of reduce_scatter {}", s, seed));
   }
-  both.messages->reduce_scatter(spans, {2, "sliced"}, *both.stream);
-  both.host_messages->reduce_scatter(host, {2, "sliced"}, both.host_stream());
+  both.messages->sum(spans, accumulate, {2, "sliced"}, *both.stream);
+  both.host_messages->sum(host, accumulate, {2, "sliced"}, both.host_stream());
 }
 
 void gather_both(Messages &both, Dice &dice, uint64_t seed) {
-  std::vector<WholeSpan> host, spans;
+  std::vector<Gather> host, spans;
   for (uint64_t s = 0, count = dice.below(12); s < count; ++s) {
     const uint64_t bytes = dice.length(s == 0 ? 50'000 : 900), at = both.take(bytes * both.size() + 4);
     both.fill(at, FSDP_BFLOAT16, bytes * both.size() / 2 + 1, seed * 32 + s + 12'000);
-    host.push_back({both.host_part() + at, bytes});
-    spans.push_back({both.part() + at, bytes});
+    host.push_back(in_place(both.host_part() + at, bytes, both.me()));
+    spans.push_back(in_place(both.part() + at, bytes, both.me()));
     both.expect_equal(at, bytes * both.size(), fmt::format("span {} of all_gather {}", s, seed));
   }
-  both.messages->all_gather(spans, {3, "gathered"}, *both.stream);
-  both.host_messages->all_gather(host, {3, "gathered"}, both.host_stream());
+  both.messages->gather(spans, {3, "gathered"}, *both.stream);
+  both.host_messages->gather(host, {3, "gathered"}, both.host_stream());
 }
 
 void broadcast_both(Messages &both, Dice &dice, uint64_t seed) {
   const uint64_t count = dice.length(20'000), at = both.take(4 * count);
   const auto root = static_cast<uint32_t>(dice.below(both.size()));
   both.fill(at, FSDP_FLOAT32, count, seed * 32 + 16'000);
-  both.messages->broadcast(both.part() + at, 4 * count, root, {4, "broadcast"}, *both.stream);
-  both.host_messages->broadcast(both.host_part() + at, 4 * count, root, {4, "broadcast"}, both.host_stream());
+  both.messages->broadcast(Part::alone(both.part() + at), 4 * count, root, {4, "broadcast"}, *both.stream);
+  both.host_messages->broadcast(Part::alone(both.host_part() + at), 4 * count, root, {4, "broadcast"},
+                                both.host_stream());
   both.expect_equal(at, 4 * count, fmt::format("broadcast {}", seed));
 }
 
@@ -117,9 +118,9 @@ INSTANTIATE_TEST_SUITE_P(Ranks, StagingMessagesTest, testing::Values(1, 2, 3, 4,
 TEST_F(StagingMessagesTest, DifferentLengthsAreAMismatchThatNamesBothCalls) {
   run(2, [](Rank &rank) {
     Messages both(rank);
-    const SumSpan span{both.floats(0), 9000 + rank.rank()};
+    const Sum span = everywhere_in_place(both.floats(0), 9000 + rank.rank());
     both.messages->barrier({5, "before"}, *both.stream);
-    both.messages->all_reduce({&span, 1}, {1, "uneven"}, *both.stream);
+    both.messages->sum({&span, 1}, false, {1, "uneven"}, *both.stream);
     const Error error = error_of([&] { rank.synchronize(*both.stream); });
     require(error.status == FSDP_MISMATCH, error.message);
     for (const char *text : {"rank 0 called all_reduce of 'uneven' (#1, float32, 9000 elements)",
@@ -132,9 +133,9 @@ TEST_F(StagingMessagesTest, AnAbandonedRoundEndsAndTheNextOneWorks) {
   run(2, [](Rank &rank) {
     {
       Messages both(rank);
-      const SumSpan span{both.floats(0), 20'000};
+      const Sum span = everywhere_in_place(both.floats(0), 20'000);
       if (rank.rank() == 0)
-        both.messages->all_reduce({&span, 1}, {1, "unfinished"}, *both.stream);
+        both.messages->sum({&span, 1}, false, {1, "unfinished"}, *both.stream);
       else
         both.messages->abandon();
       rank.synchronize(*both.stream);

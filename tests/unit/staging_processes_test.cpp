@@ -19,13 +19,12 @@ TEST(StagingProcesses, ADeathEndsTheOthersWithinASecond) {
   const Body body = [](Rank &rank) {
     TwoWays ways(rank);
     const uint64_t count = 20'000, from = ways.take(count * 12), to = ways.take(count * 4);
-    const ReduceSpan span{ways.at(from), FSDP_FLOAT32, FSDP_FLOAT32, count, reinterpret_cast<float *>(ways.part() + to),
-                          1.0F,          false};
+    const Sum span = slice_sum(ways.at(from), count, 3, ways.part() + to);
     rank.meet();
     if (rank.rank() == 1) ::raise(SIGKILL);
     const auto start = std::chrono::steady_clock::now();
     const Error error = error_of([&] {
-      ways.communicator->reduce_scatter({&span, 1}, {1, "alone"}, *ways.stream);
+      ways.communicator->sum({&span, 1}, false, {1, "alone"}, *ways.stream);
       rank.synchronize(*ways.stream);
     });
     require(error.status == FSDP_PEER_FAILED && error.rank == 1, error.message);

@@ -42,8 +42,8 @@ struct TwoWays {
         arena(team->create_parts(part_bytes, "device memory")),
         stream(rank.device->create_stream("test")),
         uploads(rank.device->create_stream("uploads")),
-        host(host_team->create_communicator("host collectives", reduction_block)),
-        communicator(team->create_communicator("device collectives", reduction_block)) {}
+        host(host_team->create_collectives("host collectives", {.block = reduction_block})),
+        communicator(team->create_collectives("device collectives", {.block = reduction_block})) {}
 
   uint32_t me() const { return rank.rank(); }
   uint32_t size() const { return rank.size(); }
@@ -56,8 +56,8 @@ struct TwoWays {
     require(used <= part_bytes, "the test's arena is too small");
     return offset;
   }
-  Source at(uint64_t offset) const { return {arena.get(), offset, part_bytes}; }
-  Source host_at(uint64_t offset) const { return {host_arena.get(), offset, part_bytes}; }
+  Part at(uint64_t offset) const { return Part::in(*arena, offset, part_bytes, me()); }
+  Part host_at(uint64_t offset) const { return Part::in(*host_arena, offset, part_bytes, me()); }
   device::Stream &host_stream() { return rank.device->calling_thread(); }
 
   // The same random numbers in both arenas; of this rank alone.
@@ -97,7 +97,7 @@ struct TwoWays {
   std::shared_ptr<staging::StagedTeam> team;
   std::unique_ptr<Arena> host_arena, arena;
   std::unique_ptr<device::Stream> stream, uploads;
-  std::unique_ptr<Communicator> host, communicator;  // end first: what waits for peers ends then
+  std::unique_ptr<Collectives> host, communicator;  // end first: what waits for peers ends then
 };
 
 // The same on every rank.

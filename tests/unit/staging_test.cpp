@@ -63,16 +63,14 @@ TEST_F(StagingTest, LongCallsPaceThemselves) {
       const uint64_t piece = ways.take(bytes), whole = ways.take(3 * bytes);
       ways.fill(from, FSDP_FLOAT32, 3 * count, 1);
       ways.fill(piece, FSDP_FLOAT32, bytes / 4, 2);
-      const auto reduced = [&](const Source &source, std::byte *part) {
-        return ReduceSpan{source, FSDP_FLOAT32, FSDP_FLOAT32, count, reinterpret_cast<float *>(part + to), 1.0F, false};
-      };
-      const ReduceSpan host = reduced(ways.host_at(from), ways.host_part()), span = reduced(ways.at(from), ways.part());
-      const GatherSpan host_gather{ways.host_at(piece), ways.host_part() + whole, bytes};
-      const GatherSpan gather{ways.at(piece), ways.part() + whole, bytes};
-      ways.communicator->reduce_scatter({&span, 1}, {1, "long"}, *ways.stream);
-      ways.communicator->all_gather({&gather, 1}, {1, "long"}, *ways.stream);
-      ways.host->reduce_scatter({&host, 1}, {1, "long"}, ways.host_stream());
-      ways.host->await_release(ways.host->all_gather({&host_gather, 1}, {1, "long"}, ways.host_stream()),
+      const Sum host = slice_sum(ways.host_at(from), count, 3, ways.host_part() + to),
+                span = slice_sum(ways.at(from), count, 3, ways.part() + to);
+      const Gather host_gather{ways.host_at(piece), ways.host_part() + whole, bytes};
+      const Gather gather{ways.at(piece), ways.part() + whole, bytes};
+      ways.communicator->sum({&span, 1}, false, {1, "long"}, *ways.stream);
+      ways.communicator->gather({&gather, 1}, {1, "long"}, *ways.stream);
+      ways.host->sum({&host, 1}, false, {1, "long"}, ways.host_stream());
+      ways.host->await_release(ways.host->gather({&host_gather, 1}, {1, "long"}, ways.host_stream()),
                                ways.host_stream());
       ways.expect_equal(to, count * 4, "a long reduce_scatter");
       ways.expect_equal(whole, 3 * bytes, "a long all_gather");
@@ -88,10 +86,10 @@ TEST_F(StagingTest, ACallKeepsItsPlaceOnTheStream) {
     {
       TwoWays ways(rank);
       const uint64_t bytes = 100'000, from = ways.take(bytes), to = ways.take(2 * bytes), copy = ways.take(2 * bytes);
-      const GatherSpan span{ways.at(from), ways.part() + to, bytes};
+      const Gather span{ways.at(from), ways.part() + to, bytes};
       for (uint8_t value = 1; value < 6; ++value) {
         ways.stream->fill(ways.part() + from, static_cast<uint8_t>(value + 10 * rank.rank()), bytes);
-        ways.communicator->all_gather({&span, 1}, {1, "ordered"}, *ways.stream);
+        ways.communicator->gather({&span, 1}, {1, "ordered"}, *ways.stream);
         ways.stream->copy(ways.part() + copy, ways.part() + to, 2 * bytes);
         ways.stream->fill(ways.part() + from, 99, bytes);
         ways.stream->fill(ways.part() + to, 98, 2 * bytes);
@@ -128,7 +126,7 @@ TEST_F(StagingTest, WhatIsAllocatedIsWhatIsSaid) {
       auto team = create_device_team(host, *rank.device, DeviceTransport::staging, rank.waiter, rank.failure);
       const uint64_t before = simulated::allocated_bytes();
       rank.meet();
-      auto gather = team->create_communicator("gather"), reduce = team->create_communicator("reduce");
+      auto gather = team->create_collectives("gather"), reduce = team->create_collectives("reduce");
       rank.meet();
       // Of two ranks and communicators: where parts are summed, and what each of two streams has for its kernels. The
       // slots are memory of the host.

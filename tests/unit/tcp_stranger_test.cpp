@@ -105,9 +105,9 @@ class Stranger {
 void sum_and_compare(MessageBench &over_net, MessageBench &over_memory, uint64_t seed) {
   const uint64_t count = 100'003;
   std::vector<float> sent = rough_values(over_net.rank.rank(), count, seed), staged = sent;
-  const SumSpan by_net{sent.data(), count}, by_memory{staged.data(), count};
-  over_net.communicator->all_reduce(std::span(&by_net, 1), {1, "sums"}, *over_net.stream);
-  over_memory.communicator->all_reduce(std::span(&by_memory, 1), {1, "sums"}, *over_memory.stream);
+  const Sum by_net = everywhere_in_place(sent.data(), count), by_memory = everywhere_in_place(staged.data(), count);
+  over_net.communicator->sum(std::span(&by_net, 1), false, {1, "sums"}, *over_net.stream);
+  over_memory.communicator->sum(std::span(&by_memory, 1), false, {1, "sums"}, *over_memory.stream);
   over_net.finish();
   over_memory.finish();
   require_same(sent.data(), staged.data(), count, "sums beside strangers");
@@ -129,7 +129,7 @@ TEST(TcpStranger, ChangesNothing) {
     try {
       net->join(test_job(addresses), seat);
       MessageBench over_memory(rank);
-      MessageBench over_net(rank, net->create_communicator({0, 1}, messages_key, "messages"));
+      MessageBench over_net(rank, net->create_collectives({0, 1}, messages_key, "messages"));
       for (uint64_t i = 0; i < 30; ++i) sum_and_compare(over_net, over_memory, i);
     } catch (const std::exception &error) {
       problem = error.what();
@@ -157,7 +157,7 @@ TEST(TcpStranger, SilentOnesDoNotKeepRanksApart) {
     const auto start = std::chrono::steady_clock::now();
     net->join(test_job(addresses), seat);
     MessageBench over_memory(rank);
-    MessageBench over_net(rank, net->create_communicator({0, 1, 2}, messages_key, "messages"));
+    MessageBench over_net(rank, net->create_collectives({0, 1, 2}, messages_key, "messages"));
     sum_and_compare(over_net, over_memory, 1);
     require(seconds_since(start) < patience_seconds, "the ranks connected late");
     rank.meet();
@@ -281,7 +281,7 @@ TEST(TcpStranger, EachIsLoggedWithHisAddress) {
     net->join(std::move(job), seat);
     {
       MessageBench over_memory(rank);
-      MessageBench over_net(rank, net->create_communicator({0, 1}, messages_key, "messages"));
+      MessageBench over_net(rank, net->create_collectives({0, 1}, messages_key, "messages"));
       sum_and_compare(over_net, over_memory, 1);
       if (rank.rank() == 1) knock_in_every_way(place_of(addresses[1]), lines);
       rank.meet();
@@ -322,7 +322,7 @@ TEST(TcpStranger, WhoSpeaksPlainlyAtAnEncryptedPortIsRefused) {
     }
     rank.meet();
     MessageBench over_memory(rank);
-    MessageBench over_net(rank, net->create_communicator({0, 1}, messages_key, "messages"));
+    MessageBench over_net(rank, net->create_collectives({0, 1}, messages_key, "messages"));
     sum_and_compare(over_net, over_memory, 1);
     rank.meet();
   });

@@ -86,9 +86,9 @@ void sum(Rank &rank, Net &net, Seen &seen) {
   const uint64_t count = 100'003;
   const std::vector<uint32_t> both{0, 1};
   std::vector<float> values = rough_values(rank.rank(), count, 7), wanted(count);
-  MessageBench bench(rank, net.create_communicator(both, messages_key, "messages"));
-  const SumSpan span{values.data(), count};
-  bench.communicator->all_reduce(std::span(&span, 1), {1, "sums"}, *bench.stream);
+  MessageBench bench(rank, net.create_collectives(both, messages_key, "messages"));
+  const Sum span = everywhere_in_place(values.data(), count);
+  bench.communicator->sum(std::span(&span, 1), false, {1, "sums"}, *bench.stream);
   bench.finish();
   add_in_rank_order(wanted, 2, 0, 7, false);
   seen.right[rank.rank()] = std::memcmp(values.data(), wanted.data(), count * sizeof(float)) == 0;

@@ -79,7 +79,7 @@ TEST(UcxFailure, ARefusedConnectionIsTriedAgain) {
       net = create_ucx_net(1, false);
     }
     net->join(test_job(addresses), seat);
-    MessageBench bench(rank, net->create_communicator({0, 1}, messages_key, "messages"));
+    MessageBench bench(rank, net->create_collectives({0, 1}, messages_key, "messages"));
     const auto start = std::chrono::steady_clock::now();
     if (rank.rank() == 0) rank.meet();
     check_messages(bench, 7, {1001});

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/failure.h"
-#include "comm/communicator.h"
+#include "comm/team.h"
 #include "device/device.h"
 #include "perf/lab.h"
 #include "perf/report.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The communicator's collectives, on the calling thread. A reduction's result is fp32 whatever its input is: main
+// The collectives of shared memory, on the calling thread. A reduction's result is fp32 whatever its input is: main
 // gradients are.
 #include <algorithm>
 #include <cstring>
@@ -14,7 +14,8 @@ namespace {
 
 using fsdp::dtype_size;
 using fsdp::comm::Arena;
-using fsdp::comm::Communicator;
+using fsdp::comm::Collectives;
+using fsdp::comm::Part;
 using fsdp::comm::Range;
 using fsdp::device::Memory;
 
@@ -25,15 +26,17 @@ struct Buffers {
   Buffers(Bench &bench, uint64_t bytes) : rank(bench.rank()), size(bench.size()), bytes(bytes) {
     const Range own{rank * bytes, bytes};
     arena = bench.member.team->create_arena(size * bytes, {&own, 1}, "buffers of the measurement");
-    communicator = bench.member.team->create_communicator("measurement");
+    communicator = bench.member.team->create_collectives("measurement");
   }
   std::byte *mine() const { return arena->writable() + rank * bytes; }
   uint64_t part() const { return bytes / size; }
+  Part in_stride(uint64_t stride) const { return Part::in(*arena, 0, stride, rank); }
+  Part whole() const { return in_stride(bytes); }
 
   uint32_t rank, size;
   uint64_t bytes;
   std::unique_ptr<Arena> arena;
-  std::unique_ptr<Communicator> communicator;
+  std::unique_ptr<Collectives> communicator;
 };
 
 // What rank r holds at byte i of its part: the low bits of both, so that a misplaced byte shows.
@@ -46,9 +49,9 @@ class AllGather {
   }
   void operator()() {
     // Rank r's part lies in its own buffer at its own place, or in front for the copy elsewhere.
-    const fsdp::comm::GatherSpan span{
-        {buffers_.arena.get(), 0, buffers_.bytes + (in_place_ ? buffers_.part() : 0)}, target(), buffers_.part()};
-    buffers_.communicator->all_gather({&span, 1}, {0, "all_gather"}, bench_.stream());
+    const fsdp::comm::Gather span{buffers_.in_stride(buffers_.bytes + (in_place_ ? buffers_.part() : 0)), target(),
+                                  buffers_.part()};
+    buffers_.communicator->gather({&span, 1}, {0, "all_gather"}, bench_.stream());
   }
   uint64_t check() {
     std::byte *own = buffers_.mine() + (in_place_ ? buffers_.rank * buffers_.part() : 0);
@@ -104,9 +107,12 @@ class ReduceScatter {
                : reinterpret_cast<float *>(memory_->data());
   }
   void operator()() {
-    const fsdp::comm::ReduceSpan span{
-        {buffers_.arena.get(), 0, buffers_.bytes}, kind_.dtype, kind_.wire_dtype, count_, out_, 1.0F, false};
-    buffers_.communicator->reduce_scatter({&span, 1}, {0, "reduce_scatter"}, bench_.stream());
+    const fsdp::comm::Sum span{.from = buffers_.whole(),
+                               .to = Part::alone(out_),
+                               .dtype = kind_.dtype,
+                               .wire = kind_.wire_dtype,
+                               .count = count_ * buffers_.size};
+    buffers_.communicator->sum({&span, 1}, false, {0, "reduce_scatter"}, bench_.stream());
   }
   uint64_t check() {
     fill(bench_, buffers_, kind_.dtype);
@@ -130,10 +136,11 @@ class AllReduce {
  public:
   AllReduce(Bench &bench, uint64_t bytes) : bench_(bench), buffers_(bench, bytes), whole_(bench, bytes) {}
   void operator()() {
-    const fsdp::comm::AllReduceSpan span{
-        {buffers_.arena.get(), 0, buffers_.bytes}, FSDP_FLOAT32,  FSDP_FLOAT32, buffers_.part() / sizeof(float),
-        {whole_.arena.get(), 0, whole_.bytes},     whole_.mine(), 1.0F,         false};
-    const auto ticket = buffers_.communicator->all_reduce({&span, 1}, {0, "all_reduce"}, bench_.stream());
+    const fsdp::comm::Sum span{.from = buffers_.whole(),
+                               .to = whole_.whole(),
+                               .count = buffers_.bytes / sizeof(float) / buffers_.size * buffers_.size,
+                               .everywhere = true};
+    const auto ticket = buffers_.communicator->sum({&span, 1}, false, {0, "all_reduce"}, bench_.stream());
     // The next one writes what peers still read of this one.
     buffers_.communicator->await_release(ticket, bench_.stream());
   }
@@ -216,7 +223,7 @@ void run_all_reduce(Bench &bench) {
 }
 
 void run_barrier(Bench &bench) {
-  auto communicator = bench.member.team->create_communicator("measurement");
+  auto communicator = bench.member.team->create_collectives("measurement");
   const Work work = [&] {
     // Left when all have come: its reading part has nothing to read.
     communicator->barrier({0, "barrier"}, bench.stream());

@@ -41,7 +41,7 @@ void choose_devices(const Request &request) {
 struct Wire {
   const char *name;
   std::unique_ptr<fsdp::comm::Net> net;
-  std::unique_ptr<fsdp::comm::MessageCommunicator> communicator;
+  std::unique_ptr<fsdp::comm::Collectives> communicator;
 };
 
 class Outer {
@@ -69,8 +69,9 @@ class Outer {
 
  private:
   void measure_wire(Wire &wire, float *floats, uint64_t bytes, const Work &reference) {
-    const fsdp::comm::SumSpan span{floats, bytes / sizeof(float)};
-    const Work work = [&] { wire.communicator->all_reduce({&span, 1}, {1, "outer"}, bench_.stream()); };
+    const auto values = fsdp::comm::Part::alone(floats);
+    const fsdp::comm::Sum span{.from = values, .to = values, .count = bytes / sizeof(float), .everywhere = true};
+    const Work work = [&] { wire.communicator->sum({&span, 1}, false, {1, "outer"}, bench_.stream()); };
     Line line = make_line(bench_, "outer", wire.name, "fp32", bytes, measure(bench_, work, reference));
     line.reference = "raw TCP socket";
     if (bench_.request.check) {
@@ -102,7 +103,7 @@ class Outer {
   void add(const char *name, std::unique_ptr<fsdp::comm::Net> net) {
     auto addresses = bench_.member.team->all_gather(net->address(), "addresses");
     net->join({std::move(addresses), "measured", "fsdp-perf", 8000}, seat_);
-    auto communicator = net->create_communicator({0, 1}, 1, "outer reduce");
+    auto communicator = net->create_collectives({0, 1}, 1, "outer reduce");
     wires_.push_back({name, std::move(net), std::move(communicator)});
   }
 

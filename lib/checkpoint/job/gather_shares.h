@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "checkpoint/job/row_taker.h"
 #include "checkpoint/plan/save_plan.h"
-#include "comm/communicator.h"
+#include "comm/team.h"
 
 namespace fsdp::checkpoint {
 

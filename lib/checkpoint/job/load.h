@@ -15,7 +15,7 @@
 #include "checkpoint/job/row_taker.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/plan/save_plan.h"
-#include "comm/communicator.h"
+#include "comm/team.h"
 
 namespace fsdp::checkpoint {
 

@@ -10,7 +10,7 @@
 #include "base/failure.h"
 #include "checkpoint/files/folder.h"
 #include "checkpoint/files/shard_reader.h"
-#include "comm/communicator.h"
+#include "comm/team.h"
 
 namespace fsdp::checkpoint {
 

@@ -20,7 +20,7 @@
 #include "base/failure.h"
 #include "checkpoint/files/shard_writer.h"
 #include "checkpoint/plan/save_plan.h"
-#include "comm/communicator.h"
+#include "comm/team.h"
 
 namespace fsdp::checkpoint {
 

@@ -15,7 +15,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "checkpoint/plan/model_shards.h"
-#include "comm/communicator.h"
+#include "comm/team.h"
 
 namespace fsdp::checkpoint {
 

@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include "comm/bootstrap/secret.h"
-#include "comm/communicator.h"
+#include "comm/team.h"
 
 namespace fsdp::comm {
 

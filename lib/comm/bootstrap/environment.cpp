@@ -6,7 +6,7 @@
 #include "comm/bootstrap/meeting_point.h"
 #include "comm/bootstrap/secret_file.h"
 #include "comm/bootstrap/variables.h"
-#include "comm/communicator.h"
+#include "comm/team.h"
 
 namespace fsdp::comm {
 namespace {

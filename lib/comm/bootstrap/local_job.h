@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "comm/shm/links.h"
+#include "comm/team.h"
 
 namespace fsdp::comm {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "comm/bootstrap/endpoint.h"
-#include "comm/communicator.h"
+#include "comm/team.h"
 
 namespace fsdp::comm {
 

@@ -13,8 +13,8 @@
 #include "base/fd.h"
 #include "comm/bootstrap/roster.h"
 #include "comm/bootstrap/vigil.h"
-#include "comm/communicator.h"
 #include "comm/shm/links.h"
+#include "comm/team.h"
 
 namespace fsdp::comm {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "comm/communicator.h"
+#include "comm/collectives.h"
 
 namespace fsdp::comm {
 

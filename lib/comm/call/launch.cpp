@@ -21,21 +21,24 @@ LaunchPool::LaunchPool() {
 
 // The smallest that is large enough: large ones stay free for those who need them, so the pool stops growing after the
 // first step that has the most in flight.
-Launch &LaunchPool::take(uint64_t piece_count) {
+Launch &LaunchPool::find(uint64_t piece_count) {
   Launch *best = nullptr;
   for (const auto &launch : launches_) {
     if (launch->busy.load(std::memory_order_acquire) || launch->pieces.capacity() < piece_count) continue;
     if (!best || launch->pieces.capacity() < best->pieces.capacity()) best = launch.get();
-    if (best->pieces.capacity() == first_pieces) break;
+    if (best->pieces.capacity() == first_pieces) return *best;
   }
-  if (!best) {
-    launches_.push_back(make_launch(piece_count));
-    best = launches_.back().get();
-  }
-  best->pieces.clear();
-  best->worker = nullptr;
-  best->busy.store(true, std::memory_order_relaxed);
-  return *best;
+  if (best) return *best;
+  launches_.push_back(make_launch(piece_count));
+  return *launches_.back();
+}
+
+Launch &LaunchPool::take(Operation operation, const Tag &tag, uint64_t piece_count) {
+  Launch &launch = find(piece_count);
+  launch.pieces.clear();
+  launch.busy.store(true, std::memory_order_relaxed);
+  launch.start(operation, tag);
+  return launch;
 }
 
 }  // namespace fsdp::comm

@@ -6,36 +6,20 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
-#include "comm/call/fingerprint.h"
-#include "comm/communicator.h"
+#include "comm/call/describe.h"
 
 namespace fsdp::comm {
 
-// One span of any of the collectives.
+// One gather, sum or broadcast of a call.
 struct Piece {
-  Source from;
-  Source whole;  // all_reduce
-  std::byte *to;
-  uint64_t count;  // bytes of a gather, elements of a shard of a reduction
-  fsdp_dtype dtype;
-  fsdp_dtype wire_dtype;
-  float factor;
-  bool accumulate;
-  const std::byte *values = nullptr;  // a worker's: what this rank brings
-};
-
-struct Launch;
-
-// Moves the bytes of launches that ShmCommunicator only compares and puts in order.
-class Worker {
- public:
-  // All ranks are in this launch. False: it was given up.
-  virtual bool work(const Launch &launch) = 0;
-
- protected:
-  ~Worker() = default;
+  Part from, to;
+  uint64_t count;  // bytes of a rank in a gather, of all in a broadcast; elements of a sum
+  fsdp_dtype dtype = FSDP_FLOAT32, wire = FSDP_FLOAT32;
+  float factor = 1;
+  bool accumulate = false;
 };
 
 struct Launch {
@@ -43,13 +27,30 @@ struct Launch {
     operation = of;
     fingerprint.start(of, tag);
   }
+  // What is done, and what messages call it. The caller has room for so many pieces.
+  void add(std::span<const Gather> gathers) {
+    for (const Gather &gather : gathers) {
+      pieces.push_back({gather.from, Part::alone(gather.to), gather.bytes});
+      describe(fingerprint, gather);
+    }
+  }
+  void add(std::span<const Sum> sums, bool accumulate) {
+    for (const Sum &sum : sums) {
+      pieces.push_back({sum.from, sum.to, sum.count, sum.dtype, sum.wire, sum.factor, accumulate});
+      describe(fingerprint, sum);
+    }
+  }
+  void add_broadcast(const Part &data, uint64_t bytes, uint32_t from_root) {
+    root = from_root;
+    pieces.push_back({data, data, bytes});
+    describe_broadcast(fingerprint, bytes, root);
+  }
 
   Operation operation;      // what is done
   Fingerprint fingerprint;  // what messages call it
   uint64_t round = 0;
   uint64_t number = 0;  // in the round, from 0
   uint32_t root = 0;    // broadcast
-  Worker *worker = nullptr;
   std::vector<Piece> pieces;
   std::atomic<bool> busy{false};  // set by the caller, cleared by the stream
 };
@@ -58,9 +59,11 @@ class LaunchPool {
  public:
   LaunchPool();
   // A free launch without pieces, with room for piece_count. Only the caller's thread takes.
-  Launch &take(uint64_t piece_count);
+  Launch &take(Operation operation, const Tag &tag, uint64_t piece_count);
 
  private:
+  Launch &find(uint64_t piece_count);
+
   std::vector<std::unique_ptr<Launch>> launches_;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The phases of a communicator's collectives, and how a round of them (a training step) ends. A phase is
-// (round, number * 4 + part): a later round's phases are above those of the rounds before, whatever was skipped.
+// (round, number * 4 + what of it): a later round's phases are above those of the rounds before, whatever was skipped.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@
 namespace fsdp::comm {
 
 // The parts of a collective that ranks wait for.
-enum class Part : uint64_t {
+enum class Phase : uint64_t {
   ready = 1,   // what peers read of this rank is there
   middle = 2,  // all_reduce: the own slice of the sum is there
   read = 3     // this rank has read all that it reads
@@ -25,8 +25,8 @@ enum class Part : uint64_t {
 constexpr uint64_t parts = 4;
 constexpr uint64_t most_collectives = (uint64_t{1} << 32) / parts - 1;
 constexpr uint64_t first_phase(uint64_t round) { return round << 32; }
-constexpr uint64_t phase_of(uint64_t round, uint64_t number, Part part) {
-  return first_phase(round) + number * parts + static_cast<uint64_t>(part);
+constexpr uint64_t phase_of(uint64_t round, uint64_t number, Phase phase) {
+  return first_phase(round) + number * parts + static_cast<uint64_t>(phase);
 }
 constexpr uint64_t round_of(uint64_t phase) { return phase >> 32; }
 constexpr uint64_t number_of(uint64_t phase) { return (phase & 0xffffffff) / parts; }

@@ -47,10 +47,6 @@ std::unique_ptr<Arena> HybridTeam::create_arena(uint64_t, std::span<const Range>
   refuse_over_hosts(what, "an arena");
 }
 std::unique_ptr<Gate> HybridTeam::create_gate(const std::string &what) { refuse_over_hosts(what, "a gate"); }
-std::unique_ptr<Communicator> HybridTeam::create_communicator(const std::string &what, uint32_t) {
-  refuse_over_hosts(what, "a communicator over shared memory");
-}
-
 // The speakers of a circle's hosts. One circle of all hosts goes on with the exchanges of them all.
 std::vector<Ballot> HybridTeam::meet(const Circle &circle, size_t level, const Ballot &mine, const char *what) {
   std::vector<uint32_t> speakers;
@@ -137,11 +133,12 @@ std::vector<std::vector<std::byte>> HybridTeam::all_gather(std::span<const std::
   return result;
 }
 
-std::unique_ptr<MessageCommunicator> HybridTeam::create_message_communicator(const std::string &what, bool sums) {
-  std::unique_ptr<MessageCommunicator> communicator;
-  const uint64_t key = TeamKeys::mix(key_, ++communicators_);
-  attempt_together(*this, what, [&] { communicator = net_->create_communicator(places_.ranks, key, what, sums); });
-  return communicator;
+std::unique_ptr<Collectives> HybridTeam::create_collectives(const std::string &what, const Shape &shape) {
+  if (shape.arenas) refuse_over_hosts(what, "a communicator over shared memory");
+  std::unique_ptr<Collectives> made;
+  const uint64_t key = TeamKeys::mix(key_, ++sequences_);
+  attempt_together(*this, what, [&] { made = net_->create_collectives(places_.ranks, key, what, shape.sums); });
+  return made;
 }
 
 }  // namespace fsdp::comm

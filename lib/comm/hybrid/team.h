@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "comm/hybrid/circles.h"
 #include "comm/net.h"
+#include "comm/team.h"
 
 namespace fsdp::comm {
 
@@ -42,8 +42,7 @@ class HybridTeam final : public Team {
   std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable,
                                       const std::string &what) override;
   std::unique_ptr<Gate> create_gate(const std::string &what) override;
-  std::unique_ptr<Communicator> create_communicator(const std::string &what, uint32_t reduction_block) override;
-  std::unique_ptr<MessageCommunicator> create_message_communicator(const std::string &what, bool sums) override;
+  std::unique_ptr<Collectives> create_collectives(const std::string &what, const Shape &shape) override;
   Ballot fold(const Ballot &mine, const char *what) override;
   void all_gather(const void *mine, uint64_t bytes, void *all, const char *what) override;
   std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine, const std::string &what) override;
@@ -64,7 +63,7 @@ class HybridTeam final : public Team {
   TeamPlaces places_;
   std::unique_ptr<Team> near_;
   uint64_t key_;
-  uint64_t communicators_ = 0, meetings_ = 0;
+  uint64_t sequences_ = 0, meetings_ = 0;
   bool torn_ = false;               // a call ended by an error: hosts no longer agree on the number of meetings
   std::vector<Circle> circles_;     // of hosts, by their places in `hosts`
   std::vector<uint32_t> speakers_;  // ranks of the job, one for each host

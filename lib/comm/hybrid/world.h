@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "comm/hybrid/team.h"
 #include "comm/net.h"
+#include "comm/team.h"
 #include "comm/team_keys.h"
 
 namespace fsdp::comm {

@@ -2,6 +2,9 @@
 #include "comm/message/call.h"
 
 #include <algorithm>
+#include <cstring>
+
+#include "comm/call/describe.h"
 
 namespace fsdp::comm::messages {
 namespace {
@@ -37,17 +40,15 @@ uint64_t Call::gathered_from(uint32_t r) const noexcept {
 
 // Of the longest.
 uint64_t Call::slice_bytes(const Piece &piece) const noexcept {
-  if (operation() == Operation::all_reduce) return (piece.count + ranks_ - 1) / ranks_ * sizeof(float);
-  return operation() == Operation::reduce_scatter ? piece.count * sizeof(float) : piece.count;
+  return reduces() ? Slices(piece.count, ranks_).longest() * sizeof(float) : piece.count;
 }
 
 // Begin and length of a rank's slice in the piece, in bytes.
 std::pair<uint64_t, uint64_t> Call::bounds(const Piece &piece, uint32_t r) const noexcept {
   if (operation() == Operation::broadcast) return {0, piece.count};
-  const uint64_t slice = slice_bytes(piece), all = piece.count * sizeof(float);
-  if (operation() != Operation::all_reduce) return {r * slice, slice};
-  const uint64_t begin = std::min(r * slice, all);
-  return {begin, std::min(begin + slice, all) - begin};
+  if (!reduces()) return {r * piece.count, piece.count};
+  const Slices slices(piece.count, ranks_);
+  return {slices.begin(r) * sizeof(float), slices.length(r) * sizeof(float)};
 }
 
 Call::Cut Call::cut(uint32_t r, uint64_t chunk) const noexcept {
@@ -60,17 +61,26 @@ Call::Cut Call::cut(uint32_t r, uint64_t chunk) const noexcept {
   return {&piece, offset, std::min(chunk_bytes_, length - offset)};
 }
 
+// What goes everywhere is in place.
 ByteSpan Call::slice(uint32_t r, uint64_t chunk) const noexcept {
   const Cut at = cut(r, chunk);
-  // What reduce_scatter is given is only read.
-  return {const_cast<std::byte *>(at.piece->values) + bounds(*at.piece, r).first + at.offset, at.bytes};
+  std::byte *whole = reduces() ? at.piece->from.own : at.piece->to.own;
+  return {whole + bounds(*at.piece, r).first + at.offset, at.bytes};
 }
 
 ByteSpan Call::sum(uint64_t chunk, bool &accumulate) const noexcept {
   const Cut at = cut(rank_, chunk);
   accumulate = at.piece->accumulate;
   if (operation() == Operation::all_reduce) return slice(rank_, chunk);
-  return {at.piece->to + at.offset, at.bytes};
+  return {at.piece->to.own + at.offset, at.bytes};
+}
+
+void Call::place_own(const Launch &launch, uint32_t rank) noexcept {
+  if (launch.operation != Operation::all_gather) return;
+  for (const Piece &piece : launch.pieces) {
+    std::byte *place = piece.to.own + rank * piece.count;
+    if (place != piece.from.own && piece.count) std::memcpy(place, piece.from.own, piece.count);
+  }
 }
 
 }  // namespace fsdp::comm::messages

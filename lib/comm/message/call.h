@@ -29,6 +29,8 @@ class Call {
   uint64_t gathered_from(uint32_t r) const noexcept;
   // Chunk c of rank r's slice of what this rank has.
   ByteSpan slice(uint32_t r, uint64_t chunk) const noexcept;
+  // What this rank brings to a gather goes to its place, if it is not there.
+  static void place_own(const Launch &launch, uint32_t rank) noexcept;
   // Where the sum of this rank's slice goes, and whether it is added to what is there.
   ByteSpan sum(uint64_t chunk, bool &accumulate) const noexcept;
 

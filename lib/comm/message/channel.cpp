@@ -110,7 +110,7 @@ void Channel::take_hello(uint32_t r, const Header &header, const void *payload) 
   hello.number = header.number;
   hello.chunk_bytes = header.bytes;
   std::memcpy(&hello.fingerprint, payload, sizeof hello.fingerprint);
-  raise(words_[r].phase, phase_of(header.round, header.number, Part::ready));
+  raise(words_[r].phase, phase_of(header.round, header.number, Phase::ready));
   if (is_active(header)) meet(lanes_[r], hello);
 }
 

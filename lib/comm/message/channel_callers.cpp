@@ -30,7 +30,7 @@ bool Channel::misses_caller(uint32_t world_rank, const Launch &launch, bool on_c
   if (!transport_.connected(world_rank)) return on_caller && world_rank < ranks_[rank_];
   ask(r);
   if (clock_ns() - lanes_[r].answered_ns >= fresh_ns) return false;
-  return !round_.called(r, phase_of(launch.round, launch.number, Part::ready));
+  return !round_.called(r, phase_of(launch.round, launch.number, Phase::ready));
 }
 
 void Channel::ask(uint32_t r) {

@@ -2,7 +2,7 @@
 // The thread that a call of Channel's runs on: it waits, sums, and gives up.
 #include <algorithm>
 
-#include "comm/call/message_launch.h"
+#include "comm/call/add.h"
 #include "comm/message/channel.h"
 #include "device/host/kernels.h"
 
@@ -29,7 +29,7 @@ class Channel::AwaitedCall final : public Awaited {
     if (come || channel_.failed_since_ != Clock::time_point()) channel_.attention_.store(true);
     return come;
   }
-  bool given_up() override { return channel_.round_.hopeless(phase_of(launch_.round, launch_.number, Part::read)); }
+  bool given_up() override { return channel_.round_.hopeless(phase_of(launch_.round, launch_.number, Phase::read)); }
   void sleep(uint32_t ms) override {
     auto lock = channel_.transport_.lock();
     const bool failing = channel_.failed_since_ != Clock::time_point();
@@ -86,6 +86,7 @@ class Channel::AwaitedQuiet final : public Awaited {
 };
 
 void Channel::begin(const Launch &launch) {
+  Call::place_own(launch, rank_);
   const auto lock = transport_.lock();
   call_.start(launch, rank_, size(), chunk_bytes_);
   if (call_.reduces() && !scratch_) fail(FSDP_INTERNAL, "{} on a channel that does not sum", launch.fingerprint.name);
@@ -98,7 +99,7 @@ void Channel::begin(const Launch &launch) {
     lane.reduce_allowed = window_;
     std::fill(lane.arrived.begin(), lane.arrived.end(), 0);
   }
-  raise(words_[rank_].phase, phase_of(launch.round, launch.number, Part::ready));
+  raise(words_[rank_].phase, phase_of(launch.round, launch.number, Phase::ready));
   Header hello = header(Kind::call);
   hello.bytes = chunk_bytes_;
   tell(hello, &launch.fingerprint, sizeof launch.fingerprint);
@@ -112,7 +113,7 @@ void Channel::begin(const Launch &launch) {
 
 bool Channel::run(const Launch &launch, bool on_caller) {
   if (round_.skipped(launch.round)) {
-    round_.break_at(phase_of(launch.round, launch.number, Part::ready), launch.fingerprint.text(launch.number));
+    round_.break_at(phase_of(launch.round, launch.number, Phase::ready), launch.fingerprint.text(launch.number));
     tell_end();
     return false;
   }
@@ -131,7 +132,7 @@ bool Channel::run(const Launch &launch, bool on_caller) {
         continue;
       }
       active_ = false;
-      raise(words_[rank_].phase, phase_of(launch.round, launch.number, Part::read));
+      raise(words_[rank_].phase, phase_of(launch.round, launch.number, Phase::read));
       return true;
     }
   } catch (...) {
@@ -180,7 +181,7 @@ void Channel::give_up(const Launch &launch) {
     const auto lock = transport_.lock();
     active_ = false;
   }
-  round_.break_at(phase_of(launch.round, launch.number, Part::read), launch.fingerprint.text(launch.number));
+  round_.break_at(phase_of(launch.round, launch.number, Phase::read), launch.fingerprint.text(launch.number));
   tell_end();
   AwaitedQuiet quiet(*this);
   seat_->watch.wait(quiet);

@@ -2,12 +2,10 @@
 #include "comm/message/net.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <set>
 
-#include "comm/call/message_launch.h"
-#include "comm/message/communicator.h"
+#include "comm/message/collectives.h"
 
 namespace fsdp::comm::messages {
 namespace {
@@ -37,11 +35,11 @@ class ChannelNet final : public Net {
     seat_ = seat;
     transport_->join(std::move(job), std::move(seat));
   }
-  std::unique_ptr<MessageCommunicator> create_communicator(std::vector<uint32_t> ranks, uint64_t key,
-                                                           const std::string &what, bool sums) override {
+  std::unique_ptr<Collectives> create_collectives(std::vector<uint32_t> ranks, uint64_t key, const std::string &what,
+                                                  bool sums) override {
     expect(ranks, what);
     const uint64_t chunk = net_chunk_bytes(static_cast<uint32_t>(ranks.size()), chunk_bytes_);
-    return std::make_unique<ChannelCommunicator>(
+    return std::make_unique<ChannelCollectives>(
         seat_, std::make_unique<Channel>(*transport_, seat_, std::move(ranks), key, chunk, sums, what));
   }
   void exchange(std::span<const uint32_t> ranks, uint64_t key, const void *mine, uint64_t bytes, void *all,
@@ -55,7 +53,7 @@ class ChannelNet final : public Net {
   std::shared_ptr<Seat> seat_;
   std::unique_ptr<Transport> transport_;
   std::map<uint64_t, std::unique_ptr<Exchanges>> exchanges_;  // of the caller's thread
-  // Of all communicators that there have been, with this rank: connections last as long as the context.
+  // Of all collectives that there have been, with this rank: connections last as long as the context.
   std::set<uint32_t> data_peers_;
 };
 
@@ -86,14 +84,12 @@ void ChannelNet::exchange(std::span<const uint32_t> ranks, uint64_t key, const v
   if (exchanges.torn) fail(FSDP_INVALID_STATE, "{}: an earlier exchange of these ranks did not complete", what);
   if (!std::ranges::equal(ranks, exchanges.channel.ranks())) fail(FSDP_INTERNAL, "{}: other ranks than before", what);
   exchanges.torn = true;
-  auto *whole = static_cast<std::byte *>(all);
-  const auto me = static_cast<uint64_t>(std::ranges::find(ranks, transport_->rank()) - ranks.begin());
-  if (bytes) std::memcpy(whole + me * bytes, mine, bytes);
   Launch &launch = exchanges.launch;
   launch.pieces.clear();
   launch.start(Operation::all_gather, {0, what});
-  const WholeSpan span{whole, bytes};
-  add_spans(launch, std::span(&span, 1));
+  // What is gathered is only read.
+  const Gather gather{Part::alone(const_cast<void *>(mine)), static_cast<std::byte *>(all), bytes};
+  launch.add(std::span(&gather, 1));
   launch.round = exchanges.channel.round().number();
   launch.number = exchanges.channel.round().enqueue();
   if (!exchanges.channel.run(launch, true))  // only a peer that ends a round here, which none does

@@ -32,7 +32,7 @@ enum Result : int {
 
 enum DataType : int { uint8 = 1, float16 = 6, float32 = 7, bfloat16 = 9 };
 using Operation = int;
-constexpr Operation sum = 0;
+constexpr Operation addition = 0;
 
 struct UniqueId {
   char bytes[128];

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "comm/nccl/seat.h"
+#include "comm/team.h"
 
 namespace fsdp::comm::nccl {
 

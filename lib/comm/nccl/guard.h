@@ -11,8 +11,8 @@
 #include <optional>
 #include <string>
 
-#include "comm/communicator.h"
 #include "comm/nccl/handle.h"
+#include "comm/team.h"
 
 namespace fsdp::comm::nccl {
 

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <string>
 
-#include "comm/communicator.h"
+#include "comm/collectives.h"
 #include "comm/nccl/connection.h"
 #include "comm/nccl/guard.h"
 #include "comm/nccl/order.h"

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "comm/nccl/guard.h"
 #include "comm/nccl/launches.h"
+#include "comm/team.h"
 
 namespace fsdp::comm::nccl {
 

@@ -5,8 +5,7 @@
 #include "comm/device_team.h"
 #include "comm/exchange.h"
 #include "comm/nccl/choice.h"
-#include "comm/nccl/communicator.h"
-#include "comm/nccl/messages.h"
+#include "comm/nccl/collectives.h"
 
 namespace fsdp::comm::nccl {
 namespace {
@@ -36,18 +35,19 @@ class NcclTeam final : public DeviceTeam {
     return arena;
   }
 
-  // One block of all ranks is what it does anyway.
-  std::unique_ptr<Communicator> create_communicator(const std::string &what, uint32_t reduction_block) override {
-    if (reduction_block && reduction_block < size())
+  // One block of all ranks is what it does anyway, and messages are promised no more.
+  std::unique_ptr<Collectives> create_collectives(const std::string &what, const Shape &shape) override {
+    if (shape.arenas && shape.block && shape.block < size())
       fail(
           FSDP_UNSUPPORTED,
           "{}: sums in blocks of {} ranks by NCCL, which adds fp32 in an order of its own; FSDP_TRANSPORT_STAGING does "
           "it",
-          what, reduction_block);
-    return create<NcclCommunicator>(what);
-  }
-  std::unique_ptr<MessageCommunicator> create_message_communicator(const std::string &what, bool) override {
-    return create<NcclMessages>(what);
+          what, shape.block);
+    std::unique_ptr<Collectives> made;
+    auto launches = seat_->open(what, what.starts_with("gather"));
+    attempt_together(*host_, what,
+                     [&] { made = std::make_unique<NcclCollectives>(seat_, std::move(launches), shape); });
+    return made;
   }
 
   void register_memory(std::byte *data, uint64_t bytes, const std::string &) override {
@@ -59,14 +59,6 @@ class NcclTeam final : public DeviceTeam {
   void renew() override { seat_->renew(); }
 
  private:
-  template <class Kind>
-  std::unique_ptr<Kind> create(const std::string &what) {
-    std::unique_ptr<Kind> made;
-    auto launches = seat_->open(what, what.starts_with("gather"));
-    attempt_together(*host_, what, [&] { made = std::make_unique<Kind>(seat_, std::move(launches)); });
-    return made;
-  }
-
   std::shared_ptr<Seat> seat_;
 };
 

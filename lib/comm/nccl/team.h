@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "comm/device_team.h"
+#include "comm/team.h"
 
 namespace fsdp::comm::nccl {
 

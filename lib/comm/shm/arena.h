@@ -6,8 +6,8 @@
 #include <span>
 #include <string>
 
-#include "comm/communicator.h"
 #include "comm/shm/mapping.h"
+#include "comm/team.h"
 
 namespace fsdp::comm {
 

@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "comm/shm/mapping.h"
 #include "comm/shm/seat.h"
 #include "comm/shm/words.h"
+#include "comm/team.h"
 
 namespace fsdp::comm {
 

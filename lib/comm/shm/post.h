@@ -11,7 +11,7 @@
 #include <optional>
 #include <span>
 
-#include "comm/communicator.h"
+#include "comm/team.h"
 
 namespace fsdp::comm {
 

@@ -7,9 +7,8 @@
 #include "base/checked.h"
 #include "comm/exchange.h"
 #include "comm/shm/arena.h"
-#include "comm/shm/communicator.h"
+#include "comm/shm/collectives.h"
 #include "comm/shm/gate.h"
-#include "comm/shm/staged_communicator.h"
 
 namespace fsdp::comm {
 namespace {
@@ -181,18 +180,16 @@ std::unique_ptr<Gate> ShmTeam::create_gate(const std::string &what) {
   return std::make_unique<ShmGate>(seat_, rank_, ranks_, share_words(ShmGate::size_bytes(size()), what));
 }
 
-std::unique_ptr<Communicator> ShmTeam::create_communicator(const std::string &what, uint32_t reduction_block) {
-  return std::make_unique<ShmCommunicator>(seat_, rank_, ranks_, reduction_block,
-                                           share_words(ShmCommunicator::size_bytes(size()), what));
+std::unique_ptr<Relay> ShmTeam::create_relay(const std::string &what) {
+  const Range own{rank_ * message_staging_bytes(size()), message_staging_bytes(size())};
+  auto halves = create_arena(size() * own.bytes, std::span(&own, 1), what);
+  return std::make_unique<Relay>(std::move(halves), share_words(Relay::size_bytes(size()), what), rank_, ranks_);
 }
 
-std::unique_ptr<MessageCommunicator> ShmTeam::create_message_communicator(const std::string &what, bool) {
-  const Range own{rank_ * message_staging_bytes(size()), message_staging_bytes(size())};
-  auto staging = create_arena(size() * own.bytes, std::span(&own, 1), what);
-  Mapping steps = share_words(StagedCommunicator::size_bytes(size()), what);
-  auto calls = std::make_unique<ShmCommunicator>(seat_, rank_, ranks_, 0,
-                                                 share_words(ShmCommunicator::size_bytes(size()), what));
-  return std::make_unique<StagedCommunicator>(std::move(calls), std::move(staging), std::move(steps), rank_, ranks_);
+std::unique_ptr<Collectives> ShmTeam::create_collectives(const std::string &what, const Shape &shape) {
+  auto relay = shape.arenas ? nullptr : create_relay(what);
+  return std::make_unique<ShmCollectives>(seat_, rank_, ranks_, shape.block,
+                                          share_words(ShmCollectives::size_bytes(size()), what), std::move(relay));
 }
 
 }  // namespace fsdp::comm

@@ -5,10 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "comm/outcome.h"
 #include "comm/shm/board.h"
+#include "comm/shm/relay.h"
 #include "comm/shm/seat.h"
+#include "comm/team.h"
 
 namespace fsdp::comm {
 
@@ -33,8 +34,7 @@ class ShmTeam final : public Team {
   std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable,
                                       const std::string &what) override;
   std::unique_ptr<Gate> create_gate(const std::string &what) override;
-  std::unique_ptr<Communicator> create_communicator(const std::string &what, uint32_t reduction_block) override;
-  std::unique_ptr<MessageCommunicator> create_message_communicator(const std::string &what, bool sums) override;
+  std::unique_ptr<Collectives> create_collectives(const std::string &what, const Shape &shape) override;
   Ballot fold(const Ballot &mine, const char *what) override { return board_->fold(mine, what); }
   void all_gather(const void *mine, uint64_t bytes, void *all, const char *what) override {
     board_->all_gather(mine, bytes, all, what);
@@ -54,6 +54,7 @@ class ShmTeam final : public Team {
   void compare(const Outcome &mine, uint64_t bytes, const std::string &what);
   void pass(Fd &file, uint64_t bytes, const std::string &what);
   Mapping share_words(uint64_t bytes, const std::string &what);
+  std::unique_ptr<Relay> create_relay(const std::string &what);
 
   std::shared_ptr<Seat> seat_;
   std::vector<uint32_t> ranks_;

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "comm/shm/monitor.h"
 #include "comm/shm/seat.h"
+#include "comm/team.h"
 #include "comm/team_keys.h"
 
 namespace fsdp::comm {

@@ -19,7 +19,7 @@
 #include <memory>
 #include <string>
 
-#include "comm/communicator.h"
+#include "comm/team.h"
 
 namespace fsdp::comm::staging {
 

@@ -4,7 +4,7 @@
 // that all ranks, at the same call, wait for each other and begin the next round.
 #pragma once
 
-#include "comm/communicator.h"
+#include "comm/team.h"
 
 namespace fsdp::comm::staging {
 

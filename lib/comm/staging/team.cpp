@@ -2,8 +2,7 @@
 #include "comm/staging/team.h"
 
 #include "comm/exchange.h"
-#include "comm/staging/communicator.h"
-#include "comm/staging/messages.h"
+#include "comm/staging/collectives.h"
 
 namespace fsdp::comm::staging {
 
@@ -11,24 +10,15 @@ namespace fsdp::comm::staging {
 uint64_t communicator_bytes(const Sizes &sizes) noexcept { return (Conveyor::slots + 1) * sizes.part_bytes; }
 uint64_t messages_bytes(const Sizes &sizes) noexcept { return Conveyor::slots * sizes.slot_bytes; }
 
-std::unique_ptr<Communicator> StagedTeam::create_communicator(const std::string &what, uint32_t reduction_block) {
-  auto calls = host_->create_communicator(what);
-  auto slots = std::make_unique<Slots>(*host_, device_, Conveyor::slots, sizes_.part_bytes, what);
-  std::unique_ptr<Communicator> communicator;
+std::unique_ptr<Collectives> StagedTeam::create_collectives(const std::string &what, const Shape &shape) {
+  auto calls = host_->create_collectives(what, {.arenas = shape.arenas, .sums = shape.sums});
+  std::unique_ptr<Slots> slots;
+  if (shape.arenas) slots = std::make_unique<Slots>(*host_, device_, Conveyor::slots, sizes_.part_bytes, what);
+  std::unique_ptr<Collectives> made;
   attempt_together(*host_, what, [&] {
-    communicator = std::make_unique<DeviceCommunicator>(host_, std::move(calls), std::move(slots), device_, sizes_,
-                                                        reduction_block, what);
+    made = std::make_unique<StagedCollectives>(host_, std::move(calls), std::move(slots), device_, sizes_, shape, what);
   });
-  return communicator;
-}
-
-std::unique_ptr<MessageCommunicator> StagedTeam::create_message_communicator(const std::string &what, bool sums) {
-  auto calls = host_->create_message_communicator(what, sums);
-  std::unique_ptr<MessageCommunicator> communicator;
-  attempt_together(*host_, what, [&] {
-    communicator = std::make_unique<DeviceMessages>(host_, std::move(calls), device_, sizes_, what);
-  });
-  return communicator;
+  return made;
 }
 
 }  // namespace fsdp::comm::staging

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ranks of a host team over memory of their devices, whose bytes go through pinned memory of the host. Works
-// wherever that team's communicators do: between hosts there are MessageCommunicators only.
+// wherever that team's collectives do: between hosts there are none over arenas.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,8 @@
 
 namespace fsdp::comm::staging {
 
-// What each rank allocates for one communicator, pinned or of the device, beside what the host's own ones do.
+// What each rank allocates for collectives over arenas, and without them, pinned or of the device, beside what the
+// host's own ones do.
 uint64_t communicator_bytes(const Sizes &sizes = {}) noexcept;
 uint64_t messages_bytes(const Sizes &sizes = {}) noexcept;
 
@@ -22,8 +23,7 @@ class StagedTeam final : public DeviceTeam {
   StagedTeam(std::shared_ptr<Team> host, device::Device &device, const Sizes &sizes = {})
       : DeviceTeam(std::move(host), device), sizes_(sizes) {}
 
-  std::unique_ptr<Communicator> create_communicator(const std::string &what, uint32_t reduction_block) override;
-  std::unique_ptr<MessageCommunicator> create_message_communicator(const std::string &what, bool sums) override;
+  std::unique_ptr<Collectives> create_collectives(const std::string &what, const Shape &shape) override;
 
  private:
   Sizes sizes_;

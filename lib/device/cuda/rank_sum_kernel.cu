@@ -8,7 +8,7 @@ namespace fsdp::device::cuda {
 namespace {
 
 template <class Source, class Wire>
-struct Sum {
+struct SumOfElement {
   static constexpr unsigned batch = 4;
   RankSum sum;
 
@@ -56,7 +56,7 @@ int sum_ranks(kernels::Stream stream, const RankSum &sum) {
   constexpr unsigned bytes = sizeof(typename Source::Stored);
   const unsigned at = misfit(sum.out, sizeof(float));
   const bool alike = misfit(sum.base, bytes) == at && (sum.ranks == 1 || sum.stride % (pack * bytes) == 0);
-  return for_each(Sum<Source, Wire>{sum}, divide(sum.count, at, alike), stream);
+  return for_each(SumOfElement<Source, Wire>{sum}, divide(sum.count, at, alike), stream);
 }
 
 }  // namespace

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the tests of every transport do: gathers and sums against plain loops.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include "collectives_rig.h"
+
+namespace fsdp::comm::test {
+
+class Conformance : public testing::TestWithParam<Transport> {
+ protected:
+  static void run(uint32_t size, const std::function<void(Rig &)> &body, const device::Options &device = {}) {
+    const auto problems = run_threads(
+        size,
+        [&](Rank &rank) {
+          {
+            Rig rig(rank, GetParam());
+            body(rig);
+            rank.meet();
+          }
+          rank.leave();
+        },
+        options_of(GetParam(), device));
+    for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
+  }
+};
+
+inline void require_byte(std::byte found, std::byte wanted, const char *what, uint64_t i) {
+  if (found != wanted) require(false, fmt::format("{}: byte {} is {}", what, i, std::to_integer<int>(found)));
+}
+
+// -- gathers --
+
+inline std::byte byte_of(uint32_t rank, uint64_t i, uint64_t salt) {
+  return static_cast<std::byte>((i * 2654435761 >> 7) + rank * 31 + salt);
+}
+
+struct Gathering {
+  Gathering(Rig &rig, uint64_t bytes, bool in_place, uint64_t salt)
+      : from(rig.block(bytes)), whole(rig.block(bytes * rig.size() + 1)), bytes(bytes), salt(salt) {
+    std::memset(whole.own, 77, bytes * rig.size() + 1);
+    std::byte *own = in_place ? whole.own + rig.me() * bytes : from.own;
+    for (uint64_t i = 0; i < bytes; ++i) own[i] = byte_of(rig.me(), i, salt);
+    gather = {in_place ? whole.at().slice(bytes, rig.me()) : from.at(), whole.own, bytes};
+    if (in_place && gather.from.own != own) require(false, "a slice of a part");
+  }
+  void check(Rig &rig) const {
+    for (uint32_t r = 0; r < rig.size(); ++r)
+      for (uint64_t i = 0; i < bytes; ++i)
+        require_byte(whole.own[r * bytes + i], byte_of(r, i, salt), "a gather", r * bytes + i);
+    require_byte(whole.own[rig.size() * bytes], std::byte{77}, "behind a gather", rig.size() * bytes);
+  }
+  Block from, whole;
+  uint64_t bytes, salt;
+  Gather gather;
+};
+
+inline void check_gathers(Rig &rig, bool stable, bool in_place, uint64_t salt) {
+  std::vector<Gathering> all;
+  std::vector<Gather> gathers;
+  for (const uint64_t bytes : {0, 1, 4096, 0, 30'001, 7}) {
+    all.emplace_back(rig, bytes, in_place, salt++);
+    gathers.push_back(all.back().gather);
+  }
+  rig.rank.meet();  // the parts are stable
+  if (stable)
+    rig.collectives->gather_stable(gathers, {1, "gathered"}, *rig.stream);
+  else
+    rig.finish(rig.collectives->gather(gathers, {1, "gathered"}, *rig.stream));
+  rig.finish();
+  for (const Gathering &one : all) one.check(rig);
+  rig.rank.meet();
+}
+
+// -- sums --
+
+struct Addends {
+  fsdp_dtype dtype = FSDP_FLOAT32, wire = FSDP_FLOAT32;
+  float factor = 1;
+};
+
+// Of an order of its own whole numbers, which any order adds alike.
+inline float addend(const Rig &rig, fsdp_dtype dtype, uint32_t rank, uint64_t i) {
+  if (rig.transport.own_order) return static_cast<float>((rank * 7 + i * 3) % 17) - 5;
+  return fsdp::test::round_to(rough_value(rank, i, 3), dtype);
+}
+
+struct Summing {
+  Summing(Rig &rig, const Addends &kind, uint64_t count, bool everywhere)
+      : kind(kind),
+        count(count),
+        everywhere(everywhere),
+        from(rig.block(4 * count)),
+        result(rig.block(4 * count + 4)),
+        rounded(rig.block(4 * count)),
+        received(rig.block(4 * count)) {
+    sum = {from.at(), in_place(rig) ? from.at() : result.at(), kind.dtype, kind.wire, count, kind.factor, everywhere};
+    if (rig.transport.on_gpu && sum.sent_dtype() != kind.dtype) sum.rounded = rounded.own;
+    if (rig.transport.on_gpu) sum.received = received.own;
+  }
+  // What is there when a sum is added to it.
+  static float before(uint64_t i) { return static_cast<float>(3 + i % 5); }
+  bool in_place(const Rig &rig) const { return everywhere && rig.plain(); }
+  void fill(const Rig &rig) {
+    for (uint64_t i = 0; i < count; ++i)
+      fsdp::test::write(from.own, kind.dtype, i, addend(rig, kind.dtype, rig.me(), i));
+    for (uint64_t i = 0; i <= count; ++i) result.floats()[i] = before(i);
+  }
+  // A block's ranks are added, scaled, and then added to what is there: of plain sums each rank is a block.
+  float expected(const Rig &rig, uint64_t i, float result, bool accumulate) const {
+    const uint32_t block = rig.plain() ? 1 : rig.block_ranks();
+    for (uint32_t first = 0; first < rig.size(); first += block) {
+      float sum = 0;
+      for (uint32_t r = first; r < std::min(first + block, rig.size()); ++r) {
+        const float value = fsdp::test::round_to(addend(rig, kind.dtype, r, i), kind.wire);
+        sum = r == first ? value : sum + value;
+      }
+      result = first || accumulate ? result + sum * kind.factor : sum * kind.factor;
+    }
+    return result;
+  }
+  void check(const Rig &rig, bool accumulate) const {
+    const uint64_t own = everywhere ? 0 : rig.me() * (count / rig.size()),
+                   length = everywhere ? count : count / rig.size();
+    const float *found = sum.to.floats();
+    for (uint64_t i = 0; i < length; ++i)
+      if (const float wanted = expected(rig, own + i, before(i), accumulate); !fsdp::test::same(found[i], wanted))
+        require(false, fmt::format("{} as {}, {} elements: element {} is {}, not {}", dtype_name(kind.dtype),
+                                   dtype_name(kind.wire), count, i, found[i], wanted));
+    if (!in_place(rig)) require(found[length] == before(length), "a sum wrote past its end");
+  }
+
+  Addends kind;
+  uint64_t count;
+  bool everywhere;
+  Block from, result, rounded, received;
+  Sum sum;
+};
+
+inline void check_sum(Rig &rig, const Addends &kind, uint64_t count, bool everywhere, bool accumulate) {
+  Summing one(rig, kind, count, everywhere);
+  one.fill(rig);
+  rig.sum(one.sum, accumulate);
+  one.check(rig, accumulate);
+  rig.rank.meet();
+}
+
+}  // namespace fsdp::comm::test

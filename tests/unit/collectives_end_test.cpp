@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every transport promises: waits for who is slow, rounds that end, and how calls end when a rank does not come.
+#include "collectives_bodies.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+constexpr auto late = std::chrono::milliseconds(20);
+
+// -- waits --
+
+// The others must have what the slow rank writes at the last moment, and it what they had until all had read it.
+TEST_P(Conformance, ASlowRankIsWaitedForAndReadsWhatWasThere) {
+  run(3, [](Rig &rig) {
+    for (uint32_t slow = 0; slow < rig.size(); ++slow)
+      for (const bool everywhere : {false, true}) {
+        Summing one(rig, {}, 3 * 1000, everywhere);
+        std::memset(one.from.own, 0xFF, 4 * one.count);
+        rig.rank.meet();
+        if (rig.me() == slow) std::this_thread::sleep_for(late);
+        one.fill(rig);
+        const Ticket ticket = rig.collectives->sum({&one.sum, 1}, false, {1, "late"}, *rig.stream);
+        rig.collectives->await_release(ticket, *rig.stream);
+        if (!one.in_place(rig)) rig.stream->fill(one.from.own, 0xFF, 4 * one.count);
+        rig.finish();
+        require(rig.collectives->released(ticket), "what was awaited is released");
+        one.check(rig, false);
+        rig.rank.meet();
+      }
+  });
+}
+
+TEST_P(Conformance, ABarrierWaitsForAll) {
+  std::atomic<uint32_t> come{0};
+  run(3, [&](Rig &rig) {
+    for (uint32_t turn = 0; turn < 3; ++turn) {
+      if (rig.me() == turn) std::this_thread::sleep_for(late);
+      ++come;
+      rig.finish(rig.collectives->barrier({turn, "met"}, *rig.stream));
+      require(come >= 3 * (turn + 1), fmt::format("barrier {} with {} calls", turn, come.load()));
+    }
+  });
+}
+
+// A writer waits for its readers before it writes the next version, whoever is slow.
+TEST_P(Conformance, AReaderSeesTheVersionThatItAwaited) {
+  run(3, [](Rig &rig) {
+    const bool meets = rig.team->traits().gathers_meet || rig.plain();
+    const auto written = meets ? nullptr : rig.team->create_gate("written");
+    const auto left = meets ? nullptr : rig.team->create_gate("left");
+    const Block own = rig.block(1024), whole = rig.block(3 * 1024);
+    const Gather gather{own.at(), whole.own, 1024};
+    for (uint32_t version = 1; version <= 12; ++version) {
+      if (left) left->await(version - 1, "the readers of the last version");
+      if (rig.me() == version % 3) std::this_thread::sleep_for(late / 10);
+      std::memset(own.own, static_cast<int>(version * 3 + rig.me()), 1024);
+      if (written) written->arrive(version, *rig.stream);
+      if (written) written->await(version, "a version");
+      if (rig.me() == (version + 1) % 3) std::this_thread::sleep_for(late / 10);
+      rig.collectives->gather_stable({&gather, 1}, {1, "read"}, *rig.stream);
+      rig.finish();
+      for (uint64_t i = 0; i < 3 * 1024; ++i)
+        require_byte(whole.own[i], static_cast<std::byte>(version * 3 + i / 1024), "a version", i);
+      for (uint32_t r = 0; left && r < rig.size(); ++r)  // mapped: where it was written
+        require_byte(own.at(1000).of(r)[0], static_cast<std::byte>(version * 3 + r), "a mapped version", r);
+      if (left) left->arrive(version);
+    }
+  });
+}
+
+TEST_P(Conformance, DelaysChangeNoBit) {
+  run(3,
+      [](Rig &rig) {
+        for (const bool accumulate : {false, true}) check_sum(rig, {}, 3 * 5000, false, accumulate);
+        check_gathers(rig, true, false, 5);
+        check_sum(rig, {}, 3 * 5000, true, false);
+      },
+      {.delay_us = 100, .delay_seed = 7});
+}
+
+// -- the end of a round --
+
+void start_round(Rig &rig) {
+  rig.rank.meet();
+  rig.collectives->next_round();
+  rig.rank.meet();
+}
+
+TEST_P(Conformance, AfterQuiesceNothingIsEnqueuedInTheRound) {
+  run(2, [](Rig &rig) {
+    for (int round = 0; round < 3; ++round) {
+      check_sum(rig, {}, 2 * 100, false, false);
+      rig.collectives->quiesce();
+      const Error error = error_of([&] { rig.collectives->barrier({1, "too late"}, *rig.stream); });
+      require(error.status == FSDP_INTERNAL, error.message);
+      start_round(rig);
+    }
+    require(!rig.collectives->broken(), "broken without a reason");
+  });
+}
+
+// What cannot be taken back is cut, on all ranks: as a step is discarded.
+void end_abandoned(Rig &rig) {
+  const char sound = rig.team->ends_alike();
+  std::vector<char> all(rig.size());
+  rig.rank.team->all_gather(&sound, 1, all.data(), "sound");
+  if (std::find(all.begin(), all.end(), 0) != all.end()) {
+    rig.team->cut();
+    rig.team->renew();
+  }
+  rig.finish();
+}
+
+TEST_P(Conformance, ARoundThatOneRankAbandonsEndsAndTheNextOneWorks) {
+  run(3, [](Rig &rig) {
+    for (uint32_t quitter = 0; quitter < rig.size(); ++quitter) {
+      const auto start = std::chrono::steady_clock::now();
+      Summing one(rig, {}, 3 * 20'000, false);
+      one.fill(rig);
+      check_sum(rig, {}, 3 * 10, false, false);
+      if (rig.me() != quitter) rig.collectives->sum({&one.sum, 1}, false, {1, "left"}, *rig.stream);
+      if (rig.me() == quitter) std::this_thread::sleep_for(late);
+      const bool told = !rig.transport.compares_later;
+      if (rig.me() == quitter || !told)
+        rig.collectives->abandon();
+      else
+        rig.collectives->quiesce();
+      end_abandoned(rig);
+      require(seconds_since(start) < patience_seconds, "an abandoned round ended late");
+      const auto broken = rig.collectives->broken();
+      if (told && rig.me() != quitter)
+        require(broken && broken->status == FSDP_INVALID_STATE && broken->rank == static_cast<int32_t>(quitter),
+                broken ? broken->message : "not broken");
+      start_round(rig);
+      check_sum(rig, {}, 3 * 5000, false, true);
+      require(!rig.collectives->broken(), "a new round is not broken");
+    }
+  });
+}
+
+// -- failures --
+
+struct Ends {
+  fsdp_status status;
+  std::string text;
+  double seconds;
+};
+
+// How the call ends on each rank; on one without an end it is "no error".
+std::vector<Ends> ends_of(const Transport &transport, const std::function<void(Rig &)> &body) {
+  std::vector<Ends> ends(3);
+  run_threads(
+      3,
+      [&](Rank &rank) {
+        Rig rig(rank, transport);
+        check_sum(rig, {}, 3 * 10, false, false);
+        const auto start = std::chrono::steady_clock::now();
+        try {
+          body(rig);
+          rig.finish();
+          if (auto broken = rig.collectives->broken()) throw *std::move(broken);
+        } catch (const Error &error) {
+          ends[rank.rank()] = {error.status, error.message, seconds_since(start)};
+          throw;
+        }
+        ends[rank.rank()] = {FSDP_OK, "no error", seconds_since(start)};
+      },
+      options_of(transport));
+  return ends;
+}
+
+TEST_P(Conformance, CallsThatDifferAreNamedOnEveryRank) {
+  if (GetParam().compares_later) GTEST_SKIP() << "the engine's ranks compare what they have called";
+  const auto ends = ends_of(GetParam(), [](Rig &rig) {
+    const Summing one(rig, {}, rig.me() == 1 ? 3 * 4 : 3 * 8, false);
+    rig.sum(one.sum, false, "a");
+  });
+  for (const Ends &end : ends) {
+    EXPECT_EQ(end.status, FSDP_MISMATCH) << end.text;
+    EXPECT_NE(end.text.find("rank 1 called reduce_scatter of 'a' (#1, float32, 12 elements)"), std::string::npos)
+        << end.text;
+    EXPECT_NE(end.text.find("called reduce_scatter of 'a' (#1, float32, 24 elements)"), std::string::npos) << end.text;
+    EXPECT_LT(end.seconds, patience_seconds);
+  }
+}
+
+TEST_P(Conformance, WhenARankFailsEveryCallEnds) {
+  const auto ends = ends_of(GetParam(), [](Rig &rig) {
+    const Summing one(rig, {}, 3 * 20'000, false);
+    rig.rank.meet();
+    if (rig.me() == 1) {
+      rig.rank.world->abort("an error of its own");  // ranks on other hosts hear that it is gone
+      throw Error(FSDP_SYSTEM, "an error of its own");
+    }
+    rig.sum(one.sum);
+  });
+  EXPECT_EQ(ends[1].text, "an error of its own");
+  for (const uint32_t r : {0, 2}) {
+    // Over GPUs and hosts its last word is that it gives the round up, which comes before its end.
+    const bool given_up = GetParam().over_net && GetParam().on_gpu && ends[r].status == FSDP_INVALID_STATE;
+    EXPECT_TRUE(given_up || ends[r].status == FSDP_PEER_FAILED) << ends[r].text;
+    EXPECT_NE(ends[r].text.find("rank 1"), std::string::npos) << ends[r].text;
+    EXPECT_LT(ends[r].seconds, patience_seconds);
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test

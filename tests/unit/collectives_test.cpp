@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every transport promises (comm/collectives.h): bytes and bits. A transport that is added is a row in
+// collectives_rig.h.
+#include "collectives_bodies.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+INSTANTIATE_TEST_SUITE_P(Transports, Conformance, testing::ValuesIn(transports),
+                         [](const auto &info) { return std::string(info.param.name); });
+
+TEST_P(Conformance, GathersPartsOfAnyLength) {
+  for (const uint32_t size : {1, 3})
+    run(size, [](Rig &rig) {
+      for (const bool stable : {false, true})
+        for (const bool in_place : {false, true}) check_gathers(rig, stable, in_place, 10 * stable + 100 * in_place);
+    });
+}
+
+TEST_P(Conformance, BroadcastsFromEachRank) {
+  run(3, [](Rig &rig) {
+    for (uint32_t root = 0; root < rig.size(); ++root)
+      for (const uint64_t bytes : {1, 40'001}) {
+        const Block data = rig.block(bytes);
+        for (uint64_t i = 0; i < bytes; ++i) data.own[i] = rig.me() == root ? byte_of(root, i, bytes) : std::byte{0};
+        rig.finish(rig.collectives->broadcast(data.at(), bytes, root, {1, "shown"}, *rig.stream));
+        for (uint64_t i = 0; i < bytes; ++i) require_byte(data.own[i], byte_of(root, i, bytes), "a broadcast", i);
+        rig.rank.meet();
+      }
+    const Error error = error_of([&] {
+      rig.collectives->broadcast(rig.block(64).at(), 1, rig.size(), {1, "of nobody"}, *rig.stream);
+    });
+    require(error.message.find("broadcast from rank 3 of 3") != std::string::npos, error.message);
+  });
+}
+
+TEST_P(Conformance, SumsItsSliceInRankOrder) {
+  for (const uint32_t size : {1, 2, 4})
+    run(size, [](Rig &rig) {
+      for (const uint64_t slice : {0, 1, 257, 9001})
+        for (const bool accumulate : {false, true}) check_sum(rig, {}, slice * rig.size(), false, accumulate);
+    });
+}
+
+// Without arenas a slice may be shorter, or empty.
+TEST_P(Conformance, SumsEverywhere) {
+  run(3, [](Rig &rig) {
+    for (const uint64_t count : {3, 2001, 30'000}) {
+      check_sum(rig, {}, count, true, false);
+      if (!rig.plain()) check_sum(rig, {.factor = 0.5F}, count, true, true);
+      if (rig.plain()) check_sum(rig, {}, count + 1, true, false);
+    }
+    if (rig.plain()) check_sum(rig, {}, 1, true, false);
+  });
+}
+
+TEST_P(Conformance, RoundsToWhatTravelsAndScales) {
+  run(3, [](Rig &rig) {
+    if (rig.plain()) return;
+    for (const fsdp_dtype dtype : {FSDP_FLOAT32, FSDP_BFLOAT16, FSDP_FLOAT16})
+      for (const fsdp_dtype wire : {FSDP_FLOAT32, FSDP_BFLOAT16, FSDP_FLOAT16})
+        for (const bool everywhere : {false, true})
+          check_sum(rig, {dtype, wire, 0.5F}, 3 * 700, everywhere, !everywhere);
+  });
+}
+
+TEST_P(Conformance, ManySumsAreOneCall) {
+  run(3, [](Rig &rig) {
+    std::vector<Summing> all;
+    std::vector<Sum> sums;
+    for (const uint64_t slice : {5, 0, 4000, 1, 333}) {
+      all.emplace_back(rig, Addends(), 3 * slice, false);
+      all.back().fill(rig);
+      sums.push_back(all.back().sum);
+    }
+    rig.finish(rig.collectives->sum(sums, true, {1, "many"}, *rig.stream));
+    for (const Summing &one : all) one.check(rig, true);
+    rig.finish(rig.collectives->sum({}, false, {1, "none"}, *rig.stream));
+    rig.finish(rig.collectives->gather({}, {1, "none"}, *rig.stream));
+  });
+}
+
+TEST_P(Conformance, RefusesSumsThatItsShapeHasNot) {
+  run(2, [](Rig &rig) {
+    const auto refused = [&](const std::vector<Sum> &sums, bool accumulate, const char *text) {
+      const Error error = error_of([&] {
+        rig.collectives->sum(sums, accumulate, {1, "refused"}, *rig.stream);
+        rig.finish();
+      });
+      require(error.status == FSDP_INTERNAL && error.message.find(text) != std::string::npos, error.message);
+    };
+    const Summing one(rig, {}, 64, false), whole(rig, {}, 64, true);
+    Sum odd = one.sum;
+    odd.count = 63;
+    refused({odd}, false, "no equal slices of 2 ranks");
+    refused({one.sum, whole.sum}, false, "everywhere and to their ranks alone");
+    if (!rig.plain()) return;
+    Sum scaled = one.sum, narrow = one.sum, moved = whole.sum;
+    scaled.factor = 2;
+    narrow.wire = FSDP_BFLOAT16;
+    moved.to = one.result.at();
+    refused({scaled}, false, "float32 sent as float32, times 2");
+    refused({narrow}, false, "float32 sent as bfloat16");
+    refused({moved}, false, "not in place");
+    refused({whole.sum}, true, "not in place");
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test
