@@ -219,9 +219,11 @@ void Params::load(const Group &group, const Tensor &tensor, const void *data, fs
   const CallSpan span(runtime_, "load_param", &group, element_count * dtype_size(dtype));
   runtime_.step.require_window(call);
   runtime_.require_eager(call);
-  check(group, tensor, dtype, element_count);
   const auto owner = find_root(root, call);
+  const bool gives = data || !owner || *owner == runtime_.teams.all->rank();
+  if (gives || !tensor.stored) check(group, tensor, dtype, element_count);
   check_data(tensor, data, owner);
+  if (tensor.stored) dtype = tensor.plane.dtype();
   runtime_.join_window(runtime_.caller_stream(nullptr, call));
   const auto *bytes = static_cast<const std::byte *>(data);
   if (tensor.is_converted()) return load_converted(tensor, bytes, dtype, owner);

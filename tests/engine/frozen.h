@@ -89,7 +89,8 @@ inline fsdp_status load_plane(const Rank &rank, size_t group, size_t param, fsdp
   const bool scales = plane == FSDP_PLANE_ROW_SCALE || plane == FSDP_PLANE_COLUMN_SCALE;
   const fsdp_dtype dtype = !scales ? FSDP_FLOAT8_E4M3 : mxfp8 ? FSDP_E8M0 : FSDP_FLOAT32;
   const bool gives = root == FSDP_EVERY_RANK || root == static_cast<int32_t>(rank.rank);
-  return fsdp_load_plane(rank.groups[group], param, plane, gives ? bytes.data() : nullptr, dtype,
+  if (!gives) return fsdp_load_plane(rank.groups[group], param, plane, nullptr, 0, 0, root, 0);
+  return fsdp_load_plane(rank.groups[group], param, plane, bytes.data(), dtype,
                          bytes.size() / fsdp_get_dtype_size(dtype), root, 0);
 }
 
