@@ -475,7 +475,7 @@ raw"""
 ```text
 Load a whole plane of a FROZEN quantized parameter as it is, bit for bit: element_count codes or scales of the
 plane's shape and dtype (see fsdp_plane), in C order. So a quantized checkpoint of others is loaded without a
-rounding. root and flags as in fsdp_load_param; with data of NULL beside a root, dtype and element_count do not count.
+rounding. root and flags as in fsdp_load_param; with data NULL beside a root, dtype and element_count do not count.
 What belongs together is loaded together: codes and scales, and of MXFP8 both forms.
 Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Errors: INVALID_ARGUMENT (no such plane;
 another dtype or count; the parameter is not quantized), INVALID_STATE (not FROZEN: planes are made of main weights;
