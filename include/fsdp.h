@@ -151,9 +151,11 @@ enum {
   FSDP_FLOAT32 = 1,
   FSDP_BFLOAT16 = 2,
   FSDP_FLOAT16 = 3,
-  FSDP_FLOAT8_E4M3 = 4, /* of the OCP, without Inf: what quantized weights are stored as. Views have it; calls take no
-                           data of it, nor is it a dtype of parameters, gradients or states */
-  FSDP_E8M0 = 6         /* likewise, of scales: 2^(code - 127), 255 is NaN */
+  FSDP_FLOAT8_E4M3 = 4, /* of the OCP, without Inf: what quantized weights are stored as. Views have it, and
+                           fsdp_load_plane takes it; it is no dtype of parameters, gradients or states */
+  FSDP_E8M0 = 6,        /* likewise, of scales: 2^(code - 127), 255 is NaN */
+  FSDP_UINT8 = 7        /* bytes, whatever they mean: a dtype of FROZEN parameters, of which nothing is computed. They
+                           are loaded, read, gathered and saved as they are; calls take bytes for them, nothing else */
 };
 
 /** Bytes of one element, 0 for an unknown dtype. Threads: any. Since 0.2. */
@@ -765,7 +767,7 @@ enum {
 };
 
 enum {
-  FSDP_PARAM_FROZEN = 1u << 13,   /* no gradient, no optimizer state */
+  FSDP_PARAM_FROZEN = 1u << 13,   /* no gradient, no optimizer state, no main weights */
   FSDP_PARAM_NO_DECAY = 1u << 14, /* no weight decay in fsdp_step_adamw */
   FSDP_PARAM_LR_ZERO = 1u << 15   /* lr_scale is 0: the optimizer leaves the weights alone; its states
                                      go on with the gradients */
@@ -773,26 +775,28 @@ enum {
 
 /**
  * What the compute weights of a parameter are. Codes and scales are made of the fp32 main weights whenever these are
- * published; gradients, main weights and states are as those of other parameters of its dtype. fsdp_get_plane shows
- * what is stored. More will come; a number that this header does not name is INVALID_ARGUMENT.
+ * published; gradients, main weights and states are as those of other parameters of its dtype. A FROZEN parameter has
+ * codes and scales alone: fsdp_load_param makes them of numbers, with the bits of a publish, or fsdp_load_plane takes
+ * them as they are; fsdp_read_param gives codes times scales, of the ROW planes; checkpoints have the planes.
+ * fsdp_get_plane shows what is stored. More will come; a number that this header does not name is INVALID_ARGUMENT.
  *   FP8         E4M3 codes and one fp32 scale for all of them; number = code times scale. With f = 448 / the largest
  *               magnitude of the parameter (1 where that is 0 or not finite; FSDP_SCALE_POWER_OF_TWO: down to a power
  *               of two) codes are the numbers times f, to the nearest, ties to even, at most 448 in magnitude; NaN
  *               stays NaN. The scale is 1 / f. One plane serves all phases. Any shape and granule. Publishing tells the
  *               ranks that hold different parts each other's largest magnitudes, 4 bytes a parameter, all at once: it
- *               blocks for that. Not of FROZEN parameters.
+ *               blocks for that. A FROZEN one cannot be a box of a larger tensor.
  *   MXFP8       E4M3 codes and an E8M0 scale for each 32 of them (OCP MX 1.0): number = code times scale, in two forms.
  *               ROW planes have blocks of 32 in a row, for a product with the matrix; COLUMN planes 32 in a column, for
  *               one with its transpose; codes lie in C order in both. Scales by fsdp_scale_rule; codes are numbers
  *               divided by the scale, to the nearest, ties to even; with a NaN in a block all of it is NaN. Rows and
  *               columns must be multiples of 32, of each matrix of three or more dimensions; 32 rows stay together. An
  *               unshard gathers one form, by its phase: see fsdp_plane_policy. FSDP_GROUP_RESIDENT groups have both, as
- *               have those whose strategy keeps weights whole. Not of FROZEN parameters.
+ *               have those whose strategy keeps weights whole. A FROZEN box of a larger tensor cuts no block of it.
  *   FP8_BLOCK   E4M3 codes and an fp32 scale for each block of 128 x 128, smaller at the right and lower edges; number
  *               = code times scale, both made for each block as FP8 makes them for all. One plane serves all phases.
  *               The matrix is that of the last two dimensions; of more dimensions, the last but one must be a multiple
  *               of 128. Rank boundaries fall between blocks: whatever its granule, 128 rows stay together, and a
- *               granule of BLOCK must be a multiple of that. Not of FROZEN parameters.
+ *               granule of BLOCK must be a multiple of that. A FROZEN box of a larger tensor cuts no block of it.
  */
 typedef int32_t fsdp_quantization;
 enum {
@@ -806,7 +810,8 @@ typedef struct fsdp_param {
   const char *name;        /* unique in the model, 1-255 bytes */
   const uint64_t *shape;   /* dimension_count sizes of 1 or more, C order; copied */
   uint32_t dimension_count; /* at most 16; 0: a scalar */
-  fsdp_dtype dtype;        /* of the compute weights, unless they are quantized; 0: FSDP_FLOAT32 */
+  fsdp_dtype dtype;        /* of the compute weights, unless they are quantized; 0: FSDP_FLOAT32. FSDP_UINT8 only of
+                              FROZEN parameters that are not quantized */
   uint32_t flags;          /* FSDP_PARAM_* */
   fsdp_granule granule;    /* 0: FSDP_GRANULE_ROW */
   uint64_t granule_rows;   /* of the first dimension; counts only with FSDP_GRANULE_BLOCK; more than there are: all */
@@ -897,7 +902,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_param_info(const fsdp_group *group, u
  * Load a parameter from full data: element_count elements of dtype, in C order. With root FSDP_EVERY_RANK every rank
  * passes the same data and nothing is communicated; else rank `root` passes it and data may be NULL elsewhere. The data
  * may be freed at return. flags must be 0. Collective: the mesh. Blocks: peers, if there is a root. Window: inside.
- * Errors: INVALID_ARGUMENT, INVALID_STATE (window closed), PEER_FAILED, TIMEOUT. Since 0.2.
+ * Memory: of a FROZEN quantized parameter 4 bytes for each element of this rank's part while it runs, since planes are
+ * made when all has come. Errors: INVALID_ARGUMENT, INVALID_STATE (window closed), OUT_OF_MEMORY (on all ranks if there
+ * is a root; the planes are as before), PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_param(fsdp_group *group, uint64_t param_index, const void *data,
                                                  fsdp_dtype dtype, uint64_t element_count, int32_t root,
@@ -908,7 +915,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_load_param(fsdp_group *group, uint64_t pa
  * FSDP_EVERY_RANK every rank gets it; else rank `root` does, and data may be NULL elsewhere. flags must be 0. It is
  * copied part by part as peers show theirs: where a peer fails meanwhile, some of data has been written.
  * Collective: the mesh. Blocks: peers. Window: either; while it is open the caller must not write on any rank.
- * Errors: INVALID_ARGUMENT, INVALID_STATE, PEER_FAILED, TIMEOUT. Since 0.2.
+ * Memory: of a FROZEN quantized parameter its codes and scales, whole, while it runs on a rank that gets it. Errors:
+ * INVALID_ARGUMENT, INVALID_STATE, OUT_OF_MEMORY (on all ranks), PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_read_param(fsdp_group *group, uint64_t param_index, void *data, fsdp_dtype dtype,
                                                  uint64_t element_count, int32_t root, uint32_t flags);
@@ -954,6 +962,19 @@ enum {
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_plane(fsdp_group *group, uint64_t param_index, fsdp_phase phase,
                                                 fsdp_plane plane, fsdp_tensor *tensor);
 
+/**
+ * Load a whole plane of a FROZEN quantized parameter as it is, bit for bit: element_count codes or scales of the
+ * plane's shape and dtype (see fsdp_plane), in C order. So a quantized checkpoint of others is loaded without a
+ * rounding. root and flags as in fsdp_load_param; with data NULL beside a root, dtype and element_count do not count.
+ * What belongs together is loaded together: codes and scales, and of MXFP8 both forms.
+ * Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Errors: INVALID_ARGUMENT (no such plane;
+ * another dtype or count; the parameter is not quantized), INVALID_STATE (not FROZEN: planes are made of main weights;
+ * window closed), PEER_FAILED, TIMEOUT. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_load_plane(fsdp_group *group, uint64_t param_index, fsdp_plane plane,
+                                                  const void *data, fsdp_dtype dtype, uint64_t element_count,
+                                                  int32_t root, uint32_t flags);
+
 /** Which part of a parameter a rank has to load, by arithmetic alone. */
 typedef struct fsdp_chunk {
   uint64_t struct_size;
@@ -976,8 +997,11 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_chunk(const fsdp_group *group, uint64
 /**
  * Load rows of a parameter that this rank owns: row_count rows from row_offset on, in C order, say those of
  * fsdp_get_chunk. They must lie in this rank's chunk; where the strategy keeps main weights whole that is all of them.
- * Every rank, replicas too, loads its own. flags must be 0. Collective: no. Blocks: local work. Window: inside.
- * Errors: INVALID_ARGUMENT (rows of another rank), INVALID_STATE (window closed). Since 0.2.
+ * Every rank, replicas too, loads its own. flags must be 0. Of a FROZEN quantized parameter they must be whole blocks:
+ * of a matrix 32 rows (MXFP8) or 128 (FP8_BLOCK; the last block may be shorter); FP8, whose scale is made of all rows,
+ * is loaded by fsdp_load_param. Collective: no. Blocks: local work. Window: inside. Memory: as fsdp_load_param.
+ * Errors: INVALID_ARGUMENT (rows of another rank, or parts of blocks), INVALID_STATE (window closed), UNSUPPORTED (FP8
+ * of a FROZEN parameter), OUT_OF_MEMORY (the planes are as before). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_chunk(fsdp_group *group, uint64_t param_index, const void *data,
                                                  fsdp_dtype dtype, uint64_t row_offset, uint64_t row_count,

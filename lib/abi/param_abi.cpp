@@ -75,13 +75,25 @@ void read_quantization(const fsdp_param &given, uint64_t index, memory::ParamSpe
   param.quantization = given.quantization;
 }
 
+// Nothing is computed of bytes.
+void check_bytes(const memory::ParamSpec &param, uint64_t index, const char *call) {
+  if (!param.frozen())
+    fail(FSDP_INVALID_ARGUMENT, "{}: {} is FSDP_UINT8 ({}): bytes have no gradient, so it needs FSDP_PARAM_FROZEN",
+         call, field_of(index, param, "dtype"), FSDP_UINT8 + 0);
+  if (param.quantized())
+    fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}, but its dtype is FSDP_UINT8, and bytes are not quantized", call,
+         field_of(index, param, "quantization"), param.quantization);
+}
+
 memory::ParamSpec read_param(const fsdp_param *at, uint64_t index, const char *call) {
   const fsdp_param given = read_options(at, call, Field("params", index, nullptr, nullptr));
   memory::ParamSpec param;
   param.name = read_name(given.name, 255, call, Field("params", index, nullptr, "name"));
   read_shape(given, index, param, call);
   read_box(given, index, param, call);
-  param.dtype = read_enum(given.dtype, FSDP_FLOAT32 + 0, FSDP_FLOAT16 + 0, call, field_of(index, param, "dtype"));
+  param.dtype = given.dtype == FSDP_UINT8
+                    ? FSDP_UINT8 + 0
+                    : read_enum(given.dtype, FSDP_FLOAT32 + 0, FSDP_FLOAT16 + 0, call, field_of(index, param, "dtype"));
   check_flags(given.flags, FSDP_PARAM_FROZEN | FSDP_PARAM_NO_DECAY | FSDP_PARAM_LR_ZERO, call,
               field_of(index, param, "flags"));
   param.flags = given.flags;
@@ -98,6 +110,7 @@ memory::ParamSpec read_param(const fsdp_param *at, uint64_t index, const char *c
                               field_of(index, param, "lr_scale"));
   param.user_data = given.user_data;
   read_quantization(given, index, param, call);
+  if (param.dtype == FSDP_UINT8) check_bytes(param, index, call);
   return param;
 }
 
@@ -153,14 +166,32 @@ fsdp_tensor plane_view(engine::Model &model, engine::Runtime &runtime, engine::G
                  runtime.bucket(place).plane(which.kind, which.form).dtype(), FSDP_TENSOR_READ_ONLY);
 }
 
-// One that the parameter has, and that the phase holds.
-void require_plane(const engine::Runtime &runtime, const engine::Group &group, uint64_t index, fsdp_phase phase,
-                   Published which, const char *call) {
+void require_quantized(const engine::Runtime &runtime, const engine::Group &group, uint64_t index, bool quantized,
+                       const char *call) {
   const memory::ParamSpec &param = runtime.param(group, index);
+  if (param.quantized() == quantized) return;
+  fail(FSDP_INVALID_ARGUMENT, "{}: parameter '{}' of group '{}' is {}", call, param.name, group.name(),
+       quantized ? "not quantized; call fsdp_get_param" : "quantized, its weights are planes; call fsdp_get_plane");
+}
+
+// One that the parameter has.
+Published read_plane(const engine::Runtime &runtime, engine::Group &group, uint64_t index, fsdp_plane plane,
+                     const char *call) {
+  if (plane < FSDP_PLANE_ROW || plane > FSDP_PLANE_COLUMN_SCALE)
+    fail(FSDP_INVALID_ARGUMENT, "{}: {} is not a plane (FSDP_PLANE_ROW .. FSDP_PLANE_COLUMN_SCALE)", call, plane);
+  require_quantized(runtime, group, index, true, call);
+  const Published which = published(plane);
   if (which.form >= runtime.bucket(group.places[index]).plan->forms())
     fail(FSDP_INVALID_ARGUMENT,
-         "{}: parameter '{}' of group '{}' has no COLUMN planes, its ROW planes serve all phases", call, param.name,
-         group.name());
+         "{}: parameter '{}' of group '{}' has no COLUMN planes, its ROW planes serve all phases", call,
+         runtime.param(group, index).name, group.name());
+  return which;
+}
+
+// ... and that the phase holds.
+void require_held(const engine::Runtime &runtime, const engine::Group &group, uint64_t index, fsdp_phase phase,
+                  Published which, const char *call) {
+  const memory::ParamSpec &param = runtime.param(group, index);
   const bool columns = phase == FSDP_BACKWARD;
   if (group.plan->parts_phases && (which.form == 1) != columns &&
       runtime.bucket(group.places[index]).plan->forms() == 2)
@@ -168,14 +199,6 @@ void require_plane(const engine::Runtime &runtime, const engine::Group &group, u
          "{}: phase {} of group '{}' gathers {} planes; ask for those of parameter '{}', or create the model with "
          "FSDP_PLANES_BOTH",
          call, engine::phase_name(phase), group.name(), columns ? "COLUMN" : "ROW", param.name);
-}
-
-void require_quantized(const engine::Runtime &runtime, const engine::Group &group, uint64_t index, bool quantized,
-                       const char *call) {
-  const memory::ParamSpec &param = runtime.param(group, index);
-  if (param.quantized() == quantized) return;
-  fail(FSDP_INVALID_ARGUMENT, "{}: parameter '{}' of group '{}' is {}", call, param.name, group.name(),
-       quantized ? "not quantized; call fsdp_get_param" : "quantized, its weights are planes; call fsdp_get_plane");
 }
 
 fsdp_chunk make_chunk(const memory::ModelPlan &plan, const layout::Mesh &mesh, uint32_t group, uint64_t param_index,
@@ -300,12 +323,21 @@ fsdp_status fsdp_get_plane(fsdp_group *group, uint64_t param_index, fsdp_phase p
     check_output(tensor, call, "fsdp_tensor");
     check_phase(phase, call);
     runtime.place(impl, param_index, call);
-    if (plane < FSDP_PLANE_ROW || plane > FSDP_PLANE_COLUMN_SCALE)
-      fail(FSDP_INVALID_ARGUMENT, "{}: {} is not a plane (FSDP_PLANE_ROW .. FSDP_PLANE_COLUMN_SCALE)", call, plane);
-    require_quantized(runtime, impl, param_index, true, call);
-    require_plane(runtime, impl, param_index, phase, published(plane), call);
+    const Published which = read_plane(runtime, impl, param_index, plane, call);
+    require_held(runtime, impl, param_index, phase, which, call);
     require_readable(model, runtime, impl, phase, call);
-    write_output(tensor, plane_view(model, runtime, impl, param_index, phase, published(plane), call));
+    write_output(tensor, plane_view(model, runtime, impl, param_index, phase, which, call));
+  });
+}
+
+fsdp_status fsdp_load_plane(fsdp_group *group, uint64_t param_index, fsdp_plane plane, const void *data,
+                            fsdp_dtype dtype, uint64_t element_count, int32_t root, uint32_t flags) {
+  constexpr auto call = "fsdp_load_plane";
+  return in_group(group, call, [&](engine::Model &model, engine::Runtime &runtime, engine::Group &impl) {
+    check_flags(flags, 0, call, "flags");
+    runtime.place(impl, param_index, call);
+    const Published which = read_plane(runtime, impl, param_index, plane, call);
+    model.params(call).load_plane(impl, param_index, which.kind, which.form, data, dtype, element_count, root);
   });
 }
 

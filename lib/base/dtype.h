@@ -13,12 +13,13 @@ constexpr size_t dtype_size(fsdp_dtype dtype) {
     case FSDP_BFLOAT16:
     case FSDP_FLOAT16: return 2;
     case FSDP_FLOAT8_E4M3:
-    case FSDP_E8M0: return 1;
+    case FSDP_E8M0:
+    case FSDP_UINT8: return 1;
     default: return 0;
   }
 }
 
-// Of what callers compute with and hand in; the others are stored forms.
+// Of what callers compute with and hand in; the others are stored forms, and bytes.
 constexpr bool is_number(fsdp_dtype dtype) { return dtype >= FSDP_FLOAT32 && dtype <= FSDP_FLOAT16; }
 
 constexpr const char *dtype_name(fsdp_dtype dtype) {
@@ -28,6 +29,7 @@ constexpr const char *dtype_name(fsdp_dtype dtype) {
     case FSDP_FLOAT16: return "float16";
     case FSDP_FLOAT8_E4M3: return "float8_e4m3";
     case FSDP_E8M0: return "e8m0";
+    case FSDP_UINT8: return "uint8";
     default: return "unknown";
   }
 }

@@ -35,7 +35,7 @@ const Plane &Checkpoints::plane_of(const KeptTensor &tensor) const {
 }
 
 layout::Slice Checkpoints::slice_of(const KeptTensor &tensor) const {
-  return memory::slice_of(tensor.bucket->layout, tensor.tensor, tensor.plane->owned, runtime_.spec.mesh,
+  return memory::slice_of(tensor.layout(), tensor.tensor, tensor.plane->owned, runtime_.spec.mesh,
                           runtime_.teams.all->rank());
 }
 

@@ -19,15 +19,13 @@ using Out = std::back_insert_iterator<std::string>;
 // What is published of quantized parameters, as fsdp_get_plane names it; bytes of the whole buffers, with padding.
 void describe_planes(Out out, const memory::BucketPlan &bucket) {
   fmt::format_to(out, "\"quantization\": \"{}\", \"planes\": [", quantization_name(bucket.quantization));
-  constexpr const char *names[] = {"row", "row_scale", "column", "column_scale"};
   const char *separator = "";
   for (const memory::PlanePlan &plane : bucket.planes) {
     if (!memory::is_published(plane.kind)) continue;
     memory::PlanePlan whole = plane;
     whole.extent = memory::Extent::whole;
     fmt::format_to(out, "{}{{\"name\": \"{}\", \"dtype\": \"{}\", \"full_bytes\": {}}}", separator,
-                   names[2 * plane.index + memory::is_scales(plane.kind)], dtype_name(plane.dtype),
-                   bucket.bytes(whole, "a plane"));
+                   memory::plane_name(plane), dtype_name(plane.dtype), bucket.bytes(whole, "a plane"));
     separator = ", ";
   }
   fmt::format_to(out, "], ");

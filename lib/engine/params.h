@@ -2,6 +2,7 @@
 // Whole parameters in and out: loading full data into shards, and reading shards back as full data.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -24,23 +25,45 @@ class Params {
   void load(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
             int32_t root);
   void read(Group &group, uint64_t param_index, void *data, fsdp_dtype dtype, uint64_t element_count, int32_t root);
+  // A stored plane of a frozen quantized parameter, bit for bit.
+  void load_plane(Group &group, uint64_t param_index, PlaneKind kind, uint32_t form, const void *data, fsdp_dtype dtype,
+                  uint64_t element_count, int32_t root);
 
  private:
-  // What the rank of the mesh has where loads write: main weights, or the compute weights of a frozen parameter.
-  layout::Slice owned(const ParamPlace &place, uint32_t rank) const;
-  // What a call moves, and where this rank keeps its part of it.
+  // What a call moves, and where this rank keeps its part of it: of weights where loads write, which are main weights,
+  // or the compute weights of a frozen parameter.
   struct Tensor {
     const char *call;
     ParamPlace place;
     const Plane &plane;
+    const memory::ParamSpec &param;
     std::string name;
+    bool stored = false;  // it is a plane as such
+
+    uint64_t count() const { return plane.layout->tensors[place.tensor].count; }
+    // Numbers become codes and scales, and these become numbers.
+    bool is_converted() const { return !stored && param.frozen() && param.quantized(); }
   };
+  // What the rank of the mesh has of it.
+  layout::Slice owned(const Tensor &tensor, uint32_t rank) const;
   Tensor weights_of(Group &group, uint64_t param_index, const char *call);
   Tensor state_of(Group &group, uint64_t param_index, const std::string &state, const char *call);
-  void load(Group &group, uint64_t param_index, const Tensor &tensor, const void *data, fsdp_dtype dtype,
-            uint64_t element_count, int32_t root);
-  void read(Group &group, uint64_t param_index, const Tensor &tensor, void *data, fsdp_dtype dtype,
-            uint64_t element_count, int32_t root);
+  void load(const Group &group, const Tensor &tensor, const void *data, fsdp_dtype dtype, uint64_t element_count,
+            int32_t root);
+  void read(const Group &group, const Tensor &tensor, void *data, fsdp_dtype dtype, uint64_t element_count,
+            int32_t root);
+  void check_blocks(const Tensor &tensor, uint64_t row_offset, uint64_t row_count) const;
+  // All of it comes to take(from, first, count), from here or from the root piece by piece.
+  template <class Take>
+  void bring(const Tensor &tensor, const std::byte *data, fsdp_dtype dtype, std::optional<uint32_t> root, Take take);
+  // Where peers follow, all of them have the memory or none goes on.
+  void attempt(const Tensor &tensor, bool together, const std::function<void()> &step);
+  void load_converted(const Tensor &tensor, const std::byte *data, fsdp_dtype dtype, std::optional<uint32_t> root);
+  void read_converted(const Tensor &tensor, std::byte *to, fsdp_dtype dtype, bool reads);
+  // Whole, as far as this rank reads.
+  void copy_out(const Tensor &tensor, std::byte *to, fsdp_dtype dtype, bool reads);
+  // Is all of it here?
+  bool is_here(const Tensor &tensor) const;
   // Writes [first, first + count) of the parameter, given as `from`, as far as this rank owns it.
   void store(const Tensor &tensor, const std::byte *from, fsdp_dtype dtype, uint64_t first, uint64_t count);
   std::vector<uint32_t> holders(const ParamPlace &place) const;
@@ -62,7 +85,8 @@ class Params {
   void meet(const comm::Tag &tag, device::Stream &caller);
   // The place in the mesh of a root, which is a rank of the job.
   std::optional<uint32_t> find_root(int32_t root, const char *call) const;
-  void check(const Group &group, uint64_t param_index, fsdp_dtype dtype, uint64_t element_count, const char *call);
+  void check(const Group &group, const Tensor &tensor, fsdp_dtype dtype, uint64_t element_count) const;
+  void check_data(const Tensor &tensor, const void *data, std::optional<uint32_t> root) const;
 
   Runtime &runtime_;
   std::unique_ptr<comm::Collectives> outer_;  // NULL: there is no outer axis

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "engine/block_work.h"
 #include "engine/plane_slices.h"
 #include "engine/shared_amaxes.h"
 
@@ -35,8 +36,7 @@ class Quantizer {
 
   SharedAmaxes amaxes_;
   // This rank's parts.
-  std::vector<device::Mxfp8Quantize> mxfp8_;
-  std::vector<device::Fp8BlockQuantize> blocks_;
+  std::vector<BlockWork> blocks_;
   std::vector<WholePart> parts_;
   std::vector<ScaleCopy> scales_;  // of whole parameters that this rank publishes
 };

@@ -106,6 +106,12 @@ struct PlanePlan {
   uint64_t offset = 0;  // of the first element, in this rank's part of the region, in bytes
 };
 
+// What is published of a quantized parameter, as people and checkpoints know it.
+constexpr const char *plane_name(const PlanePlan &plane) {
+  constexpr const char *names[] = {"row", "row_scale", "column", "column_scale"};
+  return names[2 * plane.index + is_scales(plane.kind)];
+}
+
 // What of a tensor the extent covers on rank `rank` of the mesh.
 layout::Slice slice_of(const layout::FlatLayout &layout, uint64_t tensor, Extent extent, const layout::Mesh &mesh,
                        uint32_t rank);

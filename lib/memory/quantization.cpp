@@ -11,11 +11,6 @@
 namespace fsdp::memory {
 namespace {
 
-// What of a matrix shares a scale; 0 x 0: all of the parameter.
-struct BlockSize {
-  uint64_t rows, columns;
-};
-
 struct Quantization {
   const char *name;
   uint64_t granule_rows;  // rows of a matrix that stay together: a block of every form; 0: no matter which
@@ -44,6 +39,25 @@ uint64_t granule_rows(const ParamSpec &param, uint64_t least) {
     case FSDP_GRANULE_TENSOR: return round_up(param.shape.front(), unit, "rows of a granule");
     default: return unit;
   }
+}
+
+// Checkpoints have the planes of a frozen parameter: those of a box must be a part of the whole tensor's.
+std::optional<std::string> find_cut_block(const ParamSpec &param) {
+  if (!param.frozen() || !param.is_box()) return {};
+  const Quantization &kind = find_quantization(param.quantization);
+  if (!kind.granule_rows)
+    return " of an FSDP_PARAM_FROZEN box has a scale of its own, which is no part of the whole tensor's; declare it "
+           "without global_shape";
+  const size_t dimensions = param.shape.size();
+  for (size_t d = dimensions < 2 ? dimensions : dimensions - 2; d < dimensions; ++d) {
+    const uint64_t first = param.global_offset[d], end = first + param.shape[d];
+    if (first % kind.granule_rows || (end % kind.granule_rows && end != param.global_shape[d]))
+      return format_text(
+          " of an FSDP_PARAM_FROZEN box needs blocks of {} that the box does not cut, but it is [{}, {}) of "
+          "global_shape[{}], which is {}",
+          kind.granule_rows, first, end, d, param.global_shape[d]);
+  }
+  return {};
 }
 
 }  // namespace
@@ -76,12 +90,7 @@ layout::TensorSpec tensor_of(const ParamSpec &param) {
   const Quantization &kind = find_quantization(param.quantization);
   tensor.granule = FSDP_GRANULE_BLOCK;
   tensor.granule_rows = granule_rows(param, kind.granule_rows);
-  const uint64_t columns = param.shape.back();
-  const uint64_t matrix_rows =
-      checked_multiply(tensor.granule_rows, product(std::span(param.shape).subspan(1)) / columns, "rows of a granule");
-  const BlockSize block = kind.forms.front();
-  tensor.granule_scales =
-      checked_multiply(divide_up(matrix_rows, block.rows), divide_up(columns, block.columns), "scales of a granule");
+  tensor.granule_scales = count_scales(param, tensor.granule_rows);
   tensor.scale_count = product(scale_shapes(param).front());
   return tensor;
 }
@@ -98,13 +107,43 @@ std::vector<std::vector<uint64_t>> scale_shapes(const ParamSpec &param) {
   return shapes;
 }
 
+BlockSize block_size(fsdp_quantization quantization, uint32_t form) {
+  return find_quantization(quantization).forms[form];
+}
+
+uint64_t block_rows(const ParamSpec &param) {
+  const uint64_t least = find_quantization(param.quantization).granule_rows;
+  return least && param.shape.size() > 2 ? 1 : least;
+}
+
+uint64_t count_scales(const ParamSpec &param, uint64_t rows) {
+  const uint64_t columns = param.shape.back();
+  const uint64_t matrix_rows =
+      checked_multiply(rows, product(std::span(param.shape).subspan(1)) / columns, "rows of a granule");
+  const BlockSize block = find_quantization(param.quantization).forms.front();
+  return checked_multiply(divide_up(matrix_rows, block.rows), divide_up(columns, block.columns), "scales of a granule");
+}
+
+StoredShape stored_shape(const ParamSpec &param, const PlanePlan &plane) {
+  if (!is_scales(plane.kind)) return {param.shape, param.global_shape, param.global_offset};
+  StoredShape stored{scale_shapes(param)[plane.index], {}, {}};
+  if (!param.is_box()) return stored;
+  ParamSpec all = param;
+  all.shape = param.global_shape;
+  stored.global_shape = scale_shapes(all)[plane.index];
+  stored.global_offset = param.global_offset;
+  const BlockSize block = block_size(param.quantization, plane.index);
+  stored.global_offset.back() /= block.columns;
+  stored.global_offset[param.shape.size() - 2] /= block.rows;
+  return stored;
+}
+
 std::optional<std::string> find_misfit(const ParamSpec &param, const std::string &group) {
   if (!param.quantized()) return {};
   const Quantization &kind = find_quantization(param.quantization);
   const std::string which = format_text("parameter '{}' of group '{}': {}", param.name, group, kind.name);
   const size_t dimensions = param.shape.size();
-  if (param.frozen())
-    return format_text("{} makes its codes of main weights, which an FSDP_PARAM_FROZEN parameter has not", which);
+  if (auto cut = find_cut_block(param)) return which + *cut;
   if (scales_whole_tensors(param.quantization)) return {};
   if (dimensions < 2) return format_text("{} needs a matrix, 2 dimensions or more, but it has {}", which, dimensions);
   const uint64_t rows = param.shape[dimensions - 2], least = kind.granule_rows;

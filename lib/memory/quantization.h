@@ -34,6 +34,23 @@ layout::TensorSpec tensor_of(const ParamSpec &param);
 // By form, in C order; empty for a parameter that has none.
 std::vector<std::vector<uint64_t>> scale_shapes(const ParamSpec &param);
 
+// What of a matrix shares a scale of a form; 0 x 0: all of the parameter.
+struct BlockSize {
+  uint64_t rows, columns;
+};
+BlockSize block_size(fsdp_quantization quantization, uint32_t form);
+
+// Rows of the first dimension that are quantized by themselves, which rows are loaded in; 0: only all of them are.
+uint64_t block_rows(const ParamSpec &param);
+// How many scales, of any form, so many rows of the first dimension have: whole blocks.
+uint64_t count_scales(const ParamSpec &param, uint64_t rows);
+
+// A stored form of a parameter as a tensor: its shape, and those of a tensor that it is a box of, if it is.
+struct StoredShape {
+  std::vector<uint64_t> shape, global_shape, global_offset;
+};
+StoredShape stored_shape(const ParamSpec &param, const PlanePlan &plane);
+
 // Why a parameter cannot be quantized as it was declared, by name and number; nothing if it can.
 std::optional<std::string> find_misfit(const ParamSpec &param, const std::string &group);
 

@@ -42,7 +42,8 @@ struct Params {
       param.global_shape = rank.or_null(wholes[i]);
       param.global_offset = rank.or_null(offsets[i]);
     }
-    const bool fits = param.dimension_count == 2 && !(param.flags & FSDP_PARAM_FROZEN);
+    const bool frozen = param.flags & FSDP_PARAM_FROZEN;
+    const bool fits = param.dimension_count == 2 && !(frozen && param.global_shape);
     const fsdp_quantization kind = rank.random.one_in(2) ? FSDP_QUANTIZE_FP8_BLOCK : FSDP_QUANTIZE_FP8;
     param.quantization = rank.exactly(fits && rank.random.one_in(4) ? kind : 0);
     // Blocks of 32 fit hardly any of these sizes.
@@ -51,6 +52,7 @@ struct Params {
       param.quantization = rank.exactly(FSDP_QUANTIZE_MXFP8);
       elements = 32 * 32;
     }
+    if (frozen && !param.quantization && rank.random.one_in(4)) param.dtype = FSDP_UINT8;
     param.reserved = rank.flags(0);
     if (stride <= 4096) std::memcpy(bytes.data() + i * stride, &param, sizeof param);
     facts.push_back(
@@ -95,6 +97,18 @@ fsdp_status load_param(Rank &rank) {
   return fsdp_load_param(group, rank.number(rank.aim.param), rank.or_null(rank.buffer), rank.exactly(facts.dtype),
                          rank.number(facts.element_count), rank.exactly(rank.random.one_in(2) ? FSDP_EVERY_RANK : 0),
                          rank.flags(0));
+}
+
+fsdp_status load_plane(Rank &rank) {
+  const ParamFacts facts = rank.param();
+  fsdp_group *const group = rank.group();
+  const fsdp_plane plane = rank.exactly(rank.choice(FSDP_PLANE_COLUMN_SCALE));
+  const bool codes = plane == FSDP_PLANE_ROW || plane == FSDP_PLANE_COLUMN;
+  const fsdp_dtype scales = rank.random.one_in(2) ? FSDP_E8M0 : FSDP_FLOAT32;
+  const uint64_t count = codes ? facts.element_count : rank.random.one_in(2) ? facts.element_count / 32 : 1;
+  return fsdp_load_plane(group, rank.number(rank.aim.param), plane, rank.or_null(rank.buffer),
+                         rank.exactly(codes ? FSDP_FLOAT8_E4M3 + 0 : scales), rank.number(count),
+                         rank.exactly(rank.random.one_in(2) ? FSDP_EVERY_RANK : 0), rank.flags(0));
 }
 
 const char *state_name(Rank &rank) {
@@ -234,6 +248,7 @@ const std::vector<Case> &group_cases() {
       {"fsdp_create_group", create_group},
       {"fsdp_load_param", load_param},
       {"fsdp_read_param", [](Rank &rank) { return read_whole(rank, fsdp_read_param); }},
+      {"fsdp_load_plane", load_plane},
       {"fsdp_load_state", load_state},
       {"fsdp_read_state", read_state},
       {"fsdp_load_chunk", load_chunk},

@@ -78,9 +78,9 @@ void save_beside(Rank &rank) {
 }
 
 void load(Rank &rank) {
-  static constexpr const char *ways[] = {"fsdp_load_param",        "fsdp_load_param", "fsdp_load_chunk",
-                                         "fsdp_load_state",        "fsdp_read_param", "fsdp_read_state",
-                                         "fsdp_set_param_lr_scale"};
+  static constexpr const char *ways[] = {"fsdp_load_param", "fsdp_load_param", "fsdp_load_chunk",
+                                         "fsdp_load_plane", "fsdp_load_state", "fsdp_read_param",
+                                         "fsdp_read_state", "fsdp_set_param_lr_scale"};
   for (void *const group : groups_of(rank, rank.aim.model)) {
     rank.aim.group = static_cast<fsdp_group *>(group);
     const uint64_t count = rank.groups.at(group).params.size();

@@ -71,6 +71,7 @@ check "... with their numbers" contains "$(tr -s ' ' <out)" "step-0000000002 2 1
 check "... and their state" contains "$out" "whole"
 capture "$ckpt" ls mine --json
 check "... also for machines" equal "$(value 0.name) $(value 0.ranks) $(value 0.whole)" '"step-0000000002" 3 true'
+check "... and how many tensors are of which type" equal "$(value 0.types.F32) $(value 0.types.F64) $(value 0.tensors)" "30 10 40"
 capture "$ckpt" consolidate mine model
 check "their weights are one folder" equal "$status $err" "0 "
 check "... with the bits that once were imported" same hf model

@@ -115,6 +115,15 @@ check "... beside fp32 main weights" equal "$(value rank_bytes.main)" $((4 * 262
 quantized '[512, 512]' mxfp8
 check "MXFP8 keeps two forms" equal "$(value rank_bytes.compute)" $((262144 + 8192))
 check "... and gathers them one after the other" equal "$(value rank_bytes.gather)" $((262144 + 8192))
+frozen() {
+  printf '{"groups": [{"name": "g", "params": [{"name": "p", "shape": [512, 512], "frozen": true, %s}]}]}' "$1" >frozen.json
+  planned --model frozen.json --ranks 2 --unshard copied --prefetch 0 --json
+}
+frozen '"quantization": "mxfp8"'
+check "a frozen base is codes and scales" equal "$(value rank_bytes.compute)" $((262144 + 8192))
+check "... and nothing else" equal "$(value rank_bytes.main) $(value rank_bytes.optimizer) $(value rank_bytes.grad)" "0 0 0"
+frozen '"dtype": "uint8"'
+check "bytes are bytes" equal "$(value rank_bytes.compute)" $((262144 / 2))
 quantized '[512]'
 check "what cannot be quantized is refused" contains "$status $err" "1 fsdp-plan: "
 check "... by name and number" contains "$err" "parameter 'p' of group 'g': FSDP_QUANTIZE_FP8_BLOCK needs a matrix, 2 dimensions or more, but it has 1"

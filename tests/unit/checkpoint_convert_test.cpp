@@ -317,6 +317,20 @@ TEST_F(Convert, FloatsAreRoundedAsLoadsDoAndOthersStay) {
   EXPECT_EQ(read(at("out")), (Tensors{{"f", halves}, {"d", narrowed}, {"i", mask}}));
 }
 
+// Whatever the weights become: a rounded scale would be another one. What is only called like one is no scale.
+TEST_F(Convert, CodesAndTheirScalesStay) {
+  const Tensor codes = random_tensor("F8_E4M3", {4, 6}, 1), bytes = random_tensor("U8", {5}, 2);
+  const float exact = 1.001F;
+  const uint16_t rounded = 0x3F80;
+  Tensor scale{"F32", {1, 1}, Bytes(sizeof exact)}, other{"BF16", {1, 1}, Bytes(sizeof rounded)};
+  std::memcpy(scale.bytes.data(), &exact, sizeof exact);
+  std::memcpy(other.bytes.data(), &rounded, sizeof rounded);
+  write_foreign(at("a.safetensors"), {{"w.row", codes}, {"w.row_scale", scale}, {"v_scale", scale}, {"b", bytes}});
+  import("a.safetensors");
+  consolidate_to("out", {.renames = {}, .as = find_element_type("BF16"), .copied_folder = {}});
+  EXPECT_EQ(read(at("out")), (Tensors{{"w.row", codes}, {"w.row_scale", scale}, {"v_scale", other}, {"b", bytes}}));
+}
+
 TEST_F(Convert, PlansThatDoNotFitAreRefusedByName) {
   write_foreign(at("a.safetensors"), fused_tensors());
   const auto imports = [&](std::vector<Rename> renames) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -20,6 +21,13 @@ using Json = nlohmann::ordered_json;
 // Names of files need not be UTF-8.
 std::string dump(const Json &json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }
 
+// How many tensors are kept as what: codes and scales of planes show here.
+Json count_types(const fsdp::checkpoint::Manifest &manifest) {
+  std::map<std::string_view, uint64_t> types;
+  for (const auto &tensor : manifest.tensors) ++types[tensor.type->name];
+  return types;
+}
+
 Json describe(const ListedCheckpoint &one) {
   Json json = {{"name", one.name}, {"whole", one.problem.empty()}};
   if (!one.problem.empty()) json["problem"] = one.problem;
@@ -32,6 +40,7 @@ Json describe(const ListedCheckpoint &one) {
   json["ranks"] = one.manifest->ranks;
   json["models"] = models;
   json["tensors"] = one.manifest->tensors.size();
+  json["types"] = count_types(*one.manifest);
   json["files"] = one.manifest->files.size();
   json["bytes"] = one.bytes;
   json["keys"] = one.manifest->keys;

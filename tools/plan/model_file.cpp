@@ -97,7 +97,7 @@ ParamSpec read_param(const Json &json, const std::string &where) {
   const auto &shape = object.array("shape");
   for (size_t d = 0; d < shape.size(); ++d)
     param.shape.push_back(Object::as_number(shape[d], fmt::format("{}[{}]", object.at("shape"), d)));
-  param.dtype = object.word("dtype", dtypes);
+  param.dtype = object.word("dtype", param_dtypes);
   param.flags = object.flag("frozen", FSDP_PARAM_FROZEN) | object.flag("no_decay", FSDP_PARAM_NO_DECAY);
   param.granule = object.word("granule", granules);
   param.granule_rows = object.number("granule_rows", 0);

@@ -16,6 +16,8 @@ inline const Names strategies{{"no_shard", FSDP_STRATEGY_NO_SHARD},
                               {"optim_grads", FSDP_STRATEGY_OPTIM_GRADS},
                               {"optim_grads_params", FSDP_STRATEGY_OPTIM_GRADS_PARAMS}};
 inline const Names dtypes{{"fp32", FSDP_FLOAT32}, {"bf16", FSDP_BFLOAT16}, {"fp16", FSDP_FLOAT16}};
+inline const Names param_dtypes{
+    {"fp32", FSDP_FLOAT32}, {"bf16", FSDP_BFLOAT16}, {"fp16", FSDP_FLOAT16}, {"uint8", FSDP_UINT8}};
 inline const Names granules{{"row", FSDP_GRANULE_ROW}, {"block", FSDP_GRANULE_BLOCK}, {"tensor", FSDP_GRANULE_TENSOR}};
 inline const Names quantizations{
     {"none", 0}, {"fp8", FSDP_QUANTIZE_FP8}, {"mxfp8", FSDP_QUANTIZE_MXFP8}, {"fp8_block", FSDP_QUANTIZE_FP8_BLOCK}};

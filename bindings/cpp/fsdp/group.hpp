@@ -234,6 +234,14 @@ class Group {
     detail::check(
         fsdp_load_param(raw_, index, data_of(values), dtype_in(values), count_of(values, index, root), root, 0));
   }
+  /** A whole plane of a frozen quantized parameter as it is: float8_e4m3 codes, e8m0 or float scales; with a root, other
+   * ranks may give an empty one. */
+  template <typename Array>
+  void load_plane(const ParamKey &key, Plane plane, const Array &values, int root = FSDP_EVERY_RANK) {
+    const void *const data = std::size(values) ? data_of(values) : nullptr;
+    detail::check(fsdp_load_plane(raw_, find(key), static_cast<fsdp_plane>(plane), data, dtype_in(values),
+                                  std::size(values), root, 0));
+  }
   template <typename Array>
   void load_state(const ParamKey &key, const std::string &name, const Array &values, int root = FSDP_EVERY_RANK) {
     const std::uint64_t index = find(key);

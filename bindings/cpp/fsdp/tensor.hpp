@@ -19,7 +19,8 @@ enum class DType : fsdp_dtype {
   bfloat16 = FSDP_BFLOAT16,
   float16 = FSDP_FLOAT16,
   float8_e4m3 = FSDP_FLOAT8_E4M3,
-  e8m0 = FSDP_E8M0
+  e8m0 = FSDP_E8M0,
+  uint8 = FSDP_UINT8
 };
 enum class DeviceKind : fsdp_device_kind { host = FSDP_DEVICE_HOST, cuda = FSDP_DEVICE_CUDA };
 
@@ -30,8 +31,7 @@ struct bfloat16 {
 struct float16 {
   std::uint16_t bits;
 };
-/** The codes of quantized weights, and their scales 2^(bits - 127) where these are powers of two; calls take no data of
- * either. */
+/** The codes of quantized weights, and their scales 2^(bits - 127) where these are powers of two. */
 struct float8_e4m3 {
   std::uint8_t bits;
 };
@@ -61,6 +61,10 @@ struct dtype_of<e8m0> {
 template <>
 struct dtype_of<float8_e4m3> {
   static constexpr DType value = DType::float8_e4m3;
+};
+template <>
+struct dtype_of<std::uint8_t> {
+  static constexpr DType value = DType::uint8;
 };
 template <typename T>
 inline constexpr fsdp_dtype raw_dtype = static_cast<fsdp_dtype>(dtype_of<std::remove_cv_t<T>>::value);

@@ -68,6 +68,28 @@ TEST(Training, QuantizedParametersAreCodesAndScales) {
   });
 }
 
+TEST(Training, FrozenPlanesAndBytesAreLoadedAsTheyAre) {
+  run_ranks(2, [](fsdp::Context &context) {
+    fsdp::Model model(context);
+    fsdp::Group group = model.create_group(
+        "base", {fsdp::Param("q", {1, 2}, fsdp::DType::float32, FSDP_PARAM_FROZEN).quantize(fsdp::Quantization::fp8),
+                 fsdp::Param("nf4", {3}, fsdp::DType::uint8, FSDP_PARAM_FROZEN)});
+    model.seal();
+    const bool gives = context.rank() == 1;
+    using Codes = std::vector<fsdp::float8_e4m3>;
+    group.load_plane("q", fsdp::Plane::row, gives ? Codes{{0x7e}, {0x38}} : Codes{}, 1);
+    group.load_plane("q", fsdp::Plane::row_scale, std::vector<float>{0.5F});
+    const std::vector<std::uint8_t> bytes{0, 255, 7};
+    group.load_param("nf4", bytes);
+    model.publish_weights();
+    EXPECT_EQ(group.read_param<float>("q"), (std::vector<float>{224, 0.5F}));
+    EXPECT_EQ(group.read_param<std::uint8_t>("nf4"), bytes);
+    const fsdp::Weights weights = group.unshard(fsdp::Phase::forward);
+    fsdp::span<const std::uint8_t> seen = weights["nf4"];
+    EXPECT_EQ(std::vector<std::uint8_t>(seen.begin(), seen.end()), bytes);
+  });
+}
+
 TEST(Training, GradientsArePutAddedUpAndLeftOut) {
   run_ranks(2, [](fsdp::Context &context) {
     TwoGroups net(context);

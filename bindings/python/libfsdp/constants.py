@@ -38,7 +38,7 @@ Status = _read(
     ],
 )
 Origin = _read(enum.IntEnum, "Origin", "FSDP_ORIGIN_")
-Dtype = _read(enum.IntEnum, "Dtype", "FSDP_", only=["FLOAT32", "BFLOAT16", "FLOAT16", "FLOAT8_E4M3", "E8M0"])
+Dtype = _read(enum.IntEnum, "Dtype", "FSDP_", only=["FLOAT32", "BFLOAT16", "FLOAT16", "FLOAT8_E4M3", "E8M0", "UINT8"])
 DeviceKind = _read(enum.IntEnum, "DeviceKind", "FSDP_DEVICE_")
 DeviceTransport = _read(enum.IntEnum, "DeviceTransport", "FSDP_TRANSPORT_")
 LogLevel = _read(enum.IntEnum, "LogLevel", "FSDP_LOG_")

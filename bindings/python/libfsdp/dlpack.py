@@ -16,7 +16,7 @@ _NAME, _USED, _VERSIONED, _USED_VERSIONED = (
     b"used_dltensor_versioned",
 )
 # (code, bits) of a DLDataType
-TYPES = {Dtype.FLOAT32: (2, 32), Dtype.FLOAT16: (2, 16), Dtype.BFLOAT16: (4, 16)}
+TYPES = {Dtype.FLOAT32: (2, 32), Dtype.FLOAT16: (2, 16), Dtype.BFLOAT16: (4, 16), Dtype.UINT8: (1, 8)}
 _CODES = {**TYPES, Dtype.FLOAT8_E4M3: (1, 8), Dtype.E8M0: (1, 8)}  # unsigned bytes: few consumers know DLPack's own
 READ_ONLY = 1
 

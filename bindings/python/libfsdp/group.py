@@ -132,6 +132,15 @@ class Group:
         index = self.index(param)
         return self._read(root, dtype, index, lambda *to: lib.read_param(self.handle, index, *to))
 
+    def load_plane(self, param, plane, data, root=EVERY_RANK):
+        """Load a whole plane of a frozen quantized parameter as it is: an array of bytes for codes and E8M0 scales, of
+        float32 for others. data may be None on ranks other than the root."""
+        address, dtype, count, kept = self._value(data)
+        if dtype == Dtype.UINT8:
+            codes = plane in (Plane.ROW, Plane.COLUMN)
+            dtype = Dtype.FLOAT8_E4M3 if codes else Dtype.E8M0
+        self.check(lib.load_plane(self.handle, self.index(param), plane, address, dtype, count, root, 0))
+
     def load_state(self, param, name, data, root=EVERY_RANK):
         address, dtype, count, kept = self._value(data)
         self.check(lib.load_state(self.handle, self.index(param), name.encode(), address, dtype, count, root, 0))

@@ -13,11 +13,11 @@ try:
 except ImportError:
     numpy = None
 
-SIZES = {Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2, Dtype.FLOAT16: 2, Dtype.FLOAT8_E4M3: 1, Dtype.E8M0: 1}
-_HANDED_IN = (Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16)
+SIZES = {Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2, Dtype.FLOAT16: 2, Dtype.FLOAT8_E4M3: 1, Dtype.E8M0: 1, Dtype.UINT8: 1}
+_HANDED_IN = (Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16, Dtype.UINT8)
 # memoryview cannot be cast to "e": the two of 16 bits are told apart by their sign.
-_FORMATS = {Dtype.FLOAT32: "f", Dtype.BFLOAT16: "H", Dtype.FLOAT16: "h", Dtype.FLOAT8_E4M3: "B", Dtype.E8M0: "B"}
-_TYPE_STRINGS = {Dtype.FLOAT32: "<f4", Dtype.BFLOAT16: "<u2", Dtype.FLOAT16: "<f2", Dtype.FLOAT8_E4M3: "|u1", Dtype.E8M0: "|u1"}
+_FORMATS = {Dtype.FLOAT32: "f", Dtype.BFLOAT16: "H", Dtype.FLOAT16: "h", Dtype.FLOAT8_E4M3: "B", Dtype.E8M0: "B", Dtype.UINT8: "B"}
+_TYPE_STRINGS = {Dtype.FLOAT32: "<f4", Dtype.BFLOAT16: "<u2", Dtype.FLOAT16: "<f2", Dtype.FLOAT8_E4M3: "|u1", Dtype.E8M0: "|u1", Dtype.UINT8: "|u1"}
 
 
 def numpy_dtype(dtype):
@@ -129,7 +129,7 @@ def read_numpy(array):
     types = {numpy_dtype(dtype): dtype for dtype in _HANDED_IN}
     types.setdefault(numpy.dtype("uint16"), Dtype.BFLOAT16)
     if array.dtype not in types:
-        raise ValueError(f"an array of {array.dtype}: float32, float16, or bfloat16 (its bits as uint16) is expected")
+        raise ValueError(f"an array of {array.dtype}: float32, float16, bfloat16 (its bits as uint16) or uint8 is expected")
     array = numpy.ascontiguousarray(array)
     return array.ctypes.data, types[array.dtype], array.shape, array, DeviceKind.HOST
 
@@ -139,7 +139,7 @@ def _read_buffer(array):
     types = {"e": Dtype.FLOAT16, **{_FORMATS[dtype]: dtype for dtype in _HANDED_IN}}
     if view.format not in types or not view.c_contiguous:
         raise ValueError(
-            f"a buffer of format {view.format!r}: contiguous 'f', 'e', 'h' (bits of float16) or 'H' (bits of bfloat16) is expected"
+            f"a buffer of format {view.format!r}: contiguous 'f', 'e', 'h' (bits of float16), 'H' (bits of bfloat16) or 'B' is expected"
         )
     kept = (
         (ctypes.c_char * view.nbytes).from_buffer_copy(view)

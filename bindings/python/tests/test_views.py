@@ -73,6 +73,38 @@ class Views(unittest.TestCase):
 
         fsdp.run_local(2, rank)
 
+    def test_frozen_planes_and_bytes_are_loaded_as_they_are(self):
+        def rank(context):
+            model = context.create_model()
+            frozen = {"flags": fsdp.ParamFlag.FROZEN}
+            group = model.create_group(
+                "base",
+                [
+                    fsdp.Param("q", (32, 32), quantization=fsdp.Quantization.MXFP8, **frozen),
+                    fsdp.Param("s", (1, 2), quantization=fsdp.Quantization.FP8, **frozen),
+                    fsdp.Param("nf4", (3,), fsdp.Dtype.UINT8, **frozen),
+                ],
+            )
+            codes, scales = bytes(range(256)) * 4, bytes(range(100, 132))
+            with model:
+                model.seal()
+                for plane in (fsdp.Plane.ROW, fsdp.Plane.COLUMN):
+                    group.load_plane("q", plane, codes if context.rank == 1 else None, root=1)
+                for plane in (fsdp.Plane.ROW_SCALE, fsdp.Plane.COLUMN_SCALE):
+                    group.load_plane("q", plane, scales)
+                group.load_plane("s", fsdp.Plane.ROW, b"\x7e\x38")
+                group.load_plane("s", fsdp.Plane.ROW_SCALE, floats(0.5))
+                group.load_param("nf4", b"\x00\xff\x07")
+                model.publish_weights()
+                with group.unsharded() as weights:
+                    self.assertEqual(bytes(group.plane("q").memoryview()), codes)
+                    self.assertEqual(bytes(group.plane("q", fsdp.Plane.ROW_SCALE).memoryview()), scales)
+                    self.assertEqual(bytes(weights["nf4"]), b"\x00\xff\x07")
+                self.assertEqual(flat(group.read_param("s")), [224, 0.5])
+                self.assertEqual(bytes(group.read_param("nf4", fsdp.Dtype.UINT8)), b"\x00\xff\x07")
+
+        fsdp.run_local(2, rank)
+
     def test_stay_mapped_after_close(self):
         def rank(context):
             model, group = small_model(context)

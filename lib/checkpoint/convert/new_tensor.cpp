@@ -15,6 +15,7 @@ struct RowUse {
   const SpreadTensor *from;
   uint64_t first, to, count;
   bool transposed;
+  bool keeps_type = false;  // whatever the others become
 };
 using RowUses = std::map<std::string, std::vector<RowUse>>;  // by the new name
 
@@ -60,7 +61,7 @@ class NewTensorMaker {
     if (use.from->type->bits < 8)
       fail(FSDP_UNSUPPORTED, "tensor {} has elements of {} bits, which cannot be read", quote_json(use.name),
            use.from->type->bits);
-    return as_ && is_converted(*use.from->type) ? as_ : use.from->type;
+    return as_ && is_converted(*use.from->type) && !use.keeps_type ? as_ : use.from->type;
   }
   void check_fits(const NewTensor &made, const RowUse &use, const RowUse &first) const;
   uint64_t add(NewTensor &made, const RowUse &use, const RowUse &first, uint64_t next) const;
@@ -162,6 +163,14 @@ void require_whole(const SpreadTensors &tensors) {
   }
 }
 
+// What a plane of codes is multiplied by: another type would be another scale.
+bool is_plane_of_scales(const std::string &name, const SpreadTensors &tensors) {
+  constexpr std::string_view end = "_scale";
+  if (!name.ends_with(end)) return false;
+  const auto codes = tensors.find(name.substr(0, name.size() - end.size()));
+  return codes != tensors.end() && codes->second.type->dtype == FSDP_FLOAT8_E4M3;
+}
+
 }  // namespace
 
 bool NewTensor::turns() const {
@@ -192,14 +201,15 @@ std::vector<NewTensor> plan_export(const SpreadTensors &ours, std::span<const Re
   RowUses uses;
   for (const auto &[name, tensor] : ours) {
     std::vector<WayBack> ways = ways_back(name, renames);
+    const bool scales = is_plane_of_scales(name, ours);
     if (ways.empty()) {
-      uses[name].push_back({name, &tensor, 0, 0, rows_of(tensor.shape), false});
+      uses[name].push_back({name, &tensor, 0, 0, rows_of(tensor.shape), false, scales});
       continue;
     }
     count_rows(name, rows_of(tensor.shape), ways);
     for (const WayBack &way : ways)
       uses[way.theirs].push_back(
-          {name, &tensor, way.rename->to_row, way.rename->from_row, way.count, way.rename->transposed});
+          {name, &tensor, way.rename->to_row, way.rename->from_row, way.count, way.rename->transposed, scales});
   }
   return make_all(uses, {false, as});
 }

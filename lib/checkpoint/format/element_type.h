@@ -6,6 +6,7 @@
 #include <optional>
 #include <string_view>
 
+#include "base/dtype.h"
 #include "fsdp.h"
 
 namespace fsdp::checkpoint {
@@ -13,7 +14,7 @@ namespace fsdp::checkpoint {
 struct ElementType {
   std::string_view name;
   uint32_t bits;
-  fsdp_dtype dtype;  // 0: it can be told from others, and stored, but not converted
+  fsdp_dtype dtype;  // of the model's that is kept so; 0: none is
 };
 
 // Of every release of the format so far. The rows never move.
@@ -22,7 +23,7 @@ inline constexpr ElementType element_types[] = {{"F32", 32, FSDP_FLOAT32},
                                                 {"F16", 16, FSDP_FLOAT16},
                                                 {"F64", 64, 0},
                                                 {"BOOL", 8, 0},
-                                                {"U8", 8, 0},
+                                                {"U8", 8, FSDP_UINT8},
                                                 {"I8", 8, 0},
                                                 {"U16", 16, 0},
                                                 {"I16", 16, 0},
@@ -31,11 +32,11 @@ inline constexpr ElementType element_types[] = {{"F32", 32, FSDP_FLOAT32},
                                                 {"U64", 64, 0},
                                                 {"I64", 64, 0},
                                                 {"C64", 64, 0},
-                                                {"F8_E4M3", 8, 0},
+                                                {"F8_E4M3", 8, FSDP_FLOAT8_E4M3},
                                                 {"F8_E5M2", 8, 0},
                                                 {"F8_E4M3FNUZ", 8, 0},
                                                 {"F8_E5M2FNUZ", 8, 0},
-                                                {"F8_E8M0", 8, 0},
+                                                {"F8_E8M0", 8, FSDP_E8M0},
                                                 {"F6_E2M3", 6, 0},
                                                 {"F6_E3M2", 6, 0},
                                                 {"F4", 4, 0}};
@@ -48,7 +49,11 @@ constexpr const ElementType *find_element_type(std::string_view name) {
 }
 
 // Into the numbers that a model computes with.
-constexpr bool is_converted(const ElementType &type) { return type.dtype || type.name == "F64"; }
+constexpr bool is_converted(const ElementType &type) { return is_number(type.dtype) || type.name == "F64"; }
+// Can what is stored as `from` be loaded where `to` is kept? What is no number, codes and bytes, stays what it is.
+constexpr bool is_loaded(const ElementType &from, const ElementType &to) {
+  return is_converted(to) ? is_converted(from) : from.name == to.name;
+}
 
 constexpr const ElementType &element_type(fsdp_dtype dtype) {
   for (const ElementType &type : element_types)

@@ -32,8 +32,7 @@ ModelShards::ModelShards(const memory::ModelSpec &spec, const memory::ModelPlan 
 
 void ModelShards::add(const memory::BucketPlan &bucket, uint32_t tensor, const memory::ParamSpec &param,
                       bool counts_steps) {
-  const memory::PlanePlan &home = bucket.home();
-  tensors_.push_back({param.name, &element_type(home.dtype), ShardKind::weights, &param, &bucket, tensor, &home});
+  add_weights(bucket, tensor, param);
   for (const memory::PlanePlan &plane : bucket.planes)
     if (plane.kind == PlaneKind::state)
       tensors_.push_back({format_text("state.{}.{}", param.name, spec_.states[plane.index].name),
@@ -41,6 +40,18 @@ void ModelShards::add(const memory::BucketPlan &bucket, uint32_t tensor, const m
   if (counts_steps && !param.frozen())
     tensors_.push_back({format_text("state.{}.step", param.name), find_element_type("F64"), ShardKind::optimizer,
                         &param, &bucket, tensor, nullptr});
+}
+
+// Planes of main weights are made again when these are published; a frozen parameter has nothing else.
+void ModelShards::add_weights(const memory::BucketPlan &bucket, uint32_t tensor, const memory::ParamSpec &param) {
+  const auto add = [&](std::string name, const memory::PlanePlan &plane) {
+    tensors_.push_back(
+        {std::move(name), &element_type(plane.dtype), ShardKind::weights, &param, &bucket, tensor, &plane});
+    if (is_scales(plane.kind)) tensors_.back().scales = stored_shape(param, plane);
+  };
+  if (!param.frozen() || !param.quantized()) return add(param.name, bucket.home());
+  for (const memory::PlanePlan &plane : bucket.planes)
+    if (is_published(plane.kind)) add(format_text("{}.{}", param.name, plane_name(plane)), plane);
 }
 
 // ---- places ----
@@ -69,7 +80,7 @@ void ModelShards::count_writers(uint64_t least) {
   for (const KeptTensor &tensor : tensors_) {
     if (!tensor.plane) continue;  // few bytes
     uint64_t &sum = bytes[static_cast<size_t>(tensor.plane->owned)];
-    const uint64_t whole = checked_multiply(tensor.param->element_count, dtype_size(tensor.plane->dtype), "bytes");
+    const uint64_t whole = checked_multiply(tensor.element_count(), dtype_size(tensor.plane->dtype), "bytes");
     sum = checked_add(sum, whole, "bytes of a checkpoint");
   }
   for (const Extent extent : {Extent::shard, Extent::group, Extent::whole}) {
@@ -85,9 +96,8 @@ void ModelShards::count_writers(uint64_t least) {
 
 RowRange ModelShards::kept_rows(const KeptTensor &tensor, uint32_t rank) const {
   if (!tensor.plane) return {0, 1};
-  const layout::Slice slice =
-      memory::slice_of(tensor.bucket->layout, tensor.tensor, tensor.plane->owned, spec_.mesh, rank);
-  const uint64_t row = tensor.bucket->layout.tensors[tensor.tensor].row;
+  const layout::Slice slice = memory::slice_of(tensor.layout(), tensor.tensor, tensor.plane->owned, spec_.mesh, rank);
+  const uint64_t row = tensor.shape().empty() ? 1 : tensor.element_count() / tensor.shape()[0];
   return {slice.tensor_offset / row, slice.count / row};
 }
 
@@ -111,8 +121,8 @@ RowRange ModelShards::rows_at(const KeptTensor &tensor, uint32_t place) const {
 std::array<uint32_t, 2> ModelShards::places_of(const KeptTensor &tensor) const {
   const layout::Mesh &mesh = spec_.mesh;
   if (tensor.owned() == Extent::whole) return {0, mesh.size()};
-  const layout::Placement &placement = tensor.bucket->layout.tensors[tensor.tensor];
-  const layout::SubBucket &sub = tensor.bucket->layout.sub_buckets[placement.sub_bucket];
+  const layout::Placement &placement = tensor.layout().tensors[tensor.tensor];
+  const layout::SubBucket &sub = tensor.layout().sub_buckets[placement.sub_bucket];
   const uint64_t start = placement.full_offset - sub.full_offset;
   const uint64_t first = start / sub.shard_count, last = (start + placement.count - 1) / sub.shard_count;
   const uint32_t places = mesh.size() / mesh.slots();  // of a slot

@@ -15,6 +15,7 @@
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/shard_file.h"
 #include "memory/model_plan.h"
+#include "memory/quantization.h"
 
 namespace fsdp::checkpoint {
 
@@ -24,30 +25,36 @@ inline constexpr size_t shard_kinds = 3;
 // Fewer bytes are not worth a file of their own.
 inline constexpr uint64_t least_share = uint64_t{16} << 20;
 
-// A tensor of the checkpoint: a plane of a parameter; or without one the number of steps that the optimizer has made of
-// it, a scalar that every rank keeps.
+// A tensor of the checkpoint: a plane of a parameter, of a frozen quantized one each that it has; or without one the
+// number of steps that the optimizer has made of it, a scalar that every rank keeps.
 struct KeptTensor {
-  std::string name;  // the parameter's, or state.NAME.STATE
+  std::string name;  // the parameter's, NAME.PLANE, or state.NAME.STATE
   const ElementType *type = nullptr;
   ShardKind kind = ShardKind::weights;
   const memory::ParamSpec *param = nullptr;
   const memory::BucketPlan *bucket = nullptr;
   uint32_t tensor = 0;  // in the bucket
   const memory::PlanePlan *plane = nullptr;
+  memory::StoredShape scales = {};  // of a plane of scales
 
   // What the model has of it.
   std::span<const uint64_t> shape() const {
-    return plane ? std::span<const uint64_t>(param->shape) : std::span<const uint64_t>();
+    if (!plane) return {};
+    return is_scales() ? scales.shape : param->shape;
   }
   // All of it, which the model may have a box of.
   std::span<const uint64_t> global_shape() const {
-    return plane && param->is_box() ? std::span<const uint64_t>(param->global_shape) : shape();
+    if (!plane || !param->is_box()) return shape();
+    return is_scales() ? scales.global_shape : param->global_shape;
   }
   Box box() const {
     Box own = whole(shape());
-    if (plane && param->is_box()) own.offset = param->global_offset;
+    if (plane && param->is_box()) own.offset = is_scales() ? scales.global_offset : param->global_offset;
     return own;
   }
+  bool is_scales() const { return plane && memory::is_scales(plane->kind); }
+  const layout::FlatLayout &layout() const { return bucket->layout_of(*plane); }
+  uint64_t element_count() const { return plane ? layout().tensors[tensor].count : 1; }
   memory::Extent owned() const { return plane ? plane->owned : memory::Extent::whole; }
 };
 
@@ -67,7 +74,8 @@ class ModelShards {
 
   uint32_t ranks() const { return spec_.mesh.size(); }
 
-  // Main weights (of frozen parameters compute weights) and optimizer states, by parameter in the order of declaration.
+  // Main weights (of frozen parameters compute weights, or their codes and scales) and optimizer states, by parameter
+  // in the order of declaration.
   const std::vector<KeptTensor> &tensors() const { return tensors_; }
   // What a rank of the mesh writes of one; count 0: nothing.
   RowRange rows(const KeptTensor &tensor, uint32_t rank) const { return rows_at(tensor, place_of(rank)); }
@@ -106,6 +114,7 @@ class ModelShards {
   // Places without the first of which and behind the last of which nobody has rows of it.
   std::array<uint32_t, 2> places_of(const KeptTensor &tensor) const;
   void add(const memory::BucketPlan &bucket, uint32_t tensor, const memory::ParamSpec &param, bool counts_steps);
+  void add_weights(const memory::BucketPlan &bucket, uint32_t tensor, const memory::ParamSpec &param);
   void count_writers(uint64_t least);
   void find_writers(ShardKind kind);
 

@@ -66,8 +66,8 @@ void require_unique(const Manifest &part) {
   for (const ManifestTensor &tensor : part.tensors)
     if (!names.insert(tensor.name).second)
       fail(FSDP_INVALID_ARGUMENT,
-           "the name {} is not unique: a parameter is called like a state of another one, and a checkpoint has each "
-           "name once",
+           "the name {} is not unique: a parameter is called like a state or a plane of another one, and a checkpoint "
+           "has each name once",
            quote_json(tensor.name));
 }
 

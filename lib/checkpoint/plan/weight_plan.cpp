@@ -99,8 +99,10 @@ std::string WeightPlanner::difference(const KeptTensor &own, const Use &use) con
                        fmt::join(own.global_shape(), ", "), quote_json(use.name), fmt::join(use.theirs->shape, ", "),
                        rename.transposed ? " transposed" : "", what);
   };
-  if (!is_converted(*use.theirs->type))
-    return format_text("{} is of {}, which is not converted", quote_json(use.name), use.theirs->type->name);
+  if (!is_loaded(*use.theirs->type, *own.type))
+    return format_text(
+        "{} is of {}, which is not converted{}", quote_json(use.name), use.theirs->type->name,
+        is_converted(*own.type) ? "" : format_text(" to the {} of {}", own.type->name, quote_json(own.name)));
   if (rename.transposed && use.theirs->shape.size() != 2) return theirs("and only matrices are transposed");
   const std::vector<uint64_t> seen = as_seen(*use.theirs, rename);
   const uint64_t rows = rows_of(seen), own_rows = rows_of(own.global_shape());
@@ -176,7 +178,7 @@ void WeightPlanner::take(uint32_t number, const Use &use, const RowRange &kept) 
   const uint64_t first = first_row_of(own.box()) + kept.first;
   const uint64_t begin = std::max(first, use.begin()), end = std::min(first + kept.count, use.end());
   if (begin >= end) return;
-  const uint64_t row = own.param->element_count / rows_of(own.shape());
+  const uint64_t row = own.element_count() / rows_of(own.shape());
   LoadedRows rows{number,
                   use.name,
                   use.theirs->type,

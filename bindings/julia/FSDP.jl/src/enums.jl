@@ -33,6 +33,7 @@ end
     FLOAT16 = LibFSDP.FSDP_FLOAT16
     FLOAT8_E4M3 = LibFSDP.FSDP_FLOAT8_E4M3
     E8M0 = LibFSDP.FSDP_E8M0
+    UINT8 = LibFSDP.FSDP_UINT8
 end
 
 @enum DeviceKind::Int32 begin
@@ -271,6 +272,7 @@ const CONSTANTS = (
     (FLOAT16, 3),
     (FLOAT8_E4M3, 4),
     (E8M0, 6),
+    (UINT8, 7),
     (DEVICE_HOST, 1),
     (DEVICE_CUDA, 2),
     (TENSOR_READ_ONLY, 8388608),

@@ -4,7 +4,7 @@
     Param(name, dims...; fields...)
     Param(name, T, dims...; fields...)
 
-A parameter to declare: an array of `T` (Float32, Float16, BFloat16) and of these dims in Julia, which the library has
+A parameter to declare: an array of `T` (Float32, Float16, BFloat16, and UInt8 of frozen ones) and of these dims in Julia, which the library has
 reversed. It shards along its first dimension, which is Julia's last. Keywords are further fields of `fsdp_param`
 (`flags`, `lr_scale`, `granule`, `granule_rows`, `quantization`), and `global_dims` and `global_offset` of a tensor that this one is a box
 of, in Julia's order too, the offset from 0.
@@ -112,6 +112,20 @@ end
 Load a whole parameter, inside the update window. With a root its data counts, and others may pass `nothing`.
 """
 load_param(group::Group, param, data; root = EVERY_RANK) = load(fsdp_load_param, group, param, (), data, root)
+
+"""
+    load_plane(group, param, which, data; root = EVERY_RANK)
+
+Load a whole plane of a frozen quantized parameter as it is: codes, and scales of MXFP8, as the bits that `plane` shows
+(`UInt8`), other scales as `Float32`. With a root its data counts, and others may pass `nothing`.
+"""
+function load_plane(group::Group, param, which::Plane, data::Union{Nothing,AbstractArray}; root = EVERY_RANK)
+    data = dense(something(data, UInt8[]))
+    codes = which in (PLANE_ROW, PLANE_COLUMN)
+    dtype = eltype(data) == UInt8 ? (codes ? FLOAT8_E4M3 : E8M0) : dtype_of(eltype(data))
+    GC.@preserve data @call group.state fsdp_load_plane(group.number, param_index(group, param), Int32(which),
+        isempty(data) ? C_NULL : address(data), Int32(dtype), length(data), root, 0)
+end
 
 """
     load_state(group, param, name, data; root = EVERY_RANK)

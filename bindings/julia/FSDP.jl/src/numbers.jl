@@ -40,12 +40,13 @@ Base.show(io::IO, x::BFloat16) = print(io, "BFloat16(", Float32(x), ")")
 dtype_of(::Type{Float32}) = FLOAT32
 dtype_of(::Type{BFloat16}) = BFLOAT16
 dtype_of(::Type{Float16}) = FLOAT16
+dtype_of(::Type{UInt8}) = UINT8
 dtype_of(::Type{T}) where {T} =
-    throw(ArgumentError("elements are Float32, Float16 or FSDP.BFloat16, not $T: convert them, as Float32.(array)"))
+    throw(ArgumentError("elements are Float32, Float16, FSDP.BFloat16 or UInt8, not $T: convert them, as Float32.(array)"))
 
 element_type(dtype::Integer) =
     dtype == FSDP_FLOAT32 ? Float32 : dtype == FSDP_BFLOAT16 ? BFloat16 : dtype == FSDP_FLOAT16 ? Float16 :
-    dtype in (FSDP_FLOAT8_E4M3, FSDP_E8M0) ? UInt8 :  # a code's bits
+    dtype in (FSDP_FLOAT8_E4M3, FSDP_E8M0, FSDP_UINT8) ? UInt8 :  # bytes, or a code's bits
     throw(ArgumentError("no dtype $dtype is known, of $(fsdp_get_dtype_size(dtype)) bytes"))
 
 # Contiguous memory with the numbers of an array: the array itself, unless it is a view or computed.

@@ -29,6 +29,25 @@
     @test steps == [1, 1]
 end
 
+@testset "frozen planes and bytes are loaded as they are" begin
+    run_local(2) do context
+        model = create_model(context)
+        codes = Param("q", Float32, 2, 1; flags = FSDP.PARAM_FROZEN, quantization = FSDP.QUANTIZE_FP8)
+        group = create_group(model, "base", [codes, Param("nf4", UInt8, 3; flags = FSDP.PARAM_FROZEN)])
+        seal(model)
+        load_plane(group, "q", FSDP.PLANE_ROW, rank(context) == 1 ? UInt8[0x7e, 0x38] : nothing; root = 1)
+        load_plane(group, "q", FSDP.PLANE_ROW_SCALE, Float32[0.5])
+        load_param(group, "nf4", UInt8[0, 255, 7])
+        publish_weights(model)
+        @test vec(read_param(group, "q")) == [224, 0.5]
+        @test read_param(group, "nf4", UInt8) == [0, 255, 7]
+        unshard(group) do weights
+            @test weights["nf4"] == [0, 255, 7]
+        end
+        close(model)
+    end
+end
+
 @testset "checkpoints" begin
     folder = mktempdir()
     run_local(2) do context

@@ -357,7 +357,8 @@ pub struct fsdp_param {
     pub shape: *const u64,
     /// at most 16; 0: a scalar
     pub dimension_count: u32,
-    /// of the compute weights, unless they are quantized; 0: FSDP_FLOAT32
+    /// of the compute weights, unless they are quantized; 0: FSDP_FLOAT32. FSDP_UINT8 only of FROZEN parameters that
+    /// are not quantized
     pub dtype: fsdp_dtype,
     /// FSDP_PARAM_\*
     pub flags: u32,

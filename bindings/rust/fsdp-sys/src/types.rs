@@ -115,26 +115,28 @@ pub type fsdp_granule = i32;
 
 /// ```text
 /// What the compute weights of a parameter are. Codes and scales are made of the fp32 main weights whenever these are
-/// published; gradients, main weights and states are as those of other parameters of its dtype. fsdp_get_plane shows
-/// what is stored. More will come; a number that this header does not name is INVALID_ARGUMENT.
+/// published; gradients, main weights and states are as those of other parameters of its dtype. A FROZEN parameter has
+/// codes and scales alone: fsdp_load_param makes them of numbers, with the bits of a publish, or fsdp_load_plane takes
+/// them as they are; fsdp_read_param gives codes times scales, of the ROW planes; checkpoints have the planes.
+/// fsdp_get_plane shows what is stored. More will come; a number that this header does not name is INVALID_ARGUMENT.
 ///   FP8         E4M3 codes and one fp32 scale for all of them; number = code times scale. With f = 448 / the largest
 ///               magnitude of the parameter (1 where that is 0 or not finite; FSDP_SCALE_POWER_OF_TWO: down to a power
 ///               of two) codes are the numbers times f, to the nearest, ties to even, at most 448 in magnitude; NaN
 ///               stays NaN. The scale is 1 / f. One plane serves all phases. Any shape and granule. Publishing tells the
 ///               ranks that hold different parts each other's largest magnitudes, 4 bytes a parameter, all at once: it
-///               blocks for that. Not of FROZEN parameters.
+///               blocks for that. A FROZEN one cannot be a box of a larger tensor.
 ///   MXFP8       E4M3 codes and an E8M0 scale for each 32 of them (OCP MX 1.0): number = code times scale, in two forms.
 ///               ROW planes have blocks of 32 in a row, for a product with the matrix; COLUMN planes 32 in a column, for
 ///               one with its transpose; codes lie in C order in both. Scales by fsdp_scale_rule; codes are numbers
 ///               divided by the scale, to the nearest, ties to even; with a NaN in a block all of it is NaN. Rows and
 ///               columns must be multiples of 32, of each matrix of three or more dimensions; 32 rows stay together. An
 ///               unshard gathers one form, by its phase: see fsdp_plane_policy. FSDP_GROUP_RESIDENT groups have both, as
-///               have those whose strategy keeps weights whole. Not of FROZEN parameters.
+///               have those whose strategy keeps weights whole. A FROZEN box of a larger tensor cuts no block of it.
 ///   FP8_BLOCK   E4M3 codes and an fp32 scale for each block of 128 x 128, smaller at the right and lower edges; number
 ///               = code times scale, both made for each block as FP8 makes them for all. One plane serves all phases.
 ///               The matrix is that of the last two dimensions; of more dimensions, the last but one must be a multiple
 ///               of 128. Rank boundaries fall between blocks: whatever its granule, 128 rows stay together, and a
-///               granule of BLOCK must be a multiple of that. Not of FROZEN parameters.
+///               granule of BLOCK must be a multiple of that. A FROZEN box of a larger tensor cuts no block of it.
 /// ```
 pub type fsdp_quantization = i32;
 
@@ -185,6 +187,7 @@ pub const FSDP_BFLOAT16: fsdp_dtype = 2;
 pub const FSDP_FLOAT16: fsdp_dtype = 3;
 pub const FSDP_FLOAT8_E4M3: fsdp_dtype = 4;
 pub const FSDP_E8M0: fsdp_dtype = 6;
+pub const FSDP_UINT8: fsdp_dtype = 7;
 pub const FSDP_DEVICE_HOST: fsdp_device_kind = 1;
 pub const FSDP_DEVICE_CUDA: fsdp_device_kind = 2;
 pub const FSDP_TENSOR_READ_ONLY: u32 = 8388608;

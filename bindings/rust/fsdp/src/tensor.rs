@@ -28,7 +28,7 @@ pub struct Bf16(pub u16);
 #[repr(transparent)]
 pub struct F16(pub u16);
 
-/// A code of quantized weights; calls take no data of it.
+/// A code of quantized weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct E4m3(pub u8);
@@ -71,7 +71,7 @@ macro_rules! elements {
         }
     )*};
 }
-elements!(f32: Float32, Bf16: Bfloat16, F16: Float16, E4m3: Float8E4m3, ScaleE8m0: E8m0);
+elements!(f32: Float32, Bf16: Bfloat16, F16: Float16, E4m3: Float8E4m3, ScaleE8m0: E8m0, u8: Uint8);
 
 /// Where a tensor lies and what it is. The address is for foreign code: reading through it is `unsafe`, and legal as long as
 /// the text of the call that gave it says.

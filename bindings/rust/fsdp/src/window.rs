@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-use crate::enums::Status;
+use crate::enums::{Plane, Status};
 use crate::error::{c_path, c_string, check, text, Error, Result};
 use crate::model::{as_root, no_slices};
 use crate::param::find;
@@ -206,6 +206,34 @@ impl<'m> Window<'m> {
     ) -> Result<()> {
         self.load_whole(as_root(root)?, group, param, data, |raw, index, data, count, root| unsafe {
             sys::fsdp_load_param(raw, index, data, T::DTYPE as i32, count, root, 0)
+        })
+    }
+
+    /// Loads a whole plane of a frozen quantized parameter as it is: [`E4m3`](crate::E4m3) codes,
+    /// [`ScaleE8m0`](crate::ScaleE8m0) or `f32` scales. Every rank passes the same data.
+    pub fn load_plane<T: Element>(
+        &mut self,
+        group: Group,
+        param: impl ParamKey,
+        plane: Plane,
+        data: &[T],
+    ) -> Result<()> {
+        self.load_whole(sys::FSDP_EVERY_RANK, group, param, Some(data), |raw, index, data, count, root| unsafe {
+            sys::fsdp_load_plane(raw, index, plane as i32, data, T::DTYPE as i32, count, root, 0)
+        })
+    }
+
+    /// ... which rank `root` alone passes.
+    pub fn load_plane_from<T: Element>(
+        &mut self,
+        root: u32,
+        group: Group,
+        param: impl ParamKey,
+        plane: Plane,
+        data: Option<&[T]>,
+    ) -> Result<()> {
+        self.load_whole(as_root(root)?, group, param, data, |raw, index, data, count, root| unsafe {
+            sys::fsdp_load_plane(raw, index, plane as i32, data, T::DTYPE as i32, count, root, 0)
         })
     }
 

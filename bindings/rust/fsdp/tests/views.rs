@@ -2,7 +2,7 @@
 //! What is found at run time, and what leaked guards and handles leave behind.
 mod common;
 use common::{ramp, run_ranks, step, two_groups};
-use fsdp::{E4m3, Model, ModelOptions, Param, Phase, Plane, Quantization, Status};
+use fsdp::{Dtype, E4m3, Model, ModelOptions, Param, Phase, Plane, Quantization, Status};
 
 #[test]
 fn a_second_claim_of_gradients_is_an_error_until_the_first_ends() {
@@ -235,5 +235,26 @@ fn a_quantized_parameter_is_codes_and_scales() {
         let error = weights.get::<f32>("w").unwrap_err();
         assert!(error.message.contains("quantized"), "{error}");
         assert_eq!(weights.plane::<f32>("w", Plane::Row).unwrap_err().status, Status::InvalidArgument);
+    });
+}
+
+#[test]
+fn frozen_planes_and_bytes_are_loaded_as_they_are() {
+    run_ranks(2, |context| {
+        let mut model = Model::new(&context, &ModelOptions::new()).unwrap();
+        let codes = Param::new("q", &[1, 2]).quantization(Quantization::Fp8).frozen();
+        let bytes = Param::new("nf4", &[3]).dtype(Dtype::Uint8).frozen();
+        let group = model.create_group("base", &[codes, bytes], &Default::default()).unwrap();
+        let mut window = model.seal().unwrap();
+        let given = [E4m3(0x7e), E4m3(0x38)];
+        let data = (context.rank() == 1).then_some(&given[..]);
+        window.load_plane_from(1, group, "q", Plane::Row, data).unwrap();
+        window.load_plane(group, "q", Plane::RowScale, &[0.5f32]).unwrap();
+        window.load_param(group, "nf4", &[0u8, 255, 7]).unwrap();
+        window.publish().unwrap();
+        assert_eq!(model.read_param::<f32>(group, "q").unwrap(), [224.0, 0.5]);
+        assert_eq!(model.read_param::<u8>(group, "nf4").unwrap(), [0, 255, 7]);
+        let weights = model.unshard(group, Phase::Forward).unwrap();
+        assert_eq!(weights.get::<u8>("nf4").unwrap(), [0, 255, 7]);
     });
 }

@@ -382,6 +382,7 @@ static void (*const every_call[])(void) = {
     (void (*)(void))fsdp_load_checkpoint_model,
     (void (*)(void))fsdp_load_chunk,
     (void (*)(void))fsdp_load_param,
+    (void (*)(void))fsdp_load_plane,
     (void (*)(void))fsdp_load_state,
     (void (*)(void))fsdp_load_weights,
     (void (*)(void))fsdp_open_checkpoint,

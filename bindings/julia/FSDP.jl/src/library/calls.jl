@@ -409,7 +409,9 @@ raw"""
 Load a parameter from full data: element_count elements of dtype, in C order. With root FSDP_EVERY_RANK every rank
 passes the same data and nothing is communicated; else rank `root` passes it and data may be NULL elsewhere. The data
 may be freed at return. flags must be 0. Collective: the mesh. Blocks: peers, if there is a root. Window: inside.
-Errors: INVALID_ARGUMENT, INVALID_STATE (window closed), PEER_FAILED, TIMEOUT. Since 0.2.
+Memory: of a FROZEN quantized parameter 4 bytes for each element of this rank's part while it runs, since planes are
+made when all has come. Errors: INVALID_ARGUMENT, INVALID_STATE (window closed), OUT_OF_MEMORY (on all ranks if there
+is a root; the planes are as before), PEER_FAILED, TIMEOUT. Since 0.2.
 ```
 """
 @inline fsdp_load_param(group, param_index, data, dtype, element_count, root, flags) =
@@ -422,7 +424,8 @@ Copy a whole parameter out: the main weights (compute weights of a frozen one), 
 FSDP_EVERY_RANK every rank gets it; else rank `root` does, and data may be NULL elsewhere. flags must be 0. It is
 copied part by part as peers show theirs: where a peer fails meanwhile, some of data has been written.
 Collective: the mesh. Blocks: peers. Window: either; while it is open the caller must not write on any rank.
-Errors: INVALID_ARGUMENT, INVALID_STATE, PEER_FAILED, TIMEOUT. Since 0.2.
+Memory: of a FROZEN quantized parameter its codes and scales, whole, while it runs on a rank that gets it. Errors:
+INVALID_ARGUMENT, INVALID_STATE, OUT_OF_MEMORY (on all ranks), PEER_FAILED, TIMEOUT. Since 0.2.
 ```
 """
 @inline fsdp_read_param(group, param_index, data, dtype, element_count, root, flags) =
@@ -470,6 +473,21 @@ the phase has other planes). Since 0.2.
 
 raw"""
 ```text
+Load a whole plane of a FROZEN quantized parameter as it is, bit for bit: element_count codes or scales of the
+plane's shape and dtype (see fsdp_plane), in C order. So a quantized checkpoint of others is loaded without a
+rounding. root and flags as in fsdp_load_param; with data NULL beside a root, dtype and element_count do not count.
+What belongs together is loaded together: codes and scales, and of MXFP8 both forms.
+Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Errors: INVALID_ARGUMENT (no such plane;
+another dtype or count; the parameter is not quantized), INVALID_STATE (not FROZEN: planes are made of main weights;
+window closed), PEER_FAILED, TIMEOUT. Since 0.2.
+```
+"""
+@inline fsdp_load_plane(group, param_index, plane, data, dtype, element_count, root, flags) =
+    @waits libfsdp.fsdp_load_plane(group::Ptr{fsdp_group}, param_index::UInt64, plane::Int32, data::Ptr{Cvoid},
+        dtype::Int32, element_count::UInt64, root::Int32, flags::UInt32)::Int32
+
+raw"""
+```text
 The part of a parameter that rank `rank` stores: what fsdp_load_chunk takes there and, of parameters that are not
 FROZEN, what fsdp_get_shard shows. All of it where every rank has the whole (FSDP_STRATEGY_NO_SHARD); the same part
 on each replica.
@@ -484,8 +502,11 @@ raw"""
 ```text
 Load rows of a parameter that this rank owns: row_count rows from row_offset on, in C order, say those of
 fsdp_get_chunk. They must lie in this rank's chunk; where the strategy keeps main weights whole that is all of them.
-Every rank, replicas too, loads its own. flags must be 0. Collective: no. Blocks: local work. Window: inside.
-Errors: INVALID_ARGUMENT (rows of another rank), INVALID_STATE (window closed). Since 0.2.
+Every rank, replicas too, loads its own. flags must be 0. Of a FROZEN quantized parameter they must be whole blocks:
+of a matrix 32 rows (MXFP8) or 128 (FP8_BLOCK; the last block may be shorter); FP8, whose scale is made of all rows,
+is loaded by fsdp_load_param. Collective: no. Blocks: local work. Window: inside. Memory: as fsdp_load_param.
+Errors: INVALID_ARGUMENT (rows of another rank, or parts of blocks), INVALID_STATE (window closed), UNSUPPORTED (FP8
+of a FROZEN parameter), OUT_OF_MEMORY (the planes are as before). Since 0.2.
 ```
 """
 @inline fsdp_load_chunk(group, param_index, data, dtype, row_offset, row_count, flags) =

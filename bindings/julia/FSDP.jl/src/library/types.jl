@@ -42,6 +42,7 @@ const FSDP_BFLOAT16 = Int32(2)
 const FSDP_FLOAT16 = Int32(3)
 const FSDP_FLOAT8_E4M3 = Int32(4)
 const FSDP_E8M0 = Int32(6)
+const FSDP_UINT8 = Int32(7)
 
 const fsdp_device_kind = Int32
 const FSDP_DEVICE_HOST = Int32(1)
@@ -454,7 +455,8 @@ struct fsdp_param
     shape::Ptr{UInt64}
     # at most 16; 0: a scalar
     dimension_count::UInt32
-    # of the compute weights, unless they are quantized; 0: FSDP_FLOAT32
+    # of the compute weights, unless they are quantized; 0: FSDP_FLOAT32. FSDP_UINT8 only of FROZEN parameters
+    # that are not quantized
     dtype::Int32
     # FSDP_PARAM_*
     flags::UInt32

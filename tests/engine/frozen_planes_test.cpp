@@ -1,0 +1,434 @@
+// SPDX-License-Identifier: Apache-2.0
+// FROZEN parameters that are codes and scales alone: loaded as numbers or as planes, read, and trained beside.
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
+#include "element.h"
+#include "frozen.h"
+
+using namespace harness;
+using namespace misuse;
+
+namespace {
+
+constexpr fsdp_strategy strategies[] = {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS,
+                                        FSDP_STRATEGY_OPTIM_GRADS_PARAMS};
+
+ParamDef trained(ParamDef param, fsdp_quantization quantization) {
+  param.quantization = quantization;
+  return param;
+}
+
+// Adapters beside a base of each kind, trained codes among them, and a group that is frozen altogether.
+Scenario adapted(fsdp_strategy strategy, uint32_t ranks, fsdp_unshard_mode mode) {
+  Scenario setup = scenario_of(strategy, ranks, mode);
+  setup.groups = {{"first",
+                   {frozen({"base", {96, 64}, FSDP_BFLOAT16}, FSDP_QUANTIZE_MXFP8),
+                    {"down", {8, 64}, FSDP_BFLOAT16},
+                    {"up", {96, 8}, FSDP_BFLOAT16},
+                    trained({"own", {64, 32}}, FSDP_QUANTIZE_MXFP8)}},
+                  {"second",
+                   {frozen({"blocks", {300, 70}}, FSDP_QUANTIZE_FP8_BLOCK),
+                    frozen({"scaled", {37, 24}}, FSDP_QUANTIZE_FP8),
+                    trained({"trained", {13, 9}}, FSDP_QUANTIZE_FP8),
+                    {"plain", {24}, FSDP_BFLOAT16, FSDP_PARAM_FROZEN},
+                    frozen({"one", {1, 77}}, FSDP_QUANTIZE_FP8)}},
+                  {"third",
+                   {frozen({"stack", {3, 32, 64}}, FSDP_QUANTIZE_MXFP8),
+                    frozen({"cubes", {2, 128, 20}, FSDP_FLOAT32, 0, FSDP_GRANULE_TENSOR}, FSDP_QUANTIZE_FP8_BLOCK),
+                    frozen({"scalar", {}}, FSDP_QUANTIZE_FP8)}}};
+  return setup;
+}
+
+std::string train(const Scenario &setup, bool processes = false) {
+  const auto outcomes = processes ? train_processes(setup) : train_threads(setup);
+  for (const Outcome &outcome : outcomes)
+    for (int role = 0; role <= last_role; ++role)
+      EXPECT_EQ(outcome.memory.role_bytes[role], outcome.stats.allocated_bytes[role]) << "role " << role;
+  return difference(setup, outcomes);
+}
+
+class FrozenBase : public testing::TestWithParam<std::tuple<uint32_t, fsdp_strategy>> {};
+
+// All views of all versions, and what is read in the end: the base has the bits that it was loaded with.
+TEST_P(FrozenBase, StaysWhatItIsWhileAdaptersTrain) {
+  const auto [ranks, strategy] = GetParam();
+  if ((is_sanitized() || on_gpu()) && ranks != 3) GTEST_SKIP() << "sanitizers and GPUs have one number of ranks";
+  for (const auto mode : unshard_modes) {
+    Scenario setup = adapted(strategy, ranks, mode);
+    setup.microbatches = 2;
+    setup.eval = true;
+    EXPECT_EQ(train(setup), "") << "mode " << mode;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(OnOneToThreeRanks, FrozenBase,
+                         testing::Combine(testing::Values(1u, 2u, 3u), testing::ValuesIn(strategies)));
+
+// Replicas, states over replicas, hosts; processes; debug mode; options of scales.
+TEST(FrozenBases, OverTwoAxesInProcessesAndInDebugMode) {
+  for (const auto mode : unshard_modes)
+    for (const int kind : {0, 1, 2}) {
+      if (on_gpu() && mode == FSDP_UNSHARD_MAPPED) continue;
+      Scenario setup = adapted(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 4, mode);
+      if (kind == 2)
+        setup.context.ranks_per_host = 2;
+      else
+        setup.mesh.replicate_size = setup.mesh.shard_size = 2;
+      if (kind == 1) setup.model.outer_strategy = FSDP_OUTER_OPTIM;
+      EXPECT_EQ(train(setup), "") << "mode " << mode << ", kind " << kind;
+    }
+  if (!on_gpu()) {
+    EXPECT_EQ(train(adapted(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_MAPPED), true), "");
+  }
+  Scenario debug = adapted(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_COPIED);
+  debug.context.flags = FSDP_CONTEXT_DEBUG;
+  debug.model.scale_rounding = FSDP_SCALE_POWER_OF_TWO;
+  debug.model.quantize_from = FSDP_BFLOAT16;
+  debug.model.scale_rule = FSDP_SCALE_FLOOR;
+  EXPECT_EQ(train(debug), "");
+}
+
+// Codes and scales once, no main weights, no states.
+TEST(FrozenBases, KeepCodesAndScalesAlone) {
+  Scenario setup = frozen_setup(frozen({"w", {256, 256}}, FSDP_QUANTIZE_FP8_BLOCK), 2);
+  setup.steps = 0;
+  const auto outcomes = train_threads(setup);
+  ASSERT_EQ(outcomes[1].error, "");
+  EXPECT_EQ(outcomes[1].memory.role_bytes[FSDP_ROLE_COMPUTE], (65536 + 16) / 2u);
+  for (const fsdp_role role : {FSDP_ROLE_MAIN, FSDP_ROLE_GRAD, FSDP_ROLE_OPTIMIZER, FSDP_ROLE_REDUCE})
+    EXPECT_EQ(outcomes[1].memory.role_bytes[role], 0u) << role;
+}
+
+struct Options {
+  fsdp_scale_rounding rounding;
+  fsdp_scale_rule rule;
+  fsdp_dtype from;
+};
+
+// Beside a trained twin of the same numbers, in one model. What is not a number is among them now and then.
+TEST(FrozenPlanes, AreThoseOfAPublishFromEveryDtype) {
+  Sample sample(7);
+  for (const fsdp_quantization quantization : quantizations)
+    for (const Options &options : {Options{FSDP_SCALE_EXACT, FSDP_SCALE_ROUND_UP, FSDP_FLOAT32},
+                                   Options{FSDP_SCALE_POWER_OF_TWO, FSDP_SCALE_FLOOR, FSDP_BFLOAT16}})
+      for (const fsdp_dtype dtype : {FSDP_FLOAT32, FSDP_BFLOAT16, FSDP_FLOAT16})
+        for (uint32_t ranks = 1; ranks <= 3; ++ranks)
+          for (const bool everybody : {false, true}) {
+            if (!sample.takes_next() || (on_gpu() && (ranks != 2 || everybody || options.from == FSDP_FLOAT32)))
+              continue;
+            Scenario setup = frozen_setup(frozen({"w", {288, 288}}, quantization), ranks);
+            setup.groups[0].params.push_back(trained({"twin", {288, 288}}, quantization));
+            setup.model.scale_rounding = options.rounding;
+            setup.model.scale_rule = options.rule;
+            setup.model.quantize_from = options.from;
+            std::vector<float> values = awkward_values(288 * 288, 5);
+            if (ranks == 2) values[40'000] = std::nanf("");
+            std::vector<uint8_t> data(values.size() * fsdp_get_dtype_size(dtype));
+            for (uint64_t i = 0; i < values.size(); ++i) store_element(data.data(), dtype, i, values[i]);
+            run(setup, "kind " + std::to_string(quantization) + ", dtype " + std::to_string(dtype), [&](Rank &rank) {
+              const int32_t root = everybody ? FSDP_EVERY_RANK : static_cast<int32_t>(ranks) - 1;
+              const bool gives = everybody || root == static_cast<int32_t>(rank.rank);
+              for (const uint64_t param : {0, 1})
+                FSDP(fsdp_load_param(rank.groups[0], param, gives ? data.data() : nullptr, dtype, values.size(), root,
+                                     0));
+              publish(rank);
+              REQUIRE(stored_planes(rank, 0, 0) == stored_planes(rank, 0, 1));
+              FSDP(fsdp_check_replicas(rank.model, 0, stream()));
+            });
+          }
+}
+
+// Numbers of one scale that ranks tell nobody: the largest is on one of them.
+TEST(FrozenPlanes, KnownCodesOfOneScale) {
+  const std::vector<float> values{3, -3, 0.001f, 5, 4.99f, 1e-6f};
+  for (uint32_t ranks = 1; ranks <= 3; ++ranks)
+    run(frozen_setup(frozen({"w", {2, 3}}, FSDP_QUANTIZE_FP8), ranks), "", [&](Rank &rank) {
+      FSDP(fsdp_load_param(rank.groups[0], 0, values.data(), FSDP_FLOAT32, values.size(), FSDP_EVERY_RANK, 0));
+      publish(rank);
+      Planes planes = stored_planes(rank, 0, 0);
+      REQUIRE(planes[FSDP_PLANE_ROW] == (std::vector<uint8_t>{0x78, 0xf8, 0x1b, 0x7e, 0x7e, 0x00}));
+      REQUIRE(planes[FSDP_PLANE_ROW_SCALE] == (std::vector<uint8_t>{0x6e, 0xdb, 0x36, 0x3c}));
+    });
+}
+
+// Codes times scales of the ROW planes, rounded once, on every rank or on one.
+TEST(FrozenPlanes, AreReadAsNumbers) {
+  for (const fsdp_quantization quantization : quantizations)
+    for (const fsdp_dtype dtype : {FSDP_FLOAT32, FSDP_BFLOAT16, FSDP_FLOAT16})
+      for (uint32_t ranks = 1; ranks <= 3; ++ranks) {
+        if ((is_sanitized() && ranks == 2) || (on_gpu() && (ranks != 3 || dtype == FSDP_FLOAT16))) continue;
+        const ParamDef w = frozen({"w", {2, 128, 160}}, quantization);
+        const Planes planes = random_planes(w, 3);
+        Blocks rows{planes.at(FSDP_PLANE_ROW), {}};
+        const auto &scales = planes.at(FSDP_PLANE_ROW_SCALE);
+        const fsdp_dtype scale_dtype = quantization == FSDP_QUANTIZE_MXFP8 ? FSDP_E8M0 + 0 : FSDP_FLOAT32 + 0;
+        for (uint64_t i = 0; i < scales.size() / fsdp_get_dtype_size(scale_dtype); ++i)
+          rows.scales.push_back(load_element(scales.data(), scale_dtype, i));
+        const std::vector<float> expected = dequantize(rows, w.shape, block_of(quantization, false));
+        run(frozen_setup(w, ranks), "kind " + std::to_string(quantization), [&](Rank &rank) {
+          load_planes(rank, 0, 0, planes);
+          publish(rank);
+          for (const int32_t root : {FSDP_EVERY_RANK + 0, static_cast<int32_t>(ranks) - 1}) {
+            const bool reads = root == FSDP_EVERY_RANK || root == static_cast<int32_t>(rank.rank);
+            std::vector<uint8_t> data(expected.size() * fsdp_get_dtype_size(dtype), 0x5a);
+            FSDP(fsdp_read_param(rank.groups[0], 0, data.data(), dtype, expected.size(), root, 0));
+            uint64_t wrong = 0;
+            for (uint64_t i = 0; i < expected.size(); ++i) {
+              const float found = load_element(data.data(), dtype, i), wanted = round_to(expected[i], dtype);
+              wrong += reads && !(found == wanted || (std::isnan(found) && std::isnan(expected[i])));
+            }
+            REQUIRE(wrong == 0);
+            REQUIRE(reads || data == std::vector<uint8_t>(data.size(), 0x5a));
+          }
+        });
+      }
+}
+
+// ... to the last subnormal, whatever the caller's modes.
+TEST(FrozenPlanes, AreReadWithSubnormals) {
+  Scenario setup = adapted(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_COPIED);
+  setup.flush_to_zero = true;
+  setup.steps = 1;
+  EXPECT_EQ(train(setup), "");
+  run(frozen_setup(frozen({"w", {1, 2}}, FSDP_QUANTIZE_FP8), 1), "", [&](Rank &rank) {
+    const float scale = 0x1p-140f;
+    std::vector<uint8_t> bytes(4);
+    std::memcpy(bytes.data(), &scale, 4);
+    load_planes(rank, 0, 0, {{FSDP_PLANE_ROW, {0x38, 0x08}}, {FSDP_PLANE_ROW_SCALE, bytes}});
+#if defined(__SSE2__)
+    const unsigned modes = _mm_getcsr();
+    _mm_setcsr(modes | 0x8040);
+    const std::vector<float> read = rank.read(0, 0);
+    _mm_setcsr(modes);
+#else
+    const std::vector<float> read = rank.read(0, 0);
+#endif
+    REQUIRE(read[0] == 0x1p-140f && read[1] == 0x1p-146f);
+  });
+}
+
+TEST(FrozenPlanes, AreLoadedBitForBit) {
+  for (const fsdp_quantization quantization : quantizations)
+    for (uint32_t ranks = 1; ranks <= 3; ++ranks)
+      for (const auto mode : unshard_modes)
+        for (const bool everybody : {false, true}) {
+          if (on_gpu() && (ranks == 2 || mode == FSDP_UNSHARD_MAPPED)) continue;
+          const std::vector<ParamDef> params{frozen({"a", {320, 1024}}, quantization),
+                                             frozen({"b", {64, 96}}, quantization)};
+          Scenario setup = frozen_setup(params[0], ranks, mode);
+          setup.groups[0].params.push_back(params[1]);
+          setup.groups[0].params.push_back({"adapter", {8, 8}});
+          run(setup, "kind " + std::to_string(quantization), [&](Rank &rank) {
+            const int32_t root = everybody ? FSDP_EVERY_RANK : static_cast<int32_t>(ranks) - 1;
+            for (const uint32_t p : {0, 1}) load_planes(rank, 0, p, random_planes(params[p], p), root);
+            publish(rank);
+            for (const uint32_t p : {0, 1}) REQUIRE(stored_planes(rank, 0, p) == random_planes(params[p], p));
+            FSDP(fsdp_check_replicas(rank.model, 0, stream()));
+          });
+        }
+}
+
+// Each rank its own rows, in two parts of whole blocks; a stack by its matrices.
+TEST(FrozenPlanes, AreMadeOfWholeBlocksOfRows) {
+  for (const std::vector<uint64_t> &shape : {std::vector<uint64_t>{544, 160}, {6, 128, 32}})
+    for (const fsdp_quantization quantization : {FSDP_QUANTIZE_MXFP8, FSDP_QUANTIZE_FP8_BLOCK})
+      for (uint32_t ranks = 1; ranks <= 3; ++ranks) {
+        Scenario setup = frozen_setup(frozen({"w", shape}, quantization), ranks);
+        setup.groups[0].params.push_back(frozen({"twin", shape}, quantization));
+        const uint64_t row = setup.groups[0].params[0].count() / shape[0], block = shape.size() > 2 ? 1 : 128;
+        const std::vector<float> values = awkward_values(row * shape[0], 9);
+        run(setup, "kind " + std::to_string(quantization), [&](Rank &rank) {
+          fsdp_group *const g = rank.groups[0];
+          fsdp_chunk chunk = FSDP_CHUNK_INIT;
+          FSDP(fsdp_get_chunk(g, 0, rank.rank, &chunk));
+          const uint64_t half = chunk.row_count / 2 / block * block;
+          const auto load_rows = [&](uint64_t first, uint64_t count) {
+            return fsdp_load_chunk(g, 0, values.data() + first * row, FSDP_FLOAT32, first, count, 0);
+          };
+          FSDP(load_rows(chunk.row_offset + half, chunk.row_count - half));
+          FSDP(load_rows(chunk.row_offset, half));
+          FSDP(fsdp_load_param(g, 1, values.data(), FSDP_FLOAT32, values.size(), FSDP_EVERY_RANK, 0));
+          if (shape.size() == 2 && chunk.row_count) {
+            EXPECT_FAILS(FSDP_INVALID_ARGUMENT, load_rows(chunk.row_offset, 31), "fsdp_load_chunk", "'w'",
+                         "not whole blocks of", quantization == FSDP_QUANTIZE_MXFP8 ? "32 rows" : "128 rows");
+          }
+          publish(rank);
+          REQUIRE(stored_planes(rank, 0, 0) == stored_planes(rank, 0, 1));
+        });
+      }
+}
+
+// By the end of the seal.
+uint64_t allocations_of(const Scenario &setup) {
+  std::atomic<uint64_t> count = 0;
+  run(setup, "sealed", [&](Rank &rank) { count = rank.stats().allocations; });
+  return count;
+}
+
+// The n-th allocation is the load's: what was there stays, and the next one succeeds. Whoever has nothing of the
+// parameter needs no memory, and learns it where ranks load together.
+TEST(FrozenPlanes, StayWhereMemoryEnds) {
+  const ParamDef w = frozen({"w", {100, 8}}, FSDP_QUANTIZE_FP8_BLOCK);
+  const std::vector<float> values = awkward_values(800, 1);
+  for (const bool everybody : {false, true}) {
+    Scenario setup = frozen_setup(w, 2);
+    setup.context.debug_failed_allocation = allocations_of(setup) + 1;
+    std::atomic<int> failed = 0;
+    run(setup, "", [&](Rank &rank) {
+      load_planes(rank, 0, 0, random_planes(w, 4));
+      const auto load = [&] {
+        return fsdp_load_param(rank.groups[0], 0, values.data(), FSDP_FLOAT32, 800, everybody ? FSDP_EVERY_RANK : 1, 0);
+      };
+      if (const fsdp_status status = load(); status != FSDP_OK) {
+        ++failed;
+        EXPECT_FAILS(FSDP_OUT_OF_MEMORY, status, "numbers on their way into planes", "debug_failed_allocation");
+      }
+      publish(rank);
+      REQUIRE(stored_planes(rank, 0, 0) == random_planes(w, 4));
+      FSDP(fsdp_begin_update(rank.model, stream()));
+      FSDP(load());
+      publish(rank);
+      const Blocks expected = quantize_blocks(values, w.shape, FSDP_SCALE_EXACT, FSDP_FLOAT32);
+      REQUIRE(stored_planes(rank, 0, 0)[FSDP_PLANE_ROW] == expected.codes);
+    });
+    EXPECT_EQ(failed, everybody ? 1 : 2);
+  }
+}
+
+// One reads, and both learn that it has no memory.
+TEST(FrozenPlanes, AreNotReadWithoutMemory) {
+  const ParamDef w = frozen({"w", {100, 8}}, FSDP_QUANTIZE_FP8_BLOCK);
+  Scenario setup = frozen_setup(w, 2);
+  setup.context.debug_failed_allocation = allocations_of(setup) + 1;
+  run(setup, "", [&](Rank &rank) {
+    load_planes(rank, 0, 0, random_planes(w, 4));
+    std::vector<float> data(800, 7);
+    const auto read = [&] { return fsdp_read_param(rank.groups[0], 0, data.data(), FSDP_FLOAT32, 800, 1, 0); };
+    EXPECT_FAILS(FSDP_OUT_OF_MEMORY, read(), "planes that are read", "debug_failed_allocation");
+    REQUIRE(data == std::vector<float>(800, 7));
+    FSDP(read());
+  });
+}
+
+TEST(FrozenMisuse, OfPlanes) {
+  Scenario setup = frozen_setup(frozen({"w", {32, 64}}, FSDP_QUANTIZE_MXFP8), 1);
+  setup.groups[0].params.push_back(trained({"own", {32, 64}}, FSDP_QUANTIZE_MXFP8));
+  setup.groups[0].params.push_back({"numbers", {4}, FSDP_FLOAT32, FSDP_PARAM_FROZEN});
+  setup.groups[0].params.push_back(frozen({"scaled", {4, 4}}, FSDP_QUANTIZE_FP8));
+  Solo solo(State::sealed, setup);
+  const std::vector<uint8_t> bytes(32 * 64);
+  const auto load = [&](uint64_t param, fsdp_plane plane, fsdp_dtype dtype, uint64_t count,
+                        int32_t root = FSDP_EVERY_RANK, uint32_t flags = 0) {
+    return fsdp_load_plane(solo.group(0), param, plane, bytes.data(), dtype, count, root, flags);
+  };
+  EXPECT_FAILS(FSDP_INVALID_STATE, load(1, FSDP_PLANE_ROW, FSDP_FLOAT8_E4M3, 2048), "fsdp_load_plane",
+               "'own' of group 'g' is trained", "made of its main weights when these are published", "fsdp_load_param");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, load(2, FSDP_PLANE_ROW, FSDP_FLOAT8_E4M3, 4), "'numbers'", "not quantized");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, load(3, FSDP_PLANE_COLUMN, FSDP_FLOAT8_E4M3, 16), "'scaled'", "no COLUMN planes");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, load(0, 0, FSDP_FLOAT8_E4M3, 2048), "0 is not a plane");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, load(4, FSDP_PLANE_ROW, FSDP_FLOAT8_E4M3, 2048), "param_index 4");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, load(0, FSDP_PLANE_ROW, FSDP_UINT8, 2048), "7 is not a dtype of row of w",
+               "float8_e4m3 (4)");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, load(0, FSDP_PLANE_ROW_SCALE, FSDP_FLOAT32, 64), "1 is not a dtype of row_scale",
+               "e8m0 (6)");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, load(3, FSDP_PLANE_ROW_SCALE, FSDP_E8M0, 1), "float32 (1)");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, load(0, FSDP_PLANE_COLUMN_SCALE, FSDP_E8M0, 2048), "plane 'column_scale of w'",
+               "has 64 elements, element_count is 2048");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, load(0, FSDP_PLANE_ROW, FSDP_FLOAT8_E4M3, 2048, 1), "root 1");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, load(0, FSDP_PLANE_ROW, FSDP_FLOAT8_E4M3, 2048, 0, 1u << 30), "flags");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT,
+               fsdp_load_plane(solo.group(0), 0, FSDP_PLANE_ROW, nullptr, FSDP_FLOAT8_E4M3, 2048, FSDP_EVERY_RANK, 0),
+               "data is NULL for row of w on rank 0");
+  float rows[16] = {};
+  EXPECT_FAILS(FSDP_UNSUPPORTED, fsdp_load_chunk(solo.group(0), 3, rows, FSDP_FLOAT32, 0, 4, 0), "fsdp_load_chunk",
+               "'scaled'", "one scale", "fsdp_load_param");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_load_param(solo.group(0), 0, rows, FSDP_FLOAT8_E4M3, 2048, 0, 0),
+               "4 is not a dtype");
+  solo.rank->load();
+  EXPECT_FAILS(FSDP_INVALID_STATE, load(0, FSDP_PLANE_ROW, FSDP_FLOAT8_E4M3, 2048), "window");
+  solo.clean_step();
+}
+
+class FrozenDeclared : public Declared {};
+
+// A checkpoint could not say what the planes of such boxes are parts of.
+TEST_F(FrozenDeclared, BoxesCutNoBlocks) {
+  static constexpr uint64_t shape[] = {64, 64}, global[] = {256, 200}, fits[] = {64, 96}, cuts[] = {64, 112},
+                            odd[] = {64, 128}, odd_shape[] = {128, 72};
+  const auto box = [&](const char *name, fsdp_quantization quantization, const uint64_t *size, const uint64_t *offset) {
+    fsdp_param p = param(name);
+    p.shape = size, p.dimension_count = 2, p.global_shape = global, p.global_offset = offset;
+    p.flags = FSDP_PARAM_FROZEN, p.quantization = quantization;
+    return p;
+  };
+  fsdp_param own = box("trained", FSDP_QUANTIZE_FP8, shape, fits);
+  own.flags = 0;
+  static constexpr uint64_t corner[] = {128, 128};
+  FSDP(add_group("g", {box("fits", FSDP_QUANTIZE_MXFP8, shape, fits), box("cuts", FSDP_QUANTIZE_MXFP8, shape, cuts),
+                       box("scaled", FSDP_QUANTIZE_FP8, shape, fits), box("odd", FSDP_QUANTIZE_FP8_BLOCK, shape, odd),
+                       box("corner", FSDP_QUANTIZE_FP8_BLOCK, odd_shape, corner), own}));
+  char text[2048];
+  uint64_t size = sizeof text;
+  FSDP(fsdp_check_model(model, text, &size));
+  EXPECT_EQ(
+      std::string(text),
+      "parameter 'cuts' of group 'g': FSDP_QUANTIZE_MXFP8 of an FSDP_PARAM_FROZEN box needs blocks of 32 that the "
+      "box does not cut, but it is [112, 176) of global_shape[1], which is 200\n"
+      "parameter 'scaled' of group 'g': FSDP_QUANTIZE_FP8 of an FSDP_PARAM_FROZEN box has a scale of its own, "
+      "which is no part of the whole tensor's; declare it without global_shape\n"
+      "parameter 'odd' of group 'g': FSDP_QUANTIZE_FP8_BLOCK of an FSDP_PARAM_FROZEN box needs blocks of 128 that "
+      "the box does not cut, but it is [64, 128) of global_shape[0], which is 256\n");
+}
+
+TEST_F(FrozenDeclared, BytesAreFrozenAndNothingElse) {
+  static constexpr uint64_t shape[] = {64, 64};
+  fsdp_param bytes = param("bytes");
+  bytes.shape = shape, bytes.dimension_count = 2, bytes.dtype = FSDP_UINT8;
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {bytes}), "params[0] ('bytes').dtype is FSDP_UINT8 (7)",
+               "FSDP_PARAM_FROZEN");
+  bytes.flags = FSDP_PARAM_FROZEN, bytes.quantization = FSDP_QUANTIZE_MXFP8;
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {bytes}), "params[0] ('bytes').quantization is 2",
+               "bytes are not quantized");
+  bytes.quantization = 0;
+  FSDP(add_group("g", {bytes}));
+}
+
+// Codes of the caller's own, in and out, beside what is trained.
+TEST(FrozenBytes, AreWhatTheyWere) {
+  for (uint32_t ranks = 1; ranks <= 3; ++ranks)
+    for (const auto mode : unshard_modes) {
+      Scenario setup = frozen_setup({"nf4", {97, 31}, FSDP_UINT8, FSDP_PARAM_FROZEN}, ranks, mode);
+      setup.groups[0].params.push_back({"absmax", {97}, FSDP_FLOAT32, FSDP_PARAM_FROZEN});
+      setup.groups[0].params.push_back({"adapter", {31, 4}});
+      const std::vector<uint8_t> bytes = random_bytes(97 * 31, 2);
+      run(setup, "", [&](Rank &rank) {
+        fsdp_group *const g = rank.groups[0];
+        const int32_t root = static_cast<int32_t>(ranks) - 1;
+        const bool gives = root == static_cast<int32_t>(rank.rank);
+        std::vector<float> numbers(97 * 31);
+        EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_load_param(g, 0, numbers.data(), FSDP_FLOAT32, bytes.size(), root, 0),
+                     "1 is not a dtype of nf4 of group 'g', which is uint8 (7)");
+        EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_load_param(g, 1, bytes.data(), FSDP_UINT8, 97, root, 0),
+                     "7 is not a dtype");
+        FSDP(fsdp_load_param(g, 0, gives ? bytes.data() : nullptr, FSDP_UINT8, bytes.size(), root, 0));
+        publish(rank);
+        fsdp_tensor view = FSDP_TENSOR_INIT;
+        FSDP(fsdp_unshard(g, FSDP_FORWARD, 0, stream()));
+        FSDP(fsdp_get_param(g, 0, FSDP_FORWARD, &view));
+        REQUIRE(view.dtype == FSDP_UINT8 && view.element_size == 1 && view.element_count == bytes.size());
+        std::vector<uint8_t> seen(bytes.size());
+        copy(seen.data(), view.data, seen.size());
+        FSDP(fsdp_reshard(g, FSDP_FORWARD, 0, stream()));
+        REQUIRE(seen == bytes);
+        std::vector<uint8_t> read(bytes.size());
+        FSDP(fsdp_read_param(g, 0, read.data(), FSDP_UINT8, read.size(), FSDP_EVERY_RANK, 0));
+        REQUIRE(read == bytes);
+        EXPECT_FAILS(FSDP_INVALID_ARGUMENT,
+                     fsdp_read_param(g, 0, numbers.data(), FSDP_FLOAT32, read.size(), FSDP_EVERY_RANK, 0), "uint8 (7)");
+      });
+    }
+}
+
+}  // namespace
