@@ -5,7 +5,7 @@
 
 namespace fsdp::engine {
 
-Quantizer::Quantizer(Runtime &runtime) : amaxes_(runtime) {
+Quantizer::Quantizer(Runtime &runtime) : amaxes_(runtime), nonfinite_(runtime) {
   std::vector<uint64_t> first_amax;  // by bucket
   uint64_t amax_count = 0;
   for (const Bucket &bucket : runtime.storage->buckets()) {
@@ -37,24 +37,34 @@ void Quantizer::add(const Runtime &runtime, const PlaneSlice &main) {
   const uint64_t columns = main.param().shape.back(), rows = main.slice.count / columns;
   const bool via_bf16 = spec.quantize_from == FSDP_BFLOAT16;
   if (main.bucket.plan->quantization == FSDP_QUANTIZE_MXFP8)
-    mxfp8_.push_back(
-        {.from = from,
-         .rows = rows,
-         .columns = columns,
-         .rule = spec.scale_rule == FSDP_SCALE_FLOOR ? device::ScaleRule::floor : device::ScaleRule::round_up,
-         .via_bf16 = via_bf16,
-         .row = codes(0),
-         .row_scales = reinterpret_cast<uint8_t *>(scales(0)),
-         .column = codes(1),
-         .column_scales = reinterpret_cast<uint8_t *>(scales(1))});
+    add_mxfp8(main,
+              {.from = from,
+               .rows = rows,
+               .columns = columns,
+               .rule = spec.scale_rule == FSDP_SCALE_FLOOR ? device::ScaleRule::floor : device::ScaleRule::round_up,
+               .via_bf16 = via_bf16,
+               .row = codes(0),
+               .row_scales = reinterpret_cast<uint8_t *>(scales(0)),
+               .column = codes(1),
+               .column_scales = reinterpret_cast<uint8_t *>(scales(1))});
   else
-    blocks_.push_back({.from = from,
-                       .rows = rows,
-                       .columns = columns,
-                       .power_of_two = spec.scale_rounding == FSDP_SCALE_POWER_OF_TWO,
-                       .via_bf16 = via_bf16,
-                       .codes = codes(0),
-                       .scale_inv = reinterpret_cast<float *>(scales(0))});
+    add_blocks(main, {.from = from,
+                      .rows = rows,
+                      .columns = columns,
+                      .power_of_two = spec.scale_rounding == FSDP_SCALE_POWER_OF_TWO,
+                      .via_bf16 = via_bf16,
+                      .codes = codes(0),
+                      .scale_inv = reinterpret_cast<float *>(scales(0))});
+}
+
+void Quantizer::add_mxfp8(const PlaneSlice &main, const device::Mxfp8Quantize &work) {
+  mxfp8_.push_back(work);
+  nonfinite_.add(main, work);
+}
+
+void Quantizer::add_blocks(const PlaneSlice &main, const device::Fp8BlockQuantize &work) {
+  blocks_.push_back(work);
+  nonfinite_.add(main, work);
 }
 
 void Quantizer::add_part(const PlaneSlice &main, bool via_bf16, uint64_t index) {
@@ -64,6 +74,7 @@ void Quantizer::add_part(const PlaneSlice &main, bool via_bf16, uint64_t index) 
                      .scale = amaxes_.scale(index),
                      .codes = reinterpret_cast<uint8_t *>(main.bucket.plane(PlaneKind::compute).at(main.slice))},
                     index});
+  nonfinite_.add_amax(main, index);
 }
 
 // All ranks know all of them; each writes its part of the plane, in the order of the parameters.
@@ -83,9 +94,11 @@ void Quantizer::add_scales(const Runtime &runtime, const Bucket &bucket, uint64_
 }
 
 void Quantizer::quantize(device::Stream &stream) {
+  nonfinite_.report();
   for (const device::Mxfp8Quantize &work : mxfp8_) stream.quantize_mxfp8(work);
   for (const device::Fp8BlockQuantize &work : blocks_) stream.quantize_fp8_blocks(work);
   quantize_whole(stream);
+  nonfinite_.count(stream, amaxes_.own(0));
 }
 
 // Twice over the numbers: the amaxes of all parameters travel at once between.

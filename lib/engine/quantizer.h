@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "engine/nonfinite_weights.h"
 #include "engine/plane_slices.h"
 #include "engine/shared_amaxes.h"
 
@@ -16,6 +17,8 @@ class Quantizer {
   // Of all quantized parameters, behind what the stream was given to write their main weights. Collective where some
   // have one scale for all of their elements.
   void quantize(device::Stream &stream);
+  // Main weights that were not finite, in the log: see nonfinite_weights.h.
+  void report() { nonfinite_.report(); }
 
  private:
   // This rank's part of a parameter with one scale, which is that of this number.
@@ -29,11 +32,14 @@ class Quantizer {
     uint64_t count;
   };
   void add(const Runtime &runtime, const PlaneSlice &main);
+  void add_mxfp8(const PlaneSlice &main, const device::Mxfp8Quantize &work);
+  void add_blocks(const PlaneSlice &main, const device::Fp8BlockQuantize &work);
   void add_part(const PlaneSlice &main, bool via_bf16, uint64_t index);
   void add_scales(const Runtime &runtime, const Bucket &bucket, uint64_t first);
   void quantize_whole(device::Stream &stream);
 
   SharedAmaxes amaxes_;
+  NonfiniteWeights nonfinite_;
   // This rank's parts.
   std::vector<device::Mxfp8Quantize> mxfp8_;
   std::vector<device::Fp8BlockQuantize> blocks_;
