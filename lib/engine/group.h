@@ -12,8 +12,19 @@
 #include "engine/storage.h"
 #include "engine/stream_events.h"
 #include "memory/model_plan.h"
+#include "trace/timeline.h"
 
 namespace fsdp::engine {
+
+// What a gather copies of the planes of quantized parameters, codes and scales.
+struct PlaneBytes {
+  uint64_t row = 0, column = 0;
+
+  void add(uint32_t form, uint64_t bytes) { (form ? column : row) += bytes; }
+  uint8_t traced() const {
+    return static_cast<uint8_t>((row ? trace::row_planes : 0) | (column ? trace::column_planes : 0));
+  }
+};
 
 // What calls change of a slot. States are copied on their own (state.h).
 struct SlotState {
@@ -30,6 +41,7 @@ struct GatherSlot : SlotState {
   std::unique_ptr<device::Event> ready;  // the copies have arrived
   StreamEvents left;                     // the streams that read have passed their reshard
   std::vector<comm::GatherSpan> spans;   // of a copied gather
+  PlaneBytes planes;                     // ... of group.pulled_bytes
   std::vector<uint32_t> overlaps;        // keys whose buffers share bytes with this one
 };
 
@@ -51,7 +63,7 @@ struct GradState {
 struct Contribution : GradState {
   StreamEvents written;
   std::unique_ptr<device::Event> reduced, summed;  // summed: over the outer axis too
-  std::unique_ptr<device::Event> opened;  // of a device: earlier contributions are in a buffer that keeps them
+  std::unique_ptr<device::Event> opened;           // of a device: earlier contributions are in a buffer that keeps them
   // Debug, of a device: every byte of the buffer is 0xFF once the event is done, unless something has written there.
   std::unique_ptr<device::Event> hidden;
   bool is_hidden = false;
@@ -80,6 +92,7 @@ struct Group {
   std::vector<uint32_t> grad_overlaps;          // groups whose full gradient buffers share bytes with this one's
   std::vector<comm::GatherSpan> refresh_spans;  // whole compute weights, at publish
   uint64_t pulled_bytes = 0;                    // that one gather or refresh copies
+  PlaneBytes refreshed_planes;                  // ... of them by a refresh
   uint64_t reduced_bytes = 0;                   // of full gradients that one reduce reads
   uint64_t all_reduced_bytes = 0;               // that one all-reduce reads: those, and the other ranks' sums
 

@@ -115,6 +115,10 @@ check "... beside fp32 main weights" equal "$(value rank_bytes.main)" $((4 * 262
 quantized '[512, 512]' mxfp8
 check "MXFP8 keeps two forms" equal "$(value rank_bytes.compute)" $((262144 + 8192))
 check "... and gathers them one after the other" equal "$(value rank_bytes.gather)" $((262144 + 8192))
+check "... each with its scales" equal "$(value plane_bytes.row) $(value plane_bytes.row_scale) $(value plane_bytes.column) $(value plane_bytes.column_scale)" \
+  "262144 8192 262144 8192"
+planned --model quantized.json --ranks 2
+check "... which the table names" contains "$out" "plane column_scale"
 quantized '[512]'
 check "what cannot be quantized is refused" contains "$status $err" "1 fsdp-plan: "
 check "... by name and number" contains "$err" "parameter 'p' of group 'g': FSDP_QUANTIZE_FP8_BLOCK needs a matrix, 2 dimensions or more, but it has 1"
