@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Parameters: descriptors in and out, views of weights, loads and reads, chunks.
 #include <algorithm>
+#include <functional>
+#include <numeric>
+#include <utility>
 
 #include "abi/boundary.h"
 #include "abi/options.h"
@@ -170,6 +173,43 @@ void require_plane(const engine::Runtime &runtime, const engine::Group &group, u
          call, engine::phase_name(phase), group.name(), columns ? "COLUMN" : "ROW", param.name);
 }
 
+void check_plane(fsdp_plane plane, const char *call) {
+  if (plane < FSDP_PLANE_ROW || plane > FSDP_PLANE_COLUMN_SCALE)
+    fail(FSDP_INVALID_ARGUMENT, "{}: {} is not a plane (FSDP_PLANE_ROW .. FSDP_PLANE_COLUMN_SCALE)", call, plane);
+}
+
+// The scales of an MXFP8 plane as matrices, one behind the other.
+struct ScaleMatrices {
+  uint64_t count;
+  device::Mxfp8Swizzle first;
+
+  void swizzle(device::Stream &stream, const uint8_t *scales, uint8_t *to) const {
+    device::Mxfp8Swizzle matrix = first;
+    for (uint64_t i = 0; i < count; ++i) {
+      matrix.scales = scales + i * matrix.rows * matrix.columns;
+      matrix.to = to + i * matrix.bytes();
+      stream.swizzle_scales(matrix);
+    }
+  }
+};
+
+ScaleMatrices scale_matrices(const engine::Runtime &runtime, const engine::Group &group, uint64_t index,
+                             Published which, const char *call) {
+  const memory::ParamSpec &param = runtime.param(group, index);
+  if (param.quantization != FSDP_QUANTIZE_MXFP8 || which.kind != PlaneKind::compute_scales)
+    fail(
+        FSDP_INVALID_ARGUMENT,
+        "{}: only FSDP_PLANE_ROW_SCALE and FSDP_PLANE_COLUMN_SCALE of FSDP_QUANTIZE_MXFP8 have such a form, not the {} "
+        "plane of parameter '{}' of group '{}', which is {}",
+        call, which.kind == PlaneKind::compute ? "codes'" : "scales'", param.name, group.name(),
+        quantization_name(param.quantization));
+  const std::vector<uint64_t> &shape = group.plan->scale_shapes[index][which.form];
+  const uint64_t rows = shape[shape.size() - 2], columns = shape.back();
+  const uint64_t scales = std::accumulate(shape.begin(), shape.end(), uint64_t{1}, std::multiplies<>());
+  return {scales / (rows * columns),
+          {nullptr, rows, columns, which.form ? device::Mxfp8Form::column : device::Mxfp8Form::row, nullptr}};
+}
+
 void require_quantized(const engine::Runtime &runtime, const engine::Group &group, uint64_t index, bool quantized,
                        const char *call) {
   const memory::ParamSpec &param = runtime.param(group, index);
@@ -300,12 +340,35 @@ fsdp_status fsdp_get_plane(fsdp_group *group, uint64_t param_index, fsdp_phase p
     check_output(tensor, call, "fsdp_tensor");
     check_phase(phase, call);
     runtime.place(impl, param_index, call);
-    if (plane < FSDP_PLANE_ROW || plane > FSDP_PLANE_COLUMN_SCALE)
-      fail(FSDP_INVALID_ARGUMENT, "{}: {} is not a plane (FSDP_PLANE_ROW .. FSDP_PLANE_COLUMN_SCALE)", call, plane);
+    check_plane(plane, call);
     require_quantized(runtime, impl, param_index, true, call);
     require_plane(runtime, impl, param_index, phase, published(plane), call);
     require_readable(model, runtime, impl, phase, call);
     write_output(tensor, plane_view(model, runtime, impl, param_index, phase, published(plane), call));
+  });
+}
+
+fsdp_status fsdp_swizzle_scales(fsdp_group *group, uint64_t param_index, fsdp_phase phase, fsdp_plane plane, void *data,
+                                uint64_t *size_bytes, fsdp_stream stream) {
+  constexpr auto call = "fsdp_swizzle_scales";
+  return in_group(group, call, [&](engine::Model &model, engine::Runtime &runtime, engine::Group &impl) {
+    check_pointer(size_bytes, call, "size_bytes");
+    check_phase(phase, call);
+    runtime.place(impl, param_index, call);
+    check_plane(plane, call);
+    require_quantized(runtime, impl, param_index, true, call);
+    const ScaleMatrices matrices = scale_matrices(runtime, impl, param_index, published(plane), call);
+    const uint64_t needed = matrices.count * matrices.first.bytes();
+    const uint64_t given = std::exchange(*size_bytes, needed);
+    if (!data) return;
+    if (given < needed)
+      fail(FSDP_INVALID_ARGUMENT, "{}: *size_bytes is {}, the scales of parameter '{}' of group '{}' need {}", call,
+           given, runtime.param(impl, param_index).name, impl.name(), needed);
+    require_plane(runtime, impl, param_index, phase, published(plane), call);
+    require_readable(model, runtime, impl, phase, call);
+    const fsdp_tensor scales = plane_view(model, runtime, impl, param_index, phase, published(plane), call);
+    matrices.swizzle(runtime.caller_stream(stream, call), static_cast<const uint8_t *>(scales.data),
+                     static_cast<uint8_t *>(data));
   });
 }
 

@@ -163,6 +163,8 @@ void Model::get_stats(fsdp_stats &stats) {
   stats.reduce_scatters = counted.reduce_scatters;
   stats.all_reduces = counted.all_reduces;
   stats.gathered_bytes = counted.gathered_bytes;
+  stats.gathered_row_bytes = counted.gathered_row_bytes;
+  stats.gathered_column_bytes = counted.gathered_column_bytes;
   stats.reduced_bytes = counted.reduced_bytes;
   stats.prefetches = counted.prefetches;
   stats.dropped_prefetches = counted.dropped_prefetches;

@@ -109,4 +109,25 @@ TEST(PlaneReport, RaisedGranulesAreTold) {
                 "parameter 'mx' of group 'g': its granule is 32 rows, not 1: mxfp8 keeps them together"}));
 }
 
+// 64 x 96 of MXFP8 is 6,336 bytes of a form, and 32 x 32 fp32 beside it 4,096.
+TEST(PlaneReport, BytesAreCountedByPlane) {
+  Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_COPIED);
+  setup.groups = {{"g", {quantized("w", {64, 96}, FSDP_QUANTIZE_MXFP8), {"plain", {32, 32}}}}};
+  setup.model.flags = FSDP_MODEL_NO_PREFETCH;
+  setup.steps = 1;
+  const auto expect = [&](uint64_t row, uint64_t column, uint64_t all) {
+    const fsdp_stats stats = train_threads(setup)[1].stats;
+    EXPECT_EQ(stats.gathered_row_bytes, row);
+    EXPECT_EQ(stats.gathered_column_bytes, column);
+    EXPECT_EQ(stats.gathered_bytes, all);
+  };
+  expect(6336, 6336, 2 * (6336 + 4096));
+  setup.model.plane_policy = FSDP_PLANES_BOTH;
+  expect(2 * 6336, 2 * 6336, 2 * (2 * 6336 + 4096));
+  setup.model.plane_policy = 0;
+  setup.groups[0].params[0].quantization = FSDP_QUANTIZE_FP8_BLOCK;
+  constexpr uint64_t padded = 2 * (128 * 96 + 4);  // a granule of 128 rows, and its scale, on each rank
+  expect(2 * padded, 0, 2 * (padded + 4096));
+}
+
 }  // namespace
