@@ -34,6 +34,7 @@ void NonfiniteWeights::add_amax(const PlaneSlice &main, uint64_t index) { measur
 // Where the counts before are still under way, these weights are not looked at: a weight that is not finite stays so.
 // What a graph publishes has no event that tells when it is done.
 void NonfiniteWeights::count(device::Stream &stream, const float *amaxes) {
+  if (counted_.empty() && measured_.empty()) return;
   if (!runtime_.context.logs(FSDP_LOG_WARNING) || version_ || stream.capture_id()) return;
   for (size_t i = 0; i < counted_.size(); ++i)
     if (counted_[i].scales)
