@@ -109,7 +109,8 @@ std::vector<std::pair<std::string, uint64_t>> read_planes(const Planned &planned
   std::string text(size, '\0');
   check(fsdp_describe_model(planned.model.get(), text.data(), &size), planned.context.get());
   std::vector<std::pair<std::string, uint64_t>> planes;
-  for (const auto &group : nlohmann::json::parse(text.c_str()).at("groups"))
+  const auto described = nlohmann::json::parse(text.c_str());
+  for (const auto &group : described.at("groups"))
     for (const auto &bucket : group.at("buckets"))
       for (const auto &plane : bucket.value("planes", nlohmann::json::array())) {
         const std::string name = plane.at("name");
