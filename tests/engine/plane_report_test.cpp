@@ -95,6 +95,18 @@ TEST(PlaneReport, WeightsThatAreNotFiniteAreNamedOncePerVersion) {
   EXPECT_EQ(told(), expected);
 }
 
+TEST(PlaneReport, OnTheHostPublishingTellsItself) {
+  if (on_gpu()) GTEST_SKIP() << "there a later call does";
+  Log log;
+  const Scenario setup = three_kinds(1, log);
+  run_threads(setup, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, setup);
+    load_all(rank, true);
+    FSDP(fsdp_publish_weights(rank.model, nullptr));
+    EXPECT_EQ(log.take(FSDP_LOG_WARNING, "version 1").size(), 3u);
+  });
+}
+
 TEST(PlaneReport, RaisedGranulesAreTold) {
   Log log;
   Scenario setup = three_kinds(1, log);
