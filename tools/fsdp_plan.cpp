@@ -131,6 +131,8 @@ void print_table(const plan::ModelSpec &model, const Request &request, const pla
              estimate.info.element_count == 0 ? 0.0
                                               : 100 * static_cast<double>(estimate.info.padding_count) /
                                                     static_cast<double>(estimate.info.element_count));
+  for (const auto &[name, bytes] : estimate.planes)
+    fmt::print("  plane {:<14} {:>12} of all ranks\n", name, format_bytes(bytes));
   if (estimate.smallest_total != memory.total())
     fmt::print("  ranks differ: shown is shard {}, the largest; the smallest holds {}\n", estimate.largest_rank,
                format_bytes(estimate.smallest_total));
@@ -144,7 +146,7 @@ nlohmann::ordered_json memory_to_json(const plan::Memory &memory) {
 }
 
 void print_json(const Request &request, const plan::Estimate &estimate) {
-  const nlohmann::ordered_json json{
+  nlohmann::ordered_json json{
       {"ranks", request.policy.ranks},
       {"replicate", request.policy.replicate},
       {"strategy", plan::name_of(plan::strategies, request.policy.strategy)},
@@ -159,6 +161,7 @@ void print_json(const Request &request, const plan::Estimate &estimate) {
       {"reduce_lower_bound_bytes", estimate.info.reduce_lower_bound_bytes},
       {"unsharded_bytes", memory_to_json(estimate.unsharded)},
   };
+  for (const auto &[name, bytes] : estimate.planes) json["plane_bytes"][name] = bytes;
   fmt::print("{}\n", json.dump(2));
 }
 

@@ -16,6 +16,7 @@ import pathlib
 import struct
 import sys
 
+import quantized
 import scenarios
 from training import CONSTANTS, FLOAT32, Group, Model, Param, array, bytes_of, crc, hex_of, rounded
 
@@ -78,6 +79,16 @@ class Run:
 
     def get_params(self, group, phase):
         return crc(b"".join(bytes_of(param.weights, param.dtype) for param in self.named[group].params))
+
+    def get_plane(self, group, index, phase, plane):
+        return crc(self.planes(group, index, plane)[int(plane)])
+
+    def swizzle_scales(self, group, index, phase, plane):
+        return crc(quantized.swizzled(*self.planes(group, index, plane)["scales"]))
+
+    def planes(self, group, index, plane):
+        columns = int(plane) >= CONSTANTS["PLANE_COLUMN"]
+        return quantized.planes(self.at(group, index).weights, *self.at(group, index).shape, columns)
 
     def acquire_grad(self, group, index, *values):
         for rank in self.ranks:

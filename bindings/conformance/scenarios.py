@@ -471,11 +471,39 @@ def differing():
     yield "abort", several, lines
 
 
+def read_planes(phase, planes):
+    return [
+        f"unshard body {phase}",
+        *[f"get_plane body 0 {phase} PLANE_{plane} ->" for plane in planes],
+        f"swizzle_scales body 0 {phase} PLANE_{planes[1]} ->",
+        f"reshard body {phase}",
+    ]
+
+
+def mxfp8():
+    """Before and after a step: what each phase reads, and its scales as a GEMM reads them."""
+    groups = (("body", 2),)
+    lines = [
+        "create_model m unshard_mode=UNSHARD_COPIED",
+        "param q 64 96 quantization=QUANTIZE_MXFP8",
+        "param b 10",
+        "create_group m body",
+        "seal_model m",
+        *load(groups),
+        "publish_weights m",
+    ]
+    both = read_planes("FORWARD", ("ROW", "ROW_SCALE"))
+    both += read_planes("BACKWARD", ("COLUMN", "COLUMN_SCALE"))
+    lines += [*both, *backward(groups, 1), "finish_grads m 1", "step_adamw m 0.01", *both]
+    return "mxfp8", ALL, ending(*lines, "read_param body 0 ->")
+
+
 def all_scenarios():
     """(name, worlds, calls) of each, in the order of the file."""
     yield from strategies()
     yield from low_precision()
     yield from scalars()
+    yield mxfp8()
     yield tied()
     yield frozen()
     yield from accumulation()

@@ -75,7 +75,7 @@ def array(words, count, rank, shift=0):
 
 class Param:
     def __init__(self, name, shape, keys):
-        self.name, self.count = name, math.prod(shape)
+        self.name, self.shape, self.count = name, shape, math.prod(shape)
         self.dtype = int(keys.get("dtype", FLOAT32))
         self.flags, self.lr_scale = int(keys.get("flags", 0)), float(keys.get("lr_scale", 1))
         self.main, self.weights = [0.0] * self.count, [0.0] * self.count

@@ -79,6 +79,9 @@ call(rank, ::Val{:reshard}, words, keys) = FSDP.reshard(rank.named[words[1]], ph
 call(rank, ::Val{:prefetch}, words, keys) = FSDP.prefetch(rank.named[words[1]], phase(words[2]))
 call(rank, ::Val{:get_params}, words, keys) =
     hash_of(FSDP.array.(FSDP.tensors(rank.named[words[1]], phase(words[2])))...)
+plane_of(words) = param_at(words[2]), FSDP.Plane(parse(Int, words[4])), phase(words[3])
+call(rank, ::Val{:get_plane}, words, keys) = hash_of(FSDP.array(FSDP.plane(rank.named[words[1]], plane_of(words)...)))
+call(rank, ::Val{:swizzle_scales}, words, keys) = hash_of(FSDP.swizzle_scales(rank.named[words[1]], plane_of(words)...))
 function call(rank, ::Val{:acquire_grad}, words, keys)
     grad, adds = FSDP.acquire_grad(rank.named[words[1]], param_at(words[2]))
     write_grad(rank, grad, words[3:end], adds, 0)

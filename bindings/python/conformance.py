@@ -179,6 +179,12 @@ class Rank:
     def get_params(self, group, phase):
         return crc(*self.named[group].weights(int(phase)).values())
 
+    def get_plane(self, group, index, phase, plane):
+        return crc(self.named[group].plane(int(index), int(plane), int(phase)).memoryview())
+
+    def swizzle_scales(self, group, index, phase, plane):
+        return crc(self.named[group].swizzle_scales(int(index), int(plane), int(phase)))
+
     def acquire_grad(self, group, index, *values):
         grad, adds = self.named[group].acquire_grad(int(index))
         self.write(grad, values, 0, adds)

@@ -14,7 +14,7 @@ static_assert(sizeof(fsdp_model_options) == 104 && offsetof(fsdp_model_options, 
 static_assert(sizeof(fsdp_visit) == 8 && offsetof(fsdp_visit, phase) == 4);
 static_assert(sizeof(fsdp_schedule_options) == 32 && offsetof(fsdp_schedule_options, visit_stride) == 24);
 static_assert(sizeof(fsdp_model_info) == 80 && offsetof(fsdp_model_info, layout_hash) == 72);
-static_assert(sizeof(fsdp_stats) == 240 && offsetof(fsdp_stats, checkpoint_stall_ns) == 232);
+static_assert(sizeof(fsdp_stats) == 256 && offsetof(fsdp_stats, gathered_column_bytes) == 248);
 static_assert(sizeof(fsdp_param) == 88 && offsetof(fsdp_param, reserved) == 84);
 static_assert(sizeof(fsdp_group_options) == 24 && offsetof(fsdp_group_options, reduce_dtype) == 20);
 static_assert(sizeof(fsdp_group_info) == 48 && offsetof(fsdp_group_info, reduce_dtype) == 44);

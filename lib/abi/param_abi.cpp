@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Parameters: descriptors in and out, views of weights, loads and reads, chunks.
 #include <algorithm>
+#include <functional>
+#include <numeric>
+#include <utility>
 
 #include "abi/boundary.h"
 #include "abi/options.h"
@@ -201,6 +204,38 @@ void require_held(const engine::Runtime &runtime, const engine::Group &group, ui
          call, engine::phase_name(phase), group.name(), columns ? "COLUMN" : "ROW", param.name);
 }
 
+// The scales of an MXFP8 plane as matrices, one behind the other.
+struct ScaleMatrices {
+  uint64_t count;
+  device::Mxfp8Swizzle first;
+
+  void swizzle(device::Stream &stream, const uint8_t *scales, uint8_t *to) const {
+    device::Mxfp8Swizzle matrix = first;
+    for (uint64_t i = 0; i < count; ++i) {
+      matrix.scales = scales + i * matrix.rows * matrix.columns;
+      matrix.to = to + i * matrix.bytes();
+      stream.swizzle_scales(matrix);
+    }
+  }
+};
+
+ScaleMatrices scale_matrices(const engine::Runtime &runtime, const engine::Group &group, uint64_t index,
+                             Published which, const char *call) {
+  const memory::ParamSpec &param = runtime.param(group, index);
+  if (param.quantization != FSDP_QUANTIZE_MXFP8 || which.kind != PlaneKind::compute_scales)
+    fail(
+        FSDP_INVALID_ARGUMENT,
+        "{}: only FSDP_PLANE_ROW_SCALE and FSDP_PLANE_COLUMN_SCALE of FSDP_QUANTIZE_MXFP8 have such a form, not the {} "
+        "plane of parameter '{}' of group '{}', which is {}",
+        call, which.kind == PlaneKind::compute ? "codes'" : "scales'", param.name, group.name(),
+        quantization_name(param.quantization));
+  const std::vector<uint64_t> &shape = group.plan->scale_shapes[index][which.form];
+  const uint64_t rows = shape[shape.size() - 2], columns = shape.back();
+  const uint64_t scales = std::accumulate(shape.begin(), shape.end(), uint64_t{1}, std::multiplies<>());
+  return {scales / (rows * columns),
+          {nullptr, rows, columns, which.form ? device::Mxfp8Form::column : device::Mxfp8Form::row, nullptr}};
+}
+
 fsdp_chunk make_chunk(const memory::ModelPlan &plan, const layout::Mesh &mesh, uint32_t group, uint64_t param_index,
                       uint32_t rank) {
   fsdp_chunk chunk = FSDP_CHUNK_INIT;
@@ -338,6 +373,29 @@ fsdp_status fsdp_load_plane(fsdp_group *group, uint64_t param_index, fsdp_plane 
     runtime.place(impl, param_index, call);
     const Published which = read_plane(runtime, impl, param_index, plane, call);
     model.params(call).load_plane(impl, param_index, which.kind, which.form, data, dtype, element_count, root);
+  });
+}
+
+fsdp_status fsdp_swizzle_scales(fsdp_group *group, uint64_t param_index, fsdp_phase phase, fsdp_plane plane, void *data,
+                                uint64_t *size_bytes, fsdp_stream stream) {
+  constexpr auto call = "fsdp_swizzle_scales";
+  return in_group(group, call, [&](engine::Model &model, engine::Runtime &runtime, engine::Group &impl) {
+    check_pointer(size_bytes, call, "size_bytes");
+    check_phase(phase, call);
+    runtime.place(impl, param_index, call);
+    const Published which = read_plane(runtime, impl, param_index, plane, call);
+    const ScaleMatrices matrices = scale_matrices(runtime, impl, param_index, which, call);
+    const uint64_t needed = matrices.count * matrices.first.bytes();
+    const uint64_t given = std::exchange(*size_bytes, needed);
+    if (!data) return;
+    if (given < needed)
+      fail(FSDP_INVALID_ARGUMENT, "{}: *size_bytes is {}, the scales of parameter '{}' of group '{}' need {}", call,
+           given, runtime.param(impl, param_index).name, impl.name(), needed);
+    require_held(runtime, impl, param_index, phase, which, call);
+    require_readable(model, runtime, impl, phase, call);
+    const fsdp_tensor scales = plane_view(model, runtime, impl, param_index, phase, which, call);
+    matrices.swizzle(runtime.caller_stream(stream, call), static_cast<const uint8_t *>(scales.data),
+                     static_cast<uint8_t *>(data));
   });
 }
 

@@ -72,7 +72,8 @@ struct Gather {
 // Every rank has `count` addends, cut into one slice a rank: of size() equal ones the rank's own is summed over all
 // ranks in rank order (device::RankSum) into `to`, in fp32. Or everywhere: `to` has `count` elements on each rank, the
 // slices are summed there, at their place, and then gathered, so that the bits are the same; the last slices may then
-// be shorter.
+// be shorter. `to` may be this rank's own slice of `from`, or everywhere `from` itself, then without accumulate; else
+// the two share nothing.
 struct Sum {
   Part from;
   Part to;
@@ -125,8 +126,8 @@ struct Ticket {
 
 // One ordered sequence of collectives, each enqueued on a device stream. Its tasks must run in the order in which they
 // were enqueued: one stream, or streams that events join. Every collective waits for all ranks, so that their calls can
-// be compared, and those that call different things get MISMATCH naming both; gather_stable may not wait, and is then
-// compared with nothing.
+// be compared, and those that call different things get MISMATCH naming both, at once or, where what was enqueued cannot
+// be taken back (NCCL), when the ranks meet; gather_stable may not wait, and is then compared with nothing.
 class Collectives {
  public:
   virtual ~Collectives() = default;

@@ -66,6 +66,10 @@ class Stream {
   // fp32 to codes with a scale for each block, see device/quantize.h
   virtual void quantize_mxfp8(const Mxfp8Quantize &work) = 0;
   virtual void quantize_fp8_blocks(const Fp8BlockQuantize &work) = 0;
+  virtual void swizzle_scales(const Mxfp8Swizzle &work) = 0;
+  // *result = number of scales that stand for Inf or NaN, or of such numbers in blocks that have been quantized
+  virtual void count_nonfinite_scales(uint64_t *result, const uint8_t *scales, uint64_t count) = 0;
+  virtual void count_nonfinite_blocks(uint64_t *result, const Fp8BlockQuantize &work) = 0;
   // ... or one for all, of the largest magnitude that any rank has of them: *amax = this rank's, 0 of no numbers
   virtual void find_amax(float *amax, const float *values, uint64_t count, bool via_bf16) = 0;
   virtual void find_fp8_scales(const Fp8Scales &work) = 0;

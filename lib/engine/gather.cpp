@@ -204,13 +204,13 @@ void Gatherer::enqueue_copies(Group &group, GatherSlot &slot) {
   StreamTrace &trace = *runtime_.gathers.trace;
   trace.await(*runtime_.gates.version, runtime_.step.version(), group.name(), "wait for publish", group.trace_name,
               runtime_.step.version());
-  trace.begin("all_gather", group, group.pulled_bytes);
+  const Traced traced(group, slot.planes.traced());
+  trace.begin("all_gather", traced, group.pulled_bytes);
   runtime_.gather(slot.gathers, group);
-  trace.end("all_gather", group, group.pulled_bytes, runtime_.step.version());
+  trace.end("all_gather", traced, group.pulled_bytes, runtime_.step.version());
   stream.record(*slot.ready);
   if (runtime_.collectives().records_calls) runtime_.calls.add(CallKind::gather, slot.key);
-  ++runtime_.stats.all_gathers;
-  runtime_.stats.gathered_bytes += group.pulled_bytes;
+  runtime_.stats.add_all_gather(group.pulled_bytes, slot.planes);
 }
 
 void Gatherer::release(Group &group, GatherSlot &slot) {
@@ -226,7 +226,7 @@ void Gatherer::release(Group &group, GatherSlot &slot) {
 
 // Behind the copies on their stream. Where the caller's is the calling thread it is done when the call returns.
 void Gatherer::poison(const GatherSlot &slot) {
-  // 0xFF bytes are a NaN in every dtype that we have.
+  // 0xFF bytes are a NaN in every dtype of numbers that we have.
   for (const comm::Gather &gather : slot.gathers)
     runtime_.gathers.stream->fill(gather.to, 0xFF, gather.bytes * runtime_.inner().size());
   device::Stream &caller = runtime_.context.device().caller_stream(nullptr);

@@ -12,8 +12,19 @@
 #include "engine/storage.h"
 #include "engine/stream_events.h"
 #include "memory/model_plan.h"
+#include "trace/timeline.h"
 
 namespace fsdp::engine {
+
+// What a gather copies of the planes of quantized parameters, codes and scales.
+struct PlaneBytes {
+  uint64_t row = 0, column = 0;
+
+  void add(uint32_t form, uint64_t bytes) { (form ? column : row) += bytes; }
+  uint8_t traced() const {
+    return static_cast<uint8_t>((row ? trace::row_planes : 0) | (column ? trace::column_planes : 0));
+  }
+};
 
 // What calls change of a slot. States are copied on their own (state.h).
 struct SlotState {
@@ -30,6 +41,7 @@ struct GatherSlot : SlotState {
   std::unique_ptr<device::Event> ready;  // the copies have arrived
   StreamEvents left;                     // the streams that read have passed their reshard
   std::vector<comm::Gather> gathers;     // copied ones
+  PlaneBytes planes;                     // ... of group.pulled_bytes
   std::vector<uint32_t> overlaps;        // keys whose buffers share bytes with this one
 };
 
@@ -80,6 +92,7 @@ struct Group {
   std::vector<uint32_t> grad_overlaps;    // groups whose full gradient buffers share bytes with this one's
   std::vector<comm::Gather> refresh;      // whole compute weights, at publish
   uint64_t pulled_bytes = 0;              // that one gather or refresh copies
+  PlaneBytes refreshed_planes;            // ... of them by a refresh
   uint64_t reduced_bytes = 0;             // of full gradients that one reduce reads
   uint64_t all_reduced_bytes = 0;         // that one all-reduce reads: those, and the other ranks' sums
 

@@ -3,9 +3,11 @@
 
 #include <utility>
 
+#include "base/dtype.h"
 #include "engine/lr_scales.h"
 #include "engine/outcome.h"
 #include "engine/queues.h"
+#include "memory/quantization.h"
 
 namespace fsdp::engine {
 
@@ -20,6 +22,7 @@ void Model::seal() {
   if (!context_->planning()) return seal_running();
   plan_ = declaration_.make_plan();
   declaration_.seal();
+  log_granules();
 }
 
 // A rank whose plan fails (a schedule that names no group, say) still meets the others, so that they do not wait for
@@ -53,7 +56,19 @@ void Model::seal_running() {
   context_->log(FSDP_LOG_INFO,
                 format_text("sealed a model of {} groups, {} elements, {} bytes on this rank", spec.groups.size(),
                             plan_->element_count, runtime_->storage->allocated_bytes()[0]));
+  log_granules();
   log_memory();
+}
+
+// What of the declaration was not taken as it is.
+void Model::log_granules() const {
+  if (!context_->logs(FSDP_LOG_INFO)) return;
+  for (const memory::GroupSpec &group : declaration_.spec().groups)
+    for (const memory::ParamSpec &param : group.params)
+      if (const uint64_t rows = memory::raised_granule(param))
+        context_->log(FSDP_LOG_INFO,
+                      format_text("parameter '{}' of group '{}': its granule is {} rows, not 1: {} keeps them together",
+                                  param.name, group.name, rows, quantization_name(param.quantization)));
 }
 
 // What the seal has made, for people who look where memory went.
@@ -148,6 +163,8 @@ void Model::get_stats(fsdp_stats &stats) {
   stats.reduce_scatters = counted.reduce_scatters;
   stats.all_reduces = counted.all_reduces;
   stats.gathered_bytes = counted.gathered_bytes;
+  stats.gathered_row_bytes = counted.gathered_row_bytes;
+  stats.gathered_column_bytes = counted.gathered_column_bytes;
   stats.reduced_bytes = counted.reduced_bytes;
   stats.prefetches = counted.prefetches;
   stats.dropped_prefetches = counted.dropped_prefetches;

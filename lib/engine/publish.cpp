@@ -88,11 +88,11 @@ void UpdateWindow::refresh_whole_weights(device::Stream &caller) {
                                     "wait for publish", nullptr, runtime_.step.version());
     }
     copies = true;
-    runtime_.gathers.trace->begin("all_gather", group, group.pulled_bytes);
+    const Traced traced(group, group.refreshed_planes.traced());
+    runtime_.gathers.trace->begin("all_gather", traced, group.pulled_bytes);
     runtime_.gather(group.refresh, group);
-    runtime_.gathers.trace->end("all_gather", group, group.pulled_bytes, runtime_.step.version());
-    ++runtime_.stats.all_gathers;
-    runtime_.stats.gathered_bytes += group.pulled_bytes;
+    runtime_.gathers.trace->end("all_gather", traced, group.pulled_bytes, runtime_.step.version());
+    runtime_.stats.add_all_gather(group.pulled_bytes, group.refreshed_planes);
   }
   if (copies) runtime_.wait_idle(*runtime_.gathers.stream, WaitKind::gather, caller);
   if (any) runtime_.await_version();

@@ -5,7 +5,7 @@
 
 namespace fsdp::engine {
 
-Quantizer::Quantizer(Runtime &runtime) : amaxes_(runtime) {
+Quantizer::Quantizer(Runtime &runtime) : amaxes_(runtime), nonfinite_(runtime) {
   std::vector<uint64_t> first_amax;  // by bucket
   uint64_t amax_count = 0;
   for (const Bucket &bucket : runtime.storage->buckets()) {
@@ -28,8 +28,10 @@ Quantizer::Quantizer(Runtime &runtime) : amaxes_(runtime) {
 void Quantizer::add(const Runtime &runtime, const PlaneSlice &main) {
   const layout::Slice scales = memory::slice_of(*main.bucket.plan->scale_layout, main.tensor, main.plane.plan->owned,
                                                 runtime.spec.mesh, runtime.teams.all->rank());
-  blocks_.push_back(make_block_work(
-      runtime.spec, {main.bucket, main.param(), main.slice, scales, reinterpret_cast<const float *>(main.data())}));
+  const BlockWork work = make_block_work(
+      runtime.spec, {main.bucket, main.param(), main.slice, scales, reinterpret_cast<const float *>(main.data())});
+  std::visit([&](const auto &part) { nonfinite_.add(main, part); }, work);
+  blocks_.push_back(work);
 }
 
 void Quantizer::add_part(const PlaneSlice &main, bool via_bf16, uint64_t index) {
@@ -39,6 +41,7 @@ void Quantizer::add_part(const PlaneSlice &main, bool via_bf16, uint64_t index) 
                      .scale = amaxes_.scale(index),
                      .codes = reinterpret_cast<uint8_t *>(main.bucket.plane(PlaneKind::compute).at(main.slice))},
                     index});
+  nonfinite_.add_amax(main, index);
 }
 
 // All ranks know all of them; each writes its part of the plane, in the order of the parameters.
@@ -58,8 +61,10 @@ void Quantizer::add_scales(const Runtime &runtime, const Bucket &bucket, uint64_
 }
 
 void Quantizer::quantize(device::Stream &stream) {
+  nonfinite_.report();
   for (const BlockWork &work : blocks_) engine::quantize(stream, work);
   quantize_whole(stream);
+  nonfinite_.count(stream, amaxes_.own(0));
 }
 
 // Twice over the numbers: the amaxes of all parameters travel at once between.

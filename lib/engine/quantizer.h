@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/block_work.h"
+#include "engine/nonfinite_weights.h"
 #include "engine/plane_slices.h"
 #include "engine/shared_amaxes.h"
 
@@ -17,6 +18,8 @@ class Quantizer {
   // Of all quantized parameters, behind what the stream was given to write their main weights. Collective where some
   // have one scale for all of their elements.
   void quantize(device::Stream &stream);
+  // Main weights that were not finite, in the log: see nonfinite_weights.h.
+  void report() { nonfinite_.report(); }
 
  private:
   // This rank's part of a parameter with one scale, which is that of this number.
@@ -35,6 +38,7 @@ class Quantizer {
   void quantize_whole(device::Stream &stream);
 
   SharedAmaxes amaxes_;
+  NonfiniteWeights nonfinite_;
   // This rank's parts.
   std::vector<BlockWork> blocks_;
   std::vector<WholePart> parts_;

@@ -23,10 +23,18 @@ namespace fsdp::engine {
 
 struct Stats {
   uint64_t gathers = 0, reduces = 0, all_gathers = 0, reduce_scatters = 0, all_reduces = 0;
+  uint64_t gathered_row_bytes = 0, gathered_column_bytes = 0;
   uint64_t gathered_bytes = 0, reduced_bytes = 0, prefetches = 0, dropped_prefetches = 0;
   uint64_t gathered_groups = 0, peak_gathered_groups = 0, pending_grads = 0, peak_pending_grads = 0;
   uint64_t reduce_scatter_bytes = 0, all_reduce_bytes = 0;
   uint64_t gather_wait_ns = 0, reduce_wait_ns = 0, peer_wait_ns = 0, checkpoint_stall_ns = 0;
+
+  void add_all_gather(uint64_t bytes, const PlaneBytes &planes) {
+    ++all_gathers;
+    gathered_bytes += bytes;
+    gathered_row_bytes += planes.row;
+    gathered_column_bytes += planes.column;
+  }
 };
 
 // What the caller waits for. publish and peers have one counter, the others one each.

@@ -81,6 +81,7 @@ void Runtime::make_slots(Group &group) {
         const Plane &from = bucket.plane(memory::published_into(to.plan->kind), to.plan->index);
         const uint64_t bytes = add_gather(slot.gathers, bucket, from, to);
         if (s == 0) group.pulled_bytes += bytes * inner().size();  // the other slot has as many
+        if (bucket.plan->quantization) slot.planes.add(to.plan->index, bytes * inner().size());
       }
     }
   }
@@ -175,9 +176,12 @@ void Runtime::make_refresh(Group &group) {
     return;
   for (const uint32_t b : group.plan->buckets) {
     const Bucket &bucket = storage->buckets()[b];
-    for (const Plane &plane : bucket.planes)
-      if (memory::is_published(plane.plan->kind))
-        group.pulled_bytes += add_gather(group.refresh, bucket, plane, plane) * (inner().size() - 1);
+    for (const Plane &plane : bucket.planes) {
+      if (!memory::is_published(plane.plan->kind)) continue;
+      const uint64_t bytes = add_gather(group.refresh, bucket, plane, plane) * (inner().size() - 1);
+      group.pulled_bytes += bytes;
+      if (bucket.plan->quantization) group.refreshed_planes.add(plane.plan->index, bytes);
+    }
   }
 }
 

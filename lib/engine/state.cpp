@@ -54,7 +54,8 @@ Stats advance(const Stats &now, const Stats &before, const Stats &after) {
   const auto add = [&](uint64_t Stats::*counter) { stats.*counter += after.*counter - before.*counter; };
   for (auto counter : {&Stats::gathers, &Stats::reduces, &Stats::all_gathers, &Stats::reduce_scatters,
                        &Stats::all_reduces, &Stats::gathered_bytes, &Stats::reduced_bytes, &Stats::prefetches,
-                       &Stats::dropped_prefetches, &Stats::reduce_scatter_bytes, &Stats::all_reduce_bytes})
+                       &Stats::dropped_prefetches, &Stats::reduce_scatter_bytes, &Stats::all_reduce_bytes,
+                       &Stats::gathered_row_bytes, &Stats::gathered_column_bytes})
     add(counter);
   stats.gathered_groups = after.gathered_groups;
   stats.pending_grads = after.pending_grads;

@@ -6,6 +6,7 @@
 namespace fsdp::engine {
 
 Traced::Traced(const Group &group) noexcept : in_flight(group.flight_name), in_timeline(group.trace_name) {}
+Traced::Traced(const Group &group, uint8_t moved) noexcept : Traced(group) { planes = moved; }
 
 void StreamTrace::record(trace::TimelineEvent event) const noexcept {
   event.begin_ns = begin_ns_;
@@ -45,13 +46,13 @@ void StreamTrace::end_of(const char *name, const Traced &of, uint64_t bytes, uin
                          Broken broken) {
   if (captured()) return;
   if (in_flight_) {
-    const trace::TimelineEvent seen{name,  of.in_timeline,        begin_ns_, 0, bytes, static_cast<uint32_t>(version),
-                                    lane_, trace::EventKind::seen};
+    const trace::TimelineEvent seen{name,  of.in_timeline,         begin_ns_, 0, bytes, static_cast<uint32_t>(version),
+                                    lane_, trace::EventKind::seen, of.planes};
     in_flight_->add(stream_, {handle_, seen, comm, broken});
     return;
   }
   const trace::TimelineEvent event{
-      name, of.in_timeline, 0, 0, bytes, static_cast<uint32_t>(version), 0, trace::EventKind::collective};
+      name, of.in_timeline, 0, 0, bytes, static_cast<uint32_t>(version), 0, trace::EventKind::collective, of.planes};
   stream_.run([this, event, handle = handle_, comm, broken] {
     if (comm && broken(comm))
       flights_.flight().fail(handle);

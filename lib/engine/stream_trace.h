@@ -16,7 +16,9 @@ struct Group;
 // What a collective is about, as the flight recorder and the timeline keep it.
 struct Traced {
   const char *in_flight, *in_timeline;
+  uint8_t planes = 0;                   // trace::TimelinePlanes
   Traced(const Group &group) noexcept;  // NOLINT: implicit on purpose
+  Traced(const Group &group, uint8_t moved) noexcept;
   explicit Traced(const char *literal) noexcept : in_flight(literal), in_timeline(literal) {}
 };
 

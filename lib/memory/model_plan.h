@@ -92,6 +92,7 @@ struct ModelPlan {
   PoolPlan grad_pool;
   uint64_t acted_message_bytes = 0;  // of RegionId::messages, what only real hosts would use
   uint64_t param_count = 0;          // parameters of the model
+  uint64_t quantized_count = 0;      // ... that are quantized
   uint64_t amax_count = 0;           // ... of which the ranks find one scale together
   uint64_t element_count = 0;
   uint64_t padding_count = 0;
@@ -102,6 +103,9 @@ struct ModelPlan {
   // Bytes that inner rank `rank` of `ranks` accounts for, by fsdp_role; [0] is the sum.
   std::array<uint64_t, 8> role_bytes(uint32_t rank, uint32_t ranks) const;
 };
+
+// At the end of RegionId::norms: a count for each quantized parameter, then this rank's amaxes: nonfinite_weights.h.
+uint64_t nonfinite_bytes(const ModelPlan &plan);
 
 // Parameters whose norms travel at once: scratch must not grow as parameters times ranks.
 inline constexpr uint64_t norm_chunk = 64;

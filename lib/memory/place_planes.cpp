@@ -368,6 +368,13 @@ void size_amaxes(const ModelSpec &spec, ModelPlan &plan) {
   region.bytes = round_up(region.bytes, page_bytes, region.what);
 }
 
+uint64_t count_quantized(const ModelPlan &plan) {
+  uint64_t count = 0;
+  for (const BucketPlan &bucket : plan.buckets)
+    if (bucket.quantization && !bucket.frozen) count += bucket.params.size();
+  return count;
+}
+
 void size_scratch(const ModelSpec &spec, ModelPlan &plan) {
   for (const RegionId id : {RegionId::whole_compute, RegionId::sharded_compute})
     plan.region(id).bytes = round_up(plan.region(id).bytes, page_bytes, plan.region(id).what);
@@ -379,11 +386,17 @@ void size_scratch(const ModelSpec &spec, ModelPlan &plan) {
   plan.region(RegionId::norms).bytes = norms_of(norm_chunk);
   plan.region(RegionId::device_norms).bytes = spec.host_memory ? 0 : round_up(norms_of(1), page_bytes, "norms");
   size_amaxes(spec, plan);
+  plan.quantized_count = count_quantized(plan);
+  plan.region(RegionId::norms).bytes = checked_add(plan.region(RegionId::norms).bytes, nonfinite_bytes(plan), "norms");
   plan.region(RegionId::steps).bytes = spec.host_memory ? 0 : count_step_kinds(spec) * adamw_step_bytes;
   plan.region(RegionId::save_staging).bytes = spec.save_staging_bytes;
   plan.region(RegionId::messages).bytes = spec.message_bytes;
   plan.region(RegionId::device_messages).bytes = spec.device_team_bytes;
   plan.region(RegionId::staging).bytes = spec.communicates() || spec.mesh.size() > 1 ? staging_chunk_bytes : 0;
+}
+
+uint64_t nonfinite_bytes(const ModelPlan &plan) {
+  return plan.quantized_count * sizeof(uint64_t) + round_up(plan.amax_count * sizeof(float), 8, "amaxes");
 }
 
 }  // namespace fsdp::memory

@@ -83,6 +83,12 @@ bool scales_whole_tensors(fsdp_quantization quantization) {
   return quantization && find_quantization(quantization).granule_rows == 0;
 }
 
+uint64_t raised_granule(const ParamSpec &param) {
+  if (!param.quantized() || scales_whole_tensors(param.quantization) || param.granule != FSDP_GRANULE_ROW) return 0;
+  const uint64_t rows = granule_rows(param, find_quantization(param.quantization).granule_rows);
+  return rows > 1 ? rows : 0;
+}
+
 // All forms have as many scales for a granule, so that one layout serves them.
 layout::TensorSpec tensor_of(const ParamSpec &param) {
   layout::TensorSpec tensor{param.shape, param.granule, param.granule_rows};

@@ -28,6 +28,9 @@ bool has_forms(const GroupSpec &group);
 // Has a parameter one scale for all of its elements? Then these lie as if they were not quantized.
 bool scales_whole_tensors(fsdp_quantization quantization);
 
+// How many rows stay together where a ROW granule was asked for, of whose rows a block needs more; 0: as asked.
+uint64_t raised_granule(const ParamSpec &param);
+
 // Where a parameter may be cut, and how many scales it has of each whole granule.
 layout::TensorSpec tensor_of(const ParamSpec &param);
 

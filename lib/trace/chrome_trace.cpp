@@ -43,6 +43,11 @@ void format_metadata(Out out, uint32_t rank, int thread, const char *name, const
                  thread, name, arguments);
 }
 
+const char *plane_names(uint8_t planes) {
+  if (planes == row_planes) return "row";
+  return planes == column_planes ? "column" : "row, column";
+}
+
 void format_microseconds(Out out, const char *key, uint64_t ns) {
   fmt::format_to(out, ", \"{}\": {}.{:03}", key, ns / 1000, ns % 1000);
 }
@@ -61,6 +66,7 @@ void format_event(Out out, const TimelineEvent &event, uint32_t rank) {
   fmt::format_to(out, ", \"args\": {{");
   if (event.object) fmt::format_to(out, "\"group\": {}", quote_json(event.object)), comma = ", ";
   if (event.bytes) fmt::format_to(out, "{}\"bytes\": {}", std::exchange(comma, ", "), event.bytes);
+  if (event.planes) fmt::format_to(out, "{}\"planes\": \"{}\"", std::exchange(comma, ", "), plane_names(event.planes));
   if (event.version) fmt::format_to(out, "{}\"version\": {}", std::exchange(comma, ", "), event.version);
   if (event.kind == EventKind::seen) fmt::format_to(out, "{}\"times\": \"enqueued, seen done\"", comma);
   fmt::format_to(out, "}}}}");

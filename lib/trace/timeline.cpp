@@ -11,7 +11,8 @@ static_assert(std::chrono::steady_clock::period::num == 1 && std::chrono::steady
 namespace {
 
 uint64_t pack(const TimelineEvent &event) {
-  return uint64_t{event.version} << 32 | uint64_t{event.lane} << 8 | static_cast<uint64_t>(event.kind);
+  return uint64_t{event.version} << 32 | uint64_t{event.planes} << 24 | uint64_t{event.lane} << 8 |
+         static_cast<uint64_t>(event.kind);
 }
 
 }  // namespace
@@ -47,6 +48,7 @@ bool Timeline::read(uint64_t number, TimelineEvent &event) const noexcept {
   event.bytes = slot.bytes.load(std::memory_order_acquire);
   const uint64_t packed = slot.packed.load(std::memory_order_acquire);
   event.version = static_cast<uint32_t>(packed >> 32);
+  event.planes = static_cast<uint8_t>(packed >> 24);
   event.lane = static_cast<TimelineLane>(packed >> 8);
   event.kind = static_cast<EventKind>(packed & 0xFF);
   return slot.state.load(std::memory_order_relaxed) == 2 * number + 2;

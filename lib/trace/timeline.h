@@ -29,6 +29,9 @@ constexpr TimelineLane gather_lane(uint32_t model) { return static_cast<Timeline
 constexpr TimelineLane reduce_lane(uint32_t model) { return static_cast<TimelineLane>(2 + 3 * model); }
 constexpr TimelineLane outer_lane(uint32_t model) { return static_cast<TimelineLane>(3 + 3 * model); }
 
+// Planes of quantized weights that a gather moves.
+enum TimelinePlanes : uint8_t { row_planes = 1, column_planes = 2 };
+
 struct TimelineEvent {
   const char *name;
   const char *object;         // a group's name, or NULL
@@ -37,6 +40,7 @@ struct TimelineEvent {
   uint32_t version;           // of the published weights; 0: none
   TimelineLane lane;
   EventKind kind;
+  uint8_t planes = 0;  // TimelinePlanes
 };
 
 // CLOCK_MONOTONIC: one for all processes of a machine.
@@ -73,7 +77,7 @@ class Timeline {
     std::atomic<uint64_t> state{0};
     std::atomic<const char *> name{}, object{};
     std::atomic<uint64_t> begin_ns{0}, end_ns{0}, bytes{0};
-    std::atomic<uint64_t> packed{0};  // version, lane, kind
+    std::atomic<uint64_t> packed{0};  // version, planes, lane, kind
   };
   static_assert(sizeof(Cell) == 64);
   bool read(uint64_t number, TimelineEvent &event) const noexcept;

@@ -49,10 +49,10 @@ void TraceFile::add(const nlohmann::json &event) {
   const uint64_t begin = nanoseconds(event.at("ts"));
   const bool instant = event.at("ph") == "i";
   if (!instant && event.at("ph") != "X") throw std::runtime_error("an event that is neither complete nor instant");
-  lanes[{rank, threads_.at({rank, thread})}].push_back({event.at("name"), event.at("cat"), arguments.value("group", ""),
-                                                        begin, begin + (instant ? 0 : nanoseconds(event.at("dur"))),
-                                                        arguments.value("bytes", uint64_t{0}),
-                                                        arguments.value("version", uint64_t{0})});
+  lanes[{rank, threads_.at({rank, thread})}].push_back(
+      {event.at("name"), event.at("cat"), arguments.value("group", ""), begin,
+       begin + (instant ? 0 : nanoseconds(event.at("dur"))), arguments.value("bytes", uint64_t{0}),
+       arguments.value("version", uint64_t{0}), arguments.value("planes", "")});
 }
 
 const std::vector<Slice> &TraceFile::lane(uint32_t rank, const std::string &name) const {

@@ -13,6 +13,7 @@ namespace harness {
 struct Slice {
   std::string name, category, group;
   uint64_t begin_ns, end_ns, bytes, version;
+  std::string planes;
 };
 
 class TraceFile {

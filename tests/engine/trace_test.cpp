@@ -230,4 +230,25 @@ TEST(Trace, ValuesReducedByTheContextShow) {
   EXPECT_EQ(calls.back().bytes, sizeof(double));
 }
 
+// The second group has no planes.
+TEST(Trace, GathersSayWhichPlanesTheyMove) {
+  const auto planes = [](fsdp_strategy strategy, fsdp_plane_policy policy) {
+    Scenario scenario = traced_scenario();
+    scenario.model.plane_policy = policy;
+    for (GroupDef &group : scenario.groups) group.options.strategy = strategy;
+    scenario.groups[0].params[0].quantization = FSDP_QUANTIZE_MXFP8;
+    const auto files = trace(scenario, [](Rank &rank) { clean_step(rank, 0); });
+    Names found;
+    for (const Slice &slice : files[0].lane(0, "gather"))
+      if (slice.category == "collective") found.push_back(slice.name + ": " + slice.planes);
+    return found;
+  };
+  EXPECT_EQ(
+      planes(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 0),
+      (Names{"all_gather layer.0: row", "all_gather layer.1: ", "all_gather layer.1: ", "all_gather layer.0: column"}));
+  EXPECT_EQ(planes(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, FSDP_PLANES_BOTH),
+            (Names{"all_gather layer.0: row, column",
+                   "all_gather layer.1: ", "all_gather layer.1: ", "all_gather layer.0: row, column"}));
+}
+
 }  // namespace

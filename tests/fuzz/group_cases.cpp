@@ -195,6 +195,15 @@ fsdp_status get_plane(Rank &rank) {
   return status;
 }
 
+fsdp_status swizzle_scales(Rank &rank) {
+  std::vector<uint8_t> room(1 << 16);
+  uint64_t size = rank.random.below(room.size());
+  fsdp_group *const group = rank.group();
+  const fsdp_plane plane = rank.exactly(rank.choice(FSDP_PLANE_COLUMN_SCALE));
+  return fsdp_swizzle_scales(group, rank.number(rank.aim.param), rank.exactly(rank.aim.phase), plane,
+                             rank.random.below(2) ? room.data() : nullptr, &size, rank.stream());
+}
+
 fsdp_status get_chunk(Rank &rank) {
   Output<fsdp_chunk> chunk(rank);
   return chunk(fsdp_get_chunk(rank.group(), rank.number(rank.aim.param), rank.number32(0), chunk.pointer()));
@@ -261,6 +270,7 @@ const std::vector<Case> &group_cases() {
       {"fsdp_get_param", get_param},
       {"fsdp_get_params", get_params},
       {"fsdp_get_plane", get_plane},
+      {"fsdp_swizzle_scales", swizzle_scales},
       {"fsdp_get_chunk", get_chunk},
       {"fsdp_prefetch", [](Rank &rank) { return in_phase(rank, fsdp_prefetch); }},
       {"fsdp_unshard", [](Rank &rank) { return in_phase(rank, fsdp_unshard); }},

@@ -118,7 +118,7 @@ AT(fsdp_model_info, reduce_pool_bytes, 56);
 AT(fsdp_model_info, reduce_lower_bound_bytes, 64);
 AT(fsdp_model_info, layout_hash, 72);
 
-SIZE(fsdp_stats, 240);
+SIZE(fsdp_stats, 256);
 AT(fsdp_stats, struct_size, 0);
 AT(fsdp_stats, version, 8);
 AT(fsdp_stats, step, 16);
@@ -150,6 +150,8 @@ AT(fsdp_stats, last_rank, 216);
 AT(fsdp_stats, reserved, 220);
 AT(fsdp_stats, allocations, 224);
 AT(fsdp_stats, checkpoint_stall_ns, 232);
+AT(fsdp_stats, gathered_row_bytes, 240);
+AT(fsdp_stats, gathered_column_bytes, 248);
 
 SIZE(fsdp_param, 88);
 AT(fsdp_param, struct_size, 0);

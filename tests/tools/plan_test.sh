@@ -115,6 +115,10 @@ check "... beside fp32 main weights" equal "$(value rank_bytes.main)" $((4 * 262
 quantized '[512, 512]' mxfp8
 check "MXFP8 keeps two forms" equal "$(value rank_bytes.compute)" $((262144 + 8192))
 check "... and gathers them one after the other" equal "$(value rank_bytes.gather)" $((262144 + 8192))
+check "... each with its scales" equal "$(value plane_bytes.row) $(value plane_bytes.row_scale) $(value plane_bytes.column) $(value plane_bytes.column_scale)" \
+  "262144 8192 262144 8192"
+planned --model quantized.json --ranks 2
+check "... which the table names" contains "$out" "plane column_scale"
 frozen() {
   printf '{"groups": [{"name": "g", "params": [{"name": "p", "shape": [512, 512], "frozen": true, %s}]}]}' "$1" >frozen.json
   planned --model frozen.json --ranks 2 --unshard copied --prefetch 0 --json

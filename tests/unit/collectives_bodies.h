@@ -80,32 +80,36 @@ struct Addends {
   float factor = 1;
 };
 
-// Of an order of its own whole numbers, which any order adds alike.
-inline float addend(const Rig &rig, fsdp_dtype dtype, uint32_t rank, uint64_t i) {
-  if (rig.transport.own_order) return static_cast<float>((rank * 7 + i * 3) % 17) - 5;
-  return fsdp::test::round_to(rough_value(rank, i, 3), dtype);
+// Of an order of its own whole numbers, which any order adds alike: fp32 alone may have one.
+inline float addend(const Rig &rig, const Addends &kind, uint32_t rank, uint64_t i) {
+  if (rig.transport.own_order && std::min(dtype_size(kind.dtype), dtype_size(kind.wire)) == 4)
+    return static_cast<float>((rank * 7 + i * 3) % 17) - 5;
+  return fsdp::test::round_to(rough_value(rank, i, 3), kind.dtype);
 }
 
+// Where a sum goes: to memory of its own, or into its addends, everywhere or to this rank's slice.
+enum class Target { elsewhere, in_place };
+
 struct Summing {
-  Summing(Rig &rig, const Addends &kind, uint64_t count, bool everywhere)
+  Summing(Rig &rig, const Addends &kind, uint64_t count, bool everywhere, Target target = Target::elsewhere)
       : kind(kind),
         count(count),
         everywhere(everywhere),
+        in_place(target == Target::in_place || (everywhere && rig.plain())),
         from(rig.block(4 * count)),
         result(rig.block(4 * count + 4)),
         rounded(rig.block(4 * count)),
         received(rig.block(4 * count)) {
-    sum = {from.at(), in_place(rig) ? from.at() : result.at(), kind.dtype, kind.wire, count, kind.factor, everywhere};
+    const Part own = everywhere ? from.at() : from.at().slice(4 * (count / rig.size()), rig.me());
+    sum = {from.at(), in_place ? own : result.at(), kind.dtype, kind.wire, count, kind.factor, everywhere};
     if (rig.transport.on_gpu && sum.sent_dtype() != kind.dtype) sum.rounded = rounded.own;
     if (rig.transport.on_gpu) sum.received = received.own;
   }
-  // What is there when a sum is added to it.
-  static float before(uint64_t i) { return static_cast<float>(3 + i % 5); }
-  bool in_place(const Rig &rig) const { return everywhere && rig.plain(); }
+  // What is there when a sum is added to it: of a sum everywhere what the rank has whose slice it is.
+  static float before(uint32_t rank, uint64_t i) { return static_cast<float>(3 + i % 5 + 8 * rank); }
   void fill(const Rig &rig) {
-    for (uint64_t i = 0; i < count; ++i)
-      fsdp::test::write(from.own, kind.dtype, i, addend(rig, kind.dtype, rig.me(), i));
-    for (uint64_t i = 0; i <= count; ++i) result.floats()[i] = before(i);
+    for (uint64_t i = 0; i < count; ++i) fsdp::test::write(from.own, kind.dtype, i, addend(rig, kind, rig.me(), i));
+    for (uint64_t i = 0; i <= count; ++i) result.floats()[i] = before(rig.me(), i);
   }
   // A block's ranks are added, scaled, and then added to what is there: of plain sums each rank is a block.
   float expected(const Rig &rig, uint64_t i, float result, bool accumulate) const {
@@ -113,7 +117,7 @@ struct Summing {
     for (uint32_t first = 0; first < rig.size(); first += block) {
       float sum = 0;
       for (uint32_t r = first; r < std::min(first + block, rig.size()); ++r) {
-        const float value = fsdp::test::round_to(addend(rig, kind.dtype, r, i), kind.wire);
+        const float value = fsdp::test::round_to(addend(rig, kind, r, i), kind.wire);
         sum = r == first ? value : sum + value;
       }
       result = first || accumulate ? result + sum * kind.factor : sum * kind.factor;
@@ -124,22 +128,27 @@ struct Summing {
     const uint64_t own = everywhere ? 0 : rig.me() * (count / rig.size()),
                    length = everywhere ? count : count / rig.size();
     const float *found = sum.to.floats();
+    const auto owner = [&](uint64_t i) {
+      return everywhere ? static_cast<uint32_t>(i * rig.size() / count) : rig.me();
+    };
     for (uint64_t i = 0; i < length; ++i)
-      if (const float wanted = expected(rig, own + i, before(i), accumulate); !fsdp::test::same(found[i], wanted))
+      if (const float wanted = expected(rig, own + i, before(owner(i), i), accumulate);
+          !fsdp::test::same(found[i], wanted))
         require(false, fmt::format("{} as {}, {} elements: element {} is {}, not {}", dtype_name(kind.dtype),
                                    dtype_name(kind.wire), count, i, found[i], wanted));
-    if (!in_place(rig)) require(found[length] == before(length), "a sum wrote past its end");
+    if (!in_place) require(found[length] == before(rig.me(), length), "a sum wrote past its end");
   }
 
   Addends kind;
   uint64_t count;
-  bool everywhere;
+  bool everywhere, in_place;
   Block from, result, rounded, received;
   Sum sum;
 };
 
-inline void check_sum(Rig &rig, const Addends &kind, uint64_t count, bool everywhere, bool accumulate) {
-  Summing one(rig, kind, count, everywhere);
+inline void check_sum(Rig &rig, const Addends &kind, uint64_t count, bool everywhere, bool accumulate,
+                      Target target = Target::elsewhere) {
+  Summing one(rig, kind, count, everywhere, target);
   one.fill(rig);
   rig.sum(one.sum, accumulate);
   one.check(rig, accumulate);

@@ -57,19 +57,22 @@ inline std::shared_ptr<Team> team_over(std::shared_ptr<Net> net, uint32_t rank, 
   return std::make_shared<HybridTeam>(std::move(net), std::move(places), nullptr, messages_key);
 }
 
-// Bytes of every rank. Where there are arenas they lie in one.
+// Bytes of every rank. Where there are arenas they lie in one, behind something else.
 struct Block {
-  Block(Team &team, device::Device &device, const Shape &shape, uint64_t bytes) : stride(bytes), rank(team.rank()) {
+  static constexpr uint64_t begin = 192;
+
+  Block(Team &team, device::Device &device, const Shape &shape, uint64_t bytes)
+      : stride(bytes + begin), rank(team.rank()) {
     if (shape.arenas) {
-      arena = team.create_parts(bytes, "a block of a test");
-      own = arena->writable() + rank * bytes;
+      arena = team.create_parts(stride, "a block of a test");
+      own = arena->writable() + begin + rank * stride;
     } else {
       memory = device.allocate(bytes, "a block of a test");
       own = memory->data();
     }
   }
   Part at(uint64_t offset = 0) const {
-    return arena ? Part::in(*arena, offset, stride, rank) : Part::alone(own + offset);
+    return arena ? Part::in(*arena, begin + offset, stride, rank) : Part::alone(own + offset);
   }
   float *floats() const { return reinterpret_cast<float *>(own); }  // simulated memory of a GPU is the host's
 

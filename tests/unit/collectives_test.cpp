@@ -54,6 +54,17 @@ TEST_P(Conformance, SumsEverywhere) {
   });
 }
 
+// As the engine does with gradients that are kept where they are summed.
+TEST_P(Conformance, SumsInPlace) {
+  run(3, [](Rig &rig) {
+    for (const uint64_t slice : {256, 9004})
+      for (const float factor : {1.0F, 0.5F})
+        for (const bool everywhere : {false, true})
+          if (!rig.plain() || factor == 1.0F)
+            check_sum(rig, {.factor = factor}, 3 * slice, everywhere, false, Target::in_place);
+  });
+}
+
 TEST_P(Conformance, RoundsToWhatTravelsAndScales) {
   run(3, [](Rig &rig) {
     if (rig.plain()) return;
@@ -94,7 +105,14 @@ TEST_P(Conformance, RefusesSumsThatItsShapeHasNot) {
     odd.count = 63;
     refused({odd}, false, "no equal slices of 2 ranks");
     refused({one.sum, whole.sum}, false, "everywhere and to their ranks alone");
-    if (!rig.plain()) return;
+    if (!rig.plain()) {
+      Sum hidden = one.sum, unread = whole.sum;
+      hidden.from = Part::alone(one.from.own);
+      unread.to = Part::alone(whole.result.own);
+      refused({hidden}, false, "no other rank reads");
+      refused({unread}, false, "no other rank reads");
+      return;
+    }
     Sum scaled = one.sum, narrow = one.sum, moved = whole.sum;
     scaled.factor = 2;
     narrow.wire = FSDP_BFLOAT16;

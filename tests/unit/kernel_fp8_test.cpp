@@ -248,5 +248,53 @@ TEST(KernelFp8, DoesNotDependOnTheCallersModes) {
 }
 #endif
 
+// Enough to be written past the caches, wherever it lies, against slices that are not.
+TEST(KernelFp8, ManyAreTheSameAsFew) {
+  if (sanitized) GTEST_SKIP() << "nothing that a sanitizer sees";
+  constexpr size_t rows = 2048, columns = 4096, count = rows * columns, slice = 128 * columns;
+  static_assert(count >= kernels::streaming_bytes && slice < kernels::streaming_bytes);
+  Elements x(FSDP_FLOAT32, count);
+  x.fill(17, Values::ordinary);
+  x.floats()[count - 1] = std::nanf(""), x.floats()[70] = HUGE_VALF, x.floats()[count / 2] = -std::nanf("");
+  const float scale = 300;
+  for (const size_t offset : {0, 1, 48}) {
+    std::vector<uint8_t> whole(count + 64), parts(count + 64);
+    std::vector<float> whole_scales(count / slice * 32), part_scales(count / slice * 32);
+    for (const bool blocks : {false, true}) {
+      const auto quantize = [&](std::vector<uint8_t> &codes, std::vector<float> &scales, size_t e, size_t number) {
+        uint8_t *const to = codes.data() + offset + e;
+        if (blocks)
+          kernels::quantize_fp8_blocks(
+              {x.floats() + e, number / columns, columns, false, false, to, scales.data() + e / slice * 32});
+        else
+          kernels::quantize_fp8({x.floats() + e, number, false, &scale, to});
+      };
+      quantize(whole, whole_scales, 0, count);
+      for (size_t e = 0; e < count; e += slice) quantize(parts, part_scales, e, slice);
+      EXPECT_TRUE(whole == parts && whole_scales == part_scales) << "blocks " << blocks << " at " << offset;
+      EXPECT_EQ(whole[offset + count / 2], 0xff);
+    }
+  }
+}
+
+// Numbers of blocks with a scale of 1 alone are looked at: those of zeros and of 448 too.
+TEST(KernelFp8, NumbersThatAreNoneAreCounted) {
+  constexpr size_t rows = 200, columns = 300;
+  std::vector<float> x(rows * columns, 3.0f), scales(2 * 3);
+  for (size_t c = 0; c < 128; ++c) x[c] = 0;
+  x[127 * columns + 127] = 448;
+  std::vector<uint8_t> codes(x.size());
+  const auto count = [&] {
+    const Fp8BlockQuantize work{x.data(), rows, columns, false, false, codes.data(), scales.data()};
+    kernels::quantize_fp8_blocks(work);
+    return kernels::count_nonfinite_blocks(work);
+  };
+  EXPECT_EQ(count(), 0u);
+  x[199 * columns + 299] = HUGE_VALF, x[130 * columns] = -std::nanf(""), x[131 * columns + 127] = -HUGE_VALF;
+  EXPECT_EQ(count(), 3u);
+  x[0] = std::nanf("");
+  EXPECT_EQ(count(), 4u);
+}
+
 }  // namespace
 }  // namespace fsdp::test

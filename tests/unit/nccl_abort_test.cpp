@@ -183,6 +183,9 @@ class FullStream final : public device::Stream {
   void adamw_from(const device::AdamW *, std::span<const device::AdamWSpan>) override {}
   void store_step(device::AdamW *, const device::AdamW &) override {}
   void quantize_mxfp8(const device::Mxfp8Quantize &) override {}
+  void swizzle_scales(const device::Mxfp8Swizzle &) override {}
+  void count_nonfinite_scales(uint64_t *, const uint8_t *, uint64_t) override {}
+  void count_nonfinite_blocks(uint64_t *, const device::Fp8BlockQuantize &) override {}
   void quantize_fp8_blocks(const device::Fp8BlockQuantize &) override {}
   void find_amax(float *, const float *, uint64_t, bool) override {}
   void find_fp8_scales(const device::Fp8Scales &) override {}

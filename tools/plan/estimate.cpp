@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/estimate.h"
 
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
 #include "handles.h"
 
 namespace plan {
@@ -100,6 +103,24 @@ Memory estimate_unsharded(const ModelSpec &spec, Policy policy) {
   return read_memory(seal(whole, policy), 0);
 }
 
+std::vector<std::pair<std::string, uint64_t>> read_planes(const Planned &planned) {
+  uint64_t size = 0;
+  check(fsdp_describe_model(planned.model.get(), nullptr, &size), planned.context.get());
+  std::string text(size, '\0');
+  check(fsdp_describe_model(planned.model.get(), text.data(), &size), planned.context.get());
+  std::vector<std::pair<std::string, uint64_t>> planes;
+  const auto described = nlohmann::json::parse(text.c_str());
+  for (const auto &group : described.at("groups"))
+    for (const auto &bucket : group.at("buckets"))
+      for (const auto &plane : bucket.value("planes", nlohmann::json::array())) {
+        const std::string name = plane.at("name");
+        auto found = std::find_if(planes.begin(), planes.end(), [&](const auto &known) { return known.first == name; });
+        if (found == planes.end()) found = planes.insert(planes.end(), {name, 0});
+        found->second += plane.at("full_bytes").get<uint64_t>();
+      }
+  return planes;
+}
+
 }  // namespace
 
 Estimate estimate(const ModelSpec &spec, const Policy &policy) {
@@ -116,6 +137,7 @@ Estimate estimate(const ModelSpec &spec, const Policy &policy) {
     }
     if (rank == 0 || memory.total() < result.smallest_total) result.smallest_total = memory.total();
   }
+  result.planes = read_planes(planned);
   result.unsharded = estimate_unsharded(spec, policy);
   result.groups = spec.groups.size();
   for (const auto &group : spec.groups) result.params += group.params.size();

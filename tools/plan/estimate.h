@@ -3,6 +3,9 @@
 #pragma once
 
 #include <array>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "fsdp.h"
 #include "plan/job_spec.h"
@@ -21,6 +24,8 @@ struct Estimate {
   uint32_t largest_rank = 0;  // in the shard axis
   uint64_t smallest_total = 0;
   Memory unsharded;  // one rank that keeps everything whole
+  // Of quantized parameters: each plane's name, and its bytes on all ranks of a replica, with padding.
+  std::vector<std::pair<std::string, uint64_t>> planes;
   uint64_t groups = 0;
   uint64_t params = 0;
 };

@@ -18,6 +18,7 @@ fsdp_status do_param(rank_state *state, const line *words) {
   }
   made->dtype = (fsdp_dtype)key_or(words, "dtype", 0);
   made->flags = (uint32_t)key_or(words, "flags", 0);
+  made->quantization = (fsdp_quantization)key_or(words, "quantization", 0);
   return FSDP_OK;
 }
 
@@ -63,7 +64,7 @@ fsdp_status do_create_group(rank_state *state, const line *words) {
     const declared_param *from = &state->declared[p];
     params[p] = (fsdp_param){.struct_size = sizeof *params, .name = from->name, .shape = from->shape,
                              .dimension_count = from->dimension_count, .dtype = from->dtype, .flags = from->flags,
-                             .lr_scale = from->lr_scale};
+                             .lr_scale = from->lr_scale, .quantization = from->quantization};
   }
   fsdp_group *group = NULL;
   const fsdp_status status = fsdp_create_group(handle(state, words, 1, 'm'), word(words, 2), params,

@@ -24,6 +24,7 @@ typedef struct declared_param {
   uint64_t shape[4], element_count;
   uint32_t dimension_count, flags;
   fsdp_dtype dtype;
+  fsdp_quantization quantization;
   double lr_scale;
 } declared_param;
 
@@ -90,6 +91,8 @@ fsdp_status do_unshard(rank_state *state, const line *words);
 fsdp_status do_reshard(rank_state *state, const line *words);
 fsdp_status do_prefetch(rank_state *state, const line *words);
 fsdp_status do_get_params(rank_state *state, const line *words);
+fsdp_status do_get_plane(rank_state *state, const line *words);
+fsdp_status do_swizzle_scales(rank_state *state, const line *words);
 fsdp_status do_acquire_grad(rank_state *state, const line *words);
 fsdp_status do_acquire_grads(rank_state *state, const line *words);
 fsdp_status do_put_grad(rank_state *state, const line *words);

@@ -29,6 +29,30 @@ fsdp_status do_get_params(rank_state *state, const line *words) {
   return status;
 }
 
+fsdp_status do_get_plane(rank_state *state, const line *words) {
+  fsdp_tensor view = FSDP_TENSOR_INIT;
+  const fsdp_status status = fsdp_get_plane(handle(state, words, 1, 'g'), (uint64_t)integer(words, 2),
+                                            (fsdp_phase)integer(words, 3), (fsdp_plane)integer(words, 4), &view);
+  if (status == FSDP_OK) give_crc(state, crc32_of(0, view.data, view.element_count * view.element_size));
+  return status;
+}
+
+fsdp_status do_swizzle_scales(rank_state *state, const line *words) {
+  fsdp_group *group = handle(state, words, 1, 'g');
+  const uint64_t index = (uint64_t)integer(words, 2);
+  const fsdp_phase phase = (fsdp_phase)integer(words, 3);
+  const fsdp_plane plane = (fsdp_plane)integer(words, 4);
+  uint64_t size_bytes = 0;
+  fsdp_status status = fsdp_swizzle_scales(group, index, phase, plane, NULL, &size_bytes, NULL);
+  if (status != FSDP_OK) return status;
+  void *data = malloc(size_bytes);
+  if (!data) abort();
+  status = fsdp_swizzle_scales(group, index, phase, plane, data, &size_bytes, NULL);
+  if (status == FSDP_OK) give_crc(state, crc32_of(0, data, size_bytes));
+  free(data);
+  return status;
+}
+
 static void write_grad(const fsdp_tensor *grad, const void *data, bool adds) {
   if (!adds) memcpy(grad->data, data, grad->element_count * grad->element_size);
   for (uint64_t i = 0; adds && i < grad->element_count; ++i) ((float *)grad->data)[i] += ((const float *)data)[i];

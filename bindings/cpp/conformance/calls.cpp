@@ -138,6 +138,7 @@ std::string Rank::declare(const Line &line) {
     fsdp::Param param(line.word(1), shape, static_cast<fsdp::DType>(line.key_or("dtype", 0)),
                       static_cast<std::uint32_t>(line.key_or("flags", 0)));
     param.lr_scale = line.key_number("lr_scale");
+    param.quantization = static_cast<fsdp_quantization>(line.key_or("quantization", 0));
     declared_.push_back(param);
   } else if (call == "create_mesh") {
     fsdp::MeshOptions options;
@@ -206,8 +207,23 @@ std::string Rank::move_values(const Line &line) {
 
 // ---- weights and gradients ---------------------------------------------------------------------------------------
 
+std::string Rank::plane(const Line &line) {
+  const fsdp::Group &of = group(line).group;
+  const auto index = static_cast<std::uint64_t>(line.integer(2));
+  const auto phase = static_cast<fsdp::Phase>(line.integer(3));
+  const auto plane = static_cast<fsdp::Plane>(line.integer(4));
+  if (line.word(0) == "get_plane") {
+    const fsdp::Tensor view = of.get_plane(index, phase, plane);
+    return hex(crc32_of(0, view.data(), static_cast<std::size_t>(view.element_count() * view.raw().element_size)), 8);
+  }
+  std::vector<std::uint8_t> bytes(of.swizzle_scales(index, phase, plane));
+  of.swizzle_scales(index, phase, plane, bytes.data(), bytes.size());
+  return hex(crc32_of(0, bytes.data(), bytes.size()), 8);
+}
+
 std::string Rank::gather(const Line &line) {
   const std::string call = line.word(0);
+  if (call == "get_plane" || call == "swizzle_scales") return plane(line);
   if (call != "unshard" && call != "reshard" && call != "prefetch" && call != "get_params") return "";
   const std::pair<std::string, std::int64_t> key(line.word(1), line.integer(2));
   const auto phase = static_cast<fsdp::Phase>(line.integer(2));

@@ -54,6 +54,7 @@ class Rank {
   std::string declare(const Line &line);
   std::string move_values(const Line &line);
   std::string gather(const Line &line);
+  std::string plane(const Line &line);
   std::string write_grads(const Line &line);
   std::string end_step(const Line &line);
   std::string ask(const Line &line);

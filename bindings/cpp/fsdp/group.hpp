@@ -296,6 +296,14 @@ class Group {
         fsdp_get_plane(raw_, find(key), static_cast<fsdp_phase>(phase), static_cast<fsdp_plane>(plane), &tensor));
     return Tensor(tensor);
   }
+  /** The scales of an MXFP8 plane in a GEMM's order, into memory of the model's device. Returns the bytes needed; with
+   *  data nullptr that alone. */
+  std::uint64_t swizzle_scales(const ParamKey &key, Phase phase, Plane plane, void *data = nullptr,
+                               std::uint64_t size_bytes = 0, fsdp_stream stream = nullptr) const {
+    detail::check(fsdp_swizzle_scales(raw_, find(key), static_cast<fsdp_phase>(phase), static_cast<fsdp_plane>(plane),
+                                      data, &size_bytes, stream));
+    return size_bytes;
+  }
 
   // ---- gradients
 

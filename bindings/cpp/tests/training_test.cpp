@@ -90,6 +90,29 @@ TEST(Training, FrozenPlanesAndBytesAreLoadedAsTheyAre) {
   });
 }
 
+// Of a matrix of 32 x 1 scales the first number is at 0, the second 16 further on.
+TEST(Training, ScalesAreSwizzled) {
+  run_ranks(1, [](fsdp::Context &context) {
+    fsdp::Model model(context);
+    fsdp::Group group = model.create_group("only", {fsdp::Param("w", {32, 32}).quantize(fsdp::Quantization::mxfp8)});
+    model.seal();
+    std::vector<float> values(1024, 448);
+    values[32] = 896;
+    group.load_param("w", values);
+    model.publish_weights();
+    const fsdp::Weights weights = group.unshard(fsdp::Phase::forward);
+    const auto scale = fsdp::Plane::row_scale;
+    std::vector<std::uint8_t> bytes(group.swizzle_scales("w", fsdp::Phase::forward, scale), 9);
+    ASSERT_EQ(bytes.size(), 512u);
+    group.swizzle_scales("w", fsdp::Phase::forward, scale, bytes.data(), bytes.size());
+    EXPECT_EQ(bytes[0], 127);
+    EXPECT_EQ(bytes[1], 0);
+    EXPECT_EQ(bytes[16], 128);
+    EXPECT_EQ(status_of([&] { group.swizzle_scales("w", fsdp::Phase::forward, scale, bytes.data(), 511); }),
+              fsdp::Status::invalid_argument);
+  });
+}
+
 TEST(Training, GradientsArePutAddedUpAndLeftOut) {
   run_ranks(2, [](fsdp::Context &context) {
     TwoGroups net(context);

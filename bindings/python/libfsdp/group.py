@@ -5,7 +5,7 @@ import ctypes
 
 from . import _abi
 from ._library import check, lib, make
-from .constants import EVERY_RANK, Dtype, Phase, Plane
+from .constants import EVERY_RANK, DeviceKind, Dtype, Phase, Plane
 from .tensor import Tensor, empty, read_grad, read_value
 
 _FORWARD = int(Phase.FORWARD)
@@ -203,6 +203,20 @@ class Group:
         found = _abi.fsdp_tensor()
         self.check(lib.get_plane(self.handle, self.index(param), phase, plane, found))
         return Tensor(found, self.model._handle)
+
+    def swizzle_scales(self, param, plane=Plane.ROW_SCALE, phase=Phase.FORWARD, to=None, stream=None):
+        """The scales of an MXFP8 plane in the order in which GEMMs read them: a bytearray, or written into `to`, which is
+        (address, bytes) of the model's device; on a GPU it must be given."""
+        index, size, made = self.index(param), ctypes.c_uint64(), None
+        self.check(lib.swizzle_scales(self.handle, index, phase, plane, None, size, stream))
+        if to is None:
+            if self._context.device != DeviceKind.HOST:
+                raise ValueError(f"swizzle_scales: the scales are on a GPU: give it {size.value} bytes there")
+            made = bytearray(size.value)
+            to = ctypes.addressof((ctypes.c_char * len(made)).from_buffer(made)), len(made)
+        address, size.value = to
+        self.check(lib.swizzle_scales(self.handle, index, phase, plane, address, size, stream))
+        return made
 
     def weights(self, phase=Phase.FORWARD):
         """{name: array} of the full compute weights, made once for each phase: their addresses stay."""

@@ -105,6 +105,23 @@ class Views(unittest.TestCase):
 
         fsdp.run_local(2, rank)
 
+    def test_scales_are_swizzled(self):
+        def rank(context):
+            model = context.create_model()
+            params = [fsdp.Param("w", (32, 32), quantization=fsdp.Quantization.MXFP8)]
+            group = model.create_group("layer", params)
+            with model:
+                model.seal()
+                group.load_param("w", floats(*([448] * 32 + [896] + [448] * 991)))
+                model.publish_weights()
+                with group.unsharded():
+                    scales = group.swizzle_scales("w")
+                    self.assertEqual((len(scales), scales[0], scales[1], scales[16]), (512, 127, 0, 128))
+                    with self.assertRaises(fsdp.Error):
+                        group.swizzle_scales("w", fsdp.Plane.ROW)
+
+        fsdp.run_local(1, rank)
+
     def test_stay_mapped_after_close(self):
         def rank(context):
             model, group = small_model(context)

@@ -13,6 +13,12 @@ void require_plain(const Sum &sum, bool accumulate, const Tag &tag) {
     fail(FSDP_INTERNAL, "a sum of '{}' by messages goes everywhere, and is not in place", tag.name);
 }
 
+// Peers read it where it lies.
+void require_arenas(const Sum &sum, const Tag &tag) {
+  if (!sum.from.arena || (sum.everywhere && !sum.to.arena))
+    fail(FSDP_INTERNAL, "a sum of '{}' is of memory that no other rank reads", tag.name);
+}
+
 void require_equal_slices(const Sum &sum, uint32_t ranks, const Tag &tag) {
   if (sum.count % ranks)
     fail(FSDP_INTERNAL, "a sum of '{}' has {} elements, which are no equal slices of {} ranks", tag.name, sum.count,
@@ -27,7 +33,7 @@ Operation operation_of(std::span<const Sum> sums, bool accumulate, const Shape &
     if (sum.everywhere != everywhere)
       fail(FSDP_INTERNAL, "the sums of '{}' go everywhere and to their ranks alone in one call", tag.name);
     if (shape.arenas || !everywhere) require_equal_slices(sum, ranks, tag);
-    if (!shape.arenas) require_plain(sum, accumulate, tag);
+    shape.arenas ? require_arenas(sum, tag) : require_plain(sum, accumulate, tag);
   }
   return everywhere ? Operation::all_reduce : Operation::reduce_scatter;
 }

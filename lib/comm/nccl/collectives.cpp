@@ -59,9 +59,10 @@ Ticket NcclCollectives::gather(std::span<const Gather> gathers, Tag tag, device:
   return enqueue_gather("all_gather", gathers, tag, stream);
 }
 
-// What is in place and plain needs no kernel.
+// What messages sum in place needs no kernel. Over arenas slices are summed and gathered, so that the bits are those of
+// slices.
 bool NcclCollectives::all_reduces(const Sum &sum, bool accumulate) const noexcept {
-  return sum.everywhere && sum.plain() && !accumulate && sum.to.own == sum.from.own;
+  return !shape_.arenas && sum.everywhere && sum.plain() && !accumulate && sum.to.own == sum.from.own;
 }
 
 // The slices that are for this rank, by the rank that they are of.

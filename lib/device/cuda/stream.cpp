@@ -96,6 +96,20 @@ void CudaStream::quantize_fp8_blocks(const Fp8BlockQuantize &work) {
   enqueue("kernel quantize_fp8_blocks", [&] { return kernels::quantize_fp8_blocks(stream_, work); });
 }
 
+void CudaStream::swizzle_scales(const Mxfp8Swizzle &work) {
+  enqueue("kernel swizzle_scales", [&] { return kernels::swizzle_scales(stream_, work); });
+}
+
+void CudaStream::count_nonfinite_scales(uint64_t *result, const uint8_t *scales, uint64_t count) {
+  enqueue("kernel count_nonfinite_scales",
+          [&] { return kernels::count_nonfinite_scales(stream_, result, scales, count); });
+}
+
+// All numbers are read once more: the kernel of blocks does not keep what it has seen.
+void CudaStream::count_nonfinite_blocks(uint64_t *result, const Fp8BlockQuantize &work) {
+  count_nonfinite(result, work.from, work.rows * work.columns);
+}
+
 void CudaStream::find_amax(float *amax, const float *values, uint64_t count, bool via_bf16) {
   enqueue("kernel find_amax", [&] { return kernels::find_amax(stream_, amax, values, count, via_bf16); });
 }

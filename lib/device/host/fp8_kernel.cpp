@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // FP8 with one fp32 scale, for a whole tensor or for blocks of 128 x 128.
+#include <algorithm>
+
 #include "base/float_environment.h"
 #include "device/host/kernels.h"
 #include "device/host/simd_targets.h"
@@ -8,7 +10,7 @@
 #define HWY_TARGET_INCLUDE "device/host/fp8_kernel.cpp"
 #include <hwy/foreach_target.h>
 
-#include "device/host/float8_simd-inl.h"
+#include "device/host/float8_bytes-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fsdp::device::kernels::HWY_NAMESPACE {
@@ -27,28 +29,57 @@ HWY_INLINE hn::Vec<hn::RebindToSigned<D>> load_magnitude(D d, const float *from)
   return hn::And(hn::BitCast(di, load_number<via_bf16>(d, from)), hn::Set(di, int32_t{fp32_magnitude}));
 }
 
+constexpr size_t page_numbers = 1024;
+
+// visit(i) for each 64 numbers that follow each other, in whole pages of them; returns how many those are. Four pages
+// side by side: prefetchers stop at the end of one, so with several in flight none waits for the next to be noticed.
+template <class Visit>
+HWY_INLINE size_t visit_pages(size_t begin, size_t end, const Visit &visit) {
+  constexpr size_t pages = 4, at_once = 64;
+  for (; begin + pages * page_numbers <= end; begin += pages * page_numbers)
+    for (size_t at = 0; at < page_numbers; at += at_once)
+      for (size_t page = 0; page < pages; ++page) visit(begin + page * page_numbers + at);
+  for (; begin + at_once <= end; begin += at_once) visit(begin);
+  return begin;
+}
+
+// The largest magnitude of rows of numbers.
 template <bool via_bf16>
-HWY_INLINE int32_t amax_of(const float *values, size_t count, int32_t before) {
-  const hn::ScalableTag<float> d;
-  const hn::CappedTag<float, 1> one;
-  const hn::RebindToSigned<decltype(d)> di;
-  const size_t n = hn::Lanes(d);
-  auto amax = hn::Set(di, before), other = amax;
-  size_t i = 0;
-  for (; i + 2 * n <= count; i += 2 * n) {
-    amax = hn::Max(amax, load_magnitude<via_bf16>(d, values + i));
-    other = hn::Max(other, load_magnitude<via_bf16>(d, values + i + n));
+class Amax {
+ public:
+  HWY_INLINE void add_64(const float *values) {
+    const hn::CappedTag<float, 16> d;
+    const size_t n = hn::Lanes(d);
+    auto first = hn::Load(di_, first_), second = hn::Load(di_, second_);
+    for (size_t i = 0; i < 64; i += 2 * n) {
+      first = hn::Max(first, load_magnitude<via_bf16>(d, values + i));
+      second = hn::Max(second, load_magnitude<via_bf16>(d, values + i + n));
+    }
+    hn::Store(first, di_, first_), hn::Store(second, di_, second_);
   }
-  int32_t found = hn::GetLane(hn::MaxOfLanes(di, hn::Max(amax, other)));
-  for (; i < count; ++i) {
-    const int32_t magnitude = hn::GetLane(load_magnitude<via_bf16>(one, values + i));
-    found = magnitude > found ? magnitude : found;
+  HWY_INLINE void add_one(const float *value) {
+    const hn::CappedTag<float, 1> one;
+    first_[0] = std::max(first_[0], hn::GetLane(load_magnitude<via_bf16>(one, value)));
   }
-  return found;
+  HWY_INLINE int32_t found() const {
+    return hn::GetLane(hn::MaxOfLanes(di_, hn::Max(hn::Load(di_, first_), hn::Load(di_, second_))));
+  }
+
+ private:
+  static constexpr hn::RebindToSigned<hn::CappedTag<float, 16>> di_{};
+  alignas(64) int32_t first_[16] = {}, second_[16] = {};
+};
+
+template <bool via_bf16>
+HWY_INLINE int32_t amax_of(const float *values, size_t count) {
+  Amax<via_bf16> amax;
+  const size_t done = visit_pages(0, count, [&](size_t i) HWY_ATTR { amax.add_64(values + i); });
+  for (size_t i = done; i < count; ++i) amax.add_one(values + i);
+  return amax.found();
 }
 
 int32_t find_amax_bits(const float *values, size_t count, bool via_bf16) {
-  return via_bf16 ? amax_of<true>(values, count, 0) : amax_of<false>(values, count, 0);
+  return via_bf16 ? amax_of<true>(values, count) : amax_of<false>(values, count);
 }
 
 // The sign is the number's own: a product that is NaN need not keep it.
@@ -70,29 +101,99 @@ struct QuantizeFp8 {
   }
 };
 
-void quantize_all(const Fp8Quantize &work) {
-  if (work.via_bf16) return for_each_vector(0, work.count, QuantizeFp8<true>{work.from, work.codes, *work.scale});
-  for_each_vector(0, work.count, QuantizeFp8<false>{work.from, work.codes, *work.scale});
+// 64 of them, and what is none of numbers by itself.
+template <bool via_bf16, bool streaming, class D, class Order>
+HWY_INLINE void quantize_four(D d, const QuantizeFp8<via_bf16> &one, size_t i, const Order &order) {
+  const hn::RebindToUnsigned<D> du;
+  const hn::RebindToSigned<D> di;
+  const size_t n = hn::Lanes(d);
+  const auto number = [&](size_t v)
+                          HWY_ATTR { return hn::BitCast(du, load_number<via_bf16>(d, one.from + i + v * n)); };
+  const Four<D> bits{number(0), number(1), number(2), number(3)};
+  const auto scaled = [&](Bits<D> from) HWY_ATTR {
+    return hn::And(hn::BitCast(du, hn::Mul(hn::BitCast(d, from), hn::Set(d, one.scale))), hn::Set(du, fp32_magnitude));
+  };
+  const Four<D> magnitudes = map_four(d, bits, scaled);
+  const auto larger = [&](Bits<D> a, Bits<D> b) HWY_ATTR { return hn::Max(hn::BitCast(di, a), hn::BitCast(di, b)); };
+  const auto largest = hn::Max(larger(magnitudes.v0, magnitudes.v1), larger(magnitudes.v2, magnitudes.v3));
+  if (!hn::AllTrue(di, hn::Lt(largest, hn::Set(di, int32_t{fp32_infinity})))) {
+    for (size_t v = 0; v < 4; ++v) one(d, i + v * n);
+    return;
+  }
+  const auto round = [&](Bits<D> magnitude) HWY_ATTR {
+    const auto limit = hn::Set(di, static_cast<int32_t>(fp32_bits(E4M3::value(E4M3::Layout::largest))));
+    return round_any(d, hn::BitCast(du, hn::Min(hn::BitCast(di, magnitude), limit)), hn::Set(du, E4M3::Layout::lowest));
+  };
+  const auto bytes = combine<0, 0xff>(d, map_four(d, magnitudes, round));
+  constexpr uint32_t offset = (E4M3::Layout::lowest >> code_at & 0xff) * 0x1010101;
+  const auto codes = finish<false>(d, bytes, hn::Set(du, offset), combine<24, 0x80>(d, bits));
+  order.template put<streaming>(d, codes, one.codes + i);
+}
+
+template <bool via_bf16, bool streaming, class Order>
+HWY_INLINE void quantize_64(const QuantizeFp8<via_bf16> &one, size_t i, const Order &order) {
+  const hn::CappedTag<float, 16> d;
+  for (size_t at = 0; at < 64; at += 4 * hn::Lanes(d)) quantize_four<via_bf16, streaming>(d, one, i + at, order);
+}
+
+template <bool via_bf16, bool streaming>
+void quantize_span(const QuantizeFp8<via_bf16> &one, size_t count) {
+  const hn::CappedTag<float, 16> d;
+  const InOrder order(d);
+  const size_t head = misaligned_head(one.codes, count);
+  for_each_vector(0, head, one);
+  const auto visit = [&](size_t i) HWY_ATTR { quantize_64<via_bf16, streaming>(one, i, order); };
+  for_each_vector(visit_pages(head, count, visit), count, one);
+  if (streaming) hwy::FlushStream();
 }
 
 template <bool via_bf16>
-HWY_INLINE void quantize_block(const Fp8BlockQuantize &work, size_t row, size_t column) {
+void quantize_as(const Fp8Quantize &work) {
+  const QuantizeFp8<via_bf16> one{work.from, work.codes, *work.scale};
+  if (work.count >= streaming_bytes) return quantize_span<via_bf16, true>(one, work.count);
+  quantize_span<via_bf16, false>(one, work.count);
+}
+
+void quantize_all(const Fp8Quantize &work) { work.via_bf16 ? quantize_as<true>(work) : quantize_as<false>(work); }
+
+// The block beside it is on its way into the caches while this one is quantized.
+template <bool via_bf16, bool streaming, class Order>
+HWY_INLINE void quantize_block(const Fp8BlockQuantize &work, size_t row, size_t column, const Order &order) {
   const size_t end_row = row + fp8_block < work.rows ? row + fp8_block : work.rows;
   const size_t width = column + fp8_block < work.columns ? fp8_block : work.columns - column;
-  int32_t amax = 0;
-  for (size_t r = row; r < end_row; ++r) amax = amax_of<via_bf16>(work.from + r * work.columns + column, width, amax);
-  const float scale = fp8_scale(fp32_of(static_cast<uint32_t>(amax)), work.power_of_two);
-  work.scale_inv[row / fp8_block * fp8_blocks(work.columns) + column / fp8_block] = 1 / scale;
+  Amax<via_bf16> amax;
   for (size_t r = row; r < end_row; ++r) {
-    const size_t begin = r * work.columns + column;
-    for_each_vector(begin, begin + width, QuantizeFp8<via_bf16>{work.from, work.codes, scale});
+    const float *const from = work.from + r * work.columns + column;
+    size_t c = 0;
+    for (; c + 64 <= width; c += 64) amax.add_64(from + c);
+    for (; c < width; ++c) amax.add_one(from + c);
   }
+  const float scale = fp8_scale(fp32_of(static_cast<uint32_t>(amax.found())), work.power_of_two);
+  work.scale_inv[row / fp8_block * fp8_blocks(work.columns) + column / fp8_block] = 1 / scale;
+  const QuantizeFp8<via_bf16> one{work.from, work.codes, scale};
+  for (size_t r = row; r < end_row; ++r) {
+    size_t c = r * work.columns + column;
+    const size_t end = c + width;
+    for (size_t ahead = 0; ahead < width; ahead += 16) hwy::Prefetch(work.from + end + ahead);
+    for (; c + 64 <= end; c += 64) quantize_64<via_bf16, streaming>(one, c, order);
+    for_each_vector(c, end, one);
+  }
+}
+
+template <bool via_bf16, bool streaming>
+void quantize_blocks_by(const Fp8BlockQuantize &work) {
+  const hn::CappedTag<float, 16> d;
+  const InOrder order(d);
+  for (size_t r = 0; r < work.rows; r += fp8_block)
+    for (size_t c = 0; c < work.columns; c += fp8_block) quantize_block<via_bf16, streaming>(work, r, c, order);
+  if (streaming) hwy::FlushStream();
 }
 
 template <bool via_bf16>
 void quantize_blocks_of(const Fp8BlockQuantize &work) {
-  for (size_t r = 0; r < work.rows; r += fp8_block)
-    for (size_t c = 0; c < work.columns; c += fp8_block) quantize_block<via_bf16>(work, r, c);
+  const bool whole_lines = reinterpret_cast<uintptr_t>(work.codes) % 64 == 0 && work.columns % 64 == 0;
+  if (whole_lines && work.rows * work.columns >= streaming_bytes) return quantize_blocks_by<via_bf16, true>(work);
+  quantize_blocks_by<via_bf16, false>(work);
 }
 
 void quantize_blocks(const Fp8BlockQuantize &work) {
@@ -131,6 +232,17 @@ void quantize_fp8(const Fp8Quantize &work) {
 void quantize_fp8_blocks(const Fp8BlockQuantize &work) {
   const FloatEnvironment standard;
   HWY_DYNAMIC_DISPATCH(quantize_blocks)(work);
+}
+
+uint64_t count_nonfinite_blocks(const Fp8BlockQuantize &work) {
+  uint64_t found = 0;
+  for (uint64_t r = 0; r < work.rows; ++r)
+    for (uint64_t c = 0; c < work.columns; c += fp8_block) {
+      if (work.scale_inv[r / fp8_block * fp8_blocks(work.columns) + c / fp8_block] != 1) continue;
+      const uint64_t width = c + fp8_block < work.columns ? fp8_block : work.columns - c;
+      found += count_nonfinite(work.from + r * work.columns + c, width);
+    }
+  return found;
 }
 
 }  // namespace fsdp::device::kernels

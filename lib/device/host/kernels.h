@@ -36,6 +36,8 @@ void find_fp8_scales(const Fp8Scales &work);
 void quantize_fp8(const Fp8Quantize &work);
 void dequantize_fp8(void *to, fsdp_dtype to_dtype, const Fp8Dequantize &work);
 void quantize_fp8_blocks(const Fp8BlockQuantize &work);
+// Of numbers that have been quantized: looks at those whose scale is 1 alone, as it is where one is not finite.
+uint64_t count_nonfinite_blocks(const Fp8BlockQuantize &work);
 void dequantize_fp8_blocks(void *to, fsdp_dtype to_dtype, const Fp8BlockDequantize &work);
 
 // to += from in fp32, rounded once to to's dtype.

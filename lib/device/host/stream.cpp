@@ -29,6 +29,18 @@ void HostStream::quantize_fp8_blocks(const Fp8BlockQuantize &work) {
   run([work] { kernels::quantize_fp8_blocks(work); });
 }
 
+void HostStream::swizzle_scales(const Mxfp8Swizzle &work) {
+  run([work] { kernels::swizzle_scales(work); });
+}
+
+void HostStream::count_nonfinite_scales(uint64_t *result, const uint8_t *scales, uint64_t count) {
+  run([=] { *result = kernels::count_nonfinite_scales(scales, count); });
+}
+
+void HostStream::count_nonfinite_blocks(uint64_t *result, const Fp8BlockQuantize &work) {
+  run([=] { *result = kernels::count_nonfinite_blocks(work); });
+}
+
 void HostStream::find_amax(float *amax, const float *values, uint64_t count, bool via_bf16) {
   run([=] { *amax = kernels::find_amax(values, count, via_bf16); });
 }

@@ -23,6 +23,9 @@ class HostStream : public Stream {
   void cast(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) override;
   void quantize_mxfp8(const Mxfp8Quantize &work) override;
   void quantize_fp8_blocks(const Fp8BlockQuantize &work) override;
+  void swizzle_scales(const Mxfp8Swizzle &work) override;
+  void count_nonfinite_scales(uint64_t *result, const uint8_t *scales, uint64_t count) override;
+  void count_nonfinite_blocks(uint64_t *result, const Fp8BlockQuantize &work) override;
   void find_amax(float *amax, const float *values, uint64_t count, bool via_bf16) override;
   void find_fp8_scales(const Fp8Scales &work) override;
   void quantize_fp8(const Fp8Quantize &work) override;

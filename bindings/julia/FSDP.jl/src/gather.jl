@@ -103,6 +103,23 @@ function plane(group::Group, param, which::Plane = PLANE_ROW, phase::Phase = FOR
     return Tensor(found.memory[], group.handle)
 end
 
+"""
+    swizzle_scales(group, param, which = PLANE_ROW_SCALE, phase = FORWARD; to, stream)
+
+The scales of an MXFP8 plane in the order in which GEMMs read them: bytes of the host, or written into `to`, an array of bytes of
+the model's device.
+"""
+function swizzle_scales(group::Group, param, which::Plane = PLANE_ROW_SCALE, phase::Phase = FORWARD; to = nothing, stream = C_NULL)
+    index, size, stream = param_index(group, param), Ref{UInt64}(0), Ptr{Cvoid}(stream)
+    if to === nothing
+        @call group.state fsdp_swizzle_scales(group.number, index, Int32(phase), Int32(which), C_NULL, size, stream)
+        to = zeros(UInt8, size[])
+    end
+    size[] = sizeof(to)
+    GC.@preserve to @call group.state fsdp_swizzle_scales(group.number, index, Int32(phase), Int32(which), address(to), size, stream)
+    return to
+end
+
 "Start gathering a group ahead of its unshard, where the order is not that of the schedule."
 prefetch(group::Group, phase::Phase = FORWARD; stream = C_NULL) =
     @call group.state fsdp_prefetch(group.number, Int32(phase), UInt32(0), Ptr{Cvoid}(stream))

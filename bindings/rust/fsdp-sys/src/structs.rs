@@ -336,6 +336,10 @@ pub struct fsdp_stats {
     /// the caller's time spent waiting, as the update window opened, for a save to copy what may then be written; not
     /// a part of wait_ns
     pub checkpoint_stall_ns: u64,
+    /// those that serve all phases, too
+    pub gathered_row_bytes: u64,
+    /// of MXFP8
+    pub gathered_column_bytes: u64,
 }
 
 impl Default for fsdp_stats {
@@ -814,7 +818,7 @@ mod tests {
 
     #[test]
     fn fsdp_stats_is_laid_out_as_the_compiler_says() {
-        assert_eq!(std::mem::size_of::<fsdp_stats>(), 240);
+        assert_eq!(std::mem::size_of::<fsdp_stats>(), 256);
         assert_eq!(offset!(fsdp_stats, struct_size), 0);
         assert_eq!(offset!(fsdp_stats, version), 8);
         assert_eq!(offset!(fsdp_stats, step), 16);
@@ -846,6 +850,8 @@ mod tests {
         assert_eq!(offset!(fsdp_stats, reserved), 220);
         assert_eq!(offset!(fsdp_stats, allocations), 224);
         assert_eq!(offset!(fsdp_stats, checkpoint_stall_ns), 232);
+        assert_eq!(offset!(fsdp_stats, gathered_row_bytes), 240);
+        assert_eq!(offset!(fsdp_stats, gathered_column_bytes), 248);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::error::{check, Result};
 use crate::group::GroupEntry;
 use crate::param::find;
 use crate::tensor::typed;
-use crate::{sys, Element, Model, ParamKey, Tensor};
+use crate::{sys, Element, Model, ParamKey, ScaleE8m0, Tensor};
 
 /// The full compute weights of an unsharded group: a hold, which ends with the guard.
 ///
@@ -62,6 +62,24 @@ impl<'m> Weights<'m> {
         let data = typed::<T>(&view)?;
         // SAFETY: as in get.
         Ok(unsafe { std::slice::from_raw_parts(data, view.element_count as usize) })
+    }
+
+    /// The scales of an MXFP8 plane in the order in which a GEMM reads them, on the host device.
+    pub fn swizzled_scales(&self, param: impl ParamKey, plane: Plane) -> Result<Vec<ScaleE8m0>> {
+        let index = find(self.entry, param)?;
+        self.plane::<ScaleE8m0>(index, plane)?;
+        let swizzle = |data: *mut ScaleE8m0, size: &mut u64| {
+            let (raw, phase, stream) = (self.entry.raw, self.phase as i32, self.model.stream.get());
+            // SAFETY: the plane is on the host, so data is memory of its device.
+            check(unsafe {
+                sys::fsdp_swizzle_scales(raw, index as u64, phase, plane as i32, data.cast(), size, stream)
+            })
+        };
+        let mut size = 0;
+        swizzle(std::ptr::null_mut(), &mut size)?;
+        let mut scales = vec![ScaleE8m0(0); size as usize];
+        swizzle(scales.as_mut_ptr(), &mut size)?;
+        Ok(scales)
     }
 
     /// How many parameters the group has.

@@ -221,6 +221,25 @@ fn memory_of_a_gpu_is_no_slice() {
 }
 
 #[test]
+fn scales_are_swizzled() {
+    run_ranks(1, |context| {
+        let mut model = Model::new(&context, &ModelOptions::new()).unwrap();
+        let param = Param::new("w", &[32, 32]).quantization(Quantization::Mxfp8);
+        let group = model.create_group("only", &[param], &Default::default()).unwrap();
+        let mut window = model.seal().unwrap();
+        let mut values = [448.0f32; 1024];
+        values[32] = 896.0;
+        window.load_param(group, 0, &values).unwrap();
+        window.publish().unwrap();
+        let weights = model.unshard(group, Phase::Forward).unwrap();
+        let scales = weights.swizzled_scales("w", Plane::RowScale).unwrap();
+        assert_eq!(scales.len(), 512);
+        assert_eq!([scales[0].0, scales[1].0, scales[16].0], [127, 0, 128]);
+        assert_eq!(weights.swizzled_scales("w", Plane::Row).unwrap_err().status, Status::InvalidArgument);
+    });
+}
+
+#[test]
 fn a_quantized_parameter_is_codes_and_scales() {
     run_ranks(2, |context| {
         let mut model = Model::new(&context, &ModelOptions::new()).unwrap();

@@ -402,6 +402,7 @@ static void (*const every_call[])(void) = {
     (void (*)(void))fsdp_set_param_lr_scale,
     (void (*)(void))fsdp_set_schedule,
     (void (*)(void))fsdp_step_adamw,
+    (void (*)(void))fsdp_swizzle_scales,
     (void (*)(void))fsdp_unshard,
     (void (*)(void))fsdp_wait_checkpoint,
     (void (*)(void))fsdp_wait_stream,

@@ -488,6 +488,23 @@ window closed), PEER_FAILED, TIMEOUT. Since 0.2.
 
 raw"""
 ```text
+Write the scales of an MXFP8 plane, ROW_SCALE or COLUMN_SCALE, in the order in which block-scaled GEMMs read them
+(VEC32_UE8M0 of cuBLASLt); of a parameter of three or more dimensions, matrices follow each other. The scales of ROW
+planes are a matrix of R x C/32, those of COLUMN planes are taken as their transpose, C x R/32. Both sizes are
+rounded up, to multiples of 128 and of 4, and tiles of 128 x 4, of 512 bytes each, follow each other in rows of
+tiles. In a tile scale (r, c) is byte r % 32 * 16 + r / 32 * 4 + c; what is beyond the scales is 0.
+data is memory of the model's device, *size_bytes its size on entry and the size needed on return; data may be NULL
+to ask, at any time after the seal. Else the plane must be legal to read as that of fsdp_get_plane is, and its hold
+is to be given back in the order of this stream. Collective: no. Blocks: local work on the host device, else no.
+Errors: as fsdp_get_plane, and INVALID_ARGUMENT (no scales of MXFP8; too small: *size_bytes is set). Since 0.2.
+```
+"""
+@inline fsdp_swizzle_scales(group, param_index, phase, plane, data, size_bytes, stream) =
+    @waits libfsdp.fsdp_swizzle_scales(group::Ptr{fsdp_group}, param_index::UInt64, phase::Int32, plane::Int32,
+        data::Ptr{Cvoid}, size_bytes::Ptr{UInt64}, stream::Ptr{Cvoid})::Int32
+
+raw"""
+```text
 The part of a parameter that rank `rank` stores: what fsdp_load_chunk takes there and, of parameters that are not
 FROZEN, what fsdp_get_shard shows. All of it where every rank has the whole (FSDP_STRATEGY_NO_SHARD); the same part
 on each replica.
@@ -770,7 +787,10 @@ lr_scale, or scaling of the gradients, which includes the norm that was clipped)
 raw"""
 ```text
 Publish the main weights: cast them to compute weights, raise the version, close the update window. Whole weights
-are refreshed before the call returns. Collective: the mesh. Blocks: peers.
+are refreshed before the call returns. Where the scales of a quantized parameter show that its main weights have Inf
+or NaN, a line of FSDP_LOG_WARNING names it, once a version, on the rank that has them: on the host device in this
+call, on a GPU in the next one that opens the update window or publishes, and not if a graph has published.
+Collective: the mesh. Blocks: peers.
 Window: closes it. Errors: INVALID_STATE, MISMATCH (a rank does something else instead, or numbers differ: fatal on
 all ranks, since weights were written here; before the first publish nothing is lost: make it the same and publish
 again), PEER_FAILED, TIMEOUT. Since 0.2.

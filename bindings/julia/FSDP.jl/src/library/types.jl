@@ -445,6 +445,10 @@ struct fsdp_stats
     # the caller's time spent waiting, as the update window opened, for a save to copy what may then be
     # written; not a part of wait_ns
     checkpoint_stall_ns::UInt64
+    # those that serve all phases, too
+    gathered_row_bytes::UInt64
+    # of MXFP8
+    gathered_column_bytes::UInt64
 end
 
 struct fsdp_param
@@ -672,8 +676,8 @@ const LAYOUTS = (
     (fsdp_visit, 8, (0, 4,)),
     (fsdp_schedule_options, 32, (0, 8, 16, 24,)),
     (fsdp_model_info, 80, (0, 8, 16, 24, 32, 40, 48, 56, 64, 72,)),
-    (fsdp_stats, 240, (0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160,
-     168, 176, 184, 192, 200, 208, 216, 220, 224, 232,)),
+    (fsdp_stats, 256, (0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160,
+     168, 176, 184, 192, 200, 208, 216, 220, 224, 232, 240, 248,)),
     (fsdp_param, 88, (0, 8, 16, 24, 28, 32, 36, 40, 48, 56, 64, 72, 80, 84,)),
     (fsdp_group_options, 24, (0, 8, 12, 16, 20,)),
     (fsdp_group_info, 48, (0, 8, 16, 24, 28, 32, 36, 40, 44,)),

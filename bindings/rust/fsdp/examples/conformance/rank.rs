@@ -3,7 +3,7 @@
 use crate::line::Line;
 use fsdp::{
     sys, Bf16, BytesOwner, Checkpoint, Context, Dtype, Element, Error, Group, GroupOptions, LoadOptions, Mesh,
-    MeshOptions, Model, ModelOptions, Param, Result, SaveOptions, Status, ValueOp, F16,
+    MeshOptions, Model, ModelOptions, Param, Quantization, Result, SaveOptions, Status, ValueOp, F16,
 };
 use std::collections::HashMap;
 
@@ -21,6 +21,7 @@ pub struct Declared {
     dtype: Option<Dtype>,
     flags: u32,
     lr_scale: f64,
+    quantization: Option<Quantization>,
 }
 
 impl Declared {
@@ -32,6 +33,9 @@ impl Declared {
     }
     fn param(&self) -> Param {
         let mut param = Param::new(&self.name, &self.shape).lr_scale(self.lr_scale);
+        if let Some(quantization) = self.quantization {
+            param = param.quantization(quantization);
+        }
         if let Some(dtype) = self.dtype {
             param = param.dtype(dtype);
         }
@@ -131,6 +135,7 @@ impl Rank {
                     dtype: line.key_integer("dtype").and_then(|raw| Dtype::from_raw(raw as i32)),
                     flags: line.key_integer("flags").unwrap_or(0) as u32,
                     lr_scale: line.key_number("lr_scale").unwrap_or(0.0),
+                    quantization: line.key_integer("quantization").and_then(|raw| Quantization::from_raw(raw as i32)),
                 });
                 Ok(())
             }

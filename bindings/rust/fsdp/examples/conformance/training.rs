@@ -2,8 +2,8 @@
 //! The calls of a step. Holds last from line to line, longer than a guard can: they are leaked by unshard, read by a guard of
 //! their own, and returned by the model's reshard.
 use crate::line::Line;
-use crate::rank::{as_bytes, crc32, nothing, status, Rank};
-use fsdp::{sys, AdamwOptions, Bf16, Dtype, FullGrad, Grad, Phase, Result, F16};
+use crate::rank::{as_bytes, crc32, crc_of, nothing, status, Rank};
+use fsdp::{sys, AdamwOptions, Bf16, Dtype, E4m3, FullGrad, Grad, Phase, Plane, Result, ScaleE8m0, Weights, F16};
 use std::ptr::null_mut;
 
 impl Rank {
@@ -20,6 +20,8 @@ impl Rank {
                 self.of_group(line).and_then(|(model, group)| model.prefetch(group, phase(line).expect("a phase"))),
             ),
             "get_params" => self.get_params(line),
+            "get_plane" => self.get_plane(line),
+            "swizzle_scales" => self.swizzle_scales(line),
             "acquire_grad" => nothing(self.acquire_grad(line)),
             "acquire_grads" => nothing(self.acquire_grads(line)),
             "put_grad" => nothing(self.put_grad(line)),
@@ -82,6 +84,31 @@ impl Rank {
             };
         }
         Ok(format!("{crc:08x}"))
+    }
+
+    /// Of MXFP8.
+    fn get_plane(&mut self, line: &Line) -> Result<String> {
+        self.with_plane(line, |weights, index, plane| match plane {
+            Plane::Row | Plane::Column => Ok(crc_of(weights.plane::<E4m3>(index, plane)?)),
+            _ => Ok(crc_of(weights.plane::<ScaleE8m0>(index, plane)?)),
+        })
+    }
+
+    fn swizzle_scales(&mut self, line: &Line) -> Result<String> {
+        self.with_plane(line, |weights, index, plane| Ok(crc_of(&weights.swizzled_scales(index, plane)?)))
+    }
+
+    /// In a second hold, of the phase that holds the group.
+    fn with_plane(
+        &mut self,
+        line: &Line,
+        look: impl Fn(&Weights<'_>, usize, Plane) -> Result<String>,
+    ) -> Result<String> {
+        let (model, group) = self.of_group(line)?;
+        let phase = Phase::from_raw(line.integer(3) as i32).expect("a phase");
+        let plane = Plane::from_raw(line.integer(4) as i32).expect("a plane");
+        let weights = model.unshard(group, phase)?;
+        look(&weights, line.integer(2) as usize, plane)
     }
 
     // ---- gradients ----------------------------------------------------------------------------------------------

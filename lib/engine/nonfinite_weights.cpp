@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/nonfinite_weights.h"
+
+#include <cmath>
+
+namespace fsdp::engine {
+namespace {
+
+std::string name_of(const PlaneSlice &main) {
+  return format_text("parameter '{}' of group '{}'", main.param().name, main.group.name());
+}
+
+}  // namespace
+
+NonfiniteWeights::NonfiniteWeights(Runtime &runtime)
+    : runtime_(runtime), done_(runtime.context.device().create_event()) {
+  const memory::RegionPlan &region = runtime.plan.region(memory::RegionId::norms);
+  std::byte *const tail =
+      runtime.storage->own_part(memory::RegionId::norms) + region.bytes - memory::nonfinite_bytes(runtime.plan);
+  counts_ = reinterpret_cast<uint64_t *>(tail);
+  amaxes_ = reinterpret_cast<float *>(tail + runtime.plan.quantized_count * sizeof(uint64_t));
+}
+
+void NonfiniteWeights::add(const PlaneSlice &main, const device::Mxfp8Quantize &work) {
+  counted_.push_back({name_of(main), work.rows * work.columns / device::mxfp8_block, work, {}});
+}
+
+void NonfiniteWeights::add(const PlaneSlice &main, const device::Fp8BlockQuantize &work) {
+  counted_.push_back({name_of(main), 0, {}, work});
+}
+
+void NonfiniteWeights::add_amax(const PlaneSlice &main, uint64_t index) { measured_.push_back({name_of(main), index}); }
+
+// Where the counts before are still under way, these weights are not looked at: a weight that is not finite stays so.
+// What a graph publishes has no event that tells when it is done.
+void NonfiniteWeights::count(device::Stream &stream, const float *amaxes) {
+  if (counted_.empty() && measured_.empty()) return;
+  if (!runtime_.context.logs(FSDP_LOG_WARNING) || version_ || stream.capture_id()) return;
+  for (size_t i = 0; i < counted_.size(); ++i)
+    if (counted_[i].scales)
+      stream.count_nonfinite_scales(counts_ + i, counted_[i].mxfp8.row_scales, counted_[i].scales);
+    else
+      stream.count_nonfinite_blocks(counts_ + i, counted_[i].blocks);
+  if (!measured_.empty()) stream.copy(amaxes_, amaxes, runtime_.plan.amax_count * sizeof(float));
+  stream.record(*done_);
+  version_ = runtime_.step.version() + 1;
+  if (stream.is_calling_thread()) report();
+}
+
+void NonfiniteWeights::report() {
+  if (!version_ || !done_->done()) return;
+  for (size_t i = 0; i < counted_.size(); ++i)
+    if (counts_[i])
+      runtime_.context.log(
+          FSDP_LOG_WARNING,
+          counted_[i].scales
+              ? format_text("rank {}: version {}: {}: main weights are Inf or NaN: {} of {} ROW scales stand for it",
+                            runtime_.context.rank(), version_, counted_[i].name, counts_[i], counted_[i].scales)
+              : format_text("rank {}: version {}: {}: {} main weights are Inf or NaN", runtime_.context.rank(),
+                            version_, counted_[i].name, counts_[i]));
+  report_amaxes();
+  version_ = 0;
+}
+
+void NonfiniteWeights::report_amaxes() const {
+  for (const Measured &measured : measured_)
+    if (!std::isfinite(amaxes_[measured.index]))
+      runtime_.context.log(FSDP_LOG_WARNING,
+                           format_text("rank {}: version {}: {}: main weights are Inf or NaN, so its scale is 1",
+                                       runtime_.context.rank(), version_, measured.name));
+}
+
+}  // namespace fsdp::engine

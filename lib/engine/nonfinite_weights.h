@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tells of quantized parameters whose main weights are not finite as they are published, which no call refuses: the
+// scales show it, so that publishing reads nothing more. On a device the words come when its stream is seen to have
+// come so far, in a later call, which waits for nothing.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/plane_slices.h"
+
+namespace fsdp::engine {
+
+class NonfiniteWeights {
+ public:
+  explicit NonfiniteWeights(Runtime &runtime);
+  // In the order of what follows, each of which is of this rank's part of a parameter.
+  void add(const PlaneSlice &main, const device::Mxfp8Quantize &work);
+  void add(const PlaneSlice &main, const device::Fp8BlockQuantize &work);
+  void add_amax(const PlaneSlice &main, uint64_t index);
+
+  // Behind what has quantized them on the stream. amaxes: this rank's, of all parameters with one scale.
+  void count(device::Stream &stream, const float *amaxes);
+  // Of the last count, once, if its work is done.
+  void report();
+
+ private:
+  struct Counted {
+    std::string name;
+    uint64_t scales;  // of MXFP8, of which so many were looked at; 0: numbers are counted
+    device::Mxfp8Quantize mxfp8;
+    device::Fp8BlockQuantize blocks;
+  };
+  struct Measured {
+    std::string name;
+    uint64_t index;
+  };
+  void report_amaxes() const;
+
+  Runtime &runtime_;
+  std::vector<Counted> counted_;
+  std::vector<Measured> measured_;
+  uint64_t *counts_;  // in memory that the host reads
+  float *amaxes_;
+  std::unique_ptr<device::Event> done_;
+  uint64_t version_ = 0;  // whose counts are under way or to be told; 0: none
+};
+
+}  // namespace fsdp::engine

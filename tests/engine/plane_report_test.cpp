@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is told of quantized parameters: weights that are not finite, granules that were raised, bytes by plane.
+#include <cmath>
+#include <mutex>
+
+#include "device.h"
+#include "misuse.h"
+
+using namespace harness;
+
+namespace {
+
+struct Log {
+  std::mutex mutex;
+  std::vector<std::pair<fsdp_log_level, std::string>> lines;
+  static void hook(void *data, fsdp_log_level level, const char *line) {
+    auto *const log = static_cast<Log *>(data);
+    const std::lock_guard lock(log->mutex);
+    log->lines.emplace_back(level, line);
+  }
+  std::vector<std::string> take(fsdp_log_level level, const std::string &word) {
+    const std::lock_guard lock(mutex);
+    std::vector<std::string> found;
+    for (const auto &[of, line] : lines)
+      if (of == level && line.find(word) != std::string::npos) found.push_back(line);
+    std::sort(found.begin(), found.end());
+    lines.clear();
+    return found;
+  }
+};
+
+ParamDef quantized(const char *name, std::vector<uint64_t> shape, fsdp_quantization quantization) {
+  ParamDef param{name, std::move(shape)};
+  param.quantization = quantization;
+  return param;
+}
+
+Scenario three_kinds(uint32_t ranks, Log &log) {
+  Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks, FSDP_UNSHARD_COPIED);
+  setup.groups = {{"g",
+                   {quantized("mx", {64, 96}, FSDP_QUANTIZE_MXFP8),
+                    quantized("fp8", {40, 8}, FSDP_QUANTIZE_FP8),
+                    quantized("block", {256, 200}, FSDP_QUANTIZE_FP8_BLOCK),
+                    {"plain", {8, 8}}}}};
+  setup.context.log = Log::hook;
+  setup.context.log_data = &log;
+  setup.context.log_level = FSDP_LOG_INFO;
+  return setup;
+}
+
+void load(Rank &rank, uint64_t param, uint64_t count, const std::vector<std::pair<size_t, float>> &odd) {
+  std::vector<float> values(count, 0.5F);
+  for (const auto &[at, value] : odd) values[at] = value;
+  FSDP(fsdp_load_param(rank.groups[0], param, values.data(), FSDP_FLOAT32, count, FSDP_EVERY_RANK, 0));
+}
+
+void load_all(Rank &rank, bool spoilt) {
+  using Odd = std::vector<std::pair<size_t, float>>;
+  load(rank, 0, 64 * 96, spoilt ? Odd{{5 * 96 + 40, NAN}, {6 * 96, -INFINITY}, {6 * 96 + 1, NAN}} : Odd{});
+  load(rank, 1, 320, spoilt ? Odd{{319, -INFINITY}} : Odd{});
+  load(rank, 2, 256 * 200,
+       spoilt ? Odd{{130 * 200 + 199, NAN}, {131 * 200, INFINITY}, {131 * 200 + 1, INFINITY}} : Odd{});
+  load(rank, 3, 64, spoilt ? Odd{{0, NAN}} : Odd{});
+}
+
+// A device's words come with the window's opening.
+void publish(Rank &rank, fsdp_context *context) {
+  FSDP(fsdp_publish_weights(rank.model, stream()));
+  FSDP(fsdp_wait_stream(context, stream(), 0));
+  FSDP(fsdp_begin_update(rank.model, stream()));
+}
+
+// Rank 0 has the first rows, rank 1 the others; what is whole is told by nobody, nor is what is not quantized.
+TEST(PlaneReport, WeightsThatAreNotFiniteAreNamedOncePerVersion) {
+  Log log;
+  const Scenario setup = three_kinds(2, log);
+  const auto told = [&] { return log.take(FSDP_LOG_WARNING, "Inf or NaN"); };
+  run_threads(setup, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, setup);
+    load_all(rank, true);
+    publish(rank, context);
+    publish(rank, context);
+    load_all(rank, false);
+    publish(rank, context);
+  });
+  std::vector<std::string> expected;
+  for (const char *version : {"1", "2"}) {
+    const std::string of = std::string("version ") + version + ": parameter '";
+    expected.push_back("rank 0: " + of +
+                       "mx' of group 'g': main weights are Inf or NaN: 2 of 96 ROW scales stand for it");
+    expected.push_back("rank 1: " + of + "block' of group 'g': 3 main weights are Inf or NaN");
+    expected.push_back("rank 1: " + of + "fp8' of group 'g': main weights are Inf or NaN, so its scale is 1");
+  }
+  std::sort(expected.begin(), expected.end());
+  EXPECT_EQ(told(), expected);
+}
+
+TEST(PlaneReport, OnTheHostPublishingTellsItself) {
+  if (on_gpu()) GTEST_SKIP() << "there a later call does";
+  Log log;
+  const Scenario setup = three_kinds(1, log);
+  run_threads(setup, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, setup);
+    load_all(rank, true);
+    FSDP(fsdp_publish_weights(rank.model, nullptr));
+    EXPECT_EQ(log.take(FSDP_LOG_WARNING, "version 1").size(), 3u);
+  });
+}
+
+TEST(PlaneReport, RaisedGranulesAreTold) {
+  Log log;
+  Scenario setup = three_kinds(1, log);
+  setup.groups[0].params.push_back(quantized("stack", {2, 32, 32}, FSDP_QUANTIZE_MXFP8));
+  setup.groups[0].params.push_back(quantized("asked", {64, 32}, FSDP_QUANTIZE_MXFP8));
+  setup.groups[0].params.back().granule = FSDP_GRANULE_BLOCK;
+  setup.groups[0].params.back().granule_rows = 32;
+  run_threads(setup, [&](uint32_t, fsdp_context *context) { Rank rank(context, setup); });
+  EXPECT_EQ(log.take(FSDP_LOG_INFO, "granule"),
+            (std::vector<std::string>{
+                "parameter 'block' of group 'g': its granule is 128 rows, not 1: fp8_block keeps them together",
+                "parameter 'mx' of group 'g': its granule is 32 rows, not 1: mxfp8 keeps them together"}));
+}
+
+// 64 x 96 of MXFP8 is 6,336 bytes of a form, and 32 x 32 fp32 beside it 4,096.
+TEST(PlaneReport, BytesAreCountedByPlane) {
+  Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_COPIED);
+  setup.groups = {{"g", {quantized("w", {64, 96}, FSDP_QUANTIZE_MXFP8), {"plain", {32, 32}}}}};
+  setup.model.flags = FSDP_MODEL_NO_PREFETCH;
+  setup.steps = 1;
+  const auto expect = [&](uint64_t row, uint64_t column, uint64_t all) {
+    const fsdp_stats stats = train_threads(setup)[1].stats;
+    EXPECT_EQ(stats.gathered_row_bytes, row);
+    EXPECT_EQ(stats.gathered_column_bytes, column);
+    EXPECT_EQ(stats.gathered_bytes, all);
+  };
+  expect(6336, 6336, 2 * (6336 + 4096));
+  setup.model.plane_policy = FSDP_PLANES_BOTH;
+  expect(2 * 6336, 2 * 6336, 2 * (2 * 6336 + 4096));
+  setup.model.plane_policy = 0;
+  setup.groups[0].params[0].quantization = FSDP_QUANTIZE_FP8_BLOCK;
+  constexpr uint64_t padded = 2 * (128 * 96 + 4);  // a granule of 128 rows, and its scale, on each rank
+  expect(2 * padded, 0, 2 * (padded + 4096));
+}
+
+}  // namespace
