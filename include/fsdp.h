@@ -903,11 +903,13 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_param_info(const fsdp_group *group, u
 
 /**
  * Load a parameter from full data: element_count elements of dtype, in C order. With root FSDP_EVERY_RANK every rank
- * passes the same data and nothing is communicated; else rank `root` passes it and data may be NULL elsewhere. The data
- * may be freed at return. flags must be 0. Collective: the mesh. Blocks: peers, if there is a root. Window: inside.
- * Memory: of a FROZEN quantized parameter 4 bytes for each element of this rank's part while it runs, since planes are
- * made when all has come. Errors: INVALID_ARGUMENT, INVALID_STATE (window closed), OUT_OF_MEMORY (on all ranks if there
- * is a root; the planes are as before), PEER_FAILED, TIMEOUT. Since 0.2.
+ * passes the same data and nothing is communicated; else rank `root` passes it, and data may be NULL elsewhere: dtype
+ * and element_count do not count then. The data may be freed at return. flags must be 0.
+ * Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Memory: of a FROZEN quantized parameter 4
+ * bytes for each element of this rank's part while it runs, since planes are made when all has come.
+ * Errors: INVALID_ARGUMENT (of the root: on all ranks), INVALID_STATE (window closed), OUT_OF_MEMORY (the planes are as
+ * before: on all ranks if there is a root, else on this one, and the parameter is to be loaded again before the next
+ * publish), PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_param(fsdp_group *group, uint64_t param_index, const void *data,
                                                  fsdp_dtype dtype, uint64_t element_count, int32_t root,
@@ -918,8 +920,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_load_param(fsdp_group *group, uint64_t pa
  * FSDP_EVERY_RANK every rank gets it; else rank `root` does, and data may be NULL elsewhere. flags must be 0. It is
  * copied part by part as peers show theirs: where a peer fails meanwhile, some of data has been written.
  * Collective: the mesh. Blocks: peers. Window: either; while it is open the caller must not write on any rank.
- * Memory: of a FROZEN quantized parameter its codes and scales, whole, while it runs on a rank that gets it. Errors:
- * INVALID_ARGUMENT, INVALID_STATE, OUT_OF_MEMORY (on all ranks), PEER_FAILED, TIMEOUT. Since 0.2.
+ * Memory: of a FROZEN quantized parameter its codes and scales, whole, while it runs on a rank that gets it, of a GPU
+ * page-locked. Errors: INVALID_ARGUMENT, INVALID_STATE, OUT_OF_MEMORY (on all ranks that have parts of it), PEER_FAILED,
+ * TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_read_param(fsdp_group *group, uint64_t param_index, void *data, fsdp_dtype dtype,
                                                  uint64_t element_count, int32_t root, uint32_t flags);
@@ -968,7 +971,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_plane(fsdp_group *group, uint64_t par
 /**
  * Load a whole plane of a FROZEN quantized parameter as it is, bit for bit: element_count codes or scales of the
  * plane's shape and dtype (see fsdp_plane), in C order. So a quantized checkpoint of others is loaded without a
- * rounding. root and flags as in fsdp_load_param; with data NULL beside a root, dtype and element_count do not count.
+ * rounding. root and flags as in fsdp_load_param.
  * What belongs together is loaded together: codes and scales, and of MXFP8 both forms.
  * Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Errors: INVALID_ARGUMENT (no such plane;
  * another dtype or count; the parameter is not quantized), INVALID_STATE (not FROZEN: planes are made of main weights;

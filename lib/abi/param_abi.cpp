@@ -174,7 +174,8 @@ void require_quantized(const engine::Runtime &runtime, const engine::Group &grou
   const memory::ParamSpec &param = runtime.param(group, index);
   if (param.quantized() == quantized) return;
   fail(FSDP_INVALID_ARGUMENT, "{}: parameter '{}' of group '{}' is {}", call, param.name, group.name(),
-       quantized ? "not quantized; call fsdp_get_param" : "quantized, its weights are planes; call fsdp_get_plane");
+       quantized ? "not quantized, and has no planes; call fsdp_get_param or fsdp_load_param"
+                 : "quantized, its weights are planes; call fsdp_get_plane");
 }
 
 // One that the parameter has.
@@ -386,16 +387,20 @@ fsdp_status fsdp_swizzle_scales(fsdp_group *group, uint64_t param_index, fsdp_ph
     const Published which = read_plane(runtime, impl, param_index, plane, call);
     const ScaleMatrices matrices = scale_matrices(runtime, impl, param_index, which, call);
     const uint64_t needed = matrices.count * matrices.first.bytes();
-    const uint64_t given = std::exchange(*size_bytes, needed);
+    const uint64_t given = *size_bytes;
+    if (data && given >= needed) {
+      require_held(runtime, impl, param_index, phase, which, call);
+      require_readable(model, runtime, impl, phase, call);
+    }
+    *size_bytes = needed;
     if (!data) return;
     if (given < needed)
       fail(FSDP_INVALID_ARGUMENT, "{}: *size_bytes is {}, the scales of parameter '{}' of group '{}' need {}", call,
            given, runtime.param(impl, param_index).name, impl.name(), needed);
-    require_held(runtime, impl, param_index, phase, which, call);
-    require_readable(model, runtime, impl, phase, call);
     const fsdp_tensor scales = plane_view(model, runtime, impl, param_index, phase, which, call);
-    matrices.swizzle(runtime.caller_stream(stream, call), static_cast<const uint8_t *>(scales.data),
-                     static_cast<uint8_t *>(data));
+    model.gatherer(call).read(impl, phase, stream, call, [&](device::Stream &reader) {
+      matrices.swizzle(reader, static_cast<const uint8_t *>(scales.data), static_cast<uint8_t *>(data));
+    });
   });
 }
 

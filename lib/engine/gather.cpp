@@ -102,6 +102,21 @@ void Gatherer::unshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
   ++slot.holds[static_cast<size_t>(phase)];
 }
 
+void Gatherer::read(Group &group, fsdp_phase phase, fsdp_stream stream, const char *call,
+                    const std::function<void(device::Stream &)> &reads) {
+  device::Stream &caller = runtime_.caller_stream(stream, call);
+  GatherSlot &slot = group.slot(phase);
+  if (group.plan->copies)
+    runtime_.wait(*slot.ready, WaitKind::gather, caller, &group);
+  else
+    runtime_.join_window(caller);
+  reads(caller);
+  if (caller.is_calling_thread()) return;
+  device::Event &left = slot.left.of(stream);
+  caller.record(left);
+  if (group.plan->copies) runtime_.gathers.stream->wait(left);
+}
+
 // What FORWARD and what BACKWARD gathers are held at once only where the model was planned for it.
 void Gatherer::require_form(Group &group, fsdp_phase phase) const {
   if (!group.plan->parts_phases || runtime_.spec.plane_policy == FSDP_PLANES_BY_PHASE_AND_RECOMPUTE) return;

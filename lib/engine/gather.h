@@ -5,6 +5,8 @@
 //   copied   a gather waits for the shards' version, then pulls every rank's slice into the slot's pool buffer
 #pragma once
 
+#include <functional>
+
 #include "engine/runtime.h"
 
 namespace fsdp::engine {
@@ -18,6 +20,9 @@ class Gatherer {
   void prefetch(Group &group, fsdp_phase phase);
   void unshard(Group &group, fsdp_phase phase, fsdp_stream stream);
   void reshard(Group &group, fsdp_phase phase, fsdp_stream stream);
+  // What reads the phase's weights on that stream: behind their gather, and before what will overwrite them.
+  void read(Group &group, fsdp_phase phase, fsdp_stream stream, const char *call,
+            const std::function<void(device::Stream &)> &reads);
   // Is the group readable, and at which address does a published plane of the bucket start, whole?
   bool readable(Group &group, fsdp_phase phase) const;
   const std::byte *view(Group &group, fsdp_phase phase, uint32_t bucket, PlaneKind published, uint32_t form) const;

@@ -47,8 +47,18 @@ void NonfiniteWeights::count(device::Stream &stream, const float *amaxes) {
   if (stream.is_calling_thread()) report();
 }
 
-void NonfiniteWeights::report() {
+// As with any line of the log, none is better than a failed step.
+void NonfiniteWeights::report() noexcept {
   if (!version_ || !done_->done()) return;
+  try {
+    report_counts();
+    report_amaxes();
+  } catch (...) {
+  }
+  version_ = 0;
+}
+
+void NonfiniteWeights::report_counts() const {
   for (size_t i = 0; i < counted_.size(); ++i)
     if (counts_[i])
       runtime_.context.log(
@@ -58,8 +68,6 @@ void NonfiniteWeights::report() {
                             runtime_.context.rank(), version_, counted_[i].name, counts_[i], counted_[i].scales)
               : format_text("rank {}: version {}: {}: {} main weights are Inf or NaN", runtime_.context.rank(),
                             version_, counted_[i].name, counts_[i]));
-  report_amaxes();
-  version_ = 0;
 }
 
 void NonfiniteWeights::report_amaxes() const {

@@ -23,7 +23,7 @@ class NonfiniteWeights {
   // Behind what has quantized them on the stream. amaxes: this rank's, of all parameters with one scale.
   void count(device::Stream &stream, const float *amaxes);
   // Of the last count, once, if its work is done.
-  void report();
+  void report() noexcept;
 
  private:
   struct Counted {
@@ -36,6 +36,7 @@ class NonfiniteWeights {
     std::string name;
     uint64_t index;
   };
+  void report_counts() const;
   void report_amaxes() const;
 
   Runtime &runtime_;

@@ -72,9 +72,9 @@ class Optimizer {
   void step_adamw_captured(device::Stream &caller);
   void store_steps(double lr, const fsdp_adamw_options &options, device::Stream &caller);
   // Makes compute weights of main weights where they are not the same.
+  void cast_weights(device::Stream &stream);
   // Main weights that were not finite when they were published, in the log.
   void report_weights() { quantizer_.report(); }
-  void cast_weights(device::Stream &stream);
 
  private:
   void measure_squares(double *squares, device::Stream &caller);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 
 #include "base/dtype.h"
 #include "comm/exchange.h"
@@ -97,11 +98,12 @@ void Params::meet(const comm::Tag &tag, device::Stream &caller) {
 template <class Fill, class Take>
 void Params::stage(const ShownBytes &piece, Fill fill, Take take) {
   device::Stream &caller = runtime_.context.device().calling_thread();
-  // Ranks must agree on all of it, and those that do not get it as text: what may be cut off comes last.
-  char text[64];
-  std::snprintf(text, sizeof text, "%s from rank %u as %s of %s", piece.call,
-                runtime_.teams.all->world_rank(piece.shown), dtype_name(piece.dtype), piece.name);
-  const comm::Tag tag{piece.shown | static_cast<uint32_t>(piece.dtype) << 24, text};
+  // Ranks must agree on all of it, and those that do not get it as text, whose end may be cut off: what is compared is
+  // all of it.
+  const std::string text =
+      format_text("{} from rank {}{} of {}", piece.call, runtime_.teams.all->world_rank(piece.shown),
+                  piece.dtype ? format_text(" as {}", dtype_name(piece.dtype)) : "", piece.name);
+  const comm::Tag tag{piece.shown | static_cast<uint32_t>(piece.dtype) << 24, text.c_str()};
   const uint32_t inner = runtime_.spec.mesh.inner(piece.owner);
   std::byte *own = runtime_.storage->own_part(memory::RegionId::staging);
   if (piece.owner == runtime_.teams.all->rank()) fill(own);
@@ -217,19 +219,50 @@ void Params::load_plane(Group &group, uint64_t param_index, PlaneKind kind, uint
 void Params::load(const Group &group, const Tensor &tensor, const void *data, fsdp_dtype dtype, uint64_t element_count,
                   int32_t root) {
   const char *const call = tensor.call;
-  const CallSpan span(runtime_, "load_param", &group, element_count * dtype_size(dtype));
+  const CallSpan span(runtime_, tensor.stored ? "load_plane" : "load_param", &group, element_count * dtype_size(dtype));
   runtime_.step.require_window(call);
   runtime_.require_eager(call);
   const auto owner = find_root(root, call);
-  const bool gives = data || !owner || *owner == runtime_.teams.all->rank();
-  if (gives || !tensor.stored) check(group, tensor, dtype, element_count);
-  check_data(tensor, data, owner);
-  if (tensor.stored) dtype = tensor.plane.dtype();
+  if (owner && runtime_.teams.all->size() > 1) {
+    dtype = offered(group, tensor, data, dtype, element_count, *owner);
+  } else {
+    check(group, tensor, dtype, element_count);
+    check_data(tensor, data, owner);
+  }
   runtime_.join_window(runtime_.caller_stream(nullptr, call));
   const auto *bytes = static_cast<const std::byte *>(data);
   if (tensor.is_converted()) return load_converted(tensor, bytes, dtype, owner);
   bring(tensor, bytes, dtype, owner,
         [&](const std::byte *from, uint64_t first, uint64_t count) { store(tensor, from, dtype, first, count); });
+}
+
+// Others need not say what they do not have. Those that do are compared with it as what is brought is.
+fsdp_dtype Params::offered(const Group &group, const Tensor &tensor, const void *data, fsdp_dtype dtype,
+                           uint64_t element_count, uint32_t root) {
+  struct Offer {
+    fsdp_status status = FSDP_OK;
+    fsdp_dtype dtype = 0;
+    char reason[400] = {};
+  } offer;
+  std::optional<Error> refused;
+  try {
+    if (data || root == runtime_.teams.all->rank()) check(group, tensor, dtype, element_count);
+    check_data(tensor, data, root);
+    offer.dtype = dtype;
+  } catch (const Error &error) {
+    refused = error;  // whoever throws at once leaves the root waiting, which may have the same error
+    offer.status = error.status;
+    std::snprintf(offer.reason, sizeof offer.reason, "%s", error.what());
+  }
+  stage(
+      {tensor.call, root, root, true, sizeof offer, 0, tensor.name.c_str()},
+      [&](std::byte *to) { std::memcpy(to, &offer, sizeof offer); },
+      [&](const std::byte *from) { std::memcpy(&offer, from, sizeof offer); });
+  if (refused) throw *refused;
+  if (offer.status)
+    fail(offer.status, "{}: the root, rank {}, has no data: {}", tensor.call, runtime_.teams.all->world_rank(root),
+         offer.reason);
+  return data ? dtype : offer.dtype;
 }
 
 template <class Take>
@@ -295,7 +328,7 @@ void Params::read_converted(const Tensor &tensor, std::byte *to, fsdp_dtype dtyp
   });
   std::byte *const data = memory ? memory->data() : nullptr;
   copy_out(scales, data, scale_dtype, reads);
-  copy_out(codes, data + scale_bytes, FSDP_FLOAT8_E4M3, reads);
+  copy_out(codes, reads ? data + scale_bytes : nullptr, FSDP_FLOAT8_E4M3, reads);
   if (reads) dequantize(device, tensor.param, {data + scale_bytes, data, scale_dtype}, to, dtype);
 }
 

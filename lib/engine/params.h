@@ -56,6 +56,9 @@ class Params {
   // All of it comes to take(from, first, count), from here or from the root piece by piece.
   template <class Take>
   void bring(const Tensor &tensor, const std::byte *data, fsdp_dtype dtype, std::optional<uint32_t> root, Take take);
+  // The dtype in which it comes from the root, which alone knows. What is wrong with its data is an error on all ranks.
+  fsdp_dtype offered(const Group &group, const Tensor &tensor, const void *data, fsdp_dtype dtype,
+                     uint64_t element_count, uint32_t root);
   // Where peers follow, all of them have the memory or none goes on.
   void attempt(const Tensor &tensor, bool together, const std::function<void()> &step);
   void load_converted(const Tensor &tensor, const std::byte *data, fsdp_dtype dtype, std::optional<uint32_t> root);
@@ -75,7 +78,7 @@ class Params {
     uint32_t shown;  // the same on all ranks that compare
     bool travels;
     uint64_t bytes;
-    fsdp_dtype dtype;
+    fsdp_dtype dtype;  // 0: not of numbers
     const char *name;
   };
   // fill on the owner, then take on every rank.

@@ -231,6 +231,35 @@ TEST(FrozenPlanes, AreLoadedBitForBit) {
 }
 
 // Each rank its own rows, in two parts of whole blocks; a stack by its matrices.
+// The root alone knows what it has, and all hear what is wrong with it. Names are compared to their ends.
+TEST(Loads, AreOfTheRootsData) {
+  const std::string long_name = "transformer.layers.10.self_attention.query.weight.";
+  Scenario setup;
+  setup.ranks = 3;
+  setup.groups = {{"g",
+                   {{.name = long_name + "a", .shape = {5, 7}, .dtype = FSDP_BFLOAT16},
+                    {.name = long_name + "b", .shape = {5, 7}, .dtype = FSDP_BFLOAT16}}}};
+  std::vector<uint16_t> values(35);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<uint16_t>(0x3f80 + i);
+  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+    const Rank rank(context, setup);
+    const uint16_t *const data = r == 1 ? values.data() : nullptr;
+    for (const uint64_t count : {35, 0})  // of those without data
+      FSDP(fsdp_load_param(rank.groups[0], 1, data, r == 1 ? FSDP_BFLOAT16 : FSDP_FLOAT32, r == 1 ? 35 : count, 1, 0));
+    std::vector<uint16_t> seen(35);
+    FSDP(fsdp_read_param(rank.groups[0], 1, seen.data(), FSDP_BFLOAT16, 35, FSDP_EVERY_RANK, 0));
+    REQUIRE(seen == values);
+    EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_load_param(rank.groups[0], 1, data, FSDP_BFLOAT16, 34, 1, 0),
+                 r == 1 ? "element_count is 34" : "the root, rank 1, has no data",
+                 "has 35 elements, element_count is 34");
+    EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_load_state(rank.groups[0], 1, "exp_avg", nullptr, FSDP_FLOAT32, 35, 1, 0),
+                 "data is NULL", "exp_avg");
+    FSDP(fsdp_load_param(rank.groups[0], 0, data, FSDP_BFLOAT16, 35, 1, 0));
+    EXPECT_FAILS(FSDP_MISMATCH, fsdp_load_param(rank.groups[0], r == 2, data, FSDP_BFLOAT16, 35, 1, 0),
+                 "fsdp_load_param from rank 1 of transformer.layers.10");
+  });
+}
+
 TEST(FrozenPlanes, AreMadeOfWholeBlocksOfRows) {
   for (const std::vector<uint64_t> &shape : {std::vector<uint64_t>{544, 160}, {6, 128, 32}})
     for (const fsdp_quantization quantization : {FSDP_QUANTIZE_MXFP8, FSDP_QUANTIZE_FP8_BLOCK})

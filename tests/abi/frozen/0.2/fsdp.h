@@ -742,9 +742,12 @@ typedef struct fsdp_stats {
   /* checkpoints */
   uint64_t checkpoint_stall_ns; /* the caller's time spent waiting, as the update window opened, for a save to copy what
                                    may then be written; not a part of wait_ns */
+  /* planes of quantized parameters, codes and scales: parts of gathered_bytes */
+  uint64_t gathered_row_bytes;    /* those that serve all phases, too */
+  uint64_t gathered_column_bytes; /* of MXFP8 */
 } fsdp_stats;
 #define FSDP_STATS_INIT \
-  {sizeof(fsdp_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+  {sizeof(fsdp_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /** Counters since the seal. Collective: no. Blocks: no. Errors: INVALID_STATE (not sealed). Since 0.2. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_stats(const fsdp_model *model, fsdp_stats *stats);
@@ -900,11 +903,13 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_param_info(const fsdp_group *group, u
 
 /**
  * Load a parameter from full data: element_count elements of dtype, in C order. With root FSDP_EVERY_RANK every rank
- * passes the same data and nothing is communicated; else rank `root` passes it and data may be NULL elsewhere. The data
- * may be freed at return. flags must be 0. Collective: the mesh. Blocks: peers, if there is a root. Window: inside.
- * Memory: of a FROZEN quantized parameter 4 bytes for each element of this rank's part while it runs, since planes are
- * made when all has come. Errors: INVALID_ARGUMENT, INVALID_STATE (window closed), OUT_OF_MEMORY (on all ranks if there
- * is a root; the planes are as before), PEER_FAILED, TIMEOUT. Since 0.2.
+ * passes the same data and nothing is communicated; else rank `root` passes it, and data may be NULL elsewhere: dtype
+ * and element_count do not count then. The data may be freed at return. flags must be 0.
+ * Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Memory: of a FROZEN quantized parameter 4
+ * bytes for each element of this rank's part while it runs, since planes are made when all has come.
+ * Errors: INVALID_ARGUMENT (of the root: on all ranks), INVALID_STATE (window closed), OUT_OF_MEMORY (the planes are as
+ * before: on all ranks if there is a root, else on this one, and the parameter is to be loaded again before the next
+ * publish), PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_param(fsdp_group *group, uint64_t param_index, const void *data,
                                                  fsdp_dtype dtype, uint64_t element_count, int32_t root,
@@ -915,8 +920,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_load_param(fsdp_group *group, uint64_t pa
  * FSDP_EVERY_RANK every rank gets it; else rank `root` does, and data may be NULL elsewhere. flags must be 0. It is
  * copied part by part as peers show theirs: where a peer fails meanwhile, some of data has been written.
  * Collective: the mesh. Blocks: peers. Window: either; while it is open the caller must not write on any rank.
- * Memory: of a FROZEN quantized parameter its codes and scales, whole, while it runs on a rank that gets it. Errors:
- * INVALID_ARGUMENT, INVALID_STATE, OUT_OF_MEMORY (on all ranks), PEER_FAILED, TIMEOUT. Since 0.2.
+ * Memory: of a FROZEN quantized parameter its codes and scales, whole, while it runs on a rank that gets it, of a GPU
+ * page-locked. Errors: INVALID_ARGUMENT, INVALID_STATE, OUT_OF_MEMORY (on all ranks that have parts of it), PEER_FAILED,
+ * TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_read_param(fsdp_group *group, uint64_t param_index, void *data, fsdp_dtype dtype,
                                                  uint64_t element_count, int32_t root, uint32_t flags);
@@ -965,7 +971,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_plane(fsdp_group *group, uint64_t par
 /**
  * Load a whole plane of a FROZEN quantized parameter as it is, bit for bit: element_count codes or scales of the
  * plane's shape and dtype (see fsdp_plane), in C order. So a quantized checkpoint of others is loaded without a
- * rounding. root and flags as in fsdp_load_param; with data NULL beside a root, dtype and element_count do not count.
+ * rounding. root and flags as in fsdp_load_param.
  * What belongs together is loaded together: codes and scales, and of MXFP8 both forms.
  * Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Errors: INVALID_ARGUMENT (no such plane;
  * another dtype or count; the parameter is not quantized), INVALID_STATE (not FROZEN: planes are made of main weights;
@@ -974,6 +980,21 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_plane(fsdp_group *group, uint64_t par
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_plane(fsdp_group *group, uint64_t param_index, fsdp_plane plane,
                                                   const void *data, fsdp_dtype dtype, uint64_t element_count,
                                                   int32_t root, uint32_t flags);
+
+/**
+ * Write the scales of an MXFP8 plane, ROW_SCALE or COLUMN_SCALE, in the order in which block-scaled GEMMs read them
+ * (VEC32_UE8M0 of cuBLASLt); of a parameter of three or more dimensions, matrices follow each other. The scales of ROW
+ * planes are a matrix of R x C/32, those of COLUMN planes are taken as their transpose, C x R/32. Both sizes are
+ * rounded up, to multiples of 128 and of 4, and tiles of 128 x 4, of 512 bytes each, follow each other in rows of
+ * tiles. In a tile scale (r, c) is byte r % 32 * 16 + r / 32 * 4 + c; what is beyond the scales is 0.
+ * data is memory of the model's device, *size_bytes its size on entry and the size needed on return; data may be NULL
+ * to ask, at any time after the seal. Else the plane must be legal to read as that of fsdp_get_plane is, and its hold
+ * is to be given back in the order of this stream. Collective: no. Blocks: local work on the host device, else no.
+ * Errors: as fsdp_get_plane, and INVALID_ARGUMENT (no scales of MXFP8; too small: *size_bytes is set). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_swizzle_scales(fsdp_group *group, uint64_t param_index, fsdp_phase phase,
+                                                     fsdp_plane plane, void *data, uint64_t *size_bytes,
+                                                     fsdp_stream stream);
 
 /** Which part of a parameter a rank has to load, by arithmetic alone. */
 typedef struct fsdp_chunk {
@@ -1248,7 +1269,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_step_adamw(fsdp_model *model, double lr, 
 
 /**
  * Publish the main weights: cast them to compute weights, raise the version, close the update window. Whole weights
- * are refreshed before the call returns. Collective: the mesh. Blocks: peers.
+ * are refreshed before the call returns. Where the scales of a quantized parameter show that its main weights have Inf
+ * or NaN, a line of FSDP_LOG_WARNING names it, once a version, on the rank that has them: on the host device in this
+ * call, on a GPU in the next one that opens the update window or publishes, and not if a graph has published.
+ * Collective: the mesh. Blocks: peers.
  * Window: closes it. Errors: INVALID_STATE, MISMATCH (a rank does something else instead, or numbers differ: fatal on
  * all ranks, since weights were written here; before the first publish nothing is lost: make it the same and publish
  * again), PEER_FAILED, TIMEOUT. Since 0.2.
