@@ -168,6 +168,35 @@ TEST_F(FrozenCheckpoint, TakesPlanesOfOthersByTheirNames) {
   });
 }
 
+// Codes beside old scales would be other weights: a rename that was forgotten is not passed over.
+TEST_F(FrozenCheckpoint, PlanesAreMissingTogether) {
+  const ParamDef theirs = frozen({"w", {64, 64}}, FSDP_QUANTIZE_MXFP8),
+                 ours = frozen({"ours", {64, 64}}, FSDP_QUANTIZE_MXFP8);
+  run(frozen_setup(theirs, 1), "saved", [&](Rank &rank) {
+    load_planes(rank, 0, 0, random_planes(theirs, 3));
+    publish(rank);
+    FSDP(save(rank, path, 1));
+  });
+  const auto takes = [&](const Rank &rank, const std::vector<fsdp_rename> &renames) {
+    fsdp_load_options options = FSDP_LOAD_OPTIONS_INIT;
+    options.flags = FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED;
+    return fsdp_load_weights(rank.model, (path + "/step-0000000001").c_str(), renames.data(), renames.size(),
+                             sizeof(fsdp_rename), &options, nullptr);
+  };
+  const fsdp_rename row{"w.row", "ours.row", 0, 0, 0, 0, 0}, scale{"w.row_scale", "ours.row_scale", 0, 0, 0, 0, 0};
+  run(frozen_setup(ours, 2), "loaded", [&](Rank &rank) {
+    const Planes old = random_planes(ours, 4);
+    load_planes(rank, 0, 0, old);
+    EXPECT_FAILS(FSDP_INVALID_ARGUMENT, takes(rank, {row}), "planes of \"ours\"", ": \"ours.row\" there, ",
+                 "\"ours.column\", \"ours.row_scale\", \"ours.column_scale\" missing");
+    EXPECT_FAILS(FSDP_INVALID_ARGUMENT, takes(rank, {row, scale}), ": \"ours.row\", \"ours.row_scale\" there, ",
+                 "\"ours.column\", \"ours.column_scale\" missing");
+    FSDP(takes(rank, {}));
+    publish(rank);
+    REQUIRE(stored_planes(rank, 0, 0) == old);
+  });
+}
+
 // Codes are no numbers, and numbers no codes.
 TEST_F(FrozenCheckpoint, RefusesWhatIsNotTheSame) {
   const ParamDef codes = frozen({"w", {64, 64}}, FSDP_QUANTIZE_FP8);

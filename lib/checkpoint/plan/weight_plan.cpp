@@ -42,6 +42,7 @@ class WeightPlanner {
     for (const auto &[name, theirs] : theirs_) find_uses(name, theirs);
     for (uint32_t i = 0; i < shards_.tensors().size(); ++i)
       if (shards_.tensors()[i].kind == ShardKind::weights) plan_tensor(i, rank);
+    plan_.refuse_parts(shards_);
     for (auto &[file, rows] : files_) plan_.files.push_back({file, std::move(rows)});
     return std::move(plan_);
   }
