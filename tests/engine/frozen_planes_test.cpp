@@ -382,6 +382,30 @@ TEST_F(FrozenDeclared, BoxesCutNoBlocks) {
       "the box does not cut, but it is [64, 128) of global_shape[0], which is 256\n");
 }
 
+// What could be trained and never saved: told before anybody trains.
+TEST_F(FrozenDeclared, NamesInCheckpointsAreNotShared) {
+  static constexpr uint64_t shape[] = {32, 32};
+  fsdp_param base = param("w"), scales = param("v.column_scale"), other = param("v"), fits = param("w.column");
+  base.shape = other.shape = shape, base.dimension_count = other.dimension_count = 2;
+  base.flags = other.flags = FSDP_PARAM_FROZEN;
+  base.quantization = FSDP_QUANTIZE_FP8, other.quantization = FSDP_QUANTIZE_MXFP8;
+  FSDP(add_group("g", {base, scales, fits, param("m")}));
+  FSDP(add_group("h", {other, param("w.row"), param("state.m.exp_avg")}));
+  char text[2048];
+  uint64_t size = sizeof text;
+  FSDP(fsdp_check_model(model, text, &size));
+  EXPECT_EQ(std::string(text),
+            "parameter 'v.column_scale' of group 'g' and plane column_scale of parameter 'v' of group 'h' would both "
+            "be 'v.column_scale' in a checkpoint, which has each name once\n"
+            "plane row of parameter 'w' of group 'g' and parameter 'w.row' of group 'h' would both be 'w.row' in a "
+            "checkpoint, which has each name once\n"
+            "state exp_avg of parameter 'm' of group 'g' and parameter 'state.m.exp_avg' of group 'h' would both be "
+            "'state.m.exp_avg' in a checkpoint, which has each name once\n");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_seal_model(model),
+               "fsdp_seal_model: parameter 'v.column_scale' of group 'g'",
+               "plane column_scale of parameter 'v' of group 'h'", "2 more");
+}
+
 TEST_F(FrozenDeclared, BytesAreFrozenAndNothingElse) {
   static constexpr uint64_t shape[] = {64, 64};
   fsdp_param bytes = param("bytes");
