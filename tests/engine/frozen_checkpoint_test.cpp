@@ -149,6 +149,28 @@ TEST_F(FrozenCheckpoint, OfBoxesHasTheWholeTensorsPlanes) {
   }
 }
 
+// A box of all of a tensor is no part: its one scale is the tensor's.
+TEST_F(FrozenCheckpoint, OfAWholeBoxHasItsScale) {
+  for (const std::vector<uint64_t> &shape : {std::vector<uint64_t>{37, 24}, {41}}) {
+    const std::string folder = path + "/" + std::to_string(shape.size());
+    const ParamDef w = frozen({"w", shape}, FSDP_QUANTIZE_FP8);
+    ParamDef box = w;
+    box.global_shape = shape, box.global_offset.assign(shape.size(), 0);
+    const Planes planes = random_planes(w, 6);
+    run(frozen_setup(box, 2), "saved", [&](Rank &rank) {
+      load_planes(rank, 0, 0, planes);
+      publish(rank);
+      FSDP(save(rank, folder, 1));
+    });
+    for (const ParamDef &own : {w, box})
+      run(frozen_setup(own, 3), "loaded", [&](Rank &rank) {
+        FSDP(load(rank, folder));
+        publish(rank);
+        REQUIRE(stored_planes(rank, 0, 0) == planes);
+      });
+  }
+}
+
 // Somebody's quantized file: its tensors are called otherwise, and are taken as they are.
 TEST_F(FrozenCheckpoint, TakesPlanesOfOthersByTheirNames) {
   const ParamDef theirs = frozen({"w", {700, 130}}, FSDP_QUANTIZE_FP8_BLOCK);

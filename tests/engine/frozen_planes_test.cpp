@@ -356,7 +356,7 @@ class FrozenDeclared : public Declared {};
 // A checkpoint could not say what the planes of such boxes are parts of.
 TEST_F(FrozenDeclared, BoxesCutNoBlocks) {
   static constexpr uint64_t shape[] = {64, 64}, global[] = {256, 200}, fits[] = {64, 96}, cuts[] = {64, 112},
-                            odd[] = {64, 128}, odd_shape[] = {128, 72};
+                            odd[] = {64, 128}, odd_shape[] = {128, 72}, whole[] = {0, 0}, even[] = {256, 224};
   const auto box = [&](const char *name, fsdp_quantization quantization, const uint64_t *size, const uint64_t *offset) {
     fsdp_param p = param(name);
     p.shape = size, p.dimension_count = 2, p.global_shape = global, p.global_offset = offset;
@@ -366,7 +366,13 @@ TEST_F(FrozenDeclared, BoxesCutNoBlocks) {
   fsdp_param own = box("trained", FSDP_QUANTIZE_FP8, shape, fits);
   own.flags = 0;
   static constexpr uint64_t corner[] = {128, 128};
-  FSDP(add_group("g", {box("fits", FSDP_QUANTIZE_MXFP8, shape, fits), box("cuts", FSDP_QUANTIZE_MXFP8, shape, cuts),
+  fsdp_param fits32 = box("fits", FSDP_QUANTIZE_MXFP8, shape, fits), all = box("all", FSDP_QUANTIZE_FP8, global, whole);
+  fsdp_param cuts32 = box("cuts", FSDP_QUANTIZE_MXFP8, shape, cuts);
+  fits32.global_shape = cuts32.global_shape = even;
+  static constexpr uint64_t matrices[] = {2, 128, 64}, stack[] = {4, 200, 64}, third[] = {1, 0, 0};
+  fsdp_param stacked = box("stacked", FSDP_QUANTIZE_FP8_BLOCK, matrices, third);
+  stacked.global_shape = stack, stacked.dimension_count = 3;
+  FSDP(add_group("g", {stacked, fits32, cuts32, all, box("never", FSDP_QUANTIZE_MXFP8, shape, fits),
                        box("scaled", FSDP_QUANTIZE_FP8, shape, fits), box("odd", FSDP_QUANTIZE_FP8_BLOCK, shape, odd),
                        box("corner", FSDP_QUANTIZE_FP8_BLOCK, odd_shape, corner), own}));
   char text[2048];
@@ -374,8 +380,13 @@ TEST_F(FrozenDeclared, BoxesCutNoBlocks) {
   FSDP(fsdp_check_model(model, text, &size));
   EXPECT_EQ(
       std::string(text),
+      "parameter 'stacked' of group 'g': FSDP_QUANTIZE_FP8_BLOCK of an FSDP_PARAM_FROZEN box needs a tensor of "
+      "multiples "
+      "of 128, but global_shape[1] is 200\n"
       "parameter 'cuts' of group 'g': FSDP_QUANTIZE_MXFP8 of an FSDP_PARAM_FROZEN box needs blocks of 32 that the "
-      "box does not cut, but it is [112, 176) of global_shape[1], which is 200\n"
+      "box does not cut, but it is [112, 176) of global_shape[1], which is 224\n"
+      "parameter 'never' of group 'g': FSDP_QUANTIZE_MXFP8 of an FSDP_PARAM_FROZEN box needs a tensor of multiples of "
+      "32, but global_shape[1] is 200\n"
       "parameter 'scaled' of group 'g': FSDP_QUANTIZE_FP8 of an FSDP_PARAM_FROZEN box has a scale of its own, "
       "which is no part of the whole tensor's; declare it without global_shape\n"
       "parameter 'odd' of group 'g': FSDP_QUANTIZE_FP8_BLOCK of an FSDP_PARAM_FROZEN box needs blocks of 128 that "
