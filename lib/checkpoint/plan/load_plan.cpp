@@ -54,7 +54,7 @@ std::string difference(const KeptTensor &own, const ManifestTensor &stored) {
   if (!std::ranges::equal(own.global_shape(), stored.shape))
     return format_text("{} has shape [{}] here and [{}] in the checkpoint", quote_json(own.name),
                        fmt::join(own.global_shape(), ", "), fmt::join(stored.shape, ", "));
-  if (!is_loaded(*stored.type, *own.type))
+  if (!own.is_loaded_from(*stored.type))
     return format_text("{} is of {} here and of {} in the checkpoint, which is not converted", quote_json(own.name),
                        own.type->name, stored.type->name);
   const Box box = own.box();
