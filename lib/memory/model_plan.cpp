@@ -10,6 +10,7 @@
 #include "layout/scale_layout.h"
 #include "memory/place_planes.h"
 #include "memory/quantization.h"
+#include "memory/stored_names.h"
 
 namespace fsdp::memory {
 namespace {
@@ -152,6 +153,7 @@ std::vector<std::string> find_violations(const ModelSpec &spec) {
     scheduled.trainable = group.trainable();
     schedule.groups.push_back(scheduled);
   }
+  for (std::string &shared : find_shared_names(spec)) violations.push_back(std::move(shared));
   for (std::string &violation : find_violations(schedule)) violations.push_back(std::move(violation));
   return violations;
 }

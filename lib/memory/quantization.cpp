@@ -45,11 +45,16 @@ uint64_t granule_rows(const ParamSpec &param, uint64_t least) {
 std::optional<std::string> find_cut_block(const ParamSpec &param) {
   if (!param.frozen() || !param.is_box()) return {};
   const Quantization &kind = find_quantization(param.quantization);
+  if (param.shape == param.global_shape) return {};  // nothing is cut, and what it needs is asked of every parameter
   if (!kind.granule_rows)
     return " of an FSDP_PARAM_FROZEN box has a scale of its own, which is no part of the whole tensor's; declare it "
            "without global_shape";
   const size_t dimensions = param.shape.size();
   for (size_t d = dimensions < 2 ? dimensions : dimensions - 2; d < dimensions; ++d) {
+    const bool whole_blocks = !kind.edges || (dimensions > 2 && d + 2 == dimensions);
+    if (whole_blocks && param.global_shape[d] % kind.granule_rows)
+      return format_text(" of an FSDP_PARAM_FROZEN box needs a tensor of multiples of {}, but global_shape[{}] is {}",
+                         kind.granule_rows, d, param.global_shape[d]);
     const uint64_t first = param.global_offset[d], end = first + param.shape[d];
     if (first % kind.granule_rows || (end % kind.granule_rows && end != param.global_shape[d]))
       return format_text(
@@ -138,6 +143,7 @@ StoredShape stored_shape(const ParamSpec &param, const PlanePlan &plane) {
   all.shape = param.global_shape;
   stored.global_shape = scale_shapes(all)[plane.index];
   stored.global_offset = param.global_offset;
+  if (scales_whole_tensors(param.quantization)) return stored;  // all of a tensor, from its beginning on
   const BlockSize block = block_size(param.quantization, plane.index);
   stored.global_offset.back() /= block.columns;
   stored.global_offset[param.shape.size() - 2] /= block.rows;

@@ -385,7 +385,7 @@ class FrozenDeclared : public Declared {};
 // A checkpoint could not say what the planes of such boxes are parts of.
 TEST_F(FrozenDeclared, BoxesCutNoBlocks) {
   static constexpr uint64_t shape[] = {64, 64}, global[] = {256, 200}, fits[] = {64, 96}, cuts[] = {64, 112},
-                            odd[] = {64, 128}, odd_shape[] = {128, 72};
+                            odd[] = {64, 128}, odd_shape[] = {128, 72}, whole[] = {0, 0}, even[] = {256, 224};
   const auto box = [&](const char *name, fsdp_quantization quantization, const uint64_t *size, const uint64_t *offset) {
     fsdp_param p = param(name);
     p.shape = size, p.dimension_count = 2, p.global_shape = global, p.global_offset = offset;
@@ -395,7 +395,13 @@ TEST_F(FrozenDeclared, BoxesCutNoBlocks) {
   fsdp_param own = box("trained", FSDP_QUANTIZE_FP8, shape, fits);
   own.flags = 0;
   static constexpr uint64_t corner[] = {128, 128};
-  FSDP(add_group("g", {box("fits", FSDP_QUANTIZE_MXFP8, shape, fits), box("cuts", FSDP_QUANTIZE_MXFP8, shape, cuts),
+  fsdp_param fits32 = box("fits", FSDP_QUANTIZE_MXFP8, shape, fits), all = box("all", FSDP_QUANTIZE_FP8, global, whole);
+  fsdp_param cuts32 = box("cuts", FSDP_QUANTIZE_MXFP8, shape, cuts);
+  fits32.global_shape = cuts32.global_shape = even;
+  static constexpr uint64_t matrices[] = {2, 128, 64}, stack[] = {4, 200, 64}, third[] = {1, 0, 0};
+  fsdp_param stacked = box("stacked", FSDP_QUANTIZE_FP8_BLOCK, matrices, third);
+  stacked.global_shape = stack, stacked.dimension_count = 3;
+  FSDP(add_group("g", {stacked, fits32, cuts32, all, box("never", FSDP_QUANTIZE_MXFP8, shape, fits),
                        box("scaled", FSDP_QUANTIZE_FP8, shape, fits), box("odd", FSDP_QUANTIZE_FP8_BLOCK, shape, odd),
                        box("corner", FSDP_QUANTIZE_FP8_BLOCK, odd_shape, corner), own}));
   char text[2048];
@@ -403,12 +409,41 @@ TEST_F(FrozenDeclared, BoxesCutNoBlocks) {
   FSDP(fsdp_check_model(model, text, &size));
   EXPECT_EQ(
       std::string(text),
+      "parameter 'stacked' of group 'g': FSDP_QUANTIZE_FP8_BLOCK of an FSDP_PARAM_FROZEN box needs a tensor of "
+      "multiples "
+      "of 128, but global_shape[1] is 200\n"
       "parameter 'cuts' of group 'g': FSDP_QUANTIZE_MXFP8 of an FSDP_PARAM_FROZEN box needs blocks of 32 that the "
-      "box does not cut, but it is [112, 176) of global_shape[1], which is 200\n"
+      "box does not cut, but it is [112, 176) of global_shape[1], which is 224\n"
+      "parameter 'never' of group 'g': FSDP_QUANTIZE_MXFP8 of an FSDP_PARAM_FROZEN box needs a tensor of multiples of "
+      "32, but global_shape[1] is 200\n"
       "parameter 'scaled' of group 'g': FSDP_QUANTIZE_FP8 of an FSDP_PARAM_FROZEN box has a scale of its own, "
       "which is no part of the whole tensor's; declare it without global_shape\n"
       "parameter 'odd' of group 'g': FSDP_QUANTIZE_FP8_BLOCK of an FSDP_PARAM_FROZEN box needs blocks of 128 that "
       "the box does not cut, but it is [64, 128) of global_shape[0], which is 256\n");
+}
+
+// What could be trained and never saved: told before anybody trains.
+TEST_F(FrozenDeclared, NamesInCheckpointsAreNotShared) {
+  static constexpr uint64_t shape[] = {32, 32};
+  fsdp_param base = param("w"), scales = param("v.column_scale"), other = param("v"), fits = param("w.column");
+  base.shape = other.shape = shape, base.dimension_count = other.dimension_count = 2;
+  base.flags = other.flags = FSDP_PARAM_FROZEN;
+  base.quantization = FSDP_QUANTIZE_FP8, other.quantization = FSDP_QUANTIZE_MXFP8;
+  FSDP(add_group("g", {base, scales, fits, param("m")}));
+  FSDP(add_group("h", {other, param("w.row"), param("state.m.exp_avg")}));
+  char text[2048];
+  uint64_t size = sizeof text;
+  FSDP(fsdp_check_model(model, text, &size));
+  EXPECT_EQ(std::string(text),
+            "parameter 'v.column_scale' of group 'g' and plane column_scale of parameter 'v' of group 'h' would both "
+            "be 'v.column_scale' in a checkpoint, which has each name once\n"
+            "plane row of parameter 'w' of group 'g' and parameter 'w.row' of group 'h' would both be 'w.row' in a "
+            "checkpoint, which has each name once\n"
+            "state exp_avg of parameter 'm' of group 'g' and parameter 'state.m.exp_avg' of group 'h' would both be "
+            "'state.m.exp_avg' in a checkpoint, which has each name once\n");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_seal_model(model),
+               "fsdp_seal_model: parameter 'v.column_scale' of group 'g'",
+               "plane column_scale of parameter 'v' of group 'h'", "2 more");
 }
 
 TEST_F(FrozenDeclared, BytesAreFrozenAndNothingElse) {

@@ -195,6 +195,36 @@ TEST_F(LoadWeights, OfDoublesIsRoundedToNearestEven) {
   });
 }
 
+// A scale that was rounded would be another one: those of fewer bits are what they were, of more they are refused.
+TEST_F(LoadWeights, OfScalesIsExact) {
+  Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
+  setup.groups = {{"g", {{"w", {4, 6}, FSDP_FLOAT32, FSDP_PARAM_FROZEN}}}};
+  setup.groups[0].params[0].quantization = FSDP_QUANTIZE_FP8;
+  const Given codes{"w.row", "F8_E4M3", {4, 6}, std::string(24, '\x38')};  // ones
+  const std::vector<std::string> types{"F32", "BF16", "F16", "F64"};
+  for (const std::string &type : types)
+    write_file(path + "/" + type + ".safetensors", {codes, {"w.row_scale", type, {1, 1}, encode({1.625f}, type)}});
+  std::vector<std::string> errors;
+  const auto body = [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, setup);
+    for (const std::string &type : types) {
+      const std::vector<float> zeros(24);
+      FSDP(fsdp_load_param(rank.groups[0], 0, zeros.data(), FSDP_FLOAT32, 24, FSDP_EVERY_RANK, 0));
+      const std::string file = path + "/" + type + ".safetensors";
+      if (type == "F64")
+        require_error(load(rank, file), FSDP_INVALID_ARGUMENT,
+                      {"\"w.row_scale\" is of F64, which is not converted to the F32 of \"w.row_scale\""});
+      else
+        FSDP(load(rank, file));
+      REQUIRE(rank.read(0, 0) == std::vector<float>(24, type == "F64" ? 0.0f : 1.625f));
+    }
+    FSDP(fsdp_publish_weights(rank.model, stream()));
+    FSDP(fsdp_close_context(context));
+  };
+  run_threads(setup, body, &errors);
+  for (const std::string &error : errors) EXPECT_EQ(error, "");
+}
+
 TEST_F(LoadWeights, OfAFolderWithAnIndex) {
   std::vector<Given> given = ours();
   const std::vector<Given> first(given.begin(), given.begin() + 3), second(given.begin() + 3, given.end());

@@ -268,13 +268,13 @@ TEST_F(Saving, NamesAreUnique) {
   EXPECT_TRUE(names().empty());
 }
 
-// A parameter that is called like a state of another, of the same shape and type: one of them would be lost.
+// A parameter that is called like the steps of another: one of them would be lost.
 TEST_F(Saving, AParameterIsNoStateOfAnother) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   setup.groups = equal_groups(1, 4, 4);
   setup.groups[0].params.resize(1);
   setup.groups[0].params.push_back(setup.groups[0].params[0]);
-  setup.groups[0].params[1].name = "state." + setup.groups[0].params[0].name + ".exp_avg";
+  setup.groups[0].params[1].name = "state." + setup.groups[0].params[0].name + ".step";
   run(setup, [&](Rank &rank) {
     rank.load();
     require_error(fsdp_save(rank.model, path.c_str(), nullptr), FSDP_INVALID_ARGUMENT, {"is not unique"});

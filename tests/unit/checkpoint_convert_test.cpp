@@ -325,10 +325,20 @@ TEST_F(Convert, CodesAndTheirScalesStay) {
   Tensor scale{"F32", {1, 1}, Bytes(sizeof exact)}, other{"BF16", {1, 1}, Bytes(sizeof rounded)};
   std::memcpy(scale.bytes.data(), &exact, sizeof exact);
   std::memcpy(other.bytes.data(), &rounded, sizeof rounded);
-  write_foreign(at("a.safetensors"), {{"w.row", codes}, {"w.row_scale", scale}, {"v_scale", scale}, {"b", bytes}});
+  write_foreign(at("a.safetensors"), {{"w.row", codes},
+                                      {"w.row_scale", scale},
+                                      {"w.row_scale_inv", scale},
+                                      {"v_scale", scale},
+                                      {"v_scale_inv", scale},
+                                      {"b", bytes}});
   import("a.safetensors");
   consolidate_to("out", {.renames = {}, .as = find_element_type("BF16"), .copied_folder = {}});
-  EXPECT_EQ(read(at("out")), (Tensors{{"w.row", codes}, {"w.row_scale", scale}, {"v_scale", other}, {"b", bytes}}));
+  EXPECT_EQ(read(at("out")), (Tensors{{"w.row", codes},
+                                      {"w.row_scale", scale},
+                                      {"w.row_scale_inv", scale},
+                                      {"v_scale", other},
+                                      {"v_scale_inv", other},
+                                      {"b", bytes}}));
 }
 
 TEST_F(Convert, PlansThatDoNotFitAreRefusedByName) {

@@ -207,6 +207,29 @@ TEST(LoadPlan, TellsAllThatDoesNotFit) {
     for (const LoadedRows &rows : file.rows) EXPECT_EQ(shards.tensors()[rows.tensor].kind, ShardKind::weights);
 }
 
+// Without its scales a plane of codes is no weights, which a file without any of them leaves as they were.
+TEST(LoadPlan, TakesAllPlanesOfAFrozenParameterOrNone) {
+  memory::ModelSpec spec;
+  spec.mesh = layout::one_axis(1);
+  spec.groups.resize(1);
+  for (const char *name : {"a", "b"}) {
+    spec.groups[0].params.push_back(param(name, {32, 32}, FSDP_FLOAT32, FSDP_PARAM_FROZEN));
+    spec.groups[0].params.back().quantization = FSDP_QUANTIZE_MXFP8;
+  }
+  const memory::ModelPlan plan = plan_model(spec);
+  const ModelShards shards(spec, plan);
+  const auto differs = [&](const std::vector<std::string_view> &there) {
+    Manifest manifest = manifest_of(shards);
+    std::erase_if(manifest.tensors, [&](const auto &tensor) { return !std::ranges::count(there, tensor.name); });
+    return plan_load(shards, manifest, 0).other;
+  };
+  EXPECT_TRUE(differs({}).empty());
+  EXPECT_TRUE(differs({"b.row", "b.row_scale", "b.column", "b.column_scale"}).empty());
+  EXPECT_EQ(differs({"a.row", "a.row_scale", "a.column", "a.column_scale", "b.row", "b.row_scale"}),
+            (std::vector<std::string>{"the planes of \"b\" are loaded together or not at all: \"b.row\", "
+                                      "\"b.row_scale\" there, \"b.column\", \"b.column_scale\" missing"}));
+}
+
 // Parts of tensor parallelism, each of which ranks have cut by rows; one reads rows of both.
 TEST(LoadPlan, TakesRowsFromAllPartsOfATensor) {
   memory::ModelSpec spec;

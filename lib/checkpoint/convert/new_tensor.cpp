@@ -163,12 +163,14 @@ void require_whole(const SpreadTensors &tensors) {
   }
 }
 
-// What a plane of codes is multiplied by: another type would be another scale.
+// What codes are multiplied by, as it is called here and by others: another type would be another scale.
 bool is_plane_of_scales(const std::string &name, const SpreadTensors &tensors) {
-  constexpr std::string_view end = "_scale";
-  if (!name.ends_with(end)) return false;
-  const auto codes = tensors.find(name.substr(0, name.size() - end.size()));
-  return codes != tensors.end() && codes->second.type->dtype == FSDP_FLOAT8_E4M3;
+  for (const std::string_view end : {"_scale", "_scale_inv"}) {
+    if (!name.ends_with(end)) continue;
+    const auto codes = tensors.find(name.substr(0, name.size() - end.size()));
+    if (codes != tensors.end() && codes->second.type->dtype == FSDP_FLOAT8_E4M3) return true;
+  }
+  return false;
 }
 
 }  // namespace

@@ -51,6 +51,7 @@ constexpr const ElementType *find_element_type(std::string_view name) {
 // Into the numbers that a model computes with.
 constexpr bool is_converted(const ElementType &type) { return is_number(type.dtype) || type.name == "F64"; }
 // Can what is stored as `from` be loaded where `to` is kept? What is no number, codes and bytes, stays what it is.
+// Scales of fp32 are numbers, and take those alone that they are exactly (KeptTensor::is_loaded_from).
 constexpr bool is_loaded(const ElementType &from, const ElementType &to) {
   return is_converted(to) ? is_converted(from) : from.name == to.name;
 }

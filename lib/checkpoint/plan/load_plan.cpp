@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <span>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
@@ -53,7 +54,7 @@ std::string difference(const KeptTensor &own, const ManifestTensor &stored) {
   if (!std::ranges::equal(own.global_shape(), stored.shape))
     return format_text("{} has shape [{}] here and [{}] in the checkpoint", quote_json(own.name),
                        fmt::join(own.global_shape(), ", "), fmt::join(stored.shape, ", "));
-  if (!is_loaded(*stored.type, *own.type))
+  if (!own.is_loaded_from(*stored.type))
     return format_text("{} is of {} here and of {} in the checkpoint, which is not converted", quote_json(own.name),
                        own.type->name, stored.type->name);
   const Box box = own.box();
@@ -64,7 +65,36 @@ std::string difference(const KeptTensor &own, const ManifestTensor &stored) {
   return "";
 }
 
+// Its planes, as they stand behind each other; of other parameters just the tensor.
+std::span<const KeptTensor> planes_of(std::span<const KeptTensor> tensors) {
+  const auto end = std::ranges::find_if(tensors, [&](const KeptTensor &tensor) {
+    return tensor.param != tensors[0].param || tensor.kind != tensors[0].kind;
+  });
+  return tensors.first(static_cast<size_t>(end - tensors.begin()));
+}
+
+std::string quoted(const std::vector<std::string> &names) {
+  std::string text;
+  for (const std::string &name : names) text += (text.empty() ? "" : ", ") + quote_json(name);
+  return text;
+}
+
 }  // namespace
+
+void LoadPlan::refuse_parts(const ModelShards &shards) {
+  const std::unordered_set<std::string_view> lacking(missing.begin(), missing.end());
+  std::span<const KeptTensor> left = shards.tensors();
+  while (!left.empty()) {
+    const auto planes = planes_of(left);
+    left = left.subspan(planes.size());
+    if (planes[0].kind != ShardKind::weights) continue;
+    std::vector<std::string> there, not_there;
+    for (const KeptTensor &plane : planes) (lacking.contains(plane.name) ? not_there : there).push_back(plane.name);
+    if (there.empty() || not_there.empty()) continue;
+    other.push_back(format_text("the planes of {} are loaded together or not at all: {} there, {} missing",
+                                quote_json(planes[0].param->name), quoted(there), quoted(not_there)));
+  }
+}
 
 LoadPlan plan_load(const ModelShards &shards, const Manifest &manifest, uint32_t rank, const LoadChoice &choice) {
   LoadPlan plan;
@@ -95,6 +125,7 @@ LoadPlan plan_load(const ModelShards &shards, const Manifest &manifest, uint32_t
   for (const ManifestTensor &tensor : manifest.tensors)
     if (!known.contains(tensor.name) && (choice.states || !tensor.name.starts_with("state.")))
       plan.unexpected.push_back(tensor.name);
+  plan.refuse_parts(shards);
   for (auto &[file, rows] : files) plan.files.push_back({file, std::move(rows)});
   return plan;
 }

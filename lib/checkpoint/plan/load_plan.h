@@ -36,6 +36,10 @@ struct LoadPlan {
   std::vector<std::string> missing;     // the model has it, the checkpoint does not
   std::vector<std::string> unexpected;  // the other way round
   std::vector<std::string> other;       // they have it in another shape, or of numbers that are not converted
+
+  // Codes and scales mean nothing without each other: of a frozen parameter whose planes are missing in part, which may
+  // be left out as a whole alone, `other` tells. After all that is missing is known.
+  void refuse_parts(const ModelShards &shards);
 };
 
 struct LoadChoice {

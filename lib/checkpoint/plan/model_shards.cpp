@@ -5,6 +5,7 @@
 
 #include "base/checked.h"
 #include "base/dtype.h"
+#include "memory/stored_names.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -35,8 +36,8 @@ void ModelShards::add(const memory::BucketPlan &bucket, uint32_t tensor, const m
   add_weights(bucket, tensor, param);
   for (const memory::PlanePlan &plane : bucket.planes)
     if (plane.kind == PlaneKind::state)
-      tensors_.push_back({format_text("state.{}.{}", param.name, spec_.states[plane.index].name),
-                          &element_type(plane.dtype), ShardKind::optimizer, &param, &bucket, tensor, &plane});
+      tensors_.push_back({stored_name(param, spec_.states[plane.index]), &element_type(plane.dtype),
+                          ShardKind::optimizer, &param, &bucket, tensor, &plane});
   if (counts_steps && !param.frozen())
     tensors_.push_back({format_text("state.{}.step", param.name), find_element_type("F64"), ShardKind::optimizer,
                         &param, &bucket, tensor, nullptr});
@@ -51,7 +52,7 @@ void ModelShards::add_weights(const memory::BucketPlan &bucket, uint32_t tensor,
   };
   if (!param.frozen() || !param.quantized()) return add(param.name, bucket.home());
   for (const memory::PlanePlan &plane : bucket.planes)
-    if (is_published(plane.kind)) add(format_text("{}.{}", param.name, plane_name(plane)), plane);
+    if (is_published(plane.kind)) add(stored_name(param, plane), plane);
 }
 
 // ---- places ----

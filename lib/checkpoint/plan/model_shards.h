@@ -52,6 +52,10 @@ struct KeptTensor {
     if (plane && param->is_box()) own.offset = is_scales() ? scales.global_offset : param->global_offset;
     return own;
   }
+  // Can it be loaded from what is stored so? A scale that was rounded would be another one: of fewer bits alone.
+  bool is_loaded_from(const ElementType &stored) const {
+    return is_loaded(stored, *type) && !(is_scales() && stored.bits > type->bits);
+  }
   bool is_scales() const { return plane && memory::is_scales(plane->kind); }
   const layout::FlatLayout &layout() const { return bucket->layout_of(*plane); }
   uint64_t element_count() const { return plane ? layout().tensors[tensor].count : 1; }

@@ -42,6 +42,7 @@ class WeightPlanner {
     for (const auto &[name, theirs] : theirs_) find_uses(name, theirs);
     for (uint32_t i = 0; i < shards_.tensors().size(); ++i)
       if (shards_.tensors()[i].kind == ShardKind::weights) plan_tensor(i, rank);
+    plan_.refuse_parts(shards_);
     for (auto &[file, rows] : files_) plan_.files.push_back({file, std::move(rows)});
     return std::move(plan_);
   }
@@ -99,10 +100,11 @@ std::string WeightPlanner::difference(const KeptTensor &own, const Use &use) con
                        fmt::join(own.global_shape(), ", "), quote_json(use.name), fmt::join(use.theirs->shape, ", "),
                        rename.transposed ? " transposed" : "", what);
   };
-  if (!is_loaded(*use.theirs->type, *own.type))
-    return format_text(
-        "{} is of {}, which is not converted{}", quote_json(use.name), use.theirs->type->name,
-        is_converted(*own.type) ? "" : format_text(" to the {} of {}", own.type->name, quote_json(own.name)));
+  if (!own.is_loaded_from(*use.theirs->type))
+    return format_text("{} is of {}, which is not converted{}", quote_json(use.name), use.theirs->type->name,
+                       is_converted(*own.type) && !own.is_scales()
+                           ? ""
+                           : format_text(" to the {} of {}", own.type->name, quote_json(own.name)));
   if (rename.transposed && use.theirs->shape.size() != 2) return theirs("and only matrices are transposed");
   const std::vector<uint64_t> seen = as_seen(*use.theirs, rename);
   const uint64_t rows = rows_of(seen), own_rows = rows_of(own.global_shape());
