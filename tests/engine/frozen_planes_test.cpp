@@ -253,10 +253,10 @@ TEST(Loads, AreOfTheRootsData) {
                  r == 1 ? "element_count is 34" : "the root, rank 1, has no data",
                  "has 35 elements, element_count is 34");
     EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_load_state(rank.groups[0], 1, "exp_avg", nullptr, FSDP_FLOAT32, 35, 1, 0),
-                 "data is NULL", "exp_avg");
+                 "data is NULL", "query.weight.b");
     FSDP(fsdp_load_param(rank.groups[0], 0, data, FSDP_BFLOAT16, 35, 1, 0));
     EXPECT_FAILS(FSDP_MISMATCH, fsdp_load_param(rank.groups[0], r == 2, data, FSDP_BFLOAT16, 35, 1, 0),
-                 "fsdp_load_param from rank 1 of transformer.layers.10");
+                 "fsdp_load_param from rank 1 of transformer.layers.1");
   });
 }
 
