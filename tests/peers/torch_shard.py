@@ -66,6 +66,23 @@ class Tiny(nn.Module):
         return self.head(self.norm(x))
 
 
+class Coded(nn.Module):
+    """Codes of its own, frozen, and what trains beside them."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.codes = nn.Parameter(torch.tensor([0, 7, 128, 255], dtype=torch.uint8), requires_grad=False)
+
+    def forward(self, x):
+        return x * self.weight * self.codes
+
+
+def decodes(module):
+    with torch.no_grad():
+        return torch.equal(module(torch.ones(4)), torch.tensor([0.0, 7.0, 128.0, 255.0]))
+
+
 def case(name, passed, told=""):
     global number, failed
     number += 1
@@ -228,6 +245,7 @@ def main():
     case("bfloat16", max(abs(a - b) for a, b in zip(losses, found)) < 0.1, f"{losses[-1]:.3f} and {found[-1]:.3f}")
     case("an exception leaves a model that trains on", in_one_rank(plain, recovers))
     case("eval without gradients", in_one_rank(plain, lambda module, sharded: evaluates(module)))
+    case("a frozen parameter of bytes", in_one_rank(Coded(), lambda module, sharded: decodes(module)))
     case(
         "a compiled module is refused",
         refused(

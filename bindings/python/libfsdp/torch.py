@@ -22,7 +22,12 @@ from ._library import lib
 from .constants import EVERY_RANK, Dtype, GroupFlag, ParamFlag, Phase
 from .group import Param
 
-DTYPES = {torch.float32: Dtype.FLOAT32, torch.bfloat16: Dtype.BFLOAT16, torch.float16: Dtype.FLOAT16}
+DTYPES = {
+    torch.float32: Dtype.FLOAT32,
+    torch.bfloat16: Dtype.BFLOAT16,
+    torch.float16: Dtype.FLOAT16,
+    torch.uint8: Dtype.UINT8,  # of frozen parameters: codes of the caller's own
+}
 
 
 def shard(module, context, layers=None, no_decay=lambda name, param: param.dim() < 2, **options):

@@ -100,10 +100,22 @@ end
 
 "Data of a whole parameter: what fits it, or its numbers in a row. Transposed numbers would be accepted by the library."
 function full(group, param, data::AbstractArray)
-    dims = declared_param(group, param).dims
+    return fitting(param, declared_param(group, param).dims, data), dtype_of(eltype(data))
+end
+
+function fitting(what, dims::Dims, data::AbstractArray)
     size(data) == dims || size(data) == (prod(dims),) ||
-        throw(DimensionMismatch("$param has dims $dims, not $(size(data))"))
-    return dense(data), dtype_of(eltype(data))
+        throw(DimensionMismatch("$what has dims $dims, not $(size(data))"))
+    return dense(data)
+end
+
+"Of codes those of the parameter; of scales one for each block, which lies in the first two: columns and rows."
+function plane_dims(param::Param, which::Plane)
+    quantization = Int32(get(param.fields, :quantization, 0))
+    (which in (PLANE_ROW, PLANE_COLUMN) || quantization == 0) && return param.dims
+    quantization == FSDP_QUANTIZE_FP8 && return map(_ -> 1, param.dims)
+    block = quantization == FSDP_QUANTIZE_FP8_BLOCK ? (128, 128) : which == PLANE_ROW_SCALE ? (32, 1) : (1, 32)
+    return ntuple(n -> n > 2 ? param.dims[n] : cld(param.dims[n], block[n]), length(param.dims))
 end
 
 """
@@ -117,10 +129,10 @@ load_param(group::Group, param, data; root = EVERY_RANK) = load(fsdp_load_param,
     load_plane(group, param, which, data; root = EVERY_RANK)
 
 Load a whole plane of a frozen quantized parameter as it is: codes, and scales of MXFP8, as the bits that `plane` shows
-(`UInt8`), other scales as `Float32`. With a root its data counts, and others may pass `nothing`.
+(`UInt8`), other scales as `Float32`; of the plane's dims, or its numbers in a row. With a root its data counts, and others may pass `nothing`.
 """
 function load_plane(group::Group, param, which::Plane, data::Union{Nothing,AbstractArray}; root = EVERY_RANK)
-    data = dense(something(data, UInt8[]))
+    data = data === nothing ? UInt8[] : fitting("$which of $param", plane_dims(declared_param(group, param), which), data)
     codes = which in (PLANE_ROW, PLANE_COLUMN)
     dtype = eltype(data) == UInt8 ? (codes ? FLOAT8_E4M3 : E8M0) : dtype_of(eltype(data))
     GC.@preserve data @call group.state fsdp_load_plane(group.number, param_index(group, param), Int32(which),

@@ -35,6 +35,8 @@ end
         codes = Param("q", Float32, 2, 1; flags = FSDP.PARAM_FROZEN, quantization = FSDP.QUANTIZE_FP8)
         group = create_group(model, "base", [codes, Param("nf4", UInt8, 3; flags = FSDP.PARAM_FROZEN)])
         seal(model)
+        @test_throws DimensionMismatch load_plane(group, "q", FSDP.PLANE_ROW, zeros(UInt8, 1, 2))
+        @test_throws DimensionMismatch load_plane(group, "q", FSDP.PLANE_ROW_SCALE, zeros(Float32, 2))
         load_plane(group, "q", FSDP.PLANE_ROW, rank(context) == 1 ? UInt8[0x7e, 0x38] : nothing; root = 1)
         load_plane(group, "q", FSDP.PLANE_ROW_SCALE, Float32[0.5])
         load_param(group, "nf4", UInt8[0, 255, 7])
