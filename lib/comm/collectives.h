@@ -126,8 +126,8 @@ struct Ticket {
 
 // One ordered sequence of collectives, each enqueued on a device stream. Its tasks must run in the order in which they
 // were enqueued: one stream, or streams that events join. Every collective waits for all ranks, so that their calls can
-// be compared, and those that call different things get MISMATCH naming both, at once or, where what was enqueued cannot
-// be taken back (NCCL), when the ranks meet; gather_stable may not wait, and is then compared with nothing.
+// be compared, and those that call different things get MISMATCH naming both: at once, or when the ranks meet if what
+// was enqueued cannot be taken back (NCCL); gather_stable may not wait, and is then compared with nothing.
 class Collectives {
  public:
   virtual ~Collectives() = default;

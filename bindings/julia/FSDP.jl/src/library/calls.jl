@@ -427,7 +427,7 @@ FSDP_EVERY_RANK every rank gets it; else rank `root` does, and data may be NULL 
 copied part by part as peers show theirs: where a peer fails meanwhile, some of data has been written.
 Collective: the mesh. Blocks: peers. Window: either; while it is open the caller must not write on any rank.
 Memory: of a FROZEN quantized parameter its codes and scales, whole, while it runs on a rank that gets it, of a GPU
-page-locked. Errors: INVALID_ARGUMENT, INVALID_STATE, OUT_OF_MEMORY (on all ranks that have parts of it), PEER_FAILED,
+page-locked. Errors: INVALID_ARGUMENT, INVALID_STATE, OUT_OF_MEMORY (on all ranks that exchange parts), PEER_FAILED,
 TIMEOUT. Since 0.2.
 ```
 """
