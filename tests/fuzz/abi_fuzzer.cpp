@@ -196,13 +196,19 @@ bool belongs_to_plans(const std::string &name) {
   return std::ranges::find(declaring, name) != std::end(declaring);
 }
 
-// What is wrong with how often a call has succeeded in a world; empty: nothing. Most tame calls do, a quarter at least;
-// but states are only for models that have an optimizer of the caller's.
+// States are only for models that have an optimizer of the caller's, planes for parameters that are quantized.
+bool is_for_few(const std::string &name) {
+  static constexpr const char *few[] = {"fsdp_add_optimizer_state", "fsdp_get_plane", "fsdp_load_plane",
+                                        "fsdp_swizzle_scales"};
+  return std::ranges::find(few, name) != std::end(few);
+}
+
+// What is wrong with how often a call has succeeded in a world; empty: nothing. Most tame calls do, a quarter at least.
 std::string problem_of(const std::string &name, const Given &given, int world) {
   const Given::Counts &tame = given.tame[world];
   const bool planned = belongs_to_plans(name), expected = world != plan_world || planned;
   if (!expected) return tame[FSDP_OK] ? "has succeeded, though it would touch data" : "";
-  if (name != "fsdp_add_optimizer_state" && sum(tame) >= telling_calls && 4 * tame[FSDP_OK] < sum(tame))
+  if (!is_for_few(name) && sum(tame) >= telling_calls && 4 * tame[FSDP_OK] < sum(tame))
     return "has nearly never succeeded where nobody makes wrong calls";
   return calls_made >= calls_of_a_long_run && !given.in[world][FSDP_OK] ? "has never succeeded" : "";
 }

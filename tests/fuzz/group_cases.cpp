@@ -99,16 +99,34 @@ fsdp_status load_param(Rank &rank) {
                          rank.flags(0));
 }
 
+// The first parameter of that kind, or else the one that is aimed at: they are few.
+uint64_t find_quantized(const Rank &rank, fsdp_group *group, bool frozen, fsdp_param &param) {
+  for (uint64_t i = 0; i < most_params && fsdp_get_param_info(group, i, &param) == FSDP_OK; ++i)
+    if (frozen ? param.quantization && param.flags & FSDP_PARAM_FROZEN : param.quantization == FSDP_QUANTIZE_MXFP8)
+      return i;
+  return rank.aim.param;
+}
+
+uint64_t blocks_of(uint64_t size) { return (size + 127) / 128; }
+
 fsdp_status load_plane(Rank &rank) {
-  const ParamFacts facts = rank.param();
   fsdp_group *const group = rank.group();
-  const fsdp_plane plane = rank.exactly(rank.choice(FSDP_PLANE_COLUMN_SCALE));
+  fsdp_param param = FSDP_PARAM_INIT;
+  const uint64_t index = find_quantized(rank, group, true, param);
+  const bool mxfp8 = param.quantization == FSDP_QUANTIZE_MXFP8;
+  const fsdp_plane plane = rank.exactly(rank.choice(mxfp8 ? FSDP_PLANE_COLUMN_SCALE : FSDP_PLANE_ROW_SCALE));
+  uint64_t count = 1;
+  for (uint32_t d = 0; d < param.dimension_count; ++d) count *= param.shape[d];
   const bool codes = plane == FSDP_PLANE_ROW || plane == FSDP_PLANE_COLUMN;
-  const fsdp_dtype scales = rank.random.one_in(2) ? FSDP_E8M0 : FSDP_FLOAT32;
-  const uint64_t count = codes ? facts.element_count : rank.random.one_in(2) ? facts.element_count / 32 : 1;
-  return fsdp_load_plane(group, rank.number(rank.aim.param), plane, rank.or_null(rank.buffer),
-                         rank.exactly(codes ? FSDP_FLOAT8_E4M3 + 0 : scales), rank.number(count),
-                         rank.exactly(rank.random.one_in(2) ? FSDP_EVERY_RANK : 0), rank.flags(0));
+  if (!codes && mxfp8) count /= 32;
+  if (!codes && param.quantization == FSDP_QUANTIZE_FP8) count = 1;
+  if (!codes && param.quantization == FSDP_QUANTIZE_FP8_BLOCK && param.dimension_count == 2)
+    count = blocks_of(param.shape[0]) * blocks_of(param.shape[1]);
+  return fsdp_load_plane(group, rank.number(index), plane, rank.or_null(rank.buffer),
+                         rank.exactly(codes   ? FSDP_FLOAT8_E4M3 + 0
+                                      : mxfp8 ? FSDP_E8M0 + 0
+                                              : FSDP_FLOAT32 + 0),
+                         rank.number(count), rank.exactly(rank.random.one_in(2) ? FSDP_EVERY_RANK : 0), rank.flags(0));
 }
 
 const char *state_name(Rank &rank) {
@@ -199,8 +217,11 @@ fsdp_status swizzle_scales(Rank &rank) {
   std::vector<uint8_t> room(1 << 16);
   uint64_t size = rank.random.below(room.size());
   fsdp_group *const group = rank.group();
-  const fsdp_plane plane = rank.exactly(rank.choice(FSDP_PLANE_COLUMN_SCALE));
-  return fsdp_swizzle_scales(group, rank.number(rank.aim.param), rank.exactly(rank.aim.phase), plane,
+  fsdp_param param = FSDP_PARAM_INIT;
+  const uint64_t index = find_quantized(rank, group, false, param);
+  const fsdp_plane plane =
+      rank.exactly(rank.aim.phase == FSDP_BACKWARD ? FSDP_PLANE_COLUMN_SCALE : FSDP_PLANE_ROW_SCALE);
+  return fsdp_swizzle_scales(group, rank.number(index), rank.exactly(rank.aim.phase), plane,
                              rank.random.below(2) ? room.data() : nullptr, &size, rank.stream());
 }
 
