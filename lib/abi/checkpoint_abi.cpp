@@ -289,8 +289,8 @@ fsdp_status fsdp_read_checkpoint_bytes(fsdp_checkpoint *checkpoint, const char *
     const checkpoint::OpenedCheckpoint &opened = opened_of(held, call);
     check_pointer(size_bytes, call, "size_bytes");
     const engine::Context &context = *held.context;
-    const checkpoint::ManifestTensor &bytes =
-        checkpoint::find_bytes(opened, read_name(name, most_name, call, "name"), context.rank());
+    const std::string wanted = read_name(name, most_name, call, "name");
+    const checkpoint::ManifestTensor &bytes = checkpoint::find_bytes(opened, wanted, context.rank());
     const uint64_t room = *size_bytes, size = *size_bytes = bytes.shape[0];
     if (!data) return;
     if (room < size) fail(FSDP_INVALID_ARGUMENT, "{}: data has room for {} bytes, there are {}", call, room, size);
