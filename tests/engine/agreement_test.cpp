@@ -156,13 +156,14 @@ TEST(Agreement, TheSameNumbersInOtherWords) {
   });
 }
 
-TEST(Agreement, RanksThatLoadFromARootAgreeOnTheDtype) {
+// Who passes no data need not (Loads.AreOfTheRootsData).
+TEST(Agreement, RanksThatLoadFromARootAgreeOnTheDtypeOfTheirData) {
   const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_MAPPED);
   run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
     Rank rank(context, scenario);
     const std::vector<float> data(37 * 24, 1.0f);
-    const fsdp_status status = fsdp_load_param(rank.groups[0], 0, r == 0 ? data.data() : nullptr,
-                                               r == 0 ? FSDP_FLOAT32 : FSDP_BFLOAT16, data.size(), 0, 0);
+    const fsdp_status status =
+        fsdp_load_param(rank.groups[0], 0, data.data(), r == 0 ? FSDP_FLOAT32 : FSDP_BFLOAT16, data.size(), 0, 0);
     require_error(status, FSDP_MISMATCH, {"float32", "bfloat16"});
   });
 }
