@@ -6,6 +6,7 @@
 
 #include "element.h"
 #include "frozen.h"
+#include "train_as_planned.h"
 
 using namespace harness;
 using namespace misuse;
@@ -41,14 +42,6 @@ Scenario adapted(fsdp_strategy strategy, uint32_t ranks, fsdp_unshard_mode mode)
   return setup;
 }
 
-std::string train(const Scenario &setup, bool processes = false) {
-  const auto outcomes = processes ? train_processes(setup) : train_threads(setup);
-  for (const Outcome &outcome : outcomes)
-    for (int role = 0; role <= last_role; ++role)
-      EXPECT_EQ(outcome.memory.role_bytes[role], outcome.stats.allocated_bytes[role]) << "role " << role;
-  return difference(setup, outcomes);
-}
-
 class FrozenBase : public testing::TestWithParam<std::tuple<uint32_t, fsdp_strategy>> {};
 
 // All views of all versions, and what is read in the end: the base has the bits that it was loaded with.
@@ -59,7 +52,7 @@ TEST_P(FrozenBase, StaysWhatItIsWhileAdaptersTrain) {
     Scenario setup = adapted(strategy, ranks, mode);
     setup.microbatches = 2;
     setup.eval = true;
-    EXPECT_EQ(train(setup), "") << "mode " << mode;
+    EXPECT_EQ(train_as_planned(setup), "") << "mode " << mode;
   }
 }
 
@@ -77,17 +70,17 @@ TEST(FrozenBases, OverTwoAxesInProcessesAndInDebugMode) {
       else
         setup.mesh.replicate_size = setup.mesh.shard_size = 2;
       if (kind == 1) setup.model.outer_strategy = FSDP_OUTER_OPTIM;
-      EXPECT_EQ(train(setup), "") << "mode " << mode << ", kind " << kind;
+      EXPECT_EQ(train_as_planned(setup), "") << "mode " << mode << ", kind " << kind;
     }
   if (!on_gpu()) {
-    EXPECT_EQ(train(adapted(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_MAPPED), true), "");
+    EXPECT_EQ(train_as_planned(adapted(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_MAPPED), true), "");
   }
   Scenario debug = adapted(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_COPIED);
   debug.context.flags = FSDP_CONTEXT_DEBUG;
   debug.model.scale_rounding = FSDP_SCALE_POWER_OF_TWO;
   debug.model.quantize_from = FSDP_BFLOAT16;
   debug.model.scale_rule = FSDP_SCALE_FLOOR;
-  EXPECT_EQ(train(debug), "");
+  EXPECT_EQ(train_as_planned(debug), "");
 }
 
 // Codes and scales once, no main weights, no states.
@@ -191,7 +184,7 @@ TEST(FrozenPlanes, AreReadWithSubnormals) {
   Scenario setup = adapted(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_COPIED);
   setup.flush_to_zero = true;
   setup.steps = 1;
-  EXPECT_EQ(train(setup), "");
+  EXPECT_EQ(train_as_planned(setup), "");
   run(frozen_setup(frozen({"w", {1, 2}}, FSDP_QUANTIZE_FP8), 1), "", [&](Rank &rank) {
     const float scale = 0x1p-140f;
     std::vector<uint8_t> bytes(4);

@@ -42,7 +42,7 @@ COLUMNS = 120
 # Names of other projects that look like ours.
 FOREIGN_NAMES = {"fsdp_unit_modules"}
 SOURCE_TREES = ["include", "lib", "tools", "examples", "tests", "bindings"]
-SUFFIXES = {".h", ".c", ".cpp", ".cu", ".sh", ".py"}
+SUFFIXES = {".hpp", ".h", ".c", ".cpp", ".cu", ".sh", ".py"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"][^>"]+[>"])', re.M)
 
 

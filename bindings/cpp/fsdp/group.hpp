@@ -234,8 +234,8 @@ class Group {
     detail::check(
         fsdp_load_param(raw_, index, data_of(values), dtype_in(values), count_of(values, index, root), root, 0));
   }
-  /** A whole plane of a frozen quantized parameter as it is: float8_e4m3 codes, e8m0 or float scales; with a root, other
-   * ranks may give an empty one. */
+  /** A whole plane of a frozen quantized parameter as it is: float8_e4m3 codes, e8m0 or float scales; with a root,
+   * other ranks may give an empty one. */
   template <typename Array>
   void load_plane(const ParamKey &key, Plane plane, const Array &values, int root = FSDP_EVERY_RANK) {
     const void *const data = std::size(values) ? data_of(values) : nullptr;
