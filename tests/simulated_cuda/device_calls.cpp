@@ -15,7 +15,7 @@ namespace {
 constexpr int bus_of_first = 16;
 
 // An attribute that is not here is cudaErrorInvalidValue, so that nobody takes a guess for an answer.
-const std::map<cudaDeviceAttr, int> attributes{
+const std::map<cudaDeviceAttr, int> device_attributes{
     {cudaDevAttrMaxThreadsPerBlock, 1024},
     {cudaDevAttrMaxBlockDimX, 1024},
     {cudaDevAttrMaxBlockDimY, 1024},
@@ -60,7 +60,7 @@ void describe(cudaDeviceProp &properties, const Device &device) {
   properties.warpSize = 32;
   properties.maxThreadsPerBlock = 1024;
   properties.maxThreadsPerMultiProcessor = 2048;
-  properties.multiProcessorCount = attributes.at(cudaDevAttrMultiProcessorCount);
+  properties.multiProcessorCount = device_attributes.at(cudaDevAttrMultiProcessorCount);
   properties.major = runtime().capability;
   properties.asyncEngineCount = 3;
   properties.unifiedAddressing = 1;
@@ -138,12 +138,12 @@ cudaError_t CUDARTAPI cudaGetDeviceProperties(cudaDeviceProp *properties, int in
 cudaError_t CUDARTAPI cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int index) {
   return call("cudaDeviceGetAttribute", no_context, [&] {
     if (!runtime().device(index)) return cudaErrorInvalidDevice;
-    const auto found = attributes.find(attribute);
+    const auto found = device_attributes.find(attribute);
     if (attribute == cudaDevAttrPciBusId) {
       *value = bus_of_first + index;
     } else if (attribute == cudaDevAttrComputeCapabilityMajor) {
       *value = runtime().capability;
-    } else if (found != attributes.end()) {
+    } else if (found != device_attributes.end()) {
       *value = found->second;
     } else {
       return cudaErrorInvalidValue;

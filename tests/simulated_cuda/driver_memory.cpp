@@ -15,7 +15,6 @@ namespace simulated {
 namespace {
 
 constexpr size_t granularity = size_t{2} << 20;
-constexpr int unwritten = 0xff;  // NaN in every floating type
 
 VirtualMemory &state() { return runtime().virtual_memory; }
 

@@ -11,8 +11,6 @@ namespace simulated {
 namespace {
 
 constexpr size_t page = 4096;
-// What nobody wrote is NaN in fp32, bf16 and fp16.
-constexpr int unwritten = 0xff;
 
 size_t whole_pages(size_t bytes) { return (bytes + page - 1) / page * page; }
 

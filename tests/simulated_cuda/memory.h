@@ -10,6 +10,9 @@
 
 namespace simulated {
 
+// What nobody wrote has bytes of which every floating type makes NaN.
+inline constexpr int unwritten = 0xff;
+
 struct Place {
   enum Kind { pageable, pinned, device };
   Kind kind = pageable;

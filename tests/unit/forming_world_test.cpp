@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that end when all know who is in the job, but the leaders of the hosts have not found each other yet: whole
 // worlds over TCP, beside leaders made by hand that never connect.
+#include <algorithm>
+
 #include "comm/hybrid/card.h"
 #include "comm/nodes/listener.h"
 #include "net_ranks.h"
