@@ -30,8 +30,8 @@ constexpr Way ways[] = {
     {"hfsdp", FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 4, 2, FSDP_UNSHARD_MAPPED, FSDP_BFLOAT16, true},
 };
 
-Scenario scenario_of(const Way &way) {
-  Scenario setup = harness::scenario_of(way.strategy, way.ranks, way.mode);
+Scenario scenario_by(const Way &way) {
+  Scenario setup = scenario_of(way.strategy, way.ranks, way.mode);
   setup.set_dtype(way.dtype);
   setup.groups[1].params[2].flags = FSDP_PARAM_FROZEN;
   setup.groups[3].params[1].flags |= FSDP_PARAM_FROZEN;
@@ -49,7 +49,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, Resumed, testing::ValuesIn(ways),
 
 // Six steps, or three, and three of another job: the same bits on as many ranks.
 TEST_P(Resumed, GoesOnAsIfItHadNotEnded) {
-  const Scenario setup = scenario_of(GetParam());
+  const Scenario setup = scenario_by(GetParam());
   std::vector<std::vector<float>> straight;
   run(setup, "straight", [&](Rank &rank) {
     rank.load();
@@ -77,7 +77,7 @@ TEST_P(Resumed, GoesOnAsIfItHadNotEnded) {
 // What one way has saved every other way loads: the same weights and states, and AdamW's number of steps.
 TEST_P(Resumed, HasWhatWasSavedWhateverItsRanksAndStrategy) {
   Way from = GetParam();
-  const Scenario setup = scenario_of(from);
+  const Scenario setup = scenario_by(from);
   std::vector<std::vector<float>> saved;
   run(setup, "saved", [&](Rank &rank) {
     rank.load();
@@ -88,7 +88,7 @@ TEST_P(Resumed, HasWhatWasSavedWhateverItsRanksAndStrategy) {
   });
   for (Way to : ways) {
     to.dtype = from.dtype;  // of frozen parameters the compute weights are kept
-    run(scenario_of(to), to.name, [&](Rank &rank) {
+    run(scenario_by(to), to.name, [&](Rank &rank) {
       FSDP(load(rank, path));
       FSDP(fsdp_publish_weights(rank.model, stream()));
       REQUIRE(same_bits(everything(rank), saved));
@@ -101,7 +101,7 @@ TEST_P(Resumed, HasWhatWasSavedWhateverItsRanksAndStrategy) {
 
 // Ranks that keep the same rows read a part of them each, and have the same in the end.
 TEST_P(Resumed, HasTheSameWhereReplicasReadForEachOther) {
-  const Scenario setup = scenario_of(GetParam());
+  const Scenario setup = scenario_by(GetParam());
   std::vector<std::vector<float>> saved;
   run(setup, "saved", [&](Rank &rank) {
     rank.load();
@@ -131,7 +131,7 @@ TEST_P(Resumed, HasTheSameWhereReplicasReadForEachOther) {
 
 // Each of four replicas wants and reads a fourth of the bytes, but for the rest of a block at either end.
 TEST_F(Checkpoint, IsReadOnceByAllReplicasTogether) {
-  Scenario setup = harness::scenario_of(FSDP_STRATEGY_NO_SHARD, 4);
+  Scenario setup = scenario_of(FSDP_STRATEGY_NO_SHARD, 4);
   constexpr uint64_t rows = 4096, columns = 512, bytes = rows * columns * 4;
   setup.groups = {{"g", {{"w", {rows, columns}}}}};
   run(setup, "", [&](Rank &rank) {
@@ -157,7 +157,7 @@ TEST_F(Checkpoint, IsReadOnceByAllReplicasTogether) {
 
 // In the middle of a step, and while groups are held: the version published last.
 TEST_F(Checkpoint, InTheMiddleOfAStepIsThatOfItsBeginning) {
-  Scenario setup = harness::scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3, FSDP_UNSHARD_MAPPED);
+  Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3, FSDP_UNSHARD_MAPPED);
   setup.set_dtype(FSDP_BFLOAT16);
   run(setup, "save", [&](Rank &rank) {
     rank.load();
@@ -180,7 +180,7 @@ TEST_F(Checkpoint, InTheMiddleOfAStepIsThatOfItsBeginning) {
 
 // Without AdamW nobody counts steps: versions do, also across jobs.
 TEST_F(Checkpoint, OfTheCallersOptimizerCountsVersions) {
-  Scenario setup = harness::scenario_of(FSDP_STRATEGY_OPTIM_GRADS, 2);
+  Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS, 2);
   setup.model.optimizer = FSDP_OPTIMIZER_CALLER;
   const auto declare = [&](fsdp_context *context, const std::function<void(Rank &)> &body) {
     Rank rank(context, setup, false);
@@ -230,7 +230,7 @@ TEST_F(Checkpoint, OfTheCallersOptimizerCountsVersions) {
 }
 
 TEST_F(Checkpoint, ThatWasLoadedStays) {
-  const Scenario setup = harness::scenario_of(FSDP_STRATEGY_OPTIM_GRADS, 2);
+  const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS, 2);
   run(setup, "", [&](Rank &rank) {
     rank.load();
     for (uint64_t step = 1; step <= 3; ++step) FSDP(save(rank, path, step));
@@ -245,7 +245,7 @@ TEST_F(Checkpoint, ThatWasLoadedStays) {
 
 // Without a rename: the same files, removed in the same numbers, and loaded as any other.
 TEST_F(Checkpoint, WithItsNameFromTheStartIsTheSame) {
-  const Scenario setup = harness::scenario_of(FSDP_STRATEGY_OPTIM_GRADS, 2);
+  const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS, 2);
   run(setup, "", [&](Rank &rank) {
     rank.load();
     const std::string other = path + "/other";
@@ -266,7 +266,7 @@ TEST_F(Checkpoint, WithItsNameFromTheStartIsTheSame) {
 }
 
 TEST_F(Checkpoint, IsLoadedIfThereIsAny) {
-  const Scenario setup = harness::scenario_of(FSDP_STRATEGY_OPTIM_GRADS, 2);
+  const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS, 2);
   run(setup, "", [&](Rank &rank) {
     fsdp_loaded loaded = FSDP_LOADED_INIT;
     loaded.step = 99;
@@ -285,7 +285,7 @@ TEST_F(Checkpoint, IsLoadedIfThereIsAny) {
 
 // A damaged one is refused on all ranks and the window stays open; with FALLBACK the one before is loaded.
 TEST_F(Checkpoint, ThatIsDamagedIsPassedOverOnlyOnRequest) {
-  const Scenario setup = harness::scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
+  const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
   run(setup, "saved", [&](Rank &rank) {
     rank.load();
     clean_step(rank, 0);
@@ -331,7 +331,7 @@ TEST_F(Checkpoint, ThatIsDamagedIsPassedOverOnlyOnRequest) {
 // rows, read no more of them than they keep, but for the rest of a block.
 TEST_F(Checkpoint, IsReadByThoseBytesThatAreKept) {
   const auto setup_of = [](uint32_t ranks, fsdp_granule granule) {
-    Scenario setup = harness::scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks);
+    Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks);
     setup.groups = {{"g", {{"w", {96, 32}, FSDP_FLOAT32, 0, granule, granule == FSDP_GRANULE_BLOCK ? 32u : 0u}}}};
     return setup;
   };
@@ -367,7 +367,7 @@ TEST_F(Checkpoint, IsReadByThoseBytesThatAreKept) {
 
 // States stay as they are, and so does AdamW's number of steps.
 TEST_F(Checkpoint, GivesWeightsAlone) {
-  const Scenario setup = harness::scenario_of(FSDP_STRATEGY_OPTIM, 2);
+  const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM, 2);
   run(setup, "", [&](Rank &rank) {
     rank.load();
     clean_step(rank, 0);
@@ -388,7 +388,7 @@ TEST_F(Checkpoint, GivesWeightsAlone) {
 
 // What does not fit is listed, and nothing is written; what is allowed stays as it is.
 TEST_F(Checkpoint, OfAnotherModelIsRefusedOrTakenInPart) {
-  const Scenario setup = harness::scenario_of(FSDP_STRATEGY_OPTIM_GRADS, 2);
+  const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS, 2);
   run(setup, "saved", [&](Rank &rank) {
     rank.load();
     FSDP(save(rank, path, 1));
@@ -414,7 +414,7 @@ TEST_F(Checkpoint, OfAnotherModelIsRefusedOrTakenInPart) {
 
 // The disk's trouble is told on all ranks; training goes on, and so does the next save.
 TEST_F(Checkpoint, ThatFailsLeavesTheJobAsItWas) {
-  const Scenario setup = harness::scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
+  const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
   run(setup, "", [&](Rank &rank) {
     rank.load();
     if (rank.rank == 0) std::ofstream(path + "/file") << "x";
@@ -434,7 +434,7 @@ TEST_F(Checkpoint, ThatFailsLeavesTheJobAsItWas) {
 }
 
 TEST_F(Checkpoint, OfRanksThatDifferIsRefusedOnAll) {
-  const Scenario setup = harness::scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
+  const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
   run(setup, "", [&](Rank &rank) {
     rank.load();
     require_error(save(rank, path, 5 + rank.rank), FSDP_MISMATCH, {"rank 0 says step 5, ", "rank 1 says step 6, "});
@@ -448,7 +448,7 @@ TEST_F(Checkpoint, OfRanksThatDifferIsRefusedOnAll) {
 }
 
 TEST_F(Checkpoint, IsRefusedAtTheWrongTimeOrWithWrongArguments) {
-  const Scenario setup = harness::scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1);
+  const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1);
   run(setup, "", [&](Rank &rank) {
     EXPECT_FAILS(FSDP_INVALID_STATE, save(rank, path, 1), "fsdp_save", "the update window is open");
     rank.load();

@@ -15,8 +15,6 @@ using namespace harness;
 
 namespace {
 
-constexpr fsdp_strategy strategies[] = {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS,
-                                        FSDP_STRATEGY_OPTIM_GRADS_PARAMS};
 enum class Kind { flat, hsdp, hfsdp, hosts };
 constexpr Kind kinds[] = {Kind::flat, Kind::hsdp, Kind::hfsdp, Kind::hosts};
 
@@ -33,12 +31,6 @@ void set_kind(Scenario &setup, Kind kind) {
   setup.mesh.replicate_size = 2;
   setup.mesh.shard_size = setup.ranks / 2;
   if (kind == Kind::hfsdp) setup.model.outer_strategy = FSDP_OUTER_OPTIM;
-}
-
-Scenario debug_setup(fsdp_strategy strategy, uint32_t ranks, fsdp_unshard_mode mode = 0) {
-  Scenario setup = scenario_of(strategy, ranks, mode);
-  setup.context.flags = FSDP_CONTEXT_DEBUG;
-  return setup;
 }
 
 // Can the byte be read? A system call that reads it says so without a fault.
@@ -109,13 +101,13 @@ TEST(Debug, AReleasedViewIsGoneWhenReshardReturns) {
   NEEDS_PROTECTION();
   for (const fsdp_unshard_mode mode : {fsdp_unshard_mode{0}, fsdp_unshard_mode{FSDP_UNSHARD_MAPPED}})
     for (const uint32_t ranks : {1u, 2u, 3u})
-      expect_released(debug_setup(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks, mode),
+      expect_released(debug_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks, mode),
                       "mode " + std::to_string(mode) + ", ranks " + std::to_string(ranks));
 }
 
 TEST(Debug, AReleasedViewIsGoneWithADeepPrefetchAndResidents) {
   NEEDS_PROTECTION();
-  Scenario setup = debug_setup(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
+  Scenario setup = debug_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   setup.model.prefetch_depth = 3;
   expect_released(setup, "prefetch depth 3");
   setup.groups[0].options.flags = FSDP_GROUP_RESIDENT;
@@ -127,11 +119,11 @@ TEST(Debug, AReleasedViewIsGoneInMeshesAndSchedules) {
   for (const Kind kind : kinds)
     for (const uint32_t ranks : {2u, 4u})
       for (const fsdp_unshard_mode mode : {fsdp_unshard_mode{0}, fsdp_unshard_mode{FSDP_UNSHARD_MAPPED}}) {
-        Scenario setup = debug_setup(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks, mode);
+        Scenario setup = debug_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks, mode);
         set_kind(setup, kind);
         expect_released(setup, "kind " + std::to_string(static_cast<int>(kind)) + ", ranks " + std::to_string(ranks));
       }
-  Scenario setup = debug_setup(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
+  Scenario setup = debug_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   setup.schedule = FSDP_SCHEDULE_INTERLEAVED;
   expect_released(setup, "interleaved");
 }
@@ -139,7 +131,7 @@ TEST(Debug, AReleasedViewIsGoneInMeshesAndSchedules) {
 // A view from FORWARD that is used in BACKWARD, while the group is unsharded again: legal, at the same address.
 TEST(Debug, AForwardViewServesInBackward) {
   for (const fsdp_unshard_mode mode : {fsdp_unshard_mode{0}, fsdp_unshard_mode{FSDP_UNSHARD_MAPPED}}) {
-    const Scenario setup = debug_setup(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, mode);
+    const Scenario setup = debug_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, mode);
     run_threads(setup, [&](uint32_t, fsdp_context *context) {
       Rank rank(context, setup);
       rank.load();
@@ -165,7 +157,7 @@ TEST(Debug, WholeWeightsCannotBeReadInTheUpdateWindow) {
         for (const fsdp_unshard_mode mode : {fsdp_unshard_mode{0}, fsdp_unshard_mode{FSDP_UNSHARD_MAPPED}})
           for (const fsdp_dtype dtype : {FSDP_FLOAT32, FSDP_BFLOAT16}) {
             if (kind != Kind::flat && ranks == 1) continue;
-            Scenario setup = debug_setup(strategy, ranks, mode);
+            Scenario setup = debug_scenario(strategy, ranks, mode);
             set_kind(setup, kind);
             setup.set_dtype(dtype);
             SCOPED_TRACE("strategy " + std::to_string(strategy) + ", kind " + std::to_string(static_cast<int>(kind)) +
@@ -257,7 +249,7 @@ TEST(Debug, AGradientCannotBeWrittenAfterItsReduce) {
           if ((kind != Kind::flat && ranks == 1) ||
               (strategy == FSDP_STRATEGY_OPTIM && policy == FSDP_REDUCE_POLICY_EACH))
             continue;
-          Scenario setup = debug_setup(strategy, ranks);
+          Scenario setup = debug_scenario(strategy, ranks);
           set_kind(setup, kind);
           setup.model.reduce_policy = policy;
           SCOPED_TRACE("strategy " + std::to_string(strategy) + ", policy " + std::to_string(policy) + ", kind " +
@@ -297,7 +289,7 @@ TEST(DebugDeathTest, ALateWriteIntoAGradientFaults) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_EXIT(
       {
-        const Scenario setup = debug_setup(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1);
+        const Scenario setup = debug_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1);
         run_threads(setup, [&](uint32_t, fsdp_context *context) {
           Rank rank(context, setup);
           rank.load();

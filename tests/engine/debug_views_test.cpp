@@ -67,12 +67,6 @@ class DebugViews : public testing::Test {
   const fs::path file_ = folder_ / ("views-" + std::to_string(::getpid()) + ".txt");
 };
 
-Scenario debug_setup(fsdp_strategy strategy, uint32_t ranks, fsdp_unshard_mode mode) {
-  Scenario setup = scenario_of(strategy, ranks, mode);
-  setup.context.flags = FSDP_CONTEXT_DEBUG;
-  return setup;
-}
-
 fsdp_tensor view_of(fsdp_group *group, uint64_t param, fsdp_phase phase) {
   fsdp_tensor view = FSDP_TENSOR_INIT;
   FSDP(fsdp_unshard(group, phase, 0, nullptr));
@@ -101,7 +95,7 @@ TEST_F(DebugViews, NameTheGroupOfEveryViewAndGradient) {
          {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS, FSDP_STRATEGY_OPTIM_GRADS_PARAMS})
       for (const fsdp_unshard_mode mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED})
         for (uint32_t ranks = 1; ranks <= most_ranks; ++ranks) {
-          Scenario setup = debug_setup(strategy, ranks, mode);
+          Scenario setup = debug_scenario(strategy, ranks, mode);
           setup.schedule = schedule;
           SCOPED_TRACE("schedule " + std::to_string(schedule) + ", strategy " + std::to_string(strategy) + ", mode " +
                        std::to_string(mode) + ", ranks " + std::to_string(ranks));
@@ -127,7 +121,7 @@ TEST_F(DebugViews, NameTheGroupOfEveryViewAndGradient) {
 }
 
 TEST_F(DebugViews, AreOfTheLatestModelAndEndWithTheirs) {
-  const Scenario setup = debug_setup(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1, FSDP_UNSHARD_MAPPED);
+  const Scenario setup = debug_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1, FSDP_UNSHARD_MAPPED);
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
     fsdp_tensor view;
     const std::string name = setup.groups[0].name;
@@ -147,7 +141,7 @@ TEST_F(DebugViews, AreOfTheLatestModelAndEndWithTheirs) {
 }
 
 TEST_F(DebugViews, AGroupIsOneLineWhateverItsName) {
-  Scenario setup = debug_setup(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1, FSDP_UNSHARD_MAPPED);
+  Scenario setup = debug_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1, FSDP_UNSHARD_MAPPED);
   setup.groups = equal_groups(1, 8, 8);
   setup.groups[0].name = "a \n\x1b[2J name \xC3\xA9";
   run_threads(setup, [&](uint32_t, fsdp_context *context) { const Rank rank(context, setup); });
@@ -156,7 +150,7 @@ TEST_F(DebugViews, AGroupIsOneLineWhateverItsName) {
 }
 
 TEST_F(DebugViews, AreWrittenInDebugModeOnlyAndNotOfPlans) {
-  Scenario setup = debug_setup(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1, FSDP_UNSHARD_MAPPED);
+  Scenario setup = debug_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1, FSDP_UNSHARD_MAPPED);
   fsdp_context *context = nullptr;
   FSDP(fsdp_create_plan_context(1, 0, &setup.context, &context));
   { const Rank rank(context, setup); }
@@ -168,7 +162,7 @@ TEST_F(DebugViews, AreWrittenInDebugModeOnlyAndNotOfPlans) {
 
 TEST_F(DebugViews, OnesThatCannotBeWrittenAreAWarning) {
   Lines lines;
-  Scenario setup = debug_setup(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1, FSDP_UNSHARD_MAPPED);
+  Scenario setup = debug_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1, FSDP_UNSHARD_MAPPED);
   setup.context.log = [](void *kept, fsdp_log_level, const char *message) {
     static_cast<Lines *>(kept)->push_back(message);
   };

@@ -9,15 +9,15 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <limits>
 #include <map>
 #include <set>
 
 #include <nlohmann/json.hpp>
 
-#include "harness.h"
+#include "misuse.h"
 
 using namespace harness;
+using misuse::infinity, misuse::not_a_number;
 
 namespace {
 
@@ -32,7 +32,6 @@ struct Field {
   std::vector<double> refused;  // with the field's name in the message
 };
 
-const double nan = std::numeric_limits<double>::quiet_NaN(), infinite = std::numeric_limits<double>::infinity();
 const double unknown_flag = 1, next_flag = 1u << 31;
 
 // Pointers, and what only another field makes count, have neither. struct_size: options_test and misuse_*_test.
@@ -84,7 +83,7 @@ const std::map<std::string, std::vector<Field>> table = {
       {"reduce_dtype", {1, 2, 3}, {-1, 4}},
       {"grad_op", {1, 2}, {-1, 4}},
       {"reduce_policy", {1, 2}, {-1, 3}},
-      {"grad_factor", {0.5, nan}, {}},
+      {"grad_factor", {0.5, not_a_number}, {}},
       {"optimizer", {1, 2}, {-1, 3}},
       {"max_pending_groups", {1, 100}, {}},
       {"prefetch_depth", {1, 100}, {}},
@@ -108,7 +107,7 @@ const std::map<std::string, std::vector<Field>> table = {
        {unknown_flag, next_flag, FSDP_GROUP_ROOT}},
       {"granule", {1, 3}, {-1, 4}},
       {"granule_rows", {7}, {}},
-      {"lr_scale", {0.25, 3}, {-1, nan, infinite}},
+      {"lr_scale", {0.25, 3}, {-1, not_a_number, infinity}},
       {"user_data", {}, {}},
       {"global_shape", {}, {}},
       {"global_offset", {}, {}},
@@ -122,10 +121,10 @@ const std::map<std::string, std::vector<Field>> table = {
       {"reduce_dtype", {1, 2, 3}, {-1, 4}}}},
     {"fsdp_adamw_options",
      {{"struct_size", {}, {0, 8}},
-      {"beta1", {0.5}, {-0.1, 1, nan}},
-      {"beta2", {0.5}, {-0.1, 1, nan}},
-      {"epsilon", {1e-3}, {-1, nan, infinite}},
-      {"weight_decay", {0.1}, {-1, nan, infinite}},
+      {"beta1", {0.5}, {-0.1, 1, not_a_number}},
+      {"beta2", {0.5}, {-0.1, 1, not_a_number}},
+      {"epsilon", {1e-3}, {-1, not_a_number, infinity}},
+      {"weight_decay", {0.1}, {-1, not_a_number, infinity}},
       {"step", {7}, {}},
       {"flags",
        {FSDP_ADAMW_BETA1_ZERO, FSDP_ADAMW_BETA2_ZERO, FSDP_ADAMW_EPSILON_ZERO},

@@ -13,8 +13,6 @@ using namespace misuse;
 
 namespace {
 
-constexpr fsdp_strategy strategies[] = {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS,
-                                        FSDP_STRATEGY_OPTIM_GRADS_PARAMS};
 
 ParamDef trained(ParamDef param, fsdp_quantization quantization) {
   param.quantization = quantization;

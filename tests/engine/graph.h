@@ -76,9 +76,6 @@ void end_spoilt_capture(Rank &rank, cudaStream_t stream, const std::vector<std::
 // How many nodes the capture has that ends here.
 size_t end_cuda_capture(cudaStream_t stream);
 
-constexpr fsdp_strategy strategies[] = {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS,
-                                        FSDP_STRATEGY_OPTIM_GRADS_PARAMS};
-
 Scenario graph_scenario(fsdp_strategy strategy, uint32_t ranks = 1);  // ranks exchange by staging
 Scenario nccl_scenario(fsdp_strategy strategy, uint32_t ranks);
 bool has_nccl();  // FSDP_NCCL_LIBRARY names NCCL's look-alike

@@ -72,11 +72,19 @@ struct ParamDef {
   }
 };
 
+inline ParamDef quantized(ParamDef param, fsdp_quantization quantization) {
+  param.quantization = quantization;
+  return param;
+}
+
 struct GroupDef {
   std::string name;
   std::vector<ParamDef> params;
   fsdp_group_options options = FSDP_GROUP_OPTIONS_INIT;
 };
+
+inline constexpr fsdp_strategy strategies[] = {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS,
+                                               FSDP_STRATEGY_OPTIM_GRADS_PARAMS};
 
 // A world, a model, and how it is trained.
 struct Scenario {
@@ -105,8 +113,10 @@ struct Scenario {
 std::vector<GroupDef> odd_groups();
 // Groups of one shape.
 std::vector<GroupDef> equal_groups(uint32_t count, uint64_t rows, uint64_t columns);
+inline constexpr uint64_t group_bytes = 64 * 32 * sizeof(float);  // of a group of equal_groups(count, 64, 32)
 // The odd groups, with a timeout below that of the tests.
 Scenario scenario_of(fsdp_strategy strategy, uint32_t ranks, fsdp_unshard_mode mode = FSDP_UNSHARD_COPIED);
+Scenario debug_scenario(fsdp_strategy strategy, uint32_t ranks, fsdp_unshard_mode mode = 0);
 
 // What the plan says of a rank, by role ([FSDP_ROLE_ALL] is the sum), and of the model.
 constexpr int last_role = FSDP_ROLE_STAGING;

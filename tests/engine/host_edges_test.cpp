@@ -18,8 +18,6 @@ namespace {
 
 enum class Axis { replicas, divided, hosts };
 constexpr Axis axes[] = {Axis::replicas, Axis::divided, Axis::hosts};
-constexpr fsdp_strategy strategies[] = {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS,
-                                        FSDP_STRATEGY_OPTIM_GRADS_PARAMS};
 
 // Two outer ranks, and so many inner ones.
 Scenario outer_scenario(Axis axis, uint32_t inner, fsdp_strategy strategy, fsdp_unshard_mode mode) {

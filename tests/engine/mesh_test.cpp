@@ -41,8 +41,8 @@ Scenario make_setup(const Case &c, fsdp_strategy strategy, uint32_t microbatches
   return setup;
 }
 
-using Param = std::tuple<Case, int, uint32_t, int>;
-class Meshes : public testing::TestWithParam<Param> {
+using MeshParam = std::tuple<Case, int, uint32_t, int>;
+class Meshes : public testing::TestWithParam<MeshParam> {
  protected:
   Scenario setup() const {
     const auto [c, strategy, microbatches, mode] = GetParam();
@@ -61,8 +61,8 @@ TEST_P(Meshes, HaveTheReferencesBits) {
   for (const Outcome &outcome : outcomes) EXPECT_EQ(outcome.norms, outcomes[0].norms);
 }
 
-std::vector<Param> make_params() {
-  std::vector<Param> params;
+std::vector<MeshParam> mesh_params() {
+  std::vector<MeshParam> params;
   Sample sample(5);
   for (const Case &c : cases)
     for (const int strategy : {1, 2, 3, 4})
@@ -72,7 +72,7 @@ std::vector<Param> make_params() {
   return params;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Meshes, testing::ValuesIn(make_params()));
+INSTANTIATE_TEST_SUITE_P(All, Meshes, testing::ValuesIn(mesh_params()));
 
 // The same blocks on one host: another implementation, the same additions.
 TEST(ReductionBlocks, OnOneHostHaveTheBitsOfHosts) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -80,6 +81,19 @@ inline harness::Scenario small_setup() {
   return setup;
 }
 
+inline harness::Scenario small_setup_of(uint32_t ranks) {
+  harness::Scenario setup = small_setup();
+  setup.ranks = ranks;
+  setup.context.timeout_ms = 60000;
+  return setup;
+}
+
+inline fsdp_error last_error(const fsdp_context *context = nullptr) {
+  fsdp_error error = FSDP_ERROR_INIT;
+  EXPECT_EQ(fsdp_get_last_error(context, &error), FSDP_OK);
+  return error;
+}
+
 // Acquires, and writes what no gradient of the harness is: wherever it is left, a step has other weights.
 inline fsdp_status acquire(fsdp_group *group, uint64_t param, fsdp_stream stream = nullptr) {
   fsdp_tensor grad = FSDP_TENSOR_INIT;
@@ -115,6 +129,9 @@ inline harness::Outcome one_step(harness::Scenario setup) {
   setup.weight_decay = 0;
   return harness::reference(setup);
 }
+
+inline constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
+inline constexpr double infinity = std::numeric_limits<double>::infinity();
 
 // A world of one.
 class Solo {

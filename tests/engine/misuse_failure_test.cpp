@@ -20,13 +20,6 @@ namespace {
 
 using std::chrono::steady_clock;
 
-Scenario ranks(uint32_t count) {
-  Scenario setup = small_setup();
-  setup.ranks = count;
-  setup.context.timeout_ms = 60000;
-  return setup;
-}
-
 fsdp_status enter(fsdp_context *context) {
   double value = 1;
   return fsdp_all_reduce_values(context, nullptr, &value, 1, FSDP_VALUE_SUM);
@@ -57,15 +50,9 @@ bool await_busy(fsdp_context *context) {
   return false;
 }
 
-fsdp_error last_error(const fsdp_context *context = nullptr) {
-  fsdp_error error = FSDP_ERROR_INIT;
-  EXPECT_EQ(fsdp_get_last_error(context, &error), FSDP_OK);
-  return error;
-}
-
 TEST(MisusedThreads, ASecondThreadIsBusy) {
   fsdp_context *contexts[2] = {};
-  const Scenario setup = ranks(2);
+  const Scenario setup = small_setup_of(2);
   FSDP(fsdp_create_local_contexts(2, &setup.context, contexts));
   std::thread waiting([&] { EXPECT_WORKS(enter_patiently(contexts[0])); });
   EXPECT_TRUE(await_busy(contexts[0]));
@@ -93,7 +80,7 @@ TEST(MisusedThreads, ASecondThreadIsBusy) {
 // Ranks 0 and 1 wait for rank 2, which never comes.
 TEST(MisusedThreads, AbortWakesWaitingCallsEverywhere) {
   fsdp_context *contexts[3] = {};
-  const Scenario setup = ranks(3);
+  const Scenario setup = small_setup_of(3);
   FSDP(fsdp_create_local_contexts(3, &setup.context, contexts));
   std::thread first([&] {
     EXPECT_FAILS(FSDP_ABORTED, enter_patiently(contexts[0]), "rank 0 aborted: the test says so");
@@ -128,7 +115,7 @@ TEST(MisusedThreads, AbortWakesWaitingCallsEverywhere) {
 
 TEST(MisusedThreads, DestroyWakesAWaitingCall) {
   fsdp_context *contexts[3] = {};
-  const Scenario setup = ranks(3);
+  const Scenario setup = small_setup_of(3);
   FSDP(fsdp_create_local_contexts(3, &setup.context, contexts));
   std::thread first([&] { EXPECT_FAILS(FSDP_INVALID_HANDLE, enter_patiently(contexts[0]), "rank 0", "destroyed"); });
   std::thread second([&] {
@@ -151,7 +138,7 @@ int32_t is_impatient(void *calls) {
 
 TEST(MisusedThreads, TheInterruptedHookEndsAWait) {
   std::atomic<int> calls{0};
-  Scenario setup = ranks(2);
+  Scenario setup = small_setup_of(2);
   setup.context.interrupted = is_impatient;
   setup.context.interrupted_data = &calls;
   std::atomic<bool> given_up{false};
@@ -177,7 +164,7 @@ TEST(MisusedThreads, TheInterruptedHookEndsAWait) {
 // Another thread sets the flag while the call waits. Unset, and NULL, it changes nothing.
 TEST(MisusedThreads, TheInterruptedFlagEndsAWait) {
   int32_t flag = 0;
-  Scenario setup = ranks(2);
+  Scenario setup = small_setup_of(2);
   run_threads(setup, [](uint32_t, fsdp_context *context) { FSDP(enter(context)); });  // NULL: none
   setup.context.interrupted_flag = &flag;
   std::atomic<bool> waits{false};
@@ -201,7 +188,7 @@ TEST(MisusedThreads, TheInterruptedFlagEndsAWait) {
 }
 
 TEST(MisusedThreads, ATimeoutNamesTheRankThatDidNotCome) {
-  Scenario setup = ranks(2);
+  Scenario setup = small_setup_of(2);
   setup.context.timeout_ms = 100;
   fsdp_context *contexts[2] = {};
   FSDP(fsdp_create_local_contexts(2, &setup.context, contexts));
@@ -216,7 +203,7 @@ TEST(MisusedThreads, ATimeoutNamesTheRankThatDidNotCome) {
 }
 
 TEST(MisusedThreads, WorkAfterTheCloseEnds) {
-  Scenario setup = ranks(2);
+  Scenario setup = small_setup_of(2);
   setup.context.timeout_ms = 20000;
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {
     auto rank = std::make_unique<Rank>(context, setup);

@@ -9,7 +9,6 @@ using namespace misuse;
 
 namespace {
 
-constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 
 TEST(MisusedGrad, TooManyLentGroupsAreNamed) {
   for (const uint32_t pending : {1u, 2u, 3u}) {
@@ -95,7 +94,7 @@ TEST(MisusedFinish, ListsAllThatIsMissing) {
   Scenario setup = gathering_setup();
   setup.groups.push_back({"delta", {{"delta.w", {3}}}});
   Solo solo(State::published, setup);
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_finish_grads(solo.model, nan, 0, nullptr), "scale is nan");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_finish_grads(solo.model, not_a_number, 0, nullptr), "scale is nan");
   EXPECT_WORKS(fsdp_unshard(solo.group(0), FSDP_FORWARD, 0, nullptr));  // a hold left, not reduced
   EXPECT_WORKS(acquire(solo.group(1), 0));                              // lent
   EXPECT_WORKS(acquire(solo.group(2), 0));

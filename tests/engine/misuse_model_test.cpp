@@ -11,8 +11,6 @@ using namespace misuse;
 
 namespace {
 
-constexpr double nan = std::numeric_limits<double>::quiet_NaN();
-constexpr double infinity = std::numeric_limits<double>::infinity();
 
 class MisusedModel : public Declared {
  protected:
@@ -71,7 +69,7 @@ TEST_F(MisusedModel, ContradictoryOptions) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(options), "FSDP_MODEL_NO_PREFETCH", "prefetch_bytes 77", "prefetch_depth");
   options = FSDP_MODEL_OPTIONS_INIT;
   options.grad_op = FSDP_GRAD_OP_FACTOR;
-  options.grad_factor = nan;
+  options.grad_factor = not_a_number;
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(options), "grad_factor is nan");
   options.grad_factor = infinity;
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(options), "grad_factor is inf");

@@ -10,8 +10,6 @@ using namespace misuse;
 
 namespace {
 
-constexpr double nan = std::numeric_limits<double>::quiet_NaN();
-constexpr double infinity = std::numeric_limits<double>::infinity();
 
 TEST(MisusedShard, IndicesAndNames) {
   Solo solo(State::sealed);
@@ -93,13 +91,13 @@ TEST(MisusedGrads, Numbers) {
   EXPECT_NEAR(norm, expected.norms[0], 1e-12 * expected.norms[0]);  // added in another order
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_param_grad_norms(solo.model, nullptr, norms, 4), "norm_count is 4",
                "5 parameters");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_scale_grads(solo.model, nan, nullptr), "factor is nan");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_scale_grads(solo.model, not_a_number, nullptr), "factor is nan");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_scale_grads(solo.model, infinity, nullptr), "factor is inf");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_scale_grads(solo.model, 1e39, nullptr), "factor is 1e+39", "fp32");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_clip_grads(solo.model, nullptr, 0, nullptr, nullptr), "fsdp_clip_grads",
                "max_norm is 0");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_clip_grads(solo.model, nullptr, -1, nullptr, nullptr), "max_norm is -1");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_clip_grads(solo.model, nullptr, nan, nullptr, nullptr), "max_norm is nan");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_clip_grads(solo.model, nullptr, not_a_number, nullptr, nullptr), "max_norm is nan");
   FSDP(fsdp_get_grad_norm(solo.model, nullptr, nullptr, &after));
   EXPECT_EQ(norm, after);
   EXPECT_WORKS(fsdp_step_adamw(solo.model, 0.01, nullptr, nullptr));
@@ -134,7 +132,7 @@ TEST(MisusedStep, AdamWOptions) {
     return fsdp_step_adamw(solo.model, 0.01, &options, nullptr);
   };
   using Options = fsdp_adamw_options;
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_step_adamw(solo.model, nan, nullptr, nullptr), "fsdp_step_adamw",
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_step_adamw(solo.model, not_a_number, nullptr, nullptr), "fsdp_step_adamw",
                "lr is nan");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_step_adamw(solo.model, infinity, nullptr, nullptr), "lr is inf");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_step_adamw(solo.model, 1e39, nullptr, nullptr), "lr is 1e+39", "fp32");
@@ -143,10 +141,10 @@ TEST(MisusedStep, AdamWOptions) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::weight_decay, 1e39), "weight_decay is 1e+39");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::beta1, 1.0), "beta1 is 1", "[0, 1)");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::beta1, -0.1), "beta1 is -0.1");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::beta2, nan), "beta2 is nan");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::beta2, not_a_number), "beta2 is nan");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::beta2, 1.5), "beta2 is 1.5");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::epsilon, -1e-8), "epsilon is -1e-08");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::epsilon, nan), "epsilon is nan");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::epsilon, not_a_number), "epsilon is nan");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::weight_decay, -1.0), "weight_decay is -1");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::weight_decay, infinity), "weight_decay is inf");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, with(&Options::flags, 2u), "fsdp_adamw_options.flags", "0x2");
@@ -205,8 +203,8 @@ TEST(MisusedStep, ApplyGrads) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, apply(5), "grad_count is 5");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, apply(0), "grad_count is 0");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, apply(4, -1), "max_norm is -1");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, apply(4, nan), "max_norm is nan");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, apply(4, 0, nan), "lr is nan");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, apply(4, not_a_number), "max_norm is nan");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, apply(4, 0, not_a_number), "lr is nan");
   fsdp_adamw_options options = FSDP_ADAMW_OPTIONS_INIT;
   options.beta2 = 2;
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, apply(4, 0, 0.1, &options), "fsdp_apply_grads", "beta2 is 2");

@@ -10,19 +10,6 @@ using namespace misuse;
 
 namespace {
 
-Scenario ranks(uint32_t count) {
-  Scenario setup = small_setup();
-  setup.ranks = count;
-  setup.context.timeout_ms = 60000;
-  return setup;
-}
-
-fsdp_error last_error() {
-  fsdp_error error = FSDP_ERROR_INIT;
-  EXPECT_EQ(fsdp_get_last_error(nullptr, &error), FSDP_OK);
-  return error;
-}
-
 size_t open_descriptors() {
   size_t count = 0;
   for ([[maybe_unused]] const auto &entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
@@ -33,7 +20,7 @@ class FailedAllocation : public testing::TestWithParam<uint64_t> {};
 
 // Private memory fails on every rank alike; all learn it at the seal, nothing leaks, and the context goes on.
 TEST_P(FailedAllocation, AtTheSealIsOutOfMemoryOnEveryRank) {
-  Scenario setup = ranks(2);
+  Scenario setup = small_setup_of(2);
   setup.model.unshard_mode = FSDP_UNSHARD_COPIED;
   for (GroupDef &group : setup.groups) group.params[0].dtype = FSDP_BFLOAT16;  // so that there are main weights
   const uint64_t allocations = train_threads(setup)[0].stats.allocations;
@@ -69,7 +56,7 @@ INSTANTIATE_TEST_SUITE_P(NthOfTwelve, FailedAllocation, testing::Range(uint64_t{
 
 // A seal that only one rank cannot finish: the other one learns whose memory it was.
 TEST(FailedSeal, OneRanksArenaIsTooSmall) {
-  Scenario setup = ranks(2);
+  Scenario setup = small_setup_of(2);
   setup.steps = 1;
   const auto expected = reference(setup).weights;
   alignas(4096) static char arena[4096];
@@ -89,7 +76,7 @@ TEST(FailedSeal, OneRanksArenaIsTooSmall) {
 }
 
 TEST(FailedSeal, DifferentDeclarations) {
-  Scenario setup = ranks(2);
+  Scenario setup = small_setup_of(2);
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {
     Scenario own = setup;
     if (r == 1) own.groups[1].params[0].shape = {6, 5};

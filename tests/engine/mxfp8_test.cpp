@@ -12,8 +12,6 @@ using namespace misuse;
 
 namespace {
 
-constexpr fsdp_strategy strategies[] = {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS,
-                                        FSDP_STRATEGY_OPTIM_GRADS_PARAMS};
 constexpr fsdp_unshard_mode modes[] = {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED};
 
 ParamDef mxfp8(ParamDef param) {

@@ -15,8 +15,6 @@ using namespace harness;
 
 namespace {
 
-constexpr fsdp_strategy strategies[] = {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS,
-                                        FSDP_STRATEGY_OPTIM_GRADS_PARAMS};
 
 Scenario nccl_scenario(fsdp_strategy strategy, uint32_t ranks) {
   Scenario setup = scenario_of(strategy, ranks, 0);

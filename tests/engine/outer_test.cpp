@@ -12,8 +12,6 @@ using namespace harness;
 namespace {
 
 enum class Kind { hsdp, hfsdp, hosts };
-constexpr fsdp_strategy strategies[] = {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS,
-                                        FSDP_STRATEGY_OPTIM_GRADS_PARAMS};
 
 Scenario make_setup(Kind kind, uint32_t outer, uint32_t inner, fsdp_strategy strategy) {
   Scenario setup = scenario_of(strategy, outer * inner);

@@ -29,7 +29,7 @@ struct Log {
   }
 };
 
-ParamDef quantized(const char *name, std::vector<uint64_t> shape, fsdp_quantization quantization) {
+ParamDef quantized_param(const char *name, std::vector<uint64_t> shape, fsdp_quantization quantization) {
   ParamDef param{name, std::move(shape)};
   param.quantization = quantization;
   return param;
@@ -38,9 +38,9 @@ ParamDef quantized(const char *name, std::vector<uint64_t> shape, fsdp_quantizat
 Scenario three_kinds(uint32_t ranks, Log &log) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks, FSDP_UNSHARD_COPIED);
   setup.groups = {{"g",
-                   {quantized("mx", {64, 96}, FSDP_QUANTIZE_MXFP8),
-                    quantized("fp8", {40, 8}, FSDP_QUANTIZE_FP8),
-                    quantized("block", {256, 200}, FSDP_QUANTIZE_FP8_BLOCK),
+                   {quantized_param("mx", {64, 96}, FSDP_QUANTIZE_MXFP8),
+                    quantized_param("fp8", {40, 8}, FSDP_QUANTIZE_FP8),
+                    quantized_param("block", {256, 200}, FSDP_QUANTIZE_FP8_BLOCK),
                     {"plain", {8, 8}}}}};
   setup.context.log = Log::hook;
   setup.context.log_data = &log;
@@ -110,8 +110,8 @@ TEST(PlaneReport, OnTheHostPublishingTellsItself) {
 TEST(PlaneReport, RaisedGranulesAreTold) {
   Log log;
   Scenario setup = three_kinds(1, log);
-  setup.groups[0].params.push_back(quantized("stack", {2, 32, 32}, FSDP_QUANTIZE_MXFP8));
-  setup.groups[0].params.push_back(quantized("asked", {64, 32}, FSDP_QUANTIZE_MXFP8));
+  setup.groups[0].params.push_back(quantized_param("stack", {2, 32, 32}, FSDP_QUANTIZE_MXFP8));
+  setup.groups[0].params.push_back(quantized_param("asked", {64, 32}, FSDP_QUANTIZE_MXFP8));
   setup.groups[0].params.back().granule = FSDP_GRANULE_BLOCK;
   setup.groups[0].params.back().granule_rows = 32;
   run_threads(setup, [&](uint32_t, fsdp_context *context) { Rank rank(context, setup); });
@@ -124,7 +124,7 @@ TEST(PlaneReport, RaisedGranulesAreTold) {
 // 64 x 96 of MXFP8 is 6,336 bytes of a form, and 32 x 32 fp32 beside it 4,096.
 TEST(PlaneReport, BytesAreCountedByPlane) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_COPIED);
-  setup.groups = {{"g", {quantized("w", {64, 96}, FSDP_QUANTIZE_MXFP8), {"plain", {32, 32}}}}};
+  setup.groups = {{"g", {quantized_param("w", {64, 96}, FSDP_QUANTIZE_MXFP8), {"plain", {32, 32}}}}};
   setup.model.flags = FSDP_MODEL_NO_PREFETCH;
   setup.steps = 1;
   const auto expect = [&](uint64_t row, uint64_t column, uint64_t all) {

@@ -13,8 +13,6 @@ using namespace harness;
 
 namespace {
 
-constexpr fsdp_strategy strategies[] = {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS,
-                                        FSDP_STRATEGY_OPTIM_GRADS_PARAMS};
 constexpr fsdp_dtype dtypes[] = {FSDP_FLOAT32, FSDP_BFLOAT16, FSDP_FLOAT16};
 
 Scenario make_setup(fsdp_strategy strategy, uint32_t ranks, fsdp_unshard_mode mode) {

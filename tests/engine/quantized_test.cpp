@@ -11,13 +11,7 @@ using namespace harness;
 
 namespace {
 
-constexpr fsdp_strategy strategies[] = {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS,
-                                        FSDP_STRATEGY_OPTIM_GRADS_PARAMS};
-
-ParamDef quantized(ParamDef param, fsdp_quantization quantization = FSDP_QUANTIZE_FP8_BLOCK) {
-  param.quantization = quantization;
-  return param;
-}
+ParamDef in_blocks(ParamDef param) { return quantized(std::move(param), FSDP_QUANTIZE_FP8_BLOCK); }
 
 // One scale for all of it.
 ParamDef scaled(ParamDef param) { return quantized(std::move(param), FSDP_QUANTIZE_FP8); }
@@ -26,20 +20,20 @@ ParamDef scaled(ParamDef param) { return quantized(std::move(param), FSDP_QUANTI
 // One scale each for what all ranks, some and one of them have parts of, in buckets of one, two and three of them.
 std::vector<GroupDef> quantized_groups() {
   return {{"first",
-           {quantized({"edges", {200, 150}, FSDP_BFLOAT16}),
+           {in_blocks({"edges", {200, 150}, FSDP_BFLOAT16}),
             {"bias", {24}, FSDP_BFLOAT16},
             scaled({"all", {37, 24}, FSDP_BFLOAT16})}},
           {"second",
-           {quantized({"small", {3, 5}}),
-            quantized({"tall", {300, 7}}),
-            quantized({"stack", {2, 128, 20}}),
+           {in_blocks({"small", {3, 5}}),
+            in_blocks({"tall", {300, 7}}),
+            in_blocks({"stack", {2, 128, 20}}),
             {"usual", {24, 24}, FSDP_BFLOAT16},
             {"frozen", {24}, FSDP_FLOAT32, FSDP_PARAM_FROZEN},
             scaled({"some", {2, 200}}),
             scaled({"one", {1, 77}})}},
           {"third",
-           {quantized({"whole", {130, 40}, FSDP_FLOAT32, FSDP_PARAM_NO_DECAY, FSDP_GRANULE_TENSOR}),
-            quantized({"blocks", {400, 6}, FSDP_FLOAT32, 0, FSDP_GRANULE_BLOCK, 256, 0.5}), scaled({"scalar", {}}),
+           {in_blocks({"whole", {130, 40}, FSDP_FLOAT32, FSDP_PARAM_NO_DECAY, FSDP_GRANULE_TENSOR}),
+            in_blocks({"blocks", {400, 6}, FSDP_FLOAT32, 0, FSDP_GRANULE_BLOCK, 256, 0.5}), scaled({"scalar", {}}),
             scaled({"vector", {301}}), scaled({"cube", {3, 4, 5}, FSDP_FLOAT32, 0, FSDP_GRANULE_TENSOR})}}};
 }
 

@@ -10,14 +10,14 @@ using namespace harness;
 
 namespace {
 
-constexpr uint32_t ranks = 3;
+constexpr uint32_t world_size = 3;
 
 // What each rank's failing call says; then the context goes on.
 std::set<std::string> texts_of(const std::function<fsdp_status(uint32_t, fsdp_context *)> &call) {
   Scenario scenario;
-  scenario.ranks = ranks;
+  scenario.ranks = world_size;
   scenario.context.timeout_ms = 20'000;
-  std::vector<std::string> texts(ranks), errors;
+  std::vector<std::string> texts(world_size), errors;
   run_threads(
       scenario,
       [&](uint32_t rank, fsdp_context *context) {
@@ -56,7 +56,7 @@ TEST(SameText, OfASealThatOneRankCannotDo) {
   alignas(4096) static std::byte small[4096];
   expect_one(texts_of([](uint32_t rank, fsdp_context *context) {
                Scenario scenario;
-               scenario.ranks = ranks;
+               scenario.ranks = world_size;
                scenario.model.unshard_mode = FSDP_UNSHARD_COPIED;
                scenario.groups = odd_groups();
                Rank self(context, scenario, false);
@@ -69,7 +69,7 @@ TEST(SameText, OfASealThatOneRankCannotDo) {
 // What a rank of a sealed model calls, its weights loaded; by default the mesh is one axis of all ranks.
 std::set<std::string> texts_of_model(const std::function<fsdp_status(Rank &)> &call,
                                      fsdp_strategy strategy = FSDP_STRATEGY_OPTIM_GRADS) {
-  const Scenario scenario = scenario_of(strategy, ranks, FSDP_UNSHARD_MAPPED);
+  const Scenario scenario = scenario_of(strategy, world_size, FSDP_UNSHARD_MAPPED);
   return texts_of([&](uint32_t, fsdp_context *context) {
     Rank rank(context, scenario);
     rank.load();
@@ -121,8 +121,8 @@ TEST(SameText, OfScalesRatesAndScalingsThatDiffer) {
 
 TEST(SameText, OfContributionsThatDiffer) {
   expect_one(texts_of([&](uint32_t r, fsdp_context *context) {
-               Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks);
-               scenario.mesh.replicate_size = ranks;
+               Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, world_size);
+               scenario.mesh.replicate_size = world_size;
                scenario.microbatches = r == 2 ? 2 : 1;
                Rank rank(context, scenario);
                rank.load();
@@ -180,7 +180,7 @@ TEST(SameText, OfNormsThatDiffer) {
 
 // Of two models of the same ranks, the one that is meant: at the seal, the end of a step, a norm, a step.
 TEST(SameText, NamesTheModel) {
-  const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS, ranks, FSDP_UNSHARD_MAPPED);
+  const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS, world_size, FSDP_UNSHARD_MAPPED);
   using Call = std::function<fsdp_status(Rank &)>;
   const Call calls[] = {
       [](Rank &rank) {

@@ -65,6 +65,12 @@ Scenario scenario_of(fsdp_strategy strategy, uint32_t ranks, fsdp_unshard_mode m
   return scenario;
 }
 
+Scenario debug_scenario(fsdp_strategy strategy, uint32_t ranks, fsdp_unshard_mode mode) {
+  Scenario scenario = scenario_of(strategy, ranks, mode);
+  scenario.context.flags = FSDP_CONTEXT_DEBUG;
+  return scenario;
+}
+
 float initial_weight(uint32_t param, uint64_t element) { return noise(mix(param * 7919ull + 1) + element); }
 
 float gradient(uint32_t rank, uint32_t step, uint32_t microbatch, uint32_t param, uint64_t element, float weight) {

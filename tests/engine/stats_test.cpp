@@ -8,8 +8,6 @@ using namespace harness;
 
 namespace {
 
-constexpr uint64_t group_bytes = 64 * 32 * sizeof(float);
-
 Scenario scenario_with(fsdp_strategy strategy, fsdp_unshard_mode mode) {
   Scenario scenario;
   scenario.ranks = 2;

@@ -8,17 +8,12 @@ using namespace misuse;
 
 namespace {
 
-ParamDef quantized(ParamDef param, fsdp_quantization quantization = FSDP_QUANTIZE_MXFP8) {
-  param.quantization = quantization;
-  return param;
-}
-
 // More than a tile down and across in either form, a tile that is not full, several matrices.
 Scenario matrices(uint32_t ranks, fsdp_unshard_mode mode) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks, mode);
   setup.groups = {{"g",
-                   {quantized({"wide", {160, 288}}),
-                    quantized({"stack", {3, 32, 160}}),
+                   {quantized({"wide", {160, 288}}, FSDP_QUANTIZE_MXFP8),
+                    quantized({"stack", {3, 32, 160}}, FSDP_QUANTIZE_MXFP8),
                     {"plain", {32, 32}},
                     quantized({"block", {64, 64}}, FSDP_QUANTIZE_FP8_BLOCK)}}};
   return setup;

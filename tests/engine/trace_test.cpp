@@ -14,7 +14,6 @@ using namespace harness;
 namespace {
 
 using Names = std::vector<std::string>;
-constexpr uint64_t group_bytes = 64 * 32 * sizeof(float);
 
 std::string path_of(uint32_t rank) {
   return testing::TempDir() + "trace_test." + std::to_string(::getpid()) + ".rank" + std::to_string(rank);

@@ -10,8 +10,6 @@ using namespace harness;
 
 namespace {
 
-constexpr fsdp_strategy strategies[] = {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS,
-                                        FSDP_STRATEGY_OPTIM_GRADS_PARAMS};
 
 Scenario make_setup(fsdp_strategy strategy, uint32_t ranks, uint32_t microbatches = 1) {
   Scenario setup;
@@ -28,8 +26,8 @@ void expect_reference(const Scenario &setup, const std::vector<Outcome> &outcome
       << what << " strategy " << setup.model.strategy << ", ranks " << setup.ranks;
 }
 
-using Param = std::tuple<int, uint32_t, uint32_t>;
-class Strategies : public testing::TestWithParam<Param> {};
+using StrategyParam = std::tuple<int, uint32_t, uint32_t>;
+class Strategies : public testing::TestWithParam<StrategyParam> {};
 
 TEST_P(Strategies, TenStepsHaveTheReferencesBits) {
   const auto [strategy, ranks, microbatches] = GetParam();
@@ -52,8 +50,8 @@ TEST_P(Strategies, ProcessesHaveTheBitsOfThreads) {
   }
 }
 
-std::vector<Param> make_params() {
-  std::vector<Param> params;
+std::vector<StrategyParam> strategy_params() {
+  std::vector<StrategyParam> params;
   Sample sample(3);
   for (const int strategy : {1, 2, 3, 4})
     for (const uint32_t ranks : {1u, 2u, 3u, 4u, 8u})
@@ -62,7 +60,7 @@ std::vector<Param> make_params() {
   return params;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Strategies, testing::ValuesIn(make_params()));
+INSTANTIATE_TEST_SUITE_P(All, Strategies, testing::ValuesIn(strategy_params()));
 
 TEST(Training, AllStrategiesHaveTheSameBitsAtOneMicrobatch) {
   for (const uint32_t ranks : {1u, 2u, 3u, 8u}) {

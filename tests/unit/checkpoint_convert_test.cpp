@@ -19,6 +19,7 @@
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/convert/inspect.h"
 #include "checkpoint/convert/rename_file.h"
+#include "checkpoint_bytes.h"
 #include "device/device.h"
 #include "system_faults.h"
 
@@ -27,6 +28,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using Bytes = std::vector<std::byte>;
+using namespace test_bytes;
 using fsdp::test::FaultScope;
 using fsdp::test::SystemFault;
 
@@ -37,13 +39,6 @@ struct Tensor {
   bool operator==(const Tensor &) const = default;
 };
 using Tensors = std::map<std::string, Tensor>;
-
-FSDP_TEST_ALONE void fill_random(std::byte *to, uint64_t count, uint64_t seed) {
-  for (uint64_t i = 0, state = seed; i < count; ++i) {
-    state = state * 6364136223846793005 + 1442695040888963407;
-    to[i] = static_cast<std::byte>(state >> 56);
-  }
-}
 
 Tensor random_tensor(const std::string &type, std::vector<uint64_t> shape, uint32_t seed) {
   Bytes bytes(whole(shape).count() * find_element_type(type)->bits / 8);
@@ -180,14 +175,6 @@ class Convert : public testing::Test {
   };
 };
 
-std::string message_of(const std::function<void()> &body) {
-  try {
-    body();
-  } catch (const Error &error) {
-    return error.message;
-  }
-  return "no error";
-}
 #define EXPECT_SAYS(body, text) EXPECT_THAT_SAYS(message_of([&] { body; }), text)
 void EXPECT_THAT_SAYS(const std::string &message, const std::string &text) {
   EXPECT_NE(message.find(text), std::string::npos) << message;

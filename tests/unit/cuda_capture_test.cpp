@@ -6,7 +6,7 @@
 namespace fsdp::device {
 namespace {
 
-constexpr uint64_t count = 1000;
+constexpr uint64_t captured_count = 1000;
 
 class CudaCaptureTest : public CudaTest {
  protected:
@@ -15,7 +15,7 @@ class CudaCaptureTest : public CudaTest {
     if (IsSkipped()) return;
     context_ = std::make_unique<CudaContext>();
     own_ = std::make_unique<OwnStream>();
-    memory_ = context_->device->allocate(count * 4, "test");
+    memory_ = context_->device->allocate(captured_count * 4, "test");
     a_ = device().create_event();
     b_ = device().create_event();
     stream_ = device().create_stream("test");
@@ -24,8 +24,8 @@ class CudaCaptureTest : public CudaTest {
   Stream &caller() { return device().caller_stream(own_->get()); }
   float *values() { return reinterpret_cast<float *>(memory_->data()); }
   std::vector<float> read() {
-    std::vector<float> got(count);
-    device().transfer(got.data(), FSDP_FLOAT32, values(), FSDP_FLOAT32, count);
+    std::vector<float> got(captured_count);
+    device().transfer(got.data(), FSDP_FLOAT32, values(), FSDP_FLOAT32, captured_count);
     return got;
   }
   void begin() {
@@ -56,23 +56,23 @@ class CudaCaptureTest : public CudaTest {
 };
 
 TEST_F(CudaCaptureTest, LibraryStreamsJoinAndReplaysRepeatTheWork) {
-  const std::vector<float> ones(count, 1);
-  device().transfer(values(), FSDP_FLOAT32, ones.data(), FSDP_FLOAT32, count);
+  const std::vector<float> ones(captured_count, 1);
+  device().transfer(values(), FSDP_FLOAT32, ones.data(), FSDP_FLOAT32, captured_count);
   EXPECT_EQ(0u, caller().capture_id());
   begin();
-  caller().scale(values(), 3, count);
+  caller().scale(values(), 3, captured_count);
   caller().record(*a_);
   EXPECT_FALSE(a_->done());
   stream_->wait(*a_);
   EXPECT_EQ(caller().capture_id(), stream_->capture_id());
-  stream_->add(values(), FSDP_FLOAT32, values(), FSDP_FLOAT32, count);
+  stream_->add(values(), FSDP_FLOAT32, values(), FSDP_FLOAT32, captured_count);
   stream_->record(*b_);
   caller().wait(*b_);
   cudaGraph_t graph = end();
   EXPECT_TRUE(a_->done()) << "after the capture the event is as one that was never recorded";
   EXPECT_EQ(ones, read()) << "nothing is done by a capture";
   replay(graph, 2);
-  EXPECT_EQ(std::vector<float>(count, 36), read());
+  EXPECT_EQ(std::vector<float>(captured_count, 36), read());
   caller().wait(*a_);
   device().synchronize(*a_);
   EXPECT_EQ(0u, stream_->capture_id());
@@ -86,7 +86,7 @@ TEST_F(CudaCaptureTest, WhatWasRecordedBeforeIsNotWaitedFor) {
   device().caller_stream(other.get()).record(*b_);
   begin();
   caller().wait(*b_);
-  caller().fill(values(), 0, count * 4);
+  caller().fill(values(), 0, captured_count * 4);
   caller().record(*a_);
   replay(end(), 1);
   device().synchronize(*b_);
@@ -97,19 +97,19 @@ TEST_F(CudaCaptureTest, WhatWasRecordedBeforeIsNotWaitedFor) {
 TEST_F(CudaCaptureTest, ARecordInItTakesNoOrderFromOneBefore) {
   GpuHeld held(*own_);
   own_->be_late(50000);  // who does not wait for it comes before it
-  caller().fill(values(), 0, count * 4);
+  caller().fill(values(), 0, captured_count * 4);
   caller().record(*a_);
   begin();
-  caller().scale(values(), 1, count);
+  caller().scale(values(), 1, captured_count);
   caller().record(*a_);
   stream_->wait(*a_);
-  stream_->scale(values(), 1, count);
+  stream_->scale(values(), 1, captured_count);
   stream_->record(*b_);
   caller().wait(*b_);
   cudaGraph_t graph = end();
   EXPECT_FALSE(a_->done()) << "what was recorded before is forgotten";
   stream_->wait(*a_);
-  stream_->fill(values(), 1, count * 4);
+  stream_->fill(values(), 1, captured_count * 4);
   stream_->record(*a_);
   held.let_go();
   device().synchronize(*a_);
@@ -126,7 +126,7 @@ TEST_F(CudaCaptureTest, TheRecordAfterItComesAfterTheOneBefore) {
   own_->be_late(50000);
   caller().record(*a_);
   begin();
-  caller().scale(values(), 1, count);
+  caller().scale(values(), 1, captured_count);
   caller().record(*a_);
   cudaGraph_t graph = end();
   stream_->record(*a_);
@@ -157,7 +157,7 @@ TEST_F(CudaCaptureTest, OneAtATime) {
 TEST_F(CudaCaptureTest, HostWorkAndHostWaitsAreRefused) {
   const auto lane = device().create_host_lane("lane");
   begin();
-  caller().scale(values(), 1, count);
+  caller().scale(values(), 1, captured_count);
   caller().record(*a_);
   const Failed waited = failure_of([&] { lane->wait(*a_); });
   EXPECT_EQ(FSDP_UNSUPPORTED, waited.status);
@@ -170,7 +170,7 @@ TEST_F(CudaCaptureTest, HostWorkAndHostWaitsAreRefused) {
 TEST_F(CudaCaptureTest, AllocationsAndEventsOfOthersGoOn) {
   OwnStream other;
   begin();
-  caller().scale(values(), 1, count);
+  caller().scale(values(), 1, captured_count);
   const auto memory = device().allocate(5000, "test");
   const auto pinned = device().allocate_host(5000, "test");
   other.be_late(60000);
@@ -184,7 +184,7 @@ TEST_F(CudaCaptureTest, AllocationsAndEventsOfOthersGoOn) {
 TEST_F(CudaCaptureTest, AStreamThatEndsInABrokenOneIsGivenBackAfterIt) {
   const uint64_t bytes = simulated::allocated_bytes();
   begin();
-  caller().scale(values(), 1, count);
+  caller().scale(values(), 1, captured_count);
   caller().record(*a_);
   stream_->wait(*a_);
   EXPECT_NE(cudaSuccess, cudaStreamSynchronize(own_->get()));
@@ -207,9 +207,9 @@ TEST_F(CudaCaptureTest, AStreamThatEndsInABrokenOneIsGivenBackAfterIt) {
 
 // A mark could become a node of the graph, if the stream joins the capture at that moment.
 TEST_F(CudaCaptureTest, WhatEndsMeanwhilePutsNothingOnStreams) {
-  stream_->fill(values(), 0, count * 4);
+  stream_->fill(values(), 0, captured_count * 4);
   begin();
-  caller().scale(values(), 1, count);
+  caller().scale(values(), 1, captured_count);
   const uint64_t before = simulated::calls("cuStreamWriteValue32"), bytes = simulated::allocated_bytes();
   memory_.reset();
   EXPECT_EQ(before, simulated::calls("cuStreamWriteValue32"));
@@ -223,12 +223,12 @@ TEST_F(CudaCaptureTest, WhatEndsMeanwhilePutsNothingOnStreams) {
 
 TEST_F(CudaCaptureTest, NormsCanBeCaptured) {
   const auto results = device().allocate_host(8, "test");
-  const std::vector<float> twos(count, 2);
-  device().transfer(values(), FSDP_FLOAT32, twos.data(), FSDP_FLOAT32, count);
+  const std::vector<float> twos(captured_count, 2);
+  device().transfer(values(), FSDP_FLOAT32, twos.data(), FSDP_FLOAT32, captured_count);
   begin();
-  caller().sum_squares(reinterpret_cast<double *>(results->data()), values(), count, 100);
+  caller().sum_squares(reinterpret_cast<double *>(results->data()), values(), captured_count, 100);
   replay(end(), 1);
-  EXPECT_EQ(4.0 * count, *reinterpret_cast<double *>(results->data()));
+  EXPECT_EQ(4.0 * captured_count, *reinterpret_cast<double *>(results->data()));
 }
 
 }  // namespace

@@ -6,7 +6,7 @@ namespace {
 
 using namespace device;
 
-struct Sums {
+struct LaneSums {
   double lane[16] = {};
   double fold() {
     for (size_t half = 8; half > 0; half /= 2)
@@ -17,12 +17,12 @@ struct Sums {
 
 // The definition at norm_piece in device/work.h.
 double reference(const float *values, size_t count, size_t granule) {
-  Sums pieces;
+  LaneSums pieces;
   size_t piece = 0;
   for (size_t begin = 0; begin < count; begin += granule) {
     const size_t granule_end = std::min(begin + granule, count);
     for (size_t first = begin; first < granule_end; first += 4096) {
-      Sums elements;
+      LaneSums elements;
       for (size_t i = first; i < std::min(first + 4096, granule_end); ++i) {
         const double x = static_cast<double>(values[i]);
         elements.lane[(i - first) % 16] += x * x;

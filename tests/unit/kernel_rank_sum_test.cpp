@@ -6,7 +6,7 @@ namespace {
 
 using namespace device;
 
-struct Case {
+struct SumCase {
   fsdp_dtype source, wire;
   uint32_t ranks;
   size_t count, offset;
@@ -15,14 +15,14 @@ struct Case {
   Values values;
 };
 
-float expected_value(const Case &c, Elements &sources, size_t stride, float before, size_t i) {
+float expected_value(const SumCase &c, Elements &sources, size_t stride, float before, size_t i) {
   float total = round_to(sources[i], c.wire);
   for (uint32_t r = 1; r < c.ranks; ++r) total = total + round_to(sources[r * stride + i], c.wire);
   if (c.factor != 1.0f) total = total * c.factor;
   return c.accumulate ? before + total : total;
 }
 
-void check(const Case &c) {
+void check(const SumCase &c) {
   const size_t stride = c.count + 5;  // not aligned to anything
   Elements sources(c.source, stride * c.ranks, c.offset), out(FSDP_FLOAT32, c.count + 1, c.offset);
   sources.fill(static_cast<uint32_t>(c.count + c.ranks), c.values);

@@ -23,19 +23,19 @@ void run_round(Bench &bench, bool whole) {
   bench.communicator->quiesce();
 }
 
-class Sizes : public testing::TestWithParam<uint32_t> {};
-INSTANTIATE_TEST_SUITE_P(LocalWorld, Sizes, testing::Values(1, 2, 3, 4, 8));
+class LocalSizes : public testing::TestWithParam<uint32_t> {};
+INSTANTIATE_TEST_SUITE_P(LocalWorld, LocalSizes, testing::Values(1, 2, 3, 4, 8));
 
-TEST_P(Sizes, Collectives) { expect_well(run_threads(GetParam(), collectives_body)); }
-TEST_P(Sizes, Exchanges) { expect_well(run_threads(GetParam(), exchange_body)); }
-TEST_P(Sizes, Gates) { expect_well(run_threads(GetParam(), gate_body)); }
-TEST_P(Sizes, CollectivesOnTheCallingThread) {
+TEST_P(LocalSizes, Collectives) { expect_well(run_threads(GetParam(), collectives_body)); }
+TEST_P(LocalSizes, Exchanges) { expect_well(run_threads(GetParam(), exchange_body)); }
+TEST_P(LocalSizes, Gates) { expect_well(run_threads(GetParam(), gate_body)); }
+TEST_P(LocalSizes, CollectivesOnTheCallingThread) {
   RankOptions options;
   options.device.overlap = false;
   expect_well(run_threads(GetParam(), collectives_body, options));
 }
 
-TEST_P(Sizes, ManyInFlight) {
+TEST_P(LocalSizes, ManyInFlight) {
   expect_well(run_threads(GetParam(), [](Rank &rank) {
     Bench bench(rank);
     for (int step = 0; step < 5; ++step) {
@@ -75,7 +75,7 @@ TEST(LocalWorld, TeamsOfSomeRanks) {
 
 // Callers that have enqueued their arrivals miss each other's streams, not each other; and nobody is let through before
 // every stream has done what came before.
-TEST_P(Sizes, StreamsMayComeToAGateLate) {
+TEST_P(LocalSizes, StreamsMayComeToAGateLate) {
   std::vector<uint64_t> done(GetParam(), 0);  // no atomics: the gate makes it visible
   expect_well(run_threads(GetParam(), [&done](Rank &rank) {
     auto gate = rank.team->create_gate("late gate");

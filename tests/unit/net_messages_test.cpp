@@ -9,23 +9,23 @@
 namespace fsdp::comm::test {
 namespace {
 
-class Sizes : public testing::TestWithParam<uint32_t> {};
+class MessageSizes : public testing::TestWithParam<uint32_t> {};
 #ifdef __SANITIZE_THREAD__
-INSTANTIATE_TEST_SUITE_P(NetMessages, Sizes, testing::Values(2, 3));  // as many threads as there is something to race
+INSTANTIATE_TEST_SUITE_P(NetMessages, MessageSizes, testing::Values(2, 3));  // as many threads as there is something to race
 #else
-INSTANTIATE_TEST_SUITE_P(NetMessages, Sizes, testing::Values(1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(NetMessages, MessageSizes, testing::Values(1, 2, 3, 4));
 #endif
 
-TEST_P(Sizes, AreThePlainSums) { expect_well(run_threads(GetParam(), all_messages)); }
+TEST_P(MessageSizes, AreThePlainSums) { expect_well(run_threads(GetParam(), all_messages)); }
 
 // Chunks so small that every call is many windows long.
-TEST_P(Sizes, AreThePlainSumsInSmallChunks) {
+TEST_P(MessageSizes, AreThePlainSumsInSmallChunks) {
   ::setenv("FSDP_NET_CHUNK_BYTES", "4096", 1);
   expect_well(run_threads(GetParam(), all_messages));
   ::unsetenv("FSDP_NET_CHUNK_BYTES");
 }
 
-TEST_P(Sizes, AreThePlainSumsOnTheCallingThread) {
+TEST_P(MessageSizes, AreThePlainSumsOnTheCallingThread) {
   RankOptions options;
   options.device.overlap = false;
   expect_well(run_threads(GetParam(), all_messages, options));

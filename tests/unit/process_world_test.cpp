@@ -20,12 +20,12 @@ void expect_well(const std::vector<int> &codes) {
   for (size_t r = 0; r < codes.size(); ++r) EXPECT_EQ(codes[r], 0) << "rank " << r;
 }
 
-class Sizes : public testing::TestWithParam<uint32_t> {};
-INSTANTIATE_TEST_SUITE_P(ProcessWorld, Sizes, testing::Values(1, 2, 3, 4, 8));
+class ProcessSizes : public testing::TestWithParam<uint32_t> {};
+INSTANTIATE_TEST_SUITE_P(ProcessWorld, ProcessSizes, testing::Values(1, 2, 3, 4, 8));
 
-TEST_P(Sizes, Collectives) { expect_well(await_processes(start_processes(GetParam(), collectives_body))); }
-TEST_P(Sizes, Exchanges) { expect_well(await_processes(start_processes(GetParam(), exchange_body))); }
-TEST_P(Sizes, Gates) { expect_well(await_processes(start_processes(GetParam(), gate_body))); }
+TEST_P(ProcessSizes, Collectives) { expect_well(await_processes(start_processes(GetParam(), collectives_body))); }
+TEST_P(ProcessSizes, Exchanges) { expect_well(await_processes(start_processes(GetParam(), exchange_body))); }
+TEST_P(ProcessSizes, Gates) { expect_well(await_processes(start_processes(GetParam(), gate_body))); }
 
 // What the parent and its children share: when the victim was killed, and what the survivors saw.
 struct Witness {

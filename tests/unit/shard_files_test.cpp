@@ -19,6 +19,7 @@
 #include "base/fd.h"
 #include "checkpoint/files/shard_reader.h"
 #include "checkpoint/files/shard_writer.h"
+#include "checkpoint_bytes.h"
 #include "system_faults.h"
 
 namespace fsdp::checkpoint {
@@ -27,15 +28,9 @@ namespace {
 namespace fs = std::filesystem;
 using Bytes = std::vector<std::byte>;
 using Numbers = std::vector<uint64_t>;
+using namespace test_bytes;
 using test::FaultScope;
 using Way = test::SystemFault::Way;
-
-FSDP_TEST_ALONE void fill_random(std::byte *to, size_t size, uint64_t state) {
-  for (size_t i = 0; i < size; ++i) {
-    state = state * 6364136223846793005 + 1442695040888963407;
-    to[i] = static_cast<std::byte>(state >> 56);
-  }
-}
 
 Bytes random_bytes(size_t size, uint32_t seed) {
   Bytes bytes(size);
@@ -104,15 +99,6 @@ Bytes read_box(const ShardReader &reader, uint32_t tensor, const Box &box, const
   });
   if (counts) *counts = found;
   return bytes;
-}
-
-std::string message_of(const std::function<void()> &body) {
-  try {
-    body();
-  } catch (const Error &error) {
-    return error.message;
-  }
-  return "";
 }
 
 TEST_F(Shards, AreReadAsTheyWereWritten) {

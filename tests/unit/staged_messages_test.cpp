@@ -21,16 +21,16 @@ void all_messages(Rank &rank) {
   rank.leave();
 }
 
-class Sizes : public testing::TestWithParam<uint32_t> {};
+class StagedSizes : public testing::TestWithParam<uint32_t> {};
 #ifdef __SANITIZE_THREAD__
-INSTANTIATE_TEST_SUITE_P(StagedMessages, Sizes,
+INSTANTIATE_TEST_SUITE_P(StagedMessages, StagedSizes,
                          testing::Values(2, 4));  // as many threads as there is something to race
 #else
-INSTANTIATE_TEST_SUITE_P(StagedMessages, Sizes, testing::Values(1, 2, 3, 4, 8));
+INSTANTIATE_TEST_SUITE_P(StagedMessages, StagedSizes, testing::Values(1, 2, 3, 4, 8));
 #endif
 
-TEST_P(Sizes, AreThePlainSums) { expect_well(run_threads(GetParam(), all_messages)); }
-TEST_P(Sizes, AreThePlainSumsOnTheCallingThread) {
+TEST_P(StagedSizes, AreThePlainSums) { expect_well(run_threads(GetParam(), all_messages)); }
+TEST_P(StagedSizes, AreThePlainSumsOnTheCallingThread) {
   RankOptions options;
   options.device.overlap = false;
   expect_well(run_threads(GetParam(), all_messages, options));

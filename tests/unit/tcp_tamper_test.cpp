@@ -124,7 +124,7 @@ Seen sum_through(uint64_t changed_at, NetProtection protection, bool same_job = 
   return seen;
 }
 
-void expect_well(const Seen &seen) {
+void expect_right_sums(const Seen &seen) {
   for (size_t r = 0; r < 2; ++r) {
     EXPECT_EQ(seen.errors[r].status, FSDP_OK) << seen.errors[r].message;
     EXPECT_TRUE(seen.right[r]) << r;
@@ -135,10 +135,10 @@ void expect_well(const Seen &seen) {
 constexpr uint64_t in_a_chunk = 90'000;
 
 TEST(TcpTamper, NobodyIsNoticedWhoChangesNothing) {
-  expect_well(sum_through(nowhere, {}));
-  expect_well(sum_through(nowhere, {.checksum = true}));
-  expect_well(sum_through(nowhere, {.encryption = true}));
-  expect_well(sum_through(nowhere, {.checksum = true, .encryption = true}));
+  expect_right_sums(sum_through(nowhere, {}));
+  expect_right_sums(sum_through(nowhere, {.checksum = true}));
+  expect_right_sums(sum_through(nowhere, {.encryption = true}));
+  expect_right_sums(sum_through(nowhere, {.checksum = true, .encryption = true}));
 }
 
 TEST(TcpTamper, WithoutAGuardSumsAreWrongWithoutAWord) {
