@@ -10,7 +10,6 @@ using namespace misuse;
 
 namespace {
 
-
 TEST(MisusedShard, IndicesAndNames) {
   Solo solo(State::sealed);
   uint64_t count = 0;
@@ -97,7 +96,8 @@ TEST(MisusedGrads, Numbers) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_clip_grads(solo.model, nullptr, 0, nullptr, nullptr), "fsdp_clip_grads",
                "max_norm is 0");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_clip_grads(solo.model, nullptr, -1, nullptr, nullptr), "max_norm is -1");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_clip_grads(solo.model, nullptr, not_a_number, nullptr, nullptr), "max_norm is nan");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_clip_grads(solo.model, nullptr, not_a_number, nullptr, nullptr),
+               "max_norm is nan");
   FSDP(fsdp_get_grad_norm(solo.model, nullptr, nullptr, &after));
   EXPECT_EQ(norm, after);
   EXPECT_WORKS(fsdp_step_adamw(solo.model, 0.01, nullptr, nullptr));

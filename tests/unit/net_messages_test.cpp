@@ -10,8 +10,8 @@ namespace fsdp::comm::test {
 namespace {
 
 class MessageSizes : public testing::TestWithParam<uint32_t> {};
-#ifdef __SANITIZE_THREAD__
-INSTANTIATE_TEST_SUITE_P(NetMessages, MessageSizes, testing::Values(2, 3));  // as many threads as there is something to race
+#ifdef __SANITIZE_THREAD__  // as many threads as there is something to race
+INSTANTIATE_TEST_SUITE_P(NetMessages, MessageSizes, testing::Values(2, 3));
 #else
 INSTANTIATE_TEST_SUITE_P(NetMessages, MessageSizes, testing::Values(1, 2, 3, 4));
 #endif
