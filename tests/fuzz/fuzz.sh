@@ -23,8 +23,8 @@ build_parser() {
   name=$1
   shift
   [ -f "build-fuzz/$name" ] && [ -z "$(find lib include tests/fuzz -newer "build-fuzz/$name" -name '*.[ch]*' | head -n 1)" ] && return
-  clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -DFMT_HEADER_ONLY -Ilib -Iinclude \
-    "tests/fuzz/${name}_fuzzer.cpp" "$@" lib/base/error.cpp -o "build-fuzz/$name.new"
+  clang++ -std=c++20 -gline-tables-only -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Ilib -Iinclude \
+    "tests/fuzz/${name}_fuzzer.cpp" "$@" lib/base/error.cpp -lfmt -o "build-fuzz/$name.new"
   mv "build-fuzz/$name.new" "build-fuzz/$name"
 }
 

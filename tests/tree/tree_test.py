@@ -4,6 +4,7 @@
 
 Every rule is also run on a small bad tree, so that a rule which no longer finds anything fails.
 """
+import json
 import re
 import sys
 import tempfile
@@ -188,6 +189,16 @@ def document_names(root):
                 yield f"{name} names {word}: not in fsdp.h"
 
 
+def lines_that_must_die(root):
+    """tools/dev/mutate.py looks for each of them as a whole line, once: what has moved moves there, too."""
+    listed = root / "tools/dev/must_die.json"
+    for one in json.loads(listed.read_text()) if listed.exists() else []:
+        file = root / one["file"]
+        found = file.read_text().splitlines().count(one["before"]) if file.exists() else 0
+        if found != 1:
+            yield f"tools/dev/must_die.json: {one['file']} has {found} lines, not one: {one['before'].strip()}"
+
+
 def one_type_a_name(root):
     """No two files of the library define a type of one qualified name: the linker would take the functions of one for the other's."""
     known = {}
@@ -234,6 +245,7 @@ RULES = {
     document_links: ("docs/bad.md", "[nowhere](no-such-file.md)\n"),
     document_files: ("docs/bad.md", "See `engine/no_such_file.h` and `lib`.\n"),
     document_names: ("docs/bad.md", "Call fsdp_no_such_call.\n"),
+    lines_that_must_die: ("tools/dev/must_die.json", '[{"file": "lib/gone.cpp", "before": "  gone();"}]'),
     one_type_a_name: ("lib/base/bad.h", "namespace fsdp {\nstruct Twice {\n};\n}  // namespace fsdp\n"),
     one_meaning_a_name: ("lib/trace/bad.h", "struct Owner {\n  enum class Twice : int { a };\n};\n"),
 }
