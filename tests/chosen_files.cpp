@@ -58,6 +58,7 @@ int choose(int argc, char **argv) {
       return 2;
     }
     std::string filter = GTEST_FLAG_GET(filter);
+    if (filter.empty()) continue;  // lets no test through; before exclusions it would be all of them
     if (filter.find('-') == std::string::npos) filter += "-";
     GTEST_FLAG_SET(filter, filter + excluded);
   }

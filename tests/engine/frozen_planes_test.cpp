@@ -13,7 +13,6 @@ using namespace misuse;
 
 namespace {
 
-
 ParamDef trained(ParamDef param, fsdp_quantization quantization) {
   param.quantization = quantization;
   return param;

@@ -14,7 +14,6 @@ using namespace harness;
 
 namespace {
 
-
 Scenario gpu_scenario(fsdp_strategy strategy, uint32_t ranks) {
   Scenario setup = scenario_of(strategy, ranks, 0);
   setup.microbatches = 2;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Misuse of the calls on gradients, and what fsdp_finish_grads finds missing.
-#include <limits>
 
 #include "misuse.h"
 
@@ -8,7 +7,6 @@ using namespace harness;
 using namespace misuse;
 
 namespace {
-
 
 TEST(MisusedGrad, TooManyLentGroupsAreNamed) {
   for (const uint32_t pending : {1u, 2u, 3u}) {

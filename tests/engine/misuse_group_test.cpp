@@ -9,7 +9,6 @@ using namespace misuse;
 
 namespace {
 
-
 class MisusedGroup : public Declared {
  protected:
   template <class Value>

@@ -11,7 +11,6 @@ using namespace misuse;
 
 namespace {
 
-
 class MisusedModel : public Declared {
  protected:
   fsdp_status create(const fsdp_model_options &options) {

@@ -10,7 +10,6 @@ using namespace harness;
 
 namespace {
 
-
 Scenario make_setup(fsdp_strategy strategy, uint32_t ranks, uint32_t microbatches = 1) {
   Scenario setup;
   setup.ranks = ranks;

@@ -58,7 +58,7 @@ fuzz_calls() {
   [ -f build-asan/build.ninja ] ||
     meson setup build-asan -Dtests=enabled -Dexamples=disabled -Doptimization=g -Ddebug=false \
       "-Dcpp_args=['-g1','-D_GLIBCXX_ASSERTIONS','-fsanitize-undefined-trap-on-error']" "-Dc_args=['-g1','-fsanitize-undefined-trap-on-error']" \
-      -Db_lundef=false -Dunity=on -Dunity_size=12 -Db_sanitize=address,undefined
+      -Db_lundef=false -Dunity=on -Dunity_size=40 -Db_sanitize=address,undefined
   ninja -C build-asan tests/fuzz/abi_fuzzer
   for known in $(sed 's/#.*//' tests/fuzz/corpus/abi/seeds); do
     sh tests/fuzz/replay.sh "$known" >build-fuzz/replay.log 2>&1 || { cat build-fuzz/replay.log; return 1; }

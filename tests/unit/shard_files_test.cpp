@@ -14,7 +14,6 @@
 #include <random>
 #include <thread>
 
-#include "alone.h"
 #include "base/error.h"
 #include "base/fd.h"
 #include "checkpoint/files/shard_reader.h"
