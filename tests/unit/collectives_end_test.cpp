@@ -138,6 +138,32 @@ TEST_P(Conformance, ARoundThatOneRankAbandonsEndsAndTheNextOneWorks) {
   });
 }
 
+// Rank 0 discards because rank 1 did. Rank 2 hears of both at once, and is told of rank 1.
+TEST_P(Conformance, TheFirstRankToDiscardIsNamedNotOneThatFollows) {
+  if (GetParam().compares_later) GTEST_SKIP() << "the engine's ranks tell each other why";
+  run(3, [](Rig &rig) {
+    for (int round = 0; round < 3; ++round) {
+      Summing one(rig, {}, 3 * 1000, false);
+      one.fill(rig);
+      const auto call = [&] {
+        rig.collectives->sum({&one.sum, 1}, false, {1, "left"}, *rig.stream);
+        rig.finish();
+      };
+      if (rig.me() == 1) rig.collectives->abandon();
+      if (rig.me() == 0) call();
+      if (rig.me() == 0) rig.collectives->abandon();
+      rig.rank.meet();
+      if (rig.me() == 2) call();
+      if (rig.me() != 1) {
+        const auto broken = rig.collectives->broken();
+        require(broken && broken->rank == 1, broken ? broken->message : "not broken");
+      }
+      end_abandoned(rig);
+      start_round(rig);
+    }
+  });
+}
+
 // -- failures --
 
 struct Ends {

@@ -17,7 +17,7 @@ uint64_t Round::enqueue() {
 
 uint32_t Round::flags(uint32_t r, uint64_t round) const noexcept {
   const uint64_t flags = words(r).ended.flags.load(std::memory_order_acquire);
-  return flags >> 32 == round ? static_cast<uint32_t>(flags & 0xff) : 0;
+  return flags >> 32 == round ? static_cast<uint32_t>(flags) : 0;
 }
 
 bool Round::quiet_before(uint32_t r, uint64_t phase) const noexcept {
@@ -31,7 +31,9 @@ void Round::end(RoundWords::Flag flag, uint32_t blamed) noexcept {
     const uint64_t enqueued = enqueued_.load(std::memory_order_relaxed);
     mine.ended.last.store(first_phase(round_) + enqueued * parts, std::memory_order_relaxed);
   }
-  const uint64_t all = flags(rank_, round_) | flag;
+  const uint32_t before = flags(rank_, round_);
+  if (before & (RoundWords::broken | RoundWords::abandoned)) blamed = RoundWords::blamed(before);
+  const uint64_t all = (before & 0xff) | flag;
   mine.ended.flags.store(round_ << 32 | uint64_t{blamed} << 8 | all, std::memory_order_release);
   mine.phase.nudge();
 }
@@ -77,7 +79,7 @@ bool Round::hopeless(uint64_t phase) const noexcept {
 Error Round::explain(uint64_t phase, const std::string &call, uint32_t &blamed) const {
   const uint64_t round = round_of(phase);
   for (uint32_t r = 0; r < ranks_.size(); ++r)
-    if (flags(r, round) & RoundWords::abandoned) {
+    if (RoundWords::discards(flags(r, round), r)) {
       blamed = r;
       return Error(FSDP_INVALID_STATE, format_text("{}: rank {} discarded the step", call, ranks_[r]),
                    static_cast<int32_t>(ranks_[r]));
@@ -93,10 +95,8 @@ Error Round::explain(uint64_t phase, const std::string &call, uint32_t &blamed) 
     }
   blamed = rank_;
   for (uint32_t r = 0; r < ranks_.size(); ++r)
-    if (flags(r, round) & RoundWords::broken) {
-      const auto by = static_cast<uint32_t>(words(r).ended.flags.load(std::memory_order_acquire) >> 8 & 0xffffff);
-      blamed = by < ranks_.size() ? by : r;
-    }
+    if (const uint32_t ended = flags(r, round); ended & (RoundWords::broken | RoundWords::abandoned))
+      blamed = RoundWords::blamed(ended) < ranks_.size() ? RoundWords::blamed(ended) : r;
   return Error(FSDP_MISMATCH, format_text("rank {} ended the step before {}", ranks_[blamed], call),
                static_cast<int32_t>(ranks_[blamed]));
 }

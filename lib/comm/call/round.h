@@ -31,13 +31,20 @@ constexpr uint64_t phase_of(uint64_t round, uint64_t number, Phase phase) {
 constexpr uint64_t round_of(uint64_t phase) { return phase >> 32; }
 constexpr uint64_t number_of(uint64_t phase) { return (phase & 0xffffffff) / parts; }
 
-// One rank's words of a communicator in shared memory, written by that rank alone.
+// One rank's words of a communicator in shared memory, written by that rank alone. A rank that ends its round because
+// another did blames that one, whatever it does afterwards: all ranks name the first cause, also those that hear of the
+// later one first.
 struct RoundWords {
   enum Flag : uint32_t {
     quiet = 1,     // nothing more is enqueued: no phase above `last` will come
     broken = 2,    // no phase above the present one will come
     abandoned = 4  // nobody need go on
   };
+  static constexpr uint32_t blamed(uint64_t flags) noexcept { return static_cast<uint32_t>(flags >> 8 & 0xffffff); }
+  // Did rank r discard its round of its own accord?
+  static constexpr bool discards(uint64_t flags, uint32_t r) noexcept {
+    return flags & abandoned && blamed(flags) == r;
+  }
   Word phase;
   struct alignas(64) {
     std::atomic<uint64_t> last;
@@ -73,7 +80,7 @@ class Round {
 
  private:
   RoundWords &words(uint32_t r) const noexcept { return *reinterpret_cast<RoundWords *>(base_ + r * stride_); }
-  uint32_t flags(uint32_t r, uint64_t round) const noexcept;
+  uint32_t flags(uint32_t r, uint64_t round) const noexcept;  // and whom it blames
   void end(RoundWords::Flag flag, uint32_t blamed) noexcept;
   bool quiet_before(uint32_t r, uint64_t phase) const noexcept;
   Error explain(uint64_t phase, const std::string &call, uint32_t &blamed) const;

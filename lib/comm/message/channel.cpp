@@ -64,13 +64,14 @@ EndWords Channel::end_words(uint32_t r) const noexcept {
   return {words.ended.last.load(), words.ended.flags.load(), words.phase.value.load()};
 }
 
-// The first that abandoned this round, or else the one that enqueued least in it; this rank if there is none.
+// The first that discarded this round of its own accord, or else the one that enqueued least in it; this rank if there
+// is none.
 uint32_t Channel::cause_of_end() const noexcept {
   uint32_t cause = rank_;
   for (uint32_t r = 0; r < size(); ++r) {
     const EndWords words = end_words(r);
     if (words.flags >> 32 != round_.number()) continue;
-    if (words.flags & RoundWords::abandoned) return r;
+    if (RoundWords::discards(words.flags, r)) return r;
     const bool is_least = cause == rank_ || words.last < end_words(cause).last;
     if (words.flags & RoundWords::quiet && r != rank_ && is_least) cause = r;
   }
