@@ -72,8 +72,8 @@ struct Gather {
 // Every rank has `count` addends, cut into one slice a rank: of size() equal ones the rank's own is summed over all
 // ranks in rank order (device::RankSum) into `to`, in fp32. Or everywhere: `to` has `count` elements on each rank, the
 // slices are summed there, at their place, and then gathered, so that the bits are the same; the last slices may then
-// be shorter. `to` may be this rank's own slice of `from`, or everywhere `from` itself, then without accumulate; else
-// the two share nothing.
+// be shorter. `to` may be this rank's own slice of `from`, or everywhere `from` itself (on all ranks or on none), then
+// without accumulate; else the two share nothing.
 struct Sum {
   Part from;
   Part to;

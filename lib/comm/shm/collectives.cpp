@@ -9,6 +9,13 @@
 #include "device/host/kernels.h"
 
 namespace fsdp::comm {
+namespace {
+
+// All ranks' addends of a sum everywhere that each rank makes for itself. Measured: two ranks, 16 KiB to 1 MiB.
+constexpr uint64_t most_at_once = uint64_t{512} << 10;
+
+}  // namespace
+
 class ShmCollectives::AwaitedPart final : public AwaitedWords {
  public:
   // launch: whose fingerprints are compared as peers come; NULL: none.
@@ -175,7 +182,7 @@ bool ShmCollectives::carry(const Launch &launch) {
       for (const Piece &piece : launch.pieces) gather(piece);
       break;
     case Operation::reduce_scatter:
-      for (const Piece &piece : launch.pieces) reduce(piece, piece.to.floats());
+      for (const Piece &piece : launch.pieces) reduce_own(piece, piece.to.floats());
       break;
     case Operation::all_reduce: return all_reduce(launch);
     case Operation::broadcast:
@@ -214,8 +221,13 @@ void ShmCollectives::gather(const Piece &piece) const {
   }
 }
 
-void ShmCollectives::reduce(const Piece &piece, float *out) const {
-  const uint64_t count = piece.count / words_.size(), slice = rank_ * count * dtype_size(piece.dtype);
+void ShmCollectives::reduce_own(const Piece &piece, float *out) const {
+  const uint64_t count = piece.count / words_.size();
+  reduce(piece, rank_ * count, count, out);
+}
+
+void ShmCollectives::reduce(const Piece &piece, uint64_t first, uint64_t count, float *out) const {
+  const uint64_t slice = first * dtype_size(piece.dtype);
   if (count == 0) return;
   const device::RankSum sum{piece.from.of(0) + slice,
                             piece.from.stride,
@@ -256,8 +268,22 @@ void ShmCollectives::reduce_blocks(device::RankSum sum) const {
   }
 }
 
+// Of little, each rank sums all of it: that reads more, but nothing that a peer has just written, and waits for nobody.
+bool ShmCollectives::is_summed_at_once(const Launch &launch) const noexcept {
+  uint64_t bytes = 0;
+  for (const Piece &piece : launch.pieces) {
+    if (piece.accumulate || piece.to.own == piece.from.own) return false;
+    bytes += words_.size() * piece.count * dtype_size(piece.dtype);
+  }
+  return bytes <= most_at_once;
+}
+
 bool ShmCollectives::all_reduce(const Launch &launch) {
-  for (const Piece &piece : launch.pieces) reduce(piece, piece.to.floats() + rank_ * (piece.count / words_.size()));
+  if (is_summed_at_once(launch)) {
+    for (const Piece &piece : launch.pieces) reduce(piece, 0, piece.count, piece.to.floats());
+    return true;
+  }
+  for (const Piece &piece : launch.pieces) reduce_own(piece, piece.to.floats() + rank_ * (piece.count / words_.size()));
   arrive(launch, Phase::middle);
   if (!await(launch, Phase::middle)) return false;
   for (const Piece &piece : launch.pieces) {

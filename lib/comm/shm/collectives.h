@@ -66,8 +66,11 @@ class ShmCollectives final : public Collectives {
   void await_phase(uint64_t phase, const Fingerprint &fingerprint);
   void gather(const Piece &piece) const;
   void pull(const Part &from, uint32_t r, std::byte *to, uint64_t bytes) const;
-  void reduce(const Piece &piece, float *out) const;
+  // Of so many elements, the first of which is at `first`.
+  void reduce(const Piece &piece, uint64_t first, uint64_t count, float *out) const;
+  void reduce_own(const Piece &piece, float *out) const;
   void reduce_blocks(device::RankSum sum) const;
+  bool is_summed_at_once(const Launch &launch) const noexcept;
   bool all_reduce(const Launch &launch);
   void compare(const Launch &launch, uint32_t r);
 
