@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -29,6 +30,20 @@ inline size_t await_library_threads(size_t wanted) {
   for (; count != wanted && std::chrono::steady_clock::now() < end; count = library_threads())
     std::this_thread::sleep_for(1ms);
   return count;
+}
+
+// How often threads of the library of this name have gone to sleep.
+inline uint64_t sleeps_of(const std::string &name) {
+  uint64_t sleeps = 0;
+  for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string of, key;
+    std::getline(std::ifstream(task.path() / "comm"), of);
+    if (of != name) continue;
+    std::ifstream status(task.path() / "status");
+    while (status >> key)
+      if (uint64_t count = 0; key == "voluntary_ctxt_switches:" && status >> count) sleeps += count;
+  }
+  return sleeps;
 }
 
 }  // namespace fsdp::test

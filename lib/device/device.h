@@ -57,6 +57,11 @@ class Stream {
   bool is_calling_thread() const noexcept { return is_calling_thread_; }
   // Does it run host functions? Such a stream also ends by itself once its context has failed: what waits in it polls.
   virtual bool runs_tasks() const noexcept { return false; }
+  // Who waits at once for what it gives a stream with a thread of its own may do that work itself: from borrow, which
+  // is false where the stream has other work or no such thread, until give_back. What fails meanwhile is thrown, and
+  // fails the context as it does in the stream.
+  virtual bool borrow() noexcept { return false; }
+  virtual void give_back() noexcept {}
   virtual void record(Event &event) = 0;      // done when all that was enqueued before is done
   virtual void wait(const Event &event) = 0;  // what follows starts after the event's last record
   virtual void run(const Task &task) = 0;     // where it runs_tasks; others throw INTERNAL
@@ -103,6 +108,20 @@ class Stream {
 
  private:
   const bool is_calling_thread_ = false;
+};
+
+// A stream's work on the calling thread, while this lives and if it is wanted and can be.
+class BorrowedStream {
+ public:
+  BorrowedStream(Stream &stream, bool wanted) : stream_(wanted && stream.borrow() ? &stream : nullptr) {}
+  ~BorrowedStream() {
+    if (stream_) stream_->give_back();
+  }
+  BorrowedStream(const BorrowedStream &) = delete;
+  BorrowedStream &operator=(const BorrowedStream &) = delete;
+
+ private:
+  Stream *stream_;
 };
 
 // Host work that belongs between pieces of device work: a stream of the host that waits for streams of the device and

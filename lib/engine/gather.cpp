@@ -17,6 +17,8 @@ const char *phase_name(fsdp_phase phase) {
 
 namespace {
 
+constexpr uint64_t short_copy = uint64_t{4} << 20;
+
 // Training visits of a group, by what they are.
 size_t visits_of(uint32_t group, fsdp_phase phase) {
   return 3 * size_t{group} + (phase == FSDP_BACKWARD ? 1 : phase == FSDP_RECOMPUTE ? 2 : 0);
@@ -90,7 +92,10 @@ void Gatherer::unshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
   GatherSlot &slot = group.slot(phase);
   require_form(group, phase);
   if (group.plan->gathers) {
-    if (!slot.gathered) gather(group, slot, phase);
+    if (!slot.gathered) {
+      const device::BorrowedStream borrowed(*runtime_.gathers.stream, copies_here(group, caller));
+      gather(group, slot, phase);
+    }
     const uint32_t position = find_position(group, phase);
     if (phase != FSDP_RECOMPUTE || position != UINT32_MAX) slot.position = position;
     prefetch_after(phase, position);
@@ -211,6 +216,13 @@ void Gatherer::gather(Group &group, GatherSlot &slot, fsdp_phase phase) {
   Stats &stats = runtime_.stats;
   ++stats.gathers;
   stats.peak_gathered_groups = std::max(stats.peak_gathered_groups, ++stats.gathered_groups);
+}
+
+// The caller waits for this gather at once. Where it is a short copy that waits for nobody, two wake-ups would take
+// longer than the copy.
+bool Gatherer::copies_here(const Group &group, const device::Stream &caller) const {
+  return caller.is_calling_thread() && group.pulled_bytes <= short_copy && !runtime_.collectives().gathers_meet &&
+         runtime_.marks.published->done() && runtime_.gates.version->reached(runtime_.step.version());
 }
 
 void Gatherer::enqueue_copies(Group &group, GatherSlot &slot) {

@@ -52,6 +52,7 @@ class Gatherer {
   std::string advise_residence(const Group &held, const GatherSlot &slot) const;
   std::string advise_planes(const Group &group, fsdp_phase phase) const;
   void evict(Group &group, GatherSlot &slot, fsdp_phase phase);
+  bool copies_here(const Group &group, const device::Stream &caller) const;
   void enqueue_copies(Group &group, GatherSlot &slot);
   bool keeps(const Group &group, const GatherSlot &slot, fsdp_phase phase) const;
   void release(Group &group, GatherSlot &slot);

@@ -4,7 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <thread>
 
+#include "../library_threads.h"
 #include "harness.h"
 
 using namespace harness;
@@ -52,6 +56,36 @@ TEST(Holds, ATiedEmbeddingIsVisitedFirstAndLast) {
         update(rank);
         REQUIRE(rank.read_all() != weights);
       }
+      FSDP(fsdp_close_context(context));
+    });
+  }
+}
+
+// The caller would wait for two wake-ups, which take longer than the copy. A long one goes on beside what the caller
+// asks for next.
+TEST(Holds, AShortCopyWakesNoThread) {
+  for (const bool is_short : {true, false}) {
+    Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
+    scenario.model.flags = FSDP_MODEL_NO_PREFETCH;
+    scenario.groups = equal_groups(2, is_short ? 64 : 1100, 1000);
+    std::barrier together(2);
+    run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
+      Rank rank(context, scenario);
+      rank.load();
+      const auto visit = [&](size_t g) {
+        FSDP(fsdp_unshard(rank.groups[g], FSDP_EVAL, 0, nullptr));
+        FSDP(fsdp_reshard(rank.groups[g], FSDP_EVAL, 0, nullptr));
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));  // longer than a thread of the library spins
+      };
+      for (const size_t g : {0, 1}) visit(g);
+      together.arrive_and_wait();
+      const uint64_t before = fsdp::test::sleeps_of("fsdp-gather");
+      together.arrive_and_wait();
+      if (r == 0)
+        for (int i = 0; i < 10; ++i) visit(static_cast<size_t>(i % 2));
+      const uint64_t sleeps = fsdp::test::sleeps_of("fsdp-gather") - before;
+      if (r == 0 && is_short) REQUIRE(sleeps == 0);
+      if (r == 0 && !is_short) REQUIRE(sleeps >= 10);
       FSDP(fsdp_close_context(context));
     });
   }

@@ -50,6 +50,21 @@ TEST(HostStreamFailure, InlineStreamFailsTheContextAndThrows) {
   EXPECT_FALSE(ran);
 }
 
+TEST(HostStreamFailure, ABorrowedStreamFailsTheContextAndThrows) {
+  Host host;
+  auto stream = host.stream("borrowed");
+  std::atomic<int> ran{0};
+  {
+    const device::BorrowedStream borrowed(*stream, true);
+    EXPECT_EQ(status_of([&] { stream->run([] { fail(FSDP_MISMATCH, "ranks differ"); }); }), FSDP_MISMATCH);
+    EXPECT_TRUE(host.failure.failed());
+    EXPECT_EQ(status_of([&] { stream->run([&ran] { ++ran; }); }), FSDP_MISMATCH);
+  }
+  stream->run([&ran] { ++ran; });
+  EXPECT_EQ(status_of([&] { host.finish(*stream); }), FSDP_MISMATCH);
+  EXPECT_EQ(ran, 0);
+}
+
 TEST(HostStreamFailure, CallerStreamThrowsWithoutFailingTheContext) {
   Host host;
   auto &caller = host.device->caller_stream(nullptr);

@@ -186,6 +186,64 @@ TEST(HostWorker, ThreadsAreNamedBlockSignalsAndEnd) {
   EXPECT_EQ(fsdp::test::await_library_threads(0), 0u);
 }
 
+// Where a task ran.
+struct Ran {
+  std::thread::id thread;
+  int at = 0;  // the how many-th it was
+};
+
+TEST(HostWorker, ABorrowedStreamWorksOnTheCallingThreadUntilItIsGivenBack) {
+  Host host;
+  auto stream = host.stream("borrowed"), other = host.stream("other");
+  auto event = host.device->create_event();
+  Ran before, here, after;
+  int count = 0;
+  const auto run = [&](Ran &ran) { stream->run([&] { ran = {std::this_thread::get_id(), ++count}; }); };
+  run(before);
+  host.finish(*stream);
+  {
+    const device::BorrowedStream borrowed(*stream, true);
+    int value = 0;
+    other->run([&value] {
+      std::this_thread::sleep_for(5ms);
+      value = 1;
+    });
+    other->record(*event);
+    stream->wait(*event);
+    EXPECT_EQ(value, 1);
+    run(here);
+    EXPECT_EQ(here.at, 2);
+    stream->record(*event);
+    EXPECT_TRUE(event->done());
+  }
+  run(after);
+  host.finish(*stream);
+  EXPECT_EQ(after.at, 3);
+  EXPECT_EQ(here.thread, std::this_thread::get_id());
+  EXPECT_NE(before.thread, here.thread);
+  EXPECT_EQ(after.thread, before.thread);
+  const device::BorrowedStream unwanted(*stream, false);
+  run(after);
+  host.finish(*stream);
+  EXPECT_EQ(after.thread, before.thread);
+}
+
+TEST(HostWorker, AStreamWithWorkOrDelaysIsNotBorrowed) {
+  for (const bool delayed : {false, true}) {
+    Host host(Options{.delay_us = delayed ? 1U : 0U});
+    auto stream = host.stream("busy");
+    Gate gate;
+    Ran ran;
+    if (!delayed) stream->run([&] { gate.hold(host.failure); });
+    const device::BorrowedStream borrowed(*stream, true);
+    stream->run([&] { ran = {std::this_thread::get_id(), 1}; });
+    gate.open = true;
+    host.finish(*stream);
+    EXPECT_EQ(ran.at, 1);
+    EXPECT_NE(ran.thread, std::this_thread::get_id());
+  }
+}
+
 TEST(HostDelay, DependsOnSeedAndNameOnly) {
   const auto times = [](uint64_t seed, const char *name) {
     device::Delay delay(Options{.delay_us = 300, .delay_seed = seed}, name);

@@ -108,12 +108,15 @@ void HostCallerStream::run(const Task &task) {
 void InlineStream::run(const Task &task) {
   failure_.check();
   delay_();
-  Task copy = task;
+  run_for_stream(task, failure_);
+}
+
+void run_for_stream(Task task, Failure &failure) {
   try {
-    copy();
+    task();
   } catch (...) {
     const Error error = current_error();
-    failure_.set(error);
+    failure.set(error);
     throw error;
   }
 }

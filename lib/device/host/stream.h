@@ -59,6 +59,7 @@ class Delay {
  public:
   Delay(const Options &options, std::string_view stream_name);
   void operator()();
+  bool delays() const noexcept { return longest_us_ > 0; }
   uint64_t next_us();  // the next time, without sleeping
 
  private:
@@ -80,6 +81,9 @@ class InlineStream final : public HostStream {
   Failure &failure_;
   Delay delay_;
 };
+
+// Now, on the calling thread; what it throws fails the context, too.
+void run_for_stream(Task task, Failure &failure);
 
 // The exception being handled, as an Error; for use in a catch block.
 Error current_error();

@@ -50,6 +50,12 @@ void WorkerStream::start(const std::string &name) {
   thread_ = LibraryThread{"fsdp-" + name, format_text("stream '{}'", name)}.start(body, this);
 }
 
+// With delays streams are to be late, and not their callers.
+bool WorkerStream::borrow() noexcept {
+  borrowed_ = !delay_.delays() && progress_.completed() == enqueued_.load(std::memory_order_relaxed);
+  return borrowed_;
+}
+
 void WorkerStream::record(Event &event) {
   host_event(event).set(&progress_, enqueued_.load(std::memory_order_relaxed));
 }
@@ -75,6 +81,10 @@ void WorkerStream::await_other(Progress &other, uint64_t count) {
 }
 
 void WorkerStream::run(const Task &task) {
+  if (borrowed_) {
+    failure_.check();
+    return run_for_stream(task, failure_);
+  }
   const uint64_t ticket = enqueued_.load(std::memory_order_relaxed);
   if (ticket - progress_.completed() >= capacity) await_progress(progress_, ticket - capacity + 1, caller_waiter_);
   ring_[ticket % capacity] = task;

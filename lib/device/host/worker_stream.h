@@ -38,6 +38,8 @@ class WorkerStream final : public HostStream {
   // Finishes what was enqueued (skips it if the context has failed) and joins the worker.
   ~WorkerStream() override;
 
+  bool borrow() noexcept override;
+  void give_back() noexcept override { borrowed_ = false; }
   void record(Event &event) override;
   void wait(const Event &event) override;
   void run(const Task &task) override;
@@ -57,7 +59,8 @@ class WorkerStream final : public HostStream {
   Failure &failure_;
   Delay delay_;
   SpinBudget spin_;
-  bool broken_ = false;  // the worker's own: a task threw
+  bool broken_ = false;    // the worker's own: a task threw
+  bool borrowed_ = false;  // the producer's own: it does what it gives, and the ring is empty
   std::unique_ptr<Task[]> ring_;
   alignas(64) std::atomic<uint64_t> enqueued_{0};
   std::atomic<bool> stop_{false};
