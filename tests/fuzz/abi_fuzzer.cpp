@@ -84,7 +84,7 @@ void play(Rank &rank, Random &random) {
 // A world of two: both make the same calls, and where they are wild now and then one makes another.
 void play_two(uint64_t seed, Random &random, uint64_t wildness) {
   fsdp_context_options options = FSDP_CONTEXT_OPTIONS_INIT;
-  options.timeout_ms = wildness == 0 ? 20'000 : 100;
+  options.timeout_ms = wildness == 0 ? patient_ms : hasty_ms;
   options.flags = random.one_in(3) ? FSDP_CONTEXT_NO_OVERLAP : 0;
   fsdp_context *contexts[2] = {};
   require(fsdp_create_local_contexts(2, &options, contexts) == FSDP_OK, "no world of two");
@@ -110,6 +110,7 @@ void play_one(uint64_t seed, Random &random, uint64_t wildness) {
   Rank rank(seed, elsewhere);
   rank.plans = random.one_in(5);
   rank.tame = wildness == 0;
+  if (rank.tame) rank.timeout_ms = patient_ms;
   const char *const made = rank.plans         ? "fsdp_create_plan_context"
                            : random.one_in(2) ? "fsdp_create_context"
                                               : "fsdp_create_local_contexts";

@@ -21,6 +21,8 @@ enum Kind { a_context, a_mesh, a_model, a_group, a_capture, a_checkpoint, kind_c
 
 constexpr uint64_t buffer_bytes = 1 << 16;
 constexpr uint64_t most_elements = 2048;  // of a parameter of a context that has memory
+// How long a context waits: for a busy disk, too, where all calls must succeed; else not for what never comes.
+constexpr uint32_t patient_ms = 20'000, hasty_ms = 100;
 
 struct ParamFacts {
   uint64_t element_count;
@@ -98,7 +100,7 @@ class Rank {
   bool plans = false;
   bool tame = false;  // from the first call to the last no rank of the round makes a wrong one but by chance
   uint32_t world_size = 1;
-  uint32_t timeout_ms = 100;
+  uint32_t timeout_ms = hasty_ms;
   Aim aim;
   std::array<std::vector<void *>, kind_count> alive;
   std::map<const void *, GroupFacts> groups;
