@@ -12,7 +12,7 @@
 #     kernels   the kernels' code and their bits
 #     train     the GPT of the examples and torch's layers against runs on the host; ranks that share the GPU
 #     nccl      NCCL alone, and under the GPT, eager and as a graph
-#     perf      GB/s of the kernels, the step beside torch's FSDP2
+#     perf      GB/s of the kernels, what marks in streams cost, the step beside torch's FSDP2
 #     sanitize  compute-sanitizer over the kernels and a training run
 #
 # A stage stays below 10 minutes, one test of it below LIMIT seconds (300). It needs nvcc, a C++ compiler, Meson and
@@ -273,6 +273,8 @@ stage_nccl() {
 
 stage_perf() {
   on_gpu 'GB/s of the kernels' build-gpu/tests/gpu/kernels/gpu_kernel_bench
+  [ -n "$no_gpu" ] || cat build-gpu/check.log
+  on_gpu 'what marks in streams cost' build-gpu/tests/gpu/kernels/gpu_mark_bench
   [ -n "$no_gpu" ] || cat build-gpu/check.log
   if "$python" -c 'import torch' 2>/dev/null; then
     on_gpu "a step beside torch's FSDP2" env FSDP_LIBRARY="$PWD/build-gpu/lib/libfsdp.so" "$python" examples/torch_layers/compare_fsdp2.py
