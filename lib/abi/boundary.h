@@ -75,6 +75,7 @@ fsdp_status call_beside(const fsdp_context *handle, const char *name, Body &&bod
 template <class Body>
 void run_call(engine::Model &model, const char *name, Body &&body) {
   try {
+    model.name_waits();
     body();
   } catch (Error &error) {
     model.note_failure(name, error);

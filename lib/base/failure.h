@@ -85,9 +85,17 @@ class Waiter {
     if (hook_ && hook_(data_)) fail(FSDP_INTERRUPTED, "the interrupted hook asked to stop waiting");
   }
   uint32_t timeout_ms() const { return timeout_ms_; }
-  // The call that the caller is in, for messages. A literal.
-  void set_call(const char *call) const { call_.store(call, std::memory_order_relaxed); }
+  // The call that the caller is in, for messages: a literal. And which model it is of, where there are several.
+  void set_call(const char *call) const {
+    call_.store(call, std::memory_order_relaxed);
+    model_.store(no_model, std::memory_order_relaxed);
+  }
+  void set_model(uint32_t number) const { model_.store(number, std::memory_order_relaxed); }
   const char *call() const { return call_.load(std::memory_order_relaxed); }
+  std::string call_text() const {
+    const uint32_t model = model_.load(std::memory_order_relaxed);
+    return model == no_model ? call() : format_text("{} of model {}", call(), model);
+  }
   const Failure &failure() const { return failure_; }
   // NULL: none. Set and called on the caller's thread alone.
   void set_duty(Duty *duty) const { duty_ = duty; }
@@ -102,7 +110,9 @@ class Waiter {
   void *data_;
   uint32_t timeout_ms_;
   const int32_t *flag_;
+  static constexpr uint32_t no_model = UINT32_MAX;
   mutable std::atomic<const char *> call_{"a call"};
+  mutable std::atomic<uint32_t> model_{no_model};
   mutable std::atomic<Lookout *> lookout_{nullptr};
   mutable Duty *duty_ = nullptr;
 };

@@ -248,6 +248,7 @@ void Context::close() {
 void Context::add_model(const OpenModel *model) {
   std::lock_guard lock(mutex_);
   models_.push_back(model);
+  if (models_.size() > 1) has_several_models_.store(true, std::memory_order_relaxed);
 }
 
 void Context::remove_model(const OpenModel *model) noexcept {

@@ -108,6 +108,7 @@ class Context {
   Failure &failure() noexcept { return failure_; }
   const Failure &failure() const noexcept { return failure_; }
   const Waiter &waiter() const noexcept { return waiter_; }
+  bool has_several_models() const noexcept { return has_several_models_.load(std::memory_order_relaxed); }
   comm::World &world() noexcept { return *world_; }
   // All ranks; collective when it is first asked for.
   comm::Team &world_team() { return *value_team(world_ranks()).team; }
@@ -204,6 +205,7 @@ class Context {
   std::map<std::vector<uint32_t>, ValueTeam> value_teams_;  // by ranks, in their order
   std::atomic<const Runtime *> captured_{nullptr};
   std::atomic<bool> inside_{false};
+  std::atomic<bool> has_several_models_{false};  // now or before
   std::atomic<bool> closed_{false};
   std::atomic<bool> ends_with_its_handle_{false};
   std::vector<const OpenModel *> models_;

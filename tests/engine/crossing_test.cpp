@@ -93,6 +93,20 @@ TEST_P(Crossing, OfFourRanksOneOfThemLate) {
 
 INSTANTIATE_TEST_SUITE_P(Calls, Crossing, testing::ValuesIn(cases), [](const auto &info) { return info.param.name; });
 
+// Of one name, in one phase, of two models: the numbers tell them apart.
+TEST(CrossingModels, AreNumbered) {
+  Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_MAPPED);
+  scenario.context.timeout_ms = 60'000;
+  run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
+    Rank first(context, scenario), second(context, scenario);
+    first.load();
+    second.load();
+    require_error(discard(r == 0 ? first : second), FSDP_MISMATCH,
+                  {"rank 0 is in fsdp_discard_step of model 0 (", "rank 1 is in fsdp_discard_step of model 1 (",
+                   "they wait for each other"});
+  });
+}
+
 void expect_sum(Rank &rank) {
   double value = rank.rank + 1;
   FSDP(fsdp_all_reduce_values(rank.context, nullptr, &value, 1, FSDP_VALUE_SUM));

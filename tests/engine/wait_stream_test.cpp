@@ -13,7 +13,7 @@ TEST(WaitStream, OnTheHostReturnsAtOnceAndTakesOnlyNull) {
     FSDP(fsdp_wait_stream(context, nullptr, 0));
     int handle = 0;
     require_error(fsdp_wait_stream(context, reinterpret_cast<fsdp_stream>(&handle), 0), FSDP_INVALID_ARGUMENT,
-                  {"pass NULL"});
+                  {"fsdp_wait_stream: the host device has no streams: pass NULL"});
     FSDP(fsdp_close_context(context));
   });
 }

@@ -84,7 +84,7 @@ void ShownWait::hide() noexcept {
   suspects_.clear();
 }
 
-void ShownWait::show(std::optional<uint32_t> missed, const char *call, const std::string &what, Late late) {
+void ShownWait::show(std::optional<uint32_t> missed, const std::string &call, const std::string &what, Late late) {
   WaitEntry &mine = entries_[rank_];
   if (!shown_) {
     mine.late.store(late, std::memory_order_relaxed);
@@ -96,13 +96,14 @@ void ShownWait::show(std::optional<uint32_t> missed, const char *call, const std
   mine.looks.fetch_add(1, std::memory_order_seq_cst);
 }
 
-std::vector<uint32_t> ShownWait::look(std::optional<uint32_t> missed, const char *call, const Awaited &awaited) {
+std::vector<uint32_t> ShownWait::look(std::optional<uint32_t> missed, const std::string &call, const Awaited &awaited) {
   show(missed, call, shown_ ? std::string() : awaited.text(), awaited.late());
   return find_circle();
 }
 
 // The stream's own looks count: the caller knows no more than they do.
-std::vector<uint32_t> ShownWait::look_through(const std::optional<StreamWaits::Entry> &stream, const char *call) {
+std::vector<uint32_t> ShownWait::look_through(const std::optional<StreamWaits::Entry> &stream,
+                                              const std::string &call) {
   if (!stream || stream->number != stream_number_) hide();
   if (!stream) return {};
   if (stream->number == stream_number_ && stream->looks == stream_looks_) return {};

@@ -100,9 +100,9 @@ class ShownWait {
 
   // Called from time to time. Returns ranks whose callers wait for each other in a circle, this one among them; empty:
   // none.
-  std::vector<uint32_t> look(std::optional<uint32_t> missed, const char *call, const Awaited &awaited);
+  std::vector<uint32_t> look(std::optional<uint32_t> missed, const std::string &call, const Awaited &awaited);
   // The same for what a stream waits for; one that does not wait hides what was shown.
-  std::vector<uint32_t> look_through(const std::optional<StreamWaits::Entry> &stream, const char *call);
+  std::vector<uint32_t> look_through(const std::optional<StreamWaits::Entry> &stream, const std::string &call);
   std::string text(uint32_t rank) const;  // that rank's, as it shows it
 
  private:
@@ -110,7 +110,7 @@ class ShownWait {
     uint32_t rank;
     uint64_t looks;
   };
-  void show(std::optional<uint32_t> missed, const char *call, const std::string &what, Late late);
+  void show(std::optional<uint32_t> missed, const std::string &call, const std::string &what, Late late);
   void hide() noexcept;
   bool in_circle() const noexcept;
   std::vector<uint32_t> find_circle();

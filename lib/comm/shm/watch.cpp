@@ -54,7 +54,7 @@ void Watch::look_for_cycle(Awaited &awaited, std::optional<StreamWait> &stream, 
   const auto missed = first_missed_caller(awaited, control_.world_size(), rank_);
   if (stream)
     stream->look(missed, awaited);
-  else if (const auto cycle = shown->look(missed, waiter_.call(), awaited); !cycle.empty() && !awaited.come())
+  else if (const auto cycle = shown->look(missed, waiter_.call_text(), awaited); !cycle.empty() && !awaited.come())
     condemn_cycle(*shown, cycle);
 }
 
@@ -186,7 +186,7 @@ void Watch::condemn_cycle(const ShownWait &shown, const std::vector<uint32_t> &r
 
 void Watch::look(uint64_t thread) {
   if (!stream_wait_) stream_wait_.emplace(control_.waits(), control_.world_size(), rank_);
-  const auto cycle = stream_wait_->look_through(streams_.find(thread), waiter_.call());
+  const auto cycle = stream_wait_->look_through(streams_.find(thread), waiter_.call_text());
   if (!cycle.empty()) condemn_cycle(*stream_wait_, cycle);
 }
 

@@ -28,7 +28,7 @@ std::unique_ptr<Memory> HostDevice::allocate(uint64_t bytes, const char *what) {
 }
 
 Stream &HostDevice::caller_stream(fsdp_stream stream) {
-  if (stream) fail(FSDP_INVALID_ARGUMENT, "the host device has no streams: pass NULL");
+  if (stream) fail(FSDP_INVALID_ARGUMENT, "{}: the host device has no streams: pass NULL", waiter_.call());
   return caller_;
 }
 
