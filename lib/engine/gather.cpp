@@ -24,13 +24,17 @@ size_t visits_of(uint32_t group, fsdp_phase phase) {
   return 3 * size_t{group} + (phase == FSDP_BACKWARD ? 1 : phase == FSDP_RECOMPUTE ? 2 : 0);
 }
 
-std::string describe_holds(const GatherSlot &slot) {
+std::string describe_holds(std::span<const GatherSlot> slots) {
   std::string text;
-  for (fsdp_phase phase = FSDP_FORWARD; phase <= FSDP_EVAL; ++phase)
-    if (const uint32_t count = slot.holds[static_cast<size_t>(phase)])
-      text += format_text("{}{} x {}", text.empty() ? "" : ", ", phase_name(phase), count);
+  for (fsdp_phase phase = FSDP_FORWARD; phase <= FSDP_EVAL; ++phase) {
+    uint32_t count = 0;
+    for (const GatherSlot &slot : slots) count += slot.holds[static_cast<size_t>(phase)];
+    if (count) text += format_text("{}{} x {}", text.empty() ? "" : ", ", phase_name(phase), count);
+  }
   return text.empty() ? "none" : text;
 }
+
+std::string describe_holds(const GatherSlot &slot) { return describe_holds(std::span(&slot, 1)); }
 
 }  // namespace
 
@@ -130,9 +134,10 @@ void Gatherer::require_form(Group &group, fsdp_phase phase) const {
     return;
   fail(FSDP_INVALID_STATE,
        "fsdp_unshard: group '{}': {} needs its {} planes while {} holds the {} ones; create the model with "
-       "FSDP_PLANES_BY_PHASE_AND_RECOMPUTE, or recompute before unsharding for BACKWARD",
+       "FSDP_PLANES_BY_PHASE_AND_RECOMPUTE, or {}",
        group.name(), phase_name(phase), phase == FSDP_BACKWARD ? "COLUMN" : "ROW", phase_name(other),
-       other == FSDP_BACKWARD ? "COLUMN" : "ROW");
+       other == FSDP_BACKWARD ? "COLUMN" : "ROW",
+       phase == FSDP_BACKWARD ? "return the RECOMPUTE hold first" : "recompute before unsharding for BACKWARD");
 }
 
 void Gatherer::reshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
@@ -141,7 +146,7 @@ void Gatherer::reshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
   GatherSlot &slot = group.slot(phase);
   if (slot.holds[static_cast<size_t>(phase)] == 0)
     fail(FSDP_INVALID_STATE, "fsdp_reshard: group '{}' has no {} hold to return; its holds are: {}", group.name(),
-         phase_name(phase), describe_holds(slot));
+         phase_name(phase), describe_holds(group.slots));
   --slot.holds[static_cast<size_t>(phase)];
   device::Event &left = slot.left.of(stream);
   if (group.plan->copies || !caller.is_calling_thread()) caller.record(left);

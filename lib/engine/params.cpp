@@ -24,10 +24,11 @@ void Params::check(const Group &group, const Tensor &tensor, fsdp_dtype dtype, u
                            : is_number(tensor.param.dtype) ? 0
                                                            : tensor.param.dtype;
   if (exact ? dtype != exact : !is_number(dtype))
-    fail(FSDP_INVALID_ARGUMENT, "{}: {} is not a dtype{}", tensor.call, dtype,
-         exact ? format_text(" of {} of group '{}', which is {} ({})", tensor.name, group.name(), dtype_name(exact),
-                             exact)
-               : "");
+    fail(FSDP_INVALID_ARGUMENT, "{}: {} is not a dtype of {} of group '{}', which {}", tensor.call, dtype, tensor.name,
+         group.name(),
+         exact ? format_text("is {} ({})", dtype_name(exact), exact)
+               : format_text("takes float32 ({}), bfloat16 ({}) and float16 ({})", FSDP_FLOAT32 + 0, FSDP_BFLOAT16 + 0,
+                             FSDP_FLOAT16 + 0));
   if (element_count != tensor.count())
     fail(FSDP_INVALID_ARGUMENT, "{}: {} '{}' of group '{}' has {} elements, element_count is {}", tensor.call,
          tensor.stored ? "plane" : "parameter", tensor.stored ? tensor.name : tensor.param.name, group.name(),
@@ -101,8 +102,8 @@ void Params::stage(const ShownBytes &piece, Fill fill, Take take) {
   // Ranks must agree on all of it, and those that do not get it as text, whose end may be cut off: what is compared is
   // all of it.
   const std::string text =
-      format_text("{} from rank {}{} of {}", piece.call, runtime_.teams.all->world_rank(piece.shown),
-                  piece.dtype ? format_text(" as {}", dtype_name(piece.dtype)) : "", piece.name);
+      format_text("{} of {} from rank {}{}", piece.call, piece.name, runtime_.teams.all->world_rank(piece.shown),
+                  piece.dtype ? format_text(" as {}", dtype_name(piece.dtype)) : "");
   const comm::Tag tag{piece.shown | static_cast<uint32_t>(piece.dtype) << 24, text.c_str()};
   const uint32_t inner = runtime_.spec.mesh.inner(piece.owner);
   std::byte *own = runtime_.storage->own_part(memory::RegionId::staging);
@@ -251,6 +252,7 @@ fsdp_dtype Params::offered(const Group &group, const Tensor &tensor, const void 
     offer.dtype = dtype;
   } catch (const Error &error) {
     refused = error;  // whoever throws at once leaves the root waiting, which may have the same error
+    if (root == runtime_.teams.all->rank()) refused->rank = static_cast<int32_t>(runtime_.teams.all->world_rank(root));
     offer.status = error.status;
     std::snprintf(offer.reason, sizeof offer.reason, "%s", error.what());
   }
@@ -260,8 +262,9 @@ fsdp_dtype Params::offered(const Group &group, const Tensor &tensor, const void 
       [&](const std::byte *from) { std::memcpy(&offer, from, sizeof offer); });
   if (refused) throw *refused;
   if (offer.status)
-    fail(offer.status, "{}: the root, rank {}, has no data: {}", tensor.call, runtime_.teams.all->world_rank(root),
-         offer.reason);
+    fail_rank(offer.status, static_cast<int32_t>(runtime_.teams.all->world_rank(root)),
+              "{}: the root, rank {}, has no data: {}", tensor.call, runtime_.teams.all->world_rank(root),
+              offer.reason);
   return data ? dtype : offer.dtype;
 }
 

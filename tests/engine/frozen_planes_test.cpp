@@ -242,11 +242,14 @@ TEST(Loads, AreOfTheRootsData) {
     EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_load_param(rank.groups[0], 1, data, FSDP_BFLOAT16, 34, 1, 0),
                  r == 1 ? "element_count is 34" : "the root, rank 1, has no data",
                  "has 35 elements, element_count is 34");
+    fsdp_error error = FSDP_ERROR_INIT;
+    FSDP(fsdp_get_last_error(context, &error));
+    EXPECT_EQ(error.rank, 1);
     EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_load_state(rank.groups[0], 1, "exp_avg", nullptr, FSDP_FLOAT32, 35, 1, 0),
                  "data is NULL", "query.weight.b");
     FSDP(fsdp_load_param(rank.groups[0], 0, data, FSDP_BFLOAT16, 35, 1, 0));
     EXPECT_FAILS(FSDP_MISMATCH, fsdp_load_param(rank.groups[0], r == 2, data, FSDP_BFLOAT16, 35, 1, 0),
-                 "fsdp_load_param from rank 1 of transformer.layers.1");
+                 "'fsdp_load_param of transformer.layers.10.self_atten");
   });
 }
 

@@ -20,7 +20,8 @@ TEST(MisusedLoad, Arguments) {
                "fsdp_load_param", "param_index 2 is outside [0, 2)", "'alpha'");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_load_param(group, 0, data, FSDP_FLOAT32, 31, FSDP_EVERY_RANK, 0),
                "'alpha.w'", "'alpha'", "32 elements", "element_count is 31");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_load_param(group, 0, data, 0, 32, FSDP_EVERY_RANK, 0), "0 is not a dtype");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_load_param(group, 0, data, 0, 32, FSDP_EVERY_RANK, 0),
+               "0 is not a dtype of alpha.w of group 'alpha', which takes float32 (1), bfloat16 (2) and float16 (3)");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_load_param(group, 0, data, FSDP_FLOAT32, 32, 1, 0), "root 1",
                "FSDP_EVERY_RANK", "1 ranks");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_load_param(group, 0, data, FSDP_FLOAT32, 32, -2, 0), "root -2");

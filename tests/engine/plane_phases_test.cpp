@@ -53,11 +53,20 @@ TEST(PlanePhases, OneRankRefusesWhatManyWould) {
     fsdp_tensor view = FSDP_TENSOR_INIT;
     FSDP(fsdp_unshard(group, FSDP_BACKWARD, 0, nullptr));
     EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_unshard(group, FSDP_RECOMPUTE, 0, nullptr),
-                 "RECOMPUTE needs its ROW planes while BACKWARD holds the COLUMN ones");
+                 "RECOMPUTE needs its ROW planes while BACKWARD holds the COLUMN ones",
+                 "or recompute before unsharding for BACKWARD");
     EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_get_plane(group, 0, FSDP_BACKWARD, FSDP_PLANE_ROW, &view),
                  "phase BACKWARD of group 'layer.0' gathers COLUMN planes");
     EXPECT_WORKS(fsdp_get_plane(group, 0, FSDP_BACKWARD, FSDP_PLANE_COLUMN, &view));
+    EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_reshard(group, FSDP_FORWARD, 0, nullptr),
+                 "no FORWARD hold to return; its holds are: BACKWARD x 1");
     FSDP(fsdp_reshard(group, FSDP_BACKWARD, 0, nullptr));
+    EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_reshard(group, FSDP_BACKWARD, 0, nullptr), "its holds are: none");
+    FSDP(fsdp_unshard(group, FSDP_RECOMPUTE, 0, nullptr));
+    EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_unshard(group, FSDP_BACKWARD, 0, nullptr),
+                 "BACKWARD needs its COLUMN planes while RECOMPUTE holds the ROW ones",
+                 "or return the RECOMPUTE hold first");
+    FSDP(fsdp_reshard(group, FSDP_RECOMPUTE, 0, nullptr));
     solo.clean_step();
   }
 }
