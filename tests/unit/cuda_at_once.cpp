@@ -83,6 +83,12 @@ TEST_F(CudaLaunch, SpansAreBatched) {
   EXPECT_EQ(launches, 3);
 }
 
+TEST_F(CudaLaunch, MatricesOfScalesAreOneLaunch) {
+  uint8_t scales[3 * 4 * 2] = {}, tiles[3 * 512];
+  EXPECT_EQ(cuda::swizzle_scales(nullptr, {scales, 4, 2, Mxfp8Form::row, tiles, 3}), 0);
+  EXPECT_EQ(launches, 1);
+}
+
 TEST_F(CudaLaunch, ErrorsOf8BitKernelsAreReturned) {
   next_result = cudaErrorLaunchOutOfResources;
   const int error = cudaErrorLaunchOutOfResources;

@@ -214,9 +214,10 @@ TEST(CudaMxfp8, Swizzles) {
   for (const Mxfp8Form form : {Mxfp8Form::row, Mxfp8Form::column})
     for (const size_t rows : {1, 5, 128, 200})
       for (const size_t columns : {1, 7, 128, 130}) {
-        std::vector<uint8_t> scales(rows * columns);
+        const uint64_t matrices = 1 + rows % 4;  // two of 1 and of 5 rows
+        std::vector<uint8_t> scales(matrices * rows * columns);
         for (uint8_t &scale : scales) scale = static_cast<uint8_t>(random());
-        Mxfp8Swizzle work{scales.data(), rows, columns, form, nullptr};
+        Mxfp8Swizzle work{scales.data(), rows, columns, form, nullptr, matrices};
         std::vector<uint8_t> expected(work.bytes());
         work.to = expected.data();
         kernels::swizzle_scales(work);

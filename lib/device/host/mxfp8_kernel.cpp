@@ -301,12 +301,16 @@ uint64_t count_nonfinite_scales(const uint8_t *scales, uint64_t count) {
 void swizzle_scales(const Mxfp8Swizzle &work) {
   const bool row = work.form == Mxfp8Form::row;
   std::memset(work.to, 0, work.bytes());
-  for (uint64_t outer = 0; outer < work.outer(); ++outer)
-    for (uint64_t inner = 0; inner < work.inner(); ++inner) {
-      const uint64_t tile = outer / 128 * work.tiles_across() + inner / 4;
-      work.to[tile * 512 + outer % 32 * 16 + outer % 128 / 32 * 4 + inner % 4] =
-          work.scales[row ? outer * work.columns + inner : inner * work.columns + outer];
-    }
+  for (uint64_t matrix = 0; matrix < work.matrices; ++matrix) {
+    const uint8_t *const scales = work.scales + matrix * work.rows * work.columns;
+    uint8_t *const to = work.to + matrix * work.matrix_bytes();
+    for (uint64_t outer = 0; outer < work.outer(); ++outer)
+      for (uint64_t inner = 0; inner < work.inner(); ++inner) {
+        const uint64_t tile = outer / 128 * work.tiles_across() + inner / 4;
+        to[tile * 512 + outer % 32 * 16 + outer % 128 / 32 * 4 + inner % 4] =
+            scales[row ? outer * work.columns + inner : inner * work.columns + outer];
+      }
+  }
 }
 
 }  // namespace fsdp::device::kernels
