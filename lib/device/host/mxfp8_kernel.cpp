@@ -19,7 +19,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace fsdp::device::kernels::HWY_NAMESPACE {
 
-constexpr size_t block = mxfp8_block, widest = 64;
+constexpr size_t block = mxfp8_block, widest = line_bytes;
 
 // Scales whose numbers the fast way rounds: where a product becomes subnormal it is less than half of the last place,
 // also where no instruction adds to it unrounded, and no code has more bits than a byte.
@@ -267,9 +267,7 @@ void quantize_tiles(const Mxfp8Quantize &work) {
 
 template <ScaleRule rule, bool via_bf16>
 void quantize_rule(const Mxfp8Quantize &work) {
-  const auto misfit = (reinterpret_cast<uintptr_t>(work.row) | reinterpret_cast<uintptr_t>(work.column)) % widest;
-  const bool whole_lines = misfit == 0 && work.columns % widest == 0;
-  if (whole_lines && work.rows * work.columns * 2 >= streaming_bytes) return quantize_tiles<rule, via_bf16, true>(work);
+  if (is_streamed(work)) return quantize_tiles<rule, via_bf16, true>(work);
   quantize_tiles<rule, via_bf16, false>(work);
 }
 
