@@ -196,8 +196,9 @@ TEST(CudaFp8, Dequantizes) {
 }
 
 TEST(CudaMxfp8, CountsScales) {
-  for (const size_t count : {0, 1, 255, 1003, 40000})
+  for (const size_t count : {0, 1, 255, 1003, 40000, 4300000})  // the last: blocks have more than one part of it
     for (const size_t offset : {0, 1, 3}) {
+      if (count > 40000 && offset != 3) continue;
       std::vector<uint8_t> scales(count);
       for (size_t i = 0; i < count; ++i) scales[i] = static_cast<uint8_t>(250 + i % 6);
       OnGpu on_gpu(scales.data(), count, offset), result(8);
