@@ -554,7 +554,9 @@ typedef struct fsdp_model_options {
   /* quantized parameters */
   fsdp_scale_rounding scale_rounding; /* 0: FSDP_SCALE_EXACT */
   fsdp_dtype quantize_from;        /* what main weights are rounded to before they are quantized; 0: FSDP_FLOAT32, which
-                                      is not at all; FSDP_BFLOAT16: twice, with the bits of TransformerEngine */
+                                      is not at all; FSDP_BFLOAT16: magnitudes that scales are made of too, so that
+                                      codes are rounded twice: of MXFP8 with FSDP_SCALE_ROUND_UP the bits of
+                                      TransformerEngine, but for blocks with a NaN */
   fsdp_scale_rule scale_rule;      /* 0: FSDP_SCALE_ROUND_UP */
   fsdp_plane_policy plane_policy;  /* 0: FSDP_PLANES_BY_PHASE */
 } fsdp_model_options;

@@ -288,7 +288,7 @@ class fsdp_model_options(Sized):
         ("prefetch_bytes", c_uint64),  # do not prefetch beyond so many gathered bytes ahead; 0: no limit
         ("save_staging_bytes", c_uint64),  # memory of role STAGING for saves, at least 32 MiB; what a save has not copied when the update window opens waits for the disk, unless it fits in here. 0: none is planned, and each save takes 32 MiB while it runs
         ("scale_rounding", c_int32),  # 0: FSDP_SCALE_EXACT
-        ("quantize_from", c_int32),  # what main weights are rounded to before they are quantized; 0: FSDP_FLOAT32, which is not at all; FSDP_BFLOAT16: twice, with the bits of TransformerEngine
+        ("quantize_from", c_int32),  # what main weights are rounded to before they are quantized; 0: FSDP_FLOAT32, which is not at all; FSDP_BFLOAT16: magnitudes that scales are made of too, so that codes are rounded twice: of MXFP8 with FSDP_SCALE_ROUND_UP the bits of TransformerEngine, but for blocks with a NaN
         ("scale_rule", c_int32),  # 0: FSDP_SCALE_ROUND_UP
         ("plane_policy", c_int32),  # 0: FSDP_PLANES_BY_PHASE
     ]
