@@ -7,6 +7,8 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <mutex>
+#include <utility>
 
 #include "device.h"
 #include "graph.h"
@@ -197,6 +199,60 @@ TEST(GpuStreams, SwizzledScalesAreThoseThatAreHeld) {
       EXPECT_EQ(std::memcmp(seen->data(), wanted.data(), 512), 0) << (seen == &early ? "early" : "late");
     FSDP(fsdp_reshard(rank.groups[0], FSDP_BACKWARD, 0, stream()));
   });
+}
+
+struct Lines {
+  std::mutex mutex;
+  std::vector<std::string> found;
+  static void hook(void *data, fsdp_log_level level, const char *line) {
+    auto *const lines = static_cast<Lines *>(data);
+    const std::lock_guard lock(lines->mutex);
+    if (level == FSDP_LOG_WARNING) lines->found.emplace_back(line);
+  }
+  std::vector<std::string> take() {
+    const std::lock_guard lock(mutex);
+    return std::exchange(found, {});
+  }
+};
+
+void call_after_publish(Rank &rank, fsdp_context *context, const std::string &which, cudaStream_t caller) {
+  if (which == "stats") rank.stats();
+  if (which == "wait_stream") FSDP(fsdp_wait_stream(context, caller, 0));
+  if (which == "unshard") FSDP(fsdp_unshard(rank.groups[0], FSDP_EVAL, 0, caller));
+  if (which == "destroy") fsdp_destroy_model(rank.model);
+  if (which == "close" || which == "destroy") FSDP(fsdp_close_context(context));
+}
+
+// Published on a stream that is held up: no call waits for it, and the first that finds it done tells.
+TEST(GpuStreams, WeightsThatAreNotFiniteAreToldByAnyCallThatFindsThemPublished) {
+  for (const std::string which : {"stats", "wait_stream", "unshard", "close", "destroy"}) {
+    Lines lines;
+    Scenario setup = streams_scenario(1);
+    setup.groups = {{"g", {quantized({"w", {64, 96}}, FSDP_QUANTIZE_MXFP8)}}};
+    setup.context.log = Lines::hook;
+    setup.context.log_data = &lines;
+    run_threads(setup, [&](uint32_t, fsdp_context *context) {
+      Rank rank(context, setup);
+      std::vector<float> values(64 * 96, 1.0f);
+      values[40] = NAN;
+      FSDP(fsdp_load_param(rank.groups[0], 0, values.data(), FSDP_FLOAT32, values.size(), FSDP_EVERY_RANK, 0));
+      const Stream caller;
+      std::atomic<bool> go{false};
+      CUDA(simulated::enqueue(caller, [&] {
+        while (!go) pause_ms(1);
+      }));
+      FSDP(fsdp_publish_weights(rank.model, caller));
+      EXPECT_EQ(rank.stats().version, 1u);
+      EXPECT_EQ(lines.take(), std::vector<std::string>()) << which;
+      go = true;
+      CUDA(cudaStreamSynchronize(caller));
+      call_after_publish(rank, context, which, caller);
+      EXPECT_EQ(lines.take(), (std::vector<std::string>{"rank 0: version 1: parameter 'w' of group 'g': main weights "
+                                                        "are Inf or NaN: 1 of 192 ROW scales stand for it"}))
+          << which;
+    });
+    EXPECT_EQ(lines.take(), std::vector<std::string>()) << which << ": once";
+  }
 }
 
 }  // namespace
