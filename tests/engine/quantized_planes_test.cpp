@@ -6,6 +6,7 @@
 
 #include "checkpoint_folder.h"
 #include "device.h"
+#include "held_up.h"
 
 using namespace harness;
 using namespace misuse;
@@ -117,6 +118,31 @@ TEST(QuantizedPlanes, OfOneScaleAreTheReferences) {
             EXPECT_TRUE(planes_of(rank, FSDP_FORWARD) == expected) << ranks << " ranks, spoilt " << spoilt;
           });
         }
+}
+
+// The last rank is held up between what it tells the others and what it publishes: their unshards wait for that. Every
+// number is the version.
+TEST(QuantizedPlanes, NobodyReadsWhatIsNotPublishedYet) {
+  if (on_gpu()) GTEST_SKIP() << "there calls enqueue, and tests of streams hold them up";
+  for (const fsdp_quantization quantization : {FSDP_QUANTIZE_MXFP8, FSDP_QUANTIZE_FP8_BLOCK})
+    for (const auto mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED}) {
+      Scenario setup = one_matrix({384, 64}, 3, mode);
+      setup.groups[0].params[0].quantization = quantization;
+      HeldUp::arm(setup);
+      run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+        Rank rank(context, setup);
+        publish(rank, std::vector<float>(384 * 64, 1));
+        FSDP(fsdp_begin_update(rank.model, nullptr));
+        HeldUp::enter(r == 2);
+        publish(rank, std::vector<float>(384 * 64, 2));
+        for (const fsdp_phase phase : {FSDP_FORWARD, FSDP_BACKWARD}) {
+          FSDP(fsdp_unshard(rank.groups[0], phase, 0, nullptr));
+          const std::vector<float> seen = rank.view(0, 0, phase);
+          EXPECT_EQ(std::count(seen.begin(), seen.end(), 2.0f), 384 * 64) << quantization << ", mode " << mode;
+          FSDP(fsdp_reshard(rank.groups[0], phase, 0, nullptr));
+        }
+      });
+    }
 }
 
 // 65,536 codes and a scale for each rank to write; four bytes in staging of this rank's amax, of each rank's, of what
