@@ -205,23 +205,9 @@ void require_held(const engine::Runtime &runtime, const engine::Group &group, ui
          call, engine::phase_name(phase), group.name(), columns ? "COLUMN" : "ROW", param.name);
 }
 
-// The scales of an MXFP8 plane as matrices, one behind the other.
-struct ScaleMatrices {
-  uint64_t count;
-  device::Mxfp8Swizzle first;
-
-  void swizzle(device::Stream &stream, const uint8_t *scales, uint8_t *to) const {
-    device::Mxfp8Swizzle matrix = first;
-    for (uint64_t i = 0; i < count; ++i) {
-      matrix.scales = scales + i * matrix.rows * matrix.columns;
-      matrix.to = to + i * matrix.bytes();
-      stream.swizzle_scales(matrix);
-    }
-  }
-};
-
-ScaleMatrices scale_matrices(const engine::Runtime &runtime, const engine::Group &group, uint64_t index,
-                             Published which, const char *call) {
+// Of the scales of an MXFP8 plane; where they are comes later.
+device::Mxfp8Swizzle swizzle_of(const engine::Runtime &runtime, const engine::Group &group, uint64_t index,
+                                Published which, const char *call) {
   const memory::ParamSpec &param = runtime.param(group, index);
   if (param.quantization != FSDP_QUANTIZE_MXFP8 || which.kind != PlaneKind::compute_scales)
     fail(
@@ -233,8 +219,8 @@ ScaleMatrices scale_matrices(const engine::Runtime &runtime, const engine::Group
   const std::vector<uint64_t> &shape = group.plan->scale_shapes[index][which.form];
   const uint64_t rows = shape[shape.size() - 2], columns = shape.back();
   const uint64_t scales = std::accumulate(shape.begin(), shape.end(), uint64_t{1}, std::multiplies<>());
-  return {scales / (rows * columns),
-          {nullptr, rows, columns, which.form ? device::Mxfp8Form::column : device::Mxfp8Form::row, nullptr}};
+  const auto form = which.form ? device::Mxfp8Form::column : device::Mxfp8Form::row;
+  return {nullptr, rows, columns, form, nullptr, scales / (rows * columns)};
 }
 
 fsdp_chunk make_chunk(const memory::ModelPlan &plan, const layout::Mesh &mesh, uint32_t group, uint64_t param_index,
@@ -385,8 +371,8 @@ fsdp_status fsdp_swizzle_scales(fsdp_group *group, uint64_t param_index, fsdp_ph
     check_phase(phase, call);
     runtime.place(impl, param_index, call);
     const Published which = read_plane(runtime, impl, param_index, plane, call);
-    const ScaleMatrices matrices = scale_matrices(runtime, impl, param_index, which, call);
-    const uint64_t needed = matrices.count * matrices.first.bytes();
+    device::Mxfp8Swizzle work = swizzle_of(runtime, impl, param_index, which, call);
+    const uint64_t needed = work.bytes();
     const uint64_t given = *size_bytes;
     if (data && given >= needed) {
       require_held(runtime, impl, param_index, phase, which, call);
@@ -398,9 +384,9 @@ fsdp_status fsdp_swizzle_scales(fsdp_group *group, uint64_t param_index, fsdp_ph
       fail(FSDP_INVALID_ARGUMENT, "{}: *size_bytes is {}, the scales of parameter '{}' of group '{}' need {}", call,
            given, runtime.param(impl, param_index).name, impl.name(), needed);
     const fsdp_tensor scales = plane_view(model, runtime, impl, param_index, phase, which, call);
-    model.gatherer(call).read(impl, phase, stream, call, [&](device::Stream &reader) {
-      matrices.swizzle(reader, static_cast<const uint8_t *>(scales.data), static_cast<uint8_t *>(data));
-    });
+    work.scales = static_cast<const uint8_t *>(scales.data);
+    work.to = static_cast<uint8_t *>(data);
+    model.gatherer(call).read(impl, phase, stream, call, [&](device::Stream &reader) { reader.swizzle_scales(work); });
   });
 }
 

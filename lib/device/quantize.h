@@ -80,26 +80,30 @@ struct Fp8Dequantize {
 
 // The form of MXFP8 scales that GEMMs of Blackwell read: tiles of 128 x 4 scales, one after the other, rows of tiles
 // by rows. In a tile scale (r, c) is at r % 32 * 16 + r / 32 * 4 + c; what a tile has beyond the scales is 0. The
-// scales of a COL plane are taken as their transpose.
+// scales of a COL plane are taken as their transpose. Matrices lie one behind the other, before and after.
 struct Mxfp8Swizzle {
   const uint8_t *scales;
-  uint64_t rows, columns;  // of the scales as they lie: R x C/32 for ROW, R/32 x C for COL
+  uint64_t rows, columns;  // of a matrix of scales as they lie: R x C/32 for ROW, R/32 x C for COL
   Mxfp8Form form;
   uint8_t *to;
+  uint64_t matrices = 1;
 
   FSDP_BOTH constexpr uint64_t outer() const { return form == Mxfp8Form::row ? rows : columns; }
   FSDP_BOTH constexpr uint64_t inner() const { return form == Mxfp8Form::row ? columns : rows; }
   FSDP_BOTH constexpr uint64_t tiles_across() const { return (inner() + 3) / 4; }
-  FSDP_BOTH constexpr uint64_t bytes() const { return (outer() + 127) / 128 * tiles_across() * 512; }
+  FSDP_BOTH constexpr uint64_t matrix_bytes() const { return (outer() + 127) / 128 * tiles_across() * 512; }
+  FSDP_BOTH constexpr uint64_t bytes() const { return matrices * matrix_bytes(); }
 };
 
 // What is at `index` of the swizzled scales.
 FSDP_BOTH constexpr uint8_t swizzled_scale(const Mxfp8Swizzle &work, uint64_t index) {
-  const uint64_t tile = index / 512, at = index % 512;
+  const uint64_t matrix = index / work.matrix_bytes(), tile = index % work.matrix_bytes() / 512, at = index % 512;
   const uint64_t outer = tile / work.tiles_across() * 128 + at % 16 / 4 * 32 + at / 16;
   const uint64_t inner = tile % work.tiles_across() * 4 + at % 4;
   if (outer >= work.outer() || inner >= work.inner()) return 0;
-  return work.scales[work.form == Mxfp8Form::row ? outer * work.columns + inner : inner * work.columns + outer];
+  const uint64_t first = matrix * work.rows * work.columns;
+  return work
+      .scales[first + (work.form == Mxfp8Form::row ? outer * work.columns + inner : inner * work.columns + outer)];
 }
 
 // 1 / 448 in fp32: a multiplication by it is what defines the scale, not a division by 448.

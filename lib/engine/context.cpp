@@ -311,6 +311,8 @@ CallScope::CallScope(Context &context, const char *call) : context_(context) {
 }
 
 CallScope::~CallScope() {
+  if (context_.expected_words_.load(std::memory_order_relaxed)) [[unlikely]]
+    context_.settle();
   context_.flush_log();
   context_.inside_.store(false, std::memory_order_release);
 }

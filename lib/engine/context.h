@@ -49,7 +49,7 @@ class OpenModel {
   virtual std::string open_graph() const = 0;
 };
 
-// Work whose end somebody must look for.
+// Work whose end somebody must look for, and perhaps has words about.
 class Unsettled {
  public:
   virtual ~Unsettled() = default;
@@ -155,9 +155,11 @@ class Context {
   // A close with a model in the middle of a step is an error.
   void add_model(const OpenModel *model);
   void remove_model(const OpenModel *model) noexcept;
-  // Looked at before a record of what was done is written.
+  // Looked at before a record of what was done is written, and at the end of each call while a word is expected of one.
   void add_unsettled(Unsettled *work);
   void remove_unsettled(Unsettled *work) noexcept;
+  // Once more, or once less. Any thread.
+  void expect_word(bool more) noexcept { expected_words_.fetch_add(more ? 1 : -1, std::memory_order_relaxed); }
 
  private:
   friend class CallScope;
@@ -213,6 +215,7 @@ class Context {
   std::optional<Error> last_error_;
   mutable std::mutex unsettled_mutex_;
   std::vector<Unsettled *> unsettled_;
+  std::atomic<int32_t> expected_words_{0};
 };
 
 // The right to be inside a context: throws BUSY, the sticky failure, or INVALID_STATE in a forked child.

@@ -17,8 +17,18 @@ NonfiniteWeights::NonfiniteWeights(Runtime &runtime)
   const memory::RegionPlan &region = runtime.plan.region(memory::RegionId::norms);
   std::byte *const tail =
       runtime.storage->own_part(memory::RegionId::norms) + region.bytes - memory::nonfinite_bytes(runtime.plan);
-  counts_ = reinterpret_cast<uint64_t *>(tail);
-  amaxes_ = reinterpret_cast<float *>(tail + runtime.plan.quantized_count * sizeof(uint64_t));
+  counts_ = found_ = reinterpret_cast<uint64_t *>(tail);
+  if (const memory::RegionPlan &device = runtime.plan.region(memory::RegionId::device_norms); device.bytes)
+    found_ = reinterpret_cast<uint64_t *>(runtime.storage->own_part(memory::RegionId::device_norms) + device.bytes -
+                                          memory::nonfinite_count_bytes(runtime.plan));
+  amaxes_ = reinterpret_cast<float *>(tail + memory::nonfinite_count_bytes(runtime.plan));
+  runtime.context.add_unsettled(this);
+}
+
+NonfiniteWeights::~NonfiniteWeights() {
+  runtime_.context.remove_unsettled(this);
+  settle();
+  if (version_) runtime_.context.expect_word(false);
 }
 
 void NonfiniteWeights::add(const PlaneSlice &main, const device::Mxfp8Quantize &work) {
@@ -35,16 +45,30 @@ void NonfiniteWeights::add_amax(const PlaneSlice &main, uint64_t index) { measur
 // What a graph publishes has no event that tells when it is done.
 void NonfiniteWeights::count(device::Stream &stream, const float *amaxes) {
   if (counted_.empty() && measured_.empty()) return;
-  if (!runtime_.context.logs(FSDP_LOG_WARNING) || version_ || stream.capture_id()) return;
-  for (size_t i = 0; i < counted_.size(); ++i)
-    if (counted_[i].scales)
-      stream.count_nonfinite_scales(counts_ + i, counted_[i].mxfp8.row_scales, counted_[i].scales);
-    else
-      stream.count_nonfinite_blocks(counts_ + i, counted_[i].blocks);
-  if (!measured_.empty()) stream.copy(amaxes_, amaxes, runtime_.plan.amax_count * sizeof(float));
+  if (!runtime_.context.logs(FSDP_LOG_WARNING)) return;
+  const std::lock_guard lock(mutex_);
+  report();
+  if (version_ || stream.capture_id()) return;
+  enqueue(stream, amaxes);
   stream.record(*done_);
   version_ = runtime_.step.version() + 1;
-  if (stream.is_calling_thread()) report();
+  runtime_.context.expect_word(true);
+  report();
+}
+
+void NonfiniteWeights::enqueue(device::Stream &stream, const float *amaxes) {
+  for (size_t i = 0; i < counted_.size(); ++i)
+    if (counted_[i].scales)
+      stream.count_nonfinite_scales(found_ + i, counted_[i].mxfp8.row_scales, counted_[i].scales);
+    else
+      stream.count_nonfinite_blocks(found_ + i, counted_[i].blocks);
+  if (found_ != counts_) stream.copy(counts_, found_, counted_.size() * sizeof(uint64_t));
+  if (!measured_.empty()) stream.copy(amaxes_, amaxes, runtime_.plan.amax_count * sizeof(float));
+}
+
+void NonfiniteWeights::settle() noexcept {
+  const std::lock_guard lock(mutex_);
+  report();
 }
 
 // As with any line of the log, none is better than a failed step.
@@ -56,6 +80,7 @@ void NonfiniteWeights::report() noexcept {
   } catch (...) {
   }
   version_ = 0;
+  runtime_.context.expect_word(false);
 }
 
 void NonfiniteWeights::report_counts() const {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tells of quantized parameters whose main weights are not finite as they are published, which no call refuses: the
-// scales show it, so that publishing reads nothing more. On a device the words come when its stream is seen to have
-// come so far, in a later call, which waits for nothing.
+// scales show it, so that publishing reads nothing more. On a device the words come at the end of the first call in
+// the context that finds the work done, or with the model's end: nobody waits for it.
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -12,9 +13,12 @@
 
 namespace fsdp::engine {
 
-class NonfiniteWeights {
+class NonfiniteWeights final : public Unsettled {
  public:
   explicit NonfiniteWeights(Runtime &runtime);
+  ~NonfiniteWeights() override;
+  NonfiniteWeights(const NonfiniteWeights &) = delete;
+  NonfiniteWeights &operator=(const NonfiniteWeights &) = delete;
   // In the order of what follows, each of which is of this rank's part of a parameter.
   void add(const PlaneSlice &main, const device::Mxfp8Quantize &work);
   void add(const PlaneSlice &main, const device::Fp8BlockQuantize &work);
@@ -22,8 +26,8 @@ class NonfiniteWeights {
 
   // Behind what has quantized them on the stream. amaxes: this rank's, of all parameters with one scale.
   void count(device::Stream &stream, const float *amaxes);
-  // Of the last count, once, if its work is done.
-  void report() noexcept;
+  // Tells of the last count, once, if its work is done. Any thread.
+  void settle() noexcept override;
 
  private:
   struct Counted {
@@ -36,15 +40,19 @@ class NonfiniteWeights {
     std::string name;
     uint64_t index;
   };
+  void enqueue(device::Stream &stream, const float *amaxes);
+  void report() noexcept;
   void report_counts() const;
   void report_amaxes() const;
 
   Runtime &runtime_;
   std::vector<Counted> counted_;
   std::vector<Measured> measured_;
-  uint64_t *counts_;  // in memory that the host reads
+  uint64_t *found_;   // counts, where kernels write them: in memory of the device
+  uint64_t *counts_;  // ... and where the host reads them, all copied at once
   float *amaxes_;
   std::unique_ptr<device::Event> done_;
+  std::mutex mutex_;
   uint64_t version_ = 0;  // whose counts are under way or to be told; 0: none
 };
 

@@ -73,8 +73,6 @@ class Optimizer {
   void store_steps(double lr, const fsdp_adamw_options &options, device::Stream &caller);
   // Makes compute weights of main weights where they are not the same.
   void cast_weights(device::Stream &stream);
-  // Main weights that were not finite when they were published, in the log.
-  void report_weights() { quantizer_.report(); }
 
  private:
   void measure_squares(double *squares, device::Stream &caller);

@@ -61,7 +61,6 @@ void Quantizer::add_scales(const Runtime &runtime, const Bucket &bucket, uint64_
 }
 
 void Quantizer::quantize(device::Stream &stream) {
-  nonfinite_.report();
   for (const BlockWork &work : blocks_) engine::quantize(stream, work);
   quantize_whole(stream);
   nonfinite_.count(stream, amaxes_.own(0));

@@ -18,8 +18,6 @@ class Quantizer {
   // Of all quantized parameters, behind what the stream was given to write their main weights. Collective where some
   // have one scale for all of their elements.
   void quantize(device::Stream &stream);
-  // Main weights that were not finite, in the log: see nonfinite_weights.h.
-  void report() { nonfinite_.report(); }
 
  private:
   // This rank's part of a parameter with one scale, which is that of this number.

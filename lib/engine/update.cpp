@@ -60,7 +60,6 @@ void UpdateWindow::finish_grads(double scale, fsdp_stream stream, const StepNumb
             .reduces = reducer_.count_reduces()},
            caller);
   runtime_.step.open_window(true);
-  optimizer_.report_weights();
   gatherer_.show_whole(false);
   reducer_.hide_grads(caller);
   optimizer_.multiply_grads(scale, caller);
@@ -75,7 +74,6 @@ void UpdateWindow::begin(fsdp_stream stream) {
   checkpoints_.await_copied();
   end_step({.intent = Intent::update, .missing = list_unfinished()}, caller);
   runtime_.step.open_window(false);
-  optimizer_.report_weights();
   gatherer_.show_whole(false);
 }
 

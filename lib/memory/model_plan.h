@@ -105,6 +105,8 @@ struct ModelPlan {
 };
 
 // At the end of RegionId::norms: a count for each quantized parameter, then this rank's amaxes: nonfinite_weights.h.
+// Counts are at the end of RegionId::device_norms as well.
+uint64_t nonfinite_count_bytes(const ModelPlan &plan);
 uint64_t nonfinite_bytes(const ModelPlan &plan);
 
 // Parameters whose norms travel at once: scratch must not grow as parameters times ranks.

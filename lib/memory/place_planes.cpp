@@ -383,11 +383,11 @@ void size_scratch(const ModelSpec &spec, ModelPlan &plan) {
     const uint64_t bytes = checked_multiply(checked_add(plan.param_count, values, "norms"), sizeof(double), "norms");
     return checked_add(norm_head_bytes, bytes, "norms");
   };
-  plan.region(RegionId::norms).bytes = norms_of(norm_chunk);
-  plan.region(RegionId::device_norms).bytes = spec.host_memory ? 0 : round_up(norms_of(1), page_bytes, "norms");
   size_amaxes(spec, plan);
   plan.quantized_count = count_quantized(plan);
-  plan.region(RegionId::norms).bytes = checked_add(plan.region(RegionId::norms).bytes, nonfinite_bytes(plan), "norms");
+  plan.region(RegionId::norms).bytes = checked_add(norms_of(norm_chunk), nonfinite_bytes(plan), "norms");
+  const uint64_t on_device = checked_add(norms_of(1), nonfinite_count_bytes(plan), "norms");
+  plan.region(RegionId::device_norms).bytes = spec.host_memory ? 0 : round_up(on_device, page_bytes, "norms");
   plan.region(RegionId::steps).bytes = spec.host_memory ? 0 : count_step_kinds(spec) * adamw_step_bytes;
   plan.region(RegionId::save_staging).bytes = spec.save_staging_bytes;
   plan.region(RegionId::messages).bytes = spec.message_bytes;
@@ -395,8 +395,10 @@ void size_scratch(const ModelSpec &spec, ModelPlan &plan) {
   plan.region(RegionId::staging).bytes = spec.communicates() || spec.mesh.size() > 1 ? staging_chunk_bytes : 0;
 }
 
+uint64_t nonfinite_count_bytes(const ModelPlan &plan) { return plan.quantized_count * sizeof(uint64_t); }
+
 uint64_t nonfinite_bytes(const ModelPlan &plan) {
-  return plan.quantized_count * sizeof(uint64_t) + round_up(plan.amax_count * sizeof(float), 8, "amaxes");
+  return nonfinite_count_bytes(plan) + round_up(plan.amax_count * sizeof(float), 8, "amaxes");
 }
 
 }  // namespace fsdp::memory

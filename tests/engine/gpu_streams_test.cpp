@@ -7,6 +7,8 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <mutex>
+#include <utility>
 
 #include "device.h"
 #include "graph.h"
@@ -156,47 +158,132 @@ TEST(GpuStreams, AGatherWaitsForReaders) {
   });
 }
 
-// Scales are swizzled on a stream of their own: not before they have been gathered, and before others take their place.
-TEST(GpuStreams, SwizzledScalesAreThoseThatAreHeld) {
+Scenario swizzled_scenario() {
   Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
-  ParamDef param{"w", {64, 96}};
-  param.quantization = FSDP_QUANTIZE_MXFP8;
-  setup.groups = {{"only", {param}}};
+  setup.groups = {{"only", {quantized({"w", {64, 96}}, FSDP_QUANTIZE_MXFP8)}}};
   setup.model.flags = FSDP_MODEL_NO_PREFETCH;
+  return setup;
+}
+
+// A scale for each row.
+void publish_rows(Rank &rank) {
+  std::vector<float> values(64 * 96);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = std::ldexp(1.0F, static_cast<int>(i / 96 % 50));
+  FSDP(fsdp_load_param(rank.groups[0], 0, values.data(), FSDP_FLOAT32, values.size(), FSDP_EVERY_RANK, 0));
+  FSDP(fsdp_publish_weights(rank.model, stream()));
+}
+
+void swizzle(Rank &rank, const Placed &to, fsdp_stream on) {
+  uint64_t bytes = 512;
+  FSDP(fsdp_swizzle_scales(rank.groups[0], 0, FSDP_FORWARD, FSDP_PLANE_ROW_SCALE, const_cast<void *>(to.data()), &bytes,
+                           on));
+}
+
+void expect_rows(const Placed &seen) {
+  std::vector<uint8_t> wanted(512, 0);  // 3 scales for each of 64 rows, of which 32 stand 16 bytes apart
+  for (size_t row = 0; row < 64; ++row)
+    for (size_t c = 0; c < 3; ++c) wanted[row % 32 * 16 + row / 32 * 4 + c] = static_cast<uint8_t>(row % 50 + 119);
+  EXPECT_EQ(std::memcmp(seen.data(), wanted.data(), 512), 0);
+}
+
+// On a stream of their own, while the gather is held up.
+TEST(GpuStreams, ScalesAreSwizzledOnceTheyAreGathered) {
+  Scenario setup = swizzled_scenario();
   setup.context.debug_delay_us = 30'000;
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
     Rank rank(context, setup);
-    std::vector<float> values(64 * 96);
-    for (size_t i = 0; i < values.size(); ++i) values[i] = std::ldexp(1.0F, static_cast<int>(i / 96 % 50));
-    FSDP(fsdp_load_param(rank.groups[0], 0, values.data(), FSDP_FLOAT32, values.size(), FSDP_EVERY_RANK, 0));
-    FSDP(fsdp_publish_weights(rank.model, stream()));
+    publish_rows(rank);
     const Stream reader;
-    const Placed early(std::vector<float>(128, -1.0F)), late(std::vector<float>(128, -1.0F));
-    const auto swizzle = [&](const Placed &to, fsdp_stream on) {
-      uint64_t bytes = 512;
-      FSDP(fsdp_swizzle_scales(rank.groups[0], 0, FSDP_FORWARD, FSDP_PLANE_ROW_SCALE, const_cast<void *>(to.data()),
-                               &bytes, on));
-    };
+    const Placed seen(std::vector<float>(128, -1.0F));
     FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, 0, stream()));
-    swizzle(early, reader);  // while the gather is held up
+    swizzle(rank, seen, reader);
+    CUDA(cudaStreamSynchronize(reader));
+    expect_rows(seen);
+    FSDP(fsdp_reshard(rank.groups[0], FSDP_FORWARD, 0, stream()));
+  });
+}
+
+// ... and before others take their place: the reader is late by more than a gather.
+TEST(GpuStreams, SwizzledScalesAreThoseThatAreHeld) {
+  const Scenario setup = swizzled_scenario();
+  run_threads(setup, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, setup);
+    publish_rows(rank);
+    const Stream reader;
+    const Placed seen(std::vector<float>(128, -1.0F));
+    fsdp_tensor row = FSDP_TENSOR_INIT, column = FSDP_TENSOR_INIT;
+    FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, 0, stream()));
+    FSDP(fsdp_get_plane(rank.groups[0], 0, FSDP_FORWARD, FSDP_PLANE_ROW_SCALE, &row));
     std::atomic<bool> go{false};
     CUDA(simulated::enqueue(reader, [&] {
       while (!go) pause_ms(1);
     }));
-    swizzle(late, reader);
+    swizzle(rank, seen, reader);
     FSDP(fsdp_reshard(rank.groups[0], FSDP_FORWARD, 0, stream()));
-    FSDP(fsdp_unshard(rank.groups[0], FSDP_BACKWARD, 0, stream()));  // into the same buffer
-    pause_ms(200);
+    FSDP(fsdp_unshard(rank.groups[0], FSDP_BACKWARD, 0, stream()));
+    FSDP(fsdp_get_plane(rank.groups[0], 0, FSDP_BACKWARD, FSDP_PLANE_COLUMN_SCALE, &column));
+    EXPECT_EQ(row.data, column.data) << "into the same buffer";
+    pause_ms(300);
     go = true;
     CUDA(cudaStreamSynchronize(reader));
+    expect_rows(seen);
     CUDA(cudaStreamSynchronize(static_cast<cudaStream_t>(stream())));
-    std::vector<uint8_t> wanted(512, 0);  // 3 scales for each of 64 rows, of which 32 stand 16 bytes apart
-    for (size_t row = 0; row < 64; ++row)
-      for (size_t c = 0; c < 3; ++c) wanted[row % 32 * 16 + row / 32 * 4 + c] = static_cast<uint8_t>(row % 50 + 119);
-    for (const Placed *seen : {&early, &late})
-      EXPECT_EQ(std::memcmp(seen->data(), wanted.data(), 512), 0) << (seen == &early ? "early" : "late");
     FSDP(fsdp_reshard(rank.groups[0], FSDP_BACKWARD, 0, stream()));
   });
+}
+
+struct Lines {
+  std::mutex mutex;
+  std::vector<std::string> found;
+  static void hook(void *data, fsdp_log_level level, const char *line) {
+    auto *const lines = static_cast<Lines *>(data);
+    const std::lock_guard lock(lines->mutex);
+    if (level == FSDP_LOG_WARNING) lines->found.emplace_back(line);
+  }
+  std::vector<std::string> take() {
+    const std::lock_guard lock(mutex);
+    return std::exchange(found, {});
+  }
+};
+
+void call_after_publish(Rank &rank, fsdp_context *context, const std::string &which, cudaStream_t caller) {
+  if (which == "stats") rank.stats();
+  if (which == "wait_stream") FSDP(fsdp_wait_stream(context, caller, 0));
+  if (which == "unshard") FSDP(fsdp_unshard(rank.groups[0], FSDP_EVAL, 0, caller));
+  if (which == "destroy") fsdp_destroy_model(rank.model);
+  if (which == "close" || which == "destroy") FSDP(fsdp_close_context(context));
+}
+
+// Published on a stream that is held up: no call waits for it, and the first that finds it done tells.
+TEST(GpuStreams, WeightsThatAreNotFiniteAreToldByAnyCallThatFindsThemPublished) {
+  for (const std::string which : {"stats", "wait_stream", "unshard", "close", "destroy"}) {
+    Lines lines;
+    Scenario setup = streams_scenario(1);
+    setup.groups = {{"g", {quantized({"w", {64, 96}}, FSDP_QUANTIZE_MXFP8)}}};
+    setup.context.log = Lines::hook;
+    setup.context.log_data = &lines;
+    run_threads(setup, [&](uint32_t, fsdp_context *context) {
+      Rank rank(context, setup);
+      std::vector<float> values(64 * 96, 1.0f);
+      values[40] = NAN;
+      FSDP(fsdp_load_param(rank.groups[0], 0, values.data(), FSDP_FLOAT32, values.size(), FSDP_EVERY_RANK, 0));
+      const Stream caller;
+      std::atomic<bool> go{false};
+      CUDA(simulated::enqueue(caller, [&] {
+        while (!go) pause_ms(1);
+      }));
+      FSDP(fsdp_publish_weights(rank.model, caller));
+      EXPECT_EQ(rank.stats().version, 1u);
+      EXPECT_EQ(lines.take(), std::vector<std::string>()) << which;
+      go = true;
+      CUDA(cudaStreamSynchronize(caller));
+      call_after_publish(rank, context, which, caller);
+      EXPECT_EQ(lines.take(), (std::vector<std::string>{"rank 0: version 1: parameter 'w' of group 'g': main weights "
+                                                        "are Inf or NaN: 1 of 192 ROW scales stand for it"}))
+          << which;
+    });
+    EXPECT_EQ(lines.take(), std::vector<std::string>()) << which << ": once";
+  }
 }
 
 }  // namespace

@@ -21,6 +21,10 @@ MESHES = {
     "1x4 over 2 nodes, against blocks": ([2, 2], {}, {"block": 2}),
     "4x2 over 4 nodes, HSDP": ([2, 2, 2, 2], {"replicate": 4, "shard": 2}, {}),
     "4x2 over 4 nodes, HFSDP": ([2, 2, 2, 2], {"replicate": 4, "shard": 2, "outer": "hfsdp"}, {}),
+    "2x2 over 2 nodes, HSDP, quantized": ([2, 2], {"replicate": 2, "shard": 2, "quantized": 1}, {}),
+    "2x2 over 2 nodes, HFSDP, quantized, copied": ([2, 2], {"replicate": 2, "shard": 2, "outer": "hfsdp", "quantized": 1,
+                                                           "mode": "copied"}, {}),
+    "1x4 over 2 nodes, quantized": ([2, 2], {"quantized": 1}, {"ranks_per_host": 2}),
     "2x2 over 2 nodes, HSDP, large messages": ([2, 2], {"replicate": 2, "shard": 2, "wide": 1}, {}),
 }
 

@@ -34,6 +34,18 @@ class Options {
   std::map<std::string, std::string> values_;
 };
 
+// Parameters of each kind of codes, and one of numbers, in as many groups as there are otherwise.
+inline std::vector<harness::GroupDef> quantized_groups() {
+  const auto of = [](const char *name, std::vector<uint64_t> shape, fsdp_quantization quantization) {
+    return harness::quantized({name, std::move(shape), FSDP_BFLOAT16}, quantization);
+  };
+  return {
+      {"mx", {of("mx", {160, 64}, FSDP_QUANTIZE_MXFP8), {"bias", {24}, FSDP_BFLOAT16}}},
+      {"scaled", {of("scaled", {37, 24}, FSDP_QUANTIZE_FP8), of("one", {1, 77}, FSDP_QUANTIZE_FP8)}},
+      {"blocks", {of("blocks", {300, 150}, FSDP_QUANTIZE_FP8_BLOCK), of("stack", {3, 32, 32}, FSDP_QUANTIZE_MXFP8)}},
+      {"usual", {{"usual", {24, 24}, FSDP_BFLOAT16}}}};
+}
+
 inline harness::Scenario scenario_from(const Options &options) {
   harness::Scenario scenario = harness::scenario_of(
       static_cast<fsdp_strategy>(options.number("strategy", FSDP_STRATEGY_OPTIM_GRADS_PARAMS)),
@@ -46,6 +58,10 @@ inline harness::Scenario scenario_from(const Options &options) {
   scenario.mesh.reduction_block_size = options.number("block", 0);
   if (options.text("outer") == "hfsdp") scenario.model.outer_strategy = FSDP_OUTER_OPTIM;
   if (options.number("wide", 0)) scenario.groups = harness::equal_groups(4, 512, 512);
+  if (options.number("quantized", 0)) {
+    scenario.groups = quantized_groups();
+    scenario.model.grad_dtype = FSDP_FLOAT32;
+  }
   scenario.steps = options.number("steps", 3);
   scenario.microbatches = options.number("microbatches", 2);
   scenario.clip = 0.5;

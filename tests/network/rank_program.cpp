@@ -6,8 +6,8 @@
 //
 // neighbours=N, gpus=nccl|staging, discard=1: it is the N ranks of its host, on GPUs, see neighbours.h.
 //
-// replicate, shard, block, ranks_per_host, outer=hfsdp, mode=copied, steps, microbatches, timeout, heartbeat, wide:
-// what is trained, see options.h. pace: milliseconds of pause in every step.
+// replicate, shard, block, ranks_per_host, outer=hfsdp, mode=copied, steps, microbatches, timeout, heartbeat, wide,
+// quantized: what is trained, see options.h. pace: milliseconds of pause in every step.
 //
 // die=STAGE:STEPS:US: it kills itself so. quit=abort|leave, quit_step: it aborts, or destroys its context without
 // closing it, in the middle of that step. cases, odd, late: calls that differ, see apart.h.

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loads, stores and atomic operations, lane by lane.
+#include <utility>
+
 #include "ptx/operations.h"
 #include "ptx/warp.h"
 
 namespace ptx {
 namespace {
 
+uint64_t atomics = 0;
+
 template <class T, class Change>
 void change(const Instruction &i, Warp &warp, Change changed) {
   each_lane(warp.active, [&](unsigned lane) {
+    ++atomics;
     T *const at = reinterpret_cast<T *>(reach(i, warp, lane));
     const T before = *at;
     *at = changed(before, warp.lane<T>(i.from[1])[lane]);
@@ -24,6 +29,8 @@ void max_u32(const Instruction &i, Warp &warp) {
 }
 
 }  // namespace
+
+uint64_t take_atomics() { return std::exchange(atomics, 0); }
 
 // What is wider than what it loads is filled with zeros, or the sign.
 void load(const Instruction &i, Warp &warp) {

@@ -4,6 +4,7 @@
 //
 // usage: ptx FILE.ptx... [GoogleTest's options]
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
@@ -138,6 +139,27 @@ TEST(Ptx, EveryKernelRuns) {
   OnGpu scratch(cuda::scratch_bytes);
   EXPECT_EQ(cuda::prepare(gpu::stream(), scratch.data()), 0) << ptx::take_fault();
   EXPECT_EQ(ptx::idle_kernels(), std::vector<std::string>());
+}
+
+// Nothing but NaN: a block adds what it has found once, whatever a GPU's processors are given.
+TEST(Ptx, ABlockAddsItsCountOnce) {
+  constexpr uint64_t of_block = 4096, most_blocks = 1024;
+  for (const uint64_t count : {uint64_t{1}, of_block - 1, 3 * of_block + 1, (most_blocks + 1) * of_block}) {
+    const std::vector<uint8_t> given(count, 0xff);
+    OnGpu scales(given.data(), count), result(8);
+    ptx::take_atomics();
+    ASSERT_LAUNCHED(cuda::count_nonfinite_scales(gpu::stream(), reinterpret_cast<uint64_t *>(result.data()),
+                                                 reinterpret_cast<const uint8_t *>(scales.data()), count));
+    EXPECT_EQ(ptx::take_atomics(), std::clamp(count / of_block, uint64_t{1}, most_blocks)) << count;
+    uint64_t found = 0;
+    std::memcpy(&found, result.read().data(), sizeof found);
+    EXPECT_EQ(found, count);
+  }
+  const std::vector<float> given(2 * of_block, std::nanf(""));
+  OnGpu values(given.data(), given.size() * sizeof(float)), result(8);
+  ASSERT_LAUNCHED(
+      cuda::count_nonfinite(gpu::stream(), reinterpret_cast<uint64_t *>(result.data()), values.floats(), given.size()));
+  EXPECT_EQ(ptx::take_atomics(), 2u);
 }
 
 // Says what a launch was refused for, below the line that the test wrote of it.

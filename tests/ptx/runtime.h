@@ -18,6 +18,9 @@ void use(Module module);
 std::vector<std::string> idle_kernels();
 size_t kernel_count();
 
+// Atomic operations of threads since it was asked for last.
+uint64_t take_atomics();
+
 // What was wrong with the launches since it was asked for last; empty: nothing.
 std::string take_fault();
 

@@ -83,6 +83,12 @@ TEST_F(CudaLaunch, SpansAreBatched) {
   EXPECT_EQ(launches, 3);
 }
 
+TEST_F(CudaLaunch, MatricesOfScalesAreOneLaunch) {
+  uint8_t scales[3 * 4 * 2] = {}, tiles[3 * 512];
+  EXPECT_EQ(cuda::swizzle_scales(nullptr, {scales, 4, 2, Mxfp8Form::row, tiles, 3}), 0);
+  EXPECT_EQ(launches, 1);
+}
+
 TEST_F(CudaLaunch, ErrorsOf8BitKernelsAreReturned) {
   next_result = cudaErrorLaunchOutOfResources;
   const int error = cudaErrorLaunchOutOfResources;
@@ -103,8 +109,8 @@ TEST_F(CudaLaunch, ErrorsOf8BitKernelsAreReturned) {
   EXPECT_EQ(launches, 12);
 }
 
-// Each of the 64 kernels (tests/gpu/kernels/code_test.py counts them), and the copy of 16-bit elements for both of
-// their types.
+// Each of the 63 kernels (tests/gpu/kernels/code_test.py counts them), the copy of 16-bit elements for both of their
+// types, and what sets a count to 0 for both kinds.
 TEST_F(CudaLaunch, PrepareRunsEveryKernel) {
   EXPECT_EQ(cuda::prepare(nullptr, scratch), 0);
   EXPECT_EQ(launches, 65);

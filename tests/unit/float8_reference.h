@@ -123,6 +123,40 @@ inline Mxfp8Planes quantized(const std::vector<float> &x, size_t rows, size_t co
   return planes;
 }
 
+// The division is exact in double to far below fp32's last bit, and rounded once.
+inline float scale_for(float amax, bool power_of_two) {
+  if (amax == 0 || !std::isfinite(amax)) return 1;
+  const double exact = 448.0 / double{amax}, largest = std::ldexp(2 - std::ldexp(1, -23), 127);
+  const float scale = exact >= std::ldexp(1.0, 128) ? static_cast<float>(largest) : static_cast<float>(exact);
+  return power_of_two ? std::ldexp(1.0f, std::ilogb(scale)) : scale;
+}
+
+inline float inverse(float scale) { return static_cast<float>(1 / double{scale}); }
+
+// The product is exact in double, then rounded to fp32 once.
+inline uint8_t code_for(float value, float scale) {
+  if (std::isnan(value)) return std::signbit(value) ? 0xff : 0x7f;
+  return float8_of(static_cast<float>(double{value} * double{scale}), e4m3);
+}
+
+// FP8 blocks of 128 x 128.
+struct Fp8Blocks {
+  std::vector<uint8_t> codes;
+  std::vector<float> scale_inv;
+};
+
+inline Fp8Blocks fp8_blocks_of(const std::vector<float> &x, size_t rows, size_t columns, bool power_of_two) {
+  const size_t across = (columns + 127) / 128;
+  std::vector<float> amaxes((rows + 127) / 128 * across), scales;
+  for (size_t i = 0; i < x.size(); ++i) raise(amaxes[i / columns / 128 * across + i % columns / 128], x[i]);
+  Fp8Blocks blocks{std::vector<uint8_t>(x.size()), {}};
+  for (const float amax : amaxes) scales.push_back(scale_for(amax, power_of_two));
+  for (const float scale : scales) blocks.scale_inv.push_back(inverse(scale));
+  for (size_t i = 0; i < x.size(); ++i)
+    blocks.codes[i] = code_for(x[i], scales[i / columns / 128 * across + i % columns / 128]);
+  return blocks;
+}
+
 // zlib's.
 inline uint32_t crc32(const void *data, size_t bytes) {
   uint32_t crc = 0xffffffff;

@@ -1,31 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // FP8 with fp32 scales: one for a tensor, or one for 128 x 128 numbers.
-#include <functional>
-
 #include "float8_reference.h"
 
 namespace fsdp::test {
 namespace {
 
 using namespace device;
-
-float bits(uint32_t value) { return std::bit_cast<float>(value); }
-
-// The division is exact in double to far below fp32's last bit, and rounded once.
-float scale_for(float amax, bool power_of_two) {
-  if (amax == 0 || !std::isfinite(amax)) return 1;
-  const double exact = 448.0 / double{amax}, largest = std::ldexp(2 - std::ldexp(1, -23), 127);
-  const float scale = exact >= std::ldexp(1.0, 128) ? static_cast<float>(largest) : static_cast<float>(exact);
-  return power_of_two ? std::ldexp(1.0f, std::ilogb(scale)) : scale;
-}
-
-float inverse(float scale) { return static_cast<float>(1 / double{scale}); }
-
-// The product is exact in double, then rounded to fp32 once.
-uint8_t code_for(float value, float scale) {
-  if (std::isnan(value)) return std::signbit(value) ? 0xff : 0x7f;
-  return float8_of(static_cast<float>(double{value} * double{scale}), e4m3);
-}
 
 TEST(KernelFp8, CurrentScalingOfTwoShards) {
   const float shards[2][3] = {{3, -3, 0.001f}, {5, 4.99f, 1e-6f}};
@@ -36,8 +16,8 @@ TEST(KernelFp8, CurrentScalingOfTwoShards) {
     EXPECT_EQ(amaxes[1], 5);
     float scale = 0, scale_inv = 0;
     kernels::find_fp8_scales({amaxes, 2, 1, false, &scale, &scale_inv});
-    EXPECT_EQ(scale, bits(0x42b33333));
-    EXPECT_EQ(scale_inv, bits(0x3c36db6e));
+    EXPECT_EQ(scale, std::bit_cast<float>(0x42b33333));
+    EXPECT_EQ(scale_inv, std::bit_cast<float>(0x3c36db6e));
     for (int rank = 0; rank < 2; ++rank) {
       uint8_t codes[3];
       kernels::quantize_fp8({shards[rank], 3, false, &scale, codes});
@@ -84,7 +64,7 @@ TEST(KernelFp8, Scales) {
   std::vector<float> amaxes = {0,         HUGE_VALF, std::nanf(""),  448, 449, 447, 1, 3, 5,
                                0x1p-149f, 0x1p-120f, 0x1.fffffep127f};
   std::mt19937 random(3);
-  for (int i = 0; i < 10000; ++i) amaxes.push_back(std::fabs(bits(static_cast<uint32_t>(random()))));
+  for (int i = 0; i < 10000; ++i) amaxes.push_back(std::fabs(std::bit_cast<float>(static_cast<uint32_t>(random()))));
   for (const bool power_of_two : {false, true}) {
     std::vector<float> scales(amaxes.size()), inverses(amaxes.size());
     kernels::find_fp8_scales({amaxes.data(), 1, amaxes.size(), power_of_two, scales.data(), inverses.data()});
@@ -136,23 +116,6 @@ TEST(KernelFp8, Dequantizes) {
   });
 }
 
-struct Blocks {
-  std::vector<uint8_t> codes;
-  std::vector<float> scale_inv;
-};
-
-Blocks expected_blocks(const std::vector<float> &x, size_t rows, size_t columns, bool power_of_two) {
-  const size_t across = (columns + 127) / 128;
-  std::vector<float> amaxes((rows + 127) / 128 * across), scales;
-  for (size_t i = 0; i < x.size(); ++i) raise(amaxes[i / columns / 128 * across + i % columns / 128], x[i]);
-  Blocks blocks{std::vector<uint8_t>(x.size()), {}};
-  for (const float amax : amaxes) scales.push_back(scale_for(amax, power_of_two));
-  for (const float scale : scales) blocks.scale_inv.push_back(inverse(scale));
-  for (size_t i = 0; i < x.size(); ++i)
-    blocks.codes[i] = code_for(x[i], scales[i / columns / 128 * across + i % columns / 128]);
-  return blocks;
-}
-
 std::vector<float> block_values(size_t rows, size_t columns, uint32_t seed) {
   std::mt19937 random(seed);
   std::vector<float> x(rows * columns);
@@ -167,7 +130,7 @@ void check_blocks(std::vector<float> x, size_t rows, size_t columns, bool power_
   std::vector<float> rounded = x;
   if (via_bf16)
     for (float &value : rounded) value = round_to(value, FSDP_BFLOAT16);
-  const Blocks expected = expected_blocks(rounded, rows, columns, power_of_two);
+  const Fp8Blocks expected = fp8_blocks_of(rounded, rows, columns, power_of_two);
   const size_t across = (columns + 127) / 128;
   std::vector<float> expected_back;
   for (size_t i = 0; i < expected.codes.size(); ++i) {
@@ -217,7 +180,7 @@ TEST(KernelFp8, BlocksWithoutANumber) {
 #if defined(__x86_64__)
 TEST(KernelFp8, DoesNotDependOnTheCallersModes) {
   const std::vector<float> x = {0x1p-149f, -0x1.8p-130f, 0x1.234568p-127f, 0x1p-126f, 0x1.000002p-128f, 0x1.fp-131f};
-  const Blocks expected = expected_blocks(x, 2, 3, false);
+  const Fp8Blocks expected = fp8_blocks_of(x, 2, 3, false);
   const float amax = 449, least = 0x1p-140f, large = 0x1p127f;
   const std::vector<float> subnormal = {0x1.8p-127f, -0x1.4p-128f, 0x1p-129f};
   const std::vector<uint8_t> one_and_a_half = {0x3c, 0xb2, 0x28}, codes_of_one = {0x38, 0xb8, 0x01};
@@ -247,35 +210,6 @@ TEST(KernelFp8, DoesNotDependOnTheCallersModes) {
   });
 }
 #endif
-
-// Enough to be written past the caches, wherever it lies, against slices that are not.
-TEST(KernelFp8, ManyAreTheSameAsFew) {
-  if (sanitized) GTEST_SKIP() << "nothing that a sanitizer sees";
-  constexpr size_t rows = 2048, columns = 4096, count = rows * columns, slice = 128 * columns;
-  static_assert(count >= kernels::streaming_bytes && slice < kernels::streaming_bytes);
-  Elements x(FSDP_FLOAT32, count);
-  x.fill(17, Values::ordinary);
-  x.floats()[count - 1] = std::nanf(""), x.floats()[70] = HUGE_VALF, x.floats()[count / 2] = -std::nanf("");
-  const float scale = 300;
-  for (const size_t offset : {0, 1, 48}) {
-    std::vector<uint8_t> whole(count + 64), parts(count + 64);
-    std::vector<float> whole_scales(count / slice * 32), part_scales(count / slice * 32);
-    for (const bool blocks : {false, true}) {
-      const auto quantize = [&](std::vector<uint8_t> &codes, std::vector<float> &scales, size_t e, size_t number) {
-        uint8_t *const to = codes.data() + offset + e;
-        if (blocks)
-          kernels::quantize_fp8_blocks(
-              {x.floats() + e, number / columns, columns, false, false, to, scales.data() + e / slice * 32});
-        else
-          kernels::quantize_fp8({x.floats() + e, number, false, &scale, to});
-      };
-      quantize(whole, whole_scales, 0, count);
-      for (size_t e = 0; e < count; e += slice) quantize(parts, part_scales, e, slice);
-      EXPECT_TRUE(whole == parts && whole_scales == part_scales) << "blocks " << blocks << " at " << offset;
-      EXPECT_EQ(whole[offset + count / 2], 0xff);
-    }
-  }
-}
 
 // Numbers of blocks with a scale of 1 alone are looked at: those of zeros and of 448 too.
 TEST(KernelFp8, NumbersThatAreNoneAreCounted) {

@@ -126,24 +126,6 @@ int dequantize(kernels::Stream stream, void *to, fsdp_dtype to_dtype, const uint
   return dequantize_to<F32>(stream, to, codes, count, scales);
 }
 
-struct CountScales {
-  static constexpr unsigned batch = 4;
-  uint64_t *result;
-  const uint8_t *scales;
-
-  template <unsigned n, unsigned m>
-  FSDP_DEVICE void run(uint64_t first, uint64_t step) const {
-    uint32_t found = 0;
-    for (unsigned k = 0; k < m; ++k) {
-      const Pack<uint8_t, n> loaded = load_pack<n>(scales + first + k * step);
-      for (unsigned j = 0; j < n; ++j) found += loaded.lane[j] >= E8M0::largest;
-    }
-    if (found) add_atomically(result, found);
-  }
-};
-
-__global__ void no_scales(uint64_t *result) { *result = 0; }
-
 __global__ void swizzle(const __grid_constant__ Mxfp8Swizzle work) {
   const uint64_t index = uint64_t{blockIdx.x} * threads + threadIdx.x;
   if (index < work.bytes()) work.to[index] = swizzled_scale(work, index);
@@ -173,11 +155,6 @@ int dequantize_fp8(Stream stream, void *to, fsdp_dtype to_dtype, const Fp8Dequan
 int dequantize_fp8_blocks(Stream stream, void *to, fsdp_dtype to_dtype, const Fp8BlockDequantize &work) {
   const BlockScales scales{work.scale_inv, work.columns};
   return dequantize(stream, to, to_dtype, work.codes, work.rows * work.columns, scales);
-}
-
-int count_nonfinite_scales(Stream stream, uint64_t *result, const uint8_t *scales, uint64_t count) {
-  if (const int error = FSDP_LAUNCH(no_scales, 1, 1, stream, result)) return error;
-  return for_each(CountScales{result, scales}, divide(count, misfit(scales, 1), true), stream);
 }
 
 int swizzle_scales(Stream stream, const Mxfp8Swizzle &work) {

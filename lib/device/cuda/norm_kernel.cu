@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums of squares in the order that is defined at norm_piece in device/work.h, counts of Inf and NaN, and delays. Least
-// traffic: 4 bytes per element. A sum of squares is two launches per 65536 pieces: 16 threads for each piece, 16 pieces
+// Sums of squares in the order that is defined at norm_piece in device/work.h, and delays. Least traffic: 4 bytes per
+// element. A sum of squares is two launches per 65536 pieces: 16 threads for each piece, 16 pieces
 // in a block; then one block that adds the pieces' sums, from which on 16 chains of additions set the pace.
 #include "device/cuda/for_each.h"
 #include "device/cuda/kernels.h"
@@ -112,23 +112,6 @@ struct AddPieces {
   }
 };
 
-struct CountNonfinite {
-  static constexpr unsigned batch = 4;
-  uint64_t *result;
-  const float *values;
-
-  // Most threads find none, so that no time is spent on adding up in blocks.
-  template <unsigned n, unsigned m>
-  FSDP_DEVICE void run(uint64_t first, uint64_t step) const {
-    Pack<float, n> loaded[m];
-    for (unsigned k = 0; k < m; ++k) loaded[k] = load_pack<n>(values + first + k * step);
-    uint32_t found = 0;
-    for (unsigned k = 0; k < m; ++k)
-      for (unsigned j = 0; j < n; ++j) found += (bits_of(loaded[k].lane[j]) & 0x7f800000) == 0x7f800000;
-    if (found) add_atomically(result, found);
-  }
-};
-
 __global__ void add_values(double *result, const double *values, uint64_t count) {
   *result = add_chain(0, values, 0, count, 1, Itself());
 }
@@ -144,8 +127,6 @@ __global__ void make_norm(Norm *to, const NormShares shares) {
     norm.factor = narrowed(divided(shares.max_norm, norm.norm));
   *to = norm;
 }
-
-__global__ void set_count(uint64_t *count) { *count = 0; }
 
 __global__ void spend_time(uint32_t microseconds) { spend(microseconds); }
 
@@ -175,11 +156,6 @@ int sum_values(Stream stream, double *result, const double *values, uint64_t cou
 
 int find_norm(Stream stream, Norm *norm, const NormShares &shares) {
   return FSDP_LAUNCH(make_norm, 1, 1, stream, norm, shares);
-}
-
-int count_nonfinite(Stream stream, uint64_t *result, const float *values, uint64_t count) {
-  if (const int error = FSDP_LAUNCH(set_count, 1, 1, stream, result)) return error;
-  return for_each(CountNonfinite{result, values}, divide(count, misfit(values, sizeof(float)), true), stream);
 }
 
 int delay(Stream stream, uint32_t microseconds) { return FSDP_LAUNCH(spend_time, 1, 1, stream, microseconds); }

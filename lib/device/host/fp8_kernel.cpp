@@ -150,7 +150,7 @@ void quantize_span(const QuantizeFp8<via_bf16> &one, size_t count) {
 template <bool via_bf16>
 void quantize_as(const Fp8Quantize &work) {
   const QuantizeFp8<via_bf16> one{work.from, work.codes, *work.scale};
-  if (work.count >= streaming_bytes) return quantize_span<via_bf16, true>(one, work.count);
+  if (is_streamed(work)) return quantize_span<via_bf16, true>(one, work.count);
   quantize_span<via_bf16, false>(one, work.count);
 }
 
@@ -191,8 +191,7 @@ void quantize_blocks_by(const Fp8BlockQuantize &work) {
 
 template <bool via_bf16>
 void quantize_blocks_of(const Fp8BlockQuantize &work) {
-  const bool whole_lines = reinterpret_cast<uintptr_t>(work.codes) % 64 == 0 && work.columns % 64 == 0;
-  if (whole_lines && work.rows * work.columns >= streaming_bytes) return quantize_blocks_by<via_bf16, true>(work);
+  if (is_streamed(work)) return quantize_blocks_by<via_bf16, true>(work);
   quantize_blocks_by<via_bf16, false>(work);
 }
 

@@ -62,5 +62,18 @@ void adamw(const AdamW &step, std::span<const AdamWSpan> spans);
 
 // From this size of the output on, what is not read again is written past the caches.
 constexpr uint64_t streaming_bytes = uint64_t{8} << 20;
+// So are codes; of rows, if these are whole lines of memory.
+constexpr uint64_t line_bytes = 64;
+inline bool are_lines(const void *codes, uint64_t columns) {
+  return reinterpret_cast<uintptr_t>(codes) % line_bytes == 0 && columns % line_bytes == 0;
+}
+inline bool is_streamed(const Mxfp8Quantize &work) {
+  return are_lines(work.row, work.columns) && are_lines(work.column, work.columns) &&
+         work.rows * work.columns * 2 >= streaming_bytes;
+}
+inline bool is_streamed(const Fp8BlockQuantize &work) {
+  return are_lines(work.codes, work.columns) && work.rows * work.columns >= streaming_bytes;
+}
+inline bool is_streamed(const Fp8Quantize &work) { return work.count >= streaming_bytes; }
 
 }  // namespace fsdp::device::kernels

@@ -19,7 +19,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace fsdp::device::kernels::HWY_NAMESPACE {
 
-constexpr size_t block = mxfp8_block, widest = 64;
+constexpr size_t block = mxfp8_block, widest = line_bytes;
 
 // Scales whose numbers the fast way rounds: where a product becomes subnormal it is less than half of the last place,
 // also where no instruction adds to it unrounded, and no code has more bits than a byte.
@@ -267,9 +267,7 @@ void quantize_tiles(const Mxfp8Quantize &work) {
 
 template <ScaleRule rule, bool via_bf16>
 void quantize_rule(const Mxfp8Quantize &work) {
-  const auto misfit = (reinterpret_cast<uintptr_t>(work.row) | reinterpret_cast<uintptr_t>(work.column)) % widest;
-  const bool whole_lines = misfit == 0 && work.columns % widest == 0;
-  if (whole_lines && work.rows * work.columns * 2 >= streaming_bytes) return quantize_tiles<rule, via_bf16, true>(work);
+  if (is_streamed(work)) return quantize_tiles<rule, via_bf16, true>(work);
   quantize_tiles<rule, via_bf16, false>(work);
 }
 
@@ -301,12 +299,16 @@ uint64_t count_nonfinite_scales(const uint8_t *scales, uint64_t count) {
 void swizzle_scales(const Mxfp8Swizzle &work) {
   const bool row = work.form == Mxfp8Form::row;
   std::memset(work.to, 0, work.bytes());
-  for (uint64_t outer = 0; outer < work.outer(); ++outer)
-    for (uint64_t inner = 0; inner < work.inner(); ++inner) {
-      const uint64_t tile = outer / 128 * work.tiles_across() + inner / 4;
-      work.to[tile * 512 + outer % 32 * 16 + outer % 128 / 32 * 4 + inner % 4] =
-          work.scales[row ? outer * work.columns + inner : inner * work.columns + outer];
-    }
+  for (uint64_t matrix = 0; matrix < work.matrices; ++matrix) {
+    const uint8_t *const scales = work.scales + matrix * work.rows * work.columns;
+    uint8_t *const to = work.to + matrix * work.matrix_bytes();
+    for (uint64_t outer = 0; outer < work.outer(); ++outer)
+      for (uint64_t inner = 0; inner < work.inner(); ++inner) {
+        const uint64_t tile = outer / 128 * work.tiles_across() + inner / 4;
+        to[tile * 512 + outer % 32 * 16 + outer % 128 / 32 * 4 + inner % 4] =
+            scales[row ? outer * work.columns + inner : inner * work.columns + outer];
+      }
+  }
 }
 
 }  // namespace fsdp::device::kernels

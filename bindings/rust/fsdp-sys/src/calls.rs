@@ -621,7 +621,8 @@ extern "C" {
     /// Publish the main weights: cast them to compute weights, raise the version, close the update window. Whole weights
     /// are refreshed before the call returns. Where the scales of a quantized parameter show that its main weights have Inf
     /// or NaN, a line of FSDP_LOG_WARNING names it, once a version, on the rank that has them: on the host device in this
-    /// call, on a GPU in the next one that opens the update window or publishes, and not if a graph has published.
+    /// call, on a GPU at the end of the first call in the context that finds it done, or with the model's destroy; not if a
+    /// graph has published, nor while what was published before has not been told of.
     /// Collective: the mesh. Blocks: peers.
     /// Window: closes it. Errors: INVALID_STATE, MISMATCH (a rank does something else instead, or numbers differ: fatal on
     /// all ranks, since weights were written here; before the first publish nothing is lost: make it the same and publish

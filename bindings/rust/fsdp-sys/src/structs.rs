@@ -190,7 +190,8 @@ pub struct fsdp_model_options {
     /// 0: FSDP_SCALE_EXACT
     pub scale_rounding: fsdp_scale_rounding,
     /// what main weights are rounded to before they are quantized; 0: FSDP_FLOAT32, which is not at all;
-    /// FSDP_BFLOAT16: twice, with the bits of TransformerEngine
+    /// FSDP_BFLOAT16: magnitudes that scales are made of too, so that codes are rounded twice: of MXFP8 with
+    /// FSDP_SCALE_ROUND_UP the bits of TransformerEngine, but for blocks with a NaN
     pub quantize_from: fsdp_dtype,
     /// 0: FSDP_SCALE_ROUND_UP
     pub scale_rule: fsdp_scale_rule,

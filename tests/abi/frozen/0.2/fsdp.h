@@ -554,7 +554,9 @@ typedef struct fsdp_model_options {
   /* quantized parameters */
   fsdp_scale_rounding scale_rounding; /* 0: FSDP_SCALE_EXACT */
   fsdp_dtype quantize_from;        /* what main weights are rounded to before they are quantized; 0: FSDP_FLOAT32, which
-                                      is not at all; FSDP_BFLOAT16: twice, with the bits of TransformerEngine */
+                                      is not at all; FSDP_BFLOAT16: magnitudes that scales are made of too, so that
+                                      codes are rounded twice: of MXFP8 with FSDP_SCALE_ROUND_UP the bits of
+                                      TransformerEngine, but for blocks with a NaN */
   fsdp_scale_rule scale_rule;      /* 0: FSDP_SCALE_ROUND_UP */
   fsdp_plane_policy plane_policy;  /* 0: FSDP_PLANES_BY_PHASE */
 } fsdp_model_options;
@@ -1271,7 +1273,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_step_adamw(fsdp_model *model, double lr, 
  * Publish the main weights: cast them to compute weights, raise the version, close the update window. Whole weights
  * are refreshed before the call returns. Where the scales of a quantized parameter show that its main weights have Inf
  * or NaN, a line of FSDP_LOG_WARNING names it, once a version, on the rank that has them: on the host device in this
- * call, on a GPU in the next one that opens the update window or publishes, and not if a graph has published.
+ * call, on a GPU at the end of the first call in the context that finds it done, or with the model's destroy; not if a
+ * graph has published, nor while what was published before has not been told of.
  * Collective: the mesh. Blocks: peers.
  * Window: closes it. Errors: INVALID_STATE, MISMATCH (a rank does something else instead, or numbers differ: fatal on
  * all ranks, since weights were written here; before the first publish nothing is lost: make it the same and publish
