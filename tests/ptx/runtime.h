@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,12 @@ void use(Module module);
 // Kernels that use() was given and no launch has run.
 std::vector<std::string> idle_kernels();
 size_t kernel_count();
+
+// The accesses of single threads to global memory since it was asked for last, by their bytes.
+struct Accesses {
+  std::map<unsigned, uint64_t> loads, stores;
+};
+Accesses take_accesses();
 
 // What was wrong with the launches since it was asked for last; empty: nothing.
 std::string take_fault();
