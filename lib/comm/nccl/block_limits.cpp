@@ -13,27 +13,13 @@ namespace {
 constexpr int most_blocks = 64;  // NCCL's channels, to which it would cut more without a word
 constexpr int largest_cluster = 8;
 
-struct Variable {
-  const char *name;
-  int BlockLimits::*limit;
-  int lowest, highest;
-};
-constexpr Variable variables[] = {
-    {"FSDP_NCCL_MIN_CTAS", &BlockLimits::least, 1, most_blocks},
-    {"FSDP_NCCL_MAX_CTAS", &BlockLimits::most, 1, most_blocks},
-    {"FSDP_NCCL_CGA_CLUSTER_SIZE", &BlockLimits::cluster, 0, largest_cluster},
-    {"FSDP_NCCL_NVLS_CTAS", &BlockLimits::of_switches, 1, most_blocks},
-};
-
-int read(const Variable &variable) {
-  const char *value = std::getenv(variable.name);
+int read_number(const char *name, const char *value, int lowest, int highest) {
   if (!value || !*value) return undefined;
   const std::string_view text(value);
   int number = 0;
   const auto [end, error] = std::from_chars(text.begin(), text.end(), number);
-  if (error != std::errc{} || end != text.end() || number < variable.lowest || number > variable.highest)
-    fail(FSDP_INVALID_ARGUMENT, "{} is '{}': a whole number in [{}, {}] is needed", variable.name, text,
-         variable.lowest, variable.highest);
+  if (error != std::errc{} || end != text.end() || number < lowest || number > highest)
+    fail(FSDP_INVALID_ARGUMENT, "{} is '{}': a whole number in [{}, {}] is needed", name, text, lowest, highest);
   return number;
 }
 
@@ -41,7 +27,11 @@ int read(const Variable &variable) {
 
 BlockLimits read_block_limits() {
   BlockLimits limits;
-  for (const Variable &variable : variables) limits.*variable.limit = read(variable);
+  limits.least = read_number("FSDP_NCCL_MIN_CTAS", std::getenv("FSDP_NCCL_MIN_CTAS"), 1, most_blocks);
+  limits.most = read_number("FSDP_NCCL_MAX_CTAS", std::getenv("FSDP_NCCL_MAX_CTAS"), 1, most_blocks);
+  limits.cluster =
+      read_number("FSDP_NCCL_CGA_CLUSTER_SIZE", std::getenv("FSDP_NCCL_CGA_CLUSTER_SIZE"), 0, largest_cluster);
+  limits.of_switches = read_number("FSDP_NCCL_NVLS_CTAS", std::getenv("FSDP_NCCL_NVLS_CTAS"), 1, most_blocks);
   if (limits.most != undefined && limits.least > limits.most)
     fail(FSDP_INVALID_ARGUMENT, "FSDP_NCCL_MIN_CTAS is {} and FSDP_NCCL_MAX_CTAS {}, which is less", limits.least,
          limits.most);
@@ -56,9 +46,13 @@ void check_block_limits(const BlockLimits &limits, const Library &library) {
 
 std::string text_of(const BlockLimits &limits) {
   std::string text;
-  for (const Variable &variable : variables)
-    if (const int limit = limits.*variable.limit; limit != undefined)
-      text += format_text("{}{}={}", text.empty() ? "" : ", ", variable.name, limit);
+  const auto add = [&](const char *name, int limit) {
+    if (limit != undefined) text += format_text("{}{}={}", text.empty() ? "" : ", ", name, limit);
+  };
+  add("FSDP_NCCL_MIN_CTAS", limits.least);
+  add("FSDP_NCCL_MAX_CTAS", limits.most);
+  add("FSDP_NCCL_CGA_CLUSTER_SIZE", limits.cluster);
+  add("FSDP_NCCL_NVLS_CTAS", limits.of_switches);
   return text;
 }
 
