@@ -100,7 +100,7 @@ fsdp_status fsdp_get_shard_state(const fsdp_model *model, uint64_t shard_index, 
 fsdp_status fsdp_get_grad_norm(fsdp_model *model, const fsdp_mesh *mesh, fsdp_stream stream, double *norm) {
   constexpr auto call = "fsdp_get_grad_norm";
   return in_model(model, call, [&](engine::Model &impl) {
-    device::Stream &caller = impl.update(call).require_measurable(stream, call);
+    device::Stream &caller = impl.update(call).require_norm(stream, norm || mesh, call);
     impl.optimizer(call).grad_norm(mesh_of(mesh, impl.context(), call).get(), caller, norm);
   });
 }
@@ -138,7 +138,7 @@ fsdp_status fsdp_clip_grads(fsdp_model *model, const fsdp_mesh *mesh, double max
                             double *norm) {
   constexpr auto call = "fsdp_clip_grads";
   return in_model(model, call, [&](engine::Model &impl) {
-    device::Stream &caller = impl.update(call).require_measurable(stream, call);
+    device::Stream &caller = impl.update(call).require_norm(stream, norm || mesh, call);
     impl.optimizer(call).clip_grads(mesh_of(mesh, impl.context(), call).get(), max_norm, caller, norm);
   });
 }

@@ -81,15 +81,15 @@ class Stream {
   virtual void quantize_fp8(const Fp8Quantize &work) = 0;
   // to += from in to's dtype, computed in fp32 and rounded once
   virtual void add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) = 0;
-  virtual void scale(float *values, float factor, uint64_t count) = 0;
+  virtual void scale_all(std::span<const FloatSpan> spans, float factor) = 0;
   virtual void rank_sum(const RankSum &sum) = 0;
   // *result = sum of squares in fp64: partial sums per granule, in a fixed order (norm_piece in device/work.h)
-  virtual void sum_squares(double *result, const float *values, uint64_t count, uint64_t granule) = 0;
+  virtual void sum_all_squares(std::span<const SquaresSpan> spans) = 0;
   // *result = the sum of the values in their order
   virtual void sum_values(double *result, const double *values, uint64_t count) = 0;
   virtual void find_norm(Norm *norm, const NormShares &shares) = 0;
   // values *= *factor, read when the work is done; one of 1 changes no bit
-  virtual void scale_by(float *values, const float *factor, uint64_t count) = 0;
+  virtual void scale_all_by(std::span<const FloatSpan> spans, const float *factor) = 0;
   // *result = number of elements that are Inf or NaN
   virtual void count_nonfinite(uint64_t *result, const float *values, uint64_t count) = 0;
   // One step of many pieces; the spans stay where they are until it is done.
@@ -98,6 +98,19 @@ class Stream {
   // from replay to replay. store_step writes it there, in the order of the stream.
   virtual void adamw_from(const AdamW *step, std::span<const AdamWSpan> spans) = 0;
   virtual void store_step(AdamW *to, const AdamW &step) = 0;
+  // Of one array.
+  void scale(float *values, float factor, uint64_t count) {
+    const FloatSpan one{values, count};
+    scale_all({&one, 1}, factor);
+  }
+  void scale_by(float *values, const float *factor, uint64_t count) {
+    const FloatSpan one{values, count};
+    scale_all_by({&one, 1}, factor);
+  }
+  void sum_squares(double *result, const float *values, uint64_t count, uint64_t granule) {
+    const SquaresSpan one{result, values, count, granule};
+    sum_all_squares({&one, 1});
+  }
   // The graph capture that the stream is in, as CUDA numbers them; 0: none. See Device::begin_capture.
   virtual uint64_t capture_id() const { return 0; }
   // The device's own handle; NULL on the host.

@@ -62,6 +62,19 @@ struct RankSum {
 // way, as if each were an element's square. So a GPU's threads can share the work, and find the same bits.
 constexpr uint64_t norm_piece = 4096, norm_sums = 16;
 
+// One sum of many: as above, of count values in granules of so many; 0: all is one granule.
+struct SquaresSpan {
+  double *result;
+  const float *values;
+  uint64_t count, granule;
+};
+
+// One array of many that are scaled.
+struct FloatSpan {
+  float *values;
+  uint64_t count;
+};
+
 // The norm of what ranks hold in parts: the root of the sum of their shares, which are sums of squares. Added in the
 // order of slots: the share of slot s is shares[s % slices * inner + s / slices] (layout/mesh.h).
 struct NormShares {

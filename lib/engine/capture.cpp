@@ -24,6 +24,7 @@ Capture::Capture(Runtime &runtime, Gatherer &gatherer, Reducer &reducer, Optimiz
   before_ = read();
   calls_ = runtime.calls;
   step_failure_ = runtime.step.failure();
+  norm_ = optimizer.known_norm();
   device.begin_capture(id);
   runtime.capture_id = id;
   runtime.context.set_captured(&runtime);
@@ -79,6 +80,7 @@ void Capture::end() {
   write(before_);
   runtime_.calls = calls_;
   runtime_.step.set_failure(step_failure_);
+  optimizer_.set_known_norm(norm_);
   runtime_.capture_id = 0;
   runtime_.context.set_captured(nullptr);
   runtime_.context.device().end_capture();
@@ -130,6 +132,10 @@ void Capture::enter(double lr, fsdp_stream stream) {
 void Capture::leave(device::Stream &caller) {
   runtime_.replays.commit(caller);
   for (device::Stream *library : runtime_.library_streams()) runtime_.replays.join_last(*library);
+  if (has_norm_) {
+    caller.record(*runtime_.marks.norm);
+    optimizer_.set_known_norm({true, {}});
+  }
   Moment state = advance(read(), before_, after_);
   for (GradState &grad : state.grads) grad.streams.clear();
   write(state);

@@ -39,6 +39,8 @@ class Capture {
   const std::string &failure() const noexcept { return failure_; }
   // A step of AdamW is a part of it: its lr and corrections are those of each replay.
   void add_step(const fsdp_adamw_options &options);
+  // A norm is found in it, which the host may ask for after each replay.
+  void add_norm() noexcept { has_norm_ = true; }
   // Streams of the library that were forked into the capture come back to the caller's.
   void join(fsdp_stream stream);
   bool has_step() const noexcept { return has_step_; }
@@ -71,7 +73,8 @@ class Capture {
   Moment before_, after_;
   CallSequence calls_;        // before
   std::string step_failure_;  // before
-  bool has_step_ = false;
+  KnownNorm norm_;            // before
+  bool has_step_ = false, has_norm_ = false;
   uint64_t lr_scales_ = 0;  // of that step, as Runtime has them
   fsdp_adamw_options adamw_{};
 };

@@ -9,21 +9,10 @@
 
 namespace fsdp::engine {
 
-namespace {
-
-const float *counted_grad(const Shard &shard) {
-  return reinterpret_cast<const float *>(shard.bucket->plane(PlaneKind::grad).at(shard.counted));
-}
-
-}  // namespace
-
 // This rank's sum of squares of every parameter. Those that it has nothing of are 0 for ever: nobody writes there.
 void Optimizer::measure_squares(double *squares, device::Stream &caller) {
-  for (const Shard &shard : shards_) {
-    if (shard.counted.count == 0) continue;
-    const uint64_t granule = runtime_.placement(runtime_.groups[shard.group].places[shard.param_index]).granule;
-    caller.sum_squares(squares + shard.ordinal, counted_grad(shard), shard.counted.count, granule);
-  }
+  for (size_t i = 0; i < squares_.size(); ++i) squares_[i].result = squares + measured_ordinals_[i];
+  caller.sum_all_squares(squares_);
 }
 
 // Every holder's values go to all_values(), in the order of its ranks.
@@ -128,14 +117,13 @@ void Optimizer::measure_norm(const layout::Mesh *further, double max_norm, devic
   if (further) return measure_further(*further, max_norm, dispute, caller);
   if (dispute.odd >= 0) refuse(dispute, runtime_.teams.number);
   norm_.find(max_norm, caller);
-  last_norm_.reset();
-  measured_ = true;
+  known_norm_ = {true, {}};
 }
 
 // The host adds the norms of models, and so waits for this one's.
 void Optimizer::measure_further(const layout::Mesh &further, double max_norm, NormDispute dispute,
                                 device::Stream &caller) {
-  if (measured_) last_norm_ = last_norm();  // if ranks disagree it stays the last
+  if (known_norm_.measured) known_norm_.value = last_norm();  // if ranks disagree it stays the last
   double squares = 0;
   if (dispute.odd < 0) {
     norm_.find(0, caller);
@@ -143,8 +131,7 @@ void Optimizer::measure_further(const layout::Mesh &further, double max_norm, No
   }
   dispute = exchange_further(further, max_norm, squares, dispute);
   if (dispute.odd >= 0) refuse(dispute, runtime_.teams.number);
-  last_norm_ = std::sqrt(squares);
-  measured_ = true;
+  known_norm_ = {true, std::sqrt(squares)};
 }
 
 void Optimizer::grad_norm(const layout::Mesh *further, device::Stream &caller, double *norm) {
@@ -153,7 +140,7 @@ void Optimizer::grad_norm(const layout::Mesh *further, device::Stream &caller, d
 }
 
 std::optional<double> Optimizer::last_norm() const {
-  if (!measured_ || last_norm_) return last_norm_;
+  if (!known_norm_.measured || known_norm_.value) return known_norm_.value;
   return norm_.read().norm;
 }
 
@@ -190,7 +177,7 @@ void Optimizer::clip_to_norm(device::Stream &caller) {
   const CallSpan span(runtime_, "scale_grads");
   runtime_.join_window(caller);
   norm_.await(caller);
-  for (const Shard &shard : shards_) caller.scale_by(main_grad(shard), norm_.factor(), shard.slice.count);
+  caller.scale_all_by(grads_, norm_.factor());
   runtime_.leave_window(caller);
 }
 
@@ -198,10 +185,8 @@ const char *Optimizer::find_nonfinite(device::Stream &caller) {
   const CallSpan span(runtime_, "check_grads");
   auto *counts = reinterpret_cast<uint64_t *>(own_values());
   runtime_.join_window(caller);
-  for (const Shard &shard : shards_) {
-    if (shard.counted.count == 0) continue;
-    caller.count_nonfinite(counts + shard.ordinal, counted_grad(shard), shard.counted.count);
-  }
+  for (size_t i = 0; i < squares_.size(); ++i)
+    caller.count_nonfinite(counts + measured_ordinals_[i], squares_[i].values, squares_[i].count);
   synchronize(caller);
   size_t first = names_.size();
   exchange_values([&](size_t p, double count) {

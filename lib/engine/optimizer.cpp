@@ -22,6 +22,27 @@ Optimizer::Optimizer(Runtime &runtime, bool adamw)
       shards_.push_back({main.group.index, main.param_index, main.ordinal, &main.bucket, main.slice, counted});
   });
   batches_ = make_batches();
+  list_grads();
+}
+
+// What all main grads are measured and scaled by, in a few launches.
+void Optimizer::list_grads() {
+  for (const Shard &shard : shards_) {
+    grads_.push_back({main_grad(shard), shard.slice.count});
+    if (shard.counted.count == 0) continue;
+    const uint64_t granule = runtime_.placement(runtime_.groups[shard.group].places[shard.param_index]).granule;
+    const auto *counted = reinterpret_cast<const float *>(shard.bucket->plane(PlaneKind::grad).at(shard.counted));
+    squares_.push_back({nullptr, counted, shard.counted.count, granule});
+    measured_ordinals_.push_back(shard.ordinal);
+  }
+  std::ranges::sort(grads_, std::less<>(), &device::FloatSpan::values);
+  size_t last = 0;
+  for (size_t i = 1; i < grads_.size(); ++i)
+    if (grads_[last].values + grads_[last].count == grads_[i].values)
+      grads_[last].count += grads_[i].count;
+    else
+      grads_[++last] = grads_[i];
+  if (!grads_.empty()) grads_.resize(last + 1);
 }
 
 device::AdamWSpan Optimizer::span_of(const Shard &shard) const {
@@ -123,7 +144,7 @@ void Optimizer::multiply_grads(double factor, device::Stream &caller) {
   if (value == 1.0f) return;
   const CallSpan span(runtime_, "scale_grads");
   runtime_.join_window(caller);
-  for (const Shard &shard : shards_) caller.scale(main_grad(shard), value, shard.slice.count);
+  caller.scale_all(grads_, value);
   runtime_.leave_window(caller);
 }
 

@@ -39,6 +39,12 @@ struct NormDispute {
   double first = -1, by_first = 0;
 };
 
+// The last norm that was asked for.
+struct KnownNorm {
+  bool measured = false;        // one, ever
+  std::optional<double> value;  // if the host has it; else it is where it was found
+};
+
 class Optimizer {
  public:
   Optimizer(Runtime &runtime, bool adamw);
@@ -53,6 +59,8 @@ class Optimizer {
   void grad_norm(const layout::Mesh *further, device::Stream &caller, double *norm);
   // The last one that was found, here or to clip. The calling thread waits for it.
   std::optional<double> last_norm() const;
+  const KnownNorm &known_norm() const noexcept { return known_norm_; }
+  void set_known_norm(const KnownNorm &norm) noexcept { known_norm_ = norm; }
   // Batches with another lr_scale for one parameter, and their adoption, which cannot fail.
   std::vector<AdamWBatch> make_batches(const memory::ParamSpec *changed = nullptr, double lr_scale = 0) const;
   void adopt(std::vector<AdamWBatch> batches) noexcept { batches_ = std::move(batches); }
@@ -90,6 +98,7 @@ class Optimizer {
   std::byte *compute(const Shard &shard) const;
   void make_steps(double lr, const StepNumbers &numbers);
   device::AdamWSpan span_of(const Shard &shard) const;
+  void list_grads();
   // scratch: one value a parameter for this rank, then a chunk of parameters for every rank
   double *own_values() const {
     std::byte *const norms = runtime_.storage->own_part(memory::RegionId::norms);
@@ -104,11 +113,13 @@ class Optimizer {
   bool adamw_;  // else the optimizer is the caller's
   SharedNorm norm_;
   Quantizer quantizer_;
-  bool measured_ = false;            // a norm, ever
-  std::optional<double> last_norm_;  // if the host has it; else norm_ has
+  KnownNorm known_norm_;
   std::vector<Shard> shards_;
-  std::vector<AdamWBatch> batches_;  // of all of them
-  std::vector<const char *> names_;  // of all parameters of the model
+  std::vector<AdamWBatch> batches_;           // of all of them
+  std::vector<device::FloatSpan> grads_;      // ... that are not empty, with neighbours as one
+  std::vector<device::SquaresSpan> squares_;  // of what is counted of them; who measures says where the results go
+  std::vector<uint32_t> measured_ordinals_;   // ... of the parameter of each
+  std::vector<const char *> names_;           // of all parameters of the model
 };
 
 }  // namespace fsdp::engine

@@ -100,6 +100,24 @@ device::Stream &UpdateWindow::require_measurable(fsdp_stream stream, const char 
   return runtime_.caller_stream(stream, call);
 }
 
+void UpdateWindow::capture_norm(bool waits, const char *call) {
+  Capture *const capture = graphs_.capture();
+  if (!capture) return runtime_.require_eager(call);
+  if (waits)
+    fail(FSDP_INVALID_STATE,
+         "{}: the model is being captured into a graph, and no host waits for a norm in it: give NULL for norm and for "
+         "the mesh; fsdp_get_last_norm tells it after a replay",
+         call);
+  capture->add_norm();
+}
+
+device::Stream &UpdateWindow::require_norm(fsdp_stream stream, bool waits, const char *call) {
+  require_grads(call);
+  device::Stream &caller = runtime_.caller_stream(stream, call);
+  capture_norm(waits, call);
+  return caller;
+}
+
 void UpdateWindow::require_adamw(const char *call) const {
   if (!adamw_)
     fail(FSDP_INVALID_STATE, "{}: the model was created with FSDP_OPTIMIZER_CALLER and has no AdamW states", call);
@@ -128,10 +146,10 @@ void UpdateWindow::apply_grads(const Strided<fsdp_grad> &grads, double lr, doubl
                                const fsdp_adamw_options &options, fsdp_stream stream, double *norm) {
   constexpr auto call = "fsdp_apply_grads";
   const CallSpan span(runtime_, "apply_grads");
-  if (max_norm > 0 || norm) runtime_.require_eager(call);
   runtime_.step.require_weights(call);
   require_adamw(call);
   runtime_.caller_stream(stream, call);
+  if (max_norm > 0 || norm) capture_norm(norm != nullptr, call);
   check_grads(grads, call);
   put_grads(grads, stream);
   // Known before anything is scaled, and before one rank asks for a norm that the others do not come for.

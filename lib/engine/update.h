@@ -40,11 +40,14 @@ class UpdateWindow {
   void require_grads(const char *call) const;
   // ... and the host may wait for what it asks of them. The stream that it asks on.
   device::Stream &require_measurable(fsdp_stream stream, const char *call);
+  // The same for a norm, which may be part of a graph if nobody waits for it: the host neither reads nor adds it.
+  device::Stream &require_norm(fsdp_stream stream, bool waits, const char *call);
   // What a step still has to do before it can end, as text; empty if nothing.
   std::string list_unfinished() const;
 
  private:
   void require_adamw(const char *call) const;
+  void capture_norm(bool waits, const char *call);
   // -- how a step ends (update.cpp) --
   void end_step(Meetings::Arrival call, device::Stream &caller);
   void await_readers(device::Stream &caller);

@@ -29,7 +29,8 @@ inline fsdp_status get_param_norms(Rank &rank, cudaStream_t stream) {
 }
 
 inline fsdp_status clip(Rank &rank, cudaStream_t stream) {
-  return fsdp_clip_grads(rank.model, nullptr, 1.0, stream, nullptr);
+  double norm = 0;
+  return fsdp_clip_grads(rank.model, nullptr, 1.0, stream, &norm);
 }
 
 inline fsdp_status check_finite(Rank &rank, cudaStream_t stream) {

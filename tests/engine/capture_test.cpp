@@ -2,6 +2,9 @@
 // Parts of steps as CUDA graphs: the bits and the counts of eager ones.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <memory>
 
 #include "graph.h"
@@ -133,7 +136,7 @@ TEST(Capture, EagerStepsAndReplaysMix) {
   EXPECT_TRUE(same_bits(weights, expected));
 }
 
-// Two captures, of a first and of a later micro-batch; the update is not captured, so that it can clip.
+// Two captures, of a first and of a later micro-batch; the update is not captured.
 TEST(Capture, OverwritingAndAddingAreTwoCaptures) {
   for (const fsdp_strategy strategy : strategies) {
     const Scenario setup = graph_scenario(strategy);
@@ -162,6 +165,81 @@ TEST(Capture, OverwritingAndAddingAreTwoCaptures) {
     });
     EXPECT_TRUE(same_bits(weights, expected)) << "strategy " << strategy;
   }
+}
+
+// Norms that each replay finds anew, some above the limit and some below; what the host asks for is that of the last
+// replay, or of the eager step that came after it.
+void expect_clips(const Scenario &setup, const std::function<void(Rank &, cudaStream_t, double)> &clipped_step) {
+  std::vector<double> eager, replayed;
+  const auto ask = [](Rank &rank, std::vector<double> &norms) {
+    double norm = 0;
+    FSDP(fsdp_get_last_norm(rank.model, &norm));
+    if (rank.rank == 0) norms.push_back(norm);
+  };
+  const Weights expected = run(setup, [&](Rank &rank, cudaStream_t stream) {
+    for (int i = 0; i < steps; ++i) clipped_step(rank, stream, lr_of(i)), ask(rank, eager);
+  });
+  const Weights weights = run(setup, [&](Rank &rank, cudaStream_t stream) {
+    const auto captured = [&] { clipped_step(rank, stream, 0); };
+    const Graph unused(rank, stream, captured);
+    double none = 0;  // nothing was done
+    require_error(fsdp_get_last_norm(rank.model, &none), FSDP_INVALID_STATE, {"no norm was measured yet"});
+    clipped_step(rank, stream, lr_of(0));
+    Graph graph(rank, stream, captured);
+    ask(rank, replayed);
+    for (int i = 1; i < steps; ++i) {
+      nap(stream, 20);
+      i == 2 ? clipped_step(rank, stream, lr_of(i)) : graph.replay(lr_of(i));
+      ask(rank, replayed);
+    }
+  });
+  EXPECT_TRUE(same_bits(weights, expected));
+  EXPECT_EQ(replayed, eager);
+  EXPECT_NE(eager.front(), eager.back());
+}
+
+TEST(Capture, ClippingIsPartOfAGraph) {
+  const auto clipped_step = [](Rank &rank, cudaStream_t stream, double lr) {
+    pass(rank, stream, true);
+    FSDP(fsdp_finish_grads(rank.model, 0.5, 0, stream));
+    FSDP(fsdp_get_grad_norm(rank.model, nullptr, stream, nullptr));
+    FSDP(fsdp_clip_grads(rank.model, nullptr, 0.25, stream, nullptr));
+    FSDP(fsdp_step_adamw(rank.model, lr, nullptr, stream));
+  };
+  expect_clips(graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS), clipped_step);
+  if (!has_nccl()) return;
+  for (const fsdp_strategy strategy : {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM_GRADS_PARAMS})
+    expect_clips(nccl_scenario(strategy, 2), clipped_step);
+  Scenario replicas = nccl_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 4);
+  replicas.mesh.replicate_size = replicas.mesh.shard_size = 2;
+  replicas.model.outer_strategy = FSDP_OUTER_OPTIM;
+  expect_clips(replicas, clipped_step);
+}
+
+// Each step, also one that a graph does, has other gradients.
+TEST(Capture, AWholeStepInOneCallMayClip) {
+  NEEDS_NCCL();
+  const Scenario setup = nccl_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
+  std::vector<uint64_t> counts;
+  for (const GroupDef &group : setup.groups)
+    for (const ParamDef &param : group.params)
+      if (!(param.flags & FSDP_PARAM_FROZEN)) counts.push_back(param.count());
+  const uint64_t most = *std::ranges::max_element(counts);
+  std::array<float *, 2> given{};
+  for (float *&grad : given) CUDA(cudaHostAlloc(reinterpret_cast<void **>(&grad), most * sizeof(float), 0));
+  std::array<std::atomic<int>, 2> done{};
+  expect_clips(setup, [&](Rank &rank, cudaStream_t stream, double lr) {
+    float *const grad = given[rank.rank];
+    CUDA(simulated::enqueue(stream, [=, &calls = done[rank.rank]] {
+      const auto factor = 0.01f * static_cast<float>(1 + calls++ % steps);
+      for (uint64_t i = 0; i < most; ++i) grad[i] = factor * static_cast<float>(i % 5);
+    }));
+    std::vector<fsdp_grad> grads;
+    for (const uint64_t count : counts) grads.push_back({grad, count, FSDP_FLOAT32, 0});
+    FSDP(fsdp_apply_grads(rank.model, grads.data(), grads.size(), sizeof(fsdp_grad), lr, 0.25, nullptr, stream,
+                          nullptr));
+  });
+  for (float *grad : given) CUDA(cudaFreeHost(grad));
 }
 
 // A stream of the caller's that was forked into the capture is a part of it.

@@ -1,14 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loads, stores and atomic operations, lane by lane.
+#include <array>
+#include <bit>
 #include <utility>
 
 #include "ptx/operations.h"
+#include "ptx/runtime.h"
 #include "ptx/warp.h"
 
 namespace ptx {
 namespace {
 
 uint64_t atomics = 0;
+using ByBytes = std::array<uint64_t, 65>;
+ByBytes loads{}, stores{};
+
+void count(ByBytes &accesses, const Instruction &i, const Warp &warp) {
+  if (i.space == Space::global) accesses[i.count * i.bytes] += static_cast<uint64_t>(std::popcount(warp.active));
+}
+
+std::map<unsigned, uint64_t> take(ByBytes &accesses) {
+  std::map<unsigned, uint64_t> taken;
+  for (unsigned bytes = 0; bytes < accesses.size(); ++bytes)
+    if (const uint64_t number = std::exchange(accesses[bytes], 0)) taken[bytes] = number;
+  return taken;
+}
 
 template <class T, class Change>
 void change(const Instruction &i, Warp &warp, Change changed) {
@@ -34,6 +50,7 @@ uint64_t take_atomics() { return std::exchange(atomics, 0); }
 
 // What is wider than what it loads is filled with zeros, or the sign.
 void load(const Instruction &i, Warp &warp) {
+  count(loads, i, warp);
   each_lane(warp.active, [&](unsigned lane) {
     const std::byte *const from = reach(i, warp, lane);
     for (unsigned k = 0; k < i.count; ++k) {
@@ -46,12 +63,15 @@ void load(const Instruction &i, Warp &warp) {
 }
 
 void store(const Instruction &i, Warp &warp) {
+  count(stores, i, warp);
   each_lane(warp.active, [&](unsigned lane) {
     std::byte *const to = reach(i, warp, lane);
     for (unsigned k = 0; k < i.count; ++k)
       std::memcpy(to + k * i.bytes, warp.registers + i.to[k] + lane * i.register_bytes, i.bytes);
   });
 }
+
+Accesses take_accesses() { return {take(loads), take(stores)}; }
 
 std::optional<Run> find_atomic(std::string_view name) {
   if (name == "atom.global.add.u64") return add_u64;

@@ -33,11 +33,12 @@ void run(const Instruction &i, Warp &warp) {
 }
 
 // Two registers of 16 bits from one of 32.
+template <class Whole, class Half>
 void split(const Instruction &i, Warp &warp) {
-  const uint32_t *const from = warp.lane<uint32_t>(i.from[0]);
+  const Whole *const from = warp.lane<Whole>(i.from[0]);
   each_lane(warp.active, [&](unsigned lane) {
-    warp.lane<uint16_t>(i.to[0])[lane] = static_cast<uint16_t>(from[lane]);
-    warp.lane<uint16_t>(i.to[1])[lane] = static_cast<uint16_t>(from[lane] >> 16);
+    warp.lane<Half>(i.to[0])[lane] = static_cast<Half>(from[lane]);
+    warp.lane<Half>(i.to[1])[lane] = static_cast<Half>(from[lane] >> 8 * sizeof(Half));
   });
 }
 
@@ -158,7 +159,8 @@ Table::Table() {
   add<Permute, uint32_t, uint32_t, uint32_t, uint32_t>("prmt.b32");
   // Names of our own for what PTX writes by its operands.
   add<Combine, uint32_t, uint16_t, uint16_t>("mov.b32.combine");
-  of["mov.b32.split"] = {split, {2, 2}, {4}};
+  of["mov.b32.split"] = {split<uint32_t, uint16_t>, {2, 2}, {4}};
+  of["mov.b64.split"] = {split<uint64_t, uint32_t>, {4, 4}, {8}};
   add<Nanoseconds, uint64_t>("mov.u64.globaltimer");
 }
 

@@ -363,8 +363,9 @@ void Parser::take_access(std::string_view opcode, const std::vector<std::string_
     instruction.from[1] = source(operands[2], instruction.bytes).at;
     return;
   }
-  // What is between the space and the type.
-  const std::string_view form = opcode.substr(2 + std::string_view(space->first).size());
+  // What is between the space and the type; "wb" is what caches do anyway.
+  std::string_view form = opcode.substr(2 + std::string_view(space->first).size());
+  if (stores && starts(form, "wb.")) form.remove_prefix(3);
   const bool vector = starts(form, "v2.") || starts(form, "v4.");
   if (form.substr(vector ? 3 : 0) != type || operands.size() != 2) refuse("an access that is not known here");
   instruction.run = loads ? load : store;

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <new>
 
 #include "cuda_memory.h"
@@ -160,6 +161,59 @@ TEST(Ptx, ABlockAddsItsCountOnce) {
   ASSERT_LAUNCHED(
       cuda::count_nonfinite(gpu::stream(), reinterpret_cast<uint64_t *>(result.data()), values.floats(), given.size()));
   EXPECT_EQ(ptx::take_atomics(), 2u);
+}
+
+// Packs of 4 elements, from the first on: no thread has single ones.
+class WideAccesses : public ::testing::Test {
+ protected:
+  static constexpr uint64_t count = 4096 + 4 * 300, packs = count / 4;
+  using ByBytes = std::map<unsigned, uint64_t>;
+
+  void SetUp() override { ptx::take_accesses(); }
+
+  // An update that publishes in this dtype, or not.
+  static ptx::Accesses update(fsdp_dtype dtype, bool publishes) {
+    OnGpu weight(count * 4), grad(count * 4), average(count * 4), square(count * 4), copy(count * 4);
+    const device::AdamWSpan span{
+        weight.floats(), grad.floats(), average.floats(), square.floats(), publishes ? copy.data() : nullptr,
+        dtype,           count};
+    EXPECT_EQ(cuda::adamw(gpu::stream(), {}, {&span, 1}), 0) << ptx::take_fault();
+    return ptx::take_accesses();
+  }
+};
+
+TEST_F(WideAccesses, OfAdamW) {
+  EXPECT_EQ(update(FSDP_FLOAT32, false).loads, (ByBytes{{16, 4 * packs}}));
+  EXPECT_EQ(update(FSDP_FLOAT32, false).stores, (ByBytes{{16, 3 * packs}}));
+  EXPECT_EQ(update(FSDP_FLOAT32, true).stores, (ByBytes{{16, 4 * packs}}));
+  EXPECT_EQ(update(FSDP_BFLOAT16, true).stores, (ByBytes{{8, packs}, {16, 3 * packs}}));
+  EXPECT_EQ(update(FSDP_FLOAT16, true).stores, (ByBytes{{8, packs}, {16, 3 * packs}}));
+}
+
+TEST_F(WideAccesses, OfCasts) {
+  constexpr fsdp_dtype dtypes[] = {FSDP_FLOAT32, FSDP_BFLOAT16, FSDP_FLOAT16};
+  for (const fsdp_dtype to : dtypes)
+    for (const fsdp_dtype from : dtypes) {
+      OnGpu source(count * 4), target(count * 4);
+      ASSERT_EQ(cuda::cast(gpu::stream(), target.data(), to, source.data(), from, count), 0);
+      const auto [loads, stores] = ptx::take_accesses();
+      EXPECT_EQ(loads, (ByBytes{{from == FSDP_FLOAT32 ? 16 : 8, packs}})) << from << " to " << to;
+      EXPECT_EQ(stores, (ByBytes{{to == FSDP_FLOAT32 ? 16 : 8, packs}})) << from << " to " << to;
+    }
+}
+
+TEST_F(WideAccesses, OfSumsAndProducts) {
+  OnGpu values(count * 4), addends(2 * count * 4);
+  ASSERT_EQ(cuda::scale(gpu::stream(), values.floats(), 0.5f, count), 0);
+  EXPECT_EQ(ptx::take_accesses().stores, (ByBytes{{16, packs}})) << "scale";
+  ASSERT_EQ(cuda::add(gpu::stream(), values.data(), FSDP_BFLOAT16, addends.data(), FSDP_FLOAT32, count), 0);
+  EXPECT_EQ(ptx::take_accesses().stores, (ByBytes{{8, packs}})) << "add";
+  ASSERT_EQ(cuda::rank_sum(gpu::stream(), {addends.data(), count * 4, 2, FSDP_FLOAT32, FSDP_FLOAT32, values.floats(),
+                                           count, 1.0f, true}),
+            0);
+  const auto [loads, stores] = ptx::take_accesses();
+  EXPECT_EQ(loads, (ByBytes{{16, 3 * packs}})) << "rank_sum";
+  EXPECT_EQ(stores, (ByBytes{{16, packs}})) << "rank_sum";
 }
 
 // Says what a launch was refused for, below the line that the test wrote of it.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,11 @@ size_t kernel_count();
 
 // Atomic operations of threads since it was asked for last.
 uint64_t take_atomics();
+// The accesses of single threads to global memory since it was asked for last, by their bytes.
+struct Accesses {
+  std::map<unsigned, uint64_t> loads, stores;
+};
+Accesses take_accesses();
 
 // What was wrong with the launches since it was asked for last; empty: nothing.
 std::string take_fault();

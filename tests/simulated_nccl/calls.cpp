@@ -131,6 +131,21 @@ bool hangs_in_init(int rank) {
   return state().knob(Knob::hang_init_rank) == rank + 1;
 }
 
+// As NCCL, which compares the first two before it fills in what is undefined.
+bool refuses(const Config &config) {
+  const auto is_less = [](int value, int lowest) { return value != undefined && value < lowest; };
+  return config.magic != 0xcafebeef || config.blocking != 0 || is_less(config.min_ctas, 1) ||
+         is_less(config.max_ctas, 1) || config.min_ctas > config.max_ctas || is_less(config.cga_cluster_size, 0) ||
+         is_less(config.nvls_ctas, 1);
+}
+
+void note(const Config &config) {
+  state().count(Count::min_ctas) = config.min_ctas;
+  state().count(Count::max_ctas) = config.max_ctas;
+  state().count(Count::cga_cluster_size) = config.cga_cluster_size;
+  state().count(Count::nvls_ctas) = config.nvls_ctas;
+}
+
 // The caller may read it at any time.
 void write_handle(Comm **out, Comm *comm, int64_t late_ms) {
   const auto write = [=] { __atomic_store_n(out, comm, __ATOMIC_RELEASE); };
@@ -189,8 +204,8 @@ EXPORT Result ncclGetUniqueId(UniqueId *id) {
 
 EXPORT Result ncclCommInitRankConfig(Comm **out, int ranks, UniqueId id, int rank, Config *config) {
   const Lock lock(state().mutex);
-  if (config->magic != 0xcafebeef || config->blocking != 0)
-    return refuse(invalid_argument, "a configuration of nonsense");
+  if (refuses(*config)) return refuse(invalid_argument, "a configuration of nonsense");
+  note(*config);
   auto comm = std::make_shared<Comm>();
   auto &clique = state().cliques[std::string(id.bytes, ::strnlen(id.bytes, sizeof id.bytes))];
   if (!clique) clique = std::make_shared<Clique>();

@@ -50,6 +50,11 @@ enum class Count : int {
   copy_engine_gathers,
   aborts,
   finished,  // communicators that ended in good order
+  // Of the configuration of the communicator that was made last; INT_MIN: NCCL's own choice.
+  min_ctas,
+  max_ctas,
+  cga_cluster_size,
+  nvls_ctas,
 };
 
 // The functions that the shared object gives to tests, by dlsym.

@@ -89,6 +89,18 @@ TEST_F(CudaLaunch, MatricesOfScalesAreOneLaunch) {
   EXPECT_EQ(launches, 1);
 }
 
+TEST_F(CudaLaunch, SumsAndScalingsAreBatched) {
+  std::vector<double> sums(112);
+  std::vector<SquaresSpan> squares;
+  for (double &one : sums) squares.push_back({&one, values, 8, 1});
+  EXPECT_EQ(cuda::sum_squares(nullptr, squares, scratch), 0);
+  EXPECT_EQ(std::exchange(launches, 0), 4);
+  const std::vector<FloatSpan> spans(192, FloatSpan{values, 8});
+  EXPECT_EQ(cuda::scale(nullptr, spans, 1), 0);
+  EXPECT_EQ(cuda::scale_by(nullptr, spans, values), 0);
+  EXPECT_EQ(launches, 2);
+}
+
 TEST_F(CudaLaunch, ErrorsOf8BitKernelsAreReturned) {
   next_result = cudaErrorLaunchOutOfResources;
   const int error = cudaErrorLaunchOutOfResources;

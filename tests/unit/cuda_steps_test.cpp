@@ -239,6 +239,69 @@ TEST(CudaScaleBy, FactorsInMemory) {
     }
 }
 
+// More than one launch takes, some empty; of counts, granules and places that do not fit together.
+struct ManyFloats {
+  std::vector<Elements> host;
+  std::vector<std::unique_ptr<OnGpu>> gpu;
+
+  explicit ManyFloats(const std::vector<size_t> &counts) {
+    for (size_t s = 0; s < counts.size(); ++s) {
+      host.emplace_back(FSDP_FLOAT32, counts[s]);
+      host.back().fill(static_cast<uint32_t>(s), Values::ordinary);
+      gpu.push_back(std::make_unique<OnGpu>(host.back().data(), counts[s] * 4, s % 4 * 4));
+    }
+  }
+};
+
+// One that no launch takes alone begins in the middle of a launch.
+TEST(CudaSumSquares, ManyAtOnce) {
+  const size_t pieces = (cuda::scratch_bytes - 128) / sizeof(double);
+  for (const size_t number : {56, 57, 130}) {
+    const size_t large = number == 130 ? 60 : number;
+    std::vector<size_t> counts, granules;
+    for (size_t s = 0; s < number; ++s) {
+      counts.push_back(s == large ? pieces + 77 : s % 7 == 0 ? 0 : s * 131 % 9000);
+      granules.push_back(s == large ? 1 : s % 5 == 0 ? 0 : s * 17 % 5000 + 1);
+    }
+    ManyFloats values(counts);
+    OnGpu results(number * sizeof(double)), scratch(cuda::scratch_bytes);
+    std::vector<SquaresSpan> spans;
+    for (size_t s = 0; s < number; ++s)
+      spans.push_back(
+          {reinterpret_cast<double *>(results.data()) + s, values.gpu[s]->floats(), counts[s], granules[s]});
+    ASSERT_LAUNCHED(cuda::sum_squares(gpu::stream(), spans, scratch.data()));
+    const auto bytes = results.read();
+    scratch.read();
+    for (size_t s = 0; s < number; ++s) {
+      double actual;
+      std::memcpy(&actual, bytes.data() + s * sizeof actual, sizeof actual);
+      ASSERT_EQ(actual, kernels::sum_squares(values.host[s].floats(), counts[s], granules[s]))
+          << "sum " << s << " of " << number;
+    }
+  }
+}
+
+TEST(CudaScale, ManyAtOnce) {
+  for (const bool in_memory : {false, true})
+    for (const size_t number : {1, 192, 193, 500}) {
+      std::vector<size_t> counts;
+      for (size_t s = 0; s < number; ++s) counts.push_back(s % 7 == 0 ? 0 : s * 131 % 5000);
+      ManyFloats values(counts);
+      const float factor = 0.3f;
+      OnGpu gpu_factor(&factor, sizeof factor);
+      std::vector<FloatSpan> spans;
+      for (size_t s = 0; s < number; ++s) spans.push_back({values.gpu[s]->floats(), counts[s]});
+      ASSERT_LAUNCHED(in_memory ? cuda::scale_by(gpu::stream(), spans, gpu_factor.floats())
+                                : cuda::scale(gpu::stream(), spans, factor));
+      for (size_t s = 0; s < number; ++s) {
+        kernels::scale(values.host[s].floats(), factor, counts[s]);
+        const auto actual = values.gpu[s]->read();
+        ASSERT_TRUE(std::equal(actual.begin(), actual.end(), static_cast<std::byte *>(values.host[s].data())))
+            << "array " << s << " of " << number;
+      }
+    }
+}
+
 TEST(CudaCountNonfinite, CountsAndAlignments) {
   for (const size_t count : {0, 1, 2, 127, 5001, 100003})
     for (size_t offset = 0; offset < 4; ++offset)

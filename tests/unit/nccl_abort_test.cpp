@@ -172,14 +172,14 @@ class FullStream final : public device::Stream {
   void fill(void *, uint8_t, size_t) override {}
   void cast(void *, fsdp_dtype, const void *, fsdp_dtype, uint64_t) override {}
   void add(void *, fsdp_dtype, const void *, fsdp_dtype, uint64_t) override {}
-  void scale(float *, float, uint64_t) override {}
+  void scale_all(std::span<const device::FloatSpan>, float) override {}
   void rank_sum(const device::RankSum &) override {}
-  void sum_squares(double *, const float *, uint64_t, uint64_t) override {}
+  void sum_all_squares(std::span<const device::SquaresSpan>) override {}
   void count_nonfinite(uint64_t *, const float *, uint64_t) override {}
   void adamw(const device::AdamW &, std::span<const device::AdamWSpan>) override {}
   void sum_values(double *, const double *, uint64_t) override {}
   void find_norm(device::Norm *, const device::NormShares &) override {}
-  void scale_by(float *, const float *, uint64_t) override {}
+  void scale_all_by(std::span<const device::FloatSpan>, const float *) override {}
   void adamw_from(const device::AdamW *, std::span<const device::AdamWSpan>) override {}
   void store_step(device::AdamW *, const device::AdamW &) override {}
   void quantize_mxfp8(const device::Mxfp8Quantize &) override {}

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "comm/exchange.h"
 #include "comm/nccl/cuda.h"
 
 namespace fsdp::comm::nccl {
@@ -19,12 +20,13 @@ struct Card {
   uint8_t may_share_gpu;
   // The same on all ranks: what the environment says.
   uint8_t windows, no_windows, copy_engines, ordered;
+  BlockLimits blocks;
   char why[480];
 };
 
 bool same_settings(const Card &a, const Card &b) {
   return a.windows == b.windows && a.no_windows == b.no_windows && a.copy_engines == b.copy_engines &&
-         a.ordered == b.ordered;
+         a.ordered == b.ordered && a.blocks == b.blocks;
 }
 
 // From this compute capability on NCCL takes copy engines by itself, for gathers over windows of more bytes than its
@@ -42,8 +44,9 @@ bool copies_unasked(const Library &library, const std::vector<Card> &cards) {
 
 bool equals(const char *value, const char *expected) { return value && std::strcmp(value, expected) == 0; }
 
-Card make_card(const device::Device &device, Choice &choice) {
+Card make_card(const device::Device &device, const BlockLimits &blocks, Choice &choice) {
   Card card{};
+  card.blocks = blocks;
   try {
     card.gpu = gpu_identity(device.index());
     card.gpu_generation = gpu_generation(device.index());
@@ -73,7 +76,8 @@ std::string find_obstacle(Team &host, const std::vector<Card> &cards, bool &shar
                          version_text(cards[0].version), host.world_rank(r), version_text(cards[r].version));
     if (!same_settings(cards[r], cards[0]))
       return format_text(
-          "FSDP_NCCL_WINDOWS, FSDP_NCCL_COPY_ENGINES or NCCL_LAUNCH_ORDER_IMPLICIT differs between rank {} and rank {}",
+          "FSDP_NCCL_WINDOWS, FSDP_NCCL_COPY_ENGINES, NCCL_LAUNCH_ORDER_IMPLICIT or a number of blocks "
+          "(FSDP_NCCL_..._CTAS, FSDP_NCCL_CGA_CLUSTER_SIZE) differs between rank {} and rank {}",
           host.world_rank(0), host.world_rank(r));
     for (uint32_t other = 0; other < r; ++other) {
       if (cards[other].gpu != cards[r].gpu) continue;
@@ -99,6 +103,7 @@ Features choose_features(const Library &library, const Card &card, bool share, b
   features.copy_engines = features.windows && card.copy_engines && library.since(Library::copy_engines);
   const bool by_environment = card.ordered && library.since(Library::launch_order_by_environment);
   features.order_implicit = !share && (library.since(Library::launch_order_in_config) || by_environment);
+  features.blocks = card.blocks;
   return features;
 }
 
@@ -134,13 +139,14 @@ std::string no_windows(const Features &features, const Card &card, bool unasked)
 void note(Choice &choice, const Card &card, bool unasked) {
   const Library &library = *choice.library;
   const Features &features = choice.features;
+  const std::string blocks = text_of(features.blocks);
   choice.notes.push_back(
       {FSDP_LOG_INFO,
-       format_text("NCCL {} ({}, {}): memory is registered as {}{}, gathers are by {}, launches are ordered by {}",
+       format_text("NCCL {} ({}, {}): memory is registered as {}{}, gathers are by {}, launches are ordered by {}{}{}",
                    version_text(library.version), library.path, library.found, features.windows ? "windows" : "buffers",
                    no_windows(features, card, unasked),
                    features.copy_engines ? "copy engines where NCCL can" : "kernels",
-                   features.order_implicit ? "NCCL" : "events")});
+                   features.order_implicit ? "NCCL" : "events", blocks.empty() ? "" : ", ", blocks)});
   if (const std::string what = deaf_to_aborts(library, features, unasked); !what.empty())
     choice.notes.push_back(
         {FSDP_LOG_WARNING,
@@ -159,12 +165,15 @@ void note(Choice &choice, const Card &card, bool unasked) {
 
 Choice choose(Team &host, const device::Device &device) {
   Choice choice;
-  const Card mine = make_card(device, choice);
+  BlockLimits blocks;
+  attempt_together(host, "NCCL's thread blocks", [&] { blocks = read_block_limits(); });
+  const Card mine = make_card(device, blocks, choice);
   std::vector<Card> cards(host.size());
   host.all_gather(&mine, sizeof mine, cards.data(), "NCCL of all ranks");
   bool share = false;
   choice.obstacle = find_obstacle(host, cards, share);
   if (!choice.obstacle.empty()) return choice;
+  attempt_together(host, "NCCL's thread blocks", [&] { check_block_limits(blocks, *choice.library); });
   const bool unasked = copies_unasked(*choice.library, cards);
   choice.features = choose_features(*choice.library, mine, share, unasked);
   note(choice, mine, unasked);

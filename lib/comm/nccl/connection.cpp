@@ -110,6 +110,7 @@ Config Connection::config() const {
   config.version = static_cast<unsigned>(std::min(library_->version, Config::latest));
   config.blocking = 0;
   config.comm_name = handle_->name();
+  apply(plan_.blocks, config);
   if (plan_.copy_engines && library_->since(Library::copy_engines)) config.cta_policy = cta_policy_zero;
   if (plan_.order_implicit && library_->since(Library::launch_order_in_config)) config.launch_order_implicit = 1;
   return config;

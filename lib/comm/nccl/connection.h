@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/failure.h"
+#include "comm/nccl/block_limits.h"
 #include "comm/nccl/call.h"
 #include "comm/nccl/handle.h"
 #include "comm/nccl/library.h"
@@ -25,6 +26,7 @@ struct ConnectionPlan {
   uint32_t world_rank = 0;
   bool copy_engines = false;    // for gathers, where the version can
   bool order_implicit = false;  // NCCL keeps the order of launches itself
+  BlockLimits blocks = {};
 };
 
 // What became of memory that was to be registered.

@@ -19,7 +19,8 @@ struct Library {
   static constexpr int windows = version_code(2, 27);
   static constexpr int windows_abort = version_code(2, 29, 7);  // kernels over windows notice an abort
   static constexpr int copy_engines = version_code(2, 28);
-  static constexpr int copies_unasked = version_code(2, 29, 2);  // large gathers over windows, on some GPUs
+  static constexpr int copies_unasked = version_code(2, 29, 2);   // large gathers over windows, on some GPUs
+  static constexpr int blocks_of_switches = version_code(2, 27);  // nvlsCTAs
   static constexpr int ranks_share_gpu = version_code(2, 30, 3);
   static constexpr int launch_order_by_environment = version_code(2, 26);
   static constexpr int launch_order_in_config = version_code(2, 31);

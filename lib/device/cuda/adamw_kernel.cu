@@ -4,21 +4,19 @@
 // 12 written, and the copy's 2 or 4. Two packs of each of four arrays are under way per thread: 128 bytes.
 #include "device/cuda/for_each.h"
 #include "device/cuda/kernels.h"
+#include "device/cuda/spans.h"
 
 namespace fsdp::device::cuda {
 namespace {
 
-constexpr unsigned spans_per_launch = 64, packs_per_thread = 2;
+constexpr unsigned packs_per_thread = 2;
 
-// The arguments of a launch, at most 4 KB on every driver.
-struct Batch {
-  AdamWSpan spans[spans_per_launch];
-  uint32_t first_block[spans_per_launch];  // of each span
-  uint32_t count;
+struct Updates {
+  Batch<AdamWSpan, 64> batch;
   AdamW step;
   const AdamW *step_in_memory;  // instead of step, if not NULL
 };
-static_assert(sizeof(Batch) <= 4000, "with the padding of the arguments it must stay under 4 KB");
+static_assert(sizeof(Updates) <= most_argument_bytes);
 
 // Where nothing is published.
 struct Nothing {};
@@ -95,23 +93,11 @@ FSDP_DEVICE void update_span(const AdamW &step, const AdamWSpan &span, uint64_t 
   run_block<packs_per_thread>(Update<Published>(step, span), divide_span(span), block, thread);
 }
 
-FSDP_DEVICE unsigned span_of(const Batch &batch, uint32_t block) {
-  unsigned low = 0, high = batch.count;  // the last span that begins at or before the block
-  while (high - low > 1) {
-    const unsigned middle = (low + high) / 2;
-    if (batch.first_block[middle] <= block)
-      low = middle;
-    else
-      high = middle;
-  }
-  return low;
-}
-
-__global__ void __launch_bounds__(threads) update_spans(const __grid_constant__ Batch batch) {
-  const unsigned which = span_of(batch, blockIdx.x);
-  const AdamWSpan span = batch.spans[which];
-  const AdamW step = batch.step_in_memory ? *batch.step_in_memory : batch.step;
-  const uint64_t block = blockIdx.x - batch.first_block[which];
+__global__ void __launch_bounds__(threads) update_spans(const __grid_constant__ Updates updates) {
+  const unsigned which = updates.batch.span_of(blockIdx.x);
+  const AdamWSpan span = updates.batch.spans[which];
+  const AdamW step = updates.step_in_memory ? *updates.step_in_memory : updates.step;
+  const uint64_t block = blockIdx.x - updates.batch.first_block[which];
   if (!publishes(span)) return update_span<Nothing>(step, span, block, threadIdx.x);
   switch (span.compute_dtype) {
     case FSDP_BFLOAT16: return update_span<BF16>(step, span, block, threadIdx.x);
@@ -122,39 +108,14 @@ __global__ void __launch_bounds__(threads) update_spans(const __grid_constant__ 
 
 __global__ void write_step(AdamW *to, const __grid_constant__ AdamW step) { *to = step; }
 
-// Sets the batch's spans to as many of those given as fit into one launch; gives the number taken and of blocks.
-struct Filled {
-  size_t spans;
-  uint64_t blocks;
-};
-Filled fill(Batch &batch, std::span<const AdamWSpan> spans) {
-  constexpr uint64_t most_blocks = 0x7fffffff;
-  Filled filled{0, 0};
-  for (batch.count = 0; filled.spans < spans.size() && batch.count < spans_per_launch; ++filled.spans) {
-    const AdamWSpan &span = spans[filled.spans];
-    if (span.count == 0) continue;
-    const uint64_t blocks = blocks_of<packs_per_thread>(divide_span(span));
-    if (batch.count > 0 && filled.blocks + blocks > most_blocks) break;
-    batch.spans[batch.count] = span;
-    batch.first_block[batch.count++] = static_cast<uint32_t>(filled.blocks);
-    filled.blocks += blocks;
-  }
-  return filled;
-}
-
 int update_all(kernels::Stream stream, const AdamW &step, const AdamW *step_in_memory,
                std::span<const AdamWSpan> spans) {
-  Batch batch = {};
-  batch.step = step;
-  batch.step_in_memory = step_in_memory;
-  while (!spans.empty()) {
-    const Filled filled = fill(batch, spans);
-    spans = spans.subspan(filled.spans);
-    if (batch.count == 0) continue;
-    const int error = FSDP_LAUNCH(update_spans, static_cast<unsigned>(filled.blocks), threads, stream, batch);
-    if (error) return error;
-  }
-  return 0;
+  Updates updates = {};
+  updates.step = step;
+  updates.step_in_memory = step_in_memory;
+  const auto blocks = [](const AdamWSpan &span) { return blocks_of<packs_per_thread>(divide_span(span)); };
+  return launch_all(updates.batch, spans, blocks,
+                    [&](unsigned count) { return FSDP_LAUNCH(update_spans, count, threads, stream, updates); });
 }
 
 }  // namespace

@@ -16,9 +16,9 @@ void CallerStream::after() {
 }
 
 // Kernels of two streams must not work in the same scratch at the same time.
-void CallerStream::sum_squares_in(double *result, const float *values, uint64_t count, uint64_t granule) {
+void CallerStream::sum_squares_in(std::span<const SquaresSpan> spans) {
   wait(streams_.scratch_free_);
-  launch_sum_squares(result, values, count, granule, streams_.scratch_.data());
+  launch_sum_squares(spans, streams_.scratch_.data());
   record(streams_.scratch_free_);
 }
 

@@ -22,7 +22,7 @@ class CallerStream final : public CudaStream {
 
  protected:
   void after() override;
-  void sum_squares_in(double *result, const float *values, uint64_t count, uint64_t granule) override;
+  void sum_squares_in(std::span<const SquaresSpan> spans) override;
 
  private:
   CallerStreams &streams_;

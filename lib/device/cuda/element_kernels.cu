@@ -3,6 +3,7 @@
 // other way 2 + 4, between 16-bit types 2 + 2; add reads both and writes one; scale 4 + 4.
 #include "device/cuda/cast.h"
 #include "device/cuda/kernels.h"
+#include "device/cuda/spans.h"
 
 namespace fsdp::device::cuda {
 namespace {
@@ -43,9 +44,10 @@ struct Add {
 };
 
 struct Scale {
+  using Factor = float;
   static constexpr unsigned batch = 4;
   float *values;
-  float factor;
+  Factor factor;
 
   template <unsigned n, unsigned m>
   FSDP_DEVICE void run(uint64_t first, uint64_t step) const {
@@ -60,15 +62,44 @@ struct Scale {
 
 // By a factor that is known when the kernel runs.
 struct ScaleBy {
+  using Factor = const float *;
   static constexpr unsigned batch = Scale::batch;
   float *values;
-  const float *factor;
+  Factor factor;
 
   template <unsigned n, unsigned m>
   FSDP_DEVICE void run(uint64_t first, uint64_t step) const {
     if (*factor != 1) Scale{values, *factor}.run<n, m>(first, step);
   }
 };
+
+template <class Work>
+struct ScaleBatch {
+  Batch<FloatSpan, 192> batch;
+  typename Work::Factor factor;
+};
+static_assert(sizeof(ScaleBatch<ScaleBy>) <= most_argument_bytes);
+
+FSDP_BOTH Division divide_span(const FloatSpan &span) {
+  return divide(span.count, misfit(span.values, sizeof(float)), true);
+}
+
+template <class Work>
+__global__ void __launch_bounds__(threads) scale_spans(const __grid_constant__ ScaleBatch<Work> scaled) {
+  const unsigned which = scaled.batch.span_of(blockIdx.x);
+  const FloatSpan span = scaled.batch.spans[which];
+  run_block<Work::batch>(Work{span.values, scaled.factor}, divide_span(span),
+                         blockIdx.x - scaled.batch.first_block[which], threadIdx.x);
+}
+
+template <class Work>
+int scale_all(kernels::Stream stream, std::span<const FloatSpan> spans, typename Work::Factor factor) {
+  ScaleBatch<Work> scaled = {};
+  scaled.factor = factor;
+  const auto blocks = [](const FloatSpan &span) { return blocks_of<Work::batch>(divide_span(span)); };
+  return launch_all(scaled.batch, spans, blocks,
+                    [&](unsigned count) { return FSDP_LAUNCH(scale_spans<Work>, count, threads, stream, scaled); });
+}
 
 template <template <class, class> class Work, class To>
 int apply_from(kernels::Stream stream, void *to, const void *from, fsdp_dtype from_dtype, uint64_t count) {
@@ -113,12 +144,12 @@ int add(kernels::Stream stream, void *to, fsdp_dtype to_dtype, const void *from,
   }
 }
 
-int scale_by(kernels::Stream stream, float *values, const float *factor, uint64_t count) {
-  return for_each(ScaleBy{values, factor}, divide(count, misfit(values, sizeof(float)), true), stream);
+int scale_by(kernels::Stream stream, std::span<const FloatSpan> spans, const float *factor) {
+  return scale_all<ScaleBy>(stream, spans, factor);
 }
 
-int scale(kernels::Stream stream, float *values, float factor, uint64_t count) {
-  return for_each(Scale{values, factor}, divide(count, misfit(values, sizeof(float)), true), stream);
+int scale(kernels::Stream stream, std::span<const FloatSpan> spans, float factor) {
+  return scale_all<Scale>(stream, spans, factor);
 }
 
 }  // namespace kernels

@@ -47,7 +47,12 @@ using Stream = CUstream_st *;
 [[nodiscard]] int add(Stream stream, void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype,
                       uint64_t count);
 
-[[nodiscard]] int scale(Stream stream, float *values, float factor, uint64_t count);
+// Of many arrays at once, in as few launches as there are hundreds of them.
+[[nodiscard]] int scale(Stream stream, std::span<const FloatSpan> spans, float factor);
+[[nodiscard]] inline int scale(Stream stream, float *values, float factor, uint64_t count) {
+  const FloatSpan one{values, count};
+  return scale(stream, {&one, 1}, factor);
+}
 
 // out may be a slice of one of the sources, at the same elements. No ranks: nothing is done.
 [[nodiscard]] int rank_sum(Stream stream, const RankSum &sum);
@@ -55,16 +60,24 @@ using Stream = CUstream_st *;
 // Bytes of device memory, aligned to 16, that sum_squares works in; one piece for each stream that calls it.
 constexpr uint64_t scratch_bytes = (uint64_t{1} << 19) + 128;
 
-// granule 0: all is one granule. No elements: *result is 0.
-[[nodiscard]] int sum_squares(Stream stream, double *result, const float *values, uint64_t count, uint64_t granule,
-                              void *scratch);
+// granule 0: all is one granule. No elements: *result is 0. Many sums are as few launches.
+[[nodiscard]] int sum_squares(Stream stream, std::span<const SquaresSpan> spans, void *scratch);
+[[nodiscard]] inline int sum_squares(Stream stream, double *result, const float *values, uint64_t count,
+                                     uint64_t granule, void *scratch) {
+  const SquaresSpan one{result, values, count, granule};
+  return sum_squares(stream, {&one, 1}, scratch);
+}
 
 // In order, by one thread: values of parameters, or one of a rank.
 [[nodiscard]] int sum_values(Stream stream, double *result, const double *values, uint64_t count);
 [[nodiscard]] int find_norm(Stream stream, Norm *norm, const NormShares &shares);
 
 // The factor is in device memory, and read when the kernel runs; 1 changes no bit.
-[[nodiscard]] int scale_by(Stream stream, float *values, const float *factor, uint64_t count);
+[[nodiscard]] int scale_by(Stream stream, std::span<const FloatSpan> spans, const float *factor);
+[[nodiscard]] inline int scale_by(Stream stream, float *values, const float *factor, uint64_t count) {
+  const FloatSpan one{values, count};
+  return scale_by(stream, {&one, 1}, factor);
+}
 
 [[nodiscard]] int count_nonfinite(Stream stream, uint64_t *result, const float *values, uint64_t count);
 

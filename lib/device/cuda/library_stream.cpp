@@ -97,8 +97,6 @@ void LibraryStream::after() {
   await_event(last_, core_, core_.waiter);
 }
 
-void LibraryStream::sum_squares_in(double *result, const float *values, uint64_t count, uint64_t granule) {
-  launch_sum_squares(result, values, count, granule, scratch_.data());
-}
+void LibraryStream::sum_squares_in(std::span<const SquaresSpan> spans) { launch_sum_squares(spans, scratch_.data()); }
 
 }  // namespace fsdp::device::cuda

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums of squares in the order that is defined at norm_piece in device/work.h, and delays. Least traffic: 4 bytes per
-// element. A sum of squares is two launches per 65536 pieces: 16 threads for each piece, 16 pieces
-// in a block; then one block that adds the pieces' sums, from which on 16 chains of additions set the pace.
+// element. Sums of squares are two launches per 65536 pieces, of up to 56 sums: 16 threads for each piece, 16 pieces in a
+// block; then one block a sum that adds the pieces' sums, from which on 16 chains of additions set the pace.
+#include <iterator>
+
 #include "device/cuda/for_each.h"
 #include "device/cuda/kernels.h"
+#include "device/cuda/spans.h"
 
 namespace fsdp::device::cuda {
 namespace {
@@ -44,8 +47,9 @@ FSDP_DEVICE double fold(double *lane) {
 
 // Where the pieces are in `count` elements.
 struct Pieces {
-  uint64_t count, granule, per_granule;
+  uint64_t count = 0, granule = 1, per_granule = 1;
 
+  Pieces() = default;
   Pieces(uint64_t count, uint64_t granule)
       : count(count), granule(granule ? granule : count), per_granule((this->granule + norm_piece - 1) / norm_piece) {}
   uint64_t total() const {
@@ -62,55 +66,95 @@ struct Pieces {
   }
 };
 
-// to[p] = the sum of piece first + p.
+// A sum, or as many of its pieces as a launch has room for: only the last of a launch goes on in the next, as its
+// first.
+struct PieceRange {
+  const float *values;
+  Pieces pieces;
+  uint64_t first, end;  // pieces
+  double *result;
+  bool is_last;
+};
+using PieceRanges = Batch<PieceRange, 56>;
+
+// One sum for each piece: those of a block are side by side, 16 for each block.
 struct SumPieces {
   static constexpr unsigned threads = cuda::threads;
   struct Shared {
     double lane[pieces_per_block][lanes + 1];  // one more, so that the folding threads use different banks
   };
-  const float *values;
-  Pieces pieces;
-  uint64_t first_piece, end_piece;
-  double *to;
+  PieceRanges parts;
+  double *sums;
 
+  FSDP_DEVICE const PieceRange &part() const { return parts.spans[parts.span_of(blockIdx.x)]; }
   FSDP_DEVICE uint64_t piece() const {
-    return first_piece + uint64_t{blockIdx.x} * pieces_per_block + threadIdx.x / lanes;
+    const unsigned which = parts.span_of(blockIdx.x);
+    return parts.spans[which].first + uint64_t{blockIdx.x - parts.first_block[which]} * pieces_per_block +
+           threadIdx.x / lanes;
   }
 
   FSDP_DEVICE void first(Shared &shared) const {
-    if (piece() >= end_piece) return;
+    const PieceRange &of = part();
+    if (piece() >= of.end) return;
     const unsigned lane = threadIdx.x % lanes;
     shared.lane[threadIdx.x / lanes][lane] =
-        add_chain(0, values, pieces.begin(piece()) + lane, pieces.end(piece()), lanes, Square());
+        add_chain(0, of.values, of.pieces.begin(piece()) + lane, of.pieces.end(piece()), lanes, Square());
   }
   FSDP_DEVICE void second(Shared &shared) const {
-    if (threadIdx.x % lanes == 0 && piece() < end_piece)
-      to[piece() - first_piece] = fold(shared.lane[threadIdx.x / lanes]);
+    if (threadIdx.x % lanes == 0 && piece() < part().end)
+      sums[uint64_t{blockIdx.x} * pieces_per_block + threadIdx.x / lanes] = fold(shared.lane[threadIdx.x / lanes]);
   }
 };
+static_assert(sizeof(SumPieces) <= most_argument_bytes);
 
-// The sums of pieces go on from where an earlier launch has left them, and are folded after the last.
+// A block for each part. The sums of pieces go on from where an earlier launch has left them, and are folded after the
+// last.
 struct AddPieces {
   static constexpr unsigned threads = 32;
   struct Shared {
     double lane[lanes];
   };
+  PieceRanges parts;
   const double *sums;
-  uint64_t count;
   double *carried;
-  bool is_first, is_last;
-  double *result;
 
   FSDP_DEVICE void first(Shared &shared) const {
     const unsigned lane = threadIdx.x;
     if (lane >= lanes) return;
-    shared.lane[lane] = add_chain(is_first ? 0 : carried[lane], sums, lane, count, lanes, Itself());
-    carried[lane] = shared.lane[lane];
+    const PieceRange &part = parts.spans[blockIdx.x];
+    const double *const own = sums + uint64_t{parts.first_block[blockIdx.x]} * pieces_per_block;
+    shared.lane[lane] =
+        add_chain(part.first == 0 ? 0 : carried[lane], own, lane, part.end - part.first, lanes, Itself());
+    if (!part.is_last) carried[lane] = shared.lane[lane];
   }
   FSDP_DEVICE void second(Shared &shared) const {
-    if (is_last && threadIdx.x == 0) *result = fold(shared.lane);
+    const PieceRange &part = parts.spans[blockIdx.x];
+    if (part.is_last && threadIdx.x == 0) *part.result = fold(shared.lane);
   }
 };
+static_assert(sizeof(AddPieces) <= most_argument_bytes);
+
+// What comes next of the sums that are asked for.
+struct Next {
+  size_t span = 0;
+  uint64_t piece = 0;
+};
+
+// The number of blocks. A sum that does not fit is cut between blocks, so that pieces keep their lanes.
+uint64_t fill(PieceRanges &parts, std::span<const SquaresSpan> spans, Next &next) {
+  constexpr uint64_t most_blocks = pieces_per_launch / pieces_per_block;
+  uint64_t blocks = 0;
+  for (parts.count = 0; next.span < spans.size() && parts.count < std::size(parts.spans) && blocks < most_blocks;) {
+    const SquaresSpan &span = spans[next.span];
+    const Pieces pieces(span.count, span.granule);
+    const uint64_t left = pieces.total() - next.piece, room = (most_blocks - blocks) * pieces_per_block;
+    const uint64_t taken = left < room ? left : room;
+    parts.add({span.values, pieces, next.piece, next.piece + taken, span.result, taken == left}, blocks);
+    blocks += (taken + pieces_per_block - 1) / pieces_per_block;
+    next = taken == left ? Next{next.span + 1, 0} : Next{next.span, next.piece + taken};
+  }
+  return blocks;
+}
 
 __global__ void add_values(double *result, const double *values, uint64_t count) {
   *result = add_chain(0, values, 0, count, 1, Itself());
@@ -134,19 +178,16 @@ __global__ void spend_time(uint32_t microseconds) { spend(microseconds); }
 
 namespace kernels {
 
-int sum_squares(Stream stream, double *result, const float *values, uint64_t count, uint64_t granule, void *scratch) {
+int sum_squares(Stream stream, std::span<const SquaresSpan> spans, void *scratch) {
   auto *const sums = static_cast<double *>(scratch);
-  const Pieces pieces(count, granule);
-  uint64_t first = 0;
-  do {
-    const uint64_t left = pieces.total() - first, taken = left < pieces_per_launch ? left : pieces_per_launch;
-    const SumPieces sum{values, pieces, first, first + taken, sums};
-    const auto blocks = static_cast<unsigned>((taken + pieces_per_block - 1) / pieces_per_block);
+  SumPieces sum = {{}, sums};
+  AddPieces add = {{}, sums, sums + pieces_per_launch};
+  for (Next next; next.span < spans.size();) {
+    const auto blocks = static_cast<unsigned>(fill(sum.parts, spans, next));
     if (const int error = blocks ? FSDP_LAUNCH_PHASED(sum, blocks, sum.threads, stream) : 0) return error;
-    const AddPieces add{sums, taken, sums + pieces_per_launch, first == 0, taken == left, result};
-    if (const int error = FSDP_LAUNCH_PHASED(add, 1, add.threads, stream)) return error;
-    first += taken;
-  } while (first < pieces.total());
+    add.parts = sum.parts;
+    if (const int error = FSDP_LAUNCH_PHASED(add, add.parts.count, add.threads, stream)) return error;
+  }
   return 0;
 }
 

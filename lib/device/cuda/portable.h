@@ -48,9 +48,39 @@ template <unsigned n, class T>
 FSDP_DEVICE Pack<T, n> load_pack(const T *from) {
   return *reinterpret_cast<const Pack<T, n> *>(from);
 }
+
+// What one access moves.
+template <unsigned bytes>
+struct Vector;
+template <>
+struct Vector<1> {
+  using Type = unsigned char;
+};
+template <>
+struct Vector<2> {
+  using Type = unsigned short;
+};
+template <>
+struct Vector<4> {
+  using Type = unsigned int;
+};
+template <>
+struct Vector<8> {
+  using Type = uint2;
+};
+template <>
+struct Vector<16> {
+  using Type = uint4;
+};
+
+// In global memory. A pack that is assigned is stored element by element, and the compiler makes one access of that in
+// some places only.
 template <unsigned n, class T>
 FSDP_DEVICE void store_pack(T *to, const Pack<T, n> &pack) {
-  *reinterpret_cast<Pack<T, n> *>(to) = pack;
+  using Type = typename Vector<n * sizeof(T)>::Type;
+  Type vector;
+  memcpy(&vector, &pack, sizeof vector);
+  __stwb(reinterpret_cast<Type *>(to), vector);
 }
 
 FSDP_DEVICE void add_atomically(uint64_t *to, uint64_t value) {

@@ -126,22 +126,22 @@ void CudaStream::add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype
   if (count) enqueue("kernel add", [&] { return kernels::add(stream_, to, to_dtype, from, from_dtype, count); });
 }
 
-void CudaStream::scale(float *values, float factor, uint64_t count) {
-  if (count) enqueue("kernel scale", [&] { return kernels::scale(stream_, values, factor, count); });
+void CudaStream::scale_all(std::span<const FloatSpan> spans, float factor) {
+  if (!spans.empty()) enqueue("kernel scale", [&] { return kernels::scale(stream_, spans, factor); });
 }
 
 void CudaStream::rank_sum(const RankSum &sum) {
   if (sum.count) enqueue("kernel rank_sum", [&] { return kernels::rank_sum(stream_, sum); });
 }
 
-void CudaStream::sum_squares(double *result, const float *values, uint64_t count, uint64_t granule) {
+void CudaStream::sum_all_squares(std::span<const SquaresSpan> spans) {
+  if (spans.empty()) return;
   const DeviceScope scope(core_);
-  sum_squares_in(result, values, count, granule);
+  sum_squares_in(spans);
 }
 
-void CudaStream::launch_sum_squares(double *result, const float *values, uint64_t count, uint64_t granule,
-                                    void *scratch) {
-  enqueue("kernel sum_squares", [&] { return kernels::sum_squares(stream_, result, values, count, granule, scratch); });
+void CudaStream::launch_sum_squares(std::span<const SquaresSpan> spans, void *scratch) {
+  enqueue("kernel sum_squares", [&] { return kernels::sum_squares(stream_, spans, scratch); });
 }
 
 void CudaStream::sum_values(double *result, const double *values, uint64_t count) {
@@ -152,8 +152,8 @@ void CudaStream::find_norm(Norm *norm, const NormShares &shares) {
   enqueue("kernel find_norm", [&] { return kernels::find_norm(stream_, norm, shares); });
 }
 
-void CudaStream::scale_by(float *values, const float *factor, uint64_t count) {
-  if (count) enqueue("kernel scale_by", [&] { return kernels::scale_by(stream_, values, factor, count); });
+void CudaStream::scale_all_by(std::span<const FloatSpan> spans, const float *factor) {
+  if (!spans.empty()) enqueue("kernel scale_by", [&] { return kernels::scale_by(stream_, spans, factor); });
 }
 
 void CudaStream::count_nonfinite(uint64_t *result, const float *values, uint64_t count) {

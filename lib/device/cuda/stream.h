@@ -44,12 +44,12 @@ class CudaStream : public Stream {
   void find_fp8_scales(const Fp8Scales &work) override;
   void quantize_fp8(const Fp8Quantize &work) override;
   void add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) override;
-  void scale(float *values, float factor, uint64_t count) override;
+  void scale_all(std::span<const FloatSpan> spans, float factor) override;
   void rank_sum(const RankSum &sum) override;
-  void sum_squares(double *result, const float *values, uint64_t count, uint64_t granule) override;
+  void sum_all_squares(std::span<const SquaresSpan> spans) override;
   void sum_values(double *result, const double *values, uint64_t count) override;
   void find_norm(Norm *norm, const NormShares &shares) override;
-  void scale_by(float *values, const float *factor, uint64_t count) override;
+  void scale_all_by(std::span<const FloatSpan> spans, const float *factor) override;
   void count_nonfinite(uint64_t *result, const float *values, uint64_t count) override;
   void adamw(const AdamW &step, std::span<const AdamWSpan> spans) override;
   void adamw_from(const AdamW *step, std::span<const AdamWSpan> spans) override;
@@ -67,8 +67,8 @@ class CudaStream : public Stream {
       : core_(core), stream_(stream), name_(std::move(name)) {}
   virtual void before() {}  // each piece of work, each record, and what follows each wait
   virtual void after() {}   // each piece of work
-  virtual void sum_squares_in(double *result, const float *values, uint64_t count, uint64_t granule) = 0;
-  void launch_sum_squares(double *result, const float *values, uint64_t count, uint64_t granule, void *scratch);
+  virtual void sum_squares_in(std::span<const SquaresSpan> spans) = 0;
+  void launch_sum_squares(std::span<const SquaresSpan> spans, void *scratch);
   template <class Call>
   void enqueue(const char *call, const Call &work);  // work() gives what CUDA returned
 
@@ -94,7 +94,7 @@ class LibraryStream final : public CudaStream, private WorkSource {
  protected:
   void before() override;
   void after() override;
-  void sum_squares_in(double *result, const float *values, uint64_t count, uint64_t granule) override;
+  void sum_squares_in(std::span<const SquaresSpan> spans) override;
 
  private:
   bool mark() noexcept override;

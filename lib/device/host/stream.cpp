@@ -57,16 +57,18 @@ void HostStream::add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype
   if (count) run([=] { kernels::add(to, to_dtype, from, from_dtype, count); });
 }
 
-void HostStream::scale(float *values, float factor, uint64_t count) {
-  if (count) run([=] { kernels::scale(values, factor, count); });
+void HostStream::scale_all(std::span<const FloatSpan> spans, float factor) {
+  for (const FloatSpan &span : spans)
+    if (span.count) run([span, factor] { kernels::scale(span.values, factor, span.count); });
 }
 
 void HostStream::rank_sum(const RankSum &sum) {
   if (sum.count) run([sum] { kernels::rank_sum(sum); });
 }
 
-void HostStream::sum_squares(double *result, const float *values, uint64_t count, uint64_t granule) {
-  run([=] { *result = kernels::sum_squares(values, count, granule); });
+void HostStream::sum_all_squares(std::span<const SquaresSpan> spans) {
+  for (const SquaresSpan &span : spans)
+    run([span] { *span.result = kernels::sum_squares(span.values, span.count, span.granule); });
 }
 
 void HostStream::sum_values(double *result, const double *values, uint64_t count) {
@@ -77,11 +79,12 @@ void HostStream::find_norm(Norm *norm, const NormShares &shares) {
   run([=] { *norm = kernels::find_norm(shares); });
 }
 
-void HostStream::scale_by(float *values, const float *factor, uint64_t count) {
-  if (!count) return;
-  run([=] {
-    if (*factor != 1) kernels::scale(values, *factor, count);
-  });
+void HostStream::scale_all_by(std::span<const FloatSpan> spans, const float *factor) {
+  for (const FloatSpan &span : spans)
+    if (span.count)
+      run([span, factor] {
+        if (*factor != 1) kernels::scale(span.values, *factor, span.count);
+      });
 }
 
 void HostStream::count_nonfinite(uint64_t *result, const float *values, uint64_t count) {

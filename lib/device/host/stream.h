@@ -30,12 +30,12 @@ class HostStream : public Stream {
   void find_fp8_scales(const Fp8Scales &work) override;
   void quantize_fp8(const Fp8Quantize &work) override;
   void add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) override;
-  void scale(float *values, float factor, uint64_t count) override;
+  void scale_all(std::span<const FloatSpan> spans, float factor) override;
   void rank_sum(const RankSum &sum) override;
-  void sum_squares(double *result, const float *values, uint64_t count, uint64_t granule) override;
+  void sum_all_squares(std::span<const SquaresSpan> spans) override;
   void sum_values(double *result, const double *values, uint64_t count) override;
   void find_norm(Norm *norm, const NormShares &shares) override;
-  void scale_by(float *values, const float *factor, uint64_t count) override;
+  void scale_all_by(std::span<const FloatSpan> spans, const float *factor) override;
   void count_nonfinite(uint64_t *result, const float *values, uint64_t count) override;
   void adamw(const AdamW &step, std::span<const AdamWSpan> spans) override;
   void adamw_from(const AdamW *step, std::span<const AdamWSpan> spans) override;

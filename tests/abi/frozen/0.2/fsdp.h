@@ -1205,9 +1205,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard_state(const fsdp_model *model, 
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_grad_norm(fsdp_model *model, const fsdp_mesh *mesh, fsdp_stream stream,
                                                  double *norm);
 /**
- * The norm that the last fsdp_get_grad_norm, fsdp_clip_grads or fsdp_apply_grads of the model found, before clipping.
- * Collective: no. Blocks: until it is known on this rank. Errors: INVALID_STATE (there was none yet), PEER_FAILED,
- * TIMEOUT. Since 0.2.
+ * The norm that the last fsdp_get_grad_norm, fsdp_clip_grads or fsdp_apply_grads of the model found, before clipping, a
+ * replay's too. Collective: no. Blocks: until it is known on this rank. Errors: INVALID_STATE (there was none yet),
+ * PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_last_norm(const fsdp_model *model, double *norm);
 /**
@@ -1600,16 +1600,16 @@ typedef struct fsdp_capture fsdp_capture;
  * From here to fsdp_end_capture the model's calls record their work into the graph that `stream` is being captured into
  * (cudaStreamBeginCapture first, mode relaxed or thread-local), instead of doing it. Any part of a step can be
  * captured, also all of it: prefetch, unshard, reshard, acquire, put and reduce gradients, finish_grads, scale_grads,
- * publish_weights, step_adamw (once, with step 0 in its options; its lr is then that of each replay), and apply_grads
- * without a norm. All streams given must be in the capture: `stream`, and those that were forked from it. Overwriting
- * and adding gradients are two captures: of a first micro-batch, and of a later one. INVALID_STATE meanwhile: calls for
- * which the host must wait (norms, clip_grads, check_grads, load, read), begin_update and discard_step; streams that
- * are not in the capture; calls of the context's other models, whose work could be drawn into the graph; closing the
- * context. A call of the model that fails, whatever its error, is missing in the graph: fsdp_end_capture fails then.
- * (Not so BUSY and INVALID_HANDLE, which come before the model is looked at: a call that ends so must be made again, or
- * the graph lacks it unnoticed.) Where this call itself has failed, fsdp_end_capture may be called all the same, for
- * peers whose call has not failed: it fails on every rank with the error of this one, and the next capture is as good
- * as any.
+ * get_grad_norm, clip_grads and apply_grads with NULL for norm and mesh (fsdp_get_last_norm tells that of a replay),
+ * publish_weights, and step_adamw (once, with step 0 in its options; its lr is that of each replay). All streams given
+ * must be in the capture: `stream`, and those forked from it. Overwriting and adding gradients are two captures: of a
+ * first micro-batch, and of a later one. INVALID_STATE meanwhile: calls for which the host must wait (norms that it is
+ * told, check_grads, load, read), begin_update and discard_step; streams that are not in the capture; calls of the
+ * context's other models, whose work could be drawn into the graph; closing the context. A call of the model that
+ * fails, whatever its error, is missing in the graph: fsdp_end_capture fails then. (Not so BUSY and INVALID_HANDLE,
+ * which come before the model is looked at: a call that ends so must be made again, or the graph lacks it unnoticed.)
+ * Where this call itself has failed, fsdp_end_capture may be called all the same, for peers whose call has not failed:
+ * it fails on every rank with the error of this one, and the next capture is as good as any.
  * Collective: the mesh, though ranks meet only in fsdp_end_capture: they must capture the same. Blocks: until the
  * library's work on this rank is done. Errors: INVALID_STATE (the stream is not being captured, another capture is
  * under way), UNSUPPORTED (host device; calls between here and the end: ranks that exchange through memory of the host,
