@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums of squares in the order that is defined at norm_piece in device/work.h, and delays. Least traffic: 4 bytes per
-// element. Sums of squares are two launches per 65536 pieces, of up to 56 sums: 16 threads for each piece, 16 pieces in a
-// block; then one block a sum that adds the pieces' sums, from which on 16 chains of additions set the pace.
+// element. Sums of squares are two launches per 65536 pieces, of up to 56 sums: 16 threads for each piece, 16 pieces in
+// a block; then one block a sum that adds the pieces' sums, from which on 16 chains of additions set the pace.
 #include <iterator>
 
 #include "device/cuda/for_each.h"

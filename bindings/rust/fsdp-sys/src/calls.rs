@@ -316,13 +316,15 @@ extern "C" {
 
     /// ```text
     /// Load a parameter from full data: element_count elements of dtype, in C order. With root FSDP_EVERY_RANK every rank
-    /// passes the same data and nothing is communicated; else rank `root` passes it, and data may be NULL elsewhere: dtype
-    /// and element_count do not count then. The data may be freed at return. flags must be 0.
+    /// passes the same data and nothing is communicated; else rank `root` passes it, and data should be NULL elsewhere: who
+    /// passes NULL there may pass anything as dtype and element_count; data that is not NULL is checked as the root's is.
+    /// The data may be freed at return. flags must be 0.
     /// Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Memory: of a FROZEN quantized parameter 4
     /// bytes for each element of this rank's part while it runs, since planes are made when all has come.
-    /// Errors: INVALID_ARGUMENT (of the root: on all ranks), INVALID_STATE (window closed), OUT_OF_MEMORY (the planes are as
-    /// before: on all ranks if there is a root, else on this one, and the parameter is to be loaded again before the next
-    /// publish), PEER_FAILED, TIMEOUT. Since 0.2.
+    /// Errors: INVALID_ARGUMENT (on all ranks where the root's data, dtype or element_count is wrong; on one rank alone
+    /// where its own other arguments are, and the others wait for it), INVALID_STATE (window closed), OUT_OF_MEMORY (the
+    /// planes are as before: on all ranks if there is a root, else on this one, and the parameter is to be loaded again
+    /// before the next publish), PEER_FAILED, TIMEOUT. Since 0.2.
     /// ```
     #[must_use]
     pub fn fsdp_load_param(group: *mut fsdp_group, param_index: u64, data: *const c_void, dtype: fsdp_dtype, element_count: u64, root: i32, flags: u32) -> fsdp_status;
@@ -343,7 +345,8 @@ extern "C" {
     /// The full compute weights: a read-only view, legal to read while the group is unsharded, or at any time outside the
     /// update window where the strategy keeps them whole. With SEQUENTIAL and VISITS schedules the address is the same from
     /// the seal on, in every phase; with INTERLEAVED, and in a group with planes by phase (fsdp_plane_policy), it is the one
-    /// of the phase given: BACKWARD has one address, and the other phases have one. phase may be any.
+    /// of the phase given: BACKWARD has one address, and FORWARD and EVAL have another. RECOMPUTE has BACKWARD's with
+    /// INTERLEAVED, but FORWARD's where planes are by phase. phase may be any.
     /// Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (also: the parameter is quantized, see fsdp_get_plane),
     /// INVALID_STATE (not sealed; not unsharded). Since 0.2.
     /// ```
@@ -373,7 +376,8 @@ extern "C" {
     /// Load a whole plane of a FROZEN quantized parameter as it is, bit for bit: element_count codes or scales of the
     /// plane's shape and dtype (see fsdp_plane), in C order. So a quantized checkpoint of others is loaded without a
     /// rounding. root and flags as in fsdp_load_param.
-    /// What belongs together is loaded together: codes and scales, and of MXFP8 both forms.
+    /// What belongs together must be loaded together, in the same window: codes and scales, and of MXFP8 both forms. That is
+    /// not checked.
     /// Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Errors: INVALID_ARGUMENT (no such plane;
     /// another dtype or count; the parameter is not quantized), INVALID_STATE (not FROZEN: planes are made of main weights;
     /// window closed), PEER_FAILED, TIMEOUT. Since 0.2.
@@ -632,7 +636,8 @@ extern "C" {
     pub fn fsdp_publish_weights(model: *mut fsdp_model, stream: fsdp_stream) -> fsdp_status;
 
     /// ```text
-    /// Open the update window outside a training step, to load or edit weights. No hold may be left and no gradient pending.
+    /// Open the update window outside a training step, to load or edit weights. No hold may be left and no gradient pending:
+    /// where a rank has some, all get INVALID_STATE, and fsdp_discard_step on all of them goes on.
     /// Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, PEER_FAILED, TIMEOUT. Since 0.2.
     /// ```
     #[must_use]
@@ -641,9 +646,10 @@ extern "C" {
     /// ```text
     /// Forget this step: holds, lent and pending gradients, whatever was reduced so far. From any state between two
     /// publishes, also after an exception in the middle of a pass; inside the window it closes it, and the version stays as
-    /// it is (main weights must not have been written). Over NCCL, where ranks have enqueued different collectives,
-    /// communicators are made anew, which graphs that captured theirs do not survive: the context then fails. Collective:
-    /// the mesh. Blocks: peers. Errors: INVALID_STATE (nothing was published yet), PEER_FAILED, TIMEOUT. Since 0.2.
+    /// it is (main weights must not have been written, nor FROZEN parameters loaded, which readers see at once). Over NCCL,
+    /// where ranks have enqueued different collectives, communicators are made anew, which graphs that captured theirs do
+    /// not survive: the context then fails. Collective: the mesh. Blocks: peers. Errors: INVALID_STATE (nothing was
+    /// published yet), PEER_FAILED, TIMEOUT. Since 0.2.
     /// ```
     #[must_use]
     pub fn fsdp_discard_step(model: *mut fsdp_model, stream: fsdp_stream) -> fsdp_status;
@@ -706,8 +712,8 @@ extern "C" {
     /// and another load, or the caller's own values, must come before the next publish.
     /// Collective: the mesh. Blocks: the disk and peers. Window: inside; the step's gradients, if any, stay.
     /// Errors, the same on all ranks: INVALID_ARGUMENT (no checkpoint in the folder; tensors that are missing, unexpected,
-    /// of another shape or no floating-point numbers, all of them listed; a damaged file, with the range of bytes and the
-    /// tensors), SYSTEM (rank, file, what was done and errno: ENOENT for a folder that is not there),
+    /// of another shape, or of a dtype that does not become the parameter's, all of them listed; a damaged file, with the
+    /// range of bytes and the tensors), SYSTEM (rank, file, what was done and errno: ENOENT for a folder that is not there),
     /// INVALID_STATE, UNSUPPORTED (written by a newer release), MISMATCH (another model, other flags, or hosts that see
     /// different checkpoints), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT. Since 0.2.
     /// ```
@@ -721,7 +727,9 @@ extern "C" {
     /// renames match goes to all of them: a fused one to its parts, a shared one to both of its names; parts that are fused
     /// here are several renames with a to_row each. Every row of a parameter must come once.
     ///
-    /// F64, F32, F16 and BF16 are converted to what the model keeps, rounded to nearest even. Each rank reads what it keeps,
+    /// F64, F32, F16 and BF16 are converted to what the model keeps, rounded to nearest even; planes of a FROZEN quantized
+    /// parameter w are tensors of their own (w.row, w.row_scale; of MXFP8 also w.column, w.column_scale: F8_E4M3 codes, F32
+    /// or F8_E8M0 scales) and bytes are U8, both taken bit for bit. Each rank reads what it keeps,
     /// in blocks of 256 KiB; a transposed matrix takes memory for this rank's part of it meanwhile. Files of libfsdp are
     /// verified, others have no sums. States and AdamW's number of steps stay. Of the flags count ALLOW_MISSING and
     /// ALLOW_UNEXPECTED; renames may be NULL. *loaded (may be NULL): its two numbers of bytes.

@@ -369,7 +369,8 @@ pub struct fsdp_param {
     pub flags: u32,
     /// 0: FSDP_GRANULE_ROW
     pub granule: fsdp_granule,
-    /// of the first dimension; counts only with FSDP_GRANULE_BLOCK; more than there are: all
+    /// of the first dimension; counts only with FSDP_GRANULE_BLOCK; more than there are: all. Of FP8_BLOCK a multiple
+    /// of 128, also then
     pub granule_rows: u64,
     /// 0: 1 (see FSDP_PARAM_LR_ZERO)
     pub lr_scale: f64,

@@ -46,6 +46,9 @@
  *              must be NULL, which means the calling thread. See fsdp_device_kind.
  *   Strings    UTF-8, copied in. Returned pointers belong to the object they came from and live as long as it does.
  *   Numbers    The caller's floating-point modes (rounding, flushing of subnormals, traps) change no bit, and are kept.
+ *   Peers      Any call that is collective may also return MISMATCH, where other ranks make another call instead. Any
+ *              that blocks for peers may return INTERRUPTED, which ends the job: what others wait for never comes. Only
+ *              saves go on, and can be waited for again, once every rank has come to them.
  *   Fork       A context does not survive fork(): calls in the child that do work return FSDP_INVALID_STATE.
  *
  * In the docstrings, "Collective: X" says that all ranks of X must make the call, in the same order; "Blocks" is one of
@@ -236,8 +239,9 @@ typedef void (*fsdp_log_hook)(void *user_data, fsdp_log_level level, const char 
 
 enum {
   /** Catch use after reshard, and writes into a gradient after fsdp_reduce_grad (docs/contracts/memory.md): released
-   *  views show NaN or fault, on the host device from the call's return on. Nothing is gathered ahead, and more memory
-   *  is used. All ranks alike. */
+   *  views show NaN or fault, on the host device from the call's return on; where a group's planes are gathered by
+   *  phase and mapped, once the group is not held for any phase. Nothing is gathered ahead, and more memory is used.
+   *  All ranks alike. */
   FSDP_CONTEXT_DEBUG = 1u << 8,
   /** Do the library's gather and reduce work on the calling thread, in call order. Same bits, easier to debug; calls
    *  that do not block otherwise then wait for peers. */
@@ -819,7 +823,8 @@ typedef struct fsdp_param {
                               FROZEN parameters that are not quantized */
   uint32_t flags;          /* FSDP_PARAM_* */
   fsdp_granule granule;    /* 0: FSDP_GRANULE_ROW */
-  uint64_t granule_rows;   /* of the first dimension; counts only with FSDP_GRANULE_BLOCK; more than there are: all */
+  uint64_t granule_rows;   /* of the first dimension; counts only with FSDP_GRANULE_BLOCK; more than there are: all. Of
+                              FP8_BLOCK a multiple of 128, also then */
   double lr_scale;         /* 0: 1 (see FSDP_PARAM_LR_ZERO) */
   void *user_data;         /* kept and returned by fsdp_get_param_info; never read */
   /* What is declared here is a box of a larger tensor, of which others have the rest (tensor parallelism, a stack of
@@ -905,13 +910,15 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_param_info(const fsdp_group *group, u
 
 /**
  * Load a parameter from full data: element_count elements of dtype, in C order. With root FSDP_EVERY_RANK every rank
- * passes the same data and nothing is communicated; else rank `root` passes it, and data may be NULL elsewhere: dtype
- * and element_count do not count then. The data may be freed at return. flags must be 0.
+ * passes the same data and nothing is communicated; else rank `root` passes it, and data should be NULL elsewhere: who
+ * passes NULL there may pass anything as dtype and element_count; data that is not NULL is checked as the root's is.
+ * The data may be freed at return. flags must be 0.
  * Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Memory: of a FROZEN quantized parameter 4
  * bytes for each element of this rank's part while it runs, since planes are made when all has come.
- * Errors: INVALID_ARGUMENT (of the root: on all ranks), INVALID_STATE (window closed), OUT_OF_MEMORY (the planes are as
- * before: on all ranks if there is a root, else on this one, and the parameter is to be loaded again before the next
- * publish), PEER_FAILED, TIMEOUT. Since 0.2.
+ * Errors: INVALID_ARGUMENT (on all ranks where the root's data, dtype or element_count is wrong; on one rank alone
+ * where its own other arguments are, and the others wait for it), INVALID_STATE (window closed), OUT_OF_MEMORY (the
+ * planes are as before: on all ranks if there is a root, else on this one, and the parameter is to be loaded again
+ * before the next publish), PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_param(fsdp_group *group, uint64_t param_index, const void *data,
                                                  fsdp_dtype dtype, uint64_t element_count, int32_t root,
@@ -933,7 +940,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_read_param(fsdp_group *group, uint64_t pa
  * The full compute weights: a read-only view, legal to read while the group is unsharded, or at any time outside the
  * update window where the strategy keeps them whole. With SEQUENTIAL and VISITS schedules the address is the same from
  * the seal on, in every phase; with INTERLEAVED, and in a group with planes by phase (fsdp_plane_policy), it is the one
- * of the phase given: BACKWARD has one address, and the other phases have one. phase may be any.
+ * of the phase given: BACKWARD has one address, and FORWARD and EVAL have another. RECOMPUTE has BACKWARD's with
+ * INTERLEAVED, but FORWARD's where planes are by phase. phase may be any.
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (also: the parameter is quantized, see fsdp_get_plane),
  * INVALID_STATE (not sealed; not unsharded). Since 0.2.
  */
@@ -974,7 +982,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_plane(fsdp_group *group, uint64_t par
  * Load a whole plane of a FROZEN quantized parameter as it is, bit for bit: element_count codes or scales of the
  * plane's shape and dtype (see fsdp_plane), in C order. So a quantized checkpoint of others is loaded without a
  * rounding. root and flags as in fsdp_load_param.
- * What belongs together is loaded together: codes and scales, and of MXFP8 both forms.
+ * What belongs together must be loaded together, in the same window: codes and scales, and of MXFP8 both forms. That is
+ * not checked.
  * Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Errors: INVALID_ARGUMENT (no such plane;
  * another dtype or count; the parameter is not quantized), INVALID_STATE (not FROZEN: planes are made of main weights;
  * window closed), PEER_FAILED, TIMEOUT. Since 0.2.
@@ -1283,7 +1292,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_step_adamw(fsdp_model *model, double lr, 
 FSDP_API FSDP_CHECKED fsdp_status fsdp_publish_weights(fsdp_model *model, fsdp_stream stream);
 
 /**
- * Open the update window outside a training step, to load or edit weights. No hold may be left and no gradient pending.
+ * Open the update window outside a training step, to load or edit weights. No hold may be left and no gradient pending:
+ * where a rank has some, all get INVALID_STATE, and fsdp_discard_step on all of them goes on.
  * Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_begin_update(fsdp_model *model, fsdp_stream stream);
@@ -1291,9 +1301,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_begin_update(fsdp_model *model, fsdp_stre
 /**
  * Forget this step: holds, lent and pending gradients, whatever was reduced so far. From any state between two
  * publishes, also after an exception in the middle of a pass; inside the window it closes it, and the version stays as
- * it is (main weights must not have been written). Over NCCL, where ranks have enqueued different collectives,
- * communicators are made anew, which graphs that captured theirs do not survive: the context then fails. Collective:
- * the mesh. Blocks: peers. Errors: INVALID_STATE (nothing was published yet), PEER_FAILED, TIMEOUT. Since 0.2.
+ * it is (main weights must not have been written, nor FROZEN parameters loaded, which readers see at once). Over NCCL,
+ * where ranks have enqueued different collectives, communicators are made anew, which graphs that captured theirs do
+ * not survive: the context then fails. Collective: the mesh. Blocks: peers. Errors: INVALID_STATE (nothing was
+ * published yet), PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_discard_step(fsdp_model *model, fsdp_stream stream);
 
@@ -1413,8 +1424,8 @@ typedef struct fsdp_loaded {
  * and another load, or the caller's own values, must come before the next publish.
  * Collective: the mesh. Blocks: the disk and peers. Window: inside; the step's gradients, if any, stay.
  * Errors, the same on all ranks: INVALID_ARGUMENT (no checkpoint in the folder; tensors that are missing, unexpected,
- * of another shape or no floating-point numbers, all of them listed; a damaged file, with the range of bytes and the
- * tensors), SYSTEM (rank, file, what was done and errno: ENOENT for a folder that is not there),
+ * of another shape, or of a dtype that does not become the parameter's, all of them listed; a damaged file, with the
+ * range of bytes and the tensors), SYSTEM (rank, file, what was done and errno: ENOENT for a folder that is not there),
  * INVALID_STATE, UNSUPPORTED (written by a newer release), MISMATCH (another model, other flags, or hosts that see
  * different checkpoints), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT. Since 0.2.
  */
@@ -1443,7 +1454,9 @@ typedef struct fsdp_rename {
  * renames match goes to all of them: a fused one to its parts, a shared one to both of its names; parts that are fused
  * here are several renames with a to_row each. Every row of a parameter must come once.
  *
- * F64, F32, F16 and BF16 are converted to what the model keeps, rounded to nearest even. Each rank reads what it keeps,
+ * F64, F32, F16 and BF16 are converted to what the model keeps, rounded to nearest even; planes of a FROZEN quantized
+ * parameter w are tensors of their own (w.row, w.row_scale; of MXFP8 also w.column, w.column_scale: F8_E4M3 codes, F32
+ * or F8_E8M0 scales) and bytes are U8, both taken bit for bit. Each rank reads what it keeps,
  * in blocks of 256 KiB; a transposed matrix takes memory for this rank's part of it meanwhile. Files of libfsdp are
  * verified, others have no sums. States and AdamW's number of steps stay. Of the flags count ALLOW_MISSING and
  * ALLOW_UNEXPECTED; renames may be NULL. *loaded (may be NULL): its two numbers of bytes.

@@ -467,7 +467,8 @@ struct fsdp_param
     flags::UInt32
     # 0: FSDP_GRANULE_ROW
     granule::Int32
-    # of the first dimension; counts only with FSDP_GRANULE_BLOCK; more than there are: all
+    # of the first dimension; counts only with FSDP_GRANULE_BLOCK; more than there are: all. Of FP8_BLOCK a
+    # multiple of 128, also then
     granule_rows::UInt64
     # 0: 1 (see FSDP_PARAM_LR_ZERO)
     lr_scale::Float64
