@@ -83,14 +83,20 @@ void NonfiniteWeights::report() noexcept {
   runtime_.context.expect_word(false);
 }
 
+// Finite numbers may be too large for bf16.
+const char *NonfiniteWeights::quantized_weights() const {
+  return runtime_.spec.quantize_from == FSDP_BFLOAT16 ? "main weights, as bf16," : "main weights";
+}
+
 void NonfiniteWeights::report_counts() const {
   for (size_t i = 0; i < counted_.size(); ++i)
     if (counts_[i])
       runtime_.context.log(
           FSDP_LOG_WARNING,
           counted_[i].scales
-              ? format_text("rank {}: version {}: {}: main weights are Inf or NaN: {} of {} ROW scales stand for it",
-                            runtime_.context.rank(), version_, counted_[i].name, counts_[i], counted_[i].scales)
+              ? format_text("rank {}: version {}: {}: {} are Inf or NaN: {} of {} ROW scales stand for it",
+                            runtime_.context.rank(), version_, counted_[i].name, quantized_weights(), counts_[i],
+                            counted_[i].scales)
               : format_text("rank {}: version {}: {}: {} main weights are Inf or NaN", runtime_.context.rank(),
                             version_, counted_[i].name, counts_[i]));
 }
@@ -99,8 +105,8 @@ void NonfiniteWeights::report_amaxes() const {
   for (const Measured &measured : measured_)
     if (!std::isfinite(amaxes_[measured.index]))
       runtime_.context.log(FSDP_LOG_WARNING,
-                           format_text("rank {}: version {}: {}: main weights are Inf or NaN, so its scale is 1",
-                                       runtime_.context.rank(), version_, measured.name));
+                           format_text("rank {}: version {}: {}: {} are Inf or NaN, so its scale is 1",
+                                       runtime_.context.rank(), version_, measured.name, quantized_weights()));
 }
 
 }  // namespace fsdp::engine

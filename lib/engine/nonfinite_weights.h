@@ -42,6 +42,7 @@ class NonfiniteWeights final : public Unsettled {
   };
   void enqueue(device::Stream &stream, const float *amaxes);
   void report() noexcept;
+  const char *quantized_weights() const;
   void report_counts() const;
   void report_amaxes() const;
 

@@ -107,6 +107,20 @@ TEST(PlaneReport, OnTheHostPublishingTellsItself) {
   });
 }
 
+// They are finite; as bf16 they are not.
+TEST(PlaneReport, WeightsTooLargeForBf16AreTold) {
+  Log log;
+  Scenario setup = three_kinds(1, log);
+  setup.model.quantize_from = FSDP_BFLOAT16;
+  run_threads(setup, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, setup);
+    load(rank, 0, 64 * 96, {{5 * 96 + 40, 3.4e38F}});
+    load(rank, 1, 320, {{319, 3.4e38F}});
+    publish(rank, context);
+  });
+  EXPECT_EQ(log.take(FSDP_LOG_WARNING, "main weights, as bf16, are Inf or NaN").size(), 2u);
+}
+
 TEST(PlaneReport, RaisedGranulesAreTold) {
   Log log;
   Scenario setup = three_kinds(1, log);
