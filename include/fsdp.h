@@ -1282,8 +1282,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_step_adamw(fsdp_model *model, double lr, 
  * Publish the main weights: cast them to compute weights, raise the version, close the update window. Whole weights
  * are refreshed before the call returns. Where the scales of a quantized parameter show that its main weights have Inf
  * or NaN, a line of FSDP_LOG_WARNING names it, once a version, on the rank that has them: on the host device in this
- * call, on a GPU at the end of the first call in the context that finds it done, or with the model's destroy; not if a
- * graph has published, nor while what was published before has not been told of.
+ * call, on a GPU at the end of the first call in the context that finds it done; not if a graph has published, nor
+ * while what was published before has not been told of.
  * Collective: the mesh. Blocks: peers.
  * Window: closes it. Errors: INVALID_STATE, MISMATCH (a rank does something else instead, or numbers differ: fatal on
  * all ranks, since weights were written here; before the first publish nothing is lost: make it the same and publish
@@ -1613,7 +1613,8 @@ typedef struct fsdp_capture fsdp_capture;
  * From here to fsdp_end_capture the model's calls record their work into the graph that `stream` is being captured into
  * (cudaStreamBeginCapture first, mode relaxed or thread-local), instead of doing it. Any part of a step can be
  * captured, also all of it: prefetch, unshard, reshard, acquire, put and reduce gradients, finish_grads, scale_grads,
- * get_grad_norm, clip_grads and apply_grads with NULL for norm and mesh (fsdp_get_last_norm tells that of a replay),
+ * get_grad_norm, clip_grads and apply_grads with NULL for norm and mesh (fsdp_get_last_norm tells that of a replay;
+ * ranks meet in these calls; UNSUPPORTED where the context has had other models, as is fsdp_prepare_replay then),
  * publish_weights, and step_adamw (once, with step 0 in its options; its lr is that of each replay). All streams given
  * must be in the capture: `stream`, and those forked from it. Overwriting and adding gradients are two captures: of a
  * first micro-batch, and of a later one. INVALID_STATE meanwhile: calls for which the host must wait (norms that it is

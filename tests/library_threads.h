@@ -32,6 +32,20 @@ inline size_t await_library_threads(size_t wanted) {
   return count;
 }
 
+// Do all threads of the library of this name sleep? Those that spin do not.
+inline bool all_sleep(const std::string &name) {
+  for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string of, key, state;
+    std::getline(std::ifstream(task.path() / "comm"), of);
+    if (of != name) continue;
+    std::ifstream status(task.path() / "status");
+    while (key != "State:" && status >> key) {
+    }
+    if (!(status >> state) || state != "S") return false;
+  }
+  return true;
+}
+
 // How often threads of the library of this name have gone to sleep.
 inline uint64_t sleeps_of(const std::string &name) {
   uint64_t sleeps = 0;

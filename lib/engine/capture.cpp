@@ -103,6 +103,20 @@ void Capture::add_step(const fsdp_adamw_options &options) {
   adamw_ = options;
 }
 
+void Capture::add_norm(const char *call) {
+  require_sole_model(call);
+  has_norm_ = true;
+}
+
+// Eager norms of a context's models take turns in memory of the GPU that a graph would use whenever it runs.
+void Capture::require_sole_model(const char *call) const {
+  if (runtime_.context.has_several_models())
+    fail(FSDP_UNSUPPORTED,
+         "{}: a graph with a gradient norm is of the only model that its context has ever had, and this one has had "
+         "others, whose norms it would not wait for; leave the norm outside of the graph, or use a context of its own",
+         call);
+}
+
 std::string Capture::find_difference() const {
   if (has_step_ && lr_scales_ != runtime_.step.lr_scales())
     return format_text(
@@ -113,6 +127,7 @@ std::string Capture::find_difference() const {
 }
 
 void Capture::enter(double lr, fsdp_stream stream) {
+  if (has_norm_) require_sole_model("fsdp_prepare_replay");
   reducer_.await_writers(stream);
   device::Stream &caller = runtime_.context.device().caller_stream(stream);
   runtime_.replays.join(caller);
@@ -128,7 +143,8 @@ void Capture::enter(double lr, fsdp_stream stream) {
 
 // Whatever follows comes after the graph: on the library's streams from here on, on the caller's from the call on that
 // they are given to (Runtime::caller_stream). So neither what the captured calls recorded nor who wrote what is still
-// lent is of any meaning, and one record is enough: CUDA makes the host wait once about 1000 commands are pending.
+// lent is of any meaning, and one record (another for a norm) is enough: CUDA makes the host wait once about 1000
+// commands are pending.
 void Capture::leave(device::Stream &caller) {
   runtime_.replays.commit(caller);
   for (device::Stream *library : runtime_.library_streams()) runtime_.replays.join_last(*library);

@@ -40,7 +40,7 @@ class Capture {
   // A step of AdamW is a part of it: its lr and corrections are those of each replay.
   void add_step(const fsdp_adamw_options &options);
   // A norm is found in it, which the host may ask for after each replay.
-  void add_norm() noexcept { has_norm_ = true; }
+  void add_norm(const char *call);
   // Streams of the library that were forked into the capture come back to the caller's.
   void join(fsdp_stream stream);
   bool has_step() const noexcept { return has_step_; }
@@ -74,6 +74,7 @@ class Capture {
   CallSequence calls_;        // before
   std::string step_failure_;  // before
   KnownNorm norm_;            // before
+  void require_sole_model(const char *call) const;
   bool has_step_ = false, has_norm_ = false;
   uint64_t lr_scales_ = 0;  // of that step, as Runtime has them
   fsdp_adamw_options adamw_{};

@@ -108,7 +108,7 @@ void UpdateWindow::capture_norm(bool waits, const char *call) {
          "{}: the model is being captured into a graph, and no host waits for a norm in it: give NULL for norm and for "
          "the mesh; fsdp_get_last_norm tells it after a replay",
          call);
-  capture->add_norm();
+  capture->add_norm(call);
 }
 
 device::Stream &UpdateWindow::require_norm(fsdp_stream stream, bool waits, const char *call) {

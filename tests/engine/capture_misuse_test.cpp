@@ -91,6 +91,32 @@ TEST(CaptureMisuse, CapturesAndReplaysDoNotNest) {
   });
 }
 
+// Norms of a context's models take turns in memory that a graph would not wait for.
+TEST(CaptureMisuse, ANormOfAGraphNeedsAContextOfItsOwn) {
+  const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
+  run(setup, [&](Rank &rank, cudaStream_t stream) {
+    const auto clipped = [&] {
+      pass(rank, stream, true);
+      FSDP(fsdp_finish_grads(rank.model, 0.5, 0, stream));
+      return fsdp_clip_grads(rank.model, nullptr, 0.25, stream, nullptr);
+    };
+    begin_capture(rank, stream);
+    FSDP(clipped());
+    fsdp_capture *capture = nullptr;
+    FSDP(fsdp_end_capture(rank.model, stream, &capture));
+    cudaGraph_t graph = nullptr;
+    CUDA(cudaStreamEndCapture(stream, &graph));
+    CUDA(cudaGraphDestroy(graph));
+    const Rank other(rank.context, setup);
+    const char *const why = "the only model that its context has ever had";
+    require_error(fsdp_prepare_replay(capture, 0, stream), FSDP_UNSUPPORTED, {"fsdp_prepare_replay", why});
+    fsdp_destroy_capture(capture);
+    begin_capture(rank, stream);
+    require_error(clipped(), FSDP_UNSUPPORTED, {"fsdp_clip_grads", why});
+    end_spoilt_capture(rank, stream, {"fsdp_clip_grads", why});
+  });
+}
+
 // What another model enqueues could be drawn into the graph, or spoil it.
 TEST(CaptureMisuse, OtherModelsOfTheContextWait) {
   const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);

@@ -211,6 +211,25 @@ TEST(Mxfp8, GatheredBytes) {
   EXPECT_EQ(gathered(), 24576u);
 }
 
+// Where a strategy keeps weights whole it has both forms, of which each of the two publishes brings the other rank's
+// half, whatever the policy.
+TEST(Mxfp8, WholeWeightsAreGatheredInBothForms) {
+  constexpr uint64_t form = 6336;
+  Scenario setup = one_matrix(2);
+  setup.steps = 1;
+  for (const fsdp_strategy strategy : {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS})
+    for (const fsdp_plane_policy policy :
+         {FSDP_PLANES_BY_PHASE, FSDP_PLANES_BY_PHASE_AND_RECOMPUTE, FSDP_PLANES_BOTH}) {
+      setup.model.strategy = strategy;
+      setup.model.plane_policy = policy;
+      const Stats stats = train_threads(setup)[1].stats;
+      const uint64_t gathered = strategy == FSDP_STRATEGY_NO_SHARD ? 0 : 2 * form / 2;
+      EXPECT_EQ(stats.gathered_bytes, 2 * gathered) << "strategy " << strategy << ", policy " << policy;
+      EXPECT_EQ(stats.gathered_row_bytes, gathered) << "strategy " << strategy << ", policy " << policy;
+      EXPECT_EQ(stats.gathered_column_bytes, gathered) << "strategy " << strategy << ", policy " << policy;
+    }
+}
+
 // The last group's weights are not kept from its forward visit to its backward one, which reads other planes.
 TEST(Mxfp8, GathersOncePerDirectionWithAndWithoutPrefetch) {
   for (const auto mode : modes)
@@ -275,10 +294,12 @@ TEST(Mxfp8, RecomputeComesFirstUnlessItWasPlannedFor) {
            {std::pair(FSDP_BACKWARD, FSDP_RECOMPUTE), std::pair(FSDP_RECOMPUTE, FSDP_BACKWARD)}) {
         FSDP(hold(first));
         if (policy == FSDP_PLANES_BY_PHASE) {
-          EXPECT_FAILS(FSDP_INVALID_STATE, hold(second), "group 'g'",
-                       first == FSDP_BACKWARD ? "RECOMPUTE needs its ROW planes while BACKWARD holds the COLUMN ones"
-                                              : "BACKWARD needs its COLUMN planes while RECOMPUTE holds the ROW ones",
-                       "FSDP_PLANES_BY_PHASE_AND_RECOMPUTE", "before unsharding for BACKWARD");
+          EXPECT_FAILS(
+              FSDP_INVALID_STATE, hold(second), "group 'g'",
+              first == FSDP_BACKWARD ? "RECOMPUTE needs its ROW planes while BACKWARD holds the COLUMN ones"
+                                     : "BACKWARD needs its COLUMN planes while RECOMPUTE holds the ROW ones",
+              "FSDP_PLANES_BY_PHASE_AND_RECOMPUTE",
+              first == FSDP_BACKWARD ? "recompute before unsharding for BACKWARD" : "return the RECOMPUTE hold first");
         } else {
           FSDP(hold(second));
           EXPECT_EQ(solo.rank->view(0, 0, FSDP_BACKWARD).size(), 64u * 96);

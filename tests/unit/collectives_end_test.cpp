@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every transport promises: waits for who is slow, rounds that end, and how calls end when a rank does not come.
 #include "collectives_bodies.h"
+#include "comm/call/round.h"
 
 namespace fsdp::comm::test {
 namespace {
@@ -136,6 +137,17 @@ TEST_P(Conformance, ARoundThatOneRankAbandonsEndsAndTheNextOneWorks) {
       require(!rig.collectives->broken(), "a new round is not broken");
     }
   });
+}
+
+// Rank 2 was quiet, and then gave up because of rank 1. A third rank passes on the first of both, late.
+TEST(RoundWords, WhatIsPassedOnLateChangesNoBlame) {
+  const auto word = [](uint64_t round, uint64_t blamed, uint64_t flags) { return round << 32 | blamed << 8 | flags; };
+  const uint64_t quiet = word(7, 2, RoundWords::quiet),
+                 followed = word(7, 1, RoundWords::quiet | RoundWords::abandoned);
+  EXPECT_EQ(RoundWords::merge(followed, quiet), followed);
+  EXPECT_EQ(RoundWords::merge(quiet, word(7, 1, RoundWords::abandoned)), followed);
+  EXPECT_EQ(RoundWords::merge(followed, word(8, 2, RoundWords::quiet)), word(8, 2, RoundWords::quiet));
+  EXPECT_FALSE(RoundWords::discards(followed, 2));
 }
 
 // Rank 0 discards because rank 1 did. Rank 2 hears of both at once, and is told of rank 1.

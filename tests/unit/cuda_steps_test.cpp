@@ -253,15 +253,16 @@ struct ManyFloats {
   }
 };
 
-// One that no launch takes alone begins in the middle of a launch.
+// Two that no launch takes alone: the first begins in the middle of a launch, the second where the first one ends.
 TEST(CudaSumSquares, ManyAtOnce) {
-  const size_t pieces = (cuda::scratch_bytes - 128) / sizeof(double);
+  const size_t pieces = (cuda::scratch_bytes - 256) / sizeof(double);
   for (const size_t number : {56, 57, 130}) {
     const size_t large = number == 130 ? 60 : number;
+    const auto is_large = [&](size_t s) { return s == large || s == large + 1; };
     std::vector<size_t> counts, granules;
     for (size_t s = 0; s < number; ++s) {
-      counts.push_back(s == large ? pieces + 77 : s % 7 == 0 ? 0 : s * 131 % 9000);
-      granules.push_back(s == large ? 1 : s % 5 == 0 ? 0 : s * 17 % 5000 + 1);
+      counts.push_back(is_large(s) ? pieces + 77 : s % 7 == 0 ? 0 : s * 131 % 9000);
+      granules.push_back(is_large(s) ? 1 : s % 5 == 0 ? 0 : s * 17 % 5000 + 1);
     }
     ManyFloats values(counts);
     OnGpu results(number * sizeof(double)), scratch(cuda::scratch_bytes);

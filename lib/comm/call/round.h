@@ -45,6 +45,11 @@ struct RoundWords {
   static constexpr bool discards(uint64_t flags, uint32_t r) noexcept {
     return flags & abandoned && blamed(flags) == r;
   }
+  // What is known of a rank, and what is told of it: by others it may be told late, and whom it blames does not change.
+  static constexpr uint64_t merge(uint64_t known, uint64_t told) noexcept {
+    if (told >> 32 != known >> 32) return told;
+    return known & (broken | abandoned) ? known | (told & 0xff) : told | (known & 0xff);
+  }
   Word phase;
   struct alignas(64) {
     std::atomic<uint64_t> last;

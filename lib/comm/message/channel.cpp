@@ -121,9 +121,7 @@ void Channel::take_end(uint32_t r, const EndWords &ended) noexcept {
   if (ended.flags >> 32 < known >> 32) return;
   raise(words.phase, ended.phase);
   if (ended.flags & RoundWords::quiet) words.ended.last.store(ended.last, std::memory_order_relaxed);
-  // What others pass on may be older than what that rank itself said.
-  const uint64_t kept = ended.flags >> 32 == known >> 32 ? known & 0xff : 0;
-  words.ended.flags.store(ended.flags | kept, std::memory_order_release);
+  words.ended.flags.store(RoundWords::merge(known, ended.flags), std::memory_order_release);
   attention_.store(true, std::memory_order_release);
 }
 

@@ -19,7 +19,7 @@ struct Choice {
   std::vector<Note> notes;
 };
 
-// Collective. No error of the library is thrown: it is the obstacle. What a user has asked for in vain is one, though.
+// Collective. No error of the library is thrown: it is the obstacle. But what a user has asked for in vain is thrown.
 Choice choose(Team &host, const device::Device &device);
 
 }  // namespace fsdp::comm::nccl

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// FoundByThreads of what is no number: of Inf and NaN in fp32, and of scales that stand for them. Threads add up for
+// Counts of what is no number: of Inf and NaN in fp32, and of scales that stand for them. Threads add up for
 // themselves and blocks for their threads, so that a model whose weights are all NaN is counted as fast as any other:
 // one addition to the result for each block. Least traffic: 4 bytes per element, 1 per scale.
 #include "device/cuda/for_each.h"

@@ -47,7 +47,7 @@ using Stream = CUstream_st *;
 [[nodiscard]] int add(Stream stream, void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype,
                       uint64_t count);
 
-// Of many arrays at once, in as few launches as there are hundreds of them.
+// Of many arrays at once, up to 192 in a launch.
 [[nodiscard]] int scale(Stream stream, std::span<const FloatSpan> spans, float factor);
 [[nodiscard]] inline int scale(Stream stream, float *values, float factor, uint64_t count) {
   const FloatSpan one{values, count};
@@ -58,9 +58,9 @@ using Stream = CUstream_st *;
 [[nodiscard]] int rank_sum(Stream stream, const RankSum &sum);
 
 // Bytes of device memory, aligned to 16, that sum_squares works in; one piece for each stream that calls it.
-constexpr uint64_t scratch_bytes = (uint64_t{1} << 19) + 128;
+constexpr uint64_t scratch_bytes = (uint64_t{1} << 19) + 256;
 
-// granule 0: all is one granule. No elements: *result is 0. Many sums are as few launches.
+// granule 0: all is one granule. No elements: *result is 0. Up to 56 sums are two launches.
 [[nodiscard]] int sum_squares(Stream stream, std::span<const SquaresSpan> spans, void *scratch);
 [[nodiscard]] inline int sum_squares(Stream stream, double *result, const float *values, uint64_t count,
                                      uint64_t granule, void *scratch) {

@@ -13,7 +13,7 @@ namespace {
 
 constexpr unsigned lanes = norm_sums, pieces_per_block = threads / lanes;
 constexpr uint64_t pieces_per_launch = 65536;
-static_assert(kernels::scratch_bytes == (pieces_per_launch + lanes) * sizeof(double));
+static_assert(kernels::scratch_bytes == (pieces_per_launch + 2 * lanes) * sizeof(double));
 static_assert(pieces_per_launch % lanes == 0, "a piece keeps its number modulo the lanes in every launch");
 
 // values[at], values[at + stride] ... before end, squared or as they are, added to sum in order. Loads go ahead of the
@@ -116,7 +116,9 @@ struct AddPieces {
   };
   PieceRanges parts;
   const double *sums;
-  double *carried;
+  // From the launch before, and to the next: the first part may read while the last one writes, which is another sum's.
+  const double *carried_in;
+  double *carried_out;
 
   FSDP_DEVICE void first(Shared &shared) const {
     const unsigned lane = threadIdx.x;
@@ -124,8 +126,8 @@ struct AddPieces {
     const PieceRange &part = parts.spans[blockIdx.x];
     const double *const own = sums + uint64_t{parts.first_block[blockIdx.x]} * pieces_per_block;
     shared.lane[lane] =
-        add_chain(part.first == 0 ? 0 : carried[lane], own, lane, part.end - part.first, lanes, Itself());
-    if (!part.is_last) carried[lane] = shared.lane[lane];
+        add_chain(part.first == 0 ? 0 : carried_in[lane], own, lane, part.end - part.first, lanes, Itself());
+    if (!part.is_last) carried_out[lane] = shared.lane[lane];
   }
   FSDP_DEVICE void second(Shared &shared) const {
     const PieceRange &part = parts.spans[blockIdx.x];
@@ -181,12 +183,15 @@ namespace kernels {
 int sum_squares(Stream stream, std::span<const SquaresSpan> spans, void *scratch) {
   auto *const sums = static_cast<double *>(scratch);
   SumPieces sum = {{}, sums};
-  AddPieces add = {{}, sums, sums + pieces_per_launch};
+  double *const carried[] = {sums + pieces_per_launch, sums + pieces_per_launch + lanes};
+  AddPieces add = {{}, sums, carried[0], carried[1]};
   for (Next next; next.span < spans.size();) {
     const auto blocks = static_cast<unsigned>(fill(sum.parts, spans, next));
     if (const int error = blocks ? FSDP_LAUNCH_PHASED(sum, blocks, sum.threads, stream) : 0) return error;
     add.parts = sum.parts;
     if (const int error = FSDP_LAUNCH_PHASED(add, add.parts.count, add.threads, stream)) return error;
+    const bool even = add.carried_in == carried[0];
+    add.carried_in = carried[even], add.carried_out = carried[!even];
   }
   return 0;
 }

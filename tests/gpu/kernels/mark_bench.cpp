@@ -61,7 +61,7 @@ class Bench {
             "cuStreamWriteValue32");
     });
     line("the library's event", [&] { stream_->record(*event_); });
-    line("wait for another stream's event", [&] {
+    line("record, and wait for it elsewhere", [&] {
       other_->record(*others_);
       stream_->wait(*others_);
     });
@@ -90,7 +90,10 @@ class Bench {
 
   Cost measure(const std::function<void()> &mark, bool busy) {
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    for (int i = 0; busy && i < fills; ++i) stream_->fill(busy_->data(), 0, busy_bytes);
+    for (int i = 0; busy && i < fills; ++i) {
+      other_->fill(busy_->data(), 0, busy_bytes);
+      stream_->fill(busy_->data(), 0, busy_bytes);
+    }
     check(cudaEventRecord(begin_, raw()), "cudaEventRecord");
     const auto start = Clock::now();
     for (int i = 0; i < marks; ++i) mark();
