@@ -102,7 +102,7 @@ void Params::stage(const ShownBytes &piece, Fill fill, Take take) {
   // Ranks must agree on all of it, and those that do not get it as text, whose end may be cut off: what is compared is
   // all of it.
   const std::string text =
-      format_text("{} of {} from rank {}{}", piece.call, piece.name, runtime_.teams.all->world_rank(piece.shown),
+      format_text("{} from rank {} of {}{}", piece.call, runtime_.teams.all->world_rank(piece.shown), piece.name,
                   piece.dtype ? format_text(" as {}", dtype_name(piece.dtype)) : "");
   const comm::Tag tag{piece.shown | static_cast<uint32_t>(piece.dtype) << 24, text.c_str()};
   const uint32_t inner = runtime_.spec.mesh.inner(piece.owner);

@@ -249,7 +249,7 @@ TEST(Loads, AreOfTheRootsData) {
                  "data is NULL", "query.weight.b");
     FSDP(fsdp_load_param(rank.groups[0], 0, data, FSDP_BFLOAT16, 35, 1, 0));
     EXPECT_FAILS(FSDP_MISMATCH, fsdp_load_param(rank.groups[0], r == 2, data, FSDP_BFLOAT16, 35, 1, 0),
-                 "'fsdp_load_param of transformer.layers.10.self_atten");
+                 "fsdp_load_param from rank 1 of transformer.layers.1");
   });
 }
 
