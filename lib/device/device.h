@@ -123,13 +123,14 @@ class Stream {
   const bool is_calling_thread_ = false;
 };
 
-// A stream's work on the calling thread, while this lives and if it is wanted and can be.
+// A stream's work on the calling thread, while this lives and if it can be.
 class BorrowedStream {
  public:
-  BorrowedStream(Stream &stream, bool wanted) : stream_(wanted && stream.borrow() ? &stream : nullptr) {}
+  explicit BorrowedStream(Stream &stream) : stream_(stream.borrow() ? &stream : nullptr) {}
   ~BorrowedStream() {
     if (stream_) stream_->give_back();
   }
+  explicit operator bool() const noexcept { return stream_ != nullptr; }
   BorrowedStream(const BorrowedStream &) = delete;
   BorrowedStream &operator=(const BorrowedStream &) = delete;
 

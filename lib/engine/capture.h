@@ -61,6 +61,7 @@ class Capture {
   void fork(device::Stream &caller);
   Moment read() const;
   void write(const Moment &state);
+  void require_sole_model(const char *call) const;
 
   Runtime &runtime_;
   Gatherer &gatherer_;
@@ -74,7 +75,6 @@ class Capture {
   CallSequence calls_;        // before
   std::string step_failure_;  // before
   KnownNorm norm_;            // before
-  void require_sole_model(const char *call) const;
   bool has_step_ = false, has_norm_ = false;
   uint64_t lr_scales_ = 0;  // of that step, as Runtime has them
   fsdp_adamw_options adamw_{};

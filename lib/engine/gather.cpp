@@ -2,6 +2,7 @@
 #include "engine/gather.h"
 
 #include <algorithm>
+#include <optional>
 
 namespace fsdp::engine {
 
@@ -75,7 +76,7 @@ void Gatherer::prefetch(Group &group, fsdp_phase phase) {
   GatherSlot &slot = group.slot(phase);
   if (slot.gathered || blocked(slot)) return;
   const CallSpan span(runtime_, "prefetch", &group);
-  gather(group, slot, phase);
+  gather(group, slot, phase, nullptr);
   slot.prefetched = true;
   ++runtime_.stats.prefetches;
 }
@@ -96,10 +97,7 @@ void Gatherer::unshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
   GatherSlot &slot = group.slot(phase);
   require_form(group, phase);
   if (group.plan->gathers) {
-    if (!slot.gathered) {
-      const device::BorrowedStream borrowed(*runtime_.gathers.stream, copies_here(group, caller));
-      gather(group, slot, phase);
-    }
+    if (!slot.gathered) gather(group, slot, phase, &caller);
     const uint32_t position = find_position(group, phase);
     if (phase != FSDP_RECOMPUTE || position != UINT32_MAX) slot.position = position;
     prefetch_after(phase, position);
@@ -211,10 +209,13 @@ void Gatherer::evict(Group &group, GatherSlot &slot, fsdp_phase phase) {
     if (slot_of(key).gathered) release(group_of(key), slot_of(key));
 }
 
-void Gatherer::gather(Group &group, GatherSlot &slot, fsdp_phase phase) {
+void Gatherer::gather(Group &group, GatherSlot &slot, fsdp_phase phase, const device::Stream *waiting) {
   if (group.plan->copies) {
     evict(group, slot, phase);
-    enqueue_copies(group, slot);
+    if (waiting && is_short_copy(group, *waiting))
+      copy_here(group, slot);
+    else
+      enqueue_copies(group, slot);
   }
   set_readable(group, true);
   slot.gathered = true;
@@ -223,11 +224,18 @@ void Gatherer::gather(Group &group, GatherSlot &slot, fsdp_phase phase) {
   stats.peak_gathered_groups = std::max(stats.peak_gathered_groups, ++stats.gathered_groups);
 }
 
-// The caller waits for this gather at once. Where it is a short copy that waits for nobody, two wake-ups would take
-// longer than the copy.
-bool Gatherer::copies_here(const Group &group, const device::Stream &caller) const {
-  return caller.is_calling_thread() && group.pulled_bytes <= short_copy && !runtime_.collectives().gathers_meet &&
+// One that waits for nobody, and for which two wake-ups would take longer than the copy.
+bool Gatherer::is_short_copy(const Group &group, const device::Stream &waiting) const {
+  return waiting.is_calling_thread() && group.pulled_bytes <= short_copy && !runtime_.collectives().gathers_meet &&
          runtime_.marks.published->done() && runtime_.gates.version->reached(runtime_.step.version());
+}
+
+// By the caller, who would wait for it at once: so it is told as a wait.
+void Gatherer::copy_here(Group &group, GatherSlot &slot) {
+  const device::BorrowedStream borrowed(*runtime_.gathers.stream);
+  std::optional<WaitSpan> exposed;
+  if (borrowed) exposed.emplace(runtime_, WaitKind::gather, &group);
+  enqueue_copies(group, slot);
 }
 
 void Gatherer::enqueue_copies(Group &group, GatherSlot &slot) {

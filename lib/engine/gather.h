@@ -47,12 +47,13 @@ class Gatherer {
   void require_form(Group &group, fsdp_phase phase) const;
   void prefetch_after(fsdp_phase phase, uint32_t position);
   // Enqueues the gather. Throws if a group with holds has the buffer; drops one without.
-  void gather(Group &group, GatherSlot &slot, fsdp_phase phase);
+  void gather(Group &group, GatherSlot &slot, fsdp_phase phase, const device::Stream *waiting);
   bool blocked(const GatherSlot &slot) const;
   std::string advise_residence(const Group &held, const GatherSlot &slot) const;
   std::string advise_planes(const Group &group, fsdp_phase phase) const;
   void evict(Group &group, GatherSlot &slot, fsdp_phase phase);
-  bool copies_here(const Group &group, const device::Stream &caller) const;
+  bool is_short_copy(const Group &group, const device::Stream &waiting) const;
+  void copy_here(Group &group, GatherSlot &slot);
   void enqueue_copies(Group &group, GatherSlot &slot);
   bool keeps(const Group &group, const GatherSlot &slot, fsdp_phase phase) const;
   void release(Group &group, GatherSlot &slot);

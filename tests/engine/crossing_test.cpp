@@ -105,6 +105,13 @@ TEST(CrossingModels, AreNumbered) {
                   {"rank 0 is in fsdp_discard_step of model 0 (", "rank 1 is in fsdp_discard_step of model 1 (",
                    "they wait for each other"});
   });
+  run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
+    Rank first(context, scenario), second(context, scenario);
+    first.load();
+    second.load();
+    require_error((r == 0 ? sum_values : discard)(second), FSDP_MISMATCH,
+                  {"rank 0 is in fsdp_all_reduce_values (", "rank 1 is in fsdp_discard_step of model 1 ("});
+  });
 }
 
 void expect_sum(Rank &rank) {

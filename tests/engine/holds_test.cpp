@@ -81,12 +81,14 @@ TEST(Holds, AShortCopyWakesNoThread) {
       together.arrive_and_wait();
       while (!fsdp::test::all_sleep("fsdp-gather")) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       const uint64_t before = fsdp::test::sleeps_of("fsdp-gather");
+      const uint64_t waited = rank.stats().gather_wait_ns;
       together.arrive_and_wait();
       if (r == 0)
         for (int i = 0; i < 10; ++i) visit(static_cast<size_t>(i % 2));
       const uint64_t sleeps = fsdp::test::sleeps_of("fsdp-gather") - before;
       if (r == 0 && is_short) REQUIRE(sleeps == 0);
       if (r == 0 && !is_short) REQUIRE(sleeps > 0);
+      if (r == 0) REQUIRE(rank.stats().gather_wait_ns > waited);  // exposed, whoever copies
       FSDP(fsdp_close_context(context));
     });
   }

@@ -34,8 +34,9 @@ class PlayedTransport final : public messages::Transport {
   void join(NetJob, std::shared_ptr<Seat>) override {}
   bool connected(uint32_t) const noexcept override { return true; }
   void greet(uint32_t) override {}
-  void send_control(uint32_t, const Header &header, const void *, uint64_t) override {
+  void send_control(uint32_t, const Header &header, const void *payload, uint64_t bytes) override {
     calls.fetch_add(header.kind == Kind::call);
+    if (header.kind == Kind::ended && bytes == sizeof told) std::memcpy(&told, payload, bytes);
   }
   void prepare(uint32_t) override {
     if (keeps_data && under_way > 0) throw std::bad_alloc();
@@ -54,6 +55,7 @@ class PlayedTransport final : public messages::Transport {
   Receiver &receiver() { return *receivers_.find(key); }
 
   std::atomic<int> calls{0};
+  messages::Ended told{};   // last, of this rank's end
   bool keeps_data = false;  // until it is cut; and there is memory for one message only
   int under_way = 0;
 
@@ -161,6 +163,51 @@ TEST(Channel, TakesOnlyWhatItsCallWaitsFor) {
 
 // The peer has come first, so data goes out as soon as the call begins. When it throws nobody may go on to read what
 // its caller then gives back.
+// Rank 2 discards, so rank 1, which was quiet, gives up. That rank 1 was quiet is passed on by rank 2, and comes last.
+TEST(Channel, WhoFollowsIsNotNamedNorIsItPassedOn) {
+  const auto problems = run_threads(1, [](Rank &rank) {
+    auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure, *rank.device);
+    PlayedTransport transport;
+    Channel channel(transport, seat, {0, 1, 2}, key, chunk_bytes, true, "a channel");
+    const uint64_t round = channel.round().number();
+    const auto words = [&](uint64_t flags, uint64_t blamed) {
+      return messages::EndWords{first_phase(round) + parts, round << 32 | blamed << 8 | flags, first_phase(round)};
+    };
+    const auto tell = [&](uint32_t from, const messages::EndWords &own, const messages::EndWords &of_cause,
+                          uint64_t cause) {
+      Header ended{};
+      ended.magic = messages::header_magic;
+      ended.kind = Kind::ended;
+      ended.from = from;
+      ended.key = key;
+      const messages::Ended payload{own, cause, of_cause};
+      const auto lock = transport.lock();
+      transport.receiver().control(ended, &payload, sizeof payload);
+    };
+    const auto first = words(RoundWords::abandoned, 2), quiet = words(RoundWords::quiet, 1),
+               follower = words(RoundWords::quiet | RoundWords::abandoned, 2);
+    tell(1, follower, first, 2);
+    tell(2, first, quiet, 1);
+
+    std::vector<float> values(1000, 1.0F);
+    const Sum span = everywhere_in_place(values.data(), values.size());
+    Launch launch;
+    launch.start(Operation::all_reduce, {1, "sum"});
+    launch.add(std::span(&span, 1), false);
+    launch.round = round;
+    launch.number = channel.round().enqueue();
+    require(!channel.run(launch, false), "a call of a discarded round is given up");
+    const auto broken = channel.round().broken();
+    require(broken && broken->rank == 2, broken ? broken->message : "not broken");
+    require(transport.told.cause == 2, fmt::format("rank {} is told as the cause", transport.told.cause));
+    channel.round().abandon();
+    channel.tell_end();
+    require(transport.told.cause == 2, fmt::format("rank {} is told as the cause", transport.told.cause));
+    require(RoundWords::blamed(transport.told.own.flags) == 2, "whom a rank blames is not what it does later");
+  });
+  EXPECT_EQ(problems[0], "");
+}
+
 TEST(Channel, ACallThatFailsAsItBeginsLeavesNothingUnderWay) {
   const auto problems = run_threads(1, [](Rank &rank) {
     auto seat = create_lone_seat(0, 2, rank.waiter, rank.failure, *rank.device);

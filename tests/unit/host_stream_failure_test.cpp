@@ -55,7 +55,7 @@ TEST(HostStreamFailure, ABorrowedStreamFailsTheContextAndThrows) {
   auto stream = host.stream("borrowed");
   std::atomic<int> ran{0};
   {
-    const device::BorrowedStream borrowed(*stream, true);
+    const device::BorrowedStream borrowed(*stream);
     EXPECT_EQ(status_of([&] { stream->run([] { fail(FSDP_MISMATCH, "ranks differ"); }); }), FSDP_MISMATCH);
     EXPECT_TRUE(host.failure.failed());
     EXPECT_EQ(status_of([&] { stream->run([&ran] { ++ran; }); }), FSDP_MISMATCH);
