@@ -224,10 +224,11 @@ void Gatherer::gather(Group &group, GatherSlot &slot, fsdp_phase phase, const de
   stats.peak_gathered_groups = std::max(stats.peak_gathered_groups, ++stats.gathered_groups);
 }
 
-// One that waits for nobody, and for which two wake-ups would take longer than the copy.
+// One that waits for nobody, and for which two wake-ups would take longer than the copy. What waits for peers is the
+// stream's, whose waits are told apart from the caller's.
 bool Gatherer::is_short_copy(const Group &group, const device::Stream &waiting) const {
-  return waiting.is_calling_thread() && group.pulled_bytes <= short_copy && !runtime_.collectives().gathers_meet &&
-         runtime_.marks.published->done() && runtime_.gates.version->reached(runtime_.step.version());
+  return waiting.is_calling_thread() && group.pulled_bytes <= short_copy && runtime_.marks.published->done() &&
+         runtime_.gates.version->reached(runtime_.step.version());
 }
 
 // By the caller, who would wait for it at once: so it is told as a wait.

@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 
+#include "../library_threads.h"
 #include "held_up.h"
 
 using namespace harness;
@@ -40,6 +41,25 @@ void expect_weights(Rank &rank, float expected) {
       for (const float seen : rank.view(g, p, FSDP_EVAL)) REQUIRE(seen == expected);
     if (!whole) FSDP(fsdp_reshard(rank.groups[g], FSDP_EVAL, 0, nullptr));
   }
+}
+
+// It waits for what the last rank has not published yet, and is short.
+TEST(HostEdges, AGatherThatWaitsForPeersIsItsStreams) {
+  Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_COPIED);
+  setup.model.flags = FSDP_MODEL_NO_PREFETCH;
+  HeldUp::arm(setup);
+  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, setup);
+    rank.load();
+    FSDP(fsdp_begin_update(rank.model, nullptr));
+    HeldUp::enter(r == 1);
+    FSDP(fsdp_publish_weights(rank.model, nullptr));
+    const uint64_t before = fsdp::test::sleeps_of("fsdp-gather");
+    FSDP(fsdp_unshard(rank.groups[0], FSDP_EVAL, 0, nullptr));
+    if (r == 0) REQUIRE(fsdp::test::sleeps_of("fsdp-gather") > before);
+    FSDP(fsdp_reshard(rank.groups[0], FSDP_EVAL, 0, nullptr));
+    FSDP(fsdp_close_context(context));  // whoever is first keeps its threads until then
+  });
 }
 
 // The last rank is held up after the meeting. A rank of the other host waits for its part, and a neighbour of that one
