@@ -13,7 +13,7 @@
 #include "comm/nccl/team.h"
 #include "comm/net.h"
 #include "comm/nodes/listener.h"
-#include "comm/nodes/mesh.h"
+#include "comm/nodes/leader.h"
 #include "comm/shm/seat.h"
 #include "comm/shm/team.h"
 #include "comm/shm/world.h"
@@ -140,8 +140,8 @@ Cards read_cards(Rendezvous &meeting) {
   }
 }
 
-MeshPlan plan_mesh(const WorldOptions &options, const Roster &roster, const std::vector<Card> &cards) {
-  MeshPlan plan;
+NodePlan plan_mesh(const WorldOptions &options, const Roster &roster, const std::vector<Card> &cards) {
+  NodePlan plan;
   plan.rank = options.rank;
   plan.secret = options.secret;
   plan.job = format_text("{} (attempt {})", options.rendezvous, options.attempt);
@@ -156,7 +156,7 @@ MeshPlan plan_mesh(const WorldOptions &options, const Roster &roster, const std:
 }
 
 // The lowest rank of a host speaks with those of the others, on its monitor's thread.
-std::unique_ptr<Monitor> start_monitor(const std::shared_ptr<Seat> &seat, const MeshPlan &plan, LeaderListener listener,
+std::unique_ptr<Monitor> start_monitor(const std::shared_ptr<Seat> &seat, const NodePlan &plan, LeaderListener listener,
                                        const Waiter &waiter) {
   const bool leads = plan.nodes[plan.node()].leader == plan.rank;
   return std::make_unique<Monitor>(seat, leads ? lead_node(*seat, plan, std::move(listener), waiter) : nullptr);
@@ -173,7 +173,7 @@ void await_all(World &world) {
 std::unique_ptr<World> join_hosts(const WorldOptions &options, Rendezvous &meeting, const Cards &cards,
                                   Threshold &threshold, const std::shared_ptr<Seat> &seat, const Waiter &waiter,
                                   uint32_t limit_ms) {
-  MeshPlan plan = plan_mesh(options, meeting.roster, cards.of);
+  NodePlan plan = plan_mesh(options, meeting.roster, cards.of);
   plan.forming_ms = limit_ms;
   auto monitor = start_monitor(seat, plan, std::move(threshold.listener), waiter);
   std::shared_ptr<Net> net = std::move(cards.net.ucx ? threshold.ucx : threshold.tcp);

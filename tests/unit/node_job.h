@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "comm/bootstrap/process_links.h"
+#include "comm/nodes/leader.h"
 #include "comm/nodes/listener.h"
-#include "comm/nodes/mesh.h"
 #include "comm/shm/words.h"
 #include "comm/shm/world.h"
 #include "shm_bodies.h"
@@ -31,6 +31,10 @@
 namespace fsdp::comm::test {
 
 constexpr uint32_t most = 16;
+
+// Promised: 1 s; machines that run tests are loaded. Far less than the limit of silence, which finds every death too.
+constexpr double at_once = 5;
+constexpr uint32_t silence_ms = 10'000;
 
 inline int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 inline void pause_ms(int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
@@ -138,8 +142,10 @@ class NodeJob {
     interfaces_[node] = address;
   }
   uint32_t forming_ms;  // as the constructor's limit, unless it is set
+  uint32_t degree = tree_degree;
+  bool all_exchange = true;  // else no ranks are said to send each other messages
   // In a leader, before it meets the others.
-  std::function<void(uint32_t)> before_mesh;
+  std::function<void(uint32_t)> before_tree;
   void set_secret(uint32_t node, const std::string &secret) { odd_node_ = node, odd_secret_ = secret; }
 
   void start(const NodeBody &body) {
@@ -226,11 +232,11 @@ class NodeJob {
     }
     return std::make_unique<ProcessLinks>(rank, std::move(doors.inbox), std::move(peers));
   }
-  std::unique_ptr<Chore> make_mesh(NodeRank &self, LeaderListener &listener) {
-    MeshPlan plan{self.rank, node_of_, places_, "secret", name_, limit_ms_, forming_ms};
+  std::unique_ptr<Chore> make_leader(NodeRank &self, LeaderListener &listener) {
+    NodePlan plan{self.rank, node_of_, places_, "secret", name_, limit_ms_, forming_ms, degree};
     if (node_of_[self.rank] == odd_node_) plan.secret = odd_secret_;
     for (size_t node = 0; node < places_.size(); ++node) plan.nodes[node].address = common_->address[node];
-    if (before_mesh) before_mesh(self.rank);
+    if (before_tree) before_tree(self.rank);
     return lead_node(*self.seat, plan, std::move(listener), *self.waiter);
   }
   void join(NodeRank &self) {
@@ -247,9 +253,11 @@ class NodeJob {
     while (common_->ready < size()) pause_ms(1);
     self.seat = std::make_shared<Seat>(self.rank, size(), controls_[node], std::move(links), *self.waiter, self.failure,
                                        *self.device, limit_ms_);
-    std::unique_ptr<Chore> mesh;
-    if (leads) mesh = make_mesh(self, listener);
-    self.world = std::make_unique<ShmWorld>(self.seat, "test", std::make_unique<Monitor>(self.seat, std::move(mesh)));
+    for (const uint32_t r : self.ranks)
+      if (all_exchange) self.seat->control.set_data_peer(r);
+    std::unique_ptr<Chore> chore;
+    if (leads) chore = make_leader(self, listener);
+    self.world = std::make_unique<ShmWorld>(self.seat, "test", std::make_unique<Monitor>(self.seat, std::move(chore)));
     common_->words[1][self.rank].raise(1);
     self.await(1, 1, "the job's start");
   }

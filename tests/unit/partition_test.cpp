@@ -8,11 +8,13 @@ namespace {
 
 class Partition : public testing::Test {
  protected:
-  void build(const std::vector<uint32_t> &ranks_of_nodes, uint32_t limit_ms, const NodeBody &body = train) {
+  void build(const std::vector<uint32_t> &ranks_of_nodes, uint32_t limit_ms, const NodeBody &body = train,
+             bool all_exchange = true) {
     const auto nodes = static_cast<uint32_t>(ranks_of_nodes.size());
     network = std::make_unique<TestNetwork>(nodes);
     ASSERT_TRUE(network->works());
     job = std::make_unique<NodeJob>(ranks_of_nodes, limit_ms);
+    job->all_exchange = all_exchange;
     for (uint32_t n = 0; n < nodes; ++n) job->place(n, network->space(n), network->address(n));
     job->start(body);
     ASSERT_TRUE(job->await_steps(20));
@@ -26,7 +28,7 @@ class Partition : public testing::Test {
   std::unique_ptr<NodeJob> job;
 };
 
-// The mesh reports it although the test's gates, which are no network, still work.
+// The leaders report it although the test's gates, which are no network, still work.
 TEST_F(Partition, OfTwoNodesBlamesTheLinkOnBothSides) {
   build({2, 1}, 2000);
   if (HasFatalFailure()) return;
@@ -55,6 +57,49 @@ TEST_F(Partition, OfOneOfThreeNodesBlamesItsLinks) {
               "no contact between host h0 (node 0) and host h2 (node 2), between host h1 (node 1) and host h2 (node 2) "
               "for 2.0 s: the network between them is cut",
               {}, cut_ns, 2.0 + 4);
+}
+
+// Neither has a connection to the other in the tree of leaders; their ranks send each other messages.
+TEST_F(Partition, BetweenTwoThatAreNoNeighboursInTheTreeBlamesTheirLink) {
+  build({1, 2, 1}, 2000);
+  if (HasFatalFailure()) return;
+  const int64_t cut_ns = now_ns();
+  ASSERT_TRUE(network->part(1, 2));
+  ASSERT_TRUE(job->collect(15)) << "a rank hangs";
+  job->expect(FSDP_PEER_FAILED, -1,
+              "no contact between host h1 (node 1) and host h2 (node 2) for 2.0 s: the network between them is cut", {},
+              cut_ns, 2.0 + 4);
+}
+
+TEST_F(Partition, BetweenTwoThatHealsBeforeTheLimitIsNoFailure) {
+  build({1, 1, 1}, 4000);
+  if (HasFatalFailure()) return;
+  ASSERT_TRUE(network->part(1, 2));
+  pause_ms(3000);
+  ASSERT_TRUE(network->join(1, 2));
+  pause_ms(3000);
+  expect_well();
+}
+
+TEST_F(Partition, BetweenTwoThatSendEachOtherNothingIsNoFailure) {
+  build({1, 1, 1}, 1000, train, false);
+  if (HasFatalFailure()) return;
+  ASSERT_TRUE(network->part(1, 2));
+  pause_ms(3500);
+  expect_well();
+}
+
+// Beats alone would take it for a cut: a neighbour in the tree knows better.
+TEST_F(Partition, AStoppedLeaderIsNotACutLinkToThoseThatAreNoNeighbours) {
+  build({1, 1, 1, 1}, 1500);
+  if (HasFatalFailure()) return;
+  const int64_t stopped_ns = now_ns();
+  job->send(3, SIGSTOP);
+  pause_ms(3500);
+  job->send(3, SIGCONT);
+  ASSERT_TRUE(job->collect(10)) << "a rank hangs";
+  job->expect(FSDP_PEER_FAILED, 3, "has not responded for 1.5 s: it is stopped or its host is overloaded", {3},
+              stopped_ns, 1.5 + 4);
 }
 
 // At moments at which TCP would send again only after the limit.

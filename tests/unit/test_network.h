@@ -40,8 +40,14 @@ class TestNetwork {
   // Silent: packets are dropped, no end hears of it.
   bool cut(uint32_t host) { return run("ip link set {} nomaster", port(host)); }
   bool heal(uint32_t host) { return run("ip link set {} master {}", port(host), bridge()); }
+  // The same of these hosts, between each other alone.
+  bool part(uint32_t one, uint32_t other) { return isolate(one, "on") && isolate(other, "on"); }
+  bool join(uint32_t one, uint32_t other) { return isolate(one, "off") && isolate(other, "off"); }
 
  private:
+  bool isolate(uint32_t host, const char *how) {
+    return run("ip link set {} type bridge_slave isolated {}", port(host), how);
+  }
   // The kernel removes a namespace some time after its name is gone.
   static uint32_t next_id() {
     static uint32_t made = 0;

@@ -48,6 +48,7 @@ class ChannelNet final : public Net {
 
  private:
   void expect(std::span<const uint32_t> ranks, const std::string &what);
+  void connect(std::span<const uint32_t> ranks);
 
   uint64_t chunk_bytes_;
   std::shared_ptr<Seat> seat_;
@@ -67,8 +68,15 @@ void ChannelNet::expect(std::span<const uint32_t> ranks, const std::string &what
               "most in the life of a context: choose a mesh whose outer axis has no more than {} ranks "
               "(replicate_size), or fewer such meshes",
               what, transport_->rank(), peers.size() - 1, most_data_peers, most_data_peers + 1);
-  transport_->expect(ranks);
+  connect(ranks);
   data_peers_ = std::move(peers);
+}
+
+// The leaders of the hosts hear of it: only who they watch is found where a network between two hosts is cut.
+void ChannelNet::connect(std::span<const uint32_t> ranks) {
+  for (const uint32_t rank : ranks)
+    if (rank != transport_->rank()) seat_->control.set_data_peer(rank);
+  transport_->expect(ranks);
 }
 
 void ChannelNet::exchange(std::span<const uint32_t> ranks, uint64_t key, const void *mine, uint64_t bytes, void *all,
@@ -77,7 +85,7 @@ void ChannelNet::exchange(std::span<const uint32_t> ranks, uint64_t key, const v
   seat_->watch.check();  // a context that failed does not come: its peers are told
   std::unique_ptr<Exchanges> &found = exchanges_[key];
   if (!found) {
-    transport_->expect(ranks);
+    connect(ranks);
     found = std::make_unique<Exchanges>(*transport_, seat_, ranks, key, chunk_bytes_);
   }
   Exchanges &exchanges = *found;

@@ -6,9 +6,11 @@
 namespace fsdp::comm {
 namespace {
 
-constexpr uint64_t grace_ms = 100;  // for what failed at the same time
-
-bool comes_in_sets(Verdict kind) { return kind == Verdict::died || kind == Verdict::stopped || kind == Verdict::cut; }
+// For what failed at the same time. Links that are none of the tree's are found cut a while after those that are.
+uint64_t grace_ms(Verdict kind) {
+  if (kind == Verdict::cut) return 700;
+  return kind == Verdict::died || kind == Verdict::stopped ? 100 : 0;
+}
 
 std::vector<CutLink> links_of(const Accusation &accusation) {
   const uint32_t count = std::min(accusation.link_count, Accusation::most_links);
@@ -19,11 +21,11 @@ bool before(const CutLink &a, const CutLink &b) { return a.first != b.first ? a.
 
 }  // namespace
 
-std::string MeshPlan::leader_text(uint32_t node) const {
+std::string NodePlan::leader_text(uint32_t node) const {
   return format_text("rank {} (leader of node {}, host {})", nodes[node].leader, node, nodes[node].host);
 }
 
-Accusation accuse_links(const MeshPlan &plan, const std::vector<CutLink> &cut) {
+Accusation accuse_links(const NodePlan &plan, const std::vector<CutLink> &cut) {
   std::vector<CutLink> links = cut;
   std::sort(links.begin(), links.end(), before);
   links.erase(std::unique(links.begin(), links.end()), links.end());
@@ -70,7 +72,7 @@ void Court::merge(const Accusation &other) {
 }
 
 std::optional<Accusation> Court::decide(uint64_t now_ms) const {
-  if (!first_ || (comes_in_sets(first_->kind) && now_ms - since_ms_ < grace_ms)) return {};
+  if (!first_ || now_ms - since_ms_ < grace_ms(first_->kind)) return {};
   return first_;
 }
 

@@ -14,7 +14,7 @@ namespace fsdp::comm {
 
 class Court {
  public:
-  explicit Court(const MeshPlan &plan) : plan_(plan) {}
+  explicit Court(const NodePlan &plan) : plan_(plan) {}
 
   void hear(const Accusation &accusation, uint64_t now_ms);
   bool open() const noexcept { return first_.has_value(); }
@@ -24,12 +24,12 @@ class Court {
  private:
   void merge(const Accusation &other);
 
-  const MeshPlan &plan_;
+  const NodePlan &plan_;
   std::optional<Accusation> first_;
   uint64_t since_ms_ = 0;
 };
 
 // "no contact between host a (node 0) and host b (node 1) for 8.0 s: the network between them is cut"
-Accusation accuse_links(const MeshPlan &plan, const std::vector<CutLink> &links);
+Accusation accuse_links(const NodePlan &plan, const std::vector<CutLink> &links);
 
 }  // namespace fsdp::comm

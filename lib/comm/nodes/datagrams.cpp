@@ -31,20 +31,20 @@ Digest prove_beat(const std::string &secret, const std::string &label, const Dat
 
 }  // namespace
 
-Datagrams::Datagrams(const MeshPlan &plan, Fd socket)
-    : plan_(plan), socket_(std::move(socket)), label_("libfsdp beat " + plan.job), numbers_(plan.nodes.size()) {
-  for (const NodePlace &place : plan.nodes) ends_.push_back(parse_address(place.address));
-}
+Datagrams::Datagrams(const NodePlan &plan, Fd socket)
+    : plan_(plan), socket_(std::move(socket)), label_("libfsdp beat " + plan.job), numbers_(plan.nodes.size()) {}
 
-void Datagrams::beat(uint32_t node, uint64_t number) noexcept {
+void Datagrams::beat(uint32_t node, uint64_t number) {
+  auto end = ends_.find(node);
+  if (end == ends_.end()) end = ends_.emplace(node, parse_address(plan_.nodes[node].address)).first;
   Datagram datagram{};
   std::memcpy(datagram.magic, magic, sizeof magic);
   datagram.node = plan_.node();
   datagram.to = node;
   datagram.number = number;
   datagram.proof = prove_beat(plan_.secret, label_, datagram);
-  ::sendto(socket_.get(), &datagram, sizeof datagram, MSG_NOSIGNAL | MSG_DONTWAIT, ends_[node].get(),
-           ends_[node].length());
+  ::sendto(socket_.get(), &datagram, sizeof datagram, MSG_NOSIGNAL | MSG_DONTWAIT, end->second.get(),
+           end->second.length());
 }
 
 void Datagrams::receive(const std::function<void(uint32_t)> &heard) {

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "comm/bootstrap/endpoint.h"
@@ -14,18 +16,18 @@ namespace fsdp::comm {
 
 class Datagrams {
  public:
-  Datagrams(const MeshPlan &plan, Fd socket);
+  Datagrams(const NodePlan &plan, Fd socket);
   const Fd &socket() const noexcept { return socket_; }
-  void beat(uint32_t node, uint64_t number) noexcept;  // one that is lost is no matter
-  // Calls heard for each node of which a new one has come.
+  void beat(uint32_t node, uint64_t number);  // one that is lost is no matter
+  // Calls heard for each node of which a new one has come, whoever it is.
   void receive(const std::function<void(uint32_t)> &heard);
 
  private:
-  const MeshPlan &plan_;
+  const NodePlan &plan_;
   Fd socket_;
   std::string label_;
-  std::vector<Endpoint> ends_;
-  std::vector<uint64_t> numbers_;  // the last of each node
+  std::map<uint32_t, Endpoint> ends_;  // of those that were beaten for
+  std::vector<uint64_t> numbers_;      // the last of each node
 };
 
 }  // namespace fsdp::comm

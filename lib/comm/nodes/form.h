@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The leaders connect, each with each: a higher node connects to a lower one, both prove the job secret, and the one
-// that connected says which node it is, and is answered.
+// The leaders connect in a tree: a child to its parent, both prove the job secret, and the child says which node it is,
+// and is answered.
 #pragma once
 
-#include <vector>
+#include <map>
 
 #include "base/failure.h"
 #include "comm/bootstrap/frame_stream.h"
@@ -12,8 +12,10 @@
 
 namespace fsdp::comm {
 
-// One stream for each other node; that of this node is empty. Blocks until all leaders have come, at most the plan's
-// forming_ms: they come out of one rendezvous.
-std::vector<FrameStream> form_mesh(const MeshPlan &plan, const Fd &listener, const Waiter &waiter);
+using NodeLinks = std::map<uint32_t, FrameStream>;  // of each neighbour in the tree, by node
+
+// Blocks until all neighbours have come, at most the plan's forming_ms: they come out of one rendezvous. links: what
+// there is so far, where it throws.
+void form_tree(const NodePlan &plan, const Fd &listener, const Waiter &waiter, NodeLinks &links);
 
 }  // namespace fsdp::comm

@@ -16,18 +16,22 @@
 namespace fsdp::comm::nodes {
 
 enum class Kind : uint32_t { hello = 101, beat, report, verdict, state, goodbye, post };
-constexpr uint32_t version = 3;
+constexpr uint32_t version = 4;
+
+// What a connection is for: the tree's, by a child to its parent; or by one whose way to the root is lost.
+enum class Bond : uint32_t { tree, refuge };
 
 // The first one, by who connected, and its answer.
 struct Hello {
   static constexpr Kind kind = Kind::hello;
   uint32_t version, node, node_count, world_size, byte_order;
+  Bond bond;
 };
 struct Beat {
   static constexpr Kind kind = Kind::beat;
   uint64_t number;
 };
-// To the coordinator: somebody is to blame.
+// On its way to the coordinator: somebody is to blame.
 struct Report {
   static constexpr Kind kind = Kind::report;
   Accusation accusation;
@@ -36,7 +40,7 @@ struct VerdictMessage {
   static constexpr Kind kind = Kind::verdict;
   Accusation accusation;
 };
-// Of one rank of the sender's node.
+// Of one rank, from its node to all others.
 struct State {
   static constexpr Kind kind = Kind::state;
   uint32_t rank;
@@ -45,13 +49,14 @@ struct State {
   uint64_t looks;
   char text[SharedText::capacity];
 };
-// What a rank of the sender's node shows to others.
+// What a rank shows to others.
 struct Post {
   static constexpr Kind kind = Kind::post;
-  uint32_t rank, unused;
+  static constexpr uint32_t everybody = UINT32_MAX;
+  uint32_t rank, to;  // a rank, or everybody
   PostEntry::Bytes bytes;
 };
-// The sender leaves in good order: the end of its connection is no failure.
+// The sender leaves in good order: the end of its connection is no failure, and it passes nothing on any more.
 struct Goodbye {
   static constexpr Kind kind = Kind::goodbye;
   uint64_t unused;

@@ -10,7 +10,7 @@ constexpr uint64_t wait_period_ms = 100;  // while a caller waits long
 
 }  // namespace
 
-Mirror::Mirror(Control &control, const MeshPlan &plan) : control_(control), plan_(plan) {
+Mirror::Mirror(Control &control, const NodePlan &plan) : control_(control), plan_(plan) {
   for (uint32_t rank = 0; rank < plan.node_of.size(); ++rank)
     if (plan.node_of[rank] == plan.node())
       said_.push_back({rank});
@@ -54,25 +54,26 @@ void Mirror::look(uint64_t now_ms, const std::function<void(const nodes::State &
 }
 
 // One that is being written is seen the next time.
-void Mirror::look_at_posts(const std::function<void(const nodes::Post &, std::optional<uint32_t> to)> &say) {
+void Mirror::look_at_posts(const std::function<void(const nodes::Post &)> &say) {
   for (Said &said : said_) {
     const PostEntry &entry = control_.post(said.rank);
     const uint64_t turn = entry.turn();
-    nodes::Post post{said.rank, 0, {}};
+    nodes::Post post{said.rank, nodes::Post::everybody, {}};
     if (turn == said.post_turn || !entry.load(post.bytes)) continue;
     said.post_turn = turn;
-    say(post, entry.to());
+    post.to = entry.to().value_or(nodes::Post::everybody);
+    say(post);
   }
 }
 
-void Mirror::apply(uint32_t node, const nodes::Post &post) noexcept {
-  if (post.rank < plan_.node_of.size() && plan_.node_of[post.rank] == node)
-    control_.post(post.rank).store(post.bytes, std::nullopt);
+bool Mirror::apply(const nodes::Post &post) noexcept {
+  if (!elsewhere(post.rank)) return false;
+  control_.post(post.rank).store(post.bytes, std::nullopt);
+  return true;
 }
 
-void Mirror::apply(uint32_t node, const nodes::State &state) noexcept {
-  if (state.rank >= plan_.node_of.size() || plan_.node_of[state.rank] != node) return;
-  if (state.membership > static_cast<uint32_t>(Membership::gone)) return;
+bool Mirror::apply(const nodes::State &state) noexcept {
+  if (!elsewhere(state.rank) || state.membership > static_cast<uint32_t>(Membership::gone)) return false;
   WaitEntry &entry = control_.waits()[state.rank];
   entry.looks.store(0, std::memory_order_seq_cst);
   entry.text.store({state.text, ::strnlen(state.text, sizeof state.text)});
@@ -80,11 +81,13 @@ void Mirror::apply(uint32_t node, const nodes::State &state) noexcept {
   entry.looks.store(state.looks, std::memory_order_seq_cst);
   control_.set_process(state.rank, state.process);
   control_.set_membership(state.rank, static_cast<Membership>(state.membership));
+  return true;
 }
 
-void Mirror::forget_waits(uint32_t node) noexcept {
+void Mirror::forget_waits(const std::function<bool(uint32_t node)> &of) noexcept {
   for (uint32_t rank = 0; rank < plan_.node_of.size(); ++rank)
-    if (plan_.node_of[rank] == node) control_.waits()[rank].looks.store(0, std::memory_order_seq_cst);
+    if (elsewhere(rank) && of(plan_.node_of[rank]) && control_.waits()[rank].looks.load(std::memory_order_relaxed))
+      control_.waits()[rank].looks.store(0, std::memory_order_seq_cst);
 }
 
 }  // namespace fsdp::comm

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <vector>
 
 #include "comm/nodes/message.h"
@@ -16,19 +15,20 @@ namespace fsdp::comm {
 
 class Mirror {
  public:
-  Mirror(Control &control, const MeshPlan &plan);
+  Mirror(Control &control, const NodePlan &plan);
 
   // Calls say for each rank of this node whose state others should hear of now.
   void look(uint64_t now_ms, const std::function<void(const nodes::State &)> &say);
-  // ... and for each that shows something new; to: the rank that is to read it; nobody: all of them.
-  void look_at_posts(const std::function<void(const nodes::Post &, std::optional<uint32_t> to)> &say);
-  // Writes what `node` said, if it is about a rank of its own.
-  void apply(uint32_t node, const nodes::State &state) noexcept;
-  void apply(uint32_t node, const nodes::Post &post) noexcept;
-  // The waits of its ranks are not believed: what they wait for may be on its way.
-  void forget_waits(uint32_t node) noexcept;
+  // ... and for each that shows something new.
+  void look_at_posts(const std::function<void(const nodes::Post &)> &say);
+  // Writes what another node said. False: it is about none of its ranks.
+  bool apply(const nodes::State &state) noexcept;
+  bool apply(const nodes::Post &post) noexcept;
+  // The waits of the ranks of such nodes are not believed: what they wait for may be on its way.
+  void forget_waits(const std::function<bool(uint32_t node)> &of) noexcept;
 
  private:
+  bool elsewhere(uint32_t rank) const { return rank < plan_.node_of.size() && plan_.node_of[rank] != plan_.node(); }
   struct Said {
     uint32_t rank;
     uint64_t looks = 0;
@@ -40,7 +40,7 @@ class Mirror {
   nodes::State state_of(uint32_t rank) const noexcept;
 
   Control &control_;
-  const MeshPlan &plan_;
+  const NodePlan &plan_;
   std::vector<Said> said_;  // of the ranks of this node
 };
 

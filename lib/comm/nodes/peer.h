@@ -1,41 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a leader knows of another node: its connection, and for how long it has been silent.
+// What a leader knows of another node that it has a connection with.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 
 #include "comm/bootstrap/frame_stream.h"
+#include "comm/nodes/silence.h"
 
 namespace fsdp::comm {
 
 class NodePeer {
  public:
-  NodePeer() = default;  // of this node itself
-  explicit NodePeer(FrameStream stream) : stream_(std::move(stream)), live_(true) {}
+  enum class Role {
+    parent,
+    child,
+    refuge,  // this leader has lost its way to the root, and has turned to that one
+    refugee  // ... that one has, and to this one
+  };
 
+  NodePeer(Role role, FrameStream stream) : role_(role), stream_(std::move(stream)) {}
+
+  Role role() const noexcept { return role_; }
+  bool in_tree() const noexcept { return role_ == Role::parent || role_ == Role::child; }
   FrameStream &stream() noexcept { return stream_; }
+  const FrameStream &stream() const noexcept { return stream_; }
   // Neither ended in order nor lost.
   bool live() const noexcept { return live_; }
   void end() noexcept { live_ = false, stream_ = FrameStream(); }
+  void leave() noexcept { end(), left_ = true; }
+  bool left() const noexcept { return left_; }  // in order
   // The connection is gone for a reason that says nothing of the process at its end.
   void break_connection() noexcept { stream_ = FrameStream(); }
+  // Nothing that comes over the connection can be believed any more.
+  void blame() noexcept { blamed_ = true; }
+  bool blamed() const noexcept { return blamed_; }
 
-  // -- silence, counted in this rank's own time: see Pulse --
-  void heard() noexcept { silent_ms_ = 0; }
+  void heard() noexcept { silence_.heard(); }
   void count(uint32_t elapsed_ms) noexcept;
-  uint32_t silent_ms() const noexcept { return silent_ms_; }
+  const Silence &silence() const noexcept { return silence_; }
   // Everything sent has been acknowledged by the peer's kernel until a moment ago: the network is well.
   bool acknowledges(uint32_t within_ms) const noexcept { return unacknowledged_ms_ < within_ms; }
   bool all_acknowledged() const noexcept { return unacknowledged_ms_ == 0; }
 
-  // What its ranks wait for is not believed for a while after silence: messages to them may be on their way still.
-  bool trusted() const noexcept { return doubted_ms_ == 0; }
-
  private:
+  Role role_;
   FrameStream stream_;
-  bool live_ = false;
-  uint32_t silent_ms_ = 0, unacknowledged_ms_ = 0, doubted_ms_ = 0;
+  bool live_ = true, left_ = false, blamed_ = false;
+  Silence silence_;
+  uint32_t unacknowledged_ms_ = 0;
 };
 
 }  // namespace fsdp::comm

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rank is on which node, and how the nodes' leaders (the lowest rank of each) find each other.
+// Which rank is on which node, how the nodes' leaders (the lowest rank of each) find each other, and the tree that they
+// are connected in: node 0 is its root, and up to `degree` others it is a star. Pure.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 namespace fsdp::comm {
+
+constexpr uint32_t tree_degree = 64;
+constexpr uint32_t refuge_count = 8;
 
 struct NodePlace {
   uint32_t leader = 0;  // rank of the job
@@ -14,7 +19,7 @@ struct NodePlace {
   std::string address;  // of its LeaderListener, such as "10.0.0.1:41234"
 };
 
-struct MeshPlan {
+struct NodePlan {
   uint32_t rank = 0;              // this leader
   std::vector<uint32_t> node_of;  // of each rank of the job
   std::vector<NodePlace> nodes;
@@ -22,8 +27,32 @@ struct MeshPlan {
   std::string job;  // differs between jobs of one secret
   uint32_t heartbeat_timeout_ms = 8000;
   uint32_t forming_ms = 8000;  // for all leaders to connect
+  uint32_t degree = tree_degree;
 
   uint32_t node() const { return node_of[rank]; }
+  uint32_t node_count() const { return static_cast<uint32_t>(nodes.size()); }
+
+  // -- the tree --
+  // Of a node that is not the root.
+  uint32_t parent_of(uint32_t node) const { return (node - 1) / degree; }
+  bool has_parent() const { return node() != 0; }
+  uint32_t parent() const { return parent_of(node()); }
+  bool is_child(uint32_t other) const { return other > node() && other < node_count() && parent_of(other) == node(); }
+  bool is_bound(uint32_t other) const { return is_child(other) || (has_parent() && other == parent()); }
+  std::vector<uint32_t> children() const {
+    std::vector<uint32_t> all;
+    const uint64_t first = uint64_t{node()} * degree + 1;
+    for (uint64_t n = first; n < std::min<uint64_t>(first + degree, node_count()); ++n)
+      all.push_back(static_cast<uint32_t>(n));
+    return all;
+  }
+  // The neighbour through which another node is reached.
+  uint32_t next_hop(uint32_t to) const {
+    while (to > node() && parent_of(to) != node()) to = parent_of(to);
+    return to > node() ? to : parent();
+  }
+  // Where nodes turn to whose way to the root is lost.
+  static bool is_refuge(uint32_t node) { return node < refuge_count; }
   // "rank 4 (leader of node 1, host b)"
   std::string leader_text(uint32_t node) const;
 };

@@ -16,7 +16,7 @@ namespace fsdp::comm {
 namespace {
 
 constexpr uint64_t control_magic = 0x66736470'63746c31;  // "fsdpctl1"
-constexpr uint32_t control_version = 7;
+constexpr uint32_t control_version = 8;
 
 constexpr uint64_t answer_ms = 1000;  // for a leader to bring the job's verdict
 
@@ -68,6 +68,18 @@ void Control::set_membership(uint32_t rank, Membership state) noexcept {
 void Control::introduce(uint32_t rank) noexcept {
   member(rank).process.store(::getpid(), std::memory_order_relaxed);
   ::gethostname(member(rank).host, sizeof Member::host - 1);
+}
+
+void Control::set_data_peer(uint32_t rank) noexcept {
+  const uint64_t bit = uint64_t{1} << rank % 64;
+  std::atomic<uint64_t> &word = head().data_peers[rank / 64];
+  if (!(word.load(std::memory_order_relaxed) & bit)) word.fetch_or(bit, std::memory_order_relaxed);
+}
+
+void Control::find_data_peers(const std::function<void(uint32_t)> &found) const {
+  for (uint32_t i = 0; i < (world_size_ + 63) / 64; ++i)
+    for (uint64_t bits = head().data_peers[i].load(std::memory_order_relaxed); bits != 0; bits &= bits - 1)
+      found(64 * i + static_cast<uint32_t>(std::countr_zero(bits)));
 }
 
 std::string Control::host(uint32_t rank) const {

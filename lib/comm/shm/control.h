@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -54,6 +55,10 @@ class Control {
   bool remote(uint32_t rank) const noexcept {
     return waits()[rank].late.load(std::memory_order_relaxed) == Late::remote;
   }
+  // This rank of the host exchanges messages with that one of another: their hosts' leaders watch each other.
+  void set_data_peer(uint32_t rank) noexcept;
+  // Calls for each one that any rank of this host has named.
+  void find_data_peers(const std::function<void(uint32_t)> &found) const;
   // Any number that differs from the one before.
   void beat(uint32_t rank, uint64_t number) noexcept { member(rank).beat.store(number, std::memory_order_relaxed); }
   uint64_t last_beat(uint32_t rank) const noexcept { return member(rank).beat.load(std::memory_order_relaxed); }
@@ -97,6 +102,7 @@ class Control {
     std::atomic<uint32_t> leader;     // and 1; 0: none
     std::atomic<uint64_t> cores[16];  // one bit for each core that any rank may use
     std::atomic<uint32_t> core_count;
+    std::atomic<uint64_t> data_peers[RankSet::most / 64];
   };
   void add_cores() noexcept;
   struct alignas(64) Member {

@@ -9,11 +9,7 @@
 namespace fsdp::comm::test {
 namespace {
 
-// Promised: 1 s; machines that run tests are loaded. Far less than the limit of silence, which finds every death too.
-constexpr double at_once = 5;
-constexpr uint32_t silence_ms = 10'000;
-
-TEST(NodeMesh, FormsTrainsAndEnds) {
+TEST(NodeLeader, FormsTrainsAndEnds) {
   NodeJob job({2, 1, 2}, 1000);
   job.forming_ms = silence_ms;
   job.start(train);
@@ -31,7 +27,7 @@ struct Case {
   const char *text;
 };
 class Deaths : public testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(NodeMesh, Deaths,
+INSTANTIATE_TEST_SUITE_P(NodeLeader, Deaths,
                          testing::Values(Case{"OfARank", {3}, "rank 3 died"}, Case{"OfALeader", {2}, "rank 2 died"},
                                          Case{"OfTheCoordinator", {0}, "rank 0 died"},
                                          Case{"OfTwoOnTwoNodes", {3, 6}, "ranks 3, 6 died"},
@@ -76,7 +72,7 @@ TEST_P(Deaths, AreKnownToAllAtOnce) {
 }
 
 // Nodes without a leader reach nobody: each names its own; whoever reaches others names both.
-TEST(NodeMesh, TwoLeadersThatDieAtOnceAreASet) {
+TEST(NodeLeader, TwoLeadersThatDieAtOnceAreASet) {
   Killed killed;
   kill_at_once({2, 2, 2, 1}, {0, 2}, {4, 5, 6}, killed);
   ASSERT_FALSE(HasFatalFailure());
@@ -87,7 +83,7 @@ TEST(NodeMesh, TwoLeadersThatDieAtOnceAreASet) {
   job.expect_same_text({4, 5, 6});
 }
 
-TEST(NodeMesh, AllReportTheSameText) {
+TEST(NodeLeader, AllReportTheSameText) {
   NodeJob job({2, 2, 2}, silence_ms);
   job.start(train);
   ASSERT_TRUE(job.await_steps(20));
@@ -99,7 +95,7 @@ TEST(NodeMesh, AllReportTheSameText) {
 }
 
 // A rank that does not wait is not told before it waits; one that waits elsewhere is, whoever it waits for.
-TEST(NodeMesh, ADeathIsFoundWhileItsNodeComputes) {
+TEST(NodeLeader, ADeathIsFoundWhileItsNodeComputes) {
   NodeJob job({1, 2}, silence_ms);
   job.start([](NodeRank &rank) {
     rank.meet(1);
@@ -114,7 +110,7 @@ TEST(NodeMesh, ADeathIsFoundWhileItsNodeComputes) {
 }
 
 class Stops : public testing::TestWithParam<uint32_t> {};
-INSTANTIATE_TEST_SUITE_P(NodeMesh, Stops, testing::Values(0, 2, 3));
+INSTANTIATE_TEST_SUITE_P(NodeLeader, Stops, testing::Values(0, 2, 3));
 
 TEST_P(Stops, LongerThanTheLimitAreNamed) {
   const uint32_t victim = GetParam();
@@ -136,7 +132,7 @@ TEST_P(Stops, LongerThanTheLimitAreNamed) {
 }
 
 // Its kernel takes what others send until its buffers are full: the network is not to blame.
-TEST(NodeMesh, AStoppedLeaderIsNamedHoweverMuchOthersSay) {
+TEST(NodeLeader, AStoppedLeaderIsNamedHoweverMuchOthersSay) {
   NodeJob job({1, 15}, 6000);
   job.start(train);
   ASSERT_TRUE(job.await_steps(20));
@@ -149,7 +145,7 @@ TEST(NodeMesh, AStoppedLeaderIsNamedHoweverMuchOthersSay) {
              stopped_ns, 6 + at_once);
 }
 
-TEST(NodeMesh, StopsShorterThanTheLimitAreNoFailure) {
+TEST(NodeLeader, StopsShorterThanTheLimitAreNoFailure) {
   NodeJob job({2, 1, 1}, 4000);
   job.start(train);
   ASSERT_TRUE(job.await_steps(20));
@@ -170,7 +166,7 @@ TEST(NodeMesh, StopsShorterThanTheLimitAreNoFailure) {
   for (uint32_t r = 0; r < job.size(); ++r) EXPECT_EQ(job.common().status[r], FSDP_OK) << job.text(r);
 }
 
-TEST(NodeMesh, AnAbortReachesAllNodes) {
+TEST(NodeLeader, AnAbortReachesAllNodes) {
   for (const uint32_t who : {0u, 3u}) {
     NodeJob job({2, 2}, silence_ms);
     job.start([&](NodeRank &rank) {
@@ -189,7 +185,7 @@ TEST(NodeMesh, AnAbortReachesAllNodes) {
 }
 
 // Its world is destroyed at once after the abort: the verdict must leave with it.
-TEST(NodeMesh, AnAbortOfWhoLeavesAtOnceReachesAllNodes) {
+TEST(NodeLeader, AnAbortOfWhoLeavesAtOnceReachesAllNodes) {
   for (const uint32_t who : {0u, 2u}) {
     NodeJob job({2, 2}, silence_ms);
     job.start([&](NodeRank &rank) {
@@ -204,7 +200,7 @@ TEST(NodeMesh, AnAbortOfWhoLeavesAtOnceReachesAllNodes) {
   }
 }
 
-TEST(NodeMesh, CallersThatWaitForEachOtherAreToldSo) {
+TEST(NodeLeader, CallersThatWaitForEachOtherAreToldSo) {
   NodeJob job({1, 1}, silence_ms);
   job.start([](NodeRank &rank) {
     rank.meet(1);
@@ -219,7 +215,7 @@ TEST(NodeMesh, CallersThatWaitForEachOtherAreToldSo) {
 }
 
 // The whole time rank 0 waits for a rank that comes late: slow is not dead, and no crossing either.
-TEST(NodeMesh, ASlowCallerIsNoFailure) {
+TEST(NodeLeader, ASlowCallerIsNoFailure) {
   NodeJob job({1, 2}, 1000);
   job.forming_ms = silence_ms;
   job.start([](NodeRank &rank) {
@@ -232,7 +228,7 @@ TEST(NodeMesh, ASlowCallerIsNoFailure) {
   for (uint32_t r = 0; r < job.size(); ++r) EXPECT_EQ(job.common().status[r], FSDP_OK) << job.text(r);
 }
 
-TEST(NodeMesh, WhoWaitsForOneThatLeftIsToldSo) {
+TEST(NodeLeader, WhoWaitsForOneThatLeftIsToldSo) {
   NodeJob job({1, 2}, silence_ms);
   job.start([](NodeRank &rank) {
     rank.meet(1);
@@ -248,7 +244,7 @@ TEST(NodeMesh, WhoWaitsForOneThatLeftIsToldSo) {
   job.expect(FSDP_PEER_FAILED, 1, "rank 1 has closed its context", {1}, start_ns, at_once);
 }
 
-TEST(NodeMesh, AnotherSecretDoesNotJoin) {
+TEST(NodeLeader, AnotherSecretDoesNotJoin) {
   NodeJob job({1, 1}, 1000);
   job.set_secret(1, "another");
   job.start(train);
@@ -260,10 +256,10 @@ TEST(NodeMesh, AnotherSecretDoesNotJoin) {
 }
 
 // The other ranks of each node learn it from their leader.
-TEST(NodeMesh, ALeaderThatDiesBeforeItConnectsIsNamed) {
+TEST(NodeLeader, ALeaderThatDiesBeforeItConnectsIsNamed) {
   for (const uint32_t victim : {0u, 2u, 5u}) {
     NodeJob job({2, 2, 1, 2}, 1500);
-    job.before_mesh = [&](uint32_t rank) {
+    job.before_tree = [&](uint32_t rank) {
       if (rank == victim) ::_exit(0);
     };
     const int64_t start_ns = now_ns();
@@ -282,10 +278,10 @@ TEST(NodeMesh, ALeaderThatDiesBeforeItConnectsIsNamed) {
 }
 
 // Whoever can reach a leader's port and does not know the secret: neither the forming nor the beats are disturbed.
-TEST(NodeMesh, StrangersAreNotHeard) {
+TEST(NodeLeader, StrangersAreNotHeard) {
   NodeJob job({1, 2}, 1500);
   job.forming_ms = silence_ms;
-  job.before_mesh = [&](uint32_t rank) {
+  job.before_tree = [&](uint32_t rank) {
     if (rank == 1) pause_ms(600);
   };
   job.start(train);
@@ -314,7 +310,7 @@ TEST(NodeMesh, StrangersAreNotHeard) {
 }
 
 // Any rank, at any moment of its work.
-TEST(NodeMesh, DeathsAtRandomMoments) {
+TEST(NodeLeader, DeathsAtRandomMoments) {
   std::minstd_rand random(11);
   double slowest = 0;
   for (int trial = 0; trial < 30; ++trial) {

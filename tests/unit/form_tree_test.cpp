@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Leaders that connect to each other: a connection that ends on the way is made again.
+// Leaders that connect in a tree: a connection that ends on the way is made again.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -10,7 +10,7 @@
 #include "comm/bootstrap/proof.h"
 #include "comm/net.h"
 #include "comm/nodes/form.h"
-#include "comm/nodes/mesh.h"
+#include "comm/nodes/leader.h"
 #include "comm/nodes/message.h"
 #include "shm_ranks.h"
 
@@ -19,7 +19,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-class FormMesh : public testing::Test {
+class FormTree : public testing::Test {
  protected:
   void SetUp() override {
     std::string problem;
@@ -29,8 +29,8 @@ class FormMesh : public testing::Test {
     ASSERT_TRUE(others) << std::strerror(errno);
   }
   // Of two nodes with a rank each.
-  MeshPlan plan(uint32_t rank, uint32_t forming_ms = 5000) const {
-    MeshPlan plan;
+  NodePlan plan(uint32_t rank, uint32_t forming_ms = 5000) const {
+    NodePlan plan;
     plan.rank = rank;
     plan.node_of = {0, 1};
     plan.nodes = {{0, "a", Endpoint::local(listener).text()}, {1, "b", Endpoint::local(others).text()}};
@@ -39,9 +39,12 @@ class FormMesh : public testing::Test {
     plan.forming_ms = forming_ms;
     return plan;
   }
-  std::future<std::vector<FrameStream>> form(uint32_t rank, uint32_t forming_ms = 5000) {
-    return std::async(std::launch::async,
-                      [=, this] { return form_mesh(plan(rank, forming_ms), rank ? others : listener, waiter); });
+  std::future<NodeLinks> form(uint32_t rank, uint32_t forming_ms = 5000) {
+    return std::async(std::launch::async, [=, this] {
+      NodeLinks links;
+      form_tree(plan(rank, forming_ms), rank ? others : listener, waiter, links);
+      return links;
+    });
   }
   Limit soon() const { return {std::chrono::steady_clock::now() + 3s, waiter}; }
   Fd next_connection() {
@@ -64,13 +67,13 @@ class FormMesh : public testing::Test {
     return stream;
   }
   // Now that its host forms too.
-  void expect_links(std::future<std::vector<FrameStream>> &guest) {
+  void expect_links(std::future<NodeLinks> &guest) {
     auto host = form(0);
     const auto of_guest = guest.get(), of_host = host.get();
     ASSERT_TRUE(of_guest.at(0) && of_host.at(1));
-    EXPECT_TRUE(of_guest[0].open() && of_host[1].open());
+    EXPECT_TRUE(of_guest.at(0).open() && of_host.at(1).open());
   }
-  std::string error_of(std::future<std::vector<FrameStream>> &guest) {
+  std::string error_of(std::future<NodeLinks> &guest) {
     try {
       guest.get();
       return "it connected";
@@ -86,7 +89,7 @@ class FormMesh : public testing::Test {
   Fd listener, others;
 };
 
-TEST_F(FormMesh, ConnectsAgain) {
+TEST_F(FormTree, ConnectsAgain) {
   auto guest = form(1);
   next_connection();  // and its end
   next_connection();
@@ -94,21 +97,21 @@ TEST_F(FormMesh, ConnectsAgain) {
 }
 
 // It has said its hello, and does not take that for enough.
-TEST_F(FormMesh, ConnectsAgainUntilItIsAnswered) {
+TEST_F(FormTree, ConnectsAgainUntilItIsAnswered) {
   auto guest = form(1);
   hear_hello();  // and the connection's end
   expect_links(guest);
 }
 
-TEST_F(FormMesh, SaysWhatAnotherJobAnswers) {
+TEST_F(FormTree, SaysWhatAnotherJobAnswers) {
   auto guest = form(1);
   FrameStream host = hear_hello();
-  const nodes::Hello other{nodes::version, 0, 3, 3, nodes::native_order};
+  const nodes::Hello other{nodes::version, 0, 3, 3, nodes::native_order, nodes::Bond::tree};
   ASSERT_TRUE(host.send(static_cast<uint32_t>(other.kind), nodes::bytes_of(other), soon()));
   EXPECT_NE(error_of(guest).find("it answered as a node of another job"), std::string::npos);
 }
 
-TEST_F(FormMesh, SaysWhyItNeverCould) {
+TEST_F(FormTree, SaysWhyItNeverCould) {
   auto guest = form(1, 3000);
   std::atomic<bool> over{false};
   std::jthread host([&] {
@@ -125,31 +128,31 @@ TEST_F(FormMesh, SaysWhyItNeverCould) {
 }
 
 // Somebody between two leaders says something for one of them: nobody has died, and no rank is to blame. Both say so.
-TEST_F(FormMesh, AFrameThatIsForgedBlamesTheLink) {
+TEST_F(FormTree, AFrameThatIsForgedBlamesTheLink) {
   auto guest = form(1), host = form(0);
   auto of_guest = guest.get(), of_host = host.get();
   Rank rank;
   auto seat = create_lone_seat(0, 2, rank.waiter, rank.failure, *rank.device);
-  NodeMesh mesh(*seat, plan(0), std::move(of_host), std::move(open_leader_listener("127.0.0.1").datagrams));
+  NodeLeader leader(*seat, plan(0), std::move(of_host), open_leader_listener("127.0.0.1"));
   nodes::VerdictMessage lie{};
   lie.accusation = accuse_rank(Verdict::failed, 1, "a lie");
   const auto forged = write_frame(static_cast<uint32_t>(lie.kind), nodes::bytes_of(lie));
-  for (int i = 0; i < 2; ++i) ::send(of_guest[0].socket().get(), forged.data(), forged.size(), MSG_NOSIGNAL);
-  for (int i = 0; i < 300 && !seat->control.accused(); ++i) mesh.run(-1, 10);
-  for (int i = 0; i < 3; ++i) mesh.run(-1, 1);
+  for (int i = 0; i < 2; ++i) ::send(of_guest.at(0).socket().get(), forged.data(), forged.size(), MSG_NOSIGNAL);
+  for (int i = 0; i < 300 && !seat->control.accused(); ++i) leader.run(-1, 10);
+  for (int i = 0; i < 3; ++i) leader.run(-1, 1);
   ASSERT_TRUE(seat->control.accused());
   const Accusation verdict = seat->control.verdict();
   EXPECT_EQ(verdict.rank, -1);
   EXPECT_TRUE(verdict.copy_text().starts_with("host a (node 0) cannot hear host b (node 1): what came was not said by"))
       << verdict.copy_text();
   EXPECT_EQ(comm::error_of(verdict, 0).status, FSDP_PEER_FAILED);
-  while (const auto frame = of_guest[0].receive(soon())) {
+  while (const auto frame = of_guest.at(0).receive(soon())) {
     const auto told = nodes::as<nodes::VerdictMessage>(*frame);
     if (!told) continue;
     EXPECT_EQ(told->accusation.copy_text(), verdict.copy_text());
     return;
   }
-  ADD_FAILURE() << "the other leader is not told: " << of_guest[0].problem();
+  ADD_FAILURE() << "the other leader is not told: " << of_guest.at(0).problem();
 }
 
 }  // namespace

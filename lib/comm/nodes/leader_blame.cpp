@@ -2,18 +2,21 @@
 // What a leader finds out about its node's ranks and about the other nodes, and how that becomes the verdict of all.
 #include <algorithm>
 
-#include "comm/nodes/mesh.h"
+#include "comm/nodes/leader.h"
 
 namespace fsdp::comm {
 namespace {
 
-constexpr uint64_t coordinator_answer_ms = 1000;  // for the coordinator
+// For the verdict; of a cut it takes longer (Court).
+uint64_t verdict_time_ms(const Accusation &finding) { return finding.kind == Verdict::cut ? 1500 : 1000; }
+constexpr uint64_t refuge_patience_ms = 300;  // ... for the lowest of the first nodes to answer one that seeks refuge
+constexpr uint32_t pair_patience_ms = 500;    // ... for a neighbour of a silent node to say what it is
 
 }  // namespace
 
 // -- this node --
 
-void NodeMesh::find_dead() {
+void NodeLeader::find_dead() {
   RankSet dead;
   seat_.links->find_dead([&](uint32_t rank) {
     const Membership state = control_.membership(rank);
@@ -24,7 +27,7 @@ void NodeMesh::find_dead() {
   accuse(accuse_dead({}, dead));
 }
 
-void NodeMesh::find_silent() {
+void NodeLeader::find_silent() {
   const std::vector<uint32_t> silent =
       seat_.pulse.silent([this](uint32_t rank) { return plan_.node_of[rank] == node() && !reported_.contains(rank); });
   if (silent.empty()) return;
@@ -34,7 +37,7 @@ void NodeMesh::find_silent() {
   accuse(accusation);
 }
 
-void NodeMesh::find_suspicion() {
+void NodeLeader::find_suspicion() {
   if (suspicion_carried_ || !control_.suspected()) return;
   suspicion_carried_ = true;
   accuse(control_.suspicion());
@@ -42,41 +45,50 @@ void NodeMesh::find_suspicion() {
 
 // -- blame --
 
-void NodeMesh::accuse(const Accusation &accusation) {
+void NodeLeader::accuse(const Accusation &accusation) {
   if (findings_.empty()) found_ms_ = now_ms_;
   findings_.push_back(accusation);
 }
 
-bool NodeMesh::believable(const Accusation &accusation) const {
+bool NodeLeader::believable(const Accusation &accusation) const {
   return accusation.kind > Verdict::none && accusation.kind <= Verdict::cut && accusation.rank >= -1 &&
          accusation.rank < static_cast<int32_t>(plan_.node_of.size());
 }
 
-uint32_t NodeMesh::coordinator() const {
-  for (uint32_t n = 0; n < node(); ++n)
-    if (peers_[n].live() && peers_[n].silent_ms() < plan_.heartbeat_timeout_ms) return n;
-  return node();
+// The next on the way to who decides, or this node. Nobody: a refuge is looked for still, or there is none.
+std::optional<uint32_t> NodeLeader::coordinator() const {
+  if (!plan_.has_parent()) return node();
+  const NodePeer *parent = find(plan_.parent());
+  if (reaches_parent()) return plan_.parent();
+  if (parent && parent->left()) return node();  // the job is ending
+  const bool patient = now_ms_ - orphaned_ms_ < refuge_patience_ms;
+  for (uint32_t n = 0; n < std::min(refuge_count, node()); ++n) {
+    const NodePeer *refuge = find(n);
+    if (refuge && refuge->role() == NodePeer::Role::refuge && refuge->live()) return n;
+    if (patient && std::ranges::any_of(dials_, [n](const Dial &dial) { return dial.to() == n; })) return {};
+  }
+  return NodePlan::is_refuge(node()) ? std::optional(node()) : std::nullopt;
 }
 
 // To a new coordinator everything again. Without an answer in time the first finding is the verdict.
-void NodeMesh::carry() {
+void NodeLeader::carry() {
   if (control_.accused()) return;
-  const uint32_t to = coordinator();
+  const auto to = coordinator();
   if (to != carried_to_) carried_ = 0;
   carried_to_ = to;
-  for (; carried_ < findings_.size(); ++carried_) {
-    if (to == node())
+  for (; to && carried_ < findings_.size(); ++carried_) {
+    if (*to == node())
       court_.hear(findings_[carried_], now_ms_);
     else
-      say(to, nodes::Report{findings_[carried_]});
+      say(*to, nodes::Report{findings_[carried_]});
   }
   if (const auto verdict = court_.decide(now_ms_))
     control_.decide(*verdict);
-  else if (!findings_.empty() && now_ms_ - found_ms_ >= coordinator_answer_ms)
+  else if (!findings_.empty() && now_ms_ - found_ms_ >= verdict_time_ms(findings_.front()))
     control_.decide(findings_.front());
 }
 
-void NodeMesh::announce() {
+void NodeLeader::announce() {
   if (announced_ || !control_.accused()) return;
   announced_ = true;
   say_all(nodes::VerdictMessage{control_.verdict()});
@@ -85,18 +97,19 @@ void NodeMesh::announce() {
 // -- silence --
 
 // With those at the limit go those that are about to be: links that were cut at the same time are one failure.
-void NodeMesh::judge_silence() {
+void NodeLeader::judge_silence() {
   const uint32_t limit = plan_.heartbeat_timeout_ms, nearly = limit - std::min(1500u, limit / 4);
   std::vector<std::string> stopped;
   std::vector<CutLink> cut;
   RankSet leaders;
   bool stopped_over = false, cut_over = false;
-  for (uint32_t n = 0; n < peers_.size(); ++n) {
+  for (const auto &[n, peer] : peers_) {
     const uint32_t leader = plan_.nodes[n].leader;
-    if (!peers_[n].live() || in_order(n) || reported_.contains(leader) || peers_[n].silent_ms() < nearly) continue;
-    const bool over = peers_[n].silent_ms() >= limit;
-    if (!peers_[n].acknowledges(limit / 4)) {
-      cut.push_back({static_cast<uint16_t>(std::min(n, node())), static_cast<uint16_t>(std::max(n, node()))});
+    if (!peer.in_tree() || !peer.live() || in_order(n) || reported_.contains(leader) || peer.silence().ms() < nearly)
+      continue;
+    const bool over = peer.silence().ms() >= limit;
+    if (!peer.acknowledges(limit / 4)) {
+      cut.push_back(link_to(n));
       cut_over |= over;
       continue;
     }
@@ -113,6 +126,24 @@ void NodeMesh::judge_silence() {
   }
   if (cut_over && !links_reported_) accuse(accuse_links(plan_, cut));
   links_reported_ |= cut_over;
+}
+
+// Beats alone do not tell a stopped leader from a cut network: its neighbours in the tree do, and are given the time.
+void NodeLeader::judge_pairs() {
+  const uint32_t limit = plan_.heartbeat_timeout_ms + pair_patience_ms, nearly = limit - std::min(1500u, limit / 4);
+  std::vector<CutLink> cut;
+  bool over = false;
+  for (const auto &[n, silence] : pairs_) {
+    if (silence.ms() < nearly || in_order(n)) continue;
+    cut.push_back(link_to(n));
+    over |= silence.ms() >= limit;
+  }
+  if (over && !pairs_reported_) accuse(accuse_links(plan_, cut));
+  pairs_reported_ |= over;
+}
+
+CutLink NodeLeader::link_to(uint32_t other) const {
+  return {static_cast<uint16_t>(std::min(other, node())), static_cast<uint16_t>(std::max(other, node()))};
 }
 
 }  // namespace fsdp::comm

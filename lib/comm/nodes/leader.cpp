@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/nodes/leader.h"
+
+#include <algorithm>
+#include <cerrno>
+
+#include "base/clock.h"
+#include "comm/bootstrap/packet.h"
+
+namespace fsdp::comm {
+namespace {
+
+constexpr uint32_t tick_ms = 50;
+constexpr uint32_t longest_beat_ms = 500;
+constexpr uint64_t farewell_ms = 200;
+
+}  // namespace
+
+NodeLeader::NodeLeader(Seat &seat, NodePlan plan, NodeLinks links, LeaderListener listener)
+    : seat_(seat),
+      control_(seat.control),
+      plan_(std::move(plan)),
+      court_(plan_),
+      mirror_(control_, plan_),
+      datagrams_(plan_, std::move(listener.datagrams)),
+      listener_(std::move(listener.stream)),
+      door_(plan_, listener_),
+      now_ms_(steady_ms()),
+      counted_ms_(now_ms_),
+      beat_ms_(std::min(longest_beat_ms, plan_.heartbeat_timeout_ms / 8)) {
+  for (auto &[n, stream] : links)
+    peers_.emplace(n, NodePeer(plan_.is_child(n) ? NodePeer::Role::child : NodePeer::Role::parent, std::move(stream)));
+  if (!NodePlan::is_refuge(node())) listener_.reset();
+  control_.set_leader(plan_.rank);
+}
+
+void NodeLeader::sleep(int wake, uint32_t ms) {
+  std::vector<pollfd> polls = {{wake, POLLIN, 0}, {datagrams_.socket().get(), POLLIN, 0}};
+  for (const auto &[n, peer] : peers_)
+    if (peer.stream())
+      polls.push_back(
+          {peer.stream().socket().get(),
+           static_cast<short>((peer.stream().open() ? POLLIN : 0) | (peer.stream().sending() ? POLLOUT : 0)), 0});
+  for (const Dial &dial : dials_) polls.push_back(dial.poll());
+  if (listener_) door_.add_polls(polls, room());
+  ::poll(polls.data(), polls.size(), static_cast<int>(ms));
+}
+
+// No memory for a round: the next one has another chance.
+void NodeLeader::run(int wake, uint32_t ms) noexcept {
+  try {
+    sleep(wake, std::min(ms, tick_ms));
+    work();
+  } catch (...) {
+  }
+}
+
+void NodeLeader::work() {
+  now_ms_ = steady_ms();
+  hear_all();
+  count_silence();
+  if (!control_.accused()) {
+    find_suspicion();  // first: one that aborted and then died is named for the abort
+    find_dead();
+    find_silent();
+    judge_silence();
+    judge_pairs();
+  }
+  shelter();
+  seek_refuge();
+  carry();
+  announce();
+  // After the blame: a rank that aborts and leaves is named for the abort.
+  mirror_.look_at_posts([this](const nodes::Post &post) { spread(post, {}); });
+  mirror_.look(now_ms_, [this](const nodes::State &state) { spread(state, {}); });
+  beat();
+  for (auto &[n, peer] : peers_)
+    if (peer.stream()) peer.stream().flush();
+}
+
+// What this node still has to say, and that the end of its connections is none of a process.
+void NodeLeader::finish() noexcept {
+  try {
+    work();
+    linger();
+    if (court_.open()) now_ms_ += farewell_ms;  // no time for others to report
+    carry();
+    announce();
+    say_all(nodes::Goodbye{});
+    const uint64_t end = steady_ms() + farewell_ms;
+    bool sending = true;
+    while (sending && steady_ms() < end) {
+      sending = false;
+      for (auto &[n, peer] : peers_) sending |= peer.stream() && peer.stream().open() && !peer.stream().flush();
+      if (sending) sleep(-1, 10);
+    }
+  } catch (...) {
+  }
+}
+
+// Nodes below reach the others through this one: it stays a moment for those that are leaving too.
+void NodeLeader::linger() {
+  const uint64_t end = steady_ms() + farewell_ms;
+  while (!control_.accused() && steady_ms() < end && awaits_others()) {
+    sleep(-1, 5);
+    work();
+  }
+}
+
+bool NodeLeader::awaits_others() const {
+  const bool passes_on = std::ranges::any_of(
+      peers_, [](const auto &entry) { return entry.second.role() == NodePeer::Role::child && entry.second.live(); });
+  if (!passes_on) return false;
+  for (uint32_t rank = 0; rank < plan_.node_of.size(); ++rank)
+    if (plan_.node_of[rank] != node() && control_.membership(rank) == Membership::member) return true;
+  return false;
+}
+
+// -- the other nodes --
+
+void NodeLeader::heard(uint32_t from) {
+  NodePeer *peer = find(from);
+  if (peer && peer->in_tree()) return peer->heard();
+  if (from < plan_.node_count() && from != node()) pairs_[from].heard();  // its ranks may name ranks of this node first
+}
+
+void NodeLeader::hear_all() {
+  datagrams_.receive([this](uint32_t from) { heard(from); });
+  for (auto &[n, peer] : peers_) {
+    while (peer.stream()) {
+      const auto frame = peer.stream().receive();
+      if (!frame) break;
+      peer.heard();
+      hear(n, *frame);
+    }
+    if (peer.stream() && !peer.stream().open()) check_connection(n);
+  }
+  std::erase_if(peers_, [](const auto &entry) { return !entry.second.in_tree() && !entry.second.stream(); });
+}
+
+void NodeLeader::hear(uint32_t from, const Frame &frame) {
+  if (nodes::as<nodes::Beat>(frame)) return;
+  if (const auto state = nodes::as<nodes::State>(frame)) return hear(from, *state);
+  if (const auto post = nodes::as<nodes::Post>(frame)) return hear(from, *post);
+  if (nodes::as<nodes::Goodbye>(frame)) return peers_.at(from).leave();
+  if (const auto verdict = nodes::as<nodes::VerdictMessage>(frame)) {
+    if (believable(verdict->accusation)) control_.decide(verdict->accusation);
+    return;
+  }
+  const auto report = nodes::as<nodes::Report>(frame);
+  if (report && believable(report->accusation)) {
+    if (control_.accused()) return say(from, nodes::VerdictMessage{control_.verdict()});
+    return accuse(report->accusation);
+  }
+  peers_.at(from).end();
+  accuse(
+      accuse_rank(Verdict::failed, plan_.nodes[from].leader,
+                  format_text("{} sent what is no message of this version of the library", plan_.leader_text(from))));
+}
+
+// What is not believed of a link is not passed on as if it were; what is not of a pair is this node's matter alone.
+void NodeLeader::hear(uint32_t from, nodes::State state) {
+  if (!peers_.at(from).silence().trusted()) state.looks = 0;
+  spread(state, from);
+  if (state.rank < plan_.node_of.size()) {
+    const auto pair = pairs_.find(plan_.node_of[state.rank]);
+    if (pair != pairs_.end() && !pair->second.trusted()) state.looks = 0;
+  }
+  mirror_.apply(state);
+}
+
+void NodeLeader::hear(uint32_t from, const nodes::Post &post) {
+  spread(post, from);
+  const bool here =
+      post.to == nodes::Post::everybody || (post.to < plan_.node_of.size() && plan_.node_of[post.to] == node());
+  if (here) mirror_.apply(post);
+}
+
+// The waits of ranks go on and on: they would fill the buffers of a leader that is stopped, whose kernel then
+// acknowledges nothing more, and it would be taken for one behind a cut network.
+void NodeLeader::spread(const nodes::State &state, std::optional<uint32_t> from) {
+  const bool waits = static_cast<uint32_t>(state.looks) != 0;
+  const SharedFrame frame = frame_of(state);
+  for (auto &[n, peer] : peers_)
+    if (peer.in_tree() && n != from && (!waits || peer.silence().ms() < 2 * beat_ms_)) say(&peer, frame);
+}
+
+void NodeLeader::spread(const nodes::Post &post, std::optional<uint32_t> from) {
+  if (post.to < plan_.node_of.size()) {
+    const uint32_t to = plan_.node_of[post.to];
+    if (to != node() && plan_.next_hop(to) != from) say(plan_.next_hop(to), post);
+    return;
+  }
+  const SharedFrame frame = frame_of(post);
+  for (auto &[n, peer] : peers_)
+    if (peer.in_tree() && n != from) say(&peer, frame);
+}
+
+bool NodeLeader::in_order(uint32_t of) const {
+  const Membership state = control_.membership(plan_.nodes[of].leader);
+  return state == Membership::left || state == Membership::gone;
+}
+
+// The end of a connection is the end of a process only if the other end says so. Who has taken refuge goes when it has
+// heard the verdict.
+void NodeLeader::check_connection(uint32_t of) {
+  NodePeer &peer = peers_.at(of);
+  const uint32_t leader = plan_.nodes[of].leader;
+  const int code = peer.stream().code();
+  if (!peer.in_tree()) return peer.end();
+  if (in_order(of)) return peer.leave();
+  if (code == EBADMSG) return blame_link(of, peer.stream().problem());
+  if (code != 0 && code != ECONNRESET && code != EPIPE) return peer.break_connection();
+  peer.end();
+  if (reported_.contains(leader)) return;
+  reported_.add(leader);
+  RankSet dead;
+  dead.add(leader);
+  accuse(accuse_dead({}, dead));
+}
+
+// The other leader is told, too, so the connection stays: its end would look like a death there.
+void NodeLeader::blame_link(uint32_t to, const std::string &problem) {
+  const uint32_t leader = plan_.nodes[to].leader;
+  if (reported_.contains(leader)) return;
+  reported_.add(leader);
+  peers_.at(to).blame();
+  const auto name = [this](uint32_t node) { return format_text("host {} (node {})", plan_.nodes[node].host, node); };
+  Accusation accusation;
+  accusation.kind = Verdict::failed;  // of no rank
+  accusation.set_text(format_text("{} cannot hear {}: {}", name(node()), name(to), problem));
+  accuse(accusation);
+}
+
+void NodeLeader::count_silence() {
+  const auto elapsed = static_cast<uint32_t>(std::min<uint64_t>(now_ms_ - counted_ms_, 4 * tick_ms));
+  counted_ms_ = now_ms_;
+  bool doubts = false;
+  for (auto &[n, peer] : peers_) {
+    if (!peer.live() || !peer.in_tree()) continue;
+    peer.count(elapsed);
+    doubts |= !peer.silence().trusted();
+  }
+  for (auto &[n, pair] : pairs_) {
+    pair.count(elapsed);
+    doubts |= !pair.trusted();
+  }
+  if (!doubts) return;
+  mirror_.forget_waits([this](uint32_t of) {
+    const NodePeer *way = find(plan_.next_hop(of));
+    const auto pair = pairs_.find(of);
+    return (way && way->live() && !way->silence().trusted()) || (pair != pairs_.end() && !pair->second.trusted());
+  });
+}
+
+void NodeLeader::watch_data_peers() {
+  control_.find_data_peers([this](uint32_t rank) {
+    const uint32_t of = plan_.node_of[rank];
+    if (of != node() && !plan_.is_bound(of)) pairs_.try_emplace(of);
+  });
+}
+
+void NodeLeader::beat() {
+  if (now_ms_ - beaten_ms_ < beat_ms_) return;
+  beaten_ms_ = now_ms_;
+  watch_data_peers();
+  const nodes::Beat message{++beats_};
+  const SharedFrame frame = frame_of(message);
+  for (auto &[n, peer] : peers_) {
+    if (!peer.live() || !peer.in_tree()) continue;
+    datagrams_.beat(n, message.number);
+    if (peer.all_acknowledged()) say(&peer, frame);  // else it would wait behind others
+  }
+  for (const auto &[n, pair] : pairs_) datagrams_.beat(n, message.number);
+}
+
+namespace {
+
+// Neighbours that have found each other may be at work already: the end of a connection would look like a death.
+void tell_neighbours(NodeLinks &links, const Accusation &accusation) {
+  for (auto &[node, stream] : links)
+    stream.queue(static_cast<uint32_t>(nodes::Kind::verdict), nodes::bytes_of(nodes::VerdictMessage{accusation}));
+  const uint64_t end = steady_ms() + farewell_ms;
+  for (auto &[node, stream] : links)
+    while (stream.open() && !stream.flush() && steady_ms() < end) await_room(stream.socket(), 10);
+}
+
+}  // namespace
+
+std::unique_ptr<Chore> lead_node(Seat &seat, const NodePlan &plan, LeaderListener listener, const Waiter &waiter) {
+  NodeLinks links;
+  try {
+    form_tree(plan, listener.stream, waiter, links);
+    return std::make_unique<NodeLeader>(seat, plan, std::move(links), std::move(listener));
+  } catch (const Error &error) {
+    // A leader that is missing may be so because of another rank.
+    const Error end = waiter.settle(error);
+    const uint32_t blamed = end.rank < 0 ? plan.rank : static_cast<uint32_t>(end.rank);
+    const Accusation accusation = accuse_rank(Verdict::failed, blamed, end.message);
+    seat.control.decide(accusation);
+    tell_neighbours(links, accusation);
+    throw end;
+  }
+}
+
+}  // namespace fsdp::comm

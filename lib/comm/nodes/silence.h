@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// For how long another node has not been heard, counted in this rank's own time: see Pulse.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace fsdp::comm {
+
+class Silence {
+ public:
+  void heard() noexcept { ms_ = 0; }
+  void count(uint32_t elapsed_ms) noexcept {
+    ms_ += elapsed_ms;
+    doubted_ms_ -= std::min(doubted_ms_, elapsed_ms);
+    if (ms_ >= doubt_after_ms) doubted_ms_ = doubt_ms;
+  }
+  uint32_t ms() const noexcept { return ms_; }
+  // What its ranks wait for is not believed for a while after silence: messages to them may be on their way still.
+  bool trusted() const noexcept { return doubted_ms_ == 0; }
+
+ private:
+  static constexpr uint32_t doubt_after_ms = 1200;  // two heartbeats lost
+  static constexpr uint32_t doubt_ms = 8000;        // TCP's pause after a cut is as long as the cut was
+  uint32_t ms_ = 0, doubted_ms_ = 0;
+};
+
+}  // namespace fsdp::comm

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tree of leaders: its shape, and jobs in trees so narrow that what leaders say is passed on.
+#include <numeric>
+
+#include "node_job.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+NodePlan plan_of(uint32_t node, uint32_t count, uint32_t degree) {
+  NodePlan plan;
+  plan.degree = degree;
+  plan.rank = node;
+  for (uint32_t n = 0; n < count; ++n) {
+    plan.node_of.push_back(n);
+    plan.nodes.push_back({n, "h", ""});
+  }
+  return plan;
+}
+
+class Trees : public testing::TestWithParam<std::tuple<uint32_t, uint32_t>> {
+ protected:
+  const uint32_t count = std::get<0>(GetParam()), degree = std::get<1>(GetParam());
+  std::vector<NodePlan> plans = [this] {
+    std::vector<NodePlan> all;
+    for (uint32_t n = 0; n < count; ++n) all.push_back(plan_of(n, count, degree));
+    return all;
+  }();
+};
+INSTANTIATE_TEST_SUITE_P(NodeTree, Trees,
+                         testing::Values(std::tuple{1u, 64u}, std::tuple{2u, 64u}, std::tuple{65u, 64u},
+                                         std::tuple{66u, 64u}, std::tuple{300u, 64u}, std::tuple{6u, 1u},
+                                         std::tuple{31u, 2u}, std::tuple{40u, 3u}));
+
+TEST_P(Trees, HaveEachNodeOnce) {
+  std::vector<uint32_t> below(count);
+  for (uint32_t n = 0; n < count; ++n) {
+    const auto children = plans[n].children();
+    EXPECT_LE(children.size(), degree);
+    for (const uint32_t child : children) {
+      ASSERT_LT(child, count);
+      ++below[child];
+      EXPECT_TRUE(plans[n].is_child(child));
+      EXPECT_EQ(plans[child].parent(), n);
+      EXPECT_TRUE(plans[child].is_bound(n) && plans[n].is_bound(child));
+    }
+  }
+  EXPECT_EQ(below[0], 0U);
+  EXPECT_EQ(std::count(below.begin() + 1, below.end(), 1U), count - 1);
+}
+
+TEST_P(Trees, LeadFromEachNodeToEach) {
+  uint32_t longest = 0;
+  for (uint32_t from = 0; from < count; ++from)
+    for (uint32_t to = 0; to < count; ++to) {
+      uint32_t at = from, hops = 0;
+      while (at != to && hops <= count) {
+        const uint32_t next = plans[at].next_hop(to);
+        ASSERT_TRUE(plans[at].is_bound(next)) << at << " to " << to;
+        at = next;
+        ++hops;
+      }
+      ASSERT_EQ(at, to) << from << " to " << to;
+      longest = std::max(longest, hops);
+    }
+  if (degree == 64) {
+    EXPECT_EQ(longest, count > 65 ? 4U - (count < 131) : std::min(count - 1, 2U));  // node 66's parent is node 1
+  }
+}
+
+// 16,384 ranks on hosts of eight: no leader has more than 65 connections.
+TEST(NodeTree, IsTwoLevelsDeepFor2048Hosts) {
+  for (const uint32_t node : {0u, 1u, 31u, 32u, 64u, 65u, 2047u}) {
+    const NodePlan plan = plan_of(node, 2048, tree_degree);
+    EXPECT_LE(plan.children().size() + plan.has_parent(), 65U) << node;
+    uint32_t depth = 0;
+    for (uint32_t at = node; at != 0; at = plan.parent_of(at)) ++depth;
+    EXPECT_LE(depth, 2U) << node;
+  }
+}
+
+class Narrow : public testing::TestWithParam<uint32_t> {
+ protected:
+  static std::unique_ptr<NodeJob> make(std::vector<uint32_t> ranks_of_nodes, uint32_t limit_ms, uint32_t degree) {
+    auto job = std::make_unique<NodeJob>(std::move(ranks_of_nodes), limit_ms);
+    job->degree = degree;
+    job->all_exchange = false;  // only the tree tells
+    return job;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(NodeTree, Narrow, testing::Values(1, 2));
+
+TEST_P(Narrow, JobsFormTrainAndEnd) {
+  auto job = make({1, 2, 1, 1, 1, 1}, 1000, GetParam());
+  job->forming_ms = silence_ms;
+  job->start(train);
+  ASSERT_TRUE(job->await_steps(200));
+  pause_ms(1500);
+  job->common().stop = true;
+  ASSERT_TRUE(job->collect(10)) << "a rank hangs";
+  for (uint32_t r = 0; r < job->size(); ++r) EXPECT_EQ(job->common().status[r], FSDP_OK) << job->text(r);
+  job->expect_nothing_left();
+}
+
+// Those above and below a dead leader learn it, and so do the ranks of its own node.
+TEST_P(Narrow, ADeathIsKnownEverywhere) {
+  for (const uint32_t victim : {0u, 1u, 2u, 4u, 6u}) {
+    auto job = make({1, 2, 1, 1, 1, 1}, silence_ms, GetParam());
+    job->start(train);
+    ASSERT_TRUE(job->await_steps(20));
+    const int64_t killed_ns = now_ns();
+    job->send(victim, SIGKILL);
+    ASSERT_TRUE(job->collect(10)) << "a rank hangs";
+    job->expect(FSDP_PEER_FAILED, static_cast<int32_t>(victim), fmt::format("rank {} died", victim), {victim},
+                killed_ns, at_once);
+    job->expect_nothing_left({victim});
+  }
+}
+
+TEST_P(Narrow, AStopIsKnownEverywhere) {
+  for (const uint32_t victim : {0u, 1u, 3u}) {
+    auto job = make({1, 2, 1, 1, 1}, 1500, GetParam());
+    job->forming_ms = silence_ms;
+    job->start(train);
+    ASSERT_TRUE(job->await_steps(20));
+    const int64_t stopped_ns = now_ns();
+    job->send(victim, SIGSTOP);
+    pause_ms(4500);
+    job->send(victim, SIGCONT);
+    ASSERT_TRUE(job->collect(10)) << "a rank hangs";
+    job->expect(FSDP_PEER_FAILED, static_cast<int32_t>(victim),
+                "has not responded for 1.5 s: it is stopped or its host is overloaded", {victim}, stopped_ns,
+                1.5 + at_once);
+  }
+}
+
+TEST_P(Narrow, AnAbortReachesAllNodes) {
+  for (const uint32_t who : {0u, 2u, 6u}) {
+    auto job = make({1, 2, 1, 1, 1, 1}, silence_ms, GetParam());
+    job->start([&](NodeRank &rank) {
+      rank.meet(1);
+      if (rank.rank == who) return rank.world->abort("gone");
+      rank.meet(2);
+    });
+    const int64_t start_ns = now_ns();
+    ASSERT_TRUE(job->collect(10)) << "a rank hangs";
+    job->expect(FSDP_PEER_FAILED, static_cast<int32_t>(who), fmt::format("rank {} aborted: gone", who), {who}, start_ns,
+                at_once);
+  }
+}
+
+// The states of ranks go through all that are between.
+TEST_P(Narrow, CallersAtItsEndsThatWaitForEachOtherAreToldSo) {
+  auto job = make({1, 1, 1, 1, 1, 1}, silence_ms, GetParam());
+  job->start([](NodeRank &rank) {
+    rank.meet(1);
+    if (rank.rank != 4 && rank.rank != 5) {  // they wait for both
+      rank.common->words[0][rank.rank].raise(2);
+      rank.common->words[1][rank.rank].raise(2);
+      return rank.await(0, 2, "gate a");
+    }
+    const uint32_t gate = rank.rank - 4;
+    rank.waiter->set_call(gate ? "fsdp_b" : "fsdp_a");
+    rank.common->words[gate][rank.rank].raise(2);
+    rank.await(gate, 2, gate ? "gate b" : "gate a");
+  });
+  const int64_t start_ns = now_ns();
+  ASSERT_TRUE(job->collect(10)) << "a rank hangs";
+  job->expect(FSDP_MISMATCH, 5, "rank 4 is in fsdp_a (gate a), rank 5 is in fsdp_b (gate b): they wait for each other",
+              {}, start_ns, 2 + at_once);
+}
+
+// What a rank shows comes to the one that it is for, or to all.
+TEST_P(Narrow, PostsComeWhereTheyAreFor) {
+  auto job = make({1, 1, 1, 1, 1, 1}, silence_ms, GetParam());
+  job->start([](NodeRank &rank) {
+    rank.meet(1);
+    const uint64_t word = 0xabcd;
+    if (rank.rank == 5) rank.world->post(std::as_bytes(std::span(&word, 1)), 4);
+    uint64_t heard = 0;
+    const auto read = [&] { return rank.world->read_post(5, std::as_writable_bytes(std::span(&heard, 1))); };
+    const auto end = now_ns() + int64_t{5'000'000'000};
+    if (rank.rank == 4)
+      while (!read() && now_ns() < end) pause_ms(1);
+    rank.meet(2);
+    if (rank.rank < 4 && read()) throw Error(FSDP_INTERNAL, "a post for another rank");
+    if (rank.rank == 4 && heard != word) throw Error(FSDP_INTERNAL, "no post has come");
+    rank.meet(3);
+    const uint64_t next = 0xef;
+    if (rank.rank == 5) rank.world->post(std::as_bytes(std::span(&next, 1)), std::nullopt);
+    while (rank.rank != 5 && (!read() || heard != next) && now_ns() < end) pause_ms(1);
+    if (rank.rank != 5 && heard != next) throw Error(FSDP_INTERNAL, "no post for all has come");
+    rank.close();
+  });
+  ASSERT_TRUE(job->collect(15)) << "a rank hangs";
+  for (uint32_t r = 0; r < job->size(); ++r) EXPECT_EQ(job->common().status[r], FSDP_OK) << job->text(r);
+}
+
+// A leader and its parent: who is below both turns to the first nodes.
+TEST_P(Narrow, TwoDeathsInALineAreKnownEverywhere) {
+  auto job = make({1, 1, 1, 1, 1, 1, 1}, silence_ms, GetParam());
+  job->start(train);
+  ASSERT_TRUE(job->await_steps(20));
+  const int64_t killed_ns = now_ns();
+  job->send(0, SIGKILL);
+  job->send(1, SIGKILL);
+  ASSERT_TRUE(job->collect(10)) << "a rank hangs";
+  for (uint32_t r = 2; r < 7; ++r) {
+    EXPECT_EQ(job->common().status[r], FSDP_PEER_FAILED) << job->text(r);
+    EXPECT_LT(static_cast<uint32_t>(job->common().rank[r]), 2U) << job->text(r);
+    EXPECT_LT(static_cast<double>(job->common().seen_ns[r] - killed_ns) * 1e-9, at_once);
+  }
+}
+
+// Whoever can reach the port of a first node, while the job runs.
+TEST(NodeTree, StrangersTakeNoRefuge) {
+  NodeJob job({1, 1, 1, 1}, silence_ms);
+  job.degree = 1;
+  job.start(train);
+  ASSERT_TRUE(job.await_steps(20));
+  std::vector<Fd> strangers;
+  for (int i = 0; i < 200; ++i) {
+    const Endpoint to = parse_address(job.common().address[i % 2]);
+    Fd stranger(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    (void)::connect(stranger.get(), to.get(), to.length());
+    (void)!::send(stranger.get(), "fsdpmeet", static_cast<size_t>(i) % 9, MSG_NOSIGNAL);
+    if (i % 4) strangers.push_back(std::move(stranger));  // and says nothing more
+  }
+  const uint32_t steps = job.common().steps[0];
+  ASSERT_TRUE(job.await_steps(steps + 100));
+  strangers.clear();
+  const int64_t killed_ns = now_ns();
+  job.send(1, SIGKILL);
+  ASSERT_TRUE(job.collect(15)) << "a rank hangs";
+  job.expect(FSDP_PEER_FAILED, 1, "rank 1 died", {1}, killed_ns, at_once);
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test
