@@ -15,7 +15,8 @@ struct Descriptors {
 Descriptors count_descriptors();
 
 struct DescriptorNeed {
-  uint32_t control = 0;   // one a host, of a rank that leads its own: to the leaders of others
+  uint32_t control = 0;   // of a rank that leads its host: to its neighbours in the tree of leaders, and what it needs
+                          // if one of these is lost
   uint32_t messages = 0;  // one a rank of another host that it sends to or hears from
   uint64_t all() const noexcept;
 };

@@ -49,6 +49,9 @@ class Net {
   // compared. After an exchange that did not complete those of this key are INVALID_STATE.
   virtual void exchange(std::span<const uint32_t> ranks, uint64_t key, const void *mine, uint64_t bytes, void *all,
                         const char *what) = 0;
+  // ... the first rank's `bytes` bytes at data go to that of the others.
+  virtual void broadcast(std::span<const uint32_t> ranks, uint64_t key, void *data, uint64_t bytes,
+                         const char *what) = 0;
   // What create_collectives allocates for sums of this many ranks; without sums nothing.
   virtual uint64_t scratch_bytes(uint32_t ranks) const noexcept = 0;
 };

@@ -14,6 +14,8 @@
 namespace fsdp::comm::test {
 namespace {
 
+constexpr uint32_t for_refuge = 8 + 8;  // guests; first nodes to turn to
+
 void expect_words(const Error &error, std::initializer_list<const char *> words) {
   for (const char *word : words)
     EXPECT_NE(error.message.find(word), std::string::npos) << word << ": " << error.message;
@@ -22,13 +24,19 @@ void expect_words(const Error &error, std::initializer_list<const char *> words)
 TEST(Descriptors, AreNeededByLeaders) {
   const std::vector<uint32_t> node_of{0, 0, 1, 1, 2, 2};
   for (uint32_t r = 0; r < node_of.size(); ++r) {
-    EXPECT_EQ(need_of(r, node_of).control, r % 2 ? 0 : 2) << r;
+    EXPECT_EQ(need_of(r, node_of).control, r % 2 ? 0 : (r == 0 ? 2 : 1) + for_refuge) << r;
     EXPECT_EQ(need_of(r, node_of).messages, r % 2 ? 0 : 2) << r;
   }
+  EXPECT_EQ(need_of(0, std::vector<uint32_t>{0, 1}).control, 1) << "there is no other one to turn to";
+  // In a tree of degree 64; in circles of 16, the first ones of which meet in a circle, and the first of these too.
   std::vector<uint32_t> many(2048);
   std::iota(many.begin(), many.end(), 0);
-  EXPECT_EQ(need_of(0, many).control, 2047);
-  for (const uint32_t leader : {0, 1, 16}) EXPECT_EQ(need_of(leader, many).messages, 2047) << "all tell all";
+  EXPECT_EQ(need_of(0, many).control, 64 + for_refuge);
+  EXPECT_EQ(need_of(31, many).control, 1 + 63 + for_refuge) << "the last of the second level";
+  EXPECT_EQ(need_of(2047, many).control, 1 + for_refuge);
+  EXPECT_EQ(need_of(0, many).messages, 15 + 15 + 7);
+  EXPECT_EQ(need_of(16, many).messages, 15 + 15);
+  EXPECT_EQ(need_of(2047, many).messages, 15);
 }
 
 TEST(Descriptors, WhoLacksThemIsNamed) {
@@ -36,7 +44,7 @@ TEST(Descriptors, WhoLacksThemIsNamed) {
   const std::vector<std::string> hosts{"a", "a", "b", "b", "c", "c"};
   std::vector<Card> cards(6);
   for (Card &card : cards) card.descriptors = {1024, 30};
-  const uint32_t need = 2 + 2 + spare_descriptors;
+  const uint32_t need = 1 + for_refuge + 2 + spare_descriptors;
   cards[2].descriptors = {need + 50, 50};
   cards[3].descriptors = {need + 46, 50};
   EXPECT_NO_THROW(check_descriptors(cards, node_of, hosts));
@@ -46,8 +54,8 @@ TEST(Descriptors, WhoLacksThemIsNamed) {
   EXPECT_EQ(error.rank, 2);
   EXPECT_EQ(error.origin, FSDP_ORIGIN_OS);
   EXPECT_EQ(error.origin_code, EMFILE);
-  expect_words(error, {"rank 2 (b): it needs 100 more descriptors (2 for connections to the leaders", "2 for messages",
-                       "may have 149 and has 50", "raise the limit to 150 or more (ulimit -n;"});
+  expect_words(error, {"rank 2 (b): it needs 115 more descriptors (17 for connections to the leaders", "2 for messages",
+                       "may have 164 and has 50", "raise the limit to 165 or more (ulimit -n;"});
   cards[2].descriptors = {1024, 30};
   cards[3].descriptors = {spare_descriptors + 49, 50};
   EXPECT_EQ(error_of([&] { check_descriptors(cards, node_of, hosts); }).rank, 3) << "also one that does not lead";

@@ -10,6 +10,7 @@
 #include <new>
 #include <numeric>
 #include <random>
+#include <set>
 #include <thread>
 #include <tuple>
 
@@ -114,6 +115,93 @@ TEST(Circles, BringOneBallotToEveryHost) {
     }
 }
 
+// Of all hosts, in one thread: level by level up, and down again.
+class ByteHosts {
+ public:
+  ByteHosts(uint32_t hosts, uint32_t size) : hosts_(hosts), size_(size) {
+    for (uint32_t h = 0; h < hosts; ++h) {
+      rooms_.emplace_back(circle_room(hosts, size) * bytes, std::byte{0xee});
+      for (uint64_t i = 0; i < bytes; ++i) rooms_[h][h * bytes + i] = said(h, i);
+    }
+  }
+  // Each host's steps, in its order; those that meet wait for each other by being done together.
+  void run() {
+    struct Step {
+      uint32_t host;
+      const Circle *circle;
+      size_t level;
+      uint64_t offset, bytes;
+      bool passes;
+    };
+    std::vector<std::vector<Circle>> circles;
+    std::vector<Step> steps;
+    for (uint32_t h = 0; h < hosts_; ++h) circles.push_back(circles_of(h, hosts_, size_));
+    for (uint32_t h = 0; h < hosts_; ++h) {
+      std::byte *all = rooms_[h].data();
+      const auto note = [&](bool passes) {
+        return [&, passes](const Circle &circle, size_t level, std::byte *first, uint64_t count) {
+          steps.push_back({h, &circle, level, static_cast<uint64_t>(first - all), count, passes});
+          ASSERT_LE(steps.back().offset + count * (passes ? 1 : circle.hosts.size()), rooms_[h].size());
+        };
+      };
+      gather_circles(circles[h], hosts_, all, bytes, note(false), note(true));
+    }
+    const auto order = [](const Step &step) {
+      return step.passes ? 100 - static_cast<int>(step.level) : static_cast<int>(step.level);
+    };
+    std::ranges::stable_sort(steps, {}, order);
+    for (const Step &step : steps) step.passes ? pass(step) : meet(step);
+  }
+  void expect_all(const std::string &where) const {
+    for (uint32_t h = 0; h < hosts_; ++h)
+      for (uint32_t of = 0; of < hosts_; ++of)
+        for (uint64_t i = 0; i < bytes; ++i)
+          ASSERT_EQ(rooms_[h][of * bytes + i], said(of, i)) << where << ", host " << h;
+  }
+  uint64_t most_peers() const {
+    uint64_t most = 0;
+    for (const auto &[host, peers] : peers_) most = std::max<uint64_t>(most, peers.size());
+    return most;
+  }
+
+ private:
+  static constexpr uint64_t bytes = 3;
+  static std::byte said(uint32_t host, uint64_t i) { return static_cast<std::byte>(host * 7 + i); }
+  template <class Step>
+  void meet(const Step &step) {
+    for (const uint32_t other : step.circle->hosts) {
+      if (other != step.host) peers_[step.host].insert(other);
+      const auto at = static_cast<uint64_t>(std::ranges::find(step.circle->hosts, other) - step.circle->hosts.begin());
+      std::memcpy(rooms_[step.host].data() + step.offset + at * step.bytes,
+                  rooms_[other].data() + step.offset + at * step.bytes, step.bytes);
+    }
+  }
+  template <class Step>
+  void pass(const Step &step) {
+    const uint32_t first = step.circle->hosts.front();
+    if (first != step.host)
+      std::memcpy(rooms_[step.host].data() + step.offset, rooms_[first].data() + step.offset, step.bytes);
+  }
+  uint32_t hosts_, size_;
+  std::vector<std::vector<std::byte>> rooms_;
+  std::map<uint32_t, std::set<uint32_t>> peers_;
+};
+
+TEST(Circles, BringWhatEachHostSaysToEach) {
+  for (const uint32_t size : {2U, 3U, 16U})
+    for (const uint32_t hosts : {1U, 2U, 3U, 4U, 8U, 9U, 16U, 17U, 27U, 28U, 40U, 257U}) {
+      const std::string where = format_text("{} hosts in circles of {}", hosts, size);
+      ByteHosts all(hosts, size);
+      all.run();
+      all.expect_all(where);
+      if (hosts <= size) {
+        EXPECT_EQ(all.most_peers(), hosts - 1) << where;
+      } else if (size == 16) {
+        EXPECT_LE(all.most_peers(), 15U + 15U + 1U) << where;
+      }
+    }
+}
+
 void expect_well(const std::vector<std::string> &problems) {
   for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
 }
@@ -192,6 +280,7 @@ class ShortNet final : public Net {
     if (exchanges++ == fails_at_) throw std::bad_alloc();
     for (size_t r = 0; r < ranks.size(); ++r) std::memcpy(static_cast<std::byte *>(all) + r * bytes, mine, bytes);
   }
+  void broadcast(std::span<const uint32_t>, uint64_t, void *, uint64_t, const char *) override {}
   uint64_t scratch_bytes(uint32_t) const noexcept override { return 0; }
   int exchanges = 0;
 

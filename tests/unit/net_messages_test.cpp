@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "comm/hybrid/team.h"
 #include "net_ranks.h"
 
 namespace fsdp::comm::test {
@@ -97,6 +98,48 @@ TEST(NetMessages, Exchanges) {
         require_same_bytes(all.data() + r * bytes, bytes_of(r, bytes, bytes).data(), bytes,
                            fmt::format("of rank {}", r));
       require(all.back() == std::byte{77}, "wrote past its end");
+    }
+    rank.meet();
+  }));
+}
+
+TEST(NetMessages, BroadcastsTheFirstOnes) {
+  expect_well(run_threads(3, [](Rank &rank) {
+    NetRank mine(rank);
+    const std::vector<uint32_t> order{2, 0, 1};
+    for (uint64_t bytes : {0, 1, 8, 1000, 3'000'000}) {
+      std::vector<std::byte> data = bytes_of(rank.rank(), bytes, bytes);
+      data.push_back(std::byte{77});
+      mine.net->broadcast(order, exchanges_key, data.data(), bytes, "numbers");
+      require_same_bytes(data.data(), bytes_of(2, bytes, bytes).data(), bytes, "of rank 2");
+      require(data.back() == std::byte{77}, "wrote past its end");
+      uint64_t told[3], own = rank.rank() + bytes;
+      mine.net->exchange(order, exchanges_key, &own, sizeof own, told, "between");
+      for (uint32_t i = 0; i < 3; ++i) require(told[i] == order[i] + bytes, "an exchange after a broadcast");
+    }
+    rank.meet();
+  }));
+}
+
+// Of hosts with a rank each, in circles of two: three levels, of which some are left with one.
+TEST(NetMessages, TeamsMeetInCircles) {
+  expect_well(run_threads(5, [](Rank &rank) {
+    NetRank mine(rank);
+    TeamPlaces places;
+    for (uint32_t r = 0; r < 5; ++r) places.ranks.push_back(r), places.hosts.push_back({r});
+    places.rank = places.host = rank.rank();
+    std::shared_ptr<Net> net = std::move(mine.net);
+    HybridTeam team(net, places, nullptr, 40, 2);
+    for (uint64_t bytes : {uint64_t{8}, uint64_t{1}, uint64_t{100'000}, uint64_t{64}}) {
+      const std::vector<std::byte> own = bytes_of(rank.rank(), bytes, bytes);
+      std::vector<std::byte> all(5 * bytes);
+      team.all_gather(own.data(), bytes, all.data(), "numbers");
+      for (uint32_t r = 0; r < 5; ++r)
+        require_same_bytes(all.data() + r * bytes, bytes_of(r, bytes, bytes).data(), bytes,
+                           fmt::format("of rank {}", r));
+      require(team.agree({.same = bytes}, "a number").agreed(), "they do not agree");
+      const auto texts = team.all_gather(std::as_bytes(std::span("four", rank.rank())), "texts");
+      for (uint32_t r = 0; r < 5; ++r) require(texts[r].size() == r, fmt::format("the text of rank {}", r));
     }
     rank.meet();
   }));

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many hosts come to one ballot: neighbours in circles, whose first ones meet in circles again, until one circle is
-// left; then what that came to goes back the same way. Within a circle all tell all: that is one message's time where a
-// tree of pairs would need several. Few hosts are one circle, and nothing goes back.
+// How many hosts come to one ballot, or each to what all say: neighbours in circles, whose first ones meet in circles
+// again, until one circle is left; then what that came to goes back the same way. Within a circle all tell all: that is
+// one message's time where a tree of pairs would need several. Few hosts are one circle, and nothing goes back.
 //
 //   17 hosts in circles of 16    [0 1 ... 15] [16]   ->   [0 16]   ->   [0 1 ... 15] [16]
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -18,6 +19,7 @@ constexpr uint32_t circle_size = 16;
 
 struct Circle {
   std::vector<uint32_t> hosts;  // in rising order; the first one goes on to the next circle, if there is one
+  uint64_t step = 1;            // so many hosts, neighbours, meet through each of these
   bool top = false;
 };
 
@@ -29,6 +31,7 @@ inline std::vector<Circle> circles_of(uint32_t host, uint32_t host_count, uint32
     const uint64_t first = host / (step * size) * (step * size);
     for (uint64_t h = first; h < std::min<uint64_t>(host_count, first + step * size); h += step)
       circle.hosts.push_back(static_cast<uint32_t>(h));
+    circle.step = step;
     circle.top = step * size >= host_count;
     const bool last = circle.top || circle.hosts.front() != host;
     circles.push_back(std::move(circle));
@@ -46,6 +49,27 @@ Ballot fold_circles(const std::vector<Circle> &circles, Ballot mine, Meet &&meet
   if (circle.top) return folded;
   if (level + 1 < circles.size()) folded = fold_circles(circles, folded, meet, level + 1);
   return circle.hosts.size() == 1 ? folded : meet(circle, level, folded).front();
+}
+
+// The room that gather_circles needs, in hosts: in its circle each has a place for as many as any.
+inline uint64_t circle_room(uint32_t host_count, uint32_t size = circle_size) {
+  uint64_t step = 1;
+  while (step * size < host_count) step *= size;
+  return (host_count + step - 1) / step * step;
+}
+
+// This host has what it says, `bytes` bytes, at its place in `all`; then it has what all say.
+// meet(circle, level, first, bytes): each host of the circle brings so many bytes, the n-th at first + n * bytes, and
+// has all of them. pass(circle, level, first, bytes): the first one's go to the others.
+template <class Meet, class Pass>
+void gather_circles(const std::vector<Circle> &circles, uint32_t host_count, std::byte *all, uint64_t bytes,
+                    Meet &&meet, Pass &&pass) {
+  for (size_t level = 0; level < circles.size(); ++level) {
+    const Circle &circle = circles[level];
+    if (circle.hosts.size() > 1) meet(circle, level, all + circle.hosts.front() * bytes, circle.step * bytes);
+  }
+  for (size_t level = circles.size(); level-- > 0;)
+    if (!circles[level].top && circles[level].hosts.size() > 1) pass(circles[level], level, all, host_count * bytes);
 }
 
 }  // namespace fsdp::comm

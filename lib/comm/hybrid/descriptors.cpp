@@ -5,16 +5,20 @@
 #include <cerrno>
 
 #include "base/error.h"
+#include "comm/hybrid/circles.h"
+#include "comm/nodes/plan.h"
 
 namespace fsdp::comm {
 
-// The lowest rank of a host leads it, and speaks for it where all ranks meet: mostly in circles, but what all ranks
-// tell all goes from each speaker to each.
+// The lowest rank of a host leads it, and speaks for it where all ranks meet.
 DescriptorNeed need_of(uint32_t rank, std::span<const uint32_t> node_of) {
   const uint32_t node = node_of[rank];
   if (std::ranges::find(node_of, node) != node_of.begin() + rank) return {};
   const uint32_t nodes = *std::ranges::max_element(node_of) + 1;
-  return {nodes - 1, nodes - 1};
+  const auto neighbours = static_cast<uint32_t>(children_in_tree(node, nodes).size()) + (node != 0);
+  DescriptorNeed need{neighbours + (nodes > 2 ? most_guests + refuge_count : 0), 0};
+  for (const Circle &circle : circles_of(node, nodes)) need.messages += static_cast<uint32_t>(circle.hosts.size()) - 1;
+  return need;
 }
 
 void check_descriptors(std::span<const Card> cards, std::span<const uint32_t> node_of,

@@ -16,12 +16,14 @@ namespace {
 
 }  // namespace
 
-HybridTeam::HybridTeam(std::shared_ptr<Net> net, TeamPlaces places, std::unique_ptr<Team> near, uint64_t key)
+HybridTeam::HybridTeam(std::shared_ptr<Net> net, TeamPlaces places, std::unique_ptr<Team> near, uint64_t key,
+                       uint32_t circle)
     : net_(std::move(net)),
       places_(std::move(places)),
       near_(std::move(near)),
       key_(key),
-      circles_(circles_of(places_.host, static_cast<uint32_t>(places_.hosts.size()))) {
+      circles_(circles_of(places_.host, host_count(), circle)),
+      room_(circle_room(host_count(), circle)) {
   for (const auto &host : places_.hosts) {
     speakers_.push_back(places_.ranks[host.front()]);
     widest_ = std::max<uint64_t>(widest_, host.size());
@@ -47,16 +49,23 @@ std::unique_ptr<Arena> HybridTeam::create_arena(uint64_t, std::span<const Range>
   refuse_over_hosts(what, "an arena");
 }
 std::unique_ptr<Gate> HybridTeam::create_gate(const std::string &what) { refuse_over_hosts(what, "a gate"); }
-// The speakers of a circle's hosts. One circle of all hosts goes on with the exchanges of them all.
-std::vector<Ballot> HybridTeam::meet(const Circle &circle, size_t level, const Ballot &mine, const char *what) {
+
+std::vector<uint32_t> HybridTeam::speakers_of(const Circle &circle) const {
   std::vector<uint32_t> speakers;
   for (const uint32_t host : circle.hosts) speakers.push_back(speakers_[host]);
-  std::vector<Ballot> told(speakers.size());
-  if (speakers.size() == 1) return {mine};
-  const bool all = speakers.size() == speakers_.size();
-  const uint64_t key =
-      all ? key_ : TeamKeys::mix(key_, uint64_t{1} << 40 | uint64_t{level} << 32 | circle.hosts.front());
-  net_->exchange(speakers, key, &mine, sizeof mine, told.data(), what);
+  return speakers;
+}
+
+// One circle of all hosts has the exchanges of them all.
+uint64_t HybridTeam::key_of(const Circle &circle, size_t level) const {
+  if (circle.hosts.size() == speakers_.size()) return key_;
+  return TeamKeys::mix(key_, uint64_t{1} << 40 | uint64_t{level} << 32 | circle.hosts.front());
+}
+
+std::vector<Ballot> HybridTeam::meet(const Circle &circle, size_t level, const Ballot &mine, const char *what) {
+  if (circle.hosts.size() == 1) return {mine};
+  std::vector<Ballot> told(circle.hosts.size());
+  net_->exchange(speakers_of(circle), key_of(circle, level), &mine, sizeof mine, told.data(), what);
   return told;
 }
 
@@ -77,14 +86,27 @@ Ballot HybridTeam::fold(const Ballot &mine, const char *what) {
   return folded;
 }
 
-// What this host's ranks say, in the team's order.
-std::span<const std::byte> HybridTeam::gather_host(const void *mine, uint64_t bytes, const char *what) {
-  host_.resize(std::max(host_.size(), widest_ * bytes));
+// What this host's ranks say, in the team's order, to its place among the hosts'.
+void HybridTeam::gather_host(const void *mine, uint64_t bytes, const char *what) {
+  hosts_.resize(std::max(hosts_.size(), room_ * widest_ * bytes));
   if (near_)
-    near_->all_gather(mine, bytes, host_.data(), what);
+    near_->all_gather(mine, bytes, place_of(places_.host, bytes), what);
   else
-    std::memcpy(host_.data(), mine, bytes);
-  return {host_.data(), widest_ * bytes};
+    std::memcpy(place_of(places_.host, bytes), mine, bytes);
+}
+
+// By the speaker.
+void HybridTeam::gather_hosts(uint64_t bytes, const char *what) {
+  gather_circles(
+      circles_, host_count(), hosts_.data(), widest_ * bytes,
+      [&](const Circle &circle, size_t level, std::byte *first, uint64_t each) {
+        const auto me = std::ranges::find(circle.hosts, places_.host) - circle.hosts.begin();
+        const std::byte *own = first + static_cast<uint64_t>(me) * each;
+        net_->exchange(speakers_of(circle), key_of(circle, level), own, each, first, what);
+      },
+      [&](const Circle &circle, size_t level, std::byte *first, uint64_t all) {
+        net_->broadcast(speakers_of(circle), key_of(circle, level), first, all, what);
+      });
 }
 
 // The speaker has what all hosts say: every rank of this host gets it, each rank's part at its place.
@@ -108,11 +130,8 @@ void HybridTeam::spread(uint64_t bytes, void *all, const char *what) {
 
 void HybridTeam::all_gather(const void *mine, uint64_t bytes, void *all, const char *what) {
   Unbroken unbroken(*this, what);
-  const auto said = gather_host(mine, bytes, what);
-  if (speaks()) {
-    hosts_.resize(std::max<size_t>(hosts_.size(), said.size() * speakers_.size()));
-    net_->exchange(speakers_, key_, said.data(), said.size(), hosts_.data(), what);
-  }
+  gather_host(mine, bytes, what);
+  if (speaks()) gather_hosts(bytes, what);
   spread(bytes, all, what);
   unbroken.done();
 }

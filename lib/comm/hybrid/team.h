@@ -31,7 +31,8 @@ inline constexpr CollectiveTraits hybrid_traits{.gathers_meet = true,
 class HybridTeam final : public Team {
  public:
   // near: this host's ranks of the team, NULL if this is the only one. key: the same on all ranks, and of nothing else.
-  HybridTeam(std::shared_ptr<Net> net, TeamPlaces places, std::unique_ptr<Team> near, uint64_t key);
+  HybridTeam(std::shared_ptr<Net> net, TeamPlaces places, std::unique_ptr<Team> near, uint64_t key,
+             uint32_t circle = circle_size);
 
   const CollectiveTraits &traits() const noexcept override { return hybrid_traits; }
   bool spans_hosts() const noexcept override { return true; }
@@ -55,8 +56,13 @@ class HybridTeam final : public Team {
  private:
   class Unbroken;
   bool speaks() const { return places_.hosts[places_.host].front() == places_.rank; }
-  std::span<const std::byte> gather_host(const void *mine, uint64_t bytes, const char *what);
+  uint32_t host_count() const { return static_cast<uint32_t>(places_.hosts.size()); }
+  std::byte *place_of(uint32_t host, uint64_t bytes) { return hosts_.data() + host * widest_ * bytes; }
+  void gather_host(const void *mine, uint64_t bytes, const char *what);
+  void gather_hosts(uint64_t bytes, const char *what);
   void spread(uint64_t bytes, void *all, const char *what);
+  std::vector<uint32_t> speakers_of(const Circle &circle) const;
+  uint64_t key_of(const Circle &circle, size_t level) const;
   std::vector<Ballot> meet(const Circle &circle, size_t level, const Ballot &mine, const char *what);
 
   std::shared_ptr<Net> net_;
@@ -68,7 +74,8 @@ class HybridTeam final : public Team {
   std::vector<Circle> circles_;     // of hosts, by their places in `hosts`
   std::vector<uint32_t> speakers_;  // ranks of the job, one for each host
   uint64_t widest_ = 0;             // ranks of the host that has most
-  std::vector<std::byte> host_, hosts_;
+  uint64_t room_;                   // of hosts_, in hosts
+  std::vector<std::byte> hosts_;    // what the ranks of each say, widest_ of them
 };
 
 }  // namespace fsdp::comm

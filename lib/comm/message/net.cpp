@@ -44,11 +44,14 @@ class ChannelNet final : public Net {
   }
   void exchange(std::span<const uint32_t> ranks, uint64_t key, const void *mine, uint64_t bytes, void *all,
                 const char *what) override;
+  void broadcast(std::span<const uint32_t> ranks, uint64_t key, void *data, uint64_t bytes, const char *what) override;
   uint64_t scratch_bytes(uint32_t ranks) const noexcept override { return net_scratch_bytes(ranks, chunk_bytes_); }
 
  private:
   void expect(std::span<const uint32_t> ranks, const std::string &what);
   void connect(std::span<const uint32_t> ranks);
+  Exchanges &find(std::span<const uint32_t> ranks, uint64_t key, const char *what);
+  void run(Exchanges &exchanges, const char *what);
 
   uint64_t chunk_bytes_;
   std::shared_ptr<Seat> seat_;
@@ -79,8 +82,8 @@ void ChannelNet::connect(std::span<const uint32_t> ranks) {
   transport_->expect(ranks);
 }
 
-void ChannelNet::exchange(std::span<const uint32_t> ranks, uint64_t key, const void *mine, uint64_t bytes, void *all,
-                          const char *what) {
+// Those of the key, with a launch to fill.
+Exchanges &ChannelNet::find(std::span<const uint32_t> ranks, uint64_t key, const char *what) {
   seat_->watch.enter_caller();
   seat_->watch.check();  // a context that failed does not come: its peers are told
   std::unique_ptr<Exchanges> &found = exchanges_[key];
@@ -88,21 +91,37 @@ void ChannelNet::exchange(std::span<const uint32_t> ranks, uint64_t key, const v
     connect(ranks);
     found = std::make_unique<Exchanges>(*transport_, seat_, ranks, key, chunk_bytes_);
   }
-  Exchanges &exchanges = *found;
-  if (exchanges.torn) fail(FSDP_INVALID_STATE, "{}: an earlier exchange of these ranks did not complete", what);
-  if (!std::ranges::equal(ranks, exchanges.channel.ranks())) fail(FSDP_INTERNAL, "{}: other ranks than before", what);
+  if (found->torn) fail(FSDP_INVALID_STATE, "{}: an earlier exchange of these ranks did not complete", what);
+  if (!std::ranges::equal(ranks, found->channel.ranks())) fail(FSDP_INTERNAL, "{}: other ranks than before", what);
+  found->launch.pieces.clear();
+  return *found;
+}
+
+void ChannelNet::run(Exchanges &exchanges, const char *what) {
   exchanges.torn = true;
-  Launch &launch = exchanges.launch;
-  launch.pieces.clear();
-  launch.start(Operation::all_gather, {0, what});
-  // What is gathered is only read.
-  const Gather gather{Part::alone(const_cast<void *>(mine)), static_cast<std::byte *>(all), bytes};
-  launch.add(std::span(&gather, 1));
-  launch.round = exchanges.channel.round().number();
-  launch.number = exchanges.channel.round().enqueue();
-  if (!exchanges.channel.run(launch, true))  // only a peer that ends a round here, which none does
+  exchanges.launch.round = exchanges.channel.round().number();
+  exchanges.launch.number = exchanges.channel.round().enqueue();
+  if (!exchanges.channel.run(exchanges.launch, true))  // only a peer that ends a round here, which none does
     fail(FSDP_INTERNAL, "rank {}: {}: a peer has ended the exchanges of these ranks", transport_->rank(), what);
   exchanges.torn = false;
+}
+
+void ChannelNet::exchange(std::span<const uint32_t> ranks, uint64_t key, const void *mine, uint64_t bytes, void *all,
+                          const char *what) {
+  Exchanges &exchanges = find(ranks, key, what);
+  exchanges.launch.start(Operation::all_gather, {0, what});
+  // What is gathered is only read.
+  const Gather gather{Part::alone(const_cast<void *>(mine)), static_cast<std::byte *>(all), bytes};
+  exchanges.launch.add(std::span(&gather, 1));
+  run(exchanges, what);
+}
+
+void ChannelNet::broadcast(std::span<const uint32_t> ranks, uint64_t key, void *data, uint64_t bytes,
+                           const char *what) {
+  Exchanges &exchanges = find(ranks, key, what);
+  exchanges.launch.start(Operation::broadcast, {0, what});
+  exchanges.launch.add_broadcast(Part::alone(data), bytes, 0);
+  run(exchanges, what);
 }
 
 }  // namespace

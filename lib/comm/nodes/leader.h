@@ -112,7 +112,7 @@ class NodeLeader final : public Chore {
   void take_refuge(Dial &dial);
   void lose_refuge(const Dial &dial);
   void shelter();
-  size_t room() const;
+  uint32_t room() const;
 
   Seat &seat_;
   Control &control_;

@@ -6,13 +6,6 @@
 #include "comm/nodes/leader.h"
 
 namespace fsdp::comm {
-namespace {
-
-// Of strangers and those that have taken refuge: the latter go as soon as they know the verdict, and make room.
-constexpr size_t most_guests = 8;
-
-}  // namespace
-
 bool NodeLeader::reaches_parent() const {
   const NodePeer *parent = find(plan_.parent());
   return parent && parent->live() && parent->stream() && !parent->blamed() &&
@@ -60,9 +53,8 @@ void NodeLeader::lose_refuge(const Dial &dial) {
   accuse(accuse_dead({}, dead));
 }
 
-size_t NodeLeader::room() const {
-  const auto refugees = static_cast<size_t>(
-      std::ranges::count_if(peers_, [](const auto &entry) { return entry.second.role() == NodePeer::Role::refugee; }));
+uint32_t NodeLeader::room() const {
+  const auto refugees = static_cast<uint32_t>(std::ranges::count_if(peers_, [](const auto &entry) { return entry.second.role() == NodePeer::Role::refugee; }));
   return most_guests - std::min(most_guests, refugees);
 }
 

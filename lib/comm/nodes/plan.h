@@ -12,6 +12,18 @@ namespace fsdp::comm {
 
 constexpr uint32_t tree_degree = 64;
 constexpr uint32_t refuge_count = 8;
+// At a refuge: of strangers and those that have taken it; the latter go as soon as they know the verdict.
+constexpr uint32_t most_guests = 8;
+
+// Of a node that is not the root.
+constexpr uint32_t parent_in_tree(uint32_t node, uint32_t degree = tree_degree) { return (node - 1) / degree; }
+inline std::vector<uint32_t> children_in_tree(uint32_t node, uint32_t node_count, uint32_t degree = tree_degree) {
+  std::vector<uint32_t> all;
+  const uint64_t first = uint64_t{node} * degree + 1;
+  for (uint64_t n = first; n < std::min<uint64_t>(first + degree, node_count); ++n)
+    all.push_back(static_cast<uint32_t>(n));
+  return all;
+}
 
 struct NodePlace {
   uint32_t leader = 0;  // rank of the job
@@ -33,19 +45,12 @@ struct NodePlan {
   uint32_t node_count() const { return static_cast<uint32_t>(nodes.size()); }
 
   // -- the tree --
-  // Of a node that is not the root.
-  uint32_t parent_of(uint32_t node) const { return (node - 1) / degree; }
+  uint32_t parent_of(uint32_t other) const { return parent_in_tree(other, degree); }
   bool has_parent() const { return node() != 0; }
   uint32_t parent() const { return parent_of(node()); }
   bool is_child(uint32_t other) const { return other > node() && other < node_count() && parent_of(other) == node(); }
   bool is_bound(uint32_t other) const { return is_child(other) || (has_parent() && other == parent()); }
-  std::vector<uint32_t> children() const {
-    std::vector<uint32_t> all;
-    const uint64_t first = uint64_t{node()} * degree + 1;
-    for (uint64_t n = first; n < std::min<uint64_t>(first + degree, node_count()); ++n)
-      all.push_back(static_cast<uint32_t>(n));
-    return all;
-  }
+  std::vector<uint32_t> children() const { return children_in_tree(node(), node_count(), degree); }
   // The neighbour through which another node is reached.
   uint32_t next_hop(uint32_t to) const {
     while (to > node() && parent_of(to) != node()) to = parent_of(to);
