@@ -15,13 +15,13 @@ void Door::add_polls(std::vector<pollfd> &polls, size_t most) const {
   for (const Stranger &s : strangers_) polls.push_back({(s.socket ? s.socket : s.stream.socket()).get(), POLLIN, 0});
 }
 
-std::vector<Door::Arrival> Door::look(size_t most) {
+std::vector<Door::Newcomer> Door::look(size_t most) {
   accept(most);
-  std::vector<Arrival> arrivals;
-  for (Stranger &stranger : strangers_) hear(stranger, arrivals);
+  std::vector<Newcomer> newcomers;
+  for (Stranger &stranger : strangers_) hear(stranger, newcomers);
   const auto now = Clock::now();
   std::erase_if(strangers_, [now](const Stranger &s) { return s.gone || now >= s.deadline; });
-  return arrivals;
+  return newcomers;
 }
 
 void Door::accept(size_t most) {
@@ -37,7 +37,7 @@ void Door::accept(size_t most) {
   }
 }
 
-void Door::hear(Stranger &stranger, std::vector<Arrival> &arrivals) {
+void Door::hear(Stranger &stranger, std::vector<Newcomer> &newcomers) {
   if (stranger.socket) {
     const auto state = stranger.handshake.advance(stranger.socket);
     if (state == Handshake::State::failed) stranger.gone = true;
@@ -50,7 +50,7 @@ void Door::hear(Stranger &stranger, std::vector<Arrival> &arrivals) {
     return;
   }
   stranger.gone = true;
-  if (const auto said = read_hello(plan_, *frame)) arrivals.push_back({*said, std::move(stranger.stream)});
+  if (const auto said = read_hello(plan_, *frame)) newcomers.push_back({*said, std::move(stranger.stream)});
 }
 
 }  // namespace fsdp::comm

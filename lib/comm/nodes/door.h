@@ -19,7 +19,7 @@ namespace fsdp::comm {
 class Door {
  public:
   using Clock = std::chrono::steady_clock;
-  struct Arrival {
+  struct Newcomer {
     nodes::Hello hello;
     FrameStream stream;
   };
@@ -29,7 +29,7 @@ class Door {
 
   // most: connections that have not said who they are; those beyond wait in the kernel.
   void add_polls(std::vector<pollfd> &polls, size_t most) const;
-  std::vector<Arrival> look(size_t most);
+  std::vector<Newcomer> look(size_t most);
   // Why connections could not be taken; empty: they could.
   std::string problem() const { return pause_.problem(); }
 
@@ -44,7 +44,7 @@ class Door {
 
   bool open(size_t most) const { return strangers_.size() < most && pause_.over(); }
   void accept(size_t most);
-  void hear(Stranger &stranger, std::vector<Arrival> &arrivals);
+  void hear(Stranger &stranger, std::vector<Newcomer> &newcomers);
 
   const NodePlan &plan_;
   const Fd &listener_;

@@ -66,16 +66,16 @@ class Forming {
     std::vector<pollfd> polls;
     door_.add_polls(polls, most_strangers);
     ::poll(polls.data(), polls.size(), look_ms);
-    for (Door::Arrival &arrival : door_.look(most_strangers)) let_in(arrival);
+    for (Door::Newcomer &newcomer : door_.look(most_strangers)) let_in(newcomer);
   }
 
   // One that connects again has given the earlier connection up.
-  void let_in(Door::Arrival &arrival) {
-    const uint32_t node = arrival.hello.node;
-    if (!plan_.is_child(node) || arrival.hello.bond != nodes::Bond::tree) return;
-    greet(arrival.stream, plan_, nodes::Bond::tree);
-    arrival.stream.flush();  // what does not go now goes later, before all else
-    if (arrival.stream.open()) links_.insert_or_assign(node, std::move(arrival.stream));
+  void let_in(Door::Newcomer &newcomer) {
+    const uint32_t node = newcomer.hello.node;
+    if (!plan_.is_child(node) || newcomer.hello.bond != nodes::Bond::tree) return;
+    greet(newcomer.stream, plan_, nodes::Bond::tree);
+    newcomer.stream.flush();  // what does not go now goes later, before all else
+    if (newcomer.stream.open()) links_.insert_or_assign(node, std::move(newcomer.stream));
   }
 
   std::string late_text() const {

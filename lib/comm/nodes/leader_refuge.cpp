@@ -54,19 +54,20 @@ void NodeLeader::lose_refuge(const Dial &dial) {
 }
 
 uint32_t NodeLeader::room() const {
-  const auto refugees = static_cast<uint32_t>(std::ranges::count_if(peers_, [](const auto &entry) { return entry.second.role() == NodePeer::Role::refugee; }));
+  const auto refugees = static_cast<uint32_t>(
+      std::ranges::count_if(peers_, [](const auto &entry) { return entry.second.role() == NodePeer::Role::refugee; }));
   return most_guests - std::min(most_guests, refugees);
 }
 
 // Neighbours in the tree do not come this way.
 void NodeLeader::shelter() {
   if (!listener_) return;
-  for (Door::Arrival &arrival : door_.look(room())) {
-    const uint32_t from = arrival.hello.node;
+  for (Door::Newcomer &newcomer : door_.look(room())) {
+    const uint32_t from = newcomer.hello.node;
     const NodePeer *known = find(from);
-    if (arrival.hello.bond != nodes::Bond::refuge || from == node() || (known && known->in_tree())) continue;
-    greet(arrival.stream, plan_, nodes::Bond::refuge);
-    NodePeer peer(NodePeer::Role::refugee, std::move(arrival.stream));
+    if (newcomer.hello.bond != nodes::Bond::refuge || from == node() || (known && known->in_tree())) continue;
+    greet(newcomer.stream, plan_, nodes::Bond::refuge);
+    NodePeer peer(NodePeer::Role::refugee, std::move(newcomer.stream));
     if (control_.accused()) say(&peer, frame_of(nodes::VerdictMessage{control_.verdict()}));
     peers_.insert_or_assign(from, std::move(peer));
   }
