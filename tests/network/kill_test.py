@@ -6,6 +6,7 @@ usage: kill_test.py RANK_PROGRAM (FSDP_TEST_MANY: 200 kills)"""
 import collections
 import os
 import random
+import statistics
 
 import job as jobs
 import tap
@@ -21,6 +22,7 @@ MESHES = [{"replicate": 2, "shard": 2}, {"replicate": 2, "shard": 2, "outer": "h
           {"replicate": 2, "shard": 2, "wide": 1}]
 
 longest, killed_in, timeouts, logged = 0.0, collections.Counter(), 0, collections.Counter()
+restarts = []  # seconds from a kill until a survivor trains in its new job: detection, destruction, context, seal, weights
 
 
 def again(job, victim):
@@ -64,6 +66,7 @@ def check_survivor(rank, dead, killed_at, killed_in):
         longest = max(longest, late)
     if "again" in result:
         assert result["again"]["status"] == "FSDP_OK", f"{result['again']} after {rank}"
+        restarts.append([line["training"] for line in rank.lines if "training" in line][-1] - killed_at)
 
 
 TIMEOUT_S = 3
@@ -110,6 +113,9 @@ def kills():
                 tap.note(error)
     tap.note(f"{KILLS} kills (seed {SEED}): {dict(killed_in)}; the slowest report {longest * 1e3:.0f} ms after the kill, "
              f"worst scheduling delay {Job.worst_delay * 1e3:.0f} ms; {timeouts} reports were timeouts")
+    if restarts:
+        tap.note(f"{len(restarts)} restarts: from the kill until a survivor trains in a new job over both hosts "
+                 f"{statistics.median(restarts) * 1e3:.0f} ms in the middle, {max(restarts) * 1e3:.0f} ms at most")
     for line, count in logged.most_common(5):
         tap.note(f"{count} times a survivor printed: {line.decode(errors='replace')}")
     assert not failures, f"{len(failures)} of {KILLS} kills failed"

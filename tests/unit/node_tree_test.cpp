@@ -79,6 +79,40 @@ TEST(NodeTree, IsTwoLevelsDeepFor2048Hosts) {
   }
 }
 
+// So many states of 8 waiting ranks are said in ten seconds.
+uint32_t count_states(uint32_t ranks, bool waits_end) {
+  NodePlan plan;
+  for (uint32_t r = 0; r < ranks; ++r) plan.node_of.push_back(r / 8);
+  const Fd file = create_memory_file(Control::size_bytes(ranks), "test control");
+  Control::initialize(file, ranks, 8);
+  Control control(file, ranks);
+  for (uint32_t r = 0; r < 8; ++r) control.set_membership(r, Membership::member);
+  Mirror mirror(control, plan);
+  uint32_t said = 0;
+  const auto look = [&](uint64_t ms) { mirror.look(ms, [&](const nodes::State &) { ++said; }); };
+  look(100'000);
+  EXPECT_EQ(said, 8U) << "who is there is told at once";
+  said = 0;
+  for (uint64_t ms = 100'000; ms < 110'000; ms += 50) {
+    for (uint32_t r = 0; r < 8; ++r) {
+      const bool waits = !waits_end || (ms / 500) % 2;
+      const uint64_t number = ms / 1000;
+      control.waits()[r].looks = number << 32 | (waits ? 1 + ms % 1000 : 0);
+    }
+    look(ms);
+  }
+  return said;
+}
+
+// When one of 16,384 ranks is late all others wait: each leader hears of each of them, and passes it on to 64.
+TEST(NodeTree, WaitsOfManyRanksAreToldOfLessOften) {
+  const uint32_t few = count_states(64, false);
+  EXPECT_GE(few, 8U * 95);
+  EXPECT_LE(few, 8U * 105);
+  for (const bool waits_end : {false, true}) EXPECT_LE(count_states(16'384, waits_end), 8U * 2) << waits_end;
+  EXPECT_GE(count_states(16'384, false), 8U);
+}
+
 class Narrow : public testing::TestWithParam<uint32_t> {
  protected:
   static std::unique_ptr<NodeJob> make(std::vector<uint32_t> ranks_of_nodes, uint32_t limit_ms, uint32_t degree) {
@@ -118,14 +152,14 @@ TEST_P(Narrow, ADeathIsKnownEverywhere) {
 }
 
 TEST_P(Narrow, AStopIsKnownEverywhere) {
-  for (const uint32_t victim : {0u, 1u, 3u}) {
+  for (const uint32_t victim : {0u, 1u}) {
     auto job = make({1, 2, 1, 1, 1}, 1500, GetParam());
     job->forming_ms = silence_ms;
     job->start(train);
     ASSERT_TRUE(job->await_steps(20));
     const int64_t stopped_ns = now_ns();
     job->send(victim, SIGSTOP);
-    pause_ms(4500);
+    pause_ms(3500);
     job->send(victim, SIGCONT);
     ASSERT_TRUE(job->collect(10)) << "a rank hangs";
     job->expect(FSDP_PEER_FAILED, static_cast<int32_t>(victim),

@@ -1,16 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/nodes/mirror.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace fsdp::comm {
 namespace {
 
-constexpr uint64_t wait_period_ms = 100;  // while a caller waits long
+// While a caller waits long. When one rank of a large job is late all others wait, and each leader hears of each: so
+// many ranks are told of at that rate, and of more accordingly less often.
+constexpr uint64_t wait_period_ms = 100;
+constexpr uint64_t usual_ranks = 256;
+
+uint64_t period_of(const NodePlan &plan) {
+  return wait_period_ms * std::max(plan.node_of.size() / usual_ranks, size_t{1});
+}
 
 }  // namespace
 
-Mirror::Mirror(Control &control, const NodePlan &plan) : control_(control), plan_(plan) {
+Mirror::Mirror(Control &control, const NodePlan &plan) : control_(control), plan_(plan), period_ms_(period_of(plan)) {
   for (uint32_t rank = 0; rank < plan.node_of.size(); ++rank)
     if (plan.node_of[rank] == plan.node())
       said_.push_back({rank});
@@ -23,7 +31,9 @@ bool Mirror::due(const Said &said, uint64_t now_ms) const noexcept {
   if (static_cast<uint32_t>(control_.membership(said.rank)) != said.membership) return true;
   if (looks == said.looks) return false;
   const bool waits = static_cast<uint32_t>(looks) != 0, waited = static_cast<uint32_t>(said.looks) != 0;
-  return waits ? now_ms - said.at_ms >= wait_period_ms : waited;
+  // A wait that is over stands still, and takes nobody in; so in a large job its end can wait too.
+  if (!waits && (!waited || period_ms_ == wait_period_ms)) return waited;
+  return now_ms - said.at_ms >= period_ms_;
 }
 
 nodes::State Mirror::state_of(uint32_t rank) const noexcept {
