@@ -188,6 +188,22 @@ TEST(Court, NamesEachCutLinkOnce) {
                "for 8.0 s: the network between them is cut");
 }
 
+// Beats by UDP were missed before a neighbour in the tree said why.
+TEST(Court, TakesSilenceForWhatANeighbourKnowsItToBe) {
+  const NodePlan plan = three_nodes();
+  for (const Verdict kind : {Verdict::stopped, Verdict::died}) {
+    Court court(plan);
+    court.hear(accuse_links(plan, {{1, 2}, {0, 2}}), 1000);
+    court.hear(kind == Verdict::died ? accuse_dead("", set_of({3})) : accuse_rank(kind, 3, "rank 3 is stopped"), 1400);
+    ASSERT_TRUE(court.decide(1500));
+    EXPECT_EQ(error_of(*court.decide(1500), 0).rank, 3);
+  }
+  Court court(plan);
+  court.hear(accuse_links(plan, {{0, 1}, {0, 2}}), 1000);
+  court.hear(accuse_rank(Verdict::stopped, 3, "rank 3 is stopped"), 1400);
+  EXPECT_EQ(error_of(*court.decide(1700), 0).rank, -1) << "not all of the links are that node's";
+}
+
 // A peer writes them: whatever the bytes are.
 class BadAccusations : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Court, BadAccusations, testing::Values(0, 0x41, 0xff));

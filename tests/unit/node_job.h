@@ -30,7 +30,7 @@
 
 namespace fsdp::comm::test {
 
-constexpr uint32_t most = 16;
+constexpr uint32_t most = 32;
 
 // Promised: 1 s; machines that run tests are loaded. Far less than the limit of silence, which finds every death too.
 constexpr double at_once = 5;

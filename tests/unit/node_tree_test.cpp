@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tree of leaders: its shape, and jobs in trees so narrow that what leaders say is passed on.
-#include <numeric>
+#include <sys/ioctl.h>
+
+#include <future>
 
 #include "node_job.h"
 
@@ -93,7 +95,7 @@ uint32_t count_states(uint32_t ranks, bool waits_end) {
   look(100'000);
   EXPECT_EQ(said, 8U) << "who is there is told at once";
   said = 0;
-  for (uint64_t ms = 100'000; ms < 110'000; ms += 50) {
+  for (uint64_t ms = 300'000; ms < 310'000; ms += 50) {
     for (uint32_t r = 0; r < 8; ++r) {
       const bool waits = !waits_end || (ms / 500) % 2;
       const uint64_t number = ms / 1000;
@@ -106,11 +108,79 @@ uint32_t count_states(uint32_t ranks, bool waits_end) {
 
 // When one of 16,384 ranks is late all others wait: each leader hears of each of them, and passes it on to 64.
 TEST(NodeTree, WaitsOfManyRanksAreToldOfLessOften) {
-  const uint32_t few = count_states(64, false);
+  const uint32_t few = count_states(16, false);
   EXPECT_GE(few, 8U * 95);
   EXPECT_LE(few, 8U * 105);
-  for (const bool waits_end : {false, true}) EXPECT_LE(count_states(16'384, waits_end), 8U * 2) << waits_end;
-  EXPECT_GE(count_states(16'384, false), 8U);
+  EXPECT_NEAR(count_states(64, false), few / 3, 8);
+  for (const bool waits_end : {false, true}) EXPECT_EQ(count_states(16'384, waits_end), 8U) << waits_end;
+}
+
+// What a leader has queued for a child that reads nothing, while the ranks of another one wait and wait.
+TEST(NodeTree, WaitsDoNotFillTheBuffersOfOneThatIsSilent) {
+  Rank rank;
+  NodePlan plan = plan_of(0, 3, tree_degree);
+  plan.node_of.resize(1);
+  plan.node_of.insert(plan.node_of.end(), 300, 1);
+  plan.node_of.push_back(2);
+  plan.nodes[2].leader = 301;
+  plan.secret = "secret";
+  const auto size = static_cast<uint32_t>(plan.node_of.size());
+  LeaderListener listener = open_leader_listener("127.0.0.1");
+  for (NodePlace &place : plan.nodes) place.address = listener.address;
+  std::vector<FrameStream> children(2);
+  NodeLinks links;
+  auto parent = std::async(std::launch::async, [&] { form_tree(plan, listener.stream, rank.waiter, links); });
+  for (uint32_t child = 0; child < 2; ++child) {
+    NodePlan own = plan;
+    own.rank = child ? 301 : 1;
+    Dial dial(own, 0, nodes::Bond::tree);
+    while (dial.advance() == Dial::State::trying) pause_ms(1);
+    ASSERT_EQ(dial.state(), Dial::State::answered) << dial.problem();
+    children[child] = dial.take();
+  }
+  parent.get();
+  auto seat = create_lone_seat(0, size, rank.waiter, rank.failure, *rank.device);
+  NodeLeader leader(*seat, plan, std::move(links), std::move(listener));
+  for (uint32_t turn = 1; turn <= 20; ++turn) {
+    for (uint32_t r = 1; r <= 300; ++r) {
+      nodes::State state{};
+      state.rank = r;
+      state.membership = static_cast<uint32_t>(Membership::member);
+      state.looks = uint64_t{1} << 32 | turn;
+      children[0].queue(static_cast<uint32_t>(state.kind), nodes::bytes_of(state));
+    }
+    while (!children[0].flush()) leader.run(-1, 1);
+    for (int i = 0; i < 5; ++i) leader.run(-1, 1);
+  }
+  EXPECT_EQ(seat->control.waits()[300].looks, uint64_t{1} << 32 | 20) << "this node has heard them all";
+  int waiting = 0;
+  ASSERT_EQ(::ioctl(children[1].socket().get(), FIONREAD, &waiting), 0);
+  EXPECT_GT(waiting, 20'000) << "some have gone";
+  EXPECT_LT(waiting, 50'000);
+}
+
+// Those whose way to the root is lost decide alone after a second: before that they have heard it. On a busy machine
+// some hear nothing so soon: another job is tried then.
+void expect_death(const std::vector<uint32_t> &nodes, uint32_t degree, uint32_t victim) {
+  constexpr double promised = 0.9;
+  double slowest = 0;
+  for (int tries = 0; tries < 5 && (tries == 0 || slowest > promised); ++tries) {
+    NodeJob job(nodes, silence_ms);
+    job.degree = degree;
+    job.all_exchange = false;
+    job.start(train);
+    ASSERT_TRUE(job.await_steps(20));
+    const int64_t killed_ns = now_ns();
+    job.send(victim, SIGKILL);
+    ASSERT_TRUE(job.collect(10)) << "a rank hangs";
+    job.expect(FSDP_PEER_FAILED, static_cast<int32_t>(victim), fmt::format("rank {} died", victim), {victim}, killed_ns,
+               at_once);
+    job.expect_nothing_left({victim});
+    slowest = 0;
+    for (uint32_t r = 0; r < job.size(); ++r)
+      if (r != victim) slowest = std::max(slowest, static_cast<double>(job.common().seen_ns[r] - killed_ns) * 1e-9);
+  }
+  EXPECT_LT(slowest, promised);
 }
 
 class Narrow : public testing::TestWithParam<uint32_t> {
@@ -138,18 +208,11 @@ TEST_P(Narrow, JobsFormTrainAndEnd) {
 
 // Those above and below a dead leader learn it, and so do the ranks of its own node.
 TEST_P(Narrow, ADeathIsKnownEverywhere) {
-  for (const uint32_t victim : {0u, 1u, 2u, 4u, 6u}) {
-    auto job = make({1, 2, 1, 1, 1, 1}, silence_ms, GetParam());
-    job->start(train);
-    ASSERT_TRUE(job->await_steps(20));
-    const int64_t killed_ns = now_ns();
-    job->send(victim, SIGKILL);
-    ASSERT_TRUE(job->collect(10)) << "a rank hangs";
-    job->expect(FSDP_PEER_FAILED, static_cast<int32_t>(victim), fmt::format("rank {} died", victim), {victim},
-                killed_ns, at_once);
-    job->expect_nothing_left({victim});
-  }
+  for (const uint32_t victim : {0u, 1u, 2u, 4u, 6u}) expect_death({1, 2, 1, 1, 1, 1}, GetParam(), victim);
 }
+
+// Nine leaders turn to eight seats.
+TEST(NodeTree, MoreOrphansThanARefugeHasSeatsAllHearTheVerdict) { expect_death(std::vector<uint32_t>(19, 1), 9, 1); }
 
 TEST_P(Narrow, AStopIsKnownEverywhere) {
   for (const uint32_t victim : {0u, 1u}) {
@@ -262,7 +325,6 @@ TEST(NodeTree, StrangersTakeNoRefuge) {
   }
   const uint32_t steps = job.common().steps[0];
   ASSERT_TRUE(job.await_steps(steps + 100));
-  strangers.clear();
   const int64_t killed_ns = now_ns();
   job.send(1, SIGKILL);
   ASSERT_TRUE(job.collect(15)) << "a rank hangs";

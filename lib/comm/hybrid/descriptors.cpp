@@ -16,7 +16,7 @@ DescriptorNeed need_of(uint32_t rank, std::span<const uint32_t> node_of) {
   if (std::ranges::find(node_of, node) != node_of.begin() + rank) return {};
   const uint32_t nodes = *std::ranges::max_element(node_of) + 1;
   const auto neighbours = static_cast<uint32_t>(children_in_tree(node, nodes).size()) + (node != 0);
-  DescriptorNeed need{neighbours + (nodes > 2 ? most_guests + refuge_count : 0), 0};
+  DescriptorNeed need{neighbours + (nodes > 2 ? most_refugees + refuge_count : 0), 0};
   for (const Circle &circle : circles_of(node, nodes)) need.messages += static_cast<uint32_t>(circle.hosts.size()) - 1;
   return need;
 }

@@ -8,7 +8,7 @@ namespace {
 
 // For what failed at the same time. Links that are none of the tree's are found cut a while after those that are.
 uint64_t grace_ms(Verdict kind) {
-  if (kind == Verdict::cut) return 700;
+  if (kind == Verdict::cut) return Court::longest_grace_ms;
   return kind == Verdict::died || kind == Verdict::stopped ? 100 : 0;
 }
 
@@ -49,9 +49,19 @@ void Court::hear(const Accusation &accusation, uint64_t now_ms) {
   since_ms_ = now_ms;
 }
 
+// Silence alone was taken for a cut of all links to a node, and somebody knows better what its leader is.
+bool Court::explains(const Accusation &other, const Accusation &first) const {
+  if (first.kind != Verdict::cut || (other.kind != Verdict::stopped && other.kind != Verdict::died)) return false;
+  if (other.rank < 0 || static_cast<size_t>(other.rank) >= plan_.node_of.size()) return false;
+  const std::vector<CutLink> links = links_of(first);
+  const uint32_t node = plan_.node_of[static_cast<size_t>(other.rank)];
+  return std::ranges::all_of(links, [node](const CutLink &link) { return link.first == node || link.second == node; });
+}
+
 // A rank of a node and its leader may report the same failure: the one says in which operation, the other at once.
 void Court::merge(const Accusation &other) {
   Accusation &first = *first_;
+  if (explains(other, first)) first = other;
   if (other.kind != first.kind) return;
   if (first.kind == Verdict::died) {
     RankSet all = first.ranks;

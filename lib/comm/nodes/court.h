@@ -18,11 +18,14 @@ class Court {
 
   void hear(const Accusation &accusation, uint64_t now_ms);
   bool open() const noexcept { return first_.has_value(); }
+  // The longest that it waits for what failed at the same time.
+  static constexpr uint64_t longest_grace_ms = 700;
   // The verdict, when it is time for it.
   std::optional<Accusation> decide(uint64_t now_ms) const;
 
  private:
   void merge(const Accusation &other);
+  bool explains(const Accusation &other, const Accusation &first) const;
 
   const NodePlan &plan_;
   std::optional<Accusation> first_;

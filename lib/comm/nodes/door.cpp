@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/nodes/door.h"
 
+#include <algorithm>
 #include <cerrno>
 
 namespace fsdp::comm {
 namespace {
 
 constexpr auto stranger_time = std::chrono::seconds(2);
+constexpr size_t most_strangers = 16;
 
 }  // namespace
 
-void Door::add_polls(std::vector<pollfd> &polls, size_t most) const {
-  if (open(most)) polls.push_back({listener_.get(), POLLIN, 0});
+void Door::add_polls(std::vector<pollfd> &polls, bool takes) const {
+  if (takes && pause_.over()) polls.push_back({listener_.get(), POLLIN, 0});
   for (const Stranger &s : strangers_) polls.push_back({(s.socket ? s.socket : s.stream.socket()).get(), POLLIN, 0});
 }
 
-std::vector<Door::Newcomer> Door::look(size_t most) {
-  accept(most);
+std::vector<Door::Newcomer> Door::look(bool takes) {
+  if (takes && pause_.over()) accept();
   std::vector<Newcomer> newcomers;
   for (Stranger &stranger : strangers_) hear(stranger, newcomers);
   const auto now = Clock::now();
@@ -24,9 +26,19 @@ std::vector<Door::Newcomer> Door::look(size_t most) {
   return newcomers;
 }
 
-void Door::accept(size_t most) {
-  while (open(most)) {
-    Fd socket = accept_from(listener_);
+// Whoever has proven nothing makes room, the oldest first.
+bool Door::has_room() {
+  if (strangers_.size() < most_strangers) return true;
+  const auto oldest = std::ranges::find_if(strangers_, [](const Stranger &s) { return static_cast<bool>(s.socket); });
+  if (oldest == strangers_.end()) return false;
+  strangers_.erase(oldest);
+  return true;
+}
+
+void Door::accept() {
+  for (size_t taken = 0; taken < most_strangers; ++taken) {
+    if (strangers_.size() == most_strangers && taken > 0) return;  // those that came now may speak first
+    Fd socket = has_room() ? accept_from(listener_) : Fd();
     if (!socket) {
       pause_.note(errno);
       return;

@@ -27,9 +27,9 @@ class Door {
   // Both outlive it.
   Door(const NodePlan &plan, const Fd &listener) : plan_(plan), listener_(listener), label_(link_label(plan)) {}
 
-  // most: connections that have not said who they are; those beyond wait in the kernel.
-  void add_polls(std::vector<pollfd> &polls, size_t most) const;
-  std::vector<Newcomer> look(size_t most);
+  void add_polls(std::vector<pollfd> &polls, bool takes) const;
+  // takes: new connections too; else these wait in the kernel.
+  std::vector<Newcomer> look(bool takes);
   // Why connections could not be taken; empty: they could.
   std::string problem() const { return pause_.problem(); }
 
@@ -42,8 +42,8 @@ class Door {
     bool gone = false;
   };
 
-  bool open(size_t most) const { return strangers_.size() < most && pause_.over(); }
-  void accept(size_t most);
+  void accept();
+  bool has_room();
   void hear(Stranger &stranger, std::vector<Newcomer> &newcomers);
 
   const NodePlan &plan_;

@@ -12,7 +12,6 @@ namespace fsdp::comm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr size_t most_strangers = 64;
 constexpr auto pause = std::chrono::milliseconds(50);
 constexpr int look_ms = 10;
 
@@ -64,9 +63,9 @@ class Forming {
     if (limit_.over()) lose(missing, late_text());
     waiter_.poll();
     std::vector<pollfd> polls;
-    door_.add_polls(polls, most_strangers);
+    door_.add_polls(polls, true);
     ::poll(polls.data(), polls.size(), look_ms);
-    for (Door::Newcomer &newcomer : door_.look(most_strangers)) let_in(newcomer);
+    for (Door::Newcomer &newcomer : door_.look(true)) let_in(newcomer);
   }
 
   // One that connects again has given the earlier connection up.

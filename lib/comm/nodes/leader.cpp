@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint32_t tick_ms = 50;
 constexpr uint32_t longest_beat_ms = 500;
-constexpr uint64_t farewell_ms = 200;
+constexpr uint64_t farewell_ms = 300;
 
 }  // namespace
 
@@ -30,8 +30,10 @@ NodeLeader::NodeLeader(Seat &seat, NodePlan plan, NodeLinks links, LeaderListene
       beat_ms_(std::min(longest_beat_ms, plan_.heartbeat_timeout_ms / 8)) {
   for (auto &[n, stream] : links)
     peers_.emplace(n, NodePeer(plan_.is_child(n) ? NodePeer::Role::child : NodePeer::Role::parent, std::move(stream)));
-  if (!NodePlan::is_refuge(node())) listener_.reset();
+  if (!NodePlan::is_refuge(node()) || plan_.node_count() <= 2) listener_.reset();
   control_.set_leader(plan_.rank);
+  beat();  // neighbours count its silence from now on
+  flush();
 }
 
 void NodeLeader::sleep(int wake, uint32_t ms) {
@@ -42,7 +44,7 @@ void NodeLeader::sleep(int wake, uint32_t ms) {
           {peer.stream().socket().get(),
            static_cast<short>((peer.stream().open() ? POLLIN : 0) | (peer.stream().sending() ? POLLOUT : 0)), 0});
   for (const Dial &dial : dials_) polls.push_back(dial.poll());
-  if (listener_) door_.add_polls(polls, room());
+  if (listener_) door_.add_polls(polls, has_room());
   ::poll(polls.data(), polls.size(), static_cast<int>(ms));
 }
 
@@ -71,9 +73,15 @@ void NodeLeader::work() {
   carry();
   announce();
   // After the blame: a rank that aborts and leaves is named for the abort.
+  for (const Passed &passed : passed_) spread(passed.state, passed.from);
+  passed_.clear();
   mirror_.look_at_posts([this](const nodes::Post &post) { spread(post, {}); });
   mirror_.look(now_ms_, [this](const nodes::State &state) { spread(state, {}); });
   beat();
+  flush();
+}
+
+void NodeLeader::flush() {
   for (auto &[n, peer] : peers_)
     if (peer.stream()) peer.stream().flush();
 }
@@ -83,7 +91,7 @@ void NodeLeader::finish() noexcept {
   try {
     work();
     linger();
-    if (court_.open()) now_ms_ += farewell_ms;  // no time for others to report
+    if (court_.open()) now_ms_ += Court::longest_grace_ms;  // no time for others to report
     carry();
     announce();
     say_all(nodes::Goodbye{});
@@ -98,22 +106,31 @@ void NodeLeader::finish() noexcept {
   }
 }
 
-// Nodes below reach the others through this one: it stays a moment for those that are leaving too.
+// Others reach each other through this one: it stays a moment for those that are leaving too, and where a neighbour was
+// lost, for those that have yet to hear the verdict here.
 void NodeLeader::linger() {
   const uint64_t end = steady_ms() + farewell_ms;
-  while (!control_.accused() && steady_ms() < end && awaits_others()) {
+  while (steady_ms() < end && (control_.accused() ? is_missed() : passes_on() && members_elsewhere())) {
     sleep(-1, 5);
     work();
   }
 }
 
-bool NodeLeader::awaits_others() const {
-  const bool passes_on = std::ranges::any_of(
+bool NodeLeader::passes_on() const {
+  return std::ranges::any_of(
       peers_, [](const auto &entry) { return entry.second.role() == NodePeer::Role::child && entry.second.live(); });
-  if (!passes_on) return false;
+}
+
+bool NodeLeader::members_elsewhere() const {
   for (uint32_t rank = 0; rank < plan_.node_of.size(); ++rank)
     if (plan_.node_of[rank] != node() && control_.membership(rank) == Membership::member) return true;
   return false;
+}
+
+bool NodeLeader::is_missed() const {
+  return listener_ && std::ranges::any_of(peers_, [](const auto &entry) {
+           return entry.second.in_tree() && !entry.second.live() && !entry.second.left();
+         });
 }
 
 // -- the other nodes --
@@ -161,7 +178,7 @@ void NodeLeader::hear(uint32_t from, const Frame &frame) {
 // What is not believed of a link is not passed on as if it were; what is not of a pair is this node's matter alone.
 void NodeLeader::hear(uint32_t from, nodes::State state) {
   if (!peers_.at(from).silence().trusted()) state.looks = 0;
-  spread(state, from);
+  passed_.push_back({state, from});
   if (state.rank < plan_.node_of.size()) {
     const auto pair = pairs_.find(plan_.node_of[state.rank]);
     if (pair != pairs_.end() && !pair->second.trusted()) state.looks = 0;
@@ -176,13 +193,12 @@ void NodeLeader::hear(uint32_t from, const nodes::Post &post) {
   if (here) mirror_.apply(post);
 }
 
-// The waits of ranks go on and on: they would fill the buffers of a leader that is stopped, whose kernel then
-// acknowledges nothing more, and it would be taken for one behind a cut network.
 void NodeLeader::spread(const nodes::State &state, std::optional<uint32_t> from) {
   const bool waits = static_cast<uint32_t>(state.looks) != 0;
   const SharedFrame frame = frame_of(state);
   for (auto &[n, peer] : peers_)
-    if (peer.in_tree() && n != from && (!waits || peer.silence().ms() < 2 * beat_ms_)) say(&peer, frame);
+    if (peer.in_tree() && peer.live() && n != from && (!waits || peer.take_waits(frame->bytes.size())))
+      say(&peer, frame);
 }
 
 void NodeLeader::spread(const nodes::Post &post, std::optional<uint32_t> from) {
@@ -242,7 +258,7 @@ void NodeLeader::count_silence() {
     doubts |= !peer.silence().trusted();
   }
   for (auto &[n, pair] : pairs_) {
-    pair.count(elapsed);
+    if (pair.begun()) pair.count(elapsed);
     doubts |= !pair.trusted();
   }
   if (!doubts) return;

@@ -51,7 +51,9 @@ class NodeLeader final : public Chore {
   void sleep(int wake, uint32_t ms);
   void work();
   void linger();
-  bool awaits_others() const;
+  bool members_elsewhere() const;
+  bool passes_on() const;
+  bool is_missed() const;
 
   // -- the other nodes --
   void hear_all();
@@ -64,6 +66,7 @@ class NodeLeader final : public Chore {
   void count_silence();
   void watch_data_peers();
   void beat();
+  void flush();
   template <class M>
   static SharedFrame frame_of(const M &message) {
     return share_frame(write_frame(static_cast<uint32_t>(M::kind), nodes::bytes_of(message)));
@@ -100,6 +103,7 @@ class NodeLeader final : public Chore {
   bool believable(const Accusation &accusation) const;
   void judge_silence();
   void judge_pairs();
+  bool hears_of(uint32_t other) const;
   CutLink link_to(uint32_t other) const;
   std::optional<uint32_t> coordinator() const;
   void carry();
@@ -109,10 +113,13 @@ class NodeLeader final : public Chore {
   bool reaches_parent() const;
   bool orphaned() const;
   void seek_refuge();
-  void take_refuge(Dial &dial);
-  void lose_refuge(const Dial &dial);
+  void dial_refuges();
+  void hear_refuges();
+  bool has_refuge() const;
+  bool is_dialing(uint32_t refuge) const;
+  void accuse_deserted();
   void shelter();
-  uint32_t room() const;
+  bool has_room() const;
 
   Seat &seat_;
   Control &control_;
@@ -132,8 +139,14 @@ class NodeLeader final : public Chore {
   size_t carried_ = 0;                // of them, to carried_to_
   std::optional<uint32_t> carried_to_;
   uint64_t found_ms_ = 0;  // the first
-  bool seeking_ = false;
-  uint64_t orphaned_ms_ = 0;
+  struct Passed {
+    nodes::State state;
+    uint32_t from;
+  };
+  std::vector<Passed> passed_;                // states that go on once blame has
+  uint64_t orphaned_ms_ = 0, dialed_ms_ = 0;  // 0: it is not
+  uint32_t next_refuge_ = 0;
+  std::vector<uint32_t> deserted_;  // refuges where nobody listens
   std::list<Dial> dials_;
 };
 

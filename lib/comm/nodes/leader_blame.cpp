@@ -58,14 +58,13 @@ bool NodeLeader::believable(const Accusation &accusation) const {
 // The next on the way to who decides, or this node. Nobody: a refuge is looked for still, or there is none.
 std::optional<uint32_t> NodeLeader::coordinator() const {
   if (!plan_.has_parent()) return node();
-  const NodePeer *parent = find(plan_.parent());
   if (reaches_parent()) return plan_.parent();
-  if (parent && parent->left()) return node();  // the job is ending
+  if (!orphaned()) return node();  // the job is ending
   const bool patient = now_ms_ - orphaned_ms_ < refuge_patience_ms;
   for (uint32_t n = 0; n < std::min(refuge_count, node()); ++n) {
     const NodePeer *refuge = find(n);
     if (refuge && refuge->role() == NodePeer::Role::refuge && refuge->live()) return n;
-    if (patient && std::ranges::any_of(dials_, [n](const Dial &dial) { return dial.to() == n; })) return {};
+    if (patient && (n >= next_refuge_ || is_dialing(n))) return {};
   }
   return NodePlan::is_refuge(node()) ? std::optional(node()) : std::nullopt;
 }
@@ -105,9 +104,11 @@ void NodeLeader::judge_silence() {
   bool stopped_over = false, cut_over = false;
   for (const auto &[n, peer] : peers_) {
     const uint32_t leader = plan_.nodes[n].leader;
-    if (!peer.in_tree() || !peer.live() || in_order(n) || reported_.contains(leader) || peer.silence().ms() < nearly)
-      continue;
-    const bool over = peer.silence().ms() >= limit;
+    // One that has not been heard yet may have to wait for others that connect to it.
+    const uint32_t ms =
+        peer.silence().ms() - std::min(peer.silence().ms(), peer.silence().begun() ? 0 : plan_.forming_ms);
+    if (!peer.in_tree() || !peer.live() || in_order(n) || reported_.contains(leader) || ms < nearly) continue;
+    const bool over = ms >= limit;
     if (!peer.acknowledges(limit / 4)) {
       cut.push_back(link_to(n));
       cut_over |= over;
@@ -134,12 +135,21 @@ void NodeLeader::judge_pairs() {
   std::vector<CutLink> cut;
   bool over = false;
   for (const auto &[n, silence] : pairs_) {
-    if (silence.ms() < nearly || in_order(n)) continue;
+    if (silence.ms() < nearly || in_order(n) || !hears_of(n)) continue;
     cut.push_back(link_to(n));
     over |= silence.ms() >= limit;
   }
   if (over && !pairs_reported_) accuse(accuse_links(plan_, cut));
   pairs_reported_ |= over;
+}
+
+// Would this node know if that one had left? Not from one that has left before.
+bool NodeLeader::hears_of(uint32_t other) const {
+  const NodePeer *way = find(plan_.next_hop(other));
+  if (!way || !way->live()) return false;
+  for (uint32_t n = 0; n < plan_.node_count(); ++n)
+    if (n != node() && n != other && plan_.is_between(n, other) && in_order(n)) return false;
+  return true;
 }
 
 CutLink NodeLeader::link_to(uint32_t other) const {

@@ -6,66 +6,105 @@
 #include "comm/nodes/leader.h"
 
 namespace fsdp::comm {
+namespace {
+
+constexpr uint64_t stagger_ms = 50;  // until the next refuge is tried too
+constexpr uint64_t seek_ms = 1000;   // as long as that a connection that ended is made again
+
+}  // namespace
+
 bool NodeLeader::reaches_parent() const {
   const NodePeer *parent = find(plan_.parent());
   return parent && parent->live() && parent->stream() && !parent->blamed() &&
          parent->silence().ms() < plan_.heartbeat_timeout_ms;
 }
 
+// Who leaves in order says nothing of others that stay.
 bool NodeLeader::orphaned() const {
   if (!plan_.has_parent() || reaches_parent()) return false;
   const NodePeer *parent = find(plan_.parent());
-  return !(parent && parent->left());
+  return !parent || !parent->left() || members_elsewhere();
 }
 
 void NodeLeader::seek_refuge() {
   if (!orphaned() || control_.accused()) {
+    orphaned_ms_ = 0;
+    next_refuge_ = 0;
     dials_.clear();
+    deserted_.clear();
     // What was said there has been answered.
     std::erase_if(peers_, [](const auto &entry) { return entry.second.role() == NodePeer::Role::refuge; });
     return;
   }
-  if (!seeking_) {
-    seeking_ = true;
-    orphaned_ms_ = now_ms_;
-    for (uint32_t n = 0; n < std::min(refuge_count, node()); ++n)
-      if (n != plan_.parent() && !peers_.contains(n)) dials_.emplace_back(plan_, n, nodes::Bond::refuge);
+  if (orphaned_ms_ == 0) orphaned_ms_ = now_ms_;
+  dial_refuges();
+  hear_refuges();
+  accuse_deserted();
+}
+
+// One after the other, the lowest first. It need not wait for one that answers late, but once one has answered it does
+// not need those above.
+void NodeLeader::dial_refuges() {
+  const uint32_t end = std::min(refuge_count, node());
+  while (next_refuge_ < end && !has_refuge() && (dials_.empty() || now_ms_ - dialed_ms_ >= stagger_ms)) {
+    const uint32_t n = next_refuge_++;
+    if (n == plan_.parent() || peers_.contains(n) || in_order(n) || is_dialing(n)) continue;
+    dials_.emplace_back(plan_, n, nodes::Bond::refuge);
+    dialed_ms_ = now_ms_;
+    dials_.back().advance();
   }
+}
+
+bool NodeLeader::is_dialing(uint32_t refuge) const {
+  return std::ranges::any_of(dials_, [refuge](const Dial &dial) { return dial.to() == refuge; });
+}
+
+void NodeLeader::hear_refuges() {
   for (Dial &dial : dials_) {
     const Dial::State state = dial.advance();
-    if (state == Dial::State::answered) take_refuge(dial);
-    if (dial.nobody_listens()) lose_refuge(dial);
+    if (state == Dial::State::answered)
+      peers_.insert_or_assign(dial.to(), NodePeer(NodePeer::Role::refuge, dial.take()));
+    if (dial.nobody_listens()) deserted_.push_back(dial.to());
+    // It may not have come so far, or have had no seat.
+    if (state == Dial::State::ended && now_ms_ - orphaned_ms_ < seek_ms)
+      next_refuge_ = std::min(next_refuge_, dial.to());
   }
   std::erase_if(dials_, [](const Dial &dial) { return dial.state() != Dial::State::trying; });
 }
 
-void NodeLeader::take_refuge(Dial &dial) {
-  peers_.insert_or_assign(dial.to(), NodePeer(NodePeer::Role::refuge, dial.take()));
+bool NodeLeader::has_refuge() const {
+  return std::ranges::any_of(
+      peers_, [](const auto &entry) { return entry.second.role() == NodePeer::Role::refuge && entry.second.live(); });
 }
 
-// It would listen as long as the job.
-void NodeLeader::lose_refuge(const Dial &dial) {
-  const uint32_t leader = plan_.nodes[dial.to()].leader;
-  if (in_order(dial.to()) || reported_.contains(leader)) return;
-  reported_.add(leader);
+// They would listen as long as the job. One that has decided and gone was a refuge to others, who know more.
+void NodeLeader::accuse_deserted() {
+  if (!dials_.empty() || next_refuge_ < std::min(refuge_count, node()) || has_refuge() || findings_.empty()) return;
   RankSet dead;
-  dead.add(leader);
+  for (const uint32_t n : deserted_) {
+    const uint32_t leader = plan_.nodes[n].leader;
+    if (!in_order(n) && !reported_.contains(leader)) dead.add(leader);
+  }
+  deserted_.clear();
+  if (dead.empty()) return;
+  reported_.add(dead);
   accuse(accuse_dead({}, dead));
 }
 
-uint32_t NodeLeader::room() const {
-  const auto refugees = static_cast<uint32_t>(
-      std::ranges::count_if(peers_, [](const auto &entry) { return entry.second.role() == NodePeer::Role::refugee; }));
-  return most_guests - std::min(most_guests, refugees);
+bool NodeLeader::has_room() const {
+  const auto refugees =
+      std::ranges::count_if(peers_, [](const auto &entry) { return entry.second.role() == NodePeer::Role::refugee; });
+  return refugees < static_cast<std::ptrdiff_t>(most_refugees);
 }
 
 // Neighbours in the tree do not come this way.
 void NodeLeader::shelter() {
   if (!listener_) return;
-  for (Door::Newcomer &newcomer : door_.look(room())) {
+  for (Door::Newcomer &newcomer : door_.look(has_room())) {
     const uint32_t from = newcomer.hello.node;
     const NodePeer *known = find(from);
-    if (newcomer.hello.bond != nodes::Bond::refuge || from == node() || (known && known->in_tree())) continue;
+    if (newcomer.hello.bond != nodes::Bond::refuge || from == node() || (known && known->in_tree()) || !has_room())
+      continue;
     greet(newcomer.stream, plan_, nodes::Bond::refuge);
     NodePeer peer(NodePeer::Role::refugee, std::move(newcomer.stream));
     if (control_.accused()) say(&peer, frame_of(nodes::VerdictMessage{control_.verdict()}));

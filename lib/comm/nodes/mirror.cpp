@@ -7,10 +7,10 @@
 namespace fsdp::comm {
 namespace {
 
-// While a caller waits long. When one rank of a large job is late all others wait, and each leader hears of each: so
-// many ranks are told of at that rate, and of more accordingly less often.
+// While a caller waits long. When one rank of a large job is late all others wait, and each leader hears of each: of
+// so many ranks it does at that rate, and of more accordingly less often. See NodePeer::take_waits.
 constexpr uint64_t wait_period_ms = 100;
-constexpr uint64_t usual_ranks = 256;
+constexpr uint64_t usual_ranks = 20;
 
 uint64_t period_of(const NodePlan &plan) {
   return wait_period_ms * std::max(plan.node_of.size() / usual_ranks, size_t{1});

@@ -42,7 +42,7 @@ class Mirror {
   Control &control_;
   const NodePlan &plan_;
   const uint64_t period_ms_;  // of what a rank waits for
-  std::vector<Said> said_;  // of the ranks of this node
+  std::vector<Said> said_;    // of the ranks of this node
 };
 
 }  // namespace fsdp::comm

@@ -35,7 +35,14 @@ class NodePeer {
   void blame() noexcept { blamed_ = true; }
   bool blamed() const noexcept { return blamed_; }
 
-  void heard() noexcept { silence_.heard(); }
+  void heard() noexcept { silence_.heard(), waits_bytes_ = 0; }
+  // May so much be said of what ranks wait for? It goes on and on, and would fill the buffers of a leader that is
+  // stopped: its kernel would acknowledge nothing more, and it would be taken for one behind a cut network.
+  bool take_waits(uint64_t bytes) noexcept {
+    if (waits_bytes_ + bytes > most_waits_bytes) return false;
+    waits_bytes_ += bytes;
+    return true;
+  }
   void count(uint32_t elapsed_ms) noexcept;
   const Silence &silence() const noexcept { return silence_; }
   // Everything sent has been acknowledged by the peer's kernel until a moment ago: the network is well.
@@ -43,11 +50,14 @@ class NodePeer {
   bool all_acknowledged() const noexcept { return unacknowledged_ms_ == 0; }
 
  private:
+  static constexpr uint64_t most_waits_bytes = 32 * 1024;  // since it was heard; a kernel has room for twice as much
+
   Role role_;
   FrameStream stream_;
   bool live_ = true, left_ = false, blamed_ = false;
   Silence silence_;
   uint32_t unacknowledged_ms_ = 0;
+  uint64_t waits_bytes_ = 0;
 };
 
 }  // namespace fsdp::comm

@@ -12,8 +12,7 @@ namespace fsdp::comm {
 
 constexpr uint32_t tree_degree = 64;
 constexpr uint32_t refuge_count = 8;
-// At a refuge: of strangers and those that have taken it; the latter go as soon as they know the verdict.
-constexpr uint32_t most_guests = 8;
+constexpr uint32_t most_refugees = 8;  // at one, at a time: they go as soon as they know the verdict
 
 // Of a node that is not the root.
 constexpr uint32_t parent_in_tree(uint32_t node, uint32_t degree = tree_degree) { return (node - 1) / degree; }
@@ -51,10 +50,16 @@ struct NodePlan {
   bool is_child(uint32_t other) const { return other > node() && other < node_count() && parent_of(other) == node(); }
   bool is_bound(uint32_t other) const { return is_child(other) || (has_parent() && other == parent()); }
   std::vector<uint32_t> children() const { return children_in_tree(node(), node_count(), degree); }
+  // Is it on the way between this node and another one, or above that?
+  bool is_between(uint32_t node, uint32_t other) const { return is_above(node, other) || is_above(node, this->node()); }
   // The neighbour through which another node is reached.
   uint32_t next_hop(uint32_t to) const {
     while (to > node() && parent_of(to) != node()) to = parent_of(to);
     return to > node() ? to : parent();
+  }
+  bool is_above(uint32_t above, uint32_t below) const {
+    while (below > above) below = parent_of(below);
+    return below == above;
   }
   // Where nodes turn to whose way to the root is lost.
   static bool is_refuge(uint32_t node) { return node < refuge_count; }
