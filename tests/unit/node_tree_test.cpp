@@ -161,7 +161,9 @@ TEST(NodeTree, WaitsDoNotFillTheBuffersOfOneThatIsSilent) {
 
 // Those whose way to the root is lost decide alone after a second: before that they have heard it. On a busy machine
 // some hear nothing so soon: another job is tried then.
-void expect_death(const std::vector<uint32_t> &nodes, uint32_t degree, uint32_t victim) {
+void expect_death(
+    const std::vector<uint32_t> &nodes, uint32_t degree, uint32_t victim,
+    const std::function<void(NodeJob &)> &prepare = [](NodeJob &) {}) {
   constexpr double promised = 0.9;
   double slowest = 0;
   for (int tries = 0; tries < 5 && (tries == 0 || slowest > promised); ++tries) {
@@ -170,6 +172,7 @@ void expect_death(const std::vector<uint32_t> &nodes, uint32_t degree, uint32_t 
     job.all_exchange = false;
     job.start(train);
     ASSERT_TRUE(job.await_steps(20));
+    prepare(job);
     const int64_t killed_ns = now_ns();
     job.send(victim, SIGKILL);
     ASSERT_TRUE(job.collect(10)) << "a rank hangs";
@@ -309,26 +312,46 @@ TEST_P(Narrow, TwoDeathsInALineAreKnownEverywhere) {
   }
 }
 
-// Whoever can reach the port of a first node, while the job runs.
+// Whoever can reach the ports of the first nodes, while the job runs, and says nothing. (Nodes from 8 on do not decide
+// before a second.)
 TEST(NodeTree, StrangersTakeNoRefuge) {
-  NodeJob job({1, 1, 1, 1}, silence_ms);
-  job.degree = 1;
-  job.start(train);
-  ASSERT_TRUE(job.await_steps(20));
   std::vector<Fd> strangers;
-  for (int i = 0; i < 200; ++i) {
-    const Endpoint to = parse_address(job.common().address[i % 2]);
-    Fd stranger(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    (void)::connect(stranger.get(), to.get(), to.length());
-    (void)!::send(stranger.get(), "fsdpmeet", static_cast<size_t>(i) % 9, MSG_NOSIGNAL);
-    if (i % 4) strangers.push_back(std::move(stranger));  // and says nothing more
-  }
-  const uint32_t steps = job.common().steps[0];
-  ASSERT_TRUE(job.await_steps(steps + 100));
-  const int64_t killed_ns = now_ns();
-  job.send(1, SIGKILL);
-  ASSERT_TRUE(job.collect(15)) << "a rank hangs";
-  job.expect(FSDP_PEER_FAILED, 1, "rank 1 died", {1}, killed_ns, at_once);
+  expect_death(std::vector<uint32_t>(19, 1), 9, 1, [&](NodeJob &job) {
+    for (uint32_t i = 0; i < refuge_count * 40; ++i) {
+      const Endpoint to = parse_address(job.common().address[i % refuge_count]);
+      Fd stranger(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+      (void)::connect(stranger.get(), to.get(), to.length());
+      (void)!::send(stranger.get(), "fsdpmeet", i % 9, MSG_NOSIGNAL);
+      strangers.push_back(std::move(stranger));
+    }
+    const uint32_t steps = job.common().steps[0];
+    ASSERT_TRUE(job.await_steps(steps + 20));
+  });
+}
+
+// Who has nothing to report, and comes when all is decided.
+TEST(NodeTree, WhoComesLateToARefugeHearsTheVerdict) {
+  Rank rank;
+  NodePlan plan = plan_of(0, 3, 1);
+  plan.secret = "secret";
+  LeaderListener listener = open_leader_listener("127.0.0.1");
+  for (NodePlace &place : plan.nodes) place.address = listener.address;
+  auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure, *rank.device);
+  NodeLeader leader(*seat, plan, {}, std::move(listener));
+  seat->control.decide(accuse_rank(Verdict::failed, 1, "it failed"));
+  for (int i = 0; i < 3; ++i) leader.run(-1, 1);
+  NodePlan own = plan;
+  own.rank = 2;
+  Dial dial(own, 0, nodes::Bond::refuge);
+  for (int i = 0; i < 500 && dial.advance() == Dial::State::trying; ++i) leader.run(-1, 1);
+  ASSERT_EQ(dial.state(), Dial::State::answered) << dial.problem();
+  FrameStream refuge = dial.take();
+  std::optional<Frame> frame;
+  for (int i = 0; i < 500 && !(frame = refuge.receive()); ++i) leader.run(-1, 1);
+  ASSERT_TRUE(frame);
+  const auto verdict = nodes::as<nodes::VerdictMessage>(*frame);
+  ASSERT_TRUE(verdict);
+  EXPECT_EQ(verdict->accusation.copy_text(), "it failed");
 }
 
 }  // namespace

@@ -73,8 +73,8 @@ void NodeLeader::work() {
   carry();
   announce();
   // After the blame: a rank that aborts and leaves is named for the abort.
-  for (const Passed &passed : passed_) spread(passed.state, passed.from);
-  passed_.clear();
+  for (const Relayed &relayed : relayed_) spread(relayed.state, relayed.from);
+  relayed_.clear();
   mirror_.look_at_posts([this](const nodes::Post &post) { spread(post, {}); });
   mirror_.look(now_ms_, [this](const nodes::State &state) { spread(state, {}); });
   beat();
@@ -178,7 +178,7 @@ void NodeLeader::hear(uint32_t from, const Frame &frame) {
 // What is not believed of a link is not passed on as if it were; what is not of a pair is this node's matter alone.
 void NodeLeader::hear(uint32_t from, nodes::State state) {
   if (!peers_.at(from).silence().trusted()) state.looks = 0;
-  passed_.push_back({state, from});
+  relayed_.push_back({state, from});
   if (state.rank < plan_.node_of.size()) {
     const auto pair = pairs_.find(plan_.node_of[state.rank]);
     if (pair != pairs_.end() && !pair->second.trusted()) state.looks = 0;

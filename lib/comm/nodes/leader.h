@@ -139,11 +139,11 @@ class NodeLeader final : public Chore {
   size_t carried_ = 0;                // of them, to carried_to_
   std::optional<uint32_t> carried_to_;
   uint64_t found_ms_ = 0;  // the first
-  struct Passed {
+  struct Relayed {
     nodes::State state;
     uint32_t from;
   };
-  std::vector<Passed> passed_;                // states that go on once blame has
+  std::vector<Relayed> relayed_;              // states that go on once blame has
   uint64_t orphaned_ms_ = 0, dialed_ms_ = 0;  // 0: it is not
   uint32_t next_refuge_ = 0;
   std::vector<uint32_t> deserted_;  // refuges where nobody listens
