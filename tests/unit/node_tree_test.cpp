@@ -329,6 +329,18 @@ TEST(NodeTree, StrangersTakeNoRefuge) {
   });
 }
 
+// A peer has brought it to the rendezvous.
+TEST(NodeTree, AnAddressThatIsNoneIsFoundBeforeItIsNeeded) {
+  Rank rank;
+  NodePlan plan = plan_of(0, 3, 1);
+  LeaderListener listener = open_leader_listener("127.0.0.1");
+  for (NodePlace &place : plan.nodes) place.address = listener.address;
+  plan.nodes[2].address = "nowhere";
+  auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure, *rank.device);
+  const Error error = test::error_of([&] { NodeLeader leader(*seat, plan, {}, std::move(listener)); });
+  EXPECT_EQ(error.status, FSDP_INVALID_ARGUMENT) << error.message;
+}
+
 // Who has nothing to report, and comes when all is decided.
 TEST(NodeTree, WhoComesLateToARefugeHearsTheVerdict) {
   Rank rank;
