@@ -42,7 +42,7 @@ inline void pause_ms(int64_t ms) { std::this_thread::sleep_for(std::chrono::mill
 // In memory that all processes share.
 struct Common {
   Word words[2][most];
-  std::atomic<int32_t> pids[most];
+  std::atomic<int32_t> pids[most], child;
   std::atomic<uint32_t> ready, steps[most];
   std::atomic<bool> stop, done[most];  // done: has given everything back, or said what it did not
   char address[most][64];

@@ -329,6 +329,31 @@ TEST(NodeTree, StrangersTakeNoRefuge) {
   });
 }
 
+// It has what its parent had open, and lives on.
+TEST(NodeTree, ALeaderWhoseChildLivesOnIsDeadAtOnce) {
+  for (const uint32_t victim : {0u, 1u}) {
+    NodeJob job({1, 1, 1}, silence_ms);
+    job.start([&](NodeRank &rank) {
+      rank.meet(1);
+      if (rank.rank == victim) {
+        const pid_t child = ::fork();
+        if (child == 0)
+          for (;;) ::pause();
+        rank.common->child = child;
+      }
+      train(rank);
+    });
+    ASSERT_TRUE(job.await_steps(20));
+    const int64_t killed_ns = now_ns();
+    job.send(victim, SIGKILL);
+    const bool ended = job.collect(20);
+    ::kill(job.common().child, SIGKILL);
+    ASSERT_TRUE(ended) << "a rank hangs";
+    job.expect(FSDP_PEER_FAILED, static_cast<int32_t>(victim), fmt::format("rank {} died", victim), {victim}, killed_ns,
+               at_once);
+  }
+}
+
 // A peer has brought it to the rendezvous.
 TEST(NodeTree, AnAddressThatIsNoneIsFoundBeforeItIsNeeded) {
   Rank rank;

@@ -32,6 +32,7 @@ NodeLeader::NodeLeader(Seat &seat, NodePlan plan, NodeLinks links, LeaderListene
     peers_.emplace(n, NodePeer(plan_.is_child(n) ? NodePeer::Role::child : NodePeer::Role::parent, std::move(stream)));
   for (const NodePlace &place : plan_.nodes) (void)parse_address(place.address);  // throws now, and not in a round
   if (!NodePlan::is_refuge(node()) || plan_.node_count() <= 2) listener_.reset();
+  listener_closed_ = ForkClosed(listener_.get());
   control_.set_leader(plan_.rank);
   beat();  // neighbours count its silence from now on
   flush();

@@ -128,6 +128,7 @@ class NodeLeader final : public Chore {
   Mirror mirror_;
   Datagrams datagrams_;
   Fd listener_;
+  ForkClosed listener_closed_;
   Door door_;
   std::map<uint32_t, NodePeer> peers_;
   std::map<uint32_t, Silence> pairs_;  // nodes that are no neighbours, with which this one exchanges messages

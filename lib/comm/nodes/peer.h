@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "base/fork_closed.h"
 #include "comm/bootstrap/frame_stream.h"
 #include "comm/nodes/silence.h"
 
@@ -18,7 +19,8 @@ class NodePeer {
     refugee  // ... that one has, and to this one
   };
 
-  NodePeer(Role role, FrameStream stream) : role_(role), stream_(std::move(stream)) {}
+  NodePeer(Role role, FrameStream stream)
+      : role_(role), stream_(std::move(stream)), fork_closed_(stream_.socket().get()) {}
 
   Role role() const noexcept { return role_; }
   bool in_tree() const noexcept { return role_ == Role::parent || role_ == Role::child; }
@@ -26,11 +28,14 @@ class NodePeer {
   const FrameStream &stream() const noexcept { return stream_; }
   // Neither ended in order nor lost.
   bool live() const noexcept { return live_; }
-  void end() noexcept { live_ = false, stream_ = FrameStream(); }
+  void end() noexcept { live_ = false, break_connection(); }
   void leave() noexcept { end(), left_ = true; }
   bool left() const noexcept { return left_; }  // in order
   // The connection is gone for a reason that says nothing of the process at its end.
-  void break_connection() noexcept { stream_ = FrameStream(); }
+  void break_connection() noexcept {
+    fork_closed_ = ForkClosed();
+    stream_ = FrameStream();
+  }
   // Nothing that comes over the connection can be believed any more.
   void blame() noexcept { blamed_ = true; }
   bool blamed() const noexcept { return blamed_; }
@@ -54,6 +59,7 @@ class NodePeer {
 
   Role role_;
   FrameStream stream_;
+  ForkClosed fork_closed_;  // its end tells of this process's
   bool live_ = true, left_ = false, blamed_ = false;
   Silence silence_;
   uint32_t unacknowledged_ms_ = 0;
