@@ -7,7 +7,7 @@
 namespace fsdp::comm {
 namespace {
 
-constexpr auto connect_time = std::chrono::seconds(3);  // a lost packet of it is sent again ever later
+constexpr auto dial_time = std::chrono::seconds(3);  // a lost packet of it is sent again ever later
 
 }  // namespace
 
@@ -36,7 +36,7 @@ Dial::State Dial::advance() {
 void Dial::connect() {
   const int code = connecting_result(socket_, end_);
   if (code == EINPROGRESS) {
-    if (Clock::now() - since_ >= connect_time) fail(State::ended, format_text("{} does not answer", end_.text()));
+    if (Clock::now() - since_ >= dial_time) fail(State::ended, format_text("{} does not answer", end_.text()));
     return;
   }
   connecting_ = false;
