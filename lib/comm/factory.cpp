@@ -140,7 +140,7 @@ Cards read_cards(Rendezvous &meeting) {
   }
 }
 
-NodePlan plan_mesh(const WorldOptions &options, const Roster &roster, const std::vector<Card> &cards) {
+NodePlan plan_nodes(const WorldOptions &options, const Roster &roster, const std::vector<Card> &cards) {
   NodePlan plan;
   plan.rank = options.rank;
   plan.secret = options.secret;
@@ -173,7 +173,7 @@ void await_all(World &world) {
 std::unique_ptr<World> join_hosts(const WorldOptions &options, Rendezvous &meeting, const Cards &cards,
                                   Threshold &threshold, const std::shared_ptr<Seat> &seat, const Waiter &waiter,
                                   uint32_t limit_ms) {
-  NodePlan plan = plan_mesh(options, meeting.roster, cards.of);
+  NodePlan plan = plan_nodes(options, meeting.roster, cards.of);
   plan.forming_ms = limit_ms;
   auto monitor = start_monitor(seat, plan, std::move(threshold.listener), waiter);
   std::shared_ptr<Net> net = std::move(cards.net.ucx ? threshold.ucx : threshold.tcp);

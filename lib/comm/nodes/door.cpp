@@ -37,13 +37,13 @@ bool Door::has_room() {
 
 void Door::accept() {
   for (size_t taken = 0; taken < most_strangers; ++taken) {
-    if (strangers_.size() == most_strangers && taken > 0) return;  // those that came now may speak first
-    Fd socket = has_room() ? accept_from(listener_) : Fd();
+    Fd socket = accept_from(listener_);
     if (!socket) {
       pause_.note(errno);
       return;
     }
     pause_.clear();
+    if (!has_room()) return;  // all have proven the secret, and are about to say who they are
     strangers_.push_back(
         {std::move(socket), Handshake(Role::host, plan_.secret, label_), Clock::now() + stranger_time, {}});
   }

@@ -101,6 +101,7 @@ class NodeLeader final : public Chore {
   // -- blame --
   void accuse(const Accusation &accusation);
   bool believable(const Accusation &accusation) const;
+  uint32_t silent_ms(const NodePeer &peer) const;
   void judge_silence();
   void judge_pairs();
   bool hears_of(uint32_t other) const;

@@ -95,6 +95,12 @@ void NodeLeader::announce() {
 
 // -- silence --
 
+// One that has not been heard yet may have to wait for others that connect to it.
+uint32_t NodeLeader::silent_ms(const NodePeer &peer) const {
+  const uint32_t ms = peer.silence().ms();
+  return ms - std::min(ms, peer.silence().begun() ? 0 : plan_.forming_ms);
+}
+
 // With those at the limit go those that are about to be: links that were cut at the same time are one failure.
 void NodeLeader::judge_silence() {
   const uint32_t limit = plan_.heartbeat_timeout_ms, nearly = limit - std::min(1500u, limit / 4);
@@ -104,9 +110,7 @@ void NodeLeader::judge_silence() {
   bool stopped_over = false, cut_over = false;
   for (const auto &[n, peer] : peers_) {
     const uint32_t leader = plan_.nodes[n].leader;
-    // One that has not been heard yet may have to wait for others that connect to it.
-    const uint32_t ms =
-        peer.silence().ms() - std::min(peer.silence().ms(), peer.silence().begun() ? 0 : plan_.forming_ms);
+    const uint32_t ms = silent_ms(peer);
     if (!peer.in_tree() || !peer.live() || in_order(n) || reported_.contains(leader) || ms < nearly) continue;
     const bool over = ms >= limit;
     if (!peer.acknowledges(limit / 4)) {

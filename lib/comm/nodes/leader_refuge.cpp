@@ -16,7 +16,7 @@ constexpr uint64_t seek_ms = 1000;   // as long as that a connection that ended 
 bool NodeLeader::reaches_parent() const {
   const NodePeer *parent = find(plan_.parent());
   return parent && parent->live() && parent->stream() && !parent->blamed() &&
-         parent->silence().ms() < plan_.heartbeat_timeout_ms;
+         silent_ms(*parent) < plan_.heartbeat_timeout_ms;
 }
 
 // Who leaves in order says nothing of others that stay.
