@@ -5,6 +5,7 @@
 #include <map>
 
 #include "comm/hybrid/team.h"
+#include "comm/shm/seat.h"
 #include "net_ranks.h"
 
 namespace fsdp::comm::test {
@@ -99,6 +100,29 @@ TEST(NetMessages, Exchanges) {
                            fmt::format("of rank {}", r));
       require(all.back() == std::byte{77}, "wrote past its end");
     }
+    rank.meet();
+  }));
+}
+
+// Their hosts' leaders watch each other then: a cut between two hosts may touch no link of the leaders' tree.
+TEST(NetMessages, TellTheLeadersWhoExchangesWithWhom) {
+  expect_well(run_threads(3, [](Rank &rank) {
+    NetRank mine(rank);
+    const auto expect = [&](const std::vector<uint32_t> &peers, const char *when) {
+      std::vector<uint32_t> found;
+      mine.seat->control.find_data_peers([&](uint32_t peer) { found.push_back(peer); });
+      require(found == peers, when);
+    };
+    expect({}, "before");
+    if (rank.rank() < 2) {
+      const auto made = mine.net->create_collectives({0, 1}, 50, "two of three");
+      expect({1 - rank.rank()}, "after collectives");
+    }
+    uint64_t own = 1, told[3];
+    mine.net->exchange(mine.all, exchanges_key, &own, sizeof own, told, "numbers");
+    std::vector<uint32_t> others = mine.all;
+    std::erase(others, rank.rank());
+    expect(others, "after an exchange");
     rank.meet();
   }));
 }

@@ -4,6 +4,7 @@
 
 #include <future>
 
+#include "comm/net.h"
 #include "node_job.h"
 
 namespace fsdp::comm::test {
@@ -352,6 +353,70 @@ TEST(NodeTree, ALeaderWhoseChildLivesOnIsDeadAtOnce) {
     job.expect(FSDP_PEER_FAILED, static_cast<int32_t>(victim), fmt::format("rank {} died", victim), {victim}, killed_ns,
                at_once);
   }
+}
+
+// The leader of node 1 of three, whose parent and whose neighbour at node 2 are the test.
+class ChildLeader : public testing::Test {
+ protected:
+  void SetUp() override {
+    plan.secret = "secret";
+    plan.heartbeat_timeout_ms = 1000;
+    plan.forming_ms = 2000;
+    for (uint32_t n = 0; n < 3; ++n) listeners.push_back(open_leader_listener("127.0.0.1"));
+    for (uint32_t n = 0; n < 3; ++n) plan.nodes[n].address = listeners[n].address;
+    NodePlan root = plan, other = plan;
+    root.rank = 0;
+    other.rank = 2;
+    Dial dial(plan, 0, nodes::Bond::tree);
+    Door door(root, listeners[0].stream);
+    while (dial.advance() == Dial::State::trying) {
+      for (Door::Newcomer &newcomer : door.look(true)) {
+        parent = std::move(newcomer.stream);
+        greet(parent, root, nodes::Bond::tree);
+      }
+      parent.flush();
+    }
+    ASSERT_EQ(dial.state(), Dial::State::answered) << dial.problem();
+    NodeLinks links;
+    links.emplace(0, dial.take());
+    seat = create_lone_seat(1, 3, rank.waiter, rank.failure, *rank.device);
+    neighbour = std::make_unique<Datagrams>(other_ = other, std::move(listeners[2].datagrams));
+    leader = std::make_unique<NodeLeader>(*seat, plan, std::move(links), std::move(listeners[1]));
+  }
+  void run_for(int64_t ms) {
+    for (const int64_t end = now_ns() + ms * 1'000'000; now_ns() < end;) leader->run(-1, 10);
+  }
+  void say(uint32_t kind, std::span<const std::byte> bytes) {
+    parent.queue(kind, bytes);
+    parent.flush();
+  }
+  Rank rank;
+  NodePlan plan = plan_of(1, 3, tree_degree), other_;
+  std::vector<LeaderListener> listeners;
+  FrameStream parent;
+  std::shared_ptr<Seat> seat;
+  std::unique_ptr<Datagrams> neighbour;
+  std::unique_ptr<NodeLeader> leader;
+};
+
+// It waits for other children to connect, and does not beat before they have.
+TEST_F(ChildLeader, GivesAParentThatFormsItsTime) {
+  run_for(1600);
+  EXPECT_FALSE(seat->control.accused());
+  const nodes::Beat beat{1};
+  say(static_cast<uint32_t>(beat.kind), nodes::bytes_of(beat));
+  run_for(1800);
+  EXPECT_TRUE(seat->control.accused()) << "it has been heard, and is silent";
+}
+
+// Whether that has left too is not known any more.
+TEST_F(ChildLeader, AccusesNoLinkThatASilentParentWouldExplain) {
+  neighbour->beat(1, 1);
+  run_for(100);
+  const nodes::Goodbye goodbye{};
+  say(static_cast<uint32_t>(goodbye.kind), nodes::bytes_of(goodbye));
+  run_for(3000);
+  EXPECT_FALSE(seat->control.accused()) << seat->control.verdict().copy_text();
 }
 
 // A peer has brought it to the rendezvous.
