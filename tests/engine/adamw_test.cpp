@@ -29,7 +29,7 @@ std::vector<float> read_state(Rank &rank, const char *name) {
   FSDP(fsdp_get_shard_state(rank.model, 0, name, &state));
   REQUIRE(state.element_count == count);
   std::vector<float> values(count);
-  copy(values.data(), state.data, count * sizeof(float));
+  copy_out(values.data(), state.data, count * sizeof(float));
   return values;
 }
 

@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -81,21 +82,70 @@ fsdp_stream stream() {
   return own.handle;
 }
 
-void copy(void *to, const void *from, uint64_t bytes) {
+namespace {
+
+// Copies of pageable memory wait for each other inside the driver, whatever their streams wait for: ranks that are
+// threads of one process would wait in a circle. These are of page-locked memory.
+class Bounce {
+ public:
+  ~Bounce() {
+    if (pinned_) find<int(void *)>("cudaFreeHost")(pinned_);
+  }
+  void to_device(void *to, const void *from, uint64_t bytes) {
+    std::memcpy(pinned(), from, bytes);
+    run(to, pinned_, bytes);
+  }
+  void to_host(void *to, const void *from, uint64_t bytes) {
+    run(pinned(), from, bytes);
+    std::memcpy(to, pinned_, bytes);
+  }
+  static constexpr uint64_t room = uint64_t{1} << 20;
+
+ private:
+  void *pinned() {
+    constexpr unsigned portable = 1;
+    if (!pinned_)
+      check_cuda(find<int(void **, size_t, unsigned)>("cudaHostAlloc")(&pinned_, room, portable), "cudaHostAlloc");
+    return pinned_;
+  }
+  static void run(void *to, const void *from, uint64_t bytes) {
+    static auto *const copy_any = find<int(void *, const void *, size_t, int, fsdp_stream)>("cudaMemcpyAsync");
+    static auto *const synchronize = find<int(fsdp_stream)>("cudaStreamSynchronize");
+    check_cuda(copy_any(to, from, bytes, any_direction, stream()), "cudaMemcpyAsync");
+    check_cuda(synchronize(stream()), "cudaStreamSynchronize");
+  }
+  void *pinned_ = nullptr;
+};
+
+thread_local Bounce bounce;
+
+// piece(first, count) for each part that fits into the bounce buffer.
+template <class Piece>
+void in_pieces(uint64_t bytes, const Piece &piece) {
+  for (uint64_t at = 0; at < bytes; at += Bounce::room) piece(at, std::min(bytes - at, Bounce::room));
+}
+
+void copy_in(void *to, const void *from, uint64_t bytes) {
+  in_pieces(bytes, [&](uint64_t at, uint64_t count) {
+    bounce.to_device(static_cast<std::byte *>(to) + at, static_cast<const std::byte *>(from) + at, count);
+  });
+}
+
+}  // namespace
+
+void copy_out(void *to, const void *from, uint64_t bytes) {
   if (!on_gpu()) {
     std::memcpy(to, from, bytes);
     return;
   }
-  if (!bytes) return;
-  static auto *const copy_any = find<int(void *, const void *, size_t, int, fsdp_stream)>("cudaMemcpyAsync");
-  static auto *const synchronize = find<int(fsdp_stream)>("cudaStreamSynchronize");
-  check_cuda(copy_any(to, from, bytes, any_direction, stream()), "cudaMemcpyAsync");
-  check_cuda(synchronize(stream()), "cudaStreamSynchronize");
+  in_pieces(bytes, [&](uint64_t at, uint64_t count) {
+    bounce.to_host(static_cast<std::byte *>(to) + at, static_cast<const std::byte *>(from) + at, count);
+  });
 }
 
 std::vector<float> load_elements(const void *data, fsdp_dtype dtype, uint64_t count) {
   std::vector<std::byte> raw(count * fsdp_get_dtype_size(dtype));
-  if (on_gpu()) copy(raw.data(), data, raw.size());
+  if (on_gpu()) copy_out(raw.data(), data, raw.size());
   const void *from = on_gpu() ? raw.data() : data;
   std::vector<float> values(count);
   for (uint64_t i = 0; i < count; ++i) values[i] = load_element(from, dtype, i);
@@ -106,7 +156,7 @@ void store_elements(void *data, fsdp_dtype dtype, const std::vector<float> &valu
   std::vector<std::byte> raw(on_gpu() ? values.size() * fsdp_get_dtype_size(dtype) : 0);
   void *to = on_gpu() ? raw.data() : data;
   for (uint64_t i = 0; i < values.size(); ++i) store_element(to, dtype, i, values[i]);
-  if (on_gpu()) copy(data, raw.data(), raw.size());
+  if (on_gpu()) copy_in(data, raw.data(), raw.size());
 }
 
 namespace {
@@ -137,7 +187,7 @@ thread_local KeptMemory kept_memory;
 Placed::Placed(const std::vector<float> &values) : data_(values.data()), bytes_(values.size() * sizeof(float)) {
   if (!on_gpu() || values.empty()) return;
   owned_ = kept_memory.take(bytes_);
-  copy(owned_, values.data(), bytes_);
+  copy_in(owned_, values.data(), bytes_);
   data_ = owned_;
 }
 

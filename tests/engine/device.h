@@ -21,8 +21,8 @@ fsdp_model_options place(fsdp_model_options options);
 fsdp_stream stream();
 // What the calling thread makes from now on lies on the host, whatever the environment says.
 void stay_on_host(bool host);
-// Copies between memory of the host and of wherever models lie, in the order of that stream; done when it returns.
-void copy(void *to, const void *from, uint64_t bytes);
+// From wherever models lie to memory of the host, in the order of that stream; done when it returns.
+void copy_out(void *to, const void *from, uint64_t bytes);
 // The elements as floats.
 std::vector<float> load_elements(const void *data, fsdp_dtype dtype, uint64_t count);
 void store_elements(void *data, fsdp_dtype dtype, const std::vector<float> &values);

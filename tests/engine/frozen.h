@@ -61,7 +61,7 @@ inline Planes stored_planes(const Rank &rank, size_t group, size_t param) {
       fsdp_tensor view = FSDP_TENSOR_INIT;
       FSDP(fsdp_get_plane(rank.groups[group], param, phase, plane, &view));
       planes[plane].resize(view.element_count * view.element_size);
-      copy(planes[plane].data(), view.data, planes[plane].size());
+      copy_out(planes[plane].data(), view.data, planes[plane].size());
     }
     FSDP(fsdp_reshard(rank.groups[group], phase, 0, stream()));
   }

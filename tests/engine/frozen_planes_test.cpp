@@ -476,7 +476,7 @@ TEST(FrozenBytes, AreWhatTheyWere) {
         FSDP(fsdp_get_param(g, 0, FSDP_FORWARD, &view));
         REQUIRE(view.dtype == FSDP_UINT8 && view.element_size == 1 && view.element_count == bytes.size());
         std::vector<uint8_t> seen(bytes.size());
-        copy(seen.data(), view.data, seen.size());
+        copy_out(seen.data(), view.data, seen.size());
         FSDP(fsdp_reshard(g, FSDP_FORWARD, 0, stream()));
         REQUIRE(seen == bytes);
         std::vector<uint8_t> read(bytes.size());

@@ -121,7 +121,7 @@ Blocks Rank::planes(size_t group, size_t param, fsdp_phase phase, uint64_t *addr
   if (address) *address = reinterpret_cast<uint64_t>(codes.data);
   Blocks blocks{std::vector<uint8_t>(codes.element_count),
                 load_elements(scales.data, scales.dtype, scales.element_count)};
-  copy(blocks.codes.data(), codes.data, blocks.codes.size());
+  copy_out(blocks.codes.data(), codes.data, blocks.codes.size());
   return blocks;
 }
 

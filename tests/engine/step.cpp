@@ -90,7 +90,8 @@ void collect_grads(Rank &rank, Outcome &outcome) {
   for (const fsdp_shard &shard : rank.shards()) {
     const size_t g = static_cast<size_t>(std::ranges::find(rank.groups, shard.group) - rank.groups.begin());
     const uint32_t ordinal = setup.ordinal(g, shard.param_index);
-    copy(outcome.grads[ordinal].data() + shard.element_offset, shard.main_grad, shard.element_count * sizeof(float));
+    copy_out(outcome.grads[ordinal].data() + shard.element_offset, shard.main_grad,
+             shard.element_count * sizeof(float));
     std::fill_n(outcome.owned[ordinal].data() + shard.element_offset, shard.element_count, uint8_t{1});
   }
 }

@@ -45,7 +45,7 @@ std::vector<uint8_t> transposed(const std::vector<uint8_t> &scales, uint64_t row
 // Of all matrices of a view.
 std::vector<uint8_t> expected(const fsdp_tensor &view, bool columns) {
   std::vector<uint8_t> all(view.element_count), found;
-  copy(all.data(), view.data, all.size());
+  copy_out(all.data(), view.data, all.size());
   const uint64_t r = view.shape[view.dimension_count - 2], c = view.shape[view.dimension_count - 1];
   for (uint64_t first = 0; first < all.size(); first += r * c) {
     const std::vector<uint8_t> one(all.begin() + static_cast<std::ptrdiff_t>(first),
@@ -63,7 +63,7 @@ std::vector<uint8_t> swizzled(fsdp_group *group, uint64_t param, fsdp_phase phas
   uint64_t size = bytes;
   FSDP(fsdp_swizzle_scales(group, param, phase, plane, const_cast<void *>(room.data()), &size, stream()));
   std::vector<uint8_t> found(bytes);
-  copy(found.data(), room.data(), bytes);
+  copy_out(found.data(), room.data(), bytes);
   return found;
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <memory>
+#include <mutex>
 
 #include "simulated_cuda/call.h"
 #include "simulated_cuda/capture.h"
@@ -98,7 +99,15 @@ bool hides_work(const Place &to, const Place &from) {
          (from.kind == Place::device && to.kind == Place::pageable);
 }
 
-cudaError_t enqueue_copy(Stream &stream, const Copy &copy, Way way, bool capturing) {
+// Pageable memory goes through buffers of the driver's, one copy of the process at a time: one that waits for its
+// stream holds up all others, also those of streams that it waits for (seen on an H100, driver 580.159).
+std::unique_lock<std::mutex> take_driver_buffer(bool pageable) {
+  static std::mutex buffer;
+  return pageable ? std::unique_lock(buffer) : std::unique_lock<std::mutex>();
+}
+
+cudaError_t enqueue_copy(Stream &stream, const Copy &copy, Way way, bool pageable, bool capturing) {
+  const auto buffer = take_driver_buffer(pageable && !capturing);
   Work *work = nullptr;
   const cudaError_t error =
       submit(stream, way.through_staging ? staged(copy) : piece(copy), cudaGraphNodeTypeMemcpy, {}, &work);
@@ -117,12 +126,13 @@ cudaError_t copy_on(cudaStream_t handle, const Copy &copy, cudaMemcpyKind kind, 
   if (!copy.to || !copy.from || !to.inside || !from.inside) return cudaErrorInvalidValue;
   if (!fits(kind, to, from)) return cudaErrorInvalidMemcpyDirection;
   const bool capturing = is_capturing(*stream);
-  if (hides_work(to, from)) {
+  const bool pageable = hides_work(to, from);
+  if (pageable) {
     ++runtime().pageable_copies;
     if (capturing) return refuse_capture(*stream);
   }
   if (const cudaError_t error = synchronous ? refuse_capture(*stream) : cudaSuccess) return error;
-  return enqueue_copy(*stream, copy, way_of(to, from, synchronous), capturing);
+  return enqueue_copy(*stream, copy, way_of(to, from, synchronous), pageable, capturing);
 }
 
 Copy row(void *to, const void *from, size_t bytes) {

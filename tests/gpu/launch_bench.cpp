@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the launch of a gather costs the calling thread over the real NCCL, for communicators that block and such that
+// do not (for which NCCL starts a thread for each launch): two processes that share a GPU, or one rank where the
+// version bears no more. Microseconds, of batches the one in the middle.
+//
+//   idle   nothing else is on the stream
+//   busy   the stream has some milliseconds of work before, so that nothing that is launched runs meanwhile
+//   end    from the first launch to the end of the last on the GPU, by launches
+#include <cuda_runtime_api.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "comm/nccl/library.h"
+
+namespace {
+
+using namespace fsdp;
+using namespace fsdp::comm::nccl;
+using Clock = std::chrono::steady_clock;
+
+constexpr int launches = 100, batches = 11;
+constexpr size_t bytes = 64 << 10, busy_bytes = size_t{1} << 30;
+
+void check(int error, const char *what) {
+  if (error == 0) return;
+  std::fprintf(stderr, "%s: %d\n", what, error);
+  std::exit(1);
+}
+
+// What one rank sends the others: NCCL's name of a communicator, for each of the two kinds.
+struct Ids {
+  UniqueId of[2];
+};
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+class Bench {
+ public:
+  Bench(const Library &library, int ranks, int rank, int blocking, const UniqueId &id) : library_(library) {
+    Config config;
+    config.version = static_cast<unsigned>(std::min(library.version, Config::latest));
+    config.blocking = blocking;
+    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+    check(cudaMalloc(&busy_, busy_bytes), "cudaMalloc");
+    check(cudaMalloc(&to_, bytes * static_cast<size_t>(ranks)), "cudaMalloc");
+    check(cudaMalloc(&from_, bytes), "cudaMalloc");
+    const Result result = library_.ncclCommInitRankConfig(&comm_, ranks, id, rank, &config);
+    if (result != in_progress) check(result, "ncclCommInitRankConfig");
+    settle();
+    for (int i = 0; i < 20; ++i) launch();
+    check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  }
+
+  void run(const char *name, bool print) {
+    std::vector<double> idle, busy, end;
+    for (int i = 0; i < batches; ++i) {
+      double whole = 0;
+      idle.push_back(measure(false, whole));
+      end.push_back(whole);
+      busy.push_back(measure(true, whole));
+    }
+    if (print) std::printf("%-34s %8.2f %8.2f %8.2f\n", name, median(idle), median(busy), median(end));
+  }
+
+ private:
+  void settle() {
+    Result state = in_progress;
+    while (state == in_progress) check(library_.ncclCommGetAsyncError(comm_, &state), "ncclCommGetAsyncError");
+    check(state, "NCCL's state");
+  }
+  void launch() {
+    check(library_.ncclGroupStart(), "ncclGroupStart");
+    const Result of_gather = library_.ncclAllGather(from_, to_, bytes, uint8, comm_, stream_);
+    if (of_gather != in_progress) check(of_gather, "ncclAllGather");
+    const Result result = library_.ncclGroupEnd();
+    if (result != in_progress) check(result, "ncclGroupEnd");
+    settle();
+  }
+  double measure(bool busy, double &whole) {
+    check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+    for (int i = 0; busy && i < 20; ++i) check(cudaMemsetAsync(busy_, 0, busy_bytes, stream_), "cudaMemsetAsync");
+    const auto start = Clock::now();
+    for (int i = 0; i < launches; ++i) launch();
+    const std::chrono::duration<double, std::micro> host = Clock::now() - start;
+    check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+    const std::chrono::duration<double, std::micro> all = Clock::now() - start;
+    whole = all.count() / launches;
+    return host.count() / launches;
+  }
+
+  const Library &library_;
+  Comm *comm_ = nullptr;
+  cudaStream_t stream_ = nullptr;
+  void *busy_ = nullptr, *to_ = nullptr, *from_ = nullptr;
+};
+
+int run(int ranks, int rank, int in, int out) {
+  check(cudaSetDevice(0), "cudaSetDevice");
+  const auto library = load_library();
+  Ids ids{};
+  if (rank == 0) {
+    for (UniqueId &id : ids.of) check(library->ncclGetUniqueId(&id), "ncclGetUniqueId");
+    for (int r = 1; r < ranks; ++r) check(::write(out, &ids, sizeof ids) != sizeof ids, "write");
+  } else {
+    check(::read(in, &ids, sizeof ids) != sizeof ids, "read");
+  }
+  if (rank == 0) {
+    std::printf("NCCL %s, %d rank%s, gathers of %zu KiB\n", version_text(library->version).c_str(), ranks,
+                ranks == 1 ? "" : "s", bytes >> 10);
+    std::printf("%-34s %8s %8s %8s\n", "microseconds", "idle", "busy", "end");
+  }
+  for (const int blocking : {0, 1}) {
+    Bench bench(*library, ranks, rank, blocking, ids.of[blocking]);
+    bench.run(blocking ? "a communicator that blocks" : "one that does not", rank == 0);
+  }
+  std::fflush(nullptr);
+  ::_exit(0);  // no communicator is ended: the peer may have gone
+}
+
+}  // namespace
+
+int main(int argc, char **argv) {
+  if (::access("/dev/nvidiactl", F_OK) != 0) {
+    std::puts("skipped: no GPU: /dev/nvidiactl is not there");
+    return 77;
+  }
+  const int ranks = argc > 1 ? std::atoi(argv[1]) : 2;
+  if (ranks > 1) ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+  int pipes[2];
+  check(::pipe(pipes), "pipe");
+  for (int r = 1; r < ranks; ++r)
+    if (::fork() == 0) return run(ranks, r, pipes[0], pipes[1]);
+  const pid_t first = ::fork();  // CUDA does not survive a fork
+  if (first == 0) return run(ranks, 0, pipes[0], pipes[1]);
+  int worst = 0, status = 0;
+  for (int r = 0; r < ranks; ++r)
+    if (::wait(&status) > 0 && status != 0) worst = 1;
+  return worst;
+}
