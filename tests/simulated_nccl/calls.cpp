@@ -35,22 +35,30 @@ std::shared_ptr<Comm> find(Comm *comm) {
     state().breach(nullptr, "a call with a communicator that has ended");
     return nullptr;
   }
-  if (found->second->aborted) state().breach(comm, "a call with a communicator that is being aborted");
+  if (found->second->ending) state().breach(comm, "a call with a communicator that is being aborted");
   return found->second;
 }
 
 void check_idle(const Comm &comm, const char *call) {
-  if (comm.polls > 0 || comm.joining || !comm.pending.empty() || comm.waits_for_windows || comm.launch_hangs)
+  if (comm.polls > 0 || comm.joining || !comm.pending.empty() || comm.waits_for_windows || comm.launch_hangs ||
+      comm.splitting || comm.inside)
     state().breach(&comm, std::string(call) + " while another call is in progress");
 }
 
-Result begin(Comm &comm) {
+// One that blocks comes back when it is done, or when its family is aborted.
+Result begin(Lock &lock, Comm &comm) {
   comm.polls = static_cast<int>(state().knob(Knob::in_progress_polls));
-  return settled(comm) ? success : in_progress;
+  if (comm.config.blocking != 1) return settled(comm) ? success : in_progress;
+  ++comm.inside;
+  while (!*comm.aborted && !settled(comm)) state().changed.wait_for(lock, std::chrono::milliseconds(1));
+  --comm.inside;
+  if (!*comm.aborted) return comm.error;
+  comm.pending.clear();
+  return refuse(internal_error, "aborted (simulated)");
 }
 
 Result flush() {
-  const Lock lock(state().mutex);
+  Lock lock(state().mutex);
   Group mine = std::move(group);
   group = {};
   if (!mine.comm) return success;
@@ -59,7 +67,7 @@ Result flush() {
   check_idle(*comm, "ncclGroupEnd");
   if (comm->error) return comm->error;
   comm->pending.emplace_back(std::move(mine.calls), mine.stream);
-  return begin(*comm);
+  return begin(lock, *comm);
 }
 
 // Memory that is not of cuMemCreate is open to all, for NCCL opens it.
@@ -134,7 +142,7 @@ bool hangs_in_init(int rank) {
 // As NCCL, which compares the first two before it fills in what is undefined.
 bool refuses(const Config &config) {
   const auto is_less = [](int value, int lowest) { return value != undefined && value < lowest; };
-  return config.magic != 0xcafebeef || config.blocking != 0 || is_less(config.min_ctas, 1) ||
+  return config.magic != 0xcafebeef || (config.blocking != 0 && config.blocking != 1) || is_less(config.min_ctas, 1) ||
          is_less(config.max_ctas, 1) || config.min_ctas > config.max_ctas || is_less(config.cga_cluster_size, 0) ||
          is_less(config.nvls_ctas, 1);
 }
@@ -203,39 +211,52 @@ EXPORT Result ncclGetUniqueId(UniqueId *id) {
 }
 
 EXPORT Result ncclCommInitRankConfig(Comm **out, int ranks, UniqueId id, int rank, Config *config) {
-  const Lock lock(state().mutex);
+  Lock lock(state().mutex);
   if (refuses(*config)) return refuse(invalid_argument, "a configuration of nonsense");
+  if (config->blocking) state().breach(nullptr, "a communicator that blocks is made, which no abort ends");
   note(*config);
-  auto comm = std::make_shared<Comm>();
-  auto &clique = state().cliques[std::string(id.bytes, ::strnlen(id.bytes, sizeof id.bytes))];
-  if (!clique) clique = std::make_shared<Clique>();
-  clique->size = ranks;
-  clique->joined.resize(static_cast<size_t>(ranks));
-  comm->clique = clique;
-  comm->rank = rank;
-  comm->owner = std::this_thread::get_id();
-  (void)cudaGetDevice(&comm->device);
+  const auto comm = make_comm(std::string(id.bytes, ::strnlen(id.bytes, sizeof id.bytes)), ranks, rank, *config);
   comm->copied_counts = find_copied_counts(*config, comm->device);
-  comm->config = *config;
-  comm->name = config->comm_name ? config->comm_name : "";
-  comm->joining = true;
   comm->hangs = hangs_in_init(rank);
-  if (!comm->hangs) clique->joined[static_cast<size_t>(rank)] = true;
-  state().comms[comm.get()] = comm;
-  ++state().count(Count::communicators);
+  if (comm->hangs) comm->clique->joined[static_cast<size_t>(rank)] = false;
   write_handle(out, comm.get(), state().knob(Knob::late_handle_ms));
-  return begin(*comm);
+  return begin(lock, *comm);
+}
+
+// Whether it blocks is up to the parent; what is launched on the child, to the child.
+EXPORT Result ncclCommSplit(Comm *handle, int color, int, Comm **out, Config *config) {
+  Lock lock(state().mutex);
+  const auto parent = find(handle);
+  if (!parent) return invalid_argument;
+  check_idle(*parent, "ncclCommSplit");
+  if (refuses(*config)) return refuse(invalid_argument, "a configuration of nonsense");
+  if (color != 0) state().breach(parent.get(), "ranks are split into several communicators");
+  if (parent->error) return parent->error;
+  const auto child =
+      make_comm(parent->id + "/" + std::to_string(++parent->splits_made), parent->clique->size, parent->rank, *config);
+  child->split_off = true;
+  child->device = parent->device;
+  child->copied_counts = find_copied_counts(*config, child->device);
+  if (parent->config.split_share == 1) child->aborted = parent->aborted;
+  if (state().knob(Knob::hang_split_rank) == parent->rank + 1) {
+    child->hangs = true;
+    child->clique->joined[static_cast<size_t>(parent->rank)] = false;
+  }
+  *out = nullptr;
+  parent->splitting = child;
+  parent->split_to = out;
+  return begin(lock, *parent);
 }
 
 EXPORT Result ncclCommFinalize(Comm *handle) {
-  const Lock lock(state().mutex);
+  Lock lock(state().mutex);
   const auto comm = find(handle);
   if (!comm) return invalid_argument;
   check_idle(*comm, "ncclCommFinalize");
   if (comm->error) return comm->error;
   if (!comm->windows.empty()) state().breach(comm.get(), "finalized with windows");
   comm->finalized = true;
-  return begin(*comm);
+  return begin(lock, *comm);
 }
 
 EXPORT Result ncclCommDestroy(Comm *handle) {
@@ -244,7 +265,7 @@ EXPORT Result ncclCommDestroy(Comm *handle) {
   if (!comm) return invalid_argument;
   if (!comm->finalized || comm->polls > 0 || comm->running)
     state().breach(comm.get(), "destroyed while it may be at work");
-  ++state().count(Count::finished);
+  state().count(Count::finished) += !comm->split_off;
   forget(comm);
   return success;
 }
@@ -332,7 +353,7 @@ EXPORT Result ncclRecv(void *to, size_t count, DataType type, int peer, Comm *co
 }
 
 EXPORT Result ncclCommWindowRegister(Comm *handle, void *data, size_t size, Window **window, int flags) {
-  const Lock lock(state().mutex);
+  Lock lock(state().mutex);
   const auto comm = find(handle);
   if (!comm) return invalid_argument;
   check_idle(*comm, "ncclCommWindowRegister");
@@ -342,7 +363,7 @@ EXPORT Result ncclCommWindowRegister(Comm *handle, void *data, size_t size, Wind
     if (rank == 0 || rank == comm->rank + 1) {
       state().last_error = "memory of a wrong kind (simulated)";
       comm->error = static_cast<Result>(error);
-      return begin(*comm);
+      return begin(lock, *comm);
     }
   }
   if (reinterpret_cast<uintptr_t>(data) % 4096 || flags != window_symmetric)
@@ -357,7 +378,7 @@ EXPORT Result ncclCommWindowRegister(Comm *handle, void *data, size_t size, Wind
     *window = comm->windows.back().get();
     ++state().count(Count::windows);
   }
-  return begin(*comm);
+  return begin(lock, *comm);
 }
 
 EXPORT Result ncclCommWindowDeregister(Comm *handle, Window *window) {

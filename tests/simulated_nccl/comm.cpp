@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "simulated_nccl/state.h"
 
@@ -44,7 +45,7 @@ class Running {
 // A copy engine waits for a peer's word in memory, and for nothing else.
 template <class Come>
 bool await(Lock &lock, const Comm &comm, bool by_copies, Come &&come) {
-  const auto given_up = [&] { return by_copies ? state().knob(Knob::let_copies_go) != 0 : comm.aborted; };
+  const auto given_up = [&] { return by_copies ? state().knob(Knob::let_copies_go) != 0 : *comm.aborted; };
   state().changed.wait(lock, [&] { return given_up() || come(); });
   return !given_up();
 }
@@ -111,7 +112,7 @@ void run(void *data) {
   {
     Lock lock(state().mutex);
     const Running running(*kernel->comm);
-    if (!kernel->comm->aborted) meet(lock, *kernel->comm, kernel->launch);
+    if (!*kernel->comm->aborted) meet(lock, *kernel->comm, kernel->launch);
   }
   if (!kernel->captured) delete kernel;
 }
@@ -131,6 +132,7 @@ void launch(Comm &comm) {
     }
     ++comm.launched;
     ++state().count(Count::launches);
+    if (comm.config.blocking != 1) ++state().count(Count::launch_threads);
   }
   comm.pending.clear();
 }
@@ -139,9 +141,11 @@ void launch(Comm &comm) {
 // there.
 void abort(const std::shared_ptr<Comm> &comm) {
   Lock lock(state().mutex);
-  comm->aborted = true;
+  if (comm->inside > 0) state().breach(comm.get(), "aborted while a thread is in a call of it");
+  *comm->aborted = comm->ending = true;
   comm->pending.clear();
-  ++state().count(Count::aborts);
+  if (comm->splitting) forget(std::exchange(comm->splitting, nullptr));  // NCCL gives it back itself
+  state().count(Count::aborts) += !comm->split_off;
   state().changed.notify_all();
   const auto &running = state().running[{comm->device, comm->owner}];
   state().changed.wait(lock, [&] { return running.empty() && comm->graphs == 0; });
@@ -150,6 +154,26 @@ void abort(const std::shared_ptr<Comm> &comm) {
   std::this_thread::sleep_for(longer);
   lock.lock();
   forget(comm);
+}
+
+std::shared_ptr<Comm> make_comm(const std::string &clique, int ranks, int rank, const Config &config) {
+  auto comm = std::make_shared<Comm>();
+  auto &shared = state().cliques[clique];
+  if (!shared) shared = std::make_shared<Clique>();
+  shared->size = ranks;
+  shared->joined.resize(static_cast<size_t>(ranks));
+  shared->joined[static_cast<size_t>(rank)] = true;
+  comm->clique = shared;
+  comm->id = clique;
+  comm->rank = rank;
+  comm->owner = std::this_thread::get_id();
+  (void)cudaGetDevice(&comm->device);
+  comm->config = config;
+  comm->name = config.comm_name ? config.comm_name : "";
+  comm->joining = true;
+  state().comms[comm.get()] = comm;
+  ++state().count(Count::communicators);
+  return comm;
 }
 
 void forget(const std::shared_ptr<Comm> &comm) {
@@ -166,6 +190,11 @@ bool settled(Comm &comm) {
     return false;
   }
   if (comm.hangs || comm.launch_hangs) return false;
+  if (comm.splitting) {
+    if (!settled(*comm.splitting)) return false;
+    __atomic_store_n(comm.split_to, comm.splitting.get(), __ATOMIC_RELEASE);
+    comm.splitting = nullptr;
+  }
   if (comm.finalized && (comm.graphs > 0 || comm.running > 0)) return false;
   if (comm.joining) {
     const auto &joined = comm.clique->joined;

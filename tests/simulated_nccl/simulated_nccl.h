@@ -3,10 +3,11 @@
 // simulated CUDA runtime, and collectives are host functions on its streams. It is a shared object that the library
 // opens as it opens the real one (FSDP_NCCL_LIBRARY). Stricter than NCCL: it compares what the ranks call, and notes
 // every breach of its rules. What hurts in NCCL hurts here: an abort waits for all kernels of its GPU, and for the
-// graphs that captured something of the communicator, as finalizing does; copy engines that wait for peers notice no
-// abort; an error stays on its communicator; what is summed in 16 bits is rounded at each
-// hop of a ring. Sums in fp32 are in rank order, though NCCL promises none. It says nothing about NCCL's speed, or its
-// faults.
+// graphs that captured something of the communicator, as finalizing does; a call of one that blocks waits for peers
+// until an abort of one with which it shares its resources, and an abort of its own takes it away from under its
+// caller; copy engines that wait for peers notice no abort; an error stays on its communicator; what is summed in 16
+// bits is rounded at each hop of a ring. Sums in fp32 are in rank order, though NCCL promises none. It says nothing
+// about NCCL's speed, or its faults.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +21,7 @@ enum class Knob : int {
   in_progress_polls,  // how often every call is in progress before it is done
   hang_init_rank,     // 1 + the rank of a communicator that never joins ...
   spared_inits,       // ... but for the first so many calls that make one, of any rank
+  hang_split_rank,    // 1 + the rank that never comes to a split
   hang_collective,    // the n-th from now on, of any rank, never ends unless it is aborted
   async_error,        // the result that the communicators of a rank report from now on ...
   async_error_rank,   // ... 1 + which
@@ -36,8 +38,9 @@ enum class Knob : int {
 };
 
 enum class Count : int {
-  communicators,  // alive
-  launches,       // groups that had collectives
+  communicators,   // alive
+  launches,        // groups that had collectives
+  launch_threads,  // ... of communicators that do not block, each of which starts a thread
   all_gathers,
   in_place_gathers,
   reduce_scatters,
@@ -48,8 +51,8 @@ enum class Count : int {
   registered_collectives,  // whose memory lies in windows
   buffered_collectives,    // ... or in buffers
   copy_engine_gathers,
-  aborts,
-  finished,  // communicators that ended in good order
+  aborts,    // not of those that were split off
+  finished,  // communicators that ended in good order, but for those that were split off
   // Of the configuration of the communicator that was made last; INT_MIN: NCCL's own choice.
   min_ctas,
   max_ctas,

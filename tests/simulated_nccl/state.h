@@ -66,13 +66,20 @@ struct Comm : std::enable_shared_from_this<Comm> {
   int rank = 0, device = 0;
   size_t copied_counts = SIZE_MAX;  // gathers over windows of more than that are by copy engines
   Config config;
-  std::string name;
+  std::string name, id;
   int polls = 0;  // left until what was called is done
   std::vector<std::pair<std::vector<simulated::nccl::Collective>, fsdp_stream>> pending;
   uint64_t launched = 0;  // on streams
   uint64_t ran = 0;
   uint64_t windows_made = 0;
-  bool joining = false, hangs = false, waits_for_windows = false, aborted = false, finalized = false;
+  bool joining = false, hangs = false, waits_for_windows = false, ending = false, finalized = false;
+  // Shared with those that are split off, where it was made so: whoever is aborted ends all of them.
+  std::shared_ptr<bool> aborted = std::make_shared<bool>(false);
+  std::shared_ptr<Comm> splitting;  // a child that is being made
+  Comm **split_to = nullptr;
+  uint64_t splits_made = 0;
+  bool split_off = false;
+  int inside = 0;  // threads that are in a call of it, which blocks
   bool launch_hangs = false;
   Result error = success;  // what every call returns from now on
   std::thread::id owner;   // who made it: the rank, also where ranks share a GPU
@@ -106,7 +113,9 @@ struct State {
 State &state();
 int version();
 
-// With the lock held. Is what was called last done? Launches what was to be launched.
+// With the lock held. A communicator of a clique, which some ranks have joined before.
+std::shared_ptr<Comm> make_comm(const std::string &clique, int ranks, int rank, const Config &config);
+// Is what was called last done? Launches what was to be launched.
 bool settled(Comm &comm);
 void forget(const std::shared_ptr<Comm> &comm);
 // Without. As long as its kernels run.

@@ -79,6 +79,7 @@ struct Config {
 #define FSDP_NCCL_FUNCTIONS(X)                                                                                     \
   X(ncclGetUniqueId, Result(UniqueId *))                                                                           \
   X(ncclCommInitRankConfig, Result(Comm **, int ranks, UniqueId, int rank, Config *))                              \
+  X(ncclCommSplit, Result(Comm *, int color, int key, Comm **, Config *))                                          \
   X(ncclCommFinalize, Result(Comm *))                                                                              \
   X(ncclCommDestroy, Result(Comm *))                                                                               \
   X(ncclCommAbort, Result(Comm *))                                                                                 \

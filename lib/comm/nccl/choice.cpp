@@ -19,14 +19,14 @@ struct Card {
   uint64_t copied_bytes;   // what NCCL_SYM_CE_THRESHOLD says
   uint8_t may_share_gpu;
   // The same on all ranks: what the environment says.
-  uint8_t windows, no_windows, copy_engines, ordered;
+  uint8_t windows, no_windows, copy_engines, ordered, splits;
   BlockLimits blocks;
   char why[480];
 };
 
 bool same_settings(const Card &a, const Card &b) {
   return a.windows == b.windows && a.no_windows == b.no_windows && a.copy_engines == b.copy_engines &&
-         a.ordered == b.ordered && a.blocks == b.blocks;
+         a.ordered == b.ordered && a.splits == b.splits && a.blocks == b.blocks;
 }
 
 // From this compute capability on NCCL takes copy engines by itself, for gathers over windows of more bytes than its
@@ -61,6 +61,7 @@ Card make_card(const device::Device &device, const BlockLimits &blocks, Choice &
   card.copy_engines = equals(std::getenv("FSDP_NCCL_COPY_ENGINES"), "1");
   const char *copied = std::getenv("NCCL_SYM_CE_THRESHOLD");
   card.copied_bytes = copied ? std::strtoull(copied, nullptr, 0) : 0;
+  card.splits = !equals(std::getenv("FSDP_NCCL_BLOCKING"), "0");
   card.ordered = equals(std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT"), "1");
   return card;
 }
@@ -76,7 +77,8 @@ std::string find_obstacle(Team &host, const std::vector<Card> &cards, bool &shar
                          version_text(cards[0].version), host.world_rank(r), version_text(cards[r].version));
     if (!same_settings(cards[r], cards[0]))
       return format_text(
-          "FSDP_NCCL_WINDOWS, FSDP_NCCL_COPY_ENGINES, NCCL_LAUNCH_ORDER_IMPLICIT or a number of blocks "
+          "FSDP_NCCL_WINDOWS, FSDP_NCCL_COPY_ENGINES, FSDP_NCCL_BLOCKING, NCCL_LAUNCH_ORDER_IMPLICIT or a number of "
+          "blocks "
           "(FSDP_NCCL_..._CTAS, FSDP_NCCL_CGA_CLUSTER_SIZE) differs between rank {} and rank {}",
           host.world_rank(0), host.world_rank(r));
     for (uint32_t other = 0; other < r; ++other) {
@@ -103,6 +105,7 @@ Features choose_features(const Library &library, const Card &card, bool share, b
   features.copy_engines = features.windows && card.copy_engines && library.since(Library::copy_engines);
   const bool by_environment = card.ordered && library.since(Library::launch_order_by_environment);
   features.order_implicit = !share && (library.since(Library::launch_order_in_config) || by_environment);
+  features.splits = card.splits;
   features.blocks = card.blocks;
   return features;
 }
@@ -141,12 +144,14 @@ void note(Choice &choice, const Card &card, bool unasked) {
   const Features &features = choice.features;
   const std::string blocks = text_of(features.blocks);
   choice.notes.push_back(
-      {FSDP_LOG_INFO,
-       format_text("NCCL {} ({}, {}): memory is registered as {}{}, gathers are by {}, launches are ordered by {}{}{}",
-                   version_text(library.version), library.path, library.found, features.windows ? "windows" : "buffers",
-                   no_windows(features, card, unasked),
-                   features.copy_engines ? "copy engines where NCCL can" : "kernels",
-                   features.order_implicit ? "NCCL" : "events", blocks.empty() ? "" : ", ", blocks)});
+      {FSDP_LOG_INFO, format_text("NCCL {} ({}, {}): memory is registered as {}{}, gathers are by {}, launches are "
+                                  "ordered by {} and made by {}{}{}",
+                                  version_text(library.version), library.path, library.found,
+                                  features.windows ? "windows" : "buffers", no_windows(features, card, unasked),
+                                  features.copy_engines ? "copy engines where NCCL can" : "kernels",
+                                  features.order_implicit ? "NCCL" : "events",
+                                  features.splits ? "the thread that calls" : "threads of NCCL's",
+                                  blocks.empty() ? "" : ", ", blocks)});
   if (const std::string what = deaf_to_aborts(library, features, unasked); !what.empty())
     choice.notes.push_back(
         {FSDP_LOG_WARNING,

@@ -48,17 +48,12 @@ Connection::Connection(std::shared_ptr<const Library> library, ConnectionPlan pl
       plan_(std::move(plan)),
       device_(device),
       waiter_(waiter),
-      handle_(std::make_shared<Handle>(library_, plan_.name)),
+      handle_(std::make_shared<Handle>(library_, plan_.name, plan_.splits)),
       memory_(std::make_shared<std::vector<std::unique_ptr<Registered>>>()) {
   handle_->keep(memory_);
 }
 
 Connection::~Connection() { Handle::abort(handle_); }
-
-Comm *Connection::alive(const std::string &what) const {
-  if (Comm *comm = handle_->comm()) return comm;
-  fail_ended(what);
-}
 
 void Connection::fail_ended(const std::string &what) const {
   waiter_.failure().check();
@@ -99,16 +94,29 @@ void Connection::settle(const char *function, const std::string &what, uint32_t 
                         const std::function<void()> &look) {
   const auto done = [&] {
     Result state = success;
-    call(function, what, [&](Comm *comm) { return state = state_of(comm, function, what); });
+    call_parent(function, what, [&](Comm *comm) { return state = state_of(comm, function, what); });
     return state == success;
   };
   poll_until(done, function, what, timeout_ms, look);
 }
 
-Config Connection::config() const {
+void Connection::perform(const char *function, const std::string &what, uint32_t timeout_ms,
+                         const std::function<void()> &look, const Aside::Body &body) {
+  if (!plan_.splits) {
+    call(function, what, [&](Comm *comm) { return body(*handle_, comm); });
+    return settle(function, what, timeout_ms, look);
+  }
+  aside_ = Aside::start(handle_, device_.index(), body);
+  poll_until([&] { return aside_->done(); }, function, what, timeout_ms, look);
+  if (!aside_->called()) fail_ended(what);
+  check(aside_->result(), function, what, nullptr);
+}
+
+Config Connection::config(bool blocking) const {
   Config config;
   config.version = static_cast<unsigned>(std::min(library_->version, Config::latest));
-  config.blocking = 0;
+  config.blocking = blocking;
+  if (plan_.splits && !blocking) config.split_share = 1;
   config.comm_name = handle_->name();
   apply(plan_.blocks, config);
   if (plan_.copy_engines && library_->since(Library::copy_engines)) config.cta_policy = cta_policy_zero;
@@ -117,12 +125,11 @@ Config Connection::config() const {
 }
 
 // Nobody but an abort knows of it before it is made.
-void Connection::join(const UniqueId &id, uint32_t timeout_ms) {
-  const std::string what = format_text("NCCL communicator '{}' of {} ranks", plan_.name, plan_.ranks);
+void Connection::make(const UniqueId &id, const std::string &what, uint32_t timeout_ms) {
   constexpr auto function = "ncclCommInitRankConfig";
-  Config config = this->config();
+  Config config = this->config(false);
   device_.with_current([&] {
-    const auto lock = handle_->enter();
+    const auto lock = handle_->enter_parent();
     if (handle_->ending()) fail_ended(what);  // whoever aborted it waits for nothing
     check(library_->ncclCommInitRankConfig(handle_->slot(), plan_.ranks, id, plan_.rank, &config), function, what,
           nullptr);
@@ -131,35 +138,69 @@ void Connection::join(const UniqueId &id, uint32_t timeout_ms) {
   const auto made = [&] {
     bool done = false;
     device_.with_current([&] {
-      const auto lock = handle_->enter();
+      const auto lock = handle_->enter_parent();
       Comm *comm = handle_->written();
       done = comm && !handle_->ending() && state_of(comm, function, what) == success;
     });
     return done;
   };
   poll_until(made, function, what, timeout_ms, [this] { waiter_.poll(); });
+  handle_->keep_parent();
+}
+
+void Connection::split(const std::string &what, uint32_t timeout_ms) {
+  constexpr auto function = "ncclCommSplit";
+  Config config = this->config(true);
+  call_parent(function, what, [&](Comm *parent) {
+    return library_->ncclCommSplit(parent, 0, plan_.rank, handle_->child_slot(), &config);
+  });
+  settle(function, what, timeout_ms, [this] { waiter_.poll(); });
+}
+
+void Connection::join(const UniqueId &id, uint32_t timeout_ms) {
+  const std::string what = format_text("NCCL communicator '{}' of {} ranks", plan_.name, plan_.ranks);
+  make(id, what, timeout_ms);
+  if (plan_.splits) split(what, timeout_ms);
   handle_->publish();
 }
 
+// A child's call that an abort has ended fails with an error that says nothing: the context knows the cause.
 void Connection::launch(const std::string &what, const std::function<void(Comm *)> &enqueue) {
-  call("ncclGroupEnd", what, [&](Comm *comm) {
-    NcclGroup group(*this, what, comm);
-    enqueue(comm);
-    group.end();
-    return success;
-  });
-  settle("ncclGroupEnd", what, waiter_.timeout_ms(), [this] { waiter_.poll(); });
+  try {
+    call("ncclGroupEnd", what, [&](Comm *comm) {
+      NcclGroup group(*this, what, comm);
+      enqueue(comm);
+      group.end();
+      return success;
+    });
+  } catch (const Error &) {
+    waiter_.failure().check();
+    throw;
+  }
+  if (!plan_.splits) settle("ncclGroupEnd", what, waiter_.timeout_ms(), [this] { waiter_.poll(); });
 }
 
+// The child is its caller's until it is destroyed, and an abort's if one has come before.
 bool Connection::finish(uint32_t timeout_ms) noexcept {
   try {
     const std::string what = format_text("the end of NCCL communicator '{}'", plan_.name);
+    const auto look = [this] { waiter_.failure().check(); };
     for (auto &registered : *memory_)
       if (!deregister(*registered)) return false;
     memory_->clear();
-    call("ncclCommFinalize", what, [&](Comm *comm) { return library_->ncclCommFinalize(comm); });
-    settle("ncclCommFinalize", what, timeout_ms, [this] { waiter_.failure().check(); });
-    call("ncclCommDestroy", what, [&](Comm *) { return library_->ncclCommDestroy(handle_->leave()); });
+    if (plan_.splits)
+      perform("ncclCommFinalize", what, timeout_ms, look, [library = library_.get()](Handle &handle, Comm *comm) {
+        if (const Result result = library->ncclCommFinalize(comm); result != success) return result;
+        Comm *child = handle.leave_child();
+        return child ? library->ncclCommDestroy(child) : success;
+      });
+    call_parent("ncclCommFinalize", what, [&](Comm *comm) { return library_->ncclCommFinalize(comm); });
+    settle("ncclCommFinalize", what, timeout_ms, look);
+    call_parent("ncclCommDestroy", what, [&](Comm *) {
+      Comm *parent = handle_->leave_parent();
+      return parent ? library_->ncclCommDestroy(parent) : success;
+    });
+    handle_->finish();
     return true;
   } catch (const std::exception &) {
     return false;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// One NCCL communicator of this rank, as its caller uses it. It is non-blocking: a call may return while a thread of
-// NCCL's is still at it, and the next one waits until that is done. How it ends, and who else knows it: handle.h.
+// One NCCL communicator of this rank, as its caller uses it. Launches are made by the caller's own thread, over a
+// communicator that blocks; what waits for peers by its nature runs on a thread aside (aside.h). Where the plan has no
+// such child, calls may return while a thread of NCCL's is still at it, and the next one waits until that is done. How
+// it ends, and who else knows it: handle.h.
 #pragma once
 
 #include <chrono>
@@ -10,6 +12,7 @@
 #include <vector>
 
 #include "base/failure.h"
+#include "comm/nccl/aside.h"
 #include "comm/nccl/block_limits.h"
 #include "comm/nccl/call.h"
 #include "comm/nccl/handle.h"
@@ -26,6 +29,7 @@ struct ConnectionPlan {
   uint32_t world_rank = 0;
   bool copy_engines = false;    // for gathers, where the version can
   bool order_implicit = false;  // NCCL keeps the order of launches itself
+  bool splits = true;           // launches are of a child that blocks
   BlockLimits blocks = {};
 };
 
@@ -74,17 +78,24 @@ class Connection {
     Window *window = nullptr;
   };
 
-  Comm *alive(const std::string &what) const;
   [[noreturn]] void fail_ended(const std::string &what) const;
   template <class Function>
   void call(const char *function, const std::string &what, Function &&body);
-  // Until the last call is done, at most so long. look: called meanwhile, throws what ends the wait.
+  template <class Function>
+  void call_parent(const char *function, const std::string &what, Function &&body);
+  // What may wait for peers: called and done when it returns, at most so long. look: called meanwhile, throws what ends
+  // the wait.
+  void perform(const char *function, const std::string &what, uint32_t timeout_ms, const std::function<void()> &look,
+               const Aside::Body &body);
+  // Until the last call is done, which was the parent's where there is a child.
   void settle(const char *function, const std::string &what, uint32_t timeout_ms, const std::function<void()> &look);
   template <class Step>
   void poll_until(Step &&step, const char *function, const std::string &what, uint32_t timeout_ms,
                   const std::function<void()> &look) const;
   Result state_of(Comm *comm, const char *function, const std::string &what) const;
-  Config config() const;
+  Config config(bool blocking) const;
+  void make(const UniqueId &id, const std::string &what, uint32_t timeout_ms);
+  void split(const std::string &what, uint32_t timeout_ms);
   void call_register(Registered &added, uint64_t bytes, bool windows, uint32_t timeout_ms);
   bool is_spoilt() noexcept;
   bool deregister(Registered &registered) noexcept;
@@ -94,6 +105,7 @@ class Connection {
   const device::Device &device_;
   const Waiter &waiter_;
   std::shared_ptr<Handle> handle_;
+  std::shared_ptr<Aside> aside_;  // the last call of its kind: nobody else may be in NCCL before it is done
   bool captured_ = false;
   // NCCL may write a window after the call: it lives as long as the handle does.
   std::shared_ptr<std::vector<std::unique_ptr<Registered>>> memory_;
@@ -103,7 +115,19 @@ template <class Function>
 void Connection::call(const char *function, const std::string &what, Function &&body) {
   const auto locked = [&] {
     const auto lock = handle_->enter();
-    Comm *comm = alive(what);
+    Comm *comm = handle_->comm();
+    if (!comm) fail_ended(what);
+    check(body(comm), function, what, comm);
+  };
+  device_.with_current(std::ref(locked));
+}
+
+template <class Function>
+void Connection::call_parent(const char *function, const std::string &what, Function &&body) {
+  const auto locked = [&] {
+    const auto lock = handle_->enter_parent();
+    Comm *comm = handle_->parent();
+    if (!comm) fail_ended(what);
     check(body(comm), function, what, comm);
   };
   device_.with_current(std::ref(locked));

@@ -34,6 +34,8 @@ int32_t gpu_generation(int32_t index) {
   return major;
 }
 
+void make_current(int32_t index) noexcept { (void)cudaSetDevice(index); }
+
 void allow_calls_during_captures() noexcept {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   (void)cudaThreadExchangeStreamCaptureMode(&mode);

@@ -16,6 +16,9 @@ GpuIdentity gpu_identity(int32_t index);
 // The major number of its compute capability.
 int32_t gpu_generation(int32_t index);
 
+// For a thread that works for NCCL and nothing else.
+void make_current(int32_t index) noexcept;
+
 // This thread asks about events while another one captures: that must not spoil the capture.
 void allow_calls_during_captures() noexcept;
 

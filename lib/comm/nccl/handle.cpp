@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include <thread>
+#include <utility>
 
 #include "base/library_thread.h"
 #include "comm/nccl/cuda.h"
@@ -16,28 +17,41 @@ constexpr auto handle_patience = std::chrono::seconds(10);
 
 }  // namespace
 
-Comm *Handle::written() noexcept { return __atomic_load_n(&slot_, __ATOMIC_ACQUIRE); }
+void Handle::keep_parent() noexcept {
+  const std::lock_guard lock(parent_.mutex);
+  parent_.comm = parent_.written();
+}
 
 void Handle::publish() noexcept {
-  const std::lock_guard lock(mutex_);
-  comm_ = written();
+  {
+    const std::lock_guard lock(child_.mutex);
+    child_.comm = child_.written();
+  }
   watch(true);
 }
 
-Comm *Handle::leave() noexcept {
-  Comm *comm = comm_;
-  comm_ = nullptr;
-  started_ = false;
-  ending_.store(true, std::memory_order_release);
-  ended_.store(true, std::memory_order_release);
+Comm *Handle::leave(Entry &entry) noexcept {
+  if (ending()) return nullptr;
+  entry.slot = nullptr;
+  return std::exchange(entry.comm, nullptr);
+}
+
+Comm *Handle::leave_parent() noexcept {
+  Comm *comm = leave(parent_);
+  if (comm) started_ = false;  // nothing is left to abort
   return comm;
 }
 
+void Handle::finish() noexcept {
+  ending_.store(true, std::memory_order_release);
+  ended_.store(true, std::memory_order_release);
+}
+
 std::optional<Result> Handle::look() noexcept {
-  const std::unique_lock lock(mutex_, std::try_to_lock);
+  const std::unique_lock lock(launching().mutex, std::try_to_lock);
   if (!lock.owns_lock() || !comm() || !watched_.load(std::memory_order_acquire)) return std::nullopt;
   Result state = success;
-  const Result result = library_->ncclCommGetAsyncError(comm_, &state);
+  const Result result = library_->ncclCommGetAsyncError(comm(), &state);
   const Result found = result != success ? result : state;
   if (found != success && found != in_progress) return believes() ? std::optional(found) : std::nullopt;
   found_since_.reset();
@@ -71,11 +85,11 @@ void *Handle::work(void *argument) {
   return nullptr;
 }
 
-// Nobody enters NCCL with it any more: comm() is NULL. One that is being made can be aborted as soon as it is known.
-Comm *Handle::take(bool &known) noexcept {
+// Nobody enters NCCL with it any more: parent() is NULL. One that is being made can be aborted as soon as it is known.
+Comm *Handle::take_parent(bool &known) noexcept {
   {
-    const std::lock_guard lock(mutex_);
-    comm_ = nullptr;
+    const std::lock_guard lock(parent_.mutex);
+    parent_.comm = nullptr;
     if (!started_) return nullptr;
   }
   const auto last = std::chrono::steady_clock::now() + handle_patience;
@@ -85,9 +99,18 @@ Comm *Handle::take(bool &known) noexcept {
   return comm;
 }
 
+// Whoever is in a call of it comes out, since its parent has been aborted. One whose split has not ended NCCL has given
+// back itself.
+Comm *Handle::take_child() noexcept {
+  const std::lock_guard lock(child_.mutex);
+  child_.comm = nullptr;
+  return child_.written();
+}
+
 bool Handle::end() noexcept {
   bool known = true;
-  if (Comm *comm = take(known)) (void)library_->ncclCommAbort(comm);
+  if (Comm *parent = take_parent(known)) (void)library_->ncclCommAbort(parent);
+  if (Comm *child = take_child()) (void)library_->ncclCommAbort(child);
   ended_.store(true, std::memory_order_release);
   return known;
 }

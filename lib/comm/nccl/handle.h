@@ -4,6 +4,11 @@
 // wait for peers until they are told to quit themselves; and for graphs. So every abort has a thread of its own.
 // From 2.22 on NCCL also takes several as one group, where the second still is told only after the first has joined
 // threads of its own.
+//
+// One that does not block has NCCL start a thread for every launch. So launches are of a child that blocks, split off a
+// parent that does not, with which it shares its flag of being aborted (splitShare): an abort of the parent ends what
+// the child has on the GPU, and what a caller waits for in a call of the child; then nobody is in the child, and it is
+// aborted as well. Without the parent an abort would take away the child's memory from under its caller.
 #pragma once
 
 #include <atomic>
@@ -20,28 +25,36 @@ namespace fsdp::comm::nccl {
 
 class Handle {
  public:
-  Handle(std::shared_ptr<const Library> library, std::string name)
-      : library_(std::move(library)), name_(std::move(name)) {}
+  // splits: whether there is a child; else the parent is what launches.
+  Handle(std::shared_ptr<const Library> library, std::string name, bool splits)
+      : library_(std::move(library)), name_(std::move(name)), splits_(splits) {}
   Handle(const Handle &) = delete;
   Handle &operator=(const Handle &) = delete;
 
   // What NCCL keeps pointers to: the name, and whatever else there is.
   const char *name() const noexcept { return name_.c_str(); }
   void keep(std::shared_ptr<void> what) noexcept { kept_ = std::move(what); }
+  bool splits() const noexcept { return splits_; }
 
-  // -- the caller's thread --
-  // Nobody is in NCCL with this communicator while somebody holds it. An abort waits for it, and NCCL's calls are not
-  // blocking.
-  std::unique_lock<std::mutex> enter() { return std::unique_lock(mutex_); }
+  // -- the caller's thread, or one that works for it --
+  // Nobody else is in NCCL with the communicator that launches while somebody holds it. An abort waits for it: calls
+  // of a parent are not blocking, and those of a child end with its parent.
+  std::unique_lock<std::mutex> enter() { return std::unique_lock(launching().mutex); }
   // With the lock; NULL: it is not there yet, or is being aborted, or has ended.
-  Comm *comm() const noexcept { return ending() ? nullptr : comm_; }
+  Comm *comm() const noexcept { return ending() ? nullptr : launching().comm; }
   bool ending() const noexcept { return ending_.load(std::memory_order_acquire); }
-  // With the lock, to make one: where NCCL writes which one it is, during the call or later, from a thread of its own.
-  // started: the call has been accepted, so that there is something to abort.
-  Comm **slot() noexcept { return &slot_; }
+  // The same for the parent, which is the same one where there is no child.
+  std::unique_lock<std::mutex> enter_parent() { return std::unique_lock(parent_.mutex); }
+  Comm *parent() const noexcept { return ending() ? nullptr : parent_.comm; }
+  // With the parent's lock, to make one: where NCCL writes which one it is, during the call or later, from a thread of
+  // its own. started: the call has been accepted, so that there is something to abort.
+  Comm **slot() noexcept { return &parent_.slot; }
   void start() noexcept { started_ = true; }
-  Comm *written() noexcept;
-  // It is made: calls are possible, and others look at it.
+  Comm *written() noexcept { return parent_.written(); }
+  Comm **child_slot() noexcept { return &child_.slot; }
+  // The parent is made: a child can be split off it.
+  void keep_parent() noexcept;
+  // All is made: calls are possible, and others look at it.
   void publish() noexcept;
   // Whether others look: not while the caller tries what may fail.
   void watch(bool watched) noexcept { watched_.store(watched, std::memory_order_release); }
@@ -49,8 +62,11 @@ class Handle {
   void doubt(std::chrono::milliseconds patience) noexcept {
     doubt_ms_.store(patience.count(), std::memory_order_release);
   }
-  // With the lock: ncclCommDestroy comes next.
-  Comm *leave() noexcept;
+  // With the lock of each: ncclCommDestroy comes next, of the child first. NULL: an abort has come before.
+  Comm *leave_child() noexcept { return leave(child_); }
+  Comm *leave_parent() noexcept;
+  // All have ended in good order.
+  void finish() noexcept;
 
   // -- any thread --
   // What NCCL found since; nothing while the caller is in NCCL and hears of it itself.
@@ -62,18 +78,29 @@ class Handle {
   bool await_end(std::chrono::milliseconds patience) const noexcept;
 
  private:
+  struct Entry {
+    std::mutex mutex;
+    Comm *slot = nullptr;  // NCCL's to write: read by written() alone
+    Comm *comm = nullptr;  // that calls may be made with; under the lock
+
+    Comm *written() noexcept { return __atomic_load_n(&slot, __ATOMIC_ACQUIRE); }
+  };
+
+  Entry &launching() noexcept { return splits_ ? child_ : parent_; }
+  const Entry &launching() const noexcept { return splits_ ? child_ : parent_; }
+  Comm *leave(Entry &entry) noexcept;
   static void *work(void *handle);
   bool end() noexcept;
-  Comm *take(bool &known) noexcept;
+  Comm *take_parent(bool &known) noexcept;
+  Comm *take_child() noexcept;
   bool believes() noexcept;
 
   std::shared_ptr<const Library> library_;
   const std::string name_;
+  const bool splits_;
   std::shared_ptr<void> kept_;
-  std::mutex mutex_;
-  Comm *slot_ = nullptr;  // NCCL's to write: read by written() alone
-  Comm *comm_ = nullptr;
-  bool started_ = false;
+  Entry parent_, child_;
+  bool started_ = false;  // under the parent's lock
   std::atomic<int64_t> doubt_ms_{0};
   std::optional<std::chrono::steady_clock::time_point> found_since_;  // under the lock
   std::atomic<bool> watched_{false}, ending_{false}, ended_{false};

@@ -53,11 +53,14 @@ void Launches::add_to_history(uint64_t what) noexcept {
 void Launches::run(device::Stream &stream, const std::function<void(Comm *)> &enqueue) {
   try {
     if (stream.capture_id()) connection_->note_capture();
+    mark_launching(true);
     connection_->launch(what_, enqueue);
   } catch (const Error &error) {
+    mark_launching(false);
     failure_.set(error);
     throw;
   }
+  mark_launching(false);
   if (order_) order_->leave(stream);
 }
 
@@ -117,20 +120,33 @@ Clock::duration Launches::stalled() {
   return Clock::now() - stalled_since_;
 }
 
+void Launches::mark_launching(bool launching) {
+  const std::lock_guard lock(mutex_);
+  launching_since_ = launching ? std::optional(Clock::now()) : std::nullopt;
+}
+
+Clock::duration Launches::held() const {
+  return launching_since_ ? Clock::now() - *launching_since_ : Clock::duration();
+}
+
 std::optional<Error> Launches::look() noexcept {
   const std::shared_ptr<Handle> handle = this->handle();
   if (const auto found = handle->look())
     return error_of(*library_, nullptr, *found,
                     {"ncclCommGetAsyncError", format_text("NCCL communicator '{}'", handle->name()), world_rank_});
   const std::lock_guard lock(mutex_);
-  if (stalled() < std::chrono::milliseconds(waiter_.timeout_ms())) return std::nullopt;
+  const std::chrono::milliseconds timeout(waiter_.timeout_ms());
+  const bool stuck = stalled() >= timeout;
+  if (!stuck && held() < timeout) return std::nullopt;
   return Error(FSDP_TIMEOUT,
-               format_text("{}: rank {} has waited for its peers on the GPU for {} ms; NCCL does not say for which",
-                           slot(oldest_).what, world_rank_, waiter_.timeout_ms()));
+               format_text("{}: rank {} has waited for its peers {} for {} ms; NCCL does not say for which",
+                           slot(stuck ? oldest_ : next_).what, world_rank_,
+                           stuck ? "on the GPU" : "in NCCL, which connects them,", waiter_.timeout_ms()));
 }
 
 std::string Launches::awaited() const {
   const std::lock_guard lock(mutex_);
+  if (held() >= patience) return slot(next_).what;
   if (stalled_at_ != oldest_ || Clock::now() - stalled_since_ < patience) return {};
   return slot(stalled_at_).what;
 }

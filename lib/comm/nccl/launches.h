@@ -73,6 +73,9 @@ class Launches final : public Guarded {
   bool done(uint64_t number) const { return slot(number).end->done(); }
   void add_to_history(uint64_t what) noexcept;
   Clock::duration stalled();
+  // How long the caller has been in NCCL with a launch, which waits there for peers that are not connected yet.
+  Clock::duration held() const;
+  void mark_launching(bool launching);
 
   // The caller's; replaced under the lock, under which the guard takes the handle.
   std::unique_ptr<Connection> connection_;
@@ -93,6 +96,7 @@ class Launches final : public Guarded {
   uint64_t next_ = 0;    // the number of the collective that comes; written under the lock
   uint64_t oldest_ = 0;  // all before are done, or forgotten; under the lock, as what follows
   uint64_t stalled_at_ = UINT64_MAX;
+  std::optional<Clock::time_point> launching_since_;
   Clock::time_point stalled_since_;
 };
 

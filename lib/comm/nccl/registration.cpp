@@ -12,12 +12,12 @@ constexpr uint32_t forget_ms = 1000;
 
 void Connection::call_register(Registered &added, uint64_t bytes, bool windows, uint32_t timeout_ms) {
   const std::string what = format_text("memory of NCCL communicator '{}'", plan_.name);
-  const char *function = windows ? "ncclCommWindowRegister" : "ncclCommRegister";
-  call(function, what, [&](Comm *comm) {
-    return windows ? library_->ncclCommWindowRegister(comm, added.data, bytes, &added.window, window_symmetric)
-                   : library_->ncclCommRegister(comm, added.data, bytes, &added.handle);
-  });
-  settle(function, what, timeout_ms, [this] { waiter_.poll(); });
+  const auto body = [library = library_.get(), to = &added, bytes, windows](Handle &, Comm *comm) {
+    return windows ? library->ncclCommWindowRegister(comm, to->data, bytes, &to->window, window_symmetric)
+                   : library->ncclCommRegister(comm, to->data, bytes, &to->handle);
+  };
+  perform(
+      windows ? "ncclCommWindowRegister" : "ncclCommRegister", what, timeout_ms, [this] { waiter_.poll(); }, body);
 }
 
 Registration Connection::register_memory(void *data, uint64_t bytes, bool windows, uint32_t timeout_ms,
@@ -39,6 +39,7 @@ Registration Connection::register_memory(void *data, uint64_t bytes, bool window
 
 // An error that NCCL keeps is what every later call returns; and what is in progress cannot be taken back.
 bool Connection::is_spoilt() noexcept {
+  if (aside_ && !aside_->done()) return true;
   try {
     Result state = success;
     call("ncclCommGetAsyncError", "memory", [&](Comm *comm) { return state = state_of(comm, "memory", "memory"); });
@@ -52,12 +53,13 @@ bool Connection::deregister(Registered &registered) noexcept {
   if (!registered.handle && !registered.window) return true;
   const std::string what = "memory that NCCL forgets";
   const char *function = registered.window ? "ncclCommWindowDeregister" : "ncclCommDeregister";
+  const auto body = [library = library_.get(), window = registered.window, buffer = registered.handle](Handle &,
+                                                                                                       Comm *comm) {
+    return window ? library->ncclCommWindowDeregister(comm, window) : library->ncclCommDeregister(comm, buffer);
+  };
   try {
-    call(function, what, [&](Comm *comm) {
-      return registered.window ? library_->ncclCommWindowDeregister(comm, registered.window)
-                               : library_->ncclCommDeregister(comm, registered.handle);
-    });
-    settle(function, what, forget_ms, [this] { waiter_.failure().check(); });
+    perform(
+        function, what, forget_ms, [this] { waiter_.failure().check(); }, body);
     return true;
   } catch (const std::exception &) {
     return false;

@@ -46,7 +46,7 @@ UniqueId Seat::share_id(const std::string &what) {
 
 ConnectionPlan Seat::plan(const std::string &name, bool copy_engines) const {
   return {name,         static_cast<int>(size()), static_cast<int>(rank()), host_->world_rank(rank()),
-          copy_engines, features_.order_implicit, features_.blocks};
+          copy_engines, features_.order_implicit, features_.splits,         features_.blocks};
 }
 
 // Sooner than the others' wait for this rank's word ends.

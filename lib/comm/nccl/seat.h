@@ -19,6 +19,7 @@ struct Features {
   bool windows = false;         // memory is registered as windows, else as buffers
   bool copy_engines = false;    // gathers
   bool order_implicit = false;  // NCCL keeps the order of launches
+  bool splits = true;           // launches are made by the thread that calls, over communicators that block
   BlockLimits blocks;
 };
 

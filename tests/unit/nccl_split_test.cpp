@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launches on the calling thread, over a communicator that blocks: who waits in NCCL for peers is freed as one whose
+// GPU waits for them.
+#include <atomic>
+
+#include "nccl_bench.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+void wait_for_failure(NcclRank &mine, double most_seconds) {
+  const auto start = std::chrono::steady_clock::now();
+  while (!mine.failure.failed() && seconds_since(start) < most_seconds) std::this_thread::sleep_for(1ms);
+}
+
+// NCCL starts one for each launch of a communicator that does not block.
+TEST_F(NcclTest, LaunchesStartNoThread) {
+  for (const bool blocking : {true, false}) {
+    control().reset();
+    if (!blocking) ::setenv("FSDP_NCCL_BLOCKING", "0", 1);
+    expect_well(run_ranks({2}, [](NcclRank &mine) {
+      Bench bench(mine);
+      for (int i = 0; i < 3; ++i) bench.gather();
+      mine.synchronize(*bench.stream);
+    }));
+    EXPECT_EQ(control().count(Count::launches), 6);
+    EXPECT_EQ(control().count(Count::launch_threads), blocking ? 0 : 6);
+    EXPECT_EQ(control().count(Count::finished), 2);
+  }
+}
+
+// Nobody else ends it: its caller is the only one there is.
+TEST_F(NcclTest, ALaunchThatWaitsForPeersInNcclIsATimeout) {
+  const auto problems = run_ranks({2, 3000}, [](NcclRank &mine) {
+    Bench bench(mine);
+    if (mine.rank() == 0) {
+      control().set(Knob::hang_launch, 1);
+      const auto start = std::chrono::steady_clock::now();
+      const Error error = error_of([&] { bench.gather(); });
+      EXPECT_GT(seconds_since(start), 2.9);
+      EXPECT_LT(seconds_since(start), 6);
+      throw error;
+    }
+    wait_for_failure(mine, 10);
+  });
+  EXPECT_EQ(problems[0].status, FSDP_TIMEOUT) << problems[0].message;
+  EXPECT_TRUE(has(problems[0], "all_gather of 'layer.3' (#0, 4096 bytes)")) << problems[0].message;
+  EXPECT_TRUE(has(problems[0], "in NCCL, which connects them")) << problems[0].message;
+}
+
+// ... and sooner, where the peer is known not to come.
+TEST_F(NcclTest, APeerThatHasLeftIsNamedWhileTheCallerIsInNccl) {
+  const auto problems = run_ranks({2, 20'000}, [](NcclRank &mine) {
+    {
+      Bench bench(mine);
+      mine.meet();
+      if (mine.rank() == 0) {
+        control().set(Knob::hang_launch, 1);
+        const auto start = std::chrono::steady_clock::now();
+        const Error error = error_of([&] { bench.gather(); });
+        EXPECT_LT(seconds_since(start), 8);
+        throw error;
+      }
+    }
+    mine.world->leave();
+  });
+  EXPECT_EQ(problems[0].status, FSDP_PEER_FAILED) << problems[0].message;
+  EXPECT_TRUE(has(problems[0], "rank 1 has closed its context")) << problems[0].message;
+}
+
+// What fails the context is what the caller hears, not what NCCL says of the abort.
+TEST_F(NcclTest, ACallerInNcclHearsTheCause) {
+  for (const bool blocking : {true, false}) {
+    if (!blocking) ::setenv("FSDP_NCCL_BLOCKING", "0", 1);
+    const auto problems = run_ranks({2}, [](NcclRank &mine) {
+      Bench bench(mine);
+      mine.meet();
+      if (mine.rank() == 0) control().set(Knob::hang_launch, 1);
+      mine.meet();
+      std::thread fails([&] {
+        std::this_thread::sleep_for(200ms);
+        mine.failure.set(Error(FSDP_ABORTED, "the test aborts"));
+      });
+      const auto start = std::chrono::steady_clock::now();
+      const Error error = error_of([&] {
+        bench.gather();
+        mine.synchronize(*bench.stream);
+      });
+      EXPECT_LT(seconds_since(start), 5);
+      fails.join();
+      throw error;
+    });
+    for (const Error &error : problems) EXPECT_TRUE(has(error, "the test aborts")) << error.message;
+  }
+}
+
+TEST_F(NcclTest, ASplitThatARankDoesNotComeToIsATimeout) {
+  control().set(Knob::hang_split_rank, 2);
+  const auto start = std::chrono::steady_clock::now();
+  for (const Error &error : run_ranks({2, 4000}, [](NcclRank &mine) { Bench bench(mine); }))
+    EXPECT_TRUE(has(error, "ncclCommSplit of NCCL")) << error.message;
+  EXPECT_LT(seconds_since(start), 8);
+  EXPECT_EQ(control().count(Count::aborts), 2);
+}
+
+TEST_F(NcclTest, ACommunicatorThatIsBeingSplitIsAborted) {
+  control().set(Knob::hang_split_rank, 2);
+  std::atomic<bool> all = false;  // exist; some of them may have ended since
+  for (const Error &error : run_ranks({2}, [&](NcclRank &mine) {
+         std::thread fails([&] {
+           const auto start = std::chrono::steady_clock::now();
+           while (!all && seconds_since(start) < 10) {
+             std::this_thread::sleep_for(1ms);
+             if (control().count(Count::communicators) == 4) all = true;
+           }
+           mine.failure.set(Error(FSDP_ABORTED, "the test aborts"));
+         });
+         const Error error = error_of([&] { Bench bench(mine); });
+         fails.join();
+         throw error;
+       }))
+    EXPECT_TRUE(has(error, "the test aborts")) << error.message;
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test
