@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Order of work over streams and events of the CUDA device, and that streams call the kernels that they should.
+#include <functional>
 #include "base/dtype.h"
+
 #include "cuda_fixture.h"
 #include "device/host/kernels.h"
 
@@ -112,6 +114,73 @@ TEST_F(CudaStreamTest, AnEventRecordedOnTwoStreamsIsDoneAfterBoth) {
 }
 
 // The wrappers of callers' streams are few, and the streams may be many and short-lived.
+// What the host sees of a record is not what it saw of one before, also where somebody else has enqueued work between.
+TEST_F(CudaStreamTest, ARecordIsDoneAfterWhatWasEnqueuedByItsHandle) {
+  CudaContext context;
+  const auto stream = context.device->create_stream("test");
+  const auto before = context.device->create_event(), after = context.device->create_event();
+  stream->record(*before);
+  context.device->synchronize(*before);
+  ASSERT_EQ(0, cuda::kernels::delay(static_cast<cudaStream_t>(stream->handle()), 200'000));
+  stream->record(*after);
+  EXPECT_FALSE(after->done());
+  stream->record(*before);  // nothing is between the two
+  EXPECT_FALSE(before->done());
+  context.device->synchronize(*after);
+  context.device->synchronize(*before);
+}
+
+#ifdef FSDP_TEST_SIMULATED_CUDA
+// A stream writes a word for the host once, however many records come one after the other; work, a wait, a lane and
+// whoever asks for the handle come between.
+TEST_F(CudaStreamTest, RecordsThatNothingIsBetweenShareAWord) {
+  CudaContext context;
+  const auto stream = context.device->create_stream("test"), other = context.device->create_stream("other");
+  const auto memory = context.device->allocate(4096, "test");
+  const auto lane = context.device->create_host_lane("lane");
+  const auto one = context.device->create_event(), two = context.device->create_event(),
+             late = context.device->create_event();
+  const auto words_with = [&](const std::function<void()> &between) {
+    stream->record(*one);
+    const uint64_t words = simulated::calls("cuStreamWriteValue32");
+    between();
+    stream->record(*two);
+    context.device->synchronize(*two);
+    EXPECT_TRUE(one->done());
+    return simulated::calls("cuStreamWriteValue32") - words;
+  };
+  EXPECT_EQ(words_with([] {}), 0U);
+  EXPECT_EQ(words_with([&] { stream->fill(memory->data(), 0, 4096); }), 1U);
+  EXPECT_EQ(words_with([&] { (void)stream->handle(); }), 1U);
+  EXPECT_EQ(words_with([&] {
+              cuda::kernels::delay(static_cast<cudaStream_t>(other->handle()), 100'000);
+              other->record(*late);
+              stream->wait(*late);
+            }),
+            2U);
+  EXPECT_EQ(words_with([&] {
+              lane->wait(*late);
+              lane->stream().run([] { std::this_thread::sleep_for(std::chrono::milliseconds(50)); });
+              lane->release(*stream);
+            }),
+            1U);
+}
+
+// Streams of the program's own: nobody knows what it has enqueued between.
+TEST_F(CudaStreamTest, RecordsOnAStreamOfTheCallerShareNoWord) {
+  CudaContext context;
+  const OwnStream own;
+  const auto one = context.device->create_event(), two = context.device->create_event();
+  context.device->caller_stream(own.get()).record(*one);
+  const uint64_t words = simulated::calls("cuStreamWriteValue32");
+  own.be_late(100'000);
+  context.device->caller_stream(own.get()).record(*two);
+  EXPECT_EQ(simulated::calls("cuStreamWriteValue32"), words + 1);
+  EXPECT_FALSE(two->done());
+  context.device->synchronize(*two);
+}
+#endif
+
 TEST_F(CudaStreamTest, ManyStreamsOfTheCaller) {
   CudaContext context;
   const auto memory = context.device->allocate(4, "test");

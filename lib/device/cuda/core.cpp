@@ -88,12 +88,12 @@ bool Core::is_captured(cudaStream_t stream) const noexcept {
 }
 
 // A GPU that has gone on since it was given up is given its time again.
-bool Core::await_all(const std::vector<WordPool::AwaitedWord> &awaited) noexcept {
+bool Core::await_all(const std::vector<AwaitedWord> &awaited) noexcept {
   using std::chrono::milliseconds, std::chrono::steady_clock, std::chrono::duration_cast;
   if (late_.word && late_.written()) impatient_ = false;
   late_ = {};
   const auto end = steady_clock::now() + milliseconds(patience_ms());
-  for (const WordPool::AwaitedWord &next : awaited) {
+  for (const AwaitedWord &next : awaited) {
     const auto left = std::max(duration_cast<milliseconds>(end - steady_clock::now()), milliseconds(0));
     if (await_word(*next.word, next.count, *this, static_cast<uint32_t>(left.count()))) continue;
     late_ = next;

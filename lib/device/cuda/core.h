@@ -152,11 +152,11 @@ struct Core {
   // What is to be given back, and what must be written before.
   struct Due {
     std::vector<Remnant> remnants;
-    std::vector<WordPool::AwaitedWord> words;
+    std::vector<AwaitedWord> words;
   };
   bool mark_all(Due &due) noexcept;
   bool find_lost_streams();
-  bool await_all(const std::vector<WordPool::AwaitedWord> &awaited) noexcept;
+  bool await_all(const std::vector<AwaitedWord> &awaited) noexcept;
   void leave_the_rest() noexcept;
   void warn(uint64_t on_gpu, uint64_t pinned) const noexcept;
 
@@ -167,7 +167,7 @@ struct Core {
   std::vector<cudaStream_t> lost_streams_;
   bool lost_for_good_ = false;  // no memory to remember a stream by
   std::atomic<bool> impatient_{false};
-  WordPool::AwaitedWord late_;  // was waited for in vain
+  AwaitedWord late_;  // was waited for in vain
   // Behind nothing but itself: see check_gpu.
   mutable std::mutex probe_mutex_;  // nobody waits for it inside a wait
   cudaStream_t probe_stream_ = nullptr;

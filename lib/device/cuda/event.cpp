@@ -6,7 +6,10 @@
 namespace fsdp::device::cuda {
 
 CudaEvent::CudaEvent(Core &core)
-    : core_(core), word_(core.words.take()), count_(word_->value.load(std::memory_order_relaxed)) {
+    : core_(core),
+      word_(core.words.take()),
+      count_(word_->value.load(std::memory_order_relaxed)),
+      awaited_{word_, count_} {
   try {
     const QuietScope scope(core);
     core.check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags", "an event");
@@ -32,11 +35,11 @@ bool CudaEvent::done() const noexcept {
   return capture() == 0 && written();
 }
 
-// Two streams could write the word in either order: the later record comes after the earlier, whose word is written
-// before CUDA's event, so that who waits for that comes after the word too.
-void CudaEvent::record(cudaStream_t stream, uint64_t capture, const std::string &stream_name) {
+// CUDA's event comes behind the word, so that who waits for it comes after that too.
+AwaitedWord CudaEvent::record(cudaStream_t stream, uint64_t capture, const std::string &stream_name,
+                              const AwaitedWord *known) {
   if (capture == 0) {
-    write(stream, stream_name);
+    mark(stream, stream_name, known);
     on_host_ = false;
   }
   cudaEvent_t event = capture == 0 ? event_ : captured_event();
@@ -45,14 +48,25 @@ void CudaEvent::record(cudaStream_t stream, uint64_t capture, const std::string 
   if (capture == 0) behind_ = false;
   capture_ = capture;
   std::snprintf(stream_name_, sizeof stream_name_, "%s", stream_name.c_str());
+  return awaited_;
+}
+
+// Of two streams a later record comes after the earlier: else the two could write the word in either order.
+void CudaEvent::mark(cudaStream_t stream, const std::string &stream_name, const AwaitedWord *known) {
+  const bool moves = stream != stream_ && !written();
+  if (moves) enqueue_wait_outside(stream, stream_name);
+  if (known && !moves)
+    awaited_ = *known;
+  else
+    write(stream, stream_name);
+  stream_ = stream;
 }
 
 void CudaEvent::write(cudaStream_t stream, const std::string &stream_name) {
-  if (stream != stream_ && !written()) enqueue_wait_outside(stream, stream_name);
   core_.check(core_.driver.stream_write_value(stream, word_->address(), count_ + 1, CU_STREAM_WRITE_VALUE_DEFAULT),
               "cuStreamWriteValue32", stream_name);
   word_->expect(++count_);
-  stream_ = stream;
+  awaited_ = {word_, count_};
 }
 
 cudaEvent_t CudaEvent::captured_event() {
@@ -71,8 +85,9 @@ void CudaEvent::enqueue_wait(cudaStream_t stream, const std::string &stream_name
 // CUDA's event may be that of the record before: then who waits for it would come too early.
 void CudaEvent::enqueue_wait_outside(cudaStream_t stream, const std::string &stream_name) const {
   if (behind_)
-    core_.check(core_.driver.stream_wait_value(stream, word_->address(), count_, CU_STREAM_WAIT_VALUE_GEQ),
-                "cuStreamWaitValue32", stream_name);
+    core_.check(
+        core_.driver.stream_wait_value(stream, awaited_.word->address(), awaited_.count, CU_STREAM_WAIT_VALUE_GEQ),
+        "cuStreamWaitValue32", stream_name);
   else
     core_.check(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent", stream_name);
 }

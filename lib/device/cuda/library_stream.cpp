@@ -22,7 +22,7 @@ cudaStream_t create(Core &core, const std::string &name) {
 }  // namespace
 
 LibraryStream::LibraryStream(Core &core, const std::string &name)
-    : CudaStream(core, nullptr, "stream '" + name + "'"),
+    : CudaStream(core, nullptr, "stream '" + name + "'", true),
       scratch_(core, "scratch of a stream's kernels"),
       last_(core),
       delay_(core.options, name) {
@@ -87,6 +87,7 @@ void LibraryStream::record(Event &event) {
 
 void LibraryStream::before() {
   if (core_.options.delay_us == 0) return;
+  forget_word();
   core_.check(static_cast<cudaError_t>(kernels::delay(stream_, static_cast<uint32_t>(delay_.next_us()))),
               "kernel delay", name_);
 }

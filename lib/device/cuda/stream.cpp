@@ -16,6 +16,7 @@ Scratch::~Scratch() { core_.give_back({Remnant::memory, data_, kernels::scratch_
 template <class Call>
 void CudaStream::enqueue(const char *call, const Call &work) {
   const DeviceScope scope(core_);
+  forget_word();
   before();
   core_.check(static_cast<cudaError_t>(work()), call, name_);
   after();
@@ -41,7 +42,8 @@ void CudaStream::record(Event &event) {
   if (capture != core_.live_capture.load(std::memory_order_relaxed) && capture != 0)
     fail(FSDP_INVALID_STATE, "{} is being captured into a graph without fsdp_begin_capture on it", name_);
   before();
-  cuda_event(event).record(stream_, capture, name_);
+  const AwaitedWord made = cuda_event(event).record(stream_, capture, name_, last_word_ ? &*last_word_ : nullptr);
+  if (keeps_word_ && capture == 0) last_word_ = made;
 }
 
 // In a capture, what happened before it is no part of the graph: whoever replays the graph orders that.
@@ -55,6 +57,7 @@ void CudaStream::wait(const Event &event) {
   if (other.capture() == 0 && capture != 0) return;
   if (capture != 0 && other.capture() != capture)
     fail(FSDP_INVALID_STATE, "{} is captured into another graph than the work it is to wait for", name_);
+  forget_word();
   other.enqueue_wait(stream_, name_);
   before();
 }
@@ -62,6 +65,7 @@ void CudaStream::wait(const Event &event) {
 void CudaStream::wait_word(PinnedWord &word, uint32_t count) {
   check_outside_capture();
   const DeviceScope scope(core_);
+  forget_word();
   core_.check(core_.driver.stream_wait_value(stream_, word.address(), count, CU_STREAM_WAIT_VALUE_GEQ),
               "cuStreamWaitValue32", name_);
 }

@@ -3,6 +3,7 @@
 // and the library's own differ in what comes before and after each piece of work.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "device/cuda/event.h"
@@ -55,7 +56,11 @@ class CudaStream : public Stream {
   void adamw_from(const AdamW *step, std::span<const AdamWSpan> spans) override;
   void store_step(AdamW *to, const AdamW &step) override;
   uint64_t capture_id() const override;
-  fsdp_stream handle() const noexcept override { return stream_; }
+  // Whoever has it may enqueue work there.
+  fsdp_stream handle() const noexcept override {
+    forget_word();
+    return stream_;
+  }
 
   const std::string &name() const noexcept { return name_; }
   // What follows starts once the word has come to count. UNSUPPORTED in a capture.
@@ -63,8 +68,11 @@ class CudaStream : public Stream {
   void check_outside_capture() const;
 
  protected:
-  CudaStream(Core &core, cudaStream_t stream, std::string name)
-      : core_(core), stream_(stream), name_(std::move(name)) {}
+  // keeps_word: nobody else enqueues work on it but who asks for its handle.
+  CudaStream(Core &core, cudaStream_t stream, std::string name, bool keeps_word = false)
+      : core_(core), stream_(stream), name_(std::move(name)), keeps_word_(keeps_word) {}
+  // Work, or a wait, comes behind the last word.
+  void forget_word() const noexcept { last_word_.reset(); }
   virtual void before() {}  // each piece of work, each record, and what follows each wait
   virtual void after() {}   // each piece of work
   virtual void sum_squares_in(std::span<const SquaresSpan> spans) = 0;
@@ -77,7 +85,8 @@ class CudaStream : public Stream {
   std::string name_;
 
  private:
-  void enqueue_wait(const CudaEvent &event, uint64_t capture);
+  const bool keeps_word_;
+  mutable std::optional<AwaitedWord> last_word_;  // that nothing on the stream is behind
 };
 
 // One that the library has made: not ordered with the legacy stream, and of the highest priority, since what it does is

@@ -55,7 +55,7 @@ void WordPool::abandon(PinnedWord *word) noexcept {
     if (word >= page.words && word < page.words + page_words) page.abandoned = true;
 }
 
-std::vector<WordPool::AwaitedWord> WordPool::unwritten() {
+std::vector<AwaitedWord> WordPool::unwritten() {
   std::lock_guard lock(mutex_);
   std::vector<AwaitedWord> found;
   for (const Page &page : pages_)

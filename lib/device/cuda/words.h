@@ -24,9 +24,18 @@ struct alignas(64) PinnedWord {
   }
   uint32_t last() const noexcept { return static_cast<uint32_t>(expected.load(std::memory_order_relaxed)); }
   bool written() const noexcept { return expected.load(std::memory_order_relaxed) >> 32 == 0 || reached(last()); }
-  CUdeviceptr address() noexcept { return reinterpret_cast<CUdeviceptr>(&value); }  // unified addressing: the same
+  CUdeviceptr address() const noexcept {
+    return reinterpret_cast<CUdeviceptr>(&value);
+  }  // unified addressing: the same
 
   std::atomic<uint64_t> expected{0};  // bit 32: is anything?
+};
+
+// What a stream was told to write there.
+struct AwaitedWord {
+  const PinnedWord *word = nullptr;
+  uint32_t count = 0;
+  bool written() const noexcept { return word->reached(count); }
 };
 
 // Any thread. Words are given out again with the value that they had, once what streams were told is written.
@@ -35,12 +44,6 @@ class WordPool {
   explicit WordPool(const Core &core) : core_(core) {}
   WordPool(const WordPool &) = delete;
   WordPool &operator=(const WordPool &) = delete;
-
-  struct AwaitedWord {
-    const PinnedWord *word = nullptr;
-    uint32_t count = 0;
-    bool written() const noexcept { return word->reached(count); }
-  };
 
   PinnedWord *take();
   void give_back(PinnedWord *word) noexcept;
