@@ -12,7 +12,7 @@
 #     kernels   the kernels' code and their bits
 #     train     the GPT of the examples and torch's layers against runs on the host; ranks that share the GPU
 #     nccl      NCCL alone, and under the GPT, eager and as a graph
-#     perf      GB/s of the kernels, what marks in streams cost, the step beside torch's FSDP2
+#     perf      GB/s of the kernels, what marks in streams and launches of NCCL cost, the step beside torch's FSDP2
 #     sanitize  compute-sanitizer over the kernels and a training run
 #
 # A stage stays below 10 minutes, one test of it below LIMIT seconds (300). It needs nvcc, a C++ compiler, Meson and
@@ -162,6 +162,12 @@ ctypes.CDLL(os.environ.get("FSDP_NCCL_LIBRARY") or "libnccl.so.2").ncclGetVersio
 print(version.value)' 2>/dev/null
 }
 
+# Before 2.30.3 NCCL refuses ranks that share a GPU.
+two_may_share() {
+  version=$(nccl_version)
+  [ "${version:-0}" -ge 23003 ]
+}
+
 # --- stages ---
 
 stage_build() {
@@ -261,9 +267,7 @@ stage_nccl() {
     gpt '... as a graph' graph $cuda $forced --graph
     compare '... has the same bits' --tolerance 0 build-gpu/nccl.json build-gpu/graph.json
   }
-  # Before 2.30.3 NCCL refuses ranks that share a GPU.
-  version=$(nccl_version)
-  if [ "${version:-0}" -lt 23003 ]; then
+  if ! two_may_share; then
     skip "2 ranks that share the GPU over NCCL: its version is ${version:-not known}, and sharing needs 23003 (2.30.3) or later"
     return
   fi
@@ -276,6 +280,12 @@ stage_perf() {
   [ -n "$no_gpu" ] || cat build-gpu/check.log
   on_gpu 'what marks in streams cost' build-gpu/tests/gpu/kernels/gpu_mark_bench
   [ -n "$no_gpu" ] || cat build-gpu/check.log
+  if two_may_share; then
+    on_gpu 'what launches of NCCL cost' build-gpu/tests/gpu/gpu_launch_bench
+    [ -n "$no_gpu" ] || cat build-gpu/check.log
+  else
+    skip "what launches of NCCL cost: its version is ${version:-not known}"
+  fi
   if "$python" -c 'import torch' 2>/dev/null; then
     on_gpu "a step beside torch's FSDP2" env FSDP_LIBRARY="$PWD/build-gpu/lib/libfsdp.so" "$python" examples/torch_layers/compare_fsdp2.py
     [ -n "$no_gpu" ] || tail -n 20 build-gpu/check.log
@@ -308,6 +318,8 @@ find_nccl
 cuda_lib=$(dirname "$(dirname "$(realpath "$(command -v nvcc)")")")/lib64
 # Ranks that are threads of one process and share a GPU wait for each other's streams, which CUDA else puts into few queues.
 export CUDA_DEVICE_MAX_CONNECTIONS=32
+# Seconds: ranks that wait for each other say so before a test's limit ends them.
+export FSDP_TIMEOUT="${FSDP_TIMEOUT:-60}"
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null || echo 'nvidia-smi lists no GPU'
 "$python" -c 'import torch; print("torch", torch.__version__)' 2>/dev/null || echo "no torch in $python"
 echo "NCCL: ${FSDP_NCCL_LIBRARY:-as the loader finds it}"

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the launch of a gather costs the calling thread over the real NCCL, for communicators that block and such that
-// do not (for which NCCL starts a thread for each launch): two processes that share a GPU, or one rank where the
-// version bears no more. Microseconds, of batches the one in the middle.
+// What the launch of a gather costs the calling thread over the real NCCL: for communicators that do not block (NCCL
+// starts a thread for each launch), for such that do, and for what the library has: a child that blocks, split off one
+// that does not. Two processes that share a GPU, or one rank where the version bears no more. Microseconds, of batches
+// the one in the middle; and MiB of the GPU that were used meanwhile, by both.
 //
 //   idle   nothing else is on the stream
 //   busy   the stream has some milliseconds of work before, so that nothing that is launched runs meanwhile
@@ -14,7 +15,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <thread>
+#include <iterator>
 #include <vector>
 
 #include "base/error.h"
@@ -37,8 +38,9 @@ void check(int error, const char *what) {
 
 // What one rank sends the others: NCCL's name of a communicator, for each of the two kinds.
 struct Ids {
-  UniqueId of[2];
+  UniqueId of[3];
 };
+constexpr const char *kinds[] = {"one that does not block", "one that blocks", "a child that blocks"};
 
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -47,19 +49,18 @@ double median(std::vector<double> values) {
 
 class Bench {
  public:
-  Bench(const Library &library, int ranks, int rank, int blocking, const UniqueId &id) : library_(library) {
-    Config config;
-    config.version = static_cast<unsigned>(std::min(library.version, Config::latest));
-    config.blocking = blocking;
+  Bench(const Library &library, int ranks, int rank, size_t kind, const UniqueId &id) : library_(library) {
+    size_t before = 0, after = 0, total = 0;
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     check(cudaMalloc(&busy_, busy_bytes), "cudaMalloc");
     check(cudaMalloc(&to_, bytes * static_cast<size_t>(ranks)), "cudaMalloc");
     check(cudaMalloc(&from_, bytes), "cudaMalloc");
-    const Result result = library_.ncclCommInitRankConfig(&comm_, ranks, id, rank, &config);
-    if (result != in_progress) check(result, "ncclCommInitRankConfig");
-    settle();
+    check(cudaMemGetInfo(&before, &total), "cudaMemGetInfo");
+    make(ranks, rank, kind, id);
     for (int i = 0; i < 20; ++i) launch();
     check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+    check(cudaMemGetInfo(&after, &total), "cudaMemGetInfo");
+    used_ = (static_cast<double>(before) - static_cast<double>(after)) / (1 << 20);
   }
 
   void run(const char *name, bool print) {
@@ -70,10 +71,27 @@ class Bench {
       end.push_back(whole);
       busy.push_back(measure(true, whole));
     }
-    if (print) std::printf("%-34s %8.2f %8.2f %8.2f\n", name, median(idle), median(busy), median(end));
+    if (print) std::printf("%-28s %8.2f %8.2f %8.2f %8.0f\n", name, median(idle), median(busy), median(end), used_);
   }
 
  private:
+  void make(int ranks, int rank, size_t kind, const UniqueId &id) {
+    Config config;
+    config.version = static_cast<unsigned>(std::min(library_.version, Config::latest));
+    config.blocking = kind == 1;
+    config.split_share = kind == 2 ? 1 : undefined;
+    const Result result = library_.ncclCommInitRankConfig(&comm_, ranks, id, rank, &config);
+    if (result != in_progress) check(result, "ncclCommInitRankConfig");
+    settle();
+    if (kind != 2) return;
+    config.blocking = 1;
+    config.split_share = undefined;
+    Comm *child = nullptr;
+    const Result of_split = library_.ncclCommSplit(comm_, 0, rank, &child, &config);
+    if (of_split != in_progress) check(of_split, "ncclCommSplit");
+    settle();
+    comm_ = child;
+  }
   void settle() {
     Result state = in_progress;
     while (state == in_progress) check(library_.ncclCommGetAsyncError(comm_, &state), "ncclCommGetAsyncError");
@@ -103,6 +121,7 @@ class Bench {
   Comm *comm_ = nullptr;
   cudaStream_t stream_ = nullptr;
   void *busy_ = nullptr, *to_ = nullptr, *from_ = nullptr;
+  double used_ = 0;
 };
 
 int run(int ranks, int rank, int in, int out) {
@@ -118,11 +137,12 @@ int run(int ranks, int rank, int in, int out) {
   if (rank == 0) {
     std::printf("NCCL %s, %d rank%s, gathers of %zu KiB\n", version_text(library->version).c_str(), ranks,
                 ranks == 1 ? "" : "s", bytes >> 10);
-    std::printf("%-34s %8s %8s %8s\n", "microseconds", "idle", "busy", "end");
+    std::printf("%-28s %8s %8s %8s %8s\n", "microseconds", "idle", "busy", "end", "MiB");
   }
-  for (const int blocking : {0, 1}) {
-    Bench bench(*library, ranks, rank, blocking, ids.of[blocking]);
-    bench.run(blocking ? "a communicator that blocks" : "one that does not", rank == 0);
+  for (size_t kind = 0; kind < std::size(kinds); ++kind) {
+    Bench bench(*library, ranks, rank, kind, ids.of[kind]);
+    bench.run(kinds[kind], rank == 0);
+    std::fflush(nullptr);
   }
   std::fflush(nullptr);
   ::_exit(0);  // no communicator is ended: the peer may have gone
