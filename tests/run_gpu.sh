@@ -233,12 +233,12 @@ stage_train() {
   if have_gpt; then
     gpt 'train_gpt on the host' host build-gpu/examples/train_gpt
     gpt 'train_gpt_cuda, one rank' gpu $cuda
-    compare '... has the losses of the host' --tolerance 1e-4 build-gpu/host.json build-gpu/gpu.json
+    compare '... has the losses of the host' --tolerance 1e-5 build-gpu/host.json build-gpu/gpu.json
     gpt '... again' again $cuda
     compare '... has the same bits' --tolerance 0 build-gpu/gpu.json build-gpu/again.json
     for ranks in 2 4; do  # processes: threads of one would have more streams than CUDA has queues
       gpt "$ranks ranks that share the GPU, staged" staged$ranks $run -n $ranks --no-prefix $cuda --transport staging
-      compare '... have the losses of the host' --tolerance 1e-4 build-gpu/host.json build-gpu/staged$ranks.json
+      compare '... have the losses of the host' --tolerance 1e-5 build-gpu/host.json build-gpu/staged$ranks.json
       gpt '... again' staged_again $run -n $ranks --no-prefix $cuda --transport staging
       compare '... have the same bits' --tolerance 0 build-gpu/staged$ranks.json build-gpu/staged_again.json
     done
@@ -259,7 +259,7 @@ stage_nccl() {
   # shellcheck disable=SC2086
   {
     gpt 'one rank, communication forced over NCCL' nccl $cuda $forced
-    compare '... has the losses of the host' --tolerance 1e-4 build-gpu/host.json build-gpu/nccl.json
+    compare '... has the losses of the host' --tolerance 1e-5 build-gpu/host.json build-gpu/nccl.json
     gpt '... with delays at every event edge' delays $cuda $forced --debug-delay-us 2000
     compare '... has the same bits' --tolerance 0 build-gpu/nccl.json build-gpu/delays.json
     gpt '... as a graph' graph $cuda $forced --graph
@@ -272,7 +272,7 @@ stage_nccl() {
     return
   fi
   gpt '2 ranks that share the GPU over NCCL' shared env NCCL_MULTI_RANK_GPU_ENABLE=1 $run -n 2 --no-prefix $cuda --transport nccl
-  compare '... have the losses of the host' --tolerance 1e-4 build-gpu/host.json build-gpu/shared.json
+  compare '... have the losses of the host' --tolerance 1e-5 build-gpu/host.json build-gpu/shared.json
 }
 
 stage_perf() {
