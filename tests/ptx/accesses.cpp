@@ -14,6 +14,7 @@ namespace {
 uint64_t atomics = 0;
 using ByBytes = std::array<uint64_t, 65>;
 ByBytes loads{}, stores{};
+uint64_t prefetches = 0;
 
 void count(ByBytes &accesses, const Instruction &i, const Warp &warp) {
   if (i.space == Space::global) accesses[i.count * i.bytes] += static_cast<uint64_t>(std::popcount(warp.active));
@@ -71,7 +72,15 @@ void store(const Instruction &i, Warp &warp) {
   });
 }
 
+void prefetch(const Instruction &i, Warp &warp) {
+  each_lane(warp.active, [&](unsigned lane) {
+    ++prefetches;
+    reach(i, warp, lane);
+  });
+}
+
 Accesses take_accesses() { return {take(loads), take(stores)}; }
+uint64_t take_prefetches() { return std::exchange(prefetches, 0); }
 
 std::optional<Run> find_atomic(std::string_view name) {
   if (name == "atom.global.add.u64") return add_u64;

@@ -290,6 +290,10 @@ void Parser::take_instruction(std::string_view text) {
     instruction.kind = Kind::barrier;
   } else if (opcode == "nanosleep.u32") {
     return;  // a hint
+  } else if (opcode == "prefetch.L2") {
+    instruction.run = prefetch;
+    instruction.bytes = 1;
+    take_address(text, instruction);
   } else if (starts(opcode, "ld.") || starts(opcode, "st.") || starts(opcode, "atom.")) {
     take_access(opcode, operands, instruction);
   } else {

@@ -127,6 +127,15 @@ TEST_F(Faults, AnAccessBehindTheEndIsRefused) {
   EXPECT_NE(ptx::take_fault().find("nobody's memory"), std::string::npos);
 }
 
+TEST_F(Faults, AFetchOfNobodysMemoryIsRefused) {
+  ptx::use(spoilt_kernels("AddPieces", "prefetch.L2 [", "prefetch.L2 [0];  // ["));
+  OnGpu values(4), result(sizeof(double)), scratch(cuda::scratch_bytes);
+  EXPECT_NE(cuda::sum_squares(gpu::stream(), reinterpret_cast<double *>(result.data()), values.floats(), 1, 0,
+                              scratch.data()),
+            0);
+  EXPECT_NE(ptx::take_fault().find("1 bytes at"), std::string::npos);
+}
+
 TEST_F(Faults, AnOperationThatIsNotKnownIsNamed) {
   try {
     spoilt_kernels("5Scale", "mul.rn.f32", "fma.rn.f32");
@@ -161,6 +170,27 @@ TEST(Ptx, ABlockAddsItsCountOnce) {
   ASSERT_LAUNCHED(
       cuda::count_nonfinite(gpu::stream(), reinterpret_cast<uint64_t *>(result.data()), values.floats(), given.size()));
   EXPECT_EQ(ptx::take_atomics(), 2u);
+}
+
+// A chain of additions reads lines of 16 sums, and waits for none that other threads of its block have fetched ahead.
+TEST(Ptx, ChainsAreFetchedAhead) {
+  constexpr uint64_t of_launch = 32768;
+  const auto prefetches = [](uint64_t pieces) {
+    const std::vector<float> given(pieces, 1.0f);
+    OnGpu values(given.data(), pieces * sizeof(float)), result(sizeof(double)), scratch(cuda::scratch_bytes);
+    ptx::take_prefetches();
+    EXPECT_EQ(cuda::sum_squares(gpu::stream(), reinterpret_cast<double *>(result.data()), values.floats(), pieces, 1,
+                                scratch.data()),
+              0);
+    double sum = 0;
+    std::memcpy(&sum, result.read().data(), sizeof sum);
+    EXPECT_EQ(sum, pieces);
+    return ptx::take_prefetches();
+  };
+  EXPECT_EQ(prefetches(1), 1u);
+  EXPECT_EQ(prefetches(5000), 313u);
+  EXPECT_EQ(prefetches(2 * of_launch), 2 * of_launch / 16);
+  EXPECT_EQ(prefetches(2 * of_launch + 17), 2 * of_launch / 16 + 2);
 }
 
 // Packs of 4 elements, from the first on: no thread has single ones.

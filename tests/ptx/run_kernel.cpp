@@ -144,7 +144,8 @@ void run_kernel(const Kernel &kernel, uint32_t blocks, uint32_t threads, void *c
   warps.reserve((threads + lanes - 1) / lanes);
   for (uint32_t first = 0; first < threads; first += lanes)
     warps.emplace_back(block, first, std::min<uint32_t>(lanes, threads - first));
-  for (uint32_t number = 0; number < blocks; ++number) {
+  // The simulation begins with the first: no block may need another one to be before it, or after.
+  for (uint32_t number = blocks; number-- > 0;) {
     std::fill(block.shared.begin(), block.shared.end(), garbage);
     for (Threads &warp : warps) warp.begin_block(number);
     kernel.shared_bytes > 0 ? run_alone(warps, number % 2 == 1) : run_together(warps);

@@ -26,6 +26,8 @@ struct Accesses {
   std::map<unsigned, uint64_t> loads, stores;
 };
 Accesses take_accesses();
+// Addresses that threads have fetched ahead, likewise.
+uint64_t take_prefetches();
 
 // What was wrong with the launches since it was asked for last; empty: nothing.
 std::string take_fault();

@@ -161,8 +161,7 @@ TEST(CudaSumSquares, CountsAndGranules) {
 
 // More pieces than one launch takes; the second one goes on where the first has stopped.
 TEST(CudaSumSquares, ManyPieces) {
-  check_squares(65536, 1, 0, Values::ordinary);
-  check_squares(65537, 1, 0, Values::ordinary);
+  for (const size_t count : {32768, 32769, 65536, 65537}) check_squares(count, 1, 0, Values::ordinary);
   check_squares(400001, 3, 1, Values::ordinary);
   check_squares(3000000, 0, 0, Values::ordinary);
 }

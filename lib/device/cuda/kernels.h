@@ -60,7 +60,7 @@ using Stream = CUstream_st *;
 // Bytes of device memory, aligned to 16, that sum_squares works in; one piece for each stream that calls it.
 constexpr uint64_t scratch_bytes = (uint64_t{1} << 19) + 256;
 
-// granule 0: all is one granule. No elements: *result is 0. Up to 56 sums are two launches.
+// granule 0: all is one granule. No elements: *result is 0. Up to 56 sums of 32768 pieces in all are two launches.
 [[nodiscard]] int sum_squares(Stream stream, std::span<const SquaresSpan> spans, void *scratch);
 [[nodiscard]] inline int sum_squares(Stream stream, double *result, const float *values, uint64_t count,
                                      uint64_t granule, void *scratch) {

@@ -89,6 +89,9 @@ FSDP_DEVICE void add_atomically(uint64_t *to, uint64_t value) {
 
 FSDP_DEVICE void raise_atomically(uint32_t *to, uint32_t value) { atomicMax(to, value); }
 
+// Into the cache that all processors share.
+FSDP_DEVICE void prefetch(const void *address) { asm volatile("prefetch.L2 [%0];" ::"l"(address)); }
+
 FSDP_DEVICE uint64_t nanoseconds() {
   uint64_t now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
@@ -138,6 +141,8 @@ FSDP_DEVICE void add_atomically(uint64_t *to, uint64_t value) { *to += value; }
 FSDP_DEVICE void raise_atomically(uint32_t *to, uint32_t value) {
   if (value > *to) *to = value;
 }
+
+FSDP_DEVICE void prefetch(const void *) {}
 
 FSDP_DEVICE void spend(uint32_t microseconds) { std::this_thread::sleep_for(std::chrono::microseconds(microseconds)); }
 
