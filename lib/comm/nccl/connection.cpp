@@ -196,12 +196,13 @@ bool Connection::finish(uint32_t timeout_ms) noexcept {
       });
     call_parent("ncclCommFinalize", what, [&](Comm *comm) { return library_->ncclCommFinalize(comm); });
     settle("ncclCommFinalize", what, timeout_ms, look);
+    bool left = false;
     call_parent("ncclCommDestroy", what, [&](Comm *) {
       Comm *parent = handle_->leave_parent();
-      return parent ? library_->ncclCommDestroy(parent) : success;
+      left = parent != nullptr;
+      return left ? library_->ncclCommDestroy(parent) : success;
     });
-    handle_->finish();
-    return true;
+    return left;
   } catch (const std::exception &) {
     return false;
   }

@@ -30,21 +30,16 @@ void Handle::publish() noexcept {
   watch(true);
 }
 
-Comm *Handle::leave(Entry &entry) noexcept {
+Comm *Handle::leave_child() noexcept {
   if (ending()) return nullptr;
-  entry.slot = nullptr;
-  return std::exchange(entry.comm, nullptr);
+  child_.slot = nullptr;
+  return std::exchange(child_.comm, nullptr);
 }
 
 Comm *Handle::leave_parent() noexcept {
-  Comm *comm = leave(parent_);
-  if (comm) started_ = false;  // nothing is left to abort
-  return comm;
-}
-
-void Handle::finish() noexcept {
-  ending_.store(true, std::memory_order_release);
+  if (ending_.exchange(true, std::memory_order_acq_rel)) return nullptr;
   ended_.store(true, std::memory_order_release);
+  return std::exchange(parent_.comm, nullptr);
 }
 
 std::optional<Result> Handle::look() noexcept {

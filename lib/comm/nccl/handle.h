@@ -62,11 +62,10 @@ class Handle {
   void doubt(std::chrono::milliseconds patience) noexcept {
     doubt_ms_.store(patience.count(), std::memory_order_release);
   }
-  // With the lock of each: ncclCommDestroy comes next, of the child first. NULL: an abort has come before.
-  Comm *leave_child() noexcept { return leave(child_); }
+  // With the lock of each: ncclCommDestroy comes next, of the child first. NULL: an abort has come before. Who has left
+  // the parent too has ended in good order, and no abort comes any more.
+  Comm *leave_child() noexcept;
   Comm *leave_parent() noexcept;
-  // All have ended in good order.
-  void finish() noexcept;
 
   // -- any thread --
   // What NCCL found since; nothing while the caller is in NCCL and hears of it itself.
@@ -88,7 +87,6 @@ class Handle {
 
   Entry &launching() noexcept { return splits_ ? child_ : parent_; }
   const Entry &launching() const noexcept { return splits_ ? child_ : parent_; }
-  Comm *leave(Entry &entry) noexcept;
   static void *work(void *handle);
   bool end() noexcept;
   Comm *take_parent(bool &known) noexcept;
