@@ -130,6 +130,20 @@ TEST_F(CudaStreamTest, ARecordIsDoneAfterWhatWasEnqueuedByItsHandle) {
   context.device->synchronize(*before);
 }
 
+// ... nor what another stream has come to, while the event's record before is not done.
+TEST_F(CudaStreamTest, AnEventThatMovesIsDoneAfterBothOfItsRecords) {
+  CudaContext context;
+  const auto stream = context.device->create_stream("test"), other = context.device->create_stream("other");
+  const auto event = context.device->create_event(), known = context.device->create_event();
+  ASSERT_EQ(0, cuda::kernels::delay(static_cast<cudaStream_t>(stream->handle()), 200'000));
+  stream->record(*event);
+  other->record(*known);
+  context.device->synchronize(*known);
+  other->record(*event);
+  EXPECT_FALSE(event->done());
+  context.device->synchronize(*event);
+}
+
 #ifdef FSDP_TEST_SIMULATED_CUDA
 // A stream writes a word for the host once, however many records come one after the other; work, a wait, a lane and
 // whoever asks for the handle come between.

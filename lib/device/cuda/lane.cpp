@@ -41,7 +41,7 @@ void CudaLane::release(Stream &device_stream) {
   stream->wait_word(*word_, static_cast<uint32_t>(so_far.count()));
   const bool marked_at_the_end = dynamic_cast<LibraryStream *>(stream) != nullptr;
   unseen_ += !marked_at_the_end;
-  stream->record(passed(stream->handle()));
+  stream->record(passed(stream->identity()));
   unseen_ -= !marked_at_the_end;
 }
 

@@ -63,6 +63,8 @@ class CudaStream : public Stream {
   }
 
   const std::string &name() const noexcept { return name_; }
+  // To compare, and not to enqueue anything.
+  cudaStream_t identity() const noexcept { return stream_; }
   // What follows starts once the word has come to count. UNSUPPORTED in a capture.
   void wait_word(PinnedWord &word, uint32_t count);
   void check_outside_capture() const;

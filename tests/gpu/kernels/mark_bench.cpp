@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What marking a point in a stream costs on a GPU: an event of CUDA, a word that the stream writes to pinned memory of
-// the host, an event of the library (which has both), a wait for one, and a kernel, beside which all of them are to be
-// small. Each on a stream that is idle, and on one that is busy, so that nothing which is enqueued runs meanwhile.
+// the host, an event of the library (which has both, or shares the word of one before), a wait for one, and a kernel,
+// beside which all of them are to be small. Each on a stream that is idle, and on one that is busy, so that nothing
+// which is enqueued runs meanwhile.
 //
 //   host     microseconds that a call takes on the calling thread
 //   stream   microseconds by which each makes the stream's work longer
@@ -60,8 +61,13 @@ class Bench {
       check(driver_.stream_write_value(raw(), reinterpret_cast<CUdeviceptr>(word_), 1, CU_STREAM_WRITE_VALUE_DEFAULT),
             "cuStreamWriteValue32");
     });
-    line("the library's event", [&] { stream_->record(*event_); });
+    line("the library's event, behind work", [&] {
+      (void)stream_->handle();  // as if somebody enqueued something
+      stream_->record(*event_);
+    });
+    line("... behind another one", [&] { stream_->record(*event_); });
     line("record, and wait for it elsewhere", [&] {
+      (void)other_->handle();
       other_->record(*others_);
       stream_->wait(*others_);
     });
