@@ -6,8 +6,8 @@
 // graphs that captured something of the communicator, as finalizing does; a call of one that blocks waits for peers
 // until an abort of one with which it shares its resources, and an abort of its own takes it away from under its
 // caller; copy engines that wait for peers notice no abort; an error stays on its communicator; what is summed in 16
-// bits is rounded at each hop of a ring. Sums in fp32 are in rank order, though NCCL promises none. It says nothing
-// about NCCL's speed, or its faults.
+// bits is rounded at each hop of a ring; a rank that is alone has no kernels. Sums in fp32 are in rank order, though
+// NCCL promises none. It says nothing about NCCL's speed, or its faults.
 #pragma once
 
 #include <cstdint>
