@@ -148,6 +148,7 @@ cudaError_t submit(Stream &stream, std::function<void()> run, cudaGraphNodeType 
   if (const cudaError_t error = stream.device.error()) return error;
   if (work) *work = nullptr;
   if (is_legacy(stream)) return submit_legacy(stream, std::move(run), std::move(after), work);
+  stream.await_room();
   const std::lock_guard lock(stream.mutex());
   if (stream.capture) return add_node(stream, std::move(run), type);
   // Also if it is done: only its wait gives the edge.

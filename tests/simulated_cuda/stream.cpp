@@ -12,6 +12,8 @@
 namespace simulated {
 namespace {
 
+constexpr uint64_t most_pieces = 1024;
+
 uint64_t next_random(uint64_t &state) {  // splitmix64
   uint64_t z = (state += 0x9e3779b97f4a7c15);
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
@@ -37,11 +39,20 @@ void Stream::join() {
   if (thread_.joinable()) thread_.join();
 }
 
+void Stream::await_room() const {
+  const auto full = [&] {
+    return enqueued_.load(std::memory_order_relaxed) - done_.load(std::memory_order_relaxed) >= most_pieces;
+  };
+  while (full() && device.healthy() && !runtime().timing.stopping.load(std::memory_order_relaxed))
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+}
+
 Work *Stream::push(std::function<void()> run, std::vector<Work *> after) {
   Work &work = works_.emplace_back();
   work.run = std::move(run);
   work.after = std::move(after);
   std::exchange(last_, &work)->next.store(&work, std::memory_order_release);
+  enqueued_.fetch_add(1, std::memory_order_relaxed);
   pushed_.fetch_add(1, std::memory_order_release);
   futex_wake_all(pushed_);
   return &work;
@@ -76,6 +87,7 @@ void Stream::do_piece(Work &work) {
   }
   work.run = nullptr;
   work.finish();
+  done_.fetch_add(1, std::memory_order_relaxed);
 }
 
 void Stream::pause() {

@@ -129,8 +129,16 @@ void copy_alone(const Comm &comm, const std::vector<Collective> &collectives, fs
       (void)cudaMemcpyAsync(call.to, call.from, call.count * size_of(call.type), cudaMemcpyDefault, stream);
 }
 
+// Without the lock while CUDA may keep the caller waiting for room in a stream, until an abort makes some.
+class Unlocked {
+ public:
+  Unlocked() { state().mutex.unlock(); }
+  ~Unlocked() { state().mutex.lock(); }
+};
+
 void launch(Comm &comm) {
-  for (auto &[collectives, stream] : comm.pending) {
+  const auto kept = comm.shared_from_this();
+  for (auto &[collectives, stream] : std::exchange(comm.pending, {})) {
     if (comm.clique->size == 1) {
       copy_alone(comm, collectives, stream);
       ++state().count(Count::launches);
@@ -141,7 +149,11 @@ void launch(Comm &comm) {
     const bool captured = status == cudaStreamCaptureStatusActive;
     auto *kernel = new Kernel{comm.shared_from_this(), std::move(collectives), captured};
     if (captured) keep_for_graph(stream, kernel);
-    if (cudaLaunchHostFunc(stream, run, kernel) != cudaSuccess) {
+    const bool launched = [&] {
+      const Unlocked unlocked;
+      return cudaLaunchHostFunc(stream, run, kernel) == cudaSuccess;
+    }();
+    if (!launched) {
       state().breach(&comm, "a launch that CUDA refuses");
       if (!captured) delete kernel;
     }
@@ -149,7 +161,6 @@ void launch(Comm &comm) {
     ++state().count(Count::launches);
     if (comm.config.blocking != 1) ++state().count(Count::launch_threads);
   }
-  comm.pending.clear();
 }
 
 // The flag is seen at once; then memory is given back, which waits for the GPU, also for what other communicators have

@@ -70,6 +70,40 @@ TEST_F(NcclTest, APeerThatHasLeftIsNamedWhileTheCallerIsInNccl) {
   EXPECT_TRUE(has(problems[0], "rank 1 has closed its context")) << problems[0].message;
 }
 
+// The GPU waits for the peer, its stream fills up, and CUDA keeps the caller in a launch until there is room.
+TEST_F(NcclTest, ACallerWhoseStreamIsFullIsFreed) {
+  const auto problems = run_ranks({2, 3000}, [](NcclRank &mine) {
+    Bench bench(mine);
+    if (mine.rank() == 0) {
+      const auto start = std::chrono::steady_clock::now();
+      const Error error = error_of([&] {
+        for (int i = 0; i < 3000; ++i) bench.gather();
+      });
+      EXPECT_LT(seconds_since(start), 8);
+      expect_freed(mine, *bench.stream, 1);
+      throw error;
+    }
+    wait_for_failure(mine, 10);
+  });
+  EXPECT_EQ(problems[0].status, FSDP_TIMEOUT) << problems[0].message;
+  EXPECT_TRUE(has(problems[0], "all_gather of 'layer.3' (#0, 4096 bytes)")) << problems[0].message;
+}
+
+// The calls of many steps ahead: the one that the GPU is at is still known, and named.
+TEST_F(NcclTest, AGpuThatIsFarBehindIsSeenToBeStuck) {
+  const auto problems = run_ranks({2, 3000}, [](NcclRank &mine) {
+    Bench bench(mine);
+    if (mine.rank() == 0)
+      for (int i = 0; i < 200; ++i) bench.gather();
+    const auto start = std::chrono::steady_clock::now();
+    wait_for_failure(mine, 10);
+    EXPECT_LT(seconds_since(start), 8);
+    mine.failure.check();
+  });
+  EXPECT_EQ(problems[0].status, FSDP_TIMEOUT) << problems[0].message;
+  EXPECT_TRUE(has(problems[0], "all_gather of 'layer.3' (#0, 4096 bytes)")) << problems[0].message;
+}
+
 // What fails the context is what the caller hears, not what NCCL says of the abort.
 TEST_F(NcclTest, ACallerInNcclHearsTheCause) {
   for (const bool blocking : {true, false}) {

@@ -125,8 +125,10 @@ void Launches::mark_launching(bool launching) {
   launching_since_ = launching ? std::optional(Clock::now()) : std::nullopt;
 }
 
-Clock::duration Launches::held() const {
-  return launching_since_ ? Clock::now() - *launching_since_ : Clock::duration();
+Clock::duration Launches::held() {
+  if (!launching_since_) return {};
+  if (oldest_ != next_) launching_since_ = Clock::now();
+  return Clock::now() - *launching_since_;
 }
 
 std::optional<Error> Launches::look() noexcept {
@@ -146,7 +148,7 @@ std::optional<Error> Launches::look() noexcept {
 
 std::string Launches::awaited() const {
   const std::lock_guard lock(mutex_);
-  if (held() >= patience) return slot(next_).what;
+  if (launching_since_ && Clock::now() - *launching_since_ >= patience) return slot(next_).what;
   if (stalled_at_ != oldest_ || Clock::now() - stalled_since_ < patience) return {};
   return slot(stalled_at_).what;
 }

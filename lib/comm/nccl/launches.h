@@ -61,7 +61,9 @@ class Launches final : public Guarded {
   std::shared_ptr<Handle> handle() const override;
 
  private:
-  static constexpr uint64_t kept = 32;
+  // More than a stream takes: CUDA lets about a thousand pieces of work wait there, and a collective is four. So the
+  // one that the GPU is at is among them.
+  static constexpr uint64_t kept = 512;
   static constexpr auto patience = std::chrono::seconds(2);  // before peers that have left are blamed
   struct Slot {
     std::unique_ptr<device::Event> begin, end;
@@ -73,8 +75,9 @@ class Launches final : public Guarded {
   bool done(uint64_t number) const { return slot(number).end->done(); }
   void add_to_history(uint64_t what) noexcept;
   Clock::duration stalled();
-  // How long the caller has been in NCCL with a launch, which waits there for peers that are not connected yet.
-  Clock::duration held() const;
+  // How long the caller has been in NCCL with a launch, while the GPU was done with all before: it waits there for
+  // peers that are not connected yet, and not for room in its stream. After stalled().
+  Clock::duration held();
   void mark_launching(bool launching);
 
   // The caller's; replaced under the lock, under which the guard takes the handle.
