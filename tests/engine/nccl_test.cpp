@@ -2,6 +2,7 @@
 // Training whose bytes NCCL's look-alike carries, between threads with a simulated GPU each: the reference's bits, and
 // steps that ranks give up in the middle. It says nothing about NCCL's speed, nor about its sums in fp32.
 #include <gtest/gtest.h>
+#include <mutex>
 
 #include <algorithm>
 #include <cstdlib>
@@ -179,11 +180,13 @@ TEST(Nccl, AModelThatIsDestroyedInTheMiddleOfAStepLeavesItsContextWhole) {
 
 // NCCL does not end a communicator before the graphs that captured its collectives: a line says which one it is.
 TEST(Nccl, AGraphThatOutlivesItsModelIsLogged) {
-  Scenario setup = nccl_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1);
-  setup.model.flags = FSDP_MODEL_FORCE_COMMUNICATION | FSDP_MODEL_NO_PREFETCH;
+  Scenario setup = nccl_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
+  setup.model.flags = FSDP_MODEL_NO_PREFETCH;
   std::string lines;
   setup.context.log_data = &lines;
   setup.context.log = [](void *data, fsdp_log_level, const char *line) {
+    static std::mutex mutex;
+    const std::lock_guard lock(mutex);
     *static_cast<std::string *>(data) += std::string(line) + '\n';
   };
   run_threads(setup, [&](uint32_t, fsdp_context *context) {

@@ -175,7 +175,7 @@ void abort(const std::shared_ptr<Comm> &comm) {
   state().changed.notify_all();
   const auto &running = state().running[{comm->device, comm->owner}];
   state().changed.wait(lock, [&] { return running.empty() && comm->graphs == 0; });
-  const std::chrono::milliseconds longer(state().knob(Knob::abort_ms));
+  const std::chrono::milliseconds longer(comm->split_off ? 0 : state().knob(Knob::abort_ms));
   lock.unlock();
   std::this_thread::sleep_for(longer);
   lock.lock();
