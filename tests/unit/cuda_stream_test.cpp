@@ -180,6 +180,27 @@ TEST_F(CudaStreamTest, RecordsThatNothingIsBetweenShareAWord) {
             1U);
 }
 
+// The word of an event that is gone counts for those that share it, whoever has it then.
+TEST_F(CudaStreamTest, AWordGoesOnCountingForThoseThatShareIt) {
+  CudaContext context;
+  const auto stream = context.device->create_stream("test");
+  auto first = context.device->create_event();
+  const auto second = context.device->create_event();
+  for (int i = 0; i < 3; ++i) stream->record(*first);
+  stream->record(*second);
+  context.device->synchronize(*second);
+  first.reset();
+  std::vector<std::unique_ptr<HostLane>> lanes;
+  for (int i = 0; i < 4; ++i) {
+    lanes.push_back(context.device->create_host_lane("lane"));
+    EXPECT_TRUE(second->done()) << i;
+  }
+  lanes[0]->stream().run([] {});
+  lanes[0]->release(*stream);
+  stream->record(*second);
+  context.device->synchronize(*second);
+}
+
 // Streams of the program's own: nobody knows what it has enqueued between.
 TEST_F(CudaStreamTest, RecordsOnAStreamOfTheCallerShareNoWord) {
   CudaContext context;

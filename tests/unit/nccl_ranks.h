@@ -122,10 +122,10 @@ class NcclTest : public testing::Test {
  protected:
   void SetUp() override {
     ::setenv("FSDP_NCCL_LIBRARY", SIMULATED_NCCL, 1);
-    for (const char *name :
-         {"FSDP_NCCL_WINDOWS", "FSDP_NCCL_COPY_ENGINES", "NCCL_CTA_POLICY", "NCCL_SYM_CE_THRESHOLD",
-          "NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_LAUNCH_ORDER_IMPLICIT", "FSDP_NCCL_MIN_CTAS", "FSDP_NCCL_MAX_CTAS",
-          "FSDP_NCCL_BLOCKING", "FSDP_NCCL_CGA_CLUSTER_SIZE", "FSDP_NCCL_NVLS_CTAS"})
+    for (const char *name : {"FSDP_NCCL_WINDOWS", "FSDP_NCCL_COPY_ENGINES", "NCCL_CTA_POLICY", "NCCL_SYM_CE_THRESHOLD",
+                             "NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_LAUNCH_ORDER_IMPLICIT", "FSDP_NCCL_MIN_CTAS",
+                             "FSDP_NCCL_MAX_CTAS", "FSDP_NCCL_BLOCKING", "NCCL_COMM_BLOCKING",
+                             "NCCL_COMM_SPLIT_SHARE_RESOURCES", "FSDP_NCCL_CGA_CLUSTER_SIZE", "FSDP_NCCL_NVLS_CTAS"})
       ::unsetenv(name);
     control().reset();
     simulated::set_device_count(4);

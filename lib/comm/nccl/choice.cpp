@@ -20,6 +20,7 @@ struct Card {
   uint8_t may_share_gpu;
   // The same on all ranks: what the environment says.
   uint8_t windows, no_windows, copy_engines, ordered, splits;
+  uint8_t blocks_all;  // also while communicators are made
   BlockLimits blocks;
   char why[480];
 };
@@ -61,7 +62,10 @@ Card make_card(const device::Device &device, const BlockLimits &blocks, Choice &
   card.copy_engines = equals(std::getenv("FSDP_NCCL_COPY_ENGINES"), "1");
   const char *copied = std::getenv("NCCL_SYM_CE_THRESHOLD");
   card.copied_bytes = copied ? std::strtoull(copied, nullptr, 0) : 0;
-  card.splits = !equals(std::getenv("FSDP_NCCL_BLOCKING"), "0");
+  // NCCL's own variables are stronger than what a communicator asks for.
+  card.splits = !equals(std::getenv("FSDP_NCCL_BLOCKING"), "0") && !equals(std::getenv("NCCL_COMM_BLOCKING"), "0") &&
+                !equals(std::getenv("NCCL_COMM_SPLIT_SHARE_RESOURCES"), "0");
+  card.blocks_all = equals(std::getenv("NCCL_COMM_BLOCKING"), "1");
   card.ordered = equals(std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT"), "1");
   return card;
 }
@@ -77,10 +81,15 @@ std::string find_obstacle(Team &host, const std::vector<Card> &cards, bool &shar
                          version_text(cards[0].version), host.world_rank(r), version_text(cards[r].version));
     if (!same_settings(cards[r], cards[0]))
       return format_text(
-          "FSDP_NCCL_WINDOWS, FSDP_NCCL_COPY_ENGINES, FSDP_NCCL_BLOCKING, NCCL_LAUNCH_ORDER_IMPLICIT or a number of "
-          "blocks "
+          "FSDP_NCCL_WINDOWS, FSDP_NCCL_COPY_ENGINES, FSDP_NCCL_BLOCKING (or NCCL_COMM_BLOCKING or "
+          "NCCL_COMM_SPLIT_SHARE_RESOURCES), NCCL_LAUNCH_ORDER_IMPLICIT or a number of blocks "
           "(FSDP_NCCL_..._CTAS, FSDP_NCCL_CGA_CLUSTER_SIZE) differs between rank {} and rank {}",
           host.world_rank(0), host.world_rank(r));
+    if (cards[r].blocks_all)
+      return format_text(
+          "rank {} has NCCL_COMM_BLOCKING=1: a rank that waits while communicators are made could not be freed when "
+          "another one fails",
+          host.world_rank(r));
     for (uint32_t other = 0; other < r; ++other) {
       if (cards[other].gpu != cards[r].gpu) continue;
       share = true;
@@ -105,7 +114,7 @@ Features choose_features(const Library &library, const Card &card, bool share, b
   features.copy_engines = features.windows && card.copy_engines && library.since(Library::copy_engines);
   const bool by_environment = card.ordered && library.since(Library::launch_order_by_environment);
   features.order_implicit = !share && (library.since(Library::launch_order_in_config) || by_environment);
-  features.splits = card.splits;
+  features.splits = card.splits && library.since(Library::children_block);
   features.blocks = card.blocks;
   return features;
 }

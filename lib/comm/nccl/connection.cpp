@@ -28,9 +28,11 @@ class NcclGroup {
   ~NcclGroup() {
     if (open_) (void)connection_.library().ncclGroupEnd();
   }
-  void end() {
+  Result end() {
     open_ = false;
-    connection_.check(connection_.library().ncclGroupEnd(), "ncclGroupEnd", what_, comm_);
+    const Result result = connection_.library().ncclGroupEnd();
+    connection_.check(result, "ncclGroupEnd", what_, comm_);
+    return result;
   }
 
  private:
@@ -164,20 +166,28 @@ void Connection::join(const UniqueId &id, uint32_t timeout_ms) {
   handle_->publish();
 }
 
-// A child's call that an abort has ended fails with an error that says nothing: the context knows the cause.
+// A child's call that an abort has ended fails with an error that says nothing: the context knows the cause. Where it
+// turns out not to block, as a setting of NCCL's may have it, it is waited for as one that does not.
 void Connection::launch(const std::string &what, const std::function<void(Comm *)> &enqueue) {
+  constexpr auto function = "ncclGroupEnd";
+  Result state = success;
+  const auto launch = [&](Comm *comm) {
+    NcclGroup group(*this, what, comm);
+    enqueue(comm);
+    return state = group.end();
+  };
+  const auto look = [&](Comm *comm) { return state = state_of(comm, function, what); };
+  const auto launched = [&] {
+    if (state == in_progress) call(function, what, look);
+    return state != in_progress;
+  };
   try {
-    call("ncclGroupEnd", what, [&](Comm *comm) {
-      NcclGroup group(*this, what, comm);
-      enqueue(comm);
-      group.end();
-      return success;
-    });
+    call(function, what, launch);
+    poll_until(launched, function, what, waiter_.timeout_ms(), [this] { waiter_.poll(); });
   } catch (const Error &) {
     waiter_.failure().check();
     throw;
   }
-  if (!plan_.splits) settle("ncclGroupEnd", what, waiter_.timeout_ms(), [this] { waiter_.poll(); });
 }
 
 // The child is its caller's until it is destroyed, and an abort's if one has come before.

@@ -94,8 +94,7 @@ Comm *Handle::take_parent(bool &known) noexcept {
   return comm;
 }
 
-// Whoever is in a call of it comes out, since its parent has been aborted. One whose split has not ended NCCL has given
-// back itself.
+// Whoever is in a call of it comes out, since its parent has been aborted. NCCL writes one whose split has failed, too.
 Comm *Handle::take_child() noexcept {
   const std::lock_guard lock(child_.mutex);
   child_.comm = nullptr;

@@ -50,17 +50,27 @@ void Launches::add_to_history(uint64_t what) noexcept {
   std::strncpy(history_.last, what_.c_str(), sizeof history_.last - 1);
 }
 
+// While the caller is in NCCL.
+class Launches::Launching {
+ public:
+  explicit Launching(Launches &launches) : launches_(launches) { launches_.mark_launching(true); }
+  ~Launching() { launches_.mark_launching(false); }
+  Launching(const Launching &) = delete;
+  Launching &operator=(const Launching &) = delete;
+
+ private:
+  Launches &launches_;
+};
+
 void Launches::run(device::Stream &stream, const std::function<void(Comm *)> &enqueue) {
   try {
     if (stream.capture_id()) connection_->note_capture();
-    mark_launching(true);
+    const Launching launching(*this);
     connection_->launch(what_, enqueue);
   } catch (const Error &error) {
-    mark_launching(false);
     failure_.set(error);
     throw;
   }
-  mark_launching(false);
   if (order_) order_->leave(stream);
 }
 

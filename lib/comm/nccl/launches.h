@@ -61,6 +61,7 @@ class Launches final : public Guarded {
   std::shared_ptr<Handle> handle() const override;
 
  private:
+  class Launching;
   // More than a stream takes: CUDA lets about a thousand pieces of work wait there, and a collective is four. So the
   // one that the GPU is at is among them.
   static constexpr uint64_t kept = 512;

@@ -22,6 +22,8 @@ struct Library {
   static constexpr int copies_unasked = version_code(2, 29, 2);   // large gathers over windows, on some GPUs
   static constexpr int blocks_of_switches = version_code(2, 27);  // nvlsCTAs
   static constexpr int ranks_share_gpu = version_code(2, 30, 3);
+  // A parent's abort does not touch what a thread launches on its child: before, both used the thread's one group.
+  static constexpr int children_block = version_code(2, 26, 2);
   static constexpr int launch_order_by_environment = version_code(2, 26);
   static constexpr int launch_order_in_config = version_code(2, 31);
 

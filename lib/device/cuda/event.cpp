@@ -2,6 +2,7 @@
 #include "device/cuda/event.h"
 
 #include <cstdio>
+#include <utility>
 
 namespace fsdp::device::cuda {
 
@@ -63,6 +64,11 @@ void CudaEvent::mark(cudaStream_t stream, const std::string &stream_name, const 
 }
 
 void CudaEvent::write(cudaStream_t stream, const std::string &stream_name) {
+  if (count_ >= PinnedWord::most) {
+    PinnedWord *next = core_.words.take();
+    core_.words.give_back(std::exchange(word_, next));
+    count_ = next->value.load(std::memory_order_relaxed);
+  }
   core_.check(core_.driver.stream_write_value(stream, word_->address(), count_ + 1, CU_STREAM_WRITE_VALUE_DEFAULT),
               "cuStreamWriteValue32", stream_name);
   word_->expect(++count_);

@@ -57,7 +57,7 @@ class CudaEvent final : public Event {
   Core &core_;
   cudaEvent_t event_ = nullptr;           // of the last record outside of captures
   cudaEvent_t captured_event_ = nullptr;  // of the last one in one, if there ever was
-  PinnedWord *const word_;                // its own
+  PinnedWord *word_;                      // its own
   uint32_t count_;                        // that streams were told to write there last
   AwaitedWord awaited_;                   // reached when the last record outside of captures is done
   uint64_t capture_ = 0;                  // of the last record

@@ -12,8 +12,8 @@ CudaLane::CudaLane(Core &core, const std::string &name, Progress &progress) : co
   std::unique_ptr<HostStream> work;
   if (core.options.overlap) {
     word_ = core.words.take();
-    word_->value.store(0, std::memory_order_relaxed);  // nothing on the GPU waits for it
-    progress.mirror(&word_->value);
+    from_ = word_->value.load(std::memory_order_relaxed);  // it only grows: events may share what it counted before
+    progress.mirror(&word_->value, from_);
     work = std::make_unique<WorkerStream>(core.options, name, progress, core.waiter, core.worker_waiter, core.failure);
   } else {
     work = std::make_unique<InlineStream>(core.options, name, core.waiter, core.failure);
@@ -38,7 +38,7 @@ void CudaLane::release(Stream &device_stream) {
   if (!stream) fail(FSDP_INTERNAL, "a lane was to release a stream that is not one of GPU {}", core_.index);
   const HostEvent so_far = stream_->point();
   if (!word_ || so_far.done()) return stream->check_outside_capture();
-  stream->wait_word(*word_, static_cast<uint32_t>(so_far.count()));
+  stream->wait_word(*word_, from_ + static_cast<uint32_t>(so_far.count()));
   const bool marked_at_the_end = dynamic_cast<LibraryStream *>(stream) != nullptr;
   unseen_ += !marked_at_the_end;
   stream->record(passed(stream->identity()));

@@ -45,6 +45,7 @@ class CudaLane final : public HostLane {
 
   Core &core_;
   PinnedWord *word_ = nullptr;
+  uint32_t from_ = 0;  // what it was at first
   std::array<Passed, 4> passed_;
   uint32_t unseen_ = 0;  // waits of the program's streams for the word that no event is behind
   size_t next_ = 0;      // to be taken for a new stream

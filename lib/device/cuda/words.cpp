@@ -46,6 +46,7 @@ PinnedWord *WordPool::take() {
 
 void WordPool::give_back(PinnedWord *word) noexcept {
   std::lock_guard lock(mutex_);
+  if (word->last() >= PinnedWord::most || word->value.load(std::memory_order_relaxed) >= PinnedWord::most) return;
   (word->written() ? free_ : late_).push_back(word);
 }
 

@@ -28,6 +28,9 @@ struct alignas(64) PinnedWord {
     return reinterpret_cast<CUdeviceptr>(&value);
   }  // unified addressing: the same
 
+  // Whoever counts further takes another one: events share counts that they may be asked for much later.
+  static constexpr uint32_t most = 0x7fff0000;
+
   std::atomic<uint64_t> expected{0};  // bit 32: is anything?
 };
 
@@ -46,6 +49,7 @@ class WordPool {
   WordPool &operator=(const WordPool &) = delete;
 
   PinnedWord *take();
+  // One that has counted as far as it may is not given out again.
   void give_back(PinnedWord *word) noexcept;
   // The GPU may read this one for ever: its memory is never used for anything else, not even after the device.
   void abandon(PinnedWord *word) noexcept;

@@ -12,7 +12,7 @@ using namespace std::chrono_literals;
 // is not lost, since wakes_ has changed since its owner read it.
 void Progress::complete(uint64_t count) noexcept {
   completed_.store(count, std::memory_order_seq_cst);
-  if (mirror_) mirror_->store(static_cast<uint32_t>(count), std::memory_order_release);
+  if (mirror_) mirror_->store(mirror_from_ + static_cast<uint32_t>(count), std::memory_order_release);
   if (wanted_.load(std::memory_order_seq_cst) > count) return;
   wanted_.store(nobody, std::memory_order_seq_cst);
   wakes_.fetch_add(1, std::memory_order_seq_cst);
@@ -31,7 +31,7 @@ namespace {
 
 // The work itself times out too, with a better message that names who is late: it gets this much longer.
 constexpr auto courtesy = 500ms;
-constexpr auto longest_pause = 100ms;  // between two looks: more, and the process was stopped
+constexpr auto longest_pause = 100ms;   // between two looks: more, and the process was stopped
 constexpr auto longest_common = 100ms;  // longer waits are told to the lookout, which takes memory
 
 // While this lives, the waiter's lookout knows what it waits for.

@@ -27,7 +27,11 @@ class Progress {
   const Progress *awaited() const noexcept { return awaited_.load(std::memory_order_acquire); }
 
   // Before the worker begins: complete() also stores the count's low 32 bits here. For who cannot sleep on a futex.
-  void mirror(Word *word) noexcept { mirror_ = word; }
+  // from: what stands for a count of 0 there.
+  void mirror(Word *word, uint32_t from) noexcept {
+    mirror_ = word;
+    mirror_from_ = from;
+  }
 
   // For the stream alone: `count` pieces of work are done. A system call only if somebody sleeps for this count.
   void complete(uint64_t count) noexcept;
@@ -43,6 +47,7 @@ class Progress {
   std::atomic<uint64_t> worker_{0};
   std::atomic<const Progress *> awaited_{nullptr};
   Word *mirror_ = nullptr;
+  uint32_t mirror_from_ = 0;
   std::string name_;
 };
 
