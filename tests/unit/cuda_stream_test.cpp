@@ -4,6 +4,7 @@
 #include "base/dtype.h"
 
 #include "cuda_fixture.h"
+#include "device/cuda/event.h"
 #include "device/host/kernels.h"
 
 namespace fsdp::device {
@@ -199,6 +200,30 @@ TEST_F(CudaStreamTest, AWordGoesOnCountingForThoseThatShareIt) {
   lanes[0]->release(*stream);
   stream->record(*second);
   context.device->synchronize(*second);
+}
+
+// One that would come to half of its numbers is left where it is, for those that may still ask for it.
+TEST_F(CudaStreamTest, AWordIsNotCountedRound) {
+  CudaContext context;
+  const auto stream = context.device->create_stream("test");
+  auto event = context.device->create_event();
+  const auto word = [&] { return &cuda::cuda_event(*event).word(); };
+  auto *const old = const_cast<cuda::PinnedWord *>(word());
+  old->value.store(cuda::PinnedWord::most - 1);
+  event.reset();
+  event = context.device->create_event();
+  ASSERT_EQ(word(), old);
+  for (int i = 0; i < 3; ++i) {
+    (void)stream->handle();  // a word for each record
+    stream->record(*event);
+    context.device->synchronize(*event);
+    EXPECT_EQ(word() == old, i == 0);
+  }
+  EXPECT_EQ(old->value.load(), cuda::PinnedWord::most);
+  for (int i = 0; i < 300; ++i) {
+    const auto other = context.device->create_event();
+    EXPECT_NE(&cuda::cuda_event(*other).word(), old);
+  }
 }
 
 // Streams of the program's own: nobody knows what it has enqueued between.
