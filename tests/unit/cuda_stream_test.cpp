@@ -181,6 +181,18 @@ TEST_F(CudaStreamTest, RecordsThatNothingIsBetweenShareAWord) {
             1U);
 }
 
+// A delay that the debug options ask for is work, too.
+TEST_F(CudaStreamTest, RecordsUnderDelaysShareNoWord) {
+  CudaContext context({.delay_us = 300, .delay_seed = 3});
+  const auto stream = context.device->create_stream("test");
+  const auto one = context.device->create_event(), two = context.device->create_event();
+  stream->record(*one);
+  const uint64_t words = simulated::calls("cuStreamWriteValue32");
+  stream->record(*two);
+  EXPECT_EQ(simulated::calls("cuStreamWriteValue32"), words + 1);
+  context.device->synchronize(*two);
+}
+
 // The word of an event that is gone counts for those that share it, whoever has it then.
 TEST_F(CudaStreamTest, AWordGoesOnCountingForThoseThatShareIt) {
   CudaContext context;

@@ -106,6 +106,27 @@ TEST_F(NcclTest, ACallerWhoseStreamIsFullIsFreed) {
   EXPECT_TRUE(has(problems[0], "all_gather of 'layer.3' (#0, 4096 bytes)")) << problems[0].message;
 }
 
+// Room in a stream that waits for the caller's own slow work is waited for longer than peers are.
+TEST_F(NcclTest, AFullStreamThatIsSlowIsNotStuck) {
+  constexpr uint32_t pieces_before = 1;
+  expect_well(run_ranks({2, 3000}, [](NcclRank &mine) {
+    Bench bench(mine);
+    const auto own = mine.device->create_stream("slow");
+    const auto event = mine.device->create_event();
+    mine.meet();
+    simulated::set_stream_delay(static_cast<cudaStream_t>(own->handle()), 1'500'000);  // each of three pieces
+    own->fill(bench.pool->data(), 1, 16);
+    own->record(*event);
+    bench.stream->wait(*event);
+    // A gather is four pieces of work: the piece that finds no room is to be its launch.
+    for (uint32_t i = 0; i < pieces_before; ++i) bench.stream->fill(bench.pool->data(), 1, 16);
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < 400; ++i) bench.gather();
+    EXPECT_GT(seconds_since(start), 4) << "nothing was full";
+    mine.synchronize(*bench.stream);
+  }));
+}
+
 // The calls of many steps ahead: the one that the GPU is at is still known, and named.
 TEST_F(NcclTest, AGpuThatIsFarBehindIsSeenToBeStuck) {
   const auto problems = run_ranks({2, 3000}, [](NcclRank &mine) {
