@@ -34,7 +34,6 @@ class Handle {
   // What NCCL keeps pointers to: the name, and whatever else there is.
   const char *name() const noexcept { return name_.c_str(); }
   void keep(std::shared_ptr<void> what) noexcept { kept_ = std::move(what); }
-  bool splits() const noexcept { return splits_; }
 
   // -- the caller's thread, or one that works for it --
   // Nobody else is in NCCL with the communicator that launches while somebody holds it. An abort waits for it: calls
