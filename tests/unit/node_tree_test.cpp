@@ -143,13 +143,10 @@ TEST(NodeTree, WaitsDoNotFillTheBuffersOfOneThatIsSilent) {
   auto seat = create_lone_seat(0, size, rank.waiter, rank.failure, *rank.device);
   NodeLeader leader(*seat, plan, std::move(links), std::move(listener));
   for (uint32_t turn = 1; turn <= 20; ++turn) {
-    for (uint32_t r = 1; r <= 300; ++r) {
-      nodes::State state{};
-      state.rank = r;
-      state.membership = static_cast<uint32_t>(Membership::member);
-      state.looks = uint64_t{1} << 32 | turn;
-      children[0].queue(static_cast<uint32_t>(state.kind), nodes::bytes_of(state));
-    }
+    nodes::StateMap states;
+    for (uint32_t r = 1; r <= 300; ++r)
+      states[r] = {r, 0, static_cast<uint32_t>(Membership::member), 0, uint64_t{1} << 32 | turn, "they wait"};
+    for (const SharedFrame &frame : nodes::write_states(states, true, 4096)) children[0].queue(frame);
     while (!children[0].flush()) leader.run(-1, 1);
     for (int i = 0; i < 5; ++i) leader.run(-1, 1);
   }

@@ -11,18 +11,19 @@ HybridWorld::HybridWorld(std::unique_ptr<World> near, std::shared_ptr<Net> net, 
 TeamPlaces HybridWorld::places_of(std::span<const uint32_t> ranks, const std::string &what) const {
   TeamPlaces places;
   places.ranks.assign(ranks.begin(), ranks.end());
-  std::vector<uint32_t> hosts;
+  constexpr uint32_t unknown = UINT32_MAX;
+  std::vector<uint32_t> place_of(*std::ranges::max_element(hosts_) + 1, unknown);  // of each host, in the team
+  std::vector<bool> named(size());
   bool here = false;
   for (uint32_t r = 0; r < ranks.size(); ++r) {
     if (ranks[r] >= size()) fail(FSDP_INVALID_ARGUMENT, "{}: rank {} is outside [0, {})", what, ranks[r], size());
-    if (std::count(ranks.begin(), ranks.end(), ranks[r]) > 1)
-      fail(FSDP_INVALID_ARGUMENT, "{}: rank {} is named twice", what, ranks[r]);
-    auto found = std::find(hosts.begin(), hosts.end(), hosts_[ranks[r]]);
-    if (found == hosts.end()) {
-      found = hosts.insert(hosts.end(), hosts_[ranks[r]]);
+    if (named[ranks[r]]) fail(FSDP_INVALID_ARGUMENT, "{}: rank {} is named twice", what, ranks[r]);
+    named[ranks[r]] = true;
+    uint32_t &host = place_of[hosts_[ranks[r]]];
+    if (host == unknown) {
+      host = static_cast<uint32_t>(places.hosts.size());
       places.hosts.emplace_back();
     }
-    const auto host = static_cast<uint32_t>(found - hosts.begin());
     places.hosts[host].push_back(r);
     if (ranks[r] != rank()) continue;
     here = true;

@@ -55,6 +55,7 @@ class Channel final : private Receiver {
     std::vector<uint64_t> arrived;  // one for each place: chunk + 1 of the reduce stage
     uint32_t in_flight = 0;
     uint64_t asked_ns = 0, answered_ns = 0;  // when the last question was asked, and the last that has an answer
+    uint32_t asked = 0;                      // so often in a row
     uint64_t question_ns = 0;                // the peer's, to be answered
   };
   class AwaitedCall;

@@ -16,6 +16,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr uint64_t ask_period_ns = 100'000'000;
+// Of one that was asked often already: of a large job thousands may wait for one that is late, and ask each other.
+constexpr uint64_t patient_period_ns = 400'000'000;
+constexpr uint32_t often = 20;
 // Shorter than the time for which circles are looked at before they are one.
 constexpr uint64_t fresh_ns = 500'000'000;
 
@@ -35,8 +38,10 @@ bool Channel::misses_caller(uint32_t world_rank, const Launch &launch, bool on_c
 
 void Channel::ask(uint32_t r) {
   const uint64_t now = clock_ns();
-  if (now - lanes_[r].asked_ns < ask_period_ns) return;
-  lanes_[r].asked_ns = now;
+  Lane &lane = lanes_[r];
+  if (now - lane.asked_ns < (lane.asked < often ? ask_period_ns : patient_period_ns)) return;
+  lane.asked = now - lane.asked_ns < fresh_ns ? lane.asked + 1 : 1;  // of this wait
+  lane.asked_ns = now;
   Header question = header(Kind::ask);
   question.chunk = now;
   transport_.send_control(ranks_[r], question, nullptr, 0);

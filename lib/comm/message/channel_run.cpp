@@ -50,6 +50,7 @@ class Channel::AwaitedCall final : public Awaited {
     for (uint32_t r = 0; r < channel_.size(); ++r) all_met = all_met && (r == channel_.rank_ || channel_.lanes_[r].met);
     return all_met || !channel_.lanes_[channel_.lane_of(world_rank)].met;
   }
+  std::span<const uint32_t> concerned() const override { return channel_.ranks_; }
   bool misses_caller(uint32_t world_rank) const override {
     return channel_.misses_caller(world_rank, launch_, on_caller_);
   }

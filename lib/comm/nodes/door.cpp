@@ -8,7 +8,7 @@ namespace fsdp::comm {
 namespace {
 
 constexpr auto stranger_time = std::chrono::seconds(2);
-constexpr size_t most_strangers = 16;
+constexpr size_t most_strangers = 2 * tree_degree;  // all children may come at once
 
 }  // namespace
 

@@ -13,7 +13,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr auto pause = std::chrono::milliseconds(50);
-constexpr int look_ms = 10;
+constexpr int look_ms = 20;
 
 class Forming {
  public:

@@ -10,9 +10,14 @@
 namespace fsdp::comm {
 namespace {
 
-constexpr uint32_t tick_ms = 50;
+constexpr uint32_t shortest_tick_ms = 50;
 constexpr uint32_t longest_beat_ms = 500;
 constexpr uint64_t farewell_ms = 300;
+constexpr size_t most_waits_frame_bytes = 4096;  // each is said or not: see NodePeer::take_waits
+
+// How often a leader looks at its ranks' memory, which wakes nobody. What others say wakes it, so only the first node
+// of a way is so late.
+uint32_t tick_of(uint32_t nodes) { return nodes <= 64 ? shortest_tick_ms : nodes <= 512 ? 100 : 200; }
 
 }  // namespace
 
@@ -27,7 +32,8 @@ NodeLeader::NodeLeader(Seat &seat, NodePlan plan, NodeLinks links, LeaderListene
       door_(plan_, listener_),
       now_ms_(steady_ms()),
       counted_ms_(now_ms_),
-      beat_ms_(std::min(longest_beat_ms, plan_.heartbeat_timeout_ms / 8)) {
+      beat_ms_(std::min(longest_beat_ms, plan_.heartbeat_timeout_ms / 8)),
+      tick_ms_(tick_of(plan_.node_count())) {
   for (auto &[n, stream] : links)
     peers_.emplace(n, NodePeer(plan_.is_child(n) ? NodePeer::Role::child : NodePeer::Role::parent, std::move(stream)));
   for (const NodePlace &place : plan_.nodes) (void)parse_address(place.address);  // throws now, and not in a round
@@ -39,7 +45,7 @@ NodeLeader::NodeLeader(Seat &seat, NodePlan plan, NodeLinks links, LeaderListene
 }
 
 void NodeLeader::sleep(int wake, uint32_t ms) {
-  std::vector<pollfd> polls = {{wake, POLLIN, 0}, {datagrams_.socket().get(), POLLIN, 0}};
+  std::vector<pollfd> polls = {{wake, POLLIN, 0}};  // beats of pairs wait for the next round
   for (const auto &[n, peer] : peers_)
     if (peer.stream())
       polls.push_back(
@@ -53,7 +59,7 @@ void NodeLeader::sleep(int wake, uint32_t ms) {
 // No memory for a round: the next one has another chance.
 void NodeLeader::run(int wake, uint32_t ms) noexcept {
   try {
-    sleep(wake, std::min(ms, tick_ms));
+    sleep(wake, std::min(ms, tick_ms_));
     work();
   } catch (...) {
   }
@@ -75,10 +81,9 @@ void NodeLeader::work() {
   carry();
   announce();
   // After the blame: a rank that aborts and leaves is named for the abort.
-  for (const Relayed &relayed : relayed_) spread(relayed.state, relayed.from);
-  relayed_.clear();
   mirror_.look_at_posts([this](const nodes::Post &post) { spread(post, {}); });
-  mirror_.look(now_ms_, [this](const nodes::State &state) { spread(state, {}); });
+  mirror_.look(now_ms_, [this](const nodes::State &state) { from_below_.insert_or_assign(state.rank, state); });
+  spread_states();
   beat();
   flush();
 }
@@ -159,7 +164,7 @@ void NodeLeader::hear_all() {
 
 void NodeLeader::hear(uint32_t from, const Frame &frame) {
   if (nodes::as<nodes::Beat>(frame)) return;
-  if (const auto state = nodes::as<nodes::State>(frame)) return hear(from, *state);
+  if (auto states = nodes::read_states(frame)) return hear(from, std::move(*states));
   if (const auto post = nodes::as<nodes::Post>(frame)) return hear(from, *post);
   if (nodes::as<nodes::Goodbye>(frame)) return peers_.at(from).leave();
   if (const auto verdict = nodes::as<nodes::VerdictMessage>(frame)) {
@@ -177,15 +182,21 @@ void NodeLeader::hear(uint32_t from, const Frame &frame) {
                   format_text("{} sent what is no message of this version of the library", plan_.leader_text(from))));
 }
 
-// What is not believed of a link is not passed on as if it were; what is not of a pair is this node's matter alone.
-void NodeLeader::hear(uint32_t from, nodes::State state) {
-  if (!peers_.at(from).silence().trusted()) state.looks = 0;
-  relayed_.push_back({state, from});
-  if (state.rank < plan_.node_of.size()) {
-    const auto pair = pairs_.find(plan_.node_of[state.rank]);
+// What is not believed of a link is not passed on as if it were; what is not of a pair is this node's matter alone. Who
+// is above says to all below what it has heard from any of them: that of their own ranks comes back to them late.
+void NodeLeader::hear(uint32_t from, std::vector<nodes::State> states) {
+  const NodePeer &peer = peers_.at(from);
+  nodes::StateMap &relayed = peer.role() == NodePeer::Role::parent ? from_above_ : from_below_;
+  for (nodes::State &state : states) {
+    if (state.rank >= plan_.node_of.size()) continue;
+    const uint32_t of = plan_.node_of[state.rank];
+    if (of == node() || plan_.next_hop(of) != from) continue;
+    if (!peer.silence().trusted()) state.looks = 0;
+    relayed.insert_or_assign(state.rank, state);
+    const auto pair = pairs_.find(of);
     if (pair != pairs_.end() && !pair->second.trusted()) state.looks = 0;
+    mirror_.apply(state);
   }
-  mirror_.apply(state);
 }
 
 void NodeLeader::hear(uint32_t from, const nodes::Post &post) {
@@ -195,12 +206,29 @@ void NodeLeader::hear(uint32_t from, const nodes::Post &post) {
   if (here) mirror_.apply(post);
 }
 
-void NodeLeader::spread(const nodes::State &state, std::optional<uint32_t> from) {
-  const bool waits = static_cast<uint32_t>(state.looks) != 0;
-  const SharedFrame frame = frame_of(state);
-  for (auto &[n, peer] : peers_)
-    if (peer.in_tree() && peer.live() && n != from && (!waits || peer.take_waits(frame->bytes.size())))
-      say(&peer, frame);
+// In a large job together with those of the next moment; that a rank has left at once.
+void NodeLeader::spread_states() {
+  const auto leaves = [](const auto &entry) {
+    return entry.second.membership >= static_cast<uint32_t>(Membership::left);
+  };
+  if (tick_ms_ > shortest_tick_ms && now_ms_ - spread_ms_ < tick_ms_ && !std::ranges::any_of(from_above_, leaves) &&
+      !std::ranges::any_of(from_below_, leaves))
+    return;
+  spread_ms_ = now_ms_;
+  spread(from_below_, NodePeer::Role::parent);
+  from_above_.merge(from_below_);  // no rank is in both
+  spread(from_above_, NodePeer::Role::child);
+  from_above_.clear();
+  from_below_.clear();
+}
+
+void NodeLeader::spread(const nodes::StateMap &states, NodePeer::Role to) {
+  const auto say_to = [&](const SharedFrame &frame, bool waits) {
+    for (auto &[n, peer] : peers_)
+      if (peer.role() == to && peer.live() && (!waits || peer.take_waits(frame->bytes.size()))) say(&peer, frame);
+  };
+  for (const SharedFrame &frame : nodes::write_states(states, false, nodes::longest)) say_to(frame, false);
+  for (const SharedFrame &frame : nodes::write_states(states, true, most_waits_frame_bytes)) say_to(frame, true);
 }
 
 void NodeLeader::spread(const nodes::Post &post, std::optional<uint32_t> from) {
@@ -251,18 +279,18 @@ void NodeLeader::blame_link(uint32_t to, const std::string &problem) {
 }
 
 void NodeLeader::count_silence() {
-  const auto elapsed = static_cast<uint32_t>(std::min<uint64_t>(now_ms_ - counted_ms_, 4 * tick_ms));
+  const auto elapsed = static_cast<uint32_t>(std::min<uint64_t>(now_ms_ - counted_ms_, 4 * uint64_t{tick_ms_}));
   counted_ms_ = now_ms_;
-  bool doubts = false;
-  for (auto &[n, peer] : peers_) {
-    if (!peer.live() || !peer.in_tree()) continue;
-    peer.count(elapsed);
-    doubts |= !peer.silence().trusted();
-  }
-  for (auto &[n, pair] : pairs_) {
-    if (pair.begun()) pair.count(elapsed);
-    doubts |= !pair.trusted();
-  }
+  bool doubts = false;  // new ones: what comes later of such a node is not believed from the start
+  const auto count = [&](Silence const &silence, auto &counted) {
+    const bool trusted = silence.trusted();
+    counted.count(elapsed);
+    doubts |= trusted && !silence.trusted();
+  };
+  for (auto &[n, peer] : peers_)
+    if (peer.live() && peer.in_tree()) count(peer.silence(), peer);
+  for (auto &[n, pair] : pairs_)
+    if (pair.begun()) count(pair, pair);
   if (!doubts) return;
   mirror_.forget_waits([this](uint32_t of) {
     const NodePeer *way = find(plan_.next_hop(of));

@@ -33,6 +33,7 @@
 #include "comm/nodes/mirror.h"
 #include "comm/nodes/peer.h"
 #include "comm/nodes/plan.h"
+#include "comm/nodes/states.h"
 #include "comm/shm/monitor.h"
 
 namespace fsdp::comm {
@@ -59,7 +60,7 @@ class NodeLeader final : public Chore {
   void hear_all();
   void heard(uint32_t from);
   void hear(uint32_t from, const Frame &frame);
-  void hear(uint32_t from, nodes::State state);
+  void hear(uint32_t from, std::vector<nodes::State> states);
   void hear(uint32_t from, const nodes::Post &post);
   void check_connection(uint32_t of);
   void blame_link(uint32_t to, const std::string &problem);
@@ -88,8 +89,9 @@ class NodeLeader final : public Chore {
     const SharedFrame frame = frame_of(message);
     for (auto &[node, peer] : peers_) say(&peer, frame);
   }
-  // To the neighbours in the tree, but not back.
-  void spread(const nodes::State &state, std::optional<uint32_t> from);
+  // To the neighbours in the tree: from above not back.
+  void spread_states();
+  void spread(const nodes::StateMap &states, NodePeer::Role to);
   void spread(const nodes::Post &post, std::optional<uint32_t> from);
   bool in_order(uint32_t of) const;
 
@@ -133,19 +135,15 @@ class NodeLeader final : public Chore {
   Door door_;
   std::map<uint32_t, NodePeer> peers_;
   std::map<uint32_t, Silence> pairs_;  // nodes that are no neighbours, with which this one exchanges messages
-  uint64_t now_ms_, counted_ms_, beaten_ms_ = 0, beats_ = 0;
-  uint32_t beat_ms_;
+  uint64_t now_ms_, counted_ms_, beaten_ms_ = 0, spread_ms_ = 0, beats_ = 0;
+  uint32_t beat_ms_, tick_ms_;
   RankSet reported_;  // dead or silent ranks of this node, and leaders of others, or the links to them
   bool suspicion_carried_ = false, links_reported_ = false, pairs_reported_ = false, announced_ = false;
   std::vector<Accusation> findings_;  // of this node, and of those below
   size_t carried_ = 0;                // of them, to carried_to_
   std::optional<uint32_t> carried_to_;
-  uint64_t found_ms_ = 0;  // the first
-  struct Relayed {
-    nodes::State state;
-    uint32_t from;
-  };
-  std::vector<Relayed> relayed_;              // states that go on once blame has
+  uint64_t found_ms_ = 0;                     // the first
+  nodes::StateMap from_above_, from_below_;   // states that go on once blame has; of this node, too, from below
   uint64_t orphaned_ms_ = 0, dialed_ms_ = 0;  // 0: it is not
   uint32_t next_refuge_ = 0;
   std::vector<uint32_t> deserted_;  // refuges where nobody listens

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What leaders say to each other, over a FrameStream after the handshake: frames of a fixed length for each kind. Nodes
-// of one job run the same library on the same kind of processor, so that a message is its bytes in memory.
+// What leaders say to each other, over a FrameStream after the handshake: frames of a fixed length for each kind but
+// states (states.h). Nodes of one job run the same library on the same kind of processor, so that a message is its
+// bytes in memory.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +16,8 @@
 
 namespace fsdp::comm::nodes {
 
-enum class Kind : uint32_t { hello = 101, beat, report, verdict, state, goodbye, post };
-constexpr uint32_t version = 4;
+enum class Kind : uint32_t { hello = 101, beat, report, verdict, states, goodbye, post };
+constexpr uint32_t version = 5;
 
 // What a connection is for: the tree's, by a child to its parent; or by one whose way to the root is lost.
 enum class Bond : uint32_t { tree, refuge };
@@ -42,7 +43,6 @@ struct VerdictMessage {
 };
 // Of one rank, from its node to all others.
 struct State {
-  static constexpr Kind kind = Kind::state;
   uint32_t rank;
   int32_t process;
   uint32_t membership, for_rank;
@@ -61,7 +61,8 @@ struct Goodbye {
   static constexpr Kind kind = Kind::goodbye;
   uint64_t unused;
 };
-constexpr uint32_t longest = sizeof(Report);
+constexpr uint32_t longest = 16 * 1024;
+static_assert(sizeof(Report) <= longest);
 constexpr uint32_t native_order = 0x01020304;
 
 template <class M>

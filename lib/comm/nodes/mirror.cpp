@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "comm/nodes/states.h"
+
 namespace fsdp::comm {
 namespace {
 
@@ -86,7 +88,7 @@ bool Mirror::apply(const nodes::State &state) noexcept {
   if (!elsewhere(state.rank) || state.membership > static_cast<uint32_t>(Membership::gone)) return false;
   WaitEntry &entry = control_.waits()[state.rank];
   entry.looks.store(0, std::memory_order_seq_cst);
-  entry.text.store({state.text, ::strnlen(state.text, sizeof state.text)});
+  if (nodes::waits(state)) entry.text.store({state.text, ::strnlen(state.text, sizeof state.text)});
   entry.for_rank.store(state.for_rank, std::memory_order_relaxed);
   entry.looks.store(state.looks, std::memory_order_seq_cst);
   control_.set_process(state.rank, state.process);

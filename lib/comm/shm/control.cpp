@@ -16,7 +16,7 @@ namespace fsdp::comm {
 namespace {
 
 constexpr uint64_t control_magic = 0x66736470'63746c31;  // "fsdpctl1"
-constexpr uint32_t control_version = 8;
+constexpr uint32_t control_version = 9;
 
 constexpr uint64_t answer_ms = 1000;  // for a leader to bring the job's verdict
 
@@ -63,6 +63,7 @@ Membership Control::membership(uint32_t rank) const noexcept {
 
 void Control::set_membership(uint32_t rank, Membership state) noexcept {
   member(rank).state.store(static_cast<uint32_t>(state), std::memory_order_release);
+  if (state == Membership::left || state == Membership::gone) head().any_left.store(1, std::memory_order_release);
 }
 
 void Control::introduce(uint32_t rank) noexcept {

@@ -43,6 +43,8 @@ class Control {
   }
   Membership membership(uint32_t rank) const noexcept;
   void set_membership(uint32_t rank, Membership state) noexcept;
+  // Has any rank left, or gone? Whoever sees that it has sees its membership.
+  bool any_left() const noexcept { return head().any_left.load(std::memory_order_acquire) != 0; }
 
   // -- life --
   // This process is `rank`.
@@ -101,7 +103,7 @@ class Control {
     Slot verdict, suspicion;
     std::atomic<uint32_t> leader;     // and 1; 0: none
     std::atomic<uint64_t> cores[16];  // one bit for each core that any rank may use
-    std::atomic<uint32_t> core_count;
+    std::atomic<uint32_t> core_count, any_left;
     std::atomic<uint64_t> data_peers[RankSet::most / 64];
   };
   void add_cores() noexcept;

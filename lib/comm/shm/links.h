@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "base/fd.h"
 
@@ -32,6 +33,8 @@ class Links {
   virtual void sleep(uint32_t ms) = 0;
   // The ranks that died: calls found for each. Any thread; may find nothing if another thread is looking.
   virtual void find_dead(const std::function<void(uint32_t)> &found) = 0;
+  // The others whose deaths it sees; nothing: it does not say.
+  virtual std::optional<std::vector<uint32_t>> neighbours() const { return std::nullopt; }
   // The same file for all ranks named: made by `create` on one of them. Empty: not there yet, ask again.
   virtual std::optional<Fd> meet(Parcel parcel, std::span<const uint32_t> ranks, const std::function<Fd()> &create) = 0;
 };

@@ -12,12 +12,14 @@ constexpr uint32_t longest_interval_ms = 250;
 
 }  // namespace
 
-Pulse::Pulse(Control &control, uint32_t rank, uint32_t limit_ms)
+Pulse::Pulse(Control &control, uint32_t rank, uint32_t limit_ms, const std::optional<std::vector<uint32_t>> &neighbours)
     : control_(control),
       rank_(rank),
       limit_ms_(std::max(limit_ms, least_limit_ms)),
       interval_ms_(std::min(longest_interval_ms, limit_ms_ / 10)),
-      seen_(std::make_unique<Seen[]>(control.world_size())) {}
+      seen_(neighbours ? neighbours->size() : control.world_size()) {
+  for (uint32_t i = 0; i < seen_.size(); ++i) seen_[i].rank = neighbours ? (*neighbours)[i] : i;
+}
 
 void Pulse::look() noexcept {
   const uint64_t now = steady_ms() + 1;
@@ -25,9 +27,8 @@ void Pulse::look() noexcept {
   const auto watched = static_cast<uint32_t>(std::min<uint64_t>(now - looked_ms_, 2 * interval_ms_));
   looked_ms_ = now;
   control_.beat(rank_, now);
-  for (uint32_t rank = 0; rank < control_.world_size(); ++rank) {
-    Seen &seen = seen_[rank];
-    const uint64_t beat = control_.last_beat(rank);
+  for (Seen &seen : seen_) {
+    const uint64_t beat = control_.last_beat(seen.rank);
     const uint32_t silent = seen.silent_ms.load(std::memory_order_relaxed);
     // Who never beat has no monitor yet, or is on another node.
     const bool beats = beat != seen.beat || beat == 0;
@@ -41,8 +42,8 @@ void Pulse::look() noexcept {
 std::vector<uint32_t> Pulse::silent(const std::function<bool(uint32_t)> &concerns) const {
   bool over = false;
   std::vector<uint32_t> ranks;
-  for (uint32_t rank = 0; rank < control_.world_size(); ++rank) {
-    const uint32_t silent = seen_[rank].silent_ms.load(std::memory_order_relaxed);
+  for (const Seen &seen : seen_) {
+    const uint32_t rank = seen.rank, silent = seen.silent_ms.load(std::memory_order_relaxed);
     if (rank == rank_ || silent < limit_ms_) continue;
     if (control_.membership(rank) != Membership::member || !concerns(rank)) continue;
     over = over || silent >= limit_ms_ + 3 * interval_ms_;

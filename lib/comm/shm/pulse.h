@@ -9,7 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <memory>
+#include <optional>
 #include <vector>
 
 #include "comm/shm/control.h"
@@ -20,7 +20,9 @@ class Pulse {
  public:
   static constexpr uint32_t default_limit_ms = 8000, least_limit_ms = 1000;
 
-  Pulse(Control &control, uint32_t rank, uint32_t limit_ms);
+  // neighbours: whom it looks at; nothing: at all ranks.
+  Pulse(Control &control, uint32_t rank, uint32_t limit_ms,
+        const std::optional<std::vector<uint32_t>> &neighbours = std::nullopt);
 
   // How often look() wants to be called, at least.
   uint32_t interval_ms() const noexcept { return interval_ms_; }
@@ -36,6 +38,7 @@ class Pulse {
 
  private:
   struct Seen {
+    uint32_t rank = 0;
     uint64_t beat = 0;
     std::atomic<uint32_t> silent_ms{0};
   };
@@ -43,7 +46,7 @@ class Pulse {
   Control &control_;
   uint32_t rank_, limit_ms_, interval_ms_;
   uint64_t looked_ms_ = 0;
-  std::unique_ptr<Seen[]> seen_;
+  std::vector<Seen> seen_;  // never moves
 };
 
 // "3 (pid 77, host a)"

@@ -20,7 +20,7 @@ struct Seat {
       : rank(rank),
         control(control_file, world_size),
         links(std::move(job_links)),
-        pulse(control, rank, heartbeat_timeout_ms),
+        pulse(control, rank, heartbeat_timeout_ms, links->neighbours()),
         watch(control, *links, pulse, rank, waiter, failure),
         device(device) {}
 

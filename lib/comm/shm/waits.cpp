@@ -38,6 +38,10 @@ SharedText::Copy SharedText::load() const noexcept {
 }
 
 std::optional<uint32_t> first_missed_caller(const Awaited &awaited, uint32_t world_size, uint32_t rank) {
+  std::optional<uint32_t> first;
+  for (const uint32_t r : awaited.concerned())
+    if (r != rank && (!first || r < *first) && awaited.misses_caller(r)) first = r;
+  if (!awaited.concerned().empty()) return first;
   for (uint32_t r = 0; r < world_size; ++r)
     if (r != rank && awaited.misses_caller(r)) return r;
   return std::nullopt;

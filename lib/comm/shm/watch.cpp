@@ -127,6 +127,7 @@ void Watch::look_at(std::span<const uint32_t> ranks, const std::string &what, bo
 // One that closed its context or destroyed it is an error only to who waits for it. Its membership is read before what
 // it wrote: had it come before it went, that is seen. Only messages from another node may be on their way still.
 void Watch::check_leavers(Awaited &awaited, Clock::time_point &left_since) {
+  if (!control_.any_left()) return;
   for (uint32_t rank = 0; rank < control_.world_size(); ++rank) {
     const Membership state = control_.membership(rank);
     if (state != Membership::left && state != Membership::gone) continue;

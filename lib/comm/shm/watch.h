@@ -27,6 +27,8 @@ class Awaited {
   virtual bool given_up() { return false; }
   // Until it may have come, at most `ms`.
   virtual void sleep(uint32_t ms) = 0;
+  // The ranks that it may miss; empty: it has no list of them.
+  virtual std::span<const uint32_t> concerned() const { return {}; }
   // Is this rank of the job one that has not come?
   virtual bool misses(uint32_t world_rank) const = 0;
   // ... and the one to blame for a timeout? Not one that waits itself for a rank further behind.
