@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which backend moves the bytes: the only file that names one.
 #include <chrono>
-#include <numeric>
 #include <thread>
 
 #include "comm/bootstrap/local_job.h"
 #include "comm/bootstrap/process_world.h"
+#include "comm/bootstrap/secret.h"
 #include "comm/description.h"
 #include "comm/hybrid/choice.h"
 #include "comm/hybrid/descriptors.h"
 #include "comm/hybrid/world.h"
 #include "comm/nccl/team.h"
 #include "comm/net.h"
-#include "comm/nodes/listener.h"
 #include "comm/nodes/leader.h"
+#include "comm/nodes/listener.h"
 #include "comm/shm/seat.h"
 #include "comm/shm/team.h"
 #include "comm/shm/world.h"
@@ -140,18 +140,26 @@ Cards read_cards(Rendezvous &meeting) {
   }
 }
 
+// The names of all leaders' sockets differ between jobs. Short, since each proof and each beat covers it.
+std::string job_label(const WorldOptions &options, const NodePlan &plan) {
+  std::string text = format_text("{} (attempt {})", options.rendezvous, options.attempt);
+  for (const NodePlace &place : plan.nodes) text += ' ' + place.address;
+  std::string label;
+  for (const uint8_t byte : digest_of(std::as_bytes(std::span(text)))) label += format_text("{:02x}", byte);
+  return label;
+}
+
 NodePlan plan_nodes(const WorldOptions &options, const Roster &roster, const std::vector<Card> &cards) {
   NodePlan plan;
   plan.rank = options.rank;
   plan.secret = options.secret;
-  plan.job = format_text("{} (attempt {})", options.rendezvous, options.attempt);
   plan.heartbeat_timeout_ms = options.heartbeat_timeout_ms;
   for (const Member &member : roster.members) plan.node_of.push_back(member.node);
-  for (uint32_t node = 0; node < roster.node_count(); ++node) {
-    const uint32_t leader = roster.ranks_of(node).front();
-    plan.nodes.push_back({leader, roster.members[leader].host, cards[leader].leader});
-    plan.job += ' ' + cards[leader].leader;
+  for (uint32_t rank = 0; rank < roster.members.size(); ++rank) {
+    if (roster.members[rank].node < plan.nodes.size()) continue;  // not its node's lowest
+    plan.nodes.push_back({rank, roster.members[rank].host, cards[rank].leader});
   }
+  plan.job = job_label(options, plan);
   return plan;
 }
 
@@ -164,9 +172,14 @@ std::unique_ptr<Monitor> start_monitor(const std::shared_ptr<Seat> &seat, const 
 
 // All leaders have found each other, and every rank's memory says who leads: only now may a failure be blamed on
 // anybody.
-void await_all(World &world) {
-  std::vector<uint32_t> ranks(world.size());
-  std::iota(ranks.begin(), ranks.end(), 0U);
+void await_all(World &world, const Roster &roster, bool leaders_alone) {
+  std::vector<uint32_t> ranks;
+  uint32_t nodes = 0;
+  for (uint32_t rank = 0; rank < world.size(); ++rank) {
+    const bool leads = roster.members[rank].node == nodes;
+    nodes += leads;
+    if (leads || !leaders_alone) ranks.push_back(rank);
+  }
   world.create_team(ranks, "the start of the job")->barrier("the start of the job");
 }
 
@@ -288,7 +301,8 @@ std::unique_ptr<World> create_process_world(const WorldOptions &options, const W
       world = std::make_unique<ShmWorld>(seat, std::move(meeting.description), std::make_unique<Monitor>(seat));
     else
       world = join_hosts(options, meeting, cards, threshold, seat, waiter, forming_limit_ms(options, since));
-    if (!alone) await_all(*world);
+    for (const uint32_t rank : options.stand_ins) seat->control.set_membership(rank, Membership::member);
+    if (!alone) await_all(*world, meeting.roster, !options.stand_ins.empty());
   } catch (const Error &error) {
     const Error end = waiter.settle(error);
     if (seat) tell_host(*seat, end);

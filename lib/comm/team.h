@@ -158,6 +158,7 @@ struct WorldOptions {
   std::string job = {};      // what the launcher calls the job, may be empty
   std::string source = {};   // who said all this, for the log
   std::string host_id = {};  // for tests: this rank's host; empty: the one that it runs on
+  std::vector<uint32_t> stand_ins = {};  // for measurements: other ranks of this host, which no process is
   uint32_t heartbeat_timeout_ms = 8000;  // a rank or node that is silent for so long is lost; at least 1000
   // Rank 0 of a job that failed tells it to ranks that still come in this time: else they look for it until a timeout.
   uint32_t farewell_ms = 400;

@@ -49,7 +49,7 @@ class FormingWorld : public Rendezvous {
       card.tcp = bytes_of("127.0.0.1:1");
       card.leader = listeners.back().address;
       card.descriptors = count_descriptors();
-      streams.back().queue(message::share(message::Card{write_card(card)}));
+      streams.back().queue(message::share(message::Card{rank, write_card(card)}));
       EXPECT_TRUE(streams.back().flush());
     }
     for (FrameStream &stream : streams) EXPECT_TRUE(hear<message::Start>(stream));

@@ -110,7 +110,7 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
   }
   void join(FrameStream &stream, uint32_t rank) const {
     introduce(stream, rank);
-    stream.queue(message::share(message::Card{bytes_of("by hand")}));
+    stream.queue(message::share(message::Card{rank, bytes_of("by hand")}));
     EXPECT_TRUE(stream.flush());
   }
   // What rank 0 says to it; the next message of this kind.

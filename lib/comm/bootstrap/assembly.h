@@ -17,6 +17,10 @@ struct Assembly {
 // What the proof of a connection to the rendezvous is for.
 inline std::string rendezvous_label(const WorldOptions &options) { return "rendezvous of job " + options.job; }
 
+inline std::string host_id_of(const WorldOptions &options) {
+  return options.host_id.empty() ? host_identity() : options.host_id;
+}
+
 // This rank's card, checked.
 inline std::vector<std::byte> card_of(const MakeCard &make_card, const std::string &address) {
   auto card = make_card(address);

@@ -95,18 +95,34 @@ void put(Writer &to, const Join &join) {
   for (const uint32_t value : {join.rank, join.world_size, join.attempt}) to.number(value);
   to.text(join.host_id, most_name_bytes);
   to.text(join.host, most_name_bytes);
+  to.text(join.listens, most_name_bytes);
 }
 void put(Writer &to, const Hello &hello) {
   to.number(hello.wire_version);
   to.number(hello.rank);
   to.text(hello.library, most_name_bytes);
 }
-void put(Writer &to, const Card &card) { to.block(card.bytes); }
+void put(Writer &to, const Card &card) {
+  to.number(card.rank);
+  to.block(card.bytes);
+}
+void put(Writer &to, const Admitted &admitted) {
+  to.number(admitted.rank);
+  to.text(admitted.host, most_name_bytes);
+  to.text(admitted.address, most_name_bytes);
+}
+void put(Writer &to, const Redirect &redirect) {
+  to.number(redirect.rank);
+  to.text(redirect.host, most_name_bytes);
+  to.text(redirect.address, most_name_bytes);
+}
+void put(Writer &to, const Gone &gone) { to.number(gone.rank); }
 void put(Writer &, const Formed &) {}
 void put(Writer &to, const Refusal &refusal) {
   to.number(static_cast<uint32_t>(refusal.status));
   to.number(static_cast<uint32_t>(refusal.rank));
   to.text(refusal.text, most_text_bytes);
+  to.number(static_cast<uint32_t>(refusal.party));
 }
 void put(Writer &to, const Entry &entry) {
   to.number(entry.rank);
@@ -127,18 +143,34 @@ void get(Reader &from, Join &join) {
   for (uint32_t *value : {&join.rank, &join.world_size, &join.attempt}) *value = from.number();
   join.host_id = from.text(most_name_bytes);
   join.host = from.text(most_name_bytes);
+  join.listens = from.text(most_name_bytes);
 }
 void get(Reader &from, Hello &hello) {
   hello.wire_version = from.number();
   hello.rank = from.number();
   hello.library = from.text(most_name_bytes);
 }
-void get(Reader &from, Card &card) { card.bytes = from.card(); }
+void get(Reader &from, Card &card) {
+  card.rank = from.number();
+  card.bytes = from.card();
+}
+void get(Reader &from, Admitted &admitted) {
+  admitted.rank = from.number();
+  admitted.host = from.text(most_name_bytes);
+  admitted.address = from.text(most_name_bytes);
+}
+void get(Reader &from, Redirect &redirect) {
+  redirect.rank = from.number();
+  redirect.host = from.text(most_name_bytes);
+  redirect.address = from.text(most_name_bytes);
+}
+void get(Reader &from, Gone &gone) { gone.rank = from.number(); }
 void get(Reader &, Formed &) {}
 void get(Reader &from, Refusal &refusal) {
   refusal.status = static_cast<int32_t>(from.number());
   refusal.rank = static_cast<int32_t>(from.number());
   refusal.text = from.text(most_text_bytes);
+  refusal.party = static_cast<int32_t>(from.number());
 }
 void get(Reader &from, Entry &entry) {
   entry.rank = from.number();
@@ -204,6 +236,9 @@ Parsed parse(uint32_t kind, std::span<const std::byte> body) {
     case Hello::kind: return parse_as<Hello>(body);
     case Card::kind: return parse_as<Card>(body);
     case Formed::kind: return parse_as<Formed>(body);
+    case Admitted::kind: return parse_as<Admitted>(body);
+    case Redirect::kind: return parse_as<Redirect>(body);
+    case Gone::kind: return parse_as<Gone>(body);
     default: return {{}, format_text("no message has kind {}", kind)};
   }
 }

@@ -3,12 +3,16 @@
 // Pure functions of bytes: a body is a message exactly, or a reason why it is none.
 //
 //   rank r -> 0   Hello, Join and, when it has one, its Card
-//   0 -> r        Refusal, or when all have joined: an Entry of each rank, in their order, in some Entries; and Start
+//   0 -> r        Refusal, Redirect or Admitted; when all have joined: an Entry of each rank, in their order, in some
+//                 Entries; and Start
 //
 // and from then on, until all have met:
 //
 //   r -> 0, 0 -> r   Refusal: why the job cannot form, as far as rank r knows; what rank 0 makes of all that it hears
 //                    Formed: the sender needs nothing more of this connection
+//
+// Between r and 0 may be other ranks, who say Admitted and Formed themselves, pass all else on as it is, and tell of
+// those below them that are Gone.
 #pragma once
 
 #include <memory>
@@ -36,24 +40,45 @@ struct Join {
   static constexpr uint32_t kind = 1;
   uint32_t rank = 0, world_size = 0, attempt = 0;
   std::string host_id, host;
+  std::string listens = {};  // the address at which ranks of other hosts may come to it; empty: none
+};
+// By who is at the other end of the connection.
+struct Admitted {
+  static constexpr uint32_t kind = 8;
+  uint32_t rank = 0;
+  std::string host;
+  std::string address = {};  // to ranks of its own host: numeric, of the interface by which that reaches rank 0
+};
+// Go there: the sender has as many as it takes.
+struct Redirect {
+  static constexpr uint32_t kind = 9;
+  uint32_t rank = 0;  // who listens there
+  std::string host, address;
+};
+// It has died, as its neighbour has seen.
+struct Gone {
+  static constexpr uint32_t kind = 10;
+  uint32_t rank = 0;
 };
 // Making one takes a while: a rank that dies over it is known already.
 struct Card {
   static constexpr uint32_t kind = 6;
-  std::vector<std::byte> bytes;
+  uint32_t rank = 0;
+  std::vector<std::byte> bytes = {};
 };
 struct Refusal {
   static constexpr uint32_t kind = 2;
   int32_t status = 0;  // FSDP_OK: come again
   int32_t rank = -1;
-  std::string text;
+  std::string text = {};
+  int32_t party = -1;  // to rank 0: whose last word it is; from there: whom alone it is for; -1: nobody's, everybody
 };
 struct Entry {
   uint32_t rank = 0, node = 0;
   std::string host;
   std::vector<std::byte> card;
 };
-// As many as fit: each frame costs rank 0 a tag for each rank.
+// As many as fit: each frame costs its sender a tag for each connection.
 struct Entries {
   static constexpr uint32_t kind = 3;
   std::vector<Entry> list;
@@ -68,7 +93,7 @@ struct Formed {
   static constexpr uint32_t kind = 7;
 };
 
-using Message = std::variant<Join, Refusal, Entries, Start, Hello, Card, Formed>;
+using Message = std::variant<Join, Refusal, Entries, Start, Hello, Card, Formed, Admitted, Redirect, Gone>;
 
 // The whole frame, as a stream sends it. Texts that are too long are cut, what is not printable becomes '?'.
 std::vector<std::byte> write(const Message &message);
@@ -77,7 +102,7 @@ SharedFrame share(const Message &message);
 std::vector<SharedFrame> share_entries(std::vector<Entry> entries);
 
 struct Parsed {
-  std::variant<std::monostate, Join, Refusal, Entries, Start, Hello, Card, Formed> message;
+  std::variant<std::monostate, Join, Refusal, Entries, Start, Hello, Card, Formed, Admitted, Redirect, Gone> message;
   std::string problem;  // of none
 };
 Parsed parse(uint32_t kind, std::span<const std::byte> body);

@@ -16,10 +16,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-Rendezvous meet_alone(const WorldOptions &options) {
+Rendezvous meet_alone(const WorldOptions &options, size_t ranks_here) {
   Doors doors = make_doors();
   Fd control = create_memory_file(Control::size_bytes(options.size), "the job's control memory");
-  Control::initialize(control, options.size, 1);
+  Control::initialize(control, options.size, static_cast<uint32_t>(ranks_here));
   auto links =
       std::make_unique<ProcessLinks>(options.rank, std::move(doors.inbox), std::vector<PeerDoors>(options.size));
   return {std::move(control), std::move(links), {}, {}, {}};
@@ -27,7 +27,7 @@ Rendezvous meet_alone(const WorldOptions &options) {
 
 // The ranks of one host, by the name in the options.
 Rendezvous meet_on_host(const WorldOptions &options, std::span<const uint32_t> ranks, const Waiter &waiter) {
-  if (ranks.size() == 1) return meet_alone(options);
+  if (ranks.size() == 1 || !options.stand_ins.empty()) return meet_alone(options, ranks.size());
   Rendezvous meeting =
       options.rank == ranks[0] ? Host(options, ranks, waiter).run() : Visit(options, ranks, waiter).run();
   check_memory_file(meeting.control, Control::size_bytes(options.size), "the job's control memory");

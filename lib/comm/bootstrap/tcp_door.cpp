@@ -70,7 +70,7 @@ bool TcpDoor::open(const std::vector<Endpoint> &places) {
     Fd listener = listen_at(place, SOMAXCONN);
     if (!listener) continue;
     ends_.push_back(Endpoint::local(listener));
-    listeners_.push_back(std::move(listener));
+    listeners_.add(std::move(listener));
     return true;
   }
   return false;
@@ -95,27 +95,9 @@ void TcpDoor::open_outer() {
   }
   remark_ += format_text(", so it listened at {} too", at.text());
   ends_.push_back(at);
-  listeners_.push_back(std::move(listener));
+  listeners_.add(std::move(listener));
 }
 
 std::string TcpDoor::text() const { return ends_.front().text() + remark_; }
-
-void TcpDoor::add_polls(std::vector<pollfd> &polls) const {
-  if (!pause_.over()) return;
-  for (const Fd &listener : listeners_) polls.push_back({listener.get(), POLLIN, 0});
-}
-
-Fd TcpDoor::accept() {
-  if (!pause_.over()) return {};
-  for (const Fd &listener : listeners_) {
-    Fd socket = accept_from(listener);
-    if (socket) {
-      pause_.clear();
-      return socket;
-    }
-    if (pause_.note(errno)) return {};
-  }
-  return {};
-}
 
 }  // namespace fsdp::comm

@@ -3,15 +3,13 @@
 // further than this host, at that by which others come, too.
 #pragma once
 
-#include <poll.h>
-
 #include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "comm/bootstrap/accept_pause.h"
 #include "comm/bootstrap/endpoint.h"
+#include "comm/bootstrap/listeners.h"
 #include "comm/bootstrap/meeting_point.h"
 #include "comm/bootstrap/name_lookup.h"
 
@@ -28,10 +26,8 @@ class TcpDoor {
   std::string address() const { return outer().address(); }
   // "10.0.0.1:29500", and what there is to know about it if somebody does not come.
   std::string text() const;
-  void add_polls(std::vector<pollfd> &polls) const;
-  // Empty: nobody is there, or no more can be taken at the moment.
-  Fd accept();
-  const AcceptPause &pause() const noexcept { return pause_; }
+  Listeners &listeners() noexcept { return listeners_; }
+  const AcceptPause &pause() const noexcept { return listeners_.pause(); }
 
  private:
   std::vector<Endpoint> find_places(Clock::time_point deadline, NameLookup &names);
@@ -42,11 +38,10 @@ class TcpDoor {
   const WorldOptions &options_;
   const MeetingPoint &point_;
   const Waiter &waiter_;
-  std::vector<Fd> listeners_;
+  Listeners listeners_;
   std::vector<Endpoint> ends_;  // of each
   std::string remark_;
   std::unique_ptr<Notice> notice_;
-  AcceptPause pause_;
 };
 
 }  // namespace fsdp::comm

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "comm/bootstrap/packet.h"
 #include "comm/bootstrap/version.h"
 
 namespace fsdp::comm {
@@ -16,7 +15,7 @@ using namespace std::chrono_literals;
 constexpr auto connect_time = 3s;  // for one try
 constexpr auto proof_time = 15s;   // of one try: strangers may have to make room first
 constexpr auto tcp_patience = 1s;  // beyond the timeout, for rank 0 to say who is missing
-constexpr useconds_t pause_us = 50'000;
+constexpr useconds_t zero_pause_us = 50'000, host_pause_us = 10'000;
 
 }  // namespace
 
@@ -27,21 +26,53 @@ TcpVisit::TcpVisit(const WorldOptions &options, const MeetingPoint &point, const
       waiter_(waiter),
       make_card_(make_card),
       deadline_(Clock::now() + std::chrono::milliseconds(options.timeout_ms)),
-      last_problem_("nobody listens there") {}
+      label_(rendezvous_label(options)),
+      host_id_(host_id_of(options)),
+      last_problem_("nobody listens there"),
+      porch_(options, host_id_) {}
 
 Assembly TcpVisit::run() {
   for (;;) {
-    for (const Endpoint &place : places())
-      if (auto assembly = visit(place)) return std::move(*assembly);
+    const bool goes = alone_ || porch_.take();
+    if (auto assembly = goes ? visit_zero() : visit_host()) return std::move(*assembly);
     if (Clock::now() >= deadline_) give_up();
     waiter_.poll();
-    ::usleep(pause_us);
+    ::usleep(goes ? zero_pause_us : host_pause_us);
   }
 }
 
 void TcpVisit::give_up() const {
   fail_rank(FSDP_TIMEOUT, 0, "rank {} has not found rank 0 at the rendezvous '{}' within {} ms: {}", options_.rank,
             options_.rendezvous, options_.timeout_ms, last_problem_);
+}
+
+// -- ways up --
+
+// A stranger there would keep the ranks of this host from each other, and not from rank 0.
+std::optional<Assembly> TcpVisit::visit_host() {
+  std::string problem;
+  Fd socket = porch_.visit(problem);
+  alone_ = porch_.stranger().has_value();
+  if (!socket) {
+    last_problem_ = problem;
+    return {};
+  }
+  return visit(std::move(socket), "the rank of this host that has come first", {});
+}
+
+std::optional<Assembly> TcpVisit::visit_zero() {
+  for (const Endpoint &place : places()) {
+    if (auto assembly = visit_place(place, {})) return assembly;
+    while (const auto elsewhere = std::exchange(redirect_, {})) {
+      const Endpoint next = parse_address(elsewhere->address);
+      check_guarded(next, options_);
+      if (auto assembly = visit_place(next, {elsewhere->rank, elsewhere->host})) return assembly;
+      if (!redirect_)
+        last_problem_ =
+            format_text("rank 0 has sent it to rank {} on {}, and {}", elsewhere->rank, elsewhere->host, last_problem_);
+    }
+  }
+  return {};
 }
 
 // Asked again at each try: a name may become known, and the file be replaced.
@@ -55,113 +86,87 @@ std::vector<Endpoint> TcpVisit::places() {
   return found;
 }
 
-std::optional<Assembly> TcpVisit::visit(const Endpoint &place) {
-  if (!connect(place)) return {};
-  try {
-    join();
-    return await_start();
-  } catch (const Error &error) {
-    report(error);
-    throw;
-  }
-}
-
-// Else rank 0 would take this rank for dead.
-void TcpVisit::report(const Error &error) noexcept {
-  try {
-    if (!stream_.speaks()) return;
-    stream_.queue(message::share(report_of(error, options_.rank)));
-    stream_.flush();
-  } catch (...) {  // no memory: then it looks like a death
-  }
-}
-
-bool TcpVisit::connect(const Endpoint &place) {
+Fd TcpVisit::connect(const Endpoint &place) {
   std::string problem;
   Fd socket = connect_to(place, limit(connect_time), problem);
-  if (!socket) {
-    // At the deadline it only says that time is over: a refusal before says more.
-    if (!refused_ || Clock::now() < deadline_) last_problem_ = problem;
-    return false;
-  }
-  StreamKeys keys;
-  problem = prove(socket, Role::guest, options_.secret, rendezvous_label(options_), limit(proof_time), &keys);
-  stream_ = FrameStream(std::move(socket), message::longest, keys);
-  if (problem.empty()) return true;
-  refused_ = true;
-  last_problem_ = format_text("{}: {}", place.text(), problem);
-  return false;
+  // At the deadline it only says that time is over: a refusal before says more.
+  if (!socket && (!refused_ || Clock::now() < deadline_)) last_problem_ = problem;
+  if (socket) notice_silence(socket, options_.heartbeat_timeout_ms);
+  return socket;
 }
+
+std::optional<Assembly> TcpVisit::visit_place(const Endpoint &place, Above above) {
+  Fd socket = connect(place);
+  if (!socket) return {};
+  return visit(std::move(socket), place.text(), above);
+}
+
+std::optional<FrameStream> TcpVisit::prove_on(Fd socket, const std::string &place) {
+  StreamKeys keys;
+  const std::string problem = prove(socket, Role::guest, options_.secret, label_, limit(proof_time), &keys);
+  if (problem.empty()) return FrameStream(std::move(socket), message::longest, keys);
+  refused_ = true;
+  last_problem_ = format_text("{}: {}", place, problem);
+  return {};
+}
+
+std::optional<Assembly> TcpVisit::visit(Fd socket, const std::string &place, const Above &above) {
+  const Endpoint here = Endpoint::local(socket);
+  auto stream = prove_on(std::move(socket), place);
+  if (!stream) return {};
+  auto uplink = std::make_unique<Uplink>(options_, std::move(*stream), above,
+                                         here.family() == AF_UNIX ? std::string() : here.address(), deadline_, waiter_);
+  try {
+    say_hello(*uplink, here);
+    if (!await_start(*uplink)) return {};
+  } catch (const Error &error) {
+    throw uplink->settle(error);
+  }
+  Assembly assembly{uplink->take_roster(), uplink->session(), {}};
+  assembly.vigil = std::move(uplink);
+  return assembly;
+}
+
+// -- joining --
 
 // Who this rank is comes first: making its card takes a while, and rank 0 then knows whose end it sees.
-void TcpVisit::join() {
-  notice_silence(stream_.socket(), options_.heartbeat_timeout_ms);
-  stream_.queue(message::share(message::Hello{wire_version, options_.rank, library_version}));
-  say(message::Join{options_.rank, options_.size, options_.attempt,
-                    options_.host_id.empty() ? host_identity() : options_.host_id, host_name()});
-  if (!card_) card_ = message::Card{card_of(make_card_, Endpoint::local(stream_.socket()).address())};
-  say(*card_);
+void TcpVisit::say_hello(Uplink &uplink, const Endpoint &here) {
+  const bool crowded = options_.size > join_degree && porch_.taken();
+  uplink.say(message::Hello{wire_version, options_.rank, library_version});
+  uplink.say(message::Join{options_.rank, options_.size, options_.attempt, host_id_, host_name(),
+                           crowded ? porch_.listen_for_hosts(here) : std::string()});
+  uplink.serve();
 }
 
-// If rank 0 does not take it, it has ended, or said why not: both are heard next.
-void TcpVisit::say(const message::Message &message) {
-  stream_.queue(message::share(message));
-  const Limit until = limit(proof_time);
-  while (!stream_.flush() && stream_.open() && !until.over()) {
+void TcpVisit::say_card(Uplink &uplink) {
+  if (!card_) card_ = message::Card{options_.rank, card_of(make_card_, uplink.address())};
+  uplink.say(*card_);
+  for (const uint32_t rank : options_.stand_ins) {
+    uplink.say(message::Join{rank, options_.size, options_.attempt, host_id_, host_name()});
+    uplink.say(message::Card{rank, card_->bytes});
+  }
+}
+
+// False: rank 0 asks to come again, or to go elsewhere.
+bool TcpVisit::await_start(Uplink &uplink) {
+  bool said = false, open = false;
+  while (!uplink.started() || !uplink.passed_on()) {
+    if (!uplink.address().empty() && !std::exchange(said, true)) say_card(uplink);
+    uplink.serve();
     waiter_.poll();
-    await_room(stream_.socket(), 20);
-  }
-}
-
-// Rank 0's verdict, or nothing if it asks to come again.
-void TcpVisit::obey(const message::Refusal &refusal) {
-  if (refusal.status != FSDP_OK) throw Error(refusal.status, refusal.text, refusal.rank);
-  last_problem_ = refusal.text;
-}
-
-// Hosts are numbered in the order of their lowest ranks.
-bool TcpVisit::take(const message::Entries &entries, Assembly &assembly) {
-  auto &members = assembly.roster.members;
-  for (const message::Entry &entry : entries.list) {
-    if (entry.rank != members.size() || entry.rank >= options_.size) return false;
-    if (entry.node > node_count_) return false;
-    node_count_ = std::max(node_count_, entry.node + 1);
-    members.push_back({entry.node, entry.host, entry.card});
-  }
-  return true;
-}
-
-std::optional<Assembly> TcpVisit::await_start() {
-  Assembly assembly;
-  node_count_ = 0;
-  const Limit until{deadline_ + tcp_patience, waiter_};
-  while (auto frame = stream_.receive(until)) {
-    auto parsed = message::parse(frame->kind, frame->body);
-    if (const auto *refusal = std::get_if<message::Refusal>(&parsed.message)) {
-      obey(*refusal);
-      return {};
+    if (uplink.again() || uplink.redirect()) {
+      last_problem_ = uplink.again().value_or("");
+      redirect_ = uplink.redirect();
+      uplink.leave();
+      return false;
     }
-    const auto *entries = std::get_if<message::Entries>(&parsed.message);
-    if (entries && take(*entries, assembly)) continue;
-    const auto *start = std::get_if<message::Start>(&parsed.message);
-    if (!start || start->world_size != options_.size || assembly.roster.members.size() != options_.size)
-      fail_rank(FSDP_SYSTEM, 0, "rendezvous '{}': what rank 0 says is wrong: {}", options_.rendezvous,
-                parsed.problem.empty() ? "a message out of turn" : parsed.problem);
-    assembly.session = start->session;
-    assembly.vigil = std::make_unique<GuestVigil>(options_.rank, std::move(stream_), assembly.roster.members[0].host,
-                                                  deadline_, waiter_);
-    return assembly;
+    if (uplink.admitted() && !std::exchange(open, true)) uplink.open(porch_.open(), label_);
+    if (Clock::now() >= deadline_ + tcp_patience)
+      fail(FSDP_TIMEOUT, "rendezvous '{}': rank 0 has not sent the start of the job to rank {} within {} ms",
+           options_.rendezvous, options_.rank, options_.timeout_ms);
   }
-  if (stream_.open())
-    fail_rank(FSDP_TIMEOUT, 0, "rendezvous '{}': rank 0 has not sent the start of the job within {} ms",
-              options_.rendezvous, options_.timeout_ms);
-  if (stream_.code() == EBADMSG)
-    throw changed_contact(format_text("rank {} (host {})", options_.rank, host_name()), "rank 0", stream_.problem());
-  if (host_is_silent(stream_.code()))
-    throw lost_contact(format_text("rank {} (host {})", options_.rank, host_name()),
-                       format_text("rank 0 (rendezvous {})", options_.rendezvous));
-  fail_rank(FSDP_PEER_FAILED, 0, "rendezvous '{}': rank 0 ended before the job had formed ({})", options_.rendezvous,
-            stream_.problem());
+  porch_.close();
+  return true;
 }
 
 }  // namespace fsdp::comm

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The side of every rank but 0 at a TCP rendezvous: finds rank 0, proves the secret, joins, and waits for the roster.
+// The side of every rank but 0 at a TCP rendezvous. Of each host the first rank that comes finds rank 0, proves the
+// secret, joins, and takes the others along, which come to it in the same way; all wait for the roster.
 #pragma once
 
 #include <chrono>
@@ -8,11 +9,10 @@
 #include <vector>
 
 #include "comm/bootstrap/assembly.h"
-#include "comm/bootstrap/frame_stream.h"
 #include "comm/bootstrap/meeting_point.h"
-#include "comm/bootstrap/message.h"
 #include "comm/bootstrap/name_lookup.h"
-#include "comm/bootstrap/proof.h"
+#include "comm/bootstrap/porch.h"
+#include "comm/bootstrap/uplink.h"
 
 namespace fsdp::comm {
 
@@ -23,16 +23,17 @@ class TcpVisit {
 
  private:
   using Clock = std::chrono::steady_clock;
+  // Each empty: try again.
+  std::optional<Assembly> visit_host();
+  std::optional<Assembly> visit_zero();
+  std::optional<Assembly> visit_place(const Endpoint &place, Above above);
+  std::optional<Assembly> visit(Fd socket, const std::string &place, const Above &above);
   std::vector<Endpoint> places();
-  // Empty: try again.
-  std::optional<Assembly> visit(const Endpoint &place);
-  bool connect(const Endpoint &place);
-  void join();
-  void say(const message::Message &message);
-  std::optional<Assembly> await_start();
-  void report(const Error &error) noexcept;
-  bool take(const message::Entries &entries, Assembly &assembly);
-  void obey(const message::Refusal &refusal);
+  Fd connect(const Endpoint &place);
+  std::optional<FrameStream> prove_on(Fd socket, const std::string &place);
+  void say_hello(Uplink &uplink, const Endpoint &here);
+  void say_card(Uplink &uplink);
+  bool await_start(Uplink &uplink);
   [[noreturn]] void give_up() const;
   Limit limit(Clock::duration most) const { return {std::min(deadline_, Clock::now() + most), waiter_}; }
 
@@ -41,12 +42,14 @@ class TcpVisit {
   const Waiter &waiter_;
   const MakeCard &make_card_;
   Clock::time_point deadline_;
+  std::string label_, host_id_;
   NameLookup names_;
   std::string last_problem_;
   bool refused_ = false;  // a proof has failed
-  FrameStream stream_;
-  uint32_t node_count_ = 0;            // of the entries so far
-  std::optional<message::Card> card_;  // once this rank has reached the rendezvous
+  bool alone_ = false;    // what listens where the ranks of this host meet is none of them
+  Porch porch_;
+  std::optional<message::Redirect> redirect_;  // where rank 0, or one below it, has sent this rank
+  std::optional<message::Card> card_;          // once this rank has reached the rendezvous
 };
 
 }  // namespace fsdp::comm

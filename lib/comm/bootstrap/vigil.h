@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the moment a rank joins until all have met, its connection to rank 0 stays open: rank 0 sees who dies or gives
-// up, and tells all others whom; they see whether rank 0 lives. What ranks watch each other with afterwards does not
-// exist yet, or not everywhere.
+// From the moment a rank joins until all have met, the connections by which the ranks have joined stay open: rank 0
+// hears who dies or gives up, and tells all others whom; they see whether rank 0 lives, and those between. What ranks
+// watch each other with afterwards does not exist yet, or not everywhere.
 //
 // Looked at by the waits of the caller's thread, as its Waiter's duty. If the job does not form, rank 0's word is what
 // all ranks report.
 #pragma once
 
 #include <chrono>
-#include <optional>
 #include <string>
-#include <vector>
 
 #include "base/failure.h"
 #include "comm/bootstrap/frame_stream.h"
@@ -27,69 +25,27 @@ class Vigil : public Duty {
   virtual void finish() noexcept = 0;
 };
 
-// Rank 0's.
-class HostVigil final : public Vigil {
- public:
-  using Clock = std::chrono::steady_clock;
-  // A rank that has joined.
-  struct Party {
-    FrameStream stream;  // none: rank 0, or not joined yet
-    std::string host_id, host;
-    std::optional<std::vector<std::byte>> card;
-    bool taken = false, watched = true;
-  };
+namespace vigil {
 
-  // deadline: of the whole; beyond it, waits that have a limit of their own are over.
-  HostVigil(uint32_t size, Clock::time_point deadline, const Waiter &waiter);
-  ~HostVigil() override;
+using namespace std::chrono_literals;
 
-  std::vector<Party> &parties() noexcept { return parties_; }
-  void look() override;
-  Error settle(const Error &error) override;
-  void finish() noexcept override;
+constexpr auto look_period = 5ms;
+constexpr auto grace = 60ms;         // for what ends at the same time
+constexpr auto doubt = 300ms;        // for the end of a peer to be seen by rank 0, when another rank has felt it
+constexpr auto answer_time = 600ms;  // for rank 0's word after a report
+constexpr auto farewell = 200ms;
+constexpr auto lateness = 700ms;  // beyond the deadline: waits with a limit of their own name who is late
 
- private:
-  void hear_all();
-  void hear(uint32_t rank);
-  void check_end(uint32_t rank);
-  void tell(const message::Message &word) noexcept;
-  Error conclude() const;
+// A peer is to blame, or the link to it, but perhaps only because of another one that rank 0 knows of.
+bool blames_others(const Error &error, uint32_t rank);
+// Nothing that peers did: what this rank reports whatever they say.
+bool is_own(const Error &error, uint32_t rank);
+Error late(std::chrono::steady_clock::time_point deadline);
+// What was queued goes out, if the other end takes it soon.
+void flush_soon(FrameStream &stream, std::chrono::steady_clock::time_point end) noexcept;
+void give_up(Vigil &vigil) noexcept;
 
-  const Waiter &waiter_;
-  Clock::time_point deadline_, looked_{};
-  std::vector<Party> parties_;
-  RankSet dead_, lost_;          // lost: its host does not answer
-  std::optional<Error> report_;  // of the first that gave up
-  Clock::time_point found_{};    // the first of these
-  std::optional<Error> end_;
-  bool finished_ = false;
-};
-
-// That of every other rank.
-class GuestVigil final : public Vigil {
- public:
-  using Clock = std::chrono::steady_clock;
-  GuestVigil(uint32_t rank, FrameStream stream, std::string zero_host, Clock::time_point deadline,
-             const Waiter &waiter);
-  ~GuestVigil() override;
-
-  void look() override;
-  Error settle(const Error &error) override;
-  void finish() noexcept override;
-
- private:
-  void hear();
-  void await_word(Clock::duration time);
-  void tell(const message::Message &word) noexcept;
-
-  const uint32_t rank_;
-  FrameStream stream_;
-  const std::string zero_host_;
-  const Waiter &waiter_;
-  Clock::time_point deadline_, looked_{};
-  std::optional<Error> end_;
-  bool formed_ = false, finished_ = false;  // rank 0 says so; this rank does
-};
+}  // namespace vigil
 
 // With these codes of a FrameStream its other end's host is silent: nobody's process is to blame.
 bool host_is_silent(int code) noexcept;

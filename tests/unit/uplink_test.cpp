@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks of one host reach rank 0 by one of them, whoever comes first; from some number of hosts on hosts do so, too.
+#include "comm/bootstrap/address.h"
+#include "comm/bootstrap/branch.h"
+#include "comm/bootstrap/porch.h"
+#include "rendezvous_fixture.h"
+
+namespace fsdp::comm::test {
+namespace {
+
+class Uplinks : public Rendezvous {
+ protected:
+  void SetUp() override {
+    Rendezvous::SetUp();
+    options.timeout_ms = 30'000;
+  }
+  void TearDown() override {
+    for (const pid_t process : processes) ::kill(process, SIGKILL);
+    Rendezvous::TearDown();
+  }
+  // Ranks 1, 2 and 3 share a host, and 1 has come first: the others have it between them and rank 0.
+  void start_host() {
+    one = start(1, "b");
+    await_join(one);
+    two = start(2, "b");
+    three = start(3, "b");
+    await_join(two);
+    await_join(three);
+  }
+  void expect_told(std::initializer_list<size_t> survivors, int32_t rank, const std::string &text) {
+    finish();
+    for (const size_t index : survivors) {
+      expect_ended(index, FSDP_PEER_FAILED, text);
+      EXPECT_EQ(reports[index].rank, rank);
+    }
+  }
+  void expect_ended(size_t index, fsdp_status status, const std::string &text) {
+    EXPECT_EQ(reports[index].status, status) << index << ": " << reports[index].text;
+    EXPECT_NE(std::string(reports[index].text).find(text), std::string::npos) << index << ": " << reports[index].text;
+  }
+  // By hand, rank 0 takes the next that comes.
+  FrameStream accept_next(const Fd &listener) {
+    await_readable(listener, 10'000);
+    return let_in(accept_from(listener));
+  }
+
+  size_t zero = 0, one = 0, two = 0, three = 0;
+};
+
+TEST_F(Uplinks, AHostComesByOneConnection) {
+  options.size = 4;
+  const Fd listener = listen_at(at, 8);
+  const size_t ranks[] = {start(1, "b"), start(2, "b"), start(3, "b")};
+  FrameStream host = accept_next(listener);
+  ASSERT_TRUE(hear<message::Join>(host));
+  host.queue(message::share(message::Admitted{0, "a"}));
+  host.flush();
+  std::vector<std::vector<std::byte>> cards(4, bytes_of("card-0"));
+  std::vector<std::string> known;
+  for (int n = 0; n < 3; ++n) {
+    const auto card = hear<message::Card>(host);
+    ASSERT_TRUE(card);
+    cards.at(card->rank) = card->bytes;
+  }
+  // All reach each other where the first one reaches rank 0.
+  for (const uint32_t r : {1, 2, 3}) EXPECT_EQ(cards[r], bytes_of("card-" + std::to_string(r) + "@127.0.0.1"));
+  EXPECT_FALSE(accept_from(listener)) << "nobody else came";
+  for (uint32_t r = 0; r < 4; ++r)
+    for (const SharedFrame &frame : message::share_entries({{r, r ? 1u : 0u, r ? "b" : "a", cards[r]}}))
+      host.queue(frame);
+  host.queue(message::share(message::Start{4, make_nonce()}));
+  host.flush();
+  EXPECT_TRUE(hear<message::Formed>(host));
+  finish();
+  for (const size_t index : ranks) {
+    expect(index, FSDP_OK);
+    EXPECT_EQ(nodes(index), (std::vector<uint32_t>{0, 1, 1, 1}));
+  }
+}
+
+// Rank 0 says all that it has to say at once. What was listened at is gone when the vigil looks around.
+TEST_F(Uplinks, TheJobStartsWithTheAdmission) {
+  options.size = 2;
+  hold = 300ms;
+  const Fd listener = listen_at(at, 8);
+  const size_t rank = start(1, "b");
+  FrameStream host = accept_next(listener);
+  const auto card = hear<message::Card>(host);
+  ASSERT_TRUE(card);
+  host.queue(message::share(message::Admitted{0, "a"}));
+  for (const SharedFrame &frame : message::share_entries({{0, 0, "a", {}}, {1, 1, "b", card->bytes}}))
+    host.queue(frame);
+  host.queue(message::share(message::Start{2, make_nonce()}));
+  host.flush();
+  std::this_thread::sleep_for(100ms);
+  WorldOptions world = options;
+  EXPECT_TRUE(Porch(world, "b").take()) << "the name of the host is free again";
+  EXPECT_TRUE(hear<message::Formed>(host));
+  finish();
+  expect(rank, FSDP_OK);
+}
+
+// It takes others along only once rank 0 has taken itself.
+TEST_F(Uplinks, OneThatIsTurnedAwayKeepsNobodyBack) {
+  options.size = 3;
+  WorldOptions wrong = options;
+  wrong.size = 5;
+  wrong.rank = 4;
+  wrong.host_id = "b";
+  const size_t first = start(wrong);
+  std::this_thread::sleep_for(200ms);  // it has the name of the host, and looks for rank 0
+  one = start(1, "b");
+  two = start(2, "b");
+  std::this_thread::sleep_for(200ms);
+  zero = start(0, "a");
+  finish();
+  expect(first, FSDP_MISMATCH, "rank 4 says that the world has 5 ranks, rank 0 says 3");
+  for (const size_t index : {zero, one, two}) expect(index, FSDP_OK);
+}
+
+TEST_F(Uplinks, WrongOnesOfAHostAreToldAndTheJobForms) {
+  options.size = 5;
+  zero = start(0, "a");
+  start_host();
+  const size_t again = start(2, "b"), first_again = start(1, "b");
+  await_end(again);
+  await_end(first_again);
+  FrameStream elsewhere = enter();
+  introduce(elsewhere, 2);
+  const auto word = hear<message::Refusal>(elsewhere);
+  const size_t four = start(4, "c");
+  finish();
+  for (const size_t index : {zero, one, two, three, four}) expect(index, FSDP_OK);
+  expect(again, FSDP_INVALID_ARGUMENT, "another process is rank 2 already");
+  expect(first_again, FSDP_INVALID_ARGUMENT, "another process is rank 1 already");
+  ASSERT_TRUE(word);
+  EXPECT_NE(word->text.find("another process is rank 2 already"), std::string::npos) << word->text;
+}
+
+// What rank 0 says to one behind another rank is for that one alone.
+TEST_F(Uplinks, RankZeroTurnsAwayOneOfAHost) {
+  options.size = 3;
+  WorldOptions wrong = options;
+  wrong.size = 5;
+  wrong.rank = 4;
+  wrong.host_id = "b";
+  zero = start(0, "a");
+  one = start(1, "b");
+  await_join(one);
+  const size_t other = start(wrong);
+  await_end(other);
+  two = start(2, "b");
+  finish();
+  expect(other, FSDP_MISMATCH, "rank 4 says that the world has 5 ranks, rank 0 says 3");
+  for (const size_t index : {zero, one, two}) expect(index, FSDP_OK);
+}
+
+TEST_F(Uplinks, TheDeathOfOneThatOthersCameByIsItsOwn) {
+  options.size = 5;
+  zero = start(0, "a");
+  start_host();
+  ::kill(processes[one], SIGKILL);
+  expect_told({zero, two, three}, 1, "rank 1 ");
+  EXPECT_NE(std::string(reports[two].text).find("before the job had formed"), std::string::npos) << reports[two].text;
+}
+
+TEST_F(Uplinks, ADeathBehindAnotherRankIsSeenByAll) {
+  options.size = 5;
+  zero = start(0, "a");
+  start_host();
+  ::kill(processes[two], SIGKILL);
+  expect_told({zero, one, three}, 2, "died before the job had formed");
+}
+
+TEST_F(Uplinks, ADeathAfterTheRosterIsSeenByAll) {
+  for (const bool first : {true, false}) {
+    options.size = 4;
+    hold = 20s;
+    zero = start(0, "a");
+    start_host();
+    for (const size_t index : {zero, one, two, three})
+      while (!reports[index].met) std::this_thread::sleep_for(1ms);
+    ::kill(processes[first ? one : two], SIGKILL);
+    expect_told({zero, first ? two : one, three}, first ? 1 : 2, "died before the job had formed");
+  }
+}
+
+TEST_F(Uplinks, TheDeathOfRankZeroIsSeenByAll) {
+  options.size = 5;
+  zero = start(0, "a");
+  start_host();
+  ::kill(processes[zero], SIGKILL);
+  expect_told({one, two, three}, 0, "rank 0 ended before the job had formed");
+}
+
+// What rank 0 has come to reaches those of a host by the one that they have come by, whatever their own timeouts.
+TEST_F(Uplinks, AVerdictReachesAllOfAHost) {
+  options.size = 5;
+  zero = [&] {
+    WorldOptions world = options;
+    world.rank = 0;
+    world.host_id = "a";
+    world.timeout_ms = 3000;
+    return start(world);
+  }();
+  start_host();
+  finish();
+  for (const size_t index : {zero, one, two, three}) {
+    expect(index, FSDP_TIMEOUT, "rank 4 has not come to the rendezvous");
+    EXPECT_EQ(reports[index].rank, 4);
+  }
+}
+
+// Whoever's time is over first says so to all.
+TEST_F(Uplinks, OneThatGivesUpTellsThoseThatCameByIt) {
+  options.size = 5;
+  zero = start(0, "a");
+  WorldOptions hasty = options;
+  hasty.rank = 1;
+  hasty.host_id = "b";
+  hasty.timeout_ms = 1500;
+  one = start(hasty);
+  await_join(one);
+  two = start(2, "b");
+  await_join(two);
+  finish();
+  for (const size_t index : {zero, one, two})
+    expect(index, FSDP_TIMEOUT, "rank 0 has not sent the start of the job to rank 1 within 1500 ms");
+}
+
+// Another user's process has the name: each goes by itself.
+TEST_F(Uplinks, AStrangerAtTheHostsPlaceKeepsNobodyBack) {
+  if (::geteuid() != 0) GTEST_SKIP() << "another user's process is needed: only root can make one";
+  options.size = 3;
+  WorldOptions world = options;
+  world.host_id = "b";
+  Porch porch(world, "b");
+  ASSERT_TRUE(porch.take());
+  Listeners &listeners = porch.open();
+  (void)listeners;
+  const pid_t stranger = ::fork();
+  if (stranger == 0) {
+    if (::setuid(65534) != 0) ::_exit(1);
+    // A listener's user is who calls listen().
+    for (int file = 3; file < 64; ++file) {
+      sockaddr_storage name{};
+      socklen_t length = sizeof name;
+      if (::getsockname(file, reinterpret_cast<sockaddr *>(&name), &length) == 0 && name.ss_family == AF_UNIX)
+        ::listen(file, 8);
+    }
+    ::pause();
+    ::_exit(0);
+  }
+  std::this_thread::sleep_for(100ms);
+  zero = start(0, "a");
+  one = start(1, "b");
+  two = start(2, "b");
+  finish();
+  ::kill(stranger, SIGKILL);
+  ::waitpid(stranger, nullptr, 0);
+  for (const size_t index : {zero, one, two}) expect(index, FSDP_OK);
+}
+
+// -- many hosts --
+
+message::Join host_of(uint32_t rank, const std::string &listens) { return {rank, 1000, 0, "id", "host", listens}; }
+
+Fd any_socket() { return Fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)); }
+
+TEST(Branches, ManyHostsAreSentOnInTurn) {
+  Branches branches;
+  for (uint32_t r = 1; r < join_degree; ++r)
+    branches.add(FrameStream(any_socket(), 1), host_of(r, r < 3 ? "10.0.0." + std::to_string(r) + ":1" : ""), true);
+  for (uint32_t r = 500; r < 600; ++r) branches.add(FrameStream(any_socket(), 1), host_of(r, "of this host"), false);
+  EXPECT_FALSE(branches.redirect()) << "there is a place left: ranks of this host take none";
+  branches.add(FrameStream(any_socket(), 1), host_of(join_degree, ""), true);
+  for (int turn = 0; turn < 2; ++turn)
+    for (const uint32_t r : {1, 2}) {
+      const auto to = branches.redirect();
+      ASSERT_TRUE(to);
+      EXPECT_EQ(to->rank, r);
+      EXPECT_EQ(to->address, "10.0.0." + std::to_string(r) + ":1");
+    }
+  branches.of(1)->watched = false;
+  EXPECT_FALSE(branches.redirect()) << "one of them has gone";
+}
+
+// 70 hosts of processes that are sent on are in tests/tools/perf_test.sh.
+TEST_F(Uplinks, WhoIsSentOnGoesThere) {
+  options.size = 200;
+  const Fd listener = listen_at(at, 8), further = listen_at(free_place(), 8);
+  const size_t rank = start(7, "b");
+  FrameStream zeros = accept_next(listener);
+  const auto join = hear<message::Join>(zeros);
+  ASSERT_TRUE(join);
+  EXPECT_NE(join->listens, "") << "others may be sent to it";
+  zeros.queue(message::share(message::Redirect{3, "far", Endpoint::local(further).text()}));
+  zeros.flush();
+  zeros = FrameStream();
+  FrameStream there = accept_next(further);
+  const auto again = hear<message::Join>(there);
+  ASSERT_TRUE(again);
+  EXPECT_EQ(again->rank, 7U);
+  there.queue(message::share(message::Admitted{3, "far"}));
+  there.flush();
+  ASSERT_TRUE(hear<message::Card>(there));
+  there = FrameStream();
+  finish();
+  expect(rank, FSDP_PEER_FAILED, "rank 3 ended before the job had formed");
+  EXPECT_EQ(reports[rank].rank, 3);
+  EXPECT_EQ(reports[rank].cards, 1) << "one card for both";
+}
+
+TEST_F(Uplinks, WhoCannotGoWhereItIsSentComesBack) {
+  options.size = 200;
+  const Fd listener = listen_at(at, 8);
+  const Endpoint nobody = free_place();
+  const size_t rank = start(7, "b");
+  FrameStream zeros = accept_next(listener);
+  ASSERT_TRUE(hear<message::Join>(zeros));
+  zeros.queue(message::share(message::Redirect{3, "far", nobody.text()}));
+  zeros.flush();
+  zeros = FrameStream();
+  zeros = accept_next(listener);
+  ASSERT_TRUE(hear<message::Join>(zeros));
+  zeros.queue(message::share(message::Refusal{FSDP_MISMATCH, -1, "enough"}));
+  zeros.flush();
+  finish();
+  expect(rank, FSDP_MISMATCH, "enough");
+}
+
+}  // namespace
+}  // namespace fsdp::comm::test
