@@ -3,14 +3,17 @@
 // below the C ABI for the collectives, which have no calls of their own there.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 
 #include "cli.h"
 #include "fsdp.h"
+#include "perf/join.h"
 #include "perf/operations.h"
 #include "perf/peer.h"
 #include "perf/ranks.h"
+#include "perf/simulated_host.h"
 
 namespace {
 
@@ -25,14 +28,18 @@ Examples:
   fsdp-perf --op save,load -b 256M --dir /checkpoints    beside O_DIRECT writes and reads of as many bytes
   fsdp-perf --op reduce_scatter --json rs.jsonl --plot rs.svg)";
 
+// It makes jobs of its own.
+constexpr const char *join_operation = "join";
+
 std::vector<std::string> operation_names() {
   std::vector<std::string> names;
   for (const perf::Operation &operation : perf::operations) names.emplace_back(operation.name);
+  names.emplace_back(join_operation);
   return names;
 }
 
 void add_options(CLI::App &app, perf::Request &request) {
-  app.add_option("--op", request.operations, "operations to measure (all but quantize, outer, save and load)")
+  app.add_option("--op", request.operations, "operations to measure (all but quantize, outer, save, load, join)")
       ->check(CLI::IsMember(operation_names()))
       ->delimiter(',');
   app.add_option("-n,--ranks", request.ranks, "ranks (2)")->check(CLI::Range(1u, perf::most_ranks));
@@ -62,6 +69,11 @@ void add_options(CLI::App &app, perf::Request &request) {
       ->delimiter(',')
       ->expected(2);
   app.add_option("--address", request.address, "outer: rank 0's address for the raw socket (127.0.0.1)");
+  app.add_option("--hosts", request.hosts, "join: hosts of the largest job, each a process (128)")
+      ->check(CLI::Range(2u, perf::most_simulated_hosts));
+  app.add_option("--ranks-per-host", request.ranks_per_host,
+                 "join: ranks of each host, for all of which its process stands (8)")
+      ->check(CLI::Range(1u, 64u));
   app.footer(footer);
 }
 
@@ -70,6 +82,9 @@ void check_request(const perf::Request &request) {
     throw CLI::ValidationError(
         "-b", fmt::format("sizes from {} to {} bytes: the smallest is 64, and not above the largest", request.min_bytes,
                           request.max_bytes));
+  const auto &wanted = request.operations;
+  if (std::find(wanted.begin(), wanted.end(), join_operation) != wanted.end() && wanted.size() > 1)
+    throw CLI::ValidationError("--op", "join makes jobs of its own, so it is measured alone");
 }
 
 }  // namespace
@@ -82,6 +97,7 @@ int main(int argc, char **argv) {
   app.callback([&] { check_request(request); });
   if (const auto status = tools::parse_command_line(app, argc, argv)) return *status;
   try {
+    if (request.operations == std::vector<std::string>{join_operation}) return perf::run_join(request);
     std::unique_ptr<perf::Peers> peers;
     if (request.mpi) peers = std::make_unique<perf::Peers>(request.ranks);
     return perf::run_ranks(request, peers.get());

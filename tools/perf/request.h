@@ -29,6 +29,8 @@ struct Request {
   // of `outer`
   std::vector<std::string> namespaces;  // of the network, one a rank; empty: this one
   std::string address = "127.0.0.1";    // rank 0's, for the raw socket
+  // of `join`
+  uint32_t hosts = 128, ranks_per_host = 8;
 
   // What ranks share evenly comes in multiples of so many bytes for each.
   static constexpr uint64_t bytes_per_rank = 64;

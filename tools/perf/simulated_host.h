@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// One host of `join`: a process in which the host's leader is a rank of the job, and stands in for the others.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+namespace perf {
+
+constexpr uint32_t most_simulated_hosts = 4096;
+
+// What the parent tells all hosts; each waits for the number to grow.
+enum class Order : uint32_t { none, join, close };
+
+struct JoinReport {
+  enum State : uint32_t { forked, joined, named, closed, failed };
+  std::atomic<uint32_t> state;
+  double join_seconds, agree_seconds, gather_seconds, close_seconds;
+  uint64_t bytes;        // private to the process, more than before it joined
+  uint32_t connections;  // of its process, once all have joined
+  int32_t named_rank;    // by the error that ended the job here
+  double named_at;       // now() when it did
+  char text[320];
+};
+
+// Lies in memory that all share, made before the hosts are.
+struct JoinMemory {
+  std::atomic<uint32_t> order;
+  std::atomic<uint32_t> arrived;
+  JoinReport hosts[most_simulated_hosts];  // as many of it as there are
+};
+
+struct SimulatedHost {
+  uint32_t host = 0, hosts = 0, ranks_per_host = 1;
+  std::string rendezvous;
+
+  uint32_t leader() const { return host * ranks_per_host; }
+};
+
+// Runs until the order to close, or until the job has failed. Returns the exit status.
+int live(const SimulatedHost &host, JoinMemory &memory);
+
+// Waits, or wakes who waits, on a word in shared memory.
+void await_order(JoinMemory &memory, Order order);
+void give_order(JoinMemory &memory, Order order);
+
+}  // namespace perf
