@@ -419,6 +419,20 @@ TEST_F(ChildLeader, AccusesNoLinkThatASilentParentWouldExplain) {
   EXPECT_FALSE(seat->control.accused()) << seat->control.verdict().copy_text();
 }
 
+// Its connection stays open until the core is written, and nothing goes up there.
+TEST_F(ChildLeader, TurnsAwayFromAParentThatDumpsCore) {
+  NodePlan root = plan;
+  root.rank = 0;
+  DumpNotices(root).send(77);
+  run_for(400);
+  ASSERT_TRUE(seat->control.accused());
+  EXPECT_TRUE(seat->control.verdict().copy_text().ends_with("(pid 77, host h) is dumping core"))
+      << seat->control.verdict().copy_text();
+  while (parent.receive()) {
+  }
+  EXPECT_FALSE(parent.open());
+}
+
 // A peer has brought it to the rendezvous.
 TEST(NodeTree, AnAddressThatIsNoneIsFoundBeforeItIsNeeded) {
   Rank rank;

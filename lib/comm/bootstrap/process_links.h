@@ -36,6 +36,7 @@ class ProcessLinks final : public Links {
   std::optional<Fd> take(Parcel parcel) override;
   void sleep(uint32_t ms) override;
   void find_dead(const std::function<void(uint32_t)> &found) override;
+  bool dumps_core(uint32_t rank) const noexcept override;
   std::optional<Fd> meet(Parcel parcel, std::span<const uint32_t> ranks, const std::function<Fd()> &create) override;
 
  private:

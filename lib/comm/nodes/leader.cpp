@@ -144,7 +144,8 @@ void NodeLeader::heard(uint32_t from) {
 }
 
 void NodeLeader::hear_all() {
-  datagrams_.receive([this](uint32_t from) { heard(from); });
+  datagrams_.receive([this](uint32_t from) { heard(from); },
+                     [this](uint32_t of, int32_t process) { hear_of_dump(of, process); });
   for (auto &[n, peer] : peers_) {
     while (peer.stream()) {
       const auto frame = peer.stream().receive();

@@ -61,6 +61,7 @@ class NodeLeader final : public Chore {
   void hear(uint32_t from, const Frame &frame);
   void hear(uint32_t from, nodes::State state);
   void hear(uint32_t from, const nodes::Post &post);
+  void hear_of_dump(uint32_t of, int32_t process);
   void check_connection(uint32_t of);
   void blame_link(uint32_t to, const std::string &problem);
   void count_silence();

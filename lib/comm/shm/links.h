@@ -32,6 +32,8 @@ class Links {
   virtual void sleep(uint32_t ms) = 0;
   // The ranks that died: calls found for each. Any thread; may find nothing if another thread is looking.
   virtual void find_dead(const std::function<void(uint32_t)> &found) = 0;
+  // Is this rank's process writing its core? Not known of one on another host, or where the kernel does not tell.
+  virtual bool dumps_core(uint32_t) const noexcept { return false; }
   // The same file for all ranks named: made by `create` on one of them. Empty: not there yet, ask again.
   virtual std::optional<Fd> meet(Parcel parcel, std::span<const uint32_t> ranks, const std::function<Fd()> &create) = 0;
 };

@@ -52,6 +52,11 @@ std::vector<uint32_t> Pulse::silent(const std::function<bool(uint32_t)> &concern
   return ranks;
 }
 
+bool Pulse::misses_beat(uint32_t rank) const noexcept {
+  return rank != rank_ && seen_[rank].silent_ms.load(std::memory_order_relaxed) >= interval_ms_ &&
+         control_.membership(rank) == Membership::member;
+}
+
 std::string name_process(uint32_t rank, int32_t process, const std::string &host) {
   if (process == 0) return format_text("{} (host {})", rank, host);  // it stopped before it could say
   return format_text("{} (pid {}, host {})", rank, process, host);
