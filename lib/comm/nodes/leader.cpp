@@ -178,8 +178,15 @@ void NodeLeader::hear(uint32_t from, const Frame &frame) {
                   format_text("{} sent what is no message of this version of the library", plan_.leader_text(from))));
 }
 
+// By way of a refuge one may hear what was so before a rank left.
+bool NodeLeader::is_over(const nodes::State &state) const {
+  return state.rank >= plan_.node_of.size() ||
+         state.membership < static_cast<uint32_t>(control_.membership(state.rank));
+}
+
 // What is not believed of a link is not passed on as if it were; what is not of a pair is this node's matter alone.
 void NodeLeader::hear(uint32_t from, nodes::State state) {
+  if (is_over(state)) return;
   if (!peers_.at(from).silence().trusted()) state.looks = 0;
   relayed_.push_back({state, from});
   if (state.rank < plan_.node_of.size()) {
@@ -200,19 +207,20 @@ void NodeLeader::spread(const nodes::State &state, std::optional<uint32_t> from)
   const bool waits = static_cast<uint32_t>(state.looks) != 0;
   const SharedFrame frame = frame_of(state);
   for (auto &[n, peer] : peers_)
-    if (peer.in_tree() && peer.live() && n != from && (!waits || peer.take_waits(frame->bytes.size())))
-      say(&peer, frame);
+    if (is_neighbour(n, peer) && n != from && (!waits || peer.take_waits(frame->bytes.size()))) say(&peer, frame);
 }
 
 void NodeLeader::spread(const nodes::Post &post, std::optional<uint32_t> from) {
   if (post.to < plan_.node_of.size()) {
     const uint32_t to = plan_.node_of[post.to];
-    if (to != node() && plan_.next_hop(to) != from) say(plan_.next_hop(to), post);
-    return;
+    if (to == node()) return;
+    const uint32_t hop = plan_.next_hop(to);
+    const NodePeer *way = find(hop);
+    if (hop == from || (way && way->live())) return hop == from ? void() : say(hop, post);
   }
   const SharedFrame frame = frame_of(post);
   for (auto &[n, peer] : peers_)
-    if (peer.in_tree() && n != from) say(&peer, frame);
+    if (is_neighbour(n, peer) && n != from) say(&peer, frame);
 }
 
 bool NodeLeader::in_order(uint32_t of) const {
@@ -226,7 +234,7 @@ void NodeLeader::check_connection(uint32_t of) {
   NodePeer &peer = peers_.at(of);
   const uint32_t leader = plan_.nodes[of].leader;
   const int code = peer.stream().code();
-  if (!peer.in_tree()) return peer.end();
+  if (!is_neighbour(of, peer)) return peer.end();
   if (in_order(of)) return peer.leave();
   if (code == EBADMSG) return blame_link(of, peer.stream().problem());
   if (code != 0 && code != ECONNRESET && code != EPIPE) return peer.break_connection();
@@ -256,7 +264,7 @@ void NodeLeader::count_silence() {
   counted_ms_ = now_ms_;
   bool doubts = false;
   for (auto &[n, peer] : peers_) {
-    if (!peer.live() || !peer.in_tree()) continue;
+    if (!is_neighbour(n, peer)) continue;
     peer.count(elapsed);
     doubts |= !peer.silence().trusted();
   }
@@ -286,7 +294,7 @@ void NodeLeader::beat() {
   const nodes::Beat message{++beats_};
   const SharedFrame frame = frame_of(message);
   for (auto &[n, peer] : peers_) {
-    if (!peer.live() || !peer.in_tree()) continue;
+    if (!is_neighbour(n, peer)) continue;
     datagrams_.beat(n, message.number);
     if (peer.all_acknowledged()) say(&peer, frame);  // else it would wait behind others
   }

@@ -120,7 +120,7 @@ void NodeLeader::judge_silence() {
   for (const auto &[n, peer] : peers_) {
     const uint32_t leader = plan_.nodes[n].leader;
     const uint32_t ms = silent_ms(peer);
-    if (!peer.in_tree() || !peer.live() || in_order(n) || reported_.contains(leader) || ms < nearly) continue;
+    if (!is_neighbour(n, peer) || in_order(n) || reported_.contains(leader) || ms < nearly) continue;
     const bool over = ms >= limit;
     if (!peer.acknowledges(limit / 4)) {
       cut.push_back(link_to(n));
