@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/shm/deaths.h"
 
+#include <functional>
 #include <vector>
 
 #include "base/text.h"
@@ -8,10 +9,11 @@
 namespace fsdp::comm {
 
 void Deaths::find(const Control &control, Links &links, const Pulse &pulse, const RankSet &known) {
-  links.find_dead([&](uint32_t rank) {
+  const auto ended = [&](uint32_t rank) {
     const Membership state = control.membership(rank);
     if (state != Membership::left && state != Membership::gone && !known.contains(rank)) ranks_.add(rank);
-  });
+  };
+  links.find_dead(std::ref(ended));  // without an allocation: waits do this
   for (uint32_t rank = 0; rank < control.world_size(); ++rank) {
     if (ranks_.contains(rank) || known.contains(rank) || !pulse.misses_beat(rank) || !links.dumps_core(rank)) continue;
     ranks_.add(rank);
