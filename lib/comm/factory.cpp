@@ -12,6 +12,7 @@
 #include "comm/hybrid/world.h"
 #include "comm/nccl/team.h"
 #include "comm/net.h"
+#include "comm/nodes/deputy.h"
 #include "comm/nodes/leader.h"
 #include "comm/nodes/listener.h"
 #include "comm/shm/seat.h"
@@ -167,7 +168,8 @@ NodePlan plan_nodes(const WorldOptions &options, const Roster &roster, const std
 std::unique_ptr<Monitor> start_monitor(const std::shared_ptr<Seat> &seat, const NodePlan &plan, LeaderListener listener,
                                        const Waiter &waiter) {
   const bool leads = plan.nodes[plan.node()].leader == plan.rank;
-  return std::make_unique<Monitor>(seat, leads ? lead_node(*seat, plan, std::move(listener), waiter) : nullptr);
+  return std::make_unique<Monitor>(
+      seat, leads ? lead_node(*seat, plan, std::move(listener), waiter) : std::make_unique<Deputy>(*seat, plan));
 }
 
 // All leaders have found each other, and every rank's memory says who leads: only now may a failure be blamed on

@@ -50,6 +50,11 @@ std::string Accusation::copy_text() const { return std::string(text, ::strnlen(t
 
 std::string Accusation::where() const { return copy_text().substr(0, where_bytes); }
 
+std::string Accusation::what() const {
+  const std::string all = copy_text();
+  return all.substr(std::min<size_t>(where_bytes, all.size()));
+}
+
 std::string rank_list(std::span<const uint32_t> ranks) {
   return format_text("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
 }
@@ -69,9 +74,11 @@ Accusation accuse_ranks(Verdict kind, std::span<const uint32_t> ranks, const std
   return accusation;
 }
 
-Accusation accuse_dead(const std::string &where, const RankSet &ranks) {
-  const std::vector<uint32_t> list = ranks.list();
-  Accusation accusation = accuse_rank(Verdict::died, list.front(), where + rank_list(list) + " died");
+std::string death_text(const RankSet &ranks) { return rank_list(ranks.list()) + " died"; }
+
+Accusation accuse_dead(const std::string &where, const RankSet &ranks, const std::string &what) {
+  Accusation accusation =
+      accuse_rank(Verdict::died, ranks.list().front(), where + (what.empty() ? death_text(ranks) : what));
   accusation.ranks = ranks;
   accusation.where_bytes = static_cast<uint32_t>(where.size());
   return accusation;

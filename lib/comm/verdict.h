@@ -64,13 +64,15 @@ struct Accusation {
   void set_text(const std::string &to) noexcept;
   std::string copy_text() const;
   std::string where() const;
+  std::string what() const;  // the text behind that
 };
 
 Accusation accuse_rank(Verdict kind, uint32_t rank, const std::string &text) noexcept;
 // The first is the one that Error.rank names.
 Accusation accuse_ranks(Verdict kind, std::span<const uint32_t> ranks, const std::string &text) noexcept;
-// where: the operation in which it was found out, for messages; may be empty.
-Accusation accuse_dead(const std::string &where, const RankSet &ranks);
+// where: the operation in which it was found out, for messages; may be empty. what: more than that they died, or empty.
+Accusation accuse_dead(const std::string &where, const RankSet &ranks, const std::string &what = {});
+std::string death_text(const RankSet &ranks);
 // The error that rank `self` reports for it.
 Error error_of(const Accusation &accusation, uint32_t self);
 // "rank 3", "ranks 3, 5"

@@ -10,6 +10,7 @@
 #include <random>
 #include <set>
 
+#include "../slow_core.h"
 #include "death.h"
 
 using namespace harness;
@@ -192,6 +193,41 @@ TEST(Death, WhileTheJobForms) {
              1e3 * (report.failed_at - world->seen().killed_at));
     }
   }
+}
+
+// A process that crashes lives on, and holds all that it had open, until its core is written.
+TEST(Death, ByASignalWhoseCoreTakesLongIsNamedAtOnce) {
+  if (const std::string why = slow_core::missing(); !why.empty()) GTEST_SKIP() << why;
+  const slow_core::Folder folder;
+  World world(3);
+  Seen &seen = world.seen();
+  Scenario scenario = mortal_scenario(3, 60'000);
+  scenario.context.heartbeat_timeout_ms = 30'000;
+  world.start([&](uint32_t rank) {
+    if (rank == 1)
+      std::thread([&] {
+        while (seen.steps[1] < 3) pause_us(20);
+        seen.killed_at = now();
+        slow_core::die(folder.path());
+      }).detach();
+    return live_until_failure(scenario, rank, world.name(), seen, 1'000'000);
+  });
+  for (const uint32_t rank : {0u, 2u}) {
+    siginfo_t ended{};
+    ::waitid(P_PID, static_cast<id_t>(world.pid(rank)), &ended, WEXITED | WNOWAIT);
+  }
+  ::kill(world.pid(1), SIGKILL);
+  ASSERT_TRUE(world.collect(30)) << "a rank hangs";
+  const std::string name = "rank 1 (pid " + std::to_string(world.pid(1)) + ", host ";
+  for (const uint32_t rank : {0u, 2u}) {
+    const Report &report = world.report(rank);
+    EXPECT_EQ(report.status, FSDP_PEER_FAILED) << report.message;
+    EXPECT_EQ(report.rank, 1) << report.message;
+    EXPECT_STREQ(report.message, world.report(0).message);
+    EXPECT_TRUE(std::string(report.message).ends_with(") is dumping core")) << report.message;
+    EXPECT_LT(report.failed_at - seen.killed_at, at_once) << report.message;
+  }
+  printf("rank 0 knew after %.0f ms\n", 1e3 * (world.report(0).failed_at - seen.killed_at));
 }
 
 // The seconds until both had ended.

@@ -6,9 +6,12 @@ usage: kill_test.py RANK_PROGRAM (FSDP_TEST_MANY: 200 kills)"""
 import collections
 import os
 import random
+import signal
 import statistics
+import tempfile
 
 import job as jobs
+import nodes
 import tap
 from job import Clean, Job, check_levels, fresh_port
 
@@ -121,4 +124,31 @@ def kills():
     assert not failures, f"{len(failures)} of {KILLS} kills failed"
 
 
-tap.run([(f"{KILLS} kills", kills)])
+def core_dump(network, victim):
+    """One that crashes holds all its connections until its core is written."""
+    options = {"replicate": 2, "shard": 2, "steps": 1_000_000, "microbatches": 1, "timeout": 60_000, "heartbeat": 30_000}
+    with tempfile.TemporaryDirectory() as folder:
+        with Job(network, RANKS_OF_NODES, options, {victim: {"die": "backward:3:0", "core": folder}}) as job:
+            others = [rank for rank in job.ranks if rank.number != victim]
+            job.until(lambda: all(r.result or not r.open for r in others), LIMIT_S + 30, f"the core of rank {victim}")
+            if why := job.ranks[victim].first("unable"):
+                raise nodes.Unable(why)
+            job.signal(victim, signal.SIGKILL)
+            job.collect(20)
+            killed_at = job.ranks[victim].first("killed_at")
+            for rank in others:
+                result = rank.result
+                assert result and result["status"] == "FSDP_PEER_FAILED" and result["blamed"] == victim, str(rank)
+                assert f"rank {victim} (pid " in result["text"] and result["text"].endswith(") is dumping core"), str(rank)
+                assert result["failed_at"] - killed_at < jobs.allowed(LIMIT_S), str(rank)
+                check_levels(result)
+            return max(rank.result["failed_at"] for rank in others) - killed_at
+
+
+def core_dumps():
+    with Clean(len(RANKS_OF_NODES)) as network:
+        times = [core_dump(network, victim) for victim in (0, 2, 3)]
+    tap.note("named by all after " + ", ".join(f"{t * 1e3:.0f} ms" for t in times))
+
+
+tap.run([("core dumps of leaders and of a rank", core_dumps), (f"{KILLS} kills", kills)])

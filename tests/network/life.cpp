@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "life.h"
 
+#include "../slow_core.h"
+
 #include <signal.h>
 #include <unistd.h>
 
@@ -87,7 +89,7 @@ void say(const json &line) {
 }
 
 // In the process itself: nobody else knows in time where it is.
-void doom(const std::string &plan, const Progress &progress) {
+void doom(const std::string &plan, const std::string &core, const Progress &progress) {
   std::istringstream words(plan);
   std::string stage, steps, delay;
   std::getline(words, stage, ':');
@@ -97,8 +99,10 @@ void doom(const std::string &plan, const Progress &progress) {
       static_cast<size_t>(std::find(std::begin(stage_names), std::end(stage_names), stage) - std::begin(stage_names));
   if (at == std::size(stage_names)) throw std::runtime_error("no stage " + stage);
   const auto wanted = static_cast<Stage>(at);
-  const auto die = [&progress] {
+  const auto die = [&progress, core] {
+    if (const std::string why = core.empty() ? "" : slow_core::missing(); !why.empty()) say({{"unable", why}});
     say({{"killed_at", now()}, {"killed_in", stage_names[static_cast<int>(progress.stage.load())]}});
+    if (!core.empty()) slow_core::die(core.c_str());
     ::kill(::getpid(), SIGKILL);
   };
   if (wanted == Stage::start && std::stoul(delay) == 0) die();  // before it has said anything to anybody

@@ -27,7 +27,7 @@ struct Progress {
 void say(const nlohmann::json &line);
 // plan: "STAGE:STEPS:MICROSECONDS". Kills the process so long after it came to the stage, once it has made so many
 // steps.
-void doom(const std::string &plan, const Progress &progress);
+void doom(const std::string &plan, const std::string &core, const Progress &progress);
 nlohmann::json describe(const harness::Outcome &outcome);
 nlohmann::json describe(const harness::Failure &failure, Stage stage);
 // A context by the launcher's variables, a life, and the context destroyed. pace_ms: pause in every step.

@@ -9,8 +9,9 @@
 // replicate, shard, block, ranks_per_host, outer=hfsdp, mode=copied, steps, microbatches, timeout, heartbeat, wide,
 // quantized: what is trained, see options.h. pace: milliseconds of pause in every step.
 //
-// die=STAGE:STEPS:US: it kills itself so. quit=abort|leave, quit_step: it aborts, or destroys its context without
-// closing it, in the middle of that step. cases, odd, late: calls that differ, see apart.h.
+// die=STAGE:STEPS:US: it kills itself so; core=FOLDER: by a signal, with a core that takes long. quit=abort|leave,
+// quit_step: it aborts, or destroys its context without closing it, in the middle of that step. cases, odd, late: calls
+// that differ, see apart.h.
 //
 // again=NAME=VALUE,...: afterwards a new job in this process, with these variables; again_replicate: of its mesh.
 #include <cstdio>
@@ -62,7 +63,7 @@ json run_rank(const Options &options) {
   static Progress progress;  // outlives the thread that kills
   progress.quit = options.text("quit");
   progress.quit_step = options.number("quit_step", 0);
-  if (const std::string plan = options.text("die"); !plan.empty()) doom(plan, progress);
+  if (const std::string plan = options.text("die"); !plan.empty()) doom(plan, options.text("core"), progress);
   json result = options.text("cases").empty()
                     ? live(scenario_from(options), progress, static_cast<int>(options.number("pace", 0)))
                     : live_apart(options);

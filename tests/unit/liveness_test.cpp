@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who counts as silent, and what the coordinator makes of several reports.
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "comm/nodes/court.h"
+#include "comm/shm/core_dump.h"
+#include "comm/shm/deaths.h"
 #include "comm/shm/pulse.h"
 #include "comm/shm/watch.h"
 
@@ -67,6 +72,95 @@ class NoPeers final : public Links {
   void find_dead(const std::function<void(uint32_t)> &) override {}
   std::optional<Fd> meet(Parcel, std::span<const uint32_t>, const std::function<Fd()> &) override { return {}; }
 };
+
+// A /proc that a test writes. The descriptor is any: only its number is asked for.
+class FakeProc : public testing::Test {
+ protected:
+  FakeProc() { std::filesystem::create_directories(root + "/self/fdinfo"); }
+  ~FakeProc() override { std::filesystem::remove_all(root); }
+  void write(const std::string &path, const std::string &text) {
+    std::filesystem::create_directories(std::filesystem::path(root + path).parent_path());
+    std::ofstream(root + path) << text;
+  }
+  void set_pid(const std::string &pid) {
+    write("/self/fdinfo/" + std::to_string(process.get()), "pos:\t0\nflags:\t02000002\nPid:\t" + pid + "\nNSpid:\t1\n");
+  }
+  bool dumps() const { return is_dumping_core(process, root.c_str()); }
+
+  const std::string root = testing::TempDir() + "fake-proc-" + std::to_string(::getpid());
+  const Fd process{::dup(0)};
+};
+
+TEST_F(FakeProc, SaysWhoDumpsCore) {
+  EXPECT_FALSE(dumps()) << "no file";
+  set_pid("77");
+  EXPECT_FALSE(dumps()) << "no status";
+  write("/77/status", "Name:\ta\nState:\tD (disk sleep)\nCoreDumping:\t1\nTHP_enabled:\t1\n");
+  EXPECT_TRUE(dumps());
+  write("/77/status", "Name:\ta\nCoreDumping:\t0\nThreads:\t1\n");
+  EXPECT_FALSE(dumps());
+  write("/77/status", "Name:\tCoreDumping:\t1\nThreads:\t1\n");
+  EXPECT_FALSE(dumps()) << "a process that calls itself so, on a kernel before 4.15";
+  std::string groups = "Groups:\t";
+  for (int group = 100'000; group < 110'000; ++group) groups += std::to_string(group) + " ";
+  write("/77/status", "Name:\ta\n" + groups + "\nCoreDumping:\t1\n");
+  EXPECT_TRUE(dumps()) << "in many groups";
+}
+
+TEST_F(FakeProc, SaysNothingOfWhoIsGoneOrElsewhere) {
+  for (const char *pid : {"-1", "0"}) {
+    write(std::string("/") + pid + "/status", "CoreDumping:\t1\n");
+    set_pid(pid);
+    EXPECT_FALSE(dumps()) << pid;
+  }
+}
+
+TEST(CoreDump, IsNoneOfALivingProcess) {
+  const Fd self(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
+  ASSERT_TRUE(self);
+  EXPECT_FALSE(is_dumping_core(self));
+}
+
+// Rank 1 has ended, rank 2 dumps core.
+class DyingPeers final : public Links {
+ public:
+  bool send(uint32_t, Parcel, const Fd &) override { return false; }
+  std::optional<Fd> take(Parcel) override { return std::nullopt; }
+  void sleep(uint32_t) override {}
+  void find_dead(const std::function<void(uint32_t)> &found) override { found(1); }
+  bool dumps_core(uint32_t rank) const noexcept override { return ++asked, rank == 2; }
+  std::optional<Fd> meet(Parcel, std::span<const uint32_t>, const std::function<Fd()> &) override { return {}; }
+  mutable int asked = 0;
+};
+
+TEST_F(SilentRanks, AreAskedForTheirCores) {
+  Pulse pulse(*control, 0, 1000);
+  DyingPeers links;
+  control->introduce(2);
+  for (const uint32_t rank : {1u, 2u}) control->beat(rank, 7);
+  pulse.look();
+  Deaths early;
+  early.find(*control, links, pulse);
+  EXPECT_EQ(early.ranks().list(), std::vector<uint32_t>{1});
+  EXPECT_EQ(links.asked, 0) << "they have just been heard";
+  pause_ms(150);
+  pulse.look();
+  Deaths dead;
+  dead.find(*control, links, pulse);
+  EXPECT_EQ(dead.ranks().list(), (std::vector<uint32_t>{1, 2}));
+  const Accusation accusation = dead.accuse("a gather: ", *control);
+  EXPECT_EQ(accusation.kind, Verdict::died);
+  EXPECT_EQ(accusation.where(), "a gather: ");
+  EXPECT_EQ(accusation.what(),
+            format_text("rank 1 died; rank 2 (pid {}, host {}) is dumping core", ::getpid(), control->host(2)));
+  Deaths new_ones;
+  new_ones.find(*control, links, pulse, dead.ranks());
+  EXPECT_TRUE(new_ones.empty());
+  control->set_membership(2, Membership::left);
+  Deaths others;
+  others.find(*control, links, pulse);
+  EXPECT_EQ(others.ranks().list(), std::vector<uint32_t>{1}) << "it had left";
+}
 
 // What rank 2 sent, some time after the word that it left.
 class LateMessage final : public Awaited {
@@ -140,6 +234,23 @@ TEST(Court, MergesDeathsWithinTheGrace) {
   EXPECT_EQ(error.status, FSDP_PEER_FAILED);
   EXPECT_EQ(error.rank, 1);
   EXPECT_STREQ(error.what(), "gather of 'x': ranks 1, 3 died");
+}
+
+TEST(Court, KeepsWhoDumpsCore) {
+  const NodePlan plan = three_nodes();
+  const char *dump = "rank 3 (pid 7, host c) is dumping core";
+  const auto text = [&](std::initializer_list<Accusation> all) {
+    Court court(plan);
+    for (const Accusation &one : all) court.hear(one, 1000);
+    return std::string(error_of(court.decide(1100).value(), 0).what());
+  };
+  const Accusation dumps = accuse_dead("", set_of({3}), dump), died = accuse_dead("gather of 'x': ", set_of({3}));
+  EXPECT_EQ(text({dumps, died}), std::string("gather of 'x': ") + dump);
+  EXPECT_EQ(text({died, dumps}), std::string("gather of 'x': ") + dump);
+  EXPECT_EQ(text({dumps, dumps}), dump);
+  const Accusation other = accuse_dead("", set_of({1}));
+  EXPECT_EQ(text({dumps, other}), std::string(dump) + "; rank 1 died");
+  EXPECT_EQ(text({other, dumps, died}), std::string("gather of 'x': rank 1 died; ") + dump);
 }
 
 TEST(Court, MergesStoppedRanksBySets) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Messages between hosts that cannot complete: who is to blame is named, in bounded time, and nothing is left under
 // way.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -226,9 +227,10 @@ class Ear final : public messages::Receiver {
   void arrived(const messages::Header &) override {}
   void lost(const messages::Header &) override {}
   void sent(messages::Kind, uint32_t) override {}
-  void peer_failed(uint32_t) override {}
+  void peer_failed(uint32_t peer) override { failed = peer; }
   void move_on() override {}
   uint64_t heard = 0;
+  std::optional<uint32_t> failed;
 };
 
 messages::Header word_of(uint32_t rank) {
@@ -241,36 +243,75 @@ messages::Header word_of(uint32_t rank) {
   return header;
 }
 
+// One of two ranks, connected to the other one.
+struct Talker {
+  explicit Talker(Rank &rank)
+      : seat(create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure, *rank.device)),
+        net(rank.rank(), "127.0.0.1", {false, true}) {
+    net.join(test_job(rank.team->all_gather(net.address(), "addresses")), seat);
+    auto lock = net.lock();
+    net.add(messages_key, ear);
+    net.greet(1 - rank.rank());
+    await(lock, [&] { return net.connected(1 - rank.rank()); });
+  }
+  ~Talker() {
+    const auto lock = net.lock();
+    net.remove(messages_key);
+  }
+  template <class Lock, class Come>
+  void await(Lock &lock, Come come) {
+    require(net.changed().wait_for(lock, 20s, come), "nothing has come");
+  }
+  std::shared_ptr<Seat> seat;
+  tcp::TcpTransport net;
+  Ear ear;
+};
+
 // Who gives a call up at once has told what he called: within TLS it waits for the thread, which is to end the
 // connection as well.
 TEST(NetFailure, WhatWasSaidBeforeAnEndIsHeard) {
   if (over_ucx()) GTEST_SKIP() << "of TCP";
   expect_well(run_threads(2, [](Rank &rank) {
-    auto seat = create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure, *rank.device);
-    tcp::TcpTransport net(rank.rank(), "127.0.0.1", {false, true});
-    Ear ear;
-    net.join(test_job(rank.team->all_gather(net.address(), "addresses")), seat);
-    auto lock = net.lock();
-    net.add(messages_key, ear);
-    const uint32_t other = 1 - rank.rank();
-    net.greet(other);
-    const auto await = [&](auto come) { require(net.changed().wait_for(lock, 20s, come), "nothing has come"); };
-    await([&] { return net.connected(other); });
-    lock.unlock();
+    Talker talker(rank);
     rank.meet();
-    lock.lock();
     if (rank.rank() == 0) {
-      net.send_control(1, word_of(0), nullptr, 0);
-      net.cut(1);
+      const auto lock = talker.net.lock();
+      talker.net.send_control(1, word_of(0), nullptr, 0);
+      talker.net.cut(1);
     } else {
-      await([&] { return !net.loss_of(0).text.empty(); });
-      require(ear.heard == 5, "the connection ended without a word");
+      auto lock = talker.net.lock();
+      talker.await(lock, [&] { return !talker.net.loss_of(0).text.empty(); });
+      require(talker.ear.heard == 5, "the connection ended without a word");
     }
-    lock.unlock();
     rank.meet();
-    lock.lock();
-    net.remove(messages_key);
   }));
+}
+
+// The other end is silent, and well: nothing that comes ends the wait.
+TEST(NetFailure, WhatCannotBeEncryptedFailsThePeerAtOnce) {
+  if (over_ucx()) GTEST_SKIP() << "of TCP";
+  void *library = ::dlopen(FAILING_SSL, RTLD_NOW | RTLD_LOCAL);
+  ASSERT_NE(library, nullptr) << ::dlerror();
+  auto &failing = *static_cast<std::atomic<int> *>(::dlsym(library, "failing_ssl_writes"));
+  ::setenv("FSDP_SSL_LIBRARY", FAILING_SSL, 1);
+  expect_well(run_threads(2, [&](Rank &rank) {
+    Talker talker(rank);
+    rank.meet();
+    if (rank.rank() == 0) {
+      failing = 1;
+      auto lock = talker.net.lock();
+      talker.net.send_control(1, word_of(0), nullptr, 0);
+      talker.await(lock, [&] { return !talker.net.loss_of(1).text.empty(); });
+      const messages::Loss &loss = talker.net.loss_of(1);
+      require(loss.text.ends_with(": what goes from rank 0 to rank 1 cannot be encrypted: TLS: it cannot go on"),
+              loss.text);
+      require(loss.origin == FSDP_ORIGIN_OS && loss.code == EPROTO, loss.text);
+      require(talker.ear.failed == 1, "nobody who waits for it is told");
+    }
+    rank.meet();
+  }));
+  failing = 0;
+  ::unsetenv("FSDP_SSL_LIBRARY");
 }
 
 }  // namespace

@@ -17,11 +17,13 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "comm/bootstrap/process_links.h"
+#include "comm/nodes/deputy.h"
 #include "comm/nodes/leader.h"
 #include "comm/nodes/listener.h"
 #include "comm/shm/words.h"
@@ -170,10 +172,11 @@ class NodeJob {
     return true;
   }
   void send(uint32_t rank, int signal) { ::kill(pids_[rank], signal); }
-  // False: a rank hangs.
-  bool collect(double seconds) {
+  // False: a rank hangs. besides: it goes on.
+  bool collect(double seconds, std::optional<uint32_t> besides = {}) {
     const auto start = std::chrono::steady_clock::now();
     for (pid_t &pid : pids_) {
+      if (besides && &pid == &pids_[*besides]) continue;
       while (pid > 0) {
         int status = 0;
         if (::waitpid(pid, &status, WNOHANG) == pid)
@@ -232,10 +235,11 @@ class NodeJob {
     }
     return std::make_unique<ProcessLinks>(rank, std::move(doors.inbox), std::move(peers));
   }
-  std::unique_ptr<Chore> make_leader(NodeRank &self, LeaderListener &listener) {
+  std::unique_ptr<Chore> make_chore(NodeRank &self, LeaderListener &listener) {
     NodePlan plan{self.rank, node_of_, places_, "secret", name_, limit_ms_, forming_ms, degree};
     if (node_of_[self.rank] == odd_node_) plan.secret = odd_secret_;
     for (size_t node = 0; node < places_.size(); ++node) plan.nodes[node].address = common_->address[node];
+    if (leader(plan.node()) != self.rank) return std::make_unique<Deputy>(*self.seat, plan);
     if (before_tree) before_tree(self.rank);
     return lead_node(*self.seat, plan, std::move(listener), *self.waiter);
   }
@@ -255,9 +259,8 @@ class NodeJob {
                                        *self.device, limit_ms_);
     for (const uint32_t r : self.ranks)
       if (all_exchange) self.seat->control.set_data_peer(r);
-    std::unique_ptr<Chore> chore;
-    if (leads) chore = make_leader(self, listener);
-    self.world = std::make_unique<ShmWorld>(self.seat, "test", std::make_unique<Monitor>(self.seat, std::move(chore)));
+    auto monitor = std::make_unique<Monitor>(self.seat, make_chore(self, listener));
+    self.world = std::make_unique<ShmWorld>(self.seat, "test", std::move(monitor));
     common_->words[1][self.rank].raise(1);
     self.await(1, 1, "the job's start");
   }

@@ -4,6 +4,7 @@
 #include <memory>
 #include <random>
 
+#include "../slow_core.h"
 #include "node_job.h"
 
 namespace fsdp::comm::test {
@@ -92,6 +93,34 @@ TEST(NodeLeader, AllReportTheSameText) {
   ASSERT_TRUE(job.collect(10)) << "a rank hangs";
   job.expect(FSDP_PEER_FAILED, 3, "rank 3 died", {3}, killed_ns, at_once);
   job.expect_same_text({0, 1, 2, 4, 5});
+}
+
+// One that crashes neither beats nor ends while its core is written, and its connections stay open.
+class CoreDumps : public testing::TestWithParam<uint32_t> {};
+INSTANTIATE_TEST_SUITE_P(NodeLeader, CoreDumps, testing::Values(0, 3, 4), [](const auto &info) {
+  return info.param == 0 ? "OfTheCoordinator" : info.param == 3 ? "OfALeader" : "OfARank";
+});
+
+TEST_P(CoreDumps, AreKnownToAllAtOnce) {
+  if (const std::string why = slow_core::missing(); !why.empty()) GTEST_SKIP() << why;
+  const slow_core::Folder folder;
+  const uint32_t victim = GetParam();
+  NodeJob job({3, 3, 2}, 3 * silence_ms);
+  job.start([&](NodeRank &rank) {
+    for (uint64_t step = 1;; ++step) {
+      pause_ms(2);
+      if (step == 20 && rank.rank == victim) slow_core::die(folder.path());
+      rank.meet(step);
+    }
+  });
+  ASSERT_TRUE(job.await_steps(19));
+  const int64_t died_ns = now_ns();
+  ASSERT_TRUE(job.collect(20, {victim})) << "a rank hangs";
+  const std::string name = fmt::format("rank {} (pid {}, host ", victim, job.common().pids[victim].load());
+  job.expect(FSDP_PEER_FAILED, static_cast<int32_t>(victim), ") is dumping core", {victim}, died_ns, at_once);
+  for (uint32_t r = 0; r < job.size(); ++r)
+    EXPECT_TRUE(r == victim || job.text(r).find(name) != std::string::npos) << job.text(r);
+  job.expect_nothing_left({victim});
 }
 
 // A rank that does not wait is not told before it waits; one that waits elsewhere is, whoever it waits for.
@@ -307,6 +336,133 @@ TEST(NodeLeader, StrangersAreNotHeard) {
   job.common().stop = true;
   ASSERT_TRUE(job.collect(10)) << "a rank hangs";
   for (uint32_t r = 0; r < job.size(); ++r) EXPECT_EQ(job.common().status[r], FSDP_OK) << job.text(r);
+}
+
+// What two nodes tell each other by datagrams, and somebody between them.
+class Told : public testing::Test {
+ protected:
+  Told() {
+    for (const uint32_t node : {0u, 1u}) {
+      listeners.push_back(open_leader_listener("127.0.0.1"));
+      plan.nodes.push_back({node, "h", listeners.back().address});
+    }
+  }
+  NodePlan plan_of(uint32_t node, const std::string &secret = "secret") const {
+    NodePlan other = plan;
+    other.rank = node;
+    other.secret = secret;
+    return other;
+  }
+  // "beat 1", "dump 1 of 77": what that node has told.
+  std::string heard(Datagrams &datagrams) {
+    std::string text;
+    for (int tries = 0; tries < 100 && text.empty(); ++tries, pause_ms(1))
+      datagrams.receive([&](uint32_t of) { text += fmt::format("beat {}", of); },
+                        [&](uint32_t of, int32_t process) { text += fmt::format("dump {} of {}", of, process); });
+    return text;
+  }
+  NodePlan plan{0, {0, 1}, {}, "secret", "job"};
+  std::vector<LeaderListener> listeners;
+};
+
+TEST_F(Told, OfACoreDumpByWhoKnowsTheSecret) {
+  const NodePlan zero = plan_of(0), one = plan_of(1), liar = plan_of(1, "another secret");
+  Datagrams at_zero(zero, std::move(listeners[0].datagrams));
+  DumpNotices(one).send(77);
+  EXPECT_EQ(heard(at_zero), "dump 1 of 77");
+  DumpNotices(liar).send(77);
+  EXPECT_EQ(heard(at_zero), "");
+}
+
+// The bytes of a beat, said to be those of the other kind.
+TEST_F(Told, NothingByAReplayedBeat) {
+  const NodePlan zero = plan_of(0), one = plan_of(1);
+  Datagrams at_one(one, std::move(listeners[1].datagrams));
+  at_one.beat(0, 5);
+  char bytes[64];
+  pollfd entry{listeners[0].datagrams.get(), POLLIN, 0};
+  ASSERT_EQ(::poll(&entry, 1, 10'000), 1);
+  const ssize_t size = ::recv(listeners[0].datagrams.get(), bytes, sizeof bytes, 0);
+  ASSERT_GT(size, 8);
+  Datagrams at_zero(zero, std::move(listeners[0].datagrams));
+  const Endpoint to = parse_address(zero.nodes[0].address);
+  const Fd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const auto send = [&] { ::sendto(socket.get(), bytes, static_cast<size_t>(size), 0, to.get(), to.length()); };
+  std::memcpy(bytes, "fsdpcore", 8);
+  send();
+  EXPECT_EQ(heard(at_zero), "");
+  std::memcpy(bytes, "fsdpbeat", 8);
+  send();
+  EXPECT_EQ(heard(at_zero), "beat 1");
+}
+
+// Ranks 2 and 3 of node 1, whose leader, rank 1, dumps core; node 0 is the test.
+class Deputies : public testing::Test {
+ protected:
+  class Dumping final : public Links {
+   public:
+    bool send(uint32_t, Parcel, const Fd &) override { return false; }
+    std::optional<Fd> take(Parcel) override { return std::nullopt; }
+    void sleep(uint32_t) override {}
+    void find_dead(const std::function<void(uint32_t)> &) override {}
+    bool dumps_core(uint32_t rank) const noexcept override { return rank == 1; }
+    std::optional<Fd> meet(Parcel, std::span<const uint32_t>, const std::function<Fd()> &) override { return {}; }
+  };
+  struct Member {
+    Member(Deputies &job, uint32_t number)
+        : seat(number, 4, job.file, std::make_unique<Dumping>(), rank.waiter, rank.failure, *rank.device, 1000) {
+      NodePlan plan = job.plan;
+      plan.rank = number;
+      deputy = std::make_unique<Deputy>(seat, plan);
+      seat.control.set_membership(number, Membership::member);
+      seat.pulse.look();
+    }
+    Rank rank;
+    Seat seat;
+    std::unique_ptr<Deputy> deputy;
+  };
+  Deputies() : file(create_memory_file(Control::size_bytes(4), "test control")) {
+    Control::initialize(file, 4, 3);
+    for (const uint32_t leader : {0u, 1u}) plan.nodes.push_back({leader, "h", listener.address});
+    Control control(file, 4);
+    control.set_membership(1, Membership::member);
+    control.beat(1, 7);
+  }
+  // Of so many datagrams node 0 has been told.
+  int told() {
+    char bytes[64];
+    int count = 0;
+    while (::recv(listener.datagrams.get(), bytes, sizeof bytes, MSG_DONTWAIT) > 0) ++count;
+    return count;
+  }
+  static void miss_a_beat(std::initializer_list<Member *> members) {
+    pause_ms(150);
+    for (Member *member : members) member->seat.pulse.look();
+  }
+  LeaderListener listener = open_leader_listener("127.0.0.1");
+  NodePlan plan{0, {0, 1, 1, 1}, {}, "secret", "job"};
+  const Fd file;
+};
+
+TEST_F(Deputies, TheLowestThatIsLeftTells) {
+  Member two(*this, 2), three(*this, 3);
+  two.deputy->run(-1, 0);
+  EXPECT_EQ(told(), 0) << "the leader has just been heard";
+  miss_a_beat({&two, &three});
+  miss_a_beat({&two, &three});  // of the other one, too: it may have beaten behind the look before
+  three.deputy->run(-1, 0);
+  EXPECT_EQ(told(), 0) << "rank 2 does";
+  for (int i = 0; i < 10; ++i) two.deputy->run(-1, 0);
+  EXPECT_EQ(told(), 3);
+  two.seat.control.set_membership(2, Membership::gone);
+  three.deputy->run(-1, 0);
+  EXPECT_EQ(told(), 1);
+}
+
+TEST_F(Deputies, WhoLeavesForItTellsAtLast) {
+  Member two(*this, 2);
+  two.deputy->finish();
+  EXPECT_EQ(told(), 1);
 }
 
 // Any rank, at any moment of its work.

@@ -416,6 +416,31 @@ TEST_F(ChildLeader, AccusesNoLinkThatASilentParentWouldExplain) {
   EXPECT_FALSE(seat->control.accused()) << seat->control.verdict().copy_text();
 }
 
+// By another way it may be told what was so before.
+TEST_F(ChildLeader, WhoHasLeftDoesNotComeBack) {
+  for (const Membership membership : {Membership::gone, Membership::member}) {
+    const nodes::StateMap states = {{2, {2, 0, static_cast<uint32_t>(membership), 0, 0, {}}}};
+    for (const SharedFrame &frame : nodes::write_states(states, false, nodes::longest)) parent.queue(frame);
+    parent.flush();
+    run_for(50);
+    EXPECT_EQ(seat->control.membership(2), Membership::gone);
+  }
+}
+
+// Its connection stays open until the core is written, and nothing goes up there.
+TEST_F(ChildLeader, TurnsAwayFromAParentThatDumpsCore) {
+  NodePlan root = plan;
+  root.rank = 0;
+  DumpNotices(root).send(77);
+  run_for(400);
+  ASSERT_TRUE(seat->control.accused());
+  EXPECT_TRUE(seat->control.verdict().copy_text().ends_with("(pid 77, host h) is dumping core"))
+      << seat->control.verdict().copy_text();
+  while (parent.receive()) {
+  }
+  EXPECT_FALSE(parent.open());
+}
+
 // A peer has brought it to the rendezvous.
 TEST(NodeTree, AnAddressThatIsNoneIsFoundBeforeItIsNeeded) {
   Rank rank;
@@ -426,6 +451,21 @@ TEST(NodeTree, AnAddressThatIsNoneIsFoundBeforeItIsNeeded) {
   auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure, *rank.device);
   const Error error = test::error_of([&] { NodeLeader leader(*seat, plan, {}, std::move(listener)); });
   EXPECT_EQ(error.status, FSDP_INVALID_ARGUMENT) << error.message;
+}
+
+// Who knows the secret says that it is the root, and seeks refuge.
+TEST(NodeTree, NobodyIsAboveTheRoot) {
+  Rank rank;
+  NodePlan plan = plan_of(2, 3, 1);
+  LeaderListener listener = open_leader_listener("127.0.0.1");
+  for (NodePlace &place : plan.nodes) place.address = listener.address;
+  auto seat = create_lone_seat(2, 3, rank.waiter, rank.failure, *rank.device);
+  NodeLeader leader(*seat, plan, {}, std::move(listener));
+  NodePlan root = plan;
+  root.rank = 0;
+  Dial dial(root, 2, nodes::Bond::refuge);
+  for (int i = 0; i < 500 && dial.advance() == Dial::State::trying; ++i) leader.run(-1, 1);
+  EXPECT_EQ(dial.state(), Dial::State::answered) << dial.problem();
 }
 
 // Who has nothing to report, and comes when all is decided.

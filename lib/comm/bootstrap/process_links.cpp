@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "comm/bootstrap/packet.h"
+#include "comm/shm/core_dump.h"
 
 namespace fsdp::comm {
 
@@ -64,6 +65,10 @@ void ProcessLinks::find_dead(const std::function<void(uint32_t)> &found) {
   if (!lock || ::poll(polls_.data(), polls_.size(), 0) <= 0) return;
   for (size_t i = 0; i < polls_.size(); ++i)
     if (polls_[i].revents) found(poll_ranks_[i]);
+}
+
+bool ProcessLinks::dumps_core(uint32_t rank) const noexcept {
+  return peers_[rank].process && is_dumping_core(peers_[rank].process);
 }
 
 std::optional<Fd> ProcessLinks::meet(Parcel parcel, std::span<const uint32_t> ranks,

@@ -37,6 +37,7 @@ class ProcessLinks final : public Links {
   void sleep(uint32_t ms) override;
   void find_dead(const std::function<void(uint32_t)> &found) override;
   std::optional<std::vector<uint32_t>> neighbours() const override { return poll_ranks_; }
+  bool dumps_core(uint32_t rank) const noexcept override;
   std::optional<Fd> meet(Parcel parcel, std::span<const uint32_t> ranks, const std::function<Fd()> &create) override;
 
  private:

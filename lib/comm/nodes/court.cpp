@@ -17,6 +17,21 @@ std::vector<CutLink> links_of(const Accusation &accusation) {
   return std::vector<CutLink>(accusation.links, accusation.links + count);
 }
 
+// Who says more of a rank than that it died is not contradicted by who does not.
+Accusation merge_deaths(const Accusation &one, const Accusation &other) {
+  const auto plain = [](const Accusation &a) { return a.ranks.empty() || a.what() == death_text(a.ranks); };
+  RankSet all = one.ranks;
+  all.add(other.ranks);
+  std::string what;
+  if (!plain(one) && one.ranks.contains(other.ranks))
+    what = one.what();
+  else if (!plain(other) && other.ranks.contains(one.ranks))
+    what = other.what();
+  else if (!plain(one) || !plain(other))
+    what = one.what() + "; " + other.what();
+  return accuse_dead(one.where_bytes ? one.where() : other.where(), all, what);
+}
+
 bool before(const CutLink &a, const CutLink &b) { return a.first != b.first ? a.first < b.first : a.second < b.second; }
 
 }  // namespace
@@ -64,10 +79,8 @@ void Court::merge(const Accusation &other) {
   if (explains(other, first)) first = other;
   if (other.kind != first.kind) return;
   if (first.kind == Verdict::died) {
-    RankSet all = first.ranks;
-    all.add(other.ranks);
-    if (all.empty()) return;  // a peer wrote it
-    first = accuse_dead(first.where_bytes ? first.where() : other.where(), all);
+    if (first.ranks.empty() && other.ranks.empty()) return;  // peers wrote them
+    first = merge_deaths(first, other);
   } else if (first.kind == Verdict::stopped && !first.ranks.contains(other.ranks)) {
     // A report that says all that the first one does takes its place.
     first.set_text(other.ranks.contains(first.ranks) ? other.copy_text()

@@ -149,7 +149,8 @@ void NodeLeader::heard(uint32_t from) {
 }
 
 void NodeLeader::hear_all() {
-  datagrams_.receive([this](uint32_t from) { heard(from); });
+  datagrams_.receive([this](uint32_t from) { heard(from); },
+                     [this](uint32_t of, int32_t process) { hear_of_dump(of, process); });
   for (auto &[n, peer] : peers_) {
     while (peer.stream()) {
       const auto frame = peer.stream().receive();
@@ -182,18 +183,24 @@ void NodeLeader::hear(uint32_t from, const Frame &frame) {
                   format_text("{} sent what is no message of this version of the library", plan_.leader_text(from))));
 }
 
-// What is not believed of a link is not passed on as if it were; what is not of a pair is this node's matter alone. Who
-// is above says to all below what it has heard from any of them: that of their own ranks comes back to them late.
+// From above it is of none here or below, from below of one there: who is above says to all below what it has heard
+// from any of them. And by way of a refuge one may hear what was so before a rank left.
+bool NodeLeader::fits(uint32_t from, const NodePeer &peer, const nodes::State &state) const {
+  if (state.rank >= plan_.node_of.size()) return false;
+  const uint32_t of = plan_.node_of[state.rank];
+  if (peer.above() ? plan_.is_above(node(), of) : !plan_.is_above(from, of)) return false;
+  return state.membership >= static_cast<uint32_t>(control_.membership(state.rank));
+}
+
+// What is not believed of a link is not passed on as if it were; what is not of a pair is this node's matter alone.
 void NodeLeader::hear(uint32_t from, std::vector<nodes::State> states) {
   const NodePeer &peer = peers_.at(from);
-  nodes::StateMap &relayed = peer.role() == NodePeer::Role::parent ? from_above_ : from_below_;
+  nodes::StateMap &relayed = peer.above() ? from_above_ : from_below_;
   for (nodes::State &state : states) {
-    if (state.rank >= plan_.node_of.size()) continue;
-    const uint32_t of = plan_.node_of[state.rank];
-    if (of == node() || plan_.next_hop(of) != from) continue;
+    if (!fits(from, peer, state)) continue;
     if (!peer.silence().trusted()) state.looks = 0;
     relayed.insert_or_assign(state.rank, state);
-    const auto pair = pairs_.find(of);
+    const auto pair = pairs_.find(plan_.node_of[state.rank]);
     if (pair != pairs_.end() && !pair->second.trusted()) state.looks = 0;
     mirror_.apply(state);
   }
@@ -215,17 +222,18 @@ void NodeLeader::spread_states() {
       !std::ranges::any_of(from_below_, leaves))
     return;
   spread_ms_ = now_ms_;
-  spread(from_below_, NodePeer::Role::parent);
+  spread(from_below_, true);
   from_above_.merge(from_below_);  // no rank is in both
-  spread(from_above_, NodePeer::Role::child);
+  spread(from_above_, false);
   from_above_.clear();
   from_below_.clear();
 }
 
-void NodeLeader::spread(const nodes::StateMap &states, NodePeer::Role to) {
+void NodeLeader::spread(const nodes::StateMap &states, bool up) {
   const auto say_to = [&](const SharedFrame &frame, bool waits) {
     for (auto &[n, peer] : peers_)
-      if (peer.role() == to && peer.live() && (!waits || peer.take_waits(frame->bytes.size()))) say(&peer, frame);
+      if (peer.above() == up && is_neighbour(n, peer) && (!waits || peer.take_waits(frame->bytes.size())))
+        say(&peer, frame);
   };
   for (const SharedFrame &frame : nodes::write_states(states, false, nodes::longest)) say_to(frame, false);
   for (const SharedFrame &frame : nodes::write_states(states, true, most_waits_frame_bytes)) say_to(frame, true);
@@ -234,12 +242,14 @@ void NodeLeader::spread(const nodes::StateMap &states, NodePeer::Role to) {
 void NodeLeader::spread(const nodes::Post &post, std::optional<uint32_t> from) {
   if (post.to < plan_.node_of.size()) {
     const uint32_t to = plan_.node_of[post.to];
-    if (to != node() && plan_.next_hop(to) != from) say(plan_.next_hop(to), post);
-    return;
+    if (to == node()) return;
+    const uint32_t hop = plan_.next_hop(to);
+    const NodePeer *way = find(hop);
+    if (hop == from || (way && way->live())) return hop == from ? void() : say(hop, post);
   }
   const SharedFrame frame = frame_of(post);
   for (auto &[n, peer] : peers_)
-    if (peer.in_tree() && n != from) say(&peer, frame);
+    if (is_neighbour(n, peer) && n != from) say(&peer, frame);
 }
 
 bool NodeLeader::in_order(uint32_t of) const {
@@ -253,7 +263,7 @@ void NodeLeader::check_connection(uint32_t of) {
   NodePeer &peer = peers_.at(of);
   const uint32_t leader = plan_.nodes[of].leader;
   const int code = peer.stream().code();
-  if (!peer.in_tree()) return peer.end();
+  if (!is_neighbour(of, peer)) return peer.end();
   if (in_order(of)) return peer.leave();
   if (code == EBADMSG) return blame_link(of, peer.stream().problem());
   if (code != 0 && code != ECONNRESET && code != EPIPE) return peer.break_connection();
@@ -288,7 +298,7 @@ void NodeLeader::count_silence() {
     doubts |= trusted && !silence.trusted();
   };
   for (auto &[n, peer] : peers_)
-    if (peer.live() && peer.in_tree()) count(peer.silence(), peer);
+    if (is_neighbour(n, peer)) count(peer.silence(), peer);
   for (auto &[n, pair] : pairs_)
     if (pair.begun()) count(pair, pair);
   if (!doubts) return;
@@ -313,7 +323,7 @@ void NodeLeader::beat() {
   const nodes::Beat message{++beats_};
   const SharedFrame frame = frame_of(message);
   for (auto &[n, peer] : peers_) {
-    if (!peer.live() || !peer.in_tree()) continue;
+    if (!is_neighbour(n, peer)) continue;
     datagrams_.beat(n, message.number);
     if (peer.all_acknowledged()) say(&peer, frame);  // else it would wait behind others
   }

@@ -61,7 +61,9 @@ class NodeLeader final : public Chore {
   void heard(uint32_t from);
   void hear(uint32_t from, const Frame &frame);
   void hear(uint32_t from, std::vector<nodes::State> states);
+  bool fits(uint32_t from, const NodePeer &peer, const nodes::State &state) const;
   void hear(uint32_t from, const nodes::Post &post);
+  void hear_of_dump(uint32_t of, int32_t process);
   void check_connection(uint32_t of);
   void blame_link(uint32_t to, const std::string &problem);
   void count_silence();
@@ -89,9 +91,16 @@ class NodeLeader final : public Chore {
     const SharedFrame frame = frame_of(message);
     for (auto &[node, peer] : peers_) say(&peer, frame);
   }
+  // A refuge, or who has taken refuge here, whose parent has left in order: it is in the place of a neighbour in the
+  // tree.
+  bool replaces_parent(uint32_t of, const NodePeer &peer) const;
+  bool is_neighbour(uint32_t of, const NodePeer &peer) const {
+    return peer.live() && (peer.in_tree() || replaces_parent(of, peer));
+  }
+  void repeat_leavers(NodePeer &to);
   // To the neighbours in the tree: from above not back.
   void spread_states();
-  void spread(const nodes::StateMap &states, NodePeer::Role to);
+  void spread(const nodes::StateMap &states, bool up);
   void spread(const nodes::Post &post, std::optional<uint32_t> from);
   bool in_order(uint32_t of) const;
 
@@ -118,6 +127,7 @@ class NodeLeader final : public Chore {
   void seek_refuge();
   void dial_refuges();
   void hear_refuges();
+  void take_refuge(uint32_t at, NodePeer refuge);
   bool has_refuge() const;
   bool is_dialing(uint32_t refuge) const;
   void accuse_deserted();

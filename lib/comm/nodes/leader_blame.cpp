@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "comm/nodes/leader.h"
+#include "comm/shm/deaths.h"
 
 namespace fsdp::comm {
 namespace {
@@ -17,14 +18,22 @@ constexpr uint32_t pair_patience_ms = 500;    // ... for a neighbour of a silent
 // -- this node --
 
 void NodeLeader::find_dead() {
-  RankSet dead;
-  seat_.links->find_dead([&](uint32_t rank) {
-    const Membership state = control_.membership(rank);
-    if (state != Membership::left && state != Membership::gone && !reported_.contains(rank)) dead.add(rank);
-  });
+  Deaths dead;
+  dead.find(control_, *seat_.links, seat_.pulse, reported_);
   if (dead.empty()) return;
+  reported_.add(dead.ranks());
+  accuse(dead.accuse({}, control_));
+}
+
+// Other ranks of a neighbour's node say so of its leader, whose kernel holds the connection until the core is written.
+void NodeLeader::hear_of_dump(uint32_t of, int32_t process) {
+  const uint32_t leader = plan_.nodes[of].leader;
+  if (in_order(of) || reported_.contains(leader)) return;
+  if (NodePeer *peer = find(of)) peer->end();
+  RankSet dead;
+  dead.add(leader);
   reported_.add(dead);
-  accuse(accuse_dead({}, dead));
+  accuse(accuse_dead({}, dead, dump_text({name_process(leader, process, plan_.nodes[of].host)})));
 }
 
 void NodeLeader::find_silent() {
@@ -111,7 +120,7 @@ void NodeLeader::judge_silence() {
   for (const auto &[n, peer] : peers_) {
     const uint32_t leader = plan_.nodes[n].leader;
     const uint32_t ms = silent_ms(peer);
-    if (!peer.in_tree() || !peer.live() || in_order(n) || reported_.contains(leader) || ms < nearly) continue;
+    if (!is_neighbour(n, peer) || in_order(n) || reported_.contains(leader) || ms < nearly) continue;
     const bool over = ms >= limit;
     if (!peer.acknowledges(limit / 4)) {
       cut.push_back(link_to(n));

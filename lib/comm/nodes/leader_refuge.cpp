@@ -33,7 +33,9 @@ void NodeLeader::seek_refuge() {
     dials_.clear();
     deserted_.clear();
     // What was said there has been answered.
-    std::erase_if(peers_, [](const auto &entry) { return entry.second.role() == NodePeer::Role::refuge; });
+    std::erase_if(peers_, [this](const auto &entry) {
+      return entry.second.role() == NodePeer::Role::refuge && !replaces_parent(entry.first, entry.second);
+    });
     return;
   }
   if (orphaned_ms_ == 0) orphaned_ms_ = now_ms_;
@@ -62,14 +64,43 @@ bool NodeLeader::is_dialing(uint32_t refuge) const {
 void NodeLeader::hear_refuges() {
   for (Dial &dial : dials_) {
     const Dial::State state = dial.advance();
-    if (state == Dial::State::answered)
-      peers_.insert_or_assign(dial.to(), NodePeer(NodePeer::Role::refuge, dial.take()));
+    if (state == Dial::State::answered) take_refuge(dial.to(), NodePeer(NodePeer::Role::refuge, dial.take()));
     if (dial.nobody_listens()) deserted_.push_back(dial.to());
     // It may not have come so far, or have had no seat.
     if (state == Dial::State::ended && now_ms_ - orphaned_ms_ < seek_ms)
       next_refuge_ = std::min(next_refuge_, dial.to());
   }
   std::erase_if(dials_, [](const Dial &dial) { return dial.state() != Dial::State::trying; });
+}
+
+// In the place of a parent there is one: what is told of ranks would go round between two.
+void NodeLeader::take_refuge(uint32_t at, NodePeer refuge) {
+  if (replaces_parent(at, refuge)) {
+    if (has_refuge()) {
+      say(&refuge, frame_of(nodes::Goodbye{}));
+      refuge.stream().flush();
+      return;
+    }
+    repeat_leavers(refuge);
+  }
+  peers_.insert_or_assign(at, std::move(refuge));
+}
+
+bool NodeLeader::replaces_parent(uint32_t of, const NodePeer &peer) const {
+  if (peer.role() == NodePeer::Role::refugee) return of != 0 && in_order(plan_.parent_of(of));
+  const NodePeer *parent = plan_.has_parent() ? find(plan_.parent()) : nullptr;
+  return peer.role() == NodePeer::Role::refuge && parent && parent->left();
+}
+
+// Of the ranks that left this one may not have heard: it had no way up for a moment.
+void NodeLeader::repeat_leavers(NodePeer &to) {
+  nodes::StateMap leavers;
+  for (uint32_t rank = 0; rank < plan_.node_of.size(); ++rank) {
+    const Membership membership = control_.membership(rank);
+    if (membership != Membership::left && membership != Membership::gone) continue;
+    leavers[rank] = {rank, control_.process(rank), static_cast<uint32_t>(membership), 0, 0, {}};
+  }
+  for (const SharedFrame &frame : nodes::write_states(leavers, false, nodes::longest)) say(&to, frame);
 }
 
 bool NodeLeader::has_refuge() const {
@@ -108,6 +139,7 @@ void NodeLeader::shelter() {
     greet(newcomer.stream, plan_, nodes::Bond::refuge);
     NodePeer peer(NodePeer::Role::refugee, std::move(newcomer.stream));
     if (control_.accused()) say(&peer, frame_of(nodes::VerdictMessage{control_.verdict()}));
+    if (replaces_parent(from, peer)) repeat_leavers(peer);
     peers_.insert_or_assign(from, std::move(peer));
   }
 }

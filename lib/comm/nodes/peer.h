@@ -24,6 +24,8 @@ class NodePeer {
 
   Role role() const noexcept { return role_; }
   bool in_tree() const noexcept { return role_ == Role::parent || role_ == Role::child; }
+  // On the way to the root, or in the place of what was.
+  bool above() const noexcept { return role_ == Role::parent || role_ == Role::refuge; }
   FrameStream &stream() noexcept { return stream_; }
   const FrameStream &stream() const noexcept { return stream_; }
   // Neither ended in order nor lost.

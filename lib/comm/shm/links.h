@@ -35,6 +35,8 @@ class Links {
   virtual void find_dead(const std::function<void(uint32_t)> &found) = 0;
   // The others whose deaths it sees; nothing: it does not say.
   virtual std::optional<std::vector<uint32_t>> neighbours() const { return std::nullopt; }
+  // Is this rank's process writing its core? Not known of one on another host, or where the kernel does not tell.
+  virtual bool dumps_core(uint32_t) const noexcept { return false; }
   // The same file for all ranks named: made by `create` on one of them. Empty: not there yet, ask again.
   virtual std::optional<Fd> meet(Parcel parcel, std::span<const uint32_t> ranks, const std::function<Fd()> &create) = 0;
 };

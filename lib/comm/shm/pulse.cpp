@@ -53,6 +53,13 @@ std::vector<uint32_t> Pulse::silent(const std::function<bool(uint32_t)> &concern
   return ranks;
 }
 
+bool Pulse::misses_beat(uint32_t rank) const noexcept {
+  const auto seen = std::ranges::lower_bound(seen_, rank, {}, &Seen::rank);  // in rising order
+  return rank != rank_ && seen != seen_.end() && seen->rank == rank &&
+         seen->silent_ms.load(std::memory_order_relaxed) >= interval_ms_ &&
+         control_.membership(rank) == Membership::member;
+}
+
 std::string name_process(uint32_t rank, int32_t process, const std::string &host) {
   if (process == 0) return format_text("{} (host {})", rank, host);  // it stopped before it could say
   return format_text("{} (pid {}, host {})", rank, process, host);

@@ -33,6 +33,8 @@ class Pulse {
   // Any thread. Of the members that concern the caller: those that have been silent for the limit, some intervals after
   // the first of them, since ranks that stop at the same time are one failure.
   std::vector<uint32_t> silent(const std::function<bool(uint32_t)> &concerns) const;
+  // A beat of this member is late, by more than it may be where nothing is wrong.
+  bool misses_beat(uint32_t rank) const noexcept;
   // "rank 3 (pid 77, host a) has not responded for 8.0 s: it is stopped or its host is overloaded"
   std::string text(const std::vector<uint32_t> &ranks) const;
 

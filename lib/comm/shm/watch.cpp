@@ -111,13 +111,13 @@ void Watch::look_at(std::span<const uint32_t> ranks, const std::string &what, bo
     if (waited && (state == Membership::left || state == Membership::gone)) condemn_leaver(rank, what);
   }
   const auto ours = [&](uint32_t rank) { return std::find(ranks.begin(), ranks.end(), rank) != ranks.end(); };
-  RankSet dead;
+  Deaths dead;
   find_dead(dead);
-  const auto found = dead.list();
+  const auto found = dead.ranks().list();
   if (std::any_of(found.begin(), found.end(), ours)) {
     std::this_thread::sleep_for(death_gap);
     find_dead(dead);
-    condemn(accuse_dead(what + ": ", dead));
+    condemn(dead.accuse(what + ": ", control_));
   }
   if (pulse_.silent(ours).empty()) return;
   const std::vector<uint32_t> silent = pulse_.silent([](uint32_t) { return true; });
@@ -147,23 +147,16 @@ void Watch::condemn_leaver(uint32_t rank, const std::string &what) {
                       closed ? "has closed its context" : "has destroyed its context without closing it"));
 }
 
-void Watch::find_dead(RankSet &dead) {
-  links_.find_dead([&](uint32_t rank) {
-    const Membership state = control_.membership(rank);
-    if (state != Membership::left && state != Membership::gone) dead.add(rank);
-  });
-}
-
 // Deaths at the same time are one failure: who finds one looks for others before it accuses.
 void Watch::check_deaths(Awaited &awaited) {
-  RankSet dead;
+  Deaths dead;
   find_dead(dead);
   if (dead.empty() || awaited.come()) return;  // one that did its part may end
   for (int looks = 0; looks < 4 && !control_.accused(); ++looks) {
     std::this_thread::sleep_for(death_gap / 4);
     find_dead(dead);
   }
-  if (!awaited.come()) condemn(accuse_dead(awaited.text() + ": ", dead));
+  if (!awaited.come()) condemn(dead.accuse(awaited.text() + ": ", control_));
 }
 
 void Watch::check_silence(Awaited &awaited) {

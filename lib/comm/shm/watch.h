@@ -13,6 +13,7 @@
 
 #include "base/failure.h"
 #include "comm/shm/control.h"
+#include "comm/shm/deaths.h"
 #include "comm/shm/links.h"
 #include "comm/shm/pulse.h"
 #include "comm/shm/waits.h"
@@ -73,7 +74,7 @@ class Watch final : Lookout {
   void check_leavers(Awaited &awaited, std::chrono::steady_clock::time_point &left_since);
   void check_deaths(Awaited &awaited);
   void check_silence(Awaited &awaited);
-  void find_dead(RankSet &dead);
+  void find_dead(Deaths &dead) { dead.find(control_, links_, pulse_); }
   // The caller waits for what one of its streams waits for.
   void look(uint64_t thread) override;
   void look_away() noexcept override { stream_wait_.reset(); }
