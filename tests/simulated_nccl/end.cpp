@@ -66,7 +66,9 @@ void abort(const std::shared_ptr<Comm> &comm) {
   state().count(Count::aborts) += !comm->split_off;
   state().changed.notify_all();
   state().changed.wait(lock, [&] { return !comm->launching && (!comm->finalized || is_idle(*comm)); });
-  const std::chrono::milliseconds longer(comm->split_off ? 0 : state().knob(Knob::abort_ms));
+  const int64_t slow = state().knob(Knob::abort_rank);
+  const bool takes_long = !comm->split_off && (slow == 0 || slow == comm->rank + 1);
+  const std::chrono::milliseconds longer(takes_long ? state().knob(Knob::abort_ms) : 0);
   lock.unlock();
   std::this_thread::sleep_for(longer);
   lock.lock();
