@@ -33,7 +33,8 @@ MESHES = {
 
 
 def environment(nccl=NCCL):
-    return {"FSDP_TEST_DEVICE": "cuda", "FSDP_NCCL_LIBRARY": nccl, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    return {"FSDP_TEST_DEVICE": "cuda", "FSDP_NCCL_LIBRARY": nccl, "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+            "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 
 
 def start(network, nodes, options, nccl=NCCL):

@@ -44,11 +44,12 @@ std::vector<Work *> tails(const std::vector<Stream *> &streams) {
   return works;
 }
 
-cudaError_t submit_legacy(Stream &stream, std::function<void()> run, std::vector<Work *> after, Work **work) {
+cudaError_t submit_legacy(Stream &stream, std::function<void()> run, std::vector<Work *> after, Work **work,
+                          bool waits) {
   if (const cudaError_t error = refuse_legacy(stream.device)) return error;
   for (Work *other : tails(runtime().blocking_streams(stream.device))) after.push_back(other);
   const std::lock_guard lock(stream.mutex());
-  Work *pushed = stream.push(std::move(run), std::move(after));
+  Work *pushed = stream.push(std::move(run), std::move(after), waits);
   stream.device.legacy_work = pushed;
   if (work) *work = pushed;
   return cudaSuccess;
@@ -144,17 +145,17 @@ bool is_capturing(Stream &stream) {
 }
 
 cudaError_t submit(Stream &stream, std::function<void()> run, cudaGraphNodeType type, std::vector<Work *> after,
-                   Work **work) {
+                   Work **work, bool waits) {
   if (const cudaError_t error = stream.device.error()) return error;
   if (work) *work = nullptr;
-  if (is_legacy(stream)) return submit_legacy(stream, std::move(run), std::move(after), work);
+  if (is_legacy(stream)) return submit_legacy(stream, std::move(run), std::move(after), work, waits);
   stream.await_room();
   const std::lock_guard lock(stream.mutex());
   if (stream.capture) return add_node(stream, std::move(run), type);
   // Also if it is done: only its wait gives the edge.
   Work *legacy = stream.blocking ? stream.device.legacy_work.load() : nullptr;
   if (legacy) after.push_back(legacy);
-  Work *pushed = stream.push(std::move(run), std::move(after));
+  Work *pushed = stream.push(std::move(run), std::move(after), waits);
   if (work) *work = pushed;
   return cudaSuccess;
 }

@@ -12,9 +12,9 @@
 namespace simulated {
 
 // Work in the order of the stream, or a node of its capture. after: work of other streams that it follows; not in a
-// capture. work: where to put what was enqueued; nullptr in there if it was captured.
+// capture. work: where to put what was enqueued; nullptr in there if it was captured. waits: `run` waits for a value.
 cudaError_t submit(Stream &stream, std::function<void()> run, cudaGraphNodeType type = cudaGraphNodeTypeKernel,
-                   std::vector<Work *> after = {}, Work **work = nullptr);
+                   std::vector<Work *> after = {}, Work **work = nullptr, bool waits = false);
 
 bool is_legacy(const Stream &stream);
 bool is_capturing(Stream &stream);

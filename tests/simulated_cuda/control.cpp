@@ -26,8 +26,10 @@ void run_faulty() { fail_device(static_cast<cudaError_t>(runtime().kernel_fault.
 
 void reset() { runtime().reset(); }
 void set_device_count(int count) { runtime().set_devices(std::clamp(count, 0, most_devices)); }
+void set_queues(uint64_t count) { runtime().set_queues(count); }
 void set_device_memory(uint64_t bytes) { runtime().set_memory(bytes); }
 void set_fabric(bool allowed) { runtime().fabric = allowed; }
+void set_files(bool allowed) { runtime().files = allowed; }
 void set_compute_capability(int major) { runtime().capability = major; }
 void set_peers(bool peers) { runtime().peers = peers; }
 void set_strict(bool strict) { runtime().strict = strict; }
@@ -36,6 +38,10 @@ void set_delay(uint32_t longest_us, uint64_t seed) {
   runtime().timing.seed = seed;
   runtime().timing.longest_us = longest_us;
 }
+
+void set_word_cost(uint32_t ns) { runtime().timing.word_ns = ns; }
+
+void set_stream_room(uint64_t pieces) { runtime().stream_room = pieces; }
 
 void set_stream_delay(cudaStream_t handle, uint32_t us) {
   if (Stream *stream = runtime().streams.find(handle)) stream->delay_us = us;

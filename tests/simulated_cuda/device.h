@@ -13,7 +13,7 @@
 namespace simulated {
 
 struct Device {
-  Device(int index, uint64_t memory) : index(index), memory(memory) {}
+  Device(int index, uint64_t memory, uint64_t queues) : index(index), queues(queues), memory(memory) {}
 
   // The first failure stays. No edges: a failed device orders nothing.
   void fail(cudaError_t error) {
@@ -24,6 +24,7 @@ struct Device {
   bool healthy() const { return error() == cudaSuccess && !stopping.load(std::memory_order_relaxed); }
 
   const int index;
+  HardwareQueues queues;
   std::atomic<uint64_t> memory;
   std::atomic<uint64_t> allocated{0};
   std::atomic<int> failure{cudaSuccess};

@@ -17,6 +17,7 @@ CUresult CUDAAPI context_pop(CUcontext *context);
 CUresult CUDAAPI memory_create(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *properties,
                                unsigned long long flags);
 CUresult CUDAAPI memory_release(CUmemGenericAllocationHandle handle);
+CUresult CUDAAPI retain_handle(CUmemGenericAllocationHandle *handle, void *pointer);
 CUresult CUDAAPI address_reserve(CUdeviceptr *pointer, size_t size, size_t alignment, CUdeviceptr wanted,
                                  unsigned long long flags);
 CUresult CUDAAPI address_free(CUdeviceptr pointer, size_t size);

@@ -39,6 +39,13 @@ void wait_value(Value *address, Value wanted, unsigned flags) {
   }
 }
 
+// So short a time no sleep is.
+void spend(std::chrono::nanoseconds time) {
+  const Clock::time_point end = Clock::now() + time;
+  while (Clock::now() < end) {
+  }
+}
+
 // Memory of a device, or page-locked memory of the host.
 template <class Value>
 bool usable(CUdeviceptr address) {
@@ -47,11 +54,11 @@ bool usable(CUdeviceptr address) {
 }
 
 template <class Value>
-CUresult enqueue_value(CUstream handle, CUdeviceptr address, std::function<void()> run) {
+CUresult enqueue_value(CUstream handle, CUdeviceptr address, bool waits, std::function<void()> run) {
   Stream *stream = runtime().stream(handle);
   if (!stream || &stream->device != &runtime().current()) return CUDA_ERROR_INVALID_HANDLE;
   if (!usable<Value>(address)) return CUDA_ERROR_INVALID_VALUE;
-  return static_cast<CUresult>(submit(*stream, std::move(run), cudaGraphNodeTypeKernel));
+  return static_cast<CUresult>(submit(*stream, std::move(run), cudaGraphNodeTypeKernel, {}, nullptr, waits));
 }
 
 template <class Value>
@@ -59,7 +66,7 @@ CUresult stream_wait(const char *name, CUstream stream, CUdeviceptr address, Val
   return driver_call(name, driver_healthy, [&] {
     if (flags & ~(3u | CU_STREAM_WAIT_VALUE_FLUSH)) return CUDA_ERROR_INVALID_VALUE;
     auto *word = reinterpret_cast<Value *>(address);
-    return enqueue_value<Value>(stream, address, [word, value, flags] { wait_value(word, value, flags); });
+    return enqueue_value<Value>(stream, address, true, [word, value, flags] { wait_value(word, value, flags); });
   });
 }
 
@@ -68,8 +75,10 @@ CUresult stream_write(const char *name, CUstream stream, CUdeviceptr address, Va
   return driver_call(name, driver_healthy, [&] {
     if (flags != CU_STREAM_WRITE_VALUE_DEFAULT) return CUDA_ERROR_INVALID_VALUE;
     auto *word = reinterpret_cast<Value *>(address);
-    return enqueue_value<Value>(stream, address,
-                                [word, value] { std::atomic_ref(*word).store(value, std::memory_order_release); });
+    return enqueue_value<Value>(stream, address, false, [word, value] {
+      spend(std::chrono::nanoseconds(runtime().timing.word_ns.load(std::memory_order_relaxed)));
+      std::atomic_ref(*word).store(value, std::memory_order_release);
+    });
   });
 }
 
@@ -154,6 +163,7 @@ const Entry entries[] = {
     {"cuCtxPopCurrent", 4000, pointer(context_pop)},
     {"cuMemCreate", 10020, pointer(memory_create)},
     {"cuMemRelease", 10020, pointer(memory_release)},
+    {"cuMemRetainAllocationHandle", 11000, pointer(retain_handle)},
     {"cuMemAddressReserve", 10020, pointer(address_reserve)},
     {"cuMemAddressFree", 10020, pointer(address_free)},
     {"cuMemMap", 10020, pointer(memory_map)},

@@ -27,9 +27,11 @@ bool valid(const CUmemAllocationProp *properties) {
              0;
 }
 
-// The GPU could, and the program may not: as on a machine without IMEX channels.
-bool lacks_fabric(const CUmemAllocationProp &properties) {
-  return (properties.requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC) && !runtime().fabric;
+// The GPU could, and the program may not: as on a machine without IMEX channels, or in a container without files.
+bool may_not(const CUmemAllocationProp &properties) {
+  const int types = properties.requestedHandleTypes;
+  return ((types & CU_MEM_HANDLE_TYPE_FABRIC) && !runtime().fabric) ||
+         ((types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) && !runtime().files);
 }
 
 // A file of that many bytes which nobody wrote; -1: the system has no more.
@@ -117,11 +119,12 @@ CUresult CUDAAPI memory_create(CUmemGenericAllocationHandle *handle, size_t size
                                unsigned long long flags) {
   return driver_call("cuMemCreate", driver_no_capture, [&] {
     if (!handle || flags != 0 || !whole(size) || !valid(properties)) return CUDA_ERROR_INVALID_VALUE;
-    if (lacks_fabric(*properties)) return CUDA_ERROR_NOT_PERMITTED;
+    if (may_not(*properties)) return CUDA_ERROR_NOT_PERMITTED;
     Device &device = *runtime().device(properties->location.id);
     if (!take(device, size)) return CUDA_ERROR_OUT_OF_MEMORY;
     const int file = create_file(size);
-    if (file >= 0) return add_handle(handle, std::make_shared<Physical>(device, file, size));
+    const int types = properties->requestedHandleTypes;
+    if (file >= 0) return add_handle(handle, std::make_shared<Physical>(device, file, size, types));
     give_back(device, size);
     return CUDA_ERROR_OUT_OF_MEMORY;
   });
@@ -131,6 +134,21 @@ CUresult CUDAAPI memory_release(CUmemGenericAllocationHandle handle) {
   return driver_call("cuMemRelease", driver_no_capture, [&] {
     const std::lock_guard lock(state().mutex);
     return state().handles.erase(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  });
+}
+
+// Of what lies there; not of what cudaMalloc gave.
+CUresult CUDAAPI retain_handle(CUmemGenericAllocationHandle *handle, void *pointer) {
+  return driver_call("cuMemRetainAllocationHandle", driver_no_capture, [&] {
+    VirtualMemory::Owner owner;
+    {
+      const std::lock_guard lock(state().mutex);
+      const auto at = reinterpret_cast<uintptr_t>(pointer);
+      auto next = state().mappings.upper_bound(at);
+      if (next != state().mappings.begin() && at - (--next)->first < next->second->size) owner = next->second;
+    }
+    if (!handle || !owner) return CUDA_ERROR_INVALID_VALUE;
+    return add_handle(handle, std::move(owner));
   });
 }
 
@@ -236,7 +254,8 @@ CUresult CUDAAPI export_handle(void *handle_out, CUmemGenericAllocationHandle ha
                                unsigned long long flags) {
   return driver_call("cuMemExportToShareableHandle", driver_no_capture, [&] {
     const VirtualMemory::Owner owner = find_handle(handle);
-    if (!owner || !handle_out || flags != 0 || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
+    if (!owner || !handle_out || flags != 0 || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+        (owner->handle_types & type) == 0) {
       return CUDA_ERROR_INVALID_VALUE;
     }
     const int file = fcntl(owner->file, F_DUPFD_CLOEXEC, 0);
@@ -257,7 +276,7 @@ CUresult CUDAAPI import_handle(CUmemGenericAllocationHandle *handle, void *handl
     Device &device = runtime().current();
     if (!take(device, size)) return CUDA_ERROR_OUT_OF_MEMORY;
     const int file = fcntl(given, F_DUPFD_CLOEXEC, 0);
-    if (file >= 0) return add_handle(handle, std::make_shared<Physical>(device, file, size));
+    if (file >= 0) return add_handle(handle, std::make_shared<Physical>(device, file, size, type));
     give_back(device, size);
     return CUDA_ERROR_OPERATING_SYSTEM;
   });

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "simulated_cuda/environment.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
+
+#include "simulated_cuda/hardware_queue.h"
 
 namespace simulated {
 namespace {
@@ -14,6 +17,9 @@ uint64_t *place_of(Settings &settings, std::string_view name) {
   if (name == "seed") return &settings.seed;
   if (name == "memory_mib") return &settings.memory_mib;
   if (name == "strict") return &settings.strict;
+  if (name == "word_ns") return &settings.word_ns;
+  if (name == "stream_room") return &settings.stream_room;
+  if (name == "queues") return &settings.queues.emplace();
   return nullptr;
 }
 
@@ -47,6 +53,12 @@ Settings environment_settings() {
   Settings none;
   none.devices = 0;
   return none;
+}
+
+uint64_t HardwareQueues::of_environment() {
+  const char *text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  const long long asked = text ? std::strtoll(text, nullptr, 10) : 0;
+  return asked < 1 ? usual : std::min(static_cast<uint64_t>(asked), most);
 }
 
 }  // namespace simulated

@@ -63,6 +63,9 @@ Runtime::Runtime() {
   timing.longest_us = static_cast<uint32_t>(settings.delay_us);
   timing.seed = settings.seed;
   strict = settings.strict != 0;
+  timing.word_ns = static_cast<uint32_t>(settings.word_ns);
+  first_queues = settings.queues;
+  stream_room = settings.stream_room;
   create_devices(static_cast<int>(settings.devices));
 }
 Runtime::~Runtime() = default;
@@ -70,12 +73,21 @@ Runtime::~Runtime() = default;
 void Runtime::create_devices(int count) {
   const std::unique_lock lock(mutex_);
   devices_.clear();
-  for (int index = 0; index < count; ++index) devices_.push_back(std::make_unique<Device>(index, device_memory.load()));
+  const uint64_t queues = first_queues ? *first_queues : HardwareQueues::of_environment();
+  for (int index = 0; index < count; ++index)
+    devices_.push_back(std::make_unique<Device>(index, device_memory.load(), queues));
 }
 
 void Runtime::set_devices(int count) {
   reset();
   create_devices(count);
+}
+
+void Runtime::set_queues(uint64_t count) {
+  const int devices = device_count();
+  reset();
+  first_queues = count;
+  create_devices(devices);
 }
 
 void Runtime::set_memory(uint64_t bytes) {
@@ -118,12 +130,15 @@ void Runtime::reset() {
   calls.clear();
   timing.longest_us = 0;
   timing.seed = 0;
+  timing.word_ns = static_cast<uint32_t>(environment_settings().word_ns);
   strict = fabric = false;
-  peers = true;
+  files = peers = true;
   capability = first_capability;
   kernels = pageable_copies = faulty_kernel = 0;
   foreign_calls = implicit_contexts = 0;
   device_memory = first_memory;
+  first_queues = environment_settings().queues;
+  stream_room = environment_settings().stream_room;
   process_ = 0;
   ++life;
   create_devices(1);
@@ -160,7 +175,7 @@ void Runtime::know(Stream *stream) {
 }
 
 std::pair<cudaStream_t, Stream *> Runtime::create_stream(Device &device, bool blocking) {
-  const auto created = streams.create(device, blocking, ++stream_number_);
+  const auto created = streams.create(device, blocking, ++stream_number_, device.queues.join());
   know(created.second);
   return created;
 }
@@ -184,7 +199,7 @@ Stream *Runtime::per_thread() {
 }
 
 std::unique_ptr<Stream> Runtime::create_lane(Device &device) {
-  auto lane = std::make_unique<Stream>(device, false, ++stream_number_);
+  auto lane = std::make_unique<Stream>(device, false, ++stream_number_, nullptr);
   const std::unique_lock lock(mutex_);
   lanes_.push_back(lane.get());
   return lane;

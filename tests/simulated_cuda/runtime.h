@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <utility>
 #include <vector>
@@ -30,6 +31,7 @@ inline constexpr int first_capability = 9;  // major
 struct Timing {
   std::atomic<uint32_t> longest_us{0};
   std::atomic<uint64_t> seed{0};
+  std::atomic<uint32_t> word_ns{0};
   std::atomic<bool> stopping{false};
   Word holds{0};
 };
@@ -58,6 +60,7 @@ class Runtime {
   ~Runtime();
   void reset();
   void set_devices(int count);
+  void set_queues(uint64_t count);  // of each device, in a reset; 0: each stream has its own
   void set_memory(uint64_t bytes);  // the devices keep what is allocated
 
   Device *device(int index);  // nullptr: there is none of that index
@@ -87,13 +90,15 @@ class Runtime {
   Handles<GraphExec, cudaGraphExec_t> graph_execs{0x54000000};
 
   std::atomic<uint64_t> life{1};
-  std::atomic<bool> strict{false}, fabric{false}, peers{true};
+  std::atomic<bool> strict{false}, fabric{false}, files{true}, peers{true};
   std::atomic<int> capability{first_capability};
   std::atomic<uint64_t> kernels{0}, pageable_copies{0};
   std::atomic<uint64_t> foreign_calls{0}, implicit_contexts{0};
   std::atomic<uint64_t> faulty_kernel{0};  // counts down to the one that fails
   std::atomic<int> kernel_fault{cudaSuccess};
   std::atomic<uint64_t> device_memory;
+  std::atomic<uint64_t> stream_room{0};  // pieces of work that a stream takes; 0: any number
+  std::optional<uint64_t> first_queues;  // of a device; nothing: what CUDA's variable says
 
   std::shared_mutex captures_mutex;
   std::deque<Capture> captures;

@@ -21,8 +21,10 @@ inline constexpr int most_devices = 8;
 void reset();
 
 void set_device_count(int count);  // 0 to 8; 0: CUDA calls return cudaErrorNoDevice. Takes effect with a reset inside.
+void set_queues(uint64_t count);   // that streams share; 0: each has its own. With a reset inside, as above
 void set_device_memory(uint64_t bytes);  // of each device; more than that: cudaErrorMemoryAllocation. 16 GiB at first
 void set_fabric(bool allowed);           // memory with handles for the fabric; at first it is CUDA_ERROR_NOT_PERMITTED
+void set_files(bool allowed);            // ... for descriptors of files; at first they are made
 void set_compute_capability(int major);  // of all devices; 9 at first
 void set_peers(bool peers);              // may devices access each other's memory? At first they may
 void set_strict(
@@ -39,6 +41,12 @@ void set_stream_delay(cudaStream_t stream, uint32_t us);
 // What the calling thread has created and nobody has destroyed, oldest first: also the streams that a library made in a
 // call.
 std::vector<cudaStream_t> streams_of_this_thread();
+
+// What a word that a stream writes (cuStreamWriteValue) costs it; 1,600 at first.
+void set_word_cost(uint32_t ns);
+
+// So many pieces of work that are not done a stream takes, and who brings more waits; 0: any number; 1,024 at first.
+void set_stream_room(uint64_t pieces);
 
 // While one exists, no piece of work starts: what was not waited for shows.
 class Hold {

@@ -12,8 +12,6 @@
 namespace simulated {
 namespace {
 
-constexpr uint64_t most_pieces = 1024;
-
 uint64_t next_random(uint64_t &state) {  // splitmix64
   uint64_t z = (state += 0x9e3779b97f4a7c15);
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
@@ -23,9 +21,14 @@ uint64_t next_random(uint64_t &state) {  // splitmix64
 
 }  // namespace
 
-Stream::Stream(Device &device, bool blocking, uint64_t number)
-    : device(device), blocking(blocking), number(number), last_(&works_.emplace_back()), random_(number) {
-  last_->finish();  // where the queue starts
+Stream::Stream(Device &device, bool blocking, uint64_t number, HardwareQueue *queue)
+    : device(device),
+      blocking(blocking),
+      number(number),
+      queue_(queue),
+      last_(&works_.emplace_back()),
+      random_(number) {
+  last_->finish();  // where the stream starts
   thread_ = std::thread([this, first = last_] {
     random_ ^= runtime().timing.seed.load(std::memory_order_relaxed);
     for (Work *work = next_of(first); work; work = next_of(work)) do_piece(*work);
@@ -40,17 +43,21 @@ void Stream::join() {
 }
 
 void Stream::await_room() const {
+  const uint64_t most = runtime().stream_room.load(std::memory_order_relaxed);
+  if (most == 0) return;
   const auto full = [&] {
-    return enqueued_.load(std::memory_order_relaxed) - done_.load(std::memory_order_relaxed) >= most_pieces;
+    return enqueued_.load(std::memory_order_relaxed) - done_.load(std::memory_order_relaxed) >= most;
   };
   while (full() && device.healthy() && !runtime().timing.stopping.load(std::memory_order_relaxed))
     std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
-Work *Stream::push(std::function<void()> run, std::vector<Work *> after) {
+Work *Stream::push(std::function<void()> run, std::vector<Work *> after, bool waits) {
   Work &work = works_.emplace_back();
   work.run = std::move(run);
   work.after = std::move(after);
+  work.waits = waits;
+  if (queue_) queue_->append(work);
   std::exchange(last_, &work)->next.store(&work, std::memory_order_release);
   enqueued_.fetch_add(1, std::memory_order_relaxed);
   pushed_.fetch_add(1, std::memory_order_release);
@@ -62,6 +69,7 @@ void Stream::close() {
   const std::lock_guard lock(mutex_);
   if (closed_) return;
   closed_ = true;
+  if (queue_) --queue_->streams;
   pushed_.fetch_or(1u << 31, std::memory_order_release);
   futex_wake_all(pushed_);
 }
@@ -75,8 +83,11 @@ Work *Stream::next_of(Work *work) {
   }
 }
 
+// It comes to the head of its hardware queue, and then it waits.
 void Stream::do_piece(Work &work) {
+  if (work.ahead) work.ahead->await_start();
   for (const Work *other : work.after) other->wait();
+  if (!work.waits) work.start();
   pause();
   this_thread().stream = this;
   try {
@@ -86,6 +97,7 @@ void Stream::do_piece(Work &work) {
     device.fail(cudaErrorLaunchFailure);
   }
   work.run = nullptr;
+  work.start();
   work.finish();
   done_.fetch_add(1, std::memory_order_relaxed);
 }

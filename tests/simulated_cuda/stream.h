@@ -7,6 +7,7 @@
 #include <mutex>
 #include <thread>
 
+#include "simulated_cuda/hardware_queue.h"
 #include "simulated_cuda/work.h"
 
 namespace simulated {
@@ -17,7 +18,8 @@ struct Node;
 
 class Stream {
  public:
-  Stream(Device &device, bool blocking, uint64_t number);
+  // queue: NULL where it has one of its own.
+  Stream(Device &device, bool blocking, uint64_t number, HardwareQueue *queue);
   ~Stream();
   Stream(const Stream &) = delete;
   Stream &operator=(const Stream &) = delete;
@@ -26,7 +28,8 @@ class Stream {
   // Without the mutex.
   void await_room() const;
   // The caller holds mutex().
-  Work *push(std::function<void()> run, std::vector<Work *> after = {});
+  // waits: `run` waits for a value in memory.
+  Work *push(std::function<void()> run, std::vector<Work *> after = {}, bool waits = false);
   Work *last() const { return last_; }
   std::mutex &mutex() { return mutex_; }
 
@@ -52,6 +55,7 @@ class Stream {
   void do_piece(Work &work);
   void pause();
 
+  HardwareQueue *const queue_;
   std::mutex mutex_;
   std::deque<Work> works_;  // kept until the end: events refer to them
   Work *last_;

@@ -13,7 +13,8 @@ namespace simulated {
 struct Device;
 
 struct Physical {
-  Physical(Device &device, int file, size_t size) : device(device), file(file), size(size) {}
+  Physical(Device &device, int file, size_t size, int handle_types)
+      : device(device), file(file), size(size), handle_types(handle_types) {}
   ~Physical();  // closes the file, gives the device its bytes back
   Physical(const Physical &) = delete;
   Physical &operator=(const Physical &) = delete;
@@ -21,6 +22,7 @@ struct Physical {
   Device &device;
   const int file;
   const size_t size;
+  const int handle_types;  // that it can be exported as
 };
 
 struct VirtualMemory {

@@ -26,12 +26,21 @@ struct Work {
   Clock::time_point end;      // written before done
   std::atomic<Work *> next{nullptr};
   Word finished{0};
+  const Work *ahead = nullptr;  // in its hardware queue
+  Word started{0};              // read without edges
+  bool waits = false;           // for a value in memory: at the head of its queue
 
   bool done() const { return finished.load(std::memory_order_acquire) != 0; }
   void finish() {
     end = Clock::now();
     finished.store(1, std::memory_order_release);
     futex_wake_all(finished);
+  }
+  void start() {
+    if (started.exchange(1, std::memory_order_relaxed) == 0) futex_wake_all(started);
+  }
+  void await_start() const {
+    while (started.load(std::memory_order_relaxed) == 0) futex_wait(started, 0, std::chrono::seconds(1));
   }
   void wait() const {
     while (!done()) futex_wait(finished, 0, std::chrono::seconds(1));

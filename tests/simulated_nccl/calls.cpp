@@ -4,11 +4,10 @@
 #include <cuda_runtime_api.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <thread>
 
-#include "simulated_nccl/state.h"
+#include "simulated_nccl/call.h"
 
 using namespace simulated::nccl;
 using Lock = std::unique_lock<std::mutex>;
@@ -23,39 +22,6 @@ struct Group {
   std::vector<Collective> calls;
 };
 thread_local Group group;
-
-Result refuse(Result result, const std::string &why) {
-  state().last_error = why;
-  return result;
-}
-
-std::shared_ptr<Comm> find(Comm *comm) {
-  const auto found = state().comms.find(comm);
-  if (found == state().comms.end()) {
-    state().breach(nullptr, "a call with a communicator that has ended");
-    return nullptr;
-  }
-  if (found->second->ending) state().breach(comm, "a call with a communicator that is being aborted");
-  return found->second;
-}
-
-void check_idle(const Comm &comm, const char *call) {
-  if (comm.polls > 0 || comm.joining || !comm.pending.empty() || comm.waits_for_windows || comm.launch_hangs ||
-      comm.splitting || comm.inside)
-    state().breach(&comm, std::string(call) + " while another call is in progress");
-}
-
-// One that blocks comes back when it is done, or when its family is aborted.
-Result begin(Lock &lock, Comm &comm) {
-  comm.polls = static_cast<int>(state().knob(Knob::in_progress_polls));
-  if (comm.config.blocking != 1) return settled(comm) ? success : in_progress;
-  ++comm.inside;
-  while (!*comm.aborted && !settled(comm)) state().changed.wait_for(lock, std::chrono::milliseconds(1));
-  --comm.inside;
-  if (!*comm.aborted) return comm.error;
-  comm.pending.clear();
-  return refuse(internal_error, "aborted (simulated)");
-}
 
 Result flush() {
   Lock lock(state().mutex);
@@ -118,17 +84,12 @@ Result send_or_receive(const Collective &message, Comm *comm, fsdp_stream stream
 
 // Where it is asked for all of them; from 2.29.2 on large ones without that, where GPUs can.
 size_t find_copied_counts(const Config &config, int device) {
-  if (config.cta_policy == cta_policy_zero) return 0;
+  if (config.cta_policy != undefined && (config.cta_policy & cta_policy_zero)) return 0;
+  if (state().knob(Knob::copies_by_policy)) return SIZE_MAX;
   int capability = 0;
   (void)cudaDeviceGetAttribute(&capability, cudaDevAttrComputeCapabilityMajor, device);
   if (simulated::nccl::version() < version_code(2, 29, 2) || capability < 10) return SIZE_MAX;
-  const char *limit = std::getenv("NCCL_SYM_CE_THRESHOLD");
-  return limit ? std::strtoull(limit, nullptr, 10) : size_t{8} << 20;
-}
-
-bool refuses_window(const Comm &comm) {
-  const int64_t rank = state().knob(Knob::refuse_rank);
-  return state().knob(Knob::refuse_windows) != 0 && (rank == 0 || rank == comm.rank + 1);
+  return static_cast<size_t>(parameter("SYM_CE_THRESHOLD").value_or(int64_t{8} << 20));
 }
 
 bool hangs_in_init(int rank) {
@@ -164,13 +125,11 @@ void write_handle(Comm **out, Comm *comm, int64_t late_ms) {
   }).detach();
 }
 
-const std::byte *bytes(const void *data) { return static_cast<const std::byte *>(data); }
-std::byte *bytes(void *data) { return static_cast<std::byte *>(data); }
-
 void reset() {
   const Lock lock(state().mutex);
-  state().knobs = {};
+  state().knobs = first_knobs();
   state().counts = {};
+  state().parameters.clear();
   state().breaches.clear();
 }
 void set(Knob knob, int64_t value) {
@@ -190,8 +149,6 @@ const char *breaches() {
 }
 
 }  // namespace
-
-#define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT const Control simulated_nccl_control;
 const Control simulated_nccl_control{reset, set, count, breaches};
@@ -213,10 +170,10 @@ EXPORT Result ncclGetUniqueId(UniqueId *id) {
 EXPORT Result ncclCommInitRankConfig(Comm **out, int ranks, UniqueId id, int rank, Config *config) {
   Lock lock(state().mutex);
   if (refuses(*config)) return refuse(invalid_argument, "a configuration of nonsense");
-  if (config->blocking) state().breach(nullptr, "a communicator that blocks is made, which no abort ends");
-  note(*config);
   const auto comm = make_comm(std::string(id.bytes, ::strnlen(id.bytes, sizeof id.bytes)), ranks, rank, *config);
-  comm->copied_counts = find_copied_counts(*config, comm->device);
+  if (comm->config.blocking == 1) state().breach(nullptr, "a communicator that blocks is made, which no abort ends");
+  note(comm->config);
+  comm->copied_counts = find_copied_counts(comm->config, comm->device);
   comm->hangs = hangs_in_init(rank);
   if (comm->hangs) comm->clique->joined[static_cast<size_t>(rank)] = false;
   write_handle(out, comm.get(), state().knob(Knob::late_handle_ms));
@@ -236,7 +193,7 @@ EXPORT Result ncclCommSplit(Comm *handle, int color, int, Comm **out, Config *co
       make_comm(parent->id + "/" + std::to_string(++parent->splits_made), parent->clique->size, parent->rank, *config);
   child->split_off = true;
   child->device = parent->device;
-  child->copied_counts = find_copied_counts(*config, child->device);
+  child->copied_counts = find_copied_counts(child->config, child->device);
   if (parent->config.split_share == 1) child->aborted = parent->aborted;
   if (state().knob(Knob::hang_split_rank) == parent->rank + 1) {
     child->hangs = true;
@@ -260,24 +217,16 @@ EXPORT Result ncclCommFinalize(Comm *handle) {
 }
 
 EXPORT Result ncclCommDestroy(Comm *handle) {
-  const Lock lock(state().mutex);
-  const auto comm = find(handle);
+  const auto comm = find_locked(handle);
   if (!comm) return invalid_argument;
-  if (!comm->finalized || comm->polls > 0 || comm->running)
-    state().breach(comm.get(), "destroyed while it may be at work");
-  state().count(Count::finished) += !comm->split_off;
-  forget(comm);
+  destroy(comm);
   return success;
 }
 
 EXPORT Result ncclCommAbort(Comm *handle) {
-  std::shared_ptr<Comm> comm;
-  {
-    const Lock lock(state().mutex);
-    comm = find(handle);
-  }
+  const auto comm = find_locked(handle);
   if (!comm) return invalid_argument;
-  abort(comm);
+  simulated::nccl::abort(comm);
   return success;
 }
 
@@ -350,64 +299,4 @@ EXPORT Result ncclSend(const void *from, size_t count, DataType type, int peer, 
 
 EXPORT Result ncclRecv(void *to, size_t count, DataType type, int peer, Comm *comm, fsdp_stream stream) {
   return send_or_receive({Kind::receive, nullptr, bytes(to), count, type, addition, peer}, comm, stream);
-}
-
-EXPORT Result ncclCommWindowRegister(Comm *handle, void *data, size_t size, Window **window, int flags) {
-  Lock lock(state().mutex);
-  const auto comm = find(handle);
-  if (!comm) return invalid_argument;
-  check_idle(*comm, "ncclCommWindowRegister");
-  if (comm->error) return comm->error;
-  if (const int64_t error = state().knob(Knob::window_error)) {
-    const int64_t rank = state().knob(Knob::window_error_rank);
-    if (rank == 0 || rank == comm->rank + 1) {
-      state().last_error = "memory of a wrong kind (simulated)";
-      comm->error = static_cast<Result>(error);
-      return begin(lock, *comm);
-    }
-  }
-  if (reinterpret_cast<uintptr_t>(data) % 4096 || flags != window_symmetric)
-    return refuse(invalid_argument, "no page's start");
-  auto &sizes = comm->clique->windows[comm->windows_made++];
-  for (const size_t other : sizes)
-    if (other != size) state().breach(comm.get(), "ranks register windows of different sizes");
-  sizes.push_back(size);
-  comm->waits_for_windows = true;
-  if (!refuses_window(*comm)) {
-    comm->windows.push_back(std::make_unique<Window>(Window{{bytes(data), size}}));
-    *window = comm->windows.back().get();
-    ++state().count(Count::windows);
-  }
-  return begin(lock, *comm);
-}
-
-EXPORT Result ncclCommWindowDeregister(Comm *handle, Window *window) {
-  const Lock lock(state().mutex);
-  const auto comm = find(handle);
-  if (!comm) return invalid_argument;
-  state().count(Count::windows) -=
-      static_cast<int64_t>(std::erase_if(comm->windows, [&](const auto &mine) { return mine.get() == window; }));
-  return success;
-}
-
-EXPORT Result ncclCommRegister(Comm *handle, void *data, size_t size, void **out) {
-  const Lock lock(state().mutex);
-  const auto comm = find(handle);
-  if (!comm) return invalid_argument;
-  if (comm->error) return comm->error;
-  if (const int64_t error = state().knob(Knob::buffer_error))
-    return refuse(static_cast<Result>(error), "memory that cannot be registered (simulated)");
-  comm->buffers.push_back(std::make_unique<Region>(Region{bytes(data), size}));
-  *out = comm->buffers.back().get();
-  ++state().count(Count::buffers);
-  return success;
-}
-
-EXPORT Result ncclCommDeregister(Comm *handle, void *buffer) {
-  const Lock lock(state().mutex);
-  const auto comm = find(handle);
-  if (!comm) return invalid_argument;
-  state().count(Count::buffers) -=
-      static_cast<int64_t>(std::erase_if(comm->buffers, [&](const auto &mine) { return mine.get() == buffer; }));
-  return success;
 }

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -43,6 +44,7 @@ struct Meeting {
 struct Clique {
   int size = 0;
   std::vector<bool> joined;
+  std::vector<std::shared_ptr<Comm>> members;  // whose memory nobody has given back
   std::map<uint64_t, Meeting> meetings;
   std::map<uint64_t, std::vector<size_t>> windows;  // sizes of the n-th, of the ranks that came
 };
@@ -73,18 +75,20 @@ struct Comm : std::enable_shared_from_this<Comm> {
   uint64_t ran = 0;
   uint64_t windows_made = 0;
   bool joining = false, hangs = false, waits_for_windows = false, ending = false, finalized = false;
+  bool ended = false;  // aborted or destroyed, though its memory may still be there
   // Shared with those that are split off, where it was made so: whoever is aborted ends all of them.
   std::shared_ptr<bool> aborted = std::make_shared<bool>(false);
-  std::shared_ptr<Comm> splitting;  // a child that is being made
+  std::shared_ptr<Comm> splitting;  // a child that is being made; written also if that fails
   Comm **split_to = nullptr;
   uint64_t splits_made = 0;
   bool split_off = false;
-  int inside = 0;  // threads that are in a call of it, which blocks
-  bool launch_hangs = false;
-  Result error = success;  // what every call returns from now on
-  std::thread::id owner;   // who made it: the rank, also where ranks share a GPU
-  int running = 0;         // host functions
-  int graphs = 0;          // launches that graphs alive have captured
+  int inside = 0;                                // threads that are in a call of it, which blocks
+  bool launch_hangs = false, launching = false;  // a thread of NCCL's is at it
+  Result error = success;                        // what every call returns from now on
+  std::thread::id owner;                         // who made it: the rank, also where ranks share a GPU
+  int running = 0;                               // host functions
+  std::vector<const std::vector<simulated::nccl::Collective> *> at_work;  // ... what they do
+  int graphs = 0;                                                         // launches that graphs alive have captured
   std::vector<std::unique_ptr<Window>> windows;
   std::vector<std::unique_ptr<simulated::nccl::Region>> buffers;
 };
@@ -98,8 +102,11 @@ struct State {
   std::condition_variable changed;
   std::map<std::string, std::shared_ptr<Clique>> cliques;  // by unique id
   std::map<Comm *, std::shared_ptr<Comm>> comms;
+  std::vector<std::shared_ptr<Comm>> gone;                                   // no handle is used again
   std::map<std::pair<int, std::thread::id>, std::map<Comm *, int>> running;  // kernels by (device, rank's thread)
-  std::array<int64_t, 32> knobs{}, counts{};
+  std::map<int, int> blocks;                                                 // of the kernels that each device holds
+  std::map<std::string, std::optional<int64_t>> parameters;                  // NCCL's variables, as they were read
+  std::array<int64_t, 40> knobs{}, counts{};
   std::vector<std::string> breaches;
   std::string shown;
   std::string last_error;
@@ -117,9 +124,21 @@ int version();
 std::shared_ptr<Comm> make_comm(const std::string &clique, int ranks, int rank, const Config &config);
 // Is what was called last done? Launches what was to be launched.
 bool settled(Comm &comm);
-void forget(const std::shared_ptr<Comm> &comm);
-// Without. As long as its kernels run.
+void launch(Comm &comm);
+// The child that is being split off will not be one: its handle is written all the same.
+void give_up_split(Comm &comm);
+// Without. As long as its kernels run, and of the last rank of the process those of all.
 void abort(const std::shared_ptr<Comm> &comm);
+void destroy(const std::shared_ptr<Comm> &comm);
+// With it, which is let go meanwhile: no kernel of the rank's GPU runs, for what is unmapped may be in use.
+void await_gpu(std::unique_lock<std::mutex> &lock, const Comm &comm);
+// What NCCL's variable of this name (without NCCL_) says; nothing: it is not set. Read once, as NCCL does, until
+// reset().
+std::optional<int64_t> parameter(const std::string &name);
+// As NCCL fills in and changes what it was given.
+void override_by_environment(Config &config);
+// SIMULATED_NCCL.
+std::array<int64_t, 40> first_knobs();
 size_t size_of(DataType type);
 bool is_message(const Collective &call);
 // What the peer of a message calls for it, in a launch that all have come to; NULL: nothing.

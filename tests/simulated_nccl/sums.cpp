@@ -47,7 +47,8 @@ float sent_on(DataType type, float value) {
 
 // Who sends a chunk on first: in a ring the rank behind the one that it is for.
 size_t first_of_ring(const Meeting &meeting, DataType type, size_t chunk) {
-  return type == float32 || state().knob(Knob::round_sums_once) ? 0 : (chunk + 1) % meeting.launches.size();
+  const Knob leniency = type == float32 ? Knob::rank_order_sums : Knob::round_sums_once;
+  return state().knob(leniency) ? 0 : (chunk + 1) % meeting.launches.size();
 }
 
 // chunk: of which rank it is, where all sums are made of as many chunks.

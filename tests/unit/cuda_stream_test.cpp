@@ -168,7 +168,7 @@ TEST_F(CudaStreamTest, RecordsThatNothingIsBetweenShareAWord) {
   EXPECT_EQ(words_with([&] { stream->fill(memory->data(), 0, 4096); }), 1U);
   EXPECT_EQ(words_with([&] { (void)stream->handle(); }), 1U);
   EXPECT_EQ(words_with([&] {
-              cuda::kernels::delay(static_cast<cudaStream_t>(other->handle()), 100'000);
+              EXPECT_EQ(cuda::kernels::delay(static_cast<cudaStream_t>(other->handle()), 100'000), 0);
               other->record(*late);
               stream->wait(*late);
             }),

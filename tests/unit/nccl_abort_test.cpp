@@ -273,5 +273,28 @@ TEST_F(NcclTest, GraphsDoNotSurviveARoundThatIsAborted) {
   }
 }
 
+// Whose communicator of a process ends last waits for the graphs of all.
+TEST_F(NcclTest, TheRankWhoseGraphsHoldAPeersCommunicatorIsNamed) {
+  control().set(Knob::abort_rank, 2);
+  control().set(Knob::abort_ms, 300);
+  const auto problems = run_ranks({2, 2000}, [](NcclRank &mine) {
+    Bench bench(mine);
+    std::unique_ptr<GatherGraph> graph;
+    if (mine.rank() == 0) {
+      graph = std::make_unique<GatherGraph>(mine, bench);
+      bench.gather();
+    }
+    bench.communicator->abandon();
+    const Error error = error_of([&] { bench.communicator->next_round(); });
+    if (graph) graph->destroy();
+    throw error;
+  });
+  for (const Error &error : problems) {
+    EXPECT_EQ(error.status, FSDP_INVALID_STATE) << error.message;
+    EXPECT_TRUE(has(error, "rank 1: graphs have captured work of NCCL communicator 'gather' on rank 0"))
+        << error.message;
+  }
+}
+
 }  // namespace
 }  // namespace fsdp::comm::test

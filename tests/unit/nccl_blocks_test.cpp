@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How many thread blocks NCCL's kernels may have: what a communicator is told of the environment, and what is refused.
 #include "comm/nccl/abi.h"
-#include "nccl_ranks.h"
+#include "nccl_bench.h"
 
 namespace fsdp::comm::test {
 namespace {
@@ -90,6 +90,22 @@ TEST_F(NcclBlocks, OfSwitchesAreRefusedToAnOlderNccl) {
   ::setenv("FSDP_NCCL_MAX_CTAS", "8", 1);
   job.transport = DeviceTransport::nccl;
   EXPECT_EQ(configured(), (Numbers{undefined, 8, undefined, undefined}));
+}
+
+// Ranks that are threads: all their kernels must be on the GPU at the same time. Fewer blocks find room.
+TEST_F(NcclBlocks, OfSixRanksOfAGpuFindNoRoom) {
+  simulated::set_queues(0);
+  ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+  for (const char *blocks : {"24", "22"}) {
+    ::setenv("FSDP_NCCL_MAX_CTAS", blocks, 1);
+    const bool fits = std::string(blocks) == "22";  // 6 x 22 are the 132 multiprocessors
+    const auto problems = run_ranks({6, 2000, true}, [](NcclRank &mine) {
+      Bench bench(mine);
+      bench.gather();
+      mine.synchronize(*bench.stream);
+    });
+    for (const Error &error : problems) EXPECT_EQ(error.status, fits ? FSDP_OK : FSDP_TIMEOUT) << error.message;
+  }
 }
 
 }  // namespace

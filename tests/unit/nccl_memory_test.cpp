@@ -101,6 +101,19 @@ TEST_F(NcclTest, WhereWindowsAreRefusedThereAreBuffers) {
   }
 }
 
+// As in a container that makes no handles.
+TEST_F(NcclTest, WhatPeersCannotMapIsRegisteredAsBuffers) {
+  simulated::set_files(false);
+  expect_well(run_ranks({2}, [](NcclRank &mine) {
+    EXPECT_NE(mine.device->description().find("cuMemCreate, not exportable"), std::string::npos);
+    const std::vector<Note> news = gather_once(mine);
+    ASSERT_EQ(news.size(), 1U);
+    EXPECT_NE(news[0].text.find("registered as buffers instead of windows"), std::string::npos) << news[0].text;
+    EXPECT_NE(news[0].text.find("memory without a handle for peers"), std::string::npos) << news[0].text;
+  }));
+  EXPECT_EQ(control().count(Count::buffered_collectives), 2);
+}
+
 TEST_F(NcclTest, WhereBothAreRefusedMemoryIsCopied) {
   control().set(Knob::refuse_windows, 1);
   control().set(Knob::buffer_error, 2);
@@ -112,18 +125,37 @@ TEST_F(NcclTest, WhereBothAreRefusedMemoryIsCopied) {
   EXPECT_EQ(control().count(Count::buffered_collectives), 0);
 }
 
-// NCCL keeps the error of a window: nothing else works on that communicator any more.
+// NCCL keeps the error of a window on a communicator that does not block; before 2.28 one that blocks is as good as
+// aborted, and says nothing. Nothing else works on either any more.
 TEST_F(NcclTest, ACommunicatorThatAWindowSpoiltIsMadeAnewWithout) {
+  for (const bool blocking : {false, true}) {
+    SetUp();
+    ::setenv("FSDP_NCCL_BLOCKING", blocking ? "1" : "0", 1);
+    if (blocking) ::setenv("FSDP_NCCL_WINDOWS", "1", 1);
+    control().set(Knob::version, blocking ? 22707 : 0);
+    control().set(Knob::window_error, 1);
+    expect_well(run_ranks({2}, [](NcclRank &mine) {
+      expect_told(gather_once(mine), "ncclCommWindowRegister returned 1");
+      const auto next = mine.team->create_collectives("reduce");
+      const auto stream = mine.device->create_stream("reduce");
+      next->barrier({1, "end"}, *stream);
+      mine.synchronize(*stream);
+    }));
+    EXPECT_EQ(control().count(Count::aborts), 2);
+    EXPECT_EQ(control().count(Count::finished), 4);
+  }
+}
+
+TEST_F(NcclTest, WhereAllWindowsFailThereAreBuffers) {
   control().set(Knob::window_error, 1);
   expect_well(run_ranks({2}, [](NcclRank &mine) {
-    expect_told(gather_once(mine), "ncclCommWindowRegister returned 1");
-    const auto next = mine.team->create_collectives("reduce");
-    const auto stream = mine.device->create_stream("reduce");
-    next->barrier({1, "end"}, *stream);
-    mine.synchronize(*stream);
+    const std::vector<Note> news = gather_once(mine);
+    ASSERT_EQ(news.size(), 1U);
+    for (const char *words : {"registered as buffers instead of windows", "ncclCommWindowRegister returned 1"})
+      EXPECT_NE(news[0].text.find(words), std::string::npos) << news[0].text;
   }));
-  EXPECT_EQ(control().count(Count::aborts), 2);
-  EXPECT_EQ(control().count(Count::finished), 4);
+  EXPECT_EQ(control().count(Count::buffered_collectives), 2);
+  EXPECT_EQ(control().count(Count::aborts), 0);
 }
 
 TEST_F(NcclTest, AWindowThatOneRankSpoilsHoldsNobodyUp) {

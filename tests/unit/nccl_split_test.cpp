@@ -16,35 +16,42 @@ void wait_for_failure(NcclRank &mine, double most_seconds) {
 }
 
 // NCCL starts one for each launch of a communicator that does not block. Its own settings are stronger than what
-// communicators ask for; and before 2.26.2 an abort would end what the calling thread launches by taking it apart.
+// communicators ask for, and what is no number is 0 to it; and before 2.26.2 an abort would end what the calling thread
+// launches by taking it apart.
 TEST_F(NcclTest, LaunchesStartNoThread) {
   struct Case {
-    const char *variable;
+    const char *variable, *value;
     int64_t version;
     bool threads;
   };
-  for (const Case &of : {Case{nullptr, 0, false}, Case{nullptr, 22602, false}, Case{nullptr, 22501, true},
-                         Case{"FSDP_NCCL_BLOCKING", 0, true}, Case{"NCCL_COMM_BLOCKING", 0, true},
-                         Case{"NCCL_COMM_SPLIT_SHARE_RESOURCES", 0, true}}) {
+  for (const Case &of :
+       {Case{nullptr, nullptr, 0, false}, Case{nullptr, nullptr, 22602, false}, Case{nullptr, nullptr, 22501, true},
+        Case{"FSDP_NCCL_BLOCKING", "0", 0, true}, Case{"NCCL_COMM_BLOCKING", "0", 0, true},
+        Case{"NCCL_COMM_BLOCKING", "true", 0, true}, Case{"NCCL_COMM_BLOCKING", "2", 0, false},
+        Case{"NCCL_COMM_SPLIT_SHARE_RESOURCES", "0", 0, true}, Case{"NCCL_COMM_SPLIT_SHARE_RESOURCES", "2", 0, true},
+        Case{"NCCL_COMM_SPLIT_SHARE_RESOURCES", "1", 0, false}}) {
     SetUp();
     control().set(Knob::version, of.version);
-    if (of.variable) ::setenv(of.variable, "0", 1);
+    if (of.variable) ::setenv(of.variable, of.value, 1);
     expect_well(run_ranks({2}, [](NcclRank &mine) {
       Bench bench(mine);
       for (int i = 0; i < 3; ++i) bench.gather();
       mine.synchronize(*bench.stream);
     }));
     EXPECT_EQ(control().count(Count::launches), 6);
-    EXPECT_EQ(control().count(Count::launch_threads), of.threads ? 6 : 0) << of.version;
+    EXPECT_EQ(control().count(Count::launch_threads), of.threads ? 6 : 0)
+        << (of.variable ? of.variable : "") << of.version;
     EXPECT_EQ(control().count(Count::finished), 2);
   }
 }
 
 TEST_F(NcclTest, CommunicatorsThatBlockWhileTheyAreMadeAreRefused) {
-  ::setenv("NCCL_COMM_BLOCKING", "1", 1);
-  for (const Error &error : run_ranks({2}, [](NcclRank &) {})) {
-    EXPECT_EQ(error.status, FSDP_UNSUPPORTED) << error.message;
-    EXPECT_TRUE(has(error, "rank 0 has NCCL_COMM_BLOCKING=1")) << error.message;
+  for (const char *value : {"1", "0x1"}) {
+    ::setenv("NCCL_COMM_BLOCKING", value, 1);
+    for (const Error &error : run_ranks({2}, [](NcclRank &) {})) {
+      EXPECT_EQ(error.status, FSDP_UNSUPPORTED) << error.message;
+      EXPECT_TRUE(has(error, "rank 0 has NCCL_COMM_BLOCKING=1")) << error.message;
+    }
   }
 }
 

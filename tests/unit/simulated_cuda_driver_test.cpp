@@ -11,6 +11,7 @@
 #include <cstring>
 #include <thread>
 
+#include "simulated_cuda/environment.h"
 #include "simulated_cuda/simulated.h"
 
 namespace {
@@ -75,6 +76,16 @@ TEST_F(SimulatedDriver, StreamsWaitForValuesAndWriteThem) {
   ASSERT_EQ(wait(stream_, address_, 0xfffffff0, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);  // cyclic
   ASSERT_EQ(wait(stream_, address_, 2, CU_STREAM_WAIT_VALUE_AND), CUDA_SUCCESS);
   EXPECT_CUDA(cudaSuccess, cudaStreamSynchronize(stream_));
+}
+
+TEST_F(SimulatedDriver, AWordCostsItsStreamTime) {
+  EXPECT_EQ(simulated::parse_settings("")->word_ns, 1600U);
+  const auto write = entry<PFN_cuStreamWriteValue32_v11070>("cuStreamWriteValue32", 12000);
+  simulated::set_word_cost(20'000'000);
+  const auto start = std::chrono::steady_clock::now();
+  ASSERT_EQ(write(stream_, address_, 1, CU_STREAM_WRITE_VALUE_DEFAULT), CUDA_SUCCESS);
+  EXPECT_CUDA(cudaSuccess, cudaStreamSynchronize(stream_));
+  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(20));
 }
 
 TEST_F(SimulatedDriver, ValuesOfPageableMemoryAreRefused) {
@@ -173,6 +184,37 @@ TEST_F(SimulatedVirtualMemory, IsMappedUsedSharedAndGivenBack) {
   EXPECT_FALSE(simulated::is_device(bytes));
   EXPECT_EQ(simulated::allocated_bytes(), 0u);
   ASSERT_EQ(free_(pointer, 2 * size), CUDA_SUCCESS);
+}
+
+// As what it was made for, by a handle that whoever knows the address may have.
+TEST_F(SimulatedVirtualMemory, IsExportedAsWhatItWasMadeFor) {
+  const auto retain = entry<PFN_cuMemRetainAllocationHandle_v11000>("cuMemRetainAllocationHandle", 12000);
+  for (const bool exportable : {true, false}) {
+    CUmemGenericAllocationHandle handle = 0, other = 0;
+    CUdeviceptr pointer = 0;
+    if (!exportable) properties_.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
+    ASSERT_EQ(create_(&handle, size, &properties_, 0), CUDA_SUCCESS);
+    ASSERT_EQ(reserve_(&pointer, size, 0, 0, 0), CUDA_SUCCESS);
+    ASSERT_EQ(map_(pointer, size, 0, handle, 0), CUDA_SUCCESS);
+    ASSERT_EQ(release_(handle), CUDA_SUCCESS);
+    ASSERT_EQ(retain(&other, reinterpret_cast<void *>(pointer + 5)), CUDA_SUCCESS);
+    int file = -1;
+    EXPECT_EQ(export_(&file, other, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+              exportable ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+    if (exportable) close(file);
+    ASSERT_EQ(release_(other), CUDA_SUCCESS);
+    ASSERT_EQ(unmap_(pointer, size), CUDA_SUCCESS);
+    EXPECT_EQ(simulated::allocated_bytes(), 0u);
+    EXPECT_EQ(retain(&other, reinterpret_cast<void *>(pointer)), CUDA_ERROR_INVALID_VALUE);
+  }
+}
+
+TEST_F(SimulatedVirtualMemory, HandlesThatTheProgramMayNotHaveAreRefused) {
+  simulated::set_files(false);
+  CUmemGenericAllocationHandle handle = 0;
+  EXPECT_EQ(create_(&handle, size, &properties_, 0), CUDA_ERROR_NOT_PERMITTED);
+  properties_.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
+  EXPECT_EQ(create_(&handle, size, &properties_, 0), CUDA_SUCCESS);
 }
 
 TEST_F(SimulatedVirtualMemory, EndsAndFailsAsPlanned) {

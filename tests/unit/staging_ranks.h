@@ -2,6 +2,7 @@
 // Ranks over simulated GPUs that exchange memory of their devices through the host's, for the tests of staging.
 #pragma once
 
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -14,14 +15,19 @@
 #include "base/dtype.h"
 #include "comm/staging/team.h"
 #include "shm_ranks.h"
+#include "simulated_cuda/simulated.h"
 
 namespace fsdp::comm::test {
 
+// Each rank has a GPU of its own: of eight that share one the streams would be more than CUDA's queues, and could wait
+// in a circle.
 inline RankOptions on_gpu(const device::Options &device = {}) {
+  static std::atomic<int> made{0};
+  made = 0;
   RankOptions options;
   options.device = device;
   options.make_device = [](const device::Options &of, const Waiter &waiter, Failure &failure) {
-    return device::create_cuda_device(0, of, waiter, failure);
+    return device::create_cuda_device(made++ % simulated::most_devices, of, waiter, failure);
   };
   return options;
 }

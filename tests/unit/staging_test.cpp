@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks as threads over one simulated GPU: what staging gives has the bits that the host's communicators give. It shows
+// Ranks as threads over simulated GPUs: what staging gives has the bits that the host's communicators give. It shows
 // order and bits, and says nothing about hardware.
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@ namespace fsdp::comm::test {
 namespace {
 
 struct StagingTest : testing::TestWithParam<uint32_t> {
-  void SetUp() override { simulated::reset(); }
+  void SetUp() override { simulated::set_device_count(simulated::most_devices); }
   static void run(uint32_t size, const Body &body, const device::Options &device = {}) {
     for (const std::string &problem : run_threads(size, body, on_gpu(device))) EXPECT_EQ(problem, "");
   }

@@ -2,8 +2,10 @@
 #include "comm/nccl/choice.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 
 #include "comm/exchange.h"
 #include "comm/nccl/cuda.h"
@@ -45,6 +47,15 @@ bool copies_unasked(const Library &library, const std::vector<Card> &cards) {
 
 bool equals(const char *value, const char *expected) { return value && std::strcmp(value, expected) == 0; }
 
+// As NCCL reads its own variables, which are stronger than what a communicator asks for: what is no number is 0.
+std::optional<int64_t> nccl_number(const char *name) {
+  const char *text = std::getenv(name);
+  if (!text || !*text) return std::nullopt;
+  errno = 0;
+  const long long value = std::strtoll(text, nullptr, 0);
+  return errno ? std::nullopt : std::optional<int64_t>(value);
+}
+
 Card make_card(const device::Device &device, const BlockLimits &blocks, Choice &choice) {
   Card card{};
   card.blocks = blocks;
@@ -56,17 +67,16 @@ Card make_card(const device::Device &device, const BlockLimits &blocks, Choice &
   } catch (const Error &error) {
     std::strncpy(card.why, error.what(), sizeof card.why - 1);
   }
-  card.may_share_gpu = equals(std::getenv("NCCL_MULTI_RANK_GPU_ENABLE"), "1");
+  card.may_share_gpu = nccl_number("NCCL_MULTI_RANK_GPU_ENABLE").value_or(0) != 0;
   card.windows = equals(std::getenv("FSDP_NCCL_WINDOWS"), "1");
   card.no_windows = equals(std::getenv("FSDP_NCCL_WINDOWS"), "0");
   card.copy_engines = equals(std::getenv("FSDP_NCCL_COPY_ENGINES"), "1");
-  const char *copied = std::getenv("NCCL_SYM_CE_THRESHOLD");
-  card.copied_bytes = copied ? std::strtoull(copied, nullptr, 0) : 0;
-  // NCCL's own variables are stronger than what a communicator asks for.
-  card.splits = !equals(std::getenv("FSDP_NCCL_BLOCKING"), "0") && !equals(std::getenv("NCCL_COMM_BLOCKING"), "0") &&
-                !equals(std::getenv("NCCL_COMM_SPLIT_SHARE_RESOURCES"), "0");
-  card.blocks_all = equals(std::getenv("NCCL_COMM_BLOCKING"), "1");
-  card.ordered = equals(std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT"), "1");
+  card.copied_bytes = static_cast<uint64_t>(nccl_number("NCCL_SYM_CE_THRESHOLD").value_or(0));
+  const std::optional<int64_t> blocking = nccl_number("NCCL_COMM_BLOCKING");
+  card.splits = !equals(std::getenv("FSDP_NCCL_BLOCKING"), "0") && blocking != 0 &&
+                nccl_number("NCCL_COMM_SPLIT_SHARE_RESOURCES").value_or(1) == 1;
+  card.blocks_all = blocking == 1;
+  card.ordered = nccl_number("NCCL_LAUNCH_ORDER_IMPLICIT").value_or(0) != 0;
   return card;
 }
 

@@ -51,6 +51,7 @@ class Launches final : public Guarded {
   void replace(std::unique_ptr<Connection> connection);
   const History &history() const noexcept { return history_; }
   Connection &connection() noexcept { return *connection_; }
+  const Connection &connection() const noexcept { return *connection_; }
   const Library &library() const noexcept { return *library_; }
   // Everything that was enqueued is done, within this time.
   bool drain(uint32_t timeout_ms) const noexcept;

@@ -20,6 +20,9 @@ struct Library {
   static constexpr int windows_abort = version_code(2, 29, 7);  // kernels over windows notice an abort
   static constexpr int copy_engines = version_code(2, 28);
   static constexpr int copies_unasked = version_code(2, 29, 2);   // large gathers over windows, on some GPUs
+  // A window that cannot be registered does no harm to a communicator that blocks: before, NCCL set its flag of being
+  // aborted, and told nobody.
+  static constexpr int windows_fail_alone = version_code(2, 28);
   static constexpr int blocks_of_switches = version_code(2, 27);  // nvlsCTAs
   static constexpr int ranks_share_gpu = version_code(2, 30, 3);
   // A parent's abort does not touch what a thread launches on its child: before, both used the thread's one group.

@@ -30,14 +30,15 @@ Registration Connection::register_memory(void *data, uint64_t bytes, bool window
     waiter_.failure().check();
     if (error.origin != FSDP_ORIGIN_NCCL) throw;
     why = error.message;
-    if (is_spoilt()) return Registration::spoilt;
+    if (is_spoilt() || (windows && !library_->since(Library::windows_fail_alone))) return Registration::spoilt;
   }
   if (added.window || added.handle) return Registration::done;
   if (why.empty()) why = "NCCL has no use for such memory here";
   return Registration::refused;
 }
 
-// An error that NCCL keeps is what every later call returns; and what is in progress cannot be taken back.
+// An error that NCCL keeps, as it does where communicators do not block, is what every later call returns; and what is
+// in progress cannot be taken back.
 bool Connection::is_spoilt() noexcept {
   if (aside_ && !aside_->done()) return true;
   try {

@@ -20,11 +20,16 @@ constexpr std::chrono::milliseconds graph_patience = std::chrono::seconds(10);
 Seat::Rounds Seat::exchange_rounds(bool abandoned) {
   Round mine;
   mine.abandoned = abandoned;
-  for (const auto &launches : open_)
-    if (mine.count < Round::most) mine.histories[mine.count++] = launches->history();
+  for (const auto &launches : open_) {
+    if (mine.count == Round::most) break;
+    mine.captured |= uint64_t{launches->connection().captured()} << mine.count;
+    mine.histories[mine.count++] = launches->history();
+  }
   Rounds all(size());
   doubt();
   host_->all_gather(&mine, sizeof mine, all.data(), "the collectives of a round");
+  captured_.clear();
+  for (const Round &round : all) captured_.push_back(round.captured);
   return all;
 }
 
@@ -87,18 +92,31 @@ void Seat::reopen(Launches &launches) {
   register_all(launches);
 }
 
+// Of ranks that are threads of one process NCCL ends all communicators with the last one's, and waits for the graphs of
+// all.
+std::optional<uint32_t> Seat::find_holder(const Launches &launches) const {
+  if (launches.connection().captured()) return rank();
+  const auto is_it = [&](const auto &one) { return one.get() == &launches; };
+  const auto index = std::find_if(open_.begin(), open_.end(), is_it) - open_.begin();
+  for (uint32_t r = 0; r < captured_.size(); ++r)
+    if (captured_[r] >> index & 1) return r;
+  return std::nullopt;
+}
+
 // What waits on the GPU is free at once; what the caller's own streams still compute an abort waits for, too.
-void Seat::await_end(const Connection &connection, Clock::time_point start) const {
+void Seat::await_end(const Launches &launches, Clock::time_point start) const {
+  const Connection &connection = launches.connection();
+  const std::optional<uint32_t> holder = find_holder(launches);
   std::chrono::milliseconds patience(waiter_.timeout_ms() - waiter_.timeout_ms() / 4);
-  if (connection.captured()) patience = std::min(patience, graph_patience);
+  if (holder) patience = std::min(patience, graph_patience);
   while (!connection.handle()->await_end(look_again)) {
     waiter_.poll();
     if (Clock::now() - start < patience) continue;
-    if (connection.captured())
+    if (holder)
       fail(FSDP_INVALID_STATE,
-           "rank {}: graphs have captured work of NCCL communicator '{}', which is being aborted: they cannot be "
-           "launched any more, and it does not end before they are destroyed",
-           host_->world_rank(rank()), connection.plan().name);
+           "rank {}: graphs have captured work of NCCL communicator '{}' on rank {}, which is being aborted: they "
+           "cannot be launched any more, and it does not end before they are destroyed",
+           host_->world_rank(rank()), connection.plan().name, host_->world_rank(*holder));
     fail(FSDP_TIMEOUT, "rank {}: ncclCommAbort of NCCL communicator '{}' has not returned within {} ms",
          host_->world_rank(rank()), connection.plan().name, patience.count());
   }
@@ -108,7 +126,7 @@ void Seat::await_end(const Connection &connection, Clock::time_point start) cons
 void Seat::await_ends(std::span<const std::shared_ptr<Launches>> all) {
   const auto start = Clock::now();
   attempt_together(*host_, "the end of NCCL communicators", [&] {
-    for (const auto &launches : all) await_end(launches->connection(), start);
+    for (const auto &launches : all) await_end(*launches, start);
   });
 }
 

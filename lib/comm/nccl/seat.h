@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -62,6 +63,7 @@ class Seat {
   struct Round {
     static constexpr size_t most = 8;
     uint64_t count = 0, abandoned = 0;
+    uint64_t captured = 0;  // of which communicators graphs of this rank may hold something, by bit
     History histories[most];
   };
   using Rounds = std::vector<Round>;
@@ -72,7 +74,9 @@ class Seat {
   void reopen(Launches &launches);
   // Aborts it. False: that has not returned in time.
   bool end(Launches &launches) noexcept;
-  void await_end(const Connection &connection, Clock::time_point start) const;
+  void await_end(const Launches &launches, Clock::time_point start) const;
+  // The rank whose graphs may keep it from ending; nothing: none.
+  std::optional<uint32_t> find_holder(const Launches &launches) const;
   // All are being aborted. Collective: of all of them, or an error that says why not.
   void await_ends(std::span<const std::shared_ptr<Launches>> all);
   void register_all(Launches &launches);
@@ -105,6 +109,7 @@ class Seat {
   std::shared_ptr<LaunchOrder> order_;
   uint64_t launched_ = 0;  // collectives of all communicators that are compared, since they were made anew
   std::vector<std::shared_ptr<Launches>> open_;  // in the order of their creation, as on every rank
+  std::vector<uint64_t> captured_;               // of each rank, as it told when a round was compared
   std::vector<KnownMemory> memory_;
   bool registers_ = true, warned_ = false;  // with NCCL
   bool windows_;                            // ... as windows; else as buffers

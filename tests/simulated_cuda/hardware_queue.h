@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// CUDA puts the work of all streams of a process and device into a few queues, in the order in which it was enqueued. A
+// queue gives the device one piece after another: it waits at its head for what that piece must come after, and what is
+// behind it waits, too, of whatever stream it is. What has started holds up nobody. That is no order that a program may
+// rely on: it gives no edge to ThreadSanitizer.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+
+#include "simulated_cuda/work.h"
+
+namespace simulated {
+
+class HardwareQueue {
+ public:
+  void append(Work &work) {
+    const std::lock_guard lock(mutex_);
+    work.ahead = last_;
+    last_ = &work;
+  }
+
+  std::atomic<uint64_t> streams{0};  // alive
+
+ private:
+  std::mutex mutex_;
+  const Work *last_ = nullptr;
+};
+
+// Of a device. As many as CUDA_DEVICE_MAX_CONNECTIONS says, of 1 to 32, and 8 without it. CUDA does not say which one a
+// stream gets: here the one with the fewest.
+class HardwareQueues {
+ public:
+  static constexpr uint64_t usual = 8, most = 32;
+
+  explicit HardwareQueues(uint64_t count) : queues_(count) {}
+  // For a stream that is made, which leaves it when it is destroyed; NULL: it has one of its own.
+  HardwareQueue *join() {
+    const std::lock_guard lock(mutex_);
+    const auto least = std::min_element(queues_.begin(), queues_.end(),
+                                        [](const auto &a, const auto &b) { return a.streams < b.streams; });
+    if (least == queues_.end()) return nullptr;
+    ++least->streams;
+    return &*least;
+  }
+  // As CUDA reads its variable when a process comes to a device.
+  static uint64_t of_environment();
+
+ private:
+  std::mutex mutex_;
+  std::deque<HardwareQueue> queues_;
+};
+
+}  // namespace simulated

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// Streams that share a hardware queue: what waits at its head holds up what is behind it, and what has started does
+// not.
+#include <cuda.h>
+#include <cudaTypedefs.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
+#include "simulated_cuda/environment.h"
+#include "simulated_cuda_fixture.h"
+
+namespace {
+
+using namespace std::chrono_literals;
+
+class SimulatedQueues : public SimulatedCuda {
+ protected:
+  void TearDown() override {
+    ::unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    SimulatedCuda::TearDown();
+  }
+  static bool done(cudaStream_t of) { return cudaStreamQuery(of) == cudaSuccess; }
+  static bool comes(cudaStream_t of, std::chrono::milliseconds within = 5000ms) {
+    const auto last = std::chrono::steady_clock::now() + within;
+    while (!done(of) && std::chrono::steady_clock::now() < last) std::this_thread::sleep_for(1ms);
+    return done(of);
+  }
+  static void wait_for_word(cudaStream_t on, int *word) {
+    void *function = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    EXPECT_CUDA(cudaSuccess,
+                cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &function, 12000, cudaEnableDefault, &found));
+    const auto wait = reinterpret_cast<PFN_cuStreamWaitValue32_v11070>(function);
+    ASSERT_EQ(wait(on, reinterpret_cast<CUdeviceptr>(word), 1, CU_STREAM_WAIT_VALUE_EQ), CUDA_SUCCESS);
+  }
+  static void write(int *word) { std::atomic_ref(*word).store(1); }
+};
+
+// With one queue, with one each, and without any.
+TEST_F(SimulatedQueues, WhatWaitsHoldsUpOtherStreams) {
+  for (const uint64_t queues : {1, 2, 0}) {
+    simulated::set_queues(queues);
+    int *word = pinned_ints(1), *memory = device_ints(1);
+    const cudaStream_t first = stream(), second = stream();
+    wait_for_word(first, word);
+    EXPECT_CUDA(cudaSuccess, cudaMemsetAsync(memory, 0, 4, second));
+    EXPECT_EQ(comes(second, queues == 1 ? 50ms : 5000ms), queues != 1) << queues;
+    write(word);
+    EXPECT_TRUE(comes(first) && comes(second));
+  }
+}
+
+// ... also for what another stream does first.
+TEST_F(SimulatedQueues, AnEventIsWaitedForAtTheHead) {
+  simulated::set_queues(2);
+  int *word = pinned_ints(1), *memory = device_ints(1);
+  const cudaStream_t first = stream(), other = stream(), third = stream();  // the third has the first one's queue
+  const cudaEvent_t late = event();
+  wait_for_word(other, word);
+  EXPECT_CUDA(cudaSuccess, cudaEventRecord(late, other));
+  EXPECT_CUDA(cudaSuccess, cudaStreamWaitEvent(first, late, 0));
+  EXPECT_CUDA(cudaSuccess, cudaMemsetAsync(memory, 0, 4, third));
+  EXPECT_FALSE(comes(third, 50ms));
+  write(word);
+  EXPECT_TRUE(comes(third));
+}
+
+TEST_F(SimulatedQueues, WhatRunsHoldsUpNobodyButItsOwnStream) {
+  simulated::set_queues(1);
+  std::atomic<bool> go = false;
+  int *memory = device_ints(2);
+  const cudaStream_t first = stream(), second = stream();
+  EXPECT_CUDA(cudaSuccess, simulated::enqueue(first, [&] {
+                while (!go) std::this_thread::sleep_for(1ms);
+              }));
+  EXPECT_CUDA(cudaSuccess, cudaMemsetAsync(memory, 0, 4, second));
+  EXPECT_TRUE(comes(second));
+  EXPECT_CUDA(cudaSuccess, cudaMemsetAsync(memory + 1, 0, 4, first));  // waits at the head for the kernel
+  EXPECT_CUDA(cudaSuccess, cudaMemsetAsync(memory, 0, 4, second));
+  EXPECT_FALSE(comes(second, 50ms));
+  go = true;
+  EXPECT_TRUE(comes(second));
+}
+
+// Does so late a stream share the queue of one that waits?
+TEST_F(SimulatedQueues, ThereAreAsManyAsCudasVariableSays) {
+  const auto streams_apart = [] {
+    simulated::reset();
+    int *word = pinned_ints(1), *memory = device_ints(1);
+    const cudaStream_t first = stream();
+    wait_for_word(first, word);
+    size_t apart = 1;
+    for (cudaStream_t next = stream(); apart < 50; next = stream(), ++apart) {
+      EXPECT_CUDA(cudaSuccess, cudaMemsetAsync(memory, 0, 4, next));
+      if (!comes(next, 50ms)) break;
+    }
+    write(word);
+    EXPECT_TRUE(comes(first));
+    return apart;
+  };
+  EXPECT_EQ(streams_apart(), 8U);
+  for (const auto &[text, count] : {std::pair{"3", 3U}, std::pair{"99", 32U}, std::pair{"0", 8U}}) {
+    ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", text, 1);
+    EXPECT_EQ(streams_apart(), count) << text;
+  }
+}
+
+// ... as soon as so much waits in it.
+TEST_F(SimulatedQueues, AStreamThatIsFullKeepsWhoBringsMore) {
+  for (const uint64_t room : {3, 0}) {
+    simulated::reset();
+    simulated::set_stream_room(room);
+    int *word = pinned_ints(1), *memory = device_ints(1);
+    const cudaStream_t first = stream();
+    wait_for_word(first, word);
+    std::atomic<bool> brought = false;
+    std::thread brings([&] {
+      for (int i = 0; i < 5; ++i) EXPECT_CUDA(cudaSuccess, cudaMemsetAsync(memory, 0, 4, first));
+      brought = true;
+    });
+    const auto last = std::chrono::steady_clock::now() + (room ? 50ms : 5000ms);
+    while (!brought && std::chrono::steady_clock::now() < last) std::this_thread::sleep_for(1ms);
+    EXPECT_EQ(brought, room == 0);
+    write(word);
+    brings.join();
+    EXPECT_TRUE(comes(first));
+  }
+}
+
+// A stream that is destroyed leaves its place to the next one, and what it was given before it.
+TEST_F(SimulatedQueues, DestroyedStreamsCountNoMore) {
+  simulated::set_queues(2);
+  int *word = pinned_ints(1), *memory = device_ints(1);
+  const cudaStream_t first = stream(), second = stream();
+  EXPECT_CUDA(cudaSuccess, cudaStreamDestroy(second));
+  wait_for_word(first, word);
+  const cudaStream_t third = stream();
+  EXPECT_CUDA(cudaSuccess, cudaMemsetAsync(memory, 0, 4, third));
+  EXPECT_TRUE(comes(third));
+  write(word);
+  EXPECT_TRUE(comes(first));
+}
+
+TEST_F(SimulatedQueues, ProgramsMaySetTheirNumber) {
+  EXPECT_FALSE(simulated::parse_settings("strict=1")->queues.has_value());
+  EXPECT_EQ(simulated::parse_settings("queues=0")->queues, 0U);
+  EXPECT_EQ(simulated::parse_settings("devices=2,queues=5")->queues, 5U);
+}
+
+}  // namespace
