@@ -125,6 +125,7 @@ TEST_F(Uplinks, WrongOnesOfAHostAreToldAndTheJobForms) {
   const size_t again = start(2, "b"), first_again = start(1, "b");
   await_end(again);
   await_end(first_again);
+  std::this_thread::sleep_for(1s);  // rank 0 has heard of rank 2 by rank 1
   FrameStream elsewhere = enter();
   introduce(elsewhere, 2);
   const auto word = hear<message::Refusal>(elsewhere);
@@ -226,6 +227,28 @@ TEST_F(Uplinks, OneThatGivesUpTellsThoseThatCameByIt) {
   finish();
   for (const size_t index : {zero, one, two})
     expect(index, FSDP_TIMEOUT, "rank 0 has not sent the start of the job to rank 1 within 1500 ms");
+}
+
+// ... and what rank 0 makes of it: another one may be to blame.
+TEST_F(Uplinks, OneThatGivesUpPassesOnWhatRankZeroMakesOfIt) {
+  options.size = 4;
+  const Fd listener = listen_at(at, 8);
+  WorldOptions hasty = options;
+  hasty.rank = 1;
+  hasty.host_id = "b";
+  hasty.timeout_ms = 1500;
+  one = start(hasty);
+  FrameStream host = accept_next(listener);
+  ASSERT_TRUE(hear<message::Join>(host));
+  host.queue(message::share(message::Admitted{0, "a"}));
+  host.flush();
+  two = start(2, "b");
+  await_join(two);
+  ASSERT_TRUE(hear<message::Refusal>(host)) << "it gives up";
+  std::this_thread::sleep_for(100ms);
+  host.queue(message::share(message::Refusal{FSDP_PEER_FAILED, 3, "rank 3 died"}));
+  host.flush();
+  expect_told({two}, 3, "rank 3 died");
 }
 
 // Another user's process has the name: each goes by itself.

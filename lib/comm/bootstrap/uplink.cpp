@@ -138,10 +138,7 @@ bool Uplink::take(const message::Entries &entries) {
 
 void Uplink::obey(const message::Refusal &word, const Frame &frame) {
   if (word.party >= 0 && word.party != static_cast<int32_t>(rank_)) {
-    if (Branch *branch = below_.of(static_cast<uint32_t>(word.party))) {
-      branch->stream.queue(pass_on(frame));
-      if (branch->rank == static_cast<uint32_t>(word.party)) branch->watched = false;
-    }
+    if (Branch *branch = below_.of(static_cast<uint32_t>(word.party))) branch->stream.queue(pass_on(frame));
     return;
   }
   if (word.status == FSDP_OK)
