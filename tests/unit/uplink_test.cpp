@@ -138,12 +138,12 @@ TEST_F(Uplinks, WrongOnesOfAHostAreToldAndTheJobForms) {
   EXPECT_NE(word->text.find("another process is rank 2 already"), std::string::npos) << word->text;
 }
 
-// What rank 0 says to one behind another rank is for that one alone.
+// What rank 0 says to one behind another rank is for that one alone, and its rank is free again.
 TEST_F(Uplinks, RankZeroTurnsAwayOneOfAHost) {
   options.size = 3;
   WorldOptions wrong = options;
   wrong.size = 5;
-  wrong.rank = 4;
+  wrong.rank = 2;
   wrong.host_id = "b";
   zero = start(0, "a");
   one = start(1, "b");
@@ -152,7 +152,7 @@ TEST_F(Uplinks, RankZeroTurnsAwayOneOfAHost) {
   await_end(other);
   two = start(2, "b");
   finish();
-  expect(other, FSDP_MISMATCH, "rank 4 says that the world has 5 ranks, rank 0 says 3");
+  expect(other, FSDP_MISMATCH, "rank 2 says that the world has 5 ranks, rank 0 says 3");
   for (const size_t index : {zero, one, two}) expect(index, FSDP_OK);
 }
 
@@ -251,6 +251,61 @@ TEST_F(Uplinks, OneThatGivesUpPassesOnWhatRankZeroMakesOfIt) {
   expect_told({two}, 3, "rank 3 died");
 }
 
+// It holds the name of its host, and is stopped: the others go by themselves.
+TEST_F(Uplinks, OneThatIsStoppedKeepsNobodyBackForLong) {
+  options.size = 3;
+  options.timeout_ms = 9000;
+  Porch stopped(options, "b");
+  ASSERT_TRUE(stopped.take());
+  zero = start(0, "a");
+  one = start(1, "b");
+  two = start(2, "b");
+  finish();
+  for (const size_t index : {zero, one, two}) expect(index, FSDP_OK);
+}
+
+// Another process is this rank, behind another host, when all have come.
+TEST_F(Uplinks, WhoComesWhenAllHaveComeIsToldSo) {
+  options.size = 2;
+  hold = 1s;
+  zero = start(0, "a");
+  FrameStream host = enter();
+  join(host, 1);
+  ASSERT_TRUE(hear<message::Start>(host));
+  host.queue(message::share(message::Join{1, 2, 0, "b", "b"}));
+  host.queue(message::share(message::Refusal{FSDP_ABORTED, 0, "of nobody here", 0}));
+  host.flush();
+  const auto word = hear<message::Refusal>(host);
+  ASSERT_TRUE(word);
+  EXPECT_EQ(word->party, 1);
+  EXPECT_NE(word->text.find("all ranks have come"), std::string::npos) << word->text;
+  finish();
+  expect(zero, FSDP_OK);
+}
+
+// Whoever is about to join there hears it, too; one that died lets it try again.
+TEST_F(Uplinks, WhoIsNotAdmittedYetBlamesNobody) {
+  options.size = 3;
+  WorldOptions world = options;
+  std::optional<Porch> porch(std::in_place, world, "b");
+  ASSERT_TRUE(porch->take());
+  Listeners &listeners = porch->open();
+  two = start(2, "b");
+  Fd socket;
+  for (int tries = 0; tries < 2000 && !socket; ++tries) {
+    socket = listeners.accept();
+    std::this_thread::sleep_for(5ms);
+  }
+  FrameStream first = let_in(std::move(socket));
+  ASSERT_TRUE(hear<message::Join>(first));
+  first = FrameStream();  // dead
+  porch.reset();
+  zero = start(0, "a");
+  one = start(1, "b");
+  finish();
+  for (const size_t index : {zero, one, two}) expect(index, FSDP_OK);
+}
+
 // Another user's process has the name: each goes by itself.
 TEST_F(Uplinks, AStrangerAtTheHostsPlaceKeepsNobodyBack) {
   if (::geteuid() != 0) GTEST_SKIP() << "another user's process is needed: only root can make one";
@@ -295,17 +350,22 @@ TEST(Branches, ManyHostsAreSentOnInTurn) {
   for (uint32_t r = 1; r < join_degree; ++r)
     branches.add(FrameStream(any_socket(), 1), host_of(r, r < 3 ? "10.0.0." + std::to_string(r) + ":1" : ""), true);
   for (uint32_t r = 500; r < 600; ++r) branches.add(FrameStream(any_socket(), 1), host_of(r, "of this host"), false);
-  EXPECT_FALSE(branches.redirect()) << "there is a place left: ranks of this host take none";
+  EXPECT_FALSE(branches.redirect(false)) << "there is a place left: ranks of this host take none";
   branches.add(FrameStream(any_socket(), 1), host_of(join_degree, ""), true);
   for (int turn = 0; turn < 2; ++turn)
     for (const uint32_t r : {1, 2}) {
-      const auto to = branches.redirect();
+      const auto to = branches.redirect(false);
       ASSERT_TRUE(to);
       EXPECT_EQ(to->rank, r);
       EXPECT_EQ(to->address, "10.0.0." + std::to_string(r) + ":1");
     }
+  branches.of(1)->listens = "127.0.0.1:7";
+  EXPECT_EQ(branches.redirect(false)->rank, 2U) << "only those of that host reach it";
+  EXPECT_EQ(branches.redirect(false)->rank, 2U);
+  branches.of(1)->listens = "nonsense";
+  EXPECT_EQ(branches.redirect(true)->rank, 2U);
   branches.of(1)->watched = false;
-  EXPECT_FALSE(branches.redirect()) << "one of them has gone";
+  EXPECT_FALSE(branches.redirect(false)) << "one of them has gone";
 }
 
 // 70 hosts of processes that are sent on are in tests/tools/perf_test.sh.

@@ -3,6 +3,19 @@
 
 namespace fsdp::comm {
 
+namespace {
+
+// A peer wrote it.
+bool reaches(const std::string &listens, bool near) {
+  try {
+    return !listens.empty() && (!parse_address(listens).loopback() || near);
+  } catch (const Error &) {
+    return false;
+  }
+}
+
+}  // namespace
+
 SharedFrame pass_on(const Frame &frame) { return share_frame(write_frame(frame.kind, frame.body)); }
 
 Branch &Branches::add(FrameStream stream, const message::Join &join, bool other_host) {
@@ -17,13 +30,13 @@ Branch *Branches::of(uint32_t rank) {
 }
 
 // In turn, so that none gets more than another.
-std::optional<message::Redirect> Branches::redirect() {
+std::optional<message::Redirect> Branches::redirect(bool near) {
   std::vector<const Branch *> hosts;
   size_t taken = 0;
   for (const Branch &branch : all_) {
     if (!branch.other_host || !branch.watched) continue;
     ++taken;
-    if (!branch.listens.empty()) hosts.push_back(&branch);
+    if (reaches(branch.listens, near)) hosts.push_back(&branch);
   }
   if (taken < join_degree || hosts.empty()) return {};
   const Branch &to = *hosts[turn_++ % hosts.size()];

@@ -36,8 +36,8 @@ class Branches {
   const std::list<Branch> &all() const noexcept { return all_; }
   // By which this rank has joined; NULL: none.
   Branch *of(uint32_t rank);
-  // To whom the next one from another host is sent; empty: it is taken here.
-  std::optional<message::Redirect> redirect();
+  // To whom the next one from another host is sent; empty: it is taken here. near: it has come by a loopback address.
+  std::optional<message::Redirect> redirect(bool near);
 
   void add_polls(std::vector<pollfd> &polls) const;
   void queue(const SharedFrame &frame);

@@ -56,7 +56,7 @@ bool Entrance::drop_stranger() {
 }
 
 void Entrance::accept(const Admit &admit) {
-  while (has_room()) {
+  for (size_t taken = 0; taken < most_at_entrance && has_room(); ++taken) {
     Fd socket = listeners_.accept();
     if (!socket) {
       if (!listeners_.pause().over()) drop_stranger();

@@ -74,7 +74,12 @@ void HostVigil::hear(Branch &branch) {
 bool HostVigil::obey(Branch &branch, Frame &frame) {
   auto parsed = message::parse(frame.kind, frame.body);
   if (auto *join = std::get_if<message::Join>(&parsed.message)) {
-    admit_(branch, *join);
+    if (complete())  // who admits is there no longer
+      branch.stream.queue(message::share(message::Refusal{
+          FSDP_INVALID_ARGUMENT, -1, format_text("another process is rank {} already: all ranks have come", join->rank),
+          static_cast<int32_t>(join->rank)}));
+    else
+      admit_(branch, *join);
     return true;
   }
   // Of ranks that were turned away something may be on its way still.
@@ -89,6 +94,7 @@ bool HostVigil::obey(Branch &branch, Frame &frame) {
     return true;
   }
   if (const auto *word = std::get_if<message::Refusal>(&parsed.message)) {
+    if (word->party >= 0 && !branch.has(static_cast<uint32_t>(word->party))) return true;
     if (word->party == static_cast<int32_t>(branch.rank)) branch.watched = false;
     report(comm::error_of(*word, static_cast<uint32_t>(parties_.size())));
     return true;

@@ -108,7 +108,7 @@ void TcpHost::admit(FrameStream &stream, message::Join &join) {
     word.party = -1;
     return refuse(stream, word);
   }
-  if (const auto elsewhere = vigil_->branches().redirect()) {
+  if (const auto elsewhere = vigil_->branches().redirect(Endpoint::peer(stream.socket()).loopback())) {
     stream.queue(message::share(*elsewhere));
     stream.flush();
     return;

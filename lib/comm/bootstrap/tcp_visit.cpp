@@ -12,9 +12,10 @@ namespace fsdp::comm {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr auto connect_time = 3s;  // for one try
-constexpr auto proof_time = 15s;   // of one try: strangers may have to make room first
-constexpr auto tcp_patience = 1s;  // beyond the timeout, for rank 0 to say who is missing
+constexpr auto connect_time = 3s;    // for one try
+constexpr auto proof_time = 15s;     // of one try: strangers may have to make room first
+constexpr auto host_patience = 60s;  // with the rank of this host that has come first
+constexpr auto tcp_patience = 1s;    // beyond the timeout, for rank 0 to say who is missing
 constexpr useconds_t zero_pause_us = 50'000, host_pause_us = 10'000;
 
 }  // namespace
@@ -25,7 +26,8 @@ TcpVisit::TcpVisit(const WorldOptions &options, const MeetingPoint &point, const
       point_(point),
       waiter_(waiter),
       make_card_(make_card),
-      deadline_(Clock::now() + std::chrono::milliseconds(options.timeout_ms)),
+      since_(Clock::now()),
+      deadline_(since_ + std::chrono::milliseconds(options.timeout_ms)),
       label_(rendezvous_label(options)),
       host_id_(host_id_of(options)),
       last_problem_("nobody listens there"),
@@ -33,12 +35,19 @@ TcpVisit::TcpVisit(const WorldOptions &options, const MeetingPoint &point, const
 
 Assembly TcpVisit::run() {
   for (;;) {
+    alone_ = alone_ || host_is_late();
     const bool goes = alone_ || porch_.take();
     if (auto assembly = goes ? visit_zero() : visit_host()) return std::move(*assembly);
     if (Clock::now() >= deadline_) give_up();
     waiter_.poll();
     ::usleep(goes ? zero_pause_us : host_pause_us);
   }
+}
+
+// Whoever has the name of the host may be stopped, or hang, or be a stranger: without it rank 0 is found, too.
+bool TcpVisit::host_is_late() const {
+  return Clock::now() - since_ >=
+         std::min<Clock::duration>(std::chrono::milliseconds(options_.timeout_ms) / 3, host_patience);
 }
 
 void TcpVisit::give_up() const {
@@ -52,7 +61,7 @@ void TcpVisit::give_up() const {
 std::optional<Assembly> TcpVisit::visit_host() {
   std::string problem;
   Fd socket = porch_.visit(problem);
-  alone_ = porch_.stranger().has_value();
+  alone_ = alone_ || porch_.stranger().has_value();
   if (!socket) {
     last_problem_ = problem;
     return {};
@@ -154,7 +163,7 @@ bool TcpVisit::await_start(Uplink &uplink) {
     if (!uplink.address().empty() && !std::exchange(said, true)) say_card(uplink);
     uplink.serve();
     waiter_.poll();
-    if (uplink.again() || uplink.redirect()) {
+    if (uplink.again() || uplink.redirect() || (uplink.by_host() && !uplink.admitted() && host_is_late())) {
       last_problem_ = uplink.again().value_or("");
       redirect_ = uplink.redirect();
       uplink.leave();

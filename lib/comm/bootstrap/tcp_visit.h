@@ -34,6 +34,7 @@ class TcpVisit {
   void say_hello(Uplink &uplink, const Endpoint &here);
   void say_card(Uplink &uplink);
   bool await_start(Uplink &uplink);
+  bool host_is_late() const;
   [[noreturn]] void give_up() const;
   Limit limit(Clock::duration most) const { return {std::min(deadline_, Clock::now() + most), waiter_}; }
 
@@ -41,7 +42,7 @@ class TcpVisit {
   const MeetingPoint &point_;
   const Waiter &waiter_;
   const MakeCard &make_card_;
-  Clock::time_point deadline_;
+  Clock::time_point since_, deadline_;
   std::string label_, host_id_;
   NameLookup names_;
   std::string last_problem_;

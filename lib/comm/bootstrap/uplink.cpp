@@ -18,6 +18,7 @@ Uplink::Uplink(const WorldOptions &options, FrameStream up, Above above, std::st
       up_(std::move(up)),
       above_(std::move(above)),
       address_(std::move(address)),
+      by_host_(address_.empty()),
       waiter_(waiter),
       deadline_(deadline) {
   waiter_.set_duty(this);
@@ -77,8 +78,10 @@ void Uplink::hear() {
 
 void Uplink::end(const Error &error) {
   end_ = error;
+  const message::Refusal word{error.status, error.rank, error.message};
+  if (entrance_) entrance_->dismiss(word);
   entrance_.reset();
-  tell_below(message::Refusal{error.status, error.rank, error.message});
+  tell_below(word);
 }
 
 // -- from above --
@@ -138,7 +141,11 @@ bool Uplink::take(const message::Entries &entries) {
 
 void Uplink::obey(const message::Refusal &word, const Frame &frame) {
   if (word.party >= 0 && word.party != static_cast<int32_t>(rank_)) {
-    if (Branch *branch = below_.of(static_cast<uint32_t>(word.party))) branch->stream.queue(pass_on(frame));
+    if (Branch *branch = below_.of(static_cast<uint32_t>(word.party))) {
+      branch->stream.queue(pass_on(frame));
+      std::erase(branch->ranks, static_cast<uint32_t>(word.party));  // the right one may come still
+      branch->watched = branch->watched && branch->rank != static_cast<uint32_t>(word.party);
+    }
     return;
   }
   if (word.status == FSDP_OK)
@@ -148,6 +155,7 @@ void Uplink::obey(const message::Refusal &word, const Frame &frame) {
 }
 
 void Uplink::check_above() {
+  if (by_host_ && !admitted_) return void(again_ = "the rank of this host that had come first has ended");
   if (up_.code() == EBADMSG) {
     end(changed_contact(own_text(), above_text(), up_.problem()));
     return tell_above(report_of(*end_, rank_));  // else it would take the end of the connection for a death
@@ -171,7 +179,7 @@ void Uplink::admit(FrameStream &stream, message::Join &join) {
     return entrance_->turn_away(
         stream,
         {FSDP_INVALID_ARGUMENT, -1, format_text("another process is rank {} already, on {}", join.rank, host_name())});
-  if (const auto elsewhere = other_host ? below_.redirect() : std::nullopt) {
+  if (const auto elsewhere = other_host ? below_.redirect(Endpoint::peer(stream.socket()).loopback()) : std::nullopt) {
     stream.queue(message::share(*elsewhere));
     stream.flush();
     return;
@@ -192,9 +200,18 @@ void Uplink::hear_below(Branch &branch) {
   if (branch.watched && !branch.stream.open()) check_below(branch);
 }
 
+// Of one that was turned away here something may be on its way still, and another one has its rank.
+bool Uplink::is_of(const Branch &branch, const message::Parsed &parsed) {
+  if (const auto *card = std::get_if<message::Card>(&parsed.message)) return branch.has(card->rank);
+  if (const auto *gone = std::get_if<message::Gone>(&parsed.message)) return branch.has(gone->rank);
+  const auto *word = std::get_if<message::Refusal>(&parsed.message);
+  return !word || word->party < 0 || branch.has(static_cast<uint32_t>(word->party));
+}
+
 void Uplink::pass_up(Branch &branch, const Frame &frame) {
   const auto parsed = message::parse(frame.kind, frame.body);
   if (std::holds_alternative<message::Formed>(parsed.message)) return void(branch.watched = false);
+  if (!is_of(branch, parsed)) return;
   if (const auto *word = std::get_if<message::Refusal>(&parsed.message))
     branch.watched = word->party != static_cast<int32_t>(branch.rank);
   if (const auto *join = std::get_if<message::Join>(&parsed.message)) {

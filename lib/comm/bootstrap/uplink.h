@@ -36,6 +36,7 @@ class Uplink final : public Vigil {
   void say(const message::Message &message) { up_.queue(message::share(message)); }
   bool admitted() const noexcept { return admitted_; }
   const std::string &address() const noexcept { return address_; }
+  bool by_host() const noexcept { return by_host_; }
   // Others may come from now on, until the job starts: the listeners and the label outlive that.
   void open(Listeners &listeners, const std::string &label);
   // Sleeps until something happens, or for a moment, then hears everybody. Throws what ends the job.
@@ -64,6 +65,7 @@ class Uplink final : public Vigil {
   bool take(const message::Entries &entries);
   void check_above();
   void hear_below(Branch &branch);
+  static bool is_of(const Branch &branch, const message::Parsed &parsed);
   void pass_up(Branch &branch, const Frame &frame);
   void check_below(Branch &branch);
   void admit(FrameStream &stream, message::Join &join);
@@ -80,6 +82,7 @@ class Uplink final : public Vigil {
   FrameStream up_;
   Above above_;
   std::string address_;
+  const bool by_host_;  // who is above is of this host
   const Waiter &waiter_;
   Clock::time_point deadline_, looked_{};
   Branches below_;
