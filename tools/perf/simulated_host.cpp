@@ -22,7 +22,7 @@ constexpr int exchanges = 5;  // the first one also connects
 constexpr uint32_t look_us = 20'000;
 constexpr uint32_t heartbeat_timeout_ms = 100'000;  // thousands of hosts share the cores of one
 
-int64_t futex(std::atomic<uint32_t> &word, int operation, uint32_t value) {
+int64_t call_futex(std::atomic<uint32_t> &word, int operation, uint32_t value) {
   return ::syscall(SYS_futex, reinterpret_cast<uint32_t *>(&word), operation, value, nullptr, nullptr, 0);
 }
 
@@ -137,12 +137,12 @@ class Host {
 
 void await_order(JoinMemory &memory, Order order) {
   for (uint32_t found = memory.order.load(); found < static_cast<uint32_t>(order); found = memory.order.load())
-    futex(memory.order, FUTEX_WAIT, found);
+    call_futex(memory.order, FUTEX_WAIT, found);
 }
 
 void give_order(JoinMemory &memory, Order order) {
   memory.order.store(static_cast<uint32_t>(order));
-  futex(memory.order, FUTEX_WAKE, INT32_MAX);
+  call_futex(memory.order, FUTEX_WAKE, INT32_MAX);
 }
 
 int live(const SimulatedHost &place, JoinMemory &memory) {
