@@ -44,6 +44,19 @@ class Uplinks : public Rendezvous {
     return let_in(accept_from(listener));
   }
 
+  // A rank of host b, made by hand, that comes to the one that has come first, and has proven the secret.
+  FrameStream come_to_host() {
+    WorldOptions world = options;
+    const Porch porch(world, "b");
+    std::string problem;
+    for (int tries = 0; tries < 500; ++tries) {
+      if (Fd socket = porch.visit(problem)) return prove_to(std::move(socket), Role::guest);
+      std::this_thread::sleep_for(10ms);
+    }
+    ADD_FAILURE() << problem;
+    return {};
+  }
+
   size_t zero = 0, one = 0, two = 0, three = 0;
 };
 
@@ -304,6 +317,47 @@ TEST_F(Uplinks, WhoIsNotAdmittedYetBlamesNobody) {
   one = start(1, "b");
   finish();
   for (const size_t index : {zero, one, two}) expect(index, FSDP_OK);
+}
+
+// Whose rank another one is by the same way: nothing that it says counts as that one's.
+TEST_F(Uplinks, WordsOfOneThatWasTurnedAwayAreNobodys) {
+  options.size = 5;
+  zero = start(0, "a");
+  one = start(1, "b");
+  await_join(one);
+  two = start(2, "b");
+  await_join(two);
+  FrameStream three_by_hand = come_to_host();
+  introduce(three_by_hand, 3);
+  three_by_hand.queue(message::share(message::Join{2, 5, 0, "b", "b"}));
+  for (int times = 0; times < 2; ++times)
+    three_by_hand.queue(message::share(message::Card{2, bytes_of("not that rank's")}));
+  three_by_hand.queue(message::share(message::Gone{2}));
+  three_by_hand.queue(message::share(message::Refusal{FSDP_ABORTED, 2, "it gives up", 2}));
+  three_by_hand.flush();
+  const auto word = hear<message::Refusal>(three_by_hand);
+  ASSERT_TRUE(word);
+  EXPECT_EQ(word->party, 2);
+  std::this_thread::sleep_for(500ms);
+  EXPECT_EQ(reports[zero].ended_ns, 0) << reports[zero].text;
+  three_by_hand = FrameStream();
+  expect_told({zero, one, two}, 3, "rank 3 on far died before the job had formed");
+}
+
+TEST_F(Uplinks, WhoIsAboutToJoinHearsTheVerdict) {
+  options.size = 4;
+  WorldOptions world = options;
+  world.rank = 0;
+  world.host_id = "a";
+  world.timeout_ms = 3000;
+  zero = start(world);
+  one = start(1, "b");
+  await_join(one);
+  FrameStream coming = come_to_host();
+  const auto word = hear<message::Refusal>(coming);
+  ASSERT_TRUE(word);
+  EXPECT_EQ(word->status, FSDP_TIMEOUT);
+  EXPECT_NE(word->text.find("have not come to the rendezvous"), std::string::npos) << word->text;
 }
 
 // Another user's process has the name: each goes by itself.

@@ -33,7 +33,6 @@ class Branches {
  public:
   Branch &add(FrameStream stream, const message::Join &join, bool other_host);
   std::list<Branch> &all() noexcept { return all_; }
-  const std::list<Branch> &all() const noexcept { return all_; }
   // By which this rank has joined; NULL: none.
   Branch *of(uint32_t rank);
   // To whom the next one from another host is sent; empty: it is taken here. near: it has come by a loopback address.

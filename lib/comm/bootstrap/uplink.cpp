@@ -216,15 +216,14 @@ void Uplink::pass_up(Branch &branch, const Frame &frame) {
     branch.watched = word->party != static_cast<int32_t>(branch.rank);
   if (const auto *join = std::get_if<message::Join>(&parsed.message)) {
     if (join->rank == rank_ || below_.of(join->rank))
-      return turn_away(branch, {FSDP_INVALID_ARGUMENT, -1,
-                                format_text("another process is rank {} already, below rank {}", join->rank, rank_),
-                                static_cast<int32_t>(join->rank)});
+      return branch.stream.queue(message::share(
+          message::Refusal{FSDP_INVALID_ARGUMENT, -1,
+                           format_text("another process is rank {} already, below rank {}", join->rank, rank_),
+                           static_cast<int32_t>(join->rank)}));
     branch.ranks.push_back(join->rank);
   }
   up_.queue(pass_on(frame));
 }
-
-void Uplink::turn_away(Branch &branch, const message::Refusal &word) { branch.stream.queue(message::share(word)); }
 
 void Uplink::check_below(Branch &branch) {
   branch.watched = false;

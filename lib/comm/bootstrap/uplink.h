@@ -51,7 +51,6 @@ class Uplink final : public Vigil {
   void leave() noexcept;
   Roster take_roster() { return std::move(roster_); }
   const Nonce &session() const { return *session_; }
-  const Above &above() const noexcept { return above_; }
 
   void look() override;
   Error settle(const Error &error) override;
@@ -69,7 +68,6 @@ class Uplink final : public Vigil {
   void pass_up(Branch &branch, const Frame &frame);
   void check_below(Branch &branch);
   void admit(FrameStream &stream, message::Join &join);
-  void turn_away(Branch &branch, const message::Refusal &word);
   void end(const Error &error);
   void await_word(Clock::duration time);
   void tell_above(const message::Message &word) noexcept;
