@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <functional>
 
+#include "base/machine_code.h"
 #include "comm/net.h"
 #include "engine/environment.h"
 #include "engine/outcome.h"
@@ -129,6 +130,7 @@ std::shared_ptr<Context> Context::create(const fsdp_context_options &options) {
   world.timeout_ms = options.timeout_ms ? options.timeout_ms : default_timeout_ms;
   world.heartbeat_timeout_ms = heartbeat_timeout_ms(options);
   std::shared_ptr<Context> context(new Context(options, world.rank, world.size));
+  populate_machine_code();
   context->start_trace();
   context->check_directories();
   // At once: whom rank 0 refuses, the others may wait for until the timeout.
@@ -149,6 +151,7 @@ std::shared_ptr<Context> Context::create(const fsdp_context_options &options) {
 }
 
 std::vector<std::shared_ptr<Context>> Context::create_local(uint32_t world_size, const fsdp_context_options &options) {
+  populate_machine_code();
   auto job = comm::create_local_job(world_size);
   std::vector<std::shared_ptr<Context>> contexts;
   for (uint32_t rank = 0; rank < world_size; ++rank) {
