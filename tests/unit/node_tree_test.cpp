@@ -2,9 +2,11 @@
 // The tree of leaders: its shape, and jobs in trees so narrow that what leaders say is passed on.
 #include <sys/ioctl.h>
 
+#include <array>
 #include <future>
 
 #include "comm/net.h"
+#include "comm/nodes/door.h"
 #include "node_job.h"
 
 namespace fsdp::comm::test {
@@ -325,6 +327,41 @@ TEST(NodeTree, StrangersTakeNoRefuge) {
     const uint32_t steps = job.common().steps[0];
     ASSERT_TRUE(job.await_steps(steps + 20));
   });
+}
+
+// A leader on a slow machine: between the proof and its first word more time passes than a stranger has.
+TEST(NodeTree, WhoHasProvenTheSecretHasTimeToSpeak) {
+  NodePlan plan;
+  plan.secret = "the secret";
+  plan.job = "a job";
+  plan.node_of = {0, 1};
+  const LeaderListener listener = open_leader_listener("127.0.0.1");
+  for (uint32_t n = 0; n < 2; ++n) plan.nodes.push_back({n, "a host", listener.address});
+  NodePlan theirs = plan;
+  theirs.rank = 1;
+  Door door(plan, listener.stream);
+  int code = 0;
+  const Endpoint place = parse_address(listener.address);
+  Fd slow = begin_connecting(place, code);
+  const Fd silent = begin_connecting(place, code);
+  Handshake handshake(Role::guest, plan.secret, link_label(plan));
+  for (int i = 0; i < 1000 && handshake.advance(slow) == Handshake::State::waiting; ++i) {
+    EXPECT_TRUE(door.look(true).empty());
+    pause_ms(1);
+  }
+  ASSERT_EQ(handshake.state(), Handshake::State::proven) << handshake.problem();
+  for (const int64_t end = now_ns() + 2'500'000'000; now_ns() < end; pause_ms(50)) EXPECT_TRUE(door.look(true).empty());
+  FrameStream stream(std::move(slow), nodes::longest, handshake.keys());
+  greet(stream, theirs, nodes::Bond::tree);
+  stream.flush();
+  std::vector<Door::Newcomer> newcomers;
+  for (int i = 0; i < 1000 && newcomers.empty(); ++i, pause_ms(1)) newcomers = door.look(true);
+  ASSERT_EQ(newcomers.size(), 1u);
+  EXPECT_EQ(newcomers[0].hello.node, 1u);
+  std::array<char, 1024> proof;
+  ssize_t got = 0;
+  while ((got = ::recv(silent.get(), proof.data(), proof.size(), MSG_DONTWAIT)) > 0) continue;
+  EXPECT_EQ(got, 0) << "who has said nothing was kept: " << std::strerror(errno);
 }
 
 // It has what its parent had open, and lives on.

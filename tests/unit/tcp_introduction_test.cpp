@@ -35,7 +35,7 @@ Endpoint loopback() {
 Meeting meet(const JobNames &guest_names, const JobNames &host_names, uint32_t to) {
   const Fd listener = listen_at(loopback(), 4);
   const auto deadline = Introduction::Clock::now() + 10s;
-  Introduction guest(guest_names, to, Endpoint::local(listener), deadline);
+  Introduction guest(guest_names, to, Endpoint::local(listener), deadline, deadline);
   Fd socket;
   for (int i = 0; i < 1000 && !(socket = accept_from(listener)); ++i) std::this_thread::sleep_for(1ms);
   Introduction host(host_names, std::move(socket), deadline);
@@ -178,7 +178,7 @@ TEST(TcpIntroduction, AReplayGetsNowhere) {
 
   // A man in the middle of the right one keeps what the guest sends.
   const Fd middle = listen_at(loopback(), 4);
-  Introduction guest(right, 3, Endpoint::local(middle), deadline);
+  Introduction guest(right, 3, Endpoint::local(middle), deadline, deadline);
   Fd to_guest, to_host;
   std::string problem;
   int code = 0;
@@ -226,7 +226,8 @@ TEST(TcpIntroduction, TellsWhyItCannotConnect) {
     nobody = Endpoint::local(listener);
   }
   const JobNames mine = names(1);
-  Introduction refused(mine, 3, nobody, Introduction::Clock::now() + 10s);
+  const auto soon = Introduction::Clock::now() + 50ms, later = soon + 10s;
+  Introduction refused(mine, 3, nobody, later, later);
   State state = State::waiting;
   for (int i = 0; i < 3000 && state == State::waiting; ++i) state = refused.advance();
   EXPECT_EQ(state, State::failed);
@@ -235,9 +236,37 @@ TEST(TcpIntroduction, TellsWhyItCannotConnect) {
   EXPECT_NE(refused.problem().find(nobody.text()), std::string::npos) << refused.problem();
 
   const Fd silent = listen_at(loopback(), 4);
-  Introduction late(mine, 3, Endpoint::local(silent), Introduction::Clock::now() + 50ms);
+  Introduction late(mine, 3, Endpoint::local(silent), soon, later);
   for (state = State::waiting; state == State::waiting;) state = late.advance();
   EXPECT_EQ(late.code(), ETIMEDOUT);
+}
+
+// Who has greeted may be let in at any moment, and a connection that ends then is the end of a rank. The other end gives
+// one that has proven the secret more time than a stranger.
+TEST(TcpIntroduction, WhoHasGreetedWaitsToBeLetIn) {
+  for (const bool encryption : {false, true}) {
+    const Fd listener = listen_at(loopback(), 4);
+    const JobNames here = guarded(3, {false, encryption}), mine = guarded(1, {false, encryption});
+    const auto now = Introduction::Clock::now(), soon = now + 1s;
+    Introduction guest(mine, 3, Endpoint::local(listener), soon, now + 20s);
+    Fd socket;
+    for (int i = 0; i < 1000 && !(socket = accept_from(listener)); ++i) std::this_thread::sleep_for(1ms);
+    Introduction host(here, std::move(socket), soon);
+    for (int i = 0; i < 3000 && !host.proven(); ++i) {  // it has not read the greeting
+      ASSERT_EQ(guest.advance(), State::waiting) << guest.problem();
+      ASSERT_EQ(host.advance(), State::waiting) << host.problem();
+    }
+    ASSERT_EQ(guest.advance(), State::waiting);
+    std::this_thread::sleep_until(soon + 10ms);
+    State guest_state = guest.advance(), host_state = State::waiting;
+    for (int i = 0; i < 3000 && (guest_state == State::waiting || host_state == State::waiting); ++i) {
+      if (host_state == State::waiting) host_state = host.advance();
+      if (guest_state == State::waiting) guest_state = guest.advance();
+      std::this_thread::sleep_for(100us);
+    }
+    EXPECT_EQ(guest_state, State::done) << guest.problem();
+    EXPECT_EQ(host_state, State::done) << host.problem();
+  }
 }
 
 TEST(TcpInterface, IsTheOneThatWasChosen) {

@@ -51,8 +51,14 @@ std::vector<Endpoint> Endpoint::resolve(const std::string &host, uint16_t port, 
   return look_up(host, port, 0, problem);
 }
 
+// The usual IPv4 address without the name service's machinery: each rank of a large job reads those of all. One of IPv6
+// may name an interface, which that knows how to read.
 std::vector<Endpoint> Endpoint::numeric(const std::string &host, uint16_t port, std::string &problem) {
-  return look_up(host, port, AI_NUMERICHOST, problem);
+  sockaddr_in address{};
+  if (::inet_pton(AF_INET, host.c_str(), &address.sin_addr) != 1) return look_up(host, port, AI_NUMERICHOST, problem);
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  return {Endpoint(address)};
 }
 
 std::vector<Endpoint> Endpoint::look_up(const std::string &host, uint16_t port, int flags, std::string &problem) {
@@ -77,18 +83,21 @@ std::vector<Endpoint> Endpoint::look_up(const std::string &host, uint16_t port, 
   return found;
 }
 
-Endpoint Endpoint::local(const Fd &socket) {
+template <class Ask>
+Endpoint Endpoint::end_of(Ask &&ask) {
   Endpoint end;
   end.length_ = sizeof end.storage_;
-  if (::getsockname(socket.get(), reinterpret_cast<sockaddr *>(&end.storage_), &end.length_) != 0) return {};
+  if (ask(reinterpret_cast<sockaddr *>(&end.storage_), &end.length_) != 0) return {};
+  end.length_ = std::min<socklen_t>(end.length_, sizeof end.storage_);
   return end;
 }
 
+Endpoint Endpoint::local(const Fd &socket) {
+  return end_of([&](sockaddr *address, socklen_t *length) { return ::getsockname(socket.get(), address, length); });
+}
+
 Endpoint Endpoint::peer(const Fd &socket) {
-  Endpoint end;
-  end.length_ = sizeof end.storage_;
-  if (::getpeername(socket.get(), reinterpret_cast<sockaddr *>(&end.storage_), &end.length_) != 0) return {};
-  return end;
+  return end_of([&](sockaddr *address, socklen_t *length) { return ::getpeername(socket.get(), address, length); });
 }
 
 uint16_t Endpoint::port() const noexcept {  // at the same place in both families

@@ -39,7 +39,7 @@ class Endpoint {
 
   const sockaddr *get() const noexcept { return reinterpret_cast<const sockaddr *>(&storage_); }
   socklen_t length() const noexcept { return length_; }
-  int family() const noexcept { return storage_.ss_family; }
+  int family() const noexcept { return storage_.sin6_family; }
   uint16_t port() const noexcept;
   void set_port(uint16_t port) noexcept;
   bool loopback() const noexcept;
@@ -48,8 +48,11 @@ class Endpoint {
 
  private:
   static std::vector<Endpoint> look_up(const std::string &host, uint16_t port, int flags, std::string &problem);
+  // Of another family than these two only that is kept.
+  template <class Ask>
+  static Endpoint end_of(Ask &&ask);
 
-  sockaddr_storage storage_{};
+  sockaddr_in6 storage_{};  // of either family: a rank keeps the addresses of all others
   socklen_t length_ = 0;
 };
 

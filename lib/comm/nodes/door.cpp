@@ -7,7 +7,8 @@
 namespace fsdp::comm {
 namespace {
 
-constexpr auto stranger_time = std::chrono::seconds(2);
+// For the proof. One that makes room for another has had less; who has proven the secret may have a slow machine.
+constexpr auto stranger_time = std::chrono::seconds(2), proven_time = std::chrono::seconds(20);
 constexpr size_t most_strangers = 2 * tree_degree;  // all children may come at once
 
 }  // namespace
@@ -55,6 +56,7 @@ void Door::hear(Stranger &stranger, std::vector<Newcomer> &newcomers) {
     if (state == Handshake::State::failed) stranger.gone = true;
     if (state != Handshake::State::proven) return;
     stranger.stream = FrameStream(std::move(stranger.socket), nodes::longest, stranger.handshake.keys());
+    stranger.deadline = Clock::now() + proven_time;
   }
   const auto frame = stranger.stream.receive();
   if (!frame) {

@@ -14,6 +14,7 @@ namespace fsdp::comm::tcp {
 namespace {
 
 constexpr uint32_t greeting_magic = 0x66736768, greeting_version = 1, native_order = 0x01020304;
+constexpr auto proven_time = std::chrono::seconds(20);
 
 }  // namespace
 
@@ -24,14 +25,15 @@ JobNames::~JobNames() {
 
 std::string JobNames::label(uint32_t to) const { return format_text("libfsdp messages to rank {} of {}", to, name); }
 
-Introduction::Introduction(const JobNames &job, uint32_t to, const Endpoint &place, Clock::time_point deadline)
-    : job_(job), role_(Role::guest), peer_(to), place_(place), deadline_(deadline) {
+Introduction::Introduction(const JobNames &job, uint32_t to, const Endpoint &place, Clock::time_point deadline,
+                           Clock::time_point last)
+    : job_(job), role_(Role::guest), peer_(to), place_(place), deadline_(deadline), last_(last) {
   socket_ = begin_connecting(place, code_);
   connecting_ = true;
 }
 
 Introduction::Introduction(const JobNames &job, Fd socket, Clock::time_point deadline)
-    : job_(job), role_(Role::host), deadline_(deadline), socket_(std::move(socket)) {
+    : job_(job), role_(Role::host), deadline_(deadline), last_(deadline + proven_time), socket_(std::move(socket)) {
   const Endpoint other = Endpoint::peer(socket_);
   from_ = other.length() ? other.text() : "somebody who has gone";
 }
@@ -59,8 +61,12 @@ Introduction::State Introduction::advance() {
   if (state == State::done) state = prove();
   if (state == State::done && !greeted_) state = greet();
   if (state == State::done && job_.protection.encryption) state = encrypt();
-  if (state == State::waiting && Clock::now() >= deadline_) return fail_with(why_late(), ETIMEDOUT, false);
+  if (state == State::waiting && Clock::now() >= limit()) return fail_with(why_late(), ETIMEDOUT, false);
   return state;
+}
+
+Introduction::Clock::time_point Introduction::limit() const noexcept {
+  return (role_ == Role::guest ? spoken_ : proven()) ? last_ : deadline_;
 }
 
 std::string Introduction::why_late() const {
@@ -124,7 +130,7 @@ bool Introduction::write_greeting() {
     if (count <= 0) return false;
     gone_ += static_cast<size_t>(count);
   }
-  return true;
+  return spoken_ = true;
 }
 
 bool Introduction::read_greeting() {

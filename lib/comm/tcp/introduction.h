@@ -52,9 +52,11 @@ class Introduction {
   using Clock = std::chrono::steady_clock;
   enum class State { waiting, done, failed };
 
-  // Connects. deadline: for all of it.
-  Introduction(const JobNames &job, uint32_t to, const Endpoint &place, Clock::time_point deadline);
-  // Somebody has connected.
+  // Connects. deadline: until it has greeted. From then on the other end may have let it in, and would take a hang-up
+  // for the end of this rank: it has until `last` to say so.
+  Introduction(const JobNames &job, uint32_t to, const Endpoint &place, Clock::time_point deadline,
+               Clock::time_point last);
+  // Somebody has connected. deadline: until he has proven the secret; who has, may have a slow machine.
   Introduction(const JobNames &job, Fd socket, Clock::time_point deadline);
   ~Introduction() { hang_up(); }
   Introduction(const Introduction &) = delete;
@@ -83,6 +85,7 @@ class Introduction {
   State fail_with(std::string problem, int code, bool final);
   State connect();
   State prove();
+  Clock::time_point limit() const noexcept;
   std::string why_late() const;
   State greet();
   bool write_greeting();
@@ -99,12 +102,13 @@ class Introduction {
   uint32_t peer_ = 0;
   Endpoint place_;
   std::string from_;
-  Clock::time_point deadline_;
+  Clock::time_point deadline_, last_;
   Fd socket_;
   bool connecting_ = false;
   std::optional<Handshake> handshake_;
   std::array<std::byte, sizeof(Greeting)> in_{}, out_{};
   size_t got_ = 0, gone_ = 0, out_bytes_ = 0;
+  bool spoken_ = false;  // this end's greeting has gone
   bool greeted_ = false, shaken_ = false, bound_ = false;
   std::unique_ptr<Tls> tls_;
   Binding own_binding_{}, said_binding_{};

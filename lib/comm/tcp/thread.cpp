@@ -21,7 +21,7 @@ constexpr uint64_t wake_tag = UINT64_MAX, listener_tag = UINT64_MAX - 1, introdu
 
 // The next message often comes soon, and waking up for it would take longer.
 constexpr auto awake_time = std::chrono::microseconds(20);
-constexpr int look_ms = 1000, forming_look_ms = 10, stopping_look_ms = 1;
+constexpr int look_ms = 1000, forming_look_ms = 200, redial_look_ms = 10, stopping_look_ms = 1;
 constexpr auto longest_pause = std::chrono::milliseconds(1000);
 constexpr auto stranger_time = std::chrono::seconds(5);
 constexpr auto least_stranger_time = std::chrono::milliseconds(250);
@@ -83,7 +83,7 @@ bool TcpTransport::begin_round() {
 
 void TcpTransport::do_round() {
   moved_ = false;
-  introducing_ = forms() && Clock::now() - introduced_at_ >= std::chrono::milliseconds(forming_look_ms);
+  introducing_ = forms() && Clock::now() - introduced_at_ >= std::chrono::milliseconds(forming_ms());
   for (const uint32_t r : writers_)
     if (!peers_[r].blocked) write(r);
   std::erase_if(writers_, [this](uint32_t r) { return !peers_[r].writing; });
@@ -96,9 +96,15 @@ void TcpTransport::do_round() {
   if (!moved_ && !sleeps_) ::sched_yield();
 }
 
+// What happens at a socket wakes the thread: only deadlines and pauses need looks.
+int TcpTransport::forming_ms() const noexcept {
+  const bool pauses = std::ranges::any_of(dialed_, [this](uint32_t r) { return !peers_.find(r)->dialing; });
+  return pauses || !listening_ ? redial_look_ms : forming_look_ms;
+}
+
 void TcpTransport::await_events() {
   std::array<epoll_event, 64> events;
-  const int ms = !sleeps_ ? 0 : stops_ ? stopping_look_ms : forms() ? forming_look_ms : look_ms;
+  const int ms = !sleeps_ ? 0 : stops_ ? stopping_look_ms : forms() ? forming_ms() : look_ms;
   const int count = ::epoll_wait(events_.get(), events.data(), static_cast<int>(events.size()), ms);
   if (sleeps_) {
     const std::lock_guard guard(mutex_);
@@ -268,7 +274,8 @@ void TcpTransport::see_to_dial(uint32_t r) {
   }
   if (!peer.dialing) {
     if (now < peer.redial) return;
-    peer.dialing = std::make_unique<Introduction>(names_, r, peer.place, std::min(peer.expiry, now + dial_time));
+    const auto deadline = std::min(peer.expiry, now + dial_time);
+    peer.dialing = std::make_unique<Introduction>(names_, r, peers_.place(r), deadline, peer.expiry);
     if (peer.dialing->socket())
       watch(peer.dialing->socket().get(), introduction_tag, EPOLLIN | EPOLLOUT | EPOLLET, EPOLL_CTL_ADD);
   }

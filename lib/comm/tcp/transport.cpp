@@ -76,16 +76,14 @@ std::vector<std::byte> TcpTransport::address() const {
 void TcpTransport::join(NetJob job, std::shared_ptr<Seat> seat) {
   const auto guard = lock();
   if (!peers_.empty()) fail(FSDP_INTERNAL, "a Net joins once");
-  std::vector<Peer> peers(job.addresses.size());
-  for (size_t r = 0; r < peers.size(); ++r) {
-    peers[r].known = !job.addresses[r].empty();
-    if (!peers[r].known) continue;
-    peers[r].place = parse_address({reinterpret_cast<const char *>(job.addresses[r].data()), job.addresses[r].size()});
-  }
-  dirty_.reserve(2 * peers.size());  // what a round makes dirty is behind what it looks at
-  receivers_.set_world_size(peers.size());
-  names_ = {
-      std::move(job.secret), std::move(job.name), rank_, static_cast<uint32_t>(peers.size()), protection_, nullptr, {}};
+  const size_t size = job.addresses.size();
+  std::vector<Endpoint> places(size);
+  for (size_t r = 0; r < size; ++r)
+    if (const auto &address = job.addresses[r]; !address.empty())
+      places[r] = parse_address({reinterpret_cast<const char *>(address.data()), address.size()});
+  dirty_.reserve(2 * size);  // what a round makes dirty is behind what it looks at
+  receivers_.set_world_size(size);
+  names_ = {std::move(job.secret), std::move(job.name), rank_, static_cast<uint32_t>(size), protection_, nullptr, {}};
   if (tls_) {
     names_.tls = &*tls_;
     names_.key = derive_key(names_.secret, {reinterpret_cast<const uint8_t *>(job.nonce.data()), job.nonce.size()},
@@ -93,7 +91,7 @@ void TcpTransport::join(NetJob job, std::shared_ptr<Seat> seat) {
   }
   user_timeout_ms_ = job.heartbeat_timeout_ms + beyond_heartbeats_ms;
   refusals_.set_log(std::move(job.log));  // the thread refuses nobody before there are peers
-  peers_ = std::move(peers);
+  peers_.set_places(std::move(places));
   seat_ = std::move(seat);
   wake();
 }
@@ -102,13 +100,24 @@ void TcpTransport::expect(std::span<const uint32_t> ranks) {
   const Descriptors has = count_descriptors();
   const auto guard = lock();
   DescriptorNeed need;
-  const auto awaited = [&](uint32_t r) { return !peers_[r].open && peers_[r].loss.text.empty(); };
-  for (uint32_t r = 0; r < peers_.size(); ++r) need.messages += peers_[r].expected && awaited(r);
-  for (const uint32_t r : ranks) need.messages += r != rank_ && !peers_[r].expected && awaited(r);
+  const auto awaited = [](const Peer &peer) { return !peer.open && peer.loss.text.empty(); };
+  peers_.all_of([&](const Peer &peer) { return need.messages += peer.expected && awaited(peer), true; });
+  for (const uint32_t r : ranks) need.messages += r != rank_ && !peers_[r].expected && awaited(peers_[r]);
   if (const std::string shortage = find_shortage(has, need); !shortage.empty())
     throw Error(FSDP_SYSTEM, format_text("rank {}: {}", rank_, shortage), static_cast<int32_t>(rank_), FSDP_ORIGIN_OS,
                 EMFILE);
   for (const uint32_t r : ranks) peers_[r].expected = true;
+}
+
+bool TcpTransport::connected(uint32_t world_rank) const noexcept {
+  const Peer *peer = peers_.find(world_rank);
+  return peer && peer->open;
+}
+
+const messages::Loss &TcpTransport::loss_of(uint32_t world_rank) const noexcept {
+  static const messages::Loss none;
+  const Peer *peer = peers_.find(world_rank);
+  return peer ? peer->loss : none;
 }
 
 void TcpTransport::wake() noexcept {
@@ -129,7 +138,7 @@ void TcpTransport::greet(uint32_t to) {
   peer.greeting = true;
   peer.expiry = Clock::now() + std::chrono::milliseconds(seat_->watch.timeout_ms());
   peer.pause = first_pause;
-  if (!peer.known) return fail_peer(to, "it has told no address", EDESTADDRREQ);
+  if (!peers_.has_place(to)) return fail_peer(to, "it has told no address", EDESTADDRREQ);
   mark(to);
 }
 
@@ -178,7 +187,7 @@ void TcpTransport::give_up(const OutFrame &frame, uint32_t to) noexcept {
 void TcpTransport::answer_for_nobody() {
   if (!receivers_.has_questions()) return;
   for (const Header &question : receivers_.take_questions())
-    if (question.from < peers_.size() && peers_[question.from].open)
+    if (question.from < peers_.size() && connected(question.from))
       send_control(question.from, messages::answer_of_nobody(question, rank_), nullptr, 0);
 }
 
@@ -205,7 +214,7 @@ void TcpTransport::fail_peer(uint32_t r, const std::string &text, int code) noex
   peer.loss.origin = FSDP_ORIGIN_OS;
   peer.loss.code = code;
   try {
-    peer.loss.text = format_text("TCP to {}: {}", peer.known ? peer.place.text() : "nowhere", text);
+    peer.loss.text = format_text("TCP to {}: {}", peers_.has_place(r) ? peers_.place(r).text() : "nowhere", text);
   } catch (const std::bad_alloc &) {
     peer.loss.text = "TCP: lost";
   }
@@ -271,7 +280,7 @@ void TcpTransport::look_at(uint32_t r) {
 bool TcpTransport::may_stop() const noexcept {
   const auto since = Clock::now() - stop_since_;
   if (since >= last_words_time) return true;
-  return std::ranges::all_of(peers_, [&](const Peer &peer) {
+  return peers_.all_of([&](const Peer &peer) {
     if (!peer.loss.text.empty()) return true;
     // Who waits for this rank hears of its end by the end of their connection.
     if (!peer.open) return (!peer.greeting && peer.queued.empty()) || since >= last_greetings_time;

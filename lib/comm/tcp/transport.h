@@ -21,8 +21,7 @@
 #include "comm/bootstrap/accept_pause.h"
 #include "comm/message/transport.h"
 #include "comm/shm/seat.h"
-#include "comm/tcp/introduction.h"
-#include "comm/tcp/link.h"
+#include "comm/tcp/peers.h"
 #include "comm/tcp/refusals.h"
 
 namespace fsdp::comm::tcp {
@@ -41,41 +40,18 @@ class TcpTransport final : public messages::Transport, private Sink {
   void expect(std::span<const uint32_t> ranks) override;
 
   // -- with the mutex held --
-  bool connected(uint32_t world_rank) const noexcept override { return peers_[world_rank].open; }
+  bool connected(uint32_t world_rank) const noexcept override;
   void greet(uint32_t world_rank) override;
   void send_control(uint32_t to, const messages::Header &header, const void *payload, uint64_t bytes) override;
   void prepare(uint32_t to) override;
   void send_data(uint32_t to, const messages::Header &header, const void *data) override;
-  const messages::Loss &loss_of(uint32_t world_rank) const noexcept override { return peers_[world_rank].loss; }
+  const messages::Loss &loss_of(uint32_t world_rank) const noexcept override;
   void cut(uint32_t world_rank) noexcept override;
   void wake() noexcept override;
 
  private:
   using Clock = std::chrono::steady_clock;
   using Header = messages::Header;
-  struct Peer {
-    // -- under the mutex --
-    Endpoint place;
-    bool known = false;  // it has an address
-    messages::Loss loss;
-    bool expected = false;  // there will be a connection, which then lasts
-    bool greeting = false;  // this rank is to connect to it
-    bool open = false;      // both have greeted
-    bool writing = false;   // the thread writes: nobody else may
-    bool closing = false;   // the thread is to end all that is under way
-    bool dirty = false;     // it is among dirty_
-    uint64_t sequence = 0;
-    std::vector<OutFrame> queued;
-    Clock::time_point expiry;  // of connecting
-    // Made and ended by the thread, under the mutex; read and written by the thread alone, without it.
-    std::unique_ptr<Link> link;
-    // -- of the thread --
-    std::unique_ptr<Introduction> dialing;
-    Clock::time_point redial;
-    std::chrono::milliseconds pause{};
-    bool blocked = false;  // the socket takes no more at the moment
-  };
-
   // -- Sink: by the thread, without the mutex --
   bool control(const Header &header, const std::byte *payload, uint64_t bytes) override;
   messages::Place place(const Header &header) override;
@@ -112,6 +88,7 @@ class TcpTransport final : public messages::Transport, private Sink {
   void see_to_dial(uint32_t r);
   // Connections are made, or are about to be.
   bool forms() const noexcept { return dials_ > 0 || !strangers_.empty() || (joined_ && !listening_); }
+  int forming_ms() const noexcept;
   void fail_context(const Error &error) noexcept;
 
   NetProtection protection_;
@@ -121,7 +98,7 @@ class TcpTransport final : public messages::Transport, private Sink {
   std::shared_ptr<Seat> seat_;
   JobNames names_;
   uint32_t user_timeout_ms_ = 0;
-  std::vector<Peer> peers_;
+  Peers peers_;  // empty: this rank has not joined
   std::vector<uint32_t> dirty_;
   uint64_t losses_ = 0;
   bool asleep_ = false;  // the thread sleeps, or is about to
