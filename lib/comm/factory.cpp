@@ -2,6 +2,7 @@
 // Which backend moves the bytes: the only file that names one.
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "comm/bootstrap/local_job.h"
 #include "comm/bootstrap/process_world.h"
@@ -100,13 +101,28 @@ void check_own_card(const Roster &roster, uint32_t rank, const std::vector<std::
                             static_cast<int32_t>(rank)));
 }
 
-std::vector<Card> read_cards(const Roster &roster) {
+// Of a card's texts only what somebody will ask for is kept: why the first rank without UCX has none, and the address
+// of the lowest rank of a host.
+void keep_needed(Card &card, bool first_without_ucx, bool leads) {
+  if (!first_without_ucx) card.obstacle = {};
+  if (!leads) card.leader = {};
+}
+
+// Each is taken from the roster as it is read: in a large job both together would be most of what joining needs.
+std::vector<Card> take_cards(Roster &roster) {
   std::vector<Card> cards;
+  cards.reserve(roster.members.size());
+  bool all_have_ucx = true;
+  uint32_t nodes = 0;
   for (size_t r = 0; r < roster.members.size(); ++r) {
-    auto card = read_card(roster.members[r].card);
+    Member &member = roster.members[r];
+    auto card = read_card(std::exchange(member.card, {}));
     if (!card)
       fail_rank(FSDP_MISMATCH, static_cast<int32_t>(r),
-                "rank {} ({}) brought something to the rendezvous that is no card", r, roster.members[r].host);
+                "rank {} ({}) brought something to the rendezvous that is no card", r, member.host);
+    const bool leads = member.node == nodes, without_ucx = card->ucx.empty();
+    keep_needed(*card, std::exchange(all_have_ucx, all_have_ucx && !without_ucx) && without_ucx, leads);
+    nodes += leads;
     cards.push_back(std::move(*card));
   }
   return cards;
@@ -117,11 +133,13 @@ struct Cards {
   NetDecision net;
 };
 
-Cards read_all(const Roster &roster) {
+Cards take_all(Roster &roster) {
   Cards cards;
-  cards.of = read_cards(roster);
+  cards.of = take_cards(roster);
   std::vector<std::string> hosts;
   std::vector<uint32_t> node_of;
+  hosts.reserve(roster.members.size());
+  node_of.reserve(roster.members.size());
   for (const Member &member : roster.members) {
     hosts.push_back(member.host);
     node_of.push_back(member.node);
@@ -132,9 +150,9 @@ Cards read_all(const Roster &roster) {
 }
 
 // All ranks read the same cards, so none has to be told of what is wrong with them.
-Cards read_cards(Rendezvous &meeting) {
+Cards take_cards(Rendezvous &meeting) {
   try {
-    return read_all(meeting.roster);
+    return take_all(meeting.roster);
   } catch (const Error &) {
     if (meeting.vigil) meeting.vigil->finish();
     throw;
@@ -155,6 +173,7 @@ NodePlan plan_nodes(const WorldOptions &options, const Roster &roster, const std
   plan.rank = options.rank;
   plan.secret = options.secret;
   plan.heartbeat_timeout_ms = options.heartbeat_timeout_ms;
+  plan.node_of.reserve(roster.members.size());
   for (const Member &member : roster.members) plan.node_of.push_back(member.node);
   for (uint32_t rank = 0; rank < roster.members.size(); ++rank) {
     if (roster.members[rank].node < plan.nodes.size()) continue;  // not its node's lowest
@@ -185,9 +204,8 @@ void await_all(World &world, const Roster &roster, bool leaders_alone) {
   world.create_team(ranks, "the start of the job")->barrier("the start of the job");
 }
 
-std::unique_ptr<World> join_hosts(const WorldOptions &options, Rendezvous &meeting, const Cards &cards,
-                                  Threshold &threshold, const std::shared_ptr<Seat> &seat, const Waiter &waiter,
-                                  uint32_t limit_ms) {
+std::unique_ptr<World> join_hosts(const WorldOptions &options, Rendezvous &meeting, Cards cards, Threshold &threshold,
+                                  const std::shared_ptr<Seat> &seat, const Waiter &waiter, uint32_t limit_ms) {
   NodePlan plan = plan_nodes(options, meeting.roster, cards.of);
   plan.forming_ms = limit_ms;
   auto monitor = start_monitor(seat, plan, std::move(threshold.listener), waiter);
@@ -195,7 +213,9 @@ std::unique_ptr<World> join_hosts(const WorldOptions &options, Rendezvous &meeti
   threshold = {};
   if (!net) fail(FSDP_INTERNAL, "{}, but rank {} has not opened that", cards.net.reason, options.rank);
   NetJob job{{}, options.secret, plan.job, options.heartbeat_timeout_ms, options.log_later, cards.of[0].nonce};
-  for (const Card &card : cards.of) job.addresses.push_back(cards.net.ucx ? card.ucx : card.tcp);
+  job.addresses.reserve(cards.of.size());
+  for (Card &card : cards.of) job.addresses.push_back(std::move(cards.net.ucx ? card.ucx : card.tcp));
+  cards.of = {};
   net->join(std::move(job), seat);
   meeting.description += "; " + cards.net.reason;
   auto near = std::make_unique<ShmWorld>(seat, std::move(meeting.description), std::move(monitor));
@@ -293,7 +313,7 @@ std::unique_ptr<World> create_process_world(const WorldOptions &options, const W
       options, waiter, [&](const std::string &address) { return make_card(threshold, options, address); });
   const bool alone = meeting.roster.node_count() <= 1;
   if (!alone) check_own_card(meeting.roster, options.rank, threshold.card, waiter);
-  const Cards cards = alone ? Cards() : read_cards(meeting);
+  Cards cards = alone ? Cards() : take_cards(meeting);
   std::shared_ptr<Seat> seat;
   std::unique_ptr<World> world;
   try {
@@ -302,7 +322,7 @@ std::unique_ptr<World> create_process_world(const WorldOptions &options, const W
     if (alone)
       world = std::make_unique<ShmWorld>(seat, std::move(meeting.description), std::make_unique<Monitor>(seat));
     else
-      world = join_hosts(options, meeting, cards, threshold, seat, waiter, forming_limit_ms(options, since));
+      world = join_hosts(options, meeting, std::move(cards), threshold, seat, waiter, forming_limit_ms(options, since));
     for (const uint32_t rank : options.stand_ins) seat->control.set_membership(rank, Membership::member);
     if (!alone) await_all(*world, meeting.roster, !options.stand_ins.empty());
   } catch (const Error &error) {

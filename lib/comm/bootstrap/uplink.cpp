@@ -51,7 +51,7 @@ void Uplink::serve() {
   std::vector<pollfd> polls{{up_.socket().get(), static_cast<short>(POLLIN | (up_.sending() ? POLLOUT : 0)), 0}};
   below_.add_polls(polls);
   if (entrance_) entrance_->add_polls(polls);
-  ::poll(polls.data(), polls.size(), slice_ms);
+  ::poll(polls.data(), polls.size(), slice_ms_of(options_.size));
   hear();
   if (end_) throw Error(*end_);
 }
@@ -110,7 +110,7 @@ void Uplink::obey(const Frame &frame) {
     return;
   }
   if (std::holds_alternative<message::Formed>(parsed.message) && started()) return void(formed_ = true);
-  const auto *entries = std::get_if<message::Entries>(&parsed.message);
+  auto *entries = std::get_if<message::Entries>(&parsed.message);
   const auto *start = std::get_if<message::Start>(&parsed.message);
   const bool fits =
       entries ? !started() && take(*entries)
@@ -128,13 +128,14 @@ void Uplink::obey(const Frame &frame) {
 }
 
 // Hosts are numbered in the order of their lowest ranks.
-bool Uplink::take(const message::Entries &entries) {
+bool Uplink::take(message::Entries &entries) {
   auto &members = roster_.members;
-  for (const message::Entry &entry : entries.list) {
+  members.reserve(options_.size);
+  for (message::Entry &entry : entries.list) {
     if (entry.rank != members.size() || entry.rank >= options_.size) return false;
     if (entry.node > node_count_) return false;
     node_count_ = std::max(node_count_, entry.node + 1);
-    members.push_back({entry.node, entry.host, entry.card});
+    members.push_back({entry.node, std::move(entry.host), std::move(entry.card)});
   }
   return true;
 }

@@ -61,7 +61,7 @@ class Uplink final : public Vigil {
   void hear_above();
   void obey(const Frame &frame);
   void obey(const message::Refusal &word, const Frame &frame);
-  bool take(const message::Entries &entries);
+  bool take(message::Entries &entries);
   void check_above();
   void hear_below(Branch &branch);
   static bool is_of(const Branch &branch, const message::Parsed &parsed);

@@ -5,6 +5,7 @@
 
 #include <thread>
 
+#include "base/slice.h"
 #include "comm/nodes/dial.h"
 #include "comm/nodes/door.h"
 
@@ -13,7 +14,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr auto pause = std::chrono::milliseconds(50);
-constexpr int look_ms = 20;
 
 class Forming {
  public:
@@ -21,6 +21,7 @@ class Forming {
       : plan_(plan),
         waiter_(waiter),
         limit_{Clock::now() + std::chrono::milliseconds(plan.forming_ms), waiter},
+        look_ms_(slice_ms_of(static_cast<uint32_t>(plan.node_of.size()))),
         door_(plan, listener),
         links_(links) {}
 
@@ -45,7 +46,7 @@ class Forming {
       while (one.advance() == Dial::State::trying && !limit_.over()) {
         waiter_.poll();
         pollfd poll = one.poll();
-        ::poll(&poll, 1, look_ms);
+        ::poll(&poll, 1, look_ms_);
       }
       if (one.state() == Dial::State::answered) {
         links_.insert_or_assign(node, one.take());
@@ -64,7 +65,7 @@ class Forming {
     waiter_.poll();
     std::vector<pollfd> polls;
     door_.add_polls(polls, true);
-    ::poll(polls.data(), polls.size(), look_ms);
+    ::poll(polls.data(), polls.size(), look_ms_);
     for (Door::Newcomer &newcomer : door_.look(true)) let_in(newcomer);
   }
 
@@ -86,6 +87,7 @@ class Forming {
   const NodePlan &plan_;
   const Waiter &waiter_;
   Limit limit_;
+  const int look_ms_;
   Door door_;
   NodeLinks &links_;
 };

@@ -11,13 +11,14 @@ namespace fsdp::comm {
 namespace {
 
 constexpr uint32_t shortest_tick_ms = 50;
-constexpr uint32_t longest_beat_ms = 500;
 constexpr uint64_t farewell_ms = 300;
 constexpr size_t most_waits_frame_bytes = 4096;  // each is said or not: see NodePeer::take_waits
 
 // How often a leader looks at its ranks' memory, which wakes nobody. What others say wakes it, so only the first node
 // of a way is so late.
-uint32_t tick_of(uint32_t nodes) { return nodes <= 64 ? shortest_tick_ms : nodes <= 512 ? 100 : 200; }
+uint32_t tick_of(uint32_t nodes) { return nodes <= 64 ? shortest_tick_ms : nodes <= 512 ? 100 : 400; }
+// In a large job each beat is thousands of wake-ups, of which the network and many a test machine have to take all.
+uint32_t beat_of(uint32_t nodes, uint32_t limit_ms) { return std::min(nodes <= 512 ? 500u : 2000u, limit_ms / 8); }
 
 }  // namespace
 
@@ -32,7 +33,7 @@ NodeLeader::NodeLeader(Seat &seat, NodePlan plan, NodeLinks links, LeaderListene
       door_(plan_, listener_),
       now_ms_(steady_ms()),
       counted_ms_(now_ms_),
-      beat_ms_(std::min(longest_beat_ms, plan_.heartbeat_timeout_ms / 8)),
+      beat_ms_(beat_of(plan_.node_count(), plan_.heartbeat_timeout_ms)),
       tick_ms_(tick_of(plan_.node_count())) {
   for (auto &[n, stream] : links)
     peers_.emplace(n, NodePeer(plan_.is_child(n) ? NodePeer::Role::child : NodePeer::Role::parent, std::move(stream)));

@@ -98,7 +98,7 @@ bool Mirror::apply(const nodes::State &state) noexcept {
 
 void Mirror::forget_waits(const std::function<bool(uint32_t node)> &of) noexcept {
   for (uint32_t rank = 0; rank < plan_.node_of.size(); ++rank)
-    if (elsewhere(rank) && of(plan_.node_of[rank]) && control_.waits()[rank].looks.load(std::memory_order_relaxed))
+    if (control_.waits()[rank].looks.load(std::memory_order_relaxed) && elsewhere(rank) && of(plan_.node_of[rank]))
       control_.waits()[rank].looks.store(0, std::memory_order_seq_cst);
 }
 

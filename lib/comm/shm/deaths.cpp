@@ -14,11 +14,11 @@ void Deaths::find(const Control &control, Links &links, const Pulse &pulse, cons
     if (state != Membership::left && state != Membership::gone && !known.contains(rank)) ranks_.add(rank);
   };
   links.find_dead(std::ref(ended));  // without an allocation: waits do this
-  for (uint32_t rank = 0; rank < control.world_size(); ++rank) {
-    if (ranks_.contains(rank) || known.contains(rank) || !pulse.misses_beat(rank) || !links.dumps_core(rank)) continue;
+  pulse.find_late([&](uint32_t rank) {
+    if (ranks_.contains(rank) || known.contains(rank) || !links.dumps_core(rank)) return;
     ranks_.add(rank);
     dumping_.add(rank);
-  }
+  });
 }
 
 Accusation Deaths::accuse(const std::string &where, const Control &control) const {

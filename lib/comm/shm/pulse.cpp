@@ -8,7 +8,8 @@
 namespace fsdp::comm {
 namespace {
 
-constexpr uint32_t longest_interval_ms = 250;
+// A tenth of the limit, and with the usual one four a second.
+uint32_t interval_of(uint32_t limit_ms) { return std::min(limit_ms / 10, std::clamp(limit_ms / 32, 250u, 500u)); }
 
 }  // namespace
 
@@ -16,7 +17,7 @@ Pulse::Pulse(Control &control, uint32_t rank, uint32_t limit_ms, const std::opti
     : control_(control),
       rank_(rank),
       limit_ms_(std::max(limit_ms, least_limit_ms)),
-      interval_ms_(std::min(longest_interval_ms, limit_ms_ / 10)),
+      interval_ms_(interval_of(limit_ms_)),
       seen_(neighbours ? neighbours->size() : control.world_size()) {
   for (uint32_t i = 0; i < seen_.size(); ++i) seen_[i].rank = neighbours ? (*neighbours)[i] : i;
 }
@@ -55,9 +56,12 @@ std::vector<uint32_t> Pulse::silent(const std::function<bool(uint32_t)> &concern
 
 bool Pulse::misses_beat(uint32_t rank) const noexcept {
   const auto seen = std::ranges::lower_bound(seen_, rank, {}, &Seen::rank);  // in rising order
-  return rank != rank_ && seen != seen_.end() && seen->rank == rank &&
-         seen->silent_ms.load(std::memory_order_relaxed) >= interval_ms_ &&
-         control_.membership(rank) == Membership::member;
+  return seen != seen_.end() && seen->rank == rank && is_late(*seen);
+}
+
+bool Pulse::is_late(const Seen &seen) const noexcept {
+  return seen.rank != rank_ && seen.silent_ms.load(std::memory_order_relaxed) >= interval_ms_ &&
+         control_.membership(seen.rank) == Membership::member;
 }
 
 std::string name_process(uint32_t rank, int32_t process, const std::string &host) {

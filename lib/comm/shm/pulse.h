@@ -35,6 +35,12 @@ class Pulse {
   std::vector<uint32_t> silent(const std::function<bool(uint32_t)> &concerns) const;
   // A beat of this member is late, by more than it may be where nothing is wrong.
   bool misses_beat(uint32_t rank) const noexcept;
+  // Calls for each member of which that is so.
+  template <class Found>
+  void find_late(Found &&found) const {
+    for (const Seen &seen : seen_)
+      if (is_late(seen)) found(seen.rank);
+  }
   // "rank 3 (pid 77, host a) has not responded for 8.0 s: it is stopped or its host is overloaded"
   std::string text(const std::vector<uint32_t> &ranks) const;
 
@@ -44,6 +50,7 @@ class Pulse {
     uint64_t beat = 0;
     std::atomic<uint32_t> silent_ms{0};
   };
+  bool is_late(const Seen &seen) const noexcept;
 
   Control &control_;
   uint32_t rank_, limit_ms_, interval_ms_;

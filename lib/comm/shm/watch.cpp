@@ -63,6 +63,7 @@ bool Watch::wait(Awaited &awaited) {
   const bool on_caller = caller_.load(std::memory_order_relaxed) == thread_number();
   const auto start = Clock::now();
   const auto timeout = std::chrono::milliseconds(waiter_.timeout_ms());
+  const int slice = slice_ms_of(control_.world_size());
   auto last_look = start;
   Clock::time_point left_since{};
   std::optional<ShownWait> shown;
@@ -78,7 +79,7 @@ bool Watch::wait(Awaited &awaited) {
     if (on_caller) waiter_.poll();
     check_leavers(awaited, left_since);
     const auto now = Clock::now();
-    if (now - last_look >= std::chrono::milliseconds(slice_ms)) {
+    if (now - last_look >= std::chrono::milliseconds(slice)) {
       last_look = now;
       check_deaths(awaited);
       check_silence(awaited);
@@ -89,7 +90,7 @@ bool Watch::wait(Awaited &awaited) {
       time_out(awaited);
     }
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(timeout - (now - start)).count() + 1;
-    awaited.sleep(static_cast<uint32_t>(std::min<int64_t>(slice_ms, left)));
+    awaited.sleep(static_cast<uint32_t>(std::min<int64_t>(slice, left)));
   }
 }
 
