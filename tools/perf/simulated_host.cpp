@@ -18,8 +18,10 @@
 namespace perf {
 namespace {
 
-constexpr int exchanges = 5;  // the first one also connects
-constexpr uint32_t look_us = 20'000;
+constexpr int exchanges = 5;                                  // the first one also connects
+constexpr uint32_t look_us = 20'000, slow_look_us = 200'000;  // of few hosts, of many
+constexpr uint32_t few_hosts = 512;
+constexpr uint32_t weighed_hosts = 128;             // what a host's memory is takes a walk over all of its pages
 constexpr uint32_t heartbeat_timeout_ms = 100'000;  // thousands of hosts share the cores of one
 
 int64_t call_futex(std::atomic<uint32_t> &word, int operation, uint32_t value) {
@@ -66,7 +68,8 @@ class Host {
   void join() {
     member_.device = fsdp::device::create_host_device({}, member_.waiter, member_.failure);
     await_order(memory_, Order::join);
-    const uint64_t before = private_bytes();
+    const bool weighed = place_.host < weighed_hosts;
+    const uint64_t before = weighed ? private_bytes() : 0;
     const double start = now();
     fsdp::comm::WorldOptions options;
     options.rank = place_.leader();
@@ -78,7 +81,7 @@ class Host {
     for (uint32_t r = 1; r < place_.ranks_per_host; ++r) options.stand_ins.push_back(place_.leader() + r);
     member_.world = fsdp::comm::create_process_world(options, member_.waiter, member_.failure, *member_.device);
     report_.join_seconds = now() - start;
-    report_.bytes = private_bytes() - std::min(private_bytes(), before);
+    if (weighed) report_.bytes = std::max(private_bytes(), before) - before;
   }
 
   void exchange() {
@@ -98,7 +101,7 @@ class Host {
     memory_.arrived.fetch_add(1);
     while (memory_.order.load() < static_cast<uint32_t>(Order::close)) {
       member_.world->check();
-      ::usleep(look_us);
+      ::usleep(place_.hosts > few_hosts ? slow_look_us : look_us);
     }
     const double start = now();
     member_.world->leave();
