@@ -241,8 +241,8 @@ TEST(TcpIntroduction, TellsWhyItCannotConnect) {
   EXPECT_EQ(late.code(), ETIMEDOUT);
 }
 
-// Who has greeted may be let in at any moment, and a connection that ends then is the end of a rank. The other end gives
-// one that has proven the secret more time than a stranger.
+// Who has greeted may be let in at any moment, and a connection that ends then is the end of a rank. The other end
+// gives one that has proven the secret more time than a stranger.
 TEST(TcpIntroduction, WhoHasGreetedWaitsToBeLetIn) {
   for (const bool encryption : {false, true}) {
     const Fd listener = listen_at(loopback(), 4);
