@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that are stopped: for less than the heartbeat limit nothing happens and no bit changes; for longer, all others name
-them in time, and they learn it when they go on. usage: stop_test.py RANK_PROGRAM (FSDP_TEST_MANY: 30 stops)"""
+them in time, and they learn it when they go on. usage: stop_test.py RANK_PROGRAM (FSDP_TEST_MANY: 100 stops)"""
 import random
 import signal
 import time
@@ -13,7 +13,7 @@ from job import Clean, Job, check_levels, on_one_process
 LIMIT_S = 2.0
 RANKS_OF_NODES = [2, 2]
 OPTIONS = {"replicate": 2, "shard": 2, "heartbeat": int(LIMIT_S * 1000), "microbatches": 1}
-STOPS = 30 if tap.MANY else 4
+STOPS = 100 if tap.MANY else 4
 SEED = 7
 
 

@@ -2,6 +2,7 @@
 // The messages of the rendezvous as bytes: what is written is read back, and nothing else is a message.
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <tuple>
 
 #include "comm/bootstrap/message.h"
@@ -90,10 +91,15 @@ TEST(Message, LimitsHold) {
   EXPECT_EQ(parse(11, {}).problem, "no message has kind 11");
 }
 
-TEST(Message, EntriesComeInFewFrames) {
-  std::vector<Entry> entries;
-  for (uint32_t r = 0; r < 300; ++r)
-    entries.push_back({r, r, "node " + std::to_string(r), std::vector<std::byte>(r == 7 ? most_card_bytes : 150)});
+// The bytes of a sequence that nothing repeats, from place `from` on.
+std::vector<std::byte> noise(uint32_t from, size_t size) {
+  std::vector<std::byte> bytes(size);
+  for (size_t i = 0; i < size; ++i)
+    bytes[i] = static_cast<std::byte>((from + static_cast<uint32_t>(i) + 1) * 2654435761U >> 11);
+  return bytes;
+}
+
+void expect_frames(const std::vector<Entry> &entries, size_t frame_count) {
   const auto frames = share_entries(entries);
   uint32_t next = 0;
   for (const SharedFrame &frame : frames) {
@@ -101,12 +107,63 @@ TEST(Message, EntriesComeInFewFrames) {
     const auto parsed = parse(Entries::kind, body(frame->bytes));
     ASSERT_EQ(parsed.problem, "");
     for (const Entry &entry : std::get<Entries>(parsed.message).list) {
-      EXPECT_EQ(entry.rank, next);
-      EXPECT_EQ(entry.card.size(), entries[next++].card.size());
+      ASSERT_LT(next, entries.size());
+      EXPECT_EQ(std::tie(entry.rank, entry.node, entry.host, entry.card),
+                std::tie(entries[next].rank, entries[next].node, entries[next].host, entries[next].card));
+      ++next;
     }
   }
-  EXPECT_EQ(next, 300U);
-  EXPECT_EQ(frames.size(), 5U);
+  EXPECT_EQ(next, entries.size());
+  EXPECT_EQ(frames.size(), frame_count);
+}
+
+TEST(Message, EntriesComeInFewFrames) {
+  std::vector<Entry> entries;
+  for (uint32_t r = 0; r < 300; ++r)
+    entries.push_back({r, r, "node " + std::to_string(r), noise(1000 * r, r == 7 ? most_card_bytes : 150)});
+  expect_frames(entries, 6);
+}
+
+// Of 16,384 ranks with cards of 150 bytes that differ in a port and in their last byte.
+TEST(Message, EntriesSayWhatDiffers) {
+  std::vector<Entry> entries;
+  for (uint32_t r = 0; r < 16384; ++r) {
+    auto card = noise(0, 150);
+    const std::string port = std::to_string(30000 + r);
+    for (size_t i = 0; i < port.size(); ++i) card[60 + i] = static_cast<std::byte>(port[i]);
+    card.back() = static_cast<std::byte>(r);
+    entries.push_back({r, r / 8, "node " + std::to_string(r / 8), std::move(card)});
+  }
+  size_t bytes = 0;
+  for (const SharedFrame &frame : share_entries(entries)) bytes += frame->bytes.size();
+  EXPECT_LT(bytes, 16384 * 121U);  // 8 numbers, and what is between the port and the end
+  entries.resize(700);
+  expect_frames(entries, 5);
+}
+
+TEST(Message, EntriesTakeNoMoreThanThereIs) {
+  const auto said = [](uint32_t front, uint32_t back, uint32_t bytes) {
+    auto frame = write(Entries{{{0, 0, "a", noise(0, 10)}, {1, 0, "a", noise(0, 10)}}});
+    const uint32_t words[] = {front, back, bytes};
+    std::memcpy(frame.data() + frame.size() - sizeof words, words, sizeof words);
+    return parse(Entries::kind, body(frame)).problem;
+  };
+  EXPECT_EQ(said(10, 0, 0), "");
+  EXPECT_EQ(said(6, 4, 0), "a part says again what it shares with the one before it");
+  EXPECT_EQ(said(6, 5, 0), "a part of 0 bytes takes 6 and 5 of the 10 before it, at most 16384 are allowed");
+  EXPECT_EQ(said(UINT32_MAX, 2, 0),
+            "a part of 0 bytes takes 4294967295 and 2 of the 10 before it, at most 16384 are allowed");
+  EXPECT_NE(said(0, 0, 1), "");
+}
+
+// A megabyte of cards in a message of 16 KiB, and not more: in few bytes there would be room for much.
+TEST(Message, EntriesDoNotGrowBeyondALimit) {
+  std::vector<Entry> entries;
+  for (uint32_t r = 0; r < 257; ++r) entries.push_back({r, 0, "", noise(0, 4096)});
+  EXPECT_EQ(parse(Entries::kind, body(write(Entries{entries}))).problem, "its parts come to more than 1048576 bytes");
+  expect_frames(entries, 2);
+  entries.pop_back();
+  expect_frames(entries, 1);
 }
 
 TEST(Message, TextsAreForLogs) {

@@ -78,7 +78,8 @@ struct Entry {
   std::string host;
   std::vector<std::byte> card;
 };
-// As many as fit: each frame costs its sender a tag for each connection.
+// As many as fit: each frame costs its sender a tag for each connection. Each says in what it differs from the one
+// before it: cards of ranks are nearly the same.
 struct Entries {
   static constexpr uint32_t kind = 3;
   std::vector<Entry> list;
