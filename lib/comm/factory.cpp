@@ -235,8 +235,7 @@ void tell_host(Seat &seat, const Error &error) {
 
 std::shared_ptr<Seat> create_lone_seat(uint32_t rank, uint32_t size, const Waiter &waiter, Failure &failure,
                                        device::Device &device) {
-  const Fd control = create_memory_file(Control::size_bytes(size), "the job memory of a lone rank");
-  Control::initialize(control, size, 1);
+  const Fd control = Control::create(size, {1, rank == 0});
   return std::make_shared<Seat>(rank, size, control, std::make_unique<NoLinks>(), waiter, failure, device);
 }
 

@@ -15,6 +15,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/failure.h"
@@ -135,11 +136,13 @@ class World {
   // teams. Waits for the team's first rank where ranks are processes, for nobody where they are threads.
   virtual std::unique_ptr<Team> create_team(std::span<const uint32_t> ranks, const std::string &what) = 0;
   // A few bytes that a rank shows to others while all go on with something else; what it showed before is replaced.
-  // to: the rank of the job that reads them; nobody: all of them. One thread at a time; waits for nobody.
-  static constexpr size_t post_bytes = 496;
-  virtual void post(std::span<const std::byte> bytes, std::optional<uint32_t> to) noexcept = 0;
-  // The last ones of a rank that have come here; false: there are none. Any thread.
-  virtual bool read_post(uint32_t rank, std::span<std::byte> bytes) const noexcept = 0;
+  // to: the rank of the job that reads them; nobody: all of them. From other hosts it comes to rank 0's, and from rank
+  // 0 to all. Of texts there are few at a time, those of the lowest ranks: others are lost. One thread at a time; waits
+  // for nobody.
+  static constexpr size_t post_bytes = 96, post_text_bytes = 320;
+  virtual void post(std::span<const std::byte> bytes, std::string_view text, std::optional<uint32_t> to) noexcept = 0;
+  // The last ones of a rank that have come here, and their text, with an end; false: there are none. Any thread.
+  virtual bool read_post(uint32_t rank, std::span<std::byte> bytes, std::span<char> text) const noexcept = 0;
   // Throws if the job or this context has failed. Any thread.
   virtual void check() = 0;
   // Tell every rank of the job that this one failed: peers that wait get PEER_FAILED naming it. Any thread; no wait.

@@ -61,11 +61,9 @@ std::vector<int> run_processes(const std::function<void(Rank &)> &body) {
 TEST_F(CheckpointJob, OfARankThatDiesAfterAllHaveWrittenIsThere) {
   const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none);
   const auto commits = [](const Rank &rank) {
-    SaveReport report;
-    std::array<std::byte, sizeof report> bytes;
-    if (!rank.world->read_post(0, bytes)) return false;
-    std::memcpy(static_cast<void *>(&report), bytes.data(), sizeof report);
-    return report.state == SaveState::committing;
+    SaveWord word;
+    return rank.world->read_post(0, std::as_writable_bytes(std::span(&word, 1)), {}) &&
+           word.state == SaveState::committing;
   };
   const std::vector<int> codes = run_processes([&](Rank &rank) {
     Part part(model(three), rank.rank());

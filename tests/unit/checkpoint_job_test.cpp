@@ -197,6 +197,23 @@ TEST_F(CheckpointJob, ThatFailsAnywhereFailsEverywhere) {
   EXPECT_GT(failed, 48 / step_of(4));
 }
 
+// Of very many ranks that fail at once there is no room for all texts.
+TEST(SaveReport, SaysWhatItCanWithoutItsText) {
+  SaveReport report;
+  report.set(Error(FSDP_SYSTEM, "the disk is full", 7, FSDP_ORIGIN_OS, ENOSPC));
+  EXPECT_EQ(report.error().message, "the disk is full");
+  SaveReport other;
+  static_cast<SaveWord &>(other) = report;
+  const Error error = other.error();
+  EXPECT_EQ(error.message, "its part of the save has failed, as those of many ranks");
+  EXPECT_EQ(error.status, FSDP_SYSTEM);
+  EXPECT_EQ(error.rank, 7);
+  EXPECT_EQ(error.origin, FSDP_ORIGIN_OS);
+  EXPECT_EQ(error.origin_code, ENOSPC);
+  report.text.fill('x');
+  EXPECT_EQ(report.error().message.size(), report.text.size()) << "its end is not trusted";
+}
+
 // Which of its files is damaged all ranks learn, whoever has read it; and the one before is loaded if that was allowed.
 TEST_F(CheckpointJob, ThatIsDamagedIsRefused) {
   const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none), two = mesh(2, 1, layout::OuterAxis::none);

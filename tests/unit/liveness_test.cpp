@@ -23,8 +23,7 @@ void pause_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms
 
 class SilentRanks : public testing::Test {
  protected:
-  SilentRanks() : file(create_memory_file(Control::size_bytes(3), "test control")) {
-    Control::initialize(file, 3, 3);
+  SilentRanks() : file(Control::create(3, {3, true})) {
     control = std::make_unique<Control>(file, 3);
     for (uint32_t r = 0; r < 3; ++r) control->set_membership(r, Membership::member);
     control->introduce(1);

@@ -119,8 +119,7 @@ class NodeJob {
       namespaces_.emplace_back();
     }
     for (size_t node = 0; node < places_.size(); ++node) {
-      controls_.push_back(create_memory_file(Control::size_bytes(size()), "test control"));
-      Control::initialize(controls_.back(), size(), size());
+      controls_.push_back(Control::create(size(), {size(), true}));
     }
   }
   ~NodeJob() {

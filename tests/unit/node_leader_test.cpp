@@ -421,8 +421,7 @@ class Deputies : public testing::Test {
     Seat seat;
     std::unique_ptr<Deputy> deputy;
   };
-  Deputies() : file(create_memory_file(Control::size_bytes(4), "test control")) {
-    Control::initialize(file, 4, 3);
+  Deputies() : file(Control::create(4, {3, false})) {
     for (const uint32_t leader : {0u, 1u}) plan.nodes.push_back({leader, "h", listener.address});
     Control control(file, 4);
     control.set_membership(1, Membership::member);

@@ -100,12 +100,12 @@ TEST_P(LeftAlone, TheyHearWhoWaitsForWhom) {
 TEST_P(LeftAlone, TheyHearWhatIsShown) {
   start(silence_ms, [](NodeRank &rank) {
     const uint64_t word = 0xabcd + rank.rank;
-    if (rank.rank == 3) rank.world->post(std::as_bytes(std::span(&word, 1)), 1);
-    if (rank.rank == 4) rank.world->post(std::as_bytes(std::span(&word, 1)), std::nullopt);
+    if (rank.rank == 3) rank.world->post(std::as_bytes(std::span(&word, 1)), {}, 1);
+    if (rank.rank == 4) rank.world->post(std::as_bytes(std::span(&word, 1)), {}, std::nullopt);
     uint64_t heard = 0;
     const auto await = [&](uint32_t from) {
       for (const auto end = now_ns() + int64_t{5'000'000'000}; heard != 0xabcd + from; pause_ms(1)) {
-        (void)rank.world->read_post(from, std::as_writable_bytes(std::span(&heard, 1)));
+        (void)rank.world->read_post(from, std::as_writable_bytes(std::span(&heard, 1)), {});
         if (now_ns() > end) throw Error(FSDP_INTERNAL, fmt::format("no post of rank {} has come", from));
       }
     };

@@ -88,8 +88,7 @@ TEST(NodeTree, IsTwoLevelsDeepFor2048Hosts) {
 uint32_t count_states(uint32_t ranks, bool waits_end) {
   NodePlan plan;
   for (uint32_t r = 0; r < ranks; ++r) plan.node_of.push_back(r / 8);
-  const Fd file = create_memory_file(Control::size_bytes(ranks), "test control");
-  Control::initialize(file, ranks, 8);
+  const Fd file = Control::create(ranks, {8, true});
   Control control(file, ranks);
   for (uint32_t r = 0; r < 8; ++r) control.set_membership(r, Membership::member);
   Mirror mirror(control, plan);
@@ -147,8 +146,12 @@ TEST(NodeTree, WaitsDoNotFillTheBuffersOfOneThatIsSilent) {
   for (uint32_t turn = 1; turn <= 20; ++turn) {
     nodes::StateMap states;
     for (uint32_t r = 1; r <= 300; ++r)
-      states[r] = {r, 0, static_cast<uint32_t>(Membership::member), 0, uint64_t{1} << 32 | turn, "they wait"};
+      states[r] = {r, 0, static_cast<uint32_t>(Membership::member), 0, uint64_t{1} << 32 | turn};
     for (const SharedFrame &frame : nodes::write_states(states, true, 4096)) children[0].queue(frame);
+    for (uint32_t r = 1; r <= 20; ++r) {
+      const nodes::WaitText text{r, 1, {}};
+      children[0].queue(static_cast<uint32_t>(text.kind), nodes::bytes_of(text));
+    }
     while (!children[0].flush()) leader.run(-1, 1);
     for (int i = 0; i < 5; ++i) leader.run(-1, 1);
   }
@@ -276,20 +279,23 @@ TEST_P(Narrow, PostsComeWhereTheyAreFor) {
   job->start([](NodeRank &rank) {
     rank.meet(1);
     const uint64_t word = 0xabcd;
-    if (rank.rank == 5) rank.world->post(std::as_bytes(std::span(&word, 1)), 4);
+    if (rank.rank == 5) rank.world->post(std::as_bytes(std::span(&word, 1)), "for one", 4);
     uint64_t heard = 0;
-    const auto read = [&] { return rank.world->read_post(5, std::as_writable_bytes(std::span(&heard, 1))); };
+    char text[World::post_text_bytes];
+    const auto read = [&] { return rank.world->read_post(5, std::as_writable_bytes(std::span(&heard, 1)), text); };
     const auto end = now_ns() + int64_t{5'000'000'000};
     if (rank.rank == 4)
       while (!read() && now_ns() < end) pause_ms(1);
     rank.meet(2);
     if (rank.rank < 4 && read()) throw Error(FSDP_INTERNAL, "a post for another rank");
-    if (rank.rank == 4 && heard != word) throw Error(FSDP_INTERNAL, "no post has come");
+    if (rank.rank == 4 && (heard != word || text != std::string("for one")))
+      throw Error(FSDP_INTERNAL, "no post has come");
     rank.meet(3);
     const uint64_t next = 0xef;
-    if (rank.rank == 5) rank.world->post(std::as_bytes(std::span(&next, 1)), std::nullopt);
+    if (rank.rank == 5) rank.world->post(std::as_bytes(std::span(&next, 1)), "for all", std::nullopt);
     while (rank.rank != 5 && (!read() || heard != next) && now_ns() < end) pause_ms(1);
-    if (rank.rank != 5 && heard != next) throw Error(FSDP_INTERNAL, "no post for all has come");
+    if (rank.rank != 5 && (heard != next || text != std::string("for all")))
+      throw Error(FSDP_INTERNAL, "no post for all has come");
     rank.close();
   });
   ASSERT_TRUE(job->collect(15)) << "a rank hangs";
@@ -456,7 +462,7 @@ TEST_F(ChildLeader, AccusesNoLinkThatASilentParentWouldExplain) {
 // By another way it may be told what was so before.
 TEST_F(ChildLeader, WhoHasLeftDoesNotComeBack) {
   for (const Membership membership : {Membership::gone, Membership::member}) {
-    const nodes::StateMap states = {{2, {2, 0, static_cast<uint32_t>(membership), 0, 0, {}}}};
+    const nodes::StateMap states = {{2, {2, 0, static_cast<uint32_t>(membership), 0, 0}}};
     for (const SharedFrame &frame : nodes::write_states(states, false, nodes::longest)) parent.queue(frame);
     parent.flush();
     run_for(50);

@@ -33,10 +33,11 @@ TEST_F(Rendezvous, HostsAreNumberedByTheirLowestRank) {
   const std::string hosts[] = {"b", "a", "b", "c", "a", "a"};
   for (const uint32_t rank : {5, 3, 1, 0, 4, 2}) start(rank, hosts[rank]);
   finish();
+  const RanksHere of_a{3, false}, of_b{2, true}, of_c{1, false}, here[] = {of_a, of_c, of_a, of_b, of_a, of_b};
   for (size_t index = 0; index < 6; ++index) {
     expect(index, FSDP_OK);
     EXPECT_EQ(nodes(index), (std::vector<uint32_t>{0, 1, 0, 2, 1, 1}));
-    EXPECT_EQ(reports[index].control_size, static_cast<int32_t>(Control::size_bytes(6)));
+    EXPECT_EQ(reports[index].control_size, static_cast<int32_t>(Control::size_bytes(6, here[index])));
     const std::string description = reports[index].description;
     EXPECT_NE(description.find("6 ranks as processes of 3 hosts"), std::string::npos) << description;
     EXPECT_EQ(description.find(options.secret), std::string::npos) << description;

@@ -179,8 +179,7 @@ void Save::Keeper::note_files() {
   for (size_t i = 0; i < written.size(); ++i) {
     ReportedFile &file = report_.files[static_cast<size_t>(task_->kinds[i])];
     file.bytes = written[i].bytes;
-    std::memcpy(file.header_sum.data(), written[i].header_sum.data(),
-                std::min(file.header_sum.size(), written[i].header_sum.size()));
+    file.set_header_sum(written[i].header_sum);
     result_.bytes += written[i].bytes;
   }
 }
@@ -200,16 +199,15 @@ void Save::Keeper::watch_disk() {
 
 SaveReport Save::Keeper::read(uint32_t place) const noexcept {
   SaveReport report;
-  std::array<std::byte, sizeof report> bytes;
-  if (!world_.read_post(team_.world_rank(place), bytes)) return {};
-  std::memcpy(static_cast<void *>(&report), bytes.data(), sizeof report);
-  return report.save == number_ ? report : SaveReport{};
+  const auto word = std::as_writable_bytes(std::span(static_cast<SaveWord *>(&report), 1));
+  const bool posted = world_.read_post(team_.world_rank(place), word, report.text);
+  return posted && report.save == number_ ? report : SaveReport{};
 }
 
 void Save::Keeper::post(SaveState state) noexcept {
   report_.save = number_, report_.state = state;
   const auto to = first() ? std::nullopt : std::optional(team_.world_rank(0));
-  world_.post(std::as_bytes(std::span(&report_, 1)), to);
+  world_.post(std::as_bytes(std::span(static_cast<const SaveWord *>(&report_), 1)), report_.told(), to);
 }
 
 void Save::Keeper::look() {
@@ -333,7 +331,7 @@ void Save::Keeper::commit() {
              team_.world_rank(place), name);
       ManifestFile &file = *found->second;
       file.bytes = reported.bytes;
-      file.header_sum.assign(reported.header_sum.data(), reported.header_sum.size());
+      file.header_sum = reported.header_sum_text();
     }
   }
   // Something is in every file, or a rank has not written what another has told of it.
@@ -365,10 +363,8 @@ void Save::Keeper::await_heard() {
   attempt([&] {
     for (pause_ = {}; place < team_.size(); pause()) {
       for (; place < team_.size(); ++place) {
-        SaveReport report;
-        std::array<std::byte, sizeof report> bytes;
-        if (!world_.read_post(team_.world_rank(place), bytes)) break;
-        std::memcpy(static_cast<void *>(&report), bytes.data(), sizeof report);
+        SaveWord report;
+        if (!world_.read_post(team_.world_rank(place), std::as_writable_bytes(std::span(&report, 1)), {})) break;
         if (report.save == number_ && report.state != SaveState::heard && report.state != SaveState::left) break;
       }
       if (Clock::now() - start > (given_up_.failed() ? patience_ : timeout_)) return;

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <array>
+#include <charconv>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -19,7 +20,7 @@
 
 namespace fsdp::checkpoint {
 
-enum class SaveState : uint32_t { none, writing, written, giving_up, committing, committed, failed, heard, left };
+enum class SaveState : uint8_t { none, writing, written, giving_up, committing, committed, failed, heard, left };
 
 // Of a rank that is not the first.
 constexpr bool has_failed(SaveState state) { return state == SaveState::failed || state == SaveState::left; }
@@ -27,32 +28,52 @@ constexpr bool has_failed(SaveState state) { return state == SaveState::failed |
 // A file that is on the disk; of no bytes: the rank has none of the kind.
 struct ReportedFile {
   uint64_t bytes = 0;
-  std::array<char, 32> header_sum{};
+  std::array<uint8_t, 16> header_sum{};
+
+  // From 32 hexadecimal digits, and to them.
+  void set_header_sum(std::string_view digits) noexcept {
+    for (size_t i = 0; i < header_sum.size() && 2 * i + 2 <= digits.size(); ++i)
+      (void)std::from_chars(digits.data() + 2 * i, digits.data() + 2 * i + 2, header_sum[i], 16);
+  }
+  std::string header_sum_text() const {
+    std::string digits;
+    for (const uint8_t byte : header_sum) digits += format_text("{:02x}", byte);
+    return digits;
+  }
 };
 
-struct SaveReport {
+// What a rank posts in any case.
+struct SaveWord {
   uint64_t save = 0;  // which one: what lies there of an earlier one is none of this
   SaveState state = SaveState::none;
-  fsdp_status status = FSDP_OK;  // of giving_up and failed: why
-  int32_t rank = -1;             // ... whose fault it was
-  fsdp_origin origin = FSDP_ORIGIN_FSDP;
+  uint8_t origin = FSDP_ORIGIN_FSDP;
+  int16_t status = FSDP_OK;  // of giving_up and failed: why
+  int32_t rank = -1;         // ... whose fault it was
   int64_t code = 0;
   std::array<ReportedFile, shard_kinds> files{};
-  std::array<char, 320> text{};
+};
+static_assert(sizeof(SaveWord) <= comm::World::post_bytes);
+
+// ... and with the text of its failure, if it has one.
+struct SaveReport : SaveWord {
+  std::array<char, comm::World::post_text_bytes> text{};
 
   void set(const Error &error) noexcept {
-    status = error.status, rank = error.rank, origin = error.origin, code = error.origin_code;
+    status = static_cast<int16_t>(error.status), rank = error.rank;
+    origin = static_cast<uint8_t>(error.origin), code = error.origin_code;
     const std::string_view message = error.what();
     text = {};
     std::memcpy(text.data(), message.data(), cut_length(message, text.size() - 1));
   }
   // Of another process: its end is not trusted.
+  std::string_view told() const noexcept { return {text.data(), ::strnlen(text.data(), text.size())}; }
   Error error() const {
-    Error told(status, std::string(text.data(), ::strnlen(text.data(), text.size())), rank, origin, code);
-    told.ends_context = false;  // that a save has failed is the end of that save alone
-    return told;
+    const std::string why =
+        told().empty() ? "its part of the save has failed, as those of many ranks" : std::string(told());
+    Error failure(status, why, rank, static_cast<fsdp_origin>(origin), code);
+    failure.ends_context = false;  // that a save has failed is the end of that save alone
+    return failure;
   }
 };
-static_assert(sizeof(SaveReport) <= comm::World::post_bytes);
 
 }  // namespace fsdp::checkpoint

@@ -49,8 +49,7 @@ Host::Host(const WorldOptions &options, std::span<const uint32_t> ranks, const W
       deadline_(Clock::now() + std::chrono::milliseconds(options.timeout_ms)),
       seats_(options.size),
       doors_(make_doors()),
-      control_(create_memory_file(Control::size_bytes(options.size), "the job's control memory")) {
-  Control::initialize(control_, options.size, static_cast<uint32_t>(ranks_.size()));
+      control_(Control::create(options.size, ranks_here(ranks))) {
   for (const uint32_t r : ranks_) seats_[r].expected = true;
   seats_[ranks_[0]].taken = true;
 }

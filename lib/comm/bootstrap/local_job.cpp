@@ -19,12 +19,7 @@ Fd duplicate(const Fd &file) {
 }  // namespace
 
 LocalJob::LocalJob(uint32_t size)
-    : size_(size),
-      control_(create_memory_file(Control::size_bytes(size), "the job's control memory")),
-      claimed_(size),
-      mailboxes_(size) {
-  Control::initialize(control_, size, size);
-}
+    : size_(size), control_(Control::create(size, {size, true})), claimed_(size), mailboxes_(size) {}
 
 void LocalJob::claim(uint32_t rank) {
   if (rank >= size_) fail(FSDP_INVALID_ARGUMENT, "rank {} is outside [0, {})", rank, size_);

@@ -16,10 +16,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-Rendezvous meet_alone(const WorldOptions &options, size_t ranks_here) {
+Rendezvous meet_alone(const WorldOptions &options, std::span<const uint32_t> ranks) {
   Doors doors = make_doors();
-  Fd control = create_memory_file(Control::size_bytes(options.size), "the job's control memory");
-  Control::initialize(control, options.size, static_cast<uint32_t>(ranks_here));
+  Fd control = Control::create(options.size, ranks_here(ranks));
   auto links =
       std::make_unique<ProcessLinks>(options.rank, std::move(doors.inbox), std::vector<PeerDoors>(options.size));
   return {std::move(control), std::move(links), {}, {}, {}};
@@ -27,10 +26,10 @@ Rendezvous meet_alone(const WorldOptions &options, size_t ranks_here) {
 
 // The ranks of one host, by the name in the options.
 Rendezvous meet_on_host(const WorldOptions &options, std::span<const uint32_t> ranks, const Waiter &waiter) {
-  if (ranks.size() == 1 || !options.stand_ins.empty()) return meet_alone(options, ranks.size());
+  if (ranks.size() == 1 || !options.stand_ins.empty()) return meet_alone(options, ranks);
   Rendezvous meeting =
       options.rank == ranks[0] ? Host(options, ranks, waiter).run() : Visit(options, ranks, waiter).run();
-  check_memory_file(meeting.control, Control::size_bytes(options.size), "the job's control memory");
+  check_memory_file(meeting.control, Control::size_bytes(options.size, ranks_here(ranks)), "the job's control memory");
   return meeting;
 }
 

@@ -26,9 +26,11 @@ class HybridWorld final : public World {
   uint64_t message_bytes(std::span<const uint32_t> ranks, bool sums) const override;
   std::unique_ptr<Team> create_team(std::span<const uint32_t> ranks, const std::string &what) override;
   // The leaders of the hosts bring them to each other.
-  void post(std::span<const std::byte> bytes, std::optional<uint32_t> to) noexcept override { near_->post(bytes, to); }
-  bool read_post(uint32_t rank, std::span<std::byte> bytes) const noexcept override {
-    return near_->read_post(rank, bytes);
+  void post(std::span<const std::byte> bytes, std::string_view text, std::optional<uint32_t> to) noexcept override {
+    near_->post(bytes, text, to);
+  }
+  bool read_post(uint32_t rank, std::span<std::byte> bytes, std::span<char> text) const noexcept override {
+    return near_->read_post(rank, bytes, text);
   }
   void check() override { near_->check(); }
   void abort(const std::string &reason) noexcept override { near_->abort(reason); }

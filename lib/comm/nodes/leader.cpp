@@ -85,6 +85,7 @@ void NodeLeader::work() {
   mirror_.look_at_posts([this](const nodes::Post &post) { spread(post, {}); });
   mirror_.look(now_ms_, [this](const nodes::State &state) { from_below_.insert_or_assign(state.rank, state); });
   spread_states();
+  mirror_.look_at_texts(now_ms_, [this](const nodes::WaitText &text) { spread(text, {}); });
   beat();
   flush();
 }
@@ -168,6 +169,7 @@ void NodeLeader::hear(uint32_t from, const Frame &frame) {
   if (nodes::as<nodes::Beat>(frame)) return;
   if (auto states = nodes::read_states(frame)) return hear(from, std::move(*states));
   if (const auto post = nodes::as<nodes::Post>(frame)) return hear(from, *post);
+  if (const auto text = nodes::as<nodes::WaitText>(frame)) return hear(from, *text);
   if (nodes::as<nodes::Goodbye>(frame)) return peers_.at(from).leave();
   if (const auto verdict = nodes::as<nodes::VerdictMessage>(frame)) {
     if (believable(verdict->accusation)) control_.decide(verdict->accusation);
@@ -214,6 +216,11 @@ void NodeLeader::hear(uint32_t from, const nodes::Post &post) {
   if (here) mirror_.apply(post);
 }
 
+void NodeLeader::hear(uint32_t from, const nodes::WaitText &text) {
+  spread(text, from);
+  mirror_.apply(text);
+}
+
 // In a large job together with those of the next moment; that a rank has left at once.
 void NodeLeader::spread_states() {
   const auto leaves = [](const auto &entry) {
@@ -251,6 +258,13 @@ void NodeLeader::spread(const nodes::Post &post, std::optional<uint32_t> from) {
   const SharedFrame frame = frame_of(post);
   for (auto &[n, peer] : peers_)
     if (is_neighbour(n, peer) && n != from) say(&peer, frame);
+}
+
+// As much is said of it as of waits, and no more: it is said again.
+void NodeLeader::spread(const nodes::WaitText &text, std::optional<uint32_t> from) {
+  const SharedFrame frame = frame_of(text);
+  for (auto &[n, peer] : peers_)
+    if (is_neighbour(n, peer) && n != from && peer.take_waits(frame->bytes.size())) say(&peer, frame);
 }
 
 bool NodeLeader::in_order(uint32_t of) const {

@@ -63,6 +63,7 @@ class NodeLeader final : public Chore {
   void hear(uint32_t from, std::vector<nodes::State> states);
   bool fits(uint32_t from, const NodePeer &peer, const nodes::State &state) const;
   void hear(uint32_t from, const nodes::Post &post);
+  void hear(uint32_t from, const nodes::WaitText &text);
   void hear_of_dump(uint32_t of, int32_t process);
   void check_connection(uint32_t of);
   void blame_link(uint32_t to, const std::string &problem);
@@ -102,6 +103,7 @@ class NodeLeader final : public Chore {
   void spread_states();
   void spread(const nodes::StateMap &states, bool up);
   void spread(const nodes::Post &post, std::optional<uint32_t> from);
+  void spread(const nodes::WaitText &text, std::optional<uint32_t> from);
   bool in_order(uint32_t of) const;
 
   // -- this node --

@@ -98,7 +98,7 @@ void NodeLeader::repeat_leavers(NodePeer &to) {
   for (uint32_t rank = 0; rank < plan_.node_of.size(); ++rank) {
     const Membership membership = control_.membership(rank);
     if (membership != Membership::left && membership != Membership::gone) continue;
-    leavers[rank] = {rank, control_.process(rank), static_cast<uint32_t>(membership), 0, 0, {}};
+    leavers[rank] = {rank, control_.process(rank), static_cast<uint32_t>(membership), 0, 0};
   }
   for (const SharedFrame &frame : nodes::write_states(leavers, false, nodes::longest)) say(&to, frame);
 }

@@ -4,6 +4,7 @@
 // bytes in memory.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -16,8 +17,8 @@
 
 namespace fsdp::comm::nodes {
 
-enum class Kind : uint32_t { hello = 101, beat, report, verdict, states, goodbye, post };
-constexpr uint32_t version = 5;
+enum class Kind : uint32_t { hello = 101, beat, report, verdict, states, goodbye, post, wait_text };
+constexpr uint32_t version = 6;
 
 // What a connection is for: the tree's, by a child to its parent; or by one whose way to the root is lost.
 enum class Bond : uint32_t { tree, refuge };
@@ -47,14 +48,21 @@ struct State {
   int32_t process;
   uint32_t membership, for_rank;
   uint64_t looks;
-  char text[SharedText::capacity];
+};
+static_assert(sizeof(State) == 24);
+// What one that waits in a circle waits in.
+struct WaitText {
+  static constexpr Kind kind = Kind::wait_text;
+  uint32_t rank, number;  // the latter: of its wait
+  WaitTexts::Copy text;
 };
 // What a rank shows to others.
 struct Post {
   static constexpr Kind kind = Kind::post;
   static constexpr uint32_t everybody = UINT32_MAX;
   uint32_t rank, to;  // a rank, or everybody
-  PostEntry::Bytes bytes;
+  std::array<std::byte, World::post_bytes> bytes;
+  PostTexts::Copy text;
 };
 // The sender leaves in good order: the end of its connection is no failure, and it passes nothing on any more.
 struct Goodbye {

@@ -13,6 +13,7 @@ namespace {
 // so many ranks it does at that rate, and of more accordingly less often. See NodePeer::take_waits.
 constexpr uint64_t wait_period_ms = 100;
 constexpr uint64_t usual_ranks = 20;
+constexpr uint64_t text_period_ms = 1000;
 
 uint64_t period_of(const NodePlan &plan) {
   return wait_period_ms * std::max(plan.node_of.size() / usual_ranks, size_t{1});
@@ -46,9 +47,7 @@ nodes::State Mirror::state_of(uint32_t rank) const noexcept {
   state.membership = static_cast<uint32_t>(control_.membership(rank));
   state.looks = entry.looks.load(std::memory_order_seq_cst);
   state.for_rank = entry.for_rank.load(std::memory_order_relaxed);
-  const SharedText::Copy text = entry.text.load();
-  std::copy(text.begin(), text.end(), state.text);
-  // The wait has ended meanwhile: the text may be half that of another one.
+  // The wait has ended meanwhile: whom it is for may be of another one.
   const uint64_t after = entry.looks.load(std::memory_order_seq_cst);
   if (after >> 32 != state.looks >> 32 || static_cast<uint32_t>(after) == 0) state.looks = 0;
   return state;
@@ -68,27 +67,55 @@ void Mirror::look(uint64_t now_ms, const std::function<void(const nodes::State &
 // One that is being written is seen the next time.
 void Mirror::look_at_posts(const std::function<void(const nodes::Post &)> &say) {
   for (Said &said : said_) {
-    const PostEntry &entry = control_.post(said.rank);
-    const uint64_t turn = entry.turn();
-    nodes::Post post{said.rank, nodes::Post::everybody, {}};
-    if (turn == said.post_turn || !entry.load(post.bytes)) continue;
+    const PostEntry *entry = control_.posts().find(said.rank);
+    if (!entry) continue;
+    const uint32_t turn = entry->turn();
+    nodes::Post post{said.rank, nodes::Post::everybody, {}, {}};
+    if (turn == said.post_turn || !control_.posts().load(said.rank, post.bytes, post.text)) continue;
     said.post_turn = turn;
-    post.to = entry.to().value_or(nodes::Post::everybody);
+    post.to = entry->to().value_or(nodes::Post::everybody);
     say(post);
   }
 }
 
+Mirror::Said *Mirror::find(uint32_t rank) noexcept {
+  const auto found = std::ranges::lower_bound(said_, rank, {}, &Said::rank);
+  return found != said_.end() && found->rank == rank ? &*found : nullptr;
+}
+
+void Mirror::look_at_texts(uint64_t now_ms, const std::function<void(const nodes::WaitText &)> &say) {
+  const Waits waits = control_.waits();
+  waits.texts().for_each([&](uint32_t rank, uint32_t number) {
+    Said *said = find(rank);
+    if (!said || said->looks >> 32 != number) return;
+    if (said->text_number == number && now_ms - said->text_ms < std::max(text_period_ms, period_ms_)) return;
+    nodes::WaitText text{rank, number, {}};
+    if (!waits.texts().load(rank, number, text.text)) return;
+    said->text_number = number;
+    said->text_ms = now_ms;
+    say(text);
+  });
+}
+
 bool Mirror::apply(const nodes::Post &post) noexcept {
   if (!elsewhere(post.rank)) return false;
-  control_.post(post.rank).store(post.bytes, std::nullopt);
+  control_.posts().store(post.rank, post.bytes, {post.text.data(), ::strnlen(post.text.data(), post.text.size())},
+                         std::nullopt);
+  return true;
+}
+
+bool Mirror::apply(const nodes::WaitText &text) noexcept {
+  if (!elsewhere(text.rank)) return false;
+  control_.waits().show_text(text.rank, text.number, {text.text.data(), ::strnlen(text.text.data(), text.text.size())});
   return true;
 }
 
 bool Mirror::apply(const nodes::State &state) noexcept {
   if (!elsewhere(state.rank) || state.membership > static_cast<uint32_t>(Membership::gone)) return false;
   WaitEntry &entry = control_.waits()[state.rank];
-  entry.looks.store(0, std::memory_order_seq_cst);
-  if (nodes::waits(state)) entry.text.store({state.text, ::strnlen(state.text, sizeof state.text)});
+  // In between it does not wait. One that goes on waiting may have a text, whose place would be free then.
+  if (entry.looks.load(std::memory_order_relaxed) >> 32 != state.looks >> 32)
+    entry.looks.store(0, std::memory_order_seq_cst);
   entry.for_rank.store(state.for_rank, std::memory_order_relaxed);
   entry.looks.store(state.looks, std::memory_order_seq_cst);
   control_.set_process(state.rank, state.process);

@@ -21,9 +21,12 @@ class Mirror {
   void look(uint64_t now_ms, const std::function<void(const nodes::State &)> &say);
   // ... and for each that shows something new.
   void look_at_posts(const std::function<void(const nodes::Post &)> &say);
+  // ... and for each in a circle. After what look() said of it, and again from time to time: it may have been lost.
+  void look_at_texts(uint64_t now_ms, const std::function<void(const nodes::WaitText &)> &say);
   // Writes what another node said. False: it is about none of its ranks.
   bool apply(const nodes::State &state) noexcept;
   bool apply(const nodes::Post &post) noexcept;
+  bool apply(const nodes::WaitText &text) noexcept;
   // The waits of the ranks of such nodes are not believed: what they wait for may be on its way.
   void forget_waits(const std::function<bool(uint32_t node)> &of) noexcept;
 
@@ -34,8 +37,10 @@ class Mirror {
     uint64_t looks = 0;
     uint32_t membership = 0;
     uint64_t at_ms = 0;
-    uint64_t post_turn = 0;
+    uint32_t post_turn = 0, text_number = 0;
+    uint64_t text_ms = 0;
   };
+  Said *find(uint32_t rank) noexcept;
   bool due(const Said &said, uint64_t now_ms) const noexcept;
   nodes::State state_of(uint32_t rank) const noexcept;
 

@@ -2,11 +2,14 @@
 #include "comm/shm/control.h"
 
 #include <sched.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
+#include <cerrno>
 #include <chrono>
-#include <cstring>
+#include <functional>
 #include <thread>
 
 #include "base/checked.h"
@@ -16,32 +19,58 @@ namespace fsdp::comm {
 namespace {
 
 constexpr uint64_t control_magic = 0x66736470'63746c31;  // "fsdpctl1"
-constexpr uint32_t control_version = 9;
+constexpr uint32_t control_version = 10;
 
 constexpr uint64_t answer_ms = 1000;  // for a leader to bring the job's verdict
+constexpr const char *what = "the job's control memory";
+
+// See World::post.
+uint32_t posting_ranks(uint32_t world_size, RanksHere ranks) noexcept {
+  return ranks.first ? world_size : std::min(world_size, ranks.count + 1);
+}
+
+uint64_t size_of(const Fd &file) {
+  struct stat status;
+  if (::fstat(file.get(), &status) != 0) fail_errno(errno, what);
+  return static_cast<uint64_t>(status.st_size);
+}
 
 }  // namespace
 
-uint64_t Control::size_bytes(uint32_t world_size) noexcept {
-  return round_up(sizeof(Head) + world_size * (sizeof(Member) + sizeof(WaitEntry) + sizeof(PostEntry)), page_size());
+uint64_t Control::size_bytes(uint32_t world_size, RanksHere ranks) noexcept {
+  const uint64_t each = sizeof(Member) + sizeof(WaitEntry) + sizeof(uint16_t);
+  return round_up(sizeof(Head) + world_size * each + posting_ranks(world_size, ranks) * sizeof(PostEntry), page_size());
 }
 
-void Control::initialize(const Fd &file, uint32_t world_size, uint32_t ranks_here) {
-  Mapping memory(file, size_bytes(world_size), Access::read_write, "the job's control memory");
+Fd Control::create(uint32_t world_size, RanksHere ranks) {
+  Fd file = create_memory_file(size_bytes(world_size, ranks), what);
+  Mapping memory(file, size_bytes(world_size, ranks), Access::read_write, what);
   auto &head = *reinterpret_cast<Head *>(memory.data());
   head.magic = control_magic;
   head.version = control_version;
   head.world_size = world_size;
-  head.ranks_here = ranks_here;
+  head.ranks_here = ranks.count;
+  head.posts.entry_count = posting_ranks(world_size, ranks);
+  return file;
 }
 
 Control::Control(const Fd &file, uint32_t world_size)
-    : world_size_(world_size), memory_(file, size_bytes(world_size), Access::read_write, "the job's control memory") {
-  memory_.populate(0, memory_.size_bytes(), Access::read_write, "the job's control memory");
+    : world_size_(world_size), memory_(file, size_of(file), Access::read_write, what) {
+  memory_.populate(0, memory_.size_bytes(), Access::read_write, what);
   if (head().magic != control_magic || head().version != control_version || head().world_size != world_size)
     fail(FSDP_SYSTEM, "the job's control memory is not of this version of the library, or not for {} ranks",
          world_size);
   add_cores();
+}
+
+Waits Control::waits() const noexcept {
+  return {reinterpret_cast<WaitEntry *>(members() + world_size_), &head().wait_texts};
+}
+
+Posts Control::posts() const noexcept {
+  auto *entries = reinterpret_cast<PostEntry *>(reinterpret_cast<WaitEntry *>(members() + world_size_) + world_size_);
+  auto *numbers = reinterpret_cast<std::atomic<uint16_t> *>(entries + head().posts.entry_count);
+  return {head().posts, entries, numbers};
 }
 
 // A launcher may have bound each rank to cores of its own. Who has added its cores last counts those of all.
@@ -62,13 +91,29 @@ Membership Control::membership(uint32_t rank) const noexcept {
 }
 
 void Control::set_membership(uint32_t rank, Membership state) noexcept {
-  member(rank).state.store(static_cast<uint32_t>(state), std::memory_order_release);
+  member(rank).state.store(static_cast<uint16_t>(state), std::memory_order_release);
   if (state == Membership::left || state == Membership::gone) head().any_left.store(1, std::memory_order_release);
 }
 
 void Control::introduce(uint32_t rank) noexcept {
   member(rank).process.store(::getpid(), std::memory_order_relaxed);
-  ::gethostname(member(rank).host, sizeof Member::host - 1);
+  char name[sizeof(HostName::text)] = {};
+  ::gethostname(name, sizeof name - 1);
+  set_host(rank, name);
+}
+
+// Of ranks that come with the same name at the same time each writes it: the bytes are the same.
+void Control::set_host(uint32_t rank, const std::string &name) noexcept {
+  const uint64_t hash = std::hash<std::string>()(name) | 1;
+  for (uint16_t i = 0; i < std::size(head().hosts); ++i) {
+    uint64_t known = 0;
+    HostName &host = head().hosts[i];
+    if (!host.hash.compare_exchange_strong(known, hash) && known != hash) continue;
+    host.text.store(name);
+    member(rank).host.store(static_cast<uint16_t>(i + 1), std::memory_order_release);
+    return;
+  }
+  member(rank).host.store(0, std::memory_order_relaxed);
 }
 
 void Control::set_data_peer(uint32_t rank) noexcept {
@@ -84,7 +129,8 @@ void Control::find_data_peers(const std::function<void(uint32_t)> &found) const 
 }
 
 std::string Control::host(uint32_t rank) const {
-  return std::string(member(rank).host, ::strnlen(member(rank).host, sizeof Member::host));
+  const uint32_t number = member(rank).host.load(std::memory_order_acquire);
+  return number ? head().hosts[number - 1].text.load().data() : "unknown";
 }
 
 bool Control::write(Slot &slot, const Accusation &accusation) noexcept {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "base/error.h"
@@ -27,11 +28,21 @@ enum class Membership : uint32_t {
   gone   // destroyed its context without closing it
 };
 
+// Of a job's ranks, those that share a control memory.
+struct RanksHere {
+  uint32_t count;
+  bool first;  // rank 0 is one of them
+};
+inline RanksHere ranks_here(std::span<const uint32_t> ranks) noexcept {  // in rising order
+  return {static_cast<uint32_t>(ranks.size()), ranks.front() == 0};
+}
+
 class Control {
  public:
-  static uint64_t size_bytes(uint32_t world_size) noexcept;
-  // Of a fresh file, before it is passed on. ranks_here: of the world, those that will share it.
-  static void initialize(const Fd &file, uint32_t world_size, uint32_t ranks_here);
+  // 34 bytes for each rank of the job, and 104 for each that posts to ranks here: see World::post.
+  static uint64_t size_bytes(uint32_t world_size, RanksHere ranks) noexcept;
+  // A fresh one, to be passed on.
+  static Fd create(uint32_t world_size, RanksHere ranks);
   Control(const Fd &file, uint32_t world_size);
 
   uint32_t world_size() const noexcept { return world_size_; }
@@ -49,8 +60,10 @@ class Control {
   // -- life --
   // This process is `rank`.
   void introduce(uint32_t rank) noexcept;
+  void set_host(uint32_t rank, const std::string &name) noexcept;  // one of eight
   int32_t process(uint32_t rank) const noexcept { return member(rank).process.load(std::memory_order_relaxed); }
   void set_process(uint32_t rank, int32_t process) noexcept { member(rank).process.store(process); }
+  // "unknown": it has not introduced itself, or there are too many names.
   std::string host(uint32_t rank) const;
   // On another node: what is known of it here comes late.
   void set_remote(uint32_t rank) noexcept { waits()[rank].late.store(Late::remote, std::memory_order_relaxed); }
@@ -84,10 +97,10 @@ class Control {
   // The error that rank `self` reports for it.
   Error verdict(uint32_t self) const { return error_of(read(head().verdict), self); }
   Accusation verdict() const noexcept { return read(head().verdict); }
-  // What the ranks' callers wait for: one entry a rank.
-  WaitEntry *waits() const noexcept { return reinterpret_cast<WaitEntry *>(&member(world_size_)); }
-  // What a rank shows to others.
-  PostEntry &post(uint32_t rank) const noexcept { return reinterpret_cast<PostEntry *>(waits() + world_size_)[rank]; }
+  // What the ranks' callers wait for.
+  Waits waits() const noexcept;
+  // What ranks show to others.
+  Posts posts() const noexcept;
 
  private:
   // Written once, by who wins the swap.
@@ -97,6 +110,11 @@ class Control {
     std::atomic<uint64_t> since_ms;
     Accusation accusation;
   };
+  // Containers of one host may give it names of their own.
+  struct HostName {
+    std::atomic<uint64_t> hash;  // of the name that it is for; 0: none
+    SharedText<112> text;
+  };
   struct Head {
     uint64_t magic;
     uint32_t version, world_size, ranks_here;
@@ -105,21 +123,24 @@ class Control {
     std::atomic<uint64_t> cores[16];  // one bit for each core that any rank may use
     std::atomic<uint32_t> core_count, any_left;
     std::atomic<uint64_t> data_peers[RankSet::most / 64];
+    HostName hosts[8];
+    WaitTexts wait_texts;
+    PostRoom posts;
   };
   void add_cores() noexcept;
-  struct alignas(64) Member {
-    std::atomic<uint32_t> state;
+  struct Member {
+    std::atomic<uint16_t> state, host;  // the latter: number of its name, and 1
     std::atomic<int32_t> process;
     std::atomic<uint64_t> beat;
-    char host[112];
   };
+  static_assert(sizeof(Member) == 16);
   bool is_loss_of_leader(const Accusation &accusation) const noexcept;
   static bool write(Slot &slot, const Accusation &accusation) noexcept;
   static Accusation read(const Slot &slot) noexcept;
   Head &head() const noexcept { return *reinterpret_cast<Head *>(memory_.data()); }
-  Member &member(uint32_t rank) const noexcept {
-    return reinterpret_cast<Member *>(memory_.data() + sizeof(Head))[rank];
-  }
+  // Head, members, waits, posts, the numbers of the posts' entries.
+  Member *members() const noexcept { return reinterpret_cast<Member *>(memory_.data() + sizeof(Head)); }
+  Member &member(uint32_t rank) const noexcept { return members()[rank]; }
 
   uint32_t world_size_;
   Mapping memory_;

@@ -2,7 +2,6 @@
 #include "comm/shm/waits.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/error.h"
 #include "comm/shm/watch.h"
@@ -16,25 +15,10 @@ constexpr uint64_t late_looks = 60;
 
 }  // namespace
 
-void SharedText::store(std::string_view text) noexcept {
-  Copy copy{};
-  std::copy_n(text.data(), std::min(text.size(), capacity - 1), copy.begin());
-  for (size_t i = 0; i < std::size(words_); ++i) {
-    uint64_t word = 0;
-    std::memcpy(&word, copy.data() + i * sizeof word, sizeof word);
-    words_[i].store(word, std::memory_order_release);
-  }
-}
-
-// Another process wrote it: its end is not trusted.
-SharedText::Copy SharedText::load() const noexcept {
-  Copy copy{};
-  for (size_t i = 0; i < std::size(words_); ++i) {
-    const uint64_t word = words_[i].load(std::memory_order_acquire);
-    std::memcpy(copy.data() + i * sizeof word, &word, sizeof word);
-  }
-  copy.back() = '\0';
-  return copy;
+std::string Waits::text(uint32_t rank) const {
+  WaitTexts::Copy text;
+  const uint64_t looks = entries_[rank].looks.load(std::memory_order_seq_cst);
+  return texts_->load(rank, static_cast<uint32_t>(looks >> 32), text) ? text.data() : "another call";
 }
 
 std::optional<uint32_t> first_missed_caller(const Awaited &awaited, uint32_t world_size, uint32_t rank) {
@@ -88,20 +72,30 @@ void ShownWait::hide() noexcept {
   suspects_.clear();
 }
 
-void ShownWait::show(std::optional<uint32_t> missed, const std::string &call, const std::string &what, Late late) {
+void ShownWait::show(std::optional<uint32_t> missed, Late late) noexcept {
   WaitEntry &mine = entries_[rank_];
   if (!shown_) {
     mine.late.store(late, std::memory_order_relaxed);
-    mine.text.store(format_text("{} ({})", call, what));
     mine.looks.store(((mine.looks.load(std::memory_order_relaxed) >> 32) + 1) << 32, std::memory_order_relaxed);
     shown_ = true;
+    told_ = false;
   }
   mine.for_rank.store(missed.value_or(UINT32_MAX), std::memory_order_relaxed);
   mine.looks.fetch_add(1, std::memory_order_seq_cst);
 }
 
+// Each of a circle sees it and has told its text before it looks around again, and who condemns a circle waits for
+// that.
+void ShownWait::show_text(const std::string &call, const std::string &what) {
+  if (told_) return;
+  const uint64_t looks = entries_[rank_].looks.load(std::memory_order_relaxed);
+  entries_.show_text(rank_, static_cast<uint32_t>(looks >> 32), format_text("{} ({})", call, what));
+  told_ = true;
+}
+
 std::vector<uint32_t> ShownWait::look(std::optional<uint32_t> missed, const std::string &call, const Awaited &awaited) {
-  show(missed, call, shown_ ? std::string() : awaited.text(), awaited.late());
+  show(missed, awaited.late());
+  if (in_circle()) show_text(call, told_ ? std::string() : awaited.text());
   return find_circle();
 }
 
@@ -113,7 +107,8 @@ std::vector<uint32_t> ShownWait::look_through(const std::optional<StreamWaits::E
   if (stream->number == stream_number_ && stream->looks == stream_looks_) return {};
   stream_number_ = stream->number;
   stream_looks_ = stream->looks;
-  show(stream->missed, call, stream->text, stream->late);
+  show(stream->missed, stream->late);
+  if (in_circle()) show_text(call, stream->text);
   return find_circle();
 }
 
@@ -163,7 +158,5 @@ std::vector<uint32_t> ShownWait::find_circle() {
   }
   return ranks;
 }
-
-std::string ShownWait::text(uint32_t rank) const { return entries_[rank].text.load().data(); }
 
 }  // namespace fsdp::comm

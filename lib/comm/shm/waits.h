@@ -4,7 +4,6 @@
 // or through a stream of its own, whose collective lacks that caller's call.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -13,22 +12,11 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/shm/text_pool.h"
+
 namespace fsdp::comm {
 
 class Awaited;
-
-// A text that is read while it is written: then half of it is new, which who reads it must find out otherwise. Who sees
-// a new word sees also what the writer stored before it.
-class SharedText {
- public:
-  static constexpr size_t capacity = 240;
-  using Copy = std::array<char, capacity>;  // with an end
-  void store(std::string_view text) noexcept;
-  Copy load() const noexcept;
-
- private:
-  std::atomic<uint64_t> words_[capacity / sizeof(uint64_t)];
-};
 
 // How much later than what it tells a look may come.
 enum class Late : uint32_t {
@@ -38,11 +26,36 @@ enum class Late : uint32_t {
 };
 
 // A rank's entry, written by that rank's caller alone. All zero bytes: it does not wait.
-struct alignas(64) WaitEntry {
+struct WaitEntry {
   std::atomic<uint64_t> looks;     // number of the wait << 32 | looks around since it began; 0 looks: none, or not yet
   std::atomic<uint32_t> for_rank;  // the first whose caller it misses; none: UINT32_MAX
   std::atomic<Late> late;
-  SharedText text;  // written before the first look
+};
+static_assert(sizeof(WaitEntry) == 16);
+
+// What callers wait in, of those that wait for each other in a circle: few, and of more none could read the names.
+using WaitTexts = TextPool<256, 240>;
+
+// Those of all ranks of a job, in memory that the ranks of a host share.
+class Waits {
+ public:
+  Waits(WaitEntry *entries, WaitTexts *texts) : entries_(entries), texts_(texts) {}
+  WaitEntry &operator[](uint32_t rank) const noexcept { return entries_[rank]; }
+  const WaitTexts &texts() const noexcept { return *texts_; }
+  bool is_current(uint32_t rank, uint32_t number) const noexcept {
+    const uint64_t looks = entries_[rank].looks.load(std::memory_order_seq_cst);
+    return looks >> 32 == number && static_cast<uint32_t>(looks) != 0;
+  }
+  // By who writes that rank's entry. Without effect if there is no place.
+  void show_text(uint32_t rank, uint32_t number, std::string_view text) const noexcept {
+    texts_->store(rank, number, text, [this](uint32_t r, uint32_t n) { return is_current(r, n); });
+  }
+  // "fsdp_finish_grads (reduce_scatter of 'layer.3' (#17))", or "another call"
+  std::string text(uint32_t rank) const;
+
+ private:
+  WaitEntry *entries_;
+  WaitTexts *texts_;
 };
 
 // The first other rank that will not come before its caller makes a call.
@@ -91,9 +104,8 @@ class StreamWait {
 // One wait of this rank's caller.
 class ShownWait {
  public:
-  // entries[r] is rank r's.
-  ShownWait(WaitEntry *entries, uint32_t world_size, uint32_t rank)
-      : entries_(entries), world_size_(world_size), rank_(rank) {}
+  ShownWait(const Waits &waits, uint32_t world_size, uint32_t rank)
+      : entries_(waits), world_size_(world_size), rank_(rank) {}
   ~ShownWait() { hide(); }
   ShownWait(const ShownWait &) = delete;
   ShownWait &operator=(const ShownWait &) = delete;
@@ -103,21 +115,22 @@ class ShownWait {
   std::vector<uint32_t> look(std::optional<uint32_t> missed, const std::string &call, const Awaited &awaited);
   // The same for what a stream waits for; one that does not wait hides what was shown.
   std::vector<uint32_t> look_through(const std::optional<StreamWaits::Entry> &stream, const std::string &call);
-  std::string text(uint32_t rank) const;  // that rank's, as it shows it
+  std::string text(uint32_t rank) const { return entries_.text(rank); }  // that rank's, as it shows it
 
  private:
   struct Seen {
     uint32_t rank;
     uint64_t looks;
   };
-  void show(std::optional<uint32_t> missed, const std::string &call, const std::string &what, Late late);
+  void show(std::optional<uint32_t> missed, Late late) noexcept;
   void hide() noexcept;
+  void show_text(const std::string &call, const std::string &what);
   bool in_circle() const noexcept;
   std::vector<uint32_t> find_circle();
 
-  WaitEntry *entries_;
+  Waits entries_;
   uint32_t world_size_, rank_;
-  bool shown_ = false;
+  bool shown_ = false, told_ = false;  // told: its text, too
   uint64_t stream_number_ = 0, stream_looks_ = 0;
   std::vector<Seen> suspects_;
 };

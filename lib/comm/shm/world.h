@@ -28,11 +28,11 @@ class ShmWorld final : public World {
     return message_staging_bytes(static_cast<uint32_t>(ranks.size()));
   }
   std::unique_ptr<Team> create_team(std::span<const uint32_t> ranks, const std::string &what) override;
-  void post(std::span<const std::byte> bytes, std::optional<uint32_t> to) noexcept override {
-    seat_->control.post(rank()).store(bytes, to);
+  void post(std::span<const std::byte> bytes, std::string_view text, std::optional<uint32_t> to) noexcept override {
+    seat_->control.posts().store(rank(), bytes, text, to);
   }
-  bool read_post(uint32_t rank, std::span<std::byte> bytes) const noexcept override {
-    return seat_->control.post(rank).load(bytes);
+  bool read_post(uint32_t rank, std::span<std::byte> bytes, std::span<char> text) const noexcept override {
+    return seat_->control.posts().load(rank, bytes, text);
   }
   void check() override { seat_->watch.check(); }
   void abort(const std::string &reason) noexcept override;
