@@ -101,28 +101,21 @@ void check_own_card(const Roster &roster, uint32_t rank, const std::vector<std::
                             static_cast<int32_t>(rank)));
 }
 
-// Of a card's texts only what somebody will ask for is kept: why the first rank without UCX has none, and the address
-// of the lowest rank of a host.
-void keep_needed(Card &card, bool first_without_ucx, bool leads) {
-  if (!first_without_ucx) card.obstacle = {};
-  if (!leads) card.leader = {};
-}
-
 // Each is taken from the roster as it is read: in a large job both together would be most of what joining needs.
 std::vector<Card> take_cards(Roster &roster) {
   std::vector<Card> cards;
   cards.reserve(roster.members.size());
-  bool all_have_ucx = true;
+  bool all_have_ucx = true;  // so far: why the first has none will be asked
   uint32_t nodes = 0;
   for (size_t r = 0; r < roster.members.size(); ++r) {
     Member &member = roster.members[r];
-    auto card = read_card(std::exchange(member.card, {}));
+    const bool leads = member.node == nodes;
+    auto card = read_card(std::exchange(member.card, {}), {leads, all_have_ucx});
     if (!card)
       fail_rank(FSDP_MISMATCH, static_cast<int32_t>(r),
                 "rank {} ({}) brought something to the rendezvous that is no card", r, member.host);
-    const bool leads = member.node == nodes, without_ucx = card->ucx.empty();
-    keep_needed(*card, std::exchange(all_have_ucx, all_have_ucx && !without_ucx) && without_ucx, leads);
     nodes += leads;
+    all_have_ucx &= !card->ucx.empty();
     cards.push_back(std::move(*card));
   }
   return cards;

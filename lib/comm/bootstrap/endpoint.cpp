@@ -51,14 +51,17 @@ std::vector<Endpoint> Endpoint::resolve(const std::string &host, uint16_t port, 
   return look_up(host, port, 0, problem);
 }
 
-// The usual IPv4 address without the name service's machinery: each rank of a large job reads those of all. One of IPv6
-// may name an interface, which that knows how to read.
 std::vector<Endpoint> Endpoint::numeric(const std::string &host, uint16_t port, std::string &problem) {
+  if (const auto usual = ipv4(host.c_str(), port)) return {*usual};
+  return look_up(host, port, AI_NUMERICHOST, problem);
+}
+
+std::optional<Endpoint> Endpoint::ipv4(const char *host, uint16_t port) noexcept {
   sockaddr_in address{};
-  if (::inet_pton(AF_INET, host.c_str(), &address.sin_addr) != 1) return look_up(host, port, AI_NUMERICHOST, problem);
+  if (::inet_pton(AF_INET, host, &address.sin_addr) != 1) return {};
   address.sin_family = AF_INET;
   address.sin_port = htons(port);
-  return {Endpoint(address)};
+  return Endpoint(address);
 }
 
 std::vector<Endpoint> Endpoint::look_up(const std::string &host, uint16_t port, int flags, std::string &problem) {
@@ -126,6 +129,8 @@ Endpoint parse_address(const std::string &address) {
   std::string host = address.substr(0, colon), problem = "it has no port";
   if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
   const unsigned long port = colon == address.npos ? 0 : std::strtoul(address.c_str() + colon + 1, nullptr, 10);
+  if (port > 0 && port < 65536)
+    if (const auto usual = Endpoint::ipv4(host.c_str(), static_cast<uint16_t>(port))) return *usual;
   std::vector<Endpoint> found;
   if (port > 0 && port < 65536) found = Endpoint::numeric(host, static_cast<uint16_t>(port), problem);
   if (found.empty()) fail(FSDP_INVALID_ARGUMENT, "the address '{}' of another rank: {}", address, problem);

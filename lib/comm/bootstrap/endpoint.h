@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,8 @@ class Endpoint {
   static std::vector<Endpoint> resolve(const std::string &host, uint16_t port, std::string &problem);
   // The one written as a number, at once.
   static std::vector<Endpoint> numeric(const std::string &host, uint16_t port, std::string &problem);
+  // The usual one, without an allocation: a rank of a large job reads those of all.
+  static std::optional<Endpoint> ipv4(const char *host, uint16_t port) noexcept;
   // Ends of a connected socket. An address of no family if the kernel does not say.
   static Endpoint local(const Fd &socket);
   static Endpoint peer(const Fd &socket);

@@ -94,9 +94,10 @@ class Reader {
       wrong(format_text("a part of {} bytes takes {} and {} of the {} before it, at most {} are allowed", part.size(),
                         front, back, before.size(), most));
     if (!well()) return {};
-    std::vector<std::byte> value(before.begin(), before.begin() + static_cast<std::ptrdiff_t>(front));
-    value.insert(value.end(), part.begin(), part.end());
-    value.insert(value.end(), before.end() - static_cast<std::ptrdiff_t>(back), before.end());
+    std::vector<std::byte> value(front + part.size() + back);
+    std::ranges::copy(before.first(front), value.begin());
+    std::ranges::copy(part, value.begin() + static_cast<std::ptrdiff_t>(front));
+    std::ranges::copy(before.last(back), value.end() - static_cast<std::ptrdiff_t>(back));
     const SharedEnds ends(before, value);  // there is one way to say it
     if (ends.front != front || ends.back != back) wrong("a part says again what it shares with the one before it");
     expanded_ += value.size();

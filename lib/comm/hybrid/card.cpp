@@ -50,7 +50,7 @@ std::vector<std::byte> write_card(const Card &card) {
   return bytes;
 }
 
-std::optional<Card> read_card(std::span<const std::byte> bytes) {
+std::optional<Card> read_card(std::span<const std::byte> bytes, CardTexts texts) {
   CardHead head;
   if (bytes.size() < sizeof head) return {};
   std::memcpy(&head, bytes.data(), sizeof head);
@@ -72,8 +72,8 @@ std::optional<Card> read_card(std::span<const std::byte> bytes) {
   card.tcp = take(tcp);
   card.ucx = take(ucx);
   card.nonce = take(nonce);
-  card.leader = text_of(bytes.first(leader));
-  card.obstacle = text_of(bytes.subspan(leader));
+  if (texts.leader) card.leader = text_of(bytes.first(leader));
+  if (texts.obstacle) card.obstacle = text_of(bytes.subspan(leader));
   return card;
 }
 

@@ -26,7 +26,11 @@ struct Card {
 };
 
 std::vector<std::byte> write_card(const Card &card);
+// What of a card's texts somebody will ask for. The rest is left out: a rank of a large job keeps the cards of all.
+struct CardTexts {
+  bool leader = true, obstacle = true;
+};
 // A peer wrote it: empty if it is not one.
-std::optional<Card> read_card(std::span<const std::byte> bytes);
+std::optional<Card> read_card(std::span<const std::byte> bytes, CardTexts texts = {});
 
 }  // namespace fsdp::comm

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/slice.h"
 #include "comm/message/channel.h"
 
 namespace fsdp::comm::messages {
@@ -22,6 +23,9 @@ constexpr uint32_t often = 20;
 // Shorter than the time for which circles are looked at before they are one.
 constexpr uint64_t fresh_ns = 500'000'000;
 
+// All of these times are so much longer in a job of so many ranks, as the looks are.
+uint64_t times_of(uint32_t ranks) noexcept { return static_cast<uint64_t>(slice_ms_of(ranks) / slice_ms); }
+
 uint64_t clock_ns() noexcept { return static_cast<uint64_t>(Clock::now().time_since_epoch().count()); }
 
 }  // namespace
@@ -32,15 +36,15 @@ bool Channel::misses_caller(uint32_t world_rank, const Launch &launch, bool on_c
   if (r >= size() || r == rank_ || lanes_[r].met) return false;
   if (!transport_.connected(world_rank)) return on_caller && world_rank < ranks_[rank_];
   ask(r);
-  if (clock_ns() - lanes_[r].answered_ns >= fresh_ns) return false;
+  if (clock_ns() - lanes_[r].answered_ns >= fresh_ns * times_of(seat_->control.world_size())) return false;
   return !round_.called(r, phase_of(launch.round, launch.number, Phase::ready));
 }
 
 void Channel::ask(uint32_t r) {
-  const uint64_t now = clock_ns();
+  const uint64_t now = clock_ns(), times = times_of(seat_->control.world_size());
   Lane &lane = lanes_[r];
-  if (now - lane.asked_ns < (lane.asked < often ? ask_period_ns : patient_period_ns)) return;
-  lane.asked = now - lane.asked_ns < fresh_ns ? lane.asked + 1 : 1;  // of this wait
+  if (now - lane.asked_ns < times * (lane.asked < often ? ask_period_ns : patient_period_ns)) return;
+  lane.asked = now - lane.asked_ns < times * fresh_ns ? lane.asked + 1 : 1;  // of this wait
   lane.asked_ns = now;
   Header question = header(Kind::ask);
   question.chunk = now;
