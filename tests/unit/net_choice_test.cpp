@@ -202,5 +202,20 @@ TEST(NetCard, IsReadBackAndNothingElseIs) {
   }
 }
 
+TEST(Card, IsReadWithTheTextsThatAreAskedFor) {
+  Card written = card(NetChoice::automatic, false);
+  written.leader = "10.0.0.7:1234";
+  written.obstacle = "no RDMA device";
+  written.tcp = {std::byte{1}, std::byte{2}};
+  const auto bytes = write_card(written);
+  for (const CardTexts texts : {CardTexts{}, CardTexts{true, false}, CardTexts{false, true}}) {
+    const auto read = read_card(bytes, texts);
+    ASSERT_TRUE(read);
+    EXPECT_EQ(read->leader, texts.leader ? written.leader : "");
+    EXPECT_EQ(read->obstacle, texts.obstacle ? written.obstacle : "");
+    EXPECT_EQ(read->tcp, written.tcp);
+  }
+}
+
 }  // namespace
 }  // namespace fsdp::comm

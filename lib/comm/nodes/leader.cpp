@@ -130,6 +130,9 @@ bool NodeLeader::passes_on() const {
       peers_, [](const auto &entry) { return entry.second.role() == NodePeer::Role::child && entry.second.live(); });
 }
 
+// Most nodes of a large job are below all others, and take in nobody.
+bool NodeLeader::may_pass_on() const { return NodePlan::is_refuge(node()) || !plan_.children().empty(); }
+
 bool NodeLeader::members_elsewhere() const {
   for (uint32_t rank = 0; rank < plan_.node_of.size(); ++rank)
     if (plan_.node_of[rank] != node() && control_.membership(rank) == Membership::member) return true;
@@ -202,7 +205,7 @@ void NodeLeader::hear(uint32_t from, std::vector<nodes::State> states) {
   for (nodes::State &state : states) {
     if (!fits(from, peer, state)) continue;
     if (!peer.silence().trusted()) state.looks = 0;
-    relayed.insert_or_assign(state.rank, state);
+    if (!peer.above() || may_pass_on()) relayed.insert_or_assign(state.rank, state);
     const auto pair = pairs_.find(plan_.node_of[state.rank]);
     if (pair != pairs_.end() && !pair->second.trusted()) state.looks = 0;
     mirror_.apply(state);

@@ -52,6 +52,7 @@ class NodeLeader final : public Chore {
   void sleep(int wake, uint32_t ms);
   void work();
   void linger();
+  bool may_pass_on() const;
   bool members_elsewhere() const;
   bool passes_on() const;
   bool is_missed() const;
