@@ -11,7 +11,7 @@ inline constexpr int slice_ms = 20;
 // Of waits for all ranks of a job of so many. What is waited for wakes them; a look finds what does not, a verdict or
 // the caller's wish to end. Where thousands of processes share a machine, their looks would take all of it.
 constexpr int slice_ms_of(uint32_t ranks) {
-  return ranks <= 512 ? slice_ms : ranks <= 4096 ? 5 * slice_ms : 10 * slice_ms;
+  return ranks <= 512 ? slice_ms : ranks <= 2048 ? 5 * slice_ms : 10 * slice_ms;
 }
 
 }  // namespace fsdp
