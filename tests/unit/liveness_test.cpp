@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "comm/nodes/court.h"
+#include "comm/nodes/silence.h"
 #include "comm/shm/core_dump.h"
 #include "comm/shm/deaths.h"
 #include "comm/shm/pulse.h"
@@ -299,6 +300,22 @@ TEST(Court, NamesEachCutLinkOnce) {
 }
 
 // Beats by UDP were missed before a neighbour in the tree said why.
+// Heard as often as it beats, a look of 400 ms late each time: nothing is wrong. Two beats lost are.
+TEST(Silence, IsDoubtedWhenTwoBeatsAreLost) {
+  for (const auto &[beat_ms, doubted_ms] : {std::pair(125u, 1200u), {500u, 1200u}, {1000u, 2400u}, {2000u, 4800u}}) {
+    Silence silence;
+    for (int beats = 0; beats < 20; ++beats) {
+      silence.heard();
+      for (uint32_t ms = 0; ms < beat_ms + 400; ms += 50) silence.count(50, beat_ms);
+      EXPECT_TRUE(silence.trusted()) << beat_ms;
+    }
+    silence.heard();
+    uint32_t ms = 0;
+    for (; silence.trusted() && ms < 10'000; ms += 50) silence.count(50, beat_ms);
+    EXPECT_EQ(ms, doubted_ms) << beat_ms;
+  }
+}
+
 TEST(Court, TakesSilenceForWhatANeighbourKnowsItToBe) {
   const NodePlan plan = three_nodes();
   for (const Verdict kind : {Verdict::stopped, Verdict::died}) {

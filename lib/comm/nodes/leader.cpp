@@ -312,7 +312,7 @@ void NodeLeader::count_silence() {
   bool doubts = false;  // new ones: what comes later of such a node is not believed from the start
   const auto count = [&](Silence const &silence, auto &counted) {
     const bool trusted = silence.trusted();
-    counted.count(elapsed);
+    counted.count(elapsed, beat_ms_);
     doubts |= trusted && !silence.trusted();
   };
   for (auto &[n, peer] : peers_)

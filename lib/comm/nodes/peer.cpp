@@ -15,8 +15,8 @@ int unacknowledged(const Fd &socket) noexcept {
 
 }  // namespace
 
-void NodePeer::count(uint32_t elapsed_ms) noexcept {
-  silence_.count(elapsed_ms);
+void NodePeer::count(uint32_t elapsed_ms, uint32_t beat_ms) noexcept {
+  silence_.count(elapsed_ms, beat_ms);
   const bool all = stream_ && !stream_.sending() && unacknowledged(stream_.socket()) == 0;
   unacknowledged_ms_ = all ? 0 : unacknowledged_ms_ + elapsed_ms;
 }

@@ -50,7 +50,7 @@ class NodePeer {
     waits_bytes_ += bytes;
     return true;
   }
-  void count(uint32_t elapsed_ms) noexcept;
+  void count(uint32_t elapsed_ms, uint32_t beat_ms) noexcept;
   const Silence &silence() const noexcept { return silence_; }
   // Everything sent has been acknowledged by the peer's kernel until a moment ago: the network is well.
   bool acknowledges(uint32_t within_ms) const noexcept { return unacknowledged_ms_ < within_ms; }
