@@ -214,6 +214,42 @@ TEST(SaveReport, SaysWhatItCanWithoutItsText) {
   EXPECT_EQ(report.error().message.size(), report.text.size()) << "its end is not trusted";
 }
 
+TEST(SaveReport, HasNoTextOfItsOwnForAnothersFailure) {
+  SaveReport report;
+  report.set(Error(FSDP_ABORTED, std::string(failed_elsewhere), 3));
+  EXPECT_EQ(report.posted(), "");
+  SaveReport other;
+  static_cast<SaveWord &>(other) = report;
+  EXPECT_EQ(other.error().message, failed_elsewhere);
+  EXPECT_EQ(other.error().status, FSDP_ABORTED);
+  report.set(Error(FSDP_ABORTED, "the caller wants to end", 3));
+  EXPECT_EQ(report.posted(), "the caller wants to end");
+}
+
+// There are fewer places for texts than ranks that give up because of it.
+TEST_F(CheckpointJob, TheRankThatFailsIsHeardAmongThoseThatGiveUp) {
+  constexpr uint32_t ranks = 48;
+  const layout::Mesh many = mesh(ranks, 1, layout::OuterAxis::none);
+  std::vector<Error> errors(ranks, Error(FSDP_OK, ""));
+  expect_well(run_threads(ranks, [&](Rank &rank) {
+    Part part(model(many), rank.rank());
+    part.fill(1);
+    SaveOrder order = part.saved(path, 1);
+    const auto read = order.models[0].read;
+    order.models[0].read = [&, read](const KeptTensor &tensor, uint64_t first, std::span<std::byte> to) {
+      if (rank.rank() == ranks - 1) fail(FSDP_SYSTEM, "this tensor cannot be read");
+      if (rank.rank() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(40));  // they hear of it meanwhile
+      read(tensor, first, to);
+    };
+    errors[rank.rank()] = comm::test::error_of([&] { save(ranks_of(rank), std::move(order)); });
+  }));
+  for (const Error &error : errors) {
+    EXPECT_EQ(error.status, FSDP_SYSTEM) << error.message;
+    EXPECT_EQ(error.rank, static_cast<int32_t>(ranks - 1)) << error.message;
+    EXPECT_NE(error.message.find("this tensor cannot be read"), std::string::npos) << error.message;
+  }
+}
+
 // Which of its files is damaged all ranks learn, whoever has read it; and the one before is loaded if that was allowed.
 TEST_F(CheckpointJob, ThatIsDamagedIsRefused) {
   const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none), two = mesh(2, 1, layout::OuterAxis::none);

@@ -207,7 +207,7 @@ SaveReport Save::Keeper::read(uint32_t place) const noexcept {
 void Save::Keeper::post(SaveState state) noexcept {
   report_.save = number_, report_.state = state;
   const auto to = first() ? std::nullopt : std::optional(team_.world_rank(0));
-  world_.post(std::as_bytes(std::span(static_cast<const SaveWord *>(&report_), 1)), report_.told(), to);
+  world_.post(std::as_bytes(std::span(static_cast<const SaveWord *>(&report_), 1)), report_.posted(), to);
 }
 
 void Save::Keeper::look() {
@@ -216,9 +216,9 @@ void Save::Keeper::look() {
     if (team_.size() > 64 && Clock::now() - looked_at_ranks_ < look_period) return;
     looked_at_ranks_ = Clock::now();
     for (uint32_t place = written_; place < team_.size(); ++place)
-      if (has_failed(read(place).state)) fail(FSDP_ABORTED, "another rank's part of this save has failed");
+      if (has_failed(read(place).state)) fail(FSDP_ABORTED, "{}", failed_elsewhere);
   } else if (const SaveState state = read(0).state; state == SaveState::giving_up || state == SaveState::failed) {
-    fail(FSDP_ABORTED, "another rank's part of this save has failed");
+    fail(FSDP_ABORTED, "{}", failed_elsewhere);
   }
   look_at_job();
 }

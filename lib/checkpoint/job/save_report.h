@@ -42,6 +42,9 @@ struct ReportedFile {
   }
 };
 
+// What a rank says that gave up because of another one.
+inline constexpr std::string_view failed_elsewhere = "another rank's part of this save has failed";
+
 // What a rank posts in any case.
 struct SaveWord {
   uint64_t save = 0;  // which one: what lies there of an earlier one is none of this
@@ -65,11 +68,14 @@ struct SaveReport : SaveWord {
     text = {};
     std::memcpy(text.data(), message.data(), cut_length(message, text.size() - 1));
   }
+  // There are few places for texts: those are for ranks that have one of their own.
+  std::string_view posted() const noexcept { return told() == failed_elsewhere ? std::string_view() : told(); }
   // Of another process: its end is not trusted.
   std::string_view told() const noexcept { return {text.data(), ::strnlen(text.data(), text.size())}; }
   Error error() const {
-    const std::string why =
-        told().empty() ? "its part of the save has failed, as those of many ranks" : std::string(told());
+    std::string why(told());
+    if (why.empty() && status == FSDP_ABORTED) why = failed_elsewhere;
+    if (why.empty()) why = "its part of the save has failed, as those of many ranks";
     Error failure(status, why, rank, static_cast<fsdp_origin>(origin), code);
     failure.ends_context = false;  // that a save has failed is the end of that save alone
     return failure;
