@@ -119,7 +119,7 @@ class NodeJob {
       namespaces_.emplace_back();
     }
     for (size_t node = 0; node < places_.size(); ++node) {
-      controls_.push_back(Control::create(size(), {size(), true}));
+      controls_.push_back(Control::create(size(), {ranks_of_nodes[node], node == 0}));
     }
   }
   ~NodeJob() {

@@ -60,7 +60,8 @@ void NodeLeader::sleep(int wake, uint32_t ms) {
 // No memory for a round: the next one has another chance.
 void NodeLeader::run(int wake, uint32_t ms) noexcept {
   try {
-    sleep(wake, std::min(ms, tick_ms_));
+    const bool blames = court_.open() || (!findings_.empty() && !control_.accused());  // it decides by the clock
+    sleep(wake, std::min(ms, blames ? shortest_tick_ms : tick_ms_));
     work();
   } catch (...) {
   }
@@ -84,7 +85,7 @@ void NodeLeader::work() {
   // After the blame: a rank that aborts and leaves is named for the abort.
   mirror_.look_at_posts([this](const nodes::Post &post) { spread(post, {}); });
   mirror_.look(now_ms_, [this](const nodes::State &state) { from_below_.insert_or_assign(state.rank, state); });
-  spread_states();
+  spread_states(false);
   mirror_.look_at_texts(now_ms_, [this](const nodes::WaitText &text) { spread(text, {}); });
   beat();
   flush();
@@ -225,12 +226,12 @@ void NodeLeader::hear(uint32_t from, const nodes::WaitText &text) {
 }
 
 // In a large job together with those of the next moment; that a rank has left at once.
-void NodeLeader::spread_states() {
+void NodeLeader::spread_states(bool at_once) {
   const auto leaves = [](const auto &entry) {
     return entry.second.membership >= static_cast<uint32_t>(Membership::left);
   };
-  if (tick_ms_ > shortest_tick_ms && now_ms_ - spread_ms_ < tick_ms_ && !std::ranges::any_of(from_above_, leaves) &&
-      !std::ranges::any_of(from_below_, leaves))
+  if (!at_once && tick_ms_ > shortest_tick_ms && now_ms_ - spread_ms_ < tick_ms_ &&
+      !std::ranges::any_of(from_above_, leaves) && !std::ranges::any_of(from_below_, leaves))
     return;
   spread_ms_ = now_ms_;
   spread(from_below_, true);
@@ -263,8 +264,10 @@ void NodeLeader::spread(const nodes::Post &post, std::optional<uint32_t> from) {
     if (is_neighbour(n, peer) && n != from) say(&peer, frame);
 }
 
-// As much is said of it as of waits, and no more: it is said again.
+// As much is said of it as of waits, and no more: it is said again. Behind the state that it belongs to, which else
+// might wait here: nobody keeps a text of a wait that he does not know.
 void NodeLeader::spread(const nodes::WaitText &text, std::optional<uint32_t> from) {
+  spread_states(true);
   const SharedFrame frame = frame_of(text);
   for (auto &[n, peer] : peers_)
     if (is_neighbour(n, peer) && n != from && peer.take_waits(frame->bytes.size())) say(&peer, frame);
@@ -307,7 +310,9 @@ void NodeLeader::blame_link(uint32_t to, const std::string &problem) {
 }
 
 void NodeLeader::count_silence() {
-  const auto elapsed = static_cast<uint32_t>(std::min<uint64_t>(now_ms_ - counted_ms_, 4 * uint64_t{tick_ms_}));
+  // Who was held up itself has not listened meanwhile.
+  const uint32_t most_ms = std::min(4 * tick_ms_, plan_.heartbeat_timeout_ms / 4);
+  const auto elapsed = static_cast<uint32_t>(std::min<uint64_t>(now_ms_ - counted_ms_, most_ms));
   counted_ms_ = now_ms_;
   bool doubts = false;  // new ones: what comes later of such a node is not believed from the start
   const auto count = [&](Silence const &silence, auto &counted) {

@@ -101,7 +101,7 @@ class NodeLeader final : public Chore {
   }
   void repeat_leavers(NodePeer &to);
   // To the neighbours in the tree: from above not back.
-  void spread_states();
+  void spread_states(bool at_once);
   void spread(const nodes::StateMap &states, bool up);
   void spread(const nodes::Post &post, std::optional<uint32_t> from);
   void spread(const nodes::WaitText &text, std::optional<uint32_t> from);

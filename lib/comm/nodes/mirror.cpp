@@ -105,7 +105,7 @@ bool Mirror::apply(const nodes::Post &post) noexcept {
 }
 
 bool Mirror::apply(const nodes::WaitText &text) noexcept {
-  if (!elsewhere(text.rank)) return false;
+  if (!elsewhere(text.rank) || !control_.waits().is_current(text.rank, text.number)) return false;
   control_.waits().show_text(text.rank, text.number, {text.text.data(), ::strnlen(text.text.data(), text.text.size())});
   return true;
 }

@@ -103,8 +103,8 @@ void Control::introduce(uint32_t rank) noexcept {
 }
 
 // Of ranks that come with the same name at the same time each writes it: the bytes are the same.
-void Control::set_host(uint32_t rank, const std::string &name) noexcept {
-  const uint64_t hash = std::hash<std::string>()(name) | 1;
+void Control::set_host(uint32_t rank, std::string_view name) noexcept {
+  const uint64_t hash = std::hash<std::string_view>()(name) | 1;
   for (uint16_t i = 0; i < std::size(head().hosts); ++i) {
     uint64_t known = 0;
     HostName &host = head().hosts[i];

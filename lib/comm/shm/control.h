@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "base/error.h"
 #include "comm/shm/mapping.h"
@@ -60,7 +61,7 @@ class Control {
   // -- life --
   // This process is `rank`.
   void introduce(uint32_t rank) noexcept;
-  void set_host(uint32_t rank, const std::string &name) noexcept;  // one of eight
+  void set_host(uint32_t rank, std::string_view name) noexcept;  // one of eight
   int32_t process(uint32_t rank) const noexcept { return member(rank).process.load(std::memory_order_relaxed); }
   void set_process(uint32_t rank, int32_t process) noexcept { member(rank).process.store(process); }
   // "unknown": it has not introduced itself, or there are too many names.

@@ -9,7 +9,7 @@ namespace fsdp::comm {
 namespace {
 
 // A tenth of the limit, and with the usual one four a second.
-uint32_t interval_of(uint32_t limit_ms) { return std::min(limit_ms / 10, std::clamp(limit_ms / 32, 250u, 500u)); }
+uint32_t interval_of(uint32_t limit_ms) { return std::min(limit_ms / 10, std::clamp(limit_ms / 32, 250u, 300u)); }
 
 }  // namespace
 

@@ -63,8 +63,8 @@ class TextPool {
     Place *place = claim(owner, is_current);
     if (!place) return false;
     place->text.store(text);
-    place->owner.store(owner, std::memory_order_release);
-    return true;
+    uint64_t mine = owner | being_written;  // another's meanwhile, if nobody asks for this one any more
+    return place->owner.compare_exchange_strong(mine, owner, std::memory_order_acq_rel);
   }
   // False: it is not there, or not any more.
   bool load(uint32_t rank, uint32_t number, Copy &text) const noexcept {

@@ -67,6 +67,7 @@ bool TcpTransport::begin_round() {
   const std::lock_guard guard(mutex_);
   stops_ = stopping_;
   joined_ = !peers_.empty();
+  world_size_ = peers_.size();
   if (stops_ && may_stop()) return false;
   answer_for_nobody();
   // What this makes dirty is looked at in the next round.
@@ -196,7 +197,7 @@ void TcpTransport::arrived(const Header &header) {
 bool TcpTransport::has_seat() {
   const auto unproven = [](const auto &stranger) { return !stranger->proven(); };
   const auto strangers = static_cast<size_t>(std::ranges::count_if(strangers_, unproven));
-  if (strangers < most_strangers && strangers_.size() - strangers <= peers_.size()) return true;
+  if (strangers < most_strangers && strangers_.size() - strangers <= world_size_) return true;
   const auto oldest = std::ranges::find_if(strangers_, unproven);
   if (oldest == strangers_.end()) return false;
   if (Clock::now() < (*oldest)->deadline() - stranger_time + least_stranger_time) return false;

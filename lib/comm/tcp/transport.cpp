@@ -224,7 +224,9 @@ void TcpTransport::fail_peer(uint32_t r, const std::string &text, int code) noex
   changed_.notify_all();
 }
 
+// Nothing is under way to one that nothing was sent to, nor expected from: every rank of a channel is expected.
 void TcpTransport::cut(uint32_t r) noexcept {
+  if (!peers_.find(r)) return;
   Peer &peer = peers_[r];
   if (peer.loss.text.empty()) {
     peer.loss.text = "closed here";

@@ -115,6 +115,7 @@ class TcpTransport final : public messages::Transport, private Sink {
   Refusals refusals_;
   bool listening_ = false;
   bool joined_ = false;       // peers are known
+  size_t world_size_ = 0;     // so many
   bool introducing_ = false;  // one of them has something to do
   Clock::time_point introduced_at_{};
   Clock::time_point moved_at_{};
