@@ -8,8 +8,8 @@
 #include "comm/bootstrap/process_world.h"
 #include "comm/bootstrap/secret.h"
 #include "comm/description.h"
-#include "comm/hybrid/choice.h"
-#include "comm/hybrid/descriptors.h"
+#include "comm/hybrid/card.h"
+#include "comm/hybrid/job_cards.h"
 #include "comm/hybrid/world.h"
 #include "comm/nccl/team.h"
 #include "comm/net.h"
@@ -49,41 +49,50 @@ struct Threshold {
 };
 
 // The secret is what a key comes from; the nonce makes it another one for each job.
-void prepare_encryption(Card &card, const WorldOptions &options) {
+std::vector<std::byte> make_job_nonce(const WorldOptions &options) {
   if (options.secret.empty())
     fail(FSDP_INVALID_ARGUMENT,
          "FSDP_NET_ENCRYPTION=on needs a job secret: set FSDP_JOB_SECRET_FILE or FSDP_JOB_SECRET on every rank");
-  if (options.rank != 0) return;
+  if (options.rank != 0) return {};
   const Nonce nonce = make_nonce();
   const auto bytes = std::as_bytes(std::span(nonce));
-  card.nonce.assign(bytes.begin(), bytes.end());
+  return {bytes.begin(), bytes.end()};
+}
+
+// The UCX that may be used, if there is one.
+struct UcxOffer {
+  std::vector<std::byte> address;
+  uint32_t major = 0;
+  std::string obstacle;  // why there is none
+};
+
+UcxOffer offer_ucx(Threshold &threshold, const WorldOptions &options, NetChoice asked, NetProtection protection) {
+  if (protection.any())
+    return {{}, 0, "UCX has no FSDP_NET_CHECKSUM and no FSDP_NET_ENCRYPTION; TCP has (FSDP_NET=tcp)"};
+  try {
+    threshold.ucx = create_ucx_net(options.rank, asked == NetChoice::automatic);
+    return {threshold.ucx->address(), threshold.ucx->library_major(), {}};
+  } catch (const Error &error) {  // one only if there are other hosts, and this was asked for
+    if (error.status != FSDP_UNSUPPORTED) throw;
+    return {{}, 0, error.message};
+  }
 }
 
 std::vector<std::byte> fill_card(Threshold &threshold, const WorldOptions &options, const std::string &address) {
-  Card card;
   threshold.listener = open_leader_listener(address);
-  card.leader = threshold.listener.address;
-  card.asked = read_net_choice();
-  card.descriptors = count_descriptors();
+  Card card{.asked = read_net_choice(), .leader = threshold.listener.address, .descriptors = count_descriptors()};
   card.protection = read_net_protection();
-  if (card.protection.encryption) prepare_encryption(card, options);
+  std::vector<std::byte> nonce, tcp;
+  if (card.protection.encryption) card.nonce = nonce = make_job_nonce(options);
   if (card.asked != NetChoice::ucx) {
     threshold.tcp = create_tcp_net(options.rank, address, card.protection);
-    card.tcp = threshold.tcp->address();
+    card.tcp = tcp = threshold.tcp->address();
   }
   if (card.asked == NetChoice::tcp) return write_card(card);
-  if (card.protection.any()) {
-    card.obstacle = "UCX has no FSDP_NET_CHECKSUM and no FSDP_NET_ENCRYPTION; TCP has (FSDP_NET=tcp)";
-    return write_card(card);
-  }
-  try {
-    threshold.ucx = create_ucx_net(options.rank, card.asked == NetChoice::automatic);
-    card.ucx = threshold.ucx->address();
-    card.ucx_major = threshold.ucx->library_major();
-  } catch (const Error &error) {  // one only if there are other hosts, and this was asked for
-    if (error.status != FSDP_UNSUPPORTED) throw;
-    card.obstacle = error.message;
-  }
+  const UcxOffer offer = offer_ucx(threshold, options, card.asked, card.protection);
+  card.ucx = offer.address;
+  card.ucx_major = offer.major;
+  card.obstacle = offer.obstacle;
   return write_card(card);
 }
 
@@ -94,58 +103,17 @@ std::vector<std::byte> make_card(Threshold &threshold, const WorldOptions &optio
 // Of a roster this is what a rank knows itself. What it has opened is by its own card, and what it does by the
 // roster's.
 void check_own_card(const Roster &roster, uint32_t rank, const std::vector<std::byte> &card, const Waiter &waiter) {
-  if (roster.members[rank].card == card) return;
+  if (roster.card_of(rank) == card) return;
   throw waiter.settle(Error(FSDP_MISMATCH,
                             format_text("rank 0 says of rank {} ({}) what that rank has not brought to the rendezvous",
-                                        rank, roster.members[rank].host),
+                                        rank, roster.host_of(rank)),
                             static_cast<int32_t>(rank)));
 }
 
-// Each is taken from the roster as it is read: in a large job both together would be most of what joining needs.
-std::vector<Card> take_cards(Roster &roster) {
-  std::vector<Card> cards;
-  cards.reserve(roster.members.size());
-  bool all_have_ucx = true;  // so far: why the first has none will be asked
-  uint32_t nodes = 0;
-  for (size_t r = 0; r < roster.members.size(); ++r) {
-    Member &member = roster.members[r];
-    const bool leads = member.node == nodes;
-    auto card = read_card(std::exchange(member.card, {}), {leads, all_have_ucx});
-    if (!card)
-      fail_rank(FSDP_MISMATCH, static_cast<int32_t>(r),
-                "rank {} ({}) brought something to the rendezvous that is no card", r, member.host);
-    nodes += leads;
-    all_have_ucx &= !card->ucx.empty();
-    cards.push_back(std::move(*card));
-  }
-  return cards;
-}
-
-struct Cards {
-  std::vector<Card> of;  // each rank
-  NetDecision net;
-};
-
-Cards take_all(Roster &roster) {
-  Cards cards;
-  cards.of = take_cards(roster);
-  std::vector<std::string> hosts;
-  std::vector<uint32_t> node_of;
-  hosts.reserve(roster.members.size());
-  node_of.reserve(roster.members.size());
-  for (const Member &member : roster.members) {
-    hosts.push_back(member.host);
-    node_of.push_back(member.node);
-  }
-  cards.net = decide_net(cards.of, hosts);
-  check_descriptors(cards.of, node_of, hosts);
-  return cards;
-}
-
 // All ranks read the same cards, so none has to be told of what is wrong with them.
-Cards take_cards(Rendezvous &meeting) {
+JobCards read_cards(Rendezvous &meeting) {
   try {
-    return take_all(meeting.roster);
+    return read_cards(meeting.roster);
   } catch (const Error &) {
     if (meeting.vigil) meeting.vigil->finish();
     throw;
@@ -161,17 +129,16 @@ std::string job_label(const WorldOptions &options, const NodePlan &plan) {
   return label;
 }
 
-NodePlan plan_nodes(const WorldOptions &options, const Roster &roster, const std::vector<Card> &cards) {
+NodePlan plan_nodes(const WorldOptions &options, const Roster &roster, std::vector<std::string> leaders) {
   NodePlan plan;
   plan.rank = options.rank;
   plan.secret = options.secret;
   plan.heartbeat_timeout_ms = options.heartbeat_timeout_ms;
-  plan.node_of.reserve(roster.members.size());
-  for (const Member &member : roster.members) plan.node_of.push_back(member.node);
-  for (uint32_t rank = 0; rank < roster.members.size(); ++rank) {
-    if (roster.members[rank].node < plan.nodes.size()) continue;  // not its node's lowest
-    plan.nodes.push_back({rank, roster.members[rank].host, cards[rank].leader});
-  }
+  plan.node_of = roster.nodes();
+  plan.nodes.reserve(leaders.size());
+  roster.for_each([&](const message::Entry &entry, bool leads) {
+    if (leads) plan.nodes.push_back({entry.rank, std::string(entry.host), std::move(leaders[entry.node])});
+  });
   plan.job = job_label(options, plan);
   return plan;
 }
@@ -186,33 +153,33 @@ std::unique_ptr<Monitor> start_monitor(const std::shared_ptr<Seat> &seat, const 
 
 // All leaders have found each other, and every rank's memory says who leads: only now may a failure be blamed on
 // anybody.
-void await_all(World &world, const Roster &roster, bool leaders_alone) {
+void await_all(World &world, bool leaders_alone) {
   std::vector<uint32_t> ranks;
   uint32_t nodes = 0;
   for (uint32_t rank = 0; rank < world.size(); ++rank) {
-    const bool leads = roster.members[rank].node == nodes;
+    const bool leads = world.host_of(rank) == nodes;
     nodes += leads;
     if (leads || !leaders_alone) ranks.push_back(rank);
   }
   world.create_team(ranks, "the start of the job")->barrier("the start of the job");
 }
 
-std::unique_ptr<World> join_hosts(const WorldOptions &options, Rendezvous &meeting, Cards cards, Threshold &threshold,
-                                  const std::shared_ptr<Seat> &seat, const Waiter &waiter, uint32_t limit_ms) {
-  NodePlan plan = plan_nodes(options, meeting.roster, cards.of);
+std::unique_ptr<World> join_hosts(const WorldOptions &options, Rendezvous &meeting, JobCards cards,
+                                  Threshold &threshold, const std::shared_ptr<Seat> &seat, const Waiter &waiter,
+                                  uint32_t limit_ms) {
+  NodePlan plan = plan_nodes(options, meeting.roster, std::move(cards.leaders));
+  meeting.roster = {};
   plan.forming_ms = limit_ms;
   auto monitor = start_monitor(seat, plan, std::move(threshold.listener), waiter);
   std::shared_ptr<Net> net = std::move(cards.net.ucx ? threshold.ucx : threshold.tcp);
   threshold = {};
   if (!net) fail(FSDP_INTERNAL, "{}, but rank {} has not opened that", cards.net.reason, options.rank);
-  NetJob job{{}, options.secret, plan.job, options.heartbeat_timeout_ms, options.log_later, cards.of[0].nonce};
-  job.addresses.reserve(cards.of.size());
-  for (Card &card : cards.of) job.addresses.push_back(std::move(cards.net.ucx ? card.ucx : card.tcp));
-  cards.of = {};
-  net->join(std::move(job), seat);
+  net->join({std::move(cards.addresses), options.secret, plan.job, options.heartbeat_timeout_ms, options.log_later,
+             std::move(cards.nonce)},
+            seat);
   meeting.description += "; " + cards.net.reason;
   auto near = std::make_unique<ShmWorld>(seat, std::move(meeting.description), std::move(monitor));
-  return std::make_unique<HybridWorld>(std::move(near), std::move(net), plan.node_of);
+  return std::make_unique<HybridWorld>(std::move(near), std::move(net), std::move(plan.node_of));
 }
 
 // The ranks of this host, which may wait in memory for this one. Without effect if they know.
@@ -305,7 +272,7 @@ std::unique_ptr<World> create_process_world(const WorldOptions &options, const W
       options, waiter, [&](const std::string &address) { return make_card(threshold, options, address); });
   const bool alone = meeting.roster.node_count() <= 1;
   if (!alone) check_own_card(meeting.roster, options.rank, threshold.card, waiter);
-  Cards cards = alone ? Cards() : take_cards(meeting);
+  JobCards cards = alone ? JobCards() : read_cards(meeting);
   std::shared_ptr<Seat> seat;
   std::unique_ptr<World> world;
   try {
@@ -316,7 +283,7 @@ std::unique_ptr<World> create_process_world(const WorldOptions &options, const W
     else
       world = join_hosts(options, meeting, std::move(cards), threshold, seat, waiter, forming_limit_ms(options, since));
     for (const uint32_t rank : options.stand_ins) seat->control.set_membership(rank, Membership::member);
-    if (!alone) await_all(*world, meeting.roster, !options.stand_ins.empty());
+    if (!alone) await_all(*world, !options.stand_ins.empty());
   } catch (const Error &error) {
     const Error end = waiter.settle(error);
     if (seat) tell_host(*seat, end);

@@ -19,11 +19,35 @@ struct Seat;
 // From any thread; the line reaches the user when a call of the context ends. May be empty.
 using NetLog = std::function<void(fsdp_log_level, const std::string &)>;
 
+// Net::address of each rank of a job, packed: every rank of a large one has them all.
+class NetAddresses {
+ public:
+  NetAddresses() = default;
+  explicit NetAddresses(std::span<const std::vector<std::byte>> all) {
+    for (const auto &address : all) add(address);
+  }
+  void reserve(size_t ranks) { ends_.reserve(ranks); }
+  // The next rank's. Empty: that one is not sent to.
+  void add(std::span<const std::byte> address) {
+    bytes_.insert(bytes_.end(), address.begin(), address.end());
+    ends_.push_back(static_cast<uint32_t>(bytes_.size()));
+  }
+  uint32_t size() const noexcept { return static_cast<uint32_t>(ends_.size()); }
+  std::span<const std::byte> operator[](uint32_t rank) const noexcept {
+    const size_t begin = rank ? ends_[rank - 1] : 0;
+    return std::span(bytes_).subspan(begin, ends_[rank] - begin);
+  }
+
+ private:
+  std::vector<std::byte> bytes_;
+  std::vector<uint32_t> ends_;
+};
+
 // What all ranks know once they have met.
 struct NetJob {
-  std::vector<std::vector<std::byte>> addresses;  // by rank of the job; empty: that rank is not sent to
-  std::string secret;                             // of the job
-  std::string name;                               // differs between jobs of one secret
+  NetAddresses addresses;
+  std::string secret;  // of the job
+  std::string name;    // differs between jobs of one secret
   uint32_t heartbeat_timeout_ms = 8000;
   NetLog log = {};                    // outlives the Net
   std::vector<std::byte> nonce = {};  // of the job, random and no secret: for FSDP_NET_ENCRYPTION=on

@@ -34,7 +34,7 @@ build_parsers() {
     echo "fuzz: parsers skipped: clang++ with -fsanitize=fuzzer does not work here (see build-fuzz/probe.log)"
     return 77
   fi
-  build_parser message lib/comm/bootstrap/message.cpp lib/comm/bootstrap/frame.cpp lib/comm/bootstrap/secret.cpp -lcrypto
+  build_parser message lib/comm/bootstrap/message.cpp lib/comm/bootstrap/entries.cpp lib/comm/bootstrap/frame.cpp lib/comm/bootstrap/secret.cpp -lcrypto
   build_parser link lib/comm/tcp/link.cpp lib/comm/tcp/frame.cpp lib/comm/tcp/tls.cpp lib/base/crc32c.cpp
   build_parser checkpoint lib/checkpoint/format/*.cpp lib/base/json.cpp
 }

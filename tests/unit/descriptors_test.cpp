@@ -8,7 +8,10 @@
 #include <numeric>
 
 #include "base/fd.h"
+#include "comm/hybrid/circles.h"
 #include "comm/hybrid/descriptors.h"
+#include "comm/hybrid/job_cards.h"
+#include "comm/nodes/plan.h"
 #include "net_ranks.h"
 
 namespace fsdp::comm::test {
@@ -22,43 +25,62 @@ void expect_words(const Error &error, std::initializer_list<const char *> words)
 }
 
 TEST(Descriptors, AreNeededByLeaders) {
-  const std::vector<uint32_t> node_of{0, 0, 1, 1, 2, 2};
-  for (uint32_t r = 0; r < node_of.size(); ++r) {
-    EXPECT_EQ(need_of(r, node_of).control, r % 2 ? 0 : (r == 0 ? 2 : 1) + for_refuge) << r;
-    EXPECT_EQ(need_of(r, node_of).messages, r % 2 ? 0 : 2) << r;
+  for (uint32_t node = 0; node < 3; ++node) {
+    EXPECT_EQ(need_of_leader(node, 3).control, (node == 0 ? 2 : 1) + for_refuge) << node;
+    EXPECT_EQ(need_of_leader(node, 3).messages, 2) << node;
   }
-  EXPECT_EQ(need_of(0, std::vector<uint32_t>{0, 1}).control, 1) << "there is no other one to turn to";
+  EXPECT_EQ(need_of_leader(0, 2).control, 1) << "there is no other one to turn to";
   // In a tree of degree 64; in circles of 16, the first ones of which meet in a circle, and the first of these too.
-  std::vector<uint32_t> many(2048);
-  std::iota(many.begin(), many.end(), 0);
-  EXPECT_EQ(need_of(0, many).control, 64 + for_refuge);
-  EXPECT_EQ(need_of(31, many).control, 1 + 63 + for_refuge) << "the last of the second level";
-  EXPECT_EQ(need_of(2047, many).control, 1 + for_refuge);
-  EXPECT_EQ(need_of(0, many).messages, 15 + 15 + 7);
-  EXPECT_EQ(need_of(16, many).messages, 15 + 15);
-  EXPECT_EQ(need_of(2047, many).messages, 15);
+  EXPECT_EQ(need_of_leader(0, 2048).control, 64 + for_refuge);
+  EXPECT_EQ(need_of_leader(31, 2048).control, 1 + 63 + for_refuge) << "the last of the second level";
+  EXPECT_EQ(need_of_leader(2047, 2048).control, 1 + for_refuge);
+  EXPECT_EQ(need_of_leader(0, 2048).messages, 15 + 15 + 7);
+  EXPECT_EQ(need_of_leader(16, 2048).messages, 15 + 15);
+  EXPECT_EQ(need_of_leader(2047, 2048).messages, 15);
 }
 
+// The counts that the tree and the circles give are those of what they are made of.
+TEST(Descriptors, AreCountedAsTheyAreNeeded) {
+  for (const uint32_t hosts : {1, 2, 15, 16, 17, 64, 65, 66, 255, 257, 4097})
+    for (uint32_t host = 0; host < hosts; ++host) {
+      uint32_t neighbours = 0;
+      for (const Circle &circle : circles_of(host, hosts)) neighbours += static_cast<uint32_t>(circle.hosts.size()) - 1;
+      ASSERT_EQ(neighbours_in_circles(host, hosts), neighbours) << host << " of " << hosts;
+      ASSERT_EQ(child_count_in_tree(host, hosts), children_in_tree(host, hosts).size()) << host << " of " << hosts;
+    }
+}
+
+// Two ranks on each of three hosts.
+struct Carried {
+  Carried() {
+    for (Descriptors &each : of) each = {1024, 30};
+  }
+  Error error() const {
+    Roster roster;
+    for (uint32_t r = 0; r < 6; ++r)
+      roster.add({r, r / 2, std::string(1, static_cast<char>('a' + r / 2)), write_card({.descriptors = of[r]})});
+    return error_of([&] { read_cards(roster); });
+  }
+  Descriptors of[6];
+};
+
 TEST(Descriptors, WhoLacksThemIsNamed) {
-  const std::vector<uint32_t> node_of{0, 0, 1, 1, 2, 2};
-  const std::vector<std::string> hosts{"a", "a", "b", "b", "c", "c"};
-  std::vector<Card> cards(6);
-  for (Card &card : cards) card.descriptors = {1024, 30};
+  Carried carried;
   const uint32_t need = 1 + for_refuge + 2 + spare_descriptors;
-  cards[2].descriptors = {need + 50, 50};
-  cards[3].descriptors = {need + 46, 50};
-  EXPECT_NO_THROW(check_descriptors(cards, node_of, hosts));
-  cards[2].descriptors = {need + 49, 50};
-  const Error error = error_of([&] { check_descriptors(cards, node_of, hosts); });
+  carried.of[2] = {need + 50, 50};
+  carried.of[3] = {need + 46, 50};
+  EXPECT_EQ(carried.error().status, FSDP_OK);
+  carried.of[2] = {need + 49, 50};
+  const Error error = carried.error();
   EXPECT_EQ(error.status, FSDP_SYSTEM);
   EXPECT_EQ(error.rank, 2);
   EXPECT_EQ(error.origin, FSDP_ORIGIN_OS);
   EXPECT_EQ(error.origin_code, EMFILE);
   expect_words(error, {"rank 2 (b): it needs 115 more descriptors (17 for connections to the leaders", "2 for messages",
                        "may have 164 and has 50", "raise the limit to 165 or more (ulimit -n;"});
-  cards[2].descriptors = {1024, 30};
-  cards[3].descriptors = {spare_descriptors + 49, 50};
-  EXPECT_EQ(error_of([&] { check_descriptors(cards, node_of, hosts); }).rank, 3) << "also one that does not lead";
+  carried.of[2] = {1024, 30};
+  carried.of[3] = {spare_descriptors + 49, 50};
+  EXPECT_EQ(carried.error().rank, 3) << "also one that does not lead";
 }
 
 TEST(Descriptors, AreCounted) {

@@ -46,7 +46,8 @@ class FormingWorld : public Rendezvous {
       listeners.push_back(open_leader_listener("127.0.0.1"));
       introduce(streams.back(), rank);
       Card card;
-      card.tcp = bytes_of("127.0.0.1:1");
+      const auto nowhere = bytes_of("127.0.0.1:1");
+      card.tcp = nowhere;
       card.leader = listeners.back().address;
       card.descriptors = count_descriptors();
       streams.back().queue(message::share(message::Card{rank, write_card(card)}));
@@ -135,11 +136,11 @@ TEST_F(FormingWorld, WhatTheRosterSaysOfARankIsWhatItBrought) {
   FrameStream stream = let_in(accept_from(listener));
   const auto brought = hear<message::Card>(stream);
   ASSERT_TRUE(brought);
-  Card card = read_card(brought->bytes).value();
+  Card card = read_card(brought->bytes).value();  // of bytes that stay
   card.asked = NetChoice::ucx;
   card.ucx = card.tcp;
-  message::Entries entries;
-  for (uint32_t r = 0; r < 2; ++r) entries.list.push_back({r, r, "a host", write_card(card)});
+  const auto changed = write_card(card);
+  const message::Entries entries{{0, 0, "a host", changed}, {1, 1, "a host", changed}};
   stream.queue(message::share(entries));
   stream.queue(message::share(message::Start{2, {}}));
   EXPECT_TRUE(stream.flush());
@@ -164,11 +165,13 @@ TEST_F(FormingWorld, ForgedWordsOfRankZeroBlameNoRank) {
     const auto brought = hear<message::Card>(stream);
     ASSERT_TRUE(brought);
     Card card;
-    card.tcp = bytes_of("127.0.0.1:1");
+    const auto nowhere = bytes_of("127.0.0.1:1");
+    card.tcp = nowhere;
     card.leader = leader.address;
     card.descriptors = count_descriptors();
     if (met) {
-      stream.queue(message::share(message::Entries{{{0, 0, "a", write_card(card)}, {1, 1, "b", brought->bytes}}}));
+      const auto written = write_card(card);
+      stream.queue(message::share(message::Entries{{0, 0, "a", written}, {1, 1, "b", brought->bytes}}));
       stream.queue(message::share(message::Start{2, {}}));
       EXPECT_TRUE(stream.flush());
     }

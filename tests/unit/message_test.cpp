@@ -36,6 +36,25 @@ Kind read_back(const Kind &message) {
   return read ? *read : Kind{};
 }
 
+// An entry that owns what it says.
+struct Said {
+  uint32_t rank, node;
+  std::string host;
+  std::vector<std::byte> card;
+  bool operator==(const Said &) const = default;
+  Entry entry() const { return {rank, node, host, card}; }
+};
+
+std::vector<Said> read_all(const Entries &entries) {
+  std::vector<Said> all;
+  EntryReader reader(entries.body());
+  for (Entry entry; reader.next(entry);)
+    all.push_back({entry.rank, entry.node, std::string(entry.host), {entry.card.begin(), entry.card.end()}});
+  EXPECT_EQ(reader.problem(), "");
+  EXPECT_EQ(all.size(), entries.size());
+  return all;
+}
+
 TEST(Message, WhatIsWrittenIsReadBack) {
   const Join join = read_back(std::get<Join>(all[0]));
   EXPECT_EQ(std::tie(join.rank, join.world_size, join.attempt), std::make_tuple(3U, 8U, 1U));
@@ -44,11 +63,10 @@ TEST(Message, WhatIsWrittenIsReadBack) {
   const Refusal refusal = read_back(std::get<Refusal>(all[1]));
   EXPECT_EQ(std::tie(refusal.status, refusal.rank, refusal.text, refusal.party),
             std::make_tuple(-5, 2, "rank 2 has not come", 7));
-  const Entries entries = read_back(std::get<Entries>(all[2]));
-  ASSERT_EQ(entries.list.size(), 2U);
-  const Entry &entry = entries.list[0];
-  EXPECT_EQ(entries.list[1].host, "node-b");
-  EXPECT_EQ(std::tie(entry.rank, entry.node, entry.host, entry.card), std::make_tuple(3U, 1U, "node-a", card));
+  const auto entries = read_all(read_back(std::get<Entries>(all[2])));
+  ASSERT_EQ(entries.size(), 2U);
+  EXPECT_EQ(entries[0], (Said{3, 1, "node-a", card}));
+  EXPECT_EQ(entries[1], (Said{4, 2, "node-b", {}}));
   const Start start = read_back(std::get<Start>(all[3]));
   EXPECT_EQ(std::tie(start.world_size, start.session), std::make_tuple(8U, Nonce{1, 2, 3}));
   const Hello hello = read_back(std::get<Hello>(all[4]));
@@ -78,15 +96,13 @@ TEST(Message, NoPrefixAndNoExtensionIsOne) {
 }
 
 TEST(Message, LimitsHold) {
-  Entry entry;
-  entry.host = std::string(1000, 'x');
-  entry.card.resize(most_card_bytes);
-  const auto frame = write(Entries{{entry}});
+  Said said{0, 0, std::string(1000, 'x'), std::vector<std::byte>(most_card_bytes)};
+  const auto frame = write(Entries{said.entry()});
   EXPECT_LE(frame.size(), FrameHead::size_bytes + longest);
   EXPECT_EQ(parse(Entries::kind, body(frame)).problem, "");
-  entry.card.resize(most_card_bytes + 1);
-  EXPECT_EQ(parse(Entries::kind, body(write(Entries{{entry}}))).problem,
-            "a part announces 16385 bytes, at most 16384 are allowed");
+  said.card.resize(most_card_bytes + 1);
+  EXPECT_EQ(parse(Entries::kind, body(write(Entries{said.entry()}))).problem,
+            "a part of 16385 bytes takes 0 and 0 of the 0 before it, at most 16384 are allowed");
   EXPECT_EQ(parse(0, {}).problem, "no message has kind 0");
   EXPECT_EQ(parse(11, {}).problem, "no message has kind 11");
 }
@@ -99,71 +115,93 @@ std::vector<std::byte> noise(uint32_t from, size_t size) {
   return bytes;
 }
 
-void expect_frames(const std::vector<Entry> &entries, size_t frame_count) {
-  const auto frames = share_entries(entries);
-  uint32_t next = 0;
-  for (const SharedFrame &frame : frames) {
-    EXPECT_LE(frame->bytes.size(), FrameHead::size_bytes + longest);
-    const auto parsed = parse(Entries::kind, body(frame->bytes));
-    ASSERT_EQ(parsed.problem, "");
-    for (const Entry &entry : std::get<Entries>(parsed.message).list) {
-      ASSERT_LT(next, entries.size());
-      EXPECT_EQ(std::tie(entry.rank, entry.node, entry.host, entry.card),
-                std::tie(entries[next].rank, entries[next].node, entries[next].host, entries[next].card));
-      ++next;
-    }
+// As rank 0 sends them. Returns the bytes of the frames.
+size_t expect_frames(const std::vector<Said> &said, size_t frame_count) {
+  std::vector<Entries> parts;
+  for (const Said &one : said) {
+    if (parts.empty() || !parts.back().takes(one.entry(), longest)) parts.emplace_back(one.rank);
+    parts.back().add(one.entry());
   }
-  EXPECT_EQ(next, entries.size());
-  EXPECT_EQ(frames.size(), frame_count);
+  std::vector<Said> read;
+  size_t bytes = 0;
+  for (const Entries &part : parts) {
+    const auto frame = write(part);
+    bytes += frame.size();
+    EXPECT_LE(frame.size(), FrameHead::size_bytes + longest);
+    for (Said &one : read_all(read_back(part))) read.push_back(std::move(one));
+  }
+  EXPECT_EQ(read.size(), said.size());
+  EXPECT_TRUE(read == said);
+  EXPECT_EQ(parts.size(), frame_count);
+  return bytes;
 }
 
 TEST(Message, EntriesComeInFewFrames) {
-  std::vector<Entry> entries;
+  std::vector<Said> said;
   for (uint32_t r = 0; r < 300; ++r)
-    entries.push_back({r, r, "node " + std::to_string(r), noise(1000 * r, r == 7 ? most_card_bytes : 150)});
-  expect_frames(entries, 6);
+    said.push_back({r, r, "node " + std::to_string(r), noise(1000 * r, r == 7 ? most_card_bytes : 150)});
+  expect_frames(said, 5);
+}
+
+// Values get longer and shorter, at the front, within and at the end; and the same comes again.
+TEST(Message, EntriesFollowWhateverIsBeforeThem) {
+  std::vector<Said> said;
+  for (const char *text :
+       {"", "a", "abc", "abxc", "abc", "abc", "bc", "xbc", "xbcxbc", "xbc", "", "", "longer than that"}) {
+    std::vector<std::byte> card(std::strlen(text));
+    std::memcpy(card.data(), text, card.size());
+    said.push_back({static_cast<uint32_t>(said.size()), 7, text, std::move(card)});
+  }
+  expect_frames(said, 1);
 }
 
 // Of 16,384 ranks with cards of 150 bytes that differ in a port and in their last byte.
 TEST(Message, EntriesSayWhatDiffers) {
-  std::vector<Entry> entries;
+  std::vector<Said> said;
   for (uint32_t r = 0; r < 16384; ++r) {
     auto card = noise(0, 150);
     const std::string port = std::to_string(30000 + r);
     for (size_t i = 0; i < port.size(); ++i) card[60 + i] = static_cast<std::byte>(port[i]);
     card.back() = static_cast<std::byte>(r);
-    entries.push_back({r, r / 8, "node " + std::to_string(r / 8), std::move(card)});
+    said.push_back({r, r / 8, "node " + std::to_string(r / 8), std::move(card)});
   }
-  size_t bytes = 0;
-  for (const SharedFrame &frame : share_entries(entries)) bytes += frame->bytes.size();
-  EXPECT_LT(bytes, 16384 * 121U);  // 8 numbers, and what is between the port and the end
-  entries.resize(700);
-  expect_frames(entries, 5);
+  EXPECT_LT(expect_frames(said, 100), 16384 * 105U);  // what is between the port and the end, and 16 bytes
 }
 
 TEST(Message, EntriesTakeNoMoreThanThereIs) {
-  const auto said = [](uint32_t front, uint32_t back, uint32_t bytes) {
-    auto frame = write(Entries{{{0, 0, "a", noise(0, 10)}, {1, 0, "a", noise(0, 10)}}});
-    const uint32_t words[] = {front, back, bytes};
-    std::memcpy(frame.data() + frame.size() - sizeof words, words, sizeof words);
+  const auto ten = noise(0, 10);
+  const auto said = [&](uint16_t front, uint16_t back, uint16_t bytes) {
+    auto frame = write(Entries{{0, 0, "a", ten}, {1, 0, "a", ten}});
+    const uint16_t sizes[] = {front, back, bytes};
+    std::memcpy(frame.data() + frame.size() - sizeof sizes, sizes, sizeof sizes);
     return parse(Entries::kind, body(frame)).problem;
   };
   EXPECT_EQ(said(10, 0, 0), "");
   EXPECT_EQ(said(6, 4, 0), "a part says again what it shares with the one before it");
   EXPECT_EQ(said(6, 5, 0), "a part of 0 bytes takes 6 and 5 of the 10 before it, at most 16384 are allowed");
-  EXPECT_EQ(said(UINT32_MAX, 2, 0),
-            "a part of 0 bytes takes 4294967295 and 2 of the 10 before it, at most 16384 are allowed");
+  EXPECT_EQ(said(UINT16_MAX, 2, 0),
+            "a part of 0 bytes takes 65535 and 2 of the 10 before it, at most 16384 are allowed");
   EXPECT_NE(said(0, 0, 1), "");
 }
 
-// A megabyte of cards in a message of 16 KiB, and not more: in few bytes there would be room for much.
-TEST(Message, EntriesDoNotGrowBeyondALimit) {
-  std::vector<Entry> entries;
-  for (uint32_t r = 0; r < 257; ++r) entries.push_back({r, 0, "", noise(0, 4096)});
-  EXPECT_EQ(parse(Entries::kind, body(write(Entries{entries}))).problem, "its parts come to more than 1048576 bytes");
-  expect_frames(entries, 2);
-  entries.pop_back();
-  expect_frames(entries, 1);
+// What is between ends with a byte, or begins with one, that the value before has there.
+TEST(Message, EntriesAreSaidInOneWay) {
+  const std::vector<std::byte> before(3, std::byte{'x'});
+  const auto said = [&](uint16_t front, uint16_t back, std::string_view between) {
+    auto frame = write(Entries{{0, 0, "a", before}, {1, 0, "a", before}});
+    const uint16_t sizes[] = {front, back, static_cast<uint16_t>(between.size())};
+    std::memcpy(frame.data() + frame.size() - sizeof sizes, sizes, sizeof sizes);
+    const auto bytes = std::as_bytes(std::span(between));
+    frame.insert(frame.end(), bytes.begin(), bytes.end());
+    return parse(Entries::kind, body(frame)).problem;
+  };
+  const std::string again = "a part says again what it shares with the one before it";
+  EXPECT_EQ(said(1, 1, "ab"), "");
+  EXPECT_EQ(said(1, 1, "xb"), again);
+  EXPECT_EQ(said(1, 1, "ax"), again);
+  EXPECT_EQ(said(0, 2, ""), again);
+  EXPECT_EQ(said(2, 0, ""), "");
+  EXPECT_EQ(said(3, 0, "x"), "") << "it is longer than the one before it";
 }
 
 TEST(Message, TextsAreForLogs) {

@@ -23,8 +23,8 @@ inline bool over_ucx() {
 inline std::unique_ptr<Net> create_test_net(uint32_t rank) {
   return over_ucx() ? create_ucx_net(rank, false) : create_tcp_net(rank, "127.0.0.1", read_net_protection());
 }
-inline NetJob test_job(std::vector<std::vector<std::byte>> addresses) {
-  return {std::move(addresses), "a secret of tests", "a job of tests", 8000, {}};
+inline NetJob test_job(const std::vector<std::vector<std::byte>> &addresses) {
+  return {NetAddresses(addresses), "a secret of tests", "a job of tests", 8000, {}};
 }
 
 struct NetRank {

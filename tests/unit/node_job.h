@@ -226,11 +226,11 @@ class NodeJob {
   }
   std::unique_ptr<Links> make_links(uint32_t rank) {
     Doors doors = make_doors();
-    std::vector<PeerDoors> peers(size());
+    std::vector<PeerDoors> peers;
     for (uint32_t r = 0; r < size(); ++r) {
       if (r == rank || node_of_[r] != node_of_[rank]) continue;
       while (common_->pids[r] == 0) pause_ms(1);
-      peers[r].process = Fd(static_cast<int>(::syscall(SYS_pidfd_open, common_->pids[r].load(), 0)));
+      peers.push_back({r, Fd(static_cast<int>(::syscall(SYS_pidfd_open, common_->pids[r].load(), 0))), {}});
     }
     return std::make_unique<ProcessLinks>(rank, std::move(doors.inbox), std::move(peers));
   }

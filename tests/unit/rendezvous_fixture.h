@@ -159,11 +159,11 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
   }
   static void note(const comm::Rendezvous &meeting, MeetingReport &report) {
     std::string cards;
-    for (size_t r = 0; r < meeting.roster.members.size(); ++r) {
-      const Member &member = meeting.roster.members[r];
-      if (r < std::size(report.nodes)) report.nodes[r] = member.node;
-      cards += (r ? " " : "") + std::string(reinterpret_cast<const char *>(member.card.data()), member.card.size());
-    }
+    meeting.roster.for_each([&](const message::Entry &entry, bool) {
+      if (entry.rank < std::size(report.nodes)) report.nodes[entry.rank] = entry.node;
+      cards +=
+          (entry.rank ? " " : "") + std::string(reinterpret_cast<const char *>(entry.card.data()), entry.card.size());
+    });
     std::strncpy(report.cards_seen, cards.c_str(), sizeof report.cards_seen - 1);
     std::strncpy(report.description, meeting.description.c_str(), sizeof report.description - 1);
     struct stat status;
@@ -171,7 +171,7 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
   }
   // The ranks of a host reach each other by their ranks of the job: the lowest sends each a descriptor.
   static void exchange(const WorldOptions &world, const comm::Rendezvous &meeting) {
-    const auto ranks = meeting.roster.ranks_of(meeting.roster.members[world.rank].node);
+    const auto ranks = meeting.roster.ranks_of(meeting.roster.nodes()[world.rank]);
     const auto deadline = std::chrono::steady_clock::now() + 5s;
     for (;;) {
       const auto file = meeting.links->meet({1, 0}, ranks, [] { return Fd(::dup(0)); });

@@ -112,7 +112,7 @@ Seen sum_through(uint64_t changed_at, NetProtection protection, bool same_job = 
         const auto *text = reinterpret_cast<const std::byte *>(middle->place.data());
         other.assign(text, text + middle->place.size());
       }
-      NetJob job = test_job(std::move(addresses));
+      NetJob job = test_job(addresses);
       job.nonce.assign(32, std::byte{static_cast<unsigned char>(same_job ? 7 : rank.rank())});
       net->join(std::move(job), seat);
       seen.errors[rank.rank()] = error_of([&] { sum(rank, *net, seen); });

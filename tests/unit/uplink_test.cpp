@@ -79,8 +79,7 @@ TEST_F(Uplinks, AHostComesByOneConnection) {
   for (const uint32_t r : {1, 2, 3}) EXPECT_EQ(cards[r], bytes_of("card-" + std::to_string(r) + "@127.0.0.1"));
   EXPECT_FALSE(accept_from(listener)) << "nobody else came";
   for (uint32_t r = 0; r < 4; ++r)
-    for (const SharedFrame &frame : message::share_entries({{r, r ? 1u : 0u, r ? "b" : "a", cards[r]}}))
-      host.queue(frame);
+    host.queue(message::share(message::Entries{{r, r ? 1u : 0u, r ? "b" : "a", cards[r]}}));
   host.queue(message::share(message::Start{4, make_nonce()}));
   host.flush();
   EXPECT_TRUE(hear<message::Formed>(host));
@@ -101,8 +100,7 @@ TEST_F(Uplinks, TheJobStartsWithTheAdmission) {
   const auto card = hear<message::Card>(host);
   ASSERT_TRUE(card);
   host.queue(message::share(message::Admitted{0, "a"}));
-  for (const SharedFrame &frame : message::share_entries({{0, 0, "a", {}}, {1, 1, "b", card->bytes}}))
-    host.queue(frame);
+  host.queue(message::share(message::Entries{{0, 0, "a", {}}, {1, 1, "b", card->bytes}}));
   host.queue(message::share(message::Start{2, make_nonce()}));
   host.flush();
   std::this_thread::sleep_for(100ms);

@@ -101,8 +101,8 @@ class Outer {
   }
 
   void add(const char *name, std::unique_ptr<fsdp::comm::Net> net) {
-    auto addresses = bench_.member.team->all_gather(net->address(), "addresses");
-    net->join({std::move(addresses), "measured", "fsdp-perf", 8000}, seat_);
+    const fsdp::comm::NetAddresses addresses(bench_.member.team->all_gather(net->address(), "addresses"));
+    net->join({addresses, "measured", "fsdp-perf", 8000}, seat_);
     auto communicator = net->create_collectives({0, 1}, 1, "outer reduce");
     wires_.push_back({name, std::move(net), std::move(communicator)});
   }

@@ -140,7 +140,9 @@ Endpoint parse_address(const std::string &address) {
 Fd listen_at(const Endpoint &at, int backlog) {
   Fd socket = make_socket(at.family());
   if (!socket) return socket;
-  set_flag(socket, SOL_SOCKET, SO_REUSEADDR);  // connections of the job before may still be in TIME_WAIT
+  // Connections of the job before may still be in TIME_WAIT. Where the kernel chooses the port it would look for one in
+  // half of them only, one by one: on a host with thousands of listeners that takes milliseconds.
+  if (at.port()) set_flag(socket, SOL_SOCKET, SO_REUSEADDR);
   if (::bind(socket.get(), at.get(), at.length()) == 0 && ::listen(socket.get(), backlog) == 0) return socket;
   const int code = errno;
   socket.reset();
@@ -195,7 +197,7 @@ Fd connect_to(const Endpoint &to, const Limit &limit, std::string &problem) {
       return {};
     }
     limit.waiter.poll();
-    await_room(socket, slice_ms);
+    await_room(socket, limit.look_ms);
     code = connecting_result(socket, to);
   }
   if (code != 0) {

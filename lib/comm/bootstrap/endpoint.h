@@ -13,13 +13,15 @@
 
 #include "base/failure.h"
 #include "base/fd.h"
+#include "base/slice.h"
 
 namespace fsdp::comm {
 
-// How long a wait may take, and what may end it before.
+// How long a wait may take, what may end it before, and how often it looks for that.
 struct Limit {
   std::chrono::steady_clock::time_point deadline;
   const Waiter &waiter;
+  int look_ms = slice_ms;
   bool over() const { return std::chrono::steady_clock::now() >= deadline; }
 };
 

@@ -127,7 +127,7 @@ bool FrameStream::send(uint32_t kind, std::span<const std::byte> body, const Lim
   while (!flush()) {
     if (!open() || limit.over()) return false;
     limit.waiter.poll();
-    await_room(socket_, slice_ms);
+    await_room(socket_, limit.look_ms);
   }
   return true;
 }
@@ -137,7 +137,7 @@ std::optional<Frame> FrameStream::receive(const Limit &limit) {
     if (auto frame = receive()) return frame;
     if (!open() || limit.over()) return {};
     limit.waiter.poll();
-    await_readable(socket_, slice_ms);
+    await_readable(socket_, limit.look_ms);
   }
 }
 

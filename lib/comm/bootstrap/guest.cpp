@@ -104,8 +104,7 @@ void Visit::obey(const wire::Refusal &refusal) const {
 }
 
 Rendezvous Visit::await_start() {
-  std::vector<PeerDoors> peers(options_.size);
-  size_t known = 0;
+  std::vector<PeerDoors> peers;
   for (;;) {
     Packet packet = hear(deadline_ + patience, "the start of the job");
     if (packet.bytes == 0)
@@ -113,13 +112,12 @@ Rendezvous Visit::await_start() {
                 options_.rendezvous, leader_);
     if (const auto refusal = packet.as<wire::Refusal>()) obey(*refusal);
     const auto peer = packet.as<wire::Peer>();
-    if (peer && peer->rank < options_.size && peer->rank != options_.rank && packet.file_count == 2 &&
-        !peers[peer->rank].process) {
-      peers[peer->rank] = {std::move(packet.files[0]), std::move(packet.files[1])};
-      ++known;
+    const bool next = peer && (peers.empty() || peer->rank > peers.back().rank);  // they come in their order
+    if (next && peer->rank < options_.size && peer->rank != options_.rank && packet.file_count == 2) {
+      peers.push_back({peer->rank, std::move(packet.files[0]), std::move(packet.files[1])});
       continue;
     }
-    if (!packet.as<wire::Start>() || packet.file_count != 1 || known != rank_count_ - 1)
+    if (!packet.as<wire::Start>() || packet.file_count != 1 || peers.size() != rank_count_ - 1)
       fail_rank(FSDP_SYSTEM, leader_, "rendezvous '{}': a message of rank {} came incomplete (see ulimit -n)",
                 options_.rendezvous, leader_);
     return {std::move(packet.files[0]),

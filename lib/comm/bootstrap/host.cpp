@@ -70,7 +70,7 @@ Rendezvous Host::run() {
     cancel(error);
   }
   std::vector<PeerDoors> peers;
-  for (Seat &seat : seats_) peers.push_back(std::move(seat.doors));
+  for (const uint32_t r : ranks_.subspan(1)) peers.push_back(std::move(seats_[r].doors));
   auto links = std::make_unique<ProcessLinks>(ranks_[0], std::move(doors_.inbox), std::move(peers));
   return {std::move(control_), std::move(links), {}, {}, {}};
 }
@@ -176,7 +176,7 @@ void Host::join(Guest &guest, Packet &packet) {
     return refuse(FSDP_SYSTEM, format_text("rank {}: {} of 2 descriptors came through (see ulimit -n)", join.rank,
                                            packet.file_count));
   Seat &seat = seats_[join.rank];
-  seat.doors = {std::move(packet.files[0]), std::move(packet.files[1])};
+  seat.doors = {join.rank, std::move(packet.files[0]), std::move(packet.files[1])};
   seat.connection = std::move(guest.socket);
   seat.taken = true;
   ++joined_;

@@ -20,13 +20,12 @@
 #include <variant>
 #include <vector>
 
+#include "comm/bootstrap/entries.h"
 #include "comm/bootstrap/frame.h"
 #include "comm/bootstrap/secret.h"
 
 namespace fsdp::comm::message {
 
-constexpr uint32_t most_card_bytes = 16384;
-constexpr uint32_t most_name_bytes = 255;
 constexpr uint32_t most_text_bytes = 480;
 constexpr uint32_t longest = most_card_bytes + 2 * most_name_bytes + 64;  // body of any message
 
@@ -73,17 +72,6 @@ struct Refusal {
   std::string text = {};
   int32_t party = -1;  // to rank 0: whose last word it is; from there: whom alone it is for; -1: nobody's, everybody
 };
-struct Entry {
-  uint32_t rank = 0, node = 0;
-  std::string host;
-  std::vector<std::byte> card;
-};
-// As many as fit: each frame costs its sender a tag for each connection. Each says in what it differs from the one
-// before it: cards of ranks are nearly the same.
-struct Entries {
-  static constexpr uint32_t kind = 3;
-  std::vector<Entry> list;
-};
 struct Start {
   static constexpr uint32_t kind = 4;
   uint32_t world_size = 0;
@@ -99,8 +87,6 @@ using Message = std::variant<Join, Refusal, Entries, Start, Hello, Card, Formed,
 // The whole frame, as a stream sends it. Texts that are too long are cut, what is not printable becomes '?'.
 std::vector<std::byte> write(const Message &message);
 SharedFrame share(const Message &message);
-// These in as few frames as they fit into.
-std::vector<SharedFrame> share_entries(std::vector<Entry> entries);
 
 struct Parsed {
   std::variant<std::monostate, Join, Refusal, Entries, Start, Hello, Card, Formed, Admitted, Redirect, Gone> message;

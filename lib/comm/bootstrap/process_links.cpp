@@ -24,18 +24,23 @@ Doors make_doors() {
 
 ProcessLinks::ProcessLinks(uint32_t rank, Fd inbox, std::vector<PeerDoors> peers)
     : rank_(rank), inbox_(std::move(inbox)), peers_(std::move(peers)) {
-  for (uint32_t r = 0; r < peers_.size(); ++r) {
-    if (!peers_[r].process) continue;
-    polls_.push_back({peers_[r].process.get(), POLLIN, 0});
-    poll_ranks_.push_back(r);
+  for (const PeerDoors &peer : peers_) {
+    polls_.push_back({peer.process.get(), POLLIN, 0});
+    poll_ranks_.push_back(peer.rank);
   }
 }
 
+const PeerDoors *ProcessLinks::find(uint32_t rank) const noexcept {
+  const auto peer = std::ranges::lower_bound(peers_, rank, {}, &PeerDoors::rank);
+  return peer != peers_.end() && peer->rank == rank ? &*peer : nullptr;
+}
+
 bool ProcessLinks::send(uint32_t to_rank, Parcel parcel, const Fd &file) {
-  if (!peers_[to_rank].outbox) fail(FSDP_INTERNAL, "a descriptor for rank {}, which is not on this host", to_rank);
+  const PeerDoors *peer = find(to_rank);
+  if (!peer || !peer->outbox) fail(FSDP_INTERNAL, "a descriptor for rank {}, which is not on this host", to_rank);
   const int files[] = {file.get()};
   // A broken mailbox is a dead peer: who waits for it finds that out.
-  return send_packet(peers_[to_rank].outbox, &parcel, sizeof parcel, files) != Sent::full;
+  return send_packet(peer->outbox, &parcel, sizeof parcel, files) != Sent::full;
 }
 
 void ProcessLinks::read_inbox() {
@@ -68,7 +73,8 @@ void ProcessLinks::find_dead(const std::function<void(uint32_t)> &found) {
 }
 
 bool ProcessLinks::dumps_core(uint32_t rank) const noexcept {
-  return peers_[rank].process && is_dumping_core(peers_[rank].process);
+  const PeerDoors *peer = find(rank);
+  return peer && is_dumping_core(peer->process);
 }
 
 std::optional<Fd> ProcessLinks::meet(Parcel parcel, std::span<const uint32_t> ranks,

@@ -23,13 +23,14 @@ Doors make_doors();
 
 // What a rank has of a peer.
 struct PeerDoors {
+  uint32_t rank = 0;
   Fd process;
   Fd outbox;
 };
 
 class ProcessLinks final : public Links {
  public:
-  // By rank of the job; those of this rank itself and of ranks on other hosts are empty.
+  // Of the other ranks of this host, in their order.
   ProcessLinks(uint32_t rank, Fd inbox, std::vector<PeerDoors> peers);
 
   bool send(uint32_t to_rank, Parcel parcel, const Fd &file) override;
@@ -42,13 +43,14 @@ class ProcessLinks final : public Links {
 
  private:
   void read_inbox();
+  const PeerDoors *find(uint32_t rank) const noexcept;  // NULL: it is not on this host
 
   uint32_t rank_;
   Fd inbox_;
   std::vector<PeerDoors> peers_;
   std::vector<std::pair<Parcel, Fd>> arrived_;  // of other teams, or early
   std::mutex mutex_;                            // of polls_
-  std::vector<pollfd> polls_;                   // of the peers that have doors
+  std::vector<pollfd> polls_;                   // of peers_
   std::vector<uint32_t> poll_ranks_;
 };
 

@@ -19,8 +19,7 @@ using Clock = std::chrono::steady_clock;
 Rendezvous meet_alone(const WorldOptions &options, std::span<const uint32_t> ranks) {
   Doors doors = make_doors();
   Fd control = Control::create(options.size, ranks_here(ranks));
-  auto links =
-      std::make_unique<ProcessLinks>(options.rank, std::move(doors.inbox), std::vector<PeerDoors>(options.size));
+  auto links = std::make_unique<ProcessLinks>(options.rank, std::move(doors.inbox), std::vector<PeerDoors>());
   return {std::move(control), std::move(links), {}, {}, {}};
 }
 
@@ -41,7 +40,8 @@ Rendezvous meet_by_name(const WorldOptions &options, const Waiter &waiter) {
   WorldOptions local = options;
   if (options.attempt) local.rendezvous += format_text(" (attempt {})", options.attempt);
   Rendezvous meeting = meet_on_host(local, ranks, waiter);
-  meeting.roster.members.assign(options.size, {0, host_name(), {}});
+  const std::string host = host_name();
+  for (uint32_t r = 0; r < options.size; ++r) meeting.roster.add({r, 0, host, {}});
   return meeting;
 }
 
@@ -57,7 +57,7 @@ Rendezvous meet_by_network(const WorldOptions &options, const MeetingPoint &poin
   const auto since = Clock::now();
   Assembly assembly = options.rank == 0 ? TcpHost(options, point, waiter, make_card).run()
                                         : TcpVisit(options, point, waiter, make_card).run();
-  const uint32_t node = assembly.roster.members[options.rank].node;
+  const uint32_t node = assembly.roster.nodes()[options.rank];
   WorldOptions local = options;
   local.rendezvous = name_of_node(assembly.session, node);
   local.timeout_ms = forming_limit_ms(options, since);
@@ -78,7 +78,7 @@ std::string describe_hosts(const Roster &roster) {
   std::string text = format_text("{} hosts (", count);
   for (uint32_t node = 0; node < std::min(count, most_shown); ++node) {
     const auto ranks = roster.ranks_of(node);
-    text += format_text("{}{}: {}", node ? ", " : "", roster.members[ranks[0]].host, ranks.size());
+    text += format_text("{}{}: {}", node ? ", " : "", roster.host_of(ranks[0]), ranks.size());
   }
   return text + (count > most_shown ? ", ...)" : ")");
 }

@@ -163,9 +163,9 @@ std::string prove(const Fd &socket, Role role, const std::string &secret, const 
     if (limit.over()) return "the other end has not proven the job secret in time";
     limit.waiter.poll();
     if (handshake.wants_to_send())
-      await_room(socket, slice_ms);
+      await_room(socket, limit.look_ms);
     else
-      await_readable(socket, slice_ms);
+      await_readable(socket, limit.look_ms);
   }
 }
 

@@ -10,19 +10,54 @@
 #include <map>
 
 #include "base/error.h"
+#include "comm/bootstrap/message.h"
 
 namespace fsdp::comm {
 
-uint32_t Roster::node_count() const {
-  uint32_t count = 0;
-  for (const Member &member : members) count = std::max(count, member.node + 1);
-  return count;
+bool Roster::add(message::Entries entries) {
+  if (entries.first_rank() != size()) return false;
+  uint32_t count = node_count_;
+  for (const uint32_t node : entries.nodes()) {
+    if (node > count) return false;
+    count += node == count;
+  }
+  nodes_.insert(nodes_.end(), entries.nodes().begin(), entries.nodes().end());
+  node_count_ = count;
+  parts_.push_back(std::move(entries));
+  return true;
+}
+
+void Roster::add(const message::Entry &entry) {
+  if (parts_.empty() || !parts_.back().takes(entry, message::longest)) parts_.emplace_back(entry.rank);
+  parts_.back().add(entry);
+  nodes_.push_back(entry.node);
+  node_count_ = std::max(node_count_, entry.node + 1);
+}
+
+std::string Roster::host_of(uint32_t rank) const {
+  std::string host;
+  visit(rank, [&](const message::Entry &entry) { host = entry.host; });
+  return host;
+}
+
+std::vector<std::byte> Roster::card_of(uint32_t rank) const {
+  std::vector<std::byte> card;
+  visit(rank, [&](const message::Entry &entry) { card.assign(entry.card.begin(), entry.card.end()); });
+  return card;
+}
+
+template <class Visit>
+void Roster::visit(uint32_t rank, Visit &&look) const {
+  const auto part = std::ranges::upper_bound(parts_, rank, {}, &message::Entries::first_rank) - 1;
+  message::EntryReader reader(part->body());
+  for (message::Entry entry; reader.next(entry);)
+    if (entry.rank == rank) return look(entry);
 }
 
 std::vector<uint32_t> Roster::ranks_of(uint32_t node) const {
   std::vector<uint32_t> ranks;
-  for (uint32_t r = 0; r < members.size(); ++r)
-    if (members[r].node == node) ranks.push_back(r);
+  for (uint32_t r = 0; r < size(); ++r)
+    if (nodes_[r] == node) ranks.push_back(r);
   return ranks;
 }
 

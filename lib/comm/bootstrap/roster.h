@@ -4,22 +4,51 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "comm/bootstrap/entries.h"
+
 namespace fsdp::comm {
 
-struct Member {
-  uint32_t node = 0;            // hosts are numbered by their lowest rank
-  std::string host;             // its name, for messages
-  std::vector<std::byte> card;  // what the rank brought for its peers, at most 16 KiB; nothing in it is trusted
-};
+// It stays in the parts that it came in. In a large job a rank reads it whole, once, and in order.
+class Roster {
+ public:
+  // Of the next ranks; a host's number is that of one before, or the next. False: they are of others, and the roster is
+  // as it was.
+  bool add(message::Entries entries);
+  void add(const message::Entry &entry);
 
-struct Roster {
-  std::vector<Member> members;  // by rank
-
-  uint32_t node_count() const;
+  uint32_t size() const noexcept { return static_cast<uint32_t>(nodes_.size()); }
+  const std::vector<message::Entries> &parts() const noexcept { return parts_; }
+  // Hosts are numbered by their lowest ranks.
+  const std::vector<uint32_t> &nodes() const noexcept { return nodes_; }  // of each rank
+  uint32_t node_count() const noexcept { return node_count_; }
   std::vector<uint32_t> ranks_of(uint32_t node) const;
+  std::string host_of(uint32_t rank) const;             // its host's name, for messages
+  std::vector<std::byte> card_of(uint32_t rank) const;  // what it brought for its peers: nothing in it is trusted
+  // visit(entry, leads): in the order of ranks. leads: no rank before it is of its host.
+  template <class Visit>
+  void for_each(Visit &&visit) const {
+    uint32_t nodes = 0;
+    for (const message::Entries &part : parts_) {
+      message::EntryReader reader(part.body());
+      for (message::Entry entry; reader.next(entry);) {
+        const bool leads = entry.node == nodes;
+        nodes += leads;
+        visit(entry, leads);
+      }
+    }
+  }
+
+ private:
+  template <class Visit>
+  void visit(uint32_t rank, Visit &&look) const;
+
+  std::vector<message::Entries> parts_;
+  std::vector<uint32_t> nodes_;
+  uint32_t node_count_ = 0;
 };
 
 // The number of each rank's host, given what identifies the host of each.

@@ -13,7 +13,6 @@ namespace {
 
 using namespace std::chrono_literals;
 constexpr auto tcp_descriptor_time = 12s;  // without one for anybody: longer than any stranger keeps his
-constexpr uint32_t entries_at_once = 1024;
 
 }  // namespace
 
@@ -176,31 +175,22 @@ Roster TcpHost::make_roster() {
   for (const Party &party : parties) ids.push_back(party.host_id);
   const auto nodes = number_nodes(ids);
   Roster roster;
-  roster.members.reserve(options_.size);
   std::vector<uint32_t> counts(options_.size);
   for (uint32_t r = 0; r < options_.size; ++r) {
     if (++counts[nodes[r]] > most_ranks_of_a_host)
       fail(FSDP_UNSUPPORTED, "more than {} ranks on {}; this release has no more on one host", most_ranks_of_a_host,
            parties[r].host);
-    roster.members.push_back({nodes[r], parties[r].host, std::move(*parties[r].card)});
+    roster.add({r, nodes[r], parties[r].host, *parties[r].card});
+    parties[r].card->clear();
+    parties[r].card->shrink_to_fit();
   }
   return roster;
-}
-
-// Some at a time: as entries they are a copy of all cards.
-void TcpHost::queue_entries(const Roster &roster) {
-  for (uint32_t first = 0; first < options_.size; first += entries_at_once) {
-    std::vector<message::Entry> entries;
-    for (uint32_t r = first; r < std::min(options_.size, first + entries_at_once); ++r)
-      entries.push_back({r, roster.members[r].node, roster.members[r].host, roster.members[r].card});
-    for (const SharedFrame &frame : message::share_entries(std::move(entries))) vigil_->branches().queue(frame);
-  }
 }
 
 // Who does not take it because it died is found by the vigil.
 void TcpHost::send_roster(const Assembly &assembly) {
   Branches &branches = vigil_->branches();
-  queue_entries(assembly.roster);
+  for (const message::Entries &part : assembly.roster.parts()) branches.queue(message::share(part));
   branches.queue(message::share(message::Start{options_.size, assembly.session}));
   while (!branches.flush()) {
     std::vector<pollfd> polls;

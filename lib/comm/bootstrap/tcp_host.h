@@ -39,7 +39,6 @@ class TcpHost {
   std::vector<uint32_t> missing() const;
   Roster make_roster();
   void send_roster(const Assembly &assembly);
-  void queue_entries(const Roster &roster);
 
   const WorldOptions &options_;
   const MeetingPoint &point_;

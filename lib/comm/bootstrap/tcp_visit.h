@@ -36,7 +36,10 @@ class TcpVisit {
   bool await_start(Uplink &uplink);
   bool host_is_late() const;
   [[noreturn]] void give_up() const;
-  Limit limit(Clock::duration most) const { return {std::min(deadline_, Clock::now() + most), waiter_}; }
+  // In a large job most ranks wait at one door at first, and many may share a machine.
+  Limit limit(Clock::duration most) const {
+    return {std::min(deadline_, Clock::now() + most), waiter_, slice_ms_of(options_.size)};
+  }
 
   const WorldOptions &options_;
   const MeetingPoint &point_;

@@ -112,9 +112,10 @@ void Uplink::obey(const Frame &frame) {
   if (std::holds_alternative<message::Formed>(parsed.message) && started()) return void(formed_ = true);
   auto *entries = std::get_if<message::Entries>(&parsed.message);
   const auto *start = std::get_if<message::Start>(&parsed.message);
-  const bool fits =
-      entries ? !started() && take(*entries)
-              : start && !started() && start->world_size == options_.size && roster_.members.size() == options_.size;
+  const bool fits = entries
+                        ? !started() && entries->size() > 0 && roster_.size() + entries->size() <= options_.size &&
+                              roster_.add(std::move(*entries))
+                        : start && !started() && start->world_size == options_.size && roster_.size() == options_.size;
   if (!fits)
     return end(Error(FSDP_SYSTEM,
                      format_text("rendezvous '{}': what rank {} says is wrong: {}", options_.rendezvous, above_.rank,
@@ -125,19 +126,6 @@ void Uplink::obey(const Frame &frame) {
     entrance_.reset();
   }
   below_.queue(pass_on(frame));
-}
-
-// Hosts are numbered in the order of their lowest ranks.
-bool Uplink::take(message::Entries &entries) {
-  auto &members = roster_.members;
-  members.reserve(options_.size);
-  for (message::Entry &entry : entries.list) {
-    if (entry.rank != members.size() || entry.rank >= options_.size) return false;
-    if (entry.node > node_count_) return false;
-    node_count_ = std::max(node_count_, entry.node + 1);
-    members.push_back({entry.node, std::move(entry.host), std::move(entry.card)});
-  }
-  return true;
 }
 
 void Uplink::obey(const message::Refusal &word, const Frame &frame) {

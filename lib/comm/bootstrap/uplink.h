@@ -61,7 +61,6 @@ class Uplink final : public Vigil {
   void hear_above();
   void obey(const Frame &frame);
   void obey(const message::Refusal &word, const Frame &frame);
-  bool take(message::Entries &entries);
   void check_above();
   void hear_below(Branch &branch);
   static bool is_of(const Branch &branch, const message::Parsed &parsed);
@@ -89,7 +88,6 @@ class Uplink final : public Vigil {
   std::optional<std::string> again_;
   std::optional<message::Redirect> redirect_;
   Roster roster_;
-  uint32_t node_count_ = 0;  // of the roster so far
   std::optional<Nonce> session_;
   std::optional<Error> end_;
   bool formed_ = false, finished_ = false;  // who is above says so; this rank does

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <string_view>
 
 namespace fsdp::comm {
 namespace {
@@ -39,18 +38,18 @@ std::vector<std::byte> write_card(const Card &card) {
                       checksum,
                       encryption,
                       card.ucx_major};
-  const std::string texts = card.leader + card.obstacle.substr(0, longest_obstacle);
   std::vector<std::byte> bytes;
   const auto add = [&](std::span<const std::byte> part) { bytes.insert(bytes.end(), part.begin(), part.end()); };
   add(std::as_bytes(std::span(&head, 1)));
   add(card.tcp);
   add(card.ucx);
   add(card.nonce);
-  add(std::as_bytes(std::span(texts)));
+  add(std::as_bytes(std::span(card.leader)));
+  add(std::as_bytes(std::span(card.obstacle.substr(0, longest_obstacle))));
   return bytes;
 }
 
-std::optional<Card> read_card(std::span<const std::byte> bytes, CardTexts texts) {
+std::optional<Card> read_card(std::span<const std::byte> bytes) {
   CardHead head;
   if (bytes.size() < sizeof head) return {};
   std::memcpy(&head, bytes.data(), sizeof head);
@@ -67,13 +66,13 @@ std::optional<Card> read_card(std::span<const std::byte> bytes, CardTexts texts)
   const auto take = [&bytes](uint64_t length) {
     const auto part = bytes.first(length);
     bytes = bytes.subspan(length);
-    return std::vector<std::byte>(part.begin(), part.end());
+    return part;
   };
   card.tcp = take(tcp);
   card.ucx = take(ucx);
   card.nonce = take(nonce);
-  if (texts.leader) card.leader = text_of(bytes.first(leader));
-  if (texts.obstacle) card.obstacle = text_of(bytes.subspan(leader));
+  card.leader = text_of(bytes.first(leader));
+  card.obstacle = text_of(bytes.subspan(leader));
   return card;
 }
 

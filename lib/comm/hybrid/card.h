@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <optional>
 #include <span>
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/descriptors.h"
@@ -14,23 +14,20 @@
 
 namespace fsdp::comm {
 
+// It names what others hold: who writes it, or the bytes that it was read from.
 struct Card {
   NetChoice asked = NetChoice::automatic;
-  std::vector<std::byte> tcp = {}, ucx = {};  // Net::address of each that there is
-  std::string leader = {};                    // LeaderListener::address
-  std::string obstacle = {};                  // why there is no ucx
-  Descriptors descriptors = {};               // of its process
+  std::span<const std::byte> tcp = {}, ucx = {};  // Net::address of each that there is
+  std::string_view leader = {};                   // LeaderListener::address
+  std::string_view obstacle = {};                 // why there is no ucx
+  Descriptors descriptors = {};                   // of its process
   NetProtection protection = {};
-  uint32_t ucx_major = 0;             // of what ucx is of
-  std::vector<std::byte> nonce = {};  // rank 0's is the job's
+  uint32_t ucx_major = 0;                 // of what ucx is of
+  std::span<const std::byte> nonce = {};  // rank 0's is the job's
 };
 
 std::vector<std::byte> write_card(const Card &card);
-// What of a card's texts somebody will ask for. The rest is left out: a rank of a large job keeps the cards of all.
-struct CardTexts {
-  bool leader = true, obstacle = true;
-};
 // A peer wrote it: empty if it is not one.
-std::optional<Card> read_card(std::span<const std::byte> bytes, CardTexts texts = {});
+std::optional<Card> read_card(std::span<const std::byte> bytes);
 
 }  // namespace fsdp::comm

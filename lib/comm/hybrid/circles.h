@@ -39,6 +39,17 @@ inline std::vector<Circle> circles_of(uint32_t host, uint32_t host_count, uint32
   }
 }
 
+// How many other hosts are in those.
+inline uint32_t neighbours_in_circles(uint32_t host, uint32_t host_count, uint32_t size = circle_size) {
+  uint32_t count = 0;
+  for (uint64_t step = 1;; step *= size) {
+    const uint64_t first = host / (step * size) * (step * size);
+    const uint64_t end = std::min<uint64_t>(host_count, first + step * size);
+    count += static_cast<uint32_t>((end - first + step - 1) / step) - 1;
+    if (step * size >= host_count || first != host) return count;
+  }
+}
+
 // meet(circle, level, ballot): the ballots of its hosts, in their order.
 template <class Meet>
 Ballot fold_circles(const std::vector<Circle> &circles, Ballot mine, Meet &&meet, size_t level = 0) {

@@ -2,18 +2,19 @@
 // Which ranks need how many descriptors for a job over several hosts, by what all of them know once they have met.
 #pragma once
 
-#include <span>
-#include <string>
+#include <optional>
+#include <string_view>
 
+#include "base/error.h"
 #include "comm/descriptors.h"
-#include "comm/hybrid/card.h"
 
 namespace fsdp::comm {
 
-// node_of: of each rank. What it needs for the job itself; a model's meshes need more, counted when it is sealed.
-DescriptorNeed need_of(uint32_t rank, std::span<const uint32_t> node_of);
-// Throws FSDP_SYSTEM naming the first rank that may not have as many as it needs: the same on all ranks.
-void check_descriptors(std::span<const Card> cards, std::span<const uint32_t> node_of,
-                       std::span<const std::string> hosts);
+// Of the rank that leads this host; no other one needs any. For the job itself: a model's meshes need more, counted
+// when it is sealed.
+DescriptorNeed need_of_leader(uint32_t node, uint32_t node_count);
+// FSDP_SYSTEM, naming a rank that may not have as many as it needs.
+std::optional<Error> find_shortage_of(uint32_t rank, std::string_view host, const Descriptors &has,
+                                      const DescriptorNeed &need);
 
 }  // namespace fsdp::comm

@@ -23,6 +23,10 @@ inline std::vector<uint32_t> children_in_tree(uint32_t node, uint32_t node_count
     all.push_back(static_cast<uint32_t>(n));
   return all;
 }
+inline uint32_t child_count_in_tree(uint32_t node, uint32_t node_count, uint32_t degree = tree_degree) {
+  const uint64_t first = uint64_t{node} * degree + 1;
+  return static_cast<uint32_t>(std::max(first, std::min<uint64_t>(first + degree, node_count)) - first);
+}
 
 struct NodePlace {
   uint32_t leader = 0;  // rank of the job

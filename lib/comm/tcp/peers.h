@@ -3,11 +3,15 @@
 // exchanges messages with.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "comm/message/transport.h"
+#include "comm/net.h"
 #include "comm/tcp/introduction.h"
 #include "comm/tcp/link.h"
 
@@ -26,6 +30,7 @@ struct Peer {
   bool dirty = false;     // it is among dirty_
   uint64_t sequence = 0;
   std::vector<OutFrame> queued;
+  Endpoint place;            // where this rank connects to it
   Clock::time_point expiry;  // of connecting
   // Made and ended by the thread, under the mutex; read and written by the thread alone, without it.
   std::unique_ptr<Link> link;
@@ -38,33 +43,38 @@ struct Peer {
 
 class Peers {
  public:
-  // places: by rank; one without a length has told none.
-  void set_places(std::vector<Endpoint> places) {
-    peers_.resize(places.size());
-    places_ = std::move(places);
+  void set_addresses(NetAddresses addresses) {
+    numbers_.assign(addresses.size(), 0);
+    addresses_ = std::move(addresses);
   }
-  size_t size() const noexcept { return places_.size(); }
-  bool empty() const noexcept { return places_.empty(); }
-  const Endpoint &place(uint32_t rank) const noexcept { return places_[rank]; }
-  bool has_place(uint32_t rank) const noexcept { return places_[rank].length() != 0; }
+  uint32_t size() const noexcept { return addresses_.size(); }
+  bool empty() const noexcept { return numbers_.empty(); }
+  // Where it listens, as it has told; empty: it has told none.
+  std::string_view address(uint32_t rank) const noexcept {
+    const auto bytes = addresses_[rank];
+    return {reinterpret_cast<const char *>(bytes.data()), bytes.size()};
+  }
   // NULL: nothing has been sent to it or expected from it.
-  const Peer *find(uint32_t rank) const noexcept { return peers_[rank].get(); }
+  const Peer *find(uint32_t rank) const noexcept { return numbers_[rank] ? peers_[numbers_[rank] - 1].get() : nullptr; }
   // What exists is found without an allocation.
   Peer &operator[](uint32_t rank) {
-    if (!peers_[rank]) peers_[rank] = std::make_unique<Peer>();
-    return *peers_[rank];
+    if (!numbers_[rank]) {
+      peers_.push_back(std::make_unique<Peer>());
+      numbers_[rank] = static_cast<uint16_t>(peers_.size());
+    }
+    return *peers_[numbers_[rank] - 1];
   }
   // Calls for each that exists, until one says false. Returns whether none has.
   template <class Ask>
   bool all_of(Ask &&ask) const {
-    for (const auto &peer : peers_)
-      if (peer && !ask(*peer)) return false;
-    return true;
+    return std::ranges::all_of(peers_, [&](const auto &peer) { return ask(*peer); });
   }
 
  private:
-  std::vector<Endpoint> places_;
+  NetAddresses addresses_;
+  std::vector<uint16_t> numbers_;  // of each rank: its place among the peers, from 1 on
   std::vector<std::unique_ptr<Peer>> peers_;
 };
+static_assert(most_ranks < UINT16_MAX);
 
 }  // namespace fsdp::comm::tcp

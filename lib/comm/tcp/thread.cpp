@@ -276,7 +276,7 @@ void TcpTransport::see_to_dial(uint32_t r) {
   if (!peer.dialing) {
     if (now < peer.redial) return;
     const auto deadline = std::min(peer.expiry, now + dial_time);
-    peer.dialing = std::make_unique<Introduction>(names_, r, peers_.place(r), deadline, peer.expiry);
+    peer.dialing = std::make_unique<Introduction>(names_, r, peer.place, deadline, peer.expiry);
     if (peer.dialing->socket())
       watch(peer.dialing->socket().get(), introduction_tag, EPOLLIN | EPOLLOUT | EPOLLET, EPOLL_CTL_ADD);
   }

@@ -39,6 +39,15 @@ Fd listen_for_messages(const Endpoint &place) {
   return listener;
 }
 
+// As others know it.
+std::string address_text(std::string_view address) {
+  try {
+    return parse_address(std::string(address)).text();
+  } catch (const Error &) {
+    return "nowhere";
+  }
+}
+
 Fd check(int fd, const char *what) {
   if (fd < 0) fail_errno(errno, what);
   return Fd(fd);
@@ -77,10 +86,6 @@ void TcpTransport::join(NetJob job, std::shared_ptr<Seat> seat) {
   const auto guard = lock();
   if (!peers_.empty()) fail(FSDP_INTERNAL, "a Net joins once");
   const size_t size = job.addresses.size();
-  std::vector<Endpoint> places(size);
-  for (size_t r = 0; r < size; ++r)
-    if (const auto &address = job.addresses[r]; !address.empty())
-      places[r] = parse_address({reinterpret_cast<const char *>(address.data()), address.size()});
   dirty_.reserve(2 * size);  // what a round makes dirty is behind what it looks at
   receivers_.set_world_size(size);
   names_ = {std::move(job.secret), std::move(job.name), rank_, static_cast<uint32_t>(size), protection_, nullptr, {}};
@@ -91,7 +96,7 @@ void TcpTransport::join(NetJob job, std::shared_ptr<Seat> seat) {
   }
   user_timeout_ms_ = job.heartbeat_timeout_ms + beyond_heartbeats_ms;
   refusals_.set_log(std::move(job.log));  // the thread refuses nobody before there are peers
-  peers_.set_places(std::move(places));
+  peers_.set_addresses(std::move(job.addresses));
   seat_ = std::move(seat);
   wake();
 }
@@ -138,7 +143,13 @@ void TcpTransport::greet(uint32_t to) {
   peer.greeting = true;
   peer.expiry = Clock::now() + std::chrono::milliseconds(seat_->watch.timeout_ms());
   peer.pause = first_pause;
-  if (!peers_.has_place(to)) return fail_peer(to, "it has told no address", EDESTADDRREQ);
+  const std::string address(peers_.address(to));
+  if (address.empty()) return fail_peer(to, "it has told no address", EDESTADDRREQ);
+  try {
+    peer.place = parse_address(address);
+  } catch (const Error &error) {
+    return fail_peer(to, error.message, EDESTADDRREQ);
+  }
   mark(to);
 }
 
@@ -214,7 +225,7 @@ void TcpTransport::fail_peer(uint32_t r, const std::string &text, int code) noex
   peer.loss.origin = FSDP_ORIGIN_OS;
   peer.loss.code = code;
   try {
-    peer.loss.text = format_text("TCP to {}: {}", peers_.has_place(r) ? peers_.place(r).text() : "nowhere", text);
+    peer.loss.text = format_text("TCP to {}: {}", address_text(peers_.address(r)), text);
   } catch (const std::bad_alloc &) {
     peer.loss.text = "TCP: lost";
   }

@@ -66,7 +66,8 @@ void UcxTransport::join(NetJob job, std::shared_ptr<Seat> seat) {
   peers_.resize(job.addresses.size());
   receivers_.set_world_size(peers_.size());
   for (uint32_t r = 0; r < peers_.size(); ++r) {
-    peers_[r].address = std::move(job.addresses[r]);
+    const auto address = job.addresses[r];
+    peers_[r].address.assign(address.begin(), address.end());
     peers_[r].index = r;
     peers_[r].transport = this;
   }

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/hybrid/job_cards.h"
+
+#include <optional>
+
+#include "base/error.h"
+#include "comm/hybrid/card.h"
+#include "comm/hybrid/descriptors.h"
+
+namespace fsdp::comm {
+namespace {
+
+Card card_in(const message::Entry &entry) {
+  const auto card = read_card(entry.card);
+  if (!card)
+    fail_rank(FSDP_MISMATCH, static_cast<int32_t>(entry.rank),
+              "rank {} ({}) brought something to the rendezvous that is no card", entry.rank, entry.host);
+  return *card;
+}
+
+NetAddresses ucx_addresses(const Roster &roster) {
+  NetAddresses addresses;
+  addresses.reserve(roster.size());
+  roster.for_each([&](const message::Entry &entry, bool) { addresses.add(card_in(entry).ucx); });
+  return addresses;
+}
+
+}  // namespace
+
+JobCards read_cards(const Roster &roster) {
+  JobCards cards;
+  NetCensus census;
+  std::optional<Error> shortage;
+  cards.leaders.reserve(roster.node_count());
+  cards.addresses.reserve(roster.size());
+  roster.for_each([&](const message::Entry &entry, bool leads) {
+    const Card card = card_in(entry);
+    census.hear(card, entry.host);
+    const DescriptorNeed need = leads ? need_of_leader(entry.node, roster.node_count()) : DescriptorNeed();
+    if (!shortage) shortage = find_shortage_of(entry.rank, entry.host, card.descriptors, need);
+    if (leads) cards.leaders.emplace_back(card.leader);
+    if (entry.rank == 0) cards.nonce.assign(card.nonce.begin(), card.nonce.end());
+    cards.addresses.add(card.tcp);
+  });
+  cards.net = census.decide();
+  if (shortage) throw Error(*shortage);
+  if (cards.net.ucx) cards.addresses = ucx_addresses(roster);
+  return cards;
+}
+
+}  // namespace fsdp::comm
