@@ -30,22 +30,26 @@ TEST(Descriptors, AreNeededByLeaders) {
     EXPECT_EQ(need_of_leader(node, 3).messages, 2) << node;
   }
   EXPECT_EQ(need_of_leader(0, 2).control, 1) << "there is no other one to turn to";
-  // In a tree of degree 64; in circles of 16, the first ones of which meet in a circle, and the first of these too.
+  // In a tree of degree 64; in circles of four, the first ones of which meet in a circle, and so on.
   EXPECT_EQ(need_of_leader(0, 2048).control, 64 + for_refuge);
   EXPECT_EQ(need_of_leader(31, 2048).control, 1 + 63 + for_refuge) << "the last of the second level";
   EXPECT_EQ(need_of_leader(2047, 2048).control, 1 + for_refuge);
-  EXPECT_EQ(need_of_leader(0, 2048).messages, 15 + 15 + 7);
-  EXPECT_EQ(need_of_leader(16, 2048).messages, 15 + 15);
-  EXPECT_EQ(need_of_leader(2047, 2048).messages, 15);
+  EXPECT_EQ(need_of_leader(0, 2048).messages, 5 * 3 + 1);
+  EXPECT_EQ(need_of_leader(16, 2048).messages, 3 * 3);
+  EXPECT_EQ(need_of_leader(2047, 2048).messages, 3);
+  EXPECT_EQ(need_of_leader(5, 16).messages, 15) << "few meet at once";
 }
 
 // The counts that the tree and the circles give are those of what they are made of.
 TEST(Descriptors, AreCountedAsTheyAreNeeded) {
   for (const uint32_t hosts : {1, 2, 15, 16, 17, 64, 65, 66, 255, 257, 4097})
     for (uint32_t host = 0; host < hosts; ++host) {
-      uint32_t neighbours = 0;
-      for (const Circle &circle : circles_of(host, hosts)) neighbours += static_cast<uint32_t>(circle.hosts.size()) - 1;
-      ASSERT_EQ(neighbours_in_circles(host, hosts), neighbours) << host << " of " << hosts;
+      for (const uint32_t size : {4, 16}) {
+        uint32_t neighbours = 0;
+        for (const Circle &circle : circles_of(host, hosts, size))
+          neighbours += static_cast<uint32_t>(circle.hosts.size()) - 1;
+        ASSERT_EQ(neighbours_in_circles(host, hosts, size), neighbours) << host << " of " << hosts;
+      }
       ASSERT_EQ(child_count_in_tree(host, hosts), children_in_tree(host, hosts).size()) << host << " of " << hosts;
     }
 }

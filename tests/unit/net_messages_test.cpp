@@ -162,6 +162,10 @@ TEST(NetMessages, TeamsMeetInCircles) {
         require_same_bytes(all.data() + r * bytes, bytes_of(r, bytes, bytes).data(), bytes,
                            fmt::format("of rank {}", r));
       require(team.agree({.same = bytes}, "a number").agreed(), "they do not agree");
+      for (uint32_t odd = 1; odd < 5; ++odd) {
+        const Ballot told = team.agree({.same = bytes + (rank.rank() == odd)}, "a number");
+        require(told.odd == odd && told.first == 0, fmt::format("rank {} differs, not {}", odd, told.odd));
+      }
       const auto texts = team.all_gather(std::as_bytes(std::span("four", rank.rank())), "texts");
       for (uint32_t r = 0; r < 5; ++r) require(texts[r].size() == r, fmt::format("the text of rank {}", r));
     }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // How many hosts come to one ballot, or each to what all say: neighbours in circles, whose first ones meet in circles
-// again, until one circle is left; then what that came to goes back the same way. Within a circle all tell all: that is
-// one message's time where a tree of pairs would need several. Few hosts are one circle, and nothing goes back.
+// again, until one circle is left; then the first ones pass back what that came to. Within a circle all tell all: that
+// is one message's time where a tree of pairs would need several. Few hosts are one circle, and nothing goes back.
 //
-//   17 hosts in circles of 16    [0 1 ... 15] [16]   ->   [0 16]   ->   [0 1 ... 15] [16]
+//   17 hosts    [0 1 2 3] [4 5 6 7] ... [16]   ->   [0 4 8 12] [16]   ->   [0 16]   ->   back
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,9 @@
 
 namespace fsdp::comm {
 
-constexpr uint32_t circle_size = 16;
+// Each message takes a host some microseconds of a core, and each neighbour a connection: in circles of four a host has
+// three for each level, which is a third of the messages and connections that circles of 16 need, in as little time.
+constexpr uint32_t circle_size_of(uint32_t host_count) { return host_count <= 16 ? 16 : 4; }
 
 struct Circle {
   std::vector<uint32_t> hosts;  // in rising order; the first one goes on to the next circle, if there is one
@@ -24,7 +26,7 @@ struct Circle {
 };
 
 // Those that this host meets in: the n-th is of level n, and each but the last one is led by it.
-inline std::vector<Circle> circles_of(uint32_t host, uint32_t host_count, uint32_t size = circle_size) {
+inline std::vector<Circle> circles_of(uint32_t host, uint32_t host_count, uint32_t size) {
   std::vector<Circle> circles;
   for (uint64_t step = 1;; step *= size) {  // of neighbours at this level
     Circle circle;
@@ -40,7 +42,7 @@ inline std::vector<Circle> circles_of(uint32_t host, uint32_t host_count, uint32
 }
 
 // How many other hosts are in those.
-inline uint32_t neighbours_in_circles(uint32_t host, uint32_t host_count, uint32_t size = circle_size) {
+inline uint32_t neighbours_in_circles(uint32_t host, uint32_t host_count, uint32_t size) {
   uint32_t count = 0;
   for (uint64_t step = 1;; step *= size) {
     const uint64_t first = host / (step * size) * (step * size);
@@ -50,20 +52,20 @@ inline uint32_t neighbours_in_circles(uint32_t host, uint32_t host_count, uint32
   }
 }
 
-// meet(circle, level, ballot): the ballots of its hosts, in their order.
-template <class Meet>
-Ballot fold_circles(const std::vector<Circle> &circles, Ballot mine, Meet &&meet, size_t level = 0) {
+// meet(circle, level, ballot): the ballots of its hosts, in their order. pass(circle, level, ballot): the first one's.
+template <class Meet, class Pass>
+Ballot fold_circles(const std::vector<Circle> &circles, Ballot mine, Meet &&meet, Pass &&pass, size_t level = 0) {
   const Circle &circle = circles[level];
   std::vector<Ballot> told = meet(circle, level, mine);
   Ballot folded = told.front();
   for (size_t i = 1; i < told.size(); ++i) folded.add(told[i]);
   if (circle.top) return folded;
-  if (level + 1 < circles.size()) folded = fold_circles(circles, folded, meet, level + 1);
-  return circle.hosts.size() == 1 ? folded : meet(circle, level, folded).front();
+  if (level + 1 < circles.size()) folded = fold_circles(circles, folded, meet, pass, level + 1);
+  return circle.hosts.size() == 1 ? folded : pass(circle, level, folded);
 }
 
 // The room that gather_circles needs, in hosts: in its circle each has a place for as many as any.
-inline uint64_t circle_room(uint32_t host_count, uint32_t size = circle_size) {
+inline uint64_t circle_room(uint32_t host_count, uint32_t size) {
   uint64_t step = 1;
   while (step * size < host_count) step *= size;
   return (host_count + step - 1) / step * step;

@@ -11,7 +11,8 @@ namespace fsdp::comm {
 // The lowest rank of a host speaks for it where all ranks meet.
 DescriptorNeed need_of_leader(uint32_t node, uint32_t node_count) {
   const uint32_t neighbours = child_count_in_tree(node, node_count) + (node != 0);
-  return {neighbours + (node_count > 2 ? most_refugees + refuge_count : 0), neighbours_in_circles(node, node_count)};
+  return {neighbours + (node_count > 2 ? most_refugees + refuge_count : 0),
+          neighbours_in_circles(node, node_count, circle_size_of(node_count))};
 }
 
 std::optional<Error> find_shortage_of(uint32_t rank, std::string_view host, const Descriptors &has,

@@ -22,8 +22,8 @@ HybridTeam::HybridTeam(std::shared_ptr<Net> net, TeamPlaces places, std::unique_
       places_(std::move(places)),
       near_(std::move(near)),
       key_(key),
-      circles_(circles_of(places_.host, host_count(), circle)),
-      room_(circle_room(host_count(), circle)) {
+      circles_(circles_of(places_.host, host_count(), circle ? circle : circle_size_of(host_count()))),
+      room_(circle_room(host_count(), circle ? circle : circle_size_of(host_count()))) {
   for (const auto &host : places_.hosts) {
     speakers_.push_back(places_.ranks[host.front()]);
     widest_ = std::max<uint64_t>(widest_, host.size());
@@ -74,9 +74,13 @@ Ballot HybridTeam::fold(const Ballot &mine, const char *what) {
   Unbroken unbroken(*this, what);
   Ballot folded = near_ ? near_->fold(mine, what) : mine;
   if (speaks())
-    folded = fold_circles(circles_, folded, [&](const Circle &circle, size_t level, const Ballot &ballot) {
-      return meet(circle, level, ballot, what);
-    });
+    folded = fold_circles(
+        circles_, folded,
+        [&](const Circle &circle, size_t level, const Ballot &ballot) { return meet(circle, level, ballot, what); },
+        [&](const Circle &circle, size_t level, Ballot ballot) {
+          net_->broadcast(speakers_of(circle), key_of(circle, level), &ballot, sizeof ballot, what);
+          return ballot;
+        });
   if (near_) {
     std::vector<Ballot> told(near_->size());
     near_->all_gather(&folded, sizeof folded, told.data(), what);

@@ -31,8 +31,9 @@ inline constexpr CollectiveTraits hybrid_traits{.gathers_meet = true,
 class HybridTeam final : public Team {
  public:
   // near: this host's ranks of the team, NULL if this is the only one. key: the same on all ranks, and of nothing else.
+  // circle: so many hosts meet at once; 0: as many as suits the team.
   HybridTeam(std::shared_ptr<Net> net, TeamPlaces places, std::unique_ptr<Team> near, uint64_t key,
-             uint32_t circle = circle_size);
+             uint32_t circle = 0);
 
   const CollectiveTraits &traits() const noexcept override { return hybrid_traits; }
   bool spans_hosts() const noexcept override { return true; }
