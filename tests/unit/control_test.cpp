@@ -301,6 +301,26 @@ TEST_F(MirroredWaits, EachHostTellsOfItsRanks) {
   there->look_at_texts(100'000, [](const nodes::WaitText &text) { FAIL() << text.rank; });
 }
 
+// A place is free while nobody waits as it says: the next one would take it, and the text would be lost though it was
+// told. So what comes before its state, or after the wait, takes none.
+TEST_F(MirroredWaits, ATextOfAnUnknownWaitTakesNoPlace) {
+  const auto texts_there = [&] {
+    uint32_t count = 0;
+    other.waits().texts().for_each([&](uint32_t, uint32_t) { ++count; });
+    return count;
+  };
+  nodes::WaitText text{7, 2, {'e', 'a', 'r', 'l', 'y'}};
+  EXPECT_FALSE(there->apply(text)) << "it has not been heard of";
+  nodes::State state{7, 0, static_cast<uint32_t>(Membership::member), 300, uint64_t{1} << 32 | 1};
+  EXPECT_TRUE(there->apply(state));
+  EXPECT_FALSE(there->apply(text)) << "it is another wait that was heard of";
+  EXPECT_EQ(texts_there(), 0u);
+  state.looks = uint64_t{2} << 32 | 1;
+  EXPECT_TRUE(there->apply(state));
+  EXPECT_TRUE(there->apply(text));
+  EXPECT_EQ(other.waits().text(7), "early");
+}
+
 // Nobody may take its place in between.
 TEST_F(MirroredWaits, WhoWaitsOnKeepsItsPlace) {
   tell(7);

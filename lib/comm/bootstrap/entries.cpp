@@ -60,32 +60,34 @@ std::string name_of(std::string value, uint32_t most) {
 
 // -- reading --
 
-EntryReader::EntryReader(Bytes body) : rest_(body), bytes_(body.size()) {
-  rank_ = numbers<uint32_t>();
-  left_ = numbers<uint32_t>();
-}
-
 void EntryReader::wrong(std::string problem) {
   if (problem_.empty()) problem_ = std::move(problem);
   left_ = 0;
   rest_ = {};
 }
 
-Bytes EntryReader::take(size_t bytes) {
-  if (bytes > rest_.size()) {
-    wrong(format_text("the message ends after {} bytes, too early", bytes_));
-    return {};
-  }
+Bytes EntryReader::cut_off() {
+  wrong(format_text("the message ends after {} bytes, too early", bytes_));
+  return {};
+}
+
+inline Bytes EntryReader::take(size_t bytes) {
+  if (bytes > rest_.size()) return cut_off();
   const Bytes part = rest_.first(bytes);
   rest_ = rest_.subspan(bytes);
   return part;
 }
 
 template <class Numbers>
-Numbers EntryReader::numbers() {
+inline Numbers EntryReader::numbers() {
   Numbers values{};
   if (const Bytes part = take(sizeof values); !part.empty()) std::memcpy(&values, part.data(), sizeof values);
   return values;
+}
+
+EntryReader::EntryReader(Bytes body) : rest_(body), bytes_(body.size()) {
+  rank_ = numbers<uint32_t>();
+  left_ = numbers<uint32_t>();
 }
 
 // The usual value is as long as the one before it: then only the bytes between are written.
@@ -93,11 +95,12 @@ Bytes EntryReader::follow(std::vector<std::byte> &value, uint32_t most) {
   const auto [front, back, bytes] = numbers<Sizes>();
   const Bytes between = take(bytes);
   const size_t before = value.size(), after = size_t{front} + bytes + back;
-  if (size_t{front} + back > before || after > most)
+  if (size_t{front} + back > before || after > most) {
     wrong(format_text("a part of {} bytes takes {} and {} of the {} before it, at most {} are allowed", bytes, front,
                       back, before, most));
-  else if (!is_shortest(value, front, back, between))
+  } else if (problem_.empty() && !is_shortest(value, front, back, between)) {
     wrong("a part says again what it shares with the one before it");
+  }
   if (!problem_.empty()) return {};
   if (after > before) value.resize(after);
   if (after != before && back) std::memmove(value.data() + after - back, value.data() + before - back, back);

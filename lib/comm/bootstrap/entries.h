@@ -46,6 +46,7 @@ class EntryReader {
   template <class Numbers>
   Numbers numbers();
   std::span<const std::byte> take(size_t bytes);
+  std::span<const std::byte> cut_off();
   // Returns what has been put in the place of the value's middle.
   std::span<const std::byte> follow(std::vector<std::byte> &value, uint32_t most);
   void wrong(std::string problem);

@@ -76,10 +76,11 @@ std::string describe_hosts(const Roster &roster) {
   const uint32_t count = roster.node_count();
   if (count == 1) return "one host";
   std::string text = format_text("{} hosts (", count);
-  for (uint32_t node = 0; node < std::min(count, most_shown); ++node) {
-    const auto ranks = roster.ranks_of(node);
-    text += format_text("{}{}: {}", node ? ", " : "", roster.host_of(ranks[0]), ranks.size());
-  }
+  uint32_t ranks[most_shown] = {}, leaders[most_shown] = {};
+  for (uint32_t r = 0; r < roster.size(); ++r)
+    if (const uint32_t node = roster.nodes()[r]; node < most_shown && ranks[node]++ == 0) leaders[node] = r;
+  for (uint32_t node = 0; node < std::min(count, most_shown); ++node)
+    text += format_text("{}{}: {}", node ? ", " : "", roster.host_of(leaders[node]), ranks[node]);
   return text + (count > most_shown ? ", ...)" : ")");
 }
 
