@@ -6,6 +6,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <cmath>
 #include <ctime>
 
@@ -98,10 +99,9 @@ uint64_t Step::check() {
   return bench_.lab.sum(wrong);
 }
 
-// The communication alone: the pass without compute.
-Passed calibrate(Bench &bench, Step &step) {
+Passed calibrate(Bench &bench, Step &step, int passes) {
   std::vector<double> forward, backward;
-  for (int i = 0; i < 9; ++i) {
+  for (int i = 0; i < passes; ++i) {
     bench.lab.meet();
     const Passed passed = step.pass({});
     step.update();
@@ -118,31 +118,52 @@ Compute compute_beside(const Bench &bench, const Passed &communication) {
 
 namespace {
 
+// What is measured of one step after the other. A machine changes its pace: a host that lends two of its threads has
+// them on one core or on two, with half of the caches' and adders' work each or all of it, and moves them at any time.
+// So each step has its compute by the communication just before it, and the time of a flag tells which of them it was.
+struct StepTimes {
+  std::vector<double> whole, alone, exposed, communication, flag;
+  double cpu_seconds = 0;
+};
+
+void measure_one(Bench &bench, Step &step, StepTimes &times) {
+  constexpr int passes = 3;
+  constexpr uint64_t round_trips = 1000;
+  const auto timed = [&](const Compute &compute) {
+    const double seconds = bench.lab.time([&] { step.pass(compute); }, 1);
+    step.update();
+    return seconds;
+  };
+  if (bench.size() > 1) times.flag.push_back(bench.lab.flag_one_way(round_trips));
+  const Passed communication = calibrate(bench, step, passes);
+  const Compute compute = compute_beside(bench, communication);
+  times.communication.push_back(communication.forward + communication.backward);
+  const double before = cpu_seconds();
+  times.whole.push_back(timed(compute));
+  times.cpu_seconds += cpu_seconds() - before;
+  times.alone.push_back(bench.lab.time([&] { step.alone(compute); }, 1));
+  times.exposed.push_back(times.whole.back() / times.alone.back() - 1);
+}
+
+void add_range(Line &line, const char *least, const char *most, const std::vector<double> &values, double unit) {
+  if (values.empty()) return;
+  const auto [low, high] = std::ranges::minmax(values);
+  line.more.emplace_back(least, low * unit);
+  line.more.emplace_back(most, high * unit);
+}
+
 void run_mode(Bench &bench, fsdp_unshard_mode mode) {
   fsdp_model_options options = Step::options(bench);
   options.unshard_mode = mode;
   Step step(bench, options);
   const uint64_t wrong = bench.request.check ? step.check() : 0;
-  const auto timed = [&](const Compute &times) {
-    const double seconds = bench.lab.time([&] { step.pass(times); }, 1);
-    step.update();
-    return seconds;
-  };
-  const Passed communication = calibrate(bench, step);
-  const Compute times = compute_beside(bench, communication);
-  std::vector<double> whole, alone, exposed;
-  double cpu = 0;
-  for (uint32_t i = 0; i < bench.request.pairs; ++i) {
-    const double before = cpu_seconds();
-    whole.push_back(timed(times));
-    cpu += cpu_seconds() - before;
-    alone.push_back(bench.lab.time([&] { step.alone(times); }, 1));
-    exposed.push_back(whole.back() / alone.back() - 1);
-  }
+  calibrate(bench, step);  // the first passes of a model are no measure
+  StepTimes times;
+  for (uint32_t i = 0; i < bench.request.pairs; ++i) measure_one(bench, step, times);
   Measured measured;
-  measured.seconds = median(whole);
-  measured.reference = median(alone);
-  measured.ratio = 1 / (1 + median(exposed));
+  measured.seconds = median(times.whole);
+  measured.reference = median(times.alone);
+  measured.ratio = 1 / (1 + median(times.exposed));
   measured.pairs = bench.request.pairs;
   const uint64_t bytes = uint64_t{48} * bench.request.width * bench.request.width * bench.request.depth;
   Line line = make_line(bench, "step", mode == FSDP_UNSHARD_MAPPED ? "mapped" : "copied", "fp32", bytes, measured);
@@ -152,9 +173,11 @@ void run_mode(Bench &bench, fsdp_unshard_mode mode) {
   line.more = {{"depth", static_cast<double>(bench.request.depth)},
                {"prefetch", static_cast<double>(bench.request.prefetch)},
                {"pending", static_cast<double>(bench.request.pending)},
-               {"communication_us", (communication.forward + communication.backward) * 1e6},
-               {"exposed_percent", 100 * median(exposed)},
-               {"cpu_us_per_step", cpu / bench.request.pairs * 1e6}};
+               {"communication_us", median(times.communication) * 1e6},
+               {"exposed_percent", 100 * median(times.exposed)},
+               {"cpu_us_per_step", times.cpu_seconds / bench.request.pairs * 1e6}};
+  add_range(line, "communication_us_least", "communication_us_most", times.communication, 1e6);
+  add_range(line, "flag_ns_least", "flag_ns_most", times.flag, 1e9);
   bench.report.add(line);
 }
 

@@ -38,8 +38,8 @@ class Step {
   bool fill_ = false;
 };
 
-// The communication alone: the pass without compute.
-Passed calibrate(Bench &bench, Step &step);
+// The communication alone: the pass without compute, the middle one of some.
+Passed calibrate(Bench &bench, Step &step, int passes = 9);
 // 1.2 times the communication. Where nothing moves in the forward pass it still computes: half of what the backward
 // does.
 Compute compute_beside(const Bench &bench, const Passed &communication);
