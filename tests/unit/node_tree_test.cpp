@@ -113,7 +113,7 @@ TEST(NodeTree, WaitsOfManyRanksAreToldOfLessOften) {
   const uint32_t few = count_states(16, false);
   EXPECT_GE(few, 8U * 95);
   EXPECT_LE(few, 8U * 105);
-  EXPECT_NEAR(count_states(64, false), few / 3, 8);
+  EXPECT_NEAR(count_states(192, false), few / 3, 8);
   for (const bool waits_end : {false, true}) EXPECT_EQ(count_states(16'384, waits_end), 8U) << waits_end;
 }
 

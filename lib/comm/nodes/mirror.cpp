@@ -12,7 +12,7 @@ namespace {
 // While a caller waits long. When one rank of a large job is late all others wait, and each leader hears of each: of
 // so many ranks it does at that rate, and of more accordingly less often. See NodePeer::take_waits.
 constexpr uint64_t wait_period_ms = 100;
-constexpr uint64_t usual_ranks = 20;
+constexpr uint64_t usual_ranks = 60;
 constexpr uint64_t text_period_ms = 1000;
 
 uint64_t period_of(const NodePlan &plan) {
