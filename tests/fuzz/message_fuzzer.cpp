@@ -31,12 +31,25 @@ void require(bool condition) {
   if (!condition) std::abort();
 }
 
+// Read one by one and put together again: the body itself, which is kept, shows nothing.
+std::vector<std::byte> write_entries_again(const message::Entries &entries) {
+  message::Entries again(entries.first_rank());
+  message::EntryReader reader(entries.body());
+  for (message::Entry entry; reader.next(entry);) again.add(entry);
+  require(reader.problem().empty());
+  return message::write(again);
+}
+
 // Of a message that was understood: the bytes that say it again.
 std::vector<std::byte> write_again(const message::Parsed &parsed) {
   std::vector<std::byte> bytes;
   std::visit(
       [&](const auto &value) {
-        if constexpr (!std::is_same_v<std::decay_t<decltype(value)>, std::monostate>) bytes = message::write(value);
+        using Kind = std::decay_t<decltype(value)>;
+        if constexpr (std::is_same_v<Kind, message::Entries>)
+          bytes = write_entries_again(value);
+        else if constexpr (!std::is_same_v<Kind, std::monostate>)
+          bytes = message::write(value);
       },
       parsed.message);
   return bytes;

@@ -64,6 +64,10 @@ TEST(Ballot, ComesToTheSameInAnyOrderAndGrouping) {
 // Hosts as threads that meet in circles and nowhere else.
 class CircleRoom {
  public:
+  // The first one's, whatever the others have.
+  Ballot pass(const Circle &circle, size_t level, uint32_t host, const Ballot &mine) {
+    return meet(circle, level, host, circle.hosts.front() == host ? mine : Ballot()).front();
+  }
   std::vector<Ballot> meet(const Circle &circle, size_t level, uint32_t host, const Ballot &mine) {
     Seats &seats = seats_of(circle, level);
     const auto me = static_cast<size_t>(std::ranges::find(circle.hosts, host) - circle.hosts.begin());
@@ -90,7 +94,7 @@ class CircleRoom {
 
 TEST(Circles, BringOneBallotToEveryHost) {
   std::mt19937_64 random(3);
-  for (const uint32_t size : {2U, 3U, 16U})
+  for (const uint32_t size : {2U, 3U, 4U, 16U})
     for (const uint32_t hosts : {1U, 2U, 3U, 4U, 8U, 9U, 16U, 17U, 27U, 28U, 40U}) {
       const std::vector<Saying> sayings = random_sayings(hosts, random);
       CircleRoom room;
@@ -107,7 +111,7 @@ TEST(Circles, BringOneBallotToEveryHost) {
               },
               [&](const Circle &circle, size_t level, const Ballot &ballot) {
                 ++met[host];
-                return room.meet(circle, level, host, ballot).front();
+                return room.pass(circle, level, host, ballot);
               });
         });
       for (std::thread &thread : threads) thread.join();
@@ -193,7 +197,7 @@ class ByteHosts {
 };
 
 TEST(Circles, BringWhatEachHostSaysToEach) {
-  for (const uint32_t size : {2U, 3U, 16U})
+  for (const uint32_t size : {2U, 3U, 4U, 16U})
     for (const uint32_t hosts : {1U, 2U, 3U, 4U, 8U, 9U, 16U, 17U, 27U, 28U, 40U, 257U}) {
       const std::string where = format_text("{} hosts in circles of {}", hosts, size);
       ByteHosts all(hosts, size);

@@ -134,6 +134,38 @@ TEST(Failure, TimeoutNamesWhoHasNotCome) {
   }
 }
 
+// Rank 0 misses rank 1, which misses rank 2: of hosts that meet in circles most miss one that waits.
+TEST(Failure, TimeoutNamesWhoIsLateAndNotWhoWaits) {
+  RankOptions options;
+  options.timeout_ms = 3000;
+  std::latch over(2);
+  const auto seen = failing_threads(
+      3,
+      [&over](Rank &rank) {
+        const uint32_t lower[] = {0, 1}, higher[] = {1, 2};
+        std::unique_ptr<Team> first, second;
+        if (rank.rank() < 2) first = rank.world->create_team(lower, "lower");
+        if (rank.rank() > 0) second = rank.world->create_team(higher, "higher");
+        rank.meet();
+        const Error error = error_of([&] {
+          if (rank.rank() == 0) first->barrier("the lower ranks");
+          std::this_thread::sleep_for(1s);
+          if (rank.rank() == 1) second->barrier("the higher ranks");
+        });
+        if (rank.rank() < 2) over.count_down();
+        over.wait();
+        if (error.status != FSDP_OK) throw error;
+        rank.meet();
+      },
+      options);
+  for (uint32_t r = 0; r < 3; ++r) {
+    EXPECT_EQ(seen[r].error.status, FSDP_TIMEOUT);
+    EXPECT_EQ(seen[r].error.rank, 2) << seen[r].error.message;
+    EXPECT_EQ(seen[r].error.message, "the lower ranks: rank 1 has not come within 3000 ms: it waits for rank 2");
+    EXPECT_LT(seen[r].seconds, 7);
+  }
+}
+
 TEST(Failure, DifferentCollectivesAreNamed) {
   const auto seen = failing_threads(3, [](Rank &rank) {
     Bench bench(rank);

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "comm/hybrid/choice.h"
+#include "comm/hybrid/job_cards.h"
 
 namespace fsdp::comm {
 namespace {
@@ -179,6 +180,36 @@ TEST(NetChoice, EncryptionIsReadFromTheEnvironment) {
   ::setenv("FSDP_NET_ENCRYPTION", "yes", 1);
   EXPECT_THROW(read_net_protection(), Error);
   ::unsetenv("FSDP_NET_ENCRYPTION");
+}
+
+// Of a rank that nobody sends to it would never be found.
+TEST(JobCards, WhereMessagesReachARankIsAnAddress) {
+  const auto read = [](std::string_view text) {
+    const auto bytes = std::as_bytes(std::span(text));
+    Roster roster;
+    for (uint32_t r = 0; r < 3; ++r) {
+      Card brought{.asked = NetChoice::tcp, .descriptors = {1024, 30}};
+      const std::string_view usual = "10.0.0.1:4000";
+      brought.tcp = r == 1 ? bytes : std::as_bytes(std::span(usual));
+      roster.add({r, r, hosts[r], write_card(brought)});
+    }
+    return read_cards(roster).addresses[1].size();
+  };
+  for (const char *good :
+       {"", "10.0.0.1:1", "255.255.255.255:65535", "[::1]:4000", "[fe80::1234:5678:9abc:def0]:65535"})
+    EXPECT_EQ(read(good), std::string_view(good).size()) << good;
+  for (const char *bad : {"x", ":", "10.0.0.1", "10.0.0.1:", "10.0.0.1:0", "10.0.0.1:65536", "10.0.0.1:1x",
+                          "10.0.0.1.1:1", "host:4000", "[::1:4000", "\x1b[2J"}) {
+    try {
+      read(bad);
+      ADD_FAILURE() << bad;
+    } catch (const Error &error) {
+      EXPECT_EQ(error.status, FSDP_MISMATCH);
+      EXPECT_EQ(error.rank, 1);
+      EXPECT_NE(error.message.find("rank 1 (b) says that messages reach it at '"), std::string::npos) << error.message;
+      EXPECT_EQ(error.message.find('\x1b'), std::string::npos) << error.message;
+    }
+  }
 }
 
 TEST(NetCard, IsReadBackAndNothingElseIs) {

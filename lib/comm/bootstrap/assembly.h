@@ -24,7 +24,8 @@ inline std::string host_id_of(const WorldOptions &options) {
 // This rank's card, checked.
 inline std::vector<std::byte> card_of(const MakeCard &make_card, const std::string &address) {
   auto card = make_card(address);
-  if (card.size() > 16384) fail(FSDP_INTERNAL, "a card of {} bytes, at most 16384 are allowed", card.size());
+  if (card.size() > message::most_card_bytes)
+    fail(FSDP_INTERNAL, "a card of {} bytes, at most {} are allowed", card.size(), message::most_card_bytes);
   return card;
 }
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 
@@ -135,6 +136,23 @@ Endpoint parse_address(const std::string &address) {
   if (port > 0 && port < 65536) found = Endpoint::numeric(host, static_cast<uint16_t>(port), problem);
   if (found.empty()) fail(FSDP_INVALID_ARGUMENT, "the address '{}' of another rank: {}", address, problem);
   return found.front();
+}
+
+bool is_address(std::string_view text) {
+  const size_t colon = text.rfind(':');
+  if (colon == text.npos) return false;
+  const char *end = text.data() + text.size();
+  uint16_t port = 0;
+  const auto [rest, problem] = std::from_chars(text.data() + colon + 1, end, port);
+  if (problem != std::errc() || rest != end || port == 0) return false;
+  char host[INET_ADDRSTRLEN] = {};
+  if (colon < sizeof host && text.copy(host, colon) && Endpoint::ipv4(host, port)) return true;
+  try {
+    parse_address(std::string(text));
+    return true;
+  } catch (const Error &) {
+    return false;
+  }
 }
 
 Fd listen_at(const Endpoint &at, int backlog) {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/failure.h"
@@ -63,6 +64,8 @@ class Endpoint {
 
 // Splits "10.0.0.1:29500" or "[::1]:29500". Throws INVALID_ARGUMENT.
 Endpoint parse_address(const std::string &address);
+// Is it one? Of IPv4 without an allocation.
+bool is_address(std::string_view text);
 
 // Listens at the interface of this address only; port 0: one that the kernel chooses (Endpoint::local tells). Empty if
 // it cannot: errno says why.

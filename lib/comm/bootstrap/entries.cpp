@@ -2,6 +2,7 @@
 #include "comm/bootstrap/entries.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/error.h"
 
@@ -34,6 +35,8 @@ bool is_shortest(Bytes before, size_t front, size_t back, Bytes between) {
     return false;
   return front + back >= shorter || between.empty() || before[before.size() - 1 - back] != between.back();
 }
+
+static_assert(most_card_bytes <= UINT16_MAX && most_name_bytes <= UINT16_MAX);
 
 template <class Number>
 void append(std::vector<std::byte> &to, size_t value) {
@@ -147,7 +150,8 @@ Entries Entries::parse(Bytes body, std::string &problem) {
   EntryReader reader(body);
   for (Entry entry; reader.next(entry);) entries.nodes_.push_back(entry.node);
   problem = reader.problem();
-  if (problem.empty()) entries.body_.assign(body.begin(), body.end());
+  if (!problem.empty()) return Entries();
+  entries.body_.assign(body.begin(), body.end());
   return entries;
 }
 

@@ -18,6 +18,7 @@ class Roster {
   // Of the next ranks; a host's number is that of one before, or the next. False: they are of others, and the roster is
   // as it was.
   bool add(message::Entries entries);
+  // Of the next rank, by who makes the roster: none of it has come from elsewhere.
   void add(const message::Entry &entry);
 
   uint32_t size() const noexcept { return static_cast<uint32_t>(nodes_.size()); }

@@ -46,7 +46,8 @@ class NetCensus {
   std::optional<Answer> zero_;                              // rank 0's
   size_t nonce_bytes_ = 0;                                  // of its nonce
   std::array<std::optional<Answer>, questions> different_;  // the first that answers otherwise than rank 0
-  std::optional<Answer> without_ucx_, other_ucx_;           // the first whose UCX need not understand rank 0's
+  std::optional<Answer> without_ucx_;                       // the first
+  std::optional<Answer> other_ucx_;                         // the first whose UCX need not understand rank 0's
 };
 
 }  // namespace fsdp::comm

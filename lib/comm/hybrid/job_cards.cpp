@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "comm/bootstrap/endpoint.h"
 #include "comm/hybrid/card.h"
 #include "comm/hybrid/descriptors.h"
 
@@ -16,6 +17,15 @@ Card card_in(const message::Entry &entry) {
     fail_rank(FSDP_MISMATCH, static_cast<int32_t>(entry.rank),
               "rank {} ({}) brought something to the rendezvous that is no card", entry.rank, entry.host);
   return *card;
+}
+
+// Of a rank that is never sent to nobody would notice.
+void check_address(const message::Entry &entry, std::span<const std::byte> tcp) {
+  const std::string_view address(reinterpret_cast<const char *>(tcp.data()), tcp.size());
+  if (address.empty() || is_address(address)) return;
+  fail_rank(FSDP_MISMATCH, static_cast<int32_t>(entry.rank),
+            "rank {} ({}) says that messages reach it at '{}', which is no address", entry.rank, entry.host,
+            message::name_of(std::string(address), message::most_name_bytes));
 }
 
 NetAddresses ucx_addresses(const Roster &roster) {
@@ -35,6 +45,7 @@ JobCards read_cards(const Roster &roster) {
   cards.addresses.reserve(roster.size());
   roster.for_each([&](const message::Entry &entry, bool leads) {
     const Card card = card_in(entry);
+    check_address(entry, card.tcp);
     census.hear(card, entry.host);
     const DescriptorNeed need = leads ? need_of_leader(entry.node, roster.node_count()) : DescriptorNeed();
     if (!shortage) shortage = find_shortage_of(entry.rank, entry.host, card.descriptors, need);

@@ -14,6 +14,10 @@ namespace {
   fail(FSDP_UNSUPPORTED, "{}: {} between ranks of several hosts; they share no memory", what, thing);
 }
 
+uint32_t circle_for(const TeamPlaces &places, uint32_t asked) {
+  return asked ? asked : circle_size_of(static_cast<uint32_t>(places.hosts.size()));
+}
+
 }  // namespace
 
 HybridTeam::HybridTeam(std::shared_ptr<Net> net, TeamPlaces places, std::unique_ptr<Team> near, uint64_t key,
@@ -22,8 +26,8 @@ HybridTeam::HybridTeam(std::shared_ptr<Net> net, TeamPlaces places, std::unique_
       places_(std::move(places)),
       near_(std::move(near)),
       key_(key),
-      circles_(circles_of(places_.host, host_count(), circle ? circle : circle_size_of(host_count()))),
-      room_(circle_room(host_count(), circle ? circle : circle_size_of(host_count()))) {
+      circles_(circles_of(places_.host, host_count(), circle_for(places_, circle))),
+      room_(circle_room(host_count(), circle_for(places_, circle))) {
   for (const auto &host : places_.hosts) {
     speakers_.push_back(places_.ranks[host.front()]);
     widest_ = std::max<uint64_t>(widest_, host.size());

@@ -23,8 +23,8 @@ Channel::Channel(Transport &transport, std::shared_ptr<Seat> seat, std::vector<u
   for (Lane &lane : lanes_) lane.arrived.resize(window_);
   raise(words_[rank_].phase, first_phase(round_.number()));
   const auto lock = transport_.lock();
-  transport_.add(key_, *this);
   for (const uint32_t r : ranks_) transport_.greet(r);
+  transport_.add(key_, *this);  // last: what throws after it would leave it there
 }
 
 Channel::~Channel() {

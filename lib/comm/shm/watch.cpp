@@ -185,14 +185,34 @@ void Watch::look(uint64_t thread) {
   if (!cycle.empty()) condemn_cycle(*stream_wait_, cycle);
 }
 
+// Who is missed may wait as well, as hosts do that meet in circles: whoever follows what each shows comes to one that
+// does not wait. A circle is none of the timeout's.
+uint32_t Watch::find_late(uint32_t missing) const {
+  const Waits waits = control_.waits();
+  uint32_t at = missing;
+  for (uint32_t steps = 0; steps < control_.world_size(); ++steps) {
+    if (static_cast<uint32_t>(waits[at].looks.load(std::memory_order_acquire)) == 0) return at;
+    const uint32_t next = waits[at].for_rank.load(std::memory_order_relaxed);
+    if (next >= control_.world_size()) return at;
+    if (next == rank_) return missing;
+    at = next;
+  }
+  return missing;
+}
+
 void Watch::time_out(Awaited &awaited) {
-  std::vector<uint32_t> missing;
+  std::vector<uint32_t> missing, late;
   for (uint32_t rank = 0; rank < control_.world_size(); ++rank)
     if (awaited.lags(rank)) missing.push_back(rank);
   if (missing.empty()) missing.push_back(rank_);
-  condemn(accuse_ranks(Verdict::timeout, missing,
-                       format_text("{}: {} {} not come within {} ms", awaited.text(), rank_list(missing),
-                                   missing.size() == 1 ? "has" : "have", waiter_.timeout_ms())));
+  for (const uint32_t rank : missing) late.push_back(rank == rank_ ? rank : find_late(rank));
+  std::ranges::sort(late);
+  late.erase(std::unique(late.begin(), late.end()), late.end());
+  const bool one = missing.size() == 1;
+  std::string text = format_text("{}: {} {} not come within {} ms", awaited.text(), rank_list(missing),
+                                 one ? "has" : "have", waiter_.timeout_ms());
+  if (late != missing) text += format_text(": {} for {}", one ? "it waits" : "they wait", rank_list(late));
+  condemn(accuse_ranks(Verdict::timeout, late, text));
 }
 
 void Watch::condemn(Verdict verdict, uint32_t rank, const std::string &text, fsdp_origin origin, int32_t origin_code) {

@@ -81,6 +81,7 @@ class Watch final : Lookout {
   void look_for_cycle(Awaited &awaited, std::optional<StreamWait> &stream, std::optional<ShownWait> &shown);
   [[noreturn]] void condemn_cycle(const ShownWait &shown, const std::vector<uint32_t> &ranks);
   [[noreturn]] void condemn(const Accusation &accusation);
+  uint32_t find_late(uint32_t missing) const;
   [[noreturn]] void time_out(Awaited &awaited);
   [[noreturn]] void throw_verdict();
 

@@ -41,9 +41,11 @@ struct Peer {
   bool blocked = false;  // the socket takes no more at the moment
 };
 
+// The thread finds those that it knows without the mutex while callers, under it, make others: so nothing here moves.
 class Peers {
  public:
   void set_addresses(NetAddresses addresses) {
+    peers_.reserve(addresses.size());  // of which few are written to, ever
     numbers_.assign(addresses.size(), 0);
     addresses_ = std::move(addresses);
   }
@@ -55,14 +57,14 @@ class Peers {
     return {reinterpret_cast<const char *>(bytes.data()), bytes.size()};
   }
   // NULL: nothing has been sent to it or expected from it.
-  const Peer *find(uint32_t rank) const noexcept { return numbers_[rank] ? peers_[numbers_[rank] - 1].get() : nullptr; }
+  const Peer *find(uint32_t rank) const noexcept { return numbers_[rank] ? &known(rank) : nullptr; }
   // What exists is found without an allocation.
   Peer &operator[](uint32_t rank) {
     if (!numbers_[rank]) {
       peers_.push_back(std::make_unique<Peer>());
       numbers_[rank] = static_cast<uint16_t>(peers_.size());
     }
-    return *peers_[numbers_[rank] - 1];
+    return known(rank);
   }
   // Calls for each that exists, until one says false. Returns whether none has.
   template <class Ask>
@@ -71,6 +73,8 @@ class Peers {
   }
 
  private:
+  Peer &known(uint32_t rank) const noexcept { return *peers_.data()[numbers_[rank] - 1]; }
+
   NetAddresses addresses_;
   std::vector<uint16_t> numbers_;  // of each rank: its place among the peers, from 1 on
   std::vector<std::unique_ptr<Peer>> peers_;

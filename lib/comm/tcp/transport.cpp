@@ -140,16 +140,12 @@ void TcpTransport::mark(uint32_t r) {
 void TcpTransport::greet(uint32_t to) {
   if (to >= peers_.size() || to <= rank_ || peers_[to].greeting) return;
   Peer &peer = peers_[to];
+  const std::string_view address = peers_.address(to);
+  if (!address.empty()) peer.place = parse_address(std::string(address));  // whatever throws, nothing has begun
   peer.greeting = true;
   peer.expiry = Clock::now() + std::chrono::milliseconds(seat_->watch.timeout_ms());
   peer.pause = first_pause;
-  const std::string address(peers_.address(to));
   if (address.empty()) return fail_peer(to, "it has told no address", EDESTADDRREQ);
-  try {
-    peer.place = parse_address(address);
-  } catch (const Error &error) {
-    return fail_peer(to, error.message, EDESTADDRREQ);
-  }
   mark(to);
 }
 
