@@ -154,8 +154,9 @@ class Collectives {
   virtual void abandon() = 0;
   // Did a collective of this round end by abandon, or by a mismatch? The error to report, if so.
   virtual std::optional<Error> broken() const = 0;
-  // Start the next round. All ranks must have quiesced or abandoned, their streams be idle, and a gate been passed
-  // since; another gate must be passed before the next collective. Sequence numbers agree again afterwards.
+  // Start the next round. All ranks must have quiesced or abandoned, their streams be idle, and have met since.
+  // Sequence numbers agree again afterwards. Where rounds end with steps what is enqueued next waits for ranks that
+  // have yet to start this round; else all must meet once more before.
   virtual void next_round() = 0;
 };
 

@@ -61,7 +61,6 @@ void Runtime::make_inner() {
   comm::Team &data = communicates() ? *teams.inner_data : inner();
   if (communicates()) storage->register_with(data);
   gates.version = teams.inner_data->create_gate("publish");
-  gates.round = teams.inner_data->create_gate("round of reduces");
   gathers.comm = data.create_collectives("gather");
   reduces.comm = data.create_collectives("reduce", {.block = spec.mesh.reduction_block});
   control_comm = inner().create_collectives("control");

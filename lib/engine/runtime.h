@@ -50,7 +50,6 @@ struct CollectiveStream {
 // What this rank has come to, for its peers.
 struct Gates {
   std::unique_ptr<comm::Gate> version;  // it has published so many versions
-  std::unique_ptr<comm::Gate> round;    // it has realigned its collectives so often
 };
 
 // Points in the order of streams.
