@@ -131,7 +131,8 @@ struct Ticket {
 class Collectives {
  public:
   virtual ~Collectives() = default;
-  // Sources must be stable on every rank from before the call until a later gate: nothing is synchronized, only copied.
+  // Sources must be stable on every rank, from a version that the stream has awaited until the ranks meet when it has
+  // come by (versions.h): nothing is synchronized, only copied.
   virtual void gather_stable(std::span<const Gather> gathers, Tag tag, device::Stream &stream) = 0;
   virtual Ticket gather(std::span<const Gather> gathers, Tag tag, device::Stream &stream) = 0;
   // All of them everywhere, or none. accumulate: to what `to` has (everywhere: this rank's slice of it).

@@ -5,8 +5,8 @@
 namespace fsdp::comm {
 
 struct CollectiveTraits {
-  // A gather waits for all ranks, which must call it too. Else it pulls what a gate says is there, and waits for
-  // nobody.
+  // A gather waits for all ranks, which must call it too. Else it pulls a version that all have published, and waits
+  // for nobody; ranks that write the next one must know that it has ended (versions.h).
   bool gathers_meet;
   // Ranks that call different things wait for each other inside of streams, so who calls keeps what it has called, for
   // the ranks to compare when they meet. Else every collective is compared before it moves a byte.

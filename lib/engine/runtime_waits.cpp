@@ -58,13 +58,19 @@ WaitSpan::~WaitSpan() {
 
 void Runtime::await_version() {
   if (step.version_ready()) return;
-  if (!gates.version->reached(step.version())) {
+  if (!version_ready()) {
     const WaitSpan span(*this, WaitKind::publish);
     // Its own part first: over hosts a stream writes it, which may wait for callers that wait for this one.
-    context.device().caller_stream(nullptr).wait(*marks.published);
-    gates.version->await(step.version(), "fsdp_publish_weights (or a step that publishes)");
+    device::Stream &caller = context.device().caller_stream(nullptr);
+    caller.wait(*marks.published);
+    versions->await(step.version(), caller, "fsdp_publish_weights (or a step that publishes)");
   }
   step.see_version();
+}
+
+void Runtime::await_parts(const char *what, const char *object) {
+  gathers.stream->wait(*marks.published);
+  if (versions) gathers.trace->await(*versions, step.version(), what, object);
 }
 
 void Runtime::wait(const device::Event &event, WaitKind what, device::Stream &caller, const Group *group) {
