@@ -133,6 +133,7 @@ class Runtime {
   void require_eager(const char *call) const;  // INVALID_STATE in a capture: the call cannot be a part of a graph
 
  private:
+  void await_pulls();
   void end_streams() noexcept;
   bool in_a_step() const;
   bool streams_end(std::chrono::milliseconds within);

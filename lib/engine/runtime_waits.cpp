@@ -103,11 +103,24 @@ void Runtime::wait_idle(device::Stream &stream, WaitKind what, device::Stream &c
   wait(*marks.finished, what, caller);
 }
 
+// The calling thread itself, whatever the device: it meets its peers next, who then write what this rank has pulled.
+void Runtime::await_pulls() {
+  gathers.stream->record(*marks.finished);
+  if (!marks.finished->done()) {
+    const WaitSpan span(*this, WaitKind::gather);
+    context.device().synchronize(*marks.finished);
+  }
+  context.failure().check();
+}
+
 // The outer stream comes after the reduce stream, whose sums it takes.
 void Runtime::wait_idle(device::Stream &caller) {
   wait_idle(*reduces.stream, WaitKind::reduce, caller);
   if (outer) wait_idle(outer->stream(), WaitKind::reduce, caller);
-  wait_idle(*gathers.stream, WaitKind::gather, caller);
+  if (versions)
+    await_pulls();
+  else
+    wait_idle(*gathers.stream, WaitKind::gather, caller);
 }
 
 }  // namespace fsdp::engine
