@@ -131,7 +131,8 @@ struct Ticket {
 class Collectives {
  public:
   virtual ~Collectives() = default;
-  // Sources must be stable on every rank from before the call until a later gate: nothing is synchronized, only copied.
+  // Sources must be stable on every rank, from a version that the stream has awaited until the ranks meet when it has
+  // come by (versions.h): nothing is synchronized, only copied.
   virtual void gather_stable(std::span<const Gather> gathers, Tag tag, device::Stream &stream) = 0;
   virtual Ticket gather(std::span<const Gather> gathers, Tag tag, device::Stream &stream) = 0;
   // All of them everywhere, or none. accumulate: to what `to` has (everywhere: this rank's slice of it).
@@ -154,8 +155,9 @@ class Collectives {
   virtual void abandon() = 0;
   // Did a collective of this round end by abandon, or by a mismatch? The error to report, if so.
   virtual std::optional<Error> broken() const = 0;
-  // Start the next round. All ranks must have quiesced or abandoned, their streams be idle, and a gate been passed
-  // since; another gate must be passed before the next collective. Sequence numbers agree again afterwards.
+  // Start the next round. All ranks must have quiesced or abandoned, their streams be idle, and have met since.
+  // Sequence numbers agree again afterwards. Where rounds end with steps what is enqueued next waits for ranks that
+  // have yet to start this round; else all must meet once more before.
   virtual void next_round() = 0;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arena of a device whose memory other ranks do not read: this rank's part, and addresses that name nothing for the
-// parts of the others. And the gate that goes with it.
+// parts of the others.
 #pragma once
 
 #include <memory>
@@ -30,16 +30,6 @@ class PartArena : public Arena {
   // Where the part of rank 0 would be if the parts of all ranks lay one after the other, this rank's at its own memory.
   // So whoever computes base + rank * part_bytes needs no case for a device; nothing but the own part is ever touched.
   std::byte *base_;
-};
-
-// What ranks exchange are messages, in the order of streams: who has received one need not ask whether it was sent.
-class OpenGate final : public Gate {
- public:
-  bool holds_back() const noexcept override { return false; }
-  void arrive(uint64_t) override {}
-  void arrive(uint64_t, device::Stream &) override {}
-  bool reached(uint64_t) const noexcept override { return true; }
-  void await(uint64_t, const char *) override {}
 };
 
 }  // namespace fsdp::comm

@@ -20,6 +20,4 @@ std::unique_ptr<Arena> DeviceTeam::create_parts(uint64_t part_bytes, const std::
   return arena;
 }
 
-std::unique_ptr<Gate> DeviceTeam::create_gate(const std::string &) { return std::make_unique<OpenGate>(); }
-
 }  // namespace fsdp::comm

@@ -33,7 +33,6 @@ class DeviceTeam : public Team {
   std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable,
                                       const std::string &what) override;
   std::unique_ptr<Arena> create_parts(uint64_t part_bytes, const std::string &what) override;
-  std::unique_ptr<Gate> create_gate(const std::string &what) override;
   Ballot fold(const Ballot &mine, const char *what) override { return host_->fold(mine, what); }
   void all_gather(const void *mine, uint64_t bytes, void *all, const char *what) override {
     host_->all_gather(mine, bytes, all, what);

@@ -9,6 +9,7 @@ std::unique_ptr<Arena> Team::create_parts(uint64_t part_bytes, const std::string
   return create_arena(checked_multiply(part_bytes, size(), what.c_str()), {&own, 1}, what);
 }
 
+std::unique_ptr<Versions> Team::create_versions(const std::string &) { return nullptr; }
 void Team::look(const std::string &, bool) {}
 void Team::register_memory(std::byte *, uint64_t, const std::string &) {}
 

@@ -2,10 +2,10 @@
 // The ranks of a job, and those of one mesh axis:
 //
 //   World   a rank's membership in the job, made by bootstrap: gives teams
-//   Team    the ranks of one axis: their memory, their gates, their collectives, and what they tell each other
-//   Gate    one monotone number a rank: arrive with a value, wait until all have it (versions, windows)
+//   Team    the ranks of one axis: their memory, its versions, their collectives, and what they tell each other
 //
-// What collectives are: collectives.h; what ranks tell each other in few bytes: exchange.h.
+// What collectives are: collectives.h; when memory of others may be read: versions.h; what ranks tell each other in few
+// bytes: exchange.h.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +21,7 @@
 #include "base/failure.h"
 #include "comm/collectives.h"
 #include "comm/exchange.h"
+#include "comm/versions.h"
 #include "device/device.h"
 
 namespace fsdp::comm {
@@ -30,23 +31,6 @@ constexpr uint32_t most_ranks = 16384;  // of a job
 struct Range {
   uint64_t offset;
   uint64_t bytes;
-};
-
-class Gate {
- public:
-  virtual ~Gate() = default;
-  // Does it ever make anybody wait? One that does not is always reached.
-  virtual bool holds_back() const noexcept = 0;
-  // This rank has come to `value` (never less than before); everything it wrote before is visible to who waits for it.
-  virtual void arrive(uint64_t value) = 0;
-  // The same once the stream has done what was enqueued on it before. Peers know from now on that this rank's caller
-  // has done its part.
-  virtual void arrive(uint64_t value, device::Stream &stream) = 0;
-  // Has every rank come to value? One acquire load a rank, no system call.
-  virtual bool reached(uint64_t value) const noexcept = 0;
-  // Block the calling thread until then (a caller's or a stream's; both poll what they must). An await that was
-  // interrupted may be repeated.
-  virtual void await(uint64_t value, const char *what) = 0;
 };
 
 // What each rank of a team of one host allocates for collectives without arenas.
@@ -66,7 +50,7 @@ enum class DeviceTransport {
   staging  // through pinned memory of the host, and from there as between ranks of the host
 };
 
-// A team whose ranks are on several hosts has no arena, no gate and no collectives over arenas: UNSUPPORTED.
+// A team whose ranks are on several hosts has no arena and no collectives over arenas: UNSUPPORTED.
 class Team : public Exchange {
  public:
   virtual bool spans_hosts() const noexcept = 0;
@@ -79,7 +63,9 @@ class Team : public Exchange {
   // `part_bytes` for every rank, each writing its own: rank r's part is at r * part_bytes. Of a device that is not the
   // host only this rank's part exists, and addresses of the others name nothing.
   virtual std::unique_ptr<Arena> create_parts(uint64_t part_bytes, const std::string &what);
-  virtual std::unique_ptr<Gate> create_gate(const std::string &what) = 0;
+  // Of what its ranks pull from each other. NULL where gathers meet: who has received a part need not ask whether it
+  // was written.
+  virtual std::unique_ptr<Versions> create_versions(const std::string &what);
   // One sequence of them, which waits for no other one.
   virtual std::unique_ptr<Collectives> create_collectives(const std::string &what, const Shape &shape = {}) = 0;
   // Throws if the job or this context failed, or if a look finds that a rank of the team died or stopped: then the job
@@ -109,8 +95,8 @@ class Team : public Exchange {
 };
 
 // The same ranks over memory of the device, as `team` has them over the host's: arenas hold this rank's part,
-// collectives are enqueued on the device's streams, and gates hold nobody back, since what ranks exchange are messages.
-// Collective over the team. The host device: the team itself.
+// collectives are enqueued on the device's streams, and nobody waits for versions, since what ranks exchange are
+// messages. Collective over the team. The host device: the team itself.
 std::shared_ptr<Team> create_device_team(std::shared_ptr<Team> team, device::Device &device, DeviceTransport transport,
                                          const Waiter &waiter, Failure &failure);
 // What each rank allocates (pinned, or of the device) for what the engine creates in such a team of so many ranks:

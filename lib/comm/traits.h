@@ -5,14 +5,14 @@
 namespace fsdp::comm {
 
 struct CollectiveTraits {
-  // A gather waits for all ranks, which must call it too. Else it pulls what a gate says is there, and waits for
-  // nobody.
+  // A gather waits for all ranks, which must call it too. Else it pulls a version that all have published, and waits
+  // for nobody; ranks that write the next one must know that it has ended (versions.h).
   bool gathers_meet;
   // Ranks that call different things wait for each other inside of streams, so who calls keeps what it has called, for
   // the ranks to compare when they meet. Else every collective is compared before it moves a byte.
   bool records_calls;
-  // What a step has enqueued is over when the step has ended, and the next one starts a round of its own. Else streams
-  // may still be at it, and a round lasts until a step is discarded.
+  // What a step has enqueued is over when the step has ended, and the next one starts a round of its own, which ranks
+  // enter as they come. Else streams may still be at it, and a round lasts until a step is discarded.
   bool rounds_end_with_steps;
   // A ticket is released as soon as all ranks have read the sources. Else they are free when the stream has come by.
   bool releases_tickets;

@@ -42,8 +42,8 @@ void UpdateWindow::await_ended_steps() {
   runtime_.context.device().synchronize(*runtime_.marks.norm);
 }
 
-// A new round of reduces: sequence numbers agree again, and nobody starts before all have come. Messages of a step that
-// has ended well go on as they are where streams may still be at them.
+// A new round of reduces: sequence numbers agree again. Messages of a step that has ended well go on as they are where
+// streams may still be at them.
 void UpdateWindow::realign() {
   if (!runtime_.collectives().rounds_end_with_steps) {
     runtime_.reduces.trace->next_round();
@@ -53,7 +53,6 @@ void UpdateWindow::realign() {
   runtime_.reduces.comm->next_round();
   runtime_.reduces.trace->next_round();
   if (runtime_.outer) runtime_.outer->next_round();
-  runtime_.gates.round->arrive(runtime_.step.start_round());
 }
 
 // All ranks give this step up, and what some of them have enqueued others may not have: where that is so it is given up

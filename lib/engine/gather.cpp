@@ -228,7 +228,7 @@ void Gatherer::gather(Group &group, GatherSlot &slot, fsdp_phase phase, const de
 // stream's, whose waits are told apart from the caller's.
 bool Gatherer::is_short_copy(const Group &group, const device::Stream &waiting) const {
   return waiting.is_calling_thread() && group.pulled_bytes <= short_copy && runtime_.marks.published->done() &&
-         runtime_.gates.version->reached(runtime_.step.version());
+         runtime_.version_ready();
 }
 
 // By the caller, who would wait for it at once: so it is told as a wait.
@@ -241,10 +241,8 @@ void Gatherer::copy_here(Group &group, GatherSlot &slot) {
 
 void Gatherer::enqueue_copies(Group &group, GatherSlot &slot) {
   device::Stream &stream = *runtime_.gathers.stream;
-  stream.wait(*runtime_.marks.published);
   StreamTrace &trace = *runtime_.gathers.trace;
-  trace.await(*runtime_.gates.version, runtime_.step.version(), group.name(), "wait for publish", group.trace_name,
-              runtime_.step.version());
+  runtime_.await_parts(group.name(), group.trace_name);
   const Traced traced(group, slot.planes.traced());
   trace.begin("all_gather", traced, group.pulled_bytes);
   runtime_.gather(slot.gathers, group);

@@ -52,14 +52,14 @@ void UpdateWindow::close_window(device::Stream &caller) {
   gatherer_.show_whole(true);
   const uint64_t version = runtime_.step.raise_version();
   device::Stream &writer = runtime_.outer && runtime_.outer->gathers() ? gather_outer_weights(caller) : caller;
-  runtime_.gates.version->arrive(version, writer);
+  if (runtime_.versions) runtime_.versions->publish(version, writer);
   writer.record(*runtime_.marks.published);
   if (runtime_.timeline) {
     const uint64_t now = trace::now_ns();
     runtime_.timeline->record({"published", nullptr, now, now, 0, static_cast<uint32_t>(version), trace::caller_lane,
                                trace::EventKind::instant});
   }
-  runtime_.step.close_window(runtime_.gates.version->reached(version));
+  runtime_.step.close_window(runtime_.version_ready());
   if (!caller.is_calling_thread()) caller.wait(*runtime_.marks.published);  // else await_version does, who must know
   refresh_whole_weights(caller);
   runtime_.leave_window(caller);
@@ -82,11 +82,7 @@ void UpdateWindow::refresh_whole_weights(device::Stream &caller) {
     any = true;
     ++runtime_.stats.gathers;
     if (group.refresh.empty()) continue;
-    if (!copies) {
-      runtime_.gathers.stream->wait(*runtime_.marks.published);
-      runtime_.gathers.trace->await(*runtime_.gates.version, runtime_.step.version(), "the refresh of whole weights",
-                                    "wait for publish", nullptr, runtime_.step.version());
-    }
+    if (!copies) runtime_.await_parts("the refresh of whole weights", nullptr);
     copies = true;
     const Traced traced(group, group.refreshed_planes.traced());
     runtime_.gathers.trace->begin("all_gather", traced, group.pulled_bytes);

@@ -45,12 +45,10 @@ void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
   // The main grads may still be read by the update that was before.
   runtime_.join_window(*runtime_.reduces.stream);
   const uint32_t turn = runtime_.outer ? runtime_.outer->take_turn(group, *runtime_.reduces.stream) : 0;
-  if (runtime_.communicates()) {
-    enter_round();
+  if (runtime_.communicates())
     enqueue(group, turn);
-  } else {
+  else
     enqueue_local(group, turn);
-  }
   runtime_.reduces.stream->record(*grad.reduced);
   if (runtime_.outer && runtime_.outer->sums(last))
     runtime_.outer->reduce(group, turn, group.partial && grad.reduced_count > 0, runtime_.step.version());
@@ -58,14 +56,6 @@ void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
   grad.stage = GradStage::reducing;
   set_access(group, comm::Access::read);
   if (!group.plan->persistent_grad) pool_.reducing.push_back(group.index);
-}
-
-// The first collective of a round may only start when every rank has realigned its sequence numbers.
-void Reducer::enter_round() {
-  if (runtime_.step.round_entered()) return;
-  runtime_.reduces.trace->await(*runtime_.gates.round, runtime_.step.round(), "the next round of reduces",
-                                "wait for peers", nullptr, runtime_.step.version());
-  runtime_.step.enter_round();
 }
 
 void Reducer::enqueue(Group &group, uint32_t turn) {

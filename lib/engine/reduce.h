@@ -72,7 +72,6 @@ class Reducer {
   device::Stream *writer(fsdp_stream stream) const;
   void wait_for_writers(Group &group);
   void chain_writers(Group &group);
-  void enter_round();
   void enqueue(Group &group, uint32_t turn);
   void enqueue_local(Group &group, uint32_t turn);
   std::string list_lent() const;

@@ -60,8 +60,7 @@ void Runtime::make_inner() {
   // What is never sent needs no collectives over the device's memory.
   comm::Team &data = communicates() ? *teams.inner_data : inner();
   if (communicates()) storage->register_with(data);
-  gates.version = teams.inner_data->create_gate("publish");
-  gates.round = teams.inner_data->create_gate("round of reduces");
+  versions = teams.inner_data->create_versions("publish");
   gathers.comm = data.create_collectives("gather");
   reduces.comm = data.create_collectives("reduce", {.block = spec.mesh.reduction_block});
   control_comm = inner().create_collectives("control");
@@ -93,9 +92,9 @@ void Runtime::make_traces() {
 Runtime::~Runtime() {
   if (!gathers.stream->runs_tasks()) end_streams();
   abandon();
-  if (gates.version->holds_back()) {
+  if (versions) {
     gathers.stream->record(*marks.finished);
-    if (!marks.finished->done() && !gates.version->reached(step.version()))
+    if (!marks.finished->done() && !versions->ready(step.version()))
       context.fail_for_good(Error(FSDP_INVALID_STATE,
                                   format_text("a model of rank {} was destroyed with work in flight", context.rank())));
   }

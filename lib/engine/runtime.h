@@ -47,12 +47,6 @@ struct CollectiveStream {
   std::unique_ptr<StreamTrace> trace;
 };
 
-// What this rank has come to, for its peers.
-struct Gates {
-  std::unique_ptr<comm::Gate> version;  // it has published so many versions
-  std::unique_ptr<comm::Gate> round;    // it has realigned its collectives so often
-};
-
 // Points in the order of streams.
 struct Marks {
   std::unique_ptr<device::Event> published;        // the compute weights of this version are written
@@ -81,7 +75,7 @@ class Runtime {
   Teams teams;
   TeamNews team_news;  // before what uses the teams
   std::unique_ptr<Storage> storage;
-  Gates gates;
+  std::unique_ptr<comm::Versions> versions;         // of the compute weights; NULL: gathers wait for who publishes
   std::unique_ptr<comm::Collectives> control_comm;  // of calls that wait for peers on the calling thread
   CollectiveStream gathers, reduces;
   std::unique_ptr<Outer> outer;  // NULL: the mesh has one axis
@@ -112,8 +106,12 @@ class Runtime {
   // model: CUDA would take the work into that graph, or lose the order. What follows on it comes after all replays so
   // far.
   device::Stream &caller_stream(fsdp_stream stream, const char *call) const;
+  // Need nobody wait for what ranks publish? A load a rank.
+  bool version_ready() const noexcept { return !versions || versions->ready(step.version()); }
   // The caller waits until every rank has published this version.
   void await_version();
+  // What follows on the gather stream comes after that. what: for messages.
+  void await_parts(const char *what, const char *object);
   // The caller waits for all that the streams of the library have been given.
   void wait_idle(device::Stream &caller);
   void wait_idle(device::Stream &stream, WaitKind what, device::Stream &caller);
@@ -135,6 +133,7 @@ class Runtime {
   void require_eager(const char *call) const;  // INVALID_STATE in a capture: the call cannot be a part of a graph
 
  private:
+  void await_pulls();
   void end_streams() noexcept;
   bool in_a_step() const;
   bool streams_end(std::chrono::milliseconds within);

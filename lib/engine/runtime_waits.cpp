@@ -58,13 +58,19 @@ WaitSpan::~WaitSpan() {
 
 void Runtime::await_version() {
   if (step.version_ready()) return;
-  if (!gates.version->reached(step.version())) {
+  if (!version_ready()) {
     const WaitSpan span(*this, WaitKind::publish);
     // Its own part first: over hosts a stream writes it, which may wait for callers that wait for this one.
-    context.device().caller_stream(nullptr).wait(*marks.published);
-    gates.version->await(step.version(), "fsdp_publish_weights (or a step that publishes)");
+    device::Stream &caller = context.device().caller_stream(nullptr);
+    caller.wait(*marks.published);
+    versions->await(step.version(), caller, "fsdp_publish_weights (or a step that publishes)");
   }
   step.see_version();
+}
+
+void Runtime::await_parts(const char *what, const char *object) {
+  gathers.stream->wait(*marks.published);
+  if (versions) gathers.trace->await(*versions, step.version(), what, object);
 }
 
 void Runtime::wait(const device::Event &event, WaitKind what, device::Stream &caller, const Group *group) {
@@ -97,11 +103,24 @@ void Runtime::wait_idle(device::Stream &stream, WaitKind what, device::Stream &c
   wait(*marks.finished, what, caller);
 }
 
+// The calling thread itself, whatever the device: it meets its peers next, who then write what this rank has pulled.
+void Runtime::await_pulls() {
+  gathers.stream->record(*marks.finished);
+  if (!marks.finished->done()) {
+    const WaitSpan span(*this, WaitKind::gather);
+    context.device().synchronize(*marks.finished);
+  }
+  context.failure().check();
+}
+
 // The outer stream comes after the reduce stream, whose sums it takes.
 void Runtime::wait_idle(device::Stream &caller) {
   wait_idle(*reduces.stream, WaitKind::reduce, caller);
   if (outer) wait_idle(outer->stream(), WaitKind::reduce, caller);
-  wait_idle(*gathers.stream, WaitKind::gather, caller);
+  if (versions)
+    await_pulls();
+  else
+    wait_idle(*gathers.stream, WaitKind::gather, caller);
 }
 
 }  // namespace fsdp::engine

@@ -22,11 +22,6 @@ void Step::discard() {
   StepState::scalings.restart();
 }
 
-uint64_t Step::start_round() {
-  round_entered_ = false;
-  return ++round_;
-}
-
 void Step::require_unfailed(const char *call) const {
   if (failed())
     fsdp::fail(FSDP_INVALID_STATE, "{}: this step has failed and must be discarded with fsdp_discard_step: {}", call,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the steps of a model have come to on this rank: the version of its weights, the update window, the round of its
-// collectives, and why a step cannot go on. Every change is a transition below, and nobody else writes these.
+// What the steps of a model have come to on this rank: the version of its weights, the update window, and why a step
+// cannot go on. Every change is a transition below, and nobody else writes these.
 //
 //   closed  --open_window-->  open  --raise_version, close_window-->  closed
 //   closed or open  --fail-->  failed  --discard-->  closed, the version as it was
@@ -33,8 +33,6 @@ class Step : private StepState {
   const Scalings &scalings() const { return StepState::scalings; }
   bool failed() const { return !failure_.empty(); }
   const std::string &failure() const { return failure_; }  // why this step can only be discarded
-  uint64_t round() const { return round_; }
-  bool round_entered() const { return round_entered_; }
   uint64_t lr_scales() const { return lr_scales_; }
 
   // finish_grads, with gradients, or begin_update.
@@ -48,9 +46,6 @@ class Step : private StepState {
   void fail(const std::string &why) { failure_ = why; }
   // Ranks gave it up together: the weights are those of the version that was published last.
   void discard();
-  // Collectives start anew, and the first one waits for all ranks to have come to it.
-  uint64_t start_round();
-  void enter_round() { round_entered_ = true; }
   void set_lr_scales(uint64_t hash) { lr_scales_ = hash; }
 
   // Errors that name the call expected.
@@ -64,8 +59,6 @@ class Step : private StepState {
   void set_failure(const std::string &failure) { failure_ = failure; }
 
  private:
-  uint64_t round_ = 0;
-  bool round_entered_ = true;
   std::string failure_;
   uint64_t lr_scales_ = 0;  // a hash of those of all parameters
 };

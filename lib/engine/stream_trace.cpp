@@ -15,13 +15,13 @@ void StreamTrace::record(trace::TimelineEvent event) const noexcept {
   timeline_->record(event);
 }
 
-void StreamTrace::await(comm::Gate &gate, uint64_t value, const char *what, const char *name, const char *object,
-                        uint64_t version) {
-  if (!gate.holds_back()) return;
-  if (timeline_) stream_.run([this] { begin_ns_ = trace::now_ns(); });
-  stream_.run([gate = &gate, value, what] { gate->await(value, what); });
-  if (!timeline_) return;
-  const trace::TimelineEvent event{name, object, 0, 0, 0, static_cast<uint32_t>(version), 0, trace::EventKind::wait};
+void StreamTrace::await(comm::Versions &versions, uint64_t version, const char *what, const char *object) {
+  const bool timed = timeline_ && stream_.runs_tasks();
+  if (timed) stream_.run([this] { begin_ns_ = trace::now_ns(); });
+  versions.await(version, stream_, what);
+  if (!timed) return;
+  const trace::TimelineEvent event{"wait for publish",    object, 0, 0, 0, static_cast<uint32_t>(version), 0,
+                                   trace::EventKind::wait};
   stream_.run([this, event] { record(event); });
 }
 

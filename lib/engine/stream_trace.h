@@ -33,9 +33,8 @@ class StreamTrace {
   StreamTrace(const StreamTrace &) = delete;
   StreamTrace &operator=(const StreamTrace &) = delete;
 
-  // The stream waits at the gate, if that holds anybody back. what is for its errors, name and object for the event.
-  void await(comm::Gate &gate, uint64_t value, const char *what, const char *name, const char *object,
-             uint64_t version);
+  // The stream waits until all have published the version. what is for its errors, object for the event.
+  void await(comm::Versions &versions, uint64_t version, const char *what, const char *object);
   // The work that is enqueued between the two calls, a collective. Its communicator, if given, knows
   // whether it was skipped.
   void begin(const char *name, const Traced &of, uint64_t bytes);

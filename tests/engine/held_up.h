@@ -73,6 +73,7 @@ class StandStill {
     while (standing > 0) pause_ms(1);
     ::sigaction(SIGILL, &before_, nullptr);
   }
+  static bool stands() { return standing > 0; }
   StandStill(const StandStill &) = delete;
   StandStill &operator=(const StandStill &) = delete;
 

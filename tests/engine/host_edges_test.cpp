@@ -62,6 +62,30 @@ TEST(HostEdges, AGatherThatWaitsForPeersIsItsStreams) {
   });
 }
 
+// One that nobody uses pulls from the peers all the same, and they write in their next update window: it opens on no
+// rank before all pulls have ended.
+TEST(HostEdges, NoWindowOpensWhileADroppedPrefetchPulls) {
+  Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_COPIED);
+  setup.model.flags = FSDP_MODEL_NO_PREFETCH;
+  std::atomic<uint32_t> loaded{0};
+  std::atomic<bool> standing{false};
+  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, setup);
+    rank.load();
+    for (++loaded; loaded < setup.ranks;) pause_ms(1);
+    std::unique_ptr<StandStill> still;
+    if (r == 0) still = std::make_unique<StandStill>("fsdp-gather", setup.ranks, 300);
+    if (r == 0) standing = true;
+    await(standing);
+    FSDP(fsdp_prefetch(rank.groups[0], FSDP_FORWARD, 0, nullptr));
+    FSDP(fsdp_begin_update(rank.model, nullptr));
+    REQUIRE(!StandStill::stands());
+    REQUIRE(rank.stats().dropped_prefetches == 1);
+    FSDP(fsdp_publish_weights(rank.model, nullptr));
+    FSDP(fsdp_close_context(context));
+  });
+}
+
 // The last rank is held up after the meeting. A rank of the other host waits for its part, and a neighbour of that one
 // for both.
 TEST(HostEdges, AVersionRisesAfterThePartsOfOtherHosts) {

@@ -32,12 +32,11 @@ BACKENDS = re.compile(r"(device|comm)/(host|cuda|shm|tcp|ucx|nccl|hybrid|staging
 # Who else may, and why: the meeting on one host hands out the very memory that shm maps; shm moves host memory, so it
 # sums with the host's kernels, and messages are summed alike (call, message). message, tcp and ucx have shm's watch.
 # Leaders of nodes read and write their node's control memory. cuda's lanes are streams of the host, and it casts on the
-# host what the GPU cannot reach. hybrid joins shm, nodes and messages to one world. perf measures
-# kernels that no stream is asked for yet (quantize).
+# host what the GPU cannot reach. perf measures kernels that no stream is asked for yet (quantize).
 BACKEND_FRIENDS = {("lib/device/cuda/", "device/host/"), ("lib/comm/bootstrap/", "comm/shm/"), ("lib/comm/nodes/", "comm/shm/"),
                    ("lib/comm/shm/", "device/host/"), ("lib/comm/call/", "device/host/"), ("lib/comm/ucx/", "comm/shm/"),
                    ("lib/comm/tcp/", "comm/shm/"), ("lib/comm/message/", "comm/shm/"), ("lib/comm/message/", "device/host/"),
-                   ("lib/comm/hybrid/", "comm/shm/"), ("tools/perf/", "device/host/")}
+                   ("tools/perf/", "device/host/")}
 LONGEST, LONG = 600, 300
 COLUMNS = 120
 # Names of other projects that look like ours.

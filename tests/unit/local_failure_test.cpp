@@ -72,27 +72,27 @@ TEST(Failure, WhoDestroysItsWorldIsNamed) {
 
 TEST(Failure, WhoLeftInGoodOrderIsNamedByWhoWaitsForIt) {
   const auto seen = failing_threads(2, [](Rank &rank) {
-    auto gate = rank.team->create_gate("gate");
+    auto versions = rank.team->create_versions("weights");
     rank.meet();
     if (rank.rank() == 1)
       rank.world->leave();
     else
-      gate->await(1, "await of version 1");
+      versions->await(1, rank.device->calling_thread(), "await of version 1");
   });
   EXPECT_EQ(seen[0].error.status, FSDP_PEER_FAILED);
   EXPECT_EQ(seen[0].error.message, "await of version 1: rank 1 has closed its context");
   EXPECT_EQ(seen[1].error.status, FSDP_OK);
 }
 
-// Its caller, and no stream of its own, is what the gate lacks.
-TEST(Failure, WhoWaitsElsewhereIsMissedAtAGate) {
+// Its caller, and no stream of its own, is what the version lacks.
+TEST(Failure, WhoWaitsElsewhereIsMissedByWhoAwaitsItsVersion) {
   const auto seen = failing_threads(3, [](Rank &rank) {
-    auto gate = rank.team->create_gate("gate");
-    const auto stream = rank.device->create_stream("stream");
+    auto versions = rank.team->create_versions("weights");
+    const auto writer = rank.device->create_stream("writer");
     rank.meet();
     if (rank.rank() == 1) return rank.meet();
-    gate->arrive(1, *stream);
-    gate->await(1, "await of version 1");
+    versions->publish(1, *writer);
+    versions->await(1, rank.device->calling_thread(), "await of version 1");
   });
   for (const Seen &of : seen) {
     EXPECT_EQ(of.error.status, FSDP_MISMATCH) << of.error.message;
@@ -230,7 +230,8 @@ TEST(Failure, TheHookInterruptsAWaitOfTheCallerOnly) {
       2,
       [](Rank &rank) {
         is_caller = true;
-        auto gate = rank.team->create_gate("gate");
+        auto versions = rank.team->create_versions("weights");
+        device::Stream &thread = rank.device->calling_thread();
         Bench bench(rank);
         rank.meet();
         if (rank.rank() == 1) {
@@ -238,14 +239,14 @@ TEST(Failure, TheHookInterruptsAWaitOfTheCallerOnly) {
           stop = true;
           while (stop) std::this_thread::sleep_for(1ms);
           bench.finish(bench.communicator->barrier({1, "b"}, *bench.stream));
-          gate->arrive(1);
+          versions->publish(1, thread);
         } else {
           const Ticket ticket = bench.communicator->barrier({1, "b"}, *bench.stream);
-          const Error error = error_of([&] { gate->await(1, "gate"); });
+          const Error error = error_of([&] { versions->await(1, thread, "version 1"); });
           stop = false;
           require(error.status == FSDP_INTERRUPTED, error.message);
-          gate->arrive(1);
-          gate->await(1, "gate");
+          versions->publish(1, thread);
+          versions->await(1, thread, "version 1");
           bench.finish(ticket);
         }
         rank.leave();

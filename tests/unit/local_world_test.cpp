@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks as threads: collectives, gates, exchanges, arenas, and the end of rounds.
+// Ranks as threads: collectives, versions, exchanges, arenas, and the end of rounds.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -28,7 +28,7 @@ INSTANTIATE_TEST_SUITE_P(LocalWorld, LocalSizes, testing::Values(1, 2, 3, 4, 8))
 
 TEST_P(LocalSizes, Collectives) { expect_well(run_threads(GetParam(), collectives_body)); }
 TEST_P(LocalSizes, Exchanges) { expect_well(run_threads(GetParam(), exchange_body)); }
-TEST_P(LocalSizes, Gates) { expect_well(run_threads(GetParam(), gate_body)); }
+TEST_P(LocalSizes, Versions) { expect_well(run_threads(GetParam(), versions_body)); }
 TEST_P(LocalSizes, CollectivesOnTheCallingThread) {
   RankOptions options;
   options.device.overlap = false;
@@ -65,30 +65,30 @@ TEST(LocalWorld, TeamsOfSomeRanks) {
     uint32_t all[2];
     rank.team->all_gather(&self, sizeof self, all, "ranks");
     require(all[0] == mine[0] && all[1] == mine[1], "order of the team");
-    auto gate = rank.team->create_gate("half gate");
-    gate->arrive(1);
-    gate->await(1, "half gate");
+    auto versions = rank.team->create_versions("of a half");
+    versions->publish(1, rank.device->calling_thread());
+    versions->await(1, rank.device->calling_thread(), "version 1 of a half");
     rank.make_team();
     rank.leave();
   }));
 }
 
-// Callers that have enqueued their arrivals miss each other's streams, not each other; and nobody is let through before
-// every stream has done what came before.
-TEST_P(LocalSizes, StreamsMayComeToAGateLate) {
-  std::vector<uint64_t> done(GetParam(), 0);  // no atomics: the gate makes it visible
+// Callers that have published miss each other's writers, not each other; and nobody is let through before every writer
+// has done what came before.
+TEST_P(LocalSizes, WritersMayBeLateWithAVersion) {
+  std::vector<uint64_t> done(GetParam(), 0);  // no atomics: the version makes it visible
   expect_well(run_threads(GetParam(), [&done](Rank &rank) {
-    auto gate = rank.team->create_gate("late gate");
-    const auto stream = rank.device->create_stream("late");
-    for (uint64_t value = 1; value <= 2; ++value) {
-      stream->run([&mine = done[rank.rank()], value] {
+    auto versions = rank.team->create_versions("late");
+    const auto writer = rank.device->create_stream("late");
+    for (uint64_t version = 1; version <= 2; ++version) {
+      writer->run([&mine = done[rank.rank()], version] {
         std::this_thread::sleep_for(std::chrono::milliseconds(700));
-        mine = value;
+        mine = version;
       });
-      gate->arrive(value, *stream);
-      gate->await(value, "late gate");
+      versions->publish(version, *writer);
+      versions->await(version, rank.device->calling_thread(), "a late version");
       for (uint64_t r = 0; r < done.size(); ++r)
-        require(done[r] == value, fmt::format("at {} rank {}'s stream is at {}", value, r, done[r]));
+        require(done[r] == version, fmt::format("at {} rank {}'s writer is at {}", version, r, done[r]));
       rank.meet();  // so that nobody goes on while others look
     }
     rank.leave();

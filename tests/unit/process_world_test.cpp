@@ -25,7 +25,7 @@ INSTANTIATE_TEST_SUITE_P(ProcessWorld, ProcessSizes, testing::Values(1, 2, 3, 4,
 
 TEST_P(ProcessSizes, Collectives) { expect_well(await_processes(start_processes(GetParam(), collectives_body))); }
 TEST_P(ProcessSizes, Exchanges) { expect_well(await_processes(start_processes(GetParam(), exchange_body))); }
-TEST_P(ProcessSizes, Gates) { expect_well(await_processes(start_processes(GetParam(), gate_body))); }
+TEST_P(ProcessSizes, Versions) { expect_well(await_processes(start_processes(GetParam(), versions_body))); }
 
 // What the parent and its children share: when the victim was killed, and what the survivors saw.
 struct Witness {
@@ -104,13 +104,14 @@ TEST_F(Kill, AtAnyMoment) {
 }
 
 TEST_F(Kill, WhilePeersWaitOnTheCallersThread) {
-  const auto processes = start_processes(3, witnessed([this](Rank &rank) {
-                                           auto gate = rank.team->create_gate("gate");
-                                           rank.meet();
-                                           witness->ready[rank.rank()] = 1;
-                                           if (rank.rank() == 1) std::this_thread::sleep_for(60s);
-                                           gate->await(1, "version 1 of the weights");
-                                         }));
+  const auto processes =
+      start_processes(3, witnessed([this](Rank &rank) {
+                        auto versions = rank.team->create_versions("weights");
+                        rank.meet();
+                        witness->ready[rank.rank()] = 1;
+                        if (rank.rank() == 1) std::this_thread::sleep_for(60s);
+                        versions->await(1, rank.device->calling_thread(), "version 1 of the weights");
+                      }));
   await_ready(3);
   kill_and_check(processes, 1);
   EXPECT_STREQ(witness->text[0], witness->text[2]);
@@ -134,11 +135,11 @@ TEST_F(Kill, WhileNobodyWaits) {
 // A rank that has done its part and ended is no failure to who needs nothing more of it.
 TEST_F(Kill, WhoDidItsPartMayEnd) {
   const auto processes = start_processes(2, witnessed([this](Rank &rank) {
-                                           auto gate = rank.team->create_gate("gate");
-                                           gate->arrive(1);
+                                           auto versions = rank.team->create_versions("weights");
+                                           versions->publish(1, rank.device->calling_thread());
                                            if (rank.rank() == 1) ::_exit(0);
                                            std::this_thread::sleep_for(200ms);
-                                           gate->await(1, "gate");
+                                           versions->await(1, rank.device->calling_thread(), "version 1");
                                          }));
   expect_well(await_processes(processes));
   EXPECT_EQ(witness->status[0], FSDP_OK) << witness->text[0];

@@ -254,26 +254,25 @@ inline void exchange_body(Rank &rank) {
   rank.leave();
 }
 
-inline void gate_body(Rank &rank) {
-  auto gate = rank.team->create_gate("versions");
-  Stripes stripes(rank, 4096, "gated");
+inline void versions_body(Rank &rank) {
+  auto versions = rank.team->create_versions("versions");
+  device::Stream &thread = rank.device->calling_thread();
+  Stripes stripes(rank, 4096, "in versions");
   auto *own = reinterpret_cast<uint64_t *>(stripes.mine);
-  auto second = rank.team->create_gate("readers");
   for (uint64_t version = 1; version <= 300; ++version) {
     *own = version * 100 + rank.rank();
-    gate->arrive(version);
-    gate->await(version, "await of a version");
-    require(gate->reached(version), "a gate that was awaited has been reached");
+    versions->publish(version, thread);
+    versions->await(version, thread, "await of a version");
+    require(versions->ready(version), "a version that was awaited is ready");
     for (uint32_t r = 0; r < rank.size(); ++r) {
       uint64_t seen;
       std::memcpy(&seen, stripes.arena->data() + r * stripes.stride, sizeof seen);
       if (seen != version * 100 + r)
         throw std::runtime_error(fmt::format("version {}: rank {} shows {}", version, r, seen));
     }
-    second->arrive(version);
-    second->await(version, "await of the readers");
+    rank.meet();  // so that nobody goes on while others look
   }
-  require(!gate->reached(301), "a gate that nobody has come to");
+  require(!versions->ready(301), "a version that nobody has published");
   rank.leave();
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How weights become whole. Mapped: the version gate that every unshard of a new version passes, over a mapping of all
-// shards. Copied: the pull of all shards into private memory, through the C ABI with its streams. And the control path
-// alone: unshard and reshard of a group that is gathered already.
+// How weights become whole. Mapped: the wait for all ranks' parts of a new version, over a mapping of all shards.
+// Copied: the pull of all shards into private memory, through the C ABI with its streams. And the control path alone:
+// unshard and reshard of a group that is gathered already.
 #include <algorithm>
 
 #include "perf/abi_model.h"
@@ -14,17 +14,18 @@ using fsdp::comm::Range;
 
 class MappedUnshard {
  public:
-  MappedUnshard(Bench &bench, uint64_t bytes) : bench_(bench), words_(bytes / sizeof(uint64_t)) {
+  MappedUnshard(Bench &bench, uint64_t bytes)
+      : bench_(bench), words_(bytes / sizeof(uint64_t)), thread_(bench.stream()) {
     const uint64_t part = bytes / bench.size();
     const Range own{bench.rank() * part, part};
     arena_ = bench.member.team->create_arena(bytes, {&own, 1}, "weights of the measurement");
-    gate_ = bench.member.team->create_gate("versions of the measurement");
+    versions_ = bench.member.team->create_versions("versions of the measurement");
   }
   void operator()() {
-    gate_->arrive(++version_);
-    gate_->await(version_, "a version");
+    versions_->publish(++version_, thread_);
+    versions_->await(version_, thread_, "a version");
   }
-  // Every rank stamps all of its shard; after the gate all stamps must show everywhere.
+  // Every rank stamps all of its shard; after the wait all stamps must show everywhere.
   uint64_t check() {
     uint64_t wrong = 0;
     for (int round = 0; round < 3; ++round) {
@@ -42,8 +43,9 @@ class MappedUnshard {
  private:
   Bench &bench_;
   uint64_t words_;
+  fsdp::device::Stream &thread_;
   std::unique_ptr<fsdp::comm::Arena> arena_;
-  std::unique_ptr<fsdp::comm::Gate> gate_;
+  std::unique_ptr<fsdp::comm::Versions> versions_;
   uint64_t version_ = 0;
 };
 

@@ -52,7 +52,6 @@ class HybridTeam::Unbroken {
 std::unique_ptr<Arena> HybridTeam::create_arena(uint64_t, std::span<const Range>, const std::string &what) {
   refuse_over_hosts(what, "an arena");
 }
-std::unique_ptr<Gate> HybridTeam::create_gate(const std::string &what) { refuse_over_hosts(what, "a gate"); }
 
 std::vector<uint32_t> HybridTeam::speakers_of(const Circle &circle) const {
   std::vector<uint32_t> speakers;

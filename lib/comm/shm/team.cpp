@@ -8,7 +8,7 @@
 #include "comm/exchange.h"
 #include "comm/shm/arena.h"
 #include "comm/shm/collectives.h"
-#include "comm/shm/gate.h"
+#include "comm/shm/versions.h"
 
 namespace fsdp::comm {
 namespace {
@@ -176,8 +176,8 @@ std::unique_ptr<Arena> ShmTeam::create_arena(uint64_t bytes, std::span<const Ran
   return arena;
 }
 
-std::unique_ptr<Gate> ShmTeam::create_gate(const std::string &what) {
-  return std::make_unique<ShmGate>(seat_, rank_, ranks_, share_words(ShmGate::size_bytes(size()), what));
+std::unique_ptr<Versions> ShmTeam::create_versions(const std::string &what) {
+  return std::make_unique<ShmVersions>(seat_, rank_, ranks_, share_words(ShmVersions::size_bytes(size()), what));
 }
 
 std::unique_ptr<Relay> ShmTeam::create_relay(const std::string &what) {

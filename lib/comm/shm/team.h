@@ -33,7 +33,7 @@ class ShmTeam final : public Team {
 
   std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable,
                                       const std::string &what) override;
-  std::unique_ptr<Gate> create_gate(const std::string &what) override;
+  std::unique_ptr<Versions> create_versions(const std::string &what) override;
   std::unique_ptr<Collectives> create_collectives(const std::string &what, const Shape &shape) override;
   Ballot fold(const Ballot &mine, const char *what) override { return board_->fold(mine, what); }
   void all_gather(const void *mine, uint64_t bytes, void *all, const char *what) override {
