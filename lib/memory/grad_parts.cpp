@@ -56,7 +56,7 @@ bool keeps_most_whole(const ModelSpec &spec, uint64_t part_bytes) {
 
 }  // namespace
 
-// Equal shares, or what the largest parameter leaves to others, and the same with room for what padding adds. A share
+// Equal shares, or what the largest parameter leaves to others, and less, since some runs pad more than others. A share
 // in which the large parameters fit only alone would cut off the small ones beside them: a reduce each, and hardly a
 // moment in which two large ones are alive.
 std::vector<GradCut> list_cuts(const ModelSpec &spec) {
@@ -64,8 +64,7 @@ std::vector<GradCut> list_cuts(const ModelSpec &spec) {
   const uint64_t limit = spec.max_pending_bytes;
   std::vector<GradCut> cuts;
   const auto add = [&](uint32_t pending, uint64_t bytes) {
-    cuts.push_back({pending, bytes});
-    cuts.push_back({pending, bytes - bytes / 8});
+    for (const uint64_t eighths : {8, 7, 6}) cuts.push_back({pending, bytes / 8 * eighths + bytes % 8});
   };
   for (uint32_t pending = std::clamp(spec.max_pending_groups, 1u, std::max(largest.count, 1u)); pending > 1;
        pending = pending > 4 ? pending / 2 : pending - 1) {

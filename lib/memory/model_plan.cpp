@@ -196,15 +196,37 @@ ModelPlan plan_cut(const ModelSpec &spec, const GradCut &cut) {
   return plan;
 }
 
-// Which of the cuts fits, and its plan.
-std::pair<GradCut, ModelPlan> find_fitting_cut(const ModelSpec &spec) {
+struct FittingCut {
+  GradCut cut;
+  ModelPlan plan;
+};
+
+// Those with as many alive at once as fit; one that divides no group comes first and makes others needless.
+std::vector<FittingCut> find_fitting_cuts(const ModelSpec &spec) {
+  std::vector<FittingCut> fitting;
   uint64_t bytes = 0;
   for (const GradCut &cut : list_cuts(spec)) {
+    const auto is_enough = [&](const FittingCut &one) {
+      return cut.pending != one.cut.pending || one.plan.parts.size() == one.plan.groups.size();
+    };
+    if (!fitting.empty() && is_enough(fitting.front())) break;
     ModelPlan plan = plan_cut(spec, cut);
     bytes = plan.grad_pool.size_bytes ? plan.region(RegionId::lent_grads).bytes : 0;
-    if (bytes <= spec.max_pending_bytes) return {cut, std::move(plan)};
+    if (bytes <= spec.max_pending_bytes) fitting.push_back({cut, std::move(plan)});
   }
-  refuse_pending_bytes(spec, bytes);
+  if (fitting.empty()) refuse_pending_bytes(spec, bytes);
+  return fitting;
+}
+
+// The first that is not padded by one element of a hundred more than another.
+FittingCut choose_cut(const ModelSpec &spec) {
+  std::vector<FittingCut> fitting = find_fitting_cuts(spec);
+  uint64_t least = UINT64_MAX;
+  for (const FittingCut &one : fitting) least = std::min(least, one.plan.padding_count);
+  const auto pads_little = [&](const FittingCut &one) {
+    return one.plan.padding_count - least <= one.plan.element_count / 100;
+  };
+  return std::move(*std::ranges::find_if(fitting, pads_little));
 }
 
 }  // namespace
@@ -212,10 +234,10 @@ std::pair<GradCut, ModelPlan> find_fitting_cut(const ModelSpec &spec) {
 // In debug mode each part has a buffer of its own, but groups are cut as without it.
 ModelPlan plan_model(const ModelSpec &spec) {
   if (!spec.max_pending_bytes) return plan_cut(spec, {spec.pending_groups()});
-  if (!spec.debug) return find_fitting_cut(spec).second;
+  if (!spec.debug) return choose_cut(spec).plan;
   ModelSpec usual = spec;
   usual.debug = false;
-  return plan_cut(spec, find_fitting_cut(usual).first);
+  return plan_cut(spec, choose_cut(usual).cut);
 }
 
 }  // namespace fsdp::memory

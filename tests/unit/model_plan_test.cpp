@@ -141,6 +141,22 @@ TEST(ModelPlan, PartsFitWhatTheyAreGiven) {
     }
 }
 
+// A run that pads by half gives way to a shorter one.
+TEST(ModelPlan, PartsPadLittle) {
+  ModelSpec spec = layered_model(256, 2);
+  for (GroupSpec &group : spec.groups) {
+    const std::string name = group.name;
+    group.params = {counted(name + ".norm", {256}),     counted(name + ".q", {256, 256}),
+                    counted(name + ".k", {256, 256}),   counted(name + ".v", {256, 256}),
+                    counted(name + ".o", {256, 256}),   counted(name + ".norm2", {256}),
+                    counted(name + ".up", {1024, 256}), counted(name + ".down", {256, 1024})};
+  }
+  spec.max_pending_bytes = plan_model(spec).grad_pool.size_bytes / 2;
+  const ModelPlan plan = plan_model(spec);
+  EXPECT_EQ(plan.pending_grads, 2u);
+  EXPECT_LT(plan.padding_count, plan.element_count / 100);
+}
+
 // One that is much larger than all others leaves them as they are.
 TEST(ModelPlan, ALargeVocabularyDividesNoLayer) {
   ModelSpec spec = layered_model(64, 4);
