@@ -220,6 +220,25 @@ TEST(VisitOrder, VisitsAGroupTwice) {
   for (uint64_t time = 0; time < 6; ++time) EXPECT_TRUE(live_at(order.grads[0], 0, time)) << time;
 }
 
+// Parts take turns, the last one first; those of a group that is open for several visits do not.
+TEST(VisitOrder, PartsHaveTurnsOfTheirOwn) {
+  ScheduleSpec spec = tied_embedding();
+  for (ScheduledGroup &group : spec.groups) group.grad_bytes = {1024, 0, 2048};
+  const VisitOrder order = build_visit_order(spec);
+  ASSERT_EQ(order.grads.size(), 3 * spec.groups.size());
+  EXPECT_EQ(order.open_grads, 2u);
+  for (uint64_t time = 0; time < 12; ++time)
+    for (const size_t part : {0u, 2u})
+      EXPECT_EQ(live_at(order.grads[part], 0, time), time < 8 + 2 + (part ? 0 : 1))
+          << "part " << part << " at " << time;
+  EXPECT_TRUE(order.grads[1].live.empty());
+  // Group 3 comes first after it: its last part, then its first one, each until two more are opened.
+  for (uint64_t time = 0; time < 8; ++time) {
+    EXPECT_EQ(live_at(order.grads[11], 0, time), time == 2 || time == 3) << time;
+    EXPECT_EQ(live_at(order.grads[9], 0, time), time == 3 || time == 4) << time;
+  }
+}
+
 // BACKWARD has a buffer of its own: neither is kept from a group's forward visit to its backward one, nor live in
 // between; what is recomputed inside of a BACKWARD visit is live only then.
 TEST(VisitOrder, GroupsByPhaseHaveTwoBuffers) {
