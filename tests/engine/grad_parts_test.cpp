@@ -130,7 +130,9 @@ TEST(GradParts, HaveTheBitsOfWholeGroups) {
       }
       const uint64_t whole = planned_pool(setup), least = least_bytes(setup);
       EXPECT_LT(3 * least, whole);
-      for (const uint64_t bytes : {least, whole / 3, whole / 2, whole + 4096}) expect_same_training(setup, bytes);
+      for (const uint64_t bytes : {least, whole / 2}) expect_same_training(setup, bytes);
+      if (on_gpu()) continue;  // half of the time
+      for (const uint64_t bytes : {whole / 3, whole + 4096}) expect_same_training(setup, bytes);
     }
 }
 
