@@ -180,9 +180,9 @@ FSDP_API uint64_t fsdp_get_dtype_size(fsdp_dtype dtype);
  *                fsdp_get_param_grad_norms, fsdp_check_grads, fsdp_check_replicas, fsdp_wait_stream, those that load
  *                and read parameters and states, fsdp_discard_step, fsdp_begin_capture, and fsdp_prepare_replay with
  *                64 under way. Ranks still meet on the host where a call says "Blocks: peers".
- *   Gathers      are collective: the ranks of a shard axis must make the same fsdp_unshard, fsdp_reshard, fsdp_prefetch
- *                and fsdp_reduce_grad calls in the same order. Calls that differ are MISMATCH at the latest at the end
- *                of the step.
+ *   Gathers      are collective: the ranks of a shard axis must make the same fsdp_unshard, fsdp_reshard,
+ *                fsdp_prefetch, fsdp_complete_grad and fsdp_reduce_grad calls in the same order. Calls that differ are
+ *                MISMATCH at the latest at the end of the step.
  *   Unshard      always copies (FSDP_UNSHARD_COPIED), unless one rank has all: a GPU does not map the memory of others.
  *   Pointers     given to fsdp_put_grad and fsdp_apply_grads must be readable by the GPU, those of fsdp_set_arena its
  *                own memory; fsdp_load_param and fsdp_read_param take host or device memory.
@@ -563,9 +563,14 @@ typedef struct fsdp_model_options {
                                       TransformerEngine, but for blocks with a NaN */
   fsdp_scale_rule scale_rule;      /* 0: FSDP_SCALE_ROUND_UP */
   fsdp_plane_policy plane_policy;  /* 0: FSDP_PLANES_BY_PHASE */
+  uint64_t max_pending_bytes;      /* of all transient full gradient buffers. A group that is too large is then lent,
+                                      reduced and drained by parts, which max_pending_groups counts: runs of its
+                                      parameters, each reduced when fsdp_complete_grad was called for all of it. There
+                                      are fewer at once if that does not fit, and one parameter is never divided. Debug
+                                      mode needs more. 0: no limit, and a part is a group */
 } fsdp_model_options;
 #define FSDP_MODEL_OPTIONS_INIT \
-  {sizeof(fsdp_model_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+  {sizeof(fsdp_model_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /**
  * An empty model. Collective: the mesh. Blocks: no. Memory: none until the seal.
@@ -720,13 +725,13 @@ typedef struct fsdp_stats {
   uint64_t prefetches;          /* gathers started ahead */
   uint64_t dropped_prefetches;  /* of these, given back unused */
   /* reduces */
-  uint64_t reduces;             /* contributions reduced; 0 where a rank has nobody to reduce with */
+  uint64_t reduces;             /* contributions reduced, of groups or parts; 0 where a rank reduces with nobody */
   uint64_t reduced_bytes;       /* bytes of full gradients, of all ranks, that they read on this rank */
   uint64_t reduce_scatters;     /* collectives, and bytes that they read on this rank */
   uint64_t reduce_scatter_bytes;
   uint64_t all_reduces;
   uint64_t all_reduce_bytes;    /* both halves: the sum's and the gather's */
-  uint64_t pending_grad_groups; /* full transient gradient buffers now in use */
+  uint64_t pending_grad_groups; /* full transient gradient buffers now in use, of groups or parts */
   uint64_t peak_pending_grad_groups;
   /* collectives over the outer axis (replicas, or hosts of a shard axis), not counted above */
   uint64_t outer_all_gathers;
@@ -1111,9 +1116,11 @@ enum {
 /**
  * Borrow the full gradient of a parameter to write into, in grad_dtype. *accumulate is 0: overwrite it all, or 1: add
  * to it; with FSDP_GRAD_ZEROED it is always 1, and accumulate may be NULL. Asking again before fsdp_reduce_grad (a tied
- * or twice-used parameter) gives 1, and orders the second stream after the first. The view ends with fsdp_reduce_grad.
+ * or twice-used parameter) gives 1, and orders the second stream after the first. The view ends with
+ * fsdp_complete_grad, else with fsdp_reduce_grad.
  * Collective: no. Blocks: peers on the host device, if a buffer must be drained.
- * Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; reduced with LAST; no buffer free, naming both groups). Since 0.2.
+ * Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; completed; reduced with LAST; no buffer free, naming both groups).
+ * Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_acquire_grad(fsdp_group *group, uint64_t param_index, uint32_t flags,
                                                    fsdp_stream stream, fsdp_tensor *grad, int32_t *accumulate);
@@ -1122,7 +1129,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_acquire_grad(fsdp_group *group, uint64_t 
  * fsdp_acquire_grad for all trainable parameters of a group at once. grads is an array of grad_count, the group's
  * number of parameters, and accumulate one of as many, or NULL with FSDP_GRAD_ZEROED. Where a parameter is frozen, data
  * is NULL and accumulate 0. struct_size: as fsdp_get_params. Collective: no. Blocks: peers on the host device, if a
- * buffer must be drained. Errors: as fsdp_acquire_grad. Since 0.2.
+ * buffer must be drained. Errors: as fsdp_acquire_grad; INVALID_STATE too where max_pending_bytes has no room for all
+ * of them at once. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_acquire_grads(fsdp_group *group, uint32_t flags, fsdp_stream stream,
                                                  fsdp_tensor *grads, uint64_t grad_count, uint64_t grad_stride,
@@ -1137,14 +1145,28 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_put_grad(fsdp_group *group, uint64_t para
                                                  fsdp_dtype dtype, uint64_t element_count, uint32_t flags,
                                                  fsdp_stream stream);
 
+/**
+ * This parameter's gradient of this contribution is complete: nothing is written into it, or put, until
+ * fsdp_reduce_grad, which the group still needs. A part of a group (max_pending_bytes; else the group) is reduced as
+ * soon as all of its trainable parameters are complete, and its buffer can then be lent while the rest of the group is
+ * written. Complete parameters from the last to the first, as a backward pass comes to them. Ranks may complete those
+ * of a part in different orders, but must complete parts in the same one. With FSDP_REDUCE_POLICY_LAST nothing is
+ * reduced before fsdp_reduce_grad. flags must be 0.
+ * Collective: the mesh. Blocks: no. Window: outside. Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; no gradient yet;
+ * completed already; reduced with LAST), MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_complete_grad(fsdp_group *group, uint64_t param_index, uint32_t flags,
+                                                    fsdp_stream stream);
+
 enum {
   FSDP_LAST = 1u << 18 /* the last contribution of this step */
 };
 
 /**
- * The group's gradients of one contribution (micro-batch) are complete: reduce them into the main grads. Every
- * trainable parameter must have been acquired or put. With FSDP_REDUCE_POLICY_LAST only the call with FSDP_LAST
- * communicates. On return at most max_pending_groups full transient buffers are in use: older ones have been drained.
+ * The group's gradients of one contribution (micro-batch) are complete: reduce into the main grads what
+ * fsdp_complete_grad has not. Every trainable parameter must have been acquired or put. With FSDP_REDUCE_POLICY_LAST
+ * only the call with FSDP_LAST communicates. On return at most max_pending_groups full transient buffers are in use:
+ * older ones have been drained.
  * Collective: the mesh. Blocks: peers on the host device, if an older buffer must be drained. Window: outside.
  * Errors: INVALID_ARGUMENT, INVALID_STATE (a parameter without gradient, named; LAST twice), MISMATCH, PEER_FAILED,
  * TIMEOUT. Since 0.2.

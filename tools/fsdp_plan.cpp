@@ -78,6 +78,8 @@ void add_policy_options(CLI::App &app, plan::Policy &policy) {
   app.add_option("--prefetch", policy.prefetch, "groups gathered ahead (1)")->check(CLI::Range(0, 1 << 20));
   app.add_option("--max-pending", policy.max_pending_groups, "full gradient buffers alive at once (2)")
       ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--max-pending-bytes", policy.max_pending_bytes, "memory for them, by parts of groups (no limit)")
+      ->transform(CLI::AsSizeValue(false));
 }
 
 struct Role {

@@ -105,6 +105,9 @@ class Run:
             data = [0.0] * count if values == ("none",) else array(values, count, rank)
             self.named[group].contribute(rank, int(index), data)
 
+    def complete_grad(self, group, index):
+        """When it is reduced makes no difference."""
+
     def reduce_grad(self, group, flags=0):
         self.named[group].reduce(bool(int(flags) & CONSTANTS["LAST"]))
 

@@ -217,6 +217,31 @@ def accumulation():
         yield "accumulate_" + policy.lower(), ALL, ending(*lines, *read(TWO), "get_stats m reduces ->")
 
 
+def parts():
+    """Groups of three parameters of which two do not fit: reduced one after the other."""
+    groups = (("body", 3), ("head", 3))
+    lines = ["create_model m max_pending_bytes=16384"]
+    for group, _ in groups:
+        lines += [f"param {group}.a 96 32", f"param {group}.b 96 32", f"param {group}.c 96", f"create_group m {group}"]
+    lines += ["seal_model m", *load(groups), "publish_weights m"]
+    for n in range(3):
+        lines += forward(groups)
+        for g, (group, count) in reversed(list(enumerate(groups))):
+            lines.append(f"unshard {group} BACKWARD")
+            if n == 1:
+                lines.append(f"complete_grad {group} 2 ! INVALID_STATE -1")
+            for p in reversed(range(count)):
+                call = ("put_grad", "acquire_grad")[(n + p) % 2]
+                lines.append(f"{call} {group} {p} {GRADS.format(n * 7919 + g * 101 + p)}")
+                lines.append(f"complete_grad {group} {p}")
+                if n == 1:
+                    lines.append(f"put_grad {group} {p} none ! INVALID_STATE -1")
+                    lines.append(f"complete_grad {group} {p} ! INVALID_STATE -1")
+            lines += [f"reshard {group} BACKWARD", f"reduce_grad {group} flags=LAST"]
+        lines += ["finish_grads m 1", "step_adamw m 0.01"]
+    return "parts", ALL, ending(*lines, *read(groups), "get_stats m pending_grad_groups ->")
+
+
 def zeroed():
     lines = two_groups()
     for n in range(2):
@@ -508,6 +533,7 @@ def all_scenarios():
     yield frozen()
     yield from accumulation()
     yield zeroed()
+    yield parts()
     yield discarded()
     yield norms()
     yield applied()

@@ -105,6 +105,7 @@ function call(rank, ::Val{:put_grad}, words, keys)
     FSDP.@call group.state LibFSDP.fsdp_put_grad(group.number, parse(UInt64, words[2]), FSDP.address(data),
         Int32(FSDP.dtype_of(T)), count, 0, C_NULL)
 end
+call(rank, ::Val{:complete_grad}, words, keys) = FSDP.complete_grad(rank.named[words[1]], param_at(words[2]))
 function call(rank, ::Val{:reduce_grad}, words, keys)
     group, flags = rank.named[words[1]], parse(Int, get(keys, :flags, "0"))
     flags in (0, FSDP.LAST) && return FSDP.reduce_grad(group; is_last = flags != 0)

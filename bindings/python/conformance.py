@@ -208,6 +208,9 @@ class Rank:
         data = None if is_none else self.values(values, self.elements(group, index), int(dtype))
         self.named[group].put_grad(int(index), data)
 
+    def complete_grad(self, group, index):
+        self.named[group].complete_grad(int(index))
+
     def reduce_grad(self, group, flags=0):
         if int(flags) in (0, fsdp._abi.FSDP_LAST):
             self.named[group].reduce_grad(is_last=bool(int(flags)))

@@ -10,7 +10,7 @@ static_assert(sizeof(fsdp_error) == 1056 && offsetof(fsdp_error, message) == 32)
 static_assert(sizeof(fsdp_tensor) == 56 && offsetof(fsdp_tensor, device_index) == 52);
 static_assert(sizeof(fsdp_context_options) == 144 && offsetof(fsdp_context_options, debug_failed_allocation) == 136);
 static_assert(sizeof(fsdp_mesh_options) == 32 && offsetof(fsdp_mesh_options, reduction_block_size) == 28);
-static_assert(sizeof(fsdp_model_options) == 104 && offsetof(fsdp_model_options, plane_policy) == 100);
+static_assert(sizeof(fsdp_model_options) == 112 && offsetof(fsdp_model_options, max_pending_bytes) == 104);
 static_assert(sizeof(fsdp_visit) == 8 && offsetof(fsdp_visit, phase) == 4);
 static_assert(sizeof(fsdp_schedule_options) == 32 && offsetof(fsdp_schedule_options, visit_stride) == 24);
 static_assert(sizeof(fsdp_model_info) == 80 && offsetof(fsdp_model_info, layout_hash) == 72);

@@ -43,6 +43,7 @@ void read_policy(const fsdp_model_options &options, const engine::Context &conte
   spec.save_staging_bytes =
       options.save_staging_bytes / checkpoint::Staging::block_bytes * checkpoint::Staging::block_bytes;
   spec.max_pending_groups = options.max_pending_groups ? options.max_pending_groups : default_pending;
+  spec.max_pending_bytes = options.max_pending_bytes;
 }
 
 layout::Mesh whole_world(const engine::Context &context) {

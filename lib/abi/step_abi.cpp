@@ -91,6 +91,15 @@ fsdp_status fsdp_put_grad(fsdp_group *group, uint64_t param_index, const void *d
   });
 }
 
+fsdp_status fsdp_complete_grad(fsdp_group *group, uint64_t param_index, uint32_t flags, fsdp_stream stream) {
+  constexpr auto call = "fsdp_complete_grad";
+  return in_group(group, call, [&](engine::Model &model, engine::Runtime &runtime, engine::Group &impl) {
+    check_flags(flags, 0, call, "flags");
+    runtime.step.require_weights(call);
+    model.reducer(call).complete(impl, param_index, stream);
+  });
+}
+
 fsdp_status fsdp_reduce_grad(fsdp_group *group, uint32_t flags, fsdp_stream stream) {
   constexpr auto call = "fsdp_reduce_grad";
   return in_group(group, call, [&](engine::Model &model, engine::Runtime &runtime, engine::Group &impl) {

@@ -34,11 +34,12 @@ std::string describe(const Runtime &state, const Calls &calls, size_t index) {
   const SequencedCall &call = calls.kept[index];
   if (call.kind == CallKind::replay) return format_text("replayed capture {}", call.group);
   if (call.kind == CallKind::cancel) return format_text("gave up the replay of capture {}", call.group);
-  const bool gather = call.kind == CallKind::gather;
-  const uint32_t slots = gather ? state.plan.visits.slots : 1, group = call.group / slots;
+  if (call.kind == CallKind::reduce)
+    return call.group < state.parts.size() ? format_text("reduced group '{}'", state.parts[call.group].name)
+                                           : "a group that there is not";
+  const uint32_t slots = state.plan.visits.slots, group = call.group / slots;
   if (group >= state.groups.size()) return "a group that there is not";
-  return format_text("{} group '{}'{}", gather ? "gathered" : "reduced", state.groups[group].name(),
-                     call.group % slots ? " for BACKWARD" : "");
+  return format_text("gathered group '{}'{}", state.groups[group].name(), call.group % slots ? " for BACKWARD" : "");
 }
 
 std::string describe_difference(const Runtime &state, uint32_t a, const Calls &of_a, uint32_t b, const Calls &of_b) {

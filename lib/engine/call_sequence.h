@@ -14,7 +14,9 @@ enum class CallKind : uint32_t { gather, reduce, replay, cancel };  // of two bi
 
 struct SequencedCall {
   CallKind kind;
-  uint32_t group;  // of a gather: its slot's key; of a replay, and of one that was given up: the capture's number
+  // Of a gather its slot's key, of a reduce its part's number; of a replay, and of one that was given up, the
+  // capture's.
+  uint32_t group;
   bool operator==(const SequencedCall &) const = default;
 };
 

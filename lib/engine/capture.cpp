@@ -153,7 +153,7 @@ void Capture::leave(device::Stream &caller) {
     optimizer_.set_known_norm({true, {}});
   }
   Moment state = advance(read(), before_, after_);
-  for (GradState &grad : state.grads) grad.streams.clear();
+  for (PartState &part : state.parts) part.streams.clear();
   write(state);
   if (after_.step.version != before_.step.version) runtime_.calls.restart();
 }

@@ -18,98 +18,124 @@ void Reducer::check_open(const Group &group, uint64_t param_index, const char *c
          group.name());
 }
 
+// A parameter is written until it is completed, also where its part still waits for others.
+void Reducer::check_unfinished(const Group &group, uint64_t param_index, const char *call) const {
+  if (group.grad.completed[param_index])
+    fail(FSDP_INVALID_STATE,
+         "{}: the gradient of parameter '{}' of group '{}' was completed in this contribution; the next call for it is "
+         "fsdp_reduce_grad",
+         call, runtime_.param(group, param_index).name, group.name());
+}
+
 std::string Reducer::list_lent() const {
   std::string text;
-  for (const Group &group : runtime_.groups)
-    if (group.grad.stage == GradStage::lent && !group.plan->persistent_grad)
-      text += format_text("{}'{}'", text.empty() ? "" : ", ", group.name());
+  for (const GradPart &part : runtime_.parts)
+    if (part.stage == GradStage::lent && !part.group->plan->persistent_grad)
+      text += format_text("{}'{}'", text.empty() ? "" : ", ", part.name);
   return text;
 }
 
-void Reducer::open(Group &group, device::Stream &caller, const char *call) {
-  Contribution &grad = group.grad;
-  if (grad.stage == GradStage::lent) return;
-  if (written_late(group))
+void Reducer::open(GradPart &part, device::Stream &caller, const char *call) {
+  if (part.stage == GradStage::lent) return;
+  if (written_late(part))
     fail(FSDP_INVALID_STATE, "{}: a kernel wrote into the gradients of group '{}' after fsdp_reduce_grad", call,
-         group.name());
-  if (!group.plan->persistent_grad) make_room(group, caller, call);
-  set_access(group, comm::Access::read_write);
-  grad.stage = GradStage::lent;
-  std::fill(grad.acquired.begin(), grad.acquired.end(), uint8_t{0});
-  grad.streams.clear();
+         part.name);
+  if (!part.group->plan->persistent_grad) make_room(part, caller, call);
+  set_access(part, comm::Access::read_write);
+  part.stage = GradStage::lent;
+  part.streams.clear();
+  part.group->grad.open = true;
 }
 
 // Every stream that writes waits for this itself, and not for the stream that came first.
-void Reducer::await_free(Group &group, device::Stream &caller) {
+void Reducer::await_free(GradPart &part, device::Stream &caller) {
   if (caller.is_calling_thread()) return;  // which has waited when it opened the buffer
   runtime_.join_window(caller);
-  caller.wait(*group.grad.opened);
-  if (group.plan->persistent_grad) return;
-  const auto await = [&](const Group &before) {
-    caller.wait(*before.grad.reduced);
-    caller.wait(*before.grad.hidden);
+  caller.wait(*part.opened);
+  if (part.group->plan->persistent_grad) return;
+  const auto await = [&](const GradPart &before) {
+    caller.wait(*before.reduced);
+    caller.wait(*before.hidden);
   };
-  await(group);
-  for (const uint32_t index : group.grad_overlaps) await(runtime_.groups[index]);
+  await(part);
+  for (const uint32_t number : part.overlaps) await(runtime_.parts[number]);
 }
 
-void Reducer::make_room(Group &group, device::Stream &caller, const char *call) {
-  if (group.grad.stage == GradStage::reducing) drain(group, caller);
+void Reducer::make_room(GradPart &part, device::Stream &caller, const char *call) {
+  if (part.stage == GradStage::reducing) drain(part, caller);
   while (pool_.live >= most_live_) {
-    if (pool_.reducing.empty())
-      fail(
-          FSDP_INVALID_STATE,
-          "{}: group '{}' needs a full gradient buffer, but all {} are lent to {}, which fsdp_reduce_grad has not been "
-          "called for; reduce one of them first or raise max_pending_groups",
-          call, group.name(), most_live_, list_lent());
-    drain(runtime_.groups[pool_.reducing.front()], caller);
+    if (pool_.reducing.empty()) refuse_more(part, call);
+    drain(runtime_.parts[pool_.reducing.front()], caller);
   }
-  for (const uint32_t index : group.grad_overlaps) {
-    Group &other = runtime_.groups[index];
-    if (other.grad.stage == GradStage::reducing) drain(other, caller);
-    if (other.grad.stage == GradStage::lent)
-      fail(FSDP_INVALID_STATE,
-           "{}: group '{}' needs the gradient buffer that is lent to group '{}'; call fsdp_reduce_grad for '{}' first, "
-           "or "
-           "give fsdp_set_schedule the order of backward visits in which both are open",
-           call, group.name(), other.name(), other.name());
+  for (const uint32_t number : part.overlaps) {
+    GradPart &other = runtime_.parts[number];
+    if (other.stage == GradStage::reducing) drain(other, caller);
+    if (other.stage == GradStage::lent) refuse_shared(part, other, call);
   }
   Stats &stats = runtime_.stats;
   stats.pending_grads = ++pool_.live;
   stats.peak_pending_grads = std::max(stats.peak_pending_grads, stats.pending_grads);
 }
 
+void Reducer::refuse_more(const GradPart &part, const char *call) const {
+  if (runtime_.spec.max_pending_bytes)
+    fail(FSDP_INVALID_STATE,
+         "{}: '{}' needs a full gradient buffer, but all {} that max_pending_bytes has room for are lent to {}; call "
+         "fsdp_complete_grad for the parameters that are written, or fsdp_reduce_grad, or raise max_pending_bytes",
+         call, part.name, most_live_, list_lent());
+  fail(FSDP_INVALID_STATE,
+       "{}: group '{}' needs a full gradient buffer, but all {} are lent to {}, which fsdp_reduce_grad has not been "
+       "called for; reduce one of them first or raise max_pending_groups",
+       call, part.name, most_live_, list_lent());
+}
+
+void Reducer::refuse_shared(const GradPart &part, const GradPart &other, const char *call) const {
+  if (runtime_.spec.max_pending_bytes)
+    fail(FSDP_INVALID_STATE,
+         "{}: '{}' needs the gradient buffer that is lent to '{}'; call fsdp_complete_grad for its parameters or "
+         "fsdp_reduce_grad for its group first, raise max_pending_bytes, or give fsdp_set_schedule the order of "
+         "backward visits in which both are open",
+         call, part.name, other.name);
+  fail(FSDP_INVALID_STATE,
+       "{}: group '{}' needs the gradient buffer that is lent to group '{}'; call fsdp_reduce_grad for '{}' first, or "
+       "give fsdp_set_schedule the order of backward visits in which both are open",
+       call, part.name, other.name, other.name);
+}
+
 // Peers have read the buffer: it may be written again.
-void Reducer::drain(Group &group, device::Stream &caller) {
+void Reducer::drain(GradPart &part, device::Stream &caller) {
+  const Group *const group = part.group;
   if (runtime_.communicates() && runtime_.collectives().releases_tickets) {
-    if (!runtime_.reduces.comm->released(group.grad.ticket)) {
-      const WaitSpan span(runtime_, WaitKind::reduce, &group);
-      runtime_.reduces.comm->await_release(group.grad.ticket, caller);
+    if (!runtime_.reduces.comm->released(part.ticket)) {
+      const WaitSpan span(runtime_, WaitKind::reduce, group);
+      runtime_.reduces.comm->await_release(part.ticket, caller);
       runtime_.context.failure().check();  // a peer's end releases the buffer too
     }
     // So does the end of a round that broke, at once: this rank's own stream may still be at it.
-    if (runtime_.reduces.comm->broken()) runtime_.wait(*group.grad.reduced, WaitKind::reduce, caller, &group);
+    if (runtime_.reduces.comm->broken()) runtime_.wait(*part.reduced, WaitKind::reduce, caller, group);
   } else {
-    runtime_.wait(*group.grad.reduced, WaitKind::reduce, caller, &group);
+    runtime_.wait(*part.reduced, WaitKind::reduce, caller, group);
   }
-  group.grad.stage = GradStage::idle;
-  std::erase(pool_.reducing, group.index);
+  part.stage = GradStage::idle;
+  std::erase(pool_.reducing, part.number);
   runtime_.stats.pending_grads = --pool_.live;
-  hide(group, caller);
+  hide(part, caller);
 }
 
 LentGrad Reducer::acquire(Group &group, uint64_t param_index, bool zeroed, fsdp_stream stream, const char *call) {
   const CallSpan span(runtime_, "acquire_grad", &group);
   const ParamPlace &place = runtime_.place(group, param_index, call);
   check_open(group, param_index, call);
+  check_unfinished(group, param_index, call);
   runtime_.caller_stream(stream, call);
   check_writers(group, call);
   device::Stream &caller = runtime_.context.device().caller_stream(stream);
-  open(group, caller, call);
+  GradPart &part = group.part_of(param_index);
+  open(part, caller, call);
   Contribution &state = group.grad;
   const bool again = state.acquired[param_index];
   const auto wrote = [&](fsdp_stream own) {
-    return std::find(state.streams.begin(), state.streams.end(), own) != state.streams.end();
+    return std::find(part.streams.begin(), part.streams.end(), own) != part.streams.end();
   };
   if (again && state.writers[param_index] != stream && wrote(state.writers[param_index])) {
     // The second writer comes after the first, which is none of these if that was in a replay.
@@ -127,8 +153,8 @@ LentGrad Reducer::acquire(Group &group, uint64_t param_index, bool zeroed, fsdp_
   state.touched[param_index] = 1;
   state.writers[param_index] = stream;
   if (!wrote(stream)) {
-    await_free(group, caller);
-    state.streams.push_back(stream);
+    await_free(part, caller);
+    part.streams.push_back(stream);
   }
   if (zeroed && !lent.accumulate) {
     caller.fill(lent.data, 0, runtime_.param(group, param_index).element_count * dtype_size(dtype));
@@ -137,7 +163,19 @@ LentGrad Reducer::acquire(Group &group, uint64_t param_index, bool zeroed, fsdp_
   return lent;
 }
 
+// Before any of them is lent.
+void Reducer::check_lends_all(const Group &group, const char *call) const {
+  if (!group.lends_all)
+    fail(FSDP_INVALID_STATE,
+         "{}: the full gradients of group '{}' are {} parts that max_pending_bytes {} has no room for at once; call "
+         "fsdp_acquire_grad or fsdp_put_grad and then fsdp_complete_grad for one parameter after the other, the last "
+         "one first, or raise max_pending_bytes",
+         call, group.name(), group.parts.size(), runtime_.spec.max_pending_bytes);
+  for (uint64_t i = 0; i < group.places.size(); ++i) check_unfinished(group, i, call);
+}
+
 std::span<const LentGrad> Reducer::acquire_all(Group &group, bool zeroed, fsdp_stream stream, const char *call) {
+  check_lends_all(group, call);
   lent_.clear();
   for (uint64_t i = 0; i < group.places.size(); ++i)
     lent_.push_back(runtime_.param(group, i).frozen() ? LentGrad{} : acquire(group, i, zeroed, stream, call));
@@ -168,7 +206,7 @@ void Reducer::check_complete(const Group &group) const {
   std::string missing;
   for (size_t i = 0; i < group.places.size(); ++i) {
     const memory::ParamSpec &param = runtime_.param(group, i);
-    if (param.frozen() || (group.grad.stage == GradStage::lent && group.grad.acquired[i])) continue;
+    if (param.frozen() || group.grad.acquired[i]) continue;
     missing += format_text("{}'{}'", missing.empty() ? "" : ", ", param.name);
   }
   if (!missing.empty())
@@ -180,14 +218,17 @@ void Reducer::check_complete(const Group &group) const {
 }
 
 void Reducer::check_writers(const Group &group, const char *call) const {
-  if (!runtime_.has_graphs || group.grad.stage != GradStage::lent) return;
-  for (const fsdp_stream stream : group.grad.streams)
-    if (const uint64_t id = runtime_.context.device().caller_stream(stream).capture_id();
-        id != 0 && id != runtime_.capture_id)
-      fail(FSDP_INVALID_STATE,
-           "{}: a stream that has written gradients of group '{}' is being captured into a graph now, and the model "
-           "is not; reduce them first, or call fsdp_begin_capture",
-           call, group.name());
+  if (!runtime_.has_graphs) return;
+  for (const GradPart &part : group.parts) {
+    if (part.stage != GradStage::lent) continue;
+    for (const fsdp_stream stream : part.streams)
+      if (const uint64_t id = runtime_.context.device().caller_stream(stream).capture_id();
+          id != 0 && id != runtime_.capture_id)
+        fail(FSDP_INVALID_STATE,
+             "{}: a stream that has written gradients of group '{}' is being captured into a graph now, and the model "
+             "is not; reduce them first, or call fsdp_begin_capture",
+             call, group.name());
+  }
 }
 
 // In a capture, what other streams have written before it is no part of the graph: whoever replays it orders that.
@@ -196,31 +237,31 @@ device::Stream *Reducer::writer(fsdp_stream stream) const {
   return runtime_.capture_id == 0 || found.capture_id() != 0 ? &found : nullptr;
 }
 
-void Reducer::wait_for_writers(Group &group) {
-  for (const fsdp_stream stream : group.grad.streams) {
+void Reducer::wait_for_writers(GradPart &part) {
+  for (const fsdp_stream stream : part.streams) {
     device::Stream *const found = writer(stream);
     if (!found) continue;
-    device::Event &written = group.grad.written.of(stream);
+    device::Event &written = part.written.of(stream);
     found->record(written);
     if (!written.done()) runtime_.reduces.stream->wait(written);
   }
 }
 
 // Whoever opens the buffer again comes after all that wrote into it.
-void Reducer::chain_writers(Group &group) {
-  for (const fsdp_stream stream : group.grad.streams) {
+void Reducer::chain_writers(GradPart &part) {
+  for (const fsdp_stream stream : part.streams) {
     device::Stream *const found = writer(stream);
     if (!found) continue;
-    found->wait(*group.grad.opened);
-    found->record(*group.grad.opened);
+    found->wait(*part.opened);
+    found->record(*part.opened);
   }
 }
 
 void Reducer::await_writers(fsdp_stream stream) {
-  for (Group &group : runtime_.groups) {
-    if (group.grad.stage != GradStage::lent) continue;
-    chain_writers(group);
-    runtime_.context.device().caller_stream(stream).wait(*group.grad.opened);
+  for (GradPart &part : runtime_.parts) {
+    if (part.stage != GradStage::lent) continue;
+    chain_writers(part);
+    runtime_.context.device().caller_stream(stream).wait(*part.opened);
   }
 }
 

@@ -43,7 +43,8 @@ void DebugViews::find_ranges(const Runtime &runtime) {
             "gathered", name);
     else if (group.plan->compute.bytes)
       add(storage.shown_compute(*group.plan), group.plan->gathers ? "weights" : "whole-weights", name);
-    if (group.plan->full_grad.bytes) add(storage.full_grad(*group.plan), "gradient", name);
+    for (const GradPart &part : group.parts)
+      if (part.plan->full_grad.bytes) add(storage.full_grad(*part.plan), "gradient", printable(part.name));
   }
 }
 

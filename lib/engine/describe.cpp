@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <span>
 
 #include "base/dtype.h"
 #include "base/error.h"
@@ -57,15 +58,33 @@ void describe_bucket(Out out, const memory::GroupSpec &group, const memory::Buck
   fmt::format_to(out, "]}}");
 }
 
+// Where full gradients are lent by parts, which are as many slots of the pool.
+void describe_parts(Out out, const memory::GroupSpec &group, std::span<const memory::PartPlan> parts, uint64_t behind) {
+  fmt::format_to(out, "\"full_grad_parts\": [");
+  for (const memory::PartPlan &part : parts) {
+    fmt::format_to(out, "{}{{\"bytes\": {}, \"offset\": {}, \"parameters\": [", &part == parts.data() ? "" : ", ",
+                   part.full_grad.bytes, part.full_grad.offset + behind);
+    for (const uint32_t param : part.params)
+      fmt::format_to(out, "{}{}", param == part.params.front() ? "" : ", ", quote_json(group.params[param].name));
+    fmt::format_to(out, "]}}");
+  }
+  fmt::format_to(out, "], ");
+}
+
 void describe_group(Out out, const memory::ModelSpec &spec, const memory::ModelPlan &plan, size_t g) {
   const memory::GroupPlan &group = plan.groups[g];
   const bool lent = group.trainable && !group.persistent_grad;
   const uint64_t behind = lent ? plan.region(memory::RegionId::kept_grads).bytes : 0;
+  const auto parts = plan.parts_of(group);
+  uint64_t full_grad_bytes = 0;
+  for (const memory::PartPlan &part : parts) full_grad_bytes += part.full_grad.bytes;
   fmt::format_to(out,
                  "  {{\"name\": {}, \"strategy\": {}, \"compute_offset\": {}, \"gathered_bytes\": {}, "
-                 "\"full_grad_bytes\": {}, \"full_grad_offset\": {}, \"buckets\": [",
+                 "\"full_grad_bytes\": {}, \"full_grad_offset\": {}, ",
                  quote_json(spec.groups[g].name), spec.groups[g].strategy, group.compute.offset, group.gathered_bytes,
-                 group.full_grad.bytes, group.full_grad.offset + behind);
+                 full_grad_bytes, parts.front().full_grad.offset + behind);
+  if (parts.size() > 1) describe_parts(out, spec.groups[g], parts, behind);
+  fmt::format_to(out, "\"buckets\": [");
   for (size_t b = 0; b < group.buckets.size(); ++b) {
     if (b) fmt::format_to(out, ",\n    ");
     describe_bucket(out, spec.groups[g], plan.buckets[group.buckets[b]]);

@@ -30,27 +30,25 @@ bool is_untouched(device::Device &device, const std::byte *data, fsdp_dtype dtyp
 }  // namespace
 
 // Nothing is looked at in a capture, where no bytes are yet.
-void Reducer::hide(Group &group, device::Stream &caller) {
-  if (!runtime_.context.debug() || !group.plan->trainable) return;
-  if (runtime_.storage->protects_grads()) return set_access(group, comm::Access::none);
-  for (const uint32_t b : group.plan->buckets) {
+void Reducer::hide(GradPart &part, device::Stream &caller) {
+  if (!runtime_.context.debug() || !part.group->plan->trainable) return;
+  if (runtime_.storage->protects_grads()) return set_access(part, comm::Access::none);
+  for (const uint32_t b : part.plan->buckets) {
     const Bucket &bucket = runtime_.storage->buckets()[b];
-    if (!bucket.has(PlaneKind::full_grad)) continue;
     const Plane &full_grad = bucket.plane(PlaneKind::full_grad);
     caller.fill(full_grad.data, pattern, bucket.plan->layout.full_count * dtype_size(full_grad.dtype()));
   }
-  caller.record(*group.grad.hidden);
-  group.grad.is_hidden = runtime_.capture_id == 0;
+  caller.record(*part.hidden);
+  part.is_hidden = runtime_.capture_id == 0;
 }
 
-bool Reducer::written_late(Group &group) {
-  if (!group.grad.is_hidden || runtime_.capture_id) return false;
-  group.grad.is_hidden = false;
+bool Reducer::written_late(GradPart &part) {
+  if (!part.is_hidden || runtime_.capture_id) return false;
+  part.is_hidden = false;
   device::Device &device = runtime_.context.device();
-  device.synchronize(*group.grad.hidden);
-  for (const uint32_t b : group.plan->buckets) {
+  device.synchronize(*part.hidden);
+  for (const uint32_t b : part.plan->buckets) {
     const Bucket &bucket = runtime_.storage->buckets()[b];
-    if (!bucket.has(PlaneKind::full_grad)) continue;
     const Plane &full_grad = bucket.plane(PlaneKind::full_grad);
     if (!is_untouched(device, full_grad.data, full_grad.dtype(), bucket.plan->layout.full_count)) return true;
   }
@@ -59,21 +57,21 @@ bool Reducer::written_late(Group &group) {
 
 // The step has all sums: what is in transient buffers is nobody's any more. Persistent ones may be the main grads.
 void Reducer::hide_grads(device::Stream &caller) {
-  for (Group &group : runtime_.groups)
-    if (!group.plan->persistent_grad) hide(group, caller);
+  for (GradPart &part : runtime_.parts)
+    if (!part.group->plan->persistent_grad) hide(part, caller);
 }
 
 std::string Reducer::list_late_writes() {
   std::string text;
-  for (Group &group : runtime_.groups)
-    if (written_late(group))
+  for (GradPart &part : runtime_.parts)
+    if (written_late(part))
       text += format_text("{}a kernel wrote into the gradients of group '{}' after fsdp_reduce_grad",
-                          text.empty() ? "" : "; ", group.name());
+                          text.empty() ? "" : "; ", part.name);
   return text;
 }
 
 void Reducer::forget_hidden() noexcept {
-  for (Group &group : runtime_.groups) group.grad.is_hidden = false;
+  for (GradPart &part : runtime_.parts) part.is_hidden = false;
 }
 
 }  // namespace fsdp::engine

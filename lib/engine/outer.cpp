@@ -57,11 +57,14 @@ Outer::Outer(Context &context, const memory::ModelSpec &spec, const Teams &teams
 Outer::~Outer() { stream_.reset(); }
 
 void Outer::add_group(Group &group, const Storage &storage) {
-  for (const uint32_t b : group.plan->buckets) {
+  for (GradPart &part : group.parts) add_part(group, part, storage);
+}
+
+void Outer::add_part(Group &group, GradPart &part, const Storage &storage) const {
+  for (const uint32_t b : part.plan->buckets) {
     const Bucket &bucket = storage.buckets()[b];
-    if (bucket.plan->frozen) continue;
     for (const layout::SubBucket &sub : bucket.plan->layout.sub_buckets)
-      if (sub.shard_count) add_sub_bucket(group, bucket, sub);
+      if (sub.shard_count) add_sub_bucket(group, sums_each() ? part.outer : group.outer, bucket, sub);
     for (const Plane &plane : bucket.planes)
       if (gathers_ && !bucket.is_whole() && memory::is_published(plane.plan->kind))
         add_weights(group, plane, bucket.plan->slices);
@@ -69,19 +72,19 @@ void Outer::add_group(Group &group, const Storage &storage) {
 }
 
 // Where this rank's inner sums are, and which of their slots is its own.
-void Outer::add_sub_bucket(Group &group, const Bucket &bucket, const layout::SubBucket &sub) const {
+void Outer::add_sub_bucket(Group &group, OuterSums &sums, const Bucket &bucket, const layout::SubBucket &sub) const {
   const uint32_t slices = bucket.plan->slices;
   const Plane &grad = bucket.plane(PlaneKind::grad);
   float *grouped = grad.fp32(grad.index_of(sub, slices, inner_));
   const bool whole_state = bucket.is_whole();
   if (mesh_.outer == layout::OuterAxis::replicate || (mesh_.outer == layout::OuterAxis::optim && whole_state)) {
-    add_sum(group.outer_sums, grouped, sub.shard_count * slices);
+    add_sum(sums.everywhere, grouped, sub.shard_count * slices);
   } else {
     float *own = grad.plan->extent == Extent::shard ? grouped : grouped + rank_ * sub.shard_count;
     for (uint32_t turn = 0; turn < memory::partial_turns; ++turn) {
-      const Plane &sums = bucket.has(PlaneKind::partial) ? bucket.plane(PlaneKind::partial, turn) : grad;
-      group.outer_slices[turn].push_back(
-          plain_sum(sums.fp32(sums.index_of(sub, slices, inner_)), own, sub.shard_count * mesh_.outer_size, false));
+      const Plane &from = bucket.has(PlaneKind::partial) ? bucket.plane(PlaneKind::partial, turn) : grad;
+      sums.slices[turn].push_back(
+          plain_sum(from.fp32(from.index_of(sub, slices, inner_)), own, sub.shard_count * mesh_.outer_size, false));
     }
   }
   if (gathers_ && whole_state && mesh_.outer == layout::OuterAxis::shard)
@@ -98,8 +101,8 @@ void Outer::add_weights(Group &group, const Plane &plane, uint32_t slices) const
           gather_in(plane.element(plane.index_of(sub, slices, inner_)), sub.shard_count * number, rank_));
 }
 
-uint32_t Outer::take_turn(const Group &group, device::Stream &reduce_stream) {
-  if (!group.partial) return 0;
+uint32_t Outer::take_turn(const GradPart &part, device::Stream &reduce_stream) {
+  if (!part.partial) return 0;
   const uint32_t turn = state_.turn ^= 1;
   if (!partial_free_[turn]->done()) reduce_stream.wait(*partial_free_[turn]);
   return turn;
@@ -116,24 +119,34 @@ void Outer::set_state(const OuterState &state) {
   state_ = state;
 }
 
-void Outer::reduce(Group &group, uint32_t turn, bool accumulate, uint64_t version) {
-  stream_->wait(*group.grad.reduced);
-  const comm::Tag tag{group.index, group.name()};
-  if (!group.outer_sums.empty()) {
-    const uint64_t bytes = bytes_of(group.outer_sums);
-    trace_->begin("all_reduce", group, bytes);
-    sums_->sum(group.outer_sums, false, tag, *stream_);
-    trace_->end("all_reduce", group, bytes, version, *sums_);
+void Outer::sum(const OuterSums &sums, uint32_t turn, bool accumulate, const comm::Tag &tag, const Traced &of,
+                uint64_t version) {
+  if (!sums.everywhere.empty()) {
+    const uint64_t bytes = bytes_of(sums.everywhere);
+    trace_->begin("all_reduce", of, bytes);
+    sums_->sum(sums.everywhere, false, tag, *stream_);
+    trace_->end("all_reduce", of, bytes, version, *sums_);
     ++state_.stats.all_reduces;
   }
-  if (const auto &slices = group.outer_slices[turn]; !slices.empty()) {
+  if (const auto &slices = sums.slices[turn]; !slices.empty()) {
     const uint64_t bytes = bytes_of(slices);
-    trace_->begin("reduce_scatter", group, bytes);
+    trace_->begin("reduce_scatter", of, bytes);
     sums_->sum(slices, accumulate, tag, *stream_);
-    trace_->end("reduce_scatter", group, bytes, version, *sums_);
+    trace_->end("reduce_scatter", of, bytes, version, *sums_);
     ++state_.stats.reduce_scatters;
   }
-  if (group.partial) stream_->record(*partial_free_[turn]);
+}
+
+void Outer::reduce_part(GradPart &part, uint32_t turn, bool accumulate, uint64_t version) {
+  stream_->wait(*part.reduced);
+  sum(part.outer, turn, accumulate, {part.number, part.name.c_str()}, part, version);
+  if (part.partial) stream_->record(*partial_free_[turn]);
+  stream_->record(*part.group->grad.summed);
+}
+
+void Outer::reduce_group(Group &group, const device::Event &reduced, uint64_t version) {
+  stream_->wait(reduced);
+  sum(group.outer, 0, false, {group.index, group.name()}, group, version);
   stream_->record(*group.grad.summed);
 }
 

@@ -47,12 +47,13 @@ class Outer {
   // Where the group's spans are; storage is complete.
   void add_group(Group &group, const Storage &storage);
 
-  // Does this contribution's inner sum travel now?
-  bool sums(bool last) const { return last || mesh_.outer == layout::OuterAxis::shard; }
-  // Which buffer of inner sums a contribution gets; the reduce stream waits until the outer axis has read it.
-  uint32_t take_turn(const Group &group, device::Stream &reduce_stream);
-  // After group.grad.reduced, which the reduce stream has recorded. Records group.grad.summed.
-  void reduce(Group &group, uint32_t turn, bool accumulate, uint64_t version);
+  // Do inner sums travel as soon as they are there, part by part? Else the last contribution's do, group by group.
+  bool sums_each() const { return mesh_.outer == layout::OuterAxis::shard; }
+  // Which buffer of inner sums a part gets; the reduce stream waits until the outer axis has read it.
+  uint32_t take_turn(const GradPart &part, device::Stream &reduce_stream);
+  // Both come after `reduced`, an event of the reduce stream, and record group.grad.summed.
+  void reduce_part(GradPart &part, uint32_t turn, bool accumulate, uint64_t version);
+  void reduce_group(Group &group, const device::Event &reduced, uint64_t version);
   // Whole main grads of no_shard groups: brings the slots of other outer ranks, where they are divided.
   void gather_grads(Group &group, uint64_t version);
   // What other outer ranks have of such numbers, each a piece of so many bytes at its place, after the event.
@@ -74,8 +75,11 @@ class Outer {
 
  private:
   void gather(comm::Collectives &by, const std::vector<comm::Gather> &gathers, Group &group, uint64_t version);
+  void add_part(Group &group, GradPart &part, const Storage &storage) const;
   void add_weights(Group &group, const Plane &plane, uint32_t slices) const;
-  void add_sub_bucket(Group &group, const Bucket &bucket, const layout::SubBucket &sub) const;
+  void add_sub_bucket(Group &group, OuterSums &sums, const Bucket &bucket, const layout::SubBucket &sub) const;
+  void sum(const OuterSums &sums, uint32_t turn, bool accumulate, const comm::Tag &tag, const Traced &of,
+           uint64_t version);
 
   const layout::Mesh &mesh_;
   uint32_t rank_;   // of the outer team

@@ -7,18 +7,36 @@
 
 namespace fsdp::engine {
 
-Reducer::Reducer(Runtime &runtime) : runtime_(runtime), most_live_(runtime.spec.pending_groups()) {
-  pool_.reducing.reserve(runtime.groups.size() + 1);
+Reducer::Reducer(Runtime &runtime) : runtime_(runtime), most_live_(runtime.plan.pending_grads) {
+  pool_.reducing.reserve(runtime.parts.size() + 1);
   size_t most = 0;
-  for (const Group &group : runtime.groups) {
-    set_access(group, comm::Access::none);
-    most = std::max(most, group.places.size());
-  }
+  for (const GradPart &part : runtime.parts) set_access(part, comm::Access::none);
+  for (const Group &group : runtime.groups) most = std::max(most, group.places.size());
   lent_.reserve(most);
 }
 
-void Reducer::set_access(const Group &group, comm::Access access) {
-  if (runtime_.context.debug() && group.plan->trainable) runtime_.storage->set_grad_access(*group.plan, access);
+void Reducer::set_access(const GradPart &part, comm::Access access) {
+  if (runtime_.context.debug() && part.group->plan->trainable) runtime_.storage->set_grad_access(*part.plan, access);
+}
+
+// Ranks complete parameters in an order of their own only within a part: parts are reduced in the order in which they
+// become complete, which the collectives compare.
+void Reducer::complete(Group &group, uint64_t param_index, fsdp_stream stream) {
+  constexpr auto call = "fsdp_complete_grad";
+  const CallSpan span(runtime_, "complete_grad", &group);
+  runtime_.place(group, param_index, call);
+  check_open(group, param_index, call);
+  check_unfinished(group, param_index, call);
+  runtime_.caller_stream(stream, call);
+  if (!group.grad.acquired[param_index])
+    fail(FSDP_INVALID_STATE,
+         "{}: parameter '{}' of group '{}' has no gradient in this contribution; write it through fsdp_acquire_grad, "
+         "or call fsdp_put_grad with data NULL if there is none",
+         call, runtime_.param(group, param_index).name, group.name());
+  check_writers(group, call);
+  GradPart &part = group.part_of(param_index);
+  group.grad.completed[param_index] = 1;
+  if (++part.complete_count == part.plan->params.size() && !group.plan->persistent_grad) reduce_part(part);
 }
 
 void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
@@ -37,51 +55,86 @@ void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
   ++grad.given_count;
   grad.last = last;
   if (group.plan->persistent_grad && !last) {
-    grad.stage = GradStage::idle;  // the contributions add up where they are
-    chain_writers(group);
-    return;
+    for (GradPart &part : group.parts) {
+      part.stage = GradStage::idle;  // the contributions add up where they are
+      chain_writers(part);
+    }
+    return end_contribution(group);
   }
-  wait_for_writers(group);
-  // The main grads may still be read by the update that was before.
-  runtime_.join_window(*runtime_.reduces.stream);
-  const uint32_t turn = runtime_.outer ? runtime_.outer->take_turn(group, *runtime_.reduces.stream) : 0;
-  if (runtime_.communicates())
-    enqueue(group, turn);
-  else
-    enqueue_local(group, turn);
-  runtime_.reduces.stream->record(*grad.reduced);
-  if (runtime_.outer && runtime_.outer->sums(last))
-    runtime_.outer->reduce(group, turn, group.partial && grad.reduced_count > 0, runtime_.step.version());
+  const device::Event *reduced = nullptr;
+  for (size_t p = group.parts.size(); p-- > 0;) {
+    if (group.parts[p].given) continue;
+    reduce_part(group.parts[p]);
+    reduced = group.parts[p].reduced.get();
+  }
+  if (runtime_.outer && last && !runtime_.outer->sums_each()) sum_outer(group, reduced);
   ++grad.reduced_count;
-  grad.stage = GradStage::reducing;
-  set_access(group, comm::Access::read);
-  if (!group.plan->persistent_grad) pool_.reducing.push_back(group.index);
+  end_contribution(group);
 }
 
-void Reducer::enqueue(Group &group, uint32_t turn) {
-  const comm::Tag tag{group.index, group.name()};
-  const bool accumulate = group.grad.reduced_count > 0 && !group.partial;
+// reduced: of the part that was reduced last, NULL if that was in another call, which a capture may not reach.
+void Reducer::sum_outer(Group &group, const device::Event *reduced) {
+  if (!reduced) {
+    runtime_.reduces.stream->record(*group.parts.front().reduced);
+    reduced = group.parts.front().reduced.get();
+  }
+  runtime_.outer->reduce_group(group, *reduced, runtime_.step.version());
+}
+
+void Reducer::reduce_part(GradPart &part) {
+  wait_for_writers(part);
+  // The main grads may still be read by the update that was before.
+  runtime_.join_window(*runtime_.reduces.stream);
+  const uint32_t turn = runtime_.outer ? runtime_.outer->take_turn(part, *runtime_.reduces.stream) : 0;
+  if (runtime_.communicates())
+    enqueue(part, turn);
+  else
+    enqueue_local(part, turn);
+  runtime_.reduces.stream->record(*part.reduced);
+  if (runtime_.outer && runtime_.outer->sums_each())
+    runtime_.outer->reduce_part(part, turn, part.partial && part.group->grad.reduced_count > 0,
+                                runtime_.step.version());
+  part.given = true;
+  part.stage = GradStage::reducing;
+  set_access(part, comm::Access::read);
+  if (!part.group->plan->persistent_grad) pool_.reducing.push_back(part.number);
+}
+
+void Reducer::end_contribution(Group &group) {
+  Contribution &grad = group.grad;
+  grad.open = false;
+  std::fill(grad.acquired.begin(), grad.acquired.end(), uint8_t{0});
+  std::fill(grad.completed.begin(), grad.completed.end(), uint8_t{0});
+  for (GradPart &part : group.parts) {
+    part.given = false;
+    part.complete_count = 0;
+  }
+}
+
+void Reducer::enqueue(GradPart &part, uint32_t turn) {
+  const comm::Tag tag{part.number, part.name.c_str()};
+  const bool accumulate = part.group->grad.reduced_count > 0 && !part.partial;
   Stats &stats = runtime_.stats;
-  if (runtime_.collectives().records_calls) runtime_.calls.add(CallKind::reduce, group.index);
+  if (runtime_.collectives().records_calls) runtime_.calls.add(CallKind::reduce, part.number);
   ++stats.reduces;
-  stats.reduced_bytes += group.reduced_bytes;
-  const char *name = group.everywhere ? "all_reduce" : "reduce_scatter";
-  const uint64_t bytes = group.everywhere ? group.all_reduced_bytes : group.reduced_bytes;
-  runtime_.reduces.trace->begin(name, group, bytes);
-  group.grad.ticket = runtime_.reduces.comm->sum(group.sums[turn], accumulate, tag, *runtime_.reduces.stream);
-  ++(group.everywhere ? stats.all_reduces : stats.reduce_scatters);
-  (group.everywhere ? stats.all_reduce_bytes : stats.reduce_scatter_bytes) += bytes;
-  runtime_.reduces.trace->end(name, group, bytes, runtime_.step.version(), *runtime_.reduces.comm);
+  stats.reduced_bytes += part.reduced_bytes;
+  const char *name = part.everywhere ? "all_reduce" : "reduce_scatter";
+  const uint64_t bytes = part.everywhere ? part.all_reduced_bytes : part.reduced_bytes;
+  runtime_.reduces.trace->begin(name, part, bytes);
+  part.ticket = runtime_.reduces.comm->sum(part.sums[turn], accumulate, tag, *runtime_.reduces.stream);
+  ++(part.everywhere ? stats.all_reduces : stats.reduce_scatters);
+  (part.everywhere ? stats.all_reduce_bytes : stats.reduce_scatter_bytes) += bytes;
+  runtime_.reduces.trace->end(name, part, bytes, runtime_.step.version(), *runtime_.reduces.comm);
 }
 
 // A world of one: a copy with explicit scale.
-void Reducer::enqueue_local(Group &group, uint32_t turn) {
-  const bool accumulate = group.grad.reduced_count > 0 && !group.partial;
-  runtime_.reduces.trace->begin("local_sum", group, group.reduced_bytes);
-  for (const comm::Sum &sum : group.sums[turn])
+void Reducer::enqueue_local(GradPart &part, uint32_t turn) {
+  const bool accumulate = part.group->grad.reduced_count > 0 && !part.partial;
+  runtime_.reduces.trace->begin("local_sum", part, part.reduced_bytes);
+  for (const comm::Sum &sum : part.sums[turn])
     runtime_.reduces.stream->rank_sum({sum.from.of(0), 0, 1, sum.dtype, sum.wire, sum.to.floats(), sum.count,
                                        sum.factor, accumulate, sum.to.own == sum.from.own});
-  runtime_.reduces.trace->end("local_sum", group, group.reduced_bytes, runtime_.step.version());
+  runtime_.reduces.trace->end("local_sum", part, part.reduced_bytes, runtime_.step.version());
 }
 
 // The main grads of no_shard groups are summed slot by slot where there is an outer axis; now they become whole. After
@@ -108,7 +161,7 @@ std::string Reducer::list_missing() const {
   };
   for (const Group &group : runtime_.groups) {
     if (!group.plan->trainable) continue;
-    if (group.grad.stage == GradStage::lent)
+    if (group.grad.open)
       add(group, "has gradients that were acquired but not reduced");
     else if (group.grad.given_count == 0)
       add(group, "was not reduced: call fsdp_reduce_grad");
@@ -128,12 +181,14 @@ uint64_t Reducer::count_reduces() const noexcept {
 void Reducer::start_step() {
   for (Group &group : runtime_.groups) {
     Contribution &grad = group.grad;
-    grad.stage = GradStage::idle;
-    set_access(group, comm::Access::none);
+    end_contribution(group);
     grad.reduced_count = grad.given_count = 0;
     grad.last = false;
-    std::fill(grad.acquired.begin(), grad.acquired.end(), uint8_t{0});
     std::fill(grad.touched.begin(), grad.touched.end(), uint8_t{0});
+  }
+  for (GradPart &part : runtime_.parts) {
+    part.stage = GradStage::idle;
+    set_access(part, comm::Access::none);
   }
   pool_.reducing.clear();
   runtime_.stats.pending_grads = pool_.live = 0;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gradients: lending full buffers, and reducing them into the main grads on the reduce stream.
 //
-// A full gradient buffer is written by the caller, read by every peer, then free again. At most max_pending_groups
-// transient ones are in use: opening another one first drains the oldest that is being reduced.
+// The full gradients of a part (group.h) are written by the caller into one buffer, which every peer reads; then it is
+// free again. At most pending_grads transient ones (memory/model_plan.h) are in use: opening another one first drains
+// the oldest that is being reduced. A part is reduced when all of its parameters are complete; what is not is completed
+// by the end of the contribution.
 #pragma once
 
 #include <span>
@@ -30,6 +32,8 @@ class Reducer {
   std::span<const LentGrad> acquire_all(Group &group, bool zeroed, fsdp_stream stream, const char *call);
   void put(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
            fsdp_stream stream);
+  // Nobody writes this gradient any more in this contribution.
+  void complete(Group &group, uint64_t param_index, fsdp_stream stream);
   void reduce(Group &group, uint32_t flags, fsdp_stream stream);
   // The end of a step that misses nothing.
   void gather_whole();
@@ -46,7 +50,7 @@ class Reducer {
   void start_step();
   // The transient buffers.
   struct Pool {
-    std::vector<uint32_t> reducing;  // groups whose buffer is being reduced, oldest first
+    std::vector<uint32_t> reducing;  // parts whose buffer is being reduced, oldest first
     uint32_t live = 0;               // lent or being reduced
   };
   const Pool &pool() const { return pool_; }
@@ -59,21 +63,28 @@ class Reducer {
 
  private:
   void check_open(const Group &group, uint64_t param_index, const char *call) const;
-  void open(Group &group, device::Stream &caller, const char *call);
-  void await_free(Group &group, device::Stream &caller);
-  void make_room(Group &group, device::Stream &caller, const char *call);
-  void drain(Group &group, device::Stream &caller);
+  void check_unfinished(const Group &group, uint64_t param_index, const char *call) const;
+  void check_lends_all(const Group &group, const char *call) const;
+  void open(GradPart &part, device::Stream &caller, const char *call);
+  void await_free(GradPart &part, device::Stream &caller);
+  void make_room(GradPart &part, device::Stream &caller, const char *call);
+  [[noreturn]] void refuse_more(const GradPart &part, const char *call) const;
+  [[noreturn]] void refuse_shared(const GradPart &part, const GradPart &other, const char *call) const;
+  void drain(GradPart &part, device::Stream &caller);
   // Debug: a late write into a gradient faults on the host.
-  void set_access(const Group &group, comm::Access access);
-  void hide(Group &group, device::Stream &caller);
-  bool written_late(Group &group);
+  void set_access(const GradPart &part, comm::Access access);
+  void hide(GradPart &part, device::Stream &caller);
+  bool written_late(GradPart &part);
   void check_complete(const Group &group) const;
   // The stream that wrote, or NULL where its order is not of this moment.
   device::Stream *writer(fsdp_stream stream) const;
-  void wait_for_writers(Group &group);
-  void chain_writers(Group &group);
-  void enqueue(Group &group, uint32_t turn);
-  void enqueue_local(Group &group, uint32_t turn);
+  void wait_for_writers(GradPart &part);
+  void chain_writers(GradPart &part);
+  void reduce_part(GradPart &part);
+  void sum_outer(Group &group, const device::Event *reduced);
+  void end_contribution(Group &group);
+  void enqueue(GradPart &part, uint32_t turn);
+  void enqueue_local(GradPart &part, uint32_t turn);
   std::string list_lent() const;
 
   Runtime &runtime_;

@@ -154,7 +154,7 @@ void Runtime::end_streams() noexcept {
 bool Runtime::in_a_step() const {
   const auto open = [this](const Group &group) {
     const auto held = [](const GatherSlot &slot) { return slot.gathered || slot.hold_count() > 0; };
-    const bool given = group.grad.stage != GradStage::idle || group.grad.given_count > 0;
+    const bool given = group.grad.open || group.grad.given_count > 0;
     return (given && !step.window_open()) || std::any_of(group.slots.begin(), group.slots.end(), held);
   };
   return step.failed() || std::any_of(groups.begin(), groups.end(), open);
@@ -222,8 +222,11 @@ std::vector<device::Event *> Runtime::events() const {
       add(*slot.ready);
       slot.left.for_each(add);
     }
-    group.grad.written.for_each(add);
-    events.insert(events.end(), {group.grad.reduced.get(), group.grad.summed.get(), group.grad.opened.get()});
+    add(*group.grad.summed);
+  }
+  for (const GradPart &part : parts) {
+    part.written.for_each(add);
+    events.insert(events.end(), {part.reduced.get(), part.opened.get()});
   }
   return events;
 }

@@ -82,6 +82,7 @@ class Runtime {
   Marks marks;
   CallSequence calls;  // that peers must make too, where the collectives leave it to who calls to keep them
   std::vector<Group> groups;
+  std::vector<GradPart> parts;  // of full gradients, group by group
   Stats stats;
   trace::Timeline *timeline;  // NULL: no trace is kept
   Flights flights;
@@ -143,8 +144,10 @@ class Runtime {
   void make_groups();
   void make_slots(Group &group);
   void make_grads(Group &group);
-  void add_reduce(Group &group, const Bucket &bucket, const layout::SubBucket &sub, float factor);
-  void add_all_reduce(Group &group, const Bucket &bucket, const layout::SubBucket &sub, float factor);
+  void make_part(Group &group, uint32_t number);
+  void find_part_overlaps();
+  void add_reduce(GradPart &part, const Bucket &bucket, const layout::SubBucket &sub, float factor);
+  void add_all_reduce(GradPart &part, const Bucket &bucket, const layout::SubBucket &sub, float factor);
   void add_whole_grads(Group &group, const Bucket &bucket, const layout::SubBucket &sub);
   void make_refresh(Group &group);
   uint64_t add_gather(std::vector<comm::Gather> &gathers, const Bucket &bucket, const Plane &published,

@@ -44,6 +44,7 @@ std::byte *place_in(PlaneKind kind, const Bucket &bucket, const layout::SubBucke
 
 void Runtime::make_groups() {
   groups.resize(plan.groups.size());
+  parts.resize(plan.parts.size());
   for (uint32_t g = 0; g < groups.size(); ++g) {
     Group &group = groups[g];
     group.index = g;
@@ -59,10 +60,20 @@ void Runtime::make_groups() {
     make_refresh(group);
   }
   const auto gathered = find_overlaps(plan.gather_pool, plan.visits.gathered);
-  const auto grads = find_overlaps(plan.grad_pool, plan.visits.grads);
-  for (Group &group : groups) {
+  for (Group &group : groups)
     for (GatherSlot &slot : group.slots) slot.overlaps = gathered[slot.key];
-    group.grad_overlaps = grads[group.index];
+  find_part_overlaps();
+}
+
+void Runtime::find_part_overlaps() {
+  auto overlaps = find_overlaps(plan.grad_pool, plan.visits.grads);
+  for (GradPart &part : parts) part.overlaps = std::move(overlaps[part.number]);
+  for (Group &group : groups) {
+    if (group.parts.size() == 1) continue;
+    const auto is_own = [&](uint32_t number) { return parts[number].group == &group; };
+    group.lends_all =
+        group.parts.size() <= plan.pending_grads &&
+        std::ranges::none_of(group.parts, [&](const auto &part) { return std::ranges::any_of(part.overlaps, is_own); });
   }
 }
 
@@ -106,60 +117,77 @@ uint64_t Runtime::add_gather(std::vector<comm::Gather> &gathers, const Bucket &b
 void Runtime::make_grads(Group &group) {
   Contribution &grad = group.grad;
   const size_t params = group.places.size();
-  grad.acquired.assign(params, 0);
-  grad.touched.assign(params, 0);
+  for (auto *flags : {&grad.acquired, &grad.completed, &grad.touched}) flags->assign(params, 0);
   grad.writers.assign(params, nullptr);
-  grad.streams.reserve(16);
-  grad.written.create(context.device());
-  grad.reduced = context.device().create_event();
   grad.summed = context.device().create_event();
-  grad.opened = context.device().create_event();
-  grad.hidden = context.device().create_event();
-  const float factor = grad_factor(spec);
-  for (const uint32_t b : group.plan->buckets) {
-    const Bucket &bucket = storage->buckets()[b];
-    if (bucket.plan->frozen) continue;
-    group.partial = group.partial || bucket.has(PlaneKind::partial);
-    for (const layout::SubBucket &sub : bucket.plan->layout.sub_buckets) {
-      if (sub.shard_count == 0) continue;
-      if (bucket.is_whole() && !outer) {
-        add_all_reduce(group, bucket, sub, factor);
-        continue;
-      }
-      add_reduce(group, bucket, sub, factor);
-      if (bucket.is_whole()) add_whole_grads(group, bucket, sub);
-    }
+  group.parts = std::span(parts).subspan(group.plan->first_part, group.plan->part_count);
+  for (uint32_t p = 0; p < group.parts.size(); ++p) {
+    for (const uint32_t param : plan.parts_of(*group.plan)[p].params) group.places[param].part = p;
+    make_part(group, group.plan->first_part + p);
   }
   if (outer) outer->add_group(group, *storage);
 }
 
-void Runtime::add_all_reduce(Group &group, const Bucket &bucket, const layout::SubBucket &sub, float factor) {
+void Runtime::make_part(Group &group, uint32_t number) {
+  GradPart &part = parts[number];
+  part.number = number;
+  part.group = &group;
+  part.plan = &plan.parts[number];
+  part.name = group.spec->name;
+  part.flight_name = group.flight_name;
+  part.trace_name = group.trace_name;
+  if (group.parts.size() > 1) {
+    part.name += format_text(": {}", group.spec->params[part.plan->params.front()].name);
+    part.flight_name = context.flight().keep(part.name);
+    if (timeline) part.trace_name = timeline->keep(part.name);
+  }
+  part.streams.reserve(16);
+  part.written.create(context.device());
+  for (auto *event : {&part.reduced, &part.opened, &part.hidden}) *event = context.device().create_event();
+  const float factor = grad_factor(spec);
+  for (const uint32_t b : part.plan->buckets) {
+    const Bucket &bucket = storage->buckets()[b];
+    part.partial = part.partial || bucket.has(PlaneKind::partial);
+    for (const layout::SubBucket &sub : bucket.plan->layout.sub_buckets) {
+      if (sub.shard_count == 0) continue;
+      if (bucket.is_whole() && !outer) {
+        add_all_reduce(part, bucket, sub, factor);
+        continue;
+      }
+      add_reduce(part, bucket, sub, factor);
+      if (bucket.is_whole()) add_whole_grads(group, bucket, sub);
+    }
+  }
+  group.reduced_bytes += part.reduced_bytes;
+}
+
+void Runtime::add_all_reduce(GradPart &part, const Bucket &bucket, const layout::SubBucket &sub, float factor) {
   const uint64_t element = dtype_size(bucket.plan->grad_dtype);
   const uint32_t ranks = inner().size();
   const Plane &grad = bucket.plane(PlaneKind::grad);
-  group.reduced_bytes += sub.shard_count * element * ranks;
-  group.all_reduced_bytes += sub.shard_count * (element * ranks + sizeof(float) * (ranks - 1));
-  group.everywhere = true;
-  group.sums[0].push_back({bucket.plane(PlaneKind::full_grad).part.at(sub.full_offset * element),
-                           grad.part.at(sub.full_offset * sizeof(float)), bucket.plan->grad_dtype,
-                           bucket.plan->wire_dtype, sub.shard_count * ranks, factor, true,
-                           place_in(PlaneKind::rounded, bucket, sub), place_in(PlaneKind::received, bucket, sub)});
+  part.reduced_bytes += sub.shard_count * element * ranks;
+  part.all_reduced_bytes += sub.shard_count * (element * ranks + sizeof(float) * (ranks - 1));
+  part.everywhere = true;
+  part.sums[0].push_back({bucket.plane(PlaneKind::full_grad).part.at(sub.full_offset * element),
+                          grad.part.at(sub.full_offset * sizeof(float)), bucket.plan->grad_dtype,
+                          bucket.plan->wire_dtype, sub.shard_count * ranks, factor, true,
+                          place_in(PlaneKind::rounded, bucket, sub), place_in(PlaneKind::received, bucket, sub)});
 }
 
 // This inner rank's sums: of all its slots.
-void Runtime::add_reduce(Group &group, const Bucket &bucket, const layout::SubBucket &sub, float factor) {
-  const memory::BucketPlan &plan = *bucket.plan;
-  const uint64_t element = dtype_size(plan.grad_dtype);
-  const uint64_t count = sub.shard_count * plan.slices;
+void Runtime::add_reduce(GradPart &part, const Bucket &bucket, const layout::SubBucket &sub, float factor) {
+  const memory::BucketPlan &of = *bucket.plan;
+  const uint64_t element = dtype_size(of.grad_dtype);
+  const uint64_t count = sub.shard_count * of.slices;
   const comm::Part from = bucket.plane(PlaneKind::full_grad).part.at(sub.full_offset * element);
-  group.reduced_bytes += count * element * inner().size();
+  part.reduced_bytes += count * element * inner().size();
   for (uint32_t turn = 0; turn < memory::partial_turns; ++turn) {
     const Plane &sums =
         bucket.has(PlaneKind::partial) ? bucket.plane(PlaneKind::partial, turn) : bucket.plane(PlaneKind::grad);
-    float *to = sums.fp32(sums.index_of(sub, plan.slices, inner().rank()));
-    group.sums[turn].push_back({from, comm::Part::alone(to), plan.grad_dtype, plan.wire_dtype, count * inner().size(),
-                                factor, false, place_in(PlaneKind::rounded, bucket, sub),
-                                place_in(PlaneKind::received, bucket, sub)});
+    float *to = sums.fp32(sums.index_of(sub, of.slices, inner().rank()));
+    part.sums[turn].push_back({from, comm::Part::alone(to), of.grad_dtype, of.wire_dtype, count * inner().size(),
+                               factor, false, place_in(PlaneKind::rounded, bucket, sub),
+                               place_in(PlaneKind::received, bucket, sub)});
   }
 }
 

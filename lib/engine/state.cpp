@@ -23,16 +23,24 @@ std::string compare_slot(const SlotState &expected, const SlotState &found, cons
   return {};
 }
 
-std::string compare_grad(const GradState &expected, const GradState &found, const Group &group) {
+std::string compare_part(const PartState &expected, const PartState &found, const GradPart &part) {
   if (expected.stage != found.stage)
-    return format_text("the gradient buffer of group '{}' is {}, and was {} then", group.name(), grad_name(found.stage),
+    return format_text("the gradient buffer of group '{}' is {}, and was {} then", part.name, grad_name(found.stage),
                        grad_name(expected.stage));
+  if (expected.given != found.given)
+    return format_text("the gradients of group '{}' were {} in this contribution, and {} then", part.name,
+                       found.given ? "reduced" : "not reduced", expected.given ? "were" : "were not");
+  return {};
+}
+
+std::string compare_grad(const ContributionState &expected, const ContributionState &found, const Group &group) {
   if (expected.given_count != found.given_count && (expected.given_count == 0 || found.given_count == 0))
     return format_text(
         "group '{}' has {} contributions in this step, and had {} then: the first overwrites and later ones "
         "add, which are two captures",
         group.name(), found.given_count, expected.given_count);
-  if (expected.last != found.last || expected.touched != found.touched || expected.acquired != found.acquired)
+  if (expected.last != found.last || expected.touched != found.touched || expected.acquired != found.acquired ||
+      expected.completed != found.completed || expected.open != found.open)
     return format_text("the gradients of group '{}' have not been written as they had been then", group.name());
   return {};
 }
@@ -77,6 +85,7 @@ Moment read_state(const Runtime &runtime, const Gatherer &gatherer, const Reduce
     state.slots.insert(state.slots.end(), group.slots.begin(), group.slots.end());
     state.grads.push_back(group.grad);
   }
+  state.parts.assign(runtime.parts.begin(), runtime.parts.end());
   return state;
 }
 
@@ -89,8 +98,9 @@ void write_state(const Moment &state, Runtime &runtime, Gatherer &gatherer, Redu
   size_t slot = 0;
   for (Group &group : runtime.groups) {
     for (GatherSlot &own : group.slots) static_cast<SlotState &>(own) = state.slots[slot++];
-    static_cast<GradState &>(group.grad) = state.grads[group.index];
+    static_cast<ContributionState &>(group.grad) = state.grads[group.index];
   }
+  for (GradPart &part : runtime.parts) static_cast<PartState &>(part) = state.parts[part.number];
 }
 
 std::string find_difference(const Moment &expected, const Moment &found, const Runtime &runtime) {
@@ -104,6 +114,9 @@ std::string find_difference(const Moment &expected, const Moment &found, const R
   for (const Group &group : runtime.groups) {
     for (size_t s = 0; s < group.slots.size(); ++s, ++slot)
       if (std::string text = compare_slot(expected.slots[slot], found.slots[slot], group); !text.empty()) return text;
+    for (const GradPart &part : group.parts)
+      if (std::string text = compare_part(expected.parts[part.number], found.parts[part.number], part); !text.empty())
+        return text;
     if (std::string text = compare_grad(expected.grads[group.index], found.grads[group.index], group); !text.empty())
       return text;
   }
@@ -117,7 +130,7 @@ Moment advance(const Moment &now, const Moment &before, const Moment &after) {
   state.stats = advance(now.stats, before.stats, after.stats);
   state.outer = advance(now.outer, before.outer, after.outer);
   for (size_t g = 0; g < state.grads.size(); ++g) {
-    GradState &grad = state.grads[g];
+    ContributionState &grad = state.grads[g];
     // A step that goes on has the contributions from before this graph too; one that ended in it starts again at 0.
     if (after.step.version != before.step.version) continue;
     grad.reduced_count = now.grads[g].reduced_count + (grad.reduced_count - before.grads[g].reduced_count);

@@ -17,7 +17,8 @@ struct Moment {
   Gatherer::Cursors cursors;
   Reducer::Pool pool;
   std::vector<SlotState> slots;  // of all groups
-  std::vector<GradState> grads;
+  std::vector<ContributionState> grads;
+  std::vector<PartState> parts;  // of full gradients, of all groups
   Stats stats;
   OuterState outer;  // nothing without an outer axis
 };

@@ -163,11 +163,11 @@ void Storage::show_compute(const memory::GroupPlan &group, bool readable) const 
                       readable);
 }
 
-void Storage::set_grad_access(const memory::GroupPlan &group, comm::Access access) const {
-  const Region &home = region(group.full_grad.region);
-  if (group.full_grad.bytes && protects_grads())
-    home.arena->protect_own(home.arena_offset + team_.rank() * home.stride + group.full_grad.offset,
-                            group.full_grad.bytes, access);
+void Storage::set_grad_access(const memory::PartPlan &part, comm::Access access) const {
+  const Region &home = region(part.full_grad.region);
+  if (part.full_grad.bytes && protects_grads())
+    home.arena->protect_own(home.arena_offset + team_.rank() * home.stride + part.full_grad.offset,
+                            part.full_grad.bytes, access);
 }
 
 bool Storage::protects_grads() const {
@@ -175,8 +175,8 @@ bool Storage::protects_grads() const {
   return home.arena && home.arena->protects();
 }
 
-std::span<const std::byte> Storage::full_grad(const memory::GroupPlan &group) const {
-  return {own_part(group.full_grad.region) + group.full_grad.offset, group.full_grad.bytes};
+std::span<const std::byte> Storage::full_grad(const memory::PartPlan &part) const {
+  return {own_part(part.full_grad.region) + part.full_grad.offset, part.full_grad.bytes};
 }
 
 std::span<const std::byte> Storage::shown_compute(const memory::GroupPlan &group) const {

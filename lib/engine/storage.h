@@ -43,14 +43,14 @@ class Storage {
   const std::byte *part_of(memory::RegionId id, uint32_t inner_rank) const;
   // Collective: private memory that collectives of the team will name.
   void register_with(comm::Team &team) const;
-  // Debug, where its arena protects: what this rank may do with a group's full gradient. Peers read it in views of
+  // Debug, where its arena protects: what this rank may do with a part's full gradient. Peers read it in views of
   // their own.
-  void set_grad_access(const memory::GroupPlan &group, comm::Access access) const;
+  void set_grad_access(const memory::PartPlan &part, comm::Access access) const;
   bool protects_grads() const;
   // Debug, where its arena protects: may readers see a group's weights, which lie in memory that is shared?
   void show_compute(const memory::GroupPlan &group, bool readable) const;
   // The memory that these two are about, as this rank writes the one and reads the other.
-  std::span<const std::byte> full_grad(const memory::GroupPlan &group) const;
+  std::span<const std::byte> full_grad(const memory::PartPlan &part) const;
   std::span<const std::byte> shown_compute(const memory::GroupPlan &group) const;
   // Bytes by role as the allocators report them; [0] is the sum.
   const std::array<uint64_t, 8> &allocated_bytes() const { return allocated_; }

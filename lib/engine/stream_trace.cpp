@@ -7,6 +7,7 @@ namespace fsdp::engine {
 
 Traced::Traced(const Group &group) noexcept : in_flight(group.flight_name), in_timeline(group.trace_name) {}
 Traced::Traced(const Group &group, uint8_t moved) noexcept : Traced(group) { planes = moved; }
+Traced::Traced(const GradPart &part) noexcept : in_flight(part.flight_name), in_timeline(part.trace_name) {}
 
 void StreamTrace::record(trace::TimelineEvent event) const noexcept {
   event.begin_ns = begin_ns_;

@@ -11,6 +11,7 @@
 
 namespace fsdp::engine {
 
+struct GradPart;
 struct Group;
 
 // What a collective is about, as the flight recorder and the timeline keep it.
@@ -19,6 +20,7 @@ struct Traced {
   uint8_t planes = 0;                   // trace::TimelinePlanes
   Traced(const Group &group) noexcept;  // NOLINT: implicit on purpose
   Traced(const Group &group, uint8_t moved) noexcept;
+  Traced(const GradPart &part) noexcept;  // NOLINT: implicit on purpose
   explicit Traced(const char *literal) noexcept : in_flight(literal), in_timeline(literal) {}
 };
 

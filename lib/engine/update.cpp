@@ -81,7 +81,7 @@ std::string UpdateWindow::list_unfinished() const {
   if (runtime_.step.failed()) return "a step that failed and was not discarded";
   if (const std::string holds = gatherer_.list_holds(); !holds.empty()) return holds;
   for (const Group &group : runtime_.groups)
-    if (group.grad.stage != GradStage::idle || group.grad.given_count)
+    if (group.grad.open || group.grad.given_count)
       if (!runtime_.step.window_open())
         return format_text("group '{}' has gradients of an unfinished step", group.name());
   return {};
@@ -167,19 +167,20 @@ void UpdateWindow::apply_grads(const Strided<fsdp_grad> &grads, double lr, doubl
   if (norm) *norm = found;
 }
 
-// In backward order, as a backward pass would give them: what the gradient pool was planned for.
+// In backward order, as a backward pass would give them, each complete at once: what the gradient pool was planned for.
 void UpdateWindow::put_grads(const Strided<fsdp_grad> &grads, fsdp_stream stream) {
   uint64_t end = grads.size();
   for (size_t g = runtime_.groups.size(); g-- > 0;) {
     Group &group = runtime_.groups[g];
     uint64_t own = 0;
     for (const auto &param : group.spec->params) own += !param.frozen();
-    uint64_t next = end - own;
-    end = next;
-    for (uint32_t i = 0; i < group.spec->params.size(); ++i) {
+    uint64_t next = end;
+    end -= own;
+    for (uint64_t i = group.spec->params.size(); i-- > 0;) {
       if (group.spec->params[i].frozen()) continue;
-      const fsdp_grad grad = grads[next++];
+      const fsdp_grad grad = grads[--next];
       reducer_.put(group, i, grad.data, grad.dtype, grad.element_count, stream);
+      reducer_.complete(group, i, stream);
     }
     reducer_.reduce(group, FSDP_LAST, stream);
   }

@@ -42,12 +42,13 @@ std::vector<std::string> describe_declaration(const memory::ModelSpec &spec, con
   lines.push_back(
       format_text("policy: debug {}, unshard mode {}, grad op {}, grad factor {}, prefetches {}, prefetch depth {}, "
                   "prefetch bytes {}, "
-                  "max pending groups {}, force communication {}, GPUs {}, device transport {}, save staging bytes {}, "
+                  "max pending groups {}, max pending bytes {}, force communication {}, GPUs {}, device transport {}, "
+                  "save staging bytes {}, "
                   "scale rounding {}, quantize from {}, scale rule {}, plane policy {}",
                   spec.debug, spec.unshard_mode, spec.grad_op, spec.grad_factor, spec.prefetches, spec.prefetch_depth,
-                  spec.prefetch_bytes, spec.max_pending_groups, spec.force_communication, !spec.host_memory,
-                  spec.device_transport, spec.save_staging_bytes, spec.scale_rounding, dtype_name(spec.quantize_from),
-                  spec.scale_rule, spec.plane_policy));
+                  spec.prefetch_bytes, spec.max_pending_groups, spec.max_pending_bytes, spec.force_communication,
+                  !spec.host_memory, spec.device_transport, spec.save_staging_bytes, spec.scale_rounding,
+                  dtype_name(spec.quantize_from), spec.scale_rule, spec.plane_policy));
   lines.push_back(format_text("schedule: kind {}, {} visits", spec.schedule, spec.visits.size()));
   for (const auto &visit : spec.visits)
     lines.push_back(format_text("visit: group {}, phase {}", visit.group_index, visit.phase));

@@ -48,20 +48,36 @@ BucketPlan make_bucket(const ModelSpec &spec, uint32_t group_index, std::vector<
   return bucket;
 }
 
-// One bucket for each (dtype, trainability, quantization) of the group, in order of first appearance.
-void split_group(const ModelSpec &spec, uint32_t group_index, ModelPlan &plan) {
+void make_parts(const GroupSpec &group, std::span<const uint32_t> part_of, uint32_t group_index, ModelPlan &plan) {
+  GroupPlan &of_group = plan.groups[group_index];
+  of_group.first_part = static_cast<uint32_t>(plan.parts.size());
+  of_group.part_count = 1;
+  for (const uint32_t part : part_of) of_group.part_count = std::max(of_group.part_count, part + 1);
+  plan.parts.resize(plan.parts.size() + of_group.part_count);
+  for (PartPlan &part : plan.parts_of(of_group)) part.group = group_index;
+  for (uint32_t i = 0; i < part_of.size(); ++i)
+    if (!group.params[i].frozen()) plan.parts_of(of_group)[part_of[i]].params.push_back(i);
+}
+
+// One bucket for each (dtype, trainability, quantization, part) of the group, in order of first appearance.
+void split_group(const ModelSpec &spec, const GradCut &cut, uint32_t group_index, ModelPlan &plan) {
   const GroupSpec &group = spec.groups[group_index];
-  using Kind = std::tuple<fsdp_dtype, bool, fsdp_quantization>;
+  const std::vector<uint32_t> part_of = cut_group(group, cut);
+  make_parts(group, part_of, group_index, plan);
+  using Kind = std::tuple<fsdp_dtype, bool, fsdp_quantization, uint32_t>;
   std::vector<std::pair<Kind, std::vector<uint32_t>>> kinds;
   for (uint32_t i = 0; i < group.params.size(); ++i) {
-    const Kind kind{group.params[i].dtype, group.params[i].frozen(), group.params[i].quantization};
+    const Kind kind{group.params[i].dtype, group.params[i].frozen(), group.params[i].quantization, part_of[i]};
     auto found = std::find_if(kinds.begin(), kinds.end(), [&](const auto &entry) { return entry.first == kind; });
     if (found == kinds.end()) found = kinds.insert(kinds.end(), {kind, {}});
     found->second.push_back(i);
   }
   for (auto &[kind, params] : kinds) {
-    plan.groups[group_index].buckets.push_back(static_cast<uint32_t>(plan.buckets.size()));
+    const auto number = static_cast<uint32_t>(plan.buckets.size());
+    plan.groups[group_index].buckets.push_back(number);
     plan.buckets.push_back(make_bucket(spec, group_index, std::move(params)));
+    if (!plan.buckets[number].frozen)
+      plan.parts_of(plan.groups[group_index])[std::get<uint32_t>(kind)].buckets.push_back(number);
   }
 }
 
@@ -70,15 +86,15 @@ uint32_t place_in_list(const PlanePlan &plane) {
   return static_cast<uint32_t>(plane.kind) << 24 | uint32_t{plane.slot} << 16 | plane.index;
 }
 
-void plan_group(const ModelSpec &spec, ModelPlan &plan, uint32_t group) {
+void plan_group(const ModelSpec &spec, const GradCut &cut, ModelPlan &plan, uint32_t group) {
   check_params(spec.groups[group]);
   const auto &params = spec.groups[group].params;
   if (std::ranges::any_of(params, &ParamSpec::quantized))
     for (const ParamSpec &param : params) plan.groups[group].scale_shapes.push_back(scale_shapes(param));
-  split_group(spec, group, plan);
+  split_group(spec, cut, group, plan);
   place_compute(spec, plan, group);
   place_grads(spec, plan, group);
-  place_sent(spec, plan, group);
+  for (const PartPlan &part : plan.parts_of(plan.groups[group])) place_sent(spec, plan, part);
 }
 
 void count_elements(ModelPlan &plan) {
@@ -158,24 +174,70 @@ std::vector<std::string> find_violations(const ModelSpec &spec) {
   return violations;
 }
 
-ModelPlan plan_model(const ModelSpec &spec) {
+namespace {
+
+ModelPlan plan_cut(const ModelSpec &spec, const GradCut &cut) {
   ModelPlan plan;
   name_regions(plan);
   plan.groups.resize(spec.groups.size());
   plan.buckets.reserve(spec.groups.size());
   for (uint32_t g = 0; g < spec.groups.size(); ++g) {
-    plan_part("group", spec.groups[g].name, [&] { plan_group(spec, plan, g); });
+    plan_part("group", spec.groups[g].name, [&] { plan_group(spec, cut, plan, g); });
     plan.param_count += spec.groups[g].params.size();
   }
   for (BucketPlan &bucket : plan.buckets) {
     plan_part("group", spec.groups[bucket.group].name, [&] { place_optimizer_planes(spec, plan, bucket); });
     std::ranges::sort(bucket.planes, {}, place_in_list);
   }
-  place_pools(spec, plan);
+  place_pools(spec, cut, plan);
   count_elements(plan);
   size_scratch(spec, plan);
   plan.role_bytes(0, spec.mesh.inner_size);  // the largest sums: whoever asks for them later gets no error
   return plan;
+}
+
+struct FittingCut {
+  GradCut cut;
+  ModelPlan plan;
+};
+
+// Those with as many alive at once as fit; one that divides no group comes first and makes others needless.
+std::vector<FittingCut> find_fitting_cuts(const ModelSpec &spec) {
+  std::vector<FittingCut> fitting;
+  uint64_t bytes = 0;
+  for (const GradCut &cut : list_cuts(spec)) {
+    const auto is_enough = [&](const FittingCut &one) {
+      return cut.pending != one.cut.pending || one.plan.parts.size() == one.plan.groups.size();
+    };
+    if (!fitting.empty() && is_enough(fitting.front())) break;
+    ModelPlan plan = plan_cut(spec, cut);
+    bytes = plan.grad_pool.size_bytes ? plan.region(RegionId::lent_grads).bytes : 0;
+    if (bytes <= spec.max_pending_bytes) fitting.push_back({cut, std::move(plan)});
+  }
+  if (fitting.empty()) refuse_pending_bytes(spec, bytes);
+  return fitting;
+}
+
+// The first that is not padded by one element of a hundred more than another.
+FittingCut choose_cut(const ModelSpec &spec) {
+  std::vector<FittingCut> fitting = find_fitting_cuts(spec);
+  uint64_t least = UINT64_MAX;
+  for (const FittingCut &one : fitting) least = std::min(least, one.plan.padding_count);
+  const auto pads_little = [&](const FittingCut &one) {
+    return one.plan.padding_count - least <= one.plan.element_count / 100;
+  };
+  return std::move(*std::ranges::find_if(fitting, pads_little));
+}
+
+}  // namespace
+
+// In debug mode each part has a buffer of its own, but groups are cut as without it.
+ModelPlan plan_model(const ModelSpec &spec) {
+  if (!spec.max_pending_bytes) return plan_cut(spec, {spec.pending_groups()});
+  if (!spec.debug) return choose_cut(spec).plan;
+  ModelSpec usual = spec;
+  usual.debug = false;
+  return plan_cut(spec, choose_cut(usual).cut);
 }
 
 }  // namespace fsdp::memory

@@ -2,8 +2,9 @@
 // Where every byte of a model lies on every rank: a pure function of the declaration. What it says is what the engine
 // allocates, no more and no less.
 //
-//   group    parameters that are gathered and reduced together, in buckets
-//   bucket   those of one dtype, trainability and quantization, with a flat layout
+//   group    parameters that are gathered together, in buckets
+//   part     those of them whose full gradients are lent and reduced together: all, or some (grad_parts.h)
+//   bucket   those of one dtype, trainability, quantization and part, with a flat layout
 //   plane    one stored form of a bucket's elements: a row (plane.h)
 //   region   the memory that planes lie in: a row too
 #pragma once
@@ -12,6 +13,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -66,6 +68,14 @@ struct GroupBytes {
   uint64_t bytes = 0;
 };
 
+// The last two are empty where nothing is trained.
+struct PartPlan {
+  uint32_t group = 0;
+  std::vector<uint32_t> params;   // indices in the group, in the order declared
+  std::vector<uint32_t> buckets;  // of the model
+  GroupBytes full_grad;           // whole pages in debug mode
+};
+
 struct GroupPlan {
   bool gathers = false;       // unshard must gather (ZeRO-3 that communicates)
   bool copies = false;        // ... by copying into a pool buffer
@@ -75,8 +85,8 @@ struct GroupPlan {
   bool trainable = false;
   bool persistent_grad = false;  // the full gradient buffer is its own for ever
   std::vector<uint32_t> buckets;
-  GroupBytes compute;  // whole pages where debug mode takes them away
-  GroupBytes full_grad;
+  uint32_t first_part = 0, part_count = 0;                       // of the model; never none
+  GroupBytes compute;                                            // whole pages where debug mode takes them away
   uint64_t gathered_bytes = 0;                                   // of a copy of the full weights
   std::vector<std::vector<std::vector<uint64_t>>> scale_shapes;  // by parameter and form; empty: no scales
 
@@ -86,6 +96,8 @@ struct GroupPlan {
 struct ModelPlan {
   std::vector<BucketPlan> buckets;
   std::vector<GroupPlan> groups;
+  std::vector<PartPlan> parts;  // group by group
+  uint32_t pending_grads = 0;   // full gradients that take turns which may be alive at once
   std::array<RegionPlan, region_count> regions;
   VisitOrder visits;
   PoolPlan gather_pool;
@@ -98,6 +110,12 @@ struct ModelPlan {
   uint64_t padding_count = 0;
   uint64_t layout_hash = 0;
 
+  std::span<PartPlan> parts_of(const GroupPlan &group) {
+    return std::span(parts).subspan(group.first_part, group.part_count);
+  }
+  std::span<const PartPlan> parts_of(const GroupPlan &group) const {
+    return std::span(parts).subspan(group.first_part, group.part_count);
+  }
   RegionPlan &region(RegionId id) { return regions[static_cast<size_t>(id)]; }
   const RegionPlan &region(RegionId id) const { return regions[static_cast<size_t>(id)]; }
   // Bytes that inner rank `rank` of `ranks` accounts for, by fsdp_role; [0] is the sum.

@@ -65,6 +65,7 @@ struct ModelSpec {
   uint32_t prefetch_depth = 1;  // groups that there is room for ahead
   uint64_t prefetch_bytes = 0;
   uint32_t max_pending_groups = 2;
+  uint64_t max_pending_bytes = 0;  // of full gradients that take turns; 0: no limit
   fsdp_schedule_kind schedule = FSDP_SCHEDULE_SEQUENTIAL;
   // Of quantized parameters: how scales are rounded, and what numbers are rounded to first.
   fsdp_scale_rounding scale_rounding = FSDP_SCALE_EXACT;

@@ -62,22 +62,21 @@ RegionId choose_home(const ModelSpec &spec, const GroupSpec &group) {
 
 uint64_t grad_alignment(const ModelSpec &spec) { return spec.debug ? page_bytes : buffer_alignment; }
 
-void place_full_grad(ModelPlan &plan, GroupPlan &group, uint64_t offset) {
-  group.full_grad.offset = offset;
-  for (const uint32_t b : group.buckets)
+void place_full_grad(ModelPlan &plan, PartPlan &part, uint64_t offset) {
+  part.full_grad.offset = offset;
+  for (const uint32_t b : part.buckets)
     for (PlanePlan &plane : plan.buckets[b].planes)
       if (plane.kind == PlaneKind::full_grad || (plane.kind == PlaneKind::grad && plane.again)) {
-        plane.region = group.full_grad.region;
+        plane.region = part.full_grad.region;
         plane.offset = checked_add(plane.offset, offset, full_grads);
       }
 }
 
-// One after the other in the group's buffer. Where sums stay in place the main grads are the same bytes.
-uint64_t add_full_grads(const ModelSpec &spec, ModelPlan &plan, const GroupPlan &group) {
+// One after the other in the part's buffer. Where sums stay in place the main grads are the same bytes.
+uint64_t add_full_grads(const ModelSpec &spec, ModelPlan &plan, const PartPlan &part) {
   uint64_t size = 0;
-  for (const uint32_t b : group.buckets) {
+  for (const uint32_t b : part.buckets) {
     BucketPlan &bucket = plan.buckets[b];
-    if (bucket.frozen) continue;
     PlanePlan grad{.kind = PlaneKind::full_grad, .dtype = bucket.grad_dtype};
     grad.offset = take(size, bucket.bytes(grad, full_grads), full_grads);
     bucket.planes.push_back(grad);
@@ -105,14 +104,14 @@ void add_main_grads(const ModelSpec &spec, ModelPlan &plan, const GroupPlan &gro
   }
 }
 
-// Inner sums that the outer axis adds to main grads slot by slot. All groups take turns with the same buffers.
-void add_partial_sums(const ModelSpec &spec, ModelPlan &plan, const GroupPlan &group) {
+// Inner sums that the outer axis adds to main grads slot by slot. All parts take turns with the same buffers.
+void add_partial_sums(const ModelSpec &spec, ModelPlan &plan, const PartPlan &part) {
   if (spec.mesh.outer != layout::OuterAxis::shard) return;
   RegionPlan &region = plan.region(RegionId::partial);
   uint64_t size = 0;
-  for (const uint32_t b : group.buckets) {
+  for (const uint32_t b : part.buckets) {
     BucketPlan &bucket = plan.buckets[b];
-    if (bucket.frozen || keeps_sums_in_place(spec, bucket)) continue;
+    if (keeps_sums_in_place(spec, bucket)) continue;
     PlanePlan sums{
         .kind = PlaneKind::partial, .extent = Extent::group, .owned = Extent::group, .region = RegionId::partial};
     sums.offset = take(size, bucket.bytes(sums, region.what), region.what);
@@ -122,7 +121,7 @@ void add_partial_sums(const ModelSpec &spec, ModelPlan &plan, const GroupPlan &g
                           checked_multiply(partial_turns, round_up(size, buffer_alignment, region.what), region.what));
 }
 
-// When the largest group is known.
+// When the largest part is known.
 void part_turns(ModelPlan &plan) {
   const uint64_t stride = plan.region(RegionId::partial).bytes / partial_turns;
   if (!stride) return;
@@ -131,13 +130,13 @@ void part_turns(ModelPlan &plan) {
       if (plane.kind == PlaneKind::partial) plane.offset += plane.index * stride;
 }
 
-ScheduleSpec schedule_of(const ModelSpec &spec, const ModelPlan &plan) {
+ScheduleSpec schedule_of(const ModelSpec &spec, const GradCut &cut, const ModelPlan &plan) {
   ScheduleSpec schedule;
   schedule.kind = spec.schedule;
   schedule.visits = spec.visits;
   schedule.prefetch_depth = spec.prefetch_depth;
   schedule.prefetch_bytes = spec.prefetch_bytes;
-  schedule.max_pending_groups = spec.pending_groups();
+  schedule.pending_grads = cut.pending;
   schedule.apart = spec.debug;
   schedule.groups.reserve(plan.groups.size());
   schedule.recompute = spec.plane_policy == FSDP_PLANES_BY_PHASE_AND_RECOMPUTE;
@@ -146,7 +145,9 @@ ScheduleSpec schedule_of(const ModelSpec &spec, const ModelPlan &plan) {
     ScheduledGroup scheduled;
     scheduled.gathered_bytes = group.copies ? group.gathered_bytes : 0;
     scheduled.prefetch_bytes = group.gathers ? group.gathered_bytes : 0;
-    scheduled.grad_bytes = group.trainable && !group.persistent_grad ? group.full_grad.bytes : 0;
+    scheduled.grad_bytes.clear();
+    for (const PartPlan &part : plan.parts_of(group))
+      scheduled.grad_bytes.push_back(group.persistent_grad ? 0 : part.full_grad.bytes);
     scheduled.resident = spec.groups[g].resident && !spec.debug;
     scheduled.root = spec.groups[g].root;
     scheduled.by_phase = group.by_phase;
@@ -272,26 +273,29 @@ void place_grads(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
   GroupPlan &group = plan.groups[g];
   group.trainable = spec.groups[g].trainable();
   group.persistent_grad = group.trainable && spec.groups[g].reduce_policy == FSDP_REDUCE_POLICY_LAST;
-  const uint64_t size = add_full_grads(spec, plan, group);
+  for (PartPlan &part : plan.parts_of(group)) {
+    const uint64_t size = add_full_grads(spec, plan, part);
+    add_partial_sums(spec, plan, part);
+    // Whole pages of its own, which debug mode can take away alone.
+    part.full_grad.bytes = spec.debug ? round_up(size, page_bytes, full_grads) : size;
+    part.full_grad.region = group.persistent_grad ? RegionId::kept_grads : RegionId::lent_grads;
+  }
   add_main_grads(spec, plan, group);
-  add_partial_sums(spec, plan, group);
-  // Whole pages of its own, which debug mode can take away alone.
-  group.full_grad.bytes = spec.debug ? round_up(size, page_bytes, full_grads) : size;
-  group.full_grad.region = group.persistent_grad ? RegionId::kept_grads : RegionId::lent_grads;
-  if (group.persistent_grad)
-    place_full_grad(plan, group, take(plan.region(RegionId::kept_grads), group.full_grad.bytes, grad_alignment(spec)));
+  if (!group.persistent_grad) return;
+  for (PartPlan &part : plan.parts_of(group))
+    place_full_grad(plan, part, take(plan.region(RegionId::kept_grads), part.full_grad.bytes, grad_alignment(spec)));
 }
 
 // Where the communicator rounds gradients before it sends them, and where it puts those of other ranks: a buffer each
-// for all groups, since reduces come one after the other.
-void place_sent(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
+// for all parts, since reduces come one after the other.
+void place_sent(const ModelSpec &spec, ModelPlan &plan, const PartPlan &part) {
   if (!spec.communicates()) return;
   uint64_t sizes[2] = {};
   const auto add = [&](BucketPlan &bucket, PlanePlan plane, uint64_t &size) {
     plane.offset = take(size, bucket.bytes(plane, plan.region(plane.region).what), plan.region(plane.region).what);
     bucket.planes.push_back(plane);
   };
-  for (const uint32_t b : plan.groups[g].buckets) {
+  for (const uint32_t b : part.buckets) {
     BucketPlan &bucket = plan.buckets[b];
     if (spec.rounds_before_sending && is_rounded(bucket))
       add(bucket, {.kind = PlaneKind::rounded, .dtype = bucket.wire_dtype, .region = RegionId::rounded}, sizes[0]);
@@ -337,9 +341,10 @@ void place_optimizer_planes(const ModelSpec &spec, ModelPlan &plan, BucketPlan &
 }
 
 // What stays comes first in the rank's part of the arena of gradients, then the pool.
-void place_pools(const ModelSpec &spec, ModelPlan &plan) {
+void place_pools(const ModelSpec &spec, const GradCut &cut, ModelPlan &plan) {
   part_turns(plan);
-  plan.visits = build_visit_order(schedule_of(spec, plan));
+  plan.visits = build_visit_order(schedule_of(spec, cut, plan));
+  plan.pending_grads = cut.pending + (spec.max_pending_bytes ? plan.visits.open_grads : 0);
   plan_part("the pool of gathered weights",
             [&] { plan.gather_pool = plan_pool(plan.visits.gathered, buffer_alignment); });
   plan_part("the pool of full gradients", [&] { plan.grad_pool = plan_pool(plan.visits.grads, grad_alignment(spec)); });
@@ -349,9 +354,9 @@ void place_pools(const ModelSpec &spec, ModelPlan &plan) {
   uint64_t part = kept;
   const uint64_t pool = take(part, plan.grad_pool.size_bytes, full_grads, grad_alignment(spec)) - kept;
   plan.region(RegionId::lent_grads).bytes = round_up(part, page_bytes, full_grads) - kept;
-  for (size_t g = 0; g < plan.groups.size(); ++g)
-    if (plan.groups[g].trainable && !plan.groups[g].persistent_grad)
-      place_full_grad(plan, plan.groups[g], checked_add(pool, plan.grad_pool.offsets[g], full_grads));
+  for (size_t p = 0; p < plan.parts.size(); ++p)
+    if (const GroupPlan &group = plan.groups[plan.parts[p].group]; group.trainable && !group.persistent_grad)
+      place_full_grad(plan, plan.parts[p], checked_add(pool, plan.grad_pool.offsets[p], full_grads));
 }
 
 // This rank's, those of all ranks that hold slots, then scales and their inverses. Ranks of a host tell each other when

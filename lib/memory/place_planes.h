@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "memory/grad_parts.h"
 #include "memory/model_plan.h"
 
 namespace fsdp::memory {
@@ -35,10 +36,10 @@ void name_regions(ModelPlan &plan);
 // Of one group whose buckets are made, in this order.
 void place_compute(const ModelSpec &spec, ModelPlan &plan, uint32_t group);
 void place_grads(const ModelSpec &spec, ModelPlan &plan, uint32_t group);
-void place_sent(const ModelSpec &spec, ModelPlan &plan, uint32_t group);
+void place_sent(const ModelSpec &spec, ModelPlan &plan, const PartPlan &part);
 void place_optimizer_planes(const ModelSpec &spec, ModelPlan &plan, BucketPlan &bucket);
 // Of all groups, when they have their places: what takes turns.
-void place_pools(const ModelSpec &spec, ModelPlan &plan);
+void place_pools(const ModelSpec &spec, const GradCut &cut, ModelPlan &plan);
 // What no plane lies in: scratch, staging, messages.
 void size_scratch(const ModelSpec &spec, ModelPlan &plan);
 

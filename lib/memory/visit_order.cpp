@@ -130,7 +130,7 @@ class Builder {
         order_.gathered.push_back({group.gathered_bytes, {}, 1});
       else if (order_.slots == 2)
         order_.gathered.push_back({group.by_phase ? group.gathered_bytes : 0, {}, 0});
-      order_.grads.push_back({group.grad_bytes, {}, 0});
+      for (const uint64_t bytes : group.grad_bytes) order_.grads.push_back({bytes, {}, 0});
     }
   }
 
@@ -178,19 +178,33 @@ class Builder {
     for (PoolRequest &request : order_.grads) request.live = {{train_mode, 0, UINT64_MAX}};
   }
 
-  // Time counts the backward visits of groups with a transient buffer: opening one more drains the oldest.
+  static uint32_t count_grads(const ScheduledGroup &group) {
+    return static_cast<uint32_t>(std::ranges::count_if(group.grad_bytes, [](uint64_t bytes) { return bytes != 0; }));
+  }
+
+  // Time counts the transient gradients that backward visits open, a group's last part first: opening one more drains
+  // the oldest. Which parts the first of several visits opens is not known.
   void plan_grads() {
     std::vector<uint64_t> time;  // by position
     uint64_t now = 0;
     for (const auto &[group, phase] : order_.train) {
       time.push_back(now);
-      if (phase == FSDP_BACKWARD && spec_.groups[group].grad_bytes != 0) ++now;
+      if (phase == FSDP_BACKWARD) now += count_grads(spec_.groups[group]);
     }
-    const uint64_t pending = std::max(spec_.max_pending_groups, 1u);
-    for (size_t g = 0; g < found_.size(); ++g)
-      if (spec_.groups[g].grad_bytes != 0 && found_[g].last_backward != never)
-        order_.grads[g].live.push_back(
-            {train_mode, time[found_[g].first_backward], time[found_[g].last_backward] + pending});
+    const uint64_t pending = std::max(spec_.pending_grads, 1u);
+    size_t end = 0;
+    for (size_t g = 0; g < found_.size(); ++g) {
+      const auto &[first, last] = std::pair(found_[g].first_backward, found_[g].last_backward);
+      end += spec_.groups[g].grad_bytes.size();
+      if (last == never) continue;
+      if (first != last) order_.open_grads += count_grads(spec_.groups[g]);
+      for (size_t k = 0, opened = 0; k < spec_.groups[g].grad_bytes.size(); ++k) {
+        PoolRequest &request = order_.grads[end - 1 - k];
+        if (request.bytes == 0) continue;
+        request.live.push_back({train_mode, time[first] + (first == last ? opened : 0), time[last] + opened + pending});
+        ++opened;
+      }
+    }
   }
 
   const ScheduleSpec &spec_;

@@ -14,9 +14,9 @@
 namespace fsdp::memory {
 
 struct ScheduledGroup {
-  uint64_t gathered_bytes = 0;  // of the buffer that a gather fills; 0: needs none
-  uint64_t prefetch_bytes = 0;  // what a gather of this group counts against the byte limit
-  uint64_t grad_bytes = 0;      // of the transient full gradient buffer; 0: frozen or persistent
+  uint64_t gathered_bytes = 0;          // of the buffer that a gather fills; 0: needs none
+  uint64_t prefetch_bytes = 0;          // what a gather of this group counts against the byte limit
+  std::vector<uint64_t> grad_bytes{0};  // of the transient full gradient, by part; 0: frozen or persistent
   bool resident = false;
   bool root = false;      // with FSDP_SCHEDULE_SEQUENTIAL: visited first and last in each direction
   bool by_phase = false;  // BACKWARD gathers other planes than the other phases, into a buffer of its own
@@ -29,9 +29,9 @@ struct ScheduleSpec {
   std::vector<ScheduledGroup> groups;
   uint32_t prefetch_depth = 1;  // 0: none
   uint64_t prefetch_bytes = 0;  // 0: no limit
-  uint32_t max_pending_groups = 2;
-  bool recompute = false;  // groups by phase hold in a BACKWARD visit also what FORWARD gathers
-  bool apart = false;      // every buffer has bytes of its own
+  uint32_t pending_grads = 2;   // transient full gradients alive at once
+  bool recompute = false;       // groups by phase hold in a BACKWARD visit also what FORWARD gathers
+  bool apart = false;           // every buffer has bytes of its own
 };
 
 struct VisitOrder {
@@ -43,7 +43,8 @@ struct VisitOrder {
   // Pool requests. Gathered buffers: `slots` numbers a group, key = slots * group + slot.
   uint32_t slots = 1;
   std::vector<PoolRequest> gathered;
-  std::vector<PoolRequest> grads;  // one a group
+  std::vector<PoolRequest> grads;  // by group and part
+  uint32_t open_grads = 0;         // of groups that several BACKWARD visits open, those between them too
 };
 
 // Which of a group's buffers a phase uses. INTERLEAVED has one for each direction, groups by phase one for BACKWARD.

@@ -36,6 +36,38 @@ TEST(Capture, AWholeStepAsAGraphHasTheBitsAndTheCountsOfEagerSteps) {
   }
 }
 
+// Part by part, on one rank and on two whose reduces are in the graph too.
+TEST(Capture, GradientsByPartsHaveTheBitsOfWholeGroups) {
+  for (const uint32_t ranks : {1u, 2u}) {
+    if (ranks > 1 && !has_nccl()) continue;
+    const Scenario whole = ranks > 1 ? nccl_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks)
+                                     : graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
+    Scenario setup = whole;
+    setup.complete = true;
+    setup.model.max_pending_bytes = 16384;  // of two of 'l1.wide' alone
+    fsdp_stats eager = FSDP_STATS_INIT, replayed = FSDP_STATS_INIT;
+    const Weights expected = train_eagerly(whole, 2), by_parts = train_eagerly(setup, 2, &eager);
+    EXPECT_TRUE(same_bits(by_parts, expected)) << "ranks " << ranks;
+    const Weights weights = run(
+        setup,
+        [&](Rank &rank, cudaStream_t stream) {
+          pass(rank, stream, false);
+          pass(rank, stream, true);
+          update(rank, stream, lr_of(0));
+          Graph graph(rank, stream, [&] {
+            pass(rank, stream, false);
+            pass(rank, stream, true);
+            update(rank, stream, 0);
+          });
+          for (int i = 1; i < steps; ++i) graph.replay(lr_of(i));
+        },
+        &replayed);
+    EXPECT_TRUE(same_bits(weights, expected)) << "ranks " << ranks;
+    EXPECT_EQ(replayed.reduces, eager.reduces);
+    EXPECT_EQ(replayed.reduce_scatters, eager.reduce_scatters);
+  }
+}
+
 // Gathers and reduces are in the graph: NCCL's look-alike takes them as NCCL does.
 TEST(Capture, RanksThatExchangeOverNcclCaptureTheirCollectives) {
   NEEDS_NCCL();

@@ -284,6 +284,38 @@ TEST(Debug, AGradientCannotBeWrittenAfterItsReduce) {
         }
 }
 
+// Part by part, while the rest of the group is written.
+TEST(Debug, ACompletedPartCannotBeWritten) {
+  NEEDS_PROTECTION();
+  for (const uint32_t ranks : {1u, 2u}) {
+    Scenario setup = debug_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks);
+    setup.groups = {{"layer", {{"a", {64, 32}}, {"b", {64, 32}}, {"bias", {64}}, {"c", {64, 32}}}}};
+    setup.model.max_pending_bytes = 20480;
+    setup.complete = true;
+    run_threads(setup, [&](uint32_t, fsdp_context *context) {
+      Rank rank(context, setup);
+      rank.load();
+      const auto complete = [&](uint64_t param) { FSDP(fsdp_complete_grad(rank.groups[0], param, 0, nullptr)); };
+      const LentGrad c = lend(rank, 0, 3), bias = lend(rank, 0, 2);
+      complete(3);
+      REQUIRE(writable(c.first) && writable(bias.first));  // one part, which the bias keeps open
+      complete(2);
+      REQUIRE(!writable(c.first) && !writable(bias.last));
+      const LentGrad b = lend(rank, 0, 1);
+      REQUIRE(writable(b.first) && !writable(c.first));
+      complete(1);
+      const LentGrad a = lend(rank, 0, 0);
+      REQUIRE(!writable(b.last) && writable(a.last) && !readable(c.first));
+      FSDP(fsdp_reduce_grad(rank.groups[0], FSDP_LAST, nullptr));
+      REQUIRE(!writable(a.first));
+      FSDP(fsdp_discard_step(rank.model, nullptr));
+      for (const LentGrad &grad : {a, b, bias, c}) REQUIRE(!readable(grad.first));
+      clean_step(rank, 0);
+      FSDP(fsdp_close_context(context));
+    });
+  }
+}
+
 TEST(DebugDeathTest, ALateWriteIntoAGradientFaults) {
   NEEDS_PROTECTION();
   testing::FLAGS_gtest_death_test_style = "threadsafe";

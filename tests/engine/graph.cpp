@@ -117,7 +117,10 @@ void enqueue_grad(Rank &rank, size_t g, size_t p, cudaStream_t stream) {
 }
 
 void enqueue_grads(Rank &rank, size_t g, cudaStream_t stream) {
-  for (size_t p = 0; p < rank.def(g).params.size(); ++p) enqueue_grad(rank, g, p, stream);
+  for (size_t p = rank.def(g).params.size(); p-- > 0;) {
+    enqueue_grad(rank, g, p, stream);
+    if (rank.setup.complete) FSDP(fsdp_complete_grad(rank.groups[g], p, 0, stream));
+  }
 }
 
 void pass(Rank &rank, cudaStream_t stream, bool last) {

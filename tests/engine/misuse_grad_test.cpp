@@ -27,6 +27,64 @@ TEST(MisusedGrad, TooManyLentGroupsAreNamed) {
   }
 }
 
+// Four parameters of 8 KiB, in buffers for two of them.
+Scenario setup_of_parts() {
+  Scenario setup;
+  setup.ranks = 1;
+  for (const std::string name : {"one", "two"}) {
+    GroupDef group{name, {}};
+    for (const char *param : {".a", ".b", ".c", ".d"}) group.params.push_back({name + param, {64, 32}});
+    setup.groups.push_back(group);
+  }
+  setup.model.max_pending_bytes = 16384;
+  setup.model.flags = FSDP_MODEL_FORCE_COMMUNICATION;
+  setup.complete = true;
+  return setup;
+}
+
+TEST(MisusedGrad, CompletedOnesAreNoLongerWritten) {
+  Solo solo(State::published, setup_of_parts());
+  fsdp_group *const group = solo.group(1);
+  const std::vector<float> data(2048);
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_complete_grad(group, 3, 0, nullptr), "fsdp_complete_grad", "'two.d'", "'two'",
+               "no gradient", "fsdp_acquire_grad", "fsdp_put_grad");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_complete_grad(group, 4, 0, nullptr), "param_index 4 is outside [0, 4)");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_complete_grad(group, 3, FSDP_LAST, nullptr), "flags");
+  EXPECT_WORKS(acquire(group, 3));
+  EXPECT_WORKS(fsdp_complete_grad(group, 3, 0, nullptr));
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_complete_grad(group, 3, 0, nullptr), "'two.d'", "completed",
+               "fsdp_reduce_grad");
+  EXPECT_FAILS(FSDP_INVALID_STATE, acquire(group, 3), "fsdp_acquire_grad", "'two.d'", "completed");
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_put_grad(group, 3, data.data(), FSDP_FLOAT32, 2048, 0, nullptr),
+               "fsdp_put_grad", "'two.d'", "completed");
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_reduce_grad(group, FSDP_LAST, nullptr),
+               "no gradient for 'two.a', 'two.b', 'two.c'");
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_finish_grads(solo.model, 1, 0, nullptr), "'two'", "acquired but not reduced");
+  EXPECT_WORKS(fsdp_discard_step(solo.model, nullptr));
+  solo.clean_step();
+}
+
+TEST(MisusedGrad, PartsThatHaveNoRoomAreNamed) {
+  Solo solo(State::published, setup_of_parts());
+  fsdp_group *const group = solo.group(1);
+  EXPECT_WORKS(acquire(group, 3));
+  EXPECT_WORKS(acquire(group, 2));
+  EXPECT_FAILS(FSDP_INVALID_STATE, acquire(group, 1), "fsdp_acquire_grad", "'two: two.b'", "all 2",
+               "'two: two.c', 'two: two.d'", "fsdp_complete_grad", "max_pending_bytes");
+  fsdp_tensor grads[4] = {FSDP_TENSOR_INIT, FSDP_TENSOR_INIT, FSDP_TENSOR_INIT, FSDP_TENSOR_INIT};
+  EXPECT_FAILS(FSDP_INVALID_STATE,
+               fsdp_acquire_grads(solo.group(0), FSDP_GRAD_ZEROED, nullptr, grads, 4, sizeof *grads, nullptr),
+               "fsdp_acquire_grads", "'one'", "4 parts", "max_pending_bytes 16384", "fsdp_complete_grad");
+  EXPECT_WORKS(fsdp_complete_grad(group, 2, 0, nullptr));
+  EXPECT_FAILS(FSDP_INVALID_STATE, acquire(group, 1), "fsdp_acquire_grad", "'two: two.b'", "lent to 'two: two.d'",
+               "fsdp_complete_grad", "max_pending_bytes", "fsdp_set_schedule");
+  EXPECT_WORKS(fsdp_complete_grad(group, 3, 0, nullptr));
+  EXPECT_WORKS(acquire(group, 1));
+  EXPECT_WORKS(acquire(group, 0));
+  EXPECT_WORKS(fsdp_discard_step(solo.model, nullptr));
+  solo.clean_step();
+}
+
 TEST(MisusedGrad, Arguments) {
   Solo solo(State::published);
   fsdp_group *group = solo.group(0);

@@ -86,6 +86,8 @@ const Case cases[] = {
      "prefetches true", "prefetches false"},
     {"PendingGroups", [](Declaration &d) { d.scenario.model.max_pending_groups = 3; }, "max pending groups 2",
      "max pending groups 3"},
+    {"PendingBytes", [](Declaration &d) { d.scenario.model.max_pending_bytes = 1 << 20; }, "max pending bytes 0",
+     "max pending bytes 1048576"},
     {"UnshardMode", [](Declaration &d) { d.scenario.model.unshard_mode = FSDP_UNSHARD_COPIED; }, "unshard mode 1",
      "unshard mode 2"},
     {"GradOp", [](Declaration &d) { d.scenario.model.grad_op = FSDP_GRAD_OP_SUM; }, "grad op 1", "grad op 2"},

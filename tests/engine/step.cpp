@@ -60,13 +60,16 @@ void backward_group(Rank &rank, size_t g, uint32_t step, uint32_t microbatch, Ou
   const Scenario &setup = rank.setup;
   FSDP(fsdp_unshard(rank.groups[g], FSDP_BACKWARD, 0, stream()));
   if (setup.recompute) visit_forward(rank, g, FSDP_RECOMPUTE, outcome);
-  for (size_t p = 0; p < rank.def(g).params.size(); ++p) {
+  const size_t count = rank.def(g).params.size();
+  for (size_t i = 0; i < count; ++i) {
+    const size_t p = setup.complete ? count - 1 - i : i;
     std::vector<float> values = look(rank, g, p, FSDP_BACKWARD, outcome);
     if (rank.def(g).params[p].flags & FSDP_PARAM_FROZEN) continue;
     const uint32_t ordinal = setup.ordinal(g, p);
-    for (uint64_t i = 0; i < values.size(); ++i)
-      values[i] = gradient(rank.rank, step, microbatch, ordinal, i, values[i]);
+    for (uint64_t e = 0; e < values.size(); ++e)
+      values[e] = gradient(rank.rank, step, microbatch, ordinal, e, values[e]);
     give_grad(rank, g, p, values);
+    if (setup.complete) FSDP(fsdp_complete_grad(rank.groups[g], p, 0, stream()));
   }
   FSDP(fsdp_reshard(rank.groups[g], FSDP_BACKWARD, 0, stream()));
   FSDP(fsdp_reduce_grad(rank.groups[g], microbatch + 1 == setup.microbatches ? FSDP_LAST : 0, stream()));

@@ -299,6 +299,11 @@ const std::vector<Case> &group_cases() {
       {"fsdp_acquire_grad", acquire_grad},
       {"fsdp_acquire_grads", acquire_grads},
       {"fsdp_put_grad", put_grad},
+      {"fsdp_complete_grad",
+       [](Rank &rank) {
+         fsdp_group *const group = rank.group();
+         return fsdp_complete_grad(group, rank.number(rank.aim.param), rank.flags(0), rank.stream());
+       }},
       {"fsdp_reduce_grad",
        [](Rank &rank) { return fsdp_reduce_grad(rank.group(), rank.number32(rank.aim.flags), rank.stream()); }},
   };

@@ -20,6 +20,7 @@ fsdp_status create_model(Rank &rank) {
   options.grad_factor = rank.real(0.5);
   options.optimizer = rank.random.one_in(3) ? FSDP_OPTIMIZER_CALLER : rank.exactly(FSDP_OPTIMIZER_ADAMW);
   options.max_pending_groups = rank.number32(0);
+  options.max_pending_bytes = rank.number(rank.random.one_in(4) ? uint64_t{4096} << rank.random.below(5) : 0);
   options.prefetch_depth = rank.number32(static_cast<uint32_t>(rank.random.below(3)));
   options.reserved = rank.wild() && rank.random.one_in(8) ? 1 : 0;
   options.prefetch_bytes = rank.number(0);

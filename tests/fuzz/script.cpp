@@ -42,6 +42,7 @@ void pass(Rank &rank, fsdp_phase phase, bool last) {
       go_on(rank, "fsdp_acquire_grads");
     else if (phase == FSDP_BACKWARD)
       visit_params(rank, "fsdp_acquire_grad", "fsdp_put_grad");
+    if (phase == FSDP_BACKWARD && rank.random.one_in(4)) visit_params(rank, "fsdp_complete_grad", "fsdp_complete_grad");
     go_on(rank, "fsdp_reshard");
     rank.aim.flags = last ? FSDP_LAST : 0;
     if (phase == FSDP_BACKWARD) go_on(rank, "fsdp_reduce_grad");

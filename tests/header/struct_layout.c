@@ -73,7 +73,7 @@ AT(fsdp_mesh_options, ranks, 16);
 AT(fsdp_mesh_options, rank_count, 24);
 AT(fsdp_mesh_options, reduction_block_size, 28);
 
-SIZE(fsdp_model_options, 104);
+SIZE(fsdp_model_options, 112);
 AT(fsdp_model_options, struct_size, 0);
 AT(fsdp_model_options, mesh, 8);
 AT(fsdp_model_options, flags, 16);
@@ -95,6 +95,7 @@ AT(fsdp_model_options, scale_rounding, 88);
 AT(fsdp_model_options, quantize_from, 92);
 AT(fsdp_model_options, scale_rule, 96);
 AT(fsdp_model_options, plane_policy, 100);
+AT(fsdp_model_options, max_pending_bytes, 104);
 
 SIZE(fsdp_visit, 8);
 AT(fsdp_visit, group_index, 0);

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
 #include <random>
 
 #include "base/error.h"
@@ -34,6 +35,8 @@ ModelSpec copied_model() {
   }
   return spec;
 }
+
+uint64_t round_up_to(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 bool contains(const std::string &text, const std::string &part) { return text.find(part) != std::string::npos; }
 
@@ -70,6 +73,103 @@ TEST(ModelPlan, TheCheckNamesWhatIsBroken) {
     if (plane.kind == PlaneKind::grad) plane.offset = 0;
   EXPECT_TRUE(contains(validate(bad, spec), "planes of the groups 'a' and 'b' share bytes of main grads"))
       << validate(bad, spec);
+}
+
+ParamSpec counted(const std::string &name, std::vector<uint64_t> shape, fsdp_dtype dtype = FSDP_FLOAT32) {
+  ParamSpec spec = param(name, std::move(shape), dtype);
+  for (const uint64_t size : spec.shape) spec.element_count *= size;
+  return spec;
+}
+
+// A layer of a usual transformer, in bf16 but for its norms.
+ModelSpec layered_model(uint64_t width, uint32_t ranks) {
+  ModelSpec spec;
+  spec.mesh = layout::one_axis(ranks);
+  for (const std::string name : {"a", "b", "c"}) {
+    GroupSpec group;
+    group.name = name;
+    group.params = {counted(name + ".norm", {width}), counted(name + ".qkv", {3 * width, width}, FSDP_BFLOAT16),
+                    counted(name + ".proj", {width, width}, FSDP_BFLOAT16),
+                    counted(name + ".up", {4 * width, width}, FSDP_BFLOAT16),
+                    counted(name + ".down", {width, 4 * width}, FSDP_BFLOAT16)};
+    spec.groups.push_back(group);
+  }
+  return spec;
+}
+
+// Each trainable parameter in one part, in the order declared, and no part without one.
+void expect_cut(const ModelPlan &plan, const ModelSpec &spec) {
+  for (const GroupPlan &group : plan.groups) {
+    std::vector<uint32_t> params;
+    for (const PartPlan &part : plan.parts_of(group)) {
+      EXPECT_FALSE(part.params.empty());
+      params.insert(params.end(), part.params.begin(), part.params.end());
+      std::vector<uint32_t> of_buckets;
+      for (const uint32_t b : part.buckets)
+        of_buckets.insert(of_buckets.end(), plan.buckets[b].params.begin(), plan.buckets[b].params.end());
+      std::ranges::sort(of_buckets);
+      EXPECT_EQ(of_buckets, part.params);
+    }
+    std::vector<uint32_t> all(spec.groups[&group - plan.groups.data()].params.size());
+    std::iota(all.begin(), all.end(), 0u);
+    EXPECT_EQ(params, all);
+  }
+}
+
+TEST(ModelPlan, PartsFitWhatTheyAreGiven) {
+  for (const uint64_t width : {24u, 64u, 256u, 1024u})
+    for (const uint32_t ranks : {1u, 2u, 3u, 8u, 64u}) {
+      SCOPED_TRACE(testing::Message() << "width " << width << ", ranks " << ranks);
+      ModelSpec spec = layered_model(width, ranks);
+      const ModelPlan whole = plan_model(spec);
+      EXPECT_EQ(whole.parts.size(), 3u);
+      for (const uint64_t share : {1u, 2u, 3u, 4u, 5u}) {
+        spec.max_pending_bytes = round_up_to(whole.grad_pool.size_bytes / share, page_bytes);
+        ModelPlan plan;
+        try {
+          plan = plan_model(spec);
+        } catch (const Error &error) {
+          EXPECT_GT(share, 3u) << error.message;  // the largest parameter is a third of a layer
+          continue;
+        }
+        EXPECT_EQ(validate(plan, spec), "");
+        expect_cut(plan, spec);
+        EXPECT_LE(plan.region(RegionId::lent_grads).bytes, spec.max_pending_bytes);
+        EXPECT_EQ(plan.parts.size() > 3, share > 1);
+        if (share == 1) EXPECT_EQ(plan.layout_hash, whole.layout_hash);
+      }
+    }
+}
+
+// A run that pads by half gives way to a shorter one.
+TEST(ModelPlan, PartsPadLittle) {
+  ModelSpec spec = layered_model(256, 2);
+  for (GroupSpec &group : spec.groups) {
+    const std::string name = group.name;
+    group.params = {counted(name + ".norm", {256}),     counted(name + ".q", {256, 256}),
+                    counted(name + ".k", {256, 256}),   counted(name + ".v", {256, 256}),
+                    counted(name + ".o", {256, 256}),   counted(name + ".norm2", {256}),
+                    counted(name + ".up", {1024, 256}), counted(name + ".down", {256, 1024})};
+  }
+  spec.max_pending_bytes = plan_model(spec).grad_pool.size_bytes / 2;
+  const ModelPlan plan = plan_model(spec);
+  EXPECT_EQ(plan.pending_grads, 2u);
+  EXPECT_LT(plan.padding_count, plan.element_count / 100);
+}
+
+// One that is much larger than all others leaves them as they are.
+TEST(ModelPlan, ALargeVocabularyDividesNoLayer) {
+  ModelSpec spec = layered_model(64, 4);
+  GroupSpec embedding;
+  embedding.name = "embedding";
+  embedding.params = {counted("words", {5000, 64}), counted("places", {3000, 64})};
+  spec.groups.push_front(embedding);
+  spec.max_pending_bytes = (5000 + 3100) * 64 * 4;
+  const ModelPlan plan = plan_model(spec);
+  EXPECT_EQ(plan.pending_grads, 2u);
+  EXPECT_EQ(plan.groups[0].part_count, 2u);
+  for (size_t g = 1; g < 4; ++g) EXPECT_EQ(plan.groups[g].part_count, 1u);
+  EXPECT_LE(plan.grad_pool.size_bytes, spec.max_pending_bytes);
 }
 
 // While the outer axis reads the sums of one turn, the inner one writes those of the next.

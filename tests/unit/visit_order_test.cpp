@@ -15,7 +15,7 @@ namespace {
 
 ScheduleSpec layers(uint32_t count, uint32_t depth = 1) {
   ScheduleSpec spec;
-  spec.groups.assign(count, {.gathered_bytes = 1024, .prefetch_bytes = 1024, .grad_bytes = 2048});
+  spec.groups.assign(count, {.gathered_bytes = 1024, .prefetch_bytes = 1024, .grad_bytes = {2048}});
   spec.prefetch_depth = depth;
   return spec;
 }
@@ -101,7 +101,7 @@ TEST(VisitOrder, AtMostPendingGradientBuffers) {
   for (uint32_t count : {1u, 2u, 9u, 80u})
     for (uint32_t pending : {1u, 2u, 3u}) {
       ScheduleSpec spec = layers(count);
-      spec.max_pending_groups = pending;
+      spec.pending_grads = pending;
       const PoolPlan plan = plan_pool(build_visit_order(spec).grads, 256);
       EXPECT_EQ(plan.lower_bound_bytes, 2048u * std::min(count, pending));
       EXPECT_EQ(plan.size_bytes, plan.lower_bound_bytes);
@@ -112,7 +112,7 @@ TEST(VisitOrder, FrozenGroupsTakeNoGradientTime) {
   ScheduleSpec spec = layers(9);
   for (uint32_t g = 1; g < 9; g += 2) {
     spec.groups[g].trainable = false;
-    spec.groups[g].grad_bytes = 0;
+    spec.groups[g].grad_bytes = {0};
   }
   const VisitOrder order = build_visit_order(spec);
   for (uint32_t g = 0; g < 9; ++g) EXPECT_EQ(order.grads[g].live.empty(), g % 2 == 1);
@@ -220,6 +220,25 @@ TEST(VisitOrder, VisitsAGroupTwice) {
   for (uint64_t time = 0; time < 6; ++time) EXPECT_TRUE(live_at(order.grads[0], 0, time)) << time;
 }
 
+// Parts take turns, the last one first; those of a group that is open for several visits do not.
+TEST(VisitOrder, PartsHaveTurnsOfTheirOwn) {
+  ScheduleSpec spec = tied_embedding();
+  for (ScheduledGroup &group : spec.groups) group.grad_bytes = {1024, 0, 2048};
+  const VisitOrder order = build_visit_order(spec);
+  ASSERT_EQ(order.grads.size(), 3 * spec.groups.size());
+  EXPECT_EQ(order.open_grads, 2u);
+  for (uint64_t time = 0; time < 12; ++time)
+    for (const size_t part : {0u, 2u})
+      EXPECT_EQ(live_at(order.grads[part], 0, time), time < 8 + 2 + (part ? 0 : 1))
+          << "part " << part << " at " << time;
+  EXPECT_TRUE(order.grads[1].live.empty());
+  // Group 3 comes first after it: its last part, then its first one, each until two more are opened.
+  for (uint64_t time = 0; time < 8; ++time) {
+    EXPECT_EQ(live_at(order.grads[11], 0, time), time == 2 || time == 3) << time;
+    EXPECT_EQ(live_at(order.grads[9], 0, time), time == 3 || time == 4) << time;
+  }
+}
+
 // BACKWARD has a buffer of its own: neither is kept from a group's forward visit to its backward one, nor live in
 // between; what is recomputed inside of a BACKWARD visit is live only then.
 TEST(VisitOrder, GroupsByPhaseHaveTwoBuffers) {
@@ -259,12 +278,12 @@ TEST(VisitOrder, KeepsItsPromisesOnRandomVisits) {
     std::mt19937 random(seed);
     ScheduleSpec spec = layers(1 + random() % 12, random() % 5);
     spec.kind = static_cast<fsdp_schedule_kind>(1 + random() % 3);
-    spec.max_pending_groups = 1 + random() % 3;
+    spec.pending_grads = 1 + random() % 3;
     if (random() % 3 == 0) spec.prefetch_bytes = random() % 5000;
     for (ScheduledGroup &group : spec.groups) {
       group.gathered_bytes = 1 + random() % 5000;
       group.prefetch_bytes = group.gathered_bytes;
-      group.grad_bytes = random() % 4 ? 2 * group.gathered_bytes : 0;
+      group.grad_bytes = {random() % 4 ? 2 * group.gathered_bytes : 0};
       group.resident = random() % 5 == 0;
       group.by_phase = !group.resident && random() % 3 == 0;
     }

@@ -31,6 +31,7 @@ fsdp_model_options describe_policy(const Policy &policy, const fsdp_mesh *mesh) 
   options.prefetch_depth = policy.prefetch;
   options.save_staging_bytes = policy.save_staging;
   options.max_pending_groups = policy.max_pending_groups;
+  options.max_pending_bytes = policy.max_pending_bytes;
   options.outer_strategy = policy.outer;
   return options;
 }

@@ -49,6 +49,7 @@ struct Policy {
   fsdp_schedule_kind schedule = FSDP_SCHEDULE_SEQUENTIAL;
   uint32_t prefetch = 1;
   uint32_t max_pending_groups = 2;
+  uint64_t max_pending_bytes = 0;
   uint64_t save_staging = 0;
 };
 

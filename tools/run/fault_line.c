@@ -126,7 +126,7 @@ struct wording {
 #define READ_ONLY ", which is read-only"
 #define RELEASED ", which this rank has released (fsdp_reshard, fsdp_discard_step)"
 #define IN_WINDOW ", which cannot be read in the update window"
-#define GIVEN_BACK ", which this rank has given back (fsdp_reduce_grad, fsdp_discard_step)"
+#define GIVEN_BACK ", which this rank has given back (fsdp_reduce_grad, fsdp_complete_grad, fsdp_discard_step)"
 #define DESTROYED ", whose model has been destroyed"
 
 /* Why it faults, by access, where the memory is there and protected. */

@@ -46,6 +46,7 @@ fsdp_status do_create_model(rank_state *state, const line *words) {
   options.grad_factor = key_number(words, "grad_factor");
   options.optimizer = (fsdp_optimizer)key_or(words, "optimizer", 0);
   options.max_pending_groups = (uint32_t)key_or(words, "max_pending_groups", 0);
+  options.max_pending_bytes = (uint64_t)key_or(words, "max_pending_bytes", 0);
   options.prefetch_depth = (uint32_t)key_or(words, "prefetch_depth", 0);
   fsdp_model *model = NULL;
   const fsdp_status status = fsdp_create_model(state->context, &options, &model);

@@ -96,6 +96,7 @@ fsdp_status do_swizzle_scales(rank_state *state, const line *words);
 fsdp_status do_acquire_grad(rank_state *state, const line *words);
 fsdp_status do_acquire_grads(rank_state *state, const line *words);
 fsdp_status do_put_grad(rank_state *state, const line *words);
+fsdp_status do_complete_grad(rank_state *state, const line *words);
 fsdp_status do_reduce_grad(rank_state *state, const line *words);
 fsdp_status do_finish_grads(rank_state *state, const line *words);
 fsdp_status do_scale_grads(rank_state *state, const line *words);

@@ -20,8 +20,8 @@ fsdp_status do_prefetch(rank_state *state, const line *words) {
 fsdp_status do_get_params(rank_state *state, const line *words) {
   const named *group = find_name(state, word(words, 1), 'g');
   fsdp_tensor views[MOST_PARAMS] = {FSDP_TENSOR_INIT};
-  const fsdp_status status = fsdp_get_params(group->handle, (fsdp_phase)integer(words, 2), views, group->param_count,
-                                             sizeof *views);
+  const fsdp_status status =
+      fsdp_get_params(group->handle, (fsdp_phase)integer(words, 2), views, group->param_count, sizeof *views);
   uint32_t crc = 0;
   for (uint64_t p = 0; status == FSDP_OK && p < group->param_count; ++p)
     crc = crc32_of(crc, views[p].data, views[p].element_count * views[p].element_size);
@@ -61,8 +61,8 @@ static void write_grad(const fsdp_tensor *grad, const void *data, bool adds) {
 fsdp_status do_acquire_grad(rank_state *state, const line *words) {
   fsdp_tensor grad = FSDP_TENSOR_INIT;
   int32_t accumulate = 0;
-  const fsdp_status status = fsdp_acquire_grad(handle(state, words, 1, 'g'), (uint64_t)integer(words, 2), 0, NULL,
-                                               &grad, &accumulate);
+  const fsdp_status status =
+      fsdp_acquire_grad(handle(state, words, 1, 'g'), (uint64_t)integer(words, 2), 0, NULL, &grad, &accumulate);
   if (status != FSDP_OK) return status;
   void *data = make_array(state, words, 3, 0, grad.element_count, grad.dtype);
   write_grad(&grad, data, accumulate != 0);
@@ -73,8 +73,8 @@ fsdp_status do_acquire_grad(rank_state *state, const line *words) {
 fsdp_status do_acquire_grads(rank_state *state, const line *words) {
   const named *group = find_name(state, word(words, 1), 'g');
   fsdp_tensor grads[MOST_PARAMS] = {FSDP_TENSOR_INIT};
-  const fsdp_status status = fsdp_acquire_grads(group->handle, FSDP_GRAD_ZEROED, NULL, grads, group->param_count,
-                                                sizeof *grads, NULL);
+  const fsdp_status status =
+      fsdp_acquire_grads(group->handle, FSDP_GRAD_ZEROED, NULL, grads, group->param_count, sizeof *grads, NULL);
   for (uint64_t p = 0; status == FSDP_OK && p < group->param_count; ++p) {
     if (!grads[p].data) continue;
     void *data = make_array(state, words, 2, (int64_t)p, grads[p].element_count, grads[p].dtype);
@@ -95,6 +95,9 @@ fsdp_status do_put_grad(rank_state *state, const line *words) {
   return status;
 }
 
+fsdp_status do_complete_grad(rank_state *state, const line *words) {
+  return fsdp_complete_grad(handle(state, words, 1, 'g'), (uint64_t)integer(words, 2), 0, NULL);
+}
 fsdp_status do_reduce_grad(rank_state *state, const line *words) {
   return fsdp_reduce_grad(handle(state, words, 1, 'g'), (uint32_t)key_or(words, "flags", 0), NULL);
 }

@@ -111,6 +111,7 @@ void Rank::create_model(const Line &line) {
   set(options.reduce_policy, "reduce_policy");
   set(options.optimizer, "optimizer");
   set(options.max_pending_groups, "max_pending_groups");
+  set(options.max_pending_bytes, "max_pending_bytes");
   set(options.prefetch_depth, "prefetch_depth");
   options.grad_factor = line.key_number("grad_factor");
   models_.insert_or_assign(line.word(1), fsdp::Model(context, options));
@@ -284,6 +285,8 @@ std::string Rank::write_grads(const Line &line) {
     }
   } else if (call == "put_grad") {
     put_grad(line);
+  } else if (call == "complete_grad") {
+    group(line).group.complete_grad(line.integer(2));
   } else if (call == "reduce_grad") {
     group(line).group.reduce_grad(static_cast<std::uint32_t>(line.key_or("flags", 0)));
   } else {

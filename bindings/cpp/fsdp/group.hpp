@@ -335,6 +335,10 @@ class Group {
     const std::uint64_t index = find(key);
     detail::check(fsdp_put_grad(raw_, index, nullptr, FSDP_FLOAT32, entry().element_count(index), 0, stream));
   }
+  /** Nothing is written into this gradient any more in this contribution. */
+  void complete_grad(const ParamKey &key, fsdp_stream stream = nullptr) {
+    detail::check(fsdp_complete_grad(raw_, find(key), 0, stream));
+  }
   /** The contribution is complete. flags: FSDP_LAST for the last one of this step. */
   void reduce_grad(std::uint32_t flags = 0, fsdp_stream stream = nullptr) {
     detail::check(fsdp_reduce_grad(raw_, flags, stream));

@@ -254,6 +254,12 @@ class Group:
         if status := lib.put_grad(self.handle, self.index(param), address, dtype, count, 0, stream):
             self.check(status)
 
+    def complete_grad(self, param, stream=None):
+        """Nothing is written into this gradient any more in this contribution: with max_pending_bytes its part of the
+        group is reduced once all of that is complete."""
+        if status := lib.complete_grad(self.handle, self.index(param), 0, stream):
+            self.check(status)
+
     def reduce_grad(self, is_last=True, stream=None):
         """This contribution's gradients are complete. is_last: it is the last one of the step."""
         if status := lib.reduce_grad(self.handle, _abi.FSDP_LAST if is_last else 0, stream):

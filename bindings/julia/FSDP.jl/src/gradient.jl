@@ -48,6 +48,15 @@ put_grad(group::Group, param, ::Nothing; stream = C_NULL) =
     @call group.state fsdp_put_grad(group.number, param_index(group, param), C_NULL, FSDP_FLOAT32, 0, 0, Ptr{Cvoid}(stream))
 
 """
+    complete_grad(group, param; stream)
+
+Nothing is written into this gradient any more in this contribution: with `max_pending_bytes` its part of the group is
+reduced once all of that is complete.
+"""
+complete_grad(group::Group, param; stream = C_NULL) =
+    @call group.state fsdp_complete_grad(group.number, param_index(group, param), 0, Ptr{Cvoid}(stream))
+
+"""
     reduce_grad(group; is_last = true, stream)
 
 This contribution's gradients are complete. `is_last`: it is the last one of the step.

@@ -485,9 +485,11 @@ extern "C" {
     /// ```text
     /// Borrow the full gradient of a parameter to write into, in grad_dtype. *accumulate is 0: overwrite it all, or 1: add
     /// to it; with FSDP_GRAD_ZEROED it is always 1, and accumulate may be NULL. Asking again before fsdp_reduce_grad (a tied
-    /// or twice-used parameter) gives 1, and orders the second stream after the first. The view ends with fsdp_reduce_grad.
+    /// or twice-used parameter) gives 1, and orders the second stream after the first. The view ends with
+    /// fsdp_complete_grad, else with fsdp_reduce_grad.
     /// Collective: no. Blocks: peers on the host device, if a buffer must be drained.
-    /// Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; reduced with LAST; no buffer free, naming both groups). Since 0.2.
+    /// Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; completed; reduced with LAST; no buffer free, naming both groups).
+    /// Since 0.2.
     /// ```
     #[must_use]
     pub fn fsdp_acquire_grad(group: *mut fsdp_group, param_index: u64, flags: u32, stream: fsdp_stream, grad: *mut fsdp_tensor, accumulate: *mut i32) -> fsdp_status;
@@ -496,7 +498,8 @@ extern "C" {
     /// fsdp_acquire_grad for all trainable parameters of a group at once. grads is an array of grad_count, the group's
     /// number of parameters, and accumulate one of as many, or NULL with FSDP_GRAD_ZEROED. Where a parameter is frozen, data
     /// is NULL and accumulate 0. struct_size: as fsdp_get_params. Collective: no. Blocks: peers on the host device, if a
-    /// buffer must be drained. Errors: as fsdp_acquire_grad. Since 0.2.
+    /// buffer must be drained. Errors: as fsdp_acquire_grad; INVALID_STATE too where max_pending_bytes has no room for all
+    /// of them at once. Since 0.2.
     /// ```
     #[must_use]
     pub fn fsdp_acquire_grads(group: *mut fsdp_group, flags: u32, stream: fsdp_stream, grads: *mut fsdp_tensor, grad_count: u64, grad_stride: u64, accumulate: *mut i32) -> fsdp_status;
@@ -510,9 +513,23 @@ extern "C" {
     pub fn fsdp_put_grad(group: *mut fsdp_group, param_index: u64, data: *const c_void, dtype: fsdp_dtype, element_count: u64, flags: u32, stream: fsdp_stream) -> fsdp_status;
 
     /// ```text
-    /// The group's gradients of one contribution (micro-batch) are complete: reduce them into the main grads. Every
-    /// trainable parameter must have been acquired or put. With FSDP_REDUCE_POLICY_LAST only the call with FSDP_LAST
-    /// communicates. On return at most max_pending_groups full transient buffers are in use: older ones have been drained.
+    /// This parameter's gradient of this contribution is complete: nothing is written into it, or put, until
+    /// fsdp_reduce_grad, which the group still needs. A part of a group (max_pending_bytes; else the group) is reduced as
+    /// soon as all of its trainable parameters are complete, and its buffer can then be lent while the rest of the group is
+    /// written. Complete parameters from the last to the first, as a backward pass comes to them. Ranks may complete those
+    /// of a part in different orders, but must complete parts in the same one. With FSDP_REDUCE_POLICY_LAST nothing is
+    /// reduced before fsdp_reduce_grad. flags must be 0.
+    /// Collective: the mesh. Blocks: no. Window: outside. Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; no gradient yet;
+    /// completed already; reduced with LAST), MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
+    /// ```
+    #[must_use]
+    pub fn fsdp_complete_grad(group: *mut fsdp_group, param_index: u64, flags: u32, stream: fsdp_stream) -> fsdp_status;
+
+    /// ```text
+    /// The group's gradients of one contribution (micro-batch) are complete: reduce into the main grads what
+    /// fsdp_complete_grad has not. Every trainable parameter must have been acquired or put. With FSDP_REDUCE_POLICY_LAST
+    /// only the call with FSDP_LAST communicates. On return at most max_pending_groups full transient buffers are in use:
+    /// older ones have been drained.
     /// Collective: the mesh. Blocks: peers on the host device, if an older buffer must be drained. Window: outside.
     /// Errors: INVALID_ARGUMENT, INVALID_STATE (a parameter without gradient, named; LAST twice), MISMATCH, PEER_FAILED,
     /// TIMEOUT. Since 0.2.
@@ -1011,6 +1028,7 @@ mod tests {
             fsdp_acquire_grad as *const () as usize,
             fsdp_acquire_grads as *const () as usize,
             fsdp_put_grad as *const () as usize,
+            fsdp_complete_grad as *const () as usize,
             fsdp_reduce_grad as *const () as usize,
             fsdp_finish_grads as *const () as usize,
             fsdp_get_shard_count as *const () as usize,

@@ -197,6 +197,11 @@ pub struct fsdp_model_options {
     pub scale_rule: fsdp_scale_rule,
     /// 0: FSDP_PLANES_BY_PHASE
     pub plane_policy: fsdp_plane_policy,
+    /// of all transient full gradient buffers. A group that is too large is then lent, reduced and drained by parts,
+    /// which max_pending_groups counts: runs of its parameters, each reduced when fsdp_complete_grad was called for
+    /// all of it. There are fewer at once if that does not fit, and one parameter is never divided. Debug mode needs
+    /// more. 0: no limit, and a part is a group
+    pub max_pending_bytes: u64,
 }
 
 impl Default for fsdp_model_options {
@@ -300,7 +305,7 @@ pub struct fsdp_stats {
     pub prefetches: u64,
     /// of these, given back unused
     pub dropped_prefetches: u64,
-    /// contributions reduced; 0 where a rank has nobody to reduce with
+    /// contributions reduced, of groups or parts; 0 where a rank reduces with nobody
     pub reduces: u64,
     /// bytes of full gradients, of all ranks, that they read on this rank
     pub reduced_bytes: u64,
@@ -310,7 +315,7 @@ pub struct fsdp_stats {
     pub all_reduces: u64,
     /// both halves: the sum's and the gather's
     pub all_reduce_bytes: u64,
-    /// full transient gradient buffers now in use
+    /// full transient gradient buffers now in use, of groups or parts
     pub pending_grad_groups: u64,
     pub peak_pending_grad_groups: u64,
     pub outer_all_gathers: u64,
@@ -763,7 +768,7 @@ mod tests {
 
     #[test]
     fn fsdp_model_options_is_laid_out_as_the_compiler_says() {
-        assert_eq!(std::mem::size_of::<fsdp_model_options>(), 104);
+        assert_eq!(std::mem::size_of::<fsdp_model_options>(), 112);
         assert_eq!(offset!(fsdp_model_options, struct_size), 0);
         assert_eq!(offset!(fsdp_model_options, mesh), 8);
         assert_eq!(offset!(fsdp_model_options, flags), 16);
@@ -785,6 +790,7 @@ mod tests {
         assert_eq!(offset!(fsdp_model_options, quantize_from), 92);
         assert_eq!(offset!(fsdp_model_options, scale_rule), 96);
         assert_eq!(offset!(fsdp_model_options, plane_policy), 100);
+        assert_eq!(offset!(fsdp_model_options, max_pending_bytes), 104);
     }
 
     #[test]

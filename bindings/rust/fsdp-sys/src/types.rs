@@ -67,9 +67,9 @@ pub type fsdp_dtype = i32;
 ///                fsdp_get_param_grad_norms, fsdp_check_grads, fsdp_check_replicas, fsdp_wait_stream, those that load
 ///                and read parameters and states, fsdp_discard_step, fsdp_begin_capture, and fsdp_prepare_replay with
 ///                64 under way. Ranks still meet on the host where a call says "Blocks: peers".
-///   Gathers      are collective: the ranks of a shard axis must make the same fsdp_unshard, fsdp_reshard, fsdp_prefetch
-///                and fsdp_reduce_grad calls in the same order. Calls that differ are MISMATCH at the latest at the end
-///                of the step.
+///   Gathers      are collective: the ranks of a shard axis must make the same fsdp_unshard, fsdp_reshard,
+///                fsdp_prefetch, fsdp_complete_grad and fsdp_reduce_grad calls in the same order. Calls that differ are
+///                MISMATCH at the latest at the end of the step.
 ///   Unshard      always copies (FSDP_UNSHARD_COPIED), unless one rank has all: a GPU does not map the memory of others.
 ///   Pointers     given to fsdp_put_grad and fsdp_apply_grads must be readable by the GPU, those of fsdp_set_arena its
 ///                own memory; fsdp_load_param and fsdp_read_param take host or device memory.

@@ -136,6 +136,13 @@ impl<'m> Grads<'m> {
         check(sys::fsdp_put_grad(self.entry.raw, index, data, dtype as i32, element_count, 0, stream))
     }
 
+    /// Nothing is written into this gradient any more in this contribution: with `max_pending_bytes` its part of the
+    /// group is reduced once all of that is complete.
+    pub fn complete(&mut self, param: impl ParamKey) -> Result<()> {
+        let (index, stream) = (find(self.entry, param)? as u64, self.model.stream.get());
+        check(unsafe { sys::fsdp_complete_grad(self.entry.raw, index, 0, stream) })
+    }
+
     /// The contribution is complete: its gradients are reduced into the main grads.
     pub fn reduce(self) -> Result<()> {
         self.reduce_with(0)

@@ -315,6 +315,15 @@ impl ModelOptions {
         self
     }
 
+    /// of all transient full gradient buffers. A group that is too large is then lent, reduced and drained by parts,
+    /// which max_pending_groups counts: runs of its parameters, each reduced when fsdp_complete_grad was called for
+    /// all of it. There are fewer at once if that does not fit, and one parameter is never divided. Debug mode needs
+    /// more. 0: no limit, and a part is a group
+    pub fn max_pending_bytes(mut self, max_pending_bytes: u64) -> Self {
+        self.raw.max_pending_bytes = max_pending_bytes;
+        self
+    }
+
     /// The struct for a call; it points into `self`.
     pub(crate) fn as_raw(&self) -> Result<sys::fsdp_model_options> {
         Ok(self.raw)

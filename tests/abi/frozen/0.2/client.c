@@ -330,6 +330,7 @@ static void (*const every_call[])(void) = {
     (void (*)(void))fsdp_close_context,
     (void (*)(void))fsdp_commit_checkpoint,
     (void (*)(void))fsdp_commit_replay,
+    (void (*)(void))fsdp_complete_grad,
     (void (*)(void))fsdp_create_context,
     (void (*)(void))fsdp_create_group,
     (void (*)(void))fsdp_create_local_contexts,

@@ -343,6 +343,11 @@ struct fsdp_model_options
     scale_rule::Int32
     # 0: FSDP_PLANES_BY_PHASE
     plane_policy::Int32
+    # of all transient full gradient buffers. A group that is too large is then lent, reduced and drained by
+    # parts, which max_pending_groups counts: runs of its parameters, each reduced when fsdp_complete_grad was
+    # called for all of it. There are fewer at once if that does not fit, and one parameter is never divided.
+    # Debug mode needs more. 0: no limit, and a part is a group
+    max_pending_bytes::UInt64
 end
 
 raw"""
@@ -409,7 +414,7 @@ struct fsdp_stats
     prefetches::UInt64
     # of these, given back unused
     dropped_prefetches::UInt64
-    # contributions reduced; 0 where a rank has nobody to reduce with
+    # contributions reduced, of groups or parts; 0 where a rank reduces with nobody
     reduces::UInt64
     # bytes of full gradients, of all ranks, that they read on this rank
     reduced_bytes::UInt64
@@ -419,7 +424,7 @@ struct fsdp_stats
     all_reduces::UInt64
     # both halves: the sum's and the gather's
     all_reduce_bytes::UInt64
-    # full transient gradient buffers now in use
+    # full transient gradient buffers now in use, of groups or parts
     pending_grad_groups::UInt64
     peak_pending_grad_groups::UInt64
     outer_all_gathers::UInt64
@@ -674,7 +679,8 @@ const LAYOUTS = (
     (fsdp_context_options, 144, (0, 8, 12, 16, 20, 24, 32, 36, 40, 44, 48, 52, 56, 64, 72, 80, 88, 96, 104, 112,
      120, 124, 128, 136,)),
     (fsdp_mesh_options, 32, (0, 8, 12, 16, 24, 28,)),
-    (fsdp_model_options, 104, (0, 8, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 60, 64, 68, 72, 80, 88, 92, 96, 100,)),
+    (fsdp_model_options, 112, (0, 8, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 60, 64, 68, 72, 80, 88, 92, 96, 100,
+     104,)),
     (fsdp_visit, 8, (0, 4,)),
     (fsdp_schedule_options, 32, (0, 8, 16, 24,)),
     (fsdp_model_info, 80, (0, 8, 16, 24, 32, 40, 48, 56, 64, 72,)),

@@ -190,6 +190,7 @@ impl Rank {
              reduce_dtype: Dtype, grad_op: GradOp, reduce_policy: ReducePolicy, optimizer: Optimizer);
         options = options.grad_factor(line.key_number("grad_factor").unwrap_or(0.0));
         options = options.max_pending_groups(line.key_integer("max_pending_groups").unwrap_or(0) as u32);
+        options = options.max_pending_bytes(line.key_integer("max_pending_bytes").unwrap_or(0) as u64);
         options = options.prefetch_depth(line.key_integer("prefetch_depth").unwrap_or(0) as u32);
         if beyond {
             return self.create_raw_model(line);

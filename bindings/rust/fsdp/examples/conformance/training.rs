@@ -25,6 +25,7 @@ impl Rank {
             "acquire_grad" => nothing(self.acquire_grad(line)),
             "acquire_grads" => nothing(self.acquire_grads(line)),
             "put_grad" => nothing(self.put_grad(line)),
+            "complete_grad" => nothing(self.complete_grad(line)),
             "reduce_grad" => nothing(self.reduce_grad(line)),
             "finish_grads" => nothing(self.model(name).and_then(|model| model.finish_grads(line.number(2)).map(drop))),
             "begin_update" => nothing(self.model(name).and_then(|model| model.begin_update().map(drop))),
@@ -154,6 +155,12 @@ impl Rank {
             (Some(values), Some(3)) => grads.put(index, Some(&halves(&values)[..])),
             (Some(values), _) => grads.put(index, Some(&values[..])),
         }
+    }
+
+    fn complete_grad(&mut self, line: &Line) -> Result<()> {
+        let index = line.integer(2) as usize;
+        let (model, group) = self.of_group(line)?;
+        model.grads(group)?.complete(index)
     }
 
     fn reduce_grad(&mut self, line: &Line) -> Result<()> {

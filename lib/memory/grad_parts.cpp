@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/grad_parts.h"
+
+#include <algorithm>
+
+#include "base/checked.h"
+#include "base/dtype.h"
+#include "layout/flat_layout.h"
+
+namespace fsdp::memory {
+namespace {
+
+bool takes_turns(const GroupSpec &group) { return group.reduce_policy != FSDP_REDUCE_POLICY_LAST; }
+
+// Of a parameter alone, as it lies in a layout but for what the ranks' slices are rounded up to.
+uint64_t grad_bytes(const GroupSpec &group, const ParamSpec &param) {
+  const uint64_t elements = round_up(param.element_count, layout::alignment, "elements of a full gradient");
+  return checked_multiply(elements, dtype_size(group.grad_dtype ? group.grad_dtype : param.dtype), "full gradients");
+}
+
+struct Largest {
+  const GroupSpec *group = nullptr;
+  const ParamSpec *param = nullptr;
+  uint64_t bytes = 0;
+  uint32_t count = 0;  // of all that take turns
+};
+
+template <class Visit>
+void for_each_turn(const GroupSpec &group, Visit &&visit) {
+  if (!takes_turns(group)) return;
+  for (const ParamSpec &param : group.params)
+    if (!param.frozen()) visit(param, grad_bytes(group, param));
+}
+
+Largest find_largest(const ModelSpec &spec) {
+  Largest largest;
+  for (const GroupSpec &group : spec.groups)
+    for_each_turn(group, [&](const ParamSpec &param, uint64_t bytes) {
+      ++largest.count;
+      if (bytes > largest.bytes) largest.group = &group, largest.param = &param, largest.bytes = bytes;
+    });
+  return largest;
+}
+
+// At least half of them: those with parameters that are much larger than all others are the exception.
+bool keeps_most_whole(const ModelSpec &spec, uint64_t part_bytes) {
+  size_t groups = 0, whole = 0;
+  for (const GroupSpec &group : spec.groups) {
+    uint64_t bytes = 0;
+    for_each_turn(group, [&](const ParamSpec &, uint64_t own) { bytes = checked_add(bytes, own, "full gradients"); });
+    groups += bytes != 0;
+    whole += bytes != 0 && bytes <= part_bytes;
+  }
+  return 2 * whole >= groups;
+}
+
+}  // namespace
+
+// Equal shares, or what the largest parameter leaves to others, and less, since some runs pad more than others. A share
+// in which the large parameters fit only alone would cut off the small ones beside them: a reduce each, and hardly a
+// moment in which two large ones are alive.
+std::vector<GradCut> list_cuts(const ModelSpec &spec) {
+  const Largest largest = find_largest(spec);
+  const uint64_t limit = spec.max_pending_bytes;
+  std::vector<GradCut> cuts;
+  const auto add = [&](uint32_t pending, uint64_t bytes) {
+    for (const uint64_t eighths : {8, 7, 6}) cuts.push_back({pending, bytes / 8 * eighths + bytes % 8});
+  };
+  for (uint32_t pending = std::clamp(spec.max_pending_groups, 1u, std::max(largest.count, 1u)); pending > 1;
+       pending = pending > 4 ? pending / 2 : pending - 1) {
+    const uint64_t share = limit / pending;
+    if (share >= largest.bytes)
+      add(pending, share);
+    else if (limit > largest.bytes && keeps_most_whole(spec, (limit - largest.bytes) / (pending - 1)))
+      add(pending, (limit - largest.bytes) / (pending - 1));
+  }
+  add(1, limit);
+  cuts.push_back({1, 0});
+  return cuts;
+}
+
+// From the last parameter on, where a backward pass begins.
+std::vector<uint32_t> cut_group(const GroupSpec &group, const GradCut &cut) {
+  std::vector<uint32_t> part_of(group.params.size(), 0);
+  if (!takes_turns(group) || cut.part_bytes == UINT64_MAX) return part_of;
+  uint32_t part = 0;
+  uint64_t bytes = 0;
+  for (size_t i = group.params.size(); i-- > 0;) {
+    if (group.params[i].frozen()) continue;
+    const uint64_t own = grad_bytes(group, group.params[i]);
+    if (bytes && (bytes >= cut.part_bytes || own > cut.part_bytes - bytes)) ++part, bytes = 0;
+    part_of[i] = part;
+    bytes = checked_add(bytes, own, "full gradients");
+  }
+  for (size_t i = 0; i < part_of.size(); ++i) part_of[i] = group.params[i].frozen() ? 0 : part - part_of[i];
+  return part_of;
+}
+
+void refuse_pending_bytes(const ModelSpec &spec, uint64_t least_bytes) {
+  const Largest largest = find_largest(spec);
+  fail(FSDP_INVALID_ARGUMENT,
+       "max_pending_bytes is {}, which is too little: the largest full gradient that cannot be divided is that of "
+       "parameter '{}' of group '{}' with {} bytes, and the least that would do for this model is {}",
+       spec.max_pending_bytes, largest.param->name, largest.group->name, largest.bytes, least_bytes);
+}
+
+}  // namespace fsdp::memory
