@@ -24,6 +24,8 @@ template <class T>
 inline constexpr uint64_t first_size = sizeof(T);
 template <>
 inline constexpr uint64_t first_size<fsdp_error> = 40;  // the message may be cut short
+template <>
+inline constexpr uint64_t first_size<fsdp_model_options> = offsetof(fsdp_model_options, max_pending_bytes);
 
 // A struct_size beyond this was never set: the bytes behind the struct are not ours to read.
 constexpr uint64_t most_size = 4096;

@@ -172,6 +172,19 @@ void Reducer::check_lends_all(const Group &group, const char *call) const {
          "one first, or raise max_pending_bytes",
          call, group.name(), group.parts.size(), runtime_.spec.max_pending_bytes);
   for (uint64_t i = 0; i < group.places.size(); ++i) check_unfinished(group, i, call);
+  check_room(group, call);
+}
+
+// What was lent of a group when the rest found no buffer would look as if it had been written.
+void Reducer::check_room(const Group &group, const char *call) const {
+  if (group.plan->persistent_grad) return;
+  size_t lent = pool_.live - pool_.reducing.size();
+  for (const GradPart &part : group.parts) {
+    if (part.stage == GradStage::lent) continue;
+    if (lent++ >= most_live_) refuse_more(part, call);
+    for (const uint32_t number : part.overlaps)
+      if (runtime_.parts[number].stage == GradStage::lent) refuse_shared(part, runtime_.parts[number], call);
+  }
 }
 
 std::span<const LentGrad> Reducer::acquire_all(Group &group, bool zeroed, fsdp_stream stream, const char *call) {

@@ -162,7 +162,7 @@ std::string Reducer::list_missing() const {
   for (const Group &group : runtime_.groups) {
     if (!group.plan->trainable) continue;
     if (group.grad.open)
-      add(group, "has gradients that were acquired but not reduced");
+      add(group, "has gradients that were acquired but not reduced: call fsdp_reduce_grad");
     else if (group.grad.given_count == 0)
       add(group, "was not reduced: call fsdp_reduce_grad");
     else if (!group.grad.last)

@@ -75,6 +75,7 @@ class Reducer {
   void set_access(const GradPart &part, comm::Access access);
   void hide(GradPart &part, device::Stream &caller);
   bool written_late(GradPart &part);
+  void check_room(const Group &group, const char *call) const;
   void check_complete(const Group &group) const;
   // The stream that wrote, or NULL where its order is not of this moment.
   device::Stream *writer(fsdp_stream stream) const;

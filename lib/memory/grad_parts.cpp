@@ -75,6 +75,9 @@ std::vector<GradCut> list_cuts(const ModelSpec &spec) {
       add(pending, (limit - largest.bytes) / (pending - 1));
   }
   add(1, limit);
+  // What is open besides, such as root groups, may leave a part of the limit only.
+  for (uint64_t bytes = limit / 2, turns = 6; turns-- > 0 && bytes >= largest.bytes / 8; bytes /= 2)
+    cuts.push_back({1, bytes});
   cuts.push_back({1, 0});
   return cuts;
 }

@@ -105,11 +105,15 @@ bool has_reference(const Scenario &setup) {
 void expect_same_training(const Scenario &setup, uint64_t bytes) {
   const Scenario cut = by_parts(setup, bytes);
   const auto whole = train_threads(setup), outcomes = train_threads(cut);
-  if (has_reference(setup)) EXPECT_EQ(difference(cut, outcomes), "");
+  if (has_reference(setup)) {
+    EXPECT_EQ(difference(cut, outcomes), "");
+  }
   for (size_t r = 0; r < outcomes.size(); ++r) {
     ASSERT_EQ(outcomes[r].error, "");
     EXPECT_TRUE(same_bits(outcomes[r].weights, whole[r].weights)) << "rank " << r;
-    if (setup.ranks == 1) EXPECT_EQ(outcomes[r].norms, whole[r].norms);
+    if (setup.ranks == 1) {
+      EXPECT_EQ(outcomes[r].norms, whole[r].norms);
+    }
     for (size_t s = 0; s < whole[r].norms.size(); ++s)
       EXPECT_NEAR(outcomes[r].norms[s], whole[r].norms[s], 1e-14 * whole[r].norms[s]);
     for (int role = 0; role <= last_role; ++role)

@@ -85,6 +85,28 @@ TEST(MisusedGrad, PartsThatHaveNoRoomAreNamed) {
   solo.clean_step();
 }
 
+// What was lent of a group when the rest had no buffer would look as if it had been written.
+TEST(MisusedGrad, AGroupThatFindsNoRoomIsLentNothing) {
+  Scenario setup = setup_of_parts();
+  for (GroupDef &group : setup.groups) group.params.resize(2);
+  Solo solo(State::published, setup);
+  fsdp_tensor grads[2] = {FSDP_TENSOR_INIT, FSDP_TENSOR_INIT};
+  int32_t accumulate[2] = {7, 7};
+  const auto acquire_one = [&] {
+    return fsdp_acquire_grads(solo.group(0), 0, nullptr, grads, 2, sizeof *grads, accumulate);
+  };
+  EXPECT_WORKS(acquire(solo.group(1), 1));
+  EXPECT_FAILS(FSDP_INVALID_STATE, acquire_one(), "fsdp_acquire_grads", "'one: one.", "'two: two.b'");
+  EXPECT_WORKS(fsdp_complete_grad(solo.group(1), 1, 0, nullptr));
+  EXPECT_WORKS(acquire(solo.group(1), 0));
+  EXPECT_WORKS(fsdp_reduce_grad(solo.group(1), FSDP_LAST, nullptr));
+  EXPECT_WORKS(acquire_one());
+  EXPECT_EQ(accumulate[0], 0);
+  EXPECT_EQ(accumulate[1], 0);
+  EXPECT_WORKS(fsdp_discard_step(solo.model, nullptr));
+  solo.clean_step();
+}
+
 TEST(MisusedGrad, Arguments) {
   Solo solo(State::published);
   fsdp_group *group = solo.group(0);

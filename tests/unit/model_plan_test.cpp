@@ -116,6 +116,23 @@ void expect_cut(const ModelPlan &plan, const ModelSpec &spec) {
   }
 }
 
+// What a root group holds leaves less than a layer to others: a layer is cut in two or three then, and not into its
+// parameters.
+TEST(ModelPlan, PartsAreAsLargeAsRootGroupsLeave) {
+  ModelSpec spec = layered_model(256, 2);
+  GroupSpec embedding;
+  embedding.name = "embedding";
+  embedding.params = {counted("embedding.w", {4000, 256})};
+  embedding.root = true;
+  spec.groups.insert(spec.groups.begin(), embedding);
+  spec.max_pending_bytes = 4000 * 256 * 4 + 1'200'000;  // a layer has 1.4 million
+  const ModelPlan plan = plan_model(spec);
+  EXPECT_EQ(validate(plan, spec), "");
+  expect_cut(plan, spec);
+  EXPECT_LE(plan.region(RegionId::lent_grads).bytes, spec.max_pending_bytes);
+  EXPECT_LE(plan.parts.size(), 1u + 3 * 3);
+}
+
 TEST(ModelPlan, PartsFitWhatTheyAreGiven) {
   for (const uint64_t width : {24u, 64u, 256u, 1024u})
     for (const uint32_t ranks : {1u, 2u, 3u, 8u, 64u}) {
@@ -136,7 +153,9 @@ TEST(ModelPlan, PartsFitWhatTheyAreGiven) {
         expect_cut(plan, spec);
         EXPECT_LE(plan.region(RegionId::lent_grads).bytes, spec.max_pending_bytes);
         EXPECT_EQ(plan.parts.size() > 3, share > 1);
-        if (share == 1) EXPECT_EQ(plan.layout_hash, whole.layout_hash);
+        if (share == 1) {
+          EXPECT_EQ(plan.layout_hash, whole.layout_hash);
+        }
       }
     }
 }

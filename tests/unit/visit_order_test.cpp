@@ -229,8 +229,7 @@ TEST(VisitOrder, PartsHaveTurnsOfTheirOwn) {
   EXPECT_EQ(order.open_grads, 2u);
   for (uint64_t time = 0; time < 12; ++time)
     for (const size_t part : {0u, 2u})
-      EXPECT_EQ(live_at(order.grads[part], 0, time), time < 8 + 2 + (part ? 0 : 1))
-          << "part " << part << " at " << time;
+      EXPECT_EQ(live_at(order.grads[part], 0, time), time < (part ? 10u : 11u)) << "part " << part << " at " << time;
   EXPECT_TRUE(order.grads[1].live.empty());
   // Group 3 comes first after it: its last part, then its first one, each until two more are opened.
   for (uint64_t time = 0; time < 8; ++time) {

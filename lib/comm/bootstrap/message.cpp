@@ -10,12 +10,13 @@
 namespace fsdp::comm::message {
 namespace {
 
-std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
-
 class Writer {
  public:
   void number(uint32_t value) { bytes(&value, sizeof value); }
-  void text(std::string value, uint32_t most) { block(bytes_of(name_of(std::move(value), most))); }
+  void text(std::string value, uint32_t most) {
+    const std::string name = name_of(std::move(value), most);
+    block(std::as_bytes(std::span(name)));
+  }
   void block(std::span<const std::byte> value) {
     number(static_cast<uint32_t>(value.size()));
     bytes(value.data(), value.size());

@@ -517,8 +517,9 @@ extern "C" {
     /// fsdp_reduce_grad, which the group still needs. A part of a group (max_pending_bytes; else the group) is reduced as
     /// soon as all of its trainable parameters are complete, and its buffer can then be lent while the rest of the group is
     /// written. Complete parameters from the last to the first, as a backward pass comes to them. Ranks may complete those
-    /// of a part in different orders, but must complete parts in the same one. With FSDP_REDUCE_POLICY_LAST nothing is
-    /// reduced before fsdp_reduce_grad. flags must be 0.
+    /// of a part in different orders, but must reduce parts in the same one; a rank may leave parts to fsdp_reduce_grad,
+    /// which takes them from the last to the first. With FSDP_REDUCE_POLICY_LAST nothing is reduced before
+    /// fsdp_reduce_grad. stream orders nothing: streams that wrote are known. flags must be 0.
     /// Collective: the mesh. Blocks: no. Window: outside. Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; no gradient yet;
     /// completed already; reduced with LAST), MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
     /// ```
@@ -528,9 +529,8 @@ extern "C" {
     /// ```text
     /// The group's gradients of one contribution (micro-batch) are complete: reduce into the main grads what
     /// fsdp_complete_grad has not. Every trainable parameter must have been acquired or put. With FSDP_REDUCE_POLICY_LAST
-    /// only the call with FSDP_LAST communicates. On return at most max_pending_groups full transient buffers are in use:
-    /// older ones have been drained.
-    /// Collective: the mesh. Blocks: peers on the host device, if an older buffer must be drained. Window: outside.
+    /// only the call with FSDP_LAST communicates. Buffers are drained when others need them.
+    /// Collective: the mesh. Blocks: no. Window: outside.
     /// Errors: INVALID_ARGUMENT, INVALID_STATE (a parameter without gradient, named; LAST twice), MISMATCH, PEER_FAILED,
     /// TIMEOUT. Since 0.2.
     /// ```
