@@ -146,11 +146,10 @@ TEST(Message, EntriesComeInFewFrames) {
 // Values get longer and shorter, at the front, within and at the end; and the same comes again.
 TEST(Message, EntriesFollowWhateverIsBeforeThem) {
   std::vector<Said> said;
-  for (const char *text :
+  for (const std::string_view text :
        {"", "a", "abc", "abxc", "abc", "abc", "bc", "xbc", "xbcxbc", "xbc", "", "", "longer than that"}) {
-    std::vector<std::byte> card(std::strlen(text));
-    std::memcpy(card.data(), text, card.size());
-    said.push_back({static_cast<uint32_t>(said.size()), 7, text, std::move(card)});
+    const auto bytes = std::as_bytes(std::span(text));
+    said.push_back({static_cast<uint32_t>(said.size()), 7, std::string(text), {bytes.begin(), bytes.end()}});
   }
   expect_frames(said, 1);
 }
