@@ -27,6 +27,15 @@ void Reducer::check_unfinished(const Group &group, uint64_t param_index, const c
          call, runtime_.param(group, param_index).name, group.name());
 }
 
+void Reducer::check_takes_all(const char *call) const {
+  for (const Group &group : runtime_.groups)
+    for (uint64_t i = 0; i < group.places.size(); ++i) {
+      if (runtime_.param(group, i).frozen()) continue;
+      check_open(group, i, call);
+      check_unfinished(group, i, call);
+    }
+}
+
 std::string Reducer::list_lent() const {
   std::string text;
   for (const GradPart &part : runtime_.parts)
@@ -38,8 +47,7 @@ std::string Reducer::list_lent() const {
 void Reducer::open(GradPart &part, device::Stream &caller, const char *call) {
   if (part.stage == GradStage::lent) return;
   if (written_late(part))
-    fail(FSDP_INVALID_STATE, "{}: a kernel wrote into the gradients of group '{}' after fsdp_reduce_grad", call,
-         part.name);
+    fail(FSDP_INVALID_STATE, "{}: {}", call, describe_late_write(part));
   if (!part.group->plan->persistent_grad) make_room(part, caller, call);
   set_access(part, comm::Access::read_write);
   part.stage = GradStage::lent;

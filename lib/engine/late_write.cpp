@@ -64,10 +64,13 @@ void Reducer::hide_grads(device::Stream &caller) {
 std::string Reducer::list_late_writes() {
   std::string text;
   for (GradPart &part : runtime_.parts)
-    if (written_late(part))
-      text += format_text("{}a kernel wrote into the gradients of group '{}' after fsdp_reduce_grad",
-                          text.empty() ? "" : "; ", part.name);
+    if (written_late(part)) text += format_text("{}{}", text.empty() ? "" : "; ", describe_late_write(part));
   return text;
+}
+
+std::string Reducer::describe_late_write(const GradPart &part) const {
+  return format_text("a kernel wrote into the gradients of group '{}' after {}", part.name,
+                     runtime_.spec.max_pending_bytes ? "fsdp_complete_grad or fsdp_reduce_grad" : "fsdp_reduce_grad");
 }
 
 void Reducer::forget_hidden() noexcept {

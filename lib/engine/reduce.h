@@ -60,6 +60,8 @@ class Reducer {
   void await_writers(fsdp_stream stream);
   // INVALID_STATE if a stream that wrote lent gradients is being captured, into another graph than the model.
   void check_writers(const Group &group, const char *call) const;
+  // INVALID_STATE unless the step still takes a gradient for every parameter.
+  void check_takes_all(const char *call) const;
 
  private:
   void check_open(const Group &group, uint64_t param_index, const char *call) const;
@@ -75,6 +77,7 @@ class Reducer {
   void set_access(const GradPart &part, comm::Access access);
   void hide(GradPart &part, device::Stream &caller);
   bool written_late(GradPart &part);
+  std::string describe_late_write(const GradPart &part) const;
   void check_room(const Group &group, const char *call) const;
   void check_complete(const Group &group) const;
   // The stream that wrote, or NULL where its order is not of this moment.

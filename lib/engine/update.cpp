@@ -151,6 +151,7 @@ void UpdateWindow::apply_grads(const Strided<fsdp_grad> &grads, double lr, doubl
   runtime_.caller_stream(stream, call);
   if (max_norm > 0 || norm) capture_norm(norm != nullptr, call);
   check_grads(grads, call);
+  reducer_.check_takes_all(call);
   put_grads(grads, stream);
   // Known before anything is scaled, and before one rank asks for a norm that the others do not come for.
   StepNumbers numbers;

@@ -64,6 +64,29 @@ TEST(MisusedGrad, CompletedOnesAreNoLongerWritten) {
   solo.clean_step();
 }
 
+// It would have put those of the groups behind it already.
+TEST(MisusedGrad, AppliedWhereTheStepTakesNoMoreTheyAreAllLeft) {
+  Solo solo(State::published, setup_of_parts());
+  const std::vector<float> data(2048, 1);
+  const std::vector<fsdp_grad> grads(8, {data.data(), 2048, FSDP_FLOAT32, 0});
+  const auto apply = [&] {
+    return fsdp_apply_grads(solo.model, grads.data(), grads.size(), sizeof(fsdp_grad), 0.1, 0, nullptr, nullptr,
+                            nullptr);
+  };
+  EXPECT_WORKS(acquire(solo.group(0), 3));
+  EXPECT_WORKS(fsdp_complete_grad(solo.group(0), 3, 0, nullptr));
+  EXPECT_FAILS(FSDP_INVALID_STATE, apply(), "fsdp_apply_grads", "'one.d'", "'one'", "completed");
+  for (uint32_t p = 3; p-- > 0;) {
+    EXPECT_WORKS(acquire(solo.group(0), p));
+    EXPECT_WORKS(fsdp_complete_grad(solo.group(0), p, 0, nullptr));
+  }
+  EXPECT_WORKS(fsdp_reduce_grad(solo.group(0), FSDP_LAST, nullptr));
+  EXPECT_FAILS(FSDP_INVALID_STATE, apply(), "fsdp_apply_grads", "'one'", "FSDP_LAST");
+  EXPECT_WORKS(acquire(solo.group(1), 3));
+  EXPECT_WORKS(fsdp_discard_step(solo.model, nullptr));
+  EXPECT_WORKS(apply());
+}
+
 TEST(MisusedGrad, PartsThatHaveNoRoomAreNamed) {
   Solo solo(State::published, setup_of_parts());
   fsdp_group *const group = solo.group(1);
