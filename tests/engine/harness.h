@@ -44,11 +44,12 @@ bool is_thread_sanitized();
 // of those. Lengths of the loops that share no factor with n and 2 n + 1 let each of their values come up.
 class Sample {
  public:
-  explicit Sample(unsigned n) : n_(is_thread_sanitized() ? 2 * n + 1 : is_sanitized() ? n : 1) {}
+  explicit Sample(unsigned n, unsigned first = 0)
+      : n_(is_thread_sanitized() ? 2 * n + 1 : is_sanitized() ? n : 1), next_(first) {}
   bool takes_next() { return next_++ % n_ == 0; }
 
  private:
-  unsigned n_, next_ = 0;
+  unsigned n_, next_;
 };
 
 double now();  // seconds, the same clock in all processes

@@ -64,8 +64,10 @@ class Dtypes : public testing::TestWithParam<std::tuple<fsdp_dtype, fsdp_dtype, 
 
 TEST_P(Dtypes, HaveTheReferencesBits) {
   const auto [compute, grad, reduce] = GetParam();
+  Sample sample(5, static_cast<unsigned>(compute + 2 * grad + 3 * reduce));
   for (const fsdp_strategy strategy : strategies)
     for (const auto mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED}) {
+      if (!sample.takes_next()) continue;
       Scenario setup = make_setup(strategy, 3, mode);
       setup.set_dtype(compute);
       setup.model.grad_dtype = grad;
@@ -85,11 +87,13 @@ INSTANTIATE_TEST_SUITE_P(Training, Dtypes,
 TEST(Training, GroupsHaveDtypesOfTheirOwn) {
   const fsdp_dtype own[][2] = {
       {FSDP_FLOAT16, 0}, {FSDP_FLOAT32, FSDP_FLOAT16}, {0, FSDP_BFLOAT16}, {FSDP_BFLOAT16, FSDP_FLOAT32}};
+  Sample sample(3);
   for (const fsdp_dtype of_model : {0, FSDP_FLOAT32 + 0, FSDP_BFLOAT16 + 0, FSDP_FLOAT16 + 0})
     for (const fsdp_strategy strategy : strategies)
       for (const auto mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED})
         for (const fsdp_reduce_policy policy : {FSDP_REDUCE_POLICY_EACH, FSDP_REDUCE_POLICY_LAST}) {
           if (strategy == FSDP_STRATEGY_OPTIM && policy == FSDP_REDUCE_POLICY_EACH) continue;
+          if (!sample.takes_next()) continue;
           Scenario setup = make_setup(strategy, 3, mode);
           setup.model.grad_dtype = of_model;
           setup.model.reduce_dtype = of_model == FSDP_FLOAT16 ? FSDP_BFLOAT16 : 0;
@@ -108,10 +112,12 @@ TEST(Training, GroupsHaveDtypesOfTheirOwn) {
 
 // Replicas, and a shard axis over acted hosts: what travels between them is fp32 whatever the gradients are.
 TEST(Training, MeshesHaveTheReferencesBitsInEveryDtype) {
+  Sample sample(5);
   for (const fsdp_dtype compute : {FSDP_BFLOAT16, FSDP_FLOAT16})
     for (const fsdp_dtype grad : {0, FSDP_FLOAT32 + 0})
       for (const fsdp_strategy strategy : strategies)
         for (const int kind : {0, 1, 2}) {
+          if (!sample.takes_next()) continue;
           Scenario setup = make_setup(strategy, 4, FSDP_UNSHARD_MAPPED);
           setup.set_dtype(compute);
           setup.model.grad_dtype = grad;
