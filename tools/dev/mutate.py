@@ -15,11 +15,11 @@ tools/dev/equivalent_mutants.json says why. The last line is "N mutants, N kille
 """
 import argparse
 import concurrent.futures
-import filecmp
 import json
 import os
 import queue
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -36,30 +36,40 @@ MAP = STATE / "map.json"
 RESULTS = STATE / "results.jsonl"
 EQUIVALENT = Path(__file__).parent / "equivalent_mutants.json"
 MUST_DIE = Path(__file__).parent / "must_die.json"
-ROOMS = ["engine", "memory", "layout", "abi"]
+ROOMS = ["abi", "base", "checkpoint", "comm", "device", "engine", "layout", "memory", "trace"]
 # The standard library's checks of indices: CI's sanitizers have them, too.
 SETUP = ["-Dtests=enabled", "-Dexamples=enabled", "-Ddebug=false", "-Dwerror=false", "-Dcpp_args=-D_GLIBCXX_ASSERTIONS"]
 AT_ONCE = 4  # tests of one mutant: most wait for most of their time
+# Tests are compiled in units, and the library file by file: a mutant compiles one.
+UNITS = ["-Dunity=on", "-Dunity_size=12"]
+BY_FILE = ("lib/meson.build", b"override_options: 'unity_size=@0@'.format(unit_size)", b"override_options: 'unity=off'")
 # Measure times, or take minutes for what others prove.
-LEFT_OUT = ("fsdp-perf", "benchmark", "steady", "network_", "tree", "header", "abi-frozen", "train_gpt_cuda", "hardening", "nvtx", "installed")
+LEFT_OUT = re.compile("fsdp-perf|benchmark|steady|network_|^tree$|header|abi-frozen|train_gpt_cuda|hardening|nvtx|installed")
 
 
 class Tree:
     """A copy of the tracked files with a build of its own."""
 
-    def __init__(self, name, *options):
+    def __init__(self, name, *options, by_file=False):
         self.path, self.build = STATE / name, STATE / name / "build"
-        self.options = [*SETUP, *options]
+        self.options, self.by_file = [*SETUP, *UNITS, *options], by_file
+
+    def text(self, name):
+        text = (ROOT / name).read_bytes()
+        if self.by_file and name == BY_FILE[0]:
+            assert BY_FILE[1] in text
+            text = text.replace(*BY_FILE[1:])
+        return text
 
     def update(self):
         asked = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         files = subprocess.run(asked, cwd=ROOT, check=True, capture_output=True).stdout.split(b"\0")
         for name in map(os.fsdecode, filter(None, files)):
             source, copy = ROOT / name, self.path / name
-            if source.is_file() and not (copy.is_file() and filecmp.cmp(source, copy, shallow=False)):
+            if source.is_file() and not (copy.is_file() and copy.read_bytes() == self.text(name)):
                 copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(source, copy)
-                os.utime(copy)
+                copy.write_bytes(self.text(name))
+                shutil.copymode(source, copy)
         if not (self.build / "build.ninja").exists():
             subprocess.run(["meson", "setup", *self.options, str(self.build), str(self.path)], check=True, stdout=subprocess.DEVNULL)
         return self
@@ -71,7 +81,7 @@ class Tree:
     def tests(self):
         asked = ["meson", "introspect", "--tests", str(self.build)]
         found = json.loads(subprocess.run(asked, check=True, capture_output=True, text=True).stdout)
-        return {f"{t['suite'][0].split(':')[-1]}/{t['name']}": t for t in found if not any(word in t["name"] for word in LEFT_OUT)}
+        return {f"{t['suite'][0].split(':')[-1]}/{t['name']}": t for t in found if not LEFT_OUT.search(t["name"])}
 
     def targets(self):
         """File name of what is built -> ninja's name for it, by the id that tests depend on."""
@@ -151,7 +161,7 @@ def cover(tree, name, test):
 
 
 def make_map(arguments):
-    tree = Tree("coverage", "-Db_coverage=true", "-Doptimization=0", "-Dunity=on", "-Dunity_size=12").update()
+    tree = Tree("coverage", "-Db_coverage=true", "-Doptimization=0").update()
     made = tree.make("all", "library-tests")
     if made.returncode:
         sys.exit(made.stdout[-4000:])
@@ -189,7 +199,9 @@ class Covering:
             return sorted(self.map["seconds"], key=self.map["seconds"].get)
         number = min(at, key=lambda n: abs(n - mutant.line))
         lines = self.map["lines"].get(mutant.file, {})
-        found = next((lines[str(n)] for n in range(number, max(0, number - 4), -1) if str(n) in lines), [])
+        found = next((lines[str(n)] for n in range(number, max(0, number - 4), -1) if str(n) in lines), None)
+        if found is None:  # a process that is killed tells nothing of its lines: those that run any of the file
+            found = {name for names in lines.values() for name in names}
         return sorted(found, key=lambda name: self.map["seconds"].get(name, 1e9))
 
     def files(self, rooms):
@@ -294,7 +306,7 @@ def run(arguments):
     done = {r["key"]: r for r in known() if r["run"] == label and not chosen}
     jobs = queue.Queue()
     for j in range(arguments.jobs):
-        tree = Tree(f"tree{j}", "-Doptimization=g").update()
+        tree = Tree(f"tree{j}", "-Doptimization=g", by_file=True).update()
         print(f"building the library in {tree.path}; programs follow when they are asked for", flush=True)
         made = tree.make(tree.library(), "lib/libfsdp_objects.a")
         if made.returncode:
@@ -393,7 +405,7 @@ def main():
     running = commands.add_parser("run")
     running.add_argument("--sample", type=int, default=60)
     running.add_argument("--seed", type=int, default=1)
-    running.add_argument("--room", action="append", choices=[*ROOMS, "base", "comm", "device", "trace"])
+    running.add_argument("--room", action="append", choices=ROOMS)
     running.add_argument("--jobs", type=int, default=1)
     running.add_argument("--budget", type=float, default=float("inf"), help="seconds of tests after which a mutant counts as survived")
     running.add_argument("--patch")
