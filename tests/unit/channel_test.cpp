@@ -34,7 +34,8 @@ class PlayedTransport final : public messages::Transport {
   void join(NetJob, std::shared_ptr<Seat>) override {}
   bool connected(uint32_t) const noexcept override { return true; }
   void greet(uint32_t) override {}
-  void send_control(uint32_t, const Header &header, const void *payload, uint64_t bytes) override {
+  void send_control(uint32_t to, const Header &header, const void *payload, uint64_t bytes) override {
+    if (header.kind == Kind::answer) answers.emplace_back(to, header.chunk);
     calls.fetch_add(header.kind == Kind::call);
     if (header.kind == Kind::ended && bytes == sizeof told) std::memcpy(&told, payload, bytes);
   }
@@ -55,6 +56,7 @@ class PlayedTransport final : public messages::Transport {
   Receiver &receiver() { return *receivers_.find(key); }
 
   std::atomic<int> calls{0};
+  std::vector<std::pair<uint32_t, uint64_t>> answers;  // to whom, of which question
   messages::Ended told{};   // last, of this rank's end
   bool keeps_data = false;  // until it is cut; and there is memory for one message only
   int under_way = 0;
@@ -204,6 +206,27 @@ TEST(Channel, WhoFollowsIsNotNamedNorIsItPassedOn) {
     channel.tell_end();
     require(transport.told.cause == 2, fmt::format("rank {} is told as the cause", transport.told.cause));
     require(RoundWords::blamed(transport.told.own.flags) == 2, "whom a rank blames is not what it does later");
+  });
+  EXPECT_EQ(problems[0], "");
+}
+
+TEST(Channel, AQuestionIsAnsweredOnceToWhoAsked) {
+  const auto problems = run_threads(1, [](Rank &rank) {
+    auto seat = create_lone_seat(0, 9, rank.waiter, rank.failure, *rank.device);
+    PlayedTransport transport;
+    Channel channel(transport, seat, {0, 3, 5, 8}, key, chunk_bytes, true, "a channel");
+    Header question{};
+    question.magic = messages::header_magic;
+    question.kind = Kind::ask;
+    question.key = key;
+    const auto lock = transport.lock();
+    for (const auto &[from, asked] : {std::pair(8u, 1001u), std::pair(3u, 1002u)}) {
+      question.from = from, question.chunk = asked;
+      transport.receiver().control(question, nullptr, 0);
+    }
+    for (int i = 0; i < 2; ++i) transport.receiver().move_on();
+    const std::vector<std::pair<uint32_t, uint64_t>> wanted = {{3, 1002}, {8, 1001}};
+    require(transport.answers == wanted, fmt::format("{} answers, or others", transport.answers.size()));
   });
   EXPECT_EQ(problems[0], "");
 }

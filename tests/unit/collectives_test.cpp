@@ -91,6 +91,36 @@ TEST_P(Conformance, ManySumsAreOneCall) {
   });
 }
 
+// Of each rank's slice what the others send it, and where all have the sum its slice to all others. Nothing is sent
+// where ranks read each other's memory.
+TEST_P(Conformance, CountsWhatItsRankSends) {
+  run(3, [](Rig &rig) {
+    const bool sends = rig.plain() || rig.transport.nccl;
+    const uint64_t slack = rig.transport.nccl ? 0 : 64;  // chunks are cut into three parts each, by whole numbers
+    uint64_t sent = rig.collectives->sent_bytes();
+    const auto require_sent = [&](const char *what, uint64_t slices) {
+      const uint64_t wanted = sends ? slices * 4000 * sizeof(float) : 0;
+      const uint64_t now = rig.collectives->sent_bytes();
+      require(now - sent + slack >= wanted && now - sent <= wanted + slack,
+              fmt::format("{}: {} bytes and not {}", what, now - sent, wanted));
+      sent = now;
+    };
+    check_sum(rig, {}, 12'000, false, false);
+    require_sent("a sum of slices", 2);
+    check_sum(rig, {}, 12'000, true, false);
+    require_sent("a sum everywhere", 4);
+    std::vector<Summing> two;
+    std::vector<Sum> sums;
+    for (int i = 0; i < 2; ++i) {
+      two.emplace_back(rig, Addends(), 12'000, false);
+      two.back().fill(rig);
+      sums.push_back(two.back().sum);
+    }
+    rig.finish(rig.collectives->sum(sums, false, {1, "two"}, *rig.stream));
+    require_sent("two sums in one call", 4);
+  });
+}
+
 TEST_P(Conformance, RefusesSumsThatItsShapeHasNot) {
   run(2, [](Rig &rig) {
     const auto refused = [&](const std::vector<Sum> &sums, bool accumulate, const char *text) {

@@ -207,6 +207,44 @@ TEST_F(Leaver, OfAnotherNodeIsNotWaitedForLong) {
   EXPECT_EQ(await(10'000), FSDP_PEER_FAILED);
 }
 
+// By who looks now and then, and waits in no call: a save's thread.
+TEST_F(Leaver, IsAnErrorOnlyToWhoWaitsForIt) {
+  control->set_membership(2, Membership::left);
+  Watch watch(*control, links, pulse, 0, waiter, failure);
+  const uint32_t others[] = {1}, all[] = {1, 2};
+  EXPECT_NO_THROW(watch.look_at(others, "a save", true));
+  EXPECT_NO_THROW(watch.look_at(all, "a save", false));
+  try {
+    watch.look_at(all, "a save", true);
+    ADD_FAILURE() << "it is waited for on";
+  } catch (const Error &error) {
+    EXPECT_EQ(error.status, FSDP_PEER_FAILED);
+    EXPECT_EQ(error.rank, 2);
+    EXPECT_NE(error.message.find("a save"), std::string::npos) << error.message;
+  }
+}
+
+// It comes between the last look and the end of the time.
+class LastMoment final : public Awaited {
+ public:
+  bool come() override { return ++looks_ == 2; }
+  void sleep(uint32_t ms) override {
+    pause_ms(static_cast<int>(ms));
+    looks_ = 0;
+  }
+  bool misses(uint32_t rank) const override { return rank == 2; }
+  std::string text() const override { return "the last moment"; }
+
+ private:
+  int looks_ = -1'000'000;  // of the wait before it sleeps
+};
+
+TEST_F(Leaver, WhatComesAtTheLastMomentHasCome) {
+  LastMoment moment;
+  const Waiter hurried{failure, nullptr, nullptr, 300};
+  EXPECT_TRUE(Watch(*control, links, pulse, 0, hurried, failure).wait(moment));
+}
+
 NodePlan three_nodes() {
   NodePlan plan;
   plan.node_of = {0, 0, 1, 2};

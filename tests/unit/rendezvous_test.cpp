@@ -183,6 +183,13 @@ TEST_F(Rendezvous, TheListenerIsGoneWhenAllHaveJoined) {
   EXPECT_TRUE(listener) << std::strerror(errno);
 }
 
+// Of a group of hosts, to which nobody connects: the kernel says so in the call.
+TEST_F(Rendezvous, AnAddressThatNothingLeadsToIsToldAtOnce) {
+  std::string problem;
+  EXPECT_FALSE(connect_to(Endpoint::ipv4("224.0.0.1", 29500).value(), limit(3s), problem));
+  EXPECT_EQ(problem, "224.0.0.1:29500: Network is unreachable");
+}
+
 TEST_F(FileRendezvous, RanksFindRankZeroAndTheFileIsRemoved) {
   const size_t one = start(1), two = start(2);
   std::this_thread::sleep_for(200ms);
