@@ -424,6 +424,11 @@ TEST_F(FrozenDeclared, NamesInCheckpointsAreNotShared) {
   base.quantization = FSDP_QUANTIZE_FP8, other.quantization = FSDP_QUANTIZE_MXFP8;
   FSDP(add_group("g", {base, scales, fits, param("m")}));
   FSDP(add_group("h", {other, param("w.row"), param("state.m.exp_avg")}));
+  // What is trained is saved as it is trained, and what is not quantized as it is.
+  fsdp_param trained = base, kept = param("k");
+  trained.name = "q", trained.flags = 0;
+  kept.flags = FSDP_PARAM_FROZEN;
+  FSDP(add_group("i", {trained, kept, param("q.row"), param("k.row")}));
   char text[2048];
   uint64_t size = sizeof text;
   FSDP(fsdp_check_model(model, text, &size));

@@ -2,7 +2,9 @@
 // What models on GPUs are planned to take is what they take, whichever transport they name, and where none is named
 // what the seal has chosen. NCCL is its look-alike; all of it runs on the simulated CUDA.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
@@ -189,6 +191,24 @@ TEST(GpuMemory, WhatIsToldIsWhatCudaGave) {
 
 using Lines = std::vector<std::string>;
 void keep_line(void *lines, fsdp_log_level, const char *line) { static_cast<Lines *>(lines)->push_back(line); }
+
+TEST(GpuMemory, WhichGpuARankHasIsLogged) {
+  Lines lines;
+  Scenario setup = memory_scenario(1, FSDP_TRANSPORT_STAGING);
+  setup.context.log = keep_line;
+  setup.context.log_data = &lines;
+  setup.context.log_level = FSDP_LOG_INFO;
+  const auto expect_logged = [&](fsdp_context *context) {
+    fsdp_destroy_context(context);
+    const auto is_of_the_gpu = [](const std::string &line) { return line.find("rank 0: GPU 0 (") != line.npos; };
+    EXPECT_EQ(std::count_if(lines.begin(), lines.end(), is_of_the_gpu), 1);
+    lines.clear();
+  };
+  fsdp_context *context = nullptr;
+  FSDP(fsdp_create_local_contexts(1, &setup.context, &context));
+  expect_logged(context);
+  expect_logged(join(setup, 0, "which-gpu-" + std::to_string(::getpid())));
+}
 
 // A GPU that stands still while a model is destroyed in the middle of a gather.
 TEST(GpuMemory, WhatAStuckGpuKeepsIsLoggedOnce) {
