@@ -26,6 +26,7 @@
  *   forward:   for each group   fsdp_unshard(g, FSDP_FORWARD) .. compute .. fsdp_reshard(g, FSDP_FORWARD)
  *   backward:  for each group   fsdp_unshard(g, FSDP_BACKWARD) .. fsdp_acquire_grad per parameter .. compute ..
  *              in reverse       fsdp_reshard(g, FSDP_BACKWARD), fsdp_reduce_grad(g, FSDP_LAST on the last micro-batch)
+ *              with max_pending_bytes also fsdp_complete_grad for each gradient once it is written, the last one first
  *   then       fsdp_finish_grads(model), fsdp_step_adamw(model)
  *
  * Rules that hold for every call, so that no docstring repeats them (docs/contracts/ has a page for each):
@@ -1119,8 +1120,8 @@ enum {
  * or twice-used parameter) gives 1, and orders the second stream after the first. The view ends with
  * fsdp_complete_grad, else with fsdp_reduce_grad.
  * Collective: no. Blocks: peers on the host device, if a buffer must be drained.
- * Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; completed; reduced with LAST; no buffer free, naming both groups).
- * Since 0.2.
+ * Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; completed; reduced with LAST; no buffer free, naming both groups);
+ * of the reduce that is drained MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_acquire_grad(fsdp_group *group, uint64_t param_index, uint32_t flags,
                                                    fsdp_stream stream, fsdp_tensor *grad, int32_t *accumulate);

@@ -2,9 +2,11 @@
 #include "memory/grad_parts.h"
 
 #include <algorithm>
+#include <string>
 
 #include "base/checked.h"
 #include "base/dtype.h"
+#include "base/error.h"
 #include "layout/flat_layout.h"
 
 namespace fsdp::memory {
@@ -101,10 +103,16 @@ std::vector<uint32_t> cut_group(const GroupSpec &group, const GradCut &cut) {
 
 void refuse_pending_bytes(const ModelSpec &spec, uint64_t least_bytes) {
   const Largest largest = find_largest(spec);
+  std::string roots;
+  for (const GroupSpec &group : spec.groups)
+    if (group.root && group.trainable() && takes_turns(group))
+      roots += format_text("{}'{}'", roots.empty() ? "; besides, those of root groups are all alive at once: " : ", ",
+                           group.name);
   fail(FSDP_INVALID_ARGUMENT,
        "max_pending_bytes is {}, which is too little: the largest full gradient that cannot be divided is that of "
-       "parameter '{}' of group '{}' with {} bytes, and the least that would do for this model is {}",
-       spec.max_pending_bytes, largest.param->name, largest.group->name, largest.bytes, least_bytes);
+       "parameter '{}' of group '{}' with {} bytes{}, and the least that would do for this model, padding included, is "
+       "{}",
+       spec.max_pending_bytes, largest.param->name, largest.group->name, largest.bytes, roots, least_bytes);
 }
 
 }  // namespace fsdp::memory

@@ -2,6 +2,7 @@
 #include "memory/model_plan.h"
 
 #include <algorithm>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -201,6 +202,29 @@ struct FittingCut {
   ModelPlan plan;
 };
 
+uint64_t pool_bytes(const ModelPlan &plan) {
+  return plan.grad_pool.size_bytes ? plan.region(RegionId::lent_grads).bytes : 0;
+}
+
+// What the smallest of all cuts takes that would be tried with this limit; none fits: nothing.
+std::optional<uint64_t> find_smallest(ModelSpec &spec, uint64_t limit) {
+  spec.max_pending_bytes = limit;
+  uint64_t least = UINT64_MAX;
+  for (const GradCut &cut : list_cuts(spec)) least = std::min(least, pool_bytes(plan_cut(spec, cut)));
+  return least <= limit ? std::optional(least) : std::nullopt;
+}
+
+// The least limit that does, from one that does: with another limit other cuts are tried.
+uint64_t find_least(const ModelSpec &spec, uint64_t bytes) {
+  ModelSpec smaller = spec;
+  for (int round = 0; round < 32; ++round) {
+    const auto fits = find_smallest(smaller, bytes - 1);
+    if (!fits) break;
+    bytes = find_smallest(smaller, *fits) ? *fits : bytes - 1;
+  }
+  return bytes;
+}
+
 // Those with as many alive at once as fit; one that divides no group comes first and makes others needless.
 std::vector<FittingCut> find_fitting_cuts(const ModelSpec &spec) {
   std::vector<FittingCut> fitting;
@@ -211,10 +235,10 @@ std::vector<FittingCut> find_fitting_cuts(const ModelSpec &spec) {
     };
     if (!fitting.empty() && is_enough(fitting.front())) break;
     ModelPlan plan = plan_cut(spec, cut);
-    bytes = plan.grad_pool.size_bytes ? plan.region(RegionId::lent_grads).bytes : 0;
+    bytes = pool_bytes(plan);
     if (bytes <= spec.max_pending_bytes) fitting.push_back({cut, std::move(plan)});
   }
-  if (fitting.empty()) refuse_pending_bytes(spec, bytes);
+  if (fitting.empty()) refuse_pending_bytes(spec, find_least(spec, bytes));
   return fitting;
 }
 

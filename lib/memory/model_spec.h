@@ -90,7 +90,7 @@ struct ModelSpec {
   // Root groups have theirs during a whole pass.
   uint32_t pending_groups() const {
     uint32_t count = max_pending_groups;
-    for (const auto &group : groups) count += group.root && group.trainable();
+    for (const auto &group : groups) count += group.root && group.trainable() && count < UINT32_MAX;
     return count;
   }
   bool mapped() const { return (unshard_mode == FSDP_UNSHARD_MAPPED && host_memory) || !communicates(); }

@@ -223,10 +223,23 @@ TEST(GradParts, OfAUsualLayerTakeAThird) {
     }
 }
 
+// Once where a group is open in two visits, for which whole groups take less than any parts.
 TEST(GradParts, TheLeastThatTheSealNamesDoesAndNoLess) {
-  for (const uint32_t ranks : {1u, 2u, 3u, 8u}) {
-    const Scenario setup = layers(FSDP_STRATEGY_OPTIM_GRADS, ranks);
+  for (const auto &[strategy, ranks, twice] : {std::tuple(FSDP_STRATEGY_OPTIM_GRADS, 1u, false),
+                                               {FSDP_STRATEGY_OPTIM_GRADS, 2u, false},
+                                               {FSDP_STRATEGY_OPTIM_GRADS, 3u, false},
+                                               {FSDP_STRATEGY_OPTIM_GRADS, 8u, false},
+                                               {FSDP_STRATEGY_NO_SHARD, 1u, false},
+                                               {FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2u, true}}) {
+    SCOPED_TRACE(testing::Message() << "strategy " << strategy << ", ranks " << ranks << ", twice " << twice);
+    Scenario setup = layers(strategy, ranks);
+    if (twice) {
+      setup.schedule = FSDP_SCHEDULE_VISITS;
+      for (const auto phase : {FSDP_FORWARD, FSDP_BACKWARD, FSDP_BACKWARD})
+        for (const uint32_t g : {0u, 1u, 2u}) setup.visits.push_back({g, phase});
+    }
     const uint64_t least = least_bytes(setup);
+    EXPECT_LE(least, (planned_pool(setup) + 4095) / 4096 * 4096) << "in whole pages";
     EXPECT_LE(planned_pool(by_parts(setup, least)), least);
     try {
       planned_pool(by_parts(setup, least - 1));
@@ -246,6 +259,13 @@ TEST(GradParts, OfRootGroupsStayOpenBesidesThoseOfLayers) {
     Scenario setup = layers(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks);
     setup.groups[0].options.flags = FSDP_GROUP_ROOT;
     const uint64_t least = least_bytes(setup);
+    try {
+      planned_pool(by_parts(setup, least - 1));
+      ADD_FAILURE() << "a byte less does too";
+    } catch (const Failure &failure) {
+      EXPECT_NE(std::string(failure.what()).find("root groups are all alive at once: 'embedding'"), std::string::npos)
+          << failure.what();
+    }
     const Scenario cut = by_parts(setup, least);
     run_threads(cut, [&](uint32_t, fsdp_context *context) {
       Rank rank(context, cut);

@@ -75,13 +75,13 @@ TEST(MisusedGrad, AppliedWhereTheStepTakesNoMoreTheyAreAllLeft) {
   };
   EXPECT_WORKS(acquire(solo.group(0), 3));
   EXPECT_WORKS(fsdp_complete_grad(solo.group(0), 3, 0, nullptr));
-  EXPECT_FAILS(FSDP_INVALID_STATE, apply(), "fsdp_apply_grads", "'one.d'", "'one'", "completed");
+  EXPECT_FAILS(FSDP_INVALID_STATE, apply(), "fsdp_apply_grads", "'one.d'", "'one'", "completed", "fsdp_discard_step");
   for (uint32_t p = 3; p-- > 0;) {
     EXPECT_WORKS(acquire(solo.group(0), p));
     EXPECT_WORKS(fsdp_complete_grad(solo.group(0), p, 0, nullptr));
   }
   EXPECT_WORKS(fsdp_reduce_grad(solo.group(0), FSDP_LAST, nullptr));
-  EXPECT_FAILS(FSDP_INVALID_STATE, apply(), "fsdp_apply_grads", "'one'", "FSDP_LAST");
+  EXPECT_FAILS(FSDP_INVALID_STATE, apply(), "fsdp_apply_grads", "'one'", "FSDP_LAST", "fsdp_discard_step");
   EXPECT_WORKS(acquire(solo.group(1), 3));
   EXPECT_WORKS(fsdp_discard_step(solo.model, nullptr));
   EXPECT_WORKS(apply());
@@ -106,6 +106,28 @@ TEST(MisusedGrad, PartsThatHaveNoRoomAreNamed) {
   EXPECT_WORKS(acquire(group, 0));
   EXPECT_WORKS(fsdp_discard_step(solo.model, nullptr));
   solo.clean_step();
+}
+
+// Whichever of the two limits it is.
+TEST(MisusedGrad, WhatBoundsThePartsAtOnceIsNamed) {
+  Scenario setup = setup_of_parts();
+  setup.model.max_pending_bytes = UINT64_MAX;
+  setup.model.max_pending_groups = 1;
+  Solo solo(State::published, setup);
+  EXPECT_WORKS(acquire(solo.group(1), 3));
+  EXPECT_FAILS(FSDP_INVALID_STATE, acquire(solo.group(0), 3), "fsdp_acquire_grad", "all 1 ", "'two'",
+               "max_pending_bytes 18446744073709551615 and max_pending_groups 1 ");
+}
+
+// As many as there are numbers, and one more for a root group.
+TEST(MisusedGrad, AnyNumberOfGroupsMayBePending) {
+  Scenario setup = setup_of_parts();
+  setup.model.max_pending_bytes = 0;
+  setup.model.max_pending_groups = UINT32_MAX;
+  setup.groups[0].options.flags = FSDP_GROUP_ROOT;
+  Solo solo(State::published, setup);
+  EXPECT_WORKS(acquire(solo.group(1), 3));
+  EXPECT_WORKS(acquire(solo.group(0), 3));
 }
 
 // What was lent of a group when the rest had no buffer would look as if it had been written.

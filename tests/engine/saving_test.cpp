@@ -244,6 +244,11 @@ TEST_F(Saving, OfSeveralModelsAndBytes) {
   ASSERT_EQ(list["checkpoints"].size(), 1u);
   EXPECT_EQ(list["checkpoints"][0]["name"], "step-0000000001");
   EXPECT_EQ(list["checkpoints"][0]["models"].size(), 3u);
+  uint64_t there = 0, bytes = 0;
+  for (const auto &entry : fs::recursive_directory_iterator(path + "/step-0000000001"))
+    if (entry.is_regular_file() && entry.path().filename() != "checkpoint.json") ++there, bytes += entry.file_size();
+  EXPECT_EQ(list["checkpoints"][0]["files"], there);
+  EXPECT_EQ(list["checkpoints"][0]["bytes"], bytes);
 }
 
 // Two models have a tensor of one name, or one model is asked for twice.

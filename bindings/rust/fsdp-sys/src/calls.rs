@@ -488,8 +488,8 @@ extern "C" {
     /// or twice-used parameter) gives 1, and orders the second stream after the first. The view ends with
     /// fsdp_complete_grad, else with fsdp_reduce_grad.
     /// Collective: no. Blocks: peers on the host device, if a buffer must be drained.
-    /// Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; completed; reduced with LAST; no buffer free, naming both groups).
-    /// Since 0.2.
+    /// Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; completed; reduced with LAST; no buffer free, naming both groups);
+    /// of the reduce that is drained MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
     /// ```
     #[must_use]
     pub fn fsdp_acquire_grad(group: *mut fsdp_group, param_index: u64, flags: u32, stream: fsdp_stream, grad: *mut fsdp_tensor, accumulate: *mut i32) -> fsdp_status;

@@ -620,8 +620,8 @@ to it; with FSDP_GRAD_ZEROED it is always 1, and accumulate may be NULL. Asking 
 or twice-used parameter) gives 1, and orders the second stream after the first. The view ends with
 fsdp_complete_grad, else with fsdp_reduce_grad.
 Collective: no. Blocks: peers on the host device, if a buffer must be drained.
-Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; completed; reduced with LAST; no buffer free, naming both groups).
-Since 0.2.
+Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; completed; reduced with LAST; no buffer free, naming both groups);
+of the reduce that is drained MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
 ```
 """
 @inline fsdp_acquire_grad(group, param_index, flags, stream, grad, accumulate) =
