@@ -60,6 +60,13 @@ inline fsdp_status load_param(Rank &rank, cudaStream_t) {
   return fsdp_load_param(rank.groups[0], 0, values.data(), FSDP_FLOAT32, values.size(), FSDP_EVERY_RANK, 0);
 }
 
+inline fsdp_status load_chunk(Rank &rank, cudaStream_t) {
+  fsdp_chunk chunk = FSDP_CHUNK_INIT;
+  FSDP(fsdp_get_chunk(rank.groups[0], 0, rank.rank, &chunk));
+  const std::vector<float> values(chunk.element_count);
+  return fsdp_load_chunk(rank.groups[0], 0, values.data(), FSDP_FLOAT32, chunk.row_offset, chunk.row_count, 0);
+}
+
 inline fsdp_status read_param(Rank &rank, cudaStream_t) {
   std::vector<float> values(rank.def(0).params[0].count());
   return fsdp_read_param(rank.groups[0], 0, values.data(), FSDP_FLOAT32, values.size(), FSDP_EVERY_RANK, 0);

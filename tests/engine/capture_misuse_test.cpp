@@ -17,7 +17,8 @@ TEST(CaptureMisuse, WhatCannotBePartOfAGraphIsRefused) {
                                             {"fsdp_get_param_grad_norms", get_param_norms},
                                             {"fsdp_clip_grads", clip},
                                             {"fsdp_check_grads", check_finite},
-                                            {"fsdp_load_param", load_param}};
+                                            {"fsdp_load_param", load_param},
+                                            {"fsdp_load_chunk", load_chunk}};
   const std::vector<NamedCall> any_time = {
       {"fsdp_read_param", read_param},
       {"fsdp_apply_grads", apply_with_norm},

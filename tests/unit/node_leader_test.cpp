@@ -394,6 +394,8 @@ TEST_F(Told, NothingByAReplayedBeat) {
   std::memcpy(bytes, "fsdpbeat", 8);
   send();
   EXPECT_EQ(heard(at_zero), "beat 1");
+  send();
+  EXPECT_EQ(heard(at_zero), "") << "the same one again";
 }
 
 // Ranks 2 and 3 of node 1, whose leader, rank 1, dumps core; node 0 is the test.
