@@ -59,7 +59,7 @@ const std::map<std::string, std::vector<Field>> table = {
       {"trace_directory", {}, {}},
       {"trace_events", {16, 65536}, {1e15}},
       {"flight_directory", {}, {}},
-      {"flight_events", {2, 1024}, {4e9}},
+      {"flight_events", {2, 1024, 1048576}, {1048577, 4e9}},
       {"debug_delay_us", {1, 50}, {}},
       {"debug_delay_seed", {1, 9e15}, {}},
       {"debug_failed_allocation", {9e15}, {}}}},

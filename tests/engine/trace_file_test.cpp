@@ -122,6 +122,16 @@ TEST_F(TraceWriting, APlanningContextHasNoTrace) {
   fsdp_destroy_context(context);
 }
 
+TEST_F(TraceWriting, AProcessOfAJobKeepsOneToo) {
+  Scenario setup;
+  setup.ranks = 1;
+  setup.context.flags = FSDP_CONTEXT_TRACE;
+  fsdp_context *context = join(setup, 0, "trace-" + std::to_string(::getpid()));
+  FSDP(fsdp_write_trace(context, path("trace").c_str()));
+  EXPECT_GT(fs::file_size(path("trace")), 0u);
+  fsdp_destroy_context(context);
+}
+
 TEST_F(TraceWriting, AnExistingFileIsReplacedWhole) {
   const Solo solo;
   std::ofstream(path("trace")) << std::string(100'000, 'x');

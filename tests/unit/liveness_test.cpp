@@ -115,6 +115,12 @@ TEST_F(FakeProc, SaysNothingOfWhoIsGoneOrElsewhere) {
   }
 }
 
+TEST_F(FakeProc, TellsOfTheFirstProcessOfAContainer) {
+  set_pid("1");
+  write("/1/status", "Name:\ta\nCoreDumping:\t1\n");
+  EXPECT_TRUE(dumps());
+}
+
 TEST(CoreDump, IsNoneOfALivingProcess) {
   const Fd self(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
   ASSERT_TRUE(self);
