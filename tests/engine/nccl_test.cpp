@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Training whose bytes NCCL's look-alike carries, between threads with a simulated GPU each: the reference's bits, and
 // steps that ranks give up in the middle. It says nothing about NCCL's speed, nor about its sums in fp32.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
-#include <mutex>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
+#include <mutex>
 
 #include "device.h"
 #include "element.h"
 #include "harness.h"
 #include "simulated_cuda/simulated.h"
+#include "simulated_nccl/simulated_nccl.h"
 
 using namespace harness;
 
@@ -176,6 +179,31 @@ TEST(Nccl, AModelThatIsDestroyedInTheMiddleOfAStepLeavesItsContextWhole) {
     FSDP(fsdp_close_context(context));
   });
   EXPECT_LT(now() - start, 10);
+}
+
+// Else NCCL would copy through buffers of its own: as windows or as buffers, whichever it takes.
+TEST(Nccl, MemoryThatItReadsAndWritesIsRegistered) {
+  Scenario setup = nccl_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
+  setup.microbatches = 1;
+  void *const library = ::dlopen(std::getenv("FSDP_NCCL_LIBRARY"), RTLD_NOW | RTLD_NODELETE);
+  ASSERT_NE(library, nullptr) << ::dlerror();
+  const auto *control =
+      static_cast<const simulated::nccl::Control *>(::dlsym(library, simulated::nccl::control_symbol));
+  ASSERT_NE(control, nullptr);
+  std::atomic<int64_t> most = 0;
+  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+    {
+      Rank rank(context, setup);
+      rank.load();
+      clean_step(rank, 0);
+      using simulated::nccl::Count;
+      if (r == 0) most = control->count(Count::windows) + control->count(Count::buffers);
+      double met = 0;
+      FSDP(fsdp_all_reduce_values(context, nullptr, &met, 1, FSDP_VALUE_SUM));
+    }
+    FSDP(fsdp_close_context(context));
+  });
+  EXPECT_GE(most, 2) << "one at least on each rank";
 }
 
 // NCCL does not end a communicator before the graphs that captured its collectives: a line says which one it is.
