@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
+#include <initializer_list>
 #include <mutex>
 
 #include "device.h"
@@ -190,20 +190,23 @@ TEST(Nccl, MemoryThatItReadsAndWritesIsRegistered) {
   const auto *control =
       static_cast<const simulated::nccl::Control *>(::dlsym(library, simulated::nccl::control_symbol));
   ASSERT_NE(control, nullptr);
-  std::atomic<int64_t> most = 0;
-  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
-    {
-      Rank rank(context, setup);
-      rank.load();
-      clean_step(rank, 0);
-      using simulated::nccl::Count;
-      if (r == 0) most = control->count(Count::windows) + control->count(Count::buffers);
-      double met = 0;
-      FSDP(fsdp_all_reduce_values(context, nullptr, &met, 1, FSDP_VALUE_SUM));
-    }
+  using simulated::nccl::Count;
+  const auto count = [&](std::initializer_list<Count> counts) {
+    int64_t sum = 0;
+    for (const Count one : counts) sum += control->count(one);
+    return sum;
+  };
+  const auto launched = [&] { return count({Count::all_gathers, Count::reduce_scatters}); };
+  const auto registered = [&] { return count({Count::registered_collectives, Count::buffered_collectives}); };
+  const int64_t launched_before = launched(), registered_before = registered();
+  run_threads(setup, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, setup);
+    rank.load();
+    clean_step(rank, 0);
     FSDP(fsdp_close_context(context));
   });
-  EXPECT_GE(most, 2) << "one at least on each rank";
+  EXPECT_GE(launched() - launched_before, 2 * 2 * 4) << "gathers and reduces of four groups on two ranks";
+  EXPECT_EQ(registered() - registered_before, launched() - launched_before);
 }
 
 // NCCL does not end a communicator before the graphs that captured its collectives: a line says which one it is.
