@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "element.h"
 #include "harness.h"
@@ -192,6 +193,29 @@ TEST(Describe, NumbersAreThoseOfTheModelsInformation) {
       REQUIRE(text["groups"][g]["gathered_bytes"] >= gathered && text["groups"][g]["gathered_bytes"] < gathered + 4096);
     }
     REQUIRE(padding == memory.padding_count);
+    FSDP(fsdp_close_context(context));
+  });
+}
+
+// Each parameter in one of them, in the order declared, and each part where no other of its group is.
+TEST(Describe, PartsHoldTheParametersOfTheirGroup) {
+  Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_COPIED);
+  setup.groups = {{"group", {}}};
+  for (const char *name : {"a", "b", "c", "d", "e"}) setup.groups[0].params.push_back({name, {64, 32}});
+  setup.groups[0].params[1].flags = FSDP_PARAM_FROZEN;
+  setup.model.max_pending_bytes = uint64_t{2} * 64 * 32 * sizeof(float);
+  run_threads(setup, [&](uint32_t, fsdp_context *context) {
+    const Rank rank(context, setup);
+    const Json group = description_of(rank)["groups"][0];
+    std::vector<std::string> names;
+    std::set<uint64_t> offsets;
+    for (const Json &part : group["full_grad_parts"]) {
+      REQUIRE(part["bytes"] == part["parameters"].size() * 64 * 32 * sizeof(float));
+      offsets.insert(part["offset"].get<uint64_t>());
+      for (const Json &name : part["parameters"]) names.push_back(name);
+    }
+    REQUIRE(group["full_grad_parts"].size() > 1 && offsets.size() > 1);
+    REQUIRE(names == (std::vector<std::string>{"a", "c", "d", "e"}));
     FSDP(fsdp_close_context(context));
   });
 }

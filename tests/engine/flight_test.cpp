@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
@@ -110,8 +111,11 @@ TEST_F(Flight, NamesCallsGroupsPhasesAndCollectives) {
       EXPECT_EQ(call["state"], "completed");
       visits.push_back(call["group"].get<std::string>() + " " + call["phase"].get<std::string>());
     }
+  std::map<uint64_t, std::string> calls;
+  for (const Json &call : record["calls"]) calls[call["entry"]] = call["call"];
   for (const Json &of : record["collectives"])
     if (of["sequence"] == "reduces of model 0") {
+      EXPECT_EQ(calls[of["call_entry"]], "fsdp_reduce_grad");
       EXPECT_EQ(of["state"], "completed");
       EXPECT_EQ(of["number"], reduces.size());
       EXPECT_GE(of["started_ns"], of["enqueued_ns"]);

@@ -81,7 +81,9 @@ class Tree:
     def tests(self):
         asked = ["meson", "introspect", "--tests", str(self.build)]
         found = json.loads(subprocess.run(asked, check=True, capture_output=True, text=True).stdout)
-        return {f"{t['suite'][0].split(':')[-1]}/{t['name']}": t for t in found if not LEFT_OUT.search(t["name"])}
+        # Meson runs them in the build's folder.
+        return {f"{t['suite'][0].split(':')[-1]}/{t['name']}": {**t, "workdir": t["workdir"] or str(self.build)}
+                for t in found if not LEFT_OUT.search(t["name"])}
 
     def targets(self):
         """File name of what is built -> ninja's name for it, by the id that tests depend on."""
@@ -97,7 +99,7 @@ def run_test(test, limit_s, environment=None):
     """(whether it passed, seconds)"""
     environment = {**os.environ, **test["env"], "GTEST_FAIL_FAST": "1", "MALLOC_PERTURB_": "165", **(environment or {})}
     started = time.monotonic()
-    child = subprocess.Popen(test["cmd"], env=environment, cwd=test["workdir"] or None, stdin=subprocess.DEVNULL,
+    child = subprocess.Popen(test["cmd"], env=environment, cwd=test["workdir"], stdin=subprocess.DEVNULL,
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True)
     hangs = False
     try:
