@@ -31,11 +31,11 @@ void Reducer::check_takes_all(const char *call) const {
   for (const Group &group : runtime_.groups)
     for (uint64_t i = 0; i < group.places.size(); ++i) {
       if (runtime_.param(group, i).frozen() || (!group.grad.last && !group.grad.completed[i])) continue;
-      fail(
-          FSDP_INVALID_STATE,
-          "{}: the gradient of parameter '{}' of group '{}' was {} in this step, which takes no other; end the step as "
-          "it was begun, or call fsdp_discard_step",
-          call, runtime_.param(group, i).name, group.name(), group.grad.last ? "reduced with FSDP_LAST" : "completed");
+      fail(FSDP_INVALID_STATE,
+           "{}: the gradient of parameter '{}' of group '{}' was {}, and takes no other now; end the step as it was "
+           "begun, or call fsdp_discard_step",
+           call, runtime_.param(group, i).name, group.name(),
+           group.grad.last ? "reduced with FSDP_LAST in this step" : "completed in this contribution");
     }
 }
 
@@ -89,12 +89,12 @@ void Reducer::make_room(GradPart &part, device::Stream &caller, const char *call
 
 void Reducer::refuse_more(const GradPart &part, const char *call) const {
   if (runtime_.spec.max_pending_bytes)
-    fail(FSDP_INVALID_STATE,
-         "{}: '{}' needs a full gradient buffer, but all {} that max_pending_bytes {} and max_pending_groups {} have "
-         "room "
-         "for are lent to {}; call fsdp_complete_grad for the parameters that are written, or fsdp_reduce_grad, or "
-         "raise the one of them that bounds it",
-         call, part.name, most_live_, runtime_.spec.max_pending_bytes, runtime_.spec.max_pending_groups, list_lent());
+    fail(
+        FSDP_INVALID_STATE,
+        "{}: '{}' needs a full gradient buffer, but all {} that max_pending_bytes {} and max_pending_groups {} have "
+        "room for are lent to {}; call fsdp_complete_grad for the parameters that are written, or fsdp_reduce_grad, or "
+        "raise the one of them that bounds it",
+        call, part.name, most_live_, runtime_.spec.max_pending_bytes, runtime_.spec.max_pending_groups, list_lent());
   fail(FSDP_INVALID_STATE,
        "{}: group '{}' needs a full gradient buffer, but all {} are lent to {}, which fsdp_reduce_grad has not been "
        "called for; reduce one of them first or raise max_pending_groups",

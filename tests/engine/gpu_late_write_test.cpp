@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <utility>
 
 #include "device.h"
 #include "harness.h"
@@ -53,8 +54,11 @@ void *give_all(Rank &rank) {
 
 // The byte is written between the steps, and found when the buffer is lent again: once.
 TEST(LateWrite, BetweenStepsIsToldWhenTheGradientIsLentAgain) {
-  for (const fsdp_dtype dtype : {FSDP_FLOAT32, FSDP_BFLOAT16}) {
-    const Scenario setup = watched(dtype);
+  for (const auto &[dtype, limit] : {std::pair(FSDP_FLOAT32, 0), {FSDP_BFLOAT16, 0}, {FSDP_FLOAT32, 1 << 20}}) {
+    Scenario setup = watched(dtype);
+    setup.model.max_pending_bytes = static_cast<uint64_t>(limit);
+    const char *const what =
+        limit ? "the gradients of group 'layer.1' after fsdp_complete_grad or fsdp_reduce_grad" : told;
     run_threads(setup, [&](uint32_t r, fsdp_context *context) {
       Rank rank(context, setup);
       rank.load();
@@ -68,7 +72,7 @@ TEST(LateWrite, BetweenStepsIsToldWhenTheGradientIsLentAgain) {
       int32_t accumulate = 0;
       if (r == 1)
         require_error(fsdp_acquire_grad(rank.groups[1], 0, 0, stream(), &grad, &accumulate), FSDP_INVALID_STATE,
-                      {"fsdp_acquire_grad", told});
+                      {"fsdp_acquire_grad", what});
       for (const size_t g : {1u, 0u}) {
         lend(rank, g);
         FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, stream()));

@@ -84,6 +84,14 @@ TEST(MisusedGrad, AppliedWhereTheStepTakesNoMoreTheyAreAllLeft) {
   EXPECT_FAILS(FSDP_INVALID_STATE, apply(), "fsdp_apply_grads", "'one'", "FSDP_LAST", "fsdp_discard_step");
   EXPECT_WORKS(acquire(solo.group(1), 3));
   EXPECT_WORKS(fsdp_discard_step(solo.model, nullptr));
+  // What was contributed before is none of its business.
+  for (uint32_t g = 2; g-- > 0;) {
+    for (uint32_t p = 4; p-- > 0;) {
+      EXPECT_WORKS(acquire(solo.group(g), p));
+      EXPECT_WORKS(fsdp_complete_grad(solo.group(g), p, 0, nullptr));
+    }
+    EXPECT_WORKS(fsdp_reduce_grad(solo.group(g), 0, nullptr));
+  }
   EXPECT_WORKS(apply());
 }
 

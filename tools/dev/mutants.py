@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mutants of C++ source: each is one line, changed in one place. Pure: text in, mutants out."""
+import collections
 import re
 from dataclasses import dataclass
 
@@ -11,10 +12,12 @@ class Mutant:
     kind: str
     before: str
     after: str
+    occurrence: int = 1  # of that line in the file: others say the same elsewhere
 
     @property
     def key(self):
-        return f"{self.file}|{self.before.strip()}|{self.after.strip()}"
+        nth = f"|{self.occurrence}" if self.occurrence > 1 else ""
+        return f"{self.file}|{self.before.strip()}|{self.after.strip()}{nth}"
 
     def diff(self):
         return f"--- {self.file}:{self.line} ({self.kind})\n-{self.before}\n+{self.after}"
@@ -123,9 +126,10 @@ KINDS = {"call dropped": drop_call, "condition negated": negate, "relation": rel
 
 def of_text(file, text, executable=None):
     """Mutants of a file, in order; executable: the lines that code was made of (all where it is None)."""
-    found = []
+    found, occurrences = [], collections.Counter()
     for number, line in enumerate(text.splitlines(), 1):
         code = blank_literals(line)
+        occurrences[line.strip()] += 1
         if executable is not None and number not in executable:
             continue
         if not code.strip() or code.lstrip().startswith(("#", "namespace", "}", "template", "using")):
@@ -135,5 +139,5 @@ def of_text(file, text, executable=None):
             for after in make(line, code):
                 if after != line and after not in seen:
                     seen.add(after)
-                    found.append(Mutant(file, number, kind, line, after))
+                    found.append(Mutant(file, number, kind, line, after, occurrences[line.strip()]))
     return found
