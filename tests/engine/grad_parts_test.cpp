@@ -223,24 +223,31 @@ TEST(GradParts, OfAUsualLayerTakeAThird) {
     }
 }
 
-// Once where a group is open in two visits, for which whole groups take less than any parts.
+// Also where groups are open in two visits, for which some parts take more than fewer would.
 TEST(GradParts, TheLeastThatTheSealNamesDoesAndNoLess) {
-  for (const auto &[strategy, ranks, twice] : {std::tuple(FSDP_STRATEGY_OPTIM_GRADS, 1u, false),
-                                               {FSDP_STRATEGY_OPTIM_GRADS, 2u, false},
-                                               {FSDP_STRATEGY_OPTIM_GRADS, 3u, false},
-                                               {FSDP_STRATEGY_OPTIM_GRADS, 8u, false},
-                                               {FSDP_STRATEGY_NO_SHARD, 1u, false},
-                                               {FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2u, true}}) {
-    SCOPED_TRACE(testing::Message() << "strategy " << strategy << ", ranks " << ranks << ", twice " << twice);
-    Scenario setup = layers(strategy, ranks);
-    if (twice) {
+  struct Case {
+    fsdp_strategy strategy;
+    uint32_t ranks;
+    uint64_t width = 24;
+    std::vector<uint32_t> backward = {};  // visits; empty: each group once
+  };
+  for (const auto &[strategy, ranks, width, backward] :
+       {Case{FSDP_STRATEGY_OPTIM_GRADS, 1}, Case{FSDP_STRATEGY_OPTIM_GRADS, 2}, Case{FSDP_STRATEGY_OPTIM_GRADS, 3},
+        Case{FSDP_STRATEGY_OPTIM_GRADS, 8}, Case{FSDP_STRATEGY_NO_SHARD, 1},
+        Case{FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3, 16, {2, 2, 1, 1, 0, 0}},
+        Case{FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3, 64, {2, 1, 0, 2, 1, 0}}}) {
+    SCOPED_TRACE(testing::Message() << "strategy " << strategy << ", ranks " << ranks << ", width " << width);
+    Scenario setup = layers(strategy, ranks, width);
+    if (!backward.empty()) {
       setup.schedule = FSDP_SCHEDULE_VISITS;
-      for (const auto phase : {FSDP_FORWARD, FSDP_BACKWARD, FSDP_BACKWARD})
-        for (const uint32_t g : {0u, 1u, 2u}) setup.visits.push_back({g, phase});
+      for (const uint32_t g : {0u, 1u, 2u}) setup.visits.push_back({g, FSDP_FORWARD});
+      for (const uint32_t g : backward) setup.visits.push_back({g, FSDP_BACKWARD});
     }
     const uint64_t least = least_bytes(setup);
     EXPECT_LE(least, (planned_pool(setup) + 4095) / 4096 * 4096) << "in whole pages";
     EXPECT_LE(planned_pool(by_parts(setup, least)), least);
+    for (uint64_t less = 512; less <= least / 8; less += 512)
+      EXPECT_THROW(planned_pool(by_parts(setup, least - less)), Failure) << least - less << " does, too";
     try {
       planned_pool(by_parts(setup, least - 1));
       ADD_FAILURE() << "a byte less does too";
