@@ -144,7 +144,7 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
       const comm::Rendezvous meeting = meet_processes(world, waiter, make_card);
       note(meeting, report);
       report.met = true;
-      exchange(world, meeting);
+      exchange(world, meeting, waiter);
       for (const auto end = std::chrono::steady_clock::now() + hold; std::chrono::steady_clock::now() < end;) {
         waiter.poll();
         std::this_thread::sleep_for(5ms);
@@ -169,14 +169,16 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
     struct stat status;
     if (::fstat(meeting.control.get(), &status) == 0) report.control_size = static_cast<int32_t>(status.st_size);
   }
-  // The ranks of a host reach each other by their ranks of the job: the lowest sends each a descriptor.
-  static void exchange(const WorldOptions &world, const comm::Rendezvous &meeting) {
+  // The ranks of a host reach each other by their ranks of the job: the lowest sends each a descriptor. It may have
+  // died before, so who waits for it asks the waiter, as ranks have to that form a world.
+  static void exchange(const WorldOptions &world, const comm::Rendezvous &meeting, const Waiter &waiter) {
     const auto ranks = meeting.roster.ranks_of(meeting.roster.nodes()[world.rank]);
     const auto deadline = std::chrono::steady_clock::now() + 5s;
     for (;;) {
       const auto file = meeting.links->meet({1, 0}, ranks, [] { return Fd(::dup(0)); });
       if (file) break;
       if (std::chrono::steady_clock::now() > deadline) fail(FSDP_TIMEOUT, "no descriptor came");
+      waiter.poll();
       meeting.links->sleep(10);
     }
     meeting.links->find_dead([](uint32_t) {});
