@@ -223,7 +223,7 @@ need_packages $yes g++ meson ninja-build pkg-config libfmt-dev libhwy-dev libxxh
 launcher=
 # In large units, since most of the compiler's time goes into headers; --long shows that each file includes what it needs.
 # Without debug information, which is a third of what is left.
-units='-Ddebug=false -Dunity=on -Dunity_size=40'
+units='-Ddebug=false -Dunity=on -Dunity_size=80'
 # GCC collects its garbage whenever there is a third more than 128 MiB: 6 % of its time, which half a GiB saves.
 roomy="'--param=ggc-min-heapsize=524288',"
 echo | c++ --param=ggc-min-heapsize=524288 -x c++ -fsyntax-only - 2>/dev/null || roomy=
