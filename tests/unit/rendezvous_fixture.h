@@ -55,7 +55,7 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
   }
 
   size_t start(const WorldOptions &world) {
-    return run([&](MeetingReport &report) { meet(world, report, hold); });
+    return run([&](MeetingReport &report) { meet(world, report, pause, hold); });
   }
   // On a host of its own, unless told.
   size_t start(uint32_t rank, const std::string &host = {}) {
@@ -126,13 +126,15 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
   static int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
   WorldOptions options;
+  std::chrono::milliseconds pause{0};  // between the meeting and the descriptors of a host
   std::chrono::milliseconds hold{0};  // between the meeting and its end, as ranks have that form a world
   Endpoint at;
   Failure failure;
   Waiter waiter{failure, nullptr, nullptr, 10'000};
 
  private:
-  static void meet(WorldOptions world, MeetingReport &report, std::chrono::milliseconds hold) {
+  static void meet(WorldOptions world, MeetingReport &report, std::chrono::milliseconds pause,
+                   std::chrono::milliseconds hold) {
     world.log = [&](fsdp_log_level, const std::string &line) { append(report.logged, line); };
     Failure failure;
     const Waiter waiter(failure, nullptr, nullptr, world.timeout_ms);
@@ -144,6 +146,7 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
       const comm::Rendezvous meeting = meet_processes(world, waiter, make_card);
       note(meeting, report);
       report.met = true;
+      std::this_thread::sleep_for(pause);
       exchange(world, meeting, waiter);
       for (const auto end = std::chrono::steady_clock::now() + hold; std::chrono::steady_clock::now() < end;) {
         waiter.poll();

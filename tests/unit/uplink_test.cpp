@@ -197,6 +197,19 @@ TEST_F(Uplinks, ADeathAfterTheRosterIsSeenByAll) {
   }
 }
 
+// The others of its host wait for what it has not sent.
+TEST_F(Uplinks, ADeathBeforeItsDescriptorsIsSeenByAll) {
+  options.size = 4;
+  pause = 500ms;
+  hold = 20s;
+  zero = start(0, "a");
+  start_host();
+  for (const size_t index : {zero, one, two, three})
+    while (!reports[index].met) std::this_thread::sleep_for(1ms);
+  ::kill(processes[one], SIGKILL);
+  expect_told({zero, two, three}, 1, "died before the job had formed");
+}
+
 TEST_F(Uplinks, TheDeathOfRankZeroIsSeenByAll) {
   options.size = 5;
   zero = start(0, "a");
