@@ -214,13 +214,32 @@ std::optional<uint64_t> find_smallest(ModelSpec &spec, uint64_t limit) {
   return least <= limit ? std::optional(least) : std::nullopt;
 }
 
-// The least limit that does, from one that does: with another limit other cuts are tried.
+bool is_enough(ModelSpec &spec, uint64_t limit) {
+  spec.max_pending_bytes = limit;
+  return std::ranges::any_of(list_cuts(spec),
+                             [&](const GradCut &cut) { return pool_bytes(plan_cut(spec, cut)) <= limit; });
+}
+
+// A limit that does, of which a byte less does not: between one that does not and one that does.
+uint64_t bisect_limits(ModelSpec &spec, uint64_t too_little, uint64_t enough) {
+  while (enough - too_little > 1) {
+    const uint64_t middle = too_little + (enough - too_little) / 2;
+    (is_enough(spec, middle) ? enough : too_little) = middle;
+  }
+  return enough;
+}
+
+// From a limit that does, the least that is found above that of the spec, which does not. With another limit other
+// cuts are tried: what fits under one may not be tried with what it takes as the limit.
 uint64_t find_least(const ModelSpec &spec, uint64_t bytes) {
   ModelSpec smaller = spec;
-  for (int round = 0; round < 32; ++round) {
+  const uint64_t too_little = spec.max_pending_bytes;
+  while (bytes - 1 > too_little) {
     const auto fits = find_smallest(smaller, bytes - 1);
     if (!fits) break;
-    bytes = find_smallest(smaller, *fits) ? *fits : bytes - 1;
+    if (*fits <= too_little || !is_enough(smaller, *fits))
+      return bisect_limits(smaller, std::max(*fits, too_little), bytes - 1);
+    bytes = *fits;
   }
   return bytes;
 }
@@ -230,10 +249,10 @@ std::vector<FittingCut> find_fitting_cuts(const ModelSpec &spec) {
   std::vector<FittingCut> fitting;
   uint64_t bytes = 0;
   for (const GradCut &cut : list_cuts(spec)) {
-    const auto is_enough = [&](const FittingCut &one) {
+    const auto suffices = [&](const FittingCut &one) {
       return cut.pending != one.cut.pending || one.plan.parts.size() == one.plan.groups.size();
     };
-    if (!fitting.empty() && is_enough(fitting.front())) break;
+    if (!fitting.empty() && suffices(fitting.front())) break;
     ModelPlan plan = plan_cut(spec, cut);
     bytes = pool_bytes(plan);
     if (bytes <= spec.max_pending_bytes) fitting.push_back({cut, std::move(plan)});

@@ -70,16 +70,16 @@ uint64_t planned_pool(const Scenario &setup) {
   return bytes;
 }
 
-// What a seal says would do.
-uint64_t least_bytes(const Scenario &setup) {
+// What a seal says would do where `bytes` are too little.
+uint64_t least_bytes(const Scenario &setup, uint64_t bytes = 1) {
   try {
-    planned_pool(by_parts(setup, 1));
+    planned_pool(by_parts(setup, bytes));
   } catch (const Failure &failure) {
     EXPECT_EQ(failure.status, FSDP_INVALID_ARGUMENT) << failure.what();
     const std::string text = failure.what();
     return std::stoull(text.substr(text.find_last_not_of("0123456789", text.find_last_of("0123456789")) + 1));
   }
-  ADD_FAILURE() << "a pool of one byte was planned";
+  ADD_FAILURE() << "a pool of " << bytes << " bytes was planned";
   return 0;
 }
 
@@ -256,6 +256,28 @@ TEST(GradParts, TheLeastThatTheSealNamesDoesAndNoLess) {
       for (const std::string &word : {std::string("max_pending_bytes is ") + std::to_string(least - 1),
                                       std::string("'layer.0'"), std::string("'layer.0.up'"), std::to_string(least)})
         EXPECT_NE(text.find(word), std::string::npos) << word << " is not in " << text;
+    }
+  }
+}
+
+// Two parameters that pad each other when they are cut apart, beside a group of two: some limits fit where larger ones
+// do not, and some by a cut that is tried under these limits alone.
+TEST(GradParts, TheLeastIsMoreThanWhatWasTooLittle) {
+  constexpr uint64_t unit = 16'384;
+  for (const uint64_t size : {5u, 6u}) {
+    Scenario setup = layers(FSDP_STRATEGY_OPTIM_GRADS, 2);
+    setup.model.max_pending_groups = 1;
+    setup.groups = {{"root", {{"root.a", {5 * unit}}, {"root.b", {5 * unit}}}},
+                    {"layer", {{"layer.a", {8 * unit}}, {"layer.b", {size * unit}}}}};
+    setup.groups[0].options.flags = FSDP_GROUP_ROOT;
+    for (ParamDef &param : setup.groups[0].params) param.granule = FSDP_GRANULE_TENSOR;
+    for (const uint64_t units : {0, 4, 19}) {
+      const uint64_t limit = units * 4 * unit + 1;
+      SCOPED_TRACE(testing::Message() << size << " units in the last, too little: " << limit);
+      const uint64_t least = least_bytes(setup, limit);
+      EXPECT_GT(least, limit);
+      EXPECT_LE(planned_pool(by_parts(setup, least)), least);
+      EXPECT_EQ(least_bytes(setup, least - 1), least) << "a byte less is too little";
     }
   }
 }
