@@ -263,23 +263,23 @@ TEST(GradParts, TheLeastThatTheSealNamesDoesAndNoLess) {
 // Two parameters that pad each other when they are cut apart, beside a group of two: some limits fit where larger ones
 // do not, and some by a cut that is tried under these limits alone.
 TEST(GradParts, TheLeastIsMoreThanWhatWasTooLittle) {
-  constexpr uint64_t unit = 16'384;
-  for (const uint64_t size : {5u, 6u}) {
-    Scenario setup = layers(FSDP_STRATEGY_OPTIM_GRADS, 2);
-    setup.model.max_pending_groups = 1;
-    setup.groups = {{"root", {{"root.a", {5 * unit}}, {"root.b", {5 * unit}}}},
-                    {"layer", {{"layer.a", {8 * unit}}, {"layer.b", {size * unit}}}}};
-    setup.groups[0].options.flags = FSDP_GROUP_ROOT;
-    for (ParamDef &param : setup.groups[0].params) param.granule = FSDP_GRANULE_TENSOR;
-    for (const uint64_t units : {0, 4, 19}) {
-      const uint64_t limit = units * 4 * unit + 1;
-      SCOPED_TRACE(testing::Message() << size << " units in the last, too little: " << limit);
-      const uint64_t least = least_bytes(setup, limit);
-      EXPECT_GT(least, limit);
+  constexpr uint64_t tenth = 2048;  // of a unit
+  for (const uint64_t size : {50u, 60u, 69u})
+    for (const uint64_t limit : {0u, 40u, 190u, 199u}) {
+      if (size == 69 && limit == 190) continue;  // enough
+      Scenario setup = layers(FSDP_STRATEGY_OPTIM_GRADS, 2);
+      setup.model.max_pending_groups = 1;
+      setup.groups = {{"root", {{"root.a", {50 * tenth}}, {"root.b", {50 * tenth}}}},
+                      {"layer", {{"layer.a", {80 * tenth}}, {"layer.b", {size * tenth}}}}};
+      setup.groups[0].options.flags = FSDP_GROUP_ROOT;
+      for (ParamDef &param : setup.groups[0].params) param.granule = FSDP_GRANULE_TENSOR;
+      const uint64_t too_little = limit * tenth * sizeof(float) + 1;
+      SCOPED_TRACE(testing::Message() << "a group of 8 and " << size << "/10 units, too little: " << too_little);
+      const uint64_t least = least_bytes(setup, too_little);
+      EXPECT_GT(least, too_little);
       EXPECT_LE(planned_pool(by_parts(setup, least)), least);
       EXPECT_EQ(least_bytes(setup, least - 1), least) << "a byte less is too little";
     }
-  }
 }
 
 // Both ends of a tied model stay open while its layers come and go.

@@ -226,7 +226,7 @@ TEST_F(Convert, TransposedTensorsAreTurnedBackByWindows) {
 
 TEST_F(Convert, ARowThatIsLongerThanAWindowIsTurnedInParts) {
 #ifdef __SANITIZE_THREAD__
-  GTEST_SKIP() << "ThreadSanitizer takes half a minute for 8 million elements, which one thread turns one by one";
+  GTEST_SKIP() << "ThreadSanitizer takes long for 8 million elements, which one thread turns one by one";
 #endif
   const Tensors tensors{{"tall", random_tensor("F64", {NewTensorReader::window_bytes / 8 + 1000, 2}, 1)}};
   save_cut(tensors, 2);
