@@ -172,7 +172,7 @@ two_may_share() {
 
 stage_build() {
   if [ ! -f build-gpu/build.ninja ]; then
-    meson setup build-gpu -Dcuda=enabled -Dnccl=enabled -Dtests=enabled -Dexamples=auto >build-gpu-setup.log 2>&1 ||
+    meson setup build-gpu -Dunity=off -Dcuda=enabled -Dnccl=enabled -Dtests=enabled -Dexamples=auto >build-gpu-setup.log 2>&1 ||
       { tail -n 40 build-gpu-setup.log; fail 'configure build-gpu'; report; }
     mv build-gpu-setup.log build-gpu/setup.log
     sed -n '/train_gpt\|CUDA  *:\|NCCL  *:\|UCX  *:/p' build-gpu/setup.log

@@ -112,7 +112,7 @@ export DEB_BUILD_MAINT_OPTIONS = hardening=+all optimize=-lto
 %:
 	dh $@ --buildsystem=meson
 override_dh_auto_configure:
-	dh_auto_configure -- -Dtests=disabled -Dexamples=disabled -Dcuda=disabled -Dunity=on -Dunity_size=12
+	dh_auto_configure -- -Dtests=disabled -Dexamples=disabled -Dcuda=disabled
 override_dh_makeshlibs:
 	dh_makeshlibs -V
 END
