@@ -2,28 +2,28 @@
 # SPDX-License-Identifier: Apache-2.0
 # Builds libfsdp and runs every test; alone enough on a fresh Debian 12 or Ubuntu 24.04.
 #
-# usage: sh tests/run.sh [-y] [--quick | --long] [--werror]
-#   -y        install missing packages without asking
-#   --quick   one build, every test in it; no sanitizers, no fuzzing
-#   --long    one build, file by file, every test in it with the long counts: hours (docs/testing.md)
-#   --werror  warnings are errors (always so when CI is set)
+# usage: sh tests/run.sh [-y] [--sanitizers | --long] [--werror]
+#   -y            install missing packages without asking
+#   --sanitizers  in place of the plain build: builds with AddressSanitizer and ThreadSanitizer, their tests, and fuzzing
+#   --long        the plain build, file by file, and its tests with the long counts: hours (docs/testing.md)
+#   --werror      warnings are errors (always so when CI is set)
 #
 # The last line is "N passed, N failed" or "N passed, N failed, N skipped", summed over all builds. A build that fails
 # counts as one failure. Logs stay in build-*/meson-logs/. Meson uses ccache by itself where it is installed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
-yes='' one_build=0 patience=1 werror=false
+yes='' stages=plain patience=1 werror=false
 [ -n "${CI:-}" ] && werror=true
 for argument; do
   case $argument in
     -y) yes=-y ;;
-    --quick) one_build=1 ;;
+    --sanitizers) stages=sanitizers ;;
     --long)
-      one_build=1 patience=30
+      stages=long patience=30
       export FSDP_TEST_MANY=1 FSDP_TEST_ALL_CASTS=1 FSDP_TEST_DEATHS=100 ;;
     --werror) werror=true ;;
-    *) echo "tests/run.sh: unknown argument '$argument' (known: -y --quick --long --werror)" >&2; exit 2 ;;
+    *) echo "tests/run.sh: unknown argument '$argument' (known: -y --sanitizers --long --werror)" >&2; exit 2 ;;
   esac
 done
 
@@ -174,7 +174,7 @@ run_library_tests() {
   run_tests "$directory" "$name" --num-processes $(($(nproc) * 3)) --timeout-multiplier 4 "$@"
 }
 
-# Each stage picks its tests by their suites: nobody would miss one that none of them picks.
+# Each stage picks its tests by their suites; this finds a test that no stage picks.
 find_left_out() {
   printf '\n== tests that no stage ran\n'
   # shellcheck disable=SC2086  # a list of files
@@ -221,32 +221,34 @@ need_packages $yes g++ meson ninja-build pkg-config libfmt-dev libhwy-dev libxxh
   { fail_build 'install the packages' 'see above'; report; }
 
 launcher=
-# In large units, since most of the compiler's time goes into headers; --long shows that each file includes what it needs.
-# Without debug information, which is a third of what is left.
+# Large units are the default of the project. Debug information is a third of the compiler's time.
 units='-Ddebug=false -Dunity=on -Dunity_size=80'
 # GCC collects its garbage whenever there is a third more than 128 MiB: 6 % of its time, which half a GiB saves.
 roomy="'--param=ggc-min-heapsize=524288',"
 echo | c++ --param=ggc-min-heapsize=524288 -x c++ -fsyntax-only - 2>/dev/null || roomy=
-if [ $one_build -eq 1 ]; then
-  prepare build-tests -Dexamples=enabled "-Dwerror=$werror" -Ddebug=false -Dunity=off -Dsanitized_tests=true
-  build build-tests all library-tests
+
+# shellcheck disable=SC2086  # lists of words
+prepare_plain() { prepare build-tests -Dexamples=enabled "-Dwerror=$werror" $units "-Dcpp_args=[$roomy]"; }
+
+run_plain_tests() {
   run_waiting_tests build-tests --timeout-multiplier $patience
+  # Nothing runs beside these: some measure times.
   run_busy_tests build-tests --timeout-multiplier $patience
   find_left_out
-else
-  # shellcheck disable=SC2086  # lists of words
-  prepare build-tests -Dexamples=enabled "-Dwerror=$werror" $units -Dsanitized_tests=false "-Dcpp_args=[$roomy]"
-  # -Og and line tables keep the reports readable and are fast enough for two cores. What is read behind the end of a vector
-  # that has room is seen by the standard library alone.
+}
+
+# -Og and line tables keep the reports readable and are fast enough for two cores.
+prepare_sanitizers() {
   sanitized="-Dexamples=disabled -Doptimization=g -Db_lundef=false $units"
   kernels=$PWD/build-tests/lib/device/cuda  # no sanitizer sees what runs on a GPU
   # A check of UndefinedBehaviorSanitizer that fails is an illegal instruction, which AddressSanitizer reports with its frames:
   # the texts that each check would have take a quarter of the compiler's time, and half of every program.
-  # A call for each access that AddressSanitizer looks at, and not its instructions: a tenth of the compiler's time.
+  # A call for each access that AddressSanitizer looks at, in place of its instructions, saves a tenth of the compiler's time.
   called="'--param=asan-instrumentation-with-call-threshold=0',"
   [ -n "$roomy" ] || called=
-  # Half of the time that the usual linker takes for programs of this size; it is beside it in binutils.
+  # gold links programs of this size in half of the time of the usual linker, and comes with it in binutils.
   command -v ld.gold >/dev/null && export CC_LD=gold CXX_LD=gold
+  # _GLIBCXX_ASSERTIONS: the standard library alone sees a read behind the end of a vector that has room.
   # shellcheck disable=SC2086
   prepare build-asan $sanitized "-Dkernel_objects=$kernels" -Db_sanitize=address,undefined \
     "-Dc_args=['-g1','-fsanitize-undefined-trap-on-error']" \
@@ -254,15 +256,9 @@ else
   # shellcheck disable=SC2086
   prepare build-tsan $sanitized "-Dkernel_objects=$kernels" -Db_sanitize=thread -Dc_args=-g1 \
     "-Dcpp_args=[$roomy'-g1','-D_GLIBCXX_ASSERTIONS']"
-  build build-tests all
-  # Limits of these are seconds, and who wakes up takes the processor from an idle build at once. (Beside another it does not: UCX
-  # 1.13 ends processes more often where ranks wake up late.)
-  build_early build-asan/early.log ninja -j "$(nproc)" -C build-asan unit-tests tests/fuzz/abi_fuzzer
-  run_waiting_tests build-tests --no-suite sanitized
-  stop_early
-  # Nothing beside these: some measure times.
-  run_busy_tests build-tests --no-suite sanitized
+}
 
+run_address_tests() {
   # Frames that an exception leaves stay on the heap for a while and are looked through for a free one: a small heap, or tests of
   # a million errors take ten times as long.
   export ASAN_OPTIONS=halt_on_error=1:abort_on_error=1:handle_sigill=1:detect_stack_use_after_return=1:max_uar_stack_size_log=16
@@ -274,7 +270,9 @@ else
   [ ! -f build-asan/prepared ] || run_library_tests build-tests over-asan-sh --logbase over-asan --suite engine \
     --wrapper "sh '$PWD/tests/over_sanitizer.sh' '$PWD/build-asan'"
   stop_early
+}
 
+run_thread_tests() {
   export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:suppressions=$PWD/tests/tsan.supp"
   # Older ThreadSanitizers cannot place their shadow memory where the kernel randomizes addresses a lot.
   setarch -R true 2>/dev/null && launcher='setarch -R'
@@ -289,8 +287,26 @@ else
   build_early build-fuzz/early.log sh tests/fuzz/fuzz.sh --build
   run_library_tests build-tsan library --suite unit --suite engine --no-suite one-thread --no-suite over-tsan
   finish_early
+}
 
-  find_left_out
-  fuzz
-fi
+case $stages in
+  plain)
+    prepare_plain
+    build build-tests all
+    run_plain_tests
+    ;;
+  long)
+    prepare build-tests -Dexamples=enabled "-Dwerror=$werror" -Ddebug=false -Dunity=off
+    build build-tests all
+    run_plain_tests
+    ;;
+  sanitizers)
+    prepare_plain
+    prepare_sanitizers
+    build build-tests engine-tests
+    run_address_tests
+    run_thread_tests
+    fuzz
+    ;;
+esac
 report
