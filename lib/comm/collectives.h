@@ -104,8 +104,12 @@ struct Shape {
   uint32_t block = 0;
   // Will it be asked for sums? Who is not needs no memory for them.
   bool sums = true;
+  // About how many bytes its longest call moves: a transport that copies through memory of its own has no use for more.
+  uint64_t longest_call = UINT64_MAX;
 
-  static constexpr Shape messages(bool sums = true) { return {.arenas = false, .block = 1, .sums = sums}; }
+  static constexpr Shape messages(bool sums = true, uint64_t longest_call = UINT64_MAX) {
+    return {.arenas = false, .block = 1, .sums = sums, .longest_call = longest_call};
+  }
 };
 
 struct Fingerprint;  // comm/call/fingerprint.h

@@ -238,13 +238,15 @@ const CollectiveTraits &traits_of(DeviceTransport transport) noexcept {
   return transport == DeviceTransport::staging ? device_traits : nccl::nccl_traits;
 }
 
-uint64_t device_team_bytes(uint32_t, DeviceTransport transport) noexcept {
+uint64_t device_team_bytes(uint32_t ranks, DeviceTransport transport, uint64_t longest_call) noexcept {
   if (transport == DeviceTransport::none) return 0;
-  return 2 * (transport == DeviceTransport::nccl ? nccl_word_bytes : staging::communicator_bytes());
+  if (transport == DeviceTransport::nccl) return 2 * nccl_word_bytes;
+  return 2 * staging::communicator_bytes(staging::Sizes().bounded(longest_call, ranks));
 }
-uint64_t device_message_bytes(uint32_t, DeviceTransport transport) noexcept {
+uint64_t device_message_bytes(uint32_t ranks, DeviceTransport transport, uint64_t longest_call) noexcept {
   if (transport == DeviceTransport::none) return 0;
-  return transport == DeviceTransport::nccl ? nccl_word_bytes : staging::messages_bytes();
+  if (transport == DeviceTransport::nccl) return nccl_word_bytes;
+  return staging::messages_bytes(staging::Sizes().bounded(longest_call, ranks));
 }
 
 std::shared_ptr<LocalJob> create_local_job(uint32_t size) {

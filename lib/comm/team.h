@@ -101,9 +101,10 @@ std::shared_ptr<Team> create_device_team(std::shared_ptr<Team> team, device::Dev
                                          const Waiter &waiter, Failure &failure);
 // What each rank allocates (pinned, or of the device) for what the engine creates in such a team of so many ranks:
 // collectives for gathers and others for reduces. automatic: the most that it can be. NCCL's own buffers are not known.
-uint64_t device_team_bytes(uint32_t ranks, DeviceTransport transport) noexcept;
+// longest_call: as in Shape.
+uint64_t device_team_bytes(uint32_t ranks, DeviceTransport transport, uint64_t longest_call) noexcept;
 // ... and for each one without arenas, beside what World::message_bytes says of the host's.
-uint64_t device_message_bytes(uint32_t ranks, DeviceTransport transport) noexcept;
+uint64_t device_message_bytes(uint32_t ranks, DeviceTransport transport, uint64_t longest_call) noexcept;
 // Of its teams, before there are any.
 const CollectiveTraits &traits_of(DeviceTransport transport) noexcept;
 

@@ -20,17 +20,21 @@ void set_debug(memory::ModelSpec &spec) {
 
 Declaration::Declaration(const Context &context, memory::ModelSpec spec, fsdp_optimizer optimizer,
                          GroupDefaults defaults)
-    : spec_(std::move(spec)), optimizer_(optimizer), defaults_(defaults) {
+    : context_(context), spec_(std::move(spec)), optimizer_(optimizer), defaults_(defaults) {
   if (adamw()) spec_.states = {{"exp_avg", FSDP_FLOAT32}, {"exp_avg_sq", FSDP_FLOAT32}};
   spec_.host_memory = context.device_traits().host_memory;
   if (context.debug()) set_debug(spec_);
-  const TeamMemory exchanges = plan_team_memory(context, spec_.mesh, spec_.communicates());
-  spec_.message_bytes = exchanges.message_bytes;
-  spec_.device_team_bytes = exchanges.device_bytes;
+  plan_exchanges();
   const comm::CollectiveTraits &traits = comm::traits_of(context.transport());
   spec_.rounds_before_sending = traits.rounds_before_sending;
   spec_.receives_slices = traits.receives_slices;
   spec_.device_transport = context.device_transport();
+}
+
+void Declaration::plan_exchanges() {
+  const TeamMemory exchanges = plan_team_memory(context_, spec_);
+  spec_.message_bytes = exchanges.message_bytes;
+  spec_.device_team_bytes = exchanges.device_bytes;
 }
 
 void Declaration::require_unsealed(const char *call) const {
@@ -52,6 +56,7 @@ void Declaration::add_group(memory::GroupSpec group) {
   param_names_.merge(names);
   group_names_.insert(group.name);
   spec_.groups.push_back(std::move(group));
+  plan_exchanges();
 }
 
 void Declaration::set_schedule(fsdp_schedule_kind kind, std::vector<fsdp_visit> visits) {

@@ -48,6 +48,10 @@ class Declaration {
   memory::ParamSpec &param(uint32_t group, uint64_t param_index) { return spec_.groups[group].params[param_index]; }
 
  private:
+  // How much memory exchanges take, which depends on the largest group.
+  void plan_exchanges();
+
+  const Context &context_;
   memory::ModelSpec spec_;
   fsdp_optimizer optimizer_;
   GroupDefaults defaults_;

@@ -39,7 +39,7 @@ void Model::seal_running() {
   share_outcome(*team, unplanned);
   plan_ = std::move(made);
   create_axes(teams, *context_, spec.mesh, spec.communicates());
-  const TeamMemory exchanges = team_memory(teams, *context_, spec.mesh, spec.communicates());
+  const TeamMemory exchanges = team_memory(teams, *context_, spec);
   plan_->region(memory::RegionId::messages).bytes = exchanges.message_bytes;
   plan_->acted_message_bytes = exchanges.acted_bytes;
   plan_->region(memory::RegionId::device_messages).bytes = exchanges.device_bytes;

@@ -46,8 +46,9 @@ Outer::Outer(Context &context, const memory::ModelSpec &spec, const Teams &teams
       rank_(teams.outer->rank()),
       inner_(teams.inner->rank()),
       gathers_(spec.gathers_outer()),
-      sums_(teams.outer_data->create_collectives("outer sums", comm::Shape::messages())),
-      weights_(teams.outer_data->create_collectives("outer weights", comm::Shape::messages(false))),
+      sums_(teams.outer_data->create_collectives("outer sums", comm::Shape::messages(true, spec.longest_call()))),
+      weights_(
+          teams.outer_data->create_collectives("outer weights", comm::Shape::messages(false, spec.longest_call()))),
       stream_(context.device().create_stream("outer")),
       trace_(std::make_unique<StreamTrace>(context, *stream_, lane, flights)) {
   for (auto &event : partial_free_) event = context.device().create_event();

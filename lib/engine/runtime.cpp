@@ -61,8 +61,9 @@ void Runtime::make_inner() {
   comm::Team &data = communicates() ? *teams.inner_data : inner();
   if (communicates()) storage->register_with(data);
   versions = teams.inner_data->create_versions("publish");
-  gathers.comm = data.create_collectives("gather");
-  reduces.comm = data.create_collectives("reduce", {.block = spec.mesh.reduction_block});
+  gathers.comm = data.create_collectives("gather", {.longest_call = spec.longest_call()});
+  reduces.comm =
+      data.create_collectives("reduce", {.block = spec.mesh.reduction_block, .longest_call = spec.longest_call()});
   control_comm = inner().create_collectives("control");
 }
 

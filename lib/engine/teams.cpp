@@ -64,9 +64,12 @@ std::vector<uint32_t> outer_ranks(const Context &context, const layout::Mesh &me
   return mesh.outer_ranks(static_cast<uint32_t>(rank));
 }
 
-uint64_t count_device_bytes(const layout::Mesh &mesh, bool communicates, DeviceTransport inner, DeviceTransport outer) {
-  return (communicates ? comm::device_team_bytes(mesh.inner_size, inner) : 0) +
-         (mesh.outer_size > 1 ? 2 * comm::device_message_bytes(mesh.outer_size, outer) : 0);  // sums and weights
+uint64_t count_device_bytes(const memory::ModelSpec &spec, DeviceTransport inner, DeviceTransport outer) {
+  const layout::Mesh &mesh = spec.mesh;
+  const uint64_t longest = spec.longest_call();
+  return (spec.communicates() ? comm::device_team_bytes(mesh.inner_size, inner, longest) : 0) +
+         // Sums and weights.
+         (mesh.outer_size > 1 ? 2 * comm::device_message_bytes(mesh.outer_size, outer, longest) : 0);
 }
 
 // Parameters (engine/params), and what is not NCCL's: sums and weights.
@@ -97,15 +100,14 @@ DeviceTransport plan_outer(const Context &context, const layout::Mesh &mesh) {
 
 }  // namespace
 
-TeamMemory plan_team_memory(const Context &context, const layout::Mesh &mesh, bool communicates) {
-  const DeviceTransport outer = plan_outer(context, mesh);
-  return count_team_memory(context, mesh, outer, count_device_bytes(mesh, communicates, context.transport(), outer));
+TeamMemory plan_team_memory(const Context &context, const memory::ModelSpec &spec) {
+  const DeviceTransport outer = plan_outer(context, spec.mesh);
+  return count_team_memory(context, spec.mesh, outer, count_device_bytes(spec, context.transport(), outer));
 }
 
-TeamMemory team_memory(const Teams &teams, const Context &context, const layout::Mesh &mesh, bool communicates) {
+TeamMemory team_memory(const Teams &teams, const Context &context, const memory::ModelSpec &spec) {
   const DeviceTransport outer = teams.outer ? teams.outer_data->transport() : DeviceTransport::none;
-  return count_team_memory(context, mesh, outer,
-                           count_device_bytes(mesh, communicates, teams.inner_data->transport(), outer));
+  return count_team_memory(context, spec.mesh, outer, count_device_bytes(spec, teams.inner_data->transport(), outer));
 }
 
 }  // namespace fsdp::engine

@@ -7,6 +7,7 @@
 
 #include "comm/team.h"
 #include "layout/mesh.h"
+#include "memory/model_spec.h"
 
 namespace fsdp::engine {
 
@@ -58,8 +59,8 @@ struct TeamMemory {
   uint64_t acted_bytes = 0;    // of these, what only real hosts would use
 };
 // Before there are teams: where the transport is chosen at the seal, the most that it can be.
-TeamMemory plan_team_memory(const Context &context, const layout::Mesh &mesh, bool communicates);
+TeamMemory plan_team_memory(const Context &context, const memory::ModelSpec &spec);
 // Of the teams that were made.
-TeamMemory team_memory(const Teams &teams, const Context &context, const layout::Mesh &mesh, bool communicates);
+TeamMemory team_memory(const Teams &teams, const Context &context, const memory::ModelSpec &spec);
 
 }  // namespace fsdp::engine

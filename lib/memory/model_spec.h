@@ -2,6 +2,7 @@
 // What the caller declared, with defaults filled in: the input of every pure computation about a model.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <string>
@@ -92,6 +93,18 @@ struct ModelSpec {
     uint32_t count = max_pending_groups;
     for (const auto &group : groups) count += group.root && group.trainable() && count < UINT32_MAX;
     return count;
+  }
+  // About how many bytes the longest call of a collective moves: a whole group in its widest dtype.
+  uint64_t longest_call() const {
+    constexpr uint64_t most_counted = uint64_t{1} << 40, widest = 8;
+    uint64_t longest = 0;
+    for (const auto &group : groups) {
+      uint64_t elements = 0;
+      for (const auto &param : group.params)
+        elements = std::min(elements + std::min(param.element_count, most_counted), most_counted);
+      longest = std::max(longest, elements * widest);
+    }
+    return longest;
   }
   bool mapped() const { return (unshard_mode == FSDP_UNSHARD_MAPPED && host_memory) || !communicates(); }
 };

@@ -179,14 +179,28 @@ Made make(fsdp_device_transport transport) {
   return made;
 }
 
-// What CUDA was asked for: with NCCL, none of the slots of 4 MiB, of which staging has 4 for gathers and 4 for reduces
-// of each of two ranks, in memory that each of them pins as it sees it. Events have pinned words too.
+// 8 bytes of each element of the largest group, and 4 KiB for each rank, in whole 64 KiB; never more than 4 MiB.
+uint64_t slot_bytes(const Scenario &setup) {
+  uint64_t largest = 0;
+  for (const GroupDef &group : setup.groups) {
+    uint64_t elements = 0;
+    for (const ParamDef &param : group.params) elements += param.count();
+    largest = std::max(largest, elements);
+  }
+  constexpr uint64_t kib = 1024;
+  return std::min((largest * 8 + setup.ranks * 4 * kib + 64 * kib - 1) / (64 * kib) * 64 * kib, 4 * 1024 * kib);
+}
+
+// What CUDA was asked for: with NCCL, none of the slots, of which staging has 4 for gathers and 4 for reduces of each of
+// two ranks, in memory that each of them pins as it sees it. Events have pinned words too.
 TEST(GpuMemory, WhatIsToldIsWhatCudaGave) {
   let_nccl_share_gpus(true);
-  constexpr uint64_t mib = 1 << 20, ranks = 2, views = 2;
+  constexpr uint64_t ranks = 2, views = 2;
+  const uint64_t slot = slot_bytes(memory_scenario(ranks, FSDP_TRANSPORT_STAGING));
   const Made staging = make(FSDP_TRANSPORT_STAGING), nccl = make(FSDP_TRANSPORT_NCCL);
-  EXPECT_NEAR(static_cast<double>(staging.pinned - nccl.pinned), views * ranks * 8 * 4 * mib, mib);
-  EXPECT_EQ(staging.told - nccl.told, 2 * 5 * 4 * mib - 2 * sizeof(float));
+  EXPECT_NEAR(static_cast<double>(staging.pinned - nccl.pinned), static_cast<double>(views * ranks * 8 * slot),
+              static_cast<double>(slot) / 4);
+  EXPECT_EQ(staging.told - nccl.told, 2 * 5 * slot - 2 * sizeof(float));
 }
 
 using Lines = std::vector<std::string>;

@@ -134,11 +134,29 @@ TEST_F(StagingTest, WhatIsAllocatedIsWhatIsSaid) {
       require(simulated::allocated_bytes() - before ==
                   2 * 2 * (sizes.part_bytes + 2 * device::cuda::kernels::scratch_bytes),
               fmt::format("{} bytes of two communicators", simulated::allocated_bytes() - before));
-      require(device_team_bytes(2, DeviceTransport::staging) == 2 * (4 + 1) * sizes.part_bytes, "device_team_bytes");
+      require(device_team_bytes(2, DeviceTransport::staging, UINT64_MAX) == 2 * (4 + 1) * sizes.part_bytes,
+              "device_team_bytes");
       rank.meet();
     }
     rank.leave();
   });
+}
+
+// 100,000 bytes and 2 x 4 KiB of room, in whole 64 KiB.
+TEST(StagingSizes, SlotsAreNoLargerThanTheLongestCallFills) {
+  constexpr uint64_t kib = 1024;
+  const staging::Sizes small = staging::Sizes().bounded(100'000, 2);
+  EXPECT_EQ(small.part_bytes, 128 * kib);
+  EXPECT_EQ(small.slot_bytes, 128 * kib);
+  EXPECT_EQ(device_team_bytes(2, DeviceTransport::staging, 100'000), 2 * (4 + 1) * 128 * kib);
+  EXPECT_EQ(device_message_bytes(2, DeviceTransport::staging, 100'000), 4 * 128 * kib);
+  for (const uint64_t longest : {uint64_t{4} << 20, uint64_t{1} << 40, UINT64_MAX})
+    EXPECT_EQ(staging::Sizes().bounded(longest, 2).part_bytes, uint64_t{4} << 20) << longest;
+}
+
+TEST(StagingSizes, EveryRankHasRoomInASlotHoweverShortCallsAre) {
+  for (const uint64_t ranks : {1, 2, 64, 1024, 16384})
+    EXPECT_GE(staging::Sizes().bounded(0, ranks).part_bytes / ranks, staging::piece_alignment) << ranks;
 }
 
 }  // namespace
