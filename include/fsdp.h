@@ -37,7 +37,9 @@
  *              wants a zero that is not the default, there is a flag for it, FSDP_..._ZERO; the flag together with a
  *              value is INVALID_ARGUMENT.
  *   Flags      Unknown bits are INVALID_ARGUMENT. No flag has one of the lowest eight bits, where the values of enums
- *              lie, and families of flags have bits of their own, so that what belongs to another argument is refused.
+ *              lie. Two families have no bit in common, so that a flag of another family is refused, except for bits of
+ *              FSDP_CONTEXT_*, which only the calls that make a context take: FSDP_SAVE_COMMIT_MANIFEST has the bit of
+ *              FSDP_CONTEXT_DEBUG, and FSDP_LOAD_ONE_REPLICA that of FSDP_CONTEXT_NO_OVERLAP.
  *   Arrays     of structs come with a stride, the bytes from one element to the next: sizeof the struct as the caller's
  *              header has it, whatever the count. FSDP_ARRAY(array) writes pointer, count and stride of a C array.
  *   Ranks      A rank or root that is passed, returned or told in a message is a rank of the job, never of a mesh.
@@ -93,7 +95,7 @@ typedef int32_t fsdp_status;
 enum {
   FSDP_OK = 0,
   FSDP_INVALID_ARGUMENT = 1, /* a value that can never be right here */
-  FSDP_INVALID_HANDLE = 2,   /* NULL, of another type, of another context, or destroyed */
+  FSDP_INVALID_HANDLE = 2,   /* NULL, of another type, of another context, or destroyed, itself or its context */
   FSDP_INVALID_STATE = 3,    /* right call, wrong moment; the message names the call expected */
   FSDP_UNSUPPORTED = 4,      /* this build, backend or release cannot do it */
   FSDP_OUT_OF_MEMORY = 5,
@@ -362,14 +364,17 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_close_context(fsdp_context *context);
 
 /**
  * Fail the context for good and wake its waiting calls, here and on the other ranks of the job. Sets a flag and
- * returns. reason may be NULL. Collective: no. Blocks: no. Threads: any, also while another call runs. Since 0.2.
+ * returns. Within a second every call of the other ranks that does work fails with PEER_FAILED, also where they wait
+ * for nobody, and fsdp_get_context_error and fsdp_get_failed_ranks tell it. reason may be NULL.
+ * Collective: no. Blocks: no. Threads: any, also while another call runs. Since 0.2.
  */
 FSDP_API fsdp_status fsdp_abort_context(fsdp_context *context, const char *reason);
 
 /**
- * Give the handle back. Never waits for peers; models and meshes of the context become invalid to use but must still
- * be destroyed, in any order. NULL is allowed. A rank that leaves without fsdp_close_context looks failed to peers
- * that wait for it. Collective: no. Blocks: local work. Threads: any, also while another call runs. Since 0.2.
+ * Give the handle back. Never waits for peers; calls on models, groups, meshes, captures and checkpoints of the context
+ * return INVALID_HANDLE from then on, but they must still be destroyed, in any order. NULL is allowed. A rank that
+ * leaves without fsdp_close_context looks failed to its peers, as one that aborts does.
+ * Collective: no. Blocks: local work. Threads: any, also while another call runs. Since 0.2.
  */
 FSDP_API void fsdp_destroy_context(fsdp_context *context);
 
@@ -539,7 +544,8 @@ typedef struct fsdp_model_options {
   fsdp_unshard_mode unshard_mode;  /* 0: FSDP_UNSHARD_MAPPED; FSDP_UNSHARD_COPIED with FSDP_CONTEXT_DEBUG, and on a CUDA
                                       device, which has no other */
   /* gradients */
-  fsdp_dtype grad_dtype;           /* of full gradients; 0: the parameter's dtype */
+  fsdp_dtype grad_dtype;           /* of full gradients; 0: the parameter's dtype. Where micro-batches add up in them
+                                      (FSDP_REDUCE_POLICY_LAST) give FSDP_FLOAT32: 256 + 1 - 256 is 0 in bfloat16 */
   fsdp_dtype reduce_dtype;         /* what gradients are rounded to before they are summed in fp32; 0: grad_dtype */
   fsdp_grad_op grad_op;            /* 0: FSDP_GRAD_OP_MEAN */
   fsdp_reduce_policy reduce_policy; /* 0: EACH; FSDP_STRATEGY_OPTIM is always LAST, FSDP_STRATEGY_NO_SHARD defaults to

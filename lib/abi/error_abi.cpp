@@ -105,7 +105,7 @@ fsdp_status fsdp_get_last_error(const fsdp_context *context, fsdp_error *error) 
       const auto held = acquire(context, "fsdp_get_last_error");
       const engine::Context &impl = *held;
       const auto last = impl.last_error();
-      fill(value, last ? &*last : nullptr, impl.failure().failed());
+      fill(value, last ? &*last : nullptr, impl.look_for_failure());
     } else {
       const Error *last = thread_error();
       fill(value, last, last && thread_errors.find()->failed_context);
@@ -124,6 +124,7 @@ fsdp_status fsdp_get_context_error(const fsdp_context *context, fsdp_error *erro
     check_output(error, "fsdp_get_context_error", "fsdp_error");
     const auto held = acquire(context, "fsdp_get_context_error");
     const engine::Context &impl = *held;
+    impl.look_for_failure();
     const auto failure = impl.failure().get();
     fsdp_error value = FSDP_ERROR_INIT;
     fill(value, failure ? &*failure : nullptr, failure.has_value());

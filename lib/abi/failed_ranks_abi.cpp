@@ -7,6 +7,7 @@ using namespace fsdp::abi;
 namespace {
 
 std::vector<uint32_t> failed_ranks(const engine::Context &context) {
+  context.look_for_failure();
   const auto failure = context.failure().get();
   if (!failure) return {};
   if (failure->ranks.empty() && failure->rank >= 0) return {static_cast<uint32_t>(failure->rank)};

@@ -141,12 +141,22 @@ Pinned<ObjectOf<Handle>> pin(Handle *handle, const char *call) {
   return pinned;
 }
 
+// INVALID_HANDLE where the handle of the context that this was made from is destroyed.
+inline void check_context(const engine::Context &, const char *) {}
+inline void check_context(const HandledModel &model, const char *call) { model.context().check_handle(call); }
+inline void check_context(const HandledMesh &mesh, const char *call) { mesh.context->check_handle(call); }
+inline void check_context(const HandledCheckpoint &held, const char *call) { held.context->check_handle(call); }
+inline void check_context(const HandledCapture &held, const char *call) {
+  if (const auto model = held.model.lock()) model->context().check_handle(call);
+}
+
 // The same; INVALID_HANDLE if it is none.
 template <class Handle>
 std::shared_ptr<ObjectOf<Handle>> acquire(Handle *handle, const char *call) {
   auto object = find(handle);
   if (!object) [[unlikely]]
     refuse_handle(handle, call, TraitsOf<Handle>::name);
+  check_context(*object, call);
   return object;
 }
 
@@ -154,7 +164,9 @@ inline HandledGroup acquire_group(const fsdp_group *handle, const char *call) {
   auto found = handle_table().find(number_of(handle), HandleKind::group);
   if (!found.object) [[unlikely]]
     refuse_handle(handle, call, "group");
-  return {std::static_pointer_cast<HandledModel>(std::move(found.object)), found.number};
+  HandledGroup group{std::static_pointer_cast<HandledModel>(std::move(found.object)), found.number};
+  check_context(*group.model, call);
+  return group;
 }
 
 // The first destroy of a handle takes what it held; others, and what is no such handle, do nothing.

@@ -301,12 +301,19 @@ void Context::check_process() const {
          "this process is a fork of the one that made the context of rank {}; make a new context here", rank_);
 }
 
+void Context::check_handle(const char *call) const {
+  if (handle_destroyed_.load(std::memory_order_acquire))
+    fail(FSDP_INVALID_HANDLE,
+         "{}: the context of rank {} has been destroyed; what was made from it can only be destroyed", call, rank_);
+}
+
 CallScope::CallScope(Context &context, const char *call) : context_(context) {
   context.check_process();
   if (context.inside_.exchange(true, std::memory_order_acquire))
     fail(FSDP_BUSY, "another thread is inside the context of rank {}", context.rank_);
-  if (context.failure_.failed()) {
+  if (context.look_for_failure()) {
     context.inside_.store(false, std::memory_order_release);
+    context.check_handle(call);
     context.failure_.check();
   }
   context.waiter_.set_call(call);

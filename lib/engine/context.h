@@ -80,6 +80,8 @@ class Context {
   bool planning() const noexcept { return !world_; }
   bool in_child() const noexcept { return fork_guard_.in_child(); }
   void check_process() const;  // INVALID_STATE in a forked child
+  // INVALID_HANDLE once the handle is destroyed: what was made from the context can then only be destroyed.
+  void check_handle(const char *call) const;
   bool debug() const noexcept { return options_.flags & FSDP_CONTEXT_DEBUG; }
   // Where sealed models say what lies where; empty: nowhere.
   const std::string &views_directory() const noexcept { return views_directory_; }
@@ -105,6 +107,9 @@ class Context {
   // The context has failed and a call says so: its flight record is written where the options say, once. On a thread of
   // the caller's.
   void record_failure() noexcept;
+  // Has the context failed, or the job, which this rank may not have waited for since? Then the context has failed with
+  // it. Any thread.
+  bool look_for_failure() const noexcept;
   Failure &failure() noexcept { return failure_; }
   const Failure &failure() const noexcept { return failure_; }
   const Waiter &waiter() const noexcept { return waiter_; }
@@ -210,6 +215,7 @@ class Context {
   std::atomic<bool> has_several_models_{false};  // now or before
   std::atomic<bool> closed_{false};
   std::atomic<bool> ends_with_its_handle_{false};
+  std::atomic<bool> handle_destroyed_{false};
   std::vector<const OpenModel *> models_;
   std::shared_ptr<Saving> saving_;
   std::optional<Error> last_error_;

@@ -54,6 +54,17 @@ void Context::write_flight_record(const std::string &path) const {
                       "fsdp_write_flight_record");
 }
 
+// The verdict of the job lies in memory that this rank shares with its host, or with the threads that are its peers.
+bool Context::look_for_failure() const noexcept {
+  if (!failure_.failed() && world_ && !closed_.load(std::memory_order_relaxed) && !in_child()) {
+    try {
+      world_->check();
+    } catch (...) {  // it has set the failure
+    }
+  }
+  return failure_.failed();
+}
+
 void Context::record_failure() noexcept {
   if (flight_written_.exchange(true) || planning()) return;
   try {
@@ -95,6 +106,7 @@ void Context::fail_for_good(const Error &error, bool peers_know) noexcept {
 }
 
 void Context::shut_down() noexcept {
+  handle_destroyed_.store(true, std::memory_order_release);
   give_up_saving();
   if (failure_.failed()) record_failure();
   flight_written_ = true;  // that the handle is gone is no failure

@@ -59,6 +59,7 @@ void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
       part.stage = GradStage::idle;  // the contributions add up where they are
       chain_writers(part);
     }
+    warn_of_narrow_sum(group);
     return end_contribution(group);
   }
   const device::Event *reduced = nullptr;
@@ -70,6 +71,27 @@ void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
   if (runtime_.outer && last && !runtime_.outer->sums_each()) sum_outer(group, reduced);
   ++grad.reduced_count;
   end_contribution(group);
+}
+
+// What the next contributions add is lost where it is small beside a sum of 16 bits. A program that gives grad_dtype
+// has chosen that; the others are told, once a model, by one rank.
+void Reducer::warn_of_narrow_sum(const Group &group) {
+  if (narrow_sum_told_ || group.spec->grad_dtype) return;
+  const auto narrow = [](const memory::ParamSpec &param) { return !param.frozen() && dtype_size(param.dtype) == 2; };
+  const auto found = std::ranges::find_if(group.spec->params, narrow);
+  if (found == group.spec->params.end()) return;
+  narrow_sum_told_ = true;
+  if (runtime_.spec.mesh.ranks.front() != runtime_.context.rank()) return;
+  runtime_.context.log(
+      FSDP_LOG_WARNING,
+      format_text("rank {}: gradients of group '{}' (parameter '{}') add up over micro-batches in {}, the dtype of the "
+                  "parameter, since {} reduces only the last contribution: small ones are lost (256 + 1 - 256 is 0 in "
+                  "bfloat16), whatever reduce_dtype is. Set grad_dtype to FSDP_FLOAT32 in fsdp_model_options or "
+                  "fsdp_group_options; setting it to the parameter's dtype keeps these sums without this warning",
+                  runtime_.context.rank(), group.name(), found->name, dtype_name(found->dtype),
+                  group.spec->strategy == FSDP_STRATEGY_OPTIM      ? "FSDP_STRATEGY_OPTIM"
+                  : group.spec->strategy == FSDP_STRATEGY_NO_SHARD ? "FSDP_STRATEGY_NO_SHARD"
+                                                                   : "FSDP_REDUCE_POLICY_LAST"));
 }
 
 // reduced: of the part that was reduced last, NULL if that was in another call, which a capture may not reach.

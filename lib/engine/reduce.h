@@ -87,6 +87,7 @@ class Reducer {
   void reduce_part(GradPart &part);
   void sum_outer(Group &group, const device::Event *reduced);
   void end_contribution(Group &group);
+  void warn_of_narrow_sum(const Group &group);
   void enqueue(GradPart &part, uint32_t turn);
   void enqueue_local(GradPart &part, uint32_t turn);
   std::string list_lent() const;
@@ -95,6 +96,7 @@ class Reducer {
   Pool pool_;
   uint32_t most_live_;
   std::vector<LentGrad> lent_;  // room for the largest group: calls allocate nothing
+  bool narrow_sum_told_ = false;
 };
 
 }  // namespace fsdp::engine

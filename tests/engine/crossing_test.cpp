@@ -38,7 +38,8 @@ fsdp_status read_param(Rank &rank) {
 fsdp_status seal_another(Rank &rank) {
   static thread_local std::unique_ptr<fsdp_model, decltype(&fsdp_destroy_model)> model(nullptr, fsdp_destroy_model);
   fsdp_model *made = nullptr;
-  FSDP(fsdp_create_model(rank.context, nullptr, &made));
+  // One that comes late hears of the crossing here.
+  if (const fsdp_status status = fsdp_create_model(rank.context, nullptr, &made)) return status;
   model.reset(made);  // until the thread ends: destroying it now would replace the message of the seal
   return fsdp_seal_model(made);
 }

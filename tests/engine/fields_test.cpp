@@ -443,6 +443,93 @@ TEST(Flags, HaveBitsThatNothingElseHas) {
   EXPECT_NE(seen, 0u);
 }
 
+// What the header says of them is what they are: it names each pair that shares a bit, and no other flag.
+TEST(Flags, ShareBitsOnlyWhereTheHeaderSaysSo) {
+  std::string rule;
+  std::ifstream header(std::filesystem::path(FSDP_TEST_ABI).parent_path() / "../../include/fsdp.h");
+  for (std::string line; std::getline(header, line);) {
+    if (rule.empty() ? line.find(" *   Flags ") == 0 : line.find(" *              ") == 0)
+      rule += line.substr(2) + " ";
+    else if (!rule.empty())
+      break;
+  }
+  ASSERT_NE(rule, "");
+  std::map<uint32_t, std::vector<std::string>> of_bit;
+  for (const auto &family : abi()["constants"])
+    for (const auto &[name, value] : family["values"].items())
+      if (family["type"].is_null()) of_bit[value.get<uint32_t>()].push_back(name);
+  for (const auto &[bit, names] : of_bit)
+    for (const std::string &name : names)
+      EXPECT_EQ(rule.find(name) != std::string::npos, names.size() > 1) << name << " has bit " << bit << ": " << rule;
+}
+
+// Each flag of each family, in each place that takes flags: those that share a bit of FSDP_CONTEXT_* are taken for that
+// one in saves and loads, all others are refused.
+TEST(Flags, OfAnotherFamilyAreRefused) {
+  Calls calls;
+  const auto expect_refused = [&](uint32_t own, const std::string &what,
+                                  const std::function<fsdp_status(uint32_t)> &call) {
+    for (const auto &family : abi()["constants"])
+      for (const auto &[name, value] : family["values"].items())
+        if (const auto bit = family["type"].is_null() ? value.get<uint32_t>() : 0; bit && !(own & bit)) {
+          EXPECT_EQ(call(bit), FSDP_INVALID_ARGUMENT) << what << " takes " << name;
+          EXPECT_NE(last_message().find("unknown bits"), std::string::npos) << what << ", " << name << last_message();
+        }
+  };
+  const auto of_options = [&]<class T>(const char *name, T options, auto &&call) {
+    uint32_t own = 0;
+    for (const Field &field : table.at(name))
+      if (field.name == "flags")
+        for (const double flag : field.legal) own |= static_cast<uint32_t>(flag);
+    expect_refused(own, name, [&](uint32_t flags) {
+      options.flags = flags;
+      return call(options);
+    });
+  };
+  of_options("fsdp_context_options", fsdp_context_options(FSDP_CONTEXT_OPTIONS_INIT), calls);
+  of_options("fsdp_model_options", fsdp_model_options(FSDP_MODEL_OPTIONS_INIT), calls);
+  of_options("fsdp_group_options", fsdp_group_options(FSDP_GROUP_OPTIONS_INIT), calls);
+  of_options("fsdp_param", fsdp_param(FSDP_PARAM_INIT), calls);
+  const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1);
+  run_threads(scenario, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, scenario);
+    rank.load();
+    fsdp_group *group = rank.groups[0];
+    float number = 0;
+    fsdp_tensor grad = FSDP_TENSOR_INIT;
+    int32_t accumulate = 0;
+    of_options("fsdp_save_options", fsdp_save_options(FSDP_SAVE_OPTIONS_INIT),
+               [&](const fsdp_save_options &options) { return fsdp_save(rank.model, "none", &options); });
+    of_options("fsdp_load_options", fsdp_load_options(FSDP_LOAD_OPTIONS_INIT),
+               [&](const fsdp_load_options &options) { return fsdp_load(rank.model, "none", &options, nullptr); });
+    of_options("fsdp_adamw_options", fsdp_adamw_options(FSDP_ADAMW_OPTIONS_INIT),
+               [&](const fsdp_adamw_options &options) { return fsdp_step_adamw(rank.model, 0.1, &options, nullptr); });
+    expect_refused(FSDP_LAST, "fsdp_reduce_grad",
+                   [&](uint32_t flags) { return fsdp_reduce_grad(group, flags, nullptr); });
+    expect_refused(FSDP_GRAD_ZEROED, "fsdp_acquire_grad",
+                   [&](uint32_t flags) { return fsdp_acquire_grad(group, 0, flags, nullptr, &grad, &accumulate); });
+    expect_refused(FSDP_RENAME_TRANSPOSED, "fsdp_rename", [&](uint32_t flags) {
+      const fsdp_rename rename = {"theirs", "ours", 0, 0, 0, flags, 0};
+      return fsdp_load_weights(rank.model, "none", &rename, 1, sizeof rename, nullptr, nullptr);
+    });
+    const std::pair<const char *, std::function<fsdp_status(uint32_t)>> without[] = {
+        {"fsdp_unshard", [&](uint32_t flags) { return fsdp_unshard(group, FSDP_FORWARD, flags, nullptr); }},
+        {"fsdp_reshard", [&](uint32_t flags) { return fsdp_reshard(group, FSDP_FORWARD, flags, nullptr); }},
+        {"fsdp_prefetch", [&](uint32_t flags) { return fsdp_prefetch(group, FSDP_FORWARD, flags, nullptr); }},
+        {"fsdp_put_grad",
+         [&](uint32_t flags) { return fsdp_put_grad(group, 0, nullptr, FSDP_FLOAT32, 0, flags, nullptr); }},
+        {"fsdp_complete_grad", [&](uint32_t flags) { return fsdp_complete_grad(group, 0, flags, nullptr); }},
+        {"fsdp_finish_grads", [&](uint32_t flags) { return fsdp_finish_grads(rank.model, 1, flags, nullptr); }},
+        {"fsdp_check_replicas", [&](uint32_t flags) { return fsdp_check_replicas(rank.model, flags, nullptr); }},
+        {"fsdp_load_param",
+         [&](uint32_t flags) { return fsdp_load_param(group, 0, &number, FSDP_FLOAT32, 1, FSDP_EVERY_RANK, flags); }},
+        {"fsdp_read_param",
+         [&](uint32_t flags) { return fsdp_read_param(group, 0, &number, FSDP_FLOAT32, 1, FSDP_EVERY_RANK, flags); }}};
+    for (const auto &[name, call] : without) expect_refused(0, name, call);
+    FSDP(fsdp_close_context(context));
+  });
+}
+
 TEST(Flags, AValueOfAnEnumIsNone) {
   const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1);
   run_threads(scenario, [&](uint32_t, fsdp_context *context) {

@@ -72,14 +72,17 @@ TEST(Holds, AShortCopyWakesNoThread) {
     run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
       Rank rank(context, scenario);
       rank.load();
+      const auto await_sleep = [] {  // threads of the library spin first
+        while (!fsdp::test::all_sleep("fsdp-gather")) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      };
       const auto visit = [&](size_t g) {
         FSDP(fsdp_unshard(rank.groups[g], FSDP_EVAL, 0, nullptr));
         FSDP(fsdp_reshard(rank.groups[g], FSDP_EVAL, 0, nullptr));
-        std::this_thread::sleep_for(std::chrono::milliseconds(2));  // longer than a thread of the library spins
+        await_sleep();
       };
       for (const size_t g : {0, 1}) visit(g);
       together.arrive_and_wait();
-      while (!fsdp::test::all_sleep("fsdp-gather")) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      await_sleep();
       const uint64_t before = fsdp::test::sleeps_of("fsdp-gather");
       const uint64_t waited = rank.stats().gather_wait_ns;
       together.arrive_and_wait();

@@ -5,6 +5,7 @@
 #include <optional>
 #include <thread>
 
+#include "../own_folder.h"
 #include "misuse.h"
 
 using namespace harness;
@@ -48,6 +49,8 @@ fsdp_status create(const fsdp_context_options *options = nullptr) {
 }
 
 TEST(MisusedContext, LauncherVariables) {
+  const fsdp::test::OwnFolder folder;
+  const std::string missing = folder / "none";
   {
     Launcher none({});
     EXPECT_WORKS(create());
@@ -86,7 +89,7 @@ TEST(MisusedContext, LauncherVariables) {
                       {"MASTER_ADDR", "localhost"},
                       {"MASTER_PORT", "1"},
                       {"FSDP_JOB_SECRET", "a"},
-                      {"FSDP_JOB_SECRET_FILE", "/b"}});
+                      {"FSDP_JOB_SECRET_FILE", missing.c_str()}});
     EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(), "FSDP_JOB_SECRET", "FSDP_JOB_SECRET_FILE", "both");
   }
   {
@@ -94,8 +97,8 @@ TEST(MisusedContext, LauncherVariables) {
                    {"WORLD_SIZE", "1"},
                    {"MASTER_ADDR", "localhost"},
                    {"MASTER_PORT", "1"},
-                   {"FSDP_JOB_SECRET_FILE", "/no/such/file"}});
-    EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(), "/no/such/file");
+                   {"FSDP_JOB_SECRET_FILE", missing.c_str()}});
+    EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(), missing);
   }
 }
 

@@ -2,6 +2,7 @@
 // Numbers that calls take and give beside tensors: values over meshes, and who came last.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <limits>
 
@@ -44,10 +45,12 @@ TEST(Values, OfAMeshAreItsRanksAloneInItsOrder) {
 
 TEST(Stats, NameTheRankThatComesLast) {
   const Scenario scenario = ranks_of(3);
+  std::atomic<uint32_t> come{0};
   run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
     Rank rank(context, scenario);
     rank.load();
     REQUIRE(rank.stats().last_rank == -1);
+    uint32_t others = 0;
     for (const uint32_t late : {2u, 0u, 1u}) {
       for (size_t g = rank.groups.size(); g-- > 0;) {
         put_all(rank, g, 1.0f);
@@ -55,6 +58,9 @@ TEST(Stats, NameTheRankThatComesLast) {
       }
       double meet = 0;
       FSDP(fsdp_all_reduce_values(context, nullptr, &meet, 1, FSDP_VALUE_SUM));
+      others += 2;
+      if (r != late) ++come;
+      while (r == late && come < others) pause_ms(1);
       if (r == late) pause_ms(1000);
       FSDP(fsdp_finish_grads(rank.model, 1.0, 0, nullptr));
       update(rank);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <mutex>
 
 #include "device.h"
 #include "element.h"
@@ -156,6 +157,105 @@ TEST(Training, WhatFloat16CannotHoldIsInfinite) {
       FSDP(fsdp_discard_step(rank.model, stream()));
       FSDP(fsdp_close_context(context));
     });
+  }
+}
+
+// Three contributions of 256, 1 and -256 to each element. What the main gradient then is, and what was logged at
+// WARNING.
+struct Summed {
+  float grad = 0;
+  std::vector<std::string> warnings;
+};
+Summed sum_of_three(const fsdp_model_options &model, const fsdp_group_options &group, fsdp_dtype dtype,
+                    uint32_t microbatches = 3) {
+  static std::mutex mutex;
+  Summed summed;
+  Scenario setup;
+  setup.ranks = 2;
+  setup.model = model;
+  setup.model.grad_op = FSDP_GRAD_OP_MEAN;
+  setup.groups = {{"first", {{"first.w", {6, 2}, dtype}}, group}, {"second", {{"second.w", {6, 2}, dtype}}, group}};
+  setup.context.log = [](void *data, fsdp_log_level level, const char *line) {
+    const std::lock_guard lock(mutex);
+    if (level == FSDP_LOG_WARNING) static_cast<Summed *>(data)->warnings.push_back(line);
+  };
+  setup.context.log_data = &summed;
+  run_threads(setup, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, setup);
+    rank.load();
+    const float values[] = {256, 1, -256};
+    for (int step = 0; step < 2; ++step) {
+      for (uint32_t m = 0; m < microbatches; ++m)
+        for (size_t g = rank.groups.size(); g-- > 0;) {
+          put_all(rank, g, values[m]);
+          FSDP(fsdp_reduce_grad(rank.groups[g], m + 1 == microbatches ? FSDP_LAST + 0u : 0u, stream()));
+        }
+      FSDP(fsdp_finish_grads(rank.model, 1.0, 0, stream()));
+      float found = 0;
+      copy_out(&found, rank.shards().at(0).main_grad, sizeof found);
+      FSDP(fsdp_discard_step(rank.model, stream()));
+      const std::lock_guard lock(mutex);
+      summed.grad = found;
+    }
+    FSDP(fsdp_close_context(context));
+  });
+  return summed;
+}
+
+fsdp_model_options options_of(fsdp_strategy strategy, fsdp_reduce_policy policy, fsdp_dtype grad_dtype = 0) {
+  fsdp_model_options options = FSDP_MODEL_OPTIONS_INIT;
+  options.strategy = strategy;
+  options.reduce_policy = policy;
+  options.grad_dtype = grad_dtype;
+  return options;
+}
+
+// Wherever the full gradients of a model stay for several contributions.
+const std::pair<fsdp_strategy, fsdp_reduce_policy> adding_locally[] = {
+    {FSDP_STRATEGY_OPTIM, 0},
+    {FSDP_STRATEGY_NO_SHARD, 0},
+    {FSDP_STRATEGY_OPTIM_GRADS, FSDP_REDUCE_POLICY_LAST},
+    {FSDP_STRATEGY_OPTIM_GRADS_PARAMS, FSDP_REDUCE_POLICY_LAST}};
+
+TEST(NarrowSums, AreWarnedOfOnceAndTheWarningSaysWhatToSet) {
+  for (const auto &[strategy, policy] : adding_locally)
+    for (const fsdp_dtype dtype : {FSDP_BFLOAT16, FSDP_FLOAT16}) {
+      const Summed summed = sum_of_three(options_of(strategy, policy), FSDP_GROUP_OPTIONS_INIT, dtype);
+      EXPECT_EQ(summed.grad, dtype == FSDP_BFLOAT16 ? 0.0f : 1.0f);
+      ASSERT_EQ(summed.warnings.size(), 1u) << "strategy " << strategy;
+      for (const char *word : {"rank 0", "'second'", "'second.w'", "grad_dtype", "FSDP_FLOAT32",
+                               dtype == FSDP_BFLOAT16 ? "bfloat16" : "float16"})
+        EXPECT_NE(summed.warnings[0].find(word), std::string::npos) << word << ": " << summed.warnings[0];
+    }
+}
+
+TEST(NarrowSums, AreNotWarnedOfWhereTheProgramGaveADtype) {
+  for (const auto &[strategy, policy] : adding_locally)
+    for (const fsdp_dtype given : {FSDP_FLOAT32, FSDP_BFLOAT16}) {
+      fsdp_group_options group = FSDP_GROUP_OPTIONS_INIT;
+      const Summed of_model = sum_of_three(options_of(strategy, policy, given), group, FSDP_BFLOAT16);
+      group.grad_dtype = given;
+      const Summed of_group = sum_of_three(options_of(strategy, policy), group, FSDP_BFLOAT16);
+      for (const Summed &summed : {of_model, of_group}) {
+        EXPECT_EQ(summed.grad, given == FSDP_FLOAT32 ? 1.0f : 0.0f);
+        EXPECT_EQ(summed.warnings, std::vector<std::string>()) << "strategy " << strategy;
+      }
+    }
+}
+
+TEST(NarrowSums, AreNotWarnedOfWhereNothingIsLost) {
+  const fsdp_group_options group = FSDP_GROUP_OPTIONS_INIT;
+  const auto each = options_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, FSDP_REDUCE_POLICY_EACH);
+  const Summed reduced_each = sum_of_three(each, group, FSDP_BFLOAT16);
+  EXPECT_EQ(reduced_each.grad, 1.0f);
+  EXPECT_EQ(reduced_each.warnings, std::vector<std::string>());
+  for (const auto &[strategy, policy] : adding_locally) {
+    const Summed wide = sum_of_three(options_of(strategy, policy), group, FSDP_FLOAT32);
+    EXPECT_EQ(wide.grad, 1.0f);
+    EXPECT_EQ(wide.warnings, std::vector<std::string>());
+    const Summed alone = sum_of_three(options_of(strategy, policy), group, FSDP_BFLOAT16, 1);
+    EXPECT_EQ(alone.grad, 256.0f);
+    EXPECT_EQ(alone.warnings, std::vector<std::string>());
   }
 }
 

@@ -182,7 +182,7 @@ trace_refused() {
   equal $? 1 && contains "$(cat log)" 'nowhere/trace' && contains "$(cat log)" 'No such file'
 }
 check 'refuses a trace that cannot be written before it trains' trace_refused
-check 'refuses a corpus that is not there' refuses '/nowhere: No such file' --corpus /nowhere
+check 'refuses a corpus that is not there' refuses 'nowhere: No such file' --corpus "$PWD/nowhere"
 # mesh_refused MESSAGE FLAGS...: status 1 and the library's message.
 mesh_refused() {
   message=$1

@@ -21,7 +21,7 @@ void choose_what_is_kept(Rank &rank, fsdp_context_options &options) {
   if (rank.wild()) options.trace_events = UINT64_MAX - rank.random.below(1000);
   if (rank.wild()) options.flight_events = UINT32_MAX - static_cast<uint32_t>(rank.random.below(1000));
   if (rank.random.one_in(64)) options.trace_directory = "fuzz-traces";
-  if (rank.wild()) options.flight_directory = "/nowhere/at/all";
+  if (rank.wild()) options.flight_directory = "fuzz-none/at/all";
 }
 
 fsdp_context_options choose_options(Rank &rank) {
@@ -166,7 +166,7 @@ fsdp_status get_failed_ranks(Rank &rank) {
 }
 
 const char *path_of(Rank &rank) {
-  return rank.wild() ? rank.name() : rank.random.one_in(4) ? "/nowhere/at/all" : "fuzz-traces/file.json";
+  return rank.wild() ? rank.name() : rank.random.one_in(4) ? "fuzz-none/at/all" : "fuzz-traces/file.json";
 }
 
 }  // namespace

@@ -5,11 +5,14 @@ the kernel would show them, and a libucp that says it uses them (fake_ucp.c). us
 import os
 import subprocess
 import sys
+import tempfile
 
 import nodes
 import tap
 from job import Clean, Job, on_one_process
 
+OWN_FOLDER = tempfile.TemporaryDirectory()
+MISSING = OWN_FOLDER.name + "/libucp.so"
 FAKE_UCP = os.path.realpath(sys.argv[2])
 OPTIONS = {"replicate": 3, "shard": 1, "steps": 2, "microbatches": 1, "timeout": 20_000, "heartbeat": 15_000}
 RANKS_OF_NODES = [2, 1]
@@ -84,7 +87,7 @@ def other_versions(network):
 
 
 def library_is_missing(network):
-    is_tcp(network, 2, "/nowhere/libucp.so", special={2: {"FSDP_UCX_LIBRARY": "/nowhere/libucp.so"}})
+    is_tcp(network, 2, MISSING, special={2: {"FSDP_UCX_LIBRARY": MISSING}})
 
 
 def device_is_of_no_use(network):
@@ -113,7 +116,7 @@ def tcp_is_asked_for(network):
 
 def ucx_is_asked_for(network):
     check_line(run(network, "ucx"), [BY_UCX, "(FSDP_NET=ucx)"])
-    for special, why in ({"FAKE_UCP_VERSION": "1.12.1"}, "is version 1.12.1"), ({"FSDP_UCX_LIBRARY": "/nowhere/libucp.so"}, "/nowhere/libucp.so"):
+    for special, why in ({"FAKE_UCP_VERSION": "1.12.1"}, "is version 1.12.1"), ({"FSDP_UCX_LIBRARY": MISSING}, MISSING):
         ranks = run(network, "ucx", special={2: special})
         check_refusal(ranks, "FSDP_UNSUPPORTED", 2, ["rank 2 (", "as FSDP_NET=ucx asks", why])
 

@@ -6,11 +6,14 @@ in threads of one process for each node. usage: nccl_test.py RANK_PROGRAM NCCL_L
 import os
 import signal
 import sys
+import tempfile
 
 import tap
 from job import Clean, Job, allowed, on_one_process
 
 NEAR = 2  # ranks of a node: two addends have one sum, whichever comes first
+OWN_FOLDER = tempfile.TemporaryDirectory()
+MISSING = OWN_FOLDER.name + "/libnccl.so.2"
 NCCL = os.path.realpath(sys.argv[2])
 STEPS, MICROBATCHES, GROUPS = 3, 2, 4
 
@@ -115,12 +118,12 @@ def a_node_that_dies_is_named():
 def refused(without):
     """The nodes without NCCL fail the others' ranks with their status."""
     options = dict(HSDP, gpus="nccl", neighbours=NEAR)
-    variables = {node: {"FSDP_NCCL_LIBRARY": "/nowhere/libnccl.so.2" if node in without else NCCL} for node in range(2)}
+    variables = {node: {"FSDP_NCCL_LIBRARY": MISSING if node in without else NCCL} for node in range(2)}
     common = {name: value for name, value in environment().items() if name != "FSDP_NCCL_LIBRARY"}
     with Clean(2) as network, Job(network, [1, 1], options, environment=common, environments=variables) as job:
         ranks = outcomes(job, 20)
     for rank in ranks:
-        assert rank["status"] == "FSDP_UNSUPPORTED" and "/nowhere/libnccl" in rank["text"], rank
+        assert rank["status"] == "FSDP_UNSUPPORTED" and MISSING in rank["text"], rank
 
 
 tap.run([(name, lambda name=name: check(name)) for name in MESHES] +

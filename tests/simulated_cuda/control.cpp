@@ -47,6 +47,11 @@ void set_stream_delay(cudaStream_t handle, uint32_t us) {
   if (Stream *stream = runtime().streams.find(handle)) stream->delay_us = us;
 }
 
+bool waits(cudaStream_t handle) {
+  const Stream *stream = runtime().stream(handle);
+  return stream && stream->waits.load(std::memory_order_relaxed);
+}
+
 std::vector<cudaStream_t> streams_of_this_thread() {
   const uint64_t maker = this_thread().number;
   std::vector<std::pair<uint64_t, cudaStream_t>> found;

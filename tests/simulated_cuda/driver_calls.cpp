@@ -30,11 +30,13 @@ bool satisfied(Value present, Value wanted, unsigned flags) {
 template <class Value>
 void wait_value(Value *address, Value wanted, unsigned flags) {
   const Clock::time_point end = Clock::now() + longest_wait;
-  const Device &device = this_thread().stream->device;
+  Stream &stream = *this_thread().stream;
+  const Device &device = stream.device;
   for (int64_t pause = 10; !satisfied(std::atomic_ref(*address).load(std::memory_order_acquire), wanted, flags);
        pause = std::min<int64_t>(2 * pause, 160)) {
     if (!device.healthy()) return;
     if (Clock::now() > end) return fail_device_of_this_stream(cudaErrorLaunchTimeout);
+    const StreamWait mark(stream.waits);
     std::this_thread::sleep_for(std::chrono::microseconds(pause));
   }
 }

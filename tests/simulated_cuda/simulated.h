@@ -38,6 +38,8 @@ void set_delay(uint32_t longest_us, uint64_t seed);
 // Before each piece of work of this stream, and of no other, a pause of that long more: who does not wait for it shows.
 // 0: none.
 void set_stream_delay(cudaStream_t stream, uint32_t us);
+// Does the stream wait now, with work to do: for other work, a value in memory, or the end of a Hold?
+bool waits(cudaStream_t stream);
 // What the calling thread has created and nobody has destroyed, oldest first: also the streams that a library made in a
 // call.
 std::vector<cudaStream_t> streams_of_this_thread();

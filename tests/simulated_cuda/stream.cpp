@@ -85,8 +85,15 @@ Work *Stream::next_of(Work *work) {
 
 // It comes to the head of its hardware queue, and then it waits.
 void Stream::do_piece(Work &work) {
-  if (work.ahead) work.ahead->await_start();
-  for (const Work *other : work.after) other->wait();
+  if (work.ahead && !work.ahead->has_started()) {
+    const StreamWait mark(waits);
+    work.ahead->await_start();
+  }
+  for (const Work *other : work.after) {
+    if (other->done()) continue;
+    const StreamWait mark(waits);
+    other->wait();
+  }
   if (!work.waits) work.start();
   pause();
   this_thread().stream = this;
@@ -106,6 +113,7 @@ void Stream::pause() {
   Timing &timing = runtime().timing;
   while (const uint32_t holds = timing.holds.load(std::memory_order_relaxed)) {
     if (timing.stopping.load(std::memory_order_relaxed)) return;
+    const StreamWait mark(waits);
     futex_wait(timing.holds, holds, std::chrono::milliseconds(100));
   }
   if (timing.stopping.load(std::memory_order_relaxed)) return;

@@ -16,6 +16,18 @@ struct Capture;
 struct Device;
 struct Node;
 
+// For the length of a wait of the stream's thread.
+class StreamWait {
+ public:
+  explicit StreamWait(std::atomic<bool> &waits) : waits_(waits) { waits_.store(true, std::memory_order_relaxed); }
+  ~StreamWait() { waits_.store(false, std::memory_order_relaxed); }
+  StreamWait(const StreamWait &) = delete;
+  StreamWait &operator=(const StreamWait &) = delete;
+
+ private:
+  std::atomic<bool> &waits_;
+};
+
 class Stream {
  public:
   // queue: NULL where it has one of its own.
@@ -44,6 +56,8 @@ class Stream {
   int priority = 0;
   std::atomic<uint64_t> maker{0};  // the number of the thread that created it
   Word delay_us{0};                // before each piece of work, beside the delay of all streams
+  // Its thread is in the middle of a wait, for other work, a value in memory or the end of a hold. No edge.
+  std::atomic<bool> waits{false};
 
   // Guarded by mutex(): what the stream is captured into, and what its next node depends on.
   Capture *capture = nullptr;

@@ -36,11 +36,12 @@ struct Work {
     finished.store(1, std::memory_order_release);
     futex_wake_all(finished);
   }
+  bool has_started() const { return started.load(std::memory_order_relaxed) != 0; }
   void start() {
     if (started.exchange(1, std::memory_order_relaxed) == 0) futex_wake_all(started);
   }
   void await_start() const {
-    while (started.load(std::memory_order_relaxed) == 0) futex_wait(started, 0, std::chrono::seconds(1));
+    while (!has_started()) futex_wait(started, 0, std::chrono::seconds(1));
   }
   void wait() const {
     while (!done()) futex_wait(finished, 0, std::chrono::seconds(1));

@@ -243,7 +243,7 @@ PROGRESS
   check "a reader that goes away ends the job" equal $? 0
   check "... and has read a line" equal "$(sed 's/^\[[01]\] //' out)" y
 
-  FSDP_JOB_SECRET_FILE=/nowhere job -n 1 sh -c 'echo "${FSDP_JOB_SECRET_FILE-unset}"'
+  FSDP_JOB_SECRET_FILE=$PWD/nowhere job -n 1 sh -c 'echo "${FSDP_JOB_SECRET_FILE-unset}"'
   check "the job's secret replaces a secret file" equal "$out" "[0] unset"
 }
 

@@ -230,6 +230,19 @@ def one_meaning_a_name(root):
             yield f"{type_name} means several things: {', '.join(sorted(files))}"
 
 
+HOPED_TO_BE_MISSING = re.compile(r"""(?<!\+ )["'= (]/(nonexistent|nowhere|missing|no[/-]|not[/-]|does[/-])""")
+
+
+def folders_of_their_own(root):
+    """No test wants a file not to be there that a machine may have: what is missing is missing in a folder of the test's own."""
+    for path, name, text in source_files(root, "tests", "bindings", "examples"):
+        if name == "tests/tree/tree_test.py":
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            if HOPED_TO_BE_MISSING.search(line):
+                yield f"{name}:{number} names a file outside of its own folder that is to be missing: {line.strip()}"
+
+
 # A file that breaks the rule.
 RULES = {
     arrows: ("lib/layout/bad.h", '#include "device/device.h"\n'),
@@ -240,6 +253,7 @@ RULES = {
     users_see_the_header_only: ("tools/bad.cpp", '#include "engine/context.h"\n'),
     file_length: ("tests/bad.cpp", "\n" * (LONGEST + 1)),
     line_length: ("tests/bad.cpp", "// " + "x" * COLUMNS + "\n"),
+    folders_of_their_own: ("tests/bad.cpp", '  open("/nonexistent");\n'),
     license_lines: ("lib/base/bad.h", "// no license here\n"),
     document_links: ("docs/bad.md", "[nowhere](no-such-file.md)\n"),
     document_files: ("docs/bad.md", "See `engine/no_such_file.h` and `lib`.\n"),

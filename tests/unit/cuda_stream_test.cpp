@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Order of work over streams and events of the CUDA device, and that streams call the kernels that they should.
+#include <atomic>
 #include <functional>
+#include <thread>
 #include "base/dtype.h"
 
 #include "cuda_fixture.h"
@@ -155,11 +157,16 @@ TEST_F(CudaStreamTest, RecordsThatNothingIsBetweenShareAWord) {
   const auto lane = context.device->create_host_lane("lane");
   const auto one = context.device->create_event(), two = context.device->create_event(),
              late = context.device->create_event();
+  std::atomic<bool> go{false};
   const auto words_with = [&](const std::function<void()> &between) {
     stream->record(*one);
     const uint64_t words = simulated::calls("cuStreamWriteValue32");
-    between();
-    stream->record(*two);
+    {
+      const simulated::Hold hold;  // what is waited for has not ended when it is waited for
+      between();
+      stream->record(*two);
+    }
+    go = true;
     context.device->synchronize(*two);
     EXPECT_TRUE(one->done());
     return simulated::calls("cuStreamWriteValue32") - words;
@@ -168,14 +175,17 @@ TEST_F(CudaStreamTest, RecordsThatNothingIsBetweenShareAWord) {
   EXPECT_EQ(words_with([&] { stream->fill(memory->data(), 0, 4096); }), 1U);
   EXPECT_EQ(words_with([&] { (void)stream->handle(); }), 1U);
   EXPECT_EQ(words_with([&] {
-              EXPECT_EQ(cuda::kernels::delay(static_cast<cudaStream_t>(other->handle()), 100'000), 0);
+              other->fill(memory->data(), 0, 4096);
               other->record(*late);
               stream->wait(*late);
             }),
             2U);
   EXPECT_EQ(words_with([&] {
               lane->wait(*late);
-              lane->stream().run([] { std::this_thread::sleep_for(std::chrono::milliseconds(50)); });
+              go = false;
+              lane->stream().run([&] {
+                while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+              });
               lane->release(*stream);
             }),
             1U);

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "../own_folder.h"
 #include "comm/bootstrap/address.h"
 #include "comm/bootstrap/secret.h"
 #include "environment_fixture.h"
@@ -36,6 +37,8 @@ TEST(LauncherEnvironment, WorldOfOneAndFullSet) {
 }
 
 TEST(LauncherEnvironment, WhatIsWrongIsNamed) {
+  const fsdp::test::OwnFolder folder;
+  const std::string missing = folder / "none";
   const struct {
     Variables variables;
     fsdp_status status;
@@ -68,9 +71,9 @@ TEST(LauncherEnvironment, WhatIsWrongIsNamed) {
       {with({{"FSDP_RESTART_COUNT", "x"}}), FSDP_INVALID_ARGUMENT, {"FSDP_RESTART_COUNT='x'"}},
       {with({{"LOCAL_WORLD_SIZE", "3"}}), FSDP_INVALID_ARGUMENT, {"LOCAL_WORLD_SIZE='3'"}},
       {with({{"LOCAL_RANK", "2"}}), FSDP_INVALID_ARGUMENT, {"LOCAL_RANK='2'"}},
-      {with({{"FSDP_JOB_SECRET_FILE", "/nonexistent"}}), FSDP_INVALID_ARGUMENT, {"/nonexistent", "No such file"}},
+      {with({{"FSDP_JOB_SECRET_FILE", missing}}), FSDP_INVALID_ARGUMENT, {missing.c_str(), "No such file"}},
       {with({{"FSDP_JOB_SECRET_FILE", "/dev/null"}}), FSDP_INVALID_ARGUMENT, {"/dev/null"}},
-      {with({{"FSDP_JOB_SECRET_FILE", "/x"}, {"FSDP_JOB_SECRET", "s"}}), FSDP_INVALID_ARGUMENT, {"both"}},
+      {with({{"FSDP_JOB_SECRET_FILE", missing}, {"FSDP_JOB_SECRET", "s"}}), FSDP_INVALID_ARGUMENT, {"both"}},
   };
   for (const auto &row : table) {
     const Environment environment(row.variables);

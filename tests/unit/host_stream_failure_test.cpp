@@ -122,7 +122,7 @@ TEST(HostStreamFailure, WaitOfAStreamIsBounded) {
 }
 
 TEST(HostStreamFailure, SlowProgressIsNoTimeout) {
-  Host host({}, 1000);
+  Host host({}, 2000);
   auto stream = host.stream("slow");
   for (int i = 0; i < 10; ++i) stream->run([] { std::this_thread::sleep_for(250ms); });
   EXPECT_EQ(status_of([&] { host.finish(*stream); }), FSDP_OK);

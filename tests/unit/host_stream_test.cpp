@@ -151,14 +151,17 @@ TEST(HostWorker, FullRingMakesTheProducerWait) {
   Host host;
   auto stream = host.stream("full");
   Gate gate;
-  std::thread opener([&] {
-    std::this_thread::sleep_for(20ms);
+  std::atomic<bool> filled{false};
+  bool waits = false;
+  std::thread opener([&, producer = ::gettid()] {
+    waits = fsdp::test::await_asleep(producer, filled);
     gate.open = true;
   });
   stream->run([&] { gate.hold(host.failure); });
   for (uint64_t i = 0; i < device::WorkerStream::capacity; ++i) stream->run([] {});
-  EXPECT_TRUE(gate.open);
+  filled = true;
   opener.join();
+  EXPECT_TRUE(waits);
   host.finish(*stream);
 }
 

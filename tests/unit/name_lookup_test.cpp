@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <filesystem>
+#include <iterator>
 #include <thread>
 
 #include "shm_ranks.h"
@@ -25,13 +27,17 @@ std::vector<Endpoint> slow_resolver(const std::string &, uint16_t port, std::str
 
 class Lookup : public testing::Test {
  protected:
+  static std::ptrdiff_t count_threads() {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator());
+  }
   void SetUp() override { asked = 0; }
   void TearDown() override {
     answers = true;
-    std::this_thread::sleep_for(50ms);  // the thread of an abandoned question ends
+    while (count_threads() > threads_before) std::this_thread::sleep_for(1ms);  // that of an abandoned question ends
   }
   Limit limit(std::chrono::milliseconds time) const { return {std::chrono::steady_clock::now() + time, waiter}; }
 
+  const std::ptrdiff_t threads_before = count_threads();
   Failure failure;
   Waiter waiter{failure, nullptr, nullptr, 10'000};
   std::string problem;

@@ -34,11 +34,11 @@ class NcclLibrary : public testing::Test {
 fs::path NcclLibrary::folder_;
 
 TEST_F(NcclLibrary, WhatCannotBeLoadedIsNamed) {
-  ::setenv("FSDP_NCCL_LIBRARY", "/no/such/libnccl.so.2", 1);
+  const std::string missing = folder_ / "none" / "libnccl.so.2";
+  ::setenv("FSDP_NCCL_LIBRARY", missing.c_str(), 1);
   const Error error = error_of([] { nccl::load_library(); });
   EXPECT_EQ(error.status, FSDP_UNSUPPORTED);
-  EXPECT_NE(error.message.find("FSDP_NCCL_LIBRARY cannot be loaded; /no/such/libnccl.so.2"), std::string::npos)
-      << error.message;
+  EXPECT_NE(error.message.find("FSDP_NCCL_LIBRARY cannot be loaded; " + missing), std::string::npos) << error.message;
   ::setenv("FSDP_NCCL_LIBRARY", "libm.so.6", 1);
   EXPECT_NE(error_of([] { nccl::load_library(); }).message.find("has no ncclGetVersion"), std::string::npos);
   ::unsetenv("FSDP_NCCL_LIBRARY");

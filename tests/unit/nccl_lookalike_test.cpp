@@ -6,6 +6,7 @@
 
 #include <atomic>
 
+#include "../library_threads.h"
 #include "comm/nccl/library.h"
 #include "nccl_ranks.h"
 
@@ -173,15 +174,9 @@ TEST_F(LookAlike, TheLastAbortWaitsForTheGraphsOfAll) {
   await(comms[0]);
   ASSERT_EQ(cudaStreamEndCapture(work(0).stream, &graph), cudaSuccess);
   abort({comms[0]});
-  std::atomic<bool> returned = false;
-  std::thread last([&] {
-    abort({comms[1]});
-    returned = true;
-  });
-  std::this_thread::sleep_for(100ms);
-  EXPECT_FALSE(returned);
+  const fsdp::test::OwnThread last([&] { abort({comms[1]}); });
+  EXPECT_TRUE(last.waits());
   ASSERT_EQ(cudaGraphDestroy(graph), cudaSuccess);
-  last.join();
 }
 
 TEST_F(LookAlike, MemoryIsDeregisteredOnceAndInTime) {
@@ -214,15 +209,12 @@ TEST_F(LookAlike, AWindowThatAKernelUsesMayNotGo) {
   (void)gather(comms[0], 0);
   await(comms[0]);
   while (control().count(Count::running) == 0) std::this_thread::sleep_for(1ms);  // it waits for its peer
-  std::atomic<bool> returned = false;
-  std::thread early([&] {
-    EXPECT_EQ(nccl().ncclCommWindowDeregister(comms[0], windows[0]), nccl::success);
-    returned = true;
-  });
-  std::this_thread::sleep_for(50ms);
-  EXPECT_FALSE(returned) << "it does not wait for the GPU";
-  abort(comms);
-  early.join();
+  {
+    const fsdp::test::OwnThread early(
+        [&] { EXPECT_EQ(nccl().ncclCommWindowDeregister(comms[0], windows[0]), nccl::success); });
+    EXPECT_TRUE(early.waits()) << "it does not wait for the GPU";
+    abort(comms);
+  }
   expect_breach("a window that a kernel uses is deregistered");
 }
 
@@ -248,17 +240,13 @@ TEST_F(LookAlike, FinalizingWaitsForGraphsWhateverIsAborted) {
   ASSERT_EQ(cudaStreamBeginCapture(work(0).stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
   EXPECT_EQ(gather(children[0], 0), nccl::success);
   ASSERT_EQ(cudaStreamEndCapture(work(0).stream, &graph), cudaSuccess);
-  std::atomic<bool> returned = false;
-  std::thread finalizes([&] {
-    EXPECT_EQ(nccl().ncclCommFinalize(children[0]), nccl::success);
-    returned = true;
-  });
-  std::this_thread::sleep_for(50ms);
-  abort(parents);
-  std::this_thread::sleep_for(50ms);
-  EXPECT_FALSE(returned);
-  ASSERT_EQ(cudaGraphDestroy(graph), cudaSuccess);
-  finalizes.join();
+  {
+    const fsdp::test::OwnThread finalizes([&] { EXPECT_EQ(nccl().ncclCommFinalize(children[0]), nccl::success); });
+    EXPECT_TRUE(finalizes.waits());
+    abort(parents);
+    EXPECT_TRUE(finalizes.waits());
+    ASSERT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  }
   abort(children);
 }
 

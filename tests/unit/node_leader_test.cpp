@@ -213,6 +213,23 @@ TEST(NodeLeader, AnAbortReachesAllNodes) {
   }
 }
 
+// Ranks that only look, as every call of the library does.
+TEST(NodeLeader, AnAbortReachesRanksThatWaitForNobody) {
+  for (const uint32_t who : {0u, 3u}) {
+    NodeJob job({2, 2}, silence_ms);
+    job.start([&](NodeRank &rank) {
+      rank.meet(1);
+      if (rank.rank == who) rank.world->abort("the test wants it");
+      for (const int64_t end = now_ns() + 20'000'000'000; now_ns() < end; pause_ms(1)) rank.world->check();
+    });
+    const int64_t start_ns = now_ns();
+    ASSERT_TRUE(job.collect(30)) << "a rank hangs";
+    job.expect(FSDP_PEER_FAILED, static_cast<int32_t>(who), fmt::format("rank {} aborted: the test wants it", who),
+               {who}, start_ns, at_once);
+    EXPECT_EQ(job.common().status[who], FSDP_ABORTED) << job.text(who);
+  }
+}
+
 // Its world is destroyed at once after the abort: the verdict must leave with it.
 TEST(NodeLeader, AnAbortOfWhoLeavesAtOnceReachesAllNodes) {
   for (const uint32_t who : {0u, 2u}) {

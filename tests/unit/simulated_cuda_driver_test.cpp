@@ -39,7 +39,8 @@ class SimulatedDriver : public testing::Test {
   void TearDown() override { simulated::reset(); }
 
   bool busy() const {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    while (!simulated::waits(stream_) && cudaStreamQuery(stream_) == cudaErrorNotReady)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     return cudaStreamQuery(stream_) == cudaErrorNotReady;
   }
 

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include "../library_threads.h"
 #include "simulated_cuda/environment.h"
 #include "simulated_cuda_fixture.h"
 
@@ -23,9 +24,16 @@ class SimulatedQueues : public SimulatedCuda {
     SimulatedCuda::TearDown();
   }
   static bool done(cudaStream_t of) { return cudaStreamQuery(of) == cudaSuccess; }
-  static bool comes(cudaStream_t of, std::chrono::milliseconds within = 5000ms) {
-    const auto last = std::chrono::steady_clock::now() + within;
+  static bool comes(cudaStream_t of) {
+    const auto last = std::chrono::steady_clock::now() + 60s;
     while (!done(of) && std::chrono::steady_clock::now() < last) std::this_thread::sleep_for(1ms);
+    return done(of);
+  }
+  // Until all is done, or until what is left waits for what only the test lets go on.
+  static bool comes_by_itself(cudaStream_t of) {
+    const auto last = std::chrono::steady_clock::now() + 60s;
+    while (!done(of) && !simulated::waits(of) && std::chrono::steady_clock::now() < last)
+      std::this_thread::sleep_for(1ms);
     return done(of);
   }
   static void wait_for_word(cudaStream_t on, int *word) {
@@ -47,7 +55,7 @@ TEST_F(SimulatedQueues, WhatWaitsHoldsUpOtherStreams) {
     const cudaStream_t first = stream(), second = stream();
     wait_for_word(first, word);
     EXPECT_CUDA(cudaSuccess, cudaMemsetAsync(memory, 0, 4, second));
-    EXPECT_EQ(comes(second, queues == 1 ? 50ms : 5000ms), queues != 1) << queues;
+    EXPECT_EQ(comes_by_itself(second), queues != 1) << queues;
     write(word);
     EXPECT_TRUE(comes(first) && comes(second));
   }
@@ -63,7 +71,7 @@ TEST_F(SimulatedQueues, AnEventIsWaitedForAtTheHead) {
   EXPECT_CUDA(cudaSuccess, cudaEventRecord(late, other));
   EXPECT_CUDA(cudaSuccess, cudaStreamWaitEvent(first, late, 0));
   EXPECT_CUDA(cudaSuccess, cudaMemsetAsync(memory, 0, 4, third));
-  EXPECT_FALSE(comes(third, 50ms));
+  EXPECT_FALSE(comes_by_itself(third));
   write(word);
   EXPECT_TRUE(comes(third));
 }
@@ -80,7 +88,7 @@ TEST_F(SimulatedQueues, WhatRunsHoldsUpNobodyButItsOwnStream) {
   EXPECT_TRUE(comes(second));
   EXPECT_CUDA(cudaSuccess, cudaMemsetAsync(memory + 1, 0, 4, first));  // waits at the head for the kernel
   EXPECT_CUDA(cudaSuccess, cudaMemsetAsync(memory, 0, 4, second));
-  EXPECT_FALSE(comes(second, 50ms));
+  EXPECT_FALSE(comes_by_itself(second));
   go = true;
   EXPECT_TRUE(comes(second));
 }
@@ -95,7 +103,7 @@ TEST_F(SimulatedQueues, ThereAreAsManyAsCudasVariableSays) {
     size_t apart = 1;
     for (cudaStream_t next = stream(); apart < 50; next = stream(), ++apart) {
       EXPECT_CUDA(cudaSuccess, cudaMemsetAsync(memory, 0, 4, next));
-      if (!comes(next, 50ms)) break;
+      if (!comes_by_itself(next)) break;
     }
     write(word);
     EXPECT_TRUE(comes(first));
@@ -116,16 +124,13 @@ TEST_F(SimulatedQueues, AStreamThatIsFullKeepsWhoBringsMore) {
     int *word = pinned_ints(1), *memory = device_ints(1);
     const cudaStream_t first = stream();
     wait_for_word(first, word);
-    std::atomic<bool> brought = false;
-    std::thread brings([&] {
-      for (int i = 0; i < 5; ++i) EXPECT_CUDA(cudaSuccess, cudaMemsetAsync(memory, 0, 4, first));
-      brought = true;
-    });
-    const auto last = std::chrono::steady_clock::now() + (room ? 50ms : 5000ms);
-    while (!brought && std::chrono::steady_clock::now() < last) std::this_thread::sleep_for(1ms);
-    EXPECT_EQ(brought, room == 0);
-    write(word);
-    brings.join();
+    {
+      const fsdp::test::OwnThread brings([&] {
+        for (int i = 0; i < 5; ++i) EXPECT_CUDA(cudaSuccess, cudaMemsetAsync(memory, 0, 4, first));
+      });
+      EXPECT_TRUE(room ? brings.waits() : brings.returns());
+      write(word);
+    }
     EXPECT_TRUE(comes(first));
   }
 }

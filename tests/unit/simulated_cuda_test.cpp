@@ -19,9 +19,10 @@ constexpr bool races_allowed = false;
 constexpr bool races_allowed = true;
 #endif
 
-// Has the stream still something to do a good while later?
+// Does the stream come to a wait, with something to do?
 bool stays_busy(cudaStream_t stream) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  while (!simulated::waits(stream) && cudaStreamQuery(stream) == cudaErrorNotReady)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return cudaStreamQuery(stream) == cudaErrorNotReady;
 }
 

@@ -37,10 +37,10 @@ Meeting meet(const JobNames &guest_names, const JobNames &host_names, uint32_t t
   const auto deadline = Introduction::Clock::now() + 10s;
   Introduction guest(guest_names, to, Endpoint::local(listener), deadline, deadline);
   Fd socket;
-  for (int i = 0; i < 1000 && !(socket = accept_from(listener)); ++i) std::this_thread::sleep_for(1ms);
+  for (int i = 0; i < 20'000 && !(socket = accept_from(listener)); ++i) std::this_thread::sleep_for(1ms);
   Introduction host(host_names, std::move(socket), deadline);
   Meeting seen;
-  for (int i = 0; i < 3000 && (seen.guest == State::waiting || seen.host == State::waiting); ++i) {
+  for (int i = 0; i < 100'000 && (seen.guest == State::waiting || seen.host == State::waiting); ++i) {
     if (seen.guest == State::waiting) seen.guest = guest.advance();
     if (seen.host == State::waiting) seen.host = host.advance();
     std::this_thread::sleep_for(100us);
@@ -129,10 +129,10 @@ TEST(TcpIntroduction, WhatIsSaidFirstWithinTlsBindsItToTheProof) {
   const Fd listener = listen_at(loopback(), 4);
   Pretender guest(names_of_3, Endpoint::local(listener));
   Fd socket;
-  for (int i = 0; i < 1000 && !(socket = accept_from(listener)); ++i) std::this_thread::sleep_for(1ms);
+  for (int i = 0; i < 20'000 && !(socket = accept_from(listener)); ++i) std::this_thread::sleep_for(1ms);
   Introduction host(names_of_3, std::move(socket), Introduction::Clock::now() + 10s);
   State state = State::waiting;
-  for (int i = 0; i < 3000 && state == State::waiting; ++i) {
+  for (int i = 0; i < 100'000 && state == State::waiting; ++i) {
     guest.go_on();
     state = host.advance();
     std::this_thread::sleep_for(100us);
@@ -182,14 +182,14 @@ TEST(TcpIntroduction, AReplayGetsNowhere) {
   Fd to_guest, to_host;
   std::string problem;
   int code = 0;
-  for (int i = 0; i < 1000 && !(to_guest = accept_from(middle)); ++i) std::this_thread::sleep_for(1ms);
+  for (int i = 0; i < 20'000 && !(to_guest = accept_from(middle)); ++i) std::this_thread::sleep_for(1ms);
   to_host = begin_connecting(place, code);
   Fd socket;
-  for (int i = 0; i < 1000 && !(socket = accept_from(listener)); ++i) std::this_thread::sleep_for(1ms);
+  for (int i = 0; i < 20'000 && !(socket = accept_from(listener)); ++i) std::this_thread::sleep_for(1ms);
   Introduction host(here, std::move(socket), deadline);
   std::vector<char> said;
   State host_state = State::waiting, guest_state = State::waiting;
-  for (int i = 0; i < 3000 && (host_state == State::waiting || guest_state == State::waiting); ++i) {
+  for (int i = 0; i < 100'000 && (host_state == State::waiting || guest_state == State::waiting); ++i) {
     char bytes[512];
     if (guest_state == State::waiting) guest_state = guest.advance();
     if (const ssize_t count = ::recv(to_guest.get(), bytes, sizeof bytes, MSG_DONTWAIT); count > 0) {
@@ -206,11 +206,11 @@ TEST(TcpIntroduction, AReplayGetsNowhere) {
   ASSERT_GT(said.size(), sizeof(Greeting));
 
   Fd again = begin_connecting(place, code);
-  for (int i = 0; i < 1000 && !(socket = accept_from(listener)); ++i) std::this_thread::sleep_for(1ms);
+  for (int i = 0; i < 20'000 && !(socket = accept_from(listener)); ++i) std::this_thread::sleep_for(1ms);
   Introduction second(here, std::move(socket), deadline);
   ASSERT_EQ(::send(again.get(), said.data(), said.size(), MSG_NOSIGNAL), static_cast<ssize_t>(said.size()));
   State state = State::waiting;
-  for (int i = 0; i < 3000 && state == State::waiting; ++i) {
+  for (int i = 0; i < 100'000 && state == State::waiting; ++i) {
     state = second.advance();
     std::this_thread::sleep_for(100us);
   }
@@ -229,7 +229,7 @@ TEST(TcpIntroduction, TellsWhyItCannotConnect) {
   const auto soon = Introduction::Clock::now() + 50ms, later = soon + 10s;
   Introduction refused(mine, 3, nobody, later, later);
   State state = State::waiting;
-  for (int i = 0; i < 3000 && state == State::waiting; ++i) state = refused.advance();
+  for (int i = 0; i < 100'000 && state == State::waiting; ++i) state = refused.advance();
   EXPECT_EQ(state, State::failed);
   EXPECT_EQ(refused.code(), ECONNREFUSED);
   EXPECT_FALSE(refused.final());
@@ -250,16 +250,16 @@ TEST(TcpIntroduction, WhoHasGreetedWaitsToBeLetIn) {
     const auto now = Introduction::Clock::now(), soon = now + 1s;
     Introduction guest(mine, 3, Endpoint::local(listener), soon, now + 20s);
     Fd socket;
-    for (int i = 0; i < 1000 && !(socket = accept_from(listener)); ++i) std::this_thread::sleep_for(1ms);
+    for (int i = 0; i < 20'000 && !(socket = accept_from(listener)); ++i) std::this_thread::sleep_for(1ms);
     Introduction host(here, std::move(socket), soon);
-    for (int i = 0; i < 3000 && !host.proven(); ++i) {  // it has not read the greeting
+    for (int i = 0; i < 100'000 && !host.proven(); ++i) {  // it has not read the greeting
       ASSERT_EQ(guest.advance(), State::waiting) << guest.problem();
       ASSERT_EQ(host.advance(), State::waiting) << host.problem();
     }
     ASSERT_EQ(guest.advance(), State::waiting);
     std::this_thread::sleep_until(soon + 10ms);
     State guest_state = guest.advance(), host_state = State::waiting;
-    for (int i = 0; i < 3000 && (guest_state == State::waiting || host_state == State::waiting); ++i) {
+    for (int i = 0; i < 100'000 && (guest_state == State::waiting || host_state == State::waiting); ++i) {
       if (host_state == State::waiting) host_state = host.advance();
       if (guest_state == State::waiting) guest_state = guest.advance();
       std::this_thread::sleep_for(100us);

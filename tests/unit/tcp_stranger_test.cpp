@@ -79,7 +79,8 @@ class Stranger {
   void say(uint32_t n) {
     int code = 0;
     Fd socket = begin_connecting(to_, code);
-    for (int i = 0; i < 100 && connecting_result(socket, to_) == EINPROGRESS; ++i) std::this_thread::sleep_for(100us);
+    for (int i = 0; i < 10'000 && connecting_result(socket, to_) == EINPROGRESS; ++i)
+      std::this_thread::sleep_for(100us);
     const auto bytes = kind_of_bytes(n, to_);
     if (!bytes.empty() && ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) > 0) ++heard;
     if (n % 3 == 0) kept_.push_back(std::move(socket));

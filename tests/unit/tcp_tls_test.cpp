@@ -15,6 +15,7 @@
 #include <numeric>
 #include <random>
 
+#include "../own_folder.h"
 #include "base/error.h"
 #include "comm/bootstrap/secret.h"
 #include "comm/net.h"
@@ -333,8 +334,10 @@ TEST(TcpTls, ItsLibraryIsOpenedWhenItIsAskedFor) {
     ::unsetenv("FSDP_SSL_LIBRARY");
     return text;
   };
-  const std::string missing = refusal_over("/nowhere/libssl.so.3"), other = refusal_over("libm.so.6");
-  EXPECT_NE(missing.find("/nowhere/libssl.so.3"), std::string::npos) << missing;
+  const fsdp::test::OwnFolder folder;
+  const std::string library = folder / "libssl.so.3";
+  const std::string missing = refusal_over(library.c_str()), other = refusal_over("libm.so.6");
+  EXPECT_NE(missing.find(library), std::string::npos) << missing;
   EXPECT_NE(missing.find("name it in FSDP_SSL_LIBRARY"), std::string::npos) << missing;
   EXPECT_NE(other.find("libm.so.6 has no OPENSSL_init_ssl: libssl of OpenSSL 3.0 or later is needed"),
             std::string::npos)

@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include "../own_folder.h"
 #include "base/fd.h"
 #include "comm/ucx/transport.h"
 #include "comm/ucx/worker.h"
@@ -100,11 +101,13 @@ TEST(UcxOptions, DangerousOnesAreWarnedOf) {
 }
 
 TEST(UcxOptions, ALibraryThatIsNotThereIsNamed) {
-  ::setenv("FSDP_UCX_LIBRARY", "/nowhere/libucp.so", 1);
+  const fsdp::test::OwnFolder folder;
+  const std::string missing = folder / "libucp.so";
+  ::setenv("FSDP_UCX_LIBRARY", missing.c_str(), 1);
   const Error error = error_of([] { create_ucx_net(0, false); });
   ::unsetenv("FSDP_UCX_LIBRARY");
   EXPECT_EQ(error.status, FSDP_UNSUPPORTED);
-  EXPECT_NE(error.message.find("/nowhere/libucp.so"), std::string::npos) << error.message;
+  EXPECT_NE(error.message.find(missing), std::string::npos) << error.message;
 }
 
 }  // namespace

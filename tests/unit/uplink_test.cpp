@@ -93,7 +93,7 @@ TEST_F(Uplinks, AHostComesByOneConnection) {
 // Rank 0 says all that it has to say at once. What was listened at is gone when the vigil looks around.
 TEST_F(Uplinks, TheJobStartsWithTheAdmission) {
   options.size = 2;
-  hold = 300ms;
+  hold = 3s;
   const Fd listener = listen_at(at, 8);
   const size_t rank = start(1, "b");
   FrameStream host = accept_next(listener);
@@ -103,9 +103,13 @@ TEST_F(Uplinks, TheJobStartsWithTheAdmission) {
   host.queue(message::share(message::Entries{{0, 0, "a", {}}, {1, 1, "b", card->bytes}}));
   host.queue(message::share(message::Start{2, make_nonce()}));
   host.flush();
-  std::this_thread::sleep_for(100ms);
   WorldOptions world = options;
-  EXPECT_TRUE(Porch(world, "b").take()) << "the name of the host is free again";
+  Porch porch(world, "b");
+  for (const auto last = std::chrono::steady_clock::now() + 20s;
+       !porch.take() && std::chrono::steady_clock::now() < last;)
+    std::this_thread::sleep_for(1ms);
+  EXPECT_TRUE(porch.taken()) << "the name of the host is free again";
+  EXPECT_EQ(reports[rank].ended_ns, 0) << "not before the end of the rank";
   EXPECT_TRUE(hear<message::Formed>(host));
   finish();
   expect(rank, FSDP_OK);
@@ -381,6 +385,8 @@ TEST_F(Uplinks, AStrangerAtTheHostsPlaceKeepsNobodyBack) {
   ASSERT_TRUE(porch.take());
   Listeners &listeners = porch.open();
   (void)listeners;
+  int listens[2];  // its end, where the stranger listens
+  ASSERT_EQ(::pipe2(listens, O_CLOEXEC), 0);
   const pid_t stranger = ::fork();
   if (stranger == 0) {
     if (::setuid(65534) != 0) ::_exit(1);
@@ -391,10 +397,14 @@ TEST_F(Uplinks, AStrangerAtTheHostsPlaceKeepsNobodyBack) {
       if (::getsockname(file, reinterpret_cast<sockaddr *>(&name), &length) == 0 && name.ss_family == AF_UNIX)
         ::listen(file, 8);
     }
+    (void)!::write(listens[1], "1", 1);
     ::pause();
     ::_exit(0);
   }
-  std::this_thread::sleep_for(100ms);
+  ::close(listens[1]);
+  char byte = 0;
+  ASSERT_EQ(::read(listens[0], &byte, 1), 1);
+  ::close(listens[0]);
   zero = start(0, "a");
   one = start(1, "b");
   two = start(2, "b");

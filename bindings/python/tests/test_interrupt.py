@@ -57,7 +57,7 @@ class Interrupt(unittest.TestCase):
     def test_while_the_job_forms(self):
         name = uuid.uuid4().hex
         process = self.start(f"waits(lambda: fsdp.Context(world_size=2, rank=0, rendezvous={name!r}))")
-        self.assertLess(self.interrupt(process), 1.0)
+        self.assertLess(self.interrupt(process), 10.0)
         self.assertEqual(process.wait(10), 0)
 
     def test_in_a_step(self):
@@ -75,7 +75,7 @@ context.destroy()
         peer = self.start(program.replace("RANK", "1"))
         process = self.start(program.replace("RANK", "0"))
         self.assertEqual(peer.stdout.readline(), "waits\n")
-        self.assertLess(self.interrupt(process), 1.0)
+        self.assertLess(self.interrupt(process), 10.0)
         self.assertEqual(process.wait(10), 0)
 
     def test_of_ranks_that_are_threads(self):
@@ -95,7 +95,7 @@ def run():
 waits(run)
 """
         process = self.start(program)
-        self.assertLess(self.interrupt(process), 1.0)
+        self.assertLess(self.interrupt(process), 10.0)
         self.assertEqual(process.wait(10), 0)
 
     def test_as_a_line_is_logged(self):

