@@ -98,6 +98,7 @@ class Runtime {
   std::atomic<int> kernel_fault{cudaSuccess};
   std::atomic<uint64_t> device_memory;
   std::atomic<uint64_t> stream_room{0};  // pieces of work that a stream takes; 0: any number
+  std::atomic<bool> fair_queues{false};  // streams share none where there are as many
   std::optional<uint64_t> first_queues;  // of a device; nothing: what CUDA's variable says
 
   std::shared_mutex captures_mutex;
