@@ -32,6 +32,7 @@ void set_device_memory(uint64_t bytes) { runtime().set_memory(bytes); }
 void set_fabric(bool allowed) { runtime().fabric = allowed; }
 void set_files(bool allowed) { runtime().files = allowed; }
 void set_compute_capability(int major) { runtime().capability = major; }
+void set_slices(int of_gpu) { runtime().slices = std::max(1, of_gpu); }
 void set_peers(bool peers) { runtime().peers = peers; }
 void set_strict(bool strict) { runtime().strict = strict; }
 

@@ -135,6 +135,7 @@ void Runtime::reset() {
   strict = fabric = false;
   files = peers = true;
   capability = first_capability;
+  slices = 1;
   kernels = pageable_copies = faulty_kernel = 0;
   foreign_calls = implicit_contexts = 0;
   device_memory = first_memory;

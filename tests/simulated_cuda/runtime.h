@@ -92,6 +92,7 @@ class Runtime {
   std::atomic<uint64_t> life{1};
   std::atomic<bool> strict{false}, fabric{false}, files{true}, peers{true};
   std::atomic<int> capability{first_capability};
+  std::atomic<int> slices{1};  // devices of each GPU
   std::atomic<uint64_t> kernels{0}, pageable_copies{0};
   std::atomic<uint64_t> foreign_calls{0}, implicit_contexts{0};
   std::atomic<uint64_t> faulty_kernel{0};  // counts down to the one that fails

@@ -27,6 +27,7 @@ void set_device_memory(uint64_t bytes);  // of each device; more than that: cuda
 void set_fabric(bool allowed);           // memory with handles for the fabric; at first it is CUDA_ERROR_NOT_PERMITTED
 void set_files(bool allowed);            // ... for descriptors of files; at first they are made
 void set_compute_capability(int major);  // of all devices; 9 at first
+void set_slices(int of_gpu);             // so many neighbouring devices are slices (MIG) of one GPU; 1 at first
 void set_peers(bool peers);              // may devices access each other's memory? At first they may
 void set_strict(
     bool strict);  // cudaFree and cudaFreeHost do not wait for the device's work, so that pending use faults
