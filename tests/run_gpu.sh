@@ -242,7 +242,7 @@ stage_train() {
     compare '... has the losses of the host' --tolerance 1e-5 build-gpu/host.json build-gpu/gpu.json
     gpt '... again' again $cuda
     compare '... has the same bits' --tolerance 0 build-gpu/gpu.json build-gpu/again.json
-    for ranks in 2 4; do  # processes: threads of one would have more streams than CUDA has queues
+    for ranks in 2 4; do  # processes: threads of one that share a GPU wait for each other's calls
       gpt "$ranks ranks that share the GPU, staged" staged$ranks $run -n $ranks --no-prefix $cuda --transport staging
       compare '... have the losses of the host' --tolerance 1e-5 build-gpu/host.json build-gpu/staged$ranks.json
       gpt '... again' staged_again $run -n $ranks --no-prefix $cuda --transport staging
@@ -320,7 +320,7 @@ find_tools
 use_wheels_cublas
 find_nccl
 cuda_lib=$(dirname "$(dirname "$(realpath "$(command -v nvcc)")")")/lib64
-# Ranks that are threads of one process and share a GPU wait for each other's streams, which CUDA else puts into few queues.
+# The fewer streams share a queue of CUDA's, the less waits that need not.
 export CUDA_DEVICE_MAX_CONNECTIONS=32
 # Seconds: ranks that wait for each other say so before a test's limit ends them.
 export FSDP_TIMEOUT="${FSDP_TIMEOUT:-60}"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which backend moves the bytes: the only file that names one.
 #include <chrono>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -211,6 +212,39 @@ std::shared_ptr<Team> create_nccl_team(const std::shared_ptr<Team> &team, device
   return made;
 }
 
+// Between hosts NCCL would open sockets that the job's secret does not guard; messages go through the host's memory to
+// TCP or UCX.
+[[noreturn]] void refuse_hosts(const Team &team) {
+  fail(FSDP_UNSUPPORTED,
+       "FSDP_TRANSPORT_NCCL: the {} ranks from {} to {} exchange memory of GPUs between hosts, where NCCL is not "
+       "offered: its sockets are not guarded by the job's secret. Leave device_transport 0, which is NCCL inside each "
+       "host and pinned memory of the host between them, or set FSDP_TRANSPORT_STAGING",
+       team.size(), team.world_rank(0), team.world_rank(team.size() - 1));
+}
+
+Note tell_hosts(const Team &team) {
+  return {FSDP_LOG_INFO,
+          format_text("memory of GPUs travels through the hosts' between the {} ranks from {} to {}, which are on "
+                      "several hosts: NCCL serves the ranks of one host",
+                      team.size(), team.world_rank(0), team.world_rank(team.size() - 1))};
+}
+
+// One rank warns for all. A rank that is alone has no bytes that travel.
+Note tell_fallback(const Team &team, const std::string &obstacle) {
+  const bool warns = team.rank() == 0 && team.size() > 1;
+  return {warns ? FSDP_LOG_WARNING : FSDP_LOG_INFO,
+          format_text("device memory travels through the host's, without NCCL, which is slower: {} "
+                      "(device_transport FSDP_TRANSPORT_STAGING asks for this and silences the warning)",
+                      obstacle)};
+}
+
+std::shared_ptr<Team> create_staged_team(std::shared_ptr<Team> team, device::Device &device,
+                                         const std::optional<Note> &note) {
+  auto staged = std::make_shared<staging::StagedTeam>(std::move(team), device);
+  if (note) staged->add_note(*note);
+  return staged;
+}
+
 // What NCCL's communicators sum where ranks only meet.
 constexpr uint64_t nccl_word_bytes = sizeof(float);
 
@@ -219,18 +253,15 @@ constexpr uint64_t nccl_word_bytes = sizeof(float);
 std::shared_ptr<Team> create_device_team(std::shared_ptr<Team> team, device::Device &device, DeviceTransport transport,
                                          const Waiter &waiter, Failure &failure) {
   if (device.traits().host_memory) return team;
+  if (transport == DeviceTransport::staging) return create_staged_team(std::move(team), device, {});
+  const bool asked = transport == DeviceTransport::nccl;
+  if (team->spans_hosts()) {
+    if (asked) refuse_hosts(*team);
+    return create_staged_team(team, device, tell_hosts(*team));
+  }
   std::string obstacle;
-  // Between hosts NCCL would open sockets that the job's secret does not guard; messages go through the host's memory
-  // to UCX.
-  if (team->spans_hosts()) return std::make_shared<staging::StagedTeam>(std::move(team), device);
-  if (transport == DeviceTransport::nccl) return create_nccl_team(team, device, waiter, failure, nullptr);
-  if (transport == DeviceTransport::automatic)
-    if (auto made = create_nccl_team(team, device, waiter, failure, &obstacle)) return made;
-  auto staged = std::make_shared<staging::StagedTeam>(std::move(team), device);
-  if (!obstacle.empty())
-    staged->add_note(
-        {FSDP_LOG_INFO, format_text("device memory travels through the host's, without NCCL: {}", obstacle)});
-  return staged;
+  if (auto made = create_nccl_team(team, device, waiter, failure, asked ? nullptr : &obstacle)) return made;
+  return create_staged_team(team, device, tell_fallback(*team, obstacle));
 }
 
 const CollectiveTraits &traits_of(DeviceTransport transport) noexcept {

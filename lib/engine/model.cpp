@@ -50,7 +50,7 @@ void Model::seal_running() {
   std::unique_ptr<SealedParts> parts;
   share_outcome(*team, catch_error([&] { parts = std::make_unique<SealedParts>(*runtime_, declaration_.adamw()); }));
   parts_ = std::move(parts);
-  warn_of_queues(*context_, *team);
+  warn_of_queues(*context_, runtime_->teams);
   if (context_->debug()) views_.emplace(*runtime_, runtime_->teams.number);
   declaration_.seal();
   context_->log(FSDP_LOG_INFO,

@@ -57,6 +57,15 @@ fsdp_context_options place(fsdp_context_options options) {
   return options;
 }
 
+bool has_gpu_for_each(uint32_t ranks) {
+  if (!on_gpu() || ranks < 2) return false;
+  int count = 0;
+  check_cuda(find<int(int *)>("cudaGetDeviceCount")(&count), "cudaGetDeviceCount");
+  return static_cast<uint32_t>(count) >= ranks;
+}
+
+void use_gpu(uint32_t rank) { check_cuda(find<int(int)>("cudaSetDevice")(static_cast<int>(rank)), "cudaSetDevice"); }
+
 fsdp_model_options place(fsdp_model_options options) {
   if (on_gpu() && options.unshard_mode == FSDP_UNSHARD_MAPPED) options.unshard_mode = FSDP_UNSHARD_COPIED;
   return options;

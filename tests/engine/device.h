@@ -19,6 +19,10 @@ fsdp_model_options place(fsdp_model_options options);
 // The calling thread's own stream; NULL on the host. Ranks that are threads of one process and share a GPU must not use
 // the stream NULL, which is one for all of them: a rank's work would wait behind another's that waits for it.
 fsdp_stream stream();
+// Ranks that are threads have a GPU each, where there are so many; else they share the current one. use_gpu makes that
+// of a rank the calling thread's.
+bool has_gpu_for_each(uint32_t ranks);
+void use_gpu(uint32_t rank);
 // What the calling thread makes from now on lies on the host, whatever the environment says.
 void stay_on_host(bool host);
 // From wherever models lie to memory of the host, in the order of that stream; done when it returns.

@@ -141,12 +141,13 @@ TEST(GpuEdges, WhatIsNotFiniteAfterAScalingIsFound) {
 TEST(GpuEdges, ViewsSayThatTheyAreOfAGpu) {
   on_two_ranks(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, [](Rank &rank, cudaStream_t late, cudaStream_t) {
     fsdp_tensor view = FSDP_TENSOR_INIT, grad = FSDP_TENSOR_INIT;
+    const int32_t gpu = has_gpu_for_each(2) ? static_cast<int32_t>(rank.rank) : 0;
     int32_t accumulate = 0;
     FSDP(fsdp_unshard(rank.groups[0], FSDP_BACKWARD, 0, late));
     FSDP(fsdp_get_param(rank.groups[0], 0, FSDP_BACKWARD, &view));
     FSDP(fsdp_acquire_grad(rank.groups[0], 0, 0, late, &grad, &accumulate));
     for (const fsdp_tensor &tensor : {view, grad})
-      REQUIRE(tensor.device == FSDP_DEVICE_CUDA && tensor.device_index == 0);
+      REQUIRE(tensor.device == FSDP_DEVICE_CUDA && tensor.device_index == gpu);
     REQUIRE((view.flags & FSDP_TENSOR_READ_ONLY) && !(grad.flags & FSDP_TENSOR_READ_ONLY));
     FSDP(fsdp_discard_step(rank.model, late));
   });

@@ -126,10 +126,11 @@ TEST(GpuMemory, WhatTheSealChoosesIsToldAfterwards) {
   }
 }
 
-// What ranks that share a GPU log at their seals, where CUDA has so many queues; NULL: as many as it has usually.
-std::string lines_of(uint32_t ranks, const char *queues) {
+// What ranks that share a GPU are warned of at their seals, where CUDA has so many queues; NULL: as many as it has
+// usually.
+std::string lines_of(uint32_t ranks, fsdp_device_transport transport, const char *queues) {
   queues ? ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues, 1) : ::unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
-  Scenario setup = memory_scenario(ranks, FSDP_TRANSPORT_STAGING);
+  Scenario setup = memory_scenario(ranks, transport);
   std::mutex mutex;
   std::pair<std::mutex &, std::string> log(mutex, "");
   setup.context.log_data = &log;
@@ -145,17 +146,29 @@ std::string lines_of(uint32_t ranks, const char *queues) {
   return log.second;
 }
 
-// Two ranks with a model each over staging have more than 8 streams and fewer than 33, five have more than 32.
-TEST(GpuMemory, RanksWithMoreStreamsThanQueuesAreWarned) {
-  const std::string lines = lines_of(2, nullptr);
-  for (const char *word : {"2 ranks are threads of one process and share GPU 0", "more than the 8 queues",
-                           "CUDA_DEVICE_MAX_CONNECTIONS, at most 32"})
+// Over NCCL any two of their streams may share a queue; over staging that does no harm.
+TEST(GpuMemory, RanksThatShareTheQueuesOfAGpuOverNcclAreWarned) {
+  let_nccl_share_gpus(true);
+  const std::string lines = lines_of(2, FSDP_TRANSPORT_NCCL, nullptr);
+  for (const char *word : {"2 ranks are threads of one process and share GPU 0 over NCCL", "into 8 queues",
+                           "CUDA_DEVICE_MAX_CONNECTIONS, at most 32", "FSDP_TRANSPORT_STAGING"})
     EXPECT_NE(lines.find(word), std::string::npos) << lines;
   EXPECT_EQ(lines.find("2 ranks are"), lines.rfind("2 ranks are")) << lines;  // one of them
-  EXPECT_EQ(lines_of(2, "32"), "");
-  EXPECT_NE(lines_of(5, "99").find("more than the 32 queues"), std::string::npos);
-  EXPECT_EQ(lines_of(1, "1"), "");
+  EXPECT_NE(lines_of(2, FSDP_TRANSPORT_NCCL, "99").find("into 32 queues"), std::string::npos);
+  EXPECT_EQ(lines_of(1, FSDP_TRANSPORT_NCCL, "1"), "");
+  EXPECT_EQ(lines_of(5, FSDP_TRANSPORT_STAGING, "1"), "");
   ::unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
+}
+
+// A program that names no device has all ranks on GPU 0, and none that names no transport asks for staging.
+TEST(GpuMemory, RanksOnOneGpuThatNcclRefusesAreWarned) {
+  let_nccl_share_gpus(false);
+  const std::string lines = lines_of(2, 0, nullptr);
+  for (const char *word : {"ranks 0 and 1 share a GPU", "device_index", "FSDP_TRANSPORT_STAGING"})
+    EXPECT_NE(lines.find(word), std::string::npos) << lines;
+  EXPECT_EQ(lines.find("share a GPU"), lines.rfind("share a GPU")) << lines;  // one of them
+  EXPECT_EQ(lines_of(2, FSDP_TRANSPORT_STAGING, nullptr), "");
+  let_nccl_share_gpus(true);
 }
 
 struct Made {

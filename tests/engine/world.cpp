@@ -21,18 +21,50 @@ fsdp_context *join(const Scenario &setup, uint32_t rank, const std::string &rend
   return context;
 }
 
+namespace {
+
+// One call makes all contexts, on one GPU if on any. With a GPU each, every rank joins from its own thread.
+class LocalRanks {
+ public:
+  explicit LocalRanks(const Scenario &setup)
+      : contexts(setup.ranks),
+        setup_(setup),
+        apart_(setup.context.device != FSDP_DEVICE_HOST && !setup.context.device_index &&
+               has_gpu_for_each(setup.ranks)) {
+    static std::atomic<int> worlds{0};
+    name_ = "threads-" + std::to_string(::getpid()) + "-" + std::to_string(++worlds);
+    if (apart_) return;
+    const fsdp_context_options options = place(setup.context);
+    FSDP(fsdp_create_local_contexts(setup.ranks, &options, contexts.data()));
+  }
+  // In the rank's thread, before all else there.
+  fsdp_context *at(uint32_t rank) {
+    if (!apart_) return contexts[rank];
+    use_gpu(rank);
+    return contexts[rank] = join(setup_, rank, name_);
+  }
+
+  std::vector<fsdp_context *> contexts;
+
+ private:
+  const Scenario &setup_;
+  const bool apart_;
+  std::string name_;
+};
+
+}  // namespace
+
 void run_threads(const Scenario &setup, const std::function<void(uint32_t, fsdp_context *)> &body,
                  std::vector<std::string> *errors) {
-  std::vector<fsdp_context *> contexts(setup.ranks);
-  const fsdp_context_options options = place(setup.context);
-  FSDP(fsdp_create_local_contexts(setup.ranks, &options, contexts.data()));
+  LocalRanks ranks(setup);
+  const auto &contexts = ranks.contexts;
   std::vector<std::string> failed(setup.ranks);
   std::vector<std::thread> threads;
   for (uint32_t r = 0; r < setup.ranks; ++r)
     threads.emplace_back([&, r] {
       stay_on_host(setup.context.device == FSDP_DEVICE_HOST);
       try {
-        body(r, contexts[r]);
+        body(r, ranks.at(r));
       } catch (const std::exception &error) {
         failed[r] = error.what();
         if (failed[r].empty()) failed[r] = "?";

@@ -42,7 +42,6 @@ train staged "$run" -n 2 --no-prefix "$cuda" --transport staging
 check 'two ranks that share a GPU have the losses of the host' close staged
 train queue env CUDA_DEVICE_MAX_CONNECTIONS=1 "$run" -n 2 --no-prefix "$cuda" --transport staging
 check 'and the same bits where all streams share a queue' same staged queue
-export CUDA_DEVICE_MAX_CONNECTIONS=32  # for ranks that are threads, as the guide says
 train threads "$cuda" --threads 2 --transport staging --debug-delay-us 500
 check 'and the same bits as threads, with delays' same staged threads
 train narrow "$cuda" --threads 2 --transport staging --compute-dtype bf16 --recompute

@@ -37,7 +37,7 @@ MESHES = {
 
 def environment(nccl=NCCL):
     return {"FSDP_TEST_DEVICE": "cuda", "FSDP_NCCL_LIBRARY": nccl, "NCCL_MULTI_RANK_GPU_ENABLE": "1",
-            "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+            "CUDA_DEVICE_MAX_CONNECTIONS": "32", "SIMULATED_CUDA": "fair_queues=1"}
 
 
 def start(network, nodes, options, nccl=NCCL):
@@ -57,7 +57,7 @@ def told(process):
     return line["neighbours"]
 
 
-def train(nodes, options, gpus="nccl"):
+def train(nodes, options, gpus="chosen"):
     options = dict(options, steps=STEPS, microbatches=MICROBATCHES, gpus=gpus)
     with Clean(nodes) as network, start(network, nodes, options) as job:
         ranks = outcomes(job)
@@ -103,7 +103,7 @@ def a_discarded_step_leaves_nothing():
 
 
 def a_node_that_dies_is_named():
-    options = dict(HSDP, steps=100_000, gpus="nccl")
+    options = dict(HSDP, steps=100_000, gpus="chosen")
     with Clean(2) as network, start(network, 2, options) as job:
         job.await_training(60)
         job.pump(0.3)
@@ -115,20 +115,34 @@ def a_node_that_dies_is_named():
         assert rank["destroy_seconds"] < allowed(10), f"destroyed in {rank['destroy_seconds']} s"
 
 
-def refused(without):
-    """The nodes without NCCL fail the others' ranks with their status."""
-    options = dict(HSDP, gpus="nccl", neighbours=NEAR)
-    variables = {node: {"FSDP_NCCL_LIBRARY": MISSING if node in without else NCCL} for node in range(2)}
+def refused():
+    """Between nodes NCCL is not offered, whatever there is of it."""
+    for options in (HSDP, HFSDP, {}):
+        with Clean(2) as network, start(network, 2, dict(options, gpus="nccl")) as job:
+            ranks = outcomes(job, 20)
+        for rank in ranks:
+            assert rank["status"] == "FSDP_UNSUPPORTED", rank
+            for word in ("FSDP_TRANSPORT_NCCL", "between hosts", "device_transport 0"):
+                assert word in rank["text"], rank
+
+
+def a_node_without_nccl_goes_through_its_host():
+    options = dict(HSDP, gpus="chosen", neighbours=NEAR, steps=STEPS, microbatches=MICROBATCHES)
+    variables = {node: {"FSDP_NCCL_LIBRARY": MISSING if node else NCCL} for node in range(2)}
     common = {name: value for name, value in environment().items() if name != "FSDP_NCCL_LIBRARY"}
     with Clean(2) as network, Job(network, [1, 1], options, environment=common, environments=variables) as job:
-        ranks = outcomes(job, 20)
+        ranks = outcomes(job)
     for rank in ranks:
-        assert rank["status"] == "FSDP_UNSUPPORTED" and MISSING in rank["text"], rank
+        assert rank["status"] == "FSDP_OK", rank
+        assert uses_nccl(rank) == (rank["rank"] < NEAR), rank["log"]
+        warned = any("without NCCL" in line and MISSING in line for line in rank["log"])
+        assert warned == (rank["rank"] >= NEAR), rank["log"]
+    same_bits(ranks, on_one_process(2 * NEAR, dict(HSDP, steps=STEPS, microbatches=MICROBATCHES)))
 
 
 tap.run([(name, lambda name=name: check(name)) for name in MESHES] +
         [("staging has the same bits", staging_has_the_same_bits),
          ("a discarded step leaves nothing", a_discarded_step_leaves_nothing),
          ("a node that dies is named", a_node_that_dies_is_named),
-         ("without NCCL all ranks are refused", lambda: refused([0, 1])),
-         ("a node without NCCL fails the others too", lambda: refused([1]))])
+         ("NCCL between nodes is refused", refused),
+         ("a node without NCCL goes through its host", a_node_without_nccl_goes_through_its_host)])

@@ -70,6 +70,12 @@ json live_one(const harness::Scenario &shared, uint32_t rank, bool discards, std
   return result;
 }
 
+// chosen: none is named, which is NCCL inside a host where it can serve the ranks.
+fsdp_device_transport transport_of(const std::string &gpus) {
+  if (gpus == "chosen") return 0;
+  return gpus == "nccl" ? FSDP_TRANSPORT_NCCL : FSDP_TRANSPORT_STAGING;
+}
+
 }  // namespace
 
 json live_as_neighbours(const Options &options) {
@@ -79,7 +85,7 @@ json live_as_neighbours(const Options &options) {
   scenario.model.unshard_mode = FSDP_UNSHARD_COPIED;
   scenario.model.flags = options.number("discard", 0) ? FSDP_MODEL_NO_PREFETCH : 0;
   scenario.context.device = FSDP_DEVICE_CUDA;
-  scenario.context.device_transport = options.text("gpus") == "nccl" ? FSDP_TRANSPORT_NCCL : FSDP_TRANSPORT_STAGING;
+  scenario.context.device_transport = transport_of(options.text("gpus"));
   std::atomic<uint32_t> training{0};
   std::vector<json> results(count);
   std::vector<std::thread> threads;

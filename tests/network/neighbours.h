@@ -9,9 +9,9 @@
 
 namespace network {
 
-// options: neighbours=COUNT, gpus=nccl|staging; RANK and WORLD_SIZE count processes. discard=1: before it trains, each
-// rank has begun a step in its own way, and all discard it. Says "training" when all ranks of this process do, and at
-// the end the outcome of each, in the order of ranks, with what its log has said.
+// options: neighbours=COUNT, gpus=chosen|nccl|staging; RANK and WORLD_SIZE count processes. discard=1: before it
+// trains, each rank has begun a step in its own way, and all discard it. Says "training" when all ranks of this process
+// do, and at the end the outcome of each, in the order of ranks, with what its log has said.
 nlohmann::json live_as_neighbours(const Options &options);
 
 }  // namespace network

@@ -4,7 +4,7 @@
 //
 // threads=N: the whole job in this process, for comparison.
 //
-// neighbours=N, gpus=nccl|staging, discard=1: it is the N ranks of its host, on GPUs, see neighbours.h.
+// neighbours=N, gpus=chosen|nccl|staging, discard=1: it is the N ranks of its host, on GPUs, see neighbours.h.
 //
 // replicate, shard, block, ranks_per_host, outer=hfsdp, mode=copied, steps, microbatches, timeout, heartbeat, wide,
 // quantized: what is trained, see options.h. pace: milliseconds of pause in every step.

@@ -27,10 +27,12 @@ void run_faulty() { fail_device(static_cast<cudaError_t>(runtime().kernel_fault.
 void reset() { runtime().reset(); }
 void set_device_count(int count) { runtime().set_devices(std::clamp(count, 0, most_devices)); }
 void set_queues(uint64_t count) { runtime().set_queues(count); }
+void set_fair_queues(bool fair) { runtime().fair_queues = fair; }
 void set_device_memory(uint64_t bytes) { runtime().set_memory(bytes); }
 void set_fabric(bool allowed) { runtime().fabric = allowed; }
 void set_files(bool allowed) { runtime().files = allowed; }
 void set_compute_capability(int major) { runtime().capability = major; }
+void set_slices(int of_gpu) { runtime().slices = std::max(1, of_gpu); }
 void set_peers(bool peers) { runtime().peers = peers; }
 void set_strict(bool strict) { runtime().strict = strict; }
 
@@ -111,6 +113,11 @@ bool is_device(const void *pointer, size_t bytes) {
 bool is_pinned(const void *pointer, size_t bytes) {
   const Place place = runtime().memory.find(pointer, bytes);
   return place.kind == Place::pinned && place.inside;
+}
+
+bool share_queue(cudaStream_t one, cudaStream_t other) {
+  const Stream *first = runtime().streams.find(one), *second = runtime().streams.find(other);
+  return first && second && first->queue() && first->queue() == second->queue();
 }
 
 int device_of(const void *pointer) {

@@ -50,6 +50,9 @@ const std::map<cudaDeviceAttr, int> device_attributes{
     {cudaDevAttrGPUDirectRDMASupported, 0},
 };
 
+// Slices of one GPU have its place.
+int bus_of(int index) { return bus_of_first + index / runtime().slices; }
+
 void describe(cudaDeviceProp &properties, const Device &device) {
   properties = {};
   std::snprintf(properties.name, sizeof(properties.name), "simulated CUDA device %d", device.index);
@@ -68,7 +71,7 @@ void describe(cudaDeviceProp &properties, const Device &device) {
   properties.concurrentKernels = 1;
   properties.hostRegisterSupported = 1;
   properties.canUseHostPointerForRegisteredMem = 1;
-  properties.pciBusID = bus_of_first + device.index;
+  properties.pciBusID = bus_of(device.index);
 }
 
 }  // namespace
@@ -140,7 +143,7 @@ cudaError_t CUDARTAPI cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribut
     if (!runtime().device(index)) return cudaErrorInvalidDevice;
     const auto found = device_attributes.find(attribute);
     if (attribute == cudaDevAttrPciBusId) {
-      *value = bus_of_first + index;
+      *value = bus_of(index);
     } else if (attribute == cudaDevAttrComputeCapabilityMajor) {
       *value = runtime().capability;
     } else if (found != device_attributes.end()) {
@@ -156,7 +159,7 @@ cudaError_t CUDARTAPI cudaDeviceGetPCIBusId(char *text, int length, int index) {
   return call("cudaDeviceGetPCIBusId", no_context, [&] {
     if (!runtime().device(index)) return cudaErrorInvalidDevice;
     if (!text || length < 13) return cudaErrorInvalidValue;
-    std::snprintf(text, static_cast<size_t>(length), "0000:%02x:00.0", static_cast<unsigned>(bus_of_first + index));
+    std::snprintf(text, static_cast<size_t>(length), "0000:%02x:00.0", static_cast<unsigned>(bus_of(index)));
     return cudaSuccess;
   });
 }

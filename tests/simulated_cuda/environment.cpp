@@ -19,6 +19,7 @@ uint64_t *place_of(Settings &settings, std::string_view name) {
   if (name == "strict") return &settings.strict;
   if (name == "word_ns") return &settings.word_ns;
   if (name == "stream_room") return &settings.stream_room;
+  if (name == "fair_queues") return &settings.fair_queues;
   if (name == "queues") return &settings.queues.emplace();
   return nullptr;
 }

@@ -15,6 +15,13 @@
 
 namespace simulated {
 
+inline uint64_t next_random(uint64_t &state) {  // splitmix64
+  uint64_t z = (state += 0x9e3779b97f4a7c15);
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+  return z ^ (z >> 31);
+}
+
 class HardwareQueue {
  public:
   void append(Work &work) {
@@ -31,27 +38,32 @@ class HardwareQueue {
 };
 
 // Of a device. As many as CUDA_DEVICE_MAX_CONNECTIONS says, of 1 to 32, and 8 without it. CUDA does not say which one a
-// stream gets: here the one with the fewest.
+// stream gets: here any, so that two may share one however few there are, or where asked the one with the fewest.
 class HardwareQueues {
  public:
   static constexpr uint64_t usual = 8, most = 32;
 
   explicit HardwareQueues(uint64_t count) : queues_(count) {}
   // For a stream that is made, which leaves it when it is destroyed; NULL: it has one of its own.
-  HardwareQueue *join() {
+  HardwareQueue *join(bool fair) {
     const std::lock_guard lock(mutex_);
-    const auto least = std::min_element(queues_.begin(), queues_.end(),
-                                        [](const auto &a, const auto &b) { return a.streams < b.streams; });
-    if (least == queues_.end()) return nullptr;
-    ++least->streams;
-    return &*least;
+    if (queues_.empty()) return nullptr;
+    HardwareQueue &queue = fair ? least() : queues_[next_random(random_) % queues_.size()];
+    ++queue.streams;
+    return &queue;
   }
   // As CUDA reads its variable when a process comes to a device.
   static uint64_t of_environment();
 
  private:
+  HardwareQueue &least() {
+    return *std::min_element(queues_.begin(), queues_.end(),
+                             [](const auto &a, const auto &b) { return a.streams < b.streams; });
+  }
+
   std::mutex mutex_;
   std::deque<HardwareQueue> queues_;
+  uint64_t random_ = 0;
 };
 
 }  // namespace simulated

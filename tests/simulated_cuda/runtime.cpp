@@ -66,6 +66,7 @@ Runtime::Runtime() {
   timing.word_ns = static_cast<uint32_t>(settings.word_ns);
   first_queues = settings.queues;
   stream_room = settings.stream_room;
+  fair_queues = settings.fair_queues != 0;
   create_devices(static_cast<int>(settings.devices));
 }
 Runtime::~Runtime() = default;
@@ -134,11 +135,13 @@ void Runtime::reset() {
   strict = fabric = false;
   files = peers = true;
   capability = first_capability;
+  slices = 1;
   kernels = pageable_copies = faulty_kernel = 0;
   foreign_calls = implicit_contexts = 0;
   device_memory = first_memory;
   first_queues = environment_settings().queues;
   stream_room = environment_settings().stream_room;
+  fair_queues = environment_settings().fair_queues != 0;
   process_ = 0;
   ++life;
   create_devices(1);
@@ -175,7 +178,7 @@ void Runtime::know(Stream *stream) {
 }
 
 std::pair<cudaStream_t, Stream *> Runtime::create_stream(Device &device, bool blocking) {
-  const auto created = streams.create(device, blocking, ++stream_number_, device.queues.join());
+  const auto created = streams.create(device, blocking, ++stream_number_, device.queues.join(fair_queues));
   know(created.second);
   return created;
 }

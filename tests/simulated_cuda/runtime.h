@@ -92,12 +92,14 @@ class Runtime {
   std::atomic<uint64_t> life{1};
   std::atomic<bool> strict{false}, fabric{false}, files{true}, peers{true};
   std::atomic<int> capability{first_capability};
+  std::atomic<int> slices{1};  // devices of each GPU
   std::atomic<uint64_t> kernels{0}, pageable_copies{0};
   std::atomic<uint64_t> foreign_calls{0}, implicit_contexts{0};
   std::atomic<uint64_t> faulty_kernel{0};  // counts down to the one that fails
   std::atomic<int> kernel_fault{cudaSuccess};
   std::atomic<uint64_t> device_memory;
   std::atomic<uint64_t> stream_room{0};  // pieces of work that a stream takes; 0: any number
+  std::atomic<bool> fair_queues{false};  // streams share none where there are as many
   std::optional<uint64_t> first_queues;  // of a device; nothing: what CUDA's variable says
 
   std::shared_mutex captures_mutex;

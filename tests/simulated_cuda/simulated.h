@@ -22,10 +22,12 @@ void reset();
 
 void set_device_count(int count);  // 0 to 8; 0: CUDA calls return cudaErrorNoDevice. Takes effect with a reset inside.
 void set_queues(uint64_t count);   // that streams share; 0: each has its own. With a reset inside, as above
+void set_fair_queues(bool fair);   // the next streams get the queues with the fewest streams; at first any
 void set_device_memory(uint64_t bytes);  // of each device; more than that: cudaErrorMemoryAllocation. 16 GiB at first
 void set_fabric(bool allowed);           // memory with handles for the fabric; at first it is CUDA_ERROR_NOT_PERMITTED
 void set_files(bool allowed);            // ... for descriptors of files; at first they are made
 void set_compute_capability(int major);  // of all devices; 9 at first
+void set_slices(int of_gpu);             // so many neighbouring devices are slices (MIG) of one GPU; 1 at first
 void set_peers(bool peers);              // may devices access each other's memory? At first they may
 void set_strict(
     bool strict);  // cudaFree and cudaFreeHost do not wait for the device's work, so that pending use faults
@@ -94,6 +96,7 @@ uint64_t implicit_contexts();
 
 bool is_device(const void *pointer, size_t bytes = 1);  // all of it in one live allocation of a device
 bool is_pinned(const void *pointer, size_t bytes = 1);  // all of it in page-locked host memory
-int device_of(const void *pointer);                     // -1: not of a device
+bool share_queue(cudaStream_t one, cudaStream_t other);
+int device_of(const void *pointer);  // -1: not of a device
 
 }  // namespace simulated

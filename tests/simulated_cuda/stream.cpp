@@ -10,17 +10,6 @@
 #include "simulated_cuda/runtime.h"
 
 namespace simulated {
-namespace {
-
-uint64_t next_random(uint64_t &state) {  // splitmix64
-  uint64_t z = (state += 0x9e3779b97f4a7c15);
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-  return z ^ (z >> 31);
-}
-
-}  // namespace
-
 Stream::Stream(Device &device, bool blocking, uint64_t number, HardwareQueue *queue)
     : device(device),
       blocking(blocking),

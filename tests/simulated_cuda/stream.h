@@ -44,6 +44,7 @@ class Stream {
   Work *push(std::function<void()> run, std::vector<Work *> after = {}, bool waits = false);
   Work *last() const { return last_; }
   std::mutex &mutex() { return mutex_; }
+  const HardwareQueue *queue() const { return queue_; }  // NULL: its own
 
   // What is queued is still done; then the thread ends.
   void close();

@@ -35,7 +35,7 @@ void check_idle(const Comm &comm, const char *call) {
 
 Result begin(Lock &lock, Comm &comm) {
   comm.polls = static_cast<int>(state().knob(Knob::in_progress_polls));
-  if (comm.config.blocking != 1) return settled(comm) ? success : in_progress;
+  if (comm.config.blocking != 1) return settled(comm) ? comm.error : in_progress;
   ++comm.inside;
   bool done = settled(comm);
   for (; !done && !(*comm.aborted && !comm.finalized); done = settled(comm))

@@ -243,7 +243,7 @@ EXPORT Result ncclCommGetAsyncError(Comm *handle, Result *result) {
   if (comm->polls == 0 && comm->error)
     *result = comm->error;
   else
-    *result = settled(*comm) ? success : in_progress;
+    *result = settled(*comm) ? comm->error : in_progress;
   return success;
 }
 
@@ -253,6 +253,7 @@ EXPORT const char *ncclGetErrorString(Result result) {
     case system_error: return "unhandled system error";
     case remote_error: return "remote process exited or there was a network error";
     case invalid_argument: return "invalid argument";
+    case invalid_usage: return "invalid usage (run with NCCL_DEBUG=WARN for details)";
     default: return "another error";
   }
 }

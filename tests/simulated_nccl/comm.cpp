@@ -53,6 +53,25 @@ bool launches_on_caller(const Comm &comm) {
   return comm.config.blocking == 1 || without_kernels || state().knob(Knob::launch_on_caller) != 0;
 }
 
+std::string place_of(const Comm &comm) {
+  char place[16] = {};
+  (void)cudaDeviceGetPCIBusId(place, sizeof place, comm.device);
+  return place;
+}
+
+// Two ranks with one GPU, or with slices of one: NCCL knows a GPU by its place in the host.
+bool shares_gpu(const Comm &comm) {
+  if (comm.split_off) return false;
+  for (const auto &other : comm.clique->members) {
+    if (other.get() == &comm || place_of(*other) != place_of(comm)) continue;
+    if (version() >= version_code(2, 30, 3) && parameter("MULTI_RANK_GPU_ENABLE").value_or(0) != 0) return false;
+    state().last_error = "Duplicate GPU detected : rank " + std::to_string(comm.rank) + " and rank " +
+                         std::to_string(other->rank) + " both on CUDA device " + place_of(comm);
+    return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 // Is what was called last done? With the lock held.
@@ -72,6 +91,10 @@ bool settled(Comm &comm) {
     const auto &joined = comm.clique->joined;
     if (std::count(joined.begin(), joined.end(), true) < comm.clique->size) return false;
     comm.joining = false;
+    if (shares_gpu(comm)) {
+      comm.error = invalid_usage;
+      comm.pending.clear();
+    }
   }
   if (comm.waits_for_windows) {
     if (comm.clique->windows[comm.windows_made - 1].size() < static_cast<size_t>(comm.clique->size)) return false;

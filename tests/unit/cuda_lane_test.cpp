@@ -4,6 +4,7 @@
 #include <chrono>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "cuda_fixture.h"
 
@@ -115,6 +116,60 @@ TEST_F(CudaLaneTest, EnqueuesNothingOnItsThread) {
   EXPECT_EQ(records, simulated::calls("cudaEventRecord"));
   hold.reset();
   lane->stream().record(*event);
+  context.device->synchronize(*event);
+}
+
+// A stream that waits for the host could hold up, in a queue of CUDA's, what another rank's stream brings the host.
+TEST_F(CudaLaneTest, WhereContextsShareAGpuTheCallerWaitsInPlaceOfTheStream) {
+  CudaContext context, other;
+  Device &device = *context.device;
+  const auto stream = device.create_stream("test");
+  const auto lane = device.create_host_lane("lane");
+  const auto event = device.create_event();
+  // Is the lane's work done when release returns, and how many waits was the stream given?
+  const auto release = [&](bool alone) {
+    const uint64_t before = simulated::calls("cuStreamWaitValue32");
+    std::atomic<bool> go{false}, done{false};
+    lane->stream().run([&go = go, &done = done] {
+      while (!go) std::this_thread::sleep_for(1ms);
+      done = true;
+    });
+    std::thread lets_go([&] {
+      std::this_thread::sleep_for(20ms);
+      if (!alone) go = true;
+    });
+    lane->release(*stream);
+    const bool was_done = done;
+    go = true;
+    lets_go.join();
+    stream->record(*event);
+    device.synchronize(*event);
+    return std::pair(was_done, simulated::calls("cuStreamWaitValue32") - before);
+  };
+  EXPECT_EQ(release(true), std::pair(false, uint64_t{1}));
+  {
+    const auto second = device.create_host_lane("another of the same context");
+    EXPECT_EQ(release(true), std::pair(false, uint64_t{1}));
+    const auto theirs = other.device->create_host_lane("another context's");
+    EXPECT_EQ(release(false), std::pair(true, uint64_t{0}));
+  }
+  EXPECT_EQ(release(true), std::pair(false, uint64_t{1}));
+}
+
+TEST_F(CudaLaneTest, ContextsOnTwoGpusShareNone) {
+  simulated::set_device_count(2);
+  CudaContext context, other({}, 20000, 1);
+  const auto stream = context.device->create_stream("test");
+  const auto lane = context.device->create_host_lane("lane"), theirs = other.device->create_host_lane("theirs");
+  const auto event = context.device->create_event();
+  std::atomic<bool> go{false};
+  lane->stream().run([&go = go] {
+    while (!go) std::this_thread::sleep_for(1ms);
+  });
+  lane->release(*stream);
+  EXPECT_EQ(simulated::calls("cuStreamWaitValue32"), 1U);
+  go = true;
+  stream->record(*event);
   context.device->synchronize(*event);
 }
 #endif

@@ -60,6 +60,7 @@ class LookAlike : public NcclTest {
   Comms make(size_t ranks, Config config = configured(false), bool share = false) {
     nccl::UniqueId id{};
     EXPECT_EQ(nccl().ncclGetUniqueId(&id), nccl::success);
+    if (share) ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
     Comms comms(ranks);
     for (size_t r = 0; r < ranks; ++r) {
       on(r, share);
@@ -143,6 +144,28 @@ class LookAlike : public NcclTest {
   std::shared_ptr<const nccl::Library> library_;
   std::vector<std::unique_ptr<Work>> works_;
 };
+
+// Both are told, as of a place in the host that they have in common.
+TEST_F(LookAlike, RanksWithOneGpuOrSlicesOfItAreRefused) {
+  for (const int slices : {1, 2}) {
+    simulated::set_slices(slices);
+    nccl::UniqueId id{};
+    EXPECT_EQ(nccl().ncclGetUniqueId(&id), nccl::success);
+    Config config = configured(false);
+    Comms comms(2);
+    for (size_t r = 0; r < 2; ++r) {
+      on(r, slices == 1);
+      (void)nccl().ncclCommInitRankConfig(&comms[r], 2, id, static_cast<int>(r), &config);
+    }
+    for (Comm *comm : comms) {
+      Result result = nccl::success;
+      EXPECT_EQ(nccl().ncclCommGetAsyncError(comm, &result), nccl::success);
+      EXPECT_EQ(result, nccl::invalid_usage);
+      EXPECT_NE(std::string(nccl().ncclGetLastError(comm)).find("Duplicate GPU detected"), std::string::npos);
+    }
+    for (Comm *comm : comms) EXPECT_EQ(nccl().ncclCommAbort(comm), nccl::success);
+  }
+}
 
 TEST_F(LookAlike, TheLastRankOfAProcessGivesTheMemoryOfAllBack) {
   for (const bool alone : {false, true}) {

@@ -88,6 +88,7 @@ struct NcclJob {
 
 // What went wrong on each rank.
 inline std::vector<Error> run_ranks(const NcclJob &job, const std::function<void(NcclRank &)> &body) {
+  simulated::set_fair_queues(job.share_gpu);  // else two of their streams may wait for each other for ever
   auto local = create_local_job(job.size);
   std::barrier bodies(job.size);
   std::vector<std::unique_ptr<NcclRank>> ranks;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives by NCCL, over the simulated one: what they compute, and how they are called.
+#include "comm/device_team.h"
 #include "nccl_ranks.h"
 
 namespace fsdp::comm::test {
@@ -208,22 +209,90 @@ TEST_F(NcclTest, TwoCommunicatorsLaunchInOneOrder) {
   }
 }
 
+// What the ranks of the job tell of their team. Each makes a communicator, where NCCL would refuse what it cannot
+// serve.
+std::vector<Note> first_notes(const NcclJob &job) {
+  std::vector<Note> notes(job.size);
+  expect_well(run_ranks(job, [&](NcclRank &mine) {
+    notes[mine.rank()] = mine.team->notes().at(0);
+    EXPECT_NE(mine.team->create_collectives("gather"), nullptr);
+  }));
+  return notes;
+}
+
+void expect_words(const std::string &text, const std::vector<const char *> &words) {
+  for (const char *word : words) EXPECT_NE(text.find(word), std::string::npos) << word << " is not in: " << text;
+}
+
+// One rank warns, and says what to set.
+void expect_warning(const std::vector<Note> &notes, const std::vector<const char *> &words) {
+  for (size_t r = 0; r < notes.size(); ++r) {
+    EXPECT_EQ(notes[r].level, r == 0 ? FSDP_LOG_WARNING : FSDP_LOG_INFO) << notes[r].text;
+    expect_words(notes[r].text, words);
+    expect_words(notes[r].text, {"device memory travels through the host's, without NCCL", "FSDP_TRANSPORT_STAGING"});
+  }
+}
+
 TEST_F(NcclTest, RanksThatShareAGpuTravelThroughTheHostUnlessNcclMay) {
   const NcclJob job{2, 20'000, true, DeviceTransport::automatic};
-  const auto first_note = [&] {
-    std::string text;
-    expect_well(run_ranks(job, [&](NcclRank &mine) {
-      if (mine.rank() == 0) text = mine.team->notes().at(0).text;
-    }));
-    return text;
-  };
-  EXPECT_NE(first_note().find("ranks 0 and 1 share a GPU, which needs NCCL 2.30.3 or later (this is 2.32.3) and "
-                              "NCCL_MULTI_RANK_GPU_ENABLE=1 (not set)"),
-            std::string::npos)
-      << first_note();
+  expect_warning(first_notes(job), {"ranks 0 and 1 share a GPU, which needs NCCL 2.30.3 or later (this is 2.32.3) and "
+                                    "NCCL_MULTI_RANK_GPU_ENABLE=1 (not set)",
+                                    "device_index", "CUDA_VISIBLE_DEVICES"});
   ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
-  EXPECT_NE(first_note().find("NCCL 2.32.3 ("), std::string::npos) << first_note();
-  EXPECT_NE(first_note().find("launches are ordered by events"), std::string::npos);
+  expect_words(first_notes(job).at(0).text, {"NCCL 2.32.3 (", "launches are ordered by events"});
+}
+
+// Each has a number of its own, and NCCL knows them by the place of their GPU.
+TEST_F(NcclTest, SlicesOfOneGpuTravelThroughTheHostUnlessNcclMay) {
+  const NcclJob job{4, 20'000, false, DeviceTransport::automatic};
+  simulated::set_slices(2);
+  expect_warning(first_notes(job), {"ranks 0 and 1 have slices (MIG) of one GPU (0000:10:00)", "a whole GPU"});
+  ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+  control().reset();  // NCCL has read its variables
+  expect_words(first_notes(job).at(0).text, {"NCCL 2.32.3 ("});
+}
+
+TEST_F(NcclTest, SlicesOfOneGpuAreRefusedWhereNcclWasAskedFor) {
+  simulated::set_slices(2);
+  for (const Error &error : run_ranks({2}, [](NcclRank &) {})) {
+    EXPECT_EQ(error.status, FSDP_UNSUPPORTED);
+    expect_words(error.message, {"NCCL cannot serve these ranks: ranks 0 and 1 have slices (MIG) of one GPU"});
+  }
+}
+
+TEST_F(NcclTest, ARankThatIsAloneIsNotWarned) {
+  ::setenv("FSDP_NCCL_LIBRARY", "libnccl-that-is-not-there.so", 1);
+  const Note note = first_notes({1, 20'000, false, DeviceTransport::automatic}).at(0);
+  EXPECT_EQ(note.level, FSDP_LOG_INFO) << note.text;
+  expect_words(note.text, {"libnccl-that-is-not-there.so"});
+}
+
+// Ranks that are on several hosts, as far as their team says.
+class TeamApart final : public DeviceTeam {
+ public:
+  TeamApart(std::shared_ptr<Team> host, device::Device &device) : DeviceTeam(std::move(host), device) {}
+  bool spans_hosts() const noexcept override { return true; }
+  std::unique_ptr<Collectives> create_collectives(const std::string &what, const Shape &shape) override {
+    return host_->create_collectives(what, shape);
+  }
+};
+
+TEST_F(NcclTest, BetweenHostsItIsRefusedWhereItWasAskedFor) {
+  expect_well(run_ranks({2, 20'000, false, DeviceTransport::staging}, [](NcclRank &mine) {
+    const auto apart = std::make_shared<TeamApart>(mine.host, *mine.device);
+    const auto team_of = [&](DeviceTransport transport) {
+      return create_device_team(apart, *mine.device, transport, mine.waiter, mine.failure);
+    };
+    const Error error = error_of([&] { (void)team_of(DeviceTransport::nccl); });
+    EXPECT_EQ(error.status, FSDP_UNSUPPORTED);
+    expect_words(error.message, {"FSDP_TRANSPORT_NCCL", "the 2 ranks from 0 to 1", "between hosts",
+                                 "not guarded by the job's secret", "device_transport 0", "FSDP_TRANSPORT_STAGING"});
+    const auto chosen = team_of(DeviceTransport::automatic);
+    EXPECT_EQ(chosen->transport(), DeviceTransport::staging);
+    EXPECT_EQ(chosen->notes().at(0).level, FSDP_LOG_INFO);
+    expect_words(chosen->notes().at(0).text, {"2 ranks from 0 to 1", "on several hosts"});
+    EXPECT_TRUE(team_of(DeviceTransport::staging)->notes().empty());
+  }));
 }
 
 TEST_F(NcclTest, SumsInBlocksAreRefused) {

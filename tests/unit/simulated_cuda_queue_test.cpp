@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <thread>
+#include <vector>
 
 #include "../library_threads.h"
 #include "simulated_cuda/environment.h"
@@ -19,6 +20,11 @@ using namespace std::chrono_literals;
 
 class SimulatedQueues : public SimulatedCuda {
  protected:
+  // So many, of which each new stream gets the one with the fewest.
+  static void set_fair_queues(uint64_t count) {
+    simulated::set_queues(count);
+    simulated::set_fair_queues(true);
+  }
   void TearDown() override {
     ::unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
     SimulatedCuda::TearDown();
@@ -50,7 +56,7 @@ class SimulatedQueues : public SimulatedCuda {
 // With one queue, with one each, and without any.
 TEST_F(SimulatedQueues, WhatWaitsHoldsUpOtherStreams) {
   for (const uint64_t queues : {1, 2, 0}) {
-    simulated::set_queues(queues);
+    set_fair_queues(queues);
     int *word = pinned_ints(1), *memory = device_ints(1);
     const cudaStream_t first = stream(), second = stream();
     wait_for_word(first, word);
@@ -63,7 +69,7 @@ TEST_F(SimulatedQueues, WhatWaitsHoldsUpOtherStreams) {
 
 // ... also for what another stream does first.
 TEST_F(SimulatedQueues, AnEventIsWaitedForAtTheHead) {
-  simulated::set_queues(2);
+  set_fair_queues(2);
   int *word = pinned_ints(1), *memory = device_ints(1);
   const cudaStream_t first = stream(), other = stream(), third = stream();  // the third has the first one's queue
   const cudaEvent_t late = event();
@@ -97,6 +103,7 @@ TEST_F(SimulatedQueues, WhatRunsHoldsUpNobodyButItsOwnStream) {
 TEST_F(SimulatedQueues, ThereAreAsManyAsCudasVariableSays) {
   const auto streams_apart = [] {
     simulated::reset();
+    simulated::set_fair_queues(true);
     int *word = pinned_ints(1), *memory = device_ints(1);
     const cudaStream_t first = stream();
     wait_for_word(first, word);
@@ -137,7 +144,7 @@ TEST_F(SimulatedQueues, AStreamThatIsFullKeepsWhoBringsMore) {
 
 // A stream that is destroyed leaves its place to the next one, and what it was given before it.
 TEST_F(SimulatedQueues, DestroyedStreamsCountNoMore) {
-  simulated::set_queues(2);
+  set_fair_queues(2);
   int *word = pinned_ints(1), *memory = device_ints(1);
   const cudaStream_t first = stream(), second = stream();
   EXPECT_CUDA(cudaSuccess, cudaStreamDestroy(second));
@@ -149,10 +156,29 @@ TEST_F(SimulatedQueues, DestroyedStreamsCountNoMore) {
   EXPECT_TRUE(comes(first));
 }
 
+// As CUDA has it, which does not say which queue a stream gets: on an H200, two ranks that were threads with 32 queues
+// and 20 streams waited in a circle.
+TEST_F(SimulatedQueues, FewStreamsShareThemTooUnlessTheyAreFair) {
+  for (const bool fair : {false, true}) {
+    simulated::set_queues(32);
+    simulated::set_fair_queues(fair);
+    std::vector<cudaStream_t> streams(20);
+    for (cudaStream_t &one : streams) one = stream();
+    size_t sharing = 0;
+    for (size_t i = 0; i < streams.size(); ++i)
+      for (size_t j = 0; j < i; ++j) sharing += simulated::share_queue(streams[i], streams[j]);
+    EXPECT_EQ(sharing > 0, !fair) << sharing;
+  }
+  simulated::set_queues(0);
+  EXPECT_FALSE(simulated::share_queue(stream(), stream()));
+}
+
 TEST_F(SimulatedQueues, ProgramsMaySetTheirNumber) {
   EXPECT_FALSE(simulated::parse_settings("strict=1")->queues.has_value());
   EXPECT_EQ(simulated::parse_settings("queues=0")->queues, 0U);
   EXPECT_EQ(simulated::parse_settings("devices=2,queues=5")->queues, 5U);
+  EXPECT_EQ(simulated::parse_settings("queues=5")->fair_queues, 0U);
+  EXPECT_EQ(simulated::parse_settings("fair_queues=1")->fair_queues, 1U);
 }
 
 }  // namespace

@@ -19,15 +19,15 @@
 
 namespace fsdp::comm::test {
 
-// Each rank has a GPU of its own: of eight that share one the streams would be more than CUDA's queues, and could wait
-// in a circle.
-inline RankOptions on_gpu(const device::Options &device = {}) {
-  static std::atomic<int> made{0};
+// Each rank has a GPU of its own, or takes turns with others.
+inline RankOptions on_gpu(const device::Options &device = {}, int gpus = simulated::most_devices) {
+  static std::atomic<int> made{0}, used{0};
   made = 0;
+  used = gpus;
   RankOptions options;
   options.device = device;
   options.make_device = [](const device::Options &of, const Waiter &waiter, Failure &failure) {
-    return device::create_cuda_device(made++ % simulated::most_devices, of, waiter, failure);
+    return device::create_cuda_device(made++ % used, of, waiter, failure);
   };
   return options;
 }

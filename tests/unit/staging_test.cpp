@@ -12,8 +12,9 @@ namespace {
 
 struct StagingTest : testing::TestWithParam<uint32_t> {
   void SetUp() override { simulated::set_device_count(simulated::most_devices); }
-  static void run(uint32_t size, const Body &body, const device::Options &device = {}) {
-    for (const std::string &problem : run_threads(size, body, on_gpu(device))) EXPECT_EQ(problem, "");
+  static void run(uint32_t size, const Body &body, const device::Options &device = {},
+                  int gpus = simulated::most_devices) {
+    for (const std::string &problem : run_threads(size, body, on_gpu(device, gpus))) EXPECT_EQ(problem, "");
   }
 };
 
@@ -47,6 +48,15 @@ TEST_P(StagingTest, RoundsBeginAgainBeforeTheyAreFull) {
     sizes.chunks_of_round = 5;
     same_bits(rank, 0, 400, 2, sizes);
   });
+}
+
+// What waits in a queue holds up what another rank's stream puts behind it, whose bytes it may wait for.
+TEST_P(StagingTest, RanksThatShareTheQueuesOfAGpuHaveTheBitsOfTheHost) {
+  for (const uint64_t queues : {1, 8}) {
+    simulated::set_queues(queues);
+    run(
+        GetParam(), [](Rank &rank) { same_bits(rank, 0, 500, 2); }, {}, 1);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, StagingTest, testing::Values(1, 2, 3, 4, 8));

@@ -80,35 +80,48 @@ Card make_card(const device::Device &device, const BlockLimits &blocks, Choice &
   return card;
 }
 
-// The first thing that stands in the way.
+// NCCL knows a GPU by its place in the host, and takes two slices of one for a GPU that has two ranks.
+std::string find_shared_gpu(const Team &host, const std::vector<Card> &cards, uint32_t other, uint32_t r) {
+  const Card &card = cards[r];
+  if (card.version >= Library::ranks_share_gpu && card.may_share_gpu) return {};
+  const std::string need = format_text("needs NCCL {} or later (this is {}) and NCCL_MULTI_RANK_GPU_ENABLE=1 ({})",
+                                       version_text(Library::ranks_share_gpu), version_text(card.version),
+                                       card.may_share_gpu ? "set" : "not set");
+  if (cards[other].gpu == card.gpu)
+    return format_text(
+        "ranks {} and {} share a GPU, which {}; give each rank one of its own: fsdp_context_options.device_index, "
+        "cudaSetDevice before the context is created, or CUDA_VISIBLE_DEVICES",
+        host.world_rank(other), host.world_rank(r), need);
+  return format_text("ranks {} and {} have slices (MIG) of one GPU ({}), which {}; give each rank a whole GPU",
+                     host.world_rank(other), host.world_rank(r), card.gpu.place(), need);
+}
+
+// The first thing that stands in the way, and what to do.
 std::string find_obstacle(Team &host, const std::vector<Card> &cards, bool &share) {
   for (uint32_t r = 0; r < cards.size(); ++r) {
     if (cards[r].version == 0)
       return format_text("rank {}: {}", host.world_rank(r),
                          std::string(cards[r].why, ::strnlen(cards[r].why, sizeof cards[r].why)));
     if (cards[r].version != cards[0].version)
-      return format_text("rank {} has NCCL {}, rank {} has {}: they must be the same", host.world_rank(0),
-                         version_text(cards[0].version), host.world_rank(r), version_text(cards[r].version));
+      return format_text(
+          "rank {} has NCCL {}, rank {} has {}: they must be the same; name one file in FSDP_NCCL_LIBRARY on all of "
+          "them",
+          host.world_rank(0), version_text(cards[0].version), host.world_rank(r), version_text(cards[r].version));
     if (!same_settings(cards[r], cards[0]))
       return format_text(
           "FSDP_NCCL_WINDOWS, FSDP_NCCL_COPY_ENGINES, FSDP_NCCL_BLOCKING (or NCCL_COMM_BLOCKING or "
           "NCCL_COMM_SPLIT_SHARE_RESOURCES), NCCL_LAUNCH_ORDER_IMPLICIT or a number of blocks "
-          "(FSDP_NCCL_..._CTAS, FSDP_NCCL_CGA_CLUSTER_SIZE) differs between rank {} and rank {}",
+          "(FSDP_NCCL_..._CTAS, FSDP_NCCL_CGA_CLUSTER_SIZE) differs between rank {} and rank {}: set them alike",
           host.world_rank(0), host.world_rank(r));
     if (cards[r].blocks_all)
       return format_text(
           "rank {} has NCCL_COMM_BLOCKING=1: a rank that waits while communicators are made could not be freed when "
-          "another one fails",
+          "another one fails; unset it",
           host.world_rank(r));
     for (uint32_t other = 0; other < r; ++other) {
-      if (cards[other].gpu != cards[r].gpu) continue;
+      if (!cards[other].gpu.same_gpu(cards[r].gpu)) continue;
       share = true;
-      if (cards[r].version < Library::ranks_share_gpu || !cards[r].may_share_gpu)
-        return format_text(
-            "ranks {} and {} share a GPU, which needs NCCL {} or later (this is {}) and "
-            "NCCL_MULTI_RANK_GPU_ENABLE=1 ({})",
-            host.world_rank(other), host.world_rank(r), version_text(Library::ranks_share_gpu),
-            version_text(cards[r].version), cards[r].may_share_gpu ? "set" : "not set");
+      if (std::string obstacle = find_shared_gpu(host, cards, other, r); !obstacle.empty()) return obstacle;
     }
   }
   return {};

@@ -22,11 +22,13 @@ void check(cudaError_t code, const char *call) {
 GpuIdentity gpu_identity(int32_t index) {
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
-  GpuIdentity identity{};
-  static_assert(sizeof properties.uuid == sizeof(GpuIdentity));
-  std::memcpy(identity.data(), &properties.uuid, identity.size());
+  GpuIdentity identity{{}, properties.pciDomainID, properties.pciBusID, properties.pciDeviceID};
+  static_assert(sizeof properties.uuid == sizeof identity.number);
+  std::memcpy(identity.number.data(), &properties.uuid, identity.number.size());
   return identity;
 }
+
+std::string GpuIdentity::place() const { return format_text("{:04x}:{:02x}:{:02x}", domain, bus, slot); }
 
 int32_t gpu_generation(int32_t index) {
   int major = 0;

@@ -145,6 +145,7 @@ struct Core {
   PrimaryContext context;
   // The graph capture that the engine has begun; 0: none.
   std::atomic<uint64_t> live_capture{0};
+  std::atomic<uint32_t> lanes{0};    // alive
   std::atomic<uint32_t> streams{1};  // of the library, alive: the first is what looks for a lost GPU
   WordPool words;
 

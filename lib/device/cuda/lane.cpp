@@ -6,8 +6,27 @@
 #include "device/host/worker_stream.h"
 
 namespace fsdp::device::cuda {
+namespace {
 
-CudaLane::CudaLane(Core &core, const std::string &name, Progress &progress) : core_(core) {
+// Contexts that have lanes, by GPU. More GPUs than places only make some threads wait that need not.
+std::atomic<uint32_t> &owners_on(int gpu) {
+  static std::array<std::atomic<uint32_t>, 64> owners{};
+  return owners[static_cast<size_t>(gpu) % owners.size()];
+}
+
+}  // namespace
+
+LaneOwner::LaneOwner(Core &core) noexcept : core_(core) {
+  if (core.lanes.fetch_add(1) == 0) ++owners_on(core.index);
+}
+
+LaneOwner::~LaneOwner() {
+  if (core_.lanes.fetch_sub(1) == 1) --owners_on(core_.index);
+}
+
+bool LaneOwner::shares_gpu() const noexcept { return owners_on(core_.index).load() > 1; }
+
+CudaLane::CudaLane(Core &core, const std::string &name, Progress &progress) : core_(core), owner_(core) {
   for (Passed &passed : passed_) passed.event = std::make_unique<CudaEvent>(core);
   std::unique_ptr<HostStream> work;
   if (core.options.overlap) {
@@ -38,6 +57,10 @@ void CudaLane::release(Stream &device_stream) {
   if (!stream) fail(FSDP_INTERNAL, "a lane was to release a stream that is not one of GPU {}", core_.index);
   const HostEvent so_far = stream_->point();
   if (!word_ || so_far.done()) return stream->check_outside_capture();
+  if (owner_.shares_gpu()) {
+    stream->check_outside_capture();
+    return device::await_event(so_far, core_.waiter);
+  }
   stream->wait_word(*word_, from_ + static_cast<uint32_t>(so_far.count()));
   const bool marked_at_the_end = dynamic_cast<LibraryStream *>(stream) != nullptr;
   unseen_ += !marked_at_the_end;

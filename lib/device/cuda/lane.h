@@ -8,9 +8,10 @@
 // of pieces that the lane has done stands in a pinned word too, and a stream waits until it is large enough
 // (cuStreamWaitValue32). Pieces that are skipped since the context has failed count as well, so the GPU always goes on.
 //
-// CUDA does not know of these waits. Streams that it serializes behind each other, say the streams of several ranks on
-// one GPU and in one process, could wait in a circle through peers: CUDA_DEVICE_MAX_CONNECTIONS=32 gives each its own
-// queue.
+// CUDA does not know of these waits, and puts streams into common hardware queues as it likes, where what waits holds
+// up what any stream was given later. One rank enqueues each piece after those that it depends on, so that its queues
+// wait in an order that comes to an end. Two ranks do not: where contexts of one process have lanes on one GPU, the
+// calling thread waits in place of the stream, and all that is enqueued there ends by itself.
 #pragma once
 
 #include <array>
@@ -22,6 +23,20 @@
 #include "device/cuda/stream.h"
 
 namespace fsdp::device::cuda {
+
+// A context that has lanes on a GPU, among those of this process.
+class LaneOwner {
+ public:
+  explicit LaneOwner(Core &core) noexcept;
+  ~LaneOwner();
+  LaneOwner(const LaneOwner &) = delete;
+  LaneOwner &operator=(const LaneOwner &) = delete;
+  // Is there another one?
+  bool shares_gpu() const noexcept;
+
+ private:
+  Core &core_;
+};
 
 class CudaLane final : public HostLane {
  public:
@@ -44,6 +59,7 @@ class CudaLane final : public HostLane {
   CudaEvent &passed(cudaStream_t stream);
 
   Core &core_;
+  LaneOwner owner_;
   PinnedWord *word_ = nullptr;
   uint32_t from_ = 0;  // what it was at first
   std::array<Passed, 4> passed_;
