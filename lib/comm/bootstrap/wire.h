@@ -78,11 +78,11 @@ M make() {
 }
 
 // The label says what a connection is for; the ranks of one host have none.
-inline Digest guest_digest(const std::string &secret, const Nonce &host, const Nonce &guest,
+inline Digest guest_digest(std::string_view secret, const Nonce &host, const Nonce &guest,
                            const std::string &label = {}) {
   return authenticate(secret, "libfsdp guest" + label, {host, guest});
 }
-inline Digest host_digest(const std::string &secret, const Nonce &host, const Nonce &guest,
+inline Digest host_digest(std::string_view secret, const Nonce &host, const Nonce &guest,
                           const std::string &label = {}) {
   return authenticate(secret, "libfsdp host" + label, {host, guest});
 }

@@ -44,7 +44,7 @@ DatagramTarget target_of(const NodePlan &plan, uint32_t node) {
   return {parse_address(plan.nodes[node].address), mark_for(plan, node)};
 }
 
-Digest prove_datagram(const std::string &secret, const std::string &label, uint32_t node, const DatagramMark &mark,
+Digest prove_datagram(std::string_view secret, const std::string &label, uint32_t node, const DatagramMark &mark,
                       uint64_t number) {
   uint8_t said[20];
   std::memcpy(said, mark.data(), 8);
@@ -53,7 +53,7 @@ Digest prove_datagram(const std::string &secret, const std::string &label, uint3
   return authenticate(secret, label, {said});
 }
 
-void send_datagram(const Fd &socket, const DatagramTarget &to, Datagram datagram, const std::string &secret,
+void send_datagram(const Fd &socket, const DatagramTarget &to, Datagram datagram, std::string_view secret,
                    const std::string &label) {
   datagram.mark = to.mark;
   datagram.proof = prove_datagram(secret, label, datagram.node, to.mark, datagram.number);

@@ -60,7 +60,8 @@ class DumpNotices {
 
  private:
   uint32_t node_;
-  std::string secret_, label_;
+  Secret secret_;
+  std::string label_;
   std::map<uint32_t, DatagramTarget> targets_;
 };
 
