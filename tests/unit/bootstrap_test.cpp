@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How processes meet to form a job: in any order, with ranks missing, wrong or dead.
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 
 #include "bootstrap_fixture.h"
@@ -61,6 +62,59 @@ TEST_F(Bootstrap, WhoDiesAsSoonAsItHasJoinedIsNamed) {
   const int64_t died_ns = now_ns();
   finish();
   expect_death({zero, one}, 2, died_ns);
+// All ranks end at once and say what is denied to which, however long their timeout is.
+TEST_F(Bootstrap, ADeniedCallEndsAllRanksAtOnce) {
+  for (const auto &[name, number] : needed_calls)
+    for (const uint32_t victim : {0u, 1u}) {
+      options.rendezvous = unique_rendezvous();
+      options.timeout_ms = 60'000;
+      std::vector<size_t> indexes;
+      const int64_t start_ns = now_ns();
+      for (uint32_t rank = 0; rank < 3; ++rank) {
+        WorldOptions world = options;
+        world.rank = rank;
+        world.farewell_ms = 3000;
+        indexes.push_back(start(world, rank == victim ? std::optional(number) : std::nullopt));
+      }
+      finish();
+      for (uint32_t rank = 0; rank < 3; ++rank) {
+        expect(indexes[rank], rank == victim ? FSDP_SYSTEM : FSDP_PEER_FAILED,
+               fmt::format("this process may not call {}", name));
+        if (rank != victim) {
+          EXPECT_EQ(reports[indexes[rank]].rank, static_cast<int32_t>(victim));
+        }
+        EXPECT_LT(static_cast<double>(reports[indexes[rank]].ended_ns - start_ns) * 1e-9, 30) << name << rank;
+      }
+    }
+}
+
+// The same where all ranks run under one profile: none waits for another.
+TEST_F(Bootstrap, ACallThatIsDeniedToAllEndsAllRanksAtOnce) {
+  options.timeout_ms = 60'000;
+  const int64_t start_ns = now_ns();
+  for (const uint32_t rank : {0u, 1u, 2u}) {
+    WorldOptions world = options;
+    world.rank = rank;
+    start(world, SYS_memfd_create);
+  }
+  finish();
+  for (const size_t index : {0u, 1u, 2u}) {
+    expect(index, FSDP_SYSTEM, "this process may not call memfd_create");
+    EXPECT_LT(static_cast<double>(reports[index].ended_ns - start_ns) * 1e-9, 30);
+  }
+}
+
+TEST_F(Bootstrap, ATimeoutNamesTheNetworkNamespace) {
+  options.timeout_ms = 1000;
+  const std::string space = std::filesystem::read_symlink("/proc/self/ns/net");
+  const size_t zero = start(0U);
+  finish();
+  expect(zero, FSDP_TIMEOUT, "(in rank 0's network namespace, " + space + ")");
+  const size_t one = start(1);
+  finish();
+  expect(one, FSDP_TIMEOUT, "in this rank's network namespace (" + space + ")");
+}
+
   const auto refusal = hear<wire::Refusal>(late);
   ASSERT_TRUE(refusal);
   EXPECT_STREQ(refusal->text, "rank 2 died before the job had formed");
