@@ -10,6 +10,37 @@
 namespace fsdp::comm::test {
 namespace {
 
+// An end that has not read all that came resets the connection, and has said why before that.
+TEST(Packet, TheLastWordBeforeAResetIsHeard) {
+  int pair[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+  const Fd near(pair[0]);
+  Fd far(pair[1]);
+  ASSERT_EQ(send_packet(near, "unread", 6), Sent::yes);
+  const auto word = wire::make_refusal(FSDP_PEER_FAILED, 2, "rank 2 died");
+  ASSERT_EQ(send_packet(far, &word, sizeof word), Sent::yes);
+  far.reset();
+  const auto heard = receive_packet(near);
+  ASSERT_TRUE(heard && heard->as<wire::Refusal>());
+  EXPECT_STREQ(heard->as<wire::Refusal>()->text, "rank 2 died");
+  const auto end = receive_packet(near);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->bytes, 0u);
+}
+
+TEST(Packet, AResetAloneIsAnEnd) {
+  int pair[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+  const Fd near(pair[0]);
+  ASSERT_EQ(send_packet(near, "unread", 6), Sent::yes);
+  Fd(pair[1]).reset();
+  for (int i = 0; i < 2; ++i) {
+    const auto end = receive_packet(near);
+    ASSERT_TRUE(end);
+    EXPECT_EQ(end->bytes, 0u);
+  }
+}
+
 TEST_F(Bootstrap, AnyOrder) {
   const size_t two = start(2), one = start(1);
   std::this_thread::sleep_for(100ms);
@@ -31,37 +62,6 @@ TEST_F(Bootstrap, ATimeoutNamesTheMissing) {
   }
 }
 
-// The last rank never comes: who dies meanwhile is named to all who have come, long before the timeout.
-TEST_F(Bootstrap, WhoDiesBeforeAllHaveJoinedIsNamed) {
-  options.size = 4;
-  const size_t zero = start(0U), one = start(1), two = start(2);
-  for (const uint32_t rank : {1, 2}) await_admission(rank);
-  const int64_t died_ns = now_ns();
-  ::kill(processes[two], SIGKILL);
-  finish();
-  expect_death({zero, one}, 2, died_ns);
-}
-
-TEST_F(Bootstrap, WhoDiesAsSoonAsItHasJoinedIsNamed) {
-  options.size = 4;
-  const size_t zero = start(0U), one = start(1);
-  await_admission(1);
-  const pid_t two = ::fork();
-  if (two == 0) {
-    const Doors doors = make_doors();
-    const int files[] = {doors.process.get(), doors.outbox.get()};
-    const Fd socket = meet();
-    ::raise(SIGSTOP);
-    join(socket, 2, files);
-    ::kill(::getpid(), SIGKILL);
-  }
-  ::waitpid(two, nullptr, WUNTRACED);
-  const Fd late = meet();  // rank 3 is about to join; rank 0 waits 2 s for that, so the fork came before
-  ::kill(two, SIGCONT);
-  EXPECT_EQ(await_processes({two})[0], -SIGKILL);
-  const int64_t died_ns = now_ns();
-  finish();
-  expect_death({zero, one}, 2, died_ns);
 // All ranks end at once and say what is denied to which, however long their timeout is.
 TEST_F(Bootstrap, ADeniedCallEndsAllRanksAtOnce) {
   for (const auto &[name, number] : needed_calls)
@@ -115,6 +115,37 @@ TEST_F(Bootstrap, ATimeoutNamesTheNetworkNamespace) {
   expect(one, FSDP_TIMEOUT, "in this rank's network namespace (" + space + ")");
 }
 
+// The last rank never comes: who dies meanwhile is named to all who have come, long before the timeout.
+TEST_F(Bootstrap, WhoDiesBeforeAllHaveJoinedIsNamed) {
+  options.size = 4;
+  const size_t zero = start(0U), one = start(1), two = start(2);
+  for (const uint32_t rank : {1, 2}) await_admission(rank);
+  const int64_t died_ns = now_ns();
+  ::kill(processes[two], SIGKILL);
+  finish();
+  expect_death({zero, one}, 2, died_ns);
+}
+
+TEST_F(Bootstrap, WhoDiesAsSoonAsItHasJoinedIsNamed) {
+  options.size = 4;
+  const size_t zero = start(0U), one = start(1);
+  await_admission(1);
+  const pid_t two = ::fork();
+  if (two == 0) {
+    const Doors doors = make_doors();
+    const int files[] = {doors.process.get(), doors.outbox.get()};
+    const Fd socket = meet();
+    ::raise(SIGSTOP);
+    join(socket, 2, files);
+    ::kill(::getpid(), SIGKILL);
+  }
+  ::waitpid(two, nullptr, WUNTRACED);
+  const Fd late = meet();  // rank 3 is about to join; rank 0 waits 2 s for that, so the fork came before
+  ::kill(two, SIGCONT);
+  EXPECT_EQ(await_processes({two})[0], -SIGKILL);
+  const int64_t died_ns = now_ns();
+  finish();
+  expect_death({zero, one}, 2, died_ns);
   const auto refusal = hear<wire::Refusal>(late);
   ASSERT_TRUE(refusal);
   EXPECT_STREQ(refusal->text, "rank 2 died before the job had formed");
