@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/bootstrap/secret.h"
 #include "comm/team.h"
 
 namespace fsdp::comm {
@@ -46,7 +47,7 @@ class NetAddresses {
 // What all ranks know once they have met.
 struct NetJob {
   NetAddresses addresses;
-  std::string secret;  // of the job
+  Secret secret;       // of the job
   std::string name;    // differs between jobs of one secret
   uint32_t heartbeat_timeout_ms = 8000;
   NetLog log = {};                    // outlives the Net

@@ -10,6 +10,8 @@
 #include <functional>
 
 #include "base/machine_code.h"
+#include "comm/bootstrap/kernel.h"
+#include "comm/bootstrap/secret.h"
 #include "comm/net.h"
 #include "engine/environment.h"
 #include "engine/outcome.h"
@@ -117,6 +119,7 @@ Context::~Context() {
 
 std::shared_ptr<Context> Context::create(const fsdp_context_options &options) {
   comm::WorldOptions world;
+  const comm::WipedText wiped(world.secret);
   if (options.world_size) {
     world.rank = options.rank;
     world.size = options.world_size;
@@ -129,6 +132,11 @@ std::shared_ptr<Context> Context::create(const fsdp_context_options &options) {
   }
   world.timeout_ms = options.timeout_ms ? options.timeout_ms : default_timeout_ms;
   world.heartbeat_timeout_ms = heartbeat_timeout_ms(options);
+  if (world.size > 1) {
+    Failure failure;
+    comm::check_kernel(world, Waiter(failure, options.interrupted, options.interrupted_data, world.timeout_ms,
+                                     options.interrupted_flag));
+  }
   std::shared_ptr<Context> context(new Context(options, world.rank, world.size));
   populate_machine_code();
   context->start_trace();

@@ -180,7 +180,7 @@ def sockets_left(network):
             text = subprocess.run(["ip", "netns", "exec", network.name(node), "ss", "-H", kind], capture_output=True,
                                   text=True, check=True).stdout
             left += [f"node {node}: {line}" for line in text.splitlines()
-                     if not line.startswith(("TIME-WAIT", "FIN-WAIT", "LAST-ACK", "CLOSING")) and
+                     if not line.startswith(("TIME-WAIT", "FIN-WAIT", "LAST-ACK", "CLOSING", "SYN-RECV")) and
                      (kind != "-xan" or "@fsdp-" in line)]
     return left
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 
 
@@ -102,6 +103,20 @@ class Nodes:
                                   capture_output=True, text=True)
             if done.returncode:
                 raise Unable(f"tc {' '.join(queue)}: {done.stderr.strip()}")
+
+    def lengthen(self, node, milliseconds):
+        """The node's cable: what it sends and what it gets arrive so much later. Before anything has begun there."""
+        name = self.name(node)
+        _ip("-n", self.hub, "link", "del", f"port{node}")  # and its other end
+        cable = subprocess.Popen([sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "delay.py"), self.hub,
+                                  f"port{node}", name, "eth0", str(milliseconds)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                 stderr=subprocess.PIPE, start_new_session=True)
+        self.processes.append(cable)
+        if cable.stdout.readline() != b"ready\n":
+            raise Unable(f"a long cable: {cable.communicate()[1].decode().strip()}")
+        _ip("-n", self.hub, "link", "set", f"port{node}", "master", "br0", "up")
+        _ip("-n", name, "addr", "add", f"{self.address(node)}/24", "dev", "eth0")
+        _ip("-n", name, "link", "set", "eth0", "up")
 
     def start(self, node, command, environment=None, **options):
         """A process on a node, a group of its own. UCX, where FSDP_NET asks for it, uses TCP, as between machines: the

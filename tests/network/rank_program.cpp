@@ -4,6 +4,8 @@
 //
 // threads=N: the whole job in this process, for comparison.
 //
+// flood=PLACES: it is no rank, but a stranger, see flood.h.
+//
 // neighbours=N, gpus=chosen|nccl|staging, discard=1: it is the N ranks of its host, on GPUs, see neighbours.h.
 //
 // replicate, shard, block, ranks_per_host, outer=hfsdp, mode=copied, steps, microbatches, timeout, heartbeat, wide,
@@ -19,6 +21,7 @@
 #include <sstream>
 
 #include "apart.h"
+#include "flood.h"
 #include "levels.h"
 #include "life.h"
 #include "neighbours.h"
@@ -82,7 +85,8 @@ json run_rank(const Options &options) {
 int run(int count, char **words) {
   try {
     const Options options(count, words);
-    say(options.number("threads", 0)      ? run_threads(scenario_from(options))
+    say(!options.text("flood").empty()    ? flood(options)
+        : options.number("threads", 0)    ? run_threads(scenario_from(options))
         : options.number("neighbours", 0) ? live_as_neighbours(options)
                                           : run_rank(options));
     return 0;

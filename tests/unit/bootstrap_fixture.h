@@ -9,8 +9,10 @@
 #include <optional>
 
 #include "comm/bootstrap/address.h"
+#include "comm/bootstrap/kernel.h"
 #include "comm/bootstrap/packet.h"
 #include "comm/bootstrap/version.h"
+#include "denied_calls.h"
 #include "reported_processes.h"
 
 namespace fsdp::comm::test {
@@ -92,13 +94,16 @@ class Bootstrap : public ReportedProcesses<Report>, protected RanksByHand {
     options = {0, 3, unique_rendezvous(), "the secret", 10'000};
   }
 
-  size_t start(WorldOptions world) {
+  // denied: a system call that its kernel denies, by number.
+  size_t start(WorldOptions world, std::optional<long> denied = {}) {
     return run([&](Report &report) {
       RankOptions rank_options;
       rank_options.timeout_ms = world.timeout_ms;
       Rank rank(rank_options);
       world.log = [&](fsdp_log_level, const std::string &line) { append(report.logged, line); };
       const Error error = error_of([&] {
+        if (denied) deny_call(*denied);
+        check_kernel(world, rank.waiter);
         rank.world = create_process_world(world, rank.waiter, rank.failure, *rank.device);
         rank.make_team();
         rank.leave();

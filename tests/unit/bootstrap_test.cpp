@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How processes meet to form a job: in any order, with ranks missing, wrong or dead.
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 
 #include "bootstrap_fixture.h"
@@ -8,6 +9,37 @@
 
 namespace fsdp::comm::test {
 namespace {
+
+// An end that has not read all that came resets the connection, and has said why before that.
+TEST(Packet, TheLastWordBeforeAResetIsHeard) {
+  int pair[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+  const Fd near(pair[0]);
+  Fd far(pair[1]);
+  ASSERT_EQ(send_packet(near, "unread", 6), Sent::yes);
+  const auto word = wire::make_refusal(FSDP_PEER_FAILED, 2, "rank 2 died");
+  ASSERT_EQ(send_packet(far, &word, sizeof word), Sent::yes);
+  far.reset();
+  const auto heard = receive_packet(near);
+  ASSERT_TRUE(heard && heard->as<wire::Refusal>());
+  EXPECT_STREQ(heard->as<wire::Refusal>()->text, "rank 2 died");
+  const auto end = receive_packet(near);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->bytes, 0u);
+}
+
+TEST(Packet, AResetAloneIsAnEnd) {
+  int pair[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+  const Fd near(pair[0]);
+  ASSERT_EQ(send_packet(near, "unread", 6), Sent::yes);
+  Fd(pair[1]).reset();
+  for (int i = 0; i < 2; ++i) {
+    const auto end = receive_packet(near);
+    ASSERT_TRUE(end);
+    EXPECT_EQ(end->bytes, 0u);
+  }
+}
 
 TEST_F(Bootstrap, AnyOrder) {
   const size_t two = start(2), one = start(1);
@@ -28,6 +60,59 @@ TEST_F(Bootstrap, ATimeoutNamesTheMissing) {
     expect(index, FSDP_TIMEOUT, "ranks 1, 3 have not come to the rendezvous");
     EXPECT_EQ(reports[index].rank, 1);
   }
+}
+
+// All ranks end at once and say what is denied to which, however long their timeout is.
+TEST_F(Bootstrap, ADeniedCallEndsAllRanksAtOnce) {
+  for (const auto &[name, number] : needed_calls)
+    for (const uint32_t victim : {0u, 1u}) {
+      options.rendezvous = unique_rendezvous();
+      options.timeout_ms = 60'000;
+      std::vector<size_t> indexes;
+      const int64_t start_ns = now_ns();
+      for (uint32_t rank = 0; rank < 3; ++rank) {
+        WorldOptions world = options;
+        world.rank = rank;
+        world.farewell_ms = 3000;
+        indexes.push_back(start(world, rank == victim ? std::optional(number) : std::nullopt));
+      }
+      finish();
+      for (uint32_t rank = 0; rank < 3; ++rank) {
+        expect(indexes[rank], rank == victim ? FSDP_SYSTEM : FSDP_PEER_FAILED,
+               fmt::format("this process may not call {}", name));
+        if (rank != victim) {
+          EXPECT_EQ(reports[indexes[rank]].rank, static_cast<int32_t>(victim));
+        }
+        EXPECT_LT(static_cast<double>(reports[indexes[rank]].ended_ns - start_ns) * 1e-9, 30) << name << rank;
+      }
+    }
+}
+
+// The same where all ranks run under one profile: none waits for another.
+TEST_F(Bootstrap, ACallThatIsDeniedToAllEndsAllRanksAtOnce) {
+  options.timeout_ms = 60'000;
+  const int64_t start_ns = now_ns();
+  for (const uint32_t rank : {0u, 1u, 2u}) {
+    WorldOptions world = options;
+    world.rank = rank;
+    start(world, SYS_memfd_create);
+  }
+  finish();
+  for (const size_t index : {0u, 1u, 2u}) {
+    expect(index, FSDP_SYSTEM, "this process may not call memfd_create");
+    EXPECT_LT(static_cast<double>(reports[index].ended_ns - start_ns) * 1e-9, 30);
+  }
+}
+
+TEST_F(Bootstrap, ATimeoutNamesTheNetworkNamespace) {
+  options.timeout_ms = 1000;
+  const std::string space = std::filesystem::read_symlink("/proc/self/ns/net");
+  const size_t zero = start(0U);
+  finish();
+  expect(zero, FSDP_TIMEOUT, "(in rank 0's network namespace, " + space + ")");
+  const size_t one = start(1);
+  finish();
+  expect(one, FSDP_TIMEOUT, "in this rank's network namespace (" + space + ")");
 }
 
 // The last rank never comes: who dies meanwhile is named to all who have come, long before the timeout.

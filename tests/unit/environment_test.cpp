@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the launcher's variables say, and what the socket's name and the job's secret are made of.
+#include <grp.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -118,14 +121,18 @@ TEST_F(SecretFile, IsRead) {
 // As ssh refuses a key.
 TEST_F(SecretFile, ThatOthersMayReadIsRefused) {
   for (const auto &[mode, text] : {std::pair<mode_t, const char *>{0644, "mode 0644"},
-                                   {0640, "mode 0640"},
                                    {0604, "mode 0604"},
-                                   {0620, "mode 0620"}}) {
+                                   {0620, "mode 0620"},
+                                   {0650, "mode 0650"}}) {
     write("a secret", mode);
-    expect_refused(path, {text, "chmod 600"});
+    expect_refused(path, {text, "chmod 600", "defaultMode: 0400"});
   }
   write("a secret");
   if (::geteuid() != 0) GTEST_SKIP() << "only root can give a file away";
+  ASSERT_EQ(::chown(path.c_str(), static_cast<uid_t>(-1), 4711), 0);
+  write("a secret", 0640);
+  expect_refused(path, {"group 4711 may read it (mode 0640)", "not of that group", "chmod 600"});
+  write("a secret", 0600);
   ASSERT_EQ(::chown(path.c_str(), 4711, static_cast<gid_t>(-1)), 0);
   expect_refused(path, {"user 4711", "user 0"});
 }
@@ -139,9 +146,107 @@ TEST_F(SecretFile, ThatIsNoFileIsRefusedAtOnce) {
   expect_refused(path, {"not a regular file"});
   ::alarm(0);
   EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(4));
-  std::filesystem::remove(path);
-  ASSERT_EQ(::symlink("/etc/hostname", path.c_str()), 0);
-  expect_refused(path, {"symbolic link"});
+}
+
+// As Kubernetes mounts them with fsGroup.
+TEST_F(SecretFile, ThatAGroupOfThisProcessMayReadIsRead) {
+  for (const mode_t mode : {0440, 0640}) {
+    write("from a file", mode);
+    EXPECT_EQ(read(path), "from a file");
+    std::filesystem::remove(path);
+  }
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can take another group";
+  const pid_t process = ::fork();
+  if (process == 0) {
+    write("from a file", 0640);
+    const gid_t groups[] = {4712, 4711};
+    const bool set = ::chown(path.c_str(), 0, 4711) == 0 && ::setgroups(2, groups) == 0;
+    ::_exit(set && read(path) == "from a file" ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(process, &status, 0), process);
+  EXPECT_EQ(status, 0);
+}
+
+// Kubernetes: token is a link to ..data/token, and ..data one to the folder of today's version.
+class LinkedSecret : public SecretFile {
+ protected:
+  LinkedSecret() : folder(path.string() + ".d") {
+    std::filesystem::create_directories(folder / "..2026_11_28");
+    std::ofstream(folder / "..2026_11_28" / "token") << "from a link\n";
+    ::chmod((folder / "..2026_11_28" / "token").c_str(), 0400);
+    std::filesystem::create_symlink("..2026_11_28", folder / "..data");
+    std::filesystem::create_symlink("..data/token", folder / "token");
+  }
+  ~LinkedSecret() override { std::filesystem::remove_all(folder); }
+  const std::filesystem::path folder;
+};
+
+TEST_F(LinkedSecret, IsFollowedWithinFoldersOfItsUser) {
+  EXPECT_EQ(read(folder / "token"), "from a link");
+  std::filesystem::create_symlink(folder / "token", path);  // an absolute one
+  EXPECT_EQ(read(path), "from a link");
+  ::chmod(folder.c_str(), 01777);  // in a sticky folder others cannot replace it
+  EXPECT_EQ(read(folder / "token"), "from a link");
+}
+
+TEST_F(LinkedSecret, ThatOthersMayChangeIsRefused) {
+  for (const mode_t mode : {0777, 0770, 0722}) {
+    ::chmod(folder.c_str(), mode);
+    expect_refused(folder / "token", {"symbolic link 'token' in a folder", "that others may change", "chmod go-w"});
+  }
+  ::chmod(folder.c_str(), 0700);
+  ::chmod((folder / "..2026_11_28" / "token").c_str(), 0444);
+  expect_refused(folder / "token", {"mode 0444", "chmod 600"});
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give a link away";
+  ::chmod((folder / "..2026_11_28" / "token").c_str(), 0400);
+  ASSERT_EQ(::lchown((folder / "..data").c_str(), 4711, 4711), 0);
+  expect_refused(folder / "token", {"symbolic link '..data' of user 4711"});
+  ASSERT_EQ(::lchown((folder / "..data").c_str(), 0, 0), 0);
+  EXPECT_EQ(read(folder / "token"), "from a link");
+  ASSERT_EQ(::chown(folder.c_str(), 4711, 4711), 0);
+  expect_refused(folder / "token", {"in a folder (user 4711, mode 0700)"});
+}
+
+TEST_F(LinkedSecret, ThatLeadsNowhereIsRefused) {
+  std::filesystem::create_symlink("nothing", folder / "dangling");
+  expect_refused(folder / "dangling", {"No such file or directory"});
+  std::filesystem::create_symlink("circle", folder / "circle");
+  expect_refused(folder / "circle", {"more than 16 symbolic links"});
+  std::filesystem::create_symlink("/", folder / "root");
+  expect_refused(folder / "root", {"it leads to a folder"});
+  std::filesystem::create_symlink("..2026_11_28", folder / "inner");
+  expect_refused(folder / "inner", {"not a regular file"});
+}
+
+// What a core dump would leave out, by the kernel's own words.
+bool is_dumped(const void *data) {
+  std::ifstream maps("/proc/self/smaps");
+  const auto at = reinterpret_cast<uintptr_t>(data);
+  bool inside = false;
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t first = 0, last = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &first, &last) == 2) inside = at >= first && at < last;
+    if (inside && line.starts_with("VmFlags:")) return line.find(" dd") == line.npos;
+  }
+  throw std::runtime_error("not mapped");
+}
+
+TEST(Secret, IsLeftOutOfCoreDumps) {
+  const Secret secret("the secret");
+  EXPECT_FALSE(is_dumped(std::string_view(secret).data()));
+  const Secret copy = secret;
+  EXPECT_EQ(std::string_view(copy).data(), std::string_view(secret).data()) << "a second place in memory";
+  EXPECT_TRUE(Secret().empty() && Secret("").empty());
+}
+
+TEST(Secret, ATextIsWipedWhenItsScopeEnds) {
+  std::string text(100, 's');
+  {
+    const WipedText wiped(text);
+    EXPECT_EQ(text, std::string(100, 's'));
+  }
+  EXPECT_EQ(text, std::string(100, '\0'));
 }
 
 TEST_F(SecretFile, ThatIsEmptyOrTooLongIsRefused) {

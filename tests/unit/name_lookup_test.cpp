@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A name service that does not answer: nobody waits for it longer than he wants to.
 #include "comm/bootstrap/name_lookup.h"
+#include "comm/bootstrap/meeting_point.h"
 
 #include <gtest/gtest.h>
 
@@ -19,7 +20,7 @@ using namespace std::chrono_literals;
 std::atomic<bool> answers{true};
 std::atomic<int> asked{0};
 
-std::vector<Endpoint> slow_resolver(const std::string &, uint16_t port, std::string &problem) {
+std::vector<Endpoint> slow_resolver(const std::string &, uint16_t port, std::string &problem, bool *) {
   ++asked;
   while (!answers) std::this_thread::sleep_for(1ms);
   return Endpoint::numeric("192.0.2.7", port, problem);
@@ -68,6 +69,51 @@ TEST_F(Lookup, ASilentNameServiceEndsAtTheLimit) {
   EXPECT_EQ(names.find("some-host", 80, limit(5s), problem).size(), 1U);
   EXPECT_EQ(asked, 1);
   later.join();
+}
+
+std::vector<Endpoint> refusing_resolver(const std::string &host, uint16_t, std::string &problem, bool *temporary) {
+  problem = "no address of " + host;
+  *temporary = host == "later";
+  return {};
+}
+
+TEST_F(Lookup, TellsANameThatIsNotKnownFromAServiceThatCannotAnswer) {
+  NameLookup names(refusing_resolver);
+  EXPECT_TRUE(names.find("later", 80, limit(5s), problem).empty());
+  EXPECT_EQ(problem, "no address of later");
+  EXPECT_FALSE(names.is_unknown());
+  EXPECT_TRUE(names.find("never", 80, limit(5s), problem).empty());
+  EXPECT_TRUE(names.is_unknown());
+  EXPECT_EQ(names.find("192.0.2.9", 81, limit(5s), problem).size(), 1u);
+  EXPECT_FALSE(names.is_unknown());
+}
+
+MeetingPoint point_at(const std::string &host) { return {MeetingPoint::Kind::tcp, "tcp://" + host, host, 80, {}}; }
+
+TEST_F(Lookup, ANameThatIsNotKnownEndsTheSearchAtOnce) {
+  NameLookup names(refusing_resolver);
+  WorldOptions options;
+  options.rendezvous = "tcp://never:80";
+  const auto start = std::chrono::steady_clock::now();
+  const Error error = error_of([&] { (void)find_host(point_at("never"), options, names, limit(60s), problem); });
+  EXPECT_EQ(error.status, FSDP_INVALID_ARGUMENT);
+  EXPECT_EQ(error.message, "rendezvous 'tcp://never:80': the host 'never' has no address: no address of never");
+  EXPECT_LT(seconds_since(start), 30);
+}
+
+// A service that cannot answer yet is asked again, and the log says so once.
+TEST_F(Lookup, AServiceThatCannotAnswerIsAskedAgain) {
+  NameLookup names(+[](const std::string &host, uint16_t port, std::string &why, bool *temporary) {
+    if (++asked == 3) return Endpoint::numeric("192.0.2.7", port, why);
+    return refusing_resolver(host, port, why, temporary);
+  });
+  WorldOptions options;
+  std::vector<std::string> lines;
+  options.log = [&](fsdp_log_level, const std::string &line) { lines.push_back(line); };
+  EXPECT_EQ(find_host(point_at("later"), options, names, limit(60s), problem).at(0).text(), "192.0.2.7:80");
+  EXPECT_EQ(asked, 3);
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_NE(lines[0].find("no address of later; it is asked again"), std::string::npos) << lines[0];
 }
 
 TEST_F(Lookup, AnInterruptedHookEndsIt) {

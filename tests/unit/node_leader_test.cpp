@@ -378,8 +378,26 @@ class Told : public testing::Test {
                         [&](uint32_t of, int32_t process) { text += fmt::format("dump {} of {}", of, process); });
     return text;
   }
+  // What node 1 sends to node 0, whose socket is not a Datagrams yet.
+  std::vector<char> beat_of_one(uint64_t number) {
+    const NodePlan one = plan_of(1);
+    Datagrams(one, Fd(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0))).beat(0, number);
+    std::vector<char> bytes(64);
+    pollfd entry{listeners[0].datagrams.get(), POLLIN, 0};
+    EXPECT_EQ(::poll(&entry, 1, 10'000), 1);
+    const ssize_t size = ::recv(listeners[0].datagrams.get(), bytes.data(), bytes.size(), 0);
+    EXPECT_EQ(size, 56);
+    bytes.resize(56);
+    return bytes;
+  }
+  void send_to_zero(const std::vector<char> &bytes) const {
+    const Endpoint to = parse_address(plan.nodes[0].address);
+    ::sendto(stranger.get(), bytes.data(), bytes.size(), 0, to.get(), to.length());
+  }
+  static constexpr size_t kind_offset = 12;  // behind the mark and the sender's node
   NodePlan plan{0, {0, 1}, {}, "secret", "job"};
   std::vector<LeaderListener> listeners;
+  const Fd stranger{::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)};
 };
 
 TEST_F(Told, OfACoreDumpByWhoKnowsTheSecret) {
@@ -393,26 +411,55 @@ TEST_F(Told, OfACoreDumpByWhoKnowsTheSecret) {
 
 // The bytes of a beat, said to be those of the other kind.
 TEST_F(Told, NothingByAReplayedBeat) {
-  const NodePlan zero = plan_of(0), one = plan_of(1);
-  Datagrams at_one(one, std::move(listeners[1].datagrams));
-  at_one.beat(0, 5);
-  char bytes[64];
-  pollfd entry{listeners[0].datagrams.get(), POLLIN, 0};
-  ASSERT_EQ(::poll(&entry, 1, 10'000), 1);
-  const ssize_t size = ::recv(listeners[0].datagrams.get(), bytes, sizeof bytes, 0);
-  ASSERT_GT(size, 8);
+  const NodePlan zero = plan_of(0);
+  std::vector<char> bytes = beat_of_one(5);
   Datagrams at_zero(zero, std::move(listeners[0].datagrams));
-  const Endpoint to = parse_address(zero.nodes[0].address);
-  const Fd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  const auto send = [&] { ::sendto(socket.get(), bytes, static_cast<size_t>(size), 0, to.get(), to.length()); };
-  std::memcpy(bytes, "fsdpcore", 8);
-  send();
+  const uint32_t beat = 1, dump = 2;
+  ASSERT_EQ(std::memcmp(bytes.data() + kind_offset, &beat, sizeof beat), 0);
+  std::memcpy(bytes.data() + kind_offset, &dump, sizeof dump);
+  send_to_zero(bytes);
   EXPECT_EQ(heard(at_zero), "");
-  std::memcpy(bytes, "fsdpbeat", 8);
-  send();
+  std::memcpy(bytes.data() + kind_offset, &beat, sizeof beat);
+  send_to_zero(bytes);
   EXPECT_EQ(heard(at_zero), "beat 1");
-  send();
+  send_to_zero(bytes);
   EXPECT_EQ(heard(at_zero), "") << "the same one again";
+}
+
+// A stranger knows the form of a heartbeat from the source, and all numbers but the mark and the proof. More come
+// between two looks than the socket's buffer holds.
+TEST_F(Told, AHeartbeatBehindTheFloodOfAStranger) {
+  const NodePlan zero = plan_of(0), one = plan_of(1);
+  Datagrams at_zero(zero, std::move(listeners[0].datagrams)), at_one(one, std::move(listeners[1].datagrams));
+  std::minstd_rand random(7);
+  std::vector<char> stranger(56);
+  for (int i = 0; i < 20'000; ++i) {
+    for (char &byte : stranger) byte = static_cast<char>(random());
+    const uint32_t node = 1, beat = 1;
+    std::memcpy(stranger.data() + kind_offset - sizeof node, &node, sizeof node);
+    std::memcpy(stranger.data() + kind_offset, &beat, sizeof beat);
+    send_to_zero(stranger);
+  }
+  at_one.beat(0, 1);
+  EXPECT_EQ(heard(at_zero), "beat 1");
+  EXPECT_FALSE(at_zero.flooded()) << "the kernel has dropped them";
+}
+
+// Who has seen a heartbeat on its way can send it again. All that has come is read at once, and soon again.
+TEST_F(Told, AHeartbeatBehindManyReplays) {
+  const NodePlan zero = plan_of(0), one = plan_of(1);
+  const std::vector<char> replay = beat_of_one(1);
+  Datagrams at_zero(zero, std::move(listeners[0].datagrams)), at_one(one, std::move(listeners[1].datagrams));
+  send_to_zero(replay);
+  EXPECT_EQ(heard(at_zero), "beat 1");
+  EXPECT_FALSE(at_zero.flooded());
+  for (int i = 0; i < 300; ++i) send_to_zero(replay);
+  at_one.beat(0, 2);
+  EXPECT_EQ(heard(at_zero), "beat 1");
+  EXPECT_TRUE(at_zero.flooded());
+  at_one.beat(0, 3);
+  EXPECT_EQ(heard(at_zero), "beat 1");
+  EXPECT_FALSE(at_zero.flooded());
 }
 
 // Ranks 2 and 3 of node 1, whose leader, rank 1, dumps core; node 0 is the test.

@@ -9,12 +9,14 @@
 #include <fstream>
 
 #include "comm/bootstrap/frame_stream.h"
+#include "comm/bootstrap/kernel.h"
 #include "comm/bootstrap/meeting_point.h"
 #include "comm/bootstrap/message.h"
 #include "comm/bootstrap/packet.h"
 #include "comm/bootstrap/process_world.h"
 #include "comm/bootstrap/proof.h"
 #include "comm/bootstrap/version.h"
+#include "denied_calls.h"
 #include "reported_processes.h"
 
 namespace fsdp::comm::test {
@@ -54,8 +56,9 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
     return Endpoint::local(listener);
   }
 
-  size_t start(const WorldOptions &world) {
-    return run([&](MeetingReport &report) { meet(world, report, pause, hold); });
+  // denied: a system call that its kernel denies, by number.
+  size_t start(const WorldOptions &world, std::optional<long> denied = {}) {
+    return run([&](MeetingReport &report) { meet(world, report, pause, hold, denied); });
   }
   // On a host of its own, unless told.
   size_t start(uint32_t rank, const std::string &host = {}) {
@@ -127,14 +130,14 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
 
   WorldOptions options;
   std::chrono::milliseconds pause{0};  // between the meeting and the descriptors of a host
-  std::chrono::milliseconds hold{0};  // between the meeting and its end, as ranks have that form a world
+  std::chrono::milliseconds hold{0};   // between the meeting and its end, as ranks have that form a world
   Endpoint at;
   Failure failure;
   Waiter waiter{failure, nullptr, nullptr, 10'000};
 
  private:
   static void meet(WorldOptions world, MeetingReport &report, std::chrono::milliseconds pause,
-                   std::chrono::milliseconds hold) {
+                   std::chrono::milliseconds hold, std::optional<long> denied) {
     world.log = [&](fsdp_log_level, const std::string &line) { append(report.logged, line); };
     Failure failure;
     const Waiter waiter(failure, nullptr, nullptr, world.timeout_ms);
@@ -143,6 +146,8 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
       return bytes_of("card-" + std::to_string(world.rank) + "@" + address);
     };
     const Error error = error_of([&] {
+      if (denied) deny_call(*denied);
+      check_kernel(world, waiter);
       const comm::Rendezvous meeting = meet_processes(world, waiter, make_card);
       note(meeting, report);
       report.met = true;

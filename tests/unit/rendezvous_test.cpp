@@ -103,6 +103,68 @@ TEST_F(Rendezvous, ATimeoutNamesTheMissing) {
   }
 }
 
+// Long before the timeout, in the words of the name service, to rank 0 and to the others.
+TEST_F(Rendezvous, AHostThatIsNotKnownIsToldAtOnce) {
+  options.rendezvous = "tcp://no-such-host.invalid:29555";
+  options.timeout_ms = 120'000;
+  std::string words;
+  ASSERT_TRUE(Endpoint::resolve("no-such-host.invalid", 29555, words).empty());
+  const int64_t start_ns = now_ns();
+  const size_t zero = start(0U), one = start(1);
+  finish();
+  for (const size_t index : {zero, one}) {
+    expect(index, FSDP_INVALID_ARGUMENT, "the host 'no-such-host.invalid' has no address: " + words);
+    EXPECT_LT(static_cast<double>(reports[index].ended_ns - start_ns) * 1e-9, 60);
+  }
+}
+
+// Also where no more than one host has such a kernel.
+TEST_F(Rendezvous, ADeniedCallEndsAllRanksAtOnce) {
+  for (const auto &[name, number] : {needed_calls[0], needed_calls[3]})
+    for (const uint32_t victim : {0u, 1u}) {
+      options.timeout_ms = 60'000;
+      options.farewell_ms = 3000;
+      std::vector<size_t> indexes;
+      const int64_t start_ns = now_ns();
+      for (uint32_t rank = 0; rank < 3; ++rank) {
+        WorldOptions world = options;
+        world.rank = rank;
+        world.host_id = "host of " + std::to_string(rank);
+        indexes.push_back(start(world, rank == victim ? std::optional(number) : std::nullopt));
+      }
+      finish();
+      for (uint32_t rank = 0; rank < 3; ++rank) {
+        expect(indexes[rank], rank == victim ? FSDP_SYSTEM : FSDP_PEER_FAILED,
+               fmt::format("this process may not call {}", name));
+        if (rank != victim) {
+          EXPECT_EQ(reports[indexes[rank]].rank, static_cast<int32_t>(victim));
+        }
+        EXPECT_LT(static_cast<double>(reports[indexes[rank]].ended_ns - start_ns) * 1e-9, 30) << name << rank;
+      }
+    }
+}
+
+TEST_F(Rendezvous, RanksOfAMachineInTwoNetworkNamespacesAreToldSo) {
+  const size_t zero = start(0U, "a boot/1"), one = start(1, "another/1"), two = start(2, "a boot/2");
+  finish();
+  for (const size_t index : {zero, one, two}) expect(index, FSDP_OK);
+  EXPECT_NE(std::string(reports[zero].logged).find("ranks 0 and 2 are on one machine, in two network namespaces"),
+            std::string::npos)
+      << reports[zero].logged;
+  EXPECT_EQ(describe_split_host({"a boot/1", "another/1", "a boot/1", "another/1"}), "");
+  EXPECT_EQ(describe_split_host({"host of 0", "host of 1"}), "");
+}
+
+TEST_F(Rendezvous, ALoopbackAddressIsSaidToLeadNoFurther) {
+  options.timeout_ms = 1000;
+  const size_t one = start(1);
+  finish();
+  expect(one, FSDP_TIMEOUT, "a loopback address leads to rank 0 only within its host and network namespace");
+  const size_t zero = start(0U);
+  finish();
+  expect(zero, FSDP_TIMEOUT, "(only for its host and network namespace, net:[");
+}
+
 TEST_F(Rendezvous, WithoutRankZero) {
   options.timeout_ms = 300;
   const size_t one = start(1);

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "comm/ucx/transports.h"
 #include "net_ranks.h"
@@ -48,6 +49,20 @@ TEST(UcxTrust, OtherWordsAreNone) {
     const Error error = error_of([] { create_ucx_net(0, false); });
     EXPECT_EQ(error.status, FSDP_INVALID_ARGUMENT) << word;
     EXPECT_NE(error.message.find("FSDP_UCX_TCP='" + std::string(word)), std::string::npos) << error.message;
+  }
+}
+
+// Ranks of one host share memory without UCX: it carries nothing there, and a container's /dev/shm may have 64 MB for all.
+TEST(UcxTransports, TakeNoSharedMemory) {
+  struct Restored {
+    ~Restored() { use_loopback(); }
+  } const restored;
+  ::unsetenv("UCX_TLS");
+  const auto net = create_ucx_net(0, false);
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    EXPECT_EQ(line.find("/dev/shm"), line.npos) << line;
+    EXPECT_EQ(line.find("SYSV"), line.npos) << line;
   }
 }
 

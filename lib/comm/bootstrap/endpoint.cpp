@@ -48,8 +48,8 @@ Endpoint::Endpoint(const sockaddr *address) noexcept
   set_port(0);
 }
 
-std::vector<Endpoint> Endpoint::resolve(const std::string &host, uint16_t port, std::string &problem) {
-  return look_up(host, port, 0, problem);
+std::vector<Endpoint> Endpoint::resolve(const std::string &host, uint16_t port, std::string &problem, bool *temporary) {
+  return look_up(host, port, 0, problem, temporary);
 }
 
 std::vector<Endpoint> Endpoint::numeric(const std::string &host, uint16_t port, std::string &problem) {
@@ -65,7 +65,8 @@ std::optional<Endpoint> Endpoint::ipv4(const char *host, uint16_t port) noexcept
   return Endpoint(address);
 }
 
-std::vector<Endpoint> Endpoint::look_up(const std::string &host, uint16_t port, int flags, std::string &problem) {
+std::vector<Endpoint> Endpoint::look_up(const std::string &host, uint16_t port, int flags, std::string &problem,
+                                        bool *temporary) {
   addrinfo hints{};
   hints.ai_flags = flags | AI_NUMERICSERV;
   hints.ai_socktype = SOCK_STREAM;
@@ -74,6 +75,7 @@ std::vector<Endpoint> Endpoint::look_up(const std::string &host, uint16_t port, 
   std::vector<Endpoint> found;
   if (code != 0) {
     problem = code == EAI_SYSTEM ? std::strerror(errno) : ::gai_strerror(code);
+    if (temporary) *temporary = code == EAI_AGAIN || code == EAI_MEMORY || code == EAI_SYSTEM;
     return found;
   }
   for (const addrinfo *entry = list; entry; entry = entry->ai_next) {

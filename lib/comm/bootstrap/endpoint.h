@@ -33,8 +33,9 @@ class Endpoint {
   // IPv4 or IPv6; its port is 0.
   explicit Endpoint(const sockaddr *address) noexcept;
   // The addresses of a host's name, or the one written as a number. Empty, with `problem` set, if there are none. For a
-  // name it may take as long as the name service likes: see NameLookup.
-  static std::vector<Endpoint> resolve(const std::string &host, uint16_t port, std::string &problem);
+  // name it may take as long as the name service likes: see NameLookup. temporary: set if another try may find one.
+  static std::vector<Endpoint> resolve(const std::string &host, uint16_t port, std::string &problem,
+                                       bool *temporary = nullptr);
   // The one written as a number, at once.
   static std::vector<Endpoint> numeric(const std::string &host, uint16_t port, std::string &problem);
   // The usual one, without an allocation: a rank of a large job reads those of all.
@@ -53,7 +54,8 @@ class Endpoint {
   std::string text() const;     // "10.0.0.1:29500", "[::1]:29500"
 
  private:
-  static std::vector<Endpoint> look_up(const std::string &host, uint16_t port, int flags, std::string &problem);
+  static std::vector<Endpoint> look_up(const std::string &host, uint16_t port, int flags, std::string &problem,
+                                       bool *temporary = nullptr);
   // Of another family than these two only that is kept.
   template <class Ask>
   static Endpoint end_of(Ask &&ask);

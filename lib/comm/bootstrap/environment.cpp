@@ -4,6 +4,7 @@
 
 #include "comm/bootstrap/launchers.h"
 #include "comm/bootstrap/meeting_point.h"
+#include "comm/bootstrap/secret.h"
 #include "comm/bootstrap/secret_file.h"
 #include "comm/bootstrap/variables.h"
 #include "comm/team.h"
@@ -55,10 +56,13 @@ uint32_t read_attempt() {
 }  // namespace
 
 std::string read_job_secret() {
-  const auto secret = variable("FSDP_JOB_SECRET");
+  auto secret = variable("FSDP_JOB_SECRET");
   const auto path = variable("FSDP_JOB_SECRET_FILE");
   if (secret && path) fail(FSDP_INVALID_ARGUMENT, "FSDP_JOB_SECRET and FSDP_JOB_SECRET_FILE are both set; set one");
-  if (secret) return *secret;
+  if (secret) {
+    const WipedText wiped(*secret);
+    return *secret;
+  }
   if (!path) return {};
   return read_secret_file(*path);
 }
@@ -83,7 +87,11 @@ void complete_world(WorldOptions &options) {
   options.source = "fsdp_context_options";
   if (options.size == 1 || !options.rendezvous.empty()) return;
   options.rendezvous = variable("FSDP_RENDEZVOUS").value_or("");
-  if (options.rendezvous.empty()) options.rendezvous = read_launcher_environment().rendezvous;
+  if (options.rendezvous.empty()) {
+    WorldOptions launched = read_launcher_environment();
+    const WipedText wiped(launched.secret);
+    options.rendezvous = std::move(launched.rendezvous);
+  }
   if (options.rendezvous.empty())
     fail(FSDP_INVALID_ARGUMENT,
          "fsdp_context_options.rendezvous: NULL, and neither FSDP_RENDEZVOUS nor the variables of a launcher are set; "

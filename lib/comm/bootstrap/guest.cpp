@@ -9,7 +9,10 @@
 
 #include "base/slice.h"
 #include "comm/bootstrap/address.h"
+#include "comm/bootstrap/kernel.h"
+#include "comm/bootstrap/roster.h"
 #include "comm/bootstrap/version.h"
+#include "comm/bootstrap/vigil.h"
 
 namespace fsdp::comm {
 namespace {
@@ -26,11 +29,13 @@ Visit::Visit(const WorldOptions &options, std::span<const uint32_t> ranks, const
       waiter_(waiter),
       deadline_(Clock::now() + std::chrono::milliseconds(options.timeout_ms)),
       last_problem_(
-          format_text("nobody listens there; is rank {} running, with the same rendezvous and job secret?", ranks[0])),
-      doors_(make_doors()) {}
+          format_text("nobody listens there; is rank {} running, with the same rendezvous and job secret, and "
+                      "in this rank's network namespace ({})?",
+                      ranks[0], network_namespace())) {}
 
 Rendezvous Visit::run() {
   while (!connect() || !authenticate()) pause();
+  open_doors();
   join();
   return await_start();
 }
@@ -86,6 +91,19 @@ bool Visit::authenticate() {
   if (proof && equal(proof->digest, wire::host_digest(options_.secret, challenge->nonce, answer.nonce))) return true;
   last_problem_ = "who listens there has another job secret";
   return false;
+}
+
+// The leader would wait for this rank until the timeout, and all others with it.
+void Visit::open_doors() {
+  try {
+    check_kernel();
+    doors_ = make_doors();
+  } catch (const Error &error) {
+    const auto word = report_of(error, options_.rank);
+    const auto refusal = wire::make_refusal(word.status, word.rank, word.text);
+    send_packet(socket_, &refusal, sizeof refusal);
+    throw;
+  }
 }
 
 void Visit::join() {

@@ -26,6 +26,7 @@ class Visit {
   bool authenticate();  // false: try again
   // The next packet; one of 0 bytes at the end of the connection. Throws at the deadline.
   Packet hear(Clock::time_point deadline, const char *waiting_for);
+  void open_doors();
   void join();
   Rendezvous await_start();
   [[noreturn]] void obey(const wire::Refusal &refusal) const;

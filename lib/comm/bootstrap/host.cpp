@@ -12,6 +12,8 @@
 
 #include "base/slice.h"
 #include "comm/bootstrap/address.h"
+#include "comm/bootstrap/kernel.h"
+#include "comm/bootstrap/roster.h"
 #include "comm/bootstrap/version.h"
 #include "comm/shm/control.h"
 #include "comm/verdict.h"
@@ -28,10 +30,7 @@ constexpr auto bind_time = 5s;        // for the listener of a job that is just 
 constexpr auto descriptor_time = 5s;  // without one for anybody: longer than any stranger keeps his
 
 void send_refusal(const Fd &socket, fsdp_status status, int32_t rank, const std::string &text) {
-  auto refusal = wire::make<wire::Refusal>();
-  refusal.status = status;
-  refusal.rank = rank;
-  std::strncpy(refusal.text, text.c_str(), sizeof refusal.text - 1);
+  const auto refusal = wire::make_refusal(status, rank, text);
   send_packet(socket, &refusal, sizeof refusal);
 }
 
@@ -47,9 +46,7 @@ Host::Host(const WorldOptions &options, std::span<const uint32_t> ranks, const W
       ranks_(ranks),
       waiter_(waiter),
       deadline_(Clock::now() + std::chrono::milliseconds(options.timeout_ms)),
-      seats_(options.size),
-      doors_(make_doors()),
-      control_(Control::create(options.size, ranks_here(ranks))) {
+      seats_(options.size) {
   for (const uint32_t r : ranks_) seats_[r].expected = true;
   seats_[ranks_[0]].taken = true;
 }
@@ -57,6 +54,9 @@ Host::Host(const WorldOptions &options, std::span<const uint32_t> ranks, const W
 Rendezvous Host::run() {
   listen();
   try {
+    check_kernel();
+    doors_ = make_doors();
+    control_ = Control::create(options_.size, ranks_here(ranks_));
     while (joined_ < ranks_.size()) {
       look_around();
       check_joined();
@@ -134,8 +134,17 @@ void Host::hear(Guest &guest) {
       continue;
     }
     if (guest.state == Guest::proven && packet->as<wire::Join>()) join(guest, *packet);
+    const auto word = guest.state == Guest::proven ? packet->as<wire::Refusal>() : std::nullopt;
     guest.socket.reset();
+    if (word) hear_giving_up(*word);
   }
+}
+
+// A rank that has not joined says why it cannot: without it there is no job.
+void Host::hear_giving_up(const wire::Refusal &word) const {
+  const auto rank = static_cast<uint32_t>(word.rank);
+  if (end_ || rank >= options_.size || !seats_[rank].expected || seats_[rank].taken) return;
+  throw Error(FSDP_PEER_FAILED, std::string(word.text, ::strnlen(word.text, sizeof word.text)), word.rank);
 }
 
 bool Host::check_answer(Guest &guest, const Packet &packet) {
@@ -216,9 +225,10 @@ void Host::check_limits() {
   if (pause_.lasts(descriptor_time))
     fail(FSDP_SYSTEM, "rank {} cannot take the connections of {}: {}", ranks_[0], rank_list(ranks), problem);
   if (Clock::now() < deadline_) return;
-  fail_rank(FSDP_TIMEOUT, static_cast<int32_t>(ranks.front()), "{} {} not come to the rendezvous '{}' within {} ms{}{}",
-            rank_list(ranks), ranks.size() == 1 ? "has" : "have", options_.rendezvous, options_.timeout_ms,
-            problem.empty() ? "" : "; more connections could not be taken: ", problem);
+  fail_rank(FSDP_TIMEOUT, static_cast<int32_t>(ranks.front()),
+            "{} {} not come to the rendezvous '{}' within {} ms (in rank {}'s network namespace, {}){}{}",
+            rank_list(ranks), ranks.size() == 1 ? "has" : "have", options_.rendezvous, options_.timeout_ms, ranks_[0],
+            network_namespace(), problem.empty() ? "" : "; more connections could not be taken: ", problem);
 }
 
 // What this rank knows is told to all who have joined, and to those who come in the next moment.

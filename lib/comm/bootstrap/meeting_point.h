@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "comm/bootstrap/endpoint.h"
+#include "comm/bootstrap/name_lookup.h"
 #include "comm/team.h"
 
 namespace fsdp::comm {
@@ -23,6 +24,12 @@ struct MeetingPoint {
 MeetingPoint parse_meeting_point(const std::string &rendezvous);
 // "host:port" or "[v6 address]:port". Throws INVALID_ARGUMENT.
 std::pair<std::string, uint16_t> parse_host_port(const std::string &text);
+
+// The addresses of its host. Throws INVALID_ARGUMENT, in the words of the name service, at once if there is no such
+// name, and after NameLookup::patience if the service cannot answer. Empty, with `problem` set: no answer has come
+// until the limit.
+std::vector<Endpoint> find_host(const MeetingPoint &point, const WorldOptions &options, NameLookup &names,
+                                const Limit &limit, std::string &problem);
 
 // Without a job secret only loopback addresses are served and visited: INVALID_ARGUMENT that says how to set one.
 void check_guarded(const Endpoint &at, const WorldOptions &options);

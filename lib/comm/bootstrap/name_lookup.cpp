@@ -32,7 +32,7 @@ struct NameLookup::Question {
   uint16_t port = 0;
   std::mutex mutex;
   std::condition_variable answered;
-  bool done = false;  // the rest is the answer
+  bool done = false, temporary = false;  // done: the rest is the answer
   std::vector<Endpoint> found;
   std::string problem;
 };
@@ -51,10 +51,12 @@ void NameLookup::ask(const std::string &host, uint16_t port) {
     const BlockedSignals blocked;
     std::thread([question, resolver = resolver_] {
       std::string problem;
-      auto found = resolver(question->host, question->port, problem);
+      bool temporary = false;
+      auto found = resolver(question->host, question->port, problem, &temporary);
       const std::lock_guard lock(question->mutex);
       question->found = std::move(found);
       question->problem = std::move(problem);
+      question->temporary = temporary;
       question->done = true;
       question->answered.notify_all();
     }).detach();
@@ -66,6 +68,7 @@ void NameLookup::ask(const std::string &host, uint16_t port) {
 
 std::vector<Endpoint> NameLookup::find(const std::string &host, uint16_t port, const Limit &limit,
                                        std::string &problem) {
+  unknown_ = false;
   if (auto found = Endpoint::numeric(host, port, problem); !found.empty()) return found;
   if (!question_ || question_->host != host || question_->port != port) ask(host, port);
   std::unique_lock lock(question_->mutex);
@@ -80,9 +83,10 @@ std::vector<Endpoint> NameLookup::find(const std::string &host, uint16_t port, c
     lock.lock();
   }
   auto found = std::move(question_->found);
-  problem = question_->problem;
+  if (found.empty()) problem = question_->problem;
+  unknown_ = found.empty() && !question_->temporary;
   lock.unlock();
-  question_.reset();  // asked again at the next try: a name may become known
+  question_.reset();  // asked again at the next try
   return found;
 }
 

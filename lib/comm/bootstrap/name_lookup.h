@@ -3,6 +3,7 @@
 // interrupted, so a thread of its own asks.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,7 +15,8 @@ namespace fsdp::comm {
 class NameLookup {
  public:
   // What asks. Replaced in tests.
-  using Resolver = std::vector<Endpoint> (*)(const std::string &host, uint16_t port, std::string &problem);
+  using Resolver = std::vector<Endpoint> (*)(const std::string &host, uint16_t port, std::string &problem,
+                                             bool *temporary);
 
   explicit NameLookup(Resolver resolver = Endpoint::resolve) : resolver_(resolver) {}
   // A question without an answer is abandoned: its thread ends when the resolver answers, and touches nothing of this.
@@ -25,12 +27,17 @@ class NameLookup {
   // Empty, with `problem` set, if there are none, or no answer has come until the limit: then the next call for the
   // same name goes on waiting for it. Addresses that are written as numbers ask nobody. Throws what the waiter does.
   std::vector<Endpoint> find(const std::string &host, uint16_t port, const Limit &limit, std::string &problem);
+  // The last find() was answered, and another one would be answered the same way: there is no such name.
+  bool is_unknown() const noexcept { return unknown_; }
+  // For how long a name service that says that it cannot answer now is asked again.
+  static constexpr std::chrono::seconds patience{10};
 
  private:
   struct Question;
   void ask(const std::string &host, uint16_t port);
 
   Resolver resolver_;
+  bool unknown_ = false;
   std::shared_ptr<Question> question_;
 };
 

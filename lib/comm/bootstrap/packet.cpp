@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <utility>
 
 namespace fsdp::comm {
 namespace {
@@ -65,12 +66,15 @@ std::optional<Packet> receive_packet(const Fd &socket) {
   header.msg_control = control;
   header.msg_controllen = sizeof control;
   ssize_t got;
+  // A peer that ends without reading all that was sent to it resets the connection. The kernel tells that once, before
+  // the peer's last packets, which are still there.
+  bool reset = false;
   do {
     got = ::recvmsg(socket.get(), &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  } while (got < 0 && errno == EINTR);
+  } while (got < 0 && (errno == EINTR || (errno == ECONNRESET && !std::exchange(reset, true))));
   if (got < 0) {
-    if (errno == EAGAIN || errno == EWOULDBLOCK) return {};
-    return packet;  // reset by the peer: an end as any other
+    if (!reset && (errno == EAGAIN || errno == EWOULDBLOCK)) return {};
+    return packet;  // an end as any other
   }
   take_files(header, packet);
   if (!(header.msg_flags & MSG_TRUNC)) packet.bytes = static_cast<size_t>(got);

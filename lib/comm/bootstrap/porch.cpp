@@ -15,17 +15,18 @@ Fd make_unix_socket() {
   return socket;
 }
 
-WorldOptions place_of(const WorldOptions &options, const std::string &host_id) {
+Address address_of(const WorldOptions &options, const std::string &host_id) {
   WorldOptions place;
+  const WipedText wiped(place.secret);
   place.rendezvous =
       format_text("host {} before rendezvous '{}' (attempt {})", host_id, options.rendezvous, options.attempt);
   place.secret = options.secret;
-  return place;
+  return Address(place);
 }
 
 }  // namespace
 
-Porch::Porch(const WorldOptions &options, const std::string &host_id) : address_(place_of(options, host_id)) {}
+Porch::Porch(const WorldOptions &options, const std::string &host_id) : address_(address_of(options, host_id)) {}
 
 // Bound, it takes no connections yet.
 bool Porch::take() {

@@ -38,6 +38,7 @@ Rendezvous meet_by_name(const WorldOptions &options, const Waiter &waiter) {
   std::vector<uint32_t> ranks(options.size);
   std::iota(ranks.begin(), ranks.end(), 0);
   WorldOptions local = options;
+  const WipedText wiped(local.secret);
   if (options.attempt) local.rendezvous += format_text(" (attempt {})", options.attempt);
   Rendezvous meeting = meet_on_host(local, ranks, waiter);
   const std::string host = host_name();
@@ -59,6 +60,7 @@ Rendezvous meet_by_network(const WorldOptions &options, const MeetingPoint &poin
                                         : TcpVisit(options, point, waiter, make_card).run();
   const uint32_t node = assembly.roster.nodes()[options.rank];
   WorldOptions local = options;
+  const WipedText wiped(local.secret);
   local.rendezvous = name_of_node(assembly.session, node);
   local.timeout_ms = forming_limit_ms(options, since);
   try {

@@ -11,8 +11,8 @@
 
 namespace fsdp::comm {
 
-Handshake::Handshake(Role role, const std::string &secret, const std::string &label)
-    : role_(role), secret_(&secret), label_(": " + label) {
+Handshake::Handshake(Role role, std::string_view secret, const std::string &label)
+    : role_(role), secret_(secret), label_(": " + label) {
   if (role_ == Role::guest) {
     guest_nonce_ = make_nonce();
     expected_ = sizeof(wire::Challenge);
@@ -59,7 +59,7 @@ void Handshake::hear_challenge() {
   host_nonce_ = challenge.nonce;
   auto answer = wire::make<wire::Answer>();
   answer.nonce = guest_nonce_;
-  answer.digest = wire::guest_digest(*secret_, host_nonce_, guest_nonce_, label_);
+  answer.digest = wire::guest_digest(secret_, host_nonce_, guest_nonce_, label_);
   say(answer);
   expected_ = sizeof(wire::Proof);
 }
@@ -68,11 +68,11 @@ void Handshake::hear_answer() {
   wire::Answer answer;
   if (!check_head(answer)) return;
   guest_nonce_ = answer.nonce;
-  if (!equal(answer.digest, wire::guest_digest(*secret_, host_nonce_, guest_nonce_, label_)))
+  if (!equal(answer.digest, wire::guest_digest(secret_, host_nonce_, guest_nonce_, label_)))
     return refuse(
         "who connected has another job secret, repeats another one's proof, or connected for another purpose");
   auto proof = wire::make<wire::Proof>();
-  proof.digest = wire::host_digest(*secret_, host_nonce_, guest_nonce_, label_);
+  proof.digest = wire::host_digest(secret_, host_nonce_, guest_nonce_, label_);
   say(proof);
   expected_ = 0;
 }
@@ -80,7 +80,7 @@ void Handshake::hear_answer() {
 void Handshake::hear_proof() {
   wire::Proof proof;
   if (!check_head(proof)) return;
-  if (!equal(proof.digest, wire::host_digest(*secret_, host_nonce_, guest_nonce_, label_)))
+  if (!equal(proof.digest, wire::host_digest(secret_, host_nonce_, guest_nonce_, label_)))
     return refuse("who listens there has another job secret, or listens for another purpose");
   state_ = State::proven;
 }
@@ -140,13 +140,13 @@ Handshake::State Handshake::advance(const Fd &socket) {
 
 StreamKeys Handshake::keys() const {
   const auto key_of = [this](const std::string &end) {
-    return authenticate(*secret_, "libfsdp frames of the " + end + label_, {host_nonce_, guest_nonce_});
+    return authenticate(secret_, "libfsdp frames of the " + end + label_, {host_nonce_, guest_nonce_});
   };
   const Digest guest = key_of("guest"), host = key_of("host");
   return role_ == Role::guest ? StreamKeys{guest, host} : StreamKeys{host, guest};
 }
 
-std::string prove(const Fd &socket, Role role, const std::string &secret, const std::string &label, const Limit &limit,
+std::string prove(const Fd &socket, Role role, std::string_view secret, const std::string &label, const Limit &limit,
                   StreamKeys *keys, bool *ended) {
   Handshake handshake(role, secret, label);
   if (ended) *ended = true;

@@ -10,6 +10,7 @@
 #include <array>
 #include <cstddef>
 #include <string>
+#include <string_view>
 
 #include "comm/bootstrap/endpoint.h"
 #include "comm/bootstrap/wire.h"
@@ -23,8 +24,8 @@ class Handshake {
  public:
   enum class State { waiting, proven, failed };
 
-  // The secret outlives this object.
-  Handshake(Role role, const std::string &secret, const std::string &label);
+  // The secret's text outlives this object.
+  Handshake(Role role, std::string_view secret, const std::string &label);
   // Reads and sends what is possible now, and not a byte beyond the handshake.
   State advance(const Fd &socket);
   State state() const noexcept { return state_; }
@@ -49,7 +50,7 @@ class Handshake {
   void refuse(std::string problem);
 
   Role role_;
-  const std::string *secret_;
+  std::string_view secret_;
   std::string label_;
   State state_ = State::waiting;
   std::string problem_;
@@ -64,7 +65,7 @@ class Handshake {
 // The whole handshake on a connected, nonblocking socket. Empty if both ends know the secret; else why not (also when
 // the limit is over). keys: those of the connection. ended: set if it was the connection, or the limit, and nothing
 // that came. Throws only what the waiter does.
-std::string prove(const Fd &socket, Role role, const std::string &secret, const std::string &label, const Limit &limit,
+std::string prove(const Fd &socket, Role role, std::string_view secret, const std::string &label, const Limit &limit,
                   StreamKeys *keys = nullptr, bool *ended = nullptr);
 
 }  // namespace fsdp::comm

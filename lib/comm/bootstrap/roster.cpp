@@ -80,6 +80,24 @@ std::string host_identity() {
   return format_text("{}/{}", boot, status.st_ino);
 }
 
+std::string network_namespace() {
+  char name[64] = {};
+  return ::readlink("/proc/self/ns/net", name, sizeof name - 1) > 0 ? name : "not known";
+}
+
+std::string describe_split_host(const std::vector<std::string> &host_ids) {
+  std::map<std::string, size_t> first;  // by the boot's identity
+  for (size_t rank = 0; rank < host_ids.size(); ++rank) {
+    const auto [found, fresh] = first.emplace(host_ids[rank].substr(0, host_ids[rank].find('/')), rank);
+    if (!fresh && host_ids[found->second] != host_ids[rank])
+      return format_text(
+          "ranks {} and {} are on one machine, in two network namespaces: they count as two hosts, share no memory and "
+          "exchange messages by the network; start them in one network namespace to share memory",
+          found->second, rank);
+  }
+  return {};
+}
+
 std::string host_name() {
   char name[256] = {};
   return ::gethostname(name, sizeof name - 1) == 0 && name[0] ? name : "a host without name";

@@ -57,6 +57,10 @@ std::vector<uint32_t> number_nodes(const std::vector<std::string> &host_ids);
 
 // What ranks share exactly if they can share memory and meet on a unix socket: boot and network namespace.
 std::string host_identity();
+// This process's, as in "net:[4026531840]". Ranks in two of them do not meet on a unix socket or a loopback address.
+std::string network_namespace();
+// Two ranks of one machine that count as two hosts, for the log; empty if there are none.
+std::string describe_split_host(const std::vector<std::string> &host_ids);
 std::string host_name();
 
 }  // namespace fsdp::comm

@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/bootstrap/secret.h"
 
+#include <fcntl.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
 #include <openssl/sha.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <vector>
 
 #include "base/error.h"
+#include "base/fd.h"
 
 namespace fsdp::comm {
 namespace {
@@ -30,7 +34,7 @@ class Wiped {
   size_t bytes_;
 };
 
-std::span<const uint8_t> bytes_of(const std::string &text) {
+std::span<const uint8_t> bytes_of(std::string_view text) {
   return {reinterpret_cast<const uint8_t *>(text.data()), text.size()};
 }
 
@@ -55,6 +59,49 @@ Digest hmac(std::span<const uint8_t> key, std::span<const uint8_t> message) {
 
 }  // namespace
 
+class Secret::Pages {
+ public:
+  explicit Pages(std::string_view text) : bytes_(text.size()) {
+    data_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data_ == MAP_FAILED) fail_errno(errno, "memory for the job secret");
+    ::madvise(data_, bytes_, MADV_DONTDUMP);  // where the kernel refuses, the secret is in core dumps (SECURITY.md)
+    std::memcpy(data_, text.data(), bytes_);
+  }
+  ~Pages() {
+    ::explicit_bzero(data_, bytes_);
+    ::munmap(data_, bytes_);
+  }
+  Pages(const Pages &) = delete;
+  Pages &operator=(const Pages &) = delete;
+  std::string_view text() const noexcept { return {static_cast<const char *>(data_), bytes_}; }
+
+ private:
+  void *data_;
+  size_t bytes_;
+};
+
+Secret::Secret(std::string_view text) {
+  if (!text.empty()) pages_ = std::make_shared<const Pages>(text);
+}
+
+Secret::operator std::string_view() const noexcept { return pages_ ? pages_->text() : std::string_view(); }
+
+WipedText::~WipedText() { ::explicit_bzero(text_.data(), text_.size()); }
+
+namespace {
+
+// For a rank that may not call getrandom: check_kernel() refuses it, and the others hear that over a proven connection.
+Nonce read_nonce() {
+  Nonce nonce;
+  const Fd file(::open("/dev/urandom", O_RDONLY | O_CLOEXEC));
+  const ssize_t got = file ? ::read(file.get(), nonce.data(), nonce.size()) : -1;
+  if (got < 0) fail_errno(errno, "getrandom is denied, and /dev/urandom");
+  if (got < static_cast<ssize_t>(nonce.size())) fail(FSDP_SYSTEM, "/dev/urandom has given {} bytes", got);
+  return nonce;
+}
+
+}  // namespace
+
 Nonce make_nonce() {
   Nonce nonce;
   size_t have = 0;
@@ -62,6 +109,8 @@ Nonce make_nonce() {
     const ssize_t got = ::getrandom(nonce.data() + have, nonce.size() - have, 0);
     if (got > 0) {
       have += static_cast<size_t>(got);
+    } else if (errno == ENOSYS || errno == EPERM) {
+      return read_nonce();
     } else if (errno != EINTR) {
       fail_errno(errno, "getrandom for the bootstrap");
     }
@@ -69,7 +118,7 @@ Nonce make_nonce() {
   return nonce;
 }
 
-Digest authenticate(const std::string &secret, std::string_view label,
+Digest authenticate(std::string_view secret, std::string_view label,
                     std::initializer_list<std::span<const uint8_t>> parts) {
   std::vector<uint8_t> message(label.begin(), label.end());
   message.push_back(0);  // ends the label, so that no label is the start of another
@@ -78,7 +127,7 @@ Digest authenticate(const std::string &secret, std::string_view label,
 }
 
 // Extract, then the first block of expand, which is as long as the key.
-Digest derive_key(const std::string &secret, std::span<const uint8_t> salt, std::string_view use) {
+Digest derive_key(std::string_view secret, std::span<const uint8_t> salt, std::string_view use) {
   std::vector<uint8_t> block(use.begin(), use.end());
   block.push_back(1);
   Digest extracted = hmac(salt, bytes_of(secret));
@@ -109,7 +158,7 @@ Digest tag_of(const Digest &key, uint64_t number, std::span<const std::byte, 16>
 
 bool equal(const Digest &a, const Digest &b) noexcept { return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0; }
 
-std::string socket_name(const std::string &rendezvous, const std::string &secret, uint32_t user) {
+std::string socket_name(const std::string &rendezvous, std::string_view secret, uint32_t user) {
   const std::string subject = format_text("{}:{}", user, rendezvous);
   const auto *bytes = reinterpret_cast<const uint8_t *>(subject.data());
   const Digest digest = authenticate(secret, "libfsdp rendezvous", {{bytes, subject.size()}});

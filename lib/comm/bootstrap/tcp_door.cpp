@@ -52,7 +52,7 @@ std::vector<Endpoint> TcpDoor::find_places(Clock::time_point deadline, NameLooku
   std::string problem;
   std::vector<Endpoint> places;
   if (point_.kind == MeetingPoint::Kind::tcp)
-    places = names.find(point_.host, point_.port, {deadline, waiter_}, problem);
+    places = find_host(point_, options_, names, {deadline, waiter_}, problem);
   else if (options_.secret.empty())
     places = Endpoint::numeric("127.0.0.1", 0, problem);
   else
@@ -98,6 +98,11 @@ void TcpDoor::open_outer() {
   listeners_.add(std::move(listener));
 }
 
-std::string TcpDoor::text() const { return ends_.front().text() + remark_; }
+std::string TcpDoor::text() const {
+  std::string text = ends_.front().text() + remark_;
+  if (ends_.back().loopback())
+    text += format_text(" (only for its host and network namespace, {})", network_namespace());
+  return text;
+}
 
 }  // namespace fsdp::comm

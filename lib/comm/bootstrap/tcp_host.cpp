@@ -173,6 +173,8 @@ Roster TcpHost::make_roster() {
   std::vector<std::string> ids;
   ids.reserve(options_.size);
   for (const Party &party : parties) ids.push_back(party.host_id);
+  if (const std::string split = describe_split_host(ids); !split.empty() && options_.log)
+    options_.log(FSDP_LOG_WARNING, split);
   const auto nodes = number_nodes(ids);
   Roster roster;
   std::vector<uint32_t> counts(options_.size);

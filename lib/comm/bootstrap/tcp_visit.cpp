@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "comm/bootstrap/roster.h"
 #include "comm/bootstrap/version.h"
 
 namespace fsdp::comm {
@@ -84,11 +85,11 @@ std::optional<Assembly> TcpVisit::visit_zero() {
   return {};
 }
 
-// Asked again at each try: a name may become known, and the file be replaced.
+// Asked again at each try: a name may get another address, and the file be replaced.
 std::vector<Endpoint> TcpVisit::places() {
   std::string problem;
   auto found = point_.kind == MeetingPoint::Kind::tcp
-                   ? names_.find(point_.host, point_.port, {deadline_, waiter_}, problem)
+                   ? find_host(point_, options_, names_, {deadline_, waiter_}, problem)
                    : read_notice(notice_path(point_, options_), problem);
   if (found.empty()) last_problem_ = problem;
   for (const Endpoint &place : found) check_guarded(place, options_);  // whoever may write the file, too
@@ -98,6 +99,10 @@ std::vector<Endpoint> TcpVisit::places() {
 Fd TcpVisit::connect(const Endpoint &place) {
   std::string problem;
   Fd socket = connect_to(place, limit(connect_time), problem);
+  if (!socket && place.loopback())
+    problem += format_text(
+        " (a loopback address leads to rank 0 only within its host and network namespace; this rank's is {})",
+        network_namespace());
   // At the deadline it only says that time is over: a refusal before says more.
   if (!socket && (!refused_ || Clock::now() < deadline_)) last_problem_ = problem;
   if (socket) notice_silence(socket, options_.heartbeat_timeout_ms);

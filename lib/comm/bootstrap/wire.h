@@ -4,7 +4,7 @@
 //   rank 0 -> rank r   Challenge         at once
 //   r -> 0             Answer            proves the secret over both nonces
 //   0 -> r             Proof             so does rank 0; only now is anything else read
-//   r -> 0             Join              with r's pidfd and the way into its mailbox
+//   r -> 0             Join              with r's pidfd and the way into its mailbox; or Refusal: r cannot join
 //   0 -> r             Refusal, or when all have joined: one Peer a rank, with its descriptors, and Start
 #pragma once
 
@@ -77,12 +77,20 @@ M make() {
   return message;
 }
 
+inline Refusal make_refusal(int32_t status, int32_t rank, std::string_view text) {
+  auto refusal = make<Refusal>();
+  refusal.status = status;
+  refusal.rank = rank;
+  text.copy(refusal.text, sizeof refusal.text - 1);
+  return refusal;
+}
+
 // The label says what a connection is for; the ranks of one host have none.
-inline Digest guest_digest(const std::string &secret, const Nonce &host, const Nonce &guest,
+inline Digest guest_digest(std::string_view secret, const Nonce &host, const Nonce &guest,
                            const std::string &label = {}) {
   return authenticate(secret, "libfsdp guest" + label, {host, guest});
 }
-inline Digest host_digest(const std::string &secret, const Nonce &host, const Nonce &guest,
+inline Digest host_digest(std::string_view secret, const Nonce &host, const Nonce &guest,
                           const std::string &label = {}) {
   return authenticate(secret, "libfsdp host" + label, {host, guest});
 }

@@ -1,21 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/nodes/door.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <cerrno>
 
 namespace fsdp::comm {
 namespace {
 
-// For the proof. One that makes room for another has had less; who has proven the secret may have a slow machine.
+// For the proof. One that makes room for another has had less; a machine that has proven the secret may be slow.
 constexpr auto stranger_time = std::chrono::seconds(2), proven_time = std::chrono::seconds(20);
-constexpr size_t most_strangers = 2 * tree_degree;  // all children may come at once
+constexpr size_t crowd = tree_degree;
+// So many that a flood of 2,000 connections a second still leaves each its least time.
+constexpr size_t usual_most_strangers = 512;
+
+// Half of the descriptors that this process may have, but as many as all children need that come at once.
+size_t most_strangers() {
+  rlimit limit{};
+  const bool known = ::getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  const size_t half = known ? static_cast<size_t>(limit.rlim_cur / 2) : usual_most_strangers;
+  return std::clamp<size_t>(half, 2 * tree_degree, usual_most_strangers);
+}
 
 }  // namespace
 
+Door::Door(const NodePlan &plan, const Fd &listener)
+    : plan_(plan), listener_(listener), label_(link_label(plan)), most_strangers_(most_strangers()) {}
+
+bool Door::crowded() const {
+  return std::ranges::count_if(strangers_, [](const Stranger &s) { return static_cast<bool>(s.socket); }) >
+         static_cast<std::ptrdiff_t>(crowd);
+}
+
 void Door::add_polls(std::vector<pollfd> &polls, bool takes) const {
-  if (takes && pause_.over()) polls.push_back({listener_.get(), POLLIN, 0});
-  for (const Stranger &s : strangers_) polls.push_back({(s.socket ? s.socket : s.stream.socket()).get(), POLLIN, 0});
+  const bool strangers = !crowded();
+  if (strangers && takes && pause_.over()) polls.push_back({listener_.get(), POLLIN, 0});
+  for (const Stranger &s : strangers_)
+    if (!s.socket || strangers) polls.push_back({(s.socket ? s.socket : s.stream.socket()).get(), POLLIN, 0});
 }
 
 std::vector<Door::Newcomer> Door::look(bool takes) {
@@ -27,26 +49,48 @@ std::vector<Door::Newcomer> Door::look(bool takes) {
   return newcomers;
 }
 
-// Whoever has proven nothing makes room, the oldest first.
+// Of the address that has more than half of the places; the end if there is none. By Boyer and Moore's vote.
+std::vector<Door::Stranger>::iterator Door::find_oldest_of_most() {
+  const std::string *most = nullptr;
+  size_t votes = 0;
+  for (const Stranger &s : strangers_) {
+    if (!s.socket) continue;
+    if (votes == 0) most = &s.from;
+    votes = s.from == *most ? votes + 1 : votes - 1;
+  }
+  const auto is_of_most = [most](const Stranger &s) { return s.socket && s.from == *most; };
+  if (!most || static_cast<size_t>(std::ranges::count_if(strangers_, is_of_most)) <= most_strangers_ / 2)
+    return strangers_.end();
+  return std::ranges::find_if(strangers_, is_of_most);
+}
+
+// Else the oldest that has proven nothing makes room once it has had its least time, and others wait in the kernel.
 bool Door::has_room() {
-  if (strangers_.size() < most_strangers) return true;
+  if (strangers_.size() < most_strangers_) return true;
+  if (const auto one = find_oldest_of_most(); one != strangers_.end()) {
+    strangers_.erase(one);
+    return true;
+  }
   const auto oldest = std::ranges::find_if(strangers_, [](const Stranger &s) { return static_cast<bool>(s.socket); });
-  if (oldest == strangers_.end()) return false;
+  if (oldest == strangers_.end() || Clock::now() < oldest->deadline - stranger_time + least_time) return false;
   strangers_.erase(oldest);
   return true;
 }
 
 void Door::accept() {
-  for (size_t taken = 0; taken < most_strangers; ++taken) {
+  for (size_t taken = 0; taken < most_strangers_ && has_room(); ++taken) {
     Fd socket = accept_from(listener_);
     if (!socket) {
       pause_.note(errno);
       return;
     }
     pause_.clear();
-    if (!has_room()) return;  // all have proven the secret, and are about to say who they are
-    strangers_.push_back(
-        {std::move(socket), Handshake(Role::host, plan_.secret, label_), Clock::now() + stranger_time, {}});
+    std::string from = Endpoint::peer(socket).address();
+    strangers_.push_back({std::move(socket),
+                          std::move(from),
+                          Handshake(Role::host, plan_.secret, label_),
+                          Clock::now() + stranger_time,
+                          {}});
   }
 }
 

@@ -24,9 +24,14 @@ class Door {
     FrameStream stream;
   };
 
-  // Both outlive it.
-  Door(const NodePlan &plan, const Fd &listener) : plan_(plan), listener_(listener), label_(link_label(plan)) {}
+  // However many strangers come, each has this time to prove the secret: a round trip to another continent. Only where
+  // one address has more than half of all places it may lose them sooner, to itself and to others.
+  static constexpr auto least_time = std::chrono::milliseconds(250);
 
+  // Both outlive it.
+  Door(const NodePlan &plan, const Fd &listener);
+
+  // Where many strangers wait, these wake nobody: the caller looks again after its usual time.
   void add_polls(std::vector<pollfd> &polls, bool takes) const;
   // takes: new connections too; else these wait in the kernel.
   std::vector<Newcomer> look(bool takes);
@@ -36,6 +41,7 @@ class Door {
  private:
   struct Stranger {
     Fd socket;
+    std::string from;  // its address
     Handshake handshake;
     Clock::time_point deadline;
     FrameStream stream;  // once proven
@@ -44,12 +50,15 @@ class Door {
 
   void accept();
   bool has_room();
+  std::vector<Stranger>::iterator find_oldest_of_most();
+  bool crowded() const;
   void hear(Stranger &stranger, std::vector<Newcomer> &newcomers);
 
   const NodePlan &plan_;
   const Fd &listener_;
   std::string label_;
-  std::vector<Stranger> strangers_;
+  const size_t most_strangers_;
+  std::vector<Stranger> strangers_;  // the oldest first
   AcceptPause pause_;
 };
 

@@ -11,6 +11,7 @@ namespace fsdp::comm {
 namespace {
 
 constexpr uint32_t shortest_tick_ms = 50;
+constexpr uint32_t flooded_tick_ms = 1;  // the least that the kernel keeps has room for 200,000 datagrams a second
 constexpr uint64_t farewell_ms = 300;
 constexpr size_t most_waits_frame_bytes = 4096;  // each is said or not: see NodePeer::take_waits
 
@@ -61,7 +62,7 @@ void NodeLeader::sleep(int wake, uint32_t ms) {
 void NodeLeader::run(int wake, uint32_t ms) noexcept {
   try {
     const bool blames = court_.open() || (!findings_.empty() && !control_.accused());  // it decides by the clock
-    sleep(wake, std::min(ms, blames ? shortest_tick_ms : tick_ms_));
+    sleep(wake, std::min(ms, datagrams_.flooded() ? flooded_tick_ms : blames ? shortest_tick_ms : tick_ms_));
     work();
   } catch (...) {
   }

@@ -9,7 +9,7 @@
 namespace fsdp::comm {
 namespace {
 
-constexpr int backlog = 128;
+constexpr int backlog = 512;
 
 Fd bind_datagrams(const Endpoint &at) {
   Fd socket(::socket(at.family(), SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "comm/bootstrap/secret.h"
+
 namespace fsdp::comm {
 
 constexpr uint32_t tree_degree = 64;
@@ -38,7 +40,7 @@ struct NodePlan {
   uint32_t rank = 0;              // this leader
   std::vector<uint32_t> node_of;  // of each rank of the job
   std::vector<NodePlace> nodes;
-  std::string secret;
+  Secret secret;
   std::string job;  // differs between jobs of one secret
   uint32_t heartbeat_timeout_ms = 8000;
   uint32_t forming_ms = 8000;  // for all leaders to connect

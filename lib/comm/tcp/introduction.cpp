@@ -18,10 +18,7 @@ constexpr auto proven_time = std::chrono::seconds(20);
 
 }  // namespace
 
-JobNames::~JobNames() {
-  ::explicit_bzero(secret.data(), secret.size());
-  ::explicit_bzero(key.data(), key.size());
-}
+JobNames::~JobNames() { ::explicit_bzero(key.data(), key.size()); }
 
 std::string JobNames::label(uint32_t to) const { return format_text("libfsdp messages to rank {} of {}", to, name); }
 

@@ -27,9 +27,9 @@
 
 namespace fsdp::comm::tcp {
 
-// What both ends of all connections know. Wiped when it ends.
+// What both ends of all connections know. The key is wiped when it ends, the secret with its last copy.
 struct JobNames {
-  std::string secret;
+  Secret secret;
   std::string name;
   uint32_t rank = 0, world_size = 0;
   NetProtection protection = {};

@@ -92,9 +92,11 @@ void Worker::warn(const std::string &text) { warnings_ += format_text("{}{}", wa
 // UCX 1.13 ends the process (assertion in uct_iface.h) if a TCP connection breaks while it sends from the caller's own
 // memory. So it copies, a chunk being one piece that needs no question first: questions cost round trips.
 void Worker::configure(ucp_config_t *config, uint64_t chunk_bytes) {
-  // Beside RDMA UCX would open a port for TCP that nobody needs.
+  // Beside RDMA UCX would open a port for TCP that nobody needs. Its transports within a host carry nothing: ranks of
+  // one host share memory without UCX, which would still take 4.3 MB a rank from /dev/shm.
   without_tcp_ = has_rdma() && !trusts_tcp_ && !std::getenv("UCX_TLS");
-  if (without_tcp_) set(config, "", "TLS", guarded_ ? "rc,dc,self,cuda" : "^tcp");
+  const char *all_but = without_tcp_ ? "^tcp,posix,sysv" : "^posix,sysv";
+  set(config, "", "TLS", without_tcp_ && guarded_ ? "rc,dc,self,cuda" : all_but);
   if (uses_rdma()) return;
   const uint64_t piece = std::max(chunk_bytes + room_for_headers, usual_piece);
   const std::string bytes = format_text("{}", piece);
