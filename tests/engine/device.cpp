@@ -135,6 +135,10 @@ void in_pieces(uint64_t bytes, const Piece &piece) {
 }
 
 void copy_in(void *to, const void *from, uint64_t bytes) {
+  if (!on_gpu()) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
   in_pieces(bytes, [&](uint64_t at, uint64_t count) {
     bounce.to_device(static_cast<std::byte *>(to) + at, static_cast<const std::byte *>(from) + at, count);
   });
@@ -154,18 +158,16 @@ void copy_out(void *to, const void *from, uint64_t bytes) {
 
 std::vector<float> load_elements(const void *data, fsdp_dtype dtype, uint64_t count) {
   std::vector<std::byte> raw(count * fsdp_get_dtype_size(dtype));
-  if (on_gpu()) copy_out(raw.data(), data, raw.size());
-  const void *from = on_gpu() ? raw.data() : data;
+  copy_out(raw.data(), data, raw.size());
   std::vector<float> values(count);
-  for (uint64_t i = 0; i < count; ++i) values[i] = load_element(from, dtype, i);
+  for (uint64_t i = 0; i < count; ++i) values[i] = load_element(raw.data(), dtype, i);
   return values;
 }
 
 void store_elements(void *data, fsdp_dtype dtype, const std::vector<float> &values) {
-  std::vector<std::byte> raw(on_gpu() ? values.size() * fsdp_get_dtype_size(dtype) : 0);
-  void *to = on_gpu() ? raw.data() : data;
-  for (uint64_t i = 0; i < values.size(); ++i) store_element(to, dtype, i, values[i]);
-  if (on_gpu()) copy_in(data, raw.data(), raw.size());
+  std::vector<std::byte> raw(values.size() * fsdp_get_dtype_size(dtype));
+  for (uint64_t i = 0; i < values.size(); ++i) store_element(raw.data(), dtype, i, values[i]);
+  copy_in(data, raw.data(), raw.size());
 }
 
 namespace {
