@@ -256,7 +256,8 @@ enum {
 /** How ranks exchange what lies in the memory of GPUs. */
 typedef int32_t fsdp_device_transport;
 enum {
-  FSDP_TRANSPORT_NCCL = 1,   /* libnccl.so.2, opened at run time; each rank needs a GPU of its own before NCCL 2.30.3 */
+  FSDP_TRANSPORT_NCCL = 1,   /* libnccl.so.2, opened at run time, for ranks of one host: UNSUPPORTED between hosts; each
+                                needs a GPU of its own before NCCL 2.30.3 */
   FSDP_TRANSPORT_STAGING = 2 /* through pinned memory of the host, summed there: the bits of the host device; ranks may
                                 share a GPU */
 };
