@@ -47,8 +47,8 @@ class NetAddresses {
 // What all ranks know once they have met.
 struct NetJob {
   NetAddresses addresses;
-  Secret secret;       // of the job
-  std::string name;    // differs between jobs of one secret
+  Secret secret;     // of the job
+  std::string name;  // differs between jobs of one secret
   uint32_t heartbeat_timeout_ms = 8000;
   NetLog log = {};                    // outlives the Net
   std::vector<std::byte> nonce = {};  // of the job, random and no secret: for FSDP_NET_ENCRYPTION=on

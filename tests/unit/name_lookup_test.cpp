@@ -72,6 +72,7 @@ TEST_F(Lookup, ASilentNameServiceEndsAtTheLimit) {
 }
 
 std::vector<Endpoint> refusing_resolver(const std::string &host, uint16_t, std::string &problem, bool *temporary) {
+  ++asked;
   problem = "no address of " + host;
   *temporary = host == "later";
   return {};
@@ -94,24 +95,23 @@ TEST_F(Lookup, ANameThatIsNotKnownEndsTheSearchAtOnce) {
   NameLookup names(refusing_resolver);
   WorldOptions options;
   options.rendezvous = "tcp://never:80";
-  const auto start = std::chrono::steady_clock::now();
   const Error error = error_of([&] { (void)find_host(point_at("never"), options, names, limit(60s), problem); });
   EXPECT_EQ(error.status, FSDP_INVALID_ARGUMENT);
   EXPECT_EQ(error.message, "rendezvous 'tcp://never:80': the host 'never' has no address: no address of never");
-  EXPECT_LT(seconds_since(start), 30);
+  EXPECT_EQ(asked, 1);
 }
 
 // A service that cannot answer yet is asked again, and the log says so once.
 TEST_F(Lookup, AServiceThatCannotAnswerIsAskedAgain) {
   NameLookup names(+[](const std::string &host, uint16_t port, std::string &why, bool *temporary) {
-    if (++asked == 3) return Endpoint::numeric("192.0.2.7", port, why);
+    if (asked == 2) return Endpoint::numeric("192.0.2.7", port, why);
     return refusing_resolver(host, port, why, temporary);
   });
   WorldOptions options;
   std::vector<std::string> lines;
   options.log = [&](fsdp_log_level, const std::string &line) { lines.push_back(line); };
   EXPECT_EQ(find_host(point_at("later"), options, names, limit(60s), problem).at(0).text(), "192.0.2.7:80");
-  EXPECT_EQ(asked, 3);
+  EXPECT_EQ(asked, 2);
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_NE(lines[0].find("no address of later; it is asked again"), std::string::npos) << lines[0];
 }

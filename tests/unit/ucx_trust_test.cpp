@@ -52,7 +52,8 @@ TEST(UcxTrust, OtherWordsAreNone) {
   }
 }
 
-// Ranks of one host share memory without UCX: it carries nothing there, and a container's /dev/shm may have 64 MB for all.
+// Ranks of one host share memory without UCX: it carries nothing there, and a container's /dev/shm may have 64 MB for
+// all.
 TEST(UcxTransports, TakeNoSharedMemory) {
   struct Restored {
     ~Restored() { use_loopback(); }

@@ -37,7 +37,7 @@ template <class... Args>
 bool is_trusted(uid_t user) { return user == ::geteuid() || user == 0; }
 
 // The links from one to the file itself, one part of a path at a time, so that each part is looked at before it is
-// followed. Nobody but root and this user may be able to change where they lead: Kubernetes mounts secrets as such
+// followed. Only root and this user may be able to change where they lead: Kubernetes mounts secrets as such
 // links.
 class Links {
  public:
