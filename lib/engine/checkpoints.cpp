@@ -211,6 +211,8 @@ checkpoint::LoadResult Checkpoints::load(const std::string &folder, const checkp
   });
   for (const std::string &problem : result.passed_over)
     runtime_.context.log(FSDP_LOG_WARNING, "fsdp_load: passed over: " + problem);
+  for (const std::string &problem : result.older_unreadable)
+    runtime_.context.log(FSDP_LOG_WARNING, "fsdp_load: an older checkpoint cannot be read: " + problem);
   if (result.name.empty()) return result;
   if (steps_ && options.states) runtime_.step.stepped(static_cast<uint64_t>(*steps_));
   loaded_step_ = result.manifest.step;

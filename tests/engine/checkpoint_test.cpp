@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // fsdp_save and fsdp_load through the public header: a job that ends and goes on computes the bits of one that did not
 // end, on other ranks and meshes it has what was saved, and whoever fails leaves the others as they were.
+#include <nlohmann/json.hpp>
+
 #include "checkpoint_folder.h"
 
 using namespace harness;
@@ -325,6 +327,39 @@ TEST_F(Checkpoint, ThatIsDamagedIsPassedOverOnlyOnRequest) {
       std::ranges::count_if(
           lines, [](const std::string &line) { return line.find("fsdp_load: passed over: ") != std::string::npos; }),
       3);
+}
+
+// The first rank alone looks at all manifests, and every rank tells what it found.
+TEST_F(Checkpoint, WhoseManifestIsDamagedIsCountedAlikeOnAllRanks) {
+  const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
+  run(setup, "saved", [&](Rank &rank) {
+    rank.load();
+    for (uint64_t step = 1; step <= 3; ++step) FSDP(save(rank, path, step));
+  });
+  const std::string manifest = path + "/step-0000000003/checkpoint.json";
+  std::fstream(manifest, std::ios::in | std::ios::out | std::ios::binary).seekp(41).put('9');  // of its version
+  run(setup, "loaded", [&](Rank &rank) {
+    require_error(load(rank, path), FSDP_INVALID_ARGUMENT,
+                  {"rank 0: ", "it may be the newest that is damaged: " + manifest, "FSDP_LOAD_FALLBACK"});
+    fsdp_checkpoint *opened = nullptr;
+    require_error(fsdp_open_checkpoint(rank.context, path.c_str(), &opened), FSDP_INVALID_ARGUMENT, {manifest});
+    fsdp_loaded loaded = FSDP_LOADED_INIT;
+    FSDP(load(rank, path, FSDP_LOAD_FALLBACK, &loaded));
+    REQUIRE(loaded.step == 2 && loaded.passed_over == 1);
+    FSDP(fsdp_publish_weights(rank.model, stream()));
+    FSDP(save(rank, path, 4));
+    FSDP(fsdp_begin_update(rank.model, stream()));
+    FSDP(load(rank, path, 0, &loaded));
+    REQUIRE(loaded.step == 4 && loaded.passed_over == 0);
+    FSDP(fsdp_publish_weights(rank.model, stream()));
+  });
+  std::string text(10'000, '\0');
+  uint64_t size = text.size();
+  ASSERT_EQ(fsdp_list_checkpoints(path.c_str(), text.data(), &size), FSDP_OK);
+  const auto json = nlohmann::json::parse(text.c_str());
+  EXPECT_EQ(json["checkpoints"].size(), 3u);
+  ASSERT_EQ(json["unreadable"].size(), 1u);
+  EXPECT_EQ(json["unreadable"][0].get<std::string>().find(manifest + ": /sum is "), 0u) << json["unreadable"][0];
 }
 
 // Three ranks have 32 rows each, and write a file of a page of data each; two ranks, of blocks of 32 rows or of any

@@ -44,7 +44,9 @@ bool WeightFiles::open_file() {
 
 // Of a folder of checkpoints the newest.
 void WeightFiles::open_newest() {
-  const std::vector<FolderEntry> entries = Folder(path_).list();
+  std::vector<UnreadableCheckpoint> unreadable;
+  const std::vector<FolderEntry> entries = Folder(path_).list(&unreadable);
+  require_newest_is_known(path_, unreadable);
   if (entries.empty())
     fail(FSDP_INVALID_ARGUMENT, "{}: there are neither safetensors files in this folder nor checkpoints", path_);
   path_ += "/" + entries.front().name;

@@ -44,7 +44,8 @@ struct LoadResult {
   std::string name;  // of the checkpoint, in the folder; empty: there was none, and the options allow that
   Manifest manifest;
   uint64_t wanted_bytes = 0, read_bytes = 0;  // of files, by this rank
-  std::vector<std::string> passed_over;       // why, of damaged ones
+  std::vector<std::string> passed_over;       // why, of damaged ones that may be newer; the same on every rank
+  std::vector<std::string> older_unreadable;  // ... that are older, on the first rank
 };
 
 // Collective over the team, which are the ranks of the mesh in its order. The newest whole checkpoint of the folder; or
