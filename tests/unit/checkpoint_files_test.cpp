@@ -356,6 +356,15 @@ TEST_P(Files, OfAFolderThatMayNotBeMadeSayWhy) {
   EXPECT_EQ(error_of([&] { Folder::make(path); }).status, FSDP_OK);  // it is there
 }
 
+TEST_P(Files, BehindLinksAreReadOnRequest) {
+  put("there", "x");
+  ASSERT_EQ(::symlink("there", (path + "/link").c_str()), 0);
+  EXPECT_EQ(InFile(folder.get(), "link", "a/link", Links::followed).bytes(), 1u);
+  ASSERT_EQ(::symlink("nowhere", (path + "/loose").c_str()), 0);
+  const Error error = error_of([&] { InFile(folder.get(), "loose", "a/loose", Links::followed); });
+  EXPECT_TRUE(has(error, "a/loose: cannot be opened: No such file"));
+}
+
 TEST_P(Files, OfACheckpointThatIsThereAreReplacedOnlyOnRequest) {
   save(path, 1, 5);
   const Error error = error_of([&] { save(path, 2, 5); });

@@ -41,6 +41,10 @@ inline constexpr ElementType element_types[] = {{"F32", 32, FSDP_FLOAT32},
                                                 {"F6_E3M2", 6, 0},
                                                 {"F4", 4, 0}};
 
+// Any other name: of no size that is known, and never read.
+inline constexpr ElementType unknown_element_type{"", 0, 0};
+constexpr bool is_known(const ElementType &type) { return &type != &unknown_element_type; }
+
 // NULL: there is none of that name.
 constexpr const ElementType *find_element_type(std::string_view name) {
   for (const ElementType &type : element_types)

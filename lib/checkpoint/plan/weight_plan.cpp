@@ -100,6 +100,9 @@ std::string WeightPlanner::difference(const KeptTensor &own, const Use &use) con
                        fmt::join(own.global_shape(), ", "), quote_json(use.name), fmt::join(use.theirs->shape, ", "),
                        rename.transposed ? " transposed" : "", what);
   };
+  if (!is_known(*use.theirs->type))
+    return format_text("{} is of {}, which this release does not know", quote_json(use.name),
+                       quote_json(use.theirs->unknown_type));
   if (!own.is_loaded_from(*use.theirs->type))
     return format_text("{} is of {}, which is not converted{}", quote_json(use.name), use.theirs->type->name,
                        is_converted(*own.type) && !own.is_scales()
