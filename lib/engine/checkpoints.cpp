@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "base/float_environment.h"
 #include "base/json.h"
 #include "engine/describe.h"
 
@@ -161,13 +162,14 @@ void Checkpoints::note_steps(const KeptTensor &tensor, const ElementType &type, 
 }
 
 void Checkpoints::write_float64(const Plane &plane, std::byte *to, std::span<const std::byte> elements) const {
+  const FloatEnvironment nearest;
   std::array<float, 1024> rounded;
   for (size_t done = 0, all = elements.size() / sizeof(double); done < all;) {
     const size_t some = std::min(all - done, rounded.size());
     for (size_t i = 0; i < some; ++i) {
       double value = 0;
       std::memcpy(&value, elements.data() + (done + i) * sizeof value, sizeof value);
-      rounded[i] = static_cast<float>(value);
+      rounded[i] = checkpoint::narrow(value, plane.dtype());
     }
     runtime_.context.device().transfer(to + done * dtype_size(plane.dtype()), plane.dtype(), rounded.data(),
                                        FSDP_FLOAT32, some);

@@ -195,6 +195,30 @@ TEST_F(LoadWeights, OfDoublesIsRoundedToNearestEven) {
   });
 }
 
+// Frozen parameters of 16 bits take them as they would be rounded once: as fp32 each of these is a tie.
+TEST_F(LoadWeights, OfDoublesForSixteenBitsIsRoundedOnce) {
+  const std::vector<double> given = {
+      1.00390625 * (1 + 0x1p-40), 1.00390625 * (1 - 0x1p-40), 65519.999999, 65520, 2049 * (1 + 0x1p-45),
+      2049 * (1 - 0x1p-45),       0x1p-25 * (1 + 0x1p-40),    -0x1p-25};
+  const std::map<fsdp_dtype, std::vector<uint16_t>> expected = {
+      {FSDP_BFLOAT16, {0x3F81, 0x3F80, 0x4780, 0x4780, 0x4500, 0x4500, 0x3300, 0xB300}},
+      {FSDP_FLOAT16, {0x3C04, 0x3C04, 0x7BFF, 0x7C00, 0x6801, 0x6800, 0x0001, 0x8000}}};
+  write_file(path + "/f.safetensors", {{"w", "F64", {8}, bytes_of(given)}});
+  for (const auto &[dtype, bits] : expected) {
+    Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
+    setup.groups = {{"g", {{"w", {8}, dtype, FSDP_PARAM_FROZEN}}}};
+    run_threads(setup, [&, dtype = dtype, &bits = bits](uint32_t, fsdp_context *context) {
+      Rank rank(context, setup);
+      FSDP(load(rank, path));
+      std::vector<uint16_t> read(8);
+      FSDP(fsdp_read_param(rank.groups[0], 0, read.data(), dtype, 8, FSDP_EVERY_RANK, 0));
+      for (size_t i = 0; i < 8; ++i) REQUIRE(read[i] == bits[i]);
+      FSDP(fsdp_publish_weights(rank.model, stream()));
+      FSDP(fsdp_close_context(context));
+    });
+  }
+}
+
 // snapshots/REV/FILE is a link to blobs/HASH, as Hugging Face's cache has it; so is the index.
 TEST_F(LoadWeights, OfACacheOfLinks) {
   const std::string snapshot = path + "/snapshots/abc";

@@ -292,9 +292,11 @@ TEST_F(Convert, FloatsAreRoundedAsLoadsDoAndOthersStay) {
   Tensor floats{"F32", {5}, Bytes(sizeof values)}, halves{"BF16", {5}, Bytes(sizeof expected)};
   std::memcpy(floats.bytes.data(), values, sizeof values);
   std::memcpy(halves.bytes.data(), expected, sizeof expected);
-  const double wide[] = {1.0, 0.5};
-  const uint16_t narrow[] = {0x3F80, 0x3F00};
-  Tensor doubles{"F64", {2}, Bytes(sizeof wide)}, narrowed{"BF16", {2}, Bytes(sizeof narrow)};
+  // Rounded once: the second is more than a tie, and would be one as fp32.
+  const double wide[] = {1.0,    1.00390625 * (1 + 0x1p-40), 0.5, 1.00390625 * (1 - 0x1p-40), 1e-320,
+                         -1e300, 0x1.FEFFFFFFFFFFFp127};
+  const uint16_t narrow[] = {0x3F80, 0x3F81, 0x3F00, 0x3F80, 0x0000, 0xFF80, 0x7F7F};
+  Tensor doubles{"F64", {7}, Bytes(sizeof wide)}, narrowed{"BF16", {7}, Bytes(sizeof narrow)};
   std::memcpy(doubles.bytes.data(), wide, sizeof wide);
   std::memcpy(narrowed.bytes.data(), narrow, sizeof narrow);
   const Tensor mask = random_tensor("I64", {3}, 1);
