@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/checkpoints.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <thread>
 
+#include "base/float_environment.h"
 #include "base/json.h"
 #include "engine/describe.h"
 
@@ -18,6 +20,20 @@ using checkpoint::KeptTensor;
 namespace {
 
 constexpr double most_steps = 9007199254740992.0;  // what double counts exactly
+
+constexpr size_t most_told = 20;  // names in a message of the log
+
+std::string some_of(const char *what, const std::vector<std::string> &names) {
+  std::string text = format_text("; {} {}", names.size(), what);
+  for (size_t i = 0; i < std::min(names.size(), most_told); ++i) text += (i ? ", " : ": ") + quote_json(names[i]);
+  return names.size() > most_told ? text + ", ..." : text;
+}
+
+std::string list_of(const char *what, const std::vector<std::string> &names) {
+  std::string text = format_text(",\n\"{}\":[", what);
+  for (const std::string &name : names) text += (text.ends_with('[') ? "" : ",") + quote_json(name);
+  return text + "]";
+}
 
 // The folder's one name, however it was given; what cannot be found out does not matter.
 std::string canonical(const std::string &folder) {
@@ -161,13 +177,14 @@ void Checkpoints::note_steps(const KeptTensor &tensor, const ElementType &type, 
 }
 
 void Checkpoints::write_float64(const Plane &plane, std::byte *to, std::span<const std::byte> elements) const {
+  const FloatEnvironment nearest;
   std::array<float, 1024> rounded;
   for (size_t done = 0, all = elements.size() / sizeof(double); done < all;) {
     const size_t some = std::min(all - done, rounded.size());
     for (size_t i = 0; i < some; ++i) {
       double value = 0;
       std::memcpy(&value, elements.data() + (done + i) * sizeof value, sizeof value);
-      rounded[i] = static_cast<float>(value);
+      rounded[i] = checkpoint::narrow(value, plane.dtype());
     }
     runtime_.context.device().transfer(to + done * dtype_size(plane.dtype()), plane.dtype(), rounded.data(),
                                        FSDP_FLOAT32, some);
@@ -205,12 +222,30 @@ checkpoint::LoadResult Checkpoints::load_into(const char *call, const LoadInto &
   return take({shards, runtime_.plan.layout_hash, [this] { steps_.reset(); }, write, read, runtime_.teams.outer.get()});
 }
 
+// What was loaded under which names: a mistyped one is a model that begins from nothing.
+void Checkpoints::note_load(const char *call, const std::string &from, const checkpoint::LoadResult &result) {
+  const checkpoint::LoadedTensors &tensors = result.tensors;
+  runtime_.context.log(FSDP_LOG_INFO,
+                       format_text("{}: {}: {} tensors loaded{}{}", call, from, tensors.loaded.size(),
+                                   some_of("missing", tensors.missing), some_of("unexpected", tensors.unexpected)));
+  load_text_ = format_text("{{\"call\":{},\"name\":{},\"step\":{}{}{}{}}}", quote_json(call), quote_json(result.name),
+                           result.manifest.step, list_of("loaded", tensors.loaded), list_of("missing", tensors.missing),
+                           list_of("unexpected", tensors.unexpected));
+}
+
+std::string Checkpoints::describe_load(const char *call) const {
+  if (load_text_.empty()) fail(FSDP_INVALID_STATE, "{}: nothing has been loaded into this model", call);
+  return load_text_;
+}
+
 checkpoint::LoadResult Checkpoints::load(const std::string &folder, const checkpoint::LoadOptions &options) {
   checkpoint::LoadResult result = load_into("fsdp_load", [&](const checkpoint::LoadedModel &model) {
     return checkpoint::load(*runtime_.teams.all, runtime_.context.waiter(), folder, model, options);
   });
   for (const std::string &problem : result.passed_over)
     runtime_.context.log(FSDP_LOG_WARNING, "fsdp_load: passed over: " + problem);
+  for (const std::string &problem : result.older_unreadable)
+    runtime_.context.log(FSDP_LOG_WARNING, "fsdp_load: an older checkpoint cannot be read: " + problem);
   if (result.name.empty()) return result;
   if (steps_ && options.states) runtime_.step.stepped(static_cast<uint64_t>(*steps_));
   loaded_step_ = result.manifest.step;
@@ -218,14 +253,18 @@ checkpoint::LoadResult Checkpoints::load(const std::string &folder, const checkp
   std::filesystem::path path = canonical(folder);
   if (result.name != ".") path /= result.name;  // else the folder is the checkpoint
   loaded_folder_ = path.parent_path(), loaded_name_ = result.name = path.filename();
+  note_load("fsdp_load", path, result);
   return result;
 }
 
 checkpoint::LoadResult Checkpoints::load_weights(const std::string &path, std::span<const checkpoint::Rename> renames,
                                                  const checkpoint::LoadOptions &options) {
-  return load_into("fsdp_load_weights", [&](const checkpoint::LoadedModel &model) {
+  constexpr auto call = "fsdp_load_weights";
+  checkpoint::LoadResult result = load_into(call, [&](const checkpoint::LoadedModel &model) {
     return checkpoint::load_weights(*runtime_.teams.all, runtime_.context.waiter(), path, model, renames, options);
   });
+  note_load(call, path, result);
+  return result;
 }
 
 }  // namespace fsdp::engine

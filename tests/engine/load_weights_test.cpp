@@ -195,6 +195,78 @@ TEST_F(LoadWeights, OfDoublesIsRoundedToNearestEven) {
   });
 }
 
+// Frozen parameters of 16 bits take them as they would be rounded once: as fp32 each of these is a tie.
+TEST_F(LoadWeights, OfDoublesForSixteenBitsIsRoundedOnce) {
+  const std::vector<double> given = {
+      1.00390625 * (1 + 0x1p-40), 1.00390625 * (1 - 0x1p-40), 65519.999999, 65520, 2049 * (1 + 0x1p-45),
+      2049 * (1 - 0x1p-45),       0x1p-25 * (1 + 0x1p-40),    -0x1p-25};
+  const std::map<fsdp_dtype, std::vector<uint16_t>> expected = {
+      {FSDP_BFLOAT16, {0x3F81, 0x3F80, 0x4780, 0x4780, 0x4500, 0x4500, 0x3300, 0xB300}},
+      {FSDP_FLOAT16, {0x3C04, 0x3C04, 0x7BFF, 0x7C00, 0x6801, 0x6800, 0x0001, 0x8000}}};
+  write_file(path + "/f.safetensors", {{"w", "F64", {8}, bytes_of(given)}});
+  for (const auto &[dtype, bits] : expected) {
+    Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
+    setup.groups = {{"g", {{"w", {8}, dtype, FSDP_PARAM_FROZEN}}}};
+    run_threads(setup, [&, dtype = dtype, &bits = bits](uint32_t, fsdp_context *context) {
+      Rank rank(context, setup);
+      FSDP(load(rank, path));
+      std::vector<uint16_t> read(8);
+      FSDP(fsdp_read_param(rank.groups[0], 0, read.data(), dtype, 8, FSDP_EVERY_RANK, 0));
+      for (size_t i = 0; i < 8; ++i) REQUIRE(read[i] == bits[i]);
+      FSDP(fsdp_publish_weights(rank.model, stream()));
+      FSDP(fsdp_close_context(context));
+    });
+  }
+}
+
+// snapshots/REV/FILE is a link to blobs/HASH, as Hugging Face's cache has it; so is the index.
+TEST_F(LoadWeights, OfACacheOfLinks) {
+  const std::string snapshot = path + "/snapshots/abc";
+  fs::create_directories(snapshot);
+  fs::create_directories(path + "/blobs");
+  write_file(path + "/blobs/0a", ours());
+  fs::create_symlink("../../blobs/0a", snapshot + "/model-00001-of-00001.safetensors");
+  expect_loaded(snapshot);
+  expect_loaded(snapshot + "/model-00001-of-00001.safetensors");
+  nlohmann::json index;
+  for (const Given &one : ours()) index["weight_map"][one.name] = "model-00001-of-00001.safetensors";
+  std::ofstream(path + "/blobs/0b") << index.dump();
+  fs::create_symlink("../../blobs/0b", snapshot + "/model.safetensors.index.json");
+  expect_loaded(snapshot);
+  fs::remove(path + "/blobs/0a");
+  expect_refused(snapshot, {}, {"/model-00001-of-00001.safetensors: cannot be opened: No such file"}, FSDP_SYSTEM);
+}
+
+// All are read, alone and beside others; with ALLOW_MISSING none is passed over.
+TEST_F(LoadWeights, OfFilesWithOddNames) {
+  const std::vector<Given> given = ours();
+  for (const std::string name : {"model (1)", "a+b", "a@b", "m\xc3\xa4", ".hidden", "-x"}) {
+    const std::string folder = path + "/" + name;
+    fs::create_directory(folder);
+    write_file(folder + "/" + name + ".safetensors", {given.begin(), given.begin() + 4});
+    write_file(folder + "/model.safetensors", {given.begin() + 4, given.end()});
+    expect_loaded(folder, {}, FSDP_LOAD_ALLOW_MISSING);
+    fs::create_directory(folder + "/unet");
+    fs::rename(folder + "/" + name + ".safetensors", folder + "/unet/" + name + ".safetensors");
+    nlohmann::json index;
+    for (size_t i = 0; i < given.size(); ++i)
+      index["weight_map"][given[i].name] = i < 4 ? "unet/" + name + ".safetensors" : "model.safetensors";
+    std::ofstream(folder + "/model.safetensors.index.json") << index.dump();
+    expect_loaded(folder, {}, FSDP_LOAD_ALLOW_MISSING);
+  }
+}
+
+TEST_F(LoadWeights, OfUnknownTypesAreRefusedWhereTheyAreUsed) {
+  std::vector<Given> given = ours();
+  given.push_back({"mask", "F8_E4M3B11", {4}, "abcd"});
+  write_file(path + "/model.safetensors", given);
+  expect_loaded(path, {}, FSDP_LOAD_ALLOW_UNEXPECTED);
+  expect_refused(path, {}, {"unexpected: \"mask\""});
+  given[0].type = "F99";
+  write_file(path + "/model.safetensors", given);
+  expect_refused(path, {}, {"different: \"embed\" is of \"F99\", which this release does not know"});
+}
+
 // A scale that was rounded would be another one: those of fewer bits are what they were, of more they are refused.
 TEST_F(LoadWeights, OfScalesIsExact) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
@@ -244,7 +316,8 @@ TEST_F(LoadWeights, OfAFolderWithAnIndex) {
   index["weight_map"]["embed"] = "../model-00001-of-00002.safetensors";
   std::ofstream(path + "/model.safetensors.index.json") << index.dump();
   expect_refused(path, {},
-                 {"model.safetensors.index.json: /weight_map/embed", "not the name of a file in this folder"});
+                 {"model.safetensors.index.json: /weight_map/embed is \"../model-00001-of-00002.safetensors\", not the "
+                  "path of a file inside this folder"});
 }
 
 // q, k and v of theirs are rows of ours; a transposed one, as GPT-2 has it; the head is the embedding.

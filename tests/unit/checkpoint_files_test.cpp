@@ -184,7 +184,7 @@ void save(const std::string &path, uint64_t sequence, uint64_t step, bool replac
 
 // What must hold whenever somebody looks: each checkpoint that has a name is whole.
 std::vector<uint64_t> whole_steps(const std::string &path) {
-  std::vector<std::string> problems;
+  std::vector<UnreadableCheckpoint> problems;
   std::vector<uint64_t> steps;
   for (const FolderEntry &entry : Folder(path).list(&problems)) {
     const uint64_t step = entry.manifest.step;
@@ -197,7 +197,7 @@ std::vector<uint64_t> whole_steps(const std::string &path) {
     EXPECT_EQ(text("optimizer/shard"), random_text(5000 + step));
     steps.push_back(step);
   }
-  EXPECT_TRUE(problems.empty()) << problems[0];
+  EXPECT_TRUE(problems.empty()) << problems[0].why.message;
   return steps;
 }
 
@@ -214,9 +214,155 @@ TEST_P(Files, OfAFolderAreListedTheNewestFirst) {
   EXPECT_EQ(entries(runs), 3u);
   std::ofstream(runs + "/step-0000000020/checkpoint.json") << "{";
   fs::remove(runs + "/step-0000000010/checkpoint.json");
-  std::vector<std::string> problems;
+  std::vector<UnreadableCheckpoint> problems;
   EXPECT_EQ(Folder(runs).list(&problems).size(), 1u);
   EXPECT_EQ(problems.size(), 2u);
+}
+
+// What can become of a manifest, or of the calls that read it, and a word of why it cannot be read then.
+struct UnreadableManifest {
+  const char *name, *word;
+  void (*damage)(const std::string &manifest);
+  SystemFault fault = {};  // of the first checkpoint's manifest, by the number of the call
+};
+
+void flip(const std::string &file, const std::string &before, char to) {
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(stream), {}};
+  const size_t at = text.find(before);
+  ASSERT_NE(at, std::string::npos);
+  stream.clear();
+  stream.seekp(static_cast<std::streamoff>(at + before.size())).put(to);
+}
+
+const UnreadableManifest unreadable_manifests[] = {
+    {"version", "not the sum of what stands before it",
+     [](const std::string &manifest) { flip(manifest, "\"version\":", '0'); }},
+    {"sequence", "not the sum", [](const std::string &manifest) { flip(manifest, "\"step\":", '9'); }},
+    {"format", "/format is", [](const std::string &manifest) { flip(manifest, "libfsdp", '?'); }},
+    {"cut", "its JSON ends", [](const std::string &manifest) { fs::resize_file(manifest, 9); }},
+    {"empty", "its JSON ends", [](const std::string &manifest) { fs::resize_file(manifest, 0); }},
+    {"lost", "No such file", [](const std::string &manifest) { fs::remove(manifest); }},
+    {"pipe", "is no regular file",
+     [](const std::string &manifest) {
+       fs::remove(manifest);
+       ASSERT_EQ(::mkfifo(manifest.c_str(), 0600), 0);
+     }},
+    {"folder", "is no regular file",
+     [](const std::string &manifest) {
+       fs::remove(manifest);
+       fs::create_directory(manifest);
+     }},
+    {"link", "cannot be opened",
+     [](const std::string &manifest) {
+       fs::rename(manifest, manifest + ".moved");
+       fs::create_symlink(manifest + ".moved", manifest);
+     }},
+    {"EIO", "Input/output error", nullptr, {Way::fails, 0, EIO, "pread"}},
+    {"EACCES", "Permission denied", nullptr, {Way::fails, 2, EACCES, "openat"}},
+    {"EACCES_folder", "cannot be opened as a folder: Permission denied", nullptr, {Way::fails, 1, EACCES, "openat"}}};
+
+// The others are listed, and it is told whether the one may be the newest: by its sequence if that can be seen, else by
+// its step, and by the time of its files.
+TEST_P(Files, WithAManifestThatCannotBeReadLeaveTheOthers) {
+  for (const UnreadableManifest &one : unreadable_manifests)
+    for (const uint64_t damaged : {10, 20, 30}) {
+      if (!one.damage && damaged != 10) continue;
+      fs::remove_all(path + "/runs");
+      for (const uint64_t step : {10, 20, 30}) {
+        save(path + "/runs", step / 10, step);
+        std::ofstream(path + "/runs/" + step_name(step) + "/shard-1.safetensors") << "x";
+      }
+      const std::string file = path + "/runs/" + step_name(damaged) + "/" + manifest_name;
+      if (one.damage) one.damage(file);
+      std::vector<UnreadableCheckpoint> unreadable;
+      const Folder folder(path + "/runs");
+      std::vector<FolderEntry> entries;
+      {
+        const FaultScope fault(one.fault);
+        entries = folder.list(&unreadable);
+        EXPECT_EQ(fault.happened(), !one.damage) << one.name;
+      }
+      EXPECT_EQ(entries.size(), 2u) << one.name;
+      ASSERT_EQ(unreadable.size(), 1u) << one.name;
+      EXPECT_EQ(unreadable[0].name, step_name(damaged));
+      EXPECT_EQ(unreadable[0].newer, (30 - damaged) / 10) << one.name << " of step " << damaged;
+      EXPECT_TRUE(has(unreadable[0].why, one.word)) << one.name;
+      EXPECT_TRUE(has(unreadable[0].why, step_name(damaged))) << one.name;
+      const bool is_newest = damaged == 30;
+      EXPECT_EQ(error_of([&] { require_newest_is_known("runs", unreadable); }).status,
+                is_newest ? unreadable[0].why.status : FSDP_OK)
+          << one.name;
+      const uint64_t next = folder.next_sequence();
+      EXPECT_EQ(next, is_newest ? 2 + (uint64_t{1} << 20) : 4) << one.name;
+      save(path + "/runs", next, 40);
+      EXPECT_EQ(folder.list().at(0).name, step_name(40));
+    }
+}
+
+// A job that went back to an earlier step: the newest has a lower one. Its sequence tells, and so do times.
+TEST_P(Files, OfALowerStepMayBeTheNewestAllTheSame) {
+  save(path, 1, 30);
+  save(path, 2, 10);
+  const auto put_shard = [&](uint64_t step, int64_t seconds) {
+    const std::string file = path + "/" + step_name(step) + "/shard-1.safetensors";
+    std::ofstream(file) << "x";
+    fs::last_write_time(file, fs::file_time_type::clock::now() + std::chrono::seconds(seconds));
+  };
+  put_shard(30, -100);
+  put_shard(10, -50);
+  const auto newer_than = [&](uint64_t step) {
+    const std::string file = path + "/" + step_name(step) + "/" + manifest_name, kept = path + "/kept";
+    size_t newer = 0;
+    for (const bool is_lost : {false, true}) {
+      fs::copy_file(file, kept, fs::copy_options::overwrite_existing);
+      is_lost ? static_cast<void>(fs::remove(file)) : flip(file, "\"version\":", '3');
+      std::vector<UnreadableCheckpoint> unreadable;
+      Folder(path).list(&unreadable);
+      newer = newer * 10 + unreadable.at(0).newer;
+      fs::copy_file(kept, file, fs::copy_options::overwrite_existing);
+    }
+    return newer;
+  };
+  EXPECT_EQ(newer_than(10), 0u);
+  EXPECT_EQ(newer_than(30), 10u);  // with its sequence told it is older; without, its step says otherwise
+}
+
+// It is whole or damaged, whatever owner is in it: not to be removed, and not passed over in silence.
+TEST_P(Files, OfACheckpointThatItsOwnerIsStillInAreNotRemoved) {
+  save(path, 1, 5, false, true);
+  const std::string inside = path + "/" + step_name(5) + "/";
+  std::ofstream(inside + owner_name) << named_owner(make_id());
+  const Folder folder(path);
+  std::vector<UnreadableCheckpoint> unreadable;
+  EXPECT_EQ(folder.list(&unreadable).size(), 1u);
+  flip(inside + manifest_name, "\"version\":", '5');
+  EXPECT_TRUE(folder.list(&unreadable).empty());
+  ASSERT_EQ(unreadable.size(), 1u);
+  EXPECT_TRUE(folder.remove_leftovers().empty());
+  fs::resize_file(inside + manifest_name, 40);  // as a job leaves it that dies while it writes it
+  unreadable.clear();
+  EXPECT_TRUE(folder.list(&unreadable).empty() && unreadable.empty());
+  EXPECT_EQ(folder.remove_leftovers(), std::vector<std::string>{step_name(5)});
+}
+
+// Not what the last call on the way says, which finds nothing there.
+TEST_P(Files, OfAFolderThatMayNotBeMadeSayWhy) {
+  const FaultScope fault({Way::fails, -1, EACCES, "mkdirat"});
+  const Error error = error_of([&] { Folder::make(path + "/a/b"); });
+  EXPECT_EQ(error.status, FSDP_SYSTEM);
+  EXPECT_EQ(error.origin_code, EACCES);
+  EXPECT_TRUE(has(error, path + "/a: making the folder: Permission denied"));
+  EXPECT_EQ(error_of([&] { Folder::make(path); }).status, FSDP_OK);  // it is there
+}
+
+TEST_P(Files, BehindLinksAreReadOnRequest) {
+  put("there", "x");
+  ASSERT_EQ(::symlink("there", (path + "/link").c_str()), 0);
+  EXPECT_EQ(InFile(folder.get(), "link", "a/link", Links::followed).bytes(), 1u);
+  ASSERT_EQ(::symlink("nowhere", (path + "/loose").c_str()), 0);
+  const Error error = error_of([&] { InFile(folder.get(), "loose", "a/loose", Links::followed); });
+  EXPECT_TRUE(has(error, "a/loose: cannot be opened: No such file"));
 }
 
 TEST_P(Files, OfACheckpointThatIsThereAreReplacedOnlyOnRequest) {
@@ -457,7 +603,7 @@ TEST_P(Files, OfALivingJobWithANameAreLeftAlone) {
     const NewCheckpoint member(
         folder, living.id(), 10'000, [] {}, step_name(2));
     EXPECT_TRUE(folder.remove_leftovers().empty());
-    std::vector<std::string> problems;
+    std::vector<UnreadableCheckpoint> problems;
     EXPECT_EQ(folder.list(&problems).size(), 1u);
     EXPECT_EQ(problems.size(), 1u);  // of step 7
     EXPECT_EQ(error_of([&] { NewCheckpoint(folder, step_name(2)); }).status, FSDP_INVALID_STATE);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that save and load together, as threads that share a folder: on any mesh and from any other, with a fault in
 // each call of each rank, and with damage in each file.
+#include <sys/stat.h>
+
 #include <ctime>
 #include <utility>
 
@@ -293,6 +295,69 @@ TEST_F(CheckpointJob, ThatIsDamagedIsRefused) {
   expect_well(load_on(two, 2));
   fs::resize_file(newest + "/checkpoint.json", 100);
   expect_refused("it may be the newest that is damaged: " + newest + "/checkpoint.json: ");
+}
+
+// Where it may be the newest, a load is refused and names it, unless it may fall back; an older one stops nothing. All
+// ranks count the same, though the first alone has looked. Saves go on.
+TEST_F(CheckpointJob, WithAManifestThatCannotBeReadStopsOnlyWhatItMust) {
+  const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none);
+  const std::vector<std::pair<std::string, std::function<void(const std::string &)>>> damages = {
+      {"not the sum of what stands before it",
+       [](const std::string &file) {
+         std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+         stream.seekp(41).put('0');  // of its version
+       }},
+      {"is no regular file",
+       [](const std::string &file) {
+         fs::remove(file);
+         require(::mkfifo(file.c_str(), 0600) == 0, "no pipe");
+       }},
+      {"is no regular file", [](const std::string &file) { fs::remove(file), fs::create_directory(file); }}};
+  const auto load_counting = [&](uint64_t step, size_t passed_over, const LoadOptions &options) {
+    expect_well(run_threads(3, [&](Rank &rank) {
+      Part part(model(three), rank.rank());
+      const LoadResult result = load(*rank.team, rank.waiter, path, part.loaded(), options);
+      require(result.manifest.step == step, "step " + std::to_string(result.manifest.step));
+      require(result.passed_over.size() == passed_over, std::to_string(result.passed_over.size()) + " passed over");
+      require(result.older_unreadable.size() == (rank.rank() == 0 && passed_over == 0), "older ones");
+      require(part.difference(step).empty(), part.difference(step));
+    }));
+  };
+  for (const auto &[word, damage] : damages) {
+    for (const uint64_t step : {1, 2, 3}) save_on(three, step);
+    damage(path + "/" + step_name(1) + "/" + manifest_name);
+    load_counting(3, 0, {});
+    load_counting(3, 0, {.fall_back = true});
+    fs::remove_all(path + "/" + step_name(1));
+    damage(path + "/" + step_name(3) + "/" + manifest_name);
+    const auto problems = load_on(three, 3);
+    for (const std::string &problem : problems) {
+      EXPECT_EQ(problem, problems[0]);
+      EXPECT_NE(problem.find("it may be the newest that is damaged: " + path + "/" + step_name(3)), problem.npos)
+          << problem;
+      EXPECT_NE(problem.find(word), problem.npos) << problem;
+    }
+    load_counting(2, 1, {.fall_back = true});
+    save_on(three, 4);
+    load_counting(4, 0, {});
+    for (const std::string &name : names()) fs::remove_all(path + "/" + name);
+  }
+}
+
+// What one rank alone cannot read leads to the next older one, too.
+TEST_F(CheckpointJob, WhoseManifestOneRankCannotReadIsPassedOverByAll) {
+  const layout::Mesh two = mesh(2, 1, layout::OuterAxis::none);
+  for (const uint64_t step : {1, 2}) save_on(two, step);
+  const FaultScope fault({SystemFault::Way::fails, 2, EIO, "pread"});  // behind those of the first rank's list
+  expect_well(run_threads(2, [&](Rank &rank) {
+    Part part(model(two), rank.rank());
+    const LoadResult result = load(*rank.team, rank.waiter, path, part.loaded(), {.fall_back = true});
+    require(result.manifest.step == 1 && result.passed_over.size() == 1,
+            "step " + std::to_string(result.manifest.step));
+    require(result.passed_over[0].find("Input/output error") != std::string::npos, result.passed_over[0]);
+    require(part.difference(1).empty(), part.difference(1));
+  }));
+  EXPECT_TRUE(fault.happened());
 }
 
 TEST_F(CheckpointJob, ThatIsNotThereIsToldSo) {

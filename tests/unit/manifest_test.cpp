@@ -84,8 +84,8 @@ TEST_P(Damages, AreRefused) {
 }
 
 const Damage damages[] = {
-    {"format", "libfsdp checkpoint", "another one", "/format is a text, not \"libfsdp checkpoint\""},
-    {"version", "\"version\":1", "\"version\":2", "of version 2 of the format; this release reads version 1"},
+    {"format", "libfsdp checkpoint", "another one", "/format is \"another one\", not \"libfsdp checkpoint\""},
+    {"version", "\"version\":1", "\"version\":2", "not the sum of what stands before it"},
     {"missing", "\"step\":1200,", "", "/step is missing"},
     {"twice", "\"step\":1200,", "\"step\":1,\"step\":2,", "\"step\" comes twice"},
     {"negative", "\"step\":1200", "\"step\":-1200", "/step is -1200"},
@@ -93,7 +93,8 @@ const Damage damages[] = {
     {"cut_off", ",\n\"sum\":", "", "ends being JSON"},
     {"other_number", "\"step\":1200", "\"step\":1201", "not the sum of what stands before it"},
     {"other_name", "\"name\":\"v\"", "\"name\":\"u\"", "not the sum of what stands before it"},
-    {"path_up", "optimizer/0000/shard", "optimizer/../shard", "/files/2/0 is a text, not the name of a file"},
+    {"path_up", "optimizer/0000/shard", "optimizer/../shard",
+     "/files/2/0 is \"optimizer/../shard-00001.safetensors\", not the name of a file"},
     {"absolute", "optimizer/0000/shard", "/ptimizer/0000/shard", "not the name of a file"},
     {"hidden", "optimizer/0000/shard", ".ptimizer/0000/shard", "not the name of a file"},
     {"deep", "optimizer/0000/shard", "o/t/m/zer/0000/shard", "not the name of a file"},
@@ -104,7 +105,7 @@ const Damage damages[] = {
     {"short_sum", "0123456789abcdef0123456789abcdef", "0123456789abcdef", "a sum of 32 hexadecimal digits"},
     {"file_fields", ",8192,", ",", "[name, bytes, sum]"},
     {"hash", "00000000000000ab", "00000000000000xb", "a hash of 16 hexadecimal digits"},
-    {"type", "\"BF16\"", "\"BF17\"", "/tensors/1/dtype is a text, not an element type"},
+    {"type", "\"BF16\"", "\"BF17\"", "/tensors/1/dtype is \"BF17\", not an element type"},
     {"same_tensor", "\"name\":\"v\"", "\"name\":\"w\"", "once"},
     {"rows_missing", "[1,1,64]", "[1,1,63]", "/tensors/0/parts/0/cuts is [[0,1,32],[1,1,63]], not cuts of all 96 rows"},
     {"rows_too_many", "[1,1,64]", "[1,1,65]", "cuts of all 96 rows"},
@@ -132,6 +133,51 @@ const Damage damages[] = {
 
 INSTANTIATE_TEST_SUITE_P(Manifest, Damages, testing::ValuesIn(damages),
                          [](const auto &info) { return std::string(info.param.name); });
+
+std::string with_version(const std::string &version) {
+  std::string text = write_manifest(small());
+  text.replace(text.find("\"version\":1") + 10, 1, version);
+  const size_t end = text.find(",\n\"sum\"");
+  return text.substr(0, end) + ",\n\"sum\":\"" + long_sum_of(text.substr(0, end)) + "\"}\n";
+}
+
+TEST(Manifest, OfANewerReleaseIsToldSo) {
+  EXPECT_EQ(parse_manifest(with_version("1"), "m"), small());
+  try {
+    parse_manifest(with_version("2"), "m");
+    FAIL() << "it was read";
+  } catch (const Error &error) {
+    EXPECT_EQ(error.status, FSDP_UNSUPPORTED);
+    EXPECT_EQ(error.message, "m: it is of version 2 of the format; this release reads version 1");
+  }
+}
+
+// Also in its version: that is no newer release.
+TEST(Manifest, WithAnyFlippedBitIsDamaged) {
+  const std::string text = write_manifest(small());
+  for (size_t bit = 0; bit < text.size() * 8; ++bit) {
+    std::string flipped = text;
+    flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
+    fsdp_status status = FSDP_OK;
+    try {
+      parse_manifest(flipped, "m");
+    } catch (const Error &error) {
+      status = error.status;
+    }
+    ASSERT_EQ(status, FSDP_INVALID_ARGUMENT) << "bit " << bit % 8 << " of byte " << bit / 8;
+  }
+}
+
+TEST(Manifest, SequenceIsFoundInADamagedOne) {
+  std::string text = write_manifest(small());
+  EXPECT_EQ(find_sequence(text), 3u);
+  EXPECT_EQ(find_sequence(text.substr(0, 60)), 3u);
+  EXPECT_EQ(find_sequence("{\"sequence\":3"), std::nullopt);  // it may go on
+  EXPECT_EQ(find_sequence("{\"sequence\":x,"), std::nullopt);
+  EXPECT_EQ(find_sequence(""), std::nullopt);
+  EXPECT_TRUE(ends_as_manifest(text));
+  EXPECT_FALSE(ends_as_manifest(text.substr(0, text.size() - 1)));
+}
 
 // 10,000 tensors on 16,384 ranks, each rank with a part of each group of ten: what a rank has of a tensor is told by
 // runs, so that most of the text is one line for each file.

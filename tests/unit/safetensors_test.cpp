@@ -75,7 +75,10 @@ const Refused refused[] = {
     {"bits_overflow", R"({"a":{"dtype":"F64","shape":[2305843009213693952],"data_offsets":[0,0]}})", 0,
      "makes no size"},
     {"half_a_byte", R"({"a":{"dtype":"F4","shape":[3],"data_offsets":[0,1]}})", 1, "makes no size"},
-    {"type", R"({"a":{"dtype":"F99","shape":[2],"data_offsets":[0,2]}})", 2, "an element type that is known"},
+    {"type", R"({"a":{"dtype":99,"shape":[2],"data_offsets":[0,2]}})", 2, "/a/dtype is 99, not a text"},
+    {"hole_behind_unknown_type",
+     R"({"a":{"dtype":"F99","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[1],"data_offsets":[3,4]}})", 4,
+     "begins at byte 3"},
     {"no_type", R"({"a":{"shape":[2],"data_offsets":[0,2]}})", 2, "/a/dtype is missing"},
     {"no_shape", R"({"a":{"dtype":"U8","data_offsets":[0,2]}})", 2, "/a/shape is missing"},
     {"no_offsets", R"({"a":{"dtype":"U8","shape":[2]}})", 2, "/a/data_offsets is missing"},
@@ -125,6 +128,17 @@ TEST(Safetensors, OddButLegalFilesAreRead) {
   EXPECT_EQ(odd.metadata.at("format"), "pt");
   EXPECT_EQ(odd.find("e"), &odd.tensors[1]);
   EXPECT_EQ(odd.find("f"), nullptr);
+}
+
+// Only its use can be refused: what it is called is kept for that.
+TEST(Safetensors, TensorsOfUnknownTypesHaveTheirBytes) {
+  const SafetensorsHeader header = parse(
+      R"({"a":{"dtype":"F99","shape":[7],"data_offsets":[0,5]},"b":{"dtype":"U8","shape":[2],"data_offsets":[5,7]}})",
+      7);
+  EXPECT_FALSE(is_known(*header.tensors[0].type));
+  EXPECT_EQ(header.tensors[0].unknown_type, "F99");
+  EXPECT_TRUE(is_known(*header.tensors[1].type));
+  EXPECT_EQ(header.tensors[1].begin, 5u);
 }
 
 TEST(Safetensors, LengthsAreCheckedBeforeAnythingIsRead) {

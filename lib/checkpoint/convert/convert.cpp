@@ -77,11 +77,6 @@ Manifest describe_import(const std::vector<NewTensor> &tensors, const NewFile &f
   return manifest;
 }
 
-uint64_t next_sequence(const Folder &folder) {
-  const std::vector<FolderEntry> there = folder.list();
-  return there.empty() ? 1 : checked_add(there.front().manifest.sequence, 1, "a checkpoint's sequence");
-}
-
 // A rename of nothing is a mistyped one.
 void require_used(std::span<const Rename> renames, const SpreadTensors &tensors, std::string Rename::*stored) {
   for (const Rename &rename : renames)
@@ -139,7 +134,8 @@ Converted import_weights(const std::string &weights, const std::string &folder, 
   for (const NewTensor &tensor : planned) files[0].tensors.push_back(&tensor);
   NewTensorReader reader(source, cast);
   const std::vector<WrittenShard> written = write_new_files(made, files, reader, progress);
-  const std::string text = write_manifest(describe_import(planned, files[0], written.at(0), next_sequence(into), step));
+  const std::string text =
+      write_manifest(describe_import(planned, files[0], written.at(0), into.next_sequence(), step));
   parse_manifest(text, made.shown(manifest_name));  // nobody could load what it refuses
   made.commit(step_name(step), text, false);
   return describe(into.shown(step_name(step)), files, written);

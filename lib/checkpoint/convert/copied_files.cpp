@@ -10,7 +10,6 @@
 #include "checkpoint/files/folder_tree.h"
 #include "checkpoint/files/in_file.h"
 #include "checkpoint/files/out_file.h"
-#include "checkpoint/format/file_name.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -21,13 +20,13 @@ constexpr std::array<std::string_view, 3> copied_names = {"LICENSE", "NOTICE", "
 constexpr uint64_t copied_at_once = uint64_t{1} << 20;
 
 bool is_copied(const std::string &name) {
-  if (!is_plain_name(name) || name.ends_with(".index.json") || name == manifest_name) return false;
+  if (name.starts_with('.') || name.ends_with(".index.json") || name == manifest_name) return false;
   return std::ranges::any_of(copied_suffixes, [&](std::string_view suffix) { return name.ends_with(suffix); }) ||
          std::ranges::find(copied_names, name) != copied_names.end();
 }
 
 void copy_file(int folder, const std::string &name, const std::string &shown, const NewCheckpoint &to) {
-  const InFile from(folder, name, shown);
+  const InFile from(folder, name, shown, Links::followed);
   OutFile file(to.fd(), name, to.shown(name));
   const AlignedBytes buffer(copied_at_once);
   for (uint64_t at = 0; at < from.bytes(); at += copied_at_once) {

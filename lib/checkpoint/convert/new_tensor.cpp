@@ -58,6 +58,9 @@ class NewTensorMaker {
 
  private:
   const ElementType *type_of(const RowUse &use) const {
+    if (!is_known(*use.from->type))
+      fail(FSDP_UNSUPPORTED, "tensor {} is of {}, which this release does not know", quote_json(use.name),
+           quote_json(use.from->unknown_type));
     if (use.from->type->bits < 8)
       fail(FSDP_UNSUPPORTED, "tensor {} has elements of {} bits, which cannot be read", quote_json(use.name),
            use.from->type->bits);
@@ -73,7 +76,7 @@ class NewTensorMaker {
 void NewTensorMaker::check_fits(const NewTensor &made, const RowUse &use, const RowUse &first) const {
   if (type_of(use) != made.type)
     fail(FSDP_INVALID_ARGUMENT, "{} would be of two types: {} is of {}, and {} of {}", quote_json(made.name),
-         quote_json(first.name), first.from->type->name, quote_json(use.name), use.from->type->name);
+         quote_json(first.name), first.from->type_name(), quote_json(use.name), use.from->type_name());
   const std::vector<uint64_t> mine = seen_shape(use, from_theirs_), others = seen_shape(first, from_theirs_);
   if (mine.size() != others.size() ||
       !std::equal(mine.begin() + !mine.empty(), mine.end(), others.begin() + !mine.empty()))

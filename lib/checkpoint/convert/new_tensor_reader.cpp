@@ -144,7 +144,8 @@ void NewTensorReader::take(const NewElements &range, const TensorPiece &piece, u
   }
 }
 
-// By way of memory that is aligned, which their files need not be; F64 by way of fp32, as loads do it.
+// By way of memory that is aligned, which their files need not be; F64 by way of fp32, and yet rounded once, as loads
+// do it.
 void NewTensorReader::convert(const ElementType &from, const ElementType &to, std::span<const std::byte> elements,
                               std::byte *out) {
   if (&from == &to) {
@@ -159,7 +160,7 @@ void NewTensorReader::convert(const ElementType &from, const ElementType &to, st
     std::memcpy(aligned.data(), elements.data() + done * size, some * size);
     const void *source = aligned.data();
     if (!from.dtype) {
-      for (uint64_t i = 0; i < some; ++i) rounded[i] = static_cast<float>(aligned[i]);
+      for (uint64_t i = 0; i < some; ++i) rounded[i] = narrow(aligned[i], to.dtype);
       source = rounded.data();
     }
     cast_(out + done * element_bytes(to), to.dtype, source, from.dtype ? from.dtype : FSDP_FLOAT32, some);

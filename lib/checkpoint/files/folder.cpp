@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 
+#include "base/checked.h"
 #include "base/error.h"
 #include "checkpoint/files/aligned_bytes.h"
 #include "checkpoint/files/folder_tree.h"
@@ -19,26 +21,44 @@ namespace fsdp::checkpoint {
 namespace {
 
 constexpr uint64_t longest_manifest = uint64_t{1} << 30;
+constexpr std::string_view step_prefix = "step-";
 
-// Its name is on the disk then, too. What is wrong open() says.
-void make_one(const std::string &path) {
-  if (::mkdir(path.c_str(), 0700) != 0) return;
+// Its name is on the disk then, too. Returns errno, or 0.
+int make_one(const std::string &path) {
+  if (::mkdirat(AT_FDCWD, path.c_str(), 0700) != 0) return errno;
   const size_t slash = path.find_last_of('/');
   const std::string parent = slash == path.npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
   const Fd folder(::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder) sync_folder(folder.get(), parent);
+  return 0;
 }
 
+// Folders that are there may refuse to be made in many ways. Only one that is not there has a reason to be told.
 void make_path(const std::string &path) {
-  for (size_t slash = path.find('/', 1); slash != path.npos; slash = path.find('/', slash + 1))
-    make_one(path.substr(0, slash));
-  make_one(path);
+  for (size_t slash = path.find('/', 1);; slash = path.find('/', slash + 1)) {
+    const std::string part = path.substr(0, slash);
+    struct stat status {};
+    const int failed = make_one(part);
+    if (failed && ::stat(part.c_str(), &status) != 0)
+      fail_errno(errno == ENOENT ? failed : errno, format_text("{}: making the folder", part));
+    if (slash == path.npos) return;
+  }
 }
 
-// There is no whole checkpoint of that name. What cannot be read now, or by this release, may be the newest one.
-bool is_none(const Error &error) {
-  const bool not_there = error.origin_code == ENOENT || error.origin_code == ENOTDIR || error.origin_code == ELOOP;
-  return error.status == FSDP_INVALID_ARGUMENT || (error.status == FSDP_SYSTEM && not_there);
+// The process lacks something: the error says nothing about the file.
+bool is_of_process(const Error &error) {
+  return error.status == FSDP_OUT_OF_MEMORY ||
+         (error.status == FSDP_SYSTEM &&
+          (error.origin_code == EMFILE || error.origin_code == ENFILE || error.origin_code == ENOMEM));
+}
+
+// A save that follows one which cannot be read leaves this much room: that one's sequence is lower in any case.
+constexpr uint64_t sequence_leap = uint64_t{1} << 20;
+
+uint64_t step_of(const std::string &name) { return std::strtoull(name.c_str() + step_prefix.size(), nullptr, 10); }
+
+int64_t time_of(const struct stat &status) {
+  return int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
 }
 
 }  // namespace
@@ -46,9 +66,23 @@ bool is_none(const Error &error) {
 std::string step_name(uint64_t step) { return format_text("step-{:010}", step); }
 
 bool is_checkpoint_name(const std::string &name) {
-  constexpr std::string_view prefix = "step-";
-  return name.starts_with(prefix) && name.size() >= prefix.size() + 10 && name.size() <= prefix.size() + 20 &&
-         name.find_first_not_of("0123456789", prefix.size()) == name.npos;
+  return name.starts_with(step_prefix) && name.size() >= step_prefix.size() + 10 &&
+         name.size() <= step_prefix.size() + 20 &&
+         name.find_first_not_of("0123456789", step_prefix.size()) == name.npos;
+}
+
+void require_newest_is_known(const std::string &path, const std::vector<UnreadableCheckpoint> &unreadable,
+                             std::string_view way_out) {
+  const auto first = std::ranges::find_if(unreadable, &UnreadableCheckpoint::may_be_newest);
+  if (first == unreadable.end()) return;
+  std::string text;
+  for (const UnreadableCheckpoint &one : unreadable)
+    if (one.may_be_newest()) text += (text.empty() ? "" : "; ") + one.why.message;
+  throw Error(
+      first->why.status,
+      format_text("{}: it may be the newest that is damaged: {}; remove it{}, or name the checkpoint to be loaded",
+                  path, text, way_out),
+      -1, first->why.origin, first->why.origin_code);
 }
 
 Folder Folder::make(const std::string &path) {
@@ -61,7 +95,7 @@ Folder::Folder(std::string path)
   if (!fd_) fail_errno(errno, format_text("{}: cannot be opened as a folder", path_));
 }
 
-Manifest Folder::read_manifest(const std::string &name, std::string *sum) const {
+std::string Folder::read_manifest_text(const std::string &name) const {
   const std::string path = shown(name);
   const Fd folder(::openat(fd(), name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!folder) fail_errno(errno, format_text("{}: cannot be opened as a folder", path));
@@ -70,26 +104,75 @@ Manifest Folder::read_manifest(const std::string &name, std::string *sum) const 
     fail(FSDP_INVALID_ARGUMENT, "{}: has {} bytes, of at most {}", file.shown(), file.bytes(), longest_manifest);
   const AlignedBytes buffer(InFile::needed_for(0, file.bytes()));
   const auto bytes = file.read(0, file.bytes(), buffer.bytes());
-  const std::string_view text(reinterpret_cast<const char *>(bytes.data()), bytes.size());
-  if (sum) *sum = long_sum_of(text);
-  return parse_manifest(text, file.shown());
+  return {reinterpret_cast<const char *>(bytes.data()), bytes.size()};
 }
 
-std::vector<FolderEntry> Folder::list(std::vector<std::string> *problems) const {
+Manifest Folder::read_manifest(const std::string &name, std::string *sum) const {
+  const std::string text = read_manifest_text(name);
+  if (sum) *sum = long_sum_of(text);
+  return parse_manifest(text, shown(name) + "/" + manifest_name);
+}
+
+std::vector<FolderEntry> Folder::list(std::vector<UnreadableCheckpoint> *unreadable) const {
   std::vector<FolderEntry> entries;
   for (const std::string &name : list_folder(fd(), path_)) {
     if (!is_checkpoint_name(name)) continue;
     try {
       entries.push_back({name, read_manifest(name)});
     } catch (const Error &error) {
-      if (!is_none(error)) throw;
-      if (problems && !is_unfinished(name)) problems->push_back(error.message);
+      if (is_of_process(error)) throw;
+      const bool removed_since = error.origin_code == ENOENT && !has(name);
+      if (unreadable && !removed_since && !is_unfinished(name)) unreadable->push_back({name, error});
     }
   }
   std::ranges::sort(entries, [](const FolderEntry &a, const FolderEntry &b) {
     return std::tie(a.manifest.sequence, a.name) > std::tie(b.manifest.sequence, b.name);
   });
+  if (unreadable)
+    for (UnreadableCheckpoint &one : *unreadable) one.newer = count_newer(one.name, entries);
   return entries;
+}
+
+// A sum that is wrong makes a sequence a hint, and a step may be saved again: either of them counts with the times.
+size_t Folder::count_newer(const std::string &name, const std::vector<FolderEntry> &entries) const {
+  const std::optional<uint64_t> told = told_sequence(name);
+  const std::optional<int64_t> written = written_at(name);
+  const auto is_newer = [&](const FolderEntry &entry) {
+    const std::optional<int64_t> its = written && !entries.empty() ? written_at(entry.name) : std::nullopt;
+    if (its && *its < *written) return false;
+    return told ? entry.manifest.sequence > *told : step_of(entry.name) > step_of(name);
+  };
+  return static_cast<size_t>(std::ranges::find_if_not(entries, is_newer) - entries.begin());
+}
+
+// As the text of a damaged manifest has it.
+std::optional<uint64_t> Folder::told_sequence(const std::string &name) const try {
+  return find_sequence(read_manifest_text(name));
+} catch (const Error &) {
+  return std::nullopt;
+}
+
+// When its first file of weights was: a manifest that was replaced by something else has another time, and so has its
+// folder.
+std::optional<int64_t> Folder::written_at(const std::string &name) const {
+  struct stat status {};
+  try {
+    const Fd inside = open_folder(fd(), name, shown(name));
+    for (const std::string &file : list_folder(inside.get(), shown(name)))
+      if (file.ends_with(".safetensors") && ::fstatat(inside.get(), file.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0)
+        return time_of(status);
+  } catch (const Error &) {  // its folder tells
+  }
+  if (::fstatat(fd(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISDIR(status.st_mode)) return std::nullopt;
+  return time_of(status);
+}
+
+uint64_t Folder::next_sequence() const {
+  std::vector<UnreadableCheckpoint> unreadable;
+  const std::vector<FolderEntry> entries = list(&unreadable);
+  const uint64_t last = entries.empty() ? 0 : entries.front().manifest.sequence;
+  const bool may_be_higher = std::ranges::any_of(unreadable, &UnreadableCheckpoint::may_be_newest);
+  return checked_add(last, may_be_higher ? sequence_leap : 1, "a checkpoint's sequence");
 }
 
 bool Folder::has(const std::string &name) const {
@@ -99,23 +182,20 @@ bool Folder::has(const std::string &name) const {
   return false;
 }
 
-// Nothing is in it yet, or no more; or its owner tells.
-bool Folder::is_unfinished(const std::string &name) const {
-  if (has_named_owner(fd(), name)) return true;
+// Nothing is in it yet, or no more; or its owner tells, and its manifest is not there to its end.
+bool Folder::is_unfinished(const std::string &name) const try {
   const Fd folder(::openat(fd(), name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  return folder && list_folder(folder.get(), shown(name)).empty();
+  if (!folder) return false;
+  if (!has_named_owner(fd(), name)) return list_folder(folder.get(), shown(name)).empty();
+  return !ends_as_manifest(read_manifest_text(name));
+} catch (const Error &error) {
+  return error.origin_code == ENOENT;
 }
 
 // Whoever is killed behind the manifest leaves a whole checkpoint, with its owner in it.
 bool Folder::is_leftover(const std::string &name) const {
   if (!is_checkpoint_name(name)) return is_abandoned(fd(), name);
-  if (!is_abandoned_with_name(fd(), name)) return false;
-  try {
-    read_manifest(name);
-  } catch (const Error &error) {
-    return is_none(error);
-  }
-  return false;
+  return is_abandoned_with_name(fd(), name) && is_unfinished(name);
 }
 
 std::vector<std::string> Folder::remove_leftovers() const {

@@ -8,8 +8,10 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "base/fd.h"
 #include "checkpoint/format/manifest.h"
 
@@ -18,6 +20,15 @@ namespace fsdp::checkpoint {
 struct FolderEntry {
   std::string name;  // step-0000001200
   Manifest manifest;
+};
+
+// One that has its name, and whose manifest cannot be read.
+struct UnreadableCheckpoint {
+  std::string name;
+  Error why;
+  size_t newer = 0;  // so many of those that can be read, the newest ones, have certainly been saved after it
+
+  bool may_be_newest() const { return newer == 0; }
 };
 
 class Folder {
@@ -30,9 +41,11 @@ class Folder {
   int fd() const { return fd_.get(); }
   std::string shown(const std::string &name) const { return path_ + "/" + name; }
 
-  // Those with a valid manifest, the newest first. Why others are passed over is added to `problems`, if that is given,
-  // but of those that are still written, or were not written to their end.
-  std::vector<FolderEntry> list(std::vector<std::string> *problems = nullptr) const;
+  // Those with a valid manifest, the newest first. Others are added to `unreadable`, if that is given, but those that
+  // are still written, or were not written to their end. Throws only what is wrong with the folder or the process.
+  std::vector<FolderEntry> list(std::vector<UnreadableCheckpoint> *unreadable = nullptr) const;
+  // Higher than that of any checkpoint here, also of those that cannot be read.
+  uint64_t next_sequence() const;
   // Of the checkpoint of that name: throws what is wrong with it. Its text's long_sum_of goes to `sum`, if given.
   Manifest read_manifest(const std::string &name, std::string *sum = nullptr) const;
   // Is anything there under that name?
@@ -48,6 +61,10 @@ class Folder {
 
  private:
   bool is_leftover(const std::string &name) const;
+  std::string read_manifest_text(const std::string &name) const;
+  size_t count_newer(const std::string &name, const std::vector<FolderEntry> &entries) const;
+  std::optional<uint64_t> told_sequence(const std::string &name) const;
+  std::optional<int64_t> written_at(const std::string &name) const;
 
   std::string path_;
   Fd fd_;
@@ -96,6 +113,11 @@ class NewCheckpoint {
   Fd fd_, owner_;
   bool owns_ = false;
 };
+
+// The newest is wanted: throws where one that cannot be read may be it, with its status, and names it. way_out: what
+// else can be done, for people.
+void require_newest_is_known(const std::string &path, const std::vector<UnreadableCheckpoint> &unreadable,
+                             std::string_view way_out = "");
 
 // step-0000001200
 std::string step_name(uint64_t step);

@@ -16,6 +16,13 @@ namespace {
 
 uint64_t page_of(uint64_t offset) { return offset / io_alignment * io_alignment; }
 
+// Flags that are constants: of others glibc's fortified headers check more, by another function.
+template <int flags>
+Fd open_file(int folder, const std::string &name) {
+  Fd fd(::openat(folder, name.c_str(), flags | O_DIRECT));
+  return fd || errno != EINVAL ? std::move(fd) : Fd(::openat(folder, name.c_str(), flags));
+}
+
 bool leave_direct(int fd) {
   const int flags = ::fcntl(fd, F_GETFL);
   return flags >= 0 && flags & O_DIRECT && ::fcntl(fd, F_SETFL, flags & ~O_DIRECT) == 0;
@@ -24,10 +31,9 @@ bool leave_direct(int fd) {
 }  // namespace
 
 // O_NONBLOCK: opening a pipe would wait for somebody who writes.
-InFile::InFile(int folder, const std::string &name, std::string shown) : shown_(std::move(shown)) {
-  constexpr int flags = O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
-  fd_ = Fd(::openat(folder, name.c_str(), flags | O_DIRECT));
-  if (!fd_ && errno == EINVAL) fd_ = Fd(::openat(folder, name.c_str(), flags));
+InFile::InFile(int folder, const std::string &name, std::string shown, Links links) : shown_(std::move(shown)) {
+  constexpr int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
+  fd_ = links == Links::refused ? open_file<flags | O_NOFOLLOW>(folder, name) : open_file<flags>(folder, name);
   struct stat status {};
   if (!fd_ || ::fstat(fd_.get(), &status) != 0) fail_errno(errno, format_text("{}: cannot be opened", shown_));
   if (!S_ISREG(status.st_mode))

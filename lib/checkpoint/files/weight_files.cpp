@@ -11,7 +11,6 @@
 #include "checkpoint/files/folder_tree.h"
 #include "checkpoint/files/in_file.h"
 #include "checkpoint/format/block_sums.h"
-#include "checkpoint/format/file_name.h"
 #include "checkpoint/format/json_document.h"
 #include "checkpoint/format/weight_index.h"
 
@@ -44,7 +43,9 @@ bool WeightFiles::open_file() {
 
 // Of a folder of checkpoints the newest.
 void WeightFiles::open_newest() {
-  const std::vector<FolderEntry> entries = Folder(path_).list();
+  std::vector<UnreadableCheckpoint> unreadable;
+  const std::vector<FolderEntry> entries = Folder(path_).list(&unreadable);
+  require_newest_is_known(path_, unreadable);
   if (entries.empty())
     fail(FSDP_INVALID_ARGUMENT, "{}: there are neither safetensors files in this folder nor checkpoints", path_);
   path_ += "/" + entries.front().name;
@@ -56,7 +57,7 @@ void WeightFiles::open_folder_of_files() {
   if (!folder_) fail_errno(errno, format_text("{}: cannot be opened as a folder", path_));
   const std::vector<std::string> names = list_folder(folder_.get(), path_);
   for (const std::string &name : names)
-    if (is_plain_name(name) && name.ends_with(".safetensors")) names_.push_back(name);
+    if (name.ends_with(".safetensors")) names_.push_back(name);
   if (is_there(names, weight_index_name)) {
     index_ = parse_weight_index(read_text(weight_index_name), path_ + "/" + weight_index_name);
     names_.clear();
@@ -83,7 +84,7 @@ void WeightFiles::open_checkpoint() {
 }
 
 std::string WeightFiles::read_text(const char *name) const {
-  const InFile file(folder_.get(), name, path_ + "/" + name);
+  const InFile file(folder_.get(), name, path_ + "/" + name, Links::followed);
   if (file.bytes() > longest_index)
     refuse_file(file.shown(), "has {} bytes, of at most {}", file.bytes(), longest_index);
   const AlignedBytes buffer(InFile::needed_for(0, file.bytes()));
@@ -112,7 +113,8 @@ std::vector<StoredFile> WeightFiles::list(std::string &sum) const {
       const auto indexed = index_.find(tensors[t].name);
       // What the index says is elsewhere is another one of that name.
       if (!index_.empty() && (indexed == index_.end() || indexed->second != names_[f])) continue;
-      files[f].boxes.push_back({tensors[t].name, tensors[t].type, {reader.offsets()[t], tensors[t].shape}});
+      files[f].boxes.push_back(
+          {tensors[t].name, tensors[t].type, {reader.offsets()[t], tensors[t].shape}, {}, tensors[t].unknown_type});
       if (const auto partial = partial_.find(tensors[t].name); partial != partial_.end())
         files[f].boxes.back().shape = partial->second;
     }

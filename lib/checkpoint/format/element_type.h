@@ -2,6 +2,7 @@
 // How an element is kept in a safetensors file: the names of the format, and which of them libfsdp computes with.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -41,11 +42,30 @@ inline constexpr ElementType element_types[] = {{"F32", 32, FSDP_FLOAT32},
                                                 {"F6_E3M2", 6, 0},
                                                 {"F4", 4, 0}};
 
+// Any other name: of no size that is known, and never read.
+inline constexpr ElementType unknown_element_type{"", 0, 0};
+constexpr bool is_known(const ElementType &type) { return &type != &unknown_element_type; }
+
 // NULL: there is none of that name.
 constexpr const ElementType *find_element_type(std::string_view name) {
   for (const ElementType &type : element_types)
     if (type.name == name) return &type;
   return nullptr;
+}
+
+// F64 on its way to numbers of fewer bits than fp32 has: as fp32, toward zero, and odd where that is not exact. So the
+// second rounding, to nearest even, gives what one rounding of the double would (Boldo and Melquiond, "When double
+// rounding is odd", 2005). The rounding mode is to be the default.
+inline float round_to_odd(double value) {
+  const auto nearest = static_cast<float>(value);
+  if (static_cast<double>(nearest) == value || value != value) return nearest;
+  const auto bits = std::bit_cast<uint32_t>(nearest);
+  const bool is_away = value > 0 ? static_cast<double>(nearest) > value : static_cast<double>(nearest) < value;
+  return std::bit_cast<float>((is_away ? bits - 1 : bits) | 1);
+}
+// As fp32 that is rounded once more, to the type, if that is another one.
+inline float narrow(double value, fsdp_dtype to) {
+  return to == FSDP_FLOAT32 ? static_cast<float>(value) : round_to_odd(value);
 }
 
 // Into the numbers that a model computes with.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <climits>
 #include <string_view>
 
 namespace fsdp::checkpoint {
@@ -14,6 +15,18 @@ inline bool is_plain_name(std::string_view name) {
            c == '-';
   };
   return !name.empty() && name[0] != '.' && name.size() <= 255 && std::all_of(name.begin(), name.end(), plain);
+}
+
+// Of a file inside a folder, of any characters that a name can have: each part is the name of an entry, and none leads
+// back.
+inline bool is_inner_path(std::string_view path) {
+  if (path.size() > PATH_MAX / 2 || path.find('\0') != path.npos) return false;
+  for (size_t begin = 0, end = 0; end != path.npos; begin = end + 1) {
+    end = path.find('/', begin);
+    const std::string_view part = path.substr(begin, end == path.npos ? end : end - begin);
+    if (part.empty() || part == "." || part == ".." || part.size() > NAME_MAX) return false;
+  }
+  return true;
 }
 
 }  // namespace fsdp::checkpoint

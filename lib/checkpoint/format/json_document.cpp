@@ -3,6 +3,8 @@
 
 #include <set>
 
+#include "base/text.h"
+
 namespace fsdp::checkpoint {
 namespace {
 
@@ -57,9 +59,13 @@ class DocumentMaker {
   uint64_t values_ = 0;
 };
 
+// Names and paths are known by their texts.
+constexpr size_t longest_text = 300, longest_value = 40;
+
 std::string shown(const json &value) {
-  std::string text = value.is_string() ? "a text" : value.dump();
-  if (text.size() > 40) text = text.substr(0, 40) + "...";
+  const size_t most = value.is_string() ? longest_text : longest_value;
+  std::string text = value.dump();
+  if (text.size() > most) text = text.substr(0, cut_length(text, most)) + "...";
   return text;
 }
 

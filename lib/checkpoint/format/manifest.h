@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -85,5 +86,10 @@ std::string write_manifest(const Manifest &manifest);
 // that are missing or too many, files that are not there; parts that are missing, but for those of tensors which were
 // written without them. `file` is for messages.
 Manifest parse_manifest(std::string_view text, std::string_view file);
+// What a text that parse_manifest refuses says its sequence is, which may be as damaged as the rest; nothing: it cannot
+// be seen.
+std::optional<uint64_t> find_sequence(std::string_view text);
+// Does the text end as each manifest does? Else it was not written to its end.
+bool ends_as_manifest(std::string_view text);
 
 }  // namespace fsdp::checkpoint

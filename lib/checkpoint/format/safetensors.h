@@ -22,7 +22,8 @@ struct StoredTensor {
   std::string name;
   const ElementType *type = nullptr;
   std::vector<uint64_t> shape;
-  uint64_t begin = 0, end = 0;  // bytes, from the file's first data byte on
+  uint64_t begin = 0, end = 0;    // bytes, from the file's first data byte on
+  std::string unknown_type = {};  // the file's name of a type that is not known
 
   bool operator==(const StoredTensor &) const = default;
 };
@@ -39,7 +40,8 @@ struct SafetensorsHeader {
 // The JSON's bytes, which must fit into the file.
 uint64_t read_header_length(std::span<const std::byte, length_bytes> first, uint64_t file_bytes, std::string_view file);
 // Of the JSON alone. Refused is what safetensors refuses: data with holes, overlaps or a rest, sizes that overflow or
-// do not match, names that come twice, types it does not know, more than 16 dimensions.
+// do not match, names that come twice, more than 16 dimensions. A tensor of a type that is not known has its bytes;
+// only its use is refused.
 SafetensorsHeader parse_header(std::string_view json, uint64_t file_bytes, std::string_view file);
 
 // The tensors' begin and end, one behind the other in their order.

@@ -38,9 +38,10 @@ std::map<std::string, SpreadTensor> collect_tensors(std::span<const StoredFile> 
   for (uint32_t f = 0; f < files.size(); ++f)
     for (const StoredBox &one : files[f].boxes) {
       SpreadTensor &theirs = all[one.name];
-      if (theirs.type && (theirs.type != one.type || theirs.shape.size() != one.box.shape.size()))
+      if (theirs.type && (theirs.type != one.type || theirs.unknown_type != one.unknown_type ||
+                          theirs.shape.size() != one.box.shape.size()))
         fail(FSDP_INVALID_ARGUMENT, "tensor {} is not the same in all files that have it", quote_json(one.name));
-      theirs.type = one.type;
+      theirs.type = one.type, theirs.unknown_type = one.unknown_type;
       theirs.shape.resize(one.box.shape.size());
       for (size_t d = 0; d < theirs.shape.size(); ++d)
         theirs.shape[d] = std::max(theirs.shape[d], checked_add(one.box.offset[d], one.box.shape[d], one.name.c_str()));

@@ -6,6 +6,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,7 @@ struct StoredBox {
   const ElementType *type;
   Box box;
   std::vector<uint64_t> shape = {};  // of the tensor, whose other boxes may not be there; empty: all of them are
+  std::string unknown_type = {};     // as in StoredTensor
 };
 struct StoredFile {
   std::vector<StoredBox> boxes;
@@ -31,6 +33,9 @@ struct SpreadTensor {
   std::vector<uint64_t> shape;
   std::vector<std::pair<uint32_t, const Box *>> boxes;  // in which file
   bool may_lack = false;                                // boxes of it, which others have
+  std::string unknown_type = {};                        // as in StoredTensor
+
+  std::string_view type_name() const { return is_known(*type) ? type->name : unknown_type; }
 };
 
 // By name. Refuses boxes that overlap, that are not all of their tensor or that differ in what they are of:

@@ -10,7 +10,7 @@ std::map<std::string, std::string> parse_weight_index(std::string_view text, std
   const nlohmann::json document = parse_json(text, file, {.depth = 8, .values = 4'000'000});
   std::map<std::string, std::string> files;
   JsonValue(document, file)["weight_map"].for_each_member([&](const std::string &name, const JsonValue &value) {
-    value.require(is_plain_name(value.text()), "the name of a file in this folder");
+    value.require(is_inner_path(value.text()), "the path of a file inside this folder");
     files[name] = value.text();
   });
   return files;

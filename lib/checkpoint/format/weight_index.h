@@ -10,7 +10,7 @@ namespace fsdp::checkpoint {
 
 inline constexpr const char *weight_index_name = "model.safetensors.index.json";
 
-// {tensor: file}. Refuses what is damaged, and files that are not in the index's own folder. `file` is for messages.
+// {tensor: file}. Refuses what is damaged, and paths that lead out of the index's own folder. `file` is for messages.
 std::map<std::string, std::string> parse_weight_index(std::string_view text, std::string_view file);
 
 }  // namespace fsdp::checkpoint

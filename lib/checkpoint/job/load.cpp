@@ -20,8 +20,26 @@ namespace {
 
 // Which checkpoint the first rank has chosen.
 struct ChosenName {
-  char name[64] = {};  // empty: there is none left
+  char name[64] = {};        // empty: there is none left
+  uint64_t passed_over = 0;  // newer ones that cannot be read, since the one chosen before
 };
+
+// Texts as one: none of them has a NUL.
+std::string join_texts(const std::vector<std::string> &texts) {
+  std::string all;
+  for (const std::string &text : texts) (all += text) += '\0';
+  return all;
+}
+
+std::vector<std::string> split_texts(std::span<const std::byte> bytes) {
+  std::vector<std::string> texts;
+  std::string_view left(reinterpret_cast<const char *>(bytes.data()), bytes.size());
+  for (size_t end = left.find('\0'); end != left.npos; end = left.find('\0')) {
+    texts.emplace_back(left.substr(0, end));
+    left.remove_prefix(end + 1);
+  }
+  return texts;
+}
 
 // What of the manifest is the model's. INVALID_ARGUMENT where it is not told which one that is.
 void restrict_to_model(Manifest &manifest, const std::optional<std::string> &name, const std::string &shown) {
@@ -53,7 +71,10 @@ class Loading {
   void find_candidates();
   void list_candidates();
   bool choose(size_t number);
-  LoadPlan plan_to_fit() const;
+  std::vector<std::string> pass_over(size_t number);
+  void read_manifest();
+  void note_damage(const Error &error);
+  LoadPlan plan_to_fit();
   void read(const LoadPlan &plan);
   void share(const LoadPlan &plan);
 
@@ -63,7 +84,7 @@ class Loading {
   const LoadedModel &model_;
   const LoadOptions &options_;
   std::optional<Folder> folder_;
-  std::vector<std::string> candidates_;  // on the first rank, the newest first
+  Candidates found_;  // on the first rank
   Fd checkpoint_;
   LoadResult result_;
 };
@@ -92,41 +113,53 @@ void Loading::list_candidates() {
     if (options_.if_any && error.origin_code == ENOENT) return;
     throw;
   }
-  candidates_ = list_checkpoints(*folder_, result_.passed_over);
-  if (!candidates_.empty() && !options_.fall_back && !result_.passed_over.empty())
-    fail(FSDP_INVALID_ARGUMENT,
-         "{}: it may be the newest that is damaged: {}; remove it, or allow FSDP_LOAD_FALLBACK, or name the checkpoint "
-         "to be loaded",
-         path_, fmt::join(result_.passed_over, "; "));
-  if (!candidates_.empty() || (options_.if_any && result_.passed_over.empty())) return;
-  fail(FSDP_INVALID_ARGUMENT, "{}: there is no checkpoint in this folder{}{}", path_,
-       result_.passed_over.empty() ? "" : "; of what is there ", fmt::join(result_.passed_over, "; "));
+  found_ = candidates_of(*folder_);
+  if (found_.names.empty() && !(options_.if_any && found_.unreadable.empty())) refuse_empty(path_, found_.unreadable);
+  if (!options_.fall_back) require_newest_is_known(path_, found_.unreadable, ", or allow FSDP_LOAD_FALLBACK");
+}
+
+// On the first rank: those that cannot be read and may be newer than the candidate of that number, but not than the one
+// before it.
+std::vector<std::string> Loading::pass_over(size_t number) {
+  std::vector<std::string> texts;
+  for (const UnreadableCheckpoint &one : found_.unreadable)
+    if (one.newer == number) texts.push_back(one.why.message);
+  return texts;
 }
 
 // False: there are no more.
 bool Loading::choose(size_t number) {
   ChosenName mine;
-  if (number < candidates_.size()) std::strncpy(mine.name, candidates_[number].c_str(), sizeof mine.name - 1);
+  if (number < found_.names.size()) std::strncpy(mine.name, found_.names[number].c_str(), sizeof mine.name - 1);
+  const std::vector<std::string> texts = pass_over(number);
+  mine.passed_over = texts.size();
   std::vector<ChosenName> all(team_.size());
   team_.all_gather(&mine, sizeof mine, all.data(), "a load's checkpoint");
   result_.name = all[0].name;
-  if (result_.name.empty()) return false;
+  if (all[0].passed_over) {
+    const std::string text = join_texts(texts);
+    const auto told = team_.all_gather(std::as_bytes(std::span(text)), "what a load passes over");
+    for (std::string &one : split_texts(told[0])) result_.passed_over.push_back(std::move(one));
+  }
+  return !result_.name.empty();
+}
+
+void Loading::read_manifest() {
   std::string sum;
   comm::attempt_together(team_, "a load's manifest", [&] {
     if (!folder_) folder_.emplace(path_);
     checkpoint_ = open_folder(folder_->fd(), result_.name, folder_->shown(result_.name));
     result_.manifest = folder_->read_manifest(result_.name, &sum);
-    restrict_to_model(result_.manifest, options_.model, folder_->shown(result_.name));
   });
   comm::agree_on(team_, "the manifest of " + result_.name, sum);
-  return true;
 }
 
 // A list may be longer than what ranks tell each other: each rank throws its own.
-LoadPlan Loading::plan_to_fit() const {
+LoadPlan Loading::plan_to_fit() {
   LoadPlan plan;
   std::string text;
   comm::attempt_together(team_, "a load's plan", [&] {
+    restrict_to_model(result_.manifest, options_.model, folder_->shown(result_.name));
     plan = plan_load(model_.shards, result_.manifest, team_.rank(), {options_.states, options_.one_replica});
     text = list_misfits(plan, options_);
   });
@@ -166,22 +199,36 @@ void Loading::share(const LoadPlan &plan) {
   });
 }
 
+// Not where the job is lost: only what a rank has found in its files leads to another checkpoint.
+void Loading::note_damage(const Error &error) {
+  const bool damaged = error.status == FSDP_INVALID_ARGUMENT || error.status == FSDP_SYSTEM;
+  if (!options_.fall_back || !damaged || waiter_.failure().failed()) throw;
+  result_.passed_over.push_back(error.message);
+}
+
 LoadResult Loading::run() {
   find_candidates();
   for (size_t number = 0; choose(number); ++number) {
+    try {
+      read_manifest();
+    } catch (const Error &error) {
+      note_damage(error);
+      continue;
+    }
     const LoadPlan plan = plan_to_fit();
     try {
       comm::attempt_together(team_, "a load's files", [&] { read(plan); });
       if (options_.one_replica) share(plan);
-      return std::move(result_);
     } catch (const Error &error) {
-      // Not where the job is lost: only what a rank has found in its files leads to another checkpoint.
-      const bool damaged = error.status == FSDP_INVALID_ARGUMENT || error.status == FSDP_SYSTEM;
-      if (!options_.fall_back || !damaged || waiter_.failure().failed()) throw;
-      result_.passed_over.push_back(error.message);
+      note_damage(error);
+      continue;
     }
+    result_.tensors = plan;
+    for (const UnreadableCheckpoint &one : found_.unreadable)
+      if (one.newer > number) result_.older_unreadable.push_back(one.why.message);
+    return std::move(result_);
   }
-  comm::attempt_together(team_, "a load's end", [&] {
+  comm::attempt_together(team_, "a load's checkpoints", [&] {
     if (first() && !result_.passed_over.empty())
       fail(FSDP_INVALID_ARGUMENT, "{}: no checkpoint in this folder is whole: {}", path_,
            fmt::join(result_.passed_over, "; "));

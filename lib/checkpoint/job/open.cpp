@@ -33,12 +33,19 @@ std::string describe_one(const FolderEntry &entry) {
 
 }  // namespace
 
-std::vector<std::string> list_checkpoints(const Folder &folder, std::vector<std::string> &problems) {
+Candidates candidates_of(const Folder &folder) {
   const std::vector<std::string> there = list_folder(folder.fd(), folder.path());
-  if (std::ranges::find(there, manifest_name) != there.end()) return {"."};
-  std::vector<std::string> names;
-  for (const FolderEntry &entry : folder.list(&problems)) names.push_back(entry.name);
-  return names;
+  if (std::ranges::find(there, manifest_name) != there.end()) return {{"."}, {}};
+  Candidates found;
+  for (const FolderEntry &entry : folder.list(&found.unreadable)) found.names.push_back(entry.name);
+  return found;
+}
+
+void refuse_empty(const std::string &path, const std::vector<UnreadableCheckpoint> &unreadable) {
+  std::string text;
+  for (const UnreadableCheckpoint &one : unreadable)
+    text += (text.empty() ? "; of what is there " : "; ") + one.why.message;
+  fail(FSDP_INVALID_ARGUMENT, "{}: there is no checkpoint in this folder{}", path, text);
 }
 
 OpenedCheckpoint open_checkpoint(comm::Team &team, const std::string &path) {
@@ -47,12 +54,10 @@ OpenedCheckpoint open_checkpoint(comm::Team &team, const std::string &path) {
   comm::attempt_together(team, "a checkpoint's folder", [&] {
     folder.emplace(path);
     if (team.rank() != 0) return;
-    std::vector<std::string> problems;
-    const std::vector<std::string> names = list_checkpoints(*folder, problems);
-    if (names.empty())
-      fail(FSDP_INVALID_ARGUMENT, "{}: there is no checkpoint in this folder{}{}", path,
-           problems.empty() ? "" : "; of what is there ", fmt::join(problems, "; "));
-    std::strncpy(mine.name, names[0].c_str(), sizeof mine.name - 1);
+    const Candidates found = candidates_of(*folder);
+    if (found.names.empty()) refuse_empty(path, found.unreadable);
+    require_newest_is_known(path, found.unreadable);
+    std::strncpy(mine.name, found.names[0].c_str(), sizeof mine.name - 1);
   });
   std::vector<FoundName> all(team.size());
   team.all_gather(&mine, sizeof mine, all.data(), "a checkpoint's name");
@@ -110,12 +115,13 @@ std::vector<std::byte> read_bytes(const OpenedCheckpoint &checkpoint, const Mani
 
 std::string describe_checkpoints(const std::string &path) {
   const Folder folder(path);
-  std::vector<std::string> problems;
+  std::vector<UnreadableCheckpoint> unreadable;
   std::string text = "{\"checkpoints\":[";
-  for (const FolderEntry &entry : folder.list(&problems))
+  for (const FolderEntry &entry : folder.list(&unreadable))
     text += (text.ends_with('[') ? "\n" : ",\n") + describe_one(entry);
   text += "],\n\"unreadable\":[";
-  for (const std::string &problem : problems) text += (text.ends_with('[') ? "" : ",") + quote_json(problem);
+  for (const UnreadableCheckpoint &one : unreadable)
+    text += (text.ends_with('[') ? "" : ",") + quote_json(one.why.message);
   return text + "]}";
 }
 

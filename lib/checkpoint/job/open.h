@@ -21,12 +21,18 @@ struct OpenedCheckpoint {
 };
 
 // Collective over the team: the newest of the folder, or the one that the folder is. Throws on all ranks:
-// INVALID_ARGUMENT where there is none, MISMATCH where they see different ones.
+// INVALID_ARGUMENT where there is none, MISMATCH where they see different ones; what is wrong with one that cannot be
+// read and may be the newest.
 OpenedCheckpoint open_checkpoint(comm::Team &team, const std::string &path);
 
-// The names of a folder's checkpoints, the newest first; "." if it is one itself. Why others are passed over is added
-// to `problems`.
-std::vector<std::string> list_checkpoints(const Folder &folder, std::vector<std::string> &problems);
+// The names of a folder's checkpoints, the newest first; "." if it is one itself.
+struct Candidates {
+  std::vector<std::string> names;
+  std::vector<UnreadableCheckpoint> unreadable;
+};
+Candidates candidates_of(const Folder &folder);
+// There is none in it that can be read: INVALID_ARGUMENT, with what is wrong with each.
+[[noreturn]] void refuse_empty(const std::string &path, const std::vector<UnreadableCheckpoint> &unreadable);
 
 // A file of the checkpoint in the open folder. INVALID_ARGUMENT where it is not the one that the manifest speaks of.
 ShardReader open_shard(int checkpoint, const ManifestFile &file, const std::string &shown);

@@ -9,7 +9,6 @@
 #include <set>
 #include <thread>
 
-#include "base/checked.h"
 #include "base/json.h"
 #include "checkpoint/job/save_keeper.h"
 #include "comm/exchange.h"
@@ -105,11 +104,9 @@ void Beginner::make_folder() {
     SaveFolder &there = *task_.folder;
     there.folder = Folder::make(order_.folder);
     there.folder->remove_leftovers();
-    const std::vector<FolderEntry> entries = there.folder->list();
     // The commit would find it, too, after all the writing.
     if (!order_.choice.commit_manifest) check_free(*there.folder);
-    beginning.sequence =
-        entries.empty() ? 1 : checked_add(entries.front().manifest.sequence, 1, "a checkpoint's sequence");
+    beginning.sequence = there.folder->next_sequence();
     there.made.emplace(*there.folder, given_name());
     std::strncpy(beginning.id, there.made->id().c_str(), sizeof beginning.id - 1);
   });
