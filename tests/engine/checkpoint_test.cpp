@@ -405,18 +405,15 @@ TEST_F(Checkpoint, TellsWhatWasLoaded) {
     FSDP(load(rank, path, loose, &loaded));
     // Each parameter has two moments and a count of steps.
     REQUIRE(loaded.loaded_tensors == 4 * (params - 1) && loaded.missing_tensors == 4 && loaded.unexpected_tensors == 4);
-    auto json = load_of(rank);
+    const auto json = load_of(rank);
     REQUIRE(json["loaded"].size() == 4 * (params - 1) && json["call"] == "fsdp_load" && json["step"] == 1);
     REQUIRE(json["missing"].size() == 4 && json["missing"][0] == "new" && json["unexpected"].size() == 4);
     FSDP(load(rank, path, loose | FSDP_LOAD_WEIGHTS_ONLY, &loaded));
     REQUIRE(loaded.loaded_tensors == params - 1 && loaded.missing_tensors == 1 && loaded.unexpected_tensors == 1);
-    fsdp_load_options options = FSDP_LOAD_OPTIONS_INIT;
-    options.flags = loose;
-    loaded = FSDP_LOADED_INIT;
+    fsdp_load_options options = {sizeof options, loose, 0};
     FSDP(fsdp_load_weights(rank.model, path.c_str(), nullptr, 0, sizeof(fsdp_rename), &options, &loaded));
     REQUIRE(loaded.loaded_tensors == params - 1 && loaded.missing_tensors == 1 && loaded.unexpected_tensors == 1);
-    json = load_of(rank);
-    REQUIRE(json["call"] == "fsdp_load_weights" && json["missing"] == nlohmann::json({"new"}));
+    REQUIRE(load_of(rank)["call"] == "fsdp_load_weights" && load_of(rank)["missing"] == nlohmann::json({"new"}));
     rank.load();
   });
   EXPECT_EQ(std::ranges::count_if(lines,
