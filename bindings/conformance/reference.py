@@ -184,7 +184,7 @@ class Run:
             main, states = json.loads(json.dumps(kept[param.name]))
             param.main, param.states = main, states if is_whole else param.states
         model.step = step if is_whole else model.step
-        return str(step)
+        return f"{step}/{len(model.params) * (4 if is_whole else 1)}"  # with two moments and a count of steps each
 
     def begin_checkpoint(self, checkpoint, folder):
         self.named[checkpoint] = (self.world, folder)
@@ -196,7 +196,7 @@ class Run:
         self.save(model, self.named[checkpoint][1], name=name)
 
     def load_checkpoint_model(self, checkpoint, name, model):
-        return self.load(model, *self.named[checkpoint], name=name)
+        return self.load(model, *self.named[checkpoint], name=name).split("/")[0]
 
     def add_checkpoint_bytes(self, checkpoint, name, owner, count, *values):
         is_once = int(owner) == CONSTANTS["BYTES_ONCE"]

@@ -142,8 +142,10 @@ call(rank, ::Val{:get_model_info}, words, keys) =
 save_path(rank, folder) = "$(rank.save_folder)/$(rank.world)/$folder"
 load_path(rank, world, folder) = "$(rank.load_folder)/$world/$folder"
 call(rank, ::Val{:save}, words, keys) = FSDP.save(rank.named[words[1]], save_path(rank, words[2]))
-call(rank, ::Val{:load}, words, keys) =
-    string(FSDP.load(rank.named[words[1]], load_path(rank, words[2], words[3]); numbers(keys)...).step)
+function call(rank, ::Val{:load}, words, keys)
+    loaded = FSDP.load(rank.named[words[1]], load_path(rank, words[2], words[3]); numbers(keys)...)
+    return "$(loaded.step)/$(loaded.loaded_tensors)"
+end
 call(rank, ::Val{:begin_checkpoint}, words, keys) =
     rank.named[words[1]] = FSDP.begin_checkpoint(rank.context, save_path(rank, words[2]))
 call(rank, ::Val{:open_checkpoint}, words, keys) =

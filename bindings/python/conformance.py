@@ -279,7 +279,8 @@ class Rank:
         self.named[model].save(self.save_path(folder))
 
     def load(self, model, world, folder, **keys):
-        return str(self.named[model].load(self.load_path(world, folder), **numbers(keys)).step)
+        loaded = self.named[model].load(self.load_path(world, folder), **numbers(keys))
+        return f"{loaded.step}/{loaded.loaded_tensors}"
 
     def begin_checkpoint(self, name, folder):
         self.named[name] = self.context.begin_checkpoint(self.save_path(folder))

@@ -38,9 +38,9 @@ checkpoint::SaveChoice choice_of(const fsdp_save_options &options) {
 
 constexpr uint32_t load_flags = FSDP_LOAD_WEIGHTS_ONLY | FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED |
                                 FSDP_LOAD_FALLBACK | FSDP_LOAD_IF_ANY | FSDP_LOAD_ONE_REPLICA;
-constexpr uint32_t load_model_flags =
-    FSDP_LOAD_WEIGHTS_ONLY | FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED | FSDP_LOAD_ONE_REPLICA;
-constexpr uint32_t load_weights_flags = FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED;
+constexpr uint32_t load_model_flags = FSDP_LOAD_WEIGHTS_ONLY | FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED |
+                                      FSDP_LOAD_IF_ANY | FSDP_LOAD_ONE_REPLICA;
+constexpr uint32_t load_weights_flags = FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED | FSDP_LOAD_IF_ANY;
 
 checkpoint::LoadOptions read_load_options(const fsdp_load_options *given, uint32_t flags, const char *call) {
   const auto options = read_options(given, call, "fsdp_load_options");
@@ -85,6 +85,9 @@ fsdp_loaded loaded_of(const checkpoint::LoadResult &result) {
   loaded.read_bytes = result.read_bytes;
   loaded.ranks = result.manifest.ranks;
   loaded.passed_over = static_cast<uint32_t>(result.passed_over.size());
+  loaded.loaded_tensors = result.tensors.loaded.size();
+  loaded.missing_tensors = result.tensors.missing.size();
+  loaded.unexpected_tensors = result.tensors.unexpected.size();
   const size_t length = cut_length(result.name, sizeof loaded.name - 1);
   std::memcpy(loaded.name, result.name.data(), length);
   return loaded;
@@ -190,6 +193,13 @@ fsdp_status fsdp_load_weights(fsdp_model *model, const char *path, const fsdp_re
     if (loaded) check_output(loaded, call, "fsdp_loaded");
     const checkpoint::LoadResult result = impl.checkpoints(call).load_weights(from, given, chosen);
     if (loaded) write_output(loaded, loaded_of(result));
+  });
+}
+
+fsdp_status fsdp_describe_load(const fsdp_model *model, char *buffer, uint64_t *size_bytes) {
+  constexpr auto call = "fsdp_describe_load";
+  return in_model(model, call, [&](engine::Model &impl) {
+    write_text(impl.checkpoints(call).describe_load(call), buffer, size_bytes, call);
   });
 }
 

@@ -26,6 +26,8 @@ template <>
 inline constexpr uint64_t first_size<fsdp_error> = 40;  // the message may be cut short
 template <>
 inline constexpr uint64_t first_size<fsdp_model_options> = offsetof(fsdp_model_options, max_pending_bytes);
+template <>
+inline constexpr uint64_t first_size<fsdp_loaded> = offsetof(fsdp_loaded, loaded_tensors);
 
 // A struct_size beyond this was never set: the bytes behind the struct are not ours to read.
 constexpr uint64_t most_size = 4096;

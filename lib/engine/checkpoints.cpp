@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/checkpoints.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -19,6 +20,20 @@ using checkpoint::KeptTensor;
 namespace {
 
 constexpr double most_steps = 9007199254740992.0;  // what double counts exactly
+
+constexpr size_t most_told = 20;  // names in a message of the log
+
+std::string some_of(const char *what, const std::vector<std::string> &names) {
+  std::string text = format_text("; {} {}", names.size(), what);
+  for (size_t i = 0; i < std::min(names.size(), most_told); ++i) text += (i ? ", " : ": ") + quote_json(names[i]);
+  return names.size() > most_told ? text + ", ..." : text;
+}
+
+std::string list_of(const char *what, const std::vector<std::string> &names) {
+  std::string text = format_text(",\n\"{}\":[", what);
+  for (const std::string &name : names) text += (text.ends_with('[') ? "" : ",") + quote_json(name);
+  return text + "]";
+}
 
 // The folder's one name, however it was given; what cannot be found out does not matter.
 std::string canonical(const std::string &folder) {
@@ -207,6 +222,22 @@ checkpoint::LoadResult Checkpoints::load_into(const char *call, const LoadInto &
   return take({shards, runtime_.plan.layout_hash, [this] { steps_.reset(); }, write, read, runtime_.teams.outer.get()});
 }
 
+// What was loaded under which names: a mistyped one is a model that begins from nothing.
+void Checkpoints::note_load(const char *call, const std::string &from, const checkpoint::LoadResult &result) {
+  const checkpoint::LoadedTensors &tensors = result.tensors;
+  runtime_.context.log(FSDP_LOG_INFO,
+                       format_text("{}: {}: {} tensors loaded{}{}", call, from, tensors.loaded.size(),
+                                   some_of("missing", tensors.missing), some_of("unexpected", tensors.unexpected)));
+  load_text_ = format_text("{{\"call\":{},\"name\":{},\"step\":{}{}{}{}}}", quote_json(call), quote_json(result.name),
+                           result.manifest.step, list_of("loaded", tensors.loaded), list_of("missing", tensors.missing),
+                           list_of("unexpected", tensors.unexpected));
+}
+
+std::string Checkpoints::describe_load(const char *call) const {
+  if (load_text_.empty()) fail(FSDP_INVALID_STATE, "{}: nothing has been loaded into this model", call);
+  return load_text_;
+}
+
 checkpoint::LoadResult Checkpoints::load(const std::string &folder, const checkpoint::LoadOptions &options) {
   checkpoint::LoadResult result = load_into("fsdp_load", [&](const checkpoint::LoadedModel &model) {
     return checkpoint::load(*runtime_.teams.all, runtime_.context.waiter(), folder, model, options);
@@ -222,14 +253,18 @@ checkpoint::LoadResult Checkpoints::load(const std::string &folder, const checkp
   std::filesystem::path path = canonical(folder);
   if (result.name != ".") path /= result.name;  // else the folder is the checkpoint
   loaded_folder_ = path.parent_path(), loaded_name_ = result.name = path.filename();
+  note_load("fsdp_load", path, result);
   return result;
 }
 
 checkpoint::LoadResult Checkpoints::load_weights(const std::string &path, std::span<const checkpoint::Rename> renames,
                                                  const checkpoint::LoadOptions &options) {
-  return load_into("fsdp_load_weights", [&](const checkpoint::LoadedModel &model) {
+  constexpr auto call = "fsdp_load_weights";
+  checkpoint::LoadResult result = load_into(call, [&](const checkpoint::LoadedModel &model) {
     return checkpoint::load_weights(*runtime_.teams.all, runtime_.context.waiter(), path, model, renames, options);
   });
+  note_load(call, path, result);
+  return result;
 }
 
 }  // namespace fsdp::engine

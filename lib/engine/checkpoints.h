@@ -33,6 +33,8 @@ class Checkpoints {
   checkpoint::LoadResult load(const std::string &folder, const checkpoint::LoadOptions &options);
   checkpoint::LoadResult load_weights(const std::string &path, std::span<const checkpoint::Rename> renames,
                                       const checkpoint::LoadOptions &options);
+  // The last one, as JSON: INVALID_STATE where there was none.
+  std::string describe_load(const char *call) const;
 
  private:
   // Copies memory of a device while other streams compute.
@@ -49,6 +51,7 @@ class Checkpoints {
   void write_float64(const Plane &plane, std::byte *to, std::span<const std::byte> elements) const;
   void note_steps(const checkpoint::KeptTensor &tensor, const checkpoint::ElementType &type,
                   std::span<const std::byte> element);
+  void note_load(const char *call, const std::string &from, const checkpoint::LoadResult &result);
   std::string spared(const std::string &folder) const;
 
   Runtime &runtime_;
@@ -60,6 +63,7 @@ class Checkpoints {
   // The step that was loaded, and the version that it is published as.
   uint64_t loaded_step_ = 0, loaded_version_ = 1;
   std::string loaded_folder_, loaded_name_;
+  std::string load_text_;  // what describe_load tells
 };
 
 }  // namespace fsdp::engine

@@ -362,6 +362,84 @@ TEST_F(Checkpoint, WhoseManifestIsDamagedIsCountedAlikeOnAllRanks) {
   EXPECT_EQ(json["unreadable"][0].get<std::string>().find(manifest + ": /sum is "), 0u) << json["unreadable"][0];
 }
 
+nlohmann::json load_of(const Rank &rank) {
+  uint64_t size = 0;
+  FSDP(fsdp_describe_load(rank.model, nullptr, &size));
+  std::string text(size, '\0');
+  FSDP(fsdp_describe_load(rank.model, text.data(), &size));
+  return nlohmann::json::parse(text.c_str());
+}
+
+// A mistyped name would be a model that begins from nothing: how much was loaded is counted, listed and logged; nothing
+// at all is an error.
+TEST_F(Checkpoint, TellsWhatWasLoaded) {
+  const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS, 2);
+  run(setup, "saved", [&](Rank &rank) {
+    rank.load();
+    FSDP(save(rank, path, 1));
+  });
+  uint64_t params = 0;
+  for (const GroupDef &group : setup.groups) params += group.params.size();
+  Scenario other = setup, strange = setup;
+  other.groups[1].params[0].name = "new";
+  for (GroupDef &group : strange.groups)
+    for (ParamDef &param : group.params) param.name += ".x";
+  std::mutex mutex;
+  std::vector<std::string> lines;
+  struct Log {
+    std::mutex &mutex;
+    std::vector<std::string> &lines;
+  } log{mutex, lines};
+  other.context.log_data = &log;
+  other.context.log_level = FSDP_LOG_INFO;
+  other.context.log = [](void *user, fsdp_log_level, const char *message) {
+    auto &to = *static_cast<Log *>(user);
+    const std::lock_guard lock(to.mutex);
+    to.lines.push_back(message);
+  };
+  constexpr uint32_t loose = FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED;
+  run(other, "in part", [&](Rank &rank) {
+    uint64_t size = 0;
+    require_error(fsdp_describe_load(rank.model, nullptr, &size), FSDP_INVALID_STATE, {"nothing has been loaded"});
+    fsdp_loaded loaded = FSDP_LOADED_INIT;
+    FSDP(load(rank, path, loose, &loaded));
+    // Each parameter has two moments and a count of steps.
+    REQUIRE(loaded.loaded_tensors == 4 * (params - 1) && loaded.missing_tensors == 4 && loaded.unexpected_tensors == 4);
+    const auto json = load_of(rank);
+    REQUIRE(json["loaded"].size() == 4 * (params - 1) && json["call"] == "fsdp_load" && json["step"] == 1);
+    REQUIRE(json["missing"].size() == 4 && json["missing"][0] == "new" && json["unexpected"].size() == 4);
+    FSDP(load(rank, path, loose | FSDP_LOAD_WEIGHTS_ONLY, &loaded));
+    REQUIRE(loaded.loaded_tensors == params - 1 && loaded.missing_tensors == 1 && loaded.unexpected_tensors == 1);
+    fsdp_load_options options = {sizeof options, loose, 0};
+    FSDP(fsdp_load_weights(rank.model, path.c_str(), nullptr, 0, sizeof(fsdp_rename), &options, &loaded));
+    REQUIRE(loaded.loaded_tensors == params - 1 && loaded.missing_tensors == 1 && loaded.unexpected_tensors == 1);
+    REQUIRE(load_of(rank)["call"] == "fsdp_load_weights" && load_of(rank)["missing"] == nlohmann::json({"new"}));
+    rank.load();
+  });
+  EXPECT_EQ(std::ranges::count_if(lines,
+                                  [](const std::string &line) {
+                                    return line.find("tensors loaded; 1 missing: \"new\"; 1 unexpected: ") != line.npos;
+                                  }),
+            4);
+  run(strange, "nothing", [&](Rank &rank) {
+    require_error(load(rank, path, loose), FSDP_INVALID_ARGUMENT,
+                  {"none of the model's tensors", "FSDP_LOAD_IF_ANY", "missing: ", "unexpected: "});
+    fsdp_load_options options = FSDP_LOAD_OPTIONS_INIT;
+    options.flags = loose;
+    const auto load_weights = [&](fsdp_loaded *loaded) {
+      return fsdp_load_weights(rank.model, path.c_str(), nullptr, 0, sizeof(fsdp_rename), &options, loaded);
+    };
+    require_error(load_weights(nullptr), FSDP_INVALID_ARGUMENT, {"none of the model's tensors"});
+    fsdp_loaded loaded = FSDP_LOADED_INIT;
+    FSDP(load(rank, path, loose | FSDP_LOAD_IF_ANY, &loaded));
+    REQUIRE(loaded.loaded_tensors == 0 && loaded.missing_tensors == 4 * params);
+    options.flags |= FSDP_LOAD_IF_ANY;
+    FSDP(load_weights(&loaded));
+    REQUIRE(loaded.loaded_tensors == 0 && loaded.unexpected_tensors == params);
+    rank.load();
+  });
+}
+
 // Three ranks have 32 rows each, and write a file of a page of data each; two ranks, of blocks of 32 rows or of any
 // rows, read no more of them than they keep, but for the rest of a block.
 TEST_F(Checkpoint, IsReadByThoseBytesThatAreKept) {

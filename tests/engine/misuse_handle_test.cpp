@@ -62,6 +62,7 @@ std::vector<Call> model_calls(fsdp_model *model) {
       {"fsdp_get_model_info", [=] { return fsdp_get_model_info(model, &info); }},
       {"fsdp_get_stats", [=] { return fsdp_get_stats(model, &stats); }},
       {"fsdp_describe_model", [=] { return fsdp_describe_model(model, nullptr, &size); }},
+      {"fsdp_describe_load", [=] { return fsdp_describe_load(model, nullptr, &size); }},
       {"fsdp_check_model", [=] { return fsdp_check_model(model, nullptr, &size); }},
       {"fsdp_get_group_count", [=] { return fsdp_get_group_count(model, &size); }},
       {"fsdp_get_group", [=] { return fsdp_get_group(model, 0, &group); }},

@@ -42,7 +42,7 @@ fsdp_status load_model(Rank &rank) {
 
 // Of a checkpoint as of any other files, under names that hardly anything has.
 fsdp_status load_weights(Rank &rank) {
-  constexpr uint32_t all = FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED;
+  constexpr uint32_t all = FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED | FSDP_LOAD_IF_ANY;
   constexpr uint32_t transposed = FSDP_RENAME_TRANSPOSED;
   fsdp_load_options options = FSDP_LOAD_OPTIONS_INIT;
   options.flags = rank.wild() ? rank.flags(all) : all;
@@ -178,6 +178,11 @@ fsdp_status read_checkpoint_bytes(Rank &rank) {
                                     rank.or_null(&size));
 }
 
+fsdp_status describe_load(Rank &rank) {
+  uint64_t size = rank.wild() ? rank.random.below(buffer_bytes) : buffer_bytes;
+  return fsdp_describe_load(rank.model(), reinterpret_cast<char *>(rank.or_null(rank.buffer)), rank.or_null(&size));
+}
+
 fsdp_status list_checkpoints(Rank &rank) {
   uint64_t size = rank.wild() ? rank.random.below(buffer_bytes) : buffer_bytes;
   const char *const folder = folder_of(rank);
@@ -198,6 +203,7 @@ const std::vector<Case> &checkpoint_cases() {
   static const std::vector<Case> cases = {{"fsdp_save", save_model},
                                           {"fsdp_load", load_model},
                                           {"fsdp_load_weights", load_weights},
+                                          {"fsdp_describe_load", describe_load},
                                           {"fsdp_begin_checkpoint", begin_checkpoint},
                                           {"fsdp_add_checkpoint_model", add_checkpoint_model},
                                           {"fsdp_add_checkpoint_bytes", add_checkpoint_bytes},

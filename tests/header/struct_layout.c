@@ -250,7 +250,7 @@ AT(fsdp_checkpoint_status, ranks, 40);
 AT(fsdp_checkpoint_status, reserved, 44);
 AT(fsdp_checkpoint_status, name, 48);
 
-SIZE(fsdp_loaded, 80);
+SIZE(fsdp_loaded, 104);
 AT(fsdp_loaded, struct_size, 0);
 AT(fsdp_loaded, step, 8);
 AT(fsdp_loaded, sequence, 16);
@@ -259,6 +259,9 @@ AT(fsdp_loaded, read_bytes, 32);
 AT(fsdp_loaded, ranks, 40);
 AT(fsdp_loaded, passed_over, 44);
 AT(fsdp_loaded, name, 48);
+AT(fsdp_loaded, loaded_tensors, 80);
+AT(fsdp_loaded, missing_tensors, 88);
+AT(fsdp_loaded, unexpected_tensors, 96);
 
 SIZE(fsdp_rename, 48);
 AT(fsdp_rename, theirs, 0);

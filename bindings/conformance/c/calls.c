@@ -94,7 +94,8 @@ static fsdp_status load(rank_state *state, const line *words) {
   options.flags = (uint32_t)key_or(words, "flags", 0);
   const fsdp_status status = fsdp_load(handle(state, words, 1, 'm'),
                                        load_path(state, word(words, 2), word(words, 3), path), &options, &loaded);
-  give_integer(state, loaded.step);
+  snprintf(state->value, sizeof state->value, "%llu/%llu", (unsigned long long)loaded.step,
+           (unsigned long long)loaded.loaded_tensors);
   return status;
 }
 

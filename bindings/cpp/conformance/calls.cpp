@@ -375,9 +375,10 @@ std::string Rank::use_checkpoint(const Line &line) {
   const auto load_path = [&] { return load_folder_ + line.word(2) + "/" + last; };
   if (call == "save")
     model(line).save(save_folder_ + line.word(2));
-  else if (call == "load")
-    return std::to_string(model(line).load(load_path(), options).step);
-  else if (call == "begin_checkpoint")
+  else if (call == "load") {
+    const fsdp::Loaded loaded = model(line).load(load_path(), options);
+    return std::to_string(loaded.step) + "/" + std::to_string(loaded.loaded_tensors);
+  } else if (call == "begin_checkpoint")
     checkpoints_.insert_or_assign(name, fsdp::Checkpoint::begin(context, save_folder_ + line.word(2)));
   else if (call == "open_checkpoint")
     checkpoints_.insert_or_assign(name, fsdp::Checkpoint::open(context, load_path()));

@@ -262,6 +262,11 @@ class Model {
         fsdp_load_weights(get(), path.c_str(), raws.data(), raws.size(), sizeof(fsdp_rename), &options, &loaded));
     return loaded;
   }
+  /** The last load as JSON: the names of what was loaded, missing and unexpected. */
+  std::string describe_load() const {
+    return detail::read_text(
+        [&](char *buffer, std::uint64_t *size) { return fsdp_describe_load(get(), buffer, size); });
+  }
 
   const detail::KeptHooks &hooks() const noexcept { return hooks_; }
 

@@ -232,7 +232,11 @@ TEST(Training, WhatWasSavedIsLoaded) {
     const std::vector<unsigned char> bytes = opened.read_bytes("place");
     EXPECT_EQ(std::string(bytes.begin(), bytes.end()), "epoch 3");
     net.model.begin_update();
-    EXPECT_EQ(opened.load_model("net", net.model).step, 2u);
+    const fsdp::Loaded loaded = opened.load_model("net", net.model);
+    EXPECT_EQ(loaded.step, 2u);
+    EXPECT_GT(loaded.loaded_tensors, 0u);
+    EXPECT_EQ(loaded.missing_tensors + loaded.unexpected_tensors, 0u);
+    EXPECT_NE(net.model.describe_load().find("\"missing\":[]"), std::string::npos);
     net.model.publish_weights();
     EXPECT_EQ(net.first.read_param<float>(0), later);
     context.close();

@@ -272,6 +272,10 @@ class Model(Owner):
         )
         return loaded
 
+    def describe_load(self):
+        """The last load, as what its JSON says: the names of what was loaded, missing and unexpected."""
+        return json.loads(read_text(lib.describe_load, self.handle))
+
     # -- CUDA graphs --------------------------------------------------------------------------------------------
 
     def begin_capture(self, stream):

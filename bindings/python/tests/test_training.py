@@ -90,7 +90,9 @@ class Training(unittest.TestCase):
                     group = model.create_group("layer", [fsdp.Param("w", (8, 4)), fsdp.Param("b", (4,))])
                     model.seal()
                     with context.open_checkpoint(folder) as checkpoint:
-                        self.assertEqual(checkpoint.load_model(model).step, 9)
+                        loaded = checkpoint.load_model(model)
+                        self.assertEqual((loaded.step, loaded.loaded_tensors, loaded.missing_tensors), (9, 8, 0))
+                        self.assertEqual(model.describe_load()["loaded"][:2], ["w", "state.w.exp_avg"])
                         self.assertEqual(checkpoint.read_bytes("place"), b"somewhere")
                     model.publish_weights()
                     return flat(group.read_param("w"))

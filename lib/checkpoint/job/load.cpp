@@ -223,6 +223,7 @@ LoadResult Loading::run() {
       note_damage(error);
       continue;
     }
+    result_.tensors = plan;
     for (const UnreadableCheckpoint &one : found_.unreadable)
       if (one.newer > number) result_.older_unreadable.push_back(one.why.message);
     return std::move(result_);

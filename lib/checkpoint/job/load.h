@@ -35,7 +35,8 @@ struct LoadOptions {
   bool allow_missing = false;     // what the checkpoint lacks stays as it is
   bool allow_unexpected = false;  // what only the checkpoint has is passed over
   bool fall_back = false;         // to the next older one where one is damaged
-  bool if_any = false;            // nothing is loaded from a folder that is not there or has nothing of ours
+  bool if_any = false;            // nothing is loaded from a folder that is not there or has nothing of ours, or of the
+                                  // model's where allow_missing
   bool one_replica = false;       // ranks that keep the same rows read a part of them each, and give it to each other
   std::optional<std::string> model = {};  // by name, of several in a checkpoint; nothing: the only one
 };
@@ -44,6 +45,7 @@ struct LoadResult {
   std::string name;  // of the checkpoint, in the folder; empty: there was none, and the options allow that
   Manifest manifest;
   uint64_t wanted_bytes = 0, read_bytes = 0;  // of files, by this rank
+  LoadedTensors tensors;
   std::vector<std::string> passed_over;       // why, of damaged ones that may be newer; the same on every rank
   std::vector<std::string> older_unreadable;  // ... that are older, on the first rank
 };

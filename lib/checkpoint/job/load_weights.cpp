@@ -26,9 +26,10 @@ std::string text_of(std::span<const Rename> renames) {
 LoadResult load_weights(comm::Team &team, const Waiter &waiter, const std::string &path, const LoadedModel &model,
                         std::span<const Rename> renames, const LoadOptions &options) {
   LoadResult result;
-  comm::agree_on(team, "what is loaded",
-                 format_text("layout {:016x}, renames {}, allow_missing {}, allow_unexpected {}", model.layout_hash,
-                             text_of(renames), options.allow_missing, options.allow_unexpected));
+  comm::agree_on(
+      team, "what is loaded",
+      format_text("layout {:016x}, renames {}, allow_missing {}, allow_unexpected {}, if_any {}", model.layout_hash,
+                  text_of(renames), options.allow_missing, options.allow_unexpected, options.if_any));
   std::optional<WeightFiles> files;
   std::string sum, misfits;
   LoadPlan plan;
@@ -46,6 +47,7 @@ LoadResult load_weights(comm::Team &team, const Waiter &waiter, const std::strin
     for (const LoadedFile &file : plan.files) taker.take(files->open(file.file), file.rows);
     result.wanted_bytes = taker.wanted_bytes(), result.read_bytes = taker.read_bytes();
   });
+  result.tensors = std::move(plan);
   return result;
 }
 

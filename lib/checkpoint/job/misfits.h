@@ -2,6 +2,8 @@
 // What of a plan to load keeps it from being done, as text.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
 
 #include "base/error.h"
@@ -10,10 +12,16 @@
 
 namespace fsdp::checkpoint {
 
-inline void list_names(std::string &text, const char *what, const std::vector<std::string> &names, bool quoted) {
+inline constexpr size_t most_examples = 5;  // of names, where none fits and all of them would be too many
+
+// most: of the names; what is left out is counted.
+inline void list_names(std::string &text, const char *what, const std::vector<std::string> &names, bool quoted,
+                       size_t most = SIZE_MAX) {
   if (names.empty()) return;
   text += format_text("; {}: ", what);
-  for (size_t i = 0; i < names.size(); ++i) text += (i ? ", " : "") + (quoted ? quote_json(names[i]) : names[i]);
+  for (size_t i = 0; i < std::min(names.size(), most); ++i)
+    text += (i ? ", " : "") + (quoted ? quote_json(names[i]) : names[i]);
+  if (names.size() > most) text += format_text(" and {} more", names.size() - most);
 }
 
 // Empty: it fits. The same on every rank, since they compare whole tensors.
@@ -22,6 +30,11 @@ inline std::string list_misfits(const LoadPlan &plan, const LoadOptions &options
   if (!options.allow_missing) list_names(text, "missing", plan.missing, true);
   if (!options.allow_unexpected) list_names(text, "unexpected", plan.unexpected, true);
   list_names(text, "different", plan.other, false);
+  if (text.empty() && plan.loaded.empty() && !plan.missing.empty() && !options.if_any) {
+    text = ": it has none of the model's tensors, and FSDP_LOAD_IF_ANY would allow that";
+    list_names(text, "missing", plan.missing, true, most_examples);
+    list_names(text, "unexpected", plan.unexpected, true, most_examples);
+  }
   return text;
 }
 

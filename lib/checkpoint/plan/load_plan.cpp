@@ -112,6 +112,7 @@ LoadPlan plan_load(const ModelShards &shards, const Manifest &manifest, uint32_t
     } else if (std::string text = difference(own, *found->second); !text.empty()) {
       plan.other.push_back(std::move(text));
     } else {
+      plan.loaded.push_back(own.name);
       const RowRange kept = shards.kept_rows(own, rank);
       const ModelShards::Holder holder = choice.one_replica ? shards.holder(own, rank) : ModelShards::Holder{};
       if (holder.count > 1) plan.shared.push_back(i);

@@ -29,13 +29,17 @@ struct LoadedFile {
   std::vector<LoadedRows> rows;
 };
 
-struct LoadPlan {
-  std::vector<LoadedFile> files;  // by number
-  std::vector<uint32_t> shared;   // tensors that ranks read parts of and then give to each other
-  // Names, in the order of the model or of the manifest; of `other` what differs, for people.
+// Names of whole tensors, in the order of the model or of the manifest; the same on every rank.
+struct LoadedTensors {
+  std::vector<std::string> loaded;      // of the model
   std::vector<std::string> missing;     // the model has it, the checkpoint does not
   std::vector<std::string> unexpected;  // the other way round
-  std::vector<std::string> other;       // they have it in another shape, or of numbers that are not converted
+};
+
+struct LoadPlan : LoadedTensors {
+  std::vector<LoadedFile> files;   // by number
+  std::vector<uint32_t> shared;    // tensors that ranks read parts of and then give to each other
+  std::vector<std::string> other;  // both have it, in another shape or of numbers that are not converted; for people
 
   // Codes and scales mean nothing without each other: of a frozen parameter whose planes are missing in part, which may
   // be left out as a whole alone, `other` tells. After all that is missing is known.

@@ -78,8 +78,8 @@ void WeightPlanner::find_uses(const std::string &name, const SpreadTensor &their
 
 void WeightPlanner::use(const std::string &ours, Use use) {
   const auto found = numbers_.find(ours);
-  if (found == numbers_.end()) {
-    plan_.unexpected.push_back(use.name);
+  if (found == numbers_.end()) {  // of one name there, several may be wanted here
+    if (plan_.unexpected.empty() || plan_.unexpected.back() != use.name) plan_.unexpected.push_back(use.name);
     return;
   }
   const KeptTensor &own = shards_.tensors()[found->second];
@@ -174,6 +174,7 @@ void WeightPlanner::plan_tensor(uint32_t number, uint32_t rank) {
     return;
   }
   if (!covers(own, uses->second)) return;
+  plan_.loaded.push_back(own.name);
   const RowRange kept = shards_.kept_rows(own, rank);
   for (const Use &use : uses->second) take(number, use, kept);
 }

@@ -37,6 +37,9 @@ function load_weights(model::Model, path; renames = [], fields...)
     return told(loaded)
 end
 
+"The last load, as JSON: the names of what was loaded, missing and unexpected."
+describe_load(model::Model) = read_text((text, size) -> fsdp_describe_load(model.number, text, size))
+
 "Several models and bytes, saved while training goes on, or opened to be read."
 mutable struct Checkpoint <: Owner
     number::Ptr{fsdp_checkpoint}

@@ -67,8 +67,10 @@ end
         end
         begin_update(model) do
             load_param(group, "w", zeros(Float32, 4, 8))
-            @test FSDP.load(model, folder).step == 7
+            loaded = FSDP.load(model, folder)
+            @test loaded.step == 7 && loaded.loaded_tensors > 0 && loaded.missing_tensors == 0
         end
+        @test occursin("\"missing\":[]", FSDP.describe_load(model))
         @test read_param(group, "w") ≈ ramp() .- 0.5
     end
     @test occursin("step-0000000007", FSDP.list_checkpoints(folder))

@@ -614,10 +614,16 @@ pub struct fsdp_loaded {
     pub read_bytes: u64,
     /// that have saved it
     pub ranks: u32,
-    /// newer ones that were damaged, see FSDP_LOAD_FALLBACK
+    /// that were damaged and may be newer, see FSDP_LOAD_FALLBACK; the same on every rank
     pub passed_over: u32,
     /// in the folder, "step-0000001200"; "": nothing was loaded, see FSDP_LOAD_IF_ANY
     pub name: [c_char; 32],
+    /// of the model, that were there: weights and, unless WEIGHTS_ONLY, states
+    pub loaded_tensors: u64,
+    /// ... that were not, and stay as they were, see FSDP_LOAD_ALLOW_MISSING
+    pub missing_tensors: u64,
+    /// of the files, that the model has no use for, see FSDP_LOAD_ALLOW_UNEXPECTED
+    pub unexpected_tensors: u64,
 }
 
 impl Default for fsdp_loaded {
@@ -976,7 +982,7 @@ mod tests {
 
     #[test]
     fn fsdp_loaded_is_laid_out_as_the_compiler_says() {
-        assert_eq!(std::mem::size_of::<fsdp_loaded>(), 80);
+        assert_eq!(std::mem::size_of::<fsdp_loaded>(), 104);
         assert_eq!(offset!(fsdp_loaded, struct_size), 0);
         assert_eq!(offset!(fsdp_loaded, step), 8);
         assert_eq!(offset!(fsdp_loaded, sequence), 16);
@@ -985,6 +991,9 @@ mod tests {
         assert_eq!(offset!(fsdp_loaded, ranks), 40);
         assert_eq!(offset!(fsdp_loaded, passed_over), 44);
         assert_eq!(offset!(fsdp_loaded, name), 48);
+        assert_eq!(offset!(fsdp_loaded, loaded_tensors), 80);
+        assert_eq!(offset!(fsdp_loaded, missing_tensors), 88);
+        assert_eq!(offset!(fsdp_loaded, unexpected_tensors), 96);
     }
 
     #[test]

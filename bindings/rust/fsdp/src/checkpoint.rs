@@ -144,10 +144,16 @@ pub struct Loaded {
     pub read_bytes: u64,
     /// That have saved it.
     pub ranks: u32,
-    /// Newer ones that were damaged.
+    /// That were damaged and may be newer.
     pub passed_over: u32,
     /// In the folder; empty: nothing was loaded.
     pub name: String,
+    /// Of the model, that were there. `Model::describe_load` has their names, and those of the others.
+    pub loaded_tensors: u64,
+    /// Of the model, that stay as they were.
+    pub missing_tensors: u64,
+    /// Of the files, that the model has no use for.
+    pub unexpected_tensors: u64,
 }
 
 impl Loaded {
@@ -160,6 +166,9 @@ impl Loaded {
             ranks: raw.ranks,
             passed_over: raw.passed_over,
             name: array_text(&raw.name),
+            loaded_tensors: raw.loaded_tensors,
+            missing_tensors: raw.missing_tensors,
+            unexpected_tensors: raw.unexpected_tensors,
         }
     }
 }

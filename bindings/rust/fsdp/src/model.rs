@@ -247,6 +247,11 @@ impl Model {
         read_text(|buffer, size| unsafe { sys::fsdp_describe_model(self.raw, buffer, size) })
     }
 
+    /// The last load as JSON: the names of what was loaded, missing and unexpected.
+    pub fn describe_load(&self) -> Result<String> {
+        read_text(|buffer, size| unsafe { sys::fsdp_describe_load(self.raw, buffer, size) })
+    }
+
     /// The norm that the last clip or norm found.
     pub fn last_norm(&self) -> Result<f64> {
         let mut norm = 0.0;

@@ -30,7 +30,9 @@ fn what_two_ranks_save_one_rank_loads() {
         let mut window = model.begin_update().unwrap();
         let loaded = window.load(&folder, &Default::default()).unwrap();
         assert_eq!((loaded.step, loaded.ranks, &loaded.name[..]), (3, 2, "step-0000000003"));
+        assert!(loaded.loaded_tensors > 0 && loaded.missing_tensors + loaded.unexpected_tensors == 0);
         window.publish().unwrap();
+        assert!(model.describe_load().unwrap().contains("\"missing\":[]"));
         step(&mut model, &[a, b], 0.5).unwrap(); // the fourth: with the states of the third
         assert_eq!(model.read_param::<f32>(a, 0).unwrap(), trained.read_param::<f32>(first, 0).unwrap());
         assert_eq!(

@@ -294,9 +294,9 @@ flags, policy, layout hash). A model needs a group, though not one with paramete
 on every rank with both ranks' values. Afterwards the model is in its update window: load parameters, then
 fsdp_publish_weights.
 Collective: the mesh. Blocks: peers. Memory: all that the model will ever use.
-Errors: MISMATCH, INVALID_STATE, INVALID_ARGUMENT (also: a size beyond 64 bits), UNSUPPORTED, OUT_OF_MEMORY (also,
-with nothing allocated: ranks that share a memory cgroup need more than it has free), PEER_FAILED, TIMEOUT; what
-fails one rank fails all of them with its status. Since 0.2.
+Errors: MISMATCH, INVALID_STATE, INVALID_ARGUMENT (also: a size beyond 64 bits; two tensors that would have one name
+in a checkpoint), UNSUPPORTED, OUT_OF_MEMORY (also, with nothing allocated: ranks that share a memory cgroup need
+more than it has free), PEER_FAILED, TIMEOUT; what fails one rank fails all of them with its status. Since 0.2.
 ```
 """
 @inline fsdp_seal_model(model) =
@@ -888,7 +888,10 @@ Save main weights (of frozen parameters the compute weights), optimizer states a
 checkpoint of the folder, which is made if it is not there: DIR/step-0000001200/, safetensors files as PyTorch's
 distributed checkpoint writes them, and a manifest with sums of all (docs/guides/checkpoints.md). It has its name
 when it is whole and on the disk, or does not exist: whatever fails or is killed meanwhile, the checkpoints from
-before stay as they are. Main weights and states must not be written while it runs. Every rank must see the folder.
+before stay as they are. With COMMIT_MANIFEST it has its name before, and is whole with its manifest: one that is
+killed before then is no checkpoint, and one that loses its manifest later is damaged. A checkpoint of the folder
+that cannot be read keeps none from being saved. Main weights and states must not be written while it runs. Every
+rank must see the folder.
 
 What is saved is the version published last, also in the middle of a step. Ranks that have the same bytes share the
 writing, or one of them does it. A save takes 32 MiB of memory a rank while it runs, or the model's
@@ -897,8 +900,9 @@ Collective: the mesh. Blocks: the disk, and peers: a rank that is still writing 
 whose disk takes nothing for that long has, with errno ETIMEDOUT. Window: outside.
 Errors, the same on all ranks: SYSTEM (rank, file, what was done and errno; nothing of this checkpoint is left, the
 job can go on, and the next save may succeed), INVALID_STATE (the folder has this step; another host does not see
-what rank 0 has made in the folder; inside the window, or captured), INVALID_ARGUMENT (a tensor's name is not unique:
-a parameter may be called like a state of another; REPLACE with COMMIT_MANIFEST), MISMATCH (another step, keep or
+what rank 0 has made in the folder; inside the window, or captured), INVALID_ARGUMENT (a parameter is called like
+AdamW's number of steps of another, state.NAME.step; any other name that two tensors would have fsdp_seal_model
+refuses; REPLACE with COMMIT_MANIFEST), MISMATCH (another step, keep or
 flag), UNSUPPORTED (REPLACE where the file system cannot exchange two names), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT.
 Since 0.2.
 ```
@@ -911,16 +915,20 @@ raw"""
 Load the folder's newest whole checkpoint (the last one saved there, whatever its step), or the checkpoint that the
 folder is itself: onto any number of ranks, mesh, strategy and unshard mode, whoever saved it. Each rank reads the
 rows that it keeps and verifies what it reads, with 8 MiB of memory. Publish then. *loaded (may be NULL) tells what
-it was.
+it was, and the log at INFO how many tensors were loaded, missing and unexpected.
+
+One that is damaged or cannot be read is an error where it may be the newest, and is named; FALLBACK passes it over.
+Where an older one is, a WARNING of the log names it.
 
 All or nothing: on failure no rank has loaded it, the window stays open, main weights may have been written in part,
 and another load, or the caller's own values, must come before the next publish.
 Collective: the mesh. Blocks: the disk and peers. Window: inside; the step's gradients, if any, stay.
 Errors, the same on all ranks: INVALID_ARGUMENT (no checkpoint in the folder; tensors that are missing, unexpected,
-of another shape, or of a dtype that does not become the parameter's, all of them listed; a damaged file, with the
-range of bytes and the tensors), SYSTEM (rank, file, what was done and errno: ENOENT for a folder that is not there),
-INVALID_STATE, UNSUPPORTED (written by a newer release), MISMATCH (another model, other flags, or hosts that see
-different checkpoints), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT. Since 0.2.
+of another shape, or of a dtype that does not become the parameter's, all of them listed; none of the model's
+tensors, without IF_ANY; a damaged file, with the range of bytes and the tensors), SYSTEM (rank, file, what was done
+and errno: ENOENT for a folder that is not there), INVALID_STATE, UNSUPPORTED (written by a newer release), MISMATCH
+(another model, other flags, or hosts that see different checkpoints), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT. Since
+0.2.
 ```
 """
 @inline fsdp_load(model, folder, options, loaded) =
@@ -931,16 +939,18 @@ raw"""
 ```text
 Load weights alone, out of safetensors files of anybody: path is such a file, or a folder with several of them, with
 Hugging Face's index (model.safetensors.index.json) or without, as PyTorch's distributed checkpoint writes them, too;
-or a checkpoint of libfsdp or a folder of them. Names are ours unless renames say otherwise. A tensor that several
-renames match goes to all of them: a fused one to its parts, a shared one to both of its names; parts that are fused
-here are several renames with a to_row each. Every row of a parameter must come once.
+or a checkpoint of libfsdp or a folder of them. Links are followed (Hugging Face's cache is made of them), but not in
+checkpoints of libfsdp; an index may name files in folders below. Names are ours unless renames say otherwise. A
+tensor that several renames match goes to all of them: a fused one to its parts, a shared one to both of its names;
+parts that are fused here are several renames with a to_row each. Every row of a parameter must come once.
 
 F64, F32, F16 and BF16 are converted to what the model keeps, rounded to nearest even; planes of a FROZEN quantized
 parameter w are tensors of their own (w.row, w.row_scale; of MXFP8 also w.column, w.column_scale: F8_E4M3 codes, F32
-or F8_E8M0 scales) and bytes are U8, both taken bit for bit. Each rank reads what it keeps,
-in blocks of 256 KiB; a transposed matrix takes memory for this rank's part of it meanwhile. Files of libfsdp are
-verified, others have no sums. States and AdamW's number of steps stay. Of the flags count ALLOW_MISSING and
-ALLOW_UNEXPECTED; renames may be NULL. *loaded (may be NULL): its two numbers of bytes.
+or F8_E8M0 scales) and bytes are U8, both taken bit for bit. Each rank reads what it keeps, in blocks of 256 KiB; a
+transposed matrix takes memory for this rank's part of it meanwhile. Files of libfsdp are verified, others have no
+sums. States and AdamW's number of steps stay. Of the flags count ALLOW_MISSING, ALLOW_UNEXPECTED and, for files with
+none of the model's tensors, IF_ANY; renames may be NULL. *loaded (may be NULL): its numbers of bytes and of tensors.
+A tensor of a dtype that is not known is refused where the model has a use for it.
 
 All or nothing, as fsdp_load. Collective: the mesh; the same renames and flags on every rank. Blocks: the disk and
 peers. Window: inside. Errors: as fsdp_load; INVALID_ARGUMENT also lists rows that come twice or not at all, and
@@ -950,6 +960,18 @@ shapes that do not fit. Since 0.2.
 @inline fsdp_load_weights(model, path, renames, rename_count, rename_stride, options, loaded) =
     @waits libfsdp.fsdp_load_weights(model::Ptr{fsdp_model}, path::Cstring, renames::Ptr{fsdp_rename},
         rename_count::UInt64, rename_stride::UInt64, options::Ptr{fsdp_load_options}, loaded::Ptr{fsdp_loaded})::Int32
+
+raw"""
+```text
+What the model's last load that went well has done, whichever call it was, as JSON: "call", "name" and "step" of the
+checkpoint, and the names of its "loaded", "missing" and "unexpected" tensors, which fsdp_loaded counts. Sizes as in
+fsdp_describe_model.
+Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (too small; *size_bytes is set), INVALID_STATE (nothing has been
+loaded, or the model is not sealed). Since 0.2.
+```
+"""
+@inline fsdp_describe_load(model, buffer, size_bytes) =
+    @returns libfsdp.fsdp_describe_load(model::Ptr{fsdp_model}, buffer::Ptr{UInt8}, size_bytes::Ptr{UInt64})::Int32
 
 raw"""
 ```text
@@ -1024,8 +1046,9 @@ has it is not known. Since 0.2.
 raw"""
 ```text
 Open the folder's newest checkpoint, or the checkpoint that the folder is, for the calls below. Collective: the
-world. Blocks: the disk and peers. Errors, the same on all ranks: INVALID_ARGUMENT (there is none), SYSTEM,
-UNSUPPORTED (written by a newer release), MISMATCH (hosts that see different ones). Since 0.2.
+world. Blocks: the disk and peers. Errors, the same on all ranks: INVALID_ARGUMENT (there is none; one that is
+damaged may be the newest), SYSTEM, UNSUPPORTED (written by a newer release), MISMATCH (hosts that see different
+ones). Since 0.2.
 ```
 """
 @inline fsdp_open_checkpoint(context, folder, checkpoint) =
@@ -1034,8 +1057,9 @@ UNSUPPORTED (written by a newer release), MISMATCH (hosts that see different one
 
 raw"""
 ```text
-Load a model out of an opened checkpoint: of that name (NULL: ""). Otherwise as fsdp_load, without FALLBACK and
-IF_ANY. Collective: the model's mesh. Blocks: the disk and peers. Errors: as fsdp_load. Since 0.2.
+Load a model out of an opened checkpoint: of that name (NULL: ""). Otherwise as fsdp_load, without FALLBACK; IF_ANY
+counts where none of the model's tensors is in it. Collective: the model's mesh. Blocks: the disk and peers. Errors:
+as fsdp_load. Since 0.2.
 ```
 """
 @inline fsdp_load_checkpoint_model(checkpoint, name, model, options, loaded) =
@@ -1066,8 +1090,9 @@ fsdp_destroy_context gives it up, with a WARNING. Threads: any. Never waits. NUL
 
 raw"""
 ```text
-The checkpoints of a folder as JSON, the newest first: name, step, sequence, ranks, models, bytes; and what is there
-but cannot be read, with the reason. Sizes as in fsdp_describe_model. Collective: no. Blocks: the disk. Threads: any.
+The checkpoints of a folder as JSON, the newest first: name, step, sequence, ranks, models, bytes; and each that is
+there but cannot be read, damaged or not allowed, with the reason. Sizes as in fsdp_describe_model. Collective: no.
+Blocks: the disk. Threads: any.
 Errors: SYSTEM, INVALID_ARGUMENT (too small; *size_bytes is set). Since 0.2.
 ```
 """

@@ -624,10 +624,16 @@ struct fsdp_loaded
     read_bytes::UInt64
     # that have saved it
     ranks::UInt32
-    # newer ones that were damaged, see FSDP_LOAD_FALLBACK
+    # that were damaged and may be newer, see FSDP_LOAD_FALLBACK; the same on every rank
     passed_over::UInt32
     # in the folder, "step-0000001200"; "": nothing was loaded, see FSDP_LOAD_IF_ANY
     name::NTuple{32, UInt8}
+    # of the model, that were there: weights and, unless WEIGHTS_ONLY, states
+    loaded_tensors::UInt64
+    # ... that were not, and stay as they were, see FSDP_LOAD_ALLOW_MISSING
+    missing_tensors::UInt64
+    # of the files, that the model has no use for, see FSDP_LOAD_ALLOW_UNEXPECTED
+    unexpected_tensors::UInt64
 end
 
 raw"""
@@ -695,7 +701,7 @@ const LAYOUTS = (
     (fsdp_grad, 24, (0, 8, 16, 20,)),
     (fsdp_save_options, 24, (0, 8, 16, 20,)),
     (fsdp_load_options, 16, (0, 8, 12,)),
-    (fsdp_loaded, 80, (0, 8, 16, 24, 32, 40, 44, 48,)),
+    (fsdp_loaded, 104, (0, 8, 16, 24, 32, 40, 44, 48, 80, 88, 96,)),
     (fsdp_rename, 48, (0, 8, 16, 24, 32, 40, 44,)),
     (fsdp_checkpoint_status, 80, (0, 8, 12, 16, 24, 32, 40, 44, 48,)),
 )

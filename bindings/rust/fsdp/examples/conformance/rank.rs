@@ -286,7 +286,10 @@ impl Rank {
             "load" => {
                 let only = line.key_integer("flags").unwrap_or(0) as u32 & sys::FSDP_LOAD_WEIGHTS_ONLY != 0;
                 let options = if only { LoadOptions::new().weights_only() } else { LoadOptions::new() };
-                self.model(name).and_then(|model| Ok(model.window()?.load(load_path, &options)?.step.to_string()))
+                self.model(name).and_then(|model| {
+                    let loaded = model.window()?.load(load_path, &options)?;
+                    Ok(format!("{}/{}", loaded.step, loaded.loaded_tensors))
+                })
             }
             "begin_checkpoint" => nothing(
                 Checkpoint::begin(self.context(), save_path, &SaveOptions::new()).map(|made| self.keep(name, made)),
