@@ -359,9 +359,9 @@ TEST_P(Files, OfAFolderThatMayNotBeMadeSayWhy) {
 TEST_P(Files, BehindLinksAreReadOnRequest) {
   put("there", "x");
   ASSERT_EQ(::symlink("there", (path + "/link").c_str()), 0);
-  EXPECT_EQ(InFile(folder.get(), "link", "a/link", Links::followed).bytes(), 1u);
+  EXPECT_EQ(InFile(folder.get(), "link", "a/link", LinkPolicy::followed).bytes(), 1u);
   ASSERT_EQ(::symlink("nowhere", (path + "/loose").c_str()), 0);
-  const Error error = error_of([&] { InFile(folder.get(), "loose", "a/loose", Links::followed); });
+  const Error error = error_of([&] { InFile(folder.get(), "loose", "a/loose", LinkPolicy::followed); });
   EXPECT_TRUE(has(error, "a/loose: cannot be opened: No such file"));
 }
 

@@ -26,7 +26,7 @@ bool is_copied(const std::string &name) {
 }
 
 void copy_file(int folder, const std::string &name, const std::string &shown, const NewCheckpoint &to) {
-  const InFile from(folder, name, shown, Links::followed);
+  const InFile from(folder, name, shown, LinkPolicy::followed);
   OutFile file(to.fd(), name, to.shown(name));
   const AlignedBytes buffer(copied_at_once);
   for (uint64_t at = 0; at < from.bytes(); at += copied_at_once) {

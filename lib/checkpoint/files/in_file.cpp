@@ -31,9 +31,9 @@ bool leave_direct(int fd) {
 }  // namespace
 
 // O_NONBLOCK: opening a pipe would wait for somebody who writes.
-InFile::InFile(int folder, const std::string &name, std::string shown, Links links) : shown_(std::move(shown)) {
+InFile::InFile(int folder, const std::string &name, std::string shown, LinkPolicy links) : shown_(std::move(shown)) {
   constexpr int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
-  fd_ = links == Links::refused ? open_file<flags | O_NOFOLLOW>(folder, name) : open_file<flags>(folder, name);
+  fd_ = links == LinkPolicy::refused ? open_file<flags | O_NOFOLLOW>(folder, name) : open_file<flags>(folder, name);
   struct stat status {};
   if (!fd_ || ::fstat(fd_.get(), &status) != 0) fail_errno(errno, format_text("{}: cannot be opened", shown_));
   if (!S_ISREG(status.st_mode))

@@ -12,14 +12,14 @@
 namespace fsdp::checkpoint {
 
 // Caches of others are made of links. In checkpoints of ours a link is damage.
-enum class Links : uint8_t { refused, followed };
+enum class LinkPolicy : uint8_t { refused, followed };
 
 class InFile {
  public:
   // A name in an open folder; a pipe or whatever else is no file is refused, and so is a link unless it is to be
   // followed. `shown` is its path for messages. All of these throw SYSTEM with the path, what was done to which bytes,
   // and errno.
-  InFile(int folder, const std::string &name, std::string shown, Links links = Links::refused);
+  InFile(int folder, const std::string &name, std::string shown, LinkPolicy links = LinkPolicy::refused);
 
   uint64_t bytes() const { return bytes_; }
   const std::string &shown() const { return shown_; }

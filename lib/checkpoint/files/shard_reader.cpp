@@ -34,7 +34,7 @@ std::string read_header_bytes(const InFile &file) {
 
 }  // namespace
 
-ShardReader::ShardReader(int folder, const std::string &name, std::string shown, Links links)
+ShardReader::ShardReader(int folder, const std::string &name, std::string shown, LinkPolicy links)
     : file_(folder, name, std::move(shown), links) {
   const std::string bytes = read_header_bytes(file_);
   header_ = parse_header(std::string_view(bytes).substr(length_bytes), file_.bytes(), file_.shown());

@@ -31,7 +31,7 @@ class ShardReader {
   static constexpr uint64_t buffer_bytes = 2 * half_bytes;
 
   // Reads and checks the header. INVALID_ARGUMENT, naming the file, where it is damaged.
-  ShardReader(int folder, const std::string &name, std::string shown, Links links = Links::refused);
+  ShardReader(int folder, const std::string &name, std::string shown, LinkPolicy links = LinkPolicy::refused);
 
   const SafetensorsHeader &header() const { return header_; }
   const std::string &shown() const { return file_.shown(); }

@@ -84,7 +84,7 @@ void WeightFiles::open_checkpoint() {
 }
 
 std::string WeightFiles::read_text(const char *name) const {
-  const InFile file(folder_.get(), name, path_ + "/" + name, Links::followed);
+  const InFile file(folder_.get(), name, path_ + "/" + name, LinkPolicy::followed);
   if (file.bytes() > longest_index)
     refuse_file(file.shown(), "has {} bytes, of at most {}", file.bytes(), longest_index);
   const AlignedBytes buffer(InFile::needed_for(0, file.bytes()));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files of weights, whoever wrote them: a safetensors file, a folder of them with Hugging Face's index or without, what
 // PyTorch's distributed checkpoint writes, and a checkpoint of ours or a folder of these. Names may be any that a file
-// can have. Links of others, of which Hugging Face's cache is made, are followed; those in a checkpoint of ours are
+// can have. LinkPolicy of others, of which Hugging Face's cache is made, are followed; those in a checkpoint of ours are
 // not.
 #pragma once
 
@@ -26,7 +26,7 @@ class WeightFiles {
   size_t count() const { return names_.size(); }
   ShardReader open(size_t number) const {
     return ShardReader(folder_.get(), names_[number], shown(number),
-                       is_checkpoint() ? Links::refused : Links::followed);
+                       is_checkpoint() ? LinkPolicy::refused : LinkPolicy::followed);
   }
   // What is in them, and a sum of all headers.
   std::vector<StoredFile> list(std::string &sum) const;

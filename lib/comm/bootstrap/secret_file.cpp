@@ -39,9 +39,9 @@ bool is_trusted(uid_t user) { return user == ::geteuid() || user == 0; }
 // The links from one to the file itself, one part of a path at a time, so that each part is looked at before it is
 // followed. Only root and this user may be able to change where they lead: Kubernetes mounts secrets as such
 // links.
-class Links {
+class LinkedPath {
  public:
-  explicit Links(const std::string &path) : path_(path) {
+  explicit LinkedPath(const std::string &path) : path_(path) {
     const size_t slash = path.rfind('/');
     rest_ = {path.substr(slash == path.npos ? 0 : slash + 1)};
     at_ = open_folder(AT_FDCWD, slash == path.npos ? "." : slash == 0 ? "/" : path.substr(0, slash));
@@ -116,7 +116,7 @@ class Links {
 Fd open_file(const std::string &path) {
   Fd file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_NOCTTY | O_CLOEXEC));
   if (file) return file;
-  if (errno == ELOOP) return Links(path).open();
+  if (errno == ELOOP) return LinkedPath(path).open();
   refuse_open(path, errno);
 }
 
