@@ -9,7 +9,7 @@
 
 namespace fsdp::checkpoint {
 
-// Those files of a folder; of weights neither files nor indices, and nothing whose name begins with a '.'. LinkPolicy are
+// Those files of a folder; of weights neither files nor indices, and nothing whose name begins with a '.'. Links are
 // followed. Returns their names.
 std::vector<std::string> copy_plain_files(const std::string &from, const NewCheckpoint &to);
 
