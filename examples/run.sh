@@ -45,7 +45,7 @@ show_progress() {
 
 # run_logged COMMAND...: shows the end of the log if the command fails.
 run_logged() {
-  { "$@" 2>&1 </dev/null || echo "examples/run.sh: '$1' failed"; } | show_progress
+  { "$@" 2>&1 </dev/null || printf '\nexamples/run.sh: %s failed\n' "$1"; } | show_progress
   tail -n 1 "$log" | grep -q "^examples/run.sh: " || return 0
   tail -n 60 "$log" >&2
   echo "examples/run.sh: the build failed; the whole log: $log" >&2

@@ -171,6 +171,10 @@ run_library_tests() {
   directory=$1
   name=$2
   shift 2
+  if [ -f "$directory/prepared" ] && ! meson test -C "$directory" --no-rebuild --list "$@" >/dev/null 2>&1; then
+    fail_build "find the tests of $name" "$directory/meson-logs"
+    return
+  fi
   run_tests "$directory" "$name" --num-processes $(($(nproc) * 3)) --timeout-multiplier 4 "$@"
 }
 

@@ -247,6 +247,13 @@ checkpoint::LoadResult Checkpoints::load(const std::string &folder, const checkp
   for (const std::string &problem : result.older_unreadable)
     runtime_.context.log(FSDP_LOG_WARNING, "fsdp_load: an older checkpoint cannot be read: " + problem);
   if (result.name.empty()) return result;
+  if (result.tensors.loaded.empty() &&
+      !result.tensors.missing.empty()) {  // FSDP_LOAD_IF_ANY: there is none of this model
+    note_load("fsdp_load", std::filesystem::path(canonical(folder)) / result.name, result);
+    result.name.clear();
+    result.manifest.step = 0;
+    return result;
+  }
   if (steps_ && options.states) runtime_.step.stepped(static_cast<uint64_t>(*steps_));
   loaded_step_ = result.manifest.step;
   loaded_version_ = runtime_.step.version() + 1;

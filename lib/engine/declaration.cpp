@@ -55,7 +55,10 @@ void Declaration::add_group(memory::GroupSpec group) {
            param.name, group.name);
   param_names_.merge(names);
   group_names_.insert(group.name);
+  const uint64_t longest = group.longest_call();
   spec_.groups.push_back(std::move(group));
+  if (longest <= longest_call_) return;
+  longest_call_ = longest;
   plan_exchanges();
 }
 

@@ -53,6 +53,7 @@ class Declaration {
 
   const Context &context_;
   memory::ModelSpec spec_;
+  uint64_t longest_call_ = 0;  // of its groups
   fsdp_optimizer optimizer_;
   GroupDefaults defaults_;
   std::unordered_set<std::string> param_names_, group_names_;

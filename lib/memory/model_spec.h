@@ -42,6 +42,14 @@ struct GroupSpec {
   bool resident = false;
   bool root = false;  // visited first and last in each direction
 
+  // At most so many bytes are in one call of a collective: the whole group in the widest dtype.
+  uint64_t longest_call() const {
+    constexpr uint64_t most_counted = uint64_t{1} << 40, widest = 8;
+    uint64_t elements = 0;
+    for (const auto &param : params)
+      elements = std::min(elements + std::min(param.element_count, most_counted), most_counted);
+    return elements * widest;
+  }
   bool trainable() const {
     for (const auto &param : params)
       if (!param.frozen()) return true;
@@ -94,16 +102,10 @@ struct ModelSpec {
     for (const auto &group : groups) count += group.root && group.trainable() && count < UINT32_MAX;
     return count;
   }
-  // About how many bytes the longest call of a collective moves: a whole group in its widest dtype.
+  // About how many bytes the longest call of a collective moves.
   uint64_t longest_call() const {
-    constexpr uint64_t most_counted = uint64_t{1} << 40, widest = 8;
     uint64_t longest = 0;
-    for (const auto &group : groups) {
-      uint64_t elements = 0;
-      for (const auto &param : group.params)
-        elements = std::min(elements + std::min(param.element_count, most_counted), most_counted);
-      longest = std::max(longest, elements * widest);
-    }
+    for (const auto &group : groups) longest = std::max(longest, group.longest_call());
     return longest;
   }
   bool mapped() const { return (unshard_mode == FSDP_UNSHARD_MAPPED && host_memory) || !communicates(); }

@@ -432,7 +432,7 @@ TEST_F(Checkpoint, TellsWhatWasLoaded) {
     require_error(load_weights(nullptr), FSDP_INVALID_ARGUMENT, {"none of the model's tensors"});
     fsdp_loaded loaded = FSDP_LOADED_INIT;
     FSDP(load(rank, path, loose | FSDP_LOAD_IF_ANY, &loaded));
-    REQUIRE(loaded.loaded_tensors == 0 && loaded.missing_tensors == 4 * params);
+    REQUIRE(loaded.loaded_tensors == 0 && loaded.missing_tensors == 4 * params && loaded.name[0] == 0);
     options.flags |= FSDP_LOAD_IF_ANY;
     FSDP(load_weights(&loaded));
     REQUIRE(loaded.loaded_tensors == 0 && loaded.unexpected_tensors == params);

@@ -153,9 +153,7 @@ void read_forbidden(const volatile float *data) {
 using OwnershipDeathTest = testing::Test;
 
 TEST(OwnershipDeathTest, DebugModeTakesMappedViewsAway) {
-#if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "under ThreadSanitizer ranks share one view of the memory, which is not protected";
-#endif
+  if (is_thread_sanitized()) GTEST_SKIP() << "ranks share one view of the memory then, which is not protected";
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_EXIT(
       {

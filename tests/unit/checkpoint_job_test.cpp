@@ -6,6 +6,7 @@
 #include <ctime>
 #include <utility>
 
+#include "checkpoint/job/open.h"
 #include "checkpoint_ranks.h"
 
 namespace fsdp::checkpoint {
@@ -390,6 +391,22 @@ TEST_F(CheckpointJob, IsLoadedIfThereIsAny) {
   for (const std::string &problem : load_on(two, 3, {.if_any = true}))
     EXPECT_EQ(problem.find("rank 0: " + path + ": there is no checkpoint in this folder; of what is there " + path), 0u)
         << problem;
+}
+
+// A program tries SYSTEM again, and cannot help INVALID_ARGUMENT.
+TEST(EmptyFolder, HasTheStatusOfTheFirstThatCannotBeRead) {
+  const auto status_of = [](const std::vector<UnreadableCheckpoint> &unreadable) {
+    try {
+      refuse_empty("runs", unreadable);
+    } catch (const Error &error) {
+      return format_text("{} {}", fsdp_get_status_name(error.status), error.origin_code);
+    }
+  };
+  const UnreadableCheckpoint newer{"step-2", Error(FSDP_UNSUPPORTED, "newer")};
+  const UnreadableCheckpoint broken{"step-1", Error(FSDP_SYSTEM, "EIO", -1, FSDP_ORIGIN_OS, EIO)};
+  EXPECT_EQ(status_of({}), "FSDP_INVALID_ARGUMENT 0");
+  EXPECT_EQ(status_of({newer, broken}), "FSDP_UNSUPPORTED 0");
+  EXPECT_EQ(status_of({broken, newer}), "FSDP_SYSTEM " + std::to_string(EIO));
 }
 
 TEST_F(CheckpointJob, OfAnotherModelListsAllThatDiffers) {

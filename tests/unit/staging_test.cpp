@@ -3,6 +3,7 @@
 // order and bits, and says nothing about hardware.
 #include <gtest/gtest.h>
 
+#include "comm/staging/pieces.h"
 #include "device/cuda/kernels.h"
 #include "simulated_cuda/simulated.h"
 #include "staging_bodies.h"

@@ -57,7 +57,7 @@ void WeightFiles::open_folder_of_files() {
   if (!folder_) fail_errno(errno, format_text("{}: cannot be opened as a folder", path_));
   const std::vector<std::string> names = list_folder(folder_.get(), path_);
   for (const std::string &name : names)
-    if (name.ends_with(".safetensors")) names_.push_back(name);
+    if (name.ends_with(".safetensors") && !name.starts_with("._")) names_.push_back(name);
   if (is_there(names, weight_index_name)) {
     index_ = parse_weight_index(read_text(weight_index_name), path_ + "/" + weight_index_name);
     names_.clear();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files of weights, whoever wrote them: a safetensors file, a folder of them with Hugging Face's index or without, what
 // PyTorch's distributed checkpoint writes, and a checkpoint of ours or a folder of these. Names may be any that a file
-// can have. Links of others, of which Hugging Face's cache is made, are followed; those in a checkpoint of ours are
-// not.
+// can have, but for "._*", in which macOS keeps attributes of other files. Links of others, of which Hugging Face's
+// cache is made, are followed; those in a checkpoint of ours are not.
 #pragma once
 
 #include <map>

@@ -45,7 +45,10 @@ void refuse_empty(const std::string &path, const std::vector<UnreadableCheckpoin
   std::string text;
   for (const UnreadableCheckpoint &one : unreadable)
     text += (text.empty() ? "; of what is there " : "; ") + one.why.message;
-  fail(FSDP_INVALID_ARGUMENT, "{}: there is no checkpoint in this folder{}", path, text);
+  text = format_text("{}: there is no checkpoint in this folder{}", path, text);
+  if (unreadable.empty()) throw Error(FSDP_INVALID_ARGUMENT, text);
+  const Error &why = unreadable.front().why;
+  throw Error(why.status, text, -1, why.origin, why.origin_code);
 }
 
 OpenedCheckpoint open_checkpoint(comm::Team &team, const std::string &path) {

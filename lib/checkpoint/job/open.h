@@ -31,7 +31,8 @@ struct Candidates {
   std::vector<UnreadableCheckpoint> unreadable;
 };
 Candidates candidates_of(const Folder &folder);
-// There is none in it that can be read: INVALID_ARGUMENT, with what is wrong with each.
+// There is none in it that can be read: the status of the first that cannot, with what is wrong with each; of an empty
+// folder INVALID_ARGUMENT.
 [[noreturn]] void refuse_empty(const std::string &path, const std::vector<UnreadableCheckpoint> &unreadable);
 
 // A file of the checkpoint in the open folder. INVALID_ARGUMENT where it is not the one that the manifest speaks of.

@@ -141,9 +141,10 @@ void Host::hear(Guest &guest) {
 }
 
 // A rank that has not joined says why it cannot: without it there is no job.
-void Host::hear_giving_up(const wire::Refusal &word) const {
+void Host::hear_giving_up(const wire::Refusal &word) {
   const auto rank = static_cast<uint32_t>(word.rank);
   if (end_ || rank >= options_.size || !seats_[rank].expected || seats_[rank].taken) return;
+  ++told_;  // it need not be told
   throw Error(FSDP_PEER_FAILED, std::string(word.text, ::strnlen(word.text, sizeof word.text)), word.rank);
 }
 

@@ -40,7 +40,7 @@ class Host {
   void look_around();
   void accept_guests();
   void hear(Guest &guest);
-  void hear_giving_up(const wire::Refusal &word) const;
+  void hear_giving_up(const wire::Refusal &word);
   bool check_answer(Guest &guest, const Packet &packet);
   void join(Guest &guest, Packet &packet);
   void check_joined();

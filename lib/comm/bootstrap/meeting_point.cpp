@@ -51,16 +51,19 @@ MeetingPoint parse_meeting_point(const std::string &rendezvous) {
 
 std::vector<Endpoint> find_host(const MeetingPoint &point, const WorldOptions &options, NameLookup &names,
                                 const Limit &limit, std::string &problem) {
-  const auto end = std::chrono::steady_clock::now() + NameLookup::patience;
+  std::chrono::steady_clock::time_point end;
   for (bool noted = false;; noted = true) {
     std::string answer;
     auto found = names.find(point.host, point.port, limit, answer);
     if (!found.empty()) return found;
-    if (!noted) problem = answer;  // later ones may only say that time is over
+    if (!noted) {  // later ones may only say that time is over
+      problem = answer;
+      end = std::chrono::steady_clock::now() + NameLookup::patience;
+    }
+    if (limit.over()) return {};
     const std::string text =
         format_text("rendezvous '{}': the host '{}' has no address: {}", options.rendezvous, point.host, problem);
     if (names.is_unknown() || std::chrono::steady_clock::now() >= end) fail(FSDP_INVALID_ARGUMENT, "{}", text);
-    if (limit.over()) return {};
     if (!noted && options.log) options.log(FSDP_LOG_WARNING, text + "; it is asked again");
     limit.waiter.poll();
     std::this_thread::sleep_for(std::chrono::milliseconds(100));

@@ -84,7 +84,8 @@ std::vector<Endpoint> NameLookup::find(const std::string &host, uint16_t port, c
   }
   auto found = std::move(question_->found);
   if (found.empty()) problem = question_->problem;
-  unknown_ = found.empty() && !question_->temporary;
+  known_ = known_ || !found.empty();
+  unknown_ = found.empty() && !question_->temporary && !known_;
   lock.unlock();
   question_.reset();  // asked again at the next try
   return found;

@@ -27,7 +27,7 @@ class NameLookup {
   // Empty, with `problem` set, if there are none, or no answer has come until the limit: then the next call for the
   // same name goes on waiting for it. Addresses that are written as numbers ask nobody. Throws what the waiter does.
   std::vector<Endpoint> find(const std::string &host, uint16_t port, const Limit &limit, std::string &problem);
-  // The last find() was answered, and another one would be answered the same way: there is no such name.
+  // The last find() was answered, and another one would be answered the same way: there is no such name, and never was.
   bool is_unknown() const noexcept { return unknown_; }
   // For how long a name service that says that it cannot answer now is asked again.
   static constexpr std::chrono::seconds patience{10};
@@ -38,6 +38,7 @@ class NameLookup {
 
   Resolver resolver_;
   bool unknown_ = false;
+  bool known_ = false;  // has been answered with an address: that it is gone may be a matter of moments
   std::shared_ptr<Question> question_;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/nodes/door.h"
 
+#include <poll.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -15,12 +16,17 @@ constexpr size_t crowd = tree_degree;
 // So many that a flood of 2,000 connections a second still leaves each its least time.
 constexpr size_t usual_most_strangers = 512;
 
-// Half of the descriptors that this process may have, but as many as all children need that come at once.
+// A quarter of the descriptors that this process may have, but as many as all children need that come at once.
 size_t most_strangers() {
   rlimit limit{};
   const bool known = ::getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
-  const size_t half = known ? static_cast<size_t>(limit.rlim_cur / 2) : usual_most_strangers;
-  return std::clamp<size_t>(half, 2 * tree_degree, usual_most_strangers);
+  const size_t share = known ? static_cast<size_t>(limit.rlim_cur / 4) : usual_most_strangers;
+  return std::clamp<size_t>(share, 2 * tree_degree, usual_most_strangers);
+}
+
+bool waits(const Fd &listener) {
+  pollfd entry{listener.get(), POLLIN, 0};
+  return ::poll(&entry, 1, 0) == 1;
 }
 
 }  // namespace
@@ -40,10 +46,12 @@ void Door::add_polls(std::vector<pollfd> &polls, bool takes) const {
     if (!s.socket || strangers) polls.push_back({(s.socket ? s.socket : s.stream.socket()).get(), POLLIN, 0});
 }
 
+// What has come is read before anyone makes room: an answer may have waited here since the last look.
 std::vector<Door::Newcomer> Door::look(bool takes) {
-  if (takes && pause_.over()) accept();
   std::vector<Newcomer> newcomers;
   for (Stranger &stranger : strangers_) hear(stranger, newcomers);
+  std::erase_if(strangers_, [](const Stranger &s) { return s.gone; });
+  if (takes && pause_.over()) accept(newcomers);
   const auto now = Clock::now();
   std::erase_if(strangers_, [now](const Stranger &s) { return s.gone || now >= s.deadline; });
   return newcomers;
@@ -77,8 +85,9 @@ bool Door::has_room() {
   return true;
 }
 
-void Door::accept() {
-  for (size_t taken = 0; taken < most_strangers_ && has_room(); ++taken) {
+// Only where a connection waits does another make room for it.
+void Door::accept(std::vector<Newcomer> &newcomers) {
+  for (size_t taken = 0; taken < most_strangers_ && waits(listener_) && has_room(); ++taken) {
     Fd socket = accept_from(listener_);
     if (!socket) {
       pause_.note(errno);
@@ -91,6 +100,7 @@ void Door::accept() {
                           Handshake(Role::host, plan_.secret, label_),
                           Clock::now() + stranger_time,
                           {}});
+    hear(strangers_.back(), newcomers);
   }
 }
 

@@ -48,7 +48,7 @@ class Door {
     bool gone = false;
   };
 
-  void accept();
+  void accept(std::vector<Newcomer> &newcomers);
   bool has_room();
   std::vector<Stranger>::iterator find_oldest_of_most();
   bool crowded() const;
