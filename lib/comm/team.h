@@ -130,10 +130,13 @@ class World {
   virtual void post(std::span<const std::byte> bytes, std::string_view text, std::optional<uint32_t> to) noexcept = 0;
   // The last ones of a rank that have come here, and their text, with an end; false: there are none. Any thread.
   virtual bool read_post(uint32_t rank, std::span<std::byte> bytes, std::span<char> text) const noexcept = 0;
-  // Throws if the job or this context has failed. Any thread.
+  // Throws if the job or this context has failed, unless all that failed is that another rank destroyed its context.
+  // Any thread.
   virtual void check() = 0;
   // Tell every rank of the job that this one failed: peers that wait get PEER_FAILED naming it. Any thread; no wait.
   virtual void abort(const std::string &reason) noexcept = 0;
+  // ... that this one has destroyed its context without closing it: peers that wait get the same. Any thread; no wait.
+  virtual void tell_destroyed(const std::string &reason) noexcept = 0;
   // This rank leaves in good order (after the closing barrier): later death of its process is not a failure.
   virtual void leave() noexcept = 0;
 };

@@ -23,6 +23,7 @@ std::string short_text(Verdict verdict, int32_t rank) {
     case Verdict::died: return format_text("rank {} died", rank);
     case Verdict::left: return format_text("rank {} left the job", rank);
     case Verdict::aborted: return format_text("rank {} aborted", rank);
+    case Verdict::destroyed: return format_text("rank {} destroyed its context", rank);
     case Verdict::mismatch: return format_text("rank {} called something else than its peers", rank);
     case Verdict::timeout: return format_text("rank {} has not come in time", rank);
     case Verdict::stopped: return format_text("rank {} does not respond", rank);

@@ -12,7 +12,8 @@
 
 namespace fsdp::comm {
 
-enum class Verdict : uint32_t { none, died, left, aborted, failed, mismatch, timeout, stopped, cut };
+// destroyed: a rank has destroyed its context without closing it, which concerns only ranks that wait for it.
+enum class Verdict : uint32_t { none, died, left, aborted, failed, mismatch, timeout, stopped, cut, destroyed };
 
 // As many as a job may have; see factory.cpp.
 class RankSet {

@@ -119,8 +119,8 @@ void Context::shut_down() noexcept {
     failure_.set(Error(FSDP_INVALID_HANDLE, format_text("the context of rank {} has been destroyed", rank_)));
     const auto last = last_error();
     if (world_ && !closed_)
-      world_->abort(format_text("destroyed its context without fsdp_close_context{}{}",
-                                last ? "; its last error: " : "", last ? last->message : std::string()));
+      world_->tell_destroyed(format_text("destroyed its context without fsdp_close_context{}{}",
+                                         last ? "; its last error: " : "", last ? last->message : std::string()));
   } catch (...) {
     failure_.set(Error(FSDP_INVALID_HANDLE, {}));
   }

@@ -117,6 +117,22 @@ TEST(AbortedJob, IsSeenByGettersOfFailures) {
   EXPECT_EQ(last_error(third.contexts[0]).context_failed, 1);
 }
 
+// Programs that end destroy their contexts in any order: a peer that waits for none of them goes on.
+TEST(DestroyedContext, OfAnotherRankIsNoFailureOfARankThatWaitsForNoPeer) {
+  const Pair pair;
+  fsdp_destroy_context(pair.contexts[1]);
+  uint64_t bytes = 0, ranks = 7;
+  EXPECT_WORKS(fsdp_get_role_bytes(pair.model, FSDP_ROLE_ALL, 0, &bytes));
+  EXPECT_WORKS(fsdp_get_failed_ranks(pair.contexts[0], nullptr, &ranks));
+  EXPECT_EQ(ranks, 0u);
+  fsdp_error error = FSDP_ERROR_INIT;
+  EXPECT_WORKS(fsdp_get_context_error(pair.contexts[0], &error));
+  EXPECT_EQ(error.status, FSDP_OK);
+  double one = 1;
+  EXPECT_FAILS(FSDP_PEER_FAILED, fsdp_all_reduce_values(pair.contexts[0], nullptr, &one, 1, FSDP_VALUE_SUM),
+               "rank 1 aborted: destroyed its context without fsdp_close_context");
+}
+
 // A context that was closed has left the job: what becomes of the others is no failure of its own.
 TEST(AbortedJob, IsNoFailureOfAContextThatWasClosed) {
   fsdp_context *contexts[2] = {};

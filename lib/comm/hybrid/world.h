@@ -34,6 +34,7 @@ class HybridWorld final : public World {
   }
   void check() override { near_->check(); }
   void abort(const std::string &reason) noexcept override { near_->abort(reason); }
+  void tell_destroyed(const std::string &reason) noexcept override { near_->tell_destroyed(reason); }
   void leave() noexcept override { near_->leave(); }
 
  private:

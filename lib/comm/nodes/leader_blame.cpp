@@ -60,7 +60,7 @@ void NodeLeader::accuse(const Accusation &accusation) {
 }
 
 bool NodeLeader::believable(const Accusation &accusation) const {
-  return accusation.kind > Verdict::none && accusation.kind <= Verdict::cut && accusation.rank >= -1 &&
+  return accusation.kind > Verdict::none && accusation.kind <= Verdict::destroyed && accusation.rank >= -1 &&
          accusation.rank < static_cast<int32_t>(plan_.node_of.size());
 }
 

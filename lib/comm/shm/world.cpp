@@ -30,11 +30,17 @@ std::unique_ptr<Team> ShmWorld::create_team(std::span<const uint32_t> ranks, con
   return std::make_unique<ShmTeam>(seat_, std::move(members), key, what);
 }
 
-void ShmWorld::abort(const std::string &reason) noexcept {
+void ShmWorld::check() {
+  seat_->control.settle();
+  if (seat_->control.accused() && seat_->control.verdict().kind == Verdict::destroyed) return;
+  seat_->watch.check();
+}
+
+void ShmWorld::end(Verdict verdict, const std::string &reason) noexcept {
   try {
-    seat_->control.accuse(Verdict::aborted, rank(), format_text("rank {} aborted: {}", rank(), reason));
+    seat_->control.accuse(verdict, rank(), format_text("rank {} aborted: {}", rank(), reason));
   } catch (...) {  // no memory for the text: the verdict has a short one of its own
-    seat_->control.accuse(Verdict::aborted, rank(), {});
+    seat_->control.accuse(verdict, rank(), {});
   }
 }
 

@@ -34,11 +34,14 @@ class ShmWorld final : public World {
   bool read_post(uint32_t rank, std::span<std::byte> bytes, std::span<char> text) const noexcept override {
     return seat_->control.posts().load(rank, bytes, text);
   }
-  void check() override { seat_->watch.check(); }
-  void abort(const std::string &reason) noexcept override;
+  void check() override;
+  void abort(const std::string &reason) noexcept override { end(Verdict::aborted, reason); }
+  void tell_destroyed(const std::string &reason) noexcept override { end(Verdict::destroyed, reason); }
   void leave() noexcept override { seat_->control.set_membership(rank(), Membership::left); }
 
  private:
+  void end(Verdict verdict, const std::string &reason) noexcept;
+
   std::shared_ptr<Seat> seat_;
   std::string description_;
   std::unique_ptr<Monitor> monitor_;

@@ -93,8 +93,8 @@ extern "C" {
 
     /// ```text
     /// Fail the context for good and wake its waiting calls, here and on the other ranks of the job. Sets a flag and
-    /// returns. Within a second every call of the other ranks that does work fails with PEER_FAILED, also where they wait
-    /// for nobody, and fsdp_get_context_error and fsdp_get_failed_ranks tell it. reason may be NULL.
+    /// returns. Within a second every call of the other ranks that does work fails with PEER_FAILED, also on ranks
+    /// that wait for no peer, and fsdp_get_context_error and fsdp_get_failed_ranks tell it. reason may be NULL.
     /// Collective: no. Blocks: no. Threads: any, also while another call runs. Since 0.2.
     /// ```
     #[must_use]
@@ -103,7 +103,7 @@ extern "C" {
     /// ```text
     /// Give the handle back. Never waits for peers; calls on models, groups, meshes, captures and checkpoints of the context
     /// return INVALID_HANDLE from then on, but they must still be destroyed, in any order. NULL is allowed. A rank that
-    /// leaves without fsdp_close_context looks failed to its peers, as one that aborts does.
+    /// leaves without fsdp_close_context looks failed to peers that wait for it; to others it does not.
     /// Collective: no. Blocks: local work. Threads: any, also while another call runs. Since 0.2.
     /// ```
     pub fn fsdp_destroy_context(context: *mut fsdp_context);
@@ -706,9 +706,9 @@ extern "C" {
     /// distributed checkpoint writes them, and a manifest with sums of all (docs/guides/checkpoints.md). It has its name
     /// when it is whole and on the disk, or does not exist: whatever fails or is killed meanwhile, the checkpoints from
     /// before stay as they are. With COMMIT_MANIFEST it has its name before, and is whole with its manifest: one that is
-    /// killed before then is no checkpoint, and one that loses its manifest later is damaged. A checkpoint of the folder
-    /// that cannot be read keeps none from being saved. Main weights and states must not be written while it runs. Every
-    /// rank must see the folder.
+    /// killed before then is no checkpoint, and one that loses its manifest later is damaged. A save
+    /// succeeds even if another checkpoint of the folder cannot be read. Main weights and states must not be written while
+    /// it runs. Every rank must see the folder.
     ///
     /// What is saved is the version published last, also in the middle of a step. Ranks that have the same bytes share the
     /// writing, or one of them does it. A save takes 32 MiB of memory a rank while it runs, or the model's
