@@ -12,7 +12,10 @@
 
 class SimulatedCuda : public testing::Test {
  protected:
-  void SetUp() override { simulated::reset(); }
+  void SetUp() override {
+    simulated::reset();
+    simulated::set_fair_queues(true);  // so that only waits that a test asks for hold a stream up
+  }
   void TearDown() override { simulated::reset(); }
 
   static cudaStream_t stream(unsigned flags = cudaStreamNonBlocking) {
