@@ -121,8 +121,10 @@ TEST(AbortedJob, IsSeenByGettersOfFailures) {
 TEST(DestroyedContext, OfAnotherRankIsNoFailureOfARankThatWaitsForNoPeer) {
   const Pair pair;
   fsdp_destroy_context(pair.contexts[1]);
-  uint64_t bytes = 0, ranks = 7;
-  EXPECT_WORKS(fsdp_get_role_bytes(pair.model, FSDP_ROLE_ALL, 0, &bytes));
+  fsdp_model *made = nullptr;
+  EXPECT_WORKS(fsdp_create_model(pair.contexts[0], nullptr, &made));
+  fsdp_destroy_model(made);
+  uint64_t ranks = 7;
   EXPECT_WORKS(fsdp_get_failed_ranks(pair.contexts[0], nullptr, &ranks));
   EXPECT_EQ(ranks, 0u);
   fsdp_error error = FSDP_ERROR_INIT;
