@@ -36,7 +36,7 @@ build_parsers() {
   fi
   build_parser message lib/comm/bootstrap/message.cpp lib/comm/bootstrap/entries.cpp lib/comm/bootstrap/frame.cpp lib/comm/bootstrap/secret.cpp -lcrypto
   build_parser link lib/comm/tcp/link.cpp lib/comm/tcp/frame.cpp lib/comm/tcp/tls.cpp lib/base/crc32c.cpp
-  build_parser checkpoint lib/checkpoint/format/*.cpp lib/base/json.cpp
+  build_parser checkpoint lib/checkpoint/format/*.cpp lib/base/json.cpp lib/base/text.cpp
 }
 
 # fuzz_parser NAME SECONDS LONGEST
