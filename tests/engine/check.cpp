@@ -49,6 +49,16 @@ bool is_sanitized() {
   return sanitized;
 }
 
+SanitizerFrame::SanitizerFrame() {
+  static const auto enter = reinterpret_cast<void (*)(void *)>(::dlsym(RTLD_DEFAULT, "__tsan_func_entry"));
+  if (enter) enter(__builtin_return_address(0));
+}
+
+SanitizerFrame::~SanitizerFrame() {
+  static const auto leave = reinterpret_cast<void (*)()>(::dlsym(RTLD_DEFAULT, "__tsan_func_exit"));
+  if (leave) leave();
+}
+
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 void pause_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }

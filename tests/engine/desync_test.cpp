@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that call different things: every rank learns it, with both calls by name, soon after the later one's arrival;
 // nobody hangs, and nobody goes on with wrong data. Which calls cross on their callers alone: crossing_test.cpp.
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <random>
@@ -15,24 +14,6 @@ namespace {
 
 // Promised: 2 s; machines that run tests hold threads up. Far less than the timeout.
 constexpr double soon = 10;
-
-// Puts its caller on the stack that ThreadSanitizer reports and tests/tsan.supp is compared with: a program that is not
-// built with it has only the library on that stack.
-class SanitizerFrame {
- public:
-  [[gnu::noinline]] SanitizerFrame() {
-    if (enter_ && leave_) enter_(__builtin_return_address(0));
-  }
-  ~SanitizerFrame() {
-    if (enter_ && leave_) leave_();
-  }
-  SanitizerFrame(const SanitizerFrame &) = delete;
-  SanitizerFrame &operator=(const SanitizerFrame &) = delete;
-
- private:
-  void (*const enter_)(void *) = reinterpret_cast<void (*)(void *)>(dlsym(RTLD_DEFAULT, "__tsan_func_entry"));
-  void (*const leave_)() = reinterpret_cast<void (*)()>(dlsym(RTLD_DEFAULT, "__tsan_func_exit"));
-};
 
 // Where one rank discards the step; by its own name, since tests/tsan.supp names it.
 [[gnu::noinline]] void call_until_discarded(const Body &body, Rank &rank) {

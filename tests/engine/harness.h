@@ -39,6 +39,16 @@ void require_error(fsdp_status status, fsdp_status expected, const std::vector<s
 // over either's.
 bool is_sanitized();
 bool is_thread_sanitized();
+// Puts the function that has it on the stack that ThreadSanitizer reports and tests/tsan.supp is compared with: a program that is not
+// built with it has only the library on that stack. That function must not be inlined.
+class SanitizerFrame {
+ public:
+  [[gnu::noinline]] SanitizerFrame();
+  ~SanitizerFrame();
+  SanitizerFrame(const SanitizerFrame &) = delete;
+  SanitizerFrame &operator=(const SanitizerFrame &) = delete;
+};
+
 // Of a matrix whose every entry other builds run: under a sanitizer, which looks for other faults than wrong bits, each
 // nth entry, and under ThreadSanitizer, which takes ten times as long and sees the same threads in most of them, half
 // of those. Lengths of the loops that share no factor with n and 2 n + 1 let each of their values come up.

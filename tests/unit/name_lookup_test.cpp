@@ -6,10 +6,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <filesystem>
-#include <iterator>
 #include <thread>
 
+#include "library_threads.h"
 #include "shm_ranks.h"
 
 namespace fsdp::comm::test {
@@ -28,17 +27,13 @@ std::vector<Endpoint> slow_resolver(const std::string &, uint16_t port, std::str
 
 class Lookup : public testing::Test {
  protected:
-  static std::ptrdiff_t count_threads() {
-    return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator());
-  }
   void SetUp() override { asked = 0; }
   void TearDown() override {
     answers = true;
-    while (count_threads() > threads_before) std::this_thread::sleep_for(1ms);  // that of an abandoned question ends
+    EXPECT_EQ(fsdp::test::await_library_threads(0), 0U) << "the thread of an abandoned question has not ended";
   }
   Limit limit(std::chrono::milliseconds time) const { return {std::chrono::steady_clock::now() + time, waiter}; }
 
-  const std::ptrdiff_t threads_before = count_threads();
   Failure failure;
   Waiter waiter{failure, nullptr, nullptr, 10'000};
   std::string problem;

@@ -50,6 +50,7 @@ void NameLookup::ask(const std::string &host, uint16_t port) {
   try {
     const BlockedSignals blocked;
     std::thread([question, resolver = resolver_] {
+      ::pthread_setname_np(::pthread_self(), "fsdp-lookup");
       std::string problem;
       bool temporary = false;
       auto found = resolver(question->host, question->port, problem, &temporary);
