@@ -53,8 +53,8 @@ run_logged() {
 }
 
 echo "== build (log: $log)"
-# -O2 without debug information takes three quarters of the processor time of a release build.
-[ -f "$build/build.ninja" ] || run_logged meson setup "$build" -Doptimization=2 -Ddebug=false \
+# It is built once to train here: what computes is optimized, for this machine alone, and the rest as little as compiles fast.
+[ -f "$build/build.ninja" ] || run_logged meson setup "$build" -Doptimization=g -Ddebug=false -Dhost_targets=native \
   -Dtests=disabled -Dexamples=enabled "-Dcuda=$cuda"
 run_logged ninja -C "$build" tools/fsdp-run "examples/$program"
 

@@ -29,6 +29,8 @@ MESON = [
     "-Dexamples=disabled",
     "-Dcuda=disabled",
     "-Ddebug=false",
+    # The kernels have -O2 in any build. The rest is 50 ns slower a call than with -O2, in half of the compiler's time.
+    "-Doptimization=1",
     "-Dprefer_static=true",
     "-Dcpp_link_args=['-static-libstdc++','-static-libgcc','-Wl,-rpath,$ORIGIN']",
 ]

@@ -212,16 +212,6 @@ std::shared_ptr<Team> create_nccl_team(const std::shared_ptr<Team> &team, device
   return made;
 }
 
-// Between hosts NCCL would open sockets that the job's secret does not guard; messages go through the host's memory to
-// TCP or UCX.
-[[noreturn]] void refuse_hosts(const Team &team) {
-  fail(FSDP_UNSUPPORTED,
-       "FSDP_TRANSPORT_NCCL: the {} ranks from {} to {} exchange memory of GPUs between hosts, where NCCL is not "
-       "offered: its sockets are not guarded by the job's secret. Leave device_transport 0, which is NCCL inside each "
-       "host and pinned memory of the host between them, or set FSDP_TRANSPORT_STAGING",
-       team.size(), team.world_rank(0), team.world_rank(team.size() - 1));
-}
-
 Note tell_hosts(const Team &team) {
   return {FSDP_LOG_INFO,
           format_text("memory of GPUs travels through the hosts' between the {} ranks from {} to {}, which are on "
@@ -250,13 +240,21 @@ constexpr uint64_t nccl_word_bytes = sizeof(float);
 
 }  // namespace
 
+void refuse_nccl_between_hosts(size_t ranks, uint32_t first, uint32_t last) {
+  fail(FSDP_UNSUPPORTED,
+       "FSDP_TRANSPORT_NCCL: the {} ranks from {} to {} exchange memory of GPUs between hosts, where NCCL is not "
+       "offered: its sockets are not guarded by the job's secret. Leave device_transport 0, which is NCCL inside each "
+       "host and pinned memory of the host between them, or set FSDP_TRANSPORT_STAGING",
+       ranks, first, last);
+}
+
 std::shared_ptr<Team> create_device_team(std::shared_ptr<Team> team, device::Device &device, DeviceTransport transport,
                                          const Waiter &waiter, Failure &failure) {
   if (device.traits().host_memory) return team;
   if (transport == DeviceTransport::staging) return create_staged_team(std::move(team), device, {});
   const bool asked = transport == DeviceTransport::nccl;
   if (team->spans_hosts()) {
-    if (asked) refuse_hosts(*team);
+    if (asked) refuse_nccl_between_hosts(team->size(), team->world_rank(0), team->world_rank(team->size() - 1));
     return create_staged_team(team, device, tell_hosts(*team));
   }
   std::string obstacle;

@@ -99,6 +99,9 @@ class Team : public Exchange {
 // messages. Collective over the team. The host device: the team itself.
 std::shared_ptr<Team> create_device_team(std::shared_ptr<Team> team, device::Device &device, DeviceTransport transport,
                                          const Waiter &waiter, Failure &failure);
+// Between hosts NCCL would open sockets that the job's secret does not guard: a team there that asks for it is refused,
+// with UNSUPPORTED, and so is its plan. Messages go through the host's memory to TCP or UCX.
+[[noreturn]] void refuse_nccl_between_hosts(size_t ranks, uint32_t first, uint32_t last);
 // What each rank allocates (pinned, or of the device) for what the engine creates in such a team of so many ranks:
 // collectives for gathers and others for reduces. automatic: the most that it can be. NCCL's own buffers are not known.
 // longest_call: as in Shape.

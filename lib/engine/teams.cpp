@@ -92,9 +92,12 @@ TeamMemory count_team_memory(const Context &context, const layout::Mesh &mesh, D
 // Messages between hosts are never NCCL's.
 DeviceTransport plan_outer(const Context &context, const layout::Mesh &mesh) {
   if (mesh.outer_size == 1) return context.transport();
-  const std::vector<uint32_t> hosts = context.hosts_of(outer_ranks(context, mesh));
+  const std::vector<uint32_t> ranks = outer_ranks(context, mesh);
+  const std::vector<uint32_t> hosts = context.hosts_of(ranks);
   const bool spans_hosts = std::any_of(hosts.begin(), hosts.end(), [&](uint32_t host) { return host != hosts[0]; });
   const DeviceTransport transport = context.transport();
+  if (spans_hosts && transport == DeviceTransport::nccl)
+    comm::refuse_nccl_between_hosts(ranks.size(), ranks.front(), ranks.back());
   return spans_hosts && transport != DeviceTransport::none ? DeviceTransport::staging : transport;
 }
 

@@ -97,6 +97,21 @@ TEST(GpuMemory, ReplicasToo) {
     }
 }
 
+// What a run would refuse is not planned.
+TEST(GpuMemory, APlanRefusesNcclBetweenHosts) {
+  let_nccl_share_gpus(true);
+  Scenario setup = memory_scenario(4, FSDP_TRANSPORT_NCCL);
+  setup.context.ranks_per_host = 2;
+  try {
+    (void)plan_of(setup, 1);
+    FAIL() << "planned";
+  } catch (const Failure &failure) {
+    EXPECT_EQ(failure.status, FSDP_UNSUPPORTED);
+    EXPECT_NE(failure.message.find("FSDP_TRANSPORT_NCCL: the 2 ranks from 1 to 3"), std::string::npos)
+        << failure.message;
+  }
+}
+
 // NCCL needs most for gradients, staging for what travels.
 std::array<uint64_t, last_role + 1> most_of(Scenario setup, uint32_t r) {
   setup.context.device_transport = FSDP_TRANSPORT_NCCL;

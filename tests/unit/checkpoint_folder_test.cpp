@@ -100,6 +100,21 @@ TEST_P(Files, WithAManifestThatCannotBeReadLeaveTheOthers) {
     }
 }
 
+// Where the newest cannot be read for a while, and neither can what was saved after it.
+TEST_P(Files, GetHigherSequencesThanAllThatCannotBeRead) {
+  const Folder folder = Folder::make(path);
+  for (const uint64_t step : {10, 20, 30, 40}) {
+    save(path, folder.next_sequence(), step);
+    if (step > 10) flip(path + "/" + step_name(step) + "/" + manifest_name, "libfsd", '?');
+  }
+  save(path, folder.next_sequence(), 5);
+  for (const uint64_t step : {20, 30, 40}) flip(path + "/" + step_name(step) + "/" + manifest_name, "libfsd", 'p');
+  std::vector<std::string> newest_first;
+  for (const FolderEntry &entry : folder.list()) newest_first.push_back(entry.name);
+  EXPECT_EQ(newest_first,
+            (std::vector<std::string>{step_name(5), step_name(40), step_name(30), step_name(20), step_name(10)}));
+}
+
 // A job that went back to an earlier step: the newest has a lower one. Its sequence tells, and so do times.
 TEST_P(Files, OfALowerStepMayBeTheNewestAllTheSame) {
   save(path, 1, 30);

@@ -171,8 +171,9 @@ uint64_t Folder::next_sequence() const {
   std::vector<UnreadableCheckpoint> unreadable;
   const std::vector<FolderEntry> entries = list(&unreadable);
   const uint64_t last = entries.empty() ? 0 : entries.front().manifest.sequence;
-  const bool may_be_higher = std::ranges::any_of(unreadable, &UnreadableCheckpoint::may_be_newest);
-  return checked_add(last, may_be_higher ? sequence_leap : 1, "a checkpoint's sequence");
+  // Each of them may have leapt over the one before.
+  const auto leaps = static_cast<uint64_t>(std::ranges::count_if(unreadable, &UnreadableCheckpoint::may_be_newest));
+  return checked_add(last, leaps ? leaps * sequence_leap : 1, "a checkpoint's sequence");
 }
 
 bool Folder::has(const std::string &name) const {

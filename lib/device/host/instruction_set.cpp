@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <hwy/targets.h>
-
 #include "device/device.h"
+#include "device/host/simd_targets.h"
+
+#include <hwy/targets.h>
 
 namespace fsdp::device {
 

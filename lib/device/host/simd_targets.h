@@ -9,7 +9,7 @@
 
 // Sanitizers look at addresses, which only the width of a vector decides: the shortest and the longest are enough. And
 // at threads, which nothing here has.
-#if defined(__SANITIZE_THREAD__)
+#if defined(__SANITIZE_THREAD__) || defined(FSDP_NATIVE_KERNELS)
 #define HWY_COMPILE_ONLY_STATIC
 #elif defined(__SANITIZE_ADDRESS__)
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX2 | HWY_AVX3_DL)
