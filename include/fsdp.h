@@ -36,10 +36,10 @@
  *              zero in any other field means the default. FSDP_X_OPTIONS_INIT is zero plus the size. Where a program
  *              wants a zero that is not the default, there is a flag for it, FSDP_..._ZERO; the flag together with a
  *              value is INVALID_ARGUMENT.
- *   Flags      Unknown bits are INVALID_ARGUMENT. No flag has one of the lowest eight bits, where the values of enums
- *              lie. Two families have no bit in common, so that a flag of another family is refused, except for bits of
- *              FSDP_CONTEXT_*, which only the calls that make a context take: FSDP_SAVE_COMMIT_MANIFEST has the bit of
- *              FSDP_CONTEXT_DEBUG, and FSDP_LOAD_ONE_REPLICA that of FSDP_CONTEXT_NO_OVERLAP.
+ *   Flags      Unknown bits are INVALID_ARGUMENT. No flag uses one of the lowest eight bits, which belong to the values
+ *              of enums. Each family has bits of its own, so that a call refuses the flags of another family. Two bits
+ *              are shared with FSDP_CONTEXT_*, which only the calls that make a context take: FSDP_SAVE_COMMIT_MANIFEST
+ *              is that of FSDP_CONTEXT_DEBUG, FSDP_LOAD_ONE_REPLICA that of FSDP_CONTEXT_NO_OVERLAP.
  *   Arrays     of structs come with a stride, the bytes from one element to the next: sizeof the struct as the caller's
  *              header has it, whatever the count. FSDP_ARRAY(array) writes pointer, count and stride of a C array.
  *   Ranks      A rank or root that is passed, returned or told in a message is a rank of the job, never of a mesh.
@@ -1408,9 +1408,9 @@ typedef struct fsdp_save_options {
  * whose disk takes nothing for that long has, with errno ETIMEDOUT. Window: outside.
  * Errors, the same on all ranks: SYSTEM (rank, file, what was done and errno; nothing of this checkpoint is left, the
  * job can go on, and the next save may succeed), INVALID_STATE (the folder has this step; another host does not see
- * what rank 0 has made in the folder; inside the window, or captured), INVALID_ARGUMENT (a parameter is called like
- * AdamW's number of steps of another, state.NAME.step; any other name that two tensors would have fsdp_seal_model
- * refuses; REPLACE with COMMIT_MANIFEST), MISMATCH (another step, keep or
+ * what rank 0 has made in the folder; inside the window, or captured), INVALID_ARGUMENT (a parameter has the name
+ * state.NAME.step, under which AdamW's number of steps of the parameter NAME is saved: other names that two tensors
+ * would share are refused by fsdp_seal_model already; REPLACE with COMMIT_MANIFEST), MISMATCH (another step, keep or
  * flag), UNSUPPORTED (REPLACE where the file system cannot exchange two names), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT.
  * Since 0.2.
  */
@@ -1441,15 +1441,15 @@ typedef struct fsdp_loaded {
   uint64_t struct_size;
   uint64_t step;         /* the checkpoint's */
   uint64_t sequence;     /* rises with every checkpoint of a folder */
-  uint64_t wanted_bytes; /* of its files, that this rank keeps; with ONE_REPLICA its part of them */
-  uint64_t read_bytes;   /* ... that it has read for that: files are read and verified in blocks of 256 KiB */
-  uint32_t ranks;        /* that have saved it */
-  uint32_t passed_over;  /* that were damaged and may be newer, see FSDP_LOAD_FALLBACK; the same on every rank */
+  uint64_t wanted_bytes; /* bytes of its files that this rank keeps; with ONE_REPLICA its part of them */
+  uint64_t read_bytes;   /* bytes that this rank has read for that: files are read and verified in blocks of 256 KiB */
+  uint32_t ranks;        /* of the job that saved it */
+  uint32_t passed_over;  /* damaged checkpoints that may be newer, see FSDP_LOAD_FALLBACK; the same on every rank */
   char name[32];         /* in the folder, "step-0000001200"; "": nothing was loaded, see FSDP_LOAD_IF_ANY */
-  /* Whole tensors, the same numbers on every rank; fsdp_describe_load has their names. */
-  uint64_t loaded_tensors;     /* of the model, that were there: weights and, unless WEIGHTS_ONLY, states */
-  uint64_t missing_tensors;    /* ... that were not, and stay as they were, see FSDP_LOAD_ALLOW_MISSING */
-  uint64_t unexpected_tensors; /* of the files, that the model has no use for, see FSDP_LOAD_ALLOW_UNEXPECTED */
+  /* Whole tensors; the numbers are the same on every rank, and fsdp_describe_load has the names. */
+  uint64_t loaded_tensors;     /* tensors of the model that the files have: weights and, unless WEIGHTS_ONLY, states */
+  uint64_t missing_tensors;    /* those that they lack; they stay as they were, see FSDP_LOAD_ALLOW_MISSING */
+  uint64_t unexpected_tensors; /* tensors of the files that the model does not have, see FSDP_LOAD_ALLOW_UNEXPECTED */
 } fsdp_loaded;
 #define FSDP_LOADED_INIT {sizeof(fsdp_loaded), 0, 0, 0, 0, 0, 0, {0}, 0, 0, 0}
 
@@ -1459,8 +1459,8 @@ typedef struct fsdp_loaded {
  * rows that it keeps and verifies what it reads, with 8 MiB of memory. Publish then. *loaded (may be NULL) tells what
  * it was, and the log at INFO how many tensors were loaded, missing and unexpected.
  *
- * One that is damaged or cannot be read is an error where it may be the newest, and is named; FALLBACK passes it over.
- * Where an older one is, a WARNING of the log names it.
+ * A checkpoint that is damaged or cannot be read is an error, which names it, where it may be the newest; FALLBACK passes
+ * over it. Where it is an older one, a WARNING in the log names it.
  *
  * All or nothing: on failure no rank has loaded it, the window stays open, main weights may have been written in part,
  * and another load, or the caller's own values, must come before the next publish.
@@ -1502,9 +1502,9 @@ typedef struct fsdp_rename {
  * parameter w are tensors of their own (w.row, w.row_scale; of MXFP8 also w.column, w.column_scale: F8_E4M3 codes, F32
  * or F8_E8M0 scales) and bytes are U8, both taken bit for bit. Each rank reads what it keeps, in blocks of 256 KiB; a
  * transposed matrix takes memory for this rank's part of it meanwhile. Files of libfsdp are verified, others have no
- * sums. States and AdamW's number of steps stay. Of the flags count ALLOW_MISSING, ALLOW_UNEXPECTED and, for files with
- * none of the model's tensors, IF_ANY; renames may be NULL. *loaded (may be NULL): its numbers of bytes and of tensors.
- * A tensor of a dtype that is not known is refused where the model has a use for it.
+ * sums. States and AdamW's number of steps stay as they are. Flags: ALLOW_MISSING, ALLOW_UNEXPECTED and, for files with
+ * none of the model's tensors, IF_ANY. renames may be NULL. *loaded (may be NULL) has the numbers of bytes and tensors.
+ * A tensor whose dtype is not known is refused where the model has a parameter of its name.
  *
  * All or nothing, as fsdp_load. Collective: the mesh; the same renames and flags on every rank. Blocks: the disk and
  * peers. Window: inside. Errors: as fsdp_load; INVALID_ARGUMENT also lists rows that come twice or not at all, and

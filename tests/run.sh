@@ -227,12 +227,15 @@ need_packages $yes g++ meson ninja-build pkg-config libfmt-dev libhwy-dev libxxh
 launcher=
 # Large units are the default of the project. Debug information is a third of the compiler's time.
 units='-Ddebug=false -Dunity=on -Dunity_size=80'
+# gold links programs of this size in half of the time of the usual linker, and comes with it in binutils.
+command -v ld.gold >/dev/null && export CC_LD=gold CXX_LD=gold
 # GCC collects its garbage whenever there is a third more than 128 MiB: 6 % of its time, which half a GiB saves.
 roomy="'--param=ggc-min-heapsize=524288',"
 echo | c++ --param=ggc-min-heapsize=524288 -x c++ -fsyntax-only - 2>/dev/null || roomy=
 
 # shellcheck disable=SC2086  # lists of words
-prepare_plain() { prepare build-tests -Dexamples=enabled "-Dwerror=$werror" $units "-Dcpp_args=[$roomy]"; }
+# -O1 takes half of the compiler's time of -O2, and the wheel has it; the kernels have -O2. The long run has the default.
+prepare_plain() { prepare build-tests -Dexamples=enabled "-Dwerror=$werror" -Doptimization=1 $units "-Dcpp_args=[$roomy]"; }
 
 run_plain_tests() {
   run_waiting_tests build-tests --timeout-multiplier $patience
@@ -250,8 +253,6 @@ prepare_sanitizers() {
   # A call for each access that AddressSanitizer looks at, in place of its instructions, saves a tenth of the compiler's time.
   called="'--param=asan-instrumentation-with-call-threshold=0',"
   [ -n "$roomy" ] || called=
-  # gold links programs of this size in half of the time of the usual linker, and comes with it in binutils.
-  command -v ld.gold >/dev/null && export CC_LD=gold CXX_LD=gold
   # _GLIBCXX_ASSERTIONS: the standard library alone sees a read behind the end of a vector that has room.
   # shellcheck disable=SC2086
   prepare build-asan $sanitized "-Dkernel_objects=$kernels" -Db_sanitize=address,undefined \

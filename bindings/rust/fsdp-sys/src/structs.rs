@@ -609,21 +609,21 @@ pub struct fsdp_loaded {
     pub step: u64,
     /// rises with every checkpoint of a folder
     pub sequence: u64,
-    /// of its files, that this rank keeps; with ONE_REPLICA its part of them
+    /// bytes of its files that this rank keeps; with ONE_REPLICA its part of them
     pub wanted_bytes: u64,
-    /// ... that it has read for that: files are read and verified in blocks of 256 KiB
+    /// bytes that this rank has read for that: files are read and verified in blocks of 256 KiB
     pub read_bytes: u64,
-    /// that have saved it
+    /// of the job that saved it
     pub ranks: u32,
-    /// that were damaged and may be newer, see FSDP_LOAD_FALLBACK; the same on every rank
+    /// damaged checkpoints that may be newer, see FSDP_LOAD_FALLBACK; the same on every rank
     pub passed_over: u32,
     /// in the folder, "step-0000001200"; "": nothing was loaded, see FSDP_LOAD_IF_ANY
     pub name: [c_char; 32],
-    /// of the model, that were there: weights and, unless WEIGHTS_ONLY, states
+    /// tensors of the model that the files have: weights and, unless WEIGHTS_ONLY, states
     pub loaded_tensors: u64,
-    /// ... that were not, and stay as they were, see FSDP_LOAD_ALLOW_MISSING
+    /// those that they lack; they stay as they were, see FSDP_LOAD_ALLOW_MISSING
     pub missing_tensors: u64,
-    /// of the files, that the model has no use for, see FSDP_LOAD_ALLOW_UNEXPECTED
+    /// tensors of the files that the model does not have, see FSDP_LOAD_ALLOW_UNEXPECTED
     pub unexpected_tensors: u64,
 }
 

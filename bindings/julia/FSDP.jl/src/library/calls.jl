@@ -903,9 +903,9 @@ Collective: the mesh. Blocks: the disk, and peers: a rank that is still writing 
 whose disk takes nothing for that long has, with errno ETIMEDOUT. Window: outside.
 Errors, the same on all ranks: SYSTEM (rank, file, what was done and errno; nothing of this checkpoint is left, the
 job can go on, and the next save may succeed), INVALID_STATE (the folder has this step; another host does not see
-what rank 0 has made in the folder; inside the window, or captured), INVALID_ARGUMENT (a parameter is called like
-AdamW's number of steps of another, state.NAME.step; any other name that two tensors would have fsdp_seal_model
-refuses; REPLACE with COMMIT_MANIFEST), MISMATCH (another step, keep or
+what rank 0 has made in the folder; inside the window, or captured), INVALID_ARGUMENT (a parameter has the name
+state.NAME.step, under which AdamW's number of steps of the parameter NAME is saved: other names that two tensors
+would share are refused by fsdp_seal_model already; REPLACE with COMMIT_MANIFEST), MISMATCH (another step, keep or
 flag), UNSUPPORTED (REPLACE where the file system cannot exchange two names), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT.
 Since 0.2.
 ```
@@ -920,8 +920,8 @@ folder is itself: onto any number of ranks, mesh, strategy and unshard mode, who
 rows that it keeps and verifies what it reads, with 8 MiB of memory. Publish then. *loaded (may be NULL) tells what
 it was, and the log at INFO how many tensors were loaded, missing and unexpected.
 
-One that is damaged or cannot be read is an error where it may be the newest, and is named; FALLBACK passes it over.
-Where an older one is, a WARNING of the log names it.
+A checkpoint that is damaged or cannot be read is an error, which names it, where it may be the newest; FALLBACK passes
+over it. Where it is an older one, a WARNING in the log names it.
 
 All or nothing: on failure no rank has loaded it, the window stays open, main weights may have been written in part,
 and another load, or the caller's own values, must come before the next publish.
@@ -951,9 +951,9 @@ F64, F32, F16 and BF16 are converted to what the model keeps, rounded to nearest
 parameter w are tensors of their own (w.row, w.row_scale; of MXFP8 also w.column, w.column_scale: F8_E4M3 codes, F32
 or F8_E8M0 scales) and bytes are U8, both taken bit for bit. Each rank reads what it keeps, in blocks of 256 KiB; a
 transposed matrix takes memory for this rank's part of it meanwhile. Files of libfsdp are verified, others have no
-sums. States and AdamW's number of steps stay. Of the flags count ALLOW_MISSING, ALLOW_UNEXPECTED and, for files with
-none of the model's tensors, IF_ANY; renames may be NULL. *loaded (may be NULL): its numbers of bytes and of tensors.
-A tensor of a dtype that is not known is refused where the model has a use for it.
+sums. States and AdamW's number of steps stay as they are. Flags: ALLOW_MISSING, ALLOW_UNEXPECTED and, for files with
+none of the model's tensors, IF_ANY. renames may be NULL. *loaded (may be NULL) has the numbers of bytes and tensors.
+A tensor whose dtype is not known is refused where the model has a parameter of its name.
 
 All or nothing, as fsdp_load. Collective: the mesh; the same renames and flags on every rank. Blocks: the disk and
 peers. Window: inside. Errors: as fsdp_load; INVALID_ARGUMENT also lists rows that come twice or not at all, and

@@ -619,21 +619,21 @@ struct fsdp_loaded
     step::UInt64
     # rises with every checkpoint of a folder
     sequence::UInt64
-    # of its files, that this rank keeps; with ONE_REPLICA its part of them
+    # bytes of its files that this rank keeps; with ONE_REPLICA its part of them
     wanted_bytes::UInt64
-    # ... that it has read for that: files are read and verified in blocks of 256 KiB
+    # bytes that this rank has read for that: files are read and verified in blocks of 256 KiB
     read_bytes::UInt64
-    # that have saved it
+    # of the job that saved it
     ranks::UInt32
-    # that were damaged and may be newer, see FSDP_LOAD_FALLBACK; the same on every rank
+    # damaged checkpoints that may be newer, see FSDP_LOAD_FALLBACK; the same on every rank
     passed_over::UInt32
     # in the folder, "step-0000001200"; "": nothing was loaded, see FSDP_LOAD_IF_ANY
     name::NTuple{32, UInt8}
-    # of the model, that were there: weights and, unless WEIGHTS_ONLY, states
+    # tensors of the model that the files have: weights and, unless WEIGHTS_ONLY, states
     loaded_tensors::UInt64
-    # ... that were not, and stay as they were, see FSDP_LOAD_ALLOW_MISSING
+    # those that they lack; they stay as they were, see FSDP_LOAD_ALLOW_MISSING
     missing_tensors::UInt64
-    # of the files, that the model has no use for, see FSDP_LOAD_ALLOW_UNEXPECTED
+    # tensors of the files that the model does not have, see FSDP_LOAD_ALLOW_UNEXPECTED
     unexpected_tensors::UInt64
 end
 
