@@ -96,7 +96,8 @@ DeviceTransport plan_outer(const Context &context, const layout::Mesh &mesh) {
   const std::vector<uint32_t> hosts = context.hosts_of(ranks);
   const bool spans_hosts = std::any_of(hosts.begin(), hosts.end(), [&](uint32_t host) { return host != hosts[0]; });
   const DeviceTransport transport = context.transport();
-  if (spans_hosts && transport == DeviceTransport::nccl)
+  // A run is refused once its ranks have met; ranks that act hosts, all of one host, may have NCCL between them.
+  if (context.planning() && spans_hosts && transport == DeviceTransport::nccl)
     comm::refuse_nccl_between_hosts(ranks.size(), ranks.front(), ranks.back());
   return spans_hosts && transport != DeviceTransport::none ? DeviceTransport::staging : transport;
 }

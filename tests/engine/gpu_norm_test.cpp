@@ -44,8 +44,7 @@ void require_grads(Rank &rank, float value) {
 using NormBody = std::function<void(Rank &, const LibraryStreams &, cudaStream_t, cudaStream_t)>;
 void run(const Case &with, const NormBody &body) {
   Scenario setup = order_scenario(with.layout, with.strategy);
-  // Between hosts, which these ranks only act, it is refused by that name.
-  if (by_nccl() && with.layout != Layout::hosts) setup.context.device_transport = FSDP_TRANSPORT_NCCL;
+  if (by_nccl()) setup.context.device_transport = FSDP_TRANSPORT_NCCL;
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
     stream();
     LibraryStreams library;
