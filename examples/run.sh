@@ -4,7 +4,7 @@
 #
 # usage: sh examples/run.sh [-y] [--cuda] [-n RANKS] [options of train_gpt...]
 #   -y        install missing packages without asking
-#   --cuda    train on GPUs (train_gpt_cuda), which compiles the GPU kernels, too; needs the CUDA toolkit
+#   --cuda    train on GPUs (train_gpt_cuda); then the GPU kernels are compiled, too, which needs the CUDA toolkit
 #   -n RANKS  processes to train with; default 2
 #
 # It builds only what the example needs, in build-example/ or, with --cuda, in build-example-cuda/.
@@ -53,7 +53,7 @@ run_logged() {
 }
 
 echo "== build (log: $log)"
-# It is built once to train here: what computes is optimized, for this machine alone, and the rest as little as compiles fast.
+# The library's kernels and train_gpt are optimized, the kernels for this machine alone. The rest has -Og, which compiles fast.
 [ -f "$build/build.ninja" ] || run_logged meson setup "$build" -Doptimization=g -Ddebug=false -Dhost_targets=native \
   -Dtests=disabled -Dexamples=enabled "-Dcuda=$cuda"
 run_logged ninja -C "$build" tools/fsdp-run "examples/$program"

@@ -365,16 +365,17 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_close_context(fsdp_context *context);
 
 /**
  * Fail the context for good and wake its waiting calls, here and on the other ranks of the job. Sets a flag and
- * returns. Within a second every call of the other ranks that does work fails with PEER_FAILED, also on ranks
- * that wait for no peer, and fsdp_get_context_error and fsdp_get_failed_ranks tell it. reason may be NULL.
+ * returns. A second later at the latest every call of the other ranks that does work fails with PEER_FAILED, also on
+ * ranks that wait for no peer; fsdp_get_context_error and fsdp_get_failed_ranks then tell which rank has aborted.
+ * reason may be NULL.
  * Collective: no. Blocks: no. Threads: any, also while another call runs. Since 0.2.
  */
 FSDP_API fsdp_status fsdp_abort_context(fsdp_context *context, const char *reason);
 
 /**
- * Give the handle back. Never waits for peers; calls on models, groups, meshes, captures and checkpoints of the context
- * return INVALID_HANDLE from then on, but they must still be destroyed, in any order. NULL is allowed. A rank that
- * leaves without fsdp_close_context looks failed to peers that wait for it; to others it does not.
+ * Give the handle back. Never waits for peers. From then on calls on models, groups, meshes, captures and checkpoints
+ * of the context return INVALID_HANDLE; these handles must still be destroyed, in any order. NULL is allowed. If a rank
+ * leaves without fsdp_close_context, peers that wait for it get PEER_FAILED; the others go on.
  * Collective: no. Blocks: local work. Threads: any, also while another call runs. Since 0.2.
  */
 FSDP_API void fsdp_destroy_context(fsdp_context *context);
@@ -1396,10 +1397,10 @@ typedef struct fsdp_save_options {
  * checkpoint of the folder, which is made if it is not there: DIR/step-0000001200/, safetensors files as PyTorch's
  * distributed checkpoint writes them, and a manifest with sums of all (docs/guides/checkpoints.md). It has its name
  * when it is whole and on the disk, or does not exist: whatever fails or is killed meanwhile, the checkpoints from
- * before stay as they are. With COMMIT_MANIFEST it has its name before, and is whole with its manifest: one that is
- * killed before then is no checkpoint, and one that loses its manifest later is damaged. A save
- * succeeds even if another checkpoint of the folder cannot be read. Main weights and states must not be written while
- * it runs. Every rank must see the folder.
+ * before stay as they are. With COMMIT_MANIFEST the folder has its name from the start and is a checkpoint once its
+ * manifest is written: a save that is killed before then leaves no checkpoint, and a checkpoint that loses its manifest
+ * later is damaged. A save succeeds even if another checkpoint of the folder cannot be read. Main weights and states
+ * must not be written while it runs. Every rank must see the folder.
  *
  * What is saved is the version published last, also in the middle of a step. Ranks that have the same bytes share the
  * writing, or one of them does it. A save takes 32 MiB of memory a rank while it runs, or the model's
@@ -1424,7 +1425,8 @@ enum {
   FSDP_LOAD_FALLBACK = 1u << 28,         /* where a file of the newest is damaged, missing or cannot be read, the next
                                             older one; a WARNING of the log says so */
   FSDP_LOAD_IF_ANY = 1u << 29,           /* nothing is loaded where the folder is not there or has no checkpoint: for a
-                                            job that begins as for one that goes on */
+                                            job that begins as for one that goes on; with ALLOW_MISSING it also lets a
+                                            load pass that finds none of the model's tensors */
   FSDP_LOAD_ONE_REPLICA = 1u << 9        /* M ranks that keep the same rows read one M-th of them each, and give them to
                                             each other: where the network is faster than the disk */
 };
@@ -1444,11 +1446,13 @@ typedef struct fsdp_loaded {
   uint64_t wanted_bytes; /* bytes of its files that this rank keeps; with ONE_REPLICA its part of them */
   uint64_t read_bytes;   /* bytes that this rank has read for that: files are read and verified in blocks of 256 KiB */
   uint32_t ranks;        /* of the job that saved it */
-  uint32_t passed_over;  /* damaged checkpoints that may be newer, see FSDP_LOAD_FALLBACK; the same on every rank */
-  char name[32];         /* in the folder, "step-0000001200"; "": nothing was loaded, see FSDP_LOAD_IF_ANY */
+  uint32_t passed_over;  /* how many damaged checkpoints that are or may be newer FALLBACK has passed over; the same on
+                            every rank */
+  char name[32];         /* in the folder, "step-0000001200"; "" where FSDP_LOAD_IF_ANY has loaded nothing, and always
+                            after fsdp_load_weights, which has no checkpoint: step, sequence and ranks are then 0 */
   /* Whole tensors; the numbers are the same on every rank, and fsdp_describe_load has the names. */
   uint64_t loaded_tensors;     /* tensors of the model that the files have: weights and, unless WEIGHTS_ONLY, states */
-  uint64_t missing_tensors;    /* those that they lack; they stay as they were, see FSDP_LOAD_ALLOW_MISSING */
+  uint64_t missing_tensors;    /* tensors of the model that the files lack, which stay as they were: ALLOW_MISSING */
   uint64_t unexpected_tensors; /* tensors of the files that the model does not have, see FSDP_LOAD_ALLOW_UNEXPECTED */
 } fsdp_loaded;
 #define FSDP_LOADED_INIT {sizeof(fsdp_loaded), 0, 0, 0, 0, 0, 0, {0}, 0, 0, 0}
@@ -1459,8 +1463,8 @@ typedef struct fsdp_loaded {
  * rows that it keeps and verifies what it reads, with 8 MiB of memory. Publish then. *loaded (may be NULL) tells what
  * it was, and the log at INFO how many tensors were loaded, missing and unexpected.
  *
- * A checkpoint that is damaged or cannot be read is an error, which names it, where it may be the newest; FALLBACK passes
- * over it. Where it is an older one, a WARNING in the log names it.
+ * If a checkpoint that is damaged or cannot be read may be the newest, the load fails and names it; with FALLBACK it
+ * takes the newest whole one instead. If it is certainly older than the one loaded, a WARNING in the log names it.
  *
  * All or nothing: on failure no rank has loaded it, the window stays open, main weights may have been written in part,
  * and another load, or the caller's own values, must come before the next publish.
@@ -1502,9 +1506,10 @@ typedef struct fsdp_rename {
  * parameter w are tensors of their own (w.row, w.row_scale; of MXFP8 also w.column, w.column_scale: F8_E4M3 codes, F32
  * or F8_E8M0 scales) and bytes are U8, both taken bit for bit. Each rank reads what it keeps, in blocks of 256 KiB; a
  * transposed matrix takes memory for this rank's part of it meanwhile. Files of libfsdp are verified, others have no
- * sums. States and AdamW's number of steps stay as they are. Flags: ALLOW_MISSING, ALLOW_UNEXPECTED and, for files with
- * none of the model's tensors, IF_ANY. renames may be NULL. *loaded (may be NULL) has the numbers of bytes and tensors.
- * A tensor whose dtype is not known is refused where the model has a parameter of its name.
+ * sums. States and AdamW's number of steps stay as they are. Flags: ALLOW_MISSING, ALLOW_UNEXPECTED and IF_ANY, which
+ * files that have none of the model's tensors need beside ALLOW_MISSING; a path that is not there is an error with it,
+ * too. renames may be NULL. *loaded (may be NULL) has the numbers of bytes and tensors. A tensor whose dtype this
+ * release does not know is refused where the model has a parameter of its name.
  *
  * All or nothing, as fsdp_load. Collective: the mesh; the same renames and flags on every rank. Blocks: the disk and
  * peers. Window: inside. Errors: as fsdp_load; INVALID_ARGUMENT also lists rows that come twice or not at all, and
@@ -1515,9 +1520,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_load_weights(fsdp_model *model, const cha
                                                   const fsdp_load_options *options, fsdp_loaded *loaded);
 
 /**
- * What the model's last load that went well has done, whichever call it was, as JSON: "call", "name" and "step" of the
- * checkpoint, and the names of its "loaded", "missing" and "unexpected" tensors, which fsdp_loaded counts. Sizes as in
- * fsdp_describe_model.
+ * What the model's last successful load did, as JSON: "call" is the function that loaded, "name" and "step" are the
+ * checkpoint's ("" and 0 after fsdp_load_weights), and "loaded", "missing" and "unexpected" list the names of the
+ * tensors that fsdp_loaded counts. Sizes as in fsdp_describe_model.
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (too small; *size_bytes is set), INVALID_STATE (nothing has been
  * loaded, or the model is not sealed). Since 0.2.
  */
@@ -1621,17 +1626,17 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_wait_checkpoint(fsdp_checkpoint *checkpoi
 
 /**
  * Open the folder's newest checkpoint, or the checkpoint that the folder is, for the calls below. Collective: the
- * world. Blocks: the disk and peers. Errors, the same on all ranks: INVALID_ARGUMENT (there is none; one that is
- * damaged may be the newest), SYSTEM, UNSUPPORTED (written by a newer release), MISMATCH (hosts that see different
- * ones). Since 0.2.
+ * world. Blocks: the disk and peers. Errors, the same on all ranks: INVALID_ARGUMENT (there is none, or a
+ * damaged one may be the newest), SYSTEM, UNSUPPORTED (written by a newer release), MISMATCH (hosts that see different
+ * checkpoints). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_open_checkpoint(fsdp_context *context, const char *folder,
                                                       fsdp_checkpoint **checkpoint);
 
 /**
  * Load a model out of an opened checkpoint: of that name (NULL: ""). Otherwise as fsdp_load, without FALLBACK; IF_ANY
- * counts where none of the model's tensors is in it. Collective: the model's mesh. Blocks: the disk and peers. Errors:
- * as fsdp_load. Since 0.2.
+ * has an effect only with ALLOW_MISSING, where the checkpoint has none of the model's tensors. Collective: the model's
+ * mesh. Blocks: the disk and peers. Errors: as fsdp_load. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_checkpoint_model(fsdp_checkpoint *checkpoint, const char *name,
                                                             fsdp_model *model, const fsdp_load_options *options,
@@ -1654,9 +1659,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_read_checkpoint_bytes(fsdp_checkpoint *ch
 FSDP_API void fsdp_destroy_checkpoint(fsdp_checkpoint *checkpoint);
 
 /**
- * The checkpoints of a folder as JSON, the newest first: name, step, sequence, ranks, models, bytes; and each that is
- * there but cannot be read, damaged or not allowed, with the reason. Sizes as in fsdp_describe_model. Collective: no.
- * Blocks: the disk. Threads: any.
+ * The checkpoints of a folder as JSON: "checkpoints", the newest first, with name, step, sequence, ranks, models and
+ * bytes; and "unreadable", the reason for each that is damaged or that this process may not read. Sizes as in
+ * fsdp_describe_model. Collective: no. Blocks: the disk. Threads: any.
  * Errors: SYSTEM, INVALID_ARGUMENT (too small; *size_bytes is set). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_list_checkpoints(const char *folder, char *buffer, uint64_t *size_bytes);

@@ -4,7 +4,8 @@
 #
 # usage: sh tests/run.sh [-y] [--sanitizers | --long] [--werror]
 #   -y            install missing packages without asking
-#   --sanitizers  in place of the plain build: builds with AddressSanitizer and ThreadSanitizer, their tests, and fuzzing
+#   --sanitizers  instead: unit and engine tests under AddressSanitizer and ThreadSanitizer, and fuzzing; of the plain
+#                 build it makes the engine tests alone, and runs them over the libraries with sanitizers
 #   --long        the plain build, file by file, and its tests with the long counts: hours (docs/testing.md)
 #   --werror      warnings are errors (always so when CI is set)
 #

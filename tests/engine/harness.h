@@ -39,8 +39,8 @@ void require_error(fsdp_status status, fsdp_status expected, const std::vector<s
 // over either's.
 bool is_sanitized();
 bool is_thread_sanitized();
-// Puts the function that has it on the stack that ThreadSanitizer reports and tests/tsan.supp is compared with: a program that is not
-// built with it has only the library on that stack. That function must not be inlined.
+// Puts the function that has it on the stack that ThreadSanitizer reports and tests/tsan.supp is compared with: a
+// program that is not built with it has only the library on that stack. That function must not be inlined.
 class SanitizerFrame {
  public:
   [[gnu::noinline]] SanitizerFrame();
@@ -55,7 +55,10 @@ class SanitizerFrame {
 class Sample {
  public:
   explicit Sample(unsigned n, unsigned first = 0)
-      : n_(is_thread_sanitized() ? 2 * n + 1 : is_sanitized() ? n : 1), next_(first) {}
+      : n_(is_thread_sanitized() ? 2 * n + 1
+           : is_sanitized()      ? n
+                                 : 1),
+        next_(first) {}
   bool takes_next() { return next_++ % n_ == 0; }
 
  private:

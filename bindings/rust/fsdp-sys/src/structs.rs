@@ -615,13 +615,14 @@ pub struct fsdp_loaded {
     pub read_bytes: u64,
     /// of the job that saved it
     pub ranks: u32,
-    /// damaged checkpoints that may be newer, see FSDP_LOAD_FALLBACK; the same on every rank
+    /// how many damaged checkpoints that are or may be newer FALLBACK has passed over; the same on every rank
     pub passed_over: u32,
-    /// in the folder, "step-0000001200"; "": nothing was loaded, see FSDP_LOAD_IF_ANY
+    /// in the folder, "step-0000001200"; "" where FSDP_LOAD_IF_ANY has loaded nothing, and always after
+    /// fsdp_load_weights, which has no checkpoint: step, sequence and ranks are then 0
     pub name: [c_char; 32],
     /// tensors of the model that the files have: weights and, unless WEIGHTS_ONLY, states
     pub loaded_tensors: u64,
-    /// those that they lack; they stay as they were, see FSDP_LOAD_ALLOW_MISSING
+    /// tensors of the model that the files lack, which stay as they were: ALLOW_MISSING
     pub missing_tensors: u64,
     /// tensors of the files that the model does not have, see FSDP_LOAD_ALLOW_UNEXPECTED
     pub unexpected_tensors: u64,

@@ -625,13 +625,14 @@ struct fsdp_loaded
     read_bytes::UInt64
     # of the job that saved it
     ranks::UInt32
-    # damaged checkpoints that may be newer, see FSDP_LOAD_FALLBACK; the same on every rank
+    # how many damaged checkpoints that are or may be newer FALLBACK has passed over; the same on every rank
     passed_over::UInt32
-    # in the folder, "step-0000001200"; "": nothing was loaded, see FSDP_LOAD_IF_ANY
+    # in the folder, "step-0000001200"; "" where FSDP_LOAD_IF_ANY has loaded nothing, and always after
+    # fsdp_load_weights, which has no checkpoint: step, sequence and ranks are then 0
     name::NTuple{32, UInt8}
     # tensors of the model that the files have: weights and, unless WEIGHTS_ONLY, states
     loaded_tensors::UInt64
-    # those that they lack; they stay as they were, see FSDP_LOAD_ALLOW_MISSING
+    # tensors of the model that the files lack, which stay as they were: ALLOW_MISSING
     missing_tensors::UInt64
     # tensors of the files that the model does not have, see FSDP_LOAD_ALLOW_UNEXPECTED
     unexpected_tensors::UInt64
