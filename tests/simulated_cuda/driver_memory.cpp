@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The driver's virtual memory. Only whole allocations are mapped (offset 0).
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
-#include <vector>
+#include <utility>
 
 #include "simulated_cuda/call.h"
 #include "simulated_cuda/device_memory.h"
@@ -34,24 +30,6 @@ bool may_not(const CUmemAllocationProp &properties) {
   const int types = properties.requestedHandleTypes;
   return ((types & CU_MEM_HANDLE_TYPE_FABRIC) && !runtime().fabric) ||
          ((types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) && !runtime().files);
-}
-
-// A file of that many bytes, all of them unwritten; -1: the system has no more. Written by calls: the faults of a
-// mapping that is filled took half of the tests' time.
-int create_file(size_t size) {
-  static const std::vector<char> unwritten_bytes(granularity, static_cast<char>(unwritten));
-  const int file = memfd_create("simulated_cuda", MFD_CLOEXEC);
-  for (size_t at = 0; file >= 0 && at < size;) {
-    const ssize_t written =
-        pwrite(file, unwritten_bytes.data(), std::min(granularity, size - at), static_cast<off_t>(at));
-    if (written > 0) {
-      at += static_cast<size_t>(written);
-    } else if (written == 0 || errno != EINTR) {
-      close(file);
-      return -1;
-    }
-  }
-  return file;
 }
 
 CUresult add_handle(CUmemGenericAllocationHandle *handle, VirtualMemory::Owner owner) {
@@ -114,10 +92,7 @@ bool for_each_mapping(CUdeviceptr pointer, size_t size, Visit visit) {
 
 }  // namespace
 
-Physical::~Physical() {
-  close(file);
-  give_back(device, size);
-}
+Physical::~Physical() { give_back(device, size); }
 
 CUresult CUDAAPI memory_create(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *properties,
                                unsigned long long flags) {
@@ -126,9 +101,9 @@ CUresult CUDAAPI memory_create(CUmemGenericAllocationHandle *handle, size_t size
     if (may_not(*properties)) return CUDA_ERROR_NOT_PERMITTED;
     Device &device = *runtime().device(properties->location.id);
     if (!take(device, size)) return CUDA_ERROR_OUT_OF_MEMORY;
-    const int file = create_file(size);
+    MemoryFile file(size);
     const int types = properties->requestedHandleTypes;
-    if (file >= 0) return add_handle(handle, std::make_shared<Physical>(device, file, size, types));
+    if (file.number() >= 0) return add_handle(handle, std::make_shared<Physical>(device, std::move(file), size, types));
     give_back(device, size);
     return CUDA_ERROR_OUT_OF_MEMORY;
   });
@@ -191,7 +166,7 @@ CUresult CUDAAPI memory_map(CUdeviceptr pointer, size_t size, size_t offset, CUm
     if (!owner || offset != 0 || flags != 0 || size != owner->size) return CUDA_ERROR_INVALID_VALUE;
     const std::lock_guard lock(state().mutex);
     if (!is_reserved(pointer, size) || overlaps_mapping(pointer, size)) return CUDA_ERROR_INVALID_VALUE;
-    if (mmap(address(pointer), size, PROT_NONE, MAP_SHARED | MAP_FIXED, owner->file, 0) == MAP_FAILED) {
+    if (mmap(address(pointer), size, PROT_NONE, MAP_SHARED | MAP_FIXED, owner->file.number(), 0) == MAP_FAILED) {
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
     state().mappings[pointer] = owner;
@@ -262,7 +237,7 @@ CUresult CUDAAPI export_handle(void *handle_out, CUmemGenericAllocationHandle ha
         (owner->handle_types & type) == 0) {
       return CUDA_ERROR_INVALID_VALUE;
     }
-    const int file = fcntl(owner->file, F_DUPFD_CLOEXEC, 0);
+    const int file = owner->file.exported();
     if (file < 0) return CUDA_ERROR_OPERATING_SYSTEM;
     *static_cast<int *>(handle_out) = file;
     return CUDA_SUCCESS;
@@ -279,8 +254,8 @@ CUresult CUDAAPI import_handle(CUmemGenericAllocationHandle *handle, void *handl
     const auto size = static_cast<size_t>(status.st_size);
     Device &device = runtime().current();
     if (!take(device, size)) return CUDA_ERROR_OUT_OF_MEMORY;
-    const int file = fcntl(given, F_DUPFD_CLOEXEC, 0);
-    if (file >= 0) return add_handle(handle, std::make_shared<Physical>(device, file, size, type));
+    MemoryFile file = MemoryFile::imported(given);
+    if (file.number() >= 0) return add_handle(handle, std::make_shared<Physical>(device, std::move(file), size, type));
     give_back(device, size);
     return CUDA_ERROR_OPERATING_SYSTEM;
   });

@@ -7,20 +7,23 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
+
+#include "simulated_cuda/memory_file.h"
 
 namespace simulated {
 
 struct Device;
 
 struct Physical {
-  Physical(Device &device, int file, size_t size, int handle_types)
-      : device(device), file(file), size(size), handle_types(handle_types) {}
-  ~Physical();  // closes the file, gives the device its bytes back
+  Physical(Device &device, MemoryFile file, size_t size, int handle_types)
+      : device(device), file(std::move(file)), size(size), handle_types(handle_types) {}
+  ~Physical();  // gives the device its bytes back
   Physical(const Physical &) = delete;
   Physical &operator=(const Physical &) = delete;
 
   Device &device;
-  const int file;
+  MemoryFile file;
   const size_t size;
   const int handle_types;  // that it can be exported as
 };
