@@ -178,7 +178,7 @@ fsdp_status fsdp_load(fsdp_model *model, const char *folder, const fsdp_load_opt
     const std::string path = read_folder(folder, call);
     const checkpoint::LoadOptions given = read_load_options(options, load_flags, call);
     if (loaded) check_output(loaded, call, "fsdp_loaded");
-    const checkpoint::LoadResult result = impl.checkpoints(call).load(path, given);
+    const checkpoint::LoadResult result = impl.checkpoints(call).load(call, path, given);
     if (loaded) write_output(loaded, loaded_of(result));
   });
 }
@@ -287,7 +287,7 @@ fsdp_status fsdp_load_checkpoint_model(fsdp_checkpoint *checkpoint, const char *
     checkpoint::LoadOptions given = read_load_options(options, load_model_flags, call);
     given.model = read_model_name(name, call);
     if (loaded) check_output(loaded, call, "fsdp_loaded");
-    const checkpoint::LoadResult result = impl.checkpoints(call).load(opened.path, given);
+    const checkpoint::LoadResult result = impl.checkpoints(call).load(call, opened.path, given);
     if (loaded) write_output(loaded, loaded_of(result));
   });
 }

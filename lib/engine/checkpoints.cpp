@@ -238,18 +238,19 @@ std::string Checkpoints::describe_load(const char *call) const {
   return load_text_;
 }
 
-checkpoint::LoadResult Checkpoints::load(const std::string &folder, const checkpoint::LoadOptions &options) {
-  checkpoint::LoadResult result = load_into("fsdp_load", [&](const checkpoint::LoadedModel &model) {
+checkpoint::LoadResult Checkpoints::load(const char *call, const std::string &folder,
+                                         const checkpoint::LoadOptions &options) {
+  checkpoint::LoadResult result = load_into(call, [&](const checkpoint::LoadedModel &model) {
     return checkpoint::load(*runtime_.teams.all, runtime_.context.waiter(), folder, model, options);
   });
   for (const std::string &problem : result.passed_over)
-    runtime_.context.log(FSDP_LOG_WARNING, "fsdp_load: passed over: " + problem);
+    runtime_.context.log(FSDP_LOG_WARNING, format_text("{}: passed over: {}", call, problem));
   for (const std::string &problem : result.older_unreadable)
-    runtime_.context.log(FSDP_LOG_WARNING, "fsdp_load: an older checkpoint cannot be read: " + problem);
+    runtime_.context.log(FSDP_LOG_WARNING, format_text("{}: an older checkpoint cannot be read: {}", call, problem));
   if (result.name.empty()) return result;
   if (result.tensors.loaded.empty() &&
       !result.tensors.missing.empty()) {  // FSDP_LOAD_IF_ANY: there is none of this model
-    note_load("fsdp_load", std::filesystem::path(canonical(folder)) / result.name, result);
+    note_load(call, std::filesystem::path(canonical(folder)) / result.name, result);
     result.name.clear();
     result.manifest.step = 0;
     return result;
@@ -260,7 +261,7 @@ checkpoint::LoadResult Checkpoints::load(const std::string &folder, const checkp
   std::filesystem::path path = canonical(folder);
   if (result.name != ".") path /= result.name;  // else the folder is the checkpoint
   loaded_folder_ = path.parent_path(), loaded_name_ = result.name = path.filename();
-  note_load("fsdp_load", path, result);
+  note_load(call, path, result);
   return result;
 }
 

@@ -30,7 +30,7 @@ class Checkpoints {
   void watch(const std::shared_ptr<checkpoint::Save> &save) { save_ = save; }
   void await_copied();
   uint64_t step() const;
-  checkpoint::LoadResult load(const std::string &folder, const checkpoint::LoadOptions &options);
+  checkpoint::LoadResult load(const char *call, const std::string &folder, const checkpoint::LoadOptions &options);
   checkpoint::LoadResult load_weights(const std::string &path, std::span<const checkpoint::Rename> renames,
                                       const checkpoint::LoadOptions &options);
   // The last one, as JSON: INVALID_STATE where there was none.

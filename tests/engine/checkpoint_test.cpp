@@ -285,6 +285,28 @@ TEST_F(Checkpoint, IsLoadedIfThereIsAny) {
   });
 }
 
+// A host that lacks the mount would begin anew, or from an older one, and take all others with it.
+TEST_F(Checkpoint, IsRefusedWhereRankZeroAloneSeesNoneOrAnOlderOne) {
+  const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS, 3);
+  run(setup, "", [&](Rank &rank) {
+    rank.load();
+    for (const uint64_t step : {1, 2}) FSDP(save(rank, path + "/saved", step));
+    if (rank.rank == 0) {
+      fs::create_directories(path + "/empty");
+      fs::copy(path + "/saved", path + "/older", fs::copy_options::recursive);
+      fs::remove_all(path + "/older/step-0000000002");
+    }
+    FSDP(fsdp_begin_update(rank.model, stream()));
+    for (const std::string folder : {"/none", "/empty", "/older"})
+      require_error(load(rank, path + (rank.rank == 0 ? folder : "/saved"), FSDP_LOAD_IF_ANY), FSDP_MISMATCH,
+                    {"rank 1: ", "/saved: step-0000000002 is there, and rank 0 does not see it", "mounted"});
+    fsdp_loaded loaded = FSDP_LOADED_INIT;
+    FSDP(load(rank, path + "/saved", 0, &loaded));
+    REQUIRE(loaded.step == 2);
+    FSDP(fsdp_publish_weights(rank.model, stream()));
+  });
+}
+
 // A damaged one is refused on all ranks and the window stays open; with FALLBACK the one before is loaded.
 TEST_F(Checkpoint, ThatIsDamagedIsPassedOverOnlyOnRequest) {
   const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);

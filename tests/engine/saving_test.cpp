@@ -195,6 +195,11 @@ TEST_F(Saving, OfSeveralModelsAndBytes) {
     const fsdp_checkpoint_status status = opened.status();
     REQUIRE(status.state == FSDP_CHECKPOINT_OPENED && status.step == 1 && status.ranks == 4);
     FSDP(fsdp_load_checkpoint_model(opened.handle, "dense", dense.model, nullptr, nullptr));
+    uint64_t told_bytes = 0;
+    FSDP(fsdp_describe_load(dense.model, nullptr, &told_bytes));
+    std::string told(told_bytes, 0);
+    FSDP(fsdp_describe_load(dense.model, told.data(), &told_bytes));
+    REQUIRE(told.find(R"("call":"fsdp_load_checkpoint_model")") != told.npos);
     FSDP(fsdp_publish_weights(dense.model, stream()));
     REQUIRE(same_bits(dense.read_all(), saved["dense"]));
     for (uint32_t part = 0; part < 2; ++part) {

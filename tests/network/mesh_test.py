@@ -117,6 +117,7 @@ def variables_are_the_same_everywhere():
 def wrong_words_are_told():
     for name, value, word in (("FSDP_NET", "rdma", "FSDP_NET is 'rdma': auto, tcp or ucx is expected"),
                               ("FSDP_NET_INTERFACE", "nowhere", "FSDP_NET_INTERFACE is 'nowhere': this host has no such interface"),
+                              ("FSDP_NET_INTERFACE", "192.0.2.1", "FSDP_NET_INTERFACE is '192.0.2.1': no interface of this host"),
                               ("FSDP_NET_CHECKSUM", "md5", "FSDP_NET_CHECKSUM is 'md5': none or crc32c is expected"),
                               ("FSDP_NET_ENCRYPTION", "yes", "FSDP_NET_ENCRYPTION is 'yes': off or on is expected")):
         results = refused([2, 1], environments={2: {name: value}})

@@ -42,7 +42,7 @@ const UnreadableManifest unreadable_manifests[] = {
     {"format", "/format is", [](const std::string &manifest) { flip(manifest, "libfsdp", '?'); }},
     {"cut", "its JSON ends", [](const std::string &manifest) { fs::resize_file(manifest, 9); }},
     {"empty", "its JSON ends", [](const std::string &manifest) { fs::resize_file(manifest, 0); }},
-    {"lost", "No such file", [](const std::string &manifest) { fs::remove(manifest); }},
+    {"lost", "is missing; the checkpoint is damaged", [](const std::string &manifest) { fs::remove(manifest); }},
     {"pipe", "is no regular file",
      [](const std::string &manifest) {
        fs::remove(manifest);
@@ -53,7 +53,7 @@ const UnreadableManifest unreadable_manifests[] = {
        fs::remove(manifest);
        fs::create_directory(manifest);
      }},
-    {"link", "cannot be opened",
+    {"link", "is a symbolic link",
      [](const std::string &manifest) {
        fs::rename(manifest, manifest + ".moved");
        fs::create_symlink(manifest + ".moved", manifest);
@@ -90,9 +90,11 @@ TEST_P(Files, WithAManifestThatCannotBeReadLeaveTheOthers) {
       EXPECT_TRUE(has(unreadable[0].why, one.word)) << one.name;
       EXPECT_TRUE(has(unreadable[0].why, step_name(damaged))) << one.name;
       const bool is_newest = damaged == 30;
-      EXPECT_EQ(error_of([&] { require_newest_is_known("runs", unreadable); }).status,
-                is_newest ? unreadable[0].why.status : FSDP_OK)
-          << one.name;
+      const Error refusal = error_of([&] { require_newest_is_known("runs", unreadable); });
+      EXPECT_EQ(refusal.status, is_newest ? unreadable[0].why.status : FSDP_OK) << one.name;
+      EXPECT_NE(refusal.origin_code, ENOENT) << one.name << ": there is a folder of checkpoints";
+      const bool forbidden = std::string(one.name).starts_with("EACCES");
+      EXPECT_EQ(has(refusal, forbidden ? "; let this process read it" : "; remove it"), is_newest) << one.name;
       const uint64_t next = folder.next_sequence();
       EXPECT_EQ(next, is_newest ? 2 + (uint64_t{1} << 20) : 4) << one.name;
       save(path + "/runs", next, 40);

@@ -173,6 +173,16 @@ TEST_F(Rendezvous, WithoutRankZero) {
   EXPECT_EQ(reports[one].rank, 0);
 }
 
+// The last try ends at the limit, whatever it is in the middle of.
+TEST_F(Rendezvous, ATimeoutTellsWhatEarlierTriesHaveFound) {
+  for (const uint32_t ms : {300u, 310u, 320u, 330u, 340u, 350u}) {
+    options.timeout_ms = ms;
+    const size_t one = start(1);
+    finish();
+    expect(one, FSDP_TIMEOUT, "Connection refused");
+  }
+}
+
 TEST_F(Rendezvous, WhoDiesBeforeAllHaveJoinedIsNamed) {
   options.size = 4;
   const size_t zero = start(0U), one = start(1);

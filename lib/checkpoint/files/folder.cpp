@@ -52,6 +52,16 @@ bool is_of_process(const Error &error) {
           (error.origin_code == EMFILE || error.origin_code == ENFILE || error.origin_code == ENOMEM));
 }
 
+// A file that a checkpoint has lost is damage; the errno would say that there is no folder of checkpoints.
+Error damage_of(const Error &error, const std::string &shown) {
+  if (error.origin_code != ENOENT) return error;
+  return {FSDP_INVALID_ARGUMENT, format_text("{}: is missing; the checkpoint is damaged", shown)};
+}
+
+bool is_forbidden(const UnreadableCheckpoint &one) {
+  return one.why.origin_code == EACCES || one.why.origin_code == EPERM;
+}
+
 // A save that follows one which cannot be read leaves this much room: that one's sequence is lower in any case.
 constexpr uint64_t sequence_leap = uint64_t{1} << 20;
 
@@ -78,11 +88,12 @@ void require_newest_is_known(const std::string &path, const std::vector<Unreadab
   std::string text;
   for (const UnreadableCheckpoint &one : unreadable)
     if (one.may_be_newest()) text += (text.empty() ? "" : "; ") + one.why.message;
-  throw Error(
-      first->why.status,
-      format_text("{}: it may be the newest that is damaged: {}; remove it{}, or name the checkpoint to be loaded",
-                  path, text, way_out),
-      -1, first->why.origin, first->why.origin_code);
+  const bool forbidden = is_forbidden(*first);
+  throw Error(first->why.status,
+              format_text("{}: it may be the newest that {}: {}; {} it{}, or name the checkpoint to be loaded", path,
+                          forbidden ? "this process may not read" : "is damaged", text,
+                          forbidden ? "let this process read" : "remove", way_out),
+              -1, first->why.origin, first->why.origin_code);
 }
 
 Folder Folder::make(const std::string &path) {
@@ -122,7 +133,8 @@ std::vector<FolderEntry> Folder::list(std::vector<UnreadableCheckpoint> *unreada
     } catch (const Error &error) {
       if (is_of_process(error)) throw;
       const bool removed_since = error.origin_code == ENOENT && !has(name);
-      if (unreadable && !removed_since && !is_unfinished(name)) unreadable->push_back({name, error});
+      if (unreadable && !removed_since && !is_unfinished(name))
+        unreadable->push_back({name, damage_of(error, shown(name) + "/" + manifest_name)});
     }
   }
   std::ranges::sort(entries, [](const FolderEntry &a, const FolderEntry &b) {

@@ -35,6 +35,9 @@ InFile::InFile(int folder, const std::string &name, std::string shown, LinkPolic
   constexpr int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
   fd_ = links == LinkPolicy::refused ? open_file<flags | O_NOFOLLOW>(folder, name) : open_file<flags>(folder, name);
   struct stat status {};
+  if (!fd_ && errno == ELOOP && links == LinkPolicy::refused)
+    throw Error(FSDP_SYSTEM, format_text("{}: is a symbolic link, which is not followed here", shown_), -1,
+                FSDP_ORIGIN_OS, ELOOP);
   if (!fd_ || ::fstat(fd_.get(), &status) != 0) fail_errno(errno, format_text("{}: cannot be opened", shown_));
   if (!S_ISREG(status.st_mode))
     throw Error(FSDP_SYSTEM, format_text("{}: is no regular file", shown_), -1, FSDP_ORIGIN_OS, EINVAL);

@@ -104,6 +104,7 @@ void Loading::find_candidates() {
       fail(FSDP_INVALID_ARGUMENT, "the model is of {} ranks, and {} load it", model_.shards.ranks(), team_.size());
     if (first()) list_candidates();
   });
+  compare_folders(team_, path_, found_);
 }
 
 void Loading::list_candidates() {

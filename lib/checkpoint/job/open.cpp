@@ -2,10 +2,13 @@
 #include "checkpoint/job/open.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <numeric>
 #include <optional>
+#include <set>
+#include <sstream>
 
 #include "base/json.h"
 #include "checkpoint/files/folder_tree.h"
@@ -31,14 +34,76 @@ std::string describe_one(const FolderEntry &entry) {
                      manifest.files.size(), bytes);
 }
 
+// What stands in the first rank's folder: the names of all checkpoints, also of those that cannot be read, and the
+// highest sequence of the others; 0: there are none.
+struct FolderView {
+  uint64_t sequence = 0;
+  std::set<std::string> names;
+};
+
+std::string text_of(const FolderView &view) { return format_text("{} {}", view.sequence, fmt::join(view.names, " ")); }
+
+FolderView view_of(std::span<const std::byte> bytes) {
+  std::istringstream text({reinterpret_cast<const char *>(bytes.data()), bytes.size()});
+  FolderView view;
+  text >> view.sequence;
+  for (std::string name; text >> name;) view.names.insert(std::move(name));
+  return view;
+}
+
+// One that cannot be read is not compared: it is told where it is loaded.
+uint64_t sequence_of(const Folder &folder, const std::string &name) try {
+  return folder.read_manifest(name).sequence;
+} catch (const Error &) {
+  return 0;
+}
+
+// The newest checkpoint that is here alone; empty where what the first rank sees is newer.
+std::string find_newer(const std::string &path, const FolderView &first) try {
+  const Folder folder(path);
+  std::string newest;
+  uint64_t highest = first.sequence;
+  for (const std::string &name : list_folder(folder.fd(), path)) {
+    if (!is_checkpoint_name(name) || first.names.contains(name)) continue;
+    const uint64_t sequence = sequence_of(folder, name);
+    if (sequence > highest) newest = name, highest = sequence;
+  }
+  return newest;
+} catch (const Error &) {
+  return "";
+}
+
 }  // namespace
 
 Candidates candidates_of(const Folder &folder) {
-  const std::vector<std::string> there = list_folder(folder.fd(), folder.path());
-  if (std::ranges::find(there, manifest_name) != there.end()) return {{"."}, {}};
   Candidates found;
-  for (const FolderEntry &entry : folder.list(&found.unreadable)) found.names.push_back(entry.name);
+  found.seen = list_folder(folder.fd(), folder.path());
+  if (std::ranges::find(found.seen, manifest_name) != found.seen.end()) {
+    found.names = {"."};
+    return found;
+  }
+  for (const FolderEntry &entry : folder.list(&found.unreadable)) {
+    found.names.push_back(entry.name);
+    found.sequence = std::max(found.sequence, entry.manifest.sequence);
+  }
   return found;
+}
+
+void compare_folders(comm::Team &team, const std::string &path, const Candidates &found) {
+  FolderView mine{found.sequence, {}};
+  for (const std::string &name : found.seen)
+    if (is_checkpoint_name(name)) mine.names.insert(name);
+  const bool is_checkpoint = !found.names.empty() && found.names[0] == ".";
+  std::string text = team.rank() == 0 && !is_checkpoint ? text_of(mine) : "";
+  const auto told = team.all_gather(std::as_bytes(std::span(text)), "what a folder of checkpoints has");
+  comm::attempt_together(team, "a folder of checkpoints", [&] {
+    if (team.rank() == 0 || told[0].empty()) return;
+    if (const std::string name = find_newer(path, view_of(told[0])); !name.empty())
+      fail(FSDP_MISMATCH,
+           "{}: {} is there, and rank {} does not see it: their folders differ. Give all ranks one folder, which all "
+           "hosts have mounted",
+           path, name, team.world_rank(0));
+  });
 }
 
 void refuse_empty(const std::string &path, const std::vector<UnreadableCheckpoint> &unreadable) {
@@ -53,15 +118,17 @@ void refuse_empty(const std::string &path, const std::vector<UnreadableCheckpoin
 
 OpenedCheckpoint open_checkpoint(comm::Team &team, const std::string &path) {
   FoundName mine;
+  Candidates found;  // of the first rank
   std::optional<Folder> folder;
   comm::attempt_together(team, "a checkpoint's folder", [&] {
     folder.emplace(path);
     if (team.rank() != 0) return;
-    const Candidates found = candidates_of(*folder);
+    found = candidates_of(*folder);
     if (found.names.empty()) refuse_empty(path, found.unreadable);
     require_newest_is_known(path, found.unreadable);
     std::strncpy(mine.name, found.names[0].c_str(), sizeof mine.name - 1);
   });
+  compare_folders(team, path, found);
   std::vector<FoundName> all(team.size());
   team.all_gather(&mine, sizeof mine, all.data(), "a checkpoint's name");
   OpenedCheckpoint opened{folder->shown(all[0].name), all[0].name, {}};
@@ -76,7 +143,7 @@ OpenedCheckpoint open_checkpoint(comm::Team &team, const std::string &path) {
   return opened;
 }
 
-ShardReader open_shard(int checkpoint, const ManifestFile &file, const std::string &shown) {
+ShardReader open_shard(int checkpoint, const ManifestFile &file, const std::string &shown) try {
   auto [folder, name] = find_file(checkpoint, file.name, shown);
   ShardReader reader(folder.get(), name, shown);
   if (reader.file_bytes() != file.bytes || reader.header_sum() != file.header_sum)
@@ -84,6 +151,10 @@ ShardReader open_shard(int checkpoint, const ManifestFile &file, const std::stri
          "{}: is not the file that the manifest speaks of: it has {} bytes and header sum {}, not {} and {}", shown,
          reader.file_bytes(), reader.header_sum(), file.bytes, file.header_sum);
   return reader;
+} catch (const Error &error) {
+  // It is damage: ENOENT would say that there is no folder of checkpoints.
+  if (error.origin_code != ENOENT) throw;
+  fail(FSDP_INVALID_ARGUMENT, "{}: is missing; the checkpoint is damaged", shown);
 }
 
 const ManifestTensor &find_bytes(const OpenedCheckpoint &checkpoint, const std::string &name, uint32_t rank) {

@@ -29,8 +29,13 @@ OpenedCheckpoint open_checkpoint(comm::Team &team, const std::string &path);
 struct Candidates {
   std::vector<std::string> names;
   std::vector<UnreadableCheckpoint> unreadable;
+  std::vector<std::string> seen;  // all names in the folder
+  uint64_t sequence = 0;          // of the newest that can be read
 };
 Candidates candidates_of(const Folder &folder);
+// Collective: MISMATCH where another rank finds a newer checkpoint at its path than all that the first one, whose
+// candidates these are, has found. A folder that another rank does not see, or sees later, is not told here.
+void compare_folders(comm::Team &team, const std::string &path, const Candidates &found);
 // There is none in it that can be read: the status of the first that cannot, with what is wrong with each; of an empty
 // folder INVALID_ARGUMENT.
 [[noreturn]] void refuse_empty(const std::string &path, const std::vector<UnreadableCheckpoint> &unreadable);

@@ -30,8 +30,10 @@ template <class... Args>
 
 [[noreturn]] void refuse_open(const std::string &path, int code) {
   if (code != EACCES) refuse_secret(path, "{}", strerrordesc_np(code));
-  refuse_secret(path, "{}: it must be readable by user {}, who owns it, or by a group of this process; {}",
-                strerrordesc_np(code), ::geteuid(), wanted_mode);
+  refuse_secret(path,
+                "{}: this process runs as user {}; give that user the file (chown, then chmod 600), or let a group of "
+                "this process read it (chgrp, then chmod 640; in Kubernetes: defaultMode: 0440 with fsGroup)",
+                strerrordesc_np(code), ::geteuid());
 }
 
 bool is_trusted(uid_t user) { return user == ::geteuid() || user == 0; }

@@ -15,6 +15,7 @@ namespace {
 using namespace std::chrono_literals;
 constexpr auto connect_time = 3s;    // for one try
 constexpr auto proof_time = 15s;     // of one try: strangers may have to make room first
+constexpr auto least_try = 1s;       // one that has less time than this tells nothing
 constexpr auto host_patience = 60s;  // with the rank of this host that has come first
 constexpr auto tcp_patience = 1s;    // beyond the timeout, for rank 0 to say who is missing
 constexpr useconds_t zero_pause_us = 50'000, host_pause_us = 10'000;
@@ -56,6 +57,14 @@ void TcpVisit::give_up() const {
             options_.rendezvous, options_.timeout_ms, last_problem_);
 }
 
+// A try that the deadline ends soon after it began says nothing of rank 0: what an earlier one has found says more.
+void TcpVisit::note_problem(std::string problem) {
+  const bool cut_short = Clock::now() >= deadline_ && deadline_ - tried_ < least_try;
+  if (found_problem_ && cut_short) return;
+  found_problem_ = true;
+  last_problem_ = std::move(problem);
+}
+
 // -- ways up --
 
 // A stranger there would keep the ranks of this host from each other, and not from rank 0.
@@ -71,6 +80,7 @@ std::optional<Assembly> TcpVisit::visit_host() {
 }
 
 std::optional<Assembly> TcpVisit::visit_zero() {
+  tried_ = Clock::now();
   for (const Endpoint &place : places()) {
     if (auto assembly = visit_place(place, {})) return assembly;
     while (const auto elsewhere = std::exchange(redirect_, {})) {
@@ -91,7 +101,7 @@ std::vector<Endpoint> TcpVisit::places() {
   auto found = point_.kind == MeetingPoint::Kind::tcp
                    ? find_host(point_, options_, names_, {deadline_, waiter_}, problem)
                    : read_notice(notice_path(point_, options_), problem);
-  if (found.empty()) last_problem_ = problem;
+  if (found.empty()) note_problem(problem);
   for (const Endpoint &place : found) check_guarded(place, options_);  // whoever may write the file, too
   return found;
 }
@@ -103,8 +113,7 @@ Fd TcpVisit::connect(const Endpoint &place) {
     problem += format_text(
         " (a loopback address leads to rank 0 only within its host and network namespace; this rank's is {})",
         network_namespace());
-  // At the deadline it only says that time is over: a refusal before says more.
-  if (!socket && (!refused_ || Clock::now() < deadline_)) last_problem_ = problem;
+  if (!socket) note_problem(problem);
   if (socket) notice_silence(socket, options_.heartbeat_timeout_ms);
   return socket;
 }
@@ -119,8 +128,7 @@ std::optional<FrameStream> TcpVisit::prove_on(Fd socket, const std::string &plac
   StreamKeys keys;
   const std::string problem = prove(socket, Role::guest, options_.secret, label_, limit(proof_time), &keys);
   if (problem.empty()) return FrameStream(std::move(socket), message::longest, keys);
-  refused_ = true;
-  last_problem_ = format_text("{}: {}", place, problem);
+  note_problem(format_text("{}: {}", place, problem));
   return {};
 }
 

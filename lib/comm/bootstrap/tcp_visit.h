@@ -35,6 +35,7 @@ class TcpVisit {
   void say_card(Uplink &uplink);
   bool await_start(Uplink &uplink);
   bool host_is_late() const;
+  void note_problem(std::string problem);
   [[noreturn]] void give_up() const;
   // In a large job most ranks wait at one door at first, and many may share a machine.
   Limit limit(Clock::duration most) const {
@@ -45,12 +46,12 @@ class TcpVisit {
   const MeetingPoint &point_;
   const Waiter &waiter_;
   const MakeCard &make_card_;
-  Clock::time_point since_, deadline_;
+  Clock::time_point since_, deadline_, tried_;  // tried_: when the last try to reach rank 0 began
   std::string label_, host_id_;
   NameLookup names_;
   std::string last_problem_;
-  bool refused_ = false;  // a proof has failed
-  bool alone_ = false;    // what listens where the ranks of this host meet is none of them
+  bool found_problem_ = false;  // it is what a try has found
+  bool alone_ = false;          // what listens where the ranks of this host meet is none of them
   Porch porch_;
   std::optional<message::Redirect> redirect_;  // where rank 0, or one below it, has sent this rank
   std::optional<message::Card> card_;          // once this rank has reached the rendezvous

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/error.h"
@@ -35,6 +36,9 @@ constexpr size_t most_queued = 65536;
 
 Fd listen_for_messages(const Endpoint &place) {
   Fd listener = listen_at(place, backlog);
+  const char *const wanted = std::getenv("FSDP_NET_INTERFACE");
+  if (!listener && errno == EADDRNOTAVAIL && wanted && *wanted)
+    fail(FSDP_INVALID_ARGUMENT, "FSDP_NET_INTERFACE is '{}': no interface of this host has that address", wanted);
   if (!listener) fail_errno(errno, format_text("listening for messages at {}", place.address()));
   return listener;
 }
