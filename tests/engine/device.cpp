@@ -52,8 +52,9 @@ fsdp_context_options place(fsdp_context_options options) {
   if (!on_gpu() || options.device) return options;
   const char *transport = std::getenv("FSDP_TEST_TRANSPORT");
   options.device = FSDP_DEVICE_CUDA;
-  options.device_transport =
-      transport && std::string(transport) == "nccl" ? FSDP_TRANSPORT_NCCL : FSDP_TRANSPORT_STAGING;
+  const bool nccl = transport && std::string(transport) == "nccl";
+  // Between hosts, also acted ones, a plan refuses NCCL by its name; what is chosen by itself there is NCCL, too.
+  if (!nccl || !options.ranks_per_host) options.device_transport = nccl ? FSDP_TRANSPORT_NCCL : FSDP_TRANSPORT_STAGING;
   return options;
 }
 

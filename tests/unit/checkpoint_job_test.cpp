@@ -89,7 +89,9 @@ TEST_F(CheckpointJob, OfAStepThatIsThereIsRefusedOrReplaced) {
     save(ranks_of(rank), part.saved(path, 3));
   });
   for (const std::string &problem : problems)
-    EXPECT_EQ(problem, "rank 0: " + path + "/step-0000000003: there is a checkpoint of that name already");
+    EXPECT_EQ(problem, "rank 0: " + path +
+                           "/step-0000000003: there is a checkpoint of that name already; "
+                           "FSDP_SAVE_REPLACE replaces it");
   EXPECT_EQ(names(), std::vector<std::string>{step_name(3)});
   expect_well(load_on(two, 3));
   save_on(two, 3, 37, {.replace = true});

@@ -30,6 +30,10 @@ inline std::string list_misfits(const LoadPlan &plan, const LoadOptions &options
   if (!options.allow_missing) list_names(text, "missing", plan.missing, true);
   if (!options.allow_unexpected) list_names(text, "unexpected", plan.unexpected, true);
   list_names(text, "different", plan.other, false);
+  if (!options.allow_missing && !plan.missing.empty())
+    text += "; FSDP_LOAD_ALLOW_MISSING leaves what is missing as it is";
+  if (!options.allow_unexpected && !plan.unexpected.empty())
+    text += "; FSDP_LOAD_ALLOW_UNEXPECTED passes over what is unexpected";
   if (text.empty() && plan.loaded.empty() && !plan.missing.empty() && !options.if_any) {
     text = ": it has none of the model's tensors, and FSDP_LOAD_IF_ANY would allow that";
     list_names(text, "missing", plan.missing, true, most_examples);

@@ -93,7 +93,8 @@ void Beginner::check_free(const Folder &folder) const {
   if (!folder.has(task_.name + "/" + manifest_name))
     fail(FSDP_INVALID_STATE, "{}: something of that name is there, and it is no checkpoint", folder.shown(task_.name));
   if (!order_.choice.replace)
-    fail(FSDP_INVALID_STATE, "{}: there is a checkpoint of that name already", folder.shown(task_.name));
+    fail(FSDP_INVALID_STATE, "{}: there is a checkpoint of that name already; FSDP_SAVE_REPLACE replaces it",
+         folder.shown(task_.name));
 }
 
 void Beginner::make_folder() {
