@@ -39,8 +39,9 @@ TEST_F(Checkpoint, IsRefusedWhereRankZeroAloneSeesNoneOrAnOlderOne) {
     }
     FSDP(fsdp_begin_update(rank.model, stream()));
     for (const std::string folder : {"/none", "/empty", "/older"})
-      require_error(load(rank, path + (rank.rank == 0 ? folder : "/saved"), FSDP_LOAD_IF_ANY), FSDP_MISMATCH,
-                    {"rank 1: ", "/saved: step-0000000002 is there, and rank 0 does not see it", "mounted"});
+      require_error(
+          load(rank, path + (rank.rank == 0 ? folder : "/saved"), FSDP_LOAD_IF_ANY), FSDP_MISMATCH,
+          {"rank 0: ", path + folder + ": rank 1 finds step-0000000002 at its path, and it is not here", "mounted"});
     fsdp_loaded loaded = FSDP_LOADED_INIT;
     FSDP(load(rank, path + "/saved", 0, &loaded));
     REQUIRE(loaded.step == 2);

@@ -54,11 +54,11 @@ FolderView view_of(std::span<const std::byte> bytes) {
 // One that cannot be read is not compared: it is told where it is loaded.
 uint64_t sequence_of(const Folder &folder, const std::string &name) try {
   return folder.read_manifest(name).sequence;
-} catch (const Error &) {
+} catch (const std::exception &) {
   return 0;
 }
 
-// The newest checkpoint that is here alone; empty where what the first rank sees is newer.
+// The newest checkpoint that the first rank has not seen; empty where what it has seen is newer.
 std::string find_newer(const std::string &path, const FolderView &first) try {
   const Folder folder(path);
   std::string newest;
@@ -69,8 +69,14 @@ std::string find_newer(const std::string &path, const FolderView &first) try {
     if (sequence > highest) newest = name, highest = sequence;
   }
   return newest;
-} catch (const Error &) {
+} catch (const std::exception &) {
   return "";
+}
+
+bool sees(const std::string &path, const std::string &name) try {
+  return Folder(path).has(name);
+} catch (const std::exception &) {
+  return false;
 }
 
 }  // namespace
@@ -90,19 +96,24 @@ Candidates candidates_of(const Folder &folder) {
 }
 
 void compare_folders(comm::Team &team, const std::string &path, const Candidates &found) {
-  FolderView mine{found.sequence, {}};
+  const bool first = team.rank() == 0, is_checkpoint = !found.names.empty() && found.names[0] == ".";
+  FolderView seen{found.sequence, {}};
   for (const std::string &name : found.seen)
-    if (is_checkpoint_name(name)) mine.names.insert(name);
-  const bool is_checkpoint = !found.names.empty() && found.names[0] == ".";
-  std::string text = team.rank() == 0 && !is_checkpoint ? text_of(mine) : "";
+    if (is_checkpoint_name(name)) seen.names.insert(name);
+  const std::string text = first && !is_checkpoint ? text_of(seen) : "";
   const auto told = team.all_gather(std::as_bytes(std::span(text)), "what a folder of checkpoints has");
+  const std::string newer = first || told[0].empty() ? "" : find_newer(path, view_of(told[0]));
+  const auto all = team.all_gather(std::as_bytes(std::span(newer)), "newer checkpoints than the first rank's");
+  const auto other = std::ranges::find_if(all, [](const auto &name) { return !name.empty(); });
+  if (other == all.end()) return;
   comm::attempt_together(team, "a folder of checkpoints", [&] {
-    if (team.rank() == 0 || told[0].empty()) return;
-    if (const std::string name = find_newer(path, view_of(told[0])); !name.empty())
-      fail(FSDP_MISMATCH,
-           "{}: {} is there, and rank {} does not see it: their folders differ. Give all ranks one folder, which all "
-           "hosts have mounted",
-           path, name, team.world_rank(0));
+    const std::string name(reinterpret_cast<const char *>(other->data()), other->size());
+    if (!first || sees(path, name)) return;  // another job has saved it since
+    const auto rank = team.world_rank(static_cast<uint32_t>(other - all.begin()));
+    fail(FSDP_MISMATCH,
+         "{}: rank {} finds {} at its path, and it is not here: the folders differ. Give all ranks one folder, which "
+         "all hosts have mounted",
+         path, rank, name);
   });
 }
 

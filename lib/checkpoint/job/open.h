@@ -34,7 +34,8 @@ struct Candidates {
 };
 Candidates candidates_of(const Folder &folder);
 // Collective: MISMATCH where another rank finds a newer checkpoint at its path than all that the first one, whose
-// candidates these are, has found. A folder that another rank does not see, or sees later, is not told here.
+// candidates these are, has found, and the first one still does not see it. A folder that another rank does not see, or
+// sees later, is not told here.
 void compare_folders(comm::Team &team, const std::string &path, const Candidates &found);
 // There is none in it that can be read: the status of the first that cannot, with what is wrong with each; of an empty
 // folder INVALID_ARGUMENT.
