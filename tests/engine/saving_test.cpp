@@ -108,7 +108,7 @@ TEST_F(Saving, WithRoomForAllWaitsForNoDisk) {
     forward(rank, nullptr);
     backward(rank, 1, 0, nullptr);
     Handle checkpoint;
-    const FaultScope slow({SystemFault::Way::waits, 0, 3000, "pwrite"});
+    std::optional<FaultScope> disk(SystemFault{SystemFault::Way::stands, -1, 0, "pwrite"});
     begin(rank, path, checkpoint);
     const uint64_t allocations = rank.stats().allocations;
     FSDP(fsdp_commit_checkpoint(checkpoint.handle));
@@ -116,6 +116,7 @@ TEST_F(Saving, WithRoomForAllWaitsForNoDisk) {
     REQUIRE(checkpoint.status().state == FSDP_CHECKPOINT_WRITING);
     update(rank);
     REQUIRE(rank.stats().allocations == allocations);
+    disk.reset();
     FSDP(fsdp_wait_checkpoint(checkpoint.handle));
   });
 }

@@ -14,7 +14,9 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <condition_variable>
 #include <cstdarg>
+#include <cstdint>
 #include <mutex>
 #include <thread>
 
@@ -27,6 +29,8 @@ SystemFault fault;
 int count = 0;
 const char *hit = nullptr;
 std::vector<std::string> calls_made;
+uint64_t ended = 0;  // scopes
+std::condition_variable one_ended;
 
 using Way = SystemFault::Way;
 
@@ -45,6 +49,11 @@ Suffering next(const char *call) {
   return {fault.way, fault.code};
 }
 
+void await_end() {
+  std::unique_lock lock(mutex);
+  one_ended.wait(lock, [before = ended] { return ended != before || !active; });
+}
+
 // The system call as it is, or as the fault has it. A part is of the `part` bytes that `less` is told.
 template <class Whole, class Less>
 long suffer(const char *call, Whole whole, Less less) {
@@ -54,6 +63,7 @@ long suffer(const char *call, Whole whole, Less less) {
     case Way::does_a_part: return less();
     case Way::kills_before: ::_exit(99);
     case Way::kills_after: whole(); ::_exit(99);
+    case Way::stands: await_end(); return whole();
     case Way::waits: std::this_thread::sleep_for(std::chrono::milliseconds(now.code)); return whole();
     default: return whole();
   }
@@ -75,6 +85,8 @@ FaultScope::FaultScope(SystemFault what) {
 FaultScope::~FaultScope() {
   const std::lock_guard lock(mutex);
   active = false;
+  ++ended;
+  one_ended.notify_all();
 }
 int FaultScope::calls() const {
   const std::lock_guard lock(mutex);

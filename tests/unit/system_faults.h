@@ -10,7 +10,7 @@
 namespace fsdp::test {
 
 struct SystemFault {
-  enum class Way { none, fails, does_a_part, kills_before, kills_after, waits };
+  enum class Way { none, fails, does_a_part, kills_before, kills_after, waits, stands };  // stands: until a scope ends
   Way way = Way::none;
   int at = 0;    // the number of the call, from 0 on; -1: all of them
   int code = 0;  // errno; of one that waits, how many milliseconds
