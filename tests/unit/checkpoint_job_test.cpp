@@ -440,6 +440,19 @@ TEST_F(CheckpointJob, OfAnotherModelListsAllThatDiffers) {
     EXPECT_EQ(problem.find(path + "/step-0000000001 does not fit the model" + different), 0u) << problem;
 }
 
+// The first rank's list may be older than another's, and folders may differ.
+TEST_F(CheckpointJob, SavedSinceTheFirstRankLookedIsNoMismatch) {
+  save_on(mesh(2, 1, layout::OuterAxis::none), 3);
+  fs::create_directories(path + "/empty");
+  const auto compare = [&](const std::string &of_first) {
+    return run_threads(
+        2, [&](Rank &rank) { compare_folders(*rank.team, rank.rank() == 0 ? of_first : path, Candidates{}); });
+  };
+  expect_well(compare(path));
+  for (const std::string &problem : compare(path + "/empty"))
+    EXPECT_NE(problem.find("/empty: rank 1 finds " + step_name(3) + " at its path, and it is not here"), problem.npos);
+}
+
 // A reader's hook ends a save while it copies; the files go, and the job lives on.
 TEST_F(CheckpointJob, ThatIsInterruptedLeavesNothing) {
   const layout::Mesh two = mesh(2, 1, layout::OuterAxis::none);
