@@ -110,7 +110,7 @@ class Job:
                     rank.errors += data or b""
 
     def until(self, condition, seconds, what):
-        """It finds a hang, and measures nothing: the time is that of an idle machine, and a sixteenth of one is waited for."""
+        """`seconds` is enough on an idle machine; eight times as long is allowed, since the limit only finds hangs."""
         seconds *= 8
         end = time.monotonic() + seconds
         while not condition():

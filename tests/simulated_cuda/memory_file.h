@@ -11,15 +11,15 @@ class MemoryFile {
  public:
   // All of it unwritten. number() is -1 where the system has no more.
   explicit MemoryFile(size_t size);
-  // That of somebody who has exported it: another number of the same file, or -1.
+  // Memory that was exported as `file`: number() is another number of the same file, or -1.
   static MemoryFile imported(int file);
-  // Its pages serve the next file as long: new ones were half of the tests' time. Not where others have it, too.
+  // Keeps the pages for the next file of this size, unless the file was exported or imported.
   ~MemoryFile();
   MemoryFile(MemoryFile &&from) noexcept;
   MemoryFile &operator=(MemoryFile &&) = delete;
 
   int number() const noexcept { return number_; }
-  // Another number of it, which is the caller's; -1: the system has no more.
+  // Another number of the file, which the caller closes; -1: the system has no more.
   int exported();
 
  private:
