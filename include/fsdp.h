@@ -486,6 +486,16 @@ enum {
   FSDP_UNSHARD_COPIED = 2  /* full weights are copied into private buffers of a pool */
 };
 
+/** What happens to a write through a view of mapped weights, which is an error of the program. */
+typedef int32_t fsdp_view_kind;
+enum {
+  FSDP_VIEWS_READ_ONLY = 1, /* SIGSEGV */
+  FSDP_VIEWS_PRIVATE = 2    /* the view alone changes, page by page (copy-on-write), until fsdp_restore_view or the next
+                               publish: for frameworks whose tensors any code may write into. Compute weights, peers and
+                               what is trained stay as they are. On the host device; where the strategy keeps weights
+                               whole they are shown in such a view too. Tensors say READ_ONLY all the same */
+};
+
 typedef int32_t fsdp_reduce_policy;
 enum {
   FSDP_REDUCE_POLICY_EACH = 1, /* every contribution is reduced and added to the main grads */
@@ -558,7 +568,7 @@ typedef struct fsdp_model_options {
   uint32_t max_pending_groups;     /* transient full gradient buffers alive at once, besides one for each
                                       FSDP_GROUP_ROOT; 0: 2 */
   uint32_t prefetch_depth;         /* groups that there is room for ahead; 0: 1, with FSDP_MODEL_NO_PREFETCH none */
-  uint32_t reserved;               /* 0 */
+  fsdp_view_kind view_kind;        /* of mapped weights; 0: FSDP_VIEWS_READ_ONLY, the only one on a CUDA device */
   uint64_t prefetch_bytes;         /* do not prefetch beyond so many gathered bytes ahead; 0: no limit */
   /* checkpoints */
   uint64_t save_staging_bytes;     /* memory of role STAGING for saves, at least 32 MiB; what a save has not copied when
@@ -609,7 +619,13 @@ enum {
                                     ever */
   FSDP_SCHEDULE_INTERLEAVED = 2, /* 1F1B: a forward and a backward pass run at once; one address per (group,
                                     direction) */
-  FSDP_SCHEDULE_VISITS = 3       /* the list of visits below */
+  FSDP_SCHEDULE_VISITS = 3,      /* the list of visits below */
+  FSDP_SCHEDULE_ANY = 4          /* no order: held_groups buffers of one size, that of the largest group. An unshard
+                                    that must gather takes a free one, or that of the group whose last hold was returned
+                                    first; any groups may be held at once, in any order. A view's address is that of
+                                    the hold: it may be another one at the next. Nothing is gathered ahead but by
+                                    fsdp_prefetch. Gradients are lent as SEQUENTIAL plans them. For eager frameworks; no
+                                    graph is captured, and no group is RESIDENT or ROOT: hold it instead */
 };
 
 /** One stop of an explicit schedule: group_index counts groups in the order of their creation. May grow: it comes with
@@ -625,20 +641,25 @@ typedef struct fsdp_schedule_options {
   const fsdp_visit *visits; /* counts only with FSDP_SCHEDULE_VISITS; every trainable group needs a BACKWARD visit */
   uint64_t visit_count;
   uint64_t visit_stride;    /* counts with visits: sizeof(fsdp_visit) */
+  uint32_t held_groups;     /* with FSDP_SCHEDULE_ANY: buffers for copied weights, of groups held or gathered ahead; 0:
+                               4. Planes by phase count for themselves (fsdp_plane_policy) */
+  uint32_t reserved;        /* 0 */
 } fsdp_schedule_options;
-#define FSDP_SCHEDULE_OPTIONS_INIT {sizeof(fsdp_schedule_options), 0, 0, 0}
+#define FSDP_SCHEDULE_OPTIONS_INIT {sizeof(fsdp_schedule_options), 0, 0, 0, 0, 0}
 
 /**
  * The order in which groups will be visited. It decides prefetch and plans the buffers; the default is SEQUENTIAL.
  * A training step may deviate from it: an unused prefetch is dropped, and a hold that does not fit is an error that
- * names both groups. Collective: the mesh. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (sealed). Since 0.2.
+ * names both groups, or with ANY the groups that have all the buffers, and held_groups. Collective: the mesh. Blocks:
+ * no. Errors: INVALID_ARGUMENT, INVALID_STATE (sealed). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_set_schedule(fsdp_model *model, fsdp_schedule_kind kind,
                                                    const fsdp_schedule_options *options);
 
 /**
- * Add a named state tensor for the caller's own optimizer: as long as each main weight shard, zeroed at the seal.
- * The model must have FSDP_OPTIMIZER_CALLER. Collective: the mesh. Blocks: no.
+ * Add a named state tensor for the caller's own optimizer, or beside those of AdamW (a moving average of the weights):
+ * as long as each main weight shard, zeroed at the seal, saved and loaded with the rest. Collective: the mesh. Blocks:
+ * no.
  * Errors: INVALID_ARGUMENT (name taken or not UTF-8 of 1-63 bytes), INVALID_STATE. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_add_optimizer_state(fsdp_model *model, const char *name, fsdp_dtype dtype);
@@ -828,6 +849,16 @@ enum {
   FSDP_QUANTIZE_FP8_BLOCK = 3
 };
 
+/** What a step does to a parameter of which no rank has given a gradient in it: none was acquired, or all that was put
+ *  was NULL. */
+typedef int32_t fsdp_missing_grad;
+enum {
+  FSDP_MISSING_GRAD_ZEROS = 1, /* it counts as zeros: weights decay, and move on along their moments */
+  FSDP_MISSING_GRAD_SKIP = 2   /* fsdp_step_adamw leaves weights and moments as they are, as torch.optim does; AdamW's
+                                  number of steps goes on. fsdp_shard.flags tell a caller's own optimizer. Ranks agree
+                                  in fsdp_finish_grads, by one more exchange, of a bit for each such parameter */
+};
+
 typedef struct fsdp_param {
   uint64_t struct_size;
   const char *name;        /* unique in the model, 1-255 bytes */
@@ -847,7 +878,7 @@ typedef struct fsdp_param {
   const uint64_t *global_shape;
   const uint64_t *global_offset;
   fsdp_quantization quantization; /* 0: none */
-  uint32_t reserved;              /* 0 */
+  fsdp_missing_grad missing_grad; /* 0: FSDP_MISSING_GRAD_ZEROS */
 } fsdp_param;
 #define FSDP_PARAM_INIT {sizeof(fsdp_param), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
@@ -1085,6 +1116,17 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_read_state(fsdp_group *group, uint64_t pa
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_set_param_lr_scale(fsdp_group *group, uint64_t param_index, double lr_scale);
 
+/**
+ * Stop training a parameter, or train it again. One that is not trained has no gradient: fsdp_put_grad and the others
+ * refuse it as they do a FROZEN one, fsdp_reduce_grad does not ask for it, and a group of which none is trained is not
+ * reduced. No step changes its weights or states; its gradient counts as zeros in norms. Memory stays as it was
+ * planned. What was declared FROZEN stays so. Collective: no, but call it alike on every rank: what is trained is
+ * compared at the end of the step. Blocks: no. Window: either, between steps: no gradient may have been acquired since
+ * the last publish, and inside the window there may be none. Errors: INVALID_ARGUMENT (trainable is neither 0 nor 1),
+ * INVALID_STATE (FROZEN; within a step; captured). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_set_param_trainable(fsdp_group *group, uint64_t param_index, int32_t trainable);
+
 /* ---- gather -------------------------------------------------------------------------------------------------- */
 
 /**
@@ -1115,11 +1157,22 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_unshard(fsdp_group *group, fsdp_phase pha
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_reshard(fsdp_group *group, fsdp_phase phase, uint32_t flags, fsdp_stream stream);
 
+/**
+ * Show the true weights of a group again after a write through its views. Mapped ones (FSDP_VIEWS_PRIVATE): the pages
+ * that were written are again those of the compute weights. Copied ones: they are gathered again at the next unshard,
+ * so no hold may be left. A publish does so for all groups. Collective: no. Blocks: local work. Window: either.
+ * Errors: INVALID_STATE (copied weights that are held; mapped ones with FSDP_VIEWS_READ_ONLY), SYSTEM. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_restore_view(fsdp_group *group);
+
 /* ---- gradient ------------------------------------------------------------------------------------------------ */
 
 enum {
-  FSDP_GRAD_ZEROED = 1u << 17 /* where *accumulate would be 0 the gradient is cleared, and it is 1: for callers who only
-                                 add */
+  FSDP_GRAD_ZEROED = 1u << 17, /* where *accumulate would be 0 the gradient is cleared, and it is 1: for callers who
+                                  only add */
+  FSDP_GRAD_NO_WAIT = 1u << 10 /* where a buffer must be drained and peers have not read it yet, the call is BUSY and
+                                  nothing has changed: try again later, or without this flag. With
+                                  FSDP_CONTEXT_NO_OVERLAP fsdp_reduce_grad waits for peers itself */
 };
 
 /**
@@ -1128,8 +1181,8 @@ enum {
  * or twice-used parameter) gives 1, and orders the second stream after the first. The view ends with
  * fsdp_complete_grad, else with fsdp_reduce_grad.
  * Collective: no. Blocks: peers on the host device, if a buffer must be drained.
- * Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; completed; reduced with LAST; no buffer free, naming both groups);
- * of the reduce that is drained MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
+ * Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; completed; reduced with LAST; no buffer free, naming both groups),
+ * BUSY (FSDP_GRAD_NO_WAIT); of the reduce that is drained MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_acquire_grad(fsdp_group *group, uint64_t param_index, uint32_t flags,
                                                    fsdp_stream stream, fsdp_tensor *grad, int32_t *accumulate);
@@ -1148,7 +1201,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_acquire_grads(fsdp_group *group, uint32_t
 /**
  * Hand in the caller's own full gradient: element_count elements of dtype, copied (or added, as acquire would say)
  * before the call returns on the host device, in stream order on a GPU. data NULL means "no gradient": it counts as
- * zeros. flags must be 0. Collective: no. Blocks: as fsdp_acquire_grad. Errors: as fsdp_acquire_grad. Since 0.2.
+ * zeros (but see fsdp_missing_grad). flags: FSDP_GRAD_NO_WAIT. Collective: no. Blocks: as fsdp_acquire_grad. Errors:
+ * as fsdp_acquire_grad. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_put_grad(fsdp_group *group, uint64_t param_index, const void *data,
                                                  fsdp_dtype dtype, uint64_t element_count, uint32_t flags,
@@ -1185,14 +1239,33 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_reduce_grad(fsdp_group *group, uint32_t f
 /**
  * End the step's gradients: validate (every trainable group reduced with LAST, no hold of any phase left), wait for all
  * reduces, multiply main grads by scale (1: leave as they are), and open the update window once every rank has come
- * here. flags must be 0. What is missing anywhere is listed on every rank. After a failure that leaves the context
- * alive the way out is fsdp_discard_step on every rank. Until then getters, traces, fsdp_reshard of what is held and
- * destroying may be called too; fsdp_close_context and every other call of the step say INVALID_STATE.
+ * here. With the flag FSDP_LAST, on all ranks, contributions may all have been reduced without it: those of each group
+ * end here, in reverse declared order, and a group that no contribution came for has zeros. What is missing anywhere is
+ * listed on every rank. After a failure that leaves the context alive the way out is fsdp_discard_step on every rank.
+ * Until then getters, traces, fsdp_reshard of what is held and destroying may be called too; fsdp_close_context and
+ * every other call of the step say INVALID_STATE.
  * Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since
  * 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_finish_grads(fsdp_model *model, double scale, uint32_t flags,
                                                  fsdp_stream stream);
+
+/**
+ * Copy a whole main gradient out, converted to dtype: what all ranks' contributions of the step add up to, scaled, as
+ * the optimizer will see it. Otherwise as fsdp_read_param. Collective: the mesh. Blocks: peers. Window: inside, with
+ * gradients. Errors: as fsdp_read_param, and INVALID_STATE (FROZEN; no gradients in this window). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_read_grad(fsdp_group *group, uint64_t param_index, void *data, fsdp_dtype dtype,
+                                                uint64_t element_count, int32_t root, uint32_t flags);
+
+/**
+ * Replace a main gradient by full data, as fsdp_load_param does weights: after a transformation that needs it whole.
+ * Collective: the mesh. Blocks: peers, if there is a root. Window: inside, with gradients. Errors: as fsdp_load_param,
+ * and INVALID_STATE (FROZEN; no gradients in this window). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_load_grad(fsdp_group *group, uint64_t param_index, const void *data,
+                                                fsdp_dtype dtype, uint64_t element_count, int32_t root,
+                                                uint32_t flags);
 
 /* ---- optimizer ----------------------------------------------------------------------------------------------- */
 
@@ -1211,7 +1284,8 @@ typedef struct fsdp_shard {
   uint64_t row_offset;
   uint64_t row_count;
   double lr_scale;
-  uint32_t flags;           /* FSDP_PARAM_* */
+  uint32_t flags;           /* FSDP_PARAM_*; FSDP_PARAM_FROZEN: weights and states are to stay as they are in this step,
+                               by fsdp_set_param_trainable or FSDP_MISSING_GRAD_SKIP */
   uint32_t state_count;     /* optimizer states, in the order of fsdp_add_optimizer_state */
 } fsdp_shard;
 #define FSDP_SHARD_INIT {sizeof(fsdp_shard), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}

@@ -54,8 +54,6 @@ layout::Mesh whole_world(const engine::Context &context) {
 }
 
 void read_outer_strategy(const fsdp_model_options &options, layout::Mesh &mesh, const char *call) {
-  if (options.reserved)
-    fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_model_options.reserved is {}, it must be 0", call, options.reserved);
   const auto outer =
       read_enum(options.outer_strategy, FSDP_OUTER_NO_SHARD + 0, FSDP_OUTER_OPTIM + 0, call, "outer_strategy");
   if (outer == FSDP_OUTER_NO_SHARD) return;

@@ -72,9 +72,6 @@ void read_quantization(const fsdp_param &given, uint64_t index, memory::ParamSpe
          "FSDP_QUANTIZE_FP8_BLOCK ({})",
          call, field_of(index, param, "quantization"), given.quantization, FSDP_QUANTIZE_FP8 + 0,
          FSDP_QUANTIZE_MXFP8 + 0, FSDP_QUANTIZE_FP8_BLOCK + 0);
-  if (given.reserved)
-    fail(FSDP_INVALID_ARGUMENT, "{}: {} is {:#x}, it must be 0", call, field_of(index, param, "reserved"),
-         given.reserved);
   param.quantization = given.quantization;
 }
 
@@ -431,6 +428,24 @@ fsdp_status fsdp_read_state(fsdp_group *group, uint64_t param_index, const char 
   });
 }
 
+fsdp_status fsdp_load_grad(fsdp_group *group, uint64_t param_index, const void *, fsdp_dtype, uint64_t, int32_t,
+                           uint32_t flags) {
+  constexpr auto call = "fsdp_load_grad";
+  return in_group(group, call, [&](engine::Model &, engine::Runtime &, engine::Group &) {
+    check_flags(flags, 0, call, "flags");
+    fail(FSDP_UNSUPPORTED, "{}: not built yet ({})", call, param_index);
+  });
+}
+
+fsdp_status fsdp_read_grad(fsdp_group *group, uint64_t param_index, void *, fsdp_dtype, uint64_t, int32_t,
+                           uint32_t flags) {
+  constexpr auto call = "fsdp_read_grad";
+  return in_group(group, call, [&](engine::Model &, engine::Runtime &, engine::Group &) {
+    check_flags(flags, 0, call, "flags");
+    fail(FSDP_UNSUPPORTED, "{}: not built yet ({})", call, param_index);
+  });
+}
+
 fsdp_status fsdp_set_param_lr_scale(fsdp_group *group, uint64_t param_index, double lr_scale) {
   constexpr auto call = "fsdp_set_param_lr_scale";
   return in_group(group, call, [&](HandledModel &model, engine::Runtime &runtime, engine::Group &impl) {
@@ -438,6 +453,14 @@ fsdp_status fsdp_set_param_lr_scale(fsdp_group *group, uint64_t param_index, dou
     check_lr_scale(lr_scale, call, "lr_scale");
     const std::lock_guard lock(model.mutex);  // other threads may ask for the descriptor
     model.set_lr_scale(impl, param_index, lr_scale);
+  });
+}
+
+fsdp_status fsdp_set_param_trainable(fsdp_group *group, uint64_t param_index, int32_t trainable) {
+  constexpr auto call = "fsdp_set_param_trainable";
+  return in_group(group, call, [&](HandledModel &, engine::Runtime &runtime, engine::Group &impl) {
+    runtime.place(impl, param_index, call);
+    fail(FSDP_UNSUPPORTED, "{}: not built yet ({})", call, trainable);
   });
 }
 

@@ -45,6 +45,13 @@ fsdp_status fsdp_reshard(fsdp_group *group, fsdp_phase phase, uint32_t flags, fs
   });
 }
 
+fsdp_status fsdp_restore_view(fsdp_group *group) {
+  constexpr auto call = "fsdp_restore_view";
+  return in_group(group, call, [&](engine::Model &, engine::Runtime &, engine::Group &impl) {
+    fail(FSDP_UNSUPPORTED, "{}: not built yet (group '{}')", call, impl.name());
+  });
+}
+
 fsdp_status fsdp_acquire_grad(fsdp_group *group, uint64_t param_index, uint32_t flags, fsdp_stream stream,
                               fsdp_tensor *grad, int32_t *accumulate) {
   constexpr auto call = "fsdp_acquire_grad";

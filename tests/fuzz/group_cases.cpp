@@ -53,7 +53,7 @@ struct Params {
       elements = 32 * 32;
     }
     if (frozen && !param.quantization && rank.random.one_in(4)) param.dtype = FSDP_UINT8;
-    param.reserved = rank.flags(0);
+    param.missing_grad = rank.choice(FSDP_MISSING_GRAD_SKIP);
     if (stride <= 4096) std::memcpy(bytes.data() + i * stride, &param, sizeof param);
     facts.push_back(
         {elements, param.dtype ? param.dtype : FSDP_FLOAT32, (param.flags & FSDP_PARAM_FROZEN) != 0, names[i]});

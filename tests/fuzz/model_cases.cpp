@@ -22,7 +22,7 @@ fsdp_status create_model(Rank &rank) {
   options.max_pending_groups = rank.number32(0);
   options.max_pending_bytes = rank.number(rank.random.one_in(4) ? uint64_t{4096} << rank.random.below(5) : 0);
   options.prefetch_depth = rank.number32(static_cast<uint32_t>(rank.random.below(3)));
-  options.reserved = rank.wild() && rank.random.one_in(8) ? 1 : 0;
+  options.view_kind = rank.choice(FSDP_VIEWS_PRIVATE);
   options.prefetch_bytes = rank.number(0);
   const Input<fsdp_model_options> input(rank, options);
   fsdp_model *made = nullptr;

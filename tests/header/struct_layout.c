@@ -88,7 +88,7 @@ AT(fsdp_model_options, grad_factor, 48);
 AT(fsdp_model_options, optimizer, 56);
 AT(fsdp_model_options, max_pending_groups, 60);
 AT(fsdp_model_options, prefetch_depth, 64);
-AT(fsdp_model_options, reserved, 68);
+AT(fsdp_model_options, view_kind, 68);
 AT(fsdp_model_options, prefetch_bytes, 72);
 AT(fsdp_model_options, save_staging_bytes, 80);
 AT(fsdp_model_options, scale_rounding, 88);
@@ -101,11 +101,13 @@ SIZE(fsdp_visit, 8);
 AT(fsdp_visit, group_index, 0);
 AT(fsdp_visit, phase, 4);
 
-SIZE(fsdp_schedule_options, 32);
+SIZE(fsdp_schedule_options, 40);
 AT(fsdp_schedule_options, struct_size, 0);
 AT(fsdp_schedule_options, visits, 8);
 AT(fsdp_schedule_options, visit_count, 16);
 AT(fsdp_schedule_options, visit_stride, 24);
+AT(fsdp_schedule_options, held_groups, 32);
+AT(fsdp_schedule_options, reserved, 36);
 
 SIZE(fsdp_model_info, 80);
 AT(fsdp_model_info, struct_size, 0);
@@ -168,7 +170,7 @@ AT(fsdp_param, user_data, 56);
 AT(fsdp_param, global_shape, 64);
 AT(fsdp_param, global_offset, 72);
 AT(fsdp_param, quantization, 80);
-AT(fsdp_param, reserved, 84);
+AT(fsdp_param, missing_grad, 84);
 
 SIZE(fsdp_group_options, 24);
 AT(fsdp_group_options, struct_size, 0);

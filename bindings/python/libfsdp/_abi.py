@@ -89,6 +89,10 @@ FSDP_GRAD_OP_FACTOR = 3
 FSDP_UNSHARD_MAPPED = 1
 FSDP_UNSHARD_COPIED = 2
 
+# fsdp_view_kind
+FSDP_VIEWS_READ_ONLY = 1
+FSDP_VIEWS_PRIVATE = 2
+
 # fsdp_reduce_policy
 FSDP_REDUCE_POLICY_EACH = 1
 FSDP_REDUCE_POLICY_LAST = 2
@@ -127,6 +131,7 @@ FSDP_EVAL = 4
 FSDP_SCHEDULE_SEQUENTIAL = 1
 FSDP_SCHEDULE_INTERLEAVED = 2
 FSDP_SCHEDULE_VISITS = 3
+FSDP_SCHEDULE_ANY = 4
 
 # fsdp_role
 FSDP_ROLE_ALL = 0
@@ -152,6 +157,10 @@ FSDP_QUANTIZE_FP8 = 1
 FSDP_QUANTIZE_MXFP8 = 2
 FSDP_QUANTIZE_FP8_BLOCK = 3
 
+# fsdp_missing_grad
+FSDP_MISSING_GRAD_ZEROS = 1
+FSDP_MISSING_GRAD_SKIP = 2
+
 FSDP_GROUP_RESIDENT = 65536
 FSDP_GROUP_ROOT = 4194304
 
@@ -162,6 +171,7 @@ FSDP_PLANE_COLUMN = 3
 FSDP_PLANE_COLUMN_SCALE = 4
 
 FSDP_GRAD_ZEROED = 131072
+FSDP_GRAD_NO_WAIT = 1024
 
 FSDP_LAST = 262144
 
@@ -284,7 +294,7 @@ class fsdp_model_options(Sized):
         ("optimizer", c_int32),  # 0: FSDP_OPTIMIZER_ADAMW
         ("max_pending_groups", c_uint32),  # transient full gradient buffers alive at once, besides one for each FSDP_GROUP_ROOT; 0: 2
         ("prefetch_depth", c_uint32),  # groups that there is room for ahead; 0: 1, with FSDP_MODEL_NO_PREFETCH none
-        ("reserved", c_uint32),  # 0
+        ("view_kind", c_int32),  # of mapped weights; 0: FSDP_VIEWS_READ_ONLY, the only one on a CUDA device
         ("prefetch_bytes", c_uint64),  # do not prefetch beyond so many gathered bytes ahead; 0: no limit
         ("save_staging_bytes", c_uint64),  # memory of role STAGING for saves, at least 32 MiB; what a save has not copied when the update window opens waits for the disk, unless it fits in here. 0: none is planned, and each save takes 32 MiB while it runs
         ("scale_rounding", c_int32),  # 0: FSDP_SCALE_EXACT
@@ -311,6 +321,8 @@ class fsdp_schedule_options(Sized):
         ("visits", POINTER(fsdp_visit)),  # counts only with FSDP_SCHEDULE_VISITS; every trainable group needs a BACKWARD visit
         ("visit_count", c_uint64),
         ("visit_stride", c_uint64),  # counts with visits: sizeof(fsdp_visit)
+        ("held_groups", c_uint32),  # with FSDP_SCHEDULE_ANY: buffers for copied weights, of groups held or gathered ahead; 0: 4. Planes by phase count for themselves (fsdp_plane_policy)
+        ("reserved", c_uint32),  # 0
     ]
 
 
@@ -384,7 +396,7 @@ class fsdp_param(Sized):
         ("global_shape", POINTER(c_uint64)),
         ("global_offset", POINTER(c_uint64)),
         ("quantization", c_int32),  # 0: none
-        ("reserved", c_uint32),  # 0
+        ("missing_grad", c_int32),  # 0: FSDP_MISSING_GRAD_ZEROS
     ]
 
 
@@ -440,7 +452,7 @@ class fsdp_shard(Sized):
         ("row_offset", c_uint64),
         ("row_count", c_uint64),
         ("lr_scale", c_double),
-        ("flags", c_uint32),  # FSDP_PARAM_*
+        ("flags", c_uint32),  # FSDP_PARAM_*; FSDP_PARAM_FROZEN: weights and states are to stay as they are in this step, by fsdp_set_param_trainable or FSDP_MISSING_GRAD_SKIP
         ("state_count", c_uint32),  # optimizer states, in the order of fsdp_add_optimizer_state
     ]
 
@@ -532,7 +544,7 @@ class fsdp_checkpoint_status(Sized):
 
 # What the compiler says of each struct, in bytes.
 SIZES = {fsdp_error: 1056, fsdp_tensor: 56, fsdp_context_options: 144, fsdp_mesh_options: 32, fsdp_model_options: 112,
-         fsdp_visit: 8, fsdp_schedule_options: 32, fsdp_model_info: 80, fsdp_stats: 256, fsdp_param: 88,
+         fsdp_visit: 8, fsdp_schedule_options: 40, fsdp_model_info: 80, fsdp_stats: 256, fsdp_param: 88,
          fsdp_group_options: 24, fsdp_group_info: 48, fsdp_chunk: 40, fsdp_shard: 104, fsdp_adamw_options: 56,
          fsdp_grad: 24, fsdp_save_options: 24, fsdp_load_options: 16, fsdp_loaded: 104, fsdp_rename: 48,
          fsdp_checkpoint_status: 80}
@@ -561,8 +573,8 @@ CALLS = {
     "fsdp_destroy_mesh": (None, [c_void_p], 'Give the handle back; models made from it keep what they need. NULL is allowed. Threads: any. Since 0.2.'),
     "fsdp_create_model": (c_int32, [c_void_p, POINTER(fsdp_model_options), POINTER(c_void_p)], 'An empty model. Collective: the mesh. Blocks: no. Memory: none until the seal. Errors: INVALID_ARGUMENT, INVALID_HANDLE, UNSUPPORTED. Since 0.2.'),
     "fsdp_destroy_model": (None, [c_void_p], 'Give the handle back, with its groups and memory. NULL is allowed. Never waits for peers; peers that are in a collective of this model, or enter one, get TIMEOUT naming this rank unless they destroy theirs too. Threads: any. Since 0.2.'),
-    "fsdp_set_schedule": (c_int32, [c_void_p, c_int32, POINTER(fsdp_schedule_options)], 'The order in which groups will be visited. It decides prefetch and plans the buffers; the default is SEQUENTIAL. A training step may deviate from it: an unused prefetch is dropped, and a hold that does not fit is an error that names both groups. Collective: the mesh. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (sealed). Since 0.2.'),
-    "fsdp_add_optimizer_state": (c_int32, [c_void_p, c_char_p, c_int32], "Add a named state tensor for the caller's own optimizer: as long as each main weight shard, zeroed at the seal. The model must have FSDP_OPTIMIZER_CALLER. Collective: the mesh. Blocks: no. Errors: INVALID_ARGUMENT (name taken or not UTF-8 of 1-63 bytes), INVALID_STATE. Since 0.2."),
+    "fsdp_set_schedule": (c_int32, [c_void_p, c_int32, POINTER(fsdp_schedule_options)], 'The order in which groups will be visited. It decides prefetch and plans the buffers; the default is SEQUENTIAL. A training step may deviate from it: an unused prefetch is dropped, and a hold that does not fit is an error that names both groups, or with ANY the groups that have all the buffers, and held_groups. Collective: the mesh. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (sealed). Since 0.2.'),
+    "fsdp_add_optimizer_state": (c_int32, [c_void_p, c_char_p, c_int32], "Add a named state tensor for the caller's own optimizer, or beside those of AdamW (a moving average of the weights): as long as each main weight shard, zeroed at the seal, saved and loaded with the rest. Collective: the mesh. Blocks: no. Errors: INVALID_ARGUMENT (name taken or not UTF-8 of 1-63 bytes), INVALID_STATE. Since 0.2."),
     "fsdp_set_arena": (c_int32, [c_void_p, c_int32, c_void_p, c_uint64], 'Hand in the memory of a role, aligned to 4096 bytes and at least as large as fsdp_get_role_bytes of a planning context says. Only roles that peers do not read can be handed in: MAIN, OPTIMIZER, GATHER, and GRAD where no group is NO_SHARD or reduced once a step. Others are UNSUPPORTED. On a CUDA device it must be memory of that device. The memory must outlive the model: one that a save still holds, or that another thread is inside of, has not ended when fsdp_destroy_model returns. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (sealed), UNSUPPORTED. A size too small is found by the seal. Since 0.2.'),
     "fsdp_check_model": (c_int32, [c_void_p, c_char_p, POINTER(c_uint64)], 'All that fsdp_seal_model would refuse of what was declared on this rank, as text, one violation a line; empty if nothing. Sizes and arenas are looked at once groups and visits are right. What only shows when ranks are compared, or memory is allocated, is not in it. buffer/size_bytes: see fsdp_describe_model. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (too small; *size_bytes is set), INVALID_STATE (sealed). Since 0.2.'),
     "fsdp_seal_model": (c_int32, [c_void_p], "Fix the layout, plan and allocate all memory, and compare what every rank declared (names, order, shapes, dtypes, flags, policy, layout hash). A model needs a group, though not one with parameters. The first difference is reported on every rank with both ranks' values. Afterwards the model is in its update window: load parameters, then fsdp_publish_weights. Collective: the mesh. Blocks: peers. Memory: all that the model will ever use. Errors: MISMATCH, INVALID_STATE, INVALID_ARGUMENT (also: a size beyond 64 bits; two tensors that would have one name in a checkpoint), UNSUPPORTED, OUT_OF_MEMORY (also, with nothing allocated: ranks that share a memory cgroup need more than it has free), PEER_FAILED, TIMEOUT; what fails one rank fails all of them with its status. Since 0.2."),
@@ -590,15 +602,19 @@ CALLS = {
     "fsdp_load_state": (c_int32, [c_void_p, c_uint64, c_char_p, c_void_p, c_int32, c_uint64, c_int32, c_uint32], 'Load a named optimizer state of a parameter from full data, as fsdp_load_param does its weights: "exp_avg" and "exp_avg_sq" of AdamW, or the caller\'s own. The number of AdamW\'s steps is not part of it: fsdp_adamw_options.step sets it once, later steps count on, and no load changes it. flags must be 0. Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Errors: as fsdp_load_param, and INVALID_ARGUMENT (no such state), INVALID_STATE (frozen). Since 0.2.'),
     "fsdp_read_state": (c_int32, [c_void_p, c_uint64, c_char_p, c_void_p, c_int32, c_uint64, c_int32, c_uint32], 'Copy a whole optimizer state of a parameter out, as fsdp_read_param does its weights. flags must be 0. Collective: the mesh. Blocks: peers. Window: either. Errors: as fsdp_read_param, and INVALID_ARGUMENT (no such state), INVALID_STATE (frozen). Since 0.2.'),
     "fsdp_set_param_lr_scale": (c_int32, [c_void_p, c_uint64, c_double], 'Give a parameter another lr_scale from the next step on; 0 leaves its weights alone, and sets FSDP_PARAM_LR_ZERO in the descriptor, which another value clears. Call it alike on every rank: the next meeting compares the lr_scales that parameters have then, and its MISMATCH names the parameter and both values; ranks that make them equal again go on. The value that is there already is no change. A capture with a step of AdamW is not replayed while the lr_scales are not those of the capture. Collective: the mesh, though ranks meet only later. Blocks: no. Window: either. Errors: INVALID_ARGUMENT (negative or not finite in fp32), INVALID_STATE (not sealed; frozen; a capture is under way), OUT_OF_MEMORY (nothing has changed). Since 0.2.'),
+    "fsdp_set_param_trainable": (c_int32, [c_void_p, c_uint64, c_int32], 'Stop training a parameter, or train it again. One that is not trained has no gradient: fsdp_put_grad and the others refuse it as they do a FROZEN one, fsdp_reduce_grad does not ask for it, and a group of which none is trained is not reduced. No step changes its weights or states; its gradient counts as zeros in norms. Memory stays as it was planned. What was declared FROZEN stays so. Collective: no, but call it alike on every rank: what is trained is compared at the end of the step. Blocks: no. Window: either, between steps: no gradient may have been acquired since the last publish, and inside the window there may be none. Errors: INVALID_ARGUMENT (trainable is neither 0 nor 1), INVALID_STATE (FROZEN; within a step; captured). Since 0.2.'),
     "fsdp_prefetch": (c_int32, [c_void_p, c_int32, c_uint32, c_void_p], 'Start gathering a group ahead of its unshard. The schedule does this on its own; call it when the order differs. Free if the group is gathered; nothing happens if no buffer is free, nor with FSDP_CONTEXT_DEBUG. Collective: no (pulls what peers published); on a CUDA device the shard axis. flags must be 0. Blocks: no. Window: outside. Errors: INVALID_ARGUMENT, INVALID_STATE. Since 0.2.'),
     "fsdp_unshard": (c_int32, [c_void_p, c_int32, c_uint32, c_void_p], 'Make the full compute weights readable for work that follows on the stream, and take a hold. Gathers once per version and release; costs nothing if the group is gathered already. A RECOMPUTE hold while a BACKWARD one is pending is free, but where planes are gathered by phase (fsdp_plane_policy). flags must be 0. Collective: no; on a CUDA device the shard axis. Blocks: peers on the host device (until every rank has published this version). Window: outside. Errors: INVALID_STATE (window open; no buffer free, naming both groups; RECOMPUTE and BACKWARD at once, with planes by phase), PEER_FAILED, TIMEOUT. Since 0.2.'),
     "fsdp_reshard": (c_int32, [c_void_p, c_int32, c_uint32, c_void_p], 'Return a hold of that phase. When the last hold is returned the group lets go of its buffer, once the work of all returning streams is done. flags must be 0. Collective: no; on a CUDA device the shard axis. Blocks: no. Errors: INVALID_STATE (no such hold). So it is after fsdp_discard_step, which has forgotten the holds: a scope that ends late may pass over that error, which changes nothing. Since 0.2.'),
-    "fsdp_acquire_grad": (c_int32, [c_void_p, c_uint64, c_uint32, c_void_p, POINTER(fsdp_tensor), POINTER(c_int32)], 'Borrow the full gradient of a parameter to write into, in grad_dtype. *accumulate is 0: overwrite it all, or 1: add to it; with FSDP_GRAD_ZEROED it is always 1, and accumulate may be NULL. Asking again before fsdp_reduce_grad (a tied or twice-used parameter) gives 1, and orders the second stream after the first. The view ends with fsdp_complete_grad, else with fsdp_reduce_grad. Collective: no. Blocks: peers on the host device, if a buffer must be drained. Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; completed; reduced with LAST; no buffer free, naming both groups); of the reduce that is drained MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.'),
+    "fsdp_restore_view": (c_int32, [c_void_p], 'Show the true weights of a group again after a write through its views. Mapped ones (FSDP_VIEWS_PRIVATE): the pages that were written are again those of the compute weights. Copied ones: they are gathered again at the next unshard, so no hold may be left. A publish does so for all groups. Collective: no. Blocks: local work. Window: either. Errors: INVALID_STATE (copied weights that are held; mapped ones with FSDP_VIEWS_READ_ONLY), SYSTEM. Since 0.2.'),
+    "fsdp_acquire_grad": (c_int32, [c_void_p, c_uint64, c_uint32, c_void_p, POINTER(fsdp_tensor), POINTER(c_int32)], 'Borrow the full gradient of a parameter to write into, in grad_dtype. *accumulate is 0: overwrite it all, or 1: add to it; with FSDP_GRAD_ZEROED it is always 1, and accumulate may be NULL. Asking again before fsdp_reduce_grad (a tied or twice-used parameter) gives 1, and orders the second stream after the first. The view ends with fsdp_complete_grad, else with fsdp_reduce_grad. Collective: no. Blocks: peers on the host device, if a buffer must be drained. Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; completed; reduced with LAST; no buffer free, naming both groups), BUSY (FSDP_GRAD_NO_WAIT); of the reduce that is drained MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.'),
     "fsdp_acquire_grads": (c_int32, [c_void_p, c_uint32, c_void_p, POINTER(fsdp_tensor), c_uint64, c_uint64, POINTER(c_int32)], "fsdp_acquire_grad for all trainable parameters of a group at once. grads is an array of grad_count, the group's number of parameters, and accumulate one of as many, or NULL with FSDP_GRAD_ZEROED. Where a parameter is frozen, data is NULL and accumulate 0. struct_size: as fsdp_get_params. Collective: no. Blocks: peers on the host device, if a buffer must be drained. Errors: as fsdp_acquire_grad; INVALID_STATE too where max_pending_bytes has no room for all of them at once. Since 0.2."),
-    "fsdp_put_grad": (c_int32, [c_void_p, c_uint64, c_void_p, c_int32, c_uint64, c_uint32, c_void_p], 'Hand in the caller\'s own full gradient: element_count elements of dtype, copied (or added, as acquire would say) before the call returns on the host device, in stream order on a GPU. data NULL means "no gradient": it counts as zeros. flags must be 0. Collective: no. Blocks: as fsdp_acquire_grad. Errors: as fsdp_acquire_grad. Since 0.2.'),
+    "fsdp_put_grad": (c_int32, [c_void_p, c_uint64, c_void_p, c_int32, c_uint64, c_uint32, c_void_p], 'Hand in the caller\'s own full gradient: element_count elements of dtype, copied (or added, as acquire would say) before the call returns on the host device, in stream order on a GPU. data NULL means "no gradient": it counts as zeros (but see fsdp_missing_grad). flags: FSDP_GRAD_NO_WAIT. Collective: no. Blocks: as fsdp_acquire_grad. Errors: as fsdp_acquire_grad. Since 0.2.'),
     "fsdp_complete_grad": (c_int32, [c_void_p, c_uint64, c_uint32, c_void_p], "This parameter's gradient of this contribution is complete: nothing is written into it, or put, until fsdp_reduce_grad, which the group still needs. A part of a group (max_pending_bytes; else the group) is reduced as soon as all of its trainable parameters are complete, and its buffer can then be lent while the rest of the group is written. Complete parameters from the last to the first, as a backward pass comes to them. Ranks may complete those of a part in different orders, but must reduce parts in the same one; a rank may leave parts to fsdp_reduce_grad, which takes them from the last to the first. With FSDP_REDUCE_POLICY_LAST nothing is reduced before fsdp_reduce_grad. stream orders nothing: streams that wrote are known. flags must be 0. Collective: the mesh. Blocks: no. Window: outside. Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; no gradient yet; completed already; reduced with LAST), MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2."),
     "fsdp_reduce_grad": (c_int32, [c_void_p, c_uint32, c_void_p], "The group's gradients of one contribution (micro-batch) are complete: reduce into the main grads what fsdp_complete_grad has not. Every trainable parameter must have been acquired or put. With FSDP_REDUCE_POLICY_LAST only the call with FSDP_LAST communicates. Buffers are drained when others need them. Collective: the mesh. Blocks: no. Window: outside. Errors: INVALID_ARGUMENT, INVALID_STATE (a parameter without gradient, named; LAST twice), MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2."),
-    "fsdp_finish_grads": (c_int32, [c_void_p, c_double, c_uint32, c_void_p], "End the step's gradients: validate (every trainable group reduced with LAST, no hold of any phase left), wait for all reduces, multiply main grads by scale (1: leave as they are), and open the update window once every rank has come here. flags must be 0. What is missing anywhere is listed on every rank. After a failure that leaves the context alive the way out is fsdp_discard_step on every rank. Until then getters, traces, fsdp_reshard of what is held and destroying may be called too; fsdp_close_context and every other call of the step say INVALID_STATE. Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2."),
+    "fsdp_finish_grads": (c_int32, [c_void_p, c_double, c_uint32, c_void_p], "End the step's gradients: validate (every trainable group reduced with LAST, no hold of any phase left), wait for all reduces, multiply main grads by scale (1: leave as they are), and open the update window once every rank has come here. With the flag FSDP_LAST, on all ranks, contributions may all have been reduced without it: those of each group end here, in reverse declared order, and a group that no contribution came for has zeros. What is missing anywhere is listed on every rank. After a failure that leaves the context alive the way out is fsdp_discard_step on every rank. Until then getters, traces, fsdp_reshard of what is held and destroying may be called too; fsdp_close_context and every other call of the step say INVALID_STATE. Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2."),
+    "fsdp_read_grad": (c_int32, [c_void_p, c_uint64, c_void_p, c_int32, c_uint64, c_int32, c_uint32], "Copy a whole main gradient out, converted to dtype: what all ranks' contributions of the step add up to, scaled, as the optimizer will see it. Otherwise as fsdp_read_param. Collective: the mesh. Blocks: peers. Window: inside, with gradients. Errors: as fsdp_read_param, and INVALID_STATE (FROZEN; no gradients in this window). Since 0.2."),
+    "fsdp_load_grad": (c_int32, [c_void_p, c_uint64, c_void_p, c_int32, c_uint64, c_int32, c_uint32], 'Replace a main gradient by full data, as fsdp_load_param does weights: after a transformation that needs it whole. Collective: the mesh. Blocks: peers, if there is a root. Window: inside, with gradients. Errors: as fsdp_load_param, and INVALID_STATE (FROZEN; no gradients in this window). Since 0.2.'),
     "fsdp_get_shard_count": (c_int32, [c_void_p, POINTER(c_uint64)], 'How many shards this rank owns; fixed from the seal on. Collective: no. Errors: INVALID_STATE (not sealed, or only planned). Since 0.2.'),
     "fsdp_get_shard": (c_int32, [c_void_p, c_uint64, POINTER(fsdp_shard)], "One of this rank's shards, in declaration order. Addresses are fixed from the seal on; lr_scale and flags are those of now. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2."),
     "fsdp_get_shard_state": (c_int32, [c_void_p, c_uint64, c_char_p, POINTER(fsdp_tensor)], "The address of a named optimizer state of a shard; element_count elements of the state's dtype. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, or only planned). Since 0.2."),

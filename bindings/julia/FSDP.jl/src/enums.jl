@@ -84,6 +84,11 @@ end
     UNSHARD_COPIED = LibFSDP.FSDP_UNSHARD_COPIED
 end
 
+@enum ViewKind::Int32 begin
+    VIEWS_READ_ONLY = LibFSDP.FSDP_VIEWS_READ_ONLY
+    VIEWS_PRIVATE = LibFSDP.FSDP_VIEWS_PRIVATE
+end
+
 @enum ReducePolicy::Int32 begin
     REDUCE_POLICY_EACH = LibFSDP.FSDP_REDUCE_POLICY_EACH
     REDUCE_POLICY_LAST = LibFSDP.FSDP_REDUCE_POLICY_LAST
@@ -129,6 +134,7 @@ end
     SCHEDULE_SEQUENTIAL = LibFSDP.FSDP_SCHEDULE_SEQUENTIAL
     SCHEDULE_INTERLEAVED = LibFSDP.FSDP_SCHEDULE_INTERLEAVED
     SCHEDULE_VISITS = LibFSDP.FSDP_SCHEDULE_VISITS
+    SCHEDULE_ANY = LibFSDP.FSDP_SCHEDULE_ANY
 end
 
 @enum Role::Int32 begin
@@ -158,6 +164,11 @@ const PARAM_LR_ZERO = LibFSDP.FSDP_PARAM_LR_ZERO
     QUANTIZE_FP8_BLOCK = LibFSDP.FSDP_QUANTIZE_FP8_BLOCK
 end
 
+@enum MissingGrad::Int32 begin
+    MISSING_GRAD_ZEROS = LibFSDP.FSDP_MISSING_GRAD_ZEROS
+    MISSING_GRAD_SKIP = LibFSDP.FSDP_MISSING_GRAD_SKIP
+end
+
 const GROUP_RESIDENT = LibFSDP.FSDP_GROUP_RESIDENT
 const GROUP_ROOT = LibFSDP.FSDP_GROUP_ROOT
 
@@ -169,6 +180,7 @@ const GROUP_ROOT = LibFSDP.FSDP_GROUP_ROOT
 end
 
 const GRAD_ZEROED = LibFSDP.FSDP_GRAD_ZEROED
+const GRAD_NO_WAIT = LibFSDP.FSDP_GRAD_NO_WAIT
 
 const LAST = LibFSDP.FSDP_LAST
 
@@ -224,6 +236,7 @@ const FIELD_ENUMS = Dict(
     (LibFSDP.fsdp_model_options, :grad_op) => GradOp,
     (LibFSDP.fsdp_model_options, :reduce_policy) => ReducePolicy,
     (LibFSDP.fsdp_model_options, :optimizer) => Optimizer,
+    (LibFSDP.fsdp_model_options, :view_kind) => ViewKind,
     (LibFSDP.fsdp_model_options, :scale_rounding) => ScaleRounding,
     (LibFSDP.fsdp_model_options, :quantize_from) => Dtype,
     (LibFSDP.fsdp_model_options, :scale_rule) => ScaleRule,
@@ -232,6 +245,7 @@ const FIELD_ENUMS = Dict(
     (LibFSDP.fsdp_param, :dtype) => Dtype,
     (LibFSDP.fsdp_param, :granule) => Granule,
     (LibFSDP.fsdp_param, :quantization) => Quantization,
+    (LibFSDP.fsdp_param, :missing_grad) => MissingGrad,
     (LibFSDP.fsdp_group_options, :strategy) => Strategy,
     (LibFSDP.fsdp_group_options, :grad_dtype) => Dtype,
     (LibFSDP.fsdp_group_options, :reduce_dtype) => Dtype,
@@ -298,6 +312,8 @@ const CONSTANTS = (
     (GRAD_OP_FACTOR, 3),
     (UNSHARD_MAPPED, 1),
     (UNSHARD_COPIED, 2),
+    (VIEWS_READ_ONLY, 1),
+    (VIEWS_PRIVATE, 2),
     (REDUCE_POLICY_EACH, 1),
     (REDUCE_POLICY_LAST, 2),
     (OUTER_NO_SHARD, 1),
@@ -320,6 +336,7 @@ const CONSTANTS = (
     (SCHEDULE_SEQUENTIAL, 1),
     (SCHEDULE_INTERLEAVED, 2),
     (SCHEDULE_VISITS, 3),
+    (SCHEDULE_ANY, 4),
     (ROLE_ALL, 0),
     (ROLE_COMPUTE, 1),
     (ROLE_MAIN, 2),
@@ -337,6 +354,8 @@ const CONSTANTS = (
     (QUANTIZE_FP8, 1),
     (QUANTIZE_MXFP8, 2),
     (QUANTIZE_FP8_BLOCK, 3),
+    (MISSING_GRAD_ZEROS, 1),
+    (MISSING_GRAD_SKIP, 2),
     (GROUP_RESIDENT, 65536),
     (GROUP_ROOT, 4194304),
     (PLANE_ROW, 1),
@@ -344,6 +363,7 @@ const CONSTANTS = (
     (PLANE_COLUMN, 3),
     (PLANE_COLUMN_SCALE, 4),
     (GRAD_ZEROED, 131072),
+    (GRAD_NO_WAIT, 1024),
     (LAST, 262144),
     (ADAMW_BETA1_ZERO, 524288),
     (ADAMW_BETA2_ZERO, 1048576),

@@ -195,14 +195,16 @@ extern "C" {
     /// ```text
     /// The order in which groups will be visited. It decides prefetch and plans the buffers; the default is SEQUENTIAL.
     /// A training step may deviate from it: an unused prefetch is dropped, and a hold that does not fit is an error that
-    /// names both groups. Collective: the mesh. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (sealed). Since 0.2.
+    /// names both groups, or with ANY the groups that have all the buffers, and held_groups. Collective: the mesh. Blocks:
+    /// no. Errors: INVALID_ARGUMENT, INVALID_STATE (sealed). Since 0.2.
     /// ```
     #[must_use]
     pub fn fsdp_set_schedule(model: *mut fsdp_model, kind: fsdp_schedule_kind, options: *const fsdp_schedule_options) -> fsdp_status;
 
     /// ```text
-    /// Add a named state tensor for the caller's own optimizer: as long as each main weight shard, zeroed at the seal.
-    /// The model must have FSDP_OPTIMIZER_CALLER. Collective: the mesh. Blocks: no.
+    /// Add a named state tensor for the caller's own optimizer, or beside those of AdamW (a moving average of the weights):
+    /// as long as each main weight shard, zeroed at the seal, saved and loaded with the rest. Collective: the mesh. Blocks:
+    /// no.
     /// Errors: INVALID_ARGUMENT (name taken or not UTF-8 of 1-63 bytes), INVALID_STATE. Since 0.2.
     /// ```
     #[must_use]
@@ -457,6 +459,18 @@ extern "C" {
     pub fn fsdp_set_param_lr_scale(group: *mut fsdp_group, param_index: u64, lr_scale: f64) -> fsdp_status;
 
     /// ```text
+    /// Stop training a parameter, or train it again. One that is not trained has no gradient: fsdp_put_grad and the others
+    /// refuse it as they do a FROZEN one, fsdp_reduce_grad does not ask for it, and a group of which none is trained is not
+    /// reduced. No step changes its weights or states; its gradient counts as zeros in norms. Memory stays as it was
+    /// planned. What was declared FROZEN stays so. Collective: no, but call it alike on every rank: what is trained is
+    /// compared at the end of the step. Blocks: no. Window: either, between steps: no gradient may have been acquired since
+    /// the last publish, and inside the window there may be none. Errors: INVALID_ARGUMENT (trainable is neither 0 nor 1),
+    /// INVALID_STATE (FROZEN; within a step; captured). Since 0.2.
+    /// ```
+    #[must_use]
+    pub fn fsdp_set_param_trainable(group: *mut fsdp_group, param_index: u64, trainable: i32) -> fsdp_status;
+
+    /// ```text
     /// Start gathering a group ahead of its unshard. The schedule does this on its own; call it when the order differs. Free
     /// if the group is gathered; nothing happens if no buffer is free, nor with FSDP_CONTEXT_DEBUG. Collective: no (pulls
     /// what peers published); on a CUDA device the shard axis. flags must be 0. Blocks: no. Window: outside. Errors:
@@ -487,13 +501,22 @@ extern "C" {
     pub fn fsdp_reshard(group: *mut fsdp_group, phase: fsdp_phase, flags: u32, stream: fsdp_stream) -> fsdp_status;
 
     /// ```text
+    /// Show the true weights of a group again after a write through its views. Mapped ones (FSDP_VIEWS_PRIVATE): the pages
+    /// that were written are again those of the compute weights. Copied ones: they are gathered again at the next unshard,
+    /// so no hold may be left. A publish does so for all groups. Collective: no. Blocks: local work. Window: either.
+    /// Errors: INVALID_STATE (copied weights that are held; mapped ones with FSDP_VIEWS_READ_ONLY), SYSTEM. Since 0.2.
+    /// ```
+    #[must_use]
+    pub fn fsdp_restore_view(group: *mut fsdp_group) -> fsdp_status;
+
+    /// ```text
     /// Borrow the full gradient of a parameter to write into, in grad_dtype. *accumulate is 0: overwrite it all, or 1: add
     /// to it; with FSDP_GRAD_ZEROED it is always 1, and accumulate may be NULL. Asking again before fsdp_reduce_grad (a tied
     /// or twice-used parameter) gives 1, and orders the second stream after the first. The view ends with
     /// fsdp_complete_grad, else with fsdp_reduce_grad.
     /// Collective: no. Blocks: peers on the host device, if a buffer must be drained.
-    /// Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; completed; reduced with LAST; no buffer free, naming both groups);
-    /// of the reduce that is drained MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
+    /// Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; completed; reduced with LAST; no buffer free, naming both groups),
+    /// BUSY (FSDP_GRAD_NO_WAIT); of the reduce that is drained MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
     /// ```
     #[must_use]
     pub fn fsdp_acquire_grad(group: *mut fsdp_group, param_index: u64, flags: u32, stream: fsdp_stream, grad: *mut fsdp_tensor, accumulate: *mut i32) -> fsdp_status;
@@ -511,7 +534,8 @@ extern "C" {
     /// ```text
     /// Hand in the caller's own full gradient: element_count elements of dtype, copied (or added, as acquire would say)
     /// before the call returns on the host device, in stream order on a GPU. data NULL means "no gradient": it counts as
-    /// zeros. flags must be 0. Collective: no. Blocks: as fsdp_acquire_grad. Errors: as fsdp_acquire_grad. Since 0.2.
+    /// zeros (but see fsdp_missing_grad). flags: FSDP_GRAD_NO_WAIT. Collective: no. Blocks: as fsdp_acquire_grad. Errors:
+    /// as fsdp_acquire_grad. Since 0.2.
     /// ```
     #[must_use]
     pub fn fsdp_put_grad(group: *mut fsdp_group, param_index: u64, data: *const c_void, dtype: fsdp_dtype, element_count: u64, flags: u32, stream: fsdp_stream) -> fsdp_status;
@@ -544,14 +568,32 @@ extern "C" {
     /// ```text
     /// End the step's gradients: validate (every trainable group reduced with LAST, no hold of any phase left), wait for all
     /// reduces, multiply main grads by scale (1: leave as they are), and open the update window once every rank has come
-    /// here. flags must be 0. What is missing anywhere is listed on every rank. After a failure that leaves the context
-    /// alive the way out is fsdp_discard_step on every rank. Until then getters, traces, fsdp_reshard of what is held and
-    /// destroying may be called too; fsdp_close_context and every other call of the step say INVALID_STATE.
+    /// here. With the flag FSDP_LAST, on all ranks, contributions may all have been reduced without it: those of each group
+    /// end here, in reverse declared order, and a group that no contribution came for has zeros. What is missing anywhere is
+    /// listed on every rank. After a failure that leaves the context alive the way out is fsdp_discard_step on every rank.
+    /// Until then getters, traces, fsdp_reshard of what is held and destroying may be called too; fsdp_close_context and
+    /// every other call of the step say INVALID_STATE.
     /// Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since
     /// 0.2.
     /// ```
     #[must_use]
     pub fn fsdp_finish_grads(model: *mut fsdp_model, scale: f64, flags: u32, stream: fsdp_stream) -> fsdp_status;
+
+    /// ```text
+    /// Copy a whole main gradient out, converted to dtype: what all ranks' contributions of the step add up to, scaled, as
+    /// the optimizer will see it. Otherwise as fsdp_read_param. Collective: the mesh. Blocks: peers. Window: inside, with
+    /// gradients. Errors: as fsdp_read_param, and INVALID_STATE (FROZEN; no gradients in this window). Since 0.2.
+    /// ```
+    #[must_use]
+    pub fn fsdp_read_grad(group: *mut fsdp_group, param_index: u64, data: *mut c_void, dtype: fsdp_dtype, element_count: u64, root: i32, flags: u32) -> fsdp_status;
+
+    /// ```text
+    /// Replace a main gradient by full data, as fsdp_load_param does weights: after a transformation that needs it whole.
+    /// Collective: the mesh. Blocks: peers, if there is a root. Window: inside, with gradients. Errors: as fsdp_load_param,
+    /// and INVALID_STATE (FROZEN; no gradients in this window). Since 0.2.
+    /// ```
+    #[must_use]
+    pub fn fsdp_load_grad(group: *mut fsdp_group, param_index: u64, data: *const c_void, dtype: fsdp_dtype, element_count: u64, root: i32, flags: u32) -> fsdp_status;
 
     /// ```text
     /// How many shards this rank owns; fixed from the seal on. Collective: no. Errors: INVALID_STATE (not sealed, or only
@@ -1050,15 +1092,19 @@ mod tests {
             fsdp_load_state as *const () as usize,
             fsdp_read_state as *const () as usize,
             fsdp_set_param_lr_scale as *const () as usize,
+            fsdp_set_param_trainable as *const () as usize,
             fsdp_prefetch as *const () as usize,
             fsdp_unshard as *const () as usize,
             fsdp_reshard as *const () as usize,
+            fsdp_restore_view as *const () as usize,
             fsdp_acquire_grad as *const () as usize,
             fsdp_acquire_grads as *const () as usize,
             fsdp_put_grad as *const () as usize,
             fsdp_complete_grad as *const () as usize,
             fsdp_reduce_grad as *const () as usize,
             fsdp_finish_grads as *const () as usize,
+            fsdp_read_grad as *const () as usize,
+            fsdp_load_grad as *const () as usize,
             fsdp_get_shard_count as *const () as usize,
             fsdp_get_shard as *const () as usize,
             fsdp_get_shard_state as *const () as usize,

@@ -181,8 +181,8 @@ pub struct fsdp_model_options {
     pub max_pending_groups: u32,
     /// groups that there is room for ahead; 0: 1, with FSDP_MODEL_NO_PREFETCH none
     pub prefetch_depth: u32,
-    /// 0
-    pub reserved: u32,
+    /// of mapped weights; 0: FSDP_VIEWS_READ_ONLY, the only one on a CUDA device
+    pub view_kind: fsdp_view_kind,
     /// do not prefetch beyond so many gathered bytes ahead; 0: no limit
     pub prefetch_bytes: u64,
     /// memory of role STAGING for saves, at least 32 MiB; what a save has not copied when the update window opens
@@ -244,6 +244,11 @@ pub struct fsdp_schedule_options {
     pub visit_count: u64,
     /// counts with visits: sizeof(fsdp_visit)
     pub visit_stride: u64,
+    /// with FSDP_SCHEDULE_ANY: buffers for copied weights, of groups held or gathered ahead; 0: 4. Planes by phase
+    /// count for themselves (fsdp_plane_policy)
+    pub held_groups: u32,
+    /// 0
+    pub reserved: u32,
 }
 
 impl Default for fsdp_schedule_options {
@@ -386,8 +391,8 @@ pub struct fsdp_param {
     pub global_offset: *const u64,
     /// 0: none
     pub quantization: fsdp_quantization,
-    /// 0
-    pub reserved: u32,
+    /// 0: FSDP_MISSING_GRAD_ZEROS
+    pub missing_grad: fsdp_missing_grad,
 }
 
 impl Default for fsdp_param {
@@ -495,7 +500,8 @@ pub struct fsdp_shard {
     pub row_offset: u64,
     pub row_count: u64,
     pub lr_scale: f64,
-    /// FSDP_PARAM_\*
+    /// FSDP_PARAM_\*; FSDP_PARAM_FROZEN: weights and states are to stay as they are in this step, by
+    /// fsdp_set_param_trainable or FSDP_MISSING_GRAD_SKIP
     pub flags: u32,
     /// optimizer states, in the order of fsdp_add_optimizer_state
     pub state_count: u32,
@@ -791,7 +797,7 @@ mod tests {
         assert_eq!(offset!(fsdp_model_options, optimizer), 56);
         assert_eq!(offset!(fsdp_model_options, max_pending_groups), 60);
         assert_eq!(offset!(fsdp_model_options, prefetch_depth), 64);
-        assert_eq!(offset!(fsdp_model_options, reserved), 68);
+        assert_eq!(offset!(fsdp_model_options, view_kind), 68);
         assert_eq!(offset!(fsdp_model_options, prefetch_bytes), 72);
         assert_eq!(offset!(fsdp_model_options, save_staging_bytes), 80);
         assert_eq!(offset!(fsdp_model_options, scale_rounding), 88);
@@ -810,11 +816,13 @@ mod tests {
 
     #[test]
     fn fsdp_schedule_options_is_laid_out_as_the_compiler_says() {
-        assert_eq!(std::mem::size_of::<fsdp_schedule_options>(), 32);
+        assert_eq!(std::mem::size_of::<fsdp_schedule_options>(), 40);
         assert_eq!(offset!(fsdp_schedule_options, struct_size), 0);
         assert_eq!(offset!(fsdp_schedule_options, visits), 8);
         assert_eq!(offset!(fsdp_schedule_options, visit_count), 16);
         assert_eq!(offset!(fsdp_schedule_options, visit_stride), 24);
+        assert_eq!(offset!(fsdp_schedule_options, held_groups), 32);
+        assert_eq!(offset!(fsdp_schedule_options, reserved), 36);
     }
 
     #[test]
@@ -886,7 +894,7 @@ mod tests {
         assert_eq!(offset!(fsdp_param, global_shape), 64);
         assert_eq!(offset!(fsdp_param, global_offset), 72);
         assert_eq!(offset!(fsdp_param, quantization), 80);
-        assert_eq!(offset!(fsdp_param, reserved), 84);
+        assert_eq!(offset!(fsdp_param, missing_grad), 84);
     }
 
     #[test]

@@ -89,6 +89,9 @@ pub type fsdp_grad_op = i32;
 
 pub type fsdp_unshard_mode = i32;
 
+/// What happens to a write through a view of mapped weights, which is an error of the program.
+pub type fsdp_view_kind = i32;
+
 pub type fsdp_reduce_policy = i32;
 
 /// What replicas divide among them.
@@ -139,6 +142,12 @@ pub type fsdp_granule = i32;
 ///               granule of BLOCK must be a multiple of that. A FROZEN box of a larger tensor cuts no block of it.
 /// ```
 pub type fsdp_quantization = i32;
+
+/// ```text
+/// What a step does to a parameter of which no rank has given a gradient in it: none was acquired, or all that was put
+///  was NULL.
+/// ```
+pub type fsdp_missing_grad = i32;
 
 pub type fsdp_plane = i32;
 
@@ -213,6 +222,8 @@ pub const FSDP_GRAD_OP_SUM: fsdp_grad_op = 2;
 pub const FSDP_GRAD_OP_FACTOR: fsdp_grad_op = 3;
 pub const FSDP_UNSHARD_MAPPED: fsdp_unshard_mode = 1;
 pub const FSDP_UNSHARD_COPIED: fsdp_unshard_mode = 2;
+pub const FSDP_VIEWS_READ_ONLY: fsdp_view_kind = 1;
+pub const FSDP_VIEWS_PRIVATE: fsdp_view_kind = 2;
 pub const FSDP_REDUCE_POLICY_EACH: fsdp_reduce_policy = 1;
 pub const FSDP_REDUCE_POLICY_LAST: fsdp_reduce_policy = 2;
 pub const FSDP_OUTER_NO_SHARD: fsdp_outer_strategy = 1;
@@ -235,6 +246,7 @@ pub const FSDP_EVAL: fsdp_phase = 4;
 pub const FSDP_SCHEDULE_SEQUENTIAL: fsdp_schedule_kind = 1;
 pub const FSDP_SCHEDULE_INTERLEAVED: fsdp_schedule_kind = 2;
 pub const FSDP_SCHEDULE_VISITS: fsdp_schedule_kind = 3;
+pub const FSDP_SCHEDULE_ANY: fsdp_schedule_kind = 4;
 pub const FSDP_ROLE_ALL: fsdp_role = 0;
 pub const FSDP_ROLE_COMPUTE: fsdp_role = 1;
 pub const FSDP_ROLE_MAIN: fsdp_role = 2;
@@ -252,6 +264,8 @@ pub const FSDP_PARAM_LR_ZERO: u32 = 32768;
 pub const FSDP_QUANTIZE_FP8: fsdp_quantization = 1;
 pub const FSDP_QUANTIZE_MXFP8: fsdp_quantization = 2;
 pub const FSDP_QUANTIZE_FP8_BLOCK: fsdp_quantization = 3;
+pub const FSDP_MISSING_GRAD_ZEROS: fsdp_missing_grad = 1;
+pub const FSDP_MISSING_GRAD_SKIP: fsdp_missing_grad = 2;
 pub const FSDP_GROUP_RESIDENT: u32 = 65536;
 pub const FSDP_GROUP_ROOT: u32 = 4194304;
 pub const FSDP_PLANE_ROW: fsdp_plane = 1;
@@ -259,6 +273,7 @@ pub const FSDP_PLANE_ROW_SCALE: fsdp_plane = 2;
 pub const FSDP_PLANE_COLUMN: fsdp_plane = 3;
 pub const FSDP_PLANE_COLUMN_SCALE: fsdp_plane = 4;
 pub const FSDP_GRAD_ZEROED: u32 = 131072;
+pub const FSDP_GRAD_NO_WAIT: u32 = 1024;
 pub const FSDP_LAST: u32 = 262144;
 pub const FSDP_ADAMW_BETA1_ZERO: u32 = 524288;
 pub const FSDP_ADAMW_BETA2_ZERO: u32 = 1048576;

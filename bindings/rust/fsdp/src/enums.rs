@@ -322,6 +322,28 @@ impl UnshardMode {
     }
 }
 
+/// What happens to a write through a view of mapped weights, which is an error of the program.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum ViewKind {
+    /// `FSDP_VIEWS_READ_ONLY`
+    ReadOnly = sys::FSDP_VIEWS_READ_ONLY,
+    /// `FSDP_VIEWS_PRIVATE`
+    Private = sys::FSDP_VIEWS_PRIVATE,
+}
+
+impl ViewKind {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_VIEWS_READ_ONLY => ViewKind::ReadOnly,
+            sys::FSDP_VIEWS_PRIVATE => ViewKind::Private,
+            _ => return None,
+        })
+    }
+}
+
 /// `fsdp_reduce_policy` of fsdp.h.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -496,6 +518,8 @@ pub enum ScheduleKind {
     Interleaved = sys::FSDP_SCHEDULE_INTERLEAVED,
     /// `FSDP_SCHEDULE_VISITS`
     Visits = sys::FSDP_SCHEDULE_VISITS,
+    /// `FSDP_SCHEDULE_ANY`
+    Any = sys::FSDP_SCHEDULE_ANY,
 }
 
 impl ScheduleKind {
@@ -505,6 +529,7 @@ impl ScheduleKind {
             sys::FSDP_SCHEDULE_SEQUENTIAL => ScheduleKind::Sequential,
             sys::FSDP_SCHEDULE_INTERLEAVED => ScheduleKind::Interleaved,
             sys::FSDP_SCHEDULE_VISITS => ScheduleKind::Visits,
+            sys::FSDP_SCHEDULE_ANY => ScheduleKind::Any,
             _ => return None,
         })
     }
@@ -619,6 +644,31 @@ impl Quantization {
             sys::FSDP_QUANTIZE_FP8 => Quantization::Fp8,
             sys::FSDP_QUANTIZE_MXFP8 => Quantization::Mxfp8,
             sys::FSDP_QUANTIZE_FP8_BLOCK => Quantization::Fp8Block,
+            _ => return None,
+        })
+    }
+}
+
+/// ```text
+/// What a step does to a parameter of which no rank has given a gradient in it: none was acquired, or all that was put
+///  was NULL.
+/// ```
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum MissingGrad {
+    /// `FSDP_MISSING_GRAD_ZEROS`
+    Zeros = sys::FSDP_MISSING_GRAD_ZEROS,
+    /// `FSDP_MISSING_GRAD_SKIP`
+    Skip = sys::FSDP_MISSING_GRAD_SKIP,
+}
+
+impl MissingGrad {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_MISSING_GRAD_ZEROS => MissingGrad::Zeros,
+            sys::FSDP_MISSING_GRAD_SKIP => MissingGrad::Skip,
             _ => return None,
         })
     }

@@ -277,6 +277,12 @@ impl ModelOptions {
         self
     }
 
+    /// of mapped weights; 0: FSDP_VIEWS_READ_ONLY, the only one on a CUDA device
+    pub fn view_kind(mut self, view_kind: ViewKind) -> Self {
+        self.raw.view_kind = view_kind as i32;
+        self
+    }
+
     /// do not prefetch beyond so many gathered bytes ahead; 0: no limit
     pub fn prefetch_bytes(mut self, prefetch_bytes: u64) -> Self {
         self.raw.prefetch_bytes = prefetch_bytes;

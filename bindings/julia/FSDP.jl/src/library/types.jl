@@ -85,6 +85,10 @@ const fsdp_unshard_mode = Int32
 const FSDP_UNSHARD_MAPPED = Int32(1)
 const FSDP_UNSHARD_COPIED = Int32(2)
 
+const fsdp_view_kind = Int32
+const FSDP_VIEWS_READ_ONLY = Int32(1)
+const FSDP_VIEWS_PRIVATE = Int32(2)
+
 const fsdp_reduce_policy = Int32
 const FSDP_REDUCE_POLICY_EACH = Int32(1)
 const FSDP_REDUCE_POLICY_LAST = Int32(2)
@@ -123,6 +127,7 @@ const fsdp_schedule_kind = Int32
 const FSDP_SCHEDULE_SEQUENTIAL = Int32(1)
 const FSDP_SCHEDULE_INTERLEAVED = Int32(2)
 const FSDP_SCHEDULE_VISITS = Int32(3)
+const FSDP_SCHEDULE_ANY = Int32(4)
 
 const fsdp_role = Int32
 const FSDP_ROLE_ALL = Int32(0)
@@ -148,6 +153,10 @@ const FSDP_QUANTIZE_FP8 = Int32(1)
 const FSDP_QUANTIZE_MXFP8 = Int32(2)
 const FSDP_QUANTIZE_FP8_BLOCK = Int32(3)
 
+const fsdp_missing_grad = Int32
+const FSDP_MISSING_GRAD_ZEROS = Int32(1)
+const FSDP_MISSING_GRAD_SKIP = Int32(2)
+
 const FSDP_GROUP_RESIDENT = UInt32(65536)
 const FSDP_GROUP_ROOT = UInt32(4194304)
 
@@ -158,6 +167,7 @@ const FSDP_PLANE_COLUMN = Int32(3)
 const FSDP_PLANE_COLUMN_SCALE = Int32(4)
 
 const FSDP_GRAD_ZEROED = UInt32(131072)
+const FSDP_GRAD_NO_WAIT = UInt32(1024)
 
 const FSDP_LAST = UInt32(262144)
 
@@ -326,8 +336,8 @@ struct fsdp_model_options
     max_pending_groups::UInt32
     # groups that there is room for ahead; 0: 1, with FSDP_MODEL_NO_PREFETCH none
     prefetch_depth::UInt32
-    # 0
-    reserved::UInt32
+    # of mapped weights; 0: FSDP_VIEWS_READ_ONLY, the only one on a CUDA device
+    view_kind::Int32
     # do not prefetch beyond so many gathered bytes ahead; 0: no limit
     prefetch_bytes::UInt64
     # memory of role STAGING for saves, at least 32 MiB; what a save has not copied when the update window
@@ -371,6 +381,11 @@ struct fsdp_schedule_options
     visit_count::UInt64
     # counts with visits: sizeof(fsdp_visit)
     visit_stride::UInt64
+    # with FSDP_SCHEDULE_ANY: buffers for copied weights, of groups held or gathered ahead; 0: 4. Planes by
+    # phase count for themselves (fsdp_plane_policy)
+    held_groups::UInt32
+    # 0
+    reserved::UInt32
 end
 
 raw"""
@@ -484,8 +499,8 @@ struct fsdp_param
     global_offset::Ptr{UInt64}
     # 0: none
     quantization::Int32
-    # 0
-    reserved::UInt32
+    # 0: FSDP_MISSING_GRAD_ZEROS
+    missing_grad::Int32
 end
 
 struct fsdp_group_options
@@ -555,7 +570,8 @@ struct fsdp_shard
     row_offset::UInt64
     row_count::UInt64
     lr_scale::Float64
-    # FSDP_PARAM_*
+    # FSDP_PARAM_*; FSDP_PARAM_FROZEN: weights and states are to stay as they are in this step, by
+    # fsdp_set_param_trainable or FSDP_MISSING_GRAD_SKIP
     flags::UInt32
     # optimizer states, in the order of fsdp_add_optimizer_state
     state_count::UInt32
@@ -690,7 +706,7 @@ const LAYOUTS = (
     (fsdp_model_options, 112, (0, 8, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 60, 64, 68, 72, 80, 88, 92, 96, 100,
      104,)),
     (fsdp_visit, 8, (0, 4,)),
-    (fsdp_schedule_options, 32, (0, 8, 16, 24,)),
+    (fsdp_schedule_options, 40, (0, 8, 16, 24, 32, 36,)),
     (fsdp_model_info, 80, (0, 8, 16, 24, 32, 40, 48, 56, 64, 72,)),
     (fsdp_stats, 256, (0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160,
      168, 176, 184, 192, 200, 208, 216, 220, 224, 232, 240, 248,)),
