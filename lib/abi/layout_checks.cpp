@@ -12,10 +12,10 @@ static_assert(sizeof(fsdp_context_options) == 144 && offsetof(fsdp_context_optio
 static_assert(sizeof(fsdp_mesh_options) == 32 && offsetof(fsdp_mesh_options, reduction_block_size) == 28);
 static_assert(sizeof(fsdp_model_options) == 112 && offsetof(fsdp_model_options, max_pending_bytes) == 104);
 static_assert(sizeof(fsdp_visit) == 8 && offsetof(fsdp_visit, phase) == 4);
-static_assert(sizeof(fsdp_schedule_options) == 32 && offsetof(fsdp_schedule_options, visit_stride) == 24);
+static_assert(sizeof(fsdp_schedule_options) == 40 && offsetof(fsdp_schedule_options, reserved) == 36);
 static_assert(sizeof(fsdp_model_info) == 80 && offsetof(fsdp_model_info, layout_hash) == 72);
 static_assert(sizeof(fsdp_stats) == 256 && offsetof(fsdp_stats, gathered_column_bytes) == 248);
-static_assert(sizeof(fsdp_param) == 88 && offsetof(fsdp_param, reserved) == 84);
+static_assert(sizeof(fsdp_param) == 88 && offsetof(fsdp_param, missing_grad) == 84);
 static_assert(sizeof(fsdp_group_options) == 24 && offsetof(fsdp_group_options, reduce_dtype) == 20);
 static_assert(sizeof(fsdp_group_info) == 48 && offsetof(fsdp_group_info, reduce_dtype) == 44);
 static_assert(sizeof(fsdp_chunk) == 40 && offsetof(fsdp_chunk, row_count) == 32);

@@ -65,6 +65,18 @@ void read_outer_strategy(const fsdp_model_options &options, layout::Mesh &mesh, 
   mesh.outer = layout::OuterAxis::optim;
 }
 
+uint32_t read_held_groups(const fsdp_schedule_options &options, fsdp_schedule_kind kind, const char *call) {
+  constexpr uint32_t usual = 4;
+  if (options.reserved)
+    fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_schedule_options.reserved is {}, it must be 0", call, options.reserved);
+  if (kind == FSDP_SCHEDULE_ANY) return options.held_groups ? options.held_groups : usual;
+  if (options.held_groups)
+    fail(FSDP_INVALID_ARGUMENT,
+         "{}: held_groups is {}, but only FSDP_SCHEDULE_ANY ({}) has such buffers, and the kind is {}", call,
+         options.held_groups, FSDP_SCHEDULE_ANY + 0, kind);
+  return 0;
+}
+
 // FSDP_ROLE_ALL included.
 void check_role(fsdp_role role, const char *call) {
   if (role < FSDP_ROLE_ALL || role > FSDP_ROLE_STAGING)
@@ -135,8 +147,9 @@ fsdp_status fsdp_set_schedule(fsdp_model *model, fsdp_schedule_kind kind, const 
   constexpr auto call = "fsdp_set_schedule";
   return in_model(model, call, [&](engine::Model &impl) {
     const auto given = read_options(options, call, "fsdp_schedule_options");
-    if (kind < FSDP_SCHEDULE_SEQUENTIAL || kind > FSDP_SCHEDULE_VISITS)
+    if (kind < FSDP_SCHEDULE_SEQUENTIAL || kind > FSDP_SCHEDULE_ANY)
       fail(FSDP_INVALID_ARGUMENT, "{}: {} is not an fsdp_schedule_kind", call, kind);
+    const uint32_t held_groups = read_held_groups(given, kind, call);
     std::vector<fsdp_visit> visits;
     if (kind == FSDP_SCHEDULE_VISITS) {
       if (!given.visits || !given.visit_count)
@@ -147,7 +160,7 @@ fsdp_status fsdp_set_schedule(fsdp_model *model, fsdp_schedule_kind kind, const 
         visits.push_back(array[i]);
       }
     }
-    impl.declaration().set_schedule(kind, std::move(visits));
+    impl.declaration().set_schedule(kind, std::move(visits), held_groups);
   });
 }
 

@@ -62,9 +62,10 @@ void Declaration::add_group(memory::GroupSpec group) {
   plan_exchanges();
 }
 
-void Declaration::set_schedule(fsdp_schedule_kind kind, std::vector<fsdp_visit> visits) {
+void Declaration::set_schedule(fsdp_schedule_kind kind, std::vector<fsdp_visit> visits, uint32_t held_groups) {
   require_unsealed("fsdp_set_schedule");
   spec_.schedule = kind;
+  spec_.held_groups = held_groups;
   spec_.visits = std::move(visits);
 }
 

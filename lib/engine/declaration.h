@@ -35,7 +35,7 @@ class Declaration {
 
   // Each of these is INVALID_STATE once it is sealed.
   void add_group(memory::GroupSpec group);
-  void set_schedule(fsdp_schedule_kind kind, std::vector<fsdp_visit> visits);
+  void set_schedule(fsdp_schedule_kind kind, std::vector<fsdp_visit> visits, uint32_t held_groups);
   void add_state(memory::StateSpec state);
   void set_arena(fsdp_role role, void *data, uint64_t size_bytes);
   // What a seal would refuse of this rank's declaration, on rank `rank` of the job.

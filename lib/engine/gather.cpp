@@ -35,11 +35,19 @@ std::string describe_holds(std::span<const GatherSlot> slots) {
   return text.empty() ? "none" : text;
 }
 
+// No more than there are slots: held_groups may be any number.
+size_t count_held(const Runtime &runtime) {
+  size_t slots = 0;
+  for (const Group &group : runtime.groups) slots += group.slots.size();
+  return std::min<size_t>(runtime.plan.visits.held_groups, slots);
+}
+
 std::string describe_holds(const GatherSlot &slot) { return describe_holds(std::span(&slot, 1)); }
 
 }  // namespace
 
-Gatherer::Gatherer(Runtime &runtime) : runtime_(runtime) {
+Gatherer::Gatherer(Runtime &runtime)
+    : runtime_(runtime), held_(runtime.spec.schedule == FSDP_SCHEDULE_ANY ? count_held(runtime) : 0) {
   const auto &train = runtime.plan.visits.train;
   positions_.resize(3 * runtime.groups.size());
   for (uint32_t i = 0; i < train.size(); ++i) positions_[visits_of(train[i].group_index, train[i].phase)].push_back(i);
@@ -75,6 +83,7 @@ void Gatherer::prefetch(Group &group, fsdp_phase phase) {
   if (!group.plan->gathers || runtime_.context.debug()) return;
   GatherSlot &slot = group.slot(phase);
   if (slot.gathered || blocked(slot)) return;
+  if (any_order() && group.plan->copies && !choose_buffer(true)) return;
   const CallSpan span(runtime_, "prefetch", &group);
   gather(group, slot, phase, nullptr);
   slot.prefetched = true;
@@ -126,7 +135,8 @@ void Gatherer::read(Group &group, fsdp_phase phase, fsdp_stream stream, const ch
 
 // What FORWARD and what BACKWARD gathers are held at once only where the model was planned for it.
 void Gatherer::require_form(Group &group, fsdp_phase phase) const {
-  if (!group.plan->parts_phases || runtime_.spec.plane_policy == FSDP_PLANES_BY_PHASE_AND_RECOMPUTE) return;
+  if (!group.plan->parts_phases || any_order() || runtime_.spec.plane_policy == FSDP_PLANES_BY_PHASE_AND_RECOMPUTE)
+    return;
   const fsdp_phase other = phase == FSDP_RECOMPUTE ? FSDP_BACKWARD : FSDP_RECOMPUTE;
   if ((phase != FSDP_RECOMPUTE && phase != FSDP_BACKWARD) || !group.slot(other).holds[static_cast<size_t>(other)])
     return;
@@ -152,12 +162,14 @@ void Gatherer::reshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
   // The buffer's next gather runs on the gather stream: it comes after every stream that returned a hold.
   if (group.plan->copies && !left.done()) runtime_.gathers.stream->wait(left);
   if (slot.hold_count()) return;
+  held_.set_idle(slot.key);
   if (!keeps(group, slot, phase)) release(group, slot);
 }
 
 // The weights stay where the next visits would gather them again.
 bool Gatherer::keeps(const Group &group, const GatherSlot &slot, fsdp_phase phase) const {
   if (runtime_.context.debug()) return false;
+  if (any_order()) return group.plan->copies;  // until others need the buffer
   const bool visited = phase != FSDP_RECOMPUTE || !positions_[visits_of(group.index, phase)].empty();
   if (!visited) return !group.plan->by_phase;  // it is inside a BACKWARD visit, or before one, which reads these planes
   if ((phase == FSDP_FORWARD || phase == FSDP_RECOMPUTE) && group.spec->resident) return true;
@@ -209,9 +221,46 @@ void Gatherer::evict(Group &group, GatherSlot &slot, fsdp_phase phase) {
     if (slot_of(key).gathered) release(group_of(key), slot_of(key));
 }
 
+// ahead: what was gathered ahead before, and is not used yet, stays.
+std::optional<uint32_t> Gatherer::choose_buffer(bool ahead) const {
+  auto &self = const_cast<Gatherer &>(*this);
+  return held_.choose([&](uint32_t key) {
+    const GatherSlot &other = self.slot_of(key);
+    return other.hold_count() == 0 && !(ahead && other.prefetched);
+  });
+}
+
+// In debug mode each slot has bytes of its own, and only their number is limited.
+void Gatherer::take_buffer(Group &group, GatherSlot &slot, fsdp_phase phase) {
+  held_.give_back(slot.key);  // of a gather that has failed
+  const auto chosen = choose_buffer(false);
+  if (!chosen) refuse_buffer(group, phase);
+  if (const auto key = held_.buffers()[*chosen].key) release(group_of(*key), slot_of(*key));
+  held_.take(*chosen, slot.key);
+  if (!runtime_.plan.visits.shared) return;
+  const uint64_t shift = runtime_.plan.gather_pool.offsets[*chosen];
+  for (comm::Gather &gather : slot.gathers) gather.to = gather.to - slot.shift + shift;
+  slot.shift = shift;
+}
+
+void Gatherer::refuse_buffer(const Group &group, fsdp_phase phase) const {
+  auto &self = const_cast<Gatherer &>(*this);
+  std::string holders;
+  for (const HeldBuffers::Buffer &buffer : held_.buffers())
+    holders += format_text("{}'{}' ({})", holders.empty() ? "" : ", ", self.group_of(*buffer.key).name(),
+                           describe_holds(self.slot_of(*buffer.key)));
+  fail(FSDP_INVALID_STATE,
+       "fsdp_unshard: group '{}' ({}) finds all {} buffers of FSDP_SCHEDULE_ANY held, by {}; return a hold with "
+       "fsdp_reshard first, or raise held_groups in fsdp_schedule_options",
+       group.name(), phase_name(phase), held_.count(), holders);
+}
+
 void Gatherer::gather(Group &group, GatherSlot &slot, fsdp_phase phase, const device::Stream *waiting) {
   if (group.plan->copies) {
-    evict(group, slot, phase);
+    if (any_order())
+      take_buffer(group, slot, phase);
+    else
+      evict(group, slot, phase);
     if (waiting && is_short_copy(group, *waiting))
       copy_here(group, slot);
     else
@@ -254,6 +303,7 @@ void Gatherer::enqueue_copies(Group &group, GatherSlot &slot) {
 
 void Gatherer::release(Group &group, GatherSlot &slot) {
   slot.gathered = false;
+  held_.give_back(slot.key);
   if (slot.prefetched) ++runtime_.stats.dropped_prefetches;
   slot.prefetched = false;
   --runtime_.stats.gathered_groups;
@@ -292,7 +342,7 @@ const std::byte *Gatherer::view(Group &group, fsdp_phase phase, uint32_t index, 
                                 uint32_t form) const {
   const Bucket &bucket = runtime_.storage->buckets()[index];
   if (!group.plan->copies) return bucket.plane(published, form).view;
-  return bucket.gathered(published, form, group.plan->slot_of(phase)).view;
+  return bucket.gathered(published, form, group.plan->slot_of(phase)).view + group.slot(phase).shift;
 }
 
 std::string Gatherer::list_holds() const {

@@ -2,11 +2,15 @@
 // Unshard and reshard: holds by phase, prefetch along the schedule, and which group has which pool buffer.
 //
 //   mapped   the full weights are a view of the shared arena: a gather is a change of state, 0 bytes
-//   copied   a gather waits for the shards' version, then pulls every rank's slice into the slot's pool buffer
+//   copied   a gather waits for the shards' version, then pulls every rank's slice into the slot's pool buffer, which
+//   is
+//            planned, or with FSDP_SCHEDULE_ANY chosen by the gather
 #pragma once
 
 #include <functional>
+#include <optional>
 
+#include "engine/held_buffers.h"
 #include "engine/runtime.h"
 
 namespace fsdp::engine {
@@ -52,6 +56,10 @@ class Gatherer {
   std::string advise_residence(const Group &held, const GatherSlot &slot) const;
   std::string advise_planes(const Group &group, fsdp_phase phase) const;
   void evict(Group &group, GatherSlot &slot, fsdp_phase phase);
+  bool any_order() const { return runtime_.spec.schedule == FSDP_SCHEDULE_ANY; }
+  std::optional<uint32_t> choose_buffer(bool ahead) const;
+  void take_buffer(Group &group, GatherSlot &slot, fsdp_phase phase);
+  [[noreturn]] void refuse_buffer(const Group &group, fsdp_phase phase) const;
   bool is_short_copy(const Group &group, const device::Stream &waiting) const;
   void copy_here(Group &group, GatherSlot &slot);
   void enqueue_copies(Group &group, GatherSlot &slot);
@@ -66,6 +74,7 @@ class Gatherer {
   std::vector<std::vector<uint32_t>> positions_;       // in train, by group and phase
   std::vector<std::vector<uint32_t>> eval_positions_;  // by group
   Cursors cursors_;
+  HeldBuffers held_;
 };
 
 }  // namespace fsdp::engine

@@ -11,6 +11,11 @@ void Graphs::begin_capture(fsdp_stream stream) {
   constexpr auto call = "fsdp_begin_capture";
   require_no_replay(call);
   if (!runtime_.has_graphs) fail(FSDP_UNSUPPORTED, "{}: the host device has no graphs", call);
+  if (runtime_.spec.schedule == FSDP_SCHEDULE_ANY)
+    fail(FSDP_UNSUPPORTED,
+         "{}: the model has FSDP_SCHEDULE_ANY, whose weights have other addresses at each hold, which a graph cannot "
+         "follow; give fsdp_set_schedule another kind",
+         call);
   if (capture_) fail(FSDP_INVALID_STATE, "{}: the model is being captured already; call fsdp_end_capture first", call);
   const auto failed = catch_error([&] {
     runtime_.context.require_no_other_capture(&runtime_, call);

@@ -45,6 +45,7 @@ struct GatherSlot : SlotState {
   StreamEvents left;                     // the streams that read have passed their reshard
   std::vector<comm::Gather> gathers;     // copied ones
   PlaneBytes planes;                     // ... of group.pulled_bytes
+  uint64_t shift = 0;                    // of the buffer that they go to now, where buffers are shared
   std::vector<uint32_t> overlaps;        // keys whose buffers share bytes with this one
 };
 

@@ -59,9 +59,11 @@ void Runtime::make_groups() {
     make_grads(group);
     make_refresh(group);
   }
-  const auto gathered = find_overlaps(plan.gather_pool, plan.visits.gathered);
-  for (Group &group : groups)
-    for (GatherSlot &slot : group.slots) slot.overlaps = gathered[slot.key];
+  if (!plan.visits.shared) {
+    const auto gathered = find_overlaps(plan.gather_pool, plan.visits.gathered);
+    for (Group &group : groups)
+      for (GatherSlot &slot : group.slots) slot.overlaps = gathered[slot.key];
+  }
   find_part_overlaps();
 }
 

@@ -49,7 +49,8 @@ std::vector<std::string> describe_declaration(const memory::ModelSpec &spec, con
                   spec.prefetch_bytes, spec.max_pending_groups, spec.max_pending_bytes, spec.force_communication,
                   !spec.host_memory, spec.device_transport, spec.save_staging_bytes, spec.scale_rounding,
                   dtype_name(spec.quantize_from), spec.scale_rule, spec.plane_policy));
-  lines.push_back(format_text("schedule: kind {}, {} visits", spec.schedule, spec.visits.size()));
+  lines.push_back(
+      format_text("schedule: kind {}, {} visits, {} held groups", spec.schedule, spec.visits.size(), spec.held_groups));
   for (const auto &visit : spec.visits)
     lines.push_back(format_text("visit: group {}, phase {}", visit.group_index, visit.phase));
   for (const auto &state : spec.states)

@@ -159,7 +159,12 @@ std::vector<std::string> find_violations(const ModelSpec &spec) {
           "group '{}' has planes by phase, but FSDP_SCHEDULE_INTERLEAVED has no buffer for what a RECOMPUTE "
           "in a BACKWARD visit reads; take FSDP_PLANES_BY_PHASE, FSDP_PLANES_BOTH or another schedule",
           group.name));
-    if (group.root && spec.schedule != FSDP_SCHEDULE_SEQUENTIAL)
+    if (spec.schedule == FSDP_SCHEDULE_ANY && (group.resident || group.root))
+      violations.push_back(format_text(
+          "group '{}' is {}, but FSDP_SCHEDULE_ANY knows no order of visits; drop the flag, and keep a hold "
+          "of the group as long as its weights are to stay",
+          group.name, group.root ? "ROOT" : "RESIDENT"));
+    else if (group.root && spec.schedule != FSDP_SCHEDULE_SEQUENTIAL)
       violations.push_back(
           format_text("group '{}' is ROOT, but only FSDP_SCHEDULE_SEQUENTIAL visits such a group first and last; drop "
                       "the flag, or name its visits with FSDP_SCHEDULE_VISITS",

@@ -76,6 +76,7 @@ struct ModelSpec {
   uint32_t max_pending_groups = 2;
   uint64_t max_pending_bytes = 0;  // of full gradients that take turns; 0: no limit
   fsdp_schedule_kind schedule = FSDP_SCHEDULE_SEQUENTIAL;
+  uint32_t held_groups = 0;  // with FSDP_SCHEDULE_ANY: gathered buffers in use at once
   // Of quantized parameters: how scales are rounded, and what numbers are rounded to first.
   fsdp_scale_rounding scale_rounding = FSDP_SCALE_EXACT;
   fsdp_dtype quantize_from = FSDP_FLOAT32;

@@ -137,6 +137,7 @@ ScheduleSpec schedule_of(const ModelSpec &spec, const GradCut &cut, const ModelP
   schedule.prefetch_depth = spec.prefetch_depth;
   schedule.prefetch_bytes = spec.prefetch_bytes;
   schedule.pending_grads = cut.pending;
+  schedule.held_groups = spec.held_groups;
   schedule.apart = spec.debug;
   schedule.groups.reserve(plan.groups.size());
   schedule.recompute = spec.plane_policy == FSDP_PLANES_BY_PHASE_AND_RECOMPUTE;
@@ -157,9 +158,9 @@ ScheduleSpec schedule_of(const ModelSpec &spec, const GradCut &cut, const ModelP
   return schedule;
 }
 
-// Until here they have their places in the group's buffers.
+// Until here they have their places in the group's buffers, which stay where groups take a buffer as they are gathered.
 void place_gathered(ModelPlan &plan) {
-  if (!plan.gather_pool.size_bytes) return;
+  if (!plan.gather_pool.size_bytes || plan.visits.shared) return;
   for (BucketPlan &bucket : plan.buckets)
     for (PlanePlan &plane : bucket.planes)
       if (is_gathered(plane.kind))

@@ -44,7 +44,8 @@ std::vector<fsdp_visit> forward_and_backward(const ScheduleSpec &spec) {
 std::vector<fsdp_visit> training_visits(const ScheduleSpec &spec) {
   switch (spec.kind) {
     case FSDP_SCHEDULE_SEQUENTIAL:
-    case FSDP_SCHEDULE_INTERLEAVED: return forward_and_backward(spec);
+    case FSDP_SCHEDULE_INTERLEAVED:
+    case FSDP_SCHEDULE_ANY: return forward_and_backward(spec);
     case FSDP_SCHEDULE_VISITS: return spec.visits;
     default: fail(FSDP_INVALID_ARGUMENT, "unknown schedule {}", spec.kind);
   }
@@ -101,6 +102,20 @@ class Builder {
 
   VisitOrder build() {
     request_buffers();
+    if (spec_.kind == FSDP_SCHEDULE_ANY) {
+      plan_grads();
+      forget_order();
+    } else {
+      plan_order();
+    }
+    if (spec_.apart) part();
+    return std::move(order_);
+  }
+
+ private:
+  bool interleaved() const { return spec_.kind == FSDP_SCHEDULE_INTERLEAVED; }
+
+  void plan_order() {
     if (interleaved()) {
       const uint32_t turn = static_cast<uint32_t>(order_.train.size() / 2);
       plan_chain(order_.train, 0, turn, train_mode, order_.train_prefetch);
@@ -111,12 +126,21 @@ class Builder {
     keep_residents();
     plan_chain(order_.eval, 0, static_cast<uint32_t>(order_.eval.size()), eval_mode, order_.eval_prefetch);
     plan_grads();
-    if (spec_.apart) part();
-    return std::move(order_);
   }
 
- private:
-  bool interleaved() const { return spec_.kind == FSDP_SCHEDULE_INTERLEAVED; }
+  // Nothing is known of what is held when: buffers for the largest group, all live all the time.
+  void forget_order() {
+    order_.train.clear();
+    order_.eval.clear();
+    order_.held_groups = spec_.held_groups;
+    if (spec_.apart) return;
+    uint64_t largest = 0;
+    for (const PoolRequest &request : order_.gathered) {
+      largest = std::max(largest, request.bytes);
+      order_.shared += request.bytes != 0 && order_.shared < spec_.held_groups;
+    }
+    if (order_.shared) order_.gathered.assign(order_.shared, {largest, {{train_mode, 0, UINT64_MAX}}, 0});
+  }
 
   PoolRequest &gathered(uint32_t group, fsdp_phase phase) {
     return order_.gathered[order_.slots * group + gather_slot(spec_, group, phase)];

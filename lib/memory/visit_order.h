@@ -30,6 +30,7 @@ struct ScheduleSpec {
   uint32_t prefetch_depth = 1;  // 0: none
   uint64_t prefetch_bytes = 0;  // 0: no limit
   uint32_t pending_grads = 2;   // transient full gradients alive at once
+  uint32_t held_groups = 0;     // with FSDP_SCHEDULE_ANY: gathered buffers in use at once
   bool recompute = false;       // groups by phase hold in a BACKWARD visit also what FORWARD gathers
   bool apart = false;           // every buffer has bytes of its own
 };
@@ -40,8 +41,11 @@ struct VisitOrder {
   std::vector<fsdp_visit> eval;  // forward visits, phase FSDP_EVAL
   // For position i of each list: positions of the same list whose groups are to be gathered ahead, nearest first.
   std::vector<std::vector<uint32_t>> train_prefetch, eval_prefetch;
-  // Pool requests. Gathered buffers: `slots` numbers a group, key = slots * group + slot.
+  // Pool requests. Gathered buffers: `slots` numbers a group, key = slots * group + slot. With FSDP_SCHEDULE_ANY there
+  // are `shared` buffers of one size instead, which any key takes in turn, unless every buffer is apart.
   uint32_t slots = 1;
+  uint32_t shared = 0;
+  uint32_t held_groups = UINT32_MAX;  // so many keys may be gathered at once
   std::vector<PoolRequest> gathered;
   std::vector<PoolRequest> grads;  // by group and part
   uint32_t open_grads = 0;         // of groups that several BACKWARD visits open, those between them too

@@ -13,12 +13,10 @@ namespace {
 TEST(CaptureMisuse, WhatCannotBePartOfAGraphIsRefused) {
   const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   const Weights expected = train_eagerly(setup, 1);
-  const std::vector<NamedCall> in_window = {{"fsdp_get_grad_norm", get_norm},
-                                            {"fsdp_get_param_grad_norms", get_param_norms},
-                                            {"fsdp_clip_grads", clip},
-                                            {"fsdp_check_grads", check_finite},
-                                            {"fsdp_load_param", load_param},
-                                            {"fsdp_load_chunk", load_chunk}};
+  const std::vector<NamedCall> in_window = {
+      {"fsdp_get_grad_norm", get_norm}, {"fsdp_get_param_grad_norms", get_param_norms},
+      {"fsdp_clip_grads", clip},        {"fsdp_check_grads", check_finite},
+      {"fsdp_load_param", load_param},  {"fsdp_load_chunk", load_chunk}};
   const std::vector<NamedCall> any_time = {
       {"fsdp_read_param", read_param},
       {"fsdp_apply_grads", apply_with_norm},
@@ -43,6 +41,18 @@ TEST(CaptureMisuse, WhatCannotBePartOfAGraphIsRefused) {
       expect_refused_in_capture(call);
     }
     for (int i = 0; i < steps; ++i) step(rank, stream, lr_of(i));  // as if nothing had been
+  });
+  EXPECT_TRUE(same_bits(weights, expected));
+}
+
+TEST(CaptureMisuse, AScheduleWithoutOrderHasNoGraph) {
+  Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
+  setup.schedule = FSDP_SCHEDULE_ANY;
+  const Weights expected = train_eagerly(setup, 1);
+  const Weights weights = run(setup, [&](Rank &rank, cudaStream_t stream) {
+    require_error(fsdp_begin_capture(rank.model, stream), FSDP_UNSUPPORTED,
+                  {"fsdp_begin_capture", "FSDP_SCHEDULE_ANY", "fsdp_set_schedule"});
+    for (int i = 0; i < steps; ++i) step(rank, stream, lr_of(i));
   });
   EXPECT_TRUE(same_bits(weights, expected));
 }

@@ -111,6 +111,7 @@ struct Scenario {
   fsdp_mesh_options mesh = FSDP_MESH_OPTIONS_INIT;  // all zero: no mesh is made
   fsdp_schedule_kind schedule = FSDP_SCHEDULE_SEQUENTIAL;
   std::vector<fsdp_visit> visits;
+  uint32_t held_groups = 0;  // with FSDP_SCHEDULE_ANY
   std::vector<GroupDef> groups;
   uint32_t steps = 2;
   uint32_t microbatches = 1;

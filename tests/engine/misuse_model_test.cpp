@@ -142,7 +142,14 @@ TEST_F(MisusedModel, Schedules) {
   EXPECT_WORKS(add_group("first", {param("a")}));
   EXPECT_WORKS(add_group("second", {param("b")}));
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_schedule(model, 0, nullptr), "0 is not an fsdp_schedule_kind");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_schedule(model, 4, nullptr), "4 is not an fsdp_schedule_kind");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_schedule(model, 5, nullptr), "5 is not an fsdp_schedule_kind");
+  fsdp_schedule_options options = FSDP_SCHEDULE_OPTIONS_INIT;
+  options.held_groups = 2;
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_schedule(model, FSDP_SCHEDULE_SEQUENTIAL, &options), "held_groups is 2",
+               "FSDP_SCHEDULE_ANY (4)", "the kind is 1");
+  options.reserved = 1;
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_schedule(model, FSDP_SCHEDULE_ANY, &options),
+               "fsdp_schedule_options.reserved is 1");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_schedule(model, FSDP_SCHEDULE_VISITS, nullptr), "visits", "visit_count");
   fsdp_schedule_options options = FSDP_SCHEDULE_OPTIONS_INIT;
   options.visit_count = 3;

@@ -53,6 +53,7 @@ void Rank::declare(bool seal) {
     options.visits = setup.visits.data();
     options.visit_count = setup.visits.size();
     options.visit_stride = sizeof(fsdp_visit);
+    options.held_groups = setup.held_groups;
     FSDP(fsdp_set_schedule(model, setup.schedule, &options));
   }
   if (seal) FSDP(fsdp_seal_model(model));

@@ -116,6 +116,12 @@ const Case cases[] = {
        d.scenario.visits = {{0, FSDP_FORWARD}};
      },
      "schedule: kind 1", "schedule: kind 3"},
+    {"HeldGroups",
+     [](Declaration &d) {
+       d.scenario.schedule = FSDP_SCHEDULE_ANY;
+       d.scenario.held_groups = 7;
+     },
+     "schedule: kind 1, 0 visits, 0 held groups", "schedule: kind 4, 0 visits, 7 held groups"},
 };
 
 // What the ranks of a world tell each other, in memory that processes may share.

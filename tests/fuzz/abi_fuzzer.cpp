@@ -289,7 +289,7 @@ int run(int argc, char **argv) {
   const size_t files = open_files();
   // A machine that is busy with other things needs longer for as many calls.
   const auto is_over = [&, limit = static_cast<double>(options.seconds)] {
-    return seconds() >= limit && (have_all_succeeded() || seconds() >= 12 * limit);
+    return seconds() >= limit && (have_all_succeeded() || seconds() >= 48 * limit);
   };
   uint64_t rounds = 1;
   for (; rounds < options.rounds && !is_over(); ++rounds) {
