@@ -33,7 +33,13 @@ class Arena {
   virtual uint64_t size_bytes() const noexcept = 0;
   // The same bytes, writable where make_writable said so. The same address for the arena's life.
   virtual std::byte *writable() const noexcept = 0;
-  // Debug: take away or give back the right to read these pages of data() on this rank (whole pages inside the range).
+  // The same bytes, for the caller alone: where it may write by mistake they are another view than data().
+  virtual const std::byte *shown() const noexcept { return data(); }
+  // The pages of shown() that hold this range show those bytes again, whatever was written there.
+  virtual void restore(uint64_t offset, uint64_t bytes) = 0;
+  // Can it? Where it cannot, restore is INTERNAL.
+  virtual bool restores() const noexcept { return false; }
+  // Debug: take away or give back the right to read these pages of shown() on this rank (whole pages inside the range).
   virtual void protect(uint64_t offset, uint64_t bytes, bool readable) = 0;
   // The same of writable(), inside of this rank's ranges.
   virtual void protect_own(uint64_t offset, uint64_t bytes, Access access) = 0;

@@ -17,6 +17,10 @@ void PartArena::protect(uint64_t offset, uint64_t bytes, bool) {
   fail(FSDP_INTERNAL, "{}: protecting {} bytes at {} of memory of a device", what_, bytes, offset);
 }
 
+void PartArena::restore(uint64_t offset, uint64_t bytes) {
+  fail(FSDP_INTERNAL, "{}: restoring a view of {} bytes at {} of memory of a device", what_, bytes, offset);
+}
+
 void PartArena::protect_own(uint64_t offset, uint64_t bytes, Access) { protect(offset, bytes, false); }
 
 }  // namespace fsdp::comm

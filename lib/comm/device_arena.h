@@ -20,6 +20,7 @@ class PartArena : public Arena {
   void protect(uint64_t offset, uint64_t bytes, bool readable) override;
   void protect_own(uint64_t offset, uint64_t bytes, Access access) override;
   bool protects() const noexcept override { return false; }
+  void restore(uint64_t offset, uint64_t bytes) override;
   // What there is of it.
   device::Memory &own() const noexcept { return *memory_; }
 

@@ -30,9 +30,9 @@ class DeviceTeam : public Team {
   uint32_t world_rank(uint32_t r) const noexcept override { return host_->world_rank(r); }
 
   // Of one rank only: no other could read it.
-  std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable,
-                                      const std::string &what) override;
-  std::unique_ptr<Arena> create_parts(uint64_t part_bytes, const std::string &what) override;
+  std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable, const std::string &what,
+                                      View view) override;
+  std::unique_ptr<Arena> create_parts(uint64_t part_bytes, const std::string &what, View view) override;
   Ballot fold(const Ballot &mine, const char *what) override { return host_->fold(mine, what); }
   void all_gather(const void *mine, uint64_t bytes, void *all, const char *what) override {
     host_->all_gather(mine, bytes, all, what);

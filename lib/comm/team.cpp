@@ -4,9 +4,9 @@
 
 namespace fsdp::comm {
 
-std::unique_ptr<Arena> Team::create_parts(uint64_t part_bytes, const std::string &what) {
+std::unique_ptr<Arena> Team::create_parts(uint64_t part_bytes, const std::string &what, View view) {
   const Range own{rank() * part_bytes, part_bytes};
-  return create_arena(checked_multiply(part_bytes, size(), what.c_str()), {&own, 1}, what);
+  return create_arena(checked_multiply(part_bytes, size(), what.c_str()), {&own, 1}, what, view);
 }
 
 std::unique_ptr<Versions> Team::create_versions(const std::string &) { return nullptr; }

@@ -58,11 +58,12 @@ class Team : public Exchange {
   // Collective, on the caller's thread, in the same order on every rank. `what` is compared between ranks and shown in
   // messages. If a creation fails on one rank it throws that rank's error on all, and the team stays usable. A call
   // that was interrupted leaves the ranks at odds: later ones of this team are INVALID_STATE here.
-  virtual std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable,
-                                              const std::string &what) = 0;
+  virtual std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable, const std::string &what,
+                                              View view = View::read_only) = 0;
   // `part_bytes` for every rank, each writing its own: rank r's part is at r * part_bytes. Of a device that is not the
   // host only this rank's part exists, and addresses of the others name nothing.
-  virtual std::unique_ptr<Arena> create_parts(uint64_t part_bytes, const std::string &what);
+  virtual std::unique_ptr<Arena> create_parts(uint64_t part_bytes, const std::string &what,
+                                              View view = View::read_only);
   // Of what its ranks pull from each other. NULL where gathers meet: who has received a part need not ask whether it
   // was written.
   virtual std::unique_ptr<Versions> create_versions(const std::string &what);

@@ -49,7 +49,7 @@ class HybridTeam::Unbroken {
   HybridTeam &team_;
 };
 
-std::unique_ptr<Arena> HybridTeam::create_arena(uint64_t, std::span<const Range>, const std::string &what) {
+std::unique_ptr<Arena> HybridTeam::create_arena(uint64_t, std::span<const Range>, const std::string &what, View) {
   refuse_over_hosts(what, "an arena");
 }
 

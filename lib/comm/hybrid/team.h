@@ -41,8 +41,8 @@ class HybridTeam final : public Team {
   uint32_t size() const noexcept override { return static_cast<uint32_t>(places_.ranks.size()); }
   uint32_t world_rank(uint32_t r) const noexcept override { return places_.ranks[r]; }
 
-  std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable,
-                                      const std::string &what) override;
+  std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable, const std::string &what,
+                                      View view) override;
   std::unique_ptr<Collectives> create_collectives(const std::string &what, const Shape &shape) override;
   Ballot fold(const Ballot &mine, const char *what) override;
   void all_gather(const void *mine, uint64_t bytes, void *all, const char *what) override;

@@ -28,7 +28,7 @@ class NcclTeam final : public DeviceTeam {
 
   const CollectiveTraits &traits() const noexcept override { return nccl_traits; }
 
-  std::unique_ptr<Arena> create_parts(uint64_t part_bytes, const std::string &what) override {
+  std::unique_ptr<Arena> create_parts(uint64_t part_bytes, const std::string &what, View) override {
     std::unique_ptr<NcclArena> arena;
     attempt_together(*host_, what, [&] { arena = std::make_unique<NcclArena>(seat_, part_bytes, what); });
     seat_->add_memory(arena->own().data(), arena->own().size_bytes());

@@ -32,7 +32,7 @@ std::vector<Range> whole_pages(std::span<const Range> ranges, uint64_t bytes, co
   return pages;
 }
 
-ShmArena::ShmArena(const Fd &file, uint64_t bytes, std::span<const Range> writable, std::string what)
+ShmArena::ShmArena(const Fd &file, uint64_t bytes, std::span<const Range> writable, std::string what, View view)
     : what_(std::move(what)), bytes_(bytes) {
   const uint64_t mapped = round_up(bytes, page_size());
   readable_ = Mapping(file, mapped, Access::read, what_);
@@ -42,14 +42,23 @@ ShmArena::ShmArena(const Fd &file, uint64_t bytes, std::span<const Range> writab
     writable_.set_access(range.offset, range.bytes, Access::read_write, what_);
     writable_.populate(range.offset, range.bytes, Access::read_write, what_);
   }
+  if (view == View::copy_on_write) shown_.emplace(file, mapped, what_);
 }
 
 void ShmArena::protect(uint64_t offset, uint64_t bytes, bool readable) {
-  set_access(readable_, offset, bytes, readable ? Access::read : Access::none);
+  const Access shown = shown_ ? Access::read_write : Access::read;
+  set_access(shown_ ? shown_->mapping() : readable_, offset, bytes, readable ? shown : Access::none);
 }
 
 void ShmArena::protect_own(uint64_t offset, uint64_t bytes, Access access) {
   set_access(writable_, offset, bytes, access);
+}
+
+void ShmArena::restore(uint64_t offset, uint64_t bytes) {
+  if (!shown_) fail(FSDP_INTERNAL, "{}: restoring a view of {} bytes at {} that is read-only", what_, bytes, offset);
+  if (offset + bytes > bytes_) fail(FSDP_INTERNAL, "{}: restoring {} bytes at {} of {}", what_, bytes, offset, bytes_);
+  const uint64_t begin = offset / page_size() * page_size();
+  shown_->restore(begin, round_up(offset + bytes, page_size()) - begin, what_);
 }
 
 void ShmArena::set_access(Mapping &view, uint64_t offset, uint64_t bytes, Access access) {

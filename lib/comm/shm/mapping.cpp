@@ -123,21 +123,34 @@ Mapping::Mapping(const Fd &file, uint64_t bytes, Access access, const std::strin
   if (!data_) fail_errno(errno, format_text("{}: mapping {} bytes of shared memory", what, bytes));
 }
 
+Mapping Mapping::copy_on_write(const Fd &file, uint64_t bytes, const std::string &what) {
+  Mapping view;
+  view.data_ = map_private_view(file, bytes);
+  if (!view.data_)
+    fail_errno(errno,
+               format_text("{}: mapping {} bytes of shared memory in pages that are copied when they are written", what,
+                           bytes));
+  view.bytes_ = bytes;
+  view.copies_ = true;
+  return view;
+}
+
 Mapping::Mapping(Mapping &&other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)), copies_(other.copies_) {}
 
 Mapping &Mapping::operator=(Mapping &&other) noexcept {
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
+  std::swap(copies_, other.copies_);
   return *this;
 }
 
 Mapping::~Mapping() {
-  if (data_) unmap_view(data_, bytes_);
+  if (data_) copies_ ? unmap_private_view(data_, bytes_) : unmap_view(data_, bytes_);
 }
 
 void Mapping::set_access(uint64_t offset, uint64_t bytes, Access access, const std::string &what) {
-  if (views_are_protected && ::mprotect(data_ + offset, bytes, protection(access)) != 0)
+  if ((views_are_protected || copies_) && ::mprotect(data_ + offset, bytes, protection(access)) != 0)
     fail_errno(errno, format_text("{}: changing the access to {} bytes", what, bytes));
 }
 

@@ -24,6 +24,8 @@ class Mapping {
  public:
   Mapping() = default;
   Mapping(const Fd &file, uint64_t bytes, Access access, const std::string &what);
+  // Readable and writable, in pages that are copied when they are written.
+  static Mapping copy_on_write(const Fd &file, uint64_t bytes, const std::string &what);
   Mapping(Mapping &&other) noexcept;
   Mapping &operator=(Mapping &&other) noexcept;
   ~Mapping();
@@ -38,6 +40,7 @@ class Mapping {
  private:
   std::byte *data_ = nullptr;
   uint64_t bytes_ = 0;
+  bool copies_ = false;
 };
 
 }  // namespace fsdp::comm

@@ -160,7 +160,8 @@ Mapping ShmTeam::share_words(uint64_t bytes, const std::string &what) {
   return memory;
 }
 
-std::unique_ptr<Arena> ShmTeam::create_arena(uint64_t bytes, std::span<const Range> writable, const std::string &what) {
+std::unique_ptr<Arena> ShmTeam::create_arena(uint64_t bytes, std::span<const Range> writable, const std::string &what,
+                                             View view) {
   std::unique_ptr<Arena> arena;
   // An arena of no bytes is one page, so that no caller needs a case for it.
   const uint64_t mapped = round_up(std::max<uint64_t>(bytes, 1), page_size(), what.c_str());
@@ -172,7 +173,7 @@ std::unique_ptr<Arena> ShmTeam::create_arena(uint64_t bytes, std::span<const Ran
         seat_->device.count_allocation(own, what.c_str());
         whole_pages(writable, bytes, what);
       },
-      [&](const Fd &file) { arena = std::make_unique<ShmArena>(file, bytes, writable, what); });
+      [&](const Fd &file) { arena = std::make_unique<ShmArena>(file, bytes, writable, what, view); });
   return arena;
 }
 
@@ -182,7 +183,7 @@ std::unique_ptr<Versions> ShmTeam::create_versions(const std::string &what) {
 
 std::unique_ptr<Relay> ShmTeam::create_relay(const std::string &what) {
   const Range own{rank_ * message_staging_bytes(size()), message_staging_bytes(size())};
-  auto halves = create_arena(size() * own.bytes, std::span(&own, 1), what);
+  auto halves = create_arena(size() * own.bytes, std::span(&own, 1), what, View::read_only);
   return std::make_unique<Relay>(std::move(halves), share_words(Relay::size_bytes(size()), what), rank_, ranks_);
 }
 

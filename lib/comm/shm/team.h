@@ -31,8 +31,8 @@ class ShmTeam final : public Team {
   uint32_t size() const noexcept override { return static_cast<uint32_t>(ranks_.size()); }
   uint32_t world_rank(uint32_t r) const noexcept override { return ranks_[r]; }
 
-  std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable,
-                                      const std::string &what) override;
+  std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable, const std::string &what,
+                                      View view) override;
   std::unique_ptr<Versions> create_versions(const std::string &what) override;
   std::unique_ptr<Collectives> create_collectives(const std::string &what, const Shape &shape) override;
   Ballot fold(const Ballot &mine, const char *what) override { return board_->fold(mine, what); }

@@ -6,14 +6,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <mutex>
 #include <vector>
 
 namespace fsdp::comm {
 namespace {
 
-std::byte *map(const Fd &file, uint64_t bytes, int protection) {
-  void *data = ::mmap(nullptr, bytes, protection, MAP_SHARED, file.get(), 0);
+std::byte *map(const Fd &file, uint64_t bytes, int protection, int flags) {
+  void *data = ::mmap(nullptr, bytes, protection, flags, file.get(), 0);
   if (data == MAP_FAILED) return nullptr;
   ::madvise(data, bytes, MADV_DONTFORK);  // contexts do not survive fork: the child must not be able to write here
   return static_cast<std::byte *>(data);
@@ -21,9 +22,22 @@ std::byte *map(const Fd &file, uint64_t bytes, int protection) {
 
 }  // namespace
 
+// Where the process locks all that it maps (mlockall), pages that may be written would be copied at once: they may not
+// be until they are not locked.
+std::byte *map_private_view(const Fd &file, uint64_t bytes) {
+  std::byte *data = map(file, bytes, PROT_READ, MAP_PRIVATE | MAP_NORESERVE);
+  if (!data || (::munlock(data, bytes) == 0 && ::mprotect(data, bytes, PROT_READ | PROT_WRITE) == 0)) return data;
+  const int code = errno;
+  ::munmap(data, bytes);
+  errno = code;
+  return nullptr;
+}
+
+void unmap_private_view(std::byte *data, uint64_t bytes) noexcept { ::munmap(data, bytes); }
+
 #ifndef FSDP_ONE_VIEW
 
-std::byte *map_view(const Fd &file, uint64_t bytes, int protection) { return map(file, bytes, protection); }
+std::byte *map_view(const Fd &file, uint64_t bytes, int protection) { return map(file, bytes, protection, MAP_SHARED); }
 void unmap_view(std::byte *data, uint64_t bytes) noexcept { ::munmap(data, bytes); }
 
 #else
@@ -52,7 +66,7 @@ std::byte *map_view(const Fd &file, uint64_t bytes, int) {
       ++view.users;
       return view.data;
     }
-  std::byte *data = map(file, bytes, PROT_READ | PROT_WRITE);
+  std::byte *data = map(file, bytes, PROT_READ | PROT_WRITE, MAP_SHARED);
   if (data) views.push_back({status.st_dev, status.st_ino, ::getpid(), data, 1});
   return data;
 }

@@ -28,5 +28,8 @@ constexpr bool views_are_protected = true;
 // protection as of mmap. NULL, and errno, if there is none.
 std::byte *map_view(const Fd &file, uint64_t bytes, int protection);
 void unmap_view(std::byte *data, uint64_t bytes) noexcept;
+// One whose pages are copied when they are written (private_view.h): under ThreadSanitizer too each has its own.
+std::byte *map_private_view(const Fd &file, uint64_t bytes);
+void unmap_private_view(std::byte *data, uint64_t bytes) noexcept;
 
 }  // namespace fsdp::comm
