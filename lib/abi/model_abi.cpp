@@ -11,6 +11,17 @@ using namespace fsdp::abi;
 
 namespace {
 
+void read_views(fsdp_view_kind kind, bool maps, memory::ModelSpec &spec, const char *call) {
+  spec.private_views =
+      read_enum(kind, FSDP_VIEWS_READ_ONLY + 0, FSDP_VIEWS_PRIVATE + 0, call, "view_kind") == FSDP_VIEWS_PRIVATE;
+  if (spec.private_views && !maps)
+    fail(FSDP_UNSUPPORTED,
+         "{}: FSDP_VIEWS_PRIVATE shows weights in pages that are copied when they are written, which memory of a GPU "
+         "has "
+         "not; leave view_kind 0: copied weights are this rank's own, and fsdp_restore_view has them gathered again",
+         call);
+}
+
 void read_policy(const fsdp_model_options &options, const engine::Context &context, memory::ModelSpec &spec,
                  const char *call) {
   constexpr uint32_t default_pending = 2;
@@ -22,6 +33,7 @@ void read_policy(const fsdp_model_options &options, const engine::Context &conte
          "{}: FSDP_UNSHARD_MAPPED shows the shards where their ranks keep them, but a GPU does not map the memory "
          "of others; leave unshard_mode 0 or give FSDP_UNSHARD_COPIED",
          call);
+  read_views(options.view_kind, maps, spec, call);
   spec.grad_op = read_enum(options.grad_op, FSDP_GRAD_OP_MEAN + 0, FSDP_GRAD_OP_FACTOR + 0, call, "grad_op");
   spec.grad_factor = options.grad_factor;
   if (spec.grad_op == FSDP_GRAD_OP_FACTOR) check_factor(options.grad_factor, call, "grad_factor");

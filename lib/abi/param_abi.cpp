@@ -140,12 +140,17 @@ Published published(fsdp_plane plane) {
   return {scales ? PlaneKind::compute_scales : PlaneKind::compute, plane >= FSDP_PLANE_COLUMN ? 1u : 0u};
 }
 
-// Where it begins for the parameter, whole.
+// Where it begins in its bucket for the parameter, in bytes.
+uint64_t plane_offset(const engine::Runtime &runtime, const engine::ParamPlace &place, Published which) {
+  const engine::Plane &plane = runtime.bucket(place).plane(which.kind, which.form);
+  return plane.layout->tensors[place.tensor].full_offset * dtype_size(plane.dtype());
+}
+
+// ... and in memory, whole, for the caller.
 std::byte *plane_data(engine::Model &model, engine::Runtime &runtime, engine::Group &group,
                       const engine::ParamPlace &place, fsdp_phase phase, Published which, const char *call) {
-  const engine::Plane &plane = runtime.bucket(place).plane(which.kind, which.form);
   return const_cast<std::byte *>(model.gatherer(call).view(group, phase, place.bucket, which.kind, which.form)) +
-         plane.layout->tensors[place.tensor].full_offset * dtype_size(plane.dtype());
+         plane_offset(runtime, place, which);
 }
 
 fsdp_tensor weight_view(engine::Model &model, engine::Runtime &runtime, engine::Group &group, uint64_t index,
@@ -380,8 +385,10 @@ fsdp_status fsdp_swizzle_scales(fsdp_group *group, uint64_t param_index, fsdp_ph
     if (given < needed)
       fail(FSDP_INVALID_ARGUMENT, "{}: *size_bytes is {}, the scales of parameter '{}' of group '{}' need {}", call,
            given, runtime.param(impl, param_index).name, impl.name(), needed);
-    const fsdp_tensor scales = plane_view(model, runtime, impl, param_index, phase, which, call);
-    work.scales = static_cast<const uint8_t *>(scales.data);
+    const engine::ParamPlace &place = impl.places[param_index];
+    work.scales = reinterpret_cast<const uint8_t *>(
+        model.gatherer(call).source(impl, phase, place.bucket, which.kind, which.form) +
+        plane_offset(runtime, place, which));
     work.to = static_cast<uint8_t *>(data);
     model.gatherer(call).read(impl, phase, stream, call, [&](device::Stream &reader) { reader.swizzle_scales(work); });
   });

@@ -47,8 +47,8 @@ fsdp_status fsdp_reshard(fsdp_group *group, fsdp_phase phase, uint32_t flags, fs
 
 fsdp_status fsdp_restore_view(fsdp_group *group) {
   constexpr auto call = "fsdp_restore_view";
-  return in_group(group, call, [&](engine::Model &, engine::Runtime &, engine::Group &impl) {
-    fail(FSDP_UNSUPPORTED, "{}: not built yet (group '{}')", call, impl.name());
+  return in_group(group, call, [&](engine::Model &model, engine::Runtime &, engine::Group &impl) {
+    model.gatherer(call).restore(impl);
   });
 }
 

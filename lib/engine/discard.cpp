@@ -13,6 +13,7 @@ void UpdateWindow::discard(fsdp_stream stream) {
     fail(FSDP_INVALID_STATE, "{}: nothing was published yet, so there is no step to discard; call fsdp_publish_weights",
          call);
   runtime_.caller_stream(stream, call);
+  runtime_.storage->restore_all();  // copied weights are gathered again, too
   await_ended_steps();
   runtime_.abandon();
   gatherer_.drop_all(true);

@@ -341,8 +341,20 @@ bool Gatherer::readable(Group &group, fsdp_phase phase) const {
 const std::byte *Gatherer::view(Group &group, fsdp_phase phase, uint32_t index, PlaneKind published,
                                 uint32_t form) const {
   const Bucket &bucket = runtime_.storage->buckets()[index];
-  if (!group.plan->copies) return bucket.plane(published, form).view;
-  return bucket.gathered(published, form, group.plan->slot_of(phase)).view + group.slot(phase).shift;
+  if (!group.plan->copies) return bucket.plane(published, form).shown;
+  return bucket.gathered(published, form, group.plan->slot_of(phase)).shown + group.slot(phase).shift;
+}
+
+// What is gathered of a group that is not held, so that it is gathered again.
+void Gatherer::drop(Group &group) {
+  const bool held = std::ranges::any_of(group.slots, [](const GatherSlot &slot) { return slot.hold_count() > 0; });
+  if (held)
+    fail(FSDP_INVALID_STATE,
+         "fsdp_restore_view: group '{}' has copied weights, which are gathered again when no hold is left, and it is "
+         "still held ({}); return the holds with fsdp_reshard first",
+         group.name(), describe_holds(group.slots));
+  for (GatherSlot &slot : group.slots)
+    if (slot.gathered) release(group, slot);
 }
 
 std::string Gatherer::list_holds() const {

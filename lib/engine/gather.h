@@ -30,6 +30,10 @@ class Gatherer {
   // Is the group readable, and at which address does a published plane of the bucket start, whole?
   bool readable(Group &group, fsdp_phase phase) const;
   const std::byte *view(Group &group, fsdp_phase phase, uint32_t bucket, PlaneKind published, uint32_t form) const;
+  // Where the library reads it, whatever the caller has written into a private view.
+  const std::byte *source(Group &group, fsdp_phase phase, uint32_t bucket, PlaneKind published, uint32_t form) const;
+  // The views of a group show its weights again: those that were copied when they are gathered next.
+  void restore(Group &group);
   // Groups that still have holds, as text; empty if none.
   std::string list_holds() const;
   // Lets go of what was gathered without a hold. With force also of what is held.
@@ -65,6 +69,7 @@ class Gatherer {
   void enqueue_copies(Group &group, GatherSlot &slot);
   bool keeps(const Group &group, const GatherSlot &slot, fsdp_phase phase) const;
   void release(Group &group, GatherSlot &slot);
+  void drop(Group &group);
   void set_readable(const Group &group, bool readable);
   void poison(const GatherSlot &slot);
   Group &group_of(uint32_t key) { return runtime_.groups[key / runtime_.plan.visits.slots]; }

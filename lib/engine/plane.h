@@ -18,15 +18,16 @@ namespace fsdp::engine {
 using memory::Extent;
 using memory::PlaneKind;
 
-// The memory of a row of the region table. Of parts and common ones, data and view are the same bytes, to write and to
-// read.
+// The memory of a row of the region table. Of parts and common ones, data, view and shown are the same bytes: to write,
+// to read, and for the caller, who may have written there what is in no other view.
 struct Region {
   std::shared_ptr<device::Memory> memory;  // private; NULL if the caller handed it in
   std::shared_ptr<comm::Arena> arena;
-  std::byte *data = nullptr;        // where this rank writes: its part
-  const std::byte *view = nullptr;  // where it reads that
-  uint64_t arena_offset = 0;        // of rank 0's part
-  uint64_t stride = 0;              // to the next rank's part; 0: one for all
+  std::byte *data = nullptr;         // where this rank writes: its part
+  const std::byte *view = nullptr;   // where it reads that
+  const std::byte *shown = nullptr;  // where the caller does
+  uint64_t arena_offset = 0;         // of rank 0's part
+  uint64_t stride = 0;               // to the next rank's part; 0: one for all
 
   comm::Part part() const { return {data, arena.get(), arena_offset, stride}; }
 };
@@ -37,6 +38,7 @@ struct Plane {
   const layout::FlatLayout *layout = nullptr;  // of its numbers
   std::byte *data = nullptr;
   const std::byte *view = nullptr;
+  const std::byte *shown = nullptr;
   comm::Part part;  // from the first element on, for collectives
 
   fsdp_dtype dtype() const { return plan->dtype; }

@@ -24,6 +24,7 @@ void UpdateWindow::publish(fsdp_stream stream) {
   const CallSpan span(runtime_, "publish_weights");
   runtime_.step.require_window(call);
   device::Stream &caller = runtime_.caller_stream(stream, call);
+  runtime_.storage->restore_all();  // before anything has happened that a failure would leave half done
   meetings_.meet({.intent = Intent::publish, .capture = graphs_.number()});
   try {
     meetings_.check(Intent::publish);

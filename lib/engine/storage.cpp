@@ -72,7 +72,7 @@ void Storage::allocate_own(const memory::RegionPlan &plan, Region &region) {
         plan.on_host ? device_.allocate_host(plan.bytes, plan.what) : device_.allocate(plan.bytes, plan.what);
     region.data = region.memory->data();
   }
-  region.view = region.data;
+  region.view = region.shown = region.data;
   allocated(plan) += plan.bytes;
 }
 
@@ -99,8 +99,8 @@ void Storage::allocate_arenas() {
   const uint64_t kept = plan_.region(RegionId::kept_grads).bytes, lent = plan_.region(RegionId::lent_grads).bytes;
   allocate_parts(RegionId::kept_grads, lent);
   if (const Region &first = region(RegionId::kept_grads); first.arena) {
-    regions_[static_cast<size_t>(RegionId::lent_grads)] = {nullptr,           first.arena, first.data + kept,
-                                                           first.view + kept, kept,        first.stride};
+    regions_[static_cast<size_t>(RegionId::lent_grads)] = {
+        nullptr, first.arena, first.data + kept, first.view + kept, first.shown + kept, kept, first.stride};
     allocated(plan_.region(RegionId::kept_grads)) -= lent;
     allocated(plan_.region(RegionId::lent_grads)) += lent;
   }
@@ -111,15 +111,22 @@ void Storage::allocate_arenas() {
     if (plan.by_comm) allocated(plan) += plan.bytes;  // the outer axis and the device's teams have made it
 }
 
+// What the caller is shown of compute weights. Where all are copied into a pool, its buffers are.
+comm::View Storage::view_of(RegionId id) const {
+  const bool shown = id == RegionId::whole_compute || (id == RegionId::mapped_compute && spec_.mapped());
+  return shown && spec_.private_views ? comm::View::copy_on_write : comm::View::read_only;
+}
+
 void Storage::allocate_parts(RegionId id, uint64_t bytes_behind) {
   const memory::RegionPlan &plan = plan_.region(id);
   if (plan.bytes + bytes_behind == 0) return;
   comm::Team &team = team_of(plan);
   Region &region = regions_[static_cast<size_t>(id)];
-  region.arena = team.create_parts(plan.bytes + bytes_behind, plan.what);
+  region.arena = team.create_parts(plan.bytes + bytes_behind, plan.what, view_of(id));
   region.stride = plan.bytes + bytes_behind;
   region.data = region.arena->writable() + team.rank() * region.stride;
   region.view = region.arena->data() + team.rank() * region.stride;
+  region.shown = region.arena->shown() + team.rank() * region.stride;
   allocated(plan) += region.arena->size_bytes() / team.size();
 }
 
@@ -144,9 +151,10 @@ void Storage::allocate_common(RegionId id) {
   if (plan.bytes == 0) return;
   const std::vector<comm::Range> own = own_ranges(id);
   Region &region = regions_[static_cast<size_t>(id)];
-  region.arena = team_.create_arena(plan.bytes, own, plan.what);
+  region.arena = team_.create_arena(plan.bytes, own, plan.what, view_of(id));
   region.data = region.arena->writable();
   region.view = region.arena->data();
+  region.shown = region.arena->shown();
   uint64_t own_bytes = 0;
   for (const comm::Range &range : own) own_bytes += range.bytes;
   allocated(plan) += own_bytes + (team_.rank() == 0 ? region.arena->size_bytes() - own_bytes * team_.size() : 0);
@@ -161,6 +169,23 @@ void Storage::show_compute(const memory::GroupPlan &group, bool readable) const 
   if (!home.arena || !home.arena->protects()) return;
   home.arena->protect(home.arena_offset + team_.rank() * home.stride + group.compute.offset, group.compute.bytes,
                       readable);
+}
+
+bool Storage::restores(const memory::GroupPlan &group) const {
+  const Region &home = region(group.compute.region);
+  return !group.compute.bytes ? spec_.private_views : home.arena && home.arena->restores();
+}
+
+void Storage::restore(const memory::GroupPlan &group) const {
+  const Region &home = region(group.compute.region);
+  if (group.compute.bytes)
+    home.arena->restore(home.arena_offset + team_.rank() * home.stride + group.compute.offset, group.compute.bytes);
+}
+
+void Storage::restore_all() const {
+  for (const RegionId id : {RegionId::mapped_compute, RegionId::whole_compute})
+    if (const Region &home = region(id); home.arena && home.arena->restores())
+      home.arena->restore(home.arena_offset + team_.rank() * home.stride, plan_.region(id).bytes);
 }
 
 void Storage::set_grad_access(const memory::PartPlan &part, comm::Access access) const {
@@ -180,7 +205,7 @@ std::span<const std::byte> Storage::full_grad(const memory::PartPlan &part) cons
 }
 
 std::span<const std::byte> Storage::shown_compute(const memory::GroupPlan &group) const {
-  return {region(group.compute.region).view + group.compute.offset, group.compute.bytes};
+  return {region(group.compute.region).shown + group.compute.offset, group.compute.bytes};
 }
 
 void Storage::place(const memory::BucketPlan &plan, Bucket &bucket) const {
@@ -188,7 +213,12 @@ void Storage::place(const memory::BucketPlan &plan, Bucket &bucket) const {
   bucket.planes.reserve(plan.planes.size());
   for (const memory::PlanePlan &row : plan.planes) {
     const Region &home = region(row.region);
-    Plane plane{&row, &plan.layout_of(row), home.data + row.offset, home.view + row.offset, home.part().at(row.offset)};
+    Plane plane{&row,
+                &plan.layout_of(row),
+                home.data + row.offset,
+                home.view + row.offset,
+                home.shown + row.offset,
+                home.part().at(row.offset)};
     bucket.planes.push_back(plane);
     const Plane *&first = bucket.first[static_cast<size_t>(row.kind)];
     if (!first) first = &bucket.planes.back();

@@ -49,7 +49,11 @@ class Storage {
   bool protects_grads() const;
   // Debug, where its arena protects: may readers see a group's weights, which lie in memory that is shared?
   void show_compute(const memory::GroupPlan &group, bool readable) const;
-  // The memory that these two are about, as this rank writes the one and reads the other.
+  // Can what was written in views of a group's weights be taken back, and is it?
+  bool restores(const memory::GroupPlan &group) const;
+  void restore(const memory::GroupPlan &group) const;
+  void restore_all() const;
+  // The memory that these are about, as this rank writes the one and reads the other.
   std::span<const std::byte> full_grad(const memory::PartPlan &part) const;
   std::span<const std::byte> shown_compute(const memory::GroupPlan &group) const;
   // Bytes by role as the allocators report them; [0] is the sum.
@@ -63,6 +67,7 @@ class Storage {
   void take_from_caller(const memory::RegionPlan &plan, const CallerArena &arena, Region &region) const;
   void allocate_all_own();
   void allocate_arenas();
+  comm::View view_of(memory::RegionId id) const;
   void allocate_parts(memory::RegionId id, uint64_t bytes_behind);
   void allocate_common(memory::RegionId id);
   std::vector<comm::Range> own_ranges(memory::RegionId id) const;

@@ -129,6 +129,7 @@ void UpdateWindow::step_adamw(double lr, const fsdp_adamw_options &options, fsdp
   require_grads(call);
   require_adamw(call);
   device::Stream &caller = runtime_.caller_stream(stream, call);
+  runtime_.storage->restore_all();
   // Before a weight is touched: if a rank discards this step instead, all of them still can.
   meetings_.meet(
       {.intent = Intent::step, .value = lr, .numbers = optimizer_.numbers(options), .capture = graphs_.number()});

@@ -86,7 +86,7 @@ struct GroupPlan {
   bool persistent_grad = false;  // the full gradient buffer is its own for ever
   std::vector<uint32_t> buckets;
   uint32_t first_part = 0, part_count = 0;                       // of the model; never none
-  GroupBytes compute;                                            // whole pages where debug mode takes them away
+  GroupBytes compute;                                            // whole pages where they are shown apart
   uint64_t gathered_bytes = 0;                                   // of a copy of the full weights
   std::vector<std::vector<std::vector<uint64_t>>> scale_shapes;  // by parameter and form; empty: no scales
 

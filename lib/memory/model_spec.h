@@ -68,6 +68,7 @@ struct ModelSpec {
   // Debug: buffers are never shared, and whole weights of the host are shown in a view that can be taken away.
   bool debug = false;
   fsdp_unshard_mode unshard_mode = FSDP_UNSHARD_MAPPED;
+  bool private_views = false;  // weights that are not copied are shown where a write changes that view alone
   fsdp_grad_op grad_op = FSDP_GRAD_OP_MEAN;
   double grad_factor = 1.0;
   bool prefetches = true;       // on its own, and not only where the caller asks for it
@@ -109,6 +110,8 @@ struct ModelSpec {
     for (const auto &group : groups) longest = std::max(longest, group.longest_call());
     return longest;
   }
+  // Are whole weights shown in a view of their own, and not where this rank writes them?
+  bool shows_apart() const { return host_memory && (debug || private_views); }
   bool mapped() const { return (unshard_mode == FSDP_UNSHARD_MAPPED && host_memory) || !communicates(); }
 };
 

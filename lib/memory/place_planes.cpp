@@ -54,7 +54,7 @@ bool is_received_apart(const ModelSpec &spec, const BucketPlan &bucket) {
 RegionId choose_home(const ModelSpec &spec, const GroupSpec &group) {
   const bool shards_params = group.strategy == FSDP_STRATEGY_OPTIM_GRADS_PARAMS;
   if (group.strategy == FSDP_STRATEGY_NO_SHARD)
-    return spec.debug && spec.host_memory ? RegionId::whole_compute : RegionId::local_compute;
+    return spec.shows_apart() ? RegionId::whole_compute : RegionId::local_compute;
   if (!spec.host_memory && !spec.communicates()) return RegionId::local_compute;
   if (!spec.host_memory && shards_params) return RegionId::sharded_compute;
   return shards_params || spec.mapped() ? RegionId::mapped_compute : RegionId::whole_compute;
@@ -254,8 +254,10 @@ void place_compute(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
       own = checked_add(own, bucket.bytes(part, region.what), region.what);
     }
   }
-  // A common group starts on a page, so that debug mode can take its pages away alone; there a whole one does too.
-  const bool paged = region.reach == Reach::common || (spec.debug && group.compute.region == RegionId::whole_compute);
+  // A common group starts on a page, so that debug mode can take its pages away alone, and those of a private view can
+  // be restored; there a whole one does too.
+  const bool paged =
+      region.reach == Reach::common || (spec.shows_apart() && group.compute.region == RegionId::whole_compute);
   group.compute.bytes = paged ? round_up(home, page_bytes, region.what) : home;
   group.compute.offset = take(region, group.compute.bytes, paged ? page_bytes : buffer_alignment);
   if (region.reach == Reach::common) region.own_bytes = checked_add(region.own_bytes, own, region.what);

@@ -100,6 +100,8 @@ struct GroupDef {
 inline constexpr fsdp_strategy strategies[] = {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS,
                                                FSDP_STRATEGY_OPTIM_GRADS_PARAMS};
 
+class Rank;
+
 // A world, a model, and how it is trained.
 struct Scenario {
   void set_dtype(fsdp_dtype dtype);  // of every parameter
@@ -123,6 +125,8 @@ struct Scenario {
   double scale = 1;
   double weight_decay = 0.01;
   bool flush_to_zero = false;  // the caller's threads run with FTZ and DAZ
+  // Called in each visit of a group when its weights have been read, and again when the hold was returned.
+  std::function<void(const Rank &, size_t group, fsdp_phase phase, bool held)> visited = {};
 };
 
 // A few groups whose sizes divide by nothing.

@@ -90,6 +90,8 @@ const Case cases[] = {
      "max pending bytes 1048576"},
     {"UnshardMode", [](Declaration &d) { d.scenario.model.unshard_mode = FSDP_UNSHARD_COPIED; }, "unshard mode 1",
      "unshard mode 2"},
+    {"Views", [](Declaration &d) { d.scenario.model.view_kind = FSDP_VIEWS_PRIVATE; }, "private views false",
+     "private views true"},
     {"GradOp", [](Declaration &d) { d.scenario.model.grad_op = FSDP_GRAD_OP_SUM; }, "grad op 1", "grad op 2"},
     {"Schedule", [](Declaration &d) { d.scenario.schedule = FSDP_SCHEDULE_INTERLEAVED; }, "schedule: kind 1",
      "schedule: kind 2"},

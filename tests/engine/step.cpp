@@ -28,10 +28,16 @@ std::vector<float> look(Rank &rank, size_t g, size_t p, fsdp_phase phase, Outcom
   return values;
 }
 
+void tell(const Rank &rank, size_t g, fsdp_phase phase, bool held) {
+  if (rank.setup.visited) rank.setup.visited(rank, g, phase, held);
+}
+
 void visit_forward(Rank &rank, size_t g, fsdp_phase phase, Outcome *outcome) {
   FSDP(fsdp_unshard(rank.groups[g], phase, 0, stream()));
   for (size_t p = 0; p < rank.def(g).params.size(); ++p) look(rank, g, p, phase, outcome);
+  tell(rank, g, phase, true);
   FSDP(fsdp_reshard(rank.groups[g], phase, 0, stream()));
+  tell(rank, g, phase, false);
 }
 
 void give_grad(Rank &rank, size_t g, size_t p, const std::vector<float> &values) {
@@ -71,7 +77,9 @@ void backward_group(Rank &rank, size_t g, uint32_t step, uint32_t microbatch, Ou
     give_grad(rank, g, p, values);
     if (setup.complete) FSDP(fsdp_complete_grad(rank.groups[g], p, 0, stream()));
   }
+  tell(rank, g, FSDP_BACKWARD, true);
   FSDP(fsdp_reshard(rank.groups[g], FSDP_BACKWARD, 0, stream()));
+  tell(rank, g, FSDP_BACKWARD, false);
   FSDP(fsdp_reduce_grad(rank.groups[g], microbatch + 1 == setup.microbatches ? FSDP_LAST : 0, stream()));
 }
 
