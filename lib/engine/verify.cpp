@@ -40,16 +40,15 @@ std::vector<std::string> describe_declaration(const memory::ModelSpec &spec, con
                               static_cast<int>(spec.mesh.outer), spec.mesh.reduction_block,
                               fmt::join(spec.mesh.ranks, ", ")));
   lines.push_back(
-      format_text("policy: debug {}, unshard mode {}, private views {}, grad op {}, grad factor {}, prefetches {}, "
-                  "prefetch depth {}, "
+      format_text("policy: debug {}, unshard mode {}, grad op {}, grad factor {}, prefetches {}, prefetch depth {}, "
                   "prefetch bytes {}, "
                   "max pending groups {}, max pending bytes {}, force communication {}, GPUs {}, device transport {}, "
                   "save staging bytes {}, "
-                  "scale rounding {}, quantize from {}, scale rule {}, plane policy {}",
-                  spec.debug, spec.unshard_mode, spec.private_views, spec.grad_op, spec.grad_factor, spec.prefetches,
-                  spec.prefetch_depth, spec.prefetch_bytes, spec.max_pending_groups, spec.max_pending_bytes,
-                  spec.force_communication, !spec.host_memory, spec.device_transport, spec.save_staging_bytes,
-                  spec.scale_rounding, dtype_name(spec.quantize_from), spec.scale_rule, spec.plane_policy));
+                  "scale rounding {}, quantize from {}, scale rule {}, plane policy {}, private views {}",
+                  spec.debug, spec.unshard_mode, spec.grad_op, spec.grad_factor, spec.prefetches, spec.prefetch_depth,
+                  spec.prefetch_bytes, spec.max_pending_groups, spec.max_pending_bytes, spec.force_communication,
+                  !spec.host_memory, spec.device_transport, spec.save_staging_bytes, spec.scale_rounding,
+                  dtype_name(spec.quantize_from), spec.scale_rule, spec.plane_policy, spec.private_views));
   lines.push_back(
       format_text("schedule: kind {}, {} visits, {} held groups", spec.schedule, spec.visits.size(), spec.held_groups));
   for (const auto &visit : spec.visits)

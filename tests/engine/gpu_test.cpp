@@ -112,6 +112,53 @@ INSTANTIATE_TEST_SUITE_P(Each, GpuOptions,
                          testing::Values("recompute", "eval", "put", "debug", "trace", "inline", "ahead",
                                          "interleaved"));
 
+// Its memory has no pages that are copied when they are written.
+TEST(Gpu, ThereAreNoPrivateViews) {
+  const Scenario setup = gpu_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1);
+  run_threads(setup, [&](uint32_t, fsdp_context *context) {
+    fsdp_model_options options = FSDP_MODEL_OPTIONS_INIT;
+    options.view_kind = FSDP_VIEWS_PRIVATE;
+    fsdp_model *model = nullptr;
+    require_error(fsdp_create_model(context, &options, &model), FSDP_UNSUPPORTED,
+                  {"fsdp_create_model: FSDP_VIEWS_PRIVATE", "memory of a GPU", "leave view_kind 0"});
+    options.view_kind = FSDP_VIEWS_READ_ONLY;
+    FSDP(fsdp_create_model(context, &options, &model));
+    fsdp_destroy_model(model);
+    FSDP(fsdp_close_context(context));
+  });
+}
+
+TEST(Gpu, CopiedWeightsAreGatheredAgainAfterARestore) {
+  for (const fsdp_strategy strategy : strategies) {
+    Scenario setup = gpu_scenario(strategy, 2);
+    setup.model.flags = FSDP_MODEL_NO_PREFETCH;
+    if (strategy == FSDP_STRATEGY_OPTIM_GRADS_PARAMS) setup.groups[0].options.flags = FSDP_GROUP_RESIDENT;
+    run_threads(setup, [&](uint32_t, fsdp_context *context) {
+      Rank rank(context, setup);
+      rank.load();
+      fsdp_group *group = rank.groups[0];
+      if (strategy != FSDP_STRATEGY_OPTIM_GRADS_PARAMS) {
+        require_error(fsdp_restore_view(group), FSDP_INVALID_STATE, {"group 'embed'", "on the host device"});
+        return;
+      }
+      fsdp_tensor view = FSDP_TENSOR_INIT;
+      FSDP(fsdp_unshard(group, FSDP_FORWARD, 0, stream()));
+      FSDP(fsdp_get_param(group, 0, FSDP_FORWARD, &view));
+      store_elements(view.data, view.dtype, std::vector<float>(view.element_count, 9));
+      require_error(fsdp_restore_view(group), FSDP_INVALID_STATE, {"still held (FORWARD x 1)"});
+      FSDP(fsdp_reshard(group, FSDP_FORWARD, 0, stream()));
+      FSDP(fsdp_restore_view(group));
+      const uint64_t gathers = rank.stats().gathers;
+      FSDP(fsdp_unshard(group, FSDP_BACKWARD, 0, stream()));
+      REQUIRE(rank.stats().gathers == gathers + 1);
+      REQUIRE(rank.view(0, 0, FSDP_BACKWARD) == rank.read(0, 0));
+      FSDP(fsdp_reshard(group, FSDP_BACKWARD, 0, stream()));
+      FSDP(fsdp_discard_step(rank.model, stream()));
+      FSDP(fsdp_close_context(context));
+    });
+  }
+}
+
 TEST(Gpu, WhatIsPlannedIsAllocated) {
   for (const fsdp_strategy strategy : strategies)
     for (const uint32_t ranks : {1u, 3u}) {

@@ -296,6 +296,7 @@ const std::vector<Case> &group_cases() {
       {"fsdp_prefetch", [](Rank &rank) { return in_phase(rank, fsdp_prefetch); }},
       {"fsdp_unshard", [](Rank &rank) { return in_phase(rank, fsdp_unshard); }},
       {"fsdp_reshard", [](Rank &rank) { return in_phase(rank, fsdp_reshard); }},
+      {"fsdp_restore_view", [](Rank &rank) { return fsdp_restore_view(rank.group()); }},
       {"fsdp_acquire_grad", acquire_grad},
       {"fsdp_acquire_grads", acquire_grads},
       {"fsdp_put_grad", put_grad},

@@ -43,7 +43,9 @@ void pass(Rank &rank, fsdp_phase phase, bool last) {
     else if (phase == FSDP_BACKWARD)
       visit_params(rank, "fsdp_acquire_grad", "fsdp_put_grad");
     if (phase == FSDP_BACKWARD && rank.random.one_in(4)) visit_params(rank, "fsdp_complete_grad", "fsdp_complete_grad");
+    if (rank.random.one_in(8)) go_on(rank, "fsdp_restore_view");  // held
     go_on(rank, "fsdp_reshard");
+    if (rank.random.one_in(8)) go_on(rank, "fsdp_restore_view");
     rank.aim.flags = last ? FSDP_LAST : 0;
     if (phase == FSDP_BACKWARD) go_on(rank, "fsdp_reduce_grad");
     if (phase == FSDP_BACKWARD && last && rank.random.one_in(8)) go_on(rank, "fsdp_acquire_grads");  // too late
@@ -79,8 +81,8 @@ void save_beside(Rank &rank) {
 }
 
 void load(Rank &rank) {
-  static constexpr const char *ways[] = {"fsdp_load_param", "fsdp_load_param", "fsdp_load_chunk",
-                                         "fsdp_load_plane", "fsdp_load_state", "fsdp_read_param",
+  static constexpr const char *ways[] = {"fsdp_load_param", "fsdp_load_param",        "fsdp_load_chunk",
+                                         "fsdp_load_plane", "fsdp_load_state",        "fsdp_read_param",
                                          "fsdp_read_state", "fsdp_set_param_lr_scale"};
   for (void *const group : groups_of(rank, rank.aim.model)) {
     rank.aim.group = static_cast<fsdp_group *>(group);

@@ -209,7 +209,7 @@ TEST(PrivateView, IsOneOverHugePagesToo) {
   for (uint64_t i = 0; i < bytes; i += 4096) ASSERT_EQ(view.data()[i], std::byte{2});
 }
 
-std::optional<Error> error_of(const std::function<void()> &body) {
+std::optional<Error> failure_of(const std::function<void()> &body) {
   try {
     body();
   } catch (const Error &error) {
@@ -227,9 +227,10 @@ void expect_failure(const std::optional<Error> &error, int code, const std::stri
 }
 
 TEST(PrivateView, SaysThatPagesCouldNotBeGivenBack) {
-  const Pages pages(4, "/nonexistent");
+  const fsdp::test::OwnFolder folder;
+  const Pages pages(4, (folder / "none").c_str());
   ASSERT_EQ(::munmap(pages.shown(0, 0), pages.bytes), 0);
-  expect_failure(error_of([&] { pages.restore(0, 4); }), ENOMEM,
+  expect_failure(failure_of([&] { pages.restore(0, 4); }), ENOMEM,
                  "weights: giving back 16384 bytes of a view that were written (madvise)");
 }
 
@@ -242,7 +243,7 @@ TEST(PrivateView, SaysThatTheKernelDidNotTellWhatWasWritten) {
   for (const auto &[path, code] : {std::pair("/dev/null", EIO), std::pair("/proc/self", EISDIR)}) {
     const Fd other(::open(path, O_RDONLY | O_CLOEXEC));  // in its place
     ASSERT_EQ(::dup3(other.get(), pagemap, O_CLOEXEC), pagemap);
-    expect_failure(error_of([&] { pages.restore(1, 3); }), code,
+    expect_failure(failure_of([&] { pages.restore(1, 3); }), code,
                    "weights: reading from /proc/self/pagemap which of 3 pages of a view were written");
   }
 }
