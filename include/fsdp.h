@@ -194,7 +194,8 @@ typedef int32_t fsdp_device_kind;
 enum { FSDP_DEVICE_HOST = 1, FSDP_DEVICE_CUDA = 2 };
 
 enum {
-  FSDP_TENSOR_READ_ONLY = 1u << 23 /* writing through data is an error, which a mapped view answers with SIGSEGV */
+  FSDP_TENSOR_READ_ONLY = 1u << 23 /* writing through data is an error, which a mapped view answers with SIGSEGV,
+                                            or as FSDP_VIEWS_PRIVATE says */
 };
 
 /**
@@ -490,10 +491,12 @@ enum {
 typedef int32_t fsdp_view_kind;
 enum {
   FSDP_VIEWS_READ_ONLY = 1, /* SIGSEGV */
-  FSDP_VIEWS_PRIVATE = 2    /* the view alone changes, page by page (copy-on-write), until fsdp_restore_view or the next
-                               publish: for frameworks whose tensors any code may write into. Compute weights, peers and
-                               what is trained stay as they are. On the host device; where the strategy keeps weights
-                               whole they are shown in such a view too. Tensors say READ_ONLY all the same */
+  FSDP_VIEWS_PRIVATE = 2    /* the view alone changes, page by page (copy-on-write), until fsdp_restore_view, the next
+                               publish or fsdp_discard_step: for frameworks whose tensors any code may write into.
+                               Compute weights, peers and what is trained stay as they are; pages that were not written
+                               go on showing what the owners write. A copied page takes memory that no role counts. On
+                               the host device; where the strategy keeps weights whole they are shown in such a view
+                               too. Tensors say READ_ONLY all the same. All ranks alike */
 };
 
 typedef int32_t fsdp_reduce_policy;
@@ -568,7 +571,8 @@ typedef struct fsdp_model_options {
   uint32_t max_pending_groups;     /* transient full gradient buffers alive at once, besides one for each
                                       FSDP_GROUP_ROOT; 0: 2 */
   uint32_t prefetch_depth;         /* groups that there is room for ahead; 0: 1, with FSDP_MODEL_NO_PREFETCH none */
-  fsdp_view_kind view_kind;        /* of mapped weights; 0: FSDP_VIEWS_READ_ONLY, the only one on a CUDA device */
+  fsdp_view_kind view_kind;        /* of weights that are not copied; 0: FSDP_VIEWS_READ_ONLY, the only one on a CUDA
+                                      device */
   uint64_t prefetch_bytes;         /* do not prefetch beyond so many gathered bytes ahead; 0: no limit */
   /* checkpoints */
   uint64_t save_staging_bytes;     /* memory of role STAGING for saves, at least 32 MiB; what a save has not copied when
@@ -1158,10 +1162,13 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_unshard(fsdp_group *group, fsdp_phase pha
 FSDP_API FSDP_CHECKED fsdp_status fsdp_reshard(fsdp_group *group, fsdp_phase phase, uint32_t flags, fsdp_stream stream);
 
 /**
- * Show the true weights of a group again after a write through its views. Mapped ones (FSDP_VIEWS_PRIVATE): the pages
- * that were written are again those of the compute weights. Copied ones: they are gathered again at the next unshard,
- * so no hold may be left. A publish does so for all groups. Collective: no. Blocks: local work. Window: either.
- * Errors: INVALID_STATE (copied weights that are held; mapped ones with FSDP_VIEWS_READ_ONLY), SYSTEM. Since 0.2.
+ * Show the true weights of a group again after a write through its views. With FSDP_VIEWS_PRIVATE, mapped ones and
+ * those that the strategy keeps whole: the pages that were written are again those of the compute weights, held or
+ * not. Copied ones, whatever view_kind says: they are gathered again at the next unshard, so no hold may be left. A
+ * publish and fsdp_discard_step do so for all groups. (One rank copies nothing, unless it is made to communicate.)
+ * Collective: no; of copied weights on a CUDA device, where an unshard that gathers is, the shard axis. Blocks: local
+ * work. Window: either. Memory: that of the pages that were written is given back.
+ * Errors: INVALID_STATE (copied weights that are held; others with FSDP_VIEWS_READ_ONLY), SYSTEM. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_restore_view(fsdp_group *group);
 

@@ -523,12 +523,26 @@ def mxfp8():
     return "mxfp8", ALL, ending(*lines, "read_param body 0 ->")
 
 
+def private_views():
+    """Views that may be restored at any time; nothing that is trained changes by it."""
+    lines = two_groups(" view_kind=VIEWS_PRIVATE")
+    lines += ["restore_view body", "unshard body FORWARD", "restore_view body", "get_params body FORWARD ->"]
+    lines += ["reshard body FORWARD", *step(TWO, 1), "restore_view head", *step(TWO, 2)]
+    yield "private_views", ALL, ending(*lines, *read(TWO))
+    lines = two_groups(" unshard_mode=UNSHARD_COPIED flags=MODEL_NO_PREFETCH")
+    lines += ["restore_view body", "unshard body FORWARD", "restore_view body ! INVALID_STATE -1"]
+    lines += ["reshard body FORWARD", "restore_view body", *step(TWO, 1)]
+    yield "restored_copies", (2, 4), ending(*lines, *read(TWO))
+    yield "read_only_views", ALL, ending(*two_groups(), "restore_view body ! INVALID_STATE -1", *step(TWO, 1))
+
+
 def all_scenarios():
     """(name, worlds, calls) of each, in the order of the file."""
     yield from strategies()
     yield from low_precision()
     yield from scalars()
     yield mxfp8()
+    yield from private_views()
     yield tied()
     yield frozen()
     yield from accumulation()

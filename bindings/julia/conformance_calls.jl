@@ -76,6 +76,7 @@ function call(rank, ::Val{:unshard}, words, keys)
     FSDP.@call group.state LibFSDP.fsdp_unshard(group.number, number, 0, C_NULL)
 end
 call(rank, ::Val{:reshard}, words, keys) = FSDP.reshard(rank.named[words[1]], phase(words[2]))
+call(rank, ::Val{:restore_view}, words, keys) = FSDP.restore_view(rank.named[words[1]])
 call(rank, ::Val{:prefetch}, words, keys) = FSDP.prefetch(rank.named[words[1]], phase(words[2]))
 call(rank, ::Val{:get_params}, words, keys) =
     hash_of(FSDP.array.(FSDP.tensors(rank.named[words[1]], phase(words[2])))...)

@@ -173,6 +173,9 @@ class Rank:
     def reshard(self, group, phase):
         self.named[group].reshard(int(phase))
 
+    def restore_view(self, group):
+        self.named[group].restore_view()
+
     def prefetch(self, group, phase):
         self.named[group].prefetch(int(phase))
 

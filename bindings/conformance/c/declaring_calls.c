@@ -39,6 +39,7 @@ fsdp_status do_create_model(rank_state *state, const line *words) {
   options.strategy = (fsdp_strategy)key_or(words, "strategy", 0);
   options.outer_strategy = (fsdp_outer_strategy)key_or(words, "outer_strategy", 0);
   options.unshard_mode = (fsdp_unshard_mode)key_or(words, "unshard_mode", 0);
+  options.view_kind = (fsdp_view_kind)key_or(words, "view_kind", 0);
   options.grad_dtype = (fsdp_dtype)key_or(words, "grad_dtype", 0);
   options.reduce_dtype = (fsdp_dtype)key_or(words, "reduce_dtype", 0);
   options.grad_op = (fsdp_grad_op)key_or(words, "grad_op", 0);

@@ -90,6 +90,7 @@ fsdp_status do_set_param_lr_scale(rank_state *state, const line *words);
 fsdp_status do_unshard(rank_state *state, const line *words);
 fsdp_status do_reshard(rank_state *state, const line *words);
 fsdp_status do_prefetch(rank_state *state, const line *words);
+fsdp_status do_restore_view(rank_state *state, const line *words);
 fsdp_status do_get_params(rank_state *state, const line *words);
 fsdp_status do_get_plane(rank_state *state, const line *words);
 fsdp_status do_swizzle_scales(rank_state *state, const line *words);

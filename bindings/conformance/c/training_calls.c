@@ -16,6 +16,9 @@ fsdp_status do_reshard(rank_state *state, const line *words) {
 fsdp_status do_prefetch(rank_state *state, const line *words) {
   return fsdp_prefetch(handle(state, words, 1, 'g'), (fsdp_phase)integer(words, 2), 0, NULL);
 }
+fsdp_status do_restore_view(rank_state *state, const line *words) {
+  return fsdp_restore_view(handle(state, words, 1, 'g'));
+}
 
 fsdp_status do_get_params(rank_state *state, const line *words) {
   const named *group = find_name(state, word(words, 1), 'g');

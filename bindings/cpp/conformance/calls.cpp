@@ -105,6 +105,7 @@ void Rank::create_model(const Line &line) {
   set(options.strategy, "strategy");
   set(options.outer_strategy, "outer_strategy");
   set(options.unshard_mode, "unshard_mode");
+  set(options.view_kind, "view_kind");
   set(options.grad_dtype, "grad_dtype");
   set(options.reduce_dtype, "reduce_dtype");
   set(options.grad_op, "grad_op");
@@ -225,6 +226,7 @@ std::string Rank::plane(const Line &line) {
 std::string Rank::gather(const Line &line) {
   const std::string call = line.word(0);
   if (call == "get_plane" || call == "swizzle_scales") return plane(line);
+  if (call == "restore_view") return group(line).group.restore_view(), "-";
   if (call != "unshard" && call != "reshard" && call != "prefetch" && call != "get_params") return "";
   const std::pair<std::string, std::int64_t> key(line.word(1), line.integer(2));
   const auto phase = static_cast<fsdp::Phase>(line.integer(2));

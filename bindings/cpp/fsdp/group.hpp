@@ -275,6 +275,8 @@ class Group {
 
   // ---- weights
 
+  /** Show the true weights again after a write through views of them. */
+  void restore_view() { detail::check(fsdp_restore_view(raw_)); }
   void prefetch(Phase phase, fsdp_stream stream = nullptr) {
     detail::check(fsdp_prefetch(raw_, static_cast<fsdp_phase>(phase), 0, stream));
   }

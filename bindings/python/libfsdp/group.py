@@ -174,6 +174,10 @@ class Group:
     def reshard(self, phase=Phase.FORWARD, stream=None):
         self.check(lib.reshard(self.handle, phase, 0, stream))
 
+    def restore_view(self):
+        """Show the true weights again after a write through views of them."""
+        self.check(lib.restore_view(self.handle))
+
     def unsharded(self, phase=_FORWARD, stream=None):
         """`with group.unsharded() as weights:` holds the group; weights[name] are read-only arrays of the full compute
         weights.

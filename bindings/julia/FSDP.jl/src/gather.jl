@@ -58,6 +58,9 @@ function reshard(group::Group, phase::Phase; stream = C_NULL)
     @call group.state fsdp_reshard(group.number, Int32(phase), UInt32(0), stream)
 end
 
+"Show the true weights of a group again after a write through views of them."
+restore_view(group::Group) = @call group.state fsdp_restore_view(group.number)
+
 function Base.getindex(weights::Weights, param)
     weights.is_held || throw(misuse(INVALID_STATE, "the hold on group $(weights.group.name) was returned: unshard it"))
     return weights.views[index_of(weights.group, param)]

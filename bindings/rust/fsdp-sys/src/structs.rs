@@ -181,7 +181,7 @@ pub struct fsdp_model_options {
     pub max_pending_groups: u32,
     /// groups that there is room for ahead; 0: 1, with FSDP_MODEL_NO_PREFETCH none
     pub prefetch_depth: u32,
-    /// of mapped weights; 0: FSDP_VIEWS_READ_ONLY, the only one on a CUDA device
+    /// of weights that are not copied; 0: FSDP_VIEWS_READ_ONLY, the only one on a CUDA device
     pub view_kind: fsdp_view_kind,
     /// do not prefetch beyond so many gathered bytes ahead; 0: no limit
     pub prefetch_bytes: u64,

@@ -284,6 +284,11 @@ impl Model {
         check(unsafe { sys::fsdp_prefetch(self.entry(group)?.raw, phase as i32, 0, self.stream.get()) })
     }
 
+    /// Shows the true weights of a group again after a write through views of them, of which no guard is alive.
+    pub fn restore_view(&mut self, group: Group) -> Result<()> {
+        check(unsafe { sys::fsdp_restore_view(self.entry(group)?.raw) })
+    }
+
     /// Makes the full compute weights readable, until the guard ends.
     #[inline]
     pub fn unshard(&self, group: Group, phase: Phase) -> Result<Weights<'_>> {

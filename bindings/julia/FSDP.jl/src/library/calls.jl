@@ -635,10 +635,13 @@ may pass over that error, which changes nothing. Since 0.2.
 
 raw"""
 ```text
-Show the true weights of a group again after a write through its views. Mapped ones (FSDP_VIEWS_PRIVATE): the pages
-that were written are again those of the compute weights. Copied ones: they are gathered again at the next unshard,
-so no hold may be left. A publish does so for all groups. Collective: no. Blocks: local work. Window: either.
-Errors: INVALID_STATE (copied weights that are held; mapped ones with FSDP_VIEWS_READ_ONLY), SYSTEM. Since 0.2.
+Show the true weights of a group again after a write through its views. With FSDP_VIEWS_PRIVATE, mapped ones and
+those that the strategy keeps whole: the pages that were written are again those of the compute weights, held or
+not. Copied ones, whatever view_kind says: they are gathered again at the next unshard, so no hold may be left. A
+publish and fsdp_discard_step do so for all groups. (One rank copies nothing, unless it is made to communicate.)
+Collective: no; of copied weights on a CUDA device, where an unshard that gathers is, the shard axis. Blocks: local
+work. Window: either. Memory: that of the pages that were written is given back.
+Errors: INVALID_STATE (copied weights that are held; others with FSDP_VIEWS_READ_ONLY), SYSTEM. Since 0.2.
 ```
 """
 @inline fsdp_restore_view(group) =

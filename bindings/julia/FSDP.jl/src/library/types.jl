@@ -336,7 +336,7 @@ struct fsdp_model_options
     max_pending_groups::UInt32
     # groups that there is room for ahead; 0: 1, with FSDP_MODEL_NO_PREFETCH none
     prefetch_depth::UInt32
-    # of mapped weights; 0: FSDP_VIEWS_READ_ONLY, the only one on a CUDA device
+    # of weights that are not copied; 0: FSDP_VIEWS_READ_ONLY, the only one on a CUDA device
     view_kind::Int32
     # do not prefetch beyond so many gathered bytes ahead; 0: no limit
     prefetch_bytes::UInt64

@@ -186,7 +186,7 @@ impl Rank {
                 }
             )*};
         }
-        set!(strategy: Strategy, outer_strategy: OuterStrategy, unshard_mode: UnshardMode, grad_dtype: Dtype,
+        set!(strategy: Strategy, outer_strategy: OuterStrategy, unshard_mode: UnshardMode, view_kind: ViewKind, grad_dtype: Dtype,
              reduce_dtype: Dtype, grad_op: GradOp, reduce_policy: ReducePolicy, optimizer: Optimizer);
         options = options.grad_factor(line.key_number("grad_factor").unwrap_or(0.0));
         options = options.max_pending_groups(line.key_integer("max_pending_groups").unwrap_or(0) as u32);

@@ -19,6 +19,7 @@ impl Rank {
             "prefetch" => nothing(
                 self.of_group(line).and_then(|(model, group)| model.prefetch(group, phase(line).expect("a phase"))),
             ),
+            "restore_view" => nothing(self.of_group(line).and_then(|(model, group)| model.restore_view(group))),
             "get_params" => self.get_params(line),
             "get_plane" => self.get_plane(line),
             "swizzle_scales" => self.swizzle_scales(line),
