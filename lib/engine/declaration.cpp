@@ -72,14 +72,10 @@ void Declaration::set_schedule(fsdp_schedule_kind kind, std::vector<fsdp_visit> 
 void Declaration::add_state(memory::StateSpec state) {
   constexpr auto call = "fsdp_add_optimizer_state";
   require_unsealed(call);
-  if (optimizer_ != FSDP_OPTIMIZER_CALLER)
-    fail(FSDP_INVALID_STATE,
-         "{}: the model's optimizer is FSDP_OPTIMIZER_ADAMW, which brings its own states; create the model "
-         "with FSDP_OPTIMIZER_CALLER",
-         call);
   for (const auto &known : spec_.states)
     if (known.name == state.name)
-      fail(FSDP_INVALID_ARGUMENT, "{}: the model has a state '{}' already", call, state.name);
+      fail(FSDP_INVALID_ARGUMENT, "{}: the model has a state '{}' already{}", call, state.name,
+           adamw() && &known < spec_.states.data() + 2 ? ", which FSDP_OPTIMIZER_ADAMW brings" : "");
   spec_.states.push_back(std::move(state));
 }
 
