@@ -435,21 +435,21 @@ fsdp_status fsdp_read_state(fsdp_group *group, uint64_t param_index, const char 
   });
 }
 
-fsdp_status fsdp_load_grad(fsdp_group *group, uint64_t param_index, const void *, fsdp_dtype, uint64_t, int32_t,
-                           uint32_t flags) {
+fsdp_status fsdp_load_grad(fsdp_group *group, uint64_t param_index, const void *data, fsdp_dtype dtype,
+                           uint64_t element_count, int32_t root, uint32_t flags) {
   constexpr auto call = "fsdp_load_grad";
-  return in_group(group, call, [&](engine::Model &, engine::Runtime &, engine::Group &) {
+  return in_group(group, call, [&](engine::Model &model, engine::Runtime &, engine::Group &impl) {
     check_flags(flags, 0, call, "flags");
-    fail(FSDP_UNSUPPORTED, "{}: not built yet ({})", call, param_index);
+    model.params(call).load_grad(impl, param_index, data, dtype, element_count, root);
   });
 }
 
-fsdp_status fsdp_read_grad(fsdp_group *group, uint64_t param_index, void *, fsdp_dtype, uint64_t, int32_t,
-                           uint32_t flags) {
+fsdp_status fsdp_read_grad(fsdp_group *group, uint64_t param_index, void *data, fsdp_dtype dtype,
+                           uint64_t element_count, int32_t root, uint32_t flags) {
   constexpr auto call = "fsdp_read_grad";
-  return in_group(group, call, [&](engine::Model &, engine::Runtime &, engine::Group &) {
+  return in_group(group, call, [&](engine::Model &model, engine::Runtime &, engine::Group &impl) {
     check_flags(flags, 0, call, "flags");
-    fail(FSDP_UNSUPPORTED, "{}: not built yet ({})", call, param_index);
+    model.params(call).read_grad(impl, param_index, data, dtype, element_count, root);
   });
 }
 

@@ -137,6 +137,17 @@ Params::Tensor Params::state_of(Group &group, uint64_t param_index, const std::s
           format_text("{} of {}", state, name)};
 }
 
+Params::Tensor Params::grad_of(Group &group, uint64_t param_index, const char *call) {
+  const ParamPlace place = runtime_.place(group, param_index, call);
+  const memory::ParamSpec &param = runtime_.param(group, param_index);
+  if (param.frozen())
+    fail(FSDP_INVALID_STATE, "{}: parameter '{}' of group '{}' is FROZEN and has no gradient", call, param.name,
+         group.name());
+  runtime_.step.require_grads(call);
+  return {call, place, runtime_.bucket(place).plane(PlaneKind::grad), param,
+          format_text("the gradient of {}", param.name)};
+}
+
 void Params::load_rows(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t row_offset,
                        uint64_t row_count) {
   constexpr auto call = "fsdp_load_chunk";
@@ -199,6 +210,16 @@ void Params::read(Group &group, uint64_t param_index, void *data, fsdp_dtype dty
 void Params::read_state(Group &group, uint64_t param_index, const std::string &state, void *data, fsdp_dtype dtype,
                         uint64_t element_count, int32_t root) {
   read(group, state_of(group, param_index, state, "fsdp_read_state"), data, dtype, element_count, root);
+}
+
+void Params::load_grad(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
+                       int32_t root) {
+  load(group, grad_of(group, param_index, "fsdp_load_grad"), data, dtype, element_count, root);
+}
+
+void Params::read_grad(Group &group, uint64_t param_index, void *data, fsdp_dtype dtype, uint64_t element_count,
+                       int32_t root) {
+  read(group, grad_of(group, param_index, "fsdp_read_grad"), data, dtype, element_count, root);
 }
 
 void Params::load_plane(Group &group, uint64_t param_index, PlaneKind kind, uint32_t form, const void *data,

@@ -22,6 +22,11 @@ class Params {
                   uint64_t element_count, int32_t root);
   void read_state(Group &group, uint64_t param_index, const std::string &state, void *data, fsdp_dtype dtype,
                   uint64_t element_count, int32_t root);
+  // A main gradient, in an update window that has them.
+  void load_grad(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
+                 int32_t root);
+  void read_grad(Group &group, uint64_t param_index, void *data, fsdp_dtype dtype, uint64_t element_count,
+                 int32_t root);
   void load(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
             int32_t root);
   void read(Group &group, uint64_t param_index, void *data, fsdp_dtype dtype, uint64_t element_count, int32_t root);
@@ -48,6 +53,7 @@ class Params {
   layout::Slice owned(const Tensor &tensor, uint32_t rank) const;
   Tensor weights_of(Group &group, uint64_t param_index, const char *call);
   Tensor state_of(Group &group, uint64_t param_index, const std::string &state, const char *call);
+  Tensor grad_of(Group &group, uint64_t param_index, const char *call);
   void load(const Group &group, const Tensor &tensor, const void *data, fsdp_dtype dtype, uint64_t element_count,
             int32_t root);
   void read(const Group &group, const Tensor &tensor, void *data, fsdp_dtype dtype, uint64_t element_count,

@@ -44,4 +44,11 @@ void Step::require_window(const char *call) const {
                call);
 }
 
+void Step::require_grads(const char *call) const {
+  require_window(call);
+  if (!window_has_grads())
+    fsdp::fail(FSDP_INVALID_STATE,
+               "{}: there are no gradients in this update window; fsdp_finish_grads opens one that has them", call);
+}
+
 }  // namespace fsdp::engine

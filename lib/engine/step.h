@@ -52,6 +52,7 @@ class Step : private StepState {
   void require_unfailed(const char *call) const;
   void require_weights(const char *call) const;  // ... and the window is closed
   void require_window(const char *call) const;   // ... and it is open
+  void require_grads(const char *call) const;    // ... and has the gradients of a finished step
 
   const StepState &state() const { return *this; }
   // A graph's moments: back to the one before its capture, or on to the one after its replay.

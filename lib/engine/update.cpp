@@ -87,13 +87,6 @@ std::string UpdateWindow::list_unfinished() const {
   return {};
 }
 
-void UpdateWindow::require_grads(const char *call) const {
-  runtime_.step.require_window(call);
-  if (!runtime_.step.window_has_grads())
-    fail(FSDP_INVALID_STATE,
-         "{}: there are no gradients in this update window; fsdp_finish_grads opens one that has them", call);
-}
-
 device::Stream &UpdateWindow::require_measurable(fsdp_stream stream, const char *call) {
   runtime_.require_eager(call);
   require_grads(call);

@@ -37,7 +37,7 @@ class UpdateWindow {
   void discard(fsdp_stream stream);
 
   // The window is open and holds the gradients of a finished step.
-  void require_grads(const char *call) const;
+  void require_grads(const char *call) const { runtime_.step.require_grads(call); }
   // ... and the host may wait for what it asks of them. The stream that it asks on.
   device::Stream &require_measurable(fsdp_stream stream, const char *call);
   // The same for a norm, which may be part of a graph if nobody waits for it: the host neither reads nor adds it.

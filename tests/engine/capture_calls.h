@@ -60,6 +60,16 @@ inline fsdp_status load_param(Rank &rank, cudaStream_t) {
   return fsdp_load_param(rank.groups[0], 0, values.data(), FSDP_FLOAT32, values.size(), FSDP_EVERY_RANK, 0);
 }
 
+inline fsdp_status load_grad(Rank &rank, cudaStream_t) {
+  const std::vector<float> values(rank.def(0).params[0].count());
+  return fsdp_load_grad(rank.groups[0], 0, values.data(), FSDP_FLOAT32, values.size(), FSDP_EVERY_RANK, 0);
+}
+
+inline fsdp_status read_grad(Rank &rank, cudaStream_t) {
+  std::vector<float> values(rank.def(0).params[0].count());
+  return fsdp_read_grad(rank.groups[0], 0, values.data(), FSDP_FLOAT32, values.size(), FSDP_EVERY_RANK, 0);
+}
+
 inline fsdp_status load_chunk(Rank &rank, cudaStream_t) {
   fsdp_chunk chunk = FSDP_CHUNK_INIT;
   FSDP(fsdp_get_chunk(rank.groups[0], 0, rank.rank, &chunk));

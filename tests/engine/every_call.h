@@ -118,6 +118,8 @@ inline std::vector<Call> group_calls(fsdp_group *group) {
       {"fsdp_load_chunk", [=] { return fsdp_load_chunk(group, 0, data, FSDP_FLOAT32, 0, 8, 0); }},
       {"fsdp_load_state", [=] { return fsdp_load_state(group, 0, "exp_avg", data, FSDP_FLOAT32, 32, -1, 0); }},
       {"fsdp_read_state", [=] { return fsdp_read_state(group, 0, "exp_avg", data, FSDP_FLOAT32, 32, -1, 0); }},
+      {"fsdp_load_grad", [=] { return fsdp_load_grad(group, 0, data, FSDP_FLOAT32, 32, FSDP_EVERY_RANK, 0); }},
+      {"fsdp_read_grad", [=] { return fsdp_read_grad(group, 0, data, FSDP_FLOAT32, 32, FSDP_EVERY_RANK, 0); }},
       {"fsdp_set_param_lr_scale", [=] { return fsdp_set_param_lr_scale(group, 0, 2); }},
       {"fsdp_get_params", [=] { return fsdp_get_params(group, FSDP_FORWARD, &tensor, 1, sizeof tensor); }},
       {"fsdp_get_param", [=] { return fsdp_get_param(group, 0, FSDP_FORWARD, &tensor); }},
