@@ -57,11 +57,10 @@ fsdp_status fsdp_acquire_grad(fsdp_group *group, uint64_t param_index, uint32_t 
   constexpr auto call = "fsdp_acquire_grad";
   return in_group(group, call, [&](engine::Model &model, engine::Runtime &runtime, engine::Group &impl) {
     check_output(grad, call, "fsdp_tensor");
-    check_flags(flags, FSDP_GRAD_ZEROED, call, "flags");
-    const bool zeroed = flags & FSDP_GRAD_ZEROED;
-    if (!zeroed) check_pointer(accumulate, call, "accumulate");
+    check_flags(flags, FSDP_GRAD_ZEROED | FSDP_GRAD_NO_WAIT, call, "flags");
+    if (!(flags & FSDP_GRAD_ZEROED)) check_pointer(accumulate, call, "accumulate");
     runtime.step.require_weights(call);
-    const engine::LentGrad lent = model.reducer(call).acquire(impl, param_index, zeroed, stream);
+    const engine::LentGrad lent = model.reducer(call).acquire(impl, param_index, flags, stream);
     if (accumulate) *accumulate = lent.accumulate;
     write_output(grad, view_of(runtime.context, lent.data, runtime.param(impl, param_index).shape, lent.dtype, 0));
   });
@@ -72,12 +71,11 @@ fsdp_status fsdp_acquire_grads(fsdp_group *group, uint32_t flags, fsdp_stream st
   constexpr auto call = "fsdp_acquire_grads";
   return in_group(group, call, [&](engine::Model &model, engine::Runtime &runtime, engine::Group &impl) {
     check_tensors(impl, grads, grad_count, grad_stride, "grad", call);
-    check_flags(flags, FSDP_GRAD_ZEROED, call, "flags");
-    const bool zeroed = flags & FSDP_GRAD_ZEROED;
-    if (grad_count && !zeroed) check_pointer(accumulate, call, "accumulate");
+    check_flags(flags, FSDP_GRAD_ZEROED | FSDP_GRAD_NO_WAIT, call, "flags");
+    if (grad_count && !(flags & FSDP_GRAD_ZEROED)) check_pointer(accumulate, call, "accumulate");
     runtime.step.require_weights(call);
     // All of them before one is written: a failure leaves the outputs untouched.
-    const auto lent = model.reducer(call).acquire_all(impl, zeroed, stream, call);
+    const auto lent = model.reducer(call).acquire_all(impl, flags, stream, call);
     for (uint64_t i = 0; i < grad_count; ++i) {
       const engine::LentGrad &grad = lent[i];
       if (accumulate) accumulate[i] = grad.accumulate;
@@ -92,9 +90,9 @@ fsdp_status fsdp_put_grad(fsdp_group *group, uint64_t param_index, const void *d
                           uint64_t element_count, uint32_t flags, fsdp_stream stream) {
   constexpr auto call = "fsdp_put_grad";
   return in_group(group, call, [&](engine::Model &model, engine::Runtime &runtime, engine::Group &impl) {
-    check_flags(flags, 0, call, "flags");
+    check_flags(flags, FSDP_GRAD_NO_WAIT, call, "flags");
     runtime.step.require_weights(call);
-    model.reducer(call).put(impl, param_index, data, dtype, element_count, stream);
+    model.reducer(call).put(impl, param_index, data, dtype, element_count, flags, stream);
   });
 }
 

@@ -134,7 +134,7 @@ void Reducer::drain(GradPart &part, device::Stream &caller) {
   hide(part, caller);
 }
 
-LentGrad Reducer::acquire(Group &group, uint64_t param_index, bool zeroed, fsdp_stream stream, const char *call) {
+LentGrad Reducer::acquire(Group &group, uint64_t param_index, uint32_t flags, fsdp_stream stream, const char *call) {
   const CallSpan span(runtime_, "acquire_grad", &group);
   const ParamPlace &place = runtime_.place(group, param_index, call);
   check_open(group, param_index, call);
@@ -143,6 +143,7 @@ LentGrad Reducer::acquire(Group &group, uint64_t param_index, bool zeroed, fsdp_
   check_writers(group, call);
   device::Stream &caller = runtime_.context.device().caller_stream(stream);
   GradPart &part = group.part_of(param_index);
+  if (flags & FSDP_GRAD_NO_WAIT) check_drained(group, param_index, param_index + 1, caller, call);
   open(part, caller, call);
   Contribution &state = group.grad;
   const bool again = state.acquired[param_index];
@@ -168,7 +169,7 @@ LentGrad Reducer::acquire(Group &group, uint64_t param_index, bool zeroed, fsdp_
     await_free(part, caller);
     part.streams.push_back(stream);
   }
-  if (zeroed && !lent.accumulate) {
+  if ((flags & FSDP_GRAD_ZEROED) && !lent.accumulate) {
     caller.fill(lent.data, 0, runtime_.param(group, param_index).element_count * dtype_size(dtype));
     lent.accumulate = true;
   }
@@ -183,32 +184,38 @@ void Reducer::check_lends_all(const Group &group, const char *call) const {
          "fsdp_acquire_grad or fsdp_put_grad and then fsdp_complete_grad for one parameter after the other, the last "
          "one first, or raise max_pending_bytes",
          call, group.name(), group.parts.size(), runtime_.spec.max_pending_bytes);
-  for (uint64_t i = 0; i < group.places.size(); ++i) check_unfinished(group, i, call);
-  check_room(group, call);
+  for (uint64_t i = 0; i < group.places.size(); ++i) {
+    if (runtime_.param(group, i).frozen()) continue;
+    check_open(group, i, call);
+    check_unfinished(group, i, call);
+  }
+  check_room(group.parts, call);
 }
 
 // What was lent of a group when the rest found no buffer would look as if it had been written.
-void Reducer::check_room(const Group &group, const char *call) const {
-  if (group.plan->persistent_grad) return;
+void Reducer::check_room(std::span<const GradPart> opened, const char *call) const {
   size_t lent = pool_.live - pool_.reducing.size();
-  for (const GradPart &part : group.parts) {
-    if (part.stage == GradStage::lent) continue;
+  for (const GradPart &part : opened) {
+    if (part.stage == GradStage::lent || part.group->plan->persistent_grad) continue;
     if (lent++ >= most_live_) refuse_more(part, call);
     for (const uint32_t number : part.overlaps)
       if (runtime_.parts[number].stage == GradStage::lent) refuse_shared(part, runtime_.parts[number], call);
   }
 }
 
-std::span<const LentGrad> Reducer::acquire_all(Group &group, bool zeroed, fsdp_stream stream, const char *call) {
+std::span<const LentGrad> Reducer::acquire_all(Group &group, uint32_t flags, fsdp_stream stream, const char *call) {
   check_lends_all(group, call);
+  if (flags & FSDP_GRAD_NO_WAIT)
+    check_drained(group, 0, group.places.size(), runtime_.context.device().caller_stream(stream), call);
+  flags &= ~uint32_t{FSDP_GRAD_NO_WAIT};
   lent_.clear();
   for (uint64_t i = 0; i < group.places.size(); ++i)
-    lent_.push_back(runtime_.param(group, i).frozen() ? LentGrad{} : acquire(group, i, zeroed, stream, call));
+    lent_.push_back(runtime_.param(group, i).frozen() ? LentGrad{} : acquire(group, i, flags, stream, call));
   return lent_;
 }
 
 void Reducer::put(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
-                  fsdp_stream stream) {
+                  uint32_t flags, fsdp_stream stream) {
   constexpr auto call = "fsdp_put_grad";
   const CallSpan span(runtime_, "put_grad", &group, data ? element_count * dtype_size(dtype) : 0);
   runtime_.place(group, param_index, call);
@@ -217,7 +224,7 @@ void Reducer::put(Group &group, uint64_t param_index, const void *data, fsdp_dty
     fail(FSDP_INVALID_ARGUMENT, "{}: parameter '{}' of group '{}' has {} elements, element_count is {}", call,
          param.name, group.name(), param.element_count, element_count);
   if (data && !is_number(dtype)) fail(FSDP_INVALID_ARGUMENT, "{}: {} is not a dtype", call, dtype);
-  const LentGrad lent = acquire(group, param_index, !data, stream, call);
+  const LentGrad lent = acquire(group, param_index, data ? flags : flags | FSDP_GRAD_ZEROED, stream, call);
   if (!data) return;
   device::Stream &caller = runtime_.context.device().caller_stream(stream);
   if (lent.accumulate) {

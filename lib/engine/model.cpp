@@ -121,7 +121,9 @@ void Model::set_lr_scale(const Group &group, uint64_t param_index, double lr_sca
   state.step.set_lr_scales(hash_lr_scales(spec()));
 }
 
+// A call that ends so by itself was inside; who reports it takes it for one that was not (CallScope).
 void Model::note_failure(const char *call, Error &error) noexcept {
+  if (error.status == FSDP_BUSY) context_->flight().leave_failed(FSDP_BUSY);
   if (parts_) parts_->graphs.note_failure(call, error);
 }
 

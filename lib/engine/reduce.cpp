@@ -13,6 +13,7 @@ Reducer::Reducer(Runtime &runtime) : runtime_(runtime), most_live_(runtime.plan.
   for (const GradPart &part : runtime.parts) set_access(part, comm::Access::none);
   for (const Group &group : runtime.groups) most = std::max(most, group.places.size());
   lent_.reserve(most);
+  would_.resize(runtime.parts.size());
 }
 
 void Reducer::set_access(const GradPart &part, comm::Access access) {

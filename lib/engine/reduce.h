@@ -25,13 +25,13 @@ class Reducer {
  public:
   explicit Reducer(Runtime &runtime);
 
-  // zeroed: cleared where it would have to be overwritten.
-  LentGrad acquire(Group &group, uint64_t param_index, bool zeroed, fsdp_stream stream,
+  // flags: FSDP_GRAD_*.
+  LentGrad acquire(Group &group, uint64_t param_index, uint32_t flags, fsdp_stream stream,
                    const char *call = "fsdp_acquire_grad");
   // Those of all parameters, with no data where one is frozen; until the next call.
-  std::span<const LentGrad> acquire_all(Group &group, bool zeroed, fsdp_stream stream, const char *call);
+  std::span<const LentGrad> acquire_all(Group &group, uint32_t flags, fsdp_stream stream, const char *call);
   void put(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
-           fsdp_stream stream);
+           uint32_t flags, fsdp_stream stream);
   // Nobody writes this gradient any more in this contribution.
   void complete(Group &group, uint64_t param_index, fsdp_stream stream);
   void reduce(Group &group, uint32_t flags, fsdp_stream stream);
@@ -73,12 +73,17 @@ class Reducer {
   [[noreturn]] void refuse_more(const GradPart &part, const char *call) const;
   [[noreturn]] void refuse_shared(const GradPart &part, const GradPart &other, const char *call) const;
   void drain(GradPart &part, device::Stream &caller);
+  // BUSY if opening what these parameters of the group need would wait for peers (grad_room.cpp).
+  void check_drained(Group &group, uint64_t first, uint64_t end, const device::Stream &caller, const char *call);
+  bool is_drained(const GradPart &part) const;
+  [[noreturn]] void refuse_wait(const GradPart &part, const GradPart &reduced, const char *call) const;
   // Debug: a late write into a gradient faults on the host.
   void set_access(const GradPart &part, comm::Access access);
   void hide(GradPart &part, device::Stream &caller);
   bool written_late(GradPart &part);
   std::string describe_late_write(const GradPart &part) const;
-  void check_room(const Group &group, const char *call) const;
+  // INVALID_STATE unless these can be lent beside all that are.
+  void check_room(std::span<const GradPart> opened, const char *call) const;
   void check_complete(const Group &group) const;
   // The stream that wrote, or NULL where its order is not of this moment.
   device::Stream *writer(fsdp_stream stream) const;
@@ -96,6 +101,11 @@ class Reducer {
   Pool pool_;
   uint32_t most_live_;
   std::vector<LentGrad> lent_;  // room for the largest group: calls allocate nothing
+  // What acquiring would do to each part: scratch of check_drained.
+  struct Would {
+    bool open = false, drain = false;
+  };
+  std::vector<Would> would_;
   bool narrow_sum_told_ = false;
 };
 

@@ -174,7 +174,7 @@ void UpdateWindow::put_grads(const Strided<fsdp_grad> &grads, fsdp_stream stream
     for (uint64_t i = group.spec->params.size(); i-- > 0;) {
       if (group.spec->params[i].frozen()) continue;
       const fsdp_grad grad = grads[--next];
-      reducer_.put(group, i, grad.data, grad.dtype, grad.element_count, stream);
+      reducer_.put(group, i, grad.data, grad.dtype, grad.element_count, 0, stream);
       reducer_.complete(group, i, stream);
     }
     reducer_.reduce(group, FSDP_LAST, stream);

@@ -91,6 +91,35 @@ TEST_F(Flight, IsWrittenByTheFirstCallThatReturnsTheFailure) {
   EXPECT_EQ(meeting["state"], "failed");
 }
 
+// One that did not wait was inside and has ended, which is not so where another thread is inside.
+TEST_F(Flight, TellsThatACallWasBusy) {
+  const Scenario setup = scenario(2, nullptr);
+  std::atomic<bool> asked{false};
+  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, setup);
+    rank.load();
+    for (int ms = 0; r == 1 && !asked && ms < 20'000; ++ms) pause_ms(1);
+    for (size_t g = rank.groups.size(); g-- > 0;) {
+      if (r == 0 && g == 1) {
+        REQUIRE(fsdp_put_grad(rank.groups[1], 0, nullptr, 0, 0, FSDP_GRAD_NO_WAIT, nullptr) == FSDP_BUSY);
+        FSDP(fsdp_write_flight_record(context, path("busy").c_str()));
+        asked = true;
+      }
+      put_all(rank, g, 1);
+      FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, nullptr));
+    }
+    FSDP(fsdp_finish_grads(rank.model, 1, 0, nullptr));
+    FSDP(fsdp_publish_weights(rank.model, nullptr));
+    FSDP(fsdp_close_context(context));
+  });
+  const Json record = read("busy"), call = record["calls"].back();
+  EXPECT_EQ(call["call"], "fsdp_put_grad");
+  EXPECT_EQ(call["state"], "failed");
+  EXPECT_EQ(call["status"], FSDP_BUSY);
+  EXPECT_FALSE(record.contains("error"));
+  EXPECT_FALSE(record.contains("wait"));
+}
+
 TEST_F(Flight, NamesCallsGroupsPhasesAndCollectives) {
   const Scenario setup = scenario(2, nullptr);
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {

@@ -11,9 +11,11 @@
 
 namespace {
 std::atomic<int64_t> left{-1};  // allocations before one fails; below 0: none does
-}
+thread_local int64_t made = 0;  // by this thread
+}  // namespace
 
 void *operator new(size_t bytes) {
+  ++made;
   if (left >= 0 && left-- == 0) throw std::bad_alloc();
   if (void *data = std::malloc(bytes ? bytes : 1)) return data;
   throw std::bad_alloc();
@@ -55,6 +57,39 @@ TEST(Heap, AnLrScaleThatCannotBeSetStaysAsItWas) {
     });
     ASSERT_LT(allocations, 100);
   }
+}
+
+// Who does not wait may ask again and again: each time is a message and no more.
+TEST(Heap, ABusyGradientTakesLittle) {
+  const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
+  std::atomic<bool> asked{false};
+  run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, scenario);
+    rank.load();
+    const auto give = [&](size_t g) {
+      put_all(rank, g, 1);
+      FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, nullptr));
+    };
+    for (const double begin = now(); r == 1 && !asked; pause_ms(1)) REQUIRE(now() - begin < 60);
+    for (const size_t g : {3u, 2u}) give(g);
+    constexpr int times = 1000;
+    fsdp_tensor grad = FSDP_TENSOR_INIT;
+    int32_t accumulate = 0;
+    const auto ask = [&] {
+      return fsdp_acquire_grad(rank.groups[1], 0, FSDP_GRAD_NO_WAIT, nullptr, &grad, &accumulate);
+    };
+    if (r == 0) REQUIRE(ask() == FSDP_BUSY);
+    const int64_t before = made;
+    const double begin = now();
+    for (int i = 0; r == 0 && i < times; ++i) REQUIRE(ask() == FSDP_BUSY);
+    REQUIRE(made - before <= 10 * times);
+    REQUIRE(is_sanitized() || now() - begin < times * 1e-3);
+    asked = true;
+    for (const size_t g : {1u, 0u}) give(g);
+    FSDP(fsdp_finish_grads(rank.model, 1.0, 0, nullptr));
+    FSDP(fsdp_publish_weights(rank.model, nullptr));
+    FSDP(fsdp_close_context(context));
+  });
 }
 
 }  // namespace
