@@ -117,9 +117,9 @@ fsdp_status fsdp_reduce_grad(fsdp_group *group, uint32_t flags, fsdp_stream stre
 fsdp_status fsdp_finish_grads(fsdp_model *model, double scale, uint32_t flags, fsdp_stream stream) {
   constexpr auto call = "fsdp_finish_grads";
   return in_model(model, call, [&](engine::Model &impl) {
-    check_flags(flags, 0, call, "flags");
+    check_flags(flags, FSDP_LAST, call, "flags");
     check_factor(scale, call, "scale");
-    impl.update(call).finish_grads(scale, stream);
+    impl.update(call).finish_grads(scale, flags, stream);
   });
 }
 

@@ -24,6 +24,9 @@ std::string compare_given(uint32_t rank, const Meeting &other, uint32_t first, c
   if (other.value != of_first.value)
     text = format_text("rank {} gave {} {}, rank {} gave {}", rank, other.intent == Intent::finish ? "scale" : "lr",
                        other.value, first, of_first.value);
+  if (other.flags != of_first.flags)
+    append(text, format_text("rank {} gave fsdp_finish_grads FSDP_LAST, rank {} did not", other.flags ? rank : first,
+                             other.flags ? first : rank));
   if (other.capture != of_first.capture)
     append(text,
            format_text("rank {} {}, rank {} {}", rank, describe_capture(other), first, describe_capture(of_first)));

@@ -33,6 +33,7 @@ void Meetings::meet(const Arrival &call) {
   mine.reduces = call.reduces;
   mine.calls = runtime_.calls.hash();
   mine.capture = call.capture;
+  mine.flags = call.flags;
   mine.waited_ns = std::exchange(waited_ns_, 0);
   StepNumbers numbers = call.numbers;
   numbers.scalings = runtime_.step.scalings();

@@ -26,6 +26,7 @@ class Meetings {
     StepNumbers numbers = {};
     uint64_t reduces = 0;  // of a step that finishes
     uint32_t capture = 0;  // the number of the one under way, or to be replayed; 0: none
+    uint32_t flags = 0;    // of fsdp_finish_grads
   };
   // Collective over the model. Then check: throws the same on all ranks if they did not come for the same, or one of
   // them misses something; the step has failed then.

@@ -63,6 +63,12 @@ void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
     warn_of_narrow_sum(group);
     return end_contribution(group);
   }
+  reduce_parts(group, last);
+  end_contribution(group);
+}
+
+// Those that the contribution has not reduced yet.
+void Reducer::reduce_parts(Group &group, bool last) {
   const device::Event *reduced = nullptr;
   for (size_t p = group.parts.size(); p-- > 0;) {
     if (group.parts[p].given) continue;
@@ -70,8 +76,7 @@ void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
     reduced = group.parts[p].reduced.get();
   }
   if (runtime_.outer && last && !runtime_.outer->sums_each()) sum_outer(group, reduced);
-  ++grad.reduced_count;
-  end_contribution(group);
+  ++group.grad.reduced_count;
 }
 
 // What the next contributions add is lost where it is small beside a sum of 16 bits. A program that gives grad_dtype
@@ -177,7 +182,43 @@ void Reducer::gather_whole() {
   }
 }
 
-std::string Reducer::list_missing() const {
+void Reducer::end_groups(fsdp_stream stream) {
+  for (size_t g = runtime_.groups.size(); g-- > 0;) {
+    Group &group = runtime_.groups[g];
+    if (!group.plan->trainable || group.grad.last) continue;
+    if (group.grad.given_count)
+      end_group(group);
+    else
+      give_zeros(group, stream);
+  }
+}
+
+// Its contributions are in the main grads, but for what waits for the last one: the reduce of gradients that have added
+// up where they are, which comes after all that wrote them, and sums over the outer axis.
+void Reducer::end_group(Group &group) {
+  group.grad.last = true;
+  if (group.plan->persistent_grad) {
+    for (GradPart &part : group.parts) {
+      part.streams.clear();
+      runtime_.reduces.stream->wait(*part.opened);
+    }
+    reduce_parts(group, true);
+    return end_contribution(group);
+  }
+  if (runtime_.outer && !runtime_.outer->sums_each()) sum_outer(group, nullptr);
+}
+
+// Each complete at once, from the last to the first: what the gradient pool was planned for.
+void Reducer::give_zeros(Group &group, fsdp_stream stream) {
+  for (uint64_t i = group.places.size(); i-- > 0;) {
+    if (runtime_.param(group, i).frozen()) continue;
+    put(group, i, nullptr, 0, 0, 0, stream);
+    complete(group, i, stream);
+  }
+  reduce(group, FSDP_LAST, stream);
+}
+
+std::string Reducer::list_missing(bool ends_groups) const {
   std::string text;
   const auto add = [&](const Group &group, const char *what) {
     text += format_text("{}group '{}' {}", text.empty() ? "" : "; ", group.name(), what);
@@ -186,6 +227,8 @@ std::string Reducer::list_missing() const {
     if (!group.plan->trainable) continue;
     if (group.grad.open)
       add(group, "has gradients that were acquired but not reduced: call fsdp_reduce_grad");
+    else if (ends_groups)
+      continue;
     else if (group.grad.given_count == 0)
       add(group, "was not reduced: call fsdp_reduce_grad");
     else if (!group.grad.last)

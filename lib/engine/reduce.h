@@ -37,8 +37,11 @@ class Reducer {
   void reduce(Group &group, uint32_t flags, fsdp_stream stream);
   // The end of a step that misses nothing.
   void gather_whole();
-  // What a step still misses, as text; empty if nothing.
-  std::string list_missing() const;
+  // Ends what was reduced without FSDP_LAST, from the last group to the first; a group that nothing was given for has
+  // zeros. No gradient may be open.
+  void end_groups(fsdp_stream stream);
+  // What a step still misses, as text; empty if nothing. ends_groups: those that can be ended miss nothing.
+  std::string list_missing(bool ends_groups) const;
   // Contributions of this step, of groups whose every contribution is reduced.
   uint64_t count_reduces() const noexcept;
   // Debug: gradients that the step has taken fault from now on, or of a device are watched (late_write.cpp).
@@ -90,6 +93,9 @@ class Reducer {
   void wait_for_writers(GradPart &part);
   void chain_writers(GradPart &part);
   void reduce_part(GradPart &part);
+  void reduce_parts(Group &group, bool last);
+  void end_group(Group &group);
+  void give_zeros(Group &group, fsdp_stream stream);
   void sum_outer(Group &group, const device::Event *reduced);
   void end_contribution(Group &group);
   void warn_of_narrow_sum(const Group &group);

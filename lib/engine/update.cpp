@@ -41,23 +41,25 @@ void UpdateWindow::await_readers(device::Stream &caller) {
       if (!group.plan->copies) slot.left.for_each([&](const device::Event &event) { caller.wait(event); });
 }
 
-void UpdateWindow::finish_grads(double scale, fsdp_stream stream, const StepNumbers &numbers) {
+void UpdateWindow::finish_grads(double scale, uint32_t flags, fsdp_stream stream, const StepNumbers &numbers) {
   constexpr auto call = "fsdp_finish_grads";
   const CallSpan span(runtime_, "finish_grads");
   runtime_.step.require_weights(call);
   device::Stream &caller = runtime_.caller_stream(stream, call);
-  std::string missing = reducer_.list_missing();
+  std::string missing = reducer_.list_missing(flags & FSDP_LAST);
   if (const std::string holds = gatherer_.list_holds(); !holds.empty())
     missing += (missing.empty() ? "" : "; ") + holds;
   if (const std::string late = reducer_.list_late_writes(); !late.empty())
     missing += (missing.empty() ? "" : "; ") + late;
+  if (missing.empty() && (flags & FSDP_LAST)) reducer_.end_groups(stream);
   if (missing.empty()) reducer_.gather_whole();
   if (!graphs_.capture()) checkpoints_.await_copied();
   end_step({.intent = Intent::finish,
             .value = scale,
             .missing = std::move(missing),
             .numbers = numbers,
-            .reduces = reducer_.count_reduces()},
+            .reduces = reducer_.count_reduces(),
+            .flags = flags},
            caller);
   runtime_.step.open_window(true);
   gatherer_.show_whole(false);
@@ -151,7 +153,7 @@ void UpdateWindow::apply_grads(const Strided<fsdp_grad> &grads, double lr, doubl
   StepNumbers numbers;
   numbers.max_norm = max_norm;
   numbers.asks_norm = max_norm > 0 || norm;
-  finish_grads(1.0, stream, numbers);
+  finish_grads(1.0, 0, stream, numbers);
   device::Stream &caller = runtime_.caller_stream(stream, call);
   double found = 0;
   if (max_norm > 0)

@@ -27,7 +27,7 @@ class UpdateWindow {
         graphs_(graphs),
         adamw_(adamw) {}
 
-  void finish_grads(double scale, fsdp_stream stream, const StepNumbers &numbers = {});
+  void finish_grads(double scale, uint32_t flags, fsdp_stream stream, const StepNumbers &numbers = {});
   void begin(fsdp_stream stream);
   void publish(fsdp_stream stream);
   void step_adamw(double lr, const fsdp_adamw_options &options, fsdp_stream stream);

@@ -199,6 +199,70 @@ TEST(Capture, OverwritingAndAddingAreTwoCaptures) {
   }
 }
 
+void end_groups_and_update(Rank &rank, cudaStream_t stream, double lr) {
+  fsdp_adamw_options options = FSDP_ADAMW_OPTIONS_INIT;
+  options.weight_decay = 0.1;
+  FSDP(fsdp_finish_grads(rank.model, 0.5, FSDP_LAST, stream));
+  FSDP(fsdp_step_adamw(rank.model, lr, &options, stream));
+}
+
+// Contributions that end in fsdp_finish_grads: all of the step in one graph, each piece in one of its own, or eagerly
+// after graphs.
+void expect_late_ends(const Scenario &setup) {
+  const Weights expected = train_eagerly(setup, 2);
+  const auto both = [](Rank &rank, cudaStream_t stream) { pass(rank, stream, false), pass(rank, stream, false); };
+  const Weights whole = run(setup, [&](Rank &rank, cudaStream_t stream) {
+    Graph graph(rank, stream, [&] { both(rank, stream), end_groups_and_update(rank, stream, 0); });
+    for (int i = 0; i < steps; ++i) graph.replay(lr_of(i));
+  });
+  EXPECT_TRUE(same_bits(whole, expected)) << "the whole step";
+  for (const bool captured : {false, true}) {
+    const Weights pieces = run(setup, [&](Rank &rank, cudaStream_t stream) {
+      std::unique_ptr<Graph> first, later, end;
+      for (int i = 0; i < steps; ++i) {
+        if (!first) first = std::make_unique<Graph>(rank, stream, [&] { pass(rank, stream, false); });
+        first->replay(0);
+        if (!later) later = std::make_unique<Graph>(rank, stream, [&] { pass(rank, stream, false); });
+        later->replay(0);
+        if (!captured) {
+          end_groups_and_update(rank, stream, lr_of(i));
+          continue;
+        }
+        if (!end) end = std::make_unique<Graph>(rank, stream, [&] { end_groups_and_update(rank, stream, 0); });
+        end->replay(lr_of(i));
+      }
+    });
+    EXPECT_TRUE(same_bits(pieces, expected)) << "in pieces, end captured: " << captured;
+  }
+  const Weights mixed = run(setup, [&](Rank &rank, cudaStream_t stream) {
+    std::unique_ptr<Graph> end;
+    for (int i = 0; i < steps; ++i) {
+      both(rank, stream);
+      nap(stream, 10);
+      if (!end) end = std::make_unique<Graph>(rank, stream, [&] { end_groups_and_update(rank, stream, 0); });
+      end->replay(lr_of(i));
+    }
+  });
+  EXPECT_TRUE(same_bits(mixed, expected)) << "the end alone";
+}
+
+TEST(Capture, MayEndTheGroupsOfAStep) {
+  for (const fsdp_strategy strategy : strategies) {
+    SCOPED_TRACE(strategy);
+    expect_late_ends(graph_scenario(strategy));
+  }
+}
+
+TEST(Capture, MayEndTheGroupsOfAStepOverTwoAxes) {
+  NEEDS_NCCL();
+  for (const fsdp_strategy strategy : {FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS_PARAMS}) {
+    SCOPED_TRACE(strategy);
+    Scenario setup = nccl_scenario(strategy, 4);
+    setup.mesh.replicate_size = setup.mesh.shard_size = 2;
+    expect_late_ends(setup);
+  }
+}
+
 // Norms that each replay finds anew, some above the limit and some below; what the host asks for is that of the last
 // replay, or of the eager step that came after it.
 void expect_clips(const Scenario &setup, const std::function<void(Rank &, cudaStream_t, double)> &clipped_step) {

@@ -118,9 +118,10 @@ struct Scenario {
   uint32_t steps = 2;
   uint32_t microbatches = 1;
   bool recompute = false;
-  bool eval = false;      // a forward pass between steps
-  bool put = false;       // hand gradients in with fsdp_put_grad
-  bool complete = false;  // and complete each, from a group's last parameter on
+  bool eval = false;       // a forward pass between steps
+  bool put = false;        // hand gradients in with fsdp_put_grad
+  bool complete = false;   // and complete each, from a group's last parameter on
+  bool ends_late = false;  // no contribution is the last one but by fsdp_finish_grads
   double clip = 0;
   double scale = 1;
   double weight_decay = 0.01;

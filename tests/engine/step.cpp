@@ -80,7 +80,8 @@ void backward_group(Rank &rank, size_t g, uint32_t step, uint32_t microbatch, Ou
   tell(rank, g, FSDP_BACKWARD, true);
   FSDP(fsdp_reshard(rank.groups[g], FSDP_BACKWARD, 0, stream()));
   tell(rank, g, FSDP_BACKWARD, false);
-  FSDP(fsdp_reduce_grad(rank.groups[g], microbatch + 1 == setup.microbatches ? FSDP_LAST : 0, stream()));
+  const bool last = microbatch + 1 == setup.microbatches && !setup.ends_late;
+  FSDP(fsdp_reduce_grad(rank.groups[g], last ? FSDP_LAST : 0, stream()));
 }
 
 void backward(Rank &rank, uint32_t step, uint32_t microbatch, Outcome *outcome) {
@@ -112,7 +113,7 @@ void collect_grads(Rank &rank, Outcome &outcome) {
 void finish_step(Rank &rank, uint32_t step) {
   forward(rank, nullptr);
   backward(rank, step, 0, nullptr);
-  FSDP(fsdp_finish_grads(rank.model, rank.setup.scale, 0, stream()));
+  FSDP(fsdp_finish_grads(rank.model, rank.setup.scale, rank.setup.ends_late ? FSDP_LAST : 0, stream()));
 }
 
 void update(Rank &rank) {
@@ -160,7 +161,7 @@ void train(Rank &rank, Outcome &outcome) {
       forward(rank, &outcome);
       backward(rank, step, m, &outcome);
     }
-    FSDP(fsdp_finish_grads(rank.model, setup.scale, 0, stream()));
+    FSDP(fsdp_finish_grads(rank.model, setup.scale, setup.ends_late ? FSDP_LAST : 0, stream()));
     double norm = 0;
     if (setup.clip > 0)
       FSDP(fsdp_clip_grads(rank.model, nullptr, setup.clip, stream(), &norm));
