@@ -506,8 +506,15 @@ TEST(Flags, OfAnotherFamilyAreRefused) {
                [&](const fsdp_adamw_options &options) { return fsdp_step_adamw(rank.model, 0.1, &options, nullptr); });
     expect_refused(FSDP_LAST, "fsdp_reduce_grad",
                    [&](uint32_t flags) { return fsdp_reduce_grad(group, flags, nullptr); });
-    expect_refused(FSDP_GRAD_ZEROED, "fsdp_acquire_grad",
+    expect_refused(FSDP_GRAD_ZEROED | FSDP_GRAD_NO_WAIT, "fsdp_acquire_grad",
                    [&](uint32_t flags) { return fsdp_acquire_grad(group, 0, flags, nullptr, &grad, &accumulate); });
+    expect_refused(FSDP_GRAD_ZEROED | FSDP_GRAD_NO_WAIT, "fsdp_acquire_grads", [&](uint32_t flags) {
+      return fsdp_acquire_grads(group, flags, nullptr, &grad, 1, sizeof grad, &accumulate);
+    });
+    expect_refused(FSDP_GRAD_NO_WAIT, "fsdp_put_grad",
+                   [&](uint32_t flags) { return fsdp_put_grad(group, 0, nullptr, FSDP_FLOAT32, 0, flags, nullptr); });
+    expect_refused(FSDP_LAST, "fsdp_finish_grads",
+                   [&](uint32_t flags) { return fsdp_finish_grads(rank.model, 1, flags, nullptr); });
     expect_refused(FSDP_RENAME_TRANSPOSED, "fsdp_rename", [&](uint32_t flags) {
       const fsdp_rename rename = {"theirs", "ours", 0, 0, 0, flags, 0};
       return fsdp_load_weights(rank.model, "none", &rename, 1, sizeof rename, nullptr, nullptr);
@@ -516,15 +523,16 @@ TEST(Flags, OfAnotherFamilyAreRefused) {
         {"fsdp_unshard", [&](uint32_t flags) { return fsdp_unshard(group, FSDP_FORWARD, flags, nullptr); }},
         {"fsdp_reshard", [&](uint32_t flags) { return fsdp_reshard(group, FSDP_FORWARD, flags, nullptr); }},
         {"fsdp_prefetch", [&](uint32_t flags) { return fsdp_prefetch(group, FSDP_FORWARD, flags, nullptr); }},
-        {"fsdp_put_grad",
-         [&](uint32_t flags) { return fsdp_put_grad(group, 0, nullptr, FSDP_FLOAT32, 0, flags, nullptr); }},
         {"fsdp_complete_grad", [&](uint32_t flags) { return fsdp_complete_grad(group, 0, flags, nullptr); }},
-        {"fsdp_finish_grads", [&](uint32_t flags) { return fsdp_finish_grads(rank.model, 1, flags, nullptr); }},
         {"fsdp_check_replicas", [&](uint32_t flags) { return fsdp_check_replicas(rank.model, flags, nullptr); }},
         {"fsdp_load_param",
          [&](uint32_t flags) { return fsdp_load_param(group, 0, &number, FSDP_FLOAT32, 1, FSDP_EVERY_RANK, flags); }},
         {"fsdp_read_param",
-         [&](uint32_t flags) { return fsdp_read_param(group, 0, &number, FSDP_FLOAT32, 1, FSDP_EVERY_RANK, flags); }}};
+         [&](uint32_t flags) { return fsdp_read_param(group, 0, &number, FSDP_FLOAT32, 1, FSDP_EVERY_RANK, flags); }},
+        {"fsdp_load_grad",
+         [&](uint32_t flags) { return fsdp_load_grad(group, 0, &number, FSDP_FLOAT32, 1, FSDP_EVERY_RANK, flags); }},
+        {"fsdp_read_grad",
+         [&](uint32_t flags) { return fsdp_read_grad(group, 0, &number, FSDP_FLOAT32, 1, FSDP_EVERY_RANK, flags); }}};
     for (const auto &[name, call] : without) expect_refused(0, name, call);
     FSDP(fsdp_close_context(context));
   });
@@ -551,7 +559,9 @@ TEST(Flags, AValueOfAnEnumIsNone) {
               fsdp_put_grad(group, 0, data.data(), FSDP_FLOAT32, data.size(), number, nullptr),
               fsdp_finish_grads(rank.model, 1.0, number, nullptr),
               fsdp_load_param(group, 0, data.data(), FSDP_FLOAT32, data.size(), FSDP_EVERY_RANK, number),
-              fsdp_read_param(group, 0, data.data(), FSDP_FLOAT32, data.size(), FSDP_EVERY_RANK, number)})
+              fsdp_read_param(group, 0, data.data(), FSDP_FLOAT32, data.size(), FSDP_EVERY_RANK, number),
+              fsdp_load_grad(group, 0, data.data(), FSDP_FLOAT32, data.size(), FSDP_EVERY_RANK, number),
+              fsdp_read_grad(group, 0, data.data(), FSDP_FLOAT32, data.size(), FSDP_EVERY_RANK, number)})
           require_error(status, FSDP_INVALID_ARGUMENT, {});
         require_error(fsdp_reduce_grad(group, number, nullptr), FSDP_INVALID_ARGUMENT, {"flags has unknown bits"});
       }

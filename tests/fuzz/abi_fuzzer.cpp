@@ -197,7 +197,7 @@ bool belongs_to_plans(const std::string &name) {
   return std::ranges::find(declaring, name) != std::end(declaring);
 }
 
-// States are only for models that have an optimizer of the caller's, planes for parameters that are quantized.
+// Names of states are made up, and planes are for parameters that are quantized.
 bool is_for_few(const std::string &name) {
   static constexpr const char *few[] = {"fsdp_add_optimizer_state", "fsdp_get_plane", "fsdp_load_plane",
                                         "fsdp_swizzle_scales"};

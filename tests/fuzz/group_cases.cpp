@@ -230,12 +230,30 @@ fsdp_status get_chunk(Rank &rank) {
   return chunk(fsdp_get_chunk(rank.group(), rank.number(rank.aim.param), rank.number32(0), chunk.pointer()));
 }
 
+fsdp_status load_grad(Rank &rank) {
+  const ParamFacts facts = rank.param();
+  fsdp_group *const group = rank.group();
+  std::fill_n(rank.buffer, buffer_bytes, static_cast<unsigned char>(rank.random.below(64)));
+  return fsdp_load_grad(group, rank.number(rank.aim.param), rank.or_null(rank.buffer),
+                        rank.exactly(static_cast<int32_t>(1 + rank.random.below(3))), rank.number(facts.element_count),
+                        rank.exactly(rank.random.one_in(2) ? FSDP_EVERY_RANK : 0), rank.flags(0));
+}
+
+// Who does not wait may find that peers have not read a buffer yet, and waits then.
+template <class Call>
+fsdp_status wait_if_busy(uint32_t flags, Call &&call) {
+  const fsdp_status status = call(flags);
+  return status == FSDP_BUSY && flags & FSDP_GRAD_NO_WAIT ? call(flags & ~uint32_t{FSDP_GRAD_NO_WAIT}) : status;
+}
+
 fsdp_status acquire_grad(Rank &rank) {
   Output<fsdp_tensor> tensor(rank);
   Output<int32_t> accumulate(rank);
   fsdp_group *const group = rank.group();
-  const fsdp_status status = tensor(fsdp_acquire_grad(group, rank.number(rank.aim.param), rank.flags(FSDP_GRAD_ZEROED),
-                                                      rank.stream(), tensor.pointer(), accumulate.pointer()));
+  const uint64_t param = rank.number(rank.aim.param);
+  const fsdp_status status = tensor(wait_if_busy(rank.flags(FSDP_GRAD_ZEROED | FSDP_GRAD_NO_WAIT), [&](uint32_t flags) {
+    return fsdp_acquire_grad(group, param, flags, rank.stream(), tensor.pointer(), accumulate.pointer());
+  }));
   if (status == FSDP_OK && rank.alone && tensor.whole())
     std::memset(tensor.value().data, static_cast<int>(rank.random.below(64)),
                 tensor.value().element_count * tensor.value().element_size);
@@ -248,8 +266,10 @@ fsdp_status acquire_grads(Rank &rank) {
   std::fill_n(accumulate, 8, -1);
   fsdp_group *const group = rank.group();
   const fsdp_status status =
-      tensors(fsdp_acquire_grads(group, rank.flags(FSDP_GRAD_ZEROED), rank.stream(), tensors.pointer(), tensors.count(),
-                                 tensors.stride(), rank.or_null(accumulate)));
+      tensors(wait_if_busy(rank.flags(FSDP_GRAD_ZEROED | FSDP_GRAD_NO_WAIT), [&](uint32_t flags) {
+        return fsdp_acquire_grads(group, flags, rank.stream(), tensors.pointer(), tensors.count(), tensors.stride(),
+                                  rank.or_null(accumulate));
+      }));
   const uint64_t written = status == FSDP_OK ? tensors.count() : 0;
   require(std::all_of(accumulate + written, accumulate + 8, [](int32_t value) { return value == -1; }),
           "fsdp_acquire_grads wrote an accumulate that it may not");
@@ -263,8 +283,11 @@ fsdp_status put_grad(Rank &rank) {
   const ParamFacts facts = rank.param();
   fsdp_group *const group = rank.group();
   const void *const data = rank.random.one_in(8) ? nullptr : rank.buffer;
-  return fsdp_put_grad(group, rank.number(rank.aim.param), data, rank.exactly(FSDP_FLOAT32),
-                       rank.number(facts.element_count), rank.flags(0), rank.stream());
+  const uint64_t param = rank.number(rank.aim.param), count = rank.number(facts.element_count);
+  const fsdp_dtype dtype = rank.exactly(FSDP_FLOAT32);
+  return wait_if_busy(rank.flags(FSDP_GRAD_NO_WAIT), [&](uint32_t flags) {
+    return fsdp_put_grad(group, param, data, dtype, count, flags, rank.stream());
+  });
 }
 
 fsdp_status in_phase(Rank &rank, fsdp_status (*call)(fsdp_group *, fsdp_phase, uint32_t, fsdp_stream)) {
@@ -281,6 +304,8 @@ const std::vector<Case> &group_cases() {
       {"fsdp_load_plane", load_plane},
       {"fsdp_load_state", load_state},
       {"fsdp_read_state", read_state},
+      {"fsdp_load_grad", load_grad},
+      {"fsdp_read_grad", [](Rank &rank) { return read_whole(rank, fsdp_read_grad); }},
       {"fsdp_load_chunk", load_chunk},
       {"fsdp_set_param_lr_scale",
        [](Rank &rank) {

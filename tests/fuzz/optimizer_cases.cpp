@@ -106,7 +106,7 @@ fsdp_status step_adamw(Rank &rank) {
 
 fsdp_status finish_grads(Rank &rank) {
   fsdp_model *const model = rank.model();
-  return fsdp_finish_grads(model, rank.real(1), rank.flags(0), rank.stream());
+  return fsdp_finish_grads(model, rank.real(1), rank.number32(rank.aim.flags), rank.stream());
 }
 
 }  // namespace

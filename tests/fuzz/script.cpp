@@ -52,10 +52,20 @@ void pass(Rank &rank, fsdp_phase phase, bool last) {
   }
 }
 
-void end_step(Rank &rank) {
+// Of one group, if that is trained.
+void change_grads(Rank &rank) {
+  const auto groups = groups_of(rank, rank.aim.model);
+  if (groups.empty()) return;
+  rank.aim.group = static_cast<fsdp_group *>(groups[rank.random.below(groups.size())]);
+  visit_params(rank, "fsdp_read_grad", "fsdp_load_grad");
+}
+
+void end_step(Rank &rank, bool ends_groups) {
   static constexpr const char *between[] = {"fsdp_scale_grads",   "fsdp_clip_grads",           "fsdp_check_grads",
                                             "fsdp_get_grad_norm", "fsdp_get_param_grad_norms", "fsdp_get_last_norm"};
+  rank.aim.flags = ends_groups ? FSDP_LAST : 0;
   go_on(rank, "fsdp_finish_grads");
+  if (rank.random.one_in(3)) change_grads(rank);
   for (uint64_t i = rank.random.below(4); i > 0; --i) go_on(rank, between[rank.random.below(std::size(between))]);
   go_on(rank, rank.random.one_in(4) ? "fsdp_publish_weights" : "fsdp_step_adamw");
   if (rank.random.one_in(4)) go_on(rank, "fsdp_check_replicas");
@@ -63,11 +73,12 @@ void end_step(Rank &rank) {
 
 void step(Rank &rank) {
   const uint64_t batches = 1 + rank.random.below(2);
+  const bool ends_groups = rank.random.one_in(4);
   for (uint64_t i = 0; i < batches; ++i) {
     pass(rank, FSDP_FORWARD, false);
-    pass(rank, FSDP_BACKWARD, i + 1 == batches);
+    pass(rank, FSDP_BACKWARD, i + 1 == batches && !ends_groups);
   }
-  end_step(rank);
+  end_step(rank, ends_groups);
 }
 
 // A checkpoint of its own, from its begin to its end: no other handle is left that a call could take instead.
