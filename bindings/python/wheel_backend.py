@@ -157,8 +157,8 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
         platform = platform_of(libraries, not needed or finds_beside(built))
         name = f"libfsdp-{read_version()}-py3-none-{platform}.whl"
         wheel = Wheel(pathlib.Path(wheel_directory) / name, info)
-        for path in sorted((HERE / "libfsdp").glob("*.py")):
-            wheel.add(f"libfsdp/{path.name}", path.read_bytes())
+        for path in sorted((HERE / "libfsdp").rglob("*.py")):
+            wheel.add(path.relative_to(HERE).as_posix(), path.read_bytes())
         for path in libraries:
             wheel.add(f"libfsdp/{path.name}", path.read_bytes())
     write_metadata(wheel.add, info, platform)

@@ -1,316 +1,418 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""libfsdp.torch.shard: a module that is sharded trains as the same module of torch alone, and what is misused is
-refused.
+"""libfsdp.torch.shard: modules of every shape, and steps as torch's users write them, train as they do by torch alone.
 
-usage: FSDP_LIBRARY=BUILD/lib/libfsdp.so PYTHONPATH=bindings/python torch_shard.py
+usage: FSDP_LIBRARY=BUILD/lib/libfsdp.so PYTHONPATH=bindings/python torch_shard.py [--mode mapped|copied|debug] [WORD...]
 
-Needs torch (CPU is enough) and numpy; ranks are threads. Reports in the Test Anything Protocol. Not a part of CI: torch
-takes a minute to install.
+WORD: only cases whose name has it. Needs torch (CPU is enough) and numpy; ranks are threads. Reports in the Test Anything
+Protocol.
 """
 
-import copy
-import gc
-import os
+import argparse
 import sys
+import threading
 
 import torch
 from torch import nn
+from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
+from torch_check import MODES, Report, compare, on_ranks
 
 import libfsdp as fsdp
-import libfsdp.torch
 
-VOCABULARY, WIDTH, LENGTH, BATCH = 31, 16, 8, 4
-number = failed = 0
+WIDTH, BATCH, RATE = 8, 4, 1e-2
+
+
+def data_of(step, rank):
+    return torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+class Box:
+    """An output that no walk over containers looks into."""
+
+    def __init__(self, h):
+        self.h = h
+
+
+CONTAINERS = {
+    "tensor": (lambda h: h, lambda value: value),
+    "dict": (lambda h: {"h": h}, lambda value: value["h"]),
+    "list": (lambda h: [h], lambda value: value[0]),
+    "nested tuple": (lambda h: ((h, 1), None), lambda value: value[0][0]),
+    "object": (Box, lambda value: value.h),
+}
 
 
 class Block(nn.Module):
-    def __init__(self, recomputes):
+    def __init__(self, container="tensor", recomputes=None):
         super().__init__()
-        self.recomputes = recomputes
-        self.norm, self.mix = nn.LayerNorm(WIDTH), nn.MultiheadAttention(WIDTH, 2, batch_first=True)
-        self.up, self.down = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(3 * WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.put, self.get = CONTAINERS[container]
+        self.recomputes = recomputes  # None, or use_reentrant of a checkpoint
 
-    def math(self, x):
-        y = self.norm(x)
-        x = x + self.mix(y, y, y, need_weights=False)[0]
-        return x + self.down(nn.functional.gelu(self.up(x)))
+    def math(self, h):
+        return h + self.down(torch.tanh(self.up(h)))
+
+    def forward(self, value):
+        h = self.get(value)
+        return self.put(self.math(h) if self.recomputes is None else checkpoint(self.math, h, use_reentrant=self.recomputes))
+
+
+class Stack(nn.Module):
+    """order: of the layers; recomputes: None, or use_reentrant of a checkpoint around each layer."""
+
+    def __init__(self, count=5, container="tensor", order=None, recomputes=None, inner=None, tied=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.head = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.layers = nn.ModuleList(Block(container, inner) for _ in range(count))
+        self.put, self.get = CONTAINERS[container]
+        self.order, self.recomputes = order or range(count), recomputes
+        if tied:
+            self.head.weight = self.first.weight
 
     def forward(self, x):
-        return checkpoint(self.math, x, use_reentrant=False) if self.recomputes and self.training else self.math(x)
+        value = self.put(self.first(x))
+        for index in self.order:
+            layer = self.layers[index]
+            value = layer(value) if self.recomputes is None else checkpoint(layer, value, use_reentrant=self.recomputes)
+        return self.head(self.norm(self.get(value)))
 
 
-class Tiny(nn.Module):
-    """A transformer with a tied embedding, a frozen table and a head that a step may leave unused."""
+class Dropped(Stack):
+    """Layers that a step leaves out."""
 
-    def __init__(self, recomputes=False, recomputes_layers=False):
-        super().__init__()
-        self.recomputes_layers = recomputes_layers
-        self.embed, self.place = (
-            nn.Embedding(VOCABULARY, WIDTH),
-            nn.Parameter(torch.randn(LENGTH, WIDTH) / 8, requires_grad=False),
-        )
-        self.blocks = nn.ModuleList(Block(recomputes) for _ in range(3))
-        self.norm, self.head, self.unused = (
-            nn.LayerNorm(WIDTH),
-            nn.Linear(WIDTH, VOCABULARY, bias=False),
-            nn.Linear(WIDTH, 3),
-        )
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens):
-        x = self.embed(tokens) + self.place
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.recomputes_layers else block(x)
+    def forward(self, x):
+        x = self.first(x)
+        for index, layer in enumerate(self.layers):
+            if (self.step + index) % 3:
+                x = layer(x)
         return self.head(self.norm(x))
 
 
-class Coded(nn.Module):
-    """Codes of its own, frozen, and what trains beside them."""
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.left, self.right = (nn.ModuleList(Block() for _ in range(3)) for _ in range(2))
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def encode(self, x):
+        for layer in self.left:
+            x = layer(x)
+        return self.norm(x)
+
+    def forward(self, x):
+        y = x
+        for layer in self.right:
+            y = layer(y)
+        return self.encode(x) * y
+
+
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.policy, self.value = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4), nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        h = torch.tanh(self.body(x))
+        return self.policy(h), self.value(h)
+
+
+class InPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4)
+        self.layers = nn.ModuleList(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(WIDTH, WIDTH)) for _ in range(4))
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            y = layer(x)
+            y += 0.5
+            x = y.mul_(0.9)
+        return self.last(x)
+
+
+class Borrows(nn.Module):
+    """Weights of layers, used outside of them."""
 
     def __init__(self):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(4))
-        self.codes = nn.Parameter(torch.tensor([0, 7, 128, 255], dtype=torch.uint8), requires_grad=False)
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
 
     def forward(self, x):
-        return x * self.weight * self.codes
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return linear(x, self.layers[0].weight) + self.layers[2].bias
 
 
-def decodes(module):
-    with torch.no_grad():
-        return torch.equal(module(torch.ones(4)), torch.tensor([0.0, 7.0, 128.0, 255.0]))
+def frozen():
+    module = Stack()
+    for part in (module.first, module.layers[1], module.layers[3].up):
+        part.requires_grad_(False)
+    return module
 
 
-def case(name, passed, told=""):
-    global number, failed
-    number += 1
-    failed += not passed
-    print(f"{'ok' if passed else 'not ok'} {number} - {name}{f' # {told}' if told else ''}", flush=True)
+def mixed():
+    """bfloat16 layers between fp32 ones."""
+
+    class Cast(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(WIDTH, WIDTH).to(torch.bfloat16)
+
+        def forward(self, x):
+            return x + self.inner(x.bfloat16()).float()
+
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), Cast(), nn.Tanh(), Cast(), nn.Linear(WIDTH, WIDTH))
 
 
-def batch(step, part=slice(None)):
-    tokens = torch.randint(VOCABULARY, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(step))[part]
-    return tokens[:, :-1], tokens[:, 1:]
+# -- steps ------------------------------------------------------------------------------------------------------------
 
 
-def loss_of(module, step, part=slice(None)):
-    inputs, targets = batch(step, part)
-    return nn.functional.cross_entropy(module(inputs).flatten(0, 1), targets.flatten())
+def loss_of(module, x):
+    found = module(x)
+    return (found[0] if isinstance(found, tuple) else found).pow(2).mean()
 
 
-def train_alone(module, steps):
-    module, losses = copy.deepcopy(module), []
-    names = [param for param in module.parameters() if param.requires_grad]
-    groups = [
-        {
-            "params": [param for param in names if (param.dim() < 2) == no_decay],
-            "weight_decay": 0.0 if no_decay else 0.1,
-        }
-        for no_decay in (False, True)
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=0.01)
-    for step in range(steps):
-        loss = loss_of(module, step)
+def one(module, step, rank):
+    module.step = step
+    loss = loss_of(module, data_of(step, rank))
+    loss.backward()
+    return loss.detach()
+
+
+def several_backwards(module, step, rank):
+    total = 0.0
+    for part in range(3):
+        loss = loss_of(module, data_of(step, rank) + part) / 3
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(names, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses, {name: param.detach() for name, param in module.named_parameters()}
+        total += loss.item()
+    return total
 
 
-def train_sharded(module, steps, world_size, microbatches=1, **options):
-    def rank(context):
-        mine = copy.deepcopy(module)
-        sharded = libfsdp.torch.shard(mine, context, **options)
-        losses = []
-        for step in range(steps):
-            total = 0.0
-            size = BATCH // world_size // microbatches
-            for micro in range(microbatches):
-                first = (context.rank * microbatches + micro) * size
-                with sharded.accumulate() if micro + 1 < microbatches else open(os.devnull):
-                    loss = loss_of(mine, step, slice(first, first + size))
-                    loss.backward()
-                total += loss.item() / microbatches
-            sharded.step(0.01, max_norm=1.0, scale=1 / microbatches, weight_decay=0.1)
-            losses.append(context.all_reduce_values(total, fsdp.ValueOp.MEAN))
-        state, shares = sharded.full_state_dict(), sharded.model.role_bytes()
-        del mine
-        sharded.close()
-        return losses, state, shares
-
-    return fsdp.run_local(world_size, rank)
+def two_forwards_one_backward(module, step, rank):
+    x = data_of(step, rank)
+    loss = (loss_of(module, x) - loss_of(module, -x)).pow(2)
+    loss.backward()
+    return loss.detach()
 
 
-def comparable(state, is_sharded):
-    """Without what the two do not compute alike: the bias of keys, whose gradient is rounding noise (a softmax does not
-    see it) that AdamW makes steps of; and what no gradient came for, which torch's AdamW passes over and libfsdp's sees
-    zeros for: it decays."""
-    left = dict(state)
-    for name in state:
-        if name.endswith("in_proj_bias"):
-            left[name] = torch.cat([state[name][:WIDTH], state[name][2 * WIDTH :]])
-    if not is_sharded:
-        left["unused.weight"] = left["unused.weight"] * (1 - 0.01 * 0.1) ** 5
-    return left
+def two_forwards_two_backwards(module, step, rank):
+    first, second = loss_of(module, data_of(step, rank)), loss_of(module, -data_of(step, rank))
+    first.backward()
+    second.backward()
+    return (first + second).detach()
 
 
-def largest_difference(found, wanted):
-    return max((found[name].float() - wanted[name].float()).abs().max().item() for name in wanted if name in found)
+def retained(module, step, rank):
+    loss = loss_of(module, data_of(step, rank))
+    loss.backward(retain_graph=True)
+    loss.backward()
+    return loss.detach()
 
 
-def compare(name, module, world_size, **options):
-    losses, state = train_alone(module, 5)
-    results = train_sharded(module, 5, world_size, **options)
-    differ = max(abs(a - b) for a, b in zip(losses, results[0][0]))
-    first = abs(losses[0] - results[0][0][0])
-    weights = largest_difference(comparable(results[0][1], True), comparable(state, False))
-    same = all(largest_difference(state, results[0][1]) == 0 for _, state, _ in results)
-    is_whole = set(results[0][1]) == set(state)
-    case(
-        name,
-        first < 1e-5 and differ < 1e-4 and weights < 1e-4 and same and is_whole,
-        f"first loss differs by {first:.1e}, losses by {differ:.1e}, weights by {weights:.1e}; "
-        f"{results[0][2]} bytes a rank",
-    )
+def penalty(module, step, rank):
+    x = data_of(step, rank).requires_grad_()
+    y = module(x)
+    (grad,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    loss = y.pow(2).mean() + (grad.norm() - 1).pow(2)
+    loss.backward()
+    return loss.detach()
 
 
-def refused(error, text, function):
-    try:
-        function()
-    except error as caught:
-        return text in str(caught)
-    return False
+def grads_of_inputs(module, step, rank):
+    x = data_of(step, rank).requires_grad_()
+    (grad,) = torch.autograd.grad(module(x).sum(), x)
+    loss = loss_of(module, x.detach())
+    loss.backward()
+    return (loss + grad.sum()).detach()
 
 
-def in_one_rank(module, function, **options):
-    def rank(context):
-        mine = copy.deepcopy(module)
-        sharded = libfsdp.torch.shard(mine, context, **options)
-        return function(mine, sharded)
+def grads_of_params(module, step, rank):
+    """torch.autograd.grad hands gradients to the program, and none to libfsdp."""
+    loss = loss_of(module, data_of(step, rank))
+    grads = torch.autograd.grad(loss, [param for param in module.parameters() if param.requires_grad])
+    one(module, step, rank)
+    return sum(grad.sum() for grad in grads).detach()
 
-    return fsdp.run_local(1, rank)[0]
+
+def looked_at(module, step, rank):
+    with torch.no_grad():
+        seen = module(data_of(step, rank)).sum()
+    loss = loss_of(module, data_of(step, rank))
+    with torch.no_grad():
+        seen += module(data_of(step, rank)).sum()
+    loss.backward()
+    return (loss + seen).detach()
 
 
-def recovers(module, sharded):
-    """An exception in the middle of a forward, and one in the middle of a backward."""
+def parts_alone(module, step, rank):
+    x = data_of(step, rank)
+    loss = module.encode(x).pow(2).mean() + module.norm(module.right[1](x)).mean()
+    loss.backward()
+    return loss.detach()
 
-    class Spoilt(Exception):
-        pass
 
-    def spoil(*_):
-        raise Spoilt
+CASES = {
+    **{f"layers that give and take: {kind}": (lambda kind=kind: Stack(container=kind), one) for kind in CONTAINERS},
+    "a tied head": (lambda: Stack(tied=True), one),
+    "a checkpoint in each layer": (lambda: Stack(inner=False), one),
+    "a reentrant checkpoint in each layer": (lambda: Stack(inner=True), one),
+    "a checkpoint in each layer, dicts": (lambda: Stack(inner=False, container="dict"), one),
+    "a checkpoint in each layer, objects": (lambda: Stack(inner=False, container="object"), one),
+    "a checkpoint around each layer": (lambda: Stack(recomputes=False), one),
+    "a reentrant checkpoint around each layer": (lambda: Stack(recomputes=True), one),
+    "layers in reverse": (lambda: Stack(order=[4, 3, 2, 1, 0]), one),
+    "a layer that is not used": (lambda: Stack(8, order=[0, 1, 2, 3, 4, 5, 7]), one),
+    "layers that are used twice": (lambda: Stack(order=[0, 1, 1, 2, 0, 3, 4]), one),
+    "layers that some steps leave out": (Dropped, one),
+    "an output that the loss does not use": (Heads, one),
+    "two towers": (Towers, one),
+    "operations in place": (InPlace, one),
+    "weights of a layer outside of it": (Borrows, one),
+    "frozen parameters": (frozen, one),
+    "dtypes side by side": (mixed, one),
+    "several backward passes": (Stack, several_backwards),
+    "several backward passes, recomputed": (lambda: Stack(recomputes=True), several_backwards),
+    "two forwards, one backward": (Stack, two_forwards_one_backward),
+    "two forwards, two backwards": (Stack, two_forwards_two_backwards),
+    "retain_graph": (Stack, retained),
+    "a gradient penalty": (Stack, penalty),
+    "autograd.grad of inputs": (Stack, grads_of_inputs),
+    "autograd.grad of parameters": (Stack, grads_of_params),
+    "forwards without gradients between": (Stack, looked_at),
+    "parts of the module alone": (Towers, parts_alone),
+}
 
-    wanted = None
-    for place in ("forward", "backward"):
-        layer = module.blocks[1]
-        hook = layer.register_forward_hook(spoil) if place == "forward" else layer.register_full_backward_hook(spoil)
-        if not refused(Spoilt, "", lambda: loss_of(module, 0).backward()):
-            return False
-        hook.remove()
-        sharded.discard()
-        loss = loss_of(module, 0)
-        wanted = loss.item() if wanted is None else wanted
-        if loss.item() != wanted:
-            return False
-        sharded.discard()
-    loss_of(module, 0).backward()
-    sharded.step(0.01)
-    return loss_of(module, 0).item() < wanted
+
+# -- what a comparison does not show ----------------------------------------------------------------------------------
+
+
+class Exchange(torch.autograd.Function):
+    """An all-to-all: each rank waits for the other one, forward and backward."""
+
+    @staticmethod
+    def forward(ctx, x, barrier):
+        ctx.barrier = barrier
+        barrier.wait(20)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.barrier.wait(20)
+        return grad.clone(), None
+
+
+class Experts(nn.Module):
+    """Expert layers behind exchanges. Rank 1 computes the last ones, and its loss does not use them."""
+
+    def __init__(self, barrier):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(10))
+        self.barrier = barrier
+
+    def forward(self, x, rank):
+        for index, layer in enumerate(self.layers):
+            y = torch.tanh(layer(x))
+            x = y.detach() + x if rank == 1 and index >= 5 else y + x
+            x = Exchange.apply(x, self.barrier)
+        return x
+
+
+def waits_for_no_peer(mode):
+    """A rank that is ahead with its gradients goes on to where the other one waits for it."""
+    barrier = threading.Barrier(2)
+
+    def rank(context, shard):
+        module = Experts(barrier)
+        sharded = shard(module)
+        for step in range(3):
+            module(data_of(step, context.rank), context.rank).pow(2).mean().backward()
+            sharded.step(RATE)
+        return True
+
+    return all(on_ranks(2, mode, rank))
+
+
+def adopts_order(mode):
+    """Ranks that have seen the groups in another order reduce them in it from the next step on."""
+
+    def rank(context, shard):
+        module = Stack(order=[4, 3, 2, 1, 0])
+        sharded = shard(module)
+        orders = []
+        for step in range(2):
+            orders.append([layer.name for layer in sharded.passes.order])
+            one(module, step, context.rank)
+            sharded.step(RATE)
+        return orders
+
+    before, after = on_ranks(2, mode, rank)[0]
+    layers = [f"layers.{index}" for index in range(5)]
+    return (before == [*reversed(layers), "root"] and after == [*layers, "root"]) or f"{before}, then {after}"
+
+
+def keeps_order_that_one_rank_saw(mode):
+    def rank(context, shard):
+        module = Stack(order=[4, 3, 2, 1, 0] if context.rank else None)
+        sharded = shard(module)
+        for step in range(2):
+            one(module, step, context.rank)
+            sharded.step(RATE)
+        return [layer.name for layer in sharded.passes.order]
+
+    found = on_ranks(2, mode, rank)
+    return found[0] == found[1] == [*(f"layers.{index}" for index in reversed(range(5))), "root"] or str(found)
+
+
+def reduces_nothing_without_gradients(mode):
+    def rank(context, shard):
+        module = Stack()
+        sharded = shard(module)
+        x = data_of(0, 0).requires_grad_()
+        torch.autograd.grad(module(x).sum(), x)
+        before = sharded.model.stats.reduces
+        one(module, 0, context.rank)
+        after = sharded.model.stats.reduces
+        sharded.step(RATE)
+        return before, after, sharded.model.stats.reduces
+
+    found = on_ranks(2, mode, rank)[0]
+    return found == (0, 6, 6) or f"reduces before, after, at the end: {found}"
 
 
 def main():
-    torch.manual_seed(1)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mode", choices=MODES)
+    parser.add_argument("words", nargs="*")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    plain, recomputing = Tiny(), Tiny(recomputes=True)
-    for world_size in (1, 2, 4):
-        compare(f"{world_size} ranks", plain, world_size)
-    compare("copied weights", plain, 2, unshard_mode=fsdp.UnshardMode.COPIED)
-    compare("recomputing", recomputing, 2, unshard_mode=fsdp.UnshardMode.COPIED)
-    compare(
-        "recomputing whole layers, whose hooks run again",
-        Tiny(recomputes_layers=True),
-        2,
-        unshard_mode=fsdp.UnshardMode.COPIED,
-    )
-    compare("two micro-batches", plain, 2, microbatches=2)
-    for strategy in (fsdp.Strategy.NO_SHARD, fsdp.Strategy.OPTIM, fsdp.Strategy.OPTIM_GRADS):
-        compare(f"strategy {strategy.name}", plain, 2, strategy=strategy)
-    half = Tiny().to(torch.bfloat16)
-    losses, _ = train_alone(half.float(), 5)
-    found = train_sharded(half.to(torch.bfloat16), 5, 2)[0][0]
-    case("bfloat16", max(abs(a - b) for a, b in zip(losses, found)) < 0.1, f"{losses[-1]:.3f} and {found[-1]:.3f}")
-    case("an exception leaves a model that trains on", in_one_rank(plain, recovers))
-    case("eval without gradients", in_one_rank(plain, lambda module, sharded: evaluates(module)))
-    case("a frozen parameter of bytes", in_one_rank(Coded(), lambda module, sharded: decodes(module)))
-    case(
-        "a compiled module is refused",
-        refused(
-            TypeError,
-            "torch.compile",
-            lambda: in_one_rank(nn.Sequential(torch.compile(nn.Linear(2, 2))), lambda *_: None),
-        ),
-    )
-    case("DLPack both ways, and given back", fsdp.run_local(1, exchanges)[0])
-    os.environ["FSDP_DEBUG"] = "1"
-
-    class Writes(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(4))
-
-        def forward(self, x):
-            with torch.no_grad():
-                self.weight.mul_(2)
-            return x * self.weight
-
-    case(
-        "a write into weights is refused by name",
-        in_one_rank(Writes(), lambda module, sharded: refused(RuntimeError, "mul_", lambda: module(torch.ones(4)))),
-    )
-    print(f"1..{number}")
-    return failed
-
-
-def exchanges(context):
-    """A view of the library's memory as a tensor of torch, a tensor of torch as a gradient."""
-    gc.collect()  # modules of earlier cases, whose parameters are views, too
-    exported = fsdp.tensor.dlpack._exported
-    before = len(exported)
-    with context.create_model() as model:
-        group = model.create_group("layer", [fsdp.Param("w", (3, 4)), fsdp.Param("h", (4,), fsdp.Dtype.BFLOAT16)])
-        model.seal()
-        group.load_param("w", torch.arange(12.0).reshape(3, 4))
-        group.load_param("h", torch.arange(4.0).bfloat16())
-        model.publish_weights()
-        with group.unsharded():
-            views = {name: torch.from_dlpack(view) for name, view in group.tensors().items()}
-            addresses = [views[name].data_ptr() == view.address for name, view in group.tensors().items()]
-            same = torch.equal(views["w"], torch.arange(12.0).reshape(3, 4)) and torch.equal(
-                views["h"], torch.arange(4.0).bfloat16()
-            )
-        held = len(exported) - before
-        del views
-        if not (all(addresses) and same and held == 2 and len(exported) == before):
-            return False
-        group.put_grad("w", torch.full((3, 4), 2.0, requires_grad=True))
-        group.put_grad("h", torch.ones(4, dtype=torch.bfloat16))
-        is_refused = refused(ValueError, "contiguous", lambda: group.put_grad("w", torch.ones(4, 3).t()))
-        group.reduce_grad()
-        model.finish_grads()
-        grads = {shard.name: shard.main_grad.tolist() for shard in model.shards()}
-        model.discard_step()
-        return is_refused and grads == {"w": [2.0] * 12, "h": [1.0] * 4}
-
-
-def evaluates(module):
-    module.eval()
-    with torch.no_grad():
-        return loss_of(module, 3).item() > 0
+    report = Report()
+    others = [waits_for_no_peer, adopts_order, keeps_order_that_one_rank_saw, reduces_nothing_without_gradients]
+    for mode in [options.mode] if options.mode else MODES:
+        for name, (make, step_of) in CASES.items():
+            for ranks in (1, 2):
+                if all(word in name for word in options.words):
+                    wrong = compare(make(), step_of, 4, RATE, mode, ranks=ranks, epsilon=1e-4)
+                    report.case(f"{name} ({mode}, {ranks} rank{'s' if ranks > 1 else ''})", not wrong, wrong)
+        for check in others:
+            name = check.__name__.replace("_", " ")
+            if all(word in name for word in options.words):
+                report.run(f"{name} ({mode})", lambda check=check, mode=mode: check(mode))
+    strategies = [fsdp.Strategy.NO_SHARD, fsdp.Strategy.OPTIM, fsdp.Strategy.OPTIM_GRADS]
+    for strategy in [] if options.words else strategies:
+        for step_of in (one, several_backwards):
+            wrong = compare(Stack(), step_of, 4, RATE, "mapped", ranks=2, epsilon=1e-4, strategy=strategy)
+            report.case(f"strategy {strategy.name}, {step_of.__name__}", not wrong, wrong)
+    return report.end()
 
 
 if __name__ == "__main__":
-    sys.exit(1 if main() else 0)
+    sys.exit(main())

@@ -65,6 +65,7 @@ class Context(Owner):
     """
 
     _has_peers = True  # whom close() waits for
+    is_thread = False  # one of several ranks of this process
 
     def __init__(self, **options):
         self._create(_Watch(), options, lib.create_context)
@@ -247,6 +248,7 @@ def create_local_contexts(world_size, **options):
         made, watch = Context.__new__(Context), shared if world_size == 1 else _Watch()
         watch.options = shared.options
         made._begin(number, watch, options)
+        made.is_thread = world_size > 1
         contexts.append(made)
     return contexts
 

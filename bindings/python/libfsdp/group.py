@@ -55,7 +55,9 @@ class _Unsharded:
             self.group.check(status)
         weights = self.weights
         if weights is None:
-            weights = self.weights = self.group.weights(self.phase)
+            weights = self.group.weights(self.phase)
+            if self.group.model.has_fixed_addresses:
+                self.weights = weights
         return weights
 
     def __exit__(self, kind, error, trace):
@@ -162,6 +164,9 @@ class Group:
     def set_param_lr_scale(self, param, lr_scale):
         self.check(lib.set_param_lr_scale(self.handle, self.index(param), lr_scale))
 
+    def restore_view(self):
+        self.check(lib.restore_view(self.handle))
+
     # -- gathering ----------------------------------------------------------------------------------------------
 
     def prefetch(self, phase=Phase.FORWARD, stream=None):
@@ -223,10 +228,13 @@ class Group:
         return made
 
     def weights(self, phase=Phase.FORWARD):
-        """{name: array} of the full compute weights, made once for each phase: their addresses stay."""
+        """{name: array} of the full compute weights. Where their addresses stay (not with ScheduleKind.ANY) they are made
+        once for each phase."""
         found = self._weights.get(int(phase))
         if found is None:
-            found = self._weights[int(phase)] = {name: view.array() for name, view in self.tensors(phase).items()}
+            found = {name: view.array() for name, view in self.tensors(phase).items()}
+            if self.model.has_fixed_addresses:
+                self._weights[int(phase)] = found
         return found
 
     # -- gradients ----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import os
 from . import _abi, tensor
 from ._library import check, lib, make, read_text
 from .capture import Capture
-from .constants import DeviceKind, Dtype
+from .constants import DeviceKind, Dtype, ScheduleKind
 from .group import Group, Param
 from .handle import Owner
 from .shard import Shard
@@ -24,6 +24,7 @@ class Model(Owner):
     def __init__(self, context, mesh=None, **options):
         options["mesh"] = mesh.handle if mesh else None
         self.context, self.groups, self._device, self._states = context, {}, None, []
+        self.has_fixed_addresses = True  # of gathered weights
         made = make(_abi.fsdp_model_options, options)
         self._handle = context.own(lib.destroy_model, lib.create_model, context.handle, made)
 
@@ -53,13 +54,14 @@ class Model(Owner):
         self.context.check(status)
         return self.groups[name]
 
-    def set_schedule(self, kind, visits=None):
-        """visits: (group_index, phase) of each, for ScheduleKind.VISITS."""
-        options = _abi.fsdp_schedule_options()
+    def set_schedule(self, kind, visits=None, held_groups=0):
+        """visits: (group_index, phase) of each, for ScheduleKind.VISITS; held_groups for ScheduleKind.ANY."""
+        options = _abi.fsdp_schedule_options(held_groups=held_groups)
         if visits is not None:
             options.visits = (_abi.fsdp_visit * len(visits))(*visits)
             options.visit_count, options.visit_stride = len(visits), ctypes.sizeof(_abi.fsdp_visit)
         self.context.check(lib.set_schedule(self.handle, kind, options))
+        self.has_fixed_addresses = kind != ScheduleKind.ANY
 
     def add_optimizer_state(self, name, dtype=Dtype.FLOAT32):
         self.context.check(lib.add_optimizer_state(self.handle, name.encode(), dtype))
@@ -159,8 +161,9 @@ class Model(Owner):
 
     # -- a step -------------------------------------------------------------------------------------------------
 
-    def finish_grads(self, scale=1.0, stream=None):
-        self.context.check(lib.finish_grads(self.handle, scale, 0, stream))
+    def finish_grads(self, scale=1.0, stream=None, ends_all=False):
+        """ends_all: what was reduced without is_last ends here."""
+        self.context.check(lib.finish_grads(self.handle, scale, _abi.FSDP_LAST if ends_all else 0, stream))
 
     def get_grad_norm(self, mesh=None, stream=None):
         norm = ctypes.c_double()

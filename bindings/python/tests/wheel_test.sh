@@ -36,6 +36,9 @@ grep -q '^libfsdp-[0-9.]*-py3-none-\(manylinux_2_[0-9]*\|linux\)_[a-z0-9_]*\.whl
 report $? "is named $(cat "$work/log")"
 "$python" -m pip install --no-index --disable-pip-version-check "$work"/dist/*.whl >"$work/log" 2>&1
 report $? 'pip install into an empty venv'
+unzip -l "$work"/dist/*.whl >"$work/log" 2>&1 || "$python" -m zipfile -l "$work"/dist/*.whl >"$work/log"
+grep -q 'libfsdp/torch/sharded.py' "$work/log"
+report $? 'has the packages inside of it'
 cp "$root/bindings/python/tests/helper.py" "$work"
 cat >"$work/train.py" <<'PROGRAM'
 import libfsdp as fsdp

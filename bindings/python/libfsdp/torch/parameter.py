@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands in a module where weights and gradients are libfsdp's: parameters whose weights are not gathered now, and
+gradients that were handed over. Both say where they belong when they are used."""
+
+import torch
+from torch.nn import Parameter
+
+_getters = (
+    "shape dtype device layout ndim requires_grad grad grad_fn is_leaf is_cuda is_cpu is_meta is_sparse is_quantized "
+    "is_nested is_mkldnn is_mps is_xpu itemsize names output_nr retains_grad _version _backward_hooks"
+).split()
+_methods = (
+    "size dim numel nelement element_size stride storage_offset is_contiguous is_floating_point is_complex is_signed "
+    "get_device requires_grad_ register_hook register_post_accumulate_grad_hook ndimension"
+).split()
+# What tells of a tensor without its numbers.
+_METADATA = {getattr(torch.Tensor, name).__get__ for name in _getters if hasattr(torch.Tensor, name)}
+_METADATA |= {getattr(torch.Tensor, name) for name in _methods if hasattr(torch.Tensor, name)}
+_METADATA |= {torch.Tensor.grad.__set__, torch.Tensor.grad.__delete__, torch.Tensor.requires_grad.__set__}
+_METADATA |= {torch.is_floating_point, torch.is_complex, torch.numel, torch.zeros_like, torch.ones_like, torch.empty_like}
+
+
+# Here parameters are names of what is asked for; what runs inside needs their numbers, and reaches them.
+_PASSES = {torch.autograd.grad, torch.autograd.backward}
+
+
+def _name_params(function, args, kwargs):
+    named = list(_tensors_in((*args, *kwargs.values()), HiddenParameter))
+    for param in named:
+        param.__class__ = Parameter
+    try:
+        return function(*args, **kwargs)
+    finally:
+        for param in named:
+            if not param.fsdp_layer.holds:
+                param.__class__ = HiddenParameter
+
+
+def _tensors_in(values, kind):
+    for value in values:
+        if isinstance(value, kind):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors_in(value, kind)
+
+
+class HiddenParameter(Parameter):
+    """A parameter while its layer is not unsharded. Its numbers are reached inside a forward or backward pass, where the
+    layer is then unsharded; elsewhere their use is a RuntimeError that names it.
+
+    Parameters change their class as their layer is unsharded and resharded, so that operations on weights that are there
+    cost nothing.
+    """
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if HandedGrad in types:
+            return HandedGrad.__torch_function__(function, types, args, kwargs)
+        if function in _PASSES:
+            return _name_params(function, args, kwargs)
+        if function not in _METADATA:
+            for param in list(_tensors_in((*args, *kwargs.values()), HiddenParameter)):
+                param.fsdp_layer.reach(param, function)
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **kwargs)
+
+    def __repr__(self):
+        return f"Parameter(sharded by libfsdp, {tuple(self.shape)}, {self.dtype}, requires_grad={self.requires_grad})"
+
+    def __deepcopy__(self, memo):
+        self.fsdp_layer.reach(self, "copy.deepcopy")
+        return super().__deepcopy__(memo)
+
+    def __reduce_ex__(self, protocol):
+        self.fsdp_layer.reach(self, "pickling")
+        return super().__reduce_ex__(protocol)
+
+
+class HandedGrad(torch.Tensor):
+    """param.grad after a backward pass: libfsdp has the gradient. It has a shape, and no numbers of its own."""
+
+    @staticmethod
+    def of(param, name):
+        made = torch.zeros((), dtype=param.dtype, device=param.device).expand(param.shape).as_subclass(HandedGrad)
+        made.param_name = name
+        return made
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function not in _METADATA:
+            name = next(_tensors_in((*args, *kwargs.values()), HandedGrad)).param_name
+            raise RuntimeError(
+                f"{_name_of(function)}: the gradient of {name!r} was handed to libfsdp, which sums it over ranks: "
+                "sharded.step(lr, max_norm=...) clips and steps, sharded.grad_norm() and sharded.read_grad(name) look "
+                "at gradients; an optimizer of torch has nothing to do"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **kwargs)
+
+    def __repr__(self):
+        return f"HandedGrad({self.param_name!r}, {tuple(self.shape)})"
+
+
+def _name_of(function):
+    return getattr(function, "__name__", None) or str(function)
+
+
+def refuse_use(name, function):
+    raise RuntimeError(
+        f"{_name_of(function)}: the weights of {name!r} are not unsharded: outside of the forward and backward passes of "
+        "the module they are in parts on all ranks. `with sharded.unsharded():` shows them, sharded.full_state_dict() "
+        "copies them out, sharded.load_full_state_dict() and module.load_state_dict() load them (each on every rank). An "
+        "optimizer of torch has nothing to do: sharded.step(lr) steps"
+    )

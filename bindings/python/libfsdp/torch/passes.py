@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backward passes: which weights they hold, and in which order groups are reduced.
+
+Every pass that gives a parameter a gradient reduces each group that trains once, in an order that is the same on all
+ranks: that in which they were declared, from the last to the first, until all ranks have seen another one. Only the group
+that is next is lent a buffer of the library, and no hook waits for a peer: what comes before its turn, or finds no buffer
+free, waits in torch's memory.
+"""
+
+import torch
+
+from ..constants import GradFlag, Phase
+from ..errors import InvalidState
+
+
+def current_task():
+    """The number of the backward pass that this thread is in, or -1."""
+    return torch._C._current_graph_task_id()
+
+
+class Passes:
+    def __init__(self, owner, layers):
+        self.owner, self.layers = owner, layers
+        self.order = list(reversed(layers))
+        self.tasks, self.held, self.queue, self.seen = [], {}, [], []
+        self.reduced_passes, self.is_broken = 0, False
+
+    def in_backward(self):
+        return current_task() != -1
+
+    def begin(self):
+        """At the first sign of a backward pass: its end is asked for."""
+        task = current_task()
+        if task in self.tasks:
+            return
+        self.require_sound()
+        if not self.tasks:
+            self.owner.check_grads_kept()
+            self.queue = [layer for layer in self.order if any(layer.trains)]
+            self.seen = []
+            for layer in self.queue:
+                layer.is_over = not layer.was_used
+        self.tasks.append(task)
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: self.end(task))
+
+    def require_sound(self):
+        if self.is_broken:
+            raise RuntimeError(
+                "a backward pass ended by an exception, so that some groups were reduced and others were not: call "
+                "sharded.discard() on every rank, and run the step again"
+            )
+
+    def note_forward(self):
+        """Outside of any backward pass: one that has not ended by now never will."""
+        if self.tasks and current_task() == -1:
+            self.is_broken = True
+            self.tasks = []
+            self.give_back_all()
+
+    # -- weights ------------------------------------------------------------------------------------------------
+
+    def hold(self, layer):
+        """The layer's weights stay until its last use ends, or the pass, or, where buffers are few, until others need
+        them: they come back when they are needed again."""
+        self.begin()
+        if layer in self.held:
+            self.held[layer] = self.held.pop(layer)  # the latest is the last
+            return
+        while True:
+            try:
+                layer.hold(Phase.BACKWARD)
+                break
+            except InvalidState:
+                if len(self.held) < 2:  # what was asked for last may be in use by this very operation
+                    raise
+                self.give_back(next(iter(self.held)))
+        self.held[layer] = True
+
+    def give_back(self, layer):
+        if self.held.pop(layer, None):
+            layer.give_back(Phase.BACKWARD)
+
+    def give_back_all(self):
+        for layer in list(self.held):
+            self.give_back(layer)
+
+    # -- gradients ----------------------------------------------------------------------------------------------
+
+    def end_uses(self, layer):
+        """Autograd has left the layer: what has not come by now will not come in this pass."""
+        if not self.in_backward():
+            return
+        self.give_back(layer)
+        if layer.arrived:
+            layer.is_over = True
+            self.advance(layer)
+
+    def advance(self, layer):
+        if layer.is_ready and layer not in self.seen:
+            self.seen.append(layer)
+        # Inside of a checkpoint that runs a backward pass of its own a gradient may come in parts.
+        if len(self.tasks) == 1:
+            self._reduce_ready(GradFlag.NO_WAIT)
+
+    def _reduce_ready(self, flags):
+        while self.queue:
+            layer = self.queue[0]
+            if not layer.put_waiting(flags) or not layer.is_ready:
+                return
+            layer.reduce()
+            self.queue.pop(0)
+
+    def end(self, task):
+        self.tasks.remove(task)
+        if self.tasks:
+            return
+        self.give_back_all()
+        if any(layer.arrived for layer in self.layers):
+            for layer in self.queue:
+                layer.is_over = True
+            self._reduce_ready(0)
+            # What has come again after its group was reduced, from a checkpoint that runs backward passes of its own.
+            self.queue = [layer for layer in self.order if layer.waiting]
+            self._reduce_ready(0)
+            self.reduced_passes += 1
+        for layer in self.layers:
+            layer.mark_grads()
+            layer.forget()
+        self.queue = []
+
+    def adopt_order(self, agree):
+        """The order that this pass has seen, if it is that of all ranks. agree(number): is it the same on all?"""
+        trained = [layer for layer in self.order if any(layer.trains)]
+        seen = [layer for layer in self.seen if layer in trained]
+        seen += [layer for layer in trained if layer not in seen]
+        number = 0
+        for layer in seen:
+            number = (number * 1000003 + self.layers.index(layer) + 1) % (1 << 52)
+        if agree(number) and seen != trained:
+            self.order = seen + [layer for layer in self.order if layer not in seen]
+
+    def start_step(self):
+        self.reduced_passes = 0
+        for layer in self.layers:
+            layer.open_uses, layer.was_used = 0, False
+
+    def discard(self):
+        self.give_back_all()
+        self.tasks, self.queue, self.is_broken = [], [], False
+        for layer in self.layers:
+            layer.forget()
+        self.start_step()

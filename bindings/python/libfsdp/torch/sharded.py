@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sharded module: the scope of its forward passes, and its steps."""
+
+import contextlib
+import os
+import threading
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .. import _abi
+from ..constants import MissingGrad, Phase, Role, ScheduleKind, Strategy, UnshardMode, ValueOp, ViewKind
+from ..errors import InvalidState, Mismatch
+from . import state
+from .division import divide
+from .layer import Layer, NotCopied
+from .parameter import HandedGrad
+from .passes import Passes, current_task
+from .saved import SavedWeights
+
+
+class Sharded(NotCopied):
+    """What shard() returns: model is the libfsdp.Model, module the module."""
+
+    def __init__(self, module, context, layers, no_decay, missing_grad, held_groups, options):
+        self.module, self.context = module, context
+        self._thread, self._depth, self._scope_holds = None, 0, {}
+        self._device = next(module.parameters()).device
+        self._on_host = self._device.type != "cuda"
+        self._mesh = options.get("mesh")
+        self._prefetches = options.get("prefetch_depth", 1) > 0
+        mapped = options.get("unshard_mode", UnshardMode.MAPPED if self._on_host else UnshardMode.COPIED)
+        if self._on_host:
+            options.setdefault("view_kind", ViewKind.PRIVATE)
+        self.model = context.create_model(**options)
+        self.layers = [
+            Layer(self, name, part, params, part is module) for name, part, params in divide(module, layers)
+        ]
+        self.root = next((layer for layer in self.layers if layer.is_root), None)
+        for layer in self.layers:
+            layer.declare(no_decay, missing_grad)
+        self.model.set_schedule(ScheduleKind.ANY, held_groups=held_groups)
+        self.model.seal()
+        is_debug = os.environ.get("FSDP_DEBUG", "0") not in ("", "0")
+        # Do weights come and go, or are they always there, at one address?
+        self.moves = bool(self.model.role_bytes(Role.GATHER)) or (is_debug and mapped == UnshardMode.MAPPED)
+        self.places = self._find_places()
+        self.saved, self.passes = SavedWeights(self), Passes(self, self.layers)
+        self._steps, self._order_steps = 0, 0
+        self._next, self._before, self._last = {}, {}, None
+        for layer in self.layers:
+            layer.load()
+        self.model.publish_weights(self.stream())
+        for layer in self.layers:
+            layer.attach()
+        self._hook()
+
+    def _find_places(self):
+        """{parameter: [(module, attribute)]}"""
+        places = {}
+        for part in self.module.modules():
+            for attribute, param in part._parameters.items():
+                if param is not None:
+                    places.setdefault(param, []).append((part, attribute))
+        return places
+
+    def _hook(self):
+        owners = {part for _, param in self.root.params for part, _ in self.places[param]} if self.root else set()
+        self._root_parts = owners | {self.module}
+        for part in self._root_parts:
+            part.register_forward_pre_hook(self._before_root, prepend=True)
+            part.register_forward_hook(self._after_root, always_call=True)
+        for layer in self.layers:
+            if not layer.is_root:
+                layer.hook()
+        dicts = state.StateDicts(self)
+        dicts.hook(self.module, [self.root] if self.root else [])
+        for layer in self.layers:
+            if not layer.is_root and layer.module is not self.module:
+                dicts.hook(layer.module, [layer])
+
+    def stream(self):
+        """The stream that torch works on now; None on the host."""
+        return None if self._on_host else torch.cuda.current_stream(self._device).cuda_stream
+
+    # -- forward ------------------------------------------------------------------------------------------------
+
+    def enter(self, module):
+        """A forward of the module, or of a part of it, begins."""
+        self._depth += 1
+        if self._depth > 1:
+            return
+        if current_task() == -1:
+            self._require_usual(module)
+            self.passes.note_forward()
+            self._follow_requires_grad()
+            self._last = None
+        if self.moves:
+            self.saved.enter()
+
+    def _require_usual(self, module):
+        if getattr(module, "_is_replica", False):
+            raise RuntimeError("a sharded module has no replicas: run a rank for each GPU in place of DataParallel")
+        thread = threading.get_ident()
+        if self._thread is None:
+            self._thread = thread
+        if self._thread != thread:
+            raise RuntimeError("a sharded module runs in the thread that ran it first: libfsdp has one thread a rank")
+
+    def leave(self):
+        self._depth -= 1
+        if self._depth:
+            return
+        self.saved.leave()
+        holds, self._scope_holds = self._scope_holds, {}
+        for layer, phase in holds.items():
+            layer.give_back(phase)
+
+    def hold_in_forward(self, layer, phase):
+        try:
+            layer.hold(phase)
+        except InvalidState as error:
+            if not self.moves or "held_groups" not in error.message:
+                raise
+            # What backward passes keep can come back later.
+            while self.passes.held:
+                self.passes.give_back(next(iter(self.passes.held)))
+                with contextlib.suppress(InvalidState):
+                    return layer.hold(phase)
+            error.message += "; shard(held_groups=...) sets it"
+            raise
+
+    def hold_in_scope(self, layer):
+        """Until the outermost forward ends."""
+        if layer in self._scope_holds:
+            return
+        layer.was_used = True
+        in_backward = current_task() != -1
+        phase = Phase.RECOMPUTE if in_backward else Phase.FORWARD if torch.is_grad_enabled() else Phase.EVAL
+        if in_backward and self.moves:
+            self.passes.hold(layer)
+        self.hold_in_forward(layer, phase)
+        self._scope_holds[layer] = phase
+        layer.check_untouched()
+
+    def reach(self, layer):
+        """Weights are used outside of their layer's forward. Unshards them if there is a pass whose end takes them."""
+        if current_task() != -1:
+            self.passes.hold(layer)
+        elif self._depth:
+            self.hold_in_scope(layer)
+        else:
+            return False
+        return True
+
+    def _before_root(self, part, args):
+        if part not in self._root_parts:
+            return
+        part.__dict__.setdefault("_fsdp_visits", []).append(True)  # the hook behind is called whatever fails here
+        self.enter(part)
+        if self.root:
+            self.hold_in_scope(self.root)
+
+    def _after_root(self, part, args, output):
+        if part not in self._root_parts or not part.__dict__.get("_fsdp_visits"):
+            return
+        part._fsdp_visits.pop()
+        if current_task() == -1 and torch.is_grad_enabled() and part is self.module:
+            for value in pytree.tree_leaves(output):
+                if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                    value.grad_fn.register_prehook(lambda grads: self.passes.begin())
+        self.leave()
+
+    # -- gathers ahead ------------------------------------------------------------------------------------------
+
+    def prefetch_after(self, layer, phase):
+        """The layers come in the order in which they came last."""
+        if not self.moves or phase == Phase.RECOMPUTE:
+            return
+        if self._last is not None and self._last is not layer:
+            self._next[self._last], self._before[layer] = layer, self._last
+        self._last = layer
+        if self._prefetches and layer in self._next:
+            self._next[layer].prefetch(phase)
+
+    def prefetch_before(self, layer):
+        if self._prefetches and layer in self._before:
+            self._before[layer].prefetch(Phase.BACKWARD)
+
+    # -- what users do to parameters ----------------------------------------------------------------------------
+
+    def _follow_requires_grad(self):
+        for layer in self.layers:
+            for index, (name, param) in enumerate(layer.params):
+                if param.requires_grad == layer.trains[index]:
+                    continue
+                if param.requires_grad and not layer.can_train[index]:
+                    raise RuntimeError(
+                        f"parameter {name!r} was frozen when the module was sharded, and has no optimizer state: shard it "
+                        "with requires_grad=True, and freeze it afterwards"
+                    )
+                if self.passes.reduced_passes:
+                    raise RuntimeError(
+                        f"requires_grad of {name!r} has changed between a backward pass and its step: change it after "
+                        "sharded.step()"
+                    )
+                layer.group.set_param_trainable(index, param.requires_grad)
+                layer.trains[index] = param.requires_grad
+
+    def check_grads_kept(self):
+        """zero_grad() after a backward pass would forget gradients that are in the sums of all ranks."""
+        if not self.passes.reduced_passes or self._has_markers():
+            return
+        raise RuntimeError(
+            "gradients were cleared (zero_grad) after a backward pass, but libfsdp has them already: call "
+            "sharded.discard() on every rank in place of zero_grad() to forget a step; after sharded.step() there is "
+            "nothing to clear"
+        )
+
+    def _has_markers(self):
+        return any(type(param.grad) is HandedGrad for layer in self.layers for _, param in layer.params)
+
+    def _clear_markers(self):
+        for layer in self.layers:
+            for _, param in layer.params:
+                if type(param.grad) is HandedGrad:
+                    param.grad = None
+
+    def take_writes(self):
+        """What was written into the module's parameters on this rank becomes the model's weights. Collective: every rank
+        must have written the same. Between steps."""
+        if self.moves:
+            raise RuntimeError("take_writes: copied weights are gone; use module.load_state_dict()")
+        values = {
+            (layer, index): param.detach().clone()
+            for layer in self.layers
+            for index, (_, param) in enumerate(layer.params)
+            if layer.is_touched(index)
+        }
+        self.drop_writes()
+        self.model.begin_update(self.stream())
+        for (layer, index), value in values.items():
+            param = layer.params[index][1]
+            layer.group.load_param(index, value.to(param.device, param.dtype).contiguous())
+        self.publish()
+
+    def drop_writes(self):
+        """The module's parameters show the model's weights again, whatever was written into them."""
+        for layer in self.layers:
+            for index, (_, param) in enumerate(layer.params):
+                for part, attribute in self.places[param]:
+                    part._parameters[attribute] = param
+                if not self.moves:
+                    layer.take_back(index)
+                else:
+                    layer.versions[index] = param._version
+            layer.group.restore_view()
+
+    # -- step ---------------------------------------------------------------------------------------------------
+
+    def finish(self, scale=1.0):
+        """The step's gradients are complete: what step() does first. Then the update window is open."""
+        self.passes.require_sound()
+        self.passes.note_forward()
+        self.passes.require_sound()
+        self.check_grads_kept()
+        self.model.finish_grads(scale, self.stream(), ends_all=True)
+
+    def step(self, lr, max_norm=None, scale=1.0, **options):
+        """After the last backward pass: AdamW, whose options are keywords. Returns the norm of the gradients where
+        max_norm is given. Collective."""
+        self.finish(scale)
+        norm = None if max_norm is None else self.model.clip_grads(max_norm, stream=self.stream())
+        self.model.step_adamw(lr, stream=self.stream(), **options)
+        self._end_step()
+        return norm
+
+    def _end_step(self):
+        self._clear_markers()
+        self._adopt_order()
+        self.passes.start_step()
+        self._show_written()
+
+    def _adopt_order(self):
+        """Ranks that have seen the groups come in one order reduce them in it from now on. They compare in the first
+        steps, and then now and then."""
+        self._steps += 1
+        if len(self.layers) < 2 or (self._steps > 4 and self._steps % 32):
+            return
+
+        def agree(number):
+            low, high = self.context.all_reduce_values([-float(number), float(number)], ValueOp.MAX, self._mesh)
+            return -low == high
+
+        self.passes.adopt_order(agree)
+
+    def publish(self):
+        """Closes the update window: the main weights become those that the module computes with."""
+        self.model.publish_weights(self.stream())
+        self._show_written()
+
+    def _show_written(self):
+        for layer in self.layers:
+            layer.mark_written()
+        if not self.moves:  # whatever reads them from here on comes after all ranks have written them
+            layer = self.layers[0]
+            layer.hold(Phase.EVAL)
+            layer.give_back(Phase.EVAL)
+
+    def discard(self):
+        """Forget a step that went wrong, on every rank."""
+        self.passes.discard()
+        self._clear_markers()
+        for param in self.module.parameters():
+            param.grad = None
+        self.model.discard_step(self.stream())
+
+    # -- values -------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def unsharded(self, *layers):
+        """`with sharded.unsharded():` the module's parameters have their weights, to be read. layers: modules that are a
+        group each; default: all, which must fit (held_groups)."""
+        held = [layer for layer in self.layers if not layers or layer.module in layers]
+        done = []
+        try:
+            for layer in held:
+                self.hold_in_forward(layer, Phase.EVAL)
+                done.append(layer)
+            yield self
+        finally:
+            for layer in done:
+                layer.give_back(Phase.EVAL)
+
+    def _param(self, name):
+        for layer in self.layers:
+            for index, (own, _) in enumerate(layer.params):
+                if own == name:
+                    return layer.group, index
+        raise KeyError(f"the sharded module has no parameter {name!r}")
+
+    def read_grad(self, name):
+        """The whole gradient of a parameter, fp32, on the host, after finish(). Collective."""
+        group, index = self._param(name)
+        return torch.from_numpy(group.read_grad(index))
+
+    def full_state_dict(self):
+        """{name: value} as module.state_dict() names them, parameters whole, fp32, and buffers, on the host. Collective."""
+        return state.full_state_dict(self)
+
+    def load_full_state_dict(self, values, strict=True):
+        """Between steps. Collective: every rank passes the same. Returns the names (missing, unexpected)."""
+        return state.load_full_state_dict(self, values, strict)
+
+    def save(self, folder, **options):
+        """A checkpoint of weights, optimizer state and buffers; keywords are the fields of fsdp_save_options. Collective."""
+        state.save(self, folder, options)
+
+    def load(self, folder, **options):
+        """From save(), or the weights and states of any checkpoint of libfsdp. Keywords are the fields of
+        fsdp_load_options. Collective."""
+        return state.load(self, folder, options)
+
+    def close(self):
+        self.model.close()

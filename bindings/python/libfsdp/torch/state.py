@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole values in and out: state dicts of the module, and its buffers beside the model in a checkpoint."""
+
+import io
+
+import torch
+
+from ..constants import EVERY_RANK, Dtype, Phase
+from ..errors import InvalidArgument
+
+
+class StateDicts:
+    """The hooks of module.state_dict() and module.load_state_dict(), of the root and of each layer."""
+
+    def __init__(self, owner):
+        self.owner, self.loading, self.saved = owner, [], []
+
+    def hook(self, module, layers):
+        """layers: those whose parameters the module's state dict has, and no smaller module's that is hooked."""
+        if self.owner.moves:
+            module.register_state_dict_pre_hook(lambda part, prefix, keep_vars: self.show(part, module, layers, keep_vars))
+            module.register_state_dict_post_hook(
+                lambda part, state, prefix, metadata: self.take(part, module, layers, state, prefix)
+            )
+        module.register_load_state_dict_pre_hook(
+            lambda part, state, prefix, *rest: self.begin_load(part, module, layers)
+        )
+        module.register_load_state_dict_post_hook(lambda part, keys: self.end_load(part, module, layers))
+
+    # -- out: where weights come and go -------------------------------------------------------------------------
+
+    def show(self, part, module, layers, keep_vars):
+        if part is not module:
+            return
+        if keep_vars:
+            raise RuntimeError("state_dict(keep_vars=True): the parameters have weights while they are unsharded only")
+        for layer in layers:
+            layer.hold(Phase.EVAL)
+
+    def take(self, part, module, layers, state, prefix):
+        """What is taken along are copies: the weights are gone when the call returns."""
+        if part is not module:
+            return
+        for name in [name for name in state if name.startswith(prefix)]:
+            place = self.owner.saved.find(state[name]) if isinstance(state[name], torch.Tensor) else None
+            if place and place[0] in layers:
+                state[name] = state[name].clone()
+        for layer in layers:
+            layer.give_back(Phase.EVAL)
+
+    # -- in -----------------------------------------------------------------------------------------------------
+
+    def begin_load(self, part, module, layers):
+        """Until the load ends the parameters are tensors of torch, which may be written into."""
+        if part is not module:
+            return
+        lent = [
+            (layer, index, param, torch.empty(param.shape, dtype=param.dtype, device=param.device))
+            for layer in layers
+            for index, (_, param) in enumerate(layer.params)
+        ]
+        if not self.loading:
+            self.owner.model.begin_update(self.owner.stream())
+        opened = []
+        for layer, index, param, memory in lent:
+            layer.lend(param, memory)
+            opened.append((layer, index, param, param._version))
+        self.loading.append(opened)
+
+    def end_load(self, part, module, layers):
+        if part is not module:
+            return
+        for layer, index, param, version in self.loading.pop():
+            values = self._find_assigned(layer, index)
+            if values is None and param._version != version:
+                values = param.data
+            if values is not None:
+                layer.group.load_param(index, values.detach().to(param.dtype).contiguous(), EVERY_RANK)
+            layer.take_back(index)
+        if not self.loading:
+            self.owner.publish()
+
+    def _find_assigned(self, layer, index):
+        """load_state_dict(assign=True) has put another parameter into the module: its values, and ours is put back."""
+        name, param = layer.params[index]
+        values = None
+        for owner, attribute in self.owner.places[param]:
+            if (found := owner._parameters.get(attribute)) is not param:
+                values = found if found is not None else values
+                owner._parameters[attribute] = param
+        return values
+
+
+def full_state_dict(owner):
+    """{name: value} as module.state_dict() names them, of parameters whole and in the precision of the main weights, and of
+    buffers; on the host. Collective: every rank gets it."""
+    found = {}
+    for layer in owner.layers:
+        for index, (_, param) in enumerate(layer.params):
+            dtype = Dtype.UINT8 if param.dtype == torch.uint8 else Dtype.FLOAT32
+            found[param] = torch.from_numpy(layer.group.read_param(index, dtype))
+    state = {}
+    for path, part in owner.module.named_modules():
+        prefix = path + "." if path else ""
+        for name, param in part._parameters.items():
+            if param is not None:
+                state[prefix + name] = found[param]
+        for name, buffer in part._buffers.items():
+            if buffer is not None and name not in part._non_persistent_buffers_set:
+                state[prefix + name] = buffer.detach().cpu().clone()
+    return state
+
+
+def load_full_state_dict(owner, state, strict=True):
+    """Collective: every rank passes the same."""
+    wanted = full_names(owner)
+    missing, unexpected = [name for name in wanted if name not in state], [name for name in state if name not in wanted]
+    if strict and (missing or unexpected):
+        raise KeyError(f"load_full_state_dict: missing {missing}, unexpected {unexpected}")
+    shapes = {
+        name: (tuple(state[name].shape), tuple(wanted[name].shape))
+        for name in wanted
+        if name in state and state[name].shape != wanted[name].shape
+    }
+    if shapes:
+        raise ValueError(f"load_full_state_dict: shapes differ (given, the module's): {shapes}")
+    owner.model.begin_update(owner.stream())
+    for layer in owner.layers:
+        for index, (name, param) in enumerate(layer.params):
+            if name in state:
+                layer.group.load_param(index, state[name].detach().cpu().contiguous(), EVERY_RANK)
+    owner.publish()
+    with torch.no_grad():
+        for name, buffer in _buffers(owner.module):
+            if name in state:
+                buffer.copy_(state[name])
+    return missing, unexpected
+
+
+def full_names(owner):
+    """{name: parameter or buffer} as module.state_dict() names them."""
+    names = {name: param for name, param in owner.module.named_parameters(remove_duplicate=False)}
+    names.update(_buffers(owner.module))
+    return names
+
+
+def _buffers(module):
+    for path, part in module.named_modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None and name not in part._non_persistent_buffers_set:
+                yield (path + "." if path else "") + name, buffer
+
+
+BUFFERS = "torch.buffers"
+
+
+def save(owner, folder, options):
+    """A checkpoint of the model and, in bytes of their own, the module's buffers as torch.save writes them."""
+    buffers = io.BytesIO()
+    torch.save({name: buffer.detach().cpu() for name, buffer in _buffers(owner.module)}, buffers)
+    with owner.context.begin_checkpoint(folder, **options) as checkpoint:
+        checkpoint.add_model(owner.model)
+        checkpoint.add_bytes(BUFFERS, buffers.getvalue())
+        checkpoint.commit()
+        checkpoint.wait()
+
+
+def load(owner, folder, options):
+    owner.model.begin_update(owner.stream())
+    with owner.context.open_checkpoint(folder) as checkpoint:
+        loaded = checkpoint.load_model(owner.model, **options)
+        try:
+            saved = checkpoint.read_bytes(BUFFERS)
+        except InvalidArgument:
+            saved = None  # a checkpoint of another program: its model alone
+    owner.publish()
+    if saved:
+        kept = torch.load(io.BytesIO(saved), weights_only=True)
+        with torch.no_grad():
+            for name, buffer in _buffers(owner.module):
+                if name in kept:
+                    buffer.copy_(kept[name])
+    return loaded
