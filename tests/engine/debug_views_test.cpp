@@ -97,6 +97,7 @@ TEST_F(DebugViews, NameTheGroupOfEveryViewAndGradient) {
         for (uint32_t ranks = 1; ranks <= most_ranks; ++ranks) {
           Scenario setup = debug_scenario(strategy, ranks, mode);
           setup.schedule = schedule;
+          if (schedule == FSDP_SCHEDULE_SEQUENTIAL) setup.model.view_kind = FSDP_VIEWS_PRIVATE;
           SCOPED_TRACE("schedule " + std::to_string(schedule) + ", strategy " + std::to_string(strategy) + ", mode " +
                        std::to_string(mode) + ", ranks " + std::to_string(ranks));
           const bool gathers = strategy == FSDP_STRATEGY_OPTIM_GRADS_PARAMS;
