@@ -87,7 +87,7 @@ const std::map<std::string, std::vector<Field>> table = {
       {"optimizer", {1, 2}, {-1, 3}},
       {"max_pending_groups", {1, 100}, {}},
       {"prefetch_depth", {1, 100}, {}},
-      {"reserved", {}, {1}},
+      {"view_kind", {1, 2}, {-1, 3}},
       {"prefetch_bytes", {1, 9e15}, {}},
       {"save_staging_bytes", {33554432, 1e10}, {1, 33554431}},
       {"scale_rounding", {1, 2}, {-1, 3}},
@@ -362,6 +362,7 @@ struct Default {
 const Default defaults[] = {
     {"fsdp_model_options", "strategy", FSDP_STRATEGY_OPTIM_GRADS_PARAMS, FSDP_STRATEGY_OPTIM_GRADS},
     {"fsdp_model_options", "unshard_mode", FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED},
+    {"fsdp_model_options", "view_kind", FSDP_VIEWS_READ_ONLY, FSDP_VIEWS_PRIVATE},
     {"fsdp_model_options", "grad_op", FSDP_GRAD_OP_MEAN, FSDP_GRAD_OP_SUM},
     {"fsdp_model_options", "reduce_policy", FSDP_REDUCE_POLICY_EACH, FSDP_REDUCE_POLICY_LAST},
     {"fsdp_model_options", "optimizer", FSDP_OPTIMIZER_ADAMW, FSDP_OPTIMIZER_CALLER},

@@ -47,6 +47,7 @@ TEST_F(MisusedModel, EnumFields) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create_with(&Options::reduce_dtype, 99), "reduce_dtype is 99");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create_with(&Options::grad_op, 4), "grad_op is 4");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create_with(&Options::unshard_mode, 3), "unshard_mode is 3", "[1, 2]");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create_with(&Options::view_kind, 3), "view_kind is 3", "[1, 2]");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create_with(&Options::reduce_policy, 3), "reduce_policy is 3");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create_with(&Options::optimizer, 3), "optimizer is 3");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create_with(&Options::flags, 0x100u), "fsdp_model_options.flags", "0x100");
