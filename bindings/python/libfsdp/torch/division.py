@@ -81,6 +81,10 @@ def _check_param(name, param):
             f"libfsdp.torch.shard: parameter {name!r} is sharded already: shard() a module once, and close() what it "
             "returned before it is sharded anew"
         )
+    if torch.nn.parameter.is_lazy(param):
+        raise ValueError(
+            f"libfsdp.torch.shard: parameter {name!r} is lazy and has no shape yet: run the module once before shard()"
+        )
     if param.is_meta:
         raise ValueError(
             f"libfsdp.torch.shard: parameter {name!r} is on the meta device and has no values: module.to_empty() and "

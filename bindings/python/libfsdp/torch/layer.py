@@ -22,6 +22,20 @@ DTYPES = {
 }
 
 
+def refuse_tracing():
+    """torch.compile then leaves the hooks out of its graph, or, if the graph must be whole, tells this."""
+    raise RuntimeError(
+        "libfsdp unshards weights in hooks, which are no part of a graph: compile functions or modules inside of a layer, "
+        "or without fullgraph"
+    )
+
+
+def refuse_replica(module):
+    """A copy of a sharded module has parameters of its own, and is none of ours; a replica has ours."""
+    if getattr(module, "_is_replica", False):
+        raise RuntimeError("a sharded module has no replicas: run a rank for each GPU in place of DataParallel")
+
+
 class NotCopied:
     """A part of a sharded module that a copy of the module has no part in."""
 
@@ -284,8 +298,10 @@ class Layer(NotCopied):
         self.module.register_forward_hook(self.after_forward, always_call=True)
 
     def before_forward(self, module, args, kwargs):
-        if module is not self.module:  # a copy of the module: its parameters are its own
-            return
+        if torch.compiler.is_compiling():
+            refuse_tracing()
+        if module is not self.module:
+            return refuse_replica(module)
         visit = Visit()
         self.visits.append(visit)
         visit.entered = True  # after_forward is called whatever fails from here on
@@ -359,6 +375,8 @@ class Layer(NotCopied):
         """autograd has added up a gradient."""
         self.owner.passes.begin()
         grad, param.grad = param.grad, None
+        if grad.layout != torch.strided:
+            grad = grad.to_dense()
         if not self.trains[index]:
             return
         if index in self.waiting:

@@ -3,6 +3,7 @@
 
 import contextlib
 import os
+import sys
 import threading
 
 import torch
@@ -13,7 +14,7 @@ from ..constants import MissingGrad, Phase, Role, ScheduleKind, Strategy, Unshar
 from ..errors import InvalidState, Mismatch
 from . import state
 from .division import divide
-from .layer import Layer, NotCopied
+from .layer import Layer, NotCopied, refuse_replica, refuse_tracing
 from .parameter import HandedGrad
 from .passes import Passes, current_task
 from .saved import SavedWeights
@@ -91,16 +92,17 @@ class Sharded(NotCopied):
         if self._depth > 1:
             return
         if current_task() == -1:
-            self._require_usual(module)
+            self._require_usual()
             self.passes.note_forward()
             self._follow_requires_grad()
             self._last = None
         if self.moves:
             self.saved.enter()
 
-    def _require_usual(self, module):
-        if getattr(module, "_is_replica", False):
-            raise RuntimeError("a sharded module has no replicas: run a rank for each GPU in place of DataParallel")
+    def _require_usual(self):
+        compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+        if compiled and compiled.compiled_autograd_enabled:
+            raise RuntimeError("compiled autograd does not run the hooks of a sharded module: train it in eager mode")
         thread = threading.get_ident()
         if self._thread is None:
             self._thread = thread
@@ -154,8 +156,10 @@ class Sharded(NotCopied):
         return True
 
     def _before_root(self, part, args):
+        if torch.compiler.is_compiling():
+            refuse_tracing()
         if part not in self._root_parts:
-            return
+            return refuse_replica(part)
         part.__dict__.setdefault("_fsdp_visits", []).append(True)  # the hook behind is called whatever fails here
         self.enter(part)
         if self.root:
