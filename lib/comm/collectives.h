@@ -127,6 +127,7 @@ struct Tag {
   // For who makes one call of several collectives: that call, which messages name in their stead. Copied by the call
   // too.
   const Fingerprint *call = nullptr;
+  const char *note = "";  // follows the name in messages, and is not compared; copied too
 };
 
 // A collective that was enqueued. released: every rank has read what it reads of this rank's sources.

@@ -39,9 +39,10 @@ void Fingerprint::start(Operation op, const Tag &tag) noexcept {
   dtype = 0;
   hash = mix(mix(1, static_cast<uint64_t>(op)), tag.what);
   for (const char *c = tag.name; *c; ++c) hash = mix(hash, static_cast<unsigned char>(*c));
-  const size_t length = ::strnlen(tag.name, sizeof name - 1);
+  const size_t note = ::strnlen(tag.note, sizeof name - 1), length = ::strnlen(tag.name, sizeof name - 1 - note);
   std::memcpy(name, tag.name, length);
-  name[length] = '\0';
+  std::memcpy(name + length, tag.note, note);
+  name[length + note] = '\0';
 }
 
 void Fingerprint::add_span(fsdp_dtype of, fsdp_dtype wire_dtype, uint64_t count) noexcept {

@@ -22,7 +22,7 @@ struct Fingerprint {
   uint64_t hash;      // of all that must agree, also each span's length
   uint64_t call;      // of a call made of several collectives: its number + 1; else 0
   fsdp_dtype dtype;
-  char name[52];  // may be cut
+  char name[52];  // may be cut; with its note
 
   void start(Operation operation, const Tag &tag) noexcept;
   static Fingerprint of(Operation operation, const Tag &tag) noexcept {
